@@ -1,0 +1,22 @@
+//! Length checks at the door: past them, every index is in bounds.
+
+use crate::KernelError;
+
+/// Proves that a slice of `found` elements has the shape `dims`.
+pub(crate) fn length(name: &'static str, found: usize, dims: &[usize]) -> Result<(), KernelError> {
+    let expected = dims.iter().fold(1, |product: usize, &dim| product.saturating_mul(dim));
+    if found == expected { Ok(()) } else { Err(KernelError::Length { name, expected, found }) }
+}
+
+/// As [`length`], for a parameter that may be absent.
+pub(crate) fn optional_length(name: &'static str, found: Option<usize>, dims: &[usize]) -> Result<(), KernelError> {
+    found.map_or(Ok(()), |found| length(name, found, dims))
+}
+
+/// Refuses the first size that is 0.
+pub(crate) fn at_least_one(sizes: &[(&'static str, usize)]) -> Result<(), KernelError> {
+    match sizes.iter().find(|(_, size)| *size == 0) {
+        Some(&(symbol, _)) => Err(KernelError::Empty { symbol }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,120 @@
+//! `MoACrossAttention`.
+
+use moa_schema::{CrossAttentionAttributes, CrossAttentionDims};
+
+use crate::attention::Attention;
+use crate::check::{at_least_one, length, optional_length};
+use crate::projection::AttentionExperts;
+use crate::routing::{RouterInputs, Routing};
+use crate::{KernelError, ThreadPool};
+
+/// Inputs of [`cross_attention`], row-major.
+#[derive(Debug, Clone, Copy)]
+pub struct CrossAttentionInputs<'a> {
+    /// `[B, T, C]`.
+    pub hidden_states: &'a [f32],
+    /// `[B, G, S, D]`.
+    pub key: &'a [f32],
+    /// `[B, G, S, D]`.
+    pub value: &'a [f32],
+    /// `[B, S]`, 0 where the key is masked.
+    pub key_mask: &'a [i32],
+    /// `[B, T]`, 0 where the query is padding.
+    pub query_mask: &'a [i32],
+    /// `[C, E]`.
+    pub router_weight: &'a [f32],
+    /// `[E, C, G * D]`.
+    pub query_weight: &'a [f32],
+    /// `[E, G * D, C]`.
+    pub output_weight: &'a [f32],
+    /// `[C]`.
+    pub output_bias: Option<&'a [f32]>,
+}
+
+/// Outputs of [`cross_attention`], row-major; `None` where nobody asks for the value.
+#[derive(Debug)]
+pub struct CrossAttentionOutputs<'a> {
+    /// `[B, T, C]`.
+    pub output: &'a mut [f32],
+    /// `[B, T, k]`, falling score, ties by lower expert; `0 .. k` for a skipped query.
+    pub topk_indices: Option<&'a mut [i64]>,
+    /// `[B, T, k]`, in the order of `topk_indices`; 0 for a skipped query.
+    pub topk_weights: Option<&'a mut [f32]>,
+}
+
+/// Cross-attention layer over keys and values that were projected once per source.
+///
+/// # Errors
+///
+/// [`KernelError::Length`], [`KernelError::Empty`] or [`KernelError::TopK`] where a slice or `top_k` does not fit `dims`;
+/// [`KernelError::RouterLogits`] where a logit of a routed token is NaN or infinite.
+pub fn cross_attention(
+    dims: &CrossAttentionDims,
+    attributes: &CrossAttentionAttributes,
+    inputs: &CrossAttentionInputs<'_>,
+    outputs: &mut CrossAttentionOutputs<'_>,
+    pool: &dyn ThreadPool,
+) -> Result<(), KernelError> {
+    check(dims, inputs, outputs)?;
+    let experts = AttentionExperts {
+        query_weight: inputs.query_weight,
+        output_weight: inputs.output_weight,
+        output_bias: inputs.output_bias,
+        tokens: dims.tokens,
+        width: dims.width,
+        kv_heads: dims.kv_heads,
+        head: dims.head,
+    };
+    let router = RouterInputs {
+        hidden_states: inputs.hidden_states,
+        router_weight: inputs.router_weight,
+        tokens_per_row: dims.tokens,
+        width: dims.width,
+        experts: dims.experts,
+        top_k: dims.top_k,
+        gate_mode: attributes.gate_mode,
+    };
+    let routed = inputs.query_mask.iter().map(|&mask| mask != 0 || !attributes.skip_padded_queries).collect();
+    let routing = Routing::new(pool, &router, routed)?;
+    let queries = experts.project_queries(pool, &routing, inputs.hidden_states);
+    let attended = Attention {
+        routing: &routing,
+        queries: &queries,
+        key: inputs.key,
+        value: inputs.value,
+        key_mask: inputs.key_mask,
+        rotary: None,
+        causal_past: None,
+        scale: attributes.scale,
+        batch: dims.batch,
+        tokens: dims.tokens,
+        keys: dims.keys,
+        kv_heads: dims.kv_heads,
+        head: dims.head,
+    }
+    .compute(pool);
+    experts.project_back(pool, &routing, &attended, outputs.output);
+    routing.export(outputs.topk_indices.as_deref_mut(), outputs.topk_weights.as_deref_mut());
+    Ok(())
+}
+
+fn check(
+    dims: &CrossAttentionDims,
+    inputs: &CrossAttentionInputs<'_>,
+    outputs: &CrossAttentionOutputs<'_>,
+) -> Result<(), KernelError> {
+    let CrossAttentionDims { batch, tokens, keys, width, experts, top_k, kv_heads, head } = *dims;
+    at_least_one(&[("B", batch), ("T", tokens), ("C", width), ("G", kv_heads), ("D", head)])?;
+    length("hidden_states", inputs.hidden_states.len(), &[batch, tokens, width])?;
+    length("key", inputs.key.len(), &[batch, kv_heads, keys, head])?;
+    length("value", inputs.value.len(), &[batch, kv_heads, keys, head])?;
+    length("key_mask", inputs.key_mask.len(), &[batch, keys])?;
+    length("query_mask", inputs.query_mask.len(), &[batch, tokens])?;
+    length("router_weight", inputs.router_weight.len(), &[width, experts])?;
+    length("query_weight", inputs.query_weight.len(), &[experts, width, kv_heads, head])?;
+    length("output_weight", inputs.output_weight.len(), &[experts, kv_heads, head, width])?;
+    optional_length("output_bias", inputs.output_bias.map(<[_]>::len), &[width])?;
+    length("output", outputs.output.len(), &[batch, tokens, width])?;
+    optional_length("topk_indices", outputs.topk_indices.as_ref().map(|o| o.len()), &[batch, tokens, top_k])?;
+    optional_length("topk_weights", outputs.topk_weights.as_ref().map(|o| o.len()), &[batch, tokens, top_k])
+}

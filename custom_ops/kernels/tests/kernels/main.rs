@@ -1,0 +1,10 @@
+//! The kernels against a naive f64 implementation, on random shapes, masks and routings.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+
+mod attention_reference;
+mod cross_attention;
+mod feed_forward;
+mod refusals;
+mod routing_reference;
+mod self_attention;
+mod support;

@@ -1,0 +1,105 @@
+//! What the kernels refuse, and how.
+
+use moa_kernels::{KernelError, SelfAttentionInputs, SelfAttentionOutputs, Sequential, self_attention};
+use moa_schema::SelfAttentionDims;
+
+use crate::self_attention::{Case, Rotation};
+use crate::support::Random;
+
+const DIMS: SelfAttentionDims =
+    SelfAttentionDims { batch: 2, tokens: 3, past: 2, width: 4, experts: 3, top_k: 2, kv_heads: 2, head: 4 };
+
+fn case() -> Case {
+    let mut case = Case::random(&mut Random(1), DIMS);
+    case.attributes.skip_padded_queries = false;
+    case.output_bias = Some(vec![0.5; 4]);
+    case.rotation = Some(Rotation { cos: vec![1.0; 6], sin: vec![0.0; 6], position_ids: vec![2; 6] });
+    case
+}
+
+fn refusal(case: &Case, change: impl FnOnce(&mut SelfAttentionInputs<'_>)) -> Option<KernelError> {
+    let mut inputs = case.inputs();
+    change(&mut inputs);
+    let mut output = vec![0.0; 2 * 3 * 4];
+    let mut outputs = SelfAttentionOutputs {
+        output: &mut output,
+        present_key: None,
+        present_value: None,
+        topk_indices: None,
+        topk_weights: None,
+    };
+    self_attention(&case.dims, &case.attributes, &inputs, &mut outputs, &Sequential).err()
+}
+
+#[test]
+fn well_formed_input_is_accepted() {
+    assert_eq!(refusal(&case(), |_| {}), None);
+}
+
+#[test]
+fn every_short_slice_is_named() {
+    let case = case();
+    let length = |name, expected, found| Some(KernelError::Length { name, expected, found });
+    assert_eq!(refusal(&case, |i| i.hidden_states = &i.hidden_states[1..]), length("hidden_states", 24, 23));
+    assert_eq!(refusal(&case, |i| i.attention_mask = &i.attention_mask[1..]), length("attention_mask", 10, 9));
+    assert_eq!(refusal(&case, |i| i.router_weight = &i.router_weight[1..]), length("router_weight", 12, 11));
+    assert_eq!(refusal(&case, |i| i.query_weight = &i.query_weight[1..]), length("query_weight", 96, 95));
+    assert_eq!(refusal(&case, |i| i.kv_weight = &i.kv_weight[1..]), length("kv_weight", 64, 63));
+    assert_eq!(refusal(&case, |i| i.output_weight = &i.output_weight[1..]), length("output_weight", 96, 95));
+    assert_eq!(refusal(&case, |i| i.output_bias = Some(&[0.0])), length("output_bias", 4, 1));
+    assert_eq!(refusal(&case, |i| i.past_key = None), length("past_key", 32, 0));
+    assert_eq!(refusal(&case, |i| i.past_value = Some(&[0.0])), length("past_value", 32, 1));
+    assert_eq!(refusal(&case, |i| i.sin_cache = Some(&[0.0; 4])), length("sin_cache", 6, 4));
+    assert_eq!(refusal(&case, |i| i.position_ids = Some(&[0])), length("position_ids", 6, 1));
+}
+
+#[test]
+fn short_outputs_are_named() {
+    let case = case();
+    let mut output = vec![0.0; 24];
+    let mut topk_weights = vec![0.0; 11];
+    let mut outputs = SelfAttentionOutputs {
+        output: &mut output,
+        present_key: None,
+        present_value: None,
+        topk_indices: None,
+        topk_weights: Some(&mut topk_weights),
+    };
+    let error = self_attention(&case.dims, &case.attributes, &case.inputs(), &mut outputs, &Sequential).err();
+    assert_eq!(error, Some(KernelError::Length { name: "topk_weights", expected: 12, found: 11 }));
+}
+
+#[test]
+fn router_logits_that_are_no_numbers_name_their_token() {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut case = case();
+        case.hidden_states[4 * 4 + 1] = bad;
+        let error = refusal(&case, |_| {});
+        assert_eq!(error, Some(KernelError::RouterLogits { batch: 1, token: 1 }));
+        assert_eq!(error.unwrap().to_string(), "the router logits of batch 1, token 1 are not finite");
+    }
+}
+
+#[test]
+fn a_position_outside_the_cache_is_named() {
+    for position in [3, -1, i64::MIN] {
+        let mut case = case();
+        if let Some(rotation) = case.rotation.as_mut() {
+            rotation.position_ids[5] = position;
+        }
+        let expected = KernelError::Position { batch: 1, token: 2, position, positions: 3 };
+        assert_eq!(refusal(&case, |_| {}), Some(expected));
+    }
+}
+
+#[test]
+fn sizes_of_zero_and_top_k_beyond_the_experts_are_named() {
+    let mut wrong = case();
+    wrong.dims.head = 0;
+    assert_eq!(refusal(&wrong, |_| {}), Some(KernelError::Empty { symbol: "D" }));
+    for top_k in [0, 4] {
+        let mut wrong = case();
+        wrong.dims.top_k = top_k;
+        assert_eq!(refusal(&wrong, |_| {}), Some(KernelError::TopK { top_k, experts: 3 }));
+    }
+}

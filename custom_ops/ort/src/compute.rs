@@ -1,0 +1,116 @@
+//! From the tensors of one call to a kernel.
+
+use moa_kernels::{
+    CrossAttentionInputs, CrossAttentionOutputs, FeedForwardInputs, FeedForwardOutputs, KernelError,
+    SelfAttentionInputs, SelfAttentionOutputs, ThreadPool,
+};
+use moa_schema::{
+    CrossAttentionAttributes, CrossAttentionDims, FeedForwardAttributes, FeedForwardDims, SelfAttentionAttributes,
+    SelfAttentionDims, ShapeError, cross_attention as cross, feed_forward as ffn, self_attention as own,
+};
+
+use crate::attributes::Attributes;
+use crate::failure::{Failure, catch};
+use crate::ffi::{Call, Inputs};
+
+impl From<ShapeError> for Failure {
+    fn from(error: ShapeError) -> Self {
+        Self::argument(error.to_string())
+    }
+}
+
+impl From<KernelError> for Failure {
+    fn from(error: KernelError) -> Self {
+        Self::argument(error.to_string())
+    }
+}
+
+/// Computes one node once.
+pub(crate) fn run(attributes: &Attributes, call: Call<'_>) -> Result<(), Failure> {
+    match attributes {
+        Attributes::SelfAttention(attributes) => self_attention(attributes, call),
+        Attributes::CrossAttention(attributes) => cross_attention(attributes, call),
+        Attributes::FeedForward(attributes) => feed_forward(attributes, call),
+    }
+}
+
+fn self_attention(attributes: &SelfAttentionAttributes, call: Call<'_>) -> Result<(), Failure> {
+    let Call { inputs, outputs, pool } = call;
+    let dims = SelfAttentionDims::new(&inputs.shapes(), attributes)?;
+    let SelfAttentionDims { batch, tokens, past, width, top_k, kv_heads, head, .. } = dims;
+    let cache = [batch, kv_heads, past + tokens, head];
+    let chosen = [batch, tokens, top_k];
+    let mut outputs = outputs.allocate(&inputs, &[&[batch, tokens, width], &cache, &cache, &chosen, &chosen])?;
+    let given = SelfAttentionInputs {
+        hidden_states: inputs.floats(own::HIDDEN_STATES)?,
+        attention_mask: inputs.ints(own::ATTENTION_MASK)?,
+        router_weight: inputs.floats(own::ROUTER_WEIGHT)?,
+        query_weight: inputs.floats(own::QUERY_WEIGHT)?,
+        kv_weight: inputs.floats(own::KV_WEIGHT)?,
+        output_weight: inputs.floats(own::OUTPUT_WEIGHT)?,
+        output_bias: inputs.optional(own::OUTPUT_BIAS, Inputs::floats)?,
+        past_key: inputs.optional(own::PAST_KEY, Inputs::floats)?,
+        past_value: inputs.optional(own::PAST_VALUE, Inputs::floats)?,
+        cos_cache: inputs.optional(own::COS_CACHE, Inputs::floats)?,
+        sin_cache: inputs.optional(own::SIN_CACHE, Inputs::floats)?,
+        position_ids: inputs.optional(own::POSITION_IDS, Inputs::longs)?,
+    };
+    let mut wanted = SelfAttentionOutputs {
+        output: outputs.required_floats(own::OUTPUT)?,
+        present_key: outputs.floats(own::PRESENT_KEY)?,
+        present_value: outputs.floats(own::PRESENT_VALUE)?,
+        topk_indices: outputs.longs(own::TOPK_INDICES)?,
+        topk_weights: outputs.floats(own::TOPK_WEIGHTS)?,
+    };
+    pool.finish(catch(|| {
+        Ok(moa_kernels::self_attention(&dims, attributes, &given, &mut wanted, &pool as &dyn ThreadPool)?)
+    }))
+}
+
+fn cross_attention(attributes: &CrossAttentionAttributes, call: Call<'_>) -> Result<(), Failure> {
+    let Call { inputs, outputs, pool } = call;
+    let dims = CrossAttentionDims::new(&inputs.shapes(), attributes)?;
+    let chosen = [dims.batch, dims.tokens, dims.top_k];
+    let mut outputs = outputs.allocate(&inputs, &[&[dims.batch, dims.tokens, dims.width], &chosen, &chosen])?;
+    let given = CrossAttentionInputs {
+        hidden_states: inputs.floats(cross::HIDDEN_STATES)?,
+        key: inputs.floats(cross::KEY)?,
+        value: inputs.floats(cross::VALUE)?,
+        key_mask: inputs.ints(cross::KEY_MASK)?,
+        query_mask: inputs.ints(cross::QUERY_MASK)?,
+        router_weight: inputs.floats(cross::ROUTER_WEIGHT)?,
+        query_weight: inputs.floats(cross::QUERY_WEIGHT)?,
+        output_weight: inputs.floats(cross::OUTPUT_WEIGHT)?,
+        output_bias: inputs.optional(cross::OUTPUT_BIAS, Inputs::floats)?,
+    };
+    let mut wanted = CrossAttentionOutputs {
+        output: outputs.required_floats(cross::OUTPUT)?,
+        topk_indices: outputs.longs(cross::TOPK_INDICES)?,
+        topk_weights: outputs.floats(cross::TOPK_WEIGHTS)?,
+    };
+    pool.finish(catch(|| {
+        Ok(moa_kernels::cross_attention(&dims, attributes, &given, &mut wanted, &pool as &dyn ThreadPool)?)
+    }))
+}
+
+fn feed_forward(attributes: &FeedForwardAttributes, call: Call<'_>) -> Result<(), Failure> {
+    let Call { inputs, outputs, pool } = call;
+    let dims = FeedForwardDims::new(&inputs.shapes(), attributes)?;
+    let chosen = [dims.batch, dims.tokens, dims.top_k];
+    let mut outputs = outputs.allocate(&inputs, &[&[dims.batch, dims.tokens, dims.width], &chosen, &chosen])?;
+    let given = FeedForwardInputs {
+        hidden_states: inputs.floats(ffn::HIDDEN_STATES)?,
+        router_weight: inputs.floats(ffn::ROUTER_WEIGHT)?,
+        input_weight: inputs.floats(ffn::INPUT_WEIGHT)?,
+        output_weight: inputs.floats(ffn::OUTPUT_WEIGHT)?,
+        output_bias: inputs.optional(ffn::OUTPUT_BIAS, Inputs::floats)?,
+    };
+    let mut wanted = FeedForwardOutputs {
+        output: outputs.required_floats(ffn::OUTPUT)?,
+        topk_indices: outputs.longs(ffn::TOPK_INDICES)?,
+        topk_weights: outputs.floats(ffn::TOPK_WEIGHTS)?,
+    };
+    pool.finish(catch(|| {
+        Ok(moa_kernels::feed_forward(&dims, attributes, &given, &mut wanted, &pool as &dyn ThreadPool)?)
+    }))
+}

@@ -1,0 +1,96 @@
+//! Errors on their way to an `OrtStatus`, and panics caught on the way.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Whose fault it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The model or the values fed to it.
+    Argument,
+    /// The runtime, which is too old or refused a call.
+    Runtime,
+    /// This library.
+    Bug,
+}
+
+/// Why a callback failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) fault: Fault,
+    pub(crate) text: String,
+}
+
+impl Failure {
+    pub(crate) fn argument(text: impl Into<String>) -> Self {
+        Self { fault: Fault::Argument, text: text.into() }
+    }
+
+    pub(crate) fn runtime(text: impl Into<String>) -> Self {
+        Self { fault: Fault::Runtime, text: text.into() }
+    }
+
+    /// Says at which node it happened; a text that already starts with the operator does not repeat it.
+    pub(crate) fn at_node(self, operator: &str, node: &str) -> Self {
+        let text = self.text.strip_prefix(operator).and_then(|text| text.strip_prefix(": ")).unwrap_or(&self.text);
+        Self { text: format!("{operator} node `{node}`: {text}"), ..self }
+    }
+}
+
+/// Runs `body`; a panic becomes a [`Fault::Bug`].
+pub(crate) fn catch<T>(body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
+        let text = format!("internal error: {}", panic_text(&*payload));
+        // Dropping a payload of unknown type could panic again.
+        std::mem::forget(payload);
+        Err(Failure { fault: Fault::Bug, text })
+    })
+}
+
+fn panic_text(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("panic without a text")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Bomb;
+
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("dropped");
+        }
+    }
+
+    fn caught(body: fn()) -> String {
+        let failure = catch(|| {
+            body();
+            Ok(())
+        })
+        .expect_err("no panic");
+        assert_eq!(failure.fault, Fault::Bug);
+        failure.text
+    }
+
+    #[test]
+    fn every_kind_of_panic_becomes_a_failure() {
+        assert_eq!(caught(|| panic!("plain")), "internal error: plain");
+        assert_eq!(caught(|| panic!("number {}", 7)), "internal error: number 7");
+        assert_eq!(caught(|| std::panic::panic_any(Bomb)), "internal error: panic without a text");
+    }
+
+    #[test]
+    fn the_node_stands_in_front() {
+        for text in ["Op: too long", "too long"] {
+            assert_eq!(Failure::argument(text).at_node("Op", "n").text, "Op node `n`: too long");
+        }
+    }
+
+    #[test]
+    fn results_pass_through() {
+        assert_eq!(catch(|| Ok(3)), Ok(3));
+        assert_eq!(catch::<()>(|| Err(Failure::argument("no"))), Err(Failure::argument("no")));
+    }
+}

@@ -1,0 +1,195 @@
+//! The function table of a runtime, statuses, and what a runtime tells about a node.
+//!
+//! Fields of `OrtApi` are read through a raw pointer, never through a reference to the whole table: the table of an
+//! old runtime is shorter than the struct of a build that enables a newer API.
+
+use std::ffi::{CStr, CString, c_char};
+use std::marker::PhantomData;
+use std::ptr::{NonNull, null_mut};
+
+use ort_sys::{OrtApi, OrtApiBase, OrtErrorCode, OrtKernelInfo, OrtStatusPtr};
+
+use crate::attributes::AttributeSource;
+use crate::failure::{Failure, Fault};
+
+/// Version of the C API that this library asks for, whatever the build enables.
+pub(crate) const API_VERSION: u32 = 17;
+
+/// Oldest C API; its first entry makes a status.
+const OLDEST_API_VERSION: u32 = 1;
+
+/// The function table of one runtime; it lives as long as the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Api(NonNull<OrtApi>);
+
+// SAFETY: the table is constant, and its functions may be called from any thread.
+unsafe impl Send for Api {}
+// SAFETY: as above.
+unsafe impl Sync for Api {}
+
+/// Calls a function of the table. Must stand in an `unsafe` block.
+macro_rules! ort {
+    ($api:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        ((*$api.table().as_ptr()).$function)($($argument),*)
+    };
+}
+pub(crate) use ort;
+
+/// What a runtime can do for us.
+pub(crate) enum Support {
+    Full(Api),
+    /// Too old; `Api` may only make statuses.
+    TooOld(Api, Failure),
+}
+
+impl Api {
+    /// Asks a runtime for our version of its table; `None` where it has no table at all.
+    ///
+    /// # Safety
+    ///
+    /// `base` must be null or the `OrtApiBase` of a runtime.
+    pub(crate) unsafe fn from_base(base: *const OrtApiBase) -> Option<Support> {
+        // SAFETY: the caller gives null or a valid base.
+        let base = unsafe { base.as_ref() }?;
+        // SAFETY: `GetApi` accepts every number.
+        let table = |version| NonNull::new(unsafe { (base.GetApi)(version) }.cast_mut()).map(Self);
+        if let Some(api) = table(API_VERSION) {
+            return Some(Support::Full(api));
+        }
+        // SAFETY: the function returns null or a text of static lifetime.
+        let version = unsafe { text((base.GetVersionString)()) };
+        let failure = Failure::runtime(format!(
+            "the ai.moa operators need ONNX Runtime 1.{API_VERSION} or newer, this is {version}"
+        ));
+        table(OLDEST_API_VERSION).map(|api| Support::TooOld(api, failure))
+    }
+
+    /// The table that a callback gets; `None` for null.
+    ///
+    /// # Safety
+    ///
+    /// `table` must be null or a table of our version or a newer one.
+    pub(crate) unsafe fn from_table(table: *const OrtApi) -> Option<Self> {
+        NonNull::new(table.cast_mut()).map(Self)
+    }
+
+    pub(crate) fn table(self) -> NonNull<OrtApi> {
+        self.0
+    }
+
+    /// Turns a result into a status; success is the null status.
+    pub(crate) fn status(self, result: Result<(), Failure>) -> OrtStatusPtr {
+        let Err(failure) = result else { return OrtStatusPtr(null_mut()) };
+        let code = match failure.fault {
+            Fault::Argument => OrtErrorCode::ORT_INVALID_ARGUMENT,
+            Fault::Runtime => OrtErrorCode::ORT_FAIL,
+            Fault::Bug => OrtErrorCode::ORT_RUNTIME_EXCEPTION,
+        };
+        let text = CString::new(failure.text.replace('\0', " ")).unwrap_or_default();
+        // SAFETY: the text ends with a zero; the runtime copies it.
+        unsafe { ort!(self, CreateStatus(code, text.as_ptr())) }
+    }
+
+    /// Turns a status of the runtime into a result and releases it.
+    pub(crate) fn check(self, status: OrtStatusPtr) -> Result<(), Failure> {
+        if status.0.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the status is ours and not null; its text lives until it is released.
+        unsafe {
+            let failure = Failure::runtime(text(ort!(self, GetErrorMessage(status.0))));
+            ort!(self, ReleaseStatus(status.0));
+            Err(failure)
+        }
+    }
+}
+
+/// A copy of a C string.
+///
+/// # Safety
+///
+/// `pointer` must be null or point to a text that ends with a zero.
+unsafe fn text(pointer: *const c_char) -> String {
+    if pointer.is_null() {
+        return String::from("(no text)");
+    }
+    // SAFETY: not null, and a text by the caller's promise.
+    unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
+}
+
+/// What the runtime knows about a node when it creates its kernel.
+pub(crate) struct KernelInfo<'a> {
+    api: Api,
+    raw: *const OrtKernelInfo,
+    lifetime: PhantomData<&'a OrtKernelInfo>,
+}
+
+impl KernelInfo<'_> {
+    /// # Safety
+    ///
+    /// `raw` must be the info of a kernel that is being created, valid for the lifetime.
+    pub(crate) unsafe fn new(api: Api, raw: *const OrtKernelInfo) -> Self {
+        Self { api, raw, lifetime: PhantomData }
+    }
+
+    /// Name of the node, empty where it has none.
+    pub(crate) fn node_name(&self) -> String {
+        // SAFETY: `raw` is valid; the buffer is null or `size` bytes long.
+        self.string_of(|out, size| unsafe { ort!(self.api, KernelInfo_GetNodeName(self.raw, out, size)) })
+            .unwrap_or_default()
+    }
+
+    /// Runs one of the functions that first tell the size of a text, then fill a buffer.
+    fn string_of(&self, call: impl Fn(*mut c_char, *mut usize) -> OrtStatusPtr) -> Option<String> {
+        let mut size = 0;
+        self.api.check(call(null_mut(), &mut size)).ok()?;
+        let mut buffer = vec![0u8; size];
+        self.api.check(call(buffer.as_mut_ptr().cast(), &mut size)).ok()?;
+        let text = CStr::from_bytes_until_nul(&buffer).ok()?;
+        Some(text.to_string_lossy().into_owned())
+    }
+}
+
+impl AttributeSource for KernelInfo<'_> {
+    fn int(&self, name: &str) -> Option<i64> {
+        let (name, mut value) = (CString::new(name).ok()?, 0);
+        // SAFETY: `raw` is valid, the name ends with a zero, `value` is an i64.
+        let status = unsafe { ort!(self.api, KernelInfoGetAttribute_int64(self.raw, name.as_ptr(), &mut value)) };
+        self.api.check(status).ok().map(|()| value)
+    }
+
+    fn float(&self, name: &str) -> Option<f32> {
+        let (name, mut value) = (CString::new(name).ok()?, 0.0);
+        // SAFETY: `raw` is valid, the name ends with a zero, `value` is an f32.
+        let status = unsafe { ort!(self.api, KernelInfoGetAttribute_float(self.raw, name.as_ptr(), &mut value)) };
+        self.api.check(status).ok().map(|()| value)
+    }
+
+    fn string(&self, name: &str) -> Option<String> {
+        let name = CString::new(name).ok()?;
+        // SAFETY: `raw` is valid, the name ends with a zero; the buffer is null or `size` bytes long.
+        self.string_of(|out, size| unsafe {
+            ort!(self.api, KernelInfoGetAttribute_string(self.raw, name.as_ptr(), out, size))
+        })
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A runtime that answers every call it does not know with an error.
+    pub(crate) fn fake(table: OrtApi) -> Api {
+        Api(NonNull::from(Box::leak(Box::new(table))))
+    }
+
+    #[test]
+    fn failures_travel_through_a_status_and_back() {
+        let api = fake(ort_sys::stub::api());
+        assert_eq!(api.check(api.status(Ok(()))), Ok(()));
+        for fault in [Fault::Argument, Fault::Runtime, Fault::Bug] {
+            let failure = Failure { fault, text: String::from("a\0b") };
+            assert_eq!(api.check(api.status(Err(failure))), Err(Failure::runtime("a b")));
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! Inputs and outputs of one call of a kernel.
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::{null, null_mut};
+
+use moa_schema::{ElementType, Operator, Parameter};
+use ort_sys::{ONNXTensorElementDataType, OrtKernelContext, OrtTensorTypeAndShapeInfo, OrtValue};
+
+use super::api::{Api, ort};
+use super::pool::OrtPool;
+use crate::failure::{Failure, Fault};
+
+/// One call of a kernel, taken apart so that its pieces can be borrowed one by one.
+pub(crate) struct Call<'a> {
+    pub(crate) inputs: Inputs<'a>,
+    pub(crate) outputs: OutputSlots<'a>,
+    pub(crate) pool: OrtPool<'a>,
+}
+
+impl<'a> Call<'a> {
+    /// Reads the inputs of a call and checks their element types.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be the context of a running call of a kernel of `operator`, valid for `'a`, and this must be the
+    /// only `Call` made from it.
+    pub(crate) unsafe fn new(api: Api, raw: *mut OrtKernelContext, operator: &'a Operator) -> Result<Self, Failure> {
+        let mut count = 0;
+        // SAFETY: `raw` is valid by the caller's promise.
+        api.check(unsafe { ort!(api, KernelContext_GetInputCount(raw, &mut count)) })?;
+        let mut tensors = Vec::with_capacity(operator.inputs.len());
+        for (index, parameter) in operator.inputs.iter().enumerate() {
+            let mut value = null();
+            if index < count {
+                // SAFETY: `raw` is valid and has an input `index`; an absent one yields null.
+                api.check(unsafe { ort!(api, KernelContext_GetInput(raw, index, &mut value)) })?;
+            }
+            // SAFETY: `value` is null or an input, which the runtime keeps unchanged during the call.
+            tensors.push(unsafe { read_tensor(api, value, parameter) }?);
+        }
+        let lifetime = PhantomData;
+        Ok(Self {
+            inputs: Inputs { operator, tensors },
+            outputs: OutputSlots { api, raw, operator, lifetime },
+            // SAFETY: `raw` is the context of a running call, valid for the lifetime.
+            pool: unsafe { OrtPool::new(api, raw) },
+        })
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Elements<'a> {
+    Float(&'a [f32]),
+    Int(&'a [i32]),
+    Long(&'a [i64]),
+}
+
+#[derive(Debug)]
+struct Tensor<'a> {
+    shape: Vec<usize>,
+    elements: Elements<'a>,
+}
+
+/// The ONNX code of an element type.
+pub(crate) fn element_code(element: ElementType) -> ONNXTensorElementDataType {
+    match element {
+        ElementType::Float | ElementType::Float32 => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
+        ElementType::Int32 => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,
+        ElementType::Int64 => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64,
+    }
+}
+
+/// # Safety
+///
+/// `value` must be null or a tensor in CPU memory that nobody writes during `'a`.
+unsafe fn read_tensor<'a>(
+    api: Api,
+    value: *const OrtValue,
+    parameter: &Parameter,
+) -> Result<Option<Tensor<'a>>, Failure> {
+    if value.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: `value` is a tensor.
+    let (code, shape) = unsafe { type_and_shape(api, value) }?;
+    if code != element_code(parameter.element) as i32 {
+        return Err(Failure::argument(format!(
+            "input `{}` must hold {:?} elements, found ONNX element type {code}",
+            parameter.name, parameter.element
+        )));
+    }
+    let mut data = null_mut();
+    // SAFETY: `value` is a tensor; the pointer is only read from.
+    api.check(unsafe { ort!(api, GetTensorMutableData(value.cast_mut(), &mut data)) })?;
+    let len = shape.iter().product();
+    // SAFETY: the data of a tensor of this type holds `len` aligned elements, every one of them initialised.
+    let elements = unsafe {
+        match parameter.element {
+            ElementType::Float | ElementType::Float32 => Elements::Float(slice(data, len)),
+            ElementType::Int32 => Elements::Int(slice(data, len)),
+            ElementType::Int64 => Elements::Long(slice(data, len)),
+        }
+    };
+    Ok(Some(Tensor { shape, elements }))
+}
+
+/// # Safety
+///
+/// `data` must point to `len` aligned elements that nobody writes during `'a`; it may be anything where `len` is 0.
+unsafe fn slice<'a, T>(data: *mut c_void, len: usize) -> &'a [T] {
+    // SAFETY: by the caller's promise.
+    if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(data.cast(), len) } }
+}
+
+/// # Safety
+///
+/// `data` must point to `len` aligned elements that nobody else reads or writes during `'a`; it may be anything where
+/// `len` is 0.
+unsafe fn slice_mut<'a, T>(data: *mut c_void, len: usize) -> &'a mut [T] {
+    // SAFETY: by the caller's promise.
+    if len == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(data.cast(), len) } }
+}
+
+/// Element code and shape of a tensor.
+///
+/// # Safety
+///
+/// `value` must be a tensor.
+unsafe fn type_and_shape(api: Api, value: *const OrtValue) -> Result<(i32, Vec<usize>), Failure> {
+    let mut info = null_mut();
+    // SAFETY: `value` is a tensor; `info` is ours until it is released below.
+    api.check(unsafe { ort!(api, GetTensorTypeAndShape(value, &mut info)) })?;
+    let result = read_info(api, info);
+    // SAFETY: `info` was made above and is not used again.
+    unsafe { ort!(api, ReleaseTensorTypeAndShapeInfo(info)) };
+    result
+}
+
+fn read_info(api: Api, info: *mut OrtTensorTypeAndShapeInfo) -> Result<(i32, Vec<usize>), Failure> {
+    let (mut code, mut rank) = (0i32, 0);
+    let code_out = (&raw mut code).cast::<ONNXTensorElementDataType>();
+    // SAFETY: `info` is valid. The code is kept as the i32 that a C enum is: a newer runtime may know more codes.
+    api.check(unsafe { ort!(api, GetTensorElementType(info, code_out)) })?;
+    // SAFETY: `info` is valid.
+    api.check(unsafe { ort!(api, GetDimensionsCount(info, &mut rank)) })?;
+    let mut dims = vec![0i64; rank];
+    // SAFETY: `info` is valid and `dims` holds `rank` elements.
+    api.check(unsafe { ort!(api, GetDimensions(info, dims.as_mut_ptr(), rank)) })?;
+    let shape: Result<Vec<usize>, _> = dims.iter().map(|&dim| usize::try_from(dim)).collect();
+    let shape = shape.map_err(|_| Failure::runtime(format!("a tensor has the shape {dims:?}")))?;
+    Ok((code, shape))
+}
+
+/// Inputs of one call, by position.
+pub(crate) struct Inputs<'a> {
+    operator: &'a Operator,
+    tensors: Vec<Option<Tensor<'a>>>,
+}
+
+impl<'a> Inputs<'a> {
+    /// Shapes by position, `None` where an input is absent.
+    pub(crate) fn shapes(&self) -> Vec<Option<&[usize]>> {
+        self.tensors.iter().map(|tensor| tensor.as_ref().map(|tensor| tensor.shape.as_slice())).collect()
+    }
+
+    pub(crate) fn floats(&self, index: usize) -> Result<&'a [f32], Failure> {
+        if let Some(Elements::Float(values)) = self.elements(index) { Ok(values) } else { self.absent(index) }
+    }
+
+    pub(crate) fn ints(&self, index: usize) -> Result<&'a [i32], Failure> {
+        if let Some(Elements::Int(values)) = self.elements(index) { Ok(values) } else { self.absent(index) }
+    }
+
+    pub(crate) fn longs(&self, index: usize) -> Result<&'a [i64], Failure> {
+        if let Some(Elements::Long(values)) = self.elements(index) { Ok(values) } else { self.absent(index) }
+    }
+
+    /// Reads an input with `read`, one of the three functions above, where it is present.
+    pub(crate) fn optional<T>(
+        &self,
+        index: usize,
+        read: fn(&Self, usize) -> Result<T, Failure>,
+    ) -> Result<Option<T>, Failure> {
+        if self.elements(index).is_some() { read(self, index).map(Some) } else { Ok(None) }
+    }
+
+    fn elements(&self, index: usize) -> Option<Elements<'a>> {
+        self.tensors.get(index)?.as_ref().map(|tensor| tensor.elements)
+    }
+
+    fn absent<T>(&self, index: usize) -> Result<T, Failure> {
+        Err(Failure::argument(format!("input `{}` is absent", self.operator.inputs[index].name)))
+    }
+
+    /// Name of an input whose memory meets `range`.
+    fn sharing(&self, range: &Range<usize>) -> Option<&'static str> {
+        let parameters = self.operator.inputs.iter().zip(&self.tensors);
+        let mut shared = parameters.filter(|(_, tensor)| {
+            tensor.as_ref().is_some_and(|tensor| {
+                let own = match tensor.elements {
+                    Elements::Float(values) => addresses(values),
+                    Elements::Int(values) => addresses(values),
+                    Elements::Long(values) => addresses(values),
+                };
+                meet(&own, range)
+            })
+        });
+        shared.next().map(|(parameter, _)| parameter.name)
+    }
+}
+
+fn addresses<T>(values: &[T]) -> Range<usize> {
+    let range = values.as_ptr_range();
+    range.start.addr()..range.end.addr()
+}
+
+fn meet(a: &Range<usize>, b: &Range<usize>) -> bool {
+    a.start.max(b.start) < a.end.min(b.end)
+}
+
+/// The right to allocate the outputs of one call, once.
+pub(crate) struct OutputSlots<'a> {
+    api: Api,
+    raw: *mut OrtKernelContext,
+    operator: &'a Operator,
+    lifetime: PhantomData<&'a OrtKernelContext>,
+}
+
+enum Buffer<'a> {
+    Float(&'a mut [f32]),
+    Long(&'a mut [i64]),
+}
+
+/// Outputs of one call, by position; each can be taken once.
+pub(crate) struct Outputs<'a> {
+    operator: &'a Operator,
+    buffers: Vec<Option<Buffer<'a>>>,
+}
+
+impl<'a> OutputSlots<'a> {
+    /// Allocates output `i` with shape `shapes[i]`; outputs that the node does not have stay absent.
+    pub(crate) fn allocate(self, inputs: &Inputs<'_>, shapes: &[&[usize]]) -> Result<Outputs<'a>, Failure> {
+        let mut buffers = Vec::with_capacity(shapes.len());
+        let mut used: Vec<Range<usize>> = Vec::new();
+        for (index, (parameter, shape)) in self.operator.outputs.iter().zip(shapes).enumerate() {
+            let data = self.data(index, shape)?;
+            let len: usize = shape.iter().product();
+            if data.is_null() || len == 0 {
+                buffers.push(None);
+                continue;
+            }
+            let bytes = len * if parameter.element == ElementType::Int64 { 8 } else { 4 };
+            let range = data.addr()..data.addr() + bytes;
+            if let Some(input) = inputs.sharing(&range) {
+                return Err(Failure::argument(format!(
+                    "output `{}` shares memory with input `{input}`; bind them to different buffers",
+                    parameter.name
+                )));
+            }
+            if used.iter().any(|other| meet(other, &range)) {
+                return Err(Failure::argument(format!("output `{}` shares memory with another", parameter.name)));
+            }
+            used.push(range);
+            // SAFETY: the runtime allocated `len` aligned elements of this type, for which every bit pattern is
+            // valid; they meet no input and no other output, and `allocate` cannot run twice.
+            buffers.push(Some(unsafe {
+                match parameter.element {
+                    ElementType::Int64 => Buffer::Long(slice_mut(data, len)),
+                    _ => Buffer::Float(slice_mut(data, len)),
+                }
+            }));
+        }
+        Ok(Outputs { operator: self.operator, buffers })
+    }
+
+    /// Memory of one output, null where the node does not have it.
+    fn data(&self, index: usize, shape: &[usize]) -> Result<*mut c_void, Failure> {
+        let dims: Result<Vec<i64>, _> = shape.iter().map(|&dim| i64::try_from(dim)).collect();
+        let dims = dims.map_err(|_| Failure::argument(format!("an output cannot have the shape {shape:?}")))?;
+        let (mut count, mut value, mut data) = (0, null_mut(), null_mut());
+        // SAFETY: `raw` is valid; `dims` holds as many elements as said; an absent output yields null.
+        unsafe {
+            self.api.check(ort!(self.api, KernelContext_GetOutputCount(self.raw, &mut count)))?;
+            if index < count {
+                let (dims, rank) = (dims.as_ptr(), dims.len());
+                self.api.check(ort!(self.api, KernelContext_GetOutput(self.raw, index, dims, rank, &mut value)))?;
+            }
+            if !value.is_null() {
+                self.api.check(ort!(self.api, GetTensorMutableData(value, &mut data)))?;
+            }
+        }
+        Ok(data)
+    }
+}
+
+impl<'a> Outputs<'a> {
+    pub(crate) fn required_floats(&mut self, index: usize) -> Result<&'a mut [f32], Failure> {
+        match self.floats(index)? {
+            Some(values) => Ok(values),
+            None => Err(Failure::argument(format!("output `{}` is absent", self.operator.outputs[index].name))),
+        }
+    }
+
+    pub(crate) fn floats(&mut self, index: usize) -> Result<Option<&'a mut [f32]>, Failure> {
+        match self.take(index) {
+            None => Ok(None),
+            Some(Buffer::Float(values)) => Ok(Some(values)),
+            Some(Buffer::Long(_)) => self.other_type(index),
+        }
+    }
+
+    pub(crate) fn longs(&mut self, index: usize) -> Result<Option<&'a mut [i64]>, Failure> {
+        match self.take(index) {
+            None => Ok(None),
+            Some(Buffer::Long(values)) => Ok(Some(values)),
+            Some(Buffer::Float(_)) => self.other_type(index),
+        }
+    }
+
+    fn take(&mut self, index: usize) -> Option<Buffer<'a>> {
+        self.buffers.get_mut(index).and_then(Option::take)
+    }
+
+    fn other_type<T>(&self, index: usize) -> Result<T, Failure> {
+        let text = format!("output `{}` has another element type", self.operator.outputs[index].name);
+        Err(Failure { fault: Fault::Bug, text })
+    }
+}

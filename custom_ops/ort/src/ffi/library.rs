@@ -1,0 +1,397 @@
+//! The entry point of the library and the callbacks of its operators.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ptr::{null, null_mut};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use moa_schema::{ElementType, OPERATORS, OPSET_VERSION, Operator, Parameter};
+use ort_sys::{
+    ONNXTensorElementDataType, OrtApi, OrtApiBase, OrtCustomOp, OrtCustomOpDomain,
+    OrtCustomOpInputOutputCharacteristic, OrtKernelContext, OrtKernelInfo, OrtMemType, OrtSessionOptions, OrtStatusPtr,
+};
+
+use super::api::{API_VERSION, Api, KernelInfo, Support, ort};
+use super::call::{Call, element_code};
+use crate::attributes::Attributes;
+use crate::compute;
+use crate::failure::{Failure, catch};
+
+const PROVIDER: &CStr = c"CPUExecutionProvider";
+
+/// Entry that marks session options which have the domain: a runtime refuses a domain that is added twice.
+const REGISTERED: &CStr = c"ai.moa.operator_library";
+
+/// One operator as the runtime sees it; the runtime keeps pointers to it, so it lives in a static.
+#[repr(C)]
+struct Entry {
+    /// First, so that a pointer to it is a pointer to the entry.
+    callbacks: OrtCustomOp,
+    operator: Operator,
+    name: CString,
+}
+
+/// The kernel of one node.
+struct Kernel {
+    api: Api,
+    operator: &'static Operator,
+    node: String,
+    attributes: Attributes,
+}
+
+static ENTRIES: LazyLock<[Entry; 3]> = LazyLock::new(|| OPERATORS.map(Entry::new));
+
+/// One domain for each runtime in the process; sessions share it, and it is never released.
+static DOMAINS: Mutex<Vec<(Api, Domain)>> = Mutex::new(Vec::new());
+
+#[derive(Clone, Copy)]
+struct Domain(*mut OrtCustomOpDomain);
+
+// SAFETY: a domain is complete before it enters `DOMAINS` and is only read from then on.
+unsafe impl Send for Domain {}
+
+impl Entry {
+    fn new(operator: Operator) -> Self {
+        // SAFETY: a version number and optional function pointers: all zeros is a value of each field.
+        let absent: OrtCustomOp = unsafe { std::mem::zeroed() };
+        let callbacks = OrtCustomOp {
+            version: API_VERSION,
+            GetName: Some(name),
+            GetExecutionProviderType: Some(provider),
+            GetInputType: Some(input_type),
+            GetInputTypeCount: Some(input_count),
+            GetOutputType: Some(output_type),
+            GetOutputTypeCount: Some(output_count),
+            KernelDestroy: Some(destroy),
+            GetInputCharacteristic: Some(input_characteristic),
+            GetOutputCharacteristic: Some(output_characteristic),
+            GetInputMemoryType: Some(input_memory),
+            GetVariadicInputMinArity: Some(no_variadic),
+            GetVariadicInputHomogeneity: Some(no_variadic),
+            GetVariadicOutputMinArity: Some(no_variadic),
+            GetVariadicOutputHomogeneity: Some(no_variadic),
+            CreateKernelV2: Some(create),
+            KernelComputeV2: Some(run),
+            GetStartVersion: Some(start_version),
+            GetEndVersion: Some(end_version),
+            ..absent
+        };
+        Self { callbacks, operator, name: CString::new(operator.name).unwrap_or_default() }
+    }
+}
+
+/// Adds the domain `ai.moa` with its three operators to session options; returns null on success.
+///
+/// The runtime calls it when a session asks for this library. Any number of sessions and threads may do so, and the
+/// same options more than once.
+///
+/// # Errors
+///
+/// A status where the runtime is older than 1.17 or refuses the domain.
+///
+/// # Safety
+///
+/// `base` must be null or the `OrtApiBase` of a runtime, `options` null or session options of the same runtime.
+#[unsafe(no_mangle)]
+pub unsafe extern "system" fn RegisterCustomOps(
+    options: *mut OrtSessionOptions,
+    base: *const OrtApiBase,
+) -> OrtStatusPtr {
+    // SAFETY: the caller's promise about `base` is passed on.
+    match unsafe { Api::from_base(base) } {
+        None => OrtStatusPtr(null_mut()),
+        Some(Support::TooOld(api, failure)) => api.status(Err(failure)),
+        // SAFETY: the caller's promise about `options` is passed on.
+        Some(Support::Full(api)) => api.status(catch(|| unsafe { register(api, options) })),
+    }
+}
+
+/// # Safety
+///
+/// `options` must be null or session options of the runtime of `api`.
+unsafe fn register(api: Api, options: *mut OrtSessionOptions) -> Result<(), Failure> {
+    if options.is_null() {
+        return Err(Failure::runtime("RegisterCustomOps was called without session options"));
+    }
+    let mut registered = 0;
+    // SAFETY: `options` is valid, the key is a C string.
+    api.check(unsafe { ort!(api, HasSessionConfigEntry(options, REGISTERED.as_ptr(), &mut registered)) })?;
+    if registered != 0 {
+        return Ok(());
+    }
+    let domain = domain(api)?;
+    // SAFETY: `options` is valid; the domain is never released.
+    api.check(unsafe { ort!(api, AddCustomOpDomain(options, domain.0)) })?;
+    // SAFETY: `options` is valid; the runtime copies key and value.
+    api.check(unsafe { ort!(api, AddSessionConfigEntry(options, REGISTERED.as_ptr(), c"1".as_ptr())) })
+}
+
+/// The domain of a runtime, made at the first request.
+fn domain(api: Api) -> Result<Domain, Failure> {
+    let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, domain)) = domains.iter().find(|(owner, _)| *owner == api) {
+        return Ok(*domain);
+    }
+    let name = CString::new(moa_schema::DOMAIN).unwrap_or_default();
+    let mut raw = null_mut();
+    // SAFETY: the runtime copies the name; `raw` is written on success.
+    api.check(unsafe { ort!(api, CreateCustomOpDomain(name.as_ptr(), &mut raw)) })?;
+    for entry in ENTRIES.iter() {
+        // SAFETY: `raw` is the domain made above; the entry lives in a static. The pointer is made from the whole
+        // entry, so that callbacks may read past its first field.
+        api.check(unsafe { ort!(api, CustomOpDomain_Add(raw, (&raw const *entry).cast())) })?;
+    }
+    domains.push((api, Domain(raw)));
+    Ok(Domain(raw))
+}
+
+/// The entry behind the pointer that the runtime hands to a callback.
+///
+/// # Safety
+///
+/// `op` must be a pointer that [`domain`] registered.
+unsafe fn entry(op: *const OrtCustomOp) -> &'static Entry {
+    // SAFETY: registered pointers point to whole entries in a static.
+    unsafe { &*op.cast::<Entry>() }
+}
+
+/// Runs a callback that cannot report an error; after a panic it answers `fallback`.
+fn or_else<T>(fallback: T, body: impl FnOnce() -> T) -> T {
+    catch(|| Ok(body())).unwrap_or(fallback)
+}
+
+unsafe extern "system" fn name(op: *const OrtCustomOp) -> *const c_char {
+    // SAFETY: the runtime passes what was registered.
+    or_else(null(), || unsafe { entry(op) }.name.as_ptr())
+}
+
+unsafe extern "system" fn provider(_: *const OrtCustomOp) -> *const c_char {
+    PROVIDER.as_ptr()
+}
+
+unsafe extern "system" fn input_count(op: *const OrtCustomOp) -> usize {
+    // SAFETY: the runtime passes what was registered.
+    or_else(0, || unsafe { entry(op) }.operator.inputs.len())
+}
+
+unsafe extern "system" fn output_count(op: *const OrtCustomOp) -> usize {
+    // SAFETY: the runtime passes what was registered.
+    or_else(0, || unsafe { entry(op) }.operator.outputs.len())
+}
+
+unsafe extern "system" fn input_type(op: *const OrtCustomOp, index: usize) -> ONNXTensorElementDataType {
+    // SAFETY: the runtime passes what was registered.
+    or_else(element_code(ElementType::Float), || element(unsafe { entry(op) }.operator.inputs, index))
+}
+
+unsafe extern "system" fn output_type(op: *const OrtCustomOp, index: usize) -> ONNXTensorElementDataType {
+    // SAFETY: the runtime passes what was registered.
+    or_else(element_code(ElementType::Float), || element(unsafe { entry(op) }.operator.outputs, index))
+}
+
+fn element(parameters: &[Parameter], index: usize) -> ONNXTensorElementDataType {
+    element_code(parameters[index].element)
+}
+
+unsafe extern "system" fn input_characteristic(
+    op: *const OrtCustomOp,
+    index: usize,
+) -> OrtCustomOpInputOutputCharacteristic {
+    // SAFETY: the runtime passes what was registered.
+    characteristic(unsafe { entry(op) }.operator.inputs, index)
+}
+
+unsafe extern "system" fn output_characteristic(
+    op: *const OrtCustomOp,
+    index: usize,
+) -> OrtCustomOpInputOutputCharacteristic {
+    // SAFETY: the runtime passes what was registered.
+    characteristic(unsafe { entry(op) }.operator.outputs, index)
+}
+
+fn characteristic(parameters: &[Parameter], index: usize) -> OrtCustomOpInputOutputCharacteristic {
+    if parameters.get(index).is_some_and(|parameter| parameter.optional) {
+        OrtCustomOpInputOutputCharacteristic::INPUT_OUTPUT_OPTIONAL
+    } else {
+        OrtCustomOpInputOutputCharacteristic::INPUT_OUTPUT_REQUIRED
+    }
+}
+
+unsafe extern "system" fn input_memory(_: *const OrtCustomOp, _: usize) -> OrtMemType {
+    OrtMemType::OrtMemTypeDefault
+}
+
+unsafe extern "system" fn no_variadic(_: *const OrtCustomOp) -> c_int {
+    0
+}
+
+unsafe extern "system" fn start_version(_: *const OrtCustomOp) -> c_int {
+    OPSET_VERSION as c_int
+}
+
+unsafe extern "system" fn end_version(_: *const OrtCustomOp) -> c_int {
+    OPSET_VERSION as c_int
+}
+
+/// Reads the attributes of a node and makes its kernel.
+unsafe extern "system" fn create(
+    op: *const OrtCustomOp,
+    api: *const OrtApi,
+    info: *const OrtKernelInfo,
+    kernel: *mut *mut c_void,
+) -> OrtStatusPtr {
+    // SAFETY: the runtime passes its table, in the version that the operator declares.
+    let Some(api) = (unsafe { Api::from_table(api) }) else { return OrtStatusPtr(null_mut()) };
+    let result = catch(|| {
+        // SAFETY: the runtime passes what was registered and the info of the kernel being created.
+        let (entry, info) = unsafe { (entry(op), KernelInfo::new(api, info)) };
+        let (operator, node) = (&entry.operator, info.node_name());
+        let attributes = Attributes::read(operator, &info).map_err(|failure| failure.at_node(operator.name, &node))?;
+        Ok(Box::new(Kernel { api, operator, node, attributes }))
+    });
+    api.status(result.map(|made| {
+        // SAFETY: the runtime passes a place for the kernel; `destroy` takes it back.
+        unsafe { *kernel = Box::into_raw(made).cast() };
+    }))
+}
+
+/// Computes a node.
+unsafe extern "system" fn run(kernel: *mut c_void, context: *mut OrtKernelContext) -> OrtStatusPtr {
+    // SAFETY: the runtime passes what `create` made; kernels are never changed, so threads may share one.
+    let kernel = unsafe { &*kernel.cast::<Kernel>() };
+    let result = catch(|| {
+        // SAFETY: the runtime passes the context of this call, and only this line makes a `Call` from it.
+        let call = unsafe { Call::new(kernel.api, context, kernel.operator) }?;
+        compute::run(&kernel.attributes, call)
+    });
+    kernel.api.status(result.map_err(|failure| failure.at_node(kernel.operator.name, &kernel.node)))
+}
+
+unsafe extern "system" fn destroy(kernel: *mut c_void) {
+    if !kernel.is_null() {
+        // SAFETY: the runtime passes what `create` made, once.
+        or_else((), || drop(unsafe { Box::from_raw(kernel.cast::<Kernel>()) }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::super::api::tests::fake;
+    use super::*;
+
+    static DOMAINS_MADE: AtomicUsize = AtomicUsize::new(0);
+
+    unsafe extern "system" fn make_domain(name: *const c_char, out: *mut *mut OrtCustomOpDomain) -> OrtStatusPtr {
+        // SAFETY: called with a C string and a place for the result.
+        unsafe {
+            assert_eq!(CStr::from_ptr(name), c"ai.moa");
+            *out = std::ptr::without_provenance_mut(DOMAINS_MADE.fetch_add(1, Ordering::SeqCst) + 1);
+        }
+        OrtStatusPtr(null_mut())
+    }
+
+    unsafe extern "system" fn add(_: *mut OrtCustomOpDomain, op: *const OrtCustomOp) -> OrtStatusPtr {
+        // SAFETY: called with what is registered.
+        let (callbacks, operator) = unsafe { (&*op, &entry(op).operator) };
+        assert_eq!(callbacks.version, 17);
+        for (index, input) in operator.inputs.iter().enumerate() {
+            // SAFETY: as above.
+            let found = unsafe { input_characteristic(op, index) };
+            let optional = OrtCustomOpInputOutputCharacteristic::INPUT_OUTPUT_OPTIONAL;
+            assert_eq!(found == optional, input.optional, "{}", input.name);
+        }
+        OrtStatusPtr(null_mut())
+    }
+
+    unsafe extern "system" fn add_domain(_: *mut OrtSessionOptions, _: *mut OrtCustomOpDomain) -> OrtStatusPtr {
+        OrtStatusPtr(null_mut())
+    }
+
+    unsafe extern "system" fn never_registered(
+        _: *const OrtSessionOptions,
+        _: *const c_char,
+        out: *mut c_int,
+    ) -> OrtStatusPtr {
+        // SAFETY: called with a place for the answer.
+        unsafe { *out = 0 };
+        OrtStatusPtr(null_mut())
+    }
+
+    unsafe extern "system" fn mark(_: *mut OrtSessionOptions, _: *const c_char, _: *const c_char) -> OrtStatusPtr {
+        OrtStatusPtr(null_mut())
+    }
+
+    #[test]
+    fn threads_share_one_domain_of_a_runtime() {
+        let api = fake(OrtApi {
+            CreateCustomOpDomain: make_domain,
+            CustomOpDomain_Add: add,
+            AddCustomOpDomain: add_domain,
+            HasSessionConfigEntry: never_registered,
+            AddSessionConfigEntry: mark,
+            ..ort_sys::stub::api()
+        });
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                // SAFETY: the fake runtime does not look at the options.
+                scope.spawn(move || unsafe { register(api, std::ptr::dangling_mut()) }.unwrap());
+            }
+        });
+        assert_eq!(DOMAINS_MADE.load(Ordering::SeqCst), 1);
+    }
+
+    unsafe extern "system" fn only_version_16(version: u32) -> *const OrtApi {
+        if version > 16 { null() } else { Box::leak(Box::new(ort_sys::stub::api())) }
+    }
+
+    unsafe extern "system" fn no_version(_: u32) -> *const OrtApi {
+        null()
+    }
+
+    unsafe extern "system" fn version_text() -> *const c_char {
+        c"1.16.3".as_ptr()
+    }
+
+    #[test]
+    fn an_old_runtime_gets_a_status() {
+        let api = fake(ort_sys::stub::api());
+        let base = OrtApiBase { GetApi: only_version_16, GetVersionString: version_text };
+        // SAFETY: the base is valid; the options are not looked at.
+        let status = unsafe { RegisterCustomOps(null_mut(), &raw const base) };
+        let text = "the ai.moa operators need ONNX Runtime 1.17 or newer, this is 1.16.3";
+        assert_eq!(api.check(status), Err(Failure::runtime(text)));
+
+        let base = OrtApiBase { GetApi: no_version, GetVersionString: version_text };
+        // SAFETY: as above.
+        assert!(unsafe { RegisterCustomOps(null_mut(), &raw const base) }.0.is_null());
+    }
+
+    #[test]
+    fn a_node_without_attributes_gets_a_status() {
+        let api = fake(ort_sys::stub::api());
+        let mut kernel = null_mut();
+        let op = (&raw const ENTRIES[2]).cast();
+        // SAFETY: a registered operator; the fake runtime does not look at the info.
+        let status = unsafe { create(op, api.table().as_ptr(), null(), &mut kernel) };
+        let text = "MoEFeedForward node ``: attribute `top_k` of type INT is missing";
+        assert_eq!(api.check(status), Err(Failure::runtime(text)));
+        assert!(kernel.is_null());
+    }
+
+    #[test]
+    fn a_call_without_inputs_gets_a_status() {
+        let api = fake(ort_sys::stub::api());
+        let attributes = moa_schema::FeedForwardAttributes {
+            top_k: 1,
+            gate_mode: moa_schema::GateMode::TopkSoftmax,
+            activation: moa_schema::Activation::Silu,
+            gated: true,
+        };
+        let attributes = Attributes::FeedForward(attributes);
+        let mut kernel = Kernel { api, operator: &ENTRIES[2].operator, node: String::from("n"), attributes };
+        // SAFETY: a kernel as `create` makes it; the fake runtime refuses to look at the context.
+        let status = unsafe { run((&raw mut kernel).cast(), null_mut()) };
+        assert_eq!(api.check(status), Err(Failure::runtime("MoEFeedForward node `n`: Unimplemented")));
+    }
+}

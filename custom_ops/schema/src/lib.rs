@@ -1,0 +1,164 @@
+//! The contract of the `ai.moa` operators, written once.
+//!
+//! The exporter, the CPU kernels, the ONNX Runtime library and the TensorRT plugin all read names,
+//! attributes, parameter order and shape rules from here; none of them writes such a thing down again.
+//!
+//! # Symbols
+//!
+//! | symbol | meaning |
+//! |---|---|
+//! | `B` | batch size |
+//! | `T` | query (new) tokens |
+//! | `P` | past tokens already in the key/value cache |
+//! | `S` | key tokens; `P + T` in self-attention |
+//! | `C` | model width |
+//! | `E` | experts |
+//! | `k` | experts chosen per token (`top_k`) |
+//! | `G` | key/value heads (`kv_num_heads`) |
+//! | `D` | head width |
+//! | `F` | hidden width of one feed-forward expert |
+//!
+//! # Semantics shared by the three operators
+//!
+//! * The router works in f32: `logits = x · router_weight`, then [`GateMode`].
+//! * Among equal scores the expert with the lower index is chosen.
+//! * Experts that are not chosen do not influence the result.
+//! * A token whose query mask is 0 is routed nowhere (`skip_padded_queries = 1`): its output is exactly 0.
+//! * A query that may attend to no key yields 0, never NaN.
+//! * The query head of slot `s` and key/value head `g` reads key/value head `g`.
+
+mod operator;
+mod shape;
+
+pub use operator::{
+    Attribute, AttributeKind, CROSS_ATTENTION, ElementType, FEED_FORWARD, OPERATORS, Operator, Parameter,
+    SELF_ATTENTION, cross_attention, feed_forward, self_attention,
+};
+pub use shape::{CrossAttentionDims, FeedForwardDims, SelfAttentionDims, ShapeError};
+
+/// ONNX domain of the operators.
+pub const DOMAIN: &str = "ai.moa";
+
+/// Version of the domain.
+pub const OPSET_VERSION: i64 = 1;
+
+/// How router logits become the `k` weights of a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GateMode {
+    /// Softmax over all experts, then the `k` largest as they are: the released MoA code.
+    SoftmaxTopk,
+    /// Softmax over all experts, then the `k` largest divided by their sum: the MoA paper.
+    SoftmaxTopkRenorm,
+    /// The `k` largest logits, then softmax over those: JetMoE.
+    TopkSoftmax,
+}
+
+impl GateMode {
+    /// Every mode, in the order of the documentation.
+    pub const ALL: [Self; 3] = [Self::SoftmaxTopk, Self::SoftmaxTopkRenorm, Self::TopkSoftmax];
+
+    /// The attribute's text.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::SoftmaxTopk => "softmax_topk",
+            Self::SoftmaxTopkRenorm => "softmax_topk_renorm",
+            Self::TopkSoftmax => "topk_softmax",
+        }
+    }
+
+    /// The mode that `text` names, if any.
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.as_str() == text)
+    }
+}
+
+/// Element-wise function between the two matrices of a feed-forward expert.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `max(x, 0)`.
+    Relu,
+    /// `x · Φ(x)`, the exact (erf) form.
+    Gelu,
+    /// `x · sigmoid(x)`.
+    Silu,
+}
+
+impl Activation {
+    /// Every activation, in the order of the documentation.
+    pub const ALL: [Self; 3] = [Self::Relu, Self::Gelu, Self::Silu];
+
+    /// The attribute's text.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Relu => "relu",
+            Self::Gelu => "gelu",
+            Self::Silu => "silu",
+        }
+    }
+
+    /// The activation that `text` names, if any.
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|activation| activation.as_str() == text)
+    }
+}
+
+/// Attributes of `MoASelfAttention`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SelfAttentionAttributes {
+    /// Experts per token, `1 ..= E`.
+    pub top_k: usize,
+    /// Key/value heads `G`, at least 1.
+    pub kv_num_heads: usize,
+    /// Whether query `i` sees keys `0 ..= P + i` only.
+    pub causal: bool,
+    /// Factor on query · key.
+    pub scale: f32,
+    /// How logits become weights.
+    pub gate_mode: GateMode,
+    /// Whether a padded query is routed nowhere and yields exactly 0.
+    pub skip_padded_queries: bool,
+}
+
+/// Attributes of `MoACrossAttention`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CrossAttentionAttributes {
+    /// Experts per token, `1 ..= E`.
+    pub top_k: usize,
+    /// Key/value heads `G`, at least 1.
+    pub kv_num_heads: usize,
+    /// Factor on query · key.
+    pub scale: f32,
+    /// How logits become weights.
+    pub gate_mode: GateMode,
+    /// Whether a padded query is routed nowhere and yields exactly 0.
+    pub skip_padded_queries: bool,
+}
+
+/// Attributes of `MoEFeedForward`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FeedForwardAttributes {
+    /// Experts per token, `1 ..= E`.
+    pub top_k: usize,
+    /// How logits become weights.
+    pub gate_mode: GateMode,
+    /// Function between the two matrices.
+    pub activation: Activation,
+    /// Whether `input_weight` is `[E, C, 2F]` and the hidden row is `activation(first F) * last F`.
+    pub gated: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn enum_texts_round_trip() {
+        for mode in GateMode::ALL {
+            assert_eq!(GateMode::parse(mode.as_str()), Some(mode));
+        }
+        for activation in Activation::ALL {
+            assert_eq!(Activation::parse(activation.as_str()), Some(activation));
+        }
+        assert_eq!(GateMode::parse("softmax"), None);
+    }
+}

@@ -1,0 +1,236 @@
+//! Parameter and attribute tables of the operators.
+
+/// One operator of the domain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Operator {
+    /// ONNX `op_type`; unique even without its domain.
+    pub name: &'static str,
+    /// Inputs in order.
+    pub inputs: &'static [Parameter],
+    /// Outputs in order.
+    pub outputs: &'static [Parameter],
+    /// Attributes, in the order in which they are written.
+    pub attributes: &'static [Attribute],
+}
+
+/// One input or output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parameter {
+    /// Formal name.
+    pub name: &'static str,
+    /// Element type.
+    pub element: ElementType,
+    /// Shape in the symbols of the crate documentation.
+    pub shape: &'static str,
+    /// Whether the parameter may be absent.
+    pub optional: bool,
+}
+
+/// Element type of a parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ElementType {
+    /// The activation type of the model: f32.
+    Float,
+    /// f32 whatever the activation type is.
+    Float32,
+    /// 32-bit integer.
+    Int32,
+    /// 64-bit integer.
+    Int64,
+}
+
+/// One attribute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attribute {
+    /// Name in the node.
+    pub name: &'static str,
+    /// ONNX attribute type.
+    pub kind: AttributeKind,
+}
+
+/// ONNX attribute type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttributeKind {
+    /// `INT`.
+    Int,
+    /// `FLOAT`.
+    Float,
+    /// `STRING`.
+    String,
+}
+
+const fn required(name: &'static str, element: ElementType, shape: &'static str) -> Parameter {
+    Parameter { name, element, shape, optional: false }
+}
+
+const fn optional(name: &'static str, element: ElementType, shape: &'static str) -> Parameter {
+    Parameter { name, element, shape, optional: true }
+}
+
+const fn attribute(name: &'static str, kind: AttributeKind) -> Attribute {
+    Attribute { name, kind }
+}
+
+const TOP_K: Attribute = attribute("top_k", AttributeKind::Int);
+const KV_NUM_HEADS: Attribute = attribute("kv_num_heads", AttributeKind::Int);
+const SCALE: Attribute = attribute("scale", AttributeKind::Float);
+const GATE_MODE: Attribute = attribute("gate_mode", AttributeKind::String);
+const SKIP_PADDED_QUERIES: Attribute = attribute("skip_padded_queries", AttributeKind::Int);
+
+const TOPK_INDICES: Parameter = optional("topk_indices", ElementType::Int64, "[B, T, k]");
+const TOPK_WEIGHTS: Parameter = optional("topk_weights", ElementType::Float32, "[B, T, k]");
+const OUTPUT_BIAS: Parameter = optional("output_bias", ElementType::Float, "[C]");
+
+/// Self-attention layer: route, project queries, keys and values, attend, project back, weight and sum.
+pub const SELF_ATTENTION: Operator = Operator {
+    name: "MoASelfAttention",
+    inputs: &[
+        required("hidden_states", ElementType::Float, "[B, T, C]"),
+        required("attention_mask", ElementType::Int32, "[B, P + T], 1 for a real token, 0 for padding"),
+        required("router_weight", ElementType::Float32, "[C, E]"),
+        required("query_weight", ElementType::Float, "[E, C, G * D]"),
+        required("kv_weight", ElementType::Float, "[C, 2 * G * D], keys first"),
+        required("output_weight", ElementType::Float, "[E, G * D, C]"),
+        OUTPUT_BIAS,
+        optional("past_key", ElementType::Float, "[B, G, P, D]"),
+        optional("past_value", ElementType::Float, "[B, G, P, D]"),
+        optional("cos_cache", ElementType::Float32, "[positions, D / 2]"),
+        optional("sin_cache", ElementType::Float32, "[positions, D / 2]"),
+        optional("position_ids", ElementType::Int64, "[B, T]"),
+    ],
+    outputs: &[
+        required("output", ElementType::Float, "[B, T, C]"),
+        optional("present_key", ElementType::Float, "[B, G, P + T, D]"),
+        optional("present_value", ElementType::Float, "[B, G, P + T, D]"),
+        TOPK_INDICES,
+        TOPK_WEIGHTS,
+    ],
+    attributes: &[
+        TOP_K,
+        KV_NUM_HEADS,
+        attribute("causal", AttributeKind::Int),
+        SCALE,
+        GATE_MODE,
+        SKIP_PADDED_QUERIES,
+    ],
+};
+
+/// Cross-attention layer over keys and values that were projected once per source.
+pub const CROSS_ATTENTION: Operator = Operator {
+    name: "MoACrossAttention",
+    inputs: &[
+        required("hidden_states", ElementType::Float, "[B, T, C]"),
+        required("key", ElementType::Float, "[B, G, S, D]"),
+        required("value", ElementType::Float, "[B, G, S, D]"),
+        required("key_mask", ElementType::Int32, "[B, S], 1 for a real token, 0 for padding"),
+        required("query_mask", ElementType::Int32, "[B, T], 1 for a real token, 0 for padding"),
+        required("router_weight", ElementType::Float32, "[C, E]"),
+        required("query_weight", ElementType::Float, "[E, C, G * D]"),
+        required("output_weight", ElementType::Float, "[E, G * D, C]"),
+        OUTPUT_BIAS,
+    ],
+    outputs: &[required("output", ElementType::Float, "[B, T, C]"), TOPK_INDICES, TOPK_WEIGHTS],
+    attributes: &[TOP_K, KV_NUM_HEADS, SCALE, GATE_MODE, SKIP_PADDED_QUERIES],
+};
+
+/// Routed feed-forward layer; every token is routed, padding too.
+pub const FEED_FORWARD: Operator = Operator {
+    name: "MoEFeedForward",
+    inputs: &[
+        required("hidden_states", ElementType::Float, "[B, T, C]"),
+        required("router_weight", ElementType::Float32, "[C, E]"),
+        required("input_weight", ElementType::Float, "[E, C, F], or [E, C, 2 * F] where gated"),
+        required("output_weight", ElementType::Float, "[E, F, C]"),
+        OUTPUT_BIAS,
+    ],
+    outputs: &[required("output", ElementType::Float, "[B, T, C]"), TOPK_INDICES, TOPK_WEIGHTS],
+    attributes: &[
+        TOP_K,
+        GATE_MODE,
+        attribute("activation", AttributeKind::String),
+        attribute("gated", AttributeKind::Int),
+    ],
+};
+
+/// Every operator of the domain.
+pub const OPERATORS: [Operator; 3] = [SELF_ATTENTION, CROSS_ATTENTION, FEED_FORWARD];
+
+/// Positions of the parameters of [`SELF_ATTENTION`].
+#[allow(missing_docs)]
+pub mod self_attention {
+    pub const HIDDEN_STATES: usize = 0;
+    pub const ATTENTION_MASK: usize = 1;
+    pub const ROUTER_WEIGHT: usize = 2;
+    pub const QUERY_WEIGHT: usize = 3;
+    pub const KV_WEIGHT: usize = 4;
+    pub const OUTPUT_WEIGHT: usize = 5;
+    pub const OUTPUT_BIAS: usize = 6;
+    pub const PAST_KEY: usize = 7;
+    pub const PAST_VALUE: usize = 8;
+    pub const COS_CACHE: usize = 9;
+    pub const SIN_CACHE: usize = 10;
+    pub const POSITION_IDS: usize = 11;
+
+    pub const OUTPUT: usize = 0;
+    pub const PRESENT_KEY: usize = 1;
+    pub const PRESENT_VALUE: usize = 2;
+    pub const TOPK_INDICES: usize = 3;
+    pub const TOPK_WEIGHTS: usize = 4;
+}
+
+/// Positions of the parameters of [`CROSS_ATTENTION`].
+#[allow(missing_docs)]
+pub mod cross_attention {
+    pub const HIDDEN_STATES: usize = 0;
+    pub const KEY: usize = 1;
+    pub const VALUE: usize = 2;
+    pub const KEY_MASK: usize = 3;
+    pub const QUERY_MASK: usize = 4;
+    pub const ROUTER_WEIGHT: usize = 5;
+    pub const QUERY_WEIGHT: usize = 6;
+    pub const OUTPUT_WEIGHT: usize = 7;
+    pub const OUTPUT_BIAS: usize = 8;
+
+    pub const OUTPUT: usize = 0;
+    pub const TOPK_INDICES: usize = 1;
+    pub const TOPK_WEIGHTS: usize = 2;
+}
+
+/// Positions of the parameters of [`FEED_FORWARD`].
+#[allow(missing_docs)]
+pub mod feed_forward {
+    pub const HIDDEN_STATES: usize = 0;
+    pub const ROUTER_WEIGHT: usize = 1;
+    pub const INPUT_WEIGHT: usize = 2;
+    pub const OUTPUT_WEIGHT: usize = 3;
+    pub const OUTPUT_BIAS: usize = 4;
+
+    pub const OUTPUT: usize = 0;
+    pub const TOPK_INDICES: usize = 1;
+    pub const TOPK_WEIGHTS: usize = 2;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_name_the_parameters() {
+        assert_eq!(SELF_ATTENTION.inputs[self_attention::POSITION_IDS].name, "position_ids");
+        assert_eq!(SELF_ATTENTION.inputs[self_attention::OUTPUT_BIAS].name, "output_bias");
+        assert_eq!(SELF_ATTENTION.outputs[self_attention::TOPK_WEIGHTS].name, "topk_weights");
+        assert_eq!(CROSS_ATTENTION.inputs[cross_attention::OUTPUT_BIAS].name, "output_bias");
+        assert_eq!(CROSS_ATTENTION.inputs[cross_attention::QUERY_MASK].name, "query_mask");
+        assert_eq!(FEED_FORWARD.inputs[feed_forward::OUTPUT_WEIGHT].name, "output_weight");
+    }
+
+    #[test]
+    fn optional_inputs_follow_required_ones() {
+        for operator in OPERATORS {
+            for parameters in [operator.inputs, operator.outputs] {
+                let first_optional = parameters.iter().position(|p| p.optional).unwrap_or(parameters.len());
+                assert!(parameters[first_optional..].iter().all(|p| p.optional), "{}", operator.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Shape rules: from the shapes of a node's inputs to the sizes that every implementation works with.
+
+use crate::{
+    CROSS_ATTENTION, CrossAttentionAttributes, FEED_FORWARD, FeedForwardAttributes, Operator, SELF_ATTENTION,
+    SelfAttentionAttributes, cross_attention as cross, feed_forward as ffn, self_attention as own,
+};
+
+/// Why the inputs of a node cannot be computed; the text names operator, input, expected and found shape.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShapeError(String);
+
+impl std::fmt::Display for ShapeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ShapeError {}
+
+/// Sizes of a `MoASelfAttention` node; symbols as in the crate documentation.
+#[allow(missing_docs)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SelfAttentionDims {
+    pub batch: usize,
+    pub tokens: usize,
+    pub past: usize,
+    pub width: usize,
+    pub experts: usize,
+    pub top_k: usize,
+    pub kv_heads: usize,
+    pub head: usize,
+}
+
+/// Sizes of a `MoACrossAttention` node; symbols as in the crate documentation.
+#[allow(missing_docs)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CrossAttentionDims {
+    pub batch: usize,
+    pub tokens: usize,
+    pub keys: usize,
+    pub width: usize,
+    pub experts: usize,
+    pub top_k: usize,
+    pub kv_heads: usize,
+    pub head: usize,
+}
+
+/// Sizes of a `MoEFeedForward` node; symbols as in the crate documentation.
+#[allow(missing_docs)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FeedForwardDims {
+    pub batch: usize,
+    pub tokens: usize,
+    pub width: usize,
+    pub experts: usize,
+    pub top_k: usize,
+    pub hidden: usize,
+}
+
+/// Input shapes of one node, by position; `None` where an optional input is absent.
+struct Shapes<'a> {
+    operator: &'static Operator,
+    shapes: &'a [Option<&'a [usize]>],
+}
+
+impl<'a> Shapes<'a> {
+    fn get(&self, index: usize) -> Option<&'a [usize]> {
+        self.shapes.get(index).copied().flatten()
+    }
+
+    fn fail<T>(&self, index: usize, found: &str) -> Result<T, ShapeError> {
+        let input = self.operator.inputs[index];
+        Err(ShapeError(format!("{}: input `{}` must be {}, found {found}", self.operator.name, input.name, input.shape)))
+    }
+
+    /// The shape of a required input of rank `N`.
+    fn required<const N: usize>(&self, index: usize) -> Result<[usize; N], ShapeError> {
+        let Some(shape) = self.get(index) else { return self.fail(index, "nothing") };
+        match shape.try_into() {
+            Ok(dims) => Ok(dims),
+            Err(_) => self.fail(index, &format!("{shape:?}")),
+        }
+    }
+
+    /// Checks an input that must have exactly `expected`.
+    fn expect(&self, index: usize, expected: &[usize]) -> Result<(), ShapeError> {
+        match self.get(index) {
+            Some(shape) if shape == expected => Ok(()),
+            Some(shape) => self.fail(index, &format!("{shape:?} where {expected:?} is needed")),
+            None => self.fail(index, "nothing"),
+        }
+    }
+
+    /// As [`Self::expect`], for an input that may be absent.
+    fn expect_optional(&self, index: usize, expected: &[usize]) -> Result<(), ShapeError> {
+        if self.get(index).is_some() { self.expect(index, expected) } else { Ok(()) }
+    }
+
+    fn error<T>(&self, text: &str) -> Result<T, ShapeError> {
+        Err(ShapeError(format!("{}: {text}", self.operator.name)))
+    }
+
+    fn check_top_k(&self, top_k: usize, experts: usize) -> Result<(), ShapeError> {
+        if (1..=experts).contains(&top_k) {
+            return Ok(());
+        }
+        self.error(&format!("top_k is {top_k}, but the router has {experts} experts"))
+    }
+
+    fn check_tokens(&self, batch: usize, tokens: usize) -> Result<(), ShapeError> {
+        if batch > 0 && tokens > 0 {
+            return Ok(());
+        }
+        self.error(&format!("hidden_states holds no token (batch {batch}, sequence {tokens})"))
+    }
+
+    /// Splits `G * D` columns into heads.
+    fn head(&self, columns: usize, kv_heads: usize) -> Result<usize, ShapeError> {
+        if kv_heads == 0 || columns == 0 || !columns.is_multiple_of(kv_heads) {
+            return self.error(&format!("query_weight has {columns} columns, not a multiple of kv_num_heads = {kv_heads}"));
+        }
+        Ok(columns / kv_heads)
+    }
+}
+
+impl SelfAttentionDims {
+    /// Proves the input shapes of a node against each other.
+    ///
+    /// `shapes[i]` is the shape of input `i`, `None` where it is absent.
+    ///
+    /// # Errors
+    ///
+    /// Names the first input whose shape does not fit.
+    pub fn new(shapes: &[Option<&[usize]>], attributes: &SelfAttentionAttributes) -> Result<Self, ShapeError> {
+        let s = Shapes { operator: &SELF_ATTENTION, shapes };
+        let [batch, tokens, width] = s.required(own::HIDDEN_STATES)?;
+        let [_, experts] = s.required(own::ROUTER_WEIGHT)?;
+        let [_, _, columns] = s.required(own::QUERY_WEIGHT)?;
+        s.check_tokens(batch, tokens)?;
+        s.check_top_k(attributes.top_k, experts)?;
+        let kv_heads = attributes.kv_num_heads;
+        let head = s.head(columns, kv_heads)?;
+        s.expect(own::ROUTER_WEIGHT, &[width, experts])?;
+        s.expect(own::QUERY_WEIGHT, &[experts, width, columns])?;
+        s.expect(own::KV_WEIGHT, &[width, 2 * columns])?;
+        s.expect(own::OUTPUT_WEIGHT, &[experts, columns, width])?;
+        s.expect_optional(own::OUTPUT_BIAS, &[width])?;
+        let past = match s.get(own::PAST_KEY) {
+            Some(_) => s.required::<4>(own::PAST_KEY)?[2],
+            None => 0,
+        };
+        if s.get(own::PAST_KEY).is_some() || s.get(own::PAST_VALUE).is_some() {
+            s.expect(own::PAST_KEY, &[batch, kv_heads, past, head])?;
+            s.expect(own::PAST_VALUE, &[batch, kv_heads, past, head])?;
+        }
+        s.expect(own::ATTENTION_MASK, &[batch, past + tokens])?;
+        if s.get(own::COS_CACHE).is_some() || s.get(own::SIN_CACHE).is_some() {
+            let [positions, _] = s.required(own::COS_CACHE)?;
+            if !head.is_multiple_of(2) {
+                return s.error(&format!("rotary embedding needs an even head width, found {head}"));
+            }
+            s.expect(own::COS_CACHE, &[positions, head / 2])?;
+            s.expect(own::SIN_CACHE, &[positions, head / 2])?;
+            s.expect(own::POSITION_IDS, &[batch, tokens])?;
+        }
+        Ok(Self { batch, tokens, past, width, experts, top_k: attributes.top_k, kv_heads, head })
+    }
+}
+
+impl CrossAttentionDims {
+    /// Proves the input shapes of a node against each other; arguments as in [`SelfAttentionDims::new`].
+    ///
+    /// # Errors
+    ///
+    /// Names the first input whose shape does not fit.
+    pub fn new(shapes: &[Option<&[usize]>], attributes: &CrossAttentionAttributes) -> Result<Self, ShapeError> {
+        let s = Shapes { operator: &CROSS_ATTENTION, shapes };
+        let [batch, tokens, width] = s.required(cross::HIDDEN_STATES)?;
+        let [_, _, keys, _] = s.required(cross::KEY)?;
+        let [_, experts] = s.required(cross::ROUTER_WEIGHT)?;
+        let [_, _, columns] = s.required(cross::QUERY_WEIGHT)?;
+        s.check_tokens(batch, tokens)?;
+        s.check_top_k(attributes.top_k, experts)?;
+        let kv_heads = attributes.kv_num_heads;
+        let head = s.head(columns, kv_heads)?;
+        s.expect(cross::KEY, &[batch, kv_heads, keys, head])?;
+        s.expect(cross::VALUE, &[batch, kv_heads, keys, head])?;
+        s.expect(cross::KEY_MASK, &[batch, keys])?;
+        s.expect(cross::QUERY_MASK, &[batch, tokens])?;
+        s.expect(cross::ROUTER_WEIGHT, &[width, experts])?;
+        s.expect(cross::QUERY_WEIGHT, &[experts, width, columns])?;
+        s.expect(cross::OUTPUT_WEIGHT, &[experts, columns, width])?;
+        s.expect_optional(cross::OUTPUT_BIAS, &[width])?;
+        Ok(Self { batch, tokens, keys, width, experts, top_k: attributes.top_k, kv_heads, head })
+    }
+}
+
+impl FeedForwardDims {
+    /// Proves the input shapes of a node against each other; arguments as in [`SelfAttentionDims::new`].
+    ///
+    /// # Errors
+    ///
+    /// Names the first input whose shape does not fit.
+    pub fn new(shapes: &[Option<&[usize]>], attributes: &FeedForwardAttributes) -> Result<Self, ShapeError> {
+        let s = Shapes { operator: &FEED_FORWARD, shapes };
+        let [batch, tokens, width] = s.required(ffn::HIDDEN_STATES)?;
+        let [_, experts] = s.required(ffn::ROUTER_WEIGHT)?;
+        let [_, hidden, _] = s.required(ffn::OUTPUT_WEIGHT)?;
+        s.check_tokens(batch, tokens)?;
+        s.check_top_k(attributes.top_k, experts)?;
+        let columns = if attributes.gated { 2 * hidden } else { hidden };
+        s.expect(ffn::ROUTER_WEIGHT, &[width, experts])?;
+        s.expect(ffn::INPUT_WEIGHT, &[experts, width, columns])?;
+        s.expect(ffn::OUTPUT_WEIGHT, &[experts, hidden, width])?;
+        s.expect_optional(ffn::OUTPUT_BIAS, &[width])?;
+        Ok(Self { batch, tokens, width, experts, top_k: attributes.top_k, hidden })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::GateMode;
+
+    const ATTRIBUTES: SelfAttentionAttributes = SelfAttentionAttributes {
+        top_k: 2,
+        kv_num_heads: 2,
+        causal: true,
+        scale: 0.5,
+        gate_mode: GateMode::SoftmaxTopk,
+        skip_padded_queries: true,
+    };
+
+    fn shapes() -> Vec<Vec<usize>> {
+        vec![
+            vec![3, 5, 16],
+            vec![3, 9],
+            vec![16, 4],
+            vec![4, 16, 8],
+            vec![16, 16],
+            vec![4, 8, 16],
+            vec![16],
+            vec![3, 2, 4, 4],
+            vec![3, 2, 4, 4],
+        ]
+    }
+
+    fn dims(shapes: &[Vec<usize>]) -> Result<SelfAttentionDims, ShapeError> {
+        let shapes: Vec<_> = shapes.iter().map(|s| Some(s.as_slice())).collect();
+        SelfAttentionDims::new(&shapes, &ATTRIBUTES)
+    }
+
+    #[test]
+    fn sizes_are_read_from_shapes() {
+        let found = dims(&shapes()).unwrap();
+        let expected =
+            SelfAttentionDims { batch: 3, tokens: 5, past: 4, width: 16, experts: 4, top_k: 2, kv_heads: 2, head: 4 };
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn every_wrong_dimension_is_named() {
+        for (input, shape) in shapes().iter().enumerate() {
+            for axis in 0..shape.len() {
+                let mut wrong = shapes();
+                wrong[input][axis] += 1;
+                let error = dims(&wrong).expect_err("a wrong dimension passed").to_string();
+                assert!(error.starts_with("MoASelfAttention: "), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn missing_input_is_named() {
+        let all = shapes();
+        let mut partial: Vec<_> = all.iter().map(|s| Some(s.as_slice())).collect();
+        partial[4] = None;
+        let error = SelfAttentionDims::new(&partial, &ATTRIBUTES).expect_err("kv_weight is required");
+        assert_eq!(
+            error.to_string(),
+            "MoASelfAttention: input `kv_weight` must be [C, 2 * G * D], keys first, found nothing"
+        );
+    }
+}
