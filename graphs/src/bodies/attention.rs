@@ -1,0 +1,293 @@
+//! `MoASelfAttention` and `MoACrossAttention`.
+
+use moa_schema::{CrossAttentionAttributes, SelfAttentionAttributes};
+
+use super::routing::{Routed, Routing, route};
+use crate::graph::{Attribute, Builder, Value};
+
+/// Below every attainable score, and finite: a row whose keys are all masked stays free of NaN.
+const MASKED_SCORE: f32 = f32::MIN;
+
+/// Sizes that a body takes from the shapes of the weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Heads {
+    /// Model width `C`.
+    pub(crate) width: usize,
+    /// Experts `E`.
+    pub(crate) experts: usize,
+    /// Key/value heads `G`.
+    pub(crate) kv_heads: usize,
+    /// Head width `D`.
+    pub(crate) head: usize,
+}
+
+/// Inputs of `MoASelfAttention`; shapes as in the schema.
+pub(crate) struct SelfValues {
+    pub(crate) hidden_states: Value,
+    pub(crate) attention_mask: Value,
+    pub(crate) router_weight: Value,
+    pub(crate) query_weight: Value,
+    pub(crate) kv_weight: Value,
+    pub(crate) output_weight: Value,
+    pub(crate) output_bias: Option<Value>,
+    /// Past keys and values.
+    pub(crate) past: Option<[Value; 2]>,
+    /// Cosines, sines and positions.
+    pub(crate) rotary: Option<[Value; 3]>,
+}
+
+/// Inputs of `MoACrossAttention`; shapes as in the schema.
+pub(crate) struct CrossValues {
+    pub(crate) hidden_states: Value,
+    pub(crate) key: Value,
+    pub(crate) value: Value,
+    pub(crate) key_mask: Value,
+    pub(crate) query_mask: Value,
+    pub(crate) router_weight: Value,
+    pub(crate) query_weight: Value,
+    pub(crate) output_weight: Value,
+    pub(crate) output_bias: Option<Value>,
+}
+
+/// Nodes of `MoASelfAttention`: output, present keys, present values.
+pub(crate) fn self_attention(
+    b: &mut Builder,
+    values: &SelfValues,
+    attributes: &SelfAttentionAttributes,
+    heads: Heads,
+    names: &Routed,
+) -> [Value; 3] {
+    let hidden = &values.hidden_states;
+    let past_size = match &values.past {
+        Some([key, _]) => b.size(key, 2),
+        None => b.ints(&[0]),
+    };
+    let end = b.ints(&[i64::MAX]);
+    let query_mask = b.slice(&values.attention_mask, &past_size, &end, 1);
+    let query_mask = query_mask_of(b, &query_mask, attributes.skip_padded_queries);
+    let routing = route(
+        b,
+        hidden,
+        &values.router_weight,
+        attributes.gate_mode,
+        attributes.top_k,
+        query_mask.as_ref(),
+        names,
+    );
+    let [key, value] = keys_and_values(b, values, heads);
+    let keys = KeySet { key: &key, value: &value, mask: &values.attention_mask };
+    let causal = attributes.causal.then(|| causal_mask(b, hidden, &past_size, &key));
+    let query = Query { scale: attributes.scale, rotary: values.rotary.as_ref(), causal };
+    let attended = attend(b, &routing, hidden, &values.query_weight, heads, &keys, &query);
+    let output = project_back(b, &routing, &attended, &values.output_weight, values.output_bias.as_ref(), query_mask, heads);
+    [output, key, value]
+}
+
+/// Nodes of `MoACrossAttention`: the output.
+pub(crate) fn cross_attention(
+    b: &mut Builder,
+    values: &CrossValues,
+    attributes: &CrossAttentionAttributes,
+    heads: Heads,
+    names: &Routed,
+) -> Value {
+    let hidden = &values.hidden_states;
+    let query_mask = query_mask_of(b, &values.query_mask, attributes.skip_padded_queries);
+    let routing = route(
+        b,
+        hidden,
+        &values.router_weight,
+        attributes.gate_mode,
+        attributes.top_k,
+        query_mask.as_ref(),
+        names,
+    );
+    let keys = KeySet { key: &values.key, value: &values.value, mask: &values.key_mask };
+    let query = Query { scale: attributes.scale, rotary: None, causal: None };
+    let attended = attend(b, &routing, hidden, &values.query_weight, heads, &keys, &query);
+    project_back(b, &routing, &attended, &values.output_weight, values.output_bias.as_ref(), query_mask, heads)
+}
+
+/// `[B, T, 1]` bool, where padded queries are skipped.
+fn query_mask_of(b: &mut Builder, mask: &Value, skip_padded_queries: bool) -> Option<Value> {
+    if !skip_padded_queries {
+        return None;
+    }
+    let mask = b.unsqueeze(mask, &[-1]);
+    Some(to_bool(b, &mask))
+}
+
+fn to_bool(b: &mut Builder, value: &Value) -> Value {
+    const BOOL: i64 = 9;
+    b.op("Cast", &[value], [("to", Attribute::Int(BOOL))])
+}
+
+/// Present keys and values, `[B, G, P + T, D]` each.
+#[allow(clippy::cast_possible_wrap)]
+fn keys_and_values(b: &mut Builder, values: &SelfValues, heads: Heads) -> [Value; 2] {
+    let columns = (heads.kv_heads * heads.head) as i64;
+    let both = b.op("MatMul", &[&values.hidden_states, &values.kv_weight], []);
+    let sizes = b.ints(&[columns, columns]);
+    let [key, value] = b.op2("Split", &[&both, &sizes], [("axis", Attribute::Int(-1))]);
+    let mut key = heads_first(b, &key, heads);
+    let value = heads_first(b, &value, heads);
+    if let Some(rotary) = &values.rotary {
+        key = rotate(b, &key, rotary, heads.head, 1);
+    }
+    match &values.past {
+        None => [key, value],
+        Some([past_key, past_value]) => {
+            let mut append = |past: &Value, new: &Value| b.op("Concat", &[past, new], [("axis", Attribute::Int(2))]);
+            [append(past_key, &key), append(past_value, &value)]
+        }
+    }
+}
+
+/// `[B, T, G·D]` as `[B, G, T, D]`.
+#[allow(clippy::cast_possible_wrap)]
+fn heads_first(b: &mut Builder, value: &Value, heads: Heads) -> Value {
+    if heads.kv_heads == 1 {
+        return b.unsqueeze(value, &[1]);
+    }
+    let split = b.reshape(value, &[0, 0, heads.kv_heads as i64, heads.head as i64]);
+    b.transpose(&split, &[0, 2, 1, 3])
+}
+
+/// Rotate-half rotary embedding of `[.., D]`; `axis` is where the head axis sits in `[B, .., ..]`.
+#[allow(clippy::cast_possible_wrap)]
+fn rotate(b: &mut Builder, value: &Value, [cos, sin, positions]: &[Value; 3], head: usize, axis: i64) -> Value {
+    let mut table = |table: &Value| {
+        let rows = b.op("Gather", &[table, positions], [("axis", Attribute::Int(0))]);
+        b.unsqueeze(&rows, &[axis])
+    };
+    let (cos, sin) = (table(cos), table(sin));
+    let half = (head / 2) as i64;
+    let sizes = b.ints(&[half, half]);
+    let [first, second] = b.op2("Split", &[value, &sizes], [("axis", Attribute::Int(-1))]);
+    let first_cos = b.op("Mul", &[&first, &cos], []);
+    let second_sin = b.op("Mul", &[&second, &sin], []);
+    let second_cos = b.op("Mul", &[&second, &cos], []);
+    let first_sin = b.op("Mul", &[&first, &sin], []);
+    let first = b.op("Sub", &[&first_cos, &second_sin], []);
+    let second = b.op("Add", &[&second_cos, &first_sin], []);
+    b.op("Concat", &[&first, &second], [("axis", Attribute::Int(-1))])
+}
+
+/// `[T, 1, S]` bool: query `i` sees keys `0 ..= P + i`.
+fn causal_mask(b: &mut Builder, hidden: &Value, past_size: &Value, key: &Value) -> Value {
+    let axis = b.ints(&[0]);
+    let (zero, one) = (b.int(0), b.int(1));
+    let total = b.size(key, 2);
+    let tokens = b.size(hidden, 1);
+    let past = b.op("Squeeze", &[past_size, &axis], []);
+    let tokens = b.op("Squeeze", &[&tokens, &axis], []);
+    let total = b.op("Squeeze", &[&total, &axis], []);
+    let rows = b.op("Range", &[&zero, &tokens, &one], []);
+    let rows = b.op("Add", &[&rows, &past], []);
+    let rows = b.unsqueeze(&rows, &[1, 2]);
+    let columns = b.op("Range", &[&zero, &total, &one], []);
+    b.op("LessOrEqual", &[&columns, &rows], [])
+}
+
+struct KeySet<'a> {
+    /// `[B, G, S, D]`.
+    key: &'a Value,
+    /// `[B, G, S, D]`.
+    value: &'a Value,
+    /// `[B, S]` int32.
+    mask: &'a Value,
+}
+
+struct Query<'a> {
+    scale: f32,
+    rotary: Option<&'a [Value; 3]>,
+    /// `[T, 1, S]` bool.
+    causal: Option<Value>,
+}
+
+/// Chosen queries against shared keys and values: `[B, T, k, G·D]`.
+#[allow(clippy::cast_possible_wrap)]
+fn attend(
+    b: &mut Builder,
+    routing: &Routing,
+    hidden: &Value,
+    query_weight: &Value,
+    heads: Heads,
+    keys: &KeySet<'_>,
+    settings: &Query<'_>,
+) -> Value {
+    let Heads { width, experts, kv_heads, head } = heads;
+    let (groups, slots) = (kv_heads as i64, routing.top_k() as i64);
+    let query = routing.map(b, hidden, query_weight, [experts, width, kv_heads * head]);
+    let scale = b.float(settings.scale);
+    let query = b.op("Mul", &[&query, &scale], []);
+    let query = rows_per_group(b, &query, settings.rotary, heads, slots);
+    let key_columns = b.transpose(keys.key, &[0, 1, 3, 2]);
+    let scores = b.op("MatMul", &[&query, &key_columns], []);
+    let known = b.ints(&[0, groups, -1, slots]);
+    let key_size = b.size(keys.key, 2);
+    let shape = b.op("Concat", &[&known, &key_size], [("axis", Attribute::Int(0))]);
+    let scores = b.op("Reshape", &[&scores, &shape], []);
+    let allowed = b.unsqueeze(keys.mask, &[1, 2, 3]);
+    let mut allowed = to_bool(b, &allowed);
+    if let Some(causal) = &settings.causal {
+        allowed = b.op("And", &[&allowed, causal], []);
+    }
+    let (masked, zero) = (b.float(MASKED_SCORE), b.float(0.0));
+    let scores = b.op("Where", &[&allowed, &scores, &masked], []);
+    let probabilities = b.op("Softmax", &[&scores], [("axis", Attribute::Int(-1))]);
+    let probabilities = b.op("Where", &[&allowed, &probabilities, &zero], []);
+    let flat = b.ints(&[0, groups, -1]);
+    let shape = b.op("Concat", &[&flat, &key_size], [("axis", Attribute::Int(0))]);
+    let probabilities = b.op("Reshape", &[&probabilities, &shape], []);
+    let attended = b.op("MatMul", &[&probabilities, keys.value], []);
+    slots_per_token(b, &attended, heads, slots)
+}
+
+/// `[B, T, k, G·D]` as `[B, G, T·k, D]`.
+#[allow(clippy::cast_possible_wrap)]
+fn rows_per_group(b: &mut Builder, query: &Value, rotary: Option<&[Value; 3]>, heads: Heads, slots: i64) -> Value {
+    let (groups, head) = (heads.kv_heads as i64, heads.head as i64);
+    let mut query = query.clone();
+    if let Some(rotary) = rotary {
+        let split = b.reshape(&query, &[0, 0, slots * groups, head]);
+        query = rotate(b, &split, rotary, heads.head, 2);
+    }
+    if groups == 1 {
+        return b.reshape(&query, &[0, 1, -1, head]);
+    }
+    let split = b.reshape(&query, &[0, 0, slots, groups, head]);
+    let grouped = b.transpose(&split, &[0, 3, 1, 2, 4]);
+    b.reshape(&grouped, &[0, 0, -1, head])
+}
+
+/// `[B, G, T·k, D]` as `[B, T, k, G·D]`.
+#[allow(clippy::cast_possible_wrap)]
+fn slots_per_token(b: &mut Builder, attended: &Value, heads: Heads, slots: i64) -> Value {
+    let (groups, head) = (heads.kv_heads as i64, heads.head as i64);
+    if groups == 1 {
+        return b.reshape(attended, &[0, -1, slots, head]);
+    }
+    let split = b.reshape(attended, &[0, 0, -1, slots, head]);
+    let grouped = b.transpose(&split, &[0, 2, 3, 1, 4]);
+    b.reshape(&grouped, &[0, 0, slots, groups * head])
+}
+
+/// Weighted sum through the chosen output projections, plus bias; skipped queries stay 0.
+fn project_back(
+    b: &mut Builder,
+    routing: &Routing,
+    attended: &Value,
+    output_weight: &Value,
+    bias: Option<&Value>,
+    query_mask: Option<Value>,
+    heads: Heads,
+) -> Value {
+    let Heads { width, experts, kv_heads, head } = heads;
+    let output = routing.reduce(b, attended, output_weight, [experts, kv_heads * head, width]);
+    let Some(bias) = bias else { return output };
+    let output = b.op("Add", &[&output, bias], []);
+    let Some(mask) = query_mask else { return output };
+    let zero = b.float(0.0);
+    b.op("Where", &[&mask, &output, &zero], [])
+}

@@ -1,0 +1,90 @@
+//! Errors of giving a checkpoint its meaning.
+
+use crate::WeightError;
+
+/// Why tensors and configuration do not make a model.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImportError {
+    /// A tensor that the configuration asks for is not there.
+    #[error("{origin}: tensor \"{tensor}\" of shape {expected} is missing")]
+    MissingTensor {
+        /// Checkpoint.
+        origin: String,
+        /// Name of the tensor.
+        tensor: String,
+        /// Shape that it should have.
+        expected: String,
+    },
+    /// A tensor has another shape than the configuration says.
+    #[error("{origin}: tensor \"{tensor}\" has shape {found}, expected {expected}")]
+    WrongShape {
+        /// File of the tensor.
+        origin: String,
+        /// Name of the tensor.
+        tensor: String,
+        /// Shape that it should have.
+        expected: String,
+        /// Shape that it has.
+        found: String,
+    },
+    /// The checkpoint holds tensors that no part of the model reads.
+    #[error("{origin}: {count} tensors belong to no part of a {family} model of this configuration, the first is \"{tensor}\" of shape {found}")]
+    ExtraTensors {
+        /// Checkpoint.
+        origin: String,
+        /// Family that was asked for.
+        family: String,
+        /// How many tensors.
+        count: usize,
+        /// Name of the first, in sorted order.
+        tensor: String,
+        /// Its shape.
+        found: String,
+    },
+    /// Two names of one shared parameter hold different values.
+    #[error("{origin}: \"{first}\" and \"{second}\" must be one shared parameter, but their values differ from index {index} on")]
+    AliasConflict {
+        /// Checkpoint.
+        origin: String,
+        /// One name.
+        first: String,
+        /// The other name.
+        second: String,
+        /// Row-major index of the first difference.
+        index: usize,
+    },
+    /// A key of the configuration is absent and has no default.
+    #[error("{origin}: key \"{key}\" is missing ({meaning})")]
+    MissingKey {
+        /// Configuration file.
+        origin: String,
+        /// The key.
+        key: String,
+        /// What it says.
+        meaning: String,
+    },
+    /// A key of the configuration has an impossible value.
+    #[error("{origin}: key \"{key}\" must be {expected}, found {found}")]
+    InvalidKey {
+        /// Configuration file.
+        origin: String,
+        /// The key.
+        key: String,
+        /// What it may be.
+        expected: String,
+        /// What it is, as JSON.
+        found: String,
+    },
+    /// The model is well formed, but this program cannot export it.
+    #[error("{origin}: {what} is not supported")]
+    Unsupported {
+        /// Configuration file or checkpoint.
+        origin: String,
+        /// The feature and the key or tensor that asks for it.
+        what: String,
+    },
+    /// The values of a tensor could not be read.
+    #[error(transparent)]
+    Weight(#[from] WeightError),
+}

@@ -1,0 +1,158 @@
+//! A model's configuration, read key by key with errors that name the key.
+
+use serde_json::{Map, Value};
+
+use crate::ImportError;
+
+/// The keys of a `config.json`.
+#[derive(Debug, Clone)]
+pub struct Config {
+    origin: String,
+    keys: Map<String, Value>,
+}
+
+/// Largest size that a configuration may state; products of three stay far below `u64::MAX`.
+const MAX_SIZE: u64 = 1 << 20;
+
+impl Config {
+    /// Wraps the keys read from the file `origin`.
+    pub fn new(origin: impl Into<String>, keys: Map<String, Value>) -> Self {
+        Self { origin: origin.into(), keys }
+    }
+
+    /// File that the keys come from.
+    pub fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    /// The family that the keys name; empty where they name none.
+    pub fn model_type(&self) -> &str {
+        self.get("model_type").and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// A present value; `null` counts as absent.
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.keys.get(key).filter(|value| !value.is_null())
+    }
+
+    fn missing(&self, key: &str, meaning: &str) -> ImportError {
+        ImportError::MissingKey { origin: self.origin.clone(), key: key.into(), meaning: meaning.into() }
+    }
+
+    /// The error for a key whose value is none of what is `expected`.
+    pub(crate) fn invalid(&self, key: &str, expected: impl Into<String>) -> ImportError {
+        let found = self.keys.get(key).map_or_else(|| "nothing".to_owned(), shortened);
+        ImportError::InvalidKey { origin: self.origin.clone(), key: key.into(), expected: expected.into(), found }
+    }
+
+    /// The error for a well-formed model that cannot be exported.
+    pub(crate) fn unsupported(&self, what: String) -> ImportError {
+        ImportError::Unsupported { origin: self.origin.clone(), what }
+    }
+
+    /// A text that must be present.
+    pub(crate) fn text(&self, key: &str, meaning: &str) -> Result<&str, ImportError> {
+        let value = self.get(key).ok_or_else(|| self.missing(key, meaning))?;
+        value.as_str().ok_or_else(|| self.invalid(key, "a text"))
+    }
+
+    /// A text with a default.
+    pub(crate) fn text_or<'a>(&'a self, key: &str, default: &'a str) -> Result<&'a str, ImportError> {
+        self.get(key).map_or(Ok(default), |value| value.as_str().ok_or_else(|| self.invalid(key, "a text")))
+    }
+
+    /// Whether a key has a value other than `null`.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.get(key).is_some()
+    }
+
+    /// A positive integer that must be present.
+    pub(crate) fn size(&self, key: &str, meaning: &str) -> Result<usize, ImportError> {
+        if self.get(key).is_none() {
+            return Err(self.missing(key, meaning));
+        }
+        self.size_or(key, 0)
+    }
+
+    /// A positive integer with a default.
+    pub(crate) fn size_or(&self, key: &str, default: usize) -> Result<usize, ImportError> {
+        Ok(self.optional_size(key)?.unwrap_or(default))
+    }
+
+    /// A positive integer that may be absent.
+    pub(crate) fn optional_size(&self, key: &str) -> Result<Option<usize>, ImportError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let size = value.as_u64().filter(|size| (1..=MAX_SIZE).contains(size));
+        let size = size.and_then(|size| usize::try_from(size).ok());
+        size.map(Some).ok_or_else(|| self.invalid(key, format!("an integer from 1 to {MAX_SIZE}")))
+    }
+
+    /// An integer from 0, with a default.
+    pub(crate) fn id_or(&self, key: &str, default: usize) -> Result<usize, ImportError> {
+        let Some(value) = self.get(key) else { return Ok(default) };
+        let id = value.as_u64().filter(|id| *id <= MAX_SIZE).and_then(|id| usize::try_from(id).ok());
+        id.ok_or_else(|| self.invalid(key, format!("an integer from 0 to {MAX_SIZE}")))
+    }
+
+    /// `true` or `false`, with a default.
+    pub(crate) fn flag_or(&self, key: &str, default: bool) -> Result<bool, ImportError> {
+        self.get(key).map_or(Ok(default), |value| value.as_bool().ok_or_else(|| self.invalid(key, "true or false")))
+    }
+
+    /// A small positive number, with a default.
+    pub(crate) fn epsilon_or(&self, key: &str, default: f32) -> Result<f32, ImportError> {
+        let Some(value) = self.get(key) else { return Ok(default) };
+        let number = value.as_f64().filter(|number| *number > 0.0 && *number < 1.0);
+        #[allow(clippy::cast_possible_truncation)]
+        number.map(|number| number as f32).ok_or_else(|| self.invalid(key, "a number between 0 and 1"))
+    }
+
+    /// Refuses a feature that is switched on.
+    pub(crate) fn refuse_flag(&self, key: &str) -> Result<(), ImportError> {
+        if self.flag_or(key, false)? { Err(self.unsupported(format!("\"{key}\": true"))) } else { Ok(()) }
+    }
+}
+
+/// A value as JSON, cut where it is long.
+fn shortened(value: &Value) -> String {
+    const LONGEST: usize = 60;
+    let text = value.to_string();
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(text: &str) -> Config {
+        Config::new("config.json", serde_json::from_str(text).unwrap())
+    }
+
+    #[test]
+    fn values_are_read_with_defaults() {
+        let config = config(r#"{"a": 3, "b": null, "c": true, "d": "x", "e": 1e-5}"#);
+        assert_eq!(config.size("a", "").unwrap(), 3);
+        assert_eq!(config.size_or("b", 7).unwrap(), 7);
+        assert!(config.flag_or("c", false).unwrap());
+        assert_eq!(config.text_or("d", "y").unwrap(), "x");
+        assert_eq!(config.epsilon_or("e", 1.0).unwrap(), 1e-5);
+    }
+
+    #[test]
+    fn impossible_values_name_key_and_value() {
+        for text in ["0", "-1", "2.5", "\"8\"", "1e999", "9223372036854775808", "[1]"] {
+            let Ok(keys) = serde_json::from_str(&format!("{{\"n\": {text}}}")) else { continue };
+            let error = Config::new("config.json", keys).size("n", "").expect_err(text).to_string();
+            assert!(error.starts_with("config.json: key \"n\" must be an integer from 1 to 1048576, found "), "{error}");
+        }
+    }
+
+    #[test]
+    fn missing_key_says_what_it_means() {
+        let error = config("{}").size("top_k", "experts per token").expect_err("no key").to_string();
+        assert_eq!(error, "config.json: key \"top_k\" is missing (experts per token)");
+    }
+}

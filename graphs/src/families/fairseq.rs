@@ -1,0 +1,340 @@
+//! What the fairseq families share: tensor names of layers, and the configuration keys behind them.
+
+use moa_schema::{Activation, GateMode};
+
+use super::{Config, ImportOptions, importer::Importer};
+use crate::{
+    ImportError,
+    model::{
+        Attention, DenseFeedForward, Embedding, Encoder, EncoderLayer, ExpertFeedForward, FeedForward, LayerNorm,
+        Linear, Positions,
+    },
+};
+
+/// Experts per token in `ffd_type = moe`; fixed in the released code.
+const FEED_FORWARD_TOP_K: usize = 4;
+
+/// Narrower sinusoids divide by zero, upstream too.
+const SMALLEST_SINUSOID_WIDTH: usize = 4;
+
+/// Names of stored buffers that are no weights.
+pub(super) fn is_buffer(name: &str) -> bool {
+    let last = name.rsplit('.').next().unwrap_or(name);
+    matches!(last, "version" | "_float_tensor" | "w_noise")
+}
+
+/// Which half of an encoder–decoder a key belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Encoder,
+    Decoder,
+}
+
+impl Side {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Encoder => "encoder",
+            Self::Decoder => "decoder",
+        }
+    }
+
+    /// Where `nn.Sequential` keeps the second matrix of the feed-forward block.
+    const fn second_matrix(self) -> &'static str {
+        match self {
+            Self::Encoder => "ffd.3",
+            Self::Decoder => "ffd.2",
+        }
+    }
+}
+
+/// The keys of one side.
+#[derive(Debug, Clone)]
+pub(super) struct Stack {
+    pub(super) side: Side,
+    /// Prefix of the side's tensors.
+    pub(super) prefix: String,
+    pub(super) width: usize,
+    /// Width of the encoder's output.
+    pub(super) source_width: usize,
+    pub(super) layers: usize,
+    hidden: usize,
+    top_k: usize,
+    num_experts: usize,
+    head_size: usize,
+    normalize_before: bool,
+    learned_positions: bool,
+    no_positions: bool,
+    max_positions: usize,
+    norm_embedding: bool,
+    final_norm: bool,
+    scale: f32,
+    routed_feed_forward: bool,
+    activation: Activation,
+    gate_mode: GateMode,
+    epsilon: f32,
+    pub(super) pad_token_id: usize,
+}
+
+impl Stack {
+    /// Reads the keys of one side; defaults are those of `base_ende_architecture`.
+    pub(super) fn new(
+        config: &Config,
+        side: Side,
+        prefix: &str,
+        max_positions_key: &str,
+        options: ImportOptions,
+    ) -> Result<Self, ImportError> {
+        let key = |name: &str| format!("{}_{name}", side.name());
+        let source_width = config.size_or("encoder_embed_dim", 512)?;
+        let encoder_hidden = config.size_or("encoder_ffn_embed_dim", 2048)?;
+        let (width, hidden) = match side {
+            Side::Encoder => (source_width, encoder_hidden),
+            Side::Decoder => (
+                config.size_or("decoder_embed_dim", source_width)?,
+                config.size_or("decoder_ffn_embed_dim", encoder_hidden)?,
+            ),
+        };
+        let top_k_key = key("attention_heads");
+        let top_k = config.size(&top_k_key, "experts per token, top-k; it is never stored in tensors")?;
+        let num_experts = config.size_or("num_expert", 12)?;
+        if top_k > num_experts {
+            return Err(config.invalid(&top_k_key, format!("at most num_expert = {num_experts}")));
+        }
+        let normalize_before = config.flag_or(&key("normalize_before"), false)?;
+        let learned_positions = config.flag_or(&key("learned_pos"), false)?;
+        let no_positions = config.flag_or("no_token_positional_embeddings", false)?;
+        if width < SMALLEST_SINUSOID_WIDTH && !learned_positions && !no_positions {
+            return Err(config.unsupported(format!("sinusoidal positions of width {width}")));
+        }
+        let no_final_norm = config.flag_or(&format!("no_{}_final_norm", side.name()), false)?;
+        #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
+        let sqrt_width = (width as f64).sqrt() as f32;
+        Ok(Self {
+            side,
+            prefix: prefix.into(),
+            width,
+            source_width,
+            layers: config.size_or(&key("layers"), 6)?,
+            hidden,
+            top_k,
+            num_experts,
+            head_size: config.size_or("head_dim", 256)?,
+            normalize_before,
+            learned_positions,
+            no_positions,
+            max_positions: config.size_or(max_positions_key, 1024)?,
+            norm_embedding: config.flag_or("layernorm_embedding", false)?,
+            final_norm: normalize_before && !no_final_norm,
+            scale: if config.flag_or("no_scale_embedding", false)? { 1.0 } else { sqrt_width },
+            routed_feed_forward: routed_feed_forward(config)?,
+            activation: activation(config)?,
+            gate_mode: options.gate_mode.unwrap_or(GateMode::SoftmaxTopk),
+            epsilon: config.epsilon_or("layer_norm_eps", 1e-5)?,
+            pad_token_id: config.id_or("pad_token_id", 1)?,
+        })
+    }
+
+    /// Token embedding stored under at least one of `names`, positions and their normalisation.
+    pub(super) fn embedding(&self, importer: &mut Importer<'_>, names: &[&str]) -> Result<Embedding, ImportError> {
+        let prefix = &self.prefix;
+        let tokens = importer.take_shared(names, &[None, Some(self.width)])?;
+        let rows = self.max_positions + self.pad_token_id + 1;
+        let positions = if self.no_positions {
+            Positions::None
+        } else if self.learned_positions {
+            Positions::Learned(importer.take(&format!("{prefix}.embed_positions.weight"), &[rows, self.width])?)
+        } else {
+            Positions::Sinusoidal { rows }
+        };
+        let norm = match self.norm_embedding {
+            true => Some(self.norm(importer, &format!("{prefix}.layernorm_embedding"))?),
+            false => None,
+        };
+        Ok(Embedding {
+            prefix: prefix.clone(),
+            tokens,
+            scale: self.scale,
+            positions,
+            norm,
+            pad_token_id: self.pad_token_id,
+            zero_at_padding: self.side == Side::Encoder,
+        })
+    }
+
+    /// The whole encoder.
+    pub(super) fn encoder(&self, importer: &mut Importer<'_>, embedding: Embedding) -> Result<Encoder, ImportError> {
+        let layers = (0..self.layers).map(|index| self.encoder_layer(importer, index)).collect::<Result<_, _>>()?;
+        Ok(Encoder { embedding, layers, norm: self.stack_norm(importer)? })
+    }
+
+    fn encoder_layer(&self, importer: &mut Importer<'_>, index: usize) -> Result<EncoderLayer, ImportError> {
+        let prefix = format!("{}.layers.{index}", self.prefix);
+        Ok(EncoderLayer {
+            self_attention: self.attention(importer, &format!("{prefix}.self_attn"), self.width, false)?,
+            self_attention_norm: self.norm(importer, &format!("{prefix}.self_attn_layer_norm"))?,
+            feed_forward: self.feed_forward(importer, &prefix)?,
+            final_norm: self.norm(importer, &format!("{prefix}.final_layer_norm"))?,
+            normalize_before: self.normalize_before,
+            prefix,
+        })
+    }
+
+    /// Normalisation after the stack, where the model has one.
+    pub(super) fn stack_norm(&self, importer: &mut Importer<'_>) -> Result<Option<LayerNorm>, ImportError> {
+        match self.final_norm {
+            true => self.norm(importer, &format!("{}.layer_norm", self.prefix)).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// Attention layer whose tensors start with `prefix`.
+    pub(super) fn attention(
+        &self,
+        importer: &mut Importer<'_>,
+        prefix: &str,
+        source_width: usize,
+        causal: bool,
+    ) -> Result<Attention, ImportError> {
+        let sizes = AttentionSizes {
+            width: self.width,
+            source_width,
+            top_k: self.top_k,
+            num_experts: self.num_experts,
+            head_size: self.head_size,
+        };
+        attention(importer, prefix, sizes, self.gate_mode, causal)
+    }
+
+    /// Feed-forward block of the layer `prefix`.
+    pub(super) fn feed_forward(&self, importer: &mut Importer<'_>, prefix: &str) -> Result<FeedForward, ImportError> {
+        if self.routed_feed_forward {
+            return self.expert_feed_forward(importer, &format!("{prefix}.ffd")).map(FeedForward::Experts);
+        }
+        let second = self.side.second_matrix();
+        let mut linear = |name: &str, alias: &str, input: usize, output: usize| -> Result<Linear, ImportError> {
+            let names = |part: &str| [format!("{prefix}.{name}.{part}"), format!("{prefix}.{alias}.{part}")];
+            let [weight, weight_alias] = names("weight");
+            let [bias, bias_alias] = names("bias");
+            Ok(Linear {
+                weight: importer.take_shared(&[&weight, &weight_alias], &[Some(output), Some(input)])?,
+                bias: importer.take_shared(&[&bias, &bias_alias], &[Some(output)])?,
+            })
+        };
+        Ok(FeedForward::Dense(DenseFeedForward {
+            input: linear("fc1", "ffd.0", self.width, self.hidden)?,
+            activation: self.activation,
+            output: linear("fc2", second, self.hidden, self.width)?,
+        }))
+    }
+
+    /// The released code gives every expert the hidden width of the model and routes with a fixed top-k.
+    fn expert_feed_forward(
+        &self,
+        importer: &mut Importer<'_>,
+        module: &str,
+    ) -> Result<ExpertFeedForward, ImportError> {
+        let (width, experts) = (self.width, self.num_experts);
+        Ok(ExpertFeedForward {
+            router: importer.take(&format!("{module}.w_gate"), &[width, experts])?,
+            input: importer.take(&format!("{module}.experts.w"), &[experts, width, width])?,
+            output: importer.take(&format!("{module}.output_experts.w"), &[experts, width, width])?,
+            top_k: FEED_FORWARD_TOP_K.min(experts),
+            num_experts: experts,
+            gate_mode: self.gate_mode,
+            activation: self.activation,
+            module: module.into(),
+        })
+    }
+
+    /// Layer normalisation `name`.
+    pub(super) fn norm(&self, importer: &mut Importer<'_>, name: &str) -> Result<LayerNorm, ImportError> {
+        norm(importer, name, self.width, self.epsilon)
+    }
+
+    pub(super) fn normalize_before(&self) -> bool {
+        self.normalize_before
+    }
+
+    pub(super) fn activation(&self) -> Activation {
+        self.activation
+    }
+}
+
+/// Sizes of one attention layer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct AttentionSizes {
+    pub(super) width: usize,
+    pub(super) source_width: usize,
+    pub(super) top_k: usize,
+    pub(super) num_experts: usize,
+    pub(super) head_size: usize,
+}
+
+/// Attention layer under upstream's names; `prefix` may be empty.
+pub(super) fn attention(
+    importer: &mut Importer<'_>,
+    prefix: &str,
+    sizes: AttentionSizes,
+    gate_mode: GateMode,
+    causal: bool,
+) -> Result<Attention, ImportError> {
+    let name = |part: &str| if prefix.is_empty() { part.to_owned() } else { format!("{prefix}.{part}") };
+    let AttentionSizes { width, source_width, top_k, num_experts, head_size } = sizes;
+    Ok(Attention {
+        module: if prefix.is_empty() { String::new() } else { name("q_proj") },
+        prefix: prefix.into(),
+        router: importer.take(&name("q_proj.w_gate"), &[width, num_experts])?,
+        query: importer.take(&name("q_proj.experts.w"), &[num_experts, width, head_size])?,
+        key: importer.take(&name("k_proj.weight"), &[head_size, source_width])?,
+        value: importer.take(&name("v_proj.weight"), &[head_size, source_width])?,
+        output: importer.take(&name("q_proj.output_experts.w"), &[num_experts, head_size, width])?,
+        top_k,
+        num_experts,
+        kv_num_heads: 1,
+        head_size,
+        gate_mode,
+        causal,
+        skip_padded_queries: true,
+    })
+}
+
+/// Layer normalisation `name` over `width`.
+pub(super) fn norm(
+    importer: &mut Importer<'_>,
+    name: &str,
+    width: usize,
+    epsilon: f32,
+) -> Result<LayerNorm, ImportError> {
+    Ok(LayerNorm {
+        weight: importer.take(&format!("{name}.weight"), &[width])?,
+        bias: importer.take(&format!("{name}.bias"), &[width])?,
+        epsilon,
+    })
+}
+
+fn activation(config: &Config) -> Result<Activation, ImportError> {
+    match config.text_or("activation_fn", "relu")? {
+        "relu" => Ok(Activation::Relu),
+        "gelu" | "gelu_erf" => Ok(Activation::Gelu),
+        other => Err(config.unsupported(format!("\"activation_fn\": \"{other}\" (supported: relu, gelu)"))),
+    }
+}
+
+fn routed_feed_forward(config: &Config) -> Result<bool, ImportError> {
+    match config.text_or("ffd_type", "normal")? {
+        "normal" => Ok(false),
+        "moe" => Ok(true),
+        _ => Err(config.invalid("ffd_type", "\"normal\" or \"moe\"")),
+    }
+}
+
+/// Refuses switches of upstream whose maths is not exported.
+pub(super) fn refuse_unsupported(config: &Config) -> Result<(), ImportError> {
+    for key in ["cross_self_attention", "no_cross_attention", "scale_attn", "scale_fc", "scale_heads", "scale_resids"] {
+        config.refuse_flag(key)?;
+    }
+    if config.has("adaptive_softmax_cutoff") {
+        return Err(config.unsupported("\"adaptive_softmax_cutoff\"".into()));
+    }
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! Takes tensors out of a directory one by one, proving shapes, and knows what was left over.
+
+use std::collections::BTreeSet;
+
+use crate::{ImportError, TensorDirectory, Weight};
+
+/// A dimension that is known, or any (`None`).
+pub(super) type Dim = Option<usize>;
+
+pub(super) struct Importer<'a> {
+    tensors: &'a dyn TensorDirectory,
+    taken: BTreeSet<String>,
+}
+
+impl<'a> Importer<'a> {
+    pub(super) fn new(tensors: &'a dyn TensorDirectory) -> Self {
+        Self { tensors, taken: BTreeSet::new() }
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.tensors.tensor(name).is_some()
+    }
+
+    /// The tensor `name`, which must have exactly `shape`.
+    pub(super) fn take(&mut self, name: &str, shape: &[usize]) -> Result<Weight, ImportError> {
+        let pattern: Vec<Dim> = shape.iter().copied().map(Some).collect();
+        self.take_any(name, &pattern)
+    }
+
+    /// The tensor `name`, whose shape must fit `pattern`.
+    pub(super) fn take_any(&mut self, name: &str, pattern: &[Dim]) -> Result<Weight, ImportError> {
+        let Some(weight) = self.tensors.tensor(name) else {
+            return Err(ImportError::MissingTensor {
+                origin: self.tensors.origin().into(),
+                tensor: name.into(),
+                expected: pattern_text(pattern),
+            });
+        };
+        check_shape(name, &weight, pattern)?;
+        self.taken.insert(name.into());
+        self.taken.insert(weight.name().into());
+        Ok(weight)
+    }
+
+    /// One parameter stored under at least one of `names`; where it is stored more than once, all values
+    /// must be equal.
+    pub(super) fn take_shared(&mut self, names: &[&str], pattern: &[Dim]) -> Result<Weight, ImportError> {
+        let first = names.iter().copied().find(|name| self.has(name)).or(names.first().copied()).unwrap_or_default();
+        let kept = self.take_any(first, pattern)?;
+        for name in names.iter().copied().filter(|name| *name != first) {
+            if !self.has(name) {
+                continue;
+            }
+            let other = self.take_any(name, pattern)?;
+            if other.name() != kept.name() {
+                self.check_equal(&kept, &other)?;
+            }
+        }
+        Ok(kept)
+    }
+
+    fn check_equal(&self, first: &Weight, second: &Weight) -> Result<(), ImportError> {
+        let conflict = |index| ImportError::AliasConflict {
+            origin: self.tensors.origin().into(),
+            first: first.name().into(),
+            second: second.name().into(),
+            index,
+        };
+        if first.shape() != second.shape() {
+            return Err(conflict(0));
+        }
+        let (a, b) = (first.to_f64()?, second.to_f64()?);
+        match a.iter().zip(&b).position(|(a, b)| a.to_bits() != b.to_bits()) {
+            Some(index) => Err(conflict(index)),
+            None => Ok(()),
+        }
+    }
+
+    /// Fails where a tensor was neither taken nor is known to be no weight.
+    pub(super) fn finish(self, family: &str, is_buffer: impl Fn(&str) -> bool) -> Result<(), ImportError> {
+        let names = self.tensors.names();
+        let extra: Vec<_> =
+            names.into_iter().filter(|name| !self.taken.contains(*name) && !is_buffer(name)).collect();
+        let Some(first) = extra.first() else { return Ok(()) };
+        let found = self.tensors.tensor(first).map_or_else(String::new, |weight| format!("{:?}", weight.shape()));
+        Err(ImportError::ExtraTensors {
+            origin: self.tensors.origin().into(),
+            family: family.into(),
+            count: extra.len(),
+            tensor: (*first).into(),
+            found,
+        })
+    }
+}
+
+fn check_shape(name: &str, weight: &Weight, pattern: &[Dim]) -> Result<(), ImportError> {
+    let shape = weight.shape();
+    let fits = shape.len() == pattern.len()
+        && shape.iter().zip(pattern).all(|(found, expected)| *found > 0 && expected.is_none_or(|e| e == *found));
+    if fits {
+        return Ok(());
+    }
+    Err(ImportError::WrongShape {
+        origin: weight.origin().into(),
+        tensor: name.into(),
+        expected: pattern_text(pattern),
+        found: format!("{shape:?}"),
+    })
+}
+
+fn pattern_text(pattern: &[Dim]) -> String {
+    let dims: Vec<_> = pattern.iter().map(|dim| dim.map_or_else(|| "any".to_owned(), |d| d.to_string())).collect();
+    format!("[{}]", dims.join(", "))
+}

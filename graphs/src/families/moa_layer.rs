@@ -1,0 +1,42 @@
+//! `moa_layer`: one attention layer under upstream's tensor names.
+
+use moa_schema::GateMode;
+
+use super::{
+    Config, ImportOptions,
+    fairseq::{AttentionSizes, attention, is_buffer},
+    importer::Importer,
+};
+use crate::{
+    ImportError, TensorDirectory,
+    model::{MoaLayer, Model},
+};
+
+pub(super) fn import(
+    config: &Config,
+    tensors: &dyn TensorDirectory,
+    options: ImportOptions,
+) -> Result<Model, ImportError> {
+    let width = config.size("embed_dim", "width of queries and output")?;
+    let cross_attention = config.flag_or("cross_attention", false)?;
+    let causal = config.flag_or("causal", false)?;
+    let source_width = config.size_or("kdim", width)?;
+    let num_experts = config.size("num_expert", "number of experts")?;
+    let top_k = config.size("top_k", "experts per token; it is never stored in tensors")?;
+    if top_k > num_experts {
+        return Err(config.invalid("top_k", format!("at most num_expert = {num_experts}")));
+    }
+    if cross_attention && causal {
+        return Err(config.invalid("causal", "false where \"cross_attention\" is true"));
+    }
+    if !cross_attention && source_width != width {
+        return Err(config.invalid("kdim", format!("embed_dim = {width} where \"cross_attention\" is false")));
+    }
+    let head_size = config.size("head_dim", "width of one head")?;
+    let sizes = AttentionSizes { width, source_width, top_k, num_experts, head_size };
+    let gate_mode = options.gate_mode.unwrap_or(GateMode::SoftmaxTopk);
+    let mut importer = Importer::new(tensors);
+    let attention = attention(&mut importer, "", sizes, gate_mode, causal)?;
+    importer.finish("moa_layer", is_buffer)?;
+    Ok(Model::Layer(MoaLayer { attention, cross_attention, source_width }))
+}

@@ -1,0 +1,62 @@
+//! Families: from tensor names and a configuration to typed models.
+//!
+//! A new family is one file here (its names), one under `lower` (its graph), and one line in [`FAMILIES`].
+
+mod config;
+mod fairseq;
+mod importer;
+mod masked_lm;
+mod moa_layer;
+mod translation;
+
+pub use config::Config;
+
+use moa_schema::GateMode;
+
+use crate::{ImportError, TensorDirectory, model::Model};
+
+/// What the user may say about a model beyond its checkpoint and configuration.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ImportOptions {
+    /// Replaces the family's gate mode.
+    pub gate_mode: Option<GateMode>,
+}
+
+/// One supported family.
+struct Family {
+    /// `model_type` of the configuration.
+    model_type: &'static str,
+    /// What it is, for messages.
+    title: &'static str,
+    import: fn(&Config, &dyn TensorDirectory, ImportOptions) -> Result<Model, ImportError>,
+}
+
+const FAMILIES: &[Family] = &[
+    Family { model_type: "moa_transformer", title: "fairseq MoA encoder-decoder", import: translation::import },
+    Family { model_type: "moa_roberta", title: "MoA masked language model", import: masked_lm::import },
+    Family { model_type: "moa_layer", title: "single MoA layer", import: moa_layer::import },
+];
+
+/// The supported values of `model_type`, each with a title.
+pub fn supported() -> impl Iterator<Item = (&'static str, &'static str)> {
+    FAMILIES.iter().map(|family| (family.model_type, family.title))
+}
+
+/// Gives the tensors of a checkpoint their meaning.
+///
+/// # Errors
+///
+/// A configuration key that is missing or impossible, a tensor that is missing, left over or wrongly
+/// shaped, shared parameters that differ, and families or options that this program cannot export.
+pub fn import(
+    config: &Config,
+    tensors: &dyn TensorDirectory,
+    options: ImportOptions,
+) -> Result<Model, ImportError> {
+    let model_type = config.text("model_type", "the family of the model")?;
+    let Some(family) = FAMILIES.iter().find(|family| family.model_type == model_type) else {
+        let known: Vec<_> = FAMILIES.iter().map(|family| family.model_type).collect();
+        return Err(config.unsupported(format!("model_type \"{model_type}\" (supported: {})", known.join(", "))));
+    };
+    (family.import)(config, tensors, options)
+}

@@ -1,0 +1,112 @@
+//! `moa_transformer`: the fairseq MoA encoder–decoder.
+
+use super::{
+    Config, ImportOptions,
+    fairseq::{Side, Stack, is_buffer, refuse_unsupported},
+    importer::Importer,
+};
+use crate::{
+    ImportError, TensorDirectory, Weight,
+    model::{Decoder, DecoderLayer, EncoderDecoder, Model},
+};
+
+const ENCODER_TOKENS: &str = "encoder.embed_tokens.weight";
+const DECODER_TOKENS: &str = "decoder.embed_tokens.weight";
+const OUTPUT: &str = "decoder.output_projection.weight";
+
+pub(super) fn import(
+    config: &Config,
+    tensors: &dyn TensorDirectory,
+    options: ImportOptions,
+) -> Result<Model, ImportError> {
+    refuse_unsupported(config)?;
+    let encoder = Stack::new(config, Side::Encoder, "encoder", "max_source_positions", options)?;
+    let decoder = Stack::new(config, Side::Decoder, "decoder", "max_target_positions", options)?;
+    check_decoder_widths(config, decoder.width)?;
+    let mut importer = Importer::new(tensors);
+    let embeddings = Embeddings::new(config)?;
+    let embedding = encoder.embedding(&mut importer, embeddings.encoder)?;
+    check_vocabulary(config, &["src_vocab_size", "vocab_size"], &embedding.tokens)?;
+    let encoder = encoder.encoder(&mut importer, embedding)?;
+    let decoder = import_decoder(config, &mut importer, &decoder, &embeddings)?;
+    importer.finish("moa_transformer", is_buffer)?;
+    Ok(Model::EncoderDecoder(EncoderDecoder { encoder, decoder }))
+}
+
+/// Under which names each of the three vocabulary matrices may be stored.
+struct Embeddings {
+    encoder: &'static [&'static str],
+    decoder: &'static [&'static str],
+    output: &'static [&'static str],
+}
+
+impl Embeddings {
+    fn new(config: &Config) -> Result<Self, ImportError> {
+        const ALL: &[&str] = &[DECODER_TOKENS, ENCODER_TOKENS, OUTPUT];
+        const TARGET: &[&str] = &[DECODER_TOKENS, OUTPUT];
+        let all = config.flag_or("share_all_embeddings", false)?;
+        let target = config.flag_or("share_decoder_input_output_embed", false)?;
+        Ok(match (all, target) {
+            (true, _) => Self { encoder: ALL, decoder: ALL, output: ALL },
+            (false, true) => Self { encoder: &[ENCODER_TOKENS], decoder: TARGET, output: TARGET },
+            (false, false) => Self { encoder: &[ENCODER_TOKENS], decoder: &[DECODER_TOKENS], output: &[OUTPUT] },
+        })
+    }
+}
+
+fn import_decoder(
+    config: &Config,
+    importer: &mut Importer<'_>,
+    stack: &Stack,
+    embeddings: &Embeddings,
+) -> Result<Decoder, ImportError> {
+    let embedding = stack.embedding(importer, embeddings.decoder)?;
+    check_vocabulary(config, &["tgt_vocab_size", "vocab_size"], &embedding.tokens)?;
+    let vocabulary = embedding.tokens.shape()[0];
+    let output = importer.take_shared(embeddings.output, &[Some(vocabulary), Some(stack.width)])?;
+    let layers = (0..stack.layers).map(|index| decoder_layer(importer, stack, index)).collect::<Result<_, _>>()?;
+    Ok(Decoder { embedding, layers, norm: stack.stack_norm(importer)?, output })
+}
+
+fn decoder_layer(importer: &mut Importer<'_>, stack: &Stack, index: usize) -> Result<DecoderLayer, ImportError> {
+    let prefix = format!("{}.layers.{index}", stack.prefix);
+    Ok(DecoderLayer {
+        self_attention: stack.attention(importer, &format!("{prefix}.self_attn"), stack.width, true)?,
+        self_attention_norm: stack.norm(importer, &format!("{prefix}.self_attn_layer_norm"))?,
+        cross_attention: stack.attention(importer, &format!("{prefix}.encoder_attn"), stack.source_width, false)?,
+        cross_attention_norm: stack.norm(importer, &format!("{prefix}.encoder_attn_layer_norm"))?,
+        feed_forward: stack.feed_forward(importer, &prefix)?,
+        final_norm: stack.norm(importer, &format!("{prefix}.final_layer_norm"))?,
+        normalize_before: stack.normalize_before(),
+        prefix,
+    })
+}
+
+/// Upstream can project into and out of the decoder; the export cannot.
+fn check_decoder_widths(config: &Config, width: usize) -> Result<(), ImportError> {
+    for key in ["decoder_input_dim", "decoder_output_dim"] {
+        let found = config.size_or(key, width)?;
+        if found != width {
+            return Err(config.unsupported(format!("\"{key}\": {found} beside \"decoder_embed_dim\": {width}")));
+        }
+    }
+    Ok(())
+}
+
+/// The first of `keys` that the configuration has must agree with the embedding.
+fn check_vocabulary(config: &Config, keys: &[&str], tokens: &Weight) -> Result<(), ImportError> {
+    for key in keys {
+        let Some(size) = config.optional_size(key)? else { continue };
+        let shape = tokens.shape();
+        if size == shape[0] {
+            return Ok(());
+        }
+        return Err(ImportError::WrongShape {
+            origin: tokens.origin().into(),
+            tensor: tokens.name().into(),
+            expected: format!("[{size}, {}] (\"{key}\" of {})", shape[1], config.origin()),
+            found: format!("{shape:?}"),
+        });
+    }
+    Ok(())
+}

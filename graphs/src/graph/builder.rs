@@ -1,0 +1,293 @@
+//! Writes graphs and operator bodies node by node; the only place that invents names.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::{Attribute, Constant, ConstantValues, DType, Data, Dim, Function, Graph, Initializer, Node, OpId, ValueInfo, WeightExpr};
+
+/// A value of the graph under construction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Value(String);
+
+impl Value {
+    /// An absent optional input.
+    pub fn absent() -> Self {
+        Self(String::new())
+    }
+
+    /// Name in the graph.
+    pub fn name(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Builds one graph, or the body of one operator.
+///
+/// In a graph, constants are initializers, and transposing or reshaping a trained weight is done when it is
+/// written. In a body, constants are nodes, and formal inputs are transposed when the model is loaded.
+#[derive(Debug, Default)]
+pub struct Builder {
+    in_body: bool,
+    prefix: String,
+    names: BTreeSet<String>,
+    counters: HashMap<String, usize>,
+    inputs: Vec<ValueInfo>,
+    outputs: Vec<ValueInfo>,
+    initializers: Vec<Initializer>,
+    literals: Vec<(Constant, Value)>,
+    weights: BTreeMap<String, WeightExpr>,
+    nodes: Vec<Node>,
+    functions: Vec<Function>,
+}
+
+impl Builder {
+    /// A builder of a graph.
+    pub fn graph() -> Self {
+        Self::default()
+    }
+
+    /// A builder of an operator body whose formal inputs are `inputs`.
+    pub fn body(inputs: &[&str]) -> Self {
+        let names = inputs.iter().map(|name| (*name).to_owned()).collect();
+        Self { in_body: true, names, ..Self::default() }
+    }
+
+    /// Names of values and nodes start with `prefix` from here on.
+    pub fn set_prefix(&mut self, prefix: &str) {
+        self.prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
+    }
+
+    /// Adds a graph input.
+    pub fn input(&mut self, name: &str, dtype: DType, shape: &[Dim]) -> Value {
+        self.names.insert(name.into());
+        self.inputs.push(ValueInfo { name: name.into(), dtype, shape: shape.to_vec() });
+        Value(name.into())
+    }
+
+    /// Makes `value` the graph output `name`.
+    pub fn output(&mut self, value: &Value, name: &str, dtype: DType, shape: &[Dim]) {
+        self.rename(value, name);
+        self.outputs.push(ValueInfo { name: name.into(), dtype, shape: shape.to_vec() });
+    }
+
+    /// Calls a value `name`: a copy where it is an input, an initializer or an output under another name.
+    pub fn rename(&mut self, value: &Value, name: &str) -> Value {
+        let renamed = Value(name.into());
+        if *value == renamed {
+            return renamed;
+        }
+        self.names.insert(name.into());
+        let computed = self.nodes.iter().any(|node| node.outputs.contains(&value.0));
+        if !computed || self.outputs.iter().any(|output| output.name == value.0) {
+            self.push("", "Identity", name, &[value], vec![name.into()], []);
+            return renamed;
+        }
+        for node in &mut self.nodes {
+            for known in node.inputs.iter_mut().chain(&mut node.outputs).filter(|known| **known == value.0) {
+                *known = name.into();
+            }
+        }
+        renamed
+    }
+
+    /// The value that a formal input of a body stands for.
+    pub fn formal(&self, name: &str) -> Value {
+        Value(name.into())
+    }
+
+    /// A trained weight as the initializer `name`; the same name is added once.
+    pub fn weight(&mut self, name: &str, expr: impl Into<WeightExpr>) -> Value {
+        if self.names.insert(name.into()) {
+            let expr = expr.into();
+            let shape = expr.shape();
+            self.weights.insert(name.into(), expr.clone());
+            self.initializers.push(Initializer { name: name.into(), dtype: DType::Float32, shape, data: Data::Weight(expr) });
+        }
+        Value(name.into())
+    }
+
+    /// A list of integers.
+    pub fn ints(&mut self, values: &[i64]) -> Value {
+        self.literal(Constant { shape: vec![values.len()], values: ConstantValues::Int64(values.to_vec()) })
+    }
+
+    /// One integer.
+    pub fn int(&mut self, value: i64) -> Value {
+        self.literal(Constant { shape: vec![], values: ConstantValues::Int64(vec![value]) })
+    }
+
+    /// One number.
+    pub fn float(&mut self, value: f32) -> Value {
+        self.literal(Constant { shape: vec![], values: ConstantValues::Float32(vec![value]) })
+    }
+
+    fn literal(&mut self, constant: Constant) -> Value {
+        if let Some((_, value)) = self.literals.iter().find(|(known, _)| *known == constant) {
+            return value.clone();
+        }
+        let prefix = std::mem::take(&mut self.prefix);
+        let value = if self.in_body {
+            self.op("Constant", &[], [("value", Attribute::Tensor(constant.clone()))])
+        } else {
+            let dtype = match constant.values {
+                ConstantValues::Float32(_) => DType::Float32,
+                ConstantValues::Int64(_) => DType::Int64,
+            };
+            let name = self.fresh("constant");
+            let (shape, data) = (constant.shape.clone(), Data::Literal(constant.clone()));
+            self.initializers.push(Initializer { name: name.clone(), dtype, shape, data });
+            Value(name)
+        };
+        self.prefix = prefix;
+        self.literals.push((constant, value.clone()));
+        value
+    }
+
+    /// A standard operator with one output.
+    pub fn op<const N: usize>(
+        &mut self,
+        op_type: &str,
+        inputs: &[&Value],
+        attributes: [(&str, Attribute); N],
+    ) -> Value {
+        let name = self.fresh(op_type);
+        self.push("", op_type, &name, inputs, vec![name.clone()], attributes);
+        Value(name)
+    }
+
+    /// A standard operator with two outputs.
+    pub fn op2<const N: usize>(
+        &mut self,
+        op_type: &str,
+        inputs: &[&Value],
+        attributes: [(&str, Attribute); N],
+    ) -> [Value; 2] {
+        let name = self.fresh(op_type);
+        let second = self.fresh(op_type);
+        self.push("", op_type, &name, inputs, vec![name.clone(), second.clone()], attributes);
+        [Value(name), Value(second)]
+    }
+
+    /// A node of our domain called `name` whose outputs are called `outputs`.
+    pub fn custom_op(&mut self, op: OpId, name: &str, inputs: &[&Value], outputs: &[&str], attributes: BTreeMap<String, Attribute>) {
+        self.names.extend(outputs.iter().map(|output| (*output).to_owned()));
+        self.nodes.push(Node {
+            name: name.into(),
+            op,
+            inputs: inputs.iter().map(|value| value.0.clone()).collect(),
+            outputs: outputs.iter().map(|output| (*output).to_owned()).collect(),
+            attributes,
+        });
+    }
+
+    /// A fresh name for an output of [`Self::custom_op`].
+    pub fn fresh_value(&mut self, stem: &str) -> Value {
+        Value(self.fresh(stem))
+    }
+
+    /// Axes reordered; of a trained weight, when it is written.
+    pub fn transpose(&mut self, input: &Value, permutation: &[usize]) -> Value {
+        if let Some(expr) = self.weights.get(input.name()).cloned() {
+            let order: Vec<_> = permutation.iter().map(ToString::to_string).collect();
+            let name = format!("{}/transposed.{}", input.name(), order.join(""));
+            return self.weight(&name, expr.transposed(permutation));
+        }
+        #[allow(clippy::cast_possible_wrap)]
+        let permutation = permutation.iter().map(|axis| *axis as i64).collect();
+        self.op("Transpose", &[input], [("perm", Attribute::Ints(permutation))])
+    }
+
+    /// The same values under a fully known shape; of a trained weight, when it is written.
+    pub fn reshape_static(&mut self, input: &Value, shape: &[usize]) -> Value {
+        if let Some(expr) = self.weights.get(input.name()).cloned() {
+            let dims: Vec<_> = shape.iter().map(ToString::to_string).collect();
+            let name = format!("{}/reshaped.{}", input.name(), dims.join("x"));
+            return self.weight(&name, expr.reshaped(shape));
+        }
+        #[allow(clippy::cast_possible_wrap)]
+        let shape: Vec<_> = shape.iter().map(|dim| *dim as i64).collect();
+        self.reshape(input, &shape)
+    }
+
+    /// The same values under another shape: 0 copies a dimension, -1 is inferred.
+    pub fn reshape(&mut self, input: &Value, shape: &[i64]) -> Value {
+        let shape = self.ints(shape);
+        self.op("Reshape", &[input, &shape], [])
+    }
+
+    /// New axes of size 1.
+    pub fn unsqueeze(&mut self, input: &Value, axes: &[i64]) -> Value {
+        let axes = self.ints(axes);
+        self.op("Unsqueeze", &[input, &axes], [])
+    }
+
+    /// Elements `start..end` of one axis.
+    pub fn slice(&mut self, input: &Value, start: &Value, end: &Value, axis: i64) -> Value {
+        let axis = self.ints(&[axis]);
+        self.op("Slice", &[input, start, end, &axis], [])
+    }
+
+    /// Size of one axis, as a list of one integer.
+    pub fn size(&mut self, input: &Value, axis: i64) -> Value {
+        self.op("Shape", &[input], [("start", Attribute::Int(axis)), ("end", Attribute::Int(axis + 1))])
+    }
+
+    /// Registers the meaning of an operator; `false` where another meaning is registered already.
+    pub fn function(&mut self, function: Function) -> bool {
+        match self.functions.iter().find(|known| known.op == function.op) {
+            Some(known) => *known == function,
+            None => {
+                self.functions.push(function);
+                true
+            }
+        }
+    }
+
+    /// Ends a graph: initializers that no node reads are dropped.
+    pub fn into_graph(self, name: &str) -> Graph {
+        let read: BTreeSet<_> = self.nodes.iter().flat_map(|node| &node.inputs).collect();
+        let initializers = self.initializers.into_iter().filter(|i| read.contains(&i.name)).collect();
+        Graph {
+            name: name.into(),
+            inputs: self.inputs,
+            outputs: self.outputs,
+            initializers,
+            nodes: self.nodes,
+            functions: self.functions,
+        }
+    }
+
+    /// Ends a body.
+    pub fn into_nodes(self) -> Vec<Node> {
+        self.nodes
+    }
+
+    fn push<const N: usize>(
+        &mut self,
+        domain: &str,
+        op_type: &str,
+        name: &str,
+        inputs: &[&Value],
+        outputs: Vec<String>,
+        attributes: [(&str, Attribute); N],
+    ) {
+        self.nodes.push(Node {
+            name: name.into(),
+            op: OpId { domain: domain.into(), op_type: op_type.into() },
+            inputs: inputs.iter().map(|value| value.0.clone()).collect(),
+            outputs,
+            attributes: attributes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
+        });
+    }
+
+    fn fresh(&mut self, stem: &str) -> String {
+        let stem = format!("{}{stem}", self.prefix);
+        loop {
+            let counter = self.counters.entry(stem.clone()).or_default();
+            let name = if *counter == 0 { stem.clone() } else { format!("{stem}_{counter}") };
+            *counter += 1;
+            if self.names.insert(name.clone()) {
+                return name;
+            }
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The graph IR: named values with symbolic dimensions, nodes keyed by `(domain, op_type)`, deferred weights.
+//!
+//! A graph is a plain value in topological order. Nothing here knows how it is stored.
+
+mod builder;
+mod data;
+
+pub use builder::{Builder, Value};
+pub use data::{Data, Sinusoids, WeightExpr};
+
+use std::{collections::BTreeMap, fmt};
+
+/// Element types that graphs use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum DType {
+    Float32,
+    Int32,
+    Int64,
+    Bool,
+}
+
+/// One dimension of a graph input or output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Dim {
+    /// Known when the graph is built.
+    Fixed(usize),
+    /// Known when it runs; equal names are equal sizes.
+    Symbolic(String),
+}
+
+impl From<usize> for Dim {
+    fn from(size: usize) -> Self {
+        Self::Fixed(size)
+    }
+}
+
+impl From<&str> for Dim {
+    fn from(name: &str) -> Self {
+        Self::Symbolic(name.into())
+    }
+}
+
+impl fmt::Display for Dim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed(size) => write!(f, "{size}"),
+            Self::Symbolic(name) => f.write_str(name),
+        }
+    }
+}
+
+/// A graph input or output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ValueInfo {
+    /// Name that callers use.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Shape.
+    pub shape: Vec<Dim>,
+}
+
+/// Operator identity.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct OpId {
+    /// Domain; empty for standard ONNX.
+    pub domain: String,
+    /// Operator type.
+    pub op_type: String,
+}
+
+/// One node attribute.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
+pub enum Attribute {
+    Int(i64),
+    Float(f32),
+    Text(String),
+    Ints(Vec<i64>),
+    Tensor(Constant),
+}
+
+/// A small literal tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Constant {
+    /// Dimensions; empty for a scalar.
+    pub shape: Vec<usize>,
+    /// Values in row-major order.
+    pub values: ConstantValues,
+}
+
+/// Values of a [`Constant`].
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
+pub enum ConstantValues {
+    Float32(Vec<f32>),
+    Int64(Vec<i64>),
+}
+
+/// One operation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Node {
+    /// Unique name; for an operator of ours, the routed module.
+    pub name: String,
+    /// What it does.
+    pub op: OpId,
+    /// Names of values; an empty name is an absent optional input.
+    pub inputs: Vec<String>,
+    /// Names of values; an empty name is an output that nobody reads.
+    pub outputs: Vec<String>,
+    /// Attributes by name.
+    pub attributes: BTreeMap<String, Attribute>,
+}
+
+/// A constant of the graph.
+#[derive(Debug, Clone)]
+pub struct Initializer {
+    /// Name of the value.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Dimensions.
+    pub shape: Vec<usize>,
+    /// The values, or a way to them.
+    pub data: Data,
+}
+
+/// An operator's meaning in standard operators.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Function {
+    /// Operator that it defines.
+    pub op: OpId,
+    /// Formal inputs.
+    pub inputs: Vec<String>,
+    /// Formal outputs.
+    pub outputs: Vec<String>,
+    /// Names of the attributes that callers may set.
+    pub attributes: Vec<String>,
+    /// Body in topological order.
+    pub nodes: Vec<Node>,
+}
+
+/// A whole graph.
+#[derive(Debug, Clone)]
+pub struct Graph {
+    /// Name.
+    pub name: String,
+    /// What callers give.
+    pub inputs: Vec<ValueInfo>,
+    /// What callers get.
+    pub outputs: Vec<ValueInfo>,
+    /// Constants, in order of first use.
+    pub initializers: Vec<Initializer>,
+    /// Operations in topological order.
+    pub nodes: Vec<Node>,
+    /// Operator bodies, at most one per operator.
+    pub functions: Vec<Function>,
+}

@@ -1,0 +1,22 @@
+//! Typed MoA models, a graph IR, and the lowering of one to the other.
+//!
+//! ```text
+//! TensorDirectory + Config  →  Model  →  Graph
+//!          (families)              (lower)
+//! ```
+//!
+//! This crate knows no file and no protobuf: tensors reach it through [`TensorDirectory`], graphs leave it
+//! as plain values. A family is one file under `families` (names and configuration to types) and one under
+//! `lower` (types to nodes).
+
+mod bodies;
+mod error;
+pub mod families;
+pub mod graph;
+mod lower;
+pub mod model;
+mod weight;
+
+pub use error::ImportError;
+pub use lower::{Form, LowerError, NamedGraph, Options, lower};
+pub use weight::{TensorDirectory, TensorSource, Weight, WeightError};

@@ -1,0 +1,150 @@
+//! Embedding, normalisation, feed-forward and encoder stack, shared by the families.
+
+use super::{BATCH, LowerError, Lowering};
+use crate::{
+    bodies::activation,
+    graph::{Attribute, DType, Dim, Sinusoids, Value, WeightExpr},
+    model::{DenseFeedForward, Embedding, Encoder, EncoderLayer, FeedForward, LayerNorm, Linear, Positions},
+};
+
+/// Tokens to embed, and where they stand among the tokens seen so far.
+pub(super) struct Tokens<'a> {
+    /// `[B, T]` int64.
+    pub(super) ids: &'a Value,
+    /// `[B, P + T]` int64.
+    pub(super) mask: &'a Value,
+    /// `P` as a list of one integer; `None` where there is no past.
+    pub(super) past: Option<&'a Value>,
+}
+
+impl Lowering {
+    /// `x + f(norm(x))` where `before`, else `norm(x + f(x))`.
+    pub(super) fn residual(
+        &mut self,
+        x: &Value,
+        norm: &LayerNorm,
+        before: bool,
+        f: impl FnOnce(&mut Self, &Value) -> Result<Value, LowerError>,
+    ) -> Result<Value, LowerError> {
+        if before {
+            let normed = self.norm(norm, x);
+            let added = f(self, &normed)?;
+            return Ok(self.b.op("Add", &[x, &added], []));
+        }
+        let added = f(self, x)?;
+        let sum = self.b.op("Add", &[x, &added], []);
+        Ok(self.norm(norm, &sum))
+    }
+
+    pub(super) fn norm(&mut self, norm: &LayerNorm, x: &Value) -> Value {
+        let weight = self.b.weight(norm.weight.name(), &norm.weight);
+        let bias = self.b.weight(norm.bias.name(), &norm.bias);
+        let attributes = [("axis", Attribute::Int(-1)), ("epsilon", Attribute::Float(norm.epsilon))];
+        self.b.op("LayerNormalization", &[x, &weight, &bias], attributes)
+    }
+
+    pub(super) fn linear(&mut self, linear: &Linear, x: &Value) -> Value {
+        let product = self.matmul_transposed(x, &linear.weight);
+        let bias = self.b.weight(linear.bias.name(), &linear.bias);
+        self.b.op("Add", &[&product, &bias], [])
+    }
+
+    /// `x · weightᵀ`.
+    pub(super) fn matmul_transposed(&mut self, x: &Value, weight: &crate::Weight) -> Value {
+        let weight = self.b.weight(weight.name(), weight);
+        let weight = self.b.transpose(&weight, &[1, 0]);
+        self.b.op("MatMul", &[x, &weight], [])
+    }
+
+    pub(super) fn feed_forward(&mut self, block: &FeedForward, x: &Value) -> Result<Value, LowerError> {
+        match block {
+            FeedForward::Experts(block) => self.expert_feed_forward(block, x),
+            FeedForward::Dense(DenseFeedForward { input, activation: kind, output }) => {
+                let hidden = self.linear(input, x);
+                let hidden = activation(&mut self.b, &hidden, *kind);
+                Ok(self.linear(output, &hidden))
+            }
+        }
+    }
+
+    /// `[B, T, C]`.
+    pub(super) fn embed(&mut self, embedding: &Embedding, tokens: &Tokens<'_>) -> Value {
+        self.b.set_prefix(&embedding.prefix);
+        let table = self.b.weight(embedding.tokens.name(), &embedding.tokens);
+        let mut x = self.b.op("Gather", &[&table, tokens.ids], [("axis", Attribute::Int(0))]);
+        #[allow(clippy::float_cmp)]
+        if embedding.scale != 1.0 {
+            let scale = self.b.float(embedding.scale);
+            x = self.b.op("Mul", &[&x, &scale], []);
+        }
+        if let Some(table) = self.position_table(embedding) {
+            let positions = self.positions(embedding.pad_token_id, tokens);
+            let rows = self.b.op("Gather", &[&table, &positions], [("axis", Attribute::Int(0))]);
+            x = self.b.op("Add", &[&x, &rows], []);
+        }
+        if let Some(norm) = &embedding.norm {
+            x = self.norm(norm, &x);
+        }
+        if embedding.zero_at_padding {
+            const BOOL: i64 = 9;
+            let real = self.b.unsqueeze(tokens.mask, &[-1]);
+            let real = self.b.op("Cast", &[&real], [("to", Attribute::Int(BOOL))]);
+            let zero = self.b.float(0.0);
+            x = self.b.op("Where", &[&real, &x, &zero], []);
+        }
+        x
+    }
+
+    fn position_table(&mut self, embedding: &Embedding) -> Option<Value> {
+        match &embedding.positions {
+            Positions::None => None,
+            Positions::Learned(table) => Some(self.b.weight(table.name(), table)),
+            Positions::Sinusoidal { rows } => {
+                let table =
+                    Sinusoids { rows: *rows, width: embedding.width(), padding_row: embedding.pad_token_id };
+                let name = format!("{}.embed_positions.sinusoids", embedding.prefix);
+                Some(self.b.weight(&name, WeightExpr::Sinusoids(table)))
+            }
+        }
+    }
+
+    /// `pad + running count of real tokens` at real tokens, `pad` at padding: `[B, T]` int64.
+    #[allow(clippy::cast_possible_wrap)]
+    fn positions(&mut self, pad_token_id: usize, tokens: &Tokens<'_>) -> Value {
+        let b = &mut self.b;
+        let axis = b.int(1);
+        let count = b.op("CumSum", &[tokens.mask, &axis], []);
+        let count = b.op("Mul", &[&count, tokens.mask], []);
+        let count = match tokens.past {
+            None => count,
+            Some(past) => {
+                let end = b.ints(&[i64::MAX]);
+                b.slice(&count, past, &end, 1)
+            }
+        };
+        let pad = b.int(pad_token_id as i64);
+        b.op("Add", &[&count, &pad], [])
+    }
+
+    /// The encoder's `input_ids` and `attention_mask`, and its output `[B, sequence, C]`.
+    pub(super) fn encoder(&mut self, encoder: &Encoder) -> Result<Value, LowerError> {
+        let shape = [Dim::from(BATCH), Dim::from(self.tokens)];
+        let ids = self.b.input("input_ids", DType::Int64, &shape);
+        let [mask, mask_int32] = self.mask_input("attention_mask", &shape);
+        let mut x = self.embed(&encoder.embedding, &Tokens { ids: &ids, mask: &mask, past: None });
+        for layer in &encoder.layers {
+            x = self.encoder_layer(layer, &x, &mask_int32)?;
+        }
+        self.b.set_prefix(&encoder.embedding.prefix);
+        Ok(encoder.norm.as_ref().map_or(x.clone(), |norm| self.norm(norm, &x)))
+    }
+
+    fn encoder_layer(&mut self, layer: &EncoderLayer, x: &Value, mask: &Value) -> Result<Value, LowerError> {
+        self.b.set_prefix(&layer.prefix);
+        let before = layer.normalize_before;
+        let x = self.residual(x, &layer.self_attention_norm, before, |l, x| {
+            Ok(l.self_attention(&layer.self_attention, x, mask, None)?.output)
+        })?;
+        self.residual(&x, &layer.final_norm, before, |l, x| l.feed_forward(&layer.feed_forward, x))
+    }
+}

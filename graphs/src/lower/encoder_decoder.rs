@@ -1,0 +1,146 @@
+//! Encoder–decoder: two files.
+//!
+//! `encoder_model`: `input_ids`, `attention_mask` → `last_hidden_state`, and the keys and values of every
+//! decoder layer's cross-attention. `decoder_model`: prefill and single steps in one graph, `P >= 0`.
+
+use super::{
+    BATCH, LowerError, Lowering, NamedGraph, Options, PAST, SEQUENCE, SOURCE, block::Tokens,
+    operator::SelfAttentionOutput,
+};
+use crate::{
+    graph::{DType, Dim, Value},
+    model::{Attention, Decoder, DecoderLayer, EncoderDecoder},
+};
+
+pub(super) fn lower(model: &EncoderDecoder, options: Options) -> Result<Vec<NamedGraph>, LowerError> {
+    Ok(vec![lower_encoder(model, options)?, lower_decoder(&model.decoder, options)?])
+}
+
+fn lower_encoder(model: &EncoderDecoder, options: Options) -> Result<NamedGraph, LowerError> {
+    let mut l = Lowering::new(options, SOURCE);
+    let hidden = l.encoder(&model.encoder)?;
+    let shape = [Dim::from(BATCH), Dim::from(SOURCE), Dim::from(model.encoder.embedding.width())];
+    l.b.output(&hidden, "last_hidden_state", DType::Float32, &shape);
+    let hidden = l.b.formal("last_hidden_state");
+    for (index, layer) in model.decoder.layers.iter().enumerate() {
+        let attention = &layer.cross_attention;
+        l.b.set_prefix(&attention.prefix);
+        let shape = cache_shape(attention, SOURCE.into());
+        let keys_and_values = l.cross_keys_and_values(attention, &hidden);
+        for (part, value) in ["key", "value"].into_iter().zip(&keys_and_values) {
+            l.b.output(value, &format!("present.{index}.encoder.{part}"), DType::Float32, &shape);
+        }
+    }
+    Ok(l.finish("encoder_model"))
+}
+
+fn lower_decoder(decoder: &Decoder, options: Options) -> Result<NamedGraph, LowerError> {
+    let mut l = Lowering::new(options, SEQUENCE);
+    let [batch, sequence, source, past] = [BATCH, SEQUENCE, SOURCE, PAST].map(Dim::from);
+    let total = Dim::Symbolic(format!("{PAST} + {SEQUENCE}"));
+    let ids = l.b.input("input_ids", DType::Int64, &[batch.clone(), sequence.clone()]);
+    let [mask, mask_int32] = l.mask_input("attention_mask", &[batch.clone(), total.clone()]);
+    let [_, source_mask] = l.mask_input("encoder_attention_mask", &[batch.clone(), source.clone()]);
+    let caches: Vec<_> = decoder
+        .layers
+        .iter()
+        .enumerate()
+        .map(|(index, layer)| Caches {
+            own: l.cache_inputs(&layer.self_attention, index, "decoder", &past),
+            cross: l.cache_inputs(&layer.cross_attention, index, "encoder", &source),
+        })
+        .collect();
+    let past_size = caches.first().map(|cache| l.b.size(&cache.own[0], 2));
+    let mut x = l.embed(&decoder.embedding, &Tokens { ids: &ids, mask: &mask, past: past_size.as_ref() });
+    let end = l.b.ints(&[i64::MAX]);
+    let query_mask = match &past_size {
+        Some(past) => l.b.slice(&mask_int32, past, &end, 1),
+        None => mask_int32.clone(),
+    };
+    let masks = Masks { own: &mask_int32, query: &query_mask, source: &source_mask };
+    let mut present = Vec::new();
+    for (layer, caches) in decoder.layers.iter().zip(caches) {
+        let output = l.decoder_layer(layer, &x, &masks, caches)?;
+        x = output.output;
+        present.push(output.present);
+    }
+    l.b.set_prefix(&decoder.embedding.prefix);
+    if let Some(norm) = &decoder.norm {
+        x = l.norm(norm, &x);
+    }
+    let logits = l.matmul_transposed(&x, &decoder.output);
+    let vocabulary = Dim::from(decoder.output.shape()[0]);
+    l.b.output(&logits, "logits", DType::Float32, &[batch, sequence, vocabulary]);
+    for (index, (layer, present)) in decoder.layers.iter().zip(&present).enumerate() {
+        let shape = cache_shape(&layer.self_attention, total.clone());
+        for (part, value) in ["key", "value"].into_iter().zip(present) {
+            l.b.output(value, &format!("present.{index}.decoder.{part}"), DType::Float32, &shape);
+        }
+    }
+    Ok(l.finish("decoder_model"))
+}
+
+fn cache_shape(attention: &Attention, length: Dim) -> [Dim; 4] {
+    [BATCH.into(), attention.kv_num_heads.into(), length, attention.head_size.into()]
+}
+
+/// Keys and values that a decoder layer is given.
+struct Caches {
+    own: [Value; 2],
+    cross: [Value; 2],
+}
+
+/// Int32 masks of the decoder.
+struct Masks<'a> {
+    /// `[B, P + T]`.
+    own: &'a Value,
+    /// `[B, T]`.
+    query: &'a Value,
+    /// `[B, source]`.
+    source: &'a Value,
+}
+
+impl Lowering {
+    fn cache_inputs(&mut self, attention: &Attention, index: usize, side: &str, length: &Dim) -> [Value; 2] {
+        let shape = cache_shape(attention, length.clone());
+        ["key", "value"]
+            .map(|part| self.b.input(&format!("past_key_values.{index}.{side}.{part}"), DType::Float32, &shape))
+    }
+
+    /// Keys and values of `memory` `[B, S, source width]`, `[B, G, S, D]` each.
+    #[allow(clippy::cast_possible_wrap)]
+    pub(super) fn cross_keys_and_values(&mut self, attention: &Attention, memory: &Value) -> [Value; 2] {
+        let (groups, head) = (attention.kv_num_heads, attention.head_size);
+        [&attention.key, &attention.value].map(|weight| {
+            let projected = self.matmul_transposed(memory, weight);
+            if groups == 1 {
+                return self.b.unsqueeze(&projected, &[1]);
+            }
+            let split = self.b.reshape(&projected, &[0, 0, groups as i64, head as i64]);
+            self.b.transpose(&split, &[0, 2, 1, 3])
+        })
+    }
+
+    fn decoder_layer(
+        &mut self,
+        layer: &DecoderLayer,
+        x: &Value,
+        masks: &Masks<'_>,
+        caches: Caches,
+    ) -> Result<SelfAttentionOutput, LowerError> {
+        self.b.set_prefix(&layer.prefix);
+        let before = layer.normalize_before;
+        let mut kept = None;
+        let x = self.residual(x, &layer.self_attention_norm, before, |l, x| {
+            let output = l.self_attention(&layer.self_attention, x, masks.own, Some(caches.own.clone()))?;
+            kept = Some(output.present);
+            Ok(output.output)
+        })?;
+        let x = self.residual(&x, &layer.cross_attention_norm, before, |l, x| {
+            let [key, value] = &caches.cross;
+            l.cross_attention(&layer.cross_attention, x, [key, value], [masks.source, masks.query])
+        })?;
+        let output = self.residual(&x, &layer.final_norm, before, |l, x| l.feed_forward(&layer.feed_forward, x))?;
+        Ok(SelfAttentionOutput { output, present: kept.unwrap_or(caches.own) })
+    }
+}

@@ -1,0 +1,135 @@
+//! Lowering: from typed models to graphs.
+//!
+//! `operator` writes our operators in the form asked for, `block` what the families share; one file a family
+//! does the rest and fixes the names of graph inputs and outputs.
+
+mod block;
+mod encoder_decoder;
+mod layer;
+mod masked_lm;
+mod operator;
+
+use crate::{
+    graph::{Builder, DType, Dim, Graph, Value},
+    model::Model,
+};
+
+/// How the `ai.moa` operators are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// A node of ours, and a model-local function with the same meaning in standard operators.
+    Function,
+    /// Nodes of ours only.
+    Fused,
+    /// Standard operators only.
+    Standard,
+}
+
+impl Form {
+    /// Every form, in the order of the documentation.
+    pub const ALL: [Self; 3] = [Self::Function, Self::Fused, Self::Standard];
+
+    /// Name on the command line and in metadata.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Function => "function",
+            Self::Fused => "fused",
+            Self::Standard => "standard",
+        }
+    }
+
+    /// The form that `text` names, if any.
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|form| form.as_str() == text)
+    }
+}
+
+/// What the user may say about the graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// How our operators are written.
+    pub form: Form,
+    /// Whether `router.{module}.indices` and `router.{module}.weights` are graph outputs.
+    pub router_outputs: bool,
+}
+
+/// A graph and the stem of the file that holds it.
+#[derive(Debug, Clone)]
+pub struct NamedGraph {
+    /// `model`, `encoder_model` or `decoder_model`.
+    pub stem: &'static str,
+    /// The graph.
+    pub graph: Graph,
+}
+
+/// Why a model has no graph.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LowerError {
+    /// One graph would need two bodies for one operator.
+    #[error("layer \"{module}\" uses {operator} with other settings than the layers before it, and one file holds one body per operator")]
+    SecondBody {
+        /// Operator.
+        operator: &'static str,
+        /// Module that differs.
+        module: String,
+    },
+}
+
+/// Writes a model as one graph, or as one per file where the family has several.
+///
+/// # Errors
+///
+/// [`LowerError::SecondBody`] in the form [`Form::Function`].
+pub fn lower(model: &Model, options: Options) -> Result<Vec<NamedGraph>, LowerError> {
+    match model {
+        Model::EncoderDecoder(model) => encoder_decoder::lower(model, options),
+        Model::MaskedLm(model) => masked_lm::lower(model, options),
+        Model::Layer(layer) => layer::lower(layer, options),
+    }
+}
+
+const BATCH: &str = "batch";
+const SEQUENCE: &str = "sequence";
+const SOURCE: &str = "source";
+const PAST: &str = "past_sequence";
+
+/// A graph under construction.
+struct Lowering {
+    b: Builder,
+    options: Options,
+    /// Name of the sequence axis of the tokens that are routed.
+    tokens: &'static str,
+    /// Router outputs to declare when the graph is complete, with their top-k.
+    routers: Vec<(String, usize)>,
+}
+
+impl Lowering {
+    fn new(options: Options, tokens: &'static str) -> Self {
+        Self { b: Builder::graph(), options, tokens, routers: Vec::new() }
+    }
+
+    /// A mask, 1 for a real token and 0 for padding, as int64 and as the operators take it.
+    fn mask_input(&mut self, name: &str, shape: &[Dim]) -> [Value; 2] {
+        let mask = self.b.input(name, DType::Int64, shape);
+        let narrow = self.to_int32(&mask);
+        [mask, narrow]
+    }
+
+    fn to_int32(&mut self, value: &Value) -> Value {
+        const INT32: i64 = 6;
+        self.b.op("Cast", &[value], [("to", crate::graph::Attribute::Int(INT32))])
+    }
+
+    fn finish(mut self, stem: &'static str) -> NamedGraph {
+        for (prefix, top_k) in std::mem::take(&mut self.routers) {
+            let shape = [Dim::from(BATCH), Dim::from(self.tokens), Dim::from(top_k)];
+            for (part, dtype) in [("indices", DType::Int64), ("weights", DType::Float32)] {
+                let name = format!("{prefix}.{part}");
+                let value = self.b.formal(&name);
+                self.b.output(&value, &name, dtype, &shape);
+            }
+        }
+        NamedGraph { stem, graph: self.b.into_graph(stem) }
+    }
+}

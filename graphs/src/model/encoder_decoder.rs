@@ -1,0 +1,75 @@
+//! fairseq MoA encoder–decoder.
+
+use super::{Attention, Embedding, FeedForward, LayerNorm};
+use crate::Weight;
+
+/// Encoder and decoder with cross-attention.
+#[derive(Debug, Clone)]
+pub struct EncoderDecoder {
+    /// Source side.
+    pub encoder: Encoder,
+    /// Target side.
+    pub decoder: Decoder,
+}
+
+/// A stack of encoder layers over an embedding.
+#[derive(Debug, Clone)]
+pub struct Encoder {
+    /// Tokens to vectors.
+    pub embedding: Embedding,
+    /// Layers in order.
+    pub layers: Vec<EncoderLayer>,
+    /// Normalisation after the stack, in pre-norm models.
+    pub norm: Option<LayerNorm>,
+}
+
+/// Self-attention and feed-forward, each with residual and normalisation.
+#[derive(Debug, Clone)]
+pub struct EncoderLayer {
+    /// Prefix of the layer's tensors, such as `encoder.layers.0`.
+    pub prefix: String,
+    /// Self-attention.
+    pub self_attention: Attention,
+    /// Its normalisation.
+    pub self_attention_norm: LayerNorm,
+    /// Feed-forward block.
+    pub feed_forward: FeedForward,
+    /// Its normalisation.
+    pub final_norm: LayerNorm,
+    /// `x + f(norm(x))` if true, `norm(x + f(x))` if false.
+    pub normalize_before: bool,
+}
+
+/// A stack of decoder layers over an embedding, and the output matrix.
+#[derive(Debug, Clone)]
+pub struct Decoder {
+    /// Tokens to vectors.
+    pub embedding: Embedding,
+    /// Layers in order.
+    pub layers: Vec<DecoderLayer>,
+    /// Normalisation after the stack, in pre-norm models.
+    pub norm: Option<LayerNorm>,
+    /// Output matrix, `[V, C]`: `logits = x · outputᵀ`.
+    pub output: Weight,
+}
+
+/// Self-attention, cross-attention and feed-forward, each with residual and normalisation.
+#[derive(Debug, Clone)]
+pub struct DecoderLayer {
+    /// Prefix of the layer's tensors, such as `decoder.layers.0`.
+    pub prefix: String,
+    /// Causal self-attention.
+    pub self_attention: Attention,
+    /// Its normalisation.
+    pub self_attention_norm: LayerNorm,
+    /// Attention over the encoder's output.
+    pub cross_attention: Attention,
+    /// Its normalisation.
+    pub cross_attention_norm: LayerNorm,
+    /// Feed-forward block.
+    pub feed_forward: FeedForward,
+    /// Its normalisation.
+    pub final_norm: LayerNorm,
+    /// `x + f(norm(x))` if true, `norm(x + f(x))` if false.
+    pub normalize_before: bool,
+}

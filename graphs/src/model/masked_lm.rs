@@ -1,0 +1,30 @@
+//! MoA masked language model.
+
+use moa_schema::Activation;
+
+use super::{Encoder, LayerNorm, Linear};
+use crate::Weight;
+
+/// An encoder with a language-model head.
+#[derive(Debug, Clone)]
+pub struct MaskedLm {
+    /// The stack.
+    pub encoder: Encoder,
+    /// Vectors to logits.
+    pub head: LanguageModelHead,
+}
+
+/// `norm(activation(dense(x))) · weightᵀ + bias`.
+#[derive(Debug, Clone)]
+pub struct LanguageModelHead {
+    /// `C → C`.
+    pub dense: Linear,
+    /// After `dense`.
+    pub activation: Activation,
+    /// After the activation.
+    pub norm: LayerNorm,
+    /// `[V, C]`.
+    pub weight: Weight,
+    /// `[V]`.
+    pub bias: Weight,
+}

@@ -1,0 +1,29 @@
+//! Typed models: what the tensors of a checkpoint mean, every shape proven.
+//!
+//! Symbols in shapes: `C` model width, `E` experts, `G` key/value heads, `D` head width, `F` hidden width of
+//! the feed-forward block, `V` vocabulary. Matrices are kept in the checkpoint's own layout, stated per field.
+
+mod block;
+mod encoder_decoder;
+mod layer;
+mod masked_lm;
+
+pub use block::{
+    Attention, DenseFeedForward, Embedding, ExpertFeedForward, FeedForward, LayerNorm, Linear, Positions,
+    SINUSOID_BASE,
+};
+pub use encoder_decoder::{Decoder, DecoderLayer, Encoder, EncoderDecoder, EncoderLayer};
+pub use layer::MoaLayer;
+pub use masked_lm::{LanguageModelHead, MaskedLm};
+
+/// A trained model of one of the supported families.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Model {
+    /// fairseq MoA encoder–decoder.
+    EncoderDecoder(EncoderDecoder),
+    /// MoA masked language model.
+    MaskedLm(MaskedLm),
+    /// One MoA layer by itself.
+    Layer(MoaLayer),
+}

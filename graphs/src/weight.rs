@@ -1,0 +1,120 @@
+//! Trained tensors: described at once, read only when their values are needed.
+
+use std::{fmt, sync::Arc};
+
+/// Why the values of a tensor cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WeightError {
+    /// The bytes could not be read.
+    #[error("{origin}: tensor \"{tensor}\" cannot be read: {source}")]
+    Io {
+        /// File that holds the tensor.
+        origin: String,
+        /// Name of the tensor.
+        tensor: String,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// A weight is NaN or infinite.
+    #[error("{origin}: tensor \"{tensor}\" holds {count} NaN or infinite values, the first at index {first}")]
+    NonFinite {
+        /// File that holds the tensor.
+        origin: String,
+        /// Name of the tensor.
+        tensor: String,
+        /// How many such values.
+        count: usize,
+        /// Row-major index of the first one.
+        first: usize,
+    },
+}
+
+/// Reads the values of one stored tensor, in row-major order.
+pub trait TensorSource: Send + Sync {
+    /// All values as f32: f16 and bf16 widened exactly, f64 rounded once to nearest.
+    ///
+    /// # Errors
+    ///
+    /// [`WeightError::Io`], or [`WeightError::NonFinite`] where a value is NaN or infinite as f32.
+    fn read_f32(&self) -> Result<Vec<f32>, WeightError>;
+
+    /// All values as f64, exact for every stored type.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::read_f32`].
+    fn read_f64(&self) -> Result<Vec<f64>, WeightError>;
+}
+
+/// The tensors of one checkpoint, by name.
+pub trait TensorDirectory {
+    /// Every stored name, sorted.
+    fn names(&self) -> Vec<&str>;
+
+    /// The tensor stored under `name`, or under the name that the checkpoint says `name` is an alias of.
+    fn tensor(&self, name: &str) -> Option<Weight>;
+
+    /// What messages call the place where tensors are looked for: a file or folder.
+    fn origin(&self) -> &str;
+}
+
+/// One trained tensor: name, shape, and a way to its values.
+#[derive(Clone)]
+pub struct Weight {
+    name: String,
+    shape: Vec<usize>,
+    origin: String,
+    source: Arc<dyn TensorSource>,
+}
+
+impl Weight {
+    /// Describes a tensor of `shape` stored as `name` in the file `origin`.
+    pub fn new(
+        name: impl Into<String>,
+        shape: Vec<usize>,
+        origin: impl Into<String>,
+        source: Arc<dyn TensorSource>,
+    ) -> Self {
+        Self { name: name.into(), shape, origin: origin.into(), source }
+    }
+
+    /// Name in the checkpoint.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Dimensions, outermost first.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// File that holds the tensor.
+    pub fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    /// All values as f32, row-major; see [`TensorSource::read_f32`].
+    ///
+    /// # Errors
+    ///
+    /// As [`TensorSource::read_f32`].
+    pub fn to_f32(&self) -> Result<Vec<f32>, WeightError> {
+        self.source.read_f32()
+    }
+
+    /// All values as f64, row-major; see [`TensorSource::read_f64`].
+    ///
+    /// # Errors
+    ///
+    /// As [`TensorSource::read_f64`].
+    pub fn to_f64(&self) -> Result<Vec<f64>, WeightError> {
+        self.source.read_f64()
+    }
+}
+
+impl fmt::Debug for Weight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Weight({:?} {:?})", self.name, self.shape)
+    }
+}
