@@ -1,0 +1,284 @@
+//! Embedding, normalisation and feed-forward blocks.
+
+use moa_graphs::{WeightError, model};
+use moa_schema::Activation;
+
+use super::{
+    ReferenceError,
+    inputs::TokenIds,
+    math::{activate, add_scaled, layer_norm, transpose, vector_matrix},
+    router::{Router, Tape},
+    sequence::{Mask, Sequence},
+};
+
+/// `x · weightᵀ + bias`.
+#[derive(Debug)]
+pub(super) struct Linear {
+    /// `[in, out]`.
+    weight: Vec<f64>,
+    /// `[out]`.
+    bias: Vec<f64>,
+}
+
+impl Linear {
+    pub(super) fn new(model: &model::Linear) -> Result<Self, WeightError> {
+        let inputs = model.weight.shape()[1];
+        Ok(Self { weight: transpose(&model.weight.to_f64()?, inputs), bias: model.bias.to_f64()? })
+    }
+
+    /// `[in]` to `[out]`.
+    pub(super) fn apply(&self, x: &[f64]) -> Vec<f64> {
+        let mut y = vector_matrix(x, &self.weight, self.bias.len());
+        add_scaled(&mut y, 1.0, &self.bias);
+        y
+    }
+
+    /// `[B, T, in]` to `[B, T, out]`.
+    pub(super) fn run(&self, x: &Sequence) -> Sequence {
+        x.map(self.bias.len(), |x| self.apply(x))
+    }
+}
+
+/// Layer normalisation, Ba et al. 2016, over the last axis.
+#[derive(Debug)]
+pub(super) struct LayerNorm {
+    weight: Vec<f64>,
+    bias: Vec<f64>,
+    epsilon: f64,
+}
+
+impl LayerNorm {
+    pub(super) fn new(model: &model::LayerNorm) -> Result<Self, WeightError> {
+        Ok(Self { weight: model.weight.to_f64()?, bias: model.bias.to_f64()?, epsilon: f64::from(model.epsilon) })
+    }
+
+    /// The normalisation of a `model` that may have none.
+    pub(super) fn optional(model: Option<&model::LayerNorm>) -> Result<Option<Self>, WeightError> {
+        model.map(Self::new).transpose()
+    }
+
+    /// `[C]` to `[C]`.
+    pub(super) fn apply(&self, x: &[f64]) -> Vec<f64> {
+        layer_norm(x, &self.weight, &self.bias, self.epsilon)
+    }
+
+    /// `[B, T, C]` to `[B, T, C]`.
+    pub(super) fn run(&self, x: &Sequence) -> Sequence {
+        x.map(x.width, |x| self.apply(x))
+    }
+}
+
+/// `f` with its normalisation and residual: `x + f(norm(x))` if `normalize_before`, else `norm(x + f(x))`.
+pub(super) fn residual(
+    x: Sequence,
+    norm: &LayerNorm,
+    normalize_before: bool,
+    f: impl FnOnce(&Sequence) -> Result<Sequence, ReferenceError>,
+) -> Result<Sequence, ReferenceError> {
+    if normalize_before {
+        let y = f(&norm.run(&x))?;
+        Ok(x.plus(&y))
+    } else {
+        let y = f(&x)?;
+        Ok(norm.run(&x.plus(&y)))
+    }
+}
+
+/// A feed-forward block.
+#[derive(Debug)]
+pub(super) enum FeedForward {
+    /// `output(activation(input(x)))`.
+    Dense { input: Linear, activation: Activation, output: Linear },
+    /// `Σ over chosen e of w[e] · activation(x · input[e]) · output[e]`.
+    Experts(ExpertFeedForward),
+}
+
+impl FeedForward {
+    pub(super) fn new(model: &model::FeedForward) -> Result<Self, WeightError> {
+        Ok(match model {
+            model::FeedForward::Dense(dense) => Self::Dense {
+                input: Linear::new(&dense.input)?,
+                activation: dense.activation,
+                output: Linear::new(&dense.output)?,
+            },
+            model::FeedForward::Experts(experts) => Self::Experts(ExpertFeedForward::new(experts)?),
+        })
+    }
+
+    /// `[B, T, C]` to `[B, T, C]`.
+    pub(super) fn run(&self, x: &Sequence, tape: &mut Tape<'_>) -> Result<Sequence, ReferenceError> {
+        match self {
+            Self::Dense { input, activation, output } => Ok(x.map(x.width, |x| {
+                let hidden: Vec<f64> = input.apply(x).into_iter().map(|h| activate(*activation, h)).collect();
+                output.apply(&hidden)
+            })),
+            Self::Experts(experts) => experts.run(x, tape),
+        }
+    }
+}
+
+/// Weights of a [`model::ExpertFeedForward`].
+#[derive(Debug)]
+pub(super) struct ExpertFeedForward {
+    router: Router,
+    /// `[E, C, F]`.
+    input: Vec<f64>,
+    /// `[E, F, C]`.
+    output: Vec<f64>,
+    hidden: usize,
+    activation: Activation,
+}
+
+impl ExpertFeedForward {
+    fn new(model: &model::ExpertFeedForward) -> Result<Self, WeightError> {
+        Ok(Self {
+            router: Router::new(&model.module, &model.router, model.num_experts, model.top_k, model.gate_mode)?,
+            input: model.input.to_f64()?,
+            output: model.output.to_f64()?,
+            hidden: model.input.shape()[2],
+            activation: model.activation,
+        })
+    }
+
+    /// `[B, T, C]` to `[B, T, C]`; padding is routed like every other token.
+    fn run(&self, x: &Sequence, tape: &mut Tape<'_>) -> Result<Sequence, ReferenceError> {
+        let routing = self.router.route(x, vec![true; x.batch * x.tokens], tape)?;
+        let size = x.width * self.hidden;
+        let mut values = Vec::with_capacity(x.values.len());
+        for b in 0..x.batch {
+            for t in 0..x.tokens {
+                let mut y = vec![0.0; x.width];
+                for (expert, weight) in routing.choice(b, t) {
+                    let (from, to) = (expert * size, (expert + 1) * size);
+                    let hidden = vector_matrix(x.row(b, t), &self.input[from..to], self.hidden);
+                    let hidden: Vec<f64> = hidden.into_iter().map(|h| activate(self.activation, h)).collect();
+                    add_scaled(&mut y, weight, &vector_matrix(&hidden, &self.output[from..to], x.width));
+                }
+                values.extend(y);
+            }
+        }
+        Ok(Sequence { values, ..*x })
+    }
+}
+
+/// Token and position embedding: `norm(scale · tokens[id] + positions[position])`.
+#[derive(Debug)]
+pub(super) struct Embedding {
+    /// `[V, C]`.
+    tokens: Vec<f64>,
+    width: usize,
+    scale: f64,
+    /// `[rows, C]`.
+    positions: Option<Vec<f64>>,
+    norm: Option<LayerNorm>,
+    pad_token_id: usize,
+    zero_at_padding: bool,
+}
+
+impl Embedding {
+    pub(super) fn new(model: &model::Embedding) -> Result<Self, WeightError> {
+        let width = model.width();
+        Ok(Self {
+            tokens: model.tokens.to_f64()?,
+            width,
+            scale: f64::from(model.scale),
+            positions: match &model.positions {
+                model::Positions::None => None,
+                model::Positions::Sinusoidal { rows } => Some(sinusoids(*rows, width, model.pad_token_id)),
+                model::Positions::Learned(table) => Some(table.to_f64()?),
+            },
+            norm: LayerNorm::optional(model.norm.as_ref())?,
+            pad_token_id: model.pad_token_id,
+            zero_at_padding: model.zero_at_padding,
+        })
+    }
+
+    /// Vectors, `[B, T, C]`, of the tokens `ids`, `[B, T]`, which are the last `T` of `mask`, `[B, P + T]`.
+    pub(super) fn run(&self, ids: TokenIds<'_>, mask: &Mask) -> Result<Sequence, ReferenceError> {
+        let mut values = Vec::with_capacity(ids.ids.len() * self.width);
+        let past = mask.tokens - ids.tokens;
+        for b in 0..ids.batch {
+            let mut real_tokens = (0..past).filter(|s| mask.is_real(b, *s)).count();
+            for t in 0..ids.tokens {
+                let is_real = mask.is_real(b, past + t);
+                real_tokens += usize::from(is_real);
+                let position = if is_real { self.pad_token_id + real_tokens } else { self.pad_token_id };
+                let mut x: Vec<f64> = self.token(ids, b * ids.tokens + t)?.iter().map(|x| self.scale * x).collect();
+                if let Some(row) = self.position(b, position)? {
+                    add_scaled(&mut x, 1.0, row);
+                }
+                if let Some(norm) = &self.norm {
+                    x = norm.apply(&x);
+                }
+                if self.zero_at_padding && !is_real {
+                    x.fill(0.0);
+                }
+                values.extend(x);
+            }
+        }
+        Ok(Sequence { batch: ids.batch, tokens: ids.tokens, width: self.width, values })
+    }
+
+    /// The row of the token at `index` of `ids`.
+    fn token(&self, ids: TokenIds<'_>, index: usize) -> Result<&[f64], ReferenceError> {
+        let (id, vocabulary) = (ids.ids[index], self.tokens.len() / self.width);
+        match usize::try_from(id).ok().filter(|id| *id < vocabulary) {
+            Some(id) => Ok(&self.tokens[id * self.width..(id + 1) * self.width]),
+            None => Err(ReferenceError::TokenId { input: ids.input.into(), index, id, vocabulary }),
+        }
+    }
+
+    /// The row of `position`, needed by row `b` of the batch, where the model has positions.
+    fn position(&self, b: usize, position: usize) -> Result<Option<&[f64]>, ReferenceError> {
+        let Some(table) = &self.positions else { return Ok(None) };
+        let rows = table.len() / self.width;
+        if position >= rows {
+            return Err(ReferenceError::Position { row: b, position, rows });
+        }
+        Ok(Some(&table[position * self.width..(position + 1) * self.width]))
+    }
+}
+
+/// The table of [`model::Positions::Sinusoidal`], `[rows, width]`, computed in f32 as upstream does.
+fn sinusoids(rows: usize, width: usize, pad_token_id: usize) -> Vec<f64> {
+    let half = width / 2;
+    let exponent = -(model::SINUSOID_BASE.ln() / (half as f64 - 1.0)) as f32;
+    let frequencies: Vec<f32> = (0..half).map(|i| (i as f32 * exponent).exp()).collect();
+    let mut table = Vec::with_capacity(rows * width);
+    for position in 0..rows {
+        if position == pad_token_id {
+            table.extend(std::iter::repeat_n(0.0, width));
+            continue;
+        }
+        let angles = frequencies.iter().map(|frequency| position as f32 * frequency);
+        table.extend(angles.clone().map(|angle| f64::from(angle.sin())));
+        table.extend(angles.map(|angle| f64::from(angle.cos())));
+        table.extend(std::iter::repeat_n(0.0, width % 2));
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sinusoids_are_concatenated_halves_with_a_zero_row_and_column() {
+        let table = sinusoids(3, 5, 1);
+        assert_eq!(table[..5], [0.0, 0.0, 1.0, 1.0, 0.0]);
+        assert_eq!(table[5..10], [0.0; 5]);
+        let expected = [2.0_f64.sin(), 2e-4_f64.sin(), 2.0_f64.cos(), 2e-4_f64.cos(), 0.0];
+        for (found, expected) in table[10..].iter().zip(expected) {
+            assert!((found - expected).abs() <= 1e-7, "{found} instead of {expected}");
+        }
+    }
+
+    #[test]
+    fn residuals_normalise_before_or_after() {
+        let norm = LayerNorm { weight: vec![1.0; 2], bias: vec![0.0; 2], epsilon: 0.0 };
+        let x = Sequence { batch: 1, tokens: 1, width: 2, values: vec![2.0, 6.0] };
+        let double = |x: &Sequence| Ok(x.clone().plus(x));
+        assert_eq!(residual(x.clone(), &norm, true, double).unwrap().values, [0.0, 8.0]);
+        assert_eq!(residual(x, &norm, false, double).unwrap().values, [-1.0, 1.0]);
+    }
+}

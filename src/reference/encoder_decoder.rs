@@ -1,0 +1,223 @@
+//! The encoder–decoder, as two parts.
+
+use moa_graphs::{WeightError, model};
+
+use super::{
+    ReferenceError,
+    attention::{Attention, KeyValues},
+    blocks::{Embedding, FeedForward, LayerNorm, residual},
+    inputs::{Dim, Inputs, TokenIds},
+    math::{transpose, vector_matrix},
+    router::Tape,
+    sequence::{Mask, Sequence},
+};
+use crate::tensor::NamedTensors;
+
+/// A stack of encoder layers over an embedding.
+#[derive(Debug)]
+pub(super) struct Encoder {
+    embedding: Embedding,
+    layers: Vec<EncoderLayer>,
+    norm: Option<LayerNorm>,
+}
+
+#[derive(Debug)]
+struct EncoderLayer {
+    self_attention: Attention,
+    self_attention_norm: LayerNorm,
+    feed_forward: FeedForward,
+    final_norm: LayerNorm,
+    normalize_before: bool,
+}
+
+impl Encoder {
+    pub(super) fn new(model: &model::Encoder) -> Result<Self, WeightError> {
+        Ok(Self {
+            embedding: Embedding::new(&model.embedding)?,
+            layers: model.layers.iter().map(EncoderLayer::new).collect::<Result<_, _>>()?,
+            norm: LayerNorm::optional(model.norm.as_ref())?,
+        })
+    }
+
+    /// `ids`, `[B, S]`, with their `mask`, `[B, S]`, to `[B, S, C]`.
+    pub(super) fn run(&self, ids: TokenIds<'_>, mask: &Mask, tape: &mut Tape<'_>) -> Result<Sequence, ReferenceError> {
+        let mut x = self.embedding.run(ids, mask)?;
+        for layer in &self.layers {
+            x = layer.run(x, mask, tape)?;
+        }
+        match &self.norm {
+            Some(norm) => Ok(norm.run(&x)),
+            None => Ok(x),
+        }
+    }
+}
+
+impl EncoderLayer {
+    fn new(model: &model::EncoderLayer) -> Result<Self, WeightError> {
+        Ok(Self {
+            self_attention: Attention::new(&model.self_attention)?,
+            self_attention_norm: LayerNorm::new(&model.self_attention_norm)?,
+            feed_forward: FeedForward::new(&model.feed_forward)?,
+            final_norm: LayerNorm::new(&model.final_norm)?,
+            normalize_before: model.normalize_before,
+        })
+    }
+
+    fn run(&self, x: Sequence, mask: &Mask, tape: &mut Tape<'_>) -> Result<Sequence, ReferenceError> {
+        let before = self.normalize_before;
+        let x = residual(x, &self.self_attention_norm, before, |x| {
+            let source = self.self_attention.keys_values(x);
+            self.self_attention.run(x, mask, &source, mask, tape)
+        })?;
+        residual(x, &self.final_norm, before, |x| self.feed_forward.run(x, tape))
+    }
+}
+
+/// Weights of a [`model::EncoderDecoder`].
+#[derive(Debug)]
+pub(super) struct EncoderDecoder {
+    encoder: Encoder,
+    decoder: Decoder,
+}
+
+#[derive(Debug)]
+struct Decoder {
+    embedding: Embedding,
+    layers: Vec<DecoderLayer>,
+    norm: Option<LayerNorm>,
+    /// `[C, V]`.
+    output: Vec<f64>,
+    vocabulary: usize,
+}
+
+#[derive(Debug)]
+struct DecoderLayer {
+    self_attention: Attention,
+    self_attention_norm: LayerNorm,
+    cross_attention: Attention,
+    cross_attention_norm: LayerNorm,
+    feed_forward: FeedForward,
+    final_norm: LayerNorm,
+    normalize_before: bool,
+}
+
+/// What is real among the tokens that a decoder step deals with.
+struct DecoderMasks {
+    /// New tokens, `[B, T]`.
+    new: Mask,
+    /// Past and new tokens, `[B, P + T]`.
+    all: Mask,
+    /// Tokens of the source, `[B, S]`.
+    source: Mask,
+}
+
+impl EncoderDecoder {
+    pub(super) fn new(model: &model::EncoderDecoder) -> Result<Self, WeightError> {
+        Ok(Self { encoder: Encoder::new(&model.encoder)?, decoder: Decoder::new(&model.decoder)? })
+    }
+
+    /// `last_hidden_state`, `[B, S, C]`, and the keys and values of every decoder layer's cross-attention.
+    pub(super) fn encode(&self, inputs: Inputs<'_>, tape: &mut Tape<'_>) -> Result<NamedTensors, ReferenceError> {
+        let ids = inputs.token_ids("input_ids")?;
+        let mask = inputs.mask("attention_mask", ids.batch, Dim::Is(ids.tokens))?;
+        let x = self.encoder.run(ids, &mask, tape)?;
+        let mut outputs = NamedTensors::new();
+        for (index, layer) in self.decoder.layers.iter().enumerate() {
+            let present = layer.cross_attention.keys_values(&x);
+            insert_key_values(&mut outputs, &format!("present.{index}.encoder"), present)?;
+        }
+        outputs.insert("last_hidden_state".into(), x.into_tensor()?);
+        Ok(outputs)
+    }
+
+    /// `logits`, `[B, T, V]`, and the keys and values of every decoder layer's self-attention, past included.
+    pub(super) fn decode(&self, inputs: Inputs<'_>, tape: &mut Tape<'_>) -> Result<NamedTensors, ReferenceError> {
+        self.decoder.run(inputs, tape)
+    }
+}
+
+impl Decoder {
+    fn new(model: &model::Decoder) -> Result<Self, WeightError> {
+        let [vocabulary, width] = [model.output.shape()[0], model.output.shape()[1]];
+        Ok(Self {
+            embedding: Embedding::new(&model.embedding)?,
+            layers: model.layers.iter().map(DecoderLayer::new).collect::<Result<_, _>>()?,
+            norm: LayerNorm::optional(model.norm.as_ref())?,
+            output: transpose(&model.output.to_f64()?, width),
+            vocabulary,
+        })
+    }
+
+    fn run(&self, inputs: Inputs<'_>, tape: &mut Tape<'_>) -> Result<NamedTensors, ReferenceError> {
+        let ids = inputs.token_ids("input_ids")?;
+        let all = inputs.mask("attention_mask", ids.batch, Dim::AtLeast(ids.tokens))?;
+        let source = inputs.mask("encoder_attention_mask", ids.batch, Dim::Any("source"))?;
+        let mut x = self.embedding.run(ids, &all)?;
+        let masks = DecoderMasks { new: all.last(ids.tokens), all, source };
+        let mut outputs = NamedTensors::new();
+        for (index, layer) in self.layers.iter().enumerate() {
+            let past_tokens = masks.all.tokens - ids.tokens;
+            let shape = layer.self_attention.cache_shape(ids.batch, past_tokens);
+            let past = key_values(inputs, &format!("past_key_values.{index}.decoder"), shape)?;
+            let shape = layer.cross_attention.cache_shape(ids.batch, masks.source.tokens);
+            let source = key_values(inputs, &format!("past_key_values.{index}.encoder"), shape)?;
+            let present;
+            (x, present) = layer.run(x, &masks, &past, &source, tape)?;
+            insert_key_values(&mut outputs, &format!("present.{index}.decoder"), present)?;
+        }
+        if let Some(norm) = &self.norm {
+            x = norm.run(&x);
+        }
+        let logits = x.map(self.vocabulary, |x| vector_matrix(x, &self.output, self.vocabulary));
+        outputs.insert("logits".into(), logits.into_tensor()?);
+        Ok(outputs)
+    }
+}
+
+impl DecoderLayer {
+    fn new(model: &model::DecoderLayer) -> Result<Self, WeightError> {
+        Ok(Self {
+            self_attention: Attention::new(&model.self_attention)?,
+            self_attention_norm: LayerNorm::new(&model.self_attention_norm)?,
+            cross_attention: Attention::new(&model.cross_attention)?,
+            cross_attention_norm: LayerNorm::new(&model.cross_attention_norm)?,
+            feed_forward: FeedForward::new(&model.feed_forward)?,
+            final_norm: LayerNorm::new(&model.final_norm)?,
+            normalize_before: model.normalize_before,
+        })
+    }
+
+    /// `x`, `[B, T, C]`, to the same shape; with it the keys and values of past and new tokens.
+    fn run(
+        &self,
+        x: Sequence,
+        masks: &DecoderMasks,
+        past: &KeyValues,
+        source: &KeyValues,
+        tape: &mut Tape<'_>,
+    ) -> Result<(Sequence, KeyValues), ReferenceError> {
+        let before = self.normalize_before;
+        let mut present = past.clone();
+        let x = residual(x, &self.self_attention_norm, before, |x| {
+            present = past.followed_by(&self.self_attention.keys_values(x));
+            self.self_attention.run(x, &masks.new, &present, &masks.all, tape)
+        })?;
+        let x = residual(x, &self.cross_attention_norm, before, |x| {
+            self.cross_attention.run(x, &masks.new, source, &masks.source, tape)
+        })?;
+        let x = residual(x, &self.final_norm, before, |x| self.feed_forward.run(x, tape))?;
+        Ok((x, present))
+    }
+}
+
+fn key_values(inputs: Inputs<'_>, name: &str, shape: [usize; 4]) -> Result<KeyValues, ReferenceError> {
+    let key = inputs.heads(&format!("{name}.key"), shape)?;
+    let value = inputs.heads(&format!("{name}.value"), shape)?;
+    Ok(KeyValues { key, value })
+}
+
+fn insert_key_values(outputs: &mut NamedTensors, name: &str, present: KeyValues) -> Result<(), ReferenceError> {
+    outputs.insert(format!("{name}.key"), present.key.into_tensor()?);
+    outputs.insert(format!("{name}.value"), present.value.into_tensor()?);
+    Ok(())
+}

@@ -1,0 +1,44 @@
+//! One layer by itself.
+
+use moa_graphs::{WeightError, model};
+
+use super::{
+    ReferenceError,
+    attention::Attention,
+    inputs::{Dim, Inputs},
+    router::Tape,
+};
+use crate::tensor::NamedTensors;
+
+/// Weights of a [`model::MoaLayer`].
+#[derive(Debug)]
+pub(super) struct MoaLayer {
+    attention: Attention,
+    cross_attention: bool,
+    source_width: usize,
+}
+
+impl MoaLayer {
+    pub(super) fn new(model: &model::MoaLayer) -> Result<Self, WeightError> {
+        Ok(Self {
+            attention: Attention::new(&model.attention)?,
+            cross_attention: model.cross_attention,
+            source_width: model.source_width,
+        })
+    }
+
+    /// `output`, `[B, T, C]`.
+    pub(super) fn run(&self, inputs: Inputs<'_>, tape: &mut Tape<'_>) -> Result<NamedTensors, ReferenceError> {
+        let query = inputs.sequence("query", Dim::Any("batch"), self.attention.width())?;
+        let output = if self.cross_attention {
+            let memory = inputs.sequence("memory", Dim::Is(query.batch), self.source_width)?;
+            let keys = inputs.mask("attention_mask", query.batch, Dim::Is(memory.tokens))?;
+            let queries = inputs.mask("query_attention_mask", query.batch, Dim::Is(query.tokens))?;
+            self.attention.run(&query, &queries, &self.attention.keys_values(&memory), &keys, tape)?
+        } else {
+            let mask = inputs.mask("attention_mask", query.batch, Dim::Is(query.tokens))?;
+            self.attention.run(&query, &mask, &self.attention.keys_values(&query), &mask, tape)?
+        };
+        Ok(NamedTensors::from([("output".into(), output.into_tensor()?)]))
+    }
+}

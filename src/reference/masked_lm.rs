@@ -1,0 +1,49 @@
+//! The masked language model.
+
+use moa_graphs::{WeightError, model};
+use moa_schema::Activation;
+
+use super::{
+    ReferenceError,
+    blocks::{LayerNorm, Linear},
+    encoder_decoder::Encoder,
+    inputs::{Dim, Inputs},
+    math::activate,
+    router::Tape,
+};
+use crate::tensor::NamedTensors;
+
+/// Weights of a [`model::MaskedLm`]: `logits = norm(activation(dense(encoder(ids)))) · weightᵀ + bias`.
+#[derive(Debug)]
+pub(super) struct MaskedLm {
+    encoder: Encoder,
+    dense: Linear,
+    activation: Activation,
+    norm: LayerNorm,
+    output: Linear,
+}
+
+impl MaskedLm {
+    pub(super) fn new(model: &model::MaskedLm) -> Result<Self, WeightError> {
+        let head = &model.head;
+        Ok(Self {
+            encoder: Encoder::new(&model.encoder)?,
+            dense: Linear::new(&head.dense)?,
+            activation: head.activation,
+            norm: LayerNorm::new(&head.norm)?,
+            output: Linear::new(&model::Linear { weight: head.weight.clone(), bias: head.bias.clone() })?,
+        })
+    }
+
+    /// `logits`, `[B, T, V]`.
+    pub(super) fn run(&self, inputs: Inputs<'_>, tape: &mut Tape<'_>) -> Result<NamedTensors, ReferenceError> {
+        let ids = inputs.token_ids("input_ids")?;
+        let mask = inputs.mask("attention_mask", ids.batch, Dim::Is(ids.tokens))?;
+        let x = self.encoder.run(ids, &mask, tape)?;
+        let x = x.map(x.width, |x| {
+            let dense: Vec<f64> = self.dense.apply(x).into_iter().map(|h| activate(self.activation, h)).collect();
+            self.norm.apply(&dense)
+        });
+        Ok(NamedTensors::from([("logits".into(), self.output.run(&x).into_tensor()?)]))
+    }
+}

@@ -1,0 +1,154 @@
+//! Functions of one vector, in f64. Every sum runs over ascending indices.
+
+use moa_schema::Activation;
+
+/// `x · w`: `x` is `[I]`, `w` is `[I, O]`, the result `[O]`.
+pub(super) fn vector_matrix(x: &[f64], w: &[f64], outputs: usize) -> Vec<f64> {
+    let mut y = vec![0.0; outputs];
+    for (x, row) in x.iter().zip(w.chunks_exact(outputs)) {
+        add_scaled(&mut y, *x, row);
+    }
+    y
+}
+
+/// `y += factor · x`.
+pub(super) fn add_scaled(y: &mut [f64], factor: f64, x: &[f64]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y += factor * x;
+    }
+}
+
+/// `Σ a[i] · b[i]`.
+pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).fold(0.0, |sum, (a, b)| sum + a * b)
+}
+
+/// `[R, C]` to `[C, R]`.
+pub(super) fn transpose(matrix: &[f64], columns: usize) -> Vec<f64> {
+    (0..columns).flat_map(|column| matrix.iter().skip(column).step_by(columns).copied()).collect()
+}
+
+/// `exp(x[i]) / Σ exp(x[j])`, shifted by the maximum; nothing for no value.
+pub(super) fn softmax(x: &[f64]) -> Vec<f64> {
+    let maximum = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let powers: Vec<f64> = x.iter().map(|x| (x - maximum).exp()).collect();
+    let sum = powers.iter().fold(0.0, |sum, power| sum + power);
+    powers.iter().map(|power| power / sum).collect()
+}
+
+/// Indices of the `k` largest values, largest first; among equal values the lower index comes first.
+pub(super) fn top_k(values: &[f64], k: usize) -> Vec<usize> {
+    let mut left: Vec<usize> = (0..values.len()).collect();
+    let mut chosen = Vec::with_capacity(k);
+    while chosen.len() < k && !left.is_empty() {
+        let best = (1..left.len()).fold(0, |best, at| if values[left[at]] > values[left[best]] { at } else { best });
+        chosen.push(left.remove(best));
+    }
+    chosen
+}
+
+/// `(x - mean) / sqrt(variance + epsilon) · weight + bias`, with the biased variance.
+pub(super) fn layer_norm(x: &[f64], weight: &[f64], bias: &[f64], epsilon: f64) -> Vec<f64> {
+    let count = x.len() as f64;
+    let mean = x.iter().fold(0.0, |sum, x| sum + x) / count;
+    let variance = x.iter().fold(0.0, |sum, x| sum + (x - mean) * (x - mean)) / count;
+    let deviation = (variance + epsilon).sqrt();
+    let scales = weight.iter().zip(bias);
+    x.iter().zip(scales).map(|(x, (weight, bias))| (x - mean) / deviation * weight + bias).collect()
+}
+
+/// The element-wise function `activation` of `x`.
+pub(super) fn activate(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::Relu => x.max(0.0),
+        Activation::Gelu => x * normal_distribution(x),
+        Activation::Silu => x / (1.0 + (-x).exp()),
+    }
+}
+
+/// `Φ(x) = (1 + erf(x / √2)) / 2`, as `erfc(-x / √2) / 2`, which keeps its digits for negative `x`.
+fn normal_distribution(x: f64) -> f64 {
+    0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn assert_close(found: f64, expected: f64, relative: f64) {
+        assert!((found - expected).abs() <= relative * expected.abs(), "{found:e} instead of {expected:e}");
+    }
+
+    /// `erf(x) = 2/√π · exp(-x²) · Σ 2ⁿ x²ⁿ⁺¹ / (2n+1)!!`, Abramowitz and Stegun 7.1.6: no term is negative.
+    fn erf_series(x: f64) -> f64 {
+        let (mut term, mut sum) = (x, 0.0);
+        for n in 1..200 {
+            sum += term;
+            term *= 2.0 * x * x / f64::from(2 * n + 1);
+        }
+        std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum
+    }
+
+    #[test]
+    fn normal_distribution_agrees_with_published_values() {
+        assert_eq!(normal_distribution(0.0), 0.5);
+        assert_close(normal_distribution(1.0), 0.841_344_746_068_542_9, 1e-15);
+        assert_close(normal_distribution(-1.0), 0.158_655_253_931_457_05, 1e-15);
+        assert_close(normal_distribution(-6.0), 9.865_876_450_376_98e-10, 1e-14);
+        assert_eq!(normal_distribution(40.0), 1.0);
+    }
+
+    #[test]
+    fn normal_distribution_agrees_with_the_series_of_erf() {
+        for step in -300..=300 {
+            let x = f64::from(step) / 100.0;
+            let expected = 0.5 * (1.0 + erf_series(x * std::f64::consts::FRAC_1_SQRT_2));
+            assert!((normal_distribution(x) - expected).abs() <= 1e-15, "at {x}");
+        }
+    }
+
+    #[test]
+    fn activations_have_their_values_and_limits() {
+        assert_eq!(activate(Activation::Relu, -2.0), 0.0);
+        assert_eq!(activate(Activation::Relu, 2.0), 2.0);
+        assert_close(activate(Activation::Gelu, -0.5), -0.154_268_769_362_993_45, 1e-15);
+        assert_close(activate(Activation::Silu, 1.0), 0.731_058_578_630_004_9, 1e-15);
+        for activation in Activation::ALL {
+            assert_eq!(activate(activation, -1e4), 0.0);
+            assert_eq!(activate(activation, 1e4), 1e4);
+        }
+    }
+
+    #[test]
+    fn softmax_sums_to_one_and_survives_extremes() {
+        let p = softmax(&[1.0, 2.0, 3.0]);
+        assert_close(p[2], 0.665_240_955_774_821_9, 1e-15);
+        assert_close(p.iter().sum(), 1.0, 1e-15);
+        assert_eq!(softmax(&[1e300, -1e300]), [1.0, 0.0]);
+        assert_eq!(softmax(&[-7.0]), [1.0]);
+        assert!(softmax(&[]).is_empty());
+    }
+
+    #[test]
+    fn top_k_prefers_the_lower_index_among_equals() {
+        assert_eq!(top_k(&[0.5; 5], 3), [0, 1, 2]);
+        assert_eq!(top_k(&[0.1, 0.4, 0.2, 0.4], 3), [1, 3, 2]);
+        assert_eq!(top_k(&[-0.0, 0.0, -1.0], 2), [0, 1]);
+        assert_eq!(top_k(&[1.0, 2.0], 2), [1, 0]);
+    }
+
+    #[test]
+    fn layer_norm_uses_the_biased_variance() {
+        let y = layer_norm(&[1.0, 3.0], &[2.0, 2.0], &[0.5, 0.5], 0.0);
+        assert_eq!(y, [-1.5, 2.5]);
+        assert_eq!(layer_norm(&[4.0, 4.0], &[1.0, 1.0], &[0.0, 7.0], 1e-5), [0.0, 7.0]);
+    }
+
+    #[test]
+    fn products_follow_their_layouts() {
+        let w = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        assert_eq!(transpose(&w, 3), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+        assert_eq!(vector_matrix(&[1.0, 10.0], &w, 3), [41.0, 52.0, 63.0]);
+        assert_eq!(dot(&[1.0, 2.0], &[3.0, 4.0]), 11.0);
+    }
+}

@@ -1,0 +1,172 @@
+//! The project's truth: a typed model evaluated in f64 with plain loops.
+//!
+//! Nothing here knows graphs, ONNX or kernels; the equations are those of the released MoA code in evaluation
+//! mode. Inputs and outputs have the names and shapes of the exported graphs:
+//!
+//! * masked language model: `input_ids [B, T]`, `attention_mask [B, T]` → `logits [B, T, V]`
+//! * encoder: `input_ids [B, S]`, `attention_mask [B, S]` → `last_hidden_state [B, S, C]` and, for every decoder
+//!   layer `i`, `present.{i}.encoder.key` and `.value [B, G, S, D]`
+//! * decoder: `input_ids [B, T]`, `attention_mask [B, P + T]`, `encoder_attention_mask [B, S]` and, for every
+//!   layer `i`, `past_key_values.{i}.decoder.key` and `.value [B, G, P, D]`, `past_key_values.{i}.encoder.key` and
+//!   `.value [B, G, S, D]` → `logits [B, T, V]`, `present.{i}.decoder.key` and `.value [B, G, P + T, D]`
+//! * layer, self-attention: `query [B, T, C]`, `attention_mask [B, T]` → `output [B, T, C]`
+//! * layer, cross-attention: `query [B, T, C]`, `memory [B, S, source width]`, `attention_mask [B, S]`,
+//!   `query_attention_mask [B, T]` → `output [B, T, C]`
+//!
+//! Ids and masks are int64, masks 1 at real tokens and 0 at padding; other inputs are float32 or float64.
+
+mod attention;
+mod blocks;
+mod encoder_decoder;
+mod error;
+mod inputs;
+mod layer;
+mod masked_lm;
+mod math;
+mod router;
+mod sequence;
+
+use std::{collections::BTreeMap, fmt};
+
+use moa_graphs::{WeightError, model::Model};
+
+pub use error::ReferenceError;
+
+use self::{encoder_decoder::EncoderDecoder, inputs::Inputs, layer::MoaLayer, masked_lm::MaskedLm, router::Tape};
+use crate::tensor::NamedTensors;
+
+/// Which graph of a model is evaluated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// The whole of a model that is one graph.
+    Model,
+    /// The encoder of an encoder–decoder.
+    Encoder,
+    /// The decoder of an encoder–decoder.
+    Decoder,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Model => "model",
+            Self::Encoder => "encoder",
+            Self::Decoder => "decoder",
+        })
+    }
+}
+
+/// The routing of an evaluation, by name of the module; a layer by itself may have an empty name.
+pub type Routing = BTreeMap<String, ModuleRouting>;
+
+/// Where one routed module sent its tokens.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModuleRouting {
+    /// `B`.
+    pub batch: usize,
+    /// `T`.
+    pub tokens: usize,
+    /// `E`.
+    pub num_experts: usize,
+    /// `k`.
+    pub top_k: usize,
+    /// What ranks the experts, `[B, T, E]`, also at tokens that are not routed: the softmax over all experts,
+    /// or the logits themselves if the module's gate takes the top-k before the softmax.
+    pub probs: Vec<f64>,
+    /// The chosen experts, `[B, T, k]`, by falling weight; in the given order where they were replayed.
+    pub indices: Vec<i64>,
+    /// Their weights, `[B, T, k]`; 0 at tokens that are not routed.
+    pub weights: Vec<f64>,
+    /// Whether the token is routed, `[B, T]`; false at padded queries that the module skips.
+    pub routed: Vec<bool>,
+}
+
+impl ModuleRouting {
+    /// Expert and weight in every slot of token `t` of row `b`; nothing where the token is not routed.
+    fn choice(&self, b: usize, t: usize) -> impl Iterator<Item = (usize, f64)> + '_ {
+        let token = b * self.tokens + t;
+        let slots = if self.routed[token] { token * self.top_k..(token + 1) * self.top_k } else { 0..0 };
+        let experts = self.indices[slots.clone()].iter().filter_map(|index| usize::try_from(*index).ok());
+        experts.zip(self.weights[slots].iter().copied())
+    }
+}
+
+/// What an evaluation yields.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Evaluation {
+    /// The outputs, all float64.
+    pub outputs: NamedTensors,
+    /// Where every routed module sent its tokens.
+    pub routing: Routing,
+}
+
+/// A model with all weights as f64.
+#[derive(Debug)]
+pub struct Reference {
+    network: Network,
+}
+
+#[derive(Debug)]
+enum Network {
+    EncoderDecoder(EncoderDecoder),
+    MaskedLm(MaskedLm),
+    Layer(MoaLayer),
+    Unknown,
+}
+
+impl Reference {
+    /// Reads every weight of `model`.
+    ///
+    /// # Errors
+    ///
+    /// Where a weight cannot be read or is not finite.
+    pub fn new(model: &Model) -> Result<Self, WeightError> {
+        let network = match model {
+            Model::EncoderDecoder(model) => Network::EncoderDecoder(EncoderDecoder::new(model)?),
+            Model::MaskedLm(model) => Network::MaskedLm(MaskedLm::new(model)?),
+            Model::Layer(model) => Network::Layer(MoaLayer::new(model)?),
+            _ => Network::Unknown,
+        };
+        Ok(Self { network })
+    }
+
+    /// Evaluates one part of the model.
+    ///
+    /// With `replay`, every module sends each routed token to the experts that `replay` names, with weights
+    /// from its own scores. Only `batch`, `tokens`, `top_k` and `indices` of a replayed module are read;
+    /// modules of other parts may be present.
+    ///
+    /// # Errors
+    ///
+    /// Inputs that are missing or of a wrong type or shape, masks of other values than 0 and 1, token ids
+    /// outside the vocabulary, more real tokens than positions, a `replay` that does not fit, and a part that
+    /// the model does not have.
+    pub fn run(
+        &self,
+        part: Part,
+        inputs: &NamedTensors,
+        replay: Option<&Routing>,
+    ) -> Result<Evaluation, ReferenceError> {
+        let mut tape = Tape::new(replay);
+        let inputs = Inputs(inputs);
+        let outputs = match (&self.network, part) {
+            (Network::EncoderDecoder(model), Part::Encoder) => model.encode(inputs, &mut tape)?,
+            (Network::EncoderDecoder(model), Part::Decoder) => model.decode(inputs, &mut tape)?,
+            (Network::MaskedLm(model), Part::Model) => model.run(inputs, &mut tape)?,
+            (Network::Layer(model), Part::Model) => model.run(inputs, &mut tape)?,
+            (network, part) => return Err(ReferenceError::NoSuchPart { family: network.family(), part }),
+        };
+        Ok(Evaluation { outputs, routing: tape.into_routing() })
+    }
+}
+
+impl Network {
+    const fn family(&self) -> &'static str {
+        match self {
+            Self::EncoderDecoder(_) => "encoder-decoder",
+            Self::MaskedLm(_) => "masked language model",
+            Self::Layer(_) => "MoA layer",
+            Self::Unknown => "model of an unknown family",
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! Which experts a token goes to, and with what weight.
+
+use moa_graphs::{Weight, WeightError};
+use moa_schema::GateMode;
+
+use super::{
+    ModuleRouting, ReferenceError, Routing,
+    math::{softmax, top_k, vector_matrix},
+    sequence::Sequence,
+};
+
+/// Collects the routing of an evaluation, and holds the one to be replayed.
+#[derive(Debug)]
+pub(super) struct Tape<'a> {
+    replay: Option<&'a Routing>,
+    routing: Routing,
+}
+
+impl<'a> Tape<'a> {
+    pub(super) fn new(replay: Option<&'a Routing>) -> Self {
+        Self { replay, routing: Routing::new() }
+    }
+
+    pub(super) fn into_routing(self) -> Routing {
+        self.routing
+    }
+}
+
+/// A linear router with its gate.
+#[derive(Debug)]
+pub(super) struct Router {
+    module: String,
+    /// `[C, E]`.
+    weight: Vec<f64>,
+    num_experts: usize,
+    top_k: usize,
+    gate_mode: GateMode,
+}
+
+impl Router {
+    pub(super) fn new(
+        module: &str,
+        weight: &Weight,
+        num_experts: usize,
+        top_k: usize,
+        gate_mode: GateMode,
+    ) -> Result<Self, WeightError> {
+        Ok(Self { module: module.into(), weight: weight.to_f64()?, num_experts, top_k, gate_mode })
+    }
+
+    /// Routes the vectors `x`, `[B, T, C]`; weights are 0 where `routed`, `[B, T]`, is false.
+    pub(super) fn route<'t>(
+        &self,
+        x: &Sequence,
+        routed: Vec<bool>,
+        tape: &'t mut Tape<'_>,
+    ) -> Result<&'t ModuleRouting, ReferenceError> {
+        let mut routing = ModuleRouting {
+            batch: x.batch,
+            tokens: x.tokens,
+            num_experts: self.num_experts,
+            top_k: self.top_k,
+            probs: Vec::with_capacity(routed.len() * self.num_experts),
+            indices: Vec::with_capacity(routed.len() * self.top_k),
+            weights: Vec::with_capacity(routed.len() * self.top_k),
+            routed,
+        };
+        let replayed = tape.replay.map(|replay| self.replayed(replay, &routing)).transpose()?;
+        for token in 0..routing.routed.len() {
+            let logits =
+                vector_matrix(&x.values[token * x.width..(token + 1) * x.width], &self.weight, self.num_experts);
+            let scores = self.scores(&logits);
+            let given = replayed.filter(|_| routing.routed[token]);
+            let chosen = match given {
+                Some(indices) => self.replayed_choice(&indices[token * self.top_k..(token + 1) * self.top_k])?,
+                None => top_k(&scores, self.top_k),
+            };
+            let weights =
+                if routing.routed[token] { self.weights(&logits, &scores, &chosen) } else { vec![0.0; chosen.len()] };
+            routing.probs.extend(scores);
+            routing.indices.extend(chosen.iter().map(|expert| *expert as i64));
+            routing.weights.extend(weights);
+        }
+        Ok(tape.routing.entry(self.module.clone()).insert_entry(routing).into_mut())
+    }
+
+    /// What ranks the experts of a token.
+    fn scores(&self, logits: &[f64]) -> Vec<f64> {
+        match self.gate_mode {
+            GateMode::SoftmaxTopk | GateMode::SoftmaxTopkRenorm => softmax(logits),
+            GateMode::TopkSoftmax => logits.to_vec(),
+        }
+    }
+
+    /// Weights of the `chosen` experts. `p[i] / Σ p[chosen]` is the softmax over the chosen logits, so that
+    /// renormalisation and top-k before softmax differ in nothing but what ranks the experts.
+    fn weights(&self, logits: &[f64], scores: &[f64], chosen: &[usize]) -> Vec<f64> {
+        match self.gate_mode {
+            GateMode::SoftmaxTopk => chosen.iter().map(|expert| scores[*expert]).collect(),
+            GateMode::SoftmaxTopkRenorm | GateMode::TopkSoftmax => {
+                let chosen_logits: Vec<f64> = chosen.iter().map(|expert| logits[*expert]).collect();
+                softmax(&chosen_logits)
+            }
+        }
+    }
+
+    /// The indices to be replayed, `[B, T, k]`, where they have the shape of `own`.
+    fn replayed<'r>(&self, replay: &'r Routing, own: &ModuleRouting) -> Result<&'r [i64], ReferenceError> {
+        let given = replay.get(&self.module).ok_or_else(|| self.mismatch("is missing".into()))?;
+        let sizes = |of: &ModuleRouting| [of.batch, of.tokens, of.top_k];
+        if sizes(given) != sizes(own) {
+            let what = format!("[B, T, k] must be {:?}, found {:?}", sizes(own), sizes(given));
+            return Err(self.mismatch(what));
+        }
+        let expected = own.batch * own.tokens * own.top_k;
+        if given.indices.len() != expected {
+            return Err(self.mismatch(format!("must hold {expected} indices, found {}", given.indices.len())));
+        }
+        Ok(&given.indices)
+    }
+
+    /// The experts that one token's replayed `indices` name.
+    fn replayed_choice(&self, indices: &[i64]) -> Result<Vec<usize>, ReferenceError> {
+        let mut chosen = Vec::with_capacity(indices.len());
+        for index in indices {
+            let expert = usize::try_from(*index).ok().filter(|expert| *expert < self.num_experts);
+            match expert {
+                Some(expert) if !chosen.contains(&expert) => chosen.push(expert),
+                Some(expert) => return Err(self.mismatch(format!("a token names expert {expert} twice"))),
+                None => return Err(self.mismatch(format!("index {index} names none of {} experts", self.num_experts))),
+            }
+        }
+        Ok(chosen)
+    }
+
+    fn mismatch(&self, what: String) -> ReferenceError {
+        ReferenceError::Replay { module: self.module.clone(), what }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Routes the one token `x = 1`, so that the logits are ln 1, ln 2, ln 4, ln 1.
+    fn route(gate_mode: GateMode, routed: bool, replay: Option<&Routing>) -> Result<ModuleRouting, ReferenceError> {
+        let weight = [1.0_f64, 2.0, 4.0, 1.0].map(f64::ln).to_vec();
+        let router = Router { module: "m".into(), weight, num_experts: 4, top_k: 2, gate_mode };
+        let x = Sequence { batch: 1, tokens: 1, width: 1, values: vec![1.0] };
+        router.route(&x, vec![routed], &mut Tape::new(replay)).cloned()
+    }
+
+    fn assert_close(found: &[f64], expected: &[f64]) {
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(expected) {
+            assert!((found - expected).abs() <= 1e-15, "{found} instead of {expected}");
+        }
+    }
+
+    #[test]
+    fn every_gate_mode_has_its_weights() {
+        let ln = f64::ln;
+        for (mode, probs, weights) in [
+            (GateMode::SoftmaxTopk, [0.125, 0.25, 0.5, 0.125], [0.5, 0.25]),
+            (GateMode::SoftmaxTopkRenorm, [0.125, 0.25, 0.5, 0.125], [2.0 / 3.0, 1.0 / 3.0]),
+            (GateMode::TopkSoftmax, [0.0, ln(2.0), ln(4.0), 0.0], [2.0 / 3.0, 1.0 / 3.0]),
+        ] {
+            let routing = route(mode, true, None).unwrap();
+            assert_eq!(routing.indices, [2, 1]);
+            assert_close(&routing.probs, &probs);
+            assert_close(&routing.weights, &weights);
+        }
+    }
+
+    #[test]
+    fn an_unrouted_token_has_weights_of_zero() {
+        let routing = route(GateMode::SoftmaxTopk, false, None).unwrap();
+        assert_eq!((routing.weights, routing.routed), (vec![0.0, 0.0], vec![false]));
+    }
+
+    #[test]
+    fn replayed_indices_get_weights_from_own_scores() {
+        let mut given = route(GateMode::SoftmaxTopk, true, None).unwrap();
+        given.indices = vec![3, 1];
+        (given.num_experts, given.probs, given.weights, given.routed) = (0, vec![], vec![], vec![]);
+        let replay = Routing::from([("m".into(), given)]);
+        assert_close(&route(GateMode::SoftmaxTopk, true, Some(&replay)).unwrap().weights, &[0.125, 0.25]);
+        let renormalised = route(GateMode::SoftmaxTopkRenorm, true, Some(&replay)).unwrap();
+        assert_close(&renormalised.weights, &[1.0 / 3.0, 2.0 / 3.0]);
+        assert_eq!(renormalised.indices, [3, 1]);
+    }
+
+    #[test]
+    fn a_replay_that_does_not_fit_is_refused() {
+        let good = route(GateMode::SoftmaxTopk, true, None).unwrap();
+        let message = |change: &dyn Fn(&mut ModuleRouting)| {
+            let mut given = good.clone();
+            change(&mut given);
+            let replay = Routing::from([("m".into(), given)]);
+            route(GateMode::SoftmaxTopk, true, Some(&replay)).map_err(|error| error.to_string()).unwrap_err()
+        };
+        assert!(message(&|given| given.indices = vec![0, 4]).ends_with("index 4 names none of 4 experts"));
+        assert!(message(&|given| given.indices = vec![-1, 0]).ends_with("index -1 names none of 4 experts"));
+        assert!(message(&|given| given.indices = vec![1, 1]).ends_with("a token names expert 1 twice"));
+        assert!(message(&|given| given.indices = vec![1]).ends_with("must hold 2 indices, found 1"));
+        assert!(message(&|given| given.tokens = 2).contains("found [1, 2, 2]"));
+        let error = route(GateMode::SoftmaxTopk, true, Some(&Routing::new())).unwrap_err().to_string();
+        assert_eq!(error, "replayed routing of module \"m\": is missing");
+    }
+
+    #[test]
+    fn replayed_indices_of_an_unrouted_token_are_ignored() {
+        let mut given = route(GateMode::SoftmaxTopk, true, None).unwrap();
+        given.indices = vec![-1, -1];
+        let replay = Routing::from([("m".into(), given)]);
+        assert_eq!(route(GateMode::SoftmaxTopk, false, Some(&replay)).unwrap().indices, [2, 1]);
+    }
+}

@@ -1,0 +1,134 @@
+//! Batches of vectors, masks, and heads of keys or values.
+
+use crate::tensor::{Tensor, TensorData, TensorShapeError};
+
+/// One vector per token, `[B, T, C]`.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Sequence {
+    pub(super) batch: usize,
+    pub(super) tokens: usize,
+    pub(super) width: usize,
+    pub(super) values: Vec<f64>,
+}
+
+impl Sequence {
+    /// The vector of token `t` in row `b`.
+    pub(super) fn row(&self, b: usize, t: usize) -> &[f64] {
+        let start = (b * self.tokens + t) * self.width;
+        &self.values[start..start + self.width]
+    }
+
+    /// `f` of every vector; its results have `width` values.
+    pub(super) fn map(&self, width: usize, f: impl Fn(&[f64]) -> Vec<f64>) -> Self {
+        let mut values = Vec::with_capacity(self.batch * self.tokens * width);
+        for index in 0..self.batch * self.tokens {
+            values.extend(f(&self.values[index * self.width..(index + 1) * self.width]));
+        }
+        Self { batch: self.batch, tokens: self.tokens, width, values }
+    }
+
+    /// Element-wise sum.
+    pub(super) fn plus(mut self, other: &Self) -> Self {
+        self.values.iter_mut().zip(&other.values).for_each(|(a, b)| *a += b);
+        self
+    }
+
+    /// The same as a tensor.
+    pub(super) fn into_tensor(self) -> Result<Tensor, TensorShapeError> {
+        Tensor::new([self.batch, self.tokens, self.width], TensorData::F64(self.values))
+    }
+}
+
+/// Which tokens are real, `[B, S]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Mask {
+    pub(super) batch: usize,
+    pub(super) tokens: usize,
+    pub(super) real: Vec<bool>,
+}
+
+impl Mask {
+    /// Whether token `s` of row `b` is real.
+    pub(super) fn is_real(&self, b: usize, s: usize) -> bool {
+        self.real[b * self.tokens + s]
+    }
+
+    /// The last `tokens` tokens of every row.
+    pub(super) fn last(&self, tokens: usize) -> Self {
+        let first = self.tokens - tokens;
+        let real = (0..self.batch).flat_map(|b| (first..self.tokens).map(move |s| self.is_real(b, s))).collect();
+        Self { batch: self.batch, tokens, real }
+    }
+}
+
+/// Keys or values: one vector per head and token, `[B, G, S, D]`.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Heads {
+    pub(super) batch: usize,
+    pub(super) heads: usize,
+    pub(super) tokens: usize,
+    pub(super) width: usize,
+    pub(super) values: Vec<f64>,
+}
+
+impl Heads {
+    /// `[B, S, G·D]` to `[B, G, S, D]`.
+    pub(super) fn split(projected: &Sequence, heads: usize) -> Self {
+        let (batch, tokens, width) = (projected.batch, projected.tokens, projected.width / heads);
+        let mut values = Vec::with_capacity(projected.values.len());
+        for b in 0..batch {
+            for g in 0..heads {
+                for s in 0..tokens {
+                    values.extend_from_slice(&projected.row(b, s)[g * width..(g + 1) * width]);
+                }
+            }
+        }
+        Self { batch, heads, tokens, width, values }
+    }
+
+    /// The vector of head `g` and token `s` in row `b`.
+    pub(super) fn row(&self, b: usize, g: usize, s: usize) -> &[f64] {
+        let start = ((b * self.heads + g) * self.tokens + s) * self.width;
+        &self.values[start..start + self.width]
+    }
+
+    /// These tokens followed by those of `new`, `[B, G, P + T, D]`.
+    pub(super) fn followed_by(&self, new: &Self) -> Self {
+        let mut values = Vec::with_capacity(self.values.len() + new.values.len());
+        for group in 0..self.batch * self.heads {
+            for part in [self, new] {
+                let size = part.tokens * part.width;
+                values.extend_from_slice(&part.values[group * size..(group + 1) * size]);
+            }
+        }
+        Self { tokens: self.tokens + new.tokens, values, ..*self }
+    }
+
+    /// The same as a tensor.
+    pub(super) fn into_tensor(self) -> Result<Tensor, TensorShapeError> {
+        Tensor::new([self.batch, self.heads, self.tokens, self.width], TensorData::F64(self.values))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_are_split_and_joined_along_tokens() {
+        let values = (0..8).map(f64::from).collect();
+        let heads = Heads::split(&Sequence { batch: 1, tokens: 2, width: 4, values }, 2);
+        assert_eq!(heads.values, [0.0, 1.0, 4.0, 5.0, 2.0, 3.0, 6.0, 7.0]);
+        assert_eq!(heads.row(0, 1, 0), [2.0, 3.0]);
+        let joined = heads.followed_by(&Heads { tokens: 1, values: vec![-1.0, -2.0, -3.0, -4.0], ..heads.clone() });
+        assert_eq!((joined.row(0, 0, 2), joined.row(0, 1, 1)), (&[-1.0, -2.0][..], &[6.0, 7.0][..]));
+        assert_eq!(joined.into_tensor().unwrap().shape(), [1, 2, 3, 2]);
+    }
+
+    #[test]
+    fn the_last_tokens_of_a_mask_are_taken_per_row() {
+        let mask = Mask { batch: 2, tokens: 2, real: vec![true, false, false, true] };
+        assert_eq!(mask.last(1).real, [false, true]);
+        assert!(mask.last(0).real.is_empty());
+    }
+}
