@@ -1,0 +1,30 @@
+//! The configuration beside the tensors.
+
+use std::{io, path::Path};
+
+use moa_graphs::families::Config;
+
+use super::{
+    error::CheckpointError,
+    input::read_text,
+    json::{Reader, StrictObject},
+    limits,
+};
+
+/// Reads a `config.json`.
+pub(super) fn read(path: &Path) -> Result<Config, CheckpointError> {
+    let (input, text) =
+        read_text(path, "the size of the configuration", limits::CONFIG).map_err(|error| match error {
+            CheckpointError::Io { file, source } if source.kind() == io::ErrorKind::NotFound => {
+                CheckpointError::NoConfig { file }
+            }
+            error => error,
+        })?;
+    parse(input.shown(), &text)
+}
+
+/// Parses the text of the configuration file `file`.
+pub(super) fn parse(file: &str, text: &[u8]) -> Result<Config, CheckpointError> {
+    let reader = Reader::new(file, "its text");
+    Ok(Config::new(file, reader.parse(text, StrictObject(&reader))?))
+}

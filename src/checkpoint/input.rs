@@ -1,0 +1,147 @@
+//! Regular files that are read piece by piece and must not change meanwhile.
+
+use std::{
+    fs::{self, File, Metadata},
+    io::{self, Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use super::error::{CheckpointError, shown};
+
+/// Bytes read at once; a multiple of every element width.
+const BLOCK: usize = 1 << 20;
+
+/// Why bytes of a file cannot be had.
+pub(super) enum ReadError {
+    Io(io::Error),
+    NotAFile(&'static str),
+    Changed,
+}
+
+impl ReadError {
+    /// The error for the file `file`.
+    pub(super) fn of(self, file: &str) -> CheckpointError {
+        let file = file.into();
+        match self {
+            Self::Io(source) => CheckpointError::Io { file, source },
+            Self::NotAFile(found) => CheckpointError::NotAFile { file, found },
+            Self::Changed => CheckpointError::Changed { file },
+        }
+    }
+
+    pub(super) fn into_io(self) -> io::Error {
+        match self {
+            Self::Io(source) => source,
+            Self::NotAFile(_) | Self::Changed => io::Error::other("the file changed while it was read"),
+        }
+    }
+}
+
+impl From<io::Error> for ReadError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => Self::Changed,
+            _ => Self::Io(error),
+        }
+    }
+}
+
+/// What tells one state of a file from another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Stamp {
+    size: u64,
+    modified: Option<SystemTime>,
+}
+
+impl Stamp {
+    fn of(metadata: &Metadata) -> Self {
+        Self { size: metadata.len(), modified: metadata.modified().ok() }
+    }
+}
+
+/// A file as it was when it was first opened.
+#[derive(Debug)]
+pub(super) struct InputFile {
+    path: PathBuf,
+    shown: String,
+    stamp: Stamp,
+}
+
+impl InputFile {
+    /// Opens a regular file; symbolic links are followed.
+    pub(super) fn open(path: &Path) -> Result<(Self, File), CheckpointError> {
+        let shown = shown(path);
+        let (file, stamp) = open_regular(path).map_err(|error| error.of(&shown))?;
+        Ok((Self { path: path.into(), shown, stamp }, file))
+    }
+
+    /// Path as messages show it.
+    pub(super) fn shown(&self) -> &str {
+        &self.shown
+    }
+
+    /// Bytes of the file.
+    pub(super) fn size(&self) -> u64 {
+        self.stamp.size
+    }
+
+    /// Fails where the file is not in its first state.
+    pub(super) fn check_unchanged(&self, file: &File) -> Result<(), ReadError> {
+        if Stamp::of(&file.metadata()?) == self.stamp { Ok(()) } else { Err(ReadError::Changed) }
+    }
+
+    /// Gives `bytes` bytes from `offset` on to `take`, block by block.
+    pub(super) fn read_blocks(&self, offset: u64, bytes: u64, mut take: impl FnMut(&[u8])) -> Result<(), ReadError> {
+        let (mut file, stamp) = open_regular(&self.path)?;
+        if stamp != self.stamp {
+            return Err(ReadError::Changed);
+        }
+        file.seek(SeekFrom::Start(offset))?;
+        let mut block = vec![0; usize::try_from(bytes).unwrap_or(BLOCK).min(BLOCK)];
+        let mut left = bytes;
+        while left > 0 {
+            let size = usize::try_from(left).unwrap_or(BLOCK).min(BLOCK);
+            let (piece, _) = block.split_at_mut(size);
+            file.read_exact(piece)?;
+            take(piece);
+            left -= size as u64;
+        }
+        self.check_unchanged(&file)
+    }
+}
+
+/// Reads a whole text of at most `limit` bytes.
+pub(super) fn read_text(path: &Path, what: &'static str, limit: u64) -> Result<(InputFile, Vec<u8>), CheckpointError> {
+    let (input, file) = InputFile::open(path)?;
+    if input.size() > limit {
+        return Err(CheckpointError::Limit { file: input.shown, what, limit });
+    }
+    let mut text = Vec::new();
+    let read = (&file).take(limit + 1).read_to_end(&mut text).map_err(ReadError::from);
+    read.and_then(|_| input.check_unchanged(&file)).map_err(|error| error.of(&input.shown))?;
+    if text.len() as u64 != input.size() {
+        return Err(CheckpointError::Changed { file: input.shown });
+    }
+    Ok((input, text))
+}
+
+/// Looks before it opens: opening a pipe would wait for its other end.
+fn open_regular(path: &Path) -> Result<(File, Stamp), ReadError> {
+    check_regular(&fs::metadata(path)?)?;
+    let file = File::open(path)?;
+    let metadata = file.metadata()?;
+    check_regular(&metadata)?;
+    let stamp = Stamp::of(&metadata);
+    Ok((file, stamp))
+}
+
+fn check_regular(metadata: &Metadata) -> Result<(), ReadError> {
+    if metadata.is_file() {
+        Ok(())
+    } else if metadata.is_dir() {
+        Err(ReadError::NotAFile("a folder"))
+    } else {
+        Err(ReadError::NotAFile("a pipe, socket or device"))
+    }
+}

@@ -1,0 +1,22 @@
+//! Largest inputs that are read; the table is in the documentation of [`crate::checkpoint`].
+
+/// Bytes of a safetensors header.
+pub(super) const HEADER: u64 = 16 << 20;
+/// Bytes of a header above which the format itself calls a file malformed.
+pub(super) const FORMAT_HEADER: u64 = 100_000_000;
+/// Tensors of a checkpoint, entries of its metadata, and aliases.
+pub(super) const TENSORS: usize = 200_000;
+/// Dimensions of a tensor.
+pub(super) const RANK: usize = 8;
+/// Bytes of a tensor's name.
+pub(super) const NAME: usize = 1024;
+/// Files of a sharded checkpoint.
+pub(super) const SHARDS: usize = 4096;
+/// Bytes of the name of a shard.
+pub(super) const SHARD_NAME: usize = 255;
+/// Bytes of a shard index.
+pub(super) const INDEX: u64 = 64 << 20;
+/// Bytes of a configuration.
+pub(super) const CONFIG: u64 = 4 << 20;
+/// Nesting of a configuration.
+pub(super) const DEPTH: usize = 64;

@@ -1,0 +1,248 @@
+//! Checkpoints: bytes that nobody vouches for, turned into described tensors that are read on demand.
+//!
+//! A checkpoint is one `.safetensors` file, or a Hugging Face folder with `model.safetensors` or
+//! `model.safetensors.index.json` and its shards; a `config.json` belongs to it. Symbolic links are followed.
+//!
+//! Opening reads headers and checks all of them: every byte of a file belongs to exactly one tensor, no key
+//! is repeated, index and shards agree. Values are read by [`Weight`] when they are asked for, from a file
+//! that must not have changed since.
+//!
+//! # Element types
+//!
+//! F16, BF16, F32 and F64 are weights. Tensors of the other types of the format are described as any other,
+//! so that a buffer nobody reads does no harm; reading their values fails with a [`WeightError::Io`] of kind
+//! [`std::io::ErrorKind::Unsupported`], which [`ErrorKind`] maps to [`ErrorKind::Unsupported`]. A NaN or infinite value,
+//! or an F64 beyond the range of f32 where f32 is asked for, is [`WeightError::NonFinite`].
+//!
+//! # Aliases
+//!
+//! An entry of a header's `__metadata__`, or of an index's `metadata`, whose value is the name of a stored
+//! tensor makes its key an alias of that tensor. A stored name wins over an alias.
+//!
+//! # Limits
+//!
+//! | what | largest |
+//! |---|---|
+//! | header | 16 MiB |
+//! | tensors, entries of metadata, aliases | 200 000 |
+//! | dimensions of a tensor | 8 |
+//! | name of a tensor | 1024 bytes |
+//! | shards | 4096 |
+//! | shard index | 64 MiB |
+//! | `config.json` | 4 MiB, nested 64 deep |
+//!
+//! [`WeightError::Io`]: moa_graphs::WeightError::Io
+//! [`WeightError::NonFinite`]: moa_graphs::WeightError::NonFinite
+
+mod config;
+mod dtype;
+mod error;
+mod file_kind;
+#[doc(hidden)]
+pub mod fuzzing;
+mod header;
+mod input;
+mod json;
+mod limits;
+mod shard_index;
+mod source;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use moa_graphs::{TensorDirectory, Weight, families::Config};
+
+pub use dtype::Dtype;
+pub use error::{CheckpointError, ErrorKind};
+
+use error::{quoted, shown};
+use header::{Header, TensorInfo};
+use input::{InputFile, read_text};
+use shard_index::ShardIndex;
+use source::StoredTensor;
+
+const CONFIG: &str = "config.json";
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The tensors and the configuration of one trained model.
+#[derive(Debug)]
+pub struct Checkpoint {
+    origin: String,
+    config: Config,
+    tensors: Tensors,
+}
+
+impl Checkpoint {
+    /// Opens a `.safetensors` file or a Hugging Face folder.
+    ///
+    /// The configuration is read from `config`, or from the `config.json` beside the tensors.
+    ///
+    /// # Errors
+    ///
+    /// Where a file is missing or unreadable, breaks its format, exceeds a limit, or is of another kind.
+    pub fn open(path: &Path, config: Option<&Path>) -> Result<Self, CheckpointError> {
+        let origin = shown(path);
+        let (folder, tensors) = match Location::of(path)? {
+            Location::Single(file) => (file.parent().map(Path::to_path_buf), Tensors::of_file(&file)?),
+            Location::Sharded(folder) => (Some(folder.clone()), Tensors::of_folder(&folder)?),
+        };
+        let beside = folder.unwrap_or_default().join(CONFIG);
+        let config = config::read(config.unwrap_or(&beside))?;
+        Ok(Self { origin, config, tensors })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Element type of the tensor stored under `name`.
+    pub fn dtype(&self, name: &str) -> Option<Dtype> {
+        self.tensors.stored.get(name).map(|stored| stored.info.dtype)
+    }
+
+    /// What is odd about the checkpoint but does no harm, one line each.
+    pub fn warnings(&self) -> &[String] {
+        &self.tensors.warnings
+    }
+}
+
+impl TensorDirectory for Checkpoint {
+    fn names(&self) -> Vec<&str> {
+        self.tensors.stored.keys().map(String::as_str).collect()
+    }
+
+    fn tensor(&self, name: &str) -> Option<Weight> {
+        let name = match self.tensors.aliases.get(name) {
+            Some(kept) => kept,
+            None => name,
+        };
+        let Stored { file, info } = self.tensors.stored.get(name)?;
+        let source = StoredTensor::new(name, Arc::clone(file), info);
+        Some(Weight::new(name, info.shape.clone(), file.shown(), Arc::new(source)))
+    }
+
+    fn origin(&self) -> &str {
+        &self.origin
+    }
+}
+
+/// Where the tensors are.
+enum Location {
+    /// In this file.
+    Single(PathBuf),
+    /// In the shards of this folder.
+    Sharded(PathBuf),
+}
+
+impl Location {
+    fn of(path: &Path) -> Result<Self, CheckpointError> {
+        let metadata = fs::metadata(path).map_err(|source| CheckpointError::Io { file: shown(path), source })?;
+        if !metadata.is_dir() {
+            return Ok(Self::Single(path.into()));
+        }
+        let holds = |name: &str| fs::symlink_metadata(path.join(name)).is_ok();
+        match (holds(SINGLE), holds(INDEX)) {
+            (true, false) => Ok(Self::Single(path.join(SINGLE))),
+            (false, true) => Ok(Self::Sharded(path.into())),
+            (true, true) => {
+                let found = format!("{SINGLE}, {INDEX}");
+                Err(CheckpointError::SeveralModels { folder: shown(path), found })
+            }
+            (false, false) => {
+                let looked_for = format!("{SINGLE}, {INDEX}");
+                Err(CheckpointError::NoModel { folder: shown(path), looked_for })
+            }
+        }
+    }
+}
+
+/// A tensor and the file that holds it.
+#[derive(Debug)]
+struct Stored {
+    file: Arc<InputFile>,
+    info: TensorInfo,
+}
+
+/// All tensors of a checkpoint.
+#[derive(Debug, Default)]
+struct Tensors {
+    /// In the order of their names.
+    files: Vec<Arc<InputFile>>,
+    stored: BTreeMap<String, Stored>,
+    /// Stored name of each alias.
+    aliases: BTreeMap<String, String>,
+    warnings: Vec<String>,
+}
+
+impl Tensors {
+    fn of_file(path: &Path) -> Result<Self, CheckpointError> {
+        let (file, header) = read_header(path)?;
+        let mut tensors = Self::default();
+        let metadata = tensors.add(Arc::clone(&file), header);
+        tensors.add_aliases(file.shown(), metadata)?;
+        Ok(tensors)
+    }
+
+    fn of_folder(folder: &Path) -> Result<Self, CheckpointError> {
+        let (file, text) = read_text(&folder.join(INDEX), "the size of the shard index", limits::INDEX)?;
+        let mut index = ShardIndex::parse(file.shown(), &text)?;
+        drop(text);
+        let mut tensors = Self::default();
+        let mut metadata = vec![(file.shown().to_owned(), std::mem::take(&mut index.metadata))];
+        for shard in index.shards.keys() {
+            let (file, header) = read_header(&folder.join(&**shard))?;
+            index.check_shard(shard, file.shown(), &header)?;
+            let shown = file.shown().to_owned();
+            let mut texts = tensors.add(file, header);
+            texts.retain(|_, kept| index.tensors.contains_key(kept));
+            metadata.push((shown, texts));
+        }
+        for (file, texts) in metadata {
+            tensors.add_aliases(&file, texts)?;
+        }
+        let bytes = tensors.stored.values().map(|stored| stored.info.bytes).sum();
+        tensors.warnings.extend(index.size_warning(file.shown(), bytes));
+        Ok(tensors)
+    }
+
+    /// Adds the tensors of one file and gives back its metadata.
+    fn add(&mut self, file: Arc<InputFile>, header: Header) -> BTreeMap<String, String> {
+        let stored = |(name, info)| (name, Stored { file: Arc::clone(&file), info });
+        self.stored.extend(header.tensors.into_iter().map(stored));
+        self.files.push(file);
+        header.metadata
+    }
+
+    /// Adds the entries of `metadata` that are aliases of stored tensors.
+    fn add_aliases(&mut self, file: &str, metadata: BTreeMap<String, String>) -> Result<(), CheckpointError> {
+        let reader = json::Reader::new(file, "its metadata");
+        for (alias, kept) in metadata {
+            if !self.stored.contains_key(&kept) || self.stored.contains_key(&alias) {
+                continue;
+            }
+            reader.check_name(&alias)?;
+            if let Some(other) = self.aliases.get(&alias).filter(|other| **other != kept) {
+                let (alias, kept, other) = (quoted(&alias), quoted(&kept), quoted(other));
+                return Err(reader.json(format!("name {alias} is an alias of {kept}, elsewhere of {other}")));
+            }
+            if self.aliases.len() >= limits::TENSORS {
+                return Err(reader.limit("the number of aliases", limits::TENSORS));
+            }
+            self.aliases.insert(alias, kept);
+        }
+        Ok(())
+    }
+}
+
+fn read_header(path: &Path) -> Result<(Arc<InputFile>, Header), CheckpointError> {
+    let (input, file) = InputFile::open(path)?;
+    let header = Header::read(input.shown(), input.size(), &file)?;
+    input.check_unchanged(&file).map_err(|error| error.of(input.shown()))?;
+    Ok((Arc::new(input), header))
+}
