@@ -29,7 +29,9 @@ pub enum ImportError {
         found: String,
     },
     /// The checkpoint holds tensors that no part of the model reads.
-    #[error("{origin}: {count} tensors belong to no part of a {family} model of this configuration, the first is \"{tensor}\" of shape {found}")]
+    #[error(
+        "{origin}: {count} tensors belong to no part of a {family} model of this configuration, the first is \"{tensor}\" of shape {found}"
+    )]
     ExtraTensors {
         /// Checkpoint.
         origin: String,
@@ -43,7 +45,9 @@ pub enum ImportError {
         found: String,
     },
     /// Two names of one shared parameter hold different values.
-    #[error("{origin}: \"{first}\" and \"{second}\" must be one shared parameter, but their values differ from index {index} on")]
+    #[error(
+        "{origin}: \"{first}\" and \"{second}\" must be one shared parameter, but their values differ from index {index} on"
+    )]
     AliasConflict {
         /// Checkpoint.
         origin: String,

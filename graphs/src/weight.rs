@@ -45,6 +45,16 @@ pub trait TensorSource: Send + Sync {
     ///
     /// As [`Self::read_f32`].
     fn read_f64(&self) -> Result<Vec<f64>, WeightError>;
+
+    /// Name of the stored element type, such as `BF16`.
+    fn stored_type(&self) -> &'static str;
+
+    /// Gives the stored bytes, little-endian, block by block to `sink`.
+    ///
+    /// # Errors
+    ///
+    /// [`WeightError::Io`].
+    fn read_bytes(&self, sink: &mut dyn FnMut(&[u8])) -> Result<(), WeightError>;
 }
 
 /// The tensors of one checkpoint, by name.
@@ -92,6 +102,20 @@ impl Weight {
     /// File that holds the tensor.
     pub fn origin(&self) -> &str {
         &self.origin
+    }
+
+    /// Name of the stored element type; see [`TensorSource::stored_type`].
+    pub fn stored_type(&self) -> &'static str {
+        self.source.stored_type()
+    }
+
+    /// Gives the stored bytes to `sink`; see [`TensorSource::read_bytes`].
+    ///
+    /// # Errors
+    ///
+    /// As [`TensorSource::read_bytes`].
+    pub fn read_bytes(&self, sink: &mut dyn FnMut(&[u8])) -> Result<(), WeightError> {
+        self.source.read_bytes(sink)
     }
 
     /// All values as f32, row-major; see [`TensorSource::read_f32`].

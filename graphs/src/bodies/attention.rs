@@ -65,21 +65,15 @@ pub(crate) fn self_attention(
     let end = b.ints(&[i64::MAX]);
     let query_mask = b.slice(&values.attention_mask, &past_size, &end, 1);
     let query_mask = query_mask_of(b, &query_mask, attributes.skip_padded_queries);
-    let routing = route(
-        b,
-        hidden,
-        &values.router_weight,
-        attributes.gate_mode,
-        attributes.top_k,
-        query_mask.as_ref(),
-        names,
-    );
+    let routing =
+        route(b, hidden, &values.router_weight, attributes.gate_mode, attributes.top_k, query_mask.as_ref(), names);
     let [key, value] = keys_and_values(b, values, heads);
     let keys = KeySet { key: &key, value: &value, mask: &values.attention_mask };
     let causal = attributes.causal.then(|| causal_mask(b, hidden, &past_size, &key));
     let query = Query { scale: attributes.scale, rotary: values.rotary.as_ref(), causal };
     let attended = attend(b, &routing, hidden, &values.query_weight, heads, &keys, &query);
-    let output = project_back(b, &routing, &attended, &values.output_weight, values.output_bias.as_ref(), query_mask, heads);
+    let output =
+        project_back(b, &routing, &attended, &values.output_weight, values.output_bias.as_ref(), query_mask, heads);
     [output, key, value]
 }
 
@@ -93,15 +87,8 @@ pub(crate) fn cross_attention(
 ) -> Value {
     let hidden = &values.hidden_states;
     let query_mask = query_mask_of(b, &values.query_mask, attributes.skip_padded_queries);
-    let routing = route(
-        b,
-        hidden,
-        &values.router_weight,
-        attributes.gate_mode,
-        attributes.top_k,
-        query_mask.as_ref(),
-        names,
-    );
+    let routing =
+        route(b, hidden, &values.router_weight, attributes.gate_mode, attributes.top_k, query_mask.as_ref(), names);
     let keys = KeySet { key: &values.key, value: &values.value, mask: &values.key_mask };
     let query = Query { scale: attributes.scale, rotary: None, causal: None };
     let attended = attend(b, &routing, hidden, &values.query_weight, heads, &keys, &query);

@@ -10,5 +10,5 @@ mod feed_forward;
 mod routing;
 
 pub(crate) use attention::{CrossValues, Heads, SelfValues, cross_attention, self_attention};
-pub(crate) use feed_forward::{activation, FeedForwardSizes, FeedForwardValues, feed_forward};
+pub(crate) use feed_forward::{FeedForwardSizes, FeedForwardValues, activation, feed_forward};
 pub(crate) use routing::Routed;

@@ -77,7 +77,13 @@ impl Routing {
     }
 
     /// `hidden` `[B, T, C]` through the chosen of `weight` `[E, C, columns]`: `[B, T, k, columns]`.
-    pub(super) fn map(&self, b: &mut Builder, hidden: &Value, weight: &Value, [experts, width, columns]: [usize; 3]) -> Value {
+    pub(super) fn map(
+        &self,
+        b: &mut Builder,
+        hidden: &Value,
+        weight: &Value,
+        [experts, width, columns]: [usize; 3],
+    ) -> Value {
         let weight = b.transpose(weight, &[1, 0, 2]);
         let weight = b.reshape_static(&weight, &[width, experts * columns]);
         let all = b.op("MatMul", &[hidden, &weight], []);
@@ -88,7 +94,13 @@ impl Routing {
 
     /// `rows` `[B, T, k, columns]` weighted, through the chosen of `weight` `[E, columns, C]`, and summed:
     /// `[B, T, C]`.
-    pub(super) fn reduce(&self, b: &mut Builder, rows: &Value, weight: &Value, [experts, columns, width]: [usize; 3]) -> Value {
+    pub(super) fn reduce(
+        &self,
+        b: &mut Builder,
+        rows: &Value,
+        weight: &Value,
+        [experts, columns, width]: [usize; 3],
+    ) -> Value {
         let weighted = b.op("Mul", &[rows, &self.weights], []);
         let indices = self.spread(b, columns);
         let (batch, tokens) = (b.size(rows, 0), b.size(rows, 1));

@@ -146,7 +146,10 @@ mod tests {
         for text in ["0", "-1", "2.5", "\"8\"", "1e999", "9223372036854775808", "[1]"] {
             let Ok(keys) = serde_json::from_str(&format!("{{\"n\": {text}}}")) else { continue };
             let error = Config::new("config.json", keys).size("n", "").expect_err(text).to_string();
-            assert!(error.starts_with("config.json: key \"n\" must be an integer from 1 to 1048576, found "), "{error}");
+            assert!(
+                error.starts_with("config.json: key \"n\" must be an integer from 1 to 1048576, found "),
+                "{error}"
+            );
         }
     }
 

@@ -228,11 +228,7 @@ impl Stack {
     }
 
     /// The released code gives every expert the hidden width of the model and routes with a fixed top-k.
-    fn expert_feed_forward(
-        &self,
-        importer: &mut Importer<'_>,
-        module: &str,
-    ) -> Result<ExpertFeedForward, ImportError> {
+    fn expert_feed_forward(&self, importer: &mut Importer<'_>, module: &str) -> Result<ExpertFeedForward, ImportError> {
         let (width, experts) = (self.width, self.num_experts);
         Ok(ExpertFeedForward {
             router: importer.take(&format!("{module}.w_gate"), &[width, experts])?,

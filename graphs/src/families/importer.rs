@@ -79,8 +79,7 @@ impl<'a> Importer<'a> {
     /// Fails where a tensor was neither taken nor is known to be no weight.
     pub(super) fn finish(self, family: &str, is_buffer: impl Fn(&str) -> bool) -> Result<(), ImportError> {
         let names = self.tensors.names();
-        let extra: Vec<_> =
-            names.into_iter().filter(|name| !self.taken.contains(*name) && !is_buffer(name)).collect();
+        let extra: Vec<_> = names.into_iter().filter(|name| !self.taken.contains(*name) && !is_buffer(name)).collect();
         let Some(first) = extra.first() else { return Ok(()) };
         let found = self.tensors.tensor(first).map_or_else(String::new, |weight| format!("{:?}", weight.shape()));
         Err(ImportError::ExtraTensors {

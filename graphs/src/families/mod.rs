@@ -48,11 +48,7 @@ pub fn supported() -> impl Iterator<Item = (&'static str, &'static str)> {
 ///
 /// A configuration key that is missing or impossible, a tensor that is missing, left over or wrongly
 /// shaped, shared parameters that differ, and families or options that this program cannot export.
-pub fn import(
-    config: &Config,
-    tensors: &dyn TensorDirectory,
-    options: ImportOptions,
-) -> Result<Model, ImportError> {
+pub fn import(config: &Config, tensors: &dyn TensorDirectory, options: ImportOptions) -> Result<Model, ImportError> {
     let model_type = config.text("model_type", "the family of the model")?;
     let Some(family) = FAMILIES.iter().find(|family| family.model_type == model_type) else {
         let known: Vec<_> = FAMILIES.iter().map(|family| family.model_type).collect();

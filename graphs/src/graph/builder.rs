@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::{Attribute, Constant, ConstantValues, DType, Data, Dim, Function, Graph, Initializer, Node, OpId, ValueInfo, WeightExpr};
+use super::{
+    Attribute, Constant, ConstantValues, DType, Data, Dim, Function, Graph, Initializer, Node, OpId, ValueInfo,
+    WeightExpr,
+};
 
 /// A value of the graph under construction.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,7 +103,12 @@ impl Builder {
             let expr = expr.into();
             let shape = expr.shape();
             self.weights.insert(name.into(), expr.clone());
-            self.initializers.push(Initializer { name: name.into(), dtype: DType::Float32, shape, data: Data::Weight(expr) });
+            self.initializers.push(Initializer {
+                name: name.into(),
+                dtype: DType::Float32,
+                shape,
+                data: Data::Weight(expr),
+            });
         }
         Value(name.into())
     }
@@ -168,7 +176,14 @@ impl Builder {
     }
 
     /// A node of our domain called `name` whose outputs are called `outputs`.
-    pub fn custom_op(&mut self, op: OpId, name: &str, inputs: &[&Value], outputs: &[&str], attributes: BTreeMap<String, Attribute>) {
+    pub fn custom_op(
+        &mut self,
+        op: OpId,
+        name: &str,
+        inputs: &[&Value],
+        outputs: &[&str],
+        attributes: BTreeMap<String, Attribute>,
+    ) {
         self.names.extend(outputs.iter().map(|output| (*output).to_owned()));
         self.nodes.push(Node {
             name: name.into(),

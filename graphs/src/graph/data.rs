@@ -104,9 +104,7 @@ impl WeightExpr {
     pub fn evaluate(&self) -> Result<Vec<f32>, WeightError> {
         match self {
             Self::Stored(weight) => weight.to_f32(),
-            Self::Transposed { input, permutation } => {
-                Ok(transpose(&input.evaluate()?, &input.shape(), permutation))
-            }
+            Self::Transposed { input, permutation } => Ok(transpose(&input.evaluate()?, &input.shape(), permutation)),
             Self::Reshaped { input, .. } => input.evaluate(),
             Self::Columns(parts) => side_by_side(parts),
             Self::Sinusoids(table) => Ok(table.values()),

@@ -86,9 +86,8 @@ impl Lowering {
             x = self.norm(norm, &x);
         }
         if embedding.zero_at_padding {
-            const BOOL: i64 = 9;
             let real = self.b.unsqueeze(tokens.mask, &[-1]);
-            let real = self.b.op("Cast", &[&real], [("to", Attribute::Int(BOOL))]);
+            let real = self.as_condition(&real);
             let zero = self.b.float(0.0);
             x = self.b.op("Where", &[&real, &x, &zero], []);
         }
@@ -100,8 +99,7 @@ impl Lowering {
             Positions::None => None,
             Positions::Learned(table) => Some(self.b.weight(table.name(), table)),
             Positions::Sinusoidal { rows } => {
-                let table =
-                    Sinusoids { rows: *rows, width: embedding.width(), padding_row: embedding.pad_token_id };
+                let table = Sinusoids { rows: *rows, width: embedding.width(), padding_row: embedding.pad_token_id };
                 let name = format!("{}.embed_positions.sinusoids", embedding.prefix);
                 Some(self.b.weight(&name, WeightExpr::Sinusoids(table)))
             }
@@ -111,10 +109,11 @@ impl Lowering {
     /// `pad + running count of real tokens` at real tokens, `pad` at padding: `[B, T]` int64.
     #[allow(clippy::cast_possible_wrap)]
     fn positions(&mut self, pad_token_id: usize, tokens: &Tokens<'_>) -> Value {
+        let real = self.as_condition(tokens.mask);
         let b = &mut self.b;
-        let axis = b.int(1);
+        let (axis, zero) = (b.int(1), b.int(0));
         let count = b.op("CumSum", &[tokens.mask, &axis], []);
-        let count = b.op("Mul", &[&count, tokens.mask], []);
+        let count = b.op("Where", &[&real, &count, &zero], []);
         let count = match tokens.past {
             None => count,
             Some(past) => {

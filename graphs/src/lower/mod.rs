@@ -67,7 +67,9 @@ pub struct NamedGraph {
 #[non_exhaustive]
 pub enum LowerError {
     /// One graph would need two bodies for one operator.
-    #[error("layer \"{module}\" uses {operator} with other settings than the layers before it, and one file holds one body per operator")]
+    #[error(
+        "layer \"{module}\" uses {operator} with other settings than the layers before it, and one file holds one body per operator"
+    )]
     SecondBody {
         /// Operator.
         operator: &'static str,
@@ -112,13 +114,18 @@ impl Lowering {
     /// A mask, 1 for a real token and 0 for padding, as int64 and as the operators take it.
     fn mask_input(&mut self, name: &str, shape: &[Dim]) -> [Value; 2] {
         let mask = self.b.input(name, DType::Int64, shape);
-        let narrow = self.to_int32(&mask);
+        let narrow = self.narrowed(&mask);
         [mask, narrow]
     }
 
-    fn to_int32(&mut self, value: &Value) -> Value {
+    fn narrowed(&mut self, value: &Value) -> Value {
         const INT32: i64 = 6;
         self.b.op("Cast", &[value], [("to", crate::graph::Attribute::Int(INT32))])
+    }
+
+    fn as_condition(&mut self, value: &Value) -> Value {
+        const BOOL: i64 = 9;
+        self.b.op("Cast", &[value], [("to", crate::graph::Attribute::Int(BOOL))])
     }
 
     fn finish(mut self, stem: &'static str) -> NamedGraph {

@@ -143,8 +143,8 @@ impl Lowering {
         if self.options.form == Form::Standard {
             return Ok(bodies::feed_forward(&mut self.b, &values, &attributes, sizes, &routed));
         }
-        let inputs =
-            [&values.hidden_states, &values.router_weight, &values.input_weight, &values.output_weight].map(Clone::clone);
+        let inputs = [&values.hidden_states, &values.router_weight, &values.input_weight, &values.output_weight]
+            .map(Clone::clone);
         let outputs = self.node_outputs(&["output"], &routed);
         let body = |b: &mut Builder| {
             let values = formal_feed_forward_values(b);
@@ -191,7 +191,7 @@ impl Lowering {
             attributes.insert("plugin_namespace".into(), Attribute::Text(DOMAIN.into()));
             attributes.insert("plugin_version".into(), Attribute::Text(OPSET_VERSION.to_string()));
         } else {
-            let function = function(operator, op.clone(), inputs.len(), body);
+            let function = function(operator, op.clone(), [inputs.len(), outputs.len()], body);
             if !self.b.function(function) {
                 return Err(LowerError::SecondBody { operator: operator.name, module: module.into() });
             }
@@ -204,14 +204,14 @@ impl Lowering {
     }
 }
 
-fn function(operator: &Operator, op: OpId, inputs: usize, body: impl FnOnce(&mut Builder)) -> Function {
+fn function(operator: &Operator, op: OpId, [inputs, outputs]: [usize; 2], body: impl FnOnce(&mut Builder)) -> Function {
     let formal: Vec<_> = operator.inputs[..inputs].iter().map(|input| input.name).collect();
     let mut builder = Builder::body(&formal);
     body(&mut builder);
     Function {
         op,
         inputs: formal.iter().map(|name| (*name).to_owned()).collect(),
-        outputs: operator.outputs.iter().map(|output| output.name.to_owned()).collect(),
+        outputs: operator.outputs[..outputs].iter().map(|output| output.name.to_owned()).collect(),
         attributes: operator.attributes.iter().map(|attribute| attribute.name.to_owned()).collect(),
         nodes: builder.into_nodes(),
     }

@@ -156,3 +156,45 @@ impl Embedding {
         Some(rows.saturating_sub(self.pad_token_id + 1))
     }
 }
+
+impl Attention {
+    pub(super) fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>) {
+        weights.extend([&self.router, &self.query, &self.key, &self.value, &self.output]);
+    }
+}
+
+impl Linear {
+    pub(super) fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>) {
+        weights.extend([&self.weight, &self.bias]);
+    }
+}
+
+impl LayerNorm {
+    pub(super) fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>) {
+        weights.extend([&self.weight, &self.bias]);
+    }
+}
+
+impl FeedForward {
+    pub(super) fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>) {
+        match self {
+            Self::Dense(block) => {
+                block.input.collect(weights);
+                block.output.collect(weights);
+            }
+            Self::Experts(block) => weights.extend([&block.router, &block.input, &block.output]),
+        }
+    }
+}
+
+impl Embedding {
+    pub(super) fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>) {
+        weights.push(&self.tokens);
+        if let Positions::Learned(table) = &self.positions {
+            weights.push(table);
+        }
+        if let Some(norm) = &self.norm {
+            norm.collect(weights);
+        }
+    }
+}

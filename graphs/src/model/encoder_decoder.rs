@@ -73,3 +73,38 @@ pub struct DecoderLayer {
     /// `x + f(norm(x))` if true, `norm(x + f(x))` if false.
     pub normalize_before: bool,
 }
+
+impl EncoderDecoder {
+    pub(super) fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>) {
+        self.encoder.collect(weights);
+        let decoder = &self.decoder;
+        decoder.embedding.collect(weights);
+        for layer in &decoder.layers {
+            layer.self_attention.collect(weights);
+            layer.self_attention_norm.collect(weights);
+            layer.cross_attention.collect(weights);
+            layer.cross_attention_norm.collect(weights);
+            layer.feed_forward.collect(weights);
+            layer.final_norm.collect(weights);
+        }
+        if let Some(norm) = &decoder.norm {
+            norm.collect(weights);
+        }
+        weights.push(&decoder.output);
+    }
+}
+
+impl Encoder {
+    pub(super) fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>) {
+        self.embedding.collect(weights);
+        for layer in &self.layers {
+            layer.self_attention.collect(weights);
+            layer.self_attention_norm.collect(weights);
+            layer.feed_forward.collect(weights);
+            layer.final_norm.collect(weights);
+        }
+        if let Some(norm) = &self.norm {
+            norm.collect(weights);
+        }
+    }
+}

@@ -28,3 +28,12 @@ pub struct LanguageModelHead {
     /// `[V]`.
     pub bias: Weight,
 }
+
+impl MaskedLm {
+    pub(super) fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>) {
+        self.encoder.collect(weights);
+        self.head.dense.collect(weights);
+        self.head.norm.collect(weights);
+        weights.extend([&self.head.weight, &self.head.bias]);
+    }
+}

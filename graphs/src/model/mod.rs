@@ -9,12 +9,13 @@ mod layer;
 mod masked_lm;
 
 pub use block::{
-    Attention, DenseFeedForward, Embedding, ExpertFeedForward, FeedForward, LayerNorm, Linear, Positions,
-    SINUSOID_BASE,
+    Attention, DenseFeedForward, Embedding, ExpertFeedForward, FeedForward, LayerNorm, Linear, Positions, SINUSOID_BASE,
 };
 pub use encoder_decoder::{Decoder, DecoderLayer, Encoder, EncoderDecoder, EncoderLayer};
 pub use layer::MoaLayer;
 pub use masked_lm::{LanguageModelHead, MaskedLm};
+
+use crate::Weight;
 
 /// A trained model of one of the supported families.
 #[derive(Debug, Clone)]
@@ -26,4 +27,17 @@ pub enum Model {
     MaskedLm(MaskedLm),
     /// One MoA layer by itself.
     Layer(MoaLayer),
+}
+
+impl Model {
+    /// Every weight, in the order of the structure; a shared one as often as it is used.
+    pub fn weights(&self) -> Vec<&Weight> {
+        let mut weights = Vec::new();
+        match self {
+            Self::EncoderDecoder(model) => model.collect(&mut weights),
+            Self::MaskedLm(model) => model.collect(&mut weights),
+            Self::Layer(layer) => layer.attention.collect(&mut weights),
+        }
+        weights
+    }
 }

@@ -1,0 +1,104 @@
+//! Why a backend could not load or run a model.
+
+use crate::onnx::inline::InlineError;
+use crate::onnx::read::ReadError;
+
+/// Class of a [`BackendError`]; decides the exit code of a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BackendErrorKind {
+    /// A runtime or library is missing or too old.
+    Runtime,
+    /// The runtime does not take this kind of model.
+    Unsupported,
+    /// The inputs do not fit the model.
+    Input,
+    /// The model file could not be read.
+    Model,
+    /// The runtime failed.
+    Failed,
+}
+
+/// A backend could not load or run a model.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackendError {
+    /// A library was not found, or could not be loaded.
+    #[error("{what} not found; looked in {}", looked_in.join(", "))]
+    RuntimeMissing {
+        /// What is missing.
+        what: &'static str,
+        /// Every place that was looked at.
+        looked_in: Vec<String>,
+        /// How to get it.
+        help: &'static str,
+    },
+    /// A library was found, but it is too old for this program or for the model.
+    #[error("{what} {found} is too old: {needed} is needed")]
+    RuntimeTooOld {
+        /// What is too old.
+        what: &'static str,
+        /// Version found, or what was found instead of a library.
+        found: String,
+        /// What is needed.
+        needed: String,
+    },
+    /// The runtime does not take this kind of model.
+    #[error("{why}")]
+    Unsupported {
+        /// What is not supported.
+        why: String,
+        /// What to do instead.
+        help: Option<&'static str>,
+    },
+    /// An input does not fit the model.
+    #[error("input `{name}`: expected {expected}, found {found}")]
+    Input {
+        /// Name of the input.
+        name: String,
+        /// What the model takes.
+        expected: String,
+        /// What was given.
+        found: String,
+    },
+    /// The model file could not be read.
+    #[error(transparent)]
+    Model(#[from] ReadError),
+    /// The functions of the model could not be replaced by their nodes.
+    #[error(transparent)]
+    Inline(#[from] InlineError),
+    /// The runtime failed.
+    #[error("{backend} failed to {stage}: {text}")]
+    Failed {
+        /// Name of the backend.
+        backend: &'static str,
+        /// What it was doing.
+        stage: &'static str,
+        /// What it said.
+        text: String,
+    },
+}
+
+impl BackendError {
+    /// Class of the error.
+    pub const fn kind(&self) -> BackendErrorKind {
+        match self {
+            Self::RuntimeMissing { .. } | Self::RuntimeTooOld { .. } => BackendErrorKind::Runtime,
+            Self::Unsupported { .. } | Self::Inline(_) => BackendErrorKind::Unsupported,
+            Self::Input { .. } => BackendErrorKind::Input,
+            Self::Model(_) => BackendErrorKind::Model,
+            Self::Failed { .. } => BackendErrorKind::Failed,
+        }
+    }
+
+    /// What the user can do, where that is known.
+    pub const fn help(&self) -> Option<&'static str> {
+        match self {
+            Self::RuntimeMissing { help, .. } => Some(*help),
+            Self::RuntimeTooOld { .. } => Some("python3 -m pip install --upgrade onnxruntime, or set ORT_DYLIB_PATH"),
+            Self::Unsupported { help, .. } => *help,
+            Self::Model(error) => error.help(),
+            Self::Input { .. } | Self::Inline(_) | Self::Failed { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Finding ONNX Runtime and the operator library. Nothing is downloaded.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use super::BackendError;
+
+/// Environment variable that names `libonnxruntime`.
+pub const RUNTIME_VARIABLE: &str = "ORT_DYLIB_PATH";
+
+/// Environment variable that names the operator library.
+pub const OPERATORS_VARIABLE: &str = "MOA_ORT_LIBRARY";
+
+pub(super) const RUNTIME: &str = "ONNX Runtime";
+pub(super) const RUNTIME_HELP: &str = "python3 -m pip install onnxruntime, or set ORT_DYLIB_PATH to libonnxruntime";
+const OPERATORS: &str = "the operator library libmoa_ort";
+const OPERATORS_HELP: &str = "set MOA_ORT_LIBRARY to the library, or use the backend `ort-function`, which needs none";
+
+/// Prints the file of the Python package without importing it; the current folder is not searched.
+const ASK_PYTHON: &str = "import sys; sys.path = [p for p in sys.path if p]; import importlib.util; \
+    spec = importlib.util.find_spec('onnxruntime'); print(spec.origin if spec else '')";
+
+/// A file that was looked for, and every place where it was not.
+struct Search {
+    looked_in: Vec<String>,
+}
+
+impl Search {
+    /// The library `path` where it is a file.
+    fn file(&mut self, path: PathBuf) -> Option<PathBuf> {
+        if path.is_file() {
+            return std::path::absolute(&path).ok().or(Some(path));
+        }
+        self.looked_in.push(path.display().to_string());
+        None
+    }
+
+    /// The first library in `folder` whose name is that of ONNX Runtime, with or without a version.
+    fn runtime_in(&mut self, folder: &Path) -> Option<PathBuf> {
+        let mut found: Vec<PathBuf> = fs::read_dir(folder)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter(|entry| entry.file_name().to_str().is_some_and(is_runtime_name))
+            .map(|entry| entry.path())
+            .filter(|path| path.is_file())
+            .collect();
+        found.sort();
+        if found.is_empty() {
+            self.looked_in.push(folder.display().to_string());
+        }
+        found.into_iter().next()
+    }
+
+    /// What the variable names; an error where it names no file.
+    fn variable(&mut self, name: &str) -> Result<Option<PathBuf>, ()> {
+        let Some(path) = env::var_os(name).filter(|value| !value.is_empty()) else {
+            self.looked_in.push(format!("{name} (not set)"));
+            return Ok(None);
+        };
+        let path = PathBuf::from(path);
+        if let Some(path) = self.file(path) {
+            return Ok(Some(path));
+        }
+        if let Some(place) = self.looked_in.last_mut() {
+            *place = format!("{name}={place}");
+        }
+        Err(())
+    }
+}
+
+/// `libonnxruntime.so`, `libonnxruntime.so.1.31.1`, `libonnxruntime.1.31.1.dylib` or `onnxruntime.dll`.
+fn is_runtime_name(name: &str) -> bool {
+    let Some(rest) = name.strip_prefix(env::consts::DLL_PREFIX).and_then(|rest| rest.strip_prefix("onnxruntime"))
+    else {
+        return false;
+    };
+    let version = |text: &str| text.chars().all(|c| c.is_ascii_digit() || c == '.');
+    let before = rest.strip_suffix(env::consts::DLL_SUFFIX);
+    let after = rest.strip_prefix(env::consts::DLL_SUFFIX);
+    before.or(after).is_some_and(version)
+}
+
+/// Finds `libonnxruntime`: `ORT_DYLIB_PATH`, beside the executable, the active Python, the system.
+///
+/// # Errors
+///
+/// [`BackendError::RuntimeMissing`] with every place that was looked at.
+pub fn find_onnxruntime() -> Result<PathBuf, BackendError> {
+    let mut search = Search { looked_in: Vec::new() };
+    let missing = |search: Search| BackendError::RuntimeMissing {
+        what: RUNTIME,
+        looked_in: search.looked_in,
+        help: RUNTIME_HELP,
+    };
+    match search.variable(RUNTIME_VARIABLE) {
+        Ok(Some(path)) => return Ok(path),
+        Ok(None) => {}
+        Err(()) => return Err(missing(search)),
+    }
+    let folders = executable_folder().into_iter().chain(virtual_environment_folders());
+    let mut found = None;
+    for folder in folders {
+        found = found.or_else(|| search.runtime_in(&folder));
+    }
+    found = found.or_else(|| match python_folder() {
+        Some(folder) => search.runtime_in(folder),
+        None => {
+            search.looked_in.push("the package onnxruntime of python3".to_owned());
+            None
+        }
+    });
+    for folder in system_folders() {
+        found = found.or_else(|| search.runtime_in(&folder));
+    }
+    found.ok_or_else(|| missing(search))
+}
+
+/// Finds the operator library: `explicit`, `MOA_ORT_LIBRARY`, beside the executable.
+///
+/// # Errors
+///
+/// [`BackendError::RuntimeMissing`] with every place that was looked at.
+pub fn find_operator_library(explicit: Option<&Path>) -> Result<PathBuf, BackendError> {
+    let mut search = Search { looked_in: Vec::new() };
+    let found = match explicit {
+        Some(path) => search.file(path.to_owned()),
+        None => match search.variable(OPERATORS_VARIABLE) {
+            Ok(Some(path)) => Some(path),
+            Ok(None) => operator_library_beside_executable(&mut search),
+            Err(()) => None,
+        },
+    };
+    found.ok_or(BackendError::RuntimeMissing { what: OPERATORS, looked_in: search.looked_in, help: OPERATORS_HELP })
+}
+
+fn operator_library_beside_executable(search: &mut Search) -> Option<PathBuf> {
+    let name = format!("{}moa_ort{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
+    let folder = executable_folder()?;
+    let parent = folder.parent().map(Path::to_owned).unwrap_or_default();
+    let folders = [folder.clone(), folder.join("deps"), parent.clone(), parent.join("lib")];
+    folders.into_iter().find_map(|folder| search.file(folder.join(&name)))
+}
+
+fn executable_folder() -> Option<PathBuf> {
+    env::current_exe().ok()?.parent().map(Path::to_owned)
+}
+
+fn virtual_environment_folders() -> Vec<PathBuf> {
+    let Some(root) = env::var_os("VIRTUAL_ENV").filter(|value| !value.is_empty()).map(PathBuf::from) else {
+        return Vec::new();
+    };
+    let versions = fs::read_dir(root.join("lib")).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut libraries: Vec<PathBuf> = versions.chain([root.join("Lib")]).collect();
+    libraries.sort();
+    libraries.into_iter().map(|folder| folder.join("site-packages/onnxruntime/capi")).filter(|f| f.is_dir()).collect()
+}
+
+/// Folder of the library in the package `onnxruntime` of the active Python; asked for once per process.
+fn python_folder() -> Option<&'static Path> {
+    static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
+    FOLDER.get_or_init(ask_python).as_deref()
+}
+
+fn ask_python() -> Option<PathBuf> {
+    let output = Command::new("python3")
+        .args(["-c", ASK_PYTHON])
+        .env("PYTHONSAFEPATH", "1")
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
+    let origin = String::from_utf8(output.stdout).ok()?;
+    let package = Path::new(origin.trim_end()).parent().filter(|folder| folder.is_absolute())?;
+    Some(package.join("capi"))
+}
+
+fn system_folders() -> Vec<PathBuf> {
+    let variable = match env::consts::OS {
+        "windows" => "PATH",
+        "macos" => "DYLD_LIBRARY_PATH",
+        _ => "LD_LIBRARY_PATH",
+    };
+    let searched = env::var_os(variable).unwrap_or_default();
+    let mut folders: Vec<PathBuf> = env::split_paths(&searched).filter(|folder| folder.is_absolute()).collect();
+    if cfg!(unix) {
+        let triple = format!("/usr/lib/{}-linux-gnu", env::consts::ARCH);
+        folders.extend(["/usr/local/lib", &triple, "/usr/lib64", "/usr/lib", "/opt/homebrew/lib"].map(PathBuf::from));
+        folders.retain(|folder| folder.is_dir());
+    }
+    folders
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_runtime_name;
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn only_the_runtime_itself_is_taken() {
+        for name in ["libonnxruntime.so", "libonnxruntime.so.1", "libonnxruntime.so.1.31.1"] {
+            assert!(is_runtime_name(name), "{name}");
+        }
+        for name in
+            ["libonnxruntime_providers_shared.so", "libonnxruntime.so.1.bak", "onnxruntime.dll", "libmoa_ort.so"]
+        {
+            assert!(!is_runtime_name(name), "{name}");
+        }
+    }
+}

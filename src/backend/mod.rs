@@ -1,0 +1,90 @@
+//! Running a model file on a runtime.
+//!
+//! A [`Backend`] loads a checked [`OnnxFile`]; the [`Runner`] that it returns computes all outputs of the graph.
+//! Backends know nothing of how a model was made.
+
+mod error;
+#[cfg(any(feature = "ort", feature = "tract"))]
+mod guard;
+mod libraries;
+#[cfg(any(feature = "ort", feature = "tract"))]
+mod operators;
+#[cfg(feature = "ort")]
+mod ort;
+#[cfg(feature = "ort")]
+mod ort_runtime;
+#[cfg(any(feature = "ort", feature = "tract"))]
+mod signature;
+#[cfg(feature = "tract")]
+mod tract;
+
+use std::path::PathBuf;
+
+use crate::onnx::read::OnnxFile;
+use crate::tensor::NamedTensors;
+
+pub use error::{BackendError, BackendErrorKind};
+pub use libraries::{OPERATORS_VARIABLE, RUNTIME_VARIABLE, find_onnxruntime, find_operator_library};
+#[cfg(feature = "ort")]
+pub use ort_runtime::{OrtRuntime, load_onnxruntime};
+
+/// A runtime.
+pub trait Backend {
+    /// Name on the command line and in reports.
+    fn name(&self) -> &'static str;
+
+    /// Prepares a model to run.
+    ///
+    /// # Errors
+    ///
+    /// Where the runtime is missing or too old, or does not take the model.
+    fn load(&self, model: &OnnxFile) -> Result<Box<dyn Runner>, BackendError>;
+}
+
+/// A model that is ready to run.
+pub trait Runner {
+    /// Computes all outputs of the graph, by name.
+    ///
+    /// # Errors
+    ///
+    /// Where an input is missing, unknown, or of the wrong type or shape, and where the runtime fails.
+    fn run(&mut self, inputs: &NamedTensors) -> Result<NamedTensors, BackendError>;
+}
+
+/// How ONNX Runtime computes.
+#[derive(Debug, Clone, Default)]
+pub struct OrtOptions {
+    /// Threads within one operator; as many as ONNX Runtime chooses where absent.
+    pub threads: Option<usize>,
+    /// The operator library; searched for where absent.
+    pub operator_library: Option<PathBuf>,
+}
+
+/// The backend `ort`: ONNX Runtime, with the operator library for the operators of this project; `None` where this
+/// build has none.
+pub fn ort(options: OrtOptions) -> Option<Box<dyn Backend>> {
+    #[cfg(feature = "ort")]
+    let backend: Option<Box<dyn Backend>> = Some(Box::new(ort::OrtBackend::with_library(options)));
+    #[cfg(not(feature = "ort"))]
+    let (backend, _) = (None, options);
+    backend
+}
+
+/// The backend `ort-function`: ONNX Runtime alone, which computes the functions that the model carries; `None`
+/// where this build has none.
+pub fn ort_function(options: OrtOptions) -> Option<Box<dyn Backend>> {
+    #[cfg(feature = "ort")]
+    let backend: Option<Box<dyn Backend>> = Some(Box::new(ort::OrtBackend::without_library(options)));
+    #[cfg(not(feature = "ort"))]
+    let (backend, _) = (None, options);
+    backend
+}
+
+/// The backend `tract`, for the standard form and the function form; `None` where this build has none.
+pub fn tract() -> Option<Box<dyn Backend>> {
+    #[cfg(feature = "tract")]
+    let backend: Option<Box<dyn Backend>> = Some(Box::new(tract::TractBackend));
+    #[cfg(not(feature = "tract"))]
+    let backend = None;
+    backend
+}

@@ -1,0 +1,30 @@
+//! Where a model uses the operators of this project.
+
+use std::collections::BTreeSet;
+
+use crate::onnx::proto::{ModelProto, NodeProto};
+use crate::onnx::read::for_each_node;
+
+/// Names of the operators of the `ai.moa` domain that the model uses.
+pub(super) fn used(model: &ModelProto) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    let bodies = model.functions.iter().map(|function| function.node.as_slice());
+    let graph = model.graph.iter().map(|graph| graph.node.as_slice());
+    for nodes in graph.chain(bodies) {
+        for_each_node(nodes, &mut |node: &NodeProto| {
+            if node.domain == moa_schema::DOMAIN {
+                names.insert(node.op_type.clone());
+            }
+        });
+    }
+    names
+}
+
+/// Names of those that the model does not define by a function.
+pub(super) fn without_body(model: &ModelProto) -> BTreeSet<String> {
+    let mut names = used(model);
+    for function in model.functions.iter().filter(|function| function.domain == moa_schema::DOMAIN) {
+        names.remove(&function.name);
+    }
+    names
+}

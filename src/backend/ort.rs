@@ -1,0 +1,213 @@
+//! ONNX Runtime, with the operator library or without it.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
+use ort::session::{Session, SessionInputValue};
+use ort::value::{DynValue, TensorElementType, TensorRef};
+use prost::Message;
+
+use super::guard::guarded;
+use super::libraries::find_operator_library;
+use super::ort_runtime::{OrtRuntime, load_onnxruntime};
+use super::signature::Signature;
+use super::{Backend, BackendError, OrtOptions, Runner, operators};
+use crate::onnx::read::{OnnxFile, ReadError, canonical_domain};
+use crate::tensor::{NamedTensors, Tensor, TensorData};
+
+/// Who computes the operators of the `ai.moa` domain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Operators {
+    Library,
+    Bodies,
+}
+
+/// The backends `ort` and `ort-function`.
+#[derive(Debug, Clone)]
+pub(super) struct OrtBackend {
+    options: OrtOptions,
+    operators: Operators,
+}
+
+impl OrtBackend {
+    /// The backend `ort`: the operator library computes the operators.
+    pub(super) const fn with_library(options: OrtOptions) -> Self {
+        Self { options, operators: Operators::Library }
+    }
+
+    /// The backend `ort-function`: ONNX Runtime computes the functions that the model carries.
+    pub(super) const fn without_library(options: OrtOptions) -> Self {
+        Self { options, operators: Operators::Bodies }
+    }
+
+    fn failed(&self, stage: &'static str, error: &ort::Error<impl Sized>) -> BackendError {
+        BackendError::Failed { backend: self.name(), stage, text: error.message().to_owned() }
+    }
+
+    /// The operator library, where this backend and the model need one.
+    fn library(&self, model: &OnnxFile) -> Result<Option<PathBuf>, BackendError> {
+        match self.operators {
+            Operators::Library if operators::used(model.model()).is_empty() => Ok(None),
+            Operators::Library => find_operator_library(self.options.operator_library.as_deref()).map(Some),
+            Operators::Bodies => {
+                require_bodies(&operators::without_body(model.model()))?;
+                Ok(None)
+            }
+        }
+    }
+
+    fn builder(&self, runtime: &OrtRuntime, library: Option<&Path>) -> Result<SessionBuilder, BackendError> {
+        let mut builder =
+            Session::builder(&runtime.environment).map_err(|error| self.failed("create a session", &error))?;
+        builder = builder
+            .with_optimization_level(GraphOptimizationLevel::All)
+            .map_err(|error| self.failed("set the optimisation level", &error))?;
+        if let Some(threads) = self.options.threads {
+            builder = builder
+                .with_intra_threads(threads)
+                .map_err(|error| self.failed("set the number of threads", &error))?;
+        }
+        if let Some(library) = library {
+            builder = builder
+                .with_operator_library(library)
+                .map_err(|error| self.failed("register the operator library", &error))?;
+        }
+        Ok(builder)
+    }
+
+    fn session(&self, model: &OnnxFile) -> Result<Session, BackendError> {
+        let library = self.library(model)?;
+        let runtime = load_onnxruntime()?;
+        let mut builder = self.builder(&runtime, library.as_deref())?;
+        let session = if !model.is_modified() {
+            builder.commit_from_file(model.path())
+        } else if model.has_external_data() {
+            let file = write_beside(model)?;
+            builder.commit_from_file(file.path())
+        } else {
+            builder.commit_from_memory(&model.model().encode_to_vec())
+        };
+        session.map_err(|error| {
+            newer_runtime_needed(&runtime, model).unwrap_or_else(|| self.failed("load the model", &error))
+        })
+    }
+}
+
+impl Backend for OrtBackend {
+    fn name(&self) -> &'static str {
+        match self.operators {
+            Operators::Library => "ort",
+            Operators::Bodies => "ort-function",
+        }
+    }
+
+    fn load(&self, model: &OnnxFile) -> Result<Box<dyn Runner>, BackendError> {
+        let session = guarded(self.name(), "load the model", || self.session(model))?;
+        Ok(Box::new(OrtRunner { backend: self.name(), session, signature: Signature::new(model) }))
+    }
+}
+
+fn require_bodies(missing: &BTreeSet<String>) -> Result<(), BackendError> {
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<&str> = missing.iter().map(String::as_str).collect();
+    Err(BackendError::Unsupported {
+        why: format!("the model is in fused form: {} has no body", names.join(", ")),
+        help: Some("use the backend `ort`, which computes it in the operator library, or export with --form function"),
+    })
+}
+
+/// Writes a changed model beside its data files, where their names resolve; removed when dropped.
+fn write_beside(model: &OnnxFile) -> Result<tempfile::NamedTempFile, BackendError> {
+    let folder = match model.path().parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let write = || {
+        let mut file = tempfile::Builder::new().prefix(".moa-tmp-").suffix(".onnx").tempfile_in(folder)?;
+        file.write_all(&model.model().encode_to_vec())?;
+        file.flush()?;
+        Ok(file)
+    };
+    write().map_err(|source| ReadError::Io { path: folder.to_owned(), source }.into())
+}
+
+/// Newest IR version and opset of each release of ONNX Runtime that raised one of them.
+const RELEASES: [(u32, i64, i64); 7] =
+    [(17, 9, 20), (18, 10, 21), (21, 10, 22), (22, 10, 23), (23, 11, 24), (24, 13, 25), (31, 13, 26)];
+
+/// The error of a model that is newer than the runtime which refused it.
+fn newer_runtime_needed(runtime: &OrtRuntime, model: &OnnxFile) -> Option<BackendError> {
+    let model = model.model();
+    let standard = model.opset_import.iter().find(|import| canonical_domain(&import.domain).is_empty());
+    let opset = standard.map_or(0, |import| import.version);
+    let (needed, ..) = RELEASES.into_iter().find(|(_, ir, newest)| model.ir_version <= *ir && opset <= *newest)?;
+    let found: u32 = runtime.version().split('.').nth(1)?.parse().ok()?;
+    (found < needed).then(|| BackendError::RuntimeTooOld {
+        what: "ONNX Runtime",
+        found: runtime.version().to_owned(),
+        needed: format!("1.{needed} for IR version {} and opset {opset}", model.ir_version),
+    })
+}
+
+struct OrtRunner {
+    backend: &'static str,
+    session: Session,
+    signature: Signature,
+}
+
+impl Runner for OrtRunner {
+    fn run(&mut self, inputs: &NamedTensors) -> Result<NamedTensors, BackendError> {
+        self.signature.check(inputs)?;
+        let backend = self.backend;
+        guarded(backend, "run the model", || {
+            let failed = |error: ort::Error| BackendError::Failed {
+                backend,
+                stage: "run the model",
+                text: error.message().to_owned(),
+            };
+            let mut values = Vec::with_capacity(inputs.len());
+            for (name, tensor) in inputs {
+                values.push((name.as_str(), input_value(tensor).map_err(failed)?));
+            }
+            let outputs = self.session.run(values).map_err(failed)?;
+            outputs.iter().map(|(name, value)| Ok((name.to_owned(), tensor(backend, name, &value)?))).collect()
+        })
+    }
+}
+
+fn input_value(tensor: &Tensor) -> Result<SessionInputValue<'_>, ort::Error> {
+    let shape = tensor.shape();
+    Ok(match tensor.data() {
+        TensorData::F32(values) => TensorRef::from_array_view((shape, values.as_slice()))?.into(),
+        TensorData::F64(values) => TensorRef::from_array_view((shape, values.as_slice()))?.into(),
+        TensorData::I32(values) => TensorRef::from_array_view((shape, values.as_slice()))?.into(),
+        TensorData::I64(values) => TensorRef::from_array_view((shape, values.as_slice()))?.into(),
+    })
+}
+
+fn tensor(backend: &'static str, name: &str, value: &DynValue) -> Result<Tensor, BackendError> {
+    let failed = |text: String| BackendError::Failed { backend, stage: "read an output", text };
+    macro_rules! values {
+        ($kind:ident, $element:ty) => {{
+            let (shape, values) = value.try_extract_tensor::<$element>().map_err(|error| failed(error.to_string()))?;
+            (shape, TensorData::$kind(values.to_vec()))
+        }};
+    }
+    let (shape, data) = match value.dtype().tensor_type() {
+        Some(TensorElementType::Float32) => values!(F32, f32),
+        Some(TensorElementType::Float64) => values!(F64, f64),
+        Some(TensorElementType::Int32) => values!(I32, i32),
+        Some(TensorElementType::Int64) => values!(I64, i64),
+        other => {
+            let why = format!("output `{name}` is {}", other.map_or("no tensor".into(), |kind| kind.to_string()));
+            return Err(BackendError::Unsupported { why, help: None });
+        }
+    };
+    let dims: Option<Vec<usize>> = shape.iter().map(|dim| usize::try_from(*dim).ok()).collect();
+    let dims = dims.ok_or_else(|| failed(format!("output `{name}` has the shape {shape}")))?;
+    Tensor::new(dims, data).map_err(|error| failed(format!("output `{name}`: {error}")))
+}

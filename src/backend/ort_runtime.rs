@@ -1,0 +1,85 @@
+//! Loading ONNX Runtime, once per process. It is not linked: `libonnxruntime` comes with the Python package
+//! `onnxruntime`.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use ort::environment::Environment;
+use ort::logging::LogLevel;
+
+use super::BackendError;
+use super::guard::guarded;
+use super::libraries::{RUNTIME, RUNTIME_HELP, find_onnxruntime};
+
+/// ONNX Runtime, loaded.
+#[derive(Debug, Clone)]
+pub struct OrtRuntime {
+    pub(super) environment: Environment,
+    path: PathBuf,
+    version: String,
+}
+
+impl OrtRuntime {
+    /// Library that was loaded.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Version of the library, such as `1.31.1`, as its file name gives it; else what it says of its build.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+}
+
+/// ONNX Runtime; found and loaded on the first call.
+///
+/// # Errors
+///
+/// Where it is missing, too old, or no ONNX Runtime.
+pub fn load_onnxruntime() -> Result<OrtRuntime, BackendError> {
+    static LOADED: Mutex<Option<OrtRuntime>> = Mutex::new(None);
+    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(runtime) = loaded.as_ref() {
+        return Ok(runtime.clone());
+    }
+    let path = find_onnxruntime()?;
+    let runtime = guarded("ort", "load ONNX Runtime", || load(&path))?;
+    *loaded = Some(runtime.clone());
+    Ok(runtime)
+}
+
+fn load(path: &Path) -> Result<OrtRuntime, BackendError> {
+    let needed = || format!("ONNX Runtime 1.{} or newer", ort::MINOR_VERSION);
+    let builder = ort::init_from(path).map_err(|error| match error {
+        ort::LoadDynamicError::BadVersion { version_str, .. } => {
+            BackendError::RuntimeTooOld { what: RUNTIME, found: version_str, needed: needed() }
+        }
+        ort::LoadDynamicError::MissingApi { path } => {
+            let found = format!("at {} is no ONNX Runtime, or", path.display());
+            BackendError::RuntimeTooOld { what: "the library", found, needed: needed() }
+        }
+        error => BackendError::RuntimeMissing {
+            what: RUNTIME,
+            looked_in: vec![format!("{} ({error})", path.display())],
+            help: RUNTIME_HELP,
+        },
+    })?;
+    let environment = builder.with_name("moa-export").with_telemetry(false).build().map_err(|error| {
+        BackendError::Failed { backend: "ort", stage: "start ONNX Runtime", text: error.to_string() }
+    })?;
+    environment.set_log_level(LogLevel::Error);
+    Ok(OrtRuntime { environment, path: path.to_owned(), version: version(path) })
+}
+
+/// Version in the name of the library, links resolved; else the library's own description of its build.
+fn version(path: &Path) -> String {
+    let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let name = real.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let digits = |c: char| c.is_ascii_digit() || c == '.';
+    let version = name.split_once("onnxruntime").map_or("", |(_, rest)| rest);
+    let version = version.trim_start_matches(env::consts::DLL_SUFFIX).trim_end_matches(env::consts::DLL_SUFFIX);
+    let version = version.trim_matches('.');
+    if version.contains('.') && version.chars().all(digits) { version.to_owned() } else { ort::info().to_owned() }
+}

@@ -1,0 +1,86 @@
+//! Checking inputs against a model before a runtime sees them.
+
+use std::collections::HashMap;
+
+use super::BackendError;
+use crate::onnx::proto::tensor_proto::DataType;
+use crate::onnx::read::{Dim, OnnxFile, ValueInfo};
+use crate::tensor::{NamedTensors, Tensor, TensorData};
+
+/// Inputs that a model takes.
+pub(super) struct Signature {
+    pub(super) inputs: Vec<ValueInfo>,
+}
+
+impl Signature {
+    pub(super) fn new(model: &OnnxFile) -> Self {
+        Self { inputs: model.inputs() }
+    }
+
+    /// Checks names, types and shapes, and that every dimension of one name has one size; names the first culprit.
+    pub(super) fn check(&self, tensors: &NamedTensors) -> Result<(), BackendError> {
+        if let Some(name) = tensors.keys().find(|name| self.inputs.iter().all(|input| input.name != **name)) {
+            let known: Vec<&str> = self.inputs.iter().map(|input| input.name.as_str()).collect();
+            return Err(misfit(name, format!("one of {}", known.join(", ")), "an unknown name".into()));
+        }
+        let mut sizes = HashMap::new();
+        for input in &self.inputs {
+            let Some(tensor) = tensors.get(&input.name) else {
+                return Err(misfit(&input.name, describe(input), "nothing".into()));
+            };
+            if data_type(tensor.data()) != input.data_type || !fits(input, tensor, &mut sizes) {
+                let found = format!("{} {:?}", tensor.data().type_name(), tensor.shape());
+                return Err(misfit(&input.name, describe(input) + &equalities(input, &sizes), found));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn misfit(name: &str, expected: String, found: String) -> BackendError {
+    BackendError::Input { name: name.to_owned(), expected, found }
+}
+
+fn data_type(data: &TensorData) -> DataType {
+    match data {
+        TensorData::F32(_) => DataType::Float,
+        TensorData::F64(_) => DataType::Double,
+        TensorData::I32(_) => DataType::Int32,
+        TensorData::I64(_) => DataType::Int64,
+    }
+}
+
+fn fits<'a>(input: &'a ValueInfo, tensor: &Tensor, sizes: &mut HashMap<&'a str, usize>) -> bool {
+    let Some(dims) = &input.dims else { return true };
+    let matches = |(dim, size): (&'a Dim, &usize)| match dim {
+        Dim::Fixed(fixed) => fixed == size,
+        Dim::Symbolic(name) => sizes.entry(name.as_str()).or_insert(*size) == size,
+        Dim::Unknown => true,
+    };
+    dims.len() == tensor.shape().len() && dims.iter().zip(tensor.shape()).all(matches)
+}
+
+fn describe(input: &ValueInfo) -> String {
+    let Some(dims) = &input.dims else { return input.data_type.type_name().to_owned() };
+    let dims: Vec<String> = dims.iter().map(dim_text).collect();
+    format!("{} [{}]", input.data_type.type_name(), dims.join(", "))
+}
+
+fn dim_text(dim: &Dim) -> String {
+    match dim {
+        Dim::Fixed(size) => size.to_string(),
+        Dim::Symbolic(name) => name.clone(),
+        Dim::Unknown => "?".to_owned(),
+    }
+}
+
+/// Sizes that earlier inputs gave to the symbols of this one.
+fn equalities(input: &ValueInfo, sizes: &HashMap<&str, usize>) -> String {
+    let symbols = input.dims.iter().flatten().filter_map(|dim| match dim {
+        Dim::Symbolic(name) => Some((name, sizes.get(name.as_str())?)),
+        _ => None,
+    });
+    let mut texts: Vec<String> = symbols.map(|(name, size)| format!("{name} = {size}")).collect();
+    texts.dedup();
+    if texts.is_empty() { String::new() } else { format!(" with {}", texts.join(", ")) }
+}

@@ -1,0 +1,196 @@
+//! tract, in this process: the standard form, and the function form with its bodies put in place.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use prost::Message;
+use tract_onnx::pb;
+use tract_onnx::prelude::{
+    DatumType, InferenceModel, InferenceModelExt, IntoTValue, TValue, Tensor as TractTensor, TypedSimplePlan,
+};
+
+use super::guard::guarded;
+use super::signature::Signature;
+use super::{Backend, BackendError, Runner, operators};
+use crate::onnx::inline::inline_functions;
+use crate::onnx::proto::{ModelProto, TensorProto};
+use crate::onnx::read::OnnxFile;
+use crate::tensor::{NamedTensors, Tensor, TensorData};
+
+const NAME: &str = "tract";
+
+/// Plans kept for input shapes, where one plan for all shapes cannot be made.
+const PLANS: usize = 4;
+
+/// The backend `tract`.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct TractBackend;
+
+impl Backend for TractBackend {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn load(&self, model: &OnnxFile) -> Result<Box<dyn Runner>, BackendError> {
+        let missing: Vec<String> = operators::without_body(model.model()).into_iter().collect();
+        if !missing.is_empty() {
+            return Err(BackendError::Unsupported {
+                why: format!(
+                    "the model is in fused form: {} has no body, and tract has no operator for it",
+                    missing.join(", ")
+                ),
+                help: Some("export with --form standard or --form function"),
+            });
+        }
+        let runner = guarded(NAME, "load the model", || TractRunner::new(model))?;
+        Ok(Box::new(runner))
+    }
+}
+
+type Plan = Arc<TypedSimplePlan>;
+
+struct TractRunner {
+    signature: Signature,
+    outputs: Vec<String>,
+    model: InferenceModel,
+    /// One plan for all shapes.
+    symbolic: Option<Plan>,
+    /// Plans by the shapes of the inputs, oldest first.
+    by_shape: VecDeque<(Vec<Vec<usize>>, Plan)>,
+}
+
+impl TractRunner {
+    fn new(file: &OnnxFile) -> Result<Self, BackendError> {
+        let failed = |error: tract_onnx::prelude::TractError| failed("load the model", &error);
+        let proto = tract_proto(file)?;
+        let parsed = tract_onnx::onnx().parse(&proto, None).map_err(failed)?;
+        drop(proto);
+        if let Some(name) = parsed.unresolved_inputs.first() {
+            let text = format!("value `{name}` is not defined");
+            return Err(BackendError::Failed { backend: NAME, stage: "load the model", text });
+        }
+        let symbolic = guarded(NAME, "plan", || plan(parsed.model.clone())).ok();
+        let outputs = file.outputs().into_iter().map(|output| output.name).collect();
+        let signature = Signature::new(file);
+        Ok(Self { signature, outputs, model: parsed.model, symbolic, by_shape: VecDeque::new() })
+    }
+
+    /// Inputs in the order of the model.
+    fn values(&self, inputs: &NamedTensors) -> Result<Vec<TractTensor>, BackendError> {
+        let tensors = self.signature.inputs.iter().filter_map(|input| inputs.get(&input.name));
+        tensors.map(|tensor| tract_tensor(tensor).map_err(|error| failed("take an input", &error))).collect()
+    }
+
+    fn plan_for(&mut self, shapes: &[Vec<usize>]) -> Result<Plan, BackendError> {
+        if let Some((_, plan)) = self.by_shape.iter().find(|(known, _)| known == shapes) {
+            return Ok(Arc::clone(plan));
+        }
+        let mut model = self.model.clone();
+        for (index, shape) in shapes.iter().enumerate() {
+            let fact = model.input_fact(index).map_err(|error| failed("plan", &error))?.clone();
+            let fact = fact.with_shape(shape.as_slice());
+            model.set_input_fact(index, fact).map_err(|error| failed("plan", &error))?;
+        }
+        let plan = plan(model)?;
+        if self.by_shape.len() == PLANS {
+            self.by_shape.pop_front();
+        }
+        self.by_shape.push_back((shapes.to_vec(), Arc::clone(&plan)));
+        Ok(plan)
+    }
+
+    fn outputs(&self, values: &[TValue]) -> Result<NamedTensors, BackendError> {
+        self.outputs.iter().zip(values).map(|(name, value)| Ok((name.clone(), tensor(name, value)?))).collect()
+    }
+}
+
+impl Runner for TractRunner {
+    fn run(&mut self, inputs: &NamedTensors) -> Result<NamedTensors, BackendError> {
+        self.signature.check(inputs)?;
+        guarded(NAME, "run the model", || {
+            let values = self.values(inputs)?;
+            let shapes: Vec<Vec<usize>> = values.iter().map(|value| value.shape().to_vec()).collect();
+            let attempt = |plan| guarded(NAME, "run the model", || self.outputs(&execute(plan, &values)?));
+            if let Some(Ok(outputs)) = self.symbolic.as_ref().map(attempt) {
+                return Ok(outputs);
+            }
+            let plan = self.plan_for(&shapes)?;
+            let outputs = self.outputs(&execute(&plan, &values)?)?;
+            self.symbolic = None;
+            Ok(outputs)
+        })
+    }
+}
+
+fn failed(stage: &'static str, error: &tract_onnx::prelude::TractError) -> BackendError {
+    BackendError::Failed { backend: NAME, stage, text: format!("{error:#}") }
+}
+
+fn plan(model: InferenceModel) -> Result<Plan, BackendError> {
+    let model = model.into_optimized().map_err(|error| failed("optimise the model", &error))?;
+    TypedSimplePlan::new(model).map_err(|error| failed("plan", &error))
+}
+
+fn execute(plan: &Plan, values: &[TractTensor]) -> Result<Vec<TValue>, BackendError> {
+    let inputs = values.iter().map(|value| value.clone().into_tvalue()).collect();
+    let outputs = plan.run(inputs).map_err(|error| failed("run the model", &error))?;
+    Ok(outputs.into_iter().collect())
+}
+
+/// The model as tract's messages: functions replaced, every weight inline as raw bytes.
+fn tract_proto(file: &OnnxFile) -> Result<pb::ModelProto, BackendError> {
+    let mut model: ModelProto = inline_functions(file.model())?;
+    let weights = model.graph.as_mut().map(|graph| std::mem::take(&mut graph.initializer)).unwrap_or_default();
+    let mut proto = pb::ModelProto::decode(model.encode_to_vec().as_slice()).map_err(|error| BackendError::Failed {
+        backend: NAME,
+        stage: "load the model",
+        text: error.to_string(),
+    })?;
+    if let Some(graph) = &mut proto.graph {
+        for weight in &weights {
+            graph.initializer.push(tract_weight(file, weight)?);
+        }
+    }
+    Ok(proto)
+}
+
+fn tract_weight(file: &OnnxFile, weight: &TensorProto) -> Result<pb::TensorProto, BackendError> {
+    Ok(pb::TensorProto {
+        name: weight.name.clone(),
+        dims: weight.dims.clone(),
+        data_type: weight.data_type,
+        raw_data: file.values(weight)?.to_vec(),
+        ..pb::TensorProto::default()
+    })
+}
+
+fn tract_tensor(tensor: &Tensor) -> Result<TractTensor, tract_onnx::prelude::TractError> {
+    match tensor.data() {
+        TensorData::F32(values) => TractTensor::from_shape(tensor.shape(), values),
+        TensorData::F64(values) => TractTensor::from_shape(tensor.shape(), values),
+        TensorData::I32(values) => TractTensor::from_shape(tensor.shape(), values),
+        TensorData::I64(values) => TractTensor::from_shape(tensor.shape(), values),
+    }
+}
+
+fn tensor(name: &str, value: &TValue) -> Result<Tensor, BackendError> {
+    let read = |error| failed("read an output", &error);
+    let dtype = if value.datum_type().is_tdim() { DatumType::I64 } else { value.datum_type() };
+    let value = value.cast_to_dt(dtype).map_err(read)?;
+    let view = value.try_as_plain_ram().map_err(read)?;
+    let data = match dtype {
+        DatumType::F32 => TensorData::F32(view.as_slice().map_err(read)?.to_vec()),
+        DatumType::F64 => TensorData::F64(view.as_slice().map_err(read)?.to_vec()),
+        DatumType::I32 => TensorData::I32(view.as_slice().map_err(read)?.to_vec()),
+        DatumType::I64 => TensorData::I64(view.as_slice().map_err(read)?.to_vec()),
+        other => {
+            let why = format!("output `{name}` is {other:?}");
+            return Err(BackendError::Unsupported { why, help: None });
+        }
+    };
+    Tensor::new(value.shape(), data).map_err(|error| BackendError::Failed {
+        backend: NAME,
+        stage: "read an output",
+        text: format!("output `{name}`: {error}"),
+    })
+}

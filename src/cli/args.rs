@@ -1,0 +1,188 @@
+//! What may be typed.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+const EXAMPLES: &str = "\
+Examples:
+  moa-export model.safetensors -o model.onnx          export (config.json beside the checkpoint)
+  moa-export CHECKPOINT_FOLDER -o OUT --form standard standard operators only
+  moa-export verify OUT --checkpoint CHECKPOINT       prove it on every backend
+  moa-export ops                                      where the operator library is
+
+Exit codes: 0 ok, 1 verification failed, 2 usage, 3 malformed input, 4 unsupported, 5 I/O,
+6 runtime missing or too old, 7 limit exceeded, 70 a bug of ours.";
+
+/// Compile trained Mixture-of-Attention-heads (MoA) weights to verified ONNX.
+#[derive(Debug, Parser)]
+#[command(name = "moa-export", version, arg_required_else_help = true, args_conflicts_with_subcommands = true)]
+#[command(after_help = EXAMPLES, override_usage = "moa-export CHECKPOINT -o OUT [OPTIONS]\n       moa-export COMMAND …")]
+pub(super) struct Arguments {
+    #[command(subcommand)]
+    pub(super) command: Option<Command>,
+    #[command(flatten)]
+    pub(super) export: Option<ExportArguments>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Export a checkpoint (the default: `moa-export CHECKPOINT -o OUT`)
+    Export(ExportArguments),
+    /// Compare an export with its checkpoint, on every backend
+    Verify(VerifyArguments),
+    /// Run one graph on named tensors
+    Run(RunArguments),
+    /// Say where the operator library is and how to register it
+    Ops(OpsArguments),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ExportArguments {
+    /// `.safetensors` file, or a folder with config.json and one or several `.safetensors` files
+    pub(super) checkpoint: PathBuf,
+    /// Model file (`model.onnx`) or folder to write; an encoder-decoder needs a folder
+    #[arg(short, long, value_name = "OUT")]
+    pub(super) output: PathBuf,
+    /// Configuration, where it is not config.json beside the checkpoint
+    #[arg(long, value_name = "FILE")]
+    pub(super) config: Option<PathBuf>,
+    /// How the MoA operators are written
+    #[arg(long, value_enum, default_value_t = FormArgument::Function)]
+    pub(super) form: FormArgument,
+    /// Type of weights and activations
+    #[arg(long, value_enum, default_value_t = DtypeArgument::Fp32)]
+    pub(super) dtype: DtypeArgument,
+    /// Replace the family's gates, where a model was trained with others than the released code
+    #[arg(long, value_enum)]
+    pub(super) gate_mode: Option<GateModeArgument>,
+    /// Version of the ONNX operator set, 17 to 20
+    #[arg(long, value_name = "N", default_value_t = crate::export::DEFAULT_OPSET)]
+    pub(super) opset: i64,
+    /// Keep weights in NAME.onnx.data beside the model; `auto` does from 1.5 GB on
+    #[arg(long, value_enum, default_value_t = ExternalDataArgument::Auto)]
+    pub(super) external_data: ExternalDataArgument,
+    /// Add `router.{module}.indices` and `router.{module}.weights` as outputs
+    #[arg(long)]
+    pub(super) router_outputs: bool,
+    /// Replace existing files
+    #[arg(long)]
+    pub(super) force: bool,
+    /// Verify the export on every backend that is present
+    #[arg(long)]
+    pub(super) verify: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum FormArgument {
+    /// Our operators, each with a body of standard operators: runs everywhere, fast with the library
+    Function,
+    /// Our operators only: needs the library or the TensorRT plugin
+    Fused,
+    /// Standard operators only
+    Standard,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum DtypeArgument {
+    /// 32-bit floats
+    Fp32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(super) enum GateModeArgument {
+    /// Softmax over all experts, top-k kept as they are (released MoA code)
+    SoftmaxTopk,
+    /// The same, divided by their sum (MoA paper)
+    SoftmaxTopkRenorm,
+    /// Softmax over the top-k logits (JetMoE)
+    TopkSoftmax,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum ExternalDataArgument {
+    /// From 1.5 GB of weights on
+    Auto,
+    /// In every case
+    Always,
+    /// Never
+    Never,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct VerifyArguments {
+    /// Exported model file or folder
+    pub(super) model: PathBuf,
+    /// Checkpoint that it was exported from
+    #[arg(long, value_name = "CHECKPOINT")]
+    pub(super) checkpoint: PathBuf,
+    /// Configuration, where it is not config.json beside the checkpoint
+    #[arg(long, value_name = "FILE")]
+    pub(super) config: Option<PathBuf>,
+    /// Backends; one that is named and missing is an error [default: all that are present]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(super) backends: Vec<BackendArgument>,
+    /// Absolute tolerance [default: 32 f32 units in the last place of the largest reference value]
+    #[arg(long, value_name = "X")]
+    pub(super) atol: Option<f64>,
+    /// Relative tolerance [default: 0]
+    #[arg(long, value_name = "X")]
+    pub(super) rtol: Option<f64>,
+    /// Seed of the inputs
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(super) seed: u64,
+    /// Threads of a backend that takes a number
+    #[arg(long, value_name = "N")]
+    pub(super) threads: Option<usize>,
+    /// Write the result as JSON to FILE (`-` for stdout, in place of the table)
+    #[arg(long, value_name = "FILE")]
+    pub(super) json: Option<PathBuf>,
+    /// Operator library, where it is not beside this program
+    #[arg(long, value_name = "FILE")]
+    pub(super) library: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum BackendArgument {
+    /// ONNX Runtime with our operator library
+    Ort,
+    /// ONNX Runtime without it: the bodies run
+    OrtFunction,
+    /// tract
+    Tract,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct RunArguments {
+    /// Model file
+    pub(super) model: PathBuf,
+    /// Inputs by name, a `.safetensors` file
+    #[arg(long, value_name = "FILE")]
+    pub(super) inputs: PathBuf,
+    /// Where outputs go by name, a `.safetensors` file
+    #[arg(long, value_name = "FILE")]
+    pub(super) outputs: PathBuf,
+    /// What runs the model
+    #[arg(long, value_enum, default_value_t = BackendArgument::Ort)]
+    pub(super) backend: BackendArgument,
+    /// Threads of a backend that takes a number
+    #[arg(long, value_name = "N")]
+    pub(super) threads: Option<usize>,
+    /// Operator library, where it is not beside this program
+    #[arg(long, value_name = "FILE")]
+    pub(super) library: Option<PathBuf>,
+    /// Replace an existing output file
+    #[arg(long)]
+    pub(super) force: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct OpsArguments {
+    /// Print the result as JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}

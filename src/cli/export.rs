@@ -1,0 +1,93 @@
+//! `moa-export CHECKPOINT -o OUT`.
+
+use std::process::ExitCode;
+
+use moa_graphs::{Form, Options};
+use moa_schema::GateMode;
+
+use super::{
+    Failure,
+    args::{ExportArguments, ExternalDataArgument, FormArgument, GateModeArgument, VerifyArguments},
+    print_result,
+    table::size,
+    verify,
+};
+use crate::{
+    checkpoint::Checkpoint,
+    export::{ExportOptions, ExportReport, ExternalData, export},
+};
+
+pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
+    let checkpoint = Checkpoint::open(&arguments.checkpoint, arguments.config.as_deref())?;
+    let report = export(&checkpoint, &arguments.output, &options(arguments))?;
+    print_result(&if arguments.json { json(&report) } else { text(&report, arguments) })?;
+    if !arguments.verify {
+        return Ok(ExitCode::SUCCESS);
+    }
+    verify::run(&VerifyArguments {
+        model: arguments.output.clone(),
+        checkpoint: arguments.checkpoint.clone(),
+        config: arguments.config.clone(),
+        backends: Vec::new(),
+        atol: None,
+        rtol: None,
+        seed: 0,
+        threads: None,
+        json: arguments.json.then(|| "-".into()),
+        library: None,
+    })
+}
+
+fn options(arguments: &ExportArguments) -> ExportOptions {
+    let form = match arguments.form {
+        FormArgument::Function => Form::Function,
+        FormArgument::Fused => Form::Fused,
+        FormArgument::Standard => Form::Standard,
+    };
+    let gate_mode = arguments.gate_mode.map(|mode| match mode {
+        GateModeArgument::SoftmaxTopk => GateMode::SoftmaxTopk,
+        GateModeArgument::SoftmaxTopkRenorm => GateMode::SoftmaxTopkRenorm,
+        GateModeArgument::TopkSoftmax => GateMode::TopkSoftmax,
+    });
+    let external_data = match arguments.external_data {
+        ExternalDataArgument::Auto => ExternalData::Auto,
+        ExternalDataArgument::Always => ExternalData::Always,
+        ExternalDataArgument::Never => ExternalData::Never,
+    };
+    ExportOptions {
+        graph: Options { form, router_outputs: arguments.router_outputs },
+        opset: arguments.opset,
+        gate_mode,
+        external_data,
+        force: arguments.force,
+    }
+}
+
+fn text(report: &ExportReport, arguments: &ExportArguments) -> String {
+    let mut text = String::new();
+    for file in &report.files {
+        text.push_str(&format!("wrote {}  {}\n", file.path.display(), size(file.bytes)));
+    }
+    if !arguments.verify {
+        text.push_str(&format!(
+            "next: moa-export verify {} --checkpoint {}\n",
+            arguments.output.display(),
+            arguments.checkpoint.display()
+        ));
+    }
+    text
+}
+
+fn json(report: &ExportReport) -> String {
+    let files: Vec<_> = report
+        .files
+        .iter()
+        .map(|file| serde_json::json!({ "path": file.path.display().to_string(), "bytes": file.bytes }))
+        .collect();
+    let value = serde_json::json!({
+        "family": report.family,
+        "source_sha256": report.source_sha256,
+        "files": files,
+    });
+    format!("{value:#}\n")
+}

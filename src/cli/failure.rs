@@ -1,0 +1,233 @@
+//! From typed errors to one line, one help line and an exit code.
+
+use std::process::ExitCode;
+
+use moa_graphs::{ImportError, LowerError, WeightError};
+
+use crate::{
+    backend::{BackendError, BackendErrorKind},
+    checkpoint::{CheckpointError, ErrorKind},
+    export::{ExportError, OPSETS},
+    onnx::{EncodeError, ReadError, WriteError, read::ReadErrorKind},
+    parity::{AuditError, VerifyError},
+    tensor_file::TensorFileError,
+};
+
+pub(super) const USAGE: u8 = 2;
+const MALFORMED: u8 = 3;
+const UNSUPPORTED: u8 = 4;
+const IO: u8 = 5;
+const RUNTIME: u8 = 6;
+const LIMIT: u8 = 7;
+const BUG: u8 = 70;
+
+/// What went wrong, as the user sees it.
+#[derive(Debug)]
+pub(super) struct Failure {
+    exit: u8,
+    /// `MOA-E` and four digits; the first two are the exit code.
+    number: u8,
+    message: String,
+    help: Option<String>,
+}
+
+impl Failure {
+    fn new(exit: u8, number: u8, message: impl Into<String>, help: Option<&str>) -> Self {
+        Self { exit, number, message: message.into(), help: help.map(ToOwned::to_owned) }
+    }
+
+    pub(super) fn usage(message: impl Into<String>, help: Option<&str>) -> Self {
+        Self::new(USAGE, 1, message, help)
+    }
+
+    pub(super) fn runtime(message: impl Into<String>, help: Option<String>) -> Self {
+        Self { help, ..Self::new(RUNTIME, 1, message, None) }
+    }
+
+    pub(super) fn io(error: &std::io::Error, place: &str) -> Self {
+        Self::new(IO, 1, format!("{place}: {error}"), None)
+    }
+
+    pub(super) fn bug() -> Self {
+        let help = "please report this with the command and the lines above";
+        Self::new(BUG, 1, "moa-export broke; this is a bug of ours", Some(help))
+    }
+
+    pub(super) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(self.exit)
+    }
+
+    /// One `error` line and at most one `help` line on stderr.
+    pub(super) fn print(&self) {
+        let one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let mut text = format!("error[MOA-E{:02}{:02}]: {}\n", self.exit, self.number, one_line(&self.message));
+        if let Some(help) = &self.help {
+            text.push_str(&format!("help: {}\n", one_line(help)));
+        }
+        let _closed_stderr_is_no_error = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
+    }
+}
+
+/// Exit code and number of the class that checkpoint and model errors share.
+const fn class(kind: ErrorKind) -> u8 {
+    match kind {
+        ErrorKind::Malformed => MALFORMED,
+        ErrorKind::Unsupported => UNSUPPORTED,
+        ErrorKind::Io => IO,
+        ErrorKind::Limit => LIMIT,
+    }
+}
+
+impl From<CheckpointError> for Failure {
+    fn from(error: CheckpointError) -> Self {
+        Self { help: error.help(), ..Self::new(class(error.kind()), 2, error.to_string(), None) }
+    }
+}
+
+impl From<ReadError> for Failure {
+    fn from(error: ReadError) -> Self {
+        let exit = match error.kind() {
+            ReadErrorKind::Malformed => MALFORMED,
+            ReadErrorKind::Unsupported => UNSUPPORTED,
+            ReadErrorKind::Limit => LIMIT,
+            _ => IO,
+        };
+        Self::new(exit, 3, error.to_string(), error.help())
+    }
+}
+
+impl From<WeightError> for Failure {
+    fn from(error: WeightError) -> Self {
+        let message = error.to_string();
+        match error {
+            WeightError::NonFinite { .. } => Self::new(
+                MALFORMED,
+                4,
+                message,
+                Some("the checkpoint is damaged or training diverged; export a sound one"),
+            ),
+            error => Self::new(class(ErrorKind::from(&error)), 4, message, None),
+        }
+    }
+}
+
+impl From<ImportError> for Failure {
+    fn from(error: ImportError) -> Self {
+        let message = error.to_string();
+        match error {
+            ImportError::Weight(error) => error.into(),
+            ImportError::Unsupported { .. } => Self::new(UNSUPPORTED, 5, message, None),
+            ImportError::MissingKey { .. } | ImportError::InvalidKey { .. } => Self::new(
+                MALFORMED,
+                6,
+                message,
+                Some("correct the configuration, or give another one with --config FILE"),
+            ),
+            ImportError::ExtraTensors { .. } => Self::new(
+                MALFORMED,
+                7,
+                message,
+                Some("the configuration may name another family or fewer layers than the checkpoint has"),
+            ),
+            _ => Self::new(
+                MALFORMED,
+                8,
+                message,
+                Some(
+                    "configuration and checkpoint must come from the same model; give another configuration with --config FILE",
+                ),
+            ),
+        }
+    }
+}
+
+impl From<LowerError> for Failure {
+    fn from(error: LowerError) -> Self {
+        Self::new(UNSUPPORTED, 9, error.to_string(), Some("export with --form standard or --form fused"))
+    }
+}
+
+impl From<EncodeError> for Failure {
+    fn from(error: EncodeError) -> Self {
+        let message = error.to_string();
+        match error {
+            EncodeError::Weight(error) => error.into(),
+            EncodeError::Data(_) => Self::new(IO, 10, message, Some("free disk space, or write elsewhere with -o")),
+            _ => Self::new(UNSUPPORTED, 10, message, Some("leave out --external-data never")),
+        }
+    }
+}
+
+impl From<WriteError> for Failure {
+    fn from(error: WriteError) -> Self {
+        let message = error.to_string();
+        match error {
+            WriteError::Exists { .. } => Self::new(USAGE, 11, message, Some("add --force to replace it")),
+            WriteError::WrongKind { .. } => Self::new(USAGE, 12, message, Some("choose another output with -o")),
+            _ => Self::new(IO, 11, message, Some("check that the folder exists, is writable and has room")),
+        }
+    }
+}
+
+impl From<ExportError> for Failure {
+    fn from(error: ExportError) -> Self {
+        let message = error.to_string();
+        match error {
+            ExportError::Checkpoint(error) => error.into(),
+            ExportError::Import(error) => error.into(),
+            ExportError::Lower(error) => error.into(),
+            ExportError::Encode(error) => error.into(),
+            ExportError::Weight(error) => error.into(),
+            ExportError::Write(error) => error.into(),
+            ExportError::NeedsFolder { .. } => Self::new(USAGE, 13, message, Some("give a folder: -o OUT")),
+            ExportError::WrongEnding { .. } => Self::new(USAGE, 14, message, Some("give -o NAME.onnx or a folder")),
+            ExportError::Opset { .. } => {
+                let help = format!("give --opset {} to {}", OPSETS.start(), OPSETS.end());
+                Self::new(UNSUPPORTED, 15, message, Some(&help))
+            }
+        }
+    }
+}
+
+impl From<BackendError> for Failure {
+    fn from(error: BackendError) -> Self {
+        let (exit, number) = match error.kind() {
+            BackendErrorKind::Unsupported => (UNSUPPORTED, 16),
+            BackendErrorKind::Input => (MALFORMED, 16),
+            BackendErrorKind::Failed => (RUNTIME, 17),
+            _ => (RUNTIME, 16),
+        };
+        match error {
+            BackendError::Model(error) => error.into(),
+            error => Self::new(exit, number, error.to_string(), error.help()),
+        }
+    }
+}
+
+impl From<TensorFileError> for Failure {
+    fn from(error: TensorFileError) -> Self {
+        let exit = match &error {
+            TensorFileError::Io { .. } => IO,
+            TensorFileError::Dtype { .. } => UNSUPPORTED,
+            _ => MALFORMED,
+        };
+        Self::new(exit, 19, error.to_string(), Some("inputs are one .safetensors file with a tensor per graph input"))
+    }
+}
+
+impl From<VerifyError> for Failure {
+    fn from(error: VerifyError) -> Self {
+        let message = error.to_string();
+        match error {
+            VerifyError::Export(error) => error.into(),
+            VerifyError::Read(error) | VerifyError::Audit(AuditError::Read(error)) => error.into(),
+            VerifyError::Weight(error) | VerifyError::Audit(AuditError::Weight(error)) => error.into(),
+            VerifyError::MissingGraph { .. } => {
+                Self::new(IO, 18, message, Some("give the file or folder that `moa-export CHECKPOINT -o OUT` wrote"))
+            }
+            VerifyError::WrongFamily { .. } => {
+                Self::new(USAGE, 18, message, Some("give the checkpoint that the model was exported from"))
+            }
+        }
+    }
+}

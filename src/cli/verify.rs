@@ -1,0 +1,179 @@
+//! `moa-export verify`.
+
+use std::process::ExitCode;
+
+use super::{
+    Failure,
+    args::{BackendArgument, VerifyArguments},
+    print_result,
+    run::backend,
+    table::table,
+};
+use crate::{
+    checkpoint::Checkpoint,
+    parity::{
+        BackendReport, Difference, FileAudit, GraphReport, ToleranceOptions, Verification, VerifyOptions, verify,
+    },
+};
+
+const ALL: [BackendArgument; 3] = [BackendArgument::Ort, BackendArgument::OrtFunction, BackendArgument::Tract];
+
+pub(super) fn run(arguments: &VerifyArguments) -> Result<ExitCode, Failure> {
+    check_tolerance("--atol", arguments.atol)?;
+    check_tolerance("--rtol", arguments.rtol)?;
+    let checkpoint = Checkpoint::open(&arguments.checkpoint, arguments.config.as_deref())?;
+    let named = !arguments.backends.is_empty();
+    let chosen = if named { arguments.backends.as_slice() } else { &ALL };
+    let backends: Vec<_> = chosen
+        .iter()
+        .map(|choice| backend(*choice, arguments.threads, arguments.library.clone()))
+        .collect::<Result<_, _>>()?;
+    let options = VerifyOptions {
+        tolerance: ToleranceOptions { atol: arguments.atol, rtol: arguments.rtol },
+        seed: arguments.seed,
+    };
+    let result = verify(&arguments.model, &checkpoint, &backends, options)?;
+    write_result(arguments, &result)?;
+    let skipped = |report: &&BackendReport| report.skipped.is_some();
+    if result.backends.iter().all(|report| skipped(&report)) || named {
+        if let Some(report) = result.backends.iter().find(skipped) {
+            let why = report.skipped.clone().unwrap_or_default();
+            let message = format!("backend {} was not used: {why}", report.backend);
+            return Err(Failure::runtime(
+                message,
+                Some("python3 -m pip install onnxruntime, or choose other --backends".into()),
+            ));
+        }
+    }
+    Ok(if result.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn check_tolerance(flag: &str, value: Option<f64>) -> Result<(), Failure> {
+    match value {
+        Some(value) if !(value.is_finite() && value >= 0.0) => {
+            Err(Failure::usage(format!("{flag} must be a number from 0, found {value}"), None))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn write_result(arguments: &VerifyArguments, result: &Verification) -> Result<(), Failure> {
+    let json = || {
+        let mut value = serde_json::to_value(result).unwrap_or_default();
+        if let Some(object) = value.as_object_mut() {
+            object.insert("passed".into(), result.passed().into());
+        }
+        format!("{value:#}\n")
+    };
+    match &arguments.json {
+        Some(path) if path.as_os_str() == "-" => return print_result(&json()),
+        Some(path) => {
+            std::fs::write(path, json()).map_err(|error| Failure::io(&error, &path.display().to_string()))?;
+        }
+        None => {}
+    }
+    print_result(&text(arguments, result))
+}
+
+fn text(arguments: &VerifyArguments, result: &Verification) -> String {
+    let mut text = format!(
+        "{} beside {} ({}, {} form)\n",
+        arguments.model.display(),
+        arguments.checkpoint.display(),
+        result.family,
+        result.form
+    );
+    if let Some(mode) = &result.gate_mode {
+        text.push_str(&format!("gates: {mode}, replaced at export\n"));
+    }
+    text.push('\n');
+    for audit in &result.audits {
+        text.push_str(&audit_line(audit));
+    }
+    text.push('\n');
+    let header = ["backend", "graph", "runs", "values", "same experts", "max |diff|", "tolerance", "verdict"];
+    let rows: Vec<_> = result.backends.iter().flat_map(backend_rows).collect();
+    text.push_str(&table(&header, &rows));
+    for report in &result.backends {
+        for graph in &report.graphs {
+            text.push_str(&details(&report.backend, graph));
+        }
+    }
+    text.push_str(if result.passed() { "\nverified\n" } else { "\nNOT verified\n" });
+    text
+}
+
+fn audit_line(audit: &FileAudit) -> String {
+    let name = &audit.graph;
+    if let Some(why) = &audit.skipped {
+        return format!("weights of {name}: skipped, {why}\n");
+    }
+    let weights = &audit.weights;
+    if weights.passed() {
+        return format!("weights of {name}: {} constants equal the checkpoint bit for bit\n", weights.tensors);
+    }
+    let mut text = format!("weights of {name}: {} FAULTS\n", weights.fault_count);
+    for fault in &weights.faults {
+        text.push_str(&format!("  {fault}\n"));
+    }
+    text
+}
+
+fn backend_rows(report: &BackendReport) -> Vec<Vec<String>> {
+    if let Some(why) = &report.skipped {
+        let mut row = vec![report.backend.clone()];
+        row.extend(["-"; 6].map(str::to_owned));
+        row.push(format!("skipped: {why}"));
+        return vec![row];
+    }
+    report
+        .graphs
+        .iter()
+        .map(|graph| {
+            let routing = &graph.routing;
+            let ties = if routing.ties > 0 { format!(" (+{} ties)", routing.ties) } else { String::new() };
+            vec![
+                report.backend.clone(),
+                graph.graph.clone(),
+                graph.runs.to_string(),
+                graph.outputs.values.to_string(),
+                format!("{}/{}{ties}", routing.equal, routing.decisions),
+                format!("{:.1e}", graph.outputs.max_abs),
+                format!("{:.1e}", graph.outputs.atol),
+                if graph.passed() { "ok" } else { "FAILED" }.to_owned(),
+            ]
+        })
+        .collect()
+}
+
+/// What failed, where it was first seen, and between which modules it arose.
+fn details(backend: &str, graph: &GraphReport) -> String {
+    if graph.passed() {
+        return String::new();
+    }
+    let mut text = format!("\n{backend}, {}:\n", graph.graph);
+    if let Some(failure) = &graph.failure {
+        text.push_str(&format!("  stopped: {failure}\n"));
+    }
+    if let Some(d) = &graph.routing.unexplained {
+        text.push_str(&format!(
+            "  {} tokens went to other experts; the first in \"{}\", module {}, row {}, token {}: {:?} instead of {:?} by a margin of {:.1e}\n",
+            graph.routing.unexplained_count, d.case, d.module, d.batch, d.token, d.found, d.expected, d.margin
+        ));
+    }
+    let difference = |label: &str, d: &Difference| {
+        format!("  {label}: {} at {:?}: {} instead of {}\n", d.place, d.index, d.found, d.expected)
+    };
+    let outputs = &graph.outputs;
+    if !outputs.passed() {
+        text.push_str(&format!("  {} of {} values out of tolerance\n", outputs.mismatches, outputs.values));
+        text.extend(outputs.first.iter().map(|d| difference("first", d)));
+        text.extend(outputs.worst.iter().map(|d| difference("worst", d)));
+    }
+    text.push_str(&match (&graph.routing.last_agreeing, &graph.routing.first_divergent) {
+        (Some(last), Some(first)) => format!("  arises after the router of {last} and before or in that of {first}\n"),
+        (None, Some(first)) => format!("  arises before or in the router of {first}\n"),
+        _ => String::from("  every router agrees: arises after the last one\n"),
+    });
+    text
+}

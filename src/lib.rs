@@ -1,0 +1,20 @@
+//! Compiler from trained Mixture-of-Attention-heads (MoA) weights to verified ONNX.
+//!
+//! ```text
+//! checkpoint bytes → Checkpoint → Model → Graph → ONNX bytes      compile half
+//! ONNX bytes → backends → parity                                  deploy half
+//! ```
+//!
+//! The journey is [`checkpoint`], [`export`] and [`onnx`]; typed models and graphs live in `moa_graphs`.
+//! [`reference`](mod@reference) evaluates a checkpoint in f64 without any graph, and [`parity`] compares what
+//! [`backend`]s compute with it. ARCHITECTURE.md states which module may know which.
+
+pub mod backend;
+pub mod checkpoint;
+pub mod cli;
+pub mod export;
+pub mod onnx;
+pub mod parity;
+pub mod reference;
+pub mod tensor;
+pub mod tensor_file;

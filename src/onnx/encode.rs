@@ -1,0 +1,264 @@
+//! Graph → `ModelProto`: mechanical, without a decision left.
+
+use std::io;
+
+use moa_graphs::{
+    WeightError,
+    graph::{Attribute, Constant, ConstantValues, DType, Dim, Function, Graph, Initializer, Node, ValueInfo},
+};
+use prost::{Message, bytes::Bytes};
+
+use super::proto::{
+    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto,
+    TensorProto, TensorShapeProto, TypeProto, ValueInfoProto,
+    attribute_proto::AttributeType,
+    tensor_proto::{DataLocation, DataType},
+    tensor_shape_proto::{Dimension, dimension},
+    type_proto,
+};
+
+/// IR version: the newest that ONNX Runtime 1.17 reads.
+const IR_VERSION: i64 = 9;
+
+/// Initializers smaller than this stay in the model file.
+const SMALLEST_EXTERNAL_BYTES: usize = 1024;
+
+/// Alignment of tensors in the data file, so that a runtime may map them.
+const ALIGNMENT: u64 = 4096;
+
+/// Weights beyond this many bytes go to a data file of their own unless the user says otherwise: protobuf
+/// ends at 2 GiB.
+pub const INLINE_LIMIT: u64 = 1_500_000_000;
+
+/// What a file says beyond its graph.
+#[derive(Debug, Clone)]
+pub struct EncodeOptions {
+    /// Version of the standard operator set.
+    pub opset: i64,
+    /// `metadata_props`, in the order in which they are written.
+    pub metadata: Vec<(String, String)>,
+}
+
+/// Why a graph has no bytes.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EncodeError {
+    /// A trained weight cannot be read.
+    #[error(transparent)]
+    Weight(#[from] WeightError),
+    /// The data file cannot be written.
+    #[error("weights cannot be written: {0}")]
+    Data(#[from] io::Error),
+    /// Protobuf cannot hold the model.
+    #[error("the model needs {bytes} bytes in one file, and protobuf ends at 2147483647")]
+    TooLarge {
+        /// Encoded size.
+        bytes: u64,
+    },
+}
+
+/// Receives the values of large initializers.
+pub struct DataFile<'a> {
+    /// File name beside the model.
+    pub location: String,
+    /// Where bytes go.
+    pub writer: &'a mut dyn io::Write,
+    /// Bytes written so far.
+    pub position: u64,
+}
+
+impl DataFile<'_> {
+    /// Appends `bytes` at the next aligned offset and returns that offset.
+    fn append(&mut self, bytes: &[u8]) -> io::Result<u64> {
+        let offset = self.position.next_multiple_of(ALIGNMENT);
+        io::copy(&mut io::Read::take(io::repeat(0), offset - self.position), self.writer)?;
+        self.writer.write_all(bytes)?;
+        self.position = offset + bytes.len() as u64;
+        Ok(offset)
+    }
+}
+
+/// Bytes of all initializers of a graph.
+pub fn weight_bytes(graph: &Graph) -> u64 {
+    let elements = |initializer: &Initializer| initializer.shape.iter().map(|dim| *dim as u64).product::<u64>();
+    graph.initializers.iter().map(|i| elements(i) * element_bytes(i.dtype)).sum()
+}
+
+const fn element_bytes(dtype: DType) -> u64 {
+    match dtype {
+        DType::Bool => 1,
+        DType::Float32 | DType::Int32 => 4,
+        DType::Int64 => 8,
+    }
+}
+
+/// Encodes `graph` as a complete model; with `data`, large initializers go there.
+///
+/// The same graph and options give the same bytes.
+///
+/// # Errors
+///
+/// A weight that cannot be read, a data file that cannot be written, a model over 2 GiB.
+pub fn encode(graph: &Graph, options: &EncodeOptions, mut data: Option<DataFile<'_>>) -> Result<Vec<u8>, EncodeError> {
+    let initializer = graph
+        .initializers
+        .iter()
+        .map(|initializer| encode_initializer(initializer, data.as_mut()))
+        .collect::<Result<_, _>>()?;
+    let model = ModelProto {
+        ir_version: IR_VERSION,
+        producer_name: env!("CARGO_PKG_NAME").into(),
+        producer_version: env!("CARGO_PKG_VERSION").into(),
+        graph: Some(GraphProto {
+            name: graph.name.clone(),
+            node: graph.nodes.iter().map(encode_node).collect(),
+            initializer,
+            input: graph.inputs.iter().map(encode_value_info).collect(),
+            output: graph.outputs.iter().map(encode_value_info).collect(),
+            ..GraphProto::default()
+        }),
+        opset_import: opset_imports(graph, options.opset),
+        metadata_props: options.metadata.iter().map(|(key, value)| entry(key, value)).collect(),
+        functions: graph.functions.iter().map(|function| encode_function(function, options.opset)).collect(),
+        ..ModelProto::default()
+    };
+    let bytes = model.encoded_len() as u64;
+    if i32::try_from(bytes).is_err() {
+        return Err(EncodeError::TooLarge { bytes });
+    }
+    Ok(model.encode_to_vec())
+}
+
+fn opset_imports(graph: &Graph, opset: i64) -> Vec<OperatorSetIdProto> {
+    let mut imports = vec![OperatorSetIdProto { domain: String::new(), version: opset }];
+    if graph.nodes.iter().any(|node| node.op.domain == moa_schema::DOMAIN) {
+        imports.push(OperatorSetIdProto { domain: moa_schema::DOMAIN.into(), version: moa_schema::OPSET_VERSION });
+    }
+    imports
+}
+
+fn entry(key: &str, value: &str) -> StringStringEntryProto {
+    StringStringEntryProto { key: key.into(), value: value.into() }
+}
+
+#[allow(clippy::cast_possible_wrap)]
+fn encode_dims(shape: &[usize]) -> Vec<i64> {
+    shape.iter().map(|dim| *dim as i64).collect()
+}
+
+const fn data_type(dtype: DType) -> DataType {
+    match dtype {
+        DType::Float32 => DataType::Float,
+        DType::Int32 => DataType::Int32,
+        DType::Int64 => DataType::Int64,
+        DType::Bool => DataType::Bool,
+    }
+}
+
+fn encode_initializer(initializer: &Initializer, data: Option<&mut DataFile<'_>>) -> Result<TensorProto, EncodeError> {
+    let bytes = initializer.data.to_bytes()?;
+    let mut tensor = TensorProto {
+        name: initializer.name.clone(),
+        dims: encode_dims(&initializer.shape),
+        data_type: data_type(initializer.dtype) as i32,
+        ..TensorProto::default()
+    };
+    match data {
+        Some(file) if bytes.len() >= SMALLEST_EXTERNAL_BYTES => {
+            let offset = file.append(&bytes)?;
+            tensor.data_location = DataLocation::External as i32;
+            tensor.external_data = vec![
+                entry("location", &file.location),
+                entry("offset", &offset.to_string()),
+                entry("length", &bytes.len().to_string()),
+            ];
+        }
+        _ => tensor.raw_data = Some(Bytes::from(bytes)),
+    }
+    Ok(tensor)
+}
+
+#[allow(clippy::cast_possible_wrap)]
+fn encode_value_info(value: &ValueInfo) -> ValueInfoProto {
+    let dim = |dim: &Dim| Dimension {
+        value: Some(match dim {
+            Dim::Fixed(size) => dimension::Value::DimValue(*size as i64),
+            Dim::Symbolic(name) => dimension::Value::DimParam(name.clone()),
+        }),
+    };
+    let tensor = type_proto::Tensor {
+        elem_type: data_type(value.dtype) as i32,
+        shape: Some(TensorShapeProto { dim: value.shape.iter().map(dim).collect() }),
+    };
+    ValueInfoProto {
+        name: value.name.clone(),
+        r#type: Some(TypeProto { value: Some(type_proto::Value::TensorType(tensor)) }),
+        ..ValueInfoProto::default()
+    }
+}
+
+fn encode_node(node: &Node) -> NodeProto {
+    NodeProto {
+        name: node.name.clone(),
+        op_type: node.op.op_type.clone(),
+        domain: node.op.domain.clone(),
+        input: node.inputs.clone(),
+        output: node.outputs.clone(),
+        attribute: node.attributes.iter().map(|(name, value)| encode_attribute(name, value)).collect(),
+        ..NodeProto::default()
+    }
+}
+
+fn encode_attribute(name: &str, value: &Attribute) -> AttributeProto {
+    let mut proto = AttributeProto { name: name.into(), ..AttributeProto::default() };
+    let kind = match value {
+        Attribute::Int(value) => {
+            proto.i = Some(*value);
+            AttributeType::Int
+        }
+        Attribute::Float(value) => {
+            proto.f = Some(*value);
+            AttributeType::Float
+        }
+        Attribute::Text(value) => {
+            proto.s = Some(value.clone().into_bytes());
+            AttributeType::String
+        }
+        Attribute::Ints(values) => {
+            proto.ints.clone_from(values);
+            AttributeType::Ints
+        }
+        Attribute::Tensor(constant) => {
+            proto.t = Some(encode_constant(constant));
+            AttributeType::Tensor
+        }
+    };
+    proto.r#type = kind as i32;
+    proto
+}
+
+fn encode_constant(constant: &Constant) -> TensorProto {
+    let dtype = match constant.values {
+        ConstantValues::Float32(_) => DataType::Float,
+        ConstantValues::Int64(_) => DataType::Int64,
+    };
+    TensorProto {
+        dims: encode_dims(&constant.shape),
+        data_type: dtype as i32,
+        raw_data: Some(Bytes::from(constant.to_bytes())),
+        ..TensorProto::default()
+    }
+}
+
+fn encode_function(function: &Function, opset: i64) -> FunctionProto {
+    FunctionProto {
+        name: function.op.op_type.clone(),
+        domain: function.op.domain.clone(),
+        input: function.inputs.clone(),
+        output: function.outputs.clone(),
+        attribute: function.attributes.clone(),
+        node: function.nodes.iter().map(encode_node).collect(),
+        opset_import: vec![OperatorSetIdProto { domain: String::new(), version: opset }],
+        ..FunctionProto::default()
+    }
+}

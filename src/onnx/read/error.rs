@@ -1,0 +1,112 @@
+//! Why a file is refused.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Class of a [`ReadError`]; decides the exit code of a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ReadErrorKind {
+    /// The bytes contradict the ONNX specification, or themselves.
+    Malformed,
+    /// A valid file of a kind that this program does not read.
+    Unsupported,
+    /// The file could not be read.
+    Io,
+    /// The file is larger than this program is willing to process.
+    Limit,
+}
+
+/// An ONNX file was refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReadError {
+    /// The content of the file was refused.
+    #[error("{}: {text}", path.display())]
+    Refused {
+        /// The model file.
+        path: PathBuf,
+        /// Class of the refusal.
+        kind: ReadErrorKind,
+        /// What was found, and where.
+        text: String,
+        /// What to do about it.
+        help: Option<&'static str>,
+    },
+    /// The system refused to read the file or its data.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file that could not be read.
+        path: PathBuf,
+        /// Reason the system gave.
+        source: io::Error,
+    },
+}
+
+impl ReadError {
+    /// Class of the error.
+    pub const fn kind(&self) -> ReadErrorKind {
+        match self {
+            Self::Refused { kind, .. } => *kind,
+            Self::Io { .. } => ReadErrorKind::Io,
+        }
+    }
+
+    /// What the user can do, where that is known.
+    pub const fn help(&self) -> Option<&'static str> {
+        match self {
+            Self::Refused { help, .. } => *help,
+            Self::Io { .. } => None,
+        }
+    }
+
+    pub(super) fn io(path: &Path, source: io::Error) -> Self {
+        Self::Io { path: path.to_owned(), source }
+    }
+}
+
+/// A refusal that does not know its file yet.
+#[derive(Debug)]
+pub(super) struct Fault {
+    kind: ReadErrorKind,
+    text: String,
+    help: Option<&'static str>,
+}
+
+impl Fault {
+    pub(super) const fn malformed(text: String) -> Self {
+        Self { kind: ReadErrorKind::Malformed, text, help: None }
+    }
+
+    pub(super) const fn unsupported(text: String) -> Self {
+        Self { kind: ReadErrorKind::Unsupported, text, help: None }
+    }
+
+    pub(super) const fn limit(text: String) -> Self {
+        Self { kind: ReadErrorKind::Limit, text, help: None }
+    }
+
+    pub(super) const fn help(mut self, help: &'static str) -> Self {
+        self.help = Some(help);
+        self
+    }
+
+    /// The same refusal, with the place in front of its text.
+    pub(super) fn within(mut self, place: &str) -> Self {
+        self.text = format!("{place}: {}", self.text);
+        self
+    }
+
+    pub(super) fn at(self, path: &Path) -> ReadError {
+        ReadError::Refused { path: path.to_owned(), kind: self.kind, text: self.text, help: self.help }
+    }
+}
+
+/// A name from the file, safe to print: escaped, and shortened where it is long.
+pub(super) fn shown(name: &str) -> String {
+    const LONGEST: usize = 96;
+    let mut escaped = name.escape_debug();
+    let text: String = escaped.by_ref().take(LONGEST).collect();
+    let rest = if escaped.next().is_some() { "…" } else { "" };
+    format!("`{text}{rest}`")
+}

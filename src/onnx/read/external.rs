@@ -1,0 +1,190 @@
+//! Weights in files beside the model: one plain name, one regular file, exact bounds.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::path::Path;
+
+use prost::bytes::Bytes;
+
+use super::error::{Fault, ReadError, shown};
+use super::tensor;
+use crate::onnx::proto::{StringStringEntryProto, TensorProto};
+
+/// Data files of a model, open.
+#[derive(Debug, Default)]
+pub(super) struct DataFiles(BTreeMap<String, (File, u64)>);
+
+/// Where the values of one tensor lie.
+struct Extent<'a> {
+    location: &'a str,
+    offset: u64,
+    length: Option<u64>,
+}
+
+impl DataFiles {
+    /// Opens the data files of `tensors`, which must lie beside the model at `path`.
+    pub(super) fn open<'a>(path: &Path, tensors: impl IntoIterator<Item = &'a TensorProto>) -> Result<Self, ReadError> {
+        let mut files = Self::default();
+        for tensor in tensors.into_iter().filter(|tensor| !tensor.external_data.is_empty()) {
+            let extent = Extent::parse(tensor).map_err(|fault| fault.at(path))?;
+            if !files.0.contains_key(extent.location) {
+                let file = open_beside(path, extent.location)?;
+                files.0.insert(extent.location.to_owned(), file);
+            }
+            files.bounds(tensor, &extent).map_err(|fault| fault.at(path))?;
+        }
+        Ok(files)
+    }
+
+    /// Whether the model has no data file.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The values of a tensor.
+    pub(super) fn values(&self, path: &Path, tensor: &TensorProto) -> Result<Bytes, ReadError> {
+        let read = || -> Result<_, Fault> {
+            let extent = Extent::parse(tensor)?;
+            let length = self.bounds(tensor, &extent)?;
+            Ok((extent, length))
+        };
+        let (extent, length) = read().map_err(|fault| fault.at(path))?;
+        let mut bytes = vec![0; length];
+        if let Some((file, _)) = self.0.get(extent.location) {
+            read_exact_at(file, &mut bytes, extent.offset).map_err(|error| ReadError::io(path, error))?;
+        }
+        Ok(bytes.into())
+    }
+
+    /// Checks an extent against the shape and the file; returns its length.
+    fn bounds(&self, tensor: &TensorProto, extent: &Extent<'_>) -> Result<usize, Fault> {
+        let size = tensor::byte_size(tensor)?;
+        let needed = size as u64;
+        let available = self.0.get(extent.location).map_or(0, |(_, length)| *length);
+        let rest = available.checked_sub(extent.offset);
+        let length = extent.length.or(rest);
+        if length != Some(needed) {
+            let found = length.unwrap_or(0);
+            let text =
+                format!("tensor {}: {found} bytes of external data, its shape needs {needed}", shown(&tensor.name));
+            return Err(Fault::malformed(text));
+        }
+        if rest.is_none_or(|rest| rest < needed) {
+            let text = format!(
+                "tensor {}: bytes {} to {} lie outside {}, which has {available}",
+                shown(&tensor.name),
+                extent.offset,
+                u128::from(extent.offset) + u128::from(needed),
+                shown(extent.location)
+            );
+            return Err(Fault::malformed(text).help("the data file was cut off, or belongs to another model"));
+        }
+        Ok(size)
+    }
+}
+
+impl<'a> Extent<'a> {
+    fn parse(tensor: &'a TensorProto) -> Result<Self, Fault> {
+        let mut entries: [Option<&'a str>; 3] = [None; 3];
+        for StringStringEntryProto { key, value } in &tensor.external_data {
+            let Some(index) = ["location", "offset", "length"].iter().position(|known| known == key) else {
+                let text = format!("tensor {}: unknown external data key {}", shown(&tensor.name), shown(key));
+                return Err(Fault::malformed(text));
+            };
+            if entries[index].replace(value).is_some() {
+                let text = format!("tensor {}: external data key {} is repeated", shown(&tensor.name), shown(key));
+                return Err(Fault::malformed(text));
+            }
+        }
+        let number = |text: Option<&str>| text.map(|text| decimal(tensor, text)).transpose();
+        let [location, offset, length] = entries;
+        Ok(Self {
+            location: plain_name(tensor, location)?,
+            offset: number(offset)?.unwrap_or(0),
+            length: number(length)?,
+        })
+    }
+}
+
+fn decimal(tensor: &TensorProto, text: &str) -> Result<u64, Fault> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    match text.parse() {
+        Ok(number) if digits => Ok(number),
+        _ => Err(Fault::malformed(format!("tensor {}: {} is no byte count", shown(&tensor.name), shown(text)))),
+    }
+}
+
+/// A location that can only name a file in the folder of the model.
+fn plain_name<'a>(tensor: &TensorProto, location: Option<&'a str>) -> Result<&'a str, Fault> {
+    let location = location.unwrap_or_default();
+    let forbidden = |c: char| matches!(c, '/' | '\\' | ':') || c.is_control();
+    if location.is_empty()
+        || location == "."
+        || location == ".."
+        || location.len() > 255
+        || location.contains(forbidden)
+    {
+        let text = format!("tensor {}: external data location {} is refused", shown(&tensor.name), shown(location));
+        return Err(Fault::malformed(text).help("external data must be one file in the folder of the model"));
+    }
+    Ok(location)
+}
+
+/// Opens the regular file `location` in the folder of `model`; follows no link.
+fn open_beside(model: &Path, location: &str) -> Result<(File, u64), ReadError> {
+    const HELP: &str = "external data must be one regular file of its own: copy it beside the model";
+    let path = model.with_file_name(location);
+    let refuse =
+        |what: &str| Fault::malformed(format!("external data {} is {what}", shown(location))).help(HELP).at(model);
+    let before = fs::symlink_metadata(&path).map_err(|error| ReadError::io(&path, error))?;
+    if before.is_symlink() {
+        return Err(refuse("a symbolic link"));
+    }
+    if !before.is_file() {
+        return Err(refuse("no regular file"));
+    }
+    let file = File::open(&path).map_err(|error| ReadError::io(&path, error))?;
+    let opened = file.metadata().map_err(|error| ReadError::io(&path, error))?;
+    if !same_file(&before, &opened) {
+        return Err(refuse("being replaced while it is read"));
+    }
+    if is_hard_linked(&opened) {
+        return Err(refuse("a hard link"));
+    }
+    Ok((file, opened.len()))
+}
+
+#[cfg(unix)]
+fn same_file(left: &Metadata, right: &Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    left.dev() == right.dev() && left.ino() == right.ino()
+}
+
+#[cfg(not(unix))]
+fn same_file(left: &Metadata, right: &Metadata) -> bool {
+    left.len() == right.len() && left.file_type() == right.file_type()
+}
+
+#[cfg(unix)]
+fn is_hard_linked(metadata: &Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    metadata.nlink() > 1
+}
+
+#[cfg(not(unix))]
+const fn is_hard_linked(_: &Metadata) -> bool {
+    false
+}
+
+#[cfg(unix)]
+fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
+}
+
+#[cfg(not(unix))]
+fn read_exact_at(mut file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    use std::io::{Read, Seek, SeekFrom};
+    file.seek(SeekFrom::Start(offset))?;
+    file.read_exact(bytes)
+}

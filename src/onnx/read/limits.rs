@@ -1,0 +1,140 @@
+//! A pass over the wire format before anything is decoded: bounds what decoding may allocate.
+
+use super::error::Fault;
+
+/// Largest model file; a protobuf message cannot be larger.
+pub(super) const MAX_FILE_BYTES: u64 = i32::MAX as u64;
+
+/// Most fields of all messages together; each costs up to a few hundred bytes once decoded.
+const MAX_FIELDS: usize = 4_000_000;
+
+/// Most values in packed lists of integers; each costs up to eight times its size in the file.
+const MAX_PACKED_INTEGERS: usize = 1 << 26;
+
+/// Deepest nesting of messages: sixteen graphs within graphs, and the messages within the innermost one.
+const MAX_DEPTH: usize = 56;
+
+/// Messages whose fields are followed.
+#[derive(Clone, Copy)]
+enum Message {
+    Model,
+    Graph,
+    Node,
+    Attribute,
+    Tensor,
+    SparseTensor,
+    ValueInfo,
+    Type,
+    TensorType,
+    Shape,
+    Function,
+    /// Holds no further message.
+    Leaf,
+}
+
+/// What the payload of a length-delimited field is.
+enum Payload {
+    Message(Message),
+    Integers,
+    Bytes,
+}
+
+impl Message {
+    const fn payload(self, field: u64) -> Payload {
+        use Message::{
+            Attribute, Function, Graph, Leaf, Model, Node, Shape, SparseTensor, Tensor, TensorType, Type, ValueInfo,
+        };
+        Payload::Message(match (self, field) {
+            (Model, 7) | (Attribute, 6 | 11) => Graph,
+            (Model, 25) => Function,
+            (Model, 8 | 14) | (Function, 9 | 14) | (Tensor, 3 | 13) | (Shape, 1) => Leaf,
+            (Graph, 1) | (Function, 7) => Node,
+            (Graph, 5) | (Attribute, 5 | 10) | (SparseTensor, 1 | 2) => Tensor,
+            (Graph, 15) | (Attribute, 22 | 23) => SparseTensor,
+            (Graph, 11..=13) | (Function, 12) => ValueInfo,
+            (Node, 5) | (Function, 11) => Attribute,
+            (ValueInfo, 2) | (Attribute, 14 | 15) => Type,
+            (Type, 1) => TensorType,
+            (TensorType, 2) => Shape,
+            (Tensor, 1 | 5 | 7 | 11) | (SparseTensor, 3) | (Attribute, 8) => return Payload::Integers,
+            _ => return Payload::Bytes,
+        })
+    }
+}
+
+struct Scan {
+    fields: usize,
+    integers: usize,
+}
+
+/// Checks that `bytes` are well-formed on the wire and decode to bounded memory.
+pub(super) fn check(bytes: &[u8]) -> Result<(), Fault> {
+    Scan { fields: 0, integers: 0 }.message(bytes, Message::Model, 0)
+}
+
+impl Scan {
+    fn message(&mut self, mut bytes: &[u8], message: Message, depth: usize) -> Result<(), Fault> {
+        if depth > MAX_DEPTH {
+            return Err(Fault::malformed("graphs are nested too deeply".into()));
+        }
+        while !bytes.is_empty() {
+            self.fields += 1;
+            if self.fields > MAX_FIELDS {
+                return Err(Fault::limit(format!("the model holds more than {MAX_FIELDS} fields")));
+            }
+            let tag = varint(&mut bytes)?;
+            if tag > u64::from(u32::MAX) || tag >> 3 == 0 {
+                return Err(wire());
+            }
+            match tag & 7 {
+                0 => drop(varint(&mut bytes)?),
+                1 => drop(take(&mut bytes, 8)?),
+                5 => drop(take(&mut bytes, 4)?),
+                2 => {
+                    let length = varint(&mut bytes)?;
+                    let payload = take(&mut bytes, length)?;
+                    self.payload(payload, message.payload(tag >> 3), depth)?;
+                }
+                _ => return Err(wire()),
+            }
+        }
+        Ok(())
+    }
+
+    fn payload(&mut self, bytes: &[u8], payload: Payload, depth: usize) -> Result<(), Fault> {
+        match payload {
+            Payload::Bytes => Ok(()),
+            Payload::Message(message) => self.message(bytes, message, depth + 1),
+            Payload::Integers => {
+                self.integers += bytes.iter().filter(|byte| **byte < 0x80).count();
+                if self.integers <= MAX_PACKED_INTEGERS {
+                    return Ok(());
+                }
+                Err(Fault::limit(format!("the model holds more than {MAX_PACKED_INTEGERS} packed integers")))
+            }
+        }
+    }
+}
+
+fn wire() -> Fault {
+    Fault::malformed("not an ONNX model: the bytes are no protobuf message, or the file is cut off".into())
+}
+
+fn take<'a>(bytes: &mut &'a [u8], length: u64) -> Result<&'a [u8], Fault> {
+    let length = usize::try_from(length).map_err(|_| wire())?;
+    let (head, tail) = bytes.split_at_checked(length).ok_or_else(wire)?;
+    *bytes = tail;
+    Ok(head)
+}
+
+fn varint(bytes: &mut &[u8]) -> Result<u64, Fault> {
+    let mut value = 0u64;
+    for (index, byte) in bytes.iter().take(10).enumerate() {
+        value |= u64::from(byte & 0x7f) << (7 * index);
+        if *byte < 0x80 {
+            *bytes = &bytes[index + 1..];
+            return Ok(value);
+        }
+    }
+    Err(wire())
+}

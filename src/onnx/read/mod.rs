@@ -1,0 +1,205 @@
+//! Reading an `.onnx` file that anybody may have written.
+//!
+//! [`read_model`] proves a file against the ONNX specification before a runtime sees it. It accepts no more than
+//! the strictest reader does: nodes are sorted, every value has one definition, every tensor has one data field of
+//! the right size, and external data is one regular file beside the model.
+
+mod error;
+mod external;
+mod limits;
+mod structure;
+mod tensor;
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use prost::Message;
+use prost::bytes::Bytes;
+
+use error::Fault;
+pub use error::{ReadError, ReadErrorKind};
+use external::DataFiles;
+pub use structure::{canonical_domain, for_each_node};
+
+use super::proto::tensor_proto::DataType;
+use super::proto::tensor_shape_proto::dimension;
+use super::proto::type_proto;
+use super::proto::{FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoProto};
+
+/// Newest IR version that is read.
+pub const MAX_IR_VERSION: i64 = 13;
+
+/// Newest version of the standard operators that is read.
+pub const MAX_OPSET_VERSION: i64 = 26;
+
+/// A model file that passed every check.
+#[derive(Debug, Clone)]
+pub struct OnnxFile {
+    path: PathBuf,
+    model: ModelProto,
+    modified: bool,
+    data: Arc<DataFiles>,
+}
+
+/// Input or output of a graph.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ValueInfo {
+    /// Name.
+    pub name: String,
+    /// Element type.
+    pub data_type: DataType,
+    /// Dimensions, outermost first; `None` where not even the rank is known.
+    pub dims: Option<Vec<Dim>>,
+}
+
+/// One dimension of a [`ValueInfo`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Dim {
+    /// Always this size.
+    Fixed(usize),
+    /// Equal wherever the same name stands.
+    Symbolic(String),
+    /// Any size.
+    Unknown,
+}
+
+/// Reads and checks a model file.
+///
+/// # Errors
+///
+/// Where the file cannot be read, contradicts the ONNX specification, is newer than this program, or exceeds a
+/// limit.
+pub fn read_model(path: &Path) -> Result<OnnxFile, ReadError> {
+    let bytes = read_file(path)?;
+    limits::check(&bytes).map_err(|fault| fault.at(path))?;
+    let model =
+        ModelProto::decode(bytes).map_err(|error| Fault::malformed(format!("not an ONNX model: {error}")).at(path))?;
+    OnnxFile::check(path.to_owned(), model, false)
+}
+
+fn read_file(path: &Path) -> Result<Bytes, ReadError> {
+    let io = |error| ReadError::io(path, error);
+    let metadata = fs::metadata(path).map_err(io)?;
+    if !metadata.is_file() {
+        return Err(Fault::malformed("not a regular file".into()).at(path));
+    }
+    let mut bytes = Vec::new();
+    if metadata.len() <= limits::MAX_FILE_BYTES {
+        let file = File::open(path).map_err(io)?;
+        bytes.reserve_exact(usize::try_from(metadata.len()).unwrap_or(0));
+        file.take(limits::MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(io)?;
+    }
+    if metadata.len().max(bytes.len() as u64) > limits::MAX_FILE_BYTES {
+        let fault = Fault::limit("larger than 2 GiB, the most that a protobuf message may hold".into());
+        return Err(fault.help("keep the weights in an external data file").at(path));
+    }
+    if bytes.is_empty() {
+        return Err(Fault::malformed("the file is empty".into()).at(path));
+    }
+    Ok(bytes.into())
+}
+
+impl OnnxFile {
+    fn check(path: PathBuf, model: ModelProto, modified: bool) -> Result<Self, ReadError> {
+        structure::check(&model).map_err(|fault| fault.at(&path))?;
+        let tensors = model.graph.iter().flat_map(|graph| &graph.initializer);
+        let data = Arc::new(DataFiles::open(&path, tensors)?);
+        Ok(Self { path, model, modified, data })
+    }
+
+    /// Another model in the place of this file: external data is read from the same folder, the file itself stays
+    /// as it is.
+    ///
+    /// # Errors
+    ///
+    /// Where `model` does not pass the checks of [`read_model`].
+    pub fn with_model(&self, model: ModelProto) -> Result<Self, ReadError> {
+        Self::check(self.path.clone(), model, true)
+    }
+
+    /// Where the model was read from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The model.
+    pub const fn model(&self) -> &ModelProto {
+        &self.model
+    }
+
+    /// The graph of the model.
+    pub fn graph(&self) -> Option<&GraphProto> {
+        self.model.graph.as_ref()
+    }
+
+    /// Whether the model differs from the file at [`Self::path`].
+    pub const fn is_modified(&self) -> bool {
+        self.modified
+    }
+
+    /// Whether weights lie in a file of their own.
+    pub fn has_external_data(&self) -> bool {
+        !self.data.is_empty()
+    }
+
+    /// Inputs that a run must be given: those without a default value.
+    pub fn inputs(&self) -> Vec<ValueInfo> {
+        let Some(graph) = self.graph() else { return Vec::new() };
+        let required = |input: &&ValueInfoProto| graph.initializer.iter().all(|tensor| tensor.name != input.name);
+        graph.input.iter().filter(required).filter_map(value_info).collect()
+    }
+
+    /// Outputs of the graph.
+    pub fn outputs(&self) -> Vec<ValueInfo> {
+        self.graph().map_or_else(Vec::new, |graph| graph.output.iter().filter_map(value_info).collect())
+    }
+
+    /// The metadata entry `key`.
+    pub fn metadata(&self, key: &str) -> Option<&str> {
+        self.model.metadata_props.iter().find(|entry| entry.key == key).map(|entry| entry.value.as_str())
+    }
+
+    /// Functions of the model.
+    pub fn functions(&self) -> &[FunctionProto] {
+        &self.model.functions
+    }
+
+    /// The weight `name` of the graph.
+    pub fn initializer(&self, name: &str) -> Option<&TensorProto> {
+        self.graph()?.initializer.iter().find(|tensor| tensor.name == name)
+    }
+
+    /// The values of the weight `name`, little-endian, wherever they are stored.
+    ///
+    /// # Errors
+    ///
+    /// Where there is no such weight, the data file cannot be read, or the values have no fixed size.
+    pub fn initializer_values(&self, name: &str) -> Result<Bytes, ReadError> {
+        let missing = || Fault::malformed(format!("there is no weight {}", error::shown(name))).at(&self.path);
+        self.values(self.initializer(name).ok_or_else(missing)?)
+    }
+
+    /// The values of a weight of this model.
+    pub(crate) fn values(&self, tensor: &TensorProto) -> Result<Bytes, ReadError> {
+        if tensor.external_data.is_empty() {
+            return tensor::inline_values(tensor).map_err(|fault| fault.at(&self.path));
+        }
+        self.data.values(&self.path, tensor)
+    }
+}
+
+fn value_info(value: &ValueInfoProto) -> Option<ValueInfo> {
+    let type_proto::Value::TensorType(tensor) = value.r#type.as_ref()?.value.as_ref()?;
+    let dims = tensor.shape.as_ref().map(|shape| shape.dim.iter().map(|dim| dim_of(dim.value.as_ref())).collect());
+    Some(ValueInfo { name: value.name.clone(), data_type: DataType::try_from(tensor.elem_type).ok()?, dims })
+}
+
+fn dim_of(value: Option<&dimension::Value>) -> Dim {
+    match value {
+        Some(dimension::Value::DimValue(size)) => usize::try_from(*size).map_or(Dim::Unknown, Dim::Fixed),
+        Some(dimension::Value::DimParam(name)) if !name.is_empty() => Dim::Symbolic(name.clone()),
+        _ => Dim::Unknown,
+    }
+}

@@ -1,0 +1,276 @@
+//! Inputs for verification: shapes that no export ever saw, padding on both sides, single tokens, and rows
+//! that steer the router.
+
+use moa_graphs::{
+    WeightError,
+    model::{Attention, Embedding, MoaLayer},
+};
+
+use crate::tensor::{NamedTensors, Tensor, TensorData, TensorShapeError};
+
+/// Which end of a row is padding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Padding {
+    None,
+    Left,
+    Right,
+    /// The last row holds nothing else.
+    WholeRow,
+}
+
+/// Token rows of one case.
+#[derive(Debug, Clone)]
+pub(super) struct Tokens {
+    /// What the case is about.
+    pub(super) name: String,
+    /// Rows.
+    pub(super) batch: usize,
+    /// Tokens per row, padding included.
+    pub(super) length: usize,
+    /// Ids, row-major.
+    pub(super) ids: Vec<i64>,
+    /// 1 for a real token, 0 for padding.
+    pub(super) mask: Vec<i64>,
+}
+
+impl Tokens {
+    /// `input_ids` and `attention_mask`.
+    ///
+    /// # Errors
+    ///
+    /// Never for tokens made by this module.
+    pub(super) fn inputs(&self) -> Result<NamedTensors, TensorShapeError> {
+        Ok([("input_ids", &self.ids), ("attention_mask", &self.mask)]
+            .into_iter()
+            .map(|(name, values)| Ok((name.to_owned(), ints([self.batch, self.length], values.clone())?)))
+            .collect::<Result<_, TensorShapeError>>()?)
+    }
+}
+
+/// A small deterministic generator (SplitMix64).
+#[derive(Debug, Clone)]
+pub(super) struct Random(u64);
+
+impl Random {
+    /// The generator of `seed`.
+    pub(super) const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// An integer below `end`.
+    #[allow(clippy::cast_possible_truncation)]
+    pub(super) fn below(&mut self, end: usize) -> usize {
+        ((u128::from(self.next()) * end as u128) >> 64) as usize
+    }
+
+    /// A number from -1 to 1.
+    #[allow(clippy::cast_precision_loss)]
+    fn unit(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+}
+
+/// Vocabularies up to this size are swept whole.
+const LARGEST_SWEEP: usize = 4096;
+
+/// Token rows for one side of a model.
+pub(super) fn token_cases(embedding: &Embedding, random: &mut Random) -> Vec<Tokens> {
+    let limit = embedding.max_tokens().unwrap_or(usize::MAX);
+    let mut shapes = vec![
+        ("one token", 1, 1, Padding::None),
+        ("odd length", 1, 7, Padding::None),
+        ("padding on the right", 3, 11, Padding::Right),
+        ("padding on the left", 3, 13, Padding::Left),
+        ("a row of padding", 2, 5, Padding::WholeRow),
+        ("long", 2, 67, Padding::Right),
+    ];
+    for shape in &mut shapes {
+        shape.2 = shape.2.min(limit).max(1);
+    }
+    let mut cases: Vec<_> = shapes
+        .into_iter()
+        .map(|(name, batch, length, padding)| random_tokens(embedding, random, name, [batch, length], padding))
+        .collect();
+    cases.extend(vocabulary_sweep(embedding, limit));
+    cases
+}
+
+#[allow(clippy::cast_possible_wrap)]
+fn random_tokens(
+    embedding: &Embedding,
+    random: &mut Random,
+    name: &str,
+    [batch, length]: [usize; 2],
+    padding: Padding,
+) -> Tokens {
+    let (vocabulary, pad) = (embedding.tokens.shape()[0], embedding.pad_token_id);
+    let mut tokens = Tokens { name: name.into(), batch, length, ids: Vec::new(), mask: Vec::new() };
+    for row in 0..batch {
+        let pads = if row == 0 { 0 } else { 1 + random.below(length.saturating_sub(1).max(1)) };
+        for position in 0..length {
+            let real = match padding {
+                Padding::None => true,
+                Padding::Left => position >= pads.min(length - 1),
+                Padding::Right => position < length - pads.min(length - 1),
+                Padding::WholeRow => row + 1 < batch,
+            };
+            let id = if real { other_than(random.below(vocabulary), pad, vocabulary) } else { pad };
+            tokens.ids.push(id as i64);
+            tokens.mask.push(i64::from(real));
+        }
+    }
+    tokens
+}
+
+const fn other_than(id: usize, pad: usize, vocabulary: usize) -> usize {
+    if id == pad { (id + 1) % vocabulary } else { id }
+}
+
+/// Every token of the vocabulary once, where it is not too large.
+#[allow(clippy::cast_possible_wrap)]
+fn vocabulary_sweep(embedding: &Embedding, limit: usize) -> Option<Tokens> {
+    let (vocabulary, pad) = (embedding.tokens.shape()[0], embedding.pad_token_id);
+    if vocabulary > LARGEST_SWEEP {
+        return None;
+    }
+    let length = limit.min(32);
+    let batch = vocabulary.div_ceil(length);
+    let ids: Vec<_> = (0..batch * length).map(|i| other_than(i % vocabulary, pad, vocabulary) as i64).collect();
+    let mask = vec![1; ids.len()];
+    Some(Tokens { name: "every token of the vocabulary".into(), batch, length, ids, mask })
+}
+
+/// Rows of the other side of a translation, as many as `batch`, padded on the left.
+pub(super) fn companion(embedding: &Embedding, random: &mut Random, batch: usize) -> Tokens {
+    let length = embedding.max_tokens().unwrap_or(usize::MAX).min(9);
+    random_tokens(embedding, random, "source", [batch, length], Padding::Left)
+}
+
+/// Target rows for decoding step by step: whole sequence, and how much of it is given at once first.
+pub(super) fn step_cases(embedding: &Embedding, random: &mut Random) -> Vec<(Tokens, usize)> {
+    let length = embedding.max_tokens().unwrap_or(usize::MAX).min(8);
+    let mut cases = vec![
+        (random_tokens(embedding, random, "step by step from the first token", [2, length], Padding::None), 1),
+        (random_tokens(embedding, random, "step by step after a prefix", [3, length], Padding::None), length.min(4)),
+    ];
+    if length > 3 {
+        let (mut tokens, prefix) = cases[1].clone();
+        tokens.name = "step by step after a padded prefix".into();
+        tokens.mask[length + 2] = 0;
+        #[allow(clippy::cast_possible_wrap)]
+        let pad = embedding.pad_token_id as i64;
+        tokens.ids[length + 2] = pad;
+        cases.push((tokens, prefix));
+    }
+    cases
+}
+
+/// Inputs of a single layer, each with a name.
+///
+/// # Errors
+///
+/// Where the router cannot be read.
+pub(super) fn layer_cases(
+    layer: &MoaLayer,
+    random: &mut Random,
+) -> Result<Vec<(String, NamedTensors)>, LayerCaseError> {
+    let mut cases = Vec::new();
+    let shapes = [
+        ("one token", 1, 1, 3, Padding::None),
+        ("odd length", 2, 7, 5, Padding::None),
+        ("padding on the right", 3, 11, 9, Padding::Right),
+        ("padding on the left", 3, 13, 6, Padding::Left),
+        ("a row of padding", 2, 5, 4, Padding::WholeRow),
+        ("long", 1, 67, 70, Padding::None),
+    ];
+    for (name, batch, tokens, sources, padding) in shapes {
+        let query = random_rows(random, batch * tokens * width(&layer.attention));
+        cases.push((name.to_owned(), layer_inputs(layer, random, query, [batch, tokens, sources], padding)?));
+    }
+    let steered = steered_rows(&layer.attention, 6)?;
+    cases.push(("all tokens on one expert".into(), layer_inputs(layer, random, steered, [2, 3, 4], Padding::None)?));
+    Ok(cases)
+}
+
+/// Why inputs of a layer could not be made.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub(super) enum LayerCaseError {
+    #[error(transparent)]
+    Weight(#[from] WeightError),
+    #[error(transparent)]
+    Shape(#[from] TensorShapeError),
+}
+
+fn width(attention: &Attention) -> usize {
+    attention.query.shape()[1]
+}
+
+fn random_rows(random: &mut Random, values: usize) -> Vec<f32> {
+    (0..values).map(|_| 1.7 * random.unit()).collect()
+}
+
+/// Rows along the router's column of expert 0, so that it is chosen first for every token.
+#[allow(clippy::cast_precision_loss)]
+fn steered_rows(attention: &Attention, rows: usize) -> Result<Vec<f32>, WeightError> {
+    let router = attention.router.to_f32()?;
+    let column: Vec<f32> = router.iter().step_by(attention.num_experts).copied().collect();
+    let norm = column.iter().map(|value| value * value).sum::<f32>().sqrt().max(f32::MIN_POSITIVE);
+    let factors = (0..rows).map(|row| 0.5 + row as f32 / 8.0);
+    Ok(factors.flat_map(|factor| column.iter().map(move |value| factor * 4.0 * value / norm)).collect())
+}
+
+fn mask_rows(random: &mut Random, [batch, length]: [usize; 2], padding: Padding) -> Vec<i64> {
+    let mut mask = Vec::new();
+    for row in 0..batch {
+        let pads = if row == 0 { 0 } else { 1 + random.below(length.saturating_sub(1).max(1)) };
+        mask.extend((0..length).map(|position| {
+            i64::from(match padding {
+                Padding::None => true,
+                Padding::Left => position >= pads.min(length - 1),
+                Padding::Right => position < length - pads.min(length - 1),
+                Padding::WholeRow => row + 1 < batch,
+            })
+        }));
+    }
+    mask
+}
+
+fn layer_inputs(
+    layer: &MoaLayer,
+    random: &mut Random,
+    query: Vec<f32>,
+    [batch, tokens, sources]: [usize; 3],
+    padding: Padding,
+) -> Result<NamedTensors, TensorShapeError> {
+    let mut inputs = NamedTensors::new();
+    let query = Tensor::new([batch, tokens, width(&layer.attention)], TensorData::F32(query))?;
+    inputs.insert("query".into(), query);
+    let query_mask = ints([batch, tokens], mask_rows(random, [batch, tokens], padding))?;
+    if !layer.cross_attention {
+        inputs.insert("attention_mask".into(), query_mask);
+        return Ok(inputs);
+    }
+    let memory = random_rows(random, batch * sources * layer.source_width);
+    inputs.insert("memory".into(), Tensor::new([batch, sources, layer.source_width], TensorData::F32(memory))?);
+    let key_padding = if padding == Padding::WholeRow { Padding::None } else { padding };
+    inputs.insert("attention_mask".into(), ints([batch, sources], mask_rows(random, [batch, sources], key_padding))?);
+    inputs.insert("query_attention_mask".into(), query_mask);
+    Ok(inputs)
+}
+
+/// An int64 tensor.
+///
+/// # Errors
+///
+/// Where the number of values does not fit.
+pub(super) fn ints(shape: [usize; 2], values: Vec<i64>) -> Result<Tensor, TensorShapeError> {
+    Tensor::new(shape, TensorData::I64(values))
+}

@@ -1,0 +1,174 @@
+//! Float comparison: the one formula of the project.
+
+use crate::tensor::Tensor;
+
+/// How far a value may be from its reference: `|a - b| <= atol + rtol * |b|`.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct Tolerance {
+    /// Absolute part.
+    pub atol: f64,
+    /// Part relative to the reference.
+    pub rtol: f64,
+}
+
+/// What the user fixed; the rest follows from the reference.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ToleranceOptions {
+    /// Absolute part.
+    pub atol: Option<f64>,
+    /// Relative part.
+    pub rtol: Option<f64>,
+}
+
+/// Units in the last place of f32 at the largest reference value that rounding may add up to. The trained
+/// models of the test suite need up to 9, and upstream's own f32 run up to 8.
+const ULPS_OF_LARGEST: f64 = 32.0;
+
+impl Tolerance {
+    /// Budget of an f32 computation whose largest reference value is `largest`: 32 units in the last place
+    /// of `max(1, largest)`, and nothing relative, unless the user said otherwise.
+    pub fn derive(options: ToleranceOptions, largest: f64) -> Self {
+        let derived = ULPS_OF_LARGEST * f64::from(f32::EPSILON) * largest.max(1.0);
+        Self { atol: options.atol.unwrap_or(derived), rtol: options.rtol.unwrap_or(0.0) }
+    }
+}
+
+/// Outcome of comparing one or several tensors with their references.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Comparison {
+    /// Values compared.
+    pub values: usize,
+    /// Values out of tolerance; NaN always is.
+    pub mismatches: usize,
+    /// Largest absolute difference; infinite where a value is NaN.
+    pub max_abs: f64,
+    /// Largest difference in f32 units in the last place of the reference.
+    pub max_ulp: f64,
+    /// Largest absolute part of a tolerance that was applied.
+    pub atol: f64,
+    /// First value out of tolerance.
+    pub first: Option<Difference>,
+    /// Value that is furthest out.
+    pub worst: Option<Difference>,
+}
+
+/// One value beside its reference.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Difference {
+    /// Case and output.
+    pub place: String,
+    /// Index along each axis.
+    pub index: Vec<usize>,
+    /// What the backend computed.
+    pub found: f64,
+    /// What the reference computed.
+    pub expected: f64,
+}
+
+impl Default for Comparison {
+    fn default() -> Self {
+        Self { values: 0, mismatches: 0, max_abs: 0.0, max_ulp: 0.0, atol: 0.0, first: None, worst: None }
+    }
+}
+
+impl Comparison {
+    /// Whether every value was within tolerance.
+    pub const fn passed(&self) -> bool {
+        self.mismatches == 0
+    }
+
+    /// Adds the values of `found` beside `expected`, which must have the same shape.
+    pub fn add(&mut self, place: &str, found: &Tensor, expected: &Tensor, tolerance: Tolerance) {
+        let shape = expected.shape();
+        let difference = |index: usize, found: f64, expected: f64| Difference {
+            place: place.into(),
+            index: unravel(index, shape),
+            found,
+            expected,
+        };
+        self.atol = self.atol.max(tolerance.atol);
+        for (index, (found, expected)) in found.to_f64().into_iter().zip(expected.to_f64()).enumerate() {
+            self.values += 1;
+            let distance = (found - expected).abs();
+            let distance = if distance.is_nan() { f64::INFINITY } else { distance };
+            self.max_ulp = self.max_ulp.max(distance / ulp(expected));
+            let within = distance <= tolerance.atol + tolerance.rtol * expected.abs();
+            if !within {
+                self.mismatches += 1;
+                self.first.get_or_insert_with(|| difference(index, found, expected));
+            }
+            if distance > self.max_abs {
+                self.max_abs = distance;
+                self.worst = Some(difference(index, found, expected));
+            }
+        }
+    }
+}
+
+/// Distance of neighbouring f32 values at `value`.
+#[allow(clippy::cast_possible_truncation)]
+fn ulp(value: f64) -> f64 {
+    let value = (value.abs() as f32).max(f32::MIN_POSITIVE);
+    f64::from(f32::from_bits(value.to_bits() + 1) - value)
+}
+
+fn unravel(mut index: usize, shape: &[usize]) -> Vec<usize> {
+    let mut result = vec![0; shape.len()];
+    for axis in (0..shape.len()).rev() {
+        result[axis] = index % shape[axis].max(1);
+        index /= shape[axis].max(1);
+    }
+    result
+}
+
+/// Largest absolute value of a tensor, 0 for an empty one.
+pub(super) fn largest(tensor: &Tensor) -> f64 {
+    tensor.to_f64().into_iter().fold(0.0, |largest, value| largest.max(value.abs()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::TensorData;
+
+    fn tensor(values: &[f64]) -> Tensor {
+        Tensor::new([values.len()], TensorData::F64(values.to_vec())).unwrap()
+    }
+
+    fn compare(found: &[f64], expected: &[f64]) -> Comparison {
+        let mut comparison = Comparison::default();
+        comparison.add("x", &tensor(found), &tensor(expected), Tolerance { atol: 1e-6, rtol: 0.0 });
+        comparison
+    }
+
+    #[test]
+    fn nan_is_a_mismatch_on_either_side() {
+        for (found, expected) in [(f64::NAN, 1.0), (1.0, f64::NAN), (f64::NAN, f64::NAN), (f64::INFINITY, 1.0)] {
+            let comparison = compare(&[found], &[expected]);
+            assert!(!comparison.passed());
+            assert_eq!(comparison.max_abs, f64::INFINITY);
+        }
+    }
+
+    #[test]
+    fn first_and_worst_are_found() {
+        let comparison = compare(&[1.0, 2.1, 3.0, 9.0], &[1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(comparison.mismatches, 2);
+        assert_eq!(comparison.first.unwrap().index, [1]);
+        assert_eq!(comparison.worst.unwrap().index, [3]);
+        assert_eq!(comparison.max_abs, 5.0);
+    }
+
+    #[test]
+    fn default_tolerance_grows_with_the_largest_reference_only() {
+        let small = Tolerance::derive(ToleranceOptions::default(), 0.01);
+        let large = Tolerance::derive(ToleranceOptions::default(), 30.0);
+        assert_eq!(small.atol, 32.0 * f64::from(f32::EPSILON));
+        assert_eq!(large.atol, 30.0 * small.atol);
+    }
+
+    #[test]
+    fn indices_follow_the_shape() {
+        assert_eq!(unravel(17, &[2, 3, 4]), [1, 1, 1]);
+    }
+}

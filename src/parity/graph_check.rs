@@ -1,0 +1,144 @@
+//! One graph on one backend, case by case beside the reference.
+
+use crate::{
+    backend::{Backend, BackendError, Runner},
+    onnx::OnnxFile,
+    reference::{Part, Reference, ReferenceError, Routing},
+    tensor::{NamedTensors, Tensor},
+};
+
+use super::{
+    compare::{Comparison, Tolerance, ToleranceOptions, largest},
+    instrument::expose_routing,
+    routing::{BackendRouting, RoutingComparison, backend_routing, without_routing},
+};
+
+/// Outcome of one graph on one backend.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct GraphReport {
+    /// File name of the graph.
+    pub graph: String,
+    /// Runs compared.
+    pub runs: usize,
+    /// Chosen experts.
+    pub routing: RoutingComparison,
+    /// Outputs.
+    pub outputs: Comparison,
+    /// What stopped the check, if something did.
+    pub failure: Option<String>,
+}
+
+impl GraphReport {
+    /// Whether routing and outputs agree, and nothing stopped the check.
+    pub const fn passed(&self) -> bool {
+        self.failure.is_none() && self.runs > 0 && self.routing.passed() && self.outputs.passed()
+    }
+}
+
+/// Why a case could not be compared.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub(super) enum CheckError {
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    #[error("reference: {0}")]
+    Reference(#[from] ReferenceError),
+    #[error("output \"{0}\" is missing or no routing")]
+    Routing(String),
+    #[error("output \"{name}\" is missing")]
+    MissingOutput { name: String },
+    #[error("output \"{name}\" has shape {found:?}, expected {expected:?}")]
+    Shape { name: String, found: Vec<usize>, expected: Vec<usize> },
+}
+
+/// What one run of a graph gave.
+pub(super) struct Run {
+    pub(super) outputs: NamedTensors,
+    pub(super) routing: BackendRouting,
+}
+
+/// A loaded graph and the comparison so far.
+pub(super) struct GraphCheck<'a> {
+    part: Part,
+    reference: &'a Reference,
+    tolerance: ToleranceOptions,
+    /// The file as it is.
+    plain: Box<dyn Runner>,
+    /// The same graph with its routing as outputs.
+    routed: Box<dyn Runner>,
+    modules: Vec<String>,
+    pub(super) report: GraphReport,
+}
+
+impl<'a> GraphCheck<'a> {
+    pub(super) fn load(
+        backend: &dyn Backend,
+        file: &OnnxFile,
+        part: Part,
+        reference: &'a Reference,
+        tolerance: ToleranceOptions,
+    ) -> Result<Self, BackendError> {
+        let mut model = file.model().clone();
+        let modules = expose_routing(&mut model);
+        let graph = file.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(Self {
+            part,
+            reference,
+            tolerance,
+            plain: backend.load(file)?,
+            routed: backend.load(&file.with_model(model)?)?,
+            modules,
+            report: GraphReport {
+                graph,
+                runs: 0,
+                routing: RoutingComparison::default(),
+                outputs: Comparison::default(),
+                failure: None,
+            },
+        })
+    }
+
+    /// Runs the graph without comparing.
+    pub(super) fn run(&mut self, inputs: &NamedTensors) -> Result<NamedTensors, CheckError> {
+        Ok(without_routing(self.plain.run(inputs)?).collect())
+    }
+
+    /// Runs the graph and compares it with a reference that replays the graph's routing.
+    pub(super) fn check(&mut self, case: &str, inputs: &NamedTensors) -> Result<Run, CheckError> {
+        let outputs = self.run(inputs)?;
+        let routed = self.routed.run(inputs)?;
+        let routing = backend_routing(&routed, &self.modules).map_err(CheckError::Routing)?;
+        let expected = self.reference.run(self.part, inputs, Some(&routing.routing))?;
+        self.report.runs += 1;
+        self.report.routing.add(case, &routing, &expected.routing);
+        for (name, expected) in &expected.outputs {
+            let found = outputs.get(name).ok_or_else(|| CheckError::MissingOutput { name: name.clone() })?;
+            self.compare(&format!("{case}: {name}"), name, found, expected)?;
+        }
+        Ok(Run { outputs, routing })
+    }
+
+    /// Compares `found` with the reference's output `name` for `inputs`.
+    pub(super) fn check_output(
+        &mut self,
+        case: &str,
+        inputs: &NamedTensors,
+        replay: &Routing,
+        name: &str,
+        found: &Tensor,
+    ) -> Result<(), CheckError> {
+        let expected = self.reference.run(self.part, inputs, Some(replay))?;
+        let expected = expected.outputs.get(name).ok_or_else(|| CheckError::MissingOutput { name: name.to_owned() })?;
+        self.compare(case, name, found, expected)
+    }
+
+    fn compare(&mut self, place: &str, name: &str, found: &Tensor, expected: &Tensor) -> Result<(), CheckError> {
+        if found.shape() != expected.shape() {
+            let (found, expected) = (found.shape().to_vec(), expected.shape().to_vec());
+            return Err(CheckError::Shape { name: name.into(), found, expected });
+        }
+        let tolerance = Tolerance::derive(self.tolerance, largest(expected));
+        self.report.outputs.add(place, found, expected, tolerance);
+        Ok(())
+    }
+}

@@ -1,0 +1,59 @@
+//! Makes the routing of a file visible: the same graph with more outputs.
+
+use moa_schema::{DOMAIN, OPERATORS};
+
+use super::routing::output_name;
+use crate::onnx::proto::{
+    FunctionProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, tensor_proto::DataType, type_proto,
+};
+
+/// Makes the routing of every routed module a graph output; returns the modules in the order of the graph.
+pub fn expose_routing(model: &mut ModelProto) -> Vec<String> {
+    for function in &mut model.functions {
+        declare_routing(function);
+    }
+    let Some(graph) = model.graph.as_mut() else { return Vec::new() };
+    let modules: Vec<_> = graph.node.iter_mut().filter_map(routed_module).collect();
+    for module in &modules {
+        for (part, data_type) in [("indices", DataType::Int64), ("weights", DataType::Float)] {
+            let name = output_name(module, part);
+            if graph.output.iter().all(|output| output.name != name) {
+                graph.output.push(value_info(name, data_type));
+            }
+        }
+    }
+    modules
+}
+
+/// Bodies compute their routing under the schema's names, whether it is an output or not.
+fn declare_routing(function: &mut FunctionProto) {
+    let operator = OPERATORS.iter().find(|operator| operator.name == function.name && function.domain == DOMAIN);
+    let missing = operator.and_then(|operator| operator.outputs.get(function.output.len()..)).unwrap_or_default();
+    function.output.extend(missing.iter().map(|output| output.name.to_owned()));
+}
+
+/// The module that a node routes, if it does; a node of ours then writes its routing.
+fn routed_module(node: &mut NodeProto) -> Option<String> {
+    if node.domain != DOMAIN {
+        let indices = node.output.iter().find_map(|name| name.strip_prefix("router.")?.strip_suffix("indices"))?;
+        return Some(indices.trim_end_matches('.').to_owned());
+    }
+    let operator = OPERATORS.iter().find(|operator| operator.name == node.op_type)?;
+    let module = if node.name == node.op_type { String::new() } else { node.name.clone() };
+    for part in ["indices", "weights"] {
+        let position = operator.outputs.iter().position(|output| output.name == format!("topk_{part}"))?;
+        if node.output.len() <= position {
+            node.output.resize(position + 1, String::new());
+        }
+        if node.output[position].is_empty() {
+            node.output[position] = output_name(&module, part);
+        }
+    }
+    Some(module)
+}
+
+fn value_info(name: String, data_type: DataType) -> ValueInfoProto {
+    let tensor = type_proto::Tensor { elem_type: data_type as i32, shape: None };
+    let r#type = Some(TypeProto { value: Some(type_proto::Value::TensorType(tensor)) });
+    ValueInfoProto { name, r#type, ..ValueInfoProto::default() }
+}

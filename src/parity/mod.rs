@@ -1,0 +1,278 @@
+//! Proof that exported files say what the checkpoint says.
+//!
+//! In order: the constants of the files, bit for bit; then on every backend, for inputs of shapes that no
+//! export ever saw, the chosen experts and the outputs, beside an f64 evaluation of the checkpoint that never
+//! touches a graph. A disagreement in routing must be explained by a margin below [`MARGIN`]; outputs are
+//! compared with the backend's own routing replayed in the reference, so that a near-tie neither hides nor
+//! fakes an error.
+
+mod cases;
+mod compare;
+mod graph_check;
+mod instrument;
+mod journey;
+mod routing;
+mod weights;
+
+use std::path::{Path, PathBuf};
+
+use moa_graphs::{Form, Options, WeightError, model::Model};
+use moa_schema::GateMode;
+
+pub use compare::{Comparison, Difference, Tolerance, ToleranceOptions};
+pub use graph_check::GraphReport;
+pub use instrument::expose_routing;
+pub use routing::{Disagreement, MARGIN, RoutingComparison};
+pub use weights::{AuditError, WeightAudit};
+
+use crate::{
+    backend::{Backend, BackendError},
+    checkpoint::Checkpoint,
+    export::{ExportError, import, metadata},
+    onnx::{OnnxFile, ReadError, read_model},
+    reference::{Part, Reference},
+};
+use graph_check::GraphCheck;
+
+/// What the user may say about a verification.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct VerifyOptions {
+    /// Replaces the derived tolerance.
+    pub tolerance: ToleranceOptions,
+    /// Seed of the inputs.
+    pub seed: u64,
+}
+
+/// Why nothing could be compared.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VerifyError {
+    /// Checkpoint or model cannot be had.
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    /// An exported file cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// A weight of the checkpoint cannot be read.
+    #[error(transparent)]
+    Weight(#[from] WeightError),
+    /// A constant of a file cannot be compared.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
+    /// The folder lacks a graph of the family.
+    #[error("{} is missing", .path.display())]
+    MissingGraph {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file was exported from another checkpoint's family.
+    #[error("{} holds a {found} graph, the checkpoint is a {expected} model", .path.display())]
+    WrongFamily {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        found: String,
+        /// What the checkpoint says.
+        expected: String,
+    },
+}
+
+/// Outcome on one backend.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct BackendReport {
+    /// Name of the backend.
+    pub backend: String,
+    /// Why it was not used, if it was not.
+    pub skipped: Option<String>,
+    /// Outcome per graph.
+    pub graphs: Vec<GraphReport>,
+}
+
+/// Outcome on one file's constants.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct FileAudit {
+    /// File name.
+    pub graph: String,
+    /// Why it was not compared, if it was not.
+    pub skipped: Option<String>,
+    /// Outcome.
+    pub weights: WeightAudit,
+}
+
+/// Outcome of a verification.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Verification {
+    /// `model_type`.
+    pub family: String,
+    /// Form of the operators, as the files say.
+    pub form: String,
+    /// Gate mode that the export replaced, if it did.
+    pub gate_mode: Option<String>,
+    /// Constants per file.
+    pub audits: Vec<FileAudit>,
+    /// Runs per backend.
+    pub backends: Vec<BackendReport>,
+}
+
+impl Verification {
+    /// Whether everything that was compared agrees, and at least one backend was.
+    pub fn passed(&self) -> bool {
+        let used: Vec<_> = self.backends.iter().filter(|report| report.skipped.is_none()).collect();
+        !used.is_empty()
+            && used.iter().all(|report| report.graphs.iter().all(GraphReport::passed))
+            && self.audits.iter().all(|audit| audit.weights.passed())
+    }
+}
+
+/// The files of one export.
+struct Files {
+    /// Each graph with its part; the encoder before the decoder.
+    graphs: Vec<(Part, OnnxFile)>,
+    gate_mode: Option<GateMode>,
+    form: Option<Form>,
+}
+
+/// Compares the export at `path` with `checkpoint` on `backends`.
+///
+/// A backend that cannot take this form of export is reported as skipped.
+///
+/// # Errors
+///
+/// Where checkpoint or files cannot be read; differences are part of the result.
+pub fn verify(
+    path: &Path,
+    checkpoint: &Checkpoint,
+    backends: &[Box<dyn Backend>],
+    options: VerifyOptions,
+) -> Result<Verification, VerifyError> {
+    let family = checkpoint.config().model_type().to_owned();
+    let probe = import(checkpoint, None).map_err(ExportError::from)?;
+    let files = Files::open(path, &family, &probe)?;
+    let model = match files.gate_mode {
+        Some(_) => import(checkpoint, files.gate_mode).map_err(ExportError::from)?,
+        None => probe,
+    };
+    let reference = Reference::new(&model)?;
+    let audits = audit(&files, &model)?;
+    let backends =
+        backends.iter().map(|backend| run_backend(backend.as_ref(), &files, &model, &reference, options)).collect();
+    Ok(Verification {
+        family,
+        form: files.form.map_or("unknown", Form::as_str).into(),
+        gate_mode: files.gate_mode.map(|mode| mode.as_str().into()),
+        audits,
+        backends,
+    })
+}
+
+impl Files {
+    fn open(path: &Path, family: &str, model: &Model) -> Result<Self, VerifyError> {
+        let parts: &[(Part, &str)] = match model {
+            Model::EncoderDecoder(_) => &[(Part::Encoder, "encoder_model.onnx"), (Part::Decoder, "decoder_model.onnx")],
+            _ => &[(Part::Model, "model.onnx")],
+        };
+        let mut graphs = Vec::new();
+        for (part, name) in parts {
+            let path = if path.is_dir() || parts.len() > 1 { path.join(name) } else { path.to_path_buf() };
+            if !path.exists() {
+                return Err(VerifyError::MissingGraph { path });
+            }
+            let file = read_model(&path)?;
+            if let Some(found) = file.metadata(metadata::FAMILY).filter(|found| *found != family) {
+                return Err(VerifyError::WrongFamily { path, found: found.into(), expected: family.into() });
+            }
+            graphs.push((*part, file));
+        }
+        let said = |key| graphs.first().and_then(|(_, file)| file.metadata(key));
+        let gate_mode = said(metadata::GATE_MODE).and_then(GateMode::parse);
+        let form = said(metadata::FORM).and_then(Form::parse);
+        Ok(Self { graphs, gate_mode, form })
+    }
+}
+
+fn audit(files: &Files, model: &Model) -> Result<Vec<FileAudit>, VerifyError> {
+    let name = |file: &OnnxFile| file.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let Some(form) = files.form else {
+        let skipped = Some("the file does not say that moa-export wrote it".to_owned());
+        let audit = |(_, file): &(Part, OnnxFile)| FileAudit {
+            graph: name(file),
+            skipped: skipped.clone(),
+            weights: WeightAudit::default(),
+        };
+        return Ok(files.graphs.iter().map(audit).collect());
+    };
+    let expected = moa_graphs::lower(model, Options { form, router_outputs: false }).map_err(ExportError::from)?;
+    let mut audits = Vec::new();
+    for ((_, file), expected) in files.graphs.iter().zip(&expected) {
+        let weights = WeightAudit::run(file, &expected.graph)?;
+        audits.push(FileAudit { graph: name(file), skipped: None, weights });
+    }
+    Ok(audits)
+}
+
+fn run_backend(
+    backend: &dyn Backend,
+    files: &Files,
+    model: &Model,
+    reference: &Reference,
+    options: VerifyOptions,
+) -> BackendReport {
+    let mut report = BackendReport { backend: backend.name().into(), skipped: None, graphs: Vec::new() };
+    let mut checks = Vec::new();
+    for (part, file) in &files.graphs {
+        match GraphCheck::load(backend, file, *part, reference, options.tolerance) {
+            Ok(check) => checks.push(check),
+            Err(error) if is_skip(&error) => {
+                report.skipped = Some(error.to_string());
+                return report;
+            }
+            Err(error) => {
+                report.graphs = vec![failed_graph(file, error.to_string())];
+                return report;
+            }
+        }
+    }
+    run_journeys(model, &mut checks, options.seed);
+    report.graphs = checks.into_iter().map(|check| check.report).collect();
+    report
+}
+
+/// A backend that is not there or cannot take this form is skipped; one that breaks has failed.
+const fn is_skip(error: &BackendError) -> bool {
+    matches!(
+        error,
+        BackendError::RuntimeMissing { .. } | BackendError::RuntimeTooOld { .. } | BackendError::Unsupported { .. }
+    )
+}
+
+fn failed_graph(file: &OnnxFile, failure: String) -> GraphReport {
+    GraphReport {
+        graph: file.path().file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        runs: 0,
+        routing: RoutingComparison::default(),
+        outputs: Comparison::default(),
+        failure: Some(failure),
+    }
+}
+
+fn run_journeys(model: &Model, checks: &mut [GraphCheck<'_>], seed: u64) {
+    match (model, checks) {
+        (Model::EncoderDecoder(model), [encoder, decoder]) => {
+            let outcome = journey::encoder(model, encoder, seed);
+            encoder.report.failure = outcome.err().map(|error| error.to_string());
+            let outcome = journey::decoder(model, encoder, decoder, seed);
+            decoder.report.failure = outcome.err().map(|error| error.to_string());
+        }
+        (Model::MaskedLm(model), [check]) => {
+            check.report.failure = journey::masked_lm(model, check, seed).err().map(|error| error.to_string());
+        }
+        (Model::Layer(layer), [check]) => {
+            check.report.failure = journey::layer(layer, check, seed).err().map(|error| error.to_string());
+        }
+        (_, checks) => {
+            for check in checks {
+                check.report.failure = Some("no cases are known for this family".into());
+            }
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Routing comparison: the same experts, or a margin that explains why not.
+
+use crate::{
+    reference::{ModuleRouting, Routing},
+    tensor::{NamedTensors, Tensor},
+};
+
+/// Largest score margin between the k-th and the next expert that f32 rounding may overturn.
+pub const MARGIN: f64 = 1e-5;
+
+/// Largest difference of a chosen expert's weight that f32 rounding explains.
+const WEIGHT_TOLERANCE: f64 = 1e-5;
+
+/// Outcome of comparing chosen experts with those of the reference.
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
+pub struct RoutingComparison {
+    /// Routed tokens, summed over modules.
+    pub decisions: usize,
+    /// Tokens with the same set of experts.
+    pub equal: usize,
+    /// Tokens with another set, whose scores are closer than [`MARGIN`].
+    pub ties: usize,
+    /// The first token with another set and no such excuse.
+    pub unexplained: Option<Disagreement>,
+    /// Tokens with another set and no such excuse.
+    pub unexplained_count: usize,
+    /// First module, in the order of the graph, whose weights differ from the reference.
+    pub first_divergent: Option<String>,
+    /// Last module before that one.
+    pub last_agreeing: Option<String>,
+}
+
+/// One token whose experts differ.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Disagreement {
+    /// Case.
+    pub case: String,
+    /// Module.
+    pub module: String,
+    /// Row of the batch.
+    pub batch: usize,
+    /// Token of the row.
+    pub token: usize,
+    /// Experts that the backend chose.
+    pub found: Vec<i64>,
+    /// Experts that the reference chose.
+    pub expected: Vec<i64>,
+    /// Score of the k-th expert less that of the next one, in the reference.
+    pub margin: f64,
+}
+
+/// Chosen experts as a backend returned them.
+pub(super) struct BackendRouting {
+    /// What the reference replays.
+    pub(super) routing: Routing,
+    /// Modules in the order of the graph.
+    pub(super) order: Vec<String>,
+}
+
+/// Name of the routing output `part` of `module`.
+pub(super) fn output_name(module: &str, part: &str) -> String {
+    if module.is_empty() { format!("router.{part}") } else { format!("router.{module}.{part}") }
+}
+
+/// Reads the routing of `modules` out of a backend's outputs.
+///
+/// # Errors
+///
+/// The name of an output that is missing or is no routing.
+pub(super) fn backend_routing(outputs: &NamedTensors, modules: &[String]) -> Result<BackendRouting, String> {
+    let mut routing = Routing::new();
+    for module in modules {
+        let indices_name = output_name(module, "indices");
+        let weights_name = output_name(module, "weights");
+        let indices = outputs.get(&indices_name).ok_or_else(|| indices_name.clone())?;
+        let weights = outputs.get(&weights_name).ok_or_else(|| weights_name.clone())?;
+        let [batch, tokens, top_k] = *indices.shape() else { return Err(indices_name) };
+        let Some(values) = indices.as_i64() else { return Err(indices_name) };
+        if weights.shape() != indices.shape() {
+            return Err(weights_name);
+        }
+        let module_routing = ModuleRouting {
+            batch,
+            tokens,
+            num_experts: 0,
+            top_k,
+            probs: Vec::new(),
+            indices: values.to_vec(),
+            weights: weights.to_f64(),
+            routed: Vec::new(),
+        };
+        routing.insert(module.clone(), module_routing);
+    }
+    Ok(BackendRouting { routing, order: modules.to_vec() })
+}
+
+impl RoutingComparison {
+    /// Whether every disagreement is explained.
+    pub const fn passed(&self) -> bool {
+        self.unexplained.is_none()
+    }
+
+    /// Adds one case: what a backend chose beside the scores of a reference that replayed those choices.
+    pub(super) fn add(&mut self, case: &str, backend: &BackendRouting, reference: &Routing) {
+        let mut previous = None;
+        let mut divergent = None;
+        for module in &backend.order {
+            let (Some(found), Some(expected)) = (backend.routing.get(module), reference.get(module)) else { continue };
+            self.add_module(case, module, found, expected);
+            if divergent.is_none() && !weights_agree(found, expected) {
+                divergent = Some((previous, module));
+            }
+            previous = Some(module);
+        }
+        if let (None, Some((previous, module))) = (&self.first_divergent, divergent) {
+            self.first_divergent = Some(module.clone());
+            self.last_agreeing = previous.cloned();
+        }
+    }
+
+    fn add_module(&mut self, case: &str, module: &str, found: &ModuleRouting, expected: &ModuleRouting) {
+        let (top_k, experts) = (expected.top_k, expected.num_experts);
+        for token in (0..expected.batch * expected.tokens).filter(|token| expected.routed[*token]) {
+            self.decisions += 1;
+            let scores = &expected.probs[token * experts..(token + 1) * experts];
+            let ranked = ranked(scores);
+            let mut chosen = found.indices[token * top_k..(token + 1) * top_k].to_vec();
+            chosen.sort_unstable();
+            let mut best = ranked[..top_k].to_vec();
+            best.sort_unstable();
+            if chosen == best {
+                self.equal += 1;
+                continue;
+            }
+            let margin = overturned_margin(scores, &chosen, &best);
+            if margin <= MARGIN {
+                self.ties += 1;
+                continue;
+            }
+            self.unexplained_count += 1;
+            self.unexplained.get_or_insert_with(|| Disagreement {
+                case: case.into(),
+                module: module.into(),
+                batch: token / expected.tokens,
+                token: token % expected.tokens,
+                found: chosen,
+                expected: best,
+                margin,
+            });
+        }
+    }
+}
+
+/// Experts by falling score, lower index first among equals.
+#[allow(clippy::cast_possible_wrap)]
+fn ranked(scores: &[f64]) -> Vec<i64> {
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
+    order.into_iter().map(|expert| expert as i64).collect()
+}
+
+/// Largest amount by which a chosen expert is worse than one that was passed over; infinite for a repeated
+/// or impossible index.
+fn overturned_margin(scores: &[f64], chosen: &[i64], best: &[i64]) -> f64 {
+    let score = |expert: &i64| usize::try_from(*expert).ok().and_then(|expert| scores.get(expert)).copied();
+    let distinct = chosen.windows(2).all(|pair| pair[0] != pair[1]);
+    let worst_chosen =
+        chosen.iter().map(|expert| score(expert).unwrap_or(f64::NEG_INFINITY)).fold(f64::INFINITY, f64::min);
+    let best_missed =
+        best.iter().filter(|expert| !chosen.contains(expert)).filter_map(score).fold(f64::NEG_INFINITY, f64::max);
+    if distinct { best_missed - worst_chosen } else { f64::INFINITY }
+}
+
+fn weights_agree(found: &ModuleRouting, expected: &ModuleRouting) -> bool {
+    let top_k = expected.top_k;
+    (0..expected.batch * expected.tokens).filter(|token| expected.routed[*token]).all(|token| {
+        let slots = token * top_k..(token + 1) * top_k;
+        let mut found: Vec<_> = found.indices[slots.clone()].iter().zip(&found.weights[slots.clone()]).collect();
+        let mut expected: Vec<_> = expected.indices[slots.clone()].iter().zip(&expected.weights[slots]).collect();
+        found.sort_by_key(|(expert, _)| **expert);
+        expected.sort_by_key(|(expert, _)| **expert);
+        found.iter().zip(&expected).all(|((a, x), (b, y))| a == b && (**x - **y).abs() <= WEIGHT_TOLERANCE)
+    })
+}
+
+/// The outputs that are no routing.
+pub(super) fn without_routing(outputs: NamedTensors) -> impl Iterator<Item = (String, Tensor)> {
+    outputs.into_iter().filter(|(name, _)| !name.starts_with("router."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn module(probs: &[f64], indices: &[i64], weights: &[f64]) -> ModuleRouting {
+        ModuleRouting {
+            batch: 1,
+            tokens: probs.len() / 3,
+            num_experts: 3,
+            top_k: 2,
+            probs: probs.to_vec(),
+            indices: indices.to_vec(),
+            weights: weights.to_vec(),
+            routed: vec![true; probs.len() / 3],
+        }
+    }
+
+    fn compare(found: &[i64], probs: &[f64]) -> RoutingComparison {
+        let weights: Vec<_> = found.iter().map(|expert| probs[usize::try_from(*expert).unwrap()]).collect();
+        let routing = [("m".to_owned(), module(probs, found, &weights))].into();
+        let backend = BackendRouting { routing, order: vec!["m".into()] };
+        let mut comparison = RoutingComparison::default();
+        comparison.add("case", &backend, &backend.routing);
+        comparison
+    }
+
+    #[test]
+    fn order_within_the_set_does_not_matter() {
+        assert_eq!(compare(&[1, 0], &[0.5, 0.3, 0.2]).equal, 1);
+    }
+
+    #[test]
+    fn a_near_tie_is_explained_and_counted() {
+        let comparison = compare(&[0, 2], &[0.5, 0.250_001, 0.249_999]);
+        assert_eq!((comparison.equal, comparison.ties), (0, 1));
+        assert!(comparison.passed());
+    }
+
+    #[test]
+    fn another_expert_without_a_tie_fails() {
+        let comparison = compare(&[0, 2], &[0.5, 0.3, 0.2]);
+        let disagreement = comparison.unexplained.unwrap();
+        assert_eq!(disagreement.expected, [0, 1]);
+        assert!((disagreement.margin - 0.1).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_repeated_expert_fails_even_in_a_tie() {
+        assert!(!compare(&[0, 0], &[0.5, 0.25, 0.25]).passed());
+    }
+}

@@ -1,0 +1,102 @@
+//! Named tensors in `.safetensors` files, for `run`.
+
+use std::path::{Path, PathBuf};
+
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+
+use crate::tensor::{NamedTensors, Tensor, TensorData, TensorShapeError};
+
+/// Why tensors cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TensorFileError {
+    /// The file cannot be read.
+    #[error("{}: {source}", .path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// The bytes are no safetensors file.
+    #[error("{} is no safetensors file: {source}", .path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: safetensors::SafeTensorError,
+    },
+    /// A tensor has a type that no graph takes.
+    #[error("{}: tensor \"{tensor}\" is {dtype:?}; graphs take F32, I32 and I64", .path.display())]
+    Dtype {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        dtype: Dtype,
+    },
+    /// A tensor does not fit its shape.
+    #[error(transparent)]
+    Shape(#[from] TensorShapeError),
+    /// Outputs cannot be encoded.
+    #[error("outputs cannot be encoded: {0}")]
+    Encode(safetensors::SafeTensorError),
+}
+
+/// Reads the tensors of `path`.
+///
+/// # Errors
+///
+/// A file that cannot be read or is no safetensors file, and tensors other than F32, I32 and I64.
+pub fn read(path: &Path) -> Result<NamedTensors, TensorFileError> {
+    let bytes = std::fs::read(path).map_err(|source| TensorFileError::Io { path: path.into(), source })?;
+    let file =
+        SafeTensors::deserialize(&bytes).map_err(|source| TensorFileError::Malformed { path: path.into(), source })?;
+    let mut tensors = NamedTensors::new();
+    for (name, view) in file.iter() {
+        let data = decode(&view).ok_or_else(|| TensorFileError::Dtype {
+            path: path.into(),
+            tensor: name.into(),
+            dtype: view.dtype(),
+        })?;
+        tensors.insert(name.into(), Tensor::new(view.shape(), data)?);
+    }
+    Ok(tensors)
+}
+
+fn decode(view: &TensorView<'_>) -> Option<TensorData> {
+    let (four, _) = view.data().as_chunks::<4>();
+    let (eight, _) = view.data().as_chunks::<8>();
+    match view.dtype() {
+        Dtype::F32 => Some(TensorData::F32(four.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())),
+        Dtype::I32 => Some(TensorData::I32(four.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect())),
+        Dtype::I64 => Some(TensorData::I64(eight.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())),
+        _ => None,
+    }
+}
+
+/// The bytes of a safetensors file that holds `tensors`.
+///
+/// # Errors
+///
+/// Where the format cannot hold them.
+pub fn encode(tensors: &NamedTensors) -> Result<Vec<u8>, TensorFileError> {
+    let encoded: Vec<_> =
+        tensors.iter().map(|(name, tensor)| (name, tensor.shape(), bytes_of(tensor.data()))).collect();
+    let views = encoded
+        .iter()
+        .map(|(name, shape, (dtype, bytes))| Ok((*name, TensorView::new(*dtype, shape.to_vec(), bytes)?)))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(TensorFileError::Encode)?;
+    safetensors::serialize(views, None).map_err(TensorFileError::Encode)
+}
+
+fn bytes_of(data: &TensorData) -> (Dtype, Vec<u8>) {
+    match data {
+        TensorData::F32(values) => (Dtype::F32, values.iter().flat_map(|value| value.to_le_bytes()).collect()),
+        TensorData::F64(values) => (Dtype::F64, values.iter().flat_map(|value| value.to_le_bytes()).collect()),
+        TensorData::I32(values) => (Dtype::I32, values.iter().flat_map(|value| value.to_le_bytes()).collect()),
+        TensorData::I64(values) => (Dtype::I64, values.iter().flat_map(|value| value.to_le_bytes()).collect()),
+    }
+}
