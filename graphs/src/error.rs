@@ -81,7 +81,7 @@ pub enum ImportError {
         found: String,
     },
     /// The model is well formed, but this program cannot export it.
-    #[error("{origin}: {what} is not supported")]
+    #[error("{origin}: not supported: {what}")]
     Unsupported {
         /// Configuration file or checkpoint.
         origin: String,

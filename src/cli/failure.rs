@@ -225,6 +225,7 @@ impl From<VerifyError> for Failure {
             VerifyError::MissingGraph { .. } => {
                 Self::new(IO, 18, message, Some("give the file or folder that `moa-export CHECKPOINT -o OUT` wrote"))
             }
+            VerifyError::NeedsFolder { .. } => Self::new(USAGE, 18, message, Some("give the folder that holds it")),
             VerifyError::WrongFamily { .. } => {
                 Self::new(USAGE, 18, message, Some("give the checkpoint that the model was exported from"))
             }

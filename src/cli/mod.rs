@@ -34,8 +34,32 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// What a mistyped command may have meant.
+fn meant(typed: &str) -> Option<&'static str> {
+    const COMMANDS: [&str; 4] = ["export", "verify", "run", "ops"];
+    let one_letter_away = |command: &str| {
+        let without = |text: &str, index: usize| -> String {
+            text.chars().enumerate().filter(|(i, _)| *i != index).map(|(_, c)| c).collect()
+        };
+        let shorter = |text: &str| (0..text.chars().count()).map(|index| without(text, index)).collect::<Vec<_>>();
+        let (ours, theirs) = (shorter(command), shorter(typed));
+        ours.iter().any(|text| text == typed || theirs.contains(text)) || theirs.iter().any(|text| text == command)
+    };
+    COMMANDS.into_iter().find(|command| one_letter_away(command))
+}
+
 /// Prints clap's message; help and version go to stdout and are no error.
 fn usage(error: &clap::Error) -> ExitCode {
+    let typed = std::env::args().nth(1).filter(|typed| !std::path::Path::new(typed).exists());
+    if let (true, Some(command)) = (error.use_stderr(), typed.as_deref().and_then(meant)) {
+        let typed = typed.unwrap_or_default();
+        let failure = Failure::usage(
+            format!("there is neither a command nor a checkpoint called {typed:?}"),
+            Some(&format!("did you mean `moa-export {command}`?")),
+        );
+        failure.print();
+        return failure.exit_code();
+    }
     let printed = error.print();
     let code = if error.use_stderr() { failure::USAGE } else { 0 };
     if printed.is_err() { ExitCode::SUCCESS } else { ExitCode::from(code) }
@@ -57,5 +81,19 @@ fn print_result(text: &str) -> Result<(), Failure> {
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::io(&error, "stdout")),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn typing_mistakes_are_understood() {
+        for (typed, command) in
+            [("vrfy", None), ("verfy", Some("verify")), ("verifyy", Some("verify")), ("rum", Some("run"))]
+        {
+            assert_eq!(meant(typed), command, "{typed}");
+        }
     }
 }

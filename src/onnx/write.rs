@@ -42,7 +42,16 @@ pub enum WriteError {
 
 impl WriteError {
     fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::Io { path: path.into(), source }
+        move |source| Self::Io { path: path.into(), source: without_temporary_path(source) }
+    }
+}
+
+/// What the operating system said, without the name of a temporary file behind it.
+fn without_temporary_path(error: io::Error) -> io::Error {
+    let text = error.to_string();
+    match text.split_once(" at path ") {
+        Some((said, _)) => io::Error::new(error.kind(), said.to_owned()),
+        None => error,
     }
 }
 
@@ -99,7 +108,7 @@ impl Staging {
             Ok(found) if !found.is_dir() => {
                 return Err(WriteError::WrongKind { path: folder.into(), expected: "a folder" });
             }
-            Ok(_) => names.iter().try_for_each(|name| staging.check_target(&folder.join(name)))?,
+            Ok(_) => names.iter().try_for_each(|name| staging.check_target(&staging.target(name)))?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 staging.parents = NewFolders::make(parent_of(folder)).map_err(WriteError::io(folder))?;
                 staging.new_folder = Some(temporary_folder(folder)?);
@@ -107,6 +116,11 @@ impl Staging {
             Err(error) => return Err(WriteError::io(folder)(error)),
         }
         Ok(staging)
+    }
+
+    /// Final place of the file `name`.
+    fn target(&self, name: &str) -> PathBuf {
+        if self.folder == Path::new(".") { name.into() } else { self.folder.join(name) }
     }
 
     fn check_target(&self, path: &Path) -> Result<(), WriteError> {
@@ -131,7 +145,7 @@ impl Staging {
         name: &str,
         fill: impl FnOnce(&mut dyn io::Write) -> Result<(), E>,
     ) -> Result<(), E> {
-        let target = self.folder.join(name);
+        let target = self.target(name);
         let place = self.new_folder.as_ref().map_or(self.folder.as_path(), TempDir::path);
         let mut file = temporary_file(place).map_err(WriteError::io(&target))?;
         {

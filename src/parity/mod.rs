@@ -65,6 +65,14 @@ pub enum VerifyError {
         /// The file.
         path: PathBuf,
     },
+    /// One file of several was given.
+    #[error("{} is one file of a {family} export", .path.display())]
+    NeedsFolder {
+        /// The file.
+        path: PathBuf,
+        /// What the checkpoint says.
+        family: String,
+    },
     /// The file was exported from another checkpoint's family.
     #[error("{} holds a {found} graph, the checkpoint is a {expected} model", .path.display())]
     WrongFamily {
@@ -167,26 +175,34 @@ pub fn verify(
 
 impl Files {
     fn open(path: &Path, family: &str, model: &Model) -> Result<Self, VerifyError> {
+        if path.is_file() && matches!(model, Model::EncoderDecoder(_)) {
+            open_graph(path.into(), family)?;
+            return Err(VerifyError::NeedsFolder { path: path.into(), family: family.into() });
+        }
         let parts: &[(Part, &str)] = match model {
             Model::EncoderDecoder(_) => &[(Part::Encoder, "encoder_model.onnx"), (Part::Decoder, "decoder_model.onnx")],
             _ => &[(Part::Model, "model.onnx")],
         };
         let mut graphs = Vec::new();
         for (part, name) in parts {
-            let path = if path.is_dir() || parts.len() > 1 { path.join(name) } else { path.to_path_buf() };
-            if !path.exists() {
-                return Err(VerifyError::MissingGraph { path });
-            }
-            let file = read_model(&path)?;
-            if let Some(found) = file.metadata(metadata::FAMILY).filter(|found| *found != family) {
-                return Err(VerifyError::WrongFamily { path, found: found.into(), expected: family.into() });
-            }
-            graphs.push((*part, file));
+            let path = if path.is_file() { path.to_path_buf() } else { path.join(name) };
+            graphs.push((*part, open_graph(path, family)?));
         }
         let said = |key| graphs.first().and_then(|(_, file)| file.metadata(key));
         let gate_mode = said(metadata::GATE_MODE).and_then(GateMode::parse);
         let form = said(metadata::FORM).and_then(Form::parse);
         Ok(Self { graphs, gate_mode, form })
+    }
+}
+
+fn open_graph(path: PathBuf, family: &str) -> Result<OnnxFile, VerifyError> {
+    if !path.exists() {
+        return Err(VerifyError::MissingGraph { path });
+    }
+    let file = read_model(&path)?;
+    match file.metadata(metadata::FAMILY).filter(|found| *found != family) {
+        Some(found) => Err(VerifyError::WrongFamily { path, found: found.into(), expected: family.into() }),
+        None => Ok(file),
     }
 }
 

@@ -130,6 +130,15 @@ impl TensorSource for Values {
     fn read_f64(&self) -> Result<Vec<f64>, WeightError> {
         Ok(self.0.iter().map(|value| f64::from(*value)).collect())
     }
+
+    fn stored_type(&self) -> &'static str {
+        "F32"
+    }
+
+    fn read_bytes(&self, sink: &mut dyn FnMut(&[u8])) -> Result<(), WeightError> {
+        self.0.iter().for_each(|value| sink(&value.to_le_bytes()));
+        Ok(())
+    }
 }
 
 /// The typed model of `weights` under the configuration `keys`.

@@ -105,14 +105,7 @@ pub const SELF_ATTENTION: Operator = Operator {
         TOPK_INDICES,
         TOPK_WEIGHTS,
     ],
-    attributes: &[
-        TOP_K,
-        KV_NUM_HEADS,
-        attribute("causal", AttributeKind::Int),
-        SCALE,
-        GATE_MODE,
-        SKIP_PADDED_QUERIES,
-    ],
+    attributes: &[TOP_K, KV_NUM_HEADS, attribute("causal", AttributeKind::Int), SCALE, GATE_MODE, SKIP_PADDED_QUERIES],
 };
 
 /// Cross-attention layer over keys and values that were projected once per source.

@@ -70,7 +70,10 @@ impl<'a> Shapes<'a> {
 
     fn fail<T>(&self, index: usize, found: &str) -> Result<T, ShapeError> {
         let input = self.operator.inputs[index];
-        Err(ShapeError(format!("{}: input `{}` must be {}, found {found}", self.operator.name, input.name, input.shape)))
+        Err(ShapeError(format!(
+            "{}: input `{}` must be {}, found {found}",
+            self.operator.name, input.name, input.shape
+        )))
     }
 
     /// The shape of a required input of rank `N`.
@@ -117,7 +120,8 @@ impl<'a> Shapes<'a> {
     /// Splits `G * D` columns into heads.
     fn head(&self, columns: usize, kv_heads: usize) -> Result<usize, ShapeError> {
         if kv_heads == 0 || columns == 0 || !columns.is_multiple_of(kv_heads) {
-            return self.error(&format!("query_weight has {columns} columns, not a multiple of kv_num_heads = {kv_heads}"));
+            return self
+                .error(&format!("query_weight has {columns} columns, not a multiple of kv_num_heads = {kv_heads}"));
         }
         Ok(columns / kv_heads)
     }

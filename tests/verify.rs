@@ -1,0 +1,212 @@
+//! `verify` accepts sound exports and finds planted faults.
+//!
+//! `ORT_DYLIB_PATH` and `MOA_ORT_LIBRARY` name the runtime and the operator library.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::path::{Path, PathBuf};
+
+use moa_export::{
+    backend::{self, Backend, OrtOptions},
+    checkpoint::Checkpoint,
+    export::{ExportOptions, ExternalData, export, metadata},
+    onnx::proto::{ModelProto, TensorProto},
+    parity::{Verification, VerifyOptions, verify},
+};
+use moa_graphs::{Form, Options};
+use prost::{Message, bytes::Bytes};
+
+fn data(folder: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(folder)
+}
+
+fn checkpoint(folder: &str) -> Checkpoint {
+    Checkpoint::open(&data(folder), None).unwrap()
+}
+
+fn backends() -> Vec<Box<dyn Backend>> {
+    let options = OrtOptions::default;
+    [backend::ort(options()), backend::ort_function(options()), backend::tract()].into_iter().flatten().collect()
+}
+
+fn options(form: Form) -> ExportOptions {
+    ExportOptions { graph: Options { form, router_outputs: false }, ..ExportOptions::default() }
+}
+
+fn check(path: &Path, folder: &str) -> Verification {
+    verify(path, &checkpoint(folder), &backends(), VerifyOptions::default()).unwrap()
+}
+
+/// Exports, applies `fault` to the file `name`, and verifies.
+fn with_fault(folder: &str, form: Form, name: &str, fault: impl FnOnce(&mut ModelProto)) -> Verification {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    export(&checkpoint(folder), &out, &options(form)).unwrap();
+    let path = out.join(name);
+    let mut model = ModelProto::decode(std::fs::read(&path).unwrap().as_slice()).unwrap();
+    fault(&mut model);
+    std::fs::write(&path, model.encode_to_vec()).unwrap();
+    check(&out, folder)
+}
+
+fn tensor<'a>(model: &'a mut ModelProto, ending: &str) -> &'a mut TensorProto {
+    let graph = model.graph.as_mut().unwrap();
+    graph.initializer.iter_mut().find(|tensor| tensor.name.ends_with(ending)).unwrap_or_else(|| panic!("no {ending}"))
+}
+
+fn edit_values(tensor: &mut TensorProto, edit: impl FnOnce(&mut Vec<f32>)) {
+    let (chunks, _) = tensor.raw_data.as_ref().unwrap().as_chunks::<4>();
+    let mut values: Vec<f32> = chunks.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    edit(&mut values);
+    tensor.raw_data = Some(Bytes::from(values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>()));
+}
+
+/// Whether some backend saw the fault in what it computed.
+fn seen_in_numbers(result: &Verification) -> bool {
+    result.backends.iter().flat_map(|report| &report.graphs).any(|graph| !graph.passed())
+}
+
+#[test]
+fn sound_exports_pass_on_every_backend() {
+    for form in Form::ALL {
+        let directory = tempfile::tempdir().unwrap();
+        let out = directory.path().join("out");
+        export(&checkpoint("variants/v_ffd_moe"), &out, &options(form)).unwrap();
+        let result = check(&out, "variants/v_ffd_moe");
+        assert!(result.passed(), "{form:?}: {result:?}");
+        let used = result.backends.iter().filter(|report| report.skipped.is_none()).count();
+        assert_eq!(used, if form == Form::Fused { 1 } else { 3 });
+    }
+}
+
+#[test]
+fn one_changed_weight_is_found_even_where_no_input_reaches_it() {
+    let result = with_fault("variants/v_postnorm", Form::Function, "encoder_model.onnx", |model| {
+        edit_values(tensor(model, "embed_positions.sinusoids"), |values| {
+            let last = values.len() - 1;
+            values[last] = f32::from_bits(values[last].to_bits() ^ 1);
+        });
+    });
+    assert!(!result.passed());
+    assert!(!seen_in_numbers(&result));
+    assert_eq!(result.audits[0].weights.fault_count, 1);
+}
+
+#[test]
+fn a_changed_expert_is_found_by_constants_and_by_numbers() {
+    for form in [Form::Function, Form::Standard] {
+        let ending = if form == Form::Function { "output_experts.w" } else { "output_experts.w/reshaped.32x24" };
+        let result = with_fault("variants/v_postnorm", form, "encoder_model.onnx", |model| {
+            edit_values(tensor(model, ending), |values| values[5] += 0.5);
+        });
+        assert!(!result.passed());
+        assert!(seen_in_numbers(&result));
+        assert_eq!(result.audits[0].weights.fault_count, 1);
+    }
+}
+
+#[test]
+fn renormalised_gates_are_found() {
+    let result = with_fault("variants/v_postnorm", Form::Function, "decoder_model.onnx", |model| {
+        for node in &mut model.graph.as_mut().unwrap().node {
+            for attribute in node.attribute.iter_mut().filter(|attribute| attribute.name == "gate_mode") {
+                attribute.s = Some(b"softmax_topk_renorm".to_vec());
+            }
+        }
+    });
+    assert!(!result.passed());
+    let ort = &result.backends[0];
+    assert!(!ort.graphs[1].outputs.passed());
+    assert_eq!(ort.graphs[1].routing.first_divergent.as_deref(), Some("decoder.layers.0.self_attn.q_proj"));
+}
+
+#[test]
+fn an_export_with_other_gates_is_no_other_model_by_mistake() {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    let gate_mode = Some(moa_schema::GateMode::SoftmaxTopkRenorm);
+    export(&checkpoint("mlm"), &out, &ExportOptions { gate_mode, ..options(Form::Function) }).unwrap();
+    assert!(check(&out, "mlm").passed(), "the export says which gates it has");
+    let path = out.join("model.onnx");
+    let mut model = ModelProto::decode(std::fs::read(&path).unwrap().as_slice()).unwrap();
+    model.metadata_props.retain(|entry| entry.key != metadata::GATE_MODE);
+    std::fs::write(&path, model.encode_to_vec()).unwrap();
+    let result = check(&out, "mlm");
+    assert!(result.backends.iter().all(|report| !report.graphs[0].passed()), "the checkpoint's gates are others");
+}
+
+#[test]
+fn swapped_keys_and_values_are_found() {
+    let result = with_fault("variants/v_prenorm", Form::Fused, "encoder_model.onnx", |model| {
+        let kv = tensor(model, "layers.0.self_attn.kv_proj.weight");
+        let columns = usize::try_from(kv.dims[1]).unwrap();
+        edit_values(kv, |values| values.chunks_mut(columns).for_each(|row| row.rotate_left(columns / 2)));
+    });
+    assert!(!result.passed());
+    let graph = &result.backends[0].graphs[0];
+    assert!(!graph.outputs.passed());
+    assert_eq!(graph.routing.last_agreeing.as_deref(), Some("encoder.layers.0.self_attn.q_proj"));
+    assert_eq!(graph.routing.first_divergent.as_deref(), Some("encoder.layers.1.self_attn.q_proj"));
+}
+
+#[test]
+fn a_transposed_expert_is_found() {
+    let result = with_fault("variants/v_ffd_moe", Form::Function, "encoder_model.onnx", |model| {
+        let experts = tensor(model, "layers.1.ffd.experts.w");
+        let width = usize::try_from(experts.dims[1]).unwrap();
+        assert_eq!(experts.dims[1], experts.dims[2], "only a square matrix transposes without an error");
+        edit_values(experts, |values| {
+            let expert = values[..width * width].to_vec();
+            for row in 0..width {
+                for column in 0..width {
+                    values[column * width + row] = expert[row * width + column];
+                }
+            }
+        });
+    });
+    assert!(!result.passed());
+    assert!(seen_in_numbers(&result));
+}
+
+#[test]
+fn nan_never_passes() {
+    let result = with_fault("mlm", Form::Standard, "model.onnx", |model| {
+        edit_values(tensor(model, "lm_head.bias"), |values| values[3] = f32::NAN);
+    });
+    for report in &result.backends {
+        assert!(report.graphs[0].outputs.max_abs.is_infinite(), "{}", report.backend);
+        assert!(!report.graphs[0].passed());
+    }
+}
+
+#[test]
+fn the_same_input_gives_the_same_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    for form in Form::ALL {
+        let outs = ["a", "b"].map(|name| directory.path().join(format!("{name}-{}", form.as_str())));
+        let written = outs.each_ref().map(|out| {
+            let report = export(&checkpoint("variants/v_ffd_moe"), out, &options(form)).unwrap();
+            report.files.iter().map(|file| std::fs::read(&file.path).unwrap()).collect::<Vec<_>>()
+        });
+        assert_eq!(written[0], written[1]);
+    }
+}
+
+#[test]
+fn external_data_is_one_file_and_verifies_everywhere() {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    let options = ExportOptions { external_data: ExternalData::Always, ..options(Form::Function) };
+    let report = export(&checkpoint("mlm"), &out, &options).unwrap();
+    let mut names: Vec<_> =
+        std::fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert_eq!(names, ["model.onnx", "model.onnx.data"]);
+    assert_eq!(report.files.len(), 2);
+    for file in &report.files {
+        assert_eq!(std::fs::metadata(&file.path).unwrap().len(), file.bytes);
+    }
+    assert!(report.files[0].bytes > 3_000_000 && report.files[1].bytes < 200_000);
+    let result = check(&out, "mlm");
+    assert!(result.passed(), "{result:?}");
+}
