@@ -263,6 +263,25 @@ fn wrong_inputs_are_named() {
 }
 
 #[test]
+fn a_dimension_may_be_the_sum_of_others() {
+    let inputs =
+        vec![value("mask", Float, &["past + new"]), value("past", Float, &["past"]), value("new", Float, &["new"])];
+    let nodes = vec![node("Neg", &["mask"], &["y"])];
+    let (_folder, file) = file(&model(graph(nodes, inputs, vec![value("y", Float, &["past + new"])], vec![])));
+    let tensors = |sizes: [usize; 3]| {
+        let tensor = |(name, size): (&str, usize)| (name.to_owned(), f32s(&[size], &vec![1.0; size]));
+        ["mask", "past", "new"].into_iter().zip(sizes).map(tensor).collect::<NamedTensors>()
+    };
+    for backend in backends() {
+        let mut runner = backend.load(&file).unwrap();
+        assert!(runner.run(&tensors([3, 1, 2])).is_ok(), "{}", backend.name());
+        let error = runner.run(&tensors([4, 1, 2])).expect_err("wrong sum");
+        let expected = "input `mask`: expected float32 [past + new] with past + new = 3, found float32 [4]";
+        assert_eq!(error.to_string(), expected, "{}", backend.name());
+    }
+}
+
+#[test]
 fn what_a_runtime_refuses_is_an_error() {
     let nodes = vec![node("NoSuchOperator", &["x"], &["y"])];
     let unknown = model(graph(nodes, vec![value("x", Float, &["n"])], vec![value("y", Float, &["n"])], vec![]));

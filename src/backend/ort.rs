@@ -14,6 +14,7 @@ use super::libraries::find_operator_library;
 use super::ort_runtime::{OrtRuntime, load_onnxruntime};
 use super::signature::Signature;
 use super::{Backend, BackendError, OrtOptions, Runner, operators};
+use crate::onnx::proto::ModelProto;
 use crate::onnx::read::{OnnxFile, ReadError, canonical_domain};
 use crate::tensor::{NamedTensors, Tensor, TensorData};
 
@@ -90,7 +91,8 @@ impl OrtBackend {
             builder.commit_from_memory(&model.model().encode_to_vec())
         };
         session.map_err(|error| {
-            newer_runtime_needed(&runtime, model).unwrap_or_else(|| self.failed("load the model", &error))
+            newer_runtime_needed(runtime.version(), model.model())
+                .unwrap_or_else(|| self.failed("load the model", &error))
         })
     }
 }
@@ -140,15 +142,14 @@ const RELEASES: [(u32, i64, i64); 7] =
     [(17, 9, 20), (18, 10, 21), (21, 10, 22), (22, 10, 23), (23, 11, 24), (24, 13, 25), (31, 13, 26)];
 
 /// The error of a model that is newer than the runtime which refused it.
-fn newer_runtime_needed(runtime: &OrtRuntime, model: &OnnxFile) -> Option<BackendError> {
-    let model = model.model();
+fn newer_runtime_needed(version: &str, model: &ModelProto) -> Option<BackendError> {
     let standard = model.opset_import.iter().find(|import| canonical_domain(&import.domain).is_empty());
     let opset = standard.map_or(0, |import| import.version);
     let (needed, ..) = RELEASES.into_iter().find(|(_, ir, newest)| model.ir_version <= *ir && opset <= *newest)?;
-    let found: u32 = runtime.version().split('.').nth(1)?.parse().ok()?;
+    let found: u32 = version.split('.').nth(1)?.parse().ok()?;
     (found < needed).then(|| BackendError::RuntimeTooOld {
         what: "ONNX Runtime",
-        found: runtime.version().to_owned(),
+        found: version.to_owned(),
         needed: format!("1.{needed} for IR version {} and opset {opset}", model.ir_version),
     })
 }
@@ -210,4 +211,25 @@ fn tensor(backend: &'static str, name: &str, value: &DynValue) -> Result<Tensor,
     let dims: Option<Vec<usize>> = shape.iter().map(|dim| usize::try_from(*dim).ok()).collect();
     let dims = dims.ok_or_else(|| failed(format!("output `{name}` has the shape {shape}")))?;
     Tensor::new(dims, data).map_err(|error| failed(format!("output `{name}`: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::newer_runtime_needed;
+    use crate::onnx::proto::{ModelProto, OperatorSetIdProto};
+
+    #[test]
+    fn a_newer_model_names_the_runtime_it_needs() {
+        let model = |ir_version, version| ModelProto {
+            ir_version,
+            opset_import: vec![OperatorSetIdProto { domain: String::new(), version }],
+            ..ModelProto::default()
+        };
+        let needed = |found, model| newer_runtime_needed(found, &model).map(|error| error.to_string());
+        let expected = "ONNX Runtime 1.20.1 is too old: 1.22 for IR version 10 and opset 23 is needed";
+        assert_eq!(needed("1.20.1", model(10, 23)).as_deref(), Some(expected));
+        assert_eq!(needed("1.31.1", model(13, 26)), None);
+        assert_eq!(needed("1.17.0", model(9, 20)), None);
+        assert_eq!(needed("a build of its own", model(13, 26)), None);
+    }
 }

@@ -33,6 +33,22 @@ impl Signature {
                 return Err(misfit(&input.name, describe(input) + &equalities(input, &sizes), found));
             }
         }
+        self.check_sums(tensors, &sizes)
+    }
+
+    /// Checks the dimensions whose name is a sum of other names.
+    fn check_sums(&self, tensors: &NamedTensors, sizes: &HashMap<&str, usize>) -> Result<(), BackendError> {
+        for input in &self.inputs {
+            let Some((dims, tensor)) = input.dims.as_ref().zip(tensors.get(&input.name)) else { continue };
+            for (dim, size) in dims.iter().zip(tensor.shape()) {
+                let Dim::Symbolic(name) = dim else { continue };
+                if let Some(expected) = sum(name, sizes).filter(|expected| expected != size) {
+                    let expected = format!("{} with {name} = {expected}", describe(input));
+                    let found = format!("{} {:?}", tensor.data().type_name(), tensor.shape());
+                    return Err(misfit(&input.name, expected, found));
+                }
+            }
+        }
         Ok(())
     }
 }
@@ -54,10 +70,17 @@ fn fits<'a>(input: &'a ValueInfo, tensor: &Tensor, sizes: &mut HashMap<&'a str, 
     let Some(dims) = &input.dims else { return true };
     let matches = |(dim, size): (&'a Dim, &usize)| match dim {
         Dim::Fixed(fixed) => fixed == size,
+        Dim::Symbolic(name) if name.contains('+') => true,
         Dim::Symbolic(name) => sizes.entry(name.as_str()).or_insert(*size) == size,
         Dim::Unknown => true,
     };
     dims.len() == tensor.shape().len() && dims.iter().zip(tensor.shape()).all(matches)
+}
+
+/// The value of a name such as `past + sequence`, where all of its terms are known.
+fn sum(name: &str, sizes: &HashMap<&str, usize>) -> Option<usize> {
+    let mut terms = name.split('+').map(|term| sizes.get(term.trim()).copied());
+    if name.contains('+') { terms.try_fold(0usize, |sum, term| sum.checked_add(term?)) } else { None }
 }
 
 fn describe(input: &ValueInfo) -> String {

@@ -34,18 +34,19 @@ pub(super) fn run(arguments: &VerifyArguments) -> Result<ExitCode, Failure> {
     };
     let result = verify(&arguments.model, &checkpoint, &backends, options)?;
     write_result(arguments, &result)?;
-    let skipped = |report: &&BackendReport| report.skipped.is_some();
-    if result.backends.iter().all(|report| skipped(&report)) || named {
-        if let Some(report) = result.backends.iter().find(skipped) {
-            let why = report.skipped.clone().unwrap_or_default();
-            let message = format!("backend {} was not used: {why}", report.backend);
-            return Err(Failure::runtime(
-                message,
-                Some("python3 -m pip install onnxruntime, or choose other --backends".into()),
-            ));
-        }
+    let unused = result.backends.iter().find(|report| report.skipped.is_some());
+    let all_unused = result.backends.iter().all(|report| report.skipped.is_some());
+    match unused.filter(|_| named || all_unused) {
+        Some(report) => Err(unused_backend(report)),
+        None if result.passed() => Ok(ExitCode::SUCCESS),
+        None => Ok(ExitCode::FAILURE),
     }
-    Ok(if result.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn unused_backend(report: &BackendReport) -> Failure {
+    let why = report.skipped.clone().unwrap_or_default();
+    let help = "python3 -m pip install onnxruntime, or choose other --backends";
+    Failure::runtime(format!("backend {} was not used: {why}", report.backend), Some(help.into()))
 }
 
 fn check_tolerance(flag: &str, value: Option<f64>) -> Result<(), Failure> {

@@ -40,10 +40,10 @@ impl Tokens {
     ///
     /// Never for tokens made by this module.
     pub(super) fn inputs(&self) -> Result<NamedTensors, TensorShapeError> {
-        Ok([("input_ids", &self.ids), ("attention_mask", &self.mask)]
+        [("input_ids", &self.ids), ("attention_mask", &self.mask)]
             .into_iter()
             .map(|(name, values)| Ok((name.to_owned(), ints([self.batch, self.length], values.clone())?)))
-            .collect::<Result<_, TensorShapeError>>()?)
+            .collect()
     }
 }
 

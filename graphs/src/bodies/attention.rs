@@ -211,9 +211,10 @@ fn attend(
     let query = rows_per_group(b, &query, settings.rotary, heads, slots);
     let key_columns = b.transpose(keys.key, &[0, 1, 3, 2]);
     let scores = b.op("MatMul", &[&query, &key_columns], []);
-    let known = b.ints(&[0, groups, -1, slots]);
-    let key_size = b.size(keys.key, 2);
-    let shape = b.op("Concat", &[&known, &key_size], [("axis", Attribute::Int(0))]);
+    let outer = b.ints(&[0, groups]);
+    let inner = b.ints(&[slots, -1]);
+    let tokens = b.size(hidden, 1);
+    let shape = b.op("Concat", &[&outer, &tokens, &inner], [("axis", Attribute::Int(0))]);
     let scores = b.op("Reshape", &[&scores, &shape], []);
     let allowed = b.unsqueeze(keys.mask, &[1, 2, 3]);
     let mut allowed = to_bool(b, &allowed);
@@ -224,8 +225,9 @@ fn attend(
     let scores = b.op("Where", &[&allowed, &scores, &masked], []);
     let probabilities = b.op("Softmax", &[&scores], [("axis", Attribute::Int(-1))]);
     let probabilities = b.op("Where", &[&allowed, &probabilities, &zero], []);
-    let flat = b.ints(&[0, groups, -1]);
-    let shape = b.op("Concat", &[&flat, &key_size], [("axis", Attribute::Int(0))]);
+    let rows = b.size(&query, 2);
+    let keys_last = b.ints(&[-1]);
+    let shape = b.op("Concat", &[&outer, &rows, &keys_last], [("axis", Attribute::Int(0))]);
     let probabilities = b.op("Reshape", &[&probabilities, &shape], []);
     let attended = b.op("MatMul", &[&probabilities, keys.value], []);
     slots_per_token(b, &attended, heads, slots)
