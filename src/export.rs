@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Versions of the standard operator set that can be written.
-pub const OPSETS: std::ops::RangeInclusive<i64> = 17..=20;
+pub const OPSETS: std::ops::RangeInclusive<i64> = 18..=20;
 
 /// The version that is written unless the user says otherwise.
 pub const DEFAULT_OPSET: i64 = 18;

@@ -16,7 +16,7 @@ use moa_export::{
     reference::{Evaluation, Part, Reference, ReferenceError, Routing},
     tensor::{NamedTensors, Tensor, TensorData},
 };
-use moa_graphs::model::{Attention, MoaLayer, Model};
+use moa_graphs::model::{Attention, ExpertLayout, KeyValueWeights, MoaLayer, Model};
 use moa_schema::GateMode;
 
 /// Largest difference of a routing probability or gate from upstream's in f32.
@@ -287,15 +287,22 @@ fn grouped_layer(head: Option<usize>) -> Model {
         attention: Attention {
             module: "q".into(),
             prefix: String::new(),
+            layout: ExpertLayout::InOut,
             router: weight("router", &[width, experts], all("router", width * experts)),
             query: weight("query", &[experts, width, columns], kept(all("query", experts * width * 4), size)),
-            key: weight("key", &[columns, width], kept(all("key", 4 * width), size * width)),
-            value: weight("value", &[columns, width], kept(all("value", 4 * width), size * width)),
+            keys_values: KeyValueWeights::Separate {
+                key: weight("key", &[columns, width], kept(all("key", 4 * width), size * width)),
+                value: weight("value", &[columns, width], kept(all("value", 4 * width), size * width)),
+            },
             output: weight(
                 "output",
                 &[experts, columns, width],
                 kept(all("output", experts * 4 * width), size * width),
             ),
+            output_bias: None,
+            rotary: None,
+            width,
+            source_width: width,
             top_k: 2,
             num_experts: experts,
             kv_num_heads: groups,
@@ -305,7 +312,6 @@ fn grouped_layer(head: Option<usize>) -> Model {
             skip_padded_queries: false,
         },
         cross_attention: false,
-        source_width: width,
     })
 }
 

@@ -56,7 +56,7 @@ pub(super) struct ExportArguments {
     /// Replace the family's gates, where a model was trained with others than the released code
     #[arg(long, value_enum)]
     pub(super) gate_mode: Option<GateModeArgument>,
-    /// Version of the ONNX operator set, 17 to 20
+    /// Version of the ONNX operator set, 18 to 20
     #[arg(long, value_name = "N", default_value_t = crate::export::DEFAULT_OPSET)]
     pub(super) opset: i64,
     /// Keep weights in NAME.onnx.data beside the model; `auto` does from 1.5 GB on
@@ -126,7 +126,7 @@ pub(super) struct VerifyArguments {
     /// Backends; one that is named and missing is an error [default: all that are present]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(super) backends: Vec<BackendArgument>,
-    /// Absolute tolerance [default: 32 f32 units in the last place of the largest reference value]
+    /// Absolute tolerance [default: what f32 rounding explains for this model and input]
     #[arg(long, value_name = "X")]
     pub(super) atol: Option<f64>,
     /// Relative tolerance [default: 0]

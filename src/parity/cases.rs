@@ -3,7 +3,7 @@
 
 use moa_graphs::{
     WeightError,
-    model::{Attention, Embedding, MoaLayer},
+    model::{Attention, CausalLm, Embedding, MoaLayer},
 };
 
 use crate::tensor::{NamedTensors, Tensor, TensorData, TensorShapeError};
@@ -47,6 +47,31 @@ impl Tokens {
     }
 }
 
+/// What token rows are made of.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Vocabulary {
+    /// Ids from 0.
+    pub(super) size: usize,
+    /// Id of the padding token.
+    pub(super) pad: usize,
+    /// Longest row.
+    pub(super) limit: usize,
+}
+
+impl From<&Embedding> for Vocabulary {
+    fn from(embedding: &Embedding) -> Self {
+        let limit = embedding.max_tokens().unwrap_or(usize::MAX);
+        Self { size: embedding.tokens.shape()[0], pad: embedding.pad_token_id, limit }
+    }
+}
+
+impl From<&CausalLm> for Vocabulary {
+    fn from(model: &CausalLm) -> Self {
+        let limit = model.max_positions().unwrap_or(usize::MAX);
+        Self { size: model.tokens.shape()[0], pad: model.pad_token_id, limit }
+    }
+}
+
 /// A small deterministic generator (SplitMix64).
 #[derive(Debug, Clone)]
 pub(super) struct Random(u64);
@@ -81,8 +106,9 @@ impl Random {
 const LARGEST_SWEEP: usize = 4096;
 
 /// Token rows for one side of a model.
-pub(super) fn token_cases(embedding: &Embedding, random: &mut Random) -> Vec<Tokens> {
-    let limit = embedding.max_tokens().unwrap_or(usize::MAX);
+pub(super) fn token_cases(vocabulary: impl Into<Vocabulary>, random: &mut Random) -> Vec<Tokens> {
+    let vocabulary = vocabulary.into();
+    let limit = vocabulary.limit;
     let mut shapes = vec![
         ("one token", 1, 1, Padding::None),
         ("odd length", 1, 7, Padding::None),
@@ -96,21 +122,21 @@ pub(super) fn token_cases(embedding: &Embedding, random: &mut Random) -> Vec<Tok
     }
     let mut cases: Vec<_> = shapes
         .into_iter()
-        .map(|(name, batch, length, padding)| random_tokens(embedding, random, name, [batch, length], padding))
+        .map(|(name, batch, length, padding)| random_tokens(vocabulary, random, name, [batch, length], padding))
         .collect();
-    cases.extend(vocabulary_sweep(embedding, limit));
+    cases.extend(vocabulary_sweep(vocabulary));
     cases
 }
 
 #[allow(clippy::cast_possible_wrap)]
 fn random_tokens(
-    embedding: &Embedding,
+    vocabulary: Vocabulary,
     random: &mut Random,
     name: &str,
     [batch, length]: [usize; 2],
     padding: Padding,
 ) -> Tokens {
-    let (vocabulary, pad) = (embedding.tokens.shape()[0], embedding.pad_token_id);
+    let Vocabulary { size, pad, .. } = vocabulary;
     let mut tokens = Tokens { name: name.into(), batch, length, ids: Vec::new(), mask: Vec::new() };
     for row in 0..batch {
         let pads = if row == 0 { 0 } else { 1 + random.below(length.saturating_sub(1).max(1)) };
@@ -121,7 +147,7 @@ fn random_tokens(
                 Padding::Right => position < length - pads.min(length - 1),
                 Padding::WholeRow => row + 1 < batch,
             };
-            let id = if real { other_than(random.below(vocabulary), pad, vocabulary) } else { pad };
+            let id = if real { other_than(random.below(size), pad, size) } else { pad };
             tokens.ids.push(id as i64);
             tokens.mask.push(i64::from(real));
         }
@@ -135,37 +161,38 @@ const fn other_than(id: usize, pad: usize, vocabulary: usize) -> usize {
 
 /// Every token of the vocabulary once, where it is not too large.
 #[allow(clippy::cast_possible_wrap)]
-fn vocabulary_sweep(embedding: &Embedding, limit: usize) -> Option<Tokens> {
-    let (vocabulary, pad) = (embedding.tokens.shape()[0], embedding.pad_token_id);
-    if vocabulary > LARGEST_SWEEP {
+fn vocabulary_sweep(Vocabulary { size, pad, limit }: Vocabulary) -> Option<Tokens> {
+    if size > LARGEST_SWEEP {
         return None;
     }
     let length = limit.min(32);
-    let batch = vocabulary.div_ceil(length);
-    let ids: Vec<_> = (0..batch * length).map(|i| other_than(i % vocabulary, pad, vocabulary) as i64).collect();
+    let batch = size.div_ceil(length);
+    let ids: Vec<_> = (0..batch * length).map(|i| other_than(i % size, pad, size) as i64).collect();
     let mask = vec![1; ids.len()];
     Some(Tokens { name: "every token of the vocabulary".into(), batch, length, ids, mask })
 }
 
 /// Rows of the other side of a translation, as many as `batch`, padded on the left.
-pub(super) fn companion(embedding: &Embedding, random: &mut Random, batch: usize) -> Tokens {
-    let length = embedding.max_tokens().unwrap_or(usize::MAX).min(9);
-    random_tokens(embedding, random, "source", [batch, length], Padding::Left)
+pub(super) fn companion(vocabulary: impl Into<Vocabulary>, random: &mut Random, batch: usize) -> Tokens {
+    let vocabulary = vocabulary.into();
+    let length = vocabulary.limit.min(9);
+    random_tokens(vocabulary, random, "source", [batch, length], Padding::Left)
 }
 
 /// Target rows for decoding step by step: whole sequence, and how much of it is given at once first.
-pub(super) fn step_cases(embedding: &Embedding, random: &mut Random) -> Vec<(Tokens, usize)> {
-    let length = embedding.max_tokens().unwrap_or(usize::MAX).min(8);
+pub(super) fn step_cases(vocabulary: impl Into<Vocabulary>, random: &mut Random) -> Vec<(Tokens, usize)> {
+    let vocabulary = vocabulary.into();
+    let length = vocabulary.limit.min(8);
     let mut cases = vec![
-        (random_tokens(embedding, random, "step by step from the first token", [2, length], Padding::None), 1),
-        (random_tokens(embedding, random, "step by step after a prefix", [3, length], Padding::None), length.min(4)),
+        (random_tokens(vocabulary, random, "step by step from the first token", [2, length], Padding::None), 1),
+        (random_tokens(vocabulary, random, "step by step after a prefix", [3, length], Padding::None), length.min(4)),
     ];
     if length > 3 {
         let (mut tokens, prefix) = cases[1].clone();
         tokens.name = "step by step after a padded prefix".into();
         tokens.mask[length + 2] = 0;
         #[allow(clippy::cast_possible_wrap)]
-        let pad = embedding.pad_token_id as i64;
+        let pad = vocabulary.pad as i64;
         tokens.ids[length + 2] = pad;
         cases.push((tokens, prefix));
     }
@@ -210,7 +237,7 @@ pub(super) enum LayerCaseError {
 }
 
 fn width(attention: &Attention) -> usize {
-    attention.query.shape()[1]
+    attention.width
 }
 
 fn random_rows(random: &mut Random, values: usize) -> Vec<f32> {
@@ -258,8 +285,9 @@ fn layer_inputs(
         inputs.insert("attention_mask".into(), query_mask);
         return Ok(inputs);
     }
-    let memory = random_rows(random, batch * sources * layer.source_width);
-    inputs.insert("memory".into(), Tensor::new([batch, sources, layer.source_width], TensorData::F32(memory))?);
+    let memory = random_rows(random, batch * sources * layer.attention.source_width);
+    inputs
+        .insert("memory".into(), Tensor::new([batch, sources, layer.attention.source_width], TensorData::F32(memory))?);
     let key_padding = if padding == Padding::WholeRow { Padding::None } else { padding };
     inputs.insert("attention_mask".into(), ints([batch, sources], mask_rows(random, [batch, sources], key_padding))?);
     inputs.insert("query_attention_mask".into(), query_mask);

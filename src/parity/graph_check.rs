@@ -8,7 +8,7 @@ use crate::{
 };
 
 use super::{
-    compare::{Comparison, Tolerance, ToleranceOptions, largest},
+    compare::{Comparison, Tolerance, ToleranceOptions, largest, largest_difference},
     instrument::expose_routing,
     routing::{BackendRouting, RoutingComparison, backend_routing, without_routing},
 };
@@ -109,11 +109,12 @@ impl<'a> GraphCheck<'a> {
         let routed = self.routed.run(inputs)?;
         let routing = backend_routing(&routed, &self.modules).map_err(CheckError::Routing)?;
         let expected = self.reference.run(self.part, inputs, Some(&routing.routing))?;
+        let rounded = self.reference.run_rounded(self.part, inputs, Some(&routing.routing))?;
         self.report.runs += 1;
         self.report.routing.add(case, &routing, &expected.routing);
         for (name, expected) in &expected.outputs {
             let found = outputs.get(name).ok_or_else(|| CheckError::MissingOutput { name: name.clone() })?;
-            self.compare(&format!("{case}: {name}"), name, found, expected)?;
+            self.compare(&format!("{case}: {name}"), name, found, expected, rounded.outputs.get(name))?;
         }
         Ok(Run { outputs, routing })
     }
@@ -128,16 +129,25 @@ impl<'a> GraphCheck<'a> {
         found: &Tensor,
     ) -> Result<(), CheckError> {
         let expected = self.reference.run(self.part, inputs, Some(replay))?;
+        let rounded = self.reference.run_rounded(self.part, inputs, Some(replay))?;
         let expected = expected.outputs.get(name).ok_or_else(|| CheckError::MissingOutput { name: name.to_owned() })?;
-        self.compare(case, name, found, expected)
+        self.compare(case, name, found, expected, rounded.outputs.get(name))
     }
 
-    fn compare(&mut self, place: &str, name: &str, found: &Tensor, expected: &Tensor) -> Result<(), CheckError> {
+    fn compare(
+        &mut self,
+        place: &str,
+        name: &str,
+        found: &Tensor,
+        expected: &Tensor,
+        rounded: Option<&Tensor>,
+    ) -> Result<(), CheckError> {
         if found.shape() != expected.shape() {
             let (found, expected) = (found.shape().to_vec(), expected.shape().to_vec());
             return Err(CheckError::Shape { name: name.into(), found, expected });
         }
-        let tolerance = Tolerance::derive(self.tolerance, largest(expected));
+        let rounding = rounded.map_or(0.0, |rounded| largest_difference(rounded, expected));
+        let tolerance = Tolerance::derive(self.tolerance, largest(expected), rounding);
         self.report.outputs.add(place, found, expected, tolerance);
         Ok(())
     }

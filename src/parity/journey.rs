@@ -1,6 +1,6 @@
 //! Which runs prove a model of each family.
 
-use moa_graphs::model::{EncoderDecoder, MaskedLm, MoaLayer};
+use moa_graphs::model::{Attention, CausalLm, EncoderDecoder, MaskedLm, MoaLayer};
 
 use crate::{
     reference::Routing,
@@ -47,6 +47,80 @@ pub(super) fn encoder(model: &EncoderDecoder, check: &mut GraphCheck<'_>, seed: 
     Ok(())
 }
 
+/// Whole rows, with positions that count real tokens and with positions that count all; then step by step.
+pub(super) fn causal_lm(model: &CausalLm, check: &mut GraphCheck<'_>, seed: u64) -> Result<(), JourneyError> {
+    let mut random = Random::new(seed);
+    for tokens in token_cases(model, &mut random) {
+        let range = 0..tokens.length;
+        check.check(&tokens.name, &causal_inputs(model, &tokens, range, None)?)?;
+        if tokens.mask.contains(&0) {
+            let mut inputs = causal_inputs(model, &tokens, 0..tokens.length, None)?;
+            let plain = (0..tokens.batch).flat_map(|_| counted(tokens.length)).collect();
+            inputs.insert("position_ids".into(), ints([tokens.batch, tokens.length], plain)?);
+            check.check(&format!("{}, positions counting padding", tokens.name), &inputs)?;
+        }
+    }
+    for (tokens, prefix) in step_cases(model, &mut random) {
+        decode_in_steps(check, &tokens, prefix, |range, past| causal_inputs(model, &tokens, range, past))?;
+    }
+    Ok(())
+}
+
+#[allow(clippy::cast_possible_wrap)]
+fn counted(length: usize) -> impl Iterator<Item = i64> {
+    0..length as i64
+}
+
+/// Inputs for the positions `range`; `past` holds the outputs of the step before. Position ids count the real
+/// tokens before each token, as generation does.
+fn causal_inputs(
+    model: &CausalLm,
+    tokens: &Tokens,
+    range: std::ops::Range<usize>,
+    past: Option<&NamedTensors>,
+) -> Result<NamedTensors, JourneyError> {
+    let (batch, end) = (tokens.batch, range.end);
+    let mut positions = Vec::new();
+    for row in tokens.mask.chunks(tokens.length) {
+        let real_until = |column: usize| row[..=column].iter().sum::<i64>();
+        positions.extend(range.clone().map(|column| (real_until(column) - 1).max(0)));
+    }
+    let mut inputs = NamedTensors::new();
+    inputs.insert("input_ids".into(), columns(tokens, &tokens.ids, range.clone())?);
+    inputs.insert("attention_mask".into(), columns(tokens, &tokens.mask, 0..end)?);
+    inputs.insert("position_ids".into(), ints([batch, range.len()], positions)?);
+    for (index, layer) in model.layers.iter().enumerate() {
+        insert_past(&mut inputs, &layer.attention, batch, &format!("{index}."), past)?;
+    }
+    Ok(inputs)
+}
+
+/// The columns `range` of `values`, `[batch, length]`.
+fn columns(tokens: &Tokens, values: &[i64], range: std::ops::Range<usize>) -> Result<Tensor, TensorShapeError> {
+    let width = range.len();
+    let rows = values.chunks(tokens.length).flat_map(|row| row[range.clone()].to_vec()).collect();
+    ints([tokens.batch, width], rows)
+}
+
+/// Keys and values of one layer: the step before's `present.{infix}…`, or none.
+fn insert_past(
+    inputs: &mut NamedTensors,
+    attention: &Attention,
+    batch: usize,
+    infix: &str,
+    past: Option<&NamedTensors>,
+) -> Result<(), JourneyError> {
+    for part in ["key", "value"] {
+        let name = format!("present.{infix}{part}");
+        let cache = match past {
+            Some(past) => past.get(&name).cloned().ok_or_else(|| JourneyError::Contract(name.clone()))?,
+            None => Tensor::new([batch, attention.kv_num_heads, 0, attention.head_size], TensorData::F32(Vec::new()))?,
+        };
+        inputs.insert(format!("past_key_values.{infix}{part}"), cache);
+    }
+    Ok(())
+}
+
 /// Whole target rows, then the same rows step by step; sources are encoded by the backend itself.
 pub(super) fn decoder(
     model: &EncoderDecoder,
@@ -63,7 +137,7 @@ pub(super) fn decoder(
     for (target, prefix) in step_cases(&model.decoder.embedding, &mut random) {
         let source = companion(&model.encoder.embedding, &mut random, target.batch);
         let memory = encode(encoder, &source)?;
-        decode_in_steps(model, check, &target, prefix, &memory)?;
+        decode_in_steps(check, &target, prefix, |range, past| decoder_inputs(model, &target, range, &memory, past))?;
     }
     Ok(())
 }
@@ -87,48 +161,33 @@ fn decoder_inputs(
     memory: &NamedTensors,
     past: Option<&NamedTensors>,
 ) -> Result<NamedTensors, JourneyError> {
-    let columns = |values: &[i64], start: usize, end: usize| -> Result<Tensor, TensorShapeError> {
-        let rows = values.chunks(target.length).flat_map(|row| row[start..end].to_vec()).collect();
-        ints([target.batch, end - start], rows)
-    };
     let mut inputs = memory.clone();
-    inputs.insert("input_ids".into(), columns(&target.ids, range.start, range.end)?);
-    inputs.insert("attention_mask".into(), columns(&target.mask, 0, range.end)?);
+    inputs.insert("input_ids".into(), columns(target, &target.ids, range.clone())?);
+    inputs.insert("attention_mask".into(), columns(target, &target.mask, 0..range.end)?);
     for (index, layer) in model.decoder.layers.iter().enumerate() {
-        let attention = &layer.self_attention;
-        for part in ["key", "value"] {
-            let name = format!("present.{index}.decoder.{part}");
-            let cache = match past {
-                Some(past) => past.get(&name).cloned().ok_or_else(|| JourneyError::Contract(name.clone()))?,
-                None => Tensor::new(
-                    [target.batch, attention.kv_num_heads, 0, attention.head_size],
-                    TensorData::F32(Vec::new()),
-                )?,
-            };
-            inputs.insert(format!("past_key_values.{index}.decoder.{part}"), cache);
-        }
+        insert_past(&mut inputs, &layer.self_attention, target.batch, &format!("{index}.decoder."), past)?;
     }
     Ok(inputs)
 }
 
+/// One step after another, each beside the reference; then all logits beside one full pass.
 fn decode_in_steps(
-    model: &EncoderDecoder,
     check: &mut GraphCheck<'_>,
     target: &Tokens,
     prefix: usize,
-    memory: &NamedTensors,
+    inputs_for: impl Fn(std::ops::Range<usize>, Option<&NamedTensors>) -> Result<NamedTensors, JourneyError>,
 ) -> Result<(), JourneyError> {
     let mut runs: Vec<Run> = Vec::new();
     let mut start = 0;
     while start < target.length {
         let end = if start == 0 { prefix } else { start + 1 };
-        let inputs = decoder_inputs(model, target, start..end, memory, runs.last().map(|run| &run.outputs))?;
+        let inputs = inputs_for(start..end, runs.last().map(|run| &run.outputs))?;
         runs.push(check.check(&format!("{}, token {start}", target.name), &inputs)?);
         start = end;
     }
     let logits = join_logits(&runs, target)?;
     let routing = join_routing(&runs);
-    let inputs = decoder_inputs(model, target, 0..target.length, memory, None)?;
+    let inputs = inputs_for(0..target.length, None)?;
     let place = format!("{}, beside one full pass: logits", target.name);
     check.check_output(&place, &inputs, &routing, "logits", &logits)?;
     Ok(())

@@ -282,6 +282,9 @@ fn run_journeys(model: &Model, checks: &mut [GraphCheck<'_>], seed: u64) {
         (Model::MaskedLm(model), [check]) => {
             check.report.failure = journey::masked_lm(model, check, seed).err().map(|error| error.to_string());
         }
+        (Model::CausalLm(model), [check]) => {
+            check.report.failure = journey::causal_lm(model, check, seed).err().map(|error| error.to_string());
+        }
         (Model::Layer(layer), [check]) => {
             check.report.failure = journey::layer(layer, check, seed).err().map(|error| error.to_string());
         }

@@ -1,6 +1,6 @@
 //! One MoA attention layer.
 
-use moa_graphs::{WeightError, model};
+use moa_graphs::{Weight, WeightError, model};
 
 use super::{
     ReferenceError,
@@ -32,8 +32,11 @@ impl KeyValues {
 /// K = z · keyᵀ          V = z · valueᵀ                 shared by all experts
 /// q[e] = x · query[e] · D^-1/2
 /// o[e] = softmax(q[e] · Kᵀ) · V                        over visible keys, for each head g
-/// y = Σ over e in I of w[e] · o[e] · output[e]
+/// y = Σ over e in I of w[e] · o[e] · output[e] + bias
 /// ```
+///
+/// With rotary position embedding, every head of q and K is turned by the angles of its token's position before
+/// the two meet (Su et al., "RoFormer", 2021, in the rotate-half order of JetMoE).
 #[derive(Debug)]
 pub(super) struct Attention {
     router: Router,
@@ -45,6 +48,9 @@ pub(super) struct Attention {
     value: Vec<f64>,
     /// `[E, G·D, C]`.
     output: Vec<f64>,
+    /// `[C]`.
+    bias: Option<Vec<f64>>,
+    rotary: Option<Rotary>,
     width: usize,
     kv_num_heads: usize,
     head_size: usize,
@@ -54,14 +60,25 @@ pub(super) struct Attention {
 
 impl Attention {
     pub(super) fn new(model: &model::Attention) -> Result<Self, WeightError> {
-        let source_width = model.key.shape()[1];
+        let (width, columns) = (model.width, model.kv_num_heads * model.head_size);
+        let (key, value) = match &model.keys_values {
+            model::KeyValueWeights::Separate { key, value } => (key.to_f64()?, value.to_f64()?),
+            model::KeyValueWeights::Joint(both) => {
+                let mut key = both.to_f64()?;
+                let value = key.split_off(columns * model.source_width);
+                (key, value)
+            }
+        };
+        let router = router_matrix(&model.router, model.layout, width)?;
         Ok(Self {
-            router: Router::new(&model.module, &model.router, model.num_experts, model.top_k, model.gate_mode)?,
-            query: model.query.to_f64()?,
-            key: transpose(&model.key.to_f64()?, source_width),
-            value: transpose(&model.value.to_f64()?, source_width),
-            output: model.output.to_f64()?,
-            width: model.router.shape()[0],
+            router: Router::new(&model.module, router, model.num_experts, model.top_k, model.gate_mode),
+            query: expert_matrices(&model.query, model.layout)?,
+            key: transpose(&key, model.source_width),
+            value: transpose(&value, model.source_width),
+            output: expert_matrices(&model.output, model.layout)?,
+            bias: model.output_bias.as_ref().map(Weight::to_f64).transpose()?,
+            rotary: model.rotary.map(|rotary| Rotary::new(rotary, model.head_size)),
+            width,
             kv_num_heads: model.kv_num_heads,
             head_size: model.head_size,
             causal: model.causal,
@@ -81,10 +98,21 @@ impl Attention {
 
     /// Keys and values of `source`, `[B, S, source width]`.
     pub(super) fn keys_values(&self, source: &Sequence) -> KeyValues {
+        self.keys_values_at(source, None)
+    }
+
+    /// The same for tokens at `positions`, `[B, S]`.
+    pub(super) fn keys_values_at(&self, source: &Sequence, positions: Option<&Positions>) -> KeyValues {
         let columns = self.kv_num_heads * self.head_size;
-        let project =
-            |w: &[f64]| Heads::split(&source.map(columns, |z| vector_matrix(z, w, columns)), self.kv_num_heads);
-        KeyValues { key: project(&self.key), value: project(&self.value) }
+        let project = |w: &[f64]| source.map(columns, |z| vector_matrix(z, w, columns));
+        let mut key = project(&self.key);
+        if let Some((rotary, positions)) = self.rotary.as_ref().zip(positions) {
+            for (index, position) in positions.0.iter().enumerate() {
+                rotary.turn(&mut key.values[index * columns..(index + 1) * columns], *position);
+            }
+        }
+        let split = |projected: &Sequence| Heads::split(projected, self.kv_num_heads);
+        KeyValues { key: split(&key), value: split(&project(&self.value)) }
     }
 
     /// The layer's output for `x`, `[B, T, C]`, whose real tokens are `queries`, attending to the tokens of
@@ -100,6 +128,19 @@ impl Attention {
         keys: &Mask,
         tape: &mut Tape<'_>,
     ) -> Result<Sequence, ReferenceError> {
+        self.run_at(x, queries, None, source, keys, tape)
+    }
+
+    /// The same for tokens `x` at `positions`, `[B, T]`.
+    pub(super) fn run_at(
+        &self,
+        x: &Sequence,
+        queries: &Mask,
+        positions: Option<&Positions>,
+        source: &KeyValues,
+        keys: &Mask,
+        tape: &mut Tape<'_>,
+    ) -> Result<Sequence, ReferenceError> {
         let routed = queries.real.iter().map(|real| *real || !self.skip_padded_queries).collect();
         let routing = self.router.route(x, routed, tape)?;
         let past = source.key.tokens.saturating_sub(x.tokens);
@@ -109,25 +150,96 @@ impl Attention {
                 let end = if self.causal { past + t + 1 } else { source.key.tokens };
                 let visible: Vec<usize> = (0..end).filter(|s| keys.is_real(b, *s)).collect();
                 let mut y = vec![0.0; self.width];
+                let position = positions.map(|positions| positions.0[b * x.tokens + t]);
                 for (expert, weight) in routing.choice(b, t) {
-                    add_scaled(&mut y, weight, &self.expert(expert, x.row(b, t), source, b, &visible));
+                    let query = self.query(expert, x.row(b, t), position);
+                    add_scaled(&mut y, weight, &self.expert(expert, &query, source, b, &visible));
+                }
+                if let (Some(bias), true) = (&self.bias, routing.routed[b * x.tokens + t]) {
+                    add_scaled(&mut y, 1.0, bias);
                 }
                 values.extend(y);
             }
         }
-        Ok(Sequence { values, ..*x })
+        Ok(Sequence { values, ..*x }.rounded())
     }
 
-    /// `o · output[expert]` for the token `x`, `[C]`, of row `b`.
-    fn expert(&self, expert: usize, x: &[f64], source: &KeyValues, b: usize, visible: &[usize]) -> Vec<f64> {
+    /// `x · query[expert]` for the token `x`, `[C]`, at `position`: `[G·D]`.
+    fn query(&self, expert: usize, x: &[f64], position: Option<usize>) -> Vec<f64> {
         let columns = self.kv_num_heads * self.head_size;
         let size = self.width * columns;
-        let (from, to) = (expert * size, (expert + 1) * size);
-        let query = vector_matrix(x, &self.query[from..to], columns);
+        let mut query = vector_matrix(x, &self.query[expert * size..(expert + 1) * size], columns);
+        if let Some((rotary, position)) = self.rotary.as_ref().zip(position) {
+            rotary.turn(&mut query, position);
+        }
+        query
+    }
+
+    /// `o · output[expert]` for the `query`, `[G·D]`, of a token of row `b`: `[C]`.
+    fn expert(&self, expert: usize, query: &[f64], source: &KeyValues, b: usize, visible: &[usize]) -> Vec<f64> {
+        let size = self.width * query.len();
         let heads = query.chunks_exact(self.head_size).enumerate();
         let attended: Vec<f64> = heads.flat_map(|(g, query)| attend(query, source, b, g, visible)).collect();
-        vector_matrix(&attended, &self.output[from..to], self.width)
+        vector_matrix(&attended, &self.output[expert * size..(expert + 1) * size], self.width)
     }
+}
+
+/// Positions of tokens, `[B, T]`.
+#[derive(Debug, Clone)]
+pub(super) struct Positions(pub(super) Vec<usize>);
+
+/// Rotary position embedding of heads of one width.
+#[derive(Debug)]
+struct Rotary {
+    head_size: usize,
+    /// `base^(-2i/D)` in f32, as the original computes it.
+    frequencies: Vec<f32>,
+}
+
+impl Rotary {
+    fn new(model: model::Rotary, head_size: usize) -> Self {
+        let base = model.base as f32;
+        let frequency = |i: usize| 1.0 / base.powf((2 * i) as f32 / head_size as f32);
+        Self { head_size, frequencies: (0..head_size / 2).map(frequency).collect() }
+    }
+
+    /// Turns every head of `row`, `[heads·D]`: pair `(i, i + D/2)` by the angle `position · frequency[i]`.
+    fn turn(&self, row: &mut [f64], position: usize) {
+        let half = self.head_size / 2;
+        for head in row.chunks_exact_mut(self.head_size) {
+            for (i, frequency) in self.frequencies.iter().enumerate() {
+                let (sin, cos) = f64::from(position as f32 * frequency).sin_cos();
+                let (first, second) = (head[i], head[i + half]);
+                head[i] = first * cos - second * sin;
+                head[i + half] = second * cos + first * sin;
+            }
+        }
+    }
+}
+
+/// A router as `[C, E]`.
+pub(super) fn router_matrix(
+    weight: &Weight,
+    layout: model::ExpertLayout,
+    width: usize,
+) -> Result<Vec<f64>, WeightError> {
+    let values = weight.to_f64()?;
+    Ok(match layout {
+        model::ExpertLayout::InOut => values,
+        model::ExpertLayout::OutIn => transpose(&values, width),
+    })
+}
+
+/// Matrices of experts with inputs before outputs, `[E, in, out]`.
+pub(super) fn expert_matrices(weight: &Weight, layout: model::ExpertLayout) -> Result<Vec<f64>, WeightError> {
+    let values = weight.to_f64()?;
+    let [_, rows, columns] = *weight.shape() else { return Ok(values) };
+    Ok(match layout {
+        model::ExpertLayout::InOut => values,
+        model::ExpertLayout::OutIn => {
+            values.chunks_exact(rows * columns).flat_map(|matrix| transpose(matrix, columns)).collect()
+        }
+    })
 }
 
 /// `softmax(query · D^-1/2 · Kᵀ) · V` over the `visible` tokens of row `b`, head `g`; 0 where there are none.

@@ -1,10 +1,11 @@
 //! Embedding, normalisation and feed-forward blocks.
 
-use moa_graphs::{WeightError, model};
+use moa_graphs::{Weight, WeightError, model};
 use moa_schema::Activation;
 
 use super::{
     ReferenceError,
+    attention::{expert_matrices, router_matrix},
     inputs::TokenIds,
     math::{activate, add_scaled, layer_norm, transpose, vector_matrix},
     router::{Router, Tape},
@@ -121,43 +122,86 @@ impl FeedForward {
 #[derive(Debug)]
 pub(super) struct ExpertFeedForward {
     router: Router,
-    /// `[E, C, F]`.
+    /// `[E, C, F]`, or `[E, C, 2·F]` where gated.
     input: Vec<f64>,
     /// `[E, F, C]`.
     output: Vec<f64>,
+    /// `[C]`.
+    bias: Option<Vec<f64>>,
     hidden: usize,
     activation: Activation,
+    gated: bool,
 }
 
 impl ExpertFeedForward {
-    fn new(model: &model::ExpertFeedForward) -> Result<Self, WeightError> {
+    pub(super) fn new(model: &model::ExpertFeedForward) -> Result<Self, WeightError> {
+        let router = router_matrix(&model.router, model.layout, model.width)?;
         Ok(Self {
-            router: Router::new(&model.module, &model.router, model.num_experts, model.top_k, model.gate_mode)?,
-            input: model.input.to_f64()?,
-            output: model.output.to_f64()?,
-            hidden: model.input.shape()[2],
+            router: Router::new(&model.module, router, model.num_experts, model.top_k, model.gate_mode),
+            input: expert_matrices(&model.input, model.layout)?,
+            output: expert_matrices(&model.output, model.layout)?,
+            bias: model.output_bias.as_ref().map(Weight::to_f64).transpose()?,
+            hidden: model.hidden,
             activation: model.activation,
+            gated: model.gated,
         })
     }
 
     /// `[B, T, C]` to `[B, T, C]`; padding is routed like every other token.
-    fn run(&self, x: &Sequence, tape: &mut Tape<'_>) -> Result<Sequence, ReferenceError> {
+    pub(super) fn run(&self, x: &Sequence, tape: &mut Tape<'_>) -> Result<Sequence, ReferenceError> {
         let routing = self.router.route(x, vec![true; x.batch * x.tokens], tape)?;
-        let size = x.width * self.hidden;
         let mut values = Vec::with_capacity(x.values.len());
         for b in 0..x.batch {
             for t in 0..x.tokens {
                 let mut y = vec![0.0; x.width];
                 for (expert, weight) in routing.choice(b, t) {
-                    let (from, to) = (expert * size, (expert + 1) * size);
-                    let hidden = vector_matrix(x.row(b, t), &self.input[from..to], self.hidden);
-                    let hidden: Vec<f64> = hidden.into_iter().map(|h| activate(self.activation, h)).collect();
-                    add_scaled(&mut y, weight, &vector_matrix(&hidden, &self.output[from..to], x.width));
+                    let size = x.width * self.hidden;
+                    let hidden = self.hidden_row(expert, x.row(b, t));
+                    let output = &self.output[expert * size..(expert + 1) * size];
+                    add_scaled(&mut y, weight, &vector_matrix(&hidden, output, x.width));
+                }
+                if let Some(bias) = &self.bias {
+                    add_scaled(&mut y, 1.0, bias);
                 }
                 values.extend(y);
             }
         }
-        Ok(Sequence { values, ..*x })
+        Ok(Sequence { values, ..*x }.rounded())
+    }
+}
+
+impl ExpertFeedForward {
+    /// `activation(x · input[expert])`, or `activation(first half) · second half` of it where gated: `[F]`.
+    fn hidden_row(&self, expert: usize, x: &[f64]) -> Vec<f64> {
+        let columns = if self.gated { 2 * self.hidden } else { self.hidden };
+        let size = x.len() * columns;
+        let mut row = vector_matrix(x, &self.input[expert * size..(expert + 1) * size], columns);
+        let linear = row.split_off(self.hidden);
+        row.iter_mut().for_each(|h| *h = activate(self.activation, *h));
+        row.iter_mut().zip(&linear).for_each(|(h, linear)| *h *= linear);
+        row
+    }
+}
+
+/// Division by the root of the mean square, Zhang and Sennrich 2019, over the last axis.
+#[derive(Debug)]
+pub(super) struct RmsNorm {
+    weight: Vec<f64>,
+    epsilon: f64,
+}
+
+impl RmsNorm {
+    pub(super) fn new(model: &model::RmsNorm) -> Result<Self, WeightError> {
+        Ok(Self { weight: model.weight.to_f64()?, epsilon: f64::from(model.epsilon) })
+    }
+
+    /// `[B, T, C]` to `[B, T, C]`.
+    pub(super) fn run(&self, x: &Sequence) -> Sequence {
+        x.map(x.width, |x| {
+            let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+            let root = (mean + self.epsilon).sqrt();
+            x.iter().zip(&self.weight).map(|(x, weight)| weight * x / root).collect()
+        })
     }
 }
 
@@ -216,7 +260,8 @@ impl Embedding {
                 values.extend(x);
             }
         }
-        Ok(Sequence { batch: ids.batch, tokens: ids.tokens, width: self.width, values })
+        let x = Sequence { precision: ids.precision, batch: ids.batch, tokens: ids.tokens, width: self.width, values };
+        Ok(x.rounded())
     }
 
     /// The row of the token at `index` of `ids`.
@@ -261,6 +306,7 @@ fn sinusoids(rows: usize, width: usize, pad_token_id: usize) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reference::sequence::Precision;
 
     #[test]
     fn sinusoids_are_concatenated_halves_with_a_zero_row_and_column() {
@@ -276,7 +322,7 @@ mod tests {
     #[test]
     fn residuals_normalise_before_or_after() {
         let norm = LayerNorm { weight: vec![1.0; 2], bias: vec![0.0; 2], epsilon: 0.0 };
-        let x = Sequence { batch: 1, tokens: 1, width: 2, values: vec![2.0, 6.0] };
+        let x = Sequence { precision: Precision::Double, batch: 1, tokens: 1, width: 2, values: vec![2.0, 6.0] };
         let double = |x: &Sequence| Ok(x.clone().plus(x));
         assert_eq!(residual(x.clone(), &norm, true, double).unwrap().values, [0.0, 8.0]);
         assert_eq!(residual(x, &norm, false, double).unwrap().values, [-1.0, 1.0]);

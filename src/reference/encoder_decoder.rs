@@ -210,13 +210,17 @@ impl DecoderLayer {
     }
 }
 
-fn key_values(inputs: Inputs<'_>, name: &str, shape: [usize; 4]) -> Result<KeyValues, ReferenceError> {
+pub(super) fn key_values(inputs: Inputs<'_>, name: &str, shape: [usize; 4]) -> Result<KeyValues, ReferenceError> {
     let key = inputs.heads(&format!("{name}.key"), shape)?;
     let value = inputs.heads(&format!("{name}.value"), shape)?;
     Ok(KeyValues { key, value })
 }
 
-fn insert_key_values(outputs: &mut NamedTensors, name: &str, present: KeyValues) -> Result<(), ReferenceError> {
+pub(super) fn insert_key_values(
+    outputs: &mut NamedTensors,
+    name: &str,
+    present: KeyValues,
+) -> Result<(), ReferenceError> {
     outputs.insert(format!("{name}.key"), present.key.into_tensor()?);
     outputs.insert(format!("{name}.value"), present.value.into_tensor()?);
     Ok(())

@@ -2,7 +2,7 @@
 
 use super::{
     ReferenceError,
-    sequence::{Heads, Mask, Sequence},
+    sequence::{Heads, Mask, Precision, Sequence},
 };
 use crate::tensor::{NamedTensors, Tensor};
 
@@ -38,6 +38,7 @@ impl Dim {
 /// Token ids, `[B, T]`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TokenIds<'a> {
+    pub(super) precision: Precision,
     pub(super) input: &'static str,
     pub(super) batch: usize,
     pub(super) tokens: usize,
@@ -46,13 +47,17 @@ pub(super) struct TokenIds<'a> {
 
 /// The inputs of one evaluation.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Inputs<'a>(pub(super) &'a NamedTensors);
+pub(super) struct Inputs<'a> {
+    pub(super) tensors: &'a NamedTensors,
+    /// Of everything computed from them.
+    pub(super) precision: Precision,
+}
 
 impl<'a> Inputs<'a> {
     /// Token ids, `[batch, sequence]`.
     pub(super) fn token_ids(self, input: &'static str) -> Result<TokenIds<'a>, ReferenceError> {
         let (shape, ids) = self.integers(input, &[Dim::Any("batch"), Dim::Any("sequence")])?;
-        Ok(TokenIds { input, batch: shape[0], tokens: shape[1], ids })
+        Ok(TokenIds { precision: self.precision, input, batch: shape[0], tokens: shape[1], ids })
     }
 
     /// A mask, `[batch, tokens]`, 1 at real tokens.
@@ -64,10 +69,15 @@ impl<'a> Inputs<'a> {
         Ok(Mask { batch, tokens: shape[1], real: values.iter().map(|value| *value == 1).collect() })
     }
 
+    /// Integers, exactly `[batch, tokens]`.
+    pub(super) fn integer_matrix(self, input: &str, shape: [usize; 2]) -> Result<&'a [i64], ReferenceError> {
+        Ok(self.integers(input, &shape.map(Dim::Is))?.1)
+    }
+
     /// Vectors, `[batch, tokens, width]`.
     pub(super) fn sequence(self, input: &str, batch: Dim, width: usize) -> Result<Sequence, ReferenceError> {
         let (shape, values) = self.floats(input, &[batch, Dim::Any("tokens"), Dim::Is(width)])?;
-        Ok(Sequence { batch: shape[0], tokens: shape[1], width, values })
+        Ok(Sequence { precision: self.precision, batch: shape[0], tokens: shape[1], width, values })
     }
 
     /// Keys or values, exactly `[batch, heads, tokens, width]`.
@@ -78,7 +88,7 @@ impl<'a> Inputs<'a> {
     }
 
     fn tensor(self, input: &str) -> Result<&'a Tensor, ReferenceError> {
-        self.0.get(input).ok_or_else(|| ReferenceError::MissingInput { input: input.into() })
+        self.tensors.get(input).ok_or_else(|| ReferenceError::MissingInput { input: input.into() })
     }
 
     fn integers(self, input: &str, dims: &[Dim]) -> Result<(&'a [usize], &'a [i64]), ReferenceError> {

@@ -23,7 +23,7 @@ impl MoaLayer {
         Ok(Self {
             attention: Attention::new(&model.attention)?,
             cross_attention: model.cross_attention,
-            source_width: model.source_width,
+            source_width: model.attention.source_width,
         })
     }
 

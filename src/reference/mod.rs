@@ -9,6 +9,9 @@
 //! * decoder: `input_ids [B, T]`, `attention_mask [B, P + T]`, `encoder_attention_mask [B, S]` and, for every
 //!   layer `i`, `past_key_values.{i}.decoder.key` and `.value [B, G, P, D]`, `past_key_values.{i}.encoder.key` and
 //!   `.value [B, G, S, D]` → `logits [B, T, V]`, `present.{i}.decoder.key` and `.value [B, G, P + T, D]`
+//! * causal language model: `input_ids [B, T]`, `attention_mask [B, P + T]`, `position_ids [B, T]` and, for every
+//!   layer `i`, `past_key_values.{i}.key` and `.value [B, G, P, D]` → `logits [B, T, V]`, `present.{i}.key` and
+//!   `.value [B, G, P + T, D]`
 //! * layer, self-attention: `query [B, T, C]`, `attention_mask [B, T]` → `output [B, T, C]`
 //! * layer, cross-attention: `query [B, T, C]`, `memory [B, S, source width]`, `attention_mask [B, S]`,
 //!   `query_attention_mask [B, T]` → `output [B, T, C]`
@@ -17,6 +20,7 @@
 
 mod attention;
 mod blocks;
+mod causal_lm;
 mod encoder_decoder;
 mod error;
 mod inputs;
@@ -32,7 +36,10 @@ use moa_graphs::{WeightError, model::Model};
 
 pub use error::ReferenceError;
 
-use self::{encoder_decoder::EncoderDecoder, inputs::Inputs, layer::MoaLayer, masked_lm::MaskedLm, router::Tape};
+use self::{
+    causal_lm::CausalLm, encoder_decoder::EncoderDecoder, inputs::Inputs, layer::MoaLayer, masked_lm::MaskedLm,
+    router::Tape, sequence::Precision,
+};
 use crate::tensor::NamedTensors;
 
 /// Which graph of a model is evaluated.
@@ -110,8 +117,8 @@ pub struct Reference {
 enum Network {
     EncoderDecoder(EncoderDecoder),
     MaskedLm(MaskedLm),
+    CausalLm(CausalLm),
     Layer(MoaLayer),
-    Unknown,
 }
 
 impl Reference {
@@ -124,8 +131,8 @@ impl Reference {
         let network = match model {
             Model::EncoderDecoder(model) => Network::EncoderDecoder(EncoderDecoder::new(model)?),
             Model::MaskedLm(model) => Network::MaskedLm(MaskedLm::new(model)?),
+            Model::CausalLm(model) => Network::CausalLm(CausalLm::new(model)?),
             Model::Layer(model) => Network::Layer(MoaLayer::new(model)?),
-            _ => Network::Unknown,
         };
         Ok(Self { network })
     }
@@ -147,12 +154,31 @@ impl Reference {
         inputs: &NamedTensors,
         replay: Option<&Routing>,
     ) -> Result<Evaluation, ReferenceError> {
+        self.evaluate(part, Inputs { tensors: inputs, precision: Precision::Double }, replay)
+    }
+
+    /// The same evaluation with every vector between the equations rounded to f32: how far its outputs are
+    /// from those of [`Self::run`] tells what rounding alone does to this model and these inputs.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::run`].
+    pub fn run_rounded(
+        &self,
+        part: Part,
+        inputs: &NamedTensors,
+        replay: Option<&Routing>,
+    ) -> Result<Evaluation, ReferenceError> {
+        self.evaluate(part, Inputs { tensors: inputs, precision: Precision::Single }, replay)
+    }
+
+    fn evaluate(&self, part: Part, inputs: Inputs<'_>, replay: Option<&Routing>) -> Result<Evaluation, ReferenceError> {
         let mut tape = Tape::new(replay);
-        let inputs = Inputs(inputs);
         let outputs = match (&self.network, part) {
             (Network::EncoderDecoder(model), Part::Encoder) => model.encode(inputs, &mut tape)?,
             (Network::EncoderDecoder(model), Part::Decoder) => model.decode(inputs, &mut tape)?,
             (Network::MaskedLm(model), Part::Model) => model.run(inputs, &mut tape)?,
+            (Network::CausalLm(model), Part::Model) => model.run(inputs, &mut tape)?,
             (Network::Layer(model), Part::Model) => model.run(inputs, &mut tape)?,
             (network, part) => return Err(ReferenceError::NoSuchPart { family: network.family(), part }),
         };
@@ -165,8 +191,8 @@ impl Network {
         match self {
             Self::EncoderDecoder(_) => "encoder-decoder",
             Self::MaskedLm(_) => "masked language model",
+            Self::CausalLm(_) => "causal language model",
             Self::Layer(_) => "MoA layer",
-            Self::Unknown => "model of an unknown family",
         }
     }
 }

@@ -1,6 +1,5 @@
 //! Which experts a token goes to, and with what weight.
 
-use moa_graphs::{Weight, WeightError};
 use moa_schema::GateMode;
 
 use super::{
@@ -38,14 +37,9 @@ pub(super) struct Router {
 }
 
 impl Router {
-    pub(super) fn new(
-        module: &str,
-        weight: &Weight,
-        num_experts: usize,
-        top_k: usize,
-        gate_mode: GateMode,
-    ) -> Result<Self, WeightError> {
-        Ok(Self { module: module.into(), weight: weight.to_f64()?, num_experts, top_k, gate_mode })
+    /// A router with the matrix `weight`, `[C, E]`.
+    pub(super) fn new(module: &str, weight: Vec<f64>, num_experts: usize, top_k: usize, gate_mode: GateMode) -> Self {
+        Self { module: module.into(), weight, num_experts, top_k, gate_mode }
     }
 
     /// Routes the vectors `x`, `[B, T, C]`; weights are 0 where `routed`, `[B, T]`, is false.
@@ -141,12 +135,13 @@ impl Router {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reference::sequence::Precision;
 
     /// Routes the one token `x = 1`, so that the logits are ln 1, ln 2, ln 4, ln 1.
     fn route(gate_mode: GateMode, routed: bool, replay: Option<&Routing>) -> Result<ModuleRouting, ReferenceError> {
         let weight = [1.0_f64, 2.0, 4.0, 1.0].map(f64::ln).to_vec();
         let router = Router { module: "m".into(), weight, num_experts: 4, top_k: 2, gate_mode };
-        let x = Sequence { batch: 1, tokens: 1, width: 1, values: vec![1.0] };
+        let x = Sequence { precision: Precision::Double, batch: 1, tokens: 1, width: 1, values: vec![1.0] };
         router.route(&x, vec![routed], &mut Tape::new(replay)).cloned()
     }
 

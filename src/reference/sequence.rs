@@ -2,9 +2,19 @@
 
 use crate::tensor::{Tensor, TensorData, TensorShapeError};
 
+/// What vectors are rounded to whenever they are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Precision {
+    /// Nothing: they are f64.
+    Double,
+    /// f32.
+    Single,
+}
+
 /// One vector per token, `[B, T, C]`.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Sequence {
+    pub(super) precision: Precision,
     pub(super) batch: usize,
     pub(super) tokens: usize,
     pub(super) width: usize,
@@ -12,6 +22,15 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
+    /// The same vectors, rounded as their precision asks.
+    #[allow(clippy::cast_possible_truncation)]
+    pub(super) fn rounded(mut self) -> Self {
+        if self.precision == Precision::Single {
+            self.values.iter_mut().for_each(|value| *value = f64::from(*value as f32));
+        }
+        self
+    }
+
     /// The vector of token `t` in row `b`.
     pub(super) fn row(&self, b: usize, t: usize) -> &[f64] {
         let start = (b * self.tokens + t) * self.width;
@@ -24,13 +43,13 @@ impl Sequence {
         for index in 0..self.batch * self.tokens {
             values.extend(f(&self.values[index * self.width..(index + 1) * self.width]));
         }
-        Self { batch: self.batch, tokens: self.tokens, width, values }
+        Self { width, values, ..*self }.rounded()
     }
 
     /// Element-wise sum.
     pub(super) fn plus(mut self, other: &Self) -> Self {
         self.values.iter_mut().zip(&other.values).for_each(|(a, b)| *a += b);
-        self
+        self.rounded()
     }
 
     /// The same as a tensor.
@@ -117,12 +136,20 @@ mod tests {
     #[test]
     fn heads_are_split_and_joined_along_tokens() {
         let values = (0..8).map(f64::from).collect();
-        let heads = Heads::split(&Sequence { batch: 1, tokens: 2, width: 4, values }, 2);
+        let heads = Heads::split(&Sequence { precision: Precision::Double, batch: 1, tokens: 2, width: 4, values }, 2);
         assert_eq!(heads.values, [0.0, 1.0, 4.0, 5.0, 2.0, 3.0, 6.0, 7.0]);
         assert_eq!(heads.row(0, 1, 0), [2.0, 3.0]);
         let joined = heads.followed_by(&Heads { tokens: 1, values: vec![-1.0, -2.0, -3.0, -4.0], ..heads.clone() });
         assert_eq!((joined.row(0, 0, 2), joined.row(0, 1, 1)), (&[-1.0, -2.0][..], &[6.0, 7.0][..]));
         assert_eq!(joined.into_tensor().unwrap().shape(), [1, 2, 3, 2]);
+    }
+
+    #[test]
+    fn single_precision_rounds_every_result() {
+        let third = 1.0 / 3.0;
+        let x = Sequence { precision: Precision::Single, batch: 1, tokens: 1, width: 1, values: vec![1.0] };
+        assert_eq!(x.map(1, |_| vec![third]).values, [f64::from(third as f32)]);
+        assert_eq!(Sequence { precision: Precision::Double, ..x }.map(1, |_| vec![third]).values, [third]);
     }
 
     #[test]

@@ -99,6 +99,12 @@ impl Config {
         self.get(key).map_or(Ok(default), |value| value.as_bool().ok_or_else(|| self.invalid(key, "true or false")))
     }
 
+    /// A positive number, with a default.
+    pub(crate) fn number_or(&self, key: &str, default: f64) -> Result<f64, ImportError> {
+        let Some(value) = self.get(key) else { return Ok(default) };
+        value.as_f64().filter(|number| *number > 0.0).ok_or_else(|| self.invalid(key, "a positive number"))
+    }
+
     /// A small positive number, with a default.
     pub(crate) fn epsilon_or(&self, key: &str, default: f32) -> Result<f32, ImportError> {
         let Some(value) = self.get(key) else { return Ok(default) };

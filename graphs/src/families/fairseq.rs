@@ -6,8 +6,8 @@ use super::{Config, ImportOptions, importer::Importer};
 use crate::{
     ImportError,
     model::{
-        Attention, DenseFeedForward, Embedding, Encoder, EncoderLayer, ExpertFeedForward, FeedForward, LayerNorm,
-        Linear, Positions,
+        Attention, DenseFeedForward, Embedding, Encoder, EncoderLayer, ExpertFeedForward, ExpertLayout, FeedForward,
+        KeyValueWeights, LayerNorm, Linear, Positions,
     },
 };
 
@@ -231,9 +231,14 @@ impl Stack {
     fn expert_feed_forward(&self, importer: &mut Importer<'_>, module: &str) -> Result<ExpertFeedForward, ImportError> {
         let (width, experts) = (self.width, self.num_experts);
         Ok(ExpertFeedForward {
+            layout: ExpertLayout::InOut,
             router: importer.take(&format!("{module}.w_gate"), &[width, experts])?,
             input: importer.take(&format!("{module}.experts.w"), &[experts, width, width])?,
             output: importer.take(&format!("{module}.output_experts.w"), &[experts, width, width])?,
+            output_bias: None,
+            gated: false,
+            width,
+            hidden: width,
             top_k: FEED_FORWARD_TOP_K.min(experts),
             num_experts: experts,
             gate_mode: self.gate_mode,
@@ -279,11 +284,18 @@ pub(super) fn attention(
     Ok(Attention {
         module: if prefix.is_empty() { String::new() } else { name("q_proj") },
         prefix: prefix.into(),
+        layout: ExpertLayout::InOut,
         router: importer.take(&name("q_proj.w_gate"), &[width, num_experts])?,
         query: importer.take(&name("q_proj.experts.w"), &[num_experts, width, head_size])?,
-        key: importer.take(&name("k_proj.weight"), &[head_size, source_width])?,
-        value: importer.take(&name("v_proj.weight"), &[head_size, source_width])?,
+        keys_values: KeyValueWeights::Separate {
+            key: importer.take(&name("k_proj.weight"), &[head_size, source_width])?,
+            value: importer.take(&name("v_proj.weight"), &[head_size, source_width])?,
+        },
         output: importer.take(&name("q_proj.output_experts.w"), &[num_experts, head_size, width])?,
+        output_bias: None,
+        rotary: None,
+        width,
+        source_width,
         top_k,
         num_experts,
         kv_num_heads: 1,

@@ -38,5 +38,5 @@ pub(super) fn import(
     let mut importer = Importer::new(tensors);
     let attention = attention(&mut importer, "", sizes, gate_mode, causal)?;
     importer.finish("moa_layer", is_buffer)?;
-    Ok(Model::Layer(MoaLayer { attention, cross_attention, source_width }))
+    Ok(Model::Layer(MoaLayer { attention, cross_attention }))
 }

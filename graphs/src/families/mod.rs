@@ -5,6 +5,7 @@
 mod config;
 mod fairseq;
 mod importer;
+mod jetmoe;
 mod masked_lm;
 mod moa_layer;
 mod translation;
@@ -34,6 +35,7 @@ struct Family {
 const FAMILIES: &[Family] = &[
     Family { model_type: "moa_transformer", title: "fairseq MoA encoder-decoder", import: translation::import },
     Family { model_type: "moa_roberta", title: "MoA masked language model", import: masked_lm::import },
+    Family { model_type: "jetmoe", title: "JetMoE", import: jetmoe::import },
     Family { model_type: "moa_layer", title: "single MoA layer", import: moa_layer::import },
 ];
 

@@ -65,6 +65,21 @@ pub enum WeightExpr {
     Columns(Vec<WeightExpr>),
     /// The table of sinusoidal positions.
     Sinusoids(Sinusoids),
+    /// Cosines or sines of rotary angles.
+    Rotary(RotaryTable),
+}
+
+/// Size of a table of rotary angles: row `p` holds the cosines (or sines) of `p · base^(-2i/D)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RotaryTable {
+    /// Positions.
+    pub rows: usize,
+    /// Head width `D`; the table has `D / 2` columns.
+    pub head: usize,
+    /// Base of the wavelengths.
+    pub base: f64,
+    /// Sines in place of cosines.
+    pub sine: bool,
 }
 
 /// Size of a table of sinusoidal positions.
@@ -93,6 +108,7 @@ impl WeightExpr {
                 vec![rows, parts.iter().map(|part| part.shape()[1]).sum()]
             }
             Self::Sinusoids(table) => vec![table.rows, table.width],
+            Self::Rotary(table) => vec![table.rows, table.head / 2],
         }
     }
 
@@ -108,6 +124,7 @@ impl WeightExpr {
             Self::Reshaped { input, .. } => input.evaluate(),
             Self::Columns(parts) => side_by_side(parts),
             Self::Sinusoids(table) => Ok(table.values()),
+            Self::Rotary(table) => Ok(table.values()),
         }
     }
 
@@ -136,6 +153,10 @@ const TILE: usize = 32;
 fn transpose(values: &[f32], shape: &[usize], permutation: &[usize]) -> Vec<f32> {
     if let ([rows, columns], [1, 0]) = (shape, permutation) {
         return transpose_matrix(values, *rows, *columns);
+    }
+    if let ([_, rows, columns], [0, 2, 1]) = (shape, permutation) {
+        let matrices = values.chunks_exact((rows * columns).max(1));
+        return matrices.flat_map(|matrix| transpose_matrix(matrix, *rows, *columns)).collect();
     }
     let mut strides = vec![1; shape.len()];
     for axis in (1..shape.len()).rev() {
@@ -206,6 +227,17 @@ impl Sinusoids {
     }
 }
 
+impl RotaryTable {
+    /// Every step rounded to f32 as Hugging Face's implementation does.
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
+    fn values(self) -> Vec<f32> {
+        let exponent = |i: usize| (2 * i) as f32 / self.head as f32;
+        let frequencies: Vec<f32> = (0..self.head / 2).map(|i| 1.0 / (self.base as f32).powf(exponent(i))).collect();
+        let angles = (0..self.rows).flat_map(|row| frequencies.iter().map(move |frequency| row as f32 * frequency));
+        if self.sine { angles.map(f32::sin).collect() } else { angles.map(f32::cos).collect() }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -214,8 +246,9 @@ mod tests {
     fn general_transpose_equals_matrix_transpose() {
         let values: Vec<f32> = (0..35 * 70).map(|v| v as f32).collect();
         let matrix = transpose(&values, &[35, 70], &[1, 0]);
-        let general = transpose(&values, &[1, 35, 70], &[0, 2, 1]);
+        let general = transpose(&values, &[1, 1, 35, 70], &[0, 1, 3, 2]);
         assert_eq!(matrix, general);
+        assert_eq!(matrix, transpose(&values, &[1, 35, 70], &[0, 2, 1]));
         assert_eq!(matrix[35], 1.0);
     }
 

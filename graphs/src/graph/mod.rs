@@ -6,7 +6,7 @@ mod builder;
 mod data;
 
 pub use builder::{Builder, Value};
-pub use data::{Data, Sinusoids, WeightExpr};
+pub use data::{Data, RotaryTable, Sinusoids, WeightExpr};
 
 use std::{collections::BTreeMap, fmt};
 

@@ -4,7 +4,7 @@ use super::{BATCH, LowerError, Lowering};
 use crate::{
     bodies::activation,
     graph::{Attribute, DType, Dim, Sinusoids, Value, WeightExpr},
-    model::{DenseFeedForward, Embedding, Encoder, EncoderLayer, FeedForward, LayerNorm, Linear, Positions},
+    model::{DenseFeedForward, Embedding, Encoder, EncoderLayer, FeedForward, LayerNorm, Linear, Positions, RmsNorm},
 };
 
 /// Tokens to embed, and where they stand among the tokens seen so far.
@@ -41,6 +41,18 @@ impl Lowering {
         let bias = self.b.weight(norm.bias.name(), &norm.bias);
         let attributes = [("axis", Attribute::Int(-1)), ("epsilon", Attribute::Float(norm.epsilon))];
         self.b.op("LayerNormalization", &[x, &weight, &bias], attributes)
+    }
+
+    /// `x · weight / sqrt(mean(x²) + epsilon)`.
+    pub(super) fn rms_norm(&mut self, norm: &RmsNorm, x: &Value) -> Value {
+        let (two, epsilon, axes) = (self.b.float(2.0), self.b.float(norm.epsilon), self.b.ints(&[-1]));
+        let weight = self.b.weight(norm.weight.name(), &norm.weight);
+        let squares = self.b.op("Pow", &[x, &two], []);
+        let mean = self.b.op("ReduceMean", &[&squares, &axes], [("keepdims", Attribute::Int(1))]);
+        let sum = self.b.op("Add", &[&mean, &epsilon], []);
+        let root = self.b.op("Sqrt", &[&sum], []);
+        let normed = self.b.op("Div", &[x, &root], []);
+        self.b.op("Mul", &[&normed, &weight], [])
     }
 
     pub(super) fn linear(&mut self, linear: &Linear, x: &Value) -> Value {
@@ -142,7 +154,7 @@ impl Lowering {
         self.b.set_prefix(&layer.prefix);
         let before = layer.normalize_before;
         let x = self.residual(x, &layer.self_attention_norm, before, |l, x| {
-            Ok(l.self_attention(&layer.self_attention, x, mask, None)?.output)
+            Ok(l.self_attention(&layer.self_attention, x, mask, None, None)?.output)
         })?;
         self.residual(&x, &layer.final_norm, before, |l, x| l.feed_forward(&layer.feed_forward, x))
     }

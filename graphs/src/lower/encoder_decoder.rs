@@ -8,8 +8,8 @@ use super::{
     operator::SelfAttentionOutput,
 };
 use crate::{
-    graph::{DType, Dim, Value},
-    model::{Attention, Decoder, DecoderLayer, EncoderDecoder},
+    graph::{Attribute, DType, Dim, Value},
+    model::{Attention, Decoder, DecoderLayer, EncoderDecoder, KeyValueWeights},
 };
 
 pub(super) fn lower(model: &EncoderDecoder, options: Options) -> Result<Vec<NamedGraph>, LowerError> {
@@ -80,7 +80,7 @@ fn lower_decoder(decoder: &Decoder, options: Options) -> Result<NamedGraph, Lowe
     Ok(l.finish("decoder_model"))
 }
 
-fn cache_shape(attention: &Attention, length: Dim) -> [Dim; 4] {
+pub(super) fn cache_shape(attention: &Attention, length: Dim) -> [Dim; 4] {
     [BATCH.into(), attention.kv_num_heads.into(), length, attention.head_size.into()]
 }
 
@@ -111,8 +111,18 @@ impl Lowering {
     #[allow(clippy::cast_possible_wrap)]
     pub(super) fn cross_keys_and_values(&mut self, attention: &Attention, memory: &Value) -> [Value; 2] {
         let (groups, head) = (attention.kv_num_heads, attention.head_size);
-        [&attention.key, &attention.value].map(|weight| {
-            let projected = self.matmul_transposed(memory, weight);
+        let projected = match &attention.keys_values {
+            KeyValueWeights::Separate { key, value } => {
+                [key, value].map(|weight| self.matmul_transposed(memory, weight))
+            }
+            KeyValueWeights::Joint(both) => {
+                let projected = self.matmul_transposed(memory, both);
+                let columns = (groups * head) as i64;
+                let sizes = self.b.ints(&[columns, columns]);
+                self.b.op2("Split", &[&projected, &sizes], [("axis", Attribute::Int(-1))])
+            }
+        };
+        projected.map(|projected| {
             if groups == 1 {
                 return self.b.unsqueeze(&projected, &[1]);
             }
@@ -132,7 +142,7 @@ impl Lowering {
         let before = layer.normalize_before;
         let mut kept = None;
         let x = self.residual(x, &layer.self_attention_norm, before, |l, x| {
-            let output = l.self_attention(&layer.self_attention, x, masks.own, Some(caches.own.clone()))?;
+            let output = l.self_attention(&layer.self_attention, x, masks.own, Some(caches.own.clone()), None)?;
             kept = Some(output.present);
             Ok(output.output)
         })?;

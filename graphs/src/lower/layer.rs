@@ -10,11 +10,11 @@ pub(super) fn lower(layer: &MoaLayer, options: Options) -> Result<Vec<NamedGraph
     let mut l = Lowering::new(options, SEQUENCE);
     let attention = &layer.attention;
     let [batch, sequence, source] = [BATCH, SEQUENCE, SOURCE].map(Dim::from);
-    let width = Dim::from(attention.query.shape()[1]);
+    let width = Dim::from(attention.width);
     let shape = [batch.clone(), sequence.clone(), width];
     let query = l.b.input("query", DType::Float32, &shape);
     let output = if layer.cross_attention {
-        let memory_shape = [batch.clone(), source.clone(), Dim::from(layer.source_width)];
+        let memory_shape = [batch.clone(), source.clone(), Dim::from(attention.source_width)];
         let memory = l.b.input("memory", DType::Float32, &memory_shape);
         let [_, key_mask] = l.mask_input("attention_mask", &[batch.clone(), source]);
         let [_, query_mask] = l.mask_input("query_attention_mask", &[batch, sequence]);
@@ -22,7 +22,7 @@ pub(super) fn lower(layer: &MoaLayer, options: Options) -> Result<Vec<NamedGraph
         l.cross_attention(attention, &query, [&key, &value], [&key_mask, &query_mask])?
     } else {
         let [_, mask] = l.mask_input("attention_mask", &[batch, sequence]);
-        l.self_attention(attention, &query, &mask, None)?.output
+        l.self_attention(attention, &query, &mask, None, None)?.output
     };
     l.b.output(&output, "output", DType::Float32, &shape);
     Ok(vec![l.finish("model")])

@@ -4,6 +4,7 @@
 //! does the rest and fixes the names of graph inputs and outputs.
 
 mod block;
+mod causal_lm;
 mod encoder_decoder;
 mod layer;
 mod masked_lm;
@@ -87,6 +88,7 @@ pub fn lower(model: &Model, options: Options) -> Result<Vec<NamedGraph>, LowerEr
     match model {
         Model::EncoderDecoder(model) => encoder_decoder::lower(model, options),
         Model::MaskedLm(model) => masked_lm::lower(model, options),
+        Model::CausalLm(model) => causal_lm::lower(model, options),
         Model::Layer(layer) => layer::lower(layer, options),
     }
 }

@@ -9,9 +9,10 @@ use moa_schema::{
 
 use super::{Form, LowerError, Lowering};
 use crate::{
+    Weight,
     bodies::{self, CrossValues, FeedForwardSizes, FeedForwardValues, Heads, Routed, SelfValues},
-    graph::{Attribute, Builder, Function, OpId, Value, WeightExpr},
-    model::{Attention, ExpertFeedForward},
+    graph::{Attribute, Builder, Function, OpId, RotaryTable, Value, WeightExpr},
+    model::{Attention, ExpertFeedForward, ExpertLayout, KeyValueWeights, Rotary},
 };
 
 /// Output of self-attention and the keys and values to keep.
@@ -28,6 +29,7 @@ impl Lowering {
         hidden: &Value,
         mask: &Value,
         past: Option<[Value; 2]>,
+        position_ids: Option<&Value>,
     ) -> Result<SelfAttentionOutput, LowerError> {
         let attributes = SelfAttentionAttributes {
             top_k: attention.top_k,
@@ -41,13 +43,13 @@ impl Lowering {
         let values = SelfValues {
             hidden_states: hidden.clone(),
             attention_mask: mask.clone(),
-            router_weight: b.weight(attention.router.name(), &attention.router),
-            query_weight: b.weight(attention.query.name(), &attention.query),
+            router_weight: router_weight(b, &attention.router, attention.layout),
+            query_weight: expert_weight(b, &attention.query, attention.layout),
             kv_weight: kv_weight(b, attention),
-            output_weight: b.weight(attention.output.name(), &attention.output),
-            output_bias: None,
+            output_weight: expert_weight(b, &attention.output, attention.layout),
+            output_bias: bias(b, attention.output_bias.as_ref()),
             past,
-            rotary: None,
+            rotary: attention.rotary.zip(position_ids).map(|(rotary, ids)| rotary_tables(b, rotary, attention, ids)),
         };
         let heads = heads(attention);
         let routed = self.routed(&attention.module, attention.top_k);
@@ -58,9 +60,9 @@ impl Lowering {
         let inputs = self_inputs(&values);
         let outputs = self.node_outputs(&["output", "present_key", "present_value"], &routed);
         let texts = self_attributes(&attributes);
-        let has_past = values.past.is_some();
+        let present = [values.output_bias.is_some(), values.past.is_some(), values.rotary.is_some()];
         let body = |b: &mut Builder| {
-            let values = formal_self_values(b, has_past);
+            let values = formal_self_values(b, present);
             let formal = Routed { indices: "topk_indices".into(), weights: "topk_weights".into() };
             let [output, key, value] = bodies::self_attention(b, &values, &attributes, heads, &formal);
             b.rename(&output, "output");
@@ -94,10 +96,10 @@ impl Lowering {
             value: value.clone(),
             key_mask: key_mask.clone(),
             query_mask: query_mask.clone(),
-            router_weight: b.weight(attention.router.name(), &attention.router),
-            query_weight: b.weight(attention.query.name(), &attention.query),
-            output_weight: b.weight(attention.output.name(), &attention.output),
-            output_bias: None,
+            router_weight: router_weight(b, &attention.router, attention.layout),
+            query_weight: expert_weight(b, &attention.query, attention.layout),
+            output_weight: expert_weight(b, &attention.output, attention.layout),
+            output_bias: bias(b, attention.output_bias.as_ref()),
         };
         let heads = heads(attention);
         let routed = self.routed(&attention.module, attention.top_k);
@@ -106,8 +108,9 @@ impl Lowering {
         }
         let inputs = cross_inputs(&values);
         let outputs = self.node_outputs(&["output"], &routed);
+        let has_bias = values.output_bias.is_some();
         let body = |b: &mut Builder| {
-            let values = formal_cross_values(b);
+            let values = formal_cross_values(b, has_bias);
             let formal = Routed { indices: "topk_indices".into(), weights: "topk_weights".into() };
             let output = bodies::cross_attention(b, &values, &attributes, heads, &formal);
             b.rename(&output, "output");
@@ -127,27 +130,26 @@ impl Lowering {
             top_k: block.top_k,
             gate_mode: block.gate_mode,
             activation: block.activation,
-            gated: false,
+            gated: block.gated,
         };
         let b = &mut self.b;
         let values = FeedForwardValues {
             hidden_states: hidden.clone(),
-            router_weight: b.weight(block.router.name(), &block.router),
-            input_weight: b.weight(block.input.name(), &block.input),
-            output_weight: b.weight(block.output.name(), &block.output),
-            output_bias: None,
+            router_weight: router_weight(b, &block.router, block.layout),
+            input_weight: expert_weight(b, &block.input, block.layout),
+            output_weight: expert_weight(b, &block.output, block.layout),
+            output_bias: bias(b, block.output_bias.as_ref()),
         };
-        let shape = block.output.shape();
-        let sizes = FeedForwardSizes { experts: shape[0], hidden: shape[1], width: shape[2] };
+        let sizes = FeedForwardSizes { experts: block.num_experts, hidden: block.hidden, width: block.width };
         let routed = self.routed(&block.module, block.top_k);
         if self.options.form == Form::Standard {
             return Ok(bodies::feed_forward(&mut self.b, &values, &attributes, sizes, &routed));
         }
-        let inputs = [&values.hidden_states, &values.router_weight, &values.input_weight, &values.output_weight]
-            .map(Clone::clone);
+        let inputs = feed_forward_inputs(&values);
         let outputs = self.node_outputs(&["output"], &routed);
+        let has_bias = values.output_bias.is_some();
         let body = |b: &mut Builder| {
-            let values = formal_feed_forward_values(b);
+            let values = formal_feed_forward_values(b, has_bias);
             let formal = Routed { indices: "topk_indices".into(), weights: "topk_weights".into() };
             let output = bodies::feed_forward(b, &values, &attributes, sizes, &formal);
             b.rename(&output, "output");
@@ -219,7 +221,7 @@ fn function(operator: &Operator, op: OpId, [inputs, outputs]: [usize; 2], body: 
 
 fn heads(attention: &Attention) -> Heads {
     Heads {
-        width: attention.query.shape()[1],
+        width: attention.width,
         experts: attention.num_experts,
         kv_heads: attention.kv_num_heads,
         head: attention.head_size,
@@ -231,13 +233,52 @@ fn scale(attention: &Attention) -> f32 {
     (attention.head_size as f64).powf(-0.5) as f32
 }
 
+/// A router as the operators take it, `[C, E]`.
+fn router_weight(b: &mut Builder, router: &Weight, layout: ExpertLayout) -> Value {
+    match layout {
+        ExpertLayout::InOut => b.weight(router.name(), router),
+        ExpertLayout::OutIn => transposed(b, router, &[1, 0]),
+    }
+}
+
+/// Matrices of experts as the operators take them, inputs before outputs.
+fn expert_weight(b: &mut Builder, weight: &Weight, layout: ExpertLayout) -> Value {
+    match layout {
+        ExpertLayout::InOut => b.weight(weight.name(), weight),
+        ExpertLayout::OutIn => transposed(b, weight, &[0, 2, 1]),
+    }
+}
+
+fn transposed(b: &mut Builder, weight: &Weight, permutation: &[usize]) -> Value {
+    let stored = b.weight(weight.name(), weight);
+    b.transpose(&stored, permutation)
+}
+
+fn bias(b: &mut Builder, bias: Option<&Weight>) -> Option<Value> {
+    bias.map(|bias| b.weight(bias.name(), bias))
+}
+
 /// Key and value projections side by side, `[C, 2·G·D]`.
 fn kv_weight(b: &mut Builder, attention: &Attention) -> Value {
+    let (key, value) = match &attention.keys_values {
+        KeyValueWeights::Joint(both) => return transposed(b, both, &[1, 0]),
+        KeyValueWeights::Separate { key, value } => (key, value),
+    };
     let transposed = |weight| WeightExpr::from(weight).transposed(&[1, 0]);
-    let columns = WeightExpr::Columns(vec![transposed(&attention.key), transposed(&attention.value)]);
+    let columns = WeightExpr::Columns(vec![transposed(key), transposed(value)]);
     let prefix = &attention.prefix;
     let name = if prefix.is_empty() { "kv_proj.weight".to_owned() } else { format!("{prefix}.kv_proj.weight") };
     b.weight(&name, columns)
+}
+
+/// Cosines, sines and positions.
+fn rotary_tables(b: &mut Builder, rotary: Rotary, attention: &Attention, position_ids: &Value) -> [Value; 3] {
+    let table = |sine| RotaryTable { rows: rotary.positions, head: attention.head_size, base: rotary.base, sine };
+    [
+        b.weight("rotary.cos_cache", WeightExpr::Rotary(table(false))),
+        b.weight("rotary.sin_cache", WeightExpr::Rotary(table(true))),
+        position_ids.clone(),
+    ]
 }
 
 /// Inputs in the schema's order, up to the last one that is present.
@@ -281,7 +322,18 @@ fn cross_inputs(values: &CrossValues) -> Vec<Value> {
     inputs
 }
 
-fn formal_self_values(b: &Builder, has_past: bool) -> SelfValues {
+fn feed_forward_inputs(values: &FeedForwardValues) -> Vec<Value> {
+    let mut inputs = vec![
+        values.hidden_states.clone(),
+        values.router_weight.clone(),
+        values.input_weight.clone(),
+        values.output_weight.clone(),
+    ];
+    inputs.extend(values.output_bias.clone());
+    inputs
+}
+
+fn formal_self_values(b: &Builder, [bias, past, rotary]: [bool; 3]) -> SelfValues {
     SelfValues {
         hidden_states: b.formal("hidden_states"),
         attention_mask: b.formal("attention_mask"),
@@ -289,13 +341,13 @@ fn formal_self_values(b: &Builder, has_past: bool) -> SelfValues {
         query_weight: b.formal("query_weight"),
         kv_weight: b.formal("kv_weight"),
         output_weight: b.formal("output_weight"),
-        output_bias: None,
-        past: has_past.then(|| [b.formal("past_key"), b.formal("past_value")]),
-        rotary: None,
+        output_bias: bias.then(|| b.formal("output_bias")),
+        past: past.then(|| [b.formal("past_key"), b.formal("past_value")]),
+        rotary: rotary.then(|| [b.formal("cos_cache"), b.formal("sin_cache"), b.formal("position_ids")]),
     }
 }
 
-fn formal_cross_values(b: &Builder) -> CrossValues {
+fn formal_cross_values(b: &Builder, bias: bool) -> CrossValues {
     CrossValues {
         hidden_states: b.formal("hidden_states"),
         key: b.formal("key"),
@@ -305,17 +357,17 @@ fn formal_cross_values(b: &Builder) -> CrossValues {
         router_weight: b.formal("router_weight"),
         query_weight: b.formal("query_weight"),
         output_weight: b.formal("output_weight"),
-        output_bias: None,
+        output_bias: bias.then(|| b.formal("output_bias")),
     }
 }
 
-fn formal_feed_forward_values(b: &Builder) -> FeedForwardValues {
+fn formal_feed_forward_values(b: &Builder, bias: bool) -> FeedForwardValues {
     FeedForwardValues {
         hidden_states: b.formal("hidden_states"),
         router_weight: b.formal("router_weight"),
         input_weight: b.formal("input_weight"),
         output_weight: b.formal("output_weight"),
-        output_bias: None,
+        output_bias: bias.then(|| b.formal("output_bias")),
     }
 }
 

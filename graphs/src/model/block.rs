@@ -16,16 +16,24 @@ pub struct Attention {
     pub module: String,
     /// Prefix of the layer's tensors, such as `encoder.layers.0.self_attn`; may be empty.
     pub prefix: String,
-    /// Router, `[C, E]`: `x · router`.
+    /// Layout of the three routed weights.
+    pub layout: ExpertLayout,
+    /// Router, `[C, E]` or `[E, C]`.
     pub router: Weight,
-    /// Query projections, `[E, C, G·D]`: `x · query[e]`.
+    /// Query projections, `[E, C, G·D]` or `[E, G·D, C]`.
     pub query: Weight,
-    /// Key projection, `[G·D, source width]`: `z · keyᵀ`.
-    pub key: Weight,
-    /// Value projection, `[G·D, source width]`: `z · valueᵀ`.
-    pub value: Weight,
-    /// Output projections, `[E, G·D, C]`: `o · output[e]`.
+    /// Key and value projections.
+    pub keys_values: KeyValueWeights,
+    /// Output projections, `[E, G·D, C]` or `[E, C, G·D]`.
     pub output: Weight,
+    /// Added once to the weighted sum, `[C]`.
+    pub output_bias: Option<Weight>,
+    /// Rotary position embedding of queries and keys.
+    pub rotary: Option<Rotary>,
+    /// Model width `C`.
+    pub width: usize,
+    /// Width of the source of keys and values.
+    pub source_width: usize,
     /// Experts per token.
     pub top_k: usize,
     /// Experts in all.
@@ -40,6 +48,38 @@ pub struct Attention {
     pub causal: bool,
     /// Whether a padded query is routed nowhere, so that the layer's output for it is exactly 0.
     pub skip_padded_queries: bool,
+}
+
+/// How the matrices of experts are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpertLayout {
+    /// Inputs before outputs: `x · w[e]`, router `[C, E]`.
+    InOut,
+    /// Outputs before inputs: `x · w[e]ᵀ`, router `[E, C]`.
+    OutIn,
+}
+
+/// Key and value projections, shared by all experts.
+#[derive(Debug, Clone)]
+pub enum KeyValueWeights {
+    /// Two matrices.
+    Separate {
+        /// `[G·D, source width]`: `z · keyᵀ`.
+        key: Weight,
+        /// `[G·D, source width]`: `z · valueᵀ`.
+        value: Weight,
+    },
+    /// One matrix, `[2·G·D, source width]`, keys first.
+    Joint(Weight),
+}
+
+/// Rotary position embedding, rotate-half, over the whole head: frequency `i` is `base^(-2i/D)`, angles in f32.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rotary {
+    /// Base of the wavelengths.
+    pub base: f64,
+    /// Positions in the table.
+    pub positions: usize,
 }
 
 /// `x · weightᵀ + bias`.
@@ -87,12 +127,22 @@ pub struct DenseFeedForward {
 pub struct ExpertFeedForward {
     /// Name of the routed module in the checkpoint.
     pub module: String,
-    /// Router, `[C, E]`.
+    /// Layout of the three weights.
+    pub layout: ExpertLayout,
+    /// Router, `[C, E]` or `[E, C]`.
     pub router: Weight,
-    /// `[E, C, F]`.
+    /// `[E, C, F]` or `[E, F, C]`; with `2·F` for `F` where gated.
     pub input: Weight,
-    /// `[E, F, C]`.
+    /// `[E, F, C]` or `[E, C, F]`.
     pub output: Weight,
+    /// Added once to the weighted sum, `[C]`.
+    pub output_bias: Option<Weight>,
+    /// Whether the hidden row is `activation(first F) · last F`.
+    pub gated: bool,
+    /// Model width `C`.
+    pub width: usize,
+    /// Hidden width `F`.
+    pub hidden: usize,
     /// Experts per token.
     pub top_k: usize,
     /// Experts in all.
@@ -101,6 +151,15 @@ pub struct ExpertFeedForward {
     pub gate_mode: GateMode,
     /// Between the two matrices.
     pub activation: Activation,
+}
+
+/// Division by the root of the mean square, over the last axis.
+#[derive(Debug, Clone)]
+pub struct RmsNorm {
+    /// `[C]`.
+    pub weight: Weight,
+    /// Added to the mean square.
+    pub epsilon: f32,
 }
 
 /// Token and position embedding.
@@ -159,7 +218,13 @@ impl Embedding {
 
 impl Attention {
     pub(super) fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>) {
-        weights.extend([&self.router, &self.query, &self.key, &self.value, &self.output]);
+        weights.extend([&self.router, &self.query]);
+        match &self.keys_values {
+            KeyValueWeights::Separate { key, value } => weights.extend([key, value]),
+            KeyValueWeights::Joint(both) => weights.push(both),
+        }
+        weights.push(&self.output);
+        weights.extend(&self.output_bias);
     }
 }
 
@@ -182,8 +247,15 @@ impl FeedForward {
                 block.input.collect(weights);
                 block.output.collect(weights);
             }
-            Self::Experts(block) => weights.extend([&block.router, &block.input, &block.output]),
+            Self::Experts(block) => block.collect(weights),
         }
+    }
+}
+
+impl ExpertFeedForward {
+    pub(super) fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>) {
+        weights.extend([&self.router, &self.input, &self.output]);
+        weights.extend(&self.output_bias);
     }
 }
 

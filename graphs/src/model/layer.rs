@@ -9,6 +9,4 @@ pub struct MoaLayer {
     pub attention: Attention,
     /// Whether keys and values come from a second input, `memory`.
     pub cross_attention: bool,
-    /// Width of the source of keys and values.
-    pub source_width: usize,
 }

@@ -1,0 +1,190 @@
+//! `jetmoe`: JetMoE as Hugging Face stores it, in both dialects of its configuration.
+
+use moa_schema::{Activation, GateMode};
+
+use super::{Config, ImportOptions, importer::Importer};
+use crate::{
+    ImportError, TensorDirectory, Weight,
+    model::{
+        Attention, CausalLayer, CausalLm, ExpertFeedForward, ExpertLayout, KeyValueWeights, Model, RmsNorm, Rotary,
+    },
+};
+
+const TOKENS: &str = "model.embed_tokens.weight";
+const OUTPUT: &str = "lm_head.weight";
+
+/// The norms inside a layer are built without the configuration's epsilon; only the final one reads it.
+const LAYER_NORM_EPSILON: f32 = 1e-6;
+
+pub(super) fn import(
+    config: &Config,
+    tensors: &dyn TensorDirectory,
+    options: ImportOptions,
+) -> Result<Model, ImportError> {
+    if config.has("quantization_config") {
+        return Err(
+            config.unsupported("\"quantization_config\": quantised weights; export the original checkpoint".into())
+        );
+    }
+    let sizes = Sizes::new(config, options)?;
+    let mut importer = Importer::new(tensors);
+    let tied = config.flag_or("tie_word_embeddings", true)?;
+    let (vocabulary, width) = (config.optional_size("vocab_size")?, sizes.width);
+    let token_names: &[&str] = if tied { &[TOKENS, OUTPUT] } else { &[TOKENS] };
+    let tokens = importer.take_shared(token_names, &[vocabulary, Some(width)])?;
+    let output_names: &[&str] = if tied { &[TOKENS, OUTPUT] } else { &[OUTPUT] };
+    let output = importer.take_shared(output_names, &[Some(tokens.shape()[0]), Some(width)])?;
+    let layers = (0..sizes.layers).map(|index| sizes.layer(config, &mut importer, index)).collect::<Result<_, _>>()?;
+    let norm = RmsNorm {
+        weight: importer.take("model.norm.weight", &[width])?,
+        epsilon: config.epsilon_or("rms_norm_eps", LAYER_NORM_EPSILON)?,
+    };
+    importer.finish("jetmoe", |_| false)?;
+    let pad_token_id = config.id_or("pad_token_id", 0)?.min(tokens.shape()[0] - 1);
+    Ok(Model::CausalLm(CausalLm { tokens, pad_token_id, layers, norm, output }))
+}
+
+/// The keys of the configuration.
+struct Sizes {
+    width: usize,
+    layers: usize,
+    hidden: usize,
+    top_k: usize,
+    /// Key of the configuration that gives `top_k`.
+    top_k_key: &'static str,
+    kv_num_heads: usize,
+    head_size: usize,
+    rotary: Rotary,
+    activation: Activation,
+    gated: bool,
+    bias: bool,
+    gate_mode: GateMode,
+}
+
+impl Sizes {
+    /// Reads each key under its old name, then under its new one, then takes the class default.
+    fn new(config: &Config, options: ImportOptions) -> Result<Self, ImportError> {
+        let size = |old: &str, new: &str, default: usize| -> Result<usize, ImportError> {
+            Ok(config.optional_size(old)?.or(config.optional_size(new)?).unwrap_or(default))
+        };
+        let top_k_key = if config.has("moe_top_k") { "moe_top_k" } else { "num_experts_per_tok" };
+        let head_size = config.size_or("kv_channels", 128)?;
+        if !head_size.is_multiple_of(2) {
+            return Err(config.invalid("kv_channels", "an even number, as rotary embedding needs it"));
+        }
+        Ok(Self {
+            width: config.size_or("hidden_size", 2048)?,
+            layers: size("num_layers", "num_hidden_layers", 12)?,
+            hidden: size("ffn_hidden_size", "intermediate_size", 5632)?,
+            top_k: config.size(top_k_key, "experts per token; it is never stored in tensors")?,
+            top_k_key,
+            kv_num_heads: config.size_or("num_key_value_heads", 16)?,
+            head_size,
+            rotary: Rotary {
+                base: config.number_or("rope_theta", 10_000.0)?,
+                positions: size("n_positions", "max_position_embeddings", 4096)?,
+            },
+            activation: activation(config)?,
+            gated: config.flag_or("glu", true)?,
+            bias: config.flag_or("bias", true)?,
+            gate_mode: options.gate_mode.unwrap_or(GateMode::TopkSoftmax),
+        })
+    }
+
+    fn layer(&self, config: &Config, importer: &mut Importer<'_>, index: usize) -> Result<CausalLayer, ImportError> {
+        let prefix = format!("model.layers.{index}");
+        Ok(CausalLayer {
+            attention_norm: self.norm(importer, &format!("{prefix}.input_layernorm"))?,
+            attention: self.attention(config, importer, &format!("{prefix}.self_attention"))?,
+            feed_forward_norm: self.norm(importer, &format!("{prefix}.post_attention_layernorm"))?,
+            feed_forward: self.feed_forward(config, importer, &format!("{prefix}.mlp"))?,
+            prefix,
+        })
+    }
+
+    fn norm(&self, importer: &mut Importer<'_>, name: &str) -> Result<RmsNorm, ImportError> {
+        let weight = importer.take(&format!("{name}.weight"), &[self.width])?;
+        Ok(RmsNorm { weight, epsilon: LAYER_NORM_EPSILON })
+    }
+
+    /// A router and the number of its experts, which may differ between attention and feed-forward.
+    fn router(
+        &self,
+        config: &Config,
+        importer: &mut Importer<'_>,
+        module: &str,
+    ) -> Result<(Weight, usize), ImportError> {
+        let router = importer.take_any(&format!("{module}.router.layer.weight"), &[None, Some(self.width)])?;
+        let experts = router.shape()[0];
+        if self.top_k > experts {
+            return Err(config.invalid(self.top_k_key, format!("at most {experts}, the experts of \"{module}\"")));
+        }
+        Ok((router, experts))
+    }
+
+    fn bias(&self, importer: &mut Importer<'_>, module: &str) -> Result<Option<Weight>, ImportError> {
+        if self.bias { importer.take(&format!("{module}.bias"), &[self.width]).map(Some) } else { Ok(None) }
+    }
+
+    fn attention(&self, config: &Config, importer: &mut Importer<'_>, prefix: &str) -> Result<Attention, ImportError> {
+        let module = format!("{prefix}.experts");
+        let (router, num_experts) = self.router(config, importer, &module)?;
+        let (width, columns) = (self.width, self.kv_num_heads * self.head_size);
+        let both = importer.take(&format!("{prefix}.kv_proj.weight"), &[2 * columns, width])?;
+        Ok(Attention {
+            layout: ExpertLayout::OutIn,
+            router,
+            query: importer.take(&format!("{module}.input_linear.weight"), &[num_experts, columns, width])?,
+            keys_values: KeyValueWeights::Joint(both),
+            output: importer.take(&format!("{module}.output_linear.weight"), &[num_experts, width, columns])?,
+            output_bias: self.bias(importer, &module)?,
+            rotary: Some(self.rotary),
+            width,
+            source_width: width,
+            top_k: self.top_k,
+            num_experts,
+            kv_num_heads: self.kv_num_heads,
+            head_size: self.head_size,
+            gate_mode: self.gate_mode,
+            causal: true,
+            skip_padded_queries: false,
+            prefix: prefix.into(),
+            module,
+        })
+    }
+
+    fn feed_forward(
+        &self,
+        config: &Config,
+        importer: &mut Importer<'_>,
+        module: &str,
+    ) -> Result<ExpertFeedForward, ImportError> {
+        let (router, num_experts) = self.router(config, importer, module)?;
+        let (width, hidden) = (self.width, self.hidden);
+        let rows = if self.gated { 2 * hidden } else { hidden };
+        Ok(ExpertFeedForward {
+            layout: ExpertLayout::OutIn,
+            router,
+            input: importer.take(&format!("{module}.input_linear.weight"), &[num_experts, rows, width])?,
+            output: importer.take(&format!("{module}.output_linear.weight"), &[num_experts, width, hidden])?,
+            output_bias: self.bias(importer, module)?,
+            gated: self.gated,
+            width,
+            hidden,
+            top_k: self.top_k,
+            num_experts,
+            gate_mode: self.gate_mode,
+            activation: self.activation,
+            module: module.into(),
+        })
+    }
+}
+
+fn activation(config: &Config) -> Result<Activation, ImportError> {
+    match config.text_or("activation_function", "silu")? {
+        "silu" | "swish" => Ok(Activation::Silu),
+        "gelu" => Ok(Activation::Gelu),
+        "relu" => Ok(Activation::Relu),
+        other => Err(config.unsupported(format!("\"activation_function\": \"{other}\" (supported: silu, gelu, relu)"))),
+    }
+}

@@ -1,0 +1,69 @@
+//! Decoder-only language model, in one file: prefill and single steps in one graph, `P >= 0`.
+//!
+//! `input_ids`, `attention_mask`, `position_ids`, `past_key_values.{i}.key|value` → `logits`,
+//! `present.{i}.key|value`.
+
+use super::{
+    BATCH, LowerError, Lowering, NamedGraph, Options, PAST, SEQUENCE, encoder_decoder::cache_shape,
+    operator::SelfAttentionOutput,
+};
+use crate::{
+    graph::{Attribute, DType, Dim, Value},
+    model::{CausalLayer, CausalLm},
+};
+
+pub(super) fn lower(model: &CausalLm, options: Options) -> Result<Vec<NamedGraph>, LowerError> {
+    let mut l = Lowering::new(options, SEQUENCE);
+    let [batch, sequence, past] = [BATCH, SEQUENCE, PAST].map(Dim::from);
+    let total = Dim::Symbolic(format!("{PAST} + {SEQUENCE}"));
+    let token_shape = [batch.clone(), sequence.clone()];
+    let ids = l.b.input("input_ids", DType::Int64, &token_shape);
+    let [_, mask] = l.mask_input("attention_mask", &[batch.clone(), total.clone()]);
+    let positions = l.b.input("position_ids", DType::Int64, &token_shape);
+    let caches: Vec<_> = model
+        .layers
+        .iter()
+        .enumerate()
+        .map(|(index, layer)| {
+            let shape = cache_shape(&layer.attention, past.clone());
+            ["key", "value"].map(|part| l.b.input(&format!("past_key_values.{index}.{part}"), DType::Float32, &shape))
+        })
+        .collect();
+    let table = l.b.weight(model.tokens.name(), &model.tokens);
+    let mut x = l.b.op("Gather", &[&table, &ids], [("axis", Attribute::Int(0))]);
+    let mut present = Vec::new();
+    for (layer, past) in model.layers.iter().zip(caches) {
+        let output = l.causal_layer(layer, &x, [&mask, &positions], past)?;
+        x = output.output;
+        present.push(output.present);
+    }
+    l.b.set_prefix("");
+    let x = l.rms_norm(&model.norm, &x);
+    let logits = l.matmul_transposed(&x, &model.output);
+    l.b.output(&logits, "logits", DType::Float32, &[batch, sequence, Dim::from(model.output.shape()[0])]);
+    for (index, (layer, present)) in model.layers.iter().zip(&present).enumerate() {
+        let shape = cache_shape(&layer.attention, total.clone());
+        for (part, value) in ["key", "value"].into_iter().zip(present) {
+            l.b.output(value, &format!("present.{index}.{part}"), DType::Float32, &shape);
+        }
+    }
+    Ok(vec![l.finish("model")])
+}
+
+impl Lowering {
+    fn causal_layer(
+        &mut self,
+        layer: &CausalLayer,
+        x: &Value,
+        [mask, positions]: [&Value; 2],
+        past: [Value; 2],
+    ) -> Result<SelfAttentionOutput, LowerError> {
+        self.b.set_prefix(&layer.prefix);
+        let normed = self.rms_norm(&layer.attention_norm, x);
+        let attended = self.self_attention(&layer.attention, &normed, mask, Some(past), Some(positions))?;
+        let x = self.b.op("Add", &[x, &attended.output], []);
+        let normed = self.rms_norm(&layer.feed_forward_norm, &x);
+        let added = self.expert_feed_forward(&layer.feed_forward, &normed)?;
+        Ok(SelfAttentionOutput { output: self.b.op("Add", &[&x, &added], []), present: attended.present })
+    }
+}

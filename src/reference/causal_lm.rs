@@ -1,0 +1,111 @@
+//! The decoder-only language model.
+
+use moa_graphs::{WeightError, model};
+
+use super::{
+    ReferenceError,
+    attention::{Attention, Positions},
+    blocks::{ExpertFeedForward, RmsNorm},
+    encoder_decoder::{insert_key_values, key_values},
+    inputs::{Dim, Inputs},
+    math::{transpose, vector_matrix},
+    router::Tape,
+    sequence::Sequence,
+};
+use crate::tensor::NamedTensors;
+
+/// Weights of a [`model::CausalLm`].
+#[derive(Debug)]
+pub(super) struct CausalLm {
+    /// `[V, C]`.
+    tokens: Vec<f64>,
+    /// `[C, V]`.
+    output: Vec<f64>,
+    width: usize,
+    vocabulary: usize,
+    max_positions: Option<usize>,
+    layers: Vec<CausalLayer>,
+    norm: RmsNorm,
+}
+
+/// `x + attention(norm(x))`, then `x + feed_forward(norm(x))`.
+#[derive(Debug)]
+struct CausalLayer {
+    attention_norm: RmsNorm,
+    attention: Attention,
+    feed_forward_norm: RmsNorm,
+    feed_forward: ExpertFeedForward,
+}
+
+impl CausalLayer {
+    fn new(model: &model::CausalLayer) -> Result<Self, WeightError> {
+        Ok(Self {
+            attention_norm: RmsNorm::new(&model.attention_norm)?,
+            attention: Attention::new(&model.attention)?,
+            feed_forward_norm: RmsNorm::new(&model.feed_forward_norm)?,
+            feed_forward: ExpertFeedForward::new(&model.feed_forward)?,
+        })
+    }
+}
+
+impl CausalLm {
+    pub(super) fn new(model: &model::CausalLm) -> Result<Self, WeightError> {
+        let [vocabulary, width] = [model.output.shape()[0], model.output.shape()[1]];
+        Ok(Self {
+            tokens: model.tokens.to_f64()?,
+            output: transpose(&model.output.to_f64()?, width),
+            width,
+            vocabulary,
+            max_positions: model.max_positions(),
+            layers: model.layers.iter().map(CausalLayer::new).collect::<Result<_, _>>()?,
+            norm: RmsNorm::new(&model.norm)?,
+        })
+    }
+
+    /// `logits`, `[B, T, V]`, and the keys and values of every layer, past included.
+    pub(super) fn run(&self, inputs: Inputs<'_>, tape: &mut Tape<'_>) -> Result<NamedTensors, ReferenceError> {
+        let ids = inputs.token_ids("input_ids")?;
+        let all = inputs.mask("attention_mask", ids.batch, Dim::AtLeast(ids.tokens))?;
+        let new = all.last(ids.tokens);
+        let positions = self.positions(inputs, [ids.batch, ids.tokens])?;
+        let mut values = Vec::with_capacity(ids.ids.len() * self.width);
+        for (index, id) in ids.ids.iter().enumerate() {
+            let Some(row) = usize::try_from(*id).ok().filter(|id| *id < self.tokens.len() / self.width) else {
+                let (input, vocabulary) = (ids.input.into(), self.tokens.len() / self.width);
+                return Err(ReferenceError::TokenId { input, index, id: *id, vocabulary });
+            };
+            values.extend_from_slice(&self.tokens[row * self.width..(row + 1) * self.width]);
+        }
+        let mut x =
+            Sequence { precision: ids.precision, batch: ids.batch, tokens: ids.tokens, width: self.width, values };
+        let mut outputs = NamedTensors::new();
+        for (index, layer) in self.layers.iter().enumerate() {
+            let shape = layer.attention.cache_shape(ids.batch, all.tokens - ids.tokens);
+            let past = key_values(inputs, &format!("past_key_values.{index}"), shape)?;
+            let normed = layer.attention_norm.run(&x);
+            let present = past.followed_by(&layer.attention.keys_values_at(&normed, Some(&positions)));
+            let attended = layer.attention.run_at(&normed, &new, Some(&positions), &present, &all, tape)?;
+            x = x.plus(&attended);
+            let added = layer.feed_forward.run(&layer.feed_forward_norm.run(&x), tape)?;
+            x = x.plus(&added);
+            insert_key_values(&mut outputs, &format!("present.{index}"), present)?;
+        }
+        let logits = self.norm.run(&x).map(self.vocabulary, |x| vector_matrix(x, &self.output, self.vocabulary));
+        outputs.insert("logits".into(), logits.into_tensor()?);
+        Ok(outputs)
+    }
+
+    fn positions(&self, inputs: Inputs<'_>, shape: [usize; 2]) -> Result<Positions, ReferenceError> {
+        let rows = self.max_positions.unwrap_or(usize::MAX);
+        let ids = inputs.integer_matrix("position_ids", shape)?;
+        let mut positions = Vec::with_capacity(ids.len());
+        for (index, id) in ids.iter().enumerate() {
+            let position = usize::try_from(*id).unwrap_or(usize::MAX);
+            if position >= rows {
+                return Err(ReferenceError::Position { row: index / shape[1].max(1), position, rows });
+            }
+            positions.push(position);
+        }
+        Ok(Positions(positions))
+    }
+}
