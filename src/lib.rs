@@ -13,6 +13,7 @@ pub mod backend;
 pub mod checkpoint;
 pub mod cli;
 pub mod export;
+pub mod inspect;
 pub mod onnx;
 pub mod parity;
 pub mod reference;

@@ -33,6 +33,8 @@ pub(super) enum Command {
     Verify(VerifyArguments),
     /// Run one graph on named tensors
     Run(RunArguments),
+    /// Count parameters and multiply-accumulates of a checkpoint
+    Inspect(InspectArguments),
     /// Say where the operator library is and how to register it
     Ops(OpsArguments),
 }
@@ -178,6 +180,24 @@ pub(super) struct RunArguments {
     /// Replace an existing output file
     #[arg(long)]
     pub(super) force: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct InspectArguments {
+    /// `.safetensors` file or folder
+    pub(super) checkpoint: PathBuf,
+    /// Configuration, where it is not config.json beside the checkpoint
+    #[arg(long, value_name = "FILE")]
+    pub(super) config: Option<PathBuf>,
+    /// Tokens of the source, or of the only side, for which multiply-accumulates are counted
+    #[arg(long, value_name = "T", default_value_t = 10)]
+    pub(super) seq: u64,
+    /// Tokens of the target [default: as many as of the source]
+    #[arg(long, value_name = "T")]
+    pub(super) target_seq: Option<u64>,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub(super) json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -3,6 +3,7 @@
 mod args;
 mod export;
 mod failure;
+mod inspect;
 mod ops;
 mod run;
 mod table;
@@ -36,7 +37,7 @@ pub fn main() -> ExitCode {
 
 /// What a mistyped command may have meant.
 fn meant(typed: &str) -> Option<&'static str> {
-    const COMMANDS: [&str; 4] = ["export", "verify", "run", "ops"];
+    const COMMANDS: [&str; 5] = ["export", "verify", "run", "inspect", "ops"];
     let one_letter_away = |command: &str| {
         let without = |text: &str, index: usize| -> String {
             text.chars().enumerate().filter(|(i, _)| *i != index).map(|(_, c)| c).collect()
@@ -70,6 +71,7 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode, Failure> {
         (Some(Command::Export(arguments)), _) | (None, Some(arguments)) => export::run(&arguments),
         (Some(Command::Verify(arguments)), _) => verify::run(&arguments),
         (Some(Command::Run(arguments)), _) => run::run(&arguments),
+        (Some(Command::Inspect(arguments)), _) => inspect::run(&arguments),
         (Some(Command::Ops(arguments)), _) => ops::run(&arguments),
         (None, None) => Err(Failure::usage("nothing to do", Some("run `moa-export --help`"))),
     }

@@ -1,15 +1,18 @@
 //! Attention of the chosen experts' queries over shared keys and values, with an online softmax.
 //!
-//! One task handles the `k` slots of a few tokens for one key/value head. It lists the keys that may be seen at all,
-//! so that every query sees a prefix of that list, and walks the list in tiles. The scores of one tile are all that is
-//! ever stored.
+//! One task handles the `k` slots of a few tokens for one key/value head. It walks the visible keys in tiles; inside a
+//! tile it walks blocks of query rows, so that the scores of one block and one tile are all that is ever stored. Every
+//! query sees a prefix of the visible keys; tiles after it are skipped, and values after it are not read for it.
 
 use std::ops::Range;
 
-use crate::gemm::{Matrix, Write, multiply};
-use crate::rope::Rotary;
+use crate::grid::{Claims, Grid, Layout, Tile};
+use crate::key_panels::{Panels, Visible};
+use crate::pool::Stage;
+use crate::query_projection::row_stride;
 use crate::routing::Routing;
-use crate::{ThreadPool, pool};
+use crate::rows::{TILE_ROWS, blocks};
+use crate::simd::{Isa, Left, PANEL, Product, ROWS, Write};
 
 /// Query rows (tokens times slots) that one task aims at.
 const QUERY_ROWS: usize = 64;
@@ -18,177 +21,216 @@ const QUERY_ROWS: usize = 64;
 const KEYS_PER_TILE: usize = 256;
 
 /// Inputs of the attention of one call.
-pub(crate) struct Attention<'a> {
+#[derive(Clone, Copy)]
+pub(crate) struct AttentionInputs<'a> {
+    pub(crate) isa: Isa,
     pub(crate) routing: &'a Routing,
-    /// `[G, rows of the routing, D]`, before rotation and scaling.
+    /// `[B * T * k, G * D]`, rotated and scaled, with rows `row_stride` apart.
     pub(crate) queries: &'a [f32],
-    /// `[B, G, S, D]`.
-    pub(crate) key: &'a [f32],
-    /// `[B, G, S, D]`.
-    pub(crate) value: &'a [f32],
-    /// `[B, S]`, 0 where the key is masked.
-    pub(crate) key_mask: &'a [i32],
-    pub(crate) rotary: Option<Rotary<'a>>,
+    pub(crate) visible: &'a Visible,
     /// `Some(P)`: query `i` sees the keys `0 ..= P + i` only.
     pub(crate) causal_past: Option<usize>,
-    pub(crate) scale: f32,
     pub(crate) batch: usize,
     pub(crate) tokens: usize,
-    pub(crate) keys: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head: usize,
 }
 
-impl Attention<'_> {
-    /// Attends; the result is `[B, G, T, k, D]`, 0 where a token is not routed or may see no key.
-    pub(crate) fn compute(&self, pool: &dyn ThreadPool) -> Vec<f32> {
-        let token_len = self.routing.top_k * self.head;
-        let mut out = vec![0.0; self.batch * self.kv_heads * self.tokens * token_len];
-        let visible: Vec<_> = (0..self.batch).map(|batch| self.visible_keys(batch)).collect();
-        let tokens_per_tile = (QUERY_ROWS / self.routing.top_k).max(1);
-        let mut items = Vec::new();
-        for (index, out) in out.chunks_mut(self.tokens * token_len).enumerate() {
-            let tiles = out.chunks_mut(tokens_per_tile * token_len).enumerate();
-            items.extend(tiles.map(|(tile, out)| (index, tile * tokens_per_tile, out)));
-        }
-        pool::for_each(pool, items, |(index, first, out)| {
-            let tokens = first..first + out.len() / token_len;
-            self.attend(index, tokens, &visible[index / self.kv_heads], out);
-        });
-        out
+impl AttentionInputs<'_> {
+    /// Rows of queries, a tile for each head.
+    pub(crate) fn layout(&self) -> Layout {
+        let columns = self.kv_heads * self.head;
+        Layout { stride: row_stride(columns), columns, tile_columns: self.head }
     }
 
-    /// Places of the keys that are not masked, rising.
-    fn visible_keys(&self, batch: usize) -> Vec<usize> {
-        let mask = &self.key_mask[batch * self.keys..][..self.keys];
-        mask.iter().enumerate().filter(|(_, mask)| **mask != 0).map(|(key, _)| key).collect()
-    }
-
-    /// Attention of some tokens of the (batch, head) pair `index = b * G + g`; `out` is `[tokens, k, D]`.
-    fn attend(&self, index: usize, tokens: Range<usize>, visible: &[usize], out: &mut [f32]) {
-        let mut queries = self.gather(index, tokens, visible);
-        let (Some(&common), Some(&longest)) = (queries.seen.iter().min(), queries.seen.iter().max()) else { return };
-        let len = self.keys * self.head;
-        let (key, value) = (&self.key[index * len..][..len], &self.value[index * len..][..len]);
-        let (mut key_rows, mut value_rows) = (Vec::new(), Vec::new());
-        for section in [0..common, common..longest] {
-            for start in section.clone().step_by(KEYS_PER_TILE) {
-                let tile = start..section.end.min(start + KEYS_PER_TILE);
-                let places = &visible[tile.clone()];
-                let key = gather_tile(key, self.head, places, &mut key_rows);
-                let value = gather_tile(value, self.head, places, &mut value_rows);
-                queries.visit(tile, key, value, self.head);
-            }
+    /// How many visible keys a token sees.
+    fn seen(&self, batch: usize, token: usize) -> usize {
+        let visible = self.visible.of(batch);
+        match self.causal_past {
+            Some(past) => visible.partition_point(|&key| key <= past + token),
+            None => visible.len(),
         }
-        queries.finish(self.head, out);
-    }
-
-    /// The query rows of some tokens, rotated and scaled; tokens that are not routed or see nothing are left out.
-    fn gather(&self, index: usize, tokens: Range<usize>, visible: &[usize]) -> Queries {
-        let (batch, group) = (index / self.kv_heads, index % self.kv_heads);
-        let mut queries = Queries::default();
-        for (place, token) in tokens.enumerate() {
-            let seen = match self.causal_past {
-                Some(past) => visible.partition_point(|&key| key <= past + token),
-                None => visible.len(),
-            };
-            let token = batch * self.tokens + token;
-            let Some(rows) = self.routing.rows_of(token).filter(|_| seen > 0) else { continue };
-            for (slot, row) in rows.iter().enumerate() {
-                let start = queries.data.len();
-                let source = (group * self.routing.rows() + row) * self.head;
-                queries.data.extend_from_slice(&self.queries[source..][..self.head]);
-                let query = &mut queries.data[start..];
-                if let Some(rotary) = self.rotary {
-                    rotary.rotate(token, query);
-                }
-                query.iter_mut().for_each(|value| *value *= self.scale);
-                queries.seen.push(seen);
-                queries.places.push(place * self.routing.top_k + slot);
-            }
-        }
-        let rows = queries.seen.len();
-        queries.max = vec![f32::NEG_INFINITY; rows];
-        queries.sum = vec![0.0; rows];
-        queries.mixed = vec![0.0; rows * self.head];
-        queries
     }
 }
 
-/// The rows `places` of a matrix with rows of `head` elements; a copy only where they have gaps.
-fn gather_tile<'a>(rows: &'a [f32], head: usize, places: &[usize], copy: &'a mut Vec<f32>) -> &'a [f32] {
-    let (Some(&first), Some(&last)) = (places.first(), places.last()) else { return &[] };
-    if last - first + 1 == places.len() {
-        return &rows[first * head..(last + 1) * head];
+/// Cuts the pairs `[B, T, k]` at groups of whole tokens of one row of the batch.
+pub(crate) fn cut_pairs(bounds: &mut Vec<usize>, inputs: &AttentionInputs<'_>) {
+    let top_k = inputs.routing.top_k;
+    let step = (QUERY_ROWS / top_k).max(1);
+    bounds.clear();
+    for batch in 0..inputs.batch {
+        bounds.extend((0..inputs.tokens).step_by(step).map(|token| (batch * inputs.tokens + token) * top_k));
     }
-    copy.clear();
-    for &place in places {
-        copy.extend_from_slice(&rows[place * head..][..head]);
+    bounds.push(inputs.batch * inputs.tokens * top_k);
+}
+
+/// The stage that fills `attended [B * T * k, G * D]`, with rows `row_stride` apart: 0 where a token may see no key; what stands where a token is not
+/// routed is unspecified.
+pub(crate) struct Attention<'a> {
+    inputs: AttentionInputs<'a>,
+    panels: Panels<'a>,
+    grid: Grid<'a, f32>,
+}
+
+impl<'a> Attention<'a> {
+    /// Prepares the stage; `bounds` comes from [`cut_pairs`].
+    pub(crate) fn new(
+        inputs: AttentionInputs<'a>,
+        panels: Panels<'a>,
+        attended: &'a mut [f32],
+        bounds: &'a [usize],
+        claims: &'a mut Claims,
+    ) -> Self {
+        Self { inputs, panels, grid: Grid::new(attended, inputs.layout(), bounds, claims) }
     }
-    copy
+}
+
+impl Stage for Attention<'_> {
+    fn tasks(&self) -> usize {
+        self.grid.len()
+    }
+
+    fn run(&self, index: usize) {
+        let Some(mut out) = self.grid.tile(index) else { return };
+        let AttentionInputs { routing, tokens, kv_heads, head, .. } = self.inputs;
+        let (batch, group) = (out.first_row() / (tokens * routing.top_k), index % kv_heads);
+        let stride = self.inputs.layout().stride;
+        let mut rows = Rows::new(batch * kv_heads + group);
+        for row in 0..out.rows() {
+            let pair = out.first_row() + row;
+            let token = pair / routing.top_k;
+            if !routing.routed[token] {
+                continue;
+            }
+            let seen = self.inputs.seen(batch, token % tokens);
+            if seen == 0 {
+                out.row(row).fill(0.0);
+                continue;
+            }
+            rows.push(pair * stride + group * head, row, seen);
+            if rows.count == TILE_ROWS {
+                rows.attend(self, &mut out);
+            }
+        }
+        rows.attend(self, &mut out);
+    }
 }
 
 /// Query rows of one task and their running softmax.
-#[derive(Default)]
-struct Queries {
-    /// `[rows, D]`.
-    data: Vec<f32>,
-    /// How many of the listed keys each row sees.
-    seen: Vec<usize>,
-    /// Where each row goes in the output of the task.
-    places: Vec<usize>,
-    max: Vec<f32>,
-    sum: Vec<f32>,
-    /// `[rows, D]`: the values mixed so far, to be divided by `sum`.
-    mixed: Vec<f32>,
-    scores: Vec<f32>,
+struct Rows {
+    /// The (batch, head) pair.
+    pair: usize,
+    count: usize,
+    /// Where each query begins.
+    starts: [usize; TILE_ROWS],
+    /// Row of the tile where each result goes.
+    places: [usize; TILE_ROWS],
+    /// How many of the visible keys each row sees; at least 1.
+    seen: [usize; TILE_ROWS],
+    max: [f32; TILE_ROWS],
+    sum: [f32; TILE_ROWS],
 }
 
-impl Queries {
-    /// Takes one tile of the key list into the softmax; `key` and `value` are `[tile, D]`.
-    fn visit(&mut self, tile: Range<usize>, key: &[f32], value: &[f32], head: usize) {
-        let (rows, keys) = (self.seen.len(), tile.len());
-        self.scores.resize(rows * keys, 0.0);
-        let key = Matrix::dense(key, keys, head).transposed();
-        multiply(&mut self.scores, Matrix::dense(&self.data, rows, head), key, Write::Replace);
-        let mut ragged = false;
-        for (row, scores) in self.scores.chunks_mut(keys).enumerate() {
-            let seen = self.seen[row].clamp(tile.start, tile.end) - tile.start;
-            ragged |= seen < keys;
-            let scores = &mut scores[..seen];
-            let max = scores.iter().copied().fold(self.max[row], f32::max);
-            let shrink = (self.max[row] - max).exp();
-            scores.iter_mut().for_each(|score| *score = (*score - max).exp());
-            self.sum[row] = self.sum[row] * shrink + scores.iter().sum::<f32>();
-            self.max[row] = max;
-            self.mixed[row * head..][..head].iter_mut().for_each(|value| *value *= shrink);
-        }
-        if ragged {
-            self.mix_ragged(tile, value, head);
-        } else {
-            let weights = Matrix::dense(&self.scores, rows, keys);
-            multiply(&mut self.mixed, weights, Matrix::dense(value, keys, head), Write::Add);
-        }
+/// Scores of one block of rows and one tile of keys.
+#[repr(align(64))]
+struct Scores([f32; ROWS * KEYS_PER_TILE]);
+
+impl Rows {
+    fn new(pair: usize) -> Self {
+        let (indices, values) = ([0; TILE_ROWS], [0.0; TILE_ROWS]);
+        Self { pair, count: 0, starts: indices, places: indices, seen: indices, max: values, sum: values }
     }
 
-    /// Adds the values of a tile of which the rows see different parts; what a row does not see is not read for it.
-    fn mix_ragged(&mut self, tile: Range<usize>, value: &[f32], head: usize) {
-        let rows = self.scores.chunks(tile.len()).zip(self.mixed.chunks_mut(head));
-        for ((weights, mixed), &seen) in rows.zip(&self.seen) {
-            let seen = seen.clamp(tile.start, tile.end) - tile.start;
-            for (weight, value) in weights[..seen].iter().zip(value.chunks(head)) {
-                for (sum, value) in mixed.iter_mut().zip(value) {
-                    *sum += weight * value;
+    fn push(&mut self, start: usize, place: usize, seen: usize) {
+        self.starts[self.count] = start;
+        self.places[self.count] = place;
+        self.seen[self.count] = seen;
+        self.count += 1;
+    }
+
+    /// Attends with all rows, writes the results and forgets the rows.
+    fn attend(&mut self, stage: &Attention<'_>, out: &mut Tile<'_, f32>) {
+        let count = std::mem::take(&mut self.count);
+        self.max[..count].fill(f32::NEG_INFINITY);
+        self.sum[..count].fill(0.0);
+        let mut scores = Scores([0.0; ROWS * KEYS_PER_TILE]);
+        let longest = self.seen[..count].iter().copied().max().unwrap_or(0);
+        for first in (0..longest).step_by(KEYS_PER_TILE) {
+            for block in blocks(count) {
+                let longest = self.seen[block.clone()].iter().copied().max().unwrap_or(0);
+                if first < longest {
+                    self.visit(stage, block, first..longest.min(first + KEYS_PER_TILE), &mut scores, out);
                 }
             }
         }
+        for row in 0..count {
+            stage.inputs.isa.scale(out.row(self.places[row]), 1.0 / self.sum[row]);
+        }
     }
 
-    fn finish(&self, head: usize, out: &mut [f32]) {
-        for ((&place, &sum), mixed) in self.places.iter().zip(&self.sum).zip(self.mixed.chunks(head)) {
-            for (out, value) in out[place * head..][..head].iter_mut().zip(mixed) {
-                *out = value / sum;
-            }
+    /// Takes one tile of keys into the softmax of one block of rows.
+    fn visit(
+        &mut self,
+        stage: &Attention<'_>,
+        block: Range<usize>,
+        keys: Range<usize>,
+        scores: &mut Scores,
+        out: &mut Tile<'_, f32>,
+    ) {
+        self.score(stage, block.clone(), &keys, scores);
+        let mut seen = [0; ROWS];
+        for (seen, total) in seen.iter_mut().zip(&self.seen[block.clone()]) {
+            *seen = (*total).clamp(keys.start, keys.end) - keys.start;
         }
+        let (max, sum) = (&mut self.max[block.clone()], &mut self.sum[block.clone()]);
+        let factors = stage.inputs.isa.softmax_rows(&mut scores.0, KEYS_PER_TILE, &seen, max, sum);
+        let common = seen[..block.len()].iter().copied().min().unwrap_or(0);
+        let write = if keys.start == 0 { Write::Replace } else { Write::Resume(&factors) };
+        self.mix(stage, block.clone(), keys.start..keys.start + common, &scores.0, write, out);
+        for (place, row) in block.enumerate().filter(|(place, _)| seen[*place] > common) {
+            let rest = keys.start + common..keys.start + seen[place];
+            let weights = &scores.0[place * KEYS_PER_TILE + common..];
+            self.mix(stage, row..row + 1, rest, weights, Write::Resume(&[1.0]), out);
+        }
+    }
+
+    /// Products of queries and keys.
+    fn score(&self, stage: &Attention<'_>, block: Range<usize>, keys: &Range<usize>, scores: &mut Scores) {
+        let inputs = &stage.inputs;
+        let rows: [usize; ROWS] = std::array::from_fn(|row| row);
+        Product {
+            left: Left { data: inputs.queries, starts: &self.starts[block], inner: inputs.head },
+            right: stage.panels.key(self.pair, keys.start / PANEL),
+            rows: &rows,
+            first_column: 0,
+            columns: keys.len(),
+            write: Write::Replace,
+            ahead: None,
+        }
+        .compute(inputs.isa, &mut Tile::dense(&mut scores.0, KEYS_PER_TILE));
+    }
+
+    /// Adds the values of `keys`, which every row of the block sees.
+    fn mix(
+        &self,
+        stage: &Attention<'_>,
+        block: Range<usize>,
+        keys: Range<usize>,
+        weights: &[f32],
+        write: Write<'_>,
+        out: &mut Tile<'_, f32>,
+    ) {
+        let inputs = &stage.inputs;
+        let starts: [usize; ROWS] = std::array::from_fn(|row| row * KEYS_PER_TILE);
+        Product {
+            left: Left { data: weights, starts: &starts[..block.len()], inner: keys.len() },
+            right: stage.panels.value(self.pair, keys.start),
+            rows: &self.places[block],
+            first_column: 0,
+            columns: inputs.head,
+            write,
+            ahead: None,
+        }
+        .compute(inputs.isa, out);
     }
 }

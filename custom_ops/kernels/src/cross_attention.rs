@@ -2,11 +2,13 @@
 
 use moa_schema::{CrossAttentionAttributes, CrossAttentionDims};
 
-use crate::attention::Attention;
+use crate::attention_layer::AttentionLayer;
 use crate::check::{at_least_one, length, optional_length};
-use crate::projection::AttentionExperts;
-use crate::routing::{RouterInputs, Routing};
-use crate::{KernelError, ThreadPool};
+use crate::kernel_scratch::Scratch;
+use crate::packed::Geometry;
+use crate::prepared::{Prepared, Weight};
+use crate::routing::RouterInputs;
+use crate::{KernelError, ThreadPool, pool};
 
 /// Inputs of [`cross_attention`], row-major.
 #[derive(Debug, Clone, Copy)]
@@ -55,47 +57,84 @@ pub fn cross_attention(
     outputs: &mut CrossAttentionOutputs<'_>,
     pool: &dyn ThreadPool,
 ) -> Result<(), KernelError> {
-    check(dims, inputs, outputs)?;
-    let experts = AttentionExperts {
-        query_weight: inputs.query_weight,
-        output_weight: inputs.output_weight,
-        output_bias: inputs.output_bias,
-        tokens: dims.tokens,
-        width: dims.width,
-        kv_heads: dims.kv_heads,
-        head: dims.head,
-    };
-    let router = RouterInputs {
-        hidden_states: inputs.hidden_states,
-        router_weight: inputs.router_weight,
-        tokens_per_row: dims.tokens,
-        width: dims.width,
-        experts: dims.experts,
-        top_k: dims.top_k,
-        gate_mode: attributes.gate_mode,
-    };
-    let routed = inputs.query_mask.iter().map(|&mask| mask != 0 || !attributes.skip_padded_queries).collect();
-    let routing = Routing::new(pool, &router, routed)?;
-    let queries = experts.project_queries(pool, &routing, inputs.hidden_states);
-    let attended = Attention {
-        routing: &routing,
-        queries: &queries,
-        key: inputs.key,
-        value: inputs.value,
-        key_mask: inputs.key_mask,
-        rotary: None,
-        causal_past: None,
-        scale: attributes.scale,
-        batch: dims.batch,
-        tokens: dims.tokens,
-        keys: dims.keys,
-        kv_heads: dims.kv_heads,
-        head: dims.head,
+    Prepared::default().cross_attention(dims, attributes, inputs, outputs, pool)
+}
+
+impl Prepared {
+    /// As [`cross_attention`], with what is packed already.
+    ///
+    /// # Errors
+    ///
+    /// As [`cross_attention`].
+    pub fn cross_attention(
+        &self,
+        dims: &CrossAttentionDims,
+        attributes: &CrossAttentionAttributes,
+        inputs: &CrossAttentionInputs<'_>,
+        outputs: &mut CrossAttentionOutputs<'_>,
+        pool: &dyn ThreadPool,
+    ) -> Result<(), KernelError> {
+        check(dims, inputs, outputs)?;
+        self.with_scratch(|scratch| self.compute_cross(dims, attributes, inputs, outputs, pool, scratch))
     }
-    .compute(pool);
-    experts.project_back(pool, &routing, &attended, outputs.output);
-    routing.export(outputs.topk_indices.as_deref_mut(), outputs.topk_weights.as_deref_mut());
-    Ok(())
+
+    fn compute_cross(
+        &self,
+        dims: &CrossAttentionDims,
+        attributes: &CrossAttentionAttributes,
+        inputs: &CrossAttentionInputs<'_>,
+        outputs: &mut CrossAttentionOutputs<'_>,
+        pool: &dyn ThreadPool,
+        scratch: &mut Scratch,
+    ) -> Result<(), KernelError> {
+        let CrossAttentionDims { batch, tokens, keys, width, experts, top_k, kv_heads, head } = *dims;
+        let Scratch { routing, weights, layer, output, .. } = scratch;
+        let weights = self.weights(
+            weights,
+            &[
+                (Weight::Router, Geometry::router(width, experts), inputs.router_weight),
+                (Weight::Query, Geometry::queries(experts, width, kv_heads, head), inputs.query_weight),
+                (Weight::Output, Geometry::outputs(experts, kv_heads * head, width), inputs.output_weight),
+            ],
+        );
+        let router = RouterInputs {
+            hidden_states: inputs.hidden_states,
+            router_weight: weights.get(Weight::Router),
+            tokens_per_row: tokens,
+            width,
+            experts,
+            top_k,
+            gate_mode: attributes.gate_mode,
+        };
+        let routed = inputs.query_mask.iter().map(|&mask| mask != 0 || !attributes.skip_padded_queries);
+        let stage = routing.router(self.isa, &router, routed)?;
+        pool::run(pool, &[&stage]);
+        stage.finish()?;
+        routing.count(experts);
+        AttentionLayer {
+            isa: self.isa,
+            routing,
+            hidden_states: inputs.hidden_states,
+            query_weight: weights.get(Weight::Query),
+            output_weight: weights.get(Weight::Output),
+            output_bias: inputs.output_bias,
+            key: inputs.key,
+            value: inputs.value,
+            key_mask: inputs.key_mask,
+            rotary: None,
+            causal_past: None,
+            scale: attributes.scale,
+            batch,
+            tokens,
+            keys,
+            width,
+            kv_heads,
+            head,
+        }
+        .compute(pool, layer, output, outputs.output);
+        routing.export(outputs.topk_indices.as_deref_mut(), outputs.topk_weights.as_deref_mut());
+        Ok(())
+    }
 }
 
 fn check(

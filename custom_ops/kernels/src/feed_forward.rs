@@ -3,11 +3,17 @@
 use moa_schema::{FeedForwardAttributes, FeedForwardDims};
 
 use crate::activation;
+use crate::buffer::Buffer;
 use crate::check::{at_least_one, length, optional_length};
-use crate::combine::combine;
-use crate::gemm::{Matrix, Write, multiply};
-use crate::grouped_gemm::{ExpertWeights, gather_rows};
+use crate::grid::{Claims, Grid, Layout, Tile};
+use crate::kernel_scratch::Scratch;
+use crate::output_projection::{Order, OutputInputs};
+use crate::packed::{Geometry, Packed};
+use crate::pool::Stage;
+use crate::prepared::{Prepared, Weight};
 use crate::routing::{RouterInputs, Routing};
+use crate::rows::{RowProduct, TILE_ROWS};
+use crate::simd::{Isa, Left, PANEL};
 use crate::{KernelError, ThreadPool, pool};
 
 /// Inputs of [`feed_forward`], row-major.
@@ -49,42 +55,172 @@ pub fn feed_forward(
     outputs: &mut FeedForwardOutputs<'_>,
     pool: &dyn ThreadPool,
 ) -> Result<(), KernelError> {
-    let columns = if attributes.gated { 2 * dims.hidden } else { dims.hidden };
-    check(dims, columns, inputs, outputs)?;
-    let router = RouterInputs {
-        hidden_states: inputs.hidden_states,
-        router_weight: inputs.router_weight,
-        tokens_per_row: dims.tokens,
-        width: dims.width,
-        experts: dims.experts,
-        top_k: dims.top_k,
-        gate_mode: attributes.gate_mode,
-    };
-    let routing = Routing::new(pool, &router, vec![true; dims.batch * dims.tokens])?;
-    let input_weight = ExpertWeights { data: inputs.input_weight, rows: dims.width, columns };
-    let output_weight = ExpertWeights { data: inputs.output_weight, rows: dims.hidden, columns: dims.width };
-    let function = activation::function(attributes.activation);
-    let mut expert_rows = vec![0.0; routing.rows() * dims.width];
-    pool::for_each(pool, routing.split(&mut expert_rows, dims.width), |(tile, out)| {
-        let rows = tile.rows.len();
-        let x = gather_rows(tile.rows, dims.width, &|row, x| {
-            let token = routing.pair(row) / dims.top_k;
-            x.copy_from_slice(&inputs.hidden_states[token * dims.width..][..dims.width]);
-        });
-        let mut hidden = vec![0.0; rows * columns];
-        let x = Matrix::dense(&x, rows, dims.width);
-        multiply(&mut hidden, x, input_weight.expert(tile.expert), Write::Replace);
-        for hidden in hidden.chunks_mut(columns) {
-            let (first, second) = hidden.split_at_mut(dims.hidden);
-            first.iter_mut().for_each(|value| *value = function(*value));
-            first.iter_mut().zip(second).for_each(|(value, factor)| *value *= *factor);
+    Prepared::default().feed_forward(dims, attributes, inputs, outputs, pool)
+}
+
+impl Prepared {
+    /// As [`feed_forward`], with what is packed already.
+    ///
+    /// # Errors
+    ///
+    /// As [`feed_forward`].
+    pub fn feed_forward(
+        &self,
+        dims: &FeedForwardDims,
+        attributes: &FeedForwardAttributes,
+        inputs: &FeedForwardInputs<'_>,
+        outputs: &mut FeedForwardOutputs<'_>,
+        pool: &dyn ThreadPool,
+    ) -> Result<(), KernelError> {
+        check(dims, if attributes.gated { 2 * dims.hidden } else { dims.hidden }, inputs, outputs)?;
+        self.with_scratch(|scratch| self.compute_feed_forward(dims, attributes, inputs, outputs, pool, scratch))
+    }
+
+    fn compute_feed_forward(
+        &self,
+        dims: &FeedForwardDims,
+        attributes: &FeedForwardAttributes,
+        inputs: &FeedForwardInputs<'_>,
+        outputs: &mut FeedForwardOutputs<'_>,
+        pool: &dyn ThreadPool,
+        scratch: &mut Scratch,
+    ) -> Result<(), KernelError> {
+        let FeedForwardDims { batch, tokens, width, experts, top_k, hidden } = *dims;
+        let Scratch { routing, weights, hidden: hidden_scratch, output, .. } = scratch;
+        let blocks = if attributes.gated { 2 } else { 1 };
+        let weights = self.weights(
+            weights,
+            &[
+                (Weight::Router, Geometry::router(width, experts), inputs.router_weight),
+                (Weight::Input, Geometry::inputs(experts, width, blocks, hidden), inputs.input_weight),
+                (Weight::Output, Geometry::outputs(experts, hidden, width), inputs.output_weight),
+            ],
+        );
+        let router = RouterInputs {
+            hidden_states: inputs.hidden_states,
+            router_weight: weights.get(Weight::Router),
+            tokens_per_row: tokens,
+            width,
+            experts,
+            top_k,
+            gate_mode: attributes.gate_mode,
+        };
+        let stage = routing.router(self.isa, &router, (0..batch * tokens).map(|_| true))?;
+        pool::run(pool, &[&stage]);
+        stage.finish()?;
+        routing.count(experts);
+        let hidden_inputs = HiddenInputs {
+            isa: self.isa,
+            routing,
+            hidden_states: inputs.hidden_states,
+            weights: weights.get(Weight::Input),
+            function: activation::function(attributes.activation),
+            gated: attributes.gated,
+            width,
+        };
+        pool::run(pool, &[&hidden_scratch.stage(hidden_inputs, hidden)]);
+        let output_inputs = OutputInputs {
+            isa: self.isa,
+            routing,
+            expert_rows: hidden_scratch.rows.filled(),
+            stride: hidden,
+            order: Order::Rows,
+            weights: weights.get(Weight::Output),
+            bias: inputs.output_bias,
+            width,
+        };
+        pool::run(pool, &[&output.stage(output_inputs, outputs.output)]);
+        routing.export(outputs.topk_indices.as_deref_mut(), outputs.topk_weights.as_deref_mut());
+        Ok(())
+    }
+}
+
+/// Columns that one task of the hidden layer computes.
+const COLUMNS_PER_TASK: usize = 4 * PANEL;
+
+/// Memory that the hidden layer keeps between calls.
+#[derive(Debug, Default)]
+pub(crate) struct HiddenScratch {
+    rows: Buffer,
+    bounds: Vec<usize>,
+    experts: Vec<usize>,
+    claims: Claims,
+}
+
+/// What the hidden layer reads.
+struct HiddenInputs<'a> {
+    isa: Isa,
+    routing: &'a Routing,
+    hidden_states: &'a [f32],
+    weights: &'a Packed,
+    function: fn(f32) -> f32,
+    gated: bool,
+    width: usize,
+}
+
+/// The stage that fills `[rows of the routing, F]` with the activated hidden rows.
+struct Hidden<'a> {
+    inputs: HiddenInputs<'a>,
+    experts: &'a [usize],
+    grid: Grid<'a, f32>,
+}
+
+impl HiddenScratch {
+    fn stage<'a>(&'a mut self, inputs: HiddenInputs<'a>, hidden: usize) -> Hidden<'a> {
+        self.experts.clear();
+        self.experts.extend(inputs.routing.tiles(TILE_ROWS).map(|(_, expert)| expert));
+        self.bounds.clear();
+        self.bounds.extend(inputs.routing.tiles(TILE_ROWS).map(|(start, _)| start));
+        self.bounds.push(inputs.routing.rows());
+        let rows = self.rows.take(inputs.routing.rows() * hidden);
+        let layout = Layout { stride: hidden, columns: hidden, tile_columns: COLUMNS_PER_TASK };
+        let grid = Grid::new(rows, layout, &self.bounds, &mut self.claims);
+        Hidden { inputs, experts: &self.experts, grid }
+    }
+
+    /// Bytes held between calls.
+    pub(crate) fn bytes(&self) -> usize {
+        self.rows.bytes() + (self.bounds.capacity() + self.experts.capacity()) * size_of::<usize>()
+    }
+}
+
+impl Stage for Hidden<'_> {
+    fn tasks(&self) -> usize {
+        self.grid.len()
+    }
+
+    fn run(&self, index: usize) {
+        let Some(mut out) = self.grid.tile(index) else { return };
+        let HiddenInputs { isa, routing, function, width, .. } = self.inputs;
+        let (count, columns) = (out.rows(), out.columns());
+        let mut starts = [0; TILE_ROWS];
+        for (row, start) in starts[..count].iter_mut().enumerate() {
+            *start = routing.pair(out.first_row() + row) / routing.top_k * width;
         }
-        let activated = Matrix::new(&hidden, rows, dims.hidden, columns);
-        multiply(out, activated, output_weight.expert(tile.expert), Write::Replace);
-    });
-    combine(pool, &routing, &expert_rows, inputs.output_bias, outputs.output);
-    routing.export(outputs.topk_indices.as_deref_mut(), outputs.topk_weights.as_deref_mut());
-    Ok(())
+        let rows: [usize; TILE_ROWS] = std::array::from_fn(|row| row);
+        let mut product = RowProduct {
+            left: Left { data: self.inputs.hidden_states, starts: &starts[..count], inner: width },
+            weights: self.inputs.weights,
+            matrix: self.experts[index / self.grid.across()],
+            block: 0,
+            first_column: out.first_column(),
+            columns,
+            rows: &rows,
+            factors: None,
+        };
+        product.compute(isa, &mut out);
+        for row in 0..count {
+            out.row(row).iter_mut().for_each(|value| *value = function(*value));
+        }
+        if self.inputs.gated {
+            let mut factors = [0.0; TILE_ROWS * COLUMNS_PER_TASK];
+            product.block = 1;
+            product.compute(isa, &mut Tile::dense(&mut factors, COLUMNS_PER_TASK));
+            for (row, factors) in factors.chunks(COLUMNS_PER_TASK).enumerate().take(count) {
+                out.row(row).iter_mut().zip(factors).for_each(|(value, factor)| *value *= factor);
+            }
+        }
+    }
 }
 
 fn check(

@@ -1,23 +1,29 @@
 //! Keys and values of the new tokens, appended to those of the past.
 
-use crate::gemm::{Matrix, Write, multiply};
+use crate::grid::{Claims, Grid, Layout};
+use crate::packed::Packed;
+use crate::pool::Stage;
 use crate::rope::Rotary;
-use crate::{ThreadPool, pool};
+use crate::rows::{RowProduct, TILE_ROWS};
+use crate::simd::{Isa, Left};
 
-/// Tokens that one task projects.
-const TOKENS_PER_TILE: usize = 128;
+/// New tokens that one task projects.
+const TOKENS_PER_TASK: usize = 32;
 
-/// What self-attention projects keys and values from.
-pub(crate) struct KeyValueInputs<'a> {
+/// What the stage reads.
+#[derive(Clone, Copy)]
+pub(crate) struct CacheInputs<'a> {
+    pub(crate) isa: Isa,
     /// `[B * T, C]`.
     pub(crate) hidden_states: &'a [f32],
-    /// `[C, 2 * G * D]`, keys first.
-    pub(crate) kv_weight: &'a [f32],
-    /// `[B, G, P, D]`, empty where there is no past.
-    pub(crate) past_key: &'a [f32],
-    /// `[B, G, P, D]`, empty where there is no past.
-    pub(crate) past_value: &'a [f32],
+    /// `[C, 2 * G * D]`, a block for each head, keys first.
+    pub(crate) kv_weight: &'a Packed,
+    /// `[B, G, P, D]`.
+    pub(crate) past_rows: &'a [f32],
+    /// `None` for values.
     pub(crate) rotary: Option<Rotary<'a>>,
+    /// First block of the weights: 0 for keys, `G` for values.
+    pub(crate) first_block: usize,
     pub(crate) tokens: usize,
     pub(crate) past: usize,
     pub(crate) width: usize,
@@ -25,44 +31,68 @@ pub(crate) struct KeyValueInputs<'a> {
     pub(crate) head: usize,
 }
 
-/// Fills `key` and `value`, each `[B, G, P + T, D]`: the past, then the new tokens, whose keys are rotated.
-pub(crate) fn append(pool: &dyn ThreadPool, inputs: &KeyValueInputs<'_>, key: &mut [f32], value: &mut [f32]) {
-    let (tokens, heads, head) = (inputs.tokens, inputs.kv_heads, inputs.head);
-    let projected = project(pool, inputs);
-    let total = projected.len() / (2 * heads * head);
-    let chunk = (inputs.past + tokens) * head;
-    let items = key.chunks_mut(chunk).zip(value.chunks_mut(chunk)).enumerate().collect();
-    pool::for_each(pool, items, |(index, (key, value))| {
-        let (batch, group) = (index / heads, index % heads);
-        let past = inputs.past * head;
-        let new = |block: usize| &projected[(block * total + batch * tokens) * head..][..tokens * head];
-        key[..past].copy_from_slice(&inputs.past_key[index * past..][..past]);
-        key[past..].copy_from_slice(new(group));
-        value[..past].copy_from_slice(&inputs.past_value[index * past..][..past]);
-        value[past..].copy_from_slice(new(heads + group));
-        if let Some(rotary) = inputs.rotary {
-            for (token, row) in (batch * tokens..).zip(key[past..].chunks_mut(head)) {
-                rotary.rotate(token, row);
-            }
-        }
-    });
+/// The stage that fills a cache `[B, G, P + T, D]`: the past, then the new tokens, whose keys are rotated.
+pub(crate) struct Append<'a> {
+    inputs: CacheInputs<'a>,
+    grid: Grid<'a, f32>,
 }
 
-/// `hidden_states · kv_weight`, head by head: `[2 * G, B * T, D]`.
-fn project(pool: &dyn ThreadPool, inputs: &KeyValueInputs<'_>) -> Vec<f32> {
-    let (width, head, blocks) = (inputs.width, inputs.head, 2 * inputs.kv_heads);
-    let weight = Matrix::dense(inputs.kv_weight, width, blocks * head);
-    let total = inputs.hidden_states.len() / width;
-    let mut projected = vec![0.0; blocks * total * head];
-    let mut items = Vec::new();
-    for (block, rows) in projected.chunks_mut(total * head).enumerate() {
-        let tiles = rows.chunks_mut(TOKENS_PER_TILE * head).enumerate();
-        items.extend(tiles.map(|(tile, out)| (block, tile * TOKENS_PER_TILE, out)));
+/// Cuts the rows of a cache: for each (batch, head) pair the past, then groups of new tokens.
+pub(crate) fn cut_cache(bounds: &mut Vec<usize>, pairs: usize, past: usize, tokens: usize) {
+    bounds.clear();
+    for pair in 0..pairs {
+        let first = pair * (past + tokens);
+        bounds.push(first);
+        bounds.extend((0..tokens).step_by(TOKENS_PER_TASK).map(|token| first + past + token));
     }
-    pool::for_each(pool, items, |(block, first, out)| {
-        let rows = out.len() / head;
-        let x = Matrix::dense(&inputs.hidden_states[first * width..][..rows * width], rows, width);
-        multiply(out, x, weight.columns(block * head..(block + 1) * head), Write::Replace);
-    });
-    projected
+    bounds.push(pairs * (past + tokens));
+}
+
+impl<'a> Append<'a> {
+    /// Prepares the stage; `bounds` comes from [`cut_cache`].
+    pub(crate) fn new(
+        inputs: CacheInputs<'a>,
+        cache: &'a mut [f32],
+        bounds: &'a [usize],
+        claims: &'a mut Claims,
+    ) -> Self {
+        Self { inputs, grid: Grid::new(cache, Layout::whole(inputs.head), bounds, claims) }
+    }
+}
+
+impl Stage for Append<'_> {
+    fn tasks(&self) -> usize {
+        self.grid.len()
+    }
+
+    fn run(&self, index: usize) {
+        let Some(mut out) = self.grid.tile(index) else { return };
+        let CacheInputs { isa, tokens, past, width, kv_heads, head, .. } = self.inputs;
+        let per_pair = 1 + tokens.div_ceil(TOKENS_PER_TASK);
+        let (pair, part) = (index / per_pair, index % per_pair);
+        if part == 0 {
+            let source = self.inputs.past_rows[pair * past * head..][..past * head].chunks(head);
+            source.enumerate().for_each(|(row, source)| out.row(row).copy_from_slice(source));
+            return;
+        }
+        let first = pair / kv_heads * tokens + (part - 1) * TOKENS_PER_TASK;
+        let starts: [usize; TILE_ROWS] = std::array::from_fn(|row| (first + row) * width);
+        let rows: [usize; TILE_ROWS] = std::array::from_fn(|row| row);
+        RowProduct {
+            left: Left { data: self.inputs.hidden_states, starts: &starts[..out.rows()], inner: width },
+            weights: self.inputs.kv_weight,
+            matrix: 0,
+            block: self.inputs.first_block + pair % kv_heads,
+            first_column: 0,
+            columns: head,
+            rows: &rows,
+            factors: None,
+        }
+        .compute(isa, &mut out);
+        if let Some(rotary) = self.inputs.rotary {
+            for row in 0..out.rows() {
+                rotary.rotate(first + row, out.row(row));
+            }
+        }
+    }
 }

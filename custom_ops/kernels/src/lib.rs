@@ -3,23 +3,32 @@
 //! The contract of each operator (symbols, shapes, semantics) is `moa_schema`'s; this crate knows no runtime.
 //! A caller proves shapes with a `moa_schema` dims type, fills a struct of slices and lends a [`ThreadPool`].
 //!
+//! A weight that never changes is packed once, in a [`Prepared`]; its calls allocate nothing once their scratch memory
+//! has grown to the largest shape.
+//!
 //! # How a layer is computed
 //!
-//! 1. `routing`: logits, gate and top-k of every token, then the (token, slot) pairs counted into expert order.
-//! 2. `grouped_gemm`: one product per expert over the rows of that expert only; an idle expert costs nothing.
-//! 3. `kv_cache`, `rope`, `attention` (attention operators only): keys and values, then online softmax.
-//! 4. `combine`: the weighted sum of a token's `k` rows, plus the bias.
+//! 1. `routing`: logits, gate and top-k of every token, then the (token, slot) pairs counted into expert order;
+//!    `kv_cache` beside it: keys and values of the new tokens.
+//! 2. `query_projection`: the rows of each expert times its weights, rotated and scaled; an idle expert costs nothing.
+//!    `key_panels` beside it: keys and values in the order in which `attention` reads them.
+//! 3. `attention`: tiles of tokens, all `k` slots at once, with an online softmax; `decode` for single tokens.
+//! 4. `output_projection`: a strip of output columns at a time, expert by expert, each product added with its gate.
+//!
+//! `simd` holds the microkernels, `rows` gathers rows into blocks for them, `packed` the panels that they read.
 //!
 //! # Same bits for every number of threads
 //!
 //! Work is cut into tiles whose borders depend on the shapes and the routing, never on the number of threads; each
 //! element of a result is written by one task, which adds in one order:
 //!
-//! * a router logit adds its `C` products by rising input column, one rounding per multiply and per add; it depends
-//!   on the token and the weights alone, so a token takes the same experts in every batch;
-//! * a projection is one GEMM per tile of rows;
-//! * an attention row visits its visible keys in rising order, a tile of keys at a time;
-//! * an output row is the bias (or 0), then the `k` slots in falling order of their score.
+//! * an element of a product is one chain of fused multiply-adds by rising inner index, from 0, whatever the block that
+//!   it is computed in; so a token takes the same experts alone and in every batch;
+//! * an attention row visits its visible keys in rising order, 256 at a time (128 where there is one token); inside a
+//!   tile, the sum of the weights is taken in 16 lanes, which are then added in pairs;
+//! * an output row is the bias (or 0), then gate times product of the chosen experts in rising order.
+//!
+//! The bits differ between levels of instructions: without fused multiply-add each step rounds twice.
 //!
 //! # Padding
 //!
@@ -29,22 +38,32 @@
 
 mod activation;
 mod attention;
+mod attention_layer;
+mod buffer;
 mod check;
-mod combine;
 mod cross_attention;
+mod decode;
 mod error;
 mod feed_forward;
-mod gemm;
-mod grouped_gemm;
+mod grid;
+mod kernel_scratch;
+mod key_panels;
 mod kv_cache;
+mod output_projection;
+mod packed;
 mod pool;
-mod projection;
+mod prepared;
+mod query_projection;
 mod rope;
 mod routing;
+mod rows;
 mod self_attention;
+mod simd;
 
 pub use cross_attention::{CrossAttentionInputs, CrossAttentionOutputs, cross_attention};
 pub use error::KernelError;
 pub use feed_forward::{FeedForwardInputs, FeedForwardOutputs, feed_forward};
 pub use pool::{Sequential, ThreadPool};
+pub use prepared::{Prepared, Weight};
 pub use self_attention::{SelfAttentionInputs, SelfAttentionOutputs, self_attention};
+pub use simd::Instructions;

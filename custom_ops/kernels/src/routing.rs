@@ -5,61 +5,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use moa_schema::GateMode;
 
-use crate::{KernelError, ThreadPool, pool};
+use crate::KernelError;
+use crate::buffer::Buffer;
+use crate::grid::{Claims, Distinct, Grid, Layout, cut};
+use crate::packed::Packed;
+use crate::pool::Stage;
+use crate::rows::RowProduct;
+use crate::simd::{Isa, Left};
 
 /// Tokens that one task routes.
-const TOKENS_PER_TASK: usize = 32;
-
-/// Rows of one expert that one task projects.
-const ROWS_PER_TILE: usize = 128;
-
-/// Router columns whose sums are kept in registers together.
-const LANES: usize = 16;
-
-/// `router_weight [C, E]` cut into panels `[ceil(E / LANES), C, LANES]`, the last one padded with zeros.
-struct RouterPanels {
-    data: Vec<[f32; LANES]>,
-    width: usize,
-}
-
-impl RouterPanels {
-    fn pack(router_weight: &[f32], width: usize, experts: usize) -> Self {
-        let mut data = vec![[0.0; LANES]; experts.div_ceil(LANES) * width];
-        for (panel, first) in data.chunks_mut(width).zip((0..experts).step_by(LANES)) {
-            let count = LANES.min(experts - first);
-            for (packed, row) in panel.iter_mut().zip(router_weight.chunks_exact(experts)) {
-                packed[..count].copy_from_slice(&row[first..first + count]);
-            }
-        }
-        Self { data, width }
-    }
-
-    /// `logits [E] = x [C] · router_weight`, each sum in rising order of the column of `x`.
-    fn logits(&self, x: &[f32], logits: &mut [f32]) {
-        for (index, out) in logits.chunks_mut(LANES).enumerate() {
-            let panel = &self.data[index * self.width..][..self.width];
-            let mut sums = [0.0; LANES];
-            for (value, weights) in x.iter().zip(panel) {
-                for (sum, weight) in sums.iter_mut().zip(weights) {
-                    *sum += value * weight;
-                }
-            }
-            out.copy_from_slice(&sums[..out.len()]);
-        }
-    }
-}
+const TOKENS_PER_TASK: usize = 16;
 
 /// Replaces logits by their softmax.
-fn softmax(logits: &mut [f32]) {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut sum = 0.0;
-    for value in logits.iter_mut() {
-        *value = (*value - max).exp();
-        sum += *value;
-    }
-    for value in logits.iter_mut() {
-        *value /= sum;
-    }
+fn softmax(isa: Isa, logits: &mut [f32]) {
+    let (_, sum) = isa.softmax(logits, f32::NEG_INFINITY);
+    isa.divide(logits, sum);
 }
 
 /// Writes the `k` largest scores, falling, and their experts; of equal scores the lower expert comes first.
@@ -79,23 +39,45 @@ fn top_k(scores: &[f32], indices: &mut [i64], weights: &mut [f32]) {
 }
 
 /// Turns the logits of one token into its experts and weights.
-fn gate(mode: GateMode, logits: &mut [f32], indices: &mut [i64], weights: &mut [f32]) {
+fn gate(isa: Isa, mode: GateMode, logits: &mut [f32], indices: &mut [i64], weights: &mut [f32]) {
     match mode {
         GateMode::SoftmaxTopk => {
-            softmax(logits);
+            softmax(isa, logits);
             top_k(logits, indices, weights);
         }
         GateMode::SoftmaxTopkRenorm => {
-            softmax(logits);
+            softmax(isa, logits);
             top_k(logits, indices, weights);
             let sum: f32 = weights.iter().sum();
             weights.iter_mut().for_each(|weight| *weight /= sum);
         }
         GateMode::TopkSoftmax => {
             top_k(logits, indices, weights);
-            softmax(weights);
+            softmax(isa, weights);
         }
     }
+}
+
+/// The experts of every token, and the (token, slot) pairs in expert order.
+///
+/// A pair has the number `token * k + slot`, a token the number `b * T + t`. A row is the place of a pair in expert
+/// order: expert by expert, and inside one expert by rising pair. Tokens that are not routed have no rows.
+#[derive(Debug, Default)]
+pub(crate) struct Routing {
+    pub(crate) top_k: usize,
+    /// `[B * T]`: set by the caller before the gate runs.
+    pub(crate) routed: Vec<bool>,
+    /// `[B * T, k]`, falling score; `0 .. k` for a token that is not routed.
+    pub(crate) topk_indices: Vec<i64>,
+    /// `[B * T, k]`; 0 for a token that is not routed.
+    pub(crate) topk_weights: Vec<f32>,
+    /// `[E + 1]`: expert `e` owns the rows `expert_offsets[e] .. expert_offsets[e + 1]`.
+    expert_offsets: Vec<usize>,
+    next: Vec<usize>,
+    pairs_by_row: Distinct,
+    logits: Buffer,
+    bounds: Vec<usize>,
+    claims: [Claims; 3],
 }
 
 /// What the router of one call reads.
@@ -103,7 +85,7 @@ pub(crate) struct RouterInputs<'a> {
     /// `[B * T, C]`.
     pub(crate) hidden_states: &'a [f32],
     /// `[C, E]`.
-    pub(crate) router_weight: &'a [f32],
+    pub(crate) router_weight: &'a Packed,
     pub(crate) tokens_per_row: usize,
     pub(crate) width: usize,
     pub(crate) experts: usize,
@@ -111,99 +93,133 @@ pub(crate) struct RouterInputs<'a> {
     pub(crate) gate_mode: GateMode,
 }
 
-/// The experts of every token, and the (token, slot) pairs in expert order.
-///
-/// A pair has the number `token * k + slot`, a token the number `b * T + t`. A row is the place of a pair in expert
-/// order: expert by expert, and inside one expert by rising pair. Tokens that are not routed have no rows.
-pub(crate) struct Routing {
-    pub(crate) top_k: usize,
-    /// `[B * T, k]`, falling score; `0 .. k` for a token that is not routed.
-    pub(crate) topk_indices: Vec<i64>,
-    /// `[B * T, k]`; 0 for a token that is not routed.
-    pub(crate) topk_weights: Vec<f32>,
-    /// `[E + 1]`: expert `e` owns the rows `expert_offsets[e] .. expert_offsets[e + 1]`.
-    expert_offsets: Vec<usize>,
-    pairs_by_row: Vec<usize>,
-    rows_by_pair: Vec<usize>,
-    routed: Vec<bool>,
+/// The stage that fills `topk_indices` and `topk_weights`.
+pub(crate) struct Router<'a> {
+    isa: Isa,
+    inputs: &'a RouterInputs<'a>,
+    routed: &'a [bool],
+    logits: Grid<'a, f32>,
+    indices: Grid<'a, i64>,
+    weights: Grid<'a, f32>,
+    first_bad: AtomicUsize,
 }
 
-/// Some rows of one expert.
-pub(crate) struct RowTile {
-    pub(crate) expert: usize,
-    pub(crate) rows: Range<usize>,
+impl Stage for Router<'_> {
+    fn tasks(&self) -> usize {
+        self.logits.len()
+    }
+
+    fn run(&self, index: usize) {
+        let tiles = (self.logits.tile(index), self.indices.tile(index), self.weights.tile(index));
+        let (Some(mut logits), Some(mut indices), Some(mut weights)) = tiles else { return };
+        let (first, count, width) = (logits.first_row(), logits.rows(), self.inputs.width);
+        let starts: [usize; TOKENS_PER_TASK] = std::array::from_fn(|row| (first + row) * width);
+        let rows: [usize; TOKENS_PER_TASK] = std::array::from_fn(|row| row);
+        RowProduct {
+            left: Left { data: self.inputs.hidden_states, starts: &starts[..count], inner: width },
+            weights: self.inputs.router_weight,
+            matrix: 0,
+            block: 0,
+            first_column: 0,
+            columns: self.inputs.experts,
+            rows: &rows,
+            factors: None,
+        }
+        .compute(self.isa, &mut logits);
+        for row in 0..count {
+            if !self.routed[first + row] {
+                continue;
+            }
+            let logits = logits.row(row);
+            if logits.iter().all(|logit| logit.is_finite()) {
+                gate(self.isa, self.inputs.gate_mode, logits, indices.row(row), weights.row(row));
+            } else {
+                self.first_bad.fetch_min(first + row, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Router<'_> {
+    /// Names the first routed token with a logit that is not finite.
+    pub(crate) fn finish(self) -> Result<(), KernelError> {
+        match self.first_bad.into_inner() {
+            usize::MAX => Ok(()),
+            bad => Err(KernelError::RouterLogits {
+                batch: bad / self.inputs.tokens_per_row,
+                token: bad % self.inputs.tokens_per_row,
+            }),
+        }
+    }
 }
 
 impl Routing {
-    /// Routes every token for which `routed` is true; `routed` has one entry per token.
+    /// Says which tokens are routed, and prepares the stage that routes them.
     ///
     /// # Errors
     ///
-    /// Names the first routed token with a logit that is not finite.
-    pub(crate) fn new(
-        pool: &dyn ThreadPool,
-        inputs: &RouterInputs<'_>,
-        routed: Vec<bool>,
-    ) -> Result<Self, KernelError> {
+    /// [`KernelError::TopK`] where `top_k` does not fit the experts.
+    pub(crate) fn router<'a>(
+        &'a mut self,
+        isa: Isa,
+        inputs: &'a RouterInputs<'a>,
+        routed: impl Iterator<Item = bool>,
+    ) -> Result<Router<'a>, KernelError> {
         let (top_k, experts) = (inputs.top_k, inputs.experts);
         if !(1..=experts).contains(&top_k) {
             return Err(KernelError::TopK { top_k, experts });
         }
-        let panels = RouterPanels::pack(inputs.router_weight, inputs.width, experts);
-        let mut topk_indices: Vec<i64> = (0..routed.len()).flat_map(|_| 0..top_k as i64).collect();
-        let mut topk_weights = vec![0.0; routed.len() * top_k];
-        let first_bad = AtomicUsize::new(usize::MAX);
-        let chunk = TOKENS_PER_TASK * top_k;
-        let items = topk_indices.chunks_mut(chunk).zip(topk_weights.chunks_mut(chunk)).enumerate().collect();
-        pool::for_each(pool, items, |(task, (indices, weights))| {
-            let mut logits = vec![0.0; experts];
-            let slots = indices.chunks_mut(top_k).zip(weights.chunks_mut(top_k));
-            for (token, (indices, weights)) in (task * TOKENS_PER_TASK..).zip(slots) {
-                if !routed[token] {
-                    continue;
-                }
-                panels.logits(&inputs.hidden_states[token * inputs.width..][..inputs.width], &mut logits);
-                if logits.iter().all(|logit| logit.is_finite()) {
-                    gate(inputs.gate_mode, &mut logits, indices, weights);
-                } else {
-                    first_bad.fetch_min(token, Ordering::Relaxed);
-                }
-            }
-        });
-        match first_bad.into_inner() {
-            usize::MAX => Ok(Self::count(experts, top_k, topk_indices, topk_weights, routed)),
-            bad => Err(KernelError::RouterLogits {
-                batch: bad / inputs.tokens_per_row,
-                token: bad % inputs.tokens_per_row,
-            }),
-        }
+        self.top_k = top_k;
+        self.routed.clear();
+        self.routed.extend(routed);
+        let tokens = self.routed.len();
+        self.topk_indices.clear();
+        self.topk_indices.extend((0..tokens).flat_map(|_| 0..top_k as i64));
+        self.topk_weights.clear();
+        self.topk_weights.resize(tokens * top_k, 0.0);
+        cut(&mut self.bounds, tokens, TOKENS_PER_TASK);
+        let (bounds, [a, b, c]) = (&self.bounds, &mut self.claims);
+        Ok(Router {
+            isa,
+            inputs,
+            routed: &self.routed,
+            logits: Grid::new(self.logits.take(tokens * experts), Layout::whole(experts), bounds, a),
+            indices: Grid::new(&mut self.topk_indices, Layout::whole(top_k), bounds, b),
+            weights: Grid::new(&mut self.topk_weights, Layout::whole(top_k), bounds, c),
+            first_bad: AtomicUsize::new(usize::MAX),
+        })
     }
 
-    /// Counting sort of the pairs by expert.
-    fn count(experts: usize, top_k: usize, topk_indices: Vec<i64>, topk_weights: Vec<f32>, routed: Vec<bool>) -> Self {
-        let chosen = || topk_indices.iter().enumerate().filter(|(pair, _)| routed[pair / top_k]);
-        let mut expert_offsets = vec![0; experts + 1];
-        for (_, &expert) in chosen() {
-            expert_offsets[expert as usize + 1] += 1;
+    /// Counting sort of the pairs by expert, after the router has run.
+    pub(crate) fn count(&mut self, experts: usize) {
+        let (top_k, routed, indices) = (self.top_k, &self.routed, &self.topk_indices);
+        self.expert_offsets.clear();
+        self.expert_offsets.resize(experts + 1, 0);
+        for (experts, _) in indices.chunks_exact(top_k).zip(routed).filter(|(_, routed)| **routed) {
+            experts.iter().for_each(|&expert| self.expert_offsets[expert as usize + 1] += 1);
         }
         for expert in 0..experts {
-            expert_offsets[expert + 1] += expert_offsets[expert];
+            self.expert_offsets[expert + 1] += self.expert_offsets[expert];
         }
-        let mut next = expert_offsets.clone();
-        let mut pairs_by_row = vec![0; expert_offsets[experts]];
-        let mut rows_by_pair = vec![0; topk_indices.len()];
-        for (pair, &expert) in chosen() {
-            let row = &mut next[expert as usize];
-            pairs_by_row[*row] = pair;
-            rows_by_pair[pair] = *row;
-            *row += 1;
-        }
-        Self { top_k, topk_indices, topk_weights, expert_offsets, pairs_by_row, rows_by_pair, routed }
+        let next = &mut self.next;
+        next.clone_from(&self.expert_offsets);
+        let pairs = indices.chunks_exact(top_k).zip(routed).enumerate().filter(|(_, (_, routed))| **routed);
+        let pairs = pairs.flat_map(|(token, _)| token * top_k..(token + 1) * top_k);
+        self.pairs_by_row.fill(self.expert_offsets[experts], pairs, |pair| {
+            let next = &mut next[indices[pair] as usize];
+            *next += 1;
+            *next - 1
+        });
     }
 
     /// Rows in all: `k` for each routed token.
     pub(crate) fn rows(&self) -> usize {
-        self.pairs_by_row.len()
+        self.pairs_by_row.numbers().len()
+    }
+
+    /// The pairs by row.
+    pub(crate) fn order(&self) -> &Distinct {
+        &self.pairs_by_row
     }
 
     /// Tokens, routed or not.
@@ -213,26 +229,24 @@ impl Routing {
 
     /// The pair `token * k + slot` of a row.
     pub(crate) fn pair(&self, row: usize) -> usize {
-        self.pairs_by_row[row]
+        self.pairs_by_row.numbers()[row]
     }
 
-    /// The rows of a token by slot, `None` where it is not routed.
-    pub(crate) fn rows_of(&self, token: usize) -> Option<&[usize]> {
-        self.routed[token].then(|| &self.rows_by_pair[token * self.top_k..][..self.top_k])
+    /// The rows of each expert.
+    pub(crate) fn experts(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
+        self.expert_offsets.windows(2).map(|bounds| bounds[0]..bounds[1]).enumerate()
     }
 
-    /// Cuts `out [rows, width]` into tiles of one expert each; experts without rows have none.
-    pub(crate) fn split<'a>(&self, mut out: &'a mut [f32], width: usize) -> Vec<(RowTile, &'a mut [f32])> {
-        let mut tiles = Vec::new();
-        for (expert, bounds) in self.expert_offsets.windows(2).enumerate() {
-            for start in (bounds[0]..bounds[1]).step_by(ROWS_PER_TILE) {
-                let rows = start..bounds[1].min(start + ROWS_PER_TILE);
-                let (chunk, rest) = out.split_at_mut(rows.len() * width);
-                out = rest;
-                tiles.push((RowTile { expert, rows }, chunk));
-            }
-        }
-        tiles
+    /// Those of `rows`, the rows of one expert, that belong to `tokens`.
+    pub(crate) fn within(&self, rows: Range<usize>, tokens: &Range<usize>) -> Range<usize> {
+        let pairs = &self.pairs_by_row.numbers()[rows.clone()];
+        let before = |token: usize| rows.start + pairs.partition_point(|&pair| pair < token * self.top_k);
+        before(tokens.start)..before(tokens.end)
+    }
+
+    /// Cuts the rows into tiles of one expert and at most `step` rows: where each begins, and whose it is.
+    pub(crate) fn tiles(&self, step: usize) -> impl Iterator<Item = (usize, usize)> {
+        self.experts().flat_map(move |(expert, rows)| rows.step_by(step).map(move |start| (start, expert)))
     }
 
     /// Copies the choice into the optional outputs, each `[B, T, k]`.
@@ -244,16 +258,30 @@ impl Routing {
             out.copy_from_slice(&self.topk_weights);
         }
     }
+
+    /// Bytes held between calls.
+    pub(crate) fn bytes(&self) -> usize {
+        let words = [&self.expert_offsets, &self.next, &self.bounds];
+        let words: usize =
+            words.iter().map(|v| v.capacity()).sum::<usize>() + self.topk_indices.capacity() + self.rows();
+        words * 8 + self.topk_weights.capacity() * 4 + self.routed.capacity() + self.logits.bytes()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Sequential;
+    use crate::packed::Geometry;
+    use crate::simd::Instructions;
+    use crate::{Sequential, pool};
+
+    fn isa() -> Isa {
+        Isa::at_most(Instructions::default())
+    }
 
     fn select(mode: GateMode, logits: &[f32], k: usize) -> (Vec<i64>, Vec<f32>) {
         let (mut indices, mut weights) = (vec![0; k], vec![0.0; k]);
-        gate(mode, &mut logits.to_vec(), &mut indices, &mut weights);
+        gate(isa(), mode, &mut logits.to_vec(), &mut indices, &mut weights);
         (indices, weights)
     }
 
@@ -282,15 +310,19 @@ mod tests {
 
     #[test]
     fn rows_are_ordered_by_expert_then_pair() {
-        let indices = vec![2, 0, 0, 1, 2, 1];
-        let routing = Routing::count(4, 2, indices, vec![0.5; 6], vec![true, false, true]);
+        let mut routing = Routing {
+            top_k: 2,
+            topk_indices: vec![2, 0, 0, 1, 2, 1],
+            routed: vec![true, false, true],
+            ..Routing::default()
+        };
+        routing.count(4);
         assert_eq!(routing.expert_offsets, [0, 1, 2, 4, 4]);
-        assert_eq!(routing.pairs_by_row, [1, 5, 0, 4]);
-        assert_eq!(routing.rows_of(0), Some([2, 0].as_slice()));
-        assert_eq!(routing.rows_of(1), None);
-        let mut out = vec![0.0; 4 * 3];
-        let tiles: Vec<_> = routing.split(&mut out, 3).into_iter().map(|(t, c)| (t.expert, t.rows, c.len())).collect();
-        assert_eq!(tiles, [(0, 0..1, 3), (1, 1..2, 3), (2, 2..4, 6)]);
+        assert_eq!(routing.order().numbers(), [1, 5, 0, 4]);
+        assert_eq!(routing.tiles(1).collect::<Vec<_>>(), [(0, 0), (1, 1), (2, 2), (3, 2)]);
+        assert_eq!(routing.tiles(8).collect::<Vec<_>>(), [(0, 0), (1, 1), (2, 2)]);
+        assert_eq!(routing.within(2..4, &(0..1)), 2..3);
+        assert_eq!(routing.within(2..4, &(1..3)), 3..4);
     }
 
     #[test]
@@ -299,17 +331,20 @@ mod tests {
         for token in [1, 4, 5] {
             hidden_states[token * 2] = f32::NAN;
         }
+        let weight = Packed::new(Geometry { matrices: 1, blocks: 1, inner: 2, columns: 3 }, &[0.0; 2 * 3]).unwrap();
         let inputs = RouterInputs {
             hidden_states: &hidden_states,
-            router_weight: &[0.0; 2 * 3],
+            router_weight: &weight,
             tokens_per_row: 3,
             width: 2,
             experts: 3,
             top_k: 1,
             gate_mode: GateMode::SoftmaxTopk,
         };
-        let routed = vec![true, false, true, true, true, true];
-        let error = Routing::new(&Sequential, &inputs, routed).err();
-        assert_eq!(error, Some(KernelError::RouterLogits { batch: 1, token: 1 }));
+        let mut routing = Routing::default();
+        let routed = [true, false, true, true, true, true];
+        let router = routing.router(isa(), &inputs, routed.into_iter()).unwrap();
+        pool::run(&Sequential, &[&router]);
+        assert_eq!(router.finish(), Err(KernelError::RouterLogits { batch: 1, token: 1 }));
     }
 }

@@ -2,13 +2,15 @@
 
 use moa_schema::{SelfAttentionAttributes, SelfAttentionDims};
 
-use crate::attention::Attention;
+use crate::attention_layer::AttentionLayer;
 use crate::check::{at_least_one, length, optional_length};
-use crate::kv_cache::{self, KeyValueInputs};
-use crate::projection::AttentionExperts;
+use crate::kernel_scratch::{CacheScratch, Scratch};
+use crate::kv_cache::{Append, CacheInputs, cut_cache};
+use crate::packed::Geometry;
+use crate::prepared::{CallWeights, Prepared, Weight};
 use crate::rope::{Rotary, RotaryInputs};
 use crate::routing::{RouterInputs, Routing};
-use crate::{KernelError, ThreadPool};
+use crate::{KernelError, ThreadPool, pool};
 
 /// Inputs of [`self_attention`], row-major.
 #[derive(Debug, Clone, Copy)]
@@ -70,92 +72,139 @@ pub fn self_attention(
     outputs: &mut SelfAttentionOutputs<'_>,
     pool: &dyn ThreadPool,
 ) -> Result<(), KernelError> {
-    check(dims, inputs, outputs)?;
-    let rotary =
-        RotaryInputs { cos_cache: inputs.cos_cache, sin_cache: inputs.sin_cache, position_ids: inputs.position_ids };
-    let rotary = Rotary::new(rotary, dims.batch, dims.tokens, dims.head)?;
-    let router = RouterInputs {
-        hidden_states: inputs.hidden_states,
-        router_weight: inputs.router_weight,
-        tokens_per_row: dims.tokens,
-        width: dims.width,
-        experts: dims.experts,
-        top_k: dims.top_k,
-        gate_mode: attributes.gate_mode,
-    };
-    let routing = Routing::new(pool, &router, routed(dims, attributes, inputs.attention_mask))?;
-
-    let keys = dims.past + dims.tokens;
-    let cache_len = dims.batch * dims.kv_heads * keys * dims.head;
-    let (mut own_key, mut own_value) = (Vec::new(), Vec::new());
-    let key = slice_or_own(&mut outputs.present_key, &mut own_key, cache_len);
-    let value = slice_or_own(&mut outputs.present_value, &mut own_value, cache_len);
-    kv_cache::append(pool, &key_value_inputs(dims, inputs, rotary), key, value);
-
-    let experts = AttentionExperts {
-        query_weight: inputs.query_weight,
-        output_weight: inputs.output_weight,
-        output_bias: inputs.output_bias,
-        tokens: dims.tokens,
-        width: dims.width,
-        kv_heads: dims.kv_heads,
-        head: dims.head,
-    };
-    let queries = experts.project_queries(pool, &routing, inputs.hidden_states);
-    let attended = Attention {
-        routing: &routing,
-        queries: &queries,
-        key,
-        value,
-        key_mask: inputs.attention_mask,
-        rotary,
-        causal_past: attributes.causal.then_some(dims.past),
-        scale: attributes.scale,
-        batch: dims.batch,
-        tokens: dims.tokens,
-        keys,
-        kv_heads: dims.kv_heads,
-        head: dims.head,
-    }
-    .compute(pool);
-    experts.project_back(pool, &routing, &attended, outputs.output);
-    routing.export(outputs.topk_indices.as_deref_mut(), outputs.topk_weights.as_deref_mut());
-    Ok(())
+    Prepared::default().self_attention(dims, attributes, inputs, outputs, pool)
 }
 
-/// Which of the `B * T` new tokens are routed.
-fn routed(dims: &SelfAttentionDims, attributes: &SelfAttentionAttributes, attention_mask: &[i32]) -> Vec<bool> {
-    let rows = attention_mask.chunks(dims.past + dims.tokens);
-    rows.flat_map(|row| &row[dims.past..]).map(|&mask| mask != 0 || !attributes.skip_padded_queries).collect()
-}
-
-fn key_value_inputs<'a>(
-    dims: &SelfAttentionDims,
-    inputs: &SelfAttentionInputs<'a>,
+/// One call, proved to fit.
+struct Call<'a> {
+    dims: &'a SelfAttentionDims,
+    attributes: &'a SelfAttentionAttributes,
+    inputs: &'a SelfAttentionInputs<'a>,
     rotary: Option<Rotary<'a>>,
-) -> KeyValueInputs<'a> {
-    KeyValueInputs {
-        hidden_states: inputs.hidden_states,
-        kv_weight: inputs.kv_weight,
-        past_key: inputs.past_key.unwrap_or_default(),
-        past_value: inputs.past_value.unwrap_or_default(),
-        rotary,
-        tokens: dims.tokens,
-        past: dims.past,
-        width: dims.width,
-        kv_heads: dims.kv_heads,
-        head: dims.head,
-    }
+    pool: &'a dyn ThreadPool,
 }
 
-/// The caller's output, or memory of our own where the caller does not want it.
-fn slice_or_own<'a>(output: &'a mut Option<&mut [f32]>, own: &'a mut Vec<f32>, len: usize) -> &'a mut [f32] {
-    match output {
-        Some(output) => output,
-        None => {
-            own.resize(len, 0.0);
-            own
+impl Prepared {
+    /// As [`self_attention`], with what is packed already.
+    ///
+    /// # Errors
+    ///
+    /// As [`self_attention`].
+    pub fn self_attention(
+        &self,
+        dims: &SelfAttentionDims,
+        attributes: &SelfAttentionAttributes,
+        inputs: &SelfAttentionInputs<'_>,
+        outputs: &mut SelfAttentionOutputs<'_>,
+        pool: &dyn ThreadPool,
+    ) -> Result<(), KernelError> {
+        check(dims, inputs, outputs)?;
+        let SelfAttentionInputs { cos_cache, sin_cache, position_ids, .. } = *inputs;
+        let rotary = RotaryInputs { cos_cache, sin_cache, position_ids };
+        let rotary = Rotary::new(rotary, dims.batch, dims.tokens, dims.head)?;
+        let call = Call { dims, attributes, inputs, rotary, pool };
+        self.with_scratch(|scratch| self.compute_self(&call, outputs, scratch))
+    }
+
+    fn compute_self(
+        &self,
+        call: &Call<'_>,
+        outputs: &mut SelfAttentionOutputs<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<(), KernelError> {
+        let SelfAttentionDims { batch, tokens, past, width, experts, kv_heads, head, .. } = *call.dims;
+        let Scratch { routing, weights, cache, layer, output, .. } = scratch;
+        let inputs = call.inputs;
+        let weights = self.weights(
+            weights,
+            &[
+                (Weight::Router, Geometry::router(width, experts), inputs.router_weight),
+                (Weight::Query, Geometry::queries(experts, width, kv_heads, head), inputs.query_weight),
+                (Weight::KeyValue, Geometry::keys_values(width, kv_heads, head), inputs.kv_weight),
+                (Weight::Output, Geometry::outputs(experts, kv_heads * head, width), inputs.output_weight),
+            ],
+        );
+        let present = (outputs.present_key.as_deref_mut(), outputs.present_value.as_deref_mut());
+        let (key, value) = self.route_and_append(call, present, &weights, routing, cache)?;
+        routing.count(experts);
+        AttentionLayer {
+            isa: self.isa,
+            routing,
+            hidden_states: inputs.hidden_states,
+            query_weight: weights.get(Weight::Query),
+            output_weight: weights.get(Weight::Output),
+            output_bias: inputs.output_bias,
+            key,
+            value,
+            key_mask: inputs.attention_mask,
+            rotary: call.rotary,
+            causal_past: call.attributes.causal.then_some(past),
+            scale: call.attributes.scale,
+            batch,
+            tokens,
+            keys: past + tokens,
+            width,
+            kv_heads,
+            head,
         }
+        .compute(call.pool, layer, output, outputs.output);
+        routing.export(outputs.topk_indices.as_deref_mut(), outputs.topk_weights.as_deref_mut());
+        Ok(())
+    }
+
+    /// Routes the tokens, and fills the cache beside it.
+    fn route_and_append<'a>(
+        &self,
+        call: &Call<'_>,
+        present: (Option<&'a mut [f32]>, Option<&'a mut [f32]>),
+        weights: &CallWeights<'_>,
+        routing: &mut Routing,
+        cache: &'a mut CacheScratch,
+    ) -> Result<(&'a [f32], &'a [f32]), KernelError> {
+        let SelfAttentionDims { batch, tokens, past, width, experts, top_k, kv_heads, head } = *call.dims;
+        let inputs = call.inputs;
+        let router = RouterInputs {
+            hidden_states: inputs.hidden_states,
+            router_weight: weights.get(Weight::Router),
+            tokens_per_row: tokens,
+            width,
+            experts,
+            top_k,
+            gate_mode: call.attributes.gate_mode,
+        };
+        let rows = inputs.attention_mask.chunks(past + tokens);
+        let routed = rows.flat_map(|row| &row[past..]).map(|&mask| mask != 0 || !call.attributes.skip_padded_queries);
+        let routes = routing.router(self.isa, &router, routed)?;
+
+        let CacheScratch { key, value, bounds, claims: [key_claims, value_claims] } = cache;
+        cut_cache(bounds, batch * kv_heads, past, tokens);
+        let keys = CacheInputs {
+            isa: self.isa,
+            hidden_states: inputs.hidden_states,
+            kv_weight: weights.get(Weight::KeyValue),
+            past_rows: inputs.past_key.unwrap_or_default(),
+            rotary: call.rotary,
+            first_block: 0,
+            tokens,
+            past,
+            width,
+            kv_heads,
+            head,
+        };
+        let values = CacheInputs {
+            past_rows: inputs.past_value.unwrap_or_default(),
+            rotary: None,
+            first_block: kv_heads,
+            ..keys
+        };
+        let len = batch * kv_heads * (past + tokens) * head;
+        let key = present.0.unwrap_or_else(|| key.take(len));
+        let value = present.1.unwrap_or_else(|| value.take(len));
+        let append_keys = Append::new(keys, key, bounds, key_claims);
+        let append_values = Append::new(values, value, bounds, value_claims);
+        pool::run(call.pool, &[&append_keys, &append_values, &routes]);
+        routes.finish()?;
+        Ok((key, value))
     }
 }
 

@@ -1,7 +1,7 @@
 //! From the tensors of one call to a kernel.
 
 use moa_kernels::{
-    CrossAttentionInputs, CrossAttentionOutputs, FeedForwardInputs, FeedForwardOutputs, KernelError,
+    CrossAttentionInputs, CrossAttentionOutputs, FeedForwardInputs, FeedForwardOutputs, KernelError, Prepared,
     SelfAttentionInputs, SelfAttentionOutputs, ThreadPool,
 };
 use moa_schema::{
@@ -26,15 +26,15 @@ impl From<KernelError> for Failure {
 }
 
 /// Computes one node once.
-pub(crate) fn run(attributes: &Attributes, call: Call<'_>) -> Result<(), Failure> {
+pub(crate) fn run(attributes: &Attributes, prepared: &Prepared, call: Call<'_>) -> Result<(), Failure> {
     match attributes {
-        Attributes::SelfAttention(attributes) => self_attention(attributes, call),
-        Attributes::CrossAttention(attributes) => cross_attention(attributes, call),
-        Attributes::FeedForward(attributes) => feed_forward(attributes, call),
+        Attributes::SelfAttention(attributes) => self_attention(attributes, prepared, call),
+        Attributes::CrossAttention(attributes) => cross_attention(attributes, prepared, call),
+        Attributes::FeedForward(attributes) => feed_forward(attributes, prepared, call),
     }
 }
 
-fn self_attention(attributes: &SelfAttentionAttributes, call: Call<'_>) -> Result<(), Failure> {
+fn self_attention(attributes: &SelfAttentionAttributes, prepared: &Prepared, call: Call<'_>) -> Result<(), Failure> {
     let Call { inputs, outputs, pool } = call;
     let dims = SelfAttentionDims::new(&inputs.shapes(), attributes)?;
     let SelfAttentionDims { batch, tokens, past, width, top_k, kv_heads, head, .. } = dims;
@@ -63,11 +63,11 @@ fn self_attention(attributes: &SelfAttentionAttributes, call: Call<'_>) -> Resul
         topk_weights: outputs.floats(own::TOPK_WEIGHTS)?,
     };
     pool.finish(catch(|| {
-        Ok(moa_kernels::self_attention(&dims, attributes, &given, &mut wanted, &pool as &dyn ThreadPool)?)
+        Ok(prepared.self_attention(&dims, attributes, &given, &mut wanted, &pool as &dyn ThreadPool)?)
     }))
 }
 
-fn cross_attention(attributes: &CrossAttentionAttributes, call: Call<'_>) -> Result<(), Failure> {
+fn cross_attention(attributes: &CrossAttentionAttributes, prepared: &Prepared, call: Call<'_>) -> Result<(), Failure> {
     let Call { inputs, outputs, pool } = call;
     let dims = CrossAttentionDims::new(&inputs.shapes(), attributes)?;
     let chosen = [dims.batch, dims.tokens, dims.top_k];
@@ -89,11 +89,11 @@ fn cross_attention(attributes: &CrossAttentionAttributes, call: Call<'_>) -> Res
         topk_weights: outputs.floats(cross::TOPK_WEIGHTS)?,
     };
     pool.finish(catch(|| {
-        Ok(moa_kernels::cross_attention(&dims, attributes, &given, &mut wanted, &pool as &dyn ThreadPool)?)
+        Ok(prepared.cross_attention(&dims, attributes, &given, &mut wanted, &pool as &dyn ThreadPool)?)
     }))
 }
 
-fn feed_forward(attributes: &FeedForwardAttributes, call: Call<'_>) -> Result<(), Failure> {
+fn feed_forward(attributes: &FeedForwardAttributes, prepared: &Prepared, call: Call<'_>) -> Result<(), Failure> {
     let Call { inputs, outputs, pool } = call;
     let dims = FeedForwardDims::new(&inputs.shapes(), attributes)?;
     let chosen = [dims.batch, dims.tokens, dims.top_k];
@@ -111,6 +111,6 @@ fn feed_forward(attributes: &FeedForwardAttributes, call: Call<'_>) -> Result<()
         topk_weights: outputs.floats(ffn::TOPK_WEIGHTS)?,
     };
     pool.finish(catch(|| {
-        Ok(moa_kernels::feed_forward(&dims, attributes, &given, &mut wanted, &pool as &dyn ThreadPool)?)
+        Ok(prepared.feed_forward(&dims, attributes, &given, &mut wanted, &pool as &dyn ThreadPool)?)
     }))
 }

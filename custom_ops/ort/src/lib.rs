@@ -4,7 +4,7 @@
 //! `RegisterCustomOpsLibrary`. It asks for the C API of ONNX Runtime 1.17, whatever the build enables, so one file
 //! works in that version and in every later one.
 //!
-//! `ffi` is the door: the only module with `unsafe` code. `failure`, `attributes` and `compute` are safe code between
+//! `ffi` is the door: the only module with `unsafe` code. `failure`, `attributes`, `prepare` and `compute` are safe code between
 //! that door and `moa_kernels`. No panic leaves the library: every callback catches it and answers with a status that
 //! names the node.
 
@@ -12,5 +12,6 @@ mod attributes;
 mod compute;
 mod failure;
 mod ffi;
+mod prepare;
 
 pub use ffi::RegisterCustomOps;

@@ -1,6 +1,6 @@
 //! Families: from tensor names and a configuration to typed models.
 //!
-//! A new family is one file here (its names), one under `lower` (its graph), and one line in [`FAMILIES`].
+//! A new family is one file here (its names), one under `lower` (its graph), and one line in `FAMILIES`.
 
 mod config;
 mod fairseq;

@@ -4,6 +4,7 @@
 mod attention_reference;
 mod cross_attention;
 mod feed_forward;
+mod prepared;
 mod refusals;
 mod routing_reference;
 mod self_attention;

@@ -1,6 +1,6 @@
 //! `MoASelfAttention`.
 
-use moa_kernels::{SelfAttentionInputs, SelfAttentionOutputs, Sequential, ThreadPool, self_attention};
+use moa_kernels::{Prepared, SelfAttentionInputs, SelfAttentionOutputs, Sequential, ThreadPool, self_attention};
 use moa_schema::{GateMode, SelfAttentionAttributes, SelfAttentionDims};
 
 use crate::attention_reference::{Attend, RotaryReference};
@@ -98,6 +98,10 @@ impl Case {
     }
 
     pub(crate) fn compute(&self, pool: &dyn ThreadPool) -> Computed {
+        self.compute_with(&Prepared::default(), pool)
+    }
+
+    pub(crate) fn compute_with(&self, prepared: &Prepared, pool: &dyn ThreadPool) -> Computed {
         let SelfAttentionDims { batch, tokens, past, width, top_k, kv_heads, head, .. } = self.dims;
         let cache = batch * kv_heads * (past + tokens) * head;
         let mut computed = Computed {
@@ -114,7 +118,7 @@ impl Case {
             topk_indices: Some(&mut computed.topk_indices),
             topk_weights: Some(&mut computed.topk_weights),
         };
-        self_attention(&self.dims, &self.attributes, &self.inputs(), &mut outputs, pool).unwrap();
+        prepared.self_attention(&self.dims, &self.attributes, &self.inputs(), &mut outputs, pool).unwrap();
         computed
     }
 
@@ -222,6 +226,39 @@ fn tile_borders_match_the_reference() {
             case.attributes.causal = causal;
             case.check();
         }
+    }
+}
+
+/// One token a row against a cache, which is read where it stands where the head is a multiple of 16.
+#[test]
+fn single_tokens_match_the_reference() {
+    for seed in 0..120 {
+        let mut random = Random(seed);
+        let experts = random.between(1, 18);
+        let dims = SelfAttentionDims {
+            batch: random.between(1, 3),
+            tokens: 1,
+            past: random.pick(&[0, 1, 15, 127, 128, 300]),
+            width: random.between(1, 40),
+            experts,
+            top_k: random.between(1, experts),
+            kv_heads: random.between(1, 3),
+            head: random.pick(&[8, 16, 32, 48, 80]),
+        };
+        Case::random(&mut random, dims).check();
+    }
+}
+
+/// Heads and widths of several panels, with more keys and rows than a tile holds.
+#[test]
+fn wide_layers_match_the_reference() {
+    let shapes = [(40, 0, 128, 70, 8, 8), (3, 290, 64, 150, 5, 3), (90, 20, 33, 129, 16, 9), (1, 0, 130, 300, 20, 20)];
+    for (seed, (tokens, past, head, width, experts, top_k)) in shapes.into_iter().enumerate() {
+        let mut random = Random(seed as u64);
+        let dims = SelfAttentionDims { batch: 2, tokens, past, width, experts, top_k, kv_heads: 2, head };
+        let mut case = Case::random(&mut random, dims);
+        case.output_weight.iter_mut().for_each(|weight| *weight *= (2.0 * head as f32).powf(-0.5));
+        case.check();
     }
 }
 

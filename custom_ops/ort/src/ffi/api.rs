@@ -5,12 +5,15 @@
 
 use std::ffi::{CStr, CString, c_char};
 use std::marker::PhantomData;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::{NonNull, null, null_mut};
 
+use moa_schema::Parameter;
 use ort_sys::{OrtApi, OrtApiBase, OrtErrorCode, OrtKernelInfo, OrtStatusPtr};
 
+use super::call::read_floats;
 use crate::attributes::AttributeSource;
 use crate::failure::{Failure, Fault};
+use crate::prepare::Constant;
 
 /// Version of the C API that this library asks for, whatever the build enables.
 pub(crate) const API_VERSION: u32 = 17;
@@ -137,6 +140,25 @@ impl KernelInfo<'_> {
         // SAFETY: `raw` is valid; the buffer is null or `size` bytes long.
         self.string_of(|out, size| unsafe { ort!(self.api, KernelInfo_GetNodeName(self.raw, out, size)) })
             .unwrap_or_default()
+    }
+
+    /// An f32 input that never changes; `None` where it may change, is absent or has another type.
+    pub(crate) fn constant(&self, index: usize, parameter: &Parameter) -> Option<Constant<'_>> {
+        let (mut count, mut is_constant, mut value) = (0, 0, null());
+        // SAFETY: `raw` is valid.
+        self.api.check(unsafe { ort!(self.api, KernelInfo_GetInputCount(self.raw, &mut count)) }).ok()?;
+        if index >= count {
+            return None;
+        }
+        let (flag, out) = (&mut is_constant, &mut value);
+        // SAFETY: `raw` is valid and has an input `index`.
+        let status = unsafe { ort!(self.api, KernelInfoGetConstantInput_tensor(self.raw, index, flag, out)) };
+        self.api.check(status).ok()?;
+        if is_constant == 0 {
+            return None;
+        }
+        // SAFETY: `value` is null or a constant tensor, which lives longer than the info and is never written.
+        unsafe { read_floats(self.api, value, parameter) }.ok()?
     }
 
     /// Runs one of the functions that first tell the size of a text, then fill a buffer.

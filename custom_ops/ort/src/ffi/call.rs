@@ -11,6 +11,7 @@ use ort_sys::{ONNXTensorElementDataType, OrtKernelContext, OrtTensorTypeAndShape
 use super::api::{Api, ort};
 use super::pool::OrtPool;
 use crate::failure::{Failure, Fault};
+use crate::prepare::Constant;
 
 /// One call of a kernel, taken apart so that its pieces can be borrowed one by one.
 pub(crate) struct Call<'a> {
@@ -104,6 +105,24 @@ unsafe fn read_tensor<'a>(
         }
     };
     Ok(Some(Tensor { shape, elements }))
+}
+
+/// A tensor of floats; `None` where it is absent or holds something else.
+///
+/// # Safety
+///
+/// As [`read_tensor`].
+pub(super) unsafe fn read_floats<'a>(
+    api: Api,
+    value: *const OrtValue,
+    parameter: &Parameter,
+) -> Result<Option<Constant<'a>>, Failure> {
+    // SAFETY: by the caller's promise.
+    let tensor = unsafe { read_tensor(api, value, parameter) }?;
+    Ok(tensor.and_then(|Tensor { shape, elements }| match elements {
+        Elements::Float(values) => Some(Constant { shape, values }),
+        _ => None,
+    }))
 }
 
 /// # Safety

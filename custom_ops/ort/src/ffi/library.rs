@@ -4,6 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
+use moa_kernels::Prepared;
 use moa_schema::{ElementType, OPERATORS, OPSET_VERSION, Operator, Parameter};
 use ort_sys::{
     ONNXTensorElementDataType, OrtApi, OrtApiBase, OrtCustomOp, OrtCustomOpDomain,
@@ -15,6 +16,7 @@ use super::call::{Call, element_code};
 use crate::attributes::Attributes;
 use crate::compute;
 use crate::failure::{Failure, catch};
+use crate::prepare::prepare;
 
 const PROVIDER: &CStr = c"CPUExecutionProvider";
 
@@ -36,6 +38,7 @@ struct Kernel {
     operator: &'static Operator,
     node: String,
     attributes: Attributes,
+    prepared: Prepared,
 }
 
 static ENTRIES: LazyLock<[Entry; 3]> = LazyLock::new(|| OPERATORS.map(Entry::new));
@@ -232,7 +235,7 @@ unsafe extern "system" fn end_version(_: *const OrtCustomOp) -> c_int {
     OPSET_VERSION as c_int
 }
 
-/// Reads the attributes of a node and makes its kernel.
+/// Reads the attributes of a node, packs its constant weights and makes its kernel.
 unsafe extern "system" fn create(
     op: *const OrtCustomOp,
     api: *const OrtApi,
@@ -246,7 +249,8 @@ unsafe extern "system" fn create(
         let (entry, info) = unsafe { (entry(op), KernelInfo::new(api, info)) };
         let (operator, node) = (&entry.operator, info.node_name());
         let attributes = Attributes::read(operator, &info).map_err(|failure| failure.at_node(operator.name, &node))?;
-        Ok(Box::new(Kernel { api, operator, node, attributes }))
+        let prepared = prepare(&attributes, &|index| info.constant(index, &operator.inputs[index]));
+        Ok(Box::new(Kernel { api, operator, node, attributes, prepared }))
     });
     api.status(result.map(|made| {
         // SAFETY: the runtime passes a place for the kernel; `destroy` takes it back.
@@ -256,12 +260,12 @@ unsafe extern "system" fn create(
 
 /// Computes a node.
 unsafe extern "system" fn run(kernel: *mut c_void, context: *mut OrtKernelContext) -> OrtStatusPtr {
-    // SAFETY: the runtime passes what `create` made; kernels are never changed, so threads may share one.
+    // SAFETY: the runtime passes what `create` made; kernels are only read, so threads may share one.
     let kernel = unsafe { &*kernel.cast::<Kernel>() };
     let result = catch(|| {
         // SAFETY: the runtime passes the context of this call, and only this line makes a `Call` from it.
         let call = unsafe { Call::new(kernel.api, context, kernel.operator) }?;
-        compute::run(&kernel.attributes, call)
+        compute::run(&kernel.attributes, &kernel.prepared, call)
     });
     kernel.api.status(result.map_err(|failure| failure.at_node(kernel.operator.name, &kernel.node)))
 }
@@ -389,7 +393,8 @@ mod tests {
             gated: true,
         };
         let attributes = Attributes::FeedForward(attributes);
-        let mut kernel = Kernel { api, operator: &ENTRIES[2].operator, node: String::from("n"), attributes };
+        let (operator, prepared) = (&ENTRIES[2].operator, Prepared::default());
+        let mut kernel = Kernel { api, operator, node: String::from("n"), attributes, prepared };
         // SAFETY: a kernel as `create` makes it; the fake runtime refuses to look at the context.
         let status = unsafe { run((&raw mut kernel).cast(), null_mut()) };
         assert_eq!(api.check(status), Err(Failure::runtime("MoEFeedForward node `n`: Unimplemented")));

@@ -1,0 +1,234 @@
+"""The CPU operator beside its rivals, in one run.
+
+    python3 -m pip install numpy onnx onnxruntime torch
+    python3 benches/cpu_operator.py [--threads 2] [--rounds 15] [--only NAME ...] [--json FILE]
+
+Builds libmoa_ort.so where MOA_ORT_LIBRARY does not name it. Every contender of a shape runs in bursts that take turns;
+a burst starts with calls that are not counted. A ratio is the median over the rounds of rival / ours, both the median
+of their burst in that round; "min" is the ratio of the fastest calls. torch is optional.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import onnxruntime
+
+import cpu_operator_eager as eager
+import cpu_operator_graphs as graphs
+from cpu_operator_graphs import Shape
+
+SHAPES = {
+    "E8-1x128": Shape(512, 8, 8, 128, 1, 1, 128, 0),
+    "E32-1x128": Shape(512, 16, 32, 256, 1, 1, 128, 0),
+    "E32-8x128": Shape(512, 16, 32, 256, 1, 8, 128, 0),
+    "E8-1x2048": Shape(512, 8, 8, 128, 1, 1, 2048, 0),
+    "E8-1x10": Shape(512, 8, 8, 128, 1, 1, 10, 0),
+    "E32-1x1-past128": Shape(512, 8, 32, 128, 1, 1, 1, 128),
+    "jetmoe-1x1-past512": Shape(2048, 2, 8, 128, 16, 1, 1, 512, jetmoe=True),
+}
+TOLERANCE = 2e-4
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def library():
+    named = os.environ.get("MOA_ORT_LIBRARY")
+    if named:
+        return named
+    subprocess.run(["cargo", "build", "--release", "-p", "moa-ort"], cwd=ROOT, check=True)
+    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+    return str(target / "release" / "libmoa_ort.so")
+
+
+class OrtRun:
+    """A session with every input and output bound once."""
+
+    def __init__(self, model, feeds, threads):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.register_custom_ops_library(LIBRARY)
+        self.session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        self.binding = self.session.io_binding()
+        self.feeds = {name: np.ascontiguousarray(value) for name, value in feeds.items()}
+        for name, value in self.feeds.items():
+            self.binding.bind_input(name, "cpu", 0, value.dtype, value.shape, value.ctypes.data)
+        self.values = {}
+        for output in self.session.get_outputs():
+            value = self.values[output.name] = np.zeros(output.shape, np.float32)
+            self.binding.bind_output(output.name, "cpu", 0, np.float32, value.shape, value.ctypes.data)
+
+    def __call__(self):
+        self.session.run_with_iobinding(self.binding)
+        return self.values["y"]
+
+
+def mha_reference(model, feeds, heads):
+    """The dense block in numpy f64."""
+    import onnx
+
+    values = [onnx.numpy_helper.to_array(i).astype(np.float64) for i in onnx.ModelProto.FromString(model).graph.initializer]
+    x = feeds["x"].astype(np.float64)
+    split = [(x @ w).reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3) for w in values[:3]]
+    query, key, value = split
+    if "past_key" in feeds:
+        key = np.concatenate([feeds["past_key"], key], axis=2)
+        value = np.concatenate([feeds["past_value"], value], axis=2)
+    scores = query @ key.transpose(0, 1, 3, 2) / np.sqrt(query.shape[-1])
+    scores = np.exp(scores - scores.max(-1, keepdims=True))
+    attended = (scores / scores.sum(-1, keepdims=True)) @ value
+    return attended.transpose(0, 2, 1, 3).reshape(*x.shape[:2], -1) @ values[3]
+
+
+def burst(run, seconds):
+    """Times of calls in a row, after a few that are not counted."""
+    for _ in range(3):
+        run()
+    times, end = [], time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def interleave(runs, rounds, seconds):
+    """Bursts of every contender in turn, in another order each round."""
+    found, order = {name: [] for name in runs}, list(runs)
+    for _ in range(rounds):
+        random.shuffle(order)
+        for name in order:
+            found[name].append(burst(runs[name], seconds))
+            time.sleep(0.004)
+    return found
+
+
+def summary(bursts):
+    medians = [statistics.median(times) for times in bursts]
+    quartiles = statistics.quantiles(medians, n=4) if len(medians) > 1 else medians * 3
+    return {
+        "min_ms": 1e3 * min(min(times) for times in bursts),
+        "median_ms": 1e3 * statistics.median(medians),
+        "quartiles_ms": [1e3 * quartiles[0], 1e3 * quartiles[2]],
+        "burst_medians_ms": [1e3 * median for median in medians],
+    }
+
+
+def ratio(rival, ours):
+    pairs = [a / b for a, b in zip(rival["burst_medians_ms"], ours["burst_medians_ms"])]
+    return {"median": statistics.median(pairs), "min": rival["min_ms"] / ours["min_ms"], "range": [min(pairs), max(pairs)]}
+
+
+def contenders(shape, args, torch):
+    weights, feeds = graphs.make_weights(shape), graphs.make_feeds(shape)
+    runs = {"ours": OrtRun(graphs.operator(shape, weights, feeds), feeds, args.threads)}
+    dense_feeds, model = graphs.mha_feeds(shape, feeds), graphs.mha(shape, weights, feeds | graphs.mha_feeds(shape, feeds))
+    runs["mha"] = OrtRun(model, dense_feeds, args.threads)
+    check("mha", runs["mha"](), mha_reference(model, dense_feeds, shape.mha_heads()[0]))
+    for name, graph in graphs.standard_graphs(shape, weights, feeds).items():
+        runs[f"standard:{name}"] = OrtRun(graph, feeds, args.threads)
+    if torch:
+        runs["eager"] = eager.Layer(torch, shape, weights, feeds)
+    ours = np.array(runs["ours"]())
+    for name, run in runs.items():
+        if name != "mha":
+            check(name, np.asarray(run()), ours)
+    rows = {"E8-1x10": 512}.get(shape, 512)
+    x = np.ones((rows, 512), np.float32)
+    runs["sgemm"] = OrtRun(graphs.matmul(rows, 512, 1024), {"x": x}, args.threads)
+    return runs
+
+
+def check(name, found, expected):
+    error = float(np.max(np.abs(found - expected)) / (np.max(np.abs(expected)) + 1e-30))
+    if not error <= TOLERANCE:
+        sys.exit(f"{name} differs from the expected output by {error:.2e}")
+
+
+def read_bandwidth(threads, megabytes=512, repeats=7):
+    """Bytes per second that `threads` threads read from memory at best."""
+    data = np.ones(megabytes * 2**18, np.float32)
+    best = 0.0
+    for _ in range(repeats):
+        parts = np.array_split(data, threads)
+        workers = [threading.Thread(target=np.dot, args=(part, part)) for part in parts]
+        start = time.perf_counter()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        best = max(best, data.nbytes / (time.perf_counter() - start))
+    return best
+
+
+def measure(name, shape, args, torch):
+    runs = contenders(shape, args, torch)
+    found = interleave(runs, args.rounds, args.seconds)
+    result = {"shape": vars(shape) if hasattr(shape, "__dict__") else {}, "macs": shape.macs()}
+    heads, head = shape.mha_heads()
+    result["mha"] = {"heads": heads, "head": head, "macs": shape.mha_macs(heads * head)}
+    result["times"] = {contender: summary(bursts) for contender, bursts in found.items()}
+    ours = result["times"]["ours"]
+    result["ratios"] = {n: ratio(t, ours) for n, t in result["times"].items() if n not in ("ours", "sgemm")}
+    sgemm_rate = 512 * 512 * 1024 / result["times"]["sgemm"]["median_ms"]
+    result["sgemm_gflops"] = 2e-6 * sgemm_rate
+    result["of_sgemm"] = shape.macs() / ours["median_ms"] / sgemm_rate
+    result["weight_bytes"] = shape.weight_bytes()
+    result["gigabytes_per_second"] = shape.weight_bytes() / ours["median_ms"] * 1e-6
+    return result
+
+
+def report(name, result):
+    times, ratios = result["times"], result["ratios"]
+    print(f"\n{name}: {result['macs'] / 1e6:.1f} M multiply-accumulates, mha {result['mha']['macs'] / 1e6:.1f} M")
+    for contender, t in times.items():
+        line = f"  {contender:18} {t['median_ms']:9.3f} ms  [{t['quartiles_ms'][0]:.3f}, {t['quartiles_ms'][1]:.3f}]"
+        line += f"  min {t['min_ms']:.3f}"
+        if contender in ratios:
+            r = ratios[contender]
+            line += f"   ratio {r['median']:.2f} (min/min {r['min']:.2f}, {r['range'][0]:.2f} .. {r['range'][1]:.2f})"
+        print(line)
+    best = min((r["median"], n) for n, r in ratios.items() if n.startswith("standard:"))
+    print(f"  best standard graph: {best[1]} {best[0]:.2f}; of sgemm {100 * result['of_sgemm']:.0f} % of", end=" ")
+    print(f"{result['sgemm_gflops']:.0f} GFLOP/s; weights and cache at {result['gigabytes_per_second']:.1f} GB/s")
+
+
+def main():
+    global LIBRARY
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=0.05, help="length of a burst")
+    parser.add_argument("--only", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--json", type=pathlib.Path)
+    args = parser.parse_args()
+    LIBRARY = library()
+    torch = eager.load()
+    if torch:
+        torch.set_num_threads(args.threads)
+    cpu = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), platform.processor())
+    bandwidth = read_bandwidth(args.threads)
+    versions = {"onnxruntime": onnxruntime.__version__, "numpy": np.__version__, "torch": torch and torch.__version__}
+    head = {"cpu": cpu, "cores": os.cpu_count(), "threads": args.threads, "versions": versions}
+    head |= {"read_gigabytes_per_second": bandwidth * 1e-9, "load_before": os.getloadavg(), "rounds": args.rounds}
+    print(f"{cpu}, {os.cpu_count()} cores, {args.threads} threads; {versions}; read {bandwidth * 1e-9:.1f} GB/s")
+    results = {}
+    for name in args.only:
+        results[name] = measure(name, SHAPES[name], args, torch)
+        report(name, results[name])
+    head["load_after"] = os.getloadavg()
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps({"machine": head, "results": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

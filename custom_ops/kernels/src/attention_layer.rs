@@ -1,0 +1,108 @@
+//! What both attention operators do once keys and values are known.
+
+use crate::attention::{Attention, AttentionInputs, cut_pairs};
+use crate::kernel_scratch::LayerScratch;
+use crate::key_panels::Cache;
+use crate::output_projection::{Order, OutputInputs, OutputScratch};
+use crate::packed::Packed;
+use crate::query_projection::{QueryInputs, row_stride};
+use crate::rope::Rotary;
+use crate::routing::Routing;
+use crate::simd::Isa;
+use crate::{ThreadPool, decode, pool};
+
+/// Inputs of the steps after routing and the cache.
+pub(crate) struct AttentionLayer<'a> {
+    pub(crate) isa: Isa,
+    pub(crate) routing: &'a Routing,
+    /// `[B * T, C]`.
+    pub(crate) hidden_states: &'a [f32],
+    pub(crate) query_weight: &'a Packed,
+    pub(crate) output_weight: &'a Packed,
+    /// `[C]`.
+    pub(crate) output_bias: Option<&'a [f32]>,
+    /// `[B, G, S, D]`.
+    pub(crate) key: &'a [f32],
+    /// `[B, G, S, D]`.
+    pub(crate) value: &'a [f32],
+    /// `[B, S]`, 0 where the key is masked.
+    pub(crate) key_mask: &'a [i32],
+    pub(crate) rotary: Option<Rotary<'a>>,
+    /// `Some(P)`: query `i` sees the keys `0 ..= P + i` only.
+    pub(crate) causal_past: Option<usize>,
+    pub(crate) scale: f32,
+    pub(crate) batch: usize,
+    pub(crate) tokens: usize,
+    pub(crate) keys: usize,
+    pub(crate) width: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head: usize,
+}
+
+impl AttentionLayer<'_> {
+    /// Fills `output [B * T, C]`.
+    pub(crate) fn compute(
+        &self,
+        pool: &dyn ThreadPool,
+        layer: &mut LayerScratch,
+        output_scratch: &mut OutputScratch,
+        output: &mut [f32],
+    ) {
+        let LayerScratch { visible, queries, panels, decode, attended, bounds, claims } = layer;
+        let Self { routing, batch, tokens, keys, kv_heads, head, .. } = *self;
+        visible.read(self.key_mask, keys);
+        let cache = Cache { key: self.key, value: self.value, visible, batch, keys, kv_heads, head };
+        let single = decode::serves(tokens, routing.top_k, head);
+        if single {
+            pool::run(pool, &[&queries.stage(self.query_inputs())]);
+        } else {
+            let (pack_keys, pack_values) = panels.stages(cache);
+            pool::run(pool, &[&queries.stage(self.query_inputs()), &pack_keys, &pack_values]);
+        }
+
+        let inputs = AttentionInputs {
+            isa: self.isa,
+            routing,
+            queries: queries.queries(),
+            visible,
+            causal_past: self.causal_past,
+            batch,
+            tokens,
+            kv_heads,
+            head,
+        };
+        let out = attended.take(batch * tokens * routing.top_k * inputs.layout().stride);
+        if single {
+            pool::run(pool, &[&decode.stage(inputs, cache, out)]);
+        } else {
+            cut_pairs(bounds, &inputs);
+            pool::run(pool, &[&Attention::new(inputs, panels.panels(keys, head), out, bounds, claims)]);
+        }
+
+        let outputs = OutputInputs {
+            isa: self.isa,
+            routing,
+            expert_rows: attended.filled(),
+            stride: row_stride(kv_heads * head),
+            order: Order::Pairs,
+            weights: self.output_weight,
+            bias: self.output_bias,
+            width: self.width,
+        };
+        pool::run(pool, &[&output_scratch.stage(outputs, output)]);
+    }
+
+    fn query_inputs(&self) -> QueryInputs<'_> {
+        QueryInputs {
+            isa: self.isa,
+            routing: self.routing,
+            hidden_states: self.hidden_states,
+            weights: self.query_weight,
+            rotary: self.rotary,
+            scale: self.scale,
+            width: self.width,
+            kv_heads: self.kv_heads,
+            head: self.head,
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Attention of one token a row of the batch: keys and values are read where they stand, once.
+//!
+//! One task handles the `k` slots of one token for one key/value head. It multiplies blocks of keys with the queries,
+//! which stand side by side as lanes.
+
+use crate::attention::AttentionInputs;
+use crate::buffer::Buffer;
+use crate::grid::{Claims, Grid, Layout, Tile, cut};
+use crate::key_panels::Cache;
+use crate::pool::Stage;
+use crate::rows::blocks;
+use crate::simd::{LANES, Left, PANEL, Product, ROWS, Right, Write};
+
+/// Keys of one tile.
+const KEYS_PER_TILE: usize = 128;
+
+/// Memory that the stage keeps between calls.
+#[derive(Debug, Default)]
+pub(crate) struct DecodeScratch {
+    queries: Buffer,
+    bounds: [Vec<usize>; 2],
+    claims: [Claims; 2],
+}
+
+/// The stage that fills `attended [B * k, G * D]` of `B` tokens.
+pub(crate) struct Decode<'a> {
+    inputs: AttentionInputs<'a>,
+    cache: Cache<'a>,
+    queries: Grid<'a, f32>,
+    grid: Grid<'a, f32>,
+}
+
+/// Whether the stage serves a call of these sizes.
+pub(crate) fn serves(tokens: usize, top_k: usize, head: usize) -> bool {
+    tokens == 1 && top_k <= LANES && head.is_multiple_of(LANES)
+}
+
+impl DecodeScratch {
+    /// Prepares the stage.
+    pub(crate) fn stage<'a>(
+        &'a mut self,
+        inputs: AttentionInputs<'a>,
+        cache: Cache<'a>,
+        attended: &'a mut [f32],
+    ) -> Decode<'a> {
+        let top_k = inputs.routing.top_k;
+        let pairs = inputs.batch * inputs.kv_heads;
+        cut(&mut self.bounds[0], pairs, 1);
+        cut(&mut self.bounds[1], inputs.batch * top_k, top_k);
+        let [query_claims, claims] = &mut self.claims;
+        let (query_len, queries) = (inputs.head * LANES, self.queries.take(pairs * inputs.head * LANES));
+        Decode {
+            inputs,
+            cache,
+            queries: Grid::new(queries, Layout::whole(query_len), &self.bounds[0], query_claims),
+            grid: Grid::new(attended, inputs.layout(), &self.bounds[1], claims),
+        }
+    }
+
+    /// Bytes held between calls.
+    pub(crate) fn bytes(&self) -> usize {
+        let bounds: usize = self.bounds.iter().map(Vec::capacity).sum();
+        self.queries.bytes() + bounds * size_of::<usize>()
+    }
+}
+
+impl Stage for Decode<'_> {
+    fn tasks(&self) -> usize {
+        self.grid.len()
+    }
+
+    fn run(&self, index: usize) {
+        let (Some(mut out), Some(mut queries)) = (self.grid.tile(index), self.queries.tile(index)) else { return };
+        let AttentionInputs { routing, kv_heads, head, causal_past, .. } = self.inputs;
+        let (batch, group, top_k) = (index / kv_heads, index % kv_heads, routing.top_k);
+        if !routing.routed[batch] {
+            return;
+        }
+        let places = self.cache.visible.of(batch);
+        let seen = causal_past.map_or(places.len(), |past| places.partition_point(|&key| key <= past));
+        let queries = queries.row(0);
+        queries.fill(0.0);
+        for slot in 0..top_k {
+            let start = (batch * top_k + slot) * self.inputs.layout().stride + group * head;
+            for (lanes, value) in queries.chunks_exact_mut(LANES).zip(&self.inputs.queries[start..start + head]) {
+                lanes[slot] = *value;
+            }
+        }
+        self.attend(index, queries, &places[..seen], &mut out);
+    }
+}
+
+/// Scores of one tile: `[key][slot]`, and as weights `[slot][key]`.
+#[repr(align(64))]
+struct Scores {
+    by_key: [[f32; LANES]; KEYS_PER_TILE],
+    by_slot: [f32; LANES * KEYS_PER_TILE],
+}
+
+impl Decode<'_> {
+    /// Attends over the keys `places` of the (batch, head) pair; `queries` is `[D, LANES]`.
+    fn attend(&self, pair: usize, queries: &[f32], places: &[usize], out: &mut Tile<'_, f32>) {
+        let (isa, head, top_k) = (self.inputs.isa, self.inputs.head, self.inputs.routing.top_k);
+        let len = self.cache.keys * head;
+        let mut scores = Scores { by_key: [[0.0; LANES]; KEYS_PER_TILE], by_slot: [0.0; LANES * KEYS_PER_TILE] };
+        let (mut max, mut sum) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
+        if places.is_empty() {
+            (0..top_k).for_each(|slot| out.row(slot).fill(0.0));
+            return;
+        }
+        for (tile, places) in places.chunks(KEYS_PER_TILE).enumerate() {
+            let by_key = &mut scores.by_key[..places.len()];
+            self.score(queries, &self.cache.key[pair * len..][..len], places, by_key);
+            let (before, mut tile_sum) = (max, [0.0; LANES]);
+            isa.softmax_lanes(by_key, &mut max, &mut tile_sum);
+            let mut factors = [0.0; LANES];
+            for slot in 0..top_k {
+                factors[slot] = if tile == 0 { 0.0 } else { (before[slot] - max[slot]).exp() };
+                sum[slot] = sum[slot] * factors[slot] + tile_sum[slot];
+                let weights = scores.by_slot[slot * KEYS_PER_TILE..].iter_mut();
+                weights.zip(&scores.by_key[..places.len()]).for_each(|(weight, by_key)| *weight = by_key[slot]);
+            }
+            let factors = (tile > 0).then_some(&factors);
+            self.mix(&self.cache.value[pair * len..][..len], places, &scores.by_slot, factors, out);
+        }
+        (0..top_k).for_each(|slot| isa.scale(out.row(slot), 1.0 / sum[slot]));
+    }
+
+    /// Products of keys and queries.
+    fn score(&self, queries: &[f32], key: &[f32], places: &[usize], by_key: &mut [[f32; LANES]]) {
+        let head = self.inputs.head;
+        let mut starts = [0; KEYS_PER_TILE];
+        starts.iter_mut().zip(places).for_each(|(start, place)| *start = place * head);
+        let rows: [usize; KEYS_PER_TILE] = std::array::from_fn(|row| row);
+        let mut out = Tile::dense(by_key.as_flattened_mut(), LANES);
+        for block in blocks(places.len()) {
+            Product {
+                left: Left { data: key, starts: &starts[block.clone()], inner: head },
+                right: Right { data: queries, stride: LANES, panel_stride: 0 },
+                rows: &rows[block],
+                first_column: 0,
+                columns: LANES,
+                write: Write::Replace,
+                ahead: None,
+            }
+            .compute(self.inputs.isa, &mut out);
+        }
+    }
+
+    /// Adds the values of a tile of keys, one run of neighbours at a time; `None` where there is no earlier tile.
+    fn mix(
+        &self,
+        value: &[f32],
+        places: &[usize],
+        by_slot: &[f32],
+        factors: Option<&[f32; LANES]>,
+        out: &mut Tile<'_, f32>,
+    ) {
+        const ONES: [f32; LANES] = [1.0; LANES];
+        let (head, top_k) = (self.inputs.head, self.inputs.routing.top_k);
+        let rows: [usize; LANES] = std::array::from_fn(|row| row);
+        let mut first = 0;
+        for run in places.chunk_by(|a, b| a + 1 == *b) {
+            let starts: [usize; LANES] = std::array::from_fn(|slot| slot * KEYS_PER_TILE + first);
+            for block in blocks(top_k) {
+                Product {
+                    left: Left { data: by_slot, starts: &starts[block.clone()], inner: run.len() },
+                    right: Right { data: &value[run[0] * head..], stride: head, panel_stride: PANEL },
+                    rows: &rows[block.clone()],
+                    first_column: 0,
+                    columns: head,
+                    write: match (first, factors) {
+                        (0, None) => Write::Replace,
+                        (0, Some(factors)) => Write::Resume(&factors[block]),
+                        _ => Write::Resume(&ONES[..ROWS]),
+                    },
+                    ahead: None,
+                }
+                .compute(self.inputs.isa, out);
+            }
+            first += run.len();
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! A matrix cut into tiles that tasks write at the same time.
+//!
+//! A tile is handed out once, so no element is ever borrowed twice, whatever a thread pool does.
+#![allow(unsafe_code)]
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// One bit for each tile of a grid: whether it was handed out. Kept between calls so that nothing is allocated.
+#[derive(Debug, Default)]
+pub(crate) struct Claims {
+    bits: Vec<AtomicU64>,
+}
+
+/// How the rows of a matrix stand in memory, and how they are cut.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Layout {
+    /// Elements between two rows.
+    pub(crate) stride: usize,
+    /// Elements of a row.
+    pub(crate) columns: usize,
+    /// Columns of a tile.
+    pub(crate) tile_columns: usize,
+}
+
+impl Layout {
+    /// Rows without gaps that are not cut.
+    pub(crate) fn whole(columns: usize) -> Self {
+        Self { stride: columns, columns, tile_columns: columns }
+    }
+}
+
+/// Distinct row numbers: the only order in which a [`Grid`] scatters rows.
+#[derive(Debug, Default)]
+pub(crate) struct Distinct {
+    numbers: Vec<usize>,
+}
+
+impl Distinct {
+    /// Replaces the numbers: `place(number)` is the place of each of the rising `numbers`, all of them in `0 .. len`.
+    ///
+    /// # Panics
+    ///
+    /// If the numbers do not rise, or two of them go to one place.
+    pub(crate) fn fill(
+        &mut self,
+        len: usize,
+        numbers: impl Iterator<Item = usize>,
+        mut place: impl FnMut(usize) -> usize,
+    ) {
+        const NONE: usize = usize::MAX;
+        self.numbers.clear();
+        self.numbers.resize(len, NONE);
+        let mut last = None;
+        for number in numbers {
+            assert!(number != NONE && last.is_none_or(|last| number > last), "row numbers do not rise");
+            last = Some(number);
+            let place = &mut self.numbers[place(number)];
+            assert!(*place == NONE, "two rows in one place");
+            *place = number;
+        }
+    }
+
+    /// The numbers by place.
+    pub(crate) fn numbers(&self) -> &[usize] {
+        &self.numbers
+    }
+}
+
+/// A matrix cut at some rows and every so many columns.
+pub(crate) struct Grid<'a, T> {
+    data: NonNull<T>,
+    len: usize,
+    layout: Layout,
+    order: Option<&'a [usize]>,
+    bounds: &'a [usize],
+    taken: &'a [AtomicU64],
+    lifetime: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: a grid gives each element to one tile at most, and a tile to one thread.
+unsafe impl<T: Send> Sync for Grid<'_, T> {}
+
+/// The only door to a rectangle of a matrix.
+pub(crate) struct Tile<'a, T> {
+    data: NonNull<T>,
+    len: usize,
+    stride: usize,
+    order: Option<&'a [usize]>,
+    first_row: usize,
+    rows: usize,
+    first_column: usize,
+    columns: usize,
+    lifetime: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: a tile is the only door to its elements, as `&mut [T]` is.
+unsafe impl<T: Send> Send for Tile<'_, T> {}
+
+impl<'a, T> Grid<'a, T> {
+    /// Tile `i` of the rows is `bounds[i] .. bounds[i + 1]`; rows outside all bounds stay untouched.
+    ///
+    /// # Panics
+    ///
+    /// If the bounds fall, or a size is 0.
+    pub(crate) fn new(data: &'a mut [T], layout: Layout, bounds: &'a [usize], claims: &'a mut Claims) -> Self {
+        assert!(layout.columns > 0 && layout.tile_columns > 0 && layout.stride >= layout.columns, "layout of tiles");
+        assert!(bounds.is_sorted(), "falling bounds");
+        let count = bounds.len().saturating_sub(1) * layout.columns.div_ceil(layout.tile_columns);
+        claims.bits.clear();
+        claims.bits.resize_with(count.div_ceil(64), AtomicU64::default);
+        let (len, data) = (data.len(), NonNull::from(data).cast());
+        Self { data, len, layout, order: None, bounds, taken: &claims.bits, lifetime: PhantomData }
+    }
+
+    /// As [`Grid::new`]; row `i` of the tiles is row `order[i]` of the matrix.
+    pub(crate) fn scattered(
+        data: &'a mut [T],
+        layout: Layout,
+        order: &'a Distinct,
+        bounds: &'a [usize],
+        claims: &'a mut Claims,
+    ) -> Self {
+        Self { order: Some(&order.numbers), ..Self::new(data, layout, bounds, claims) }
+    }
+
+    /// Tiles beside each other.
+    pub(crate) fn across(&self) -> usize {
+        self.layout.columns.div_ceil(self.layout.tile_columns)
+    }
+
+    /// Number of tiles.
+    pub(crate) fn len(&self) -> usize {
+        self.bounds.len().saturating_sub(1) * self.across()
+    }
+
+    /// Tile `index`, counted along rows first; `None` where it was handed out before.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such tile.
+    pub(crate) fn tile(&self, index: usize) -> Option<Tile<'a, T>> {
+        assert!(index < self.len(), "tile index");
+        let bit = 1 << (index % 64);
+        if self.taken[index / 64].fetch_or(bit, Ordering::Relaxed) & bit != 0 {
+            return None;
+        }
+        let (down, along) = (index / self.across(), index % self.across());
+        let first_column = along * self.layout.tile_columns;
+        Some(Tile {
+            data: self.data,
+            len: self.len,
+            stride: self.layout.stride,
+            order: self.order,
+            first_row: self.bounds[down],
+            rows: self.bounds[down + 1] - self.bounds[down],
+            first_column,
+            columns: self.layout.tile_columns.min(self.layout.columns - first_column),
+            lifetime: PhantomData,
+        })
+    }
+}
+
+impl<'a, T> Tile<'a, T> {
+    /// A whole matrix as one tile.
+    pub(crate) fn dense(data: &'a mut [T], row_len: usize) -> Self {
+        let (rows, len) = (data.len().checked_div(row_len).unwrap_or(0), data.len());
+        let (data, lifetime) = (NonNull::from(data).cast(), PhantomData);
+        Self {
+            data,
+            len,
+            stride: row_len,
+            order: None,
+            first_row: 0,
+            rows,
+            first_column: 0,
+            columns: row_len,
+            lifetime,
+        }
+    }
+
+    /// First row, counted in the matrix, or in the order of a scattered one.
+    pub(crate) fn first_row(&self) -> usize {
+        self.first_row
+    }
+
+    /// First column, counted in the matrix.
+    pub(crate) fn first_column(&self) -> usize {
+        self.first_column
+    }
+
+    /// Number of rows.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// The elements of one row, counted in the tile.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such row.
+    pub(crate) fn row(&mut self, row: usize) -> &mut [T] {
+        assert!(row < self.rows, "row of a tile");
+        let place = self.first_row + row;
+        let place = self.order.map_or(place, |order| order[place]);
+        let start = place.checked_mul(self.stride).and_then(|start| start.checked_add(self.first_column));
+        let end = start.and_then(|start| start.checked_add(self.columns));
+        assert!(end.is_some_and(|end| end <= self.len), "row past the matrix");
+        // SAFETY: the row lies in the matrix. No other tile has its elements: bounds rise, `Distinct` gives no row of
+        // the matrix twice, and columns of neighbours do not meet since a stride holds all columns. `self` is borrowed
+        // for as long as the row.
+        unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr().add(start.unwrap_or(0)), self.columns) }
+    }
+}
+
+/// Replaces `bounds` by cuts of `total` rows every `step` rows.
+pub(crate) fn cut(bounds: &mut Vec<usize>, total: usize, step: usize) {
+    bounds.clear();
+    bounds.extend((0..total).step_by(step));
+    bounds.push(total);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_cover_the_matrix_once() {
+        let (mut data, mut claims, mut bounds) = (vec![0; 7 * 10], Claims::default(), Vec::new());
+        cut(&mut bounds, 7, 3);
+        assert_eq!(bounds, [0, 3, 6, 7]);
+        let grid = Grid::new(&mut data, Layout { stride: 10, columns: 10, tile_columns: 4 }, &bounds, &mut claims);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for index in 0..grid.len() {
+                        let Some(mut tile) = grid.tile(index) else { continue };
+                        for row in 0..tile.rows() {
+                            let first = (tile.first_row() + row) * 10 + tile.first_column();
+                            tile.row(row).iter_mut().zip(first..).for_each(|(value, wanted)| *value += wanted);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(data, (0..70).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_tile_is_handed_out_once() {
+        let (mut data, mut claims) = ([0; 6], Claims::default());
+        let grid = Grid::new(&mut data, Layout::whole(3), &[0, 2], &mut claims);
+        assert!(grid.tile(0).is_some());
+        assert!(grid.tile(0).is_none());
+    }
+
+    #[test]
+    #[should_panic(expected = "row past the matrix")]
+    fn a_row_past_the_matrix_is_refused() {
+        let (mut data, mut claims) = ([0; 5], Claims::default());
+        let grid = Grid::new(&mut data, Layout::whole(3), &[0, 2], &mut claims);
+        grid.tile(0).unwrap().row(1);
+    }
+
+    #[test]
+    fn scattered_rows_go_where_they_belong() {
+        let (mut data, mut claims, mut order) = ([0; 4 * 3], Claims::default(), Distinct::default());
+        order.fill(3, [0, 2, 3].into_iter(), |number| [2, 9, 0, 1][number]);
+        assert_eq!(order.numbers(), [2, 3, 0]);
+        let layout = Layout { stride: 3, columns: 2, tile_columns: 2 };
+        let grid = Grid::scattered(&mut data, layout, &order, &[0, 1, 3], &mut claims);
+        for index in 0..2 {
+            let mut tile = grid.tile(index).unwrap();
+            for row in 0..tile.rows() {
+                let value = 1 + tile.first_row() + row;
+                tile.row(row).fill(value);
+            }
+        }
+        assert_eq!(data, [3, 3, 0, 0, 0, 0, 1, 1, 0, 2, 2, 0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "two rows in one place")]
+    fn a_place_taken_twice_is_refused() {
+        Distinct::default().fill(2, 0..2, |_| 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "row of a tile")]
+    fn a_row_past_the_tile_is_refused() {
+        Tile::dense(&mut [0; 6], 3).row(2);
+    }
+}

@@ -1,0 +1,54 @@
+//! The scratch memory of one call at a time.
+
+use crate::buffer::Buffer;
+use crate::decode::DecodeScratch;
+use crate::feed_forward::HiddenScratch;
+use crate::grid::Claims;
+use crate::key_panels::{PanelScratch, Visible};
+use crate::output_projection::OutputScratch;
+use crate::prepared::OwnWeights;
+use crate::query_projection::QueryScratch;
+use crate::routing::Routing;
+
+/// Memory of every stage; a call uses the parts that it needs.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    pub(crate) routing: Routing,
+    pub(crate) weights: OwnWeights,
+    pub(crate) cache: CacheScratch,
+    pub(crate) layer: LayerScratch,
+    pub(crate) hidden: HiddenScratch,
+    pub(crate) output: OutputScratch,
+}
+
+/// Keys and values that the caller does not want.
+#[derive(Debug, Default)]
+pub(crate) struct CacheScratch {
+    pub(crate) key: Buffer,
+    pub(crate) value: Buffer,
+    pub(crate) bounds: Vec<usize>,
+    pub(crate) claims: [Claims; 2],
+}
+
+/// Queries, keys and results of an attention.
+#[derive(Debug, Default)]
+pub(crate) struct LayerScratch {
+    pub(crate) visible: Visible,
+    pub(crate) queries: QueryScratch,
+    pub(crate) panels: PanelScratch,
+    pub(crate) decode: DecodeScratch,
+    pub(crate) attended: Buffer,
+    pub(crate) bounds: Vec<usize>,
+    pub(crate) claims: Claims,
+}
+
+impl Scratch {
+    /// Bytes held between calls.
+    pub(crate) fn bytes(&self) -> usize {
+        let LayerScratch { visible, queries, panels, decode, attended, bounds, .. } = &self.layer;
+        let layer = visible.bytes() + queries.bytes() + panels.bytes() + decode.bytes() + attended.bytes();
+        let words = (bounds.capacity() + self.cache.bounds.capacity()) * size_of::<usize>();
+        let cache = self.cache.key.bytes() + self.cache.value.bytes();
+        self.routing.bytes() + self.weights.bytes() + layer + cache + words + self.hidden.bytes()
+    }
+}

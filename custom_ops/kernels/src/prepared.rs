@@ -1,0 +1,150 @@
+//! What a node keeps between calls: packed weights and scratch memory.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::KernelError;
+use crate::check::length;
+use crate::kernel_scratch::Scratch;
+use crate::packed::{Geometry, Packed};
+use crate::simd::{Instructions, Isa};
+
+/// Names of the weights that can be packed once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weight {
+    /// `router_weight [C, E]`.
+    Router,
+    /// `query_weight [E, C, G * D]`.
+    Query,
+    /// `kv_weight [C, 2 * G * D]`.
+    KeyValue,
+    /// `input_weight [E, C, F]`, or `[E, C, 2 * F]` where gated.
+    Input,
+    /// `output_weight [E, G * D, C]` or `[E, F, C]`.
+    Output,
+}
+
+/// Number of [`Weight`]s.
+const WEIGHTS: usize = 5;
+
+/// Most scratch memories that are kept for later calls.
+const KEPT: usize = 8;
+
+/// Packed weights and scratch memory of one node, for any number of calls at the same time.
+///
+/// Without a prepared weight a call packs the weight that it is given.
+#[derive(Debug)]
+pub struct Prepared {
+    pub(crate) isa: Isa,
+    weights: [Option<Arc<Packed>>; WEIGHTS],
+    scratch: Mutex<Vec<Scratch>>,
+}
+
+impl Default for Prepared {
+    fn default() -> Self {
+        Self::new(Instructions::default())
+    }
+}
+
+/// Weights that were packed for one call, in memory that is kept.
+#[derive(Debug, Default)]
+pub(crate) struct OwnWeights([Packed; WEIGHTS]);
+
+/// The weights of one call.
+pub(crate) struct CallWeights<'a> {
+    prepared: &'a [Option<Arc<Packed>>; WEIGHTS],
+    own: &'a OwnWeights,
+    geometries: [Option<Geometry>; WEIGHTS],
+}
+
+impl Prepared {
+    /// Nothing packed; instructions up to `limit` are used where the processor has them.
+    pub fn new(limit: Instructions) -> Self {
+        Self { isa: Isa::at_most(limit), weights: Default::default(), scratch: Mutex::default() }
+    }
+
+    /// Packs a weight `[matrices, inner, blocks * columns]` that never changes; equal weights of other nodes and
+    /// sessions that are still in use are shared.
+    ///
+    /// `blocks` is `G` for [`Weight::Query`], `2 * G` for [`Weight::KeyValue`], 2 for a gated [`Weight::Input`] and 1
+    /// for the others; `matrices` is `E`, and 1 for [`Weight::Router`] and [`Weight::KeyValue`].
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Length`] where `data` does not have that shape.
+    pub fn pack(&mut self, weight: Weight, shape: [usize; 3], blocks: usize, data: &[f32]) -> Result<(), KernelError> {
+        let [matrices, inner, row] = shape;
+        length(weight.name(), data.len(), &shape)?;
+        let columns = row.checked_div(blocks).unwrap_or(0);
+        let geometry = Geometry { matrices, blocks, inner, columns };
+        length(weight.name(), geometry.len(), &shape)?;
+        self.weights[weight as usize] = Packed::shared(geometry, data);
+        Ok(())
+    }
+
+    /// Bytes of the packed weights; those shared with others count too.
+    pub fn weight_bytes(&self) -> usize {
+        self.weights.iter().flatten().map(|packed| packed.bytes()).sum()
+    }
+
+    /// Bytes of scratch memory that is kept for later calls.
+    pub fn scratch_bytes(&self) -> usize {
+        self.scratch.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|scratch| scratch.bytes()).sum()
+    }
+
+    /// Runs `body` with scratch memory that no other call uses.
+    pub(crate) fn with_scratch<T>(&self, body: impl FnOnce(&mut Scratch) -> T) -> T {
+        let kept = self.scratch.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut scratch = kept.unwrap_or_default();
+        let result = body(&mut scratch);
+        let mut all = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() < KEPT {
+            all.push(scratch);
+        }
+        result
+    }
+
+    /// The weights of one call: what is prepared, and the others packed now.
+    pub(crate) fn weights<'a>(
+        &'a self,
+        own: &'a mut OwnWeights,
+        given: &[(Weight, Geometry, &[f32])],
+    ) -> CallWeights<'a> {
+        let mut geometries = [None; WEIGHTS];
+        for (weight, geometry, data) in given {
+            let index = *weight as usize;
+            geometries[index] = Some(*geometry);
+            if self.weights[index].as_ref().is_none_or(|packed| packed.geometry() != *geometry) {
+                own.0[index].refill(*geometry, data);
+            }
+        }
+        CallWeights { prepared: &self.weights, own, geometries }
+    }
+}
+
+impl CallWeights<'_> {
+    /// The panels of a weight.
+    pub(crate) fn get(&self, weight: Weight) -> &Packed {
+        let index = weight as usize;
+        let prepared = self.prepared[index].as_deref();
+        prepared.filter(|packed| Some(packed.geometry()) == self.geometries[index]).unwrap_or(&self.own.0[index])
+    }
+}
+
+impl OwnWeights {
+    /// Bytes held between calls.
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.iter().map(Packed::bytes).sum()
+    }
+}
+
+impl Weight {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Router => "router_weight",
+            Self::Query => "query_weight",
+            Self::KeyValue => "kv_weight",
+            Self::Input => "input_weight",
+            Self::Output => "output_weight",
+        }
+    }
+}

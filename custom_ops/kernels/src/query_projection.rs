@@ -1,0 +1,110 @@
+//! Queries of the chosen experts.
+
+use crate::buffer::Buffer;
+use crate::grid::{Claims, Grid, Layout};
+use crate::packed::Packed;
+use crate::pool::Stage;
+use crate::rope::Rotary;
+use crate::routing::Routing;
+use crate::rows::{RowProduct, TILE_ROWS};
+use crate::simd::{Isa, LANES, Left};
+
+/// Elements between two rows of queries, and of what attention makes of them.
+///
+/// The gap keeps rows of one expert from meeting in the same few sets of a cache.
+pub(crate) fn row_stride(columns: usize) -> usize {
+    columns.next_multiple_of(LANES) + LANES
+}
+
+/// Memory that the stage keeps between calls.
+#[derive(Debug, Default)]
+pub(crate) struct QueryScratch {
+    queries: Buffer,
+    bounds: Vec<usize>,
+    experts: Vec<usize>,
+    claims: Claims,
+}
+
+/// What the stage reads.
+pub(crate) struct QueryInputs<'a> {
+    pub(crate) isa: Isa,
+    pub(crate) routing: &'a Routing,
+    /// `[B * T, C]`.
+    pub(crate) hidden_states: &'a [f32],
+    /// `[E, C, G * D]`, a block for each head.
+    pub(crate) weights: &'a Packed,
+    pub(crate) rotary: Option<Rotary<'a>>,
+    pub(crate) scale: f32,
+    pub(crate) width: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head: usize,
+}
+
+/// The stage that fills queries `[B * T * k, G * D]`, rotated and scaled, with rows [`row_stride`] apart; those of tokens
+/// that are not routed are unspecified.
+pub(crate) struct QueryProjection<'a> {
+    inputs: QueryInputs<'a>,
+    experts: &'a [usize],
+    grid: Grid<'a, f32>,
+}
+
+impl QueryScratch {
+    /// Prepares the stage.
+    pub(crate) fn stage<'a>(&'a mut self, inputs: QueryInputs<'a>) -> QueryProjection<'a> {
+        self.experts.clear();
+        self.experts.extend(inputs.routing.tiles(TILE_ROWS).map(|(_, expert)| expert));
+        self.bounds.clear();
+        self.bounds.extend(inputs.routing.tiles(TILE_ROWS).map(|(start, _)| start));
+        self.bounds.push(inputs.routing.rows());
+        let columns = inputs.kv_heads * inputs.head;
+        let layout = Layout { stride: row_stride(columns), columns, tile_columns: inputs.head };
+        let queries = self.queries.take(inputs.routing.tokens() * inputs.routing.top_k * layout.stride);
+        let grid = Grid::scattered(queries, layout, inputs.routing.order(), &self.bounds, &mut self.claims);
+        QueryProjection { inputs, experts: &self.experts, grid }
+    }
+
+    /// What the stage has filled.
+    pub(crate) fn queries(&self) -> &[f32] {
+        self.queries.filled()
+    }
+
+    /// Bytes held between calls.
+    pub(crate) fn bytes(&self) -> usize {
+        self.queries.bytes() + (self.bounds.capacity() + self.experts.capacity()) * size_of::<usize>()
+    }
+}
+
+impl Stage for QueryProjection<'_> {
+    fn tasks(&self) -> usize {
+        self.grid.len()
+    }
+
+    fn run(&self, index: usize) {
+        let Some(mut out) = self.grid.tile(index) else { return };
+        let QueryInputs { isa, routing, width, head, .. } = self.inputs;
+        let (tile, group) = (index / self.grid.across(), index % self.grid.across());
+        let (first, count) = (out.first_row(), out.rows());
+        let token = |row: usize| routing.pair(first + row) / routing.top_k;
+        let mut starts = [0; TILE_ROWS];
+        starts[..count].iter_mut().enumerate().for_each(|(row, start)| *start = token(row) * width);
+        let rows: [usize; TILE_ROWS] = std::array::from_fn(|row| row);
+        RowProduct {
+            left: Left { data: self.inputs.hidden_states, starts: &starts[..count], inner: width },
+            weights: self.inputs.weights,
+            matrix: self.experts[tile],
+            block: group,
+            first_column: 0,
+            columns: head,
+            rows: &rows,
+            factors: None,
+        }
+        .compute(isa, &mut out);
+        for row in 0..count {
+            let query = out.row(row);
+            if let Some(rotary) = self.inputs.rotary {
+                rotary.rotate(token(row), query);
+            }
+            isa.scale(query, self.inputs.scale);
+        }
+    }
+}

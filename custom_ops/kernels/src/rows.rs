@@ -1,0 +1,90 @@
+//! Rows from anywhere, times one block of packed weights.
+
+use crate::grid::Tile;
+use crate::packed::Packed;
+use crate::simd::{Isa, Left, PANEL, Product, ROWS, Write};
+
+/// Most rows that one call multiplies.
+pub(crate) const TILE_ROWS: usize = 64;
+
+/// Elements of weights that stay in the nearest cache while blocks of rows pass.
+const NEAR: usize = 16384;
+
+/// Elements between what the first block reads and what it fetches.
+const DISTANCE: usize = 1024;
+
+/// A product of gathered rows with a block of packed weights.
+pub(crate) struct RowProduct<'a> {
+    /// At most [`TILE_ROWS`] rows.
+    pub(crate) left: Left<'a>,
+    pub(crate) weights: &'a Packed,
+    pub(crate) matrix: usize,
+    pub(crate) block: usize,
+    /// First column of the block; a multiple of [`PANEL`].
+    pub(crate) first_column: usize,
+    pub(crate) columns: usize,
+    /// Row of the destination for each row.
+    pub(crate) rows: &'a [usize],
+    /// `Some`: added to the destination with one factor for each row.
+    pub(crate) factors: Option<&'a [f32]>,
+}
+
+impl RowProduct<'_> {
+    /// Computes the product into the columns `0 .. columns` of `out`.
+    pub(crate) fn compute(&self, isa: Isa, out: &mut Tile<'_, f32>) {
+        let count = self.left.starts.len();
+        let together = if count <= ROWS || self.left.inner * self.columns <= NEAR { self.columns } else { PANEL };
+        for column in (0..self.columns).step_by(together.max(1)) {
+            let panel = (self.first_column + column) / PANEL;
+            let right = self.weights.right(self.matrix, self.block, panel);
+            let next = right.data.get(self.left.inner * PANEL..2 * self.left.inner * PANEL);
+            let (total, panel_len) = (count.div_ceil(ROWS), self.left.inner * PANEL);
+            for (index, block) in blocks(count).enumerate() {
+                Product {
+                    left: Left { starts: &self.left.starts[block.clone()], ..self.left },
+                    right,
+                    rows: &self.rows[block.clone()],
+                    first_column: column,
+                    columns: together.min(self.columns - column),
+                    write: match self.factors {
+                        Some(factors) => Write::AddScaled(&factors[block]),
+                        None => Write::Replace,
+                    },
+                    ahead: match (index, column) {
+                        (0, 0) => right.data.get(DISTANCE..).map(|ahead| &ahead[..ahead.len().min(panel_len)]),
+                        _ => next.and_then(|next| part(next, index, total)),
+                    },
+                }
+                .compute(isa, out);
+            }
+        }
+    }
+}
+
+/// Share `index` of `total` of the panel at the start of `panels`.
+fn part(panels: &[f32], index: usize, total: usize) -> Option<&[f32]> {
+    let len = panels.len();
+    panels.get(len * index / total..len * (index + 1) / total)
+}
+
+/// Cuts `count` rows into the fewest blocks of at most [`ROWS`], as even as can be.
+pub(crate) fn blocks(count: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
+    let total = count.div_ceil(ROWS);
+    (0..total).map(move |block| block * count / total..(block + 1) * count / total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_even_and_complete() {
+        for count in 0..100 {
+            let all: Vec<_> = blocks(count).collect();
+            assert_eq!(all.iter().cloned().flatten().collect::<Vec<_>>(), (0..count).collect::<Vec<_>>());
+            assert!(all.iter().all(|block| block.len() <= ROWS));
+            let sizes = all.iter().map(|block| block.len());
+            assert!(sizes.clone().max().unwrap_or(0) - sizes.min().unwrap_or(0) <= 1);
+        }
+    }
+}

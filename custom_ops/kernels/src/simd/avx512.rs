@@ -1,0 +1,172 @@
+//! Microkernels of 16 lanes.
+
+use std::arch::x86_64::{
+    __m512, __mmask16, _MM_HINT_T1, _mm_prefetch, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_storeu_ps,
+    _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_setzero_ps,
+};
+
+use super::product::{Kernel, Mode, Raw, STEPS};
+use super::{LANES, PANEL, ROWS};
+
+/// The microkernel for `rows` rows and `vectors` vectors of columns.
+pub(super) fn kernel(rows: usize, vectors: usize) -> Kernel {
+    const BLOCKS: [[Kernel; 2]; ROWS] = [
+        [row::<1>, row::<2>],
+        [block::<2, 1>, block::<2, 2>],
+        [block::<3, 1>, block::<3, 2>],
+        [block::<4, 1>, block::<4, 2>],
+        [block::<5, 1>, block::<5, 2>],
+        [block::<6, 1>, block::<6, 2>],
+        [block::<7, 1>, block::<7, 2>],
+        [block::<8, 1>, block::<8, 2>],
+        [block::<9, 1>, block::<9, 2>],
+        [block::<10, 1>, block::<10, 2>],
+        [block::<11, 1>, block::<11, 2>],
+        [block::<12, 1>, block::<12, 2>],
+    ];
+    match (rows, vectors) {
+        (1, 3 | 4) => row::<4>,
+        (1, 5 | 6) => row::<6>,
+        (1, 7..) => row::<8>,
+        _ => BLOCKS[rows - 1][vectors - 1],
+    }
+}
+
+/// Lanes of vector `vector` that hold one of `columns` columns.
+fn mask(columns: usize, vector: usize) -> __mmask16 {
+    let count = columns.saturating_sub(vector * LANES).min(LANES);
+    ((1u32 << count) - 1) as __mmask16
+}
+
+/// The first term of a chain.
+///
+/// # Safety
+///
+/// The lanes of `mask` at `out` must be readable; the processor must have AVX-512 F.
+#[target_feature(enable = "avx512f")]
+unsafe fn first_term(raw: &Raw, row: usize, out: *const f32, mask: __mmask16) -> __m512 {
+    if raw.mode != Mode::Resume {
+        return _mm512_setzero_ps();
+    }
+    // SAFETY: by the caller's promise.
+    _mm512_mul_ps(_mm512_set1_ps(raw.factors[row]), unsafe { _mm512_maskz_loadu_ps(mask, out) })
+}
+
+/// Ends a chain.
+///
+/// # Safety
+///
+/// The lanes of `mask` at `out` must be ours to read and write; the processor must have AVX-512 F.
+#[target_feature(enable = "avx512f")]
+unsafe fn store(raw: &Raw, row: usize, out: *mut f32, mask: __mmask16, sum: __m512) {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let sum = match raw.mode {
+            Mode::AddScaled => _mm512_fmadd_ps(_mm512_set1_ps(raw.factors[row]), sum, _mm512_maskz_loadu_ps(mask, out)),
+            _ => sum,
+        };
+        _mm512_mask_storeu_ps(out, mask, sum);
+    }
+}
+
+/// One inner step of a block.
+///
+/// # Safety
+///
+/// Element `inner` of every left row and `V` vectors at `right` must be readable; the processor must have AVX-512 F.
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn multiply_add<const M: usize, const V: usize>(
+    sums: &mut [[__m512; V]; M],
+    left: &[*const f32; M],
+    inner: usize,
+    right: *const f32,
+) {
+    let mut panel = [_mm512_setzero_ps(); V];
+    // SAFETY: by the caller's promise.
+    unsafe {
+        for (vector, lanes) in panel.iter_mut().enumerate() {
+            *lanes = _mm512_loadu_ps(right.add(vector * LANES));
+        }
+        for (sums, left) in sums.iter_mut().zip(left) {
+            let value = _mm512_set1_ps(*left.add(inner));
+            for (sum, lanes) in sums.iter_mut().zip(panel) {
+                *sum = _mm512_fmadd_ps(value, lanes, *sum);
+            }
+        }
+    }
+}
+
+/// `M` rows times `V` vectors of one panel.
+///
+/// # Safety
+///
+/// As `Kernel`s are called: `raw` describes a block that is in bounds; the processor must have AVX-512 F.
+#[target_feature(enable = "avx512f")]
+unsafe fn block<const M: usize, const V: usize>(raw: &Raw) {
+    let mut sums = [[_mm512_setzero_ps(); V]; M];
+    // SAFETY: every pointer is in bounds by the caller's promise.
+    unsafe {
+        for (row, sums) in sums.iter_mut().enumerate() {
+            for (vector, sum) in sums.iter_mut().enumerate() {
+                let out = raw.out[row].wrapping_add(vector * LANES);
+                *sum = first_term(raw, row, out, mask(raw.columns, vector));
+            }
+        }
+        let mut left = [raw.left[0]; M];
+        left.copy_from_slice(&raw.left[..M]);
+        let (mut right, mut ahead, mut inner) = (raw.right, raw.ahead.cast::<i8>(), 0);
+        while inner + STEPS <= raw.inner {
+            for _ in 0..raw.ahead_lines {
+                _mm_prefetch::<_MM_HINT_T1>(ahead);
+                ahead = ahead.wrapping_add(64);
+            }
+            for step in 0..STEPS {
+                multiply_add(&mut sums, &left, inner + step, right);
+                right = right.wrapping_add(raw.stride);
+            }
+            inner += STEPS;
+        }
+        for inner in inner..raw.inner {
+            multiply_add(&mut sums, &left, inner, right);
+            right = right.wrapping_add(raw.stride);
+        }
+        for (row, sums) in sums.into_iter().enumerate() {
+            for (vector, sum) in sums.into_iter().enumerate() {
+                let out = raw.out[row].wrapping_add(vector * LANES);
+                store(raw, row, out, mask(raw.columns, vector), sum);
+            }
+        }
+    }
+}
+
+/// One row times `V` vectors, two of each panel.
+///
+/// # Safety
+///
+/// As [`block`].
+#[target_feature(enable = "avx512f")]
+unsafe fn row<const V: usize>(raw: &Raw) {
+    let mut sums = [_mm512_setzero_ps(); V];
+    let mut offsets = [0; V];
+    let last = raw.columns.div_ceil(LANES) - 1;
+    // SAFETY: every pointer is in bounds by the caller's promise; a vector past the last column reads the last one.
+    unsafe {
+        for (vector, sum) in sums.iter_mut().enumerate() {
+            let column = vector.min(last) * LANES;
+            offsets[vector] = column / PANEL * raw.panel_stride + column % PANEL;
+            *sum = first_term(raw, 0, raw.out[0].wrapping_add(vector * LANES), mask(raw.columns, vector));
+        }
+        let (left, mut right) = (raw.left[0], raw.right);
+        for inner in 0..raw.inner {
+            let value = _mm512_set1_ps(*left.add(inner));
+            for (sum, offset) in sums.iter_mut().zip(offsets) {
+                *sum = _mm512_fmadd_ps(value, _mm512_loadu_ps(right.add(offset)), *sum);
+            }
+            right = right.wrapping_add(raw.stride);
+        }
+        for (vector, sum) in sums.into_iter().enumerate() {
+            store(raw, 0, raw.out[0].wrapping_add(vector * LANES), mask(raw.columns, vector), sum);
+        }
+    }
+}

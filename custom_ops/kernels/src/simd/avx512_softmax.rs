@@ -1,0 +1,85 @@
+//! The online softmax of a block of rows in vectors of 16 lanes.
+
+use std::arch::x86_64::{
+    __m512, __mmask16, _CMP_GT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm512_add_ps, _mm512_cmp_ps_mask,
+    _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_mask_mov_ps, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps,
+    _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_mul_ps, _mm512_reduce_add_ps, _mm512_reduce_max_ps,
+    _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps, _mm512_sub_ps,
+};
+
+use super::lanes::{LN2, TERMS};
+use super::{LANES, ROWS};
+
+/// The first `count` lanes, all of them from [`LANES`] on.
+fn first_lanes(count: usize) -> __mmask16 {
+    ((1u32 << count.min(LANES)) - 1) as __mmask16
+}
+
+/// `exp(x)` for `x` that is not positive; NaN for NaN.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn exp(x: __m512) -> __m512 {
+    // The second operand is the result where one is NaN; below the bound the result rounds to 0.
+    let x = _mm512_max_ps(_mm512_set1_ps(-104.0), x);
+    let power = _mm512_mul_ps(x, _mm512_set1_ps(std::f32::consts::LOG2_E));
+    let power = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(power);
+    let rest = _mm512_fnmadd_ps(power, _mm512_set1_ps(LN2[0]), x);
+    let rest = _mm512_fnmadd_ps(power, _mm512_set1_ps(LN2[1]), rest);
+    let mut sum = _mm512_set1_ps(TERMS[4]);
+    for term in [TERMS[3], TERMS[2], TERMS[1], TERMS[0]] {
+        sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(term));
+    }
+    let value = _mm512_add_ps(_mm512_fmadd_ps(sum, _mm512_mul_ps(rest, rest), rest), _mm512_set1_ps(1.0));
+    _mm512_scalef_ps(value, power)
+}
+
+/// [`super::Isa::softmax_rows`] for slices that are long enough.
+///
+/// # Safety
+///
+/// Row `r` of `scores` must hold `seen[r]` elements for every element of `max`; there must be as many of `sum`, at most
+/// [`ROWS`]; the processor must have AVX-512 F.
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn softmax_rows(
+    scores: &mut [f32],
+    stride: usize,
+    seen: &[usize; ROWS],
+    max: &mut [f32],
+    sum: &mut [f32],
+) -> [f32; ROWS] {
+    let (count, scores) = (max.len(), scores.as_mut_ptr());
+    let (mut new, mut added) = ([0.0f32; LANES], [0.0f32; LANES]);
+    // SAFETY: by the caller's promise about the rows; masks keep every access inside them.
+    unsafe {
+        for row in 0..count {
+            let mut lanes = _mm512_set1_ps(max[row]);
+            for first in (0..seen[row]).step_by(LANES) {
+                let mask = first_lanes(seen[row] - first);
+                let part = _mm512_maskz_loadu_ps(mask, scores.add(row * stride + first));
+                let larger = mask & _mm512_cmp_ps_mask::<_CMP_GT_OQ>(part, lanes);
+                lanes = _mm512_mask_mov_ps(lanes, larger, part);
+            }
+            new[row] = _mm512_reduce_max_ps(lanes);
+        }
+        for row in 0..count {
+            let (shift, mut lanes) = (_mm512_set1_ps(new[row]), _mm512_setzero_ps());
+            for first in (0..seen[row]).step_by(LANES) {
+                let (mask, place) = (first_lanes(seen[row] - first), scores.add(row * stride + first));
+                let part = exp(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, place), shift));
+                _mm512_mask_storeu_ps(place, mask, part);
+                lanes = _mm512_add_ps(lanes, _mm512_maskz_mov_ps(mask, part));
+            }
+            added[row] = _mm512_reduce_add_ps(lanes);
+        }
+        let rows = first_lanes(count);
+        let (before, after) = (_mm512_maskz_loadu_ps(rows, max.as_ptr()), _mm512_maskz_loadu_ps(rows, new.as_ptr()));
+        let shrink = exp(_mm512_sub_ps(before, after));
+        let total = _mm512_maskz_loadu_ps(rows, sum.as_ptr());
+        let total = _mm512_fmadd_ps(total, shrink, _mm512_maskz_loadu_ps(rows, added.as_ptr()));
+        _mm512_mask_storeu_ps(max.as_mut_ptr(), rows, after);
+        _mm512_mask_storeu_ps(sum.as_mut_ptr(), rows, total);
+        let mut factors = [0.0; LANES];
+        _mm512_storeu_ps(factors.as_mut_ptr(), shrink);
+        std::array::from_fn(|row| factors[row])
+    }
+}

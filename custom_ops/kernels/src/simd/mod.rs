@@ -1,0 +1,76 @@
+//! Small matrix products and row functions, in the widest instructions that the processor has.
+//!
+//! `product` is the door to the products: it proves every slice before a microkernel touches it. `lanes` holds the row
+//! functions, written once and compiled for each level. Every element of a product is one chain of adds in rising
+//! order of the inner index, whatever the size of the block it is computed in.
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod avx512_softmax;
+mod lanes;
+#[allow(unsafe_code)]
+mod portable;
+mod product;
+
+pub(crate) use product::{Left, Product, Right, Write};
+
+/// Rows of the largest block that one microkernel call computes.
+pub(crate) const ROWS: usize = 12;
+
+/// Elements of the widest vector.
+pub(crate) const LANES: usize = 16;
+
+/// Columns of a panel of packed weights.
+pub(crate) const PANEL: usize = 2 * LANES;
+
+/// Panels that one call multiplies with a single row.
+pub(crate) const ROW_PANELS: usize = 4;
+
+/// Instructions that the kernels may use; the processor decides where it has fewer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Instructions {
+    /// What every processor of the architecture has.
+    Portable,
+    /// AVX2 and FMA.
+    Avx2,
+    /// AVX-512 F and DQ, besides AVX2 and FMA.
+    #[default]
+    Avx512,
+}
+
+/// A level of instructions that this processor has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Isa(Instructions);
+
+impl Isa {
+    /// The widest level that the processor has, at most `limit`.
+    pub(crate) fn at_most(limit: Instructions) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            let avx512 = avx2 && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq");
+            if avx512 && limit >= Instructions::Avx512 {
+                return Self(Instructions::Avx512);
+            }
+            if avx2 && limit >= Instructions::Avx2 {
+                return Self(Instructions::Avx2);
+            }
+        }
+        let _ = limit;
+        Self(Instructions::Portable)
+    }
+}
+
+#[cfg(test)]
+pub(crate) fn every_isa() -> Vec<Isa> {
+    let mut all: Vec<Isa> =
+        [Instructions::Portable, Instructions::Avx2, Instructions::Avx512].map(Isa::at_most).to_vec();
+    all.dedup();
+    all
+}

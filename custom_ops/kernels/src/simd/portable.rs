@@ -1,0 +1,47 @@
+//! Microkernels in plain arithmetic, for the compiler to vectorise.
+
+use super::product::{Mode, Raw};
+use super::{LANES, PANEL};
+
+/// `a · b + c`; fused where the architecture always has the instruction.
+fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
+    if cfg!(target_arch = "aarch64") { a.mul_add(b, c) } else { a * b + c }
+}
+
+/// All rows times all columns, 16 at a time.
+///
+/// # Safety
+///
+/// As `Kernel`s are called: `raw` describes a block that is in bounds.
+pub(super) unsafe fn block(raw: &Raw) {
+    for column in (0..raw.columns).step_by(LANES) {
+        let count = (raw.columns - column).min(LANES);
+        let offset = column / PANEL * raw.panel_stride + column % PANEL;
+        for row in 0..raw.rows {
+            let mut sums = [0.0f32; LANES];
+            // SAFETY: every pointer is in bounds by the caller's promise; whole vectors of the right factor are
+            // readable.
+            unsafe {
+                let out = std::slice::from_raw_parts_mut(raw.out[row].add(column), count);
+                if raw.mode == Mode::Resume {
+                    sums.iter_mut().zip(&*out).for_each(|(sum, before)| *sum = raw.factors[row] * before);
+                }
+                let mut right = raw.right.wrapping_add(offset);
+                for inner in 0..raw.inner {
+                    let value = *raw.left[row].add(inner);
+                    let lanes = &*right.cast::<[f32; LANES]>();
+                    for (sum, lane) in sums.iter_mut().zip(lanes) {
+                        *sum = multiply_add(value, *lane, *sum);
+                    }
+                    right = right.wrapping_add(raw.stride);
+                }
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    match raw.mode {
+                        Mode::AddScaled => *out = multiply_add(raw.factors[row], sum, *out),
+                        _ => *out = sum,
+                    }
+                }
+            }
+        }
+    }
+}

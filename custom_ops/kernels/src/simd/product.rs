@@ -1,0 +1,391 @@
+//! The door to the microkernels: checked views in, one block of a product out.
+#![allow(unsafe_code)]
+
+use std::ptr::{null, null_mut};
+
+use super::{Instructions, Isa, LANES, PANEL, ROW_PANELS, ROWS, portable};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512};
+use crate::grid::Tile;
+
+/// Up to [`ROWS`] rows of the left factor, anywhere in one slice.
+#[derive(Clone, Copy)]
+pub(crate) struct Left<'a> {
+    pub(crate) data: &'a [f32],
+    /// Where each row begins.
+    pub(crate) starts: &'a [usize],
+    /// Elements of a row: the inner dimension.
+    pub(crate) inner: usize,
+}
+
+/// The right factor: panels of `inner` rows of [`PANEL`] columns; of the last one, only the lanes in use are read.
+#[derive(Clone, Copy)]
+pub(crate) struct Right<'a> {
+    pub(crate) data: &'a [f32],
+    /// Elements between two rows of a panel.
+    pub(crate) stride: usize,
+    /// Elements between two panels; not read where there is one panel.
+    pub(crate) panel_stride: usize,
+}
+
+/// What happens to the destination.
+#[derive(Clone, Copy)]
+pub(crate) enum Write<'a> {
+    /// `out = left · right`.
+    Replace,
+    /// `out = factor · out + left · right`, one factor a row; the scaled destination is the first term of the chain.
+    Resume(&'a [f32]),
+    /// `out += factor · (left · right)`, one factor a row.
+    AddScaled(&'a [f32]),
+}
+
+/// A block of a product: `columns` columns for each row of `left`, written to the rows `rows` of `out`.
+pub(crate) struct Product<'a> {
+    pub(crate) left: Left<'a>,
+    pub(crate) right: Right<'a>,
+    /// Row of the destination for each row of `left`.
+    pub(crate) rows: &'a [usize],
+    /// First column of the destination.
+    pub(crate) first_column: usize,
+    /// Columns, from the first of the first panel on.
+    pub(crate) columns: usize,
+    pub(crate) write: Write<'a>,
+    /// Memory that is read soon, fetched into the cache on the way.
+    pub(crate) ahead: Option<&'a [f32]>,
+}
+
+/// How a microkernel ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    Replace,
+    Resume,
+    AddScaled,
+}
+
+/// A block as a microkernel gets it: every pointer that it reaches is in bounds.
+pub(super) struct Raw {
+    pub(super) rows: usize,
+    pub(super) left: [*const f32; ROWS],
+    pub(super) inner: usize,
+    pub(super) right: *const f32,
+    pub(super) stride: usize,
+    pub(super) panel_stride: usize,
+    pub(super) out: [*mut f32; ROWS],
+    pub(super) columns: usize,
+    pub(super) mode: Mode,
+    pub(super) factors: [f32; ROWS],
+    /// Memory that is read soon, null for none; it may lie anywhere.
+    pub(super) ahead: *const f32,
+    /// Cache lines of it to fetch for each [`STEPS`] inner steps.
+    pub(super) ahead_lines: usize,
+}
+
+/// Inner steps between two looks ahead.
+pub(super) const STEPS: usize = 4;
+
+/// A microkernel for a number of rows and of vectors.
+pub(super) type Kernel = unsafe fn(&Raw);
+
+impl Product<'_> {
+    /// Computes the block.
+    ///
+    /// # Panics
+    ///
+    /// If a row, a panel or the destination does not fit its slice.
+    pub(crate) fn compute(&self, isa: Isa, out: &mut Tile<'_, f32>) {
+        if self.columns == 0 || self.left.starts.is_empty() {
+            return;
+        }
+        let count = self.check(out);
+        let (mode, factors) = match self.write {
+            Write::Replace => (Mode::Replace, None),
+            Write::Resume(factors) => (Mode::Resume, Some(factors)),
+            Write::AddScaled(factors) => (Mode::AddScaled, Some(factors)),
+        };
+        let mut raw = Raw {
+            rows: count,
+            left: [null(); ROWS],
+            inner: self.left.inner,
+            right: self.right.data.as_ptr(),
+            stride: self.right.stride,
+            panel_stride: self.right.panel_stride,
+            out: [null_mut(); ROWS],
+            columns: self.columns,
+            mode,
+            factors: [0.0; ROWS],
+            ahead: self.ahead.map_or(null(), <[f32]>::as_ptr),
+            ahead_lines: self.ahead.map_or(0, |ahead| ahead.len().div_ceil(LANES * (self.left.inner / STEPS).max(1))),
+        };
+        for row in 0..count {
+            raw.left[row] = self.left.data[self.left.starts[row]..].as_ptr();
+            raw.out[row] = out.row(self.rows[row])[self.first_column..].as_mut_ptr();
+        }
+        if let Some(factors) = factors {
+            raw.factors[..count].copy_from_slice(&factors[..count]);
+        }
+        let step = if count == 1 { ROW_PANELS * PANEL } else { PANEL };
+        for column in (0..self.columns).step_by(step) {
+            raw.columns = step.min(self.columns - column);
+            raw.right = self.right.data.as_ptr().wrapping_add(column / PANEL * self.right.panel_stride);
+            let kernel = kernel(isa, count, raw.columns.div_ceil(LANES));
+            // SAFETY: `check` proved that `inner` elements of every left row, `inner` rows of whole vectors of every
+            // panel and `columns` elements of every destination row are in bounds; the destination is borrowed
+            // mutably, so it meets neither factor. `Isa` proves that the processor has the instructions.
+            unsafe { kernel(&raw) };
+            raw.out.iter_mut().for_each(|out| *out = out.wrapping_add(step));
+            raw.ahead = raw.ahead.wrapping_add(step / PANEL * self.right.panel_stride);
+        }
+    }
+
+    /// Proves the bounds and returns the number of rows.
+    fn check(&self, out: &Tile<'_, f32>) -> usize {
+        let (left, right, count) = (self.left, self.right, self.left.starts.len());
+        assert!(count <= ROWS, "block size");
+        assert!(self.rows.len() >= count, "destination rows");
+        let fits = |start: &usize| start.checked_add(left.inner).is_some_and(|end| end <= left.data.len());
+        assert!(left.starts.iter().all(fits), "left row out of bounds");
+        if let Write::Resume(factors) | Write::AddScaled(factors) = self.write {
+            assert!(factors.len() >= count, "one factor a row");
+        }
+        let panels = self.columns.div_ceil(PANEL);
+        let lanes = (self.columns - (panels - 1) * PANEL).next_multiple_of(LANES);
+        let last = (left.inner.saturating_sub(1)).checked_mul(right.stride).and_then(|rows| rows.checked_add(lanes));
+        let end = (panels - 1).checked_mul(right.panel_stride).zip(last).and_then(|(a, b)| a.checked_add(b));
+        let whole = panels == 1 || right.stride >= PANEL || left.inner == 0;
+        assert!(left.inner == 0 || whole && end.is_some_and(|end| end <= right.data.len()), "right out of bounds");
+        let full_panel = (left.inner.saturating_sub(1)) * right.stride + PANEL;
+        let before = panels == 1 || (panels - 2) * right.panel_stride + full_panel <= right.data.len();
+        assert!(left.inner == 0 || before, "right out of bounds");
+        let columns = self.first_column.checked_add(self.columns);
+        assert!(columns.is_some_and(|end| end <= out.columns()), "destination columns");
+        count
+    }
+}
+
+/// The microkernel of a level.
+fn kernel(isa: Isa, rows: usize, vectors: usize) -> Kernel {
+    match isa.0 {
+        Instructions::Portable => portable::block,
+        #[cfg(target_arch = "x86_64")]
+        Instructions::Avx2 => avx2::block,
+        #[cfg(target_arch = "x86_64")]
+        Instructions::Avx512 => avx512::kernel(rows, vectors),
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => portable::block,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::every_isa;
+    use super::*;
+
+    fn ramp(len: usize, seed: usize) -> Vec<f32> {
+        (0..len).map(|i| ((i * 7 + seed) % 11) as f32 - 5.0).collect()
+    }
+
+    /// Small integers, so every order of adding is exact.
+    fn expected(left: &[f32], starts: &[usize], inner: usize, right: &[f32], columns: usize) -> Vec<f32> {
+        let at = |l: usize, c: usize| right[(c / PANEL) * inner * PANEL + l * PANEL + c % PANEL];
+        let row = |start: usize| (0..columns).map(move |c| (0..inner).map(|l| left[start + l] * at(l, c)).sum());
+        starts.iter().flat_map(|&start| row(start)).collect()
+    }
+
+    #[test]
+    fn every_block_size_on_every_level_is_exact() {
+        for isa in every_isa() {
+            for count in 1..=ROWS {
+                for inner in [0, 1, 3, 70] {
+                    for columns in [1, 15, 16, 17, 31, 32, 33, 70, 128, 150] {
+                        block(isa, count, inner, columns);
+                    }
+                }
+            }
+        }
+    }
+
+    fn block(isa: Isa, count: usize, inner: usize, columns: usize) {
+        let left = ramp(3 * ROWS + inner, 1);
+        let starts: Vec<usize> = (0..count).map(|row| 3 * (count - 1 - row)).collect();
+        let right = ramp(columns.div_ceil(PANEL) * inner * PANEL, 2);
+        let (rows, factors): (Vec<_>, Vec<_>) = (0..count).map(|row| (row, 2.0 - row as f32)).unzip();
+        let product = expected(&left, &starts, inner, &right, columns);
+        let width = columns + 5;
+        for write in [Write::Replace, Write::Resume(&factors), Write::AddScaled(&factors)] {
+            let start = ramp(count * width, 3);
+            let mut out = start.clone();
+            Product {
+                left: Left { data: &left, starts: &starts, inner },
+                right: Right { data: &right, stride: PANEL, panel_stride: inner * PANEL },
+                rows: &rows,
+                first_column: 2,
+                columns,
+                write,
+                ahead: Some(&right),
+            }
+            .compute(isa, &mut Tile::dense(&mut out, width));
+            for (index, (&found, &before)) in out.iter().zip(&start).enumerate() {
+                let (row, column) = (index / width, index % width);
+                let inside = (2..2 + columns).contains(&column).then(|| product[row * columns + column - 2]);
+                let wanted = match (inside, write) {
+                    (None, _) => before,
+                    (Some(value), Write::Replace) => value,
+                    (Some(value), Write::Resume(factors)) => factors[row] * before + value,
+                    (Some(value), Write::AddScaled(factors)) => before + factors[row] * value,
+                };
+                assert_eq!(found, wanted, "{isa:?} {count}x{inner}x{columns} at {row}, {column}");
+            }
+        }
+    }
+
+    /// The bits of an element do not depend on the block that it is computed in.
+    #[test]
+    fn blocks_do_not_change_a_bit() {
+        let inner = 100;
+        let left: Vec<f32> = (0..ROWS * inner).map(|i| (i as f32 * 0.37).sin()).collect();
+        let right: Vec<f32> = (0..4 * inner * PANEL).map(|i| (i as f32 * 0.11).cos()).collect();
+        let starts: Vec<usize> = (0..ROWS).map(|row| row * inner).collect();
+        let rows: Vec<usize> = (0..ROWS).collect();
+        for isa in every_isa() {
+            let compute = |count: usize, columns: usize, first: usize| {
+                let mut out = vec![0.0; count * columns];
+                Product {
+                    left: Left { data: &left, starts: &starts[first..first + count], inner },
+                    right: Right { data: &right, stride: PANEL, panel_stride: inner * PANEL },
+                    rows: &rows,
+                    first_column: 0,
+                    columns,
+                    write: Write::Replace,
+                    ahead: None,
+                }
+                .compute(isa, &mut Tile::dense(&mut out, columns));
+                out
+            };
+            let whole = compute(ROWS, PANEL, 0);
+            for row in 0..ROWS {
+                let alone = compute(1, 4 * PANEL, row);
+                assert_eq!(&alone[..PANEL], &whole[row * PANEL..][..PANEL], "{isa:?}");
+                assert_eq!(compute(1, 9, row), alone[..9], "{isa:?}");
+            }
+            assert_eq!(compute(3, PANEL, 2), whole[2 * PANEL..5 * PANEL], "{isa:?}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "right out of bounds")]
+    fn a_short_panel_is_refused() {
+        let (left, right, mut out) = ([0.0; 4], [0.0; 3 * PANEL], [0.0; PANEL]);
+        Product {
+            left: Left { data: &left, starts: &[0], inner: 4 },
+            right: Right { data: &right, stride: PANEL, panel_stride: 0 },
+            rows: &[0],
+            first_column: 0,
+            columns: PANEL,
+            write: Write::Replace,
+            ahead: None,
+        }
+        .compute(Isa::at_most(Instructions::Portable), &mut Tile::dense(&mut out, PANEL));
+    }
+
+    #[test]
+    #[should_panic(expected = "left row out of bounds")]
+    fn a_short_row_is_refused() {
+        let (left, right, mut out) = ([0.0; 5], [0.0; 4 * PANEL], [0.0; PANEL]);
+        Product {
+            left: Left { data: &left, starts: &[2], inner: 4 },
+            right: Right { data: &right, stride: PANEL, panel_stride: 0 },
+            rows: &[0],
+            first_column: 0,
+            columns: PANEL,
+            write: Write::Replace,
+            ahead: None,
+        }
+        .compute(Isa::at_most(Instructions::Portable), &mut Tile::dense(&mut out, PANEL));
+    }
+}
+
+#[cfg(test)]
+mod figures {
+    //! Speed of the blocks on packed weights beside the `gemm` crate; run with `--ignored --nocapture`.
+    use std::time::Instant;
+
+    use super::*;
+    use crate::packed::{Geometry, Packed};
+    use crate::rows::{RowProduct, TILE_ROWS};
+
+    fn best_gflops(macs: usize, mut run: impl FnMut()) -> f64 {
+        run();
+        let once = |run: &mut dyn FnMut()| {
+            let start = Instant::now();
+            run();
+            start.elapsed().as_secs_f64()
+        };
+        let best = (0..200).map(|_| once(&mut run)).fold(f64::INFINITY, f64::min);
+        2e-9 * macs as f64 / best
+    }
+
+    #[test]
+    #[ignore = "a measurement"]
+    fn nanoseconds_of_a_softmax_row() {
+        let isa = Isa::at_most(Instructions::default());
+        let (mut scores, mut max, mut sum) = (vec![-0.5f32; ROWS * 256], [0.0; ROWS], [0.0; ROWS]);
+        for seen in [10, 128, 256] {
+            let rate = best_gflops(ROWS, || {
+                isa.softmax_rows(&mut scores, 256, &[seen; ROWS], &mut max, &mut sum);
+            });
+            println!("softmax of {seen} scores: {:.1} ns a row", 2.0 / rate);
+        }
+    }
+
+    #[test]
+    #[ignore = "a measurement"]
+    fn gflops_of_one_thread() {
+        let isa = Isa::at_most(Instructions::default());
+        for (m, k, n) in [
+            (1, 512, 128),
+            (2, 512, 128),
+            (5, 512, 128),
+            (10, 512, 128),
+            (8, 512, 128),
+            (16, 512, 128),
+            (64, 512, 128),
+            (128, 512, 128),
+            (64, 512, 256),
+            (64, 128, 512),
+            (64, 256, 512),
+            (64, 128, 128),
+            (64, 2048, 2048),
+        ] {
+            let (a, b) = (vec![0.5f32; m * k], vec![0.25f32; k * n]);
+            let packed = Packed::new(Geometry { matrices: 1, blocks: 1, inner: k, columns: n }, &b).unwrap();
+            let mut out = vec![0.0f32; m * n];
+            let starts: Vec<usize> = (0..m).map(|row| row * k).collect();
+            let rows: Vec<usize> = (0..m).collect();
+            let ours = best_gflops(m * k * n, || {
+                for first in (0..m).step_by(TILE_ROWS) {
+                    let tile = first..m.min(first + TILE_ROWS);
+                    RowProduct {
+                        left: Left { data: &a, starts: &starts[tile.clone()], inner: k },
+                        weights: &packed,
+                        matrix: 0,
+                        block: 0,
+                        first_column: 0,
+                        columns: n,
+                        rows: &rows[tile],
+                        factors: None,
+                    }
+                    .compute(isa, &mut Tile::dense(&mut out, n));
+                }
+            });
+            let other = best_gflops(m * k * n, || {
+                // SAFETY: three dense matrices of the sizes given.
+                unsafe {
+                    let (c, a, b) = (out.as_mut_ptr(), a.as_ptr(), b.as_ptr());
+                    let (ks, ns, none) = (k as isize, n as isize, gemm::Parallelism::None);
+                    gemm::gemm(m, n, k, c, 1, ns, false, a, 1, ks, b, 1, ns, 0.0, 1.0, false, false, false, none);
+                }
+            });
+            println!("{m:4} x {k:4} x {n:4}: packed {ours:6.1} GFLOP/s, gemm {other:6.1} GFLOP/s");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""Translates sentences with an exported encoder-decoder, on plain ONNX Runtime and NumPy.
+
+The folder holds encoder_model.onnx and decoder_model.onnx as `moa-export` writes them. The dictionary is
+fairseq's (one token a line), the codes are subword-nmt's (version 0.2). Each sentence gives one line on the
+standard output: source, tab, translation.
+
+    python3 greedy_translate.py FOLDER --dict dict.txt --codes bpe.codes 'nine hundred'
+    python3 greedy_translate.py FOLDER --dict dict.txt --codes bpe.codes < sentences.txt
+"""
+
+import argparse
+import pathlib
+import sys
+
+try:
+    import numpy as np
+    import onnxruntime
+except ImportError as error:
+    sys.exit(f"{error}; install it with: python3 -m pip install onnxruntime numpy")
+
+SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]
+PAD, END, UNKNOWN = 1, 2, 3
+
+
+class Tokenizer:
+    """Words to subword ids and back."""
+
+    def __init__(self, dictionary, codes):
+        lines = pathlib.Path(dictionary).read_text(encoding="utf-8").splitlines()
+        self.tokens = SPECIAL_TOKENS + [line.rsplit(" ", 1)[0] for line in lines if line]
+        self.ids = {token: number for number, token in enumerate(self.tokens)}
+        lines = pathlib.Path(codes).read_text(encoding="utf-8").splitlines()
+        if not lines or not lines[0].startswith("#version: 0.2"):
+            raise ValueError(f"{codes} does not begin with `#version: 0.2`")
+        self.ranks = {}
+        for line in lines[1:]:
+            self.ranks.setdefault(tuple(line.split()), len(self.ranks))
+
+    def pieces(self, word):
+        """The subwords of one word; all but the last end in `@@`."""
+        symbols = [*word[:-1], word[-1] + "</w>"]
+        while True:
+            pairs = set(zip(symbols, symbols[1:])) & self.ranks.keys()
+            if not pairs:
+                break
+            first, second = min(pairs, key=self.ranks.get)
+            merged, index = [], 0
+            while index < len(symbols):
+                if symbols[index : index + 2] == [first, second]:
+                    merged.append(first + second)
+                    index += 2
+                else:
+                    merged.append(symbols[index])
+                    index += 1
+            symbols = merged
+        return [symbol + "@@" for symbol in symbols[:-1]] + [symbols[-1][: -len("</w>")]]
+
+    def encode(self, sentence):
+        """The ids of a sentence, its end included."""
+        pieces = [piece for word in sentence.split() for piece in self.pieces(word)]
+        return [self.ids.get(piece, UNKNOWN) for piece in pieces] + [END]
+
+    def decode(self, ids):
+        """The sentence of these ids, up to its end."""
+        ids = list(ids)
+        ids = ids[: ids.index(END)] if END in ids else ids
+        return " ".join(self.tokens[number] for number in ids).replace("@@ ", "")
+
+
+class Translator:
+    """The two sessions of an export."""
+
+    def __init__(self, folder, library=None, threads=0):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        if library:
+            options.register_custom_ops_library(str(library))
+        self.encoder, self.decoder = (
+            onnxruntime.InferenceSession(
+                str(pathlib.Path(folder) / f"{part}_model.onnx"), options, providers=["CPUExecutionProvider"]
+            )
+            for part in ("encoder", "decoder")
+        )
+
+    def translate(self, sources, max_tokens=200):
+        """The best next token again and again, for a batch of id lists; each result ends with END if it ended."""
+        length = max(map(len, sources))
+        input_ids = np.array([[PAD] * (length - len(source)) + source for source in sources], np.int64)
+        source_mask = (input_ids != PAD).astype(np.int64)
+        encoded = run(self.encoder, {"input_ids": input_ids, "attention_mask": source_mask})
+        caches = {name: value for name, value in as_inputs(encoded).items() if ".encoder." in name}
+        for value in self.decoder.get_inputs():
+            if ".decoder." in value.name:
+                _, heads, _, width = value.shape
+                caches[value.name] = np.zeros((len(sources), heads, 0, width), np.float32)
+        results = [[] for _ in sources]
+        tokens = np.full((len(sources), 1), END, np.int64)
+        mask = np.ones((len(sources), 1), np.int64)
+        for step in range(max_tokens):
+            feeds = {"input_ids": tokens, "attention_mask": mask, "encoder_attention_mask": source_mask, **caches}
+            outputs = run(self.decoder, feeds)
+            caches.update(as_inputs(outputs))
+            scores = outputs["logits"][:, -1]
+            scores[:, PAD] = -np.inf
+            if step == 0:
+                scores[:, END] = -np.inf
+            running = np.array([END not in result for result in results])
+            chosen = np.where(running, scores.argmax(axis=-1), PAD)
+            for result, token in zip(results, chosen):
+                if token != PAD:
+                    result.append(int(token))
+            if all(END in result for result in results):
+                break
+            tokens = chosen[:, None].astype(np.int64)
+            mask = np.concatenate([mask, (tokens != PAD).astype(np.int64)], axis=1)
+        return results
+
+
+def run(session, feeds):
+    """All outputs of a session by name."""
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds)))
+
+
+def as_inputs(outputs):
+    """The caches among the outputs, under the names that the decoder takes them by."""
+    return {name.replace("present.", "past_key_values."): x for name, x in outputs.items() if name.startswith("present.")}
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Translate sentences with an exported encoder-decoder.")
+    parser.add_argument("folder", type=pathlib.Path, help="folder with encoder_model.onnx and decoder_model.onnx")
+    parser.add_argument("sentences", nargs="*", help="what to translate; without any, the lines of the standard input")
+    parser.add_argument("--dict", type=pathlib.Path, required=True, help="fairseq dictionary, joined for both languages")
+    parser.add_argument("--codes", type=pathlib.Path, required=True, help="subword-nmt codes")
+    parser.add_argument("--library", type=pathlib.Path, help="operator library (libmoa_ort.so), for speed")
+    parser.add_argument("--threads", type=int, default=0, help="threads of ONNX Runtime (default: all cores)")
+    parser.add_argument("--max-tokens", type=int, default=200, help="longest translation (default: 200)")
+    arguments = parser.parse_intermixed_args()
+    models = [arguments.folder / f"{part}_model.onnx" for part in ("encoder", "decoder")]
+    for path in [*models, arguments.dict, arguments.codes, *filter(None, [arguments.library])]:
+        if not path.is_file():
+            parser.error(f"{path} is not there")
+    try:
+        tokenizer = Tokenizer(arguments.dict, arguments.codes)
+    except ValueError as error:
+        parser.error(str(error))
+    sentences = arguments.sentences or [line.strip() for line in sys.stdin]
+    sentences = [sentence for sentence in sentences if sentence.strip()]
+    if not sentences:
+        parser.error("there is nothing to translate")
+    translator = Translator(arguments.folder, arguments.library and arguments.library.resolve(), arguments.threads)
+    results = translator.translate([tokenizer.encode(sentence) for sentence in sentences], arguments.max_tokens)
+    for sentence, result in zip(sentences, results):
+        print(f"{sentence}\t{tokenizer.decode(result)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+//! What a checkpoint holds and what it costs: parameters, multiply-accumulates, cache and weight bytes.
+
+mod cost;
+
+use std::collections::BTreeMap;
+
+use moa_graphs::{Weight, model::Model};
+
+pub use cost::{Cost, Lengths};
+
+/// One part of a model.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Part {
+    /// What it is.
+    pub name: &'static str,
+    /// Its cost for the lengths asked for.
+    #[serde(flatten)]
+    pub cost: Cost,
+}
+
+/// Stored weights of one element type.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct StoredWeights {
+    /// Element type in the checkpoint.
+    pub dtype: &'static str,
+    /// Tensors.
+    pub tensors: usize,
+    /// Values.
+    pub values: u64,
+}
+
+/// A model in numbers.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Inspection {
+    /// `model_type`.
+    pub family: String,
+    /// Sizes of the model, each with a name.
+    pub sizes: Vec<(&'static str, String)>,
+    /// Parts, in the order of the journey of a token.
+    pub parts: Vec<Part>,
+    /// All of them.
+    pub total: Cost,
+    /// Lengths for which multiply-accumulates were counted.
+    pub lengths: Lengths,
+    /// Bytes of keys and values that one more token of a row needs, at 4 bytes a value.
+    pub cache_bytes_per_token: u64,
+    /// Weights by stored type.
+    pub weights: Vec<StoredWeights>,
+}
+
+/// Counts what `model` holds and costs.
+pub fn inspect(family: &str, model: &Model, lengths: Lengths) -> Inspection {
+    let parts: Vec<_> = cost::parts(model, lengths).into_iter().map(|(name, cost)| Part { name, cost }).collect();
+    let total = parts.iter().fold(Cost::default(), |total, part| total + part.cost);
+    Inspection {
+        family: family.into(),
+        sizes: cost::sizes(model),
+        parts,
+        total,
+        lengths,
+        cache_bytes_per_token: cost::cache_values_per_token(model) * 4,
+        weights: stored(model),
+    }
+}
+
+fn stored(model: &Model) -> Vec<StoredWeights> {
+    let mut distinct: BTreeMap<&str, &Weight> = BTreeMap::new();
+    for weight in model.weights() {
+        distinct.insert(weight.name(), weight);
+    }
+    let mut by_type: BTreeMap<&'static str, StoredWeights> = BTreeMap::new();
+    for weight in distinct.values() {
+        let dtype = weight.stored_type();
+        let entry = by_type.entry(dtype).or_insert(StoredWeights { dtype, tensors: 0, values: 0 });
+        entry.tensors += 1;
+        entry.values += cost::elements(weight);
+    }
+    by_type.into_values().collect()
+}

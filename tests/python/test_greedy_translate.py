@@ -1,0 +1,65 @@
+"""examples/greedy_translate.py gives what upstream's own generator gives."""
+
+import pathlib
+import subprocess
+import sys
+import unittest
+
+from exports import DATA, export, read_json, setting
+
+ROOT = pathlib.Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "greedy_translate.py"
+sys.path.insert(0, str(SCRIPT.parent))
+
+from greedy_translate import Tokenizer, Translator
+
+TOKENS = ["--dict", str(DATA / "nmt" / "dict.txt"), "--codes", str(DATA / "nmt" / "bpe.codes")]
+
+
+class GreedyTranslate(unittest.TestCase):
+    def setUp(self):
+        self.items = read_json("nmt/generation.json")["items"]
+        self.tokenizer = Tokenizer(DATA / "nmt" / "dict.txt", DATA / "nmt" / "bpe.codes")
+
+    def test_words_become_upstreams_tokens_and_back(self):
+        for item in self.items:
+            with self.subTest(source=item["source"]):
+                self.assertEqual(self.tokenizer.encode(item["source"]), item["source_tokens"])
+                self.assertEqual(self.tokenizer.decode(item["reference_tokens"]), item["reference"])
+
+    def test_translations_are_upstreams(self):
+        for form, library in [("function", setting("MOA_ORT_LIBRARY")), ("function", None), ("standard", None)]:
+            with self.subTest(form=form, library=library is not None):
+                translator = Translator(export("nmt", form), library)
+                found = translator.translate([item["source_tokens"] for item in self.items])
+                self.assertEqual(found, [item["greedy"]["tokens"] for item in self.items])
+
+    def test_numbers_that_training_never_saw(self):
+        lines = (DATA / "nmt" / "unseen_pairs.tsv").read_text(encoding="utf-8").splitlines()[:200]
+        pairs = [line.split("\t")[1:] for line in lines]
+        translator = Translator(export("nmt", "function"), setting("MOA_ORT_LIBRARY"))
+        found = translator.translate([self.tokenizer.encode(english) for english, _ in pairs])
+        right = [german == self.tokenizer.decode(tokens) for (_, german), tokens in zip(pairs, found)]
+        self.assertGreaterEqual(sum(right), 198)
+
+    def command(self, *words):
+        command = [sys.executable, str(SCRIPT), str(export("nmt", "function")), *words]
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8")
+
+    def test_the_command_prints_source_and_translation(self):
+        done = self.command(*TOKENS, "--library", setting("MOA_ORT_LIBRARY"), "seven", "one hundred")
+        self.assertEqual(done.stderr, "")
+        self.assertEqual(done.stdout, "seven\tsieben\none hundred\teinhundert\n")
+
+    def test_the_command_says_what_is_missing(self):
+        for words, message in [
+            ([*TOKENS, "--library", "no.so", "seven"], "no.so is not there"),
+            (TOKENS, "there is nothing to translate"),
+        ]:
+            done = self.command(*words)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(message, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

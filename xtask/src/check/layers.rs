@@ -1,0 +1,212 @@
+//! Which module of `src/` may name which, and what some crates may not name at all.
+
+use std::{fs, io, path::Path};
+
+use super::paths::{NamedPath, named_paths, rust_files};
+
+/// A module of `src/`.
+struct Module {
+    name: &'static str,
+    /// Modules that it may name.
+    may_name: &'static [&'static str],
+    /// Paths outside `src/` that it may not name.
+    never: &'static [&'static str],
+}
+
+const fn module(name: &'static str, may_name: &'static [&'static str], never: &'static [&'static str]) -> Module {
+    Module { name, may_name, never }
+}
+
+/// The table of ARCHITECTURE.md.
+const MODULES: [Module; 12] = [
+    module("checkpoint", &[], &[]),
+    module("onnx", &[], &[]),
+    module("tensor", &[], &["moa_graphs", "moa_schema"]),
+    module("tensor_file", &["tensor"], &["moa_graphs", "moa_schema"]),
+    module("side_files", &["checkpoint", "onnx"], &[]),
+    module("export", &["checkpoint", "onnx", "side_files"], &[]),
+    module("inspect", &[], &["moa_graphs::graph", "moa_graphs::lower"]),
+    module("reference", &["tensor"], &["moa_graphs::graph", "moa_graphs::lower"]),
+    module("backend", &["onnx", "tensor"], &["moa_graphs"]),
+    module("parity", &["backend", "checkpoint", "export", "onnx", "reference", "tensor"], &[]),
+    module("generate", &["backend", "onnx", "tensor"], &["moa_graphs"]),
+    module(
+        "cli",
+        &[
+            "backend",
+            "checkpoint",
+            "export",
+            "generate",
+            "inspect",
+            "onnx",
+            "parity",
+            "reference",
+            "side_files",
+            "tensor",
+            "tensor_file",
+        ],
+        &[],
+    ),
+];
+
+/// Nothing in `src/` may name these.
+const NEVER_IN_SRC: &[&str] = &["moa_kernels", "moa_ort"];
+
+/// Folders of other crates, and paths that they may not name.
+const OTHER_CRATES: [(&str, &[&str]); 3] = [
+    ("graphs/src", &["std::fs", "std::path", "prost"]),
+    ("custom_ops/schema/src", &["std::fs", "ort_sys", "ort"]),
+    ("custom_ops/kernels/src", &["std::fs", "ort_sys", "ort"]),
+];
+
+/// Every broken rule.
+pub(super) fn check(root: &Path) -> io::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for file in rust_files(&root.join("src"))? {
+        let inner = file.strip_prefix(root.join("src")).unwrap_or(&file);
+        let first = inner.components().next().map(|part| part.as_os_str().to_string_lossy().into_owned());
+        let first = first.unwrap_or_default();
+        if first == "lib.rs" || first == "main.rs" {
+            continue;
+        }
+        let name = first.strip_suffix(".rs").unwrap_or(&first);
+        let place = file.strip_prefix(root).unwrap_or(&file).display().to_string();
+        let Some(module) = MODULES.iter().find(|module| module.name == name) else {
+            found.push(format!("{place}: `{name}` is not in the table of layers"));
+            continue;
+        };
+        let at_top = inner.components().count() == 1 || inner == Path::new(name).join("mod.rs");
+        let source = fs::read_to_string(&file)?;
+        for path in named_paths(&source) {
+            found.extend(broken(module, &path, at_top).map(|why| format!("{place}:{}: {why}", path.line)));
+        }
+    }
+    for (folder, never) in OTHER_CRATES {
+        for file in rust_files(&root.join(folder))? {
+            let place = file.strip_prefix(root).unwrap_or(&file).display().to_string();
+            let source = fs::read_to_string(&file)?;
+            for path in named_paths(&source) {
+                found.extend(
+                    forbidden(&path, never).map(|never| format!("{place}:{}: may not name `{never}`", path.line)),
+                );
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Which rule `path` breaks in a file of `module`. In a file `at_top`, `super` is the root of the crate.
+fn broken(module: &Module, path: &NamedPath<'_>, at_top: bool) -> Option<String> {
+    let name = module.name;
+    if path.parts.iter().filter(|part| **part == "super").count() > 1 {
+        return Some("`super::super` hides what is named; write `crate::…`".into());
+    }
+    if let Some(never) = forbidden(path, module.never).or_else(|| forbidden(path, NEVER_IN_SRC)) {
+        return Some(format!("`{name}` may not name `{never}`"));
+    }
+    let in_table = |other: &str| MODULES.iter().any(|module| module.name == other);
+    let other = match path.parts[..] {
+        ["crate" | "moa_export"] => return None,
+        ["crate" | "moa_export", other, ..] if in_table(other) => other,
+        ["crate" | "moa_export", other, ..] => return Some(format!("`{other}` is not in the table of layers")),
+        ["super", other, ..] if at_top && in_table(other) => other,
+        _ => return None,
+    };
+    (other != name && !module.may_name.contains(&other)).then(|| format!("`{name}` may not name `{other}`"))
+}
+
+/// The first of `never` that `path` lies in, or whose parent it imports as a whole.
+fn forbidden(path: &NamedPath<'_>, never: &'static [&'static str]) -> Option<&'static str> {
+    let parts = path.parts.strip_suffix(&["*"]).unwrap_or(&path.parts);
+    never.iter().copied().find(|never| parts.iter().zip(never.split("::")).all(|(part, never)| *part == never))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::planted;
+
+    fn found(files: &[(&str, &str)]) -> Vec<String> {
+        check(planted(files).path()).unwrap()
+    }
+
+    fn assert_found(path: &str, source: &str, expected: &str) {
+        assert_eq!(found(&[(path, source)]), [expected], "{path}: {source}");
+    }
+
+    #[test]
+    fn a_module_below_may_not_name_one_above() {
+        assert_found("src/onnx/encode.rs", "use crate::export;", "src/onnx/encode.rs:1: `onnx` may not name `export`");
+        assert_found(
+            "src/checkpoint/a/b.rs",
+            "use std::io;\nfn f() { crate::onnx::encode(); }",
+            "src/checkpoint/a/b.rs:2: `checkpoint` may not name `onnx`",
+        );
+        assert_found(
+            "src/reference/mod.rs",
+            "use crate::{\n    tensor::Tensor,\n    backend::Runner,\n};",
+            "src/reference/mod.rs:1: `reference` may not name `backend`",
+        );
+        assert_found("src/parity/mod.rs", "use crate::cli;", "src/parity/mod.rs:1: `parity` may not name `cli`");
+    }
+
+    #[test]
+    fn super_is_no_way_around() {
+        assert_found("src/tensor.rs", "use super::onnx::X;", "src/tensor.rs:1: `tensor` may not name `onnx`");
+        assert_found(
+            "src/backend/mod.rs",
+            "use super::export;",
+            "src/backend/mod.rs:1: `backend` may not name `export`",
+        );
+        let message = "src/backend/ort.rs:1: `super::super` hides what is named; write `crate::…`";
+        assert_found("src/backend/ort.rs", "use super::super::export;", message);
+        assert_found("src/backend/ort.rs", "use super::{super::export};", message);
+        assert_found("src/onnx/a.rs", "use moa_export::cli;", "src/onnx/a.rs:1: `onnx` may not name `cli`");
+        assert_found("src/onnx/a.rs", "use crate::*;", "src/onnx/a.rs:1: `*` is not in the table of layers");
+    }
+
+    #[test]
+    fn other_crates_have_layers_too() {
+        assert_found(
+            "src/backend/ort.rs",
+            "use moa_graphs::Form;",
+            "src/backend/ort.rs:1: `backend` may not name `moa_graphs`",
+        );
+        for source in ["use moa_graphs::{model, graph::Graph};", "use moa_graphs::*;", "use moa_graphs as g;"] {
+            let message = "src/reference/a.rs:1: `reference` may not name `moa_graphs::graph`";
+            assert_found("src/reference/a.rs", source, message);
+        }
+        let message = "src/cli/run.rs:1: `cli` may not name `moa_kernels`";
+        assert_found("src/cli/run.rs", "moa_kernels::run()", message);
+        for (name, source) in [
+            ("std::fs", "use std::{fs, io};"),
+            ("std::path", "x(std::path::Path::new(y))"),
+            ("prost", "use prost::Message;"),
+        ] {
+            let message = format!("graphs/src/lower/a.rs:1: may not name `{name}`");
+            assert_found("graphs/src/lower/a.rs", source, &message);
+        }
+    }
+
+    #[test]
+    fn a_module_that_is_not_in_the_table_is_found() {
+        assert_found("src/helpers.rs", "", "src/helpers.rs: `helpers` is not in the table of layers");
+        assert_found("src/util/mod.rs", "", "src/util/mod.rs: `util` is not in the table of layers");
+        assert_found("src/onnx/a.rs", "use crate::Thing;", "src/onnx/a.rs:1: `Thing` is not in the table of layers");
+    }
+
+    #[test]
+    fn what_the_table_allows_passes() {
+        let files = [
+            ("src/lib.rs", "pub mod anything; pub use onnx::X;"),
+            ("src/main.rs", "moa_export::cli::main()"),
+            ("src/cli/export.rs", "use super::run; use crate::{export, parity::verify}; pub(crate) fn f() {}"),
+            ("src/onnx/read.rs", "use crate::onnx::proto; use super::write; // crate::cli"),
+            ("src/tensor_file.rs", "use crate::tensor::Tensor; const X: &str = \"crate::cli\";"),
+            ("src/reference/a.rs", "use moa_graphs::{Weight, model}; use crate::tensor::Tensor;"),
+            ("src/backend/mod.rs", "mod tests { use super::backend; use super::Runner; }"),
+            ("graphs/src/lib.rs", "use std::{fmt, io::Error}; fn path() {}"),
+        ];
+        assert_eq!(found(&files), [""; 0]);
+    }
+}

@@ -1,0 +1,98 @@
+//! `cargo xtask check`: everything that is checked without running the program.
+
+mod crates;
+mod layers;
+mod paths;
+mod size;
+
+use std::io;
+
+use crate::{
+    process::{self, stage},
+    project::{COMPILER_CRATES, OPERATOR_CRATES, Project},
+    tally::Tally,
+};
+
+#[cfg(test)]
+pub(crate) use planted::planted;
+
+/// Runs every check; true where all passed.
+pub(crate) fn run(project: &Project) -> Result<bool, String> {
+    let operators = with_packages(&OPERATOR_CRATES);
+    let compiler: Vec<_> = with_packages(&COMPILER_CRATES).into_iter().chain(["-p", "xtask"]).collect();
+    let clippy = |what: &[&'static str]| {
+        let words = ["clippy", "--release"].iter().chain(what).chain(&["--", "-D", "warnings"]);
+        process::run(&mut project.cargo(words.copied()))
+    };
+    let doc = |packages: &[&'static str]| {
+        let words = ["doc", "--release", "--no-deps"].iter().chain(packages);
+        process::run(project.cargo(words.copied()).env("RUSTDOCFLAGS", "-D warnings"))
+    };
+    let all_targets = |packages: &[&'static str]| clippy(&[&["--all-targets"], packages].concat());
+    let mut tally = Tally::default();
+    let mut check = |title: &str, work: &dyn Fn() -> Result<(), String>| {
+        let passed = stage(title, || work().map_err(|message| eprintln!("error: {message}"))).0.is_ok();
+        tally = tally + Tally { passed: usize::from(passed), failed: usize::from(!passed), skipped: 0 };
+    };
+    check("formatting", &|| process::run(&mut project.cargo(["fmt", "--all", "--check"])));
+    check("layers of modules", &|| report(layers::check(&project.root)));
+    check("layers of crates", &|| report(crates::check(&project.root)));
+    check("sizes", &|| report(size::check(&project.root)));
+    check("clippy: operator library", &|| all_targets(&operators));
+    check("clippy: compiler", &|| all_targets(&compiler));
+    check("clippy: compile half alone", &|| clippy(&["-p", "moa-export", "--no-default-features"]));
+    check("documentation: operator library", &|| doc(&operators));
+    check("documentation: compiler", &|| doc(&compiler));
+    println!("\n{tally}");
+    Ok(tally.failed == 0)
+}
+
+fn with_packages(crates: &[&'static str]) -> Vec<&'static str> {
+    crates.iter().flat_map(|name| ["-p", name]).collect()
+}
+
+/// Prints what was found.
+fn report(found: io::Result<Vec<String>>) -> Result<(), String> {
+    let found = found.map_err(|error| format!("the sources cannot be read: {error}"))?;
+    found.iter().for_each(|violation| println!("{violation}"));
+    if found.is_empty() { Ok(()) } else { Err(format!("{} found", found.len())) }
+}
+
+#[cfg(test)]
+mod planted {
+    use std::{
+        env, fs,
+        path::{Path, PathBuf},
+        process,
+        sync::atomic::{AtomicUsize, Ordering},
+    };
+
+    /// A temporary tree, removed when dropped.
+    pub(crate) struct Planted(PathBuf);
+
+    impl Planted {
+        /// Its root.
+        pub(crate) fn path(&self) -> &Path {
+            &self.0
+        }
+    }
+
+    impl Drop for Planted {
+        fn drop(&mut self) {
+            let _left_behind = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// A tree of these files with these texts.
+    pub(crate) fn planted(files: &[(&str, &str)]) -> Planted {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let root = env::temp_dir().join(format!("moa-xtask-{}-{count}", process::id()));
+        for (path, text) in files {
+            let path = root.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        Planted(root)
+    }
+}

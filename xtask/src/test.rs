@@ -1,0 +1,104 @@
+//! `cargo xtask test`: every test, counted over all runners.
+
+use std::{ffi::OsString, time::Duration};
+
+use crate::{
+    process::{self, Stream, stage},
+    project::{COMPILER_CRATES, OPERATOR_CRATES, Project},
+    python::{Packages, Python},
+    tally::{Tally, Unittest},
+};
+
+/// One stage with what it counted.
+struct Line {
+    title: String,
+    tally: Tally,
+    elapsed: Duration,
+    note: Option<String>,
+}
+
+/// Runs everything; true where nothing failed.
+pub(crate) fn run(project: &Project) -> Result<bool, String> {
+    let mut lines = Vec::new();
+    if let Err(message) = run_stages(project, &mut lines) {
+        eprintln!("error: {message}");
+        lines.push(Line {
+            title: "stopped".into(),
+            tally: Tally::FAILURE,
+            elapsed: Duration::ZERO,
+            note: Some(message),
+        });
+    }
+    let all: Tally = lines.iter().map(|line| line.tally).sum();
+    println!("\n== summary");
+    for Line { title, tally, elapsed, note } in &lines {
+        let note = note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
+        println!("{title}: {tally}, {:.1} s{note}", elapsed.as_secs_f64());
+    }
+    println!("{all}");
+    Ok(all.failed == 0)
+}
+
+/// Adds a line for every stage; fails where the rest cannot run.
+fn run_stages(project: &Project, lines: &mut Vec<Line>) -> Result<(), String> {
+    let python = Python::find(project)?;
+    let why_not_oldest = python.lacks(Packages::Oldest);
+    stage("Python packages", || {
+        python.install(Packages::Runtime)?;
+        python.install(Packages::Test)?;
+        if why_not_oldest.is_none() { python.install(Packages::Oldest) } else { Ok(()) }
+    })
+    .0?;
+    stage("build", || project.build()).0?;
+    let variables = [
+        ("ORT_DYLIB_PATH", python.onnxruntime(Packages::Runtime)?.into_os_string()),
+        ("MOA_ORT_LIBRARY", project.operator_library().into_os_string()),
+        ("MOA_EXPORT", project.program().into_os_string()),
+    ];
+    let cargo = |crates: &[&str]| cargo_test(project, crates, &variables);
+    add(lines, "Rust: operator library", || cargo(&OPERATOR_CRATES))?;
+    add(lines, "Rust: compiler", || cargo(&COMPILER_CRATES))?;
+    add(lines, "Rust: xtask", || cargo(&["xtask"]))?;
+    let newest = [Packages::Test, Packages::Runtime];
+    let unittest = |packages: &[Packages]| python_test(project, &python, packages, &variables);
+    add(lines, "Python", || unittest(&newest))?;
+    let title = "Python, on the oldest ONNX Runtime";
+    let oldest = [Packages::Oldest, Packages::Test, Packages::Runtime];
+    match why_not_oldest {
+        None => add(lines, title, || unittest(&oldest))?,
+        Some(why) => {
+            let note = Some(format!("skipped: {why}"));
+            lines.push(Line { title: title.into(), tally: Tally::SKIPPED, elapsed: Duration::ZERO, note });
+        }
+    }
+    Ok(())
+}
+
+fn add(lines: &mut Vec<Line>, title: &str, work: impl FnOnce() -> Result<Tally, String>) -> Result<(), String> {
+    let (tally, elapsed) = stage(title, work);
+    lines.push(Line { title: title.into(), tally: tally?, elapsed, note: None });
+    Ok(())
+}
+
+fn cargo_test(project: &Project, crates: &[&str], variables: &[(&str, OsString)]) -> Result<Tally, String> {
+    let packages = crates.iter().flat_map(|name| ["-p", name]);
+    let mut command = project.cargo(["test", "--release", "--no-fail-fast"].into_iter().chain(packages));
+    command.envs(variables.iter().map(|(name, value)| (name, value)));
+    let mut tally = Tally::default();
+    let status = process::watch(&mut command, Stream::Stdout, |line| tally = tally + Tally::of_cargo_line(line))?;
+    Ok(tally.confirmed(status.success()))
+}
+
+fn python_test(
+    project: &Project,
+    python: &Python,
+    packages: &[Packages],
+    variables: &[(&str, OsString)],
+) -> Result<Tally, String> {
+    let mut command = python.command(project, packages)?;
+    command.args(["-m", "unittest", "discover", "-v", "-s", "tests/python"]);
+    command.envs(variables.iter().map(|(name, value)| (name, value)));
+    let mut seen = Unittest::default();
+    let status = process::watch(&mut command, Stream::Stderr, |line| seen.see(line))?;
+    Ok(seen.tally().confirmed(status.success()))
+}
