@@ -115,6 +115,12 @@ pub enum ExportError {
         /// The output.
         path: PathBuf,
     },
+    /// The output has a name that is no text.
+    #[error("the name {} is not UTF-8", .path.display())]
+    NotText {
+        /// The output.
+        path: PathBuf,
+    },
     /// The operator set is not one of [`OPSETS`].
     #[error("opset {opset} cannot be written")]
     Opset {
@@ -194,11 +200,15 @@ pub fn export(checkpoint: &Checkpoint, out: &Path, options: &ExportOptions) -> R
     for (file, graph) in plan.files.iter().zip(&graphs) {
         let encode_options =
             EncodeOptions { opset: options.opset, metadata: metadata_of(&family, graph.stem, &source_sha256, options) };
-        sizes.extend(write_graph(&mut staging, file, graph, &encode_options)?);
+        sizes.extend(write_graph(&mut staging, &plan.folder, file, graph, &encode_options)?);
     }
     let files = staging.commit()?.into_iter().zip(sizes).map(|(path, bytes)| WrittenFile { path, bytes }).collect();
     Ok(ExportReport { family, files, source_sha256 })
 }
+
+/// Endings of files that are no ONNX, so that a folder of such a name is a slip.
+const FOREIGN_ENDINGS: [&str; 12] =
+    ["bin", "engine", "gguf", "json", "onx", "ort", "pb", "plan", "pt", "pth", "safetensors", "tflite"];
 
 /// Where the graphs of one export go.
 struct Plan {
@@ -225,7 +235,10 @@ fn plan(out: &Path, family: &str, graphs: &[NamedGraph], options: &ExportOptions
         model,
     };
     if ending.eq_ignore_ascii_case("onnx") && !out.is_dir() {
-        let ([graph], Some(name)) = (graphs, out.file_name().and_then(|name| name.to_str())) else {
+        let Some(name) = out.file_name().and_then(|name| name.to_str()) else {
+            return Err(ExportError::NotText { path: out.into() });
+        };
+        let [graph] = graphs else {
             let files: Vec<_> = graphs.iter().map(|graph| format!("{}.onnx", graph.stem)).collect();
             let files = files.join(" and ");
             return Err(ExportError::NeedsFolder { path: out.into(), family: family.into(), files });
@@ -236,7 +249,7 @@ fn plan(out: &Path, family: &str, graphs: &[NamedGraph], options: &ExportOptions
         };
         return Ok(Plan { folder: folder.into(), files: vec![file(name.to_owned(), graph)] });
     }
-    if ["safetensors", "plan", "engine", "pt", "json"].contains(&ending) {
+    if FOREIGN_ENDINGS.iter().any(|foreign| ending.eq_ignore_ascii_case(foreign)) {
         return Err(ExportError::WrongEnding { path: out.into() });
     }
     let files = graphs.iter().map(|graph| file(format!("{}.onnx", graph.stem), graph)).collect();
@@ -261,6 +274,7 @@ fn metadata_of(family: &str, part: &str, source: &str, options: &ExportOptions) 
 /// Writes one graph and returns the sizes of its files, in the order in which they were staged.
 fn write_graph(
     staging: &mut Staging,
+    folder: &Path,
     file: &PlannedFile,
     graph: &NamedGraph,
     options: &EncodeOptions,
@@ -271,7 +285,10 @@ fn write_graph(
         staging.file::<ExportError>(location, |writer| {
             let mut counted = Counted { writer, bytes: 0 };
             let data = DataFile { location: location.clone(), writer: &mut counted, position: 0 };
-            encoded = Some(encode(&graph.graph, options, Some(data))?);
+            encoded = Some(encode(&graph.graph, options, Some(data)).map_err(|error| match error {
+                EncodeError::Data(source) => WriteError::Io { path: folder.join(location), source }.into(),
+                error => ExportError::from(error),
+            })?);
             sizes.push(counted.bytes);
             Ok(())
         })?;
@@ -280,7 +297,7 @@ fn write_graph(
         Some(bytes) => bytes,
         None => encode(&graph.graph, options, None)?,
     };
-    let target = PathBuf::from(&file.model);
+    let target = folder.join(&file.model);
     staging.file::<ExportError>(&file.model, |writer| {
         writer.write_all(&bytes).map_err(|source| WriteError::Io { path: target, source }.into())
     })?;

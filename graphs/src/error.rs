@@ -30,7 +30,7 @@ pub enum ImportError {
     },
     /// The checkpoint holds tensors that no part of the model reads.
     #[error(
-        "{origin}: {count} tensors belong to no part of a {family} model of this configuration, the first is \"{tensor}\" of shape {found}"
+        "{origin}: tensor \"{tensor}\" of shape {found} belongs to no part of a {family} model of this configuration ({count} such in all)"
     )]
     ExtraTensors {
         /// Checkpoint.

@@ -16,8 +16,9 @@ pub const OPERATORS_VARIABLE: &str = "MOA_ORT_LIBRARY";
 
 pub(super) const RUNTIME: &str = "ONNX Runtime";
 pub(super) const RUNTIME_HELP: &str = "python3 -m pip install onnxruntime, or set ORT_DYLIB_PATH to libonnxruntime";
-const OPERATORS: &str = "the operator library libmoa_ort";
-const OPERATORS_HELP: &str = "set MOA_ORT_LIBRARY to the library, or use the backend `ort-function`, which needs none";
+pub(super) const OPERATORS: &str = "the operator library libmoa_ort";
+pub(super) const OPERATORS_HELP: &str =
+    "set MOA_ORT_LIBRARY to the library, or use the backend `ort-function`, which needs none";
 
 /// Prints the file of the Python package without importing it; the current folder is not searched.
 const ASK_PYTHON: &str = "import sys; sys.path = [p for p in sys.path if p]; import importlib.util; \

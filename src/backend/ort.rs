@@ -10,7 +10,7 @@ use ort::value::{DynValue, TensorElementType, TensorRef};
 use prost::Message;
 
 use super::guard::guarded;
-use super::libraries::find_operator_library;
+use super::libraries::{OPERATORS, OPERATORS_HELP, find_operator_library};
 use super::ort_runtime::{OrtRuntime, load_onnxruntime};
 use super::signature::Signature;
 use super::{Backend, BackendError, OrtOptions, Runner, operators};
@@ -71,9 +71,11 @@ impl OrtBackend {
                 .map_err(|error| self.failed("set the number of threads", &error))?;
         }
         if let Some(library) = library {
-            builder = builder
-                .with_operator_library(library)
-                .map_err(|error| self.failed("register the operator library", &error))?;
+            builder = builder.with_operator_library(library).map_err(|error| BackendError::RuntimeMissing {
+                what: OPERATORS,
+                looked_in: vec![format!("{} ({})", library.display(), error.message())],
+                help: OPERATORS_HELP,
+            })?;
         }
         Ok(builder)
     }

@@ -69,7 +69,7 @@ fn load(path: &Path) -> Result<OrtRuntime, BackendError> {
     let environment = builder.with_name("moa-export").with_telemetry(false).build().map_err(|error| {
         BackendError::Failed { backend: "ort", stage: "start ONNX Runtime", text: error.to_string() }
     })?;
-    environment.set_log_level(LogLevel::Error);
+    environment.set_log_level(LogLevel::Fatal);
     Ok(OrtRuntime { environment, path: path.to_owned(), version: version(path) })
 }
 

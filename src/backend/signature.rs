@@ -10,11 +10,13 @@ use crate::tensor::{NamedTensors, Tensor, TensorData};
 /// Inputs that a model takes.
 pub(super) struct Signature {
     pub(super) inputs: Vec<ValueInfo>,
+    /// Inputs that look up rows of a weight, and how many rows it has.
+    rows: HashMap<String, i64>,
 }
 
 impl Signature {
     pub(super) fn new(model: &OnnxFile) -> Self {
-        Self { inputs: model.inputs() }
+        Self { inputs: model.inputs(), rows: looked_up(model) }
     }
 
     /// Checks names, types and shapes, and that every dimension of one name has one size; names the first culprit.
@@ -32,8 +34,19 @@ impl Signature {
                 let found = format!("{} {:?}", tensor.data().type_name(), tensor.shape());
                 return Err(misfit(&input.name, describe(input) + &equalities(input, &sizes), found));
             }
+            check_not_empty(input, tensor)?;
+            self.check_values(&input.name, tensor)?;
         }
         self.check_sums(tensors, &sizes)
+    }
+
+    /// Checks that every looked-up row is there; runtimes differ in what they do where it is not.
+    fn check_values(&self, name: &str, tensor: &Tensor) -> Result<(), BackendError> {
+        let Some((rows, values)) = self.rows.get(name).zip(tensor.as_i64()) else { return Ok(()) };
+        match values.iter().find(|value| !(0..*rows).contains(*value)) {
+            Some(value) => Err(misfit(name, format!("values from 0 to {}", rows - 1), value.to_string())),
+            None => Ok(()),
+        }
     }
 
     /// Checks the dimensions whose name is a sum of other names.
@@ -51,6 +64,29 @@ impl Signature {
         }
         Ok(())
     }
+}
+
+/// Only what came before may be empty: without a row or a token there is nothing to compute.
+fn check_not_empty(input: &ValueInfo, tensor: &Tensor) -> Result<(), BackendError> {
+    let empty =
+        |(dim, size): (&Dim, &usize)| *size == 0 && matches!(dim, Dim::Symbolic(name) if !name.starts_with("past"));
+    if !input.dims.iter().flatten().zip(tensor.shape()).any(empty) {
+        return Ok(());
+    }
+    let expected = format!("{} of at least 1 each", describe(input));
+    Err(misfit(&input.name, expected, format!("{} {:?}", tensor.data().type_name(), tensor.shape())))
+}
+
+/// Graph inputs that are the indices of a `Gather` of rows of a weight.
+fn looked_up(model: &OnnxFile) -> HashMap<String, i64> {
+    let graph = model.model().graph.iter();
+    let gathers = graph.flat_map(|graph| &graph.node).filter(|node| node.op_type == "Gather" && node.domain.is_empty());
+    let rows = gathers.filter(|node| node.attribute.iter().all(|a| a.name != "axis" || a.i.unwrap_or(0) == 0));
+    rows.filter_map(|node| match node.input.as_slice() {
+        [weight, indices] => Some((indices.clone(), *model.initializer(weight)?.dims.first()?)),
+        _ => None,
+    })
+    .collect()
 }
 
 fn misfit(name: &str, expected: String, found: String) -> BackendError {

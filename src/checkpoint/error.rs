@@ -70,8 +70,10 @@ pub enum CheckpointError {
         /// The path.
         file: String,
     },
-    /// A file of another kind than safetensors.
-    #[error("{file}: {found} is not supported (supported: a .safetensors file, a Hugging Face folder)")]
+    /// A file of another kind than a checkpoint.
+    #[error(
+        "{file}: {found} is not supported (supported: a .safetensors file, a Hugging Face folder, a .pt file of fairseq)"
+    )]
     FileKind {
         /// The file.
         file: String,
@@ -132,6 +134,48 @@ pub enum CheckpointError {
         /// What is wrong.
         problem: String,
     },
+    /// A PyTorch file is no sound zip archive.
+    #[error("{file}: {problem}")]
+    Archive {
+        /// The file.
+        file: String,
+        /// What is wrong, and in which entry.
+        problem: String,
+    },
+    /// The pickle of a PyTorch file does not describe what it should.
+    #[error("{file}: {problem}")]
+    Pickle {
+        /// The file.
+        file: String,
+        /// What is wrong, and at which byte or in which tensor.
+        problem: String,
+    },
+    /// A pickle names a class or function that no tensor needs.
+    #[error("{file}: refused global {global} in {place}")]
+    RefusedGlobal {
+        /// The file.
+        file: String,
+        /// The tensor, quoted and escaped.
+        place: String,
+        /// Module and name, escaped.
+        global: String,
+    },
+    /// A PyTorch file is well formed, but holds something that cannot be used.
+    #[error("{file}: {what} is not supported")]
+    Unsupported {
+        /// The file.
+        file: String,
+        /// What it holds.
+        what: String,
+    },
+    /// A PyTorch file holds no configuration that can be read.
+    #[error("{file}: holds no configuration that can be read: {found}")]
+    NoModelKeys {
+        /// The file.
+        file: String,
+        /// What is there instead.
+        found: String,
+    },
     /// The input is larger than a limit.
     #[error("{file}: {what} exceeds the limit of {limit}")]
     Limit {
@@ -153,21 +197,26 @@ impl CheckpointError {
             | Self::Changed { .. }
             | Self::NoModel { .. }
             | Self::NoConfig { .. } => ErrorKind::Io,
-            Self::FileKind { .. } | Self::UnknownDtype { .. } => ErrorKind::Unsupported,
+            Self::FileKind { .. } | Self::UnknownDtype { .. } | Self::Unsupported { .. } | Self::NoModelKeys { .. } => {
+                ErrorKind::Unsupported
+            }
             Self::Limit { .. } => ErrorKind::Limit,
             Self::SeveralModels { .. }
             | Self::Size { .. }
             | Self::Header { .. }
             | Self::Json { .. }
             | Self::Tensor { .. }
-            | Self::Index { .. } => ErrorKind::Malformed,
+            | Self::Index { .. }
+            | Self::Archive { .. }
+            | Self::Pickle { .. }
+            | Self::RefusedGlobal { .. } => ErrorKind::Malformed,
         }
     }
 
     /// How to put it right, in one line, where there is such a way.
     pub fn help(&self) -> Option<String> {
         let help = match self {
-            Self::NotAFile { .. } => "give a .safetensors file or a Hugging Face folder",
+            Self::NotAFile { .. } => "give a .safetensors file, a .pt file or a Hugging Face folder",
             Self::Changed { .. } => "wait until nothing writes to the checkpoint, then try again",
             Self::NoModel { .. } => "give the .safetensors file itself",
             Self::SeveralModels { .. } => "give the .safetensors file itself, or keep only one of them in the folder",
@@ -181,6 +230,19 @@ impl CheckpointError {
             Self::Header { .. } | Self::Tensor { .. } => {
                 "the file is damaged or was written by a faulty program; write it again with the safetensors library"
             }
+            Self::Archive { .. } => {
+                "the file is damaged, cut short or saved without checksums; copy or download it again, or save it again with torch.save"
+            }
+            Self::Pickle { .. } => {
+                "the file is damaged or was not written by torch.save; save it again with torch.save"
+            }
+            Self::RefusedGlobal { .. } => {
+                "nothing was executed; do not load the file with PyTorch unless you trust where it comes from"
+            }
+            Self::Unsupported { .. } => {
+                "give a checkpoint that fairseq wrote for an MoA model, saved with the defaults of torch.save"
+            }
+            Self::NoModelKeys { .. } => "name a configuration with --config FILE",
             Self::Index { .. } => "copy or download the index and all its shards again",
             Self::Limit { .. } => "no model of a supported family needs that much; check where the file comes from",
             Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => "check the path",
@@ -191,10 +253,12 @@ impl CheckpointError {
 }
 
 impl From<&WeightError> for ErrorKind {
-    /// Element types that are no weights are reported as [`io::ErrorKind::Unsupported`].
+    /// Element types that are no weights are reported as [`io::ErrorKind::Unsupported`], and values whose
+    /// checksum is wrong as [`io::ErrorKind::InvalidData`].
     fn from(error: &WeightError) -> Self {
         match error {
             WeightError::Io { source, .. } if source.kind() == io::ErrorKind::Unsupported => Self::Unsupported,
+            WeightError::Io { source, .. } if source.kind() == io::ErrorKind::InvalidData => Self::Malformed,
             WeightError::Io { .. } => Self::Io,
             _ => Self::Malformed,
         }

@@ -4,10 +4,18 @@
 pub(super) const PREFIX: usize = 512;
 
 const PYTORCH_ZIP: &str = "a PyTorch checkpoint (zip)";
-const PICKLE: &str = "a Python pickle or PyTorch checkpoint";
+/// Any other archive.
+pub(super) const ZIP: &str = "a zip archive";
+/// A model compiled by `torch.jit`.
+pub(super) const PROGRAM: &str = "a TorchScript program";
+const LEGACY: &str = "a PyTorch checkpoint of the old format (a Python pickle, no zip archive)";
+const PICKLE: &str = "a Python pickle";
 const LFS_POINTER: &str = "a Git LFS pointer";
 const HTML: &str = "an HTML page";
 const JSON: &str = "a JSON text";
+
+/// The number 0x1950a86a20f9469cfc6c, as a pickle writes it.
+const LEGACY_MAGIC: &[u8] = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19";
 
 /// First bytes, and what they stand for.
 const MAGICS: [(&[u8], &str); 9] = [
@@ -24,9 +32,8 @@ const MAGICS: [(&[u8], &str); 9] = [
 
 /// What a file that starts with `prefix` is, where that is known and not safetensors.
 pub(super) fn recognise(prefix: &[u8]) -> Option<&'static str> {
-    if prefix.starts_with(b"PK\x03\x04") {
-        let torch = prefix.windows(8).any(|window| window == b"data.pkl");
-        return Some(if torch { PYTORCH_ZIP } else { "a zip archive" });
+    if is_zip(prefix) {
+        return Some(if names_pickle(prefix) { PYTORCH_ZIP } else { ZIP });
     }
     match prefix.get(4..8) {
         Some(b"TFL3") => return Some("a TensorFlow Lite model"),
@@ -37,9 +44,19 @@ pub(super) fn recognise(prefix: &[u8]) -> Option<&'static str> {
         return Some("an ONNX model");
     }
     if is_pickle(prefix) {
-        return Some(PICKLE);
+        return Some(if prefix.get(2..14) == Some(LEGACY_MAGIC) { LEGACY } else { PICKLE });
     }
     MAGICS.iter().find(|(magic, _)| prefix.starts_with(magic)).map(|(_, kind)| *kind)
+}
+
+/// Whether a file is a zip archive.
+pub(super) fn is_zip(prefix: &[u8]) -> bool {
+    prefix.starts_with(b"PK\x03\x04")
+}
+
+/// Whether the start of a zip archive names the pickle of a PyTorch file.
+pub(super) fn names_pickle(prefix: &[u8]) -> bool {
+    prefix.windows(8).any(|window| window == b"data.pkl")
 }
 
 /// An ONNX model starts with its IR version (field 1) and goes on with another field of `ModelProto`.
@@ -55,9 +72,11 @@ fn is_pickle(prefix: &[u8]) -> bool {
 /// How to come from such a file to a supported one.
 pub(super) fn help(kind: &str) -> Option<String> {
     let help = match kind {
-        PYTORCH_ZIP | PICKLE => {
-            "load it where you trust it, and save its state dict with safetensors.torch.save_model or save_file"
+        PYTORCH_ZIP => "name the .pt file itself",
+        PICKLE | LEGACY => {
+            "where you trust it, load it with PyTorch and save it again: torch.save(torch.load(path), path)"
         }
+        PROGRAM => "give the checkpoint that the program was made from",
         LFS_POINTER => "fetch the file itself with \"git lfs pull\"",
         HTML => "the download failed; download the file again",
         JSON => "give the folder that holds it",

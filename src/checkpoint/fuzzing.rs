@@ -1,6 +1,8 @@
 //! What the fuzz targets call; no part of the interface.
 
-use super::{CheckpointError, config, header::Header, shard_index::ShardIndex};
+use std::io::Cursor;
+
+use super::{CheckpointError, config, header::Header, shard_index::ShardIndex, torch};
 
 /// Reads the header of a safetensors file with these bytes, and gives the number of tensors.
 ///
@@ -27,4 +29,22 @@ pub fn shard_index(text: &[u8]) -> Result<usize, CheckpointError> {
 /// As [`super::Checkpoint::open`].
 pub fn config(text: &[u8]) -> Result<moa_graphs::families::Config, CheckpointError> {
     config::parse("input", text)
+}
+
+/// Describes the checkpoint in a pickle, and gives the number of tensors.
+///
+/// # Errors
+///
+/// As [`super::Checkpoint::open`].
+pub fn torch_pickle(bytes: &[u8]) -> Result<usize, CheckpointError> {
+    torch::describe_pickle("input", bytes)
+}
+
+/// Describes a PyTorch file with these bytes, and gives the number of tensors.
+///
+/// # Errors
+///
+/// As [`super::Checkpoint::open`].
+pub fn torch_zip(file: &[u8]) -> Result<usize, CheckpointError> {
+    torch::describe("input", file.len() as u64, Cursor::new(file))
 }

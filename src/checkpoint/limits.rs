@@ -20,3 +20,15 @@ pub(super) const INDEX: u64 = 64 << 20;
 pub(super) const CONFIG: u64 = 4 << 20;
 /// Nesting of a configuration.
 pub(super) const DEPTH: usize = 64;
+/// Bytes of the pickle of a PyTorch file.
+pub(super) const PICKLE: u64 = 64 << 20;
+/// Values that a pickle memorises.
+pub(super) const MEMO: usize = 1_000_000;
+/// Values and marks on the stack of a pickle.
+pub(super) const STACK: usize = 10_000;
+/// Values that a pickle makes or repeats.
+pub(super) const OBJECTS: u64 = 4_000_000;
+/// Entries of a zip archive.
+pub(super) const ZIP_ENTRIES: u64 = 65_536;
+/// Bytes of the directory of a zip archive.
+pub(super) const ZIP_DIRECTORY: u64 = 64 << 20;

@@ -1,11 +1,21 @@
 //! Checkpoints: bytes that nobody vouches for, turned into described tensors that are read on demand.
 //!
 //! A checkpoint is one `.safetensors` file, or a Hugging Face folder with `model.safetensors` or
-//! `model.safetensors.index.json` and its shards; a `config.json` belongs to it. Symbolic links are followed.
+//! `model.safetensors.index.json` and its shards; a `config.json` belongs to it. Or it is one PyTorch file
+//! that fairseq wrote, which holds its configuration itself. Which of them a file is, is decided by its
+//! content. Symbolic links are followed.
 //!
 //! Opening reads headers and checks all of them: every byte of a file belongs to exactly one tensor, no key
 //! is repeated, index and shards agree. Values are read by [`Weight`] when they are asked for, from a file
 //! that must not have changed since.
+//!
+//! # PyTorch files
+//!
+//! A file written by `torch.save` since PyTorch 1.6: a zip archive of stored entries. Its pickle, protocol 2
+//! to 4, is read into a description and never executed; a class or function in the state dictionary that no
+//! tensor needs is refused by name. The headers of all entries are checked when the file is opened, the
+//! checksum of an entry when its values are read. Values that are no numbers, texts, booleans or `None` in the
+//! configuration cannot be used by any family.
 //!
 //! # Element types
 //!
@@ -17,7 +27,8 @@
 //! # Aliases
 //!
 //! An entry of a header's `__metadata__`, or of an index's `metadata`, whose value is the name of a stored
-//! tensor makes its key an alias of that tensor. A stored name wins over an alias.
+//! tensor makes its key an alias of that tensor. A stored name wins over an alias. In a PyTorch file, of
+//! tensors that are the same part of one storage the first by name is stored and the others are its aliases.
 //!
 //! # Limits
 //!
@@ -30,6 +41,8 @@
 //! | shards | 4096 |
 //! | shard index | 64 MiB |
 //! | `config.json` | 4 MiB, nested 64 deep |
+//! | pickle | 64 MiB, 4 000 000 values, 1 000 000 memorised ones, 10 000 on its stack |
+//! | entries of a zip archive | 65 536, their directory 64 MiB |
 //!
 //! [`WeightError::Io`]: moa_graphs::WeightError::Io
 //! [`WeightError::NonFinite`]: moa_graphs::WeightError::NonFinite
@@ -46,6 +59,7 @@ mod json;
 mod limits;
 mod shard_index;
 mod source;
+mod torch;
 
 use std::{
     collections::BTreeMap,
@@ -63,7 +77,8 @@ use error::{quoted, shown};
 use header::{Header, TensorInfo};
 use input::{InputFile, read_text};
 use shard_index::ShardIndex;
-use source::StoredTensor;
+use source::{Place, Stored};
+use torch::{TorchFile, View};
 
 const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";
@@ -78,9 +93,10 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a `.safetensors` file or a Hugging Face folder.
+    /// Opens a `.safetensors` file, a Hugging Face folder or a PyTorch file of fairseq.
     ///
-    /// The configuration is read from `config`, or from the `config.json` beside the tensors.
+    /// The configuration is read from `config`; otherwise from the PyTorch file itself, or from the
+    /// `config.json` beside the tensors.
     ///
     /// # Errors
     ///
@@ -88,12 +104,18 @@ impl Checkpoint {
     pub fn open(path: &Path, config: Option<&Path>) -> Result<Self, CheckpointError> {
         let origin = shown(path);
         let (folder, tensors) = match Location::of(path)? {
+            Location::Single(file) if torch::is_archive(&file)? => return Self::open_torch(origin, &file, config),
             Location::Single(file) => (file.parent().map(Path::to_path_buf), Tensors::of_file(&file)?),
             Location::Sharded(folder) => (Some(folder.clone()), Tensors::of_folder(&folder)?),
         };
         let beside = folder.unwrap_or_default().join(CONFIG);
         let config = config::read(config.unwrap_or(&beside))?;
         Ok(Self { origin, config, tensors })
+    }
+
+    fn open_torch(origin: String, path: &Path, config: Option<&Path>) -> Result<Self, CheckpointError> {
+        let TorchFile { tensors, aliases, config } = TorchFile::open(path, config)?;
+        Ok(Self { origin, config, tensors: Tensors::of_torch(tensors, aliases) })
     }
 
     /// The configuration.
@@ -103,7 +125,7 @@ impl Checkpoint {
 
     /// Element type of the tensor stored under `name`.
     pub fn dtype(&self, name: &str) -> Option<Dtype> {
-        self.tensors.stored.get(name).map(|stored| stored.info.dtype)
+        self.tensors.stored.get(name).map(|stored| stored.dtype)
     }
 
     /// What is odd about the checkpoint but does no harm, one line each.
@@ -122,9 +144,7 @@ impl TensorDirectory for Checkpoint {
             Some(kept) => kept,
             None => name,
         };
-        let Stored { file, info } = self.tensors.stored.get(name)?;
-        let source = StoredTensor::new(name, Arc::clone(file), info);
-        Some(Weight::new(name, info.shape.clone(), file.shown(), Arc::new(source)))
+        self.tensors.stored.get(name).map(|stored| stored.weight(name))
     }
 
     fn origin(&self) -> &str {
@@ -162,18 +182,9 @@ impl Location {
     }
 }
 
-/// A tensor and the file that holds it.
-#[derive(Debug)]
-struct Stored {
-    file: Arc<InputFile>,
-    info: TensorInfo,
-}
-
 /// All tensors of a checkpoint.
 #[derive(Debug, Default)]
 struct Tensors {
-    /// In the order of their names.
-    files: Vec<Arc<InputFile>>,
     stored: BTreeMap<String, Stored>,
     /// Stored name of each alias.
     aliases: BTreeMap<String, String>,
@@ -189,15 +200,25 @@ impl Tensors {
         Ok(tensors)
     }
 
+    fn of_torch(views: BTreeMap<String, View>, aliases: BTreeMap<String, String>) -> Self {
+        let stored = views.into_iter().map(|(name, view)| {
+            let (dtype, shape) = (view.dtype(), view.shape().to_vec());
+            (name, Stored { dtype, shape, place: Arc::new(Place::View(view)) })
+        });
+        Self { stored: stored.collect(), aliases, warnings: Vec::new() }
+    }
+
     fn of_folder(folder: &Path) -> Result<Self, CheckpointError> {
         let (file, text) = read_text(&folder.join(INDEX), "the size of the shard index", limits::INDEX)?;
         let mut index = ShardIndex::parse(file.shown(), &text)?;
         drop(text);
         let mut tensors = Self::default();
         let mut metadata = vec![(file.shown().to_owned(), std::mem::take(&mut index.metadata))];
+        let mut bytes = 0;
         for shard in index.shards.keys() {
             let (file, header) = read_header(&folder.join(&**shard))?;
             index.check_shard(shard, file.shown(), &header)?;
+            bytes += header.tensors.values().map(|info| info.bytes).sum::<u64>();
             let shown = file.shown().to_owned();
             let mut texts = tensors.add(file, header);
             texts.retain(|_, kept| index.tensors.contains_key(kept));
@@ -206,16 +227,17 @@ impl Tensors {
         for (file, texts) in metadata {
             tensors.add_aliases(&file, texts)?;
         }
-        let bytes = tensors.stored.values().map(|stored| stored.info.bytes).sum();
         tensors.warnings.extend(index.size_warning(file.shown(), bytes));
         Ok(tensors)
     }
 
     /// Adds the tensors of one file and gives back its metadata.
     fn add(&mut self, file: Arc<InputFile>, header: Header) -> BTreeMap<String, String> {
-        let stored = |(name, info)| (name, Stored { file: Arc::clone(&file), info });
+        let stored = |(name, info): (String, TensorInfo)| {
+            let place = Place::Range { file: Arc::clone(&file), offset: info.offset, bytes: info.bytes };
+            (name, Stored { dtype: info.dtype, shape: info.shape, place: Arc::new(place) })
+        };
         self.stored.extend(header.tensors.into_iter().map(stored));
-        self.files.push(file);
         header.metadata
     }
 

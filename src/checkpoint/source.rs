@@ -3,32 +3,73 @@
 use std::{io, sync::Arc};
 
 use half::{bf16, f16};
-use moa_graphs::{TensorSource, WeightError};
+use moa_graphs::{TensorSource, Weight, WeightError};
 
-use super::{dtype::Dtype, header::TensorInfo, input::InputFile};
+use super::{dtype::Dtype, input::InputFile, torch::View};
 
 /// Appends the values of little-endian bytes.
 type Decoder<T> = fn(&[u8], &mut Vec<T>);
 
-/// A tensor in a file.
-pub(super) struct StoredTensor {
+/// Where the values of a tensor are.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// Side by side in a file, from this byte on.
+    Range { file: Arc<InputFile>, offset: u64, bytes: u64 },
+    /// In a storage of a PyTorch file.
+    View(View),
+}
+
+impl Place {
+    fn file(&self) -> &InputFile {
+        match self {
+            Self::Range { file, .. } => file,
+            Self::View(view) => view.file(),
+        }
+    }
+
+    /// Gives the values in row-major order to `take`, in blocks of whole elements.
+    fn read_blocks(&self, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+        match self {
+            Self::Range { file, offset, bytes } => {
+                file.read_blocks(*offset, *bytes, take).map_err(|error| error.into_io())
+            }
+            Self::View(view) => view.read_blocks(take),
+        }
+    }
+}
+
+/// A tensor of a checkpoint, and where it is.
+#[derive(Debug, Clone)]
+pub(super) struct Stored {
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<usize>,
+    pub(super) place: Arc<Place>,
+}
+
+impl Stored {
+    /// The tensor as a weight called `name`.
+    pub(super) fn weight(&self, name: &str) -> Weight {
+        let elements = self.shape.iter().product();
+        let source = StoredTensor { name: name.into(), dtype: self.dtype, elements, place: Arc::clone(&self.place) };
+        Weight::new(name, self.shape.clone(), self.place.file().shown(), Arc::new(source))
+    }
+}
+
+/// The values of a stored tensor.
+struct StoredTensor {
     name: String,
-    file: Arc<InputFile>,
     dtype: Dtype,
     elements: usize,
-    offset: u64,
-    bytes: u64,
+    place: Arc<Place>,
 }
 
 impl StoredTensor {
-    /// The tensor that the header of `file` describes as `name`.
-    pub(super) fn new(name: &str, file: Arc<InputFile>, info: &TensorInfo) -> Self {
-        let elements = info.shape.iter().product();
-        Self { name: name.into(), file, dtype: info.dtype, elements, offset: info.offset, bytes: info.bytes }
+    fn origin(&self) -> String {
+        self.place.file().shown().into()
     }
 
     fn unreadable(&self, source: io::Error) -> WeightError {
-        WeightError::Io { origin: self.file.shown().into(), tensor: self.name.clone(), source }
+        WeightError::Io { origin: self.origin(), tensor: self.name.clone(), source }
     }
 
     fn read<T>(&self, decode: Option<Decoder<T>>, is_finite: fn(&T) -> bool) -> Result<Vec<T>, WeightError> {
@@ -42,7 +83,7 @@ impl StoredTensor {
         let mut values = Vec::new();
         values.try_reserve_exact(self.elements).map_err(|error| self.unreadable(error.into()))?;
         let (mut count, mut first) = (0, None);
-        let read = self.file.read_blocks(self.offset, self.bytes, |block| {
+        let read = self.place.read_blocks(&mut |block| {
             let start = values.len();
             decode(block, &mut values);
             for (index, value) in values.iter().enumerate().skip(start) {
@@ -52,11 +93,11 @@ impl StoredTensor {
                 }
             }
         });
-        read.map_err(|error| self.unreadable(error.into_io()))?;
+        read.map_err(|error| self.unreadable(error))?;
         match first {
             None => Ok(values),
             Some(first) => {
-                let (origin, tensor) = (self.file.shown().into(), self.name.clone());
+                let (origin, tensor) = (self.origin(), self.name.clone());
                 Err(WeightError::NonFinite { origin, tensor, count, first })
             }
         }
@@ -77,7 +118,7 @@ impl TensorSource for StoredTensor {
     }
 
     fn read_bytes(&self, sink: &mut dyn FnMut(&[u8])) -> Result<(), WeightError> {
-        self.file.read_blocks(self.offset, self.bytes, sink).map_err(|error| self.unreadable(error.into_io()))
+        self.place.read_blocks(sink).map_err(|error| self.unreadable(error))
     }
 }
 

@@ -143,6 +143,9 @@ pub(super) struct VerifyArguments {
     /// Write the result as JSON to FILE (`-` for stdout, in place of the table)
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
+    /// Replace an existing FILE of --json
+    #[arg(long)]
+    pub(super) force: bool,
     /// Operator library, where it is not beside this program
     #[arg(long, value_name = "FILE")]
     pub(super) library: Option<PathBuf>,

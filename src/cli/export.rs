@@ -20,11 +20,16 @@ use crate::{
 pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
     let checkpoint = Checkpoint::open(&arguments.checkpoint, arguments.config.as_deref())?;
     let report = export(&checkpoint, &arguments.output, &options(arguments))?;
-    print_result(&if arguments.json { json(&report) } else { text(&report, arguments) })?;
+    let as_json = arguments.json.then(|| json(&report));
+    match &as_json {
+        Some(value) if !arguments.verify => print_result(&format!("{value:#}\n"))?,
+        Some(_) => {}
+        None => print_result(&text(&report, arguments))?,
+    }
     if !arguments.verify {
         return Ok(ExitCode::SUCCESS);
     }
-    verify::run(&VerifyArguments {
+    let verification = VerifyArguments {
         model: arguments.output.clone(),
         checkpoint: arguments.checkpoint.clone(),
         config: arguments.config.clone(),
@@ -35,7 +40,9 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
         threads: None,
         json: arguments.json.then(|| "-".into()),
         library: None,
-    })
+        force: false,
+    };
+    verify::run(&verification, as_json)
 }
 
 fn options(arguments: &ExportArguments) -> ExportOptions {
@@ -78,16 +85,15 @@ fn text(report: &ExportReport, arguments: &ExportArguments) -> String {
     text
 }
 
-fn json(report: &ExportReport) -> String {
+fn json(report: &ExportReport) -> serde_json::Value {
     let files: Vec<_> = report
         .files
         .iter()
         .map(|file| serde_json::json!({ "path": file.path.display().to_string(), "bytes": file.bytes }))
         .collect();
-    let value = serde_json::json!({
+    serde_json::json!({
         "family": report.family,
         "source_sha256": report.source_sha256,
         "files": files,
-    });
-    format!("{value:#}\n")
+    })
 }

@@ -40,6 +40,10 @@ impl Failure {
         Self::new(USAGE, 1, message, help)
     }
 
+    pub(super) fn unsupported(message: impl Into<String>, help: Option<String>) -> Self {
+        Self { help, ..Self::new(UNSUPPORTED, 16, message, None) }
+    }
+
     pub(super) fn runtime(message: impl Into<String>, help: Option<String>) -> Self {
         Self { help, ..Self::new(RUNTIME, 1, message, None) }
     }
@@ -48,9 +52,9 @@ impl Failure {
         Self::new(IO, 1, format!("{place}: {error}"), None)
     }
 
-    pub(super) fn bug() -> Self {
-        let help = "please report this with the command and the lines above";
-        Self::new(BUG, 1, "moa-export broke; this is a bug of ours", Some(help))
+    pub(super) fn bug(panic: &str) -> Self {
+        let help = "please report this line with the command";
+        Self::new(BUG, 1, format!("moa-export broke, which is a bug of ours: {panic}"), Some(help))
     }
 
     pub(super) fn exit_code(&self) -> ExitCode {
@@ -180,6 +184,7 @@ impl From<ExportError> for Failure {
             ExportError::Weight(error) => error.into(),
             ExportError::Write(error) => error.into(),
             ExportError::NeedsFolder { .. } => Self::new(USAGE, 13, message, Some("give a folder: -o OUT")),
+            ExportError::NotText { .. } => Self::new(USAGE, 14, message, Some("choose another output with -o")),
             ExportError::WrongEnding { .. } => Self::new(USAGE, 14, message, Some("give -o NAME.onnx or a folder")),
             ExportError::Opset { .. } => {
                 let help = format!("give --opset {} to {}", OPSETS.start(), OPSETS.end());

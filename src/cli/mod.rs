@@ -9,23 +9,34 @@ mod run;
 mod table;
 mod verify;
 
-use std::{io::Write, process::ExitCode};
+use std::{
+    io::Write,
+    process::ExitCode,
+    sync::{Mutex, PoisonError},
+};
 
-use clap::Parser;
+use clap::{Parser, error::ErrorKind};
 
 use args::{Arguments, Command};
 use failure::Failure;
+
+/// Where and why code panicked last; a panic of a runtime is reported by its backend, one of ours by [`main`].
+static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
 
 /// Parses the command line, does what it says, and returns the exit code.
 ///
 /// stdout carries results, stderr one `error[…]` line and at most one `help:` line.
 pub fn main() -> ExitCode {
+    std::panic::set_hook(Box::new(|panic| {
+        *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = panic.to_string();
+    }));
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => return usage(&error),
     };
     let outcome = std::panic::catch_unwind(|| dispatch(arguments));
-    let outcome = outcome.unwrap_or_else(|_| Err(Failure::bug()));
+    let outcome =
+        outcome.unwrap_or_else(|_| Err(Failure::bug(&LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner))));
     match outcome {
         Ok(code) => code,
         Err(failure) => {
@@ -46,10 +57,13 @@ fn meant(typed: &str) -> Option<&'static str> {
         let (ours, theirs) = (shorter(command), shorter(typed));
         ours.iter().any(|text| text == typed || theirs.contains(text)) || theirs.iter().any(|text| text == command)
     };
+    if COMMANDS.contains(&typed) {
+        return None;
+    }
     COMMANDS.into_iter().find(|command| one_letter_away(command))
 }
 
-/// Prints clap's message; help and version go to stdout and are no error.
+/// Prints what is wrong with the arguments; help and version go to stdout and are no error.
 fn usage(error: &clap::Error) -> ExitCode {
     let typed = std::env::args().nth(1).filter(|typed| !std::path::Path::new(typed).exists());
     if let (true, Some(command)) = (error.use_stderr(), typed.as_deref().and_then(meant)) {
@@ -61,15 +75,24 @@ fn usage(error: &clap::Error) -> ExitCode {
         failure.print();
         return failure.exit_code();
     }
-    let printed = error.print();
-    let code = if error.use_stderr() { failure::USAGE } else { 0 };
-    if printed.is_err() { ExitCode::SUCCESS } else { ExitCode::from(code) }
+    let asked = !error.use_stderr();
+    if asked || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        let _closed_output_is_no_error = error.print();
+        return ExitCode::from(if asked { 0 } else { failure::USAGE });
+    }
+    let text = error.to_string();
+    let mut paragraphs = text.split("\n\n").map(str::trim);
+    let message = paragraphs.next().unwrap_or_default().trim_start_matches("error: ");
+    let tip = paragraphs.find_map(|paragraph| paragraph.strip_prefix("tip: "));
+    let failure = Failure::usage(message, Some(tip.unwrap_or("run `moa-export --help`")));
+    failure.print();
+    failure.exit_code()
 }
 
 fn dispatch(arguments: Arguments) -> Result<ExitCode, Failure> {
     match (arguments.command, arguments.export) {
         (Some(Command::Export(arguments)), _) | (None, Some(arguments)) => export::run(&arguments),
-        (Some(Command::Verify(arguments)), _) => verify::run(&arguments),
+        (Some(Command::Verify(arguments)), _) => verify::run(&arguments, None),
         (Some(Command::Run(arguments)), _) => run::run(&arguments),
         (Some(Command::Inspect(arguments)), _) => inspect::run(&arguments),
         (Some(Command::Ops(arguments)), _) => ops::run(&arguments),
@@ -92,9 +115,13 @@ mod tests {
 
     #[test]
     fn typing_mistakes_are_understood() {
-        for (typed, command) in
-            [("vrfy", None), ("verfy", Some("verify")), ("verifyy", Some("verify")), ("rum", Some("run"))]
-        {
+        for (typed, command) in [
+            ("vrfy", None),
+            ("verfy", Some("verify")),
+            ("verifyy", Some("verify")),
+            ("rum", Some("run")),
+            ("run", None),
+        ] {
             assert_eq!(meant(typed), command, "{typed}");
         }
     }

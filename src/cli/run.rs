@@ -33,7 +33,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn output_place(path: &std::path::Path) -> Result<(PathBuf, String), Failure> {
+pub(super) fn output_place(path: &std::path::Path) -> Result<(PathBuf, String), Failure> {
     let name = path.file_name().and_then(|name| name.to_str());
     let Some(name) = name else {
         return Err(Failure::usage(format!("{} names no file", path.display()), None));

@@ -1,16 +1,23 @@
 //! `moa-export verify`.
 
-use std::process::ExitCode;
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use serde_json::Value;
 
 use super::{
     Failure,
     args::{BackendArgument, VerifyArguments},
     print_result,
-    run::backend,
+    run::{backend, output_place},
     table::table,
 };
 use crate::{
+    backend::BackendErrorKind,
     checkpoint::Checkpoint,
+    onnx::{Staging, WriteError},
     parity::{
         BackendReport, Difference, FileAudit, GraphReport, ToleranceOptions, Verification, VerifyOptions, verify,
     },
@@ -18,7 +25,8 @@ use crate::{
 
 const ALL: [BackendArgument; 3] = [BackendArgument::Ort, BackendArgument::OrtFunction, BackendArgument::Tract];
 
-pub(super) fn run(arguments: &VerifyArguments) -> Result<ExitCode, Failure> {
+/// Verifies; the result of an export that came before, where there is one, is printed with it.
+pub(super) fn run(arguments: &VerifyArguments, exported: Option<Value>) -> Result<ExitCode, Failure> {
     check_tolerance("--atol", arguments.atol)?;
     check_tolerance("--rtol", arguments.rtol)?;
     let checkpoint = Checkpoint::open(&arguments.checkpoint, arguments.config.as_deref())?;
@@ -32,11 +40,21 @@ pub(super) fn run(arguments: &VerifyArguments) -> Result<ExitCode, Failure> {
         tolerance: ToleranceOptions { atol: arguments.atol, rtol: arguments.rtol },
         seed: arguments.seed,
     };
+    let report_file = arguments.json.as_deref().filter(|path| path.as_os_str() != "-");
+    let report_file = report_file.map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
     let result = verify(&arguments.model, &checkpoint, &backends, options)?;
-    write_result(arguments, &result)?;
+    match report_file {
+        Some(file) => {
+            file.write(&json(&result))?;
+            print_result(&text(arguments, &result))?;
+        }
+        None if arguments.json.is_some() => print_result(&format!("{:#}\n", merged(exported, json(&result))))?,
+        None => print_result(&text(arguments, &result))?,
+    }
     let unused = result.backends.iter().find(|report| report.skipped.is_some());
     let all_unused = result.backends.iter().all(|report| report.skipped.is_some());
-    match unused.filter(|_| named || all_unused) {
+    let lacks_library = |report: &&BackendReport| arguments.library.is_some() && report.backend == "ort";
+    match unused.filter(|report| named || all_unused || lacks_library(report)) {
         Some(report) => Err(unused_backend(report)),
         None if result.passed() => Ok(ExitCode::SUCCESS),
         None => Ok(ExitCode::FAILURE),
@@ -45,8 +63,12 @@ pub(super) fn run(arguments: &VerifyArguments) -> Result<ExitCode, Failure> {
 
 fn unused_backend(report: &BackendReport) -> Failure {
     let why = report.skipped.clone().unwrap_or_default();
-    let help = "python3 -m pip install onnxruntime, or choose other --backends";
-    Failure::runtime(format!("backend {} was not used: {why}", report.backend), Some(help.into()))
+    let message = format!("backend {} was not used: {why}", report.backend);
+    match report.skip {
+        Some((BackendErrorKind::Unsupported, help)) => Failure::unsupported(message, help.map(str::to_owned)),
+        Some((_, help)) => Failure::runtime(message, help.map(str::to_owned)),
+        None => Failure::runtime(message, None),
+    }
 }
 
 fn check_tolerance(flag: &str, value: Option<f64>) -> Result<(), Failure> {
@@ -58,22 +80,47 @@ fn check_tolerance(flag: &str, value: Option<f64>) -> Result<(), Failure> {
     }
 }
 
-fn write_result(arguments: &VerifyArguments, result: &Verification) -> Result<(), Failure> {
-    let json = || {
-        let mut value = serde_json::to_value(result).unwrap_or_default();
-        if let Some(object) = value.as_object_mut() {
-            object.insert("passed".into(), result.passed().into());
-        }
-        format!("{value:#}\n")
-    };
-    match &arguments.json {
-        Some(path) if path.as_os_str() == "-" => return print_result(&json()),
-        Some(path) => {
-            std::fs::write(path, json()).map_err(|error| Failure::io(&error, &path.display().to_string()))?;
-        }
-        None => {}
+fn json(result: &Verification) -> Value {
+    let mut value = serde_json::to_value(result).unwrap_or_default();
+    if let Some(object) = value.as_object_mut() {
+        object.insert("passed".into(), result.passed().into());
     }
-    print_result(&text(arguments, result))
+    value
+}
+
+/// The result of an export with that of its verification, or the latter alone.
+fn merged(exported: Option<Value>, verification: Value) -> Value {
+    match exported {
+        Some(Value::Object(mut object)) => {
+            object.insert("verification".into(), verification);
+            Value::Object(object)
+        }
+        _ => verification,
+    }
+}
+
+/// A file that appears when the verification is done; that it can is known before.
+struct ReportFile {
+    path: PathBuf,
+    name: String,
+    staging: Staging,
+}
+
+impl ReportFile {
+    fn begin(path: &Path, force: bool) -> Result<Self, Failure> {
+        let (folder, name) = output_place(path)?;
+        let staging = Staging::begin(&folder, std::slice::from_ref(&name), force)?;
+        Ok(Self { path: path.into(), name, staging })
+    }
+
+    fn write(mut self, value: &Value) -> Result<(), Failure> {
+        let text = format!("{value:#}\n");
+        self.staging.file::<WriteError>(&self.name, |writer| {
+            writer.write_all(text.as_bytes()).map_err(|source| WriteError::Io { path: self.path.clone(), source })
+        })?;
+        self.staging.commit()?;
+        Ok(())
+    }
 }
 
 fn text(arguments: &VerifyArguments, result: &Verification) -> String {
@@ -170,6 +217,9 @@ fn details(backend: &str, graph: &GraphReport) -> String {
         text.push_str(&format!("  {} of {} values out of tolerance\n", outputs.mismatches, outputs.values));
         text.extend(outputs.first.iter().map(|d| difference("first", d)));
         text.extend(outputs.worst.iter().map(|d| difference("worst", d)));
+    }
+    if graph.runs == 0 {
+        return text;
     }
     text.push_str(&match (&graph.routing.last_agreeing, &graph.routing.first_divergent) {
         (Some(last), Some(first)) => format!("  arises after the router of {last} and before or in that of {first}\n"),

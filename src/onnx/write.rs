@@ -79,8 +79,11 @@ impl NewFolders {
         missing.reverse();
         let mut made = Self::default();
         for folder in missing {
-            fs::create_dir(folder)?;
-            made.0.push(folder.to_path_buf());
+            match fs::create_dir(folder) {
+                Ok(()) => made.0.push(folder.to_path_buf()),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(made)
     }
@@ -172,7 +175,12 @@ impl Staging {
         let mut paths = Vec::new();
         for (file, target) in staged {
             let name = target.file_name().unwrap_or_default();
-            file.persist(place.join(name)).map_err(|error| WriteError::io(&target)(error.error))?;
+            let place = place.join(name);
+            let moved = if force { file.persist(place) } else { file.persist_noclobber(place) };
+            moved.map_err(|error| match error.error.kind() {
+                io::ErrorKind::AlreadyExists => WriteError::Exists { path: target.clone() },
+                _ => WriteError::io(&target)(error.error),
+            })?;
             paths.push(target);
         }
         sync_folder(&place).map_err(WriteError::io(&folder))?;

@@ -26,7 +26,7 @@ pub use routing::{Disagreement, MARGIN, RoutingComparison};
 pub use weights::{AuditError, WeightAudit};
 
 use crate::{
-    backend::{Backend, BackendError},
+    backend::{Backend, BackendError, BackendErrorKind},
     checkpoint::Checkpoint,
     export::{ExportError, import, metadata},
     onnx::{OnnxFile, ReadError, read_model},
@@ -92,6 +92,9 @@ pub struct BackendReport {
     pub backend: String,
     /// Why it was not used, if it was not.
     pub skipped: Option<String>,
+    /// Whether it was skipped because it does not take this form, and what to do.
+    #[serde(skip)]
+    pub skip: Option<(BackendErrorKind, Option<&'static str>)>,
     /// Outcome per graph.
     pub graphs: Vec<GraphReport>,
 }
@@ -233,13 +236,14 @@ fn run_backend(
     reference: &Reference,
     options: VerifyOptions,
 ) -> BackendReport {
-    let mut report = BackendReport { backend: backend.name().into(), skipped: None, graphs: Vec::new() };
+    let mut report = BackendReport { backend: backend.name().into(), skipped: None, skip: None, graphs: Vec::new() };
     let mut checks = Vec::new();
     for (part, file) in &files.graphs {
         match GraphCheck::load(backend, file, *part, reference, options.tolerance) {
             Ok(check) => checks.push(check),
             Err(error) if is_skip(&error) => {
                 report.skipped = Some(error.to_string());
+                report.skip = Some((error.kind(), error.help()));
                 return report;
             }
             Err(error) => {

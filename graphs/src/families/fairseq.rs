@@ -4,7 +4,7 @@ use moa_schema::{Activation, GateMode};
 
 use super::{Config, ImportOptions, importer::Importer};
 use crate::{
-    ImportError,
+    ImportError, Weight,
     model::{
         Attention, DenseFeedForward, Embedding, Encoder, EncoderLayer, ExpertFeedForward, ExpertLayout, FeedForward,
         KeyValueWeights, LayerNorm, Linear, Positions,
@@ -259,6 +259,15 @@ impl Stack {
     pub(super) fn activation(&self) -> Activation {
         self.activation
     }
+}
+
+/// Padding must be a token of the vocabulary.
+pub(super) fn check_padding(config: &Config, tokens: &Weight) -> Result<(), ImportError> {
+    let rows = tokens.shape()[0];
+    if config.id_or("pad_token_id", 1)? < rows {
+        return Ok(());
+    }
+    Err(config.invalid("pad_token_id", format!("below {rows}, the rows of \"{}\"", tokens.name())))
 }
 
 /// Sizes of one attention layer.

@@ -2,7 +2,7 @@
 
 use super::{
     Config, ImportOptions,
-    fairseq::{Side, Stack, is_buffer, refuse_unsupported},
+    fairseq::{Side, Stack, check_padding, is_buffer, refuse_unsupported},
     importer::Importer,
 };
 use crate::{
@@ -24,6 +24,7 @@ pub(super) fn import(
     let tied = !config.flag_or("untie_weights_roberta", false)?;
     let mut importer = Importer::new(tensors);
     let embedding = stack.embedding(&mut importer, if tied { &[OUTPUT, TOKENS] } else { &[TOKENS] })?;
+    check_padding(config, &embedding.tokens)?;
     let vocabulary = embedding.tokens.shape()[0];
     if config.optional_size("vocab_size")?.is_some_and(|size| size != vocabulary) {
         return Err(config.invalid("vocab_size", format!("{vocabulary}, the rows of \"{}\"", embedding.tokens.name())));

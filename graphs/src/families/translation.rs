@@ -2,7 +2,7 @@
 
 use super::{
     Config, ImportOptions,
-    fairseq::{Side, Stack, is_buffer, refuse_unsupported},
+    fairseq::{Side, Stack, check_padding, is_buffer, refuse_unsupported},
     importer::Importer,
 };
 use crate::{
@@ -95,6 +95,7 @@ fn check_decoder_widths(config: &Config, width: usize) -> Result<(), ImportError
 
 /// The first of `keys` that the configuration has must agree with the embedding.
 fn check_vocabulary(config: &Config, keys: &[&str], tokens: &Weight) -> Result<(), ImportError> {
+    check_padding(config, tokens)?;
     for key in keys {
         let Some(size) = config.optional_size(key)? else { continue };
         let shape = tokens.shape();

@@ -1,0 +1,173 @@
+//! Which elements of a storage a tensor has, and in which order.
+
+use crate::checkpoint::dtype::Dtype;
+
+/// A strided view of a storage, proven to stay inside of it and to name no element twice.
+///
+/// Strides of dimensions of one element are zero, so that equal views are equal.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Layout {
+    offset: u64,
+    shape: Vec<usize>,
+    strides: Vec<u64>,
+}
+
+impl Layout {
+    /// The view of `available` elements; otherwise what is wrong with it.
+    pub(super) fn new(offset: i64, shape: &[i64], strides: &[i64], available: u64) -> Result<Self, String> {
+        if shape.len() != strides.len() {
+            return Err(format!("has {} dimensions, but {} strides", shape.len(), strides.len()));
+        }
+        let Ok(mut offset) = u64::try_from(offset) else {
+            return Err(format!("starts at element {offset} of its storage"));
+        };
+        let sizes: Option<Vec<_>> = shape.iter().map(|size| usize::try_from(*size).ok()).collect();
+        let sizes = sizes.ok_or_else(|| format!("has the shape {shape:?}"))?;
+        let elements = sizes.iter().try_fold(1usize, |product, size| product.checked_mul((*size).max(1)));
+        if elements.is_none() {
+            return Err(format!("of shape {shape:?} has more elements than any file holds"));
+        }
+        let empty = sizes.contains(&0);
+        let mut steps = Vec::new();
+        for (size, stride) in sizes.iter().zip(strides) {
+            let step = match u64::try_from(*stride) {
+                Ok(step) if step > 0 || *size <= 1 => step,
+                _ => return Err(format!("has the stride {stride}; strides must be positive")),
+            };
+            steps.push(if *size <= 1 || empty { 0 } else { step });
+        }
+        if empty {
+            offset = 0;
+        } else {
+            let last = reach(&sizes, &steps)?.checked_add(offset);
+            if last.is_none_or(|last| last >= available) {
+                let needed = last.and_then(|last| last.checked_add(1)).map_or("more".into(), |count| count.to_string());
+                return Err(format!("needs {needed} elements of its storage, which has {available}"));
+            }
+        }
+        Ok(Self { offset, shape: sizes, strides: steps })
+    }
+
+    pub(super) fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// How many elements the view has.
+    pub(super) fn elements(&self) -> u64 {
+        self.shape.iter().map(|size| *size as u64).product()
+    }
+
+    /// The first element, and how many there are up to the last one.
+    pub(super) fn span(&self) -> (u64, u64) {
+        let steps = self.shape.iter().zip(&self.strides);
+        let reach: u64 = steps.map(|(size, step)| (*size as u64).saturating_sub(1) * step).sum();
+        (self.offset, if self.elements() == 0 { 0 } else { reach + 1 })
+    }
+
+    /// Whether the elements lie side by side in row-major order.
+    pub(super) fn is_contiguous(&self) -> bool {
+        let mut expected = 1;
+        for (size, step) in self.shape.iter().zip(&self.strides).rev() {
+            if *size > 1 && *step != expected {
+                return false;
+            }
+            expected *= *size as u64;
+        }
+        true
+    }
+
+    /// Gives the elements, in row-major order, out of the bytes of the span.
+    pub(super) fn gather<'b>(&self, span: &'b [u8], dtype: Dtype, mut take: impl FnMut(&'b [u8])) {
+        let width = usize::try_from(dtype.bits() / 8).unwrap_or(0);
+        let steps: Vec<_> = self.strides.iter().map(|step| usize::try_from(*step).unwrap_or(0)).collect();
+        let mut indices = vec![0; steps.len()];
+        let mut at = 0;
+        for _ in 0..self.elements() {
+            if let Some(element) = span.get(at * width..(at + 1) * width) {
+                take(element);
+            }
+            for ((index, step), size) in indices.iter_mut().zip(&steps).zip(&self.shape).rev() {
+                *index += 1;
+                at += step;
+                if *index < *size {
+                    break;
+                }
+                at -= *index * step;
+                *index = 0;
+            }
+        }
+    }
+}
+
+/// The last element counted from the first one, where no two indices name the same element.
+fn reach(sizes: &[usize], steps: &[u64]) -> Result<u64, String> {
+    let mut order: Vec<_> = steps.iter().zip(sizes).filter(|(_, size)| **size > 1).collect();
+    order.sort_unstable();
+    let mut reach = 0u64;
+    for (step, size) in order {
+        if *step <= reach {
+            return Err(format!("of shape {sizes:?} overlaps itself: two of its elements are the same"));
+        }
+        let further = step.checked_mul(*size as u64 - 1).and_then(|length| length.checked_add(reach));
+        reach = further.ok_or_else(|| format!("of shape {sizes:?} has strides beyond any file"))?;
+    }
+    Ok(reach)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gathered(layout: &Layout, count: u8) -> Vec<u8> {
+        let (first, length) = layout.span();
+        let storage: Vec<u8> = (0..count).collect();
+        let mut elements = Vec::new();
+        let span = &storage[first as usize..(first + length) as usize];
+        layout.gather(span, Dtype::U8, |element| elements.extend(element));
+        elements
+    }
+
+    #[test]
+    fn views_name_their_elements() {
+        let rows = Layout::new(2, &[2, 3], &[3, 1], 8).unwrap();
+        assert!(rows.is_contiguous());
+        assert_eq!(rows.span(), (2, 6));
+        let turned = Layout::new(1, &[3, 2], &[1, 3], 8).unwrap();
+        assert!(!turned.is_contiguous());
+        assert_eq!(gathered(&turned, 8), [1, 4, 2, 5, 3, 6]);
+        let spread = Layout::new(0, &[2, 1, 2], &[5, 0, 2], 8).unwrap();
+        assert_eq!(gathered(&spread, 8), [0, 2, 5, 7]);
+        assert_eq!(gathered(&Layout::new(7, &[], &[], 8).unwrap(), 8), [7]);
+        let empty = Layout::new(9, &[3, 0], &[1, 1], 0).unwrap();
+        assert_eq!((empty.span(), empty.elements(), empty.is_contiguous()), ((0, 0), 0, true));
+    }
+
+    #[test]
+    fn one_element_has_any_stride() {
+        let single = Layout::new(3, &[1, 4], &[i64::MAX, 1], 8).unwrap();
+        assert_eq!(single, Layout::new(3, &[1, 4], &[0, 1], 8).unwrap());
+        assert!(single.is_contiguous());
+    }
+
+    #[test]
+    fn impossible_views_are_refused() {
+        let cases: [(i64, &[i64], &[i64], &str); 10] = [
+            (0, &[3], &[1, 1], "has 1 dimensions, but 2 strides"),
+            (-1, &[3], &[1], "starts at element -1"),
+            (0, &[-3], &[1], "has the shape [-3]"),
+            (0, &[2], &[0], "has the stride 0"),
+            (0, &[2], &[-1], "has the stride -1"),
+            (0, &[1], &[-1], "has the stride -1"),
+            (6, &[3], &[1], "needs 9 elements of its storage, which has 8"),
+            (0, &[3, 3], &[1, 1], "overlaps itself"),
+            (0, &[i64::MAX, i64::MAX], &[1, 1], "more elements than any file"),
+            (0, &[i64::MAX, 2], &[3, 1], "beyond any file"),
+        ];
+        for (offset, shape, strides, part) in cases {
+            let problem = Layout::new(offset, shape, strides, 8).expect_err(part);
+            assert!(problem.contains(part), "{problem}");
+        }
+        assert!(Layout::new(i64::MAX, &[2], &[i64::MAX], 8).is_err());
+        assert!(Layout::new(i64::MAX, &[2, 2], &[i64::MAX, 1], 8).is_err());
+    }
+}

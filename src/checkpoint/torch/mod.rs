@@ -1,0 +1,222 @@
+//! PyTorch files: a zip archive of one pickle and the storages that it names.
+//!
+//! The pickle is read into a description; nothing in it is imported, called or executed. What it says
+//! besides the state dictionary and the configuration is never interpreted, and storages that no tensor of
+//! the state dictionary names are never read.
+
+mod config;
+mod crc32;
+mod fields;
+mod globals;
+mod layout;
+mod opcode;
+mod pickle;
+mod storage;
+mod tensors;
+mod value;
+mod zip;
+mod zip_entry;
+
+use std::{
+    collections::BTreeMap,
+    io::{Read, Seek},
+    path::Path,
+    sync::Arc,
+};
+
+use moa_graphs::families::Config;
+
+use super::{
+    error::{CheckpointError, quoted},
+    file_kind,
+    input::{InputFile, ReadError},
+    limits,
+};
+use config::Keys;
+use crc32::Crc32;
+use storage::{Storage, wrong_checksum};
+use tensors::StateDict;
+use value::Pickle;
+use zip::{Archive, Source};
+use zip_entry::Entry;
+
+pub(super) use storage::View;
+
+const PICKLE: &str = "data.pkl";
+/// What an archive of a compiled program has besides.
+const PROGRAM: &str = "constants.pkl";
+
+/// What a file holds.
+#[derive(Debug)]
+pub(super) struct TorchFile {
+    pub(super) tensors: BTreeMap<String, View>,
+    /// Stored name of each tensor that is a second name of the same values.
+    pub(super) aliases: BTreeMap<String, String>,
+    pub(super) config: Config,
+}
+
+impl TorchFile {
+    /// Opens a file whose first bytes are those of a zip archive, with the configuration `config` or its own.
+    pub(super) fn open(path: &Path, config: Option<&Path>) -> Result<Self, CheckpointError> {
+        let (input, file) = InputFile::open(path)?;
+        let mut source = Source { file: input.shown(), size: input.size(), input: &file };
+        let contents = Contents::read(&mut source)?;
+        input.check_unchanged(&file).map_err(|error| error.of(input.shown()))?;
+        let input = Arc::new(input);
+        let model = Model::new(input.shown(), &contents.pickle)?;
+        let config = match config {
+            Some(path) => super::config::read(path)?,
+            None => model.configuration()?,
+        };
+        let storages = model.storages(&contents.archive, &input)?;
+        let (mut kept, mut tensors, mut aliases) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        for (name, tensor) in model.dict.tensors {
+            let Some(storage) = storages.get(tensor.storage) else { continue };
+            let first = *kept.entry((tensor.storage, tensor.dtype.name(), tensor.layout.clone())).or_insert(name);
+            if first == name {
+                let view = View::new(Arc::clone(storage), tensor.layout, tensor.dtype);
+                tensors.insert(name.to_owned(), view);
+            } else {
+                aliases.insert(name.to_owned(), first.to_owned());
+            }
+        }
+        Ok(Self { tensors, aliases, config })
+    }
+}
+
+/// Whether a file is a zip archive by its first bytes.
+pub(super) fn is_archive(path: &Path) -> Result<bool, CheckpointError> {
+    let (input, file) = InputFile::open(path)?;
+    let mut prefix = Vec::new();
+    let read = (&file).take(file_kind::PREFIX as u64).read_to_end(&mut prefix);
+    read.map_err(|error| ReadError::from(error).of(input.shown()))?;
+    Ok(file_kind::is_zip(&prefix))
+}
+
+/// Describes the file `file`, without its storages, and gives the number of tensors.
+pub(super) fn describe<R: Read + Seek>(file: &str, size: u64, input: R) -> Result<usize, CheckpointError> {
+    let contents = Contents::read(&mut Source { file, size, input })?;
+    count(&Model::new(file, &contents.pickle)?)
+}
+
+/// Describes the checkpoint in a pickle, and gives the number of tensors.
+pub(super) fn describe_pickle(file: &str, bytes: &[u8]) -> Result<usize, CheckpointError> {
+    let pickle = pickle::read(file, bytes.to_vec())?;
+    count(&Model::new(file, &pickle)?)
+}
+
+fn count(model: &Model<'_, '_>) -> Result<usize, CheckpointError> {
+    model.configuration().map(|_| model.dict.tensors.len())
+}
+
+/// The archive and the pickle of a file.
+struct Contents {
+    archive: Archive,
+    pickle: Pickle,
+}
+
+impl Contents {
+    fn read<R: Read + Seek>(source: &mut Source<'_, R>) -> Result<Self, CheckpointError> {
+        let size = usize::try_from(source.size).unwrap_or(usize::MAX).min(file_kind::PREFIX);
+        let prefix = source.at(0, size)?;
+        let other = |found| CheckpointError::FileKind { file: source.file.into(), found };
+        let other_zip = other(file_kind::ZIP);
+        let program = other(file_kind::PROGRAM);
+        let archive = match Archive::read(source) {
+            Err(_) if !file_kind::names_pickle(&prefix) => return Err(other_zip),
+            archive => archive?,
+        };
+        let record = |name: &str| (format!("{}{name}", archive.folder()), archive.record(name));
+        let (name, Some(entry)) = record(PICKLE) else { return Err(other_zip) };
+        if record(PROGRAM).1.is_some() {
+            return Err(program);
+        }
+        if let (name, Some(entry)) = record("byteorder") {
+            check_byte_order(source, &name, entry)?;
+        }
+        let bytes = read_entry(source, &name, entry, "the size of its pickle", limits::PICKLE)?;
+        let pickle = pickle::read(source.file, bytes)?;
+        Ok(Self { archive, pickle })
+    }
+}
+
+fn check_byte_order<R: Read + Seek>(
+    source: &mut Source<'_, R>,
+    name: &str,
+    entry: &Entry,
+) -> Result<(), CheckpointError> {
+    const LONGEST: u64 = 64;
+    match read_entry(source, name, entry, "the size of its byte order", LONGEST)?.as_slice() {
+        b"little" => Ok(()),
+        b"big" => Err(CheckpointError::Unsupported {
+            file: source.file.into(),
+            what: "a checkpoint of a big-endian machine".into(),
+        }),
+        _ => Err(source.faulty(name, "is neither \"little\" nor \"big\"")),
+    }
+}
+
+/// The bytes of an entry, with the checksum verified.
+fn read_entry<R: Read + Seek>(
+    source: &mut Source<'_, R>,
+    name: &str,
+    entry: &Entry,
+    what: &'static str,
+    limit: u64,
+) -> Result<Vec<u8>, CheckpointError> {
+    if entry.bytes > limit {
+        return Err(CheckpointError::Limit { file: source.file.into(), what, limit });
+    }
+    let bytes = source.at(entry.offset, usize::try_from(entry.bytes).unwrap_or(usize::MAX))?;
+    let mut crc = Crc32::new();
+    crc.update(&bytes);
+    if crc.value() == entry.crc { Ok(bytes) } else { Err(source.malformed(wrong_checksum(name))) }
+}
+
+/// State dictionary and other parts of a checkpoint.
+struct Model<'a, 'p> {
+    file: &'a str,
+    keys: Keys<'a, 'p>,
+    dict: StateDict<'p>,
+}
+
+impl<'a, 'p> Model<'a, 'p> {
+    fn new(file: &'a str, pickle: &'p Pickle) -> Result<Self, CheckpointError> {
+        let root = pickle.entries(pickle.root);
+        let keys = root.map(|entries| Keys::new(file, pickle, &entries)).transpose()?;
+        let dict = keys.as_ref().and_then(|keys| keys.get("model"));
+        let (Some(keys), Some(dict)) = (keys, dict) else {
+            let found = pickle.kind(pickle.root);
+            let what = format!("a PyTorch file that is no fairseq checkpoint ({found} without \"model\")");
+            return Err(CheckpointError::Unsupported { file: file.into(), what });
+        };
+        let dict = StateDict::new(file, pickle, dict, "\"model\"")?;
+        Ok(Self { file, keys, dict })
+    }
+
+    fn configuration(&self) -> Result<Config, CheckpointError> {
+        self.keys.configuration(&self.dict)
+    }
+
+    /// The storages that the tensors name, which must be entries of the right size.
+    fn storages(
+        &self,
+        archive: &Archive,
+        input: &Arc<InputFile>,
+    ) -> Result<BTreeMap<&'p str, Arc<Storage>>, CheckpointError> {
+        let malformed = |problem| CheckpointError::Archive { file: self.file.into(), problem };
+        let mut storages = BTreeMap::new();
+        for (key, info) in &self.dict.storages {
+            let name = format!("{}data/{key}", archive.folder());
+            let Some(entry) = archive.entry(&name) else {
+                return Err(malformed(format!("zip entry {} is missing", quoted(&name))));
+            };
+            info.check(entry.bytes).map_err(|expected| {
+                let found = entry.bytes;
+                malformed(format!("zip entry {} must have {expected} bytes, found {found}", quoted(&name)))
+            })?;
+            storages.insert(*key, Arc::new(Storage::new(Arc::clone(input), name, entry.clone())));
+        }
+        Ok(storages)
+    }
+}

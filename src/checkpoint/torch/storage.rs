@@ -1,0 +1,116 @@
+//! Storages: entries of the archive whose values are read on demand and whose checksums are verified.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use super::{crc32::Crc32, layout::Layout, zip_entry::Entry};
+use crate::checkpoint::{dtype::Dtype, error::quoted, input::InputFile};
+
+/// Bytes of a view that are given at once; a multiple of every element width.
+const BLOCK: usize = 1 << 16;
+
+/// The data of one entry.
+#[derive(Debug)]
+pub(in crate::checkpoint) struct Storage {
+    file: Arc<InputFile>,
+    name: String,
+    entry: Entry,
+    /// Whether the checksum was seen to be right.
+    verified: AtomicBool,
+}
+
+impl Storage {
+    pub(super) fn new(file: Arc<InputFile>, name: String, entry: Entry) -> Self {
+        Self { file, name, entry, verified: AtomicBool::new(false) }
+    }
+
+    fn is_whole(&self, start: u64, bytes: u64) -> bool {
+        (start, bytes) == (0, self.entry.bytes)
+    }
+
+    /// Gives `bytes` bytes from `start` on to `take`, block by block.
+    fn read(&self, start: u64, bytes: u64, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+        if self.is_whole(start, bytes) {
+            return self.read_whole(take);
+        }
+        if !self.verified.load(Ordering::Relaxed) {
+            self.read_whole(&mut |_| {})?;
+        }
+        self.file.read_blocks(self.entry.offset + start, bytes, take).map_err(|error| error.into_io())
+    }
+
+    fn read_whole(&self, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+        let mut crc = Crc32::new();
+        let read = self.file.read_blocks(self.entry.offset, self.entry.bytes, |block| {
+            crc.update(block);
+            take(block);
+        });
+        read.map_err(|error| error.into_io())?;
+        if crc.value() != self.entry.crc {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, wrong_checksum(&self.name)));
+        }
+        self.verified.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// What is said about an entry whose checksum is wrong.
+pub(super) fn wrong_checksum(name: &str) -> String {
+    format!("zip entry {} has another checksum than the zip directory says", quoted(name))
+}
+
+/// A tensor as a part of a storage.
+#[derive(Debug)]
+pub(in crate::checkpoint) struct View {
+    storage: Arc<Storage>,
+    layout: Layout,
+    dtype: Dtype,
+}
+
+impl View {
+    pub(super) fn new(storage: Arc<Storage>, layout: Layout, dtype: Dtype) -> Self {
+        Self { storage, layout, dtype }
+    }
+
+    pub(in crate::checkpoint) fn file(&self) -> &InputFile {
+        &self.storage.file
+    }
+
+    pub(in crate::checkpoint) fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    pub(in crate::checkpoint) fn shape(&self) -> &[usize] {
+        self.layout.shape()
+    }
+
+    /// Gives the values in row-major order to `take`, block by block.
+    pub(in crate::checkpoint) fn read_blocks(&self, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+        let width = self.dtype.bits() / 8;
+        let (first, count) = self.layout.span();
+        let (start, bytes) = (first * width, count * width);
+        if self.layout.is_contiguous() {
+            return self.storage.read(start, bytes, take);
+        }
+        let mut span = Vec::new();
+        span.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX)).map_err(io::Error::from)?;
+        self.storage.read(start, bytes, &mut |block| span.extend(block))?;
+        let mut block = Vec::with_capacity(BLOCK);
+        self.layout.gather(&span, self.dtype, |element| {
+            block.extend(element);
+            if block.len() >= BLOCK {
+                take(&block);
+                block.clear();
+            }
+        });
+        if !block.is_empty() {
+            take(&block);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,128 @@
+//! One model, stored in other ways.
+
+use std::{fs, os::unix::fs::symlink};
+
+use safetensors::Dtype;
+
+use crate::{
+    model::Model,
+    scene::{Entry, Scene, require_runtime},
+};
+
+/// What an export writes; equal for equal exports.
+fn exported(scene: &Scene, checkpoint: &str, out: &str) -> Vec<(String, Vec<u8>)> {
+    scene.accepts(&format!("{checkpoint} -o {out} --external-data always"));
+    scene.names(out).into_iter().map(|name| (name.clone(), scene.read(&format!("{out}/{name}")))).collect()
+}
+
+#[test]
+fn the_same_command_writes_the_same_bytes() {
+    for form in ["function", "fused", "standard"] {
+        let scene = Scene::with(&Model::translator());
+        for out in ["one", "two"] {
+            scene.accepts(&format!("ck -o {out} --form {form} --router-outputs"));
+        }
+        let snapshot = scene.snapshot();
+        for name in ["encoder_model.onnx", "decoder_model.onnx"] {
+            let [one, two] = ["one", "two"].map(|out| &snapshot[&std::path::Path::new(out).join(name)]);
+            assert!(matches!(one, Entry::File(_)) && one == two, "{form}, {name}");
+        }
+    }
+}
+
+/// Shards, aliases, metadata and the order of tensors are no part of a model.
+#[test]
+fn the_same_weights_give_the_same_bytes_however_they_are_stored() {
+    let plain = Model::translator();
+    let scene = Scene::with(&plain);
+    let expected = exported(&scene, "ck", "out");
+
+    plain.write_sharded(&scene.path("shards"), 3);
+    let mut named = plain.clone();
+    named.metadata.insert("format".into(), "other".into());
+    named.write(&scene.path("named"));
+    let mut single = plain.clone();
+    single.metadata.clear();
+    for name in plain.tensors.keys().filter(|name| name.contains(".ffd.") || name.ends_with("_float_tensor")) {
+        single.tensors.remove(name);
+    }
+    single.tensors.remove("decoder.output_projection.weight");
+    single.write(&scene.path("single"));
+    let mut aliased = single.clone();
+    aliased.tensors.remove("encoder.embed_tokens.weight");
+    for alias in ["encoder.embed_tokens.weight", "decoder.output_projection.weight"] {
+        aliased.metadata.insert(alias.into(), "decoder.embed_tokens.weight".into());
+    }
+    aliased.write(&scene.path("aliased"));
+    aliased.write_sharded(&scene.path("both"), 4);
+
+    for checkpoint in ["shards", "named", "single", "aliased", "both"] {
+        assert!(exported(&scene, checkpoint, &format!("out-{checkpoint}")) == expected, "{checkpoint}");
+    }
+}
+
+/// Where one parameter is stored under two names, either name will do alone; the trained values are the same.
+#[test]
+fn either_name_of_a_shared_parameter_is_enough() {
+    let plain = Model::translator();
+    let scene = Scene::with(&plain);
+    let mut other = plain.clone();
+    other.tensors.retain(|name, _| !name.contains(".fc1.") && !name.contains(".fc2."));
+    other.write(&scene.path("other"));
+    let [one, two] = ["ck -o a --json", "other -o b --json"].map(|line| {
+        let report: serde_json::Value = serde_json::from_str(&scene.accepts(line)).unwrap();
+        report["source_sha256"].clone()
+    });
+    assert_eq!(one, two);
+}
+
+/// Folders of the Hugging Face cache are links to blobs.
+#[test]
+fn inputs_may_be_links() {
+    let scene = Scene::with(&Model::layer());
+    fs::create_dir(scene.path("cache")).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        symlink(format!("../ck/{name}"), scene.path("cache").join(name)).unwrap();
+    }
+    symlink("cache", scene.path("latest")).unwrap();
+    scene.accepts("ck -o a.onnx");
+    scene.accepts("latest -o b.onnx");
+    assert_eq!(scene.read("a.onnx"), scene.read("b.onnx"));
+}
+
+/// Half, brain and double floats are widened or rounded; the export is still what the checkpoint says.
+#[test]
+fn other_types_of_float_are_exported_and_verified() {
+    require_runtime();
+    for dtype in [Dtype::F16, Dtype::BF16, Dtype::F64] {
+        let mut model = Model::translator();
+        model.convert(dtype);
+        let scene = Scene::with(&model);
+        let printed = scene.accepts("ck -o out --verify");
+        assert!(printed.ends_with("\nverified\n"), "{dtype:?}: {printed}");
+        scene.accepts("verify out --checkpoint ck --backends ort");
+    }
+}
+
+#[test]
+fn sharded_folders_are_exported_and_verified() {
+    require_runtime();
+    let scene = Scene::new();
+    Model::read("variants/v_untied").write_sharded(&scene.path("ck"), 3);
+    scene.accepts("ck -o out");
+    assert!(scene.accepts("verify out --checkpoint ck").ends_with("\nverified\n"));
+}
+
+/// What is not read does no harm: buffers of integers, and values that are no numbers among them.
+#[test]
+fn buffers_are_not_weights() {
+    let mut model = Model::translator();
+    let scene = Scene::with(&model);
+    scene.accepts("ck -o a");
+    let buffer = model.tensor("encoder.version");
+    (buffer.dtype, buffer.bytes) = (Dtype::I64, vec![7; 8]);
+    model.tensor("decoder.version").set(0, f32::NAN);
+    model.write(&scene.path("ck"));
+    scene.accepts("ck -o b");
+    assert_eq!(scene.read("a/encoder_model.onnx"), scene.read("b/encoder_model.onnx"));
+}

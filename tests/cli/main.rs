@@ -1,0 +1,22 @@
+//! The program as its users meet it: exit codes, what it says, and what it leaves behind.
+//!
+//! `ORT_DYLIB_PATH` and `MOA_ORT_LIBRARY` name the runtime and the operator library.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod accepted;
+mod faults;
+mod model;
+mod ops;
+mod outputs;
+mod refused_configs;
+mod refused_files;
+mod refused_tensors;
+mod run;
+mod scene;
+mod usage;
+mod verify;

@@ -1,0 +1,193 @@
+//! Where outputs go, and where they cannot go.
+
+use std::{
+    fs,
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{MetadataExt, symlink},
+    },
+};
+
+use crate::{
+    model::Model,
+    scene::{Outcome, Scene},
+};
+
+#[test]
+fn an_output_is_a_file_or_a_folder() {
+    let scene = Scene::with(&Model::layer());
+    for (line, written) in [
+        ("ck -o m.onnx", "m.onnx"),
+        ("ck -o out", "out/model.onnx"),
+        ("ck -o out2/", "out2/model.onnx"),
+        ("ck -o M.ONNX", "M.ONNX"),
+        ("ck/model.safetensors -o n1/n2/m.onnx", "n1/n2/m.onnx"),
+        ("ck -o n1/n3/n4", "n1/n3/n4/model.onnx"),
+        ("export ck -o here/../m2.onnx --config ck/config.json", "m2.onnx"),
+    ] {
+        if line.contains("here") {
+            fs::create_dir(scene.path("here")).unwrap();
+        }
+        let printed = scene.accepts(line);
+        assert!(printed.starts_with("wrote ") && printed.contains("next: moa-export verify"), "{printed}");
+        assert_eq!(scene.read(written), scene.read("m.onnx"), "{line}");
+    }
+}
+
+#[test]
+fn json_lists_what_was_written() {
+    let scene = Scene::with(&Model::translator());
+    let printed = scene.accepts("ck -o out --external-data always --json");
+    let value: serde_json::Value = serde_json::from_str(&printed).unwrap();
+    let mut listed = Vec::new();
+    for file in value["files"].as_array().unwrap() {
+        let path = file["path"].as_str().unwrap();
+        assert_eq!(file["bytes"].as_u64(), Some(scene.read(path).len() as u64), "{path}");
+        listed.push(path.strip_prefix("out/").unwrap().to_owned());
+    }
+    listed.sort();
+    assert_eq!(listed, scene.names("out"));
+    assert_eq!(listed.len(), 4);
+    assert_eq!(value["family"], "moa_transformer");
+    assert_eq!(value["source_sha256"].as_str().unwrap().len(), 64);
+}
+
+#[test]
+fn endings_of_other_formats_are_refused() {
+    let scene = Scene::with(&Model::layer());
+    for ending in ["safetensors", "plan", "engine", "pt", "json"] {
+        scene.refuses(&format!("ck -o m.{ending}"), 2, &[&format!("m.{ending} "), "NAME.onnx"]);
+    }
+}
+
+#[test]
+fn two_graphs_need_a_folder() {
+    let scene = Scene::with(&Model::translator());
+    scene.refuses(
+        "ck -o new/m.onnx",
+        2,
+        &["new/m.onnx", "moa_transformer", "encoder_model.onnx and decoder_model.onnx"],
+    );
+    scene.accepts("ck -o out");
+    assert_eq!(scene.names("out"), ["decoder_model.onnx", "encoder_model.onnx"]);
+}
+
+#[test]
+fn existing_outputs_are_replaced_only_by_force() {
+    let scene = Scene::with(&Model::translator());
+    scene.accepts("ck -o out --form standard");
+    let standard = scene.read("out/encoder_model.onnx");
+    scene.write("out/notes.txt", "mine");
+    scene.refuses("ck -o out", 2, &["out/encoder_model.onnx exists already", "--force"]);
+    scene.accepts("ck -o out --force");
+    assert_ne!(scene.read("out/encoder_model.onnx"), standard);
+    assert_eq!(scene.read("out/notes.txt"), b"mine");
+    assert_eq!(scene.names("out"), ["decoder_model.onnx", "encoder_model.onnx", "notes.txt"]);
+    fs::remove_file(scene.path("out/encoder_model.onnx")).unwrap();
+    scene.refuses("ck -o out", 2, &["out/decoder_model.onnx exists already", "--force"]);
+}
+
+#[test]
+fn existing_data_files_are_not_replaced_either() {
+    let scene = Scene::with(&Model::layer());
+    scene.write("m.onnx.data", "mine");
+    scene.refuses("ck -o m.onnx --external-data always", 2, &["m.onnx.data exists already", "--force"]);
+    scene.accepts("ck -o m.onnx");
+    assert_eq!(scene.read("m.onnx.data"), b"mine");
+    scene.accepts("ck -o m.onnx --external-data always --force");
+    assert_ne!(scene.read("m.onnx.data"), b"mine");
+}
+
+#[test]
+fn places_that_are_no_place_are_refused() {
+    let scene = Scene::with(&Model::layer());
+    scene.write("file", "mine");
+    fs::create_dir_all(scene.path("taken/model.onnx")).unwrap();
+    fs::create_dir(scene.path("real")).unwrap();
+    symlink("elsewhere.onnx", scene.path("dangling.onnx")).unwrap();
+    symlink("file", scene.path("link.onnx")).unwrap();
+    symlink("nowhere", scene.path("dangling")).unwrap();
+    let long = format!("ck -o {}.onnx", "x".repeat(300));
+    let cases: [(&str, u8, &[&str]); 14] = [
+        ("ck -o taken", 2, &["taken/model.onnx", "regular file"]),
+        ("ck -o taken --force", 2, &["taken/model.onnx", "regular file"]),
+        ("ck -o link.onnx", 2, &["link.onnx", "regular file"]),
+        ("ck -o link.onnx --force", 2, &["link.onnx", "regular file"]),
+        ("ck -o dangling.onnx --force", 2, &["dangling.onnx", "regular file"]),
+        ("ck -o dangling", 5, &["dangling"]),
+        ("ck -o dangling/m.onnx", 5, &["dangling"]),
+        ("ck -o file", 2, &["file is not a folder"]),
+        ("ck -o file/m.onnx", 2, &["file is not a folder"]),
+        ("ck -o file/new/m.onnx", 5, &["file/new cannot be written"]),
+        ("ck -o file/new/newer", 5, &["file/new/newer cannot be written"]),
+        ("ck -o /proc/m.onnx", 5, &["/proc/m.onnx cannot be written"]),
+        ("ck -o /proc/new/newer/m.onnx", 5, &["/proc/new/newer cannot be written"]),
+        (&long, 5, &["too long"]),
+    ];
+    for (line, code, parts) in cases {
+        scene.refuses(line, code, parts);
+    }
+}
+
+#[test]
+fn failures_leave_no_folders_behind() {
+    let scene = Scene::with(&Model::layer());
+    let mut broken = Model::layer();
+    broken.tensor("v_proj.weight").set(3, f32::NAN);
+    broken.write(&scene.path("nan"));
+    for line in ["nan -o n1/n2/m.onnx", "nan -o n1/n2/n3", "nan -o n1/n2/m.onnx --external-data always"] {
+        scene.refuses(line, 3, &["v_proj.weight"]);
+    }
+    scene.refuses("ck -o n1/n2/x.pt", 2, &["n1/n2/x.pt"]);
+    scene.refuses("ck -o n1/n2 --opset 3", 4, &["3"]);
+    scene.accepts("ck -o n1/n2/m.onnx");
+    scene.refuses("nan -o n1/n2/m.onnx --force", 3, &["v_proj.weight"]);
+    scene.refuses("nan -o n1/n2/m.onnx --force --external-data always", 3, &["v_proj.weight"]);
+}
+
+/// A folder on the way that is not there, and `..` behind it.
+#[test]
+fn new_folders_may_be_left_again() {
+    let scene = Scene::with(&Model::layer());
+    scene.accepts("ck -o new/../other/m.onnx");
+    assert_eq!(scene.names("other"), ["m.onnx"]);
+}
+
+#[test]
+fn links_to_folders_are_followed_and_stay() {
+    let scene = Scene::with(&Model::layer());
+    fs::create_dir(scene.path("real")).unwrap();
+    symlink("real", scene.path("link")).unwrap();
+    scene.accepts("ck -o link");
+    assert_eq!(scene.names("real"), ["model.onnx"]);
+    assert!(fs::symlink_metadata(scene.path("link")).unwrap().is_symlink());
+}
+
+/// A name that is no text is no reason to speak of several graphs.
+#[test]
+fn names_that_are_no_text_are_refused_for_what_they_are() {
+    let scene = Scene::with(&Model::layer());
+    let mut command = scene.command("ck -o");
+    command.arg(std::ffi::OsStr::from_bytes(b"bad\xff.onnx"));
+    let before = scene.snapshot();
+    let outcome = Outcome::of(command);
+    outcome.assert_refused("bad\\xff.onnx", 2, &["bad", "UTF-8"]);
+    scene.assert_unchanged(&before, "bad\\xff.onnx");
+}
+
+#[test]
+fn the_umask_is_respected() {
+    let scene = Scene::with(&Model::layer());
+    for (mask, file, folder) in [("022", 0o644, 0o755), ("077", 0o600, 0o700), ("002", 0o664, 0o775)] {
+        for (out, model) in [(format!("n{mask}/out"), "/model.onnx"), (format!("n{mask}/m.onnx"), "")] {
+            let line = format!("ck -o {out} --external-data always");
+            let outcome = Outcome::of(scene.command_after(&format!("umask {mask}"), &line));
+            assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+            let model = scene.path(&format!("{out}{model}"));
+            let mode = |path: &std::path::Path| fs::metadata(path).unwrap().mode() & 0o7777;
+            assert_eq!(format!("{:o}", mode(&model)), format!("{file:o}"), "umask {mask}, {out}");
+            assert_eq!(mode(&model.with_extension("onnx.data")), file, "umask {mask}, {out}");
+            assert_eq!(format!("{:o}", mode(model.parent().unwrap())), format!("{folder:o}"), "umask {mask}, {out}");
+        }
+    }
+}

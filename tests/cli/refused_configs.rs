@@ -1,0 +1,136 @@
+//! Configurations that the tensors or this program do not follow.
+
+use serde_json::{Value, json};
+
+use crate::{model::Model, scene::Scene};
+
+/// The configuration of an encoder-decoder with one key changed.
+fn refused(key: &str, value: &Value, code: u8, parts: &[&str]) {
+    let mut model = Model::translator();
+    match value {
+        Value::Null => drop(model.config.remove(key)),
+        value => model.set(key, value.clone()),
+    }
+    let scene = Scene::with(&model);
+    let (before, what) = (scene.snapshot(), format!("{key}: {value}"));
+    scene.moa("ck -o out").assert_refused(&what, code, parts);
+    scene.assert_unchanged(&before, &what);
+}
+
+#[test]
+fn impossible_values_name_the_key_the_range_and_the_value() {
+    let range = "an integer from 1 to 1048576";
+    let cases = [
+        ("encoder_attention_heads", json!(5), "at most num_expert = 4"),
+        ("decoder_attention_heads", json!(9), "at most num_expert = 4"),
+        ("encoder_attention_heads", json!(0), range),
+        ("encoder_layers", json!(0), range),
+        ("encoder_layers", json!(-1), range),
+        ("decoder_layers", json!(1.5), range),
+        ("head_dim", json!("8"), range),
+        ("head_dim", json!(1_048_577), range),
+        ("num_expert", json!(u64::MAX), range),
+        ("encoder_embed_dim", json!(9_223_372_036_854_775_808_u64), range),
+        ("encoder_embed_dim", json!(1e300), range),
+        ("max_source_positions", json!([64]), range),
+        ("tgt_vocab_size", json!(true), range),
+        ("pad_token_id", json!(-1), "an integer from 0 to 1048576"),
+        ("layer_norm_eps", json!(0), "a number between 0 and 1"),
+        ("layer_norm_eps", json!("1e-5"), "a number between 0 and 1"),
+        ("encoder_normalize_before", json!("false"), "true or false"),
+        ("share_all_embeddings", json!(1), "true or false"),
+        ("ffd_type", json!("dense"), "\"normal\" or \"moe\""),
+        ("activation_fn", json!(3), "a text"),
+        ("model_type", json!(["moa_transformer"]), "a text"),
+    ];
+    for (key, value, expected) in cases {
+        let sentence = format!("ck/config.json: key \"{key}\" must be {expected}, found {value}");
+        refused(key, &value, 3, &[&sentence, "--config FILE"]);
+    }
+}
+
+#[test]
+fn long_values_are_cut() {
+    refused("encoder_layers", &json!("x".repeat(5000)), 3, &["encoder_layers", "xxx…"]);
+}
+
+#[test]
+fn keys_without_a_default_must_be_there() {
+    for (key, meaning) in [
+        ("model_type", "the family of the model"),
+        ("encoder_attention_heads", "top-k"),
+        ("decoder_attention_heads", "top-k"),
+    ] {
+        refused(key, &Value::Null, 3, &[&format!("ck/config.json: key \"{key}\" is missing"), meaning]);
+    }
+    for key in ["embed_dim", "num_expert", "top_k", "head_dim"] {
+        let mut model = Model::layer();
+        model.config.remove(key);
+        Scene::with(&model).refuses("ck -o m.onnx", 3, &[&format!("key \"{key}\" is missing")]);
+    }
+}
+
+#[test]
+fn switches_without_an_export_are_unsupported() {
+    let cases = [
+        ("model_type", json!("bert"), "moa_transformer, moa_roberta, "),
+        ("model_type", json!(""), "moa_transformer, moa_roberta, "),
+        ("adaptive_softmax_cutoff", json!("100,200"), "adaptive_softmax_cutoff"),
+        ("cross_self_attention", json!(true), "cross_self_attention"),
+        ("no_cross_attention", json!(true), "no_cross_attention"),
+        ("scale_attn", json!(true), "scale_attn"),
+        ("scale_fc", json!(true), "scale_fc"),
+        ("scale_heads", json!(true), "scale_heads"),
+        ("scale_resids", json!(true), "scale_resids"),
+        ("activation_fn", json!("swish"), "relu, gelu"),
+        ("decoder_input_dim", json!(12), "decoder_input_dim"),
+        ("decoder_output_dim", json!(12), "decoder_output_dim"),
+    ];
+    for (key, value, named) in cases {
+        refused(key, &value, 4, &["ck/config.json: not supported", named]);
+    }
+}
+
+#[test]
+fn configurations_of_another_model_name_a_tensor_and_both_shapes() {
+    let cases: [(&str, Value, &[&str]); 10] = [
+        ("encoder_layers", json!(3), &["encoder.layers.2.self_attn.q_proj.w_gate", "[24, 4]", "is missing"]),
+        ("encoder_layers", json!(1), &["encoder.layers.1.", "belong to no part"]),
+        ("encoder_layers", json!(1_048_576), &["encoder.layers.2.", "is missing"]),
+        ("head_dim", json!(16), &["q_proj.experts.w", "[4, 24, 8]", "[4, 24, 16]"]),
+        ("num_expert", json!(8), &["q_proj.w_gate", "[24, 4]", "[24, 8]"]),
+        ("encoder_ffn_embed_dim", json!(64), &["fc1.weight", "[32, 24]", "[64, 24]"]),
+        ("decoder_embed_dim", json!(48), &["48"]),
+        ("encoder_learned_pos", json!(true), &["encoder.embed_positions.weight", "is missing"]),
+        ("layernorm_embedding", json!(true), &["encoder.layernorm_embedding.weight", "is missing"]),
+        ("src_vocab_size", json!(21), &["embed_tokens.weight", "[21, 24]", "[20, 24]", "src_vocab_size"]),
+    ];
+    for (key, value, parts) in cases {
+        let code = if key == "decoder_embed_dim" { 4 } else { 3 };
+        refused(key, &value, code, parts);
+    }
+}
+
+/// Ids that no token has would be padding that never occurs.
+#[test]
+fn padding_must_be_a_token() {
+    refused("pad_token_id", &json!(20), 3, &["pad_token_id", "20"]);
+}
+
+#[test]
+fn layers_that_contradict_themselves() {
+    let cases = [
+        ("top_k", json!(5), "at most num_expert = 4"),
+        ("kdim", json!(16), "embed_dim = 8"),
+        ("causal", json!("no"), "true or false"),
+    ];
+    for (key, value, expected) in cases {
+        let mut model = Model::layer();
+        model.set(key, value);
+        Scene::with(&model).refuses("ck -o m.onnx", 3, &[&format!("key \"{key}\" must be"), expected]);
+    }
+    let mut model = Model::layer();
+    model.set("cross_attention", true);
+    model.set("causal", true);
+    Scene::with(&model).refuses("ck -o m.onnx", 3, &["key \"causal\" must be false"]);
+}

@@ -1,0 +1,158 @@
+//! Files and folders that are no checkpoint.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::{model::Model, scene::Scene};
+
+const TENSOR: &str = r#""x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}"#;
+
+/// A safetensors file of a header and data.
+fn file_of(header: &str, data: &[u8]) -> Vec<u8> {
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    file.extend(data);
+    file
+}
+
+#[test]
+fn damaged_files_say_where() {
+    let sound = Model::layer().file();
+    let whole = sound.len();
+    let found = format!("found {}", whole - 1);
+    let expected = format!("expected {whole} bytes");
+    let longer = [sound.as_slice(), b"PK\x03\x04"].concat();
+    let repeated = file_of(&format!("{{{TENSOR},{TENSOR}}}"), &[0; 4]);
+    let cases: [(&str, Vec<u8>, u8, &[&str]); 12] = [
+        ("empty", Vec::new(), 3, &["0 bytes"]),
+        ("short", vec![1, 2, 3], 3, &["3 bytes"]),
+        ("cut in the header", sound[..100].to_vec(), 3, &["header"]),
+        ("cut in the tensors", sound[..whole - 1].to_vec(), 3, &[&expected, &found, "cut short"]),
+        ("longer", longer, 3, &[&expected, &format!("found {}", whole + 4)]),
+        ("endless header", [&[0xff; 8], &sound[8..]].concat(), 3, &["header"]),
+        ("noise", (0..4096u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8 | 1).collect(), 3, &["header"]),
+        ("header is no object", file_of("[1]", &[]), 3, &["header"]),
+        ("repeated name", repeated, 3, &["\"x\" is repeated"]),
+        ("hole", file_of(r#"{"x":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#, &[0; 8]), 3, &["\"x\""]),
+        (
+            "unknown type",
+            file_of(&format!("{{{}}}", TENSOR.replace("F32", "F128")), &[0; 4]),
+            4,
+            &["\"x\"", "\"F128\""],
+        ),
+        ("large header", file_of(&" ".repeat((16 << 20) + 1), &[]), 7, &["header", "16777216"]),
+    ];
+    for (what, bytes, code, parts) in cases {
+        let scene = Scene::with(&Model::layer());
+        scene.write("ck/model.safetensors", bytes);
+        let parts: Vec<_> = parts.iter().copied().chain(["ck/model.safetensors"]).collect();
+        for line in ["ck -o out", "ck/model.safetensors -o new/m.onnx"] {
+            scene.refuses(&format!("{line} --form standard"), code, &parts);
+        }
+        assert_eq!(scene.names("."), ["ck"], "{what}");
+    }
+}
+
+#[test]
+fn other_formats_are_recognised() {
+    let torch = [b"PK\x03\x04".as_slice(), &[0; 26], b"archive/data.pkl", &[0; 500]].concat();
+    let cases: [(&[u8], &[&str]); 8] = [
+        (&torch, &["a PyTorch checkpoint", "state dict"]),
+        (b"PK\x03\x04 and so on and on", &["a zip archive"]),
+        (b"\x80\x02}q\x00(X\x05\x00\x00\x00model", &["pickle", "state dict"]),
+        (b"GGUF\x03\0\0\0\0\0\0\0", &["a GGUF model"]),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", &["Git LFS pointer", "git lfs pull"]),
+        (b"<!DOCTYPE html><html>", &["an HTML page"]),
+        (b"\x1f\x8b\x08\0\0\0\0\0", &["a gzip archive"]),
+        (b"{\"model_type\": \"moa_layer\"}", &["a JSON text"]),
+    ];
+    for (bytes, parts) in cases {
+        let scene = Scene::with(&Model::layer());
+        scene.write("ck/checkpoint.pt", bytes);
+        let parts: Vec<_> = parts.iter().copied().chain(["ck/checkpoint.pt", "supported"]).collect();
+        scene.refuses("ck/checkpoint.pt -o m.onnx", 4, &parts);
+    }
+    let scene = Scene::with(&Model::layer());
+    scene.accepts("ck -o m.onnx");
+    scene.refuses("m.onnx -o n.onnx --config ck/config.json", 4, &["m.onnx", "an ONNX model"]);
+}
+
+#[test]
+fn configurations_that_cannot_be_read() {
+    let deep = format!("{{\"a\": {}{}}}", "[".repeat(100), "]".repeat(100));
+    let cases: [(&[u8], u8, &[&str]); 9] = [
+        (b"", 3, &["line 1"]),
+        (b"{\"model_type\": ", 3, &["line 1"]),
+        (b"[1, 2]", 3, &["expected an object"]),
+        (b"\"moa_layer\"", 3, &["expected an object"]),
+        (b"{\"a\": 1, \"a\": 2}", 3, &["\"a\" is repeated"]),
+        (b"{\"a\": NaN}", 3, &["line 1 column"]),
+        (b"\xff\xfe{}", 3, &["UTF-8"]),
+        (deep.as_bytes(), 7, &["64"]),
+        (&[b' '; (4 << 20) + 1], 7, &["4194304"]),
+    ];
+    for (text, code, parts) in cases {
+        let scene = Scene::with(&Model::layer());
+        scene.write("ck/config.json", text);
+        let parts: Vec<_> = parts.iter().copied().chain(["ck/config.json"]).collect();
+        scene.refuses("ck -o out", code, &parts);
+    }
+}
+
+#[test]
+fn configurations_that_are_not_there() {
+    let scene = Scene::with(&Model::layer());
+    fs::rename(scene.path("ck/config.json"), scene.path("other.json")).unwrap();
+    scene.refuses("ck -o out", 5, &["ck/config.json: no such configuration", "--config FILE"]);
+    scene.refuses("ck -o out --config nowhere.json", 5, &["nowhere.json: no such configuration"]);
+    scene.refuses("ck -o out --config ck", 5, &["ck: expected a regular file, found a folder"]);
+    scene.accepts("ck -o out --config other.json");
+}
+
+#[test]
+fn folders_that_hold_no_checkpoint() {
+    let scene = Scene::with(&Model::layer());
+    fs::create_dir(scene.path("empty")).unwrap();
+    scene.refuses("empty -o out", 5, &["empty: ", "model.safetensors"]);
+    fs::rename(scene.path("ck/model.safetensors"), scene.path("ck/weights.safetensors")).unwrap();
+    scene.refuses("ck -o out", 5, &["ck: ", "model.safetensors"]);
+    scene.accepts("ck/weights.safetensors -o out");
+    fs::create_dir(scene.path("ck/model.safetensors")).unwrap();
+    scene.refuses("ck -o out2", 5, &["ck/model.safetensors", "found a folder"]);
+}
+
+/// Every way in which an index and its shards can disagree.
+#[test]
+fn shards_that_disagree_with_their_index() {
+    type Edit = fn(&mut Value);
+    const SECOND: &str = "model-00002-of-00002.safetensors";
+    let cases: [(Edit, u8, &[&str]); 8] = [
+        (
+            |index| index["weight_map"]["k_proj.weight"] = "model-00003-of-00002.safetensors".into(),
+            3,
+            &["k_proj.weight"],
+        ),
+        (|index| index["weight_map"]["k_proj.weight"] = "../x".into(), 3, &["k_proj.weight", "\"../x\""]),
+        (|index| index["weight_map"]["k_proj.weight"] = "/etc/passwd".into(), 3, &["k_proj.weight", "/etc/passwd"]),
+        (|index| index["weight_map"]["k_proj.weight"] = 7.into(), 3, &["expected"]),
+        (|index| index["weight_map"]["more"] = SECOND.into(), 3, &[SECOND, "lacks", "\"more\""]),
+        (|index| drop(index["weight_map"].as_object_mut().unwrap().remove("v_proj.weight")), 3, &["v_proj.weight"]),
+        (|index| drop(index.as_object_mut().unwrap().remove("weight_map")), 3, &["weight_map"]),
+        (|index| *index = json!([]), 3, &["expected an object"]),
+    ];
+    for (edit, code, parts) in cases {
+        let scene = Scene::new();
+        Model::layer().write_sharded(&scene.path("ck"), 2);
+        let mut index: Value = serde_json::from_slice(&scene.read("ck/model.safetensors.index.json")).unwrap();
+        edit(&mut index);
+        scene.write("ck/model.safetensors.index.json", index.to_string());
+        scene.refuses("ck -o out", code, parts);
+    }
+    let scene = Scene::new();
+    Model::layer().write_sharded(&scene.path("ck"), 2);
+    fs::remove_file(scene.path("ck").join(SECOND)).unwrap();
+    scene.refuses("ck -o out", 5, &[SECOND, "No such file"]);
+    scene.write("ck/model.safetensors", Model::layer().file());
+    scene.refuses("ck -o out", 3, &["several checkpoints"]);
+}

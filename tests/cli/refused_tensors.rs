@@ -1,0 +1,105 @@
+//! Tensors that make no model.
+
+use safetensors::Dtype;
+
+use crate::{
+    model::{Model, Stored},
+    scene::Scene,
+};
+
+const FC1: &str = "encoder.layers.0.fc1.weight";
+const FC1_AGAIN: &str = "encoder.layers.0.ffd.0.weight";
+const GATE: &str = "decoder.layers.1.encoder_attn.q_proj.w_gate";
+
+#[track_caller]
+fn refused(edit: impl FnOnce(&mut Model), code: u8, parts: &[&str]) {
+    let mut model = Model::translator();
+    edit(&mut model);
+    let scene = Scene::with(&model);
+    let parts: Vec<_> = parts.iter().copied().chain(["ck"]).collect();
+    scene.refuses("ck -o new/out", code, &parts);
+}
+
+#[test]
+fn values_that_are_no_numbers() {
+    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let parts = [&format!("\"{GATE}\""), "1 NaN or infinite", "index 17"];
+        refused(|model| model.tensor(GATE).set(17, value), 3, &parts);
+    }
+    let all = |model: &mut Model| (0..96).for_each(|index| model.tensor(GATE).set(index, f32::NAN));
+    refused(all, 3, &[GATE, "96 NaN or infinite", "index 0"]);
+}
+
+#[test]
+fn doubles_beyond_the_range_of_floats() {
+    let mut model = Model::layer();
+    model.convert(Dtype::F64);
+    model.tensor("k_proj.weight").bytes[..8].copy_from_slice(&1e300f64.to_le_bytes());
+    Scene::with(&model).refuses("ck -o m.onnx", 3, &["k_proj.weight", "index 0"]);
+}
+
+#[test]
+fn tensors_that_are_missing_or_too_many() {
+    refused(|model| drop(model.tensors.remove(GATE)), 3, &[GATE, "[24, 4]", "is missing"]);
+    let more = |model: &mut Model| drop(model.tensors.insert("zz.extra".into(), Stored::floats(&[2, 3], &[0.0; 6])));
+    refused(more, 3, &["1 tensors", "\"zz.extra\"", "[2, 3]"]);
+    refused(|model| model.tensors.clear(), 3, &["is missing"]);
+}
+
+#[test]
+fn shapes_name_expected_and_found() {
+    refused(|model| model.tensor(GATE).shape = vec![4, 24], 3, &[GATE, "[4, 24]", "expected [24, 4]"]);
+    refused(|model| model.tensor(GATE).shape = vec![24, 4, 1], 3, &[GATE, "[24, 4, 1]", "expected [24, 4]"]);
+    let none = |model: &mut Model| *model.tensor(GATE) = Stored::floats(&[24, 0], &[]);
+    refused(none, 3, &[GATE, "[24, 0]", "expected [24, 4]"]);
+}
+
+#[test]
+fn types_that_are_no_weights() {
+    for (dtype, width, name) in
+        [(Dtype::I64, 8, "I64"), (Dtype::F8_E4M3, 1, "F8_E4M3"), (Dtype::U8, 1, "U8"), (Dtype::BOOL, 1, "BOOL")]
+    {
+        let edit = |model: &mut Model| {
+            *model.tensor(GATE) = Stored { dtype, shape: vec![24, 4], bytes: vec![0; 96 * width] };
+        };
+        refused(edit, 4, &[GATE, name, "F16, BF16, F32, F64"]);
+    }
+}
+
+/// Parameters that are one in the model may be stored twice, but not differently.
+#[test]
+fn copies_of_a_shared_parameter_must_agree() {
+    let parts = [FC1, FC1_AGAIN, "differ from index 5"];
+    refused(|model| model.tensor(FC1_AGAIN).set(5, 9.0), 3, &parts);
+    let tied = ["decoder.embed_tokens.weight", "encoder.embed_tokens.weight", "index 30"];
+    refused(|model| model.tensor("encoder.embed_tokens.weight").set(30, 9.0), 3, &tied);
+    let output = ["decoder.embed_tokens.weight", "decoder.output_projection.weight", "index 479"];
+    refused(|model| model.tensor("decoder.output_projection.weight").set(479, 9.0), 3, &output);
+}
+
+/// Names come from the file: what they hold must not reach a terminal.
+#[test]
+fn names_are_shown_harmlessly() {
+    for name in ["a\u{1b}[31mb", "a\nerror[MOA-E9999]: b", "\u{7}"] {
+        let mut model = Model::layer();
+        model.tensors.insert(name.into(), Stored::floats(&[1], &[0.0]));
+        let scene = Scene::with(&model);
+        let outcome = scene.moa("ck -o m.onnx");
+        outcome.assert_refused(name, 3, &["model.safetensors"]);
+        assert!(!outcome.stderr.replace('\n', "").chars().any(char::is_control), "{:?}", outcome.stderr);
+    }
+}
+
+/// Whatever the form and wherever weights go, the same tensor is refused.
+#[test]
+fn every_form_refuses() {
+    let mut model = Model::layer();
+    model.tensor("q_proj.experts.w").set(1, f32::NAN);
+    let scene = Scene::with(&model);
+    for form in ["function", "fused", "standard"] {
+        for data in ["auto", "always", "never"] {
+            let line = format!("ck -o m.onnx --form {form} --external-data {data} --verify");
+            scene.refuses(&line, 3, &["q_proj.experts.w", "index 1"]);
+        }
+    }
+}

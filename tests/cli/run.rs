@@ -1,0 +1,203 @@
+//! `moa-export run`.
+
+use std::{fs, os::unix::fs::symlink};
+
+use safetensors::{Dtype, SafeTensors, serialize, tensor::TensorView};
+
+use crate::scene::{Outcome, Scene, require_runtime};
+
+type Input = (&'static str, Dtype, Vec<usize>, Vec<i64>);
+
+/// Writes integers by name as `inputs.safetensors`.
+fn write_inputs(scene: &Scene, inputs: &[Input]) {
+    let bytes: Vec<Vec<u8>> = inputs
+        .iter()
+        .map(|(_, dtype, _, values)| match dtype {
+            Dtype::I64 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            Dtype::I32 => values.iter().flat_map(|value| (*value as i32).to_le_bytes()).collect(),
+            Dtype::F32 => values.iter().flat_map(|value| (*value as f32).to_le_bytes()).collect(),
+            other => vec![0; values.len() * other.bitsize() / 8],
+        })
+        .collect();
+    let views = inputs
+        .iter()
+        .zip(&bytes)
+        .map(|((name, dtype, shape, _), bytes)| (*name, TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
+    scene.write("inputs.safetensors", serialize(views, None).unwrap());
+}
+
+fn ids(shape: &[usize]) -> Input {
+    ("input_ids", Dtype::I64, shape.to_vec(), (0..shape.iter().product::<usize>() as i64).map(|i| 4 + i % 60).collect())
+}
+
+fn mask(shape: &[usize]) -> Input {
+    ("attention_mask", Dtype::I64, shape.to_vec(), vec![1; shape.iter().product()])
+}
+
+/// The masked language model and its export `m.onnx`.
+fn exported(options: &str) -> Scene {
+    require_runtime();
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts(&format!("ck -o m.onnx {options}"));
+    scene
+}
+
+fn line(backend: &str) -> String {
+    format!("run m.onnx --inputs inputs.safetensors --outputs {backend}.safetensors --backend {backend}")
+}
+
+const BACKENDS: [&str; 3] = ["ort", "ort-function", "tract"];
+
+/// Names, shapes and values of a file of outputs.
+fn outputs(scene: &Scene, backend: &str) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+    let bytes = scene.read(&format!("{backend}.safetensors"));
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut outputs: Vec<_> = file
+        .tensors()
+        .into_iter()
+        .map(|(name, view)| {
+            assert_eq!(view.dtype(), Dtype::F32, "{name}");
+            let (chunks, _) = view.data().as_chunks();
+            (name, view.shape().to_vec(), chunks.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+        })
+        .collect();
+    outputs.sort_by(|a, b| a.0.cmp(&b.0));
+    outputs
+}
+
+#[test]
+fn every_backend_computes_the_same() {
+    for options in ["", "--form standard --external-data always"] {
+        let scene = exported(options);
+        let mut masked = mask(&[2, 9]);
+        masked.3[14..].fill(0);
+        write_inputs(&scene, &[ids(&[2, 9]), masked]);
+        for backend in BACKENDS {
+            let printed = scene.accepts(&line(backend));
+            assert!(printed.contains("logits  float32 [2, 9, 67]"), "{printed}");
+        }
+        let expected = outputs(&scene, "ort");
+        for backend in BACKENDS {
+            for ((name, shape, values), (other, found_shape, found)) in expected.iter().zip(&outputs(&scene, backend)) {
+                assert_eq!((name, shape, values.len()), (other, found_shape, found.len()));
+                let worst = values.iter().zip(found).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(worst < 1e-4, "{backend}, {name}: {worst}");
+                assert!(values.iter().any(|value| value.abs() > 0.5), "{name} says something");
+            }
+        }
+    }
+}
+
+#[test]
+fn inputs_that_do_not_fit_are_named() {
+    let scene = exported("");
+    let (a, b) = ([2, 5].as_slice(), [2, 6].as_slice());
+    let typed = |dtype, (name, _, shape, values): Input| (name, dtype, shape, values);
+    let cases: [(&[Input], u8, &[&str]); 11] = [
+        (&[ids(a)], 3, &["`attention_mask`", "int64 [", "found nothing"]),
+        (&[], 3, &["found nothing"]),
+        (&[ids(a), mask(a), ("extra", Dtype::I64, vec![1], vec![0])], 3, &["`extra`", "input_ids", "attention_mask"]),
+        (&[typed(Dtype::I32, ids(a)), mask(a)], 3, &["`input_ids`", "int64", "int32 [2, 5]"]),
+        (&[typed(Dtype::F32, ids(a)), mask(a)], 3, &["`input_ids`", "int64", "float32 [2, 5]"]),
+        (&[typed(Dtype::F16, ids(a)), mask(a)], 4, &["input_ids", "F16", "I64"]),
+        (&[typed(Dtype::BOOL, ids(a)), mask(a)], 4, &["input_ids", "BOOL", "I64"]),
+        (&[ids(&[10]), mask(&[10])], 3, &["int64 [", "found int64 [10]"]),
+        (&[ids(a), mask(b)], 3, &["= 5", "[2, 6]"]),
+        (&[ids(&[1, 5]), mask(a)], 3, &["= 1", "[2, 5]"]),
+        (&[ids(&[2, 5, 1]), mask(a)], 3, &["[2, 5, 1]"]),
+    ];
+    for (inputs, code, parts) in cases {
+        write_inputs(&scene, inputs);
+        for backend in BACKENDS {
+            scene.refuses(&line(backend), code, parts);
+        }
+    }
+}
+
+#[test]
+fn nothing_to_compute_is_said() {
+    let scene = exported("");
+    for shape in [[0, 5], [2, 0], [0, 0]] {
+        write_inputs(&scene, &[ids(&shape), mask(&shape)]);
+        for backend in BACKENDS {
+            scene.refuses(&line(backend), 3, &["at least 1", &format!("{shape:?}")]);
+        }
+    }
+}
+
+/// Runtimes differ in what they do with a token that is none; one of them computes something.
+#[test]
+fn tokens_that_are_none_are_refused() {
+    let scene = exported("");
+    for bad in [67, -1, -68, 1 << 62, i64::MIN] {
+        let mut tokens = ids(&[1, 3]);
+        tokens.3[1] = bad;
+        write_inputs(&scene, &[tokens, mask(&[1, 3])]);
+        for backend in BACKENDS {
+            scene.refuses(&line(backend), 3, &["`input_ids`", "0 to 66", &bad.to_string()]);
+        }
+    }
+}
+
+/// More tokens than there are positions: every backend fails, and only we say so.
+#[test]
+fn failures_of_a_runtime_are_one_line() {
+    let scene = exported("");
+    write_inputs(&scene, &[ids(&[1, 300]), mask(&[1, 300])]);
+    for backend in BACKENDS {
+        scene.refuses(&line(backend), 6, &[backend, "failed to run the model"]);
+    }
+}
+
+#[test]
+fn existing_outputs_are_kept() {
+    let scene = exported("");
+    write_inputs(&scene, &[ids(&[1, 3]), mask(&[1, 3])]);
+    scene.write("ort.safetensors", "mine");
+    scene.refuses(&line("ort"), 2, &["ort.safetensors exists already", "--force"]);
+    scene.accepts(&format!("{} --force", line("ort")));
+    assert_eq!(outputs(&scene, "ort").len(), 1);
+    symlink("ck", scene.path("link.safetensors")).unwrap();
+    fs::create_dir(scene.path("folder.safetensors")).unwrap();
+    for name in ["link", "folder"] {
+        let line = format!("run m.onnx --inputs inputs.safetensors --outputs {name}.safetensors --force");
+        scene.refuses(&line, 2, &[&format!("{name}.safetensors is not a regular file")]);
+    }
+    scene.accepts("run m.onnx --inputs inputs.safetensors --outputs new/newer/o.safetensors");
+    assert_eq!(scene.names("new/newer"), ["o.safetensors"]);
+}
+
+#[test]
+fn files_that_cannot_be_read() {
+    let scene = exported("");
+    scene.write("inputs.safetensors", "no tensors");
+    let cases: [(&str, u8, &[&str]); 6] = [
+        ("run m.onnx --inputs nowhere --outputs o", 5, &["nowhere: "]),
+        ("run nowhere.onnx --inputs inputs.safetensors --outputs o", 5, &["nowhere.onnx"]),
+        ("run m.onnx --inputs inputs.safetensors --outputs new/o", 3, &["inputs.safetensors"]),
+        ("run m.onnx --inputs ck --outputs o", 5, &["ck: "]),
+        ("run ck --inputs inputs.safetensors --outputs o", 3, &["ck: not a regular file"]),
+        ("run ck/config.json --inputs inputs.safetensors --outputs o", 3, &["ck/config.json"]),
+    ];
+    for (line, code, parts) in cases {
+        scene.refuses(line, code, parts);
+    }
+}
+
+#[test]
+fn failures_of_a_backend_leave_no_folder() {
+    let scene = exported("--form fused");
+    write_inputs(&scene, &[ids(&[1, 3]), mask(&[1, 3])]);
+    for backend in ["ort-function", "tract"] {
+        let line = format!("run m.onnx --inputs inputs.safetensors --outputs new/newer/o --backend {backend}");
+        scene.refuses(&line, 4, &["fused form"]);
+    }
+    let line = "run m.onnx --inputs inputs.safetensors --outputs new/newer/o";
+    for variable in ["ORT_DYLIB_PATH", "MOA_ORT_LIBRARY"] {
+        let before = scene.snapshot();
+        let mut command = scene.command(line);
+        command.env(variable, "nowhere.so");
+        Outcome::of(command).assert_refused(variable, 6, &[&format!("{variable}=nowhere.so")]);
+        scene.assert_unchanged(&before, variable);
+    }
+}

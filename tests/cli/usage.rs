@@ -1,0 +1,103 @@
+//! What was typed is not what can be done.
+
+use moa_export::export::OPSETS;
+
+use crate::{
+    model::Model,
+    scene::{Outcome, Scene},
+};
+
+#[test]
+fn without_arguments_the_help_is_shown() {
+    let outcome = Scene::new().moa("");
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""));
+    assert!(outcome.stderr.contains("Usage: moa-export CHECKPOINT -o OUT"), "{}", outcome.stderr);
+}
+
+#[test]
+fn help_and_version_are_no_errors() {
+    for line in ["--help", "-h", "help", "--version", "verify --help", "run -h", "ops --help"] {
+        assert!(!Scene::new().accepts(line).is_empty(), "{line}");
+    }
+}
+
+/// Each of these is refused before anything is read.
+#[test]
+fn wrong_arguments_name_themselves() {
+    let scene = Scene::with(&Model::layer());
+    let cases = [
+        ("--bogus", "--bogus"),
+        ("ck", "--output"),
+        ("ck -o", "--output"),
+        ("ck -o m.onnx --frm standard", "--frm"),
+        ("ck -o m.onnx --form fuse", "fused"),
+        ("ck -o m.onnx --dtype fp8", "fp32"),
+        ("ck -o m.onnx --gate-mode softmax", "softmax_topk_renorm"),
+        ("ck -o m.onnx --opset x", "--opset"),
+        ("ck -o m.onnx --opset 18 --opset 19", "--opset"),
+        ("ck ck -o m.onnx", "ck"),
+        ("ck -o m.onnx --external-data maybe", "always"),
+        ("verify m.onnx", "--checkpoint"),
+        ("verify m.onnx --checkpoint ck --backends cuda", "ort-function"),
+        ("verify m.onnx --checkpoint ck --atol big", "--atol"),
+        ("verify m.onnx --checkpoint ck --seed -1", "-1"),
+        ("run m.onnx --inputs i", "--outputs"),
+        ("run m.onnx --inputs i --outputs o --backend torch", "tract"),
+        ("ops now", "now"),
+    ];
+    for (line, named) in cases {
+        scene.refuses(line, 2, &[named]);
+    }
+}
+
+#[test]
+fn values_out_of_range_are_refused() {
+    let scene = Scene::with(&Model::layer());
+    scene.accepts("ck -o m.onnx");
+    let (oldest, newest) = (OPSETS.start(), OPSETS.end());
+    for opset in [0, oldest - 1, newest + 1, i64::MAX] {
+        let range = format!("{oldest} to {newest}");
+        scene.refuses(&format!("ck -o n.onnx --opset {opset}"), 4, &[&format!("opset {opset}"), &range]);
+    }
+    let cases: [(&str, u8, &[&str]); 5] = [
+        ("verify m.onnx --checkpoint ck --atol=-1", 2, &["--atol", "-1"]),
+        ("verify m.onnx --checkpoint ck --atol NaN", 2, &["--atol", "NaN"]),
+        ("verify m.onnx --checkpoint ck --rtol inf", 2, &["--rtol", "inf"]),
+        ("verify m.onnx --checkpoint ck --threads 0", 2, &["--threads", "at least 1"]),
+        ("run m.onnx --inputs ck/model.safetensors --outputs o --threads 0", 2, &["--threads", "at least 1"]),
+    ];
+    for (line, code, parts) in cases {
+        scene.refuses(line, code, parts);
+    }
+}
+
+#[test]
+fn mistyped_commands_are_guessed() {
+    let scene = Scene::new();
+    for (typed, meant) in
+        [("verfy", "verify"), ("verifyy", "verify"), ("exprt", "export"), ("rn", "run"), ("op", "ops")]
+    {
+        scene.refuses(typed, 2, &[&format!("{typed:?}"), &format!("did you mean `moa-export {meant}`?")]);
+    }
+}
+
+/// A command that is typed correctly is not guessed.
+#[test]
+fn commands_without_their_arguments_say_what_is_missing() {
+    let scene = Scene::new();
+    let cases = [("export", "CHECKPOINT"), ("verify", "MODEL"), ("run", "--inputs"), ("ops --jsn", "--jsn")];
+    for (line, missing) in cases {
+        let Outcome { code, stderr, .. } = scene.moa(line);
+        assert_eq!(code, Some(2), "{line}");
+        assert!(stderr.contains(missing), "{line}: {missing} is not in\n{stderr}");
+        assert!(!stderr.contains("did you mean"), "{line}: {stderr}");
+    }
+}
+
+#[test]
+fn checkpoints_that_are_not_there() {
+    let scene = Scene::new();
+    scene.refuses("nowhere -o out", 5, &["nowhere: ", "check the path"]);
+    scene.refuses("nowhere.safetensors -o out", 5, &["nowhere.safetensors: ", "check the path"]);
+    scene.refuses("/dev/null -o out", 5, &["/dev/null: ", "a regular file"]);
+}

@@ -1,0 +1,212 @@
+//! `moa-export verify`.
+
+use std::{fs, process::Command};
+
+use moa_export::onnx::proto::ModelProto;
+use prost::{Message, bytes::Bytes};
+use serde_json::Value;
+
+use crate::{
+    model::Model,
+    scene::{Outcome, Scene, require_runtime},
+};
+
+/// A layer and its export `m.onnx`.
+fn exported(options: &str) -> Scene {
+    require_runtime();
+    let scene = Scene::with(&Model::layer());
+    scene.accepts(&format!("ck -o m.onnx {options}"));
+    scene
+}
+
+/// Changes one trained value of `m.onnx`.
+fn damage(scene: &Scene) {
+    let mut model = ModelProto::decode(scene.read("m.onnx").as_slice()).unwrap();
+    let weights = &mut model.graph.as_mut().unwrap().initializer;
+    let weight = weights.iter_mut().find(|tensor| tensor.name.ends_with("v_proj.weight")).unwrap();
+    let mut bytes = weight.raw_data.as_ref().unwrap().to_vec();
+    bytes[..4].copy_from_slice(&2.5f32.to_le_bytes());
+    weight.raw_data = Some(Bytes::from(bytes));
+    scene.write("m.onnx", model.encode_to_vec());
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+#[test]
+fn sound_exports_are_verified() {
+    for form in ["function", "standard", "fused"] {
+        let scene = exported(&format!("--form {form}"));
+        let before = scene.snapshot();
+        let printed = scene.accepts("verify m.onnx --checkpoint ck");
+        assert!(printed.ends_with("\nverified\n") && printed.contains(&format!("{form} form")), "{printed}");
+        assert!(printed.contains("bit for bit"), "{printed}");
+        scene.assert_unchanged(&before, form);
+    }
+}
+
+#[test]
+fn exporting_with_verify_verifies() {
+    require_runtime();
+    let scene = Scene::with(&Model::translator());
+    let printed = scene.accepts("ck -o out --verify --external-data always");
+    assert!(printed.starts_with("wrote out/") && printed.ends_with("\nverified\n"), "{printed}");
+    scene.accepts("verify out --checkpoint ck --backends ort,tract --seed 7 --threads 2");
+}
+
+#[test]
+fn a_changed_weight_is_a_failure_of_verification() {
+    let scene = exported("");
+    damage(&scene);
+    let outcome = scene.moa("verify m.onnx --checkpoint ck");
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(1), ""));
+    let text = outcome.stdout;
+    assert!(
+        text.contains("1 FAULTS") && text.contains("v_proj.weight") && text.ends_with("\nNOT verified\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn json_says_whether_it_passed() {
+    let scene = exported("");
+    let value = json(&scene.accepts("verify m.onnx --checkpoint ck --json -"));
+    assert_eq!((&value["passed"], &value["family"]), (&true.into(), &"moa_layer".into()));
+    assert_eq!(value["backends"].as_array().unwrap().len(), 3);
+    let printed = scene.accepts("verify m.onnx --checkpoint ck --json report.json");
+    assert!(printed.ends_with("\nverified\n"));
+    assert_eq!(json(&String::from_utf8(scene.read("report.json")).unwrap()), value);
+    damage(&scene);
+    let outcome = scene.moa("verify m.onnx --checkpoint ck --json -");
+    assert_eq!((outcome.code, &json(&outcome.stdout)["passed"]), (Some(1), &false.into()));
+    scene.refuses("verify m.onnx --checkpoint ck --json /proc/report.json", 5, &["/proc/report.json"]);
+}
+
+/// A report must not replace the model that it is about.
+#[test]
+fn reports_replace_no_file() {
+    let scene = exported("");
+    for file in ["m.onnx", "ck/model.safetensors"] {
+        let line = format!("verify m.onnx --checkpoint ck --json {file}");
+        scene.refuses(&line, 2, &[&format!("{file} exists already"), "--force"]);
+    }
+}
+
+/// Two JSON texts behind one another are none.
+#[test]
+fn exporting_with_verify_and_json_prints_one_text() {
+    require_runtime();
+    let scene = Scene::with(&Model::layer());
+    let value = json(&scene.accepts("ck -o m.onnx --verify --json"));
+    assert!(value.to_string().contains("\"passed\":true"), "{value}");
+}
+
+#[test]
+fn no_tolerance_is_too_little() {
+    let scene = exported("");
+    let outcome = scene.moa("verify m.onnx --checkpoint ck --atol 0");
+    assert_eq!(outcome.code, Some(1), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("out of tolerance"), "{}", outcome.stdout);
+    scene.accepts("verify m.onnx --checkpoint ck --atol 1e-3 --rtol 1e-3");
+}
+
+#[test]
+fn other_checkpoints_do_not_pass() {
+    let scene = exported("");
+    let mut other = Model::layer();
+    other.tensor("k_proj.weight").set(0, 1.0);
+    other.write(&scene.path("other"));
+    assert_eq!(scene.moa("verify m.onnx --checkpoint other").code, Some(1));
+    Model::layer_of(16, 4, 4).write(&scene.path("wider"));
+    let outcome = scene.moa("verify m.onnx --checkpoint wider");
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(1), ""), "{}", outcome.stdout);
+    Model::translator().write(&scene.path("translator"));
+    scene.refuses("verify m.onnx --checkpoint translator", 2, &["m.onnx", "moa_layer", "moa_transformer"]);
+    scene.accepts("translator -o out");
+    scene.refuses("verify out/encoder_model.onnx --checkpoint translator", 2, &["encoder_model.onnx", "folder"]);
+    fs::remove_file(scene.path("out/decoder_model.onnx")).unwrap();
+    scene.refuses("verify out --checkpoint translator", 5, &["out/decoder_model.onnx is missing"]);
+}
+
+#[test]
+fn models_that_cannot_be_read() {
+    let scene = exported("");
+    scene.write("noise.onnx", [0xff; 300]);
+    scene.write("empty.onnx", "");
+    fs::create_dir(scene.path("empty")).unwrap();
+    let cases: [(&str, u8, &[&str]); 6] = [
+        ("verify nowhere.onnx --checkpoint ck", 5, &["nowhere.onnx"]),
+        ("verify empty --checkpoint ck", 5, &["empty/model.onnx is missing"]),
+        ("verify m.onnx --checkpoint nowhere", 5, &["nowhere: "]),
+        ("verify noise.onnx --checkpoint ck", 3, &["noise.onnx"]),
+        ("verify empty.onnx --checkpoint ck", 3, &["empty.onnx"]),
+        ("verify ck/model.safetensors --checkpoint ck", 3, &["ck/model.safetensors"]),
+    ];
+    for (line, code, parts) in cases {
+        scene.refuses(line, code, parts);
+    }
+}
+
+#[test]
+fn data_files_must_be_whole() {
+    require_runtime();
+    let scene = Scene::with(&Model::layer_of(64, 8, 32));
+    scene.accepts("ck -o m.onnx --external-data always");
+    let data = scene.read("m.onnx.data");
+    scene.write("m.onnx.data", &data[..data.len() - 4]);
+    scene.refuses("verify m.onnx --checkpoint ck", 3, &["m.onnx"]);
+    fs::remove_file(scene.path("m.onnx.data")).unwrap();
+    scene.refuses("verify m.onnx --checkpoint ck", 5, &["m.onnx.data"]);
+}
+
+/// A backend that the user names must be used.
+#[test]
+fn named_backends_must_take_the_form() {
+    let scene = exported("--form fused");
+    for backend in ["tract", "ort-function"] {
+        let outcome = scene.moa(&format!("verify m.onnx --checkpoint ck --backends {backend}"));
+        outcome.assert_failed(backend, 4, &[backend, "fused form", "--form function"]);
+    }
+    scene.accepts("verify m.onnx --checkpoint ck --backends ort");
+}
+
+/// What is wrong with a runtime is said; other backends go on where none was named.
+#[test]
+fn runtimes_that_are_none() {
+    let scene = exported("");
+    scene.write("fake.so", "no library");
+    let library = std::env::var("MOA_ORT_LIBRARY").unwrap();
+    let cases = [
+        ("ORT_DYLIB_PATH", "nowhere.so", "ORT_DYLIB_PATH=nowhere.so"),
+        ("ORT_DYLIB_PATH", "fake.so", "fake.so"),
+        ("ORT_DYLIB_PATH", library.as_str(), "no ONNX Runtime"),
+        ("MOA_ORT_LIBRARY", "nowhere.so", "MOA_ORT_LIBRARY=nowhere.so"),
+    ];
+    for (variable, value, named) in cases {
+        let with = |line: &str| -> Outcome {
+            let mut command: Command = scene.command(line);
+            command.env(variable, value);
+            Outcome::of(command)
+        };
+        let what = format!("{variable}={value}");
+        let outcome = with("verify m.onnx --checkpoint ck --backends ort");
+        outcome.assert_failed(&what, 6, &["backend ort was not used", named]);
+        let outcome = with("verify m.onnx --checkpoint ck");
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{what}: {}", outcome.stdout);
+        assert!(outcome.stdout.contains("skipped: ") && outcome.stdout.ends_with("\nverified\n"), "{}", outcome.stdout);
+    }
+}
+
+/// A library that cannot be loaded was named by the user: that is no failed verification.
+#[test]
+fn operator_libraries_that_are_none() {
+    let scene = exported("");
+    scene.write("fake.so", "no library");
+    let outcome = scene.moa("verify m.onnx --checkpoint ck --backends ort --library fake.so");
+    outcome.assert_failed("--library fake.so", 6, &["fake.so"]);
+    for line in ["verify m.onnx --checkpoint ck --backends ort", "verify m.onnx --checkpoint ck"] {
+        let outcome = scene.moa(&format!("{line} --library nowhere.so"));
+        outcome.assert_failed(line, 6, &["nowhere.so"]);
+    }
+}

@@ -1,0 +1,142 @@
+//! The configuration inside a checkpoint.
+
+use std::fs;
+
+use moa_export::{
+    checkpoint::{Checkpoint, ErrorKind},
+    export,
+};
+
+use super::{
+    NAME, assert_refused, opened, root,
+    writer::{Py, dict, global, namespace, ordered_dict, text, whole},
+    zip,
+};
+
+fn with_keys(keys: Py) -> Vec<u8> {
+    zip(&root(dict([]), keys).pickle(), &[])
+}
+
+/// What an import says about a model with these keys and no tensors.
+fn complaint(keys: Py) -> String {
+    let (checkpoint, _folder) = opened(&with_keys(keys));
+    export::import(&checkpoint, None).expect_err("there are no tensors").to_string()
+}
+
+fn keys_with(key: &str, value: Py) -> Py {
+    let heads = || Py::Int(2);
+    let keys =
+        [("arch", text("moa_transformer")), ("encoder_attention_heads", heads()), ("decoder_attention_heads", heads())];
+    let entries = keys.into_iter().chain([(key, value)]);
+    namespace(Py::Dict(entries.map(|(key, value)| (text(key), value)).collect()))
+}
+
+#[test]
+fn keys_come_from_cfg_or_args() {
+    let keys = || dict([("arch", text("moa_transformer_base"))]);
+    let cfg = |keys| dict([("model", dict([])), ("args", Py::None), ("cfg", dict([("model", keys)]))]);
+    let args = |keys| dict([("model", dict([])), ("args", keys)]);
+    let both = dict([("model", dict([])), ("args", keys()), ("cfg", dict([("model", Py::None)]))]);
+    let ordered = ordered_dict(vec![(text("arch"), text("moa_transformer"))]);
+    let name = namespace(dict([("_name", text("moa_transformer_big"))]));
+    let roots =
+        [cfg(namespace(keys())), cfg(keys()), cfg(ordered), args(namespace(keys())), args(keys()), both, cfg(name)];
+    for root in roots {
+        let (checkpoint, _folder) = opened(&zip(&root.pickle(), &[]));
+        assert_eq!(checkpoint.config().model_type(), "moa_transformer");
+        assert!(checkpoint.config().origin().ends_with(NAME));
+    }
+}
+
+#[test]
+fn checkpoints_without_keys_are_unsupported() {
+    let model = || ("model", dict([]));
+    let roots = [
+        (dict([model()]), "neither \"cfg\" nor \"args\""),
+        (dict([model(), ("args", Py::None), ("cfg", Py::None)]), "neither \"cfg\" nor \"args\""),
+        (dict([model(), ("cfg", Py::Int(1))]), "\"cfg\" is an integer"),
+        (dict([model(), ("args", Py::List(vec![]))]), "its keys are a list"),
+        (dict([model(), ("args", Py::Filled(Box::new(global("a", "B")), vec![]))]), "its keys are an object of a.B"),
+    ];
+    for (root, part) in roots {
+        assert_refused(&zip(&root.pickle(), &[]), ErrorKind::Unsupported, &["no configuration", part]);
+    }
+}
+
+#[test]
+fn other_architectures_are_named() {
+    let arch = |keys| assert_refused(&with_keys(keys), ErrorKind::Unsupported, &["the architecture \"bart_large\""]);
+    arch(dict([("arch", text("bart_large"))]));
+    arch(namespace(dict([("_name", text("bart_large"))])));
+    assert_refused(&with_keys(dict([])), ErrorKind::Unsupported, &["names no architecture"]);
+    let dense = root(dict([("encoder.sentence_encoder.q_proj.weight", whole("FloatStorage", "0", 1))]), dict([]));
+    assert_refused(&zip(&dense.pickle(), &[("0", &[0; 4])]), ErrorKind::Unsupported, &["names no architecture"]);
+}
+
+#[test]
+fn roberta_is_known_by_its_tensors() {
+    let gate = "encoder.sentence_encoder.layers.0.self_attn.q_proj.w_gate";
+    let keys = namespace(dict([("arch", text("roberta_base"))]));
+    let file = zip(&root(dict([(gate, whole("FloatStorage", "0", 1))]), keys).pickle(), &[("0", &[0; 4])]);
+    assert_eq!(opened(&file).0.config().model_type(), "moa_roberta");
+}
+
+#[test]
+fn scalars_are_converted() {
+    let absent = "tensor \"decoder.embed_tokens.weight\"";
+    for (key, value) in [
+        ("num_expert", Py::Int(4)),
+        ("num_expert", Py::None),
+        ("share_all_embeddings", Py::Bool(true)),
+        ("layer_norm_eps", Py::Float(1e-6)),
+        ("ffd_type", text("moe")),
+        ("unread", Py::Float(f64::NAN)),
+        ("unread", Py::Int(i64::MIN)),
+        ("unread", Py::List(vec![Py::Call(Box::new(global("os", "system")), vec![])])),
+        ("unread", Py::Raw(b"\x8a\x09\0\0\0\0\0\0\0\0\x01".to_vec())),
+    ] {
+        let text = complaint(keys_with(key, value));
+        assert!(text.contains("embed_tokens.weight"), "{text}, not {absent}");
+    }
+}
+
+#[test]
+fn other_values_are_refused_where_a_family_reads_them() {
+    let cases = [
+        ("num_expert", Py::List(vec![]), "key \"num_expert\" must be an integer", "a list"),
+        ("num_expert", Py::Float(f64::INFINITY), "key \"num_expert\" must be an integer", "a float"),
+        ("num_expert", Py::Raw(b"\x8a\x09\0\0\0\0\0\0\0\0\x01".to_vec()), "key \"num_expert\"", "a long integer"),
+        ("activation_fn", global("a", "B"), "key \"activation_fn\" must be a text", "a global"),
+        ("ffd_type", Py::Filled(Box::new(global("a", "B")), vec![]), "key \"ffd_type\"", "an object of a.B"),
+        ("adaptive_softmax_cutoff", Py::List(vec![Py::Int(5)]), "adaptive_softmax_cutoff", ""),
+    ];
+    for (key, value, part, found) in cases {
+        let text = complaint(keys_with(key, value));
+        assert!(text.contains(part) && text.contains(found), "{text}");
+    }
+}
+
+#[test]
+fn a_given_configuration_wins() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, config) = (folder.path().join(NAME), folder.path().join("other.json"));
+    fs::write(&path, zip(&dict([("model", dict([])), ("cfg", Py::Int(1))]).pickle(), &[])).unwrap();
+    fs::write(&config, r#"{"model_type": "moa_layer"}"#).unwrap();
+    assert_eq!(Checkpoint::open(&path, Some(&config)).unwrap().config().model_type(), "moa_layer");
+    fs::remove_file(&config).unwrap();
+    assert_eq!(Checkpoint::open(&path, Some(&config)).unwrap_err().kind(), ErrorKind::Io);
+}
+
+#[test]
+fn the_configuration_is_bounded() {
+    let mut raw = b"}(X\x04\0\0\0archX\x0f\0\0\0moa_transformerX\x01\0\0\0aX\0\0\x10\0".to_vec();
+    raw.extend(vec![b'a'; 1 << 20]);
+    raw.extend(b"q\x00");
+    for key in 'b'..'f' {
+        raw.extend(b"X\x01\0\0\0");
+        raw.extend([key as u8]);
+        raw.extend(b"h\x00");
+    }
+    raw.push(b'u');
+    assert_refused(&with_keys(Py::Raw(raw)), ErrorKind::Limit, &["size of its configuration", "4194304"]);
+}

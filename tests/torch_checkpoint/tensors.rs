@@ -1,0 +1,260 @@
+//! Tensors: element types, strides, shared storages.
+
+use half::{bf16, f16};
+use moa_export::checkpoint::{Dtype, ErrorKind};
+use moa_graphs::TensorDirectory;
+
+use super::{
+    assert_refused, f32s, file_of, keys, opened, root,
+    writer::{Py, dict, global, ints, ordered_dict, storage, tensor, text, whole},
+    zip,
+};
+
+/// A view of the storage "0" of `count` floats.
+pub(super) fn single(offset: i64, shape: &[i64], strides: &[i64], count: i64) -> Py {
+    tensor(storage(global("torch", "FloatStorage"), "0", count), offset, shape, strides)
+}
+
+fn bytes<const WIDTH: usize>(values: &[f64], convert: impl Fn(f64) -> [u8; WIDTH]) -> Vec<u8> {
+    values.iter().flat_map(|value| convert(*value)).collect()
+}
+
+#[test]
+fn every_weight_type_is_exact() {
+    let values = [1.5, -2.0, 0.0, 0.25];
+    let cases = [
+        ("DoubleStorage", Dtype::F64, bytes(&values, f64::to_le_bytes)),
+        ("FloatStorage", Dtype::F32, bytes(&values, |value| (value as f32).to_le_bytes())),
+        ("HalfStorage", Dtype::F16, bytes(&values, |value| f16::from_f64(value).to_le_bytes())),
+        ("BFloat16Storage", Dtype::BF16, bytes(&values, |value| bf16::from_f64(value).to_le_bytes())),
+    ];
+    for (class, dtype, data) in cases {
+        let (checkpoint, _folder) = opened(&file_of([("x", whole(class, "0", 4))], &[("0", &data)]));
+        let weight = checkpoint.tensor("x").unwrap();
+        assert_eq!((checkpoint.dtype("x"), weight.stored_type()), (Some(dtype), dtype.name()));
+        assert_eq!(weight.to_f64().unwrap(), values);
+        let mut stored = Vec::<u8>::new();
+        weight.read_bytes(&mut |block| stored.extend(block)).unwrap();
+        assert_eq!(stored, data);
+    }
+}
+
+#[test]
+fn other_types_are_known_and_no_weights() {
+    let cases = [
+        ("LongStorage", Dtype::I64, 8),
+        ("IntStorage", Dtype::I32, 4),
+        ("ShortStorage", Dtype::I16, 2),
+        ("CharStorage", Dtype::I8, 1),
+        ("ByteStorage", Dtype::U8, 1),
+        ("BoolStorage", Dtype::Bool, 1),
+        ("ComplexFloatStorage", Dtype::C64, 8),
+    ];
+    for (class, dtype, width) in cases {
+        let (checkpoint, _folder) = opened(&file_of([("x", whole(class, "0", 1))], &[("0", &vec![0; width])]));
+        assert_eq!(checkpoint.dtype("x"), Some(dtype));
+        let error = checkpoint.tensor("x").unwrap().to_f32().unwrap_err();
+        assert_eq!(ErrorKind::from(&error), ErrorKind::Unsupported, "{error}");
+    }
+    let file = file_of([("x", whole("QInt8Storage", "0", 1))], &[("0", &[0])]);
+    assert_refused(&file, ErrorKind::Unsupported, &["tensor \"x\"", "element type"]);
+    let file = file_of([("x", tensor(storage(global("my", "Storage"), "0", 1), 0, &[1], &[1]))], &[("0", &[0; 4])]);
+    assert_refused(&file, ErrorKind::Malformed, &["refused global my.Storage in tensor \"x\""]);
+}
+
+/// A tensor of a storage of bytes.
+fn untyped(class: Py, dtype: &str, count: i64, shape: &[i64], strides: &[i64]) -> Py {
+    let hooks = ordered_dict(Vec::new());
+    let storage = storage(class, "0", count);
+    let args = vec![storage, Py::Int(0), ints(shape), ints(strides), Py::Bool(false), hooks, global("torch", dtype)];
+    Py::Call(Box::new(global("torch._utils", "_rebuild_tensor_v3")), args)
+}
+
+#[test]
+fn storages_of_bytes_are_read() {
+    for class in ["UntypedStorage", "TypedStorage"] {
+        let class = global("torch.storage", class);
+        let x = untyped(class.clone(), "float32", 16, &[2, 2], &[1, 2]);
+        let (checkpoint, _folder) = opened(&file_of([("x", x)], &[("0", &f32s(&[1.0, 2.0, 3.0, 4.0]))]));
+        assert_eq!(checkpoint.tensor("x").unwrap().to_f32().unwrap(), [1.0, 3.0, 2.0, 4.0]);
+        let short = untyped(class.clone(), "float32", 15, &[2, 2], &[1, 2]);
+        let part = ["needs 4 elements of its storage, which has 3"];
+        assert_refused(&file_of([("x", short)], &[("0", &[0; 15])]), ErrorKind::Malformed, &part);
+        let unknown = untyped(class.clone(), "quint4x2", 4, &[1], &[1]);
+        let file = file_of([("x", unknown)], &[("0", &[0; 4])]);
+        assert_refused(&file, ErrorKind::Malformed, &["refused global torch.quint4x2"]);
+        let none = tensor(storage(class, "0", 4), 0, &[1], &[1]);
+        assert_refused(&file_of([("x", none)], &[("0", &[0; 4])]), ErrorKind::Malformed, &["no element type"]);
+    }
+    let small = untyped(global("torch.storage", "UntypedStorage"), "float8_e4m3fn", 4, &[4], &[1]);
+    assert_eq!(opened(&file_of([("x", small)], &[("0", &[0; 4])])).0.dtype("x"), Some(Dtype::F8_E4M3));
+}
+
+#[test]
+fn strided_views_are_read_in_row_major_order() {
+    let values: Vec<f32> = (0..12u8).map(f32::from).collect();
+    type Case<'a> = (i64, &'a [i64], &'a [i64], &'a [f32]);
+    let cases: [Case<'_>; 7] = [
+        (0, &[3, 4], &[4, 1], &values),
+        (0, &[4, 3], &[1, 4], &[0., 4., 8., 1., 5., 9., 2., 6., 10., 3., 7., 11.]),
+        (5, &[2, 2], &[4, 1], &[5., 6., 9., 10.]),
+        (1, &[2, 2, 1], &[6, 2, 9], &[1., 3., 7., 9.]),
+        (11, &[], &[], &[11.]),
+        (0, &[0, 3], &[3, 1], &[]),
+        (2, &[3], &[4], &[2., 6., 10.]),
+    ];
+    for (offset, shape, strides, expected) in cases {
+        let (checkpoint, _folder) =
+            opened(&file_of([("x", single(offset, shape, strides, 12))], &[("0", &f32s(&values))]));
+        let weight = checkpoint.tensor("x").unwrap();
+        assert_eq!(weight.shape(), shape.iter().map(|size| *size as usize).collect::<Vec<_>>());
+        assert_eq!(weight.to_f32().unwrap(), expected);
+        let mut stored = Vec::<u8>::new();
+        weight.read_bytes(&mut |block| stored.extend(block)).unwrap();
+        assert_eq!(stored, f32s(expected));
+    }
+}
+
+#[test]
+fn large_strided_views_are_read() {
+    let (rows, columns) = (700usize, 500usize);
+    let values: Vec<f32> = (0..rows * columns).map(|index| index as f32).collect();
+    let turned = single(0, &[columns as i64, rows as i64], &[1, columns as i64], values.len() as i64);
+    let (checkpoint, _folder) = opened(&file_of([("x", turned)], &[("0", &f32s(&values))]));
+    let read = checkpoint.tensor("x").unwrap().to_f64().unwrap();
+    let expected: Vec<f64> = (0..columns).flat_map(|c| (0..rows).map(move |r| (r * columns + c) as f64)).collect();
+    assert_eq!(read, expected);
+}
+
+#[test]
+fn impossible_views_are_refused() {
+    let cases: [(Py, &str); 12] = [
+        (single(0, &[13], &[1], 12), "needs 13 elements of its storage, which has 12"),
+        (single(12, &[1], &[1], 12), "needs 13 elements"),
+        (single(0, &[3, 4], &[5, 1], 12), "needs 14 elements"),
+        (single(-1, &[3], &[1], 12), "starts at element -1"),
+        (single(0, &[3], &[-1], 12), "stride -1; strides must be positive"),
+        (single(0, &[3], &[0], 12), "stride 0; strides must be positive"),
+        (single(0, &[3, 3], &[1, 1], 12), "overlaps itself"),
+        (single(0, &[-3], &[1], 12), "has the shape [-3]"),
+        (single(0, &[3], &[], 12), "1 dimensions, but 0 strides"),
+        (single(0, &[1 << 62, 1 << 62], &[1, 1], 12), "more elements than any file holds"),
+        (single(i64::MAX, &[2], &[i64::MAX], 12), "needs 18446744073709551615 elements"),
+        (single(0, &[4], &[i64::MAX], 12), "strides beyond any file"),
+    ];
+    for (tensor, part) in cases {
+        let file = file_of([("x", tensor)], &[("0", &[0; 48])]);
+        assert_refused(&file, ErrorKind::Malformed, &["tensor \"x\"", part]);
+    }
+    let file = file_of([("x", single(0, &[1; 9], &[1; 9], 12))], &[("0", &[0; 48])]);
+    assert_refused(&file, ErrorKind::Limit, &["dimensions of a tensor", "8"]);
+}
+
+#[test]
+fn storages_must_be_entries_of_their_size() {
+    let tensor = || single(0, &[3], &[1], 3);
+    assert_refused(&file_of([("x", tensor())], &[]), ErrorKind::Malformed, &["\"checkpoint/data/0\" is missing"]);
+    for size in [0, 8, 11, 16] {
+        let file = file_of([("x", tensor())], &[("0", &vec![0; size])]);
+        assert_refused(&file, ErrorKind::Malformed, &["must have 12 bytes", &format!("found {size}")]);
+    }
+    let negative = file_of([("x", single(0, &[0], &[1], -1))], &[("0", &[])]);
+    assert_refused(&negative, ErrorKind::Malformed, &["malformed storage"]);
+    let huge = file_of([("x", single(0, &[0], &[1], i64::MAX))], &[("0", &[])]);
+    assert_refused(&huge, ErrorKind::Malformed, &["must have 18446744073709551615 bytes"]);
+    let path = tensor_of_key("../../etc/passwd");
+    assert_refused(&file_of([("x", path)], &[]), ErrorKind::Malformed, &["../../etc/passwd\" is missing"]);
+}
+
+fn tensor_of_key(key: &str) -> Py {
+    tensor(storage(global("torch", "FloatStorage"), key, 1), 0, &[1], &[1])
+}
+
+#[test]
+fn tensors_of_one_storage_agree_about_it() {
+    let other = [
+        tensor(storage(global("torch", "IntStorage"), "0", 2), 0, &[2], &[1]),
+        tensor(storage(global("torch", "FloatStorage"), "0", 1), 0, &[1], &[1]),
+    ];
+    for other in other {
+        let file = file_of([("x", single(0, &[2], &[1], 2)), ("y", other)], &[("0", &[0; 8])]);
+        assert_refused(&file, ErrorKind::Malformed, &["tensor \"y\"", "storage \"0\" otherwise"]);
+    }
+}
+
+#[test]
+fn tied_tensors_are_one_tensor() {
+    let whole = || single(0, &[2, 2], &[2, 1], 4);
+    let tensors =
+        [("b", whole()), ("a", whole()), ("turned", single(0, &[2, 2], &[1, 2], 4)), ("row", single(2, &[2], &[1], 4))];
+    let (checkpoint, _folder) = opened(&file_of(tensors, &[("0", &f32s(&[1.0, 2.0, 3.0, 4.0]))]));
+    assert_eq!(checkpoint.names(), ["a", "row", "turned"]);
+    assert_eq!(checkpoint.tensor("b").unwrap().name(), "a");
+    assert_eq!(checkpoint.tensor("b").unwrap().to_f32().unwrap(), [1.0, 2.0, 3.0, 4.0]);
+    assert_eq!(checkpoint.tensor("turned").unwrap().to_f32().unwrap(), [1.0, 3.0, 2.0, 4.0]);
+    assert_eq!(checkpoint.tensor("row").unwrap().to_f32().unwrap(), [3.0, 4.0]);
+}
+
+#[test]
+fn wrapped_tensors_are_read() {
+    let x = || single(0, &[2], &[1], 2);
+    let call = |name: &str, args| Py::Call(Box::new(global("torch._utils", name)), args);
+    let parameter = call("_rebuild_parameter", vec![x(), Py::Bool(true), ordered_dict(Vec::new())]);
+    let state = dict([("expert", Py::Bool(true))]);
+    let args = vec![x(), Py::Bool(true), ordered_dict(Vec::new()), state.clone()];
+    let stateful = call("_rebuild_parameter_with_state", args);
+    let plain = call(
+        "_rebuild_tensor",
+        vec![storage(global("torch", "FloatStorage"), "0", 2), Py::Int(0), ints(&[2]), ints(&[1])],
+    );
+    let Py::Call(function, args) = x() else { panic!() };
+    let of_type = |class: Py| {
+        let args = vec![(*function).clone(), class, Py::Tuple(args.clone()), state.clone()];
+        Py::Call(Box::new(global("torch._tensor", "_rebuild_from_type_v2")), args)
+    };
+    let typed = of_type(global("torch.nn.parameter", "Parameter"));
+    for wrapped in [parameter.clone(), stateful, plain, typed] {
+        let (checkpoint, _folder) = opened(&file_of([("x", wrapped)], &[("0", &f32s(&[1.0, 2.0]))]));
+        assert_eq!(checkpoint.tensor("x").unwrap().to_f32().unwrap(), [1.0, 2.0]);
+    }
+    let file = file_of([("x", of_type(global("my", "Tensor")))], &[("0", &[0; 8])]);
+    assert_refused(&file, ErrorKind::Malformed, &["refused global my.Tensor"]);
+    let file = file_of([("x", of_type(global("torch", "float32")))], &[("0", &[0; 8])]);
+    assert_refused(&file, ErrorKind::Malformed, &["must be a plain tensor"]);
+    let often = (0..9).fold(parameter, |inner, _| call("_rebuild_parameter", vec![inner]));
+    assert_refused(&file_of([("x", often)], &[("0", &[0; 8])]), ErrorKind::Malformed, &["wrapped too often"]);
+}
+
+#[test]
+fn what_is_no_tensor_is_refused() {
+    let function = || Box::new(global("torch._utils", "_rebuild_tensor_v2"));
+    let cases: [(Py, &str); 9] = [
+        (Py::None, "must be a tensor, found None"),
+        (Py::Float(0.5), "found a float"),
+        (text("x"), "found a text"),
+        (storage(global("torch", "FloatStorage"), "0", 1), "found a storage"),
+        (ordered_dict(Vec::new()), "found an object of collections.OrderedDict"),
+        (Py::Call(function(), vec![]), "too few arguments"),
+        (Py::Call(function(), vec![Py::None; 6]), "has no storage"),
+        (Py::Built(function(), Box::new(Py::None)), "must be a tensor"),
+        (tensor(Py::Persistent(Box::new(ints(&[1, 2, 3, 4, 5]))), 0, &[1], &[1]), "malformed storage"),
+    ];
+    for (value, part) in cases {
+        assert_refused(&file_of([("x", value)], &[("0", &[0; 4])]), ErrorKind::Malformed, &["tensor \"x\"", part]);
+    }
+    let Py::Call(function, mut args) = single(0, &[1], &[1], 1) else { panic!() };
+    args.push(dict([("neg", Py::Bool(true))]));
+    let file = file_of([("x", Py::Call(function, args))], &[("0", &[0; 4])]);
+    assert_refused(&file, ErrorKind::Unsupported, &["tensor \"x\" with a pending negation"]);
+    let file = zip(&root(Py::Dict(vec![(Py::Int(1), Py::None)]), keys()).pickle(), &[]);
+    assert_refused(&file, ErrorKind::Malformed, &["a key that is an integer"]);
+}
+
+#[test]
+fn hostile_names_are_refused() {
+    let tensor = || single(0, &[1], &[1], 1);
+    let file = file_of([("a\u{1b}[31m", tensor())], &[("0", &[0; 4])]);
+    assert_refused(&file, ErrorKind::Malformed, &["control character"]);
+    let file = file_of([(&*"n".repeat(1025), tensor())], &[("0", &[0; 4])]);
+    assert_refused(&file, ErrorKind::Limit, &["tensor name", "1024"]);
+}
