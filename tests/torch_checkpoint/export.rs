@@ -38,13 +38,6 @@ fn fairseq_checkpoints_are_exported_like_their_safetensors() {
 }
 
 #[test]
-#[ignore = "the checkpoint that fairseq itself wrote is too large for the repository; MOA_NMT_CHECKPOINT names it"]
-fn a_checkpoint_of_fairseq_itself_is_exported_like_its_safetensors() {
-    let path = std::env::var_os("MOA_NMT_CHECKPOINT").unwrap();
-    assert_same_export(Path::new(&path), &data_folder("nmt/model.safetensors"));
-}
-
-#[test]
 fn values_are_those_of_the_safetensors() {
     for variant in ["v_ffd_moe", "v_postnorm"] {
         let folder = data_folder("variants").join(variant);

@@ -7,11 +7,17 @@ use crate::routing::Routing;
 use crate::rows::{RowProduct, TILE_ROWS};
 use crate::simd::{Isa, Left, PANEL};
 
-/// Tokens that one task sums.
-const TOKENS_PER_TASK: usize = 64;
+/// Elements of one expert's weights that a task of few tokens keeps in a near cache.
+const STRIP: usize = 16384;
 
-/// Columns that one task sums.
-const COLUMNS_PER_TASK: usize = 4 * PANEL;
+/// Tokens and columns that one task sums: where there are many tokens, wide strips read the expert rows less often.
+fn task_size(tokens: usize, inner: usize) -> (usize, usize) {
+    if tokens > 256 {
+        return (256, 8 * PANEL);
+    }
+    let columns = (STRIP / inner.max(1) / PANEL).clamp(2, 4) * PANEL;
+    (8192 / columns, columns)
+}
 
 /// In which order the expert rows stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,8 +60,9 @@ pub(crate) struct OutputProjection<'a> {
 impl OutputScratch {
     /// Prepares the stage.
     pub(crate) fn stage<'a>(&'a mut self, inputs: OutputInputs<'a>, output: &'a mut [f32]) -> OutputProjection<'a> {
-        cut(&mut self.bounds, inputs.routing.tokens(), TOKENS_PER_TASK);
-        let layout = Layout { stride: inputs.width, columns: inputs.width, tile_columns: COLUMNS_PER_TASK };
+        let (tokens, tile_columns) = task_size(inputs.routing.tokens(), inputs.weights.geometry().inner);
+        cut(&mut self.bounds, inputs.routing.tokens(), tokens);
+        let layout = Layout { stride: inputs.width, columns: inputs.width, tile_columns };
         let grid = Grid::new(output, layout, &self.bounds, &mut self.claims);
         OutputProjection { inputs, grid }
     }
