@@ -49,6 +49,8 @@ mod grid;
 mod kernel_scratch;
 mod key_panels;
 mod kv_cache;
+#[cfg(feature = "measure")]
+pub mod measure;
 mod output_projection;
 mod packed;
 mod pool;
