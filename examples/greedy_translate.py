@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Translates sentences with an exported encoder-decoder, on plain ONNX Runtime and NumPy.
 
-The folder holds encoder_model.onnx and decoder_model.onnx as `moa-export` writes them. The dictionary is
-fairseq's (one token a line), the codes are subword-nmt's (version 0.2). Each sentence gives one line on the
-standard output: source, tab, translation.
+The folder holds encoder_model.onnx, decoder_model.onnx and, as generation.json says, the vocabulary, as
+`moa-export` writes them. Dictionaries are fairseq's (one token a line), codes are subword-nmt's (version 0.2).
+Each sentence gives one line on the standard output: source, tab, translation.
 
-    python3 greedy_translate.py FOLDER --dict dict.txt --codes bpe.codes 'nine hundred'
-    python3 greedy_translate.py FOLDER --dict dict.txt --codes bpe.codes < sentences.txt
+    python3 greedy_translate.py FOLDER 'nine hundred'
+    python3 greedy_translate.py FOLDER --library libmoa_ort.so < sentences.txt
 """
 
 import argparse
+import json
 import pathlib
 import sys
 
@@ -23,13 +24,22 @@ SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]
 PAD, END, UNKNOWN = 1, 2, 3
 
 
-class Tokenizer:
-    """Words to subword ids and back."""
+def read_tokens(dictionary):
+    """The tokens of a fairseq dictionary by id."""
+    lines = pathlib.Path(dictionary).read_text(encoding="utf-8").splitlines()
+    return SPECIAL_TOKENS + [line.rsplit(" ", 1)[0] for line in lines if line]
 
-    def __init__(self, dictionary, codes):
-        lines = pathlib.Path(dictionary).read_text(encoding="utf-8").splitlines()
-        self.tokens = SPECIAL_TOKENS + [line.rsplit(" ", 1)[0] for line in lines if line]
-        self.ids = {token: number for number, token in enumerate(self.tokens)}
+
+class Tokenizer:
+    """Words to subword ids and back; without codes, every word is a token."""
+
+    def __init__(self, dictionary, codes=None, target_dictionary=None):
+        self.tokens = read_tokens(target_dictionary or dictionary)
+        tokens = enumerate(read_tokens(dictionary))
+        self.ids = {token: number for number, token in tokens if number >= len(SPECIAL_TOKENS)}
+        self.ranks = None
+        if codes is None:
+            return
         lines = pathlib.Path(codes).read_text(encoding="utf-8").splitlines()
         if not lines or not lines[0].startswith("#version: 0.2"):
             raise ValueError(f"{codes} does not begin with `#version: 0.2`")
@@ -39,6 +49,8 @@ class Tokenizer:
 
     def pieces(self, word):
         """The subwords of one word; all but the last end in `@@`."""
+        if self.ranks is None:
+            return [word]
         symbols = [*word[:-1], word[-1] + "</w>"]
         while True:
             pairs = set(zip(symbols, symbols[1:])) & self.ranks.keys()
@@ -66,6 +78,15 @@ class Tokenizer:
         ids = list(ids)
         ids = ids[: ids.index(END)] if END in ids else ids
         return " ".join(self.tokens[number] for number in ids).replace("@@ ", "")
+
+
+def read_vocabulary(folder):
+    """The tokenizer that generation.json of an export describes."""
+    config = json.loads((folder / "generation.json").read_text(encoding="utf-8"))
+    if config["tokenizer"] not in ("bpe", "words"):
+        raise ValueError(f"tokenizer {config['tokenizer']!r} is not for this example")
+    codes = config["bpe_codes"] and folder / config["bpe_codes"]
+    return Tokenizer(folder / config["source_dictionary"], codes, folder / config["target_dictionary"])
 
 
 class Translator:
@@ -132,19 +153,20 @@ def main():
     parser = argparse.ArgumentParser(description="Translate sentences with an exported encoder-decoder.")
     parser.add_argument("folder", type=pathlib.Path, help="folder with encoder_model.onnx and decoder_model.onnx")
     parser.add_argument("sentences", nargs="*", help="what to translate; without any, the lines of the standard input")
-    parser.add_argument("--dict", type=pathlib.Path, required=True, help="fairseq dictionary, joined for both languages")
-    parser.add_argument("--codes", type=pathlib.Path, required=True, help="subword-nmt codes")
+    parser.add_argument("--dict", type=pathlib.Path, help="fairseq dictionary (default: as generation.json says)")
+    parser.add_argument("--codes", type=pathlib.Path, help="subword-nmt codes, with --dict")
     parser.add_argument("--library", type=pathlib.Path, help="operator library (libmoa_ort.so), for speed")
     parser.add_argument("--threads", type=int, default=0, help="threads of ONNX Runtime (default: all cores)")
     parser.add_argument("--max-tokens", type=int, default=200, help="longest translation (default: 200)")
     arguments = parser.parse_intermixed_args()
     models = [arguments.folder / f"{part}_model.onnx" for part in ("encoder", "decoder")]
-    for path in [*models, arguments.dict, arguments.codes, *filter(None, [arguments.library])]:
+    vocabulary = [arguments.dict, arguments.codes] if arguments.dict else [arguments.folder / "generation.json"]
+    for path in [*models, *filter(None, [*vocabulary, arguments.library])]:
         if not path.is_file():
             parser.error(f"{path} is not there")
     try:
-        tokenizer = Tokenizer(arguments.dict, arguments.codes)
-    except ValueError as error:
+        tokenizer = Tokenizer(*vocabulary) if arguments.dict else read_vocabulary(arguments.folder)
+    except (ValueError, KeyError, OSError) as error:
         parser.error(str(error))
     sentences = arguments.sentences or [line.strip() for line in sys.stdin]
     sentences = [sentence for sentence in sentences if sentence.strip()]

@@ -14,7 +14,10 @@ use sha2::{Digest, Sha256};
 use crate::{
     checkpoint::{Checkpoint, CheckpointError},
     onnx::{DataFile, EncodeError, EncodeOptions, INLINE_LIMIT, Staging, WriteError, encode, weight_bytes},
+    side_files::{SideFile, side_files},
 };
+
+pub use crate::side_files::{VocabularyError, VocabularyFiles};
 
 /// Versions of the standard operator set that can be written.
 pub const OPSETS: std::ops::RangeInclusive<i64> = 18..=20;
@@ -99,6 +102,15 @@ pub enum ExportError {
     /// The files cannot be written.
     #[error(transparent)]
     Write(#[from] WriteError),
+    /// The vocabulary files do not belong to the model.
+    #[error(transparent)]
+    Vocabulary(#[from] VocabularyError),
+    /// Vocabulary files were given for a model that does not translate.
+    #[error("a {family} model has no vocabulary files")]
+    NoVocabulary {
+        /// `model_type`.
+        family: String,
+    },
     /// The output must be a folder.
     #[error("{} names one file, but a {family} model is exported as {files}", .path.display())]
     NeedsFolder {
@@ -186,6 +198,20 @@ pub fn weights_sha256(model: &Model) -> Result<String, WeightError> {
 ///
 /// See [`ExportError`]; then no file has appeared at or under `out`.
 pub fn export(checkpoint: &Checkpoint, out: &Path, options: &ExportOptions) -> Result<ExportReport, ExportError> {
+    export_with(checkpoint, out, options, &VocabularyFiles::default())
+}
+
+/// [`export`], and beside the graphs of a translation model the files that [`crate::generate`] needs.
+///
+/// # Errors
+///
+/// See [`ExportError`]; then no file has appeared at or under `out`.
+pub fn export_with(
+    checkpoint: &Checkpoint,
+    out: &Path,
+    options: &ExportOptions,
+    vocabulary: &VocabularyFiles,
+) -> Result<ExportReport, ExportError> {
     if !OPSETS.contains(&options.opset) {
         return Err(ExportError::Opset { opset: options.opset });
     }
@@ -193,10 +219,19 @@ pub fn export(checkpoint: &Checkpoint, out: &Path, options: &ExportOptions) -> R
     let model = import(checkpoint, options.gate_mode)?;
     let graphs = moa_graphs::lower(&model, options.graph)?;
     let plan = plan(out, &family, &graphs, options)?;
-    let names: Vec<_> = plan.files.iter().flat_map(|file| file.data.iter().chain([&file.model]).cloned()).collect();
+    let side_files = match &model {
+        Model::EncoderDecoder(model) => side_files(model, checkpoint.config(), vocabulary)?,
+        _ if vocabulary.names_nothing() => Vec::new(),
+        _ => return Err(ExportError::NoVocabulary { family }),
+    };
+    let graph_names = plan.files.iter().flat_map(|file| file.data.iter().chain([&file.model]).cloned());
+    let names: Vec<_> = side_files.iter().map(|file| file.name.to_owned()).chain(graph_names).collect();
     let mut staging = Staging::begin(&plan.folder, &names, options.force)?;
     let source_sha256 = weights_sha256(&model)?;
     let mut sizes = Vec::new();
+    for file in &side_files {
+        sizes.push(write_side_file(&mut staging, file)?);
+    }
     for (file, graph) in plan.files.iter().zip(&graphs) {
         let encode_options =
             EncodeOptions { opset: options.opset, metadata: metadata_of(&family, graph.stem, &source_sha256, options) };
@@ -303,6 +338,15 @@ fn write_graph(
     })?;
     sizes.push(bytes.len() as u64);
     Ok(sizes)
+}
+
+/// Writes one file beside the graphs and returns its size.
+fn write_side_file(staging: &mut Staging, file: &SideFile) -> Result<u64, ExportError> {
+    let target = PathBuf::from(file.name);
+    staging.file::<ExportError>(file.name, |writer| {
+        writer.write_all(&file.bytes).map_err(|source| WriteError::Io { path: target, source }.into())
+    })?;
+    Ok(file.bytes.len() as u64)
 }
 
 /// A writer that knows how much went through it.

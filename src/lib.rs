@@ -2,20 +2,25 @@
 //!
 //! ```text
 //! checkpoint bytes → Checkpoint → Model → Graph → ONNX bytes      compile half
-//! ONNX bytes → backends → parity                                  deploy half
+//! ONNX bytes → backends → parity | generate                       deploy half
 //! ```
 //!
 //! The journey is [`checkpoint`], [`export`] and [`onnx`]; typed models and graphs live in `moa_graphs`.
 //! [`reference`](mod@reference) evaluates a checkpoint in f64 without any graph, and [`parity`] compares what
-//! [`backend`]s compute with it. ARCHITECTURE.md states which module may know which.
+//! [`backend`]s compute with it. [`text`] is what a translation model needs beside its graphs. ARCHITECTURE.md
+//! states which module may know which.
 
 pub mod backend;
 pub mod checkpoint;
 pub mod cli;
 pub mod export;
+#[cfg(feature = "ort")]
+pub mod generate;
 pub mod inspect;
 pub mod onnx;
 pub mod parity;
 pub mod reference;
+mod side_files;
 pub mod tensor;
 pub mod tensor_file;
+pub mod text;

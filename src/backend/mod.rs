@@ -13,6 +13,8 @@ mod operators;
 mod ort;
 #[cfg(feature = "ort")]
 mod ort_runtime;
+#[cfg(feature = "ort")]
+mod ort_session;
 #[cfg(any(feature = "ort", feature = "tract"))]
 mod signature;
 #[cfg(feature = "tract")]
@@ -27,6 +29,8 @@ pub use error::{BackendError, BackendErrorKind};
 pub use libraries::{OPERATORS_VARIABLE, RUNTIME_VARIABLE, find_onnxruntime, find_operator_library};
 #[cfg(feature = "ort")]
 pub use ort_runtime::{OrtRuntime, load_onnxruntime};
+#[cfg(feature = "ort")]
+pub use ort_session::{OrtOperators, OrtSession, OrtValue};
 
 /// A runtime.
 pub trait Backend {

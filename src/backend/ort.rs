@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 use ort::session::{Session, SessionInputValue};
@@ -17,6 +18,10 @@ use super::{Backend, BackendError, OrtOptions, Runner, operators};
 use crate::onnx::proto::ModelProto;
 use crate::onnx::read::{OnnxFile, ReadError, canonical_domain};
 use crate::tensor::{NamedTensors, Tensor, TensorData};
+
+/// ONNX Runtime keeps the domains of custom operators in one table of the process and does not guard it: two
+/// sessions made at once may both find the domain missing, and one of them then fails.
+static LOADING: Mutex<()> = Mutex::new(());
 
 /// Who computes the operators of the `ai.moa` domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,10 +85,15 @@ impl OrtBackend {
         Ok(builder)
     }
 
-    fn session(&self, model: &OnnxFile) -> Result<Session, BackendError> {
+    /// The runtime's session for `model`; it records every node where `profile` names the start of a file name.
+    pub(super) fn session(&self, model: &OnnxFile, profile: Option<&Path>) -> Result<Session, BackendError> {
         let library = self.library(model)?;
         let runtime = load_onnxruntime()?;
         let mut builder = self.builder(&runtime, library.as_deref())?;
+        if let Some(profile) = profile {
+            builder = builder.with_profiling(profile).map_err(|error| self.failed("start a profile", &error))?;
+        }
+        let _one_at_a_time = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
         let session = if !model.is_modified() {
             builder.commit_from_file(model.path())
         } else if model.has_external_data() {
@@ -108,7 +118,7 @@ impl Backend for OrtBackend {
     }
 
     fn load(&self, model: &OnnxFile) -> Result<Box<dyn Runner>, BackendError> {
-        let session = guarded(self.name(), "load the model", || self.session(model))?;
+        let session = guarded(self.name(), "load the model", || self.session(model, None))?;
         Ok(Box::new(OrtRunner { backend: self.name(), session, signature: Signature::new(model) }))
     }
 }

@@ -9,10 +9,11 @@ Examples:
   moa-export model.safetensors -o model.onnx          export (config.json beside the checkpoint)
   moa-export CHECKPOINT_FOLDER -o OUT --form standard standard operators only
   moa-export verify OUT --checkpoint CHECKPOINT       prove it on every backend
+  moa-export generate OUT --input 'nine hundred'      translate
   moa-export ops                                      where the operator library is
 
 Exit codes: 0 ok, 1 verification failed, 2 usage, 3 malformed input, 4 unsupported, 5 I/O,
-6 runtime missing or too old, 7 limit exceeded, 70 a bug of ours.";
+6 runtime missing or too old, 7 limit exceeded, 70 a bug of ours, 130 interrupted.";
 
 /// Compile trained Mixture-of-Attention-heads (MoA) weights to verified ONNX.
 #[derive(Debug, Parser)]
@@ -33,6 +34,8 @@ pub(super) enum Command {
     Verify(VerifyArguments),
     /// Run one graph on named tensors
     Run(RunArguments),
+    /// Translate text with an exported folder
+    Generate(GenerateArguments),
     /// Count parameters and multiply-accumulates of a checkpoint
     Inspect(InspectArguments),
     /// Say where the operator library is and how to register it
@@ -67,6 +70,18 @@ pub(super) struct ExportArguments {
     /// Add `router.{module}.indices` and `router.{module}.weights` as outputs
     #[arg(long)]
     pub(super) router_outputs: bool,
+    /// fairseq dictionary of both languages, for `generate` [default: dict.txt beside the checkpoint]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["source_dict", "target_dict"])]
+    pub(super) dict: Option<PathBuf>,
+    /// fairseq dictionary of the source language
+    #[arg(long, value_name = "FILE", requires = "target_dict")]
+    pub(super) source_dict: Option<PathBuf>,
+    /// fairseq dictionary of the target language
+    #[arg(long, value_name = "FILE", requires = "source_dict")]
+    pub(super) target_dict: Option<PathBuf>,
+    /// subword-nmt codes [default: bpe.codes or bpecodes beside dict.txt]
+    #[arg(long, value_name = "FILE")]
+    pub(super) bpe_codes: Option<PathBuf>,
     /// Replace existing files
     #[arg(long)]
     pub(super) force: bool,
@@ -183,6 +198,70 @@ pub(super) struct RunArguments {
     /// Replace an existing output file
     #[arg(long)]
     pub(super) force: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct GenerateArguments {
+    /// Folder that `moa-export CHECKPOINT -o OUT` wrote, with the vocabulary beside the graphs
+    pub(super) folder: PathBuf,
+    /// What to translate: the lines of a file, of stdin (`-`), or else the text itself
+    #[arg(long, value_name = "TEXT|FILE|-", allow_hyphen_values = true)]
+    pub(super) input: String,
+    /// Hypotheses that are followed side by side; 1 is greedy
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub(super) beam: usize,
+    /// Length penalty: a score is the sum of log-probabilities over length^X
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_hyphen_values = true)]
+    pub(super) lenpen: f64,
+    /// Translations of each line, best first; with more than 1, score and tab before each
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(super) nbest: usize,
+    /// When a sentence is done
+    #[arg(long, value_enum, default_value_t = StopArgument::Best)]
+    pub(super) stop: StopArgument,
+    /// Fewest tokens of a translation, without the end
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(super) min_len: usize,
+    /// Most tokens of a translation are A * source + B, without the end
+    #[arg(long, value_name = "A", default_value_t = 0.0)]
+    pub(super) max_len_a: f64,
+    /// See --max-len-a
+    #[arg(long, value_name = "B", default_value_t = 200)]
+    pub(super) max_len_b: usize,
+    /// Most lines that are decoded together
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub(super) batch: usize,
+    /// What runs the graphs
+    #[arg(long, value_enum, default_value_t = RuntimeArgument::Ort)]
+    pub(super) backend: RuntimeArgument,
+    /// Threads of the runtime
+    #[arg(long, value_name = "N")]
+    pub(super) threads: Option<usize>,
+    /// Operator library, where it is not beside this program
+    #[arg(long, value_name = "FILE")]
+    pub(super) library: Option<PathBuf>,
+    /// Print one JSON object a line
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Say on stderr where the time goes; everything is translated twice for it
+    #[arg(long)]
+    pub(super) profile: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum StopArgument {
+    /// When `beam` hypotheses have ended, however bad: as fairseq
+    Fairseq,
+    /// When no live hypothesis can still win
+    Best,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum RuntimeArgument {
+    /// ONNX Runtime with our operator library
+    Ort,
+    /// ONNX Runtime without it: the bodies run
+    OrtFunction,
 }
 
 #[derive(Debug, Args)]

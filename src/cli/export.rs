@@ -14,12 +14,12 @@ use super::{
 };
 use crate::{
     checkpoint::Checkpoint,
-    export::{ExportOptions, ExportReport, ExternalData, export},
+    export::{ExportOptions, ExportReport, ExternalData, VocabularyFiles, export_with},
 };
 
 pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
     let checkpoint = Checkpoint::open(&arguments.checkpoint, arguments.config.as_deref())?;
-    let report = export(&checkpoint, &arguments.output, &options(arguments))?;
+    let report = export_with(&checkpoint, &arguments.output, &options(arguments), &vocabulary(arguments))?;
     let as_json = arguments.json.then(|| json(&report));
     match &as_json {
         Some(value) if !arguments.verify => print_result(&format!("{value:#}\n"))?,
@@ -67,6 +67,16 @@ fn options(arguments: &ExportArguments) -> ExportOptions {
         gate_mode,
         external_data,
         force: arguments.force,
+    }
+}
+
+fn vocabulary(arguments: &ExportArguments) -> VocabularyFiles {
+    let joined = arguments.dict.as_ref().map(|path| [path.clone(), path.clone()]);
+    let separate = arguments.source_dict.clone().zip(arguments.target_dict.clone());
+    VocabularyFiles {
+        dictionaries: joined.or(separate.map(|(source, target)| [source, target])),
+        bpe_codes: arguments.bpe_codes.clone(),
+        beside: Some(arguments.checkpoint.clone()),
     }
 }
 

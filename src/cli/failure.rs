@@ -7,11 +7,14 @@ use moa_graphs::{ImportError, LowerError, WeightError};
 use crate::{
     backend::{BackendError, BackendErrorKind},
     checkpoint::{CheckpointError, ErrorKind},
-    export::{ExportError, OPSETS},
+    export::{ExportError, OPSETS, VocabularyError},
     onnx::{EncodeError, ReadError, WriteError, read::ReadErrorKind},
     parity::{AuditError, VerifyError},
     tensor_file::TensorFileError,
+    text::TextError,
 };
+#[cfg(feature = "ort")]
+use crate::{generate::GenerateError, text::CONFIG_FILE};
 
 pub(super) const USAGE: u8 = 2;
 const MALFORMED: u8 = 3;
@@ -20,6 +23,8 @@ const IO: u8 = 5;
 const RUNTIME: u8 = 6;
 const LIMIT: u8 = 7;
 const BUG: u8 = 70;
+#[cfg(feature = "ort")]
+const INTERRUPTED: u8 = 130;
 
 /// What went wrong, as the user sees it.
 #[derive(Debug)]
@@ -50,6 +55,21 @@ impl Failure {
 
     pub(super) fn io(error: &std::io::Error, place: &str) -> Self {
         Self::new(IO, 1, format!("{place}: {error}"), None)
+    }
+
+    #[cfg(feature = "ort")]
+    pub(super) fn no_text(message: String) -> Self {
+        Self::new(MALFORMED, 28, message, Some("give UTF-8 text, one sentence a line"))
+    }
+
+    #[cfg(feature = "ort")]
+    pub(super) fn too_much(message: String, help: &str) -> Self {
+        Self::new(LIMIT, 28, message, Some(help))
+    }
+
+    #[cfg(feature = "ort")]
+    pub(super) fn interrupted(message: String) -> Self {
+        Self::new(INTERRUPTED, 1, message, None)
     }
 
     pub(super) fn bug(panic: &str) -> Self {
@@ -183,6 +203,10 @@ impl From<ExportError> for Failure {
             ExportError::Encode(error) => error.into(),
             ExportError::Weight(error) => error.into(),
             ExportError::Write(error) => error.into(),
+            ExportError::Vocabulary(error) => error.into(),
+            ExportError::NoVocabulary { .. } => {
+                Self::new(USAGE, 20, message, Some("leave out --dict, --source-dict, --target-dict and --bpe-codes"))
+            }
             ExportError::NeedsFolder { .. } => Self::new(USAGE, 13, message, Some("give a folder: -o OUT")),
             ExportError::NotText { .. } => Self::new(USAGE, 14, message, Some("choose another output with -o")),
             ExportError::WrongEnding { .. } => Self::new(USAGE, 14, message, Some("give -o NAME.onnx or a folder")),
@@ -190,6 +214,64 @@ impl From<ExportError> for Failure {
                 let help = format!("give --opset {} to {}", OPSETS.start(), OPSETS.end());
                 Self::new(UNSUPPORTED, 15, message, Some(&help))
             }
+        }
+    }
+}
+
+impl From<TextError> for Failure {
+    fn from(error: TextError) -> Self {
+        let exit = match &error {
+            TextError::Io { .. } => IO,
+            TextError::Limit { .. } => LIMIT,
+            TextError::Malformed { .. } => MALFORMED,
+        };
+        Self::new(exit, 21, error.to_string(), None)
+    }
+}
+
+impl From<VocabularyError> for Failure {
+    fn from(error: VocabularyError) -> Self {
+        let message = error.to_string();
+        match error {
+            VocabularyError::Text(error) => error.into(),
+            VocabularyError::Size { .. } => {
+                let help = "name the dictionary of this model with --dict, or with --source-dict and --target-dict";
+                Self::new(MALFORMED, 22, message, Some(help))
+            }
+            VocabularyError::NoDictionary { .. } => {
+                let help = "name it with --dict, or with --source-dict and --target-dict";
+                Self::new(USAGE, 22, message, Some(help))
+            }
+            VocabularyError::Padding { .. } => Self::new(UNSUPPORTED, 22, message, None),
+        }
+    }
+}
+
+#[cfg(feature = "ort")]
+impl From<GenerateError> for Failure {
+    fn from(error: GenerateError) -> Self {
+        let message = error.to_string();
+        match error {
+            GenerateError::Text(error) => error.into(),
+            GenerateError::Read(error) => error.into(),
+            GenerateError::Backend(error) => error.into(),
+            GenerateError::Missing { path } => {
+                let help = match path.ends_with(CONFIG_FILE) {
+                    true => "export again with --dict FILE, or with dict.txt beside the checkpoint",
+                    false => "give the folder that `moa-export CHECKPOINT -o OUT` wrote for a translation model",
+                };
+                Self::new(IO, 23, message, Some(help))
+            }
+            GenerateError::Graph { .. } => {
+                let help = "export again with this version of moa-export";
+                Self::new(UNSUPPORTED, 24, message, Some(help))
+            }
+            GenerateError::Option(_) => Self::new(USAGE, 25, message, None),
+            GenerateError::TooLong { .. } => Self::new(MALFORMED, 26, message, Some("split the line")),
+            GenerateError::NotFinite { .. } => {
+                Self::new(MALFORMED, 27, message, Some("run `moa-export verify` on the folder"))
+            }
+            GenerateError::Interrupted => Self::new(INTERRUPTED, 1, message, None),
         }
     }
 }

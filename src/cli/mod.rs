@@ -3,6 +3,8 @@
 mod args;
 mod export;
 mod failure;
+#[cfg(feature = "ort")]
+mod generate;
 mod inspect;
 mod ops;
 mod run;
@@ -48,7 +50,7 @@ pub fn main() -> ExitCode {
 
 /// What a mistyped command may have meant.
 fn meant(typed: &str) -> Option<&'static str> {
-    const COMMANDS: [&str; 5] = ["export", "verify", "run", "inspect", "ops"];
+    const COMMANDS: [&str; 6] = ["export", "verify", "run", "generate", "inspect", "ops"];
     let one_letter_away = |command: &str| {
         let without = |text: &str, index: usize| -> String {
             text.chars().enumerate().filter(|(i, _)| *i != index).map(|(_, c)| c).collect()
@@ -94,6 +96,12 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode, Failure> {
         (Some(Command::Export(arguments)), _) | (None, Some(arguments)) => export::run(&arguments),
         (Some(Command::Verify(arguments)), _) => verify::run(&arguments, None),
         (Some(Command::Run(arguments)), _) => run::run(&arguments),
+        #[cfg(feature = "ort")]
+        (Some(Command::Generate(arguments)), _) => generate::run(&arguments),
+        #[cfg(not(feature = "ort"))]
+        (Some(Command::Generate(_)), _) => {
+            Err(Failure::usage("this build has no ONNX Runtime", Some("build with default features")))
+        }
         (Some(Command::Inspect(arguments)), _) => inspect::run(&arguments),
         (Some(Command::Ops(arguments)), _) => ops::run(&arguments),
         (None, None) => Err(Failure::usage("nothing to do", Some("run `moa-export --help`"))),

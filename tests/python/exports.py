@@ -61,17 +61,31 @@ def write_tensors(path, tensors):
 
 @functools.lru_cache(maxsize=None)
 def layer_checkpoint(name):
-    """A checkpoint folder of one stored layer of the fixtures."""
+    """A checkpoint folder of one layer of the fixtures."""
     case = next(case for case in read_json("layers/layers.json")["cases"] if case["name"] == name)
     place = folder(f"checkpoint-{name}")
     place.mkdir()
     config = {key: case[key] for key in ("embed_dim", "kdim", "num_expert", "head_dim", "causal")}
     config.update(model_type="moa_layer", top_k=case["k"], cross_attention=case["kind"] == "cross")
     (place / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    stored = read_tensors(f"layers/{case['file']}")
-    weights = {key[len("weight.") :]: values for key, values in stored.items() if key.startswith("weight.")}
+    described = case["tensors"].items()
+    weights = {key: generated(int(case["seed"]), key, **entry) for key, entry in described if "input." not in key}
     write_tensors(place / "model.safetensors", weights)
     return place
+
+
+def generated(seed, name, shape, amplitude):
+    """The values that the recipe of the layer fixtures gives a tensor: SplitMix64 from seed and name."""
+    state = 0xCBF29CE484222325
+    for byte in name.encode():
+        state = (state ^ byte) * 0x100000001B3 % 2**64
+    steps = np.arange(1, np.prod(shape) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = np.uint64(seed ^ state) + steps
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    unit = (z >> np.uint64(40)).astype(np.float64) * 2.0**-24
+    return (-amplitude + 2 * amplitude * unit).astype(np.float32).reshape(shape)
 
 
 def checkpoint(name):

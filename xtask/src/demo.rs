@@ -71,7 +71,6 @@ fn translate(project: &Project, python: &Python) -> Result<bool, String> {
 fn script_arguments(project: &Project) -> Vec<String> {
     let library = project.shown(&project.operator_library());
     let mut words = vec!["examples/greedy_translate.py".to_owned(), folder(project, "function")];
-    words.extend(["--dict".into(), format!("{MODEL}/dict.txt"), "--codes".into(), format!("{MODEL}/bpe.codes")]);
     words.extend(["--library".into(), library]);
     words
 }
@@ -90,12 +89,15 @@ fn print_next(project: &Project, python: &Python) -> Result<(), String> {
     let program = project.shown(&project.program());
     let runtime = project.shown(&python.onnxruntime(Packages::Runtime)?);
     let packages = project.shown(&python.packages(Packages::Runtime));
+    let folder = folder(project, "function");
     println!(
         "
 == next
 export ORT_DYLIB_PATH={runtime}
 {program} CHECKPOINT -o OUT
 {program} verify OUT --checkpoint CHECKPOINT
+{program} generate {folder} --input 'nine hundred ninety-nine' --beam 4
+{program} inspect {MODEL}
 {program} ops
 PYTHONPATH={packages} python3 {} 'nine hundred ninety-nine'
 cargo xtask test",

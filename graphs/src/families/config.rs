@@ -30,6 +30,11 @@ impl Config {
         self.get("model_type").and_then(Value::as_str).unwrap_or_default()
     }
 
+    /// Whether a key is `true` or `false`; absent where it is neither.
+    pub fn flag(&self, key: &str) -> Option<bool> {
+        self.get(key).and_then(Value::as_bool)
+    }
+
     /// A present value; `null` counts as absent.
     fn get(&self, key: &str) -> Option<&Value> {
         self.keys.get(key).filter(|value| !value.is_null())

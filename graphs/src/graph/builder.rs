@@ -92,8 +92,8 @@ impl Builder {
         renamed
     }
 
-    /// The value that a formal input of a body stands for.
-    pub fn formal(&self, name: &str) -> Value {
+    /// The value called `name`: a formal input of a body, or an output that was named when it was made.
+    pub fn named(&self, name: &str) -> Value {
         Value(name.into())
     }
 

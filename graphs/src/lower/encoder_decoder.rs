@@ -21,7 +21,7 @@ fn lower_encoder(model: &EncoderDecoder, options: Options) -> Result<NamedGraph,
     let hidden = l.encoder(&model.encoder)?;
     let shape = [Dim::from(BATCH), Dim::from(SOURCE), Dim::from(model.encoder.embedding.width())];
     l.b.output(&hidden, "last_hidden_state", DType::Float32, &shape);
-    let hidden = l.b.formal("last_hidden_state");
+    let hidden = l.b.named("last_hidden_state");
     for (index, layer) in model.decoder.layers.iter().enumerate() {
         let attention = &layer.cross_attention;
         l.b.set_prefix(&attention.prefix);

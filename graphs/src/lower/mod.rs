@@ -135,7 +135,7 @@ impl Lowering {
             let shape = [Dim::from(BATCH), Dim::from(self.tokens), Dim::from(top_k)];
             for (part, dtype) in [("indices", DType::Int64), ("weights", DType::Float32)] {
                 let name = format!("{prefix}.{part}");
-                let value = self.b.formal(&name);
+                let value = self.b.named(&name);
                 self.b.output(&value, &name, dtype, &shape);
             }
         }

@@ -70,7 +70,7 @@ impl Lowering {
             b.rename(&value, "present_value");
         };
         self.node(&SELF_ATTENTION, &attention.module, &inputs, &outputs, texts, body)?;
-        let [output, key, value] = [0, 1, 2].map(|index| self.b.formal(&outputs[index]));
+        let [output, key, value] = [0, 1, 2].map(|index| self.b.named(&outputs[index]));
         Ok(SelfAttentionOutput { output, present: [key, value] })
     }
 
@@ -117,7 +117,7 @@ impl Lowering {
         };
         let texts = cross_attributes(&attributes);
         self.node(&CROSS_ATTENTION, &attention.module, &inputs, &outputs, texts, body)?;
-        Ok(self.b.formal(&outputs[0]))
+        Ok(self.b.named(&outputs[0]))
     }
 
     /// `MoEFeedForward` over `hidden` `[B, T, C]`.
@@ -156,7 +156,7 @@ impl Lowering {
         };
         let texts = feed_forward_attributes(&attributes);
         self.node(&FEED_FORWARD, &block.module, &inputs, &outputs, texts, body)?;
-        Ok(self.b.formal(&outputs[0]))
+        Ok(self.b.named(&outputs[0]))
     }
 
     /// Names of a module's routing; declared as graph outputs where the user asked for them.
@@ -335,39 +335,39 @@ fn feed_forward_inputs(values: &FeedForwardValues) -> Vec<Value> {
 
 fn formal_self_values(b: &Builder, [bias, past, rotary]: [bool; 3]) -> SelfValues {
     SelfValues {
-        hidden_states: b.formal("hidden_states"),
-        attention_mask: b.formal("attention_mask"),
-        router_weight: b.formal("router_weight"),
-        query_weight: b.formal("query_weight"),
-        kv_weight: b.formal("kv_weight"),
-        output_weight: b.formal("output_weight"),
-        output_bias: bias.then(|| b.formal("output_bias")),
-        past: past.then(|| [b.formal("past_key"), b.formal("past_value")]),
-        rotary: rotary.then(|| [b.formal("cos_cache"), b.formal("sin_cache"), b.formal("position_ids")]),
+        hidden_states: b.named("hidden_states"),
+        attention_mask: b.named("attention_mask"),
+        router_weight: b.named("router_weight"),
+        query_weight: b.named("query_weight"),
+        kv_weight: b.named("kv_weight"),
+        output_weight: b.named("output_weight"),
+        output_bias: bias.then(|| b.named("output_bias")),
+        past: past.then(|| [b.named("past_key"), b.named("past_value")]),
+        rotary: rotary.then(|| [b.named("cos_cache"), b.named("sin_cache"), b.named("position_ids")]),
     }
 }
 
 fn formal_cross_values(b: &Builder, bias: bool) -> CrossValues {
     CrossValues {
-        hidden_states: b.formal("hidden_states"),
-        key: b.formal("key"),
-        value: b.formal("value"),
-        key_mask: b.formal("key_mask"),
-        query_mask: b.formal("query_mask"),
-        router_weight: b.formal("router_weight"),
-        query_weight: b.formal("query_weight"),
-        output_weight: b.formal("output_weight"),
-        output_bias: bias.then(|| b.formal("output_bias")),
+        hidden_states: b.named("hidden_states"),
+        key: b.named("key"),
+        value: b.named("value"),
+        key_mask: b.named("key_mask"),
+        query_mask: b.named("query_mask"),
+        router_weight: b.named("router_weight"),
+        query_weight: b.named("query_weight"),
+        output_weight: b.named("output_weight"),
+        output_bias: bias.then(|| b.named("output_bias")),
     }
 }
 
 fn formal_feed_forward_values(b: &Builder, bias: bool) -> FeedForwardValues {
     FeedForwardValues {
-        hidden_states: b.formal("hidden_states"),
-        router_weight: b.formal("router_weight"),
-        input_weight: b.formal("input_weight"),
-        output_weight: b.formal("output_weight"),
-        output_bias: bias.then(|| b.formal("output_bias")),
+        hidden_states: b.named("hidden_states"),
+        router_weight: b.named("router_weight"),
+        input_weight: b.named("input_weight"),
+        output_weight: b.named("output_weight"),
+        output_bias: bias.then(|| b.named("output_bias")),
     }
 }
 

@@ -18,18 +18,19 @@ const fn module(name: &'static str, may_name: &'static [&'static str], never: &'
 }
 
 /// The table of ARCHITECTURE.md.
-const MODULES: [Module; 12] = [
+const MODULES: [Module; 13] = [
     module("checkpoint", &[], &[]),
     module("onnx", &[], &[]),
     module("tensor", &[], &["moa_graphs", "moa_schema"]),
     module("tensor_file", &["tensor"], &["moa_graphs", "moa_schema"]),
-    module("side_files", &["checkpoint", "onnx"], &[]),
+    module("text", &[], &["moa_graphs", "moa_schema"]),
+    module("side_files", &["text"], &[]),
     module("export", &["checkpoint", "onnx", "side_files"], &[]),
     module("inspect", &[], &["moa_graphs::graph", "moa_graphs::lower"]),
     module("reference", &["tensor"], &["moa_graphs::graph", "moa_graphs::lower"]),
     module("backend", &["onnx", "tensor"], &["moa_graphs"]),
     module("parity", &["backend", "checkpoint", "export", "onnx", "reference", "tensor"], &[]),
-    module("generate", &["backend", "onnx", "tensor"], &["moa_graphs"]),
+    module("generate", &["backend", "onnx", "text"], &["moa_graphs"]),
     module(
         "cli",
         &[
@@ -44,6 +45,7 @@ const MODULES: [Module; 12] = [
             "side_files",
             "tensor",
             "tensor_file",
+            "text",
         ],
         &[],
     ),

@@ -1,0 +1,183 @@
+//! ONNX Runtime, with values that stay where it put them from one run to the next.
+
+use std::path::{Path, PathBuf};
+
+use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
+use ort::session::{IoBinding, Session};
+use ort::value::{DynValue, PrimitiveTensorElementType, Tensor};
+
+use super::guard::guarded;
+use super::ort::OrtBackend;
+use super::{BackendError, OrtOptions};
+use crate::onnx::read::OnnxFile;
+
+/// Who computes the operators of the `ai.moa` domain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OrtOperators {
+    /// The operator library.
+    #[default]
+    Library,
+    /// ONNX Runtime, by the functions that the model carries.
+    Functions,
+}
+
+/// A model whose inputs stay bound, and whose outputs can be inputs of the next run without a copy.
+///
+/// Names are not checked here: an unknown one, or a value of another type or shape than the model's, is an error
+/// of the runtime.
+#[derive(Debug)]
+pub struct OrtSession {
+    backend: &'static str,
+    /// Before `session`, so that it is released first.
+    binding: IoBinding,
+    outputs: Vec<String>,
+    memory: MemoryInfo<'static>,
+    session: Session,
+}
+
+/// A tensor that the runtime holds.
+#[derive(Debug)]
+pub struct OrtValue(DynValue);
+
+impl OrtSession {
+    /// Prepares a model to compute `outputs`, in this order.
+    ///
+    /// Where `profile` is given, the runtime records every node; see [`Self::end_profiling`].
+    ///
+    /// # Errors
+    ///
+    /// Where the runtime or the operator library is missing or too old, or does not take the model.
+    pub fn load(
+        model: &OnnxFile,
+        outputs: Vec<String>,
+        operators: OrtOperators,
+        options: OrtOptions,
+        profile: Option<&Path>,
+    ) -> Result<Self, BackendError> {
+        let (name, backend) = match operators {
+            OrtOperators::Library => ("ort", OrtBackend::with_library(options)),
+            OrtOperators::Functions => ("ort-function", OrtBackend::without_library(options)),
+        };
+        guarded(name, "load the model", || {
+            let session = backend.session(model, profile)?;
+            let failed = |error: ort::Error| failure(name, "bind inputs and outputs", &error);
+            let binding = session.create_binding().map_err(failed)?;
+            let memory = MemoryInfo::new(AllocationDevice::CPU, 0, AllocatorType::Device, MemoryType::CPUOutput)
+                .map_err(failed)?;
+            Ok(Self { backend: name, binding, outputs, memory, session })
+        })
+    }
+
+    /// Gives the input `name` a value, for this run and the following ones.
+    ///
+    /// # Errors
+    ///
+    /// Where the model has no such input.
+    pub fn bind(&mut self, name: &str, value: &OrtValue) -> Result<(), BackendError> {
+        let backend = self.backend;
+        self.binding.bind_input(name, &value.0).map_err(|error| failure(backend, "bind an input", &error))
+    }
+
+    /// Computes the outputs from what is bound.
+    ///
+    /// # Errors
+    ///
+    /// Where an input has no value or a wrong one, and where the runtime fails.
+    pub fn run(&mut self) -> Result<Vec<OrtValue>, BackendError> {
+        let Self { backend, binding, outputs, memory, session } = self;
+        guarded(backend, "run the model", || {
+            let failed = |error: ort::Error| failure(backend, "run the model", &error);
+            // Bound anew for each run: otherwise the runtime writes into the values that the last one returned.
+            for name in &*outputs {
+                binding.bind_output_to_device(name.as_str(), memory).map_err(failed)?;
+            }
+            let mut computed = session.run_binding(binding).map_err(failed)?;
+            let value = |name: &String| {
+                let text = format!("there is no output `{name}`");
+                computed.remove(name).map(OrtValue).ok_or(BackendError::Failed {
+                    backend,
+                    stage: "run the model",
+                    text,
+                })
+            };
+            outputs.iter().map(value).collect()
+        })
+    }
+
+    /// A tensor of 64-bit integers.
+    ///
+    /// # Errors
+    ///
+    /// Where the number of values is not that of the shape.
+    pub fn integers(&self, shape: &[usize], values: Vec<i64>) -> Result<OrtValue, BackendError> {
+        let value = Tensor::from_array((shape.to_vec(), values));
+        value.map(|value| OrtValue(value.into_dyn())).map_err(|error| failure(self.backend, "make a tensor", &error))
+    }
+
+    /// A tensor of 32-bit floats, all zero.
+    ///
+    /// # Errors
+    ///
+    /// Where there is no memory for it.
+    pub fn zeros(&self, shape: &[usize]) -> Result<OrtValue, BackendError> {
+        let value = Tensor::<f32>::new(self.session.allocator(), shape.to_vec());
+        value.map(|value| OrtValue(value.into_dyn())).map_err(|error| failure(self.backend, "make a tensor", &error))
+    }
+
+    /// The rows `rows` of `value` along its first axis, in this order.
+    ///
+    /// # Errors
+    ///
+    /// Where `value` is no tensor of 32-bit floats or 64-bit integers with such rows.
+    pub fn gather(&self, value: &OrtValue, rows: &[usize]) -> Result<OrtValue, BackendError> {
+        let gathered = match value.0.try_extract_tensor::<i64>() {
+            Ok(_) => Self::gather_of::<i64>(value, rows),
+            Err(_) => Self::gather_of::<f32>(value, rows),
+        };
+        gathered.map_err(|error| failure(self.backend, "reorder rows", &error))
+    }
+
+    fn gather_of<T: PrimitiveTensorElementType + std::fmt::Debug + Copy + 'static>(
+        value: &OrtValue,
+        rows: &[usize],
+    ) -> Result<OrtValue, ort::Error> {
+        let (shape, values) = value.0.try_extract_tensor::<T>()?;
+        let mut dims: Vec<i64> = shape.to_vec();
+        let count = usize::try_from(dims.first().copied().unwrap_or_default()).unwrap_or_default();
+        let Some(width) = values.len().checked_div(count).filter(|_| rows.iter().all(|row| *row < count)) else {
+            return Err(ort::Error::new(format!("there are {count} rows")));
+        };
+        dims[0] = i64::try_from(rows.len()).unwrap_or_default();
+        let mut gathered = Vec::with_capacity(rows.len() * width);
+        for row in rows {
+            gathered.extend_from_slice(&values[row * width..][..width]);
+        }
+        Ok(OrtValue(Tensor::from_array((dims, gathered))?.into_dyn()))
+    }
+
+    /// Ends the recording of nodes and returns the file that holds it, Chrome's trace format.
+    ///
+    /// # Errors
+    ///
+    /// Where the runtime cannot write it.
+    pub fn end_profiling(&mut self) -> Result<PathBuf, BackendError> {
+        let backend = self.backend;
+        self.session.end_profiling().map(PathBuf::from).map_err(|error| failure(backend, "end the profile", &error))
+    }
+}
+
+impl OrtValue {
+    /// Dimensions and values of a tensor of 32-bit floats.
+    ///
+    /// # Errors
+    ///
+    /// Where it is another kind of value.
+    pub fn floats(&self) -> Result<(&[i64], &[f32]), BackendError> {
+        let extracted = self.0.try_extract_tensor::<f32>();
+        extracted.map(|(shape, values)| (&**shape, values)).map_err(|error| failure("ort", "read an output", &error))
+    }
+}
+
+fn failure(backend: &'static str, stage: &'static str, error: &ort::Error) -> BackendError {
+    BackendError::Failed { backend, stage, text: error.message().to_owned() }
+}

@@ -1,0 +1,252 @@
+//! `moa-export generate`.
+
+use std::{
+    fs,
+    io::{self, IsTerminal, Read},
+    path::Path,
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::{
+    Failure,
+    args::{GenerateArguments, RuntimeArgument, StopArgument},
+    print_result,
+    table::table,
+};
+use crate::{
+    backend::{OrtOperators, OrtOptions},
+    generate::{GenerateError, Hypothesis, NodeTime, Profile, SearchOptions, Stop, Translator, TranslatorOptions},
+};
+
+/// Batches whose lines are sorted by length together, and printed together.
+const BATCHES_PER_PART: usize = 16;
+
+/// Most bytes of input; all of it is checked before the first line is translated.
+const MAX_INPUT_BYTES: u64 = 1 << 30;
+
+const INTERRUPTED_EXIT: i32 = 130;
+
+pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
+    if arguments.threads == Some(0) {
+        return Err(Failure::usage("--threads must be at least 1", None));
+    }
+    let search = search_options(arguments);
+    let text = input(&arguments.input)?;
+    let lines: Vec<&str> = text.lines().collect();
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let mut translator = Translator::open(&arguments.folder, options(arguments, &interrupted, false))?;
+    translator.check(&lines, 1, &search)?;
+    catch_interrupt(&interrupted)?;
+    translate(&mut translator, &lines, &search, arguments)?;
+    if arguments.profile {
+        let timed = translator.profile()?;
+        let mut recorder = Translator::open(&arguments.folder, options(arguments, &interrupted, true))?;
+        for lines in lines.chunks(part(arguments)) {
+            recorder.translate_part(lines, 1, &search)?;
+        }
+        let recorded = recorder.profile()?;
+        let _closed_stderr_is_no_error = io::Write::write_all(&mut io::stderr(), report(&timed, &recorded).as_bytes());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn part(arguments: &GenerateArguments) -> usize {
+    arguments.batch.saturating_mul(BATCHES_PER_PART).max(1)
+}
+
+fn search_options(arguments: &GenerateArguments) -> SearchOptions {
+    SearchOptions {
+        beam: arguments.beam,
+        nbest: arguments.nbest,
+        length_penalty: arguments.lenpen,
+        min_len: arguments.min_len,
+        max_len_a: arguments.max_len_a,
+        max_len_b: arguments.max_len_b,
+        stop: match arguments.stop {
+            StopArgument::Fairseq => Stop::Fairseq,
+            StopArgument::Best => Stop::Best,
+        },
+    }
+}
+
+fn options(arguments: &GenerateArguments, interrupted: &Arc<AtomicBool>, profile: bool) -> TranslatorOptions {
+    TranslatorOptions {
+        operators: match arguments.backend {
+            RuntimeArgument::Ort => OrtOperators::Library,
+            RuntimeArgument::OrtFunction => OrtOperators::Functions,
+        },
+        runtime: OrtOptions { threads: arguments.threads, operator_library: arguments.library.clone() },
+        batch: arguments.batch,
+        profile,
+        interrupted: Arc::clone(interrupted),
+    }
+}
+
+/// The text that `--input` means.
+fn input(argument: &str) -> Result<String, Failure> {
+    let path = Path::new(argument);
+    let (name, bytes) = if argument == "-" {
+        ("stdin".to_owned(), read(io::stdin().lock()).map_err(|error| Failure::io(&error, "stdin"))?)
+    } else if path.is_dir() {
+        return Err(Failure::usage(format!("{} is a folder", path.display()), Some("give a file of lines")));
+    } else if path.exists() {
+        let name = path.display().to_string();
+        let bytes = fs::File::open(path).and_then(read).map_err(|error| Failure::io(&error, &name))?;
+        (name, bytes)
+    } else {
+        ("--input".to_owned(), argument.as_bytes().to_vec())
+    };
+    if bytes.len() as u64 > MAX_INPUT_BYTES {
+        return Err(Failure::too_much(format!("{name}: more than {MAX_INPUT_BYTES} bytes"), "split the file"));
+    }
+    let line_of = |place: usize| bytes[..place].iter().filter(|byte| **byte == b'\n').count() + 1;
+    if let Some(place) = bytes.iter().position(|byte| *byte == 0) {
+        return Err(Failure::no_text(format!("{name}, line {}: a zero byte: this is no text", line_of(place))));
+    }
+    match std::str::from_utf8(&bytes) {
+        Ok(text) => Ok(text.to_owned()),
+        Err(error) => {
+            let line = line_of(error.valid_up_to());
+            Err(Failure::no_text(format!("{name}, line {line}: not UTF-8: this is no text, or in another encoding")))
+        }
+    }
+}
+
+fn read(source: impl Read) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    source.take(MAX_INPUT_BYTES + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The first Ctrl-C ends the translation at its next step, the second one the program.
+fn catch_interrupt(interrupted: &Arc<AtomicBool>) -> Result<(), Failure> {
+    let interrupted = Arc::clone(interrupted);
+    let caught = ctrlc::set_handler(move || {
+        if interrupted.swap(true, Ordering::Relaxed) {
+            std::process::exit(INTERRUPTED_EXIT);
+        }
+    });
+    caught.map_err(|error| Failure::io(&io::Error::other(error), "Ctrl-C"))
+}
+
+/// Translates and prints part by part, in the order of the lines.
+fn translate(
+    translator: &mut Translator,
+    lines: &[&str],
+    search: &SearchOptions,
+    arguments: &GenerateArguments,
+) -> Result<(), Failure> {
+    let progress = progress(lines.len());
+    let mut done = 0;
+    for part in lines.chunks(part(arguments)) {
+        let results = match translator.translate_part(part, done + 1, search) {
+            Ok(results) => results,
+            Err(GenerateError::Interrupted) => {
+                progress.abandon();
+                return Err(Failure::interrupted(format!("interrupted after {done} of {} lines", lines.len())));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let mut text = String::new();
+        for ((number, line), hypotheses) in (done + 1..).zip(part).zip(&results) {
+            match arguments.json {
+                true => text.push_str(&json(number, line, hypotheses)),
+                false => text.push_str(&plain(hypotheses, arguments.nbest)),
+            }
+        }
+        progress.suspend(|| print_result(&text))?;
+        done += part.len();
+        progress.inc(part.len() as u64);
+    }
+    progress.finish_and_clear();
+    Ok(())
+}
+
+/// Drawn only where stderr is a terminal and there is more than one part to wait for.
+fn progress(lines: usize) -> ProgressBar {
+    if !io::stderr().is_terminal() || lines < 2 {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(lines as u64);
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} lines, {eta} left");
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+fn plain(hypotheses: &[Hypothesis], nbest: usize) -> String {
+    match hypotheses {
+        [] => "\n".to_owned(),
+        [one, ..] if nbest == 1 => format!("{}\n", one.text),
+        several => several.iter().map(|one| format!("{:.4}\t{}\n", one.score, one.text)).collect(),
+    }
+}
+
+fn json(number: usize, line: &str, hypotheses: &[Hypothesis]) -> String {
+    let translation = |one: &Hypothesis| {
+        serde_json::json!({
+            "text": one.text,
+            "score": one.score,
+            "tokens": one.tokens,
+            "log_probabilities": one.log_probabilities,
+        })
+    };
+    let translations: Vec<_> = hypotheses.iter().map(translation).collect();
+    let value = serde_json::json!({ "line": number, "source": line, "translations": translations });
+    format!("{value}\n")
+}
+
+/// Whole times of a run without records, then the decoder's nodes in one with them, which is slower.
+fn report(timed: &Profile, recorded: &Profile) -> String {
+    let rate = share(timed.sentences, timed.total);
+    let mut text = format!(
+        "{} sentences in {:.3} s: {rate:.1} sentences/s; {} decoder steps, {} rows\n",
+        timed.sentences,
+        timed.total.as_secs_f64(),
+        timed.steps,
+        timed.rows
+    );
+    let host = timed.total.saturating_sub(timed.encoder + timed.decoder + timed.reorder);
+    let places = [
+        ("encoder", timed.encoder),
+        ("decoder", timed.decoder),
+        ("host: cache reordering", timed.reorder),
+        ("host: search and text", host),
+    ];
+    let places = places.map(|(name, time)| (name.to_owned(), time));
+    text.push_str(&shares("all", timed.total, timed.steps, &places));
+    let ours = |node: &&NodeTime| node.operator.starts_with("MoA") || node.operator.starts_with("MoE");
+    let nodes: Duration = recorded.nodes.iter().map(|node| node.time).sum();
+    let operators: Duration = recorded.nodes.iter().filter(ours).map(|node| node.time).sum();
+    let mut places = vec![
+        ("MoA operators".to_owned(), operators),
+        ("other nodes".to_owned(), nodes - operators),
+        ("ONNX Runtime around the nodes".to_owned(), recorded.decoder.saturating_sub(nodes)),
+    ];
+    let per_step = |node: &NodeTime| node.runs / recorded.steps.max(1);
+    places.extend(recorded.nodes.iter().map(|node| (format!("  {} x{}", node.operator, per_step(node)), node.time)));
+    text.push_str(&shares("decoder, with every node recorded", recorded.decoder, recorded.steps, &places));
+    text
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn share(count: usize, time: Duration) -> f64 {
+    count as f64 / time.as_secs_f64().max(f64::MIN_POSITIVE)
+}
+
+/// A table of times: in all, per decoder step, and as a share of `whole`.
+fn shares(name: &str, whole: Duration, steps: usize, places: &[(String, Duration)]) -> String {
+    let row = |name: &str, time: Duration| {
+        let percent = 100.0 * time.as_secs_f64() / whole.as_secs_f64().max(f64::MIN_POSITIVE);
+        let step = 1e6 / share(steps.max(1), time).max(f64::MIN_POSITIVE);
+        vec![name.to_owned(), format!("{:.1}", 1e3 * time.as_secs_f64()), format!("{step:.1}"), format!("{percent:.1}")]
+    };
+    let mut rows = vec![row(name, whole)];
+    rows.extend(places.iter().map(|(name, time)| row(name, *time)));
+    table(&["where", "ms", "us/step", "%"], &rows)
+}

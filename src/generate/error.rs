@@ -1,0 +1,56 @@
+//! Why there is no translation.
+
+use std::path::PathBuf;
+
+use crate::{backend::BackendError, onnx::ReadError, text::TextError};
+
+/// A folder could not be opened, or a line not be translated.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GenerateError {
+    /// A file of the folder is not there.
+    #[error("{} is not there", .path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A vocabulary file or `generation.json` cannot be used.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// A graph cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// A graph is not one that this program knows how to decode with.
+    #[error("{}: {what}", .path.display())]
+    Graph {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The runtime is missing or failed.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// An option is out of its range.
+    #[error("{0}")]
+    Option(String),
+    /// A line has more tokens than the model has positions.
+    #[error("line {line}: {tokens} tokens with the end; the model has positions for {limit}")]
+    TooLong {
+        /// Number of the line, from 1.
+        line: usize,
+        /// Tokens of the line.
+        tokens: usize,
+        /// Positions of the model.
+        limit: usize,
+    },
+    /// The model computed NaN or infinity.
+    #[error("line {line}: the model computes NaN or infinite scores")]
+    NotFinite {
+        /// Number of the line, from 1.
+        line: usize,
+    },
+    /// The user asked to stop.
+    #[error("interrupted")]
+    Interrupted,
+}

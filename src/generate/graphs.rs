@@ -1,0 +1,119 @@
+//! The two graphs of an exported translation model, and what they must look like.
+
+use std::path::{Path, PathBuf};
+
+use moa_schema::{DOMAIN, OPSET_VERSION};
+
+use super::GenerateError;
+use crate::{
+    onnx::{
+        OnnxFile,
+        read::{Dim, canonical_domain},
+        read_model,
+    },
+    text::CONFIG_FILE,
+};
+
+const ENCODER: &str = "encoder_model.onnx";
+const DECODER: &str = "decoder_model.onnx";
+
+/// The graphs, checked against each other.
+pub(super) struct Graphs {
+    pub(super) encoder: OnnxFile,
+    pub(super) decoder: OnnxFile,
+    /// Decoder layers.
+    pub(super) layers: usize,
+    /// Key/value heads and their width, by layer.
+    pub(super) caches: Vec<[usize; 2]>,
+    /// Symbols that the decoder chooses from, where the graph fixes their number.
+    pub(super) vocabulary: Option<usize>,
+}
+
+impl Graphs {
+    pub(super) fn read(folder: &Path) -> Result<Self, GenerateError> {
+        let paths = [ENCODER, DECODER].map(|name| folder.join(name));
+        for path in paths.iter().chain([&folder.join(CONFIG_FILE)]) {
+            if !path.exists() {
+                return Err(GenerateError::Missing { path: path.clone() });
+            }
+        }
+        let [encoder, decoder] = paths;
+        let graphs = Self::of(read_model(&encoder)?, read_model(&decoder)?);
+        graphs.map_err(|(path, what)| GenerateError::Graph { path, what })
+    }
+
+    fn of(encoder: OnnxFile, decoder: OnnxFile) -> Result<Self, (PathBuf, String)> {
+        for file in [&encoder, &decoder] {
+            check_operators(file).map_err(|what| (file.path().to_owned(), what))?;
+        }
+        let at_decoder = |what: String| (decoder.path().to_owned(), what);
+        let mut caches = Vec::new();
+        while let Some(dims) = dims(&decoder, &format!("past_key_values.{}.decoder.key", caches.len())) {
+            let [_, Dim::Fixed(heads), _, Dim::Fixed(width)] = dims[..] else {
+                let name = format!("past_key_values.{}.decoder.key", caches.len());
+                return Err(at_decoder(format!("input `{name}` must be [batch, heads, past, width] with fixed sizes")));
+            };
+            caches.push([heads, width]);
+        }
+        if caches.is_empty() {
+            return Err(at_decoder("there is no input `past_key_values.0.decoder.key`: no decoder with caches".into()));
+        }
+        let logits = decoder.outputs().into_iter().find(|value| value.name == "logits");
+        let logits = logits.ok_or_else(|| at_decoder("there is no output `logits`".into()))?;
+        let vocabulary = match logits.dims.as_deref().and_then(<[Dim]>::last) {
+            Some(Dim::Fixed(size)) => Some(*size),
+            _ => None,
+        };
+        let layers = caches.len();
+        check_names(&encoder, layers, &ENCODER_INPUTS, false).map_err(|what| (encoder.path().to_owned(), what))?;
+        check_names(&decoder, layers, &DECODER_INPUTS, true).map_err(at_decoder)?;
+        Ok(Self { encoder, decoder, layers, caches, vocabulary })
+    }
+}
+
+const ENCODER_INPUTS: [&str; 2] = ["input_ids", "attention_mask"];
+const DECODER_INPUTS: [&str; 3] = ["input_ids", "attention_mask", "encoder_attention_mask"];
+
+/// `{start}.{layer}.{side}.key` and `.value`, layer by layer.
+pub(super) fn cache_names(start: &str, side: &str, layers: usize) -> Vec<String> {
+    let names = |layer| ["key", "value"].map(|part| format!("{start}.{layer}.{side}.{part}"));
+    (0..layers).flat_map(names).collect()
+}
+
+fn dims(file: &OnnxFile, name: &str) -> Option<Vec<Dim>> {
+    file.inputs().into_iter().find(|value| value.name == name).map(|value| value.dims.unwrap_or_default())
+}
+
+/// The inputs must be exactly those of this project's contract, the outputs at least.
+fn check_names(file: &OnnxFile, layers: usize, own: &[&str], decoder: bool) -> Result<(), String> {
+    let mut inputs: Vec<String> = own.iter().map(|name| (*name).to_owned()).collect();
+    let outputs = if decoder {
+        inputs.extend(["decoder", "encoder"].into_iter().flat_map(|side| cache_names("past_key_values", side, layers)));
+        cache_names("present", "decoder", layers)
+    } else {
+        cache_names("present", "encoder", layers)
+    };
+    let found: Vec<_> = file.inputs().into_iter().map(|value| value.name).collect();
+    if let Some(name) = inputs.iter().find(|name| !found.contains(name)) {
+        return Err(format!("there is no input `{name}`"));
+    }
+    if let Some(name) = found.iter().find(|name| !inputs.contains(name)) {
+        return Err(format!("input `{name}` is unknown"));
+    }
+    let found: Vec<_> = file.outputs().into_iter().map(|value| value.name).collect();
+    match outputs.iter().find(|name| !found.contains(name)) {
+        Some(name) => Err(format!("there is no output `{name}`")),
+        None => Ok(()),
+    }
+}
+
+fn check_operators(file: &OnnxFile) -> Result<(), String> {
+    let imports = &file.model().opset_import;
+    match imports.iter().find(|import| canonical_domain(&import.domain) == DOMAIN) {
+        Some(import) if import.version != OPSET_VERSION => Err(format!(
+            "it uses version {} of the operators {DOMAIN}; this program and its library have version {OPSET_VERSION}",
+            import.version
+        )),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,66 @@
+//! What a search may be told.
+
+/// When a sentence is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Stop {
+    /// As soon as `beam` hypotheses have ended, however good those are that have not: what fairseq does.
+    Fairseq,
+    /// When no live hypothesis can still be among the `nbest` best.
+    #[default]
+    Best,
+}
+
+/// How translations are searched for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SearchOptions {
+    /// Hypotheses that are followed side by side; 1 is greedy.
+    pub beam: usize,
+    /// Translations to return, at most `beam`.
+    pub nbest: usize,
+    /// A score is the sum of log-probabilities over this power of the length, the end included.
+    pub length_penalty: f64,
+    /// Fewest tokens before the end.
+    pub min_len: usize,
+    /// Most tokens before the end, for each token of the source, its end included.
+    pub max_len_a: f64,
+    /// Most tokens before the end, added to `max_len_a` times the source's length.
+    pub max_len_b: usize,
+    /// When a sentence is done.
+    pub stop: Stop,
+}
+
+impl Default for SearchOptions {
+    fn default() -> Self {
+        Self { beam: 4, nbest: 1, length_penalty: 1.0, min_len: 1, max_len_a: 0.0, max_len_b: 200, stop: Stop::Best }
+    }
+}
+
+/// Widest beam; each hypothesis holds caches of its own.
+const MAX_BEAM: usize = 1024;
+
+impl SearchOptions {
+    /// Which option is out of its range, if one is.
+    pub(super) fn fault(&self) -> Option<String> {
+        if !(1..=MAX_BEAM).contains(&self.beam) {
+            return Some(format!("beam {}: it must be from 1 to {MAX_BEAM}", self.beam));
+        }
+        if !(1..=self.beam).contains(&self.nbest) {
+            return Some(format!("nbest {}: it must be from 1 to the beam, {}", self.nbest, self.beam));
+        }
+        if !self.length_penalty.is_finite() {
+            return Some(format!("length penalty {}: it must be a number", self.length_penalty));
+        }
+        if !(self.max_len_a.is_finite() && self.max_len_a >= 0.0) {
+            return Some(format!("max-len-a {}: it must be 0 or more", self.max_len_a));
+        }
+        None
+    }
+
+    /// Most tokens before the end, for a source of `source_len` tokens and a decoder with `positions`.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
+    pub(super) fn max_len(&self, source_len: usize, positions: Option<usize>) -> usize {
+        let allowed = (self.max_len_a * source_len as f64) as usize;
+        let allowed = allowed.saturating_add(self.max_len_b);
+        positions.map_or(allowed, |positions| allowed.min(positions.saturating_sub(1)))
+    }
+}

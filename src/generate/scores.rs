@@ -1,0 +1,163 @@
+//! From logits to the best continuations.
+
+/// Whether a hypothesis may end at this step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    Allowed,
+    Forbidden,
+    Only,
+}
+
+/// Which tokens may be chosen.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rule {
+    pub(super) padding: i64,
+    pub(super) end: i64,
+    pub(super) when: End,
+}
+
+/// A continuation of one hypothesis by one token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Candidate {
+    /// Number of the hypothesis among those of its sentence.
+    pub(super) row: usize,
+    pub(super) token: i64,
+    /// Log-probability of the hypothesis with the token.
+    pub(super) score: f64,
+}
+
+/// The best `count` continuations of rows of logits, each with the log-probability up to it, best first.
+///
+/// `None` where logits are NaN or infinite.
+pub(super) fn best<'a>(
+    rows: impl Iterator<Item = (&'a [f32], f64)>,
+    count: usize,
+    rule: Rule,
+) -> Option<Vec<Candidate>> {
+    let mut candidates = Vec::new();
+    for (row, (logits, score)) in rows.enumerate() {
+        let total = log_sum_exp(logits)?;
+        let candidate = |(token, logit): (i64, f32)| Candidate { row, token, score: score + f64::from(logit) - total };
+        candidates.extend(highest(logits, count, rule).into_iter().map(candidate));
+    }
+    let order = |a: &Candidate, b: &Candidate| b.score.total_cmp(&a.score);
+    candidates.sort_by(order);
+    candidates.truncate(count);
+    Some(candidates)
+}
+
+/// The permitted tokens with the `count` highest logits, highest first; of equal ones the lower token first.
+fn highest(logits: &[f32], count: usize, rule: Rule) -> Vec<(i64, f32)> {
+    let tokens = (0i64..).zip(logits.iter().copied());
+    let permitted = |token: i64| match rule.when {
+        End::Only => token == rule.end,
+        End::Forbidden => token != rule.padding && token != rule.end,
+        End::Allowed => token != rule.padding,
+    };
+    let mut best: Vec<(i64, f32)> = Vec::with_capacity(count + 1);
+    let mut least = f32::NEG_INFINITY;
+    for (token, logit) in tokens {
+        if logit <= least || !permitted(token) {
+            continue;
+        }
+        let place = best.partition_point(|(_, other)| *other >= logit);
+        best.insert(place, (token, logit));
+        best.truncate(count);
+        if best.len() == count {
+            least = best[count - 1].1;
+        }
+    }
+    best
+}
+
+const LANES: usize = 8;
+
+/// `ln(sum(exp(logits)))`; `None` where it is not finite.
+fn log_sum_exp(logits: &[f32]) -> Option<f64> {
+    let highest = lanes(logits, f32::NEG_INFINITY, |highest, logit| if logit > highest { logit } else { highest });
+    let highest = highest.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = lanes(logits, 0.0f64, |sum, logit| sum + f64::from(exp(logit - highest))).into_iter().sum();
+    let total = f64::from(highest) + sum.ln();
+    total.is_finite().then_some(total)
+}
+
+/// Folds every eighth value with the others of its lane; compilers turn lanes into vectors.
+fn lanes<T: Copy>(values: &[f32], first: T, fold: impl Fn(T, f32) -> T) -> [T; LANES] {
+    let mut lanes = [first; LANES];
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    for chunk in chunks.iter().map(<[f32; LANES]>::as_slice).chain([rest]) {
+        for (lane, value) in lanes.iter_mut().zip(chunk) {
+            *lane = fold(*lane, *value);
+        }
+    }
+    lanes
+}
+
+/// `e^x` for `x <= 0`, within 2 units in the last place; NaN stays NaN.
+///
+/// `x = n ln 2 + r` with `|r| <= ln 2 / 2`: a polynomial for `e^r`, `2^n` by its bits.
+fn exp(x: f32) -> f32 {
+    const LEAST: f32 = -87.0;
+    /// Adding it leaves `n` in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    const LN_2_HIGH: f32 = 0.693_359_4;
+    const LN_2_LOW: f32 = -2.121_944_4e-4;
+    let x = if x < LEAST { LEAST } else { x };
+    let rounded = x * std::f32::consts::LOG2_E + ROUND;
+    let n = rounded - ROUND;
+    let r = (x - n * LN_2_HIGH) - n * LN_2_LOW;
+    let coefficients = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
+    let polynomial = coefficients.into_iter().fold(0.0, |sum, coefficient| sum * r + coefficient);
+    polynomial * f32::from_bits((rounded.to_bits() << 23).wrapping_add(127 << 23))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Candidate, End, Rule, best, exp, log_sum_exp};
+
+    const RULE: Rule = Rule { padding: 1, end: 2, when: End::Allowed };
+
+    #[test]
+    fn log_probabilities_sum_to_one() {
+        let logits = [1.5f32, -300.0, 88.0, 87.5, 0.0];
+        let total = log_sum_exp(&logits).unwrap();
+        let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - total).exp()).sum();
+        assert!((sum - 1.0).abs() < 1e-6, "{sum}");
+        for broken in [f32::NAN, f32::INFINITY] {
+            assert_eq!(log_sum_exp(&[0.0, broken]), None);
+        }
+        assert_eq!(log_sum_exp(&[f32::NEG_INFINITY; 2]), None);
+    }
+
+    #[test]
+    fn the_exponential_is_exact_to_the_last_places() {
+        for step in 0..870_000 {
+            let x = -step as f32 * 1e-4;
+            let exact = f64::from(x).exp();
+            let error = (f64::from(exp(x)) - exact).abs() / exact;
+            assert!(error < 2.5e-7, "{x}: {error}");
+        }
+        assert!(exp(f32::NAN).is_nan());
+        assert!(exp(f32::NEG_INFINITY) < 1e-37);
+    }
+
+    #[test]
+    fn ties_go_to_the_lower_row_then_the_lower_token() {
+        let row = [0.0f32, 9.0, 0.0, 0.0];
+        let found = best([(row.as_slice(), -1.0), (row.as_slice(), -1.0)].into_iter(), 5, RULE).unwrap();
+        let order: Vec<_> = found.iter().map(|candidate| (candidate.row, candidate.token)).collect();
+        assert_eq!(order, [(0, 0), (0, 2), (0, 3), (1, 0), (1, 2)]);
+    }
+
+    #[test]
+    fn rules_hold() {
+        let row = [0.0f32, 9.0, 5.0, 1.0];
+        let tokens = |when| -> Vec<i64> {
+            let found: Vec<Candidate> = best([(row.as_slice(), 0.0)].into_iter(), 8, Rule { when, ..RULE }).unwrap();
+            found.iter().map(|candidate| candidate.token).collect()
+        };
+        assert_eq!(tokens(End::Allowed), [2, 3, 0]);
+        assert_eq!(tokens(End::Forbidden), [3, 0]);
+        assert_eq!(tokens(End::Only), [2]);
+    }
+}

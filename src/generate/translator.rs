@@ -1,0 +1,290 @@
+//! Lines of text to lines of text.
+
+use std::{
+    path::Path,
+    sync::{Arc, atomic::AtomicBool},
+    time::{Duration, Instant},
+};
+
+use super::{
+    GenerateError, Profile, SearchOptions,
+    decoder::{CacheNames, CachedDecoder, Memory, StepTimes},
+    graphs::{Graphs, cache_names},
+    profile::Recording,
+    search::{Finished, SearchError, Symbols, search},
+};
+use crate::{
+    backend::{OrtOperators, OrtOptions, OrtSession},
+    onnx::OnnxFile,
+    text::{Dictionary, GenerationConfig, Tokenizer},
+};
+
+/// How a [`Translator`] computes.
+#[derive(Debug, Clone)]
+pub struct TranslatorOptions {
+    /// Who computes the operators of the `ai.moa` domain.
+    pub operators: OrtOperators,
+    /// How ONNX Runtime computes.
+    pub runtime: OrtOptions,
+    /// Most sentences that are decoded together.
+    pub batch: usize,
+    /// Whether the runtime records every node for [`Translator::profile`]; costs time.
+    pub profile: bool,
+    /// Where this becomes true, a translation ends with [`GenerateError::Interrupted`].
+    pub interrupted: Arc<AtomicBool>,
+}
+
+impl Default for TranslatorOptions {
+    fn default() -> Self {
+        Self {
+            operators: OrtOperators::Library,
+            runtime: OrtOptions::default(),
+            batch: 32,
+            profile: false,
+            interrupted: Arc::default(),
+        }
+    }
+}
+
+/// One translation of a line.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Hypothesis {
+    /// The text.
+    pub text: String,
+    /// Ids, the end included.
+    pub tokens: Vec<i64>,
+    /// Sum of the log-probabilities over the length penalty.
+    pub score: f64,
+    /// Log-probability of each token.
+    pub log_probabilities: Vec<f64>,
+}
+
+/// A translation model that is ready to run.
+#[derive(Debug)]
+pub struct Translator {
+    config: GenerationConfig,
+    tokenizer: Tokenizer,
+    encoder: OrtSession,
+    decoder: OrtSession,
+    names: CacheNames,
+    caches: Vec<[usize; 2]>,
+    batch: usize,
+    interrupted: Arc<AtomicBool>,
+    recording: Option<Recording>,
+    times: StepTimes,
+    encode_time: Duration,
+    total_time: Duration,
+    sentences: usize,
+}
+
+/// A line as the model reads it.
+struct Source {
+    /// Place of the line in the input.
+    place: usize,
+    /// Ids, the end included.
+    ids: Vec<i64>,
+}
+
+impl Translator {
+    /// Loads the folder that `moa-export CHECKPOINT -o FOLDER` wrote.
+    ///
+    /// # Errors
+    ///
+    /// Where a file is missing or broken, the graphs are no encoder and decoder with caches, or the runtime is
+    /// missing or does not take them.
+    pub fn open(folder: &Path, options: TranslatorOptions) -> Result<Self, GenerateError> {
+        if options.batch == 0 {
+            return Err(GenerateError::Option("batch 0: it must be at least 1".into()));
+        }
+        let graphs = Graphs::read(folder)?;
+        let config = GenerationConfig::read(folder)?;
+        let tokenizer = Tokenizer::read(folder, &config)?;
+        check_vocabulary(&graphs, &config, &tokenizer)?;
+        let recording = options.profile.then(Recording::begin).transpose()?;
+        let load = |model: &OnnxFile, outputs, profile: Option<&Path>| {
+            OrtSession::load(model, outputs, options.operators, options.runtime.clone(), profile)
+        };
+        let layers = graphs.layers;
+        let encoder = load(&graphs.encoder, cache_names("present", "encoder", layers), None)?;
+        let mut outputs = vec!["logits".to_owned()];
+        outputs.extend(cache_names("present", "decoder", layers));
+        let place = recording.as_ref().map(Recording::place);
+        let decoder = load(&graphs.decoder, outputs, place.as_deref())?;
+        let names = CacheNames {
+            own: cache_names("past_key_values", "decoder", layers),
+            cross: cache_names("past_key_values", "encoder", layers),
+        };
+        Ok(Self {
+            config,
+            tokenizer,
+            encoder,
+            decoder,
+            names,
+            caches: graphs.caches,
+            batch: options.batch,
+            interrupted: options.interrupted,
+            recording,
+            times: StepTimes::default(),
+            encode_time: Duration::ZERO,
+            total_time: Duration::ZERO,
+            sentences: 0,
+        })
+    }
+
+    /// The `nbest` best translations of each line, best first; none for a line without a word.
+    ///
+    /// Lines of similar length are decoded together; the results are in the order of the lines.
+    ///
+    /// # Errors
+    ///
+    /// Where an option is out of its range, a line is longer than the model's positions, or the runtime fails.
+    pub fn translate<L: AsRef<str>>(
+        &mut self,
+        lines: &[L],
+        options: &SearchOptions,
+    ) -> Result<Vec<Vec<Hypothesis>>, GenerateError> {
+        self.check(lines, 1, options)?;
+        self.translate_part(lines, 1, options)
+    }
+
+    /// Checks options and lines without translating; `first` is the number of the first line.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::translate`], but for the runtime.
+    pub fn check<L: AsRef<str>>(
+        &self,
+        lines: &[L],
+        first: usize,
+        options: &SearchOptions,
+    ) -> Result<(), GenerateError> {
+        if let Some(fault) = options.fault() {
+            return Err(GenerateError::Option(fault));
+        }
+        let Some(limit) = self.config.max_source_positions else { return Ok(()) };
+        for (line, text) in (first..).zip(lines) {
+            let tokens = self.tokenizer.encode(text.as_ref()).len() + 1;
+            if tokens > limit {
+                return Err(GenerateError::TooLong { line, tokens, limit });
+            }
+        }
+        Ok(())
+    }
+
+    /// [`Self::translate`] for lines that [`Self::check`] has seen.
+    ///
+    /// # Errors
+    ///
+    /// Where the runtime fails or computes no numbers.
+    pub fn translate_part<L: AsRef<str>>(
+        &mut self,
+        lines: &[L],
+        first: usize,
+        options: &SearchOptions,
+    ) -> Result<Vec<Vec<Hypothesis>>, GenerateError> {
+        let start = Instant::now();
+        let mut sources: Vec<_> = lines
+            .iter()
+            .enumerate()
+            .map(|(place, line)| Source { place, ids: self.tokenizer.encode(line.as_ref()) })
+            .filter(|source| !source.ids.is_empty())
+            .collect();
+        sources.iter_mut().for_each(|source| source.ids.push(Dictionary::EOS));
+        sources.sort_by_key(|source| source.ids.len());
+        let mut results: Vec<Vec<Hypothesis>> = lines.iter().map(|_| Vec::new()).collect();
+        for batch in sources.chunks(self.batch) {
+            let found = self.translate_batch(batch, options).map_err(|error| match error {
+                SearchError::Decoder(error) => error,
+                SearchError::NotFinite { sentence } => GenerateError::NotFinite { line: first + batch[sentence].place },
+            })?;
+            for (source, found) in batch.iter().zip(found) {
+                results[source.place] = found.into_iter().take(options.nbest).map(|one| self.hypothesis(one)).collect();
+            }
+        }
+        self.sentences += sources.len();
+        self.total_time += start.elapsed();
+        Ok(results)
+    }
+
+    fn translate_batch(
+        &mut self,
+        batch: &[Source],
+        options: &SearchOptions,
+    ) -> Result<Vec<Vec<Finished>>, SearchError<GenerateError>> {
+        let max_len = |source: &Source| options.max_len(source.ids.len(), self.config.max_target_positions);
+        let max_lens: Vec<_> = batch.iter().map(max_len).collect();
+        let start = Instant::now();
+        let memory = self.encode(batch).map_err(SearchError::Decoder)?;
+        self.encode_time += start.elapsed();
+        let symbols = Symbols { start: self.config.decoder_start(), padding: Dictionary::PAD, end: Dictionary::EOS };
+        let Self { decoder, names, caches, interrupted, times, .. } = self;
+        let decoder = CachedDecoder::new(decoder, names, caches, (memory, batch.len()), interrupted, times);
+        let mut decoder = decoder.map_err(|error| SearchError::Decoder(error.into()))?;
+        search(&mut decoder, &max_lens, symbols, options)
+    }
+
+    /// Keys and values of the sources for the decoder.
+    fn encode(&mut self, batch: &[Source]) -> Result<Memory, GenerateError> {
+        let length = batch.iter().map(|source| source.ids.len()).max().unwrap_or_default();
+        let mut ids = Vec::with_capacity(batch.len() * length);
+        let mut mask = Vec::with_capacity(batch.len() * length);
+        for source in batch {
+            let padding = std::iter::repeat_n(Dictionary::PAD, length - source.ids.len());
+            let real = source.ids.iter().copied();
+            match self.config.left_pad_source {
+                true => ids.extend(padding.chain(real)),
+                false => ids.extend(real.chain(padding)),
+            }
+        }
+        mask.extend(ids.iter().map(|id| i64::from(*id != Dictionary::PAD)));
+        let shape = [batch.len(), length];
+        let ids = self.encoder.integers(&shape, ids)?;
+        let mask = self.encoder.integers(&shape, mask)?;
+        self.encoder.bind("input_ids", &ids)?;
+        self.encoder.bind("attention_mask", &mask)?;
+        Ok(Memory { mask, caches: self.encoder.run()? })
+    }
+
+    fn hypothesis(&self, finished: Finished) -> Hypothesis {
+        let Finished { tokens, log_probabilities, score } = finished;
+        Hypothesis { text: self.tokenizer.decode(&tokens), tokens, score, log_probabilities }
+    }
+
+    /// Where the time of all translations so far went; nodes only where
+    /// [`profile`](TranslatorOptions::profile) was set.
+    ///
+    /// # Errors
+    ///
+    /// Where the runtime's records cannot be read.
+    pub fn profile(&mut self) -> Result<Profile, GenerateError> {
+        let mut profile = Profile {
+            sentences: self.sentences,
+            steps: self.times.steps,
+            rows: self.times.rows,
+            total: self.total_time,
+            encoder: self.encode_time,
+            decoder: self.times.run,
+            reorder: self.times.reorder,
+            nodes: Vec::new(),
+        };
+        if let Some(_folder) = self.recording.take() {
+            profile.nodes = super::profile::nodes(&self.decoder.end_profiling()?)?;
+        }
+        Ok(profile)
+    }
+}
+
+/// Dictionaries, start symbol and graph must agree.
+fn check_vocabulary(graphs: &Graphs, config: &GenerationConfig, tokenizer: &Tokenizer) -> Result<(), GenerateError> {
+    let symbols = tokenizer.target().len();
+    let refused = |what| Err(GenerateError::Graph { path: graphs.decoder.path().to_owned(), what });
+    if let Some(outputs) = graphs.vocabulary.filter(|outputs| *outputs != symbols) {
+        let name = &config.target_dictionary;
+        return refused(format!("it chooses from {outputs} symbols, and {name} has {symbols}"));
+    }
+    let start = config.decoder_start();
+    if !usize::try_from(start).is_ok_and(|start| start < symbols) {
+        return refused(format!("decoder_start_token_id {start} is none of its {symbols} symbols"));
+    }
+    Ok(())
+}

@@ -1,0 +1,150 @@
+//! The files beside the graphs of a translation model: its vocabulary, and `generation.json`.
+
+use std::path::{Path, PathBuf};
+
+use moa_graphs::{families::Config, model::EncoderDecoder};
+
+use crate::text::{BpeCodes, CONFIG_FILE, Dictionary, GenerationConfig, Segmentation, TextError};
+
+const DICTIONARY: &str = "dict.txt";
+const SOURCE_DICTIONARY: &str = "dict.source.txt";
+const TARGET_DICTIONARY: &str = "dict.target.txt";
+const CODES: &str = "bpe.codes";
+
+/// Names under which codes lie beside a checkpoint.
+const CODES_BESIDE: [&str; 2] = [CODES, "bpecodes"];
+
+/// Vocabulary files of a translation model, where there are any.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct VocabularyFiles {
+    /// fairseq dictionaries of the source and the target language; may be one file.
+    pub dictionaries: Option<[PathBuf; 2]>,
+    /// Codes of subword-nmt.
+    pub bpe_codes: Option<PathBuf>,
+    /// A checkpoint: where no dictionary is given, `dict.txt` beside it is taken, and with it `bpe.codes` or
+    /// `bpecodes`.
+    pub beside: Option<PathBuf>,
+}
+
+impl VocabularyFiles {
+    /// Whether no file is named.
+    pub(crate) const fn names_nothing(&self) -> bool {
+        self.dictionaries.is_none() && self.bpe_codes.is_none()
+    }
+
+    /// Dictionaries and codes, named or found.
+    fn resolve(&self) -> (Option<[PathBuf; 2]>, Option<PathBuf>) {
+        let (None, Some(checkpoint)) = (&self.dictionaries, &self.beside) else {
+            return (self.dictionaries.clone(), self.bpe_codes.clone());
+        };
+        let folder = if checkpoint.is_dir() { checkpoint } else { checkpoint.parent().unwrap_or(checkpoint) };
+        let beside = |name: &str| Some(folder.join(name)).filter(|path| path.is_file());
+        let dictionaries = beside(DICTIONARY).map(|path| [path.clone(), path]);
+        let codes = || dictionaries.as_ref().and_then(|_| CODES_BESIDE.into_iter().find_map(beside));
+        let codes = self.bpe_codes.clone().or_else(codes);
+        (dictionaries, codes)
+    }
+}
+
+/// Why vocabulary files do not belong to a model.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VocabularyError {
+    /// A file cannot be read or breaks its format.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// A dictionary has another number of symbols than the model.
+    #[error("{}: {symbols} symbols with the four special ones; the {side} embedding has {rows}", .path.display())]
+    Size {
+        /// The dictionary.
+        path: PathBuf,
+        /// Its symbols.
+        symbols: usize,
+        /// `source` or `target`.
+        side: &'static str,
+        /// Rows of the embedding.
+        rows: usize,
+    },
+    /// Codes were given, and no dictionary.
+    #[error("{} has no dictionary", .codes.display())]
+    NoDictionary {
+        /// The codes.
+        codes: PathBuf,
+    },
+    /// The model pads with another symbol than a fairseq dictionary.
+    #[error("the model pads with id {found}, and a fairseq dictionary with {}", Dictionary::PAD)]
+    Padding {
+        /// Id of the model.
+        found: usize,
+    },
+}
+
+/// A file to write: its name and its content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SideFile {
+    pub(crate) name: &'static str,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// The files beside the graphs of `model`; none where there is no dictionary.
+pub(crate) fn side_files(
+    model: &EncoderDecoder,
+    config: &Config,
+    files: &VocabularyFiles,
+) -> Result<Vec<SideFile>, VocabularyError> {
+    let (dictionaries, codes) = files.resolve();
+    let Some([source, target]) = &dictionaries else {
+        return match codes {
+            Some(codes) => Err(VocabularyError::NoDictionary { codes }),
+            None => Ok(Vec::new()),
+        };
+    };
+    let symbols = check_dictionary(source, "source", model.encoder.embedding.tokens.shape()[0])?;
+    check_dictionary(target, "target", model.decoder.output.shape()[0])?;
+    let mut written = vec![(if source == target { DICTIONARY } else { SOURCE_DICTIONARY }, source.as_path())];
+    if source != target {
+        written.push((TARGET_DICTIONARY, target.as_path()));
+    }
+    let segmentation = match &codes {
+        Some(codes) => {
+            BpeCodes::read(codes)?;
+            written.push((CODES, codes.as_path()));
+            Segmentation::Bpe
+        }
+        None if symbols.is_of_characters() => Segmentation::Characters,
+        None => Segmentation::Words,
+    };
+    let mut result = Vec::new();
+    for (name, path) in &written {
+        let bytes = std::fs::read(path).map_err(|source| TextError::Io { path: path.into(), source })?;
+        result.push(SideFile { name, bytes });
+    }
+    let last = written.iter().rev().find(|(name, _)| *name != CODES).map_or(DICTIONARY, |(name, _)| name);
+    let mut generation = GenerationConfig::fairseq(segmentation, written[0].0, last);
+    generation.bpe_codes = codes.as_ref().map(|_| CODES.into());
+    describe(&mut generation, model, config)?;
+    result.push(SideFile { name: CONFIG_FILE, bytes: generation.to_json().into_bytes() });
+    Ok(result)
+}
+
+/// Adds what the model says about its sequences.
+fn describe(generation: &mut GenerationConfig, model: &EncoderDecoder, config: &Config) -> Result<(), VocabularyError> {
+    for embedding in [&model.encoder.embedding, &model.decoder.embedding] {
+        if i64::try_from(embedding.pad_token_id) != Ok(Dictionary::PAD) {
+            return Err(VocabularyError::Padding { found: embedding.pad_token_id });
+        }
+    }
+    generation.max_source_positions = model.encoder.embedding.max_tokens();
+    generation.max_target_positions = model.decoder.embedding.max_tokens();
+    generation.left_pad_source = config.flag("left_pad_source").unwrap_or(true);
+    Ok(())
+}
+
+fn check_dictionary(path: &Path, side: &'static str, rows: usize) -> Result<Dictionary, VocabularyError> {
+    let dictionary = Dictionary::read(path)?;
+    let symbols = dictionary.len();
+    if symbols == rows {
+        return Ok(dictionary);
+    }
+    Err(VocabularyError::Size { path: path.into(), symbols, side, rows })
+}

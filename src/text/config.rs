@@ -1,0 +1,199 @@
+//! `generation.json`: what a folder of graphs needs to turn text into text.
+
+use std::path::{Component, Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Dictionary,
+    error::{TextError, read_text},
+};
+
+/// Name of the file in an exported folder.
+pub const CONFIG_FILE: &str = "generation.json";
+
+const FORMAT: u32 = 1;
+const LIMIT: u64 = 1 << 20;
+
+/// How text is cut into symbols.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Segmentation {
+    /// At whitespace.
+    Words,
+    /// At whitespace, then by the merges of subword-nmt; a piece that continues a word ends in `@@`.
+    Bpe,
+    /// Every character; a space is `▁`.
+    Characters,
+}
+
+/// Which files and ids belong to an exported translation model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GenerationConfig {
+    format: u32,
+    /// How text is cut into symbols.
+    #[serde(rename = "tokenizer")]
+    pub segmentation: Segmentation,
+    /// Name of the fairseq dictionary of the source language, in the same folder.
+    pub source_dictionary: String,
+    /// Name of the fairseq dictionary of the target language, in the same folder.
+    pub target_dictionary: String,
+    /// Name of the subword-nmt codes, in the same folder.
+    #[serde(default)]
+    pub bpe_codes: Option<String>,
+    bos_token_id: i64,
+    pad_token_id: i64,
+    eos_token_id: i64,
+    unk_token_id: i64,
+    decoder_start_token_id: i64,
+    /// Whether shorter sources of a batch are padded on the left.
+    pub left_pad_source: bool,
+    /// Longest source that has positions, its end included; absent where there is no limit.
+    #[serde(default)]
+    pub max_source_positions: Option<usize>,
+    /// Longest target that has positions, its start included; absent where there is no limit.
+    #[serde(default)]
+    pub max_target_positions: Option<usize>,
+}
+
+/// Where the vocabulary files are.
+pub(super) struct Files {
+    pub(super) source: PathBuf,
+    pub(super) target: PathBuf,
+    pub(super) codes: Option<PathBuf>,
+}
+
+impl GenerationConfig {
+    /// The configuration of a fairseq model: its ids, a decoder that starts from the end symbol.
+    pub fn fairseq(segmentation: Segmentation, source_dictionary: &str, target_dictionary: &str) -> Self {
+        Self {
+            format: FORMAT,
+            segmentation,
+            source_dictionary: source_dictionary.into(),
+            target_dictionary: target_dictionary.into(),
+            bpe_codes: None,
+            bos_token_id: Dictionary::BOS,
+            pad_token_id: Dictionary::PAD,
+            eos_token_id: Dictionary::EOS,
+            unk_token_id: Dictionary::UNK,
+            decoder_start_token_id: Dictionary::EOS,
+            left_pad_source: true,
+            max_source_positions: None,
+            max_target_positions: None,
+        }
+    }
+
+    /// Reads `generation.json` of an exported folder.
+    ///
+    /// # Errors
+    ///
+    /// Where it cannot be read, has another format, or states what this program cannot do.
+    pub fn read(folder: &Path) -> Result<Self, TextError> {
+        let path = folder.join(CONFIG_FILE);
+        let text = read_text(&path, LIMIT)?;
+        let malformed = |what: String| TextError::malformed(&path, what);
+        let config: Self = serde_json::from_str(&text).map_err(|error| malformed(error.to_string()))?;
+        config.check().map_err(malformed)?;
+        Ok(config)
+    }
+
+    /// The text of the file.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
+    }
+
+    /// The id that the decoder reads first.
+    pub const fn decoder_start(&self) -> i64 {
+        self.decoder_start_token_id
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.format != FORMAT {
+            return Err(format!("format {}; format {FORMAT} is read", self.format));
+        }
+        let ids = [
+            ("bos_token_id", self.bos_token_id, Dictionary::BOS),
+            ("pad_token_id", self.pad_token_id, Dictionary::PAD),
+            ("eos_token_id", self.eos_token_id, Dictionary::EOS),
+            ("unk_token_id", self.unk_token_id, Dictionary::UNK),
+        ];
+        if let Some((name, found, expected)) = ids.into_iter().find(|(_, found, expected)| found != expected) {
+            return Err(format!("{name} is {found}; in a fairseq dictionary it is {expected}"));
+        }
+        if self.decoder_start_token_id < 0 {
+            return Err(format!("decoder_start_token_id is {}", self.decoder_start_token_id));
+        }
+        if (self.segmentation == Segmentation::Bpe) != self.bpe_codes.is_some() {
+            return Err("bpe_codes must be there with the tokenizer \"bpe\", and only then".into());
+        }
+        let limits = [self.max_source_positions, self.max_target_positions];
+        if limits.into_iter().flatten().any(|limit| limit < 2) {
+            return Err("max_source_positions and max_target_positions must be at least 2".into());
+        }
+        Ok(())
+    }
+
+    /// Places of the vocabulary files; they cannot lie outside of `folder`.
+    pub(super) fn files(&self, folder: &Path) -> Result<Files, TextError> {
+        let place = |name: &str| {
+            let mut parts = Path::new(name).components();
+            match (parts.next(), parts.next()) {
+                (Some(Component::Normal(_)), None) => Ok(folder.join(name)),
+                _ => {
+                    let what = format!("{name:?} is no file name");
+                    Err(TextError::malformed(&folder.join(CONFIG_FILE), what))
+                }
+            }
+        };
+        Ok(Files {
+            source: place(&self.source_dictionary)?,
+            target: place(&self.target_dictionary)?,
+            codes: self.bpe_codes.as_deref().map(place).transpose()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::{CONFIG_FILE, GenerationConfig, Segmentation};
+
+    fn read(text: &str) -> Result<GenerationConfig, String> {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(CONFIG_FILE), text).unwrap();
+        GenerationConfig::read(folder.path()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let mut config = GenerationConfig::fairseq(Segmentation::Bpe, "dict.txt", "dict.txt");
+        config.bpe_codes = Some("bpe.codes".into());
+        config.max_source_positions = Some(1024);
+        assert_eq!(read(&config.to_json()).unwrap(), config);
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_refused() {
+        let good = GenerationConfig::fairseq(Segmentation::Words, "dict.txt", "dict.txt").to_json();
+        for (from, to, why) in [
+            ("\"format\": 1", "\"format\": 2", "format 2; format 1 is read"),
+            ("\"pad_token_id\": 1", "\"pad_token_id\": 0", "pad_token_id is 0"),
+            ("\"words\"", "\"bpe\"", "bpe_codes must be there"),
+            ("\"words\"", "\"sentencepiece\"", "unknown variant `sentencepiece`"),
+            ("\"max_source_positions\": null", "\"max_source_positions\": 1", "must be at least 2"),
+            ("{", "[", "invalid"),
+        ] {
+            let error = read(&good.replacen(from, to, 1)).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn files_stay_in_the_folder() {
+        for name in ["../dict.txt", "/etc/passwd", "a/b", "..", ""] {
+            let config = GenerationConfig::fairseq(Segmentation::Words, name, "dict.txt");
+            assert!(config.files(std::path::Path::new("out")).is_err(), "{name}");
+        }
+    }
+}

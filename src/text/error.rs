@@ -1,0 +1,60 @@
+//! Why a vocabulary file is refused.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+/// A vocabulary file or `generation.json` was refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TextError {
+    /// The system refused to read the file.
+    #[error("{}: {source}", .path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The content breaks the format.
+    #[error("{}: {what}", .path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What was found, and where.
+        what: String,
+    },
+    /// The file is larger than this program is willing to read.
+    #[error("{}: more than {limit} bytes", .path.display())]
+    Limit {
+        /// The file.
+        path: PathBuf,
+        /// Most bytes that are read.
+        limit: u64,
+    },
+}
+
+impl TextError {
+    pub(super) fn malformed(path: &Path, what: impl Into<String>) -> Self {
+        Self::Malformed { path: path.into(), what: what.into() }
+    }
+}
+
+/// The text of a regular file of at most `limit` bytes.
+pub(super) fn read_text(path: &Path, limit: u64) -> Result<String, TextError> {
+    let io = |source| TextError::Io { path: path.into(), source };
+    if !path.metadata().map_err(io)?.is_file() {
+        return Err(TextError::malformed(path, "not a regular file"));
+    }
+    let mut bytes = Vec::new();
+    File::open(path).map_err(io)?.take(limit + 1).read_to_end(&mut bytes).map_err(io)?;
+    if bytes.len() as u64 > limit {
+        return Err(TextError::Limit { path: path.into(), limit });
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let place = error.utf8_error().valid_up_to();
+        TextError::malformed(path, format!("byte {place} is not UTF-8: this is no text file"))
+    })
+}

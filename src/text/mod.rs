@@ -1,0 +1,16 @@
+//! From text to token ids and back: dictionaries, segmentation into symbols, and the file `generation.json` that
+//! says which of them belong to an exported model.
+//!
+//! Nothing here knows a model or a runtime.
+
+mod bpe;
+mod config;
+mod dictionary;
+mod error;
+mod tokenizer;
+
+pub use bpe::BpeCodes;
+pub use config::{CONFIG_FILE, GenerationConfig, Segmentation};
+pub use dictionary::Dictionary;
+pub use error::TextError;
+pub use tokenizer::Tokenizer;

@@ -1,0 +1,129 @@
+//! Text ↔ token ids of one model.
+
+use std::path::Path;
+
+use super::{
+    BpeCodes, Dictionary, GenerationConfig, TextError,
+    config::{Files, Segmentation},
+};
+
+/// Stands for a space among the symbols of characters.
+const SPACE: &str = "▁";
+const CONTINUES: &str = "@@";
+
+/// Turns text into the ids that a model was trained on, and back.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    source: Dictionary,
+    target: Dictionary,
+    segments: Segments,
+}
+
+#[derive(Debug, Clone)]
+enum Segments {
+    Words,
+    Bpe(BpeCodes),
+    Characters,
+}
+
+impl Tokenizer {
+    /// Reads the vocabulary files that `config` names in `folder`.
+    ///
+    /// # Errors
+    ///
+    /// Where a file cannot be read or breaks its format.
+    pub fn read(folder: &Path, config: &GenerationConfig) -> Result<Self, TextError> {
+        let Files { source, target, codes } = config.files(folder)?;
+        let source_dictionary = Dictionary::read(&source)?;
+        let target_dictionary = if source == target { source_dictionary.clone() } else { Dictionary::read(&target)? };
+        let segments = match (config.segmentation, codes) {
+            (Segmentation::Bpe, Some(codes)) => Segments::Bpe(BpeCodes::read(&codes)?),
+            (Segmentation::Characters, _) => Segments::Characters,
+            _ => Segments::Words,
+        };
+        Ok(Self { source: source_dictionary, target: target_dictionary, segments })
+    }
+
+    /// Symbols of the source language.
+    pub const fn source(&self) -> &Dictionary {
+        &self.source
+    }
+
+    /// Symbols of the target language.
+    pub const fn target(&self) -> &Dictionary {
+        &self.target
+    }
+
+    /// Ids of one line of source text, without an end; what the dictionary does not have is `<unk>`.
+    pub fn encode(&self, line: &str) -> Vec<i64> {
+        match &self.segments {
+            Segments::Words => line.split_whitespace().map(|word| self.source.id(word)).collect(),
+            Segments::Bpe(codes) => line.split_whitespace().flat_map(|word| self.encode_word(codes, word)).collect(),
+            Segments::Characters => self.encode_characters(line),
+        }
+    }
+
+    fn encode_word(&self, codes: &BpeCodes, word: &str) -> Vec<i64> {
+        let pieces = codes.split(word);
+        let last = pieces.len().saturating_sub(1);
+        let id = |(index, piece): (usize, &&str)| match index == last {
+            true => self.source.id(piece),
+            false => self.source.id(&format!("{piece}{CONTINUES}")),
+        };
+        pieces.iter().enumerate().map(id).collect()
+    }
+
+    fn encode_characters(&self, line: &str) -> Vec<i64> {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let mut buffer = [0; 4];
+        words.join(SPACE).chars().map(|character| self.source.id(character.encode_utf8(&mut buffer))).collect()
+    }
+
+    /// Target text of ids; begin, padding and end are left out.
+    pub fn decode(&self, ids: &[i64]) -> String {
+        let silent = |id: &i64| [Dictionary::BOS, Dictionary::PAD, Dictionary::EOS].contains(id);
+        let symbols: Vec<_> = ids.iter().filter(|id| !silent(id)).map(|id| self.target.symbol(*id)).collect();
+        match &self.segments {
+            Segments::Words => symbols.join(" "),
+            Segments::Bpe(_) => {
+                let text = format!("{} ", symbols.join(" ")).replace(&format!("{CONTINUES} "), "");
+                text.trim_end().to_owned()
+            }
+            Segments::Characters => symbols.concat().replace(SPACE, " "),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BpeCodes, Dictionary, Segments, Tokenizer};
+
+    fn tokenizer(dictionary: &str, segments: Segments) -> Tokenizer {
+        let dictionary = Dictionary::parse(dictionary).unwrap();
+        Tokenizer { source: dictionary.clone(), target: dictionary, segments }
+    }
+
+    #[test]
+    fn words_are_split_at_any_whitespace() {
+        let tokenizer = tokenizer("one 2\ntwo 1\n", Segments::Words);
+        assert_eq!(tokenizer.encode("  one\ttwo  three one "), [4, 5, 3, 4]);
+        assert_eq!(tokenizer.decode(&[0, 4, 3, 5, 2]), "one <unk> two");
+        assert!(tokenizer.encode(" \t ").is_empty());
+    }
+
+    #[test]
+    fn pieces_that_continue_a_word_carry_a_mark() {
+        let codes = BpeCodes::parse("#version: 0.2\na b\n").unwrap();
+        let tokenizer = tokenizer("ab@@ 2\nc 1\nb 1\n", Segments::Bpe(codes));
+        assert_eq!(tokenizer.encode("abc c abx"), [4, 5, 5, 4, 3]);
+        assert_eq!(tokenizer.decode(&[4, 5, 6, 2]), "abc b");
+        assert_eq!(tokenizer.decode(&[5, 4, 2]), "c ab", "a mark at the end goes too");
+    }
+
+    #[test]
+    fn characters_write_spaces_as_a_symbol() {
+        let tokenizer = tokenizer("▁ 3\na 2\nb 1\n", Segments::Characters);
+        assert_eq!(tokenizer.encode(" ab  a"), [5, 6, 4, 5]);
+        assert_eq!(tokenizer.decode(&[5, 6, 4, 5, 2]), "ab a");
+    }
+}

@@ -1,0 +1,161 @@
+//! `moa-export generate` and the vocabulary flags of the export.
+
+use std::{
+    fs,
+    io::Write,
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+use moa_graphs::Form;
+use serde_json::Value;
+
+use crate::{data, exported, out};
+
+fn program() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_moa-export"))
+}
+
+fn generate(folder: &Path, arguments: &[&str]) -> Output {
+    program().arg("generate").arg(folder).args(["--threads", "1"]).args(arguments).output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// Exit code and stderr.
+fn failure(output: &Output) -> (i32, String) {
+    assert!(output.stdout.is_empty());
+    (output.status.code().unwrap(), String::from_utf8(output.stderr.clone()).unwrap())
+}
+
+#[test]
+fn text_files_and_stdin_are_translated_in_order() {
+    let folder = exported(Form::Function);
+    let out = out(&folder);
+    assert_eq!(text(&generate(&out, &["--input", "nine hundred"])), "neunhundert\n");
+    let file = folder.path().join("lines.txt");
+    fs::write(&file, "two hundred sixty-eight thousand five hundred three\n\ntwelve\r\nzero").unwrap();
+    let expected = "zweihundertachtundsechzigtausendfünfhundertdrei\n\nzwölf\nnull\n";
+    for backend in ["ort", "ort-function"] {
+        let output = generate(&out, &["--input", file.to_str().unwrap(), "--backend", backend, "--batch", "2"]);
+        assert_eq!(text(&output), expected);
+    }
+    let mut child = program()
+        .arg("generate")
+        .arg(&out)
+        .args(["--input", "-", "--beam", "1"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(text(&child.wait_with_output().unwrap()), expected);
+}
+
+#[test]
+fn n_best_lists_and_json_carry_scores() {
+    let folder = exported(Form::Function);
+    let arguments = ["--input", "zero", "--beam", "4", "--nbest", "2", "--stop", "fairseq", "--lenpen", "0.6"];
+    let lines = text(&generate(&out(&folder), &arguments));
+    assert_eq!(lines, "-0.1755\tnull\n-2.2206\tnuull\n");
+    let json = text(&generate(&out(&folder), &[arguments.as_slice(), &["--json"]].concat()));
+    let value: Value = serde_json::from_str(json.trim_end()).unwrap();
+    assert_eq!((&value["line"], &value["source"]), (&1.into(), &"zero".into()));
+    let first = &value["translations"][0];
+    assert_eq!(first["tokens"], serde_json::json!([62, 88, 60, 86, 2]));
+    assert_eq!(first["log_probabilities"].as_array().unwrap().len(), 5);
+}
+
+#[test]
+fn the_profile_accounts_for_the_whole_time() {
+    let folder = exported(Form::Function);
+    let output = generate(&out(&folder), &["--input", "nine hundred", "--profile"]);
+    assert_eq!(text(&output), "neunhundert\n");
+    let report = String::from_utf8(output.stderr).unwrap();
+    for line in ["MoA operators", "other nodes", "ONNX Runtime around the nodes", "host: search and text", "all "] {
+        assert!(report.contains(line), "{report}");
+    }
+}
+
+#[test]
+fn bad_input_is_refused_with_its_line() {
+    let folder = exported(Form::Function);
+    let out = out(&folder);
+    let file = folder.path().join("input");
+    let refuse = |bytes: &[u8]| {
+        fs::write(&file, bytes).unwrap();
+        failure(&generate(&out, &["--input", file.to_str().unwrap()]))
+    };
+    let (code, message) = refuse(b"one\ntwo\n\xff\xfe\n");
+    assert_eq!(code, 3);
+    assert!(message.contains(", line 3: not UTF-8"), "{message}");
+    let (code, message) = refuse(b"one\n\0\n");
+    assert_eq!(code, 3);
+    assert!(message.contains(", line 2: a zero byte"), "{message}");
+    let (code, message) = refuse(["one\n", &"two ".repeat(2000)].concat().as_bytes());
+    assert_eq!(code, 3);
+    assert!(message.contains("line 2: 2001 tokens with the end; the model has positions for 1024"), "{message}");
+    assert_eq!(failure(&generate(&out, &["--input", "one", "--nbest", "9"])).0, 2);
+    assert_eq!(failure(&generate(&out, &["--input", "one", "--threads", "0"])).0, 2);
+    assert_eq!(failure(&generate(folder.path(), &["--input", "one"])).0, 5);
+    assert_eq!(failure(&generate(&out, &["--input", out.to_str().unwrap()])).0, 2);
+    let (code, message) = failure(&generate(&out, &["--input", "one", "--library", "no-such-library.so"]));
+    assert_eq!(code, 6, "{message}");
+}
+
+#[test]
+fn nothing_gives_nothing() {
+    let folder = exported(Form::Function);
+    assert_eq!(text(&generate(&out(&folder), &["--input", ""])), "");
+    assert_eq!(text(&generate(&out(&folder), &["--input", " "])), "\n");
+}
+
+#[test]
+fn an_export_takes_the_vocabulary_beside_it_or_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let alone = folder.path().join("alone");
+    fs::create_dir(&alone).unwrap();
+    for name in ["model.safetensors", "config.json"] {
+        fs::copy(data("nmt").join(name), alone.join(name)).unwrap();
+    }
+    let export =
+        |arguments: &[&str]| program().arg(&alone).arg("-o").arg(out(&folder)).args(arguments).output().unwrap();
+    let listed = text(&export(&[]));
+    assert!(!listed.contains("generation.json"), "{listed}");
+    let (dictionary, codes) = (data("nmt/dict.txt"), data("nmt/bpe.codes"));
+    let named = ["--force", "--dict", dictionary.to_str().unwrap(), "--bpe-codes", codes.to_str().unwrap()];
+    let listed = text(&export(&named));
+    assert!(listed.contains("generation.json") && listed.contains("bpe.codes"), "{listed}");
+    assert_eq!(text(&generate(&out(&folder), &["--input", "twelve"])), "zwölf\n");
+    assert_eq!(failure(&export(&["--force", "--bpe-codes", codes.to_str().unwrap()])).0, 2);
+    assert_eq!(failure(&export(&["--force", "--source-dict", dictionary.to_str().unwrap()])).0, 2);
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_ends_cleanly() {
+    let folder = exported(Form::Function);
+    let mut child = program()
+        .arg("generate")
+        .arg(out(&folder))
+        .args(["--input", "-", "--batch", "1", "--threads", "1"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = "nine hundred ninety-nine thousand nine hundred ninety-nine\n".repeat(200_000);
+    child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    let mut first = [0; 1];
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut first).unwrap();
+    let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(interrupted.success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("interrupted after ") && message.contains(" of 200000 lines"), "{message}");
+    assert_eq!(output.stdout.last(), Some(&b'\n'), "only whole lines were printed");
+}

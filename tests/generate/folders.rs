@@ -1,0 +1,157 @@
+//! What lies in an exported folder, and folders that are refused.
+
+use std::{fs, path::Path};
+
+use moa_export::{
+    backend::{OrtOperators, OrtOptions},
+    checkpoint::Checkpoint,
+    export::{ExportError, ExportOptions, VocabularyError, VocabularyFiles, export_with},
+    generate::{GenerateError, SearchOptions, Translator, TranslatorOptions},
+    onnx::proto::ModelProto,
+    text::{GenerationConfig, Segmentation},
+};
+use moa_graphs::Form;
+use prost::Message;
+use serde_json::Value;
+
+use crate::{data, exported, options, out, translator};
+
+#[test]
+fn the_vocabulary_is_copied_and_described() {
+    let folder = exported(Form::Function);
+    for name in ["dict.txt", "bpe.codes"] {
+        assert_eq!(fs::read(out(&folder).join(name)).unwrap(), fs::read(data("nmt").join(name)).unwrap());
+    }
+    let text = fs::read_to_string(out(&folder).join("generation.json")).unwrap();
+    let expected = serde_json::json!({
+        "format": 1, "tokenizer": "bpe",
+        "source_dictionary": "dict.txt", "target_dictionary": "dict.txt", "bpe_codes": "bpe.codes",
+        "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "unk_token_id": 3, "decoder_start_token_id": 2,
+        "left_pad_source": true, "max_source_positions": 1024, "max_target_positions": 1024,
+    });
+    assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), expected);
+}
+
+fn export_named(vocabulary: &VocabularyFiles, model: &str, out: &Path) -> Result<usize, ExportError> {
+    let checkpoint = Checkpoint::open(&data(model), None).unwrap();
+    export_with(&checkpoint, out, &ExportOptions::default(), vocabulary).map(|report| report.files.len())
+}
+
+#[test]
+fn two_dictionaries_keep_their_sides() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("dict.de.txt");
+    fs::copy(data("nmt/dict.txt"), &target).unwrap();
+    let dictionaries = Some([data("nmt/dict.txt"), target]);
+    let vocabulary = VocabularyFiles { dictionaries, ..VocabularyFiles::default() };
+    assert_eq!(export_named(&vocabulary, "nmt", &out(&folder)).unwrap(), 5);
+    let config = GenerationConfig::read(&out(&folder)).unwrap();
+    assert_eq!(config.segmentation, Segmentation::Words);
+    assert_eq!([config.source_dictionary, config.target_dictionary], ["dict.source.txt", "dict.target.txt"]);
+    assert_eq!(config.bpe_codes, None);
+}
+
+#[test]
+fn a_dictionary_of_another_model_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let with =
+        |path: &str| VocabularyFiles { dictionaries: Some([data(path), data(path)]), ..VocabularyFiles::default() };
+    let error = export_named(&with("mlm/dict.txt"), "nmt", &out(&folder)).unwrap_err();
+    assert!(matches!(error, ExportError::Vocabulary(VocabularyError::Size { rows: 120, .. })), "{error}");
+    let error = export_named(&with("nmt/config.json"), "nmt", &out(&folder)).unwrap_err();
+    assert!(error.to_string().ends_with("config.json: line 1: expected a symbol and its count"), "{error}");
+    let error = export_named(&with("mlm/dict.txt"), "mlm", &out(&folder)).unwrap_err();
+    assert!(matches!(error, ExportError::NoVocabulary { .. }), "{error}");
+    assert!(!out(&folder).exists());
+}
+
+#[test]
+fn without_a_dictionary_there_are_only_graphs() {
+    let folder = tempfile::tempdir().unwrap();
+    let beside = VocabularyFiles { beside: Some(data("variants/v_ffd_moe")), ..VocabularyFiles::default() };
+    assert_eq!(export_named(&beside, "variants/v_ffd_moe", &out(&folder)).unwrap(), 2);
+    let error = Translator::open(&out(&folder), options(OrtOperators::Library, 1)).unwrap_err();
+    assert!(matches!(&error, GenerateError::Missing { path } if path.ends_with("generation.json")), "{error}");
+}
+
+/// What opening says after `change`.
+fn refused(change: impl FnOnce(&Path)) -> GenerateError {
+    let folder = exported(Form::Function);
+    change(&out(&folder));
+    Translator::open(&out(&folder), options(OrtOperators::Library, 1)).unwrap_err()
+}
+
+fn edit(path: &Path, change: impl FnOnce(&mut ModelProto)) {
+    let mut model = ModelProto::decode(fs::read(path).unwrap().as_slice()).unwrap();
+    change(&mut model);
+    fs::write(path, model.encode_to_vec()).unwrap();
+}
+
+#[test]
+fn broken_folders_are_refused_by_name() {
+    for name in ["encoder_model.onnx", "decoder_model.onnx", "dict.txt", "bpe.codes"] {
+        let error = refused(|out| fs::remove_file(out.join(name)).unwrap()).to_string();
+        assert!(error.contains(name), "{error}");
+    }
+    let error =
+        refused(|out| fs::copy(out.join("encoder_model.onnx"), out.join("decoder_model.onnx")).map(drop).unwrap());
+    assert!(error.to_string().ends_with("there is no input `past_key_values.0.decoder.key`: no decoder with caches"));
+    let error = refused(|out| fs::write(out.join("decoder_model.onnx"), "no model").unwrap()).to_string();
+    assert!(error.contains("not an ONNX model"), "{error}");
+    let error = refused(|out| fs::copy(data("mlm/dict.txt"), out.join("dict.txt")).map(drop).unwrap()).to_string();
+    assert!(error.ends_with("it chooses from 120 symbols, and dict.txt has 66"), "{error}");
+}
+
+#[test]
+fn another_version_of_the_operators_is_refused() {
+    let error = refused(|out| {
+        edit(&out.join("decoder_model.onnx"), |model| {
+            for import in model.opset_import.iter_mut().filter(|import| import.domain == "ai.moa") {
+                import.version = 2;
+            }
+        });
+    });
+    let expected = "it uses version 2 of the operators ai.moa; this program and its library have version 1";
+    assert!(error.to_string().ends_with(expected), "{error}");
+}
+
+#[test]
+fn a_file_that_is_no_library_is_refused() {
+    let folder = exported(Form::Function);
+    let runtime = OrtOptions { threads: Some(1), operator_library: Some(data("nmt/dict.txt")) };
+    let options = TranslatorOptions { runtime, ..TranslatorOptions::default() };
+    let error = Translator::open(&out(&folder), options).unwrap_err().to_string();
+    assert!(error.starts_with("the operator library libmoa_ort not found") && error.contains("dict.txt"), "{error}");
+}
+
+#[test]
+fn options_and_lines_are_checked_before_anything_runs() {
+    let folder = exported(Form::Function);
+    let mut translator = translator(&folder, OrtOperators::Library, 4);
+    let default = SearchOptions::default();
+    for (options, word) in [
+        (SearchOptions { beam: 0, ..default }, "beam 0"),
+        (SearchOptions { nbest: 5, ..default }, "nbest 5"),
+        (SearchOptions { nbest: 0, ..default }, "nbest 0"),
+        (SearchOptions { length_penalty: f64::NAN, ..default }, "length penalty NaN"),
+        (SearchOptions { max_len_a: -1.0, ..default }, "max-len-a -1"),
+    ] {
+        let error = translator.translate(&["one"], &options).unwrap_err().to_string();
+        assert!(error.starts_with(word), "{error}");
+    }
+    let long = "one ".repeat(1024);
+    let error = translator.translate(&["one", &long], &default).unwrap_err();
+    assert!(matches!(error, GenerateError::TooLong { line: 2, tokens: 1025, limit: 1024 }), "{error}");
+    let longest = "one ".repeat(1023);
+    let greedy = SearchOptions { beam: 1, max_len_b: 5000, ..default };
+    let found = translator.translate(&[&longest], &greedy).unwrap();
+    assert!(found[0][0].tokens.len() <= 1024);
+}
+
+#[test]
+fn unknown_symbols_are_translated_as_unknown() {
+    let folder = exported(Form::Function);
+    let mut translator = translator(&folder, OrtOperators::Library, 4);
+    let found = translator.translate(&["漢字 nine </s> <pad>", "\u{feff}\u{0301}"], &SearchOptions::default());
+    assert!(found.unwrap().iter().all(|hypotheses| !hypotheses.is_empty()));
+}

@@ -1,0 +1,47 @@
+//! Translating with exported folders. Needs `ORT_DYLIB_PATH` and `MOA_ORT_LIBRARY`.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![cfg(feature = "ort")]
+
+mod command;
+mod folders;
+mod goldens;
+mod unseen;
+
+use std::path::{Path, PathBuf};
+
+use moa_export::{
+    backend::{OrtOperators, OrtOptions},
+    checkpoint::Checkpoint,
+    export::{ExportOptions, VocabularyFiles, export_with},
+    generate::{Translator, TranslatorOptions},
+};
+use moa_graphs::{Form, Options};
+use tempfile::TempDir;
+
+fn data(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(path)
+}
+
+/// The trained translator, exported with its vocabulary; removed when dropped.
+fn exported(form: Form) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::open(&data("nmt"), None).unwrap();
+    let options = ExportOptions { graph: Options { form, router_outputs: false }, ..ExportOptions::default() };
+    let vocabulary = VocabularyFiles { beside: Some(data("nmt")), ..VocabularyFiles::default() };
+    export_with(&checkpoint, &folder.path().join("out"), &options, &vocabulary).unwrap();
+    folder
+}
+
+fn out(folder: &TempDir) -> PathBuf {
+    folder.path().join("out")
+}
+
+fn options(operators: OrtOperators, batch: usize) -> TranslatorOptions {
+    let runtime = OrtOptions { threads: Some(1), operator_library: None };
+    TranslatorOptions { operators, runtime, batch, ..TranslatorOptions::default() }
+}
+
+fn translator(folder: &TempDir, operators: OrtOperators, batch: usize) -> Translator {
+    Translator::open(&out(folder), options(operators, batch)).unwrap_or_else(|error| panic!("{error}"))
+}
