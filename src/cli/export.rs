@@ -18,6 +18,8 @@ use crate::{
 };
 
 pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
+    #[cfg(feature = "ort")]
+    leave_nothing_when_told_to_end(&arguments.output)?;
     let checkpoint = Checkpoint::open(&arguments.checkpoint, arguments.config.as_deref())?;
     let report = export_with(&checkpoint, &arguments.output, &options(arguments), &vocabulary(arguments))?;
     let as_json = arguments.json.then(|| json(&report));
@@ -43,6 +45,18 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
         force: false,
     };
     verify::run(&verification, as_json)
+}
+
+/// Ctrl-C or a termination removes what is unfinished, then ends the program.
+#[cfg(feature = "ort")]
+fn leave_nothing_when_told_to_end(out: &std::path::Path) -> Result<(), Failure> {
+    const INTERRUPTED_EXIT: i32 = 130;
+    let out = out.to_path_buf();
+    let caught = ctrlc::set_handler(move || {
+        crate::onnx::remove_unfinished(&out);
+        std::process::exit(INTERRUPTED_EXIT);
+    });
+    caught.map_err(|error| Failure::io(&std::io::Error::other(error), "Ctrl-C"))
 }
 
 fn options(arguments: &ExportArguments) -> ExportOptions {

@@ -9,4 +9,4 @@ mod write;
 pub use encode::{DataFile, EncodeError, EncodeOptions, INLINE_LIMIT, encode, weight_bytes};
 pub use inline::InlineError;
 pub use read::{OnnxFile, ReadError, read_model};
-pub use write::{Staging, WriteError};
+pub use write::{Staging, WriteError, remove_unfinished};

@@ -10,7 +10,23 @@ use std::{
 
 use tempfile::{Builder, NamedTempFile, TempDir};
 
-const TEMPORARY_PREFIX: &str = ".moa-export-";
+/// What the names of this process's temporary files and folders start with.
+fn temporary_prefix() -> String {
+    format!(".moa-export-{}-", std::process::id())
+}
+
+/// Removes what this process has begun to write for `out` and not finished; for a program that is told to end.
+pub fn remove_unfinished(out: &Path) {
+    let prefix = temporary_prefix();
+    for folder in [out, parent_of(out)] {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix)) {
+            let path = entry.path();
+            let _gone_already_or_not_ours =
+                if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        }
+    }
+}
 
 /// Why outputs did not appear.
 #[derive(Debug, thiserror::Error)]
@@ -228,12 +244,12 @@ fn with_mode<'a>(builder: &'a mut Builder<'a, 'a>, _mode: u32) -> &'a mut Builde
 }
 
 fn temporary_file(folder: &Path) -> io::Result<NamedTempFile> {
-    with_mode(Builder::new().prefix(TEMPORARY_PREFIX), 0o666).tempfile_in(folder)
+    with_mode(Builder::new().prefix(&temporary_prefix()), 0o666).tempfile_in(folder)
 }
 
 fn temporary_folder(folder: &Path) -> Result<TempDir, WriteError> {
     let parent = parent_of(folder);
-    with_mode(Builder::new().prefix(TEMPORARY_PREFIX), 0o777).tempdir_in(parent).map_err(WriteError::io(folder))
+    with_mode(Builder::new().prefix(&temporary_prefix()), 0o777).tempdir_in(parent).map_err(WriteError::io(folder))
 }
 
 #[cfg(unix)]
