@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use moa_export::{
     backend::{self, Backend, OrtOptions},
     checkpoint::Checkpoint,
-    export::{ExportOptions, ExternalData, export, metadata},
+    export::{ExportOptions, ExternalData, OPSETS, export, metadata},
     onnx::proto::{ModelProto, TensorProto},
     parity::{Verification, VerifyOptions, verify},
 };
@@ -76,6 +76,20 @@ fn sound_exports_pass_on_every_backend() {
         assert!(result.passed(), "{form:?}: {result:?}");
         let used = result.backends.iter().filter(|report| report.skipped.is_none()).count();
         assert_eq!(used, if form == Form::Fused { 1 } else { 3 });
+    }
+}
+
+#[test]
+fn every_opset_that_can_be_written_runs() {
+    for opset in OPSETS {
+        let directory = tempfile::tempdir().unwrap();
+        let out = directory.path().join("out");
+        export(&checkpoint("jetmoe/bf16"), &out, &ExportOptions { opset, ..options(Form::Function) }).unwrap();
+        let result = check(&out, "jetmoe/bf16");
+        assert!(
+            result.passed() && result.backends.iter().all(|report| report.skipped.is_none()),
+            "{opset}: {result:?}"
+        );
     }
 }
 
