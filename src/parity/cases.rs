@@ -18,6 +18,24 @@ enum Padding {
     WholeRow,
 }
 
+impl Padding {
+    /// Which positions of a row are real, where `pads` of them are to be padding; one always stays real.
+    fn real(self, length: usize, pads: usize, is_last_row: bool) -> impl Iterator<Item = bool> {
+        let pads = pads.min(length - 1);
+        (0..length).map(move |position| match self {
+            Self::None => true,
+            Self::Left => position >= pads,
+            Self::Right => position < length - pads,
+            Self::WholeRow => !is_last_row,
+        })
+    }
+}
+
+/// How many positions of a row are padding; the first row of a batch has none.
+fn pads_of(random: &mut Random, row: usize, length: usize) -> usize {
+    if row == 0 { 0 } else { 1 + random.below(length.saturating_sub(1).max(1)) }
+}
+
 /// Token rows of one case.
 #[derive(Debug, Clone)]
 pub(super) struct Tokens {
@@ -139,14 +157,8 @@ fn random_tokens(
     let Vocabulary { size, pad, .. } = vocabulary;
     let mut tokens = Tokens { name: name.into(), batch, length, ids: Vec::new(), mask: Vec::new() };
     for row in 0..batch {
-        let pads = if row == 0 { 0 } else { 1 + random.below(length.saturating_sub(1).max(1)) };
-        for position in 0..length {
-            let real = match padding {
-                Padding::None => true,
-                Padding::Left => position >= pads.min(length - 1),
-                Padding::Right => position < length - pads.min(length - 1),
-                Padding::WholeRow => row + 1 < batch,
-            };
+        let pads = pads_of(random, row, length);
+        for real in padding.real(length, pads, row + 1 == batch) {
             let id = if real { other_than(random.below(size), pad, size) } else { pad };
             tokens.ids.push(id as i64);
             tokens.mask.push(i64::from(real));
@@ -257,15 +269,8 @@ fn steered_rows(attention: &Attention, rows: usize) -> Result<Vec<f32>, WeightEr
 fn mask_rows(random: &mut Random, [batch, length]: [usize; 2], padding: Padding) -> Vec<i64> {
     let mut mask = Vec::new();
     for row in 0..batch {
-        let pads = if row == 0 { 0 } else { 1 + random.below(length.saturating_sub(1).max(1)) };
-        mask.extend((0..length).map(|position| {
-            i64::from(match padding {
-                Padding::None => true,
-                Padding::Left => position >= pads.min(length - 1),
-                Padding::Right => position < length - pads.min(length - 1),
-                Padding::WholeRow => row + 1 < batch,
-            })
-        }));
+        let pads = pads_of(random, row, length);
+        mask.extend(padding.real(length, pads, row + 1 == batch).map(i64::from));
     }
     mask
 }

@@ -3,7 +3,7 @@
 use moa_schema::{CrossAttentionAttributes, SelfAttentionAttributes};
 
 use super::routing::{Routed, Routing, route};
-use crate::graph::{Attribute, Builder, Value};
+use crate::graph::{Attribute, Builder, DType, Value};
 
 /// Below every attainable score, and finite: a row whose keys are all masked stays free of NaN.
 const MASKED_SCORE: f32 = f32::MIN;
@@ -101,12 +101,7 @@ fn query_mask_of(b: &mut Builder, mask: &Value, skip_padded_queries: bool) -> Op
         return None;
     }
     let mask = b.unsqueeze(mask, &[-1]);
-    Some(to_bool(b, &mask))
-}
-
-fn to_bool(b: &mut Builder, value: &Value) -> Value {
-    const BOOL: i64 = 9;
-    b.op("Cast", &[value], [("to", Attribute::Int(BOOL))])
+    Some(b.cast(&mask, DType::Bool))
 }
 
 /// Present keys and values, `[B, G, P + T, D]` each.
@@ -217,7 +212,7 @@ fn attend(
     let shape = b.op("Concat", &[&outer, &tokens, &inner], [("axis", Attribute::Int(0))]);
     let scores = b.op("Reshape", &[&scores, &shape], []);
     let allowed = b.unsqueeze(keys.mask, &[1, 2, 3]);
-    let mut allowed = to_bool(b, &allowed);
+    let mut allowed = b.cast(&allowed, DType::Bool);
     if let Some(causal) = &settings.causal {
         allowed = b.op("And", &[&allowed, causal], []);
     }

@@ -199,6 +199,11 @@ impl Builder {
         Value(self.fresh(stem))
     }
 
+    /// The same values as another type.
+    pub fn cast(&mut self, input: &Value, to: DType) -> Value {
+        self.op("Cast", &[input], [("to", Attribute::Int(to.onnx_number()))])
+    }
+
     /// Axes reordered; of a trained weight, when it is written.
     pub fn transpose(&mut self, input: &Value, permutation: &[usize]) -> Value {
         if let Some(expr) = self.weights.get(input.name()).cloned() {

@@ -20,6 +20,18 @@ pub enum DType {
     Bool,
 }
 
+impl DType {
+    /// Number of the type in ONNX, as `Cast` takes it.
+    pub const fn onnx_number(self) -> i64 {
+        match self {
+            Self::Float32 => 1,
+            Self::Int32 => 6,
+            Self::Int64 => 7,
+            Self::Bool => 9,
+        }
+    }
+}
+
 /// One dimension of a graph input or output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Dim {

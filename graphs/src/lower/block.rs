@@ -99,7 +99,7 @@ impl Lowering {
         }
         if embedding.zero_at_padding {
             let real = self.b.unsqueeze(tokens.mask, &[-1]);
-            let real = self.as_condition(&real);
+            let real = self.b.cast(&real, DType::Bool);
             let zero = self.b.float(0.0);
             x = self.b.op("Where", &[&real, &x, &zero], []);
         }
@@ -121,7 +121,7 @@ impl Lowering {
     /// `pad + running count of real tokens` at real tokens, `pad` at padding: `[B, T]` int64.
     #[allow(clippy::cast_possible_wrap)]
     fn positions(&mut self, pad_token_id: usize, tokens: &Tokens<'_>) -> Value {
-        let real = self.as_condition(tokens.mask);
+        let real = self.b.cast(tokens.mask, DType::Bool);
         let b = &mut self.b;
         let (axis, zero) = (b.int(1), b.int(0));
         let count = b.op("CumSum", &[tokens.mask, &axis], []);

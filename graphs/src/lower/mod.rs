@@ -116,18 +116,8 @@ impl Lowering {
     /// A mask, 1 for a real token and 0 for padding, as int64 and as the operators take it.
     fn mask_input(&mut self, name: &str, shape: &[Dim]) -> [Value; 2] {
         let mask = self.b.input(name, DType::Int64, shape);
-        let narrow = self.narrowed(&mask);
+        let narrow = self.b.cast(&mask, DType::Int32);
         [mask, narrow]
-    }
-
-    fn narrowed(&mut self, value: &Value) -> Value {
-        const INT32: i64 = 6;
-        self.b.op("Cast", &[value], [("to", crate::graph::Attribute::Int(INT32))])
-    }
-
-    fn as_condition(&mut self, value: &Value) -> Value {
-        const BOOL: i64 = 9;
-        self.b.op("Cast", &[value], [("to", crate::graph::Attribute::Int(BOOL))])
     }
 
     fn finish(mut self, stem: &'static str) -> NamedGraph {
