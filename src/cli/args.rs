@@ -38,6 +38,8 @@ pub(super) enum Command {
     Generate(GenerateArguments),
     /// Count parameters and multiply-accumulates of a checkpoint
     Inspect(InspectArguments),
+    /// Say which TensorRT, CUDA and dtypes fit which GPU, and why not
+    Plan(super::plan::PlanArguments),
     /// Say where the operator library is and how to register it
     Ops(OpsArguments),
 }

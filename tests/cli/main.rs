@@ -13,6 +13,7 @@ mod faults;
 mod model;
 mod ops;
 mod outputs;
+mod plan;
 mod refused_configs;
 mod refused_files;
 mod refused_tensors;
