@@ -148,7 +148,7 @@ pub const RELEASES: [Release; 7] = [
         ..WITH_VOLTA
     },
     Release {
-        name: "10.13.2 to 10.15",
+        name: "10.13.2 to 10.16",
         first: Version(10, 13),
         capability: (Version(7, 5), Version(12, 0)),
         cuda: (Version(12, 0), Version(13, 0)),
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn blackwell_begins_with_10_8() {
-        assert_eq!(releases("b200", Dtype::Bf16), ["10.8 to 10.13.0", "10.13.2 to 10.15", "11.0 to 11.4"]);
+        assert_eq!(releases("b200", Dtype::Bf16), ["10.8 to 10.13.0", "10.13.2 to 10.16", "11.0 to 11.4"]);
         let cuda = fit(&find("b200"), &RELEASES[4], Dtype::Bf16).unwrap().cuda;
         assert_eq!(cuda, (Version(12, 8), Version(12, 9)));
     }
