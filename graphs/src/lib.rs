@@ -15,8 +15,10 @@ pub mod families;
 pub mod graph;
 mod lower;
 pub mod model;
+mod synthetic;
 mod weight;
 
 pub use error::ImportError;
 pub use lower::{Form, LowerError, NamedGraph, Options, lower};
+pub use synthetic::SyntheticTensors;
 pub use weight::{TensorDirectory, TensorSource, Weight, WeightError};
