@@ -212,33 +212,60 @@ pub fn export_with(
     options: &ExportOptions,
     vocabulary: &VocabularyFiles,
 ) -> Result<ExportReport, ExportError> {
-    if !OPSETS.contains(&options.opset) {
-        return Err(ExportError::Opset { opset: options.opset });
-    }
-    let family = checkpoint.config().model_type().to_owned();
+    check_opset(options)?;
+    let family = checkpoint.config().model_type();
     let model = import(checkpoint, options.gate_mode)?;
-    let graphs = moa_graphs::lower(&model, options.graph)?;
-    let plan = plan(out, &family, &graphs, options)?;
-    let side_files = match &model {
-        Model::EncoderDecoder(model) => side_files(model, checkpoint.config(), vocabulary)?,
-        _ if vocabulary.names_nothing() => Vec::new(),
-        _ => return Err(ExportError::NoVocabulary { family }),
-    };
+    write_model(family, &model, out, options, || match &model {
+        Model::EncoderDecoder(model) => Ok(side_files(model, checkpoint.config(), vocabulary)?),
+        _ if vocabulary.names_nothing() => Ok(Vec::new()),
+        _ => Err(ExportError::NoVocabulary { family: family.into() }),
+    })
+}
+
+/// [`export`] of a model of `family` that comes from no checkpoint.
+///
+/// # Errors
+///
+/// See [`ExportError`]; then no file has appeared at or under `out`.
+pub fn export_model(
+    family: &str,
+    model: &Model,
+    out: &Path,
+    options: &ExportOptions,
+) -> Result<ExportReport, ExportError> {
+    check_opset(options)?;
+    write_model(family, model, out, options, || Ok(Vec::new()))
+}
+
+fn check_opset(options: &ExportOptions) -> Result<(), ExportError> {
+    if OPSETS.contains(&options.opset) { Ok(()) } else { Err(ExportError::Opset { opset: options.opset }) }
+}
+
+fn write_model(
+    family: &str,
+    model: &Model,
+    out: &Path,
+    options: &ExportOptions,
+    side_files: impl FnOnce() -> Result<Vec<SideFile>, ExportError>,
+) -> Result<ExportReport, ExportError> {
+    let graphs = moa_graphs::lower(model, options.graph)?;
+    let plan = plan(out, family, &graphs, options)?;
+    let side_files = side_files()?;
     let graph_names = plan.files.iter().flat_map(|file| file.data.iter().chain([&file.model]).cloned());
     let names: Vec<_> = side_files.iter().map(|file| file.name.to_owned()).chain(graph_names).collect();
     let mut staging = Staging::begin(&plan.folder, &names, options.force)?;
-    let source_sha256 = weights_sha256(&model)?;
+    let source_sha256 = weights_sha256(model)?;
     let mut sizes = Vec::new();
     for file in &side_files {
         sizes.push(write_side_file(&mut staging, file)?);
     }
     for (file, graph) in plan.files.iter().zip(&graphs) {
         let encode_options =
-            EncodeOptions { opset: options.opset, metadata: metadata_of(&family, graph.stem, &source_sha256, options) };
+            EncodeOptions { opset: options.opset, metadata: metadata_of(family, graph.stem, &source_sha256, options) };
         sizes.extend(write_graph(&mut staging, &plan.folder, file, graph, &encode_options)?);
     }
     let files = staging.commit()?.into_iter().zip(sizes).map(|(path, bytes)| WrittenFile { path, bytes }).collect();
-    Ok(ExportReport { family, files, source_sha256 })
+    Ok(ExportReport { family: family.into(), files, source_sha256 })
 }
 
 /// Endings of files that are no ONNX, so that a folder of such a name is a slip.

@@ -10,6 +10,7 @@ mod common;
 
 mod accepted;
 mod faults;
+mod inspect;
 mod model;
 mod ops;
 mod outputs;
