@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use super::inspect::InspectArguments;
+use super::{baseline::BaselineArguments, inspect::InspectArguments};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -40,6 +40,8 @@ pub(super) enum Command {
     Generate(GenerateArguments),
     /// Count parameters, multiply-accumulates and bytes of a checkpoint, a configuration or ONNX files
     Inspect(InspectArguments),
+    /// Build a model of a known configuration with random weights, to measure others against
+    Baseline(BaselineArguments),
     /// Say which TensorRT, CUDA and dtypes fit which GPU, and why not
     Plan(super::plan::PlanArguments),
     /// Say where the operator library is and how to register it

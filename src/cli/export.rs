@@ -22,7 +22,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
     leave_nothing_when_told_to_end(&arguments.output)?;
     let checkpoint = Checkpoint::open(&arguments.checkpoint, arguments.config.as_deref())?;
     let report = export_with(&checkpoint, &arguments.output, &options(arguments), &vocabulary(arguments))?;
-    let as_json = arguments.json.then(|| json(&report));
+    let as_json = arguments.json.then(|| report_json(&report));
     match &as_json {
         Some(value) if !arguments.verify => print_result(&format!("{value:#}\n"))?,
         Some(_) => {}
@@ -49,7 +49,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
 
 /// Ctrl-C or a termination removes what is unfinished, then ends the program.
 #[cfg(feature = "ort")]
-fn leave_nothing_when_told_to_end(out: &std::path::Path) -> Result<(), Failure> {
+pub(super) fn leave_nothing_when_told_to_end(out: &std::path::Path) -> Result<(), Failure> {
     const INTERRUPTED_EXIT: i32 = 130;
     let out = out.to_path_buf();
     let caught = ctrlc::set_handler(move || {
@@ -60,27 +60,33 @@ fn leave_nothing_when_told_to_end(out: &std::path::Path) -> Result<(), Failure> 
 }
 
 fn options(arguments: &ExportArguments) -> ExportOptions {
-    let form = match arguments.form {
-        FormArgument::Function => Form::Function,
-        FormArgument::Fused => Form::Fused,
-        FormArgument::Standard => Form::Standard,
-    };
     let gate_mode = arguments.gate_mode.map(|mode| match mode {
         GateModeArgument::SoftmaxTopk => GateMode::SoftmaxTopk,
         GateModeArgument::SoftmaxTopkRenorm => GateMode::SoftmaxTopkRenorm,
         GateModeArgument::TopkSoftmax => GateMode::TopkSoftmax,
     });
-    let external_data = match arguments.external_data {
+    ExportOptions {
+        graph: Options { form: form(arguments.form), router_outputs: arguments.router_outputs },
+        opset: arguments.opset,
+        gate_mode,
+        external_data: external_data(arguments.external_data),
+        force: arguments.force,
+    }
+}
+
+pub(super) const fn form(argument: FormArgument) -> Form {
+    match argument {
+        FormArgument::Function => Form::Function,
+        FormArgument::Fused => Form::Fused,
+        FormArgument::Standard => Form::Standard,
+    }
+}
+
+pub(super) const fn external_data(argument: ExternalDataArgument) -> ExternalData {
+    match argument {
         ExternalDataArgument::Auto => ExternalData::Auto,
         ExternalDataArgument::Always => ExternalData::Always,
         ExternalDataArgument::Never => ExternalData::Never,
-    };
-    ExportOptions {
-        graph: Options { form, router_outputs: arguments.router_outputs },
-        opset: arguments.opset,
-        gate_mode,
-        external_data,
-        force: arguments.force,
     }
 }
 
@@ -94,11 +100,13 @@ fn vocabulary(arguments: &ExportArguments) -> VocabularyFiles {
     }
 }
 
+/// One line a file.
+pub(super) fn wrote(report: &ExportReport) -> String {
+    report.files.iter().map(|file| format!("wrote {}  {}\n", file.path.display(), size(file.bytes))).collect()
+}
+
 fn text(report: &ExportReport, arguments: &ExportArguments) -> String {
-    let mut text = String::new();
-    for file in &report.files {
-        text.push_str(&format!("wrote {}  {}\n", file.path.display(), size(file.bytes)));
-    }
+    let mut text = wrote(report);
     if !arguments.verify {
         text.push_str(&format!(
             "next: moa-export verify {} --checkpoint {}\n",
@@ -109,7 +117,7 @@ fn text(report: &ExportReport, arguments: &ExportArguments) -> String {
     text
 }
 
-fn json(report: &ExportReport) -> serde_json::Value {
+pub(super) fn report_json(report: &ExportReport) -> serde_json::Value {
     let files: Vec<_> = report
         .files
         .iter()

@@ -9,6 +9,7 @@
 mod common;
 
 mod accepted;
+mod baseline;
 mod faults;
 mod inspect;
 mod model;
