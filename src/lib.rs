@@ -21,6 +21,7 @@ pub mod inspect;
 pub mod onnx;
 pub mod parity;
 pub mod reference;
+pub mod report;
 mod side_files;
 pub mod tensor;
 pub mod tensor_file;
