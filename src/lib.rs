@@ -20,6 +20,7 @@ pub mod generate;
 pub mod inspect;
 pub mod onnx;
 pub mod parity;
+pub mod profile;
 pub mod reference;
 pub mod report;
 mod side_files;

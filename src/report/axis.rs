@@ -159,10 +159,13 @@ fn log_ticks(low: f64, high: f64, count: f64) -> (f64, f64, Vec<(f64, String)>) 
         d if d <= count / 3.0 => &[1.0, 2.0, 5.0],
         _ => &[1.0],
     };
-    let all: Vec<f64> =
-        (first..=last).flat_map(|power| between.iter().map(move |digit| digit * 10f64.powi(power))).collect();
-    let low = all.iter().copied().filter(|tick| *tick <= low * 1.000_001).fold(f64::MIN_POSITIVE, f64::max);
-    let high = all.iter().copied().filter(|tick| *tick >= high * 0.999_999).fold(f64::INFINITY, f64::min);
+    let multiples = |digits: &[f64]| -> Vec<f64> {
+        (first..=last).flat_map(|power| digits.iter().map(move |digit| digit * 10f64.powi(power))).collect()
+    };
+    let ends = multiples(if between.len() > 1 { between } else { &[1.0, 2.0, 5.0] });
+    let low = ends.iter().copied().filter(|end| *end <= low * 1.000_001).fold(f64::MIN_POSITIVE, f64::max);
+    let high = ends.iter().copied().filter(|end| *end >= high * 0.999_999).fold(f64::INFINITY, f64::min);
+    let all = multiples(between);
     let within: Vec<f64> = all.into_iter().filter(|tick| (low..=high).contains(tick)).collect();
     let every = ((within.len() as f64) / (count + 3.0)).ceil().max(1.0) as usize;
     (low, high, within.into_iter().step_by(every).map(|tick| (tick, format_number(tick))).collect())

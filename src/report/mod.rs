@@ -49,6 +49,7 @@ enum Block {
     Paragraph(String),
     Facts(Vec<(String, String)>),
     Table(Table),
+    Folded(String, Table),
     Plot(Plot),
 }
 
@@ -100,6 +101,12 @@ impl Section {
     /// Adds a table.
     pub fn table(&mut self, table: Table) -> &mut Self {
         self.blocks.push(Block::Table(table));
+        self
+    }
+
+    /// Adds a table that unfolds under `summary`.
+    pub fn folded(&mut self, summary: impl Into<String>, table: Table) -> &mut Self {
+        self.blocks.push(Block::Folded(summary.into(), table));
         self
     }
 

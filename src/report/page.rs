@@ -71,6 +71,11 @@ fn render_section(html: &mut String, section: &Section, place: usize, plots: &mu
                 html.push_str("</dl>\n");
             }
             Block::Table(table) => table.render(html),
+            Block::Folded(summary, table) => {
+                let _ = writeln!(html, "<details class=\"folded\"><summary>{}</summary>", Escaped(summary));
+                table.render(html);
+                html.push_str("</details>\n");
+            }
             Block::Plot(plot) => {
                 *plots += 1;
                 plot.render(html, *plots);

@@ -32,6 +32,7 @@ const MODULES: [Module; 15] = [
     module("reference", &["tensor"], &["moa_graphs::graph", "moa_graphs::lower"]),
     module("backend", &["onnx", "tensor"], &["moa_graphs"]),
     module("parity", &["backend", "checkpoint", "export", "onnx", "reference", "tensor"], &[]),
+    module("profile", &["backend", "onnx", "parity", "tensor"], &["moa_graphs"]),
     module("generate", &["backend", "onnx", "text"], &["moa_graphs"]),
     module(
         "cli",
@@ -44,6 +45,7 @@ const MODULES: [Module; 15] = [
             "inspect",
             "onnx",
             "parity",
+            "profile",
             "reference",
             "report",
             "side_files",
