@@ -9,6 +9,11 @@ mod generate;
 mod inspect;
 mod ops;
 mod plan;
+mod profile;
+mod profile_args;
+mod profile_inputs;
+mod profile_report;
+mod report_file;
 mod run;
 mod table;
 mod verify;
@@ -52,7 +57,9 @@ pub fn main() -> ExitCode {
 
 /// What a mistyped command may have meant.
 fn meant(typed: &str) -> Option<&'static str> {
-    const COMMANDS: [&str; 8] = ["export", "verify", "run", "generate", "inspect", "baseline", "plan", "ops"];
+    const COMMANDS: [&str; 9] = [
+        "export", "verify", "run", "generate", "inspect", "baseline", "plan", "profile", "ops",
+    ];
     let one_letter_away = |command: &str| {
         let without = |text: &str, index: usize| -> String {
             text.chars().enumerate().filter(|(i, _)| *i != index).map(|(_, c)| c).collect()
@@ -107,6 +114,7 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode, Failure> {
         (Some(Command::Inspect(arguments)), _) => inspect::run(&arguments),
         (Some(Command::Baseline(arguments)), _) => baseline::run(&arguments),
         (Some(Command::Plan(arguments)), _) => plan::run(&arguments),
+        (Some(Command::Profile(arguments)), _) => profile::run(&arguments),
         (Some(Command::Ops(arguments)), _) => ops::run(&arguments),
         (None, None) => Err(Failure::usage("nothing to do", Some("run `moa-export --help`"))),
     }

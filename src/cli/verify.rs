@@ -1,9 +1,6 @@
 //! `moa-export verify`.
 
-use std::{
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
 use serde_json::Value;
 
@@ -11,13 +8,13 @@ use super::{
     Failure,
     args::{BackendArgument, VerifyArguments},
     print_result,
-    run::{backend, output_place},
+    report_file::ReportFile,
+    run::backend,
     table::table,
 };
 use crate::{
     backend::BackendErrorKind,
     checkpoint::Checkpoint,
-    onnx::{Staging, WriteError},
     parity::{
         BackendReport, Difference, FileAudit, GraphReport, ToleranceOptions, Verification, VerifyOptions, verify,
     },
@@ -45,7 +42,7 @@ pub(super) fn run(arguments: &VerifyArguments, exported: Option<Value>) -> Resul
     let result = verify(&arguments.model, &checkpoint, &backends, options)?;
     match report_file {
         Some(file) => {
-            file.write(&json(&result))?;
+            file.write(&format!("{:#}\n", json(&result)))?;
             print_result(&text(arguments, &result))?;
         }
         None if arguments.json.is_some() => print_result(&format!("{:#}\n", merged(exported, json(&result))))?,
@@ -96,30 +93,6 @@ fn merged(exported: Option<Value>, verification: Value) -> Value {
             Value::Object(object)
         }
         _ => verification,
-    }
-}
-
-/// A file that appears when the verification is done; that it can is known before.
-struct ReportFile {
-    path: PathBuf,
-    name: String,
-    staging: Staging,
-}
-
-impl ReportFile {
-    fn begin(path: &Path, force: bool) -> Result<Self, Failure> {
-        let (folder, name) = output_place(path)?;
-        let staging = Staging::begin(&folder, std::slice::from_ref(&name), force)?;
-        Ok(Self { path: path.into(), name, staging })
-    }
-
-    fn write(mut self, value: &Value) -> Result<(), Failure> {
-        let text = format!("{value:#}\n");
-        self.staging.file::<WriteError>(&self.name, |writer| {
-            writer.write_all(text.as_bytes()).map_err(|source| WriteError::Io { path: self.path.clone(), source })
-        })?;
-        self.staging.commit()?;
-        Ok(())
     }
 }
 
