@@ -167,7 +167,10 @@ pub(super) struct VerifyArguments {
     /// Write the result as JSON to FILE (`-` for stdout, in place of the table)
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
-    /// Replace an existing FILE of --json
+    /// Write the result as a page, readable without a network
+    #[arg(long, value_name = "FILE.html")]
+    pub(super) report: Option<PathBuf>,
+    /// Replace existing files of --json and --report
     #[arg(long)]
     pub(super) force: bool,
     /// Operator library, where it is not beside this program

@@ -17,6 +17,7 @@ mod report_file;
 mod run;
 mod table;
 mod verify;
+mod verify_report;
 
 use std::{
     io::Write,

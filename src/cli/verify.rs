@@ -11,6 +11,7 @@ use super::{
     report_file::ReportFile,
     run::backend,
     table::table,
+    verify_report,
 };
 use crate::{
     backend::BackendErrorKind,
@@ -39,7 +40,11 @@ pub(super) fn run(arguments: &VerifyArguments, exported: Option<Value>) -> Resul
     };
     let report_file = arguments.json.as_deref().filter(|path| path.as_os_str() != "-");
     let report_file = report_file.map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
+    let page = arguments.report.as_deref().map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
     let result = verify(&arguments.model, &checkpoint, &backends, options)?;
+    if let Some(page) = page {
+        page.write(&verify_report::page(arguments, &result).to_html())?;
+    }
     match report_file {
         Some(file) => {
             file.write(&format!("{:#}\n", json(&result)))?;
@@ -124,7 +129,7 @@ fn text(arguments: &VerifyArguments, result: &Verification) -> String {
     text
 }
 
-fn audit_line(audit: &FileAudit) -> String {
+pub(super) fn audit_line(audit: &FileAudit) -> String {
     let name = &audit.graph;
     if let Some(why) = &audit.skipped {
         return format!("weights of {name}: skipped, {why}\n");
@@ -168,7 +173,7 @@ fn backend_rows(report: &BackendReport) -> Vec<Vec<String>> {
 }
 
 /// What failed, where it was first seen, and between which modules it arose.
-fn details(backend: &str, graph: &GraphReport) -> String {
+pub(super) fn details(backend: &str, graph: &GraphReport) -> String {
     if graph.passed() {
         return String::new();
     }

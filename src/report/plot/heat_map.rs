@@ -6,7 +6,7 @@ use super::{
 };
 use crate::report::{
     axis::Axis,
-    markup::{Px, format_number, shortened, text_width},
+    markup::{Px, shortened, text_width, with_decimals},
     table::{Cell, Column, Table},
 };
 
@@ -65,8 +65,9 @@ impl HeatMap {
         let cell = ((WIDTH - left) / self.columns.len().max(1) as f64).min(72.0);
         let height = cell.clamp(16.0, 26.0);
         let values: Vec<_> = self.values().collect();
-        let shade = self.value.scale(&values, FAINTEST, 1.0, 0.25);
-        let texts = |value: &f64| format_number(rounded(*value));
+        let shade = self.value.scale(&values, FAINTEST, 1.0, 0.15);
+        let decimals = usize::from(values.iter().any(|value| value.fract() != 0.0 && value.abs() < 100.0));
+        let texts = |value: &f64| with_decimals(*value, decimals);
         let in_cells = values.iter().all(|value| text_width(&texts(value)) + 6.0 <= cell) && height >= 16.0;
         let mut svg = String::new();
         text(&mut svg, "name", left, 11.0, &self.columns_title);
@@ -110,7 +111,7 @@ impl HeatMap {
     /// The scale of shades, under the field.
     #[allow(clippy::cast_precision_loss)]
     fn key(&self, svg: &mut String, ticks: &[(f64, String)], left: f64, top: f64) {
-        const STEPS: usize = 32;
+        const STEPS: usize = 24;
         const LENGTH: f64 = 240.0;
         for step in 0..STEPS {
             let opacity = FAINTEST + (1.0 - FAINTEST) * (step as f64 + 0.5) / STEPS as f64;
@@ -134,11 +135,6 @@ impl HeatMap {
         }
         table
     }
-}
-
-/// Two significant digits below 10, whole numbers above.
-fn rounded(value: f64) -> f64 {
-    if value.abs() >= 10.0 { value.round() } else { (value * 10.0).round() / 10.0 }
 }
 
 #[cfg(test)]
