@@ -101,35 +101,28 @@ fn backends(section: &mut Section, result: &Verification) {
                 outputs.values.into(),
                 outputs.mismatches.into(),
                 format!("{:.1e}", outputs.max_abs).into(),
-                format!("{:.0}", outputs.max_ulp).into(),
+                outputs.max_ulp.round().into(),
                 format!("{:.1e}", outputs.atol).into(),
                 verdict(graph.passed()),
             ]);
         }
     }
     section.table(table);
-    let worst = Table::new([
-        Column::text("backend"),
-        Column::text("case and output"),
-        Column::text("index"),
-        Column::number("found"),
-        Column::number("expected"),
-    ]);
-    let row = |mut table: Table, (backend, worst): (&BackendReport, &Difference)| {
-        table.push([
+    let columns = ["backend", "graph", "case and output"].map(Column::text).into_iter();
+    let columns = columns.chain(["index", "found", "expected"].map(Column::number));
+    let mut worst = Table::new(columns).caption("The value with the largest difference");
+    for (backend, graph) in graphs(result) {
+        let Some(Difference { place, index, found, expected }) = &graph.outputs.worst else { continue };
+        worst.push([
             backend.backend.as_str().into(),
-            worst.place.as_str().into(),
-            format!("{:?}", worst.index).into(),
-            worst.found.to_string().into(),
-            worst.expected.to_string().into(),
+            graph.graph.as_str().into(),
+            place.as_str().into(),
+            format!("{index:?}").into(),
+            format!("{found:.8}").into(),
+            format!("{expected:.8}").into(),
         ]);
-        table
-    };
-    let failures: Vec<_> =
-        graphs(result).filter_map(|(b, graph)| graph.outputs.worst.as_ref().map(|w| (b, w))).collect();
-    if !failures.is_empty() {
-        section.table(failures.into_iter().fold(worst.caption("Worst values out of tolerance"), row));
     }
+    section.table(worst);
 }
 
 fn verdict(passed: bool) -> Cell {

@@ -18,7 +18,7 @@ const fn module(name: &'static str, may_name: &'static [&'static str], never: &'
 }
 
 /// The table of ARCHITECTURE.md.
-const MODULES: [Module; 15] = [
+const MODULES: [Module; 16] = [
     module("checkpoint", &[], &[]),
     module("onnx", &[], &[]),
     module("tensor", &[], &["moa_graphs", "moa_schema"]),
