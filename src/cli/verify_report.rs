@@ -82,7 +82,7 @@ fn constants(section: &mut Section, result: &Verification) {
 }
 
 fn backends(section: &mut Section, result: &Verification) {
-    let numbers = ["runs", "values", "out of tolerance", "max |diff|", "max ULP", "tolerance"].map(Column::number);
+    let numbers = ["runs", "values", "mismatches", "max |diff|", "max ULP", "tolerance"].map(Column::number);
     let columns = [Column::text("backend"), Column::text("graph")].into_iter().chain(numbers);
     let mut table = Table::new(columns.chain([Column::text("verdict")]));
     for backend in &result.backends {
