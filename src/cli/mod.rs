@@ -25,7 +25,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use clap::{Parser, error::ErrorKind};
+use clap::{CommandFactory, Parser, error::ErrorKind};
 
 use args::{Arguments, Command};
 use failure::Failure;
@@ -57,22 +57,20 @@ pub fn main() -> ExitCode {
 }
 
 /// What a mistyped command may have meant.
-fn meant(typed: &str) -> Option<&'static str> {
-    const COMMANDS: [&str; 9] = [
-        "export", "verify", "run", "generate", "inspect", "baseline", "plan", "profile", "ops",
-    ];
+fn meant(typed: &str) -> Option<String> {
+    let names: Vec<_> = Arguments::command().get_subcommands().map(|command| command.get_name().to_owned()).collect();
+    let without = |text: &str, index: usize| -> String {
+        text.chars().enumerate().filter(|(i, _)| *i != index).map(|(_, c)| c).collect()
+    };
+    let shorter = |text: &str| (0..text.chars().count()).map(|index| without(text, index)).collect::<Vec<_>>();
     let one_letter_away = |command: &str| {
-        let without = |text: &str, index: usize| -> String {
-            text.chars().enumerate().filter(|(i, _)| *i != index).map(|(_, c)| c).collect()
-        };
-        let shorter = |text: &str| (0..text.chars().count()).map(|index| without(text, index)).collect::<Vec<_>>();
         let (ours, theirs) = (shorter(command), shorter(typed));
         ours.iter().any(|text| text == typed || theirs.contains(text)) || theirs.iter().any(|text| text == command)
     };
-    if COMMANDS.contains(&typed) {
+    if names.iter().any(|name| name == typed) {
         return None;
     }
-    COMMANDS.into_iter().find(|command| one_letter_away(command))
+    names.into_iter().find(|name| one_letter_away(name))
 }
 
 /// Prints what is wrong with the arguments; help and version go to stdout and are no error.
@@ -140,10 +138,11 @@ mod tests {
             ("vrfy", None),
             ("verfy", Some("verify")),
             ("verifyy", Some("verify")),
+            ("basline", Some("baseline")),
             ("rum", Some("run")),
             ("run", None),
         ] {
-            assert_eq!(meant(typed), command, "{typed}");
+            assert_eq!(meant(typed).as_deref(), command, "{typed}");
         }
     }
 }
