@@ -18,6 +18,7 @@ pub mod export;
 #[cfg(feature = "ort")]
 pub mod generate;
 pub mod inspect;
+pub mod latency;
 pub mod onnx;
 pub mod parity;
 pub mod profile;
