@@ -55,9 +55,23 @@ pub(super) fn record(
         session.run()?;
     }
     let runs = trace.nodes(&session.end_profiling()?)?;
-    let first = runs.len() / (WARM_UP_CALLS + calls) * WARM_UP_CALLS;
-    let times = runs[first..].iter().map(|run| (run.node.as_str(), run.operator.as_str(), run.time));
-    Ok((calls, fold(times.map(|(node, operator, time)| (node, operator, super::nanoseconds(time))), calls)))
+    Ok((calls, fold_calls(&runs, WARM_UP_CALLS + calls)))
+}
+
+/// Folds the nodes of `calls` equal calls: of every node the median over the calls after the warm-up, so that one
+/// interruption weighs nothing.
+#[cfg(feature = "ort")]
+#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn fold_calls(runs: &[crate::backend::NodeRun], calls: usize) -> Vec<NodeTime> {
+    let nodes = runs.len() / calls.max(1);
+    let measured = &runs[nodes * WARM_UP_CALLS.min(calls)..nodes * calls];
+    let times = (0..nodes).map(|node| {
+        let times: Vec<f64> =
+            measured.iter().skip(node).step_by(nodes).map(|run| run.time.as_nanos() as f64).collect();
+        let time = super::median(&times).unwrap_or_default().round() as u64;
+        (measured[node].node.as_str(), measured[node].operator.as_str(), time)
+    });
+    fold(times, 1)
 }
 
 /// Sums up nodes by module and operator, in the order in which they come first.

@@ -2,6 +2,7 @@
 
 mod args;
 mod csv;
+mod html;
 mod text;
 
 use std::{io::IsTerminal, path::Path, process::ExitCode, time::Duration};
@@ -276,8 +277,8 @@ impl Outputs {
         if let Some(file) = self.csv {
             file.write(&csv::csv(result))?;
         }
-        if let Some(_file) = self.report {
-            return Err(Failure::usage("--report is not there yet", None));
+        if let Some(file) = self.report {
+            file.write(&html::html(result))?;
         }
         let changes = changes.map(|changes| text::changes(result, changes, arguments.threshold)).unwrap_or_default();
         if to_stdout(&arguments.json) {

@@ -110,7 +110,7 @@ impl Names {
         }
     }
 
-    fn header(&self) -> Vec<String> {
+    pub(super) fn header(&self) -> Vec<String> {
         let mut header = vec!["part".to_owned()];
         header.extend(self.module.then(|| "module".to_owned()));
         header.extend(self.axes.iter().map(|axis| axis.replace("_sequence", "").replace(SEQUENCE, "seq")));
@@ -119,7 +119,7 @@ impl Names {
         header
     }
 
-    fn cells(&self, subject: &Subject, point: &Sizes) -> Vec<String> {
+    pub(super) fn cells(&self, subject: &Subject, point: &Sizes) -> Vec<String> {
         let mut cells = vec![subject.part.clone()];
         cells.extend(self.module.then(|| subject.module.clone().unwrap_or_default()));
         let size = |axis: &String| point.get(axis).map_or_else(|| NONE.to_owned(), usize::to_string);
@@ -206,34 +206,35 @@ fn places(operators: &[&OperatorTimes]) -> String {
     format!("{text}a call of {point}, in a pass of its own in which every node was recorded, which is slower\n")
 }
 
-/// The experts of the largest point of every part.
+/// Load of the experts at the largest point of every layer.
 fn experts(loads: &[ExpertLoad]) -> String {
-    const SHOWN: usize = 12;
-    let points: BTreeSet<&Sizes> = loads.iter().map(|load| &load.point).collect();
-    let rows: Vec<_> = loads
-        .iter()
-        .map(|load| {
-            let percent = |count: &u64| {
-                #[allow(clippy::cast_precision_loss)]
-                let share = 100.0 * *count as f64 / load.tokens.max(1) as f64;
-                format!("{share:.0}")
-            };
-            let mut shares: Vec<_> = load.counts.iter().take(SHOWN).map(percent).collect();
-            shares.extend((load.counts.len() > SHOWN).then(|| "…".to_owned()));
-            let module = if load.module.is_empty() { "router" } else { &load.module };
-            let mut cells = vec![load.model.clone(), load.part.clone(), module.to_owned()];
-            cells.extend((points.len() > 1).then(|| point_text(&load.point)));
-            cells.extend([load.tokens.to_string(), format!("{:.2}", load.imbalance()), shares.join(" ")]);
-            cells
-        })
-        .collect();
-    if rows.is_empty() {
+    const SHOWN: usize = 16;
+    let mut largest: Vec<&ExpertLoad> = Vec::new();
+    for load in loads {
+        let same = |known: &&&mut &ExpertLoad| {
+            (&known.model, &known.part, &known.module) == (&load.model, &load.part, &load.module)
+        };
+        match largest.iter_mut().find(|known| same(known)) {
+            Some(known) if known.tokens < load.tokens => *known = load,
+            Some(_) => {}
+            None => largest.push(load),
+        }
+    }
+    if largest.is_empty() {
         return String::new();
     }
-    let mut header = vec!["expert load of", "part", "module"];
-    header.extend((points.len() > 1).then_some("at"));
-    header.extend(["tokens", "largest/mean", "% of tokens by expert"]);
-    format!("\n{}\n", table(&header, &rows))
+    let rows: Vec<_> = largest.into_iter().map(|load| {
+        #[allow(clippy::cast_precision_loss)]
+        let percent = |count: &u64| format!("{:3.0}", 100.0 * *count as f64 / load.tokens.max(1) as f64);
+        let mut shares: Vec<_> = load.counts.iter().take(SHOWN).map(percent).collect();
+        shares.extend((load.counts.len() > SHOWN).then(|| "…".to_owned()));
+        let module = if load.module.is_empty() { "router" } else { &load.module };
+        let names = [load.model.clone(), load.part.clone(), module.to_owned(), load.tokens.to_string()];
+        names.into_iter().chain([format!("{:.2}", load.imbalance()), shares.join(" ")]).collect()
+    });
+    let rows: Vec<Vec<String>> = rows.collect();
+    let header = ["expert load of", "part", "module", "tokens", "most/mean", "% of the tokens that go to each expert"];
+    format!("\n{}largest point of each layer; k experts a token, so that the shares add up to k times 100 %\n\n", table(&header, &rows))
 }
 
 fn parity(rows: &[ParityRow]) -> String {
