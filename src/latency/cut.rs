@@ -10,7 +10,7 @@ use super::{
 use crate::onnx::{
     OnnxFile,
     proto::{
-        GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto,
+        FunctionProto, GraphProto, NodeProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto,
         tensor_proto::DataType,
         tensor_shape_proto::{Dimension, dimension},
         type_proto,
@@ -112,8 +112,12 @@ impl Cut<'_> {
                 graph.output.push(value(parameter.name, self.data_type(parameter)?, None));
             }
         }
+        let mut model = self.file.model().clone();
+        // A body declares as many outputs as its nodes have.
+        let same = |function: &&mut FunctionProto| function.domain == DOMAIN && function.name == node.op_type;
+        model.functions.iter_mut().filter(same).for_each(|function| function.output.truncate(node.output.len()));
         graph.node.push(node);
-        let model = ModelProto { graph: Some(graph), ..self.file.model().clone() };
+        model.graph = Some(graph);
         let file = self.file.with_model(model)?;
         Ok(CutOperator { module: self.module(), file, router: self.router()?, top_k: self.attribute("top_k")? })
     }

@@ -21,6 +21,8 @@ pub struct Machine {
     pub governors: Vec<String>,
     /// Lowest and highest current frequency, in MHz.
     pub mhz: Option<[f64; 2]>,
+    /// Whether every processor's lowest and highest allowed frequency are the same.
+    pub clocks_locked: Option<bool>,
     /// Whether boost frequencies are allowed.
     pub boost: Option<bool>,
     /// Times that the processor was throttled since it started.
@@ -64,6 +66,7 @@ impl Machine {
             quota: text("/sys/fs/cgroup/cpu.max").as_deref().and_then(quota),
             governors: each_cpu("cpufreq/scaling_governor").into_iter().collect::<BTreeSet<_>>().into_iter().collect(),
             mhz,
+            clocks_locked: clocks_locked(),
             boost: text("/sys/devices/system/cpu/cpufreq/boost").map(|text| text == "1"),
             throttled: sum(&each_cpu("thermal_throttle/core_throttle_count")),
             virtual_machine: fields(&cpuinfo, "flags").next().map(is_virtual),
@@ -116,6 +119,11 @@ fn kilobytes(text: &str, name: &str) -> Option<u64> {
 fn each_cpu(file: &str) -> Vec<String> {
     let entries = fs::read_dir("/sys/devices/system/cpu").into_iter().flatten().flatten();
     entries.filter_map(|entry| text(entry.path().join(file))).collect()
+}
+
+fn clocks_locked() -> Option<bool> {
+    let (low, high) = (each_cpu("cpufreq/scaling_min_freq"), each_cpu("cpufreq/scaling_max_freq"));
+    (!low.is_empty() && low.len() == high.len()).then(|| low == high)
 }
 
 fn sum(counts: &[String]) -> Option<u64> {

@@ -66,8 +66,7 @@ fn fold_calls(runs: &[crate::backend::NodeRun], calls: usize) -> Vec<NodeTime> {
     let nodes = runs.len() / calls.max(1);
     let measured = &runs[nodes * WARM_UP_CALLS.min(calls)..nodes * calls];
     let times = (0..nodes).map(|node| {
-        let times: Vec<f64> =
-            measured.iter().skip(node).step_by(nodes).map(|run| run.time.as_nanos() as f64).collect();
+        let times: Vec<f64> = measured.iter().skip(node).step_by(nodes).map(|run| run.time.as_nanos() as f64).collect();
         let time = super::median(&times).unwrap_or_default().round() as u64;
         (measured[node].node.as_str(), measured[node].operator.as_str(), time)
     });

@@ -19,7 +19,10 @@ use crate::{
     backend::{Backend, BackendError, Runner},
     onnx::{
         OnnxFile, ReadError,
-        proto::tensor_proto::{DataLocation, DataType},
+        proto::{
+            TensorProto,
+            tensor_proto::{DataLocation, DataType},
+        },
     },
     reference::{ModuleRouting, Routing},
     tensor::NamedTensors,
@@ -98,7 +101,9 @@ impl Yardstick {
         let undecided = !same_choices(&routing, &routing_of(&moved, &self.modules)?);
         let outputs: NamedTensors = without_routing(outputs).collect();
         let effect = |(name, output): (&String, _)| {
-            Some((name.clone(), moved.get(name).map(|moved| largest_difference(moved, output))?))
+            let effect = moved.get(name).map(|moved| largest_difference(moved, output))?;
+            // Where rounding makes a value infinite or none, it explains nothing.
+            effect.is_finite().then(|| (name.clone(), effect))
         };
         let rounding = outputs.iter().filter_map(effect).collect();
         Ok(Expected { outputs, routing, modules: self.modules.clone(), rounding, undecided })
@@ -226,8 +231,10 @@ fn moved(file: &OnnxFile) -> Result<OnnxFile, ReadError> {
     let mut random = Random::new(1);
     let mut model = file.model().clone();
     let mut weights: Vec<_> = model.graph.iter_mut().flat_map(|graph| &mut graph.initializer).collect();
-    weights.retain(|weight| weight.data_type == DataType::Float as i32);
-    weights.sort_by_key(|weight| weight.dims.iter().product::<i64>());
+    let size = |weight: &TensorProto| weight.dims.iter().product::<i64>();
+    // Single values are constants of the equations, such as an exponent or an epsilon.
+    weights.retain(|weight| weight.data_type == DataType::Float as i32 && size(weight) > 1);
+    weights.sort_by_key(|weight| size(weight));
     let mut total = 0;
     for weight in weights {
         let bytes = file.values(weight)?;
@@ -235,7 +242,10 @@ fn moved(file: &OnnxFile) -> Result<OnnxFile, ReadError> {
         if total > MOST_MOVED {
             break;
         }
-        let step = |value: f32, random: &mut Random| value * (1.0 + random.unit().signum() * f32::EPSILON);
+        let step = |value: f32, random: &mut Random| {
+            let moved = value * (1.0 + random.unit().signum() * f32::EPSILON);
+            if moved.is_finite() { moved } else { value }
+        };
         let (values, _) = bytes.as_chunks::<4>();
         let moved = values.iter().flat_map(|value| step(f32::from_le_bytes(*value), &mut random).to_le_bytes());
         weight.raw_data = Some(Bytes::from(moved.collect::<Vec<u8>>()));

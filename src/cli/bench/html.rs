@@ -22,7 +22,8 @@ pub(super) fn html(result: &BenchResult) -> String {
     let models: BTreeSet<&str> = receipt.files.iter().map(|file| file.model.as_str()).collect();
     let cpu = receipt.machine.cpu.as_deref().unwrap_or("an unknown processor");
     let names = models.into_iter().collect::<Vec<_>>().join(", ");
-    let subtitle = format!("{names}: {} threads on {cpu}, routing {}", receipt.threads.onnx_runtime, receipt.options.routing);
+    let subtitle =
+        format!("{names}: {} threads on {cpu}, routing {}", receipt.threads.onnx_runtime, receipt.options.routing);
     let mut report = Report::new("Latency", subtitle);
     verdict(&mut report, result);
     times(&mut report, result);
@@ -101,7 +102,11 @@ fn rows<'a>(result: &'a BenchResult, (part, module): &'a Place) -> impl Iterator
 }
 
 fn who(row: &Row, several_models: bool) -> String {
-    if several_models { format!("{} on {}", row.subject.model, row.subject.backend) } else { row.subject.backend.clone() }
+    if several_models {
+        format!("{} on {}", row.subject.model, row.subject.backend)
+    } else {
+        row.subject.backend.clone()
+    }
 }
 
 fn has_several_models(result: &BenchResult) -> bool {
@@ -145,15 +150,16 @@ fn curves(report: &mut Report, result: &BenchResult, part: &Place) {
         let differing = series.iter().any(|(_, rest, _)| *rest != series[0].1);
         let x = if axis == PAST { Axis::linear("cached tokens", "") } else { Axis::log(axis, "") };
         let y = Axis::linear("time of a call", "ms").from_zero();
-        let mut plot = Lines::new(format!("Median time against {axis}, from minimum to p90 where known"), x.ticks_at_values(), y);
+        let mut plot =
+            Lines::new(format!("Median time against {axis}, from minimum to p90 where known"), x.ticks_at_values(), y);
         for (who, rest, mut rows) in series {
             rows.sort_by_key(|row| row.point.get(axis).copied());
             let label = if differing { format!("{who}, {}", point_text(&rest)) } else { who };
             let x = |row: &&Row| row.point.get(axis).copied().unwrap_or_default() as f64;
             let points: Vec<_> = rows.iter().map(|row| (x(row), milliseconds(row.times.p50))).collect();
-            let band = rows.iter().map(|row| {
-                (milliseconds(row.times.min), milliseconds(row.times.p90.unwrap_or(row.times.p50)))
-            });
+            let band = rows
+                .iter()
+                .map(|row| (milliseconds(row.times.min), milliseconds(row.times.p90.unwrap_or(row.times.p50))));
             plot = plot.series(Series::new(label).points(points).band(band));
         }
         section.plot(plot);
@@ -250,8 +256,10 @@ fn experts(report: &mut Report, loads: &[ExpertLoad]) {
     let section = report.section("Expert load");
     section.paragraph("Share of the tokens that each expert really got, read back from the router's own choice.");
     for (model, part, point) in fields {
-        let own: Vec<_> =
-            loads.iter().filter(|load| (load.model.as_str(), load.part.as_str(), &load.point) == (model, part, point)).collect();
+        let own: Vec<_> = loads
+            .iter()
+            .filter(|load| (load.model.as_str(), load.part.as_str(), &load.point) == (model, part, point))
+            .collect();
         let experts = own.iter().map(|load| load.counts.len()).max().unwrap_or(0);
         let title = format!("{model}, {part}, {}", point_text(point));
         let mut map = HeatMap::new(title, Axis::linear("share of the tokens", "%"));
@@ -269,7 +277,12 @@ fn experts(report: &mut Report, loads: &[ExpertLoad]) {
 fn parity(report: &mut Report, result: &BenchResult) {
     let section = report.section("Parity");
     let columns = ["who", "verdict", "largest difference", "tolerance"];
-    let mut table = Table::new([Column::text(columns[0]), Column::text(columns[1]), Column::number(columns[2]), Column::number(columns[3])]);
+    let mut table = Table::new([
+        Column::text(columns[0]),
+        Column::text(columns[1]),
+        Column::number(columns[2]),
+        Column::number(columns[3]),
+    ]);
     for row in &result.parity {
         let (status, text, numbers) = match &row.verdict {
             Verdict::Verified => (Status::Good, "verified against the checkpoint".to_owned(), None),
@@ -318,14 +331,30 @@ fn facts(report: &mut Report, receipt: &Receipt) {
     let samples = receipt.options.samples.map_or_else(|| "any number of".into(), |samples| samples.to_string());
     let mut facts = vec![
         ("Processor".to_owned(), text(&machine.cpu)),
-        ("Processors".into(), format!("{} usable of {}, list {}", machine.usable_cpus, machine.cpus, text(&machine.affinity))),
-        ("Threads".into(), format!("{} of ONNX Runtime, {} of tract", receipt.threads.onnx_runtime, receipt.threads.tract)),
+        (
+            "Processors".into(),
+            format!("{} usable of {}, list {}", machine.usable_cpus, machine.cpus, text(&machine.affinity)),
+        ),
+        (
+            "Threads".into(),
+            format!("{} of ONNX Runtime, {} of tract", receipt.threads.onnx_runtime, receipt.threads.tract),
+        ),
         ("Frequency governor".into(), governors),
-        ("Clock".into(), machine.mhz.map_or_else(|| "unknown".into(), |[low, high]| format!("{low:.0} to {high:.0} MHz"))),
+        (
+            "Clock".into(),
+            machine.mhz.map_or_else(|| "unknown".into(), |[low, high]| format!("{low:.0} to {high:.0} MHz")),
+        ),
+        ("Clocks locked".into(), flag(machine.clocks_locked)),
         ("Boost".into(), flag(machine.boost)),
-        ("Throttled while timing".into(), receipt.throttled.map_or_else(|| "not counted here".into(), |count| format!("{count} times"))),
+        (
+            "Throttled while timing".into(),
+            receipt.throttled.map_or_else(|| "not counted here".into(), |count| format!("{count} times")),
+        ),
         ("Virtual machine".into(), flag(machine.virtual_machine)),
-        ("Graphics processors".into(), machine.gpus.as_ref().map_or_else(|| "none seen".into(), |gpus| gpus.join("; "))),
+        (
+            "Graphics processors".into(),
+            machine.gpus.as_ref().map_or_else(|| "none seen".into(), |gpus| gpus.join("; ")),
+        ),
         ("System".into(), format!("{}, {}", text(&machine.system), text(&machine.kernel))),
         ("Load average before".into(), load(receipt.before.load)),
         ("Load average after".into(), load(receipt.after.load)),

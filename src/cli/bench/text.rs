@@ -44,13 +44,14 @@ fn machine(receipt: &Receipt) -> String {
     let or_unknown = |text: &Option<String>| text.clone().unwrap_or_else(|| "unknown".into());
     let governor = if machine.governors.is_empty() { "unknown".into() } else { machine.governors.join(", ") };
     let mhz = machine.mhz.map_or_else(String::new, |[low, high]| format!(", {low:.0} to {high:.0} MHz"));
+    let locked = machine.clocks_locked.map_or("unknown", |locked| if locked { "yes" } else { "no" });
     let gpus = machine.gpus.as_ref().map_or_else(|| "none seen".to_owned(), |gpus| gpus.join("; "));
     let libraries: Vec<String> =
         receipt.runtimes.iter().map(|library| format!("{} {}", library.name, library.version)).collect();
     let load =
         |moment: &crate::latency::Moment| moment.load.map_or_else(|| NONE.into(), |[one, ..]| format!("{one:.2}"));
     format!(
-        "{}, {} of {} processors (list {}), {} threads, governor {governor}{mhz}\n{}, {}; GPUs: {gpus}\nmoa-export {}, {}\nload average {} before, {} after; routing {}\n",
+        "{}, {} of {} processors (list {}), {} threads, governor {governor}{mhz}, clocks locked: {locked}\n{}, {}; GPUs: {gpus}\nmoa-export {}, {}\nload average {} before, {} after; routing {}\n",
         or_unknown(&machine.cpu),
         machine.usable_cpus,
         machine.cpus,
@@ -203,7 +204,39 @@ fn places(operators: &[&OperatorTimes]) -> String {
     let rows: Vec<Vec<String>> = modules.iter().map(row).collect();
     let text = table(&header.iter().map(String::as_str).collect::<Vec<_>>(), &rows);
     let point = point_text(&operators[0].point);
+    let text = format!("{text}\n{}", by_operator(operators, &header));
     format!("{text}a call of {point}, in a pass of its own in which every node was recorded, which is slower\n")
+}
+
+/// The operators that take most time, a column for each contestant.
+fn by_operator(operators: &[&OperatorTimes], header: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let time = |times: &OperatorTimes, operator: &str| -> (f64, f64) {
+        let own = times.nodes.iter().filter(|node| node.operator == operator);
+        own.fold((0.0, 0.0), |(time, nodes), node| (time + node.time, nodes + node.nodes))
+    };
+    let mut names: Vec<&str> = Vec::new();
+    for node in operators.iter().flat_map(|times| &times.nodes) {
+        if !names.contains(&node.operator.as_str()) {
+            names.push(&node.operator);
+        }
+    }
+    let total = |name: &str| operators.iter().map(|times| time(times, name).0).sum::<f64>();
+    names.sort_by(|a, b| total(b).total_cmp(&total(a)));
+    let cell = |times: &OperatorTimes, name: &str| match time(times, name) {
+        (_, 0.0) => NONE.to_owned(),
+        (time, nodes) => format!("{:.1} µs  x{nodes:.0}", time / 1e3),
+    };
+    let rows: Vec<Vec<String>> = names
+        .iter()
+        .take(SHOWN)
+        .map(|name| {
+            std::iter::once((*name).to_owned()).chain(operators.iter().map(|times| cell(times, name))).collect()
+        })
+        .collect();
+    let first = if names.len() > SHOWN { format!("operator ({SHOWN} of {})", names.len()) } else { "operator".into() };
+    let header: Vec<&str> = std::iter::once(first.as_str()).chain(header[1..].iter().map(String::as_str)).collect();
+    table(&header, &rows)
 }
 
 /// Load of the experts at the largest point of every layer.
@@ -211,10 +244,8 @@ fn experts(loads: &[ExpertLoad]) -> String {
     const SHOWN: usize = 16;
     let mut largest: Vec<&ExpertLoad> = Vec::new();
     for load in loads {
-        let same = |known: &&&mut &ExpertLoad| {
-            (&known.model, &known.part, &known.module) == (&load.model, &load.part, &load.module)
-        };
-        match largest.iter_mut().find(|known| same(known)) {
+        let name = |load: &ExpertLoad| (load.model.clone(), load.part.clone(), load.module.clone());
+        match largest.iter_mut().find(|known| name(known) == name(load)) {
             Some(known) if known.tokens < load.tokens => *known = load,
             Some(_) => {}
             None => largest.push(load),
@@ -223,7 +254,7 @@ fn experts(loads: &[ExpertLoad]) -> String {
     if largest.is_empty() {
         return String::new();
     }
-    let rows: Vec<_> = largest.into_iter().map(|load| {
+    let rows = largest.into_iter().map(|load| {
         #[allow(clippy::cast_precision_loss)]
         let percent = |count: &u64| format!("{:3.0}", 100.0 * *count as f64 / load.tokens.max(1) as f64);
         let mut shares: Vec<_> = load.counts.iter().take(SHOWN).map(percent).collect();
@@ -234,7 +265,10 @@ fn experts(loads: &[ExpertLoad]) -> String {
     });
     let rows: Vec<Vec<String>> = rows.collect();
     let header = ["expert load of", "part", "module", "tokens", "most/mean", "% of the tokens that go to each expert"];
-    format!("\n{}largest point of each layer; k experts a token, so that the shares add up to k times 100 %\n\n", table(&header, &rows))
+    format!(
+        "\n{}largest point of each layer; k experts a token, so that the shares add up to k times 100 %\n\n",
+        table(&header, &rows)
+    )
 }
 
 fn parity(rows: &[ParityRow]) -> String {
