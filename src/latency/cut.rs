@@ -189,7 +189,7 @@ impl Cut<'_> {
 }
 
 fn value(name: &str, data_type: DataType, dims: Option<Vec<dimension::Value>>) -> ValueInfoProto {
-    let dim = |value| Dimension { value: Some(value), ..Dimension::default() };
+    let dim = |value| Dimension { value: Some(value) };
     let shape = dims.map(|dims| TensorShapeProto { dim: dims.into_iter().map(dim).collect() });
     let tensor = type_proto::Tensor { elem_type: data_type as i32, shape };
     let r#type = Some(TypeProto { value: Some(type_proto::Value::TensorType(tensor)) });

@@ -13,10 +13,13 @@ const WINDOW: usize = 8;
 const STEADY: f64 = 0.05;
 
 /// Turns in which a number of samples is taken, where it is large enough.
-const TURNS: usize = 40;
+const TURNS: usize = 200;
+
+/// Turns for which the time of a point should do, where calls are slow.
+const TURNS_IN_TIME: u32 = 40;
 
 /// Most timed calls of a turn.
-const LONGEST_TURN: usize = 10;
+const LONGEST_TURN: usize = 5;
 
 /// When a point is done.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -30,9 +33,13 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Timed calls of a turn: as many as make forty turns of the samples, one to ten.
-    pub fn turn(&self) -> usize {
-        self.samples.map_or(5, |samples| (samples / TURNS).clamp(1, LONGEST_TURN))
+    /// Timed calls of a turn, one to five, where a round of single calls takes `round`: so few that the samples make
+    /// two hundred turns, and the time forty.
+    pub fn turn(&self, round: Duration) -> usize {
+        let by_samples = self.samples.map_or(LONGEST_TURN, |samples| samples / TURNS);
+        let rounds = |time: Duration| time.as_nanos() / (TURNS_IN_TIME * round).as_nanos().max(1);
+        let by_time = self.time.map_or(LONGEST_TURN, |time| usize::try_from(rounds(time)).unwrap_or(LONGEST_TURN));
+        by_samples.min(by_time).clamp(1, LONGEST_TURN)
     }
 
     fn is_done(&self, samples: usize, spent: Duration) -> bool {
@@ -61,21 +68,22 @@ pub type TimedCall<'a, E> = Box<dyn FnMut() -> Result<Duration, E> + 'a>;
 /// Warm-up: one call of each in every round, until for every contestant the medians of the last eight calls and of
 /// the eight before differ by at most 5 %, or until the time for it is spent. Then rounds of turns; each round
 /// begins with another contestant. A turn is one call that is not timed where there are several contestants,
-/// since the one before left its data in the caches and its threads waiting, and [`Plan::turn`] timed ones.
+/// since the one before left its data in the caches and its threads spinning, and [`Plan::turn`] timed ones.
 ///
 /// # Errors
 ///
 /// The first error of a call.
 pub fn interleave<E: From<CreationError>>(contestants: &mut [TimedCall<'_, E>], plan: &Plan) -> Result<Vec<Series>, E> {
     let warm = warm_up(contestants, plan.warm_up)?;
+    let turn = plan.turn(warm.iter().map(|(_, _, pace)| *pace).sum());
     let mut series = Vec::with_capacity(contestants.len());
-    for (calls, steady) in warm {
+    for (calls, steady, _) in warm {
         series.push(Series { times: Times::new()?, turns: Vec::new(), warm_up_calls: calls, steady });
     }
     let (count, several) = (contestants.len(), contestants.len() > 1);
     let (mut samples, mut spent, mut round) = (0, Duration::ZERO, 0);
     while count > 0 && !plan.is_done(samples, spent) {
-        let turn = plan.samples.map_or(plan.turn(), |wanted| plan.turn().min(wanted - samples));
+        let turn = plan.samples.map_or(turn, |wanted| turn.min(wanted - samples));
         for index in (0..count).map(|offset| (round + offset) % count) {
             if several {
                 contestants[index]()?;
@@ -108,8 +116,8 @@ pub fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Calls of each contestant, and whether it became steady.
-fn warm_up<E>(contestants: &mut [TimedCall<'_, E>], most: Duration) -> Result<Vec<(usize, bool)>, E> {
+/// Calls of each contestant, whether it became steady, and the median of its last calls.
+fn warm_up<E>(contestants: &mut [TimedCall<'_, E>], most: Duration) -> Result<Vec<(usize, bool, Duration)>, E> {
     let mut calls: Vec<Vec<f64>> = vec![Vec::new(); contestants.len()];
     let mut spent = Duration::ZERO;
     while spent < most && !calls.iter().all(|calls| is_steady(calls)) {
@@ -119,7 +127,11 @@ fn warm_up<E>(contestants: &mut [TimedCall<'_, E>], most: Duration) -> Result<Ve
             calls.push(time.as_secs_f64());
         }
     }
-    Ok(calls.iter().map(|calls| (calls.len(), is_steady(calls))).collect())
+    let pace = |calls: &[f64]| {
+        let last = median(&calls[calls.len().saturating_sub(WINDOW)..]).unwrap_or_default();
+        Duration::try_from_secs_f64(last).unwrap_or_default()
+    };
+    Ok(calls.iter().map(|calls| (calls.len(), is_steady(calls), pace(calls))).collect())
 }
 
 fn is_steady(calls: &[f64]) -> bool {
@@ -164,14 +176,14 @@ mod tests {
             })
         };
         let mut contestants = [named('a'), named('b')];
-        let series = interleave(&mut contestants, &plan(120)).unwrap();
+        let series = interleave(&mut contestants, &plan(600)).unwrap();
         let log = log.borrow();
         let (warm_up, timed) = log.split_at(2 * 2 * WINDOW);
         assert_eq!(warm_up, "ab".repeat(2 * WINDOW));
         assert!(timed.starts_with("aaaabbbbbbbbaaaaaaaabbbb"), "{timed}");
-        assert_eq!(timed.len(), 2 * 40 * 4);
+        assert_eq!(timed.len(), 2 * 200 * 4);
         for series in series {
-            assert_eq!((series.turns.len(), series.times.summary().unwrap().samples), (40, 120));
+            assert_eq!((series.turns.len(), series.times.summary().unwrap().samples), (200, 600));
             assert_eq!((series.warm_up_calls, series.steady), (2 * WINDOW, true));
         }
     }
@@ -205,6 +217,16 @@ mod tests {
         assert_eq!(count(Plan { samples: None, time, ..plan(1) }), [50, 50]);
         assert_eq!(count(Plan { time, ..plan(1_000) }), [50, 50]);
         assert_eq!(count(Plan { time, ..plan(20) }), [20, 20]);
+    }
+
+    #[test]
+    fn slow_calls_make_short_turns() {
+        let timed = |time| Plan { samples: None, time: Some(Duration::from_secs(time)), ..plan(1) };
+        assert_eq!(timed(10).turn(Duration::from_millis(1)), 5);
+        assert_eq!(timed(10).turn(Duration::from_millis(100)), 2);
+        assert_eq!(timed(10).turn(Duration::from_secs(3)), 1);
+        assert_eq!((plan(1_000).turn(MICROSECOND), plan(100).turn(MICROSECOND)), (5, 1));
+        assert_eq!(timed(1).turn(Duration::ZERO), 5);
     }
 
     #[test]

@@ -11,6 +11,7 @@ What is timed: the runtime's own call, inputs bound before it, outputs left wher
 backends of one point take turns (A B A B ...) in one process; a ratio is the median of the turns' ratios to the first
 model on the first backend, with a 95 % interval between order statistics.
 
+A turn is a call that is not timed, where others were called before, and 1 to 5 timed ones.
 Warm-up: until the medians of the last 8 calls and of the 8 before differ by at most 5 % for everybody.
 Percentiles need 10 samples beyond them: p90 from 100, p99 from 1,000, p99.9 from 10,000 samples; else there is a dash.
 
@@ -63,7 +64,7 @@ pub(in crate::cli) struct BenchArguments {
     /// Who decides about the experts: data, uniform, zipf:S, single or trace:FILE; see --help
     #[arg(long, value_name = "WHO", default_value = "data", value_parser = routing)]
     pub(super) routing: RoutingArgument,
-    /// Samples that end a point [default: 200, or 10 seconds]
+    /// Samples that end a point [default: 1000, or 10 seconds]
     #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     pub(super) samples: Option<usize>,
     /// Seconds of timed calls that end a point; with --samples, what comes first

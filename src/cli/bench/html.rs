@@ -8,7 +8,7 @@ use crate::{
         BATCH, BenchResult, ExpertLoad, OperatorTimes, PAST, Receipt, Row, SEQUENCE, SOURCE, Sizes, Verdict, place,
         point_text,
     },
-    report::{Axis, Bars, Cell, Column, Distribution, HeatMap, Lines, Report, Series, Status, Table},
+    report::{Axis, Bars, Cell, Column, Distribution, HeatMap, Lines, Report, Section, Series, Status, Table},
 };
 
 /// Samples that a distribution is drawn of, at most.
@@ -26,7 +26,11 @@ pub(super) fn html(result: &BenchResult) -> String {
         format!("{names}: {} threads on {cpu}, routing {}", receipt.threads.onnx_runtime, receipt.options.routing);
     let mut report = Report::new("Latency", subtitle);
     verdict(&mut report, result);
-    times(&mut report, result);
+    report.section("What was timed").paragraph(
+        "The runtime's own call, inputs bound before it. Contestants of a point take turns in one process; the time \
+         beside the first is the median of the turns' ratios with a 95 % interval. A dash stands where too few samples \
+         lie beyond a percentile.",
+    );
     for part in parts(result) {
         curves(&mut report, result, &part);
         distributions(&mut report, result, &part);
@@ -56,24 +60,21 @@ fn verdict(report: &mut Report, result: &BenchResult) {
     }
 }
 
-fn times(report: &mut Report, result: &BenchResult) {
-    let names = Names::of(&result.rows);
-    let section = report.section("Times");
-    section.paragraph(
-        "The runtime's own call, inputs bound before it. Contestants of a point take turns in one process; the time \
-         beside the first is the median of the turns' ratios with a 95 % interval. A dash stands where too few samples \
-         lie beyond a percentile.",
-    );
+/// The rows of a part.
+fn times(section: &mut Section, result: &BenchResult, part: &Place) {
+    let own: Vec<Row> = rows(result, part).cloned().collect();
+    let names = Names::of(&own).without_place();
     let mut columns: Vec<Column> = names.header().into_iter().map(Column::text).collect();
-    columns.extend(["n", "min", "p50", "p90", "p99", "p99.9", "tokens/s", "beside the first"].map(Column::number));
+    columns.extend(["n", "p50", "beside the first", "min", "p90", "p99", "p99.9", "tokens/s"].map(Column::number));
     let mut table = Table::new(columns);
     let optional = |time: Option<u64>| Cell::from(time.map_or_else(|| "–".to_owned(), duration));
-    for row in &result.rows {
+    for row in &own {
         let mut cells: Vec<Cell> = names.cells(&row.subject, &row.point).into_iter().map(Cell::from).collect();
-        cells.extend([row.times.samples.into(), duration(row.times.min).into(), duration(row.times.p50).into()]);
-        cells.extend([row.times.p90, row.times.p99, row.times.p99_9].map(optional));
+        let times = &row.times;
+        let beside = row.ratio.as_ref().map_or_else(|| "–".to_owned(), ratio);
+        cells.extend([times.samples.into(), duration(times.p50).into(), beside.into(), duration(times.min).into()]);
+        cells.extend([times.p90, times.p99, times.p99_9].map(optional));
         cells.push(format!("{:.0}", row.tokens_per_second).into());
-        cells.push(row.ratio.as_ref().map_or_else(|| "–".to_owned(), ratio).into());
         table.push(cells);
     }
     section.table(table);
@@ -123,6 +124,7 @@ fn milliseconds(nanoseconds: u64) -> f64 {
 fn curves(report: &mut Report, result: &BenchResult, part: &Place) {
     let several = has_several_models(result);
     let section = report.section(name(part));
+    times(section, result, part);
     let mut drawn = false;
     for axis in [SEQUENCE, SOURCE, PAST, BATCH] {
         let sizes: BTreeSet<usize> = rows(result, part).filter_map(|row| row.point.get(axis).copied()).collect();
@@ -149,17 +151,18 @@ fn curves(report: &mut Report, result: &BenchResult, part: &Place) {
         }
         let differing = series.iter().any(|(_, rest, _)| *rest != series[0].1);
         let x = if axis == PAST { Axis::linear("cached tokens", "") } else { Axis::log(axis, "") };
-        let y = Axis::linear("time of a call", "ms").from_zero();
+        let y = Axis::log("time of a call", "ms");
         let mut plot =
-            Lines::new(format!("Median time against {axis}, from minimum to p90 where known"), x.ticks_at_values(), y);
+            Lines::new(format!("Median time against {axis}, with its 95 % interval"), x.ticks_at_values(), y);
         for (who, rest, mut rows) in series {
             rows.sort_by_key(|row| row.point.get(axis).copied());
             let label = if differing { format!("{who}, {}", point_text(&rest)) } else { who };
             let x = |row: &&Row| row.point.get(axis).copied().unwrap_or_default() as f64;
-            let points: Vec<_> = rows.iter().map(|row| (x(row), milliseconds(row.times.p50))).collect();
-            let band = rows
-                .iter()
-                .map(|row| (milliseconds(row.times.min), milliseconds(row.times.p90.unwrap_or(row.times.p50))));
+            let points: Vec<_> = rows.iter().map(|row| (x(row), row.turn_median.value / 1e6)).collect();
+            let band = rows.iter().map(|row| {
+                let [low, high] = row.turn_median.interval.unwrap_or([row.turn_median.value; 2]);
+                (low / 1e6, high / 1e6)
+            });
             plot = plot.series(Series::new(label).points(points).band(band));
         }
         section.plot(plot);

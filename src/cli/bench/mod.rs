@@ -25,7 +25,7 @@ use crate::{
 const DEFAULT_BACKENDS: [BackendArgument; 2] = [BackendArgument::Ort, BackendArgument::OrtFunction];
 
 /// What ends a point where the user does not say.
-const DEFAULT_SAMPLES: usize = 200;
+const DEFAULT_SAMPLES: usize = 1000;
 const DEFAULT_SECONDS: f64 = 10.0;
 
 pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {

@@ -88,6 +88,7 @@ pub(super) fn ratio(estimate: &Estimate) -> String {
 
 /// Columns that tell subjects apart, where there is something to tell apart.
 pub(super) struct Names {
+    part: bool,
     model: bool,
     module: bool,
     axes: Vec<String>,
@@ -105,14 +106,21 @@ impl Names {
             .cloned()
             .partition(|axis| known.contains(axis));
         Self {
+            part: true,
             model: models.len() > 1,
             module: rows.iter().any(|row| row.subject.module.is_some()),
             axes: first.into_iter().chain(rest).collect(),
         }
     }
 
+    /// Without the part and the module, where these stand in a heading.
+    pub(super) fn without_place(self) -> Self {
+        Self { part: false, module: false, ..self }
+    }
+
     pub(super) fn header(&self) -> Vec<String> {
-        let mut header = vec!["part".to_owned()];
+        let mut header = Vec::new();
+        header.extend(self.part.then(|| "part".to_owned()));
         header.extend(self.module.then(|| "module".to_owned()));
         header.extend(self.axes.iter().map(|axis| axis.replace("_sequence", "").replace(SEQUENCE, "seq")));
         header.extend(self.model.then(|| "model".to_owned()));
@@ -121,7 +129,8 @@ impl Names {
     }
 
     pub(super) fn cells(&self, subject: &Subject, point: &Sizes) -> Vec<String> {
-        let mut cells = vec![subject.part.clone()];
+        let mut cells = Vec::new();
+        cells.extend(self.part.then(|| subject.part.clone()));
         cells.extend(self.module.then(|| subject.module.clone().unwrap_or_default()));
         let size = |axis: &String| point.get(axis).map_or_else(|| NONE.to_owned(), usize::to_string);
         cells.extend(self.axes.iter().map(size));
