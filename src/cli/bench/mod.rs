@@ -10,7 +10,7 @@ use std::{io::IsTerminal, path::Path, process::ExitCode, time::Duration};
 pub(super) use args::BenchArguments;
 use args::RoutingArgument;
 
-use super::{Failure, args::BackendArgument, print_result, run::backend, report_file::ReportFile};
+use super::{Failure, args::BackendArgument, print_result, report_file::ReportFile, run::backend};
 use crate::{
     backend::{self, Backend, OrtOptions},
     checkpoint::Checkpoint,
