@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use moa_graphs::{ImportError, LowerError, WeightError};
+use moa_graphs::{FloatType, ImportError, LowerError, WeightError};
 
 use crate::{
     backend::{BackendError, BackendErrorKind},
@@ -130,6 +130,13 @@ impl From<WeightError> for Failure {
                 message,
                 Some("the checkpoint is damaged or training diverged; export a sound one"),
             ),
+            WeightError::OutOfRange { to, .. } => {
+                let help = match to {
+                    FloatType::Float16 => "export with --dtype bf16 or --dtype fp32",
+                    _ => "export with --dtype fp32",
+                };
+                Self::new(UNSUPPORTED, 29, message, Some(help))
+            }
             error => Self::new(class(ErrorKind::from(&error)), 4, message, None),
         }
     }

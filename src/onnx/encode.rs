@@ -4,7 +4,7 @@ use std::io;
 
 use moa_graphs::{
     WeightError,
-    graph::{Attribute, Constant, ConstantValues, DType, Dim, Function, Graph, Initializer, Node, ValueInfo},
+    graph::{Attribute, Constant, DType, Dim, Function, Graph, Initializer, Node, ValueInfo},
 };
 use prost::{Message, bytes::Bytes};
 
@@ -80,16 +80,7 @@ impl DataFile<'_> {
 
 /// Bytes of all initializers of a graph.
 pub fn weight_bytes(graph: &Graph) -> u64 {
-    let elements = |initializer: &Initializer| initializer.shape.iter().map(|dim| *dim as u64).product::<u64>();
-    graph.initializers.iter().map(|i| elements(i) * element_bytes(i.dtype)).sum()
-}
-
-const fn element_bytes(dtype: DType) -> u64 {
-    match dtype {
-        DType::Bool => 1,
-        DType::Float32 | DType::Int32 => 4,
-        DType::Int64 => 8,
-    }
+    graph.initializers.iter().map(Initializer::bytes).sum()
 }
 
 /// Encodes `graph` as a complete model; with `data`, large initializers go there.
@@ -152,6 +143,8 @@ const fn data_type(dtype: DType) -> DataType {
         DType::Int32 => DataType::Int32,
         DType::Int64 => DataType::Int64,
         DType::Bool => DataType::Bool,
+        DType::Float16 => DataType::Float16,
+        DType::Bfloat16 => DataType::Bfloat16,
     }
 }
 
@@ -160,7 +153,7 @@ fn encode_initializer(initializer: &Initializer, data: Option<&mut DataFile<'_>>
     let mut tensor = TensorProto {
         name: initializer.name.clone(),
         dims: encode_dims(&initializer.shape),
-        data_type: data_type(initializer.dtype) as i32,
+        data_type: data_type(initializer.dtype()) as i32,
         ..TensorProto::default()
     };
     match data {
@@ -238,13 +231,9 @@ fn encode_attribute(name: &str, value: &Attribute) -> AttributeProto {
 }
 
 fn encode_constant(constant: &Constant) -> TensorProto {
-    let dtype = match constant.values {
-        ConstantValues::Float32(_) => DataType::Float,
-        ConstantValues::Int64(_) => DataType::Int64,
-    };
     TensorProto {
         dims: encode_dims(&constant.shape),
-        data_type: dtype as i32,
+        data_type: data_type(constant.dtype()) as i32,
         raw_data: Some(Bytes::from(constant.to_bytes())),
         ..TensorProto::default()
     }

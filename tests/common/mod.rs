@@ -14,7 +14,7 @@ use std::{
 
 use moa_export::tensor::{NamedTensors, Tensor, TensorData};
 use moa_graphs::{
-    TensorDirectory, TensorSource, Weight, WeightError,
+    FloatType, Runs, TensorDirectory, TensorSource, Weight, WeightError,
     families::{self, Config, ImportOptions},
     model::Model,
 };
@@ -129,6 +129,14 @@ impl TensorSource for Values {
 
     fn read_f64(&self) -> Result<Vec<f64>, WeightError> {
         Ok(self.0.iter().map(|value| f64::from(*value)).collect())
+    }
+
+    fn read_runs(&self, runs: Runs, to: FloatType, out: &mut Vec<u8>) -> Result<(), WeightError> {
+        for run in 0..runs.count {
+            let start = runs.start + run * runs.stride;
+            to.append(&self.0[start..start + runs.length], out).expect("values of tests fit");
+        }
+        Ok(())
     }
 
     fn stored_type(&self) -> &'static str {
