@@ -106,6 +106,9 @@ pub trait TensorSource: Send + Sync {
     /// Name of the stored element type, such as `BF16`.
     fn stored_type(&self) -> &'static str;
 
+    /// Bytes of the stored values.
+    fn stored_bytes(&self) -> u64;
+
     /// Gives the stored bytes, little-endian, block by block to `sink`.
     ///
     /// # Errors
@@ -164,6 +167,11 @@ impl Weight {
     /// Name of the stored element type; see [`TensorSource::stored_type`].
     pub fn stored_type(&self) -> &'static str {
         self.source.stored_type()
+    }
+
+    /// Bytes of the stored values.
+    pub fn stored_bytes(&self) -> u64 {
+        self.source.stored_bytes()
     }
 
     /// Gives the stored bytes to `sink`; see [`TensorSource::read_bytes`].

@@ -31,6 +31,14 @@ impl Place {
         }
     }
 
+    /// Bytes of all values.
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Range { bytes, .. } => *bytes,
+            Self::View(view) => view.bytes(),
+        }
+    }
+
     /// Gives the bytes of `pieces`, counted from the first value in row-major order, to `take`, in blocks of whole
     /// elements.
     fn read_pieces(&self, pieces: Pieces, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
@@ -45,10 +53,7 @@ impl Place {
 
     /// Gives all values in row-major order to `take`, in blocks of whole elements.
     fn read_blocks(&self, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
-        let bytes = match self {
-            Self::Range { bytes, .. } => *bytes,
-            Self::View(view) => view.bytes(),
-        };
+        let bytes = self.bytes();
         self.read_pieces(Pieces { offset: 0, bytes, count: 1, stride: bytes }, take)
     }
 }
@@ -169,6 +174,10 @@ impl TensorSource for StoredTensor {
 
     fn stored_type(&self) -> &'static str {
         self.dtype.name()
+    }
+
+    fn stored_bytes(&self) -> u64 {
+        self.place.bytes()
     }
 
     fn read_bytes(&self, sink: &mut dyn FnMut(&[u8])) -> Result<(), WeightError> {

@@ -23,8 +23,7 @@ const IO: u8 = 5;
 const RUNTIME: u8 = 6;
 const LIMIT: u8 = 7;
 const BUG: u8 = 70;
-#[cfg(feature = "ort")]
-const INTERRUPTED: u8 = 130;
+pub(super) const INTERRUPTED: u8 = 130;
 
 /// What went wrong, as the user sees it.
 #[derive(Debug)]
@@ -211,6 +210,7 @@ impl From<ExportError> for Failure {
             ExportError::Weight(error) => error.into(),
             ExportError::Write(error) => error.into(),
             ExportError::Vocabulary(error) => error.into(),
+            ExportError::Cancelled => Self::new(INTERRUPTED, 1, message, None),
             ExportError::NoVocabulary { .. } => {
                 Self::new(USAGE, 20, message, Some("leave out --dict, --source-dict, --target-dict and --bpe-codes"))
             }

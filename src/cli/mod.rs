@@ -7,6 +7,7 @@ mod failure;
 mod generate;
 mod inspect;
 mod ops;
+mod progress;
 mod run;
 mod table;
 mod verify;

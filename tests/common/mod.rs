@@ -143,6 +143,10 @@ impl TensorSource for Values {
         "F32"
     }
 
+    fn stored_bytes(&self) -> u64 {
+        self.0.len() as u64 * 4
+    }
+
     fn read_bytes(&self, sink: &mut dyn FnMut(&[u8])) -> Result<(), WeightError> {
         self.0.iter().for_each(|value| sink(&value.to_le_bytes()));
         Ok(())

@@ -21,6 +21,14 @@ impl Data {
         }
     }
 
+    fn bytes(&self) -> usize {
+        let shape = match self {
+            Self::Literal(constant) => constant.shape.clone(),
+            Self::Weight(expr, _) => expr.shape(),
+        };
+        shape.iter().product::<usize>() * self.dtype().bytes()
+    }
+
     /// The values as little-endian bytes, row-major, block by block.
     pub fn blocks(&self) -> Blocks<'_> {
         Blocks::new(self)
@@ -32,7 +40,7 @@ impl Data {
     ///
     /// Where a trained weight cannot be read, or does not fit the type that it is written in.
     pub fn to_bytes(&self) -> Result<Vec<u8>, WeightError> {
-        let mut bytes = Vec::new();
+        let mut bytes = Vec::with_capacity(self.bytes());
         let mut blocks = self.blocks();
         while let Some(block) = blocks.next_block()? {
             bytes.extend_from_slice(block);

@@ -380,6 +380,10 @@ mod tests {
             "F32"
         }
 
+        fn stored_bytes(&self) -> u64 {
+            self.0 as u64 * 4
+        }
+
         fn read_bytes(&self, _: &mut dyn FnMut(&[u8])) -> Result<(), WeightError> {
             unreachable!("values are read by runs")
         }
