@@ -121,7 +121,7 @@ impl fmt::Display for FloatType {
 }
 
 fn append_f32(values: &[f32], out: &mut Vec<u8>) -> bool {
-    out.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    append_bytes(values, out, |value| value.to_le_bytes());
     values.iter().fold(true, |finite, value| finite & value.is_finite())
 }
 
@@ -129,7 +129,7 @@ fn append_f16(values: &[f32], out: &mut Vec<u8>) -> bool {
     let mut rounded = [f16::ZERO; CHUNK];
     let rounded = &mut rounded[..values.len()];
     rounded.convert_from_f32_slice(values);
-    out.extend(rounded.iter().flat_map(|value| value.to_le_bytes()));
+    append_bytes(rounded, out, |value| value.to_le_bytes());
     rounded.iter().fold(true, |finite, value| finite & value.is_finite())
 }
 
@@ -137,8 +137,16 @@ fn append_bf16(values: &[f32], out: &mut Vec<u8>) -> bool {
     let mut rounded = [bf16::ZERO; CHUNK];
     let rounded = &mut rounded[..values.len()];
     rounded.convert_from_f32_slice(values);
-    out.extend(rounded.iter().flat_map(|value| value.to_le_bytes()));
+    append_bytes(rounded, out, |value| value.to_le_bytes());
     rounded.iter().fold(true, |finite, value| finite & value.is_finite())
+}
+
+fn append_bytes<T: Copy, const WIDTH: usize>(values: &[T], out: &mut Vec<u8>, bytes: impl Fn(T) -> [u8; WIDTH]) {
+    let start = out.len();
+    out.resize(start + values.len() * WIDTH, 0);
+    for (target, value) in out[start..].as_chunks_mut().0.iter_mut().zip(values) {
+        *target = bytes(*value);
+    }
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{FloatType, Runs, Weight, WeightError};
 
-/// Elements of a block, where the order of the values allows it.
-const BLOCK: usize = 1 << 23;
+/// Bytes of a block, where the order of the values allows it.
+const BLOCK: usize = 24 << 20;
 
 /// Fewest neighbouring elements that are read at once of a matrix that is too large for a block.
 const SHORTEST_RUN: usize = 1 << 9;
@@ -43,7 +43,7 @@ impl<'a> Blocks<'a> {
             }
             Data::Weight(expr, to) => (Source::Weight(Plan::of(expr), *to), size(expr)),
         };
-        Self { source, elements, next: 0, limit: BLOCK, block: Vec::new(), scratch: Vec::new() }
+        Self { source, elements, next: 0, limit: BLOCK / data.dtype().bytes(), block: Vec::new(), scratch: Vec::new() }
     }
 
     /// The next bytes: whole elements, at least one; `None` after the last.
@@ -253,7 +253,7 @@ impl Matrix {
             return limit / whole * whole;
         }
         let most = (limit / self.rows).max(SHORTEST_RUN.min(limit)).min(self.columns);
-        let strip = self.columns.div_ceil(self.columns.div_ceil(most));
+        let strip = self.columns.div_ceil(self.columns.div_ceil(most)).next_multiple_of(TILE);
         let column = start / self.rows % self.columns;
         strip.min(self.columns - column) * self.rows
     }
@@ -282,8 +282,8 @@ impl Matrix {
     }
 }
 
-/// Side of the square tiles in which matrices are transposed.
-const TILE: usize = 32;
+/// Side of the square tiles in which matrices are transposed: a tile is held in registers.
+const TILE: usize = 16;
 
 /// Appends the transpose of a matrix of `columns` columns.
 fn transpose(matrix: &[u8], columns: usize, to: FloatType, out: &mut Vec<u8>) {
@@ -296,18 +296,34 @@ fn transpose(matrix: &[u8], columns: usize, to: FloatType, out: &mut Vec<u8>) {
     }
 }
 
-fn transpose_elements<T: Copy>(matrix: &[T], columns: usize, result: &mut [T]) {
+fn transpose_elements<const WIDTH: usize>(matrix: &[[u8; WIDTH]], columns: usize, result: &mut [[u8; WIDTH]]) {
     let rows = matrix.len() / columns;
-    for first_column in (0..columns).step_by(TILE) {
-        for first_row in (0..rows).step_by(TILE) {
-            let last_row = (first_row + TILE).min(rows);
-            for column in first_column..(first_column + TILE).min(columns) {
-                let target = &mut result[column * rows + first_row..column * rows + last_row];
-                for (row, value) in (first_row..last_row).zip(target) {
-                    *value = matrix[row * columns + column];
+    for column in (0..columns).step_by(TILE) {
+        for row in (0..rows).step_by(TILE) {
+            let (height, width) = (TILE.min(rows - row), TILE.min(columns - column));
+            if (height, width) == (TILE, TILE) {
+                transpose_tile(&matrix[row * columns + column..], columns, &mut result[column * rows + row..], rows);
+                continue;
+            }
+            for row in row..row + height {
+                for column in column..column + width {
+                    result[column * rows + row] = matrix[row * columns + column];
                 }
             }
         }
+    }
+}
+
+/// A whole tile at the start of `matrix` and `result`, whose rows are `columns` and `rows` elements apart.
+fn transpose_tile<const WIDTH: usize>(matrix: &[[u8; WIDTH]], columns: usize, result: &mut [[u8; WIDTH]], rows: usize) {
+    let mut tile = [[[0; WIDTH]; TILE]; TILE];
+    for index in 0..TILE {
+        for (value, line) in matrix[index * columns..][..TILE].iter().zip(&mut tile) {
+            line[index] = *value;
+        }
+    }
+    for (index, line) in tile.iter().enumerate() {
+        result[index * rows..][..TILE].copy_from_slice(line);
     }
 }
 
@@ -480,6 +496,6 @@ mod tests {
         while let Some(block) = blocks.next_block().unwrap() {
             lengths.push(block.len() / 4 / 64);
         }
-        assert_eq!(lengths, [683, 683, 682].repeat(3));
+        assert_eq!(lengths, [688, 688, 672].repeat(3));
     }
 }
