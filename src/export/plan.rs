@@ -64,3 +64,31 @@ impl Plan {
         Ok(Self { folder: out.into(), files })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use moa_graphs::graph::{Constant, ConstantValues, Data, Graph, Initializer};
+
+    use super::*;
+
+    /// A graph whose only weight claims to have so many f32 values.
+    fn graph(elements: usize) -> NamedGraph {
+        let constant = Constant { shape: vec![elements], values: ConstantValues::Float32(Vec::new()) };
+        let weight = Initializer { name: "w".into(), shape: vec![elements], data: Data::Literal(constant) };
+        let (inputs, outputs, nodes, functions) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let graph = Graph { name: "g".into(), inputs, outputs, initializers: vec![weight], nodes, functions };
+        NamedGraph { stem: "model", graph }
+    }
+
+    #[test]
+    fn weights_that_protobuf_cannot_hold_go_to_a_file_of_their_own() {
+        let data = |elements, external_data| {
+            let plan = Plan::new(Path::new("out"), "family", &[graph(elements)], external_data).unwrap();
+            plan.files[0].data.clone()
+        };
+        assert_eq!(data(375_000_000, ExternalData::Auto), None);
+        assert_eq!(data(375_000_001, ExternalData::Auto), Some("model.onnx.data".into()));
+        assert_eq!(data(375_000_001, ExternalData::Never), None);
+        assert_eq!(data(1, ExternalData::Always), Some("model.onnx.data".into()));
+    }
+}

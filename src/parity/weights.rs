@@ -4,9 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use moa_graphs::graph::Graph;
+use moa_graphs::graph::{Data, Graph};
 
-use crate::onnx::{OnnxFile, ReadError};
+use crate::onnx::{OnnxFile, ReadError, proto::TensorProto};
 
 /// Outcome of the audit of one file.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
@@ -70,8 +70,15 @@ impl WeightAudit {
                 audit.fault(format!("constant \"{name}\" has shape {:?}, the checkpoint gives {shape:?}", tensor.dims));
                 continue;
             }
-            let (stored, computed) = (file.values(tensor)?, initializer.data.to_bytes()?);
-            if let Some(index) = first_difference(&stored, &computed) {
+            let data_type = i64::from(tensor.data_type);
+            if data_type != initializer.dtype().onnx_number() {
+                let expected = initializer.dtype();
+                audit.fault(format!(
+                    "constant \"{name}\" has element type {data_type}, the checkpoint gives {expected:?}"
+                ));
+                continue;
+            }
+            if let Some(index) = difference(file, tensor, &initializer.data)? {
                 audit.fault(format!("constant \"{name}\" differs from the checkpoint from byte {index} on"));
             }
         }
@@ -80,6 +87,20 @@ impl WeightAudit {
         }
         Ok(audit)
     }
+}
+
+/// The first byte at which a constant differs from `data`, compared block by block.
+fn difference(file: &OnnxFile, tensor: &TensorProto, data: &Data) -> Result<Option<usize>, AuditError> {
+    let (mut blocks, mut start, mut stored) = (data.blocks(), 0, Vec::new());
+    while let Some(computed) = blocks.next_block()? {
+        stored.resize(computed.len(), 0);
+        file.read_values(tensor, start, &mut stored)?;
+        if let Some(index) = first_difference(&stored, computed) {
+            return Ok(Some(start + index));
+        }
+        start += computed.len();
+    }
+    Ok(None)
 }
 
 fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {

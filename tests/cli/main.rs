@@ -10,6 +10,7 @@ mod common;
 
 mod accepted;
 mod faults;
+mod large;
 mod model;
 mod ops;
 mod outputs;
@@ -18,5 +19,8 @@ mod refused_files;
 mod refused_tensors;
 mod run;
 mod scene;
+#[allow(dead_code, clippy::print_stdout)]
+#[path = "../../xtask/src/synthesize.rs"]
+mod synthesize;
 mod usage;
 mod verify;
