@@ -11,6 +11,10 @@ const SOURCE_DICTIONARY: &str = "dict.source.txt";
 const TARGET_DICTIONARY: &str = "dict.target.txt";
 const CODES: &str = "bpe.codes";
 
+/// Keys that name the languages of a fairseq model.
+const SOURCE_LANGUAGE: &str = "source_lang";
+const TARGET_LANGUAGE: &str = "target_lang";
+
 /// Names under which codes lie beside a checkpoint.
 const CODES_BESIDE: [&str; 2] = [CODES, "bpecodes"];
 
@@ -21,8 +25,8 @@ pub struct VocabularyFiles {
     pub dictionaries: Option<[PathBuf; 2]>,
     /// Codes of subword-nmt.
     pub bpe_codes: Option<PathBuf>,
-    /// A checkpoint: where no dictionary is given, `dict.txt` beside it is taken, and with it `bpe.codes` or
-    /// `bpecodes`.
+    /// A checkpoint: where no dictionary is given, the pair `dict.SOURCE.txt` and `dict.TARGET.txt` beside it is
+    /// taken, for the languages that its configuration names, or else `dict.txt`; with them `bpe.codes` or `bpecodes`.
     pub beside: Option<PathBuf>,
 }
 
@@ -33,13 +37,15 @@ impl VocabularyFiles {
     }
 
     /// Dictionaries and codes, named or found.
-    fn resolve(&self) -> (Option<[PathBuf; 2]>, Option<PathBuf>) {
+    fn resolve(&self, config: &Config) -> (Option<[PathBuf; 2]>, Option<PathBuf>) {
         let (None, Some(checkpoint)) = (&self.dictionaries, &self.beside) else {
             return (self.dictionaries.clone(), self.bpe_codes.clone());
         };
         let folder = if checkpoint.is_dir() { checkpoint } else { checkpoint.parent().unwrap_or(checkpoint) };
         let beside = |name: &str| Some(folder.join(name)).filter(|path| path.is_file());
-        let dictionaries = beside(DICTIONARY).map(|path| [path.clone(), path]);
+        let of_language = |key: &str| config.name(key).and_then(|language| beside(&format!("dict.{language}.txt")));
+        let pair = of_language(SOURCE_LANGUAGE).zip(of_language(TARGET_LANGUAGE)).map(<[PathBuf; 2]>::from);
+        let dictionaries = pair.or_else(|| beside(DICTIONARY).map(|path| [path.clone(), path]));
         let codes = || dictionaries.as_ref().and_then(|_| CODES_BESIDE.into_iter().find_map(beside));
         let codes = self.bpe_codes.clone().or_else(codes);
         (dictionaries, codes)
@@ -92,7 +98,7 @@ pub(crate) fn side_files(
     config: &Config,
     files: &VocabularyFiles,
 ) -> Result<Vec<SideFile>, VocabularyError> {
-    let (dictionaries, codes) = files.resolve();
+    let (dictionaries, codes) = files.resolve(config);
     let Some([source, target]) = &dictionaries else {
         return match codes {
             Some(codes) => Err(VocabularyError::NoDictionary { codes }),

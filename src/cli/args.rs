@@ -38,6 +38,8 @@ pub(super) enum Command {
     Generate(GenerateArguments),
     /// Count parameters and multiply-accumulates of a checkpoint
     Inspect(InspectArguments),
+    /// Say which TensorRT, CUDA and dtypes fit which GPU, and why not
+    Plan(super::plan::PlanArguments),
     /// Say where the operator library is and how to register it
     Ops(OpsArguments),
 }
@@ -70,7 +72,8 @@ pub(super) struct ExportArguments {
     /// Add `router.{module}.indices` and `router.{module}.weights` as outputs
     #[arg(long)]
     pub(super) router_outputs: bool,
-    /// fairseq dictionary of both languages, for `generate` [default: dict.txt beside the checkpoint]
+    /// fairseq dictionary of both languages, for `generate` [default: beside the
+    /// checkpoint, dict.SOURCE.txt and dict.TARGET.txt of its two languages, or dict.txt]
     #[arg(long, value_name = "FILE", conflicts_with_all = ["source_dict", "target_dict"])]
     pub(super) dict: Option<PathBuf>,
     /// fairseq dictionary of the source language
@@ -79,7 +82,7 @@ pub(super) struct ExportArguments {
     /// fairseq dictionary of the target language
     #[arg(long, value_name = "FILE", requires = "source_dict")]
     pub(super) target_dict: Option<PathBuf>,
-    /// subword-nmt codes [default: bpe.codes or bpecodes beside dict.txt]
+    /// subword-nmt codes [default: bpe.codes or bpecodes beside the dictionary]
     #[arg(long, value_name = "FILE")]
     pub(super) bpe_codes: Option<PathBuf>,
     /// Replace existing files

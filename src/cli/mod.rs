@@ -8,6 +8,7 @@ mod generate;
 mod inspect;
 mod ops;
 mod progress;
+mod plan;
 mod run;
 mod table;
 mod verify;
@@ -51,7 +52,7 @@ pub fn main() -> ExitCode {
 
 /// What a mistyped command may have meant.
 fn meant(typed: &str) -> Option<&'static str> {
-    const COMMANDS: [&str; 6] = ["export", "verify", "run", "generate", "inspect", "ops"];
+    const COMMANDS: [&str; 7] = ["export", "verify", "run", "generate", "inspect", "plan", "ops"];
     let one_letter_away = |command: &str| {
         let without = |text: &str, index: usize| -> String {
             text.chars().enumerate().filter(|(i, _)| *i != index).map(|(_, c)| c).collect()
@@ -104,6 +105,7 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode, Failure> {
             Err(Failure::usage("this build has no ONNX Runtime", Some("build with default features")))
         }
         (Some(Command::Inspect(arguments)), _) => inspect::run(&arguments),
+        (Some(Command::Plan(arguments)), _) => plan::run(&arguments),
         (Some(Command::Ops(arguments)), _) => ops::run(&arguments),
         (None, None) => Err(Failure::usage("nothing to do", Some("run `moa-export --help`"))),
     }

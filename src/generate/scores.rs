@@ -34,41 +34,60 @@ pub(super) fn best<'a>(
     count: usize,
     rule: Rule,
 ) -> Option<Vec<Candidate>> {
-    let mut candidates = Vec::new();
+    let mut best = Best { candidates: Vec::with_capacity(count + 1), count };
     for (row, (logits, score)) in rows.enumerate() {
-        let total = log_sum_exp(logits)?;
-        let candidate = |(token, logit): (i64, f32)| Candidate { row, token, score: score + f64::from(logit) - total };
-        candidates.extend(highest(logits, count, rule).into_iter().map(candidate));
+        let base = score - log_sum_exp(logits)?;
+        match rule.when {
+            End::Only => {
+                let end = usize::try_from(rule.end).ok().and_then(|end| logits.get(end));
+                best.offer(end.map(|logit| Candidate { row, token: rule.end, score: base + f64::from(*logit) }));
+            }
+            End::Allowed | End::Forbidden => best.offer_row(row, logits, base, rule),
+        }
     }
-    let order = |a: &Candidate, b: &Candidate| b.score.total_cmp(&a.score);
-    candidates.sort_by(order);
-    candidates.truncate(count);
-    Some(candidates)
+    Some(best.candidates)
 }
 
-/// The permitted tokens with the `count` highest logits, highest first; of equal ones the lower token first.
-fn highest(logits: &[f32], count: usize, rule: Rule) -> Vec<(i64, f32)> {
-    let tokens = (0i64..).zip(logits.iter().copied());
-    let permitted = |token: i64| match rule.when {
-        End::Only => token == rule.end,
-        End::Forbidden => token != rule.padding && token != rule.end,
-        End::Allowed => token != rule.padding,
-    };
-    let mut best: Vec<(i64, f32)> = Vec::with_capacity(count + 1);
-    let mut least = f32::NEG_INFINITY;
-    for (token, logit) in tokens {
-        if logit <= least || !permitted(token) {
-            continue;
+/// The best candidates so far, best first; of equal ones the earlier first.
+struct Best {
+    candidates: Vec<Candidate>,
+    count: usize,
+}
+
+impl Best {
+    /// What a candidate must exceed to be among the best.
+    fn least(&self) -> f64 {
+        if self.candidates.len() < self.count {
+            return f64::NEG_INFINITY;
         }
-        let place = best.partition_point(|(_, other)| *other >= logit);
-        best.insert(place, (token, logit));
-        best.truncate(count);
-        if best.len() == count {
-            least = best[count - 1].1;
+        self.candidates.last().map_or(f64::INFINITY, |worst| worst.score)
+    }
+
+    fn offer(&mut self, candidate: Option<Candidate>) {
+        let Some(candidate) = candidate.filter(|candidate| candidate.score > self.least()) else { return };
+        let place = self.candidates.partition_point(|other| other.score >= candidate.score);
+        self.candidates.insert(place, candidate);
+        self.candidates.truncate(self.count);
+    }
+
+    /// Offers every permitted token of a row; few chunks hold one that can be among the best.
+    fn offer_row(&mut self, row: usize, logits: &[f32], base: f64, rule: Rule) {
+        let permitted = |token| token != rule.padding && (rule.when == End::Allowed || token != rule.end);
+        let mut floor = self.least() - base;
+        for (chunk, first) in logits.chunks(CHUNK).zip((0i64..).step_by(CHUNK)) {
+            if !chunk.iter().fold(false, |any, logit| any | (f64::from(*logit) >= floor)) {
+                continue;
+            }
+            for (token, logit) in (first..).zip(chunk).filter(|(token, _)| permitted(*token)) {
+                self.offer(Some(Candidate { row, token, score: base + f64::from(*logit) }));
+            }
+            floor = self.least() - base;
         }
     }
-    best
 }
+
+/// Logits that are compared with the worst of the best at once.
+const CHUNK: usize = 16;
 
 const LANES: usize = 8;
 
@@ -147,6 +166,29 @@ mod tests {
         let found = best([(row.as_slice(), -1.0), (row.as_slice(), -1.0)].into_iter(), 5, RULE).unwrap();
         let order: Vec<_> = found.iter().map(|candidate| (candidate.row, candidate.token)).collect();
         assert_eq!(order, [(0, 0), (0, 2), (0, 3), (1, 0), (1, 2)]);
+    }
+
+    #[test]
+    fn the_best_are_those_of_a_sort() {
+        let mut state = 1u32;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as f32 / 16.0
+        };
+        for (tokens, count) in [(5, 3), (16, 4), (50, 8), (333, 8), (40, 300)] {
+            let rows: Vec<(Vec<f32>, f64)> =
+                (0..4).map(|row| ((0..tokens).map(|_| next()).collect(), -f64::from(row))).collect();
+            let borrowed = || rows.iter().map(|(logits, score)| (logits.as_slice(), *score));
+            let mut all = Vec::new();
+            for (row, (logits, score)) in borrowed().enumerate() {
+                let base = score - log_sum_exp(logits).unwrap();
+                let tokens = (0i64..).zip(logits).filter(|(token, _)| *token != 1);
+                all.extend(tokens.map(|(token, logit)| Candidate { row, token, score: base + f64::from(*logit) }));
+            }
+            all.sort_by(|a, b| b.score.total_cmp(&a.score));
+            all.truncate(count);
+            assert_eq!(best(borrowed(), count, RULE).unwrap(), all);
+        }
     }
 
     #[test]

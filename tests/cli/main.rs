@@ -14,6 +14,7 @@ mod large;
 mod model;
 mod ops;
 mod outputs;
+mod plan;
 mod refused_configs;
 mod refused_files;
 mod refused_tensors;

@@ -52,6 +52,34 @@ fn two_dictionaries_keep_their_sides() {
 }
 
 #[test]
+fn dictionaries_are_found_by_language() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = folder.path().join("checkpoint");
+    fs::create_dir(&checkpoint).unwrap();
+    fs::copy(data("nmt/model.safetensors"), checkpoint.join("model.safetensors")).unwrap();
+    let config = fs::read_to_string(data("nmt/config.json")).unwrap();
+    let named =
+        |source: &str| config.replacen('{', &format!(r#"{{"source_lang": "{source}", "target_lang": "de","#), 1);
+    fs::write(checkpoint.join("config.json"), named("en")).unwrap();
+    for name in ["dict.en.txt", "dict.de.txt", "bpecodes"] {
+        let file = if name == "bpecodes" { "nmt/bpe.codes" } else { "nmt/dict.txt" };
+        fs::copy(data(file), checkpoint.join(name)).unwrap();
+    }
+    let files = |out: &Path| {
+        let vocabulary = VocabularyFiles { beside: Some(checkpoint.clone()), ..VocabularyFiles::default() };
+        export_named(&vocabulary, checkpoint.to_str().unwrap(), out).unwrap()
+    };
+    assert_eq!(files(&out(&folder)), 6);
+    let generation = GenerationConfig::read(&out(&folder)).unwrap();
+    assert_eq!([generation.source_dictionary, generation.target_dictionary], ["dict.source.txt", "dict.target.txt"]);
+    assert_eq!(generation.bpe_codes.as_deref(), Some("bpe.codes"));
+    for source in ["fr", "../checkpoint/dict.en"] {
+        fs::write(checkpoint.join("config.json"), named(source)).unwrap();
+        assert_eq!(files(&folder.path().join(source.replace('/', "_"))), 2, "{source}");
+    }
+}
+
+#[test]
 fn a_dictionary_of_another_model_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let with =

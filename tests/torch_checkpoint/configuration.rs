@@ -117,6 +117,19 @@ fn other_values_are_refused_where_a_family_reads_them() {
 }
 
 #[test]
+fn languages_come_from_the_model_or_the_task() {
+    let languages = |model: Py| {
+        let task = dict([("source_lang", text("en")), ("target_lang", text("de"))]);
+        let cfg = dict([("model", model), ("task", task)]);
+        let (checkpoint, _folder) = opened(&zip(&dict([("model", dict([])), ("cfg", cfg)]).pickle(), &[]));
+        ["source_lang", "target_lang"].map(|key| checkpoint.config().name(key).unwrap_or_default().to_owned())
+    };
+    let arch = || ("arch", text("moa_transformer"));
+    assert_eq!(languages(dict([arch()])), ["en", "de"]);
+    assert_eq!(languages(dict([arch(), ("source_lang", text("fr")), ("target_lang", Py::None)])), ["fr", "de"]);
+}
+
+#[test]
 fn a_given_configuration_wins() {
     let folder = tempfile::tempdir().unwrap();
     let (path, config) = (folder.path().join(NAME), folder.path().join("other.json"));

@@ -11,8 +11,9 @@ use crate::pool::Stage;
 use crate::rows::blocks;
 use crate::simd::{LANES, Left, PANEL, Product, ROWS, Right, Write};
 
-/// Keys of one tile.
-const KEYS_PER_TILE: usize = 128;
+/// Keys of one tile: few where that is all there are, because a tile's scores are cleared for every task.
+const FEW_KEYS: usize = 32;
+const MANY_KEYS: usize = 128;
 
 /// Memory that the stage keeps between calls.
 #[derive(Debug, Default)]
@@ -86,52 +87,56 @@ impl Stage for Decode<'_> {
                 lanes[slot] = *value;
             }
         }
-        self.attend(index, queries, &places[..seen], &mut out);
+        if seen <= FEW_KEYS {
+            self.attend::<FEW_KEYS>(index, queries, &places[..seen], &mut out);
+        } else {
+            self.attend::<MANY_KEYS>(index, queries, &places[..seen], &mut out);
+        }
     }
 }
 
 /// Scores of one tile: `[key][slot]`, and as weights `[slot][key]`.
 #[repr(align(64))]
-struct Scores {
-    by_key: [[f32; LANES]; KEYS_PER_TILE],
-    by_slot: [f32; LANES * KEYS_PER_TILE],
+struct Scores<const KEYS: usize> {
+    by_key: [[f32; LANES]; KEYS],
+    by_slot: [[f32; KEYS]; LANES],
 }
 
 impl Decode<'_> {
     /// Attends over the keys `places` of the (batch, head) pair; `queries` is `[D, LANES]`.
-    fn attend(&self, pair: usize, queries: &[f32], places: &[usize], out: &mut Tile<'_, f32>) {
+    fn attend<const KEYS: usize>(&self, pair: usize, queries: &[f32], places: &[usize], out: &mut Tile<'_, f32>) {
         let (isa, head, top_k) = (self.inputs.isa, self.inputs.head, self.inputs.routing.top_k);
         let len = self.cache.keys * head;
-        let mut scores = Scores { by_key: [[0.0; LANES]; KEYS_PER_TILE], by_slot: [0.0; LANES * KEYS_PER_TILE] };
+        let mut scores = Scores { by_key: [[0.0; LANES]; KEYS], by_slot: [[0.0; KEYS]; LANES] };
         let (mut max, mut sum) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
         if places.is_empty() {
             (0..top_k).for_each(|slot| out.row(slot).fill(0.0));
             return;
         }
-        for (tile, places) in places.chunks(KEYS_PER_TILE).enumerate() {
+        for (tile, places) in places.chunks(KEYS).enumerate() {
             let by_key = &mut scores.by_key[..places.len()];
-            self.score(queries, &self.cache.key[pair * len..][..len], places, by_key);
+            self.score::<KEYS>(queries, &self.cache.key[pair * len..][..len], places, by_key);
             let (before, mut tile_sum) = (max, [0.0; LANES]);
             isa.softmax_lanes(by_key, &mut max, &mut tile_sum);
             let mut factors = [0.0; LANES];
             for slot in 0..top_k {
                 factors[slot] = if tile == 0 { 0.0 } else { (before[slot] - max[slot]).exp() };
                 sum[slot] = sum[slot] * factors[slot] + tile_sum[slot];
-                let weights = scores.by_slot[slot * KEYS_PER_TILE..].iter_mut();
+                let weights = scores.by_slot[slot].iter_mut();
                 weights.zip(&scores.by_key[..places.len()]).for_each(|(weight, by_key)| *weight = by_key[slot]);
             }
             let factors = (tile > 0).then_some(&factors);
-            self.mix(&self.cache.value[pair * len..][..len], places, &scores.by_slot, factors, out);
+            self.mix::<KEYS>(&self.cache.value[pair * len..][..len], places, &scores.by_slot, factors, out);
         }
         (0..top_k).for_each(|slot| isa.scale(out.row(slot), 1.0 / sum[slot]));
     }
 
     /// Products of keys and queries.
-    fn score(&self, queries: &[f32], key: &[f32], places: &[usize], by_key: &mut [[f32; LANES]]) {
+    fn score<const KEYS: usize>(&self, queries: &[f32], key: &[f32], places: &[usize], by_key: &mut [[f32; LANES]]) {
         let head = self.inputs.head;
-        let mut starts = [0; KEYS_PER_TILE];
+        let mut starts = [0; KEYS];
         starts.iter_mut().zip(places).for_each(|(start, place)| *start = place * head);
-        let rows: [usize; KEYS_PER_TILE] = std::array::from_fn(|row| row);
+        let rows: [usize; KEYS] = std::array::from_fn(|row| row);
         let mut out = Tile::dense(by_key.as_flattened_mut(), LANES);
         for block in blocks(places.len()) {
             Product {
@@ -148,11 +153,11 @@ impl Decode<'_> {
     }
 
     /// Adds the values of a tile of keys, one run of neighbours at a time; `None` where there is no earlier tile.
-    fn mix(
+    fn mix<const KEYS: usize>(
         &self,
         value: &[f32],
         places: &[usize],
-        by_slot: &[f32],
+        by_slot: &[[f32; KEYS]; LANES],
         factors: Option<&[f32; LANES]>,
         out: &mut Tile<'_, f32>,
     ) {
@@ -161,10 +166,10 @@ impl Decode<'_> {
         let rows: [usize; LANES] = std::array::from_fn(|row| row);
         let mut first = 0;
         for run in places.chunk_by(|a, b| a + 1 == *b) {
-            let starts: [usize; LANES] = std::array::from_fn(|slot| slot * KEYS_PER_TILE + first);
+            let starts: [usize; LANES] = std::array::from_fn(|slot| slot * KEYS + first);
             for block in blocks(top_k) {
                 Product {
-                    left: Left { data: by_slot, starts: &starts[block.clone()], inner: run.len() },
+                    left: Left { data: by_slot.as_flattened(), starts: &starts[block.clone()], inner: run.len() },
                     right: Right { data: &value[run[0] * head..], stride: head, panel_stride: PANEL },
                     rows: &rows[block.clone()],
                     first_column: 0,

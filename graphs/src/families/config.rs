@@ -35,6 +35,12 @@ impl Config {
         self.get(key).and_then(Value::as_bool)
     }
 
+    /// A text of letters, digits, `-` and `_`, which is safe inside a file name; absent where it is anything else.
+    pub fn name(&self, key: &str) -> Option<&str> {
+        let safe = |name: &&str| name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_'));
+        self.get(key).and_then(Value::as_str).filter(safe)
+    }
+
     /// A present value; `null` counts as absent.
     fn get(&self, key: &str) -> Option<&Value> {
         self.keys.get(key).filter(|value| !value.is_null())
@@ -161,6 +167,15 @@ mod tests {
                 error.starts_with("config.json: key \"n\" must be an integer from 1 to 1048576, found "),
                 "{error}"
             );
+        }
+    }
+
+    #[test]
+    fn a_name_cannot_leave_its_folder() {
+        let config = config(r#"{"a": "zh-Hans_CN", "b": "../de", "c": "de/x", "d": 3, "e": "d.e"}"#);
+        assert_eq!(config.name("a"), Some("zh-Hans_CN"));
+        for key in ["b", "c", "d", "e", "f"] {
+            assert_eq!(config.name(key), None, "{key}");
         }
     }
 

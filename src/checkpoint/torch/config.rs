@@ -18,6 +18,8 @@ use crate::checkpoint::{
 const ROBERTA: &str = "encoder.sentence_encoder.";
 /// End of the name of a tensor that every MoA layer has.
 const ROUTER: &str = ".q_proj.w_gate";
+/// Keys of the languages that a translation task reads and writes.
+const LANGUAGES: [&str; 2] = ["source_lang", "target_lang"];
 const POSITIONS: &str = "max_source_positions";
 
 /// Keys of one dictionary of a pickle.
@@ -52,6 +54,7 @@ impl<'a, 'p> Keys<'a, 'p> {
         let architecture = keys.get("arch").or(keys.get("_name")).and_then(|value| self.pickle.text(value));
         let family = self.family(architecture, tensors)?;
         let mut json = keys.json()?;
+        self.add_languages(&mut json)?;
         if family == "moa_roberta" {
             add_roberta_defaults(&mut json);
         }
@@ -76,6 +79,22 @@ impl<'a, 'p> Keys<'a, 'p> {
         let entries = self.pickle.namespace(keys).or_else(|| self.pickle.entries(keys));
         let entries = entries.ok_or_else(|| missing(format!("its keys are {}", self.pickle.kind(keys))))?;
         Keys::new(self.file, self.pickle, &entries)
+    }
+
+    /// Adds the languages of `cfg["task"]`, where the model's own keys do not name them.
+    fn add_languages(&self, json: &mut Map<String, Json>) -> Result<(), CheckpointError> {
+        let inner = |keys: &Self, key: &str| keys.get(key).and_then(|value| self.pickle.entries(value));
+        let Some(cfg) = inner(self, "cfg") else { return Ok(()) };
+        let Some(task) = inner(&Keys::new(self.file, self.pickle, &cfg)?, "task") else { return Ok(()) };
+        let task = Keys::new(self.file, self.pickle, &task)?;
+        for key in LANGUAGES {
+            if json.get(key).is_none_or(Json::is_null)
+                && let Some(language) = task.get(key).and_then(|value| self.pickle.text(value))
+            {
+                json.insert(key.into(), language.into());
+            }
+        }
+        Ok(())
     }
 
     fn family(&self, architecture: Option<&str>, tensors: &StateDict<'_>) -> Result<&'static str, CheckpointError> {

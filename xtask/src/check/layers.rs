@@ -18,13 +18,14 @@ const fn module(name: &'static str, may_name: &'static [&'static str], never: &'
 }
 
 /// The table of ARCHITECTURE.md.
-const MODULES: [Module; 13] = [
+const MODULES: [Module; 14] = [
     module("checkpoint", &[], &[]),
     module("onnx", &[], &[]),
     module("tensor", &[], &["moa_graphs", "moa_schema"]),
     module("tensor_file", &["tensor"], &["moa_graphs", "moa_schema"]),
     module("text", &[], &["moa_graphs", "moa_schema"]),
     module("side_files", &["text"], &[]),
+    module("engine", &[], &["moa_graphs"]),
     module("export", &["checkpoint", "onnx", "side_files"], &[]),
     module("inspect", &[], &["moa_graphs::graph", "moa_graphs::lower"]),
     module("reference", &["tensor"], &["moa_graphs::graph", "moa_graphs::lower"]),
@@ -36,6 +37,7 @@ const MODULES: [Module; 13] = [
         &[
             "backend",
             "checkpoint",
+            "engine",
             "export",
             "generate",
             "inspect",
