@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use moa_export::onnx::{DataFile, encode, proto::tensor_proto::DataType, read_model};
 use moa_graphs::{
     FloatType,
-    graph::{Builder, DType, Dim, Graph},
+    graph::{Buffers, Builder, DType, Dim, Graph},
 };
 
 const ROWS: usize = 96;
@@ -56,7 +56,8 @@ fn files_hold_the_rounded_and_transposed_values() {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("m.onnx");
             let mut file = std::fs::File::create(folder.path().join("m.data")).unwrap();
-            let data = DataFile { location: "m.data".into(), writer: &mut file, position: 0 };
+            let data =
+                DataFile { location: "m.data".into(), writer: &mut file, position: 0, buffers: Buffers::default() };
             let encoded = encode(&graph(float), 18, external.then_some(data)).unwrap();
             std::fs::write(&path, encoded.into_bytes(&[]).unwrap()).unwrap();
             let read = read_model(&path).unwrap();

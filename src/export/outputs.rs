@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-use moa_graphs::{NamedGraph, model::Model};
+use moa_graphs::{NamedGraph, graph::Buffers, model::Model};
 
 use super::{
     ExportError, Watch, WrittenFile,
@@ -121,7 +121,12 @@ impl<'a> Outputs<'a> {
                     leader.wrote(more);
                 },
             };
-            let data = DataFile { location: location.to_owned(), writer: &mut writer, position: 0 };
+            let data = DataFile {
+                location: location.to_owned(),
+                writer: &mut writer,
+                position: 0,
+                buffers: Buffers::default(),
+            };
             encoded = Some(encode(&graph.graph, opset, Some(data)).map_err(|error| match error {
                 EncodeError::Data(source) => WriteError::Io { path: folder.join(location), source }.into(),
                 error => ExportError::from(error),

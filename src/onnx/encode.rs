@@ -4,7 +4,7 @@ use std::io;
 
 use moa_graphs::{
     WeightError,
-    graph::{Attribute, Constant, DType, Data, Dim, Function, Graph, Initializer, Node, ValueInfo},
+    graph::{Attribute, Buffers, Constant, DType, Data, Dim, Function, Graph, Initializer, Node, ValueInfo},
 };
 use prost::{Message, bytes::Bytes};
 
@@ -56,6 +56,8 @@ pub struct DataFile<'a> {
     pub writer: &'a mut dyn io::Write,
     /// Bytes written so far.
     pub position: u64,
+    /// Where blocks are made.
+    pub buffers: Buffers,
 }
 
 impl DataFile<'_> {
@@ -64,7 +66,7 @@ impl DataFile<'_> {
         let offset = self.position.next_multiple_of(ALIGNMENT);
         io::copy(&mut io::Read::take(io::repeat(0), offset - self.position), self.writer)?;
         self.position = offset;
-        let mut blocks = data.blocks();
+        let mut blocks = data.blocks(&mut self.buffers);
         while let Some(block) = blocks.next_block()? {
             self.writer.write_all(block)?;
             self.position += block.len() as u64;

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use moa_graphs::graph::{Data, Graph};
+use moa_graphs::graph::{Buffers, Data, Graph};
 
 use crate::onnx::{OnnxFile, ReadError, proto::TensorProto};
 
@@ -51,7 +51,7 @@ impl WeightAudit {
     ///
     /// Where a constant of either side cannot be read.
     pub fn run(file: &OnnxFile, expected: &Graph) -> Result<Self, AuditError> {
-        let mut audit = Self::default();
+        let (mut audit, mut buffers) = (Self::default(), AuditBuffers::default());
         let graph = file.model().graph.as_ref();
         let mut found: BTreeMap<&str, _> = graph
             .into_iter()
@@ -78,7 +78,7 @@ impl WeightAudit {
                 ));
                 continue;
             }
-            if let Some(index) = difference(file, tensor, &initializer.data)? {
+            if let Some(index) = difference(file, tensor, &initializer.data, &mut buffers)? {
                 audit.fault(format!("constant \"{name}\" differs from the checkpoint from byte {index} on"));
             }
         }
@@ -89,13 +89,26 @@ impl WeightAudit {
     }
 }
 
+/// Memory for both sides of a comparison.
+#[derive(Default)]
+struct AuditBuffers {
+    stored: Vec<u8>,
+    computed: Buffers,
+}
+
 /// The first byte at which a constant differs from `data`, compared block by block.
-fn difference(file: &OnnxFile, tensor: &TensorProto, data: &Data) -> Result<Option<usize>, AuditError> {
-    let (mut blocks, mut start, mut stored) = (data.blocks(), 0, Vec::new());
+fn difference(
+    file: &OnnxFile,
+    tensor: &TensorProto,
+    data: &Data,
+    buffers: &mut AuditBuffers,
+) -> Result<Option<usize>, AuditError> {
+    let (mut blocks, mut start) = (data.blocks(&mut buffers.computed), 0);
     while let Some(computed) = blocks.next_block()? {
+        let stored = &mut buffers.stored;
         stored.resize(computed.len(), 0);
-        file.read_values(tensor, start, &mut stored)?;
-        if let Some(index) = first_difference(&stored, computed) {
+        file.read_values(tensor, start, stored)?;
+        if let Some(index) = first_difference(stored, computed) {
             return Ok(Some(start + index));
         }
         start += computed.len();

@@ -1,6 +1,6 @@
 //! Values of initializers: literals, and expressions over trained weights that are evaluated when written.
 
-use super::{Blocks, Constant, ConstantValues, DType, RotaryTable, Sinusoids};
+use super::{Blocks, Buffers, Constant, ConstantValues, DType, RotaryTable, Sinusoids};
 use crate::{FloatType, Weight, WeightError};
 
 /// Where the values of an initializer come from.
@@ -30,8 +30,8 @@ impl Data {
     }
 
     /// The values as little-endian bytes, row-major, block by block.
-    pub fn blocks(&self) -> Blocks<'_> {
-        Blocks::new(self)
+    pub fn blocks<'a>(&'a self, buffers: &'a mut Buffers) -> Blocks<'a> {
+        Blocks::new(self, buffers)
     }
 
     /// The values as little-endian bytes, row-major.
@@ -41,7 +41,8 @@ impl Data {
     /// Where a trained weight cannot be read, or does not fit the type that it is written in.
     pub fn to_bytes(&self) -> Result<Vec<u8>, WeightError> {
         let mut bytes = Vec::with_capacity(self.bytes());
-        let mut blocks = self.blocks();
+        let mut buffers = Buffers::default();
+        let mut blocks = self.blocks(&mut buffers);
         while let Some(block) = blocks.next_block()? {
             bytes.extend_from_slice(block);
         }

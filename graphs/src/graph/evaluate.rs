@@ -23,6 +23,12 @@ pub struct Blocks<'a> {
     next: usize,
     /// Elements of a block, where the order of the values allows it.
     limit: usize,
+    buffers: &'a mut Buffers,
+}
+
+/// Memory that the blocks of one tensor after another are made in.
+#[derive(Debug, Default)]
+pub struct Buffers {
     block: Vec<u8>,
     scratch: Vec<u8>,
 }
@@ -34,7 +40,7 @@ enum Source<'a> {
 }
 
 impl<'a> Blocks<'a> {
-    pub(super) fn new(data: &'a Data) -> Self {
+    pub(super) fn new(data: &'a Data, buffers: &'a mut Buffers) -> Self {
         let (source, elements) = match data {
             Data::Literal(constant) => {
                 let bytes = constant.to_bytes();
@@ -43,7 +49,7 @@ impl<'a> Blocks<'a> {
             }
             Data::Weight(expr, to) => (Source::Weight(Plan::of(expr), *to), size(expr)),
         };
-        Self { source, elements, next: 0, limit: BLOCK / data.dtype().bytes(), block: Vec::new(), scratch: Vec::new() }
+        Self { source, elements, next: 0, limit: BLOCK / data.dtype().bytes(), buffers }
     }
 
     /// The next bytes: whole elements, at least one; `None` after the last.
@@ -63,9 +69,10 @@ impl<'a> Blocks<'a> {
             }
             Source::Weight(plan, to) => {
                 self.next = plan.end_of_block(start, self.elements, self.limit);
-                self.block.clear();
-                plan.read(start..self.next, *to, &mut self.scratch, &mut self.block)?;
-                Ok(Some(&self.block))
+                let Buffers { block, scratch } = &mut *self.buffers;
+                block.clear();
+                plan.read(start..self.next, *to, scratch, block)?;
+                Ok(Some(block))
             }
         }
     }
@@ -475,7 +482,8 @@ mod tests {
                 let data = Data::Weight(expr.clone(), to);
                 assert_eq!(data.to_bytes().unwrap(), expected, "{expr:?}");
                 for limit in [1, 2, 7, 64, 700, 1500, 4000] {
-                    let (mut blocks, mut bytes) = (data.blocks(), Vec::new());
+                    let mut buffers = Buffers::default();
+                    let (mut blocks, mut bytes) = (data.blocks(&mut buffers), Vec::new());
                     blocks.limit = limit;
                     while let Some(block) = blocks.next_block().unwrap() {
                         assert!(!block.is_empty());
@@ -490,7 +498,8 @@ mod tests {
     #[test]
     fn blocks_of_large_matrices_are_small() {
         let data = Data::Weight(stored(&[3, 64, 2048]).transposed(&[0, 2, 1]), FloatType::Float32);
-        let mut blocks = data.blocks();
+        let mut buffers = Buffers::default();
+        let mut blocks = data.blocks(&mut buffers);
         blocks.limit = 64 * 900;
         let mut lengths = Vec::new();
         while let Some(block) = blocks.next_block().unwrap() {

@@ -10,7 +10,7 @@ mod view;
 
 pub use builder::{Builder, Value};
 pub use data::{Data, WeightExpr};
-pub use evaluate::Blocks;
+pub use evaluate::{Blocks, Buffers};
 pub use tables::{RotaryTable, Sinusoids};
 
 use crate::FloatType;
