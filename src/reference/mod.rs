@@ -119,6 +119,8 @@ enum Network {
     MaskedLm(MaskedLm),
     CausalLm(CausalLm),
     Layer(MoaLayer),
+    /// A standard Transformer, of which no checkpoint is read.
+    Baseline,
 }
 
 impl Reference {
@@ -133,6 +135,7 @@ impl Reference {
             Model::MaskedLm(model) => Network::MaskedLm(MaskedLm::new(model)?),
             Model::CausalLm(model) => Network::CausalLm(CausalLm::new(model)?),
             Model::Layer(model) => Network::Layer(MoaLayer::new(model)?),
+            Model::Transformer(_) | Model::TransformerMaskedLm(_) => Network::Baseline,
         };
         Ok(Self { network })
     }
@@ -193,6 +196,7 @@ impl Network {
             Self::MaskedLm(_) => "masked language model",
             Self::CausalLm(_) => "causal language model",
             Self::Layer(_) => "MoA layer",
+            Self::Baseline => "baseline",
         }
     }
 }

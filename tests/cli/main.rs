@@ -9,12 +9,15 @@
 mod common;
 
 mod accepted;
+mod baseline;
 mod faults;
+mod inspect;
 mod large;
 mod model;
 mod ops;
 mod outputs;
 mod plan;
+mod profile;
 mod refused_configs;
 mod refused_files;
 mod refused_tensors;
