@@ -1,21 +1,26 @@
 //! The compile half of the journey: checkpoint bytes → typed model → graph → ONNX bytes.
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-};
+mod outputs;
+mod pace;
+mod plan;
+mod source_hash;
+
+use std::path::{Path, PathBuf};
 
 use moa_graphs::{
-    Form, ImportError, LowerError, NamedGraph, Options, WeightError, families, families::ImportOptions, model::Model,
+    Form, ImportError, LowerError, Options, WeightError, families, families::ImportOptions, model::Model,
 };
 use moa_schema::GateMode;
-use sha2::{Digest, Sha256};
 
 use crate::{
     checkpoint::{Checkpoint, CheckpointError},
-    onnx::{DataFile, EncodeError, EncodeOptions, INLINE_LIMIT, Staging, WriteError, encode, weight_bytes},
+    onnx::{EncodeError, WriteError},
     side_files::{SideFile, side_files},
 };
+use outputs::Outputs;
+use plan::Plan;
+
+pub use source_hash::weights_sha256;
 
 pub use crate::side_files::{VocabularyError, VocabularyFiles};
 
@@ -133,6 +138,9 @@ pub enum ExportError {
         /// The output.
         path: PathBuf,
     },
+    /// [`Watch::is_cancelled`] said so.
+    #[error("the export was interrupted")]
+    Cancelled,
     /// The operator set is not one of [`OPSETS`].
     #[error("opset {opset} cannot be written")]
     Opset {
@@ -149,6 +157,29 @@ pub struct WrittenFile {
     /// Its size.
     pub bytes: u64,
 }
+
+/// Sees the progress of an export, and may end it. Its methods are called from several threads.
+pub trait Watch: Sync {
+    /// Weights of about `bytes` bytes are going to be written.
+    fn begin(&self, bytes: u64) {
+        let _ = bytes;
+    }
+
+    /// `bytes` more bytes were written.
+    fn wrote(&self, bytes: u64) {
+        let _ = bytes;
+    }
+
+    /// Whether the export shall end with [`ExportError::Cancelled`]; asked every few megabytes.
+    fn is_cancelled(&self) -> bool {
+        false
+    }
+}
+
+/// Nobody watches.
+struct Unwatched;
+
+impl Watch for Unwatched {}
 
 /// What an export did.
 #[derive(Debug, Clone)]
@@ -168,28 +199,6 @@ pub struct ExportReport {
 /// Where configuration and tensors do not make a model of a supported family.
 pub fn import(checkpoint: &Checkpoint, gate_mode: Option<GateMode>) -> Result<Model, ImportError> {
     families::import(checkpoint.config(), checkpoint, ImportOptions { gate_mode })
-}
-
-/// SHA-256, in hexadecimal, of what was trained: for every weight of the model, in the order of its
-/// structure, rank, dimensions (64 bits each, little-endian), name of the stored type and stored bytes.
-///
-/// The same weights give the same hash whatever file format, sharding or aliases they were stored with.
-///
-/// # Errors
-///
-/// Where a weight cannot be read.
-pub fn weights_sha256(model: &Model) -> Result<String, WeightError> {
-    let mut hash = Sha256::new();
-    for weight in model.weights() {
-        let shape = weight.shape();
-        hash.update((shape.len() as u64).to_le_bytes());
-        for dim in shape {
-            hash.update((*dim as u64).to_le_bytes());
-        }
-        hash.update(weight.stored_type());
-        weight.read_bytes(&mut |block| hash.update(block))?;
-    }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Exports `checkpoint` to `out`: a model file, or a folder that holds one or several.
@@ -212,10 +221,25 @@ pub fn export_with(
     options: &ExportOptions,
     vocabulary: &VocabularyFiles,
 ) -> Result<ExportReport, ExportError> {
+    export_watched(checkpoint, out, options, vocabulary, &Unwatched)
+}
+
+/// [`export_with`] under the eyes of `watch`.
+///
+/// # Errors
+///
+/// See [`ExportError`]; then no file has appeared at or under `out`.
+pub fn export_watched(
+    checkpoint: &Checkpoint,
+    out: &Path,
+    options: &ExportOptions,
+    vocabulary: &VocabularyFiles,
+    watch: &dyn Watch,
+) -> Result<ExportReport, ExportError> {
     check_opset(options)?;
     let family = checkpoint.config().model_type();
     let model = import(checkpoint, options.gate_mode)?;
-    write_model(family, &model, out, options, || match &model {
+    write_model(family, &model, out, options, watch, || match &model {
         Model::EncoderDecoder(model) => Ok(side_files(model, checkpoint.config(), vocabulary)?),
         _ if vocabulary.names_nothing() => Ok(Vec::new()),
         _ => Err(ExportError::NoVocabulary { family: family.into() }),
@@ -233,8 +257,23 @@ pub fn export_model(
     out: &Path,
     options: &ExportOptions,
 ) -> Result<ExportReport, ExportError> {
+    export_model_watched(family, model, out, options, &Unwatched)
+}
+
+/// [`export_model`] under the eyes of `watch`.
+///
+/// # Errors
+///
+/// See [`ExportError`]; then no file has appeared at or under `out`.
+pub fn export_model_watched(
+    family: &str,
+    model: &Model,
+    out: &Path,
+    options: &ExportOptions,
+    watch: &dyn Watch,
+) -> Result<ExportReport, ExportError> {
     check_opset(options)?;
-    write_model(family, model, out, options, || Ok(Vec::new()))
+    write_model(family, model, out, options, watch, || Ok(Vec::new()))
 }
 
 fn check_opset(options: &ExportOptions) -> Result<(), ExportError> {
@@ -246,76 +285,21 @@ fn write_model(
     model: &Model,
     out: &Path,
     options: &ExportOptions,
+    watch: &dyn Watch,
     side_files: impl FnOnce() -> Result<Vec<SideFile>, ExportError>,
 ) -> Result<ExportReport, ExportError> {
     let graphs = moa_graphs::lower(model, options.graph)?;
-    let plan = plan(out, family, &graphs, options)?;
+    let plan = Plan::new(out, family, &graphs, options.external_data)?;
     let side_files = side_files()?;
-    let graph_names = plan.files.iter().flat_map(|file| file.data.iter().chain([&file.model]).cloned());
-    let names: Vec<_> = side_files.iter().map(|file| file.name.to_owned()).chain(graph_names).collect();
-    let mut staging = Staging::begin(&plan.folder, &names, options.force)?;
-    let source_sha256 = weights_sha256(model)?;
-    let mut sizes = Vec::new();
-    for file in &side_files {
-        sizes.push(write_side_file(&mut staging, file)?);
+    let mut outputs = Outputs::begin(&plan, &side_files, options.force, watch)?;
+    let written = outputs.write(model, &plan, &graphs, options.opset, |part, source_sha256| {
+        metadata_of(family, part, source_sha256, options)
+    });
+    match written {
+        _ if watch.is_cancelled() => Err(ExportError::Cancelled),
+        Ok(source_sha256) => Ok(ExportReport { family: family.into(), files: outputs.commit()?, source_sha256 }),
+        Err(error) => Err(error),
     }
-    for (file, graph) in plan.files.iter().zip(&graphs) {
-        let encode_options =
-            EncodeOptions { opset: options.opset, metadata: metadata_of(family, graph.stem, &source_sha256, options) };
-        sizes.extend(write_graph(&mut staging, &plan.folder, file, graph, &encode_options)?);
-    }
-    let files = staging.commit()?.into_iter().zip(sizes).map(|(path, bytes)| WrittenFile { path, bytes }).collect();
-    Ok(ExportReport { family: family.into(), files, source_sha256 })
-}
-
-/// Endings of files that are no ONNX, so that a folder of such a name is a slip.
-const FOREIGN_ENDINGS: [&str; 12] =
-    ["bin", "engine", "gguf", "json", "onx", "ort", "pb", "plan", "pt", "pth", "safetensors", "tflite"];
-
-/// Where the graphs of one export go.
-struct Plan {
-    folder: PathBuf,
-    files: Vec<PlannedFile>,
-}
-
-struct PlannedFile {
-    /// Name of the model file.
-    model: String,
-    /// Name of the data file, where there is one.
-    data: Option<String>,
-}
-
-fn plan(out: &Path, family: &str, graphs: &[NamedGraph], options: &ExportOptions) -> Result<Plan, ExportError> {
-    let ending = out.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
-    let external = |graph: &NamedGraph| match options.external_data {
-        ExternalData::Always => true,
-        ExternalData::Never => false,
-        ExternalData::Auto => weight_bytes(&graph.graph) > INLINE_LIMIT,
-    };
-    let file = |model: String, graph: &NamedGraph| PlannedFile {
-        data: external(graph).then(|| format!("{model}.data")),
-        model,
-    };
-    if ending.eq_ignore_ascii_case("onnx") && !out.is_dir() {
-        let Some(name) = out.file_name().and_then(|name| name.to_str()) else {
-            return Err(ExportError::NotText { path: out.into() });
-        };
-        let [graph] = graphs else {
-            let files: Vec<_> = graphs.iter().map(|graph| format!("{}.onnx", graph.stem)).collect();
-            let files = files.join(" and ");
-            return Err(ExportError::NeedsFolder { path: out.into(), family: family.into(), files });
-        };
-        let folder = match out.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        return Ok(Plan { folder: folder.into(), files: vec![file(name.to_owned(), graph)] });
-    }
-    if FOREIGN_ENDINGS.iter().any(|foreign| ending.eq_ignore_ascii_case(foreign)) {
-        return Err(ExportError::WrongEnding { path: out.into() });
-    }
-    let files = graphs.iter().map(|graph| file(format!("{}.onnx", graph.stem), graph)).collect();
-    Ok(Plan { folder: out.into(), files })
 }
 
 fn metadata_of(family: &str, part: &str, source: &str, options: &ExportOptions) -> Vec<(String, String)> {
@@ -331,65 +315,4 @@ fn metadata_of(family: &str, part: &str, source: &str, options: &ExportOptions) 
     }
     entries.sort();
     entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
-}
-
-/// Writes one graph and returns the sizes of its files, in the order in which they were staged.
-fn write_graph(
-    staging: &mut Staging,
-    folder: &Path,
-    file: &PlannedFile,
-    graph: &NamedGraph,
-    options: &EncodeOptions,
-) -> Result<Vec<u64>, ExportError> {
-    let mut sizes = Vec::new();
-    let mut encoded = None;
-    if let Some(location) = &file.data {
-        staging.file::<ExportError>(location, |writer| {
-            let mut counted = Counted { writer, bytes: 0 };
-            let data = DataFile { location: location.clone(), writer: &mut counted, position: 0 };
-            encoded = Some(encode(&graph.graph, options, Some(data)).map_err(|error| match error {
-                EncodeError::Data(source) => WriteError::Io { path: folder.join(location), source }.into(),
-                error => ExportError::from(error),
-            })?);
-            sizes.push(counted.bytes);
-            Ok(())
-        })?;
-    }
-    let bytes = match encoded {
-        Some(bytes) => bytes,
-        None => encode(&graph.graph, options, None)?,
-    };
-    let target = folder.join(&file.model);
-    staging.file::<ExportError>(&file.model, |writer| {
-        writer.write_all(&bytes).map_err(|source| WriteError::Io { path: target, source }.into())
-    })?;
-    sizes.push(bytes.len() as u64);
-    Ok(sizes)
-}
-
-/// Writes one file beside the graphs and returns its size.
-fn write_side_file(staging: &mut Staging, file: &SideFile) -> Result<u64, ExportError> {
-    let target = PathBuf::from(file.name);
-    staging.file::<ExportError>(file.name, |writer| {
-        writer.write_all(&file.bytes).map_err(|source| WriteError::Io { path: target, source }.into())
-    })?;
-    Ok(file.bytes.len() as u64)
-}
-
-/// A writer that knows how much went through it.
-struct Counted<'a> {
-    writer: &'a mut dyn io::Write,
-    bytes: u64,
-}
-
-impl io::Write for Counted<'_> {
-    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        let written = self.writer.write(buffer)?;
-        self.bytes += written as u64;
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.writer.flush()
-    }
 }

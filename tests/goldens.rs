@@ -15,7 +15,8 @@ use common::{
 };
 use moa_export::{
     backend::{self, Backend, OrtOptions, Runner},
-    onnx::{EncodeOptions, encode, read_model},
+    export::DEFAULT_OPSET,
+    onnx::{encode, read_model},
     tensor::{NamedTensors, Tensor, TensorData},
 };
 use moa_graphs::{Form, Options, lower, model::Model};
@@ -52,8 +53,8 @@ impl Setting {
             .iter()
             .map(|graph| {
                 let path = folder.join(format!("{}.onnx", graph.stem));
-                let options = EncodeOptions { opset: 18, metadata: Vec::new() };
-                std::fs::write(&path, encode(&graph.graph, &options, None).unwrap()).unwrap();
+                let bytes = encode(&graph.graph, DEFAULT_OPSET, None).unwrap().into_bytes(&[]).unwrap();
+                std::fs::write(&path, bytes).unwrap();
                 self.backend.load(&read_model(&path).unwrap()).unwrap_or_else(|error| panic!("{error}"))
             })
             .collect()

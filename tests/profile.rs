@@ -12,8 +12,9 @@ use common::{attention_mask, data, golden::layer_cases, json, read_tensors, toke
 use moa_export::{
     backend::{self, Backend, OrtOptions},
     checkpoint::Checkpoint,
+    export::DEFAULT_OPSET,
     export::{ExportOptions, export},
-    onnx::{EncodeOptions, encode},
+    onnx::encode,
     profile::{PmiOptions, Profile, Profiler, Score},
     tensor::{NamedTensors, Tensor},
 };
@@ -167,8 +168,7 @@ fn single_layers_have_counts_and_no_tokens() {
         let case = cases.iter().find(|case| case.name == name).unwrap();
         let graph = &lower(&case.model(), Options { form: Form::Function, router_outputs: false }).unwrap()[0].graph;
         let path = folder.path().join(format!("{name}.onnx"));
-        let options = EncodeOptions { opset: 18, metadata: Vec::new() };
-        std::fs::write(&path, encode(graph, &options, None).unwrap()).unwrap();
+        std::fs::write(&path, encode(graph, DEFAULT_OPSET, None).unwrap().into_bytes(&[]).unwrap()).unwrap();
         let profile = profile(&path, ort().as_ref(), std::slice::from_ref(&case.inputs));
         let [module] = profile.modules.as_slice() else { panic!("{name}: {profile:?}") };
         let mask = case.inputs.get("query_attention_mask").unwrap_or(&case.inputs["attention_mask"]);

@@ -12,6 +12,7 @@
 mod bodies;
 mod error;
 pub mod families;
+mod float;
 pub mod graph;
 mod lower;
 pub mod model;
@@ -19,6 +20,7 @@ mod synthetic;
 mod weight;
 
 pub use error::ImportError;
+pub use float::{FloatType, OutOfRange};
 pub use lower::{Form, LowerError, NamedGraph, Options, lower};
 pub use synthetic::SyntheticTensors;
-pub use weight::{TensorDirectory, TensorSource, Weight, WeightError};
+pub use weight::{Runs, TensorDirectory, TensorSource, Weight, WeightError};

@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, collections::BTreeMap, io, sync::Arc};
 
-use crate::{TensorDirectory, TensorSource, Weight, WeightError};
+use crate::{FloatType, Runs, TensorDirectory, TensorSource, Weight, WeightError};
 
 /// A directory that has every tensor that it is asked for.
 ///
@@ -84,6 +84,14 @@ impl TensorSource for Unknown {
         Err(self.error())
     }
 
+    fn read_runs(&self, _: Runs, _: FloatType, _: &mut Vec<u8>) -> Result<(), WeightError> {
+        Err(self.error())
+    }
+
+    fn stored_bytes(&self) -> u64 {
+        0
+    }
+
     fn stored_type(&self) -> &'static str {
         STORED_TYPE
     }
@@ -147,6 +155,23 @@ impl TensorSource for Uniform {
 
     fn read_f64(&self) -> Result<Vec<f64>, WeightError> {
         Ok((0..self.len).map(|index| f64::from(self.value(index))).collect())
+    }
+
+    fn read_runs(&self, runs: Runs, to: FloatType, out: &mut Vec<u8>) -> Result<(), WeightError> {
+        let mut values = Vec::with_capacity(BLOCK);
+        for run in 0..runs.count {
+            let start = runs.start + run * runs.stride;
+            for first in (start..start + runs.length).step_by(BLOCK) {
+                values.clear();
+                values.extend((first..(first + BLOCK).min(start + runs.length)).map(|index| self.value(index)));
+                let _always_in_range = to.append(&values, out);
+            }
+        }
+        Ok(())
+    }
+
+    fn stored_bytes(&self) -> u64 {
+        self.len as u64 * 4
     }
 
     fn stored_type(&self) -> &'static str {

@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
+use crate::FloatType;
+
 /// Why the values of a tensor cannot be had.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -28,6 +30,53 @@ pub enum WeightError {
         /// Row-major index of the first one.
         first: usize,
     },
+    /// A weight would become infinite in the type that it is written in.
+    #[error(
+        "{origin}: tensor \"{tensor}\" holds {value} at index {index}, and the largest {to} is {}", .to.largest()
+    )]
+    OutOfRange {
+        /// File that holds the tensor.
+        origin: String,
+        /// Name of the tensor.
+        tensor: String,
+        /// The value.
+        value: f64,
+        /// Row-major index of the first such value.
+        index: usize,
+        /// The type that it was to be written in.
+        to: FloatType,
+    },
+}
+
+/// Runs of neighbouring elements of a tensor in row-major order, equally long and equally far apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Runs {
+    /// Index of the first element of the first run.
+    pub start: usize,
+    /// Elements of one run.
+    pub length: usize,
+    /// Number of runs.
+    pub count: usize,
+    /// Elements from the start of one run to the start of the next; at least `length`.
+    pub stride: usize,
+}
+
+impl Runs {
+    /// `length` neighbouring elements.
+    pub const fn one(start: usize, length: usize) -> Self {
+        Self { start, length, count: 1, stride: length }
+    }
+
+    /// Elements of all runs.
+    pub const fn elements(self) -> usize {
+        self.length * self.count
+    }
+
+    /// The same elements, as one run where no other element lies between them.
+    #[must_use]
+    pub const fn joined(self) -> Self {
+        if self.length == self.stride { Self::one(self.start, self.elements()) } else { self }
+    }
 }
 
 /// Reads the values of one stored tensor, in row-major order.
@@ -46,8 +95,19 @@ pub trait TensorSource: Send + Sync {
     /// As [`Self::read_f32`].
     fn read_f64(&self) -> Result<Vec<f64>, WeightError>;
 
+    /// Appends the values of `runs` to `out` as `to`, little-endian, each rounded once to nearest, ties to even.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::read_f32`], and [`WeightError::OutOfRange`] where a value would become infinite. Which values are
+    /// named does not depend on `runs`.
+    fn read_runs(&self, runs: Runs, to: FloatType, out: &mut Vec<u8>) -> Result<(), WeightError>;
+
     /// Name of the stored element type, such as `BF16`.
     fn stored_type(&self) -> &'static str;
+
+    /// Bytes of the stored values.
+    fn stored_bytes(&self) -> u64;
 
     /// Gives the stored bytes, little-endian, block by block to `sink`.
     ///
@@ -119,6 +179,11 @@ impl Weight {
         self.source.stored_type()
     }
 
+    /// Bytes of the stored values.
+    pub fn stored_bytes(&self) -> u64 {
+        self.source.stored_bytes()
+    }
+
     /// Gives the stored bytes to `sink`; see [`TensorSource::read_bytes`].
     ///
     /// # Errors
@@ -126,6 +191,15 @@ impl Weight {
     /// As [`TensorSource::read_bytes`].
     pub fn read_bytes(&self, sink: &mut dyn FnMut(&[u8])) -> Result<(), WeightError> {
         self.source.read_bytes(sink)
+    }
+
+    /// Appends some of the values to `out`; see [`TensorSource::read_runs`].
+    ///
+    /// # Errors
+    ///
+    /// As [`TensorSource::read_runs`].
+    pub fn read_runs(&self, runs: Runs, to: FloatType, out: &mut Vec<u8>) -> Result<(), WeightError> {
+        self.source.read_runs(runs, to, out)
     }
 
     /// All values as f32, row-major; see [`TensorSource::read_f32`].

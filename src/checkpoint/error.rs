@@ -260,6 +260,7 @@ impl From<&WeightError> for ErrorKind {
             WeightError::Io { source, .. } if source.kind() == io::ErrorKind::Unsupported => Self::Unsupported,
             WeightError::Io { source, .. } if source.kind() == io::ErrorKind::InvalidData => Self::Malformed,
             WeightError::Io { .. } => Self::Io,
+            WeightError::OutOfRange { .. } => Self::Unsupported,
             _ => Self::Malformed,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, Metadata},
-    io::{self, Read, Seek, SeekFrom},
+    io::{self, Read},
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -92,23 +92,74 @@ impl InputFile {
     }
 
     /// Gives `bytes` bytes from `offset` on to `take`, block by block.
-    pub(super) fn read_blocks(&self, offset: u64, bytes: u64, mut take: impl FnMut(&[u8])) -> Result<(), ReadError> {
-        let (mut file, stamp) = open_regular(&self.path)?;
+    pub(super) fn read_blocks(&self, offset: u64, bytes: u64, take: impl FnMut(&[u8])) -> Result<(), ReadError> {
+        self.read_pieces(Pieces { offset, bytes, count: 1, stride: bytes }, take)
+    }
+
+    /// Gives the bytes of all `pieces` to `take`, block by block; a block may hold several pieces, or a part of one.
+    pub(super) fn read_pieces(&self, pieces: Pieces, mut take: impl FnMut(&[u8])) -> Result<(), ReadError> {
+        let (file, stamp) = open_regular(&self.path)?;
         if stamp != self.stamp {
             return Err(ReadError::Changed);
         }
-        file.seek(SeekFrom::Start(offset))?;
-        let mut block = vec![0; usize::try_from(bytes).unwrap_or(BLOCK).min(BLOCK)];
-        let mut left = bytes;
-        while left > 0 {
-            let size = usize::try_from(left).unwrap_or(BLOCK).min(BLOCK);
-            let (piece, _) = block.split_at_mut(size);
-            file.read_exact(piece)?;
-            take(piece);
-            left -= size as u64;
+        let all = pieces.bytes.saturating_mul(pieces.count);
+        let mut block = vec![0; usize::try_from(all).unwrap_or(BLOCK).min(BLOCK)];
+        let mut filled = 0;
+        for piece in 0..pieces.count {
+            let mut at = pieces.offset + piece * pieces.stride;
+            let end = at + pieces.bytes;
+            while at < end {
+                if filled == block.len() {
+                    take(&block);
+                    filled = 0;
+                }
+                let size = usize::try_from(end - at).unwrap_or(BLOCK).min(block.len() - filled);
+                read_exact_at(&file, &mut block[filled..filled + size], at)?;
+                filled += size;
+                at += size as u64;
+            }
+        }
+        if filled > 0 {
+            take(&block[..filled]);
         }
         self.check_unchanged(&file)
     }
+}
+
+/// Pieces of a file, equally long and equally far apart.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pieces {
+    /// First byte of the first piece.
+    pub(super) offset: u64,
+    /// Bytes of one piece, a multiple of every element width in it.
+    pub(super) bytes: u64,
+    /// Number of pieces.
+    pub(super) count: u64,
+    /// Bytes from the start of one piece to the start of the next.
+    pub(super) stride: u64,
+}
+
+impl Pieces {
+    /// Whether the byte `at` belongs to a piece.
+    pub(super) const fn holds(self, at: u64) -> bool {
+        match at.checked_sub(self.offset) {
+            Some(at) if self.count > 1 => at / self.stride < self.count && at % self.stride < self.bytes,
+            Some(at) => at < self.bytes,
+            None => false,
+        }
+    }
+}
+
+#[cfg(unix)]
+fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
+}
+
+#[cfg(not(unix))]
+fn read_exact_at(mut file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    use std::io::{Seek, SeekFrom};
+    file.seek(SeekFrom::Start(offset))?;
+    file.read_exact(bytes)
 }
 
 /// Reads a whole text of at most `limit` bytes.

@@ -3,9 +3,13 @@
 use std::{io, sync::Arc};
 
 use half::{bf16, f16};
-use moa_graphs::{TensorSource, Weight, WeightError};
+use moa_graphs::{FloatType, Runs, TensorSource, Weight, WeightError};
 
-use super::{dtype::Dtype, input::InputFile, torch::View};
+use super::{
+    dtype::Dtype,
+    input::{InputFile, Pieces},
+    torch::View,
+};
 
 /// Appends the values of little-endian bytes.
 type Decoder<T> = fn(&[u8], &mut Vec<T>);
@@ -27,14 +31,30 @@ impl Place {
         }
     }
 
-    /// Gives the values in row-major order to `take`, in blocks of whole elements.
-    fn read_blocks(&self, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+    /// Bytes of all values.
+    fn bytes(&self) -> u64 {
         match self {
-            Self::Range { file, offset, bytes } => {
-                file.read_blocks(*offset, *bytes, take).map_err(|error| error.into_io())
-            }
-            Self::View(view) => view.read_blocks(take),
+            Self::Range { bytes, .. } => *bytes,
+            Self::View(view) => view.bytes(),
         }
+    }
+
+    /// Gives the bytes of `pieces`, counted from the first value in row-major order, to `take`, in blocks of whole
+    /// elements.
+    fn read_pieces(&self, pieces: Pieces, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+        match self {
+            Self::Range { file, offset, .. } => {
+                let pieces = Pieces { offset: offset + pieces.offset, ..pieces };
+                file.read_pieces(pieces, take).map_err(|error| error.into_io())
+            }
+            Self::View(view) => view.read_pieces(pieces, take),
+        }
+    }
+
+    /// Gives all values in row-major order to `take`, in blocks of whole elements.
+    fn read_blocks(&self, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+        let bytes = self.bytes();
+        self.read_pieces(Pieces { offset: 0, bytes, count: 1, stride: bytes }, take)
     }
 }
 
@@ -72,14 +92,41 @@ impl StoredTensor {
         WeightError::Io { origin: self.origin(), tensor: self.name.clone(), source }
     }
 
+    fn unsupported(&self) -> WeightError {
+        let text =
+            format!("element type {} is not supported (supported: F16, BF16, F32, F64); dequantise first", self.dtype);
+        self.unreadable(io::Error::new(io::ErrorKind::Unsupported, text))
+    }
+
+    /// Why the values do not fit `to`, found by looking at all of them.
+    fn misfit(&self, to: FloatType) -> WeightError {
+        let (mut seen, mut count, mut first, mut out_of_range) = (0, 0, None, None);
+        let Some(decode) = f64_decoder(self.dtype) else { return self.unsupported() };
+        let mut values = Vec::new();
+        let read = self.place.read_blocks(&mut |block| {
+            values.clear();
+            decode(block, &mut values);
+            for value in &values {
+                if !FloatType::Float32.holds(*value) {
+                    count += 1;
+                    first.get_or_insert(seen);
+                } else if !to.holds(*value) {
+                    out_of_range.get_or_insert((seen, *value));
+                }
+                seen += 1;
+            }
+        });
+        let (origin, tensor) = (self.origin(), self.name.clone());
+        match (read, first, out_of_range) {
+            (Err(error), ..) => self.unreadable(error),
+            (_, Some(first), _) => WeightError::NonFinite { origin, tensor, count, first },
+            (_, None, Some((index, value))) => WeightError::OutOfRange { origin, tensor, value, index, to },
+            (_, None, None) => self.unreadable(io::Error::other("the file changed while it was read")),
+        }
+    }
+
     fn read<T>(&self, decode: Option<Decoder<T>>, is_finite: fn(&T) -> bool) -> Result<Vec<T>, WeightError> {
-        let Some(decode) = decode else {
-            let text = format!(
-                "element type {} is not supported (supported: F16, BF16, F32, F64); dequantise first",
-                self.dtype
-            );
-            return Err(self.unreadable(io::Error::new(io::ErrorKind::Unsupported, text)));
-        };
+        let decode = decode.ok_or_else(|| self.unsupported())?;
         let mut values = Vec::new();
         values.try_reserve_exact(self.elements).map_err(|error| self.unreadable(error.into()))?;
         let (mut count, mut first) = (0, None);
@@ -113,13 +160,82 @@ impl TensorSource for StoredTensor {
         self.read(f64_decoder(self.dtype), |value| value.is_finite())
     }
 
+    fn read_runs(&self, runs: Runs, to: FloatType, out: &mut Vec<u8>) -> Result<(), WeightError> {
+        let mut converter = Converter::new(self.dtype, to).ok_or_else(|| self.unsupported())?;
+        let bytes = |elements: usize| elements as u64 * self.dtype.bits() / 8;
+        let (offset, length, stride) = (bytes(runs.start), bytes(runs.length), bytes(runs.stride));
+        out.reserve(runs.elements() * to.bytes());
+        let mut fits = true;
+        let pieces = Pieces { offset, bytes: length, count: runs.count as u64, stride };
+        let read = self.place.read_pieces(pieces, &mut |block| fits &= converter.append(block, to, out));
+        read.map_err(|error| self.unreadable(error))?;
+        if fits { Ok(()) } else { Err(self.misfit(to)) }
+    }
+
     fn stored_type(&self) -> &'static str {
         self.dtype.name()
+    }
+
+    fn stored_bytes(&self) -> u64 {
+        self.place.bytes()
     }
 
     fn read_bytes(&self, sink: &mut dyn FnMut(&[u8])) -> Result<(), WeightError> {
         self.place.read_blocks(sink).map_err(|error| self.unreadable(error))
     }
+}
+
+/// Rounds blocks of stored values to another type.
+enum Converter {
+    /// The bytes stay as they are.
+    Copy(fn(&[u8]) -> bool),
+    /// The values are exact as f32.
+    Single(Decoder<f32>, Vec<f32>),
+    Double(Decoder<f64>, Vec<f64>),
+}
+
+impl Converter {
+    fn new(from: Dtype, to: FloatType) -> Option<Self> {
+        Some(match (from, to) {
+            (Dtype::F32, FloatType::Float32) => {
+                Self::Copy(|bytes| all(bytes, |value| f32::from_le_bytes(value).is_finite()))
+            }
+            (Dtype::F16, FloatType::Float16) => {
+                Self::Copy(|bytes| all(bytes, |value| f16::from_le_bytes(value).is_finite()))
+            }
+            (Dtype::BF16, FloatType::Bfloat16) => {
+                Self::Copy(|bytes| all(bytes, |value| bf16::from_le_bytes(value).is_finite()))
+            }
+            (Dtype::F64, _) => Self::Double(f64_decoder(from)?, Vec::new()),
+            _ => Self::Single(f32_decoder(from)?, Vec::new()),
+        })
+    }
+
+    /// Appends `block` to `out` as `to`; `false` where a value does not fit.
+    fn append(&mut self, block: &[u8], to: FloatType, out: &mut Vec<u8>) -> bool {
+        match self {
+            Self::Copy(is_finite) => {
+                out.extend_from_slice(block);
+                is_finite(block)
+            }
+            Self::Single(decode, values) => {
+                values.clear();
+                decode(block, values);
+                to.append(values, out).is_ok()
+            }
+            Self::Double(decode, values) => {
+                values.clear();
+                decode(block, values);
+                to.append_f64(values, out).is_ok()
+            }
+        }
+    }
+}
+
+/// Whether `holds` is true of every element; looks at all of them, which is faster than to stop.
+fn all<const WIDTH: usize>(bytes: &[u8], holds: impl Fn([u8; WIDTH]) -> bool) -> bool {
+    let (elements, _) = bytes.as_chunks();
+    elements.iter().fold(true, |all, element| all & holds(*element))
 }
 
 #[allow(clippy::cast_possible_truncation)]

@@ -1,6 +1,6 @@
 //! `moa-export baseline NAME -o OUT`.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
 use clap::Args;
 use moa_graphs::{
@@ -16,10 +16,11 @@ use super::{
     export::{external_data, form, report_json, wrote},
     inspect::{preset, with_vocabulary},
     print_result,
+    progress::Progress,
 };
 use crate::{
     checkpoint::read_config,
-    export::{ExportOptions, export_model},
+    export::{ExportOptions, export_model_watched},
 };
 
 const DETAILS: &str = "\
@@ -77,8 +78,8 @@ pub(super) struct BaselineArguments {
 }
 
 pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
-    #[cfg(feature = "ort")]
-    super::export::leave_nothing_when_told_to_end(&arguments.output)?;
+    let progress = Arc::new(Progress::new(&arguments.output));
+    progress.end_when_told_to()?;
     let config = config(arguments)?;
     let tensors = SyntheticTensors::random(config.origin(), arguments.seed);
     let model = families::import(&config, &tensors, ImportOptions::default())?;
@@ -93,7 +94,9 @@ pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
         external_data: external_data(arguments.external_data),
         force: arguments.force,
     };
-    let report = export_model(config.model_type(), &model, &arguments.output, &options)?;
+    let exported = export_model_watched(config.model_type(), &model, &arguments.output, &options, progress.as_ref());
+    progress.finish();
+    let report = exported?;
     print_result(&match arguments.json {
         true => format!("{:#}\n", report_json(&report)),
         false => format!("{}next: moa-export inspect {}\n", wrote(&report), arguments.output.display()),

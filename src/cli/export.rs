@@ -1,6 +1,6 @@
 //! `moa-export CHECKPOINT -o OUT`.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, sync::Arc};
 
 use moa_graphs::{Form, Options};
 use moa_schema::GateMode;
@@ -9,19 +9,23 @@ use super::{
     Failure,
     args::{ExportArguments, ExternalDataArgument, FormArgument, GateModeArgument, VerifyArguments},
     print_result,
+    progress::Progress,
     table::size,
     verify,
 };
 use crate::{
     checkpoint::Checkpoint,
-    export::{ExportOptions, ExportReport, ExternalData, VocabularyFiles, export_with},
+    export::{ExportOptions, ExportReport, ExternalData, VocabularyFiles, export_watched},
 };
 
 pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
-    #[cfg(feature = "ort")]
-    leave_nothing_when_told_to_end(&arguments.output)?;
+    let progress = Arc::new(Progress::new(&arguments.output));
+    progress.end_when_told_to()?;
     let checkpoint = Checkpoint::open(&arguments.checkpoint, arguments.config.as_deref())?;
-    let report = export_with(&checkpoint, &arguments.output, &options(arguments), &vocabulary(arguments))?;
+    let vocabulary = vocabulary(arguments);
+    let exported = export_watched(&checkpoint, &arguments.output, &options(arguments), &vocabulary, progress.as_ref());
+    progress.finish();
+    let report = exported?;
     let as_json = arguments.json.then(|| report_json(&report));
     match &as_json {
         Some(value) if !arguments.verify => print_result(&format!("{value:#}\n"))?,
@@ -46,18 +50,6 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
         force: false,
     };
     verify::run(&verification, as_json)
-}
-
-/// Ctrl-C or a termination removes what is unfinished, then ends the program.
-#[cfg(feature = "ort")]
-pub(super) fn leave_nothing_when_told_to_end(out: &std::path::Path) -> Result<(), Failure> {
-    const INTERRUPTED_EXIT: i32 = 130;
-    let out = out.to_path_buf();
-    let caught = ctrlc::set_handler(move || {
-        crate::onnx::remove_unfinished(&out);
-        std::process::exit(INTERRUPTED_EXIT);
-    });
-    caught.map_err(|error| Failure::io(&std::io::Error::other(error), "Ctrl-C"))
 }
 
 fn options(arguments: &ExportArguments) -> ExportOptions {

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use moa_graphs::{ImportError, LowerError, WeightError};
+use moa_graphs::{FloatType, ImportError, LowerError, WeightError};
 
 use crate::{
     backend::{BackendError, BackendErrorKind},
@@ -25,8 +25,7 @@ const IO: u8 = 5;
 const RUNTIME: u8 = 6;
 const LIMIT: u8 = 7;
 const BUG: u8 = 70;
-#[cfg(feature = "ort")]
-const INTERRUPTED: u8 = 130;
+pub(super) const INTERRUPTED: u8 = 130;
 
 /// What went wrong, as the user sees it.
 #[derive(Debug)]
@@ -136,6 +135,13 @@ impl From<WeightError> for Failure {
                 message,
                 Some("the checkpoint is damaged or training diverged; export a sound one"),
             ),
+            WeightError::OutOfRange { to, .. } => {
+                let help = match to {
+                    FloatType::Float16 => "export with --dtype bf16 or --dtype fp32",
+                    _ => "export with --dtype fp32",
+                };
+                Self::new(UNSUPPORTED, 29, message, Some(help))
+            }
             error => Self::new(class(ErrorKind::from(&error)), 4, message, None),
         }
     }
@@ -214,6 +220,7 @@ impl From<ExportError> for Failure {
             ExportError::Weight(error) => error.into(),
             ExportError::Write(error) => error.into(),
             ExportError::Vocabulary(error) => error.into(),
+            ExportError::Cancelled => Self::new(INTERRUPTED, 1, message, None),
             ExportError::NoVocabulary { .. } => {
                 Self::new(USAGE, 20, message, Some("leave out --dict, --source-dict, --target-dict and --bpe-codes"))
             }

@@ -14,6 +14,7 @@ mod profile;
 mod profile_args;
 mod profile_inputs;
 mod profile_report;
+mod progress;
 mod report_file;
 mod run;
 mod table;

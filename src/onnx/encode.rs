@@ -5,7 +5,7 @@ use std::io;
 use moa_graphs::{
     WeightError,
     graph::{
-        Attribute, Constant, ConstantValues, DType, Dim, Function, Graph, Initializer, Node, RUNTIME_DOMAIN, ValueInfo,
+        Attribute, Buffers, Constant, DType, Data, Dim, Function, Graph, Initializer, Node, RUNTIME_DOMAIN, ValueInfo,
     },
 };
 use prost::{Message, bytes::Bytes};
@@ -23,7 +23,7 @@ use super::proto::{
 const IR_VERSION: i64 = 9;
 
 /// Initializers smaller than this stay in the model file.
-const SMALLEST_EXTERNAL_BYTES: usize = 1024;
+const SMALLEST_EXTERNAL_BYTES: u64 = 1024;
 
 /// Alignment of tensors in the data file, so that a runtime may map them.
 const ALIGNMENT: u64 = 4096;
@@ -31,15 +31,6 @@ const ALIGNMENT: u64 = 4096;
 /// Weights beyond this many bytes go to a data file of their own unless the user says otherwise: protobuf
 /// ends at 2 GiB.
 pub const INLINE_LIMIT: u64 = 1_500_000_000;
-
-/// What a file says beyond its graph.
-#[derive(Debug, Clone)]
-pub struct EncodeOptions {
-    /// Version of the standard operator set.
-    pub opset: i64,
-    /// `metadata_props`, in the order in which they are written.
-    pub metadata: Vec<(String, String)>,
-}
 
 /// Why a graph has no bytes.
 #[derive(Debug, thiserror::Error)]
@@ -67,47 +58,64 @@ pub struct DataFile<'a> {
     pub writer: &'a mut dyn io::Write,
     /// Bytes written so far.
     pub position: u64,
+    /// Where blocks are made.
+    pub buffers: Buffers,
 }
 
 impl DataFile<'_> {
-    /// Appends `bytes` at the next aligned offset and returns that offset.
-    fn append(&mut self, bytes: &[u8]) -> io::Result<u64> {
+    /// Appends the values of a tensor at the next aligned offset, block by block, and returns that offset.
+    fn append(&mut self, data: &Data) -> Result<u64, EncodeError> {
         let offset = self.position.next_multiple_of(ALIGNMENT);
         io::copy(&mut io::Read::take(io::repeat(0), offset - self.position), self.writer)?;
-        self.writer.write_all(bytes)?;
-        self.position = offset + bytes.len() as u64;
+        self.position = offset;
+        let mut blocks = data.blocks(&mut self.buffers);
+        while let Some(block) = blocks.next_block()? {
+            self.writer.write_all(block)?;
+            self.position += block.len() as u64;
+        }
         Ok(offset)
     }
 }
 
 /// Bytes of all initializers of a graph.
 pub fn weight_bytes(graph: &Graph) -> u64 {
-    let elements = |initializer: &Initializer| initializer.shape.iter().map(|dim| *dim as u64).product::<u64>();
-    graph.initializers.iter().map(|i| elements(i) * element_bytes(i.dtype)).sum()
+    graph.initializers.iter().map(Initializer::bytes).sum()
 }
 
-const fn element_bytes(dtype: DType) -> u64 {
-    match dtype {
-        DType::Bool => 1,
-        DType::Float32 | DType::Int32 => 4,
-        DType::Int64 => 8,
+/// A model of which only the metadata is missing.
+pub struct Encoded(ModelProto);
+
+impl Encoded {
+    /// The bytes of the model, with `metadata` as its `metadata_props`, in this order.
+    ///
+    /// # Errors
+    ///
+    /// A model over 2 GiB.
+    pub fn into_bytes(mut self, metadata: &[(String, String)]) -> Result<Vec<u8>, EncodeError> {
+        self.0.metadata_props = metadata.iter().map(|(key, value)| entry(key, value)).collect();
+        let bytes = self.0.encoded_len() as u64;
+        if i32::try_from(bytes).is_err() {
+            return Err(EncodeError::TooLarge { bytes });
+        }
+        Ok(self.0.encode_to_vec())
     }
 }
 
-/// Encodes `graph` as a complete model; with `data`, large initializers go there.
+/// Encodes `graph` with version `opset` of the standard operator set; with `data`, large initializers go there as
+/// they are read, and the model holds none of their values.
 ///
 /// The same graph and options give the same bytes.
 ///
 /// # Errors
 ///
-/// A weight that cannot be read, a data file that cannot be written, a model over 2 GiB.
-pub fn encode(graph: &Graph, options: &EncodeOptions, mut data: Option<DataFile<'_>>) -> Result<Vec<u8>, EncodeError> {
+/// A weight that cannot be read or does not fit its type, a data file that cannot be written.
+pub fn encode(graph: &Graph, opset: i64, mut data: Option<DataFile<'_>>) -> Result<Encoded, EncodeError> {
     let initializer = graph
         .initializers
         .iter()
         .map(|initializer| encode_initializer(initializer, data.as_mut()))
         .collect::<Result<_, _>>()?;
-    let model = ModelProto {
+    Ok(Encoded(ModelProto {
         ir_version: IR_VERSION,
         producer_name: env!("CARGO_PKG_NAME").into(),
         producer_version: env!("CARGO_PKG_VERSION").into(),
@@ -119,16 +127,10 @@ pub fn encode(graph: &Graph, options: &EncodeOptions, mut data: Option<DataFile<
             output: graph.outputs.iter().map(encode_value_info).collect(),
             ..GraphProto::default()
         }),
-        opset_import: opset_imports(graph, options.opset),
-        metadata_props: options.metadata.iter().map(|(key, value)| entry(key, value)).collect(),
-        functions: graph.functions.iter().map(|function| encode_function(function, options.opset)).collect(),
+        opset_import: opset_imports(graph, opset),
+        functions: graph.functions.iter().map(|function| encode_function(function, opset)).collect(),
         ..ModelProto::default()
-    };
-    let bytes = model.encoded_len() as u64;
-    if i32::try_from(bytes).is_err() {
-        return Err(EncodeError::TooLarge { bytes });
-    }
-    Ok(model.encode_to_vec())
+    }))
 }
 
 fn opset_imports(graph: &Graph, opset: i64) -> Vec<OperatorSetIdProto> {
@@ -157,28 +159,30 @@ const fn data_type(dtype: DType) -> DataType {
         DType::Int32 => DataType::Int32,
         DType::Int64 => DataType::Int64,
         DType::Bool => DataType::Bool,
+        DType::Float16 => DataType::Float16,
+        DType::Bfloat16 => DataType::Bfloat16,
     }
 }
 
 fn encode_initializer(initializer: &Initializer, data: Option<&mut DataFile<'_>>) -> Result<TensorProto, EncodeError> {
-    let bytes = initializer.data.to_bytes()?;
     let mut tensor = TensorProto {
         name: initializer.name.clone(),
         dims: encode_dims(&initializer.shape),
-        data_type: data_type(initializer.dtype) as i32,
+        data_type: data_type(initializer.dtype()) as i32,
         ..TensorProto::default()
     };
+    let bytes = initializer.bytes();
     match data {
-        Some(file) if bytes.len() >= SMALLEST_EXTERNAL_BYTES => {
-            let offset = file.append(&bytes)?;
+        Some(file) if bytes >= SMALLEST_EXTERNAL_BYTES => {
+            let offset = file.append(&initializer.data)?;
             tensor.data_location = DataLocation::External as i32;
             tensor.external_data = vec![
                 entry("location", &file.location),
                 entry("offset", &offset.to_string()),
-                entry("length", &bytes.len().to_string()),
+                entry("length", &bytes.to_string()),
             ];
         }
-        _ => tensor.raw_data = Some(Bytes::from(bytes)),
+        _ => tensor.raw_data = Some(Bytes::from(initializer.data.to_bytes()?)),
     }
     Ok(tensor)
 }
@@ -243,13 +247,9 @@ fn encode_attribute(name: &str, value: &Attribute) -> AttributeProto {
 }
 
 fn encode_constant(constant: &Constant) -> TensorProto {
-    let dtype = match constant.values {
-        ConstantValues::Float32(_) => DataType::Float,
-        ConstantValues::Int64(_) => DataType::Int64,
-    };
     TensorProto {
         dims: encode_dims(&constant.shape),
-        data_type: dtype as i32,
+        data_type: data_type(constant.dtype()) as i32,
         raw_data: Some(Bytes::from(constant.to_bytes())),
         ..TensorProto::default()
     }

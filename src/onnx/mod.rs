@@ -6,7 +6,7 @@ pub mod proto;
 pub mod read;
 mod write;
 
-pub use encode::{DataFile, EncodeError, EncodeOptions, INLINE_LIMIT, encode, weight_bytes};
+pub use encode::{DataFile, EncodeError, Encoded, INLINE_LIMIT, encode, weight_bytes};
 pub use inline::InlineError;
 pub use read::{OnnxFile, ReadError, read_model};
-pub use write::{Staging, WriteError, remove_unfinished};
+pub use write::{Staging, Unfinished, WRITE_BLOCK, WriteError};

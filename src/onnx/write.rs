@@ -15,16 +15,47 @@ fn temporary_prefix() -> String {
     format!(".moa-export-{}-", std::process::id())
 }
 
-/// Removes what this process has begun to write for `out` and not finished; for a program that is told to end.
-pub fn remove_unfinished(out: &Path) {
-    let prefix = temporary_prefix();
-    for folder in [out, parent_of(out)] {
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-        for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix)) {
-            let path = entry.path();
-            let _gone_already_or_not_ours =
-                if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+/// What an export to one place may leave behind where it is not let finish.
+#[derive(Debug)]
+pub struct Unfinished {
+    out: PathBuf,
+    /// Folders that were not there before, outermost first.
+    missing: Vec<PathBuf>,
+}
+
+impl Unfinished {
+    /// To be asked before anything is written for `out`.
+    pub fn before(out: &Path) -> Self {
+        Self { out: out.into(), missing: missing_folders(parent_of(out)) }
+    }
+
+    /// Removes what this process has begun to write and not finished; for a program that is told to end at once.
+    pub fn remove(&self) {
+        let prefix = temporary_prefix();
+        for folder in [self.out.as_path(), parent_of(&self.out)] {
+            let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+            for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix)) {
+                let path = entry.path();
+                let _gone_already_or_not_ours =
+                    if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            }
         }
+        remove_empty(&self.missing);
+    }
+}
+
+/// `folder` and what is above it, as far as it is not there, outermost first.
+fn missing_folders(folder: &Path) -> Vec<PathBuf> {
+    let missing = folder.ancestors().take_while(|above| !above.as_os_str().is_empty() && !above.exists());
+    let mut missing: Vec<_> = missing.map(Path::to_path_buf).collect();
+    missing.reverse();
+    missing
+}
+
+/// Removes `folders`, which are listed outermost first, where nothing is in them.
+fn remove_empty(folders: &[PathBuf]) {
+    for folder in folders.iter().rev() {
+        let _kept_where_not_empty = fs::remove_dir(folder);
     }
 }
 
@@ -71,6 +102,10 @@ fn without_temporary_path(error: io::Error) -> io::Error {
     }
 }
 
+/// Bytes that are given to the operating system at once. Linux keeps a larger write in larger pages, and those are
+/// rarely at hand.
+pub const WRITE_BLOCK: usize = 1 << 17;
+
 /// Files on their way to one folder.
 #[derive(Debug)]
 pub struct Staging {
@@ -90,13 +125,10 @@ struct NewFolders(Vec<PathBuf>);
 impl NewFolders {
     /// Makes `folder` and what is missing above it.
     fn make(folder: &Path) -> io::Result<Self> {
-        let mut missing: Vec<_> =
-            folder.ancestors().take_while(|above| !above.as_os_str().is_empty() && !above.exists()).collect();
-        missing.reverse();
         let mut made = Self::default();
-        for folder in missing {
-            match fs::create_dir(folder) {
-                Ok(()) => made.0.push(folder.to_path_buf()),
+        for folder in missing_folders(folder) {
+            match fs::create_dir(&folder) {
+                Ok(()) => made.0.push(folder),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
                 Err(error) => return Err(error),
             }
@@ -107,9 +139,7 @@ impl NewFolders {
 
 impl Drop for NewFolders {
     fn drop(&mut self) {
-        for folder in self.0.iter().rev() {
-            let _kept_where_not_empty = fs::remove_dir(folder);
-        }
+        remove_empty(&self.0);
     }
 }
 
@@ -168,7 +198,7 @@ impl Staging {
         let place = self.new_folder.as_ref().map_or(self.folder.as_path(), TempDir::path);
         let mut file = temporary_file(place).map_err(WriteError::io(&target))?;
         {
-            let mut writer = io::BufWriter::with_capacity(1 << 20, file.as_file_mut());
+            let mut writer = io::BufWriter::with_capacity(WRITE_BLOCK, file.as_file_mut());
             fill(&mut writer)?;
             io::Write::flush(&mut writer).map_err(WriteError::io(&target))?;
         }

@@ -4,9 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use moa_graphs::graph::Graph;
+use moa_graphs::graph::{Buffers, Data, Graph};
 
-use crate::onnx::{OnnxFile, ReadError};
+use crate::onnx::{OnnxFile, ReadError, proto::TensorProto};
 
 /// Outcome of the audit of one file.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
@@ -51,7 +51,7 @@ impl WeightAudit {
     ///
     /// Where a constant of either side cannot be read.
     pub fn run(file: &OnnxFile, expected: &Graph) -> Result<Self, AuditError> {
-        let mut audit = Self::default();
+        let (mut audit, mut buffers) = (Self::default(), AuditBuffers::default());
         let graph = file.model().graph.as_ref();
         let mut found: BTreeMap<&str, _> = graph
             .into_iter()
@@ -70,8 +70,15 @@ impl WeightAudit {
                 audit.fault(format!("constant \"{name}\" has shape {:?}, the checkpoint gives {shape:?}", tensor.dims));
                 continue;
             }
-            let (stored, computed) = (file.values(tensor)?, initializer.data.to_bytes()?);
-            if let Some(index) = first_difference(&stored, &computed) {
+            let data_type = i64::from(tensor.data_type);
+            if data_type != initializer.dtype().onnx_number() {
+                let expected = initializer.dtype();
+                audit.fault(format!(
+                    "constant \"{name}\" has element type {data_type}, the checkpoint gives {expected:?}"
+                ));
+                continue;
+            }
+            if let Some(index) = difference(file, tensor, &initializer.data, &mut buffers)? {
                 audit.fault(format!("constant \"{name}\" differs from the checkpoint from byte {index} on"));
             }
         }
@@ -80,6 +87,33 @@ impl WeightAudit {
         }
         Ok(audit)
     }
+}
+
+/// Memory for both sides of a comparison.
+#[derive(Default)]
+struct AuditBuffers {
+    stored: Vec<u8>,
+    computed: Buffers,
+}
+
+/// The first byte at which a constant differs from `data`, compared block by block.
+fn difference(
+    file: &OnnxFile,
+    tensor: &TensorProto,
+    data: &Data,
+    buffers: &mut AuditBuffers,
+) -> Result<Option<usize>, AuditError> {
+    let (mut blocks, mut start) = (data.blocks(&mut buffers.computed), 0);
+    while let Some(computed) = blocks.next_block()? {
+        let stored = &mut buffers.stored;
+        stored.resize(computed.len(), 0);
+        file.read_values(tensor, start, stored)?;
+        if let Some(index) = first_difference(stored, computed) {
+            return Ok(Some(start + index));
+        }
+        start += computed.len();
+    }
+    Ok(None)
 }
 
 fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {

@@ -3,7 +3,7 @@
 use std::{fs, io, time::Duration};
 
 use moa_export::checkpoint::{Checkpoint, Dtype, ErrorKind};
-use moa_graphs::{TensorDirectory, Weight, WeightError};
+use moa_graphs::{FloatType, Runs, TensorDirectory, Weight, WeightError};
 use tempfile::TempDir;
 
 use super::{entry, file_of, folder, open_bytes, single};
@@ -243,5 +243,66 @@ fn aliases_name_stored_tensors() {
     assert_eq!(checkpoint.tensor("y").unwrap().to_f32().unwrap(), [2.0]);
     for name in ["format", "other", "lost", "pt", "__metadata__", ""] {
         assert!(checkpoint.tensor(name).is_none(), "{name}");
+    }
+}
+
+/// The values that `runs` names of a tensor, one by one.
+fn picked<T: Copy>(values: &[T], runs: Runs) -> Vec<T> {
+    (0..runs.count).flat_map(|run| values[runs.start + run * runs.stride..][..runs.length].to_vec()).collect()
+}
+
+#[test]
+fn runs_are_read_as_every_type() {
+    let values: Vec<f64> = (0..700_000).map(|index| f64::from(index % 251 - 125) / 64.0 + 2f64.powi(-9)).collect();
+    let stored: [(&str, Vec<u8>); 4] = [
+        ("F64", values.iter().flat_map(|value| value.to_le_bytes()).collect()),
+        ("F32", values.iter().flat_map(|value| (*value as f32).to_le_bytes()).collect()),
+        ("F16", values.iter().flat_map(|value| half::f16::from_f64(*value).to_le_bytes()).collect()),
+        ("BF16", values.iter().flat_map(|value| half::bf16::from_f64(*value).to_le_bytes()).collect()),
+    ];
+    for (dtype, bytes) in stored {
+        let (weight, _folder) = tensor(dtype, "[700,1000]", &bytes);
+        let values = weight.to_f32().unwrap();
+        for runs in [
+            Runs::one(0, 700_000),
+            Runs::one(699_999, 1),
+            Runs { start: 3, length: 5, count: 100, stride: 1000 },
+            Runs { start: 1000, length: 1000, count: 600, stride: 1000 },
+            Runs { start: 17, length: 983, count: 700, stride: 1000 },
+            Runs { start: 9, length: 1, count: 0, stride: 1 },
+        ] {
+            for to in [FloatType::Float32, FloatType::Float16, FloatType::Bfloat16] {
+                let (mut found, mut expected) = (vec![7], vec![7]);
+                weight.read_runs(runs, to, &mut found).unwrap();
+                to.append(&picked(&values, runs), &mut expected).unwrap();
+                assert!(found == expected, "{dtype} as {to}, {runs:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_type_does_not_hold_is_named_wherever_reading_begins() {
+    let mut values = vec![1f32; 4000];
+    values[2000] = -65_520.0;
+    values[3000] = 1e6;
+    let bytes: Vec<_> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let (weight, _folder) = tensor("F32", "[4000]", &bytes);
+    weight.read_runs(Runs::one(0, 2000), FloatType::Float16, &mut Vec::new()).unwrap();
+    weight.read_runs(Runs::one(0, 4000), FloatType::Bfloat16, &mut Vec::new()).unwrap();
+    let error = weight.read_runs(Runs::one(2500, 1500), FloatType::Float16, &mut Vec::new()).unwrap_err();
+    assert_eq!(ErrorKind::from(&error), ErrorKind::Unsupported);
+    let text = error.to_string();
+    assert!(text.ends_with("tensor \"x\" holds -65520 at index 2000, and the largest float16 is 65504"), "{text}");
+
+    values[3500] = f32::NAN;
+    values[3600] = f32::INFINITY;
+    let bytes: Vec<_> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let (weight, _folder) = tensor("F32", "[4000]", &bytes);
+    for to in [FloatType::Float32, FloatType::Float16, FloatType::Bfloat16] {
+        match weight.read_runs(Runs::one(3550, 100), to, &mut Vec::new()) {
+            Err(WeightError::NonFinite { count: 2, first: 3500, .. }) => {}
+            other => panic!("{other:?}"),
+        }
     }
 }

@@ -13,6 +13,7 @@ mod baseline;
 mod bench;
 mod faults;
 mod inspect;
+mod large;
 mod model;
 mod ops;
 mod outputs;
@@ -23,5 +24,8 @@ mod refused_files;
 mod refused_tensors;
 mod run;
 mod scene;
+#[allow(dead_code, clippy::print_stdout)]
+#[path = "../../xtask/src/synthesize.rs"]
+mod synthesize;
 mod usage;
 mod verify;

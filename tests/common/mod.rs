@@ -14,7 +14,7 @@ use std::{
 
 use moa_export::tensor::{NamedTensors, Tensor, TensorData};
 use moa_graphs::{
-    TensorDirectory, TensorSource, Weight, WeightError,
+    FloatType, Runs, TensorDirectory, TensorSource, Weight, WeightError,
     families::{self, Config, ImportOptions},
     model::Model,
 };
@@ -131,8 +131,20 @@ impl TensorSource for Values {
         Ok(self.0.iter().map(|value| f64::from(*value)).collect())
     }
 
+    fn read_runs(&self, runs: Runs, to: FloatType, out: &mut Vec<u8>) -> Result<(), WeightError> {
+        for run in 0..runs.count {
+            let start = runs.start + run * runs.stride;
+            to.append(&self.0[start..start + runs.length], out).expect("values of tests fit");
+        }
+        Ok(())
+    }
+
     fn stored_type(&self) -> &'static str {
         "F32"
+    }
+
+    fn stored_bytes(&self) -> u64 {
+        self.0.len() as u64 * 4
     }
 
     fn read_bytes(&self, sink: &mut dyn FnMut(&[u8])) -> Result<(), WeightError> {

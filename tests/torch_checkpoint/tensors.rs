@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use moa_export::checkpoint::{Dtype, ErrorKind};
-use moa_graphs::TensorDirectory;
+use moa_graphs::{FloatType, Runs, TensorDirectory};
 
 use super::{
     assert_refused, f32s, file_of, keys, opened, root,
@@ -112,6 +112,12 @@ fn strided_views_are_read_in_row_major_order() {
         let mut stored = Vec::<u8>::new();
         weight.read_bytes(&mut |block| stored.extend(block)).unwrap();
         assert_eq!(stored, f32s(expected));
+        for start in 0..expected.len() {
+            let runs = Runs { start, length: 1, count: (expected.len() - start).div_ceil(2), stride: 2 };
+            let mut picked = Vec::new();
+            weight.read_runs(runs, FloatType::Float32, &mut picked).unwrap();
+            assert_eq!(picked, f32s(&expected.iter().skip(start).step_by(2).copied().collect::<Vec<_>>()));
+        }
     }
 }
 

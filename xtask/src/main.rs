@@ -7,6 +7,7 @@ mod demo;
 mod process;
 mod project;
 mod python;
+mod synthesize;
 mod tally;
 mod test;
 
@@ -21,16 +22,20 @@ cargo xtask COMMAND
   test    run every test of the project, Rust and Python
   check   formatting, clippy, documentation, the compile half alone, layers, sizes
 
+  synthesize jetmoe-8b -o DIR [--layers N] [--shards N] [--seed N] [--sparse]
+          a checkpoint of the shapes of jetmoe/jetmoe-8b with pseudo-random values
+
 Python packages are installed under target/python and nowhere else. PYTHON names another
 interpreter than python3.";
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
-    let command: fn(&Project) -> Result<bool, String> = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..]
-    {
-        ["demo"] => demo::run,
-        ["test"] => test::run,
-        ["check"] => check::run,
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    let outcome = match arguments.as_slice() {
+        ["demo"] => Project::find().and_then(|project| demo::run(&project)),
+        ["test"] => Project::find().and_then(|project| test::run(&project)),
+        ["check"] => Project::find().and_then(|project| check::run(&project)),
+        ["synthesize", arguments @ ..] => synthesize::run(arguments),
         [] | ["help" | "-h" | "--help"] => {
             println!("{HELP}");
             return ExitCode::SUCCESS;
@@ -40,7 +45,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    match Project::find().and_then(|project| command(&project)) {
+    match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(message) => {

@@ -6,6 +6,7 @@ use super::{
     Attribute, Constant, ConstantValues, DType, Data, Dim, Function, Graph, Initializer, Node, OpId, ValueInfo,
     WeightExpr,
 };
+use crate::FloatType;
 
 /// A value of the graph under construction.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +38,7 @@ pub struct Builder {
     outputs: Vec<ValueInfo>,
     initializers: Vec<Initializer>,
     literals: Vec<(Constant, Value)>,
-    weights: BTreeMap<String, WeightExpr>,
+    weights: BTreeMap<String, (WeightExpr, FloatType)>,
     nodes: Vec<Node>,
     functions: Vec<Function>,
 }
@@ -97,18 +98,20 @@ impl Builder {
         Value(name.into())
     }
 
-    /// A trained weight as the initializer `name`; the same name is added once.
+    /// A trained weight as the f32 initializer `name`; the same name is added once.
     pub fn weight(&mut self, name: &str, expr: impl Into<WeightExpr>) -> Value {
+        self.weight_as(name, expr, FloatType::Float32)
+    }
+
+    /// A trained weight as the initializer `name` of the type `float`; the same name is added once.
+    ///
+    /// What [`Self::transpose`] and [`Self::reshape_static`] make of it has the same type.
+    pub fn weight_as(&mut self, name: &str, expr: impl Into<WeightExpr>, float: FloatType) -> Value {
         if self.names.insert(name.into()) {
             let expr = expr.into();
             let shape = expr.shape();
-            self.weights.insert(name.into(), expr.clone());
-            self.initializers.push(Initializer {
-                name: name.into(),
-                dtype: DType::Float32,
-                shape,
-                data: Data::Weight(expr),
-            });
+            self.weights.insert(name.into(), (expr.clone(), float));
+            self.initializers.push(Initializer { name: name.into(), shape, data: Data::Weight(expr, float) });
         }
         Value(name.into())
     }
@@ -136,13 +139,9 @@ impl Builder {
         let value = if self.in_body {
             self.op("Constant", &[], [("value", Attribute::Tensor(constant.clone()))])
         } else {
-            let dtype = match constant.values {
-                ConstantValues::Float32(_) => DType::Float32,
-                ConstantValues::Int64(_) => DType::Int64,
-            };
             let name = self.fresh("constant");
             let (shape, data) = (constant.shape.clone(), Data::Literal(constant.clone()));
-            self.initializers.push(Initializer { name: name.clone(), dtype, shape, data });
+            self.initializers.push(Initializer { name: name.clone(), shape, data });
             Value(name)
         };
         self.prefix = prefix;
@@ -206,10 +205,10 @@ impl Builder {
 
     /// Axes reordered; of a trained weight, when it is written.
     pub fn transpose(&mut self, input: &Value, permutation: &[usize]) -> Value {
-        if let Some(expr) = self.weights.get(input.name()).cloned() {
+        if let Some((expr, float)) = self.weights.get(input.name()).cloned() {
             let order: Vec<_> = permutation.iter().map(ToString::to_string).collect();
             let name = format!("{}/transposed.{}", input.name(), order.join(""));
-            return self.weight(&name, expr.transposed(permutation));
+            return self.weight_as(&name, expr.transposed(permutation), float);
         }
         #[allow(clippy::cast_possible_wrap)]
         let permutation = permutation.iter().map(|axis| *axis as i64).collect();
@@ -218,10 +217,10 @@ impl Builder {
 
     /// The same values under a fully known shape; of a trained weight, when it is written.
     pub fn reshape_static(&mut self, input: &Value, shape: &[usize]) -> Value {
-        if let Some(expr) = self.weights.get(input.name()).cloned() {
+        if let Some((expr, float)) = self.weights.get(input.name()).cloned() {
             let dims: Vec<_> = shape.iter().map(ToString::to_string).collect();
             let name = format!("{}/reshaped.{}", input.name(), dims.join("x"));
-            return self.weight(&name, expr.reshaped(shape));
+            return self.weight_as(&name, expr.reshaped(shape), float);
         }
         #[allow(clippy::cast_possible_wrap)]
         let shape: Vec<_> = shape.iter().map(|dim| *dim as i64).collect();

@@ -4,10 +4,17 @@
 
 mod builder;
 mod data;
+mod evaluate;
+mod tables;
+mod turn;
+mod view;
 
 pub use builder::{Builder, Value};
-pub use data::{Data, RotaryTable, Sinusoids, WeightExpr};
+pub use data::{Data, WeightExpr};
+pub use evaluate::{Blocks, Buffers};
+pub use tables::{RotaryTable, Sinusoids};
 
+use crate::FloatType;
 use std::{collections::BTreeMap, fmt};
 
 /// Element types that graphs use.
@@ -15,9 +22,21 @@ use std::{collections::BTreeMap, fmt};
 #[allow(missing_docs)]
 pub enum DType {
     Float32,
+    Float16,
+    Bfloat16,
     Int32,
     Int64,
     Bool,
+}
+
+impl From<FloatType> for DType {
+    fn from(float: FloatType) -> Self {
+        match float {
+            FloatType::Float32 => Self::Float32,
+            FloatType::Float16 => Self::Float16,
+            FloatType::Bfloat16 => Self::Bfloat16,
+        }
+    }
 }
 
 impl DType {
@@ -28,6 +47,18 @@ impl DType {
             Self::Int32 => 6,
             Self::Int64 => 7,
             Self::Bool => 9,
+            Self::Float16 => 10,
+            Self::Bfloat16 => 16,
+        }
+    }
+
+    /// Width of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::Bool => 1,
+            Self::Float16 | Self::Bfloat16 => 2,
+            Self::Float32 | Self::Int32 => 4,
+            Self::Int64 => 8,
         }
     }
 }
@@ -133,12 +164,22 @@ pub struct Node {
 pub struct Initializer {
     /// Name of the value.
     pub name: String,
-    /// Element type.
-    pub dtype: DType,
     /// Dimensions.
     pub shape: Vec<usize>,
     /// The values, or a way to them.
     pub data: Data,
+}
+
+impl Initializer {
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.data.dtype()
+    }
+
+    /// Bytes of the values.
+    pub fn bytes(&self) -> u64 {
+        self.shape.iter().map(|dim| *dim as u64).product::<u64>() * self.dtype().bytes() as u64
+    }
 }
 
 /// An operator's meaning in standard operators.

@@ -9,7 +9,11 @@ use std::{
 };
 
 use super::{crc32::Crc32, layout::Layout, zip_entry::Entry};
-use crate::checkpoint::{dtype::Dtype, error::quoted, input::InputFile};
+use crate::checkpoint::{
+    dtype::Dtype,
+    error::quoted,
+    input::{InputFile, Pieces},
+};
 
 /// Bytes of a view that are given at once; a multiple of every element width.
 const BLOCK: usize = 1 << 16;
@@ -29,19 +33,16 @@ impl Storage {
         Self { file, name, entry, verified: AtomicBool::new(false) }
     }
 
-    fn is_whole(&self, start: u64, bytes: u64) -> bool {
-        (start, bytes) == (0, self.entry.bytes)
-    }
-
-    /// Gives `bytes` bytes from `start` on to `take`, block by block.
-    fn read(&self, start: u64, bytes: u64, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
-        if self.is_whole(start, bytes) {
+    /// Gives the bytes of `pieces`, counted from the start of the storage, to `take`, block by block.
+    fn read(&self, pieces: Pieces, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+        if (pieces.offset, pieces.bytes, pieces.count) == (0, self.entry.bytes, 1) {
             return self.read_whole(take);
         }
         if !self.verified.load(Ordering::Relaxed) {
             self.read_whole(&mut |_| {})?;
         }
-        self.file.read_blocks(self.entry.offset + start, bytes, take).map_err(|error| error.into_io())
+        let pieces = Pieces { offset: self.entry.offset + pieces.offset, ..pieces };
+        self.file.read_pieces(pieces, take).map_err(|error| error.into_io())
     }
 
     fn read_whole(&self, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
@@ -89,24 +90,35 @@ impl View {
         self.layout.shape()
     }
 
-    /// Gives the values in row-major order to `take`, block by block.
-    pub(in crate::checkpoint) fn read_blocks(&self, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+    /// Bytes of the values.
+    pub(in crate::checkpoint) fn bytes(&self) -> u64 {
+        self.layout.elements() * self.dtype.bits() / 8
+    }
+
+    /// Gives the bytes of `pieces`, counted from the first value in row-major order, to `take`, block by block.
+    ///
+    /// Of a view that is not contiguous, everything is read.
+    pub(in crate::checkpoint) fn read_pieces(&self, pieces: Pieces, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         let width = self.dtype.bits() / 8;
         let (first, count) = self.layout.span();
-        let (start, bytes) = (first * width, count * width);
+        let (offset, bytes) = (first * width, count * width);
         if self.layout.is_contiguous() {
-            return self.storage.read(start, bytes, take);
+            return self.storage.read(Pieces { offset: offset + pieces.offset, ..pieces }, take);
         }
         let mut span = Vec::new();
         span.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX)).map_err(io::Error::from)?;
-        self.storage.read(start, bytes, &mut |block| span.extend(block))?;
+        self.storage.read(Pieces { offset, bytes, count: 1, stride: bytes }, &mut |block| span.extend(block))?;
         let mut block = Vec::with_capacity(BLOCK);
+        let mut at = 0;
         self.layout.gather(&span, self.dtype, |element| {
-            block.extend(element);
-            if block.len() >= BLOCK {
-                take(&block);
-                block.clear();
+            if pieces.holds(at) {
+                block.extend(element);
+                if block.len() >= BLOCK {
+                    take(&block);
+                    block.clear();
+                }
             }
+            at += width;
         });
         if !block.is_empty() {
             take(&block);

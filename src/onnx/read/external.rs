@@ -44,17 +44,33 @@ impl DataFiles {
 
     /// The values of a tensor.
     pub(super) fn values(&self, path: &Path, tensor: &TensorProto) -> Result<Bytes, ReadError> {
-        let read = || -> Result<_, Fault> {
+        let size = tensor::byte_size(tensor).map_err(|fault| fault.at(path))?;
+        let mut bytes = vec![0; size];
+        self.read(path, tensor, 0, &mut bytes)?;
+        Ok(bytes.into())
+    }
+
+    /// Fills `bytes` with the values of a tensor from byte `start` on.
+    pub(super) fn read(
+        &self,
+        path: &Path,
+        tensor: &TensorProto,
+        start: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), ReadError> {
+        let bounded = || -> Result<_, Fault> {
             let extent = Extent::parse(tensor)?;
             let length = self.bounds(tensor, &extent)?;
-            Ok((extent, length))
+            if length.checked_sub(start).is_none_or(|rest| rest < bytes.len()) {
+                return Err(Fault::malformed(format!("tensor {} is too short", shown(&tensor.name))));
+            }
+            Ok(extent)
         };
-        let (extent, length) = read().map_err(|fault| fault.at(path))?;
-        let mut bytes = vec![0; length];
+        let extent = bounded().map_err(|fault| fault.at(path))?;
         if let Some((file, _)) = self.0.get(extent.location) {
-            read_exact_at(file, &mut bytes, extent.offset).map_err(|error| ReadError::io(path, error))?;
+            read_exact_at(file, bytes, extent.offset + start as u64).map_err(|error| ReadError::io(path, error))?;
         }
-        Ok(bytes.into())
+        Ok(())
     }
 
     /// Checks an extent against the shape and the file; returns its length.

@@ -190,6 +190,22 @@ impl OnnxFile {
         }
         self.data.values(&self.path, tensor)
     }
+
+    /// Fills `bytes` with the values of a weight of this model from byte `start` on.
+    ///
+    /// # Errors
+    ///
+    /// Where the data file cannot be read, or the values end before.
+    pub(crate) fn read_values(&self, tensor: &TensorProto, start: usize, bytes: &mut [u8]) -> Result<(), ReadError> {
+        if !tensor.external_data.is_empty() {
+            return self.data.read(&self.path, tensor, start, bytes);
+        }
+        let values = self.values(tensor)?;
+        let part = values.get(start..).and_then(|rest| rest.get(..bytes.len()));
+        let short = || Fault::malformed(format!("tensor {} is too short", error::shown(&tensor.name))).at(&self.path);
+        bytes.copy_from_slice(part.ok_or_else(short)?);
+        Ok(())
+    }
 }
 
 fn value_info(value: &ValueInfoProto) -> Option<ValueInfo> {

@@ -1,0 +1,173 @@
+//! Writes the files of an export: large weights as they are read, the models around them when their hash is known.
+
+use std::{
+    io, iter,
+    path::{Path, PathBuf},
+    thread,
+};
+
+use moa_graphs::{NamedGraph, graph::Buffers, model::Model};
+
+use super::{
+    ExportError, Watch, WrittenFile,
+    pace::{Follower, Leader, Pace},
+    plan::{Plan, PlannedFile},
+    source_hash::{hash, stored_bytes},
+};
+use crate::{
+    onnx::{DataFile, EncodeError, Encoded, Staging, WRITE_BLOCK, WriteError, encode, weight_bytes},
+    side_files::SideFile,
+};
+
+/// Files on their way, and their sizes in the same order.
+pub(super) struct Outputs<'a> {
+    staging: Staging,
+    folder: &'a Path,
+    watch: &'a dyn Watch,
+    sizes: Vec<u64>,
+}
+
+impl<'a> Outputs<'a> {
+    /// Claims the places of all files, and writes the side files.
+    pub(super) fn begin(
+        plan: &'a Plan,
+        side_files: &[SideFile],
+        force: bool,
+        watch: &'a dyn Watch,
+    ) -> Result<Self, ExportError> {
+        let graph_names = plan.files.iter().flat_map(|file| file.data.iter().chain([&file.model]).cloned());
+        let names: Vec<_> = side_files.iter().map(|file| file.name.to_owned()).chain(graph_names).collect();
+        let staging = Staging::begin(&plan.folder, &names, force)?;
+        let mut outputs = Self { staging, folder: &plan.folder, watch, sizes: Vec::new() };
+        for file in side_files {
+            outputs.write_file(file.name, &file.bytes)?;
+        }
+        Ok(outputs)
+    }
+
+    /// Writes all graphs and returns the hash of the trained values, which `metadata` makes part of each.
+    pub(super) fn write(
+        &mut self,
+        model: &Model,
+        plan: &Plan,
+        graphs: &[NamedGraph],
+        opset: i64,
+        metadata: impl Fn(&str, &str) -> Vec<(String, String)>,
+    ) -> Result<String, ExportError> {
+        self.watch.begin(graphs.iter().map(|graph| weight_bytes(&graph.graph)).sum());
+        let (encoded, source_sha256) = self.write_data_and_hash(model, plan, graphs, opset)?;
+        for ((file, graph), encoded) in plan.files.iter().zip(graphs).zip(encoded) {
+            let encoded = match encoded {
+                Some(encoded) => encoded,
+                None => encode(&graph.graph, opset, None)?,
+            };
+            self.write_file(&file.model, &encoded.into_bytes(&metadata(graph.stem, &source_sha256))?)?;
+        }
+        Ok(source_sha256)
+    }
+
+    /// Moves every file to its place.
+    pub(super) fn commit(self) -> Result<Vec<WrittenFile>, WriteError> {
+        let paths = self.staging.commit()?;
+        Ok(paths.into_iter().zip(self.sizes).map(|(path, bytes)| WrittenFile { path, bytes }).collect())
+    }
+
+    /// Writes the data files, and reads the checkpoint a second time meanwhile for its hash.
+    fn write_data_and_hash(
+        &mut self,
+        model: &Model,
+        plan: &Plan,
+        graphs: &[NamedGraph],
+        opset: i64,
+    ) -> Result<(Vec<Option<Encoded>>, String), ExportError> {
+        let large = |(file, graph): (&PlannedFile, &NamedGraph)| file.data.as_ref().map(|_| weight_bytes(&graph.graph));
+        let pace = Pace::new(stored_bytes(model), iter::zip(&plan.files, graphs).filter_map(large).sum());
+        let watch = self.watch;
+        thread::scope(|scope| {
+            let mut leader = Leader::of(&pace);
+            let hashed = thread::Builder::new().spawn_scoped(scope, || hash(model, &mut Follower::of(&pace, watch)));
+            let encoded: Result<Vec<_>, _> = iter::zip(&plan.files, graphs)
+                .map(|(file, graph)| match &file.data {
+                    Some(location) => self.write_data(location, graph, opset, &mut leader).map(Some),
+                    None => Ok(None),
+                })
+                .collect();
+            let encoded = encoded?;
+            leader.finish();
+            let hashed = match hashed {
+                Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                Err(_no_thread) => hash(model, &mut Follower::alone()),
+            };
+            Ok((encoded, hashed?.ok_or(ExportError::Cancelled)?))
+        })
+    }
+
+    /// Writes the large weights of one graph to the file `location`.
+    fn write_data(
+        &mut self,
+        location: &str,
+        graph: &NamedGraph,
+        opset: i64,
+        leader: &mut Leader<'_>,
+    ) -> Result<Encoded, ExportError> {
+        let (folder, watch) = (self.folder, self.watch);
+        let (mut encoded, mut bytes) = (None, 0);
+        self.staging.file::<ExportError>(location, |writer| {
+            let mut writer = Watched {
+                writer,
+                watch,
+                wrote: &mut |more| {
+                    bytes += more;
+                    leader.wrote(more);
+                },
+            };
+            let data = DataFile {
+                location: location.to_owned(),
+                writer: &mut writer,
+                position: 0,
+                buffers: Buffers::default(),
+            };
+            encoded = Some(encode(&graph.graph, opset, Some(data)).map_err(|error| match error {
+                EncodeError::Data(source) => WriteError::Io { path: folder.join(location), source }.into(),
+                error => ExportError::from(error),
+            })?);
+            Ok(())
+        })?;
+        self.sizes.push(bytes);
+        encoded.ok_or(ExportError::Cancelled)
+    }
+
+    fn write_file(&mut self, name: &str, bytes: &[u8]) -> Result<(), ExportError> {
+        let (target, watch): (PathBuf, _) = (self.folder.join(name), self.watch);
+        self.staging.file::<ExportError>(name, |writer| {
+            let mut writer = Watched { writer, watch, wrote: &mut |_| {} };
+            let written = io::Write::write_all(&mut writer, bytes);
+            written.map_err(|source| WriteError::Io { path: target, source }.into())
+        })?;
+        self.sizes.push(bytes.len() as u64);
+        Ok(())
+    }
+}
+
+/// A writer whose progress is seen, and that fails where nobody wants the file any more.
+struct Watched<'a> {
+    writer: &'a mut dyn io::Write,
+    watch: &'a dyn Watch,
+    wrote: &'a mut dyn FnMut(u64),
+}
+
+impl io::Write for Watched<'_> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        if self.watch.is_cancelled() {
+            return Err(io::Error::other("interrupted"));
+        }
+        let written = self.writer.write(&buffer[..buffer.len().min(WRITE_BLOCK)])?;
+        self.watch.wrote(written as u64);
+        (self.wrote)(written as u64);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.writer.flush()
+    }
+}

@@ -1,0 +1,173 @@
+//! Two readers of one checkpoint side by side, so that the second finds in memory what the first one has read.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::Watch;
+
+/// Bytes by which the follower may be ahead of the leader.
+const LEAD: u64 = 1 << 30;
+
+/// How far the readers are.
+pub(super) struct Pace {
+    /// Bytes that the follower reads in all.
+    read: u64,
+    /// Bytes that the leader writes in all.
+    written: u64,
+    limit: Mutex<Limit>,
+    changed: Condvar,
+}
+
+/// What the follower may do.
+enum Limit {
+    /// Read so many bytes.
+    Bytes(u64),
+    /// Read everything.
+    None,
+    /// Read nothing more.
+    Ended,
+}
+
+impl Pace {
+    /// Of a follower that reads `read` bytes while the leader writes `written`.
+    pub(super) fn new(read: u64, written: u64) -> Self {
+        Self { read, written, limit: Mutex::new(Limit::Bytes(LEAD)), changed: Condvar::new() }
+    }
+
+    fn limit(&self) -> MutexGuard<'_, Limit> {
+        self.limit.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, limit: Limit) {
+        *self.limit() = limit;
+        self.changed.notify_all();
+    }
+}
+
+/// The reader that sets the pace; its end is the end of the follower unless it finishes.
+pub(super) struct Leader<'a> {
+    pace: &'a Pace,
+    written: u64,
+    finished: bool,
+}
+
+impl<'a> Leader<'a> {
+    pub(super) fn of(pace: &'a Pace) -> Self {
+        Self { pace, written: 0, finished: false }
+    }
+
+    /// `bytes` more bytes were written.
+    pub(super) fn wrote(&mut self, bytes: u64) {
+        self.written += bytes;
+        let part = u128::from(self.written) * u128::from(self.pace.read) / u128::from(self.pace.written.max(1));
+        self.pace.set(Limit::Bytes(u64::try_from(part).unwrap_or(u64::MAX).saturating_add(LEAD)));
+    }
+
+    /// Everything is written; the follower goes on at its own pace.
+    pub(super) fn finish(mut self) {
+        self.finished = true;
+        self.pace.set(Limit::None);
+    }
+}
+
+impl Drop for Leader<'_> {
+    fn drop(&mut self) {
+        if !self.finished {
+            self.pace.set(Limit::Ended);
+        }
+    }
+}
+
+/// The other reader.
+pub(super) struct Follower<'a> {
+    follows: Option<(&'a Pace, &'a dyn Watch)>,
+    read: u64,
+    ended: bool,
+}
+
+impl<'a> Follower<'a> {
+    /// One that follows nobody.
+    pub(super) const fn alone() -> Self {
+        Self { follows: None, read: 0, ended: false }
+    }
+
+    pub(super) const fn of(pace: &'a Pace, watch: &'a dyn Watch) -> Self {
+        Self { follows: Some((pace, watch)), read: 0, ended: false }
+    }
+
+    /// Waits until `bytes` more bytes may be read; `false` where there is no need to read anything more.
+    pub(super) fn may_read(&mut self, bytes: u64) -> bool {
+        let Some((pace, watch)) = self.follows else { return true };
+        let mut limit = pace.limit();
+        self.read += bytes;
+        loop {
+            match *limit {
+                _ if watch.is_cancelled() => self.ended = true,
+                Limit::Ended => self.ended = true,
+                Limit::Bytes(most) if self.read > most => {
+                    limit = pace.changed.wait(limit).unwrap_or_else(PoisonError::into_inner);
+                    continue;
+                }
+                Limit::Bytes(_) | Limit::None => {}
+            }
+            return !self.ended;
+        }
+    }
+
+    /// Whether the reader shall end.
+    pub(super) const fn is_ended(&self) -> bool {
+        self.ended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, thread, time::Duration};
+
+    use super::*;
+    use crate::export::Unwatched;
+
+    struct Cancelled;
+
+    impl Watch for Cancelled {
+        fn is_cancelled(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn the_follower_waits_for_the_leader() {
+        let pace = Pace::new(8 * LEAD, 4 * LEAD);
+        let (sender, receiver) = mpsc::channel();
+        thread::scope(|scope| {
+            let mut leader = Leader::of(&pace);
+            scope.spawn(|| {
+                let (mut follower, sender) = (Follower::of(&pace, &Unwatched), sender);
+                for _ in 0..8 {
+                    assert!(follower.may_read(LEAD));
+                    sender.send(follower.read / LEAD).unwrap();
+                }
+            });
+            let next = || receiver.recv_timeout(Duration::from_secs(60)).unwrap();
+            assert_eq!(next(), 1);
+            assert!(receiver.recv_timeout(Duration::from_millis(20)).is_err());
+            leader.wrote(LEAD);
+            assert_eq!([next(), next()], [2, 3]);
+            assert!(receiver.recv_timeout(Duration::from_millis(20)).is_err());
+            leader.finish();
+            assert_eq!([next(), next(), next(), next(), next()], [4, 5, 6, 7, 8]);
+        });
+    }
+
+    #[test]
+    fn the_follower_ends_with_a_leader_that_fails_and_when_nobody_wants_it() {
+        let pace = Pace::new(1, 1);
+        let mut follower = Follower::of(&pace, &Unwatched);
+        assert!(follower.may_read(1));
+        drop(Leader::of(&pace));
+        assert!(!follower.may_read(1));
+        assert!(follower.is_ended());
+        let pace = Pace::new(1, 1);
+        assert!(!Follower::of(&pace, &Cancelled).may_read(1));
+        assert!(Follower::alone().may_read(u64::MAX));
+    }
+}

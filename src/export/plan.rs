@@ -1,0 +1,94 @@
+//! Where the graphs of an export go.
+
+use std::path::{Path, PathBuf};
+
+use moa_graphs::NamedGraph;
+
+use super::{ExportError, ExternalData};
+use crate::onnx::{INLINE_LIMIT, weight_bytes};
+
+/// Endings of files that are no ONNX, so that a folder of such a name is a slip.
+const FOREIGN_ENDINGS: [&str; 12] =
+    ["bin", "engine", "gguf", "json", "onx", "ort", "pb", "plan", "pt", "pth", "safetensors", "tflite"];
+
+/// Where the graphs of one export go.
+pub(super) struct Plan {
+    pub(super) folder: PathBuf,
+    /// One per graph.
+    pub(super) files: Vec<PlannedFile>,
+}
+
+pub(super) struct PlannedFile {
+    /// Name of the model file.
+    pub(super) model: String,
+    /// Name of the data file, where there is one.
+    pub(super) data: Option<String>,
+}
+
+impl Plan {
+    pub(super) fn new(
+        out: &Path,
+        family: &str,
+        graphs: &[NamedGraph],
+        external_data: ExternalData,
+    ) -> Result<Self, ExportError> {
+        let ending = out.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+        let external = |graph: &NamedGraph| match external_data {
+            ExternalData::Always => true,
+            ExternalData::Never => false,
+            ExternalData::Auto => weight_bytes(&graph.graph) > INLINE_LIMIT,
+        };
+        let file = |model: String, graph: &NamedGraph| PlannedFile {
+            data: external(graph).then(|| format!("{model}.data")),
+            model,
+        };
+        if ending.eq_ignore_ascii_case("onnx") && !out.is_dir() {
+            let Some(name) = out.file_name().and_then(|name| name.to_str()) else {
+                return Err(ExportError::NotText { path: out.into() });
+            };
+            let [graph] = graphs else {
+                let files: Vec<_> = graphs.iter().map(|graph| format!("{}.onnx", graph.stem)).collect();
+                let files = files.join(" and ");
+                return Err(ExportError::NeedsFolder { path: out.into(), family: family.into(), files });
+            };
+            let folder = match out.parent() {
+                Some(parent) if !parent.as_os_str().is_empty() => parent,
+                _ => Path::new("."),
+            };
+            return Ok(Self { folder: folder.into(), files: vec![file(name.to_owned(), graph)] });
+        }
+        if FOREIGN_ENDINGS.iter().any(|foreign| ending.eq_ignore_ascii_case(foreign)) {
+            return Err(ExportError::WrongEnding { path: out.into() });
+        }
+        let files = graphs.iter().map(|graph| file(format!("{}.onnx", graph.stem), graph)).collect();
+        Ok(Self { folder: out.into(), files })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use moa_graphs::graph::{Constant, ConstantValues, Data, Graph, Initializer};
+
+    use super::*;
+
+    /// A graph whose only weight claims to have so many f32 values.
+    fn graph(elements: usize) -> NamedGraph {
+        let constant = Constant { shape: vec![elements], values: ConstantValues::Float32(Vec::new()) };
+        let weight = Initializer { name: "w".into(), shape: vec![elements], data: Data::Literal(constant) };
+        let (inputs, outputs, nodes, functions) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let graph = Graph { name: "g".into(), inputs, outputs, initializers: vec![weight], nodes, functions };
+        NamedGraph { stem: "model", graph }
+    }
+
+    #[test]
+    fn weights_that_protobuf_cannot_hold_go_to_a_file_of_their_own() {
+        let data = |elements, external_data| {
+            let plan = Plan::new(Path::new("out"), "family", &[graph(elements)], external_data).unwrap();
+            plan.files[0].data.clone()
+        };
+        assert_eq!(data(375_000_000, ExternalData::Auto), None);
+        assert_eq!(data(375_000_001, ExternalData::Auto), Some("model.onnx.data".into()));
+        assert_eq!(data(375_000_001, ExternalData::Never), None);
+        assert_eq!(data(1, ExternalData::Always), Some("model.onnx.data".into()));
+    }
+}

@@ -1,0 +1,137 @@
+//! Exports of hundreds of megabytes: bounded memory, and nothing left where they do not finish.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    scene::{Outcome, Scene},
+    synthesize::{Request, Sizes, write},
+};
+
+/// 370 MB of weights as f32, 40 MB in the largest tensor as stored.
+const SIZES: Sizes =
+    Sizes { layers: 2, width: 640, experts: 8, top_k: 2, kv_heads: 8, head: 64, hidden: 1280, vocabulary: 32_000 };
+
+const LINE: &str = "ck -o new/deeper/out --external-data always";
+
+/// With a large checkpoint in the folder `ck`, which takes no room on the disk where it is `sparse`.
+fn scene(sparse: bool) -> Scene {
+    let scene = Scene::new();
+    write(&Request { out: scene.path("ck"), sizes: SIZES, shards: 2, seed: 1, sparse }).unwrap();
+    scene
+}
+
+/// Bytes of all files below a folder, whatever happens to it meanwhile.
+fn bytes_below(folder: &Path) -> u64 {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let bytes = |path: PathBuf| match fs::symlink_metadata(&path) {
+        Ok(metadata) if metadata.is_dir() => bytes_below(&path),
+        Ok(metadata) => metadata.len(),
+        Err(_) => 0,
+    };
+    entries.map(|entry| bytes(entry.path())).sum()
+}
+
+/// Waits until `child` has written `bytes` below `folder`.
+fn wait_for(child: &mut Child, folder: &Path, bytes: u64) {
+    let start = Instant::now();
+    while bytes_below(folder) < bytes {
+        assert!(child.try_wait().unwrap().is_none(), "the export ended before it had written {bytes} bytes");
+        assert!(start.elapsed() < Duration::from_secs(120), "the export hangs");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Starts an export, sends it `signals` when it has written `bytes` below `folder`, and gives back how it ended.
+fn interrupted(scene: &Scene, line: &str, signals: &[&str], folder: &str, bytes: u64) -> Outcome {
+    let mut command = scene.command(line);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for(&mut child, &scene.path(folder), bytes);
+    for signal in signals {
+        let sent = Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status().unwrap();
+        assert!(sent.success() || signals.len() > 1);
+    }
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    Outcome { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+#[test]
+fn an_export_that_is_told_to_end_leaves_nothing() {
+    let scene = scene(true);
+    for (signal, bytes) in [("INT", 1), ("TERM", 40 << 20), ("HUP", 120 << 20)] {
+        let outcome = interrupted(&scene, LINE, &[signal], "new", bytes);
+        outcome.assert_refused(signal, 130, &["the export was interrupted"]);
+        assert_eq!(scene.names("."), ["ck"], "{signal} after {bytes} bytes");
+    }
+}
+
+#[test]
+fn an_export_that_is_told_twice_leaves_nothing() {
+    let scene = scene(true);
+    let outcome = interrupted(&scene, LINE, &["INT", "INT"], "new", 40 << 20);
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(130), ""), "{}", outcome.stderr);
+    assert_eq!(scene.names("."), ["ck"]);
+}
+
+#[test]
+fn an_export_that_is_told_to_end_keeps_what_it_would_replace() {
+    let scene = scene(true);
+    fs::create_dir(scene.path("out")).unwrap();
+    for name in ["model.onnx", "model.onnx.data"] {
+        scene.write(&format!("out/{name}"), name);
+    }
+    let line = "ck -o out --external-data always --force";
+    interrupted(&scene, line, &["INT"], "out", 40 << 20).assert_refused(line, 130, &[]);
+    assert_eq!(scene.names("out"), ["model.onnx", "model.onnx.data"]);
+    assert_eq!(
+        (scene.read("out/model.onnx"), scene.read("out/model.onnx.data")),
+        ("model.onnx".into(), "model.onnx.data".into())
+    );
+}
+
+#[test]
+fn a_full_disk_leaves_nothing() {
+    let scene = scene(true);
+    for blocks in [1, 100 << 10] {
+        let before = format!("trap '' XFSZ; ulimit -f {blocks}");
+        let outcome = Outcome::of(scene.command_after(&before, LINE));
+        outcome.assert_refused(&before, 5, &["cannot be written", "help: "]);
+        assert_eq!(scene.names("."), ["ck"], "{before}");
+    }
+}
+
+#[test]
+fn memory_is_bounded_and_the_bytes_are_the_same_twice() {
+    let scene = scene(false);
+    let mut peaks = Vec::new();
+    for out in ["first", "second"] {
+        let mut child =
+            scene.command(&format!("ck -o {out} --external-data always")).stdout(Stdio::null()).spawn().unwrap();
+        let mut peak = 0;
+        while child.try_wait().unwrap().is_none() {
+            peak = peak.max(peak_kib(child.id()).unwrap_or(0));
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert!(child.wait().unwrap().success());
+        peaks.push(peak);
+    }
+    let data = |out: &str| fs::read(scene.path(out).join("model.onnx.data")).unwrap();
+    let written = data("first");
+    assert!(written == data("second") && scene.read("first/model.onnx") == scene.read("second/model.onnx"));
+    let largest_kib = SIZES.vocabulary * SIZES.width * 2 / 1024;
+    assert!(written.len() / 1024 > 2 * largest_kib + (192 << 10), "the model is too small to tell");
+    assert!(peaks.iter().all(|peak| (1..2 * largest_kib + (192 << 10)).contains(peak)), "{peaks:?} KiB");
+}
+
+/// Peak resident memory of a process that runs.
+fn peak_kib(process: u32) -> Option<usize> {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix(" kB")?.parse().ok()
+}

@@ -1,0 +1,72 @@
+//! Weights are written in the type that their initializer has, inline and in a file of their own.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "common/mod.rs"]
+mod common;
+
+use common::weight;
+use half::{bf16, f16};
+use moa_export::onnx::{DataFile, encode, proto::tensor_proto::DataType, read_model};
+use moa_graphs::{
+    FloatType,
+    graph::{Buffers, Builder, DType, Dim, Graph},
+};
+
+const ROWS: usize = 96;
+const COLUMNS: usize = 48;
+
+fn value(row: usize, column: usize) -> f32 {
+    (row * COLUMNS + column) as f32 * 0.37 - 800.0
+}
+
+/// `y = x · wᵀ + b` with `w` of the type `float`, whose nodes nobody runs.
+fn graph(float: FloatType) -> Graph {
+    let mut b = Builder::graph();
+    let x = b.input("x", DType::Float32, &[Dim::from("n"), Dim::from(COLUMNS)]);
+    let values = (0..ROWS * COLUMNS).map(|index| value(index / COLUMNS, index % COLUMNS)).collect();
+    let w = b.weight_as("w", &weight("w", &[ROWS, COLUMNS], values), float);
+    let bias = b.weight("b", &weight("b", &[ROWS], vec![0.5; ROWS]));
+    let turned = b.transpose(&w, &[1, 0]);
+    let product = b.op("MatMul", &[&x, &turned], []);
+    let sum = b.op("Add", &[&product, &bias], []);
+    b.output(&sum, "y", DType::Float32, &[Dim::from("n"), Dim::from(ROWS)]);
+    b.into_graph("g")
+}
+
+/// What the type makes of a value, by the crate that defines it.
+fn rounded(float: FloatType, value: f32) -> Vec<u8> {
+    match float {
+        FloatType::Float32 => value.to_le_bytes().to_vec(),
+        FloatType::Float16 => f16::from_f32(value).to_le_bytes().to_vec(),
+        FloatType::Bfloat16 => bf16::from_f32(value).to_le_bytes().to_vec(),
+    }
+}
+
+#[test]
+fn files_hold_the_rounded_and_transposed_values() {
+    for (float, data_type) in [
+        (FloatType::Float32, DataType::Float),
+        (FloatType::Float16, DataType::Float16),
+        (FloatType::Bfloat16, DataType::Bfloat16),
+    ] {
+        let expected: Vec<u8> =
+            (0..COLUMNS).flat_map(|column| (0..ROWS).flat_map(move |row| rounded(float, value(row, column)))).collect();
+        for external in [false, true] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("m.onnx");
+            let mut file = std::fs::File::create(folder.path().join("m.data")).unwrap();
+            let data =
+                DataFile { location: "m.data".into(), writer: &mut file, position: 0, buffers: Buffers::default() };
+            let encoded = encode(&graph(float), 18, external.then_some(data)).unwrap();
+            std::fs::write(&path, encoded.into_bytes(&[]).unwrap()).unwrap();
+            let read = read_model(&path).unwrap();
+            let tensor = read.initializer("w/transposed.10").unwrap();
+            assert_eq!((tensor.data_type, tensor.dims.as_slice()), (data_type as i32, [48, 96].as_slice()));
+            assert_eq!(tensor.external_data.is_empty(), !external);
+            assert!(read.initializer_values("w/transposed.10").unwrap() == expected, "{float}, external {external}");
+            let bias = read.initializer("b").unwrap();
+            assert_eq!((bias.data_type, bias.external_data.len()), (DataType::Float as i32, 0));
+        }
+    }
+}
