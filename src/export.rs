@@ -14,10 +14,10 @@ use sha2::{Digest, Sha256};
 use crate::{
     checkpoint::{Checkpoint, CheckpointError},
     onnx::{DataFile, EncodeError, EncodeOptions, INLINE_LIMIT, Staging, WriteError, encode, weight_bytes},
-    side_files::{SideFile, side_files},
+    side_files::{CausalLmFiles, SideFile, is_own_folder, library, side_files},
 };
 
-pub use crate::side_files::{VocabularyError, VocabularyFiles};
+pub use crate::side_files::{SideFileOptions, VocabularyError};
 
 /// Versions of the standard operator set that can be written.
 pub const OPSETS: std::ops::RangeInclusive<i64> = 18..=20;
@@ -33,6 +33,10 @@ pub mod metadata {
     pub const FAMILY: &str = "moa.family";
     /// [`moa_graphs::Form`].
     pub const FORM: &str = "moa.form";
+    /// `last` where `logits` holds the last position only.
+    pub const LOGITS: &str = "moa.logits";
+    /// Value of [`LOGITS`].
+    pub const LAST: &str = "last";
     /// [`moa_schema::GateMode`] where the user replaced the family's.
     pub const GATE_MODE: &str = "moa.gate_mode";
     /// Whether routing is a graph output.
@@ -71,7 +75,7 @@ pub struct ExportOptions {
 impl Default for ExportOptions {
     fn default() -> Self {
         Self {
-            graph: Options { form: Form::Function, router_outputs: false },
+            graph: Options { form: Form::Function, router_outputs: false, last_logits: false },
             opset: DEFAULT_OPSET,
             gate_mode: None,
             external_data: ExternalData::Auto,
@@ -110,6 +114,12 @@ pub enum ExportError {
     NoVocabulary {
         /// `model_type`.
         family: String,
+    },
+    /// The configuration of the checkpoint would be replaced by that of the export.
+    #[error("{} is the folder of the checkpoint, whose config.json must stay as it is", .path.display())]
+    OwnFolder {
+        /// The output.
+        path: PathBuf,
     },
     /// The output must be a folder.
     #[error("{} names one file, but a {family} model is exported as {files}", .path.display())]
@@ -198,10 +208,13 @@ pub fn weights_sha256(model: &Model) -> Result<String, WeightError> {
 ///
 /// See [`ExportError`]; then no file has appeared at or under `out`.
 pub fn export(checkpoint: &Checkpoint, out: &Path, options: &ExportOptions) -> Result<ExportReport, ExportError> {
-    export_with(checkpoint, out, options, &VocabularyFiles::default())
+    export_with(checkpoint, out, options, &SideFileOptions::default())
 }
 
-/// [`export`], and beside the graphs of a translation model the files that [`crate::generate`] needs.
+/// [`export`], with what `files` names or finds beside the graphs.
+///
+/// Beside the graphs of a translation model, the vocabulary that [`crate::generate`] needs. In the folder of a causal
+/// language model, whatever `files` says, `config.json` and `genai_config.json`.
 ///
 /// # Errors
 ///
@@ -210,16 +223,12 @@ pub fn export_with(
     checkpoint: &Checkpoint,
     out: &Path,
     options: &ExportOptions,
-    vocabulary: &VocabularyFiles,
+    files: &SideFileOptions,
 ) -> Result<ExportReport, ExportError> {
     check_opset(options)?;
     let family = checkpoint.config().model_type();
     let model = import(checkpoint, options.gate_mode)?;
-    write_model(family, &model, out, options, || match &model {
-        Model::EncoderDecoder(model) => Ok(side_files(model, checkpoint.config(), vocabulary)?),
-        _ if vocabulary.names_nothing() => Ok(Vec::new()),
-        _ => Err(ExportError::NoVocabulary { family: family.into() }),
-    })
+    write_model(family, &model, out, options, |plan| companions(&model, checkpoint, plan, options, files))
 }
 
 /// [`export`] of a model of `family` that comes from no checkpoint.
@@ -234,7 +243,7 @@ pub fn export_model(
     options: &ExportOptions,
 ) -> Result<ExportReport, ExportError> {
     check_opset(options)?;
-    write_model(family, model, out, options, || Ok(Vec::new()))
+    write_model(family, model, out, options, |_| Ok(Vec::new()))
 }
 
 fn check_opset(options: &ExportOptions) -> Result<(), ExportError> {
@@ -246,13 +255,13 @@ fn write_model(
     model: &Model,
     out: &Path,
     options: &ExportOptions,
-    side_files: impl FnOnce() -> Result<Vec<SideFile>, ExportError>,
+    side_files: impl FnOnce(&Plan) -> Result<Vec<SideFile>, ExportError>,
 ) -> Result<ExportReport, ExportError> {
     let graphs = moa_graphs::lower(model, options.graph)?;
     let plan = plan(out, family, &graphs, options)?;
-    let side_files = side_files()?;
+    let side_files = side_files(&plan)?;
     let graph_names = plan.files.iter().flat_map(|file| file.data.iter().chain([&file.model]).cloned());
-    let names: Vec<_> = side_files.iter().map(|file| file.name.to_owned()).chain(graph_names).collect();
+    let names: Vec<_> = side_files.iter().map(|file| file.name.clone()).chain(graph_names).collect();
     let mut staging = Staging::begin(&plan.folder, &names, options.force)?;
     let source_sha256 = weights_sha256(model)?;
     let mut sizes = Vec::new();
@@ -272,9 +281,39 @@ fn write_model(
 const FOREIGN_ENDINGS: [&str; 12] =
     ["bin", "engine", "gguf", "json", "onx", "ort", "pb", "plan", "pt", "pth", "safetensors", "tflite"];
 
+/// Everything beside the graphs.
+fn companions(
+    model: &Model,
+    checkpoint: &Checkpoint,
+    plan: &Plan,
+    options: &ExportOptions,
+    files: &SideFileOptions,
+) -> Result<Vec<SideFile>, ExportError> {
+    let config = checkpoint.config();
+    let mut companions = match (model, &plan.files[..]) {
+        (Model::EncoderDecoder(model), _) => side_files(model, config, files)?,
+        _ if !files.names_no_vocabulary() => {
+            return Err(ExportError::NoVocabulary { family: config.model_type().to_owned() });
+        }
+        (Model::CausalLm(model), [graph]) if plan.whole_folder => {
+            if is_own_folder(&plan.folder, files) {
+                return Err(ExportError::OwnFolder { path: plan.folder.clone() });
+            }
+            let form = options.graph.form;
+            let companions = CausalLmFiles { model, config, form, graph: &graph.model };
+            companions.make(files).map_err(VocabularyError::from)?
+        }
+        _ => Vec::new(),
+    };
+    companions.extend(library(files).map_err(VocabularyError::from)?);
+    Ok(companions)
+}
+
 /// Where the graphs of one export go.
 struct Plan {
     folder: PathBuf,
+    /// Whether the output is a folder, and not one file in it.
+    whole_folder: bool,
     files: Vec<PlannedFile>,
 }
 
@@ -309,13 +348,14 @@ fn plan(out: &Path, family: &str, graphs: &[NamedGraph], options: &ExportOptions
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        return Ok(Plan { folder: folder.into(), files: vec![file(name.to_owned(), graph)] });
+        let files = vec![file(name.to_owned(), graph)];
+        return Ok(Plan { folder: folder.into(), whole_folder: false, files });
     }
     if FOREIGN_ENDINGS.iter().any(|foreign| ending.eq_ignore_ascii_case(foreign)) {
         return Err(ExportError::WrongEnding { path: out.into() });
     }
     let files = graphs.iter().map(|graph| file(format!("{}.onnx", graph.stem), graph)).collect();
-    Ok(Plan { folder: out.into(), files })
+    Ok(Plan { folder: out.into(), whole_folder: true, files })
 }
 
 fn metadata_of(family: &str, part: &str, source: &str, options: &ExportOptions) -> Vec<(String, String)> {
@@ -326,6 +366,9 @@ fn metadata_of(family: &str, part: &str, source: &str, options: &ExportOptions) 
         (metadata::ROUTER_OUTPUTS, options.graph.router_outputs.to_string()),
         (metadata::SOURCE, source.to_owned()),
     ];
+    if options.graph.last_logits {
+        entries.push((metadata::LOGITS, metadata::LAST.to_owned()));
+    }
     if let Some(mode) = options.gate_mode {
         entries.push((metadata::GATE_MODE, mode.as_str().to_owned()));
     }
@@ -369,8 +412,8 @@ fn write_graph(
 
 /// Writes one file beside the graphs and returns its size.
 fn write_side_file(staging: &mut Staging, file: &SideFile) -> Result<u64, ExportError> {
-    let target = PathBuf::from(file.name);
-    staging.file::<ExportError>(file.name, |writer| {
+    let target = PathBuf::from(&file.name);
+    staging.file::<ExportError>(&file.name, |writer| {
         writer.write_all(&file.bytes).map_err(|source| WriteError::Io { path: target, source }.into())
     })?;
     Ok(file.bytes.len() as u64)

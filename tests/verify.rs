@@ -30,7 +30,7 @@ fn backends() -> Vec<Box<dyn Backend>> {
 }
 
 fn options(form: Form) -> ExportOptions {
-    ExportOptions { graph: Options { form, router_outputs: false }, ..ExportOptions::default() }
+    ExportOptions { graph: Options { form, router_outputs: false, last_logits: false }, ..ExportOptions::default() }
 }
 
 fn check(path: &Path, folder: &str) -> Verification {

@@ -78,6 +78,12 @@ pub(super) struct ExportArguments {
     /// Add `router.{module}.indices` and `router.{module}.weights` as outputs
     #[arg(long)]
     pub(super) router_outputs: bool,
+    /// Compute `logits` of the last position only, [batch, 1, vocabulary] (causal language models)
+    #[arg(long)]
+    pub(super) last_logits: bool,
+    /// Copy the operator library beside the graphs, where onnxruntime-genai looks for it
+    #[arg(long)]
+    pub(super) with_library: bool,
     /// fairseq dictionary of both languages, for `generate` [default: beside the
     /// checkpoint, dict.SOURCE.txt and dict.TARGET.txt of its two languages, or dict.txt]
     #[arg(long, value_name = "FILE", conflicts_with_all = ["source_dict", "target_dict"])]

@@ -13,15 +13,16 @@ use super::{
     verify,
 };
 use crate::{
+    backend::find_operator_library,
     checkpoint::Checkpoint,
-    export::{ExportOptions, ExportReport, ExternalData, VocabularyFiles, export_with},
+    export::{ExportOptions, ExportReport, ExternalData, SideFileOptions, export_with},
 };
 
 pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
     #[cfg(feature = "ort")]
     leave_nothing_when_told_to_end(&arguments.output)?;
     let checkpoint = Checkpoint::open(&arguments.checkpoint, arguments.config.as_deref())?;
-    let report = export_with(&checkpoint, &arguments.output, &options(arguments), &vocabulary(arguments))?;
+    let report = export_with(&checkpoint, &arguments.output, &options(arguments), &side_files(arguments)?)?;
     let as_json = arguments.json.then(|| report_json(&report));
     match &as_json {
         Some(value) if !arguments.verify => print_result(&format!("{value:#}\n"))?,
@@ -67,7 +68,7 @@ fn options(arguments: &ExportArguments) -> ExportOptions {
         GateModeArgument::TopkSoftmax => GateMode::TopkSoftmax,
     });
     ExportOptions {
-        graph: Options { form: form(arguments.form), router_outputs: arguments.router_outputs },
+        graph: Options { form: form(arguments.form), router_outputs: arguments.router_outputs, last_logits: arguments.last_logits },
         opset: arguments.opset,
         gate_mode,
         external_data: external_data(arguments.external_data),
@@ -91,14 +92,16 @@ pub(super) const fn external_data(argument: ExternalDataArgument) -> ExternalDat
     }
 }
 
-fn vocabulary(arguments: &ExportArguments) -> VocabularyFiles {
+fn side_files(arguments: &ExportArguments) -> Result<SideFileOptions, Failure> {
     let joined = arguments.dict.as_ref().map(|path| [path.clone(), path.clone()]);
     let separate = arguments.source_dict.clone().zip(arguments.target_dict.clone());
-    VocabularyFiles {
+    let operator_library = arguments.with_library.then(|| find_operator_library(None)).transpose()?;
+    Ok(SideFileOptions {
         dictionaries: joined.or(separate.map(|(source, target)| [source, target])),
         bpe_codes: arguments.bpe_codes.clone(),
         beside: Some(arguments.checkpoint.clone()),
-    }
+        operator_library,
+    })
 }
 
 /// One line a file.

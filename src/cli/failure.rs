@@ -173,6 +173,7 @@ impl From<LowerError> for Failure {
     fn from(error: LowerError) -> Self {
         let help = match error {
             LowerError::ExpertBias { .. } => "set \"expert_bias\" to false in the configuration",
+            LowerError::LastLogits => "leave out --last-logits",
             _ => "export with --form standard or --form fused",
         };
         Self::new(UNSUPPORTED, 9, error.to_string(), Some(help))
@@ -214,6 +215,9 @@ impl From<ExportError> for Failure {
             ExportError::Vocabulary(error) => error.into(),
             ExportError::NoVocabulary { .. } => {
                 Self::new(USAGE, 20, message, Some("leave out --dict, --source-dict, --target-dict and --bpe-codes"))
+            }
+            ExportError::OwnFolder { .. } => {
+                Self::new(USAGE, 13, message, Some("give another folder with -o OUT, or a file: -o model.onnx"))
             }
             ExportError::NeedsFolder { .. } => Self::new(USAGE, 13, message, Some("give a folder: -o OUT")),
             ExportError::NotText { .. } => Self::new(USAGE, 14, message, Some("choose another output with -o")),

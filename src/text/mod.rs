@@ -7,6 +7,7 @@ mod bpe;
 mod config;
 mod dictionary;
 mod error;
+mod hub;
 mod tokenizer;
 
 pub use bpe::BpeCodes;
@@ -14,4 +15,5 @@ pub use config::{CONFIG_FILE, GenerationConfig, Segmentation};
 pub use dictionary::Dictionary;
 pub use error::TextError;
 pub(crate) use error::read_text;
+pub use hub::Keys;
 pub use tokenizer::Tokenizer;
