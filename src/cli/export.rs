@@ -68,7 +68,11 @@ fn options(arguments: &ExportArguments) -> ExportOptions {
         GateModeArgument::TopkSoftmax => GateMode::TopkSoftmax,
     });
     ExportOptions {
-        graph: Options { form: form(arguments.form), router_outputs: arguments.router_outputs, last_logits: arguments.last_logits },
+        graph: Options {
+            form: form(arguments.form),
+            router_outputs: arguments.router_outputs,
+            last_logits: arguments.last_logits,
+        },
         opset: arguments.opset,
         gate_mode,
         external_data: external_data(arguments.external_data),

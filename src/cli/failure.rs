@@ -14,7 +14,10 @@ use crate::{
     text::TextError,
 };
 #[cfg(feature = "ort")]
-use crate::{generate::GenerateError, text::CONFIG_FILE};
+use crate::{
+    generate::GenerateError,
+    text::{CONFIG_FILE, TOKENIZER_FILE},
+};
 
 pub(super) const USAGE: u8 = 2;
 const MALFORMED: u8 = 3;
@@ -268,9 +271,10 @@ impl From<GenerateError> for Failure {
             GenerateError::Read(error) => error.into(),
             GenerateError::Backend(error) => error.into(),
             GenerateError::Missing { path } => {
-                let help = match path.ends_with(CONFIG_FILE) {
-                    true => "export again with --dict FILE, or with dict.txt beside the checkpoint",
-                    false => "give the folder that `moa-export CHECKPOINT -o OUT` wrote for a translation model",
+                let help = match path.file_name().and_then(|name| name.to_str()) {
+                    Some(CONFIG_FILE) => "export again with --dict FILE, or with dict.txt beside the checkpoint",
+                    Some(TOKENIZER_FILE) => "give token ids with --token-ids, or put the model's tokenizer.json there",
+                    _ => "give the folder that `moa-export CHECKPOINT -o OUT` wrote for a model that generates text",
                 };
                 Self::new(IO, 23, message, Some(help))
             }
@@ -280,6 +284,11 @@ impl From<GenerateError> for Failure {
             }
             GenerateError::Option(_) => Self::new(USAGE, 25, message, None),
             GenerateError::TooLong { .. } => Self::new(MALFORMED, 26, message, Some("split the line")),
+            GenerateError::EmptyPrompt { .. } => Self::new(MALFORMED, 29, message, Some("give at least one token")),
+            GenerateError::TokenId { .. } => {
+                Self::new(MALFORMED, 29, message, Some("give ids of the tokenizer that the model was trained with"))
+            }
+            GenerateError::LongPrompt { .. } => Self::new(MALFORMED, 29, message, Some("shorten the prompt")),
             GenerateError::NotFinite { .. } => {
                 Self::new(MALFORMED, 27, message, Some("run `moa-export verify` on the folder"))
             }

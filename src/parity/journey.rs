@@ -101,7 +101,8 @@ pub(super) fn causal_lm(model: &CausalLm, check: &mut GraphCheck<'_>, seed: u64)
             check.check(&numbering.of_case(&tokens.name), &inputs)?;
         }
     }
-    for (mut tokens, prefix) in step_cases(model, &mut random).into_iter().chain(left_padded_steps(model, &mut random)) {
+    for (mut tokens, prefix) in step_cases(model, &mut random).into_iter().chain(left_padded_steps(model, &mut random))
+    {
         let name = tokens.name.clone();
         for numbering in numberings(&tokens) {
             tokens.name = numbering.of_case(&name);

@@ -223,7 +223,8 @@ fn audit(files: &Files, model: &Model) -> Result<Vec<FileAudit>, VerifyError> {
         };
         return Ok(files.graphs.iter().map(audit).collect());
     };
-    let expected = moa_graphs::lower(model, Options { form, router_outputs: false, last_logits: files.last_logits }).map_err(ExportError::from)?;
+    let expected = moa_graphs::lower(model, Options { form, router_outputs: false, last_logits: files.last_logits })
+        .map_err(ExportError::from)?;
     let mut audits = Vec::new();
     for ((_, file), expected) in files.graphs.iter().zip(&expected) {
         let weights = WeightAudit::run(file, &expected.graph)?;

@@ -177,15 +177,8 @@ impl CausalLmFiles<'_> {
 
 /// Names of an older dialect of the configuration, and keys that do not describe the graph: code to be loaded from
 /// elsewhere, and the type of the checkpoint's tensors.
-const OLD_KEYS: [&str; 7] = [
-    "auto_map",
-    "ffn_hidden_size",
-    "moe_num_experts",
-    "moe_top_k",
-    "n_positions",
-    "num_layers",
-    "torch_dtype",
-];
+const OLD_KEYS: [&str; 7] =
+    ["auto_map", "ffn_hidden_size", "moe_num_experts", "moe_top_k", "n_positions", "num_layers", "torch_dtype"];
 
 struct SpecialIds {
     bos: i64,

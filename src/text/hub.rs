@@ -121,10 +121,7 @@ mod tests {
     fn a_wrong_value_names_file_key_and_value() {
         let keys = keys(r#"{"a": -1, "b": [2, "x"], "c": 0, "d": 3}"#);
         let message = |result: Result<Option<Vec<i64>>, TextError>| result.unwrap_err().to_string();
-        assert_eq!(
-            message(keys.token_ids("a")),
-            "f.json: key \"a\" must be a token id or a list of them, found -1"
-        );
+        assert_eq!(message(keys.token_ids("a")), "f.json: key \"a\" must be a token id or a list of them, found -1");
         assert!(message(keys.token_ids("b")).ends_with("found [2,\"x\"]"));
         assert!(keys.size("c").is_err() && keys.text("d").is_err() && keys.object("d").is_err());
     }

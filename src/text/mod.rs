@@ -8,6 +8,8 @@ mod config;
 mod dictionary;
 mod error;
 mod hub;
+#[cfg(feature = "tokenizers")]
+mod hub_tokenizer;
 mod tokenizer;
 
 pub use bpe::BpeCodes;
@@ -16,4 +18,6 @@ pub use dictionary::Dictionary;
 pub use error::TextError;
 pub(crate) use error::read_text;
 pub use hub::Keys;
+#[cfg(feature = "tokenizers")]
+pub use hub_tokenizer::{HubTokenizer, Pieces, TOKENIZER_FILE};
 pub use tokenizer::Tokenizer;

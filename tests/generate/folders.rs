@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use moa_export::{
     backend::{OrtOperators, OrtOptions},
     checkpoint::Checkpoint,
-    export::{ExportError, ExportOptions, VocabularyError, SideFileOptions, export_with},
+    export::{ExportError, ExportOptions, SideFileOptions, VocabularyError, export_with},
     generate::{GenerateError, SearchOptions, Translator, TranslatorOptions},
     onnx::proto::ModelProto,
     text::{GenerationConfig, Segmentation},

@@ -27,7 +27,10 @@ fn data(path: &str) -> PathBuf {
 fn exported(form: Form) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::open(&data("nmt"), None).unwrap();
-    let options = ExportOptions { graph: Options { form, router_outputs: false, last_logits: false }, ..ExportOptions::default() };
+    let options = ExportOptions {
+        graph: Options { form, router_outputs: false, last_logits: false },
+        ..ExportOptions::default()
+    };
     let vocabulary = SideFileOptions { beside: Some(data("nmt")), ..SideFileOptions::default() };
     export_with(&checkpoint, &folder.path().join("out"), &options, &vocabulary).unwrap();
     folder
