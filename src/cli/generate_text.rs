@@ -97,7 +97,10 @@ fn stream(generator: &mut TextGenerator, prompts: &[Prompt], arguments: &TextArg
             printed = print_result(&piece);
         }
     });
-    printed.and_then(|()| print_result("\n")).map_err(Stopped::Print)?;
+    if outcome.is_ok() || !between.is_empty() {
+        printed = printed.and_then(|()| print_result("\n"));
+    }
+    printed.map_err(Stopped::Print)?;
     outcome.map(drop).map_err(Stopped::Generate)
 }
 

@@ -6,6 +6,7 @@
 mod command;
 mod folders;
 mod goldens;
+mod language_models;
 mod unseen;
 
 use std::path::{Path, PathBuf};

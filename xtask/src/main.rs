@@ -19,10 +19,12 @@ cargo xtask COMMAND
 
   demo    export the bundled translation model, verify it on every backend, translate
   test    run every test of the project, Rust and Python
+          --optimum: the tests with Hugging Face's Optimum alone, which need PyTorch
   check   formatting, clippy, documentation, the compile half alone, layers, sizes
 
 Python packages are installed under target/python and nowhere else. PYTHON names another
-interpreter than python3.";
+interpreter than python3, MOA_PYTORCH a folder with an installed PyTorch, where
+`test --optimum` is not to load several GB.";
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
     {
         ["demo"] => demo::run,
         ["test"] => test::run,
+        ["test", "--optimum"] => test::run_optimum,
         ["check"] => check::run,
         [] | ["help" | "-h" | "--help"] => {
             println!("{HELP}");
