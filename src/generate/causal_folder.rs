@@ -24,8 +24,8 @@ const OF_TRANSLATION: [&str; 2] = ["encoder_model.onnx", "generation.json"];
 /// Whether the folder is one for a [`TextGenerator`](super::TextGenerator), and not for a
 /// [`Translator`](super::Translator).
 pub fn holds_causal_lm(folder: &Path) -> bool {
-    let has = |name: &&str| folder.join(name).exists();
-    !OF_TRANSLATION.iter().any(|name| has(name)) && [GRAPH, GENAI_CONFIG].iter().any(|name| has(name))
+    let any = |names: &[&str]| names.iter().any(|name| folder.join(name).exists());
+    any(&[GRAPH, GENAI_CONFIG]) && !any(&OF_TRANSLATION)
 }
 
 /// Inputs and outputs by what they mean.

@@ -67,6 +67,7 @@ class Genai(unittest.TestCase):
                         self.assertEqual(self.generate(place, [single["prompt"]], [expected]), [expected])
 
     def test_batches_give_upstreams_tokens(self):
+        # Of equal length: genai marks the padding of rows that are padded already as real.
         for name in MODELS:
             single = read_json(f"{name}/goldens.json")["generate"]["singles"][3]
             prompts, expected = [single["prompt"]] * 3, [single["new_tokens"]] * 3
