@@ -62,6 +62,7 @@ pub(super) struct TranslationArguments {
     pub(super) profile: bool,
 }
 
+#[cfg(feature = "ort")]
 impl TranslationArguments {
     /// The first flag that was given, if one was.
     pub(super) fn given(&self) -> Option<&'static str> {
@@ -111,6 +112,7 @@ pub(super) struct TextArguments {
     pub(super) whole_input: bool,
 }
 
+#[cfg(feature = "ort")]
 impl TextArguments {
     /// The first flag that was given, if one was.
     pub(super) fn given(&self) -> Option<&'static str> {
