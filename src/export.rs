@@ -15,14 +15,14 @@ use moa_schema::GateMode;
 use crate::{
     checkpoint::{Checkpoint, CheckpointError},
     onnx::{EncodeError, WriteError},
-    side_files::{SideFile, side_files},
+    side_files::{CausalLmFiles, SideFile, is_own_folder, library, side_files},
 };
 use outputs::Outputs;
 use plan::Plan;
 
 pub use source_hash::weights_sha256;
 
-pub use crate::side_files::{VocabularyError, VocabularyFiles};
+pub use crate::side_files::{SideFileOptions, VocabularyError};
 
 /// Versions of the standard operator set that can be written.
 pub const OPSETS: std::ops::RangeInclusive<i64> = 18..=20;
@@ -38,6 +38,10 @@ pub mod metadata {
     pub const FAMILY: &str = "moa.family";
     /// [`moa_graphs::Form`].
     pub const FORM: &str = "moa.form";
+    /// `last` where `logits` holds the last position only.
+    pub const LOGITS: &str = "moa.logits";
+    /// Value of [`LOGITS`].
+    pub const LAST: &str = "last";
     /// [`moa_schema::GateMode`] where the user replaced the family's.
     pub const GATE_MODE: &str = "moa.gate_mode";
     /// Whether routing is a graph output.
@@ -76,7 +80,7 @@ pub struct ExportOptions {
 impl Default for ExportOptions {
     fn default() -> Self {
         Self {
-            graph: Options { form: Form::Function, router_outputs: false },
+            graph: Options { form: Form::Function, router_outputs: false, last_logits: false },
             opset: DEFAULT_OPSET,
             gate_mode: None,
             external_data: ExternalData::Auto,
@@ -115,6 +119,12 @@ pub enum ExportError {
     NoVocabulary {
         /// `model_type`.
         family: String,
+    },
+    /// The configuration of the checkpoint would be replaced by that of the export.
+    #[error("{} is the folder of the checkpoint, whose config.json must stay as it is", .path.display())]
+    OwnFolder {
+        /// The output.
+        path: PathBuf,
     },
     /// The output must be a folder.
     #[error("{} names one file, but a {family} model is exported as {files}", .path.display())]
@@ -207,10 +217,13 @@ pub fn import(checkpoint: &Checkpoint, gate_mode: Option<GateMode>) -> Result<Mo
 ///
 /// See [`ExportError`]; then no file has appeared at or under `out`.
 pub fn export(checkpoint: &Checkpoint, out: &Path, options: &ExportOptions) -> Result<ExportReport, ExportError> {
-    export_with(checkpoint, out, options, &VocabularyFiles::default())
+    export_with(checkpoint, out, options, &SideFileOptions::default())
 }
 
-/// [`export`], and beside the graphs of a translation model the files that [`crate::generate`] needs.
+/// [`export`], with what `files` names or finds beside the graphs.
+///
+/// Beside the graphs of a translation model, the vocabulary that [`crate::generate`] needs. In the folder of a causal
+/// language model, whatever `files` says, `config.json` and `genai_config.json`.
 ///
 /// # Errors
 ///
@@ -219,9 +232,9 @@ pub fn export_with(
     checkpoint: &Checkpoint,
     out: &Path,
     options: &ExportOptions,
-    vocabulary: &VocabularyFiles,
+    files: &SideFileOptions,
 ) -> Result<ExportReport, ExportError> {
-    export_watched(checkpoint, out, options, vocabulary, &Unwatched)
+    export_watched(checkpoint, out, options, files, &Unwatched)
 }
 
 /// [`export_with`] under the eyes of `watch`.
@@ -233,17 +246,13 @@ pub fn export_watched(
     checkpoint: &Checkpoint,
     out: &Path,
     options: &ExportOptions,
-    vocabulary: &VocabularyFiles,
+    files: &SideFileOptions,
     watch: &dyn Watch,
 ) -> Result<ExportReport, ExportError> {
     check_opset(options)?;
     let family = checkpoint.config().model_type();
     let model = import(checkpoint, options.gate_mode)?;
-    write_model(family, &model, out, options, watch, || match &model {
-        Model::EncoderDecoder(model) => Ok(side_files(model, checkpoint.config(), vocabulary)?),
-        _ if vocabulary.names_nothing() => Ok(Vec::new()),
-        _ => Err(ExportError::NoVocabulary { family: family.into() }),
-    })
+    write_model(family, &model, out, options, watch, |plan| companions(&model, checkpoint, plan, options, files))
 }
 
 /// [`export`] of a model of `family` that comes from no checkpoint.
@@ -273,7 +282,7 @@ pub fn export_model_watched(
     watch: &dyn Watch,
 ) -> Result<ExportReport, ExportError> {
     check_opset(options)?;
-    write_model(family, model, out, options, watch, || Ok(Vec::new()))
+    write_model(family, model, out, options, watch, |_| Ok(Vec::new()))
 }
 
 fn check_opset(options: &ExportOptions) -> Result<(), ExportError> {
@@ -286,11 +295,11 @@ fn write_model(
     out: &Path,
     options: &ExportOptions,
     watch: &dyn Watch,
-    side_files: impl FnOnce() -> Result<Vec<SideFile>, ExportError>,
+    side_files: impl FnOnce(&Plan) -> Result<Vec<SideFile>, ExportError>,
 ) -> Result<ExportReport, ExportError> {
     let graphs = moa_graphs::lower(model, options.graph)?;
     let plan = Plan::new(out, family, &graphs, options.external_data)?;
-    let side_files = side_files()?;
+    let side_files = side_files(&plan)?;
     let mut outputs = Outputs::begin(&plan, &side_files, options.force, watch)?;
     let written = outputs.write(model, &plan, &graphs, options.opset, |part, source_sha256| {
         metadata_of(family, part, source_sha256, options)
@@ -302,6 +311,34 @@ fn write_model(
     }
 }
 
+/// Everything beside the graphs.
+fn companions(
+    model: &Model,
+    checkpoint: &Checkpoint,
+    plan: &Plan,
+    options: &ExportOptions,
+    files: &SideFileOptions,
+) -> Result<Vec<SideFile>, ExportError> {
+    let config = checkpoint.config();
+    let mut companions = match (model, &plan.files[..]) {
+        (Model::EncoderDecoder(model), _) => side_files(model, config, files)?,
+        _ if !files.names_no_vocabulary() => {
+            return Err(ExportError::NoVocabulary { family: config.model_type().to_owned() });
+        }
+        (Model::CausalLm(model), [graph]) if plan.whole_folder => {
+            if is_own_folder(&plan.folder, files) {
+                return Err(ExportError::OwnFolder { path: plan.folder.clone() });
+            }
+            let form = options.graph.form;
+            let companions = CausalLmFiles { model, config, form, graph: &graph.model };
+            companions.make(files).map_err(VocabularyError::from)?
+        }
+        _ => Vec::new(),
+    };
+    companions.extend(library(files).map_err(VocabularyError::from)?);
+    Ok(companions)
+}
+
 fn metadata_of(family: &str, part: &str, source: &str, options: &ExportOptions) -> Vec<(String, String)> {
     let mut entries = vec![
         (metadata::FAMILY, family.to_owned()),
@@ -310,6 +347,9 @@ fn metadata_of(family: &str, part: &str, source: &str, options: &ExportOptions) 
         (metadata::ROUTER_OUTPUTS, options.graph.router_outputs.to_string()),
         (metadata::SOURCE, source.to_owned()),
     ];
+    if options.graph.last_logits {
+        entries.push((metadata::LOGITS, metadata::LAST.to_owned()));
+    }
     if let Some(mode) = options.gate_mode {
         entries.push((metadata::GATE_MODE, mode.as_str().to_owned()));
     }

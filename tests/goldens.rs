@@ -48,7 +48,7 @@ impl Setting {
 
     /// Runners of the graphs of `model`, with router outputs, in the order of the files.
     fn load(&self, model: &Model, folder: &Path) -> Vec<Box<dyn Runner>> {
-        let graphs = lower(model, Options { form: self.form, router_outputs: true }).unwrap();
+        let graphs = lower(model, Options { form: self.form, router_outputs: true, last_logits: false }).unwrap();
         graphs
             .iter()
             .map(|graph| {

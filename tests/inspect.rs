@@ -115,7 +115,7 @@ fn a_configuration_counts_as_its_checkpoint() {
 }
 
 fn options(form: Form) -> ExportOptions {
-    let graph = Options { form, router_outputs: form == Form::Fused };
+    let graph = Options { form, router_outputs: form == Form::Fused, last_logits: false };
     let external_data = if form == Form::Fused { ExternalData::Always } else { ExternalData::Auto };
     ExportOptions { graph, external_data, ..ExportOptions::default() }
 }

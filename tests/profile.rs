@@ -45,7 +45,10 @@ fn settings() -> [(Box<dyn Backend>, Form); 6] {
 fn exported(name: &str, form: Form, folder: &Path) -> PathBuf {
     let checkpoint = Checkpoint::open(&data(name), None).unwrap();
     let out = folder.join(form.as_str());
-    let options = ExportOptions { graph: Options { form, router_outputs: false }, ..ExportOptions::default() };
+    let options = ExportOptions {
+        graph: Options { form, router_outputs: false, last_logits: false },
+        ..ExportOptions::default()
+    };
     export(&checkpoint, &out, &options).unwrap();
     out
 }
@@ -166,7 +169,9 @@ fn single_layers_have_counts_and_no_tokens() {
     let cases = layer_cases();
     for name in ["self_pad_left_B3", "cross_pad_B3", "self_kE"] {
         let case = cases.iter().find(|case| case.name == name).unwrap();
-        let graph = &lower(&case.model(), Options { form: Form::Function, router_outputs: false }).unwrap()[0].graph;
+        let graph = &lower(&case.model(), Options { form: Form::Function, router_outputs: false, last_logits: false })
+            .unwrap()[0]
+            .graph;
         let path = folder.path().join(format!("{name}.onnx"));
         std::fs::write(&path, encode(graph, DEFAULT_OPSET, None).unwrap().into_bytes(&[]).unwrap()).unwrap();
         let profile = profile(&path, ort().as_ref(), std::slice::from_ref(&case.inputs));

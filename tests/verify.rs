@@ -10,7 +10,7 @@ use moa_export::{
     backend::{self, Backend, OrtOptions},
     checkpoint::Checkpoint,
     export::{ExportOptions, ExternalData, OPSETS, export, metadata},
-    onnx::proto::{ModelProto, TensorProto},
+    onnx::proto::{ModelProto, NodeProto, TensorProto},
     parity::{Verification, VerifyOptions, verify},
 };
 use moa_graphs::{Form, Options};
@@ -30,7 +30,11 @@ fn backends() -> Vec<Box<dyn Backend>> {
 }
 
 fn options(form: Form) -> ExportOptions {
-    ExportOptions { graph: Options { form, router_outputs: false }, ..ExportOptions::default() }
+    ExportOptions { graph: Options { form, router_outputs: false, last_logits: false }, ..ExportOptions::default() }
+}
+
+fn last_logits(form: Form) -> ExportOptions {
+    ExportOptions { graph: Options { form, router_outputs: false, last_logits: true }, ..ExportOptions::default() }
 }
 
 fn check(path: &Path, folder: &str) -> Verification {
@@ -91,6 +95,48 @@ fn every_opset_that_can_be_written_runs() {
             "{opset}: {result:?}"
         );
     }
+}
+
+#[test]
+fn last_logits_are_those_of_the_full_pass_and_for_language_models_only() {
+    for form in [Form::Function, Form::Standard] {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("out");
+        export(&checkpoint("jetmoe/bf16"), &out, &last_logits(form)).unwrap();
+        let result = check(&out, "jetmoe/bf16");
+        assert!(result.passed(), "{result:#?}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let error = export(&checkpoint("mlm"), &folder.path().join("out"), &last_logits(Form::Function)).unwrap_err();
+    assert!(error.to_string().contains("causal language models"), "{error}");
+}
+
+#[test]
+fn positions_that_a_graph_ignores_are_found() {
+    let result = with_fault("jetmoe/bf16", Form::Standard, "model.onnx", |model| {
+        // Every position becomes the first one: `p * 0`.
+        let graph = model.graph.as_mut().unwrap();
+        let zero = TensorProto {
+            name: "zero".into(),
+            data_type: 7,
+            raw_data: Some(Bytes::from(0i64.to_le_bytes().to_vec())),
+            ..TensorProto::default()
+        };
+        graph.initializer.push(zero);
+        for node in &mut graph.node {
+            for input in node.input.iter_mut().filter(|input| *input == "position_ids") {
+                *input = "no_positions".into();
+            }
+        }
+        let node = NodeProto {
+            input: vec!["position_ids".into(), "zero".into()],
+            output: vec!["no_positions".into()],
+            op_type: "Mul".into(),
+            ..NodeProto::default()
+        };
+        graph.node.insert(0, node);
+    });
+    assert!(!result.passed() && seen_in_numbers(&result), "{result:#?}");
 }
 
 #[test]

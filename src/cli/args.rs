@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use super::{baseline::BaselineArguments, inspect::InspectArguments};
+use super::{baseline::BaselineArguments, generate_args::GenerateArguments, inspect::InspectArguments};
 
 const EXAMPLES: &str = "\
 Examples:
   moa-export model.safetensors -o model.onnx          export (config.json beside the checkpoint)
   moa-export CHECKPOINT_FOLDER -o OUT --form standard standard operators only
   moa-export verify OUT --checkpoint CHECKPOINT       prove it on every backend
-  moa-export generate OUT --input 'nine hundred'      translate
+  moa-export generate OUT --input 'nine hundred'      translate, or continue a prompt
   moa-export ops                                      where the operator library is
 
 Exit codes: 0 ok, 1 verification failed, 2 usage, 3 malformed input, 4 unsupported, 5 I/O,
@@ -38,7 +38,7 @@ pub(super) enum Command {
     Run(RunArguments),
     /// Time models on backends, side by side
     Bench(Box<super::bench::BenchArguments>),
-    /// Translate text with an exported folder
+    /// Translate or continue text with an exported folder
     Generate(GenerateArguments),
     /// Count parameters, multiply-accumulates and bytes of a checkpoint, a configuration or ONNX files
     Inspect(InspectArguments),
@@ -80,6 +80,12 @@ pub(super) struct ExportArguments {
     /// Add `router.{module}.indices` and `router.{module}.weights` as outputs
     #[arg(long)]
     pub(super) router_outputs: bool,
+    /// Compute `logits` of the last position only, [batch, 1, vocabulary] (causal language models)
+    #[arg(long)]
+    pub(super) last_logits: bool,
+    /// Copy the operator library beside the graphs, where onnxruntime-genai looks for it
+    #[arg(long)]
+    pub(super) with_library: bool,
     /// fairseq dictionary of both languages, for `generate` [default: beside the
     /// checkpoint, dict.SOURCE.txt and dict.TARGET.txt of its two languages, or dict.txt]
     #[arg(long, value_name = "FILE", conflicts_with_all = ["source_dict", "target_dict"])]
@@ -212,70 +218,6 @@ pub(super) struct RunArguments {
     /// Replace an existing output file
     #[arg(long)]
     pub(super) force: bool,
-}
-
-#[derive(Debug, Args)]
-pub(super) struct GenerateArguments {
-    /// Folder that `moa-export CHECKPOINT -o OUT` wrote, with the vocabulary beside the graphs
-    pub(super) folder: PathBuf,
-    /// What to translate: the lines of a file, of stdin (`-`), or else the text itself
-    #[arg(long, value_name = "TEXT|FILE|-", allow_hyphen_values = true)]
-    pub(super) input: String,
-    /// Hypotheses that are followed side by side; 1 is greedy
-    #[arg(long, value_name = "N", default_value_t = 4)]
-    pub(super) beam: usize,
-    /// Length penalty: a score is the sum of log-probabilities over length^X
-    #[arg(long, value_name = "X", default_value_t = 1.0, allow_hyphen_values = true)]
-    pub(super) lenpen: f64,
-    /// Translations of each line, best first; with more than 1, score and tab before each
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(super) nbest: usize,
-    /// When a sentence is done
-    #[arg(long, value_enum, default_value_t = StopArgument::Best)]
-    pub(super) stop: StopArgument,
-    /// Fewest tokens of a translation, without the end
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(super) min_len: usize,
-    /// Most tokens of a translation are A * source + B, without the end
-    #[arg(long, value_name = "A", default_value_t = 0.0)]
-    pub(super) max_len_a: f64,
-    /// See --max-len-a
-    #[arg(long, value_name = "B", default_value_t = 200)]
-    pub(super) max_len_b: usize,
-    /// Most lines that are decoded together
-    #[arg(long, value_name = "N", default_value_t = 32)]
-    pub(super) batch: usize,
-    /// What runs the graphs
-    #[arg(long, value_enum, default_value_t = RuntimeArgument::Ort)]
-    pub(super) backend: RuntimeArgument,
-    /// Threads of the runtime
-    #[arg(long, value_name = "N")]
-    pub(super) threads: Option<usize>,
-    /// Operator library, where it is not beside this program
-    #[arg(long, value_name = "FILE")]
-    pub(super) library: Option<PathBuf>,
-    /// Print one JSON object a line
-    #[arg(long)]
-    pub(super) json: bool,
-    /// Say on stderr where the time goes; everything is translated twice for it
-    #[arg(long)]
-    pub(super) profile: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum StopArgument {
-    /// When `beam` hypotheses have ended, however bad: as fairseq
-    Fairseq,
-    /// When no live hypothesis can still win
-    Best,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum RuntimeArgument {
-    /// ONNX Runtime with our operator library
-    Ort,
-    /// ONNX Runtime without it: the bodies run
-    OrtFunction,
 }
 
 #[derive(Debug, Args)]

@@ -88,7 +88,11 @@ pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
         _ => Form::Function,
     };
     let options = ExportOptions {
-        graph: Options { form: arguments.form.map_or(default, form), router_outputs: arguments.router_outputs },
+        graph: Options {
+            form: arguments.form.map_or(default, form),
+            router_outputs: arguments.router_outputs,
+            last_logits: false,
+        },
         opset: arguments.opset,
         gate_mode: None,
         external_data: external_data(arguments.external_data),

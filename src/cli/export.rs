@@ -14,16 +14,17 @@ use super::{
     verify,
 };
 use crate::{
+    backend::find_operator_library,
     checkpoint::Checkpoint,
-    export::{ExportOptions, ExportReport, ExternalData, VocabularyFiles, export_watched},
+    export::{ExportOptions, ExportReport, ExternalData, SideFileOptions, export_watched},
 };
 
 pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
     let progress = Arc::new(Progress::new(&arguments.output));
     progress.end_when_told_to()?;
     let checkpoint = Checkpoint::open(&arguments.checkpoint, arguments.config.as_deref())?;
-    let vocabulary = vocabulary(arguments);
-    let exported = export_watched(&checkpoint, &arguments.output, &options(arguments), &vocabulary, progress.as_ref());
+    let files = side_files(arguments)?;
+    let exported = export_watched(&checkpoint, &arguments.output, &options(arguments), &files, progress.as_ref());
     progress.finish();
     let report = exported?;
     let as_json = arguments.json.then(|| report_json(&report));
@@ -59,7 +60,11 @@ fn options(arguments: &ExportArguments) -> ExportOptions {
         GateModeArgument::TopkSoftmax => GateMode::TopkSoftmax,
     });
     ExportOptions {
-        graph: Options { form: form(arguments.form), router_outputs: arguments.router_outputs },
+        graph: Options {
+            form: form(arguments.form),
+            router_outputs: arguments.router_outputs,
+            last_logits: arguments.last_logits,
+        },
         opset: arguments.opset,
         gate_mode,
         external_data: external_data(arguments.external_data),
@@ -83,14 +88,16 @@ pub(super) const fn external_data(argument: ExternalDataArgument) -> ExternalDat
     }
 }
 
-fn vocabulary(arguments: &ExportArguments) -> VocabularyFiles {
+fn side_files(arguments: &ExportArguments) -> Result<SideFileOptions, Failure> {
     let joined = arguments.dict.as_ref().map(|path| [path.clone(), path.clone()]);
     let separate = arguments.source_dict.clone().zip(arguments.target_dict.clone());
-    VocabularyFiles {
+    let operator_library = arguments.with_library.then(|| find_operator_library(None)).transpose()?;
+    Ok(SideFileOptions {
         dictionaries: joined.or(separate.map(|(source, target)| [source, target])),
         bpe_codes: arguments.bpe_codes.clone(),
         beside: Some(arguments.checkpoint.clone()),
-    }
+        operator_library,
+    })
 }
 
 /// One line a file.

@@ -15,7 +15,10 @@ use crate::{
     text::TextError,
 };
 #[cfg(feature = "ort")]
-use crate::{generate::GenerateError, text::CONFIG_FILE};
+use crate::{
+    generate::GenerateError,
+    text::{CONFIG_FILE, TOKENIZER_FILE},
+};
 
 const FAILED: u8 = 1;
 pub(super) const USAGE: u8 = 2;
@@ -181,6 +184,7 @@ impl From<LowerError> for Failure {
     fn from(error: LowerError) -> Self {
         let help = match error {
             LowerError::ExpertBias { .. } => "set \"expert_bias\" to false in the configuration",
+            LowerError::LastLogits => "leave out --last-logits",
             _ => "export with --form standard or --form fused",
         };
         Self::new(UNSUPPORTED, 9, error.to_string(), Some(help))
@@ -223,6 +227,9 @@ impl From<ExportError> for Failure {
             ExportError::Cancelled => Self::new(INTERRUPTED, 1, message, None),
             ExportError::NoVocabulary { .. } => {
                 Self::new(USAGE, 20, message, Some("leave out --dict, --source-dict, --target-dict and --bpe-codes"))
+            }
+            ExportError::OwnFolder { .. } => {
+                Self::new(USAGE, 13, message, Some("give another folder with -o OUT, or a file: -o model.onnx"))
             }
             ExportError::NeedsFolder { .. } => Self::new(USAGE, 13, message, Some("give a folder: -o OUT")),
             ExportError::NotText { .. } => Self::new(USAGE, 14, message, Some("choose another output with -o")),
@@ -273,9 +280,10 @@ impl From<GenerateError> for Failure {
             GenerateError::Read(error) => error.into(),
             GenerateError::Backend(error) => error.into(),
             GenerateError::Missing { path } => {
-                let help = match path.ends_with(CONFIG_FILE) {
-                    true => "export again with --dict FILE, or with dict.txt beside the checkpoint",
-                    false => "give the folder that `moa-export CHECKPOINT -o OUT` wrote for a translation model",
+                let help = match path.file_name().and_then(|name| name.to_str()) {
+                    Some(CONFIG_FILE) => "export again with --dict FILE, or with dict.txt beside the checkpoint",
+                    Some(TOKENIZER_FILE) => "give token ids with --token-ids, or put the model's tokenizer.json there",
+                    _ => "give the folder that `moa-export CHECKPOINT -o OUT` wrote for a model that generates text",
                 };
                 Self::new(IO, 23, message, Some(help))
             }
@@ -285,6 +293,11 @@ impl From<GenerateError> for Failure {
             }
             GenerateError::Option(_) => Self::new(USAGE, 25, message, None),
             GenerateError::TooLong { .. } => Self::new(MALFORMED, 26, message, Some("split the line")),
+            GenerateError::EmptyPrompt { .. } => Self::new(MALFORMED, 29, message, Some("give at least one token")),
+            GenerateError::TokenId { .. } => {
+                Self::new(MALFORMED, 29, message, Some("give ids of the tokenizer that the model was trained with"))
+            }
+            GenerateError::LongPrompt { .. } => Self::new(MALFORMED, 29, message, Some("shorten the prompt")),
             GenerateError::NotFinite { .. } => {
                 Self::new(MALFORMED, 27, message, Some("run `moa-export verify` on the folder"))
             }

@@ -16,13 +16,16 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{
     Failure,
-    args::{GenerateArguments, RuntimeArgument, StopArgument},
-    print_result,
+    generate_args::{GenerateArguments, RuntimeArgument, StopArgument, TranslationArguments},
+    generate_text, print_result,
     table::table,
 };
 use crate::{
     backend::{OrtOperators, OrtOptions},
-    generate::{GenerateError, Hypothesis, NodeTime, Profile, SearchOptions, Stop, Translator, TranslatorOptions},
+    generate::{
+        GenerateError, Hypothesis, NodeTime, Profile, SearchOptions, Stop, Translator, TranslatorOptions,
+        holds_causal_lm,
+    },
 };
 
 /// Batches whose lines are sorted by length together, and printed together.
@@ -37,7 +40,14 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     if arguments.threads == Some(0) {
         return Err(Failure::usage("--threads must be at least 1", None));
     }
-    let search = search_options(arguments);
+    if holds_causal_lm(&arguments.folder) {
+        return generate_text::run(arguments);
+    }
+    if let Some(flag) = arguments.text.given() {
+        let message = format!("{flag} is for causal language models, and {} holds another", arguments.folder.display());
+        return Err(Failure::usage(message, Some("leave it out; see `moa-export generate --help`")));
+    }
+    let search = search_options(&arguments.translation);
     let text = input(&arguments.input)?;
     let lines: Vec<&str> = text.lines().collect();
     let interrupted = Arc::new(AtomicBool::new(false));
@@ -45,7 +55,7 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     translator.check(&lines, 1, &search)?;
     catch_interrupt(&interrupted)?;
     translate(&mut translator, &lines, &search, arguments)?;
-    if arguments.profile {
+    if arguments.translation.profile {
         let timed = translator.profile()?;
         let mut recorder = Translator::open(&arguments.folder, options(arguments, &interrupted, true))?;
         for lines in lines.chunks(part(arguments)) {
@@ -61,36 +71,39 @@ fn part(arguments: &GenerateArguments) -> usize {
     arguments.batch.saturating_mul(BATCHES_PER_PART).max(1)
 }
 
-fn search_options(arguments: &GenerateArguments) -> SearchOptions {
+fn search_options(arguments: &TranslationArguments) -> SearchOptions {
+    let default = SearchOptions::default();
     SearchOptions {
-        beam: arguments.beam,
-        nbest: arguments.nbest,
-        length_penalty: arguments.lenpen,
-        min_len: arguments.min_len,
-        max_len_a: arguments.max_len_a,
-        max_len_b: arguments.max_len_b,
+        beam: arguments.beam.unwrap_or(default.beam),
+        nbest: arguments.nbest.unwrap_or(default.nbest),
+        length_penalty: arguments.lenpen.unwrap_or(default.length_penalty),
+        min_len: arguments.min_len.unwrap_or(default.min_len),
+        max_len_a: arguments.max_len_a.unwrap_or(default.max_len_a),
+        max_len_b: arguments.max_len_b.unwrap_or(default.max_len_b),
         stop: match arguments.stop {
-            StopArgument::Fairseq => Stop::Fairseq,
-            StopArgument::Best => Stop::Best,
+            Some(StopArgument::Fairseq) => Stop::Fairseq,
+            Some(StopArgument::Best) => Stop::Best,
+            None => default.stop,
         },
     }
+}
+
+/// What runs the graphs, and how.
+pub(super) fn runtime(arguments: &GenerateArguments) -> (OrtOperators, OrtOptions) {
+    let operators = match arguments.backend {
+        RuntimeArgument::Ort => OrtOperators::Library,
+        RuntimeArgument::OrtFunction => OrtOperators::Functions,
+    };
+    (operators, OrtOptions { threads: arguments.threads, operator_library: arguments.library.clone() })
 }
 
 fn options(arguments: &GenerateArguments, interrupted: &Arc<AtomicBool>, profile: bool) -> TranslatorOptions {
-    TranslatorOptions {
-        operators: match arguments.backend {
-            RuntimeArgument::Ort => OrtOperators::Library,
-            RuntimeArgument::OrtFunction => OrtOperators::Functions,
-        },
-        runtime: OrtOptions { threads: arguments.threads, operator_library: arguments.library.clone() },
-        batch: arguments.batch,
-        profile,
-        interrupted: Arc::clone(interrupted),
-    }
+    let (operators, runtime) = runtime(arguments);
+    TranslatorOptions { operators, runtime, batch: arguments.batch, profile, interrupted: Arc::clone(interrupted) }
 }
 
 /// The text that `--input` means.
-fn input(argument: &str) -> Result<String, Failure> {
+pub(super) fn input(argument: &str) -> Result<String, Failure> {
     let path = Path::new(argument);
     let (name, bytes) = if argument == "-" {
         ("stdin".to_owned(), read(io::stdin().lock()).map_err(|error| Failure::io(&error, "stdin"))?)
@@ -125,8 +138,8 @@ fn read(source: impl Read) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The first Ctrl-C ends the translation at its next step, the second one the program.
-fn catch_interrupt(interrupted: &Arc<AtomicBool>) -> Result<(), Failure> {
+/// The first Ctrl-C ends the work at its next step, the second one the program.
+pub(super) fn catch_interrupt(interrupted: &Arc<AtomicBool>) -> Result<(), Failure> {
     let interrupted = Arc::clone(interrupted);
     let caught = ctrlc::set_handler(move || {
         if interrupted.swap(true, Ordering::Relaxed) {
@@ -158,7 +171,7 @@ fn translate(
         for ((number, line), hypotheses) in (done + 1..).zip(part).zip(&results) {
             match arguments.json {
                 true => text.push_str(&json(number, line, hypotheses)),
-                false => text.push_str(&plain(hypotheses, arguments.nbest)),
+                false => text.push_str(&plain(hypotheses, search.nbest)),
             }
         }
         progress.suspend(|| print_result(&text))?;

@@ -7,6 +7,9 @@ mod export;
 mod failure;
 #[cfg(feature = "ort")]
 mod generate;
+mod generate_args;
+#[cfg(feature = "ort")]
+mod generate_text;
 mod inspect;
 mod ops;
 mod plan;

@@ -36,11 +36,11 @@ impl<'a> Outputs<'a> {
         watch: &'a dyn Watch,
     ) -> Result<Self, ExportError> {
         let graph_names = plan.files.iter().flat_map(|file| file.data.iter().chain([&file.model]).cloned());
-        let names: Vec<_> = side_files.iter().map(|file| file.name.to_owned()).chain(graph_names).collect();
+        let names: Vec<_> = side_files.iter().map(|file| file.name.clone()).chain(graph_names).collect();
         let staging = Staging::begin(&plan.folder, &names, force)?;
         let mut outputs = Self { staging, folder: &plan.folder, watch, sizes: Vec::new() };
         for file in side_files {
-            outputs.write_file(file.name, &file.bytes)?;
+            outputs.write_file(&file.name, &file.bytes)?;
         }
         Ok(outputs)
     }

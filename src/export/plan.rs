@@ -14,6 +14,8 @@ const FOREIGN_ENDINGS: [&str; 12] =
 /// Where the graphs of one export go.
 pub(super) struct Plan {
     pub(super) folder: PathBuf,
+    /// Whether the output is a folder, and not one file in it.
+    pub(super) whole_folder: bool,
     /// One per graph.
     pub(super) files: Vec<PlannedFile>,
 }
@@ -55,13 +57,14 @@ impl Plan {
                 Some(parent) if !parent.as_os_str().is_empty() => parent,
                 _ => Path::new("."),
             };
-            return Ok(Self { folder: folder.into(), files: vec![file(name.to_owned(), graph)] });
+            let files = vec![file(name.to_owned(), graph)];
+            return Ok(Self { folder: folder.into(), whole_folder: false, files });
         }
         if FOREIGN_ENDINGS.iter().any(|foreign| ending.eq_ignore_ascii_case(foreign)) {
             return Err(ExportError::WrongEnding { path: out.into() });
         }
         let files = graphs.iter().map(|graph| file(format!("{}.onnx", graph.stem), graph)).collect();
-        Ok(Self { folder: out.into(), files })
+        Ok(Self { folder: out.into(), whole_folder: true, files })
     }
 }
 

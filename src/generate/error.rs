@@ -1,10 +1,10 @@
-//! Why there is no translation.
+//! Why there is no text.
 
 use std::path::PathBuf;
 
 use crate::{backend::BackendError, onnx::ReadError, text::TextError};
 
-/// A folder could not be opened, or a line not be translated.
+/// A folder could not be opened, or a line not be translated or continued.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GenerateError {
@@ -40,6 +40,32 @@ pub enum GenerateError {
         /// Number of the line, from 1.
         line: usize,
         /// Tokens of the line.
+        tokens: usize,
+        /// Positions of the model.
+        limit: usize,
+    },
+    /// A prompt has no tokens.
+    #[error("prompt {prompt} has no tokens")]
+    EmptyPrompt {
+        /// Number of the prompt, from 1.
+        prompt: usize,
+    },
+    /// A prompt has a token that the model does not know.
+    #[error("prompt {prompt}: token {id} is none of the model's {vocabulary}")]
+    TokenId {
+        /// Number of the prompt, from 1.
+        prompt: usize,
+        /// The token.
+        id: i64,
+        /// Tokens of the model.
+        vocabulary: usize,
+    },
+    /// A prompt leaves no position for a new token.
+    #[error("prompt {prompt}: {tokens} tokens; the model has positions for {limit}, the new tokens included")]
+    LongPrompt {
+        /// Number of the prompt, from 1.
+        prompt: usize,
+        /// Its tokens.
         tokens: usize,
         /// Positions of the model.
         limit: usize,

@@ -107,7 +107,7 @@ fn check_names(file: &OnnxFile, layers: usize, own: &[&str], decoder: bool) -> R
     }
 }
 
-fn check_operators(file: &OnnxFile) -> Result<(), String> {
+pub(super) fn check_operators(file: &OnnxFile) -> Result<(), String> {
     let imports = &file.model().opset_import;
     match imports.iter().find(|import| canonical_domain(&import.domain) == DOMAIN) {
         Some(import) if import.version != OPSET_VERSION => Err(format!(

@@ -1,4 +1,5 @@
-//! Translating text with an exported folder: only what the folder holds is read.
+//! Text with an exported folder: a [`Translator`] translates, a [`TextGenerator`] continues prompts. Only what the
+//! folder holds is read.
 //!
 //! ```no_run
 //! use moa_export::generate::{SearchOptions, Translator, TranslatorOptions};
@@ -14,17 +15,39 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! A causal language model, greedy unless a temperature is given:
+//!
+//! ```no_run
+//! use moa_export::generate::{Prompt, SamplingOptions, TextGenerator, TextGeneratorOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut generator = TextGenerator::open("OUT".as_ref(), TextGeneratorOptions::default())?;
+//! let options = SamplingOptions { temperature: 0.8, top_p: 0.95, seed: 1, ..SamplingOptions::default() };
+//! let prompts = [Prompt::from("Once upon a time"), Prompt::Tokens(vec![1, 17, 4])];
+//! for continuation in generator.generate(&prompts, &options)? {
+//!     println!("{:?} {:?}", continuation.tokens, continuation.text);
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
+mod causal_folder;
 mod decoder;
 mod error;
 mod graphs;
 mod options;
 mod profile;
+mod sampling;
 mod scores;
 mod search;
+mod text_generator;
 mod translator;
 
+pub use causal_folder::holds_causal_lm;
 pub use error::GenerateError;
 pub use options::{SearchOptions, Stop};
 pub use profile::{NodeTime, Profile};
+pub use sampling::SamplingOptions;
+pub use text_generator::{Continuation, Finish, NewToken, Prompt, TextGenerator, TextGeneratorOptions};
 pub use translator::{Hypothesis, Translator, TranslatorOptions};

@@ -211,6 +211,27 @@ pub(super) fn step_cases(vocabulary: impl Into<Vocabulary>, random: &mut Random)
     cases
 }
 
+/// Rows of several lengths as generation batches them, padded on the left, to be decoded after a common prefix; none
+/// where the positions are too few.
+pub(super) fn left_padded_steps(vocabulary: impl Into<Vocabulary>, random: &mut Random) -> Option<(Tokens, usize)> {
+    let vocabulary = vocabulary.into();
+    let (length, prefix) = (vocabulary.limit.min(9), 6);
+    if length <= prefix {
+        return None;
+    }
+    let name = "step by step after left padding";
+    let mut tokens = random_tokens(vocabulary, random, name, [3, length], Padding::None);
+    for (row, pads) in [(1, 2), (2, prefix - 1)] {
+        for place in row * length..row * length + pads {
+            tokens.mask[place] = 0;
+            #[allow(clippy::cast_possible_wrap)]
+            let pad = vocabulary.pad as i64;
+            tokens.ids[place] = pad;
+        }
+    }
+    Some((tokens, prefix))
+}
+
 /// Inputs of a single layer, each with a name.
 ///
 /// # Errors

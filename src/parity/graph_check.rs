@@ -1,10 +1,12 @@
 //! One graph on one backend, case by case beside the reference.
 
+use std::borrow::Cow;
+
 use crate::{
     backend::{Backend, BackendError, Runner},
     onnx::OnnxFile,
     reference::{Part, Reference, ReferenceError, Routing},
-    tensor::{NamedTensors, Tensor},
+    tensor::{NamedTensors, Tensor, TensorData},
 };
 
 use super::{
@@ -12,6 +14,8 @@ use super::{
     instrument::expose_routing,
     routing::{BackendRouting, RoutingComparison, backend_routing, without_routing},
 };
+
+const LOGITS: &str = "logits";
 
 /// Outcome of one graph on one backend.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
@@ -60,6 +64,8 @@ pub(super) struct Run {
 /// A loaded graph and the comparison so far.
 pub(super) struct GraphCheck<'a> {
     part: Part,
+    /// Whether `logits` holds the last position only.
+    last_logits: bool,
     reference: &'a Reference,
     tolerance: ToleranceOptions,
     /// The file as it is.
@@ -74,7 +80,7 @@ impl<'a> GraphCheck<'a> {
     pub(super) fn load(
         backend: &dyn Backend,
         file: &OnnxFile,
-        part: Part,
+        (part, last_logits): (Part, bool),
         reference: &'a Reference,
         tolerance: ToleranceOptions,
     ) -> Result<Self, BackendError> {
@@ -83,6 +89,7 @@ impl<'a> GraphCheck<'a> {
         let graph = file.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
         Ok(Self {
             part,
+            last_logits,
             reference,
             tolerance,
             plain: backend.load(file)?,
@@ -114,12 +121,14 @@ impl<'a> GraphCheck<'a> {
         self.report.routing.add(case, &routing, &expected.routing);
         for (name, expected) in &expected.outputs {
             let found = outputs.get(name).ok_or_else(|| CheckError::MissingOutput { name: name.clone() })?;
-            self.compare(&format!("{case}: {name}"), name, found, expected, rounded.outputs.get(name))?;
+            let expected = [Some(expected), rounded.outputs.get(name)];
+            self.compare(&format!("{case}: {name}"), (name, 1), found, expected)?;
         }
         Ok(Run { outputs, routing })
     }
 
-    /// Compares `found` with the reference's output `name` for `inputs`.
+    /// Compares `found` with the reference's output `name` for `inputs`; where the graph computes the last logits
+    /// only, with as many positions from the end as `found` has.
     pub(super) fn check_output(
         &mut self,
         case: &str,
@@ -130,25 +139,41 @@ impl<'a> GraphCheck<'a> {
     ) -> Result<(), CheckError> {
         let expected = self.reference.run(self.part, inputs, Some(replay))?;
         let rounded = self.reference.run_rounded(self.part, inputs, Some(replay))?;
-        let expected = expected.outputs.get(name).ok_or_else(|| CheckError::MissingOutput { name: name.to_owned() })?;
-        self.compare(case, name, found, expected, rounded.outputs.get(name))
+        let positions = found.shape().get(1).copied().unwrap_or_default();
+        self.compare(case, (name, positions), found, [expected.outputs.get(name), rounded.outputs.get(name)])
     }
 
+    /// `last` positions of the logits are compared where the graph computes no others.
     fn compare(
         &mut self,
         place: &str,
-        name: &str,
+        (name, last): (&str, usize),
         found: &Tensor,
-        expected: &Tensor,
-        rounded: Option<&Tensor>,
+        [expected, rounded]: [Option<&Tensor>; 2],
     ) -> Result<(), CheckError> {
+        let expected = expected.ok_or_else(|| CheckError::MissingOutput { name: name.to_owned() })?;
+        let cut = self.last_logits && name == LOGITS;
+        let kept = |tensor| if cut { last_positions(tensor, last) } else { Cow::Borrowed(tensor) };
+        let (expected, rounded) = (kept(expected), rounded.map(kept));
         if found.shape() != expected.shape() {
             let (found, expected) = (found.shape().to_vec(), expected.shape().to_vec());
             return Err(CheckError::Shape { name: name.into(), found, expected });
         }
-        let rounding = rounded.map_or(0.0, |rounded| largest_difference(rounded, expected));
-        let tolerance = Tolerance::derive(self.tolerance, largest(expected), rounding);
-        self.report.outputs.add(place, found, expected, tolerance);
+        let rounding = rounded.map_or(0.0, |rounded| largest_difference(&rounded, &expected));
+        let tolerance = Tolerance::derive(self.tolerance, largest(&expected), rounding);
+        self.report.outputs.add(place, found, &expected, tolerance);
         Ok(())
     }
+}
+
+/// The last `count` positions of `[batch, positions, width]`; the tensor itself where it has no more.
+fn last_positions(tensor: &Tensor, count: usize) -> Cow<'_, Tensor> {
+    let [batch, positions, width] = *tensor.shape() else { return Cow::Borrowed(tensor) };
+    if count >= positions {
+        return Cow::Borrowed(tensor);
+    }
+    let values = tensor.to_f64();
+    let rows = values.chunks_exact((positions * width).max(1));
+    let kept = rows.flat_map(|row| row[(positions - count) * width..].to_vec()).collect();
+    Tensor::new([batch, count, width], TensorData::F64(kept)).map_or(Cow::Borrowed(tensor), Cow::Owned)
 }

@@ -8,7 +8,7 @@ use crate::{
 };
 
 use super::{
-    cases::{LayerCaseError, Random, Tokens, companion, ints, layer_cases, step_cases, token_cases},
+    cases::{LayerCaseError, Random, Tokens, companion, ints, layer_cases, left_padded_steps, step_cases, token_cases},
     graph_check::{CheckError, GraphCheck, Run},
 };
 
@@ -47,44 +47,83 @@ pub(super) fn encoder(model: &EncoderDecoder, check: &mut GraphCheck<'_>, seed: 
     Ok(())
 }
 
-/// Whole rows, with positions that count real tokens and with positions that count all; then step by step.
-pub(super) fn causal_lm(model: &CausalLm, check: &mut GraphCheck<'_>, seed: u64) -> Result<(), JourneyError> {
-    let mut random = Random::new(seed);
-    for tokens in token_cases(model, &mut random) {
-        let range = 0..tokens.length;
-        check.check(&tokens.name, &causal_inputs(model, &tokens, range, None)?)?;
-        if tokens.mask.contains(&0) {
-            let mut inputs = causal_inputs(model, &tokens, 0..tokens.length, None)?;
-            let plain = (0..tokens.batch).flat_map(|_| counted(tokens.length)).collect();
-            inputs.insert("position_ids".into(), ints([tokens.batch, tokens.length], plain)?);
-            check.check(&format!("{}, positions counting padding", tokens.name), &inputs)?;
+/// How the position of a token is numbered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Numbering {
+    /// By the real tokens before it: derived from the mask, as generation does.
+    RealTokens,
+    /// By all tokens before it, padding too: what a caller that gives no positions gets.
+    AllTokens,
+    /// By the caller, who leaves a gap before the last third of the row: what depends on positions must follow.
+    Gap,
+}
+
+impl Numbering {
+    fn of_case(self, case: &str) -> String {
+        match self {
+            Self::RealTokens => case.to_owned(),
+            Self::AllTokens => format!("{case}, positions counting padding"),
+            Self::Gap => format!("{case}, positions with a gap"),
         }
     }
-    for (tokens, prefix) in step_cases(model, &mut random) {
-        decode_in_steps(check, &tokens, prefix, |range, past| causal_inputs(model, &tokens, range, past))?;
+
+    /// The position of the token in `column` of a row with this mask.
+    #[allow(clippy::cast_possible_wrap)]
+    fn position(self, mask: &[i64], column: usize) -> i64 {
+        let skipped = if column >= mask.len() - mask.len() / 3 { GAP } else { 0 };
+        match self {
+            Self::RealTokens => (mask[..=column].iter().sum::<i64>() - 1).max(0),
+            Self::AllTokens => column as i64,
+            Self::Gap => (column + skipped) as i64,
+        }
+    }
+}
+
+/// Positions that [`Numbering::Gap`] leaves out.
+const GAP: usize = 5;
+
+/// Whole rows and rows step by step, under every numbering of positions that tells something new.
+pub(super) fn causal_lm(model: &CausalLm, check: &mut GraphCheck<'_>, seed: u64) -> Result<(), JourneyError> {
+    let mut random = Random::new(seed);
+    let limit = model.max_positions().unwrap_or(usize::MAX);
+    let numberings = |tokens: &Tokens| {
+        let mut numberings = vec![Numbering::RealTokens];
+        if tokens.mask.contains(&0) {
+            numberings.push(Numbering::AllTokens);
+        } else if tokens.length > 2 && tokens.length + GAP <= limit {
+            numberings.push(Numbering::Gap);
+        }
+        numberings
+    };
+    for tokens in token_cases(model, &mut random) {
+        for numbering in numberings(&tokens) {
+            let inputs = causal_inputs(model, &tokens, numbering, 0..tokens.length, None)?;
+            check.check(&numbering.of_case(&tokens.name), &inputs)?;
+        }
+    }
+    for (mut tokens, prefix) in step_cases(model, &mut random).into_iter().chain(left_padded_steps(model, &mut random))
+    {
+        let name = tokens.name.clone();
+        for numbering in numberings(&tokens) {
+            tokens.name = numbering.of_case(&name);
+            let inputs = |range, past: Option<&_>| causal_inputs(model, &tokens, numbering, range, past);
+            decode_in_steps(check, &tokens, prefix, inputs)?;
+        }
     }
     Ok(())
 }
 
-#[allow(clippy::cast_possible_wrap)]
-fn counted(length: usize) -> impl Iterator<Item = i64> {
-    0..length as i64
-}
-
-/// Inputs for the positions `range`; `past` holds the outputs of the step before. Position ids count the real
-/// tokens before each token, as generation does.
+/// Inputs for the positions `range`; `past` holds the outputs of the step before.
 fn causal_inputs(
     model: &CausalLm,
     tokens: &Tokens,
+    numbering: Numbering,
     range: std::ops::Range<usize>,
     past: Option<&NamedTensors>,
 ) -> Result<NamedTensors, JourneyError> {
     let (batch, end) = (tokens.batch, range.end);
-    let mut positions = Vec::new();
-    for row in tokens.mask.chunks(tokens.length) {
-        let real_until = |column: usize| row[..=column].iter().sum::<i64>();
-        positions.extend(range.clone().map(|column| (real_until(column) - 1).max(0)));
-    }
+    let rows = tokens.mask.chunks(tokens.length);
+    let positions = rows.flat_map(|row| range.clone().map(move |column| numbering.position(row, column))).collect();
     let mut inputs = NamedTensors::new();
     inputs.insert("input_ids".into(), columns(tokens, &tokens.ids, range.clone())?);
     inputs.insert("attention_mask".into(), columns(tokens, &tokens.mask, 0..end)?);
@@ -185,7 +224,7 @@ fn decode_in_steps(
         runs.push(check.check(&format!("{}, token {start}", target.name), &inputs)?);
         start = end;
     }
-    let logits = join_logits(&runs, target)?;
+    let logits = join_logits(&runs, target.batch)?;
     let routing = join_routing(&runs);
     let inputs = inputs_for(0..target.length, None)?;
     let place = format!("{}, beside one full pass: logits", target.name);
@@ -193,8 +232,8 @@ fn decode_in_steps(
     Ok(())
 }
 
-/// The logits of all steps, `[batch, length, vocabulary]`.
-fn join_logits(runs: &[Run], target: &Tokens) -> Result<Tensor, JourneyError> {
+/// The logits of all steps, `[batch, positions, vocabulary]`.
+fn join_logits(runs: &[Run], batch: usize) -> Result<Tensor, JourneyError> {
     let contract = || JourneyError::Contract("logits".into());
     let steps = runs
         .iter()
@@ -202,14 +241,15 @@ fn join_logits(runs: &[Run], target: &Tokens) -> Result<Tensor, JourneyError> {
         .collect::<Option<Vec<_>>>()
         .ok_or_else(contract)?;
     let vocabulary = steps.first().and_then(|(shape, _)| shape.last()).copied().ok_or_else(contract)?;
-    let mut joined = Vec::with_capacity(target.batch * target.length * vocabulary);
-    for row in 0..target.batch {
+    let positions = steps.iter().map(|(shape, _)| shape[1]).sum();
+    let mut joined = Vec::with_capacity(batch * positions * vocabulary);
+    for row in 0..batch {
         for (shape, values) in &steps {
             let width = shape[1] * vocabulary;
             joined.extend_from_slice(&values[row * width..(row + 1) * width]);
         }
     }
-    Ok(Tensor::new([target.batch, target.length, vocabulary], TensorData::F32(joined))?)
+    Ok(Tensor::new([batch, positions, vocabulary], TensorData::F32(joined))?)
 }
 
 /// The routing of all steps as that of one pass.

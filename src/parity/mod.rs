@@ -144,6 +144,8 @@ struct Files {
     graphs: Vec<(Part, OnnxFile)>,
     gate_mode: Option<GateMode>,
     form: Option<Form>,
+    /// Whether `logits` holds the last position only.
+    last_logits: bool,
 }
 
 /// Compares the export at `path` with `checkpoint` on `backends`.
@@ -197,7 +199,8 @@ impl Files {
         let said = |key| graphs.first().and_then(|(_, file)| file.metadata(key));
         let gate_mode = said(metadata::GATE_MODE).and_then(GateMode::parse);
         let form = said(metadata::FORM).and_then(Form::parse);
-        Ok(Self { graphs, gate_mode, form })
+        let last_logits = said(metadata::LOGITS) == Some(metadata::LAST);
+        Ok(Self { graphs, gate_mode, form, last_logits })
     }
 }
 
@@ -223,7 +226,8 @@ fn audit(files: &Files, model: &Model) -> Result<Vec<FileAudit>, VerifyError> {
         };
         return Ok(files.graphs.iter().map(audit).collect());
     };
-    let expected = moa_graphs::lower(model, Options { form, router_outputs: false }).map_err(ExportError::from)?;
+    let expected = moa_graphs::lower(model, Options { form, router_outputs: false, last_logits: files.last_logits })
+        .map_err(ExportError::from)?;
     let mut audits = Vec::new();
     for ((_, file), expected) in files.graphs.iter().zip(&expected) {
         let weights = WeightAudit::run(file, &expected.graph)?;
@@ -242,7 +246,7 @@ fn run_backend(
     let mut report = BackendReport { backend: backend.name().into(), skipped: None, skip: None, graphs: Vec::new() };
     let mut checks = Vec::new();
     for (part, file) in &files.graphs {
-        match GraphCheck::load(backend, file, *part, reference, options.tolerance) {
+        match GraphCheck::load(backend, file, (*part, files.last_logits), reference, options.tolerance) {
             Ok(check) => checks.push(check),
             Err(error) if is_skip(&error) => {
                 report.skipped = Some(error.to_string());

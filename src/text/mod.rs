@@ -7,6 +7,9 @@ mod bpe;
 mod config;
 mod dictionary;
 mod error;
+mod hub;
+#[cfg(feature = "tokenizers")]
+mod hub_tokenizer;
 mod tokenizer;
 
 pub use bpe::BpeCodes;
@@ -14,4 +17,7 @@ pub use config::{CONFIG_FILE, GenerationConfig, Segmentation};
 pub use dictionary::Dictionary;
 pub use error::TextError;
 pub(crate) use error::read_text;
+pub use hub::Keys;
+#[cfg(feature = "tokenizers")]
+pub use hub_tokenizer::{HubTokenizer, Pieces, TOKENIZER_FILE};
 pub use tokenizer::Tokenizer;

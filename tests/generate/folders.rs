@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use moa_export::{
     backend::{OrtOperators, OrtOptions},
     checkpoint::Checkpoint,
-    export::{ExportError, ExportOptions, VocabularyError, VocabularyFiles, export_with},
+    export::{ExportError, ExportOptions, SideFileOptions, VocabularyError, export_with},
     generate::{GenerateError, SearchOptions, Translator, TranslatorOptions},
     onnx::proto::ModelProto,
     text::{GenerationConfig, Segmentation},
@@ -32,7 +32,7 @@ fn the_vocabulary_is_copied_and_described() {
     assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), expected);
 }
 
-fn export_named(vocabulary: &VocabularyFiles, model: &str, out: &Path) -> Result<usize, ExportError> {
+fn export_named(vocabulary: &SideFileOptions, model: &str, out: &Path) -> Result<usize, ExportError> {
     let checkpoint = Checkpoint::open(&data(model), None).unwrap();
     export_with(&checkpoint, out, &ExportOptions::default(), vocabulary).map(|report| report.files.len())
 }
@@ -43,7 +43,7 @@ fn two_dictionaries_keep_their_sides() {
     let target = folder.path().join("dict.de.txt");
     fs::copy(data("nmt/dict.txt"), &target).unwrap();
     let dictionaries = Some([data("nmt/dict.txt"), target]);
-    let vocabulary = VocabularyFiles { dictionaries, ..VocabularyFiles::default() };
+    let vocabulary = SideFileOptions { dictionaries, ..SideFileOptions::default() };
     assert_eq!(export_named(&vocabulary, "nmt", &out(&folder)).unwrap(), 5);
     let config = GenerationConfig::read(&out(&folder)).unwrap();
     assert_eq!(config.segmentation, Segmentation::Words);
@@ -66,7 +66,7 @@ fn dictionaries_are_found_by_language() {
         fs::copy(data(file), checkpoint.join(name)).unwrap();
     }
     let files = |out: &Path| {
-        let vocabulary = VocabularyFiles { beside: Some(checkpoint.clone()), ..VocabularyFiles::default() };
+        let vocabulary = SideFileOptions { beside: Some(checkpoint.clone()), ..SideFileOptions::default() };
         export_named(&vocabulary, checkpoint.to_str().unwrap(), out).unwrap()
     };
     assert_eq!(files(&out(&folder)), 6);
@@ -83,7 +83,7 @@ fn dictionaries_are_found_by_language() {
 fn a_dictionary_of_another_model_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let with =
-        |path: &str| VocabularyFiles { dictionaries: Some([data(path), data(path)]), ..VocabularyFiles::default() };
+        |path: &str| SideFileOptions { dictionaries: Some([data(path), data(path)]), ..SideFileOptions::default() };
     let error = export_named(&with("mlm/dict.txt"), "nmt", &out(&folder)).unwrap_err();
     assert!(matches!(error, ExportError::Vocabulary(VocabularyError::Size { rows: 120, .. })), "{error}");
     let error = export_named(&with("nmt/config.json"), "nmt", &out(&folder)).unwrap_err();
@@ -96,7 +96,7 @@ fn a_dictionary_of_another_model_is_refused() {
 #[test]
 fn without_a_dictionary_there_are_only_graphs() {
     let folder = tempfile::tempdir().unwrap();
-    let beside = VocabularyFiles { beside: Some(data("variants/v_ffd_moe")), ..VocabularyFiles::default() };
+    let beside = SideFileOptions { beside: Some(data("variants/v_ffd_moe")), ..SideFileOptions::default() };
     assert_eq!(export_named(&beside, "variants/v_ffd_moe", &out(&folder)).unwrap(), 2);
     let error = Translator::open(&out(&folder), options(OrtOperators::Library, 1)).unwrap_err();
     assert!(matches!(&error, GenerateError::Missing { path } if path.ends_with("generation.json")), "{error}");

@@ -6,6 +6,7 @@
 mod command;
 mod folders;
 mod goldens;
+mod language_models;
 mod unseen;
 
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 use moa_export::{
     backend::{OrtOperators, OrtOptions},
     checkpoint::Checkpoint,
-    export::{ExportOptions, VocabularyFiles, export_with},
+    export::{ExportOptions, SideFileOptions, export_with},
     generate::{Translator, TranslatorOptions},
 };
 use moa_graphs::{Form, Options};
@@ -27,8 +28,11 @@ fn data(path: &str) -> PathBuf {
 fn exported(form: Form) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::open(&data("nmt"), None).unwrap();
-    let options = ExportOptions { graph: Options { form, router_outputs: false }, ..ExportOptions::default() };
-    let vocabulary = VocabularyFiles { beside: Some(data("nmt")), ..VocabularyFiles::default() };
+    let options = ExportOptions {
+        graph: Options { form, router_outputs: false, last_logits: false },
+        ..ExportOptions::default()
+    };
+    let vocabulary = SideFileOptions { beside: Some(data("nmt")), ..SideFileOptions::default() };
     export_with(&checkpoint, &folder.path().join("out"), &options, &vocabulary).unwrap();
     folder
 }

@@ -20,13 +20,15 @@ cargo xtask COMMAND
 
   demo    export the bundled translation model, verify it on every backend, translate
   test    run every test of the project, Rust and Python
+          --optimum: the tests with Hugging Face's Optimum alone, which need PyTorch
   check   formatting, clippy, documentation, the compile half alone, layers, sizes
 
   synthesize jetmoe-8b -o DIR [--layers N] [--shards N] [--seed N] [--sparse]
           a checkpoint of the shapes of jetmoe/jetmoe-8b with pseudo-random values
 
 Python packages are installed under target/python and nowhere else. PYTHON names another
-interpreter than python3.";
+interpreter than python3, MOA_PYTORCH a folder with an installed PyTorch, where
+`test --optimum` is not to load several GB.";
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
@@ -34,6 +36,7 @@ fn main() -> ExitCode {
     let outcome = match arguments.as_slice() {
         ["demo"] => Project::find().and_then(|project| demo::run(&project)),
         ["test"] => Project::find().and_then(|project| test::run(&project)),
+        ["test", "--optimum"] => Project::find().and_then(|project| test::run_optimum(&project)),
         ["check"] => Project::find().and_then(|project| check::run(&project)),
         ["synthesize", arguments @ ..] => synthesize::run(arguments),
         [] | ["help" | "-h" | "--help"] => {

@@ -36,6 +36,10 @@ pub(crate) enum Packages {
     Test,
     /// The oldest ONNX Runtime that is supported.
     Oldest,
+    /// Hugging Face's Optimum, without PyTorch.
+    Optimum,
+    /// PyTorch, with what it depends on: on Linux several GB.
+    Torch,
 }
 
 impl Packages {
@@ -44,6 +48,8 @@ impl Packages {
             Self::Runtime => "runtime",
             Self::Test => "test",
             Self::Oldest => "oldest",
+            Self::Optimum => "optimum",
+            Self::Torch => "torch",
         }
     }
 }
@@ -101,20 +107,25 @@ impl Python {
             println!("Python packages \"{name}\": there");
             return Ok(());
         }
-        self.download(&folder, &list).or_else(|_| {
+        self.download(packages, &folder, &list).or_else(|_| {
             println!("once more in 5 seconds");
             thread::sleep(Duration::from_secs(5));
-            self.download(&folder, &list).map_err(|error| format!("{error}; are PyPI's packages within reach?"))
+            self.download(packages, &folder, &list)
+                .map_err(|error| format!("{error}; are PyPI's packages within reach?"))
         })?;
         fs::write(folder.join(STAMP), stamp).map_err(|error| format!("{}: {error}", folder.display()))
     }
 
-    fn download(&self, folder: &Path, list: &Path) -> Result<(), String> {
+    fn download(&self, packages: Packages, folder: &Path, list: &Path) -> Result<(), String> {
         if folder.exists() {
             fs::remove_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         }
         let mut pip = Command::new(&self.program);
-        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]);
+        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+        // What PyTorch depends on differs from system to system; all other lists are complete.
+        if packages != Packages::Torch {
+            pip.arg("--no-deps");
+        }
         pip.args(["--only-binary", ":all:", "--target"]).arg(folder).arg("-r").arg(list);
         pip.env("PIP_USER", "0").env("PIP_ROOT_USER_ACTION", "ignore").env_remove("PYTHONPATH");
         process::run(&mut pip)
@@ -128,7 +139,7 @@ impl Python {
 
     /// `program` on these packages, the first of which win, in UTF-8 whatever the locale.
     pub(crate) fn command(&self, project: &Project, packages: &[Packages]) -> Result<Command, String> {
-        let folders = packages.iter().map(|packages| self.folder.join(packages.name()));
+        let folders = packages.iter().map(|packages| self.packages(*packages));
         let path = env::join_paths(folders).map_err(|error| format!("{}: {error}", self.folder.display()))?;
         let mut command = project.command(&self.program);
         command.env("PYTHONPATH", path).env("PYTHONUTF8", "1").env("PYTHONDONTWRITEBYTECODE", "1");
@@ -137,8 +148,16 @@ impl Python {
 
     /// Folder of `packages`.
     pub(crate) fn packages(&self, packages: Packages) -> PathBuf {
-        self.folder.join(packages.name())
+        match given_pytorch().filter(|_| packages == Packages::Torch) {
+            Some(folder) => folder,
+            None => self.folder.join(packages.name()),
+        }
     }
+}
+
+/// The folder that the variable `MOA_PYTORCH` names.
+pub(crate) fn given_pytorch() -> Option<PathBuf> {
+    env::var_os("MOA_PYTORCH").filter(|name| !name.is_empty()).map(PathBuf::from)
 }
 
 /// The library in `folder` whose name is `libonnxruntime` and a version.

@@ -5,7 +5,7 @@ use std::{ffi::OsString, time::Duration};
 use crate::{
     process::{self, Stream, stage},
     project::{COMPILER_CRATES, OPERATOR_CRATES, Project},
-    python::{Packages, Python},
+    python::{Packages, Python, given_pytorch},
     tally::{Tally, Unittest},
 };
 
@@ -17,10 +17,19 @@ struct Line {
     note: Option<String>,
 }
 
-/// Runs everything; true where nothing failed.
+/// Runs everything but the tests with Optimum; true where nothing failed.
 pub(crate) fn run(project: &Project) -> Result<bool, String> {
+    summed_up(|lines| run_stages(project, lines))
+}
+
+/// Runs the tests with Optimum; true where nothing failed.
+pub(crate) fn run_optimum(project: &Project) -> Result<bool, String> {
+    summed_up(|lines| run_optimum_stages(project, lines))
+}
+
+fn summed_up(stages: impl FnOnce(&mut Vec<Line>) -> Result<(), String>) -> Result<bool, String> {
     let mut lines = Vec::new();
-    if let Err(message) = run_stages(project, &mut lines) {
+    if let Err(message) = stages(&mut lines) {
         eprintln!("error: {message}");
         lines.push(Line {
             title: "stopped".into(),
@@ -50,28 +59,51 @@ fn run_stages(project: &Project, lines: &mut Vec<Line>) -> Result<(), String> {
     })
     .0?;
     stage("build", || project.build()).0?;
-    let variables = [
-        ("ORT_DYLIB_PATH", python.onnxruntime(Packages::Runtime)?.into_os_string()),
-        ("MOA_ORT_LIBRARY", project.operator_library().into_os_string()),
-        ("MOA_EXPORT", project.program().into_os_string()),
-    ];
+    let variables = variables(project, &python)?;
     let cargo = |crates: &[&str]| cargo_test(project, crates, &variables);
     add(lines, "Rust: operator library", || cargo(&OPERATOR_CRATES))?;
     add(lines, "Rust: compiler", || cargo(&COMPILER_CRATES))?;
     add(lines, "Rust: xtask", || cargo(&["xtask"]))?;
     let newest = [Packages::Test, Packages::Runtime];
-    let unittest = |packages: &[Packages]| python_test(project, &python, packages, &variables);
+    let unittest = |packages: &[Packages]| python_test(project, &python, packages, &variables, "tests/python");
     add(lines, "Python", || unittest(&newest))?;
     let title = "Python, on the oldest ONNX Runtime";
     let oldest = [Packages::Oldest, Packages::Test, Packages::Runtime];
     match why_not_oldest {
         None => add(lines, title, || unittest(&oldest))?,
-        Some(why) => {
-            let note = Some(format!("skipped: {why}"));
-            lines.push(Line { title: title.into(), tally: Tally::SKIPPED, elapsed: Duration::ZERO, note });
-        }
+        Some(why) => skip(lines, title, &why),
     }
+    skip(lines, OPTIMUM, "PyTorch is several GB; `cargo xtask test --optimum` installs and runs it");
     Ok(())
+}
+
+const OPTIMUM: &str = "Python, with Optimum";
+
+fn run_optimum_stages(project: &Project, lines: &mut Vec<Line>) -> Result<(), String> {
+    let python = Python::find(project)?;
+    let packages = [Packages::Runtime, Packages::Optimum, Packages::Torch];
+    stage("Python packages", || {
+        let mut missing = packages.iter().filter(|set| **set != Packages::Torch || given_pytorch().is_none());
+        missing.try_for_each(|set| python.install(*set))
+    })
+    .0?;
+    stage("build", || project.build()).0?;
+    let variables = variables(project, &python)?;
+    add(lines, OPTIMUM, || python_test(project, &python, &packages, &variables, "tests/optimum"))
+}
+
+/// Where the tests find program, library and runtime.
+fn variables(project: &Project, python: &Python) -> Result<[(&'static str, OsString); 3], String> {
+    Ok([
+        ("ORT_DYLIB_PATH", python.onnxruntime(Packages::Runtime)?.into_os_string()),
+        ("MOA_ORT_LIBRARY", project.operator_library().into_os_string()),
+        ("MOA_EXPORT", project.program().into_os_string()),
+    ])
+}
+
+fn skip(lines: &mut Vec<Line>, title: &str, why: &str) {
+    let note = Some(format!("skipped: {why}"));
+    lines.push(Line { title: title.into(), tally: Tally::SKIPPED, elapsed: Duration::ZERO, note });
 }
 
 fn add(lines: &mut Vec<Line>, title: &str, work: impl FnOnce() -> Result<Tally, String>) -> Result<(), String> {
@@ -94,9 +126,10 @@ fn python_test(
     python: &Python,
     packages: &[Packages],
     variables: &[(&str, OsString)],
+    folder: &str,
 ) -> Result<Tally, String> {
     let mut command = python.command(project, packages)?;
-    command.args(["-m", "unittest", "discover", "-v", "-s", "tests/python"]);
+    command.args(["-m", "unittest", "discover", "-v", "-s", folder]);
     command.envs(variables.iter().map(|(name, value)| (name, value)));
     let mut seen = Unittest::default();
     let status = process::watch(&mut command, Stream::Stderr, |line| seen.see(line))?;

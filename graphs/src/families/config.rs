@@ -32,6 +32,11 @@ impl Config {
         &self.origin
     }
 
+    /// All keys with their values, as they were read.
+    pub const fn keys(&self) -> &Map<String, Value> {
+        &self.keys
+    }
+
     /// The family that the keys name; empty where they name none.
     pub fn model_type(&self) -> &str {
         self.get("model_type").and_then(Value::as_str).unwrap_or_default()

@@ -1,7 +1,7 @@
 //! Decoder-only language model, in one file: prefill and single steps in one graph, `P >= 0`.
 //!
 //! `input_ids`, `attention_mask`, `position_ids`, `past_key_values.{i}.key|value` → `logits`,
-//! `present.{i}.key|value`.
+//! `present.{i}.key|value`. On request `logits` holds the last position only, `[B, 1, V]`.
 
 use super::{
     BATCH, LowerError, Lowering, NamedGraph, Options, PAST, SEQUENCE, cache_shape, operator::SelfAttentionOutput,
@@ -37,9 +37,15 @@ pub(super) fn lower(model: &CausalLm, options: Options) -> Result<Vec<NamedGraph
         present.push(output.present);
     }
     l.b.set_prefix("");
+    let mut predicted = sequence;
+    if options.last_logits {
+        let (last, end) = (l.b.ints(&[-1]), l.b.ints(&[i64::MAX]));
+        x = l.b.slice(&x, &last, &end, 1);
+        predicted = Dim::from(1);
+    }
     let x = l.rms_norm(&model.norm, &x);
     let logits = l.matmul_transposed(&x, &model.output);
-    l.b.output(&logits, "logits", DType::Float32, &[batch, sequence, Dim::from(model.output.shape()[0])]);
+    l.b.output(&logits, "logits", DType::Float32, &[batch, predicted, Dim::from(model.output.shape()[0])]);
     for (index, (layer, present)) in model.layers.iter().zip(&present).enumerate() {
         let shape = cache_shape(&layer.attention, total.clone());
         for (part, value) in ["key", "value"].into_iter().zip(present) {

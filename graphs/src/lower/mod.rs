@@ -59,6 +59,8 @@ pub struct Options {
     pub form: Form,
     /// Whether `router.{module}.indices` and `router.{module}.weights` are graph outputs.
     pub router_outputs: bool,
+    /// Whether a causal language model computes `logits` of the last position only, `[B, 1, V]`.
+    pub last_logits: bool,
 }
 
 /// A graph and the stem of the file that holds it.
@@ -93,15 +95,22 @@ pub enum LowerError {
         /// The module.
         module: String,
     },
+    /// Only causal language models predict the next token.
+    #[error("logits of the last position alone are for causal language models, and this is none")]
+    LastLogits,
 }
 
 /// Writes a model as one graph, or as one per file where the family has several.
 ///
 /// # Errors
 ///
-/// [`LowerError::SecondBody`] and [`LowerError::NoFunction`] in the form [`Form::Function`], and
-/// [`LowerError::ExpertBias`].
+/// [`LowerError::SecondBody`] and [`LowerError::NoFunction`] in the form [`Form::Function`],
+/// [`LowerError::ExpertBias`], and [`LowerError::LastLogits`] where the option is set for another model than a causal
+/// language model.
 pub fn lower(model: &Model, options: Options) -> Result<Vec<NamedGraph>, LowerError> {
+    if options.last_logits && !matches!(model, Model::CausalLm(_)) {
+        return Err(LowerError::LastLogits);
+    }
     match model {
         Model::EncoderDecoder(model) => encoder_decoder::lower(model, options),
         Model::MaskedLm(model) => masked_lm::lower(model, options),

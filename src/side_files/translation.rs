@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use moa_graphs::{families::Config, model::EncoderDecoder};
 
+use super::{SideFile, SideFileOptions};
 use crate::text::{BpeCodes, CONFIG_FILE, Dictionary, GenerationConfig, Segmentation, TextError};
 
 const DICTIONARY: &str = "dict.txt";
@@ -18,24 +19,7 @@ const TARGET_LANGUAGE: &str = "target_lang";
 /// Names under which codes lie beside a checkpoint.
 const CODES_BESIDE: [&str; 2] = [CODES, "bpecodes"];
 
-/// Vocabulary files of a translation model, where there are any.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct VocabularyFiles {
-    /// fairseq dictionaries of the source and the target language; may be one file.
-    pub dictionaries: Option<[PathBuf; 2]>,
-    /// Codes of subword-nmt.
-    pub bpe_codes: Option<PathBuf>,
-    /// A checkpoint: where no dictionary is given, the pair `dict.SOURCE.txt` and `dict.TARGET.txt` beside it is
-    /// taken, for the languages that its configuration names, or else `dict.txt`; with them `bpe.codes` or `bpecodes`.
-    pub beside: Option<PathBuf>,
-}
-
-impl VocabularyFiles {
-    /// Whether no file is named.
-    pub(crate) const fn names_nothing(&self) -> bool {
-        self.dictionaries.is_none() && self.bpe_codes.is_none()
-    }
-
+impl SideFileOptions {
     /// Dictionaries and codes, named or found.
     fn resolve(&self, config: &Config) -> (Option<[PathBuf; 2]>, Option<PathBuf>) {
         let (None, Some(checkpoint)) = (&self.dictionaries, &self.beside) else {
@@ -85,18 +69,11 @@ pub enum VocabularyError {
     },
 }
 
-/// A file to write: its name and its content.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SideFile {
-    pub(crate) name: &'static str,
-    pub(crate) bytes: Vec<u8>,
-}
-
 /// The files beside the graphs of `model`; none where there is no dictionary.
 pub(crate) fn side_files(
     model: &EncoderDecoder,
     config: &Config,
-    files: &VocabularyFiles,
+    files: &SideFileOptions,
 ) -> Result<Vec<SideFile>, VocabularyError> {
     let (dictionaries, codes) = files.resolve(config);
     let Some([source, target]) = &dictionaries else {
@@ -123,13 +100,13 @@ pub(crate) fn side_files(
     let mut result = Vec::new();
     for (name, path) in &written {
         let bytes = std::fs::read(path).map_err(|source| TextError::Io { path: path.into(), source })?;
-        result.push(SideFile { name, bytes });
+        result.push(SideFile { name: (*name).into(), bytes });
     }
     let last = written.iter().rev().find(|(name, _)| *name != CODES).map_or(DICTIONARY, |(name, _)| name);
     let mut generation = GenerationConfig::fairseq(segmentation, written[0].0, last);
     generation.bpe_codes = codes.as_ref().map(|_| CODES.into());
     describe(&mut generation, model, config)?;
-    result.push(SideFile { name: CONFIG_FILE, bytes: generation.to_json().into_bytes() });
+    result.push(SideFile { name: CONFIG_FILE.into(), bytes: generation.to_json().into_bytes() });
     Ok(result)
 }
 

@@ -1,0 +1,334 @@
+"""A JetMoE of two layers, exported, beside its rivals, in one run.
+
+    python3 -m pip install numpy onnx onnxruntime torch "transformers==4.57.6" mobius-onnx
+    python3 benches/jetmoe.py [--threads 2] [--rounds 9] [--only CASE ...] [--rivals NAME ...] [--json FILE]
+
+Random weights, d 2048, 16 key/value heads of 128, E 8, k 2, MLP 1408, vocabulary 4096. The rivals: PyTorch eager of
+transformers; mobius' graph on the same ONNX Runtime; torch.onnx with dynamo and eager attention. Every output is compared
+with PyTorch's first, and what is wrong is not timed. Bursts take turns as in cpu_operator.py, which see for ratios.
+`--dtype bf16` adds our export with weights stored in bf16.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import onnxruntime
+
+import cpu_operator as bench
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SIZES = dict(
+    vocab_size=4096, hidden_size=2048, num_hidden_layers=2, num_key_value_heads=16, kv_channels=128,
+    intermediate_size=1408, num_local_experts=8, num_experts_per_tok=2, max_position_embeddings=4096,
+)
+# Tokens and past of each case.
+CASES = {"T1": (1, 0), "T16": (16, 0), "T128": (128, 0), "T512": (512, 0), "decode-past128": (1, 128)}
+RIVALS = ["eager", "mobius", "dynamo"]
+TOLERANCE = {"fp32": 2e-4, "bf16": 2e-4}
+GOALS = [
+    ("decode-past128", "mobius", 3.5), ("T128", "mobius", 2.5), ("T512", "mobius", 2.5), ("T128", "eager", 1.6),
+    ("T512", "eager", 1.6),
+]
+READ_GOAL = 0.75
+
+
+def make_checkpoint(folder):
+    """A folder of transformers, and the model that it holds."""
+    import torch
+    from transformers import JetMoeConfig, JetMoeForCausalLM
+
+    torch.manual_seed(0)
+    config = JetMoeConfig(**SIZES, tie_word_embeddings=False, attn_implementation="eager")
+    model = JetMoeForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if name.endswith("bias"):
+                tensor.normal_(0, 0.02)
+        # Scores apart, so that rounding alone moves no token to another expert.
+        for name, tensor in model.named_parameters():
+            if "router" in name:
+                tensor.mul_(5)
+        for tensor in model.parameters():
+            tensor.copy_(tensor.to(torch.bfloat16))
+    model.save_pretrained(folder)
+    return model
+
+
+class Inputs:
+    """What every contender gets in one case."""
+
+    def __init__(self, model, tokens, past, seed):
+        import torch
+
+        random = np.random.default_rng(seed)
+        ids = random.integers(3, SIZES["vocab_size"], (1, past + tokens))
+        self.ids, self.tokens, self.past = ids[:, past:], tokens, past
+        with torch.no_grad():
+            whole = model(torch.from_numpy(ids), use_cache=True)
+        self.logits = whole.logits[:, past:].numpy()
+        layers = whole.past_key_values
+        keep = lambda tensor: np.ascontiguousarray(tensor[:, :, :past].numpy())
+        self.cache = [(keep(layers[i][0]), keep(layers[i][1])) for i in range(SIZES["num_hidden_layers"])]
+
+    def feeds(self, session):
+        """Inputs of a graph with the names of the ecosystem."""
+        total = self.past + self.tokens
+        feeds = {
+            "input_ids": self.ids,
+            "attention_mask": np.ones((1, total), np.int64),
+            "position_ids": np.arange(self.past, total, dtype=np.int64)[None],
+        }
+        for layer, pair in enumerate(self.cache):
+            feeds |= {f"past_key_values.{layer}.{part}": value for part, value in zip(("key", "value"), pair)}
+        return {value.name: feeds[value.name] for value in session.get_inputs()}
+
+    def shape(self, name):
+        if name.startswith("present"):
+            return (1, SIZES["num_key_value_heads"], self.past + self.tokens, SIZES["kv_channels"])
+        return (1, self.tokens, SIZES["vocab_size"])
+
+
+class OrtRun:
+    """A session with the inputs of one case and all outputs bound once."""
+
+    def __init__(self, session, inputs):
+        self.session, self.binding = session, session.io_binding()
+        self.feeds = {name: np.ascontiguousarray(value) for name, value in inputs.feeds(session).items()}
+        for name, value in self.feeds.items():
+            pointer = value.ctypes.data if value.size else np.zeros(1, value.dtype).ctypes.data
+            self.binding.bind_input(name, "cpu", 0, value.dtype, value.shape, pointer)
+        self.values = {}
+        for output in session.get_outputs():
+            value = self.values[output.name] = np.zeros(inputs.shape(output.name), np.float32)
+            self.binding.bind_output(output.name, "cpu", 0, np.float32, value.shape, value.ctypes.data)
+        self.logits = session.get_outputs()[0].name
+
+    def __call__(self):
+        self.session.run_with_iobinding(self.binding)
+        return self.values[self.logits]
+
+
+class EagerRun:
+    def __init__(self, model, inputs):
+        import torch
+        from transformers import DynamicCache
+
+        self.torch, self.model, self.cache_type = torch, model, DynamicCache
+        self.ids = torch.from_numpy(inputs.ids)
+        self.cache = tuple(tuple(torch.from_numpy(value) for value in pair) for pair in inputs.cache)
+        self.past = inputs.past
+
+    def __call__(self):
+        cache = self.cache_type.from_legacy_cache(self.cache) if self.past else None
+        with self.torch.no_grad():
+            return self.model(self.ids, past_key_values=cache, use_cache=True).logits.numpy()
+
+
+def open_session(path, args, library=None):
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = args.threads
+    if library:
+        options.register_custom_ops_library(library)
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def ours(work, args, dtype):
+    out = work / f"moa-export-{dtype}"
+    extra = [] if dtype == "fp32" else ["--dtype", dtype]
+    subprocess.run([args.program, work / "checkpoint", "-o", out, "--force", *extra], check=True)
+    return open_session(out / "model.onnx", args, LIBRARY)
+
+
+def mobius(work, args):
+    """mobius reads no rotary base from JetMoE's configuration and fails on tied weights: it gets the base under a newer
+    key, and weights that are not tied."""
+    source, out = work / "for-mobius", work / "mobius"
+    source.mkdir(exist_ok=True)
+    config = json.loads((work / "checkpoint/config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": config["rope_theta"]}
+    (source / "config.json").write_text(json.dumps(config))
+    weights = source / "model.safetensors"
+    weights.unlink(missing_ok=True)
+    weights.symlink_to((work / "checkpoint/model.safetensors").resolve())
+    command = [sys.executable, "-m", "mobius", "build", "--config", source, out, "--dtype", "f32", "--ep", "cpu"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return open_session(out / "model.onnx", args)
+
+
+def dynamo(work, args, model):
+    import torch
+
+    class Logits(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids):
+            return self.model(input_ids, use_cache=False).logits
+
+    path = work / "dynamo.onnx"
+    ids = torch.arange(3, 19)[None]
+    length = torch.export.Dim("length", min=2, max=SIZES["max_position_embeddings"])
+    shapes = {"input_ids": {1: length}}
+    with torch.no_grad():
+        torch.onnx.export(Logits().eval(), (ids,), str(path), input_names=["input_ids"], output_names=["logits"],
+                          dynamic_shapes=shapes, dynamo=True, external_data=True, verbose=False)
+    return open_session(path, args)
+
+
+def error(found, expected):
+    return float(np.max(np.abs(found - expected)) / np.max(np.abs(expected)))
+
+
+def judge(session, model, count=8):
+    """On how many random inputs a graph of logits is wrong, and by how much at most."""
+    errors = []
+    for seed in range(count):
+        inputs = Inputs(model, 8 + 3 * seed, 0, 100 + seed)
+        try:
+            errors.append(error(OrtRun(session, inputs)(), inputs.logits))
+        except Exception as failure:
+            print(f"  dynamo stops at {inputs.tokens} tokens: {str(failure).splitlines()[0][:160]}")
+            errors.append(float("inf"))
+    wrong = sum(not value <= TOLERANCE["fp32"] for value in errors)
+    return {"inputs": count, "wrong": wrong, "largest_relative_error": max(errors)}
+
+
+def prepare(work, args, model):
+    """Sessions by name, and what is known of rivals that are not timed."""
+    sessions, notes = {"ours": ours(work, args, "fp32")}, {}
+    for dtype in args.dtype:
+        sessions[f"ours {dtype}"] = ours(work, args, dtype)
+    makers = {"mobius": lambda: mobius(work, args), "dynamo": lambda: dynamo(work, args, model)}
+    for name in [name for name in args.rivals if name != "eager"]:
+        try:
+            sessions[name] = makers[name]()
+        except Exception as failure:
+            notes[name] = {"failed": str(failure).splitlines()[0] if str(failure) else type(failure).__name__}
+    if "dynamo" in sessions:
+        notes["dynamo"] = judge(sessions["dynamo"], model)
+        if notes["dynamo"]["wrong"]:
+            del sessions["dynamo"]
+    return sessions, notes
+
+
+def read_bytes(past, width):
+    """Weights and cache that one token needs; `width` is the size of a weight."""
+    d, heads, e, k = SIZES["hidden_size"], SIZES["num_key_value_heads"] * SIZES["kv_channels"], 8, 2
+    layer = k * d * heads + 2 * d * heads + k * heads * d + 3 * k * d * SIZES["intermediate_size"]
+    layers = SIZES["num_hidden_layers"]
+    weights = layers * layer + d * SIZES["vocab_size"]
+    return weights * width + layers * (4 * 2 * d * e + 4 * 2 * past * heads)
+
+
+def measure(name, sessions, model, args, bandwidth):
+    tokens, past = CASES[name]
+    inputs = Inputs(model, tokens, past, 1)
+    runs = {}
+    for contender, session in sessions.items():
+        if contender == "dynamo" and (past or tokens < 2):
+            continue
+        runs[contender] = OrtRun(session, inputs)
+    if "eager" in args.rivals:
+        runs["eager"] = EagerRun(model, inputs)
+    result = {"tokens": tokens, "past": past, "load": os.getloadavg(), "relative_error": {}}
+    for contender, run in runs.items():
+        found = result["relative_error"][contender] = error(np.asarray(run()), inputs.logits)
+        tolerance = TOLERANCE.get(contender.removeprefix("ours "), TOLERANCE["fp32"])
+        if not found <= tolerance:
+            sys.exit(f"{name}: {contender} differs from PyTorch by {found:.2e}")
+    bursts = bench.interleave(runs, args.rounds, args.seconds)
+    result["times"] = {contender: bench.summary(times) for contender, times in bursts.items()}
+    ours = result["times"]["ours"]
+    result["ratios"] = {n: bench.ratio(times, ours) for n, times in result["times"].items() if n != "ours"}
+    if tokens == 1:
+        for contender in [name for name in runs if name.startswith("ours")]:
+            amount = read_bytes(past, 2 if contender.endswith("16") else 4)
+            rate = amount / result["times"][contender]["median_ms"] * 1e3
+            result.setdefault("read", {})[contender] = {"bytes": amount, "rate": rate, "share": rate / bandwidth}
+    return result
+
+
+def report(name, result):
+    print(f"\n{name}: {result['tokens']} tokens, past {result['past']}")
+    for contender, t in result["times"].items():
+        line = f"  {contender:10} {t['median_ms']:9.3f} ms  [{t['quartiles_ms'][0]:.3f}, {t['quartiles_ms'][1]:.3f}]"
+        line += f"  min {t['min_ms']:.3f}  error {result['relative_error'][contender]:.1e}"
+        if contender in result["ratios"]:
+            r = result["ratios"][contender]
+            line += f"   ratio {r['median']:.2f} (min/min {r['min']:.2f}, {r['range'][0]:.2f} .. {r['range'][1]:.2f})"
+        print(line)
+    for contender, read in result.get("read", {}).items():
+        megabytes, rate = read["bytes"] / 1e6, read["rate"] / 1e9
+        print(f"  {contender} reads {megabytes:.1f} MB: {rate:.1f} GB/s, {100 * read['share']:.0f} % of a plain read")
+    sys.stdout.flush()
+
+
+def report_goals(results):
+    print()
+    for case, rival, goal in GOALS:
+        if rival in results.get(case, {}).get("ratios", {}):
+            found = results[case]["ratios"][rival]["median"]
+            print(f"{case}: {found:.2f} x {rival}, goal {goal}: {'met' if found >= goal else 'NOT met'}")
+    read = results.get("decode-past128", {}).get("read", {}).get("ours")
+    if read:
+        verdict = "met" if read["share"] >= READ_GOAL else "NOT met"
+        print(f"decode-past128: {100 * read['share']:.0f} % of a plain read, goal {100 * READ_GOAL:.0f} %: {verdict}")
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=0.3, help="length of a burst")
+    parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--rivals", nargs="*", default=RIVALS, choices=RIVALS)
+    parser.add_argument("--dtype", nargs="*", default=[], choices=["bf16"], help="further exports of ours")
+    parser.add_argument("--program", default=str(ROOT / "target/release/moa-export"))
+    parser.add_argument("--work", type=pathlib.Path, help="folder for checkpoint and graphs, 4 GB, which is kept")
+    parser.add_argument("--json", type=pathlib.Path)
+    return parser.parse_args()
+
+
+def main():
+    global LIBRARY
+    args = arguments()
+    LIBRARY = bench.library()
+    import torch
+    import transformers
+
+    torch.set_num_threads(args.threads)
+    versions = {"onnxruntime": onnxruntime.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
+    cpu = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), platform.processor())
+    head = {"cpu": cpu, "cores": os.cpu_count(), "threads": args.threads, "versions": versions, "rounds": args.rounds}
+    head |= {"sizes": SIZES, "load_before": os.getloadavg()}
+    with tempfile.TemporaryDirectory() as temporary:
+        work = args.work or pathlib.Path(temporary)
+        work.mkdir(parents=True, exist_ok=True)
+        model = make_checkpoint(work / "checkpoint")
+        sessions, head["rivals"] = prepare(work, args, model)
+        print(f"{cpu}, {os.cpu_count()} cores, {args.threads} threads; {versions}")
+        for name, note in head["rivals"].items():
+            print(f"{name}: {note}")
+        results, reads = {}, [bench.read_bandwidth(args.threads)]
+        for name in args.only:
+            reads.append(bench.read_bandwidth(args.threads))
+            results[name] = measure(name, sessions, model, args, statistics.median(reads))
+            report(name, results[name])
+    head |= {"read_gigabytes_per_second": [read * 1e-9 for read in reads], "load_after": os.getloadavg()}
+    report_goals(results)
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps({"machine": head, "results": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+//! What `moa-export generate` takes.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+#[derive(Debug, Args)]
+pub(super) struct GenerateArguments {
+    /// Folder that `moa-export CHECKPOINT -o OUT` wrote, with the vocabulary or tokenizer beside the graphs
+    pub(super) folder: PathBuf,
+    /// What to translate or continue: the lines of a file, of stdin (`-`), or else the text itself
+    #[arg(long, value_name = "TEXT|FILE|-", allow_hyphen_values = true)]
+    pub(super) input: String,
+    /// Most lines that are decoded together
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub(super) batch: usize,
+    /// What runs the graphs
+    #[arg(long, value_enum, default_value_t = RuntimeArgument::Ort)]
+    pub(super) backend: RuntimeArgument,
+    /// Threads of the runtime
+    #[arg(long, value_name = "N")]
+    pub(super) threads: Option<usize>,
+    /// Operator library, where it is not beside this program
+    #[arg(long, value_name = "FILE")]
+    pub(super) library: Option<PathBuf>,
+    /// Print one JSON object a line
+    #[arg(long)]
+    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) translation: TranslationArguments,
+    #[command(flatten)]
+    pub(super) text: TextArguments,
+}
+
+/// Flags for translation models alone.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Translation models")]
+pub(super) struct TranslationArguments {
+    /// Hypotheses that are followed side by side; 1 is greedy [default: 4]
+    #[arg(long, value_name = "N")]
+    pub(super) beam: Option<usize>,
+    /// Length penalty: a score is the sum of log-probabilities over length^X [default: 1]
+    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    pub(super) lenpen: Option<f64>,
+    /// Translations of each line, best first; with more than 1, score and tab before each [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(super) nbest: Option<usize>,
+    /// When a sentence is done [default: best]
+    #[arg(long, value_enum)]
+    pub(super) stop: Option<StopArgument>,
+    /// Fewest tokens of a translation, without the end [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(super) min_len: Option<usize>,
+    /// Most tokens of a translation are A * source + B, without the end [default: 0]
+    #[arg(long, value_name = "A")]
+    pub(super) max_len_a: Option<f64>,
+    /// See --max-len-a [default: 200]
+    #[arg(long, value_name = "B")]
+    pub(super) max_len_b: Option<usize>,
+    /// Say on stderr where the time goes; everything is translated twice for it
+    #[arg(long)]
+    pub(super) profile: bool,
+}
+
+#[cfg(feature = "ort")]
+impl TranslationArguments {
+    /// The first flag that was given, if one was.
+    pub(super) fn given(&self) -> Option<&'static str> {
+        let given = [
+            ("--beam", self.beam.is_some()),
+            ("--lenpen", self.lenpen.is_some()),
+            ("--nbest", self.nbest.is_some()),
+            ("--stop", self.stop.is_some()),
+            ("--min-len", self.min_len.is_some()),
+            ("--max-len-a", self.max_len_a.is_some()),
+            ("--max-len-b", self.max_len_b.is_some()),
+            ("--profile", self.profile),
+        ];
+        given.into_iter().find_map(|(flag, given)| given.then_some(flag))
+    }
+}
+
+/// Flags for causal language models alone.
+#[derive(Debug, Args)]
+#[command(
+    next_help_heading = "Causal language models (the input is continued as it is; chat templates are not applied)"
+)]
+pub(super) struct TextArguments {
+    /// Most new tokens for a prompt [default: 128]
+    #[arg(long, value_name = "N")]
+    pub(super) max_new: Option<usize>,
+    /// Draw tokens, logits divided by X; 0 takes the most probable one [default: 0, or 1 with --top-k or --top-p]
+    #[arg(long, value_name = "X")]
+    pub(super) temperature: Option<f64>,
+    /// Draw from the K most probable tokens
+    #[arg(long, value_name = "K")]
+    pub(super) top_k: Option<usize>,
+    /// Draw from as few of the most probable tokens as reach the probability P together
+    #[arg(long, value_name = "P")]
+    pub(super) top_p: Option<f64>,
+    /// Seed of the random numbers (SplitMix64); the same seed gives the same text [default: 0]
+    #[arg(long, value_name = "N")]
+    pub(super) seed: Option<u64>,
+    /// Go on after an end token
+    #[arg(long)]
+    pub(super) ignore_eos: bool,
+    /// Prompts and results are token ids, with spaces between
+    #[arg(long)]
+    pub(super) token_ids: bool,
+    /// The whole input is one prompt, line ends included, and not one prompt a line
+    #[arg(long, conflicts_with = "token_ids")]
+    pub(super) whole_input: bool,
+}
+
+#[cfg(feature = "ort")]
+impl TextArguments {
+    /// The first flag that was given, if one was.
+    pub(super) fn given(&self) -> Option<&'static str> {
+        let given = [
+            ("--max-new", self.max_new.is_some()),
+            ("--temperature", self.temperature.is_some()),
+            ("--top-k", self.top_k.is_some()),
+            ("--top-p", self.top_p.is_some()),
+            ("--seed", self.seed.is_some()),
+            ("--ignore-eos", self.ignore_eos),
+            ("--token-ids", self.token_ids),
+            ("--whole-input", self.whole_input),
+        ];
+        given.into_iter().find_map(|(flag, given)| given.then_some(flag))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum StopArgument {
+    /// When `beam` hypotheses have ended, however bad: as fairseq
+    Fairseq,
+    /// When no live hypothesis can still win
+    Best,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum RuntimeArgument {
+    /// ONNX Runtime with our operator library
+    Ort,
+    /// ONNX Runtime without it: the bodies run
+    OrtFunction,
+}

@@ -1,0 +1,221 @@
+//! A folder with a causal language model, ours or another's: its graph, the names of inputs and outputs, special ids.
+
+use std::path::{Component, Path, PathBuf};
+
+use super::{GenerateError, graphs::check_operators};
+use crate::{
+    onnx::{
+        OnnxFile,
+        proto::tensor_proto::DataType,
+        read::{Dim, ValueInfo},
+        read_model,
+    },
+    text::{Keys, TextError},
+};
+
+const GRAPH: &str = "model.onnx";
+const GENAI_CONFIG: &str = "genai_config.json";
+const GENERATION_CONFIG: &str = "generation_config.json";
+const CONFIG: &str = "config.json";
+
+/// What only a folder of a translation model holds.
+const OF_TRANSLATION: [&str; 2] = ["encoder_model.onnx", "generation.json"];
+
+/// Whether the folder is one for a [`TextGenerator`](super::TextGenerator), and not for a
+/// [`Translator`](super::Translator).
+pub fn holds_causal_lm(folder: &Path) -> bool {
+    let any = |names: &[&str]| names.iter().any(|name| folder.join(name).exists());
+    any(&[GRAPH, GENAI_CONFIG]) && !any(&OF_TRANSLATION)
+}
+
+/// Inputs and outputs by what they mean.
+#[derive(Debug, Clone)]
+pub(super) struct Names {
+    pub(super) ids: String,
+    pub(super) mask: Option<String>,
+    pub(super) positions: Option<String>,
+    pub(super) logits: String,
+    /// Keys and values, layer by layer.
+    pub(super) past: Vec<String>,
+    /// The same, in the same order.
+    pub(super) present: Vec<String>,
+}
+
+/// A checked folder.
+pub(super) struct CausalFolder {
+    pub(super) graph: OnnxFile,
+    pub(super) names: Names,
+    /// Key/value heads and their width, by layer.
+    pub(super) caches: Vec<[usize; 2]>,
+    /// Tokens that the graph chooses from, where it fixes their number.
+    pub(super) vocabulary: Option<usize>,
+    /// Most tokens of a row, where the folder says so.
+    pub(super) context: Option<usize>,
+    /// Tokens that end a text.
+    pub(super) eos: Vec<i64>,
+    pub(super) pad: i64,
+}
+
+/// What the JSON files say.
+struct Configs {
+    /// `model` of `genai_config.json`, and its `decoder`.
+    genai: Option<[Keys; 2]>,
+    generation: Option<Keys>,
+    config: Option<Keys>,
+}
+
+impl Configs {
+    fn read(folder: &Path) -> Result<Self, TextError> {
+        let model = Keys::read(&folder.join(GENAI_CONFIG))?.map(|keys| keys.object("model")).transpose()?.flatten();
+        let decoder = model.as_ref().map(|model| model.object("decoder")).transpose()?.flatten();
+        Ok(Self {
+            genai: model.zip(decoder).map(<[Keys; 2]>::from),
+            generation: Keys::read(&folder.join(GENERATION_CONFIG))?,
+            config: Keys::read(&folder.join(CONFIG))?,
+        })
+    }
+
+    fn token_ids(&self, key: &str) -> Result<Option<Vec<i64>>, TextError> {
+        let genai = self.genai.as_ref().map(|[model, _]| model);
+        for keys in [genai, self.generation.as_ref(), self.config.as_ref()].into_iter().flatten() {
+            let ids = keys.token_ids(key)?;
+            if ids.is_some() {
+                return Ok(ids);
+            }
+        }
+        Ok(None)
+    }
+
+    fn context(&self) -> Result<Option<usize>, TextError> {
+        let genai = self.genai.as_ref().map(|[model, _]| model.size("context_length")).transpose()?.flatten();
+        let Some(config) = self.config.as_ref().filter(|_| genai.is_none()) else { return Ok(genai) };
+        let size = config.size("max_position_embeddings")?;
+        if size.is_some() { Ok(size) } else { config.size("n_positions") }
+    }
+
+    /// A text of the `section` of `genai_config.json`'s decoder, else `default`.
+    fn name(&self, section: &str, key: &str, default: &str) -> Result<String, TextError> {
+        let section = self.genai.as_ref().map(|[_, decoder]| decoder.object(section)).transpose()?.flatten();
+        let name = section.as_ref().map(|keys| keys.text(key)).transpose()?.flatten();
+        Ok(name.unwrap_or(default).to_owned())
+    }
+}
+
+impl CausalFolder {
+    pub(super) fn read(folder: &Path) -> Result<Self, GenerateError> {
+        let configs = Configs::read(folder)?;
+        let name = configs.genai.as_ref().map(|[_, decoder]| decoder.text("filename")).transpose()?.flatten();
+        let name = Path::new(name.unwrap_or(GRAPH));
+        let path = folder.join(name);
+        if !name.components().all(|part| matches!(part, Component::Normal(_))) {
+            let what = "genai_config.json names it, and it is outside the folder".to_owned();
+            return Err(GenerateError::Graph { path, what });
+        }
+        if !path.exists() {
+            return Err(GenerateError::Missing { path });
+        }
+        let graph = read_model(&path)?;
+        Self::of(graph, &configs, path)
+    }
+
+    fn of(graph: OnnxFile, configs: &Configs, path: PathBuf) -> Result<Self, GenerateError> {
+        let refused = |what: String| GenerateError::Graph { path: path.clone(), what };
+        check_operators(&graph).map_err(refused)?;
+        let inputs = graph.inputs();
+        let (caches, past, present) = caches(configs, &inputs, &refused)?;
+        let optional = |key: &str| -> Result<Option<String>, GenerateError> {
+            let name = configs.name("inputs", key, key)?;
+            Ok(Some(name).filter(|name| inputs.iter().any(|input| input.name == *name)))
+        };
+        let ids = optional("input_ids")?.ok_or_else(|| refused("there is no input `input_ids`".into()))?;
+        let names = Names {
+            ids,
+            mask: optional("attention_mask")?,
+            positions: optional("position_ids")?,
+            logits: configs.name("outputs", "logits", "logits")?,
+            past,
+            present,
+        };
+        check(&graph, &names).map_err(refused)?;
+        let vocabulary = check_logits(&graph, &names.logits).map_err(refused)?;
+        let eos = configs.token_ids("eos_token_id")?.unwrap_or_default();
+        let pad = configs.token_ids("pad_token_id")?.and_then(|ids| ids.first().copied());
+        let pad = pad.or(eos.first().copied()).unwrap_or_default();
+        Ok(Self { names, caches, vocabulary, context: configs.context()?, eos, pad, graph })
+    }
+}
+
+type Caches = (Vec<[usize; 2]>, Vec<String>, Vec<String>);
+
+/// Sizes and names of the caches, as many layers as the graph has.
+fn caches(
+    configs: &Configs,
+    inputs: &[ValueInfo],
+    refused: &impl Fn(String) -> GenerateError,
+) -> Result<Caches, GenerateError> {
+    let parts = ["key", "value"];
+    let pattern = |section: &str, start: &str| -> Result<Vec<String>, TextError> {
+        let side = if section == "inputs" { "past" } else { "present" };
+        let one = |part| configs.name(section, &format!("{side}_{part}_names"), &format!("{start}.%d.{part}"));
+        parts.into_iter().map(one).collect()
+    };
+    let (past, present) = (pattern("inputs", "past_key_values")?, pattern("outputs", "present")?);
+    let layer = |patterns: &[String], index: usize| -> Vec<String> {
+        patterns.iter().map(|pattern| pattern.replacen("%d", &index.to_string(), 1)).collect()
+    };
+    let mut found: Caches = (Vec::new(), Vec::new(), Vec::new());
+    while let Some(input) = inputs.iter().find(|input| input.name == layer(&past, found.0.len())[0]) {
+        let Some([_, Dim::Fixed(heads), _, Dim::Fixed(width)]) = input.dims.as_deref() else {
+            return Err(refused(format!(
+                "input `{}` must be [batch, heads, past, width] with fixed sizes",
+                input.name
+            )));
+        };
+        if input.data_type != DataType::Float {
+            return Err(refused(format!(
+                "input `{}` is no 32-bit float; only caches of this type are kept",
+                input.name
+            )));
+        }
+        found.1.extend(layer(&past, found.0.len()));
+        found.2.extend(layer(&present, found.0.len()));
+        found.0.push([*heads, *width]);
+        if found.0.len() > inputs.len() {
+            return Err(refused("genai_config.json names caches without their layer, %d".into()));
+        }
+    }
+    if found.0.is_empty() {
+        return Err(refused(format!("there is no input `{}`: no decoder with caches", layer(&past, 0)[0])));
+    }
+    Ok(found)
+}
+
+/// Every input must have a meaning, every output that is read must be there.
+fn check(graph: &OnnxFile, names: &Names) -> Result<(), String> {
+    let known = [Some(&names.ids), names.mask.as_ref(), names.positions.as_ref()];
+    let known: Vec<_> = known.into_iter().flatten().chain(&names.past).collect();
+    let inputs: Vec<_> = graph.inputs().into_iter().map(|input| input.name).collect();
+    if let Some(name) = inputs.iter().find(|name| !known.contains(name)) {
+        return Err(format!("input `{name}` is unknown"));
+    }
+    if let Some(name) = names.past.iter().find(|name| !inputs.contains(name)) {
+        return Err(format!("there is no input `{name}`"));
+    }
+    let outputs: Vec<_> = graph.outputs().into_iter().map(|output| output.name).collect();
+    match names.present.iter().chain([&names.logits]).find(|name| !outputs.contains(name)) {
+        Some(name) => Err(format!("there is no output `{name}`")),
+        None => Ok(()),
+    }
+}
+
+/// The vocabulary of the logits, where it is fixed.
+fn check_logits(graph: &OnnxFile, name: &str) -> Result<Option<usize>, String> {
+    let Some(logits) = graph.outputs().into_iter().find(|output| output.name == name) else { return Ok(None) };
+    if logits.data_type != DataType::Float {
+        return Err(format!("output `{name}` is no 32-bit float, the only type that is read"));
+    }
+    match logits.dims.as_deref().and_then(<[Dim]>::last) {
+        Some(Dim::Fixed(size)) => Ok(Some(*size)),
+        _ => Ok(None),
+    }
+}

@@ -1,0 +1,341 @@
+//! Prompts to their continuations.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use super::{
+    GenerateError, SamplingOptions,
+    causal_folder::{CausalFolder, Names},
+    sampling::{Random, choose},
+};
+use crate::{
+    backend::{OrtOperators, OrtOptions, OrtSession, OrtValue},
+    text::{HubTokenizer, Pieces, TOKENIZER_FILE},
+};
+
+/// How a [`TextGenerator`] computes.
+#[derive(Debug, Clone)]
+pub struct TextGeneratorOptions {
+    /// Who computes the operators of the `ai.moa` domain.
+    pub operators: OrtOperators,
+    /// How ONNX Runtime computes.
+    pub runtime: OrtOptions,
+    /// Most prompts that are continued together.
+    pub batch: usize,
+    /// Where this becomes true, a generation ends with [`GenerateError::Interrupted`].
+    pub interrupted: Arc<AtomicBool>,
+}
+
+impl Default for TextGeneratorOptions {
+    fn default() -> Self {
+        let (operators, runtime) = (OrtOperators::Library, OrtOptions::default());
+        Self { operators, runtime, batch: 32, interrupted: Arc::default() }
+    }
+}
+
+/// What is to be continued.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Prompt {
+    /// Text for the tokenizer of the folder; it is continued as it is, without a template for chats.
+    Text(String),
+    /// Token ids.
+    Tokens(Vec<i64>),
+}
+
+impl From<&str> for Prompt {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+/// Why a continuation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    /// With an end token, which is the last of its tokens.
+    Eos,
+    /// At the most new tokens, or at the model's last position.
+    Length,
+}
+
+/// What follows a prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Continuation {
+    /// The text, without special tokens; absent where the folder has no tokenizer.
+    pub text: Option<String>,
+    /// New token ids.
+    pub tokens: Vec<i64>,
+    /// Why there are no more.
+    pub finish: Finish,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+}
+
+/// One new token, as soon as it is chosen.
+#[derive(Debug, Clone, Copy)]
+pub struct NewToken<'a> {
+    /// Number of the prompt, from 0.
+    pub prompt: usize,
+    /// Its id.
+    pub token: i64,
+    /// The text that is certain now, maybe none; the rest comes with the last token.
+    pub text: &'a str,
+}
+
+/// A causal language model that is ready to run.
+#[derive(Debug)]
+pub struct TextGenerator {
+    folder: PathBuf,
+    tokenizer: Option<HubTokenizer>,
+    session: OrtSession,
+    names: Names,
+    caches: Vec<[usize; 2]>,
+    vocabulary: Option<usize>,
+    context: Option<usize>,
+    eos: Vec<i64>,
+    pad: i64,
+    batch: usize,
+    interrupted: Arc<AtomicBool>,
+}
+
+/// A prompt on its way.
+struct Row {
+    prompt: usize,
+    prompt_tokens: usize,
+    /// The tokens to compute next: all of the prompt, later the newest.
+    next: Vec<i64>,
+    /// 1 for each real column so far, 0 for padding.
+    mask: Vec<i64>,
+    /// Most new tokens.
+    most: usize,
+    tokens: Vec<i64>,
+    random: Random,
+    text: String,
+    pieces: Pieces,
+    finish: Option<Finish>,
+}
+
+impl Row {
+    /// Pads on the left to `length` columns.
+    fn pad(&mut self, length: usize, pad: i64) {
+        let missing = length - self.next.len();
+        self.mask = [vec![0; missing], vec![1; self.next.len()]].concat();
+        self.next.splice(..0, std::iter::repeat_n(pad, missing));
+    }
+
+    /// Real tokens before each of the columns of `next`.
+    #[allow(clippy::cast_possible_wrap)]
+    fn positions(&self) -> Vec<i64> {
+        let before = self.mask.len() - self.next.len();
+        let mut count: i64 = self.mask[..before].iter().sum();
+        let position = |real: &i64| {
+            count += real;
+            (count - 1).max(0)
+        };
+        self.mask[before..].iter().map(position).collect()
+    }
+}
+
+impl TextGenerator {
+    /// Loads a folder: what `moa-export CHECKPOINT -o FOLDER` wrote for a causal language model, or another decoder
+    /// with `past_key_values.{i}.key|value` and `present.{i}.key|value`, or with the names in `genai_config.json`.
+    ///
+    /// # Errors
+    ///
+    /// Where a file is missing or broken, the graph is no decoder with caches of 32-bit floats, or the runtime is
+    /// missing or does not take it.
+    pub fn open(folder: &Path, options: TextGeneratorOptions) -> Result<Self, GenerateError> {
+        if options.batch == 0 {
+            return Err(GenerateError::Option("batch 0: it must be at least 1".into()));
+        }
+        let CausalFolder { graph, names, caches, vocabulary, context, eos, pad } = CausalFolder::read(folder)?;
+        let tokenizer = HubTokenizer::read(folder)?;
+        let outputs = [&names.logits].into_iter().chain(&names.present).cloned().collect();
+        let session = OrtSession::load(&graph, outputs, options.operators, options.runtime, None)?;
+        let (batch, interrupted) = (options.batch, options.interrupted);
+        let folder = folder.to_path_buf();
+        Ok(Self { folder, tokenizer, session, names, caches, vocabulary, context, eos, pad, batch, interrupted })
+    }
+
+    /// Whether the folder has a `tokenizer.json`; without it prompts are token ids.
+    pub const fn has_tokenizer(&self) -> bool {
+        self.tokenizer.is_some()
+    }
+
+    /// Continues every prompt; the results are in their order.
+    ///
+    /// # Errors
+    ///
+    /// Where an option is out of its range, a prompt has no tokens, an unknown one or too many, or the runtime fails.
+    pub fn generate(
+        &mut self,
+        prompts: &[Prompt],
+        options: &SamplingOptions,
+    ) -> Result<Vec<Continuation>, GenerateError> {
+        self.generate_streaming(prompts, options, &mut |_| {})
+    }
+
+    /// [`Self::generate`], which tells `sink` of every token when it is chosen.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::generate`].
+    pub fn generate_streaming(
+        &mut self,
+        prompts: &[Prompt],
+        options: &SamplingOptions,
+        sink: &mut dyn FnMut(NewToken<'_>),
+    ) -> Result<Vec<Continuation>, GenerateError> {
+        if let Some(fault) = options.fault() {
+            return Err(GenerateError::Option(fault));
+        }
+        let rows = prompts.iter().enumerate().map(|(index, prompt)| self.row(index, prompt, options));
+        let mut rows: Vec<_> = rows.collect::<Result<_, _>>()?;
+        let mut results = Vec::with_capacity(rows.len());
+        while !rows.is_empty() {
+            let rest = rows.split_off(rows.len().min(self.batch));
+            results.extend(self.run_batch(std::mem::replace(&mut rows, rest), options, sink)?);
+        }
+        Ok(results)
+    }
+
+    fn row(&self, index: usize, prompt: &Prompt, options: &SamplingOptions) -> Result<Row, GenerateError> {
+        let ids = match (prompt, &self.tokenizer) {
+            (Prompt::Tokens(ids), _) => ids.clone(),
+            (Prompt::Text(text), Some(tokenizer)) => tokenizer.encode(text)?,
+            (Prompt::Text(_), None) => {
+                return Err(GenerateError::Missing { path: self.folder.join(TOKENIZER_FILE) });
+            }
+        };
+        let prompt = index + 1;
+        if ids.is_empty() {
+            return Err(GenerateError::EmptyPrompt { prompt });
+        }
+        let vocabulary = self.vocabulary.unwrap_or(usize::MAX);
+        if let Some(id) = ids.iter().find(|id| !usize::try_from(**id).is_ok_and(|id| id < vocabulary)) {
+            return Err(GenerateError::TokenId { prompt, id: *id, vocabulary });
+        }
+        let limit = self.context.unwrap_or(usize::MAX);
+        if ids.len() >= limit {
+            return Err(GenerateError::LongPrompt { prompt, tokens: ids.len(), limit });
+        }
+        Ok(Row {
+            prompt: index,
+            prompt_tokens: ids.len(),
+            most: options.max_new.min(limit - ids.len()),
+            pieces: Pieces::after(&ids),
+            next: ids,
+            mask: Vec::new(),
+            tokens: Vec::new(),
+            random: Random::of_prompt(options.seed, index),
+            text: String::new(),
+            finish: None,
+        })
+    }
+
+    fn run_batch(
+        &mut self,
+        mut rows: Vec<Row>,
+        options: &SamplingOptions,
+        sink: &mut dyn FnMut(NewToken<'_>),
+    ) -> Result<Vec<Continuation>, GenerateError> {
+        let length = rows.iter().map(|row| row.next.len()).max().unwrap_or_default();
+        rows.iter_mut().for_each(|row| row.pad(length, self.pad));
+        let mut caches = self.empty_caches(rows.len())?;
+        let mut done = Vec::with_capacity(rows.len());
+        while !rows.is_empty() {
+            if self.interrupted.load(Ordering::Relaxed) {
+                return Err(GenerateError::Interrupted);
+            }
+            let mut outputs = self.compute(&rows, &caches)?;
+            caches = outputs.split_off(1);
+            self.extend(&mut rows, &outputs, options, sink)?;
+            let live: Vec<_> = (0..rows.len()).filter(|row| rows[*row].finish.is_none()).collect();
+            if live.len() < rows.len() {
+                done.extend(rows.extract_if(.., |row| row.finish.is_some()));
+                if !rows.is_empty() {
+                    let kept = caches.iter().map(|cache| self.session.gather(cache, &live));
+                    caches = kept.collect::<Result<_, _>>()?;
+                }
+            }
+        }
+        done.sort_by_key(|row| row.prompt);
+        let with_text = self.has_tokenizer();
+        let continuation = |row: Row| Continuation {
+            text: with_text.then_some(row.text),
+            tokens: row.tokens,
+            finish: row.finish.unwrap_or(Finish::Length),
+            prompt_tokens: row.prompt_tokens,
+        };
+        Ok(done.into_iter().map(continuation).collect())
+    }
+
+    fn empty_caches(&self, rows: usize) -> Result<Vec<OrtValue>, GenerateError> {
+        let sides = self.caches.iter().flat_map(|sizes| [sizes; 2]);
+        Ok(sides.map(|[heads, width]| self.session.zeros(&[rows, *heads, 0, *width])).collect::<Result<_, _>>()?)
+    }
+
+    /// Logits, then keys and values.
+    fn compute(&mut self, rows: &[Row], caches: &[OrtValue]) -> Result<Vec<OrtValue>, GenerateError> {
+        let Self { session, names, .. } = self;
+        let matrix = |values: Vec<Vec<i64>>| {
+            let shape = [values.len(), values.first().map_or(0, Vec::len)];
+            session.integers(&shape, values.concat())
+        };
+        let ids = matrix(rows.iter().map(|row| row.next.clone()).collect())?;
+        let mask = matrix(rows.iter().map(|row| row.mask.clone()).collect())?;
+        let positions = matrix(rows.iter().map(Row::positions).collect())?;
+        session.bind(&names.ids, &ids)?;
+        for (name, value) in [(&names.mask, &mask), (&names.positions, &positions)] {
+            if let Some(name) = name {
+                session.bind(name, value)?;
+            }
+        }
+        for (name, cache) in names.past.iter().zip(caches) {
+            session.bind(name, cache)?;
+        }
+        Ok(session.run()?)
+    }
+
+    /// Chooses the next token of every row.
+    fn extend(
+        &self,
+        rows: &mut [Row],
+        outputs: &[OrtValue],
+        options: &SamplingOptions,
+        sink: &mut dyn FnMut(NewToken<'_>),
+    ) -> Result<(), GenerateError> {
+        let Some(logits) = outputs.first() else { return Ok(()) };
+        let (shape, values) = logits.floats()?;
+        let width = shape.last().and_then(|width| usize::try_from(*width).ok()).unwrap_or_default();
+        let per_row = values.len() / rows.len();
+        for (row, values) in rows.iter_mut().zip(values.chunks_exact(per_row.max(1))) {
+            let last = &values[values.len().saturating_sub(width)..];
+            let not_finite = GenerateError::NotFinite { line: row.prompt + 1 };
+            let token = choose(last, options, &mut row.random).ok_or(not_finite)?;
+            row.tokens.push(token);
+            row.next = vec![token];
+            row.mask.push(1);
+            let ended = !options.ignore_eos && self.eos.contains(&token);
+            row.finish = match ended {
+                true => Some(Finish::Eos),
+                false => (row.tokens.len() >= row.most).then_some(Finish::Length),
+            };
+            let start = row.text.len();
+            if let Some(tokenizer) = &self.tokenizer {
+                if !ended {
+                    row.text.push_str(&row.pieces.push(token, tokenizer)?);
+                }
+                if row.finish.is_some() {
+                    row.text.push_str(&row.pieces.finish(tokenizer)?);
+                }
+            }
+            sink(NewToken { prompt: row.prompt, token, text: &row.text[start..] });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,205 @@
+//! The files beside the graph of a causal language model: its configuration and tokenizer as Hugging Face's tools read
+//! them, and `genai_config.json` for onnxruntime-genai.
+
+use std::{fs, path::Path};
+
+use moa_graphs::{
+    Form,
+    families::Config,
+    model::{Attention, CausalLm},
+};
+use serde_json::{Map, Value, json};
+
+use super::{SideFile, SideFileOptions, library_name};
+use crate::text::{Keys, TextError};
+
+const CONFIG: &str = "config.json";
+const GENERATION_CONFIG: &str = "generation_config.json";
+const GENAI_CONFIG: &str = "genai_config.json";
+
+/// Copied as they are, where they lie beside the checkpoint.
+const COPIED: [&str; 9] = [
+    GENERATION_CONFIG,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+];
+
+/// Larger files are no part of a tokenizer.
+const LARGEST: u64 = 1 << 28;
+
+/// Ids of a JetMoE configuration that names none.
+const DEFAULT_BOS: i64 = 1;
+const DEFAULT_EOS: i64 = 2;
+
+/// A graph with what its folder must say about it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CausalLmFiles<'a> {
+    pub(crate) model: &'a CausalLm,
+    pub(crate) config: &'a Config,
+    pub(crate) form: Form,
+    /// Name of the graph's file.
+    pub(crate) graph: &'a str,
+}
+
+/// Whether `folder` is the one that the checkpoint lies in, whose files must stay as they are.
+pub(crate) fn is_own_folder(folder: &Path, options: &SideFileOptions) -> bool {
+    let real = |path: &Path| fs::canonicalize(path).ok();
+    options.checkpoint_folder().and_then(real).is_some_and(|checkpoint| real(folder) == Some(checkpoint))
+}
+
+impl CausalLmFiles<'_> {
+    /// The files, in the order in which they are written.
+    pub(crate) fn make(&self, options: &SideFileOptions) -> Result<Vec<SideFile>, TextError> {
+        let mut files = Vec::new();
+        if let Some(folder) = options.checkpoint_folder() {
+            for name in COPIED {
+                files.extend(copied(folder, name)?);
+            }
+        }
+        let ids = self.special_ids(options)?;
+        files.push(file(CONFIG, &self.config()));
+        files.push(file(GENAI_CONFIG, &self.genai_config(&ids, options)));
+        Ok(files)
+    }
+
+    fn attention(&self) -> Option<&Attention> {
+        self.model.layers.first().map(|layer| &layer.attention)
+    }
+
+    /// The checkpoint's configuration in the newer dialect, sizes as the tensors have them.
+    ///
+    /// Optimum's `ORTModelForCausalLM` does not know `jetmoe` and expects caches of `num_attention_heads` heads, each
+    /// `hidden_size / num_attention_heads` wide, and transformers keeps a `num_attention_heads` that is given. So these
+    /// two keys describe the caches of the graph; what they replace stays under `moa_export`.
+    fn config(&self) -> Value {
+        let mut keys = self.config.keys().clone();
+        for renamed in OLD_KEYS {
+            keys.remove(renamed);
+        }
+        let mut set = |key: &str, value: Value| keys.insert(key.into(), value);
+        set("model_type", self.config.model_type().into());
+        set("vocab_size", self.model.output.shape()[0].into());
+        set("num_hidden_layers", self.model.layers.len().into());
+        set("use_cache", true.into());
+        set("dtype", "float32".into());
+        if let Some(layer) = self.model.layers.first() {
+            let attention = &layer.attention;
+            let cache_width = attention.kv_num_heads * attention.head_size;
+            set("num_local_experts", attention.num_experts.into());
+            set("num_experts_per_tok", attention.top_k.into());
+            set("intermediate_size", layer.feed_forward.hidden.into());
+            set("num_key_value_heads", attention.kv_num_heads.into());
+            set("kv_channels", attention.head_size.into());
+            set("num_attention_heads", attention.kv_num_heads.into());
+            set("hidden_size", cache_width.into());
+            let replaced = json!({
+                "hidden_size": attention.width,
+                "num_attention_heads": attention.kv_num_heads * attention.top_k,
+            });
+            set("moa_export", json!({ "replaced": replaced }));
+        }
+        if let Some(positions) = self.model.max_positions() {
+            set("max_position_embeddings", positions.into());
+        }
+        Value::Object(keys)
+    }
+
+    /// Ids from `generation_config.json` beside the checkpoint, else from the configuration.
+    fn special_ids(&self, options: &SideFileOptions) -> Result<SpecialIds, TextError> {
+        let beside = options.checkpoint_folder().map(|folder| Keys::read(&folder.join(GENERATION_CONFIG)));
+        let generation = beside.transpose()?.flatten();
+        let config = Keys::new(self.config.origin(), self.config.keys().clone());
+        let ids = |key: &str| -> Result<Option<Vec<i64>>, TextError> {
+            let given = generation.as_ref().map(|keys| keys.token_ids(key)).transpose()?.flatten();
+            if given.is_some() { Ok(given) } else { config.token_ids(key) }
+        };
+        let eos = ids("eos_token_id")?.filter(|ids| !ids.is_empty()).unwrap_or_else(|| vec![DEFAULT_EOS]);
+        let first = |ids: Option<Vec<i64>>| ids.and_then(|ids| ids.first().copied());
+        let bos = first(ids("bos_token_id")?).unwrap_or(DEFAULT_BOS);
+        let pad = first(ids("pad_token_id")?).unwrap_or(eos[0]);
+        Ok(SpecialIds { bos, eos, pad })
+    }
+
+    /// onnxruntime-genai chooses its decoding loop by `type` and knows no JetMoE; `llama` names its loop for
+    /// decoders with one cache per layer.
+    fn genai_config(&self, ids: &SpecialIds, options: &SideFileOptions) -> Value {
+        let context = self.model.max_positions();
+        let mut session = Map::new();
+        session.insert("log_id".into(), "onnxruntime-genai".into());
+        session.insert("provider_options".into(), json!([]));
+        if options.operator_library.is_some() || self.form == Form::Fused {
+            session.insert("custom_ops_library".into(), library_name().into());
+        }
+        let mut decoder = json!({
+            "session_options": session,
+            "filename": self.graph,
+            "num_hidden_layers": self.model.layers.len(),
+            "inputs": {
+                "input_ids": "input_ids",
+                "attention_mask": "attention_mask",
+                "position_ids": "position_ids",
+                "past_key_names": "past_key_values.%d.key",
+                "past_value_names": "past_key_values.%d.value",
+            },
+            "outputs": {
+                "logits": "logits",
+                "present_key_names": "present.%d.key",
+                "present_value_names": "present.%d.value",
+            },
+        });
+        if let Some(attention) = self.attention() {
+            decoder["hidden_size"] = attention.width.into();
+            decoder["head_size"] = attention.head_size.into();
+            decoder["num_attention_heads"] = (attention.kv_num_heads * attention.top_k).into();
+            decoder["num_key_value_heads"] = attention.kv_num_heads.into();
+        }
+        let eos = if let [one] = ids.eos[..] { one.into() } else { Value::from(ids.eos.clone()) };
+        json!({
+            "model": {
+                "type": "llama",
+                "bos_token_id": ids.bos,
+                "eos_token_id": eos,
+                "pad_token_id": ids.pad,
+                "vocab_size": self.model.output.shape()[0],
+                "context_length": context,
+                "decoder": decoder,
+            },
+            "search": { "do_sample": false, "max_length": context, "past_present_share_buffer": false },
+        })
+    }
+}
+
+/// Names of an older dialect of the configuration, and keys that do not describe the graph: code to be loaded from
+/// elsewhere, and the type of the checkpoint's tensors.
+const OLD_KEYS: [&str; 7] =
+    ["auto_map", "ffn_hidden_size", "moe_num_experts", "moe_top_k", "n_positions", "num_layers", "torch_dtype"];
+
+struct SpecialIds {
+    bos: i64,
+    /// At least one.
+    eos: Vec<i64>,
+    pad: i64,
+}
+
+fn file(name: &str, value: &Value) -> SideFile {
+    SideFile { name: name.into(), bytes: format!("{value:#}\n").into_bytes() }
+}
+
+fn copied(folder: &Path, name: &str) -> Result<Option<SideFile>, TextError> {
+    let path = folder.join(name);
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let io = |source| TextError::Io { path: path.clone(), source };
+    if path.metadata().map_err(io)?.len() > LARGEST {
+        return Err(TextError::Limit { path, limit: LARGEST });
+    }
+    let bytes = fs::read(&path).map_err(io)?;
+    Ok(Some(SideFile { name: name.into(), bytes }))
+}

@@ -1,0 +1,64 @@
+//! The files beside the graphs: what `generate` and other programs need to turn text into text with them.
+
+mod causal_lm;
+mod translation;
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+};
+
+pub(crate) use causal_lm::{CausalLmFiles, is_own_folder};
+pub(crate) use translation::side_files;
+
+pub use translation::VocabularyError;
+
+use crate::text::TextError;
+
+/// Which files to put beside the graphs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SideFileOptions {
+    /// fairseq dictionaries of the source and the target language; may be one file.
+    pub dictionaries: Option<[PathBuf; 2]>,
+    /// Codes of subword-nmt.
+    pub bpe_codes: Option<PathBuf>,
+    /// A checkpoint. For a translation model without a dictionary, the pair `dict.SOURCE.txt` and `dict.TARGET.txt`
+    /// beside it is taken, for the languages that its configuration names, or else `dict.txt`; with them `bpe.codes` or
+    /// `bpecodes`. For a causal language model the tokenizer's files and `generation_config.json`.
+    pub beside: Option<PathBuf>,
+    /// The operator library, to be copied beside the graphs.
+    pub operator_library: Option<PathBuf>,
+}
+
+impl SideFileOptions {
+    /// Whether no vocabulary file is named.
+    pub(crate) const fn names_no_vocabulary(&self) -> bool {
+        self.dictionaries.is_none() && self.bpe_codes.is_none()
+    }
+
+    /// The folder of the checkpoint, where there is one.
+    fn checkpoint_folder(&self) -> Option<&Path> {
+        let checkpoint = self.beside.as_deref()?;
+        let folder = if checkpoint.is_dir() { checkpoint } else { checkpoint.parent().unwrap_or(checkpoint) };
+        Some(if folder.as_os_str().is_empty() { Path::new(".") } else { folder })
+    }
+}
+
+/// A file to write: its name and its content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SideFile {
+    pub(crate) name: String,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// Name of the operator library on this system.
+fn library_name() -> String {
+    format!("{}moa_ort{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX)
+}
+
+/// The operator library, where one is to be copied.
+pub(crate) fn library(options: &SideFileOptions) -> Result<Option<SideFile>, TextError> {
+    let Some(path) = &options.operator_library else { return Ok(None) };
+    let bytes = fs::read(path).map_err(|source| TextError::Io { path: path.clone(), source })?;
+    Ok(Some(SideFile { name: library_name(), bytes }))
+}

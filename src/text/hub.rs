@@ -1,0 +1,128 @@
+//! The JSON files of a Hugging Face folder, as far as token ids and sizes are read from them.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::error::{TextError, read_text};
+
+/// Larger files are no configuration.
+const LIMIT: u64 = 1 << 22;
+
+/// The keys of a JSON file, with its path for messages.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Keys {
+    path: PathBuf,
+    map: Map<String, Value>,
+}
+
+impl Keys {
+    /// The keys `map` that were read from `path`.
+    pub fn new(path: impl Into<PathBuf>, map: Map<String, Value>) -> Self {
+        Self { path: path.into(), map }
+    }
+
+    /// Reads the file; nothing where it is not there.
+    ///
+    /// # Errors
+    ///
+    /// Where it cannot be read, is too large or holds no JSON object.
+    pub fn read(path: &Path) -> Result<Option<Self>, TextError> {
+        if !path.exists() {
+            return Ok(None);
+        }
+        let text = read_text(path, LIMIT)?;
+        match serde_json::from_str(&text) {
+            Ok(Value::Object(map)) => Ok(Some(Self::new(path, map))),
+            Ok(_) => Err(TextError::malformed(path, "no JSON object")),
+            Err(error) => Err(TextError::malformed(path, format!("no JSON: {error}"))),
+        }
+    }
+
+    /// The object under a key; `null` counts as absent.
+    ///
+    /// # Errors
+    ///
+    /// Where the key holds something else.
+    pub fn object(&self, key: &str) -> Result<Option<Self>, TextError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(Self::new(&self.path, map.clone()))),
+            Some(_) => Err(self.wrong(key, "an object")),
+        }
+    }
+
+    /// The text under a key; `null` counts as absent.
+    ///
+    /// # Errors
+    ///
+    /// Where the key holds something else.
+    pub fn text(&self, key: &str) -> Result<Option<&str>, TextError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_str().map(Some).ok_or_else(|| self.wrong(key, "a text"))
+    }
+
+    /// The positive integer under a key; `null` counts as absent.
+    ///
+    /// # Errors
+    ///
+    /// Where the key holds something else.
+    pub fn size(&self, key: &str) -> Result<Option<usize>, TextError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let size = value.as_u64().and_then(|size| usize::try_from(size).ok()).filter(|size| *size > 0);
+        size.map(Some).ok_or_else(|| self.wrong(key, "a positive integer"))
+    }
+
+    /// The token ids under a key, which holds one or a list of them; `null` counts as absent.
+    ///
+    /// # Errors
+    ///
+    /// Where the key holds something else.
+    pub fn token_ids(&self, key: &str) -> Result<Option<Vec<i64>>, TextError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let values = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok()).map(i64::from);
+        let ids: Option<Vec<i64>> = values.iter().map(id).collect();
+        ids.map(Some).ok_or_else(|| self.wrong(key, "a token id or a list of them"))
+    }
+
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    fn wrong(&self, key: &str, expected: &str) -> TextError {
+        let mut found = self.map.get(key).map_or_else(String::new, Value::to_string);
+        if let Some((end, _)) = found.char_indices().nth(60) {
+            found.truncate(end);
+            found.push('…');
+        }
+        TextError::malformed(&self.path, format!("key \"{key}\" must be {expected}, found {found}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(text: &str) -> Keys {
+        Keys::new("f.json", serde_json::from_str(text).unwrap())
+    }
+
+    #[test]
+    fn ids_are_one_or_several() {
+        let keys = keys(r#"{"a": 2, "b": [2, 7], "c": null}"#);
+        assert_eq!(keys.token_ids("a").unwrap(), Some(vec![2]));
+        assert_eq!(keys.token_ids("b").unwrap(), Some(vec![2, 7]));
+        assert_eq!(keys.token_ids("c").unwrap(), None);
+        assert_eq!(keys.token_ids("d").unwrap(), None);
+    }
+
+    #[test]
+    fn a_wrong_value_names_file_key_and_value() {
+        let keys = keys(r#"{"a": -1, "b": [2, "x"], "c": 0, "d": 3}"#);
+        let message = |result: Result<Option<Vec<i64>>, TextError>| result.unwrap_err().to_string();
+        assert_eq!(message(keys.token_ids("a")), "f.json: key \"a\" must be a token id or a list of them, found -1");
+        assert!(message(keys.token_ids("b")).ends_with("found [2,\"x\"]"));
+        assert!(keys.size("c").is_err() && keys.text("d").is_err() && keys.object("d").is_err());
+    }
+}

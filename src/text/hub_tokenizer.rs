@@ -1,0 +1,128 @@
+//! `tokenizer.json` of Hugging Face's tokenizers.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::{Path, PathBuf},
+};
+
+use tokenizers::Tokenizer;
+
+use super::error::{TextError, read_text};
+
+/// Name of the file in a folder.
+pub const TOKENIZER_FILE: &str = "tokenizer.json";
+
+const LIMIT: u64 = 1 << 28;
+
+/// Text to ids and back, as a `tokenizer.json` says; templates of chats are not applied.
+#[derive(Debug)]
+pub struct HubTokenizer {
+    path: PathBuf,
+    tokenizer: Tokenizer,
+}
+
+impl HubTokenizer {
+    /// Reads the tokenizer of a folder; nothing where it has none.
+    ///
+    /// # Errors
+    ///
+    /// Where the file cannot be read or is no tokenizer.
+    pub fn read(folder: &Path) -> Result<Option<Self>, TextError> {
+        let path = folder.join(TOKENIZER_FILE);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let text = read_text(&path, LIMIT)?;
+        let mut tokenizer = sound(&path, || Tokenizer::from_bytes(text.as_bytes()))?;
+        tokenizer.with_padding(None);
+        sound(&path, || tokenizer.with_truncation(None).map(drop))?;
+        Ok(Some(Self { path, tokenizer }))
+    }
+
+    /// Ids of a text, with the special tokens that the tokenizer adds to a single sequence.
+    ///
+    /// # Errors
+    ///
+    /// Where the tokenizer has no token for a part of the text.
+    pub fn encode(&self, text: &str) -> Result<Vec<i64>, TextError> {
+        let encoding = sound(&self.path, || self.tokenizer.encode_fast(text, true))?;
+        Ok(encoding.get_ids().iter().copied().map(i64::from).collect())
+    }
+
+    /// The text of ids, without special tokens.
+    ///
+    /// # Errors
+    ///
+    /// Where the tokenizer fails.
+    pub fn decode(&self, ids: &[i64]) -> Result<String, TextError> {
+        let ids: Vec<u32> = ids.iter().filter_map(|id| u32::try_from(*id).ok()).collect();
+        sound(&self.path, || self.tokenizer.decode(&ids, true))
+    }
+}
+
+/// What the tokenizer says, with its panics, which are about its file.
+fn sound<T>(path: &Path, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, TextError> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(TextError::malformed(path, error.to_string())),
+        Err(_) => Err(TextError::malformed(path, "the tokenizer cannot be used")),
+    }
+}
+
+/// Tokens before a new one that its text may depend on: a space may belong to either, a character to several.
+const CONTEXT: usize = 6;
+
+/// Stands for bytes that are no character yet.
+const INCOMPLETE: char = '\u{FFFD}';
+
+/// The text that continues a prompt, piece by piece as tokens come.
+#[derive(Debug, Clone)]
+pub struct Pieces {
+    ids: Vec<i64>,
+    /// First token of those that are decoded together.
+    start: usize,
+    /// First token whose text was not returned.
+    unread: usize,
+}
+
+impl Pieces {
+    /// The text after `prompt`.
+    pub fn after(prompt: &[i64]) -> Self {
+        let ids = prompt[prompt.len().saturating_sub(CONTEXT)..].to_vec();
+        Self { start: 0, unread: ids.len(), ids }
+    }
+
+    /// Adds a token and returns the text that is now certain; nothing in the middle of a character.
+    ///
+    /// # Errors
+    ///
+    /// Where the tokenizer fails.
+    pub fn push(&mut self, token: i64, tokenizer: &HubTokenizer) -> Result<String, TextError> {
+        self.ids.push(token);
+        let text = tokenizer.decode(&self.ids[self.start..])?;
+        if text.ends_with(INCOMPLETE) {
+            return Ok(String::new());
+        }
+        self.read(&text, tokenizer)
+    }
+
+    /// What was held back.
+    ///
+    /// # Errors
+    ///
+    /// Where the tokenizer fails.
+    pub fn finish(&mut self, tokenizer: &HubTokenizer) -> Result<String, TextError> {
+        let text = tokenizer.decode(&self.ids[self.start..])?;
+        self.read(&text, tokenizer)
+    }
+
+    /// The part of `text` that follows what was returned.
+    fn read(&mut self, text: &str, tokenizer: &HubTokenizer) -> Result<String, TextError> {
+        let known = tokenizer.decode(&self.ids[self.start..self.unread])?;
+        let common = known.char_indices().zip(text.chars()).take_while(|((_, a), b)| a == b);
+        let end = common.map(|((place, letter), _)| place + letter.len_utf8()).last().unwrap_or_default();
+        self.unread = self.ids.len();
+        self.start = self.ids.len().saturating_sub(CONTEXT);
+        Ok(text[end..].to_owned())
+    }
+}

@@ -1,0 +1,309 @@
+//! Continuing prompts with exported causal language models, beside upstream's tokens.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use moa_export::{
+    backend::{OrtOperators, OrtOptions},
+    checkpoint::Checkpoint,
+    export::{ExportError, ExportOptions, SideFileOptions, export_with},
+    generate::{
+        Continuation, Finish, GenerateError, Prompt, SamplingOptions, TextGenerator, TextGeneratorOptions,
+        holds_causal_lm,
+    },
+};
+use moa_graphs::{Form, Options};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{data, out};
+
+const MODELS: [&str; 2] = ["jetmoe/bf16", "jetmoe/sharded"];
+
+fn exported(model: &str, form: Form, last_logits: bool) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let graph = Options { form, router_outputs: false, last_logits };
+    let files = SideFileOptions { beside: Some(data(model)), ..SideFileOptions::default() };
+    let checkpoint = Checkpoint::open(&data(model), None).unwrap();
+    export_with(&checkpoint, &out(&folder), &ExportOptions { graph, ..ExportOptions::default() }, &files).unwrap();
+    folder
+}
+
+fn open(folder: &Path, operators: OrtOperators, batch: usize) -> Result<TextGenerator, GenerateError> {
+    let runtime = OrtOptions { threads: Some(1), operator_library: None };
+    TextGenerator::open(folder, TextGeneratorOptions { operators, runtime, batch, ..TextGeneratorOptions::default() })
+}
+
+fn generator(folder: &TempDir, operators: OrtOperators, batch: usize) -> TextGenerator {
+    open(&out(folder), operators, batch).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn read(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+fn ids(value: &Value) -> Vec<i64> {
+    value.as_array().unwrap().iter().map(|id| id.as_i64().unwrap()).collect()
+}
+
+/// Prompts with upstream's tokens; these end at the first padding token, after which every router is a tie.
+fn goldens(model: &str) -> Vec<(Prompt, Vec<i64>)> {
+    let goldens = read(&data(model).join("goldens.json"));
+    let cut = |mut tokens: Vec<i64>| {
+        let end = tokens.iter().position(|id| *id == 0).map_or(tokens.len(), |place| place + 1);
+        tokens.truncate(end);
+        tokens
+    };
+    let singles = goldens["generate"]["singles"].as_array().unwrap();
+    let mut pairs: Vec<_> =
+        singles.iter().map(|one| (Prompt::Tokens(ids(&one["prompt"])), cut(ids(&one["new_tokens"])))).collect();
+    let batch = &goldens["generate"]["left_padded_batch"];
+    for (row, tokens) in batch["input_ids"].as_array().unwrap().iter().zip(batch["new_tokens"].as_array().unwrap()) {
+        let real = ids(row).into_iter().skip_while(|id| *id == 0).collect();
+        pairs.push((Prompt::Tokens(real), cut(ids(tokens))));
+    }
+    pairs
+}
+
+const GREEDY: SamplingOptions =
+    SamplingOptions { max_new: 32, temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0, ignore_eos: true };
+
+#[test]
+fn greedy_tokens_are_upstreams_alone_and_in_batches() {
+    for model in MODELS {
+        let (prompts, expected): (Vec<_>, Vec<_>) = goldens(model).into_iter().unzip();
+        assert!(expected.iter().map(Vec::len).sum::<usize>() > 180);
+        for (form, operators, last_logits) in [
+            (Form::Function, OrtOperators::Library, false),
+            (Form::Function, OrtOperators::Functions, false),
+            (Form::Fused, OrtOperators::Library, true),
+            (Form::Standard, OrtOperators::Functions, true),
+        ] {
+            let folder = exported(model, form, last_logits);
+            for batch in [1, 3, 32] {
+                let found = generator(&folder, operators, batch).generate(&prompts, &GREEDY).unwrap();
+                for ((prompt, expected), found) in prompts.iter().zip(&expected).zip(&found) {
+                    assert_eq!(found.tokens[..expected.len()], expected[..], "{model}, {form:?}, {batch}: {prompt:?}");
+                    assert_eq!((found.finish, found.text.as_deref()), (Finish::Length, None));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_end_token_ends_its_row_alone() {
+    let folder = exported("jetmoe/bf16", Form::Function, false);
+    let (prompts, expected): (Vec<_>, Vec<_>) = goldens("jetmoe/bf16").into_iter().unzip();
+    let options = SamplingOptions { ignore_eos: false, ..GREEDY };
+    let found = generator(&folder, OrtOperators::Library, 32).generate(&prompts, &options).unwrap();
+    let mut ended = 0;
+    for (expected, found) in expected.iter().zip(&found) {
+        match expected.iter().position(|id| *id == 2) {
+            Some(end) => {
+                ended += 1;
+                assert_eq!((&found.tokens[..], found.finish), (&expected[..=end], Finish::Eos));
+            }
+            None => assert_eq!((&found.tokens, found.finish), (expected, Finish::Length)),
+        }
+    }
+    assert!((1..expected.len()).contains(&ended), "{ended} rows ended");
+}
+
+#[test]
+fn sampling_depends_on_the_seed_and_not_on_the_batch() {
+    let folder = exported("jetmoe/sharded", Form::Function, false);
+    let (prompts, _): (Vec<_>, Vec<_>) = goldens("jetmoe/sharded").into_iter().unzip();
+    let sampled = |seed, batch| -> Vec<Continuation> {
+        let options = SamplingOptions { temperature: 1.5, top_k: 40, top_p: 0.98, seed, ..GREEDY };
+        generator(&folder, OrtOperators::Library, batch).generate(&prompts, &options).unwrap()
+    };
+    let first = sampled(3, 32);
+    assert_eq!(first, sampled(3, 32));
+    assert_eq!(first, sampled(3, 1));
+    assert_ne!(first, sampled(4, 32));
+}
+
+/// A tokenizer of the words `t0` to `t127`.
+fn write_tokenizer(folder: &Path) {
+    let vocabulary: serde_json::Map<_, _> = (0..128).map(|id| (format!("t{id}"), id.into())).collect();
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": { "type": "WhitespaceSplit" }, "post_processor": null, "decoder": null,
+        "model": { "type": "WordLevel", "vocab": vocabulary, "unk_token": "t3" },
+    });
+    fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+}
+
+#[test]
+fn text_goes_through_the_tokenizer_and_comes_in_pieces() {
+    let folder = exported("jetmoe/sharded", Form::Function, false);
+    write_tokenizer(&out(&folder));
+    let mut generator = generator(&folder, OrtOperators::Library, 8);
+    let prompts = [Prompt::from("t50"), Prompt::Tokens(vec![50])];
+    let mut pieces = [String::new(), String::new()];
+    let mut tokens = [Vec::new(), Vec::new()];
+    let found = generator.generate_streaming(&prompts, &GREEDY, &mut |new| {
+        pieces[new.prompt].push_str(new.text);
+        tokens[new.prompt].push(new.token);
+    });
+    let found = found.unwrap();
+    assert_eq!(found[0], found[1]);
+    let expected: String = found[0].tokens.iter().map(|id| format!(" t{id}")).collect();
+    assert_eq!(found[0].text.as_ref(), Some(&expected));
+    assert_eq!(pieces, [expected.clone(), expected]);
+    assert_eq!(tokens, [found[0].tokens.clone(), found[0].tokens.clone()]);
+}
+
+#[test]
+fn folders_of_others_are_read_by_their_genai_config() {
+    let folder = exported("jetmoe/bf16", Form::Function, false);
+    let place = out(&folder);
+    fs::rename(place.join("model.onnx"), place.join("decoder.onnx")).unwrap();
+    fs::remove_file(place.join("config.json")).unwrap();
+    let path = place.join("genai_config.json");
+    let mut config = read(&path);
+    config["model"]["decoder"]["filename"] = "decoder.onnx".into();
+    config["model"]["eos_token_id"] = json!([2, 5]);
+    fs::write(&path, config.to_string()).unwrap();
+    assert!(holds_causal_lm(&place));
+    let found = generator(&folder, OrtOperators::Library, 1).generate(&[Prompt::Tokens(vec![9])], &GREEDY);
+    assert_eq!(found.unwrap()[0].tokens.len(), 32);
+    for (name, message) in [
+        ("../decoder.onnx", "genai_config.json names it, and it is outside the folder"),
+        ("none.onnx", "none.onnx is not there"),
+    ] {
+        config["model"]["decoder"]["filename"] = name.into();
+        fs::write(&path, config.to_string()).unwrap();
+        let error = open(&place, OrtOperators::Library, 1).unwrap_err().to_string();
+        assert!(error.ends_with(message), "{error}");
+    }
+}
+
+#[test]
+fn prompts_and_options_are_checked_before_anything_runs() {
+    let folder = exported("jetmoe/bf16", Form::Function, false);
+    let mut generator = generator(&folder, OrtOperators::Library, 2);
+    for (prompt, message) in [
+        (Prompt::Tokens(vec![]), "prompt 2 has no tokens"),
+        (Prompt::Tokens(vec![5, 128]), "prompt 2: token 128 is none of the model's 128"),
+        (Prompt::Tokens(vec![-1]), "prompt 2: token -1 is none of the model's 128"),
+        (
+            Prompt::Tokens(vec![7; 256]),
+            "prompt 2: 256 tokens; the model has positions for 256, the new tokens included",
+        ),
+    ] {
+        let error = generator.generate(&[Prompt::Tokens(vec![7]), prompt], &GREEDY).unwrap_err();
+        assert_eq!(error.to_string(), message);
+    }
+    let error = generator.generate(&[Prompt::from("text")], &GREEDY).unwrap_err();
+    assert!(matches!(&error, GenerateError::Missing { path } if path.ends_with("tokenizer.json")), "{error}");
+    let options = SamplingOptions { max_new: 500, ..GREEDY };
+    let found = generator.generate(&[Prompt::Tokens(vec![7; 250])], &options).unwrap();
+    assert_eq!((found[0].tokens.len(), found[0].finish), (6, Finish::Length));
+}
+
+#[test]
+fn the_folder_describes_the_model_to_other_tools() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = folder.path().join("checkpoint");
+    fs::create_dir(&checkpoint).unwrap();
+    for name in ["config.json", "generation_config.json", "model.safetensors"] {
+        fs::copy(data("jetmoe/bf16").join(name), checkpoint.join(name)).unwrap();
+    }
+    write_tokenizer(&checkpoint);
+    fs::write(checkpoint.join("chat_template.jinja"), "{{ messages }}").unwrap();
+    let library = folder.path().join("library");
+    fs::write(&library, "a library").unwrap();
+    let files = SideFileOptions {
+        beside: Some(checkpoint.clone()),
+        operator_library: Some(library),
+        ..SideFileOptions::default()
+    };
+    let export = |out: &Path, files: &SideFileOptions| {
+        let opened = Checkpoint::open(&checkpoint, None).unwrap();
+        export_with(&opened, out, &ExportOptions { force: true, ..ExportOptions::default() }, files)
+    };
+    export(&out(&folder), &files).unwrap();
+    let copied = ["generation_config.json", "tokenizer.json", "chat_template.jinja"];
+    for name in copied {
+        assert_eq!(fs::read(out(&folder).join(name)).unwrap(), fs::read(checkpoint.join(name)).unwrap());
+    }
+    let config = read(&out(&folder).join("config.json"));
+    assert_eq!((&config["num_attention_heads"], &config["hidden_size"]), (&2.into(), &32.into()));
+    assert_eq!(config["moa_export"]["replaced"], json!({ "hidden_size": 64, "num_attention_heads": 4 }));
+    assert_eq!((&config["dtype"], &config["vocab_size"]), (&"float32".into(), &128.into()));
+    let model = &read(&out(&folder).join("genai_config.json"))["model"];
+    assert_eq!((&model["context_length"], &model["eos_token_id"]), (&256.into(), &2.into()));
+    assert_eq!((&model["decoder"]["head_size"], &model["decoder"]["num_key_value_heads"]), (&16.into(), &2.into()));
+    let named = model["decoder"]["session_options"]["custom_ops_library"].as_str().unwrap();
+    assert_eq!(fs::read(out(&folder).join(named)).unwrap(), b"a library");
+
+    let error = export(&checkpoint, &files).unwrap_err();
+    assert!(matches!(error, ExportError::OwnFolder { .. }), "{error}");
+    assert_eq!(read(&checkpoint.join("config.json")), read(&data("jetmoe/bf16/config.json")));
+    let alone = folder.path().join("alone/model.onnx");
+    let report = export(&alone, &SideFileOptions { operator_library: None, ..files }).unwrap();
+    assert_eq!(report.files.len(), 1, "one file was asked for");
+}
+
+fn command(folder: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_moa-export"));
+    command.arg("generate").arg(folder).args(["--threads", "1"]).args(arguments).output().unwrap()
+}
+
+fn stdout(output: Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Exit code and stderr.
+fn refused(folder: &Path, arguments: &[&str]) -> (i32, String) {
+    let output = command(folder, arguments);
+    assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
+    (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn the_command_prints_text_ids_and_json() {
+    let folder = exported("jetmoe/sharded", Form::Function, false);
+    let place: PathBuf = out(&folder);
+    let options = ["--max-new", "3", "--ignore-eos"];
+    let run = |input: &str, more: &[&str]| stdout(command(&place, &[&["--input", input], &options[..], more].concat()));
+    let one = run("50", &["--token-ids"]);
+    assert_eq!(one.split(' ').count(), 3);
+    let two = run("50\n50", &["--token-ids"]);
+    assert_eq!(two, format!("{one}{one}"));
+    let value: Value = serde_json::from_str(&run("50", &["--token-ids", "--json"])).unwrap();
+    let shown = ids(&value["tokens"]).iter().map(i64::to_string).collect::<Vec<_>>().join(" ");
+    assert_eq!((format!("{shown}\n"), &value["finish"]), (one, &"length".into()));
+    write_tokenizer(&place);
+    let text = run("t50", &[]);
+    let expected: String = ids(&value["tokens"]).iter().map(|id| format!(" t{id}")).collect();
+    assert_eq!(text, format!("{expected}\n"));
+    assert_eq!(run("t50\nt50", &["--whole-input"]).lines().count(), 1);
+}
+
+#[test]
+fn the_command_refuses_what_it_cannot_do() {
+    let folder = exported("jetmoe/bf16", Form::Function, false);
+    let place = out(&folder);
+    for (arguments, code, words) in [
+        (&["--input", "5", "--token-ids", "--beam", "2"][..], 2, "--beam is for translation models"),
+        (&["--input", "x", "--token-ids"], 2, "line 1: \"x\" is no token id"),
+        (&["--input", "5", "--token-ids", "--top-p", "2"], 2, "top-p 2"),
+        (&["--input", "words"], 5, "tokenizer.json is not there"),
+        (&["--input", "5 500", "--token-ids"], 3, "token 500 is none of the model's 128"),
+        (&["--input", "", "--token-ids", "--batch", "0"], 2, "batch 0"),
+    ] {
+        let (found, message) = refused(&place, arguments);
+        assert_eq!(found, code, "{arguments:?}: {message}");
+        assert!(message.contains(words), "{arguments:?}: {message}");
+    }
+    let translator = crate::exported(Form::Function);
+    let (code, message) = refused(&out(&translator), &["--input", "one", "--top-k", "3"]);
+    assert_eq!((code, message.contains("--top-k is for causal language models")), (2, true), "{message}");
+}

@@ -1,0 +1,90 @@
+"""onnxruntime-genai runs exported folders of causal language models and generates upstream's tokens."""
+
+import importlib.util
+import json
+import unittest
+
+import numpy as np
+import onnxruntime
+
+from exports import export, read_json
+
+NEEDED = (1, 31)
+MODELS = ["jetmoe/bf16", "jetmoe/sharded"]
+# Form and further options.
+SETTINGS = [
+    ("function", ()),
+    ("function", ("--with-library",)),
+    ("fused", ("--with-library",)),
+    ("standard", ()),
+    ("function", ("--with-library", "--last-logits")),
+]
+
+
+def why_not():
+    """Why the tests cannot run, if so."""
+    if importlib.util.find_spec("onnxruntime_genai") is None:
+        return "onnxruntime-genai has no wheel for this Python"
+    if tuple(int(number) for number in onnxruntime.__version__.split(".")[:2]) < NEEDED:
+        return f"onnxruntime-genai needs ONNX Runtime {'.'.join(map(str, NEEDED))}"
+    return None
+
+
+def until_padding(tokens):
+    """Up to the first padding token, whose embedding is zero: after it every router is a tie, which upstream breaks in
+    no stated order."""
+    return tokens[: tokens.index(0) + 1] if 0 in tokens else tokens
+
+
+@unittest.skipIf(why_not(), why_not())
+class Genai(unittest.TestCase):
+    def generate(self, place, prompts, expected):
+        """As many new tokens as expected, for each of equally long prompts."""
+        import onnxruntime_genai as genai
+
+        # When upstream made its tokens, none ended a text: one that is not expected takes the place of the end.
+        unused = min(set(range(3, 128)) - {token for row in expected for token in row})
+        config = genai.Config(str(place))
+        config.overlay(json.dumps({"model": {"eos_token_id": unused}}))
+        model = genai.Model(config)
+        params = genai.GeneratorParams(model)
+        length = len(prompts[0]) + len(expected[0])
+        params.set_search_options(batch_size=len(prompts), max_length=length, do_sample=False)
+        generator = genai.Generator(model, params)
+        generator.append_tokens(np.array(prompts, np.int32))
+        while not generator.is_done():
+            generator.generate_next_token()
+        return [generator.get_sequence(row).tolist()[len(prompts[0]) :] for row in range(len(prompts))]
+
+    def test_tokens_are_upstreams(self):
+        for name in MODELS:
+            singles = read_json(f"{name}/goldens.json")["generate"]["singles"]
+            for form, options in SETTINGS:
+                with self.subTest(model=name, form=form, options=options):
+                    place = export(name, form, *options)
+                    for single in singles:
+                        expected = until_padding(single["new_tokens"])
+                        self.assertEqual(self.generate(place, [single["prompt"]], [expected]), [expected])
+
+    def test_batches_give_upstreams_tokens(self):
+        # Of equal length: genai marks the padding of rows that are padded already as real.
+        for name in MODELS:
+            single = read_json(f"{name}/goldens.json")["generate"]["singles"][3]
+            prompts, expected = [single["prompt"]] * 3, [single["new_tokens"]] * 3
+            for form, options in SETTINGS:
+                with self.subTest(model=name, form=form, options=options):
+                    self.assertEqual(self.generate(export(name, form, *options), prompts, expected), expected)
+
+    def test_the_folder_names_the_library_where_it_is_needed(self):
+        for form, options in SETTINGS:
+            with self.subTest(form=form, options=options):
+                place = export(MODELS[0], form, *options)
+                config = json.loads((place / "genai_config.json").read_text(encoding="utf-8"))
+                named = config["model"]["decoder"]["session_options"].get("custom_ops_library")
+                self.assertEqual(named is not None, "--with-library" in options)
+                if named:
+                    self.assertTrue((place / named).is_file())
+
+
+if __name__ == "__main__":
+    unittest.main()
