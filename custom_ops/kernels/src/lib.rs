@@ -59,13 +59,16 @@ mod query_projection;
 mod rope;
 mod routing;
 mod rows;
+mod scalar;
 mod self_attention;
 mod simd;
 
 pub use cross_attention::{CrossAttentionInputs, CrossAttentionOutputs, cross_attention};
 pub use error::KernelError;
 pub use feed_forward::{FeedForwardInputs, FeedForwardOutputs, feed_forward};
+pub use packed::WeightData;
 pub use pool::{Sequential, ThreadPool};
 pub use prepared::{Prepared, Weight};
+pub use scalar::Scalar;
 pub use self_attention::{SelfAttentionInputs, SelfAttentionOutputs, self_attention};
 pub use simd::Instructions;
