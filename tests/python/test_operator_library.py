@@ -8,17 +8,18 @@ import os
 import threading
 import unittest
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from operator_reference import REFERENCES, feed_forward
 
 LIBRARY = os.environ.get("MOA_ORT_LIBRARY")
 
 FLOAT, INT32, INT64 = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
-ONNX_TYPES = {"float32": FLOAT, "float64": TensorProto.DOUBLE, "int32": INT32, "int64": INT64}
+ONNX_TYPES = {"float32": FLOAT, "float16": TensorProto.FLOAT16, "float64": TensorProto.DOUBLE, "int32": INT32, "int64": INT64}
 
 INPUTS = {
     "MoASelfAttention": [
@@ -54,25 +55,33 @@ OUTPUTS = {
     "MoACrossAttention": [("output", FLOAT), *CHOICE],
     "MoEFeedForward": [("output", FLOAT), *CHOICE],
 }
+# Outputs whose type is that of the activations, and inputs whose type is that of the trained matrices.
+ACTIVATION_OUTPUTS = {"output", "present_key", "present_value"}
+ACTIVATION_INPUTS = {"hidden_states", "output_bias", "past_key", "past_value", "key", "value"}
+WEIGHTS = {"query_weight", "kv_weight", "output_weight", "input_weight"}
 GATE_MODES = ["softmax_topk", "softmax_topk_renorm", "topk_softmax"]
 ACTIVATIONS = ["relu", "gelu", "silu"]
 
 
-def model_bytes(operator, attributes, feeds, outputs=None, name="the_node"):
+def model_bytes(operator, attributes, feeds, outputs=None, name="the_node", constants=()):
     """A model with one node whose inputs are graph inputs of the feeds' types; absent inputs have no feed."""
+    half = feeds["hidden_states"].dtype == np.float16
     names = [input_name if input_name in feeds else "" for input_name in INPUTS[operator]]
     while names and not names[-1]:
         names.pop()
-    wanted = [pair for pair in OUTPUTS[operator] if outputs is None or pair[0] in outputs]
+    kinds = {n: TensorProto.FLOAT16 if half and n in ACTIVATION_OUTPUTS else kind for n, kind in OUTPUTS[operator]}
+    wanted = [pair for pair in kinds.items() if outputs is None or pair[0] in outputs]
     all_names = [pair[0] for pair in OUTPUTS[operator]]
     last = max(all_names.index(pair[0]) for pair in wanted)
     out_names = [n if n in {pair[0] for pair in wanted} else "" for n in all_names[: last + 1]]
     node = helper.make_node(operator, names, out_names, name=name, domain="ai.moa", **attributes)
+    given = [n for n in names if n and n not in constants]
     graph = helper.make_graph(
         [node],
         "graph",
-        [helper.make_tensor_value_info(n, ONNX_TYPES[str(feeds[n].dtype)], [None] * feeds[n].ndim) for n in names if n],
+        [helper.make_tensor_value_info(n, ONNX_TYPES[str(feeds[n].dtype)], [None] * feeds[n].ndim) for n in given],
         [helper.make_tensor_value_info(n, kind, None) for n, kind in wanted],
+        [numpy_helper.from_array(feeds[n], n) for n in names if n in constants],
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.moa", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
@@ -85,8 +94,9 @@ def session(model, threads=1):
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def compute(operator, attributes, feeds, outputs=None, threads=1):
-    found = session(model_bytes(operator, attributes, feeds, outputs), threads).run(None, feeds)
+def compute(operator, attributes, feeds, outputs=None, threads=1, constants=()):
+    given = {name: value for name, value in feeds.items() if name not in constants}
+    found = session(model_bytes(operator, attributes, feeds, outputs, constants=constants), threads).run(None, given)
     names = [pair[0] for pair in OUTPUTS[operator] if outputs is None or pair[0] in outputs]
     return dict(zip(names, found))
 
@@ -266,6 +276,47 @@ class OperatorLibrary(unittest.TestCase):
                 for gated in (0, 1):
                     with self.subTest(gate_mode=gate_mode, activation=activation, gated=gated):
                         self.check(*feed_case(seed, gate_mode, activation, gated, bias=bool(gated)))
+
+    def test_stored_weights_have_the_bits_of_the_same_weights_as_f32(self):
+        for operator, attributes, feeds in (
+            self_case(11, "topk_softmax", 1, past=4, rope=True),
+            self_case(12, bias=True),
+            cross_case(13, bias=True),
+            feed_case(14, gated=1, activation="silu"),
+        ):
+            for stored in (ml_dtypes.bfloat16, np.float16):
+                narrow = {n: value.astype(stored) if n in WEIGHTS else value for n, value in feeds.items()}
+                wide = {n: value.astype(np.float32) if n in WEIGHTS else value for n, value in narrow.items()}
+                found = compute(operator, attributes, narrow, constants=WEIGHTS)
+                for name, value in self.check(operator, attributes, wide).items():
+                    self.assertEqual(found[name].tobytes(), value.tobytes(), f"{operator} {stored} {name}")
+
+    def test_half_activations(self):
+        for operator, attributes, feeds in (
+            self_case(15, "topk_softmax", 1, past=4, rope=True, bias=True),
+            self_case(16),
+            cross_case(17, bias=True),
+            feed_case(18, gated=1, activation="silu", bias=True),
+        ):
+            for stored in (np.float32, np.float16, ml_dtypes.bfloat16):
+                kinds = {**dict.fromkeys(WEIGHTS, stored), **dict.fromkeys(ACTIVATION_INPUTS, np.float16)}
+                narrow = {n: value.astype(kinds.get(n, value.dtype)) for n, value in feeds.items()}
+                wide = {n: narrow[n].astype(value.dtype) for n, value in feeds.items()}
+                expected = REFERENCES[operator](attributes, wide)
+                found = compute(operator, attributes, narrow, constants=WEIGHTS)
+                np.testing.assert_array_equal(found["topk_indices"], expected["topk_indices"])
+                for name in ACTIVATION_OUTPUTS & found.keys():
+                    self.assertEqual(found[name].dtype, np.float16)
+                    # Half a unit of f16 for the result and for each key and value that it was made from.
+                    scale = np.abs(expected[name]).max()
+                    np.testing.assert_allclose(found[name], expected[name], rtol=2e-3, atol=2e-3 * scale)
+
+    def test_types_that_do_not_belong_together_are_refused(self):
+        operator, attributes, feeds = self_case(0)
+        wrong = {**feeds, "kv_weight": feeds["kv_weight"].astype(np.float16)}
+        self.refused(operator, attributes, wrong, "the_node")
+        wrong = {**feeds, "router_weight": feeds["router_weight"].astype(np.float16)}
+        self.refused(operator, attributes, wrong, "the_node", "router_weight", "float16")
 
     def test_optional_outputs_may_be_absent(self):
         operator, attributes, feeds = self_case(5, past=2)

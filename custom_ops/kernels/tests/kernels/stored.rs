@@ -220,7 +220,7 @@ fn half_activations_are_rounded_once() {
 
 /// Where no cache is kept, an f16 result is the f32 result rounded.
 #[test]
-fn half_results_are_those_of_f32_rounded() {
+fn half_results_of_cross_attention_are_those_of_f32_rounded() {
     let (mut random, dims) = (
         Random(9),
         CrossAttentionDims { batch: 2, tokens: 3, keys: 11, width: 24, experts: 6, top_k: 3, kv_heads: 2, head: 16 },
@@ -269,7 +269,17 @@ fn half_results_are_those_of_f32_rounded() {
     let mut outputs = CrossAttentionOutputs { output: &mut found, topk_indices: None, topk_weights: None };
     prepared.cross_attention(&dims, &attributes, &narrow, &mut outputs, &Sequential).unwrap();
     assert_eq!(found, halves(&expected));
+}
 
+#[test]
+fn half_results_of_feed_forward_are_those_of_f32_rounded() {
+    let mut random = Random(10);
+    let mut hidden = random.values(2 * 3 * 24, 1.0);
+    let narrow_hidden = rounded(&mut hidden);
+    let mut bias = random.values(24, 1.0);
+    let narrow_bias = rounded(&mut bias);
+    let (router, query, output) =
+        (random.values(24 * 6, 1.0), random.values(6 * 24 * 32, 0.3), random.values(6 * 32 * 24, 0.3));
     let feed_forward_dims = FeedForwardDims { batch: 2, tokens: 3, width: 24, experts: 6, top_k: 3, hidden: 32 };
     let wide = FeedForwardInputs {
         hidden_states: hidden.as_slice(),
