@@ -8,7 +8,7 @@ mod source_hash;
 use std::path::{Path, PathBuf};
 
 use moa_graphs::{
-    Form, ImportError, LowerError, Options, WeightError, families, families::ImportOptions, model::Model,
+    Form, ImportError, LowerError, Options, Precision, WeightError, families, families::ImportOptions, model::Model,
 };
 use moa_schema::GateMode;
 
@@ -38,6 +38,8 @@ pub mod metadata {
     pub const FAMILY: &str = "moa.family";
     /// [`moa_graphs::Form`].
     pub const FORM: &str = "moa.form";
+    /// [`moa_graphs::Precision`].
+    pub const DTYPE: &str = "moa.dtype";
     /// [`moa_schema::GateMode`] where the user replaced the family's.
     pub const GATE_MODE: &str = "moa.gate_mode";
     /// Whether routing is a graph output.
@@ -76,7 +78,7 @@ pub struct ExportOptions {
 impl Default for ExportOptions {
     fn default() -> Self {
         Self {
-            graph: Options { form: Form::Function, router_outputs: false },
+            graph: Options { form: Form::Function, precision: Precision::Fp32, router_outputs: false },
             opset: DEFAULT_OPSET,
             gate_mode: None,
             external_data: ExternalData::Auto,
@@ -261,6 +263,7 @@ pub fn export_watched(
 
 fn metadata_of(family: &str, part: &str, source: &str, options: &ExportOptions) -> Vec<(String, String)> {
     let mut entries = vec![
+        (metadata::DTYPE, options.graph.precision.as_str().to_owned()),
         (metadata::FAMILY, family.to_owned()),
         (metadata::FORM, options.graph.form.as_str().to_owned()),
         (metadata::PART, part.to_owned()),

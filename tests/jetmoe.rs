@@ -15,7 +15,7 @@ use moa_export::{
     reference::{Part, Reference},
     tensor::{NamedTensors, Tensor, TensorData},
 };
-use moa_graphs::{Form, Options, model::Model};
+use moa_graphs::{Form, Options, Precision, model::Model};
 use serde_json::Value;
 
 /// Folders with their number of layers, key/value heads and head width.
@@ -32,7 +32,10 @@ fn reference(folder: &str) -> Run<'static> {
 
 fn exported(folder: &str, backend: &dyn Backend, form: Form) -> Run<'static> {
     let directory = tempfile::tempdir().unwrap();
-    let options = ExportOptions { graph: Options { form, router_outputs: false }, ..ExportOptions::default() };
+    let options = ExportOptions {
+        graph: Options { form, precision: Precision::Fp32, router_outputs: false },
+        ..ExportOptions::default()
+    };
     let out = directory.path().join("out");
     export(&Checkpoint::open(&data(folder), None).unwrap(), &out, &options).unwrap();
     let mut runner: Box<dyn Runner> = backend.load(&read_model(&out.join("model.onnx")).unwrap()).unwrap();

@@ -13,7 +13,7 @@ use moa_export::{
     onnx::proto::{ModelProto, TensorProto},
     parity::{Verification, VerifyOptions, verify},
 };
-use moa_graphs::{Form, Options};
+use moa_graphs::{Form, Options, Precision};
 use prost::{Message, bytes::Bytes};
 
 fn data(folder: &str) -> PathBuf {
@@ -30,7 +30,10 @@ fn backends() -> Vec<Box<dyn Backend>> {
 }
 
 fn options(form: Form) -> ExportOptions {
-    ExportOptions { graph: Options { form, router_outputs: false }, ..ExportOptions::default() }
+    ExportOptions {
+        graph: Options { form, precision: Precision::Fp32, router_outputs: false },
+        ..ExportOptions::default()
+    }
 }
 
 fn check(path: &Path, folder: &str) -> Verification {

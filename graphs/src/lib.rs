@@ -16,9 +16,11 @@ mod float;
 pub mod graph;
 mod lower;
 pub mod model;
+mod precision;
 mod weight;
 
 pub use error::ImportError;
 pub use float::{FloatType, OutOfRange};
 pub use lower::{Form, LowerError, NamedGraph, Options, lower};
+pub use precision::Precision;
 pub use weight::{Runs, TensorDirectory, TensorSource, Weight, WeightError};

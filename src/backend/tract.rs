@@ -166,6 +166,7 @@ fn tract_weight(file: &OnnxFile, weight: &TensorProto) -> Result<pb::TensorProto
 
 fn tract_tensor(tensor: &Tensor) -> Result<TractTensor, tract_onnx::prelude::TractError> {
     match tensor.data() {
+        TensorData::F16(values) => TractTensor::from_shape(tensor.shape(), values),
         TensorData::F32(values) => TractTensor::from_shape(tensor.shape(), values),
         TensorData::F64(values) => TractTensor::from_shape(tensor.shape(), values),
         TensorData::I32(values) => TractTensor::from_shape(tensor.shape(), values),
@@ -179,6 +180,7 @@ fn tensor(name: &str, value: &TValue) -> Result<Tensor, BackendError> {
     let value = value.cast_to_dt(dtype).map_err(read)?;
     let view = value.try_as_plain_ram().map_err(read)?;
     let data = match dtype {
+        DatumType::F16 => TensorData::F16(view.as_slice().map_err(read)?.to_vec()),
         DatumType::F32 => TensorData::F32(view.as_slice().map_err(read)?.to_vec()),
         DatumType::F64 => TensorData::F64(view.as_slice().map_err(read)?.to_vec()),
         DatumType::I32 => TensorData::I32(view.as_slice().map_err(read)?.to_vec()),

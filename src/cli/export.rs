@@ -2,12 +2,12 @@
 
 use std::{process::ExitCode, sync::Arc};
 
-use moa_graphs::{Form, Options};
+use moa_graphs::{Form, Options, Precision};
 use moa_schema::GateMode;
 
 use super::{
     Failure,
-    args::{ExportArguments, ExternalDataArgument, FormArgument, GateModeArgument, VerifyArguments},
+    args::{DtypeArgument, ExportArguments, ExternalDataArgument, FormArgument, GateModeArgument, VerifyArguments},
     print_result,
     progress::Progress,
     table::size,
@@ -19,11 +19,12 @@ use crate::{
 };
 
 pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
+    let options = options(arguments)?;
     let progress = Arc::new(Progress::new(&arguments.output));
     progress.end_when_told_to()?;
     let checkpoint = Checkpoint::open(&arguments.checkpoint, arguments.config.as_deref())?;
     let vocabulary = vocabulary(arguments);
-    let exported = export_watched(&checkpoint, &arguments.output, &options(arguments), &vocabulary, progress.as_ref());
+    let exported = export_watched(&checkpoint, &arguments.output, &options, &vocabulary, progress.as_ref());
     progress.finish();
     let report = exported?;
     let as_json = arguments.json.then(|| json(&report));
@@ -51,7 +52,19 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
     verify::run(&verification, as_json)
 }
 
-fn options(arguments: &ExportArguments) -> ExportOptions {
+fn precision(dtype: DtypeArgument) -> Result<Precision, Failure> {
+    let name = match dtype {
+        DtypeArgument::Fp32 => return Ok(Precision::Fp32),
+        DtypeArgument::Fp16 => return Ok(Precision::Fp16),
+        DtypeArgument::Bf16 => return Ok(Precision::Bf16),
+        DtypeArgument::Int8 => "int8",
+        DtypeArgument::Int4 => "int4",
+    };
+    let known = Precision::ALL.map(Precision::as_str).join(", ");
+    Err(Failure::unsupported(format!("--dtype {name} cannot be written"), Some(format!("choose one of {known}"))))
+}
+
+fn options(arguments: &ExportArguments) -> Result<ExportOptions, Failure> {
     let form = match arguments.form {
         FormArgument::Function => Form::Function,
         FormArgument::Fused => Form::Fused,
@@ -67,13 +80,13 @@ fn options(arguments: &ExportArguments) -> ExportOptions {
         ExternalDataArgument::Always => ExternalData::Always,
         ExternalDataArgument::Never => ExternalData::Never,
     };
-    ExportOptions {
-        graph: Options { form, router_outputs: arguments.router_outputs },
+    Ok(ExportOptions {
+        graph: Options { form, precision: precision(arguments.dtype)?, router_outputs: arguments.router_outputs },
         opset: arguments.opset,
         gate_mode,
         external_data,
         force: arguments.force,
-    }
+    })
 }
 
 fn vocabulary(arguments: &ExportArguments) -> VocabularyFiles {

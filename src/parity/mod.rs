@@ -16,7 +16,7 @@ mod weights;
 
 use std::path::{Path, PathBuf};
 
-use moa_graphs::{Form, Options, WeightError, model::Model};
+use moa_graphs::{Form, Options, Precision, WeightError, model::Model};
 use moa_schema::GateMode;
 
 pub use compare::{Comparison, Difference, Tolerance, ToleranceOptions};
@@ -141,6 +141,7 @@ struct Files {
     graphs: Vec<(Part, OnnxFile)>,
     gate_mode: Option<GateMode>,
     form: Option<Form>,
+    precision: Precision,
 }
 
 /// Compares the export at `path` with `checkpoint` on `backends`.
@@ -194,7 +195,8 @@ impl Files {
         let said = |key| graphs.first().and_then(|(_, file)| file.metadata(key));
         let gate_mode = said(metadata::GATE_MODE).and_then(GateMode::parse);
         let form = said(metadata::FORM).and_then(Form::parse);
-        Ok(Self { graphs, gate_mode, form })
+        let precision = said(metadata::DTYPE).and_then(Precision::parse).unwrap_or_default();
+        Ok(Self { graphs, gate_mode, form, precision })
     }
 }
 
@@ -220,7 +222,8 @@ fn audit(files: &Files, model: &Model) -> Result<Vec<FileAudit>, VerifyError> {
         };
         return Ok(files.graphs.iter().map(audit).collect());
     };
-    let expected = moa_graphs::lower(model, Options { form, router_outputs: false }).map_err(ExportError::from)?;
+    let expected = moa_graphs::lower(model, Options { form, precision: files.precision, router_outputs: false })
+        .map_err(ExportError::from)?;
     let mut audits = Vec::new();
     for ((_, file), expected) in files.graphs.iter().zip(&expected) {
         let weights = WeightAudit::run(file, &expected.graph)?;

@@ -16,7 +16,7 @@ use moa_export::{
     export::{ExportOptions, VocabularyFiles, export_with},
     generate::{Translator, TranslatorOptions},
 };
-use moa_graphs::{Form, Options};
+use moa_graphs::{Form, Options, Precision};
 use tempfile::TempDir;
 
 fn data(path: &str) -> PathBuf {
@@ -27,7 +27,10 @@ fn data(path: &str) -> PathBuf {
 fn exported(form: Form) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::open(&data("nmt"), None).unwrap();
-    let options = ExportOptions { graph: Options { form, router_outputs: false }, ..ExportOptions::default() };
+    let options = ExportOptions {
+        graph: Options { form, precision: Precision::Fp32, router_outputs: false },
+        ..ExportOptions::default()
+    };
     let vocabulary = VocabularyFiles { beside: Some(data("nmt")), ..VocabularyFiles::default() };
     export_with(&checkpoint, &folder.path().join("out"), &options, &vocabulary).unwrap();
     folder
