@@ -107,12 +107,11 @@ impl Tensor {
         matches!(self.data, TensorData::F16(_) | TensorData::F32(_) | TensorData::F64(_))
     }
 
-    /// The same tensor with floats rounded to f16, to nearest, ties to even; integers stay as they are.
+    /// The same tensor with f32 values rounded to f16, to nearest, ties to even; others stay as they are.
     #[must_use]
     pub fn to_f16(&self) -> Self {
         let data = match &self.data {
             TensorData::F32(values) => TensorData::F16(values.iter().copied().map(f16::from_f32).collect()),
-            TensorData::F64(values) => TensorData::F16(values.iter().copied().map(f16::from_f64).collect()),
             other => other.clone(),
         };
         Self { shape: self.shape.clone(), data }

@@ -13,7 +13,7 @@ use super::guard::guarded;
 use super::signature::Signature;
 use super::{Backend, BackendError, Runner, operators};
 use crate::onnx::inline::inline_functions;
-use crate::onnx::proto::{ModelProto, TensorProto};
+use crate::onnx::proto::{ModelProto, TensorProto, tensor_proto::DataType};
 use crate::onnx::read::OnnxFile;
 use crate::tensor::{NamedTensors, Tensor, TensorData};
 
@@ -42,9 +42,21 @@ impl Backend for TractBackend {
                 help: Some("export with --form standard or --form function"),
             });
         }
+        if holds_bf16(model) {
+            return Err(BackendError::Unsupported {
+                why: "the model holds bfloat16 tensors, and tract has no such type".into(),
+                help: Some("export with --dtype fp32 or --dtype fp16"),
+            });
+        }
         let runner = guarded(NAME, "load the model", || TractRunner::new(model))?;
         Ok(Box::new(runner))
     }
+}
+
+fn holds_bf16(model: &OnnxFile) -> bool {
+    let weights = model.graph().into_iter().flat_map(|graph| &graph.initializer).map(|weight| weight.data_type);
+    let values = model.inputs().into_iter().chain(model.outputs()).map(|value| value.data_type as i32);
+    weights.chain(values).any(|kind| kind == DataType::Bfloat16 as i32)
 }
 
 type Plan = Arc<TypedSimplePlan>;

@@ -164,7 +164,7 @@ pub fn verify(
         Some(_) => import(checkpoint, files.gate_mode).map_err(ExportError::from)?,
         None => probe,
     };
-    let reference = Reference::new(&model)?;
+    let reference = Reference::stored_as(&model, files.precision)?;
     let audits = audit(&files, &model)?;
     let backends =
         backends.iter().map(|backend| run_backend(backend.as_ref(), &files, &model, &reference, options)).collect();
