@@ -117,6 +117,8 @@ pub struct Verification {
     pub family: String,
     /// Form of the operators, as the files say.
     pub form: String,
+    /// Floats that the files store and compute in, as they say.
+    pub dtype: String,
     /// Gate mode that the export replaced, if it did.
     pub gate_mode: Option<String>,
     /// Constants per file.
@@ -171,6 +173,7 @@ pub fn verify(
     Ok(Verification {
         family,
         form: files.form.map_or("unknown", Form::as_str).into(),
+        dtype: files.precision.as_str().into(),
         gate_mode: files.gate_mode.map(|mode| mode.as_str().into()),
         audits,
         backends,
