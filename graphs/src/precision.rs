@@ -4,7 +4,7 @@ use crate::FloatType;
 
 /// Floats of a graph.
 ///
-/// Routers, norms and rotary angles are f32 and computed in f32, whatever the precision is; so are logits.
+/// Routers, norms and rotary angles are f32 and computed in f32 in each of them, and logits are handed out as f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Precision {
     /// Everything is f32.
