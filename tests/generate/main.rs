@@ -25,12 +25,14 @@ fn data(path: &str) -> PathBuf {
 
 /// The trained translator, exported with its vocabulary; removed when dropped.
 fn exported(form: Form) -> TempDir {
+    exported_as(form, Precision::Fp32)
+}
+
+fn exported_as(form: Form, precision: Precision) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::open(&data("nmt"), None).unwrap();
-    let options = ExportOptions {
-        graph: Options { form, precision: Precision::Fp32, router_outputs: false },
-        ..ExportOptions::default()
-    };
+    let options =
+        ExportOptions { graph: Options { form, precision, router_outputs: false }, ..ExportOptions::default() };
     let vocabulary = VocabularyFiles { beside: Some(data("nmt")), ..VocabularyFiles::default() };
     export_with(&checkpoint, &folder.path().join("out"), &options, &vocabulary).unwrap();
     folder
