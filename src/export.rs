@@ -15,7 +15,7 @@ use moa_schema::GateMode;
 use crate::{
     checkpoint::{Checkpoint, CheckpointError},
     onnx::{EncodeError, WriteError},
-    side_files::side_files,
+    side_files::{SideFile, side_files},
 };
 use outputs::Outputs;
 use plan::Plan;
@@ -238,25 +238,68 @@ pub fn export_watched(
     vocabulary: &VocabularyFiles,
     watch: &dyn Watch,
 ) -> Result<ExportReport, ExportError> {
-    if !OPSETS.contains(&options.opset) {
-        return Err(ExportError::Opset { opset: options.opset });
-    }
-    let family = checkpoint.config().model_type().to_owned();
+    check_opset(options)?;
+    let family = checkpoint.config().model_type();
     let model = import(checkpoint, options.gate_mode)?;
-    let graphs = moa_graphs::lower(&model, options.graph)?;
-    let plan = Plan::new(out, &family, &graphs, options.external_data)?;
-    let side_files = match &model {
-        Model::EncoderDecoder(model) => side_files(model, checkpoint.config(), vocabulary)?,
-        _ if vocabulary.names_nothing() => Vec::new(),
-        _ => return Err(ExportError::NoVocabulary { family }),
-    };
+    write_model(family, &model, out, options, watch, || match &model {
+        Model::EncoderDecoder(model) => Ok(side_files(model, checkpoint.config(), vocabulary)?),
+        _ if vocabulary.names_nothing() => Ok(Vec::new()),
+        _ => Err(ExportError::NoVocabulary { family: family.into() }),
+    })
+}
+
+/// [`export`] of a model of `family` that comes from no checkpoint.
+///
+/// # Errors
+///
+/// See [`ExportError`]; then no file has appeared at or under `out`.
+pub fn export_model(
+    family: &str,
+    model: &Model,
+    out: &Path,
+    options: &ExportOptions,
+) -> Result<ExportReport, ExportError> {
+    export_model_watched(family, model, out, options, &Unwatched)
+}
+
+/// [`export_model`] under the eyes of `watch`.
+///
+/// # Errors
+///
+/// See [`ExportError`]; then no file has appeared at or under `out`.
+pub fn export_model_watched(
+    family: &str,
+    model: &Model,
+    out: &Path,
+    options: &ExportOptions,
+    watch: &dyn Watch,
+) -> Result<ExportReport, ExportError> {
+    check_opset(options)?;
+    write_model(family, model, out, options, watch, || Ok(Vec::new()))
+}
+
+fn check_opset(options: &ExportOptions) -> Result<(), ExportError> {
+    if OPSETS.contains(&options.opset) { Ok(()) } else { Err(ExportError::Opset { opset: options.opset }) }
+}
+
+fn write_model(
+    family: &str,
+    model: &Model,
+    out: &Path,
+    options: &ExportOptions,
+    watch: &dyn Watch,
+    side_files: impl FnOnce() -> Result<Vec<SideFile>, ExportError>,
+) -> Result<ExportReport, ExportError> {
+    let graphs = moa_graphs::lower(model, options.graph)?;
+    let plan = Plan::new(out, family, &graphs, options.external_data)?;
+    let side_files = side_files()?;
     let mut outputs = Outputs::begin(&plan, &side_files, options.force, watch)?;
-    let written = outputs.write(&model, &plan, &graphs, options.opset, |part, source_sha256| {
-        metadata_of(&family, part, source_sha256, options)
+    let written = outputs.write(model, &plan, &graphs, options.opset, |part, source_sha256| {
+        metadata_of(family, part, source_sha256, options)
     });
     match written {
         _ if watch.is_cancelled() => Err(ExportError::Cancelled),
-        Ok(source_sha256) => Ok(ExportReport { family, files: outputs.commit()?, source_sha256 }),
+        Ok(source_sha256) => Ok(ExportReport { family: family.into(), files: outputs.commit()?, source_sha256 }),
         Err(error) => Err(error),
     }
 }

@@ -300,6 +300,7 @@ fn grouped_layer(head: Option<usize>) -> Model {
                 kept(all("output", experts * 4 * width), size * width),
             ),
             output_bias: None,
+            expert_biases: None,
             rotary: None,
             width,
             source_width: width,

@@ -127,6 +127,16 @@ pub trait TensorDirectory {
 
     /// What messages call the place where tensors are looked for: a file or folder.
     fn origin(&self) -> &str;
+
+    /// Makes the tensor `name`, where no file says which tensors there are; see [`crate::SyntheticTensors`].
+    fn make(&self, _name: &str, _shape: &[usize]) -> Option<Weight> {
+        None
+    }
+
+    /// Whether [`Self::make`] makes what is asked for.
+    fn is_synthetic(&self) -> bool {
+        false
+    }
 }
 
 /// One trained tensor: name, shape, and a way to its values.

@@ -80,6 +80,15 @@ use shard_index::ShardIndex;
 use source::{Place, Stored};
 use torch::{TorchFile, View};
 
+/// Reads a `config.json` by itself.
+///
+/// # Errors
+///
+/// Where the file is missing or unreadable, is no JSON object, or exceeds a limit.
+pub fn read_config(path: &Path) -> Result<Config, CheckpointError> {
+    config::read(path)
+}
+
 const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";

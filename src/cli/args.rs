@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use super::{baseline::BaselineArguments, inspect::InspectArguments};
+
 const EXAMPLES: &str = "\
 Examples:
   moa-export model.safetensors -o model.onnx          export (config.json beside the checkpoint)
@@ -36,8 +38,10 @@ pub(super) enum Command {
     Run(RunArguments),
     /// Translate text with an exported folder
     Generate(GenerateArguments),
-    /// Count parameters and multiply-accumulates of a checkpoint
+    /// Count parameters, multiply-accumulates and bytes of a checkpoint, a configuration or ONNX files
     Inspect(InspectArguments),
+    /// Build a model of a known configuration with random weights, to measure others against
+    Baseline(BaselineArguments),
     /// Say which TensorRT, CUDA and dtypes fit which GPU, and why not
     Plan(super::plan::PlanArguments),
     /// Say where the operator library is and how to register it
@@ -273,24 +277,6 @@ pub(super) enum RuntimeArgument {
     Ort,
     /// ONNX Runtime without it: the bodies run
     OrtFunction,
-}
-
-#[derive(Debug, Args)]
-pub(super) struct InspectArguments {
-    /// `.safetensors` file or folder
-    pub(super) checkpoint: PathBuf,
-    /// Configuration, where it is not config.json beside the checkpoint
-    #[arg(long, value_name = "FILE")]
-    pub(super) config: Option<PathBuf>,
-    /// Tokens of the source, or of the only side, for which multiply-accumulates are counted
-    #[arg(long, value_name = "T", default_value_t = 10)]
-    pub(super) seq: u64,
-    /// Tokens of the target [default: as many as of the source]
-    #[arg(long, value_name = "T")]
-    pub(super) target_seq: Option<u64>,
-    /// Print the result as JSON
-    #[arg(long)]
-    pub(super) json: bool,
 }
 
 #[derive(Debug, Args)]

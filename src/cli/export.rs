@@ -27,7 +27,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
     let exported = export_watched(&checkpoint, &arguments.output, &options, &vocabulary, progress.as_ref());
     progress.finish();
     let report = exported?;
-    let as_json = arguments.json.then(|| json(&report));
+    let as_json = arguments.json.then(|| report_json(&report));
     match &as_json {
         Some(value) if !arguments.verify => print_result(&format!("{value:#}\n"))?,
         Some(_) => {}
@@ -65,28 +65,38 @@ fn precision(dtype: DtypeArgument) -> Result<Precision, Failure> {
 }
 
 fn options(arguments: &ExportArguments) -> Result<ExportOptions, Failure> {
-    let form = match arguments.form {
-        FormArgument::Function => Form::Function,
-        FormArgument::Fused => Form::Fused,
-        FormArgument::Standard => Form::Standard,
-    };
     let gate_mode = arguments.gate_mode.map(|mode| match mode {
         GateModeArgument::SoftmaxTopk => GateMode::SoftmaxTopk,
         GateModeArgument::SoftmaxTopkRenorm => GateMode::SoftmaxTopkRenorm,
         GateModeArgument::TopkSoftmax => GateMode::TopkSoftmax,
     });
-    let external_data = match arguments.external_data {
+    Ok(ExportOptions {
+        graph: Options {
+            form: form(arguments.form),
+            precision: precision(arguments.dtype)?,
+            router_outputs: arguments.router_outputs,
+        },
+        opset: arguments.opset,
+        gate_mode,
+        external_data: external_data(arguments.external_data),
+        force: arguments.force,
+    })
+}
+
+pub(super) const fn form(argument: FormArgument) -> Form {
+    match argument {
+        FormArgument::Function => Form::Function,
+        FormArgument::Fused => Form::Fused,
+        FormArgument::Standard => Form::Standard,
+    }
+}
+
+pub(super) const fn external_data(argument: ExternalDataArgument) -> ExternalData {
+    match argument {
         ExternalDataArgument::Auto => ExternalData::Auto,
         ExternalDataArgument::Always => ExternalData::Always,
         ExternalDataArgument::Never => ExternalData::Never,
-    };
-    Ok(ExportOptions {
-        graph: Options { form, precision: precision(arguments.dtype)?, router_outputs: arguments.router_outputs },
-        opset: arguments.opset,
-        gate_mode,
-        external_data,
-        force: arguments.force,
-    })
+    }
 }
 
 fn vocabulary(arguments: &ExportArguments) -> VocabularyFiles {
@@ -99,11 +109,13 @@ fn vocabulary(arguments: &ExportArguments) -> VocabularyFiles {
     }
 }
 
+/// One line a file.
+pub(super) fn wrote(report: &ExportReport) -> String {
+    report.files.iter().map(|file| format!("wrote {}  {}\n", file.path.display(), size(file.bytes))).collect()
+}
+
 fn text(report: &ExportReport, arguments: &ExportArguments) -> String {
-    let mut text = String::new();
-    for file in &report.files {
-        text.push_str(&format!("wrote {}  {}\n", file.path.display(), size(file.bytes)));
-    }
+    let mut text = wrote(report);
     if !arguments.verify {
         text.push_str(&format!(
             "next: moa-export verify {} --checkpoint {}\n",
@@ -114,7 +126,7 @@ fn text(report: &ExportReport, arguments: &ExportArguments) -> String {
     text
 }
 
-fn json(report: &ExportReport) -> serde_json::Value {
+pub(super) fn report_json(report: &ExportReport) -> serde_json::Value {
     let files: Vec<_> = report
         .files
         .iter()

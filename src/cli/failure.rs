@@ -173,7 +173,11 @@ impl From<ImportError> for Failure {
 
 impl From<LowerError> for Failure {
     fn from(error: LowerError) -> Self {
-        Self::new(UNSUPPORTED, 9, error.to_string(), Some("export with --form standard or --form fused"))
+        let help = match error {
+            LowerError::ExpertBias { .. } => "set \"expert_bias\" to false in the configuration",
+            _ => "export with --form standard or --form fused",
+        };
+        Self::new(UNSUPPORTED, 9, error.to_string(), Some(help))
     }
 }
 

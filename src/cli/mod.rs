@@ -1,6 +1,7 @@
 //! The command line: what was typed → what is meant → work. Nothing depends on this module.
 
 mod args;
+mod baseline;
 mod export;
 mod failure;
 #[cfg(feature = "ort")]
@@ -52,7 +53,7 @@ pub fn main() -> ExitCode {
 
 /// What a mistyped command may have meant.
 fn meant(typed: &str) -> Option<&'static str> {
-    const COMMANDS: [&str; 7] = ["export", "verify", "run", "generate", "inspect", "plan", "ops"];
+    const COMMANDS: [&str; 8] = ["export", "verify", "run", "generate", "inspect", "baseline", "plan", "ops"];
     let one_letter_away = |command: &str| {
         let without = |text: &str, index: usize| -> String {
             text.chars().enumerate().filter(|(i, _)| *i != index).map(|(_, c)| c).collect()
@@ -105,6 +106,7 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode, Failure> {
             Err(Failure::usage("this build has no ONNX Runtime", Some("build with default features")))
         }
         (Some(Command::Inspect(arguments)), _) => inspect::run(&arguments),
+        (Some(Command::Baseline(arguments)), _) => baseline::run(&arguments),
         (Some(Command::Plan(arguments)), _) => plan::run(&arguments),
         (Some(Command::Ops(arguments)), _) => ops::run(&arguments),
         (None, None) => Err(Failure::usage("nothing to do", Some("run `moa-export --help`"))),

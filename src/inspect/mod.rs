@@ -1,12 +1,23 @@
-//! What a checkpoint holds and what it costs: parameters, multiply-accumulates, cache and weight bytes.
+//! What a model holds and what it costs: parameters, multiply-accumulates, cache and weight bytes.
+//!
+//! The same rules count a checkpoint, a configuration without weights, an exported graph, and the rows of the
+//! paper's tables.
 
 mod cost;
+mod graph;
+mod graph_cost;
+mod model;
+pub mod paper;
+pub mod preset;
 
 use std::collections::BTreeMap;
 
 use moa_graphs::{Weight, model::Model};
 
 pub use cost::{Cost, Lengths};
+pub use graph::{
+    File, FunctionBody, GraphInspection, GraphPart, GraphWeights, OperatorCount, Signature, inspect_graphs, model_files,
+};
 
 /// One part of a model.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -50,15 +61,15 @@ pub struct Inspection {
 
 /// Counts what `model` holds and costs.
 pub fn inspect(family: &str, model: &Model, lengths: Lengths) -> Inspection {
-    let parts: Vec<_> = cost::parts(model, lengths).into_iter().map(|(name, cost)| Part { name, cost }).collect();
-    let total = parts.iter().fold(Cost::default(), |total, part| total + part.cost);
+    let parts: Vec<_> = model::parts(model, lengths).into_iter().map(|(name, cost)| Part { name, cost }).collect();
+    let total = parts.iter().map(|part| part.cost).sum();
     Inspection {
         family: family.into(),
-        sizes: cost::sizes(model),
+        sizes: model::sizes(model),
         parts,
         total,
         lengths,
-        cache_bytes_per_token: cost::cache_values_per_token(model) * 4,
+        cache_bytes_per_token: model::cache_values_per_token(model) * 4,
         weights: stored(model),
     }
 }
@@ -73,7 +84,7 @@ fn stored(model: &Model) -> Vec<StoredWeights> {
         let dtype = weight.stored_type();
         let entry = by_type.entry(dtype).or_insert(StoredWeights { dtype, tensors: 0, values: 0 });
         entry.tensors += 1;
-        entry.values += cost::elements(weight);
+        entry.values += model::elements(weight);
     }
     by_type.into_values().collect()
 }

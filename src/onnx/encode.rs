@@ -4,7 +4,9 @@ use std::io;
 
 use moa_graphs::{
     WeightError,
-    graph::{Attribute, Buffers, Constant, DType, Data, Dim, Function, Graph, Initializer, Node, ValueInfo},
+    graph::{
+        Attribute, Buffers, Constant, DType, Data, Dim, Function, Graph, Initializer, Node, RUNTIME_DOMAIN, ValueInfo,
+    },
 };
 use prost::{Message, bytes::Bytes};
 
@@ -135,6 +137,9 @@ fn opset_imports(graph: &Graph, opset: i64) -> Vec<OperatorSetIdProto> {
     let mut imports = vec![OperatorSetIdProto { domain: String::new(), version: opset }];
     if graph.nodes.iter().any(|node| node.op.domain == moa_schema::DOMAIN) {
         imports.push(OperatorSetIdProto { domain: moa_schema::DOMAIN.into(), version: moa_schema::OPSET_VERSION });
+    }
+    if graph.nodes.iter().any(|node| node.op.domain == RUNTIME_DOMAIN) {
+        imports.push(OperatorSetIdProto { domain: RUNTIME_DOMAIN.into(), version: 1 });
     }
     imports
 }

@@ -122,6 +122,8 @@ enum Network {
     MaskedLm(MaskedLm),
     CausalLm(CausalLm),
     Layer(MoaLayer),
+    /// A standard Transformer, of which no checkpoint is read.
+    Baseline,
 }
 
 impl Reference {
@@ -150,6 +152,7 @@ impl Reference {
             Model::MaskedLm(model) => Network::MaskedLm(MaskedLm::new(model, stored)?),
             Model::CausalLm(model) => Network::CausalLm(CausalLm::new(model, stored)?),
             Model::Layer(model) => Network::Layer(MoaLayer::new(model, stored)?),
+            Model::Transformer(_) | Model::TransformerMaskedLm(_) => Network::Baseline,
         };
         Ok(Self { network, activations })
     }
@@ -215,6 +218,7 @@ impl Network {
             Self::MaskedLm(_) => "masked language model",
             Self::CausalLm(_) => "causal language model",
             Self::Layer(_) => "MoA layer",
+            Self::Baseline => "baseline",
         }
     }
 }

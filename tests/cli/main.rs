@@ -9,7 +9,9 @@
 mod common;
 
 mod accepted;
+mod baseline;
 mod faults;
+mod inspect;
 mod large;
 mod model;
 mod ops;

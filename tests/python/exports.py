@@ -94,12 +94,17 @@ def checkpoint(name):
     return layer_checkpoint(layer) if kind == "layers" else DATA / name
 
 
-def run_export(name, out, *options):
-    """Runs the program and returns the names of the files that it wrote."""
-    command = [setting("MOA_EXPORT"), str(checkpoint(name)), "-o", str(out), *options]
+def program(*arguments):
+    """Runs the program, which must end without an error."""
+    command = [setting("MOA_EXPORT"), *arguments]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8")
     if done.returncode != 0:
         raise AssertionError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
+
+
+def run_export(name, out, *options):
+    """Runs the program and returns the names of the files that it wrote."""
+    program(str(checkpoint(name)), "-o", str(out), *options)
     return sorted(path.name for path in out.iterdir())
 
 

@@ -20,6 +20,13 @@ impl Config {
         Self { origin: origin.into(), keys }
     }
 
+    /// The same keys with one more, or with another value for it.
+    #[must_use]
+    pub fn with(mut self, key: &str, value: Value) -> Self {
+        self.keys.insert(key.into(), value);
+        self
+    }
+
     /// File that the keys come from.
     pub fn origin(&self) -> &str {
         &self.origin

@@ -6,8 +6,8 @@ use super::{Config, ImportOptions, importer::Importer};
 use crate::{
     ImportError, Weight,
     model::{
-        Attention, DenseFeedForward, Embedding, Encoder, EncoderLayer, ExpertFeedForward, ExpertLayout, FeedForward,
-        KeyValueWeights, LayerNorm, Linear, Positions,
+        Attention, DenseAttention, DenseFeedForward, Embedding, Encoder, EncoderLayer, ExpertBiases, ExpertFeedForward,
+        ExpertLayout, FeedForward, KeyValueWeights, LayerNorm, Linear, Positions,
     },
 };
 
@@ -47,9 +47,34 @@ impl Side {
     }
 }
 
+/// What the layers of a stack attend with, as fairseq configures and stores it.
+pub(super) trait StackAttention: Sized {
+    /// What the configuration says about it.
+    type Sizes: Copy;
+
+    /// Reads the keys of one side.
+    fn sizes(config: &Config, side: Side, width: usize, options: ImportOptions) -> Result<Self::Sizes, ImportError>;
+
+    /// The layer whose tensors start with `prefix`.
+    fn import(
+        importer: &mut Importer<'_>,
+        prefix: &str,
+        sizes: Self::Sizes,
+        widths: Widths,
+        causal: bool,
+    ) -> Result<Self, ImportError>;
+}
+
+/// Widths of the queries of an attention layer, and of its keys and values.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Widths {
+    pub(super) width: usize,
+    pub(super) source: usize,
+}
+
 /// The keys of one side.
 #[derive(Debug, Clone)]
-pub(super) struct Stack {
+pub(super) struct Stack<A: StackAttention> {
     pub(super) side: Side,
     /// Prefix of the side's tensors.
     pub(super) prefix: String,
@@ -58,9 +83,9 @@ pub(super) struct Stack {
     pub(super) source_width: usize,
     pub(super) layers: usize,
     hidden: usize,
-    top_k: usize,
+    attention: A::Sizes,
+    /// Experts of a routed feed-forward block.
     num_experts: usize,
-    head_size: usize,
     normalize_before: bool,
     learned_positions: bool,
     no_positions: bool,
@@ -75,7 +100,7 @@ pub(super) struct Stack {
     pub(super) pad_token_id: usize,
 }
 
-impl Stack {
+impl<A: StackAttention> Stack<A> {
     /// Reads the keys of one side; defaults are those of `base_ende_architecture`.
     pub(super) fn new(
         config: &Config,
@@ -94,12 +119,7 @@ impl Stack {
                 config.size_or("decoder_ffn_embed_dim", encoder_hidden)?,
             ),
         };
-        let top_k_key = key("attention_heads");
-        let top_k = config.size(&top_k_key, "experts per token, top-k; it is never stored in tensors")?;
-        let num_experts = config.size_or("num_expert", 12)?;
-        if top_k > num_experts {
-            return Err(config.invalid(&top_k_key, format!("at most num_expert = {num_experts}")));
-        }
+        let attention = A::sizes(config, side, width, options)?;
         let normalize_before = config.flag_or(&key("normalize_before"), false)?;
         let learned_positions = config.flag_or(&key("learned_pos"), false)?;
         let no_positions = config.flag_or("no_token_positional_embeddings", false)?;
@@ -116,9 +136,8 @@ impl Stack {
             source_width,
             layers: config.size_or(&key("layers"), 6)?,
             hidden,
-            top_k,
-            num_experts,
-            head_size: config.size_or("head_dim", 256)?,
+            attention,
+            num_experts: num_experts(config)?,
             normalize_before,
             learned_positions,
             no_positions,
@@ -135,9 +154,21 @@ impl Stack {
     }
 
     /// Token embedding stored under at least one of `names`, positions and their normalisation.
-    pub(super) fn embedding(&self, importer: &mut Importer<'_>, names: &[&str]) -> Result<Embedding, ImportError> {
+    ///
+    /// The first of `vocabulary` that the configuration has says how many rows a synthetic one has.
+    pub(super) fn embedding(
+        &self,
+        config: &Config,
+        importer: &mut Importer<'_>,
+        names: &[&str],
+        vocabulary: &[&str],
+    ) -> Result<Embedding, ImportError> {
         let prefix = &self.prefix;
-        let tokens = importer.take_shared(names, &[None, Some(self.width)])?;
+        let rows = match importer.is_synthetic() {
+            true => Some(stated_vocabulary(config, vocabulary)?),
+            false => None,
+        };
+        let tokens = importer.take_shared(names, &[rows, Some(self.width)])?;
         let rows = self.max_positions + self.pad_token_id + 1;
         let positions = if self.no_positions {
             Positions::None
@@ -162,12 +193,12 @@ impl Stack {
     }
 
     /// The whole encoder.
-    pub(super) fn encoder(&self, importer: &mut Importer<'_>, embedding: Embedding) -> Result<Encoder, ImportError> {
+    pub(super) fn encoder(&self, importer: &mut Importer<'_>, embedding: Embedding) -> Result<Encoder<A>, ImportError> {
         let layers = (0..self.layers).map(|index| self.encoder_layer(importer, index)).collect::<Result<_, _>>()?;
         Ok(Encoder { embedding, layers, norm: self.stack_norm(importer)? })
     }
 
-    fn encoder_layer(&self, importer: &mut Importer<'_>, index: usize) -> Result<EncoderLayer, ImportError> {
+    fn encoder_layer(&self, importer: &mut Importer<'_>, index: usize) -> Result<EncoderLayer<A>, ImportError> {
         let prefix = format!("{}.layers.{index}", self.prefix);
         Ok(EncoderLayer {
             self_attention: self.attention(importer, &format!("{prefix}.self_attn"), self.width, false)?,
@@ -194,15 +225,9 @@ impl Stack {
         prefix: &str,
         source_width: usize,
         causal: bool,
-    ) -> Result<Attention, ImportError> {
-        let sizes = AttentionSizes {
-            width: self.width,
-            source_width,
-            top_k: self.top_k,
-            num_experts: self.num_experts,
-            head_size: self.head_size,
-        };
-        attention(importer, prefix, sizes, self.gate_mode, causal)
+    ) -> Result<A, ImportError> {
+        let widths = Widths { width: self.width, source: source_width };
+        A::import(importer, prefix, self.attention, widths, causal)
     }
 
     /// Feed-forward block of the layer `prefix`.
@@ -270,26 +295,115 @@ pub(super) fn check_padding(config: &Config, tokens: &Weight) -> Result<(), Impo
     Err(config.invalid("pad_token_id", format!("below {rows}, the rows of \"{}\"", tokens.name())))
 }
 
-/// Sizes of one attention layer.
+fn stated_vocabulary(config: &Config, keys: &[&str]) -> Result<usize, ImportError> {
+    let key = keys.iter().copied().find(|key| config.has(key)).unwrap_or("vocab_size");
+    config.size(key, "rows of the token embedding; without tensors nothing else says it")
+}
+
+fn num_experts(config: &Config) -> Result<usize, ImportError> {
+    config.size_or("num_expert", 12)
+}
+
+/// What a configuration says about routed attention.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct AttentionSizes {
-    pub(super) width: usize,
-    pub(super) source_width: usize,
+pub(super) struct RoutedSizes {
     pub(super) top_k: usize,
     pub(super) num_experts: usize,
     pub(super) head_size: usize,
+    pub(super) gate_mode: GateMode,
+    /// Whether every projection has a bias.
+    pub(super) biases: bool,
+}
+
+impl StackAttention for Attention {
+    type Sizes = RoutedSizes;
+
+    fn sizes(config: &Config, side: Side, _width: usize, options: ImportOptions) -> Result<RoutedSizes, ImportError> {
+        let top_k_key = format!("{}_attention_heads", side.name());
+        let top_k = config.size(&top_k_key, "experts per token, top-k; it is never stored in tensors")?;
+        let num_experts = num_experts(config)?;
+        if top_k > num_experts {
+            return Err(config.invalid(&top_k_key, format!("at most num_expert = {num_experts}")));
+        }
+        Ok(RoutedSizes {
+            top_k,
+            num_experts,
+            head_size: config.size_or("head_dim", 256)?,
+            gate_mode: options.gate_mode.unwrap_or(GateMode::SoftmaxTopk),
+            biases: config.flag_or("expert_bias", false)?,
+        })
+    }
+
+    fn import(
+        importer: &mut Importer<'_>,
+        prefix: &str,
+        sizes: RoutedSizes,
+        widths: Widths,
+        causal: bool,
+    ) -> Result<Self, ImportError> {
+        attention(importer, prefix, sizes, widths, causal)
+    }
+}
+
+impl StackAttention for DenseAttention {
+    /// Heads.
+    type Sizes = usize;
+
+    fn sizes(config: &Config, side: Side, width: usize, _options: ImportOptions) -> Result<usize, ImportError> {
+        let key = format!("{}_attention_heads", side.name());
+        let heads = config.size(&key, "attention heads")?;
+        match width.is_multiple_of(heads) {
+            true => Ok(heads),
+            false => Err(config.invalid(&key, format!("a divisor of the width {width}"))),
+        }
+    }
+
+    fn import(
+        importer: &mut Importer<'_>,
+        prefix: &str,
+        heads: usize,
+        Widths { width, source }: Widths,
+        causal: bool,
+    ) -> Result<Self, ImportError> {
+        let mut linear = |name: &str, input: usize| -> Result<Linear, ImportError> {
+            Ok(Linear {
+                weight: importer.take(&format!("{prefix}.{name}.weight"), &[width, input])?,
+                bias: importer.take(&format!("{prefix}.{name}.bias"), &[width])?,
+            })
+        };
+        Ok(Self {
+            query: linear("q_proj", width)?,
+            key: linear("k_proj", source)?,
+            value: linear("v_proj", source)?,
+            output: linear("out_proj", width)?,
+            heads,
+            head_size: width / heads,
+            causal,
+            prefix: prefix.into(),
+        })
+    }
 }
 
 /// Attention layer under upstream's names; `prefix` may be empty.
 pub(super) fn attention(
     importer: &mut Importer<'_>,
     prefix: &str,
-    sizes: AttentionSizes,
-    gate_mode: GateMode,
+    sizes: RoutedSizes,
+    widths: Widths,
     causal: bool,
 ) -> Result<Attention, ImportError> {
     let name = |part: &str| if prefix.is_empty() { part.to_owned() } else { format!("{prefix}.{part}") };
-    let AttentionSizes { width, source_width, top_k, num_experts, head_size } = sizes;
+    let RoutedSizes { top_k, num_experts, head_size, gate_mode, biases } = sizes;
+    let Widths { width, source: source_width } = widths;
+    let expert_biases = match biases {
+        false => None,
+        true => Some(ExpertBiases {
+            query: importer.take(&name("q_proj.experts.b"), &[num_experts, head_size])?,
+            key: importer.take(&name("k_proj.bias"), &[head_size])?,
+            value: importer.take(&name("v_proj.bias"), &[head_size])?,
+            output: importer.take(&name("q_proj.output_experts.b"), &[num_experts, width])?,
+        }),
+    };
     Ok(Attention {
         module: if prefix.is_empty() { String::new() } else { name("q_proj") },
         prefix: prefix.into(),
@@ -302,6 +416,7 @@ pub(super) fn attention(
         },
         output: importer.take(&name("q_proj.output_experts.w"), &[num_experts, head_size, width])?,
         output_bias: None,
+        expert_biases,
         rotary: None,
         width,
         source_width,

@@ -29,7 +29,8 @@ impl<'a> Importer<'a> {
 
     /// The tensor `name`, whose shape must fit `pattern`.
     pub(super) fn take_any(&mut self, name: &str, pattern: &[Dim]) -> Result<Weight, ImportError> {
-        let Some(weight) = self.tensors.tensor(name) else {
+        let stored = self.tensors.tensor(name);
+        let Some(weight) = stored.or_else(|| self.make(name, pattern)) else {
             return Err(ImportError::MissingTensor {
                 origin: self.tensors.origin().into(),
                 tensor: name.into(),
@@ -40,6 +41,20 @@ impl<'a> Importer<'a> {
         self.taken.insert(name.into());
         self.taken.insert(weight.name().into());
         Ok(weight)
+    }
+
+    /// `stated` by the configuration where tensors are synthetic, else whatever the stored tensor has.
+    pub(super) fn or_stated(&self, stated: Option<usize>) -> Dim {
+        stated.filter(|_| self.is_synthetic())
+    }
+
+    pub(super) fn is_synthetic(&self) -> bool {
+        self.tensors.is_synthetic()
+    }
+
+    fn make(&self, name: &str, pattern: &[Dim]) -> Option<Weight> {
+        let shape: Option<Vec<_>> = pattern.iter().copied().collect();
+        self.tensors.make(name, &shape?)
     }
 
     /// One parameter stored under at least one of `names`; where it is stored more than once, all values

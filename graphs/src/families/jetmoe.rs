@@ -13,6 +13,9 @@ use crate::{
 const TOKENS: &str = "model.embed_tokens.weight";
 const OUTPUT: &str = "lm_head.weight";
 
+/// `vocab_size` of the configuration class.
+const DEFAULT_VOCABULARY: usize = 32_000;
+
 /// The norms inside a layer are built without the configuration's epsilon; only the final one reads it.
 const LAYER_NORM_EPSILON: f32 = 1e-6;
 
@@ -30,6 +33,7 @@ pub(super) fn import(
     let mut importer = Importer::new(tensors);
     let tied = config.flag_or("tie_word_embeddings", true)?;
     let (vocabulary, width) = (config.optional_size("vocab_size")?, sizes.width);
+    let vocabulary = vocabulary.or(importer.or_stated(Some(DEFAULT_VOCABULARY)));
     let token_names: &[&str] = if tied { &[TOKENS, OUTPUT] } else { &[TOKENS] };
     let tokens = importer.take_shared(token_names, &[vocabulary, Some(width)])?;
     let output_names: &[&str] = if tied { &[TOKENS, OUTPUT] } else { &[OUTPUT] };
@@ -50,6 +54,8 @@ struct Sizes {
     layers: usize,
     hidden: usize,
     top_k: usize,
+    /// Experts, where no tensor says it.
+    num_experts: usize,
     /// Key of the configuration that gives `top_k`.
     top_k_key: &'static str,
     kv_num_heads: usize,
@@ -77,6 +83,7 @@ impl Sizes {
             layers: size("num_layers", "num_hidden_layers", 12)?,
             hidden: size("ffn_hidden_size", "intermediate_size", 5632)?,
             top_k: config.size(top_k_key, "experts per token; it is never stored in tensors")?,
+            num_experts: size("moe_num_experts", "num_local_experts", 8)?,
             top_k_key,
             kv_num_heads: config.size_or("num_key_value_heads", 16)?,
             head_size,
@@ -114,7 +121,8 @@ impl Sizes {
         importer: &mut Importer<'_>,
         module: &str,
     ) -> Result<(Weight, usize), ImportError> {
-        let router = importer.take_any(&format!("{module}.router.layer.weight"), &[None, Some(self.width)])?;
+        let experts = importer.or_stated(Some(self.num_experts));
+        let router = importer.take_any(&format!("{module}.router.layer.weight"), &[experts, Some(self.width)])?;
         let experts = router.shape()[0];
         if self.top_k > experts {
             return Err(config.invalid(self.top_k_key, format!("at most {experts}, the experts of \"{module}\"")));
@@ -138,6 +146,7 @@ impl Sizes {
             keys_values: KeyValueWeights::Joint(both),
             output: importer.take(&format!("{module}.output_linear.weight"), &[num_experts, width, columns])?,
             output_bias: self.bias(importer, &module)?,
+            expert_biases: None,
             rotary: Some(self.rotary),
             width,
             source_width: width,

@@ -1,8 +1,8 @@
-//! `moa_roberta`: an MoA encoder with fairseq's RoBERTa head.
+//! `moa_roberta`: an MoA encoder with fairseq's RoBERTa head, and its baseline `roberta`.
 
 use super::{
     Config, ImportOptions,
-    fairseq::{Side, Stack, check_padding, is_buffer, refuse_unsupported},
+    fairseq::{Side, Stack, StackAttention, check_padding, is_buffer, refuse_unsupported},
     importer::Importer,
 };
 use crate::{
@@ -19,11 +19,30 @@ pub(super) fn import(
     tensors: &dyn TensorDirectory,
     options: ImportOptions,
 ) -> Result<Model, ImportError> {
+    import_stack("moa_roberta", config, tensors, options).map(Model::MaskedLm)
+}
+
+/// The same with the attention of the standard Transformer.
+pub(super) fn import_dense(
+    config: &Config,
+    tensors: &dyn TensorDirectory,
+    options: ImportOptions,
+) -> Result<Model, ImportError> {
+    import_stack("roberta", config, tensors, options).map(Model::TransformerMaskedLm)
+}
+
+fn import_stack<A: StackAttention>(
+    family: &str,
+    config: &Config,
+    tensors: &dyn TensorDirectory,
+    options: ImportOptions,
+) -> Result<MaskedLm<A>, ImportError> {
     refuse_unsupported(config)?;
     let stack = Stack::new(config, Side::Encoder, PREFIX, "max_source_positions", options)?;
     let tied = !config.flag_or("untie_weights_roberta", false)?;
     let mut importer = Importer::new(tensors);
-    let embedding = stack.embedding(&mut importer, if tied { &[OUTPUT, TOKENS] } else { &[TOKENS] })?;
+    let token_names: &[&str] = if tied { &[OUTPUT, TOKENS] } else { &[TOKENS] };
+    let embedding = stack.embedding(config, &mut importer, token_names, &["vocab_size"])?;
     check_padding(config, &embedding.tokens)?;
     let vocabulary = embedding.tokens.shape()[0];
     if config.optional_size("vocab_size")?.is_some_and(|size| size != vocabulary) {
@@ -42,6 +61,6 @@ pub(super) fn import(
         weight: importer.take_shared(output_names, &[Some(vocabulary), Some(width)])?,
         bias: importer.take(&format!("{head}.bias"), &[vocabulary])?,
     };
-    importer.finish("moa_roberta", is_buffer)?;
-    Ok(Model::MaskedLm(MaskedLm { encoder, head }))
+    importer.finish(family, is_buffer)?;
+    Ok(MaskedLm { encoder, head })
 }

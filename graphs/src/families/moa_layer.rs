@@ -4,7 +4,7 @@ use moa_schema::GateMode;
 
 use super::{
     Config, ImportOptions,
-    fairseq::{AttentionSizes, attention, is_buffer},
+    fairseq::{RoutedSizes, Widths, attention, is_buffer},
     importer::Importer,
 };
 use crate::{
@@ -33,10 +33,11 @@ pub(super) fn import(
         return Err(config.invalid("kdim", format!("embed_dim = {width} where \"cross_attention\" is false")));
     }
     let head_size = config.size("head_dim", "width of one head")?;
-    let sizes = AttentionSizes { width, source_width, top_k, num_experts, head_size };
     let gate_mode = options.gate_mode.unwrap_or(GateMode::SoftmaxTopk);
+    let sizes = RoutedSizes { top_k, num_experts, head_size, gate_mode, biases: false };
+    let widths = Widths { width, source: source_width };
     let mut importer = Importer::new(tensors);
-    let attention = attention(&mut importer, "", sizes, gate_mode, causal)?;
+    let attention = attention(&mut importer, "", sizes, widths, causal)?;
     importer.finish("moa_layer", is_buffer)?;
     Ok(Model::Layer(MoaLayer { attention, cross_attention }))
 }

@@ -39,6 +39,13 @@ const FAMILIES: &[Family] = &[
     Family { model_type: "moa_layer", title: "single MoA layer", import: moa_layer::import },
 ];
 
+/// Standard Transformers, which are counted and built from random values beside the families, and never read from
+/// a checkpoint.
+const BASELINES: &[Family] = &[
+    Family { model_type: "transformer", title: "Transformer encoder-decoder", import: translation::import_dense },
+    Family { model_type: "roberta", title: "Transformer masked language model", import: masked_lm::import_dense },
+];
+
 /// The supported values of `model_type`, each with a title.
 pub fn supported() -> impl Iterator<Item = (&'static str, &'static str)> {
     FAMILIES.iter().map(|family| (family.model_type, family.title))
@@ -52,9 +59,13 @@ pub fn supported() -> impl Iterator<Item = (&'static str, &'static str)> {
 /// shaped, shared parameters that differ, and families or options that this program cannot export.
 pub fn import(config: &Config, tensors: &dyn TensorDirectory, options: ImportOptions) -> Result<Model, ImportError> {
     let model_type = config.text("model_type", "the family of the model")?;
-    let Some(family) = FAMILIES.iter().find(|family| family.model_type == model_type) else {
+    let baselines = if tensors.is_synthetic() { BASELINES } else { &[] };
+    let Some(family) = FAMILIES.iter().chain(baselines).find(|family| family.model_type == model_type) else {
         let known: Vec<_> = FAMILIES.iter().map(|family| family.model_type).collect();
         return Err(config.unsupported(format!("model_type \"{model_type}\" (supported: {})", known.join(", "))));
     };
+    if !tensors.is_synthetic() && config.flag_or("expert_bias", false)? {
+        return Err(config.unsupported("\"expert_bias\": true".into()));
+    }
     (family.import)(config, tensors, options)
 }

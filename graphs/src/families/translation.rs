@@ -1,14 +1,18 @@
-//! `moa_transformer`: the fairseq MoA encoder–decoder.
+//! `moa_transformer`: the fairseq MoA encoder–decoder, and its baseline `transformer`.
 
 use super::{
     Config, ImportOptions,
-    fairseq::{Side, Stack, check_padding, is_buffer, refuse_unsupported},
+    fairseq::{Side, Stack, StackAttention, check_padding, is_buffer, refuse_unsupported},
     importer::Importer,
 };
 use crate::{
     ImportError, TensorDirectory, Weight,
     model::{Decoder, DecoderLayer, EncoderDecoder, Model},
 };
+
+/// Keys of the size of each vocabulary, the first that is present counts.
+const SOURCE_VOCABULARY: &[&str] = &["src_vocab_size", "vocab_size"];
+const TARGET_VOCABULARY: &[&str] = &["tgt_vocab_size", "vocab_size"];
 
 const ENCODER_TOKENS: &str = "encoder.embed_tokens.weight";
 const DECODER_TOKENS: &str = "decoder.embed_tokens.weight";
@@ -19,18 +23,36 @@ pub(super) fn import(
     tensors: &dyn TensorDirectory,
     options: ImportOptions,
 ) -> Result<Model, ImportError> {
+    import_stacks("moa_transformer", config, tensors, options).map(Model::EncoderDecoder)
+}
+
+/// The same with the attention of the standard Transformer.
+pub(super) fn import_dense(
+    config: &Config,
+    tensors: &dyn TensorDirectory,
+    options: ImportOptions,
+) -> Result<Model, ImportError> {
+    import_stacks("transformer", config, tensors, options).map(Model::Transformer)
+}
+
+fn import_stacks<A: StackAttention>(
+    family: &str,
+    config: &Config,
+    tensors: &dyn TensorDirectory,
+    options: ImportOptions,
+) -> Result<EncoderDecoder<A>, ImportError> {
     refuse_unsupported(config)?;
     let encoder = Stack::new(config, Side::Encoder, "encoder", "max_source_positions", options)?;
     let decoder = Stack::new(config, Side::Decoder, "decoder", "max_target_positions", options)?;
     check_decoder_widths(config, decoder.width)?;
     let mut importer = Importer::new(tensors);
     let embeddings = Embeddings::new(config)?;
-    let embedding = encoder.embedding(&mut importer, embeddings.encoder)?;
-    check_vocabulary(config, &["src_vocab_size", "vocab_size"], &embedding.tokens)?;
+    let embedding = encoder.embedding(config, &mut importer, embeddings.encoder, SOURCE_VOCABULARY)?;
+    check_vocabulary(config, SOURCE_VOCABULARY, &embedding.tokens)?;
     let encoder = encoder.encoder(&mut importer, embedding)?;
     let decoder = import_decoder(config, &mut importer, &decoder, &embeddings)?;
-    importer.finish("moa_transformer", is_buffer)?;
-    Ok(Model::EncoderDecoder(EncoderDecoder { encoder, decoder }))
+    importer.finish(family, is_buffer)?;
+    Ok(EncoderDecoder { encoder, decoder })
 }
 
 /// Under which names each of the three vocabulary matrices may be stored.
@@ -54,21 +76,25 @@ impl Embeddings {
     }
 }
 
-fn import_decoder(
+fn import_decoder<A: StackAttention>(
     config: &Config,
     importer: &mut Importer<'_>,
-    stack: &Stack,
+    stack: &Stack<A>,
     embeddings: &Embeddings,
-) -> Result<Decoder, ImportError> {
-    let embedding = stack.embedding(importer, embeddings.decoder)?;
-    check_vocabulary(config, &["tgt_vocab_size", "vocab_size"], &embedding.tokens)?;
+) -> Result<Decoder<A>, ImportError> {
+    let embedding = stack.embedding(config, importer, embeddings.decoder, TARGET_VOCABULARY)?;
+    check_vocabulary(config, TARGET_VOCABULARY, &embedding.tokens)?;
     let vocabulary = embedding.tokens.shape()[0];
     let output = importer.take_shared(embeddings.output, &[Some(vocabulary), Some(stack.width)])?;
     let layers = (0..stack.layers).map(|index| decoder_layer(importer, stack, index)).collect::<Result<_, _>>()?;
     Ok(Decoder { embedding, layers, norm: stack.stack_norm(importer)?, output })
 }
 
-fn decoder_layer(importer: &mut Importer<'_>, stack: &Stack, index: usize) -> Result<DecoderLayer, ImportError> {
+fn decoder_layer<A: StackAttention>(
+    importer: &mut Importer<'_>,
+    stack: &Stack<A>,
+    index: usize,
+) -> Result<DecoderLayer<A>, ImportError> {
     let prefix = format!("{}.layers.{index}", stack.prefix);
     Ok(DecoderLayer {
         self_attention: stack.attention(importer, &format!("{prefix}.self_attn"), stack.width, true)?,

@@ -184,7 +184,7 @@ impl Builder {
         [Value(name), Value(second)]
     }
 
-    /// A node of our domain called `name` whose outputs are called `outputs`.
+    /// A node of a domain of its own, called `name` whose outputs are called `outputs`.
     pub fn custom_op(
         &mut self,
         op: OpId,

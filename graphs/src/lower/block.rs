@@ -1,6 +1,6 @@
 //! Embedding, normalisation, feed-forward and encoder stack, shared by the families.
 
-use super::{BATCH, LowerError, Lowering};
+use super::{BATCH, LowerAttention, LowerError, Lowering};
 use crate::{
     bodies::activation,
     graph::{Attribute, DType, Dim, Sinusoids, Value, WeightExpr},
@@ -150,7 +150,7 @@ impl Lowering {
     }
 
     /// The encoder's `input_ids` and `attention_mask`, and its output `[B, sequence, C]`.
-    pub(super) fn encoder(&mut self, encoder: &Encoder) -> Result<Value, LowerError> {
+    pub(super) fn encoder<A: LowerAttention>(&mut self, encoder: &Encoder<A>) -> Result<Value, LowerError> {
         let shape = [Dim::from(BATCH), Dim::from(self.tokens)];
         let ids = self.b.input("input_ids", DType::Int64, &shape);
         let [mask, mask_int32] = self.mask_input("attention_mask", &shape);
@@ -162,11 +162,16 @@ impl Lowering {
         Ok(encoder.norm.as_ref().map_or(x.clone(), |norm| self.norm(norm, &x)))
     }
 
-    fn encoder_layer(&mut self, layer: &EncoderLayer, x: &Value, mask: &Value) -> Result<Value, LowerError> {
+    fn encoder_layer<A: LowerAttention>(
+        &mut self,
+        layer: &EncoderLayer<A>,
+        x: &Value,
+        mask: &Value,
+    ) -> Result<Value, LowerError> {
         self.b.set_prefix(&layer.prefix);
         let before = layer.normalize_before;
         let x = self.residual(x, &layer.self_attention_norm, before, |l, x| {
-            Ok(l.self_attention(&layer.self_attention, x, mask, None, None)?.output)
+            Ok(layer.self_attention.self_attention(l, x, mask, None)?.output)
         })?;
         self.residual(&x, &layer.final_norm, before, |l, x| l.feed_forward(&layer.feed_forward, x))
     }

@@ -4,8 +4,7 @@
 //! `present.{i}.key|value`.
 
 use super::{
-    BATCH, LowerError, Lowering, NamedGraph, Options, PAST, SEQUENCE, encoder_decoder::cache_shape,
-    operator::SelfAttentionOutput,
+    BATCH, LowerError, Lowering, NamedGraph, Options, PAST, SEQUENCE, cache_shape, operator::SelfAttentionOutput,
 };
 use crate::{
     graph::{DType, Dim, Value},

@@ -4,19 +4,22 @@
 //! decoder layer's cross-attention. `decoder_model`: prefill and single steps in one graph, `P >= 0`.
 
 use super::{
-    BATCH, LowerError, Lowering, NamedGraph, Options, PAST, SEQUENCE, SOURCE, block::Tokens,
-    operator::SelfAttentionOutput,
+    BATCH, LowerAttention, LowerError, Lowering, NamedGraph, Options, PAST, SEQUENCE, SOURCE, block::Tokens,
+    cache_shape, operator::SelfAttentionOutput,
 };
 use crate::{
     graph::{Attribute, DType, Dim, Value},
     model::{Attention, Decoder, DecoderLayer, EncoderDecoder, KeyValueWeights},
 };
 
-pub(super) fn lower(model: &EncoderDecoder, options: Options) -> Result<Vec<NamedGraph>, LowerError> {
+pub(super) fn lower<A: LowerAttention>(
+    model: &EncoderDecoder<A>,
+    options: Options,
+) -> Result<Vec<NamedGraph>, LowerError> {
     Ok(vec![lower_encoder(model, options)?, lower_decoder(&model.decoder, options)?])
 }
 
-fn lower_encoder(model: &EncoderDecoder, options: Options) -> Result<NamedGraph, LowerError> {
+fn lower_encoder<A: LowerAttention>(model: &EncoderDecoder<A>, options: Options) -> Result<NamedGraph, LowerError> {
     let mut l = Lowering::new(options, SOURCE);
     let hidden = l.encoder(&model.encoder)?;
     let shape = [Dim::from(BATCH), Dim::from(SOURCE), Dim::from(model.encoder.embedding.width())];
@@ -25,9 +28,9 @@ fn lower_encoder(model: &EncoderDecoder, options: Options) -> Result<NamedGraph,
     let hidden = l.b.named("last_hidden_state");
     for (index, layer) in model.decoder.layers.iter().enumerate() {
         let attention = &layer.cross_attention;
-        l.b.set_prefix(&attention.prefix);
+        l.b.set_prefix(attention.prefix());
         let shape = cache_shape(attention, SOURCE.into());
-        let keys_and_values = l.cross_keys_and_values(attention, &hidden);
+        let keys_and_values = attention.keys_and_values(&mut l, &hidden);
         for (part, value) in ["key", "value"].into_iter().zip(&keys_and_values) {
             l.b.output(value, &format!("present.{index}.encoder.{part}"), floats, &shape);
         }
@@ -35,7 +38,7 @@ fn lower_encoder(model: &EncoderDecoder, options: Options) -> Result<NamedGraph,
     Ok(l.finish("encoder_model"))
 }
 
-fn lower_decoder(decoder: &Decoder, options: Options) -> Result<NamedGraph, LowerError> {
+fn lower_decoder<A: LowerAttention>(decoder: &Decoder<A>, options: Options) -> Result<NamedGraph, LowerError> {
     let mut l = Lowering::new(options, SEQUENCE);
     let [batch, sequence, source, past] = [BATCH, SEQUENCE, SOURCE, PAST].map(Dim::from);
     let total = Dim::Symbolic(format!("{PAST} + {SEQUENCE}"));
@@ -82,10 +85,6 @@ fn lower_decoder(decoder: &Decoder, options: Options) -> Result<NamedGraph, Lowe
     Ok(l.finish("decoder_model"))
 }
 
-pub(super) fn cache_shape(attention: &Attention, length: Dim) -> [Dim; 4] {
-    [BATCH.into(), attention.kv_num_heads.into(), length, attention.head_size.into()]
-}
-
 /// Keys and values that a decoder layer is given.
 struct Caches {
     own: [Value; 2],
@@ -103,7 +102,7 @@ struct Masks<'a> {
 }
 
 impl Lowering {
-    fn cache_inputs(&mut self, attention: &Attention, index: usize, side: &str, length: &Dim) -> [Value; 2] {
+    fn cache_inputs(&mut self, attention: &impl LowerAttention, index: usize, side: &str, length: &Dim) -> [Value; 2] {
         let (shape, floats) = (cache_shape(attention, length.clone()), self.b.activations());
         ["key", "value"].map(|part| self.b.input(&format!("past_key_values.{index}.{side}.{part}"), floats, &shape))
     }
@@ -132,9 +131,9 @@ impl Lowering {
         })
     }
 
-    fn decoder_layer(
+    fn decoder_layer<A: LowerAttention>(
         &mut self,
-        layer: &DecoderLayer,
+        layer: &DecoderLayer<A>,
         x: &Value,
         masks: &Masks<'_>,
         caches: Caches,
@@ -143,13 +142,13 @@ impl Lowering {
         let before = layer.normalize_before;
         let mut kept = None;
         let x = self.residual(x, &layer.self_attention_norm, before, |l, x| {
-            let output = l.self_attention(&layer.self_attention, x, masks.own, Some(caches.own.clone()), None)?;
+            let output = layer.self_attention.self_attention(l, x, masks.own, Some(caches.own.clone()))?;
             kept = Some(output.present);
             Ok(output.output)
         })?;
         let x = self.residual(&x, &layer.cross_attention_norm, before, |l, x| {
             let [key, value] = &caches.cross;
-            l.cross_attention(&layer.cross_attention, x, [key, value], [masks.source, masks.query])
+            layer.cross_attention.cross_attention(l, x, [key, value], [masks.source, masks.query])
         })?;
         let output = self.residual(&x, &layer.final_norm, before, |l, x| l.feed_forward(&layer.feed_forward, x))?;
         Ok(SelfAttentionOutput { output, present: kept.unwrap_or(caches.own) })

@@ -1,9 +1,9 @@
 //! Masked language model: `input_ids`, `attention_mask` → `logits`, in one file.
 
-use super::{BATCH, LowerError, Lowering, NamedGraph, Options, SEQUENCE};
+use super::{BATCH, LowerAttention, LowerError, Lowering, NamedGraph, Options, SEQUENCE};
 use crate::{bodies::activation, graph::Dim, model::MaskedLm};
 
-pub(super) fn lower(model: &MaskedLm, options: Options) -> Result<Vec<NamedGraph>, LowerError> {
+pub(super) fn lower<A: LowerAttention>(model: &MaskedLm<A>, options: Options) -> Result<Vec<NamedGraph>, LowerError> {
     let mut l = Lowering::new(options, SEQUENCE);
     let x = l.encoder(&model.encoder)?;
     let head = &model.head;

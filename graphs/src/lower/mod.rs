@@ -9,18 +9,25 @@
 
 mod block;
 mod causal_lm;
+mod dense;
 mod encoder_decoder;
 mod layer;
 mod masked_lm;
 mod operator;
 
+use std::collections::BTreeMap;
+
 use crate::{
     graph::{Builder, DType, Dim, Graph, Value},
-    model::Model,
+    model::{AttentionLayer, Model},
     precision::Precision,
 };
+use operator::SelfAttentionOutput;
 
 /// How the `ai.moa` operators are written.
+///
+/// The attention of the standard Transformer has the forms [`Self::Standard`] and [`Self::Fused`]: the second is one
+/// node of ONNX Runtime's own `com.microsoft::MultiHeadAttention`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// A node of ours, and a model-local function with the same meaning in standard operators.
@@ -84,19 +91,31 @@ pub enum LowerError {
         /// Module that differs.
         module: String,
     },
+    /// The standard Transformer has no operator of ours that a function could define.
+    #[error("a standard Transformer has no form \"function\"")]
+    NoFunction,
+    /// The operators have no input for these.
+    #[error("module \"{module}\" has expert biases, for which the operators have no input")]
+    ExpertBias {
+        /// The module.
+        module: String,
+    },
 }
 
 /// Writes a model as one graph, or as one per file where the family has several.
 ///
 /// # Errors
 ///
-/// [`LowerError::SecondBody`] in the form [`Form::Function`].
+/// [`LowerError::SecondBody`] and [`LowerError::NoFunction`] in the form [`Form::Function`], and
+/// [`LowerError::ExpertBias`].
 pub fn lower(model: &Model, options: Options) -> Result<Vec<NamedGraph>, LowerError> {
     match model {
         Model::EncoderDecoder(model) => encoder_decoder::lower(model, options),
         Model::MaskedLm(model) => masked_lm::lower(model, options),
         Model::CausalLm(model) => causal_lm::lower(model, options),
         Model::Layer(layer) => layer::lower(layer, options),
+        Model::Transformer(model) => encoder_decoder::lower(model, options),
+        Model::TransformerMaskedLm(model) => masked_lm::lower(model, options),
     }
 }
 
@@ -113,11 +132,46 @@ struct Lowering {
     tokens: &'static str,
     /// Router outputs to declare when the graph is complete, with their top-k.
     routers: Vec<(String, usize)>,
+    /// What is added to the scores of standard attention, by mask and whether it is causal.
+    biases: BTreeMap<(String, bool), Value>,
+}
+
+/// How one kind of attention is written.
+trait LowerAttention: AttentionLayer {
+    /// Prefix of the layer's tensors.
+    fn prefix(&self) -> &str;
+
+    /// Over `hidden` `[B, T, C]` with `mask` int32 `[B, P + T]`.
+    fn self_attention(
+        &self,
+        l: &mut Lowering,
+        hidden: &Value,
+        mask: &Value,
+        past: Option<[Value; 2]>,
+    ) -> Result<SelfAttentionOutput, LowerError>;
+
+    /// Over `hidden` `[B, T, C]`, keys and values, and int32 masks of keys and queries.
+    fn cross_attention(
+        &self,
+        l: &mut Lowering,
+        hidden: &Value,
+        keys_and_values: [&Value; 2],
+        masks: [&Value; 2],
+    ) -> Result<Value, LowerError>;
+
+    /// Keys and values of `memory` `[B, S, source width]`, `[B, heads, S, head size]` each.
+    fn keys_and_values(&self, l: &mut Lowering, memory: &Value) -> [Value; 2];
+}
+
+/// Keys or values of `length` tokens, as they are kept.
+fn cache_shape(attention: &impl AttentionLayer, length: Dim) -> [Dim; 4] {
+    let [heads, size] = attention.cache_heads();
+    [BATCH.into(), heads.into(), length, size.into()]
 }
 
 impl Lowering {
     fn new(options: Options, tokens: &'static str) -> Self {
-        Self { b: Builder::graph(options.precision), options, tokens, routers: Vec::new() }
+        Self { b: Builder::graph(options.precision), options, tokens, routers: Vec::new(), biases: BTreeMap::new() }
     }
 
     /// A mask, 1 for a real token and 0 for padding, as int64 and as the operators take it.

@@ -7,7 +7,7 @@ use moa_schema::{
     SELF_ATTENTION, SelfAttentionAttributes,
 };
 
-use super::{Form, LowerError, Lowering};
+use super::{Form, LowerAttention, LowerError, Lowering};
 use crate::{
     Precision, Weight,
     bodies::{self, CrossValues, FeedForwardSizes, FeedForwardValues, Heads, Routed, SelfValues},
@@ -21,6 +21,44 @@ pub(super) struct SelfAttentionOutput {
     pub(super) present: [Value; 2],
 }
 
+impl LowerAttention for Attention {
+    fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    fn self_attention(
+        &self,
+        l: &mut Lowering,
+        hidden: &Value,
+        mask: &Value,
+        past: Option<[Value; 2]>,
+    ) -> Result<SelfAttentionOutput, LowerError> {
+        l.self_attention(self, hidden, mask, past, None)
+    }
+
+    fn cross_attention(
+        &self,
+        l: &mut Lowering,
+        hidden: &Value,
+        keys_and_values: [&Value; 2],
+        masks: [&Value; 2],
+    ) -> Result<Value, LowerError> {
+        l.cross_attention(self, hidden, keys_and_values, masks)
+    }
+
+    fn keys_and_values(&self, l: &mut Lowering, memory: &Value) -> [Value; 2] {
+        l.cross_keys_and_values(self, memory)
+    }
+}
+
+/// The operators take no biases of experts.
+fn refuse_biases(attention: &Attention) -> Result<(), LowerError> {
+    match attention.expert_biases {
+        None => Ok(()),
+        Some(_) => Err(LowerError::ExpertBias { module: attention.module.clone() }),
+    }
+}
+
 impl Lowering {
     /// `MoASelfAttention` over `hidden` `[B, T, C]` with `mask` int32 `[B, P + T]`.
     pub(super) fn self_attention(
@@ -31,6 +69,7 @@ impl Lowering {
         past: Option<[Value; 2]>,
         position_ids: Option<&Value>,
     ) -> Result<SelfAttentionOutput, LowerError> {
+        refuse_biases(attention)?;
         let attributes = SelfAttentionAttributes {
             top_k: attention.top_k,
             kv_num_heads: attention.kv_num_heads,
@@ -82,6 +121,7 @@ impl Lowering {
         [key, value]: [&Value; 2],
         [key_mask, query_mask]: [&Value; 2],
     ) -> Result<Value, LowerError> {
+        refuse_biases(attention)?;
         let attributes = CrossAttentionAttributes {
             top_k: attention.top_k,
             kv_num_heads: attention.kv_num_heads,

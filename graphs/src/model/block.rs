@@ -2,6 +2,7 @@
 
 use moa_schema::{Activation, GateMode};
 
+use super::AttentionLayer;
 use crate::Weight;
 
 /// Base of the wavelengths of sinusoidal positions.
@@ -28,6 +29,8 @@ pub struct Attention {
     pub output: Weight,
     /// Added once to the weighted sum, `[C]`.
     pub output_bias: Option<Weight>,
+    /// Biases of the projections; counted, and refused when a graph is written.
+    pub expert_biases: Option<ExpertBiases>,
     /// Rotary position embedding of queries and keys.
     pub rotary: Option<Rotary>,
     /// Model width `C`.
@@ -48,6 +51,19 @@ pub struct Attention {
     pub causal: bool,
     /// Whether a padded query is routed nowhere, so that the layer's output for it is exactly 0.
     pub skip_padded_queries: bool,
+}
+
+/// Biases of all projections of one attention layer.
+#[derive(Debug, Clone)]
+pub struct ExpertBiases {
+    /// `[E, G·D]`.
+    pub query: Weight,
+    /// `[G·D]`.
+    pub key: Weight,
+    /// `[G·D]`.
+    pub value: Weight,
+    /// `[E, C]`.
+    pub output: Weight,
 }
 
 /// How the matrices of experts are stored.
@@ -216,8 +232,8 @@ impl Embedding {
     }
 }
 
-impl Attention {
-    pub(super) fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>) {
+impl AttentionLayer for Attention {
+    fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>) {
         weights.extend([&self.router, &self.query]);
         match &self.keys_values {
             KeyValueWeights::Separate { key, value } => weights.extend([key, value]),
@@ -225,6 +241,13 @@ impl Attention {
         }
         weights.push(&self.output);
         weights.extend(&self.output_bias);
+        if let Some(biases) = &self.expert_biases {
+            weights.extend([&biases.query, &biases.key, &biases.value, &biases.output]);
+        }
+    }
+
+    fn cache_heads(&self) -> [usize; 2] {
+        [self.kv_num_heads, self.head_size]
     }
 }
 

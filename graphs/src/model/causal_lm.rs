@@ -1,6 +1,6 @@
 //! Decoder-only language model: JetMoE.
 
-use super::{Attention, ExpertFeedForward, RmsNorm};
+use super::{Attention, AttentionLayer, ExpertFeedForward, RmsNorm};
 use crate::Weight;
 
 /// Pre-norm layers of routed attention and routed feed-forward over a token embedding.

@@ -1,35 +1,35 @@
-//! fairseq MoA encoder–decoder.
+//! fairseq encoder–decoder, with MoA or with the attention of the standard Transformer.
 
-use super::{Attention, Embedding, FeedForward, LayerNorm};
+use super::{Attention, AttentionLayer, Embedding, FeedForward, LayerNorm};
 use crate::Weight;
 
 /// Encoder and decoder with cross-attention.
 #[derive(Debug, Clone)]
-pub struct EncoderDecoder {
+pub struct EncoderDecoder<A = Attention> {
     /// Source side.
-    pub encoder: Encoder,
+    pub encoder: Encoder<A>,
     /// Target side.
-    pub decoder: Decoder,
+    pub decoder: Decoder<A>,
 }
 
 /// A stack of encoder layers over an embedding.
 #[derive(Debug, Clone)]
-pub struct Encoder {
+pub struct Encoder<A = Attention> {
     /// Tokens to vectors.
     pub embedding: Embedding,
     /// Layers in order.
-    pub layers: Vec<EncoderLayer>,
+    pub layers: Vec<EncoderLayer<A>>,
     /// Normalisation after the stack, in pre-norm models.
     pub norm: Option<LayerNorm>,
 }
 
 /// Self-attention and feed-forward, each with residual and normalisation.
 #[derive(Debug, Clone)]
-pub struct EncoderLayer {
+pub struct EncoderLayer<A = Attention> {
     /// Prefix of the layer's tensors, such as `encoder.layers.0`.
     pub prefix: String,
     /// Self-attention.
-    pub self_attention: Attention,
+    pub self_attention: A,
     /// Its normalisation.
     pub self_attention_norm: LayerNorm,
     /// Feed-forward block.
@@ -42,11 +42,11 @@ pub struct EncoderLayer {
 
 /// A stack of decoder layers over an embedding, and the output matrix.
 #[derive(Debug, Clone)]
-pub struct Decoder {
+pub struct Decoder<A = Attention> {
     /// Tokens to vectors.
     pub embedding: Embedding,
     /// Layers in order.
-    pub layers: Vec<DecoderLayer>,
+    pub layers: Vec<DecoderLayer<A>>,
     /// Normalisation after the stack, in pre-norm models.
     pub norm: Option<LayerNorm>,
     /// Output matrix, `[V, C]`: `logits = x · outputᵀ`.
@@ -55,15 +55,15 @@ pub struct Decoder {
 
 /// Self-attention, cross-attention and feed-forward, each with residual and normalisation.
 #[derive(Debug, Clone)]
-pub struct DecoderLayer {
+pub struct DecoderLayer<A = Attention> {
     /// Prefix of the layer's tensors, such as `decoder.layers.0`.
     pub prefix: String,
     /// Causal self-attention.
-    pub self_attention: Attention,
+    pub self_attention: A,
     /// Its normalisation.
     pub self_attention_norm: LayerNorm,
     /// Attention over the encoder's output.
-    pub cross_attention: Attention,
+    pub cross_attention: A,
     /// Its normalisation.
     pub cross_attention_norm: LayerNorm,
     /// Feed-forward block.
@@ -74,7 +74,7 @@ pub struct DecoderLayer {
     pub normalize_before: bool,
 }
 
-impl EncoderDecoder {
+impl<A: AttentionLayer> EncoderDecoder<A> {
     pub(super) fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>) {
         self.encoder.collect(weights);
         let decoder = &self.decoder;
@@ -94,7 +94,7 @@ impl EncoderDecoder {
     }
 }
 
-impl Encoder {
+impl<A: AttentionLayer> Encoder<A> {
     pub(super) fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>) {
         self.embedding.collect(weights);
         for layer in &self.layers {

@@ -1,15 +1,15 @@
-//! MoA masked language model.
+//! Masked language model.
 
 use moa_schema::Activation;
 
-use super::{Encoder, LayerNorm, Linear};
+use super::{Attention, AttentionLayer, Encoder, LayerNorm, Linear};
 use crate::Weight;
 
 /// An encoder with a language-model head.
 #[derive(Debug, Clone)]
-pub struct MaskedLm {
+pub struct MaskedLm<A = Attention> {
     /// The stack.
-    pub encoder: Encoder,
+    pub encoder: Encoder<A>,
     /// Vectors to logits.
     pub head: LanguageModelHead,
 }
@@ -29,7 +29,7 @@ pub struct LanguageModelHead {
     pub bias: Weight,
 }
 
-impl MaskedLm {
+impl<A: AttentionLayer> MaskedLm<A> {
     pub(super) fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>) {
         self.encoder.collect(weights);
         self.head.dense.collect(weights);

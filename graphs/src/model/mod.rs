@@ -5,20 +5,31 @@
 
 mod block;
 mod causal_lm;
+mod dense;
 mod encoder_decoder;
 mod layer;
 mod masked_lm;
 
 pub use block::{
-    Attention, DenseFeedForward, Embedding, ExpertFeedForward, ExpertLayout, FeedForward, KeyValueWeights, LayerNorm,
-    Linear, Positions, RmsNorm, Rotary, SINUSOID_BASE,
+    Attention, DenseFeedForward, Embedding, ExpertBiases, ExpertFeedForward, ExpertLayout, FeedForward,
+    KeyValueWeights, LayerNorm, Linear, Positions, RmsNorm, Rotary, SINUSOID_BASE,
 };
 pub use causal_lm::{CausalLayer, CausalLm};
+pub use dense::DenseAttention;
 pub use encoder_decoder::{Decoder, DecoderLayer, Encoder, EncoderDecoder, EncoderLayer};
 pub use layer::MoaLayer;
 pub use masked_lm::{LanguageModelHead, MaskedLm};
 
 use crate::Weight;
+
+/// What every kind of attention layer says about itself.
+pub trait AttentionLayer {
+    /// Appends the weights, in the order of the structure.
+    fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>);
+
+    /// Heads and head width of the keys and values that are kept.
+    fn cache_heads(&self) -> [usize; 2];
+}
 
 /// A trained model of one of the supported families.
 #[derive(Debug, Clone)]
@@ -31,6 +42,10 @@ pub enum Model {
     CausalLm(CausalLm),
     /// One MoA layer by itself.
     Layer(MoaLayer),
+    /// Standard Transformer encoder–decoder, a baseline.
+    Transformer(EncoderDecoder<DenseAttention>),
+    /// Masked language model of standard attention, a baseline.
+    TransformerMaskedLm(MaskedLm<DenseAttention>),
 }
 
 impl Model {
@@ -42,6 +57,8 @@ impl Model {
             Self::MaskedLm(model) => model.collect(&mut weights),
             Self::CausalLm(model) => model.collect(&mut weights),
             Self::Layer(layer) => layer.attention.collect(&mut weights),
+            Self::Transformer(model) => model.collect(&mut weights),
+            Self::TransformerMaskedLm(model) => model.collect(&mut weights),
         }
         weights
     }

@@ -27,7 +27,7 @@ const MODULES: [Module; 14] = [
     module("side_files", &["text"], &[]),
     module("engine", &[], &["moa_graphs"]),
     module("export", &["checkpoint", "onnx", "side_files"], &[]),
-    module("inspect", &[], &["moa_graphs::graph", "moa_graphs::lower"]),
+    module("inspect", &["export", "onnx"], &["moa_graphs::graph", "moa_graphs::lower"]),
     module("reference", &["tensor"], &["moa_graphs::graph", "moa_graphs::lower"]),
     module("backend", &["onnx", "tensor"], &["moa_graphs"]),
     module("parity", &["backend", "checkpoint", "export", "onnx", "reference", "tensor"], &[]),

@@ -1,0 +1,123 @@
+//! `moa-export baseline NAME -o OUT`.
+
+use std::{path::PathBuf, process::ExitCode, sync::Arc};
+
+use clap::Args;
+use moa_graphs::{
+    Form, Options, Precision, SyntheticTensors,
+    families::{self, Config, ImportOptions},
+    model::Model,
+};
+use serde_json::json;
+
+use super::{
+    Failure,
+    args::{ExternalDataArgument, FormArgument},
+    export::{external_data, form, report_json, wrote},
+    inspect::{preset, with_vocabulary},
+    print_result,
+    progress::Progress,
+};
+use crate::{
+    checkpoint::read_config,
+    export::{ExportOptions, export_model_watched},
+};
+
+const DETAILS: &str = "\
+`moa-export inspect --preset list` names every configuration. A standard Transformer has the forms standard (standard \
+operators, the default) and fused (ONNX Runtime's own com.microsoft.MultiHeadAttention, for ONNX Runtime only); the \
+others have the forms of an export. Inputs and outputs carry the names that every export carries. Experts have no \
+biases.
+
+Examples:
+  moa-export baseline transformer-base -o base              the block that MoA replaces
+  moa-export baseline transformer-base -o base --form fused the same with ONNX Runtime's operator
+  moa-export baseline moa-base -o moa                       MoA Base of the paper, random weights
+  moa-export baseline transformer-big -o big --layers 2
+";
+
+#[derive(Debug, Args)]
+#[command(after_help = DETAILS)]
+pub(super) struct BaselineArguments {
+    /// A known configuration, such as transformer-base or moa-base
+    #[arg(required_unless_present = "config")]
+    name: Option<String>,
+    /// A configuration, in place of a known one
+    #[arg(long, value_name = "FILE", conflicts_with = "name")]
+    config: Option<PathBuf>,
+    /// Model file (`model.onnx`) or folder to write; an encoder-decoder needs a folder
+    #[arg(short, long, value_name = "OUT")]
+    output: PathBuf,
+    /// How attention is written; see below [default: standard for a Transformer, else function]
+    #[arg(long, value_enum, hide_possible_values = true, value_name = "function|fused|standard")]
+    form: Option<FormArgument>,
+    /// Layers, on each side of an encoder-decoder
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    layers: Option<u64>,
+    /// Rows of the embeddings
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    vocab: Option<u64>,
+    /// Seed of the weights; the same seed gives the same bytes
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Version of the ONNX operator set, 18 to 20
+    #[arg(long, value_name = "N", default_value_t = crate::export::DEFAULT_OPSET)]
+    opset: i64,
+    /// Keep weights in NAME.onnx.data beside the model; `auto` does from 1.5 GB on
+    #[arg(long, value_enum, default_value_t = ExternalDataArgument::Auto)]
+    external_data: ExternalDataArgument,
+    /// Add `router.{module}.indices` and `router.{module}.weights` as outputs
+    #[arg(long)]
+    router_outputs: bool,
+    /// Replace existing files
+    #[arg(long)]
+    force: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
+    let progress = Arc::new(Progress::new(&arguments.output));
+    progress.end_when_told_to()?;
+    let config = config(arguments)?;
+    let tensors = SyntheticTensors::random(config.origin(), arguments.seed);
+    let model = families::import(&config, &tensors, ImportOptions::default())?;
+    let default = match model {
+        Model::Transformer(_) | Model::TransformerMaskedLm(_) => Form::Standard,
+        _ => Form::Function,
+    };
+    let options = ExportOptions {
+        graph: Options {
+            form: arguments.form.map_or(default, form),
+            precision: Precision::Fp32,
+            router_outputs: arguments.router_outputs,
+        },
+        opset: arguments.opset,
+        gate_mode: None,
+        external_data: external_data(arguments.external_data),
+        force: arguments.force,
+    };
+    let exported = export_model_watched(config.model_type(), &model, &arguments.output, &options, progress.as_ref());
+    progress.finish();
+    let report = exported?;
+    print_result(&match arguments.json {
+        true => format!("{:#}\n", report_json(&report)),
+        false => format!("{}next: moa-export inspect {}\n", wrote(&report), arguments.output.display()),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn config(arguments: &BaselineArguments) -> Result<Config, Failure> {
+    let config = match (&arguments.name, &arguments.config) {
+        (_, Some(file)) => read_config(file)?,
+        (name, None) => preset(name.as_deref().unwrap_or_default())?.config().with("expert_bias", json!(false)),
+    };
+    let config = with_vocabulary(config, arguments.vocab);
+    let Some(layers) = arguments.layers else { return Ok(config) };
+    let keys = match config.model_type() {
+        "jetmoe" => ["num_layers", "num_hidden_layers"],
+        _ => ["encoder_layers", "decoder_layers"],
+    };
+    Ok(keys.into_iter().fold(config, |config, key| config.with(key, json!(layers))))
+}

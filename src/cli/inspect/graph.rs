@@ -1,0 +1,133 @@
+//! `moa-export inspect` of ONNX files.
+
+use std::path::Path;
+
+use super::{PART_HEADER, conventions, grouped, line, right};
+use crate::{
+    cli::{Failure, table::table},
+    inspect::{File, GraphInspection, GraphPart, Lengths, Signature, inspect_graphs, model_files},
+    onnx::read_model,
+};
+
+/// Whether `path` is an `.onnx` file, or a folder with some and without a checkpoint.
+pub(super) fn is_exported(path: &Path) -> bool {
+    if !path.is_dir() {
+        return path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("onnx"));
+    }
+    let is_checkpoint =
+        ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| path.join(name).exists());
+    !is_checkpoint && model_files(path).is_ok_and(|files| !files.is_empty())
+}
+
+pub(super) fn print(path: &Path, lengths: Lengths, as_json: bool) -> Result<String, Failure> {
+    let paths = model_files(path).map_err(|error| Failure::io(&error, &path.display().to_string()))?;
+    let files = paths.iter().map(|path| read_model(path)).collect::<Result<Vec<_>, _>>()?;
+    let inspection = inspect_graphs(&files, lengths);
+    Ok(match as_json {
+        true => format!("{:#}\n", serde_json::to_value(&inspection).unwrap_or_default()),
+        false => text(&inspection),
+    })
+}
+
+fn text(inspection: &GraphInspection) -> String {
+    let unknown = "unknown";
+    let mut text = line("family", inspection.family.as_deref().unwrap_or(unknown));
+    text.push_str(&line("form", inspection.form.as_deref().unwrap_or(unknown)));
+    for (name, value) in &inspection.sizes {
+        text.push_str(&line(name, value));
+    }
+    if let Some(bytes) = inspection.cache_bytes_per_token {
+        text.push_str(&line("cache", &format!("{} bytes per token", grouped(bytes))));
+    }
+    if inspection.parts.is_empty() {
+        text.push_str(&line("parameters", &grouped(inspection.total.parameters)));
+    } else {
+        let rows: Vec<_> = inspection.parts.iter().chain([&inspection.total]).map(row).collect();
+        text.push_str(&format!("\n{}", table(&PART_HEADER, &rows)));
+    }
+    if inspection.total.paper_macs.is_some() {
+        text.push_str(&format!("\n{}", conventions(inspection.lengths)));
+    }
+    for what in &inspection.not_told {
+        text.push_str(&format!("\nnot told by the graph: {what}\n"));
+    }
+    for file in &inspection.files {
+        text.push_str(&file_text(file));
+    }
+    text
+}
+
+fn row(part: &GraphPart) -> Vec<String> {
+    let number = |number: Option<u64>| right(&number.map_or_else(|| "–".to_owned(), grouped));
+    let numbers = [Some(part.parameters), part.active_parameters, part.paper_macs, part.full_macs];
+    std::iter::once(part.name.to_owned()).chain(numbers.map(number)).collect()
+}
+
+fn file_text(file: &File) -> String {
+    let mut text = format!("\n{}\n", file.name);
+    let mut add = |name: &str, value: &str| text.push_str(&format!("  {}", line(name, value)));
+    if !file.producer.is_empty() {
+        add("written by", &file.producer);
+    }
+    let opsets: Vec<_> = file.opsets.iter().map(|(domain, version)| format!("{domain} {version}")).collect();
+    add("opsets", &format!("{}; IR {}", opsets.join(", "), file.ir_version));
+    for weights in &file.weights {
+        let beside = match weights.external_bytes {
+            0 => String::new(),
+            bytes => format!(", {} of them beside the model", grouped(bytes)),
+        };
+        let (values, tensors, dtype) = (grouped(weights.values), weights.tensors, weights.dtype);
+        add(
+            "weights",
+            &format!("{values} values in {tensors} tensors of {dtype}, {} bytes{beside}", grouped(weights.bytes)),
+        );
+    }
+    for (name, values) in [("input", &file.inputs), ("output", &file.outputs)] {
+        folded(values).iter().for_each(|value| add(name, value));
+    }
+    let operators = file.operators.iter().map(|operator| match operator.domain.as_str() {
+        "ai.onnx" => format!("{} {}", operator.nodes, operator.operator),
+        domain => format!("{} {domain}.{}", operator.nodes, operator.operator),
+    });
+    add("operators", &operators.collect::<Vec<_>>().join(", "));
+    for function in &file.functions {
+        add("function", &format!("{}.{}, {} nodes", function.domain, function.operator, function.nodes));
+    }
+    for (key, value) in &file.metadata {
+        add("metadata", &format!("{key} = {value}"));
+    }
+    text
+}
+
+/// One line a value; values of one type whose names differ in their first number share a line.
+fn folded(values: &[Signature]) -> Vec<String> {
+    let mut groups: Vec<(String, Vec<&str>)> = Vec::new();
+    for value in values {
+        let (before, number, after) = first_number(&value.name);
+        let shape = match &value.shape {
+            None => "of unknown rank".into(),
+            Some(dims) => format!("[{}]", dims.join(", ")),
+        };
+        let mark = if number.is_empty() { "" } else { "{}" };
+        let pattern = format!("{before}{mark}{after} {} {shape}", value.dtype);
+        match groups.iter_mut().find(|(known, _)| *known == pattern && !number.is_empty()) {
+            Some((_, numbers)) => numbers.push(number),
+            None => groups.push((pattern, vec![number])),
+        }
+    }
+    let line = |(pattern, numbers): &(String, Vec<&str>)| match numbers.as_slice() {
+        [first, .., last] => pattern.replacen("{}", &format!("{{{first}..{last}}}"), 1),
+        [number] => pattern.replacen("{}", number, 1),
+        [] => pattern.clone(),
+    };
+    groups.iter().map(line).collect()
+}
+
+/// What stands before, in and after the first number of a name.
+fn first_number(name: &str) -> (&str, &str, &str) {
+    let start = name.find(|letter: char| letter.is_ascii_digit()).unwrap_or(name.len());
+    let (before, rest) = name.split_at(start);
+    let end = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
+    let (number, after) = rest.split_at(end);
+    (before, number, after)
+}

@@ -1,0 +1,209 @@
+//! `moa-export inspect`.
+
+mod graph;
+mod paper;
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::Args;
+use moa_graphs::{
+    SyntheticTensors,
+    families::{self, Config, ImportOptions},
+};
+use serde_json::json;
+
+use super::{Failure, print_result, table::table};
+use crate::{
+    checkpoint::{Checkpoint, read_config},
+    export::import,
+    inspect::{
+        Cost, Inspection, Lengths, inspect,
+        preset::{PRESETS, Preset},
+    },
+};
+
+const DETAILS: &str = "\
+Units: parameters are values; MACs are multiply-accumulates, one product and one sum each, of one row of tokens; \
+cache and weights are bytes.
+
+MACs, paper: products with weights, router and output layer included, experts that are not chosen left out; a bias \
+once per call.
+MACs, full: the same without biases, and both attention products.
+
+Examples:
+  moa-export inspect model.safetensors                a checkpoint
+  moa-export inspect OUT --seq 20 --target-seq 30     an export, or any .onnx file
+  moa-export inspect --config config.json             a configuration without weights
+  moa-export inspect --preset list                    names of known configurations
+  moa-export inspect --table 3                        the paper's Table 3 beside ours
+";
+
+/// Longest sequence for which multiply-accumulates are counted.
+const MAX_LENGTH: u64 = 1 << 20;
+
+#[derive(Debug, Args)]
+#[command(after_help = DETAILS)]
+pub(super) struct InspectArguments {
+    /// Checkpoint (`.safetensors` file, fairseq `.pt` file or folder), `.onnx` file, or exported folder
+    #[arg(required_unless_present_any = ["config", "preset", "table"])]
+    path: Option<PathBuf>,
+    /// Configuration, where it is not config.json beside the checkpoint; by itself it is counted without weights
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// A known configuration, without weights; `list` names all
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["path", "config"])]
+    preset: Option<String>,
+    /// Print the parameters and MACs of the MoA paper's Table 1, 2 or 3 (all, if none is named) beside ours
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", hide_default_value = true,
+        value_parser = clap::value_parser!(u8).range(0..=3), conflicts_with_all = ["path", "config", "preset"])]
+    table: Option<u8>,
+    /// Rows of the embeddings, in place of what --config or --preset says
+    #[arg(long, value_name = "N", conflicts_with_all = ["path", "table"],
+        value_parser = clap::value_parser!(u64).range(1..=MAX_LENGTH))]
+    vocab: Option<u64>,
+    /// Tokens of the source, or of the only side, for which MACs are counted
+    #[arg(long, value_name = "T", default_value_t = 10, visible_alias = "source",
+        value_parser = clap::value_parser!(u64).range(1..=MAX_LENGTH))]
+    seq: u64,
+    /// Tokens of the target [default: as many as of the source]
+    #[arg(long, value_name = "T", visible_alias = "target",
+        value_parser = clap::value_parser!(u64).range(1..=MAX_LENGTH))]
+    target_seq: Option<u64>,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(arguments: &InspectArguments) -> Result<ExitCode, Failure> {
+    let lengths = Lengths { source: arguments.seq, target: arguments.target_seq.unwrap_or(arguments.seq) };
+    let printed = match (&arguments.path, &arguments.preset, arguments.table) {
+        (Some(path), ..) if graph::is_exported(path) => {
+            if arguments.config.is_some() {
+                return Err(Failure::usage("--config belongs to a checkpoint", Some("leave out --config")));
+            }
+            graph::print(path, lengths, arguments.json)?
+        }
+        (Some(path), ..) => shown(arguments, &of_checkpoint(path, arguments.config.as_deref(), lengths)?),
+        (None, Some(name), _) if name == "list" => list(arguments.json),
+        (None, Some(name), _) => shown(arguments, &without_weights(preset(name)?.config(), arguments.vocab, lengths)?),
+        (None, None, Some(table)) => paper::print((table > 0).then_some(table), arguments.json)?,
+        (None, None, None) => {
+            let config = read_config(arguments.config.as_deref().unwrap_or(Path::new("config.json")))?;
+            shown(arguments, &without_weights(config, arguments.vocab, lengths)?)
+        }
+    };
+    print_result(&printed)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn of_checkpoint(path: &Path, config: Option<&Path>, lengths: Lengths) -> Result<Inspection, Failure> {
+    if path.extension().is_some_and(|ending| ending == "json") {
+        let help = format!("give it as `moa-export inspect --config {}`", path.display());
+        return Err(Failure::usage(format!("{} is no checkpoint", path.display()), Some(&help)));
+    }
+    let checkpoint = Checkpoint::open(path, config)?;
+    let model = import(&checkpoint, None)?;
+    Ok(inspect(checkpoint.config().model_type(), &model, lengths))
+}
+
+/// The preset of this name.
+pub(super) fn preset(name: &str) -> Result<&'static Preset, Failure> {
+    Preset::find(name).ok_or_else(|| {
+        let names: Vec<_> = PRESETS.iter().map(|preset| preset.name).collect();
+        let help = format!("one of {}", names.join(", "));
+        Failure::usage(format!("there is no preset {name:?}"), Some(&help))
+    })
+}
+
+fn without_weights(config: Config, vocabulary: Option<u64>, lengths: Lengths) -> Result<Inspection, Failure> {
+    let config = with_vocabulary(config, vocabulary);
+    let tensors = SyntheticTensors::shapes(config.origin());
+    let model = families::import(&config, &tensors, ImportOptions::default())?;
+    Ok(Inspection { weights: Vec::new(), ..inspect(config.model_type(), &model, lengths) })
+}
+
+/// `config` with embeddings of so many rows.
+pub(super) fn with_vocabulary(config: Config, vocabulary: Option<u64>) -> Config {
+    let Some(rows) = vocabulary else { return config };
+    let sided = ["src_vocab_size", "tgt_vocab_size"];
+    let config = sided.into_iter().fold(config, |config, key| config.with(key, json!(null)));
+    config.with("vocab_size", json!(rows))
+}
+
+fn list(as_json: bool) -> String {
+    if as_json {
+        let presets: Vec<_> =
+            PRESETS.iter().map(|preset| json!({ "name": preset.name, "title": preset.title })).collect();
+        return format!("{:#}\n", json!(presets));
+    }
+    let rows: Vec<_> = PRESETS.iter().map(|preset| vec![preset.name.to_owned(), preset.title.to_owned()]).collect();
+    table(&["preset", "model"], &rows)
+}
+
+fn shown(arguments: &InspectArguments, inspection: &Inspection) -> String {
+    match arguments.json {
+        true => format!("{:#}\n", serde_json::to_value(inspection).unwrap_or_default()),
+        false => text(inspection),
+    }
+}
+
+fn text(inspection: &Inspection) -> String {
+    let mut text = line("family", &inspection.family);
+    for (name, value) in &inspection.sizes {
+        text.push_str(&line(name, value));
+    }
+    for weights in &inspection.weights {
+        let value = format!("{} values in {} tensors of {}", grouped(weights.values), weights.tensors, weights.dtype);
+        text.push_str(&line("stored", &value));
+    }
+    if inspection.cache_bytes_per_token > 0 {
+        let bytes = grouped(inspection.cache_bytes_per_token);
+        text.push_str(&line("cache", &format!("{bytes} bytes per token (fp32)")));
+    }
+    let row = |name: &str, cost: &Cost| {
+        let numbers = [cost.parameters, cost.active_parameters, cost.paper_macs, cost.full_macs];
+        std::iter::once(name.to_owned()).chain(numbers.map(|number| right(&grouped(number)))).collect()
+    };
+    let mut rows: Vec<Vec<String>> = inspection.parts.iter().map(|part| row(part.name, &part.cost)).collect();
+    rows.push(row("total", &inspection.total));
+    text.push_str(&format!("\n{}\n{}", table(&PART_HEADER, &rows), conventions(inspection.lengths)));
+    text
+}
+
+const PART_HEADER: [&str; 5] = ["part", "    parameters", "active a token", "   MACs, paper", "    MACs, full"];
+
+/// A number as a column of [`PART_HEADER`] shows it.
+fn right(number: &str) -> String {
+    format!("{number:>14}")
+}
+
+fn line(name: &str, value: &str) -> String {
+    format!("{name:18} {value}\n")
+}
+
+fn conventions(lengths: Lengths) -> String {
+    let sides = if lengths.source == lengths.target {
+        format!("{} tokens", lengths.source)
+    } else {
+        format!("{} source and {} target tokens", lengths.source, lengths.target)
+    };
+    format!(
+        "multiply-accumulates for {sides}; paper: products with weights, biases once; full: attention products too, no biases\n"
+    )
+}
+
+/// Digits in groups of three.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}

@@ -1,0 +1,461 @@
+//! Accounts of graphs: the rules of [`super::cost`], applied to nodes instead of a typed model.
+//!
+//! Initializers keep the names of the checkpoint's tensors; what is written transposed or reshaped has a suffix, so
+//! one tensor counts once in however many files and layouts it stands.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use moa_schema::{CROSS_ATTENTION, DOMAIN, FEED_FORWARD, Operator, SELF_ATTENTION};
+
+use super::{
+    cost::{Cost, Lengths, RoutedAttention, RoutedFeedForward},
+    graph::{operators_of, values},
+};
+use crate::{
+    export::metadata,
+    onnx::{
+        OnnxFile,
+        proto::{
+            NodeProto, TensorProto, ValueInfoProto,
+            tensor_proto::DataType,
+            tensor_shape_proto::{Dimension, dimension},
+            type_proto,
+        },
+        read::canonical_domain,
+    },
+};
+
+/// What the graphs tell.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Told {
+    /// Products with weights, and how many parameters a token uses.
+    pub(super) linear: bool,
+    /// Attention products.
+    pub(super) attention: bool,
+}
+
+/// Costs of all files of one model.
+pub(super) struct Accounts {
+    pub(super) told: Told,
+    pub(super) parts: Vec<(&'static str, Cost)>,
+    pub(super) sizes: Vec<(&'static str, String)>,
+    pub(super) not_told: Vec<String>,
+}
+
+/// Parts in the order of the journey of a token.
+const PARTS: [&str; 9] = [
+    "embeddings",
+    "attention",
+    "encoder self-attention",
+    "encoder feed-forward",
+    "decoder self-attention",
+    "cross-attention",
+    "feed-forward",
+    "decoder feed-forward",
+    "norms",
+];
+const OUTPUT: &str = "output";
+const OTHER: &str = "other";
+
+pub(super) fn accounts(files: &[OnnxFile], family: Option<&str>, lengths: Lengths) -> Accounts {
+    let (told, not_told) = told(files, family);
+    let mut ledger = Ledger::default();
+    for file in files {
+        let mut walk = Walk::new(file, lengths);
+        walk.parameters(&mut ledger);
+        if told.linear {
+            walk.products(&mut ledger);
+        }
+        ledger.incomplete.append(&mut walk.incomplete);
+    }
+    let complete = ledger.incomplete.is_empty();
+    let mut not_told = not_told;
+    if !complete {
+        not_told.push(format!("multiply-accumulates: {} cannot be read", ledger.incomplete.join(", ")));
+    }
+    let told = Told { linear: told.linear && complete, attention: told.attention && complete };
+    let order = PARTS.into_iter().chain([OUTPUT, OTHER]);
+    let parts = order.filter_map(|name| ledger.costs.get(name).map(|cost| (name, *cost))).collect();
+    let mut sizes = layers(&ledger.layers);
+    sizes.append(&mut ledger.sizes);
+    Accounts { told, parts, sizes, not_told }
+}
+
+/// Layers, an encoder's before a decoder's; a single layer is none.
+fn layers(by_file: &BTreeMap<String, u64>) -> Vec<(&'static str, String)> {
+    let counted = ["encoder_model", "decoder_model", "model"].iter().filter_map(|file| by_file.get(*file));
+    let counted: Vec<_> = counted.map(ToString::to_string).collect();
+    if counted.is_empty() { Vec::new() } else { vec![("layers", counted.join(" + "))] }
+}
+
+/// What the operators of the files tell.
+fn told(files: &[OnnxFile], family: Option<&str>) -> (Told, Vec<String>) {
+    let operators = operators_of(files);
+    let has_ours = operators.iter().any(|(domain, _)| *domain == DOMAIN);
+    let has_runtime = operators.contains(&("com.microsoft", "MultiHeadAttention"));
+    let is_dense = matches!(family, Some("transformer" | "roberta"));
+    match family {
+        None => {
+            let why = "the file does not say that this program wrote it";
+            let text = format!("family, sizes, parameters by part, active parameters and multiply-accumulates: {why}");
+            (Told { linear: false, attention: false }, vec![text])
+        }
+        Some(_) if has_ours || has_runtime || is_dense => (Told { linear: true, attention: true }, Vec::new()),
+        Some(_) => {
+            let text = "sizes, active parameters and multiply-accumulates: the standard form computes every expert \
+                        and has no operator that names top-k; inspect the checkpoint, or another form";
+            (Told { linear: false, attention: false }, vec![text.into()])
+        }
+    }
+}
+
+/// What was counted so far.
+#[derive(Default)]
+struct Ledger {
+    costs: BTreeMap<&'static str, Cost>,
+    /// Tensors whose values were counted.
+    seen: HashSet<String>,
+    sizes: Vec<(&'static str, String)>,
+    /// Layers of each file.
+    layers: BTreeMap<String, u64>,
+    incomplete: Vec<String>,
+}
+
+impl Ledger {
+    fn add(&mut self, part: &'static str, cost: Cost) {
+        let entry = self.costs.entry(part).or_default();
+        *entry = *entry + cost;
+    }
+
+    fn size(&mut self, name: &'static str, value: String) {
+        if self.sizes.iter().all(|(known, _)| *known != name) {
+            self.sizes.push((name, value));
+        }
+    }
+}
+
+/// One file on the way.
+struct Walk<'a> {
+    nodes: &'a [NodeProto],
+    initializers: HashMap<&'a str, &'a TensorProto>,
+    /// Known dimensions of the graph's inputs.
+    input_dims: HashMap<&'a str, Vec<Option<u64>>>,
+    /// Node that computes a value.
+    producers: HashMap<&'a str, &'a NodeProto>,
+    /// `encoder_model`, `decoder_model` or `model`.
+    part: &'a str,
+    lengths: Lengths,
+    incomplete: Vec<String>,
+}
+
+impl<'a> Walk<'a> {
+    fn new(file: &'a OnnxFile, lengths: Lengths) -> Self {
+        let graph = file.graph();
+        let nodes = graph.map_or(&[][..], |graph| graph.node.as_slice());
+        let initializers = graph.iter().flat_map(|graph| &graph.initializer);
+        let outputs = |node: &'a NodeProto| node.output.iter().map(move |output| (output.as_str(), node));
+        Self {
+            nodes,
+            initializers: initializers.map(|tensor| (tensor.name.as_str(), tensor)).collect(),
+            input_dims: graph.iter().flat_map(|graph| &graph.input).map(input_dims).collect(),
+            producers: nodes.iter().flat_map(outputs).collect(),
+            part: file.metadata(metadata::PART).unwrap_or("model"),
+            lengths,
+            incomplete: Vec::new(),
+        }
+    }
+
+    /// Tokens that the nodes of this file see.
+    fn tokens(&self) -> u64 {
+        let is_layer_with_memory = self.part == "model" && self.nodes.iter().any(|node| is(node, &CROSS_ATTENTION));
+        if self.part == "decoder_model" || is_layer_with_memory { self.lengths.target } else { self.lengths.source }
+    }
+
+    /// The weight behind a value, where nothing but its type or its axes' order was changed since.
+    fn weight(&self, mut value: &'a str) -> Option<&'a TensorProto> {
+        loop {
+            if let Some(tensor) = self.initializers.get(value) {
+                return Some(tensor);
+            }
+            let node = self.producers.get(value)?;
+            let passes = matches!(node.op_type.as_str(), "Cast" | "DequantizeLinear" | "Identity" | "Transpose");
+            value = node.input.first().filter(|_| passes && canonical_domain(&node.domain).is_empty())?;
+        }
+    }
+
+    fn part_of(&self, tensor: &str, is_looked_up: bool) -> &'static str {
+        let has = |text: &str| tensor.contains(text);
+        let side = |encoder, decoder, only| match () {
+            () if tensor.starts_with("decoder.") => decoder,
+            () if self.part == "model" => only,
+            () => encoder,
+        };
+        match () {
+            () if is_looked_up || has("embed_positions") || has("layernorm_embedding") => "embeddings",
+            () if has("norm") => "norms",
+            () if has("encoder_attn") => "cross-attention",
+            () if has("lm_head") || has("embed_tokens") || has("output_projection") => OUTPUT,
+            () if has(".fc") || has(".ffd") || has(".mlp") => {
+                side("encoder feed-forward", "decoder feed-forward", "feed-forward")
+            }
+            () if has("_proj") || has("attention") => {
+                side("encoder self-attention", "decoder self-attention", "attention")
+            }
+            () => OTHER,
+        }
+    }
+
+    /// Adds the trained values that were not counted before, all of them as active.
+    fn parameters(&self, ledger: &mut Ledger) {
+        let (mut looked_up, mut scales) = (HashSet::new(), HashSet::new());
+        for node in self.nodes.iter().filter(|node| canonical_domain(&node.domain).is_empty()) {
+            match node.op_type.as_str() {
+                "Gather" => {
+                    let table = node.input.first().and_then(|table| self.weight(table));
+                    looked_up.extend(table.map(|table| table.name.as_str()));
+                }
+                "DequantizeLinear" | "QuantizeLinear" => scales.extend(node.input.iter().skip(1).map(String::as_str)),
+                _ => {}
+            }
+        }
+        let mut tensors: Vec<_> = self.initializers.values().copied().collect();
+        tensors.sort_by_key(|tensor| (!looked_up.contains(tensor.name.as_str()), tensor.name.as_str()));
+        for tensor in tensors {
+            let (name, written) = (stored_name(&tensor.name), tensor.name.as_str());
+            if is_parameter(tensor) && !scales.contains(written) && ledger.seen.insert(name.into()) {
+                let part = self.part_of(name, looked_up.contains(written));
+                ledger.add(part, Cost::parameters(values(tensor), 1, 1));
+            }
+        }
+    }
+
+    /// Adds products, and takes off what the experts that are not chosen hold.
+    fn products(&mut self, ledger: &mut Ledger) {
+        for node in self.nodes {
+            match (canonical_domain(&node.domain), node.op_type.as_str()) {
+                ("", "MatMul") => self.product(node, ledger),
+                ("", "Reshape") => self.standard_attention(node, ledger),
+                ("", "Add") => self.bias(node, ledger),
+                (DOMAIN, _) if is(node, &SELF_ATTENTION) => self.routed_attention(node, &SELF_ATTENTION, ledger),
+                (DOMAIN, _) if is(node, &CROSS_ATTENTION) => self.routed_attention(node, &CROSS_ATTENTION, ledger),
+                (DOMAIN, _) if is(node, &FEED_FORWARD) => self.routed_feed_forward(node, ledger),
+                ("com.microsoft", "MultiHeadAttention") => self.runtime_attention(node, ledger),
+                _ => {}
+            }
+        }
+    }
+
+    fn product(&self, node: &'a NodeProto, ledger: &mut Ledger) {
+        let [input, matrix] = node.input.as_slice() else { return };
+        let Some(tensor) = self.weight(matrix).filter(|tensor| tensor.dims.len() == 2) else { return };
+        let tokens = if input == "memory" { self.lengths.source } else { self.tokens() };
+        ledger.add(self.part_of(stored_name(&tensor.name), false), Cost::product(values(tensor), tokens));
+    }
+
+    /// A vector that is added to a product with a weight.
+    fn bias(&self, node: &'a NodeProto, ledger: &mut Ledger) {
+        let [product, vector] = node.input.as_slice() else { return };
+        let Some(tensor) = self.weight(vector).filter(|tensor| tensor.dims.len() == 1) else { return };
+        let multiplied = self.producers.get(product.as_str()).filter(|node| node.op_type == "MatMul");
+        if multiplied.and_then(|node| self.weight(node.input.get(1)?)).is_some() {
+            ledger.add(self.part_of(stored_name(&tensor.name), false), Cost::bias(values(tensor)));
+        }
+    }
+
+    /// Dimensions of the weight that `operator` calls `name`.
+    fn dims(&self, node: &'a NodeProto, operator: &Operator, name: &str) -> Option<(&'a TensorProto, Vec<u64>)> {
+        let index = operator.inputs.iter().position(|input| input.name == name)?;
+        let tensor = self.weight(node.input.get(index)?)?;
+        let size = |dim: &i64| u64::try_from(*dim).ok().filter(|size| *size > 0);
+        Some((tensor, tensor.dims.iter().map(size).collect::<Option<_>>()?))
+    }
+
+    fn routed_attention(&mut self, node: &'a NodeProto, operator: &Operator, ledger: &mut Ledger) {
+        if self.try_routed_attention(node, operator, ledger).is_none() {
+            self.incomplete.push(format!("{} {:?}", node.op_type, node.name));
+        }
+    }
+
+    fn try_routed_attention(&self, node: &'a NodeProto, operator: &Operator, ledger: &mut Ledger) -> Option<()> {
+        let (query, query_dims) = self.dims(node, operator, "query_weight")?;
+        let (output, _) = self.dims(node, operator, "output_weight")?;
+        let [experts, width, columns] = query_dims[..] else { return None };
+        let top_k = int(node, "top_k").filter(|top_k| *top_k <= experts)?;
+        let kv_heads = int(node, "kv_num_heads")?;
+        let head = columns.checked_div(kv_heads)?;
+        let sizes = RoutedAttention { width, top_k, experts, kv_heads, head };
+        let is_cross = operator.name == CROSS_ATTENTION.name;
+        let part = self.part_of(stored_name(&query.name), false);
+        let queries = self.tokens();
+        let keys = if is_cross { self.lengths.source } else { queries };
+        ledger.add(part, sizes.macs(queries, keys));
+        if !is_cross {
+            let (keys_and_values, _) = self.dims(node, operator, "kv_weight")?;
+            ledger.add(part, Cost::product(values(keys_and_values), keys));
+        }
+        Self::deactivate(ledger, part, [query, output], top_k, experts);
+        self.attention_size(part, sizes.describe(), ledger);
+        Some(())
+    }
+
+    fn routed_feed_forward(&mut self, node: &'a NodeProto, ledger: &mut Ledger) {
+        if self.try_routed_feed_forward(node, ledger).is_none() {
+            self.incomplete.push(format!("{} {:?}", node.op_type, node.name));
+        }
+    }
+
+    fn try_routed_feed_forward(&self, node: &'a NodeProto, ledger: &mut Ledger) -> Option<()> {
+        let (input, dims) = self.dims(node, &FEED_FORWARD, "input_weight")?;
+        let (output, _) = self.dims(node, &FEED_FORWARD, "output_weight")?;
+        let [experts, width, _] = dims[..] else { return None };
+        let top_k = int(node, "top_k").filter(|top_k| *top_k <= experts)?;
+        let sizes = RoutedFeedForward { width, top_k, experts, matrices: values(input) + values(output) };
+        let part = self.part_of(stored_name(&input.name), false);
+        ledger.add(part, sizes.macs(self.tokens()));
+        Self::deactivate(ledger, part, [input, output], top_k, experts);
+        Some(())
+    }
+
+    /// Of the matrices of experts a token uses `top_k` shares.
+    fn deactivate(ledger: &mut Ledger, part: &'static str, matrices: [&TensorProto; 2], top_k: u64, experts: u64) {
+        let Some(cost) = ledger.costs.get_mut(part) else { return };
+        let all: u64 = matrices.iter().map(|tensor| values(tensor)).sum();
+        let idle = all - (all / experts).saturating_mul(top_k);
+        cost.active_parameters = cost.active_parameters.saturating_sub(idle);
+    }
+
+    fn runtime_attention(&mut self, node: &'a NodeProto, ledger: &mut Ledger) {
+        let projected = |value: &'a str| -> Option<&'a TensorProto> {
+            let add = self.producers.get(value).filter(|node| node.op_type == "Add")?;
+            let product = self.producers.get(add.input.first()?.as_str())?;
+            self.weight(product.input.get(1)?)
+        };
+        let query = node.input.first().and_then(|query| projected(query));
+        let columns = query.and_then(|query| u64::try_from(*query.dims.last()?).ok());
+        let (Some(query), Some(columns), Some(heads)) =
+            (query, columns, int(node, "num_heads").filter(|heads| *heads > 0))
+        else {
+            self.incomplete.push(format!("{} {:?}", node.op_type, node.name));
+            return;
+        };
+        let part = self.part_of(stored_name(&query.name), false);
+        self.dense_attention(part, node.input.get(1), columns, heads, ledger);
+    }
+
+    /// Standard operators around `Reshape(Transpose(MatMul(Softmax(…), values)), [0, 0, columns])`.
+    fn standard_attention(&self, node: &'a NodeProto, ledger: &mut Ledger) {
+        let computed = |value: Option<&'a String>, op_type: &str| -> Option<&'a NodeProto> {
+            self.producers.get(value?.as_str()).copied().filter(|node| node.op_type == op_type)
+        };
+        let attended = computed(node.input.first(), "Transpose")
+            .and_then(|transpose| computed(transpose.input.first(), "MatMul"))
+            .filter(|product| computed(product.input.first(), "Softmax").is_some());
+        let columns = node.input.get(1).and_then(|shape| last_integer(self.initializers.get(shape.as_str())?));
+        let heads = attended.and_then(|product| self.heads_of(product.input.get(1)?));
+        let (Some(attended), Some(columns), Some(heads)) = (attended, columns, heads) else { return };
+        let consumer = self.nodes.iter().find(|next| next.input.first() == node.output.first());
+        let weight = consumer.and_then(|next| self.weight(next.input.get(1)?));
+        let part = weight.map_or(OTHER, |weight| self.part_of(stored_name(&weight.name), false));
+        self.dense_attention(part, attended.input.get(1), columns, heads, ledger);
+    }
+
+    /// Heads of values `[batch, heads, length, size]`: of an input, or of what is transposed or appended to a past.
+    fn heads_of(&self, mut values: &'a str) -> Option<u64> {
+        loop {
+            if let Some(dims) = self.input_dims.get(values) {
+                return dims.get(1).copied().flatten();
+            }
+            let node = self.producers.get(values)?;
+            match node.op_type.as_str() {
+                "Concat" | "Transpose" => values = node.input.first()?,
+                "Reshape" => {
+                    let shape = integers(self.initializers.get(node.input.get(1)?.as_str())?);
+                    return shape.get(2).and_then(|heads| u64::try_from(*heads).ok());
+                }
+                _ => return None,
+            }
+        }
+    }
+
+    fn dense_attention(
+        &self,
+        part: &'static str,
+        keys: Option<&String>,
+        columns: u64,
+        heads: u64,
+        ledger: &mut Ledger,
+    ) {
+        let is_cross = keys.is_some_and(|key| self.input_dims.contains_key(key.as_str()));
+        let queries = self.tokens();
+        let keys = if is_cross { self.lengths.source } else { queries };
+        ledger.add(part, Cost::attention(queries, keys, columns));
+        let sizes = format!("{heads} heads of {}, width {columns}", columns / heads.max(1));
+        self.attention_size(part, sizes, ledger);
+    }
+
+    /// Sizes under the name that a typed model gives them.
+    fn attention_size(&self, part: &'static str, sizes: String, ledger: &mut Ledger) {
+        let name = match part {
+            "encoder self-attention" => "encoder attention",
+            "decoder self-attention" => "decoder attention",
+            name => name,
+        };
+        if name != "cross-attention" || self.part == "model" {
+            ledger.size(name, sizes);
+            *ledger.layers.entry(self.part.to_owned()).or_default() += 1;
+        }
+    }
+}
+
+fn is(node: &NodeProto, operator: &Operator) -> bool {
+    node.domain == DOMAIN && node.op_type == operator.name
+}
+
+/// Name and known dimensions.
+fn input_dims(input: &ValueInfoProto) -> (&str, Vec<Option<u64>>) {
+    let size = |dim: &Dimension| match dim.value {
+        Some(dimension::Value::DimValue(size)) => u64::try_from(size).ok(),
+        _ => None,
+    };
+    let dims = match input.r#type.as_ref().and_then(|kind| kind.value.as_ref()) {
+        Some(type_proto::Value::TensorType(tensor)) => {
+            tensor.shape.iter().flat_map(|shape| &shape.dim).map(size).collect()
+        }
+        None => Vec::new(),
+    };
+    (&input.name, dims)
+}
+
+/// Values of a list of 64-bit integers in the model file.
+fn integers(tensor: &TensorProto) -> Vec<i64> {
+    if tensor.data_type != DataType::Int64 as i32 {
+        return Vec::new();
+    }
+    let raw = tensor.raw_data.as_deref().unwrap_or_default();
+    let words = raw.chunks_exact(8).map(|word| word.try_into().map_or(0, i64::from_le_bytes));
+    tensor.int64_data.iter().copied().chain(words).collect()
+}
+
+fn last_integer(tensor: &TensorProto) -> Option<u64> {
+    integers(tensor).last().and_then(|value| u64::try_from(*value).ok())
+}
+
+fn int(node: &NodeProto, name: &str) -> Option<u64> {
+    let attribute = node.attribute.iter().find(|attribute| attribute.name == name)?;
+    attribute.i.and_then(|value| u64::try_from(value).ok())
+}
+
+/// Name in the checkpoint of an initializer that may be written transposed or reshaped.
+fn stored_name(name: &str) -> &str {
+    let end = ["/transposed.", "/reshaped."].iter().filter_map(|suffix| name.find(suffix)).min();
+    end.map_or(name, |end| &name[..end])
+}
+
+/// Whether the values were trained: no scalar, no list of sizes, no table of positions.
+fn is_parameter(tensor: &TensorProto) -> bool {
+    let is_table = tensor.name.ends_with(".sinusoids") || tensor.name.starts_with("rotary.");
+    let is_number = DataType::try_from(tensor.data_type).is_ok_and(|kind| {
+        !matches!(kind, DataType::Undefined | DataType::String | DataType::Bool | DataType::Int32 | DataType::Int64)
+    });
+    !tensor.dims.is_empty() && is_number && !is_table
+}

@@ -1,0 +1,88 @@
+//! `inspect`: checkpoints, configurations, graphs and the paper's tables.
+
+use serde_json::Value;
+
+use crate::{model::Model, scene::Scene};
+
+fn json(scene: &Scene, line: &str) -> Value {
+    serde_json::from_str(&scene.accepts(&format!("{line} --json"))).unwrap()
+}
+
+#[test]
+fn a_checkpoint_its_configuration_and_its_export_have_the_same_numbers() {
+    let scene = Scene::with_fixture("nmt");
+    scene.accepts("ck -o out");
+    let lengths = "--source 20 --target 30";
+    let checkpoint = json(&scene, &format!("inspect ck {lengths}"));
+    let configuration = json(&scene, &format!("inspect --config ck/config.json {lengths}"));
+    let export = json(&scene, &format!("inspect out {lengths}"));
+    assert_eq!(checkpoint["total"], configuration["total"]);
+    assert_eq!(checkpoint["lengths"]["target"], 30);
+    for key in ["parameters", "active_parameters", "paper_macs", "full_macs"] {
+        assert!(checkpoint["total"][key].as_u64().is_some_and(|number| number > 0));
+        assert_eq!(checkpoint["total"][key], export["total"][key], "{key}");
+    }
+    assert_eq!(export["files"][0]["name"], "encoder_model.onnx");
+    assert_eq!(export["files"][1]["metadata"]["moa.part"], "decoder_model");
+    let single = json(&scene, &format!("inspect out/encoder_model.onnx {lengths}"));
+    assert!(single["total"]["parameters"].as_u64() < export["total"]["parameters"].as_u64());
+}
+
+#[test]
+fn text_names_what_it_counts() {
+    let scene = Scene::with_fixture("nmt");
+    scene.accepts("ck -o out --form standard");
+    let standard = scene.accepts("inspect out");
+    for part in ["moa_transformer", "not told by the graph: ", "past_key_values.{0..2}.decoder.key float32", "–"] {
+        assert!(standard.contains(part), "{part:?} is not in\n{standard}");
+    }
+    assert!(scene.accepts("inspect ck").contains("multiply-accumulates for 10 tokens; paper: "));
+}
+
+#[test]
+fn a_vocabulary_replaces_that_of_the_configuration() {
+    let scene = Scene::with_fixture("nmt");
+    let rows = |rows: u64| {
+        let found = json(&scene, &format!("inspect --config ck/config.json --vocab {rows}"));
+        found["total"]["parameters"].as_u64().unwrap()
+    };
+    assert_eq!(rows(1_000) - rows(900), 100 * 128);
+    let mut config: Value = serde_json::from_slice(&scene.read("ck/config.json")).unwrap();
+    config.as_object_mut().unwrap().retain(|key, _| !key.ends_with("vocab_size"));
+    scene.write("bare.json", config.to_string());
+    scene.refuses("inspect --config bare.json", 3, &["bare.json: key \"vocab_size\" is missing", "help: "]);
+    scene.accepts("inspect --config bare.json --vocab 120");
+}
+
+#[test]
+fn presets_and_tables_are_listed() {
+    let scene = Scene::new();
+    let list = scene.accepts("inspect --preset list");
+    assert!(list.contains("transformer-base  Transformer base\n") && list.contains("moa-big "), "{list}");
+    assert_eq!(json(&scene, "inspect --preset jetmoe-8b")["total"]["parameters"], 8_522_237_952_u64);
+    let table = scene.accepts("inspect --table 3");
+    assert!(table.contains("14 of 16 printed figures are reproduced"), "{table}");
+    let row = table.lines().find(|line| line.contains("(E)") && line.contains("MACs")).unwrap();
+    assert!(row.contains("841M") && row.contains("842.95M") && row.contains("not reproduced: "), "{row}");
+    assert_eq!(json(&scene, "inspect --table").as_array().unwrap().len(), 40);
+}
+
+#[test]
+fn what_cannot_be_inspected_is_refused() {
+    let scene = Scene::with(&Model::layer());
+    scene.write("not.onnx", "no model");
+    scene.accepts("ck -o model.onnx");
+    scene.refuses("inspect", 2, &["required", "help: "]);
+    scene.refuses("inspect nowhere.onnx", 5, &["nowhere.onnx"]);
+    scene.refuses("inspect not.onnx", 3, &["not.onnx"]);
+    scene.refuses("inspect ck/config.json", 2, &["is no checkpoint", "inspect --config ck/config.json"]);
+    scene.refuses("inspect model.onnx --config ck/config.json", 2, &["--config belongs to a checkpoint"]);
+    scene.refuses("inspect --preset moa-bas", 2, &["there is no preset \"moa-bas\"", "moa-base"]);
+    scene.refuses("inspect --preset moa-base --table 1", 2, &["cannot be used with"]);
+    scene.refuses("inspect --table 4", 2, &["4"]);
+    scene.refuses("inspect ck --seq 0", 2, &["--seq"]);
+    scene.refuses("inspect ck --target-seq 99999999999", 2, &["--target-seq"]);
+    scene.refuses("inspect --config nowhere.json", 5, &["nowhere.json"]);
+    scene.write("family.json", r#"{"model_type": "bert"}"#);
+    scene.refuses("inspect --config family.json", 4, &["bert", "moa_transformer"]);
+}
