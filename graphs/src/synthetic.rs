@@ -84,16 +84,16 @@ impl TensorSource for Unknown {
         Err(self.error())
     }
 
-    fn read_runs(&self, _runs: Runs, _to: FloatType, _out: &mut Vec<u8>) -> Result<(), WeightError> {
+    fn read_runs(&self, _: Runs, _: FloatType, _: &mut Vec<u8>) -> Result<(), WeightError> {
         Err(self.error())
-    }
-
-    fn stored_type(&self) -> &'static str {
-        STORED_TYPE
     }
 
     fn stored_bytes(&self) -> u64 {
         0
+    }
+
+    fn stored_type(&self) -> &'static str {
+        STORED_TYPE
     }
 
     fn read_bytes(&self, _sink: &mut dyn FnMut(&[u8])) -> Result<(), WeightError> {
@@ -158,21 +158,24 @@ impl TensorSource for Uniform {
     }
 
     fn read_runs(&self, runs: Runs, to: FloatType, out: &mut Vec<u8>) -> Result<(), WeightError> {
+        let mut values = Vec::with_capacity(BLOCK);
         for run in 0..runs.count {
             let start = runs.start + run * runs.stride;
-            let values: Vec<f32> = (start..start + runs.length).map(|index| self.value(index)).collect();
-            // Below 2 in absolute value, so every type holds them.
-            let _ = to.append(&values, out);
+            for first in (start..start + runs.length).step_by(BLOCK) {
+                values.clear();
+                values.extend((first..(first + BLOCK).min(start + runs.length)).map(|index| self.value(index)));
+                let _always_in_range = to.append(&values, out);
+            }
         }
         Ok(())
     }
 
-    fn stored_type(&self) -> &'static str {
-        STORED_TYPE
+    fn stored_bytes(&self) -> u64 {
+        self.len as u64 * 4
     }
 
-    fn stored_bytes(&self) -> u64 {
-        4 * self.len as u64
+    fn stored_type(&self) -> &'static str {
+        STORED_TYPE
     }
 
     fn read_bytes(&self, sink: &mut dyn FnMut(&[u8])) -> Result<(), WeightError> {

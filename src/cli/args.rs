@@ -44,6 +44,8 @@ pub(super) enum Command {
     Baseline(BaselineArguments),
     /// Say which TensorRT, CUDA and dtypes fit which GPU, and why not
     Plan(super::plan::PlanArguments),
+    /// Count which experts real inputs go to, and which tokens an expert prefers
+    Profile(super::profile_args::ProfileArguments),
     /// Say where the operator library is and how to register it
     Ops(OpsArguments),
 }
@@ -173,7 +175,10 @@ pub(super) struct VerifyArguments {
     /// Write the result as JSON to FILE (`-` for stdout, in place of the table)
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
-    /// Replace an existing FILE of --json
+    /// Write the result as a page, readable without a network
+    #[arg(long, value_name = "FILE.html")]
+    pub(super) report: Option<PathBuf>,
+    /// Replace existing files of --json and --report
     #[arg(long)]
     pub(super) force: bool,
     /// Operator library, where it is not beside this program

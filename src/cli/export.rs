@@ -46,6 +46,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
         seed: 0,
         threads: None,
         json: arguments.json.then(|| "-".into()),
+        report: None,
         library: None,
         force: false,
     };

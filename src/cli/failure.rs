@@ -71,6 +71,10 @@ impl Failure {
         Self::new(INTERRUPTED, 1, message, None)
     }
 
+    pub(super) fn malformed(message: impl Into<String>, help: Option<&str>) -> Self {
+        Self::new(MALFORMED, 29, message, help)
+    }
+
     pub(super) fn bug(panic: &str) -> Self {
         let help = "please report this line with the command";
         Self::new(BUG, 1, format!("moa-export broke, which is a bug of ours: {panic}"), Some(help))

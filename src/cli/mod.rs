@@ -9,10 +9,16 @@ mod generate;
 mod inspect;
 mod ops;
 mod plan;
+mod profile;
+mod profile_args;
+mod profile_inputs;
+mod profile_report;
 mod progress;
+mod report_file;
 mod run;
 mod table;
 mod verify;
+mod verify_report;
 
 use std::{
     io::Write,
@@ -20,7 +26,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use clap::{Parser, error::ErrorKind};
+use clap::{CommandFactory, Parser, error::ErrorKind};
 
 use args::{Arguments, Command};
 use failure::Failure;
@@ -52,20 +58,20 @@ pub fn main() -> ExitCode {
 }
 
 /// What a mistyped command may have meant.
-fn meant(typed: &str) -> Option<&'static str> {
-    const COMMANDS: [&str; 8] = ["export", "verify", "run", "generate", "inspect", "baseline", "plan", "ops"];
+fn meant(typed: &str) -> Option<String> {
+    let names: Vec<_> = Arguments::command().get_subcommands().map(|command| command.get_name().to_owned()).collect();
+    let without = |text: &str, index: usize| -> String {
+        text.chars().enumerate().filter(|(i, _)| *i != index).map(|(_, c)| c).collect()
+    };
+    let shorter = |text: &str| (0..text.chars().count()).map(|index| without(text, index)).collect::<Vec<_>>();
     let one_letter_away = |command: &str| {
-        let without = |text: &str, index: usize| -> String {
-            text.chars().enumerate().filter(|(i, _)| *i != index).map(|(_, c)| c).collect()
-        };
-        let shorter = |text: &str| (0..text.chars().count()).map(|index| without(text, index)).collect::<Vec<_>>();
         let (ours, theirs) = (shorter(command), shorter(typed));
         ours.iter().any(|text| text == typed || theirs.contains(text)) || theirs.iter().any(|text| text == command)
     };
-    if COMMANDS.contains(&typed) {
+    if names.iter().any(|name| name == typed) {
         return None;
     }
-    COMMANDS.into_iter().find(|command| one_letter_away(command))
+    names.into_iter().find(|name| one_letter_away(name))
 }
 
 /// Prints what is wrong with the arguments; help and version go to stdout and are no error.
@@ -108,6 +114,7 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode, Failure> {
         (Some(Command::Inspect(arguments)), _) => inspect::run(&arguments),
         (Some(Command::Baseline(arguments)), _) => baseline::run(&arguments),
         (Some(Command::Plan(arguments)), _) => plan::run(&arguments),
+        (Some(Command::Profile(arguments)), _) => profile::run(&arguments),
         (Some(Command::Ops(arguments)), _) => ops::run(&arguments),
         (None, None) => Err(Failure::usage("nothing to do", Some("run `moa-export --help`"))),
     }
@@ -132,10 +139,11 @@ mod tests {
             ("vrfy", None),
             ("verfy", Some("verify")),
             ("verifyy", Some("verify")),
+            ("basline", Some("baseline")),
             ("rum", Some("run")),
             ("run", None),
         ] {
-            assert_eq!(meant(typed), command, "{typed}");
+            assert_eq!(meant(typed).as_deref(), command, "{typed}");
         }
     }
 }

@@ -1,9 +1,6 @@
 //! `moa-export verify`.
 
-use std::{
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
 use serde_json::Value;
 
@@ -11,13 +8,14 @@ use super::{
     Failure,
     args::{BackendArgument, VerifyArguments},
     print_result,
-    run::{backend, output_place},
+    report_file::ReportFile,
+    run::backend,
     table::table,
+    verify_report,
 };
 use crate::{
     backend::BackendErrorKind,
     checkpoint::Checkpoint,
-    onnx::{Staging, WriteError},
     parity::{
         BackendReport, Difference, FileAudit, GraphReport, ToleranceOptions, Verification, VerifyOptions, verify,
     },
@@ -42,10 +40,14 @@ pub(super) fn run(arguments: &VerifyArguments, exported: Option<Value>) -> Resul
     };
     let report_file = arguments.json.as_deref().filter(|path| path.as_os_str() != "-");
     let report_file = report_file.map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
+    let page = arguments.report.as_deref().map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
     let result = verify(&arguments.model, &checkpoint, &backends, options)?;
+    if let Some(page) = page {
+        page.write(&verify_report::page(arguments, &result).to_html())?;
+    }
     match report_file {
         Some(file) => {
-            file.write(&json(&result))?;
+            file.write(&format!("{:#}\n", json(&result)))?;
             print_result(&text(arguments, &result))?;
         }
         None if arguments.json.is_some() => print_result(&format!("{:#}\n", merged(exported, json(&result))))?,
@@ -99,30 +101,6 @@ fn merged(exported: Option<Value>, verification: Value) -> Value {
     }
 }
 
-/// A file that appears when the verification is done; that it can is known before.
-struct ReportFile {
-    path: PathBuf,
-    name: String,
-    staging: Staging,
-}
-
-impl ReportFile {
-    fn begin(path: &Path, force: bool) -> Result<Self, Failure> {
-        let (folder, name) = output_place(path)?;
-        let staging = Staging::begin(&folder, std::slice::from_ref(&name), force)?;
-        Ok(Self { path: path.into(), name, staging })
-    }
-
-    fn write(mut self, value: &Value) -> Result<(), Failure> {
-        let text = format!("{value:#}\n");
-        self.staging.file::<WriteError>(&self.name, |writer| {
-            writer.write_all(text.as_bytes()).map_err(|source| WriteError::Io { path: self.path.clone(), source })
-        })?;
-        self.staging.commit()?;
-        Ok(())
-    }
-}
-
 fn text(arguments: &VerifyArguments, result: &Verification) -> String {
     let mut text = format!(
         "{} beside {} ({}, {} form, {})\n",
@@ -152,7 +130,7 @@ fn text(arguments: &VerifyArguments, result: &Verification) -> String {
     text
 }
 
-fn audit_line(audit: &FileAudit) -> String {
+pub(super) fn audit_line(audit: &FileAudit) -> String {
     let name = &audit.graph;
     if let Some(why) = &audit.skipped {
         return format!("weights of {name}: skipped, {why}\n");
@@ -196,7 +174,7 @@ fn backend_rows(report: &BackendReport) -> Vec<Vec<String>> {
 }
 
 /// What failed, where it was first seen, and between which modules it arose.
-fn details(backend: &str, graph: &GraphReport) -> String {
+pub(super) fn details(backend: &str, graph: &GraphReport) -> String {
     if graph.passed() {
         return String::new();
     }

@@ -15,7 +15,7 @@ use super::{
     source_hash::{hash, stored_bytes},
 };
 use crate::{
-    onnx::{DataFile, EncodeError, Encoded, Staging, WriteError, encode, weight_bytes},
+    onnx::{DataFile, EncodeError, Encoded, Staging, WRITE_BLOCK, WriteError, encode, weight_bytes},
     side_files::SideFile,
 };
 
@@ -141,19 +141,13 @@ impl<'a> Outputs<'a> {
         let (target, watch): (PathBuf, _) = (self.folder.join(name), self.watch);
         self.staging.file::<ExportError>(name, |writer| {
             let mut writer = Watched { writer, watch, wrote: &mut |_| {} };
-            for block in bytes.chunks(BLOCK) {
-                let written = io::Write::write_all(&mut writer, block);
-                written.map_err(|source| WriteError::Io { path: target.clone(), source })?;
-            }
-            Ok(())
+            let written = io::Write::write_all(&mut writer, bytes);
+            written.map_err(|source| WriteError::Io { path: target, source }.into())
         })?;
         self.sizes.push(bytes.len() as u64);
         Ok(())
     }
 }
-
-/// Bytes of a model that are written between two questions whether to go on.
-const BLOCK: usize = 1 << 24;
 
 /// A writer whose progress is seen, and that fails where nobody wants the file any more.
 struct Watched<'a> {
@@ -167,7 +161,7 @@ impl io::Write for Watched<'_> {
         if self.watch.is_cancelled() {
             return Err(io::Error::other("interrupted"));
         }
-        let written = self.writer.write(buffer)?;
+        let written = self.writer.write(&buffer[..buffer.len().min(WRITE_BLOCK)])?;
         self.watch.wrote(written as u64);
         (self.wrote)(written as u64);
         Ok(written)

@@ -9,4 +9,4 @@ mod write;
 pub use encode::{DataFile, EncodeError, Encoded, INLINE_LIMIT, encode, weight_bytes};
 pub use inline::InlineError;
 pub use read::{OnnxFile, ReadError, read_model};
-pub use write::{Staging, Unfinished, WriteError};
+pub use write::{Staging, Unfinished, WRITE_BLOCK, WriteError};

@@ -102,6 +102,10 @@ fn without_temporary_path(error: io::Error) -> io::Error {
     }
 }
 
+/// Bytes that are given to the operating system at once. Linux keeps a larger write in larger pages, and those are
+/// rarely at hand.
+pub const WRITE_BLOCK: usize = 1 << 17;
+
 /// Files on their way to one folder.
 #[derive(Debug)]
 pub struct Staging {
@@ -194,7 +198,7 @@ impl Staging {
         let place = self.new_folder.as_ref().map_or(self.folder.as_path(), TempDir::path);
         let mut file = temporary_file(place).map_err(WriteError::io(&target))?;
         {
-            let mut writer = io::BufWriter::with_capacity(1 << 20, file.as_file_mut());
+            let mut writer = io::BufWriter::with_capacity(WRITE_BLOCK, file.as_file_mut());
             fill(&mut writer)?;
             io::Write::flush(&mut writer).map_err(WriteError::io(&target))?;
         }

@@ -22,7 +22,7 @@ use moa_schema::GateMode;
 pub use compare::{Comparison, Difference, Tolerance, ToleranceOptions};
 pub use graph_check::GraphReport;
 pub use instrument::expose_routing;
-pub use routing::{Disagreement, MARGIN, RoutingComparison};
+pub use routing::{Disagreement, MARGIN, RoutingComparison, output_name};
 pub use weights::{AuditError, WeightAudit};
 
 use crate::{

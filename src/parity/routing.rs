@@ -59,8 +59,8 @@ pub(super) struct BackendRouting {
     pub(super) order: Vec<String>,
 }
 
-/// Name of the routing output `part` of `module`.
-pub(super) fn output_name(module: &str, part: &str) -> String {
+/// Name of the routing output `part` (`indices` or `weights`) of `module`.
+pub fn output_name(module: &str, part: &str) -> String {
     if module.is_empty() { format!("router.{part}") } else { format!("router.{module}.{part}") }
 }
 

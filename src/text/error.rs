@@ -43,7 +43,7 @@ impl TextError {
 }
 
 /// The text of a regular file of at most `limit` bytes.
-pub(super) fn read_text(path: &Path, limit: u64) -> Result<String, TextError> {
+pub(crate) fn read_text(path: &Path, limit: u64) -> Result<String, TextError> {
     let io = |source| TextError::Io { path: path.into(), source };
     if !path.metadata().map_err(io)?.is_file() {
         return Err(TextError::malformed(path, "not a regular file"));

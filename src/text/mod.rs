@@ -13,4 +13,5 @@ pub use bpe::BpeCodes;
 pub use config::{CONFIG_FILE, GenerationConfig, Segmentation};
 pub use dictionary::Dictionary;
 pub use error::TextError;
+pub(crate) use error::read_text;
 pub use tokenizer::Tokenizer;

@@ -56,27 +56,25 @@ impl Tokenizer {
 
     /// Ids of one line of source text, without an end; what the dictionary does not have is `<unk>`.
     pub fn encode(&self, line: &str) -> Vec<i64> {
+        self.encode_with(&self.source, line)
+    }
+
+    /// [`Self::encode`] for target text.
+    pub fn encode_target(&self, line: &str) -> Vec<i64> {
+        self.encode_with(&self.target, line)
+    }
+
+    fn encode_with(&self, dictionary: &Dictionary, line: &str) -> Vec<i64> {
+        let words = line.split_whitespace();
         match &self.segments {
-            Segments::Words => line.split_whitespace().map(|word| self.source.id(word)).collect(),
-            Segments::Bpe(codes) => line.split_whitespace().flat_map(|word| self.encode_word(codes, word)).collect(),
-            Segments::Characters => self.encode_characters(line),
+            Segments::Words => words.map(|word| dictionary.id(word)).collect(),
+            Segments::Bpe(codes) => words.flat_map(|word| encode_word(dictionary, codes, word)).collect(),
+            Segments::Characters => {
+                let mut buffer = [0; 4];
+                let text = words.collect::<Vec<_>>().join(SPACE);
+                text.chars().map(|character| dictionary.id(character.encode_utf8(&mut buffer))).collect()
+            }
         }
-    }
-
-    fn encode_word(&self, codes: &BpeCodes, word: &str) -> Vec<i64> {
-        let pieces = codes.split(word);
-        let last = pieces.len().saturating_sub(1);
-        let id = |(index, piece): (usize, &&str)| match index == last {
-            true => self.source.id(piece),
-            false => self.source.id(&format!("{piece}{CONTINUES}")),
-        };
-        pieces.iter().enumerate().map(id).collect()
-    }
-
-    fn encode_characters(&self, line: &str) -> Vec<i64> {
-        let words: Vec<_> = line.split_whitespace().collect();
-        let mut buffer = [0; 4];
-        words.join(SPACE).chars().map(|character| self.source.id(character.encode_utf8(&mut buffer))).collect()
     }
 
     /// Target text of ids; begin, padding and end are left out.
@@ -92,6 +90,16 @@ impl Tokenizer {
             Segments::Characters => symbols.concat().replace(SPACE, " "),
         }
     }
+}
+
+fn encode_word(dictionary: &Dictionary, codes: &BpeCodes, word: &str) -> Vec<i64> {
+    let pieces = codes.split(word);
+    let last = pieces.len().saturating_sub(1);
+    let id = |(index, piece): (usize, &&str)| match index == last {
+        true => dictionary.id(piece),
+        false => dictionary.id(&format!("{piece}{CONTINUES}")),
+    };
+    pieces.iter().enumerate().map(id).collect()
 }
 
 #[cfg(test)]

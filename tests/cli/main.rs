@@ -17,6 +17,7 @@ mod model;
 mod ops;
 mod outputs;
 mod plan;
+mod profile;
 mod refused_configs;
 mod refused_files;
 mod refused_tensors;

@@ -6,6 +6,7 @@ mod builder;
 mod data;
 mod evaluate;
 mod tables;
+mod turn;
 mod view;
 
 pub use builder::{Builder, Value};

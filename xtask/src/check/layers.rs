@@ -18,7 +18,7 @@ const fn module(name: &'static str, may_name: &'static [&'static str], never: &'
 }
 
 /// The table of ARCHITECTURE.md.
-const MODULES: [Module; 14] = [
+const MODULES: [Module; 16] = [
     module("checkpoint", &[], &[]),
     module("onnx", &[], &[]),
     module("tensor", &[], &["moa_graphs", "moa_schema"]),
@@ -28,9 +28,11 @@ const MODULES: [Module; 14] = [
     module("engine", &[], &["moa_graphs"]),
     module("export", &["checkpoint", "onnx", "side_files"], &[]),
     module("inspect", &["export", "onnx"], &["moa_graphs::graph", "moa_graphs::lower"]),
+    module("report", &[], &["moa_graphs", "moa_schema"]),
     module("reference", &["tensor"], &["moa_graphs::graph", "moa_graphs::lower"]),
     module("backend", &["onnx", "tensor"], &["moa_graphs"]),
     module("parity", &["backend", "checkpoint", "export", "onnx", "reference", "tensor"], &[]),
+    module("profile", &["backend", "onnx", "parity", "tensor"], &["moa_graphs"]),
     module("generate", &["backend", "onnx", "text"], &["moa_graphs"]),
     module(
         "cli",
@@ -43,7 +45,9 @@ const MODULES: [Module; 14] = [
             "inspect",
             "onnx",
             "parity",
+            "profile",
             "reference",
+            "report",
             "side_files",
             "tensor",
             "tensor_file",

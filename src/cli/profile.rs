@@ -1,0 +1,238 @@
+//! `moa-export profile`.
+
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+
+use super::{
+    Failure, print_result,
+    profile_args::ProfileArguments,
+    profile_inputs::{Vocabulary, batches, folder},
+    profile_report,
+    report_file::ReportFile,
+    run::backend,
+    table::table,
+};
+use crate::{
+    profile::{ModuleProfile, PmiOptions, Profile, ProfileError, Profiler},
+    text::Dictionary,
+};
+
+/// Loads of so many experts stand in a row of the table.
+const LOADS: usize = 8;
+
+/// A profile with all that its readers need.
+pub(super) struct Profiled<'a> {
+    pub(super) arguments: &'a ProfileArguments,
+    pub(super) backend: &'static str,
+    pub(super) runs: usize,
+    pub(super) profile: Profile,
+    vocabulary: Option<Vocabulary>,
+    dictionary: Option<Dictionary>,
+}
+
+pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
+    if arguments.batch == 0 {
+        return Err(Failure::usage("--batch must be at least 1", None));
+    }
+    let page = arguments.report.as_deref().map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
+    let dictionary = arguments.dict.as_deref().map(Dictionary::read).transpose()?;
+    let vocabulary = Vocabulary::find(&folder(&arguments.model))?;
+    let backend = backend(arguments.backend, arguments.threads, arguments.library.clone())?;
+    let mut profiler = Profiler::open(&arguments.model, backend.as_ref())?;
+    let batches = batches(arguments, &profiler, vocabulary.as_ref())?;
+    for batch in &batches {
+        profiler.add(batch)?;
+    }
+    let profile = profiler.finish(PmiOptions { min_count: arguments.min_count, top: arguments.top });
+    if profile.modules.iter().all(|module| module.tokens == 0) {
+        return Err(Failure::malformed("every token of the inputs is padding", Some("check the attention masks")));
+    }
+    let profiled =
+        Profiled { arguments, backend: backend.name(), runs: batches.len(), profile, vocabulary, dictionary };
+    if let Some(page) = page {
+        page.write(&profile_report::page(&profiled).to_html())?;
+    }
+    match arguments.json {
+        true => print_result(&format!("{:#}\n", profiled.json()))?,
+        false => print_result(&profiled.text())?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Profiled<'_> {
+    /// What stands for a token in a module's graph: its symbol, or its id where no dictionary names it.
+    pub(super) fn symbol(&self, module: &ModuleProfile, id: i64) -> String {
+        let decoder = module.graph.starts_with("decoder");
+        let beside = self.vocabulary.as_ref().map(|vocabulary| vocabulary.dictionary(decoder));
+        self.dictionary.as_ref().or(beside).map_or_else(|| id.to_string(), |symbols| symbols.symbol(id).to_owned())
+    }
+
+    fn json(&self) -> Value {
+        let mut modules = serde_json::to_value(&self.profile.modules).unwrap_or_default();
+        for (value, module) in modules.as_array_mut().into_iter().flatten().zip(&self.profile.modules) {
+            let experts = value.get_mut("pmi").and_then(Value::as_array_mut).into_iter().flatten();
+            for token in experts.filter_map(Value::as_array_mut).flatten() {
+                let symbol = token["token"].as_i64().map(|id| self.symbol(module, id));
+                token["symbol"] = symbol.into();
+            }
+        }
+        let inputs: Vec<_> = self.arguments.inputs.iter().map(|path| path.display().to_string()).collect();
+        json!({
+            "model": self.arguments.model.display().to_string(),
+            "inputs": inputs,
+            "backend": self.backend,
+            "runs": self.runs,
+            "min_count": self.arguments.min_count,
+            "modules": modules,
+        })
+    }
+
+    fn text(&self) -> String {
+        let modules = &self.profile.modules;
+        let header =
+            ["module", "tokens", "k/E", "max/mean", "CV", "entropy", "idle", "margin p10", "p50", "load %, sorted"];
+        let rows: Vec<_> = labels(modules).iter().zip(modules).map(|(label, module)| row(label, module)).collect();
+        let mut text = format!("{} on {}, {} runs\n\n", self.arguments.model.display(), self.backend, self.runs);
+        text.push_str(&table(&header, &rows));
+        let apart: u64 = modules.iter().map(|module| module.tokens_apart_from_scores).sum();
+        if apart > 0 {
+            text.push_str(&format!("\n{apart} choices differ from the recomputed scores: near-ties\n"));
+        }
+        if self.arguments.pmi {
+            text.push_str(&self.pmi_text());
+        }
+        text
+    }
+
+    fn pmi_text(&self) -> String {
+        let mut text = String::new();
+        for (label, module) in labels(&self.profile.modules).iter().zip(&self.profile.modules) {
+            let Some(experts) = &module.pmi else { continue };
+            let row = |(expert, tokens): (usize, &Vec<_>)| {
+                let load = format!("{:.1}", module.load_percent[expert]);
+                vec![expert.to_string(), load, self.tokens(module, tokens)]
+            };
+            let rows: Vec<_> = experts.iter().enumerate().map(row).collect();
+            text.push_str(&format!("\n{label}\n{}", table(&["expert", "load %", "tokens (PMI, bits)"], &rows)));
+        }
+        text
+    }
+
+    /// Tokens with their information, such as `hundred (1.2)`.
+    pub(super) fn tokens(&self, module: &ModuleProfile, tokens: &[crate::profile::TokenPmi]) -> String {
+        let one = |token: &crate::profile::TokenPmi| format!("{} ({:.1})", self.symbol(module, token.token), token.pmi);
+        tokens.iter().map(one).collect::<Vec<_>>().join("  ")
+    }
+}
+
+fn row(label: &str, module: &ModuleProfile) -> Vec<String> {
+    let balance = &module.balance;
+    let margin = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2e}"));
+    let loads = sorted_loads(module);
+    let mut shown: Vec<_> = loads.iter().take(LOADS).map(|load| format!("{load:.1}")).collect();
+    if loads.len() > LOADS {
+        let last = format!("{:.1}", loads[loads.len() - 1]);
+        shown.splice(LOADS - 1.., ["…".to_owned(), last]);
+    }
+    vec![
+        label.to_owned(),
+        module.tokens.to_string(),
+        format!("{}/{}", module.top_k, module.counts.len()),
+        format!("{:.2}", balance.max_over_mean),
+        format!("{:.2}", balance.coefficient_of_variation),
+        format!("{:.3}", balance.normalized_entropy),
+        balance.idle.to_string(),
+        margin(module.margin.p10),
+        margin(module.margin.p50),
+        shown.join(" "),
+    ]
+}
+
+/// Loads in per cent, largest first.
+pub(super) fn sorted_loads(module: &ModuleProfile) -> Vec<f64> {
+    let mut loads = module.load_percent.clone();
+    loads.sort_by(|a, b| b.total_cmp(a));
+    loads
+}
+
+/// Names of modules without the parts that say nothing: an end that all share, and a beginning before `layers`.
+pub(super) fn labels(modules: &[ModuleProfile]) -> Vec<String> {
+    let names: Vec<Vec<&str>> = modules.iter().map(|module| module.module.split('.').collect()).collect();
+    let number = |part: &&str| part.parse::<usize>().is_ok();
+    let prefix = |parts: &Vec<&str>| parts.iter().position(number).unwrap_or(1).saturating_sub(1);
+    let shortest = names.iter().map(prefix).min().unwrap_or(0);
+    let first = names.first().cloned().unwrap_or_default();
+    let same_start = (0..shortest).take_while(|at| names.iter().all(|name| name[*at] == first[*at])).count();
+    let spare = |parts: &Vec<&str>| parts.len().saturating_sub(parts.iter().rposition(number).map_or(1, |at| at + 2));
+    let most = names.iter().map(spare).min().unwrap_or(0);
+    let end = |name: &Vec<&str>, at: usize| name[name.len() - 1 - at].to_owned();
+    let same_end = (0..most).take_while(|at| names.iter().all(|name| end(name, *at) == end(&first, *at))).count();
+    let label = |name: &Vec<&str>| name[same_start..name.len() - same_end].join(".");
+    names.iter().map(label).map(|label| if label.is_empty() { "layer".to_owned() } else { label }).collect()
+}
+
+impl From<ProfileError> for Failure {
+    fn from(error: ProfileError) -> Self {
+        let message = error.to_string();
+        let again = || Some("export with moa-export; any --form shows its routing".to_owned());
+        match error {
+            ProfileError::Read(error) => error.into(),
+            ProfileError::Backend(error) => error.into(),
+            ProfileError::NoRouting { .. } | ProfileError::Scores { .. } => Self::unsupported(message, again()),
+            ProfileError::Missing { .. } => {
+                let error = std::io::Error::new(std::io::ErrorKind::NotFound, "there is no such file");
+                Self::io(&error, message.trim_end_matches(" is missing"))
+            }
+            ProfileError::Input { .. } | ProfileError::Shape(_) => {
+                let help =
+                    "an encoder-decoder takes input_ids, decoder_input_ids and their masks; one graph its own inputs";
+                Self::malformed(message, Some(help))
+            }
+            ProfileError::Output { .. } => Self::malformed(message, Some("run `moa-export verify` on the model")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::{Balance, Margin, Score};
+
+    fn module(name: &str) -> ModuleProfile {
+        let balance = Balance { max_over_mean: 1.0, coefficient_of_variation: 0.0, normalized_entropy: 1.0, idle: 0 };
+        let score = Score::Logit;
+        let margin = Margin { score, min: None, p10: None, p50: None, p90: None, max: None, samples: Vec::new() };
+        ModuleProfile {
+            graph: String::new(),
+            module: name.into(),
+            top_k: 1,
+            tokens: 0,
+            counts: Vec::new(),
+            load_percent: Vec::new(),
+            balance,
+            margin,
+            tokens_apart_from_scores: 0,
+            pmi: None,
+        }
+    }
+
+    fn labels_of(names: &[&str]) -> Vec<String> {
+        labels(&names.iter().map(|name| module(name)).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn labels_keep_what_tells_modules_apart() {
+        assert_eq!(
+            labels_of(&["encoder.layers.0.self_attn.q_proj", "decoder.layers.0.encoder_attn.q_proj"]),
+            ["encoder.layers.0.self_attn", "decoder.layers.0.encoder_attn"]
+        );
+        assert_eq!(
+            labels_of(&["model.layers.0.self_attention.experts", "model.layers.0.mlp"]),
+            ["layers.0.self_attention.experts", "layers.0.mlp"]
+        );
+        assert_eq!(labels_of(&["encoder.sentence_encoder.layers.3.self_attn.q_proj"]), ["layers.3.self_attn"]);
+        assert_eq!(labels_of(&[""]), ["layer"]);
+        assert_eq!(labels_of(&["odd"]), ["odd"]);
+    }
+}

@@ -1,0 +1,75 @@
+//! What may be typed after `moa-export profile`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::args::BackendArgument;
+
+const EXAMPLES: &str = "\
+Examples:
+  moa-export profile OUT --inputs pairs.tsv --report routing.html    SOURCE, tab, TARGET a line; or sources alone
+  moa-export profile model.onnx --inputs batch.safetensors --json    tensors by the names of the graph's inputs
+  moa-export profile model.onnx --inputs lines.ids --dict dict.txt   token ids, one sequence a line
+
+Load is an expert's share of all choices. Balance: max/mean (1 is equal, E is one expert for everything),
+CV (standard deviation by mean), entropy (1 is equal, 0 is one expert). A margin is the score of the k-th
+expert less that of the next. PMI is log2 (p(token, expert) / (p(token) p(expert))). Padding does not count.";
+
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct ProfileArguments {
+    /// Exported model file or folder, in any form
+    pub(super) model: PathBuf,
+    /// What to run: a `.safetensors` file, lines of text for a translation folder, or an `.ids` file
+    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    pub(super) inputs: Vec<PathBuf>,
+    /// What the files hold
+    #[arg(long, value_enum, default_value_t = InputFormat::Auto)]
+    pub(super) format: InputFormat,
+    /// Most lines that run together; only lines of the same length do
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub(super) batch: usize,
+    /// Leave out tokens that were seen less often from the PMI
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(super) min_count: u64,
+    /// Tokens that are listed for each expert
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(super) top: usize,
+    /// List the tokens of every expert in the table too; --json and --report always do
+    #[arg(long)]
+    pub(super) pmi: bool,
+    /// fairseq dictionary that names the token ids, where the model's folder holds none
+    #[arg(long, value_name = "FILE")]
+    pub(super) dict: Option<PathBuf>,
+    /// What runs the model
+    #[arg(long, value_enum, default_value_t = BackendArgument::Ort)]
+    pub(super) backend: BackendArgument,
+    /// Threads of a backend that takes a number
+    #[arg(long, value_name = "N")]
+    pub(super) threads: Option<usize>,
+    /// Operator library, where it is not beside this program
+    #[arg(long, value_name = "FILE")]
+    pub(super) library: Option<PathBuf>,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Write a page with plots, readable without a network
+    #[arg(long, value_name = "FILE.html")]
+    pub(super) report: Option<PathBuf>,
+    /// Replace an existing FILE of --report
+    #[arg(long)]
+    pub(super) force: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum InputFormat {
+    /// By the name: `.safetensors`, `.ids`, else text
+    Auto,
+    /// Named tensors; for an encoder-decoder `input_ids`, `decoder_input_ids` and their masks
+    Tensors,
+    /// SOURCE, or SOURCE tab TARGET a line; a source without target is translated greedily first
+    Text,
+    /// Token ids with spaces between, one sequence a line; SOURCE tab TARGET for an encoder-decoder
+    Ids,
+}

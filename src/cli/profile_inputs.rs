@@ -1,0 +1,243 @@
+//! From the files of `profile --inputs` to batches.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    Failure,
+    profile_args::{InputFormat, ProfileArguments},
+};
+use crate::{
+    profile::Profiler,
+    tensor::{NamedTensors, Tensor, TensorData, TensorShapeError},
+    tensor_file,
+    text::{CONFIG_FILE, Dictionary, GenerationConfig, TextError, Tokenizer, read_text},
+};
+
+/// Most bytes of one file of lines.
+const MAX_BYTES: u64 = 1 << 30;
+
+/// One sequence: the ids of the only side or the source, and what the decoder reads.
+type Line = (Vec<i64>, Vec<i64>);
+
+/// The vocabulary beside the graphs.
+pub(super) struct Vocabulary {
+    config: GenerationConfig,
+    tokenizer: Tokenizer,
+}
+
+impl Vocabulary {
+    /// The vocabulary of `folder`, if it holds one.
+    pub(super) fn find(folder: &Path) -> Result<Option<Self>, TextError> {
+        if !folder.join(CONFIG_FILE).exists() {
+            return Ok(None);
+        }
+        let config = GenerationConfig::read(folder)?;
+        Ok(Some(Self { tokenizer: Tokenizer::read(folder, &config)?, config }))
+    }
+
+    /// Symbols of the decoder's side, or of the other.
+    pub(super) const fn dictionary(&self, decoder: bool) -> &Dictionary {
+        if decoder { self.tokenizer.target() } else { self.tokenizer.source() }
+    }
+}
+
+/// Every batch that the arguments name, in order.
+pub(super) fn batches(
+    arguments: &ProfileArguments,
+    profiler: &Profiler,
+    vocabulary: Option<&Vocabulary>,
+) -> Result<Vec<NamedTensors>, Failure> {
+    let mut batches = Vec::new();
+    for path in &arguments.inputs {
+        let ending = path.extension().and_then(|ending| ending.to_str());
+        let format = match (arguments.format, ending) {
+            (InputFormat::Auto, Some("safetensors")) => InputFormat::Tensors,
+            (InputFormat::Auto, Some("ids")) => InputFormat::Ids,
+            (InputFormat::Auto, _) => InputFormat::Text,
+            (format, _) => format,
+        };
+        if format == InputFormat::Tensors {
+            let tensors = tensor_file::read(path)?;
+            let pad = vocabulary.filter(|_| profiler.is_encoder_decoder());
+            batches.push(with_masks(tensors, pad)?);
+            continue;
+        }
+        if !profiler.inputs().iter().any(|input| input.name == "input_ids") {
+            let message = format!("{}: the model takes no token ids", arguments.model.display());
+            return Err(Failure::usage(message, Some("give --inputs FILE.safetensors with its named inputs")));
+        }
+        let text = read_text(path, MAX_BYTES)?;
+        let lines = match format {
+            InputFormat::Ids => id_lines(path, &text, profiler.is_encoder_decoder())?,
+            _ => text_lines(arguments, path, &text, vocabulary)?,
+        };
+        if lines.is_empty() {
+            return Err(Failure::malformed(format!("{}: there is no line to run", path.display()), None));
+        }
+        batches.extend(
+            batched(lines, arguments.batch, profiler.is_encoder_decoder())
+                .map_err(|error| Failure::malformed(format!("{}: {error}", path.display()), None))?,
+        );
+    }
+    Ok(batches)
+}
+
+/// Adds masks that a file leaves out where the vocabulary says what padding is.
+fn with_masks(mut tensors: NamedTensors, vocabulary: Option<&Vocabulary>) -> Result<NamedTensors, Failure> {
+    for (ids, mask) in [("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")] {
+        let Some((_, ids)) = vocabulary.zip(tensors.get(ids)) else { continue };
+        if tensors.contains_key(mask) {
+            continue;
+        }
+        let real = |id: &i64| i64::from(*id != Dictionary::PAD);
+        let values = ids.as_i64().map(|ids| ids.iter().map(real).collect());
+        if let Some(values) = values {
+            let tensor = Tensor::new(ids.shape(), TensorData::I64(values));
+            tensors.insert(mask.into(), tensor.map_err(|error| Failure::malformed(error.to_string(), None))?);
+        }
+    }
+    Ok(tensors)
+}
+
+fn id_lines(path: &Path, text: &str, pairs: bool) -> Result<Vec<Line>, Failure> {
+    let ids = |number: usize, text: &str| -> Result<Vec<i64>, Failure> {
+        let parsed = text.split_whitespace().map(|word| word.parse().map_err(|_| word));
+        parsed.collect::<Result<_, &str>>().map_err(|word| {
+            let message = format!("{}, line {number}: {word:?} is no token id", path.display());
+            Failure::malformed(message, Some("give integers with spaces between, or text with --format text"))
+        })
+    };
+    let mut lines = Vec::new();
+    for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
+        let (first, second) = line.split_once('\t').unwrap_or((line, ""));
+        let line = (ids(number, first)?, ids(number, second)?);
+        if line.0.is_empty() || line.1.is_empty() == pairs {
+            let expected = if pairs { "source ids, a tab and decoder ids" } else { "the ids of one sequence" };
+            return Err(Failure::malformed(format!("{}, line {number}: expected {expected}", path.display()), None));
+        }
+        lines.push(line);
+    }
+    Ok(lines)
+}
+
+/// Lines of text as the model reads them; targets that are not given are translated greedily.
+fn text_lines(
+    arguments: &ProfileArguments,
+    path: &Path,
+    text: &str,
+    vocabulary: Option<&Vocabulary>,
+) -> Result<Vec<Line>, Failure> {
+    let Some(Vocabulary { config, tokenizer }) = vocabulary else {
+        let message = format!("{} is text, and {} holds no vocabulary", path.display(), arguments.model.display());
+        let help = "give token ids with --format ids, named tensors in a .safetensors file, or a translation folder";
+        return Err(Failure::usage(message, Some(help)));
+    };
+    let (mut lines, mut open, mut sources) = (Vec::new(), Vec::new(), Vec::new());
+    for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
+        let (source, target) = line.split_once('\t').map_or((line, None), |(source, target)| (source, Some(target)));
+        let mut ids = tokenizer.encode(source);
+        ids.push(Dictionary::EOS);
+        if let Some(limit) = config.max_source_positions.filter(|limit| ids.len() > *limit) {
+            let message = format!("{}, line {number}: {} tokens, and {limit} are possible", path.display(), ids.len());
+            return Err(Failure::malformed(message, Some("split the line")));
+        }
+        let mut decoded = vec![config.decoder_start()];
+        match target {
+            Some(target) => decoded.extend(tokenizer.encode_target(target)),
+            None => {
+                open.push(lines.len());
+                sources.push(source);
+            }
+        }
+        if let Some(limit) = config.max_target_positions.filter(|limit| decoded.len() > *limit) {
+            let message =
+                format!("{}, line {number}: {} target tokens, and {limit} are possible", path.display(), decoded.len());
+            return Err(Failure::malformed(message, Some("split the line")));
+        }
+        lines.push((ids, decoded));
+    }
+    if !sources.is_empty() {
+        for (place, tokens) in open.into_iter().zip(translated(arguments, &sources)?) {
+            lines[place].1.extend(tokens);
+        }
+    }
+    Ok(lines)
+}
+
+/// What greedy search makes of each line, without the end.
+#[cfg(feature = "ort")]
+fn translated(arguments: &ProfileArguments, sources: &[&str]) -> Result<Vec<Vec<i64>>, Failure> {
+    use super::args::BackendArgument;
+    use crate::{
+        backend::{OrtOperators, OrtOptions},
+        generate::{SearchOptions, Translator, TranslatorOptions},
+    };
+    let operators = match arguments.backend {
+        BackendArgument::Ort => OrtOperators::Library,
+        BackendArgument::OrtFunction => OrtOperators::Functions,
+        BackendArgument::Tract => return Err(no_target()),
+    };
+    let runtime = OrtOptions { threads: arguments.threads, operator_library: arguments.library.clone() };
+    let options = TranslatorOptions { operators, runtime, batch: arguments.batch, ..TranslatorOptions::default() };
+    let mut translator = Translator::open(&arguments.model, options)?;
+    let search = SearchOptions { beam: 1, nbest: 1, ..SearchOptions::default() };
+    let best = translator.translate(sources, &search)?;
+    let tokens = |found: Vec<crate::generate::Hypothesis>| {
+        let mut tokens = found.into_iter().next().map_or_else(Vec::new, |best| best.tokens);
+        tokens.pop_if(|last| *last == Dictionary::EOS);
+        tokens
+    };
+    Ok(best.into_iter().map(tokens).collect())
+}
+
+#[cfg(not(feature = "ort"))]
+fn translated(_: &ProfileArguments, _: &[&str]) -> Result<Vec<Vec<i64>>, Failure> {
+    Err(no_target())
+}
+
+fn no_target() -> Failure {
+    Failure::usage(
+        "this backend translates nothing, and a line has no target",
+        Some("give SOURCE, a tab and TARGET on each line, or --backend ort"),
+    )
+}
+
+/// Lines of the same lengths side by side, so that nothing is padded.
+fn batched(lines: Vec<Line>, most: usize, pairs: bool) -> Result<Vec<NamedTensors>, TensorShapeError> {
+    let mut by_length: BTreeMap<(usize, usize), Vec<Line>> = BTreeMap::new();
+    for line in lines {
+        by_length.entry((line.0.len(), line.1.len())).or_default().push(line);
+    }
+    let mut batches = Vec::new();
+    for ((first, second), lines) in by_length {
+        for chunk in lines.chunks(most) {
+            let mut batch = NamedTensors::new();
+            let mut add = |names: [&str; 2], length: usize, ids: Vec<i64>| {
+                let [ids_name, mask_name] = names;
+                let ones = TensorData::I64(vec![1; ids.len()]);
+                batch.insert(mask_name.into(), Tensor::new([chunk.len(), length], ones)?);
+                batch.insert(ids_name.into(), Tensor::new([chunk.len(), length], TensorData::I64(ids))?);
+                Ok::<_, TensorShapeError>(())
+            };
+            add(["input_ids", "attention_mask"], first, chunk.iter().flat_map(|line| &line.0).copied().collect())?;
+            if pairs {
+                let ids = chunk.iter().flat_map(|line| &line.1).copied().collect();
+                add(["decoder_input_ids", "decoder_attention_mask"], second, ids)?;
+            }
+            batches.push(batch);
+        }
+    }
+    Ok(batches)
+}
+
+/// The folder of the model.
+pub(super) fn folder(model: &Path) -> PathBuf {
+    match model.parent() {
+        _ if model.is_dir() => model.into(),
+        Some(parent) if !parent.as_os_str().is_empty() => parent.into(),
+        _ => PathBuf::from("."),
+    }
+}

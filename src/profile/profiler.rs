@@ -1,0 +1,233 @@
+//! Running a model and watching its routers.
+
+use std::path::Path;
+
+use super::{
+    PmiOptions, Profile, ProfileError,
+    instrument::{Router, instrument},
+    statistics::{Seen, Tally},
+};
+use crate::{
+    backend::{Backend, Runner},
+    onnx::{
+        OnnxFile,
+        read::{Dim, ValueInfo},
+        read_model,
+    },
+    tensor::{NamedTensors, Tensor, TensorData},
+};
+
+const MODEL: &str = "model.onnx";
+const ENCODER: &str = "encoder_model.onnx";
+const DECODER: &str = "decoder_model.onnx";
+
+/// Names of the decoder's inputs in what [`Profiler::add`] takes for an encoder and decoder.
+const DECODER_INPUTS: [[&str; 2]; 2] =
+    [["decoder_input_ids", "input_ids"], ["decoder_attention_mask", "attention_mask"]];
+
+/// A loaded model and what its routers did so far.
+pub struct Profiler {
+    graphs: Vec<Graph>,
+}
+
+/// A graph with its routing as outputs.
+struct Graph {
+    name: String,
+    inputs: Vec<ValueInfo>,
+    runner: Box<dyn Runner>,
+    routers: Vec<(Router, Tally)>,
+}
+
+impl Profiler {
+    /// Loads a model file, a folder with `model.onnx`, or one with `encoder_model.onnx` and `decoder_model.onnx`.
+    ///
+    /// # Errors
+    ///
+    /// Where a file is missing or broken, shows no routing, or is not taken by `backend`.
+    pub fn open(path: &Path, backend: &dyn Backend) -> Result<Self, ProfileError> {
+        let paths = match path {
+            file if !file.is_dir() => vec![file.to_path_buf()],
+            folder if folder.join(ENCODER).exists() || folder.join(DECODER).exists() => {
+                vec![folder.join(ENCODER), folder.join(DECODER)]
+            }
+            folder => vec![folder.join(MODEL)],
+        };
+        if let Some(path) = paths.iter().find(|path| !path.exists()) {
+            return Err(ProfileError::Missing { path: path.clone() });
+        }
+        let graphs: Result<Vec<_>, _> = paths.iter().map(|path| Graph::load(&read_model(path)?, backend)).collect();
+        let graphs = graphs?;
+        if graphs.iter().all(|graph| graph.routers.is_empty()) {
+            return Err(ProfileError::NoRouting { path: path.into() });
+        }
+        Ok(Self { graphs })
+    }
+
+    /// Whether an encoder and its decoder are loaded.
+    pub fn is_encoder_decoder(&self) -> bool {
+        self.graphs.len() == 2
+    }
+
+    /// Inputs that the only graph, or the encoder, declares.
+    pub fn inputs(&self) -> &[ValueInfo] {
+        &self.graphs[0].inputs
+    }
+
+    /// Runs the model once.
+    ///
+    /// One graph takes its own inputs; `position_ids` and the caches of earlier tokens may be left out. An encoder
+    /// with its decoder takes `input_ids` and `attention_mask` `[B, S]`, `decoder_input_ids` and
+    /// `decoder_attention_mask` `[B, T]`, int64, 1 at real tokens: the decoder reads its inputs in one pass.
+    ///
+    /// # Errors
+    ///
+    /// Where inputs do not fit the graphs, or the runtime fails.
+    pub fn add(&mut self, inputs: &NamedTensors) -> Result<(), ProfileError> {
+        match self.graphs.as_mut_slice() {
+            [encoder, decoder] => {
+                let decoder_name = |name: &str| DECODER_INPUTS.iter().any(|[ours, _]| *ours == name);
+                let of_encoder = inputs.iter().filter(|(name, _)| !decoder_name(name));
+                let outputs = encoder.add(of_encoder.map(|(name, tensor)| (name.clone(), tensor.clone())).collect())?;
+                let mut of_decoder = NamedTensors::new();
+                for [ours, theirs] in DECODER_INPUTS {
+                    of_decoder.insert(theirs.into(), required(inputs, ours)?.clone());
+                }
+                of_decoder.insert("encoder_attention_mask".into(), required(inputs, "attention_mask")?.clone());
+                for (name, tensor) in outputs {
+                    if let Some(rest) = name.strip_prefix("present.") {
+                        of_decoder.insert(format!("past_key_values.{rest}"), tensor);
+                    }
+                }
+                decoder.add(of_decoder).map(drop)
+            }
+            graphs => graphs.iter_mut().try_for_each(|graph| graph.add(inputs.clone()).map(drop)),
+        }
+    }
+
+    /// Sums up.
+    pub fn finish(self, options: PmiOptions) -> Profile {
+        let modules = self.graphs.into_iter().flat_map(|graph| {
+            let name = graph.name;
+            let finish =
+                move |(router, tally): (Router, Tally)| tally.finish(&name, &router.module, router.score, options);
+            graph.routers.into_iter().map(finish)
+        });
+        Profile { modules: modules.collect() }
+    }
+}
+
+impl Graph {
+    fn load(file: &OnnxFile, backend: &dyn Backend) -> Result<Self, ProfileError> {
+        let (file, routers) = match instrument(file) {
+            Ok(instrumented) => instrumented,
+            Err(ProfileError::NoRouting { .. }) if file.path().ends_with(ENCODER) || file.path().ends_with(DECODER) => {
+                (file.clone(), Vec::new())
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(Self {
+            name: file.path().file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            inputs: file.inputs(),
+            runner: backend.load(&file)?,
+            routers: routers.into_iter().map(|router| (router, Tally::default())).collect(),
+        })
+    }
+
+    fn add(&mut self, mut inputs: NamedTensors) -> Result<NamedTensors, ProfileError> {
+        self.complete(&mut inputs)?;
+        let outputs = self.runner.run(&inputs)?;
+        let ids = inputs.get("input_ids").and_then(Tensor::as_i64);
+        for (router, tally) in &mut self.routers {
+            let fault = |output: &str, what: String| ProfileError::Output {
+                output: output.into(),
+                graph: self.name.clone(),
+                what,
+            };
+            let indices = outputs.get(&router.indices).and_then(|tensor| Some((tensor.shape(), tensor.as_i64()?)));
+            let scores = outputs.get(&router.scores).and_then(|tensor| Some((tensor.shape(), tensor.as_f32()?)));
+            let Some((&[batch, tokens, top_k], indices)) = indices else {
+                return Err(fault(&router.indices, "expected int64 [batch, tokens, k]".into()));
+            };
+            let Some((&[rows, columns, experts], scores)) = scores else {
+                return Err(fault(&router.scores, "expected float32 [batch, tokens, experts]".into()));
+            };
+            if (rows, columns) != (batch, tokens) || !(1..=experts).contains(&top_k) {
+                return Err(fault(
+                    &router.scores,
+                    format!("[{rows}, {columns}, {experts}] beside [{batch}, {tokens}, {top_k}]"),
+                ));
+            }
+            let real = real_tokens(&inputs, batch, tokens)?;
+            let ids = ids.filter(|ids| ids.len() == batch * tokens);
+            let seen = Seen { indices, scores, top_k, experts, real: &real, ids };
+            tally.add(&seen).map_err(|what| fault(&router.indices, what))?;
+        }
+        Ok(outputs)
+    }
+
+    /// Adds empty caches and counted positions where they are left out.
+    fn complete(&self, inputs: &mut NamedTensors) -> Result<(), ProfileError> {
+        let batch = inputs.get("input_ids").and_then(|ids| ids.shape().first().copied());
+        for input in &self.inputs {
+            if inputs.contains_key(&input.name) {
+                continue;
+            }
+            if input.name == "position_ids" {
+                let (mask, ids) = (required(inputs, "attention_mask")?, required(inputs, "input_ids")?);
+                let positions = positions(mask, ids)?;
+                inputs.insert(input.name.clone(), positions);
+            } else if let Some((batch, dims)) = batch.zip(input.dims.as_deref())
+                && input.name.starts_with("past_key_values.")
+                && let [_, Dim::Fixed(heads), _, Dim::Fixed(width)] = dims
+            {
+                inputs
+                    .insert(input.name.clone(), Tensor::new([batch, *heads, 0, *width], TensorData::F32(Vec::new()))?);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn required<'a>(inputs: &'a NamedTensors, name: &str) -> Result<&'a Tensor, ProfileError> {
+    inputs.get(name).ok_or_else(|| ProfileError::Input { input: name.into(), what: "expected, and not given".into() })
+}
+
+/// Number of real tokens before each of the tokens `ids`, 0 at padding.
+fn positions(mask: &Tensor, ids: &Tensor) -> Result<Tensor, ProfileError> {
+    let what = |what: &str| ProfileError::Input { input: "attention_mask".into(), what: what.into() };
+    let (&[batch, all], &[_, tokens]) = (mask.shape(), ids.shape()) else {
+        return Err(what("expected [batch, tokens]"));
+    };
+    let mask = mask.as_i64().filter(|_| all >= tokens).ok_or_else(|| what("expected int64, a value for each token"))?;
+    let mut positions = Vec::with_capacity(batch * tokens);
+    for row in mask.chunks(all.max(1)) {
+        let mut before = 0;
+        for (column, value) in row.iter().enumerate() {
+            if column >= all - tokens {
+                positions.push(if *value == 0 { 0 } else { before });
+            }
+            before += i64::from(*value != 0);
+        }
+    }
+    Ok(Tensor::new([batch, tokens], TensorData::I64(positions))?)
+}
+
+/// Which of the routed tokens are no padding: the last columns of the mask of queries.
+fn real_tokens(inputs: &NamedTensors, batch: usize, tokens: usize) -> Result<Vec<bool>, ProfileError> {
+    let name = ["query_attention_mask", "attention_mask"].into_iter().find(|name| inputs.contains_key(*name));
+    let name = name.unwrap_or("attention_mask");
+    let mask = required(inputs, name)?;
+    let misfit = || ProfileError::Input {
+        input: name.into(),
+        what: format!("expected [{batch}, {tokens} or more] for the routed tokens, found {:?}", mask.shape()),
+    };
+    let &[rows, columns] = mask.shape() else { return Err(misfit()) };
+    if rows != batch || columns < tokens {
+        return Err(misfit());
+    }
+    let values = mask.to_f64();
+    Ok(values
+        .chunks(columns.max(1))
+        .flat_map(|row| row[columns - tokens..].iter().map(|value| *value != 0.0))
+        .collect())
+}

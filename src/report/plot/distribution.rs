@@ -1,0 +1,222 @@
+//! How samples are spread.
+
+use std::fmt::Write;
+
+use super::{
+    Drawing, colour, dashes,
+    frame::{Frame, path},
+};
+use crate::report::{
+    axis::Axis,
+    table::{Cell, Column, Table},
+};
+
+/// Points of a drawn cumulative curve at most.
+const CURVE_POINTS: usize = 400;
+
+/// A histogram, or the share of samples up to each value.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Distribution {
+    title: String,
+    axis: Axis,
+    cumulative: bool,
+    series: Vec<(String, Vec<f64>)>,
+}
+
+impl Distribution {
+    /// For each value, the share of samples that are no larger (empirical cumulative distribution).
+    pub fn cumulative(title: impl Into<String>, axis: Axis) -> Self {
+        Self { title: title.into(), axis, cumulative: true, series: Vec::new() }
+    }
+
+    /// The share of samples in each of the bins that all series have in common.
+    pub fn histogram(title: impl Into<String>, axis: Axis) -> Self {
+        Self { cumulative: false, ..Self::cumulative(title, axis) }
+    }
+
+    /// Adds samples, in any order.
+    #[must_use]
+    pub fn series(mut self, name: impl Into<String>, samples: impl IntoIterator<Item = f64>) -> Self {
+        self.series.push((name.into(), samples.into_iter().collect()));
+        self
+    }
+
+    /// The samples of each series that have a place, rising.
+    fn sorted(&self) -> Vec<Vec<f64>> {
+        let sorted = |samples: &Vec<f64>| {
+            let mut samples: Vec<_> = samples.iter().copied().filter(|value| self.axis.takes(*value)).collect();
+            samples.sort_by(f64::total_cmp);
+            samples
+        };
+        self.series.iter().map(|(_, samples)| sorted(samples)).collect()
+    }
+
+    pub(super) fn draw(&self) -> Drawing {
+        let sorted = self.sorted();
+        let drawn: usize = sorted.iter().map(Vec::len).sum();
+        let given: usize = self.series.iter().map(|(_, samples)| samples.len()).sum();
+        let swatch = |index: usize| match self.cumulative {
+            true => format!("<path class=\"curve {}\"{} d=\"M1 6L25 6\"/>", colour(index), dashes(index)),
+            false => {
+                let (class, dashes) = (colour(index), dashes(index));
+                format!(
+                    "<path class=\"band {class}\" d=\"M2 1H24V11H2Z\"/><path class=\"curve {class}\"{dashes} d=\"M2 11V1H24V11\"/>"
+                )
+            }
+        };
+        let legend = match self.series.len() {
+            0 | 1 => Vec::new(),
+            _ => self.series.iter().enumerate().map(|(index, (name, _))| (name.clone(), swatch(index))).collect(),
+        };
+        let svg = (drawn > 0).then(|| {
+            let svg = if self.cumulative { self.cumulative_svg(&sorted) } else { self.histogram_svg(&sorted) };
+            (svg, Frame::height())
+        });
+        let numbers = self.numbers(&sorted);
+        Drawing { title: self.title.clone(), legend, svg, left_out: given - drawn, note: String::new(), numbers }
+    }
+
+    fn cumulative_svg(&self, sorted: &[Vec<f64>]) -> String {
+        let share = Axis::linear("samples", "%").from_zero();
+        let ends: Vec<f64> = sorted.iter().flat_map(|s| [s.first(), s.last()]).flatten().copied().collect();
+        let mut frame = Frame::new(&self.axis, &share, &ends, &[0.0, 100.0]);
+        for (index, samples) in sorted.iter().enumerate() {
+            let Some(first) = samples.first() else { continue };
+            let mut places = vec![(frame.x.at(*first), frame.y.at(0.0))];
+            for count in steps(samples.len()) {
+                let x = frame.x.at(samples[count - 1]);
+                places.push((x, places.last().map_or(0.0, |(_, y)| *y)));
+                places.push((x, frame.y.at(percent(count, samples.len()))));
+            }
+            let _ = writeln!(
+                frame.svg,
+                "<path class=\"curve {}\"{} d=\"{}\"/>",
+                colour(index),
+                dashes(index),
+                path(&places)
+            );
+        }
+        frame.svg
+    }
+
+    fn histogram_svg(&self, sorted: &[Vec<f64>]) -> String {
+        let edges = self.edges(sorted);
+        let shares: Vec<Vec<f64>> = sorted.iter().map(|samples| shares(samples, &edges)).collect();
+        let all: Vec<f64> = shares.iter().flatten().copied().collect();
+        let mut frame = Frame::new(&self.axis, &Axis::linear("samples", "%").from_zero(), &edges, &all);
+        for (index, shares) in shares.iter().enumerate().filter(|(index, _)| !sorted[*index].is_empty()) {
+            let mut places = vec![(frame.x.at(edges[0]), Frame::floor())];
+            for (edges, share) in edges.windows(2).zip(shares) {
+                let y = frame.y.at(*share);
+                places.extend([(frame.x.at(edges[0]), y), (frame.x.at(edges[1]), y)]);
+            }
+            places.push((frame.x.at(edges[edges.len() - 1]), Frame::floor()));
+            let (outline, class) = (path(&places), colour(index));
+            let _ = writeln!(frame.svg, "<path class=\"band {class}\" d=\"{outline}Z\"/>");
+            let _ = writeln!(frame.svg, "<path class=\"curve {class}\"{} d=\"{outline}\"/>", dashes(index));
+        }
+        frame.svg
+    }
+
+    /// Edges of equal bins (by ratio on a logarithmic axis) after Freedman and Diaconis, 8 to 60 of them.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+    fn edges(&self, sorted: &[Vec<f64>]) -> Vec<f64> {
+        let log = !self.axis.takes(0.0);
+        let mut all: Vec<f64> = sorted.iter().flatten().map(|v| if log { v.ln() } else { *v }).collect();
+        all.sort_by(f64::total_cmp);
+        let (low, high) = (all[0], all[all.len() - 1]);
+        let spread = quantile(&all, 0.75) - quantile(&all, 0.25);
+        let width = 2.0 * spread / (all.len() as f64).cbrt();
+        let count = ((high - low) / width).ceil();
+        let count = if count.is_finite() { (count as usize).clamp(8, 60) } else { 8 };
+        let (low, high) = if high > low { (low, high) } else { (low - 0.5, high + 0.5) };
+        let edge = |place: usize| low + (high - low) * place as f64 / count as f64;
+        let back = |value: f64| if log { value.exp() } else { value };
+        (0..=count).map(|place| back(edge(place))).collect()
+    }
+
+    fn numbers(&self, sorted: &[Vec<f64>]) -> Table {
+        let quantiles = [0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99];
+        let mut columns = vec![Column::text("series"), Column::number("samples"), Column::number("min")];
+        columns.extend(quantiles.iter().map(|q| Column::number(format!("p{}", (q * 100.0_f64).round()))));
+        columns.push(Column::number("max"));
+        let mut table = Table::new(columns).caption(self.axis.title());
+        for ((name, _), samples) in self.series.iter().zip(sorted) {
+            let mut row = vec![Cell::from(name.as_str()), samples.len().into(), samples.first().copied().into()];
+            let value = |q: &f64| Cell::from((!samples.is_empty()).then(|| quantile(samples, *q)));
+            row.extend(quantiles.iter().map(value));
+            row.push(samples.last().copied().into());
+            table.push(row);
+        }
+        table
+    }
+}
+
+/// Numbers of samples at which a cumulative curve of `count` samples has a step, the last one included.
+fn steps(count: usize) -> impl Iterator<Item = usize> {
+    let every = count.div_ceil(CURVE_POINTS).max(1);
+    (1..=count).filter(move |step| step % every == 0 || *step == count || *step == 1)
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn percent(part: usize, all: usize) -> f64 {
+    100.0 * part as f64 / all.max(1) as f64
+}
+
+/// Per cent of `samples` in each bin; the last bin holds its upper edge.
+fn shares(samples: &[f64], edges: &[f64]) -> Vec<f64> {
+    let bins = edges.len() - 1;
+    let mut counts = vec![0; bins];
+    for sample in samples {
+        counts[edges[1..bins].partition_point(|edge| edge <= sample)] += 1;
+    }
+    counts.into_iter().map(|count| percent(count, samples.len())).collect()
+}
+
+/// The smallest sample that at least the share `q` of all do not exceed (nearest rank); `sorted` is not empty.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+fn quantile(sorted: &[f64], q: f64) -> f64 {
+    let rank = (q * sorted.len() as f64).ceil() as usize;
+    sorted[rank.clamp(1, sorted.len()) - 1]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bins_hold_every_sample_once() {
+        let edges = [0.0, 1.0, 2.0, 3.0];
+        assert_eq!(shares(&[0.0, 0.5, 1.0, 3.0], &edges), [50.0, 25.0, 25.0]);
+        for axis in [Axis::linear("", ""), Axis::log("", "")] {
+            let samples: Vec<f64> = (1..500).map(|value| f64::from(value * value)).collect();
+            let plot = Distribution::histogram("t", axis).series("a", samples);
+            let sorted = plot.sorted();
+            let total: f64 = shares(&sorted[0], &plot.edges(&sorted)).iter().sum();
+            assert!((total - 100.0).abs() < 1e-9, "{total}");
+        }
+    }
+
+    #[test]
+    fn quantiles_are_samples() {
+        let samples = [1.0, 2.0, 3.0, 4.0];
+        assert_eq!([0.01, 0.25, 0.5, 0.75, 0.99].map(|q| quantile(&samples, q)), [1.0, 1.0, 2.0, 3.0, 4.0]);
+    }
+
+    #[test]
+    fn many_samples_make_a_short_curve_that_ends_at_all() {
+        let places: Vec<_> = steps(100_000).collect();
+        assert!(places.len() <= CURVE_POINTS + 2);
+        assert_eq!(places.last(), Some(&100_000));
+        assert_eq!(steps(3).collect::<Vec<_>>(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn equal_samples_and_none_at_all_can_be_drawn() {
+        for plot in [Distribution::histogram, Distribution::cumulative] {
+            let drawing = plot("t".to_owned(), Axis::linear("", "")).series("a", [2.0, 2.0]).series("b", []).draw();
+            assert!(!drawing.svg.unwrap().0.contains("NaN"));
+            assert!(plot("t".to_owned(), Axis::linear("", "")).series("a", [f64::NAN]).draw().svg.is_none());
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! `moa-export profile`, and the pages of `profile` and `verify`.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::{
+    common::data,
+    model::Model,
+    scene::{Scene, require_runtime},
+};
+
+/// The trained translator with its vocabulary and its export `out`.
+fn translator(form: &str) -> Scene {
+    require_runtime();
+    let scene = Scene::with_fixture("nmt");
+    for file in ["dict.txt", "bpe.codes"] {
+        fs::copy(data("nmt").join(file), scene.path("ck").join(file)).unwrap();
+    }
+    scene.accepts(&format!("ck -o out --form {form}"));
+    let text = fs::read_to_string(data("nmt/unseen_pairs.tsv")).unwrap();
+    let pairs = text.lines().take(20).map(|line| line.split_once('\t').unwrap().1.to_owned() + "\n");
+    let pairs: Vec<String> = pairs.collect();
+    scene.write("pairs.tsv", pairs.concat());
+    let sources: Vec<&str> = pairs.iter().map(|pair| pair.split('\t').next().unwrap()).collect();
+    scene.write("sources.txt", sources.join("\n"));
+    scene
+}
+
+fn json(scene: &Scene, line: &str) -> Value {
+    serde_json::from_str(&scene.accepts(&format!("profile {line} --json"))).unwrap()
+}
+
+#[test]
+fn a_greedy_translation_that_is_right_is_routed_as_its_target() {
+    let scene = translator("function");
+    let forced = json(&scene, "out --inputs pairs.tsv --min-count 2 --top 3");
+    let decoded = json(&scene, "out --inputs sources.txt --min-count 2 --top 3");
+    assert_eq!(forced["modules"], decoded["modules"]);
+    let first = &forced["modules"][0];
+    assert_eq!(first["counts"].as_array().unwrap().len(), 8);
+    let tokens = first["pmi"][0].as_array().unwrap();
+    assert!((1..=3).contains(&tokens.len()), "{tokens:?}");
+    assert!(tokens.iter().all(|token| token["count"].as_u64() >= Some(2) && token["symbol"].is_string()));
+    let table = scene.accepts("profile out --inputs pairs.tsv --pmi --batch 1");
+    assert!(table.contains("encoder.layers.0.self_attn ") && table.contains("thousand ("), "{table}");
+}
+
+#[test]
+fn text_and_the_ids_that_stand_for_it_are_routed_alike() {
+    let scene = translator("standard");
+    scene.write("one.tsv", "seven\thundred\n");
+    let dictionary = fs::read_to_string(data("nmt/dict.txt")).unwrap();
+    let id = |symbol: &str| 4 + dictionary.lines().position(|line| line.split(' ').next() == Some(symbol)).unwrap();
+    scene.write("one.ids", format!("{} 2\t2 {}\n", id("seven"), id("hundred")));
+    let text = json(&scene, "out --inputs one.tsv --backend tract");
+    let ids = json(&scene, "out --inputs one.ids --backend ort-function");
+    for (text, ids) in text["modules"].as_array().unwrap().iter().zip(ids["modules"].as_array().unwrap()) {
+        assert_eq!((&text["counts"], &text["tokens"]), (&ids["counts"], &ids["tokens"]));
+        assert_eq!(text["tokens"], 2);
+    }
+}
+
+#[test]
+fn pages_are_whole_files_that_need_no_other() {
+    let scene = translator("function");
+    scene.accepts("profile out --inputs pairs.tsv --report profile.html");
+    scene.accepts("verify out --checkpoint ck --backends ort --report verify.html");
+    for (name, says) in [("profile.html", "thousand"), ("verify.html", "verified on every backend")] {
+        let page = String::from_utf8(scene.read(name)).unwrap();
+        assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n") && page.contains(says), "{name}");
+        assert!(!page.contains("<script") && !page.contains("http:") && !page.contains("https:"), "{name}");
+    }
+    let first = scene.read("profile.html");
+    scene.accepts("profile out --inputs pairs.tsv --report profile.html --force");
+    assert!(scene.read("profile.html") == first, "the same inputs give the same page");
+    scene.refuses("profile out --inputs pairs.tsv --report profile.html", 2, &["MOA-E0211", "profile.html exists"]);
+}
+
+#[test]
+fn what_cannot_be_profiled_is_refused() {
+    let scene = translator("function");
+    scene.write("words.ids", "4 five 2\t2 4\n");
+    scene.write("short.ids", "4 5 2\n");
+    scene.write("empty.txt", "\n\n");
+    scene.write("open.tsv", "seven\n");
+    for (line, code, number, says) in [
+        ("profile out --inputs nix.txt", 5, "MOA-E0521", "nix.txt"),
+        ("profile nix --inputs pairs.tsv", 5, "MOA-E0501", "nix"),
+        ("profile out --inputs pairs.tsv --batch 0", 2, "MOA-E0201", "--batch"),
+        ("profile out --inputs words.ids", 3, "MOA-E0329", "line 1: \"five\""),
+        ("profile out --inputs short.ids", 3, "MOA-E0329", "a tab"),
+        ("profile out --inputs empty.txt", 3, "MOA-E0329", "no line"),
+        ("profile out/decoder_model.onnx --inputs short.ids", 3, "MOA-E0316", "encoder_attention_mask"),
+    ] {
+        scene.refuses(line, code, &[number, says]);
+    }
+}
+
+#[test]
+fn a_model_without_vocabulary_takes_no_text() {
+    require_runtime();
+    let scene = Scene::with(&Model::layer());
+    scene.accepts("ck -o m.onnx");
+    scene.write("lines.txt", "seven\n");
+    scene.write("lines.ids", "7\n");
+    scene.refuses("profile m.onnx --inputs lines.txt", 2, &["MOA-E0201", "takes no token ids"]);
+    scene.refuses("profile m.onnx --inputs lines.ids", 2, &["MOA-E0201", "takes no token ids"]);
+}
