@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! checkpoint bytes → Checkpoint → Model → Graph → ONNX bytes      compile half
-//! ONNX bytes → backends → parity | generate                       deploy half
+//! ONNX bytes → backends → parity | latency | generate             deploy half
 //! ```
 //!
 //! The journey is [`checkpoint`], [`export`] and [`onnx`]; typed models and graphs live in `moa_graphs`.
@@ -18,6 +18,7 @@ pub mod export;
 #[cfg(feature = "ort")]
 pub mod generate;
 pub mod inspect;
+pub mod latency;
 pub mod onnx;
 pub mod parity;
 pub mod profile;

@@ -15,6 +15,8 @@ mod ort;
 mod ort_runtime;
 #[cfg(feature = "ort")]
 mod ort_session;
+#[cfg(feature = "ort")]
+mod ort_trace;
 #[cfg(any(feature = "ort", feature = "tract"))]
 mod signature;
 #[cfg(feature = "tract")]
@@ -31,6 +33,10 @@ pub use libraries::{OPERATORS_VARIABLE, RUNTIME_VARIABLE, find_onnxruntime, find
 pub use ort_runtime::{OrtRuntime, load_onnxruntime};
 #[cfg(feature = "ort")]
 pub use ort_session::{OrtOperators, OrtSession, OrtValue};
+#[cfg(feature = "ort")]
+pub use ort_trace::{NodeRun, OrtTrace};
+#[cfg(feature = "tract")]
+pub use tract::TRACT_VERSION;
 
 /// A runtime.
 pub trait Backend {
@@ -53,7 +59,20 @@ pub trait Runner {
     ///
     /// Where an input is missing, unknown, or of the wrong type or shape, and where the runtime fails.
     fn run(&mut self, inputs: &NamedTensors) -> Result<NamedTensors, BackendError>;
+
+    /// The same computation again and again: `inputs` are given to the runtime once, and the outputs of each call
+    /// stay in the runtime's own form and are dropped. What a call costs is the runtime's own time.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::run`].
+    fn bind<'a>(&'a mut self, inputs: &'a NamedTensors) -> Result<Bound<'a>, BackendError> {
+        Ok(Box::new(move || self.run(inputs).map(drop)))
+    }
 }
+
+/// One computation on inputs that are bound; see [`Runner::bind`].
+pub type Bound<'a> = Box<dyn FnMut() -> Result<(), BackendError> + 'a>;
 
 /// How ONNX Runtime computes.
 #[derive(Debug, Clone, Default)]

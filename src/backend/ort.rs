@@ -5,16 +5,17 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 use ort::session::{Session, SessionInputValue};
-use ort::value::{DynValue, TensorElementType, TensorRef};
+use ort::value::{DynValue, Tensor as OrtTensor, TensorElementType, TensorRef};
 use prost::Message;
 
 use super::guard::guarded;
 use super::libraries::{OPERATORS, OPERATORS_HELP, find_operator_library};
 use super::ort_runtime::{OrtRuntime, load_onnxruntime};
 use super::signature::Signature;
-use super::{Backend, BackendError, OrtOptions, Runner, operators};
+use super::{Backend, BackendError, Bound, OrtOptions, Runner, operators};
 use crate::onnx::proto::ModelProto;
 use crate::onnx::read::{OnnxFile, ReadError, canonical_domain};
 use crate::tensor::{NamedTensors, Tensor, TensorData};
@@ -190,6 +191,48 @@ impl Runner for OrtRunner {
             outputs.iter().map(|(name, value)| Ok((name.to_owned(), tensor(backend, name, &value)?))).collect()
         })
     }
+
+    fn bind<'a>(&'a mut self, inputs: &'a NamedTensors) -> Result<Bound<'a>, BackendError> {
+        self.signature.check(inputs)?;
+        let Self { backend, session, .. } = self;
+        let backend = *backend;
+        let failed = move |stage| {
+            move |error: ort::Error| BackendError::Failed { backend, stage, text: error.message().to_owned() }
+        };
+        let binding = |error| failed("bind inputs and outputs")(error);
+        let mut bound = session.create_binding().map_err(binding)?;
+        let mut values = Vec::with_capacity(inputs.len());
+        for (name, tensor) in inputs {
+            let value = owned_value(tensor).map_err(binding)?;
+            bound.bind_input(name.as_str(), &value).map_err(binding)?;
+            values.push(value);
+        }
+        let outputs: Vec<String> = session.outputs().iter().map(|output| output.name().to_owned()).collect();
+        let memory = MemoryInfo::new(AllocationDevice::CPU, 0, AllocatorType::Device, MemoryType::CPUOutput);
+        let memory = memory.map_err(binding)?;
+        Ok(Box::new(move || {
+            let _bound_as_long_as_the_calls = &values;
+            guarded(backend, "run the model", || {
+                // Bound anew, so that every call makes its outputs as a caller's would.
+                for name in &outputs {
+                    bound.bind_output_to_device(name.as_str(), &memory).map_err(failed("run the model"))?;
+                }
+                session.run_binding(&bound).map(drop).map_err(failed("run the model"))
+            })
+        }))
+    }
+}
+
+/// A copy of `tensor` that the runtime holds.
+pub(super) fn owned_value(tensor: &Tensor) -> Result<DynValue, ort::Error> {
+    let shape = tensor.shape().to_vec();
+    Ok(match tensor.data() {
+        TensorData::F16(values) => OrtTensor::from_array((shape, values.clone()))?.into_dyn(),
+        TensorData::F32(values) => OrtTensor::from_array((shape, values.clone()))?.into_dyn(),
+        TensorData::F64(values) => OrtTensor::from_array((shape, values.clone()))?.into_dyn(),
+        TensorData::I32(values) => OrtTensor::from_array((shape, values.clone()))?.into_dyn(),
+        TensorData::I64(values) => OrtTensor::from_array((shape, values.clone()))?.into_dyn(),
+    })
 }
 
 fn input_value(tensor: &Tensor) -> Result<SessionInputValue<'_>, ort::Error> {

@@ -8,7 +8,7 @@ use ort::session::{IoBinding, Session};
 use ort::value::{DynValue, PrimitiveTensorElementType, Tensor, TensorElementType};
 
 use super::guard::guarded;
-use super::ort::OrtBackend;
+use super::ort::{OrtBackend, owned_value};
 use super::{BackendError, OrtOptions};
 use crate::onnx::read::OnnxFile;
 
@@ -113,6 +113,15 @@ impl OrtSession {
     pub fn integers(&self, shape: &[usize], values: Vec<i64>) -> Result<OrtValue, BackendError> {
         let value = Tensor::from_array((shape.to_vec(), values));
         value.map(|value| OrtValue(value.into_dyn())).map_err(|error| failure(self.backend, "make a tensor", &error))
+    }
+
+    /// A copy of `tensor`.
+    ///
+    /// # Errors
+    ///
+    /// Where the runtime cannot make it.
+    pub fn tensor(&self, tensor: &crate::tensor::Tensor) -> Result<OrtValue, BackendError> {
+        owned_value(tensor).map(OrtValue).map_err(|error| failure(self.backend, "make a tensor", &error))
     }
 
     /// A tensor for the float input `name`, all zero.

@@ -1,6 +1,6 @@
 //! Checking inputs against a model before a runtime sees them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::BackendError;
 use crate::onnx::proto::tensor_proto::DataType;
@@ -11,12 +11,12 @@ use crate::tensor::{NamedTensors, Tensor, TensorData};
 pub(super) struct Signature {
     pub(super) inputs: Vec<ValueInfo>,
     /// Inputs that look up rows of a weight, and how many rows it has.
-    rows: HashMap<String, i64>,
+    rows: BTreeMap<String, i64>,
 }
 
 impl Signature {
     pub(super) fn new(model: &OnnxFile) -> Self {
-        Self { inputs: model.inputs(), rows: looked_up(model) }
+        Self { inputs: model.inputs(), rows: model.looked_up_rows() }
     }
 
     /// Checks names, types and shapes, and that every dimension of one name has one size; names the first culprit.
@@ -75,18 +75,6 @@ fn check_not_empty(input: &ValueInfo, tensor: &Tensor) -> Result<(), BackendErro
     }
     let expected = format!("{} of at least 1 each", describe(input));
     Err(misfit(&input.name, expected, format!("{} {:?}", tensor.data().type_name(), tensor.shape())))
-}
-
-/// Graph inputs that are the indices of a `Gather` of rows of a weight.
-fn looked_up(model: &OnnxFile) -> HashMap<String, i64> {
-    let graph = model.model().graph.iter();
-    let gathers = graph.flat_map(|graph| &graph.node).filter(|node| node.op_type == "Gather" && node.domain.is_empty());
-    let rows = gathers.filter(|node| node.attribute.iter().all(|a| a.name != "axis" || a.i.unwrap_or(0) == 0));
-    rows.filter_map(|node| match node.input.as_slice() {
-        [weight, indices] => Some((indices.clone(), *model.initializer(weight)?.dims.first()?)),
-        _ => None,
-    })
-    .collect()
 }
 
 fn misfit(name: &str, expected: String, found: String) -> BackendError {

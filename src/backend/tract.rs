@@ -11,13 +11,16 @@ use tract_onnx::prelude::{
 
 use super::guard::guarded;
 use super::signature::Signature;
-use super::{Backend, BackendError, Runner, operators};
+use super::{Backend, BackendError, Bound, Runner, operators};
 use crate::onnx::inline::inline_functions;
 use crate::onnx::proto::{ModelProto, TensorProto, tensor_proto::DataType};
 use crate::onnx::read::OnnxFile;
 use crate::tensor::{NamedTensors, Tensor, TensorData};
 
 const NAME: &str = "tract";
+
+/// Version of tract in this program.
+pub const TRACT_VERSION: &str = "0.23.9";
 
 /// Plans kept for input shapes, where one plan for all shapes cannot be made.
 const PLANS: usize = 4;
@@ -132,6 +135,35 @@ impl Runner for TractRunner {
             Ok(outputs)
         })
     }
+
+    fn bind<'a>(&'a mut self, inputs: &'a NamedTensors) -> Result<Bound<'a>, BackendError> {
+        self.signature.check(inputs)?;
+        let values = self.values(inputs)?;
+        let shapes: Vec<Vec<usize>> = values.iter().map(|value| value.shape().to_vec()).collect();
+        let values: Vec<TValue> = values.into_iter().map(IntoTValue::into_tvalue).collect();
+        let mut chosen: Option<Plan> = None;
+        Ok(Box::new(move || {
+            guarded(NAME, "run the model", || {
+                if let Some(plan) = &chosen {
+                    return execute_bound(plan, &values);
+                }
+                if let Some(plan) = &self.symbolic
+                    && guarded(NAME, "run the model", || execute_bound(plan, &values)).is_ok()
+                {
+                    chosen = Some(Arc::clone(plan));
+                    return Ok(());
+                }
+                let plan = self.plan_for(&shapes)?;
+                execute_bound(&plan, &values)?;
+                chosen = Some(plan);
+                Ok(())
+            })
+        }))
+    }
+}
+
+fn execute_bound(plan: &Plan, values: &[TValue]) -> Result<(), BackendError> {
+    plan.run(values.iter().cloned().collect()).map(drop).map_err(|error| failed("run the model", &error))
 }
 
 fn failed(stage: &'static str, error: &tract_onnx::prelude::TractError) -> BackendError {
@@ -207,4 +239,15 @@ fn tensor(name: &str, value: &TValue) -> Result<Tensor, BackendError> {
         stage: "read an output",
         text: format!("output `{name}`: {error}"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::TRACT_VERSION;
+
+    #[test]
+    fn the_version_is_the_pinned_one() {
+        let pinned = format!("tract-onnx = {{ version = \"={TRACT_VERSION}\"");
+        assert!(include_str!("../../Cargo.toml").contains(&pinned), "{pinned}");
+    }
 }

@@ -36,6 +36,8 @@ pub(super) enum Command {
     Verify(VerifyArguments),
     /// Run one graph on named tensors
     Run(RunArguments),
+    /// Time models on backends, side by side
+    Bench(Box<super::bench::BenchArguments>),
     /// Translate text with an exported folder
     Generate(GenerateArguments),
     /// Count parameters, multiply-accumulates and bytes of a checkpoint, a configuration or ONNX files

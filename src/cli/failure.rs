@@ -8,6 +8,7 @@ use crate::{
     backend::{BackendError, BackendErrorKind},
     checkpoint::{CheckpointError, ErrorKind},
     export::{ExportError, OPSETS, VocabularyError},
+    latency::LatencyError,
     onnx::{EncodeError, ReadError, WriteError, read::ReadErrorKind},
     parity::{AuditError, VerifyError},
     tensor_file::TensorFileError,
@@ -16,6 +17,7 @@ use crate::{
 #[cfg(feature = "ort")]
 use crate::{generate::GenerateError, text::CONFIG_FILE};
 
+const FAILED: u8 = 1;
 pub(super) const USAGE: u8 = 2;
 const MALFORMED: u8 = 3;
 const UNSUPPORTED: u8 = 4;
@@ -332,5 +334,36 @@ impl From<VerifyError> for Failure {
                 Self::new(USAGE, 18, message, Some("give the checkpoint that the model was exported from"))
             }
         }
+    }
+}
+
+impl From<LatencyError> for Failure {
+    fn from(error: LatencyError) -> Self {
+        let message = error.to_string();
+        let form = "export with --form function, whose MoA operators are nodes";
+        let (exit, help) = match error {
+            LatencyError::Read(error) => return error.into(),
+            LatencyError::Backend(error) => return error.into(),
+            LatencyError::Shape(_) | LatencyError::Histogram(_) => (MALFORMED, None),
+            LatencyError::NoGraph { .. } => (USAGE, Some("give what `moa-export CHECKPOINT -o OUT` wrote")),
+            LatencyError::NothingInCommon { .. } => (USAGE, Some("compare models of one kind")),
+            LatencyError::UnknownAxis { .. } => (USAGE, Some("give it with --dim AXIS=N")),
+            LatencyError::UnusedAxis { .. } => (USAGE, Some("leave out the option that gives it a size")),
+            LatencyError::UnknownInput { .. } => (USAGE, Some("give all inputs with --inputs FILE")),
+            LatencyError::MissingInput { .. } => {
+                (MALFORMED, Some("inputs are one .safetensors file with a tensor per graph input"))
+            }
+            LatencyError::TooLong { .. } => (USAGE, Some("give smaller sizes to --seq and --past")),
+            LatencyError::NoOperators { .. } | LatencyError::Cut { .. } => (UNSUPPORTED, Some(form)),
+            LatencyError::Steering { .. } => (UNSUPPORTED, Some("leave out --routing")),
+            LatencyError::Trace { .. } => {
+                (MALFORMED, Some("give outputs of `moa-export run` for a model exported with --router-outputs"))
+            }
+            LatencyError::Disagreement { .. } => {
+                let help = "run `moa-export verify`; --allow-failed-parity times it all the same and says so";
+                return Self::new(FAILED, 29, format!("parity: {message}"), Some(help));
+            }
+        };
+        Self::new(exit, 29, message, help)
     }
 }

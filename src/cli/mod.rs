@@ -2,6 +2,7 @@
 
 mod args;
 mod baseline;
+mod bench;
 mod export;
 mod failure;
 #[cfg(feature = "ort")]
@@ -105,6 +106,7 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode, Failure> {
         (Some(Command::Export(arguments)), _) | (None, Some(arguments)) => export::run(&arguments),
         (Some(Command::Verify(arguments)), _) => verify::run(&arguments, None),
         (Some(Command::Run(arguments)), _) => run::run(&arguments),
+        (Some(Command::Bench(arguments)), _) => bench::run(&arguments),
         #[cfg(feature = "ort")]
         (Some(Command::Generate(arguments)), _) => generate::run(&arguments),
         #[cfg(not(feature = "ort"))]

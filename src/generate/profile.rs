@@ -1,17 +1,8 @@
 //! Where the time of a translation goes.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
-use serde::Deserialize;
-use tempfile::TempDir;
-
-use super::GenerateError;
-use crate::backend::BackendError;
+use crate::backend::NodeRun;
 
 /// Time by place; what is not named is the search and the tokenizer.
 #[derive(Debug, Clone)]
@@ -45,51 +36,16 @@ pub struct NodeTime {
     pub time: Duration,
 }
 
-/// A folder for the runtime's records.
-#[derive(Debug)]
-pub(super) struct Recording(TempDir);
-
-impl Recording {
-    pub(super) fn begin() -> Result<Self, GenerateError> {
-        let folder = tempfile::Builder::new().prefix(".moa-export-profile-").tempdir();
-        folder.map(Self).map_err(|error| failed(&error.to_string()))
-    }
-
-    /// Start of the name of the file.
-    pub(super) fn place(&self) -> PathBuf {
-        self.0.path().join("decoder")
-    }
-}
-
-fn failed(text: &str) -> GenerateError {
-    BackendError::Failed { backend: "ort", stage: "record nodes", text: text.to_owned() }.into()
-}
-
-#[derive(Deserialize)]
-struct Event {
-    #[serde(default)]
-    cat: String,
-    #[serde(default)]
-    name: String,
-    #[serde(default)]
-    dur: u64,
-    #[serde(default)]
-    args: BTreeMap<String, serde_json::Value>,
-}
-
-/// Sums up the nodes of a trace of ONNX Runtime.
-pub(super) fn nodes(trace: &Path) -> Result<Vec<NodeTime>, GenerateError> {
-    let text = fs::read_to_string(trace).map_err(|error| failed(&error.to_string()))?;
-    let events: Vec<Event> = serde_json::from_str(&text).map_err(|error| failed(&error.to_string()))?;
-    let mut nodes: BTreeMap<String, NodeTime> = BTreeMap::new();
-    for event in events.into_iter().filter(|event| event.cat == "Node" && event.name.ends_with("kernel_time")) {
-        let operator = event.args.get("op_name").and_then(|name| name.as_str()).unwrap_or_default().to_owned();
+/// Sums up nodes by operator.
+pub(super) fn by_operator(nodes: Vec<NodeRun>) -> Vec<NodeTime> {
+    let mut sums: BTreeMap<String, NodeTime> = BTreeMap::new();
+    for NodeRun { operator, time, .. } in nodes {
         let none = NodeTime { operator: operator.clone(), runs: 0, time: Duration::ZERO };
-        let entry = nodes.entry(operator).or_insert(none);
+        let entry = sums.entry(operator).or_insert(none);
         entry.runs += 1;
-        entry.time += Duration::from_micros(event.dur);
+        entry.time += time;
     }
-    let mut nodes: Vec<_> = nodes.into_values().collect();
-    nodes.sort_by_key(|node| std::cmp::Reverse(node.time));
-    Ok(nodes)
+    let mut sums: Vec<_> = sums.into_values().collect();
+    sums.sort_by_key(|node| std::cmp::Reverse(node.time));
+    sums
 }

@@ -10,11 +10,11 @@ use super::{
     GenerateError, Profile, SearchOptions,
     decoder::{CacheNames, CachedDecoder, Memory, StepTimes},
     graphs::{Graphs, cache_names},
-    profile::Recording,
+    profile::by_operator,
     search::{Finished, SearchError, Symbols, search},
 };
 use crate::{
-    backend::{OrtOperators, OrtOptions, OrtSession},
+    backend::{OrtOperators, OrtOptions, OrtSession, OrtTrace},
     onnx::OnnxFile,
     text::{Dictionary, GenerationConfig, Tokenizer},
 };
@@ -70,7 +70,7 @@ pub struct Translator {
     caches: Vec<[usize; 2]>,
     batch: usize,
     interrupted: Arc<AtomicBool>,
-    recording: Option<Recording>,
+    recording: Option<OrtTrace>,
     times: StepTimes,
     encode_time: Duration,
     total_time: Duration,
@@ -100,7 +100,7 @@ impl Translator {
         let config = GenerationConfig::read(folder)?;
         let tokenizer = Tokenizer::read(folder, &config)?;
         check_vocabulary(&graphs, &config, &tokenizer)?;
-        let recording = options.profile.then(Recording::begin).transpose()?;
+        let recording = options.profile.then(OrtTrace::begin).transpose()?;
         let load = |model: &OnnxFile, outputs, profile: Option<&Path>| {
             OrtSession::load(model, outputs, options.operators, options.runtime.clone(), profile)
         };
@@ -108,7 +108,7 @@ impl Translator {
         let encoder = load(&graphs.encoder, cache_names("present", "encoder", layers), None)?;
         let mut outputs = vec!["logits".to_owned()];
         outputs.extend(cache_names("present", "decoder", layers));
-        let place = recording.as_ref().map(Recording::place);
+        let place = recording.as_ref().map(OrtTrace::place);
         let decoder = load(&graphs.decoder, outputs, place.as_deref())?;
         let names = CacheNames {
             own: cache_names("past_key_values", "decoder", layers),
@@ -267,8 +267,8 @@ impl Translator {
             reorder: self.times.reorder,
             nodes: Vec::new(),
         };
-        if let Some(_folder) = self.recording.take() {
-            profile.nodes = super::profile::nodes(&self.decoder.end_profiling()?)?;
+        if let Some(trace) = self.recording.take() {
+            profile.nodes = by_operator(trace.nodes(&self.decoder.end_profiling()?)?);
         }
         Ok(profile)
     }

@@ -92,11 +92,11 @@ impl From<&CausalLm> for Vocabulary {
 
 /// A small deterministic generator (SplitMix64).
 #[derive(Debug, Clone)]
-pub(super) struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
     /// The generator of `seed`.
-    pub(super) const fn new(seed: u64) -> Self {
+    pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
@@ -109,13 +109,13 @@ impl Random {
 
     /// An integer below `end`.
     #[allow(clippy::cast_possible_truncation)]
-    pub(super) fn below(&mut self, end: usize) -> usize {
+    pub fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.next()) * end as u128) >> 64) as usize
     }
 
     /// A number from -1 to 1.
     #[allow(clippy::cast_precision_loss)]
-    fn unit(&mut self) -> f32 {
+    pub fn unit(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 }

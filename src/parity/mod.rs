@@ -6,6 +6,7 @@
 //! compared with the backend's own routing replayed in the reference, so that a near-tie neither hides nor
 //! fakes an error.
 
+mod agreement;
 mod cases;
 mod compare;
 mod graph_check;
@@ -19,6 +20,8 @@ use std::path::{Path, PathBuf};
 use moa_graphs::{Form, Options, Precision, WeightError, model::Model};
 use moa_schema::GateMode;
 
+pub use agreement::{Agreement, Expected, Yardstick, routing_of};
+pub use cases::Random;
 pub use compare::{Comparison, Difference, Tolerance, ToleranceOptions};
 pub use graph_check::GraphReport;
 pub use instrument::expose_routing;

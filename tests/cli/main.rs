@@ -10,6 +10,7 @@ mod common;
 
 mod accepted;
 mod baseline;
+mod bench;
 mod faults;
 mod inspect;
 mod large;

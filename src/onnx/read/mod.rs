@@ -7,6 +7,7 @@
 mod error;
 mod external;
 mod limits;
+mod lookups;
 mod structure;
 mod tensor;
 
@@ -21,6 +22,7 @@ use prost::bytes::Bytes;
 use error::Fault;
 pub use error::{ReadError, ReadErrorKind};
 use external::DataFiles;
+pub use lookups::PositionTable;
 pub use structure::{canonical_domain, for_each_node};
 
 use super::proto::tensor_proto::DataType;

@@ -18,7 +18,7 @@ const fn module(name: &'static str, may_name: &'static [&'static str], never: &'
 }
 
 /// The table of ARCHITECTURE.md.
-const MODULES: [Module; 16] = [
+const MODULES: [Module; 17] = [
     module("checkpoint", &[], &[]),
     module("onnx", &[], &[]),
     module("tensor", &[], &["moa_graphs", "moa_schema"]),
@@ -33,6 +33,7 @@ const MODULES: [Module; 16] = [
     module("backend", &["onnx", "tensor"], &["moa_graphs"]),
     module("parity", &["backend", "checkpoint", "export", "onnx", "reference", "tensor"], &[]),
     module("profile", &["backend", "onnx", "parity", "tensor"], &["moa_graphs"]),
+    module("latency", &["backend", "onnx", "parity", "tensor"], &["moa_graphs"]),
     module("generate", &["backend", "onnx", "text"], &["moa_graphs"]),
     module(
         "cli",
@@ -43,6 +44,7 @@ const MODULES: [Module; 16] = [
             "export",
             "generate",
             "inspect",
+            "latency",
             "onnx",
             "parity",
             "profile",

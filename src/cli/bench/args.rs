@@ -1,0 +1,209 @@
+//! What may be typed after `moa-export bench`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::cli::args::BackendArgument;
+
+const NOTES: &str = "\
+What is timed: the runtime's own call, inputs bound before it, outputs left where the runtime puts them. Models and
+backends of one point take turns (A B A B ...) in one process; a ratio is the median of the turns' ratios to the first
+model on the first backend, with a 95 % interval between order statistics.
+
+A turn is a call that is not timed, where others were called before, and 1 to 5 timed ones.
+Warm-up: until the medians of the last 8 calls and of the 8 before differ by at most 5 % for everybody.
+Percentiles need 10 samples beyond them: p90 from 100, p99 from 1,000, p99.9 from 10,000 samples; else there is a dash.
+
+Routing: with `data` whole graphs run on their inputs. A whole graph cannot be forced to another routing honestly, so
+`uniform`, `zipf:S`, `single` and `trace:FILE` time every MoA operator by itself, cut out of the model with its own
+weights, on hidden states for which its own router makes the asked choice; that it does is read back. FILE holds
+router.{module}.indices, as `moa-export run` writes them for a model exported with --router-outputs.
+
+Parity: before anything is timed, all backends of a model must agree on the timed inputs with ONNX Runtime computing
+the bodies, within what moving every weight by one unit in the last place explains; with --checkpoint, `verify` runs
+instead.
+
+Examples:
+  moa-export bench OUT --seq 10,128                            with our library and without it
+  moa-export bench a.onnx b.onnx --backends ort                two models
+  moa-export bench OUT --batch 1,8 --seq 1 --past 0,128        decoding
+  moa-export bench OUT --routing zipf:1 --json - > zipf.json   a skewed router, operator by operator
+  moa-export bench OUT --compare before.json                   exit code 1 where something became slower";
+
+#[derive(Debug, Args)]
+#[command(after_long_help = NOTES, after_help = "`--help` says what is timed and how.")]
+pub(in crate::cli) struct BenchArguments {
+    /// Exported model files or folders; all of them are timed beside the first
+    #[arg(required = true, value_name = "MODEL")]
+    pub(super) models: Vec<PathBuf>,
+    /// Backends; one that is named and missing is an error [default: ort,ort-function where present]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(super) backends: Vec<BackendArgument>,
+    /// Rows of a call
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1", value_parser = positive)]
+    #[arg(allow_negative_numbers = true)]
+    pub(super) batch: Vec<usize>,
+    /// New tokens of a row
+    #[arg(long, value_name = "T,…", value_delimiter = ',', default_value = "32", value_parser = positive)]
+    #[arg(allow_negative_numbers = true)]
+    pub(super) seq: Vec<usize>,
+    /// Tokens of a row whose keys and values are cached
+    #[arg(long, value_name = "P,…", value_delimiter = ',', default_value = "0", value_parser = size)]
+    #[arg(allow_negative_numbers = true)]
+    pub(super) past: Vec<usize>,
+    /// Source tokens of a row, in graphs that read a source too [default: cached and new tokens together]
+    #[arg(long, value_name = "S,…", value_delimiter = ',', value_parser = positive, allow_negative_numbers = true)]
+    pub(super) source: Vec<usize>,
+    /// Size of another axis of the graph
+    #[arg(long, value_name = "AXIS=N", value_parser = axis)]
+    pub(super) dim: Vec<(String, usize)>,
+    /// Inputs by name, a `.safetensors` file, in place of random ones
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["batch", "seq", "past", "source", "dim", "routing"])]
+    pub(super) inputs: Option<PathBuf>,
+    /// Who decides about the experts: data, uniform, zipf:S, single or trace:FILE; see --help
+    #[arg(long, value_name = "WHO", default_value = "data", value_parser = routing)]
+    pub(super) routing: RoutingArgument,
+    /// Samples that end a point [default: 1000, or 10 seconds]
+    #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
+    pub(super) samples: Option<usize>,
+    /// Seconds of timed calls that end a point; with --samples, what comes first
+    #[arg(long, value_name = "T", value_parser = seconds, allow_negative_numbers = true)]
+    pub(super) seconds: Option<f64>,
+    /// Most seconds of a warm-up
+    #[arg(long, value_name = "T", default_value = "5", value_parser = seconds, allow_negative_numbers = true)]
+    pub(super) warm_up: f64,
+    /// Threads of ONNX Runtime [default: the processors that this process may use]
+    #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
+    pub(super) threads: Option<usize>,
+    /// Seed of random inputs
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(super) seed: u64,
+    /// Verify every model against this checkpoint before
+    #[arg(long, value_name = "CHECKPOINT")]
+    pub(super) checkpoint: Option<PathBuf>,
+    /// Configuration of the checkpoint, where it is not config.json beside it
+    #[arg(long, value_name = "FILE", requires = "checkpoint")]
+    pub(super) config: Option<PathBuf>,
+    /// Time a backend that computes something else; every output says so
+    #[arg(long)]
+    pub(super) allow_failed_parity: bool,
+    /// Leave out the pass that says where the time goes
+    #[arg(long)]
+    pub(super) no_operators: bool,
+    /// Write the result as JSON to FILE (`-` for stdout, in place of the table)
+    #[arg(long, value_name = "FILE")]
+    pub(super) json: Option<PathBuf>,
+    /// Write the times as CSV to FILE (`-` for stdout, in place of the table)
+    #[arg(long, value_name = "FILE")]
+    pub(super) csv: Option<PathBuf>,
+    /// Write the result as one HTML file with pictures
+    #[arg(long, value_name = "FILE.html")]
+    pub(super) report: Option<PathBuf>,
+    /// Compare with an older result of --json; exit code 1 where a row became slower
+    #[arg(long, value_name = "OLD.json")]
+    pub(super) compare: Option<PathBuf>,
+    /// How much slower a row may become, beyond both intervals
+    #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = percent, allow_negative_numbers = true)]
+    pub(super) threshold: f64,
+    /// Operator library, where it is not beside this program
+    #[arg(long, value_name = "FILE")]
+    pub(super) library: Option<PathBuf>,
+    /// Replace existing files
+    #[arg(long)]
+    pub(super) force: bool,
+}
+
+/// What `--routing` means, before a trace is read.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum RoutingArgument {
+    Data,
+    Uniform,
+    Zipf(f64),
+    Single,
+    Trace(PathBuf),
+}
+
+/// Largest size of an axis: what is larger is a slip.
+const LARGEST: usize = 1 << 20;
+
+fn size(text: &str) -> Result<usize, String> {
+    if text.trim().is_empty() {
+        return Err("a size is missing".into());
+    }
+    let size = text.trim().parse::<usize>().map_err(|_| format!("{text:?} is no number from 0"))?;
+    if size > LARGEST { Err(format!("{size} is more than {LARGEST}")) } else { Ok(size) }
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    match size(text)? {
+        0 => Err("it must be at least 1".into()),
+        size => Ok(size),
+    }
+}
+
+fn axis(text: &str) -> Result<(String, usize), String> {
+    match text.split_once('=') {
+        Some((name, number)) if !name.trim().is_empty() => Ok((name.trim().to_owned(), size(number)?)),
+        _ => Err("give AXIS=N".into()),
+    }
+}
+
+fn number(text: &str) -> Result<f64, String> {
+    text.parse::<f64>().ok().filter(|number| number.is_finite()).ok_or_else(|| format!("{text:?} is no number"))
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match number(text)? {
+        seconds if seconds > 0.0 && seconds <= 86_400.0 => Ok(seconds),
+        _ => Err("it must be more than 0 and at most a day".into()),
+    }
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    match number(text)? {
+        percent if percent >= 0.0 => Ok(percent),
+        _ => Err("it must be a number from 0".into()),
+    }
+}
+
+fn routing(text: &str) -> Result<RoutingArgument, String> {
+    match text.split_once(':') {
+        None if text == "data" => Ok(RoutingArgument::Data),
+        None if text == "uniform" => Ok(RoutingArgument::Uniform),
+        None if text == "single" => Ok(RoutingArgument::Single),
+        Some(("zipf", exponent)) => match number(exponent)? {
+            exponent if (0.0..=20.0).contains(&exponent) => Ok(RoutingArgument::Zipf(exponent)),
+            _ => Err("the exponent must be a number from 0 to 20".into()),
+        },
+        Some(("trace", file)) if !file.is_empty() => Ok(RoutingArgument::Trace(file.into())),
+        _ => Err("give data, uniform, zipf:S, single or trace:FILE".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routings_are_understood() {
+        assert_eq!(routing("zipf:1.5"), Ok(RoutingArgument::Zipf(1.5)));
+        assert_eq!(routing("trace:a:b"), Ok(RoutingArgument::Trace("a:b".into())));
+        for wrong in ["", "zipf", "zipf:", "zipf:x", "zipf:-1", "zipf:NaN", "trace:", "trace", "Single", "uniform:2"] {
+            assert!(routing(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn sizes_and_times_have_ranges() {
+        assert_eq!((positive("8"), size("0")), (Ok(8), Ok(0)));
+        for wrong in ["0", "-1", "", "1.5", "x", "9999999999999999999999", "1048577"] {
+            assert!(positive(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["0", "-1", "NaN", "inf", "1e9", "x"] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(axis("heads=4"), Ok(("heads".into(), 4)));
+        assert!(axis("=4").is_err() && axis("heads").is_err());
+    }
+}

@@ -1,0 +1,380 @@
+//! A result as one page with pictures.
+
+use std::collections::BTreeSet;
+
+use super::text::{Names, duration, ratio};
+use crate::{
+    latency::{
+        BATCH, BenchResult, ExpertLoad, OperatorTimes, PAST, Receipt, Row, SEQUENCE, SOURCE, Sizes, Verdict, place,
+        point_text,
+    },
+    report::{Axis, Bars, Cell, Column, Distribution, HeatMap, Lines, Report, Section, Series, Status, Table},
+};
+
+/// Samples that a distribution is drawn of, at most.
+const DRAWN: u64 = 2000;
+
+/// Distributions that are drawn of one part, at most: those of its largest points.
+const DISTRIBUTIONS: usize = 6;
+
+pub(super) fn html(result: &BenchResult) -> String {
+    let receipt = &result.receipt;
+    let models: BTreeSet<&str> = receipt.files.iter().map(|file| file.model.as_str()).collect();
+    let cpu = receipt.machine.cpu.as_deref().unwrap_or("an unknown processor");
+    let names = models.into_iter().collect::<Vec<_>>().join(", ");
+    let subtitle =
+        format!("{names}: {} threads on {cpu}, routing {}", receipt.threads.onnx_runtime, receipt.options.routing);
+    let mut report = Report::new("Latency", subtitle);
+    verdict(&mut report, result);
+    report.section("What was timed").paragraph(
+        "The runtime's own call, inputs bound before it. Contestants of a point take turns in one process; the time \
+         beside the first is the median of the turns' ratios with a 95 % interval. A dash stands where too few samples \
+         lie beyond a percentile.",
+    );
+    for part in parts(result) {
+        curves(&mut report, result, &part);
+        distributions(&mut report, result, &part);
+    }
+    operators(&mut report, &result.operators);
+    experts(&mut report, &result.experts);
+    parity(&mut report, result);
+    sessions(&mut report, result);
+    facts(&mut report, receipt);
+    report.footer(format!("moa-export {}", receipt.program));
+    report.to_html()
+}
+
+fn verdict(report: &mut Report, result: &BenchResult) {
+    let of = |wanted: fn(&Verdict) -> bool| result.parity.iter().any(|row| wanted(&row.verdict));
+    let unchecked = of(|verdict| matches!(verdict, Verdict::NotChecked { .. }));
+    if result.has_failed_parity() {
+        report.verdict(Status::Bad, "PARITY FAILED: what is timed here does not all compute the same");
+    } else if !result.receipt.warnings.is_empty() {
+        let count = result.receipt.warnings.len();
+        let parity = if unchecked { "parity was not checked everywhere" } else { "the backends agree" };
+        report.verdict(Status::Warning, format!("{parity}; {count} circumstances weaken the times, see the receipt"));
+    } else if unchecked {
+        report.verdict(Status::Neutral, "parity was not checked everywhere");
+    } else {
+        report.verdict(Status::Good, "the backends agree, and nothing is known that weakens the times");
+    }
+}
+
+/// The rows of a part.
+fn times(section: &mut Section, result: &BenchResult, part: &Place) {
+    let own: Vec<Row> = rows(result, part).cloned().collect();
+    let names = Names::of(&own).without_place();
+    let mut columns: Vec<Column> = names.header().into_iter().map(Column::text).collect();
+    columns.extend(["n", "p50", "beside the first", "min", "p90", "p99", "p99.9", "tokens/s"].map(Column::number));
+    let mut table = Table::new(columns);
+    let optional = |time: Option<u64>| Cell::from(time.map_or_else(|| "–".to_owned(), duration));
+    for row in &own {
+        let mut cells: Vec<Cell> = names.cells(&row.subject, &row.point).into_iter().map(Cell::from).collect();
+        let times = &row.times;
+        let beside = row.ratio.as_ref().map_or_else(|| "–".to_owned(), ratio);
+        cells.extend([times.samples.into(), duration(times.p50).into(), beside.into(), duration(times.min).into()]);
+        cells.extend([times.p90, times.p99, times.p99_9].map(optional));
+        cells.push(format!("{:.0}", row.tokens_per_second).into());
+        table.push(cells);
+    }
+    section.table(table);
+}
+
+/// A part, and the layer where operators are timed one by one.
+type Place = (String, Option<String>);
+
+fn parts(result: &BenchResult) -> Vec<Place> {
+    let mut parts = Vec::new();
+    for row in &result.rows {
+        let part = (row.subject.part.clone(), row.subject.module.clone());
+        if !parts.contains(&part) {
+            parts.push(part);
+        }
+    }
+    parts
+}
+
+fn name((part, module): &Place) -> String {
+    module.as_ref().map_or_else(|| part.clone(), |module| format!("{part}, {module}"))
+}
+
+fn rows<'a>(result: &'a BenchResult, (part, module): &'a Place) -> impl Iterator<Item = &'a Row> {
+    result.rows.iter().filter(move |row| row.subject.part == *part && row.subject.module == *module)
+}
+
+fn who(row: &Row, several_models: bool) -> String {
+    if several_models {
+        format!("{} on {}", row.subject.model, row.subject.backend)
+    } else {
+        row.subject.backend.clone()
+    }
+}
+
+fn has_several_models(result: &BenchResult) -> bool {
+    result.rows.iter().any(|row| row.subject.model != result.rows[0].subject.model)
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn milliseconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1e6
+}
+
+/// Latency against every axis that has several sizes; bars where none has.
+#[allow(clippy::cast_precision_loss)]
+fn curves(report: &mut Report, result: &BenchResult, part: &Place) {
+    let several = has_several_models(result);
+    let section = report.section(name(part));
+    times(section, result, part);
+    let mut drawn = false;
+    for axis in [SEQUENCE, SOURCE, PAST, BATCH] {
+        let sizes: BTreeSet<usize> = rows(result, part).filter_map(|row| row.point.get(axis).copied()).collect();
+        let follows = axis == SOURCE && rows(result, part).any(|row| row.point.contains_key(SEQUENCE));
+        if sizes.len() < 2 || follows {
+            continue;
+        }
+        drawn = true;
+        let rest = |row: &Row| {
+            let mut rest = row.point.clone();
+            rest.remove(axis);
+            if row.point.contains_key(SEQUENCE) {
+                rest.remove(SOURCE);
+            }
+            rest
+        };
+        let mut series: Vec<(String, Sizes, Vec<&Row>)> = Vec::new();
+        for row in rows(result, part) {
+            let (who, rest) = (who(row, several), rest(row));
+            match series.iter_mut().find(|(name, known, _)| *name == who && *known == rest) {
+                Some((_, _, rows)) => rows.push(row),
+                None => series.push((who, rest, vec![row])),
+            }
+        }
+        let differing = series.iter().any(|(_, rest, _)| *rest != series[0].1);
+        let x = if axis == PAST { Axis::linear("cached tokens", "") } else { Axis::log(axis, "") };
+        let y = Axis::log("time of a call", "ms");
+        let mut plot =
+            Lines::new(format!("Median time against {axis}, with its 95 % interval"), x.ticks_at_values(), y);
+        for (who, rest, mut rows) in series {
+            rows.sort_by_key(|row| row.point.get(axis).copied());
+            let label = if differing { format!("{who}, {}", point_text(&rest)) } else { who };
+            let x = |row: &&Row| row.point.get(axis).copied().unwrap_or_default() as f64;
+            let points: Vec<_> = rows.iter().map(|row| (x(row), row.turn_median.value / 1e6)).collect();
+            let band = rows.iter().map(|row| {
+                let [low, high] = row.turn_median.interval.unwrap_or([row.turn_median.value; 2]);
+                (low / 1e6, high / 1e6)
+            });
+            plot = plot.series(Series::new(label).points(points).band(band));
+        }
+        section.plot(plot);
+    }
+    if !drawn {
+        let mut bars = Bars::new("Median time", Axis::linear("time of a call", "ms").from_zero());
+        for row in rows(result, part) {
+            bars = bars.bar(who(row, several), milliseconds(row.times.p50));
+        }
+        section.plot(bars);
+    }
+}
+
+/// The spread of all calls at the largest points.
+#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
+fn distributions(report: &mut Report, result: &BenchResult, part: &Place) {
+    let several = has_several_models(result);
+    let mut points: Vec<&Sizes> = Vec::new();
+    for row in rows(result, part) {
+        if !points.contains(&&row.point) {
+            points.push(&row.point);
+        }
+    }
+    points.sort_by_key(|point| std::cmp::Reverse(point.values().map(|size| size.max(&1)).product::<usize>()));
+    points.truncate(if part.1.is_some() { 1 } else { DISTRIBUTIONS });
+    let section = report.section(format!("{}: every call", name(part)));
+    for point in points {
+        let title = format!("Share of calls that took no longer, at {}", point_text(point));
+        let mut plot = Distribution::cumulative(title, Axis::log("time of a call", "ms"));
+        for row in rows(result, part).filter(|row| row.point == *point) {
+            let every = row.times.samples.div_ceil(DRAWN).max(1);
+            let mut seen = 0;
+            let samples = row.times.histogram.iter().flat_map(|(time, count)| {
+                let before = seen / every;
+                seen += count;
+                std::iter::repeat_n(milliseconds(*time), (seen / every - before) as usize)
+            });
+            let samples: Vec<f64> = samples.collect();
+            plot = plot.series(who(row, several), samples);
+        }
+        section.plot(plot);
+    }
+}
+
+/// Time by layer, its MoA modules and the rest of it set end to end.
+fn operators(report: &mut Report, all: &[OperatorTimes]) {
+    if all.is_empty() {
+        return;
+    }
+    let section = report.section("Where the time goes");
+    section.paragraph(
+        "From a pass of its own in which the runtime recorded every node, which is slower; of each node the median over \
+         the calls. Nodes of bodies count for the layer that they were put into.",
+    );
+    for times in all {
+        let title = format!("{}, a call of {}", place(&times.subject, None), point_text(&times.point));
+        let axis = Axis::linear("time of the nodes", "µs").from_zero();
+        let mut bars = Bars::new(title, axis).parts(["MoA", "the rest of the layer"]);
+        let mut layers: Vec<&str> = Vec::new();
+        for node in &times.nodes {
+            if !layers.contains(&node.layer.as_str()) {
+                layers.push(&node.layer);
+            }
+        }
+        for layer in layers {
+            let sum = |routed: bool| -> f64 {
+                let own = times.nodes.iter().filter(|node| node.layer == layer);
+                own.filter(|node| is_routed(node.module.as_str(), layer) == routed).map(|node| node.time / 1e3).sum()
+            };
+            let label = if layer.is_empty() { "no layer" } else { layer };
+            bars = bars.stacked(label, [sum(true), sum(false)]);
+        }
+        section.plot(bars);
+    }
+}
+
+/// A module below a layer is what the MoA operator, or its body, is named after.
+fn is_routed(module: &str, layer: &str) -> bool {
+    module != layer
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn experts(report: &mut Report, loads: &[ExpertLoad]) {
+    let mut fields: Vec<(&str, &str, &Sizes)> = Vec::new();
+    for load in loads {
+        let field = (load.model.as_str(), load.part.as_str(), &load.point);
+        if !fields.contains(&field) {
+            fields.push(field);
+        }
+    }
+    if fields.is_empty() {
+        return;
+    }
+    let section = report.section("Expert load");
+    section.paragraph("Share of the tokens that each expert really got, read back from the router's own choice.");
+    for (model, part, point) in fields {
+        let own: Vec<_> = loads
+            .iter()
+            .filter(|load| (load.model.as_str(), load.part.as_str(), &load.point) == (model, part, point))
+            .collect();
+        let experts = own.iter().map(|load| load.counts.len()).max().unwrap_or(0);
+        let title = format!("{model}, {part}, {}", point_text(point));
+        let mut map = HeatMap::new(title, Axis::linear("share of the tokens", "%"));
+        map = map.columns("expert", (0..experts).map(|expert| expert.to_string()));
+        for load in own {
+            let share = |count: &u64| Some(100.0 * *count as f64 / load.tokens.max(1) as f64);
+            let module = if load.module.is_empty() { "router" } else { &load.module };
+            map = map.row(format!("{module} ({:.2})", load.imbalance()), load.counts.iter().map(share));
+        }
+        section.plot(map);
+    }
+    section.paragraph("In parentheses: the most used expert's tokens beside the mean.");
+}
+
+fn parity(report: &mut Report, result: &BenchResult) {
+    let section = report.section("Parity");
+    let columns = ["who", "verdict", "largest difference", "tolerance"];
+    let mut table = Table::new([
+        Column::text(columns[0]),
+        Column::text(columns[1]),
+        Column::number(columns[2]),
+        Column::number(columns[3]),
+    ]);
+    for row in &result.parity {
+        let (status, text, numbers) = match &row.verdict {
+            Verdict::Verified => (Status::Good, "verified against the checkpoint".to_owned(), None),
+            Verdict::Agrees { with, agreement } => (Status::Good, format!("agrees with {with}"), Some(agreement)),
+            Verdict::Yardstick => (Status::Neutral, "what others are compared with".to_owned(), None),
+            Verdict::NotChecked { why } => (Status::Neutral, format!("not checked: {why}"), None),
+            Verdict::Failed { fault } => (Status::Bad, format!("FAILED: {fault}"), None),
+        };
+        let difference = numbers.map(|agreement| agreement.max_abs.unwrap_or(f64::INFINITY));
+        let tolerance = numbers.map(|agreement| agreement.tolerance);
+        let who = place(&row.subject, row.point.as_ref());
+        table.push([who.into(), Cell::Status(status, text), difference.into(), tolerance.into()]);
+    }
+    section.table(table);
+    for skipped in &result.skipped {
+        section.paragraph(format!("Skipped: {}: {}", place(&skipped.subject, None), skipped.why));
+    }
+}
+
+fn sessions(report: &mut Report, result: &BenchResult) {
+    let section = report.section("Before the steady state");
+    let number = Column::number;
+    let mut table =
+        Table::new([Column::text("who"), number("load"), number("first call"), number("memory added / MB")]);
+    for session in &result.sessions {
+        let first = result.rows.iter().find(|row| row.subject == session.subject);
+        let first = first.map_or_else(|| "–".to_owned(), |row| duration(row.first_call));
+        #[allow(clippy::cast_precision_loss)]
+        let memory = session.peak_memory.map(|bytes| bytes as f64 / 1e6);
+        table.push([place(&session.subject, None).into(), duration(session.load).into(), first.into(), memory.into()]);
+    }
+    section.table(table);
+    section.paragraph(
+        "Memory: what loading and a first call at every point added to the resident memory of the process at its peak.",
+    );
+}
+
+/// The receipt, as a list.
+fn facts(report: &mut Report, receipt: &Receipt) {
+    let machine = &receipt.machine;
+    let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "unknown".into());
+    let flag = |value: Option<bool>| value.map_or("unknown", |value| if value { "yes" } else { "no" }).to_owned();
+    let load = |load: Option<[f64; 3]>| load.map_or_else(|| "unknown".into(), |[a, b, c]| format!("{a}, {b}, {c}"));
+    let governors = if machine.governors.is_empty() { "unknown".into() } else { machine.governors.join(", ") };
+    let seconds = receipt.options.seconds.map_or_else(|| "any number of".into(), |seconds| seconds.to_string());
+    let samples = receipt.options.samples.map_or_else(|| "any number of".into(), |samples| samples.to_string());
+    let mut facts = vec![
+        ("Processor".to_owned(), text(&machine.cpu)),
+        (
+            "Processors".into(),
+            format!("{} usable of {}, list {}", machine.usable_cpus, machine.cpus, text(&machine.affinity)),
+        ),
+        (
+            "Threads".into(),
+            format!("{} of ONNX Runtime, {} of tract", receipt.threads.onnx_runtime, receipt.threads.tract),
+        ),
+        ("Frequency governor".into(), governors),
+        (
+            "Clock".into(),
+            machine.mhz.map_or_else(|| "unknown".into(), |[low, high]| format!("{low:.0} to {high:.0} MHz")),
+        ),
+        ("Clocks locked".into(), flag(machine.clocks_locked)),
+        ("Boost".into(), flag(machine.boost)),
+        (
+            "Throttled while timing".into(),
+            receipt.throttled.map_or_else(|| "not counted here".into(), |count| format!("{count} times")),
+        ),
+        ("Virtual machine".into(), flag(machine.virtual_machine)),
+        (
+            "Graphics processors".into(),
+            machine.gpus.as_ref().map_or_else(|| "none seen".into(), |gpus| gpus.join("; ")),
+        ),
+        ("System".into(), format!("{}, {}", text(&machine.system), text(&machine.kernel))),
+        ("Load average before".into(), load(receipt.before.load)),
+        ("Load average after".into(), load(receipt.after.load)),
+        ("A point ends after".into(), format!("{samples} samples or {seconds} seconds, what comes first")),
+        ("Seed".into(), receipt.options.seed.to_string()),
+        ("Time".into(), format!("{} seconds since 1970 UTC", receipt.unix_time)),
+    ];
+    for library in &receipt.runtimes {
+        let hash = library.sha256.as_ref().map(|hash| format!(", sha256 {hash}")).unwrap_or_default();
+        facts.push((library.name.clone(), format!("{}{hash}", library.version)));
+    }
+    for file in &receipt.files {
+        facts.push((format!("{}: {}", file.model, file.file), format!("{} bytes, sha256 {}", file.bytes, file.sha256)));
+    }
+    if receipt.options.allow_failed_parity {
+        facts.push(("Parity".into(), "was allowed to fail".into()));
+    }
+    facts.extend(receipt.warnings.iter().map(|warning| ("Warning".to_owned(), warning.clone())));
+    report.section("Receipt").facts(facts);
+}

@@ -1,0 +1,294 @@
+//! `moa-export bench`.
+
+mod args;
+mod csv;
+mod html;
+mod text;
+
+use std::{io::IsTerminal, path::Path, process::ExitCode, time::Duration};
+
+pub(super) use args::BenchArguments;
+use args::RoutingArgument;
+
+use super::{Failure, args::BackendArgument, print_result, report_file::ReportFile, run::backend};
+use crate::{
+    backend::{self, Backend, OrtOptions},
+    checkpoint::Checkpoint,
+    latency::{
+        BenchResult, Change, Choice, Grid, LatencyError, Library, Machine, Model, Moment, Options, Outcome, Plan,
+        Receipt, Setup, Threads, Verdict, bench, compare, hash_file, now,
+    },
+    parity::{GraphReport, ToleranceOptions, VerifyOptions, verify},
+    tensor_file,
+};
+
+const DEFAULT_BACKENDS: [BackendArgument; 2] = [BackendArgument::Ort, BackendArgument::OrtFunction];
+
+/// What ends a point where the user does not say.
+const DEFAULT_SAMPLES: usize = 1000;
+const DEFAULT_SECONDS: f64 = 10.0;
+
+pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
+    check_outputs(arguments)?;
+    let old = arguments.compare.as_deref().map(read_result).transpose()?;
+    let outputs = Outputs::begin(arguments)?;
+    let models = Model::open_all(&arguments.models)?;
+    let threads = arguments.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let named = !arguments.backends.is_empty();
+    let chosen = if named { arguments.backends.as_slice() } else { &DEFAULT_BACKENDS };
+    let backends = chosen
+        .iter()
+        .map(|choice| backend(*choice, Some(threads), arguments.library.clone()))
+        .collect::<Result<Vec<_>, _>>()?;
+    if let Some(twice) = chosen.iter().enumerate().find(|(index, choice)| chosen[..*index].contains(choice)) {
+        return Err(Failure::usage(format!("backend {} is named twice", backends[twice.0].name()), None));
+    }
+    let ort = OrtOptions { threads: Some(threads), operator_library: arguments.library.clone() };
+    let bodies = backend::ort_function(ort.clone());
+    let progress = progress();
+    let setup = Setup {
+        models: &models,
+        backends: &backends,
+        backends_are_named: named,
+        bodies: bodies.as_deref(),
+        ort,
+        grid: grid(arguments)?,
+        inputs: arguments.inputs.as_deref().map(tensor_file::read).transpose()?,
+        choice: choice(&arguments.routing)?,
+        seed: arguments.seed,
+        plan: plan(arguments),
+        verified: verified(arguments, &models, &backends)?,
+        allow_failed_parity: arguments.allow_failed_parity,
+        record_operators: !arguments.no_operators,
+        progress: &|text| progress(text),
+    };
+    let result = bench(&setup, receipt(arguments, &setup, threads)?)?;
+    progress("");
+    let changes = old.map(|old| compare(&result, &old, arguments.threshold / 100.0)).transpose();
+    let changes = changes.map_err(|difference| {
+        let path = arguments.compare.as_deref().unwrap_or(Path::new("")).display().to_string();
+        let help = "compare results of the same command on the same machine";
+        Failure::usage(format!("{path} measured something else: {difference}"), Some(help))
+    });
+    outputs.write(arguments, &result, changes.as_ref().ok().and_then(Option::as_deref))?;
+    let slower = changes?.iter().flatten().any(|change| change.outcome == Outcome::Slower);
+    Ok(if slower { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// What is wrong with the names of outputs, before anything is timed.
+fn check_outputs(arguments: &BenchArguments) -> Result<(), Failure> {
+    let is_stdout = |path: &Option<std::path::PathBuf>| path.as_deref() == Some(Path::new("-"));
+    if is_stdout(&arguments.json) && is_stdout(&arguments.csv) {
+        return Err(Failure::usage("--json and --csv cannot both go to stdout", Some("give one of them a file")));
+    }
+    if is_stdout(&arguments.report) {
+        return Err(Failure::usage("--report needs a file", Some("give --report FILE.html")));
+    }
+    let files: Vec<_> = [&arguments.json, &arguments.csv, &arguments.report]
+        .into_iter()
+        .flatten()
+        .filter(|path| path.as_os_str() != "-")
+        .collect();
+    match files.iter().enumerate().find(|(index, path)| files[..*index].contains(path)) {
+        Some((_, path)) => Err(Failure::usage(format!("{} is named twice", path.display()), None)),
+        None => Ok(()),
+    }
+}
+
+fn grid(arguments: &BenchArguments) -> Result<Grid, Failure> {
+    const MOST_TOKENS: usize = 1 << 24;
+    let most = |sizes: &[usize]| sizes.iter().copied().max().unwrap_or(0);
+    let length = most(&arguments.seq) + most(&arguments.past).max(most(&arguments.source));
+    let tokens = most(&arguments.batch).saturating_mul(length);
+    if tokens > MOST_TOKENS {
+        let message = format!("a point of {tokens} tokens is more than {MOST_TOKENS}");
+        return Err(Failure::usage(message, Some("give smaller sizes to --batch, --seq, --past and --source")));
+    }
+    Ok(Grid {
+        batch: arguments.batch.clone(),
+        sequence: arguments.seq.clone(),
+        past: arguments.past.clone(),
+        source: arguments.source.clone(),
+        others: arguments.dim.iter().cloned().collect(),
+    })
+}
+
+fn plan(arguments: &BenchArguments) -> Plan {
+    let (samples, seconds) = match (arguments.samples, arguments.seconds) {
+        (None, None) => (Some(DEFAULT_SAMPLES), Some(DEFAULT_SECONDS)),
+        given => given,
+    };
+    Plan { samples, time: seconds.map(Duration::from_secs_f64), warm_up: Duration::from_secs_f64(arguments.warm_up) }
+}
+
+fn choice(routing: &RoutingArgument) -> Result<Choice, Failure> {
+    Ok(match routing {
+        RoutingArgument::Data => Choice::Data,
+        RoutingArgument::Uniform => Choice::Uniform,
+        RoutingArgument::Zipf(exponent) => Choice::Zipf(*exponent),
+        RoutingArgument::Single => Choice::Single,
+        RoutingArgument::Trace(file) => Choice::trace(&tensor_file::read(file)?)?,
+    })
+}
+
+/// What `verify` says, by model and backend, where there is a checkpoint.
+fn verified(
+    arguments: &BenchArguments,
+    models: &[Model],
+    backends: &[Box<dyn Backend>],
+) -> Result<Option<Vec<Vec<Verdict>>>, Failure> {
+    let Some(path) = &arguments.checkpoint else { return Ok(None) };
+    let checkpoint = Checkpoint::open(path, arguments.config.as_deref())?;
+    let options = VerifyOptions { tolerance: ToleranceOptions::default(), seed: arguments.seed };
+    let mut all = Vec::new();
+    for model in models {
+        let result = verify(&model.path, &checkpoint, backends, options)?;
+        let damaged = result.audits.iter().find(|audit| !audit.weights.passed());
+        let damaged = damaged.map(|audit| {
+            let first = audit.weights.faults.first().cloned().unwrap_or_default();
+            format!("{}: {first}", audit.graph)
+        });
+        let verdict = |report: &crate::parity::BackendReport| match (&damaged, &report.skipped) {
+            (Some(fault), _) => Verdict::Failed { fault: fault.clone() },
+            (None, Some(why)) => Verdict::NotChecked { why: why.clone() },
+            (None, None) => match report.graphs.iter().find(|graph| !graph.passed()) {
+                Some(graph) => Verdict::Failed { fault: fault(graph) },
+                None => Verdict::Verified,
+            },
+        };
+        all.push(result.backends.iter().map(verdict).collect());
+    }
+    Ok(Some(all))
+}
+
+fn fault(graph: &GraphReport) -> String {
+    let why = match (&graph.failure, &graph.routing.unexplained) {
+        (Some(failure), _) => failure.clone(),
+        (None, Some(found)) => format!("module {} sends tokens to other experts", found.module),
+        (None, None) => format!("{} of {} values are out of tolerance", graph.outputs.mismatches, graph.outputs.values),
+    };
+    format!("{}: {why}; `moa-export verify` says more", graph.graph)
+}
+
+fn receipt(arguments: &BenchArguments, setup: &Setup<'_>, threads: usize) -> Result<Receipt, Failure> {
+    let mut files = Vec::new();
+    for model in setup.models {
+        files.extend(model.files()?);
+    }
+    let inputs = arguments.inputs.as_deref().map(hash_file).transpose().map_err(LatencyError::from)?;
+    Ok(Receipt {
+        program: env!("CARGO_PKG_VERSION").into(),
+        unix_time: now(),
+        machine: Machine::read(),
+        before: Moment::read(),
+        after: Moment::default(),
+        throttled: None,
+        threads: Threads { asked: arguments.threads, onnx_runtime: threads, tract: 1 },
+        runtimes: libraries(setup),
+        files,
+        options: Options {
+            routing: setup.choice.name(),
+            inputs: inputs.map(|(sha256, _)| sha256),
+            seed: setup.seed,
+            samples: setup.plan.samples,
+            seconds: setup.plan.time.map(|time| time.as_secs_f64()),
+            warm_up: arguments.warm_up,
+            allow_failed_parity: arguments.allow_failed_parity,
+        },
+        warnings: Vec::new(),
+    })
+}
+
+/// Runtimes and libraries of the chosen backends, as far as they are there.
+fn libraries(setup: &Setup<'_>) -> Vec<Library> {
+    let mut libraries = Vec::new();
+    let named = |name: &str| setup.backends.iter().any(|backend| backend.name() == name);
+    #[cfg(feature = "ort")]
+    if named("ort") || named("ort-function") {
+        libraries.extend(backend::load_onnxruntime().ok().map(|runtime| Library {
+            name: "ONNX Runtime".into(),
+            version: runtime.version().to_owned(),
+            sha256: hash_file(runtime.path()).ok().map(|(sha256, _)| sha256),
+        }));
+    }
+    if named("ort") {
+        let found = backend::find_operator_library(setup.ort.operator_library.as_deref()).ok();
+        let hash = found.and_then(|path| hash_file(&path).ok()).map(|(sha256, _)| sha256);
+        libraries.extend(hash.map(|sha256| Library {
+            name: "libmoa_ort".into(),
+            version: sha256.get(..12).unwrap_or_default().to_owned(),
+            sha256: Some(sha256),
+        }));
+    }
+    #[cfg(feature = "tract")]
+    if named("tract") {
+        libraries.push(Library { name: "tract".into(), version: backend::TRACT_VERSION.into(), sha256: None });
+    }
+    libraries
+}
+
+fn read_result(path: &Path) -> Result<BenchResult, Failure> {
+    let place = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|error| Failure::io(&error, &place))?;
+    serde_json::from_str(&text).map_err(|error| {
+        let help = "give a file that `moa-export bench --json FILE` wrote";
+        Failure::malformed(format!("{place} is no result of `bench`: {error}"), Some(help))
+    })
+}
+
+/// Says on a terminal what is going on.
+fn progress() -> impl Fn(&str) {
+    let is_terminal = std::io::stderr().is_terminal();
+    move |text| {
+        if is_terminal {
+            let line = format!("\r\x1b[K{text}");
+            let _closed_stderr_is_no_error = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
+        }
+    }
+}
+
+/// Files to write, known to be free before anything is timed.
+struct Outputs {
+    json: Option<ReportFile>,
+    csv: Option<ReportFile>,
+    report: Option<ReportFile>,
+}
+
+impl Outputs {
+    fn begin(arguments: &BenchArguments) -> Result<Self, Failure> {
+        let file = |path: &Option<std::path::PathBuf>| {
+            let path = path.as_deref().filter(|path| path.as_os_str() != "-");
+            path.map(|path| ReportFile::begin(path, arguments.force)).transpose()
+        };
+        Ok(Self { json: file(&arguments.json)?, csv: file(&arguments.csv)?, report: file(&arguments.report)? })
+    }
+
+    fn write(
+        self,
+        arguments: &BenchArguments,
+        result: &BenchResult,
+        changes: Option<&[Change]>,
+    ) -> Result<(), Failure> {
+        let json = || serde_json::to_string_pretty(result).map(|text| text + "\n").unwrap_or_default();
+        let to_stdout = |path: &Option<std::path::PathBuf>| path.as_deref() == Some(Path::new("-"));
+        if let Some(file) = self.json {
+            file.write(&json())?;
+        }
+        if let Some(file) = self.csv {
+            file.write(&csv::csv(result))?;
+        }
+        if let Some(file) = self.report {
+            file.write(&html::html(result))?;
+        }
+        let changes = changes.map(|changes| text::changes(result, changes, arguments.threshold)).unwrap_or_default();
+        if to_stdout(&arguments.json) {
+            print_result(&json())?;
+        } else if to_stdout(&arguments.csv) {
+            print_result(&csv::csv(result))?;
+        } else {
+            return print_result(&(text::text(result) + &changes));
+        }
+        let _closed_stderr_is_no_error = std::io::Write::write_all(&mut std::io::stderr(), changes.as_bytes());
+        Ok(())
+    }
+}

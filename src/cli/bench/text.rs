@@ -1,0 +1,351 @@
+//! A result as people read it.
+
+use std::collections::BTreeSet;
+
+use crate::{
+    cli::table::{size, table},
+    latency::{
+        BATCH, BenchResult, Change, Estimate, ExpertLoad, OperatorTimes, Outcome, PAST, ParityRow, Receipt, Row,
+        SEQUENCE, SOURCE, Sizes, Subject, Verdict, place, point_text,
+    },
+};
+
+const NONE: &str = "–";
+
+pub(super) fn text(result: &BenchResult) -> String {
+    let mut text = machine(&result.receipt);
+    if result.has_failed_parity() {
+        text.push_str("\nPARITY FAILED: what is timed here does not all compute the same\n");
+    }
+    text.push_str(&format!("\n{}", times(result)));
+    text.push_str(&format!("\n{}", sessions(result)));
+    for operators in by_part(&result.operators) {
+        text.push_str(&format!("\n{}", places(&operators)));
+    }
+    text.push_str(&experts(&result.experts));
+    text.push_str(&parity(&result.parity));
+    for skipped in &result.skipped {
+        text.push_str(&format!("skipped: {}: {}\n", place(&skipped.subject, None), skipped.why));
+    }
+    for warning in &result.receipt.warnings {
+        text.push_str(&format!("warning: {warning}\n"));
+    }
+    let unsteady: BTreeSet<String> =
+        result.rows.iter().filter(|row| !row.steady).map(|row| place(&row.subject, Some(&row.point))).collect();
+    for place in unsteady {
+        text.push_str(&format!("warning: {place} did not become steady in the warm-up\n"));
+    }
+    text
+}
+
+/// Two or three lines of the receipt.
+fn machine(receipt: &Receipt) -> String {
+    let machine = &receipt.machine;
+    let or_unknown = |text: &Option<String>| text.clone().unwrap_or_else(|| "unknown".into());
+    let governor = if machine.governors.is_empty() { "unknown".into() } else { machine.governors.join(", ") };
+    let mhz = machine.mhz.map_or_else(String::new, |[low, high]| format!(", {low:.0} to {high:.0} MHz"));
+    let locked = machine.clocks_locked.map_or("unknown", |locked| if locked { "yes" } else { "no" });
+    let gpus = machine.gpus.as_ref().map_or_else(|| "none seen".to_owned(), |gpus| gpus.join("; "));
+    let libraries: Vec<String> =
+        receipt.runtimes.iter().map(|library| format!("{} {}", library.name, library.version)).collect();
+    let load =
+        |moment: &crate::latency::Moment| moment.load.map_or_else(|| NONE.into(), |[one, ..]| format!("{one:.2}"));
+    format!(
+        "{}, {} of {} processors (list {}), {} threads, governor {governor}{mhz}, clocks locked: {locked}\n{}, {}; GPUs: {gpus}\nmoa-export {}, {}\nload average {} before, {} after; routing {}\n",
+        or_unknown(&machine.cpu),
+        machine.usable_cpus,
+        machine.cpus,
+        machine.affinity.as_deref().unwrap_or("unknown"),
+        receipt.threads.onnx_runtime,
+        or_unknown(&machine.system),
+        or_unknown(&machine.kernel),
+        receipt.program,
+        libraries.join(", "),
+        load(&receipt.before),
+        load(&receipt.after),
+        receipt.options.routing,
+    )
+}
+
+/// A time with three or four digits.
+#[allow(clippy::cast_precision_loss)]
+pub(super) fn duration(nanoseconds: u64) -> String {
+    let value = nanoseconds as f64;
+    match nanoseconds {
+        0..1_000_000 => format!("{:.1} µs", value / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.2} ms", value / 1e6),
+        _ => format!("{:.2} s", value / 1e9),
+    }
+}
+
+/// The factor with its interval.
+pub(super) fn ratio(estimate: &Estimate) -> String {
+    match estimate.interval {
+        Some([low, high]) => format!("{:.3}x [{low:.3}, {high:.3}]", estimate.value),
+        None => format!("{:.3}x", estimate.value),
+    }
+}
+
+/// Columns that tell subjects apart, where there is something to tell apart.
+pub(super) struct Names {
+    part: bool,
+    model: bool,
+    module: bool,
+    axes: Vec<String>,
+}
+
+impl Names {
+    pub(super) fn of(rows: &[Row]) -> Self {
+        let models: BTreeSet<&str> = rows.iter().map(|row| row.subject.model.as_str()).collect();
+        let known = [BATCH, SEQUENCE, PAST, SOURCE].map(str::to_owned);
+        let all: BTreeSet<String> = rows.iter().flat_map(|row| row.point.keys().cloned()).collect();
+        let (first, rest): (Vec<_>, Vec<_>) = known
+            .iter()
+            .filter(|axis| all.contains(*axis))
+            .chain(all.iter().filter(|axis| !known.contains(axis)))
+            .cloned()
+            .partition(|axis| known.contains(axis));
+        Self {
+            part: true,
+            model: models.len() > 1,
+            module: rows.iter().any(|row| row.subject.module.is_some()),
+            axes: first.into_iter().chain(rest).collect(),
+        }
+    }
+
+    /// Without the part and the module, where these stand in a heading.
+    pub(super) fn without_place(self) -> Self {
+        Self { part: false, module: false, ..self }
+    }
+
+    pub(super) fn header(&self) -> Vec<String> {
+        let mut header = Vec::new();
+        header.extend(self.part.then(|| "part".to_owned()));
+        header.extend(self.module.then(|| "module".to_owned()));
+        header.extend(self.axes.iter().map(|axis| axis.replace("_sequence", "").replace(SEQUENCE, "seq")));
+        header.extend(self.model.then(|| "model".to_owned()));
+        header.push("backend".into());
+        header
+    }
+
+    pub(super) fn cells(&self, subject: &Subject, point: &Sizes) -> Vec<String> {
+        let mut cells = Vec::new();
+        cells.extend(self.part.then(|| subject.part.clone()));
+        cells.extend(self.module.then(|| subject.module.clone().unwrap_or_default()));
+        let size = |axis: &String| point.get(axis).map_or_else(|| NONE.to_owned(), usize::to_string);
+        cells.extend(self.axes.iter().map(size));
+        cells.extend(self.model.then(|| subject.model.clone()));
+        cells.push(subject.backend.clone());
+        cells
+    }
+}
+
+fn times(result: &BenchResult) -> String {
+    let names = Names::of(&result.rows);
+    let mut header = names.header();
+    header.extend(["n", "min", "p50", "p90", "p99", "p99.9", "tokens/s", "time beside the first"].map(str::to_owned));
+    let optional = |time: Option<u64>| time.map_or_else(|| NONE.to_owned(), duration);
+    let row = |row: &Row| {
+        let mut cells = names.cells(&row.subject, &row.point);
+        let times = &row.times;
+        cells.extend([times.samples.to_string(), duration(times.min), duration(times.p50)]);
+        cells.extend([times.p90, times.p99, times.p99_9].map(optional));
+        cells.push(format!("{:.0}", row.tokens_per_second));
+        cells.push(row.ratio.as_ref().map_or_else(|| NONE.to_owned(), ratio));
+        cells
+    };
+    let rows: Vec<_> = result.rows.iter().map(row).collect();
+    table(&header.iter().map(String::as_str).collect::<Vec<_>>(), &rows)
+}
+
+/// What comes before the steady state.
+fn sessions(result: &BenchResult) -> String {
+    let mut rows = Vec::new();
+    for session in &result.sessions {
+        let first = result.rows.iter().find(|row| row.subject == session.subject).map(|row| row.first_call);
+        rows.push(vec![
+            place(&session.subject, None),
+            duration(session.load),
+            first.map_or_else(|| NONE.to_owned(), duration),
+            session.peak_memory.map_or_else(|| NONE.to_owned(), size),
+        ]);
+    }
+    let process = result.receipt.after.peak_memory.map_or_else(|| NONE.to_owned(), size);
+    let text = table(&["before the steady state", "load", "first call", "memory added at its peak"], &rows);
+    format!("{text}whole process at its peak: {process}, all contestants and parity checks together\n")
+}
+
+fn by_part(operators: &[OperatorTimes]) -> Vec<Vec<&OperatorTimes>> {
+    let mut parts: Vec<Vec<&OperatorTimes>> = Vec::new();
+    for times in operators {
+        match parts.iter_mut().find(|part| part[0].subject.part == times.subject.part) {
+            Some(part) => part.push(times),
+            None => parts.push(vec![times]),
+        }
+    }
+    parts
+}
+
+/// Time by module, a column for each contestant.
+fn places(operators: &[&OperatorTimes]) -> String {
+    let mut modules: Vec<&str> = Vec::new();
+    for node in operators.iter().flat_map(|times| &times.nodes) {
+        if !modules.contains(&node.module.as_str()) {
+            modules.push(&node.module);
+        }
+    }
+    let several = operators.iter().any(|times| times.subject.model != operators[0].subject.model);
+    let header = operators.iter().map(|times| match several {
+        true => format!("{} on {}", times.subject.model, times.subject.backend),
+        false => times.subject.backend.clone(),
+    });
+    let part = format!("{}, nodes of", operators[0].subject.part);
+    let header: Vec<String> = std::iter::once(part).chain(header).collect();
+    let cell = |times: &OperatorTimes, module: &str| {
+        let time: f64 = times.nodes.iter().filter(|node| node.module == module).map(|node| node.time).sum();
+        let all: f64 = times.nodes.iter().map(|node| node.time).sum();
+        if time > 0.0 { format!("{:.1} µs  {:.1} %", time / 1e3, 100.0 * time / all) } else { NONE.to_owned() }
+    };
+    let row = |module: &&str| {
+        let name = if module.is_empty() { "no layer" } else { module };
+        std::iter::once(name.to_owned()).chain(operators.iter().map(|times| cell(times, module))).collect()
+    };
+    let rows: Vec<Vec<String>> = modules.iter().map(row).collect();
+    let text = table(&header.iter().map(String::as_str).collect::<Vec<_>>(), &rows);
+    let point = point_text(&operators[0].point);
+    let text = format!("{text}\n{}", by_operator(operators, &header));
+    format!("{text}a call of {point}, in a pass of its own in which every node was recorded, which is slower\n")
+}
+
+/// The operators that take most time, a column for each contestant.
+fn by_operator(operators: &[&OperatorTimes], header: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let time = |times: &OperatorTimes, operator: &str| -> (f64, f64) {
+        let own = times.nodes.iter().filter(|node| node.operator == operator);
+        own.fold((0.0, 0.0), |(time, nodes), node| (time + node.time, nodes + node.nodes))
+    };
+    let mut names: Vec<&str> = Vec::new();
+    for node in operators.iter().flat_map(|times| &times.nodes) {
+        if !names.contains(&node.operator.as_str()) {
+            names.push(&node.operator);
+        }
+    }
+    let total = |name: &str| operators.iter().map(|times| time(times, name).0).sum::<f64>();
+    names.sort_by(|a, b| total(b).total_cmp(&total(a)));
+    let cell = |times: &OperatorTimes, name: &str| match time(times, name) {
+        (_, 0.0) => NONE.to_owned(),
+        (time, nodes) => format!("{:.1} µs  x{nodes:.0}", time / 1e3),
+    };
+    let rows: Vec<Vec<String>> = names
+        .iter()
+        .take(SHOWN)
+        .map(|name| {
+            std::iter::once((*name).to_owned()).chain(operators.iter().map(|times| cell(times, name))).collect()
+        })
+        .collect();
+    let first = if names.len() > SHOWN { format!("operator ({SHOWN} of {})", names.len()) } else { "operator".into() };
+    let header: Vec<&str> = std::iter::once(first.as_str()).chain(header[1..].iter().map(String::as_str)).collect();
+    table(&header, &rows)
+}
+
+/// Load of the experts at the largest point of every layer.
+fn experts(loads: &[ExpertLoad]) -> String {
+    const SHOWN: usize = 16;
+    let mut largest: Vec<&ExpertLoad> = Vec::new();
+    for load in loads {
+        let name = |load: &ExpertLoad| (load.model.clone(), load.part.clone(), load.module.clone());
+        match largest.iter_mut().find(|known| name(known) == name(load)) {
+            Some(known) if known.tokens < load.tokens => *known = load,
+            Some(_) => {}
+            None => largest.push(load),
+        }
+    }
+    if largest.is_empty() {
+        return String::new();
+    }
+    let rows = largest.into_iter().map(|load| {
+        #[allow(clippy::cast_precision_loss)]
+        let percent = |count: &u64| format!("{:3.0}", 100.0 * *count as f64 / load.tokens.max(1) as f64);
+        let mut shares: Vec<_> = load.counts.iter().take(SHOWN).map(percent).collect();
+        shares.extend((load.counts.len() > SHOWN).then(|| "…".to_owned()));
+        let module = if load.module.is_empty() { "router" } else { &load.module };
+        let names = [load.model.clone(), load.part.clone(), module.to_owned(), load.tokens.to_string()];
+        names.into_iter().chain([format!("{:.2}", load.imbalance()), shares.join(" ")]).collect()
+    });
+    let rows: Vec<Vec<String>> = rows.collect();
+    let header = ["expert load of", "part", "module", "tokens", "most/mean", "% of the tokens that go to each expert"];
+    format!(
+        "\n{}largest point of each layer; k experts a token, so that the shares add up to k times 100 %\n\n",
+        table(&header, &rows)
+    )
+}
+
+fn parity(rows: &[ParityRow]) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for row in rows {
+        let who = format!("{} on {}", row.subject.model, row.subject.backend);
+        let line = match &row.verdict {
+            Verdict::Verified => format!("parity: {who}: verified against the checkpoint"),
+            Verdict::Yardstick => format!("parity: {who}: computes the bodies, with which others are compared"),
+            Verdict::NotChecked { why } => format!("parity: {who}: not checked, {why}"),
+            Verdict::Failed { fault } => {
+                format!("parity: {}: FAILED, {fault}", place(&row.subject, row.point.as_ref()))
+            }
+            Verdict::Agrees { with, .. } => {
+                let same = |other: &&ParityRow| {
+                    (&other.subject.model, &other.subject.backend) == (&row.subject.model, &row.subject.backend)
+                };
+                let agreements = rows.iter().filter(same).filter_map(|row| match &row.verdict {
+                    Verdict::Agrees { agreement, .. } => Some(agreement),
+                    _ => None,
+                });
+                let (mut worst, mut tolerance, mut decisions) = (0.0f64, 0.0f64, 0);
+                for agreement in agreements {
+                    worst = worst.max(agreement.max_abs.unwrap_or(f64::INFINITY));
+                    tolerance = tolerance.max(agreement.tolerance);
+                    decisions += agreement.decisions;
+                }
+                format!(
+                    "parity: {who}: agrees with {with}, max |diff| {worst:.1e} of {tolerance:.1e}, the same experts {decisions} times"
+                )
+            }
+        };
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    lines.into_iter().map(|line| line + "\n").collect()
+}
+
+/// What changed against an older result.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+pub(super) fn changes(result: &BenchResult, changes: &[Change], threshold: f64) -> String {
+    let estimate = |estimate: &Estimate| {
+        let time = |value: f64| duration(value.round().max(0.0) as u64);
+        let interval =
+            estimate.interval.map_or_else(String::new, |[low, high]| format!(" [{}, {}]", time(low), time(high)));
+        format!("{}{interval}", time(estimate.value))
+    };
+    let rows: Vec<_> = changes
+        .iter()
+        .map(|change| {
+            let row = &result.rows[change.row];
+            let verdict = match change.outcome {
+                Outcome::Slower => "SLOWER",
+                Outcome::Faster => "faster",
+                Outcome::Same => "same",
+            };
+            vec![
+                place(&row.subject, Some(&row.point)),
+                estimate(&change.before),
+                estimate(&change.after),
+                format!("{:+.1} %", 100.0 * (change.after.value / change.before.value - 1.0)),
+                verdict.to_owned(),
+            ]
+        })
+        .collect();
+    let slower = changes.iter().filter(|change| change.outcome == Outcome::Slower).count();
+    let text = table(&["compared with the older result", "then", "now", "change", "verdict"], &rows);
+    let verdict = if slower > 0 { format!("{slower} rows became slower") } else { "no row became slower".to_owned() };
+    format!("\n{text}{verdict}, beyond both 95 % intervals and {threshold} %\n")
+}

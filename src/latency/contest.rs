@@ -1,0 +1,387 @@
+//! One job: contestants are loaded, checked against each other, and timed in turns.
+
+use std::time::Instant;
+
+use super::{
+    LatencyError, Setup,
+    experts::{ExpertLoad, count, experts_by_module},
+    machine::{Moment, reset_peak_memory, resident_memory},
+    result::{BenchResult, ParityRow, Row, SessionRow, Skipped, Subject, Verdict},
+    sampler::{Series, TimedCall, interleave, nanoseconds},
+    shapes::{Sizes, tokens},
+    statistics::{estimate_median, paired_ratio},
+    subjects::{Job, Member},
+};
+use crate::{
+    backend::{BackendError, Runner},
+    onnx::OnnxFile,
+    parity::{Yardstick, expose_routing, routing_of},
+    tensor::NamedTensors,
+};
+
+/// Inputs that are tried until rounding alone does not change the choice of an expert.
+const ATTEMPTS: u64 = 5;
+
+/// A graph on a backend.
+pub(super) struct Contestant {
+    /// Who.
+    pub(super) subject: Subject,
+    /// Place of the backend.
+    pub(super) backend: usize,
+    /// Place of the graph among the job's members.
+    pub(super) member: usize,
+    /// First calls, point by point.
+    pub(super) first_calls: Vec<u64>,
+    runner: Box<dyn Runner>,
+    load: u64,
+    peak_memory: Option<u64>,
+}
+
+/// A job whose contestants are loaded and whose inputs are chosen.
+pub(super) struct Contest<'a> {
+    /// The job.
+    pub(super) job: Job,
+    /// Contestants, model by model.
+    pub(super) contestants: Vec<Contestant>,
+    /// Inputs by point, then by member.
+    pub(super) inputs: Vec<Vec<NamedTensors>>,
+    setup: &'a Setup<'a>,
+}
+
+/// The routing of one member, and who is compared with what.
+struct Judge {
+    yardstick: Option<Yardstick>,
+    /// Why there is no yardstick.
+    why: String,
+    /// The graph with its routing as outputs, by contestant.
+    routed: Vec<(usize, Box<dyn Runner>)>,
+    modules: Vec<String>,
+}
+
+/// What a judge says of one point.
+struct Judgement {
+    verdicts: Vec<(usize, Verdict)>,
+    experts: Vec<ExpertLoad>,
+    /// Whether other inputs would say more.
+    undecided: bool,
+}
+
+impl<'a> Contest<'a> {
+    /// Loads every contestant and calls each once at every point.
+    ///
+    /// # Errors
+    ///
+    /// Where a graph or its inputs cannot be had, and where no backend takes it.
+    pub(super) fn load(setup: &'a Setup<'a>, job: Job, result: &mut BenchResult) -> Result<Self, LatencyError> {
+        let inputs = (0..job.points.len()).map(|point| setup.inputs_of(&job, point, 0)).collect::<Result<_, _>>()?;
+        let mut contest = Self { job, contestants: Vec::new(), inputs, setup };
+        for member in 0..contest.job.members.len() {
+            let mut refusal = None;
+            let before = contest.contestants.len();
+            for backend in 0..setup.backends.len() {
+                match contest.contestant(member, backend) {
+                    Ok(contestant) => contest.contestants.push(contestant),
+                    Err(LatencyError::Backend(error)) if !setup.backends_are_named && is_skip(&error) => {
+                        let subject = contest.subject(member, backend);
+                        result.skipped.push(Skipped { subject, why: error.to_string() });
+                        refusal = Some(error);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            if let Some(error) = refusal.filter(|_| contest.contestants.len() == before) {
+                return Err(error.into());
+            }
+        }
+        result.sessions.extend(contest.contestants.iter().map(|contestant| SessionRow {
+            subject: contestant.subject.clone(),
+            load: contestant.load,
+            peak_memory: contestant.peak_memory,
+        }));
+        Ok(contest)
+    }
+
+    fn subject(&self, member: usize, backend: usize) -> Subject {
+        Subject {
+            model: self.setup.models[self.job.members[member].model].label.clone(),
+            backend: self.setup.backends[backend].name().to_owned(),
+            part: self.job.part.clone(),
+            module: self.job.module.clone(),
+        }
+    }
+
+    fn contestant(&self, member: usize, backend: usize) -> Result<Contestant, LatencyError> {
+        let before = resident_memory().filter(|_| reset_peak_memory());
+        let start = Instant::now();
+        let mut runner = self.setup.backends[backend].load(&self.job.members[member].file)?;
+        let load = nanoseconds(start.elapsed());
+        let mut first_calls = Vec::new();
+        for inputs in &self.inputs {
+            let mut call = runner.bind(&inputs[member])?;
+            let start = Instant::now();
+            call()?;
+            first_calls.push(nanoseconds(start.elapsed()));
+        }
+        let peak_memory = Moment::read().peak_memory.zip(before).map(|(peak, before)| peak.saturating_sub(before));
+        let subject = self.subject(member, backend);
+        Ok(Contestant { subject, backend, member, first_calls, runner, load, peak_memory })
+    }
+
+    /// Compares the contestants of each model with each other, and counts the tokens of every expert.
+    ///
+    /// # Errors
+    ///
+    /// [`LatencyError::Disagreement`] where one computes something else and that is not allowed.
+    pub(super) fn check(&mut self, result: &mut BenchResult) -> Result<(), LatencyError> {
+        let mut judges = (0..self.job.members.len()).map(|member| self.judge(member)).collect::<Result<Vec<_>, _>>()?;
+        for point in 0..self.job.points.len() {
+            let attempts = if self.setup.inputs.is_some() { 1 } else { ATTEMPTS };
+            for attempt in 0..attempts {
+                let inputs = self.setup.inputs_of(&self.job, point, attempt)?;
+                let mut judgements = Vec::new();
+                for (member, judge) in judges.iter_mut().enumerate() {
+                    judgements.push(self.judgement(judge, member, point, &inputs[member])?);
+                }
+                let undecided = judgements.iter().any(|judgement| judgement.undecided);
+                if undecided && attempt + 1 < attempts {
+                    continue;
+                }
+                self.inputs[point] = inputs;
+                for judgement in judgements {
+                    self.accept(point, judgement, result)?;
+                }
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn judge(&self, member: usize) -> Result<Judge, LatencyError> {
+        let Member { file, .. } = &self.job.members[member];
+        let mut model = file.model().clone();
+        let modules = expose_routing(&mut model);
+        let routed_file = file.with_model(model)?;
+        let mut judge = Judge { yardstick: None, why: String::new(), routed: Vec::new(), modules };
+        let own: Vec<usize> =
+            (0..self.contestants.len()).filter(|index| self.contestants[*index].member == member).collect();
+        let compared: Vec<usize> = own.iter().copied().filter(|index| self.is_compared(*index)).collect();
+        match (&self.setup.verified, self.setup.bodies) {
+            (Some(_), _) => {}
+            (None, None) => judge.why = "this build has no ONNX Runtime".into(),
+            (None, Some(_)) if compared.is_empty() => {
+                judge.why = match uses_operators(file) {
+                    true => "only ort-function is timed, which computes the bodies itself".into(),
+                    false => "standard operators only, and no other runtime than ONNX Runtime is timed".into(),
+                };
+            }
+            (None, Some(bodies)) => match Yardstick::load(bodies, file) {
+                Ok(yardstick) => judge.yardstick = Some(yardstick),
+                Err(error) if is_skip(&error) => judge.why = error.to_string(),
+                Err(error) => return Err(error.into()),
+            },
+        }
+        let routed = match &judge.yardstick {
+            Some(_) => compared,
+            None => own.into_iter().take(1).collect(),
+        };
+        for index in routed {
+            let backend = &self.setup.backends[self.contestants[index].backend];
+            judge.routed.push((index, backend.load(&routed_file)?));
+        }
+        Ok(judge)
+    }
+
+    /// Whether a contestant computes otherwise than the yardstick, which is ONNX Runtime without our library.
+    fn is_compared(&self, contestant: usize) -> bool {
+        let Contestant { subject, member, .. } = &self.contestants[contestant];
+        let name = subject.backend.as_str();
+        name != "ort-function" && (name != "ort" || uses_operators(&self.job.members[*member].file))
+    }
+
+    fn judgement(
+        &mut self,
+        judge: &mut Judge,
+        member: usize,
+        point: usize,
+        inputs: &NamedTensors,
+    ) -> Result<Judgement, LatencyError> {
+        let mut judgement = Judgement { verdicts: Vec::new(), experts: Vec::new(), undecided: false };
+        let expected = judge.yardstick.as_mut().map(|yardstick| yardstick.expect(inputs)).transpose()?;
+        judgement.undecided = expected.as_ref().is_some_and(crate::parity::Expected::is_undecided);
+        for (position, (index, routed)) in judge.routed.iter_mut().enumerate() {
+            let routed = routed.run(inputs)?;
+            if position == 0 {
+                judgement.experts = self.loads(member, point, &routed, &judge.modules)?;
+            }
+            let Some(expected) = &expected else { continue };
+            let outputs = self.contestants[*index].runner.run(inputs)?;
+            let agreement = expected.compare(&outputs, &routed)?;
+            judgement.undecided |= agreement.ties > 0;
+            let verdict = match &agreement.fault {
+                Some(fault) => Verdict::Failed { fault: fault.clone() },
+                None if agreement.ties > 0 => Verdict::NotChecked {
+                    why: "on every input that was tried, rounding alone changes the choice of an expert".into(),
+                },
+                None => Verdict::Agrees { with: "ort-function".into(), agreement },
+            };
+            judgement.verdicts.push((*index, verdict));
+        }
+        let judged = |index: usize| judgement.verdicts.iter().any(|(judged, _)| *judged == index);
+        let own = (0..self.contestants.len()).filter(|index| self.contestants[*index].member == member);
+        let rest: Vec<usize> = own.filter(|index| !judged(*index)).collect();
+        for index in rest {
+            let verdict = match (&self.setup.verified, &judge.yardstick) {
+                (Some(verified), _) => {
+                    verified[self.job.members[member].model][self.contestants[index].backend].clone()
+                }
+                (None, Some(_)) => Verdict::Yardstick,
+                (None, None) => Verdict::NotChecked { why: judge.why.clone() },
+            };
+            judgement.verdicts.push((index, verdict));
+        }
+        Ok(judgement)
+    }
+
+    /// Tokens by expert in every module, which must be those that were asked for.
+    fn loads(
+        &self,
+        member: usize,
+        point: usize,
+        routed: &NamedTensors,
+        modules: &[String],
+    ) -> Result<Vec<ExpertLoad>, LatencyError> {
+        let Member { model, file, operator } = &self.job.members[member];
+        let experts = experts_by_module(file);
+        let routing = routing_of(routed, modules)?;
+        let mut loads = Vec::new();
+        for module in modules {
+            let Some(found) = routing.get(module) else { continue };
+            if let Some(wanted) = operator.as_ref().and_then(|_| self.setup.wanted(&self.job, member, point)) {
+                check_choice(module, &wanted?, &found.indices, found.top_k)?;
+            }
+            let known = experts.get(module).copied().unwrap_or(0);
+            let (tokens, counts) = count(&found.indices, &found.weights, found.top_k, known);
+            loads.push(ExpertLoad {
+                model: self.setup.models[*model].label.clone(),
+                part: self.job.part.clone(),
+                module: module.clone(),
+                point: self.job.points[point].clone(),
+                tokens,
+                counts,
+            });
+        }
+        Ok(loads)
+    }
+
+    fn accept(&self, point: usize, judgement: Judgement, result: &mut BenchResult) -> Result<(), LatencyError> {
+        result.experts.extend(judgement.experts);
+        for (index, verdict) in judgement.verdicts {
+            let subject = self.contestants[index].subject.clone();
+            let point = self.setup.verified.is_none().then(|| self.job.points[point].clone());
+            if let Verdict::Failed { fault } = &verdict
+                && !self.setup.allow_failed_parity
+            {
+                let place = place(&subject, point.as_ref());
+                return Err(LatencyError::Disagreement { place, fault: fault.clone() });
+            }
+            let row = ParityRow { subject, point, verdict };
+            if !result.parity.contains(&row) {
+                result.parity.push(row);
+            }
+        }
+        Ok(())
+    }
+
+    /// Times every point.
+    ///
+    /// # Errors
+    ///
+    /// Where the runtime fails.
+    pub(super) fn time(&mut self, result: &mut BenchResult) -> Result<(), LatencyError> {
+        for point in 0..self.job.points.len() {
+            self.setup.progress(&format!("timing {}", place_of_job(&self.job, &self.job.points[point])));
+            let inputs = &self.inputs[point];
+            let mut calls: Vec<TimedCall<'_, LatencyError>> = Vec::with_capacity(self.contestants.len());
+            for Contestant { runner, member, .. } in &mut self.contestants {
+                let mut call = runner.bind(&inputs[*member])?;
+                calls.push(Box::new(move || {
+                    let start = Instant::now();
+                    call()?;
+                    Ok(start.elapsed())
+                }));
+            }
+            let series = interleave(&mut calls, &self.setup.plan)?;
+            drop(calls);
+            let first = series.first().map(|series| series.turns.clone()).unwrap_or_default();
+            for (index, series) in series.iter().enumerate() {
+                let beside = (index > 0).then_some(first.as_slice());
+                result.rows.extend(row(&self.contestants[index], &self.job.points[point], point, series, beside));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn row(contestant: &Contestant, point: &Sizes, index: usize, series: &Series, beside: Option<&[u64]>) -> Option<Row> {
+    let times = series.times.summary()?;
+    let turns: Vec<f64> = series.turns.iter().map(|turn| *turn as f64).collect();
+    Some(Row {
+        subject: contestant.subject.clone(),
+        point: point.clone(),
+        first_call: contestant.first_calls.get(index).copied().unwrap_or_default(),
+        warm_up_calls: series.warm_up_calls,
+        steady: series.steady,
+        tokens_per_second: tokens(point) as f64 * 1e9 / times.p50.max(1) as f64,
+        times,
+        turns: turns.len(),
+        turn_median: estimate_median(&turns)?,
+        ratio: beside.and_then(|beside| paired_ratio(&series.turns, beside)),
+    })
+}
+
+/// Fails where a token went to other experts than it should.
+fn check_choice(module: &str, wanted: &[Vec<usize>], found: &[i64], top_k: usize) -> Result<(), LatencyError> {
+    for (token, (wanted, found)) in wanted.iter().zip(found.chunks(top_k.max(1))).enumerate() {
+        let mut wanted: Vec<i64> = wanted.iter().filter_map(|expert| i64::try_from(*expert).ok()).collect();
+        let mut found = found.to_vec();
+        wanted.sort_unstable();
+        found.sort_unstable();
+        if wanted != found {
+            let why = format!("token {token} goes to experts {found:?} instead of {wanted:?}");
+            return Err(LatencyError::Steering { module: module.to_owned(), why });
+        }
+    }
+    Ok(())
+}
+
+/// A backend that is not there or cannot take this form.
+const fn is_skip(error: &BackendError) -> bool {
+    matches!(
+        error,
+        BackendError::RuntimeMissing { .. } | BackendError::RuntimeTooOld { .. } | BackendError::Unsupported { .. }
+    )
+}
+
+fn uses_operators(file: &OnnxFile) -> bool {
+    let mut nodes = file.graph().into_iter().flat_map(|graph| &graph.node);
+    nodes.any(|node| node.domain == moa_schema::DOMAIN)
+}
+
+/// Who and where, for messages.
+pub fn place(subject: &Subject, point: Option<&Sizes>) -> String {
+    let Subject { model, backend, part, module } = subject;
+    let module = module.as_ref().map(|module| format!(" {module}")).unwrap_or_default();
+    let point = point.map(|point| format!(", {}", point_text(point))).unwrap_or_default();
+    format!("{model} on {backend}, {part}{module}{point}")
+}
+
+fn place_of_job(job: &Job, point: &Sizes) -> String {
+    let module = job.module.as_ref().map(|module| format!(" {module}")).unwrap_or_default();
+    format!("{}{module}, {}", job.part, point_text(point))
+}
+
+/// `batch 1, sequence 128`.
+pub fn point_text(point: &Sizes) -> String {
+    point.iter().map(|(axis, size)| format!("{axis} {size}")).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,197 @@
+//! One operator of a graph as a graph of its own, with the weights it has there.
+
+use moa_schema::{DOMAIN, ElementType, OPERATORS, Operator, Parameter};
+
+use super::{
+    LatencyError,
+    shapes::{BATCH, PAST, SEQUENCE, SOURCE},
+    steering::Router,
+};
+use crate::onnx::{
+    OnnxFile,
+    proto::{
+        FunctionProto, GraphProto, NodeProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto,
+        tensor_proto::DataType,
+        tensor_shape_proto::{Dimension, dimension},
+        type_proto,
+    },
+};
+
+/// Name of the hidden states in a graph that was cut out.
+pub const HIDDEN_STATES: &str = "hidden_states";
+
+/// A graph of one operator.
+#[derive(Debug, Clone)]
+pub struct CutOperator {
+    /// Module of the layer.
+    pub module: String,
+    /// The graph; its inputs have the names of the operator's contract.
+    pub file: OnnxFile,
+    /// Its router.
+    pub router: Router,
+    /// Experts per token.
+    pub top_k: usize,
+}
+
+/// Every MoA operator of `file`, in the order of the graph.
+///
+/// # Errors
+///
+/// Where there is none, or one of them computes its weights instead of holding them.
+pub fn cut_operators(file: &OnnxFile) -> Result<Vec<CutOperator>, LatencyError> {
+    let nodes = file.graph().into_iter().flat_map(|graph| &graph.node);
+    let operator = |node: &NodeProto| OPERATORS.into_iter().find(|operator| operator.name == node.op_type);
+    let ours = nodes.filter(|node| node.domain == DOMAIN).filter_map(|node| Some((node, operator(node)?)));
+    let cut = ours.map(|(node, operator)| Cut { file, node, operator }.graph()).collect::<Result<Vec<_>, _>>()?;
+    if cut.is_empty() {
+        return Err(LatencyError::NoOperators { model: file.path().to_path_buf() });
+    }
+    Ok(cut)
+}
+
+/// A node on its way out of its graph.
+struct Cut<'a> {
+    file: &'a OnnxFile,
+    node: &'a NodeProto,
+    operator: Operator,
+}
+
+impl Cut<'_> {
+    fn module(&self) -> String {
+        if self.node.name == self.node.op_type { String::new() } else { self.node.name.clone() }
+    }
+
+    fn fail(&self, why: impl Into<String>) -> LatencyError {
+        LatencyError::Cut { module: self.module(), why: why.into() }
+    }
+
+    /// The weight that the parameter `name` is given.
+    fn weight(&self, name: &str) -> Result<&TensorProto, LatencyError> {
+        let index = self.operator.inputs.iter().position(|input| input.name == name);
+        let given = index.and_then(|index| self.node.input.get(index));
+        let weight = given.and_then(|given| self.file.initializer(given));
+        weight.ok_or_else(|| self.fail(format!("its {name} is computed in the graph")))
+    }
+
+    fn attribute(&self, name: &str) -> Result<usize, LatencyError> {
+        let found = self.node.attribute.iter().find(|attribute| attribute.name == name).and_then(|found| found.i);
+        let size = found.and_then(|value| usize::try_from(value).ok());
+        size.ok_or_else(|| self.fail(format!("it has no attribute {name}")))
+    }
+
+    fn is_given(&self, name: &str) -> bool {
+        let index = self.operator.inputs.iter().position(|input| input.name == name);
+        index.and_then(|index| self.node.input.get(index)).is_some_and(|given| !given.is_empty())
+    }
+
+    fn graph(&self) -> Result<CutOperator, LatencyError> {
+        let mut node = self.node.clone();
+        let mut graph = GraphProto { name: "operator".into(), ..GraphProto::default() };
+        for (given, parameter) in node.input.iter_mut().zip(self.operator.inputs) {
+            if given.is_empty() {
+                continue;
+            }
+            match self.file.initializer(given) {
+                Some(weight) if graph.initializer.iter().any(|known| known.name == weight.name) => {}
+                Some(weight) => graph.initializer.push(weight.clone()),
+                None if parameter.name.ends_with("weight") => {
+                    return Err(self.fail(format!("its {} is computed in the graph", parameter.name)));
+                }
+                None => {
+                    parameter.name.clone_into(given);
+                    graph.input.push(self.input(parameter)?);
+                }
+            }
+        }
+        let computed: Vec<_> =
+            self.operator.outputs.iter().take_while(|output| !output.name.starts_with("topk")).collect();
+        node.output.truncate(computed.len());
+        for (output, parameter) in node.output.iter_mut().zip(&computed) {
+            if !output.is_empty() {
+                parameter.name.clone_into(output);
+                graph.output.push(value(parameter.name, self.data_type(parameter)?, None));
+            }
+        }
+        let mut model = self.file.model().clone();
+        // A body declares as many outputs as its nodes have.
+        let same = |function: &&mut FunctionProto| function.domain == DOMAIN && function.name == node.op_type;
+        model.functions.iter_mut().filter(same).for_each(|function| function.output.truncate(node.output.len()));
+        graph.node.push(node);
+        model.graph = Some(graph);
+        let file = self.file.with_model(model)?;
+        Ok(CutOperator { module: self.module(), file, router: self.router()?, top_k: self.attribute("top_k")? })
+    }
+
+    #[allow(clippy::cast_precision_loss)]
+    fn router(&self) -> Result<Router, LatencyError> {
+        let weight = self.weight("router_weight")?;
+        let [width, experts] = self.sizes(weight)?;
+        let bytes = self.file.initializer_values(&weight.name)?;
+        let (values, _) = bytes.as_chunks::<4>();
+        if weight.data_type != DataType::Float as i32 || values.len() != width * experts || experts == 0 {
+            return Err(self.fail("its router is not float32"));
+        }
+        Ok(Router {
+            width,
+            experts,
+            weight: values.iter().map(|value| f64::from(f32::from_le_bytes(*value))).collect(),
+        })
+    }
+
+    fn sizes<const N: usize>(&self, weight: &TensorProto) -> Result<[usize; N], LatencyError> {
+        let sizes: Option<Vec<usize>> = weight.dims.iter().map(|dim| usize::try_from(*dim).ok()).collect();
+        let sizes = sizes.and_then(|sizes| sizes.try_into().ok());
+        sizes.ok_or_else(|| self.fail(format!("weight {} has the shape {:?}", weight.name, weight.dims)))
+    }
+
+    fn data_type(&self, parameter: &Parameter) -> Result<DataType, LatencyError> {
+        Ok(match parameter.element {
+            ElementType::Float32 => DataType::Float,
+            ElementType::Int32 => DataType::Int32,
+            ElementType::Int64 => DataType::Int64,
+            _ => {
+                let weight = self.weight("output_weight")?;
+                DataType::try_from(weight.data_type).map_err(|_| self.fail("its weights have an unknown type"))?
+            }
+        })
+    }
+
+    /// The graph input of a parameter, with the shape that the contract gives it.
+    fn input(&self, parameter: &Parameter) -> Result<ValueInfoProto, LatencyError> {
+        let unknown = || self.fail(format!("the shape {} of {} is not known", parameter.shape, parameter.name));
+        let inner = parameter.shape.strip_prefix('[').and_then(|rest| rest.split_once(']')).ok_or_else(unknown)?.0;
+        let dims = inner.split(',').map(|symbol| self.dim(symbol.trim())?.ok_or_else(unknown));
+        Ok(value(parameter.name, self.data_type(parameter)?, Some(dims.collect::<Result<_, _>>()?)))
+    }
+
+    /// What a symbol of the contract stands for here.
+    #[allow(clippy::cast_possible_wrap)]
+    fn dim(&self, symbol: &str) -> Result<Option<dimension::Value>, LatencyError> {
+        let named = |name: &str| dimension::Value::DimParam(name.to_owned());
+        let fixed = |size: usize| dimension::Value::DimValue(size as i64);
+        Ok(Some(match symbol {
+            "B" => named(BATCH),
+            "T" => named(SEQUENCE),
+            "S" => named(SOURCE),
+            "P" => named(PAST),
+            "P + T" if self.is_given("past_key") => named(&format!("{PAST} + {SEQUENCE}")),
+            "P + T" => named(SEQUENCE),
+            "C" => fixed(self.sizes::<2>(self.weight("router_weight")?)?[0]),
+            "G" => fixed(self.attribute("kv_num_heads")?),
+            "D" => {
+                let groups = self.attribute("kv_num_heads")?;
+                let [_, _, columns] = self.sizes::<3>(self.weight("query_weight")?)?;
+                fixed(columns.checked_div(groups).ok_or_else(|| self.fail("kv_num_heads is 0"))?)
+            }
+            _ => return Ok(None),
+        }))
+    }
+}
+
+fn value(name: &str, data_type: DataType, dims: Option<Vec<dimension::Value>>) -> ValueInfoProto {
+    let dim = |value| Dimension { value: Some(value) };
+    let shape = dims.map(|dims| TensorShapeProto { dim: dims.into_iter().map(dim).collect() });
+    let tensor = type_proto::Tensor { elem_type: data_type as i32, shape };
+    let r#type = Some(TypeProto { value: Some(type_proto::Value::TensorType(tensor)) });
+    ValueInfoProto { name: name.to_owned(), r#type, ..ValueInfoProto::default() }
+}

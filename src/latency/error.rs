@@ -1,0 +1,111 @@
+//! Why nothing was timed.
+
+use std::path::PathBuf;
+
+use crate::{backend::BackendError, onnx::ReadError, tensor::TensorShapeError};
+
+/// A benchmark could not be done.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LatencyError {
+    /// A file cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// A runtime is missing, or failed.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// A tensor does not fit its shape.
+    #[error(transparent)]
+    Shape(#[from] TensorShapeError),
+    /// The histogram could not be made.
+    #[error("the histogram of times: {0}")]
+    Histogram(#[from] hdrhistogram::CreationError),
+    /// A path holds no graph.
+    #[error("{} holds no model.onnx, encoder_model.onnx or decoder_model.onnx", .path.display())]
+    NoGraph {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// Several models have no graph in common.
+    #[error("the models have no part in common: {parts}")]
+    NothingInCommon {
+        /// The parts of each.
+        parts: String,
+    },
+    /// An axis of a graph has no size.
+    #[error("the size of the axis \"{axis}\" is not known")]
+    UnknownAxis {
+        /// Its name.
+        axis: String,
+    },
+    /// No graph has the axis that was given a size.
+    #[error("no graph of these models has the axis \"{axis}\"")]
+    UnusedAxis {
+        /// Its name.
+        axis: String,
+    },
+    /// Nothing can be given to an input.
+    #[error("input \"{input}\": {what}")]
+    UnknownInput {
+        /// Its name.
+        input: String,
+        /// What is not known.
+        what: &'static str,
+    },
+    /// A file of inputs lacks one.
+    #[error("the file of inputs has no \"{input}\"")]
+    MissingInput {
+        /// Its name.
+        input: String,
+    },
+    /// A row is longer than a table of positions.
+    #[error("{}: {length} positions, and the table \"{table}\" has {positions}", .model.display())]
+    TooLong {
+        /// The graph.
+        model: PathBuf,
+        /// Positions asked for.
+        length: usize,
+        /// Weight that holds the table.
+        table: String,
+        /// Positions that there are.
+        positions: usize,
+    },
+    /// A graph has no operator of ours that could be cut out.
+    #[error("{} has no MoA operator as a node", .model.display())]
+    NoOperators {
+        /// The graph.
+        model: PathBuf,
+    },
+    /// An operator cannot be timed by itself.
+    #[error("the operator of module {module} cannot be cut out: {why}")]
+    Cut {
+        /// Its module.
+        module: String,
+        /// What is in the way.
+        why: String,
+    },
+    /// A router does not make the asked choice.
+    #[error("the router of module {module} cannot be steered: {why}")]
+    Steering {
+        /// Its module.
+        module: String,
+        /// What is in the way.
+        why: String,
+    },
+    /// A trace does not fit the model.
+    #[error("the trace of module {module}: {why}")]
+    Trace {
+        /// Its module.
+        module: String,
+        /// What does not fit.
+        why: String,
+    },
+    /// Backends of one model disagree.
+    #[error("{place}: {fault}")]
+    Disagreement {
+        /// Model, backend, part and shape.
+        place: String,
+        /// What is wrong.
+        fault: String,
+    },
+}

@@ -1,0 +1,191 @@
+//! What this machine says about itself, as far as it says anything.
+
+use std::{collections::BTreeSet, fs, path::Path, process::Command};
+
+use serde::{Deserialize, Serialize};
+
+/// The machine, as it was before the first timed call.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Name of the processor.
+    pub cpu: Option<String>,
+    /// Logical processors that are switched on.
+    pub cpus: usize,
+    /// Logical processors that this process may use.
+    pub usable_cpus: usize,
+    /// The list of those, where the system gives one.
+    pub affinity: Option<String>,
+    /// Processors' worth of time that a control group grants.
+    pub quota: Option<f64>,
+    /// Frequency governors in use; empty where the system names none.
+    pub governors: Vec<String>,
+    /// Lowest and highest current frequency, in MHz.
+    pub mhz: Option<[f64; 2]>,
+    /// Whether every processor's lowest and highest allowed frequency are the same.
+    pub clocks_locked: Option<bool>,
+    /// Whether boost frequencies are allowed.
+    pub boost: Option<bool>,
+    /// Times that the processor was throttled since it started.
+    pub throttled: Option<u64>,
+    /// Whether a hypervisor runs this machine.
+    pub virtual_machine: Option<bool>,
+    /// Memory in bytes.
+    pub memory: Option<u64>,
+    /// Distribution.
+    pub system: Option<String>,
+    /// Kernel and its release.
+    pub kernel: Option<String>,
+    /// Graphics processors: name, driver, clocks, throttle reasons. No backend that is timed here uses one.
+    pub gpus: Option<Vec<String>>,
+}
+
+/// What changes while a benchmark runs.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Moment {
+    /// Load averages of 1, 5 and 15 minutes.
+    pub load: Option<[f64; 3]>,
+    /// Share of all processor time that other machines took since the machine started.
+    pub stolen: Option<f64>,
+    /// Most resident memory of this process so far, in bytes (`VmHWM`).
+    pub peak_memory: Option<u64>,
+}
+
+impl Machine {
+    /// Reads what there is to read.
+    pub fn read() -> Self {
+        let cpuinfo = text("/proc/cpuinfo").unwrap_or_default();
+        let status = text("/proc/self/status").unwrap_or_default();
+        let clocks = || fields(&cpuinfo, "cpu MHz").filter_map(|text| text.parse::<f64>().ok());
+        let mhz = clocks().reduce(f64::min).zip(clocks().reduce(f64::max)).map(|(low, high)| [low, high]);
+        let is_virtual = |flags: &str| flags.split_whitespace().any(|flag| flag == "hypervisor");
+        Self {
+            cpu: fields(&cpuinfo, "model name").next().map(str::to_owned),
+            cpus: fields(&cpuinfo, "processor").count(),
+            usable_cpus: std::thread::available_parallelism().map_or(1, usize::from),
+            affinity: fields(&status, "Cpus_allowed_list").next().map(str::to_owned),
+            quota: text("/sys/fs/cgroup/cpu.max").as_deref().and_then(quota),
+            governors: each_cpu("cpufreq/scaling_governor").into_iter().collect::<BTreeSet<_>>().into_iter().collect(),
+            mhz,
+            clocks_locked: clocks_locked(),
+            boost: text("/sys/devices/system/cpu/cpufreq/boost").map(|text| text == "1"),
+            throttled: sum(&each_cpu("thermal_throttle/core_throttle_count")),
+            virtual_machine: fields(&cpuinfo, "flags").next().map(is_virtual),
+            memory: text("/proc/meminfo").and_then(|text| kilobytes(&text, "MemTotal")),
+            system: text("/etc/os-release").and_then(|text| pretty_name(&text)),
+            kernel: text("/proc/sys/kernel/ostype")
+                .zip(text("/proc/sys/kernel/osrelease"))
+                .map(|(kind, release)| format!("{kind} {release}")),
+            gpus: gpus(),
+        }
+    }
+}
+
+impl Moment {
+    /// Reads what there is to read.
+    pub fn read() -> Self {
+        Self {
+            load: text("/proc/loadavg").as_deref().and_then(load),
+            stolen: text("/proc/stat").as_deref().and_then(stolen),
+            peak_memory: text("/proc/self/status").and_then(|text| kilobytes(&text, "VmHWM")),
+        }
+    }
+}
+
+/// Resident memory of this process now, in bytes.
+pub(super) fn resident_memory() -> Option<u64> {
+    text("/proc/self/status").and_then(|text| kilobytes(&text, "VmRSS"))
+}
+
+/// Lets `VmHWM` begin anew from what is resident now; false where the system does not.
+pub(super) fn reset_peak_memory() -> bool {
+    fs::write("/proc/self/clear_refs", "5").is_ok()
+}
+
+fn text(path: impl AsRef<Path>) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+/// The values of `name : value`, line by line.
+fn fields<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = &'a str> {
+    let lines = text.lines().filter_map(|line| line.split_once(':'));
+    lines.filter(move |(found, _)| found.trim() == name).map(|(_, value)| value.trim())
+}
+
+fn kilobytes(text: &str, name: &str) -> Option<u64> {
+    let value = fields(text, name).next()?.strip_suffix("kB")?.trim().parse::<u64>().ok()?;
+    Some(1024 * value)
+}
+
+fn each_cpu(file: &str) -> Vec<String> {
+    let entries = fs::read_dir("/sys/devices/system/cpu").into_iter().flatten().flatten();
+    entries.filter_map(|entry| text(entry.path().join(file))).collect()
+}
+
+fn clocks_locked() -> Option<bool> {
+    let (low, high) = (each_cpu("cpufreq/scaling_min_freq"), each_cpu("cpufreq/scaling_max_freq"));
+    (!low.is_empty() && low.len() == high.len()).then(|| low == high)
+}
+
+fn sum(counts: &[String]) -> Option<u64> {
+    if counts.is_empty() { None } else { counts.iter().map(|count| count.parse::<u64>().ok()).sum() }
+}
+
+/// `150000 100000` is one and a half processors, `max 100000` is no limit.
+fn quota(text: &str) -> Option<f64> {
+    let (granted, period) = text.split_once(' ')?;
+    Some(granted.parse::<f64>().ok()? / period.parse::<f64>().ok()?)
+}
+
+fn pretty_name(text: &str) -> Option<String> {
+    let name = text.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="))?;
+    Some(name.trim_matches('"').to_owned())
+}
+
+fn load(text: &str) -> Option<[f64; 3]> {
+    let numbers: Vec<f64> = text.split(' ').take(3).filter_map(|number| number.parse().ok()).collect();
+    numbers.try_into().ok()
+}
+
+/// The eighth number of the line `cpu` beside the sum of the first eight.
+#[allow(clippy::cast_precision_loss)]
+fn stolen(text: &str) -> Option<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
+    let numbers: Vec<u64> = line.split_whitespace().take(8).filter_map(|number| number.parse().ok()).collect();
+    let all: u64 = numbers.iter().sum();
+    Some(*numbers.get(7)? as f64 / all.max(1) as f64)
+}
+
+/// What the driver's own tool says; `None` where there is no such tool.
+fn gpus() -> Option<Vec<String>> {
+    const FIELDS: &str = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,clocks_throttle_reasons.active,power.draw,temperature.gpu";
+    let arguments = [format!("--query-gpu={FIELDS}"), "--format=csv,noheader".to_owned()];
+    let output = Command::new("nvidia-smi").args(arguments).output().ok().filter(|output| output.status.success())?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    Some(text.lines().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_systems_files_are_understood() {
+        assert_eq!(quota("150000 100000"), Some(1.5));
+        assert_eq!(quota("max 100000"), None);
+        assert_eq!(load("0.29 1.40 2.75 1/300 17"), Some([0.29, 1.4, 2.75]));
+        assert_eq!(stolen("cpu  70 0 10 0 0 0 0 20 5 0\ncpu0 1"), Some(0.2));
+        assert_eq!(kilobytes("Name:\tx\nVmHWM:\t  12 kB\n", "VmHWM"), Some(12 * 1024));
+        assert_eq!(pretty_name("ID=x\nPRETTY_NAME=\"An OS 1\"\n").as_deref(), Some("An OS 1"));
+        assert_eq!(fields("cpu MHz\t: 2600.5\ncpu MHz : 1.0", "cpu MHz").collect::<Vec<_>>(), ["2600.5", "1.0"]);
+        assert_eq!(sum(&["3".into(), "4".into()]), Some(7));
+        assert_eq!(sum(&[]), None);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn this_machine_says_something() {
+        let (machine, moment) = (Machine::read(), Moment::read());
+        assert!(machine.usable_cpus >= 1 && machine.kernel.is_some_and(|kernel| kernel.starts_with("Linux ")));
+        assert!(moment.load.is_some() && moment.peak_memory >= resident_memory());
+    }
+}

@@ -1,0 +1,212 @@
+//! Latency that somebody else can believe.
+//!
+//! Contestants are models on backends. In this order: each is loaded and called once at every point of the grid;
+//! those of one model must agree on the inputs that are timed; then at every point all of them are called in turns,
+//! A B A B …, so that what slows the machine down slows all of them, and the ratio of two stays; last, where the
+//! runtime records nodes, a pass of its own says where the time goes. What is timed is the runtime's own call:
+//! inputs are bound before, outputs stay where the runtime put them.
+
+mod contest;
+mod cut;
+mod error;
+mod experts;
+mod machine;
+mod operators;
+mod receipt;
+mod regression;
+mod result;
+mod sampler;
+mod shapes;
+mod statistics;
+mod steering;
+mod subjects;
+
+pub use contest::{place, point_text};
+pub use cut::{CutOperator, HIDDEN_STATES, cut_operators};
+pub use error::LatencyError;
+pub use experts::ExpertLoad;
+pub use machine::{Machine, Moment};
+pub use operators::fold;
+pub use receipt::{Library, ModelFile, Options, Receipt, Threads, hash_file, now};
+pub use regression::{Change, Incomparable, Outcome, compare};
+pub use result::{BenchResult, FORMAT, NodeTime, OperatorTimes, ParityRow, Row, SessionRow, Skipped, Subject, Verdict};
+pub use sampler::{Plan, Series, TimedCall, interleave, nanoseconds};
+pub use shapes::{BATCH, Grid, PAST, SEQUENCE, SOURCE, Sizes, axes, point_of, random_inputs, tokens};
+pub use statistics::{Estimate, Summary, Times, estimate_median, is_supported, median, paired_ratio};
+pub use steering::{Choice, Router};
+pub use subjects::{Job, Member, Model};
+
+use contest::Contest;
+use subjects::{common_parts, jobs};
+
+use crate::{
+    backend::{Backend, OrtOptions},
+    parity::Random,
+    tensor::{NamedTensors, Tensor, TensorData},
+};
+
+/// What is timed, and how.
+pub struct Setup<'a> {
+    /// Models.
+    pub models: &'a [Model],
+    /// Backends.
+    pub backends: &'a [Box<dyn Backend>],
+    /// Whether the user named them, so that one that cannot be used is an error.
+    pub backends_are_named: bool,
+    /// ONNX Runtime without our library, which others are compared with.
+    pub bodies: Option<&'a dyn Backend>,
+    /// How ONNX Runtime computes.
+    pub ort: OrtOptions,
+    /// Shapes of random inputs.
+    pub grid: Grid,
+    /// Inputs, where they are not random.
+    pub inputs: Option<NamedTensors>,
+    /// Who decides about the experts; anything but the data times operators one by one.
+    pub choice: Choice,
+    /// Seed of random inputs.
+    pub seed: u64,
+    /// When a point is done.
+    pub plan: Plan,
+    /// What a verification against the checkpoint said, by model and backend.
+    pub verified: Option<Vec<Vec<Verdict>>>,
+    /// Whether to time what computes something else.
+    pub allow_failed_parity: bool,
+    /// Whether to record where the time goes.
+    pub record_operators: bool,
+    /// Is told what begins.
+    pub progress: &'a dyn Fn(&str),
+}
+
+/// Does everything that `setup` says; the receipt is completed on the way.
+///
+/// # Errors
+///
+/// Where a model, an input or a runtime is missing or does not fit, and where backends disagree.
+pub fn bench(setup: &Setup<'_>, mut receipt: Receipt) -> Result<BenchResult, LatencyError> {
+    let jobs = setup.jobs()?;
+    receipt.before = Moment::read();
+    let mut result = BenchResult {
+        format: FORMAT,
+        receipt,
+        parity: Vec::new(),
+        sessions: Vec::new(),
+        skipped: Vec::new(),
+        rows: Vec::new(),
+        experts: Vec::new(),
+        operators: Vec::new(),
+    };
+    let mut contests = Vec::new();
+    for job in jobs {
+        setup.progress(&format!(
+            "loading {}{}",
+            job.part,
+            job.module.as_deref().map_or(String::new(), |m| format!(" {m}"))
+        ));
+        let mut contest = Contest::load(setup, job, &mut result)?;
+        contest.check(&mut result)?;
+        contests.push(contest);
+    }
+    for contest in &mut contests {
+        contest.time(&mut result)?;
+    }
+    if setup.record_operators {
+        for contest in &contests {
+            setup.progress(&format!("recording the nodes of {}", contest.job.part));
+            setup.record(contest, &mut result)?;
+        }
+    }
+    result.receipt.finish();
+    Ok(result)
+}
+
+impl Setup<'_> {
+    fn progress(&self, text: &str) {
+        (self.progress)(text);
+    }
+
+    fn jobs(&self) -> Result<Vec<Job>, LatencyError> {
+        let Some(inputs) = &self.inputs else { return jobs(self.models, &self.grid, &self.choice) };
+        let mut jobs = Vec::new();
+        let mut missing = None;
+        for (part, members) in common_parts(self.models)? {
+            let points = members.iter().map(|member| point_of(&member.file, inputs)).collect::<Result<Vec<_>, _>>();
+            match points {
+                Ok(mut points) => {
+                    let point = points.pop().unwrap_or_default();
+                    jobs.push(Job { part, module: None, members, points: vec![point] });
+                }
+                Err(error) => missing = Some(error),
+            }
+        }
+        match missing {
+            Some(error) if jobs.is_empty() => Err(error),
+            _ => Ok(jobs),
+        }
+    }
+
+    /// The inputs of a point, member by member; `attempt` numbers other ones of the same shape.
+    fn inputs_of(&self, job: &Job, point: usize, attempt: u64) -> Result<Vec<NamedTensors>, LatencyError> {
+        let sizes = &job.points[point];
+        let mut all = Vec::new();
+        for (index, member) in job.members.iter().enumerate() {
+            if let Some(given) = &self.inputs {
+                let names: Vec<String> = member.file.inputs().into_iter().map(|input| input.name).collect();
+                let own = given.iter().filter(|(name, _)| names.contains(name));
+                all.push(own.map(|(name, tensor)| (name.clone(), tensor.clone())).collect());
+                continue;
+            }
+            let mut random = Random::new(self.seed.wrapping_add(attempt << 32));
+            let mut inputs = random_inputs(&member.file, sizes, &mut random)?;
+            if let (Some(operator), Some(wanted)) = (&member.operator, self.wanted(job, index, point)) {
+                let states = operator
+                    .router
+                    .steer(&wanted?, &mut random)
+                    .map_err(|why| LatencyError::Steering { module: operator.module.clone(), why })?;
+                if let Some(place) = inputs.get_mut(HIDDEN_STATES) {
+                    *place = Tensor::new(place.shape(), TensorData::F32(states))?;
+                }
+            }
+            all.push(inputs);
+        }
+        Ok(all)
+    }
+
+    /// The experts that a member's tokens should go to.
+    fn wanted(&self, job: &Job, member: usize, point: usize) -> Option<Result<Vec<Vec<usize>>, LatencyError>> {
+        let operator = job.members[member].operator.as_ref()?;
+        let sizes = [operator.router.experts, operator.top_k];
+        let mut random = Random::new(self.seed);
+        self.choice.experts(&operator.module, tokens(&job.points[point]), sizes, &mut random).transpose()
+    }
+
+    /// Where the time goes at the largest point of a contest, for contestants on ONNX Runtime.
+    #[cfg(feature = "ort")]
+    fn record(&self, contest: &Contest<'_>, result: &mut BenchResult) -> Result<(), LatencyError> {
+        use crate::backend::OrtOperators;
+        let size = |point: &&usize| {
+            let sizes = &contest.job.points[**point];
+            sizes.values().map(|size| size.max(&1)).product::<usize>()
+        };
+        let points: Vec<usize> = (0..contest.job.points.len()).collect();
+        let Some(point) = points.iter().max_by_key(size).copied() else { return Ok(()) };
+        for contestant in contest.contestants.iter().filter(|_| contest.job.module.is_none()) {
+            let operators = match contestant.subject.backend.as_str() {
+                "ort" => OrtOperators::Library,
+                "ort-function" => OrtOperators::Functions,
+                _ => continue,
+            };
+            let file = &contest.job.members[contestant.member].file;
+            let inputs = &contest.inputs[point][contestant.member];
+            let call = contestant.first_calls.get(point).copied().unwrap_or(1);
+            let (calls, nodes) = operators::record(file, operators, &self.ort, inputs, call)?;
+            let subject = contestant.subject.clone();
+            result.operators.push(OperatorTimes { subject, point: contest.job.points[point].clone(), calls, nodes });
+        }
+        Ok(())
+    }
+
+    #[cfg(not(feature = "ort"))]
+    fn record(&self, _contest: &Contest<'_>, _result: &mut BenchResult) -> Result<(), LatencyError> {
+        Ok(())
+    }
+}

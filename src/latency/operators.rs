@@ -1,0 +1,167 @@
+//! Where the time goes, node by node, folded by the layers that the nodes' names give.
+
+use super::result::NodeTime;
+#[cfg(feature = "ort")]
+use super::{LatencyError, result::OperatorTimes};
+
+/// Calls that are recorded, where they are fast.
+#[cfg(feature = "ort")]
+const CALLS: usize = 10;
+
+/// Calls before those.
+#[cfg(feature = "ort")]
+const WARM_UP_CALLS: usize = 3;
+
+/// About how long the recorded calls may take.
+#[cfg(feature = "ort")]
+const NANOSECONDS: u64 = 2_000_000_000;
+
+/// Records every node of `file` on ONNX Runtime. Bodies are put in the place of their operators before, where the
+/// runtime would do so itself, because its names for their nodes do not say which layer they belong to.
+///
+/// # Errors
+///
+/// Where the runtime fails.
+#[cfg(feature = "ort")]
+pub(super) fn record(
+    file: &crate::onnx::OnnxFile,
+    operators: crate::backend::OrtOperators,
+    options: &crate::backend::OrtOptions,
+    inputs: &crate::tensor::NamedTensors,
+    call: u64,
+) -> Result<(usize, Vec<NodeTime>), LatencyError> {
+    use crate::backend::{OrtOperators, OrtSession, OrtTrace};
+    let inlined = match operators {
+        OrtOperators::Library => None,
+        OrtOperators::Functions => {
+            let model =
+                crate::onnx::inline::inline_functions(file.model()).map_err(crate::backend::BackendError::from)?;
+            Some(file.with_model(model)?)
+        }
+    };
+    let file = inlined.as_ref().unwrap_or(file);
+    let outputs: Vec<String> = file.outputs().into_iter().map(|output| output.name).collect();
+    let trace = OrtTrace::begin()?;
+    let mut session = OrtSession::load(file, outputs, operators, options.clone(), Some(&trace.place()))?;
+    let mut values = Vec::with_capacity(inputs.len());
+    for (name, tensor) in inputs {
+        values.push(session.tensor(tensor)?);
+        if let Some(value) = values.last() {
+            session.bind(name, value)?;
+        }
+    }
+    let calls = usize::try_from(NANOSECONDS / call.max(1)).unwrap_or(CALLS).clamp(1, CALLS);
+    for _ in 0..WARM_UP_CALLS + calls {
+        session.run()?;
+    }
+    let runs = trace.nodes(&session.end_profiling()?)?;
+    Ok((calls, fold_calls(&runs, WARM_UP_CALLS + calls)))
+}
+
+/// Folds the nodes of `calls` equal calls: of every node the median over the calls after the warm-up, so that one
+/// interruption weighs nothing.
+#[cfg(feature = "ort")]
+#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn fold_calls(runs: &[crate::backend::NodeRun], calls: usize) -> Vec<NodeTime> {
+    let nodes = runs.len() / calls.max(1);
+    let measured = &runs[nodes * WARM_UP_CALLS.min(calls)..nodes * calls];
+    let times = (0..nodes).map(|node| {
+        let times: Vec<f64> = measured.iter().skip(node).step_by(nodes).map(|run| run.time.as_nanos() as f64).collect();
+        let time = super::median(&times).unwrap_or_default().round() as u64;
+        (measured[node].node.as_str(), measured[node].operator.as_str(), time)
+    });
+    fold(times, 1)
+}
+
+/// Sums up nodes by module and operator, in the order in which they come first.
+#[allow(clippy::cast_precision_loss)]
+pub fn fold<'a>(runs: impl Iterator<Item = (&'a str, &'a str, u64)>, calls: usize) -> Vec<NodeTime> {
+    let mut folded: Vec<NodeTime> = Vec::new();
+    let calls = calls.max(1) as f64;
+    for (node, operator, time) in runs {
+        let module = module_of(node, operator);
+        let known = folded.iter_mut().find(|known| known.module == module && known.operator == operator);
+        let entry = match known {
+            Some(entry) => entry,
+            None => {
+                let layer = layer_of(&module).to_owned();
+                folded.push(NodeTime { layer, module, operator: operator.to_owned(), nodes: 0.0, time: 0.0 });
+                let last = folded.len() - 1;
+                &mut folded[last]
+            }
+        };
+        entry.nodes += 1.0 / calls;
+        entry.time += time as f64 / calls;
+    }
+    folded
+}
+
+/// What stands before the first slash; a node of ours is named as its module.
+fn module_of(node: &str, operator: &str) -> String {
+    match node.split_once('/') {
+        Some((module, _)) => module.to_owned(),
+        None if moa_schema::OPERATORS.iter().any(|ours| ours.name == operator) => node.to_owned(),
+        None => String::new(),
+    }
+}
+
+/// The module up to its first number: `decoder.layers.3` of `decoder.layers.3.self_attn.q_proj`.
+fn layer_of(module: &str) -> &str {
+    let mut end = 0;
+    for part in module.split('.') {
+        end += part.len();
+        if !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()) {
+            return &module[..end];
+        }
+        end += 1;
+    }
+    module
+}
+
+#[cfg(feature = "ort")]
+impl OperatorTimes {
+    /// Time of all nodes of a call.
+    pub fn total(&self) -> f64 {
+        self.nodes.iter().map(|node| node.time).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_end_at_the_first_number() {
+        for (module, layer) in [
+            ("decoder.layers.3.self_attn.q_proj", "decoder.layers.3"),
+            ("encoder.layers.0", "encoder.layers.0"),
+            ("encoder", "encoder"),
+            ("", ""),
+        ] {
+            assert_eq!(layer_of(module), layer);
+        }
+    }
+
+    #[test]
+    fn nodes_are_summed_by_module_and_operator() {
+        let runs = [
+            ("e.layers.0.attn", "MoASelfAttention", 100),
+            ("e.layers.0/MatMul", "MatMul", 10),
+            ("e.layers.0/MatMul_1/Fused/", "MatMul", 20),
+            ("Cast", "Cast", 4),
+        ];
+        let folded = fold(runs.into_iter().chain(runs), 2);
+        let texts: Vec<_> = folded
+            .iter()
+            .map(|node| (node.layer.as_str(), node.module.as_str(), node.operator.as_str(), node.nodes, node.time))
+            .collect();
+        assert_eq!(
+            texts,
+            [
+                ("e.layers.0", "e.layers.0.attn", "MoASelfAttention", 1.0, 100.0),
+                ("e.layers.0", "e.layers.0", "MatMul", 2.0, 30.0),
+                ("", "", "Cast", 1.0, 4.0),
+            ]
+        );
+    }
+}

@@ -1,0 +1,230 @@
+//! What a result must carry so that somebody else can believe it.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::Path,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::machine::{Machine, Moment};
+use crate::onnx::ReadError;
+
+/// Where, with what and under which circumstances times were taken.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Receipt {
+    /// Version of this program.
+    pub program: String,
+    /// Seconds since 1970, UTC.
+    pub unix_time: u64,
+    /// The machine.
+    pub machine: Machine,
+    /// Before the first timed call.
+    pub before: Moment,
+    /// After the last one.
+    pub after: Moment,
+    /// Times that the processor was throttled in between, where it counts them.
+    pub throttled: Option<u64>,
+    /// Threads that each backend was given.
+    pub threads: Threads,
+    /// Runtimes and libraries.
+    pub runtimes: Vec<Library>,
+    /// Files that were timed.
+    pub files: Vec<ModelFile>,
+    /// Options, as they were meant.
+    pub options: Options,
+    /// What weakens the result.
+    pub warnings: Vec<String>,
+}
+
+/// Threads of the timed backends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Threads {
+    /// What the user asked for.
+    pub asked: Option<usize>,
+    /// What ONNX Runtime uses.
+    pub onnx_runtime: usize,
+    /// What tract uses.
+    pub tract: usize,
+}
+
+/// A library that computed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Library {
+    /// What it is.
+    pub name: String,
+    /// Its version, or what it says of its build.
+    pub version: String,
+    /// SHA-256 of the file, where it is one.
+    pub sha256: Option<String>,
+}
+
+/// A file of a model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelFile {
+    /// Model that it belongs to.
+    pub model: String,
+    /// File name.
+    pub file: String,
+    /// Its bytes.
+    pub bytes: u64,
+    /// SHA-256 of them.
+    pub sha256: String,
+}
+
+/// What decides what was measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Options {
+    /// Who decides about the experts.
+    pub routing: String,
+    /// Whether inputs came from a file.
+    pub inputs: Option<String>,
+    /// Seed of random inputs.
+    pub seed: u64,
+    /// Samples that end a point.
+    pub samples: Option<usize>,
+    /// Seconds that end a point.
+    pub seconds: Option<f64>,
+    /// Most seconds of a warm-up.
+    pub warm_up: f64,
+    /// Whether a backend that computes something else is timed.
+    pub allow_failed_parity: bool,
+}
+
+/// SHA-256 and size of a file.
+///
+/// # Errors
+///
+/// Where it cannot be read.
+pub fn hash_file(path: &Path) -> Result<(String, u64), ReadError> {
+    hash(path).map_err(|source| ReadError::Io { path: path.to_path_buf(), source })
+}
+
+fn hash(path: &Path) -> io::Result<(String, u64)> {
+    let mut file = File::open(path)?;
+    let mut hasher = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    let mut bytes = 0;
+    loop {
+        let read = file.read(&mut buffer)?;
+        if read == 0 {
+            return Ok((hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect(), bytes));
+        }
+        hasher.update(&buffer[..read]);
+        bytes += read as u64;
+    }
+}
+
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+impl Receipt {
+    /// Notes what is known after the last call, and what weakens the result.
+    pub fn finish(&mut self) {
+        self.after = Moment::read();
+        self.throttled =
+            Machine::read().throttled.zip(self.machine.throttled).map(|(after, before)| after - before.min(after));
+        self.warnings = self.weaknesses();
+    }
+
+    fn weaknesses(&self) -> Vec<String> {
+        let Self { machine, before, after, threads, .. } = self;
+        let mut warnings = Vec::new();
+        #[allow(clippy::cast_precision_loss)]
+        let free = (machine.usable_cpus as f64 - threads.onnx_runtime as f64).max(0.0);
+        if let Some([load, ..]) = before.load.filter(|[load, ..]| *load > free + 0.5) {
+            let used = threads.onnx_runtime;
+            warnings.push(format!(
+                "the load average was {load:.2} before the start: with {used} threads more than {} processors can do",
+                machine.usable_cpus
+            ));
+        }
+        if threads.onnx_runtime > machine.usable_cpus {
+            warnings.push(format!("{} threads share {} processors", threads.onnx_runtime, machine.usable_cpus));
+        }
+        if machine.governors.is_empty() {
+            warnings.push("the frequency governor is unknown: clocks may have changed".to_owned());
+        }
+        for governor in machine.governors.iter().filter(|governor| *governor != "performance") {
+            warnings.push(format!("the frequency governor is {governor}, not performance"));
+        }
+        if machine.virtual_machine == Some(true) {
+            warnings.push("this is a virtual machine: other machines may share the processor".to_owned());
+        }
+        if let Some(quota) =
+            machine.quota.filter(|quota| *quota < f64::from(u32::try_from(threads.onnx_runtime).unwrap_or(u32::MAX)))
+        {
+            warnings.push(format!("a control group grants {quota:.2} processors only"));
+        }
+        let stolen = after.stolen.zip(before.stolen).filter(|(after, before)| after - before > 1e-3);
+        if stolen.is_some() {
+            warnings.push("other machines took processor time while this ran".to_owned());
+        }
+        if let Some(count) = self.throttled.filter(|count| *count > 0) {
+            warnings.push(format!("the processor was throttled {count} times while this ran"));
+        }
+        warnings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn receipt(machine: Machine, load: f64, threads: usize) -> Receipt {
+        let before = Moment { load: Some([load, 0.0, 0.0]), ..Moment::default() };
+        Receipt {
+            program: String::new(),
+            unix_time: now(),
+            machine,
+            before,
+            after: Moment::default(),
+            throttled: None,
+            threads: Threads { asked: Some(threads), onnx_runtime: threads, tract: 1 },
+            runtimes: Vec::new(),
+            files: Vec::new(),
+            options: Options {
+                routing: "data".into(),
+                inputs: None,
+                seed: 0,
+                samples: None,
+                seconds: None,
+                warm_up: 5.0,
+                allow_failed_parity: false,
+            },
+            warnings: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_quiet_machine_has_no_warnings_and_a_busy_one_several() {
+        let quiet = Machine { usable_cpus: 8, governors: vec!["performance".into()], ..Machine::default() };
+        assert_eq!(receipt(quiet.clone(), 0.4, 4).weaknesses(), [""; 0]);
+        let busy = Machine {
+            usable_cpus: 2,
+            governors: vec!["powersave".into()],
+            virtual_machine: Some(true),
+            quota: Some(1.5),
+            ..quiet
+        };
+        let warnings = receipt(busy, 1.8, 4).weaknesses().join("\n");
+        for part in ["load average was 1.80", "4 threads share 2", "powersave", "virtual machine", "1.50 processors"] {
+            assert!(warnings.contains(part), "{part} is not in\n{warnings}");
+        }
+    }
+
+    #[test]
+    fn hashes_are_those_of_the_standard() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("abc");
+        std::fs::write(&path, "abc").unwrap();
+        let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(hash_file(&path).unwrap(), (expected.to_owned(), 3));
+        assert!(hash_file(&folder.path().join("nowhere")).is_err());
+    }
+}

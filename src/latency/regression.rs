@@ -1,0 +1,102 @@
+//! A result beside an older one.
+
+use super::{
+    result::{BenchResult, FORMAT, Row},
+    statistics::Estimate,
+};
+
+/// One row beside its older self.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Change {
+    /// Row of the new result.
+    pub row: usize,
+    /// Median of the turns then, with its interval.
+    pub before: Estimate,
+    /// And now.
+    pub after: Estimate,
+    /// Verdict.
+    pub outcome: Outcome,
+}
+
+/// What the intervals say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The new interval lies above the old one by more than the threshold.
+    Slower,
+    /// The new interval lies below the old one by more than the threshold.
+    Faster,
+    /// Neither.
+    Same,
+}
+
+/// The results were measured differently and say nothing about each other.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what}: {before} then, {after} now")]
+pub struct Incomparable {
+    /// What differs.
+    pub what: String,
+    /// In the old result.
+    pub before: String,
+    /// In the new result.
+    pub after: String,
+}
+
+/// Compares every row of `new` with the same one of `old`. A row is slower where even the lower end of its interval
+/// is above the upper end of the old one times `1 + threshold`.
+///
+/// # Errors
+///
+/// Where processor, threads, routing or inputs differ, a row is new, or there were too few turns for an interval.
+pub fn compare(new: &BenchResult, old: &BenchResult, threshold: f64) -> Result<Vec<Change>, Incomparable> {
+    same_circumstances(new, old)?;
+    new.rows.iter().enumerate().map(|(index, row)| change(index, row, old, threshold)).collect()
+}
+
+fn same_circumstances(new: &BenchResult, old: &BenchResult) -> Result<(), Incomparable> {
+    let facts = |result: &BenchResult| {
+        let receipt = &result.receipt;
+        let threads = receipt.threads;
+        [
+            ("format", result.format.to_string()),
+            ("processor", receipt.machine.cpu.clone().unwrap_or_else(|| "unknown".into())),
+            ("usable processors", receipt.machine.usable_cpus.to_string()),
+            ("threads", format!("{} of ONNX Runtime, {} of tract", threads.onnx_runtime, threads.tract)),
+            ("routing", receipt.options.routing.clone()),
+            ("inputs", receipt.options.inputs.clone().unwrap_or_else(|| "random".into())),
+            ("seed", receipt.options.seed.to_string()),
+        ]
+    };
+    let pairs = facts(old).into_iter().zip(facts(new));
+    match pairs.into_iter().find(|((_, before), (_, after))| before != after) {
+        Some(((what, before), (_, after))) => Err(Incomparable { what: what.to_owned(), before, after }),
+        None if old.format == FORMAT => Ok(()),
+        None => Err(Incomparable { what: "format".into(), before: old.format.to_string(), after: FORMAT.to_string() }),
+    }
+}
+
+fn change(index: usize, row: &Row, old: &BenchResult, threshold: f64) -> Result<Change, Incomparable> {
+    let name = || {
+        let subject = &row.subject;
+        let module = subject.module.as_ref().map(|module| format!(" {module}")).unwrap_or_default();
+        let point: Vec<String> = row.point.iter().map(|(axis, size)| format!("{axis} {size}")).collect();
+        format!("{} on {}, {}{module}, {}", subject.model, subject.backend, subject.part, point.join(", "))
+    };
+    let differ = |before: &str, after: &str| Incomparable { what: name(), before: before.into(), after: after.into() };
+    let before = old.rows.iter().find(|old| old.subject == row.subject && old.point == row.point);
+    let before = before.ok_or_else(|| differ("not measured", "measured"))?.turn_median;
+    let after = row.turn_median;
+    let few = "too few turns for an interval";
+    let ([old_low, old_high], [new_low, new_high]) = match (before.interval, after.interval) {
+        (Some(before), Some(after)) => (before, after),
+        (None, _) => return Err(differ(few, "measured")),
+        (_, None) => return Err(differ("measured", few)),
+    };
+    let outcome = if new_low > old_high * (1.0 + threshold) {
+        Outcome::Slower
+    } else if new_high * (1.0 + threshold) < old_low {
+        Outcome::Faster
+    } else {
+        Outcome::Same
+    };
+    Ok(Change { row: index, before, after, outcome })
+}

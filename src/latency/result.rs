@@ -1,0 +1,166 @@
+//! What a benchmark found.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    experts::ExpertLoad,
+    receipt::Receipt,
+    shapes::Sizes,
+    statistics::{Estimate, Summary},
+};
+use crate::parity::Agreement;
+
+/// Version of [`BenchResult`] as JSON.
+pub const FORMAT: u32 = 1;
+
+/// Everything that a benchmark found. Times are nanoseconds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BenchResult {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Where, with what and how.
+    pub receipt: Receipt,
+    /// Whether the backends compute the same.
+    pub parity: Vec<ParityRow>,
+    /// What it takes before the first call.
+    pub sessions: Vec<SessionRow>,
+    /// Backends that do not take a model and were not named.
+    pub skipped: Vec<Skipped>,
+    /// Times, point by point; contestants of a point stand together, the first of them first.
+    pub rows: Vec<Row>,
+    /// Tokens by expert.
+    pub experts: Vec<ExpertLoad>,
+    /// Where the time goes.
+    pub operators: Vec<OperatorTimes>,
+}
+
+/// What is timed beside others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subject {
+    /// Model.
+    pub model: String,
+    /// Backend.
+    pub backend: String,
+    /// Part of the model: `model`, `encoder_model` or `decoder_model`.
+    pub part: String,
+    /// The layer, where its operator is timed by itself.
+    pub module: Option<String>,
+}
+
+/// Times of one contestant at one point.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// Who.
+    pub subject: Subject,
+    /// At which shape.
+    pub point: Sizes,
+    /// First call at this shape.
+    pub first_call: u64,
+    /// Calls of the warm-up.
+    pub warm_up_calls: usize,
+    /// Whether the warm-up ended in a steady state.
+    pub steady: bool,
+    /// All timed calls.
+    pub times: Summary,
+    /// Turns.
+    pub turns: usize,
+    /// Median of the turns' medians.
+    pub turn_median: Estimate,
+    /// New tokens a second at the median.
+    pub tokens_per_second: f64,
+    /// Time beside that of the point's first contestant; absent for that one.
+    pub ratio: Option<Estimate>,
+}
+
+/// What a contestant takes before its first call.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SessionRow {
+    /// Who.
+    pub subject: Subject,
+    /// Time to load the graph from its file.
+    pub load: u64,
+    /// Resident memory that loading and a first call at every point added to the process at its peak, in bytes.
+    pub peak_memory: Option<u64>,
+}
+
+/// A backend that was not used.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Skipped {
+    /// Who.
+    pub subject: Subject,
+    /// Why.
+    pub why: String,
+}
+
+/// Whether a contestant computes what it should.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ParityRow {
+    /// Who.
+    pub subject: Subject,
+    /// At which shape; absent where a checkpoint was the reference.
+    pub point: Option<Sizes>,
+    /// The outcome.
+    pub verdict: Verdict,
+}
+
+/// Outcome of a parity check.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "verdict")]
+pub enum Verdict {
+    /// Verified against the checkpoint.
+    Verified,
+    /// Agrees with another backend on the timed inputs.
+    Agrees {
+        /// That backend.
+        with: String,
+        /// How closely.
+        agreement: Agreement,
+    },
+    /// This is what others are compared with.
+    Yardstick,
+    /// Nothing was compared.
+    NotChecked {
+        /// Why.
+        why: String,
+    },
+    /// Computes something else, and is timed because the user said so.
+    Failed {
+        /// What is wrong.
+        fault: String,
+    },
+}
+
+/// Time by node, in a pass of its own in which the runtime recorded every node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OperatorTimes {
+    /// Who.
+    pub subject: Subject,
+    /// At which shape.
+    pub point: Sizes,
+    /// Calls that were recorded.
+    pub calls: usize,
+    /// Time by module and operator, in the order of the graph.
+    pub nodes: Vec<NodeTime>,
+}
+
+/// Time of the nodes of one operator in one module.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NodeTime {
+    /// Layer, such as `encoder.layers.0`; empty for nodes that belong to none.
+    pub layer: String,
+    /// Module, such as `encoder.layers.0.self_attn`; the layer itself for its other nodes.
+    pub module: String,
+    /// Operator.
+    pub operator: String,
+    /// Nodes that ran, in each call.
+    pub nodes: f64,
+    /// Time in each call.
+    pub time: f64,
+}
+
+impl BenchResult {
+    /// Whether something was timed that computes something else.
+    pub fn has_failed_parity(&self) -> bool {
+        self.parity.iter().any(|row| matches!(row.verdict, Verdict::Failed { .. }))
+    }
+}

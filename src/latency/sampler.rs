@@ -1,0 +1,237 @@
+//! Calls in turns: A B A B …, so that a ratio survives a noisy machine.
+
+use std::time::Duration;
+
+use hdrhistogram::CreationError;
+
+use super::statistics::{Times, median};
+
+/// Calls in a window of the warm-up.
+const WINDOW: usize = 8;
+
+/// Largest relative difference of the medians of two neighbouring windows in a steady state.
+const STEADY: f64 = 0.05;
+
+/// Turns in which a number of samples is taken, where it is large enough.
+const TURNS: usize = 200;
+
+/// Turns for which the time of a point should do, where calls are slow.
+const TURNS_IN_TIME: u32 = 40;
+
+/// Most timed calls of a turn.
+const LONGEST_TURN: usize = 5;
+
+/// When a point is done.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Plan {
+    /// Samples of every contestant, where that ends a point.
+    pub samples: Option<usize>,
+    /// Time of all timed calls together, where that ends a point.
+    pub time: Option<Duration>,
+    /// Most time of a warm-up.
+    pub warm_up: Duration,
+}
+
+impl Plan {
+    /// Timed calls of a turn, one to five, where a round of single calls takes `round`: so few that the samples make
+    /// two hundred turns, and the time forty.
+    pub fn turn(&self, round: Duration) -> usize {
+        let by_samples = self.samples.map_or(LONGEST_TURN, |samples| samples / TURNS);
+        let rounds = |time: Duration| time.as_nanos() / (TURNS_IN_TIME * round).as_nanos().max(1);
+        let by_time = self.time.map_or(LONGEST_TURN, |time| usize::try_from(rounds(time)).unwrap_or(LONGEST_TURN));
+        by_samples.min(by_time).clamp(1, LONGEST_TURN)
+    }
+
+    fn is_done(&self, samples: usize, spent: Duration) -> bool {
+        self.samples.is_some_and(|wanted| samples >= wanted) || self.time.is_some_and(|most| spent >= most)
+    }
+}
+
+/// What was measured of one contestant.
+#[derive(Debug, Clone)]
+pub struct Series {
+    /// Every timed call.
+    pub times: Times,
+    /// Median of each turn, in nanoseconds.
+    pub turns: Vec<u64>,
+    /// Calls of the warm-up.
+    pub warm_up_calls: usize,
+    /// Whether the warm-up ended in a steady state.
+    pub steady: bool,
+}
+
+/// One call of a contestant, and how long it took.
+pub type TimedCall<'a, E> = Box<dyn FnMut() -> Result<Duration, E> + 'a>;
+
+/// Warms up, then times the contestants in turns.
+///
+/// Warm-up: one call of each in every round, until for every contestant the medians of the last eight calls and of
+/// the eight before differ by at most 5 %, or until the time for it is spent. Then rounds of turns; each round
+/// begins with another contestant. A turn is one call that is not timed where there are several contestants,
+/// since the one before left its data in the caches and its threads spinning, and [`Plan::turn`] timed ones.
+///
+/// # Errors
+///
+/// The first error of a call.
+pub fn interleave<E: From<CreationError>>(contestants: &mut [TimedCall<'_, E>], plan: &Plan) -> Result<Vec<Series>, E> {
+    let warm = warm_up(contestants, plan.warm_up)?;
+    let turn = plan.turn(warm.iter().map(|(_, _, pace)| *pace).sum());
+    let mut series = Vec::with_capacity(contestants.len());
+    for (calls, steady, _) in warm {
+        series.push(Series { times: Times::new()?, turns: Vec::new(), warm_up_calls: calls, steady });
+    }
+    let (count, several) = (contestants.len(), contestants.len() > 1);
+    let (mut samples, mut spent, mut round) = (0, Duration::ZERO, 0);
+    while count > 0 && !plan.is_done(samples, spent) {
+        let turn = plan.samples.map_or(turn, |wanted| turn.min(wanted - samples));
+        for index in (0..count).map(|offset| (round + offset) % count) {
+            if several {
+                contestants[index]()?;
+            }
+            let mut times = Vec::with_capacity(turn);
+            for _ in 0..turn {
+                let time = contestants[index]()?;
+                spent += time;
+                times.push(nanoseconds(time));
+            }
+            series[index].add_turn(&times);
+        }
+        samples += turn;
+        round += 1;
+    }
+    Ok(series)
+}
+
+impl Series {
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    fn add_turn(&mut self, times: &[u64]) {
+        times.iter().for_each(|time| self.times.add(*time));
+        let times: Vec<f64> = times.iter().map(|time| *time as f64).collect();
+        self.turns.extend(median(&times).map(|median| median.round() as u64));
+    }
+}
+
+/// Nanoseconds of a time, at most those of 584 years.
+pub fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Calls of each contestant, whether it became steady, and the median of its last calls.
+fn warm_up<E>(contestants: &mut [TimedCall<'_, E>], most: Duration) -> Result<Vec<(usize, bool, Duration)>, E> {
+    let mut calls: Vec<Vec<f64>> = vec![Vec::new(); contestants.len()];
+    let mut spent = Duration::ZERO;
+    while spent < most && !calls.iter().all(|calls| is_steady(calls)) {
+        for (call, calls) in contestants.iter_mut().zip(&mut calls) {
+            let time = call()?;
+            spent += time;
+            calls.push(time.as_secs_f64());
+        }
+    }
+    let pace = |calls: &[f64]| {
+        let last = median(&calls[calls.len().saturating_sub(WINDOW)..]).unwrap_or_default();
+        Duration::try_from_secs_f64(last).unwrap_or_default()
+    };
+    Ok(calls.iter().map(|calls| (calls.len(), is_steady(calls), pace(calls))).collect())
+}
+
+fn is_steady(calls: &[f64]) -> bool {
+    let Some(start) = calls.len().checked_sub(2 * WINDOW) else { return false };
+    let (before, last) = calls[start..].split_at(WINDOW);
+    match (median(before), median(last)) {
+        (Some(before), Some(last)) => (last / before.max(f64::MIN_POSITIVE) - 1.0).abs() <= STEADY,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::RefCell, rc::Rc};
+
+    use super::*;
+
+    const MICROSECOND: Duration = Duration::from_micros(1);
+
+    fn plan(samples: usize) -> Plan {
+        Plan { samples: Some(samples), time: None, warm_up: Duration::from_secs(1) }
+    }
+
+    /// A contestant that takes `times` one after another, and the last of them from then on.
+    fn scripted(times: Vec<u64>) -> TimedCall<'static, CreationError> {
+        let mut times = times.into_iter();
+        let mut last = 1_000;
+        Box::new(move || {
+            last = times.next().unwrap_or(last);
+            Ok(Duration::from_nanos(last))
+        })
+    }
+
+    #[test]
+    fn turns_alternate_and_begin_with_a_call_that_is_not_timed() {
+        let log = Rc::new(RefCell::new(String::new()));
+        let named = |name: char| -> TimedCall<'_, CreationError> {
+            let log = Rc::clone(&log);
+            Box::new(move || {
+                log.borrow_mut().push(name);
+                Ok(MICROSECOND)
+            })
+        };
+        let mut contestants = [named('a'), named('b')];
+        let series = interleave(&mut contestants, &plan(600)).unwrap();
+        let log = log.borrow();
+        let (warm_up, timed) = log.split_at(2 * 2 * WINDOW);
+        assert_eq!(warm_up, "ab".repeat(2 * WINDOW));
+        assert!(timed.starts_with("aaaabbbbbbbbaaaaaaaabbbb"), "{timed}");
+        assert_eq!(timed.len(), 2 * 200 * 4);
+        for series in series {
+            assert_eq!((series.turns.len(), series.times.summary().unwrap().samples), (200, 600));
+            assert_eq!((series.warm_up_calls, series.steady), (2 * WINDOW, true));
+        }
+    }
+
+    #[test]
+    fn the_warm_up_lasts_until_calls_stop_getting_faster() {
+        let falling: Vec<u64> = (0..100).map(|call| 200_000 - 1_900 * call).collect();
+        let series = interleave(&mut [scripted(falling)], &plan(10)).unwrap();
+        assert!(series[0].steady && series[0].warm_up_calls > 90, "{}", series[0].warm_up_calls);
+        assert!(series[0].times.summary().unwrap().max < 50_000);
+    }
+
+    #[test]
+    fn a_warm_up_ends_and_says_that_nothing_became_steady() {
+        let rising: Vec<u64> = (0..10_000).map(|call| 1_000_000 + 100_000 * call).collect();
+        let brief = Plan { warm_up: Duration::from_millis(40), ..plan(10) };
+        let series = interleave(&mut [scripted(rising)], &brief).unwrap();
+        assert!(!series[0].steady && series[0].warm_up_calls < 30, "{}", series[0].warm_up_calls);
+    }
+
+    #[test]
+    fn samples_or_seconds_end_a_point() {
+        let count = |plan: Plan| {
+            let mut contestants = [scripted(vec![]), scripted(vec![])];
+            let series = interleave(&mut contestants, &plan).unwrap();
+            series.iter().map(|series| series.times.summary().unwrap().samples).collect::<Vec<_>>()
+        };
+        assert_eq!(count(plan(7)), [7, 7]);
+        assert_eq!(count(plan(1_003)), [1_003, 1_003]);
+        let time = Some(100 * MICROSECOND);
+        assert_eq!(count(Plan { samples: None, time, ..plan(1) }), [50, 50]);
+        assert_eq!(count(Plan { time, ..plan(1_000) }), [50, 50]);
+        assert_eq!(count(Plan { time, ..plan(20) }), [20, 20]);
+    }
+
+    #[test]
+    fn slow_calls_make_short_turns() {
+        let timed = |time| Plan { samples: None, time: Some(Duration::from_secs(time)), ..plan(1) };
+        assert_eq!(timed(10).turn(Duration::from_millis(1)), 5);
+        assert_eq!(timed(10).turn(Duration::from_millis(100)), 2);
+        assert_eq!(timed(10).turn(Duration::from_secs(3)), 1);
+        assert_eq!((plan(1_000).turn(MICROSECOND), plan(100).turn(MICROSECOND)), (5, 1));
+        assert_eq!(timed(1).turn(Duration::ZERO), 5);
+    }
+
+    #[test]
+    fn the_first_error_ends_everything() {
+        let mut failing: [TimedCall<'_, CreationError>; 1] = [Box::new(|| Err(CreationError::LowIsZero))];
+        assert_eq!(interleave(&mut failing, &plan(5)).unwrap_err(), CreationError::LowIsZero);
+    }
+}

@@ -1,0 +1,206 @@
+//! Which shapes a graph can be timed at, and the inputs of such a shape.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::LatencyError;
+use crate::{
+    onnx::{
+        OnnxFile,
+        proto::tensor_proto::DataType,
+        read::{Dim, ValueInfo},
+    },
+    parity::Random,
+    tensor::{NamedTensors, Tensor, TensorData},
+};
+
+/// Name of the axis of rows.
+pub const BATCH: &str = "batch";
+/// Name of the axis of new tokens.
+pub const SEQUENCE: &str = "sequence";
+/// Name of the axis of tokens that attention reads besides the new ones' own past.
+pub const SOURCE: &str = "source";
+/// Name of the axis of tokens whose keys and values are cached.
+pub const PAST: &str = "past_sequence";
+
+/// Largest value of a float input, as of a normalised row.
+const FLOAT_RANGE: f32 = 1.7;
+
+/// Sizes by the name of the axis.
+pub type Sizes = BTreeMap<String, usize>;
+
+/// What a grid is made of; every combination is a point.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grid {
+    /// Rows.
+    pub batch: Vec<usize>,
+    /// New tokens.
+    pub sequence: Vec<usize>,
+    /// Cached tokens.
+    pub past: Vec<usize>,
+    /// Source tokens of a graph that has both sides; as many as past and new tokens together where absent.
+    pub source: Vec<usize>,
+    /// Sizes of other axes.
+    pub others: Sizes,
+}
+
+/// Names of the axes of a graph's inputs that have no fixed size, sums left out.
+pub fn axes(file: &OnnxFile) -> BTreeSet<String> {
+    let dims = file.inputs().into_iter().filter_map(|input| input.dims).flatten();
+    let names = dims.filter_map(|dim| if let Dim::Symbolic(name) = dim { Some(name) } else { None });
+    names.filter(|name| !name.contains('+')).collect()
+}
+
+impl Grid {
+    /// The points of a graph with these axes, in the order of the lists, each once.
+    ///
+    /// # Errors
+    ///
+    /// Where the size of an axis is not known.
+    pub fn points(&self, axes: &BTreeSet<String>) -> Result<Vec<Sizes>, LatencyError> {
+        let mut points: Vec<Sizes> = Vec::new();
+        let sources: Vec<Option<usize>> = match self.source.as_slice() {
+            [] => vec![None],
+            several => several.iter().copied().map(Some).collect(),
+        };
+        for batch in &self.batch {
+            for past in &self.past {
+                for sequence in &self.sequence {
+                    for source in &sources {
+                        let point = self.point(axes, *batch, *sequence, *past, *source)?;
+                        if !points.contains(&point) {
+                            points.push(point);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(points)
+    }
+
+    fn point(
+        &self,
+        axes: &BTreeSet<String>,
+        batch: usize,
+        sequence: usize,
+        past: usize,
+        source: Option<usize>,
+    ) -> Result<Sizes, LatencyError> {
+        let both_sides = axes.contains(SEQUENCE);
+        let size = |axis: &String| match axis.as_str() {
+            BATCH => Ok(batch),
+            SEQUENCE => Ok(sequence),
+            PAST => Ok(past),
+            SOURCE if both_sides => Ok(source.unwrap_or(past + sequence)),
+            SOURCE => Ok(sequence),
+            other => self.others.get(other).copied().ok_or_else(|| LatencyError::UnknownAxis { axis: axis.clone() }),
+        };
+        axes.iter().map(|axis| Ok((axis.clone(), size(axis)?))).collect()
+    }
+}
+
+/// New tokens of one call at `point`.
+pub fn tokens(point: &Sizes) -> usize {
+    let rows = point.get(BATCH).copied().unwrap_or(1);
+    rows * point.get(SEQUENCE).or_else(|| point.get(SOURCE)).copied().unwrap_or(1)
+}
+
+/// Fails where a row is longer than a table of positions of the graph.
+///
+/// # Errors
+///
+/// [`LatencyError::TooLong`].
+pub(super) fn check_length(file: &OnnxFile, point: &Sizes) -> Result<(), LatencyError> {
+    let new = point.get(SEQUENCE).or_else(|| point.get(SOURCE)).copied().unwrap_or(0);
+    let length = new + point.get(PAST).copied().unwrap_or(0);
+    match file.position_tables().into_iter().find(|table| length > table.positions) {
+        Some(table) => Err(LatencyError::TooLong {
+            model: file.path().to_path_buf(),
+            length,
+            table: table.name,
+            positions: table.positions,
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Random inputs of `file` at `point`: ids over the whole of the table that they look up, masks of ones, positions
+/// that follow the past, floats uniform as after a normalisation.
+///
+/// # Errors
+///
+/// Where nothing is known of an input.
+pub fn random_inputs(file: &OnnxFile, point: &Sizes, random: &mut Random) -> Result<NamedTensors, LatencyError> {
+    let rows = file.looked_up_rows();
+    let mut inputs = NamedTensors::new();
+    for input in file.inputs() {
+        let shape = shape(&input, point)?;
+        let data = values(&input, &shape, point, rows.get(&input.name).copied(), random)?;
+        inputs.insert(input.name, Tensor::new(shape, data)?);
+    }
+    Ok(inputs)
+}
+
+fn shape(input: &ValueInfo, point: &Sizes) -> Result<Vec<usize>, LatencyError> {
+    let unknown = || LatencyError::UnknownInput { input: input.name.clone(), what: "its shape is not declared" };
+    let dims = input.dims.as_ref().ok_or_else(unknown)?;
+    let size = |dim: &Dim| match dim {
+        Dim::Fixed(size) => Some(*size),
+        Dim::Symbolic(sum) => sum.split('+').map(|name| point.get(name.trim()).copied()).sum(),
+        Dim::Unknown => None,
+    };
+    dims.iter().map(|dim| size(dim).ok_or_else(unknown)).collect()
+}
+
+#[allow(clippy::cast_possible_wrap, clippy::cast_possible_truncation)]
+fn values(
+    input: &ValueInfo,
+    shape: &[usize],
+    point: &Sizes,
+    rows: Option<i64>,
+    random: &mut Random,
+) -> Result<TensorData, LatencyError> {
+    let count = shape.iter().product();
+    let unknown = |what| LatencyError::UnknownInput { input: input.name.clone(), what };
+    let integers: Vec<i64> = match input.data_type {
+        DataType::Float => return Ok(TensorData::F32((0..count).map(|_| FLOAT_RANGE * random.unit()).collect())),
+        DataType::Int64 | DataType::Int32 if input.name.ends_with("mask") => vec![1; count],
+        DataType::Int64 | DataType::Int32 if input.name == "position_ids" => {
+            let past = point.get(PAST).copied().unwrap_or(0);
+            let length = shape.last().copied().unwrap_or(1).max(1);
+            (0..count).map(|index| (past + index % length) as i64).collect()
+        }
+        DataType::Int64 | DataType::Int32 => {
+            let rows = rows.and_then(|rows| usize::try_from(rows).ok()).filter(|rows| *rows > 0);
+            let rows = rows.ok_or_else(|| unknown("which integers it takes is not known"))?;
+            (0..count).map(|_| random.below(rows) as i64).collect()
+        }
+        _ => return Err(unknown("values of its type cannot be made")),
+    };
+    Ok(match input.data_type {
+        DataType::Int32 => TensorData::I32(integers.into_iter().map(|value| value as i32).collect()),
+        _ => TensorData::I64(integers),
+    })
+}
+
+/// The point at which `inputs` lie, by the names of the graph's axes.
+///
+/// # Errors
+///
+/// Where an input is missing.
+pub fn point_of(file: &OnnxFile, inputs: &NamedTensors) -> Result<Sizes, LatencyError> {
+    let mut point = Sizes::new();
+    for input in file.inputs() {
+        let missing = || LatencyError::MissingInput { input: input.name.clone() };
+        let tensor = inputs.get(&input.name).ok_or_else(missing)?;
+        for (dim, size) in input.dims.iter().flatten().zip(tensor.shape()) {
+            if let Dim::Symbolic(name) = dim
+                && !name.contains('+')
+            {
+                point.insert(name.clone(), *size);
+            }
+        }
+    }
+    Ok(point)
+}

@@ -1,0 +1,283 @@
+//! What may be said about a series of times.
+
+use hdrhistogram::{CreationError, Histogram};
+use serde::{Deserialize, Serialize};
+
+/// Longest time that is told apart from longer ones, in nanoseconds: an hour.
+const LONGEST: u64 = 3_600_000_000_000;
+
+/// Decimal digits that the histogram keeps of every time.
+const DIGITS: u8 = 3;
+
+/// Samples that must lie beyond a percentile before it is said: p99 from 1,000 samples, p99.9 from 10,000.
+const BEYOND: f64 = 10.0;
+
+/// Chance that an interval holds the median it is for.
+const CONFIDENCE: f64 = 0.95;
+
+/// Times of one contestant at one point, in nanoseconds.
+///
+/// Every time is kept to three digits in a histogram, whose size does not grow with their number.
+#[derive(Debug, Clone)]
+pub struct Times {
+    histogram: Histogram<u64>,
+    min: u64,
+    max: u64,
+    sum: u128,
+}
+
+/// What [`Times`] say.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Times.
+    pub samples: u64,
+    /// Shortest, in nanoseconds as all that follow.
+    pub min: u64,
+    /// Arithmetic mean.
+    pub mean: f64,
+    /// Median.
+    pub p50: u64,
+    /// 90th percentile, from 100 samples on.
+    pub p90: Option<u64>,
+    /// 99th percentile, from 1,000 samples on.
+    pub p99: Option<u64>,
+    /// 99.9th percentile, from 10,000 samples on.
+    pub p99_9: Option<u64>,
+    /// Longest.
+    pub max: u64,
+    /// Times, to three digits, and how often each was seen.
+    pub histogram: Vec<(u64, u64)>,
+}
+
+impl Times {
+    /// No times yet.
+    ///
+    /// # Errors
+    ///
+    /// Never: the histogram's bounds are constants that it takes.
+    pub fn new() -> Result<Self, CreationError> {
+        Ok(Self { histogram: Histogram::new_with_bounds(1, LONGEST, DIGITS)?, min: u64::MAX, max: 0, sum: 0 })
+    }
+
+    /// Adds one time.
+    pub fn add(&mut self, nanoseconds: u64) {
+        self.histogram.saturating_record(nanoseconds.max(1));
+        self.min = self.min.min(nanoseconds);
+        self.max = self.max.max(nanoseconds);
+        self.sum += u128::from(nanoseconds);
+    }
+
+    /// The time below which the share `quantile` of all lies, where enough samples lie beyond it.
+    pub fn percentile(&self, quantile: f64) -> Option<u64> {
+        let exact = |value: u64| value.clamp(self.min, self.max);
+        is_supported(self.histogram.len(), quantile).then(|| exact(self.histogram.value_at_quantile(quantile)))
+    }
+
+    /// Everything that these times support; `None` where there are none.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn summary(&self) -> Option<Summary> {
+        let samples = self.histogram.len();
+        if samples == 0 {
+            return None;
+        }
+        Some(Summary {
+            samples,
+            min: self.min,
+            mean: self.sum as f64 / samples as f64,
+            p50: self.histogram.value_at_quantile(0.5).clamp(self.min, self.max),
+            p90: self.percentile(0.9),
+            p99: self.percentile(0.99),
+            p99_9: self.percentile(0.999),
+            max: self.max,
+            histogram: self
+                .histogram
+                .iter_recorded()
+                .map(|step| (step.value_iterated_to(), step.count_at_value()))
+                .collect(),
+        })
+    }
+}
+
+/// Whether ten of `samples` lie beyond `quantile`.
+#[allow(clippy::cast_precision_loss)]
+pub fn is_supported(samples: u64, quantile: f64) -> bool {
+    // Half a sample of slack: 1 - 0.999 is no exact number.
+    samples as f64 * (1.0 - quantile) > BEYOND - 1e-6
+}
+
+/// A median and the interval that holds the median of the distribution with a chance of at least 95 %.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Estimate {
+    /// Median of the sample.
+    pub value: f64,
+    /// The interval; `None` below six values, where no order statistic reaches the chance.
+    pub interval: Option<[f64; 2]>,
+}
+
+/// The median of `values` with a distribution-free interval between two of its order statistics: as many values
+/// are cut off at each end as leave a binomial chance of 95 % (David and Nagaraja, *Order Statistics*, 7.1).
+///
+/// `None` where there is no value.
+pub fn estimate_median(values: &[f64]) -> Option<Estimate> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let value = median_of_sorted(&sorted)?;
+    let interval = cut(sorted.len()).map(|cut| [sorted[cut], sorted[sorted.len() - 1 - cut]]);
+    Some(Estimate { value, interval })
+}
+
+/// The median of `values`, the mean of the middle two where their number is even.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    median_of_sorted(&sorted)
+}
+
+fn median_of_sorted(sorted: &[f64]) -> Option<f64> {
+    let upper = *sorted.get(sorted.len() / 2)?;
+    Some(if sorted.len().is_multiple_of(2) { f64::midpoint(sorted[sorted.len() / 2 - 1], upper) } else { upper })
+}
+
+/// Values to cut off at each end of `count` sorted ones; `None` where even all of them are too few.
+#[allow(clippy::cast_precision_loss)]
+fn cut(count: usize) -> Option<usize> {
+    let n = count as f64;
+    let chance = |successes: f64| {
+        let ways = libm::lgamma(n + 1.0) - libm::lgamma(successes + 1.0) - libm::lgamma(n - successes + 1.0);
+        (ways - n * std::f64::consts::LN_2).exp()
+    };
+    let mut outside = 0.0;
+    let mut cut = None;
+    for index in 0..count / 2 {
+        outside += 2.0 * chance(index as f64);
+        if outside > 1.0 - CONFIDENCE {
+            break;
+        }
+        cut = Some(index);
+    }
+    cut
+}
+
+/// How long one contestant takes beside another: the median of the ratios of their turns, each turn's time being
+/// its median. The turns of a round follow each other at once, so that what slows the machine for longer than a
+/// round slows both and leaves the ratio.
+///
+/// `None` where there is no common round.
+#[allow(clippy::cast_precision_loss)]
+pub fn paired_ratio(turns: &[u64], beside: &[u64]) -> Option<Estimate> {
+    let ratios: Vec<f64> = turns.iter().zip(beside).map(|(a, b)| *a as f64 / (*b).max(1) as f64).collect();
+    estimate_median(&ratios)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::parity::Random;
+
+    fn times(values: impl IntoIterator<Item = u64>) -> Times {
+        let mut times = Times::new().unwrap();
+        values.into_iter().for_each(|value| times.add(value));
+        times
+    }
+
+    /// Uniform on (0, 1].
+    fn unit(random: &mut Random) -> f64 {
+        (random.below(1 << 40) + 1) as f64 / (1u64 << 40) as f64
+    }
+
+    #[test]
+    fn percentiles_need_ten_samples_beyond_them() {
+        for (quantile, needed) in [(0.9, 100), (0.99, 1_000), (0.999, 10_000)] {
+            assert!(!is_supported(needed - 1, quantile), "{quantile}");
+            assert!(is_supported(needed, quantile), "{quantile}");
+        }
+        let summary = times(1..1_000).summary().unwrap();
+        assert_eq!((summary.p99, summary.p99_9), (None, None));
+        let summary = times(1..=1_000).summary().unwrap();
+        assert!(summary.p99.is_some_and(|p99| p99.abs_diff(990) <= 1), "{summary:?}");
+        assert_eq!(summary.p99_9, None);
+        assert!(times(1..=10_000).summary().unwrap().p99_9.is_some());
+        assert_eq!(times([]).summary(), None);
+    }
+
+    #[test]
+    fn percentiles_of_known_distributions() {
+        let mut random = Random::new(1);
+        let exponential = times((0..20_000).map(|_| (-1e6 * unit(&mut random).ln()) as u64));
+        let summary = exponential.summary().unwrap();
+        let expected = [(summary.p50, 0.5), (summary.p90.unwrap(), 0.9), (summary.p99.unwrap(), 0.99)];
+        for (found, quantile) in expected {
+            let exact = -1e6 * (1.0f64 - quantile).ln();
+            assert!((found as f64 / exact - 1.0).abs() < 0.06, "{quantile}: {found} instead of {exact}");
+        }
+        assert!((summary.mean / 1e6 - 1.0).abs() < 0.03, "{}", summary.mean);
+    }
+
+    #[test]
+    fn the_cut_leaves_the_chance_that_tables_give() {
+        // Conover, Practical Nonparametric Statistics, table A3 with p = 0.5.
+        for (count, expected) in [(5, None), (6, Some(0)), (9, Some(1)), (20, Some(5)), (100, Some(39))] {
+            assert_eq!(cut(count), expected, "{count}");
+        }
+        assert!(cut(100_000).is_some_and(|cut| (49_600..49_750).contains(&cut)));
+    }
+
+    #[test]
+    fn intervals_hold_the_true_median_as_often_as_they_say() {
+        let mut random = Random::new(7);
+        let (mut held, trials) = (0, 2_000);
+        for _ in 0..trials {
+            let sample: Vec<f64> = (0..25).map(|_| -unit(&mut random).ln()).collect();
+            let [low, high] = estimate_median(&sample).unwrap().interval.unwrap();
+            held += i32::from((low..=high).contains(&std::f64::consts::LN_2));
+        }
+        assert!(f64::from(held) >= 0.94 * f64::from(trials), "{held} of {trials}");
+        assert!(held < trials, "an interval that always holds says nothing");
+    }
+
+    #[test]
+    fn a_machine_that_slows_down_leaves_the_ratio() {
+        let mut random = Random::new(3);
+        let (mut a, mut b) = (Vec::new(), Vec::new());
+        for round in 0..60u32 {
+            let load = if (20..40).contains(&round) { 3.0 } else { 1.0 };
+            let noise = |random: &mut Random| 1.0 + 0.02 * unit(random);
+            a.push((1e5 * load * noise(&mut random)) as u64);
+            b.push((2.5e5 * load * noise(&mut random)) as u64);
+        }
+        let ratio = paired_ratio(&b, &a).unwrap();
+        let [low, high] = ratio.interval.unwrap();
+        assert!(low <= 2.5 && 2.5 <= high && high - low < 0.05, "{ratio:?}");
+    }
+
+    #[test]
+    fn few_values_have_a_median_and_no_interval() {
+        assert_eq!(estimate_median(&[3.0, 1.0, 2.0]), Some(Estimate { value: 2.0, interval: None }));
+        assert_eq!(estimate_median(&[]), None);
+        assert_eq!(median(&[4.0, 1.0]), Some(2.5));
+        assert_eq!(paired_ratio(&[], &[1]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn summaries_are_ordered_and_close(values in prop::collection::vec(1u64..5_000_000_000, 1..400)) {
+            let summary = times(values.iter().copied()).summary().unwrap();
+            let mut sorted = values.clone();
+            sorted.sort_unstable();
+            let exact = sorted[(sorted.len() - 1) / 2];
+            prop_assert_eq!((summary.min, summary.max), (sorted[0], sorted[sorted.len() - 1]));
+            prop_assert!((summary.p50 as f64 / exact as f64 - 1.0).abs() <= 2e-3, "{} {}", summary.p50, exact);
+            prop_assert!(summary.min <= summary.p50 && summary.p50 <= summary.p90.unwrap_or(summary.max));
+            prop_assert_eq!(summary.histogram.iter().map(|(_, count)| count).sum::<u64>(), summary.samples);
+        }
+
+        #[test]
+        fn the_interval_surrounds_the_median(values in prop::collection::vec(0.1f64..10.0, 6..80)) {
+            let estimate = estimate_median(&values).unwrap();
+            let [low, high] = estimate.interval.unwrap();
+            prop_assert!(low <= estimate.value && estimate.value <= high);
+        }
+    }
+}

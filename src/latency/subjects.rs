@@ -1,0 +1,208 @@
+//! What is timed: models, their parts, and operators cut out of them.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    LatencyError,
+    cut::{CutOperator, cut_operators},
+    receipt::{ModelFile, hash_file},
+    shapes::{Grid, PAST, SEQUENCE, SOURCE, Sizes, axes, check_length},
+    steering::Choice,
+};
+use crate::onnx::{OnnxFile, read_model};
+
+/// Names of graphs in a folder, without their ending, in the order in which they are timed.
+const PARTS: [&str; 3] = ["model", "encoder_model", "decoder_model"];
+
+/// An exported graph, or the graphs of an exported folder.
+#[derive(Debug, Clone)]
+pub struct Model {
+    /// How results call it.
+    pub label: String,
+    /// Where it was read from.
+    pub path: PathBuf,
+    /// Each graph under the name of its part.
+    pub parts: Vec<(String, OnnxFile)>,
+}
+
+impl Model {
+    /// Reads the graphs at `path`, a file or a folder.
+    ///
+    /// # Errors
+    ///
+    /// Where there is none, or one cannot be read.
+    pub fn open(path: &Path) -> Result<Self, LatencyError> {
+        let label = path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into());
+        let mut parts = Vec::new();
+        if path.is_dir() {
+            for part in PARTS {
+                let file = path.join(format!("{part}.onnx"));
+                if file.exists() {
+                    parts.push((part.to_owned(), read_model(&file)?));
+                }
+            }
+        } else {
+            let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+            let part = PARTS.into_iter().find(|part| *part == stem).unwrap_or(PARTS[0]);
+            parts.push((part.to_owned(), read_model(path)?));
+        }
+        if parts.is_empty() {
+            return Err(LatencyError::NoGraph { path: path.to_path_buf() });
+        }
+        Ok(Self { label, path: path.to_path_buf(), parts })
+    }
+
+    /// Reads several models; those of the same name are told apart by their paths, then by numbers.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`].
+    pub fn open_all(paths: &[PathBuf]) -> Result<Vec<Self>, LatencyError> {
+        let mut models = paths.iter().map(|path| Self::open(path)).collect::<Result<Vec<_>, _>>()?;
+        let labels: Vec<String> = models.iter().map(|model| model.label.clone()).collect();
+        for (model, label) in models.iter_mut().zip(&labels) {
+            if labels.iter().filter(|other| *other == label).count() > 1 {
+                model.label = model.path.display().to_string();
+            }
+        }
+        for index in 1..models.len() {
+            let (before, rest) = models.split_at_mut(index);
+            let label = rest[0].label.clone();
+            let twins = before.iter().filter(|model| model.path == rest[0].path).count();
+            if twins > 0 {
+                rest[0].label = format!("{label} ({})", twins + 1);
+            }
+        }
+        Ok(models)
+    }
+
+    /// Size and hash of every file of the model, data files included.
+    ///
+    /// # Errors
+    ///
+    /// Where one cannot be read.
+    pub fn files(&self) -> Result<Vec<ModelFile>, LatencyError> {
+        let mut paths = BTreeSet::new();
+        for (_, file) in &self.parts {
+            let folder = file.path().parent().unwrap_or(Path::new(""));
+            paths.insert(file.path().to_path_buf());
+            let weights = file.graph().into_iter().flat_map(|graph| &graph.initializer);
+            let entries = weights.flat_map(|weight| &weight.external_data);
+            paths.extend(entries.filter(|entry| entry.key == "location").map(|entry| folder.join(&entry.value)));
+        }
+        let mut files = Vec::new();
+        for path in paths {
+            let (sha256, bytes) = hash_file(&path)?;
+            let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            files.push(ModelFile { model: self.label.clone(), file, bytes, sha256 });
+        }
+        Ok(files)
+    }
+}
+
+/// One model's share of a [`Job`].
+#[derive(Debug, Clone)]
+pub struct Member {
+    /// Place of the model.
+    pub model: usize,
+    /// Its graph.
+    pub file: OnnxFile,
+    /// The operator that the graph consists of, where it was cut out.
+    pub operator: Option<CutOperator>,
+}
+
+/// Graphs that are timed beside each other.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// Part of the models.
+    pub part: String,
+    /// Layer, where its operator was cut out.
+    pub module: Option<String>,
+    /// The graphs, model by model.
+    pub members: Vec<Member>,
+    /// Shapes.
+    pub points: Vec<Sizes>,
+}
+
+/// What there is to time at random inputs: whole graphs, or with a steered `choice` every operator by itself.
+///
+/// # Errors
+///
+/// Where the models have no part in common, a size is missing or unused, or a row is too long for a graph.
+pub(super) fn jobs(models: &[Model], grid: &Grid, choice: &Choice) -> Result<Vec<Job>, LatencyError> {
+    let mut jobs = Vec::new();
+    for (part, members) in common_parts(models)? {
+        if *choice == Choice::Data {
+            jobs.push(Job { part, module: None, members, points: Vec::new() });
+        } else {
+            jobs.extend(cut_jobs(&part, &members)?);
+        }
+    }
+    let mut known = BTreeSet::new();
+    for job in &mut jobs {
+        let axes: BTreeSet<String> = job.members.iter().flat_map(|member| axes(&member.file)).collect();
+        job.points = grid.points(&axes)?;
+        for point in &job.points {
+            job.members.iter().try_for_each(|member| check_length(&member.file, point))?;
+        }
+        if axes.contains(SEQUENCE) && axes.contains(SOURCE) {
+            known.insert("a source beside the sequence".to_owned());
+        }
+        known.extend(axes);
+    }
+    let unused = |axis: &str| Err(LatencyError::UnusedAxis { axis: axis.to_owned() });
+    if grid.past.iter().any(|past| *past > 0) && !known.contains(PAST) {
+        return unused(PAST);
+    }
+    if !grid.source.is_empty() && !known.contains("a source beside the sequence") {
+        return unused(SOURCE);
+    }
+    match grid.others.keys().find(|axis| !known.contains(*axis)) {
+        Some(axis) => unused(axis),
+        None => Ok(jobs),
+    }
+}
+
+/// Parts that every model has; all of them where there is one model.
+pub(super) fn common_parts(models: &[Model]) -> Result<Vec<(String, Vec<Member>)>, LatencyError> {
+    let mut common = Vec::new();
+    for part in PARTS {
+        let graph = |model: &Model| model.parts.iter().find(|(name, _)| name == part).map(|(_, file)| file.clone());
+        let members: Option<Vec<Member>> = models
+            .iter()
+            .enumerate()
+            .map(|(index, model)| Some(Member { model: index, file: graph(model)?, operator: None }))
+            .collect();
+        common.extend(members.map(|members| (part.to_owned(), members)));
+    }
+    if common.is_empty() {
+        let parts = |model: &Model| model.parts.iter().map(|(part, _)| part.as_str()).collect::<Vec<_>>().join(" and ");
+        let texts: Vec<_> = models.iter().map(|model| format!("{} holds {}", model.label, parts(model))).collect();
+        return Err(LatencyError::NothingInCommon { parts: texts.join(", ") });
+    }
+    Ok(common)
+}
+
+/// One job for every layer of the first model that all others have too.
+fn cut_jobs(part: &str, members: &[Member]) -> Result<Vec<Job>, LatencyError> {
+    let mut cut: Vec<(usize, Vec<CutOperator>)> = Vec::new();
+    for member in members {
+        cut.push((member.model, cut_operators(&member.file)?));
+    }
+    let Some((_, first)) = cut.first() else { return Ok(Vec::new()) };
+    let modules: Vec<String> = first.iter().map(|operator| operator.module.clone()).collect();
+    let mut jobs = Vec::new();
+    for module in modules {
+        let member = |(model, operators): &(usize, Vec<CutOperator>)| {
+            let operator = operators.iter().find(|operator| operator.module == module)?.clone();
+            Some(Member { model: *model, file: operator.file.clone(), operator: Some(operator) })
+        };
+        if let Some(members) = cut.iter().map(member).collect::<Option<Vec<_>>>() {
+            jobs.push(Job { part: part.to_owned(), module: Some(module), members, points: Vec::new() });
+        }
+    }
+    Ok(jobs)
+}

@@ -1,0 +1,257 @@
+//! Backends beside each other, where there is no checkpoint to be the reference.
+//!
+//! The yardstick is the same graph on one backend, with its operators' bodies where it has them. What rounding
+//! explains is measured on the graph itself: a copy whose weights are each moved by one unit in the last place, up
+//! or down at random, computes the same inputs, and the difference is the effect of rounding the weights.
+
+use std::collections::BTreeMap;
+
+use prost::bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    cases::Random,
+    compare::{Comparison, Difference, Tolerance, ToleranceOptions, largest, largest_difference},
+    instrument::expose_routing,
+    routing::{MARGIN, backend_routing, without_routing},
+};
+use crate::{
+    backend::{Backend, BackendError, Runner},
+    onnx::{
+        OnnxFile, ReadError,
+        proto::{
+            TensorProto,
+            tensor_proto::{DataLocation, DataType},
+        },
+    },
+    reference::{ModuleRouting, Routing},
+    tensor::NamedTensors,
+};
+
+/// Most bytes of weights that are moved; the small ones come first, so that every norm and router is.
+const MOST_MOVED: usize = 512 << 20;
+
+/// A graph on one backend, as what others are compared with.
+pub struct Yardstick {
+    graph: Box<dyn Runner>,
+    moved: Box<dyn Runner>,
+    modules: Vec<String>,
+}
+
+/// What a [`Yardstick`] computed.
+#[derive(Debug)]
+pub struct Expected {
+    outputs: NamedTensors,
+    routing: Routing,
+    modules: Vec<String>,
+    /// Effect of rounding the weights, by output.
+    rounding: BTreeMap<String, f64>,
+    /// Whether that effect changed the choice of an expert, so that it cannot be told from a fault.
+    undecided: bool,
+}
+
+/// Outcome of comparing one backend with the yardstick on one input.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Agreement {
+    /// Values compared; 0 where a near-tie sent a token elsewhere, which changes what follows.
+    pub values: usize,
+    /// Values out of tolerance.
+    pub mismatches: usize,
+    /// Largest absolute difference; `None` where a value is NaN or infinite.
+    pub max_abs: Option<f64>,
+    /// Largest tolerance that was applied.
+    pub tolerance: f64,
+    /// Routed tokens, summed over modules.
+    pub decisions: usize,
+    /// Tokens of the first module that differs whose weights say that two experts were as good as each other.
+    pub ties: usize,
+    /// The first thing that is wrong, if something is.
+    pub fault: Option<String>,
+}
+
+impl Agreement {
+    /// Whether nothing is wrong.
+    pub const fn passed(&self) -> bool {
+        self.fault.is_none()
+    }
+}
+
+impl Yardstick {
+    /// Loads `file` on `backend`, and a copy with moved weights.
+    ///
+    /// # Errors
+    ///
+    /// Where the backend does not take the graph, or its weights cannot be read.
+    pub fn load(backend: &dyn Backend, file: &OnnxFile) -> Result<Self, BackendError> {
+        let mut model = file.model().clone();
+        let modules = expose_routing(&mut model);
+        let routed = file.with_model(model)?;
+        Ok(Self { graph: backend.load(&routed)?, moved: backend.load(&moved(&routed)?)?, modules })
+    }
+
+    /// Computes `inputs`.
+    ///
+    /// # Errors
+    ///
+    /// Where the runtime fails or the graph does not return its routing.
+    pub fn expect(&mut self, inputs: &NamedTensors) -> Result<Expected, BackendError> {
+        let outputs = self.graph.run(inputs)?;
+        let moved = self.moved.run(inputs)?;
+        let routing = routing_of(&outputs, &self.modules)?;
+        let undecided = !same_choices(&routing, &routing_of(&moved, &self.modules)?);
+        let outputs: NamedTensors = without_routing(outputs).collect();
+        let effect = |(name, output): (&String, _)| {
+            let effect = moved.get(name).map(|moved| largest_difference(moved, output))?;
+            // Where rounding makes a value infinite or none, it explains nothing.
+            effect.is_finite().then(|| (name.clone(), effect))
+        };
+        let rounding = outputs.iter().filter_map(effect).collect();
+        Ok(Expected { outputs, routing, modules: self.modules.clone(), rounding, undecided })
+    }
+}
+
+impl Expected {
+    /// Whether another input would say more: rounding alone changes the choice of an expert.
+    pub const fn is_undecided(&self) -> bool {
+        self.undecided
+    }
+
+    /// Compares what a backend computed: the outputs of the graph as it is, and `routed`, those of the same graph
+    /// with its routing as outputs.
+    ///
+    /// # Errors
+    ///
+    /// Where `routed` lacks a module's routing.
+    pub fn compare(&self, outputs: &NamedTensors, routed: &NamedTensors) -> Result<Agreement, BackendError> {
+        let mut agreement = Agreement::default();
+        let routing = routing_of(routed, &self.modules)?;
+        for module in &self.modules {
+            let (Some(found), Some(expected)) = (routing.get(module), self.routing.get(module)) else { continue };
+            agreement.add_routing(module, found, expected);
+            if agreement.ties > 0 || agreement.fault.is_some() {
+                return Ok(agreement);
+            }
+        }
+        let mut comparison = Comparison::default();
+        for (name, expected) in &self.outputs {
+            match outputs.get(name) {
+                Some(found) if found.shape() == expected.shape() => {
+                    let rounding = self.rounding.get(name).copied().unwrap_or_default();
+                    let tolerance = Tolerance::derive(ToleranceOptions::default(), largest(expected), rounding);
+                    comparison.add(name, found, expected, tolerance);
+                }
+                found => {
+                    let found = found.map_or("is missing".to_owned(), |found| format!("has shape {:?}", found.shape()));
+                    agreement.fault = Some(format!("output \"{name}\" {found}, expected {:?}", expected.shape()));
+                }
+            }
+        }
+        agreement.add_outputs(&comparison);
+        Ok(agreement)
+    }
+}
+
+impl Agreement {
+    fn add_routing(&mut self, module: &str, found: &ModuleRouting, expected: &ModuleRouting) {
+        if (found.batch, found.tokens, found.top_k) != (expected.batch, expected.tokens, expected.top_k) {
+            self.fault = Some(format!("module {module} routed another number of tokens"));
+            return;
+        }
+        for token in 0..expected.batch * expected.tokens {
+            let slots = token * expected.top_k..(token + 1) * expected.top_k;
+            let is_padding =
+                |routing: &ModuleRouting| routing.weights[slots.clone()].iter().all(|weight| *weight == 0.0);
+            if is_padding(found) && is_padding(expected) {
+                continue;
+            }
+            self.decisions += 1;
+            let choice = |routing: &ModuleRouting| sorted(&routing.indices[slots.clone()], i64::cmp);
+            let weights = |routing: &ModuleRouting| sorted(&routing.weights[slots.clone()], f64::total_cmp);
+            if choice(found) == choice(expected) {
+                continue;
+            }
+            let close = |(a, b): (f64, f64)| (a - b).abs() <= MARGIN;
+            if weights(found).into_iter().zip(weights(expected)).all(close) {
+                self.ties += 1;
+            } else {
+                let (found, expected) = (choice(found), choice(expected));
+                self.fault.get_or_insert_with(|| {
+                    format!("module {module}, token {token} went to experts {found:?} instead of {expected:?}")
+                });
+            }
+        }
+    }
+
+    fn add_outputs(&mut self, comparison: &Comparison) {
+        self.values = comparison.values;
+        self.mismatches = comparison.mismatches;
+        self.max_abs = Some(comparison.max_abs).filter(|largest| largest.is_finite());
+        self.tolerance = comparison.atol;
+        if let Some(Difference { place, index, found, expected }) = &comparison.first {
+            let count = format!("{} of {} values", comparison.mismatches, comparison.values);
+            self.fault = Some(format!(
+                "{count} are further apart than {:.1e}; the first is {place} at {index:?}: {found} instead of {expected}",
+                comparison.atol
+            ));
+        }
+    }
+}
+
+fn sorted<T: Copy>(values: &[T], order: impl Fn(&T, &T) -> std::cmp::Ordering) -> Vec<T> {
+    let mut values = values.to_vec();
+    values.sort_by(order);
+    values
+}
+
+fn same_choices(a: &Routing, b: &Routing) -> bool {
+    a.iter().all(|(module, a)| {
+        let Some(b) = b.get(module) else { return false };
+        let sets = |routing: &ModuleRouting| -> Vec<Vec<i64>> {
+            routing.indices.chunks(routing.top_k.max(1)).map(|slots| sorted(slots, i64::cmp)).collect()
+        };
+        sets(a) == sets(b)
+    })
+}
+
+/// The choices of `modules` among the outputs of a graph that [`expose_routing`] returned.
+///
+/// # Errors
+///
+/// Where an output is missing or is no routing.
+pub fn routing_of(outputs: &NamedTensors, modules: &[String]) -> Result<Routing, BackendError> {
+    let routing = backend_routing(outputs, modules).map_err(|name| BackendError::Unsupported {
+        why: format!("output `{name}` is missing or is no routing"),
+        help: Some("export again with this version of moa-export"),
+    })?;
+    Ok(routing.routing)
+}
+
+/// `file` with the float weights moved by one unit in the last place.
+fn moved(file: &OnnxFile) -> Result<OnnxFile, ReadError> {
+    let mut random = Random::new(1);
+    let mut model = file.model().clone();
+    let mut weights: Vec<_> = model.graph.iter_mut().flat_map(|graph| &mut graph.initializer).collect();
+    let size = |weight: &TensorProto| weight.dims.iter().product::<i64>();
+    // Single values are constants of the equations, such as an exponent or an epsilon.
+    weights.retain(|weight| weight.data_type == DataType::Float as i32 && size(weight) > 1);
+    weights.sort_by_key(|weight| size(weight));
+    let mut total = 0;
+    for weight in weights {
+        let bytes = file.values(weight)?;
+        total += bytes.len();
+        if total > MOST_MOVED {
+            break;
+        }
+        let step = |value: f32, random: &mut Random| {
+            let moved = value * (1.0 + random.unit().signum() * f32::EPSILON);
+            if moved.is_finite() { moved } else { value }
+        };
+        let (values, _) = bytes.as_chunks::<4>();
+        let moved = values.iter().flat_map(|value| step(f32::from_le_bytes(*value), &mut random).to_le_bytes());
+        weight.raw_data = Some(Bytes::from(moved.collect::<Vec<u8>>()));
+        weight.float_data.clear();
+        weight.external_data.clear();
+        weight.data_location = DataLocation::Default as i32;
+    }
+    file.with_model(model)
+}

@@ -1,0 +1,379 @@
+//! `moa-export bench`. Nothing here asserts a time.
+
+use moa_export::onnx::proto::ModelProto;
+use prost::Message;
+use safetensors::SafeTensors;
+use serde_json::Value;
+
+use crate::{
+    model::Model,
+    scene::{Outcome, Scene, require_runtime},
+};
+
+/// Few calls of a small shape.
+const QUICK: &str = "--samples 12 --warm-up 0.05 --seq 6";
+
+/// The masked language model and its export `m.onnx`.
+fn exported(options: &str) -> Scene {
+    require_runtime();
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts(&format!("ck -o m.onnx {options}"));
+    scene
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+fn bench(scene: &Scene, options: &str) -> Value {
+    json(&scene.accepts(&format!("bench m.onnx {QUICK} {options} --json -")))
+}
+
+fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
+    value[key].as_array().unwrap_or_else(|| panic!("{key} is no list in {value}"))
+}
+
+/// Changes what the kernel computes and leaves the body as it is.
+fn plant_fault(scene: &Scene) {
+    let mut model = ModelProto::decode(scene.read("m.onnx").as_slice()).unwrap();
+    let nodes = &mut model.graph.as_mut().unwrap().node;
+    let node = nodes.iter_mut().find(|node| node.op_type == "MoASelfAttention").unwrap();
+    let scale = node.attribute.iter_mut().find(|attribute| attribute.name == "scale").unwrap();
+    scale.f = scale.f.map(|scale| 3.0 * scale);
+    scene.write("m.onnx", model.encode_to_vec());
+}
+
+#[test]
+fn times_come_with_a_receipt_and_everything_that_they_need_to_be_believed() {
+    let scene = exported("");
+    let result = bench(&scene, "--batch 1,2");
+    let receipt = &result["receipt"];
+    for (part, key) in [
+        ("machine", "cpu"),
+        ("machine", "affinity"),
+        ("machine", "kernel"),
+        ("machine", "virtual_machine"),
+        ("before", "load"),
+        ("after", "load"),
+        ("after", "peak_memory"),
+        ("options", "routing"),
+    ] {
+        assert!(!receipt[part][key].is_null(), "{part}.{key} is missing in {receipt}");
+    }
+    assert!(receipt["machine"].get("gpus").is_some() && receipt["machine"].get("governors").is_some());
+    let names: Vec<_> = list(receipt, "runtimes").iter().map(|library| library["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["ONNX Runtime", "libmoa_ort"]);
+    let file = &list(receipt, "files")[0];
+    assert_eq!(
+        (file["bytes"].as_u64(), file["sha256"].as_str().map(str::len)),
+        (Some(scene.read("m.onnx").len() as u64), Some(64))
+    );
+    let rows = list(&result, "rows");
+    assert_eq!(rows.len(), 4, "two shapes, with our library and without it");
+    for (index, row) in rows.iter().enumerate() {
+        let times = &row["times"];
+        assert_eq!((times["samples"].as_u64(), row["turns"].as_u64()), (Some(12), Some(12)));
+        assert!(times["p90"].is_null() && times["p99"].is_null() && times["p99_9"].is_null(), "{times}");
+        assert_eq!(row["ratio"].is_null(), index % 2 == 0, "{row}");
+        assert!(row["first_call"].as_u64() > Some(0) && row["tokens_per_second"].as_f64() > Some(0.0), "{row}");
+    }
+    assert_eq!(list(&rows[1]["ratio"], "interval").len(), 2);
+    assert_eq!(list(&result, "sessions").len(), 2);
+    let verdicts: Vec<_> =
+        list(&result, "parity").iter().map(|row| row["verdict"]["verdict"].as_str().unwrap()).collect();
+    assert_eq!(verdicts, ["agrees", "yardstick", "agrees", "yardstick"]);
+}
+
+#[test]
+fn time_is_told_by_layer_for_bodies_too() {
+    let scene = exported("");
+    let result = bench(&scene, "");
+    let operators = list(&result, "operators");
+    assert_eq!(operators.len(), 2);
+    for (times, inside) in operators.iter().zip(["MoASelfAttention", "ScatterElements"]) {
+        let nodes = list(times, "nodes");
+        let ours = |node: &&Value| node["module"].as_str().unwrap().contains("self_attn") && node["operator"] == inside;
+        assert!(nodes.iter().any(|node| ours(&node)), "{inside} in {nodes:?}");
+        assert!(nodes.iter().any(|node| node["layer"].as_str().unwrap().ends_with("layers.1")), "{nodes:?}");
+    }
+    assert_eq!(list(&bench(&scene, "--no-operators"), "operators").len(), 0);
+}
+
+#[test]
+fn the_load_of_every_expert_is_told() {
+    let scene = exported("");
+    let result = bench(&scene, "--batch 3 --no-operators");
+    let loads = list(&result, "experts");
+    assert!(loads.len() > 1);
+    for load in loads {
+        let counts: u64 = list(load, "counts").iter().map(|count| count.as_u64().unwrap()).sum();
+        assert_eq!((load["tokens"].as_u64(), counts % 18), (Some(18), 0), "{load}");
+        assert!(counts > 18, "several experts a token: {load}");
+    }
+    let standard = exported("--form standard");
+    let same = bench(&standard, "--batch 3 --no-operators --backends ort");
+    assert_eq!(list(&same, "experts")[0]["counts"], loads[0]["counts"]);
+}
+
+#[test]
+fn routers_do_what_is_asked() {
+    let scene = exported("");
+    let counts = |result: &Value, index: usize| -> Vec<u64> {
+        list(&list(result, "experts")[index], "counts").iter().map(|count| count.as_u64().unwrap()).collect()
+    };
+    let single = bench(&scene, "--routing single --batch 2");
+    assert_eq!(list(&single, "rows").len(), 2 * list(&single, "experts").len(), "operator by operator");
+    for index in 0..list(&single, "experts").len() {
+        let counts = counts(&single, index);
+        let used = counts.iter().take_while(|count| **count == 12).count();
+        assert!(used > 0 && counts[used..].iter().all(|count| *count == 0), "{counts:?}");
+    }
+    let skewed = counts(&bench(&scene, "--routing zipf:3 --batch 8"), 0);
+    let even = counts(&bench(&scene, "--routing uniform --batch 8"), 0);
+    let spread = |counts: &[u64]| counts.iter().max().unwrap() - counts.iter().min().unwrap();
+    assert!(skewed[0] == 48 && spread(&skewed) > 2 * spread(&even), "{skewed:?} {even:?}");
+}
+
+#[test]
+fn a_trace_of_a_real_run_is_replayed() {
+    let scene = exported("--router-outputs");
+    let bytes = |values: [i64; 6]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>();
+    let (ids, mask) = (bytes([5, 9, 14, 22, 8, 31]), bytes([1; 6]));
+    let view = |data| safetensors::tensor::TensorView::new(safetensors::Dtype::I64, vec![1, 6], data).unwrap();
+    let inputs = [("input_ids", view(&ids)), ("attention_mask", view(&mask))];
+    scene.write("i.safetensors", safetensors::serialize(inputs, None).unwrap());
+    scene.accepts("run m.onnx --inputs i.safetensors --outputs o.safetensors");
+    let recorded = scene.read("o.safetensors");
+    let recorded = SafeTensors::deserialize(&recorded).unwrap();
+    let result = bench(&scene, "--routing trace:o.safetensors");
+    for load in list(&result, "experts") {
+        let view = recorded.tensor(&format!("router.{}.indices", load["module"].as_str().unwrap())).unwrap();
+        let (experts, _) = view.data().as_chunks::<8>();
+        let mut counts = vec![0u64; list(load, "counts").len()];
+        experts.iter().for_each(|expert| counts[usize::try_from(i64::from_le_bytes(*expert)).unwrap()] += 1);
+        assert_eq!(load["counts"], Value::from(counts), "{load}");
+    }
+    let line = "bench m.onnx --samples 8 --warm-up 0.05 --no-operators --inputs i.safetensors --json -";
+    let result = json(&scene.accepts(line));
+    assert_eq!(list(&result, "rows")[0]["point"]["batch"], 1);
+    assert_eq!(result["receipt"]["options"]["inputs"].as_str().map(str::len), Some(64));
+}
+
+#[test]
+fn other_routings_need_operators_as_nodes() {
+    let scene = exported("--form standard");
+    scene.refuses("bench m.onnx --routing uniform", 4, &["m.onnx has no MoA operator", "--form function"]);
+    scene.refuses("bench m.onnx --routing trace:nowhere", 5, &["nowhere"]);
+}
+
+#[test]
+fn what_computes_something_else_is_not_timed() {
+    let scene = exported("");
+    plant_fault(&scene);
+    let line = format!("bench m.onnx {QUICK}");
+    scene.refuses(&line, 1, &["parity: m.onnx on ort", "went to experts", "--allow-failed-parity"]);
+    let parts = ["parity: m.onnx on ort", "self_attn", "values are further apart"];
+    scene.refuses(&format!("{line} --routing uniform"), 1, &parts);
+    let allowed = format!("{line} --allow-failed-parity --no-operators");
+    let text = scene.accepts(&allowed);
+    assert!(text.contains("PARITY FAILED") && text.contains("FAILED, "), "{text}");
+    let result = json(&scene.accepts(&format!("{allowed} --json -")));
+    assert_eq!(result["receipt"]["options"]["allow_failed_parity"], true);
+    assert!(list(&result, "parity").iter().any(|row| row["verdict"]["verdict"] == "failed"), "{result}");
+    let csv = scene.accepts(&format!("{allowed} --csv -"));
+    assert!(csv.lines().next().unwrap().contains("parity_allowed_to_fail") && csv.contains(",true,"), "{csv}");
+    scene.accepts(&format!("{allowed} --report r.html"));
+    assert!(String::from_utf8(scene.read("r.html")).unwrap().contains("PARITY FAILED"));
+    scene.accepts(&format!("{line} --no-operators --backends ort-function"));
+}
+
+#[test]
+fn a_checkpoint_makes_it_a_verification() {
+    let scene = exported("");
+    let text = scene.accepts(&format!("bench m.onnx {QUICK} --no-operators --checkpoint ck"));
+    assert!(text.contains("m.onnx on ort: verified") && text.contains("ort-function: verified"), "{text}");
+    plant_fault(&scene);
+    let line = format!("bench m.onnx {QUICK} --no-operators --checkpoint ck");
+    scene.refuses(&line, 1, &["parity: m.onnx on ort", "moa-export verify"]);
+}
+
+#[test]
+fn what_cannot_be_compared_is_said() {
+    let scene = exported("--form standard");
+    let line = format!("bench m.onnx {QUICK} --no-operators");
+    let text = scene.accepts(&format!("{line} --backends ort"));
+    assert!(text.contains("m.onnx on ort: not checked, standard operators only"), "{text}");
+    let text = scene.accepts(&format!("{line} --backends ort,tract"));
+    assert!(text.contains("m.onnx on tract: agrees with ort-function"), "{text}");
+    let fused = exported("--form fused");
+    let text = fused.accepts(&line);
+    assert!(text.contains("m.onnx on ort: not checked") && text.contains("skipped: m.onnx on ort-function"), "{text}");
+    fused.refuses("bench m.onnx --backends ort-function", 4, &["fused form"]);
+}
+
+#[test]
+fn several_models_take_turns() {
+    let scene = exported("");
+    scene.accepts("ck -o standard.onnx --form standard");
+    let line = format!("bench m.onnx standard.onnx {QUICK} --no-operators --backends ort,ort-function --csv -");
+    let csv = scene.accepts(&line);
+    let lines: Vec<_> = csv.lines().map(|line| line.split(',').take(3).collect::<Vec<_>>().join(" ")).collect();
+    let expected = [
+        "m.onnx ort model",
+        "m.onnx ort-function model",
+        "standard.onnx ort model",
+        "standard.onnx ort-function model",
+    ];
+    assert_eq!(lines[1..], expected);
+    let twice = json(&scene.accepts(&format!("bench m.onnx m.onnx {QUICK} --no-operators --backends ort --json -")));
+    let models: Vec<_> = list(&twice, "rows").iter().map(|row| row["subject"]["model"].as_str().unwrap()).collect();
+    assert_eq!(models, ["m.onnx", "m.onnx (2)"]);
+    Model::layer().write(&scene.path("layer"));
+    Model::translator().write(&scene.path("translator"));
+    scene.accepts("translator -o out");
+    scene.refuses("bench m.onnx out", 2, &["no part in common", "out holds encoder_model and decoder_model"]);
+}
+
+#[test]
+fn the_parts_of_a_folder_have_the_axes_that_they_have() {
+    require_runtime();
+    let scene = Scene::with(&Model::translator());
+    scene.accepts("ck -o out");
+    let line = "bench out --samples 8 --warm-up 0.05 --no-operators --seq 1,3 --past 0,2 --backends ort --json -";
+    let result = json(&scene.accepts(line));
+    let points: Vec<_> = list(&result, "rows").iter().map(|row| row["point"].to_string()).collect();
+    let expected = [
+        r#"{"batch":1,"source":1}"#,
+        r#"{"batch":1,"source":3}"#,
+        r#"{"batch":1,"past_sequence":0,"sequence":1,"source":1}"#,
+        r#"{"batch":1,"past_sequence":0,"sequence":3,"source":3}"#,
+        r#"{"batch":1,"past_sequence":2,"sequence":1,"source":3}"#,
+        r#"{"batch":1,"past_sequence":2,"sequence":3,"source":5}"#,
+    ];
+    assert_eq!(points, expected);
+    let operators = json(&scene.accepts(&line.replace("--seq", "--routing single --seq")));
+    assert!(
+        list(&operators, "rows").iter().any(|row| row["subject"]["module"].as_str().unwrap().contains("encoder_attn"))
+    );
+}
+
+/// Old results are made up from a new one: a gate must not depend on how fast this machine is.
+#[test]
+fn older_results_are_a_gate() {
+    let scene = exported("");
+    let line = format!("bench m.onnx {QUICK} --no-operators");
+    let result = json(&scene.accepts(&format!("{line} --json -")));
+    let write = |name: &str, change: &dyn Fn(&mut Value)| {
+        let mut old = result.clone();
+        change(&mut old);
+        scene.write(name, old.to_string());
+    };
+    let scaled = |factor: f64| {
+        move |old: &mut Value| {
+            for row in old["rows"].as_array_mut().unwrap() {
+                let estimate = &mut row["turn_median"];
+                for place in ["/value", "/interval/0", "/interval/1"] {
+                    let number = estimate.pointer_mut(place).unwrap();
+                    *number = (number.as_f64().unwrap() * factor).into();
+                }
+            }
+        }
+    };
+    write("fast.json", &scaled(1e-6));
+    write("slow.json", &scaled(1e6));
+    let slower = scene.moa(&format!("{line} --compare fast.json"));
+    assert_eq!((slower.code, slower.stderr.as_str()), (Some(1), ""));
+    assert!(slower.stdout.contains("SLOWER") && slower.stdout.contains("2 rows became slower"), "{}", slower.stdout);
+    assert!(scene.accepts(&format!("{line} --compare slow.json")).contains("no row became slower"));
+    scene.accepts(&format!("{line} --compare fast.json --threshold 1e12"));
+    let refused = |name: &str, parts: &[&str], options: &str| {
+        let outcome: Outcome = scene.moa(&format!("{line} --compare {name} {options}"));
+        outcome.assert_failed(name, 2, parts);
+    };
+    write("other.json", &|old| old["receipt"]["machine"]["cpu"] = "another".into());
+    refused("other.json", &["other.json measured something else", "processor: another then"], "");
+    write("some.json", &|old| old["rows"] = Value::Array(vec![old["rows"][0].clone()]));
+    refused("some.json", &["ort-function", "not measured then"], "");
+    write("same.json", &|_| ());
+    refused("same.json", &["threads"], "--threads 1");
+    refused("same.json", &["routing: data then, single now"], "--routing single");
+    scene.write("broken.json", "{}");
+    scene.refuses(&format!("{line} --compare broken.json"), 3, &["broken.json is no result"]);
+    scene.refuses(&format!("{line} --compare nowhere.json"), 5, &["nowhere.json"]);
+}
+
+#[test]
+fn bad_shapes_and_empty_grids_are_refused() {
+    let scene = exported("");
+    let cases: [(&str, &[&str]); 20] = [
+        ("bench", &["MODEL"]),
+        ("bench m.onnx --batch 0", &["--batch", "at least 1"]),
+        ("bench m.onnx --batch -3", &["--batch", "-3"]),
+        ("bench m.onnx --batch ,", &["--batch", "missing"]),
+        ("bench m.onnx --batch 1,,2", &["--batch", "missing"]),
+        ("bench m.onnx --seq 1.5", &["--seq", "1.5"]),
+        ("bench m.onnx --seq 9999999", &["--seq", "1048576"]),
+        ("bench m.onnx --batch 1000000 --seq 1000000", &["tokens is more than"]),
+        ("bench m.onnx --seq 257", &["257 positions", "256"]),
+        ("bench m.onnx --past 4", &["past_sequence", "leave out"]),
+        ("bench m.onnx --source 4", &["source"]),
+        ("bench m.onnx --dim heads=4", &["heads"]),
+        ("bench m.onnx --dim heads", &["AXIS=N"]),
+        ("bench m.onnx --samples 0", &["--samples", "at least 1"]),
+        ("bench m.onnx --seconds 0", &["--seconds", "more than 0"]),
+        ("bench m.onnx --threads 0", &["--threads", "at least 1"]),
+        ("bench m.onnx --routing often", &["zipf:S"]),
+        ("bench m.onnx --backends ort,ort", &["ort is named twice"]),
+        ("bench m.onnx --json - --csv -", &["stdout"]),
+        ("bench m.onnx --inputs i --seq 3", &["--inputs", "--seq"]),
+    ];
+    for (line, parts) in cases {
+        scene.refuses(line, 2, parts);
+    }
+    scene.refuses("bench ck", 2, &["ck holds no model.onnx"]);
+    scene.refuses("bench nowhere.onnx", 5, &["nowhere.onnx"]);
+    scene.refuses("bench ck/config.json", 3, &["ck/config.json"]);
+}
+
+/// Minutes of timing must not end with a file that cannot be written.
+#[test]
+fn existing_files_are_kept_and_known_before() {
+    let scene = exported("");
+    for (option, name) in [("--json", "r.json"), ("--csv", "r.csv"), ("--report", "r.html")] {
+        scene.write(name, "mine");
+        scene.refuses(&format!("bench m.onnx --seconds 3600 {option} {name}"), 2, &["exists already", "--force"]);
+    }
+    let line = format!("bench m.onnx {QUICK} --no-operators --force --json r.json --csv r.csv --report r.html");
+    let text = scene.accepts(&line);
+    assert!(text.contains("time beside the first"), "{text}");
+    assert_eq!(json(&String::from_utf8(scene.read("r.json")).unwrap())["format"], 1);
+    assert_eq!(String::from_utf8(scene.read("r.csv")).unwrap().lines().count(), 3);
+    let html = String::from_utf8(scene.read("r.html")).unwrap();
+    assert!(html.contains("<svg") && !html.contains("http://") && !html.contains("https://"), "it needs no network");
+    assert!(html.contains(result_hash(&scene).as_str()), "the receipt is in the report");
+}
+
+fn result_hash(scene: &Scene) -> String {
+    let result = json(&String::from_utf8(scene.read("r.json")).unwrap());
+    list(&result["receipt"], "files")[0]["sha256"].as_str().unwrap().to_owned()
+}
+
+/// Moving a constant of the equations as if it were a weight would explain every difference.
+#[test]
+fn tolerances_stay_those_of_rounding() {
+    require_runtime();
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    scene.accepts("ck -o m.onnx");
+    let result = bench(&scene, "--past 0,5 --no-operators");
+    let agreements: Vec<_> =
+        list(&result, "parity").iter().filter(|row| row["verdict"]["verdict"] == "agrees").collect();
+    assert_eq!(agreements.len(), 2);
+    for row in agreements {
+        let agreement = &row["verdict"]["agreement"];
+        assert!(agreement["tolerance"].as_f64().is_some_and(|tolerance| tolerance < 1e-3), "{row}");
+        assert!(agreement["decisions"].as_u64() > Some(0) && agreement["values"].as_u64() > Some(0), "{row}");
+    }
+    let steered = bench(&scene, "--routing single --past 5");
+    let layers: Vec<_> = list(&steered, "experts").iter().map(|load| load["module"].as_str().unwrap()).collect();
+    assert!(layers.iter().any(|layer| layer.ends_with("mlp")) && layers.len() > 2, "{layers:?}");
+}
