@@ -114,7 +114,8 @@ class Translator:
         for value in self.decoder.get_inputs():
             if ".decoder." in value.name:
                 _, heads, _, width = value.shape
-                caches[value.name] = np.zeros((len(sources), heads, 0, width), np.float32)
+                kind = np.float16 if value.type == "tensor(float16)" else np.float32
+                caches[value.name] = np.zeros((len(sources), heads, 0, width), kind)
         results = [[] for _ in sources]
         tokens = np.full((len(sources), 1), END, np.int64)
         mask = np.ones((len(sources), 1), np.int64)

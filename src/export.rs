@@ -8,7 +8,7 @@ mod source_hash;
 use std::path::{Path, PathBuf};
 
 use moa_graphs::{
-    Form, ImportError, LowerError, Options, WeightError, families, families::ImportOptions, model::Model,
+    Form, ImportError, LowerError, Options, Precision, WeightError, families, families::ImportOptions, model::Model,
 };
 use moa_schema::GateMode;
 
@@ -38,6 +38,8 @@ pub mod metadata {
     pub const FAMILY: &str = "moa.family";
     /// [`moa_graphs::Form`].
     pub const FORM: &str = "moa.form";
+    /// [`moa_graphs::Precision`].
+    pub const DTYPE: &str = "moa.dtype";
     /// `last` where `logits` holds the last position only.
     pub const LOGITS: &str = "moa.logits";
     /// Value of [`LOGITS`].
@@ -80,7 +82,12 @@ pub struct ExportOptions {
 impl Default for ExportOptions {
     fn default() -> Self {
         Self {
-            graph: Options { form: Form::Function, router_outputs: false, last_logits: false },
+            graph: Options {
+                form: Form::Function,
+                precision: Precision::Fp32,
+                router_outputs: false,
+                last_logits: false,
+            },
             opset: DEFAULT_OPSET,
             gate_mode: None,
             external_data: ExternalData::Auto,
@@ -329,8 +336,8 @@ fn companions(
             if is_own_folder(&plan.folder, files) {
                 return Err(ExportError::OwnFolder { path: plan.folder.clone() });
             }
-            let form = options.graph.form;
-            let companions = CausalLmFiles { model, config, form, graph: &graph.model };
+            let Options { form, precision, .. } = options.graph;
+            let companions = CausalLmFiles { model, config, form, precision, graph: &graph.model };
             companions.make(files).map_err(VocabularyError::from)?
         }
         _ => Vec::new(),
@@ -341,6 +348,7 @@ fn companions(
 
 fn metadata_of(family: &str, part: &str, source: &str, options: &ExportOptions) -> Vec<(String, String)> {
     let mut entries = vec![
+        (metadata::DTYPE, options.graph.precision.as_str().to_owned()),
         (metadata::FAMILY, family.to_owned()),
         (metadata::FORM, options.graph.form.as_str().to_owned()),
         (metadata::PART, part.to_owned()),

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use half::f16;
+
 /// Tensors by input or output name.
 pub type NamedTensors = BTreeMap<String, Tensor>;
 
@@ -17,6 +19,7 @@ pub struct Tensor {
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum TensorData {
+    F16(Vec<f16>),
     F32(Vec<f32>),
     F64(Vec<f64>),
     I32(Vec<i32>),
@@ -27,6 +30,7 @@ impl TensorData {
     /// Number of values.
     pub fn len(&self) -> usize {
         match self {
+            Self::F16(values) => values.len(),
             Self::F32(values) => values.len(),
             Self::F64(values) => values.len(),
             Self::I32(values) => values.len(),
@@ -42,6 +46,7 @@ impl TensorData {
     /// Element type as messages name it.
     pub const fn type_name(&self) -> &'static str {
         match self {
+            Self::F16(_) => "float16",
             Self::F32(_) => "float32",
             Self::F64(_) => "float64",
             Self::I32(_) => "int32",
@@ -89,11 +94,27 @@ impl Tensor {
     #[allow(clippy::cast_precision_loss)]
     pub fn to_f64(&self) -> Vec<f64> {
         match &self.data {
+            TensorData::F16(values) => values.iter().map(|value| value.to_f64()).collect(),
             TensorData::F32(values) => values.iter().map(|value| f64::from(*value)).collect(),
             TensorData::F64(values) => values.clone(),
             TensorData::I32(values) => values.iter().map(|value| f64::from(*value)).collect(),
             TensorData::I64(values) => values.iter().map(|value| *value as f64).collect(),
         }
+    }
+
+    /// Whether the tensor holds floats.
+    pub const fn is_float(&self) -> bool {
+        matches!(self.data, TensorData::F16(_) | TensorData::F32(_) | TensorData::F64(_))
+    }
+
+    /// The same tensor with f32 values rounded to f16, to nearest, ties to even; others stay as they are.
+    #[must_use]
+    pub fn to_f16(&self) -> Self {
+        let data = match &self.data {
+            TensorData::F32(values) => TensorData::F16(values.iter().copied().map(f16::from_f32).collect()),
+            other => other.clone(),
+        };
+        Self { shape: self.shape.clone(), data }
     }
 
     /// The values where the tensor holds 64-bit integers.

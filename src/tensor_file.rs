@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use half::f16;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use crate::tensor::{NamedTensors, Tensor, TensorData, TensorShapeError};
@@ -27,7 +28,7 @@ pub enum TensorFileError {
         source: safetensors::SafeTensorError,
     },
     /// A tensor has a type that no graph takes.
-    #[error("{}: tensor \"{tensor}\" is {dtype:?}; graphs take F32, I32 and I64", .path.display())]
+    #[error("{}: tensor \"{tensor}\" is {dtype:?}; graphs take F16, F32, I32 and I64", .path.display())]
     Dtype {
         /// The file.
         path: PathBuf,
@@ -48,7 +49,7 @@ pub enum TensorFileError {
 ///
 /// # Errors
 ///
-/// A file that cannot be read or is no safetensors file, and tensors other than F32, I32 and I64.
+/// A file that cannot be read or is no safetensors file, and tensors other than F16, F32, I32 and I64.
 pub fn read(path: &Path) -> Result<NamedTensors, TensorFileError> {
     let bytes = std::fs::read(path).map_err(|source| TensorFileError::Io { path: path.into(), source })?;
     let file =
@@ -66,9 +67,11 @@ pub fn read(path: &Path) -> Result<NamedTensors, TensorFileError> {
 }
 
 fn decode(view: &TensorView<'_>) -> Option<TensorData> {
+    let (two, _) = view.data().as_chunks::<2>();
     let (four, _) = view.data().as_chunks::<4>();
     let (eight, _) = view.data().as_chunks::<8>();
     match view.dtype() {
+        Dtype::F16 => Some(TensorData::F16(two.iter().map(|bytes| f16::from_le_bytes(*bytes)).collect())),
         Dtype::F32 => Some(TensorData::F32(four.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())),
         Dtype::I32 => Some(TensorData::I32(four.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect())),
         Dtype::I64 => Some(TensorData::I64(eight.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())),
@@ -94,6 +97,7 @@ pub fn encode(tensors: &NamedTensors) -> Result<Vec<u8>, TensorFileError> {
 
 fn bytes_of(data: &TensorData) -> (Dtype, Vec<u8>) {
     match data {
+        TensorData::F16(values) => (Dtype::F16, values.iter().flat_map(|value| value.to_le_bytes()).collect()),
         TensorData::F32(values) => (Dtype::F32, values.iter().flat_map(|value| value.to_le_bytes()).collect()),
         TensorData::F64(values) => (Dtype::F64, values.iter().flat_map(|value| value.to_le_bytes()).collect()),
         TensorData::I32(values) => (Dtype::I32, values.iter().flat_map(|value| value.to_le_bytes()).collect()),

@@ -12,7 +12,7 @@ use moa_export::{
     onnx::read_model,
     tensor::{NamedTensors, Tensor, TensorData},
 };
-use moa_graphs::{Form, Options, SyntheticTensors, families};
+use moa_graphs::{Form, Options, Precision, SyntheticTensors, families};
 use serde_json::json;
 
 fn ints(shape: &[usize], values: &[i64]) -> Tensor {
@@ -55,8 +55,9 @@ fn every_backend_computes_the_same() {
     let mut found = Vec::new();
     for (form, backend) in [(Form::Standard, &ort), (Form::Fused, &ort), (Form::Standard, &tract)] {
         let out = folder.path().join(form.as_str());
-        let graph = Options { form, router_outputs: false, last_logits: false };
-        export_model("transformer", &model, &out, &ExportOptions { graph, force: true, ..Default::default() }).unwrap();
+        let graph = Options { form, precision: Precision::Fp32, router_outputs: false, last_logits: false };
+        let options = ExportOptions { graph, force: true, ..Default::default() };
+        export_model("transformer", &model, &out, &options).unwrap();
         found.push(logits(&out, backend.as_ref()));
     }
     let largest = found[0].iter().fold(0f64, |largest, value| largest.max(value.abs()));

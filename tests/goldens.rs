@@ -19,7 +19,7 @@ use moa_export::{
     onnx::{encode, read_model},
     tensor::{NamedTensors, Tensor, TensorData},
 };
-use moa_graphs::{Form, Options, lower, model::Model};
+use moa_graphs::{Form, Options, Precision, lower, model::Model};
 
 /// One backend with one form.
 struct Setting {
@@ -48,7 +48,11 @@ impl Setting {
 
     /// Runners of the graphs of `model`, with router outputs, in the order of the files.
     fn load(&self, model: &Model, folder: &Path) -> Vec<Box<dyn Runner>> {
-        let graphs = lower(model, Options { form: self.form, router_outputs: true, last_logits: false }).unwrap();
+        let graphs = lower(
+            model,
+            Options { form: self.form, precision: Precision::Fp32, router_outputs: true, last_logits: false },
+        )
+        .unwrap();
         graphs
             .iter()
             .map(|graph| {

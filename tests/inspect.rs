@@ -17,7 +17,7 @@ use moa_export::{
     onnx::read_model,
 };
 use moa_graphs::{
-    Form, Options, SyntheticTensors,
+    Form, Options, Precision, SyntheticTensors,
     families::{self, Config, ImportOptions},
     model::Model,
 };
@@ -115,7 +115,7 @@ fn a_configuration_counts_as_its_checkpoint() {
 }
 
 fn options(form: Form) -> ExportOptions {
-    let graph = Options { form, router_outputs: form == Form::Fused, last_logits: false };
+    let graph = Options { form, precision: Precision::Fp32, router_outputs: form == Form::Fused, last_logits: false };
     let external_data = if form == Form::Fused { ExternalData::Always } else { ExternalData::Auto };
     ExportOptions { graph, external_data, ..ExportOptions::default() }
 }

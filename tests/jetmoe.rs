@@ -15,7 +15,7 @@ use moa_export::{
     reference::{Part, Reference},
     tensor::{NamedTensors, Tensor, TensorData},
 };
-use moa_graphs::{Form, Options, model::Model};
+use moa_graphs::{Form, Options, Precision, model::Model};
 use serde_json::Value;
 
 /// Folders with their number of layers, key/value heads and head width.
@@ -30,12 +30,10 @@ fn reference(folder: &str) -> Run<'static> {
     Box::new(move |inputs| reference.run(Part::Model, inputs, None).unwrap_or_else(|error| panic!("{error}")).outputs)
 }
 
-fn exported(folder: &str, backend: &dyn Backend, form: Form) -> Run<'static> {
+fn exported(folder: &str, backend: &dyn Backend, form: Form, precision: Precision) -> Run<'static> {
     let directory = tempfile::tempdir().unwrap();
-    let options = ExportOptions {
-        graph: Options { form, router_outputs: false, last_logits: false },
-        ..ExportOptions::default()
-    };
+    let graph = Options { form, precision, router_outputs: false, last_logits: false };
+    let options = ExportOptions { graph, ..ExportOptions::default() };
     let out = directory.path().join("out");
     export(&Checkpoint::open(&data(folder), None).unwrap(), &out, &options).unwrap();
     let mut runner: Box<dyn Runner> = backend.load(&read_model(&out.join("model.onnx")).unwrap()).unwrap();
@@ -56,7 +54,14 @@ fn implementations(folder: &str) -> Vec<(String, Run<'static>)> {
         (&tract, Form::Standard),
     ] {
         let name = format!("{folder} on {} in {} form", backend.name(), form.as_str());
-        all.push((name, exported(folder, backend.as_ref(), form)));
+        all.push((name, exported(folder, backend.as_ref(), form, Precision::Fp32)));
+    }
+    // What is stored as bf16 loses nothing in an export that stores bf16.
+    if folder == "jetmoe/bf16" {
+        for (backend, form) in [(&ort, Form::Function), (&bodies, Form::Standard)] {
+            let name = format!("{folder} on {} in {} form, as bf16", backend.name(), form.as_str());
+            all.push((name, exported(folder, backend.as_ref(), form, Precision::Bf16)));
+        }
     }
     all
 }

@@ -18,7 +18,7 @@ use moa_export::{
     profile::{PmiOptions, Profile, Profiler, Score},
     tensor::{NamedTensors, Tensor},
 };
-use moa_graphs::{Form, Options, lower};
+use moa_graphs::{Form, Options, Precision, lower};
 
 const PAD: i64 = 1;
 
@@ -46,7 +46,7 @@ fn exported(name: &str, form: Form, folder: &Path) -> PathBuf {
     let checkpoint = Checkpoint::open(&data(name), None).unwrap();
     let out = folder.join(form.as_str());
     let options = ExportOptions {
-        graph: Options { form, router_outputs: false, last_logits: false },
+        graph: Options { form, precision: Precision::Fp32, router_outputs: false, last_logits: false },
         ..ExportOptions::default()
     };
     export(&checkpoint, &out, &options).unwrap();
@@ -169,8 +169,11 @@ fn single_layers_have_counts_and_no_tokens() {
     let cases = layer_cases();
     for name in ["self_pad_left_B3", "cross_pad_B3", "self_kE"] {
         let case = cases.iter().find(|case| case.name == name).unwrap();
-        let graph = &lower(&case.model(), Options { form: Form::Function, router_outputs: false, last_logits: false })
-            .unwrap()[0]
+        let graph = &lower(
+            &case.model(),
+            Options { form: Form::Function, precision: Precision::Fp32, router_outputs: false, last_logits: false },
+        )
+        .unwrap()[0]
             .graph;
         let path = folder.path().join(format!("{name}.onnx"));
         std::fs::write(&path, encode(graph, DEFAULT_OPSET, None).unwrap().into_bytes(&[]).unwrap()).unwrap();

@@ -379,7 +379,7 @@ fn inputs_that_do_not_fit_are_named() {
     inputs.insert("past_key_values.1.decoder.key".into(), floats(&[1, 1, 1, 32], vec![0.0; 32]));
     assert_eq!(
         message(Part::Decoder, &inputs),
-        "input \"past_key_values.1.decoder.key\" must be float32 or float64 [1, 1, 0, 32], found float32 [1, 1, 1, 32]"
+        "input \"past_key_values.1.decoder.key\" must be float16, float32 or float64 [1, 1, 0, 32], found float32 [1, 1, 1, 32]"
     );
 }
 

@@ -9,7 +9,7 @@ use common::weight;
 use half::{bf16, f16};
 use moa_export::onnx::{DataFile, encode, proto::tensor_proto::DataType, read_model};
 use moa_graphs::{
-    FloatType,
+    FloatType, Precision,
     graph::{Buffers, Builder, DType, Dim, Graph},
 };
 
@@ -22,7 +22,7 @@ fn value(row: usize, column: usize) -> f32 {
 
 /// `y = x · wᵀ + b` with `w` of the type `float`, whose nodes nobody runs.
 fn graph(float: FloatType) -> Graph {
-    let mut b = Builder::graph();
+    let mut b = Builder::graph(Precision::Fp32);
     let x = b.input("x", DType::Float32, &[Dim::from("n"), Dim::from(COLUMNS)]);
     let values = (0..ROWS * COLUMNS).map(|index| value(index / COLUMNS, index % COLUMNS)).collect();
     let w = b.weight_as("w", &weight("w", &[ROWS, COLUMNS], values), float);

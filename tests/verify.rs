@@ -13,7 +13,7 @@ use moa_export::{
     onnx::proto::{ModelProto, NodeProto, TensorProto},
     parity::{Verification, VerifyOptions, verify},
 };
-use moa_graphs::{Form, Options};
+use moa_graphs::{Form, Options, Precision};
 use prost::{Message, bytes::Bytes};
 
 fn data(folder: &str) -> PathBuf {
@@ -30,11 +30,17 @@ fn backends() -> Vec<Box<dyn Backend>> {
 }
 
 fn options(form: Form) -> ExportOptions {
-    ExportOptions { graph: Options { form, router_outputs: false, last_logits: false }, ..ExportOptions::default() }
+    stored_as(form, Precision::Fp32)
+}
+
+fn stored_as(form: Form, precision: Precision) -> ExportOptions {
+    let graph = Options { form, precision, router_outputs: false, last_logits: false };
+    ExportOptions { graph, ..ExportOptions::default() }
 }
 
 fn last_logits(form: Form) -> ExportOptions {
-    ExportOptions { graph: Options { form, router_outputs: false, last_logits: true }, ..ExportOptions::default() }
+    let graph = Options { form, precision: Precision::Fp32, router_outputs: false, last_logits: true };
+    ExportOptions { graph, ..ExportOptions::default() }
 }
 
 fn check(path: &Path, folder: &str) -> Verification {
@@ -80,6 +86,54 @@ fn sound_exports_pass_on_every_backend() {
         assert!(result.passed(), "{form:?}: {result:?}");
         let used = result.backends.iter().filter(|report| report.skipped.is_none()).count();
         assert_eq!(used, if form == Form::Fused { 1 } else { 3 });
+    }
+}
+
+#[test]
+fn reduced_precision_passes_where_the_backend_has_the_types() {
+    let both = [Precision::Fp16, Precision::Bf16].as_slice();
+    for (folder, forms, precisions) in
+        [("variants/v_ffd_moe", &Form::ALL[..], both), ("jetmoe/sharded", &Form::ALL[..1], &both[..1])]
+    {
+        for form in forms {
+            for precision in precisions.iter().copied() {
+                let directory = tempfile::tempdir().unwrap();
+                let out = directory.path().join("out");
+                export(&checkpoint(folder), &out, &stored_as(*form, precision)).unwrap();
+                let result = check(&out, folder);
+                assert!(result.passed(), "{folder} {form:?} {precision:?}: {result:?}");
+                assert_eq!(result.dtype, precision.as_str());
+                for report in &result.backends {
+                    let no_type = report.backend == "tract" && precision == Precision::Bf16;
+                    let no_operator = report.backend != "ort" && *form == Form::Fused;
+                    assert_eq!(report.skipped.is_some(), no_type || no_operator, "{}: {report:?}", report.backend);
+                    let why = report.skipped.as_deref().unwrap_or_default();
+                    assert!(!no_type || no_operator || why.contains("bfloat16"), "{why}");
+                }
+            }
+        }
+    }
+}
+
+/// The tolerances of two bytes a number still tell right from wrong.
+#[test]
+fn a_changed_expert_is_seen_in_numbers_of_reduced_precision() {
+    for precision in [Precision::Fp16, Precision::Bf16] {
+        let directory = tempfile::tempdir().unwrap();
+        let out = directory.path().join("out");
+        export(&checkpoint("jetmoe/bf16"), &out, &stored_as(Form::Function, precision)).unwrap();
+        let path = out.join("model.onnx");
+        let mut model = ModelProto::decode(std::fs::read(&path).unwrap().as_slice()).unwrap();
+        let experts = tensor(&mut model, "layers.0.mlp.output_linear.weight/transposed.021");
+        let mut values = experts.raw_data.as_ref().unwrap().to_vec();
+        // The sign of every weight of the first expert.
+        let first = values.len() / usize::try_from(experts.dims[0]).unwrap();
+        values[..first].iter_mut().skip(1).step_by(2).for_each(|byte| *byte ^= 0x80);
+        experts.raw_data = Some(Bytes::from(values));
+        std::fs::write(&path, model.encode_to_vec()).unwrap();
+        let result = check(&out, "jetmoe/bf16");
+        assert_eq!(result.audits[0].weights.fault_count, 1);
+        assert!(seen_in_numbers(&result), "{precision:?}");
     }
 }
 

@@ -16,11 +16,13 @@ mod float;
 pub mod graph;
 mod lower;
 pub mod model;
+mod precision;
 mod synthetic;
 mod weight;
 
 pub use error::ImportError;
 pub use float::{FloatType, OutOfRange};
 pub use lower::{Form, LowerError, NamedGraph, Options, lower};
+pub use precision::Precision;
 pub use synthetic::SyntheticTensors;
 pub use weight::{Runs, TensorDirectory, TensorSource, Weight, WeightError};

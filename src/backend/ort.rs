@@ -227,6 +227,7 @@ impl Runner for OrtRunner {
 pub(super) fn owned_value(tensor: &Tensor) -> Result<DynValue, ort::Error> {
     let shape = tensor.shape().to_vec();
     Ok(match tensor.data() {
+        TensorData::F16(values) => OrtTensor::from_array((shape, values.clone()))?.into_dyn(),
         TensorData::F32(values) => OrtTensor::from_array((shape, values.clone()))?.into_dyn(),
         TensorData::F64(values) => OrtTensor::from_array((shape, values.clone()))?.into_dyn(),
         TensorData::I32(values) => OrtTensor::from_array((shape, values.clone()))?.into_dyn(),
@@ -237,6 +238,7 @@ pub(super) fn owned_value(tensor: &Tensor) -> Result<DynValue, ort::Error> {
 fn input_value(tensor: &Tensor) -> Result<SessionInputValue<'_>, ort::Error> {
     let shape = tensor.shape();
     Ok(match tensor.data() {
+        TensorData::F16(values) => TensorRef::from_array_view((shape, values.as_slice()))?.into(),
         TensorData::F32(values) => TensorRef::from_array_view((shape, values.as_slice()))?.into(),
         TensorData::F64(values) => TensorRef::from_array_view((shape, values.as_slice()))?.into(),
         TensorData::I32(values) => TensorRef::from_array_view((shape, values.as_slice()))?.into(),
@@ -253,6 +255,7 @@ fn tensor(backend: &'static str, name: &str, value: &DynValue) -> Result<Tensor,
         }};
     }
     let (shape, data) = match value.dtype().tensor_type() {
+        Some(TensorElementType::Float16) => values!(F16, half::f16),
         Some(TensorElementType::Float32) => values!(F32, f32),
         Some(TensorElementType::Float64) => values!(F64, f64),
         Some(TensorElementType::Int32) => values!(I32, i32),

@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use half::f16;
 use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::{IoBinding, Session};
-use ort::value::{DynValue, PrimitiveTensorElementType, Tensor};
+use ort::value::{DynValue, PrimitiveTensorElementType, Tensor, TensorElementType};
 
 use super::guard::guarded;
 use super::ort::{OrtBackend, owned_value};
@@ -123,25 +124,33 @@ impl OrtSession {
         owned_value(tensor).map(OrtValue).map_err(|error| failure(self.backend, "make a tensor", &error))
     }
 
-    /// A tensor of 32-bit floats, all zero.
+    /// A tensor for the float input `name`, all zero.
     ///
     /// # Errors
     ///
     /// Where there is no memory for it.
-    pub fn zeros(&self, shape: &[usize]) -> Result<OrtValue, BackendError> {
-        let value = Tensor::<f32>::new(self.session.allocator(), shape.to_vec());
-        value.map(|value| OrtValue(value.into_dyn())).map_err(|error| failure(self.backend, "make a tensor", &error))
+    pub fn zeros(&self, name: &str, shape: &[usize]) -> Result<OrtValue, BackendError> {
+        let input = self.session.inputs().iter().find(|input| input.name() == name);
+        let kind = input.and_then(|input| input.dtype().tensor_type());
+        let value = match kind {
+            Some(TensorElementType::Float16) => {
+                Tensor::<f16>::new(self.session.allocator(), shape.to_vec()).map(Tensor::into_dyn)
+            }
+            _ => Tensor::<f32>::new(self.session.allocator(), shape.to_vec()).map(Tensor::into_dyn),
+        };
+        value.map(OrtValue).map_err(|error| failure(self.backend, "make a tensor", &error))
     }
 
     /// The rows `rows` of `value` along its first axis, in this order.
     ///
     /// # Errors
     ///
-    /// Where `value` is no tensor of 32-bit floats or 64-bit integers with such rows.
+    /// Where `value` is no tensor of floats of 16 or 32 bits or of 64-bit integers with such rows.
     pub fn gather(&self, value: &OrtValue, rows: &[usize]) -> Result<OrtValue, BackendError> {
-        let gathered = match value.0.try_extract_tensor::<i64>() {
-            Ok(_) => Self::gather_of::<i64>(value, rows),
-            Err(_) => Self::gather_of::<f32>(value, rows),
+        let gathered = match value.0.dtype().tensor_type() {
+            Some(TensorElementType::Int64) => Self::gather_of::<i64>(value, rows),
+            Some(TensorElementType::Float16) => Self::gather_of::<f16>(value, rows),
+            _ => Self::gather_of::<f32>(value, rows),
         };
         gathered.map_err(|error| failure(self.backend, "reorder rows", &error))
     }

@@ -83,6 +83,7 @@ fn misfit(name: &str, expected: String, found: String) -> BackendError {
 
 fn data_type(data: &TensorData) -> DataType {
     match data {
+        TensorData::F16(_) => DataType::Float16,
         TensorData::F32(_) => DataType::Float,
         TensorData::F64(_) => DataType::Double,
         TensorData::I32(_) => DataType::Int32,

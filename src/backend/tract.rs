@@ -13,7 +13,7 @@ use super::guard::guarded;
 use super::signature::Signature;
 use super::{Backend, BackendError, Bound, Runner, operators};
 use crate::onnx::inline::inline_functions;
-use crate::onnx::proto::{ModelProto, TensorProto};
+use crate::onnx::proto::{ModelProto, TensorProto, tensor_proto::DataType};
 use crate::onnx::read::OnnxFile;
 use crate::tensor::{NamedTensors, Tensor, TensorData};
 
@@ -45,9 +45,21 @@ impl Backend for TractBackend {
                 help: Some("export with --form standard or --form function"),
             });
         }
+        if holds_bf16(model) {
+            return Err(BackendError::Unsupported {
+                why: "the model holds bfloat16 tensors, and tract has no such type".into(),
+                help: Some("export with --dtype fp32 or --dtype fp16"),
+            });
+        }
         let runner = guarded(NAME, "load the model", || TractRunner::new(model))?;
         Ok(Box::new(runner))
     }
+}
+
+fn holds_bf16(model: &OnnxFile) -> bool {
+    let weights = model.graph().into_iter().flat_map(|graph| &graph.initializer).map(|weight| weight.data_type);
+    let values = model.inputs().into_iter().chain(model.outputs()).map(|value| value.data_type as i32);
+    weights.chain(values).any(|kind| kind == DataType::Bfloat16 as i32)
 }
 
 type Plan = Arc<TypedSimplePlan>;
@@ -198,6 +210,7 @@ fn tract_weight(file: &OnnxFile, weight: &TensorProto) -> Result<pb::TensorProto
 
 fn tract_tensor(tensor: &Tensor) -> Result<TractTensor, tract_onnx::prelude::TractError> {
     match tensor.data() {
+        TensorData::F16(values) => TractTensor::from_shape(tensor.shape(), values),
         TensorData::F32(values) => TractTensor::from_shape(tensor.shape(), values),
         TensorData::F64(values) => TractTensor::from_shape(tensor.shape(), values),
         TensorData::I32(values) => TractTensor::from_shape(tensor.shape(), values),
@@ -211,6 +224,7 @@ fn tensor(name: &str, value: &TValue) -> Result<Tensor, BackendError> {
     let value = value.cast_to_dt(dtype).map_err(read)?;
     let view = value.try_as_plain_ram().map_err(read)?;
     let data = match dtype {
+        DatumType::F16 => TensorData::F16(view.as_slice().map_err(read)?.to_vec()),
         DatumType::F32 => TensorData::F32(view.as_slice().map_err(read)?.to_vec()),
         DatumType::F64 => TensorData::F64(view.as_slice().map_err(read)?.to_vec()),
         DatumType::I32 => TensorData::I32(view.as_slice().map_err(read)?.to_vec()),

@@ -124,6 +124,14 @@ pub(super) enum FormArgument {
 pub(super) enum DtypeArgument {
     /// 32-bit floats
     Fp32,
+    /// 16-bit floats: weights, activations, key/value caches
+    Fp16,
+    /// Matrices stored as bfloat16; activations and caches stay 32-bit
+    Bf16,
+    #[value(hide = true)]
+    Int8,
+    #[value(hide = true)]
+    Int4,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
 use clap::Args;
 use moa_graphs::{
-    Form, Options, SyntheticTensors,
+    Form, Options, Precision, SyntheticTensors,
     families::{self, Config, ImportOptions},
     model::Model,
 };
@@ -90,6 +90,7 @@ pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
     let options = ExportOptions {
         graph: Options {
             form: arguments.form.map_or(default, form),
+            precision: Precision::Fp32,
             router_outputs: arguments.router_outputs,
             last_logits: false,
         },

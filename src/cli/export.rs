@@ -2,12 +2,12 @@
 
 use std::{process::ExitCode, sync::Arc};
 
-use moa_graphs::{Form, Options};
+use moa_graphs::{Form, Options, Precision};
 use moa_schema::GateMode;
 
 use super::{
     Failure,
-    args::{ExportArguments, ExternalDataArgument, FormArgument, GateModeArgument, VerifyArguments},
+    args::{DtypeArgument, ExportArguments, ExternalDataArgument, FormArgument, GateModeArgument, VerifyArguments},
     print_result,
     progress::Progress,
     table::size,
@@ -20,11 +20,12 @@ use crate::{
 };
 
 pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
+    let options = options(arguments)?;
     let progress = Arc::new(Progress::new(&arguments.output));
     progress.end_when_told_to()?;
     let checkpoint = Checkpoint::open(&arguments.checkpoint, arguments.config.as_deref())?;
     let files = side_files(arguments)?;
-    let exported = export_watched(&checkpoint, &arguments.output, &options(arguments), &files, progress.as_ref());
+    let exported = export_watched(&checkpoint, &arguments.output, &options, &files, progress.as_ref());
     progress.finish();
     let report = exported?;
     let as_json = arguments.json.then(|| report_json(&report));
@@ -53,15 +54,28 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
     verify::run(&verification, as_json)
 }
 
-fn options(arguments: &ExportArguments) -> ExportOptions {
+fn precision(dtype: DtypeArgument) -> Result<Precision, Failure> {
+    let name = match dtype {
+        DtypeArgument::Fp32 => return Ok(Precision::Fp32),
+        DtypeArgument::Fp16 => return Ok(Precision::Fp16),
+        DtypeArgument::Bf16 => return Ok(Precision::Bf16),
+        DtypeArgument::Int8 => "int8",
+        DtypeArgument::Int4 => "int4",
+    };
+    let known = Precision::ALL.map(Precision::as_str).join(", ");
+    Err(Failure::unsupported(format!("--dtype {name} cannot be written"), Some(format!("choose one of {known}"))))
+}
+
+fn options(arguments: &ExportArguments) -> Result<ExportOptions, Failure> {
     let gate_mode = arguments.gate_mode.map(|mode| match mode {
         GateModeArgument::SoftmaxTopk => GateMode::SoftmaxTopk,
         GateModeArgument::SoftmaxTopkRenorm => GateMode::SoftmaxTopkRenorm,
         GateModeArgument::TopkSoftmax => GateMode::TopkSoftmax,
     });
-    ExportOptions {
+    Ok(ExportOptions {
         graph: Options {
             form: form(arguments.form),
+            precision: precision(arguments.dtype)?,
             router_outputs: arguments.router_outputs,
             last_logits: arguments.last_logits,
         },
@@ -69,7 +83,7 @@ fn options(arguments: &ExportArguments) -> ExportOptions {
         gate_mode,
         external_data: external_data(arguments.external_data),
         force: arguments.force,
-    }
+    })
 }
 
 pub(super) const fn form(argument: FormArgument) -> Form {

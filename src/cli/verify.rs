@@ -103,11 +103,12 @@ fn merged(exported: Option<Value>, verification: Value) -> Value {
 
 fn text(arguments: &VerifyArguments, result: &Verification) -> String {
     let mut text = format!(
-        "{} beside {} ({}, {} form)\n",
+        "{} beside {} ({}, {} form, {})\n",
         arguments.model.display(),
         arguments.checkpoint.display(),
         result.family,
-        result.form
+        result.form,
+        result.dtype
     );
     if let Some(mode) = &result.gate_mode {
         text.push_str(&format!("gates: {mode}, replaced at export\n"));

@@ -171,9 +171,9 @@ fn caches(
                 input.name
             )));
         };
-        if input.data_type != DataType::Float {
+        if !matches!(input.data_type, DataType::Float | DataType::Float16) {
             return Err(refused(format!(
-                "input `{}` is no 32-bit float; only caches of this type are kept",
+                "input `{}` is no float of 32 or 16 bits; only caches of these types are kept",
                 input.name
             )));
         }

@@ -58,10 +58,9 @@ impl<'a> CachedDecoder<'a> {
         times: &'a mut StepTimes,
     ) -> Result<Self, BackendError> {
         let mut own = Vec::with_capacity(2 * caches.len());
-        for [heads, width] in caches {
-            for _ in ["key", "value"] {
-                own.push(session.zeros(&[rows, *heads, 0, *width])?);
-            }
+        let layers = names.own.chunks(2).zip(caches);
+        for (name, [heads, width]) in layers.flat_map(|(names, layer)| names.iter().map(move |name| (name, layer))) {
+            own.push(session.zeros(name, &[rows, *heads, 0, *width])?);
         }
         let sentences = (0..rows).collect();
         let mut decoder = Self { session, names, memory, sentences, own, length: 0, logits: None, interrupted, times };

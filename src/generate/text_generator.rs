@@ -146,7 +146,7 @@ impl TextGenerator {
     ///
     /// # Errors
     ///
-    /// Where a file is missing or broken, the graph is no decoder with caches of 32-bit floats, or the runtime is
+    /// Where a file is missing or broken, the graph is no decoder with caches of floats of 32 or 16 bits, or the runtime is
     /// missing or does not take it.
     pub fn open(folder: &Path, options: TextGeneratorOptions) -> Result<Self, GenerateError> {
         if options.batch == 0 {
@@ -275,8 +275,10 @@ impl TextGenerator {
     }
 
     fn empty_caches(&self, rows: usize) -> Result<Vec<OrtValue>, GenerateError> {
-        let sides = self.caches.iter().flat_map(|sizes| [sizes; 2]);
-        Ok(sides.map(|[heads, width]| self.session.zeros(&[rows, *heads, 0, *width])).collect::<Result<_, _>>()?)
+        let sides = self.names.past.iter().zip(self.caches.iter().flat_map(|sizes| [sizes; 2]));
+        let empty =
+            |(name, [heads, width]): (&String, &[usize; 2])| self.session.zeros(name, &[rows, *heads, 0, *width]);
+        Ok(sides.map(empty).collect::<Result<_, _>>()?)
     }
 
     /// Logits, then keys and values.

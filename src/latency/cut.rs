@@ -151,7 +151,11 @@ impl Cut<'_> {
             ElementType::Int64 => DataType::Int64,
             _ => {
                 let weight = self.weight("output_weight")?;
-                DataType::try_from(weight.data_type).map_err(|_| self.fail("its weights have an unknown type"))?
+                let kind = DataType::try_from(weight.data_type);
+                match kind.map_err(|_| self.fail("its weights have an unknown type"))? {
+                    DataType::Bfloat16 if parameter.element == ElementType::Activation => DataType::Float,
+                    kind => kind,
+                }
             }
         })
     }

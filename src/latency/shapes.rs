@@ -165,6 +165,10 @@ fn values(
     let unknown = |what| LatencyError::UnknownInput { input: input.name.clone(), what };
     let integers: Vec<i64> = match input.data_type {
         DataType::Float => return Ok(TensorData::F32((0..count).map(|_| FLOAT_RANGE * random.unit()).collect())),
+        DataType::Float16 => {
+            let values = (0..count).map(|_| half::f16::from_f32(FLOAT_RANGE * random.unit()));
+            return Ok(TensorData::F16(values.collect()));
+        }
         DataType::Int64 | DataType::Int32 if input.name.ends_with("mask") => vec![1; count],
         DataType::Int64 | DataType::Int32 if input.name == "position_ids" => {
             let past = point.get(PAST).copied().unwrap_or(0);

@@ -25,7 +25,7 @@ const ULPS_OF_LARGEST: f64 = 32.0;
 
 /// How often the effect of rounding on the reference itself is granted: a runtime rounds inside the equations
 /// too, and sums in another order.
-const ROUNDINGS: f64 = 8.0;
+pub(super) const ROUNDINGS: f64 = 8.0;
 
 impl Tolerance {
     /// Budget of an f32 computation whose largest reference value is `largest` and whose reference moves by

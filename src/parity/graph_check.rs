@@ -1,10 +1,10 @@
 //! One graph on one backend, case by case beside the reference.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::BTreeSet};
 
 use crate::{
     backend::{Backend, BackendError, Runner},
-    onnx::OnnxFile,
+    onnx::{OnnxFile, proto::tensor_proto::DataType},
     reference::{Part, Reference, ReferenceError, Routing},
     tensor::{NamedTensors, Tensor, TensorData},
 };
@@ -73,6 +73,8 @@ pub(super) struct GraphCheck<'a> {
     /// The same graph with its routing as outputs.
     routed: Box<dyn Runner>,
     modules: Vec<String>,
+    /// Inputs that the graph takes as f16.
+    half: BTreeSet<String>,
     pub(super) report: GraphReport,
 }
 
@@ -95,6 +97,7 @@ impl<'a> GraphCheck<'a> {
             plain: backend.load(file)?,
             routed: backend.load(&file.with_model(model)?)?,
             modules,
+            half: file.inputs().into_iter().filter(|i| i.data_type == DataType::Float16).map(|i| i.name).collect(),
             report: GraphReport {
                 graph,
                 runs: 0,
@@ -107,18 +110,29 @@ impl<'a> GraphCheck<'a> {
 
     /// Runs the graph without comparing.
     pub(super) fn run(&mut self, inputs: &NamedTensors) -> Result<NamedTensors, CheckError> {
-        Ok(without_routing(self.plain.run(inputs)?).collect())
+        let inputs = self.as_taken(inputs);
+        Ok(without_routing(self.plain.run(&inputs)?).collect())
+    }
+
+    /// The inputs in the types that the graph takes; the reference gets the same values.
+    fn as_taken(&self, inputs: &NamedTensors) -> NamedTensors {
+        let taken = |(name, tensor): (&String, &Tensor)| {
+            (name.clone(), if self.half.contains(name) { tensor.to_f16() } else { tensor.clone() })
+        };
+        inputs.iter().map(taken).collect()
     }
 
     /// Runs the graph and compares it with a reference that replays the graph's routing.
     pub(super) fn check(&mut self, case: &str, inputs: &NamedTensors) -> Result<Run, CheckError> {
+        let inputs = &self.as_taken(inputs);
         let outputs = self.run(inputs)?;
         let routed = self.routed.run(inputs)?;
         let routing = backend_routing(&routed, &self.modules).map_err(CheckError::Routing)?;
         let expected = self.reference.run(self.part, inputs, Some(&routing.routing))?;
         let rounded = self.reference.run_rounded(self.part, inputs, Some(&routing.routing))?;
         self.report.runs += 1;
-        self.report.routing.add(case, &routing, &expected.routing);
+        let moved = if self.reference.rounds_to_f16() { &rounded.routing } else { &expected.routing };
+        self.report.routing.add(case, &routing, &expected.routing, moved);
         for (name, expected) in &expected.outputs {
             let found = outputs.get(name).ok_or_else(|| CheckError::MissingOutput { name: name.clone() })?;
             let expected = [Some(expected), rounded.outputs.get(name)];

@@ -17,7 +17,7 @@ mod weights;
 
 use std::path::{Path, PathBuf};
 
-use moa_graphs::{Form, Options, WeightError, model::Model};
+use moa_graphs::{Form, Options, Precision, WeightError, model::Model};
 use moa_schema::GateMode;
 
 pub use agreement::{Agreement, Expected, Yardstick, routing_of};
@@ -120,6 +120,8 @@ pub struct Verification {
     pub family: String,
     /// Form of the operators, as the files say.
     pub form: String,
+    /// Floats that the files store and compute in, as they say.
+    pub dtype: String,
     /// Gate mode that the export replaced, if it did.
     pub gate_mode: Option<String>,
     /// Constants per file.
@@ -144,6 +146,7 @@ struct Files {
     graphs: Vec<(Part, OnnxFile)>,
     gate_mode: Option<GateMode>,
     form: Option<Form>,
+    precision: Precision,
     /// Whether `logits` holds the last position only.
     last_logits: bool,
 }
@@ -168,13 +171,14 @@ pub fn verify(
         Some(_) => import(checkpoint, files.gate_mode).map_err(ExportError::from)?,
         None => probe,
     };
-    let reference = Reference::new(&model)?;
+    let reference = Reference::stored_as(&model, files.precision)?;
     let audits = audit(&files, &model)?;
     let backends =
         backends.iter().map(|backend| run_backend(backend.as_ref(), &files, &model, &reference, options)).collect();
     Ok(Verification {
         family,
         form: files.form.map_or("unknown", Form::as_str).into(),
+        dtype: files.precision.as_str().into(),
         gate_mode: files.gate_mode.map(|mode| mode.as_str().into()),
         audits,
         backends,
@@ -200,7 +204,8 @@ impl Files {
         let gate_mode = said(metadata::GATE_MODE).and_then(GateMode::parse);
         let form = said(metadata::FORM).and_then(Form::parse);
         let last_logits = said(metadata::LOGITS) == Some(metadata::LAST);
-        Ok(Self { graphs, gate_mode, form, last_logits })
+        let precision = said(metadata::DTYPE).and_then(Precision::parse).unwrap_or_default();
+        Ok(Self { graphs, gate_mode, form, precision, last_logits })
     }
 }
 
@@ -226,7 +231,8 @@ fn audit(files: &Files, model: &Model) -> Result<Vec<FileAudit>, VerifyError> {
         };
         return Ok(files.graphs.iter().map(audit).collect());
     };
-    let expected = moa_graphs::lower(model, Options { form, router_outputs: false, last_logits: files.last_logits })
+    let (precision, last_logits) = (files.precision, files.last_logits);
+    let expected = moa_graphs::lower(model, Options { form, precision, router_outputs: false, last_logits })
         .map_err(ExportError::from)?;
     let mut audits = Vec::new();
     for ((_, file), expected) in files.graphs.iter().zip(&expected) {

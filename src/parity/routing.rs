@@ -1,14 +1,16 @@
 //! Routing comparison: the same experts, or a margin that explains why not.
 
+use super::compare::ROUNDINGS;
 use crate::{
     reference::{ModuleRouting, Routing},
     tensor::{NamedTensors, Tensor},
 };
 
-/// Largest score margin between the k-th and the next expert that f32 rounding may overturn.
+/// Largest score margin between the k-th and the next expert that f32 rounding may overturn. Where activations
+/// are f16, what rounding does to the reference's own scores counts too, as often as for outputs.
 pub const MARGIN: f64 = 1e-5;
 
-/// Largest difference of a chosen expert's weight that f32 rounding explains.
+/// Largest difference of a chosen expert's weight that f32 rounding explains; where activations are f16, as above.
 const WEIGHT_TOLERANCE: f64 = 1e-5;
 
 /// Outcome of comparing chosen experts with those of the reference.
@@ -18,7 +20,7 @@ pub struct RoutingComparison {
     pub decisions: usize,
     /// Tokens with the same set of experts.
     pub equal: usize,
-    /// Tokens with another set, whose scores are closer than [`MARGIN`].
+    /// Tokens with another set, whose scores are closer than rounding explains; see [`MARGIN`].
     pub ties: usize,
     /// The first token with another set and no such excuse.
     pub unexplained: Option<Disagreement>,
@@ -100,14 +102,21 @@ impl RoutingComparison {
         self.unexplained.is_none()
     }
 
-    /// Adds one case: what a backend chose beside the scores of a reference that replayed those choices.
-    pub(super) fn add(&mut self, case: &str, backend: &BackendRouting, reference: &Routing) {
+    /// Adds one case: what a backend chose beside the scores of a reference that replayed those choices; `rounded` is
+    /// the same with what rounding beyond f32 does.
+    pub(super) fn add(&mut self, case: &str, backend: &BackendRouting, reference: &Routing, rounded: &Routing) {
         let mut previous = None;
         let mut divergent = None;
         for module in &backend.order {
             let (Some(found), Some(expected)) = (backend.routing.get(module), reference.get(module)) else { continue };
-            self.add_module(case, module, found, expected);
-            if divergent.is_none() && !weights_agree(found, expected) {
+            let moved = |of: fn(&ModuleRouting) -> &[f64], least: f64| {
+                let rounded = rounded.get(module).map_or(&[][..], of);
+                let distances = of(expected).iter().zip(rounded).map(|(a, b)| (a - b).abs());
+                least.max(ROUNDINGS * distances.fold(0.0, f64::max))
+            };
+            self.add_module(case, module, found, expected, moved(|routing| &routing.probs, MARGIN));
+            let tolerance = moved(|routing| &routing.weights, WEIGHT_TOLERANCE);
+            if divergent.is_none() && !weights_agree(found, expected, tolerance) {
                 divergent = Some((previous, module));
             }
             previous = Some(module);
@@ -118,7 +127,14 @@ impl RoutingComparison {
         }
     }
 
-    fn add_module(&mut self, case: &str, module: &str, found: &ModuleRouting, expected: &ModuleRouting) {
+    fn add_module(
+        &mut self,
+        case: &str,
+        module: &str,
+        found: &ModuleRouting,
+        expected: &ModuleRouting,
+        largest_margin: f64,
+    ) {
         let (top_k, experts) = (expected.top_k, expected.num_experts);
         for token in (0..expected.batch * expected.tokens).filter(|token| expected.routed[*token]) {
             self.decisions += 1;
@@ -133,7 +149,7 @@ impl RoutingComparison {
                 continue;
             }
             let margin = overturned_margin(scores, &chosen, &best);
-            if margin <= MARGIN {
+            if margin <= largest_margin {
                 self.ties += 1;
                 continue;
             }
@@ -171,7 +187,7 @@ fn overturned_margin(scores: &[f64], chosen: &[i64], best: &[i64]) -> f64 {
     if distinct { best_missed - worst_chosen } else { f64::INFINITY }
 }
 
-fn weights_agree(found: &ModuleRouting, expected: &ModuleRouting) -> bool {
+fn weights_agree(found: &ModuleRouting, expected: &ModuleRouting, tolerance: f64) -> bool {
     let top_k = expected.top_k;
     (0..expected.batch * expected.tokens).filter(|token| expected.routed[*token]).all(|token| {
         let slots = token * top_k..(token + 1) * top_k;
@@ -179,7 +195,7 @@ fn weights_agree(found: &ModuleRouting, expected: &ModuleRouting) -> bool {
         let mut expected: Vec<_> = expected.indices[slots.clone()].iter().zip(&expected.weights[slots]).collect();
         found.sort_by_key(|(expert, _)| **expert);
         expected.sort_by_key(|(expert, _)| **expert);
-        found.iter().zip(&expected).all(|((a, x), (b, y))| a == b && (**x - **y).abs() <= WEIGHT_TOLERANCE)
+        found.iter().zip(&expected).all(|((a, x), (b, y))| a == b && (**x - **y).abs() <= tolerance)
     })
 }
 
@@ -210,7 +226,7 @@ mod tests {
         let routing = [("m".to_owned(), module(probs, found, &weights))].into();
         let backend = BackendRouting { routing, order: vec!["m".into()] };
         let mut comparison = RoutingComparison::default();
-        comparison.add("case", &backend, &backend.routing);
+        comparison.add("case", &backend, &backend.routing, &backend.routing);
         comparison
     }
 

@@ -7,6 +7,7 @@ use super::{
     math::{add_scaled, dot, softmax, transpose, vector_matrix},
     router::{Router, Tape},
     sequence::{Heads, Mask, Sequence},
+    stored::Stored,
 };
 
 /// Keys and values of the tokens attended to, each `[B, G, S, D]`.
@@ -59,12 +60,12 @@ pub(super) struct Attention {
 }
 
 impl Attention {
-    pub(super) fn new(model: &model::Attention) -> Result<Self, WeightError> {
+    pub(super) fn new(model: &model::Attention, stored: Stored) -> Result<Self, WeightError> {
         let (width, columns) = (model.width, model.kv_num_heads * model.head_size);
         let (key, value) = match &model.keys_values {
-            model::KeyValueWeights::Separate { key, value } => (key.to_f64()?, value.to_f64()?),
+            model::KeyValueWeights::Separate { key, value } => (stored.matrix(key)?, stored.matrix(value)?),
             model::KeyValueWeights::Joint(both) => {
-                let mut key = both.to_f64()?;
+                let mut key = stored.matrix(both)?;
                 let value = key.split_off(columns * model.source_width);
                 (key, value)
             }
@@ -72,11 +73,11 @@ impl Attention {
         let router = router_matrix(&model.router, model.layout, width)?;
         Ok(Self {
             router: Router::new(&model.module, router, model.num_experts, model.top_k, model.gate_mode),
-            query: expert_matrices(&model.query, model.layout)?,
+            query: expert_matrices(&model.query, model.layout, stored)?,
             key: transpose(&key, model.source_width),
             value: transpose(&value, model.source_width),
-            output: expert_matrices(&model.output, model.layout)?,
-            bias: model.output_bias.as_ref().map(Weight::to_f64).transpose()?,
+            output: expert_matrices(&model.output, model.layout, stored)?,
+            bias: model.output_bias.as_ref().map(|bias| stored.bias(bias)).transpose()?,
             rotary: model.rotary.map(|rotary| Rotary::new(rotary, model.head_size)),
             width,
             kv_num_heads: model.kv_num_heads,
@@ -231,8 +232,12 @@ pub(super) fn router_matrix(
 }
 
 /// Matrices of experts with inputs before outputs, `[E, in, out]`.
-pub(super) fn expert_matrices(weight: &Weight, layout: model::ExpertLayout) -> Result<Vec<f64>, WeightError> {
-    let values = weight.to_f64()?;
+pub(super) fn expert_matrices(
+    weight: &Weight,
+    layout: model::ExpertLayout,
+    stored: Stored,
+) -> Result<Vec<f64>, WeightError> {
+    let values = stored.matrix(weight)?;
     let [_, rows, columns] = *weight.shape() else { return Ok(values) };
     Ok(match layout {
         model::ExpertLayout::InOut => values,

@@ -1,6 +1,6 @@
 //! Embedding, normalisation and feed-forward blocks.
 
-use moa_graphs::{Weight, WeightError, model};
+use moa_graphs::{WeightError, model};
 use moa_schema::Activation;
 
 use super::{
@@ -10,6 +10,7 @@ use super::{
     math::{activate, add_scaled, layer_norm, transpose, vector_matrix},
     router::{Router, Tape},
     sequence::{Mask, Sequence},
+    stored::Stored,
 };
 
 /// `x · weightᵀ + bias`.
@@ -22,9 +23,9 @@ pub(super) struct Linear {
 }
 
 impl Linear {
-    pub(super) fn new(model: &model::Linear) -> Result<Self, WeightError> {
+    pub(super) fn new(model: &model::Linear, stored: Stored) -> Result<Self, WeightError> {
         let inputs = model.weight.shape()[1];
-        Ok(Self { weight: transpose(&model.weight.to_f64()?, inputs), bias: model.bias.to_f64()? })
+        Ok(Self { weight: transpose(&stored.matrix(&model.weight)?, inputs), bias: stored.bias(&model.bias)? })
     }
 
     /// `[in]` to `[out]`.
@@ -95,14 +96,14 @@ pub(super) enum FeedForward {
 }
 
 impl FeedForward {
-    pub(super) fn new(model: &model::FeedForward) -> Result<Self, WeightError> {
+    pub(super) fn new(model: &model::FeedForward, stored: Stored) -> Result<Self, WeightError> {
         Ok(match model {
             model::FeedForward::Dense(dense) => Self::Dense {
-                input: Linear::new(&dense.input)?,
+                input: Linear::new(&dense.input, stored)?,
                 activation: dense.activation,
-                output: Linear::new(&dense.output)?,
+                output: Linear::new(&dense.output, stored)?,
             },
-            model::FeedForward::Experts(experts) => Self::Experts(ExpertFeedForward::new(experts)?),
+            model::FeedForward::Experts(experts) => Self::Experts(ExpertFeedForward::new(experts, stored)?),
         })
     }
 
@@ -134,13 +135,13 @@ pub(super) struct ExpertFeedForward {
 }
 
 impl ExpertFeedForward {
-    pub(super) fn new(model: &model::ExpertFeedForward) -> Result<Self, WeightError> {
+    pub(super) fn new(model: &model::ExpertFeedForward, stored: Stored) -> Result<Self, WeightError> {
         let router = router_matrix(&model.router, model.layout, model.width)?;
         Ok(Self {
             router: Router::new(&model.module, router, model.num_experts, model.top_k, model.gate_mode),
-            input: expert_matrices(&model.input, model.layout)?,
-            output: expert_matrices(&model.output, model.layout)?,
-            bias: model.output_bias.as_ref().map(Weight::to_f64).transpose()?,
+            input: expert_matrices(&model.input, model.layout, stored)?,
+            output: expert_matrices(&model.output, model.layout, stored)?,
+            bias: model.output_bias.as_ref().map(|bias| stored.bias(bias)).transpose()?,
             hidden: model.hidden,
             activation: model.activation,
             gated: model.gated,
@@ -220,16 +221,16 @@ pub(super) struct Embedding {
 }
 
 impl Embedding {
-    pub(super) fn new(model: &model::Embedding) -> Result<Self, WeightError> {
+    pub(super) fn new(model: &model::Embedding, stored: Stored) -> Result<Self, WeightError> {
         let width = model.width();
         Ok(Self {
-            tokens: model.tokens.to_f64()?,
+            tokens: stored.matrix(&model.tokens)?,
             width,
             scale: f64::from(model.scale),
             positions: match &model.positions {
                 model::Positions::None => None,
                 model::Positions::Sinusoidal { rows } => Some(sinusoids(*rows, width, model.pad_token_id)),
-                model::Positions::Learned(table) => Some(table.to_f64()?),
+                model::Positions::Learned(table) => Some(stored.matrix(table)?),
             },
             norm: LayerNorm::optional(model.norm.as_ref())?,
             pad_token_id: model.pad_token_id,

@@ -11,6 +11,7 @@ use super::{
     math::{transpose, vector_matrix},
     router::Tape,
     sequence::Sequence,
+    stored::Stored,
 };
 use crate::tensor::NamedTensors;
 
@@ -38,26 +39,26 @@ struct CausalLayer {
 }
 
 impl CausalLayer {
-    fn new(model: &model::CausalLayer) -> Result<Self, WeightError> {
+    fn new(model: &model::CausalLayer, stored: Stored) -> Result<Self, WeightError> {
         Ok(Self {
             attention_norm: RmsNorm::new(&model.attention_norm)?,
-            attention: Attention::new(&model.attention)?,
+            attention: Attention::new(&model.attention, stored)?,
             feed_forward_norm: RmsNorm::new(&model.feed_forward_norm)?,
-            feed_forward: ExpertFeedForward::new(&model.feed_forward)?,
+            feed_forward: ExpertFeedForward::new(&model.feed_forward, stored)?,
         })
     }
 }
 
 impl CausalLm {
-    pub(super) fn new(model: &model::CausalLm) -> Result<Self, WeightError> {
+    pub(super) fn new(model: &model::CausalLm, stored: Stored) -> Result<Self, WeightError> {
         let [vocabulary, width] = [model.output.shape()[0], model.output.shape()[1]];
         Ok(Self {
-            tokens: model.tokens.to_f64()?,
-            output: transpose(&model.output.to_f64()?, width),
+            tokens: stored.matrix(&model.tokens)?,
+            output: transpose(&stored.matrix(&model.output)?, width),
             width,
             vocabulary,
             max_positions: model.max_positions(),
-            layers: model.layers.iter().map(CausalLayer::new).collect::<Result<_, _>>()?,
+            layers: model.layers.iter().map(|layer| CausalLayer::new(layer, stored)).collect::<Result<_, _>>()?,
             norm: RmsNorm::new(&model.norm)?,
         })
     }

@@ -10,6 +10,7 @@ use super::{
     math::{transpose, vector_matrix},
     router::Tape,
     sequence::{Mask, Sequence},
+    stored::Stored,
 };
 use crate::tensor::NamedTensors;
 
@@ -31,10 +32,10 @@ struct EncoderLayer {
 }
 
 impl Encoder {
-    pub(super) fn new(model: &model::Encoder) -> Result<Self, WeightError> {
+    pub(super) fn new(model: &model::Encoder, stored: Stored) -> Result<Self, WeightError> {
         Ok(Self {
-            embedding: Embedding::new(&model.embedding)?,
-            layers: model.layers.iter().map(EncoderLayer::new).collect::<Result<_, _>>()?,
+            embedding: Embedding::new(&model.embedding, stored)?,
+            layers: model.layers.iter().map(|layer| EncoderLayer::new(layer, stored)).collect::<Result<_, _>>()?,
             norm: LayerNorm::optional(model.norm.as_ref())?,
         })
     }
@@ -53,11 +54,11 @@ impl Encoder {
 }
 
 impl EncoderLayer {
-    fn new(model: &model::EncoderLayer) -> Result<Self, WeightError> {
+    fn new(model: &model::EncoderLayer, stored: Stored) -> Result<Self, WeightError> {
         Ok(Self {
-            self_attention: Attention::new(&model.self_attention)?,
+            self_attention: Attention::new(&model.self_attention, stored)?,
             self_attention_norm: LayerNorm::new(&model.self_attention_norm)?,
-            feed_forward: FeedForward::new(&model.feed_forward)?,
+            feed_forward: FeedForward::new(&model.feed_forward, stored)?,
             final_norm: LayerNorm::new(&model.final_norm)?,
             normalize_before: model.normalize_before,
         })
@@ -112,8 +113,8 @@ struct DecoderMasks {
 }
 
 impl EncoderDecoder {
-    pub(super) fn new(model: &model::EncoderDecoder) -> Result<Self, WeightError> {
-        Ok(Self { encoder: Encoder::new(&model.encoder)?, decoder: Decoder::new(&model.decoder)? })
+    pub(super) fn new(model: &model::EncoderDecoder, stored: Stored) -> Result<Self, WeightError> {
+        Ok(Self { encoder: Encoder::new(&model.encoder, stored)?, decoder: Decoder::new(&model.decoder, stored)? })
     }
 
     /// `last_hidden_state`, `[B, S, C]`, and the keys and values of every decoder layer's cross-attention.
@@ -137,13 +138,13 @@ impl EncoderDecoder {
 }
 
 impl Decoder {
-    fn new(model: &model::Decoder) -> Result<Self, WeightError> {
+    fn new(model: &model::Decoder, stored: Stored) -> Result<Self, WeightError> {
         let [vocabulary, width] = [model.output.shape()[0], model.output.shape()[1]];
         Ok(Self {
-            embedding: Embedding::new(&model.embedding)?,
-            layers: model.layers.iter().map(DecoderLayer::new).collect::<Result<_, _>>()?,
+            embedding: Embedding::new(&model.embedding, stored)?,
+            layers: model.layers.iter().map(|layer| DecoderLayer::new(layer, stored)).collect::<Result<_, _>>()?,
             norm: LayerNorm::optional(model.norm.as_ref())?,
-            output: transpose(&model.output.to_f64()?, width),
+            output: transpose(&stored.matrix(&model.output)?, width),
             vocabulary,
         })
     }
@@ -175,13 +176,13 @@ impl Decoder {
 }
 
 impl DecoderLayer {
-    fn new(model: &model::DecoderLayer) -> Result<Self, WeightError> {
+    fn new(model: &model::DecoderLayer, stored: Stored) -> Result<Self, WeightError> {
         Ok(Self {
-            self_attention: Attention::new(&model.self_attention)?,
+            self_attention: Attention::new(&model.self_attention, stored)?,
             self_attention_norm: LayerNorm::new(&model.self_attention_norm)?,
-            cross_attention: Attention::new(&model.cross_attention)?,
+            cross_attention: Attention::new(&model.cross_attention, stored)?,
             cross_attention_norm: LayerNorm::new(&model.cross_attention_norm)?,
-            feed_forward: FeedForward::new(&model.feed_forward)?,
+            feed_forward: FeedForward::new(&model.feed_forward, stored)?,
             final_norm: LayerNorm::new(&model.final_norm)?,
             normalize_before: model.normalize_before,
         })

@@ -101,11 +101,10 @@ impl<'a> Inputs<'a> {
 
     fn floats(self, input: &str, dims: &[Dim]) -> Result<(&'a [usize], Vec<f64>), ReferenceError> {
         let tensor = self.tensor(input)?;
-        let is_float = tensor.as_f32().is_some() || tensor.as_f64().is_some();
-        if is_float && fits(tensor, dims) {
+        if tensor.is_float() && fits(tensor, dims) {
             return Ok((tensor.shape(), tensor.to_f64()));
         }
-        Err(wrong(input, "float32 or float64", dims, tensor))
+        Err(wrong(input, "float16, float32 or float64", dims, tensor))
     }
 }
 

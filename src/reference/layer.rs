@@ -7,6 +7,7 @@ use super::{
     attention::Attention,
     inputs::{Dim, Inputs},
     router::Tape,
+    stored::Stored,
 };
 use crate::tensor::NamedTensors;
 
@@ -19,9 +20,9 @@ pub(super) struct MoaLayer {
 }
 
 impl MoaLayer {
-    pub(super) fn new(model: &model::MoaLayer) -> Result<Self, WeightError> {
+    pub(super) fn new(model: &model::MoaLayer, stored: Stored) -> Result<Self, WeightError> {
         Ok(Self {
-            attention: Attention::new(&model.attention)?,
+            attention: Attention::new(&model.attention, stored)?,
             cross_attention: model.cross_attention,
             source_width: model.attention.source_width,
         })

@@ -10,6 +10,7 @@ use super::{
     inputs::{Dim, Inputs},
     math::activate,
     router::Tape,
+    stored::Stored,
 };
 use crate::tensor::NamedTensors;
 
@@ -24,14 +25,14 @@ pub(super) struct MaskedLm {
 }
 
 impl MaskedLm {
-    pub(super) fn new(model: &model::MaskedLm) -> Result<Self, WeightError> {
+    pub(super) fn new(model: &model::MaskedLm, stored: Stored) -> Result<Self, WeightError> {
         let head = &model.head;
         Ok(Self {
-            encoder: Encoder::new(&model.encoder)?,
-            dense: Linear::new(&head.dense)?,
+            encoder: Encoder::new(&model.encoder, stored)?,
+            dense: Linear::new(&head.dense, stored)?,
             activation: head.activation,
             norm: LayerNorm::new(&head.norm)?,
-            output: Linear::new(&model::Linear { weight: head.weight.clone(), bias: head.bias.clone() })?,
+            output: Linear::new(&model::Linear { weight: head.weight.clone(), bias: head.bias.clone() }, stored)?,
         })
     }
 

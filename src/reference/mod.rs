@@ -16,7 +16,7 @@
 //! * layer, cross-attention: `query [B, T, C]`, `memory [B, S, source width]`, `attention_mask [B, S]`,
 //!   `query_attention_mask [B, T]` → `output [B, T, C]`
 //!
-//! Ids and masks are int64, masks 1 at real tokens and 0 at padding; other inputs are float32 or float64.
+//! Ids and masks are int64, masks 1 at real tokens and 0 at padding; other inputs are float16, float32 or float64.
 
 mod attention;
 mod blocks;
@@ -29,16 +29,17 @@ mod masked_lm;
 mod math;
 mod router;
 mod sequence;
+mod stored;
 
 use std::{collections::BTreeMap, fmt};
 
-use moa_graphs::{WeightError, model::Model};
+use moa_graphs::{FloatType, Precision as Floats, WeightError, model::Model};
 
 pub use error::ReferenceError;
 
 use self::{
     causal_lm::CausalLm, encoder_decoder::EncoderDecoder, inputs::Inputs, layer::MoaLayer, masked_lm::MaskedLm,
-    router::Tape, sequence::Precision,
+    router::Tape, sequence::Precision, stored::Stored,
 };
 use crate::tensor::NamedTensors;
 
@@ -107,10 +108,12 @@ pub struct Evaluation {
     pub routing: Routing,
 }
 
-/// A model with all weights as f64.
+/// A model with all weights as f64, rounded before where an export stores less.
 #[derive(Debug)]
 pub struct Reference {
     network: Network,
+    /// What a runtime rounds activations to.
+    activations: Precision,
 }
 
 #[derive(Debug)]
@@ -130,14 +133,33 @@ impl Reference {
     ///
     /// Where a weight cannot be read or is not finite.
     pub fn new(model: &Model) -> Result<Self, WeightError> {
+        Self::stored_as(model, Floats::Fp32)
+    }
+
+    /// Reads every weight of `model`, rounded to the type in which an export of these floats stores it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`].
+    pub fn stored_as(model: &Model, floats: Floats) -> Result<Self, WeightError> {
+        let stored = Stored::new(floats);
+        let activations = match floats.activations() {
+            FloatType::Float16 => Precision::Half,
+            _ => Precision::Single,
+        };
         let network = match model {
-            Model::EncoderDecoder(model) => Network::EncoderDecoder(EncoderDecoder::new(model)?),
-            Model::MaskedLm(model) => Network::MaskedLm(MaskedLm::new(model)?),
-            Model::CausalLm(model) => Network::CausalLm(CausalLm::new(model)?),
-            Model::Layer(model) => Network::Layer(MoaLayer::new(model)?),
+            Model::EncoderDecoder(model) => Network::EncoderDecoder(EncoderDecoder::new(model, stored)?),
+            Model::MaskedLm(model) => Network::MaskedLm(MaskedLm::new(model, stored)?),
+            Model::CausalLm(model) => Network::CausalLm(CausalLm::new(model, stored)?),
+            Model::Layer(model) => Network::Layer(MoaLayer::new(model, stored)?),
             Model::Transformer(_) | Model::TransformerMaskedLm(_) => Network::Baseline,
         };
-        Ok(Self { network })
+        Ok(Self { network, activations })
+    }
+
+    /// Whether [`Self::run_rounded`] rounds to f16.
+    pub fn rounds_to_f16(&self) -> bool {
+        self.activations == Precision::Half
     }
 
     /// Evaluates one part of the model.
@@ -160,7 +182,7 @@ impl Reference {
         self.evaluate(part, Inputs { tensors: inputs, precision: Precision::Double }, replay)
     }
 
-    /// The same evaluation with every vector between the equations rounded to f32: how far its outputs are
+    /// The same evaluation with every vector between the equations rounded to the type of activations: how far its outputs are
     /// from those of [`Self::run`] tells what rounding alone does to this model and these inputs.
     ///
     /// # Errors
@@ -172,7 +194,7 @@ impl Reference {
         inputs: &NamedTensors,
         replay: Option<&Routing>,
     ) -> Result<Evaluation, ReferenceError> {
-        self.evaluate(part, Inputs { tensors: inputs, precision: Precision::Single }, replay)
+        self.evaluate(part, Inputs { tensors: inputs, precision: self.activations }, replay)
     }
 
     fn evaluate(&self, part: Part, inputs: Inputs<'_>, replay: Option<&Routing>) -> Result<Evaluation, ReferenceError> {

@@ -1,5 +1,6 @@
 //! Batches of vectors, masks, and heads of keys or values.
 
+use super::stored::to_f16;
 use crate::tensor::{Tensor, TensorData, TensorShapeError};
 
 /// What vectors are rounded to whenever they are computed.
@@ -9,6 +10,20 @@ pub(super) enum Precision {
     Double,
     /// f32.
     Single,
+    /// f16.
+    Half,
+}
+
+impl Precision {
+    /// Rounds values to nearest, ties to even.
+    #[allow(clippy::cast_possible_truncation)]
+    pub(super) fn round(self, values: &mut [f64]) {
+        match self {
+            Self::Double => {}
+            Self::Single => values.iter_mut().for_each(|value| *value = f64::from(*value as f32)),
+            Self::Half => values.iter_mut().for_each(|value| *value = to_f16(*value)),
+        }
+    }
 }
 
 /// One vector per token, `[B, T, C]`.
@@ -23,11 +38,8 @@ pub(super) struct Sequence {
 
 impl Sequence {
     /// The same vectors, rounded as their precision asks.
-    #[allow(clippy::cast_possible_truncation)]
     pub(super) fn rounded(mut self) -> Self {
-        if self.precision == Precision::Single {
-            self.values.iter_mut().for_each(|value| *value = f64::from(*value as f32));
-        }
+        self.precision.round(&mut self.values);
         self
     }
 

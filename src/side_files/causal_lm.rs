@@ -4,7 +4,7 @@
 use std::{fs, path::Path};
 
 use moa_graphs::{
-    Form,
+    Form, Precision,
     families::Config,
     model::{Attention, CausalLm},
 };
@@ -43,6 +43,7 @@ pub(crate) struct CausalLmFiles<'a> {
     pub(crate) model: &'a CausalLm,
     pub(crate) config: &'a Config,
     pub(crate) form: Form,
+    pub(crate) precision: Precision,
     /// Name of the graph's file.
     pub(crate) graph: &'a str,
 }
@@ -87,7 +88,8 @@ impl CausalLmFiles<'_> {
         set("vocab_size", self.model.output.shape()[0].into());
         set("num_hidden_layers", self.model.layers.len().into());
         set("use_cache", true.into());
-        set("dtype", "float32".into());
+        let activations = if self.precision == Precision::Fp16 { "float16" } else { "float32" };
+        set("dtype", activations.into());
         if let Some(layer) = self.model.layers.first() {
             let attention = &layer.attention;
             let cache_width = attention.kv_num_heads * attention.head_size;

@@ -104,6 +104,23 @@ fn other_types_of_float_are_exported_and_verified() {
     }
 }
 
+/// In fewer bits the export is what is left of the checkpoint.
+#[test]
+fn every_precision_is_exported_and_verified() {
+    require_runtime();
+    for dtype in ["fp16", "bf16"] {
+        for stored in [None, Some(Dtype::F64)] {
+            let mut model = Model::translator();
+            if let Some(stored) = stored {
+                model.convert(stored);
+            }
+            let scene = Scene::with(&model);
+            let printed = scene.accepts(&format!("ck -o out --dtype {dtype} --verify"));
+            assert!(printed.ends_with("\nverified\n"), "{dtype} from {stored:?}: {printed}");
+        }
+    }
+}
+
 #[test]
 fn sharded_folders_are_exported_and_verified() {
     require_runtime();

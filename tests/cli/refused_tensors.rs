@@ -39,6 +39,20 @@ fn doubles_beyond_the_range_of_floats() {
 }
 
 #[test]
+fn values_beyond_the_range_of_half_floats() {
+    let mut model = Model::translator();
+    model.tensor(FC1).set(5, -65520.0);
+    model.tensor(FC1_AGAIN).set(5, -65520.0);
+    let scene = Scene::with(&model);
+    let parts = ["ck", FC1, "-65520", "index 5", "65504", "--dtype bf16"];
+    scene.refuses("ck -o new/out --dtype fp16", 4, &parts);
+    scene.accepts("ck -o bf16 --dtype bf16");
+    model.tensor(FC1).set(5, 65519.0);
+    model.tensor(FC1_AGAIN).set(5, 65519.0);
+    Scene::with(&model).accepts("ck -o fp16 --dtype fp16");
+}
+
+#[test]
 fn tensors_that_are_missing_or_too_many() {
     refused(|model| drop(model.tensors.remove(GATE)), 3, &[GATE, "[24, 4]", "is missing"]);
     let more = |model: &mut Model| drop(model.tensors.insert("zz.extra".into(), Stored::floats(&[2, 3], &[0.0; 6])));

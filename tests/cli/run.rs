@@ -93,13 +93,14 @@ fn inputs_that_do_not_fit_are_named() {
     let scene = exported("");
     let (a, b) = ([2, 5].as_slice(), [2, 6].as_slice());
     let typed = |dtype, (name, _, shape, values): Input| (name, dtype, shape, values);
-    let cases: [(&[Input], u8, &[&str]); 11] = [
+    let cases: [(&[Input], u8, &[&str]); 12] = [
         (&[ids(a)], 3, &["`attention_mask`", "int64 [", "found nothing"]),
         (&[], 3, &["found nothing"]),
         (&[ids(a), mask(a), ("extra", Dtype::I64, vec![1], vec![0])], 3, &["`extra`", "input_ids", "attention_mask"]),
         (&[typed(Dtype::I32, ids(a)), mask(a)], 3, &["`input_ids`", "int64", "int32 [2, 5]"]),
         (&[typed(Dtype::F32, ids(a)), mask(a)], 3, &["`input_ids`", "int64", "float32 [2, 5]"]),
-        (&[typed(Dtype::F16, ids(a)), mask(a)], 4, &["input_ids", "F16", "I64"]),
+        (&[typed(Dtype::F16, ids(a)), mask(a)], 3, &["`input_ids`", "int64", "float16 [2, 5]"]),
+        (&[typed(Dtype::BF16, ids(a)), mask(a)], 4, &["input_ids", "BF16", "I64"]),
         (&[typed(Dtype::BOOL, ids(a)), mask(a)], 4, &["input_ids", "BOOL", "I64"]),
         (&[ids(&[10]), mask(&[10])], 3, &["int64 [", "found int64 [10]"]),
         (&[ids(a), mask(b)], 3, &["= 5", "[2, 6]"]),

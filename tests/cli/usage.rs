@@ -51,6 +51,14 @@ fn wrong_arguments_name_themselves() {
 }
 
 #[test]
+fn precisions_that_cannot_be_written_are_refused_by_name() {
+    let scene = Scene::with(&Model::layer());
+    for dtype in ["int8", "int4"] {
+        scene.refuses(&format!("ck -o m.onnx --dtype {dtype}"), 4, &[dtype, "fp32, fp16, bf16"]);
+    }
+}
+
+#[test]
 fn values_out_of_range_are_refused() {
     let scene = Scene::with(&Model::layer());
     scene.accepts("ck -o m.onnx");

@@ -4,10 +4,10 @@ use moa_export::{
     backend::OrtOperators,
     generate::{Hypothesis, SearchOptions, Stop, Translator},
 };
-use moa_graphs::Form;
+use moa_graphs::{Form, Precision};
 use serde_json::Value;
 
-use crate::{data, exported, translator};
+use crate::{data, exported, exported_as, translator};
 
 const SCORE_TOLERANCE: f64 = 1e-4;
 
@@ -72,6 +72,28 @@ fn functions_and_standard_operators_find_what_fairseq_found() {
         let folder = exported(form);
         let mut translator = translator(&folder, OrtOperators::Functions, 32);
         all(&format!("{} form without the library", form.as_str()), &mut translator);
+    }
+}
+
+/// With two bytes a weight, and a cache, the best translation of every source is still upstream's.
+#[test]
+fn reduced_precision_finds_the_same_translations() {
+    let items = items();
+    let sources: Vec<_> = items.iter().map(|item| item["source"].as_str().unwrap()).collect();
+    for precision in [Precision::Fp16, Precision::Bf16] {
+        for operators in [OrtOperators::Library, OrtOperators::Functions] {
+            let folder = exported_as(Form::Function, precision);
+            let mut translator = translator(&folder, operators, 32);
+            for (key, beam) in [("greedy", 1), ("beam4_lenpen1_0", 4)] {
+                let options = SearchOptions { beam, stop: Stop::Fairseq, ..SearchOptions::default() };
+                let results = translator.translate(&sources, &options).unwrap();
+                for (item, found) in items.iter().zip(results) {
+                    let golden = item[key].get(0).unwrap_or(&item[key]);
+                    let place = format!("{precision:?}, {operators:?}, {key}, {}", item["source"]);
+                    assert_eq!(found[0].text, golden["text"].as_str().unwrap(), "{place}");
+                }
+            }
+        }
     }
 }
 

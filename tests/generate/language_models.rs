@@ -15,7 +15,7 @@ use moa_export::{
         holds_causal_lm,
     },
 };
-use moa_graphs::{Form, Options};
+use moa_graphs::{Form, Options, Precision};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -24,8 +24,11 @@ use crate::{data, out};
 const MODELS: [&str; 2] = ["jetmoe/bf16", "jetmoe/sharded"];
 
 fn exported(model: &str, form: Form, last_logits: bool) -> TempDir {
+    exported_as(model, Options { form, precision: Precision::Fp32, router_outputs: false, last_logits })
+}
+
+fn exported_as(model: &str, graph: Options) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let graph = Options { form, router_outputs: false, last_logits };
     let files = SideFileOptions { beside: Some(data(model)), ..SideFileOptions::default() };
     let checkpoint = Checkpoint::open(&data(model), None).unwrap();
     export_with(&checkpoint, &out(&folder), &ExportOptions { graph, ..ExportOptions::default() }, &files).unwrap();
@@ -306,4 +309,20 @@ fn the_command_refuses_what_it_cannot_do() {
     let translator = crate::exported(Form::Function);
     let (code, message) = refused(&out(&translator), &["--input", "one", "--top-k", "3"]);
     assert_eq!((code, message.contains("--top-k is for causal language models")), (2, true), "{message}");
+}
+
+#[test]
+fn fewer_bits_continue_the_same() {
+    let prompt = [Prompt::Tokens(vec![5, 17, 3, 9])];
+    let tokens = |precision: Precision| -> Vec<i64> {
+        let graph = Options { form: Form::Function, precision, router_outputs: false, last_logits: true };
+        let folder = exported_as("jetmoe/bf16", graph);
+        let options = SamplingOptions { max_new: 8, ..GREEDY };
+        let found = generator(&folder, OrtOperators::Library, 1).generate(&prompt, &options).unwrap();
+        found[0].tokens.clone()
+    };
+    let exact = tokens(Precision::Fp32);
+    assert_eq!(exact.len(), 8);
+    assert_eq!(tokens(Precision::Bf16), exact, "the checkpoint is stored in bf16");
+    assert_eq!(tokens(Precision::Fp16).len(), 8);
 }

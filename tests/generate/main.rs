@@ -17,7 +17,7 @@ use moa_export::{
     export::{ExportOptions, SideFileOptions, export_with},
     generate::{Translator, TranslatorOptions},
 };
-use moa_graphs::{Form, Options};
+use moa_graphs::{Form, Options, Precision};
 use tempfile::TempDir;
 
 fn data(path: &str) -> PathBuf {
@@ -26,12 +26,14 @@ fn data(path: &str) -> PathBuf {
 
 /// The trained translator, exported with its vocabulary; removed when dropped.
 fn exported(form: Form) -> TempDir {
+    exported_as(form, Precision::Fp32)
+}
+
+fn exported_as(form: Form, precision: Precision) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::open(&data("nmt"), None).unwrap();
-    let options = ExportOptions {
-        graph: Options { form, router_outputs: false, last_logits: false },
-        ..ExportOptions::default()
-    };
+    let graph = Options { form, precision, router_outputs: false, last_logits: false };
+    let options = ExportOptions { graph, ..ExportOptions::default() };
     let vocabulary = SideFileOptions { beside: Some(data("nmt")), ..SideFileOptions::default() };
     export_with(&checkpoint, &folder.path().join("out"), &options, &vocabulary).unwrap();
     folder

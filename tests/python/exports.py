@@ -153,7 +153,8 @@ class EncoderDecoder:
         for value in self.decoder.get_inputs():
             if ".decoder." in value.name and past is None:
                 _, heads, _, width = value.shape
-                feeds[value.name] = np.zeros((len(target), heads, 0, width), np.float32)
+                kind = np.float16 if value.type == "tensor(float16)" else np.float32
+                feeds[value.name] = np.zeros((len(target), heads, 0, width), kind)
         done = next(value.shape[2] for name, value in feeds.items() if ".decoder." in name)
         feeds["input_ids"] = target[:, done:]
         return run(self.decoder, feeds)

@@ -19,6 +19,7 @@ from exports import (
 )
 
 INT64, FLOAT = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
+FLOAT16, BFLOAT16 = onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16
 LAYERS = ["layers/self_pad_right_B3", "layers/cross_pad_B3"]
 TRANSLATORS = ["nmt", "variants/v_ffd_moe", "variants/v_prenorm"]
 MODELS = [*TRANSLATORS, "mlm", *LAYERS]
@@ -150,6 +151,42 @@ class Structure(unittest.TestCase):
 
         self.each(check)
 
+    def each_reduced(self, check):
+        """Calls `check(name, form, dtype, path)` for every file of exports in fewer bits."""
+        for name in ["nmt", "variants/v_ffd_moe", "mlm", "jetmoe/sharded", *LAYERS]:
+            for form in FORMS:
+                for dtype in ("fp16", "bf16"):
+                    for path in sorted(export(name, form, "--dtype", dtype).glob("*.onnx")):
+                        with self.subTest(name=name, form=form, dtype=dtype, stem=path.stem):
+                            check(name, form, dtype, path)
+
+    def test_the_onnx_package_accepts_every_precision(self):
+        def check(_name, _form, _dtype, path):
+            onnx.checker.check_model(str(path), full_check=True)
+            model = onnx.load(path)
+            inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+            self.assertEqual(signature(inferred.graph.output), signature(model.graph.output))
+
+        self.each_reduced(check)
+
+    def test_precisions_keep_names_and_shapes_and_change_the_types_that_they_should(self):
+        def check(name, form, dtype, path):
+            wide, narrow = (onnx.load(place) for place in (export(name, form) / path.name, path))
+            for values, widened in [(narrow.graph.input, wide.graph.input), (narrow.graph.output, wide.graph.output)]:
+                for found, (value, kind, shape) in zip(signature(values), signature(widened), strict=True):
+                    half = dtype == "fp16" and kind == FLOAT and value != "logits"
+                    self.assertEqual(found, (value, FLOAT16 if half else kind, shape))
+            stored = FLOAT16 if dtype == "fp16" else BFLOAT16
+            kinds = {weight.name: weight.data_type for weight in narrow.graph.initializer}
+            routers = {node.input[2] for node in narrow.graph.node if node.op_type == "MoASelfAttention"}
+            for weight in wide.graph.initializer:
+                if weight.name in routers:
+                    self.assertEqual(kinds[weight.name], FLOAT, weight.name)
+                elif len(weight.dims) == 3:
+                    self.assertEqual(kinds[weight.name], stored, weight.name)
+
+        self.each_reduced(check)
+
     def test_nothing_but_the_models_and_their_vocabulary_is_written(self):
         for name in MODELS:
             written = sorted(path.name for path in export(name, "function").iterdir())
@@ -166,7 +203,13 @@ class Structure(unittest.TestCase):
             self.assertRegex(source, "^[0-9a-f]{64}$")
             self.assertEqual(hashes.setdefault(name, source), source)
             family = "moa_layer" if name in LAYERS else read_json(f"{name}/config.json")["model_type"]
-            expected = {"moa.family": family, "moa.form": form, "moa.part": stem, "moa.router_outputs": "false"}
+            expected = {
+                "moa.dtype": "fp32",
+                "moa.family": family,
+                "moa.form": form,
+                "moa.part": stem,
+                "moa.router_outputs": "false",
+            }
             self.assertEqual(entries, expected)
             self.assertEqual(model.producer_name, "moa-export")
 

@@ -11,14 +11,14 @@ import unittest
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from operator_reference import REFERENCES, feed_forward
 
 LIBRARY = os.environ.get("MOA_ORT_LIBRARY")
 
 FLOAT, INT32, INT64 = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
-ONNX_TYPES = {"float32": FLOAT, "float64": TensorProto.DOUBLE, "int32": INT32, "int64": INT64}
+ONNX_TYPES = {"float32": FLOAT, "float16": TensorProto.FLOAT16, "float64": TensorProto.DOUBLE, "int32": INT32, "int64": INT64}
 
 INPUTS = {
     "MoASelfAttention": [
@@ -54,25 +54,31 @@ OUTPUTS = {
     "MoACrossAttention": [("output", FLOAT), *CHOICE],
     "MoEFeedForward": [("output", FLOAT), *CHOICE],
 }
+# Outputs whose type is that of the activations.
+ACTIVATION_OUTPUTS = {"output", "present_key", "present_value"}
 GATE_MODES = ["softmax_topk", "softmax_topk_renorm", "topk_softmax"]
 ACTIVATIONS = ["relu", "gelu", "silu"]
 
 
-def model_bytes(operator, attributes, feeds, outputs=None, name="the_node"):
+def model_bytes(operator, attributes, feeds, outputs=None, name="the_node", constants=()):
     """A model with one node whose inputs are graph inputs of the feeds' types; absent inputs have no feed."""
+    half = feeds["hidden_states"].dtype == np.float16
     names = [input_name if input_name in feeds else "" for input_name in INPUTS[operator]]
     while names and not names[-1]:
         names.pop()
-    wanted = [pair for pair in OUTPUTS[operator] if outputs is None or pair[0] in outputs]
+    kinds = {n: TensorProto.FLOAT16 if half and n in ACTIVATION_OUTPUTS else kind for n, kind in OUTPUTS[operator]}
+    wanted = [pair for pair in kinds.items() if outputs is None or pair[0] in outputs]
     all_names = [pair[0] for pair in OUTPUTS[operator]]
     last = max(all_names.index(pair[0]) for pair in wanted)
     out_names = [n if n in {pair[0] for pair in wanted} else "" for n in all_names[: last + 1]]
     node = helper.make_node(operator, names, out_names, name=name, domain="ai.moa", **attributes)
+    given = [n for n in names if n and n not in constants]
     graph = helper.make_graph(
         [node],
         "graph",
-        [helper.make_tensor_value_info(n, ONNX_TYPES[str(feeds[n].dtype)], [None] * feeds[n].ndim) for n in names if n],
+        [helper.make_tensor_value_info(n, ONNX_TYPES[str(feeds[n].dtype)], [None] * feeds[n].ndim) for n in given],
         [helper.make_tensor_value_info(n, kind, None) for n, kind in wanted],
+        [numpy_helper.from_array(feeds[n], n) for n in names if n in constants],
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.moa", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
@@ -85,8 +91,9 @@ def session(model, threads=1):
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def compute(operator, attributes, feeds, outputs=None, threads=1):
-    found = session(model_bytes(operator, attributes, feeds, outputs), threads).run(None, feeds)
+def compute(operator, attributes, feeds, outputs=None, threads=1, constants=()):
+    given = {name: value for name, value in feeds.items() if name not in constants}
+    found = session(model_bytes(operator, attributes, feeds, outputs, constants=constants), threads).run(None, given)
     names = [pair[0] for pair in OUTPUTS[operator] if outputs is None or pair[0] in outputs]
     return dict(zip(names, found))
 

@@ -2,9 +2,14 @@
 
 #![allow(clippy::print_stdout)]
 
-use moa_kernels::measure::{SIZES, product};
+use moa_kernels::measure::{SIZES, product, streams};
 
 fn main() {
+    println!("one row times weights from memory, one thread");
+    for figure in streams() {
+        let (stored, gigabytes, weights) = (figure.stored, figure.gigabytes, figure.weights);
+        println!("{stored:>6}  {gigabytes:>6.1} GB/s  {weights:>6.1} billion weights/s");
+    }
     println!("{:>20}  {:>8}  {:>8}  GFLOP/s", "rows x inner x columns", "packed", "gemm");
     for figure in SIZES.into_iter().filter_map(product) {
         let [rows, inner, columns] = figure.sizes;

@@ -1,38 +1,64 @@
 //! Memory that grows and is kept, aligned to cache lines.
 
+use crate::scalar::Scalar;
+
 /// Bytes of a cache line, and of the widest vector.
 const LINE: usize = 64;
 
-/// Elements of a cache line.
-const PER_LINE: usize = LINE / size_of::<f32>();
-
-/// A buffer of f32 that begins at a cache line.
+/// A buffer that begins at a cache line.
 #[derive(Debug, Default)]
-pub(crate) struct Buffer {
-    data: Vec<f32>,
+pub(crate) struct Buffer<T = f32> {
+    data: Vec<T>,
     start: usize,
     len: usize,
 }
 
-impl Buffer {
+impl<T: Copy + Default> Buffer<T> {
+    /// Elements of a cache line.
+    const PER_LINE: usize = LINE / size_of::<T>();
+
     /// `len` elements with unspecified values; allocates only where no earlier call needed as many.
-    pub(crate) fn take(&mut self, len: usize) -> &mut [f32] {
+    pub(crate) fn take(&mut self, len: usize) -> &mut [T] {
         if self.data.len() < self.start + len {
-            self.data = vec![0.0; len + PER_LINE];
-            self.start = self.data.as_ptr().align_offset(LINE).min(PER_LINE);
+            self.data = vec![T::default(); len + Self::PER_LINE];
+            self.start = self.data.as_ptr().align_offset(LINE).min(Self::PER_LINE);
         }
         self.len = len;
         &mut self.data[self.start..self.start + len]
     }
 
     /// What [`Buffer::take`] gave last.
-    pub(crate) fn filled(&self) -> &[f32] {
+    pub(crate) fn filled(&self) -> &[T] {
         &self.data[self.start..self.start + self.len]
     }
 
     /// Bytes held.
     pub(crate) fn bytes(&self) -> usize {
-        self.data.capacity() * size_of::<f32>()
+        self.data.capacity() * size_of::<T>()
+    }
+}
+
+impl Buffer {
+    /// The values as f32: where they stand, or widened into this memory.
+    pub(crate) fn widened<'a, T: Scalar>(&'a mut self, values: &'a [T]) -> &'a [f32] {
+        if let Some(values) = T::direct(values) {
+            return values;
+        }
+        let out = self.take(values.len());
+        T::widen(values, out);
+        out
+    }
+
+    /// Runs `fill` on the destination, or on this memory, which is then rounded into the destination.
+    pub(crate) fn rounded_into<T: Scalar>(&mut self, out: &mut [T], fill: impl FnOnce(&mut [f32])) {
+        match T::direct_mut(out) {
+            Ok(out) => fill(out),
+            Err(out) => {
+                let values = self.take(out.len());
+                fill(values);
+                T::round(values, out);
+            }
+        }
     }
 }
 
@@ -42,7 +68,7 @@ mod tests {
 
     #[test]
     fn memory_is_kept_and_aligned() {
-        let mut buffer = Buffer::default();
+        let mut buffer = Buffer::<f32>::default();
         assert_eq!(buffer.filled(), []);
         let first = buffer.take(1000).as_ptr();
         let held = buffer.bytes();

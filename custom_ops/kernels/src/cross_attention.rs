@@ -4,21 +4,22 @@ use moa_schema::{CrossAttentionAttributes, CrossAttentionDims};
 
 use crate::attention_layer::AttentionLayer;
 use crate::check::{at_least_one, length, optional_length};
-use crate::kernel_scratch::Scratch;
-use crate::packed::Geometry;
+use crate::kernel_scratch::{BorderScratch, Scratch};
+use crate::packed::{Geometry, WeightData};
 use crate::prepared::{Prepared, Weight};
 use crate::routing::RouterInputs;
+use crate::scalar::Scalar;
 use crate::{KernelError, ThreadPool, pool};
 
 /// Inputs of [`cross_attention`], row-major.
 #[derive(Debug, Clone, Copy)]
-pub struct CrossAttentionInputs<'a> {
+pub struct CrossAttentionInputs<'a, T = f32> {
     /// `[B, T, C]`.
-    pub hidden_states: &'a [f32],
+    pub hidden_states: &'a [T],
     /// `[B, G, S, D]`.
-    pub key: &'a [f32],
+    pub key: &'a [T],
     /// `[B, G, S, D]`.
-    pub value: &'a [f32],
+    pub value: &'a [T],
     /// `[B, S]`, 0 where the key is masked.
     pub key_mask: &'a [i32],
     /// `[B, T]`, 0 where the query is padding.
@@ -26,18 +27,18 @@ pub struct CrossAttentionInputs<'a> {
     /// `[C, E]`.
     pub router_weight: &'a [f32],
     /// `[E, C, G * D]`.
-    pub query_weight: &'a [f32],
+    pub query_weight: WeightData<'a>,
     /// `[E, G * D, C]`.
-    pub output_weight: &'a [f32],
+    pub output_weight: WeightData<'a>,
     /// `[C]`.
-    pub output_bias: Option<&'a [f32]>,
+    pub output_bias: Option<&'a [T]>,
 }
 
 /// Outputs of [`cross_attention`], row-major; `None` where nobody asks for the value.
 #[derive(Debug)]
-pub struct CrossAttentionOutputs<'a> {
+pub struct CrossAttentionOutputs<'a, T = f32> {
     /// `[B, T, C]`.
-    pub output: &'a mut [f32],
+    pub output: &'a mut [T],
     /// `[B, T, k]`, falling score, ties by lower expert; `0 .. k` for a skipped query.
     pub topk_indices: Option<&'a mut [i64]>,
     /// `[B, T, k]`, in the order of `topk_indices`; 0 for a skipped query.
@@ -50,11 +51,11 @@ pub struct CrossAttentionOutputs<'a> {
 ///
 /// [`KernelError::Length`], [`KernelError::Empty`] or [`KernelError::TopK`] where a slice or `top_k` does not fit `dims`;
 /// [`KernelError::RouterLogits`] where a logit of a routed token is NaN or infinite.
-pub fn cross_attention(
+pub fn cross_attention<T: Scalar>(
     dims: &CrossAttentionDims,
     attributes: &CrossAttentionAttributes,
-    inputs: &CrossAttentionInputs<'_>,
-    outputs: &mut CrossAttentionOutputs<'_>,
+    inputs: &CrossAttentionInputs<'_, T>,
+    outputs: &mut CrossAttentionOutputs<'_, T>,
     pool: &dyn ThreadPool,
 ) -> Result<(), KernelError> {
     Prepared::default().cross_attention(dims, attributes, inputs, outputs, pool)
@@ -66,39 +67,41 @@ impl Prepared {
     /// # Errors
     ///
     /// As [`cross_attention`].
-    pub fn cross_attention(
+    pub fn cross_attention<T: Scalar>(
         &self,
         dims: &CrossAttentionDims,
         attributes: &CrossAttentionAttributes,
-        inputs: &CrossAttentionInputs<'_>,
-        outputs: &mut CrossAttentionOutputs<'_>,
+        inputs: &CrossAttentionInputs<'_, T>,
+        outputs: &mut CrossAttentionOutputs<'_, T>,
         pool: &dyn ThreadPool,
     ) -> Result<(), KernelError> {
         check(dims, inputs, outputs)?;
         self.with_scratch(|scratch| self.compute_cross(dims, attributes, inputs, outputs, pool, scratch))
     }
 
-    fn compute_cross(
+    fn compute_cross<T: Scalar>(
         &self,
         dims: &CrossAttentionDims,
         attributes: &CrossAttentionAttributes,
-        inputs: &CrossAttentionInputs<'_>,
-        outputs: &mut CrossAttentionOutputs<'_>,
+        inputs: &CrossAttentionInputs<'_, T>,
+        outputs: &mut CrossAttentionOutputs<'_, T>,
         pool: &dyn ThreadPool,
         scratch: &mut Scratch,
     ) -> Result<(), KernelError> {
         let CrossAttentionDims { batch, tokens, keys, width, experts, top_k, kv_heads, head } = *dims;
-        let Scratch { routing, weights, layer, output, .. } = scratch;
+        let Scratch { routing, weights, layer, output, border, .. } = scratch;
+        let BorderScratch { hidden_states: hidden, bias, keys: key_scratch, values, output: result } = border;
+        let hidden_states = hidden.widened(inputs.hidden_states);
         let weights = self.weights(
             weights,
             &[
-                (Weight::Router, Geometry::router(width, experts), inputs.router_weight),
+                (Weight::Router, Geometry::router(width, experts), inputs.router_weight.into()),
                 (Weight::Query, Geometry::queries(experts, width, kv_heads, head), inputs.query_weight),
                 (Weight::Output, Geometry::outputs(experts, kv_heads * head, width), inputs.output_weight),
             ],
         );
         let router = RouterInputs {
-            hidden_states: inputs.hidden_states,
+            hidden_states,
             router_weight: weights.get(Weight::Router),
             tokens_per_row: tokens,
             width,
@@ -111,15 +114,15 @@ impl Prepared {
         pool::run(pool, &[&stage]);
         stage.finish()?;
         routing.count(experts);
-        AttentionLayer {
+        let layer_inputs = AttentionLayer {
             isa: self.isa,
             routing,
-            hidden_states: inputs.hidden_states,
+            hidden_states,
             query_weight: weights.get(Weight::Query),
             output_weight: weights.get(Weight::Output),
-            output_bias: inputs.output_bias,
-            key: inputs.key,
-            value: inputs.value,
+            output_bias: inputs.output_bias.map(|values| bias.widened(values)),
+            key: key_scratch.widened(inputs.key),
+            value: values.widened(inputs.value),
             key_mask: inputs.key_mask,
             rotary: None,
             causal_past: None,
@@ -130,17 +133,17 @@ impl Prepared {
             width,
             kv_heads,
             head,
-        }
-        .compute(pool, layer, output, outputs.output);
+        };
+        result.rounded_into(outputs.output, |out| layer_inputs.compute(pool, layer, output, out));
         routing.export(outputs.topk_indices.as_deref_mut(), outputs.topk_weights.as_deref_mut());
         Ok(())
     }
 }
 
-fn check(
+fn check<T>(
     dims: &CrossAttentionDims,
-    inputs: &CrossAttentionInputs<'_>,
-    outputs: &CrossAttentionOutputs<'_>,
+    inputs: &CrossAttentionInputs<'_, T>,
+    outputs: &CrossAttentionOutputs<'_, T>,
 ) -> Result<(), KernelError> {
     let CrossAttentionDims { batch, tokens, keys, width, experts, top_k, kv_heads, head } = *dims;
     at_least_one(&[("B", batch), ("T", tokens), ("C", width), ("G", kv_heads), ("D", head)])?;

@@ -6,36 +6,37 @@ use crate::activation;
 use crate::buffer::Buffer;
 use crate::check::{at_least_one, length, optional_length};
 use crate::grid::{Claims, Grid, Layout, Tile};
-use crate::kernel_scratch::Scratch;
+use crate::kernel_scratch::{BorderScratch, Scratch};
 use crate::output_projection::{Order, OutputInputs};
-use crate::packed::{Geometry, Packed};
+use crate::packed::{Geometry, Packed, WeightData};
 use crate::pool::Stage;
 use crate::prepared::{Prepared, Weight};
 use crate::routing::{RouterInputs, Routing};
 use crate::rows::{RowProduct, TILE_ROWS};
+use crate::scalar::Scalar;
 use crate::simd::{Isa, Left, PANEL};
 use crate::{KernelError, ThreadPool, pool};
 
 /// Inputs of [`feed_forward`], row-major.
 #[derive(Debug, Clone, Copy)]
-pub struct FeedForwardInputs<'a> {
+pub struct FeedForwardInputs<'a, T = f32> {
     /// `[B, T, C]`.
-    pub hidden_states: &'a [f32],
+    pub hidden_states: &'a [T],
     /// `[C, E]`.
     pub router_weight: &'a [f32],
     /// `[E, C, F]`, or `[E, C, 2 * F]` where gated.
-    pub input_weight: &'a [f32],
+    pub input_weight: WeightData<'a>,
     /// `[E, F, C]`.
-    pub output_weight: &'a [f32],
+    pub output_weight: WeightData<'a>,
     /// `[C]`.
-    pub output_bias: Option<&'a [f32]>,
+    pub output_bias: Option<&'a [T]>,
 }
 
 /// Outputs of [`feed_forward`], row-major; `None` where nobody asks for the value.
 #[derive(Debug)]
-pub struct FeedForwardOutputs<'a> {
+pub struct FeedForwardOutputs<'a, T = f32> {
     /// `[B, T, C]`.
-    pub output: &'a mut [f32],
+    pub output: &'a mut [T],
     /// `[B, T, k]`, falling score, ties by lower expert.
     pub topk_indices: Option<&'a mut [i64]>,
     /// `[B, T, k]`, in the order of `topk_indices`.
@@ -48,11 +49,11 @@ pub struct FeedForwardOutputs<'a> {
 ///
 /// [`KernelError::Length`], [`KernelError::Empty`] or [`KernelError::TopK`] where a slice or `top_k` does not fit `dims`;
 /// [`KernelError::RouterLogits`] where a logit is NaN or infinite.
-pub fn feed_forward(
+pub fn feed_forward<T: Scalar>(
     dims: &FeedForwardDims,
     attributes: &FeedForwardAttributes,
-    inputs: &FeedForwardInputs<'_>,
-    outputs: &mut FeedForwardOutputs<'_>,
+    inputs: &FeedForwardInputs<'_, T>,
+    outputs: &mut FeedForwardOutputs<'_, T>,
     pool: &dyn ThreadPool,
 ) -> Result<(), KernelError> {
     Prepared::default().feed_forward(dims, attributes, inputs, outputs, pool)
@@ -64,40 +65,42 @@ impl Prepared {
     /// # Errors
     ///
     /// As [`feed_forward`].
-    pub fn feed_forward(
+    pub fn feed_forward<T: Scalar>(
         &self,
         dims: &FeedForwardDims,
         attributes: &FeedForwardAttributes,
-        inputs: &FeedForwardInputs<'_>,
-        outputs: &mut FeedForwardOutputs<'_>,
+        inputs: &FeedForwardInputs<'_, T>,
+        outputs: &mut FeedForwardOutputs<'_, T>,
         pool: &dyn ThreadPool,
     ) -> Result<(), KernelError> {
         check(dims, if attributes.gated { 2 * dims.hidden } else { dims.hidden }, inputs, outputs)?;
         self.with_scratch(|scratch| self.compute_feed_forward(dims, attributes, inputs, outputs, pool, scratch))
     }
 
-    fn compute_feed_forward(
+    fn compute_feed_forward<T: Scalar>(
         &self,
         dims: &FeedForwardDims,
         attributes: &FeedForwardAttributes,
-        inputs: &FeedForwardInputs<'_>,
-        outputs: &mut FeedForwardOutputs<'_>,
+        inputs: &FeedForwardInputs<'_, T>,
+        outputs: &mut FeedForwardOutputs<'_, T>,
         pool: &dyn ThreadPool,
         scratch: &mut Scratch,
     ) -> Result<(), KernelError> {
         let FeedForwardDims { batch, tokens, width, experts, top_k, hidden } = *dims;
-        let Scratch { routing, weights, hidden: hidden_scratch, output, .. } = scratch;
+        let Scratch { routing, weights, hidden: hidden_scratch, output, border, .. } = scratch;
+        let BorderScratch { hidden_states, bias, output: result, .. } = border;
+        let hidden_states = hidden_states.widened(inputs.hidden_states);
         let blocks = if attributes.gated { 2 } else { 1 };
         let weights = self.weights(
             weights,
             &[
-                (Weight::Router, Geometry::router(width, experts), inputs.router_weight),
+                (Weight::Router, Geometry::router(width, experts), inputs.router_weight.into()),
                 (Weight::Input, Geometry::inputs(experts, width, blocks, hidden), inputs.input_weight),
                 (Weight::Output, Geometry::outputs(experts, hidden, width), inputs.output_weight),
             ],
         );
         let router = RouterInputs {
-            hidden_states: inputs.hidden_states,
+            hidden_states,
             router_weight: weights.get(Weight::Router),
             tokens_per_row: tokens,
             width,
@@ -112,7 +115,7 @@ impl Prepared {
         let hidden_inputs = HiddenInputs {
             isa: self.isa,
             routing,
-            hidden_states: inputs.hidden_states,
+            hidden_states,
             weights: weights.get(Weight::Input),
             function: activation::function(attributes.activation),
             gated: attributes.gated,
@@ -126,10 +129,10 @@ impl Prepared {
             stride: hidden,
             order: Order::Rows,
             weights: weights.get(Weight::Output),
-            bias: inputs.output_bias,
+            bias: inputs.output_bias.map(|values| bias.widened(values)),
             width,
         };
-        pool::run(pool, &[&output.stage(output_inputs, outputs.output)]);
+        result.rounded_into(outputs.output, |out| pool::run(pool, &[&output.stage(output_inputs, out)]));
         routing.export(outputs.topk_indices.as_deref_mut(), outputs.topk_weights.as_deref_mut());
         Ok(())
     }
@@ -223,11 +226,11 @@ impl Stage for Hidden<'_> {
     }
 }
 
-fn check(
+fn check<T>(
     dims: &FeedForwardDims,
     columns: usize,
-    inputs: &FeedForwardInputs<'_>,
-    outputs: &FeedForwardOutputs<'_>,
+    inputs: &FeedForwardInputs<'_, T>,
+    outputs: &FeedForwardOutputs<'_, T>,
 ) -> Result<(), KernelError> {
     let FeedForwardDims { batch, tokens, width, experts, top_k, hidden } = *dims;
     at_least_one(&[("B", batch), ("T", tokens), ("C", width), ("F", hidden)])?;

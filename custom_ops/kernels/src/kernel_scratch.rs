@@ -19,15 +19,26 @@ pub(crate) struct Scratch {
     pub(crate) layer: LayerScratch,
     pub(crate) hidden: HiddenScratch,
     pub(crate) output: OutputScratch,
+    pub(crate) border: BorderScratch,
 }
 
-/// Keys and values that the caller does not want.
+/// Activations that are not f32 outside, as f32.
+#[derive(Debug, Default)]
+pub(crate) struct BorderScratch {
+    pub(crate) hidden_states: Buffer,
+    pub(crate) bias: Buffer,
+    pub(crate) keys: Buffer,
+    pub(crate) values: Buffer,
+    pub(crate) output: Buffer,
+}
+
+/// Keys and values that the caller does not want as f32.
 #[derive(Debug, Default)]
 pub(crate) struct CacheScratch {
     pub(crate) key: Buffer,
     pub(crate) value: Buffer,
     pub(crate) bounds: Vec<usize>,
-    pub(crate) claims: [Claims; 2],
+    pub(crate) claims: [[Claims; 2]; 2],
 }
 
 /// Queries, keys and results of an attention.
@@ -49,6 +60,8 @@ impl Scratch {
         let layer = visible.bytes() + queries.bytes() + panels.bytes() + decode.bytes() + attended.bytes();
         let words = (bounds.capacity() + self.cache.bounds.capacity()) * size_of::<usize>();
         let cache = self.cache.key.bytes() + self.cache.value.bytes();
-        self.routing.bytes() + self.weights.bytes() + layer + cache + words + self.hidden.bytes()
+        let BorderScratch { hidden_states, bias, keys, values, output } = &self.border;
+        let border = [hidden_states, bias, keys, values, output].iter().map(|buffer| buffer.bytes()).sum::<usize>();
+        border + self.routing.bytes() + self.weights.bytes() + layer + cache + words + self.hidden.bytes()
     }
 }

@@ -1,4 +1,4 @@
-//! CPU kernels of the `ai.moa` operators, in f32, on plain slices.
+//! CPU kernels of the `ai.moa` operators, computing in f32, on plain slices.
 //!
 //! The contract of each operator (symbols, shapes, semantics) is `moa_schema`'s; this crate knows no runtime.
 //! A caller proves shapes with a `moa_schema` dims type, fills a struct of slices and lends a [`ThreadPool`].
@@ -30,6 +30,14 @@
 //!
 //! The bits differ between levels of instructions: without fused multiply-add each step rounds twice.
 //!
+//! # Types
+//!
+//! Weights are f32, f16 or bf16 ([`WeightData`]), packed as they are stored and widened in registers. Widening is exact
+//! and the order of adding the same, so the results have the bits of the same weights as f32. Activations are f32 or f16
+//! ([`Scalar`]): f16 is widened on entry and rounded once on exit, and new keys and values are rounded before they are
+//! attended to, as a later step finds them in the cache. No instruction multiplies bf16 by bf16: it would round the
+//! activations.
+//!
 //! # Padding
 //!
 //! A masked key is never read, so NaN or infinity in a padded position reaches no other token. A padded query under
@@ -59,13 +67,16 @@ mod query_projection;
 mod rope;
 mod routing;
 mod rows;
+mod scalar;
 mod self_attention;
 mod simd;
 
 pub use cross_attention::{CrossAttentionInputs, CrossAttentionOutputs, cross_attention};
 pub use error::KernelError;
 pub use feed_forward::{FeedForwardInputs, FeedForwardOutputs, feed_forward};
+pub use packed::WeightData;
 pub use pool::{Sequential, ThreadPool};
 pub use prepared::{Prepared, Weight};
+pub use scalar::Scalar;
 pub use self_attention::{SelfAttentionInputs, SelfAttentionOutputs, self_attention};
 pub use simd::Instructions;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::{
     Instructions,
     grid::Tile,
-    packed::{Geometry, Packed},
+    packed::{Geometry, Packed, WeightData},
     rows::{RowProduct, TILE_ROWS},
     simd::{Isa, Left},
 };
@@ -71,6 +71,67 @@ pub fn product([m, k, n]: [usize; 3]) -> Option<Figure> {
         }
     });
     Some(Figure { sizes: [m, k, n], packed: ours, gemm })
+}
+
+/// Speed of single rows times weights that come from memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Stream {
+    /// How the weights are stored.
+    pub stored: &'static str,
+    /// Packed weights read, in GB/s.
+    pub gigabytes: f64,
+    /// Weights, in billions a second.
+    pub weights: f64,
+}
+
+/// Inner size, columns and number of the matrices that are read in turn: more than caches hold.
+const STREAM: [usize; 3] = [2048, 2048, 16];
+
+/// Multiplies one row with each of many matrices, on one thread, for every type of weight in turn.
+pub fn streams() -> Vec<Stream> {
+    let [inner, columns, matrices] = STREAM;
+    let geometry = Geometry { matrices, blocks: 1, inner, columns };
+    let wide: Vec<f32> = (0..geometry.len()).map(|i| (i % 251) as f32 - 125.0).collect();
+    let brain: Vec<half::bf16> = wide.iter().copied().map(half::bf16::from_f32).collect();
+    let half: Vec<half::f16> = wide.iter().copied().map(half::f16::from_f32).collect();
+    let all = [
+        ("f32", 4.0, Packed::new(geometry, &wide)),
+        ("bf16", 2.0, Packed::new(geometry, WeightData::Bf16(&brain))),
+        ("f16", 2.0, Packed::new(geometry, WeightData::F16(&half))),
+    ];
+    let (row, mut out, isa) = (vec![0.5f32; inner], vec![0.0f32; columns], Isa::at_most(Instructions::default()));
+    let mut best = [f64::INFINITY; 3];
+    for _ in 0..20 {
+        for ((_, _, packed), best) in all.iter().zip(&mut best) {
+            let Some(weights) = packed else { continue };
+            let start = Instant::now();
+            for matrix in 0..matrices {
+                for first_column in (0..columns).step_by(128) {
+                    let left = Left { data: &row, starts: &[0], inner };
+                    let (rows, mut out) = ([0], Tile::dense(&mut out[first_column..first_column + 128], 128));
+                    RowProduct {
+                        left,
+                        weights,
+                        matrix,
+                        block: 0,
+                        first_column,
+                        columns: 128,
+                        rows: &rows,
+                        factors: None,
+                    }
+                    .compute(isa, &mut out);
+                }
+            }
+            *best = best.min(start.elapsed().as_secs_f64());
+        }
+    }
+    let count = 1e-9 * geometry.len() as f64;
+    let figure = |((stored, bytes, _), best): (&(&'static str, f64, _), f64)| Stream {
+        stored,
+        gigabytes: bytes * count / best,
+        weights: count / best,
+    };
+    all.iter().zip(best).map(figure).collect()
 }
 
 #[allow(clippy::cast_precision_loss)]

@@ -2,8 +2,45 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use half::{bf16, f16};
+
 use crate::buffer::Buffer;
-use crate::simd::{PANEL, Right};
+use crate::simd::{Element, PANEL, Right};
+
+/// The values of a weight as they are stored, row-major.
+///
+/// The results of a call are those of the same call with the weights widened to f32, bit for bit.
+#[derive(Debug, Clone, Copy)]
+pub enum WeightData<'a> {
+    /// 32-bit floats.
+    F32(&'a [f32]),
+    /// The upper halves of 32-bit floats.
+    Bf16(&'a [bf16]),
+    /// IEEE half-precision floats.
+    F16(&'a [f16]),
+}
+
+impl WeightData<'_> {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::Bf16(values) => values.len(),
+            Self::F16(values) => values.len(),
+        }
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<'a, T: AsRef<[f32]> + ?Sized> From<&'a T> for WeightData<'a> {
+    fn from(values: &'a T) -> Self {
+        Self::F32(values.as_ref())
+    }
+}
 
 /// Shape of weights `[matrices, inner, blocks * columns]`, row-major.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,12 +108,20 @@ impl Geometry {
     }
 }
 
+/// Panels of each type of element.
+#[derive(Debug)]
+pub(crate) enum Panels {
+    F32(Buffer<f32>),
+    Bf16(Buffer<bf16>),
+    F16(Buffer<f16>),
+}
+
 /// Weights in panels `[matrices, blocks, ceil(columns / PANEL), inner, PANEL]`, the last panel of a block padded with
-/// zeros.
+/// zeros, in the type in which they are stored.
 #[derive(Debug)]
 pub(crate) struct Packed {
     geometry: Geometry,
-    data: Buffer,
+    panels: Panels,
 }
 
 /// Packed weights that are in use somewhere in the process.
@@ -84,13 +129,14 @@ static SHARED: Mutex<Vec<Weak<Packed>>> = Mutex::new(Vec::new());
 
 impl Packed {
     /// Packs `source`; `None` where its length does not fit.
-    pub(crate) fn new(geometry: Geometry, source: &[f32]) -> Option<Self> {
-        let mut packed = Self { geometry, data: Buffer::default() };
-        packed.fill(source).then_some(packed)
+    pub(crate) fn new<'a>(geometry: Geometry, source: impl Into<WeightData<'a>>) -> Option<Self> {
+        let mut packed = Self::default();
+        packed.refill(geometry, source.into()).then_some(packed)
     }
 
     /// As [`Packed::new`]; equal weights that are in use somewhere in the process are shared.
-    pub(crate) fn shared(geometry: Geometry, source: &[f32]) -> Option<Arc<Self>> {
+    pub(crate) fn shared<'a>(geometry: Geometry, source: impl Into<WeightData<'a>>) -> Option<Arc<Self>> {
+        let source = source.into();
         let mut all = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|weak| weak.strong_count() > 0);
         if let Some(found) = all.iter().filter_map(Weak::upgrade).find(|packed| packed.holds(geometry, source)) {
@@ -101,64 +147,102 @@ impl Packed {
         Some(packed)
     }
 
-    /// Weights that are there for one call only, in memory that is kept.
-    pub(crate) fn refill(&mut self, geometry: Geometry, source: &[f32]) -> bool {
+    /// Weights that are there for one call only, in memory that is kept while their type stays; `false` where the
+    /// length does not fit.
+    pub(crate) fn refill(&mut self, geometry: Geometry, source: WeightData<'_>) -> bool {
         self.geometry = geometry;
-        self.fill(source)
+        if source.len() != geometry.len() || source.is_empty() {
+            return false;
+        }
+        match (&mut self.panels, source) {
+            (Panels::F32(panels), WeightData::F32(source)) => geometry.fill(panels, source),
+            (Panels::Bf16(panels), WeightData::Bf16(source)) => geometry.fill(panels, source),
+            (Panels::F16(panels), WeightData::F16(source)) => geometry.fill(panels, source),
+            (_, source) => {
+                self.panels = match source {
+                    WeightData::F32(_) => Panels::F32(Buffer::default()),
+                    WeightData::Bf16(_) => Panels::Bf16(Buffer::default()),
+                    WeightData::F16(_) => Panels::F16(Buffer::default()),
+                };
+                return self.refill(geometry, source);
+            }
+        }
+        true
     }
 
     pub(crate) fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// Bytes of the panels.
-    pub(crate) fn bytes(&self) -> usize {
-        self.data.bytes()
+    /// The panels, to be read with [`Geometry::right`].
+    pub(crate) fn panels(&self) -> &Panels {
+        &self.panels
     }
 
-    fn fill(&mut self, source: &[f32]) -> bool {
-        let geometry = self.geometry;
-        if source.len() != geometry.len() || geometry.len() == 0 {
-            return false;
+    /// Bytes of the panels.
+    pub(crate) fn bytes(&self) -> usize {
+        match &self.panels {
+            Panels::F32(panels) => panels.bytes(),
+            Panels::Bf16(panels) => panels.bytes(),
+            Panels::F16(panels) => panels.bytes(),
         }
-        let panels = geometry.matrices * geometry.blocks * geometry.panels();
-        let data = self.data.take(panels * geometry.panel_len());
-        let row = geometry.blocks * geometry.columns;
-        for (panel, (start, count)) in data.chunks_mut(geometry.panel_len()).zip(geometry.sources()) {
-            for (packed, row) in panel.chunks_mut(PANEL).zip(source[start..].chunks(row)) {
-                packed[..count].copy_from_slice(&row[..count]);
-                packed[count..].fill(0.0);
-            }
-        }
-        true
     }
 
     /// Whether these are the weights `source`, bit by bit.
-    fn holds(&self, geometry: Geometry, source: &[f32]) -> bool {
+    fn holds(&self, geometry: Geometry, source: WeightData<'_>) -> bool {
         if geometry != self.geometry || source.len() != geometry.len() {
             return false;
         }
-        let (data, row) = (self.data.filled(), geometry.blocks * geometry.columns);
-        data.chunks(geometry.panel_len()).zip(geometry.sources()).all(|(panel, (start, count))| {
-            let rows = panel.chunks(PANEL).zip(source[start..].chunks(row));
-            rows.into_iter()
-                .all(|(packed, row)| packed[..count].iter().zip(&row[..count]).all(|(a, b)| a.to_bits() == b.to_bits()))
+        match (&self.panels, source) {
+            (Panels::F32(panels), WeightData::F32(source)) => geometry.holds(panels.filled(), source),
+            (Panels::Bf16(panels), WeightData::Bf16(source)) => geometry.holds(panels.filled(), source),
+            (Panels::F16(panels), WeightData::F16(source)) => geometry.holds(panels.filled(), source),
+            _ => false,
+        }
+    }
+}
+
+impl Geometry {
+    /// Packs weights whose length fits.
+    fn fill<W: Element>(self, panels: &mut Buffer<W>, source: &[W]) {
+        let data = panels.take(self.matrices * self.blocks * self.panels() * self.panel_len());
+        let row = self.blocks * self.columns;
+        for (panel, (start, count)) in data.chunks_mut(self.panel_len()).zip(self.sources()) {
+            for (packed, row) in panel.chunks_mut(PANEL).zip(source[start..].chunks(row)) {
+                packed[..count].copy_from_slice(&row[..count]);
+                packed[count..].fill(W::default());
+            }
+        }
+    }
+
+    /// Whether `panels` holds `source`.
+    fn holds<W: Element>(self, panels: &[W], source: &[W]) -> bool {
+        let row = self.blocks * self.columns;
+        panels.chunks(self.panel_len()).zip(self.sources()).all(|(panel, (start, count))| {
+            let mut rows = panel.chunks(PANEL).zip(source[start..].chunks(row));
+            rows.all(|(packed, row)| packed[..count].iter().zip(&row[..count]).all(|(a, b)| a.same_bits(*b)))
         })
     }
 
     /// The panels of one block from panel `panel` on.
-    pub(crate) fn right(&self, matrix: usize, block: usize, panel: usize) -> Right<'_> {
-        let Geometry { blocks, .. } = self.geometry;
-        let (panels, len) = (self.geometry.panels(), self.geometry.panel_len());
-        let block = matrix * blocks + block;
-        let data = &self.data.filled()[(block * panels + panel) * len..(block + 1) * panels * len];
+    pub(crate) fn right<W: Element>(
+        self,
+        panels: &Buffer<W>,
+        matrix: usize,
+        block: usize,
+        panel: usize,
+    ) -> Right<'_, W> {
+        let (count, len) = (self.panels(), self.panel_len());
+        let block = matrix * self.blocks + block;
+        let data = &panels.filled()[(block * count + panel) * len..(block + 1) * count * len];
         Right { data, stride: PANEL, panel_stride: len }
     }
 }
 
 impl Default for Packed {
     fn default() -> Self {
-        Self { geometry: Geometry { matrices: 0, blocks: 0, inner: 0, columns: 0 }, data: Buffer::default() }
+        let geometry = Geometry { matrices: 0, blocks: 0, inner: 0, columns: 0 };
+        Self { geometry, panels: Panels::F32(Buffer::default()) }
     }
 }
 
@@ -171,12 +255,14 @@ mod tests {
     #[test]
     fn panels_hold_the_columns_of_their_block() {
         let source: Vec<f32> = (0..GEOMETRY.len()).map(|i| i as f32).collect();
-        let packed = Packed::new(GEOMETRY, &source).unwrap();
+        let Some(Packed { geometry, panels: Panels::F32(panels) }) = Packed::new(GEOMETRY, &source) else {
+            panic!("not packed as it is stored");
+        };
         for (matrix, block) in [(0, 0), (1, 2)] {
             for inner in 0..5 {
                 let row = &source[(matrix * 5 + inner) * 3 * 37 + block * 37..][..37];
-                let first = &packed.right(matrix, block, 0).data[inner * PANEL..][..PANEL];
-                let second = &packed.right(matrix, block, 1).data[inner * PANEL..][..PANEL];
+                let first = &geometry.right(&panels, matrix, block, 0).data[inner * PANEL..][..PANEL];
+                let second = &geometry.right(&panels, matrix, block, 1).data[inner * PANEL..][..PANEL];
                 assert_eq!(first, &row[..PANEL]);
                 assert_eq!(second[..5], row[PANEL..]);
                 assert_eq!(second[5..], [0.0; PANEL - 5]);
@@ -193,6 +279,11 @@ mod tests {
         let mut other = source.clone();
         other[100] = -1.0;
         assert!(!Arc::ptr_eq(&first, &Packed::shared(GEOMETRY, &other).unwrap()));
+        let stored: Vec<bf16> = source.iter().copied().map(bf16::from_f32).collect();
+        let reduced = Packed::shared(GEOMETRY, WeightData::Bf16(&stored)).unwrap();
+        assert!(!Arc::ptr_eq(&first, &reduced));
+        assert!(Arc::ptr_eq(&reduced, &Packed::shared(GEOMETRY, WeightData::Bf16(&stored)).unwrap()));
+        assert!(reduced.bytes() * 2 <= first.bytes() + 128);
         let flat = Geometry { matrices: 6, blocks: 1, ..GEOMETRY };
         assert!(!Arc::ptr_eq(&first, &Packed::shared(flat, &source).unwrap()));
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::KernelError;
 use crate::check::length;
 use crate::kernel_scratch::Scratch;
-use crate::packed::{Geometry, Packed};
+use crate::packed::{Geometry, Packed, WeightData};
 use crate::simd::{Instructions, Isa};
 
 /// Names of the weights that can be packed once.
@@ -71,7 +71,14 @@ impl Prepared {
     /// # Errors
     ///
     /// [`KernelError::Length`] where `data` does not have that shape.
-    pub fn pack(&mut self, weight: Weight, shape: [usize; 3], blocks: usize, data: &[f32]) -> Result<(), KernelError> {
+    pub fn pack<'a>(
+        &mut self,
+        weight: Weight,
+        shape: [usize; 3],
+        blocks: usize,
+        data: impl Into<WeightData<'a>>,
+    ) -> Result<(), KernelError> {
+        let data = data.into();
         let [matrices, inner, row] = shape;
         length(weight.name(), data.len(), &shape)?;
         let columns = row.checked_div(blocks).unwrap_or(0);
@@ -107,14 +114,14 @@ impl Prepared {
     pub(crate) fn weights<'a>(
         &'a self,
         own: &'a mut OwnWeights,
-        given: &[(Weight, Geometry, &[f32])],
+        given: &[(Weight, Geometry, WeightData<'_>)],
     ) -> CallWeights<'a> {
         let mut geometries = [None; WEIGHTS];
         for (weight, geometry, data) in given {
             let index = *weight as usize;
             geometries[index] = Some(*geometry);
             if self.weights[index].as_ref().is_none_or(|packed| packed.geometry() != *geometry) {
-                own.0[index].refill(*geometry, data);
+                own.0[index].refill(*geometry, *data);
             }
         }
         CallWeights { prepared: &self.weights, own, geometries }

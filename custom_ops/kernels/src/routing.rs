@@ -331,7 +331,7 @@ mod tests {
         for token in [1, 4, 5] {
             hidden_states[token * 2] = f32::NAN;
         }
-        let weight = Packed::new(Geometry { matrices: 1, blocks: 1, inner: 2, columns: 3 }, &[0.0; 2 * 3]).unwrap();
+        let weight = Packed::new(Geometry { matrices: 1, blocks: 1, inner: 2, columns: 3 }, &[0.0f32; 2 * 3]).unwrap();
         let inputs = RouterInputs {
             hidden_states: &hidden_states,
             router_weight: &weight,

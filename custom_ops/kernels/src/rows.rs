@@ -1,17 +1,18 @@
 //! Rows from anywhere, times one block of packed weights.
 
+use crate::buffer::Buffer;
 use crate::grid::Tile;
-use crate::packed::Packed;
-use crate::simd::{Isa, Left, PANEL, Product, ROWS, Write};
+use crate::packed::{Packed, Panels};
+use crate::simd::{Element, Isa, Left, PANEL, Product, ROWS, Write};
 
 /// Most rows that one call multiplies.
 pub(crate) const TILE_ROWS: usize = 64;
 
-/// Elements of weights that stay in the nearest cache while blocks of rows pass.
-const NEAR: usize = 16384;
+/// Bytes of weights that stay in the nearest caches while blocks of rows pass.
+const NEAR: usize = 65536;
 
-/// Elements between what the first block reads and what it fetches.
-const DISTANCE: usize = 1024;
+/// Bytes between what the first block reads and what it fetches.
+const DISTANCE: usize = 4096;
 
 /// A product of gathered rows with a block of packed weights.
 pub(crate) struct RowProduct<'a> {
@@ -32,11 +33,20 @@ pub(crate) struct RowProduct<'a> {
 impl RowProduct<'_> {
     /// Computes the product into the columns `0 .. columns` of `out`.
     pub(crate) fn compute(&self, isa: Isa, out: &mut Tile<'_, f32>) {
+        match self.weights.panels() {
+            Panels::F32(panels) => self.compute_with(panels, isa, out),
+            Panels::Bf16(panels) => self.compute_with(panels, isa, out),
+            Panels::F16(panels) => self.compute_with(panels, isa, out),
+        }
+    }
+
+    fn compute_with<W: Element>(&self, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
         let count = self.left.starts.len();
-        let together = if count <= ROWS || self.left.inner * self.columns <= NEAR { self.columns } else { PANEL };
+        let near = self.left.inner * self.columns * size_of::<W>() <= NEAR;
+        let together = if count <= ROWS || near { self.columns } else { PANEL };
         for column in (0..self.columns).step_by(together.max(1)) {
             let panel = (self.first_column + column) / PANEL;
-            let right = self.weights.right(self.matrix, self.block, panel);
+            let right = self.weights.geometry().right(panels, self.matrix, self.block, panel);
             let next = right.data.get(self.left.inner * PANEL..2 * self.left.inner * PANEL);
             let (total, panel_len) = (count.div_ceil(ROWS), self.left.inner * PANEL);
             for (index, block) in blocks(count).enumerate() {
@@ -51,7 +61,10 @@ impl RowProduct<'_> {
                         None => Write::Replace,
                     },
                     ahead: match (index, column) {
-                        (0, 0) => right.data.get(DISTANCE..).map(|ahead| &ahead[..ahead.len().min(panel_len)]),
+                        (0, 0) => right
+                            .data
+                            .get(DISTANCE / size_of::<W>()..)
+                            .map(|ahead| &ahead[..ahead.len().min(panel_len)]),
                         _ => next.and_then(|next| part(next, index, total)),
                     },
                 }
@@ -62,7 +75,7 @@ impl RowProduct<'_> {
 }
 
 /// Share `index` of `total` of the panel at the start of `panels`.
-fn part(panels: &[f32], index: usize, total: usize) -> Option<&[f32]> {
+fn part<W>(panels: &[W], index: usize, total: usize) -> Option<&[W]> {
     let len = panels.len();
     panels.get(len * index / total..len * (index + 1) / total)
 }

@@ -4,35 +4,36 @@ use moa_schema::{SelfAttentionAttributes, SelfAttentionDims};
 
 use crate::attention_layer::AttentionLayer;
 use crate::check::{at_least_one, length, optional_length};
-use crate::kernel_scratch::{CacheScratch, Scratch};
-use crate::kv_cache::{Append, CacheInputs, cut_cache};
-use crate::packed::Geometry;
+use crate::kernel_scratch::{BorderScratch, CacheScratch, Scratch};
+use crate::kv_cache::{Append, CacheInputs, cut_cache, destinations};
+use crate::packed::{Geometry, WeightData};
 use crate::prepared::{CallWeights, Prepared, Weight};
 use crate::rope::{Rotary, RotaryInputs};
 use crate::routing::{RouterInputs, Routing};
+use crate::scalar::Scalar;
 use crate::{KernelError, ThreadPool, pool};
 
 /// Inputs of [`self_attention`], row-major.
 #[derive(Debug, Clone, Copy)]
-pub struct SelfAttentionInputs<'a> {
+pub struct SelfAttentionInputs<'a, T = f32> {
     /// `[B, T, C]`.
-    pub hidden_states: &'a [f32],
+    pub hidden_states: &'a [T],
     /// `[B, P + T]`, 0 where the token is padding.
     pub attention_mask: &'a [i32],
     /// `[C, E]`.
     pub router_weight: &'a [f32],
     /// `[E, C, G * D]`.
-    pub query_weight: &'a [f32],
+    pub query_weight: WeightData<'a>,
     /// `[C, 2 * G * D]`, keys first.
-    pub kv_weight: &'a [f32],
+    pub kv_weight: WeightData<'a>,
     /// `[E, G * D, C]`.
-    pub output_weight: &'a [f32],
+    pub output_weight: WeightData<'a>,
     /// `[C]`.
-    pub output_bias: Option<&'a [f32]>,
+    pub output_bias: Option<&'a [T]>,
     /// `[B, G, P, D]`.
-    pub past_key: Option<&'a [f32]>,
+    pub past_key: Option<&'a [T]>,
     /// `[B, G, P, D]`.
-    pub past_value: Option<&'a [f32]>,
+    pub past_value: Option<&'a [T]>,
     /// `[positions, D / 2]`.
     pub cos_cache: Option<&'a [f32]>,
     /// `[positions, D / 2]`.
@@ -43,13 +44,13 @@ pub struct SelfAttentionInputs<'a> {
 
 /// Outputs of [`self_attention`], row-major; `None` where nobody asks for the value.
 #[derive(Debug)]
-pub struct SelfAttentionOutputs<'a> {
+pub struct SelfAttentionOutputs<'a, T = f32> {
     /// `[B, T, C]`.
-    pub output: &'a mut [f32],
+    pub output: &'a mut [T],
     /// `[B, G, P + T, D]`: the past, then the new keys after rotation.
-    pub present_key: Option<&'a mut [f32]>,
+    pub present_key: Option<&'a mut [T]>,
     /// `[B, G, P + T, D]`: the past, then the new values.
-    pub present_value: Option<&'a mut [f32]>,
+    pub present_value: Option<&'a mut [T]>,
     /// `[B, T, k]`, falling score, ties by lower expert; `0 .. k` for a skipped query.
     pub topk_indices: Option<&'a mut [i64]>,
     /// `[B, T, k]`, in the order of `topk_indices`; 0 for a skipped query.
@@ -65,21 +66,23 @@ pub struct SelfAttentionOutputs<'a> {
 /// * [`KernelError::Missing`] or [`KernelError::OddHead`] where the rotary inputs do not belong together;
 /// * [`KernelError::Position`] where a position id lies outside the caches, for a padded token too;
 /// * [`KernelError::RouterLogits`] where a logit of a routed token is NaN or infinite.
-pub fn self_attention(
+pub fn self_attention<T: Scalar>(
     dims: &SelfAttentionDims,
     attributes: &SelfAttentionAttributes,
-    inputs: &SelfAttentionInputs<'_>,
-    outputs: &mut SelfAttentionOutputs<'_>,
+    inputs: &SelfAttentionInputs<'_, T>,
+    outputs: &mut SelfAttentionOutputs<'_, T>,
     pool: &dyn ThreadPool,
 ) -> Result<(), KernelError> {
     Prepared::default().self_attention(dims, attributes, inputs, outputs, pool)
 }
 
 /// One call, proved to fit.
-struct Call<'a> {
+struct Call<'a, T> {
     dims: &'a SelfAttentionDims,
     attributes: &'a SelfAttentionAttributes,
-    inputs: &'a SelfAttentionInputs<'a>,
+    inputs: &'a SelfAttentionInputs<'a, T>,
+    /// `[B, T, C]`.
+    hidden_states: &'a [f32],
     rotary: Option<Rotary<'a>>,
     pool: &'a dyn ThreadPool,
 }
@@ -90,35 +93,42 @@ impl Prepared {
     /// # Errors
     ///
     /// As [`self_attention`].
-    pub fn self_attention(
+    pub fn self_attention<T: Scalar>(
         &self,
         dims: &SelfAttentionDims,
         attributes: &SelfAttentionAttributes,
-        inputs: &SelfAttentionInputs<'_>,
-        outputs: &mut SelfAttentionOutputs<'_>,
+        inputs: &SelfAttentionInputs<'_, T>,
+        outputs: &mut SelfAttentionOutputs<'_, T>,
         pool: &dyn ThreadPool,
     ) -> Result<(), KernelError> {
         check(dims, inputs, outputs)?;
         let SelfAttentionInputs { cos_cache, sin_cache, position_ids, .. } = *inputs;
         let rotary = RotaryInputs { cos_cache, sin_cache, position_ids };
         let rotary = Rotary::new(rotary, dims.batch, dims.tokens, dims.head)?;
-        let call = Call { dims, attributes, inputs, rotary, pool };
-        self.with_scratch(|scratch| self.compute_self(&call, outputs, scratch))
+        self.with_scratch(|scratch| {
+            let mut hidden = std::mem::take(&mut scratch.border.hidden_states);
+            let hidden_states = hidden.widened(inputs.hidden_states);
+            let call = Call { dims, attributes, inputs, hidden_states, rotary, pool };
+            let result = self.compute_self(&call, outputs, scratch);
+            scratch.border.hidden_states = hidden;
+            result
+        })
     }
 
-    fn compute_self(
+    fn compute_self<T: Scalar>(
         &self,
-        call: &Call<'_>,
-        outputs: &mut SelfAttentionOutputs<'_>,
+        call: &Call<'_, T>,
+        outputs: &mut SelfAttentionOutputs<'_, T>,
         scratch: &mut Scratch,
     ) -> Result<(), KernelError> {
         let SelfAttentionDims { batch, tokens, past, width, experts, kv_heads, head, .. } = *call.dims;
-        let Scratch { routing, weights, cache, layer, output, .. } = scratch;
+        let Scratch { routing, weights, cache, layer, output, border, .. } = scratch;
+        let BorderScratch { bias, output: result, .. } = border;
         let inputs = call.inputs;
         let weights = self.weights(
             weights,
             &[
-                (Weight::Router, Geometry::router(width, experts), inputs.router_weight),
+                (Weight::Router, Geometry::router(width, experts), inputs.router_weight.into()),
                 (Weight::Query, Geometry::queries(experts, width, kv_heads, head), inputs.query_weight),
                 (Weight::KeyValue, Geometry::keys_values(width, kv_heads, head), inputs.kv_weight),
                 (Weight::Output, Geometry::outputs(experts, kv_heads * head, width), inputs.output_weight),
@@ -127,13 +137,13 @@ impl Prepared {
         let present = (outputs.present_key.as_deref_mut(), outputs.present_value.as_deref_mut());
         let (key, value) = self.route_and_append(call, present, &weights, routing, cache)?;
         routing.count(experts);
-        AttentionLayer {
+        let layer_inputs = AttentionLayer {
             isa: self.isa,
             routing,
-            hidden_states: inputs.hidden_states,
+            hidden_states: call.hidden_states,
             query_weight: weights.get(Weight::Query),
             output_weight: weights.get(Weight::Output),
-            output_bias: inputs.output_bias,
+            output_bias: inputs.output_bias.map(|values| bias.widened(values)),
             key,
             value,
             key_mask: inputs.attention_mask,
@@ -146,17 +156,17 @@ impl Prepared {
             width,
             kv_heads,
             head,
-        }
-        .compute(call.pool, layer, output, outputs.output);
+        };
+        result.rounded_into(outputs.output, |out| layer_inputs.compute(call.pool, layer, output, out));
         routing.export(outputs.topk_indices.as_deref_mut(), outputs.topk_weights.as_deref_mut());
         Ok(())
     }
 
     /// Routes the tokens, and fills the cache beside it.
-    fn route_and_append<'a>(
+    fn route_and_append<'a, T: Scalar>(
         &self,
-        call: &Call<'_>,
-        present: (Option<&'a mut [f32]>, Option<&'a mut [f32]>),
+        call: &Call<'_, T>,
+        present: (Option<&'a mut [T]>, Option<&'a mut [T]>),
         weights: &CallWeights<'_>,
         routing: &mut Routing,
         cache: &'a mut CacheScratch,
@@ -164,7 +174,7 @@ impl Prepared {
         let SelfAttentionDims { batch, tokens, past, width, experts, top_k, kv_heads, head } = *call.dims;
         let inputs = call.inputs;
         let router = RouterInputs {
-            hidden_states: inputs.hidden_states,
+            hidden_states: call.hidden_states,
             router_weight: weights.get(Weight::Router),
             tokens_per_row: tokens,
             width,
@@ -180,7 +190,7 @@ impl Prepared {
         cut_cache(bounds, batch * kv_heads, past, tokens);
         let keys = CacheInputs {
             isa: self.isa,
-            hidden_states: inputs.hidden_states,
+            hidden_states: call.hidden_states,
             kv_weight: weights.get(Weight::KeyValue),
             past_rows: inputs.past_key.unwrap_or_default(),
             rotary: call.rotary,
@@ -198,25 +208,25 @@ impl Prepared {
             ..keys
         };
         let len = batch * kv_heads * (past + tokens) * head;
-        let key = present.0.unwrap_or_else(|| key.take(len));
-        let value = present.1.unwrap_or_else(|| value.take(len));
-        let append_keys = Append::new(keys, key, bounds, key_claims);
-        let append_values = Append::new(values, value, bounds, value_claims);
+        let (key, stored_key) = destinations(present.0, key, len);
+        let (value, stored_value) = destinations(present.1, value, len);
+        let append_keys = Append::new(keys, key, stored_key, bounds, key_claims);
+        let append_values = Append::new(values, value, stored_value, bounds, value_claims);
         pool::run(call.pool, &[&append_keys, &append_values, &routes]);
         routes.finish()?;
         Ok((key, value))
     }
 }
 
-fn check(
+fn check<T>(
     dims: &SelfAttentionDims,
-    inputs: &SelfAttentionInputs<'_>,
-    outputs: &SelfAttentionOutputs<'_>,
+    inputs: &SelfAttentionInputs<'_, T>,
+    outputs: &SelfAttentionOutputs<'_, T>,
 ) -> Result<(), KernelError> {
     let SelfAttentionDims { batch, tokens, past, width, experts, top_k, kv_heads, head } = *dims;
     at_least_one(&[("B", batch), ("T", tokens), ("C", width), ("G", kv_heads), ("D", head)])?;
     let cache = [batch, kv_heads, past.saturating_add(tokens), head];
-    let past_len = |past: Option<&[f32]>| past.unwrap_or_default().len();
+    let past_len = |past: Option<&[T]>| past.unwrap_or_default().len();
     length("hidden_states", inputs.hidden_states.len(), &[batch, tokens, width])?;
     length("attention_mask", inputs.attention_mask.len(), &[batch, cache[2]])?;
     length("router_weight", inputs.router_weight.len(), &[width, experts])?;

@@ -11,7 +11,7 @@ use moa_schema::{
 
 use crate::attributes::Attributes;
 use crate::failure::{Failure, catch};
-use crate::ffi::{Call, Inputs};
+use crate::ffi::{Activation, Call, Inputs};
 
 impl From<ShapeError> for Failure {
     fn from(error: ShapeError) -> Self {
@@ -26,15 +26,19 @@ impl From<KernelError> for Failure {
 }
 
 /// Computes one node once.
-pub(crate) fn run(attributes: &Attributes, prepared: &Prepared, call: Call<'_>) -> Result<(), Failure> {
+pub(crate) fn run<T: Activation>(attributes: &Attributes, prepared: &Prepared, call: Call<'_>) -> Result<(), Failure> {
     match attributes {
-        Attributes::SelfAttention(attributes) => self_attention(attributes, prepared, call),
-        Attributes::CrossAttention(attributes) => cross_attention(attributes, prepared, call),
-        Attributes::FeedForward(attributes) => feed_forward(attributes, prepared, call),
+        Attributes::SelfAttention(attributes) => self_attention::<T>(attributes, prepared, call),
+        Attributes::CrossAttention(attributes) => cross_attention::<T>(attributes, prepared, call),
+        Attributes::FeedForward(attributes) => feed_forward::<T>(attributes, prepared, call),
     }
 }
 
-fn self_attention(attributes: &SelfAttentionAttributes, prepared: &Prepared, call: Call<'_>) -> Result<(), Failure> {
+fn self_attention<T: Activation>(
+    attributes: &SelfAttentionAttributes,
+    prepared: &Prepared,
+    call: Call<'_>,
+) -> Result<(), Failure> {
     let Call { inputs, outputs, pool } = call;
     let dims = SelfAttentionDims::new(&inputs.shapes(), attributes)?;
     let SelfAttentionDims { batch, tokens, past, width, top_k, kv_heads, head, .. } = dims;
@@ -42,23 +46,23 @@ fn self_attention(attributes: &SelfAttentionAttributes, prepared: &Prepared, cal
     let chosen = [batch, tokens, top_k];
     let mut outputs = outputs.allocate(&inputs, &[&[batch, tokens, width], &cache, &cache, &chosen, &chosen])?;
     let given = SelfAttentionInputs {
-        hidden_states: inputs.floats(own::HIDDEN_STATES)?,
+        hidden_states: inputs.activations::<T>(own::HIDDEN_STATES)?,
         attention_mask: inputs.ints(own::ATTENTION_MASK)?,
         router_weight: inputs.floats(own::ROUTER_WEIGHT)?,
-        query_weight: inputs.floats(own::QUERY_WEIGHT)?,
-        kv_weight: inputs.floats(own::KV_WEIGHT)?,
-        output_weight: inputs.floats(own::OUTPUT_WEIGHT)?,
-        output_bias: inputs.optional(own::OUTPUT_BIAS, Inputs::floats)?,
-        past_key: inputs.optional(own::PAST_KEY, Inputs::floats)?,
-        past_value: inputs.optional(own::PAST_VALUE, Inputs::floats)?,
+        query_weight: inputs.weights(own::QUERY_WEIGHT)?,
+        kv_weight: inputs.weights(own::KV_WEIGHT)?,
+        output_weight: inputs.weights(own::OUTPUT_WEIGHT)?,
+        output_bias: inputs.optional(own::OUTPUT_BIAS, Inputs::activations::<T>)?,
+        past_key: inputs.optional(own::PAST_KEY, Inputs::activations::<T>)?,
+        past_value: inputs.optional(own::PAST_VALUE, Inputs::activations::<T>)?,
         cos_cache: inputs.optional(own::COS_CACHE, Inputs::floats)?,
         sin_cache: inputs.optional(own::SIN_CACHE, Inputs::floats)?,
         position_ids: inputs.optional(own::POSITION_IDS, Inputs::longs)?,
     };
     let mut wanted = SelfAttentionOutputs {
-        output: outputs.required_floats(own::OUTPUT)?,
-        present_key: outputs.floats(own::PRESENT_KEY)?,
-        present_value: outputs.floats(own::PRESENT_VALUE)?,
+        output: outputs.required::<T>(own::OUTPUT)?,
+        present_key: outputs.activations::<T>(own::PRESENT_KEY)?,
+        present_value: outputs.activations::<T>(own::PRESENT_VALUE)?,
         topk_indices: outputs.longs(own::TOPK_INDICES)?,
         topk_weights: outputs.floats(own::TOPK_WEIGHTS)?,
     };
@@ -67,24 +71,28 @@ fn self_attention(attributes: &SelfAttentionAttributes, prepared: &Prepared, cal
     }))
 }
 
-fn cross_attention(attributes: &CrossAttentionAttributes, prepared: &Prepared, call: Call<'_>) -> Result<(), Failure> {
+fn cross_attention<T: Activation>(
+    attributes: &CrossAttentionAttributes,
+    prepared: &Prepared,
+    call: Call<'_>,
+) -> Result<(), Failure> {
     let Call { inputs, outputs, pool } = call;
     let dims = CrossAttentionDims::new(&inputs.shapes(), attributes)?;
     let chosen = [dims.batch, dims.tokens, dims.top_k];
     let mut outputs = outputs.allocate(&inputs, &[&[dims.batch, dims.tokens, dims.width], &chosen, &chosen])?;
     let given = CrossAttentionInputs {
-        hidden_states: inputs.floats(cross::HIDDEN_STATES)?,
-        key: inputs.floats(cross::KEY)?,
-        value: inputs.floats(cross::VALUE)?,
+        hidden_states: inputs.activations::<T>(cross::HIDDEN_STATES)?,
+        key: inputs.activations::<T>(cross::KEY)?,
+        value: inputs.activations::<T>(cross::VALUE)?,
         key_mask: inputs.ints(cross::KEY_MASK)?,
         query_mask: inputs.ints(cross::QUERY_MASK)?,
         router_weight: inputs.floats(cross::ROUTER_WEIGHT)?,
-        query_weight: inputs.floats(cross::QUERY_WEIGHT)?,
-        output_weight: inputs.floats(cross::OUTPUT_WEIGHT)?,
-        output_bias: inputs.optional(cross::OUTPUT_BIAS, Inputs::floats)?,
+        query_weight: inputs.weights(cross::QUERY_WEIGHT)?,
+        output_weight: inputs.weights(cross::OUTPUT_WEIGHT)?,
+        output_bias: inputs.optional(cross::OUTPUT_BIAS, Inputs::activations::<T>)?,
     };
     let mut wanted = CrossAttentionOutputs {
-        output: outputs.required_floats(cross::OUTPUT)?,
+        output: outputs.required::<T>(cross::OUTPUT)?,
         topk_indices: outputs.longs(cross::TOPK_INDICES)?,
         topk_weights: outputs.floats(cross::TOPK_WEIGHTS)?,
     };
@@ -93,20 +101,24 @@ fn cross_attention(attributes: &CrossAttentionAttributes, prepared: &Prepared, c
     }))
 }
 
-fn feed_forward(attributes: &FeedForwardAttributes, prepared: &Prepared, call: Call<'_>) -> Result<(), Failure> {
+fn feed_forward<T: Activation>(
+    attributes: &FeedForwardAttributes,
+    prepared: &Prepared,
+    call: Call<'_>,
+) -> Result<(), Failure> {
     let Call { inputs, outputs, pool } = call;
     let dims = FeedForwardDims::new(&inputs.shapes(), attributes)?;
     let chosen = [dims.batch, dims.tokens, dims.top_k];
     let mut outputs = outputs.allocate(&inputs, &[&[dims.batch, dims.tokens, dims.width], &chosen, &chosen])?;
     let given = FeedForwardInputs {
-        hidden_states: inputs.floats(ffn::HIDDEN_STATES)?,
+        hidden_states: inputs.activations::<T>(ffn::HIDDEN_STATES)?,
         router_weight: inputs.floats(ffn::ROUTER_WEIGHT)?,
-        input_weight: inputs.floats(ffn::INPUT_WEIGHT)?,
-        output_weight: inputs.floats(ffn::OUTPUT_WEIGHT)?,
-        output_bias: inputs.optional(ffn::OUTPUT_BIAS, Inputs::floats)?,
+        input_weight: inputs.weights(ffn::INPUT_WEIGHT)?,
+        output_weight: inputs.weights(ffn::OUTPUT_WEIGHT)?,
+        output_bias: inputs.optional(ffn::OUTPUT_BIAS, Inputs::activations::<T>)?,
     };
     let mut wanted = FeedForwardOutputs {
-        output: outputs.required_floats(ffn::OUTPUT)?,
+        output: outputs.required::<T>(ffn::OUTPUT)?,
         topk_indices: outputs.longs(ffn::TOPK_INDICES)?,
         topk_weights: outputs.floats(ffn::TOPK_WEIGHTS)?,
     };

@@ -1,6 +1,6 @@
 //! Weights that never change, packed when the kernel of a node is created.
 
-use moa_kernels::{Prepared, Weight};
+use moa_kernels::{Prepared, Weight, WeightData};
 use moa_schema::{cross_attention as cross, feed_forward as ffn, self_attention as own};
 
 use crate::attributes::Attributes;
@@ -8,7 +8,7 @@ use crate::attributes::Attributes;
 /// A constant input.
 pub(crate) struct Constant<'a> {
     pub(crate) shape: Vec<usize>,
-    pub(crate) values: &'a [f32],
+    pub(crate) values: WeightData<'a>,
 }
 
 /// Packs what `constant` knows; an input that is not constant, or does not fit, is left to each call.

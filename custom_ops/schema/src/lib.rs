@@ -20,6 +20,8 @@
 //!
 //! # Semantics shared by the three operators
 //!
+//! * Activations are f32 or f16, weights f32, f16 or bf16, each one type per node ([`FloatTypes`]); the router's weights,
+//!   the rotary tables and `topk_weights` are f32.
 //! * The router works in f32: `logits = x · router_weight`, then [`GateMode`].
 //! * Among equal scores the expert with the lower index is chosen.
 //! * Experts that are not chosen do not influence the result.
@@ -31,8 +33,8 @@ mod operator;
 mod shape;
 
 pub use operator::{
-    Attribute, AttributeKind, CROSS_ATTENTION, ElementType, FEED_FORWARD, OPERATORS, Operator, Parameter,
-    SELF_ATTENTION, cross_attention, feed_forward, self_attention,
+    Attribute, AttributeKind, CROSS_ATTENTION, ElementType, FEED_FORWARD, FloatType, FloatTypes, OPERATORS, Operator,
+    Parameter, SELF_ATTENTION, cross_attention, feed_forward, self_attention,
 };
 pub use shape::{CrossAttentionDims, FeedForwardDims, SelfAttentionDims, ShapeError};
 

@@ -26,17 +26,53 @@ pub struct Parameter {
     pub optional: bool,
 }
 
-/// Element type of a parameter.
+/// Element type of a parameter; the floats of one node are a [`FloatTypes`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ElementType {
-    /// The activation type of the model: f32.
-    Float,
+    /// The type of activations: one for all such parameters of a node.
+    Activation,
+    /// The type of trained matrices: one for all such parameters of a node.
+    Weight,
     /// f32 whatever the activation type is.
     Float32,
     /// 32-bit integer.
     Int32,
     /// 64-bit integer.
     Int64,
+}
+
+/// Types of floats that operators take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FloatType {
+    /// 32-bit float.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of a 32-bit float.
+    Bf16,
+}
+
+/// What the parameters [`ElementType::Activation`] and [`ElementType::Weight`] of one node hold.
+///
+/// Whatever the types are, the CPU kernels add in f32, and a weight counts as the f32 of the same value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FloatTypes {
+    /// f32 or f16.
+    pub activations: FloatType,
+    /// Any.
+    pub weights: FloatType,
+}
+
+impl FloatTypes {
+    /// Every choice that the operators take.
+    pub const ALL: [Self; 6] = [
+        Self { activations: FloatType::F32, weights: FloatType::F32 },
+        Self { activations: FloatType::F32, weights: FloatType::Bf16 },
+        Self { activations: FloatType::F32, weights: FloatType::F16 },
+        Self { activations: FloatType::F16, weights: FloatType::F16 },
+        Self { activations: FloatType::F16, weights: FloatType::Bf16 },
+        Self { activations: FloatType::F16, weights: FloatType::F32 },
+    ];
 }
 
 /// One attribute.
@@ -79,29 +115,29 @@ const SKIP_PADDED_QUERIES: Attribute = attribute("skip_padded_queries", Attribut
 
 const TOPK_INDICES: Parameter = optional("topk_indices", ElementType::Int64, "[B, T, k]");
 const TOPK_WEIGHTS: Parameter = optional("topk_weights", ElementType::Float32, "[B, T, k]");
-const OUTPUT_BIAS: Parameter = optional("output_bias", ElementType::Float, "[C]");
+const OUTPUT_BIAS: Parameter = optional("output_bias", ElementType::Activation, "[C]");
 
 /// Self-attention layer: route, project queries, keys and values, attend, project back, weight and sum.
 pub const SELF_ATTENTION: Operator = Operator {
     name: "MoASelfAttention",
     inputs: &[
-        required("hidden_states", ElementType::Float, "[B, T, C]"),
+        required("hidden_states", ElementType::Activation, "[B, T, C]"),
         required("attention_mask", ElementType::Int32, "[B, P + T], 1 for a real token, 0 for padding"),
         required("router_weight", ElementType::Float32, "[C, E]"),
-        required("query_weight", ElementType::Float, "[E, C, G * D]"),
-        required("kv_weight", ElementType::Float, "[C, 2 * G * D], keys first"),
-        required("output_weight", ElementType::Float, "[E, G * D, C]"),
+        required("query_weight", ElementType::Weight, "[E, C, G * D]"),
+        required("kv_weight", ElementType::Weight, "[C, 2 * G * D], keys first"),
+        required("output_weight", ElementType::Weight, "[E, G * D, C]"),
         OUTPUT_BIAS,
-        optional("past_key", ElementType::Float, "[B, G, P, D]"),
-        optional("past_value", ElementType::Float, "[B, G, P, D]"),
+        optional("past_key", ElementType::Activation, "[B, G, P, D]"),
+        optional("past_value", ElementType::Activation, "[B, G, P, D]"),
         optional("cos_cache", ElementType::Float32, "[positions, D / 2]"),
         optional("sin_cache", ElementType::Float32, "[positions, D / 2]"),
         optional("position_ids", ElementType::Int64, "[B, T]"),
     ],
     outputs: &[
-        required("output", ElementType::Float, "[B, T, C]"),
-        optional("present_key", ElementType::Float, "[B, G, P + T, D]"),
-        optional("present_value", ElementType::Float, "[B, G, P + T, D]"),
+        required("output", ElementType::Activation, "[B, T, C]"),
+        optional("present_key", ElementType::Activation, "[B, G, P + T, D]"),
+        optional("present_value", ElementType::Activation, "[B, G, P + T, D]"),
         TOPK_INDICES,
         TOPK_WEIGHTS,
     ],
@@ -112,17 +148,17 @@ pub const SELF_ATTENTION: Operator = Operator {
 pub const CROSS_ATTENTION: Operator = Operator {
     name: "MoACrossAttention",
     inputs: &[
-        required("hidden_states", ElementType::Float, "[B, T, C]"),
-        required("key", ElementType::Float, "[B, G, S, D]"),
-        required("value", ElementType::Float, "[B, G, S, D]"),
+        required("hidden_states", ElementType::Activation, "[B, T, C]"),
+        required("key", ElementType::Activation, "[B, G, S, D]"),
+        required("value", ElementType::Activation, "[B, G, S, D]"),
         required("key_mask", ElementType::Int32, "[B, S], 1 for a real token, 0 for padding"),
         required("query_mask", ElementType::Int32, "[B, T], 1 for a real token, 0 for padding"),
         required("router_weight", ElementType::Float32, "[C, E]"),
-        required("query_weight", ElementType::Float, "[E, C, G * D]"),
-        required("output_weight", ElementType::Float, "[E, G * D, C]"),
+        required("query_weight", ElementType::Weight, "[E, C, G * D]"),
+        required("output_weight", ElementType::Weight, "[E, G * D, C]"),
         OUTPUT_BIAS,
     ],
-    outputs: &[required("output", ElementType::Float, "[B, T, C]"), TOPK_INDICES, TOPK_WEIGHTS],
+    outputs: &[required("output", ElementType::Activation, "[B, T, C]"), TOPK_INDICES, TOPK_WEIGHTS],
     attributes: &[TOP_K, KV_NUM_HEADS, SCALE, GATE_MODE, SKIP_PADDED_QUERIES],
 };
 
@@ -130,13 +166,13 @@ pub const CROSS_ATTENTION: Operator = Operator {
 pub const FEED_FORWARD: Operator = Operator {
     name: "MoEFeedForward",
     inputs: &[
-        required("hidden_states", ElementType::Float, "[B, T, C]"),
+        required("hidden_states", ElementType::Activation, "[B, T, C]"),
         required("router_weight", ElementType::Float32, "[C, E]"),
-        required("input_weight", ElementType::Float, "[E, C, F], or [E, C, 2 * F] where gated"),
-        required("output_weight", ElementType::Float, "[E, F, C]"),
+        required("input_weight", ElementType::Weight, "[E, C, F], or [E, C, 2 * F] where gated"),
+        required("output_weight", ElementType::Weight, "[E, F, C]"),
         OUTPUT_BIAS,
     ],
-    outputs: &[required("output", ElementType::Float, "[B, T, C]"), TOPK_INDICES, TOPK_WEIGHTS],
+    outputs: &[required("output", ElementType::Activation, "[B, T, C]"), TOPK_INDICES, TOPK_WEIGHTS],
     attributes: &[
         TOP_K,
         GATE_MODE,

@@ -3,10 +3,17 @@
 use moa_schema::{CrossAttentionAttributes, SelfAttentionAttributes};
 
 use super::routing::{Routed, Routing, route};
+use crate::FloatType;
 use crate::graph::{Attribute, Builder, DType, Value};
 
-/// Below every attainable score, and finite: a row whose keys are all masked stays free of NaN.
-const MASKED_SCORE: f32 = f32::MIN;
+/// The lowest number of the activations' type: below every attainable score, and finite, so that a row whose keys are
+/// all masked stays free of NaN.
+fn masked_score(b: &mut Builder) -> Value {
+    b.float(match b.precision().activations() {
+        FloatType::Float16 => half::f16::MIN.to_f32(),
+        _ => f32::MIN,
+    })
+}
 
 /// Sizes that a body takes from the shapes of the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,7 +115,8 @@ fn query_mask_of(b: &mut Builder, mask: &Value, skip_padded_queries: bool) -> Op
 #[allow(clippy::cast_possible_wrap)]
 fn keys_and_values(b: &mut Builder, values: &SelfValues, heads: Heads) -> [Value; 2] {
     let columns = (heads.kv_heads * heads.head) as i64;
-    let both = b.op("MatMul", &[&values.hidden_states, &values.kv_weight], []);
+    let weight = b.widen(&values.kv_weight);
+    let both = b.op("MatMul", &[&values.hidden_states, &weight], []);
     let sizes = b.ints(&[columns, columns]);
     let [key, value] = b.op2("Split", &[&both, &sizes], [("axis", Attribute::Int(-1))]);
     let mut key = heads_first(b, &key, heads);
@@ -135,7 +143,7 @@ fn heads_first(b: &mut Builder, value: &Value, heads: Heads) -> Value {
     b.transpose(&split, &[0, 2, 1, 3])
 }
 
-/// Rotate-half rotary embedding of `[.., D]`; `axis` is where the head axis sits in `[B, .., ..]`.
+/// Rotate-half rotary embedding of `[.., D]`, in f32; `axis` is where the head axis sits in `[B, .., ..]`.
 #[allow(clippy::cast_possible_wrap)]
 fn rotate(b: &mut Builder, value: &Value, [cos, sin, positions]: &[Value; 3], head: usize, axis: i64) -> Value {
     let mut table = |table: &Value| {
@@ -145,14 +153,16 @@ fn rotate(b: &mut Builder, value: &Value, [cos, sin, positions]: &[Value; 3], he
     let (cos, sin) = (table(cos), table(sin));
     let half = (head / 2) as i64;
     let sizes = b.ints(&[half, half]);
-    let [first, second] = b.op2("Split", &[value, &sizes], [("axis", Attribute::Int(-1))]);
+    let value = b.to_float32(value);
+    let [first, second] = b.op2("Split", &[&value, &sizes], [("axis", Attribute::Int(-1))]);
     let first_cos = b.op("Mul", &[&first, &cos], []);
     let second_sin = b.op("Mul", &[&second, &sin], []);
     let second_cos = b.op("Mul", &[&second, &cos], []);
     let first_sin = b.op("Mul", &[&first, &sin], []);
     let first = b.op("Sub", &[&first_cos, &second_sin], []);
     let second = b.op("Add", &[&second_cos, &first_sin], []);
-    b.op("Concat", &[&first, &second], [("axis", Attribute::Int(-1))])
+    let turned = b.op("Concat", &[&first, &second], [("axis", Attribute::Int(-1))]);
+    b.from_float32(&turned)
 }
 
 /// `[T, 1, S]` bool: query `i` sees keys `0 ..= P + i`.
@@ -216,7 +226,7 @@ fn attend(
     if let Some(causal) = &settings.causal {
         allowed = b.op("And", &[&allowed, causal], []);
     }
-    let (masked, zero) = (b.float(MASKED_SCORE), b.float(0.0));
+    let (masked, zero) = (masked_score(b), b.float(0.0));
     let scores = b.op("Where", &[&allowed, &scores, &masked], []);
     let probabilities = b.op("Softmax", &[&scores], [("axis", Attribute::Int(-1))]);
     let probabilities = b.op("Where", &[&allowed, &probabilities, &zero], []);

@@ -1,4 +1,4 @@
-//! Routing, and moving rows between "one per expert" and "one per chosen expert".
+//! Routing, in f32, and moving rows between "one per expert" and "one per chosen expert".
 
 use moa_schema::GateMode;
 
@@ -32,7 +32,8 @@ pub(super) fn route(
     mask: Option<&Value>,
     names: &Routed,
 ) -> Routing {
-    let logits = b.op("MatMul", &[hidden, router], []);
+    let hidden = b.to_float32(hidden);
+    let logits = b.op("MatMul", &[&hidden, router], []);
     let last = ("axis", Attribute::Int(-1));
     let scores = match gate_mode {
         GateMode::TopkSoftmax => logits,
@@ -49,11 +50,12 @@ pub(super) fn route(
         GateMode::TopkSoftmax => weights = b.op("Softmax", &[&weights], [last]),
     }
     if let Some(mask) = mask {
-        let zero = b.float(0.0);
+        let zero = b.float32(0.0);
         weights = b.op("Where", &[mask, &weights, &zero], []);
     }
     let indices = rename(b, indices, &names.indices);
     let weights = rename(b, weights, &names.weights);
+    let weights = b.from_float32(&weights);
     Routing { indices, weights: b.unsqueeze(&weights, &[-1]), top_k }
 }
 
@@ -86,6 +88,7 @@ impl Routing {
     ) -> Value {
         let weight = b.transpose(weight, &[1, 0, 2]);
         let weight = b.reshape_static(&weight, &[width, experts * columns]);
+        let weight = b.widen(&weight);
         let all = b.op("MatMul", &[hidden, &weight], []);
         let all = b.reshape(&all, &[0, 0, experts as i64, columns as i64]);
         let indices = self.spread(b, columns);
@@ -111,6 +114,7 @@ impl Routing {
         let placed = b.op("ScatterElements", &[&zeros, &indices, &weighted], [("axis", Attribute::Int(2))]);
         let flat = b.reshape(&placed, &[0, 0, (experts * columns) as i64]);
         let weight = b.reshape_static(weight, &[experts * columns, width]);
+        let weight = b.widen(&weight);
         b.op("MatMul", &[&flat, &weight], [])
     }
 

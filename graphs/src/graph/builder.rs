@@ -6,7 +6,7 @@ use super::{
     Attribute, Constant, ConstantValues, DType, Data, Dim, Function, Graph, Initializer, Node, OpId, ValueInfo,
     WeightExpr,
 };
-use crate::FloatType;
+use crate::{FloatType, Precision};
 
 /// A value of the graph under construction.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +30,7 @@ impl Value {
 /// written. In a body, constants are nodes, and formal inputs are transposed when the model is loaded.
 #[derive(Debug, Default)]
 pub struct Builder {
+    precision: Precision,
     in_body: bool,
     prefix: String,
     names: BTreeSet<String>,
@@ -45,14 +46,14 @@ pub struct Builder {
 
 impl Builder {
     /// A builder of a graph.
-    pub fn graph() -> Self {
-        Self::default()
+    pub fn graph(precision: Precision) -> Self {
+        Self { precision, ..Self::default() }
     }
 
     /// A builder of an operator body whose formal inputs are `inputs`.
-    pub fn body(inputs: &[&str]) -> Self {
+    pub fn body(inputs: &[&str], precision: Precision) -> Self {
         let names = inputs.iter().map(|name| (*name).to_owned()).collect();
-        Self { in_body: true, names, ..Self::default() }
+        Self { precision, in_body: true, names, ..Self::default() }
     }
 
     /// Names of values and nodes start with `prefix` from here on.
@@ -126,9 +127,18 @@ impl Builder {
         self.literal(Constant { shape: vec![], values: ConstantValues::Int64(vec![value]) })
     }
 
-    /// One number.
-    pub fn float(&mut self, value: f32) -> Value {
+    /// One number in f32.
+    pub fn float32(&mut self, value: f32) -> Value {
         self.literal(Constant { shape: vec![], values: ConstantValues::Float32(vec![value]) })
+    }
+
+    /// One number in the activations' type.
+    pub fn float(&mut self, value: f32) -> Value {
+        let values = match self.precision.activations() {
+            FloatType::Float16 => ConstantValues::Float16(vec![half::f16::from_f32(value)]),
+            _ => return self.float32(value),
+        };
+        self.literal(Constant { shape: vec![], values })
     }
 
     fn literal(&mut self, constant: Constant) -> Value {
@@ -196,6 +206,45 @@ impl Builder {
     /// A fresh name for an output of [`Self::custom_op`].
     pub fn fresh_value(&mut self, stem: &str) -> Value {
         Value(self.fresh(stem))
+    }
+
+    /// Floats of this graph.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// Type of activations.
+    pub fn activations(&self) -> DType {
+        self.precision.activations().into()
+    }
+
+    /// A trained matrix in the type that every matrix of its kind is stored in.
+    pub fn matrix(&mut self, name: &str, expr: impl Into<WeightExpr>) -> Value {
+        self.weight_as(name, expr, self.precision.weights())
+    }
+
+    /// A bias in the type of activations.
+    pub fn bias(&mut self, name: &str, expr: impl Into<WeightExpr>) -> Value {
+        self.weight_as(name, expr, self.precision.activations())
+    }
+
+    /// A trained matrix, or rows of one, in the type of activations.
+    pub fn widen(&mut self, matrix: &Value) -> Value {
+        self.convert(matrix, self.precision.weights(), self.precision.activations())
+    }
+
+    /// Activations as f32.
+    pub fn to_float32(&mut self, activations: &Value) -> Value {
+        self.convert(activations, self.precision.activations(), FloatType::Float32)
+    }
+
+    /// f32 values as activations.
+    pub fn from_float32(&mut self, values: &Value) -> Value {
+        self.convert(values, FloatType::Float32, self.precision.activations())
+    }
+
+    fn convert(&mut self, input: &Value, from: FloatType, to: FloatType) -> Value {
+        if from == to { input.clone() } else { self.cast(input, to.into()) }
     }
 
     /// The same values as another type.

@@ -55,6 +55,7 @@ impl Constant {
     pub const fn dtype(&self) -> DType {
         match self.values {
             ConstantValues::Float32(_) => DType::Float32,
+            ConstantValues::Float16(_) => DType::Float16,
             ConstantValues::Int64(_) => DType::Int64,
         }
     }
@@ -63,6 +64,7 @@ impl Constant {
     pub fn to_bytes(&self) -> Vec<u8> {
         match &self.values {
             ConstantValues::Float32(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            ConstantValues::Float16(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
             ConstantValues::Int64(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
         }
     }

@@ -141,6 +141,7 @@ pub struct Constant {
 #[allow(missing_docs)]
 pub enum ConstantValues {
     Float32(Vec<f32>),
+    Float16(Vec<half::f16>),
     Int64(Vec<i64>),
 }
 

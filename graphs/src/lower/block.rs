@@ -40,31 +40,36 @@ impl Lowering {
         let weight = self.b.weight(norm.weight.name(), &norm.weight);
         let bias = self.b.weight(norm.bias.name(), &norm.bias);
         let attributes = [("axis", Attribute::Int(-1)), ("epsilon", Attribute::Float(norm.epsilon))];
-        self.b.op("LayerNormalization", &[x, &weight, &bias], attributes)
+        let x = self.b.to_float32(x);
+        let normed = self.b.op("LayerNormalization", &[&x, &weight, &bias], attributes);
+        self.b.from_float32(&normed)
     }
 
     /// `x · weight / sqrt(mean(x²) + epsilon)`.
     pub(super) fn rms_norm(&mut self, norm: &RmsNorm, x: &Value) -> Value {
-        let (two, epsilon, axes) = (self.b.float(2.0), self.b.float(norm.epsilon), self.b.ints(&[-1]));
+        let (two, epsilon, axes) = (self.b.float32(2.0), self.b.float32(norm.epsilon), self.b.ints(&[-1]));
         let weight = self.b.weight(norm.weight.name(), &norm.weight);
-        let squares = self.b.op("Pow", &[x, &two], []);
+        let x = self.b.to_float32(x);
+        let squares = self.b.op("Pow", &[&x, &two], []);
         let mean = self.b.op("ReduceMean", &[&squares, &axes], [("keepdims", Attribute::Int(1))]);
         let sum = self.b.op("Add", &[&mean, &epsilon], []);
         let root = self.b.op("Sqrt", &[&sum], []);
-        let normed = self.b.op("Div", &[x, &root], []);
-        self.b.op("Mul", &[&normed, &weight], [])
+        let normed = self.b.op("Div", &[&x, &root], []);
+        let scaled = self.b.op("Mul", &[&normed, &weight], []);
+        self.b.from_float32(&scaled)
     }
 
     pub(super) fn linear(&mut self, linear: &Linear, x: &Value) -> Value {
         let product = self.matmul_transposed(x, &linear.weight);
-        let bias = self.b.weight(linear.bias.name(), &linear.bias);
+        let bias = self.b.bias(linear.bias.name(), &linear.bias);
         self.b.op("Add", &[&product, &bias], [])
     }
 
     /// `x · weightᵀ`.
     pub(super) fn matmul_transposed(&mut self, x: &Value, weight: &crate::Weight) -> Value {
-        let weight = self.b.weight(weight.name(), weight);
+        let weight = self.b.matrix(weight.name(), weight);
         let weight = self.b.transpose(&weight, &[1, 0]);
+        let weight = self.b.widen(&weight);
         self.b.op("MatMul", &[x, &weight], [])
     }
 
@@ -82,16 +87,15 @@ impl Lowering {
     /// `[B, T, C]`.
     pub(super) fn embed(&mut self, embedding: &Embedding, tokens: &Tokens<'_>) -> Value {
         self.b.set_prefix(&embedding.prefix);
-        let table = self.b.weight(embedding.tokens.name(), &embedding.tokens);
-        let mut x = self.b.op("Gather", &[&table, tokens.ids], [("axis", Attribute::Int(0))]);
+        let mut x = self.rows(&embedding.tokens, tokens.ids);
         #[allow(clippy::float_cmp)]
         if embedding.scale != 1.0 {
             let scale = self.b.float(embedding.scale);
             x = self.b.op("Mul", &[&x, &scale], []);
         }
-        if let Some(table) = self.position_table(embedding) {
+        if !matches!(embedding.positions, Positions::None) {
             let positions = self.positions(embedding.pad_token_id, tokens);
-            let rows = self.b.op("Gather", &[&table, &positions], [("axis", Attribute::Int(0))]);
+            let rows = self.position_rows(embedding, &positions);
             x = self.b.op("Add", &[&x, &rows], []);
         }
         if let Some(norm) = &embedding.norm {
@@ -106,16 +110,24 @@ impl Lowering {
         x
     }
 
-    fn position_table(&mut self, embedding: &Embedding) -> Option<Value> {
-        match &embedding.positions {
-            Positions::None => None,
-            Positions::Learned(table) => Some(self.b.weight(table.name(), table)),
-            Positions::Sinusoidal { rows } => {
-                let table = Sinusoids { rows: *rows, width: embedding.width(), padding_row: embedding.pad_token_id };
-                let name = format!("{}.embed_positions.sinusoids", embedding.prefix);
-                Some(self.b.weight(&name, WeightExpr::Sinusoids(table)))
-            }
-        }
+    /// Rows of a trained table, in the type of activations.
+    pub(super) fn rows(&mut self, table: &crate::Weight, ids: &Value) -> Value {
+        let table = self.b.matrix(table.name(), table);
+        let rows = self.b.op("Gather", &[&table, ids], [("axis", Attribute::Int(0))]);
+        self.b.widen(&rows)
+    }
+
+    fn position_rows(&mut self, embedding: &Embedding, positions: &Value) -> Value {
+        let rows = match &embedding.positions {
+            Positions::Learned(table) => return self.rows(table, positions),
+            Positions::Sinusoidal { rows } => *rows,
+            Positions::None => 0,
+        };
+        let table = Sinusoids { rows, width: embedding.width(), padding_row: embedding.pad_token_id };
+        let name = format!("{}.embed_positions.sinusoids", embedding.prefix);
+        let table = self.b.weight(&name, WeightExpr::Sinusoids(table));
+        let rows = self.b.op("Gather", &[&table, positions], [("axis", Attribute::Int(0))]);
+        self.b.from_float32(&rows)
     }
 
     /// `pad + running count of real tokens` at real tokens, `pad` at padding: `[B, T]` int64.

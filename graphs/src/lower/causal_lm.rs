@@ -7,7 +7,7 @@ use super::{
     BATCH, LowerError, Lowering, NamedGraph, Options, PAST, SEQUENCE, cache_shape, operator::SelfAttentionOutput,
 };
 use crate::{
-    graph::{Attribute, DType, Dim, Value},
+    graph::{DType, Dim, Value},
     model::{CausalLayer, CausalLm},
 };
 
@@ -19,17 +19,17 @@ pub(super) fn lower(model: &CausalLm, options: Options) -> Result<Vec<NamedGraph
     let ids = l.b.input("input_ids", DType::Int64, &token_shape);
     let [_, mask] = l.mask_input("attention_mask", &[batch.clone(), total.clone()]);
     let positions = l.b.input("position_ids", DType::Int64, &token_shape);
+    let floats = l.b.activations();
     let caches: Vec<_> = model
         .layers
         .iter()
         .enumerate()
         .map(|(index, layer)| {
             let shape = cache_shape(&layer.attention, past.clone());
-            ["key", "value"].map(|part| l.b.input(&format!("past_key_values.{index}.{part}"), DType::Float32, &shape))
+            ["key", "value"].map(|part| l.b.input(&format!("past_key_values.{index}.{part}"), floats, &shape))
         })
         .collect();
-    let table = l.b.weight(model.tokens.name(), &model.tokens);
-    let mut x = l.b.op("Gather", &[&table, &ids], [("axis", Attribute::Int(0))]);
+    let mut x = l.rows(&model.tokens, &ids);
     let mut present = Vec::new();
     for (layer, past) in model.layers.iter().zip(caches) {
         let output = l.causal_layer(layer, &x, [&mask, &positions], past)?;
@@ -45,11 +45,11 @@ pub(super) fn lower(model: &CausalLm, options: Options) -> Result<Vec<NamedGraph
     }
     let x = l.rms_norm(&model.norm, &x);
     let logits = l.matmul_transposed(&x, &model.output);
-    l.b.output(&logits, "logits", DType::Float32, &[batch, predicted, Dim::from(model.output.shape()[0])]);
+    l.logits(&logits, &[batch, predicted, Dim::from(model.output.shape()[0])]);
     for (index, (layer, present)) in model.layers.iter().zip(&present).enumerate() {
         let shape = cache_shape(&layer.attention, total.clone());
         for (part, value) in ["key", "value"].into_iter().zip(present) {
-            l.b.output(value, &format!("present.{index}.{part}"), DType::Float32, &shape);
+            l.b.output(value, &format!("present.{index}.{part}"), floats, &shape);
         }
     }
     Ok(vec![l.finish("model")])

@@ -23,7 +23,8 @@ fn lower_encoder<A: LowerAttention>(model: &EncoderDecoder<A>, options: Options)
     let mut l = Lowering::new(options, SOURCE);
     let hidden = l.encoder(&model.encoder)?;
     let shape = [Dim::from(BATCH), Dim::from(SOURCE), Dim::from(model.encoder.embedding.width())];
-    l.b.output(&hidden, "last_hidden_state", DType::Float32, &shape);
+    let floats = l.b.activations();
+    l.b.output(&hidden, "last_hidden_state", floats, &shape);
     let hidden = l.b.named("last_hidden_state");
     for (index, layer) in model.decoder.layers.iter().enumerate() {
         let attention = &layer.cross_attention;
@@ -31,7 +32,7 @@ fn lower_encoder<A: LowerAttention>(model: &EncoderDecoder<A>, options: Options)
         let shape = cache_shape(attention, SOURCE.into());
         let keys_and_values = attention.keys_and_values(&mut l, &hidden);
         for (part, value) in ["key", "value"].into_iter().zip(&keys_and_values) {
-            l.b.output(value, &format!("present.{index}.encoder.{part}"), DType::Float32, &shape);
+            l.b.output(value, &format!("present.{index}.encoder.{part}"), floats, &shape);
         }
     }
     Ok(l.finish("encoder_model"))
@@ -73,11 +74,12 @@ fn lower_decoder<A: LowerAttention>(decoder: &Decoder<A>, options: Options) -> R
     }
     let logits = l.matmul_transposed(&x, &decoder.output);
     let vocabulary = Dim::from(decoder.output.shape()[0]);
-    l.b.output(&logits, "logits", DType::Float32, &[batch, sequence, vocabulary]);
+    l.logits(&logits, &[batch, sequence, vocabulary]);
+    let floats = l.b.activations();
     for (index, (layer, present)) in decoder.layers.iter().zip(&present).enumerate() {
         let shape = cache_shape(&layer.self_attention, total.clone());
         for (part, value) in ["key", "value"].into_iter().zip(present) {
-            l.b.output(value, &format!("present.{index}.decoder.{part}"), DType::Float32, &shape);
+            l.b.output(value, &format!("present.{index}.decoder.{part}"), floats, &shape);
         }
     }
     Ok(l.finish("decoder_model"))
@@ -101,9 +103,8 @@ struct Masks<'a> {
 
 impl Lowering {
     fn cache_inputs(&mut self, attention: &impl LowerAttention, index: usize, side: &str, length: &Dim) -> [Value; 2] {
-        let shape = cache_shape(attention, length.clone());
-        ["key", "value"]
-            .map(|part| self.b.input(&format!("past_key_values.{index}.{side}.{part}"), DType::Float32, &shape))
+        let (shape, floats) = (cache_shape(attention, length.clone()), self.b.activations());
+        ["key", "value"].map(|part| self.b.input(&format!("past_key_values.{index}.{side}.{part}"), floats, &shape))
     }
 
     /// Keys and values of `memory` `[B, S, source width]`, `[B, G, S, D]` each.

@@ -1,10 +1,7 @@
 //! A single layer: `query` (and `memory`) → `output`, in one file.
 
 use super::{BATCH, LowerError, Lowering, NamedGraph, Options, SEQUENCE, SOURCE};
-use crate::{
-    graph::{DType, Dim},
-    model::MoaLayer,
-};
+use crate::{graph::Dim, model::MoaLayer};
 
 pub(super) fn lower(layer: &MoaLayer, options: Options) -> Result<Vec<NamedGraph>, LowerError> {
     let mut l = Lowering::new(options, SEQUENCE);
@@ -12,10 +9,11 @@ pub(super) fn lower(layer: &MoaLayer, options: Options) -> Result<Vec<NamedGraph
     let [batch, sequence, source] = [BATCH, SEQUENCE, SOURCE].map(Dim::from);
     let width = Dim::from(attention.width);
     let shape = [batch.clone(), sequence.clone(), width];
-    let query = l.b.input("query", DType::Float32, &shape);
+    let floats = l.b.activations();
+    let query = l.b.input("query", floats, &shape);
     let output = if layer.cross_attention {
         let memory_shape = [batch.clone(), source.clone(), Dim::from(attention.source_width)];
-        let memory = l.b.input("memory", DType::Float32, &memory_shape);
+        let memory = l.b.input("memory", floats, &memory_shape);
         let [_, key_mask] = l.mask_input("attention_mask", &[batch.clone(), source]);
         let [_, query_mask] = l.mask_input("query_attention_mask", &[batch, sequence]);
         let [key, value] = l.cross_keys_and_values(attention, &memory);
@@ -24,6 +22,6 @@ pub(super) fn lower(layer: &MoaLayer, options: Options) -> Result<Vec<NamedGraph
         let [_, mask] = l.mask_input("attention_mask", &[batch, sequence]);
         l.self_attention(attention, &query, &mask, None, None)?.output
     };
-    l.b.output(&output, "output", DType::Float32, &shape);
+    l.b.output(&output, "output", floats, &shape);
     Ok(vec![l.finish("model")])
 }

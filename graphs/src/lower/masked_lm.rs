@@ -1,11 +1,7 @@
 //! Masked language model: `input_ids`, `attention_mask` → `logits`, in one file.
 
 use super::{BATCH, LowerAttention, LowerError, Lowering, NamedGraph, Options, SEQUENCE};
-use crate::{
-    bodies::activation,
-    graph::{DType, Dim},
-    model::MaskedLm,
-};
+use crate::{bodies::activation, graph::Dim, model::MaskedLm};
 
 pub(super) fn lower<A: LowerAttention>(model: &MaskedLm<A>, options: Options) -> Result<Vec<NamedGraph>, LowerError> {
     let mut l = Lowering::new(options, SEQUENCE);
@@ -16,9 +12,9 @@ pub(super) fn lower<A: LowerAttention>(model: &MaskedLm<A>, options: Options) ->
     let x = activation(&mut l.b, &x, head.activation);
     let x = l.norm(&head.norm, &x);
     let logits = l.matmul_transposed(&x, &head.weight);
-    let bias = l.b.weight(head.bias.name(), &head.bias);
+    let bias = l.b.bias(head.bias.name(), &head.bias);
     let logits = l.b.op("Add", &[&logits, &bias], []);
     let shape = [Dim::from(BATCH), Dim::from(SEQUENCE), Dim::from(head.weight.shape()[0])];
-    l.b.output(&logits, "logits", DType::Float32, &shape);
+    l.logits(&logits, &shape);
     Ok(vec![l.finish("model")])
 }

@@ -2,6 +2,10 @@
 //!
 //! `operator` writes our operators in the form asked for, `block` what the families share; one file a family
 //! does the rest and fixes the names of graph inputs and outputs.
+//!
+//! In every [`Precision`], routers, norms and rotary angles are computed in f32; a graph casts to f32 before them and
+//! back after them where activations are f16. A trained matrix is cast where a standard node reads it, an embedding
+//! after its rows are gathered; our operators take it as it is stored.
 
 mod block;
 mod causal_lm;
@@ -16,6 +20,7 @@ use std::collections::BTreeMap;
 use crate::{
     graph::{Builder, DType, Dim, Graph, Value},
     model::{AttentionLayer, Model},
+    precision::Precision,
 };
 use operator::SelfAttentionOutput;
 
@@ -57,6 +62,8 @@ impl Form {
 pub struct Options {
     /// How our operators are written.
     pub form: Form,
+    /// In which floats weights are stored and activations computed.
+    pub precision: Precision,
     /// Whether `router.{module}.indices` and `router.{module}.weights` are graph outputs.
     pub router_outputs: bool,
     /// Whether a causal language model computes `logits` of the last position only, `[B, 1, V]`.
@@ -173,7 +180,7 @@ fn cache_shape(attention: &impl AttentionLayer, length: Dim) -> [Dim; 4] {
 
 impl Lowering {
     fn new(options: Options, tokens: &'static str) -> Self {
-        Self { b: Builder::graph(), options, tokens, routers: Vec::new(), biases: BTreeMap::new() }
+        Self { b: Builder::graph(options.precision), options, tokens, routers: Vec::new(), biases: BTreeMap::new() }
     }
 
     /// A mask, 1 for a real token and 0 for padding, as int64 and as the operators take it.
@@ -181,6 +188,12 @@ impl Lowering {
         let mask = self.b.input(name, DType::Int64, shape);
         let narrow = self.b.cast(&mask, DType::Int32);
         [mask, narrow]
+    }
+
+    /// Logits as the output `logits [.., V]`, f32 in every precision, as samplers take them.
+    fn logits(&mut self, logits: &Value, shape: &[Dim]) {
+        let logits = self.b.to_float32(logits);
+        self.b.output(&logits, "logits", DType::Float32, shape);
     }
 
     fn finish(mut self, stem: &'static str) -> NamedGraph {

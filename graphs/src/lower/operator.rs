@@ -9,7 +9,7 @@ use moa_schema::{
 
 use super::{Form, LowerAttention, LowerError, Lowering};
 use crate::{
-    Weight,
+    Precision, Weight,
     bodies::{self, CrossValues, FeedForwardSizes, FeedForwardValues, Heads, Routed, SelfValues},
     graph::{Attribute, Builder, Function, OpId, RotaryTable, Value, WeightExpr},
     model::{Attention, ExpertFeedForward, ExpertLayout, KeyValueWeights, Rotary},
@@ -233,7 +233,7 @@ impl Lowering {
             attributes.insert("plugin_namespace".into(), Attribute::Text(DOMAIN.into()));
             attributes.insert("plugin_version".into(), Attribute::Text(OPSET_VERSION.to_string()));
         } else {
-            let function = function(operator, op.clone(), [inputs.len(), outputs.len()], body);
+            let function = function(operator, op.clone(), [inputs.len(), outputs.len()], self.options.precision, body);
             if !self.b.function(function) {
                 return Err(LowerError::SecondBody { operator: operator.name, module: module.into() });
             }
@@ -246,9 +246,15 @@ impl Lowering {
     }
 }
 
-fn function(operator: &Operator, op: OpId, [inputs, outputs]: [usize; 2], body: impl FnOnce(&mut Builder)) -> Function {
+fn function(
+    operator: &Operator,
+    op: OpId,
+    [inputs, outputs]: [usize; 2],
+    precision: Precision,
+    body: impl FnOnce(&mut Builder),
+) -> Function {
     let formal: Vec<_> = operator.inputs[..inputs].iter().map(|input| input.name).collect();
-    let mut builder = Builder::body(&formal);
+    let mut builder = Builder::body(&formal, precision);
     body(&mut builder);
     Function {
         op,
@@ -277,25 +283,28 @@ fn scale(attention: &Attention) -> f32 {
 fn router_weight(b: &mut Builder, router: &Weight, layout: ExpertLayout) -> Value {
     match layout {
         ExpertLayout::InOut => b.weight(router.name(), router),
-        ExpertLayout::OutIn => transposed(b, router, &[1, 0]),
+        ExpertLayout::OutIn => {
+            let stored = b.weight(router.name(), router);
+            b.transpose(&stored, &[1, 0])
+        }
     }
 }
 
 /// Matrices of experts as the operators take them, inputs before outputs.
 fn expert_weight(b: &mut Builder, weight: &Weight, layout: ExpertLayout) -> Value {
     match layout {
-        ExpertLayout::InOut => b.weight(weight.name(), weight),
+        ExpertLayout::InOut => b.matrix(weight.name(), weight),
         ExpertLayout::OutIn => transposed(b, weight, &[0, 2, 1]),
     }
 }
 
 fn transposed(b: &mut Builder, weight: &Weight, permutation: &[usize]) -> Value {
-    let stored = b.weight(weight.name(), weight);
+    let stored = b.matrix(weight.name(), weight);
     b.transpose(&stored, permutation)
 }
 
 fn bias(b: &mut Builder, bias: Option<&Weight>) -> Option<Value> {
-    bias.map(|bias| b.weight(bias.name(), bias))
+    bias.map(|bias| b.bias(bias.name(), bias))
 }
 
 /// Key and value projections side by side, `[C, 2·G·D]`.
@@ -308,7 +317,7 @@ fn kv_weight(b: &mut Builder, attention: &Attention) -> Value {
     let columns = WeightExpr::Columns(vec![transposed(key), transposed(value)]);
     let prefix = &attention.prefix;
     let name = if prefix.is_empty() { "kv_proj.weight".to_owned() } else { format!("{prefix}.kv_proj.weight") };
-    b.weight(&name, columns)
+    b.matrix(&name, columns)
 }
 
 /// Cosines, sines and positions.

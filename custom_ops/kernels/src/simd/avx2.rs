@@ -5,7 +5,7 @@ use std::arch::x86_64::{
 };
 
 use super::product::{Mode, Raw};
-use super::{LANES, PANEL};
+use super::{Element, LANES, PANEL};
 
 /// Elements of one vector.
 const WIDTH: usize = 8;
@@ -17,18 +17,18 @@ const PIECE: usize = 4;
 ///
 /// # Safety
 ///
-/// As `Kernel`s are called: `raw` describes a block that is in bounds; the processor must have AVX2 and FMA.
-#[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn block(raw: &Raw) {
+/// As `Kernel`s are called: `raw` describes a block that is in bounds; the processor must have AVX2, FMA and F16C.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn block<W: Element>(raw: &Raw<W>) {
     for column in (0..raw.columns).step_by(LANES) {
         for first in (0..raw.rows).step_by(PIECE) {
             // SAFETY: by the caller's promise.
             unsafe {
                 match raw.rows - first {
-                    1 => piece::<1>(raw, first, column),
-                    2 => piece::<2>(raw, first, column),
-                    3 => piece::<3>(raw, first, column),
-                    _ => piece::<PIECE>(raw, first, column),
+                    1 => piece::<W, 1>(raw, first, column),
+                    2 => piece::<W, 2>(raw, first, column),
+                    3 => piece::<W, 3>(raw, first, column),
+                    _ => piece::<W, PIECE>(raw, first, column),
                 }
             }
         }
@@ -40,8 +40,8 @@ pub(super) unsafe fn block(raw: &Raw) {
 /// # Safety
 ///
 /// As [`block`].
-#[target_feature(enable = "avx2,fma")]
-unsafe fn piece<const M: usize>(raw: &Raw, first: usize, column: usize) {
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn piece<W: Element, const M: usize>(raw: &Raw<W>, first: usize, column: usize) {
     let count = (raw.columns - column).min(LANES);
     let mut sums = [[_mm256_setzero_ps(); 2]; M];
     // SAFETY: every pointer is in bounds by the caller's promise; whole vectors of the right factor are readable.
@@ -57,7 +57,7 @@ unsafe fn piece<const M: usize>(raw: &Raw, first: usize, column: usize) {
         left.copy_from_slice(&raw.left[first..first + M]);
         let mut right = raw.right.add(column / PANEL * raw.panel_stride + column % PANEL);
         for inner in 0..raw.inner {
-            let lanes = [_mm256_loadu_ps(right), _mm256_loadu_ps(right.add(WIDTH))];
+            let lanes = [W::load8(right), W::load8(right.add(WIDTH))];
             for (sums, left) in sums.iter_mut().zip(left) {
                 let value = _mm256_set1_ps(*left.add(inner));
                 for (sum, lanes) in sums.iter_mut().zip(lanes) {
@@ -85,7 +85,7 @@ unsafe fn piece<const M: usize>(raw: &Raw, first: usize, column: usize) {
 /// # Safety
 ///
 /// `count` elements, at most [`LANES`], must be readable at `from`; the processor must have AVX2.
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn load(from: *const f32, count: usize) -> [__m256; 2] {
     let mut lanes = [0.0; LANES];
     // SAFETY: by the caller's promise.

@@ -1,34 +1,34 @@
 //! Microkernels of 16 lanes.
 
 use std::arch::x86_64::{
-    __m512, __mmask16, _MM_HINT_T1, _mm_prefetch, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_storeu_ps,
-    _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_setzero_ps,
+    __m512, __mmask16, _MM_HINT_T1, _mm_prefetch, _mm512_fmadd_ps, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps,
+    _mm512_mul_ps, _mm512_set1_ps, _mm512_setzero_ps,
 };
 
-use super::product::{Kernel, Mode, Raw, STEPS};
-use super::{LANES, PANEL, ROWS};
+use super::product::{Kernel, LINE, Mode, Raw, STEPS};
+use super::{Element, LANES, PANEL, ROWS};
 
 /// The microkernel for `rows` rows and `vectors` vectors of columns.
-pub(super) fn kernel(rows: usize, vectors: usize) -> Kernel {
-    const BLOCKS: [[Kernel; 2]; ROWS] = [
-        [row::<1>, row::<2>],
-        [block::<2, 1>, block::<2, 2>],
-        [block::<3, 1>, block::<3, 2>],
-        [block::<4, 1>, block::<4, 2>],
-        [block::<5, 1>, block::<5, 2>],
-        [block::<6, 1>, block::<6, 2>],
-        [block::<7, 1>, block::<7, 2>],
-        [block::<8, 1>, block::<8, 2>],
-        [block::<9, 1>, block::<9, 2>],
-        [block::<10, 1>, block::<10, 2>],
-        [block::<11, 1>, block::<11, 2>],
-        [block::<12, 1>, block::<12, 2>],
+pub(super) fn kernel<W: Element>(rows: usize, vectors: usize) -> Kernel<W> {
+    let blocks: [[Kernel<W>; 2]; ROWS] = [
+        [row::<W, 1>, row::<W, 2>],
+        [block::<W, 2, 1>, block::<W, 2, 2>],
+        [block::<W, 3, 1>, block::<W, 3, 2>],
+        [block::<W, 4, 1>, block::<W, 4, 2>],
+        [block::<W, 5, 1>, block::<W, 5, 2>],
+        [block::<W, 6, 1>, block::<W, 6, 2>],
+        [block::<W, 7, 1>, block::<W, 7, 2>],
+        [block::<W, 8, 1>, block::<W, 8, 2>],
+        [block::<W, 9, 1>, block::<W, 9, 2>],
+        [block::<W, 10, 1>, block::<W, 10, 2>],
+        [block::<W, 11, 1>, block::<W, 11, 2>],
+        [block::<W, 12, 1>, block::<W, 12, 2>],
     ];
     match (rows, vectors) {
-        (1, 3 | 4) => row::<4>,
-        (1, 5 | 6) => row::<6>,
-        (1, 7..) => row::<8>,
-        _ => BLOCKS[rows - 1][vectors - 1],
+        (1, 3 | 4) => row::<W, 4>,
+        (1, 5 | 6) => row::<W, 6>,
+        (1, 7..) => row::<W, 8>,
+        _ => blocks[rows - 1][vectors - 1],
     }
 }
 
@@ -44,7 +44,7 @@ fn mask(columns: usize, vector: usize) -> __mmask16 {
 ///
 /// The lanes of `mask` at `out` must be readable; the processor must have AVX-512 F.
 #[target_feature(enable = "avx512f")]
-unsafe fn first_term(raw: &Raw, row: usize, out: *const f32, mask: __mmask16) -> __m512 {
+unsafe fn first_term<W>(raw: &Raw<W>, row: usize, out: *const f32, mask: __mmask16) -> __m512 {
     if raw.mode != Mode::Resume {
         return _mm512_setzero_ps();
     }
@@ -58,7 +58,7 @@ unsafe fn first_term(raw: &Raw, row: usize, out: *const f32, mask: __mmask16) ->
 ///
 /// The lanes of `mask` at `out` must be ours to read and write; the processor must have AVX-512 F.
 #[target_feature(enable = "avx512f")]
-unsafe fn store(raw: &Raw, row: usize, out: *mut f32, mask: __mmask16, sum: __m512) {
+unsafe fn store<W>(raw: &Raw<W>, row: usize, out: *mut f32, mask: __mmask16, sum: __m512) {
     // SAFETY: by the caller's promise.
     unsafe {
         let sum = match raw.mode {
@@ -76,17 +76,17 @@ unsafe fn store(raw: &Raw, row: usize, out: *mut f32, mask: __mmask16, sum: __m5
 /// Element `inner` of every left row and `V` vectors at `right` must be readable; the processor must have AVX-512 F.
 #[target_feature(enable = "avx512f")]
 #[inline]
-unsafe fn multiply_add<const M: usize, const V: usize>(
+unsafe fn multiply_add<W: Element, const M: usize, const V: usize>(
     sums: &mut [[__m512; V]; M],
     left: &[*const f32; M],
     inner: usize,
-    right: *const f32,
+    right: *const W,
 ) {
     let mut panel = [_mm512_setzero_ps(); V];
     // SAFETY: by the caller's promise.
     unsafe {
         for (vector, lanes) in panel.iter_mut().enumerate() {
-            *lanes = _mm512_loadu_ps(right.add(vector * LANES));
+            *lanes = W::load16(right.add(vector * LANES));
         }
         for (sums, left) in sums.iter_mut().zip(left) {
             let value = _mm512_set1_ps(*left.add(inner));
@@ -103,7 +103,7 @@ unsafe fn multiply_add<const M: usize, const V: usize>(
 ///
 /// As `Kernel`s are called: `raw` describes a block that is in bounds; the processor must have AVX-512 F.
 #[target_feature(enable = "avx512f")]
-unsafe fn block<const M: usize, const V: usize>(raw: &Raw) {
+unsafe fn block<W: Element, const M: usize, const V: usize>(raw: &Raw<W>) {
     let mut sums = [[_mm512_setzero_ps(); V]; M];
     // SAFETY: every pointer is in bounds by the caller's promise.
     unsafe {
@@ -119,7 +119,7 @@ unsafe fn block<const M: usize, const V: usize>(raw: &Raw) {
         while inner + STEPS <= raw.inner {
             for _ in 0..raw.ahead_lines {
                 _mm_prefetch::<_MM_HINT_T1>(ahead);
-                ahead = ahead.wrapping_add(64);
+                ahead = ahead.wrapping_add(LINE);
             }
             for step in 0..STEPS {
                 multiply_add(&mut sums, &left, inner + step, right);
@@ -146,7 +146,7 @@ unsafe fn block<const M: usize, const V: usize>(raw: &Raw) {
 ///
 /// As [`block`].
 #[target_feature(enable = "avx512f")]
-unsafe fn row<const V: usize>(raw: &Raw) {
+unsafe fn row<W: Element, const V: usize>(raw: &Raw<W>) {
     let mut sums = [_mm512_setzero_ps(); V];
     let mut offsets = [0; V];
     let last = raw.columns.div_ceil(LANES) - 1;
@@ -161,7 +161,7 @@ unsafe fn row<const V: usize>(raw: &Raw) {
         for inner in 0..raw.inner {
             let value = _mm512_set1_ps(*left.add(inner));
             for (sum, offset) in sums.iter_mut().zip(offsets) {
-                *sum = _mm512_fmadd_ps(value, _mm512_loadu_ps(right.add(offset)), *sum);
+                *sum = _mm512_fmadd_ps(value, W::load16(right.add(offset)), *sum);
             }
             right = right.wrapping_add(raw.stride);
         }

@@ -13,11 +13,13 @@ mod avx512;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod avx512_softmax;
+mod element;
 mod lanes;
 #[allow(unsafe_code)]
 mod portable;
 mod product;
 
+pub(crate) use element::Element;
 pub(crate) use product::{Left, Product, Right, Write};
 
 /// Rows of the largest block that one microkernel call computes.
@@ -37,9 +39,9 @@ pub(crate) const ROW_PANELS: usize = 4;
 pub enum Instructions {
     /// What every processor of the architecture has.
     Portable,
-    /// AVX2 and FMA.
+    /// AVX2, FMA and F16C.
     Avx2,
-    /// AVX-512 F and DQ, besides AVX2 and FMA.
+    /// AVX-512 F and DQ, besides AVX2, FMA and F16C.
     #[default]
     Avx512,
 }
@@ -53,7 +55,8 @@ impl Isa {
     pub(crate) fn at_most(limit: Instructions) -> Self {
         #[cfg(target_arch = "x86_64")]
         {
-            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            let fused = is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+            let avx2 = is_x86_feature_detected!("avx2") && fused;
             let avx512 = avx2 && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq");
             if avx512 && limit >= Instructions::Avx512 {
                 return Self(Instructions::Avx512);

@@ -1,7 +1,7 @@
 //! Microkernels in plain arithmetic, for the compiler to vectorise.
 
 use super::product::{Mode, Raw};
-use super::{LANES, PANEL};
+use super::{Element, LANES, PANEL};
 
 /// `a · b + c`; fused where the architecture always has the instruction.
 fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
@@ -13,7 +13,7 @@ fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
 /// # Safety
 ///
 /// As `Kernel`s are called: `raw` describes a block that is in bounds.
-pub(super) unsafe fn block(raw: &Raw) {
+pub(super) unsafe fn block<W: Element>(raw: &Raw<W>) {
     for column in (0..raw.columns).step_by(LANES) {
         let count = (raw.columns - column).min(LANES);
         let offset = column / PANEL * raw.panel_stride + column % PANEL;
@@ -29,9 +29,9 @@ pub(super) unsafe fn block(raw: &Raw) {
                 let mut right = raw.right.wrapping_add(offset);
                 for inner in 0..raw.inner {
                     let value = *raw.left[row].add(inner);
-                    let lanes = &*right.cast::<[f32; LANES]>();
+                    let lanes = (*right.cast::<[W; LANES]>()).map(W::widen);
                     for (sum, lane) in sums.iter_mut().zip(lanes) {
-                        *sum = multiply_add(value, *lane, *sum);
+                        *sum = multiply_add(value, lane, *sum);
                     }
                     right = right.wrapping_add(raw.stride);
                 }

@@ -3,7 +3,7 @@
 
 use std::ptr::{null, null_mut};
 
-use super::{Instructions, Isa, LANES, PANEL, ROW_PANELS, ROWS, portable};
+use super::{Element, Instructions, Isa, LANES, PANEL, ROW_PANELS, ROWS, portable};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
 use crate::grid::Tile;
@@ -20,8 +20,8 @@ pub(crate) struct Left<'a> {
 
 /// The right factor: panels of `inner` rows of [`PANEL`] columns; of the last one, only the lanes in use are read.
 #[derive(Clone, Copy)]
-pub(crate) struct Right<'a> {
-    pub(crate) data: &'a [f32],
+pub(crate) struct Right<'a, W = f32> {
+    pub(crate) data: &'a [W],
     /// Elements between two rows of a panel.
     pub(crate) stride: usize,
     /// Elements between two panels; not read where there is one panel.
@@ -40,9 +40,9 @@ pub(crate) enum Write<'a> {
 }
 
 /// A block of a product: `columns` columns for each row of `left`, written to the rows `rows` of `out`.
-pub(crate) struct Product<'a> {
+pub(crate) struct Product<'a, W = f32> {
     pub(crate) left: Left<'a>,
-    pub(crate) right: Right<'a>,
+    pub(crate) right: Right<'a, W>,
     /// Row of the destination for each row of `left`.
     pub(crate) rows: &'a [usize],
     /// First column of the destination.
@@ -51,7 +51,7 @@ pub(crate) struct Product<'a> {
     pub(crate) columns: usize,
     pub(crate) write: Write<'a>,
     /// Memory that is read soon, fetched into the cache on the way.
-    pub(crate) ahead: Option<&'a [f32]>,
+    pub(crate) ahead: Option<&'a [W]>,
 }
 
 /// How a microkernel ends.
@@ -63,11 +63,11 @@ pub(super) enum Mode {
 }
 
 /// A block as a microkernel gets it: every pointer that it reaches is in bounds.
-pub(super) struct Raw {
+pub(super) struct Raw<W> {
     pub(super) rows: usize,
     pub(super) left: [*const f32; ROWS],
     pub(super) inner: usize,
-    pub(super) right: *const f32,
+    pub(super) right: *const W,
     pub(super) stride: usize,
     pub(super) panel_stride: usize,
     pub(super) out: [*mut f32; ROWS],
@@ -75,18 +75,21 @@ pub(super) struct Raw {
     pub(super) mode: Mode,
     pub(super) factors: [f32; ROWS],
     /// Memory that is read soon, null for none; it may lie anywhere.
-    pub(super) ahead: *const f32,
+    pub(super) ahead: *const W,
     /// Cache lines of it to fetch for each [`STEPS`] inner steps.
     pub(super) ahead_lines: usize,
 }
+
+/// Bytes of a cache line.
+pub(super) const LINE: usize = 64;
 
 /// Inner steps between two looks ahead.
 pub(super) const STEPS: usize = 4;
 
 /// A microkernel for a number of rows and of vectors.
-pub(super) type Kernel = unsafe fn(&Raw);
+pub(super) type Kernel<W> = unsafe fn(&Raw<W>);
 
-impl Product<'_> {
+impl<W: Element> Product<'_, W> {
     /// Computes the block.
     ///
     /// # Panics
@@ -113,8 +116,10 @@ impl Product<'_> {
             columns: self.columns,
             mode,
             factors: [0.0; ROWS],
-            ahead: self.ahead.map_or(null(), <[f32]>::as_ptr),
-            ahead_lines: self.ahead.map_or(0, |ahead| ahead.len().div_ceil(LANES * (self.left.inner / STEPS).max(1))),
+            ahead: self.ahead.map_or(null(), <[W]>::as_ptr),
+            ahead_lines: self
+                .ahead
+                .map_or(0, |ahead| size_of_val(ahead).div_ceil(LINE * (self.left.inner / STEPS).max(1))),
         };
         for row in 0..count {
             raw.left[row] = self.left.data[self.left.starts[row]..].as_ptr();
@@ -163,7 +168,7 @@ impl Product<'_> {
 }
 
 /// The microkernel of a level.
-fn kernel(isa: Isa, rows: usize, vectors: usize) -> Kernel {
+fn kernel<W: Element>(isa: Isa, rows: usize, vectors: usize) -> Kernel<W> {
     match isa.0 {
         Instructions::Portable => portable::block,
         #[cfg(target_arch = "x86_64")]

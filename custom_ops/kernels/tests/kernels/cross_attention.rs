@@ -76,8 +76,8 @@ impl Case {
             key_mask: &self.key_mask,
             query_mask: &self.query_mask,
             router_weight: &self.router_weight,
-            query_weight: &self.query_weight,
-            output_weight: &self.output_weight,
+            query_weight: (&self.query_weight).into(),
+            output_weight: (&self.output_weight).into(),
             output_bias: self.output_bias.as_deref(),
         };
         let mut outputs = CrossAttentionOutputs {

@@ -55,8 +55,8 @@ impl Case {
         let inputs = FeedForwardInputs {
             hidden_states: &self.hidden_states,
             router_weight: &self.router_weight,
-            input_weight: &self.input_weight,
-            output_weight: &self.output_weight,
+            input_weight: (&self.input_weight).into(),
+            output_weight: (&self.output_weight).into(),
             output_bias: self.output_bias.as_deref(),
         };
         let mut outputs = FeedForwardOutputs {

@@ -9,4 +9,5 @@ mod prepared;
 mod refusals;
 mod routing_reference;
 mod self_attention;
+mod stored;
 mod support;

@@ -7,7 +7,7 @@ use std::ffi::{CStr, CString, c_char};
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null, null_mut};
 
-use moa_schema::Parameter;
+use moa_schema::{FloatTypes, Parameter};
 use ort_sys::{OrtApi, OrtApiBase, OrtErrorCode, OrtKernelInfo, OrtStatusPtr};
 
 use super::call::read_floats;
@@ -142,8 +142,8 @@ impl KernelInfo<'_> {
             .unwrap_or_default()
     }
 
-    /// An f32 input that never changes; `None` where it may change, is absent or has another type.
-    pub(crate) fn constant(&self, index: usize, parameter: &Parameter) -> Option<Constant<'_>> {
+    /// A trained input that never changes; `None` where it may change, is absent or has another type.
+    pub(crate) fn constant(&self, index: usize, parameter: &Parameter, types: FloatTypes) -> Option<Constant<'_>> {
         let (mut count, mut is_constant, mut value) = (0, 0, null());
         // SAFETY: `raw` is valid.
         self.api.check(unsafe { ort!(self.api, KernelInfo_GetInputCount(self.raw, &mut count)) }).ok()?;
@@ -158,7 +158,7 @@ impl KernelInfo<'_> {
             return None;
         }
         // SAFETY: `value` is null or a constant tensor, which lives longer than the info and is never written.
-        unsafe { read_floats(self.api, value, parameter) }.ok()?
+        unsafe { read_floats(self.api, value, parameter, types) }.ok()?
     }
 
     /// Runs one of the functions that first tell the size of a text, then fill a buffer.

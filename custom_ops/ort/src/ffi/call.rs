@@ -5,7 +5,9 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::{null, null_mut};
 
-use moa_schema::{ElementType, Operator, Parameter};
+use half::{bf16, f16};
+use moa_kernels::{Scalar, WeightData};
+use moa_schema::{ElementType, FloatType, FloatTypes, Operator, Parameter};
 use ort_sys::{ONNXTensorElementDataType, OrtKernelContext, OrtTensorTypeAndShapeInfo, OrtValue};
 
 use super::api::{Api, ort};
@@ -27,7 +29,12 @@ impl<'a> Call<'a> {
     ///
     /// `raw` must be the context of a running call of a kernel of `operator`, valid for `'a`, and this must be the
     /// only `Call` made from it.
-    pub(crate) unsafe fn new(api: Api, raw: *mut OrtKernelContext, operator: &'a Operator) -> Result<Self, Failure> {
+    pub(crate) unsafe fn new(
+        api: Api,
+        raw: *mut OrtKernelContext,
+        operator: &'a Operator,
+        types: FloatTypes,
+    ) -> Result<Self, Failure> {
         let mut count = 0;
         // SAFETY: `raw` is valid by the caller's promise.
         api.check(unsafe { ort!(api, KernelContext_GetInputCount(raw, &mut count)) })?;
@@ -39,23 +46,55 @@ impl<'a> Call<'a> {
                 api.check(unsafe { ort!(api, KernelContext_GetInput(raw, index, &mut value)) })?;
             }
             // SAFETY: `value` is null or an input, which the runtime keeps unchanged during the call.
-            tensors.push(unsafe { read_tensor(api, value, parameter) }?);
+            tensors.push(unsafe { read_tensor(api, value, parameter, types) }?);
         }
         let lifetime = PhantomData;
         Ok(Self {
             inputs: Inputs { operator, tensors },
-            outputs: OutputSlots { api, raw, operator, lifetime },
+            outputs: OutputSlots { api, raw, operator, types, lifetime },
             // SAFETY: `raw` is the context of a running call, valid for the lifetime.
             pool: unsafe { OrtPool::new(api, raw) },
         })
     }
 }
 
+/// The elements of an input.
 #[derive(Debug, Clone, Copy)]
-enum Elements<'a> {
+pub(crate) enum Elements<'a> {
     Float(&'a [f32]),
+    Half(&'a [f16]),
+    Brain(&'a [bf16]),
     Int(&'a [i32]),
     Long(&'a [i64]),
+}
+
+/// The type of a node's activations.
+pub(crate) trait Activation: Scalar {
+    /// The elements of an input where they have this type.
+    fn of(elements: Elements<'_>) -> Option<&[Self]>;
+
+    /// The elements of an output where they have this type.
+    fn of_mut(buffer: Buffer<'_>) -> Option<&mut [Self]>;
+}
+
+impl Activation for f32 {
+    fn of(elements: Elements<'_>) -> Option<&[Self]> {
+        if let Elements::Float(values) = elements { Some(values) } else { None }
+    }
+
+    fn of_mut(buffer: Buffer<'_>) -> Option<&mut [Self]> {
+        if let Buffer::Float(values) = buffer { Some(values) } else { None }
+    }
+}
+
+impl Activation for f16 {
+    fn of(elements: Elements<'_>) -> Option<&[Self]> {
+        if let Elements::Half(values) = elements { Some(values) } else { None }
+    }
+
+    fn of_mut(buffer: Buffer<'_>) -> Option<&mut [Self]> {
+        if let Buffer::Half(values) = buffer { Some(values) } else { None }
+    }
 }
 
 #[derive(Debug)]
@@ -64,12 +103,24 @@ struct Tensor<'a> {
     elements: Elements<'a>,
 }
 
-/// The ONNX code of an element type.
-pub(crate) fn element_code(element: ElementType) -> ONNXTensorElementDataType {
+/// The type of float that a parameter holds, if any.
+const fn float_type(element: ElementType, types: FloatTypes) -> Option<FloatType> {
     match element {
-        ElementType::Float | ElementType::Float32 => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
-        ElementType::Int32 => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,
-        ElementType::Int64 => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64,
+        ElementType::Activation => Some(types.activations),
+        ElementType::Weight => Some(types.weights),
+        ElementType::Float32 => Some(FloatType::F32),
+        ElementType::Int32 | ElementType::Int64 => None,
+    }
+}
+
+/// The ONNX code of an element type.
+pub(crate) fn element_code(element: ElementType, types: FloatTypes) -> ONNXTensorElementDataType {
+    match float_type(element, types) {
+        Some(FloatType::F32) => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
+        Some(FloatType::F16) => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,
+        Some(FloatType::Bf16) => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16,
+        None if element == ElementType::Int32 => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,
+        None => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64,
     }
 }
 
@@ -80,13 +131,14 @@ unsafe fn read_tensor<'a>(
     api: Api,
     value: *const OrtValue,
     parameter: &Parameter,
+    types: FloatTypes,
 ) -> Result<Option<Tensor<'a>>, Failure> {
     if value.is_null() {
         return Ok(None);
     }
     // SAFETY: `value` is a tensor.
     let (code, shape) = unsafe { type_and_shape(api, value) }?;
-    if code != element_code(parameter.element) as i32 {
+    if code != element_code(parameter.element, types) as i32 {
         return Err(Failure::argument(format!(
             "input `{}` must hold {:?} elements, found ONNX element type {code}",
             parameter.name, parameter.element
@@ -98,10 +150,12 @@ unsafe fn read_tensor<'a>(
     let len = shape.iter().product();
     // SAFETY: the data of a tensor of this type holds `len` aligned elements, every one of them initialised.
     let elements = unsafe {
-        match parameter.element {
-            ElementType::Float | ElementType::Float32 => Elements::Float(slice(data, len)),
-            ElementType::Int32 => Elements::Int(slice(data, len)),
-            ElementType::Int64 => Elements::Long(slice(data, len)),
+        match float_type(parameter.element, types) {
+            Some(FloatType::F32) => Elements::Float(slice(data, len)),
+            Some(FloatType::F16) => Elements::Half(slice(data, len)),
+            Some(FloatType::Bf16) => Elements::Brain(slice(data, len)),
+            None if parameter.element == ElementType::Int32 => Elements::Int(slice(data, len)),
+            None => Elements::Long(slice(data, len)),
         }
     };
     Ok(Some(Tensor { shape, elements }))
@@ -116,13 +170,21 @@ pub(super) unsafe fn read_floats<'a>(
     api: Api,
     value: *const OrtValue,
     parameter: &Parameter,
+    types: FloatTypes,
 ) -> Result<Option<Constant<'a>>, Failure> {
     // SAFETY: by the caller's promise.
-    let tensor = unsafe { read_tensor(api, value, parameter) }?;
-    Ok(tensor.and_then(|Tensor { shape, elements }| match elements {
-        Elements::Float(values) => Some(Constant { shape, values }),
-        _ => None,
-    }))
+    let tensor = unsafe { read_tensor(api, value, parameter, types) }?;
+    Ok(tensor.and_then(|Tensor { shape, elements }| Some(Constant { shape, values: weight(elements)? })))
+}
+
+/// Floats as a kernel takes them.
+fn weight(elements: Elements<'_>) -> Option<WeightData<'_>> {
+    match elements {
+        Elements::Float(values) => Some(WeightData::F32(values)),
+        Elements::Half(values) => Some(WeightData::F16(values)),
+        Elements::Brain(values) => Some(WeightData::Bf16(values)),
+        Elements::Int(_) | Elements::Long(_) => None,
+    }
 }
 
 /// # Safety
@@ -188,6 +250,20 @@ impl<'a> Inputs<'a> {
         if let Some(Elements::Float(values)) = self.elements(index) { Ok(values) } else { self.absent(index) }
     }
 
+    pub(crate) fn activations<T: Activation>(&self, index: usize) -> Result<&'a [T], Failure> {
+        match self.elements(index).and_then(T::of) {
+            Some(values) => Ok(values),
+            None => self.absent(index),
+        }
+    }
+
+    pub(crate) fn weights(&self, index: usize) -> Result<WeightData<'a>, Failure> {
+        match self.elements(index).and_then(weight) {
+            Some(values) => Ok(values),
+            None => self.absent(index),
+        }
+    }
+
     pub(crate) fn ints(&self, index: usize) -> Result<&'a [i32], Failure> {
         if let Some(Elements::Int(values)) = self.elements(index) { Ok(values) } else { self.absent(index) }
     }
@@ -196,7 +272,7 @@ impl<'a> Inputs<'a> {
         if let Some(Elements::Long(values)) = self.elements(index) { Ok(values) } else { self.absent(index) }
     }
 
-    /// Reads an input with `read`, one of the three functions above, where it is present.
+    /// Reads an input with `read`, one of the functions above, where it is present.
     pub(crate) fn optional<T>(
         &self,
         index: usize,
@@ -220,6 +296,8 @@ impl<'a> Inputs<'a> {
             tensor.as_ref().is_some_and(|tensor| {
                 let own = match tensor.elements {
                     Elements::Float(values) => addresses(values),
+                    Elements::Half(values) => addresses(values),
+                    Elements::Brain(values) => addresses(values),
                     Elements::Int(values) => addresses(values),
                     Elements::Long(values) => addresses(values),
                 };
@@ -244,11 +322,14 @@ pub(crate) struct OutputSlots<'a> {
     api: Api,
     raw: *mut OrtKernelContext,
     operator: &'a Operator,
+    types: FloatTypes,
     lifetime: PhantomData<&'a OrtKernelContext>,
 }
 
-enum Buffer<'a> {
+/// The elements of an output.
+pub(crate) enum Buffer<'a> {
     Float(&'a mut [f32]),
+    Half(&'a mut [f16]),
     Long(&'a mut [i64]),
 }
 
@@ -270,7 +351,8 @@ impl<'a> OutputSlots<'a> {
                 buffers.push(None);
                 continue;
             }
-            let bytes = len * if parameter.element == ElementType::Int64 { 8 } else { 4 };
+            let kind = float_type(parameter.element, self.types);
+            let bytes = len * kind.map_or(8, |kind| if kind == FloatType::F32 { 4 } else { 2 });
             let range = data.addr()..data.addr() + bytes;
             if let Some(input) = inputs.sharing(&range) {
                 return Err(Failure::argument(format!(
@@ -285,9 +367,10 @@ impl<'a> OutputSlots<'a> {
             // SAFETY: the runtime allocated `len` aligned elements of this type, for which every bit pattern is
             // valid; they meet no input and no other output, and `allocate` cannot run twice.
             buffers.push(Some(unsafe {
-                match parameter.element {
-                    ElementType::Int64 => Buffer::Long(slice_mut(data, len)),
-                    _ => Buffer::Float(slice_mut(data, len)),
+                match kind {
+                    None => Buffer::Long(slice_mut(data, len)),
+                    Some(FloatType::F32) => Buffer::Float(slice_mut(data, len)),
+                    Some(_) => Buffer::Half(slice_mut(data, len)),
                 }
             }));
         }
@@ -315,26 +398,29 @@ impl<'a> OutputSlots<'a> {
 }
 
 impl<'a> Outputs<'a> {
-    pub(crate) fn required_floats(&mut self, index: usize) -> Result<&'a mut [f32], Failure> {
-        match self.floats(index)? {
+    pub(crate) fn required<T: Activation>(&mut self, index: usize) -> Result<&'a mut [T], Failure> {
+        match self.activations(index)? {
             Some(values) => Ok(values),
             None => Err(Failure::argument(format!("output `{}` is absent", self.operator.outputs[index].name))),
         }
     }
 
-    pub(crate) fn floats(&mut self, index: usize) -> Result<Option<&'a mut [f32]>, Failure> {
+    pub(crate) fn activations<T: Activation>(&mut self, index: usize) -> Result<Option<&'a mut [T]>, Failure> {
         match self.take(index) {
             None => Ok(None),
-            Some(Buffer::Float(values)) => Ok(Some(values)),
-            Some(Buffer::Long(_)) => self.other_type(index),
+            Some(buffer) => T::of_mut(buffer).map_or_else(|| self.other_type(index), |values| Ok(Some(values))),
         }
+    }
+
+    pub(crate) fn floats(&mut self, index: usize) -> Result<Option<&'a mut [f32]>, Failure> {
+        self.activations(index)
     }
 
     pub(crate) fn longs(&mut self, index: usize) -> Result<Option<&'a mut [i64]>, Failure> {
         match self.take(index) {
             None => Ok(None),
             Some(Buffer::Long(values)) => Ok(Some(values)),
-            Some(Buffer::Float(_)) => self.other_type(index),
+            Some(_) => self.other_type(index),
         }
     }
 

@@ -4,8 +4,9 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
+use half::f16;
 use moa_kernels::Prepared;
-use moa_schema::{ElementType, OPERATORS, OPSET_VERSION, Operator, Parameter};
+use moa_schema::{FloatType, FloatTypes, OPERATORS, OPSET_VERSION, Operator, Parameter};
 use ort_sys::{
     ONNXTensorElementDataType, OrtApi, OrtApiBase, OrtCustomOp, OrtCustomOpDomain,
     OrtCustomOpInputOutputCharacteristic, OrtKernelContext, OrtKernelInfo, OrtMemType, OrtSessionOptions, OrtStatusPtr,
@@ -18,17 +19,21 @@ use crate::compute;
 use crate::failure::{Failure, catch};
 use crate::prepare::prepare;
 
+/// The answer about a parameter that there is not.
+const UNKNOWN: ONNXTensorElementDataType = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+
 const PROVIDER: &CStr = c"CPUExecutionProvider";
 
 /// Entry that marks session options which have the domain: a runtime refuses a domain that is added twice.
 const REGISTERED: &CStr = c"ai.moa.operator_library";
 
-/// One operator as the runtime sees it; the runtime keeps pointers to it, so it lives in a static.
+/// One operator on one choice of types, as the runtime sees it; the runtime picks the entry by the types of a node and keeps pointers to it, so it lives in a static.
 #[repr(C)]
 struct Entry {
     /// First, so that a pointer to it is a pointer to the entry.
     callbacks: OrtCustomOp,
     operator: Operator,
+    types: FloatTypes,
     name: CString,
 }
 
@@ -36,12 +41,16 @@ struct Entry {
 struct Kernel {
     api: Api,
     operator: &'static Operator,
+    types: FloatTypes,
     node: String,
     attributes: Attributes,
     prepared: Prepared,
 }
 
-static ENTRIES: LazyLock<[Entry; 3]> = LazyLock::new(|| OPERATORS.map(Entry::new));
+static ENTRIES: LazyLock<Vec<Entry>> = LazyLock::new(|| {
+    let types = |operator| FloatTypes::ALL.into_iter().map(move |types| Entry::new(operator, types));
+    OPERATORS.into_iter().flat_map(types).collect()
+});
 
 /// One domain for each runtime in the process; sessions share it, and it is never released.
 static DOMAINS: Mutex<Vec<(Api, Domain)>> = Mutex::new(Vec::new());
@@ -53,7 +62,7 @@ struct Domain(*mut OrtCustomOpDomain);
 unsafe impl Send for Domain {}
 
 impl Entry {
-    fn new(operator: Operator) -> Self {
+    fn new(operator: Operator, types: FloatTypes) -> Self {
         // SAFETY: a version number and optional function pointers: all zeros is a value of each field.
         let absent: OrtCustomOp = unsafe { std::mem::zeroed() };
         let callbacks = OrtCustomOp {
@@ -78,11 +87,16 @@ impl Entry {
             GetEndVersion: Some(end_version),
             ..absent
         };
-        Self { callbacks, operator, name: CString::new(operator.name).unwrap_or_default() }
+        Self { callbacks, operator, types, name: CString::new(operator.name).unwrap_or_default() }
+    }
+
+    /// The ONNX code of a parameter's elements.
+    fn code(&self, of: fn(&Operator) -> &'static [Parameter], index: usize) -> ONNXTensorElementDataType {
+        element_code(of(&self.operator)[index].element, self.types)
     }
 }
 
-/// Adds the domain `ai.moa` with its three operators to session options; returns null on success.
+/// Adds the domain `ai.moa` with its three operators, on every choice of types, to session options; returns null on success.
 ///
 /// The runtime calls it when a session asks for this library. Any number of sessions and threads may do so, and the
 /// same options more than once.
@@ -183,16 +197,12 @@ unsafe extern "system" fn output_count(op: *const OrtCustomOp) -> usize {
 
 unsafe extern "system" fn input_type(op: *const OrtCustomOp, index: usize) -> ONNXTensorElementDataType {
     // SAFETY: the runtime passes what was registered.
-    or_else(element_code(ElementType::Float), || element(unsafe { entry(op) }.operator.inputs, index))
+    or_else(UNKNOWN, || unsafe { entry(op) }.code(|operator| operator.inputs, index))
 }
 
 unsafe extern "system" fn output_type(op: *const OrtCustomOp, index: usize) -> ONNXTensorElementDataType {
     // SAFETY: the runtime passes what was registered.
-    or_else(element_code(ElementType::Float), || element(unsafe { entry(op) }.operator.outputs, index))
-}
-
-fn element(parameters: &[Parameter], index: usize) -> ONNXTensorElementDataType {
-    element_code(parameters[index].element)
+    or_else(UNKNOWN, || unsafe { entry(op) }.code(|operator| operator.outputs, index))
 }
 
 unsafe extern "system" fn input_characteristic(
@@ -247,10 +257,10 @@ unsafe extern "system" fn create(
     let result = catch(|| {
         // SAFETY: the runtime passes what was registered and the info of the kernel being created.
         let (entry, info) = unsafe { (entry(op), KernelInfo::new(api, info)) };
-        let (operator, node) = (&entry.operator, info.node_name());
+        let (operator, types, node) = (&entry.operator, entry.types, info.node_name());
         let attributes = Attributes::read(operator, &info).map_err(|failure| failure.at_node(operator.name, &node))?;
-        let prepared = prepare(&attributes, &|index| info.constant(index, &operator.inputs[index]));
-        Ok(Box::new(Kernel { api, operator, node, attributes, prepared }))
+        let prepared = prepare(&attributes, &|index| info.constant(index, &operator.inputs[index], types));
+        Ok(Box::new(Kernel { api, operator, types, node, attributes, prepared }))
     });
     api.status(result.map(|made| {
         // SAFETY: the runtime passes a place for the kernel; `destroy` takes it back.
@@ -264,8 +274,11 @@ unsafe extern "system" fn run(kernel: *mut c_void, context: *mut OrtKernelContex
     let kernel = unsafe { &*kernel.cast::<Kernel>() };
     let result = catch(|| {
         // SAFETY: the runtime passes the context of this call, and only this line makes a `Call` from it.
-        let call = unsafe { Call::new(kernel.api, context, kernel.operator) }?;
-        compute::run(&kernel.attributes, &kernel.prepared, call)
+        let call = unsafe { Call::new(kernel.api, context, kernel.operator, kernel.types) }?;
+        match kernel.types.activations {
+            FloatType::F16 => compute::run::<f16>(&kernel.attributes, &kernel.prepared, call),
+            _ => compute::run::<f32>(&kernel.attributes, &kernel.prepared, call),
+        }
     });
     kernel.api.status(result.map_err(|failure| failure.at_node(kernel.operator.name, &kernel.node)))
 }
@@ -371,11 +384,15 @@ mod tests {
         assert!(unsafe { RegisterCustomOps(null_mut(), &raw const base) }.0.is_null());
     }
 
+    fn feed_forward() -> &'static Entry {
+        ENTRIES.iter().find(|entry| entry.operator == moa_schema::FEED_FORWARD).unwrap()
+    }
+
     #[test]
     fn a_node_without_attributes_gets_a_status() {
         let api = fake(ort_sys::stub::api());
         let mut kernel = null_mut();
-        let op = (&raw const ENTRIES[2]).cast();
+        let op = std::ptr::from_ref(feed_forward()).cast();
         // SAFETY: a registered operator; the fake runtime does not look at the info.
         let status = unsafe { create(op, api.table().as_ptr(), null(), &mut kernel) };
         let text = "MoEFeedForward node ``: attribute `top_k` of type INT is missing";
@@ -393,8 +410,8 @@ mod tests {
             gated: true,
         };
         let attributes = Attributes::FeedForward(attributes);
-        let (operator, prepared) = (&ENTRIES[2].operator, Prepared::default());
-        let mut kernel = Kernel { api, operator, node: String::from("n"), attributes, prepared };
+        let (Entry { operator, types, .. }, prepared) = (feed_forward(), Prepared::default());
+        let mut kernel = Kernel { api, operator, types: *types, node: String::from("n"), attributes, prepared };
         // SAFETY: a kernel as `create` makes it; the fake runtime refuses to look at the context.
         let status = unsafe { run((&raw mut kernel).cast(), null_mut()) };
         assert_eq!(api.check(status), Err(Failure::runtime("MoEFeedForward node `n`: Unimplemented")));

@@ -9,5 +9,5 @@ mod call;
 mod library;
 mod pool;
 
-pub(crate) use call::{Call, Inputs};
+pub(crate) use call::{Activation, Call, Inputs};
 pub use library::RegisterCustomOps;

@@ -1,0 +1,300 @@
+//! Weights stored in two bytes, and activations in f16.
+
+use half::{bf16, f16};
+use moa_kernels::{
+    CrossAttentionInputs, CrossAttentionOutputs, FeedForwardInputs, FeedForwardOutputs, Instructions, Prepared, Scalar,
+    SelfAttentionInputs, SelfAttentionOutputs, Sequential, Weight, WeightData,
+};
+use moa_schema::{
+    Activation, CrossAttentionAttributes, CrossAttentionDims, FeedForwardAttributes, FeedForwardDims, GateMode,
+    SelfAttentionDims,
+};
+
+use crate::self_attention::{Case, Computed, random_dims};
+use crate::support::{Random, Threads, bits};
+
+/// A weight in two bytes, and the same values in four.
+enum Halves {
+    Bf16(Vec<bf16>),
+    F16(Vec<f16>),
+}
+
+impl Halves {
+    /// Rounds `values` in place and keeps what is left of them.
+    fn round(values: &mut [f32], brain: bool) -> Self {
+        if brain {
+            let halves: Vec<_> = values.iter().copied().map(bf16::from_f32).collect();
+            values.iter_mut().zip(&halves).for_each(|(value, half)| *value = half.to_f32());
+            return Self::Bf16(halves);
+        }
+        let halves: Vec<_> = values.iter().copied().map(f16::from_f32).collect();
+        values.iter_mut().zip(&halves).for_each(|(value, half)| *value = half.to_f32());
+        Self::F16(halves)
+    }
+
+    fn data(&self) -> WeightData<'_> {
+        match self {
+            Self::Bf16(values) => WeightData::Bf16(values),
+            Self::F16(values) => WeightData::F16(values),
+        }
+    }
+}
+
+const LEVELS: [Instructions; 3] = [Instructions::Portable, Instructions::Avx2, Instructions::Avx512];
+
+fn self_case(seed: u64) -> Case {
+    let mut random = Random(seed);
+    let dims = match seed % 3 {
+        0 => SelfAttentionDims { tokens: 1, head: 32, past: 40, ..random_dims(&mut random) },
+        1 => SelfAttentionDims { tokens: 70, head: 40, width: 50, ..random_dims(&mut random) },
+        _ => random_dims(&mut random),
+    };
+    Case::random(&mut random, dims)
+}
+
+fn compute<T: Scalar>(case: &Case, inputs: &SelfAttentionInputs<'_, T>, prepared: &Prepared) -> Computed {
+    let SelfAttentionDims { batch, tokens, past, width, top_k, kv_heads, head, .. } = case.dims;
+    let cache = batch * kv_heads * (past + tokens) * head;
+    let (mut output, mut key, mut value) =
+        (vec![T::default(); batch * tokens * width], vec![T::default(); cache], vec![T::default(); cache]);
+    let mut topk_indices = vec![-1; batch * tokens * top_k];
+    let mut topk_weights = vec![f32::NAN; batch * tokens * top_k];
+    let mut outputs = SelfAttentionOutputs {
+        output: &mut output,
+        present_key: Some(&mut key),
+        present_value: Some(&mut value),
+        topk_indices: Some(&mut topk_indices),
+        topk_weights: Some(&mut topk_weights),
+    };
+    prepared.self_attention(&case.dims, &case.attributes, inputs, &mut outputs, &Threads(2)).unwrap();
+    let wide = |values: &[T]| {
+        let mut wide = vec![0.0; values.len()];
+        T::widen(values, &mut wide);
+        wide
+    };
+    let [output, present_key, present_value] = [&output, &key, &value].map(|values| wide(values));
+    Computed { output, present_key, present_value, topk_indices, topk_weights }
+}
+
+fn assert_same(found: &Computed, expected: &Computed) {
+    for (found, expected) in [
+        (&found.output, &expected.output),
+        (&found.present_key, &expected.present_key),
+        (&found.present_value, &expected.present_value),
+        (&found.topk_weights, &expected.topk_weights),
+    ] {
+        assert_eq!(bits(found), bits(expected));
+    }
+    assert_eq!(found.topk_indices, expected.topk_indices);
+}
+
+/// Two bytes a weight give the bits that four give for the same values, packed before or not, on every level.
+#[test]
+fn self_attention_has_the_bits_of_widened_weights() {
+    for seed in 0..24 {
+        let mut case = self_case(seed);
+        let brain = seed % 2 == 0;
+        let query = Halves::round(&mut case.query_weight, brain);
+        let kv = Halves::round(&mut case.kv_weight, brain);
+        let output = Halves::round(&mut case.output_weight, brain);
+        let wide = case.inputs();
+        let narrow = SelfAttentionInputs {
+            query_weight: query.data(),
+            kv_weight: kv.data(),
+            output_weight: output.data(),
+            ..wide
+        };
+        for limit in LEVELS {
+            let expected = compute(&case, &wide, &Prepared::new(limit));
+            assert_same(&compute(&case, &narrow, &Prepared::new(limit)), &expected);
+            let SelfAttentionDims { width, experts, kv_heads, head, .. } = case.dims;
+            let columns = kv_heads * head;
+            let mut prepared = Prepared::new(limit);
+            prepared.pack(Weight::Query, [experts, width, columns], kv_heads, query.data()).unwrap();
+            prepared.pack(Weight::KeyValue, [1, width, 2 * columns], 2 * kv_heads, kv.data()).unwrap();
+            prepared.pack(Weight::Output, [experts, columns, width], 1, output.data()).unwrap();
+            assert_same(&compute(&case, &narrow, &prepared), &expected);
+        }
+    }
+}
+
+fn feed_forward<T: Scalar>(
+    dims: &FeedForwardDims,
+    gated: bool,
+    inputs: &FeedForwardInputs<'_, T>,
+    limit: Instructions,
+) -> Vec<T> {
+    let attributes = FeedForwardAttributes {
+        top_k: dims.top_k,
+        gate_mode: GateMode::TopkSoftmax,
+        activation: Activation::Silu,
+        gated,
+    };
+    let mut output = vec![T::default(); dims.batch * dims.tokens * dims.width];
+    let mut outputs = FeedForwardOutputs { output: &mut output, topk_indices: None, topk_weights: None };
+    Prepared::new(limit).feed_forward(dims, &attributes, inputs, &mut outputs, &Sequential).unwrap();
+    output
+}
+
+#[test]
+fn feed_forward_has_the_bits_of_widened_weights() {
+    for (seed, tokens) in [(1, 1), (2, 7), (3, 90), (4, 1)] {
+        let mut random = Random(seed);
+        let gated = seed % 2 == 0;
+        let dims = FeedForwardDims { batch: 1, tokens, width: 37, experts: 5, top_k: 2, hidden: 53 };
+        let columns = if gated { 106 } else { 53 };
+        let hidden_states = random.values(tokens * 37, 1.0);
+        let router = random.values(37 * 5, 1.0);
+        let (mut input, mut output) = (random.values(5 * 37 * columns, 0.3), random.values(5 * 53 * 37, 0.3));
+        for brain in [true, false] {
+            let (narrow_input, narrow_output) = (Halves::round(&mut input, brain), Halves::round(&mut output, brain));
+            let wide = FeedForwardInputs {
+                hidden_states: &hidden_states,
+                router_weight: &router,
+                input_weight: (&input).into(),
+                output_weight: (&output).into(),
+                output_bias: None,
+            };
+            let narrow =
+                FeedForwardInputs { input_weight: narrow_input.data(), output_weight: narrow_output.data(), ..wide };
+            for limit in LEVELS {
+                let found = feed_forward(&dims, gated, &narrow, limit);
+                assert_eq!(bits(&found), bits(&feed_forward(&dims, gated, &wide, limit)));
+            }
+        }
+    }
+}
+
+fn halves(values: &[f32]) -> Vec<f16> {
+    values.iter().copied().map(f16::from_f32).collect()
+}
+
+fn rounded(values: &mut [f32]) -> Vec<f16> {
+    let halves = halves(values);
+    f16::widen(&halves, values);
+    halves
+}
+
+/// With f16 activations the inputs are widened exactly, the new keys and values are what the cache keeps, and the
+/// output is rounded once.
+#[test]
+fn half_activations_are_rounded_once() {
+    for seed in 0..24 {
+        let mut case = self_case(seed);
+        let hidden = rounded(&mut case.hidden_states);
+        let (past_key, past_value) = (rounded(&mut case.past_key), rounded(&mut case.past_value));
+        let bias = case.output_bias.as_mut().map(|bias| rounded(bias));
+        let wide = case.inputs();
+        let SelfAttentionInputs { attention_mask, router_weight, query_weight, kv_weight, output_weight, .. } = wide;
+        let SelfAttentionInputs { cos_cache, sin_cache, position_ids, .. } = wide;
+        let has_past = case.dims.past > 0;
+        let narrow = SelfAttentionInputs {
+            hidden_states: &hidden,
+            attention_mask,
+            router_weight,
+            query_weight,
+            kv_weight,
+            output_weight,
+            output_bias: bias.as_deref(),
+            past_key: has_past.then_some(past_key.as_slice()),
+            past_value: has_past.then_some(past_value.as_slice()),
+            cos_cache,
+            sin_cache,
+            position_ids,
+        };
+        let found = compute(&case, &narrow, &Prepared::default());
+        let expected = compute(&case, &wide, &Prepared::default());
+        assert_eq!(found.topk_indices, expected.topk_indices);
+        assert_eq!(bits(&found.topk_weights), bits(&expected.topk_weights));
+        let [mut key, mut value] = [expected.present_key, expected.present_value];
+        rounded(&mut key);
+        rounded(&mut value);
+        assert_eq!(bits(&found.present_key), bits(&key), "seed {seed}");
+        assert_eq!(bits(&found.present_value), bits(&value), "seed {seed}");
+        for (found, expected) in found.output.iter().zip(&expected.output) {
+            // One unit of f16 for the result; keys and values moved by half a unit each.
+            assert!((found - expected).abs() <= 0.01 * (1.0 + expected.abs()), "seed {seed}: {found} {expected}");
+        }
+    }
+}
+
+/// Where no cache is kept, an f16 result is the f32 result rounded.
+#[test]
+fn half_results_of_cross_attention_are_those_of_f32_rounded() {
+    let (mut random, dims) = (
+        Random(9),
+        CrossAttentionDims { batch: 2, tokens: 3, keys: 11, width: 24, experts: 6, top_k: 3, kv_heads: 2, head: 16 },
+    );
+    let attributes = CrossAttentionAttributes {
+        top_k: 3,
+        kv_num_heads: 2,
+        scale: 0.25,
+        gate_mode: GateMode::SoftmaxTopk,
+        skip_padded_queries: true,
+    };
+    let (mut hidden, mut key, mut value) =
+        (random.values(2 * 3 * 24, 1.0), random.values(2 * 2 * 11 * 16, 1.0), random.values(2 * 2 * 11 * 16, 1.0));
+    let (router, query, output) =
+        (random.values(24 * 6, 1.0), random.values(6 * 24 * 32, 0.3), random.values(6 * 32 * 24, 0.3));
+    let (narrow_hidden, narrow_key, narrow_value) = (rounded(&mut hidden), rounded(&mut key), rounded(&mut value));
+    let mut bias = random.values(24, 1.0);
+    let narrow_bias = rounded(&mut bias);
+    let (key_mask, query_mask) = (vec![1; 22], vec![1, 1, 0, 1, 1, 1]);
+    let wide = CrossAttentionInputs {
+        hidden_states: hidden.as_slice(),
+        key: &key,
+        value: &value,
+        key_mask: &key_mask,
+        query_mask: &query_mask,
+        router_weight: &router,
+        query_weight: (&query).into(),
+        output_weight: (&output).into(),
+        output_bias: Some(&bias),
+    };
+    let narrow = CrossAttentionInputs {
+        hidden_states: narrow_hidden.as_slice(),
+        key: &narrow_key,
+        value: &narrow_value,
+        key_mask: &key_mask,
+        query_mask: &query_mask,
+        router_weight: &router,
+        query_weight: (&query).into(),
+        output_weight: (&output).into(),
+        output_bias: Some(&narrow_bias),
+    };
+    let (mut expected, mut found) = (vec![0.0f32; 2 * 3 * 24], vec![f16::ZERO; 2 * 3 * 24]);
+    let prepared = Prepared::default();
+    let mut outputs = CrossAttentionOutputs { output: &mut expected, topk_indices: None, topk_weights: None };
+    prepared.cross_attention(&dims, &attributes, &wide, &mut outputs, &Sequential).unwrap();
+    let mut outputs = CrossAttentionOutputs { output: &mut found, topk_indices: None, topk_weights: None };
+    prepared.cross_attention(&dims, &attributes, &narrow, &mut outputs, &Sequential).unwrap();
+    assert_eq!(found, halves(&expected));
+}
+
+#[test]
+fn half_results_of_feed_forward_are_those_of_f32_rounded() {
+    let mut random = Random(10);
+    let mut hidden = random.values(2 * 3 * 24, 1.0);
+    let narrow_hidden = rounded(&mut hidden);
+    let mut bias = random.values(24, 1.0);
+    let narrow_bias = rounded(&mut bias);
+    let (router, query, output) =
+        (random.values(24 * 6, 1.0), random.values(6 * 24 * 32, 0.3), random.values(6 * 32 * 24, 0.3));
+    let feed_forward_dims = FeedForwardDims { batch: 2, tokens: 3, width: 24, experts: 6, top_k: 3, hidden: 32 };
+    let wide = FeedForwardInputs {
+        hidden_states: hidden.as_slice(),
+        router_weight: &router,
+        input_weight: (&query).into(),
+        output_weight: (&output).into(),
+        output_bias: Some(&bias),
+    };
+    let narrow = FeedForwardInputs {
+        hidden_states: narrow_hidden.as_slice(),
+        router_weight: &router,
+        input_weight: (&query).into(),
+        output_weight: (&output).into(),
+        output_bias: Some(&narrow_bias),
+    };
+    let expected = feed_forward(&feed_forward_dims, false, &wide, Instructions::default());
+    assert_eq!(feed_forward(&feed_forward_dims, false, &narrow, Instructions::default()), halves(&expected));
+}

@@ -1,0 +1,53 @@
+//! In which floats a graph stores its weights and computes.
+
+use crate::FloatType;
+
+/// Floats of a graph.
+///
+/// Routers, norms and rotary angles are f32 and computed in f32 in each of them, and logits are handed out as f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Precision {
+    /// Everything is f32.
+    #[default]
+    Fp32,
+    /// Weights, activations and key/value caches are f16.
+    Fp16,
+    /// Trained matrices are stored as bf16; activations, caches and biases are f32.
+    Bf16,
+}
+
+impl Precision {
+    /// Every precision, in the order of the documentation.
+    pub const ALL: [Self; 3] = [Self::Fp32, Self::Fp16, Self::Bf16];
+
+    /// Name on the command line and in metadata.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Fp32 => "fp32",
+            Self::Fp16 => "fp16",
+            Self::Bf16 => "bf16",
+        }
+    }
+
+    /// The precision that `text` names, if any.
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|precision| precision.as_str() == text)
+    }
+
+    /// Type of trained matrices: projections, experts, embeddings.
+    pub const fn weights(self) -> FloatType {
+        match self {
+            Self::Fp32 => FloatType::Float32,
+            Self::Fp16 => FloatType::Float16,
+            Self::Bf16 => FloatType::Bfloat16,
+        }
+    }
+
+    /// Type of activations, key/value caches and biases.
+    pub const fn activations(self) -> FloatType {
+        match self {
+            Self::Fp32 | Self::Bf16 => FloatType::Float32,
+            Self::Fp16 => FloatType::Float16,
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Weights as an export stores them.
+
+use moa_graphs::{FloatType, Precision, Weight, WeightError};
+
+/// How the values of trained weights are read.
+///
+/// Routers and norms are read as they are: they stay f32 in every export, and what f32 makes of an f64 is left to the
+/// tolerance.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stored {
+    matrices: FloatType,
+    biases: FloatType,
+}
+
+impl Stored {
+    pub(super) const fn new(precision: Precision) -> Self {
+        Self { matrices: precision.weights(), biases: precision.activations() }
+    }
+
+    /// A matrix: a projection, experts or an embedding.
+    pub(super) fn matrix(self, weight: &Weight) -> Result<Vec<f64>, WeightError> {
+        Ok(rounded(weight.to_f64()?, self.matrices))
+    }
+
+    /// A bias of a matrix.
+    pub(super) fn bias(self, weight: &Weight) -> Result<Vec<f64>, WeightError> {
+        Ok(rounded(weight.to_f64()?, self.biases))
+    }
+}
+
+fn rounded(mut values: Vec<f64>, to: FloatType) -> Vec<f64> {
+    match to {
+        FloatType::Float32 => {}
+        FloatType::Float16 => values.iter_mut().for_each(|value| *value = to_f16(*value)),
+        FloatType::Bfloat16 => values.iter_mut().for_each(|value| *value = to_bf16(*value)),
+    }
+    values
+}
+
+/// The nearest f16, infinite beyond the largest one.
+pub(super) fn to_f16(value: f64) -> f64 {
+    const LARGEST: f64 = 65504.0;
+    let nearest = nearest(value, 11, -14);
+    if nearest.abs() > LARGEST { f64::INFINITY.copysign(nearest) } else { nearest }
+}
+
+/// The nearest bf16, whose range is that of f32.
+fn to_bf16(value: f64) -> f64 {
+    nearest(value, 8, -126)
+}
+
+/// The nearest number of `digits` binary digits, ties to even, that is a multiple of `2^(lowest - digits + 1)`.
+fn nearest(value: f64, digits: i32, lowest: i32) -> f64 {
+    if value == 0.0 || !value.is_finite() {
+        return value;
+    }
+    let exponent = ((value.to_bits() >> 52) & 0x7ff) as i32 - 1023;
+    let unit = 2f64.powi(exponent.max(lowest) - digits + 1);
+    (value / unit).round_ties_even() * unit
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_f16_and_bf16_is_kept_and_halfway_goes_to_the_even_one() {
+        for bits in 0..0x7c00u16 {
+            let value = half::f16::from_bits(bits).to_f64();
+            assert_eq!(to_f16(value), value);
+            let next = if bits == 0x7bff { 65536.0 } else { half::f16::from_bits(bits + 1).to_f64() };
+            let even = if bits % 2 == 0 { value } else { next };
+            let even = if even == 65536.0 { f64::INFINITY } else { even };
+            assert_eq!(to_f16((value + next) / 2.0), even);
+            assert_eq!(to_f16(-(value + next) / 2.0), -even);
+        }
+        for bits in (0..0x7f7fu16).step_by(3) {
+            let [value, next] = [bits, bits + 1].map(|bits| half::bf16::from_bits(bits).to_f64());
+            assert_eq!(to_bf16(value), value);
+            assert_eq!(to_bf16((value + next) / 2.0), if bits % 2 == 0 { value } else { next });
+            assert_eq!(to_bf16(value + (next - value) * 0.500_000_001), next);
+        }
+    }
+
+    #[test]
+    fn values_are_rounded_once_to_nearest_even() {
+        let thin = 1.0 + 2f64.powi(-11) + 2f64.powi(-40);
+        assert_eq!(rounded(vec![thin], FloatType::Float16), [1.0 + 2f64.powi(-10)]);
+        assert_eq!(rounded(vec![1.0 + 2f64.powi(-11)], FloatType::Float16), [1.0]);
+        assert_eq!(rounded(vec![1.0 + 2f64.powi(-8) + 2f64.powi(-40)], FloatType::Bfloat16), [1.0 + 2f64.powi(-7)]);
+        assert_eq!(rounded(vec![thin], FloatType::Float32), [thin]);
+    }
+}
