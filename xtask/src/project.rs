@@ -9,7 +9,7 @@ use std::{
 use crate::process;
 
 /// Crates of the operator library.
-pub(crate) const OPERATOR_CRATES: [&str; 3] = ["moa-schema", "moa-kernels", "moa-ort"];
+pub(crate) const OPERATOR_CRATES: [&str; 4] = ["moa-schema", "moa-kernels", "moa-cuda", "moa-ort"];
 
 /// Crates of the compiler. Cargo unifies features within one invocation, and the operator library must not get
 /// those of the compiler: they are never built together.

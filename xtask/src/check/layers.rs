@@ -63,10 +63,11 @@ const MODULES: [Module; 17] = [
 const NEVER_IN_SRC: &[&str] = &["moa_kernels", "moa_ort"];
 
 /// Folders of other crates, and paths that they may not name.
-const OTHER_CRATES: [(&str, &[&str]); 3] = [
+const OTHER_CRATES: [(&str, &[&str]); 4] = [
     ("graphs/src", &["std::fs", "std::path", "prost"]),
     ("custom_ops/schema/src", &["std::fs", "ort_sys", "ort"]),
     ("custom_ops/kernels/src", &["std::fs", "ort_sys", "ort"]),
+    ("custom_ops/cuda/src", &["std::fs", "ort_sys", "ort"]),
 ];
 
 /// Every broken rule.
