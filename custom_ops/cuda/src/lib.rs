@@ -16,10 +16,12 @@
 //! at a multiple of [`WORKSPACE_ALIGNMENT`].
 
 pub mod archive;
+mod catalog;
 mod device;
 mod parameters;
 pub mod plan;
 
+pub use catalog::{entry_points, module_source};
 pub use device::{Device, Element, Options};
 pub use parameters::{Buffer, Parameters, c_header};
 

@@ -162,6 +162,8 @@ pub fn c_header() -> String {
         String::from("// Made from src/parameters.rs; a test compares the two.\n#pragma once\n\nstruct Parameters {\n");
     fields(&mut header);
     header.push_str("};\n\n");
+    let pointers = Parameters::default().pointers().len();
+    let _ = writeln!(header, "const int PARAMETERS_POINTERS = {pointers};");
     let bytes = Parameters::default().bytes(|_| 0).len();
     let _ =
         writeln!(header, "static_assert(sizeof(Parameters) == {bytes}, \"the fields have no padding between them\");");

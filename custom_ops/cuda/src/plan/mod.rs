@@ -1,8 +1,17 @@
 //! From shapes to launches.
 
+mod arena;
+mod attention;
+mod choice;
+mod feed_forward;
+mod layer;
+
 use thiserror::Error;
 
 use crate::{Element, Parameters};
+
+pub use attention::{SelfAttentionSettings, cross_attention, self_attention};
+pub use feed_forward::feed_forward;
 
 /// Kernel launches of one operator call, in order, on one stream.
 #[derive(Debug, Clone, PartialEq)]

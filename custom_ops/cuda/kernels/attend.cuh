@@ -1,0 +1,365 @@
+// Attention with an online softmax. All k queries of a token read the same keys, so a tile is 16 rows a warp of the
+// rows `t * k + slot` of one batch row and head. Warps cut a tile along its rows or, where there are few, along the keys;
+// then blocks may cut the keys too, and the last to arrive combines the parts in their order.
+#pragma once
+
+#include "engine.cuh"
+#include "memory.cuh"
+#include "project.cuh"
+
+template <class EngineType, int HEAD_, int ROW_WARPS_, int KEY_WARPS_, int KEYS_>
+struct Attention {
+    typedef EngineType Engine;
+    typedef typename Engine::Element Element;
+    static const int HEAD = HEAD_, ROW_WARPS = ROW_WARPS_, KEY_WARPS = KEY_WARPS_, KEYS = KEYS_;
+    static const int THREADS = 32 * ROW_WARPS * KEY_WARPS;
+    static const int ROWS = 16 * ROW_WARPS, WARP_KEYS = KEYS / KEY_WARPS;
+    static const int STRIDE = HEAD + Engine::PAD;  // of queries and keys
+    static const int VALUE_STRIDE = HEAD + Engine::PAD_INNER_FIRST;
+    static const int QUERY_BYTES = ROWS * STRIDE * (int)sizeof(Element);
+    static const int KEY_BYTES = KEYS * STRIDE * (int)sizeof(Element);
+    static const int VALUE_BYTES = KEYS * VALUE_STRIDE * (int)sizeof(Element);
+    static const int MERGE_STRIDE = HEAD + 4;  // maximum, sum, 2 unused, the row
+    static const int MERGE_BYTES = KEY_WARPS > 1 ? KEY_WARPS * ROWS * MERGE_STRIDE * 4 : 0;
+    static const int TILE_BYTES = KEY_BYTES + VALUE_BYTES > MERGE_BYTES ? KEY_BYTES + VALUE_BYTES : MERGE_BYTES;
+    static const int SCRATCH_STRIDE = Engine::SCRATCH ? WARP_KEYS + Engine::SCRATCH : 0;
+    static const int SCRATCH_BYTES = ROW_WARPS * KEY_WARPS * 16 * SCRATCH_STRIDE * 4;
+    static const int SHARED_BYTES = QUERY_BYTES + TILE_BYTES + SCRATCH_BYTES + 16;
+    static const int LENGTH = Run<Element>::LENGTH, RUNS = HEAD / LENGTH;
+    typedef typename Engine::template Sum<16, WARP_KEYS> Scores;
+    typedef typename Engine::template Sum<16, HEAD> Mixed;
+
+    static_assert(WARP_KEYS % Engine::STEP == 0 && WARP_KEYS <= 64, "the keys of a warp are whole steps of one mask");
+    static_assert(ROW_WARPS == 1 || KEY_WARPS == 1, "warps cut rows or keys");
+};
+
+// Where the rows of a tile come from and go to.
+struct QueryRows {
+    const Parameters &p;
+    int batch, head, first;
+
+    DEVICE bool exists(int row) const { return first + row < p.tokens * p.top_k; }
+    DEVICE int place(int row) const { return (first + row) / p.top_k; }
+
+    DEVICE size_t pair(int row) const { return (size_t)batch * p.tokens * p.top_k + first + row; }
+
+    // Row of `rows`, or a negative number for a token that is routed nowhere.
+    DEVICE long long source(int row) const {
+        const size_t own = pair(row);
+        const int expert = p.pair_experts[own];
+        const bool every_expert = p.row_mode == ALL_ROWS || p.row_mode == ROUTED_ROWS;
+        if (expert < 0 || !every_expert) {
+            return expert < 0 ? -1 : (long long)own;
+        }
+        return (long long)(own / p.top_k) * p.experts + expert;
+    }
+};
+
+template <class A>
+DEVICE void stage_queries(const QueryRows &rows, typename A::Element *to) {
+    typedef typename A::Element T;
+    const Parameters &p = rows.p;
+    for (int i = thread_index(); i < A::ROWS * A::RUNS; i += A::THREADS) {
+        int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH;
+        long long source = rows.exists(row) ? rows.source(row) : -1;
+        int valid = source < 0 ? 0 : p.head - d;
+        const T *from = (const T *)p.rows;
+        if (valid > 0) {
+            from += source * p.columns + rows.head * p.head + d;
+        }
+        stage_run(to + row * A::STRIDE + d, from, valid, p.vectors != 0);
+    }
+}
+
+// Stages one tile of keys or values; masked rows are zeros and are not read.
+template <class A>
+DEVICE void stage_cache(const QueryRows &rows, typename A::Element *to, int stride, const void *cache, int tile) {
+    typedef typename A::Element T;
+    const Parameters &p = rows.p;
+    const T *first = (const T *)cache + ((size_t)rows.batch * p.kv_heads + rows.head) * p.keys * p.head;
+    const int *mask = p.key_mask + (size_t)rows.batch * p.keys;
+#pragma unroll
+    for (int i = thread_index(); i < A::KEYS * A::RUNS; i += A::THREADS) {
+        int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH, key = tile * A::KEYS + row;
+        bool seen = key < p.keys && mask[key] != 0;
+        int valid = seen ? p.head - d : 0;
+        const T *from = valid > 0 ? first + (size_t)key * p.head + d : first;
+        stage_run(to + row * stride + d, from, valid, p.vectors != 0);
+    }
+}
+
+// Maximum and sum of the rows of a warp, and how far each may look.
+template <class A>
+struct RowState {
+    static const int ROWS = A::Scores::ROWS;
+    float largest[ROWS], sum[ROWS];
+    int last_key[ROWS];
+};
+
+// Bit `i`: key `first + i` exists and is not masked.
+DEVICE unsigned long long visible_keys(const Parameters &p, int batch, int first) {
+    const int *mask = p.key_mask + (size_t)batch * p.keys;
+    int low = first + lane_index(), high = low + 32;
+    unsigned low_bits = ballot(low < p.keys && mask[low] != 0);
+    unsigned high_bits = ballot(high < p.keys && mask[high] != 0);
+    return (unsigned long long)high_bits << 32 | low_bits;
+}
+
+// Scores become weights; the sums so far are scaled to the new maximum.
+template <class A>
+DEVICE void weigh(const Parameters &p, int batch, int first_key, typename A::Scores &scores, typename A::Mixed &mixed,
+                  RowState<A> &state) {
+    const float factor = p.scale * 1.44269504088896341f;
+    const unsigned long long visible = visible_keys(p, batch, first_key);
+#pragma unroll
+    for (int i = 0; i < RowState<A>::ROWS; i++) {
+        float largest = state.largest[i];
+#pragma unroll
+        for (int j = 0; j < A::Scores::COLUMNS; j++) {
+            int column = scores.column(j);
+            bool seen = (visible >> column & 1) != 0 && first_key + column <= state.last_key[i];
+            float score = seen ? scores.at(i, j) * factor : -infinity();
+            scores.at(i, j) = score;
+            largest = maximum(largest, score);
+        }
+#pragma unroll
+        for (int mask = 1; mask < A::Engine::ROW_LANES; mask *= 2) {
+            largest = maximum(largest, shuffle_xor(largest, mask));
+        }
+        const float base = largest == -infinity() ? 0 : largest;
+        const float shrink = exponential2(state.largest[i] - base);
+        float sum = 0;
+#pragma unroll
+        for (int j = 0; j < A::Scores::COLUMNS; j++) {
+            float weight = exponential2(scores.at(i, j) - base);
+            scores.at(i, j) = weight;
+            sum += weight;
+        }
+        state.largest[i] = largest;
+        state.sum[i] = state.sum[i] * shrink + sum;
+#pragma unroll
+        for (int j = 0; j < A::Mixed::COLUMNS; j++) {
+            mixed.at(i, j) *= shrink;
+        }
+    }
+}
+
+// Factor on a finished row: the token's gate over the sum of weights; 0 where no key is visible.
+DEVICE float row_factor(const QueryRows &rows, int row, float sum) {
+    const float gate = rows.p.pair_gates[rows.pair(row)] * rows.p.gate_scale;
+    return sum == 0 ? gate * 0 : gate / sum;
+}
+
+// Writes the rows of a warp that saw every key, through the shared memory of its queries.
+template <class A>
+DEVICE void store_rows(const QueryRows &rows, typename A::Element *queries, typename A::Mixed &mixed,
+                       RowState<A> &state) {
+    typedef typename A::Element T;
+    const Parameters &p = rows.p;
+    const int first = thread_index() / 32 * 16;
+    T *own = queries + first * A::STRIDE;
+#pragma unroll
+    for (int i = 0; i < RowState<A>::ROWS; i++) {
+        int row = mixed.row(i);
+        float factor = rows.exists(first + row) ? row_factor(rows, first + row, state.sum[i]) : 0;
+#pragma unroll
+        for (int j = 0; j < A::Mixed::COLUMNS; j++) {
+            from_float(own[row * A::STRIDE + mixed.column(j)], mixed.at(i, j) * factor);
+        }
+    }
+    sync_warp();
+    for (int i = lane_index(); i < 16 * A::RUNS; i += 32) {
+        int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH, valid = p.head - d;
+        if (valid <= 0 || !rows.exists(first + row)) {
+            continue;
+        }
+        float values[A::LENGTH];
+#pragma unroll
+        for (int j = 0; j < A::LENGTH; j++) {
+            values[j] = to_float(own[row * A::STRIDE + d + j]);
+        }
+        T *to = (T *)p.attended + rows.pair(first + row) * p.columns + rows.head * p.head + d;
+        store_run(to, values, valid, p.vectors != 0);
+    }
+}
+
+// One run of a row whose keys were cut into `parts`, each a maximum, a sum and a row, `stride` floats apart.
+template <class A>
+DEVICE void combine(const float *parts, int count, size_t stride, int d, int valid, bool coherent, float &largest,
+                    float &sum, float (&values)[A::LENGTH]) {
+    largest = -infinity();
+    for (int part = 0; part < count; part++) {
+        const float *at = parts + part * stride;
+        largest = maximum(largest, coherent ? load_coherent(at) : *at);
+    }
+    const float base = largest == -infinity() ? 0 : largest;
+    sum = 0;
+#pragma unroll
+    for (int j = 0; j < A::LENGTH; j++) {
+        values[j] = 0;
+    }
+    for (int part = 0; part < count; part++) {
+        const float *at = parts + part * stride;
+        float shrink = exponential2((coherent ? load_coherent(at) : at[0]) - base);
+        sum += shrink * (coherent ? load_coherent(at + 1) : at[1]);
+#pragma unroll
+        for (int j = 0; j < A::LENGTH; j++) {
+            if (j < valid) {
+                values[j] += shrink * (coherent ? load_coherent(at + 4 + d + j) : at[4 + d + j]);
+            }
+        }
+    }
+}
+
+// Combines the parts of the warps, then those of the blocks.
+template <class A>
+DEVICE void merge_rows(const QueryRows &rows, unsigned char *shared, int tile, int split, typename A::Mixed &mixed,
+                       RowState<A> &state) {
+    typedef typename A::Element T;
+    const Parameters &p = rows.p;
+    float *merge = (float *)(shared + A::QUERY_BYTES);
+    float *own = merge + thread_index() / 32 * A::ROWS * A::MERGE_STRIDE;
+#pragma unroll
+    for (int i = 0; i < RowState<A>::ROWS; i++) {
+        float *row = own + mixed.row(i) * A::MERGE_STRIDE;
+        if (lane_index() % A::Engine::ROW_LANES == 0) {
+            row[0] = state.largest[i];
+            row[1] = state.sum[i];
+        }
+#pragma unroll
+        for (int j = 0; j < A::Mixed::COLUMNS; j++) {
+            row[4 + mixed.column(j)] = mixed.at(i, j);
+        }
+    }
+    sync_block();
+    const size_t part_floats = (size_t)A::ROWS * (p.head + 4);
+    float *parts = p.partial_attention + (size_t)tile * p.key_splits * part_floats;
+    for (int pass = 0; pass < 2; pass++) {
+        const bool from_blocks = pass == 1;
+        for (int i = thread_index(); i < A::ROWS * A::RUNS; i += A::THREADS) {
+            int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH, valid = p.head - d;
+            if (valid <= 0 || !rows.exists(row)) {
+                continue;
+            }
+            float largest, sum, values[A::LENGTH];
+            if (from_blocks) {
+                combine<A>(parts + row * (p.head + 4), p.key_splits, part_floats, d, valid, true, largest, sum, values);
+            } else {
+                combine<A>(merge + row * A::MERGE_STRIDE, A::KEY_WARPS, A::ROWS * A::MERGE_STRIDE, d, A::LENGTH, false,
+                           largest, sum, values);
+            }
+            if (!from_blocks && p.key_splits > 1) {
+                float *to = parts + split * part_floats + row * (p.head + 4);
+                if (d == 0) {
+                    to[0] = largest;
+                    to[1] = sum;
+                }
+#pragma unroll
+                for (int j = 0; j < A::LENGTH; j++) {
+                    if (j < valid) {
+                        to[4 + d + j] = values[j];
+                    }
+                }
+                continue;
+            }
+            float factor = row_factor(rows, row, sum);
+#pragma unroll
+            for (int j = 0; j < A::LENGTH; j++) {
+                values[j] *= factor;
+            }
+            T *to = (T *)p.attended + rows.pair(row) * p.columns + rows.head * p.head + d;
+            store_run(to, values, valid, p.vectors != 0);
+        }
+        if (from_blocks || p.key_splits == 1) {
+            return;
+        }
+        fence_device();
+        sync_block();
+        unsigned *arrived = (unsigned *)(shared + A::SHARED_BYTES - 16);
+        if (thread_index() == 0) {
+            *arrived = atomic_add(p.tickets + tile, 1);
+        }
+        sync_block();
+        if (*arrived + 1 != (unsigned)p.key_splits) {
+            return;
+        }
+        fence_device();
+    }
+}
+
+template <class A>
+DEVICE void attend(const Parameters &p) {
+    typedef typename A::Element T;
+    typedef typename A::Engine Engine;
+    DYNAMIC_SHARED(shared);
+    release_next_grid();
+    wait_for_previous_grid();
+    const int split = block_index() % p.key_splits, pairs = p.batch * p.kv_heads;
+    const int pair = block_index() / p.key_splits % pairs;
+    const int query_tile = p.query_tiles - 1 - block_index() / p.key_splits / pairs;
+    const QueryRows rows = {p, pair / p.kv_heads, pair % p.kv_heads, query_tile * A::ROWS};
+    const int warp = thread_index() / 32;
+    const int row_part = A::ROW_WARPS > 1 ? warp : 0, key_part = A::KEY_WARPS > 1 ? warp : 0;
+    T *queries = (T *)shared, *keys = (T *)(shared + A::QUERY_BYTES), *values = keys + A::KEYS * A::STRIDE;
+    float *scratch = (float *)(shared + A::QUERY_BYTES + A::TILE_BYTES) + warp * 16 * A::SCRATCH_STRIDE;
+
+    RowState<A> state;
+    typename A::Mixed mixed;
+    mixed.clear();
+#pragma unroll
+    for (int i = 0; i < RowState<A>::ROWS; i++) {
+        state.largest[i] = -infinity();
+        state.sum[i] = 0;
+        state.last_key[i] = p.causal ? p.past + rows.place(row_part * 16 + A::Scores::row(i)) : p.keys;
+    }
+    int end_key = p.keys;
+    if (p.causal) {
+        int last_row = smaller(rows.first + A::ROWS, p.tokens * p.top_k) - 1;
+        end_key = smaller(end_key, p.past + last_row / p.top_k + 1);
+    }
+    const int tiles = ceil_div(end_key, A::KEYS);
+    const int begin = tiles * split / p.key_splits, end = tiles * (split + 1) / p.key_splits;
+
+    stage_queries<A>(rows, queries);
+    if (begin < end) {
+        stage_cache<A>(rows, keys, A::STRIDE, p.key, begin);
+    }
+    copy_commit();
+    for (int tile = begin; tile < end; tile++) {
+        copy_wait<0>();
+        sync_block();
+        stage_cache<A>(rows, values, A::VALUE_STRIDE, p.value, tile);
+        copy_commit();
+        typename A::Scores scores;
+        scores.clear();
+        const T *own_queries = queries + row_part * 16 * A::STRIDE;
+        const T *own_keys = keys + key_part * A::WARP_KEYS * A::STRIDE;
+#pragma unroll Engine::UNROLL
+        for (int d = 0; d < A::HEAD; d += Engine::STEP) {
+            Engine::multiply_transposed(scores, own_queries + d, A::STRIDE, own_keys + d, A::STRIDE);
+        }
+        weigh<A>(p, rows.batch, tile * A::KEYS + key_part * A::WARP_KEYS, scores, mixed, state);
+        copy_wait<0>();
+        sync_block();
+        if (tile + 1 < end) {
+            stage_cache<A>(rows, keys, A::STRIDE, p.key, tile + 1);
+        }
+        copy_commit();
+        Engine::multiply_sum(mixed, scores, scratch, values + key_part * A::WARP_KEYS * A::VALUE_STRIDE,
+                             A::VALUE_STRIDE);
+    }
+    copy_wait<0>();
+    sync_block();
+#pragma unroll
+    for (int i = 0; i < RowState<A>::ROWS; i++) {
+#pragma unroll
+        for (int mask = 1; mask < Engine::ROW_LANES; mask *= 2) {
+            state.sum[i] += shuffle_xor(state.sum[i], mask);
+        }
+    }
+    if (A::KEY_WARPS == 1) {
+        store_rows<A>(rows, queries, mixed, state);
+    } else {
+        merge_rows<A>(rows, shared, query_tile * pairs + pair, split, mixed, state);
+    }
+}

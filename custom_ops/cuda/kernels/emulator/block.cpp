@@ -1,0 +1,272 @@
+// Blocks of fibers: their order, their barriers and their shared memory.
+#include "block.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include "fiber.h"
+
+namespace emulator {
+
+namespace {
+
+const int WARP = 32;
+const int MAX_THREADS = 1024;
+const size_t STACK_BYTES = 64 << 10;
+const size_t MAX_SHARED_BYTES = 228 << 10;
+
+enum class State { ready, at_warp, at_block, done };
+
+struct Copy {
+    void *to;
+    const void *from;
+    bool keep;
+};
+
+struct Thread {
+    Fiber fiber;
+    State state = State::done;
+    std::vector<Copy> open;
+    std::vector<std::vector<Copy>> groups;
+};
+
+struct Warp {
+    WarpWork work = nullptr;
+    void *operands[WARP];
+    int arrived = 0;
+};
+
+Fiber scheduler;
+std::vector<Thread> threads(MAX_THREADS);
+std::vector<Warp> warps(MAX_THREADS / WARP);
+unsigned char *stacks = nullptr;
+unsigned char *shared_end = nullptr;
+size_t shared_bytes = 0;
+int current = 0;
+int current_block = 0;
+const char *kernel_name = "";
+void (*kernel_function)(const Parameters &) = nullptr;
+const Parameters *kernel_parameters = nullptr;
+Schedule schedule;
+
+uint64_t next_random() {
+    schedule.seed += 0x9e3779b97f4a7c15;
+    uint64_t z = schedule.seed;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    return z ^ (z >> 31);
+}
+
+// 0, 1, … in the order of the schedule.
+std::vector<int> order_of(int count) {
+    std::vector<int> order(count);
+    for (int i = 0; i < count; i++) {
+        order[i] = i;
+    }
+    if (schedule.order == Order::falling) {
+        std::reverse(order.begin(), order.end());
+    } else if (schedule.order == Order::random) {
+        for (int i = count - 1; i > 0; i--) {
+            std::swap(order[i], order[next_random() % (i + 1)]);
+        }
+    }
+    return order;
+}
+
+void perform(const Copy &copy) {
+    if (copy.keep) {
+        memcpy(copy.to, copy.from, 16);
+    } else {
+        memset(copy.to, 0, 16);
+    }
+}
+
+void perform(const std::vector<Copy> &copies) {
+    for (const Copy &copy : copies) {
+        perform(copy);
+    }
+}
+
+void yield(State state) {
+    Thread &own = threads[current];
+    own.state = state;
+    own.fiber.go_to(scheduler);
+}
+
+void run_thread() {
+    kernel_function(*kernel_parameters);
+    Thread &own = threads[current];
+    if (!own.open.empty()) {
+        fail("ends with asynchronous copies that were never committed");
+    }
+    for (const std::vector<Copy> &group : own.groups) {
+        if (!group.empty()) {
+            fail("ends with asynchronous copies that were never waited for");
+        }
+    }
+    yield(State::done);
+}
+
+// Runs the lanes of a warp until each waits for the block or has ended.
+void run_warp(int warp, int count, const std::vector<int> &lanes) {
+    bool progress = true;
+    while (progress) {
+        progress = false;
+        for (int lane : lanes) {
+            int index = warp * WARP + lane;
+            if (index < count && threads[index].state == State::ready) {
+                current = index;
+                scheduler.go_to(threads[index].fiber);
+                progress = true;
+            }
+        }
+    }
+}
+
+void run_block(int count) {
+    memset(shared_end - shared_bytes, 0xff, shared_bytes);
+    for (int index = 0; index < count; index++) {
+        Thread &thread = threads[index];
+        thread.state = State::ready;
+        thread.open.clear();
+        thread.groups.clear();
+        thread.fiber.prepare(stacks + index * STACK_BYTES, STACK_BYTES, run_thread);
+    }
+    for (Warp &warp : warps) {
+        warp.arrived = 0;
+    }
+    while (true) {
+        std::vector<int> lanes = order_of(WARP);
+        for (int warp : order_of((count + WARP - 1) / WARP)) {
+            run_warp(warp, count, lanes);
+        }
+        int waiting = 0, done = 0;
+        for (int index = 0; index < count; index++) {
+            waiting += threads[index].state == State::at_block;
+            done += threads[index].state == State::done;
+        }
+        if (done == count) {
+            return;
+        }
+        if (waiting + done < count) {
+            fail("waits for ever: some lanes of a warp are at a collective operation that others never reach");
+        }
+        if (done != 0) {
+            fail("waits at a barrier of the block that other threads ended without");
+        }
+        for (int index = 0; index < count; index++) {
+            threads[index].state = State::ready;
+        }
+    }
+}
+
+}  // namespace
+
+void fail(const char *what) {
+    fprintf(stderr, "kernel %s, block %d, thread %d: %s\n", kernel_name, current_block, current, what);
+    exit(1);
+}
+
+void describe_place(const char *what) { fprintf(stderr, "kernel %s, block %d, thread %d: %s\n", kernel_name, current_block, current, what); }
+
+unsigned char *shared_memory() { return shared_end - shared_bytes; }
+int thread() { return current; }
+int block() { return current_block; }
+
+void block_barrier() { yield(State::at_block); }
+
+void collective(WarpWork work, void *operand) {
+    Warp &warp = warps[current / WARP];
+    int first = current / WARP * WARP;
+    if (warp.arrived > 0 && warp.work != work) {
+        fail("is at another collective operation than other lanes of its warp");
+    }
+    warp.work = work;
+    warp.operands[current - first] = operand;
+    if (++warp.arrived < WARP) {
+        yield(State::at_warp);
+        return;
+    }
+    warp.arrived = 0;
+    work(warp.operands);
+    for (int lane = 0; lane < WARP; lane++) {
+        threads[first + lane].state = State::ready;
+    }
+}
+
+void check_shared(const void *address, int bytes) {
+    const unsigned char *at = (const unsigned char *)address;
+    if (at < shared_memory() || at + bytes > shared_end) {
+        fail("an address lies outside the shared memory of the block");
+    }
+    if ((uintptr_t)at % bytes != 0) {
+        fail("an address in shared memory is not aligned");
+    }
+}
+
+void copy(void *to, const void *from, bool keep) {
+    check_shared(to, 16);
+    if (keep && (uintptr_t)from % 16 != 0) {
+        fail("an asynchronous copy reads from an address that is not aligned");
+    }
+    Copy copy = {to, from, keep};
+    if (schedule.eager_copies) {
+        perform(copy);
+        copy.keep = false;
+    }
+    threads[current].open.push_back(copy);
+}
+
+void commit() {
+    Thread &own = threads[current];
+    own.groups.push_back(std::move(own.open));
+    own.open.clear();
+}
+
+void wait(int pending) {
+    Thread &own = threads[current];
+    while ((int)own.groups.size() > pending) {
+        if (!schedule.eager_copies) {
+            perform(own.groups.front());
+        }
+        own.groups.erase(own.groups.begin());
+    }
+}
+
+unsigned char *guarded(size_t bytes) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t inside = (bytes + page - 1) / page * page;
+    void *mapped = mmap(nullptr, inside + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    unsigned char *start = (unsigned char *)mapped + page;
+    if (mapped == MAP_FAILED || mprotect(start, inside, PROT_READ | PROT_WRITE) != 0) {
+        fail("no memory");
+    }
+    return start + inside;
+}
+
+void run_grid(const Kernel &kernel, const Grid &grid, const Parameters &parameters, const Schedule &wanted) {
+    if (stacks == nullptr) {
+        stacks = (unsigned char *)mmap(nullptr, MAX_THREADS * STACK_BYTES, PROT_READ | PROT_WRITE,
+                                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        shared_end = guarded(MAX_SHARED_BYTES);
+    }
+    kernel_name = kernel.name;
+    kernel_function = kernel.function;
+    kernel_parameters = &parameters;
+    schedule = wanted;
+    shared_bytes = (grid.shared_bytes + 127) / 128 * 128;
+    if (grid.block != kernel.threads || grid.block % WARP != 0 || shared_bytes > MAX_SHARED_BYTES) {
+        fail("cannot be launched like this");
+    }
+    for (int block : order_of(grid.blocks)) {
+        current_block = block;
+        run_block(grid.block);
+    }
+}
+
+}  // namespace emulator

@@ -1,0 +1,201 @@
+// The output projection: gates are in `attended` already, so the weighted sum over experts is the sum over the inner
+// dimension `E * w`, of which a tile of tokens visits the experts that some of its tokens chose.
+#pragma once
+
+#include "product.cuh"
+#include "project.cuh"
+
+template <class TileType>
+struct AttendedSource {
+    typedef typename TileType::Element T;
+    const Parameters &p;
+    const unsigned short *visited;  // experts of the tile
+    int first_chunk;
+    int chunks_per_expert;
+    int first_row, rows, first_column;
+    const int *pairs;  // of the tile's rows, or null: then rows are tokens
+
+    DEVICE void stage(T *left, T *right, int chunk) const {
+        chunk += first_chunk;
+        const int expert = visited[chunk / chunks_per_expert];
+        const int first = chunk % chunks_per_expert * TileType::DEPTH;
+        const int tokens = p.batch * p.tokens;
+        const T *attended = (const T *)p.attended;
+#pragma unroll
+        for (int i = thread_index(); i < TileType::ROWS * TileType::LEFT_RUNS; i += TileType::THREADS) {
+            int row = i / TileType::LEFT_RUNS, k = i % TileType::LEFT_RUNS * TileType::LENGTH;
+            int valid = 0;
+            size_t pair = 0;
+            if (row < rows) {
+                if (pairs) {
+                    pair = pairs[row];
+                    valid = p.columns - (first + k);
+                } else {
+                    int token = first_row + row;
+                    int slot = p.slots[(size_t)expert * tokens + token];
+                    pair = (size_t)token * p.top_k + slot;
+                    valid = slot == NO_SLOT ? 0 : p.columns - (first + k);
+                }
+            }
+            const T *from = valid > 0 ? attended + pair * p.columns + first + k : attended;
+            stage_run(left + row * TileType::LEFT_STRIDE + k, from, valid, p.vectors != 0);
+        }
+        const T *weight = (const T *)p.output_weight + (size_t)expert * p.columns * p.width;
+        Columns<T> columns = {weight, (size_t)p.width, p.columns, first_column, p.width, 0};
+        columns.template stage<TileType>(right, first, p.vectors != 0);
+    }
+};
+
+// Lists the experts that some of `rows` tokens chose, rising; every thread gets their number.
+template <class TileType>
+DEVICE int list_visited(const Parameters &p, int first_row, int rows, unsigned short *visited, unsigned char *flags) {
+    const int WARPS = TileType::THREADS / 32;
+    const int tokens = p.batch * p.tokens;
+    for (int expert = thread_index() / 32; expert < p.experts; expert += WARPS) {
+        bool chosen = false;
+        for (int row = lane_index(); row < rows; row += 32) {
+            chosen = chosen || p.slots[(size_t)expert * tokens + first_row + row] != NO_SLOT;
+        }
+        chosen = ballot(chosen) != 0;
+        if (lane_index() == 0) {
+            flags[expert] = chosen;
+        }
+    }
+    sync_block();
+    int count = 0;
+    for (int first = 0; first < p.experts; first += 32) {
+        int expert = first + lane_index();
+        bool chosen = expert < p.experts && flags[expert] != 0;
+        unsigned bits = ballot(chosen);
+        if (chosen && thread_index() < 32) {
+            visited[count + count_bits(bits & ((1u << lane_index()) - 1))] = (unsigned short)expert;
+        }
+        count += count_bits(bits);
+    }
+    sync_block();
+    return count;
+}
+
+// Bytes behind the tile that lists of experts take.
+const int MAX_EXPERTS = 256;
+const int VISITED_BYTES = MAX_EXPERTS * 3 + 16;
+
+// One run of the output: scaled back, with bias; 0 for a token that is routed nowhere.
+template <class T>
+DEVICE void store_output(const Parameters &p, size_t token, int column, float (&values)[Run<T>::LENGTH]) {
+    const T *bias = (const T *)p.output_bias;
+    const int valid = p.width - column;
+    const bool routed = p.pair_experts[token * p.top_k] >= 0;
+#pragma unroll
+    for (int i = 0; i < Run<T>::LENGTH; i++) {
+        float added = bias && i < valid ? to_float(bias[column + i]) : 0;
+        values[i] = routed ? values[i] * p.output_scale + added : 0;
+    }
+    store_run((T *)p.output + token * p.width + column, values, valid, p.vectors != 0);
+}
+
+// The last block of a tile to arrive adds the parts, in their order.
+template <class TileType>
+DEVICE void add_parts(const Parameters &p, unsigned char *shared, int tile, int first_row, int rows, int first_column) {
+    typedef typename TileType::Element T;
+    const size_t all = (size_t)p.batch * p.tokens * p.width;
+    float *parts = (float *)p.partial_rows;
+    fence_device();
+    sync_block();
+    unsigned *arrived = (unsigned *)(shared + TileType::SHARED_BYTES);
+    if (thread_index() == 0) {
+        *arrived = atomic_add(p.tickets + tile, 1);
+    }
+    sync_block();
+    if (*arrived + 1 != (unsigned)p.output_splits) {
+        return;
+    }
+    fence_device();
+    for (int i = thread_index(); i < TileType::ROWS * TileType::RIGHT_RUNS; i += TileType::THREADS) {
+        int row = i / TileType::RIGHT_RUNS, column = first_column + i % TileType::RIGHT_RUNS * TileType::LENGTH;
+        if (row >= rows || column >= p.width) {
+            continue;
+        }
+        float values[TileType::LENGTH];
+#pragma unroll
+        for (int j = 0; j < TileType::LENGTH; j++) {
+            values[j] = 0;
+        }
+        for (int split = 0; split < p.output_splits; split++) {
+            const float *from = parts + split * all + (size_t)(first_row + row) * p.width + column;
+#pragma unroll
+            for (int j = 0; j < TileType::LENGTH; j++) {
+                values[j] += column + j < p.width ? load_coherent(from + j) : 0;
+            }
+        }
+        store_output<T>(p, first_row + row, column, values);
+    }
+}
+
+template <class TileType>
+DEVICE void output(const Parameters &p) {
+    typedef typename TileType::Element T;
+    DYNAMIC_SHARED(shared);
+    release_next_grid();
+    wait_for_previous_grid();
+    unsigned short *visited = (unsigned short *)(shared + TileType::SHARED_BYTES + 16);
+    unsigned char *flags = (unsigned char *)(visited + MAX_EXPERTS);
+    const int tile = block_index() / p.output_splits, split = block_index() % p.output_splits;
+    const int row_tile = tile % p.row_tiles;
+    const int first_column = tile / p.row_tiles * TileType::COLUMNS;
+    const bool listed = p.row_mode == LISTED_ROWS;
+    int first_row = row_tile * TileType::ROWS, rows = p.batch * p.tokens, count = 1;
+    const int *pairs = nullptr;
+    if (listed) {
+        int expert = listed_expert<TileType>(p, row_tile, first_row, rows);
+        if (expert == p.experts) {
+            return;
+        }
+        pairs = p.expert_pairs + (size_t)expert * p.batch * p.tokens + first_row;
+        if (thread_index() == 0) {
+            visited[0] = (unsigned short)expert;
+        }
+        sync_block();
+    }
+    rows = smaller(TileType::ROWS, rows - first_row);
+    if (!listed) {
+        count = list_visited<TileType>(p, first_row, rows, visited, flags);
+    }
+    const int per_expert = ceil_div(p.columns, TileType::DEPTH);
+    const int chunks = count * per_expert;
+    const int begin = (int)((long long)chunks * split / p.output_splits);
+    const int end = (int)((long long)chunks * (split + 1) / p.output_splits);
+    AttendedSource<TileType> source = {p, visited, begin, per_expert, first_row, rows, first_column, pairs};
+    compute_tile<TileType>(shared, end - begin, source);
+    for (int i = thread_index(); i < TileType::ROWS * TileType::RIGHT_RUNS; i += TileType::THREADS) {
+        int row = i / TileType::RIGHT_RUNS, column = i % TileType::RIGHT_RUNS * TileType::LENGTH;
+        int valid = p.width - (first_column + column);
+        if (row >= rows || valid <= 0) {
+            continue;
+        }
+        float values[TileType::LENGTH];
+        sum_run<TileType>(shared, row, column, values);
+        if (listed) {
+#pragma unroll
+            for (int j = 0; j < TileType::LENGTH; j++) {
+                values[j] *= p.output_scale;
+            }
+            T *to = (T *)p.partial_rows + (size_t)pairs[row] * p.width + first_column + column;
+            store_run(to, values, valid, p.vectors != 0);
+        } else if (p.output_splits == 1) {
+            store_output<T>(p, first_row + row, first_column + column, values);
+        } else {
+            float *to = (float *)p.partial_rows + ((size_t)split * p.batch * p.tokens + first_row + row) * p.width +
+                        first_column + column;
+#pragma unroll
+            for (int j = 0; j < TileType::LENGTH; j++) {
+                if (j < valid) {
+                    to[j] = values[j];
+                }
+            }
+        }
+    }
+    if (p.output_splits > 1) {
+        add_parts<TileType>(p, shared, tile, first_row, rows, first_column);
+    }
+}

@@ -1,0 +1,129 @@
+// One tile of a matrix product: a pipeline of stages in shared memory, then the sums in shared memory.
+#pragma once
+
+#include "engine.cuh"
+#include "memory.cuh"
+
+// A tile of ROWS x COLUMNS, DEPTH inner indices a stage. Warps cut it along all three: those along the depth keep sums
+// of their own, which are added in their order.
+template <class EngineType, int ROWS_, int COLUMNS_, int DEPTH_, int WARPS_ROWS, int WARPS_COLUMNS, int WARPS_DEPTH_, int STAGES_>
+struct Tile {
+    typedef EngineType Engine;
+    typedef typename Engine::Element Element;
+    static const int ROWS = ROWS_, COLUMNS = COLUMNS_, DEPTH = DEPTH_, WARPS_DEPTH = WARPS_DEPTH_, STAGES = STAGES_;
+    static const int THREADS = 32 * WARPS_ROWS * WARPS_COLUMNS * WARPS_DEPTH;
+    static const int WARP_ROWS = ROWS / WARPS_ROWS, WARP_COLUMNS = COLUMNS / WARPS_COLUMNS;
+    static const int WARP_DEPTH = DEPTH / WARPS_DEPTH;
+    static const int LEFT_STRIDE = DEPTH + Engine::PAD;
+    static const int RIGHT_STRIDE = COLUMNS + Engine::PAD_INNER_FIRST;
+    static const int LEFT_ELEMENTS = ROWS * LEFT_STRIDE;
+    static const int STAGE_ELEMENTS = LEFT_ELEMENTS + DEPTH * RIGHT_STRIDE;
+    static const int SUM_STRIDE = COLUMNS + 4;
+    static const int STAGE_BYTES = STAGES * STAGE_ELEMENTS * (int)sizeof(Element);
+    static const int SUM_BYTES = WARPS_DEPTH * ROWS * SUM_STRIDE * 4;
+    static const int SHARED_BYTES = STAGE_BYTES > SUM_BYTES ? STAGE_BYTES : SUM_BYTES;
+    static const int LENGTH = Run<Element>::LENGTH;
+    static const int LEFT_RUNS = DEPTH / LENGTH, RIGHT_RUNS = COLUMNS / LENGTH;
+    typedef typename Engine::template Sum<WARP_ROWS, WARP_COLUMNS> Sum;
+
+    static_assert(WARP_DEPTH % Engine::STEP == 0, "a warp's depth is whole steps");
+    static_assert(STAGES >= 2, "one stage is computed while another is loaded");
+    static_assert(COLUMNS % (2 * LENGTH) == 0, "half a tile of columns is whole runs");
+
+    DEVICE static int warp() { return thread_index() / 32; }
+    DEVICE static int warp_row() { return warp() / (WARPS_COLUMNS * WARPS_DEPTH) * WARP_ROWS; }
+    DEVICE static int warp_column() { return warp() / WARPS_DEPTH % WARPS_COLUMNS * WARP_COLUMNS; }
+    DEVICE static int warp_part() { return warp() % WARPS_DEPTH; }
+};
+
+// The columns of the right factor that a tile takes. Where `pair_offset` is not 0, the first half of the tile are the
+// units `first ..`, and the second half the columns `pair_offset` behind those.
+template <class T>
+struct Columns {
+    const T *weight;  // row 0, column 0 of the block
+    size_t stride;    // from one inner index to the next
+    int inner;
+    int first;
+    int units;  // units of the block
+    int pair_offset;
+
+    template <class TileType>
+    DEVICE void stage(T *to, int first_inner, bool vectors) const {
+        const int HALF = TileType::COLUMNS / 2;
+#pragma unroll
+        for (int i = thread_index(); i < TileType::DEPTH * TileType::RIGHT_RUNS; i += TileType::THREADS) {
+            int inner_index = i / TileType::RIGHT_RUNS, column = i % TileType::RIGHT_RUNS * TileType::LENGTH;
+            bool second = pair_offset != 0 && column >= HALF;
+            int unit = first + column - (second ? HALF : 0);
+            int k = first_inner + inner_index;
+            int valid = k < inner ? units - unit : 0;
+            const T *from = valid > 0 ? weight + (size_t)k * stride + unit + (second ? pair_offset : 0) : weight;
+            stage_run(to + inner_index * TileType::RIGHT_STRIDE + column, from, valid, vectors);
+        }
+    }
+};
+
+// Adds up `chunks` stages; `source.stage(left, right, chunk)` fills one. Then writes the sums to shared memory, where
+// `sum_run` reads them.
+template <class TileType, class Source>
+DEVICE void compute_tile(unsigned char *shared, int chunks, Source &source) {
+    typedef typename TileType::Element T;
+    typedef typename TileType::Engine Engine;
+    T *stages = (T *)shared;
+    typename TileType::Sum sum;
+    sum.clear();
+#pragma unroll
+    for (int i = 0; i < TileType::STAGES - 1; i++) {
+        if (i < chunks) {
+            T *stage = stages + i * TileType::STAGE_ELEMENTS;
+            source.stage(stage, stage + TileType::LEFT_ELEMENTS, i);
+        }
+        copy_commit();
+    }
+    for (int chunk = 0; chunk < chunks; chunk++) {
+        copy_wait<TileType::STAGES - 2>();
+        sync_block();
+        int next = chunk + TileType::STAGES - 1;
+        if (next < chunks) {
+            T *stage = stages + next % TileType::STAGES * TileType::STAGE_ELEMENTS;
+            source.stage(stage, stage + TileType::LEFT_ELEMENTS, next);
+        }
+        copy_commit();
+        const T *stage = stages + chunk % TileType::STAGES * TileType::STAGE_ELEMENTS;
+        const int part = TileType::warp_part() * TileType::WARP_DEPTH;
+        const T *left = stage + TileType::warp_row() * TileType::LEFT_STRIDE + part;
+        const T *right = stage + TileType::LEFT_ELEMENTS + part * TileType::RIGHT_STRIDE + TileType::warp_column();
+#pragma unroll Engine::UNROLL
+        for (int k = 0; k < TileType::WARP_DEPTH; k += Engine::STEP) {
+            Engine::multiply(sum, left + k, TileType::LEFT_STRIDE, right + k * TileType::RIGHT_STRIDE,
+                             TileType::RIGHT_STRIDE);
+        }
+    }
+    copy_wait<0>();
+    sync_block();
+    float *sums = (float *)shared + TileType::warp_part() * TileType::ROWS * TileType::SUM_STRIDE +
+                  TileType::warp_row() * TileType::SUM_STRIDE + TileType::warp_column();
+#pragma unroll
+    for (int i = 0; i < TileType::Sum::ROWS; i++) {
+#pragma unroll
+        for (int j = 0; j < TileType::Sum::COLUMNS; j++) {
+            sums[sum.row(i) * TileType::SUM_STRIDE + sum.column(j)] = sum.at(i, j);
+        }
+    }
+    sync_block();
+}
+
+// `LENGTH` sums of one row of the tile.
+template <class TileType>
+DEVICE void sum_run(const unsigned char *shared, int row, int column, float (&values)[TileType::LENGTH]) {
+    const float *sums = (const float *)shared + row * TileType::SUM_STRIDE + column;
+#pragma unroll
+    for (int i = 0; i < TileType::LENGTH; i++) {
+        float value = sums[i];
+#pragma unroll
+        for (int part = 1; part < TileType::WARPS_DEPTH; part++) {
+            value += sums[part * TileType::ROWS * TileType::SUM_STRIDE + i];
+        }
+        values[i] = value;
+    }
+}

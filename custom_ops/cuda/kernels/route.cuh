@@ -1,0 +1,297 @@
+// The router: logits, gate, the chosen experts of each token. In f32 whatever the elements are.
+//
+// Groups of 4 tokens; the warps of a group share the width, and their sums are added in the order of the warps.
+#pragma once
+
+#include "memory.cuh"
+
+enum GateMode { SOFTMAX_TOPK = 0, SOFTMAX_TOPK_RENORM = 1, TOPK_SOFTMAX = 2 };
+
+const int GROUP_TOKENS = 4;
+const unsigned char NO_SLOT = 255;
+const unsigned FAULT_ROUTER_LOGITS = 1;
+const unsigned FAULT_POSITION = 2;
+
+// Floats of shared memory, in this order: sums of warps (where warps share tokens), scores, gates, experts.
+struct RouteMemory {
+    float *sums;    // [warps, GROUP_TOKENS, E]
+    float *scores;  // [tokens, E]
+    float *gates;   // [tokens, k]
+    int *experts;   // [tokens, k], by falling score
+
+    DEVICE RouteMemory(const Parameters &p, unsigned char *shared, int warps) {
+        int tokens = warps / p.route_splits * GROUP_TOKENS;
+        sums = (float *)shared;
+        scores = sums + (p.route_splits > 1 ? warps * GROUP_TOKENS * p.experts : 0);
+        gates = scores + tokens * p.experts;
+        experts = (int *)(gates + tokens * p.top_k);
+    }
+};
+
+// Adds up 32 values over the 32 lanes; lane `i` gets the sum of `value[i]`.
+DEVICE float add_over_lanes(float (&value)[32]) {
+#pragma unroll
+    for (int half = 16; half > 0; half /= 2) {
+        bool upper = (lane_index() & half) != 0;
+#pragma unroll
+        for (int i = 0; i < half; i++) {
+            float kept = upper ? value[i + half] : value[i];
+            float sent = upper ? value[i] : value[i + half];
+            value[i] = kept + shuffle_xor(sent, half);
+        }
+    }
+    return value[0];
+}
+
+// Logits of one group over the part of the width that belongs to `split`, into `to [GROUP_TOKENS, E]`.
+template <class T>
+DEVICE void partial_logits(const Parameters &p, int first_token, int split, float *to) {
+    const T *hidden = (const T *)p.hidden_states;
+    const int tokens = p.batch * p.tokens;
+    const bool fours = p.experts % 4 == 0 && p.vectors;
+    for (int first_expert = 0; first_expert < p.experts; first_expert += 8) {
+        float sum[32];
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            sum[i] = 0;
+        }
+#pragma unroll 2
+        for (int c = split * 32 + lane_index(); c < p.width; c += p.route_splits * 32) {
+            const float *row = p.router_weight + (size_t)c * p.experts + first_expert;
+            float weight[8];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                if (fours) {
+                    struct alignas(16) Four {
+                        float element[4];
+                    } four = {{0, 0, 0, 0}};
+                    if (first_expert + half * 4 < p.experts) {
+                        four = *(const Four *)(row + half * 4);
+                    }
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        weight[half * 4 + i] = four.element[i];
+                    }
+                } else {
+#pragma unroll
+                    for (int i = half * 4; i < half * 4 + 4; i++) {
+                        weight[i] = first_expert + i < p.experts ? row[i] : 0;
+                    }
+                }
+            }
+#pragma unroll
+            for (int token = 0; token < GROUP_TOKENS; token++) {
+                bool exists = first_token + token < tokens;
+                float x = exists ? to_float(hidden[(size_t)(first_token + token) * p.width + c]) : 0;
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    sum[token * 8 + i] = fused_multiply_add(x, weight[i], sum[token * 8 + i]);
+                }
+            }
+        }
+        float total = add_over_lanes(sum);
+        int expert = first_expert + lane_index() % 8;
+        if (expert < p.experts) {
+            to[lane_index() / 8 * p.experts + expert] = total;
+        }
+    }
+}
+
+DEVICE float warp_maximum(float x) {
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) {
+        x = maximum(x, shuffle_xor(x, mask));
+    }
+    return x;
+}
+
+DEVICE float warp_sum(float x) {
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) {
+        x += shuffle_xor(x, mask);
+    }
+    return x;
+}
+
+// Replaces finite values by their softmax; one warp.
+DEVICE void softmax(float *values, int count) {
+    float largest = -infinity();
+    for (int i = lane_index(); i < count; i += 32) {
+        largest = maximum(largest, values[i]);
+    }
+    largest = warp_maximum(largest);
+    float sum = 0;
+    for (int i = lane_index(); i < count; i += 32) {
+        float power = exponential(values[i] - largest);
+        values[i] = power;
+        sum += power;
+    }
+    sum = warp_sum(sum);
+    for (int i = lane_index(); i < count; i += 32) {
+        values[i] = values[i] / sum;
+    }
+    sync_warp();
+}
+
+// The `k` largest of finite scores, falling; of equal ones the lower index comes first. One warp.
+DEVICE void select_largest(const float *scores, int count, int k, float *gates, int *experts) {
+    float last = infinity();
+    int last_expert = -1;
+    for (int slot = 0; slot < k; slot++) {
+        float best = -infinity();
+        int best_expert = count;
+        for (int expert = lane_index(); expert < count; expert += 32) {
+            float score = scores[expert];
+            bool is_behind = score < last || (score == last && expert > last_expert);
+            if (is_behind && score > best) {
+                best = score;
+                best_expert = expert;
+            }
+        }
+#pragma unroll
+        for (int mask = 16; mask > 0; mask /= 2) {
+            float other = shuffle_xor(best, mask);
+            int other_expert = shuffle_xor(best_expert, mask);
+            if (other > best || (other == best && other_expert < best_expert)) {
+                best = other;
+                best_expert = other_expert;
+            }
+        }
+        if (lane_index() == 0) {
+            gates[slot] = best;
+            experts[slot] = best_expert;
+        }
+        last = best;
+        last_expert = best_expert;
+    }
+    sync_warp();
+}
+
+// Turns the logits of one routed token into experts and gates; false where a logit is not finite. One warp.
+DEVICE bool gate(const Parameters &p, float *scores, float *gates, int *experts) {
+    bool finite = true;
+    for (int expert = lane_index(); expert < p.experts; expert += 32) {
+        finite = finite && is_finite(scores[expert]);
+    }
+    if (ballot(finite) != 0xffffffffu) {
+        for (int slot = lane_index(); slot < p.top_k; slot += 32) {
+            experts[slot] = slot;
+            gates[slot] = not_a_number();
+        }
+        sync_warp();
+        return false;
+    }
+    if (p.gate_mode != TOPK_SOFTMAX) {
+        softmax(scores, p.experts);
+    }
+    select_largest(scores, p.experts, p.top_k, gates, experts);
+    if (p.gate_mode == TOPK_SOFTMAX) {
+        softmax(gates, p.top_k);
+    } else if (p.gate_mode == SOFTMAX_TOPK_RENORM) {
+        float sum = 0;
+        for (int slot = lane_index(); slot < p.top_k; slot += 32) {
+            sum += gates[slot];
+        }
+        sum = warp_sum(sum);
+        for (int slot = lane_index(); slot < p.top_k; slot += 32) {
+            gates[slot] = gates[slot] / sum;
+        }
+        sync_warp();
+    }
+    return true;
+}
+
+DEVICE bool is_routed(const Parameters &p, int token) {
+    int batch = token / p.tokens, place = token % p.tokens;
+    return !p.skip_padded || p.query_mask[(size_t)batch * p.query_mask_stride + p.query_mask_offset + place] != 0;
+}
+
+// Writes the choice of one token; slots are numbered by rising expert. One warp.
+DEVICE void publish(const Parameters &p, int token, bool routed, const float *gates, const int *experts) {
+    const size_t first = (size_t)token * p.top_k;
+    const size_t tokens = (size_t)p.batch * p.tokens;
+    for (int place = lane_index(); place < p.top_k; place += 32) {
+        int expert = routed ? experts[place] : place;
+        float weight = routed ? gates[place] : 0;
+        if (p.topk_indices) {
+            p.topk_indices[first + place] = expert;
+        }
+        if (p.topk_weights) {
+            p.topk_weights[first + place] = weight;
+        }
+        int slot = 0;
+        for (int other = 0; routed && other < p.top_k; other++) {
+            slot += experts[other] < expert;
+        }
+        slot = routed ? slot : place;
+        p.pair_experts[first + slot] = routed ? expert : -1;
+        p.pair_gates[first + slot] = weight;
+    }
+    for (int expert = lane_index(); expert < p.experts; expert += 32) {
+        int below = 0;
+        bool chosen = false;
+        for (int place = 0; routed && place < p.top_k; place++) {
+            below += experts[place] < expert;
+            chosen = chosen || experts[place] == expert;
+        }
+        p.slots[expert * tokens + token] = chosen ? (unsigned char)below : NO_SLOT;
+    }
+}
+
+// Routes the tokens from `first_token` on, as many as the warps of the block take. Leaves experts in `memory`, and
+// writes the choice where `publishes` is set. Returns how many tokens it takes.
+template <class T, int THREADS>
+DEVICE int route_tokens(const Parameters &p, const RouteMemory &memory, int first_token, bool publishes) {
+    const int WARPS = THREADS / 32;
+    const int groups = WARPS / p.route_splits;
+    const int warp = thread_index() / 32, lane = lane_index();
+    const int group = warp / p.route_splits, split = warp % p.route_splits;
+    const bool shares = p.route_splits > 1;
+    float *to = shares ? memory.sums + warp * GROUP_TOKENS * p.experts
+                       : memory.scores + group * GROUP_TOKENS * p.experts;
+    partial_logits<T>(p, first_token + group * GROUP_TOKENS, split, to);
+    sync_block();
+    if (shares) {
+        const int count = GROUP_TOKENS * p.experts;
+        for (int i = thread_index(); i < groups * count; i += THREADS) {
+            float sum = 0;
+            for (int part = 0; part < p.route_splits; part++) {
+                sum += memory.sums[(i / count * p.route_splits + part) * count + i % count];
+            }
+            memory.scores[i] = sum;
+        }
+        sync_block();
+    }
+    const int tokens = smaller(groups * GROUP_TOKENS, p.batch * p.tokens - first_token);
+    for (int i = warp; i < tokens; i += WARPS) {
+        float *gates = memory.gates + i * p.top_k;
+        int *experts = memory.experts + i * p.top_k;
+        bool routed = is_routed(p, first_token + i);
+        if (routed && !gate(p, memory.scores + i * p.experts, gates, experts) && publishes && lane == 0 && p.status) {
+            atomic_or(p.status, FAULT_ROUTER_LOGITS);
+        }
+        if (publishes) {
+            publish(p, first_token + i, routed, gates, experts);
+        }
+        if (!routed) {
+            for (int slot = lane; slot < p.top_k; slot += 32) {
+                experts[slot] = -1;
+            }
+        }
+    }
+    sync_block();
+    return tokens;
+}
+
+// The block's share of the tokens of the call; the first block also sets the tickets to 0.
+template <class T, int THREADS>
+DEVICE void route_block(const Parameters &p, unsigned char *shared, int block) {
+    if (block == 0) {
+        for (int i = thread_index(); i < p.tickets_count; i += THREADS) {
+            p.tickets[i] = 0;
+        }
+    }
+    RouteMemory memory(p, shared, THREADS / 32);
+    int tokens = THREADS / 32 / p.route_splits * GROUP_TOKENS;
+    route_tokens<T, THREADS>(p, memory, block * tokens, true);
+}

@@ -1,0 +1,307 @@
+//! The kernels that are compiled, and what each needs.
+//!
+//! The sources of the modules (`kernels/f32.cu`, `f16.cu`, `bf16.cu`) are made from this table; a test compares them.
+
+use std::fmt::Write;
+
+use crate::{Device, Element, Options};
+
+/// What multiplies small matrices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Engine {
+    /// Tensor cores on 16-bit elements.
+    Tensor,
+    /// Tensor cores on f32 elements that are rounded to TF32.
+    Tf32,
+    /// Fused multiply-add in f32.
+    Plain,
+}
+
+impl Engine {
+    /// The fastest engine of a device for an element type.
+    pub(crate) fn of(element: Element, device: &Device, options: Options) -> Self {
+        match element {
+            Element::F16 if device.compute_capability >= (7, 5) => Self::Tensor,
+            Element::Bf16 if device.compute_capability >= (8, 0) => Self::Tensor,
+            Element::F32 if options.tf32 && device.compute_capability >= (8, 0) => Self::Tf32,
+            _ => Self::Plain,
+        }
+    }
+
+    /// Whether the module of `element` holds kernels of this engine for a device.
+    pub(crate) fn exists(self, element: Element, device: &Device) -> bool {
+        match (self, element) {
+            (Self::Tensor | Self::Tf32, _) => true,
+            (Self::Plain, Element::F32) => true,
+            (Self::Plain, _) => device.compute_capability < (8, 0),
+        }
+    }
+
+    /// Engines of a module.
+    fn all(element: Element) -> [Self; 2] {
+        if element == Element::F32 { [Self::Tf32, Self::Plain] } else { [Self::Tensor, Self::Plain] }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Tensor => "tensor",
+            Self::Tf32 => "tf32",
+            Self::Plain => "plain",
+        }
+    }
+
+    fn c_type(self, element: Element) -> &'static str {
+        match (self, element) {
+            (Self::Tensor, Element::Bf16) => "TensorCores<bfloat16>",
+            (Self::Tensor, _) => "TensorCores<binary16>",
+            (Self::Tf32, _) => "Tf32Cores",
+            (Self::Plain, Element::F32) => "PlainUnits<float>",
+            (Self::Plain, Element::F16) => "PlainUnits<binary16>",
+            (Self::Plain, Element::Bf16) => "PlainUnits<bfloat16>",
+        }
+    }
+
+    /// The condition of the preprocessor under which a module holds this engine.
+    fn c_condition(self, element: Element) -> &'static str {
+        match (self, element) {
+            (Self::Tensor, Element::F16) => "HAS_TENSOR_CORES_F16",
+            (Self::Tensor, _) => "HAS_TENSOR_CORES_BF16",
+            (Self::Tf32, _) => "HAS_TENSOR_CORES_TF32",
+            (Self::Plain, Element::F32) => "1",
+            (Self::Plain, _) => "NEEDS_PLAIN_UNITS_16",
+        }
+    }
+
+    /// Elements that pad a row of a left factor, and a row of a right one.
+    fn padding(self, element: Element) -> [usize; 2] {
+        match self {
+            Self::Tensor => [8, 8],
+            Self::Tf32 => [4, 8],
+            Self::Plain => [16 / element.bytes(); 2],
+        }
+    }
+}
+
+/// A kernel of the families `project` and `output`: one tile of a matrix product a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ProductKernel {
+    pub(crate) engine: Engine,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    /// Inner indices of a stage.
+    pub(crate) depth: usize,
+    /// Warps along rows, columns and depth.
+    warps: [usize; 3],
+    stages: usize,
+    /// Blocks of one multiprocessor that registers must allow.
+    blocks: usize,
+}
+
+/// Bytes behind a tile of the output projection: a ticket and the visited experts.
+const VISITED_BYTES: usize = MAX_EXPERTS * 3 + 16;
+
+/// Experts that the kernels take.
+pub(crate) const MAX_EXPERTS: usize = 256;
+
+/// Experts per token that the kernels take.
+pub(crate) const MAX_TOP_K: usize = 128;
+
+/// Head width that the kernels take.
+pub(crate) const MAX_HEAD: usize = 256;
+
+impl ProductKernel {
+    /// Kernels of an engine, by rising size.
+    pub(crate) fn all(engine: Engine) -> [Self; 3] {
+        let deep = if engine == Engine::Tensor { 2 } else { 1 };
+        let kernel = |rows, columns, depth: usize, warps, stages, blocks| Self {
+            engine,
+            rows,
+            columns,
+            depth: depth * deep,
+            warps,
+            stages,
+            blocks,
+        };
+        [
+            kernel(16, 64, 32, [1, 1, 4], 4, 2),
+            kernel(64, 64, 16, [2, 2, 1], 4, 3),
+            kernel(128, 128, 16, [2, 4, 1], 4, 1),
+        ]
+    }
+
+    /// Threads of a block.
+    pub(crate) fn threads(&self) -> usize {
+        32 * self.warps.iter().product::<usize>()
+    }
+
+    /// Bytes of shared memory that the tile takes.
+    fn tile_bytes(&self, element: Element) -> usize {
+        let [left, right] = self.engine.padding(element);
+        let stage = self.rows * (self.depth + left) + self.depth * (self.columns + right);
+        let sums = self.warps[2] * self.rows * (self.columns + 4) * 4;
+        (self.stages * stage * element.bytes()).max(sums)
+    }
+
+    /// Bytes of shared memory of a `project` launch whose router needs `route_bytes`.
+    pub(crate) fn project_bytes(&self, element: Element, route_bytes: usize) -> usize {
+        self.tile_bytes(element).max(route_bytes)
+    }
+
+    /// Bytes of shared memory of an `output` launch.
+    pub(crate) fn output_bytes(&self, element: Element) -> usize {
+        self.tile_bytes(element) + 16 + VISITED_BYTES
+    }
+
+    /// Symbol in a family, `project` or `output`.
+    pub(crate) fn symbol(&self, family: &str) -> String {
+        format!("moa_{family}_{}_{}x{}", self.engine.name(), self.rows, self.columns)
+    }
+
+    fn c_type(&self, element: Element) -> String {
+        let Self { engine, rows, columns, depth, warps: [a, b, c], stages, .. } = self;
+        format!("Tile<{}, {rows}, {columns}, {depth}, {a}, {b}, {c}, {stages}>", engine.c_type(element))
+    }
+
+    fn write(&self, element: Element, text: &mut String) {
+        let (tile, threads) = (self.c_type(element), self.threads());
+        for family in ["project", "output"] {
+            let (symbol, blocks) = (self.symbol(family), self.blocks);
+            let _ = writeln!(text, "KERNEL({symbol}, {threads}, {blocks}, {family}<{tile}>(p))");
+        }
+        let bytes = self.tile_bytes(element);
+        let _ = writeln!(text, "static_assert({tile}::SHARED_BYTES == {bytes}, \"as the planner has it\");");
+    }
+}
+
+/// A kernel of the family `attend`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AttendKernel {
+    engine: Engine,
+    /// Head width that it takes at most.
+    pub(crate) head: usize,
+    row_warps: usize,
+    key_warps: usize,
+    /// Keys of a tile.
+    pub(crate) keys: usize,
+}
+
+impl AttendKernel {
+    /// Kernels of an engine: by head width, the tall one first.
+    pub(crate) fn all(engine: Engine) -> [Self; 6] {
+        let kernel = |head, row_warps, key_warps, keys| Self { engine, head, row_warps, key_warps, keys };
+        match engine {
+            Engine::Tensor => [
+                kernel(64, 4, 1, 64),
+                kernel(64, 1, 4, 64),
+                kernel(128, 4, 1, 64),
+                kernel(128, 1, 4, 64),
+                kernel(256, 4, 1, 32),
+                kernel(256, 1, 4, 64),
+            ],
+            Engine::Tf32 => [
+                kernel(64, 4, 1, 64),
+                kernel(64, 1, 4, 32),
+                kernel(128, 4, 1, 32),
+                kernel(128, 1, 4, 32),
+                kernel(256, 2, 1, 16),
+                kernel(256, 1, 2, 16),
+            ],
+            Engine::Plain => [
+                kernel(64, 4, 1, 32),
+                kernel(64, 1, 4, 32),
+                kernel(128, 2, 1, 32),
+                kernel(128, 1, 4, 32),
+                kernel(256, 2, 1, 16),
+                kernel(256, 1, 2, 16),
+            ],
+        }
+    }
+
+    /// Rows of a tile.
+    pub(crate) fn rows(&self) -> usize {
+        16 * self.row_warps
+    }
+
+    /// Whether blocks may cut the keys of a tile.
+    pub(crate) fn cuts_keys(&self) -> bool {
+        self.key_warps > 1
+    }
+
+    /// Threads of a block.
+    pub(crate) fn threads(&self) -> usize {
+        32 * self.row_warps * self.key_warps
+    }
+
+    /// Bytes of shared memory.
+    pub(crate) fn shared_bytes(&self, element: Element) -> usize {
+        let [pad, value_pad] = self.engine.padding(element);
+        let queries = self.rows() * (self.head + pad) * element.bytes();
+        let tile = self.keys * (2 * self.head + pad + value_pad) * element.bytes();
+        let merge = if self.cuts_keys() { self.key_warps * self.rows() * (self.head + 4) * 4 } else { 0 };
+        let warps = self.row_warps * self.key_warps;
+        let scratch = if self.engine == Engine::Plain { warps * 16 * (self.keys / self.key_warps + 4) * 4 } else { 0 };
+        queries + tile.max(merge) + scratch + 16
+    }
+
+    /// Symbol.
+    pub(crate) fn symbol(&self) -> String {
+        format!("moa_attend_{}_d{}_r{}", self.engine.name(), self.head, self.rows())
+    }
+
+    fn write(&self, element: Element, text: &mut String) {
+        let Self { engine, head, row_warps, key_warps, keys } = self;
+        let kind = format!("Attention<{}, {head}, {row_warps}, {key_warps}, {keys}>", engine.c_type(element));
+        let (symbol, threads) = (self.symbol(), self.threads());
+        let _ = writeln!(text, "KERNEL({symbol}, {threads}, 1, attend<{kind}>(p))");
+        let bytes = self.shared_bytes(element);
+        let _ = writeln!(text, "static_assert({kind}::SHARED_BYTES == {bytes}, \"as the planner has it\");");
+    }
+}
+
+/// Threads of the two small kernels.
+pub(crate) const LIST_THREADS: usize = 256;
+
+/// Symbol of the kernel that lists the pairs of each expert.
+pub(crate) const LIST_PAIRS: &str = "moa_list_pairs";
+
+/// Symbol of the kernel that sums the slots of each token.
+pub(crate) const SUM_SLOTS: &str = "moa_sum_slots";
+
+/// Entry points of a module on a device of this compute capability; sorted.
+pub fn entry_points(element: Element, compute_capability: (u32, u32)) -> Vec<String> {
+    let device = Device { compute_capability, multiprocessors: 1, shared_bytes_per_block: 0 };
+    let mut names = vec![LIST_PAIRS.to_owned(), SUM_SLOTS.to_owned()];
+    let best = Engine::of(element, &device, Options { tf32: true });
+    for engine in Engine::all(element) {
+        if engine == best || (engine == Engine::Plain && engine.exists(element, &device)) {
+            for kernel in ProductKernel::all(engine) {
+                names.extend(["project", "output"].map(|family| kernel.symbol(family)));
+            }
+            names.extend(AttendKernel::all(engine).iter().map(AttendKernel::symbol));
+        }
+    }
+    names.sort();
+    names
+}
+
+/// The text of `kernels/{module}.cu`.
+pub fn module_source(element: Element) -> String {
+    let c_element = match element {
+        Element::F32 => "float",
+        Element::F16 => "binary16",
+        Element::Bf16 => "bfloat16",
+    };
+    let mut text = String::from("// Made from src/catalog.rs; a test compares the two.\n");
+    for header in ["parameters", "attend", "lists", "output", "project"] {
+        let _ = writeln!(text, "#include \"{header}.cuh\"");
+    }
+    let _ = writeln!(text, "\nKERNEL({LIST_PAIRS}, {LIST_THREADS}, 1, list_pairs(p))");
+    let _ = writeln!(text, "KERNEL({SUM_SLOTS}, {LIST_THREADS}, 1, sum_slots<{c_element}>(p))");
+    for engine in Engine::all(element) {
+        let _ = writeln!(text, "\n#if {}", engine.c_condition(element));
+        ProductKernel::all(engine).iter().for_each(|kernel| kernel.write(element, &mut text));
+        AttendKernel::all(engine).iter().for_each(|kernel| kernel.write(element, &mut text));
+        text.push_str("#endif\n");
+    }
+    text
+}

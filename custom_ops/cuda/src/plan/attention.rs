@@ -1,0 +1,170 @@
+//! `MoASelfAttention` and `MoACrossAttention`.
+
+use moa_schema::{
+    CrossAttentionAttributes, CrossAttentionDims, SelfAttentionAttributes, SelfAttentionDims, cross_attention as cross,
+    self_attention as own,
+};
+
+use super::choice::{Choice, gate_mode};
+use super::layer::{Layer, Sizes};
+use super::{Plan, PlanError};
+use crate::catalog::AttendKernel;
+use crate::{Buffer, Device, Element, Options, Parameters};
+
+/// What a plan for `MoASelfAttention` depends on besides sizes and attributes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SelfAttentionSettings {
+    /// Rows of `cos_cache`, where the node has rotary inputs.
+    pub rotary_positions: Option<usize>,
+    /// Whether the output `present_key` is wanted.
+    pub returns_keys: bool,
+    /// Whether the output `present_value` is wanted.
+    pub returns_values: bool,
+}
+
+/// Plans `MoASelfAttention`.
+///
+/// # Errors
+///
+/// [`PlanError`] where a size exceeds what the kernels or the device support.
+pub fn self_attention(
+    dims: &SelfAttentionDims,
+    attributes: &SelfAttentionAttributes,
+    settings: &SelfAttentionSettings,
+    element: Element,
+    device: &Device,
+    options: Options,
+) -> Result<Plan, PlanError> {
+    let SelfAttentionDims { batch, tokens, past, width, experts, top_k, kv_heads, head } = *dims;
+    let sizes = Sizes {
+        batch,
+        tokens,
+        past,
+        keys: past.saturating_add(tokens),
+        width,
+        experts,
+        top_k,
+        kv_heads,
+        head,
+        gated: false,
+        rotary_positions: settings.rotary_positions.unwrap_or(0),
+        is_attention: true,
+    };
+    let parameters = Parameters {
+        hidden_states: Buffer::Input(own::HIDDEN_STATES),
+        router_weight: Buffer::Input(own::ROUTER_WEIGHT),
+        query_mask: Buffer::Input(own::ATTENTION_MASK),
+        key_mask: Buffer::Input(own::ATTENTION_MASK),
+        input_weight: Buffer::Input(own::QUERY_WEIGHT),
+        kv_weight: Buffer::Input(own::KV_WEIGHT),
+        output_weight: Buffer::Input(own::OUTPUT_WEIGHT),
+        output_bias: Buffer::Input(own::OUTPUT_BIAS),
+        past_key: Buffer::Input(own::PAST_KEY),
+        past_value: Buffer::Input(own::PAST_VALUE),
+        cos_cache: Buffer::Input(own::COS_CACHE),
+        sin_cache: Buffer::Input(own::SIN_CACHE),
+        position_ids: Buffer::Input(own::POSITION_IDS),
+        output: Buffer::Output(own::OUTPUT),
+        topk_indices: Buffer::Output(own::TOPK_INDICES),
+        topk_weights: Buffer::Output(own::TOPK_WEIGHTS),
+        query_mask_stride: i32::try_from(past.saturating_add(tokens)).unwrap_or(i32::MAX),
+        query_mask_offset: i32::try_from(past).unwrap_or(i32::MAX),
+        gate_mode: gate_mode(attributes.gate_mode),
+        activation: -1,
+        causal: i32::from(attributes.causal),
+        skip_padded: i32::from(attributes.skip_padded_queries),
+        scale: attributes.scale,
+        ..Parameters::default()
+    };
+    let mut layer = Layer::new(sizes, Choice::new(element, device, options)?, parameters)?;
+    let cache_bytes = batch * kv_heads * (past + tokens) * head * element.bytes();
+    let mut cache = |wanted, output| if wanted { Buffer::Output(output) } else { layer.arena.take(cache_bytes) };
+    layer.base.key = cache(settings.returns_keys, own::PRESENT_KEY);
+    layer.base.value = cache(settings.returns_values, own::PRESENT_VALUE);
+    plan(layer, true)
+}
+
+/// Plans `MoACrossAttention`.
+///
+/// # Errors
+///
+/// [`PlanError`] where a size exceeds what the kernels or the device support.
+pub fn cross_attention(
+    dims: &CrossAttentionDims,
+    attributes: &CrossAttentionAttributes,
+    element: Element,
+    device: &Device,
+    options: Options,
+) -> Result<Plan, PlanError> {
+    let CrossAttentionDims { batch, tokens, keys, width, experts, top_k, kv_heads, head } = *dims;
+    let sizes =
+        Sizes { batch, tokens, keys, width, experts, top_k, kv_heads, head, is_attention: true, ..Sizes::default() };
+    let parameters = Parameters {
+        hidden_states: Buffer::Input(cross::HIDDEN_STATES),
+        router_weight: Buffer::Input(cross::ROUTER_WEIGHT),
+        query_mask: Buffer::Input(cross::QUERY_MASK),
+        key_mask: Buffer::Input(cross::KEY_MASK),
+        input_weight: Buffer::Input(cross::QUERY_WEIGHT),
+        output_weight: Buffer::Input(cross::OUTPUT_WEIGHT),
+        output_bias: Buffer::Input(cross::OUTPUT_BIAS),
+        key: Buffer::Input(cross::KEY),
+        value: Buffer::Input(cross::VALUE),
+        output: Buffer::Output(cross::OUTPUT),
+        topk_indices: Buffer::Output(cross::TOPK_INDICES),
+        topk_weights: Buffer::Output(cross::TOPK_WEIGHTS),
+        query_mask_stride: i32::try_from(tokens).unwrap_or(i32::MAX),
+        gate_mode: gate_mode(attributes.gate_mode),
+        activation: -1,
+        skip_padded: i32::from(attributes.skip_padded_queries),
+        scale: attributes.scale,
+        ..Parameters::default()
+    };
+    plan(Layer::new(sizes, Choice::new(element, device, options)?, parameters)?, false)
+}
+
+/// Launches of an attention layer, which computes keys and values itself or is given them.
+fn plan(mut layer: Layer, appends: bool) -> Result<Plan, PlanError> {
+    let Sizes { batch, tokens, past, keys, top_k, kv_heads, head, experts, .. } = layer.sizes;
+    let (rows, pairs) = (tokens * top_k, batch * kv_heads);
+    let attend = layer.choice.attend(rows, pairs, head)?;
+    let query_tiles = rows.div_ceil(attend.rows());
+    let splits = layer.choice.key_splits(&attend, query_tiles * pairs, keys);
+    layer.place_rows();
+    layer.place_tickets(if splits > 1 { query_tiles * pairs } else { 0 })?;
+    let grouped = layer.is_grouped();
+    let columns = layer.sizes.columns();
+    let all_columns = if grouped { 0 } else { experts * columns } + if appends { 2 * columns } else { 0 };
+    layer.push_first(layer.sizes.all_tokens(), all_columns, |layer, kernel, parameters| {
+        if !grouped {
+            layer.fill_experts(kernel, parameters);
+        }
+        if appends {
+            let int = |value: usize| i32::try_from(value).unwrap_or(i32::MAX);
+            let past_bytes = pairs * past * head * layer.choice.element.bytes();
+            parameters.kv_row_tiles = int(layer.sizes.all_tokens().div_ceil(kernel.rows));
+            parameters.key_tiles = int(layer.input_tiles(kernel, false));
+            parameters.value_tiles = int(columns.div_ceil(kernel.columns));
+            parameters.copy_blocks = int(layer.choice.copy_blocks(past_bytes, kernel.threads()));
+        }
+    })?;
+    if grouped {
+        layer.push_lists()?;
+        layer.push_experts()?;
+    }
+    push_attend(&mut layer, &attend, query_tiles, splits)?;
+    layer.push_output()?;
+    Ok(layer.finish())
+}
+
+fn push_attend(layer: &mut Layer, kernel: &AttendKernel, tiles: usize, splits: usize) -> Result<(), PlanError> {
+    let Sizes { batch, kv_heads, head, .. } = layer.sizes;
+    let pairs = batch * kv_heads;
+    let int = |value: usize| i32::try_from(value).unwrap_or(i32::MAX);
+    let mut parameters = Parameters { query_tiles: int(tiles), key_splits: int(splits), ..layer.base };
+    if splits > 1 {
+        parameters.partial_attention = layer.arena.take(tiles * pairs * splits * kernel.rows() * (head + 4) * 4);
+    }
+    let shared = kernel.shared_bytes(layer.choice.element);
+    let blocks = tiles.saturating_mul(pairs).saturating_mul(splits);
+    layer.push(kernel.symbol(), blocks, kernel.threads(), shared, parameters)
+}

@@ -1,0 +1,357 @@
+//! What the three operators share: the launches of a routed layer.
+
+use super::arena::Arena;
+use super::choice::{Choice, GROUP_TOKENS, regime, route_bytes};
+use super::{Launch, Plan, PlanError, Regime};
+use crate::catalog::{LIST_PAIRS, LIST_THREADS, MAX_EXPERTS, MAX_HEAD, MAX_TOP_K, ProductKernel, SUM_SLOTS};
+use crate::{Buffer, Parameters};
+
+/// As `RowMode` in `kernels/project.cuh`.
+const ALL_ROWS: i32 = 0;
+const LISTED_ROWS: i32 = 1;
+const CHOSEN_ROWS: i32 = 2;
+const ROUTED_ROWS: i32 = 3;
+
+/// Sizes of a layer; symbols as in the schema.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Sizes {
+    pub(super) batch: usize,
+    pub(super) tokens: usize,
+    pub(super) past: usize,
+    pub(super) keys: usize,
+    pub(super) width: usize,
+    pub(super) experts: usize,
+    pub(super) top_k: usize,
+    /// 1 in a feed-forward layer.
+    pub(super) kv_heads: usize,
+    /// `F` in a feed-forward layer.
+    pub(super) head: usize,
+    /// Whether `input_weight` has two blocks of columns.
+    pub(super) gated: bool,
+    /// Rows of the rotary caches, 0 where nothing is rotated.
+    pub(super) rotary_positions: usize,
+    pub(super) is_attention: bool,
+}
+
+impl Sizes {
+    /// Tokens of all batch rows.
+    pub(super) fn all_tokens(&self) -> usize {
+        self.batch * self.tokens
+    }
+
+    /// Width of one expert's rows.
+    pub(super) fn columns(&self) -> usize {
+        self.kv_heads.saturating_mul(self.head)
+    }
+
+    fn check(&self) -> Result<(), PlanError> {
+        let limits = [
+            ("experts", self.experts, MAX_EXPERTS),
+            ("experts per token", self.top_k, MAX_TOP_K),
+            ("head width", if self.is_attention { self.head } else { 1 }, MAX_HEAD),
+            ("rotary positions", self.rotary_positions, INT),
+            ("model width", self.width, INT),
+            ("rows of chosen experts", product(&[self.batch, self.tokens, self.top_k]), INT),
+            ("keys", product(&[self.batch, self.kv_heads, self.keys]), INT),
+            (
+                "elements of the rows of all experts",
+                product(&[self.batch, self.tokens, self.experts, self.columns()]),
+                FAR,
+            ),
+            ("elements of the rows of all slots", product(&[self.batch, self.tokens, self.top_k, self.width]), FAR),
+            ("columns of all experts", product(&[2, self.experts, self.kv_heads, self.head]), INT),
+        ];
+        for (name, found, limit) in limits {
+            if found > limit {
+                return Err(PlanError::Limit { name, limit, found });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Largest count that kernels keep in an `int`, with room to round up to a tile.
+const INT: usize = (i32::MAX - 1024) as usize;
+
+/// Largest count that the workspace is made for.
+const FAR: usize = 1 << 42;
+
+fn product(factors: &[usize]) -> usize {
+    factors.iter().fold(1, |product, factor| product.saturating_mul(*factor))
+}
+
+/// Sizes were checked to fit.
+fn int(value: usize) -> i32 {
+    i32::try_from(value).unwrap_or(i32::MAX)
+}
+
+/// A plan on its way.
+#[derive(Debug)]
+pub(super) struct Layer {
+    pub(super) sizes: Sizes,
+    pub(super) choice: Choice,
+    pub(super) regime: Regime,
+    /// What all launches share.
+    pub(super) base: Parameters,
+    pub(super) arena: Arena,
+    launches: Vec<Launch>,
+    /// Tickets of attention, then of the output projection.
+    tickets: [usize; 2],
+}
+
+impl Layer {
+    /// Checks the sizes, and gives the routing its place in the workspace.
+    pub(super) fn new(sizes: Sizes, choice: Choice, parameters: Parameters) -> Result<Self, PlanError> {
+        sizes.check()?;
+        let mut arena = Arena::default();
+        let (tokens, pairs) = (sizes.all_tokens(), sizes.all_tokens() * sizes.top_k);
+        let [gate_scale, output_scale] = choice.gate_scale(sizes.experts);
+        let length = 16 / choice.element.bytes();
+        let half = if sizes.rotary_positions > 0 { 2 } else { 1 };
+        let whole_runs = sizes.width.is_multiple_of(length) && sizes.head.is_multiple_of(half * length);
+        let base = Parameters {
+            batch: int(sizes.batch),
+            tokens: int(sizes.tokens),
+            past: int(sizes.past),
+            keys: int(sizes.keys),
+            width: int(sizes.width),
+            experts: int(sizes.experts),
+            top_k: int(sizes.top_k),
+            kv_heads: int(sizes.kv_heads),
+            head: int(sizes.head),
+            columns: int(sizes.columns()),
+            input_columns: int(if sizes.gated { 2 * sizes.columns() } else { sizes.columns() }),
+            rotary_positions: int(sizes.rotary_positions),
+            gated: i32::from(sizes.gated),
+            vectors: i32::from(whole_runs),
+            key_splits: 1,
+            output_splits: 1,
+            gate_scale,
+            output_scale,
+            slots: arena.take(sizes.experts * tokens),
+            pair_experts: arena.take(pairs * 4),
+            pair_gates: arena.take(pairs * 4),
+            status: Buffer::Status,
+            ..parameters
+        };
+        let regime = regime(tokens, sizes.experts, sizes.top_k);
+        Ok(Self { sizes, choice, regime, base, arena, launches: Vec::new(), tickets: [0; 2] })
+    }
+
+    /// Whether experts take the rows of their lists.
+    pub(super) fn is_grouped(&self) -> bool {
+        matches!(self.regime, Regime::Grouped | Regime::GroupedReduce)
+    }
+
+    /// How the rows of experts are computed.
+    fn row_mode(&self) -> i32 {
+        match self.regime {
+            Regime::Grouped | Regime::GroupedReduce => LISTED_ROWS,
+            _ if !self.sizes.is_attention => CHOSEN_ROWS,
+            Regime::Dense => ALL_ROWS,
+            Regime::Sparse => ROUTED_ROWS,
+        }
+    }
+
+    /// Gives the rows of experts their place: for every expert, or for every slot.
+    pub(super) fn place_rows(&mut self) {
+        let slots =
+            if matches!(self.row_mode(), ALL_ROWS | ROUTED_ROWS) { self.sizes.experts } else { self.sizes.top_k };
+        let row = self.sizes.all_tokens() * self.sizes.columns() * self.choice.element.bytes();
+        self.base.rows = self.arena.take(slots * row);
+        // Slot by slot, an attention block reads the very rows that it writes, and reads them first.
+        let in_place = matches!(self.row_mode(), LISTED_ROWS | CHOSEN_ROWS);
+        self.base.attended = if in_place { self.base.rows } else { self.arena.take(self.sizes.top_k * row) };
+        self.base.row_mode = self.row_mode();
+    }
+
+    /// Parts of the first launch that reads hidden states: the router, and what `fill` adds for a tile.
+    pub(super) fn push_first(
+        &mut self,
+        rows: usize,
+        columns: usize,
+        fill: impl Fn(&Self, &ProductKernel, &mut Parameters),
+    ) -> Result<(), PlanError> {
+        let Sizes { experts, top_k, .. } = self.sizes;
+        let tokens = self.sizes.all_tokens();
+        let router =
+            |kernel: &ProductKernel| route_bytes(kernel, self.choice.route_splits(kernel, tokens), experts, top_k);
+        let bytes = |kernel: &ProductKernel| kernel.project_bytes(self.choice.element, router(kernel));
+        let kernel = self.choice.product(rows, columns, bytes)?;
+        let shared = bytes(&kernel);
+        let splits = self.choice.route_splits(&kernel, tokens);
+        let mut parameters = self.base;
+        parameters.route_splits = int(splits);
+        parameters.route_blocks = int(tokens.div_ceil(kernel.threads() / 32 / splits * GROUP_TOKENS));
+        parameters.tickets_count = int(self.tickets[0] + self.tickets[1]);
+        fill(self, &kernel, &mut parameters);
+        self.push_project(&kernel, shared, parameters, false)
+    }
+
+    /// Tiles over rows and columns of the experts.
+    pub(super) fn fill_experts(&self, kernel: &ProductKernel, parameters: &mut Parameters) {
+        let tokens = self.sizes.all_tokens();
+        let rows = if self.is_grouped() {
+            (tokens * self.sizes.top_k + self.sizes.experts * (kernel.rows - 1)) / kernel.rows
+        } else {
+            tokens.div_ceil(kernel.rows)
+        };
+        parameters.row_tiles = int(rows);
+        parameters.input_tiles = int(self.input_tiles(kernel, self.sizes.gated));
+    }
+
+    /// Tiles over the columns of one matrix; each half of a tile takes one of two partners where columns are paired.
+    pub(super) fn input_tiles(&self, kernel: &ProductKernel, gated: bool) -> usize {
+        let Sizes { kv_heads, head, rotary_positions, .. } = self.sizes;
+        if rotary_positions > 0 {
+            kv_heads * (head / 2).div_ceil(kernel.columns / 2)
+        } else if gated {
+            self.sizes.columns().div_ceil(kernel.columns / 2)
+        } else {
+            self.sizes.columns().div_ceil(kernel.columns)
+        }
+    }
+
+    /// The lists of the experts.
+    pub(super) fn push_lists(&mut self) -> Result<(), PlanError> {
+        let Sizes { experts, .. } = self.sizes;
+        self.base.expert_pairs = self.arena.take(experts * self.sizes.all_tokens() * 4);
+        self.base.expert_counts = self.arena.take(experts * 4);
+        self.push(LIST_PAIRS.to_owned(), experts, LIST_THREADS, LIST_THREADS / 32 * 4, self.base)
+    }
+
+    /// The rows of experts, in a launch of their own behind the router.
+    pub(super) fn push_experts(&mut self) -> Result<(), PlanError> {
+        let Sizes { experts, top_k, gated, .. } = self.sizes;
+        let rows = if self.is_grouped() { self.sizes.all_tokens() * top_k } else { self.sizes.all_tokens() };
+        let columns = self.sizes.columns() * if gated { 2 } else { 1 };
+        let (rows_each, across) = if self.is_grouped() { (rows, 1) } else { (rows, experts) };
+        let kernel = self.choice.product(
+            if self.is_grouped() { rows_each.div_ceil(experts) } else { rows_each },
+            columns * if self.is_grouped() { experts } else { across },
+            |kernel| kernel.project_bytes(self.choice.element, 0),
+        )?;
+        let mut parameters = self.base;
+        parameters.route_splits = 1;
+        self.fill_experts(&kernel, &mut parameters);
+        let shared = kernel.project_bytes(self.choice.element, 0);
+        self.push_project(&kernel, shared, parameters, true)
+    }
+
+    fn push_project(
+        &mut self,
+        kernel: &ProductKernel,
+        shared: usize,
+        parameters: Parameters,
+        overlap: bool,
+    ) -> Result<(), PlanError> {
+        let wide = |value: i32| usize::try_from(value).unwrap_or(0);
+        let p = &parameters;
+        let matrices = if p.row_mode == LISTED_ROWS { 1 } else { self.sizes.experts };
+        let blocks = [
+            wide(p.route_blocks),
+            product(&[wide(p.row_tiles), wide(p.input_tiles), matrices]),
+            product(&[wide(p.kv_row_tiles), wide(p.key_tiles) + wide(p.value_tiles)]),
+            wide(p.copy_blocks),
+        ];
+        let blocks = blocks.iter().fold(0_usize, |sum, blocks| sum.saturating_add(*blocks));
+        self.push(kernel.symbol("project"), blocks, kernel.threads(), shared, parameters)?;
+        if let (false, Some(launch)) = (overlap, self.launches.last_mut()) {
+            launch.overlap = false;
+        }
+        Ok(())
+    }
+
+    /// Says how many tickets attention and the output projection take, before the first launch.
+    pub(super) fn place_tickets(&mut self, attention: usize) -> Result<(), PlanError> {
+        let (kernel, _, splits) = self.output_kernel()?;
+        let tiles = self.sizes.all_tokens().div_ceil(kernel.rows) * self.sizes.width.div_ceil(kernel.columns);
+        let output = if splits > 1 { tiles } else { 0 };
+        self.tickets = [attention, output].map(|count| count.next_multiple_of(crate::WORKSPACE_ALIGNMENT / 4));
+        if attention + output > 0 {
+            self.base.tickets = self.arena.take((self.tickets[0] + self.tickets[1]) * 4);
+        }
+        Ok(())
+    }
+
+    /// Kernel, row tiles and parts of the output projection.
+    fn output_kernel(&self) -> Result<(ProductKernel, usize, usize), PlanError> {
+        let Sizes { experts, top_k, width, .. } = self.sizes;
+        let (tokens, reduces) = (self.sizes.all_tokens(), self.regime == Regime::GroupedReduce);
+        let rows = if reduces { (tokens * top_k).div_ceil(experts) } else { tokens };
+        let columns = if reduces { width * experts } else { width };
+        let kernel = self.choice.product(rows, columns, |kernel| kernel.output_bytes(self.choice.element))?;
+        if reduces {
+            let rows = (tokens * top_k + experts * (kernel.rows - 1)) / kernel.rows;
+            return Ok((kernel, rows, 1));
+        }
+        let visited = experts.min(tokens * top_k);
+        let row_tiles = tokens.div_ceil(kernel.rows);
+        let chunks = visited * self.sizes.columns().div_ceil(kernel.depth);
+        let splits = self.choice.output_splits(row_tiles * width.div_ceil(kernel.columns), chunks);
+        Ok((kernel, row_tiles, splits))
+    }
+
+    /// The output projection, and the sum over slots where it computes them apart.
+    pub(super) fn push_output(&mut self) -> Result<(), PlanError> {
+        let (kernel, row_tiles, splits) = self.output_kernel()?;
+        let Sizes { top_k, width, .. } = self.sizes;
+        let (tokens, reduces) = (self.sizes.all_tokens(), self.regime == Regime::GroupedReduce);
+        let element = self.choice.element;
+        if reduces {
+            self.base.partial_rows = self.arena.take(tokens * top_k * width * element.bytes());
+        } else if splits > 1 {
+            self.base.partial_rows = self.arena.take(splits * tokens * width * 4);
+        }
+        let tickets = match self.base.tickets {
+            Buffer::Workspace(start) => Buffer::Workspace(start + self.tickets[0] * 4),
+            other => other,
+        };
+        let columns = width.div_ceil(kernel.columns);
+        let parameters = Parameters {
+            row_mode: if reduces { LISTED_ROWS } else { CHOSEN_ROWS },
+            row_tiles: int(row_tiles),
+            output_tiles: int(columns),
+            output_splits: int(splits),
+            tickets: if splits > 1 { tickets } else { Buffer::Null },
+            ..self.base
+        };
+        let (threads, shared) = (kernel.threads(), kernel.output_bytes(element));
+        self.push(kernel.symbol("output"), product(&[row_tiles, columns, splits]), threads, shared, parameters)?;
+        if reduces {
+            let runs = tokens * width.div_ceil(16 / element.bytes());
+            self.push(SUM_SLOTS.to_owned(), runs.div_ceil(LIST_THREADS), LIST_THREADS, 0, self.base)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a launch.
+    pub(super) fn push(
+        &mut self,
+        kernel: String,
+        blocks: usize,
+        threads: usize,
+        shared: usize,
+        parameters: Parameters,
+    ) -> Result<(), PlanError> {
+        let limit = INT;
+        let grid = u32::try_from(blocks).ok().filter(|_| blocks <= limit);
+        let grid = grid.ok_or(PlanError::Limit { name: "blocks", limit, found: blocks })?;
+        let narrow = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+        self.launches.push(Launch {
+            element: self.choice.element,
+            kernel,
+            grid,
+            block: narrow(threads),
+            shared_bytes: narrow(shared),
+            overlap: !self.launches.is_empty(),
+            parameters,
+        });
+        Ok(())
+    }
+
+    /// The finished plan.
+    pub(super) fn finish(self) -> Plan {
+        Plan { launches: self.launches, workspace_bytes: self.arena.bytes(), regime: self.regime }
+    }
+}

@@ -1,0 +1,29 @@
+//! The C++ sources that are made from tables in Rust.
+
+use std::path::PathBuf;
+
+use moa_cuda::{Element, c_header, module_source};
+
+/// Set to write the sources instead of comparing them.
+const UPDATE: &str = "UPDATE_KERNEL_SOURCES";
+
+fn check(name: &str, text: &str) {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("kernels").join(name);
+    if std::env::var_os(UPDATE).is_some() {
+        std::fs::write(&path, text).unwrap();
+    }
+    let found = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(found, text, "{name} is not what the tables say; {UPDATE}=1 cargo test -p moa-cuda writes it");
+}
+
+#[test]
+fn parameters_are_what_the_table_says() {
+    check("parameters.cuh", &c_header());
+}
+
+#[test]
+fn modules_hold_what_the_catalog_says() {
+    for element in Element::ALL {
+        check(&format!("{}.cu", element.module()), &module_source(element));
+    }
+}
