@@ -11,21 +11,21 @@ template <class EngineType, int HEAD_, int ROW_WARPS_, int KEY_WARPS_, int KEYS_
 struct Attention {
     typedef EngineType Engine;
     typedef typename Engine::Element Element;
-    static const int HEAD = HEAD_, ROW_WARPS = ROW_WARPS_, KEY_WARPS = KEY_WARPS_, KEYS = KEYS_;
-    static const int THREADS = 32 * ROW_WARPS * KEY_WARPS;
-    static const int ROWS = 16 * ROW_WARPS, WARP_KEYS = KEYS / KEY_WARPS;
-    static const int STRIDE = HEAD + Engine::PAD;  // of queries and keys
-    static const int VALUE_STRIDE = HEAD + Engine::PAD_INNER_FIRST;
-    static const int QUERY_BYTES = ROWS * STRIDE * (int)sizeof(Element);
-    static const int KEY_BYTES = KEYS * STRIDE * (int)sizeof(Element);
-    static const int VALUE_BYTES = KEYS * VALUE_STRIDE * (int)sizeof(Element);
-    static const int MERGE_STRIDE = HEAD + 4;  // maximum, sum, 2 unused, the row
-    static const int MERGE_BYTES = KEY_WARPS > 1 ? KEY_WARPS * ROWS * MERGE_STRIDE * 4 : 0;
-    static const int TILE_BYTES = KEY_BYTES + VALUE_BYTES > MERGE_BYTES ? KEY_BYTES + VALUE_BYTES : MERGE_BYTES;
-    static const int SCRATCH_STRIDE = Engine::SCRATCH ? WARP_KEYS + Engine::SCRATCH : 0;
-    static const int SCRATCH_BYTES = ROW_WARPS * KEY_WARPS * 16 * SCRATCH_STRIDE * 4;
-    static const int SHARED_BYTES = QUERY_BYTES + TILE_BYTES + SCRATCH_BYTES + 16;
-    static const int LENGTH = Run<Element>::LENGTH, RUNS = HEAD / LENGTH;
+    static constexpr int HEAD = HEAD_, ROW_WARPS = ROW_WARPS_, KEY_WARPS = KEY_WARPS_, KEYS = KEYS_;
+    static constexpr int THREADS = 32 * ROW_WARPS * KEY_WARPS;
+    static constexpr int ROWS = 16 * ROW_WARPS, WARP_KEYS = KEYS / KEY_WARPS;
+    static constexpr int STRIDE = HEAD + Engine::PAD;  // of queries and keys
+    static constexpr int VALUE_STRIDE = HEAD + Engine::PAD_INNER_FIRST;
+    static constexpr int QUERY_BYTES = ROWS * STRIDE * (int)sizeof(Element);
+    static constexpr int KEY_BYTES = KEYS * STRIDE * (int)sizeof(Element);
+    static constexpr int VALUE_BYTES = KEYS * VALUE_STRIDE * (int)sizeof(Element);
+    static constexpr int MERGE_STRIDE = HEAD + 4;  // maximum, sum, 2 unused, the row
+    static constexpr int MERGE_BYTES = KEY_WARPS > 1 ? KEY_WARPS * ROWS * MERGE_STRIDE * 4 : 0;
+    static constexpr int TILE_BYTES = KEY_BYTES + VALUE_BYTES > MERGE_BYTES ? KEY_BYTES + VALUE_BYTES : MERGE_BYTES;
+    static constexpr int SCRATCH_STRIDE = Engine::SCRATCH ? WARP_KEYS + Engine::SCRATCH : 0;
+    static constexpr int SCRATCH_BYTES = ROW_WARPS * KEY_WARPS * 16 * SCRATCH_STRIDE * 4;
+    static constexpr int SHARED_BYTES = QUERY_BYTES + TILE_BYTES + SCRATCH_BYTES + 16;
+    static constexpr int LENGTH = Run<Element>::LENGTH, RUNS = HEAD / LENGTH;
     typedef typename Engine::template Sum<16, WARP_KEYS> Scores;
     typedef typename Engine::template Sum<16, HEAD> Mixed;
 
@@ -91,7 +91,7 @@ DEVICE void stage_cache(const QueryRows &rows, typename A::Element *to, int stri
 // Maximum and sum of the rows of a warp, and how far each may look.
 template <class A>
 struct RowState {
-    static const int ROWS = A::Scores::ROWS;
+    static constexpr int ROWS = A::Scores::ROWS;
     float largest[ROWS], sum[ROWS];
     int last_key[ROWS];
 };

@@ -1,4 +1,6 @@
 // Made from src/catalog.rs; a test compares the two.
+#define MODULE "bf16"
+
 #include "parameters.cuh"
 #include "attend.cuh"
 #include "lists.cuh"

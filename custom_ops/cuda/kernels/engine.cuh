@@ -17,8 +17,8 @@
 // Accumulators of mma.m16n8.
 template <int M, int N>
 struct FragmentSum {
-    static const int ROWS = M / 8;
-    static const int COLUMNS = N / 4;
+    static constexpr int ROWS = M / 8;
+    static constexpr int COLUMNS = N / 4;
     float block[M / 16][N / 8][4];
 
     DEVICE void clear() {
@@ -42,12 +42,12 @@ struct TensorCores {
     typedef T Element;
     template <int M, int N>
     using Sum = FragmentSum<M, N>;
-    static const int STEP = 16;
-    static const int UNROLL = 16;
-    static const int ROW_LANES = 4;
-    static const int PAD = 8;
-    static const int PAD_INNER_FIRST = 8;
-    static const int SCRATCH = 0;
+    static constexpr int STEP = 16;
+    static constexpr int UNROLL = 16;
+    static constexpr int ROW_LANES = 4;
+    static constexpr int PAD = 8;
+    static constexpr int PAD_INNER_FIRST = 8;
+    static constexpr int SCRATCH = 0;
 
     // Address of this lane's row in a 16 x 16 matrix of four 8 x 8 ones, the left two first.
     DEVICE static const T *left(const T *matrix, int stride) {
@@ -124,12 +124,12 @@ struct Tf32Cores {
     typedef float Element;
     template <int M, int N>
     using Sum = FragmentSum<M, N>;
-    static const int STEP = 8;
-    static const int UNROLL = 4;
-    static const int ROW_LANES = 4;
-    static const int PAD = 4;
-    static const int PAD_INNER_FIRST = 8;
-    static const int SCRATCH = 0;
+    static constexpr int STEP = 8;
+    static constexpr int UNROLL = 4;
+    static constexpr int ROW_LANES = 4;
+    static constexpr int PAD = 4;
+    static constexpr int PAD_INNER_FIRST = 8;
+    static constexpr int SCRATCH = 0;
 
     template <int M>
     DEVICE static void load_left(unsigned (&a)[M / 16][4], const float *from, int stride) {
@@ -193,8 +193,8 @@ struct Tf32Cores {
 // A matrix over 4 x 8 lanes.
 template <int M, int N>
 struct LaneSum {
-    static const int ROWS = M / 4;
-    static const int COLUMNS = N / 8;
+    static constexpr int ROWS = M / 4;
+    static constexpr int COLUMNS = N / 8;
     float value[ROWS][COLUMNS];
 
     DEVICE void clear() {
@@ -218,13 +218,13 @@ struct PlainUnits {
     typedef T Element;
     template <int M, int N>
     using Sum = LaneSum<M, N>;
-    static const int STEP = 4;
-    static const int UNROLL = 2;
-    static const int ROW_LANES = 8;
-    static const int PAD = 16 / (int)sizeof(T);
-    static const int PAD_INNER_FIRST = 16 / (int)sizeof(T);
+    static constexpr int STEP = 4;
+    static constexpr int UNROLL = 2;
+    static constexpr int ROW_LANES = 8;
+    static constexpr int PAD = 16 / (int)sizeof(T);
+    static constexpr int PAD_INNER_FIRST = 16 / (int)sizeof(T);
     // Floats of a warp's scratch memory beside every 16 rows of weights: padding of a row.
-    static const int SCRATCH = 4;
+    static constexpr int SCRATCH = 4;
 
     struct alignas(4 * sizeof(T)) Four {
         T element[4];

@@ -6,7 +6,7 @@
 // Elements that 16 bytes hold.
 template <class T>
 struct Run {
-    static const int LENGTH = 16 / (int)sizeof(T);
+    static constexpr int LENGTH = 16 / (int)sizeof(T);
 };
 
 // Copies `LENGTH` elements of which `valid` exist, the rest zeros, to shared memory. Asynchronous where `vectors` is

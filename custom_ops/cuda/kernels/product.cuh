@@ -10,20 +10,20 @@ template <class EngineType, int ROWS_, int COLUMNS_, int DEPTH_, int WARPS_ROWS,
 struct Tile {
     typedef EngineType Engine;
     typedef typename Engine::Element Element;
-    static const int ROWS = ROWS_, COLUMNS = COLUMNS_, DEPTH = DEPTH_, WARPS_DEPTH = WARPS_DEPTH_, STAGES = STAGES_;
-    static const int THREADS = 32 * WARPS_ROWS * WARPS_COLUMNS * WARPS_DEPTH;
-    static const int WARP_ROWS = ROWS / WARPS_ROWS, WARP_COLUMNS = COLUMNS / WARPS_COLUMNS;
-    static const int WARP_DEPTH = DEPTH / WARPS_DEPTH;
-    static const int LEFT_STRIDE = DEPTH + Engine::PAD;
-    static const int RIGHT_STRIDE = COLUMNS + Engine::PAD_INNER_FIRST;
-    static const int LEFT_ELEMENTS = ROWS * LEFT_STRIDE;
-    static const int STAGE_ELEMENTS = LEFT_ELEMENTS + DEPTH * RIGHT_STRIDE;
-    static const int SUM_STRIDE = COLUMNS + 4;
-    static const int STAGE_BYTES = STAGES * STAGE_ELEMENTS * (int)sizeof(Element);
-    static const int SUM_BYTES = WARPS_DEPTH * ROWS * SUM_STRIDE * 4;
-    static const int SHARED_BYTES = STAGE_BYTES > SUM_BYTES ? STAGE_BYTES : SUM_BYTES;
-    static const int LENGTH = Run<Element>::LENGTH;
-    static const int LEFT_RUNS = DEPTH / LENGTH, RIGHT_RUNS = COLUMNS / LENGTH;
+    static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, DEPTH = DEPTH_, WARPS_DEPTH = WARPS_DEPTH_, STAGES = STAGES_;
+    static constexpr int THREADS = 32 * WARPS_ROWS * WARPS_COLUMNS * WARPS_DEPTH;
+    static constexpr int WARP_ROWS = ROWS / WARPS_ROWS, WARP_COLUMNS = COLUMNS / WARPS_COLUMNS;
+    static constexpr int WARP_DEPTH = DEPTH / WARPS_DEPTH;
+    static constexpr int LEFT_STRIDE = DEPTH + Engine::PAD;
+    static constexpr int RIGHT_STRIDE = COLUMNS + Engine::PAD_INNER_FIRST;
+    static constexpr int LEFT_ELEMENTS = ROWS * LEFT_STRIDE;
+    static constexpr int STAGE_ELEMENTS = LEFT_ELEMENTS + DEPTH * RIGHT_STRIDE;
+    static constexpr int SUM_STRIDE = COLUMNS + 4;
+    static constexpr int STAGE_BYTES = STAGES * STAGE_ELEMENTS * (int)sizeof(Element);
+    static constexpr int SUM_BYTES = WARPS_DEPTH * ROWS * SUM_STRIDE * 4;
+    static constexpr int SHARED_BYTES = STAGE_BYTES > SUM_BYTES ? STAGE_BYTES : SUM_BYTES;
+    static constexpr int LENGTH = Run<Element>::LENGTH;
+    static constexpr int LEFT_RUNS = DEPTH / LENGTH, RIGHT_RUNS = COLUMNS / LENGTH;
     typedef typename Engine::template Sum<WARP_ROWS, WARP_COLUMNS> Sum;
 
     static_assert(WARP_DEPTH % Engine::STEP == 0, "a warp's depth is whole steps");

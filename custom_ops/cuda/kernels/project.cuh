@@ -28,7 +28,7 @@ DEVICE float activate(int activation, float x) {
 template <class TileType>
 struct HiddenSource {
     typedef typename TileType::Element T;
-    static const int LOADS = (TileType::ROWS * TileType::LEFT_RUNS + TileType::THREADS - 1) / TileType::THREADS;
+    static constexpr int LOADS = (TileType::ROWS * TileType::LEFT_RUNS + TileType::THREADS - 1) / TileType::THREADS;
     const T *rows[LOADS];  // null where there is no row
     int width;
     bool vectors;

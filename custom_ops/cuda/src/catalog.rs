@@ -292,6 +292,7 @@ pub fn module_source(element: Element) -> String {
         Element::Bf16 => "bfloat16",
     };
     let mut text = String::from("// Made from src/catalog.rs; a test compares the two.\n");
+    let _ = writeln!(text, "#define MODULE \"{}\"\n", element.module());
     for header in ["parameters", "attend", "lists", "output", "project"] {
         let _ = writeln!(text, "#include \"{header}.cuh\"");
     }

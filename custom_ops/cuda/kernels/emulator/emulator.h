@@ -17,7 +17,7 @@
 #define DYNAMIC_SHARED(name) unsigned char *name = emulator::shared_memory()
 #define KERNEL(name, threads, blocks, ...) \
     static void name(const Parameters &p) { __VA_ARGS__; } \
-    static const emulator::Registration registration_##name(#name, name, threads);
+    static const emulator::Registration registration_##name(MODULE ":" #name, name, threads);
 
 namespace emulator {
 

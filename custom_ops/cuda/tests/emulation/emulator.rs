@@ -1,0 +1,190 @@
+//! Building and running the emulator.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use moa_cuda::Buffer;
+use moa_cuda::plan::Plan;
+use sha2::{Digest, Sha256};
+
+const UNITS: [&str; 6] =
+    ["f32.cu", "f16.cu", "bf16.cu", "emulator/block.cpp", "emulator/main.cpp", "emulator/warp.cpp"];
+
+const FLAGS: [&str; 8] =
+    ["-std=c++17", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-c"];
+
+fn kernels() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("kernels")
+}
+
+/// Hash of every source and of the flags.
+fn source_hash(compiler: &str) -> String {
+    let mut hash = Sha256::new();
+    hash.update(format!("{compiler}{FLAGS:?}"));
+    for folder in [kernels(), kernels().join("emulator")] {
+        let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        for file in files.iter().filter(|file| file.is_file()) {
+            hash.update(fs::read(file).unwrap());
+        }
+    }
+    hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn compile(compiler: &str, unit: &str, object: &Path) {
+    let mut command = Command::new(compiler);
+    command.args(FLAGS);
+    if cfg!(target_arch = "x86_64") && std::is_x86_feature_detected!("fma") {
+        command.args(["-mfma", "-mavx2"]);
+    }
+    if unit.ends_with(".cu") {
+        command.args(["-x", "c++"]);
+    }
+    let output = command.arg(kernels().join(unit)).arg("-o").arg(object).output();
+    let output = output.unwrap_or_else(|error| panic!("a C++ compiler is needed ({compiler}: {error}); set CXX"));
+    assert!(output.status.success(), "{unit}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The emulator, built once for every state of the sources.
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let program = folder.join(format!("emulator-{}", source_hash(&compiler)));
+        if program.is_file() {
+            return program;
+        }
+        let build = tempfile::tempdir_in(folder).unwrap();
+        let object = |index: usize| build.path().join(format!("{index}.o"));
+        std::thread::scope(|scope| {
+            for part in 0..2 {
+                let (compiler, object) = (&compiler, &object);
+                scope.spawn(move || {
+                    for (index, unit) in UNITS.iter().enumerate().filter(|(index, _)| index % 2 == part) {
+                        compile(compiler, unit, &object(index));
+                    }
+                });
+            }
+        });
+        let linked = build.path().join("emulator");
+        let objects = (0..UNITS.len()).map(object);
+        let status = Command::new(&compiler).args(objects).arg("-o").arg(&linked).status().unwrap();
+        assert!(status.success(), "the emulator cannot be linked");
+        fs::rename(linked, &program).unwrap();
+        program
+    })
+}
+
+/// The tensors of one call.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Tensors {
+    /// Bytes of the inputs by position; `None` where absent.
+    pub(crate) inputs: Vec<Option<Vec<u8>>>,
+    /// Length in bytes of the outputs by position; `None` where nobody asks.
+    pub(crate) outputs: Vec<Option<usize>>,
+    /// Bytes that every tensor begins behind a multiple of 16.
+    pub(crate) offset: usize,
+}
+
+/// What a call leaves.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Results {
+    /// Bytes of the outputs by position.
+    pub(crate) outputs: Vec<Option<Vec<u8>>>,
+    /// The status word.
+    pub(crate) status: u32,
+}
+
+/// Writes a request, and remembers which buffer is which.
+struct Request {
+    buffers: Vec<u8>,
+    count: u64,
+    /// Lengths of those that may be written.
+    writable: Vec<usize>,
+}
+
+impl Request {
+    /// Adds a buffer, and returns its address.
+    fn add(&mut self, content: &[u8], writable: bool, offset: usize) -> u64 {
+        let padded = [vec![0xA5; offset], content.to_vec()].concat();
+        self.buffers.extend((padded.len() as u64).to_le_bytes());
+        self.buffers.extend(u64::from(writable).to_le_bytes());
+        self.buffers.extend(&padded);
+        if writable {
+            self.writable.push(padded.len());
+        }
+        self.count += 1;
+        (self.count << 40) + offset as u64
+    }
+}
+
+/// Runs a plan; `Err` holds what the emulator complains of.
+pub(crate) fn try_run(plan: &Plan, tensors: &Tensors) -> Result<Results, String> {
+    let mut request = Request { buffers: Vec::new(), count: 0, writable: Vec::new() };
+    let offset = tensors.offset;
+    let inputs: Vec<u64> = tensors
+        .inputs
+        .iter()
+        .map(|input| input.as_ref().map_or(0, |input| request.add(input, false, offset)))
+        .collect();
+    let outputs: Vec<u64> = tensors
+        .outputs
+        .iter()
+        .map(|length| length.map_or(0, |length| request.add(&vec![0xFF; length], true, offset)))
+        .collect();
+    let workspace = request.add(&vec![0xFF; plan.workspace_bytes], true, 0);
+    let status = request.add(&[0; 4], true, 0);
+    let address = |buffer: Buffer| match buffer {
+        Buffer::Null => 0,
+        Buffer::Input(index) => inputs.get(index).copied().unwrap_or(0),
+        Buffer::Output(index) => outputs.get(index).copied().unwrap_or(0),
+        Buffer::Workspace(offset) => workspace + offset as u64,
+        Buffer::Status => status,
+    };
+    let mut bytes = request.count.to_le_bytes().to_vec();
+    bytes.extend(&request.buffers);
+    bytes.extend((plan.launches.len() as u64).to_le_bytes());
+    for launch in &plan.launches {
+        let name = format!("{}:{}", launch.element.module(), launch.kernel);
+        bytes.extend((name.len() as u64).to_le_bytes());
+        bytes.extend(name.as_bytes());
+        for number in [launch.grid, launch.block, launch.shared_bytes] {
+            bytes.extend(u64::from(number).to_le_bytes());
+        }
+        bytes.extend(launch.parameters.bytes(address));
+    }
+    let contents = execute(&bytes)?;
+    let mut rest = contents.as_slice();
+    let mut written = request.writable.iter().map(|length| {
+        let (own, behind) = rest.split_at(*length);
+        rest = behind;
+        own.to_vec()
+    });
+    let outputs =
+        tensors.outputs.iter().map(|length| length.map(|_| written.next().unwrap().split_off(offset))).collect();
+    let status = written.nth(1).unwrap();
+    Ok(Results { outputs, status: u32::from_le_bytes([status[0], status[1], status[2], status[3]]) })
+}
+
+/// Runs a plan that must run.
+pub(crate) fn run(plan: &Plan, tensors: &Tensors) -> Results {
+    try_run(plan, tensors).unwrap_or_else(|message| panic!("{message}\n{plan:#?}"))
+}
+
+fn execute(request: &[u8]) -> Result<Vec<u8>, String> {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let name = COUNT.fetch_add(1, Ordering::Relaxed);
+    let [from, to] = ["request", "result"].map(|kind| folder.path().join(format!("{kind}-{name}")));
+    fs::write(&from, request).unwrap();
+    let output = Command::new(program()).arg(&from).arg(&to).output().unwrap();
+    if output.status.success() {
+        Ok(fs::read(to).unwrap())
+    } else {
+        Err(format!("{} {}", output.status, String::from_utf8_lossy(&output.stderr)))
+    }
+}
