@@ -59,33 +59,52 @@ template <class A>
 DEVICE void stage_queries(const QueryRows &rows, typename A::Element *to) {
     typedef typename A::Element T;
     const Parameters &p = rows.p;
-    for (int i = thread_index(); i < A::ROWS * A::RUNS; i += A::THREADS) {
+    stage_runs<A::ROWS * A::RUNS, A::THREADS, T>(p.vectors != 0, [&](int i, T *&target, const T *&from) {
         int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH;
+        target = to + row * A::STRIDE + d;
         long long source = rows.exists(row) ? rows.source(row) : -1;
         int valid = source < 0 ? 0 : p.head - d;
-        const T *from = (const T *)p.rows;
+        from = (const T *)p.rows;
         if (valid > 0) {
             from += source * p.columns + rows.head * p.head + d;
         }
-        stage_run(to + row * A::STRIDE + d, from, valid, p.vectors != 0);
-    }
+        return valid;
+    });
 }
+
+// The keys or the values of one batch row and head: the past, then the rows behind it.
+template <class T>
+struct Cache {
+    const T *past, *behind;
+    int past_rows, head;
+
+    DEVICE Cache(const QueryRows &rows, const void *past_cache, const void *cache, int cache_rows) {
+        const Parameters &p = rows.p;
+        const size_t pair = (size_t)rows.batch * p.kv_heads + rows.head;
+        past_rows = p.past;
+        head = p.head;
+        past = (const T *)past_cache + pair * p.past * p.head;
+        behind = (const T *)cache + ((pair + 1) * cache_rows - p.keys) * p.head;
+    }
+
+    DEVICE const T *row(int key) const { return (key < past_rows ? past : behind) + (long long)key * head; }
+};
 
 // Stages one tile of keys or values; masked rows are zeros and are not read.
 template <class A>
-DEVICE void stage_cache(const QueryRows &rows, typename A::Element *to, int stride, const void *cache, int tile) {
+DEVICE void stage_cache(const QueryRows &rows, typename A::Element *to, int stride,
+                        const Cache<typename A::Element> &cache, int tile) {
     typedef typename A::Element T;
     const Parameters &p = rows.p;
-    const T *first = (const T *)cache + ((size_t)rows.batch * p.kv_heads + rows.head) * p.keys * p.head;
     const int *mask = p.key_mask + (size_t)rows.batch * p.keys;
-#pragma unroll
-    for (int i = thread_index(); i < A::KEYS * A::RUNS; i += A::THREADS) {
+    stage_runs<A::KEYS * A::RUNS, A::THREADS, T>(p.vectors != 0, [&](int i, T *&target, const T *&from) {
         int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH, key = tile * A::KEYS + row;
+        target = to + row * stride + d;
         bool seen = key < p.keys && mask[key] != 0;
         int valid = seen ? p.head - d : 0;
-        const T *from = valid > 0 ? first + (size_t)key * p.head + d : first;
-        stage_run(to + row * stride + d, from, valid, p.vectors != 0);
-    }
+        from = valid > 0 ? cache.row(key) + d : (const T *)p.rows;
+        return valid;
+    });
 }
 
 // Maximum and sum of the rows of a warp, and how far each may look.
@@ -320,15 +339,17 @@ DEVICE void attend(const Parameters &p) {
     const int tiles = ceil_div(end_key, A::KEYS);
     const int begin = tiles * split / p.key_splits, end = tiles * (split + 1) / p.key_splits;
 
+    const Cache<T> key_cache(rows, p.past_key, p.key, p.key_rows);
+    const Cache<T> value_cache(rows, p.past_value, p.value, p.value_rows);
     stage_queries<A>(rows, queries);
     if (begin < end) {
-        stage_cache<A>(rows, keys, A::STRIDE, p.key, begin);
+        stage_cache<A>(rows, keys, A::STRIDE, key_cache, begin);
     }
     copy_commit();
     for (int tile = begin; tile < end; tile++) {
         copy_wait<0>();
         sync_block();
-        stage_cache<A>(rows, values, A::VALUE_STRIDE, p.value, tile);
+        stage_cache<A>(rows, values, A::VALUE_STRIDE, value_cache, tile);
         copy_commit();
         typename A::Scores scores;
         scores.clear();
@@ -342,7 +363,7 @@ DEVICE void attend(const Parameters &p) {
         copy_wait<0>();
         sync_block();
         if (tile + 1 < end) {
-            stage_cache<A>(rows, keys, A::STRIDE, p.key, tile + 1);
+            stage_cache<A>(rows, keys, A::STRIDE, key_cache, tile + 1);
         }
         copy_commit();
         Engine::multiply_sum(mixed, scores, scratch, values + key_part * A::WARP_KEYS * A::VALUE_STRIDE,

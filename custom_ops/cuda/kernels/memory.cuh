@@ -9,20 +9,33 @@ struct Run {
     static constexpr int LENGTH = 16 / (int)sizeof(T);
 };
 
-// Copies `LENGTH` elements of which `valid` exist, the rest zeros, to shared memory. Asynchronous where `vectors` is
-// set; then `valid` is 0 or `LENGTH`, and `from` is a multiple of 16 bytes.
-template <class T>
-DEVICE void stage_run(T *to, const T *from, int valid, bool vectors) {
-    const int LENGTH = Run<T>::LENGTH;
+// Fills `COUNT` runs of shared memory with a block of `THREADS`. `place(i, to, from)` says where run `i` lies and returns
+// how many of its elements exist, the rest are zeros. With `vectors`, that is none or all of them, `from` is a multiple of
+// 16 bytes, and the copies are asynchronous.
+template <int COUNT, int THREADS, class T, class Place>
+DEVICE void stage_runs(bool vectors, Place place) {
+    T *to = nullptr;
+    const T *from = nullptr;
     if (vectors) {
-        copy_async(to, from, valid > 0);
+#pragma unroll
+        for (int pass = 0; pass < (COUNT + THREADS - 1) / THREADS; pass++) {
+            int i = pass * THREADS + thread_index();
+            if (COUNT % THREADS == 0 || i < COUNT) {
+                bool exists = place(i, to, from) > 0;
+                copy_async(to, from, exists);
+            }
+        }
         return;
     }
-#pragma unroll
-    for (int i = 0; i < LENGTH; i++) {
+#pragma unroll 1
+    for (int i = thread_index(); i < COUNT; i += THREADS) {
+        int valid = place(i, to, from);
         T zero;
         from_float(zero, 0);
-        to[i] = i < valid ? from[i] : zero;
+#pragma unroll 1
+        for (int j = 0; j < Run<T>::LENGTH; j++) {
+            to[j] = j < valid ? from[j] : zero;
+        }
     }
 }
 

@@ -21,25 +21,21 @@ struct AttendedSource {
         const int first = chunk % chunks_per_expert * TileType::DEPTH;
         const int tokens = p.batch * p.tokens;
         const T *attended = (const T *)p.attended;
-#pragma unroll
-        for (int i = thread_index(); i < TileType::ROWS * TileType::LEFT_RUNS; i += TileType::THREADS) {
-            int row = i / TileType::LEFT_RUNS, k = i % TileType::LEFT_RUNS * TileType::LENGTH;
-            int valid = 0;
-            size_t pair = 0;
-            if (row < rows) {
-                if (pairs) {
-                    pair = pairs[row];
-                    valid = p.columns - (first + k);
-                } else {
+        stage_runs<TileType::ROWS * TileType::LEFT_RUNS, TileType::THREADS, T>(
+            p.vectors != 0, [&](int i, T *&target, const T *&from) {
+                int row = i / TileType::LEFT_RUNS, k = i % TileType::LEFT_RUNS * TileType::LENGTH;
+                int valid = 0;
+                size_t pair = 0;
+                if (row < rows) {
                     int token = first_row + row;
-                    int slot = p.slots[(size_t)expert * tokens + token];
-                    pair = (size_t)token * p.top_k + slot;
+                    int slot = pairs ? 0 : p.slots[(size_t)expert * tokens + token];
+                    pair = pairs ? (size_t)pairs[row] : (size_t)token * p.top_k + slot;
                     valid = slot == NO_SLOT ? 0 : p.columns - (first + k);
                 }
-            }
-            const T *from = valid > 0 ? attended + pair * p.columns + first + k : attended;
-            stage_run(left + row * TileType::LEFT_STRIDE + k, from, valid, p.vectors != 0);
-        }
+                target = left + row * TileType::LEFT_STRIDE + k;
+                from = attended + (valid > 0 ? pair * p.columns + first + k : 0);
+                return valid;
+            });
         const T *weight = (const T *)p.output_weight + (size_t)expert * p.columns * p.width;
         Columns<T> columns = {weight, (size_t)p.width, p.columns, first_column, p.width, 0};
         columns.template stage<TileType>(right, first, p.vectors != 0);

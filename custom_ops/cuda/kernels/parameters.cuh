@@ -18,8 +18,8 @@ struct Parameters {
     void *output;  // [N, C].
     long long *topk_indices;  // [N, k], or null.
     float *topk_weights;  // [N, k], or null.
-    void *key;  // [B, G, S, D].
-    void *value;  // [B, G, S, D].
+    void *key;  // [B, G, key_rows, D]: the keys behind the past are its last rows.
+    void *value;  // [B, G, value_rows, D], the same of values.
     void *rows;  // [N, E, w] where every expert is computed, else [N, k, w]: queries or hidden rows.
     void *attended;  // [N, k, w] times gate and gate_scale; slots by rising expert.
     void *partial_rows;  // [N, k, C] products of single slots, or [output_splits, N, C] f32.
@@ -35,6 +35,8 @@ struct Parameters {
     int tokens;  // T.
     int past;  // P.
     int keys;  // S.
+    int key_rows;  // S where the past belongs into key, else the keys behind the past.
+    int value_rows;  // The same of value.
     int width;  // C.
     int experts;  // E.
     int top_k;  // k.
@@ -71,4 +73,4 @@ struct Parameters {
 };
 
 const int PARAMETERS_POINTERS = 29;
-static_assert(sizeof(Parameters) == 384, "the fields have no padding between them");
+static_assert(sizeof(Parameters) == 392, "the fields have no padding between them");

@@ -50,16 +50,17 @@ struct Columns {
     template <class TileType>
     DEVICE void stage(T *to, int first_inner, bool vectors) const {
         const int HALF = TileType::COLUMNS / 2;
-#pragma unroll
-        for (int i = thread_index(); i < TileType::DEPTH * TileType::RIGHT_RUNS; i += TileType::THREADS) {
-            int inner_index = i / TileType::RIGHT_RUNS, column = i % TileType::RIGHT_RUNS * TileType::LENGTH;
-            bool second = pair_offset != 0 && column >= HALF;
-            int unit = first + column - (second ? HALF : 0);
-            int k = first_inner + inner_index;
-            int valid = k < inner ? units - unit : 0;
-            const T *from = valid > 0 ? weight + (size_t)k * stride + unit + (second ? pair_offset : 0) : weight;
-            stage_run(to + inner_index * TileType::RIGHT_STRIDE + column, from, valid, vectors);
-        }
+        stage_runs<TileType::DEPTH * TileType::RIGHT_RUNS, TileType::THREADS, T>(
+            vectors, [&](int i, T *&target, const T *&from) {
+                int inner_index = i / TileType::RIGHT_RUNS, column = i % TileType::RIGHT_RUNS * TileType::LENGTH;
+                bool second = pair_offset != 0 && column >= HALF;
+                int unit = first + column - (second ? HALF : 0);
+                int k = first_inner + inner_index;
+                int valid = k < inner ? units - unit : 0;
+                target = to + inner_index * TileType::RIGHT_STRIDE + column;
+                from = valid > 0 ? weight + (size_t)k * stride + unit + (second ? pair_offset : 0) : weight;
+                return valid;
+            });
     }
 };
 

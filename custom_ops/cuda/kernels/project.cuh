@@ -25,40 +25,25 @@ DEVICE float activate(int activation, float x) {
 }
 
 // The rows of hidden states that a tile takes.
-template <class TileType>
+template <class TileType, class TokenOf>
 struct HiddenSource {
     typedef typename TileType::Element T;
-    static constexpr int LOADS = (TileType::ROWS * TileType::LEFT_RUNS + TileType::THREADS - 1) / TileType::THREADS;
-    const T *rows[LOADS];  // null where there is no row
-    int width;
-    bool vectors;
-    Columns<T> columns;
-
-    // `token_of(row)` is negative where there is no row.
-    template <class TokenOf>
-    DEVICE HiddenSource(const Parameters &p, const Columns<T> &columns_, TokenOf token_of)
-        : width(p.width), vectors(p.vectors != 0), columns(columns_) {
-#pragma unroll
-        for (int i = 0; i < LOADS; i++) {
-            int row = (thread_index() + i * TileType::THREADS) / TileType::LEFT_RUNS;
-            int token = row < TileType::ROWS ? token_of(row) : -1;
-            rows[i] = token < 0 ? nullptr : (const T *)p.hidden_states + (size_t)token * width;
-        }
-    }
+    const Parameters &p;
+    const Columns<T> &columns;
+    const TokenOf &token_of;  // negative where there is no row
 
     DEVICE void stage(T *left, T *right, int chunk) const {
         const int first = chunk * TileType::DEPTH;
-#pragma unroll
-        for (int i = 0; i < LOADS; i++) {
-            int index = thread_index() + i * TileType::THREADS;
-            int row = index / TileType::LEFT_RUNS, k = index % TileType::LEFT_RUNS * TileType::LENGTH;
-            if (row < TileType::ROWS) {
-                int valid = rows[i] == nullptr ? 0 : width - (first + k);
-                const T *from = valid > 0 ? rows[i] + first + k : columns.weight;
-                stage_run(left + row * TileType::LEFT_STRIDE + k, from, valid, vectors);
-            }
-        }
-        columns.template stage<TileType>(right, first, vectors);
+        stage_runs<TileType::ROWS * TileType::LEFT_RUNS, TileType::THREADS, T>(
+            p.vectors != 0, [&](int i, T *&target, const T *&from) {
+                int row = i / TileType::LEFT_RUNS, k = i % TileType::LEFT_RUNS * TileType::LENGTH;
+                int token = token_of(row);
+                int valid = token < 0 ? 0 : p.width - (first + k);
+                target = left + row * TileType::LEFT_STRIDE + k;
+                from = (const T *)p.hidden_states + (valid > 0 ? (size_t)token * p.width + first + k : 0);
+                return valid;
+            });
+        columns.template stage<TileType>(right, first, p.vectors != 0);
     }
 };
 
@@ -143,23 +128,24 @@ DEVICE void append_tile(const Parameters &p, unsigned char *shared, int tile, in
     Columns<T> columns = columns_of<TileType>(weight, 2 * (size_t)p.columns, p.width, tile / p.kv_row_tiles,
                                               rotary ? p.head : p.columns, rotary ? p.head / 2 : 0, block);
     auto token_of = [&](int row) { return first_token + row < tokens ? first_token + row : -1; };
-    HiddenSource<TileType> source(p, columns, token_of);
+    HiddenSource<TileType, decltype(token_of)> source = {p, columns, token_of};
     compute_tile<TileType>(shared, ceil_div(p.width, TileType::DEPTH), source);
     T *cache = (T *)(part == 0 ? p.key : p.value);
     const int first_column = rotary ? block * p.head : 0;
     auto keep = [&](int, int token, int unit, int valid, const float(&values)[TileType::LENGTH]) {
         int column = first_column + unit;
+        const int cache_rows = part == 0 ? p.key_rows : p.value_rows;
         size_t row = (size_t)(token / p.tokens) * p.kv_heads;
-        size_t place = p.past + token % p.tokens;
+        size_t place = cache_rows - p.tokens + token % p.tokens;
         if (p.vectors) {
-            size_t at = ((row + column / p.head) * p.keys + place) * p.head + column % p.head;
+            size_t at = ((row + column / p.head) * cache_rows + place) * p.head + column % p.head;
             store_run(cache + at, values, valid, true);
             return;
         }
 #pragma unroll
         for (int i = 0; i < TileType::LENGTH; i++) {
             if (i < valid) {
-                size_t at = ((row + (column + i) / p.head) * p.keys + place) * p.head + (column + i) % p.head;
+                size_t at = ((row + (column + i) / p.head) * cache_rows + place) * p.head + (column + i) % p.head;
                 from_float(cache[at], values[i]);
             }
         }
@@ -246,7 +232,7 @@ DEVICE void expert_tile(const Parameters &p, unsigned char *shared, int tile) {
         int token = first_row + row;
         return p.row_mode == CHOSEN_ROWS && slots[token] == NO_SLOT ? -1 : token;
     };
-    HiddenSource<TileType> source(p, columns, token_of);
+    HiddenSource<TileType, decltype(token_of)> source = {p, columns, token_of};
     compute_tile<TileType>(shared, ceil_div(p.width, TileType::DEPTH), source);
     auto keep = [&](int row, int token, int unit, int valid, float(&values)[TileType::LENGTH]) {
         size_t place;
@@ -270,21 +256,19 @@ DEVICE void expert_tile(const Parameters &p, unsigned char *shared, int tile) {
     finish_rows<TileType>(p, shared, columns, rotary, token_of, keep);
 }
 
-// Copies the past of keys and values in front of the new rows.
+// Copies the past in front of the new rows.
 template <class T, int THREADS>
-DEVICE void copy_past(const Parameters &p, int block) {
+DEVICE void copy_past(const Parameters &p, const void *past, void *cache, int block) {
     const size_t past_row = (size_t)p.past * p.head, row = (size_t)p.keys * p.head;
-    const size_t rows = (size_t)p.batch * p.kv_heads;
     const int length = p.vectors ? Run<T>::LENGTH : 1;
-    const size_t runs = past_row / length;
-    for (size_t i = (size_t)block * THREADS + thread_index(); i < rows * runs; i += (size_t)p.copy_blocks * THREADS) {
-        size_t from = i / runs * past_row + i % runs * length, to = i / runs * row + i % runs * length;
+    const size_t runs = past_row / length, all = (size_t)p.batch * p.kv_heads * runs;
+    for (size_t i = (size_t)block * THREADS + thread_index(); i < all; i += (size_t)p.copy_blocks * THREADS) {
+        const T *from = (const T *)past + i / runs * past_row + i % runs * length;
+        T *to = (T *)cache + i / runs * row + i % runs * length;
         if (p.vectors) {
-            *(Vector16 *)((T *)p.key + to) = *(const Vector16 *)((const T *)p.past_key + from);
-            *(Vector16 *)((T *)p.value + to) = *(const Vector16 *)((const T *)p.past_value + from);
+            *(Vector16 *)to = *(const Vector16 *)from;
         } else {
-            ((T *)p.key)[to] = ((const T *)p.past_key)[from];
-            ((T *)p.value)[to] = ((const T *)p.past_value)[from];
+            *to = *from;
         }
     }
 }
@@ -318,5 +302,10 @@ DEVICE void project(const Parameters &p) {
         append_tile<TileType>(p, shared, block, 1);
         return;
     }
-    copy_past<T, TileType::THREADS>(p, block - count);
+    if (p.key_rows == p.keys) {
+        copy_past<T, TileType::THREADS>(p, p.past_key, p.key, block - count);
+    }
+    if (p.value_rows == p.keys) {
+        copy_past<T, TileType::THREADS>(p, p.past_value, p.value, block - count);
+    }
 }

@@ -85,8 +85,8 @@ parameters! {
         output: "void *", "`[N, C]`.";
         topk_indices: "long long *", "`[N, k]`, or null.";
         topk_weights: "float *", "`[N, k]`, or null.";
-        key: "void *", "`[B, G, S, D]`.";
-        value: "void *", "`[B, G, S, D]`.";
+        key: "void *", "`[B, G, key_rows, D]`: the keys behind the past are its last rows.";
+        value: "void *", "`[B, G, value_rows, D]`, the same of values.";
         rows: "void *", "`[N, E, w]` where every expert is computed, else `[N, k, w]`: queries or hidden rows.";
         attended: "void *", "`[N, k, w]` times gate and `gate_scale`; slots by rising expert.";
         partial_rows: "void *", "`[N, k, C]` products of single slots, or `[output_splits, N, C]` f32.";
@@ -104,6 +104,8 @@ parameters! {
         tokens, "`T`.";
         past, "`P`.";
         keys, "`S`.";
+        key_rows, "`S` where the past belongs into `key`, else the keys behind the past.";
+        value_rows, "The same of `value`.";
         width, "`C`.";
         experts, "`E`.";
         top_k, "`k`.";

@@ -6,7 +6,7 @@ use moa_schema::{
 };
 
 use super::choice::{Choice, gate_mode};
-use super::layer::{Layer, Sizes};
+use super::layer::{Layer, Sizes, int};
 use super::{Plan, PlanError};
 use crate::catalog::AttendKernel;
 use crate::{Buffer, Device, Element, Options, Parameters};
@@ -67,8 +67,8 @@ pub fn self_attention(
         output: Buffer::Output(own::OUTPUT),
         topk_indices: Buffer::Output(own::TOPK_INDICES),
         topk_weights: Buffer::Output(own::TOPK_WEIGHTS),
-        query_mask_stride: i32::try_from(past.saturating_add(tokens)).unwrap_or(i32::MAX),
-        query_mask_offset: i32::try_from(past).unwrap_or(i32::MAX),
+        query_mask_stride: int(past.saturating_add(tokens)),
+        query_mask_offset: int(past),
         gate_mode: gate_mode(attributes.gate_mode),
         activation: -1,
         causal: i32::from(attributes.causal),
@@ -77,11 +77,15 @@ pub fn self_attention(
         ..Parameters::default()
     };
     let mut layer = Layer::new(sizes, Choice::new(element, device, options)?, parameters)?;
-    let cache_bytes = batch * kv_heads * (past + tokens) * head * element.bytes();
-    let mut cache = |wanted, output| if wanted { Buffer::Output(output) } else { layer.arena.take(cache_bytes) };
-    layer.base.key = cache(settings.returns_keys, own::PRESENT_KEY);
-    layer.base.value = cache(settings.returns_values, own::PRESENT_VALUE);
-    plan(layer, true)
+    let new_bytes = batch * kv_heads * tokens * head * element.bytes();
+    let mut cache = |wanted, output| match wanted {
+        true => (Buffer::Output(output), past + tokens),
+        false => (layer.arena.take(new_bytes), tokens),
+    };
+    let (key, key_rows) = cache(settings.returns_keys, own::PRESENT_KEY);
+    let (value, value_rows) = cache(settings.returns_values, own::PRESENT_VALUE);
+    layer.base = Parameters { key, key_rows: int(key_rows), value, value_rows: int(value_rows), ..layer.base };
+    plan(layer, key_rows > tokens || value_rows > tokens)
 }
 
 /// Plans `MoACrossAttention`.
@@ -112,18 +116,21 @@ pub fn cross_attention(
         output: Buffer::Output(cross::OUTPUT),
         topk_indices: Buffer::Output(cross::TOPK_INDICES),
         topk_weights: Buffer::Output(cross::TOPK_WEIGHTS),
-        query_mask_stride: i32::try_from(tokens).unwrap_or(i32::MAX),
+        query_mask_stride: int(tokens),
         gate_mode: gate_mode(attributes.gate_mode),
         activation: -1,
         skip_padded: i32::from(attributes.skip_padded_queries),
         scale: attributes.scale,
         ..Parameters::default()
     };
-    plan(Layer::new(sizes, Choice::new(element, device, options)?, parameters)?, false)
+    let mut layer = Layer::new(sizes, Choice::new(element, device, options)?, parameters)?;
+    (layer.base.key_rows, layer.base.value_rows) = (int(keys), int(keys));
+    plan(layer, false)
 }
 
-/// Launches of an attention layer, which computes keys and values itself or is given them.
-fn plan(mut layer: Layer, appends: bool) -> Result<Plan, PlanError> {
+/// Launches of an attention layer; `copies` says whether a cache that is returned has a past.
+fn plan(mut layer: Layer, copies: bool) -> Result<Plan, PlanError> {
+    let appends = layer.base.kv_weight != Buffer::Null;
     let Sizes { batch, tokens, past, keys, top_k, kv_heads, head, experts, .. } = layer.sizes;
     let (rows, pairs) = (tokens * top_k, batch * kv_heads);
     let attend = layer.choice.attend(rows, pairs, head)?;
@@ -139,8 +146,7 @@ fn plan(mut layer: Layer, appends: bool) -> Result<Plan, PlanError> {
             layer.fill_experts(kernel, parameters);
         }
         if appends {
-            let int = |value: usize| i32::try_from(value).unwrap_or(i32::MAX);
-            let past_bytes = pairs * past * head * layer.choice.element.bytes();
+            let past_bytes = if copies { pairs * past * head * layer.choice.element.bytes() } else { 0 };
             parameters.kv_row_tiles = int(layer.sizes.all_tokens().div_ceil(kernel.rows));
             parameters.key_tiles = int(layer.input_tiles(kernel, false));
             parameters.value_tiles = int(columns.div_ceil(kernel.columns));
@@ -159,7 +165,6 @@ fn plan(mut layer: Layer, appends: bool) -> Result<Plan, PlanError> {
 fn push_attend(layer: &mut Layer, kernel: &AttendKernel, tiles: usize, splits: usize) -> Result<(), PlanError> {
     let Sizes { batch, kv_heads, head, .. } = layer.sizes;
     let pairs = batch * kv_heads;
-    let int = |value: usize| i32::try_from(value).unwrap_or(i32::MAX);
     let mut parameters = Parameters { query_tiles: int(tiles), key_splits: int(splits), ..layer.base };
     if splits > 1 {
         parameters.partial_attention = layer.arena.take(tiles * pairs * splits * kernel.rows() * (head + 4) * 4);

@@ -80,8 +80,8 @@ fn product(factors: &[usize]) -> usize {
     factors.iter().fold(1, |product, factor| product.saturating_mul(*factor))
 }
 
-/// Sizes were checked to fit.
-fn int(value: usize) -> i32 {
+/// A size as kernels take it; sizes are checked to fit.
+pub(super) fn int(value: usize) -> i32 {
     i32::try_from(value).unwrap_or(i32::MAX)
 }
 

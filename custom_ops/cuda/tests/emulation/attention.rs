@@ -95,6 +95,11 @@ impl Case {
         }
     }
 
+    /// Not with every set of optional outputs.
+    fn returns_keys(&self) -> bool {
+        self.all_outputs && !self.dims.past.is_multiple_of(3)
+    }
+
     fn cross_dims(&self) -> CrossAttentionDims {
         let SelfAttentionDims { batch, tokens, past, width, experts, top_k, kv_heads, head } = self.dims;
         CrossAttentionDims { batch, tokens, keys: past, width, experts, top_k, kv_heads, head }
@@ -110,7 +115,7 @@ impl Case {
         }
         let settings = SelfAttentionSettings {
             rotary_positions: self.rotation.as_ref().map(|rotation| rotation.cos.len() / (self.dims.head / 2)),
-            returns_keys: self.all_outputs,
+            returns_keys: self.returns_keys(),
             returns_values: self.all_outputs,
         };
         plan::self_attention(&self.dims, &self.attributes, &settings, self.element, &self.device, self.options).unwrap()
@@ -156,7 +161,8 @@ impl Case {
             rotary(|rotation| encode(Element::F32, &rotation.sin)),
             rotary(|rotation| rotation.position_ids.iter().flat_map(|id| id.to_le_bytes()).collect()),
         ];
-        let outputs = vec![output, optional(cache), optional(cache), optional(chosen * 8), optional(chosen * 4)];
+        let keys = self.returns_keys().then_some(cache);
+        let outputs = vec![output, keys, optional(cache), optional(chosen * 8), optional(chosen * 4)];
         Tensors { inputs, outputs, offset }
     }
 
@@ -249,7 +255,8 @@ impl Case {
         let (key, value) = (self.cache(0, &self.past_key), self.cache(1, &self.past_value));
         if self.all_outputs && !self.is_cross {
             for (index, expected) in [(1, &key), (2, &value)] {
-                let found = decode(self.element, results.outputs[index].as_ref().unwrap());
+                let Some(found) = results.outputs[index].as_ref() else { continue };
+                let found = decode(self.element, found);
                 assert_rows_close("cache", &found, expected, head, tolerance);
             }
         }
