@@ -17,7 +17,7 @@ DEVICE void stage_runs(bool vectors, Place place) {
     T *to = nullptr;
     const T *from = nullptr;
     if (vectors) {
-#pragma unroll
+#pragma unroll 4
         for (int pass = 0; pass < (COUNT + THREADS - 1) / THREADS; pass++) {
             int i = pass * THREADS + thread_index();
             if (COUNT % THREADS == 0 || i < COUNT) {

@@ -170,7 +170,7 @@ DEVICE void output(const Parameters &p) {
             continue;
         }
         float values[TileType::LENGTH];
-        sum_run<TileType>(shared, row, column, values);
+        sum_run<TileType, TileType::LENGTH>(shared, row, column, values);
         if (listed) {
 #pragma unroll
             for (int j = 0; j < TileType::LENGTH; j++) {

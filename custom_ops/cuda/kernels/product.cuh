@@ -115,11 +115,11 @@ DEVICE void compute_tile(unsigned char *shared, int chunks, Source &source) {
 }
 
 // `LENGTH` sums of one row of the tile.
-template <class TileType>
-DEVICE void sum_run(const unsigned char *shared, int row, int column, float (&values)[TileType::LENGTH]) {
+template <class TileType, int LENGTH>
+DEVICE void sum_run(const unsigned char *shared, int row, int column, float (&values)[LENGTH]) {
     const float *sums = (const float *)shared + row * TileType::SUM_STRIDE + column;
 #pragma unroll
-    for (int i = 0; i < TileType::LENGTH; i++) {
+    for (int i = 0; i < LENGTH; i++) {
         float value = sums[i];
 #pragma unroll
         for (int part = 1; part < TileType::WARPS_DEPTH; part++) {

@@ -24,135 +24,6 @@ DEVICE float activate(int activation, float x) {
     return activation == SILU ? x / (1 + exponential(-x)) : x;
 }
 
-// The rows of hidden states that a tile takes.
-template <class TileType, class TokenOf>
-struct HiddenSource {
-    typedef typename TileType::Element T;
-    const Parameters &p;
-    const Columns<T> &columns;
-    const TokenOf &token_of;  // negative where there is no row
-
-    DEVICE void stage(T *left, T *right, int chunk) const {
-        const int first = chunk * TileType::DEPTH;
-        stage_runs<TileType::ROWS * TileType::LEFT_RUNS, TileType::THREADS, T>(
-            p.vectors != 0, [&](int i, T *&target, const T *&from) {
-                int row = i / TileType::LEFT_RUNS, k = i % TileType::LEFT_RUNS * TileType::LENGTH;
-                int token = token_of(row);
-                int valid = token < 0 ? 0 : p.width - (first + k);
-                target = left + row * TileType::LEFT_STRIDE + k;
-                from = (const T *)p.hidden_states + (valid > 0 ? (size_t)token * p.width + first + k : 0);
-                return valid;
-            });
-        columns.template stage<TileType>(right, first, p.vectors != 0);
-    }
-};
-
-// Turns a pair of runs, `units` first columns and their partners, by the angles of a position.
-template <class T>
-DEVICE void rotate(const Parameters &p, int token, int first_unit, int valid, float (&a)[Run<T>::LENGTH],
-                   float (&b)[Run<T>::LENGTH]) {
-    const long long position = p.position_ids[token];
-    const bool exists = position >= 0 && position < p.rotary_positions;
-    if (!exists && p.status) {
-        atomic_or(p.status, FAULT_POSITION);
-    }
-    const size_t start = (size_t)(exists ? position : 0) * (p.head / 2) + first_unit;
-#pragma unroll
-    for (int i = 0; i < Run<T>::LENGTH; i++) {
-        if (i < valid) {
-            float cosine = exists ? p.cos_cache[start + i] : not_a_number();
-            float sine = exists ? p.sin_cache[start + i] : not_a_number();
-            float first = a[i], second = b[i];
-            a[i] = first * cosine - second * sine;
-            b[i] = second * cosine + first * sine;
-        }
-    }
-}
-
-// Columns of a block of `paired` or plain columns that tile `tile` takes; `blocks` heads where they are paired.
-template <class TileType>
-DEVICE Columns<typename TileType::Element> columns_of(const typename TileType::Element *weight, size_t stride, int inner,
-                                                      int tile, int block_columns, int pair_offset, int &block) {
-    int units = pair_offset ? pair_offset : block_columns;
-    int tile_units = pair_offset ? TileType::COLUMNS / 2 : TileType::COLUMNS;
-    int tiles = ceil_div(units, tile_units);
-    block = tile / tiles;
-    return {weight + (size_t)block * block_columns, stride, inner, tile % tiles * tile_units, units, pair_offset};
-}
-
-// The sums of every row and run of a finished tile, rotated where columns are paired by rotation:
-// `keep(row, first column within the block, valid, values)`.
-template <class TileType, class TokenOf, class Keep>
-DEVICE void finish_rows(const Parameters &p, const unsigned char *shared, const Columns<typename TileType::Element> &columns,
-                        bool rotary, TokenOf token_of, Keep keep) {
-    typedef typename TileType::Element T;
-    const int LENGTH = TileType::LENGTH, HALF = TileType::COLUMNS / 2;
-    const bool paired = columns.pair_offset != 0;
-    const int runs = (paired ? HALF : TileType::COLUMNS) / LENGTH;
-    for (int i = thread_index(); i < TileType::ROWS * runs; i += TileType::THREADS) {
-        int row = i / runs, column = i % runs * LENGTH;
-        int token = token_of(row), unit = columns.first + column, valid = columns.units - unit;
-        if (token < 0 || valid <= 0) {
-            continue;
-        }
-        float values[TileType::LENGTH], partners[TileType::LENGTH];
-        sum_run<TileType>(shared, row, column, values);
-        if (!paired) {
-            keep(row, token, unit, valid, values);
-            continue;
-        }
-        sum_run<TileType>(shared, row, column + HALF, partners);
-        if (rotary) {
-            rotate<T>(p, token, unit, valid, values, partners);
-            keep(row, token, unit, valid, values);
-            keep(row, token, unit + columns.pair_offset, valid, partners);
-        } else {
-#pragma unroll
-            for (int j = 0; j < LENGTH; j++) {
-                values[j] = activate(p.activation, values[j]) * partners[j];
-            }
-            keep(row, token, unit, valid, values);
-        }
-    }
-}
-
-// Keys (`part` 0) or values (`part` 1) of a tile of tokens, appended behind the past.
-template <class TileType>
-DEVICE void append_tile(const Parameters &p, unsigned char *shared, int tile, int part) {
-    typedef typename TileType::Element T;
-    const int tokens = p.batch * p.tokens;
-    const int first_token = tile % p.kv_row_tiles * TileType::ROWS;
-    const bool rotary = p.rotary_positions > 0 && part == 0;
-    int block = 0;
-    const T *weight = (const T *)p.kv_weight + (size_t)part * p.columns;
-    Columns<T> columns = columns_of<TileType>(weight, 2 * (size_t)p.columns, p.width, tile / p.kv_row_tiles,
-                                              rotary ? p.head : p.columns, rotary ? p.head / 2 : 0, block);
-    auto token_of = [&](int row) { return first_token + row < tokens ? first_token + row : -1; };
-    HiddenSource<TileType, decltype(token_of)> source = {p, columns, token_of};
-    compute_tile<TileType>(shared, ceil_div(p.width, TileType::DEPTH), source);
-    T *cache = (T *)(part == 0 ? p.key : p.value);
-    const int first_column = rotary ? block * p.head : 0;
-    auto keep = [&](int, int token, int unit, int valid, const float(&values)[TileType::LENGTH]) {
-        int column = first_column + unit;
-        const int cache_rows = part == 0 ? p.key_rows : p.value_rows;
-        size_t row = (size_t)(token / p.tokens) * p.kv_heads;
-        size_t place = cache_rows - p.tokens + token % p.tokens;
-        if (p.vectors) {
-            size_t at = ((row + column / p.head) * cache_rows + place) * p.head + column % p.head;
-            store_run(cache + at, values, valid, true);
-            return;
-        }
-#pragma unroll
-        for (int i = 0; i < TileType::LENGTH; i++) {
-            if (i < valid) {
-                size_t at = ((row + (column + i) / p.head) * cache_rows + place) * p.head + (column + i) % p.head;
-                from_float(cache[at], values[i]);
-            }
-        }
-    };
-    finish_rows<TileType>(p, shared, columns, rotary, token_of, keep);
-}
-
 // Expert and first row of a tile of listed rows; the expert is `p.experts` behind the last tile.
 template <class TileType>
 DEVICE int listed_expert(const Parameters &p, int tile, int &first_row, int &rows) {
@@ -168,92 +39,161 @@ DEVICE int listed_expert(const Parameters &p, int tile, int &first_row, int &row
     return p.experts;
 }
 
-// Whether some row of a tile of tokens chose an expert.
-DEVICE bool is_chosen(const Parameters &p, const RouteMemory &memory, int tokens, int expert, int first_token, int rows) {
-    bool chosen = false;
-    const int all = p.batch * p.tokens;
-    if (p.row_mode == ROUTED_ROWS) {
-        for (int i = lane_index(); i < tokens * p.top_k; i += 32) {
-            chosen = chosen || memory.experts[i] == expert;
-        }
-    } else {
-        for (int i = lane_index(); i < rows; i += 32) {
-            int token = first_token + i;
-            chosen = chosen || (token < all && p.slots[(size_t)expert * all + token] != NO_SLOT);
-        }
-    }
-    return ballot(chosen) != 0;
-}
+enum Part { KEYS = 0, VALUES = 1, EXPERTS = 2 };
 
-// Rows of one expert: queries, or hidden rows of a feed-forward layer times their gates.
+// What one block multiplies.
 template <class TileType>
-DEVICE void expert_tile(const Parameters &p, unsigned char *shared, int tile) {
+struct Job {
     typedef typename TileType::Element T;
-    const int tokens = p.batch * p.tokens;
-    const bool listed = p.row_mode == LISTED_ROWS;
-    int column_tile, expert, first_row, rows = tokens;
-    if (listed) {
-        expert = listed_expert<TileType>(p, tile % p.row_tiles, first_row, rows);
-        column_tile = tile / p.row_tiles;
-        if (expert == p.experts) {
-            return;
-        }
-    } else {
-        first_row = tile % p.row_tiles * TileType::ROWS;
-        column_tile = tile / p.row_tiles % p.input_tiles;
-        expert = tile / p.row_tiles / p.input_tiles;
-    }
-    if (p.row_mode == CHOSEN_ROWS || p.row_mode == ROUTED_ROWS) {
-        RouteMemory memory(p, shared, TileType::THREADS / 32);
-        int routed = 0;
-        if (p.row_mode == ROUTED_ROWS) {
-            routed = route_tokens<T, TileType::THREADS>(p, memory, 0, false);
-        }
-        if (!is_chosen(p, memory, routed, expert, first_row, TileType::ROWS)) {
-            return;
-        }
-        sync_block();
-    }
-    const bool rotary = p.rotary_positions > 0, attention = p.activation == NO_ACTIVATION;
-    int block = 0;
-    const T *weight = (const T *)p.input_weight + (size_t)expert * p.width * p.input_columns;
-    const int pair_offset = rotary ? p.head / 2 : p.gated ? p.columns : 0;
-    Columns<T> columns = columns_of<TileType>(weight, p.input_columns, p.width, column_tile,
-                                              rotary ? p.head : p.input_columns, pair_offset, block);
-    const int *pairs = p.expert_pairs + (size_t)expert * tokens + first_row;
-    const unsigned char *slots = p.slots + (size_t)expert * tokens;
-    auto token_of = [&](int row) {
+    Part part;
+    int expert;
+    int column_tile;
+    int first_row, rows;         // of the expert's list, or tokens
+    const int *pairs;            // of the rows, or null: then rows are tokens
+    const unsigned char *slots;  // of the expert, where rows that did not choose it are left out; or null
+    int first_column;            // of the head, where columns are paired by rotation
+    Columns<T> columns;
+
+    // The token of a row of the tile, negative where there is none.
+    DEVICE int token(const Parameters &p, int row) const {
         if (first_row + row >= rows) {
             return -1;
         }
-        if (listed) {
+        if (pairs) {
             return pairs[row] / p.top_k;
         }
-        int token = first_row + row;
-        return p.row_mode == CHOSEN_ROWS && slots[token] == NO_SLOT ? -1 : token;
-    };
-    HiddenSource<TileType, decltype(token_of)> source = {p, columns, token_of};
-    compute_tile<TileType>(shared, ceil_div(p.width, TileType::DEPTH), source);
-    auto keep = [&](int row, int token, int unit, int valid, float(&values)[TileType::LENGTH]) {
-        size_t place;
-        if (listed) {
-            place = pairs[row];
-        } else if (p.row_mode == CHOSEN_ROWS) {
-            place = (size_t)token * p.top_k + slots[token];
-        } else {
-            place = (size_t)token * p.experts + expert;
+        return slots && slots[first_row + row] == NO_SLOT ? -1 : first_row + row;
+    }
+
+    // Cuts the columns of the matrix into tiles; where they are paired, a tile lies in one head.
+    DEVICE void choose_columns(const Parameters &p) {
+        const bool rotary = p.rotary_positions > 0 && part != VALUES;
+        const bool gated = p.gated && part == EXPERTS;
+        const int pair_offset = rotary ? p.head / 2 : gated ? p.columns : 0;
+        const int units = pair_offset ? pair_offset : p.columns;
+        const int tile_units = pair_offset ? TileType::COLUMNS / 2 : TileType::COLUMNS;
+        const int tiles = ceil_div(units, tile_units);
+        const T *weight = part == EXPERTS ? (const T *)p.input_weight + (size_t)expert * p.width * p.input_columns
+                                          : (const T *)p.kv_weight + (part == VALUES ? p.columns : 0);
+        first_column = rotary ? column_tile / tiles * p.head : 0;
+        const size_t stride = part == EXPERTS ? p.input_columns : 2 * (size_t)p.columns;
+        columns = {weight + first_column, stride, p.width, column_tile % tiles * tile_units, units, pair_offset};
+    }
+
+    // Where a value belongs.
+    DEVICE T *place(const Parameters &p, int row, int token, int column) const {
+        if (part == EXPERTS) {
+            size_t at = pairs   ? (size_t)pairs[row]
+                        : slots ? (size_t)token * p.top_k + slots[token]
+                                : (size_t)token * p.experts + expert;
+            return (T *)p.rows + at * p.columns + column;
         }
-        if (!attention) {
-            float factor = p.pair_gates[place] * p.gate_scale;
+        const int cache_rows = part == KEYS ? p.key_rows : p.value_rows;
+        const size_t pair = (size_t)(token / p.tokens) * p.kv_heads + column / p.head;
+        const size_t at = pair * cache_rows + cache_rows - p.tokens + token % p.tokens;
+        return (T *)(part == KEYS ? p.key : p.value) + at * p.head + column % p.head;
+    }
+};
+
+// The rows of hidden states that a tile takes.
+template <class TileType>
+struct HiddenSource {
+    typedef typename TileType::Element T;
+    const Parameters &p;
+    const Job<TileType> &job;
+
+    DEVICE void stage(T *left, T *right, int chunk) const {
+        const int first = chunk * TileType::DEPTH;
+        stage_runs<TileType::ROWS * TileType::LEFT_RUNS, TileType::THREADS, T>(
+            p.vectors != 0, [&](int i, T *&target, const T *&from) {
+                int row = i / TileType::LEFT_RUNS, k = i % TileType::LEFT_RUNS * TileType::LENGTH;
+                int token = job.token(p, row);
+                int valid = token < 0 ? 0 : p.width - (first + k);
+                target = left + row * TileType::LEFT_STRIDE + k;
+                from = (const T *)p.hidden_states + (valid > 0 ? (size_t)token * p.width + first + k : 0);
+                return valid;
+            });
+        job.columns.template stage<TileType>(right, first, p.vectors != 0);
+    }
+};
+
+// Turns first columns and their partners by the angles of a token's position.
+template <int LENGTH>
+DEVICE void rotate(const Parameters &p, int token, int first_unit, float (&a)[LENGTH], float (&b)[LENGTH]) {
+    const long long position = p.position_ids[token];
+    const bool exists = position >= 0 && position < p.rotary_positions;
+    if (!exists && p.status) {
+        atomic_or(p.status, FAULT_POSITION);
+    }
+    const size_t start = (size_t)(exists ? position : 0) * (p.head / 2) + first_unit;
 #pragma unroll
-            for (int i = 0; i < TileType::LENGTH; i++) {
-                values[i] = (p.gated ? values[i] : activate(p.activation, values[i])) * factor;
+    for (int i = 0; i < LENGTH; i++) {
+        float cosine = exists ? p.cos_cache[start + i] : not_a_number();
+        float sine = exists ? p.sin_cache[start + i] : not_a_number();
+        float first = a[i], second = b[i];
+        a[i] = first * cosine - second * sine;
+        b[i] = second * cosine + first * sine;
+    }
+}
+
+template <class T, int LENGTH>
+DEVICE void store_piece(T *to, const float (&values)[LENGTH]) {
+    struct alignas(LENGTH * sizeof(T)) Piece {
+        T element[LENGTH];
+    } piece;
+#pragma unroll
+    for (int i = 0; i < LENGTH; i++) {
+        from_float(piece.element[i], values[i]);
+    }
+    *(Piece *)to = piece;
+}
+
+// Writes the finished tile, `LENGTH` values at a time: rotated, or activated and times the gate.
+template <class TileType, int LENGTH>
+DEVICE void finish_tile(const Parameters &p, const unsigned char *shared, const Job<TileType> &job) {
+    const int HALF = TileType::COLUMNS / 2;
+    const bool paired = job.columns.pair_offset != 0, gated = p.gated && job.part == EXPERTS;
+    const bool activated = job.part == EXPERTS && p.activation != NO_ACTIVATION;
+    const int runs = (paired ? HALF : TileType::COLUMNS) / LENGTH;
+#pragma unroll 1
+    for (int i = thread_index(); i < TileType::ROWS * runs; i += TileType::THREADS) {
+        int row = i / runs, column = i % runs * LENGTH;
+        int token = job.token(p, row), unit = job.columns.first + column;
+        if (token < 0 || unit >= job.columns.units) {
+            continue;
+        }
+        float values[LENGTH], partners[LENGTH] = {};
+        sum_run<TileType, LENGTH>(shared, row, column, values);
+        if (paired) {
+            sum_run<TileType, LENGTH>(shared, row, column + HALF, partners);
+            if (!gated) {
+                rotate(p, token, unit, values, partners);
+                store_piece(job.place(p, row, token, job.first_column + unit + job.columns.pair_offset), partners);
             }
         }
-        T *to = (T *)p.rows + place * p.columns + block * p.head + unit;
-        store_run(to, values, valid, p.vectors != 0);
-    };
-    finish_rows<TileType>(p, shared, columns, rotary, token_of, keep);
+        if (activated) {
+            size_t pair = job.pairs ? job.pairs[row] : (size_t)token * p.top_k + job.slots[token];
+            float factor = p.pair_gates[pair] * p.gate_scale;
+#pragma unroll
+            for (int j = 0; j < LENGTH; j++) {
+                values[j] = activate(p.activation, values[j]) * (gated ? partners[j] : 1) * factor;
+            }
+        }
+        store_piece(job.place(p, row, token, job.first_column + unit), values);
+    }
+}
+
+// Whether some row of the tile chose its expert; all threads get the same answer.
+template <class TileType>
+DEVICE bool is_chosen(const Parameters &p, const Job<TileType> &job, const int *routed, int routed_pairs) {
+    bool chosen = false;
+    for (int i = lane_index(); i < routed_pairs; i += 32) {
+        chosen = chosen || routed[i] == job.expert;
+    }
+    for (int row = lane_index(); job.slots && row < TileType::ROWS; row += 32) {
+        chosen = chosen || job.token(p, row) >= 0;
+    }
+    return ballot(chosen) != 0;
 }
 
 // Copies the past in front of the new rows.
@@ -261,16 +201,53 @@ template <class T, int THREADS>
 DEVICE void copy_past(const Parameters &p, const void *past, void *cache, int block) {
     const size_t past_row = (size_t)p.past * p.head, row = (size_t)p.keys * p.head;
     const int length = p.vectors ? Run<T>::LENGTH : 1;
-    const size_t runs = past_row / length, all = (size_t)p.batch * p.kv_heads * runs;
-    for (size_t i = (size_t)block * THREADS + thread_index(); i < all; i += (size_t)p.copy_blocks * THREADS) {
-        const T *from = (const T *)past + i / runs * past_row + i % runs * length;
-        T *to = (T *)cache + i / runs * row + i % runs * length;
-        if (p.vectors) {
-            *(Vector16 *)to = *(const Vector16 *)from;
-        } else {
-            *to = *from;
+    const size_t first = ((size_t)block * THREADS + thread_index()) * length;
+    const size_t step = (size_t)p.copy_blocks * THREADS * length;
+    for (int pair = 0; pair < p.batch * p.kv_heads; pair++) {
+        const T *from = (const T *)past + pair * past_row;
+        T *to = (T *)cache + pair * row;
+        for (size_t i = first; i < past_row; i += step) {
+            if (p.vectors) {
+                *(Vector16 *)(to + i) = *(const Vector16 *)(from + i);
+            } else {
+                to[i] = from[i];
+            }
         }
     }
+}
+
+// The job of a block behind the router's; `expert` is `p.experts` where there is none.
+template <class TileType>
+DEVICE Job<TileType> job_of(const Parameters &p, int block) {
+    Job<TileType> job;
+    const int tokens = p.batch * p.tokens, expert_rows = p.row_tiles * p.input_tiles;
+    const bool listed = p.row_mode == LISTED_ROWS;
+    const int experts = expert_rows * (listed ? 1 : p.experts);
+    job.expert = 0;
+    job.rows = tokens;
+    job.pairs = nullptr;
+    job.slots = nullptr;
+    if (block >= experts) {
+        block -= experts;
+        const int keys = p.kv_row_tiles * p.key_tiles;
+        job.part = block < keys ? KEYS : VALUES;
+        block -= block < keys ? 0 : keys;
+        job.first_row = block % p.kv_row_tiles * TileType::ROWS;
+        job.column_tile = block / p.kv_row_tiles;
+        return job;
+    }
+    job.part = EXPERTS;
+    if (listed) {
+        job.expert = listed_expert<TileType>(p, block % p.row_tiles, job.first_row, job.rows);
+        job.column_tile = block / p.row_tiles;
+        job.pairs = p.expert_pairs + (size_t)job.expert * tokens + job.first_row;
+        return job;
+    }
+    job.expert = block / expert_rows;
+    job.first_row = block % p.row_tiles * TileType::ROWS;
+    job.column_tile = block % expert_rows / p.row_tiles;
+    job.slots = p.row_mode == CHOSEN_ROWS ? p.slots + (size_t)job.expert * tokens : nullptr;
+    return job;
 }
 
 template <class TileType>
@@ -279,33 +256,50 @@ DEVICE void project(const Parameters &p) {
     DYNAMIC_SHARED(shared);
     release_next_grid();
     wait_for_previous_grid();
-    int block = block_index();
-    if (block < p.route_blocks) {
-        route_block<T, TileType::THREADS>(p, shared, block);
+    const int block = block_index() - p.route_blocks;
+    const int expert_blocks = p.row_tiles * p.input_tiles * (p.row_mode == LISTED_ROWS ? 1 : p.experts);
+    const int tiles = expert_blocks + p.kv_row_tiles * (p.key_tiles + p.value_tiles);
+    if (block >= tiles) {
+        if (p.key_rows == p.keys) {
+            copy_past<T, TileType::THREADS>(p, p.past_key, p.key, block - tiles);
+        }
+        if (p.value_rows == p.keys) {
+            copy_past<T, TileType::THREADS>(p, p.past_value, p.value, block - tiles);
+        }
         return;
     }
-    block -= p.route_blocks;
-    int count = p.row_tiles * p.input_tiles * (p.row_mode == LISTED_ROWS ? 1 : p.experts);
-    if (block < count) {
-        expert_tile<TileType>(p, shared, block);
+    const bool routes = block < 0, routes_itself = !routes && p.row_mode == ROUTED_ROWS && block < expert_blocks;
+    RouteMemory memory(p, shared, TileType::THREADS / 32);
+    int routed_pairs = 0;
+    if (routes || routes_itself) {
+        if (block == -p.route_blocks) {
+            for (int i = thread_index(); i < p.tickets_count; i += TileType::THREADS) {
+                p.tickets[i] = 0;
+            }
+        }
+        const int tokens = TileType::THREADS / 32 / p.route_splits * GROUP_TOKENS;
+        const int first = routes ? block_index() * tokens : 0;
+        routed_pairs = route_tokens<T, TileType::THREADS>(p, memory, first, routes) * p.top_k;
+    }
+    if (routes) {
         return;
     }
-    block -= count;
-    count = p.kv_row_tiles * p.key_tiles;
-    if (block < count) {
-        append_tile<TileType>(p, shared, block, 0);
+    Job<TileType> job = job_of<TileType>(p, block);
+    if (job.expert == p.experts) {
         return;
     }
-    block -= count;
-    count = p.kv_row_tiles * p.value_tiles;
-    if (block < count) {
-        append_tile<TileType>(p, shared, block, 1);
-        return;
+    if (routes_itself || job.slots) {
+        if (!is_chosen(p, job, memory.experts, routed_pairs)) {
+            return;
+        }
+        sync_block();
     }
-    if (p.key_rows == p.keys) {
-        copy_past<T, TileType::THREADS>(p, p.past_key, p.key, block - count);
-    }
-    if (p.value_rows == p.keys) {
-        copy_past<T, TileType::THREADS>(p, p.past_value, p.value, block - count);
+    job.choose_columns(p);
+    const HiddenSource<TileType> source = {p, job};
+    compute_tile<TileType>(shared, ceil_div(p.width, TileType::DEPTH), source);
+    if (p.vectors) {
+        finish_tile<TileType, TileType::LENGTH>(p, shared, job);
+    } else {
+        finish_tile<TileType, 1>(p, shared, job);
     }
 }

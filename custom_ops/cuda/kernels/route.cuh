@@ -28,19 +28,19 @@ struct RouteMemory {
     }
 };
 
-// Adds up 32 values over the 32 lanes; lane `i` gets the sum of `value[i]`.
-DEVICE float add_over_lanes(float (&value)[32]) {
+// Adds up `2 * HALF` values over groups of `2 * HALF` lanes; lane `i` of a group gets the sum of `value[i]`.
+template <int HALF>
+DEVICE void add_over_lanes(float *value) {
+    const bool upper = (lane_index() & HALF) != 0;
 #pragma unroll
-    for (int half = 16; half > 0; half /= 2) {
-        bool upper = (lane_index() & half) != 0;
-#pragma unroll
-        for (int i = 0; i < half; i++) {
-            float kept = upper ? value[i + half] : value[i];
-            float sent = upper ? value[i] : value[i + half];
-            value[i] = kept + shuffle_xor(sent, half);
-        }
+    for (int i = 0; i < HALF; i++) {
+        float kept = upper ? value[i + HALF] : value[i];
+        float sent = upper ? value[i] : value[i + HALF];
+        value[i] = kept + shuffle_xor(sent, HALF);
     }
-    return value[0];
+    if constexpr (HALF > 1) {
+        add_over_lanes<HALF / 2>(value);
+    }
 }
 
 // Logits of one group over the part of the width that belongs to `split`, into `to [GROUP_TOKENS, E]`.
@@ -89,10 +89,10 @@ DEVICE void partial_logits(const Parameters &p, int first_token, int split, floa
                 }
             }
         }
-        float total = add_over_lanes(sum);
+        add_over_lanes<16>(sum);
         int expert = first_expert + lane_index() % 8;
         if (expert < p.experts) {
-            to[lane_index() / 8 * p.experts + expert] = total;
+            to[lane_index() / 8 * p.experts + expert] = sum[0];
         }
     }
 }
@@ -281,17 +281,4 @@ DEVICE int route_tokens(const Parameters &p, const RouteMemory &memory, int firs
     }
     sync_block();
     return tokens;
-}
-
-// The block's share of the tokens of the call; the first block also sets the tickets to 0.
-template <class T, int THREADS>
-DEVICE void route_block(const Parameters &p, unsigned char *shared, int block) {
-    if (block == 0) {
-        for (int i = thread_index(); i < p.tickets_count; i += THREADS) {
-            p.tickets[i] = 0;
-        }
-    }
-    RouteMemory memory(p, shared, THREADS / 32);
-    int tokens = THREADS / 32 / p.route_splits * GROUP_TOKENS;
-    route_tokens<T, THREADS>(p, memory, block * tokens, true);
 }
