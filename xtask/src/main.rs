@@ -1,8 +1,10 @@
-//! The project's own commands: `cargo xtask demo`, `cargo xtask test`, `cargo xtask check`.
+//! The project's own commands: `cargo xtask demo`, `cargo xtask test`, `cargo xtask check`,
+//! `cargo xtask cuda`.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod check;
+mod cuda;
 mod demo;
 mod process;
 mod project;
@@ -22,6 +24,7 @@ cargo xtask COMMAND
   test    run every test of the project, Rust and Python
           --optimum: the tests with Hugging Face's Optimum alone, which need PyTorch
   check   formatting, clippy, documentation, the compile half alone, layers, sizes
+  cuda    compile the CUDA kernels for every architecture, without a GPU, and check what they need
 
   synthesize jetmoe-8b -o DIR [--layers N] [--shards N] [--seed N] [--sparse]
           a checkpoint of the shapes of jetmoe/jetmoe-8b with pseudo-random values
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         ["test"] => Project::find().and_then(|project| test::run(&project)),
         ["test", "--optimum"] => Project::find().and_then(|project| test::run_optimum(&project)),
         ["check"] => Project::find().and_then(|project| check::run(&project)),
+        ["cuda"] => Project::find().and_then(|project| cuda::run(&project)),
         ["synthesize", arguments @ ..] => synthesize::run(arguments),
         [] | ["help" | "-h" | "--help"] => {
             println!("{HELP}");

@@ -40,6 +40,8 @@ pub(crate) enum Packages {
     Optimum,
     /// PyTorch, with what it depends on: on Linux several GB.
     Torch,
+    /// The compiler of the CUDA kernels.
+    Cuda,
 }
 
 impl Packages {
@@ -50,6 +52,7 @@ impl Packages {
             Self::Oldest => "oldest",
             Self::Optimum => "optimum",
             Self::Torch => "torch",
+            Self::Cuda => "cuda",
         }
     }
 }

@@ -1,14 +1,14 @@
 //! `MoASelfAttention` and `MoACrossAttention`.
 
 use moa_cuda::plan::{self, Plan, Regime, SelfAttentionSettings};
-use moa_cuda::{Device, Element, Options};
+use moa_cuda::{Device, Element, Options, Parameters};
 use moa_schema::{CrossAttentionAttributes, CrossAttentionDims, GateMode, SelfAttentionAttributes, SelfAttentionDims};
 
 use crate::attention_reference::{Attend, RotaryReference};
 use crate::devices::device;
 use crate::emulator::{Results, Tensors, run};
 use crate::routing_reference::Gate;
-use crate::support::{Random, assert_rows_close, decode, encode, matmul, round, tolerance, widen};
+use crate::support::{Random, assert_rows_close, decode, encode, matmul, more, round, tolerance, widen};
 
 pub(crate) struct Rotation {
     pub(crate) cos: Vec<f32>,
@@ -307,7 +307,7 @@ pub(crate) fn random_dims(random: &mut Random) -> SelfAttentionDims {
 }
 
 fn check_random(element: Element, tf32: bool, is_cross: bool, seeds: std::ops::Range<u64>) {
-    for seed in seeds {
+    for seed in more(seeds) {
         let mut random = Random(seed);
         let mut dims = random_dims(&mut random);
         if is_cross {
@@ -326,28 +326,28 @@ fn check_random(element: Element, tf32: bool, is_cross: bool, seeds: std::ops::R
 
 #[test]
 fn random_self_attention_in_f32() {
-    check_random(Element::F32, false, false, 0..60);
+    check_random(Element::F32, false, false, 0..30);
 }
 
 #[test]
 fn random_self_attention_in_tf32() {
-    check_random(Element::F32, true, false, 100..140);
+    check_random(Element::F32, true, false, 100..120);
 }
 
 #[test]
 fn random_self_attention_in_f16() {
-    check_random(Element::F16, false, false, 200..250);
+    check_random(Element::F16, false, false, 200..230);
 }
 
 #[test]
 fn random_self_attention_in_bf16() {
-    check_random(Element::Bf16, false, false, 300..350);
+    check_random(Element::Bf16, false, false, 300..330);
 }
 
 #[test]
 fn random_cross_attention() {
     for (index, element) in Element::ALL.into_iter().enumerate() {
-        check_random(element, false, true, 400 + 30 * index as u64..420 + 30 * index as u64);
+        check_random(element, false, true, 400 + 30 * index as u64..410 + 30 * index as u64);
     }
 }
 
@@ -374,6 +374,7 @@ fn wide_heads() {
 /// Single tokens against a cache: few rows, many parts of keys.
 #[test]
 fn decoding() {
+    let (mut cut_keys, mut cut_sums, mut sparse) = (0, 0, 0);
     for seed in 0..24 {
         let mut random = Random(seed);
         let experts = random.pick(&[1, 2, 6, 8, 16, 33]);
@@ -385,14 +386,21 @@ fn decoding() {
             experts,
             top_k: random.pick(&[1, 2.min(experts), experts.div_ceil(2), experts]),
             kv_heads: random.between(1, 3),
-            head: random.pick(&[8, 32, 64, 128]),
+            head: random.pick(&[32, 64, 128]),
         };
         let element = random.pick(&Element::ALL);
         let mut case = Case::random(&mut random, dims, element, false);
         case.device.multiprocessors = random.pick(&[16, 132]);
         println!("seed {seed}: {dims:?} {:?}", case.device);
-        case.check();
+        let regime = case.check();
+        let has =
+            |parts: fn(&Parameters) -> i32| case.plan().launches.iter().any(|launch| parts(&launch.parameters) > 1);
+        cut_keys += usize::from(has(|p| p.key_splits));
+        cut_sums += usize::from(has(|p| p.output_splits));
+        sparse += usize::from(regime == Regime::Sparse);
     }
+    println!("{cut_keys} with cut keys, {cut_sums} with cut sums, {sparse} sparse");
+    assert!(cut_keys >= 5 && cut_sums >= 5 && sparse >= 2);
 }
 
 /// A chosen expert, a masked key and a padded query each leave the others alone.

@@ -6,6 +6,7 @@
 mod attention;
 #[path = "../../../kernels/tests/kernels/attention_reference.rs"]
 mod attention_reference;
+mod complaints;
 mod devices;
 mod emulator;
 mod faults;

@@ -1,0 +1,118 @@
+//! The compiled kernels: all there, of these sources, and within what the hardware has.
+//!
+//! `cargo xtask cuda` makes the archive and runs these tests.
+
+use std::fs;
+use std::path::PathBuf;
+
+use moa_cuda::archive::{Archive, Image};
+use moa_cuda::{Element, entry_points};
+use sha2::{Digest, Sha256};
+
+/// Registers of a multiprocessor, on every architecture.
+const REGISTERS: u32 = 65_536;
+
+const CODE: [(&str, (u32, u32)); 8] = [
+    ("sm_70", (7, 0)),
+    ("sm_75", (7, 5)),
+    ("sm_80", (8, 0)),
+    ("sm_86", (8, 6)),
+    ("sm_89", (8, 9)),
+    ("sm_90a", (9, 0)),
+    ("sm_100", (10, 0)),
+    ("sm_120", (12, 0)),
+];
+
+const PTX: [(&str, (u32, u32)); 3] = [("compute_70", (7, 0)), ("compute_80", (8, 0)), ("compute_90", (9, 0))];
+
+fn with_archive(test: impl Fn(&Archive<'_>)) {
+    let path = std::env::var_os("MOA_CUDA_KERNELS").expect("`cargo xtask cuda` sets MOA_CUDA_KERNELS");
+    let bytes = fs::read(path).unwrap();
+    test(&Archive::parse(&bytes).unwrap());
+}
+
+fn image<'a>(archive: &'a Archive<'_>, element: Element, target: &str) -> &'a Image {
+    let images = &archive.manifest().images;
+    let found = images.iter().find(|image| image.module == element.module() && image.target == target);
+    found.unwrap_or_else(|| panic!("{} is not compiled for {target}", element.module()))
+}
+
+fn source_hash() -> String {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("kernels");
+    let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.extension().is_some_and(|ending| ending == "cu" || ending == "cuh"));
+    files.sort();
+    let mut hash = Sha256::new();
+    for file in files {
+        hash.update(file.file_name().unwrap().to_str().unwrap());
+        hash.update([0]);
+        hash.update(fs::read(file).unwrap());
+        hash.update([0]);
+    }
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+#[ignore = "needs `cargo xtask cuda`"]
+fn the_archive_is_of_these_sources() {
+    with_archive(|archive| assert_eq!(archive.manifest().source_hash, source_hash()));
+}
+
+#[test]
+#[ignore = "needs `cargo xtask cuda`"]
+fn every_kernel_is_compiled_for_every_target() {
+    with_archive(|archive| {
+        for element in Element::ALL {
+            for (target, capability) in CODE.into_iter().chain(PTX) {
+                let kernels = &image(archive, element, target).kernels;
+                let names: Vec<_> = kernels.iter().map(|kernel| kernel.name.clone()).collect();
+                assert_eq!(names, entry_points(element, capability), "{} {target}", element.module());
+            }
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs `cargo xtask cuda`"]
+fn no_kernel_spills_and_every_block_fits() {
+    with_archive(|archive| {
+        for element in Element::ALL {
+            for (target, _) in CODE {
+                for kernel in &image(archive, element, target).kernels {
+                    let place = format!("{} {target} {}", element.module(), kernel.name);
+                    assert_eq!(kernel.local_bytes, 0, "{place}: local memory");
+                    assert_eq!(kernel.shared_bytes, 0, "{place}: static shared memory is not in the plan");
+                    let block = kernel.registers.next_multiple_of(8) * kernel.max_threads;
+                    assert!(kernel.registers > 0 && block <= REGISTERS, "{place}: {block} registers a block");
+                }
+            }
+        }
+    });
+}
+
+/// The text of every entry point of a PTX image.
+fn entries(ptx: &str) -> impl Iterator<Item = (&str, &str)> {
+    ptx.split(".entry ").skip(1).map(|text| text.split_once('(').unwrap())
+}
+
+/// Tensor-core kernels hold the instructions that they are named after, and plain ones do not.
+#[test]
+#[ignore = "needs `cargo xtask cuda`"]
+fn kernels_use_the_units_that_they_name() {
+    with_archive(|archive| {
+        for (element, mma) in [
+            (Element::F32, "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"),
+            (Element::F16, "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"),
+            (Element::Bf16, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"),
+        ] {
+            let text = String::from_utf8(archive.bytes(image(archive, element, "compute_80")).to_vec()).unwrap();
+            for (name, body) in entries(&text) {
+                let on_tensor_cores = name.contains("_tensor_") || name.contains("_tf32_");
+                let moves_tiles = on_tensor_cores || name.contains("_plain_");
+                assert_eq!(body.contains(mma), on_tensor_cores, "{name}: {mma}");
+                assert_eq!(body.contains("cp.async.cg.shared.global"), moves_tiles, "{name}: cp.async");
+                assert_eq!(body.contains("ldmatrix.sync"), name.contains("_tensor_"), "{name}: ldmatrix");
+            }
+        }
+    });
+}

@@ -1,0 +1,180 @@
+"""Compiles the CUDA kernels for every architecture with NVRTC and writes them into one archive.
+
+No GPU, driver or host compiler is needed. The archive's layout is that of custom_ops/cuda/src/archive.rs.
+"""
+
+import argparse
+import concurrent.futures
+import ctypes
+import hashlib
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import struct
+import sys
+import tempfile
+import time
+
+MAGIC = b"MOACUDA1"
+MODULES = ["f32", "f16", "bf16"]
+CODE = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
+PTX = ["compute_70", "compute_80", "compute_90"]
+OPTIONS = ["--std=c++17", "--ptxas-options=-v"]
+
+
+class Nvrtc:
+    """The run-time compiler, as a library that never runs anything."""
+
+    def __init__(self):
+        package = importlib.util.find_spec("nvidia.cuda_nvrtc")
+        if package is None:
+            sys.exit("error: NVRTC is not installed; `cargo xtask cuda` installs it")
+        folder = pathlib.Path(package.submodule_search_locations[0]) / "lib"
+        names = sorted(folder.glob("libnvrtc.so.*"))
+        if not names:
+            sys.exit(f"error: {folder} holds no libnvrtc")
+        self.library = ctypes.CDLL(str(names[0]))
+        self.library.nvrtcGetErrorString.restype = ctypes.c_char_p
+
+    def check(self, code, log=""):
+        if code != 0:
+            raise RuntimeError(f"{self.library.nvrtcGetErrorString(code).decode()}\n{log}")
+
+    def version(self):
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self.check(self.library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+        return f"NVRTC {major.value}.{minor.value}"
+
+    def text(self, program, kind):
+        """One result of a program: its log, its PTX or its machine code."""
+        size = ctypes.c_size_t()
+        self.check(getattr(self.library, f"nvrtcGet{kind}Size")(program, ctypes.byref(size)))
+        buffer = ctypes.create_string_buffer(size.value)
+        self.check(getattr(self.library, f"nvrtcGet{kind}")(program, buffer))
+        return buffer.raw
+
+    def compile(self, name, source, headers, target):
+        """Machine code or PTX, and the log."""
+        program = ctypes.c_void_p()
+        texts = (ctypes.c_char_p * len(headers))(*[text.encode() for text in headers.values()])
+        names = (ctypes.c_char_p * len(headers))(*[name.encode() for name in headers])
+        create = self.library.nvrtcCreateProgram
+        self.check(create(ctypes.byref(program), source.encode(), name.encode(), len(headers), texts, names))
+        try:
+            words = [f"--gpu-architecture={target}", *OPTIONS]
+            options = (ctypes.c_char_p * len(words))(*[word.encode() for word in words])
+            code = self.library.nvrtcCompileProgram(program, len(words), options)
+            log = self.text(program, "ProgramLog").rstrip(b"\0").decode()
+            self.check(code, log)
+            kind = "CUBIN" if target.startswith("sm_") else "PTX"
+            return self.text(program, kind), log
+        finally:
+            self.library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def resources(log):
+    """What the assembler says of each entry point: registers, shared and local bytes."""
+    kernels = {}
+    for part in re.split(r"Compiling entry function '", log)[1:]:
+        name = part.split("'", 1)[0]
+        used = re.search(r"Used (\d+) registers", part)
+        shared = re.search(r"(\d+) bytes smem", part)
+        local = [int(number) for number in re.findall(r"(\d+) bytes (?:stack frame|cumulative stack size|spill)", part)]
+        if used is None or not local:
+            raise RuntimeError(f"the assembler's report of {name} is not understood:\n{part}")
+        kernels[name] = (int(used.group(1)), int(shared.group(1)) if shared else 0, max(local))
+    return kernels
+
+
+def compile_image(job):
+    """One module for one target: its bytes, its kernels and the seconds that it took; kept for a next time."""
+    folder, module, target, cache = job
+    start = time.monotonic()
+    kept = cache / f"{module}.{target}"
+    if kept.with_suffix(kept.suffix + ".json").is_file():
+        return kept.read_bytes(), json.loads(kept.with_suffix(kept.suffix + ".json").read_text()), 0.0
+    headers = {path.name: path.read_text() for path in sorted(folder.glob("*.cuh"))}
+    source = (folder / f"{module}.cu").read_text()
+    image, log = Nvrtc().compile(f"{module}.cu", source, headers, target)
+    if target.startswith("sm_"):
+        found = resources(log)
+    else:
+        found = {name.decode(): (0, 0, 0) for name in re.findall(rb"\.entry (\w+)\(", image)}
+    threads = {name: int(count) for name, count in re.findall(r"^KERNEL\((\w+), (\d+),", source, re.M)}
+    kernels = [
+        {"name": name, "registers": numbers[0], "shared_bytes": numbers[1], "local_bytes": numbers[2],
+         "max_threads": threads[name]}
+        for name, numbers in sorted(found.items())
+    ]
+    cache.mkdir(parents=True, exist_ok=True)
+    kept.write_bytes(image)
+    kept.with_suffix(kept.suffix + ".json").write_text(json.dumps(kernels))
+    return image, kernels, time.monotonic() - start
+
+
+def source_hash(folder):
+    """SHA-256 over the names and texts of the sources."""
+    digest = hashlib.sha256()
+    for path in sorted([*folder.glob("*.cu"), *folder.glob("*.cuh")], key=lambda path: path.name):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def is_current(archive, digest, compiler):
+    """Whether the archive holds these sources, compiled by this compiler, for all targets."""
+    try:
+        content = archive.read_bytes()
+        length = struct.unpack_from("<Q", content, len(MAGIC))[0]
+        manifest = json.loads(content[len(MAGIC) + 8:][:length])
+    except (OSError, struct.error, ValueError):
+        return False
+    found = {(image["module"], image["target"]) for image in manifest["images"]}
+    wanted = {(module, target) for module in MODULES for target in CODE + PTX}
+    return (manifest["source_hash"], manifest["compiler"], found) == (digest, compiler, wanted)
+
+
+def write(archive, manifest, images):
+    """Writes the archive whole or not at all."""
+    text = json.dumps(manifest, separators=(",", ":")).encode()
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=archive.parent, delete=False) as file:
+        file.write(MAGIC + struct.pack("<Q", len(text)) + text + b"".join(images))
+    os.replace(file.name, archive)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sources", type=pathlib.Path, help="folder of the .cu and .cuh files")
+    parser.add_argument("archive", type=pathlib.Path, help="file to write")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="compilers at a time")
+    arguments = parser.parse_args()
+    digest = source_hash(arguments.sources)
+    compiler = Nvrtc().version()
+    if is_current(arguments.archive, digest, compiler):
+        print(f"{arguments.archive}: there")
+        return
+    key = hashlib.sha256(f"{digest} {compiler} {OPTIONS}".encode()).hexdigest()[:16]
+    cache = arguments.archive.parent / "images" / key
+    jobs = [(arguments.sources, module, target, cache) for target in CODE + PTX for module in MODULES]
+    compiled = {}
+    with concurrent.futures.ProcessPoolExecutor(arguments.jobs) as pool:
+        for (_, module, target, _), (image, kernels, seconds) in zip(jobs, pool.map(compile_image, jobs)):
+            registers = max((kernel["registers"] for kernel in kernels), default=0)
+            local = max((kernel["local_bytes"] for kernel in kernels), default=0)
+            print(f"{module} {target}: {len(kernels)} kernels, {len(image)} bytes, at most {registers} registers and "
+                  f"{local} bytes of local memory, {seconds:.1f} s", flush=True)
+            compiled[module, target] = image, kernels
+    offset, entries, images = 0, [], []
+    for module, target in [(module, target) for module in MODULES for target in CODE + PTX]:
+        image, kernels = compiled[module, target]
+        entries.append({"module": module, "target": target, "offset": offset, "bytes": len(image), "kernels": kernels})
+        images.append(image)
+        offset += len(image)
+    write(arguments.archive, {"source_hash": digest, "compiler": compiler, "images": entries}, images)
+    print(f"{arguments.archive}: {offset} bytes in {len(entries)} images")
+
+
+if __name__ == "__main__":
+    main()
