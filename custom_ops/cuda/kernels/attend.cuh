@@ -59,7 +59,7 @@ template <class A>
 DEVICE void stage_queries(const QueryRows &rows, typename A::Element *to) {
     typedef typename A::Element T;
     const Parameters &p = rows.p;
-    stage_runs<A::ROWS * A::RUNS, A::THREADS, T>(p.vectors != 0, [&](int i, T *&target, const T *&from) {
+    stage_runs<A::ROWS * A::RUNS, A::THREADS, T>(p.vectors != 0, [&](int, int i, T *&target, const T *&from) {
         int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH;
         target = to + row * A::STRIDE + d;
         long long source = rows.exists(row) ? rows.source(row) : -1;
@@ -97,7 +97,7 @@ DEVICE void stage_cache(const QueryRows &rows, typename A::Element *to, int stri
     typedef typename A::Element T;
     const Parameters &p = rows.p;
     const int *mask = p.key_mask + (size_t)rows.batch * p.keys;
-    stage_runs<A::KEYS * A::RUNS, A::THREADS, T>(p.vectors != 0, [&](int i, T *&target, const T *&from) {
+    stage_runs<A::KEYS * A::RUNS, A::THREADS, T>(p.vectors != 0, [&](int, int i, T *&target, const T *&from) {
         int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH, key = tile * A::KEYS + row;
         target = to + row * stride + d;
         bool seen = key < p.keys && mask[key] != 0;
@@ -129,17 +129,27 @@ template <class A>
 DEVICE void weigh(const Parameters &p, int batch, int first_key, typename A::Scores &scores, typename A::Mixed &mixed,
                   RowState<A> &state) {
     const float factor = p.scale * 1.44269504088896341f;
-    const unsigned long long visible = visible_keys(p, batch, first_key);
+    const unsigned long long ALL = A::WARP_KEYS == 64 ? ~0ull : (1ull << A::WARP_KEYS % 64) - 1;
+    const unsigned long long visible = visible_keys(p, batch, first_key) & ALL;
 #pragma unroll
     for (int i = 0; i < RowState<A>::ROWS; i++) {
         float largest = state.largest[i];
+        const bool sees_all = visible == ALL && first_key + A::WARP_KEYS - 1 <= state.last_key[i];
 #pragma unroll
         for (int j = 0; j < A::Scores::COLUMNS; j++) {
-            int column = scores.column(j);
-            bool seen = (visible >> column & 1) != 0 && first_key + column <= state.last_key[i];
-            float score = seen ? scores.at(i, j) * factor : -infinity();
-            scores.at(i, j) = score;
-            largest = maximum(largest, score);
+            scores.at(i, j) *= factor;
+        }
+        if (!sees_all) {
+#pragma unroll
+            for (int j = 0; j < A::Scores::COLUMNS; j++) {
+                int column = scores.column(j);
+                bool seen = (visible >> column & 1) != 0 && first_key + column <= state.last_key[i];
+                scores.at(i, j) = seen ? scores.at(i, j) : -infinity();
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < A::Scores::COLUMNS; j++) {
+            largest = maximum(largest, scores.at(i, j));
         }
 #pragma unroll
         for (int mask = 1; mask < A::Engine::ROW_LANES; mask *= 2) {

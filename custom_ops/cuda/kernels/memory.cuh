@@ -9,8 +9,8 @@ struct Run {
     static constexpr int LENGTH = 16 / (int)sizeof(T);
 };
 
-// Fills `COUNT` runs of shared memory with a block of `THREADS`. `place(i, to, from)` says where run `i` lies and returns
-// how many of its elements exist, the rest are zeros. With `vectors`, that is none or all of them, `from` is a multiple of
+// Fills `COUNT` runs of shared memory with a block of `THREADS`. `place(pass, i, to, from)` says where run `i` lies and
+// returns how many of its elements exist, the rest are zeros; a thread's runs are numbered by `pass`, -1 where it varies. With `vectors`, that is none or all of them, `from` is a multiple of
 // 16 bytes, and the copies are asynchronous.
 template <int COUNT, int THREADS, class T, class Place>
 DEVICE void stage_runs(bool vectors, Place place) {
@@ -21,7 +21,7 @@ DEVICE void stage_runs(bool vectors, Place place) {
         for (int pass = 0; pass < (COUNT + THREADS - 1) / THREADS; pass++) {
             int i = pass * THREADS + thread_index();
             if (COUNT % THREADS == 0 || i < COUNT) {
-                bool exists = place(i, to, from) > 0;
+                bool exists = place(pass, i, to, from) > 0;
                 copy_async(to, from, exists);
             }
         }
@@ -29,7 +29,7 @@ DEVICE void stage_runs(bool vectors, Place place) {
     }
 #pragma unroll 1
     for (int i = thread_index(); i < COUNT; i += THREADS) {
-        int valid = place(i, to, from);
+        int valid = place(-1, i, to, from);
         T zero;
         from_float(zero, 0);
 #pragma unroll 1
@@ -66,3 +66,13 @@ DEVICE void store_run(T *to, const float (&values)[Run<T>::LENGTH], int valid, b
 
 DEVICE int smaller(int a, int b) { return a < b ? a : b; }
 DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// Block `block` of a grid of tiles: groups of 32 row tiles, in which all blocks of one column come before the next, so
+// that the rows of a group and a column of weights stay in the cache.
+DEVICE void tile_of_block(int block, int row_tiles, int column_tiles, int &row, int &column) {
+    const int GROUP = 32;
+    const int group = block / (GROUP * column_tiles), inside = block % (GROUP * column_tiles);
+    const int rows = smaller(GROUP, row_tiles - group * GROUP);
+    row = group * GROUP + inside % rows;
+    column = inside / rows;
+}

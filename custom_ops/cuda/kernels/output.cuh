@@ -22,7 +22,7 @@ struct AttendedSource {
         const int tokens = p.batch * p.tokens;
         const T *attended = (const T *)p.attended;
         stage_runs<TileType::ROWS * TileType::LEFT_RUNS, TileType::THREADS, T>(
-            p.vectors != 0, [&](int i, T *&target, const T *&from) {
+            p.vectors != 0, [&](int, int i, T *&target, const T *&from) {
                 int row = i / TileType::LEFT_RUNS, k = i % TileType::LEFT_RUNS * TileType::LENGTH;
                 int valid = 0;
                 size_t pair = 0;
@@ -137,8 +137,9 @@ DEVICE void output(const Parameters &p) {
     unsigned short *visited = (unsigned short *)(shared + TileType::SHARED_BYTES + 16);
     unsigned char *flags = (unsigned char *)(visited + MAX_EXPERTS);
     const int tile = block_index() / p.output_splits, split = block_index() % p.output_splits;
-    const int row_tile = tile % p.row_tiles;
-    const int first_column = tile / p.row_tiles * TileType::COLUMNS;
+    int row_tile, column_tile;
+    tile_of_block(tile, p.row_tiles, p.output_tiles, row_tile, column_tile);
+    const int first_column = column_tile * TileType::COLUMNS;
     const bool listed = p.row_mode == LISTED_ROWS;
     int first_row = row_tile * TileType::ROWS, rows = p.batch * p.tokens, count = 1;
     const int *pairs = nullptr;

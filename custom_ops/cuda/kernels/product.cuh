@@ -51,7 +51,7 @@ struct Columns {
     DEVICE void stage(T *to, int first_inner, bool vectors) const {
         const int HALF = TileType::COLUMNS / 2;
         stage_runs<TileType::DEPTH * TileType::RIGHT_RUNS, TileType::THREADS, T>(
-            vectors, [&](int i, T *&target, const T *&from) {
+            vectors, [&](int, int i, T *&target, const T *&from) {
                 int inner_index = i / TileType::RIGHT_RUNS, column = i % TileType::RIGHT_RUNS * TileType::LENGTH;
                 bool second = pair_offset != 0 && column >= HALF;
                 int unit = first + column - (second ? HALF : 0);

@@ -99,15 +99,27 @@ struct Job {
 template <class TileType>
 struct HiddenSource {
     typedef typename TileType::Element T;
+    static constexpr int PASSES = (TileType::ROWS * TileType::LEFT_RUNS + TileType::THREADS - 1) / TileType::THREADS;
     const Parameters &p;
     const Job<TileType> &job;
+    int tokens[PASSES];  // of this thread's runs
+
+    static_assert(PASSES <= 4, "the passes of `stage_runs` are written out, and the tokens are in registers");
+
+    DEVICE HiddenSource(const Parameters &parameters, const Job<TileType> &of) : p(parameters), job(of) {
+#pragma unroll
+        for (int pass = 0; pass < PASSES; pass++) {
+            int row = (pass * TileType::THREADS + thread_index()) / TileType::LEFT_RUNS;
+            tokens[pass] = row < TileType::ROWS ? job.token(p, row) : -1;
+        }
+    }
 
     DEVICE void stage(T *left, T *right, int chunk) const {
         const int first = chunk * TileType::DEPTH;
         stage_runs<TileType::ROWS * TileType::LEFT_RUNS, TileType::THREADS, T>(
-            p.vectors != 0, [&](int i, T *&target, const T *&from) {
+            p.vectors != 0, [&](int pass, int i, T *&target, const T *&from) {
                 int row = i / TileType::LEFT_RUNS, k = i % TileType::LEFT_RUNS * TileType::LENGTH;
-                int token = job.token(p, row);
+                int token = pass < 0 ? job.token(p, row) : tokens[pass];
                 int valid = token < 0 ? 0 : p.width - (first + k);
                 target = left + row * TileType::LEFT_STRIDE + k;
                 from = (const T *)p.hidden_states + (valid > 0 ? (size_t)token * p.width + first + k : 0);
@@ -220,32 +232,32 @@ DEVICE void copy_past(const Parameters &p, const void *past, void *cache, int bl
 template <class TileType>
 DEVICE Job<TileType> job_of(const Parameters &p, int block) {
     Job<TileType> job;
-    const int tokens = p.batch * p.tokens, expert_rows = p.row_tiles * p.input_tiles;
+    const int tokens = p.batch * p.tokens;
     const bool listed = p.row_mode == LISTED_ROWS;
-    const int experts = expert_rows * (listed ? 1 : p.experts);
+    const int column_tiles = p.input_tiles * (listed ? 1 : p.experts), experts = p.row_tiles * column_tiles;
+    int row_tile;
     job.expert = 0;
     job.rows = tokens;
     job.pairs = nullptr;
     job.slots = nullptr;
     if (block >= experts) {
         block -= experts;
-        const int keys = p.kv_row_tiles * p.key_tiles;
-        job.part = block < keys ? KEYS : VALUES;
-        block -= block < keys ? 0 : keys;
-        job.first_row = block % p.kv_row_tiles * TileType::ROWS;
-        job.column_tile = block / p.kv_row_tiles;
+        tile_of_block(block, p.kv_row_tiles, p.key_tiles + p.value_tiles, row_tile, job.column_tile);
+        job.part = job.column_tile < p.key_tiles ? KEYS : VALUES;
+        job.column_tile -= job.part == KEYS ? 0 : p.key_tiles;
+        job.first_row = row_tile * TileType::ROWS;
         return job;
     }
     job.part = EXPERTS;
+    tile_of_block(block, p.row_tiles, column_tiles, row_tile, job.column_tile);
     if (listed) {
-        job.expert = listed_expert<TileType>(p, block % p.row_tiles, job.first_row, job.rows);
-        job.column_tile = block / p.row_tiles;
+        job.expert = listed_expert<TileType>(p, row_tile, job.first_row, job.rows);
         job.pairs = p.expert_pairs + (size_t)job.expert * tokens + job.first_row;
         return job;
     }
-    job.expert = block / expert_rows;
-    job.first_row = block % p.row_tiles * TileType::ROWS;
-    job.column_tile = block % expert_rows / p.row_tiles;
+    job.expert = job.column_tile / p.input_tiles;
+    job.column_tile = job.column_tile % p.input_tiles;
+    job.first_row = row_tile * TileType::ROWS;
     job.slots = p.row_mode == CHOSEN_ROWS ? p.slots + (size_t)job.expert * tokens : nullptr;
     return job;
 }
@@ -295,7 +307,7 @@ DEVICE void project(const Parameters &p) {
         sync_block();
     }
     job.choose_columns(p);
-    const HiddenSource<TileType> source = {p, job};
+    const HiddenSource<TileType> source(p, job);
     compute_tile<TileType>(shared, ceil_div(p.width, TileType::DEPTH), source);
     if (p.vectors) {
         finish_tile<TileType, TileType::LENGTH>(p, shared, job);

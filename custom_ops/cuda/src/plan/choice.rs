@@ -93,7 +93,7 @@ impl Choice {
 
     /// Parts into which the keys of `tiles` tiles of queries are cut.
     pub(super) fn key_splits(&self, kernel: &AttendKernel, tiles: usize, keys: usize) -> usize {
-        if kernel.cuts_keys() { self.splits(tiles, keys.div_ceil(kernel.keys)) } else { 1 }
+        if kernel.cuts_keys() { self.splits(tiles, keys.div_ceil(kernel.keys) / 2) } else { 1 }
     }
 
     /// Parts into which the inner dimension of `tiles` tiles is cut; each has about `chunks` stages.
@@ -102,7 +102,8 @@ impl Choice {
     }
 
     fn splits(&self, tiles: usize, at_most: usize) -> usize {
-        let wanted = if tiles < self.multiprocessors() { (2 * self.multiprocessors()).div_ceil(tiles) } else { 1 };
+        let full = 2 * self.multiprocessors();
+        let wanted = if tiles < full { (full + full / 2).div_ceil(tiles) } else { 1 };
         wanted.min(at_most).clamp(1, MAX_SPLITS)
     }
 

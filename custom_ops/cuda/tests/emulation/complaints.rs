@@ -78,7 +78,7 @@ fn a_launch_that_is_left_out() {
 /// Results on top of queries that other blocks still read: the order of blocks decides.
 #[test]
 fn an_order_of_blocks_that_matters() {
-    let message = complaint(&case(3, 132), |plan| {
+    let message = complaint(&case(9, 132), |plan| {
         let launch = launch_of(plan, "attend");
         launch.parameters.attended = launch.parameters.rows;
     });
