@@ -41,8 +41,8 @@ static_assert(Tile<PlainUnits<bfloat16>, 16, 64, 32, 1, 1, 4, 4>::SHARED_BYTES =
 KERNEL(moa_project_plain_64x64, 128, 3, project<Tile<PlainUnits<bfloat16>, 64, 64, 16, 2, 2, 1, 4>>(p))
 KERNEL(moa_output_plain_64x64, 128, 3, output<Tile<PlainUnits<bfloat16>, 64, 64, 16, 2, 2, 1, 4>>(p))
 static_assert(Tile<PlainUnits<bfloat16>, 64, 64, 16, 2, 2, 1, 4>::SHARED_BYTES == 21504, "as the planner has it");
-KERNEL(moa_project_plain_128x128, 256, 2, project<Tile<PlainUnits<bfloat16>, 128, 128, 16, 2, 4, 1, 4>>(p))
-KERNEL(moa_output_plain_128x128, 256, 2, output<Tile<PlainUnits<bfloat16>, 128, 128, 16, 2, 4, 1, 4>>(p))
+KERNEL(moa_project_plain_128x128, 256, 1, project<Tile<PlainUnits<bfloat16>, 128, 128, 16, 2, 4, 1, 4>>(p))
+KERNEL(moa_output_plain_128x128, 256, 1, output<Tile<PlainUnits<bfloat16>, 128, 128, 16, 2, 4, 1, 4>>(p))
 static_assert(Tile<PlainUnits<bfloat16>, 128, 128, 16, 2, 4, 1, 4>::SHARED_BYTES == 67584, "as the planner has it");
 KERNEL(moa_attend_plain_d64_r64, 128, 1, attend<Attention<PlainUnits<bfloat16>, 64, 4, 1, 32>>(p))
 static_assert(Attention<PlainUnits<bfloat16>, 64, 4, 1, 32>::SHARED_BYTES == 27664, "as the planner has it");

@@ -41,8 +41,8 @@ static_assert(Tile<PlainUnits<float>, 16, 64, 32, 1, 1, 4, 4>::SHARED_BYTES == 4
 KERNEL(moa_project_plain_64x64, 128, 3, project<Tile<PlainUnits<float>, 64, 64, 16, 2, 2, 1, 4>>(p))
 KERNEL(moa_output_plain_64x64, 128, 3, output<Tile<PlainUnits<float>, 64, 64, 16, 2, 2, 1, 4>>(p))
 static_assert(Tile<PlainUnits<float>, 64, 64, 16, 2, 2, 1, 4>::SHARED_BYTES == 37888, "as the planner has it");
-KERNEL(moa_project_plain_128x128, 256, 2, project<Tile<PlainUnits<float>, 128, 128, 16, 2, 4, 1, 4>>(p))
-KERNEL(moa_output_plain_128x128, 256, 2, output<Tile<PlainUnits<float>, 128, 128, 16, 2, 4, 1, 4>>(p))
+KERNEL(moa_project_plain_128x128, 256, 1, project<Tile<PlainUnits<float>, 128, 128, 16, 2, 4, 1, 4>>(p))
+KERNEL(moa_output_plain_128x128, 256, 1, output<Tile<PlainUnits<float>, 128, 128, 16, 2, 4, 1, 4>>(p))
 static_assert(Tile<PlainUnits<float>, 128, 128, 16, 2, 4, 1, 4>::SHARED_BYTES == 74752, "as the planner has it");
 KERNEL(moa_attend_plain_d64_r64, 128, 1, attend<Attention<PlainUnits<float>, 64, 4, 1, 32>>(p))
 static_assert(Attention<PlainUnits<float>, 64, 4, 1, 32>::SHARED_BYTES == 44048, "as the planner has it");

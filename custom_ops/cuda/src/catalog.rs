@@ -113,6 +113,7 @@ impl ProductKernel {
     /// Kernels of an engine, by rising size.
     pub(crate) fn all(engine: Engine) -> [Self; 3] {
         let deep = if engine == Engine::Tensor { 2 } else { 1 };
+        let large_blocks = if engine == Engine::Plain { 1 } else { 2 };
         let kernel = |rows, columns, depth: usize, warps, stages, blocks| Self {
             engine,
             rows,
@@ -125,7 +126,7 @@ impl ProductKernel {
         [
             kernel(16, 64, 32, [1, 1, 4], 4, 2),
             kernel(64, 64, 16, [2, 2, 1], 4, 3),
-            kernel(128, 128, 16, [2, 4, 1], 4, 2),
+            kernel(128, 128, 16, [2, 4, 1], 4, large_blocks),
         ]
     }
 
