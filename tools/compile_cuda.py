@@ -90,13 +90,11 @@ def resources(log):
 
 def compile_image(job):
     """One module for one target: its bytes, its kernels and the seconds that it took; kept for a next time."""
-    folder, module, target, cache = job
+    source, headers, module, target, cache = job
     start = time.monotonic()
     kept = cache / f"{module}.{target}"
     if kept.with_suffix(kept.suffix + ".json").is_file():
         return kept.read_bytes(), json.loads(kept.with_suffix(kept.suffix + ".json").read_text()), 0.0
-    headers = {path.name: path.read_text() for path in sorted(folder.glob("*.cuh"))}
-    source = (folder / f"{module}.cu").read_text()
     image, log = Nvrtc().compile(f"{module}.cu", source, headers, target)
     if target.startswith("sm_"):
         found = resources(log)
@@ -114,11 +112,11 @@ def compile_image(job):
     return image, kernels, time.monotonic() - start
 
 
-def source_hash(folder):
+def source_hash(sources):
     """SHA-256 over the names and texts of the sources."""
     digest = hashlib.sha256()
-    for path in sorted([*folder.glob("*.cu"), *folder.glob("*.cuh")], key=lambda path: path.name):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for name, text in sorted(sources.items()):
+        digest.update(name.encode() + b"\0" + text.encode() + b"\0")
     return digest.hexdigest()
 
 
@@ -150,17 +148,20 @@ def main():
     parser.add_argument("archive", type=pathlib.Path, help="file to write")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="compilers at a time")
     arguments = parser.parse_args()
-    digest = source_hash(arguments.sources)
+    paths = [*arguments.sources.glob("*.cu"), *arguments.sources.glob("*.cuh")]
+    sources = {path.name: path.read_text() for path in paths}
+    digest = source_hash(sources)
     compiler = Nvrtc().version()
     if is_current(arguments.archive, digest, compiler):
         print(f"{arguments.archive}: there")
         return
     key = hashlib.sha256(f"{digest} {compiler} {OPTIONS}".encode()).hexdigest()[:16]
     cache = arguments.archive.parent / "images" / key
-    jobs = [(arguments.sources, module, target, cache) for target in CODE + PTX for module in MODULES]
+    headers = {name: text for name, text in sources.items() if name.endswith(".cuh")}
+    jobs = [(sources[f"{module}.cu"], headers, module, target, cache) for target in CODE + PTX for module in MODULES]
     compiled = {}
     with concurrent.futures.ProcessPoolExecutor(arguments.jobs) as pool:
-        for (_, module, target, _), (image, kernels, seconds) in zip(jobs, pool.map(compile_image, jobs)):
+        for (_, _, module, target, _), (image, kernels, seconds) in zip(jobs, pool.map(compile_image, jobs)):
             registers = max((kernel["registers"] for kernel in kernels), default=0)
             local = max((kernel["local_bytes"] for kernel in kernels), default=0)
             print(f"{module} {target}: {len(kernels)} kernels, {len(image)} bytes, at most {registers} registers and "

@@ -17,8 +17,8 @@ static_assert(Tile<TensorCores<bfloat16>, 16, 64, 64, 1, 1, 4, 4>::SHARED_BYTES 
 KERNEL(moa_project_tensor_64x64, 128, 3, project<Tile<TensorCores<bfloat16>, 64, 64, 32, 2, 2, 1, 4>>(p))
 KERNEL(moa_output_tensor_64x64, 128, 3, output<Tile<TensorCores<bfloat16>, 64, 64, 32, 2, 2, 1, 4>>(p))
 static_assert(Tile<TensorCores<bfloat16>, 64, 64, 32, 2, 2, 1, 4>::SHARED_BYTES == 38912, "as the planner has it");
-KERNEL(moa_project_tensor_128x128, 256, 2, project<Tile<TensorCores<bfloat16>, 128, 128, 32, 2, 4, 1, 4>>(p))
-KERNEL(moa_output_tensor_128x128, 256, 2, output<Tile<TensorCores<bfloat16>, 128, 128, 32, 2, 4, 1, 4>>(p))
+KERNEL(moa_project_tensor_128x128, 256, LARGE_TILES, project<Tile<TensorCores<bfloat16>, 128, 128, 32, 2, 4, 1, 4>>(p))
+KERNEL(moa_output_tensor_128x128, 256, LARGE_TILES, output<Tile<TensorCores<bfloat16>, 128, 128, 32, 2, 4, 1, 4>>(p))
 static_assert(Tile<TensorCores<bfloat16>, 128, 128, 32, 2, 4, 1, 4>::SHARED_BYTES == 75776, "as the planner has it");
 KERNEL(moa_attend_tensor_d64_r64, 128, 1, attend<Attention<TensorCores<bfloat16>, 64, 4, 1, 64>>(p))
 static_assert(Attention<TensorCores<bfloat16>, 64, 4, 1, 64>::SHARED_BYTES == 27664, "as the planner has it");

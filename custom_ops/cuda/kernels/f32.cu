@@ -17,8 +17,8 @@ static_assert(Tile<Tf32Cores, 16, 64, 32, 1, 1, 4, 4>::SHARED_BYTES == 46080, "a
 KERNEL(moa_project_tf32_64x64, 128, 3, project<Tile<Tf32Cores, 64, 64, 16, 2, 2, 1, 4>>(p))
 KERNEL(moa_output_tf32_64x64, 128, 3, output<Tile<Tf32Cores, 64, 64, 16, 2, 2, 1, 4>>(p))
 static_assert(Tile<Tf32Cores, 64, 64, 16, 2, 2, 1, 4>::SHARED_BYTES == 38912, "as the planner has it");
-KERNEL(moa_project_tf32_128x128, 256, 2, project<Tile<Tf32Cores, 128, 128, 16, 2, 4, 1, 4>>(p))
-KERNEL(moa_output_tf32_128x128, 256, 2, output<Tile<Tf32Cores, 128, 128, 16, 2, 4, 1, 4>>(p))
+KERNEL(moa_project_tf32_128x128, 256, LARGE_TILES, project<Tile<Tf32Cores, 128, 128, 16, 2, 4, 1, 4>>(p))
+KERNEL(moa_output_tf32_128x128, 256, LARGE_TILES, output<Tile<Tf32Cores, 128, 128, 16, 2, 4, 1, 4>>(p))
 static_assert(Tile<Tf32Cores, 128, 128, 16, 2, 4, 1, 4>::SHARED_BYTES == 75776, "as the planner has it");
 KERNEL(moa_attend_tf32_d64_r64, 128, 1, attend<Attention<Tf32Cores, 64, 4, 1, 64>>(p))
 static_assert(Attention<Tf32Cores, 64, 4, 1, 64>::SHARED_BYTES == 53264, "as the planner has it");

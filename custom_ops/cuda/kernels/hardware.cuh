@@ -30,6 +30,9 @@ struct alignas(16) Vector16 {
 #define HAS_TENSOR_CORES_TF32 (__CUDA_ARCH__ >= 800)
 #define NEEDS_PLAIN_UNITS_16 (__CUDA_ARCH__ < 800)
 
+// Blocks of the largest tiles on one multiprocessor; before 8.0 one fills its shared memory.
+#define LARGE_TILES (__CUDA_ARCH__ >= 800 ? 2 : 1)
+
 #define DEVICE __device__ __forceinline__
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
 

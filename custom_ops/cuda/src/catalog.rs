@@ -93,8 +93,8 @@ pub(crate) struct ProductKernel {
     /// Warps along rows, columns and depth.
     warps: [usize; 3],
     stages: usize,
-    /// Blocks of one multiprocessor that registers must allow.
-    blocks: usize,
+    /// Blocks of one multiprocessor that registers must allow, as the preprocessor has it.
+    blocks: &'static str,
 }
 
 /// Bytes behind a tile of the output projection: a ticket and the visited experts.
@@ -113,7 +113,6 @@ impl ProductKernel {
     /// Kernels of an engine, by rising size.
     pub(crate) fn all(engine: Engine) -> [Self; 3] {
         let deep = if engine == Engine::Tensor { 2 } else { 1 };
-        let large_blocks = if engine == Engine::Plain { 1 } else { 2 };
         let kernel = |rows, columns, depth: usize, warps, stages, blocks| Self {
             engine,
             rows,
@@ -124,9 +123,9 @@ impl ProductKernel {
             blocks,
         };
         [
-            kernel(16, 64, 32, [1, 1, 4], 4, 2),
-            kernel(64, 64, 16, [2, 2, 1], 4, 3),
-            kernel(128, 128, 16, [2, 4, 1], 4, large_blocks),
+            kernel(16, 64, 32, [1, 1, 4], 4, "2"),
+            kernel(64, 64, 16, [2, 2, 1], 4, "3"),
+            kernel(128, 128, 16, [2, 4, 1], 4, if engine == Engine::Plain { "1" } else { "LARGE_TILES" }),
         ]
     }
 

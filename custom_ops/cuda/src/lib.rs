@@ -13,7 +13,61 @@
 //!    kernel. Launches run in order on one stream.
 //!
 //! A caller proves that inputs and outputs do not overlap. The workspace may hold anything before a call and must start
-//! at a multiple of [`WORKSPACE_ALIGNMENT`].
+//! at a multiple of [`WORKSPACE_ALIGNMENT`]. Tensors are as the schema has them, row-major, no weight is packed. Where all
+//! addresses are multiples of 16 and all rows are whole runs of 16 bytes, memory is read asynchronously, 16 bytes at a
+//! time; else element by element, with the same result.
+//!
+//! # How a layer is computed
+//!
+//! | [`plan::Regime`] | when | launches of self-attention |
+//! |---|---|---|
+//! | dense | `k = E`, or at most 256 tokens | 3: router + queries of every expert + keys and values; attention; output |
+//! | sparse | at most 4 tokens, `k * tokens < E` | 3: as dense, but a block routes the tokens itself and leaves out experts that nobody chose |
+//! | grouped | more tokens, `E <= 2 * k` | 5: router + keys and values; lists; queries; attention; output |
+//! | grouped, reduced | more tokens, `E > 2 * k` | 6: as grouped, with an output row for every slot, and their sum |
+//!
+//! A feed-forward layer routes first (one launch), then computes hidden rows and output. Routing sorts nothing: a token's
+//! experts are a byte each in `[E, N]`, its slots rise with the expert, and one block an expert turns its bytes into a list.
+//! The gate is folded into the rows that enter the output projection, so the weighted sum over experts is part of that
+//! product's inner dimension; in binary16 gates are scaled by a power of two, so that small ones keep their bits.
+//! Attention reads each key once for all `k` queries of a token; with few queries, blocks cut the keys and the last to
+//! arrive combines their parts.
+//!
+//! # What a call does not do
+//!
+//! It does not synchronise, allocate, load or copy from the host: grids, blocks and memory follow from shapes alone, and
+//! what depends on routing (counts, lists, visited experts) stays on the device. So a stream that runs it can be captured.
+//!
+//! # Same bits every time
+//!
+//! No float is added atomically. Integer tickets decide only which block combines parts, never their order: parts are
+//! added by rising index. They are set to 0 by the call's own first launch. Regime, tiles and parts follow from shapes,
+//! attributes and the device. The bits differ between devices of another number of multiprocessors or another
+//! architecture, and between batch shapes.
+//!
+//! # Precision
+//!
+//! The router is f32 whatever the element type is. Sums are f32. Queries, new keys and values, weights of attention,
+//! gated rows and, in the last regime, the products of single slots are rounded to the element type. f32 is computed by
+//! fused multiply-add in f32, or with factors rounded to TF32 where [`Options::tf32`] allows it.
+//!
+//! # Which units
+//!
+//! | element | compute capability 7.0 | 7.5 | 8.0 and newer |
+//! |---|---|---|---|
+//! | f16 | plain units | tensor cores (no asynchronous copies) | tensor cores |
+//! | bf16 | plain units | plain units | tensor cores |
+//! | f32 | plain units | plain units | plain units, or tensor cores with TF32 |
+//!
+//! Not there: tensor cores of compute capability 7.0, and the warpgroup products and tensor copies of 9.0, which runs the
+//! path of 8.0. A value that is not finite in a later token reaches the earlier tokens whose causal mask ends in the same
+//! tile of keys (a masked key never does).
+//!
+//! # How it is proved
+//!
+//! `kernels/hardware.cuh` holds every use of the hardware; `kernels/emulator` gives the same functions on the host, and
+//! the tests run the very sources, launched as planned, against the contract in f64, under several orders of threads.
+//! No kernel has run on a GPU yet, and nothing is measured.
 
 pub mod archive;
 mod catalog;
