@@ -2,6 +2,8 @@
 //!
 //! `cargo xtask cuda` makes the archive and runs these tests.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 use std::fs;
 use std::path::PathBuf;
 

@@ -1,5 +1,7 @@
 //! Plans of any shape: they fit the device, their tiles cover every element once, and their memory does not overlap.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 use moa_cuda::plan::{self, Launch, Plan, PlanError, Regime, SelfAttentionSettings};
 use moa_cuda::{Buffer, Device, Element, Options, WORKSPACE_ALIGNMENT, entry_points};
 use moa_schema::{

@@ -1,5 +1,7 @@
 //! The C++ sources that are made from tables in Rust.
 
+#![allow(clippy::unwrap_used)]
+
 use std::path::PathBuf;
 
 use moa_cuda::{Element, c_header, module_source};

@@ -3,6 +3,8 @@
 //! The emulator (`kernels/emulator`) compiles the very sources that become machine code with the system's C++ compiler.
 //! Every case runs under four orders of threads, whose results must have the same bits.
 
+#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
+
 mod attention;
 #[path = "../../../kernels/tests/kernels/attention_reference.rs"]
 mod attention_reference;

@@ -101,24 +101,24 @@ pub(crate) fn decode(element: Element, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Largest error of a row relative to its length: a few roundings of the factors.
+/// Largest error of a row relative to the length of rows: a few roundings of the factors.
 pub(crate) fn tolerance(element: Element, tf32: bool) -> f64 {
     match element {
-        Element::F32 if !tf32 => 1e-5,
-        Element::F32 | Element::F16 => 8.0 * f64::powi(2.0, -11),
-        Element::Bf16 => 8.0 * f64::powi(2.0, -8),
+        Element::F32 if !tf32 => 5e-6,
+        Element::F32 | Element::F16 => 4.0 * f64::powi(2.0, -11),
+        Element::Bf16 => 4.0 * f64::powi(2.0, -8),
     }
 }
 
-/// Fails at the first row whose error, as a vector, exceeds `tolerance` times its length (or a tenth of the typical
-/// length, if it is shorter than that); NaN is always an error.
+/// Fails at the first row whose error, as a vector, exceeds `tolerance` times its length, or the typical length of rows if
+/// it is shorter than that, as where large terms cancel; NaN is always an error.
 pub(crate) fn assert_rows_close(what: &str, found: &[f32], expected: &[f64], row: usize, tolerance: f64) {
     assert_eq!(found.len(), expected.len(), "{what}: length");
     let length = |values: &[f64]| values.iter().map(|value| value * value).sum::<f64>().sqrt();
     let typical = length(expected) / ((expected.len() / row) as f64).sqrt();
     for (index, (found, expected)) in found.chunks(row).zip(expected.chunks(row)).enumerate() {
         let error: Vec<f64> = found.iter().zip(expected).map(|(a, b)| f64::from(*a) - b).collect();
-        let allowed = tolerance * length(expected).max(0.1 * typical) + 1e-30;
+        let allowed = tolerance * length(expected).max(typical) + 1e-30;
         let is_close = length(&error) <= allowed;
         assert!(
             is_close,
