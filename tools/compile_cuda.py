@@ -139,6 +139,7 @@ def write(archive, manifest, images):
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=archive.parent, delete=False) as file:
         file.write(MAGIC + struct.pack("<Q", len(text)) + text + b"".join(images))
+    os.chmod(file.name, 0o644)
     os.replace(file.name, archive)
 
 

@@ -29,7 +29,8 @@
 //! A feed-forward layer routes first (one launch), then computes hidden rows and output. Routing sorts nothing: a token's
 //! experts are a byte each in `[E, N]`, its slots rise with the expert, and one block an expert turns its bytes into a list.
 //! The gate is folded into the rows that enter the output projection, so the weighted sum over experts is part of that
-//! product's inner dimension; in binary16 gates are scaled by a power of two, so that small ones keep their bits.
+//! product's inner dimension; in binary16 gates are scaled by a power of two of at most 32, so that small ones keep their
+//! bits (so a gated row must stay below 2047 there).
 //! Attention reads each key once for all `k` queries of a token; with few queries, blocks cut the keys and the last to
 //! arrive combines their parts.
 //!

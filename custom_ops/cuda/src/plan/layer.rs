@@ -52,7 +52,7 @@ impl Sizes {
             ("rotary positions", self.rotary_positions, INT),
             ("model width", self.width, INT),
             ("rows of chosen experts", product(&[self.batch, self.tokens, self.top_k]), INT),
-            ("keys", product(&[self.batch, self.kv_heads, self.keys]), INT),
+            ("keys", product(&[self.batch, self.kv_heads, self.keys]), INT / 2),
             (
                 "elements of the rows of all experts",
                 product(&[self.batch, self.tokens, self.experts, self.columns()]),
