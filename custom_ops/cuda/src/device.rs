@@ -1,5 +1,7 @@
 //! What a plan depends on besides shapes.
 
+use moa_schema::{FloatType, FloatTypes};
+
 /// Element type of activations and weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Element {
@@ -14,6 +16,17 @@ pub enum Element {
 impl Element {
     /// Every type, in the order of the documentation.
     pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Bf16];
+
+    /// The element type of a node whose activations and weights have one type; `None` where they differ, which these
+    /// kernels do not take.
+    pub fn of(types: FloatTypes) -> Option<Self> {
+        let element = match types.activations {
+            FloatType::F32 => Self::F32,
+            FloatType::F16 => Self::F16,
+            FloatType::Bf16 => Self::Bf16,
+        };
+        (types.activations == types.weights).then_some(element)
+    }
 
     /// Bytes of one element.
     pub const fn bytes(self) -> usize {
@@ -52,4 +65,15 @@ pub struct Device {
 pub struct Options {
     /// Whether products of f32 tensors may round their factors to TF32 (10 bits), where the device can.
     pub tf32: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mixed_types_have_no_element() {
+        let found: Vec<_> = FloatTypes::ALL.into_iter().filter_map(Element::of).collect();
+        assert_eq!(found, [Element::F32, Element::F16]);
+    }
 }

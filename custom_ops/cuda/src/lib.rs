@@ -60,9 +60,10 @@
 //! | bf16 | plain units | plain units | tensor cores |
 //! | f32 | plain units | plain units | plain units, or tensor cores with TF32 |
 //!
-//! Not there: tensor cores of compute capability 7.0, and the warpgroup products and tensor copies of 9.0, which runs the
-//! path of 8.0. A value that is not finite in a later token reaches the earlier tokens whose causal mask ends in the same
-//! tile of keys (a masked key never does).
+//! Not there: weights of another type than activations ([`Element::of`]); tensor cores of compute capability 7.0; the
+//! warpgroup products and tensor copies of 9.0, which runs the path of 8.0. Under a causal mask, a value that is not finite
+//! reaches earlier tokens of the same sequence that share a tile of queries or keys with it, as it does in the operator's
+//! body of standard operators; a masked key never does.
 //!
 //! # How it is proved
 //!
