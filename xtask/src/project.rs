@@ -9,7 +9,8 @@ use std::{
 use crate::process;
 
 /// Crates of the operator library.
-pub(crate) const OPERATOR_CRATES: [&str; 4] = ["moa-schema", "moa-kernels", "moa-cuda", "moa-ort"];
+pub(crate) const OPERATOR_CRATES: [&str; 7] =
+    ["moa-schema", "moa-kernels", "moa-cuda", "moa-cuda-driver", "moa-cuda-c", "moa-cuda-fake", "moa-ort"];
 
 /// Crates of the compiler. Cargo unifies features within one invocation, and the operator library must not get
 /// those of the compiler: they are never built together.
@@ -60,9 +61,9 @@ impl Project {
         command
     }
 
-    /// Builds the program and the operator library.
+    /// Builds the program, the operator library and that of the CUDA kernels.
     pub(crate) fn build(&self) -> Result<(), String> {
-        for package in ["moa-export", "moa-ort"] {
+        for package in ["moa-export", "moa-ort", "moa-cuda-c"] {
             process::run(&mut self.cargo(["build", "--release", "-p", package]))?;
         }
         Ok(())
@@ -75,7 +76,16 @@ impl Project {
 
     /// The operator library.
     pub(crate) fn operator_library(&self) -> PathBuf {
-        let name = format!("{}moa_ort{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
-        self.target.join("release").join(name)
+        self.library("moa_ort")
+    }
+
+    /// The CUDA kernels behind their C ABI.
+    pub(crate) fn cuda_library(&self) -> PathBuf {
+        self.library("moa_cuda")
+    }
+
+    fn library(&self, name: &str) -> PathBuf {
+        let file = format!("{}{name}{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
+        self.target.join("release").join(file)
     }
 }

@@ -93,10 +93,11 @@ fn run_optimum_stages(project: &Project, lines: &mut Vec<Line>) -> Result<(), St
 }
 
 /// Where the tests find program, library and runtime.
-fn variables(project: &Project, python: &Python) -> Result<[(&'static str, OsString); 3], String> {
+fn variables(project: &Project, python: &Python) -> Result<[(&'static str, OsString); 4], String> {
     Ok([
         ("ORT_DYLIB_PATH", python.onnxruntime(Packages::Runtime)?.into_os_string()),
         ("MOA_ORT_LIBRARY", project.operator_library().into_os_string()),
+        ("MOA_CUDA_LIBRARY", project.cuda_library().into_os_string()),
         ("MOA_EXPORT", project.program().into_os_string()),
     ])
 }

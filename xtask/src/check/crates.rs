@@ -15,13 +15,20 @@ const RUNTIMES: &[&str] = &["ort", "ort-sys", "tract-onnx"];
 const FORMATS_AND_RUNTIMES: &[&str] = &["ort", "ort-sys", "prost", "safetensors", "tempfile", "tract-onnx"];
 
 /// The table of ARCHITECTURE.md.
-const CRATES: [Crate; 7] = [
+const CRATES: [Crate; 10] = [
     Crate { folder: ".", ours: &["moa-graphs", "moa-schema"], never: &["ort-sys"] },
     Crate { folder: "graphs", ours: &["moa-schema"], never: FORMATS_AND_RUNTIMES },
     Crate { folder: "custom_ops/schema", ours: &[], never: FORMATS_AND_RUNTIMES },
     Crate { folder: "custom_ops/kernels", ours: &["moa-schema"], never: RUNTIMES },
     Crate { folder: "custom_ops/cuda", ours: &["moa-schema"], never: RUNTIMES },
-    Crate { folder: "custom_ops/ort", ours: &["moa-kernels", "moa-schema"], never: &["ort", "tract-onnx"] },
+    Crate { folder: "custom_ops/cuda/driver", ours: &["moa-cuda", "moa-cuda-fake", "moa-schema"], never: RUNTIMES },
+    Crate { folder: "custom_ops/cuda/c", ours: &["moa-cuda", "moa-cuda-driver", "moa-schema"], never: RUNTIMES },
+    Crate { folder: "custom_ops/cuda/fake", ours: &["moa-cuda", "moa-cuda-driver"], never: RUNTIMES },
+    Crate {
+        folder: "custom_ops/ort",
+        ours: &["moa-cuda", "moa-cuda-driver", "moa-cuda-fake", "moa-kernels", "moa-schema"],
+        never: &["ort", "tract-onnx"],
+    },
     Crate { folder: "xtask", ours: &[], never: RUNTIMES },
 ];
 

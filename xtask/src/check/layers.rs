@@ -63,11 +63,13 @@ const MODULES: [Module; 17] = [
 const NEVER_IN_SRC: &[&str] = &["moa_kernels", "moa_ort"];
 
 /// Folders of other crates, and paths that they may not name.
-const OTHER_CRATES: [(&str, &[&str]); 4] = [
+const OTHER_CRATES: [(&str, &[&str]); 6] = [
     ("graphs/src", &["std::fs", "std::path", "prost"]),
     ("custom_ops/schema/src", &["std::fs", "ort_sys", "ort"]),
     ("custom_ops/kernels/src", &["std::fs", "ort_sys", "ort"]),
     ("custom_ops/cuda/src", &["std::fs", "ort_sys", "ort"]),
+    ("custom_ops/cuda/driver/src", &["ort_sys", "ort"]),
+    ("custom_ops/cuda/c/src", &["std::fs", "ort_sys", "ort"]),
 ];
 
 /// Every broken rule.

@@ -1,0 +1,100 @@
+//! A node of a graph: which operator, with which attributes.
+
+use moa_cuda::plan::{self, Plan, SelfAttentionSettings};
+use moa_cuda::{Device, Element, Options};
+use moa_schema::{
+    CROSS_ATTENTION, CrossAttentionAttributes, CrossAttentionDims, ElementType, FEED_FORWARD, FeedForwardAttributes,
+    FeedForwardDims, Operator, SELF_ATTENTION, SelfAttentionAttributes, SelfAttentionDims, ShapeError,
+    self_attention as own,
+};
+
+use crate::error::Error;
+
+/// One operator with its attributes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Node {
+    /// `MoASelfAttention`.
+    SelfAttention(SelfAttentionAttributes),
+    /// `MoACrossAttention`.
+    CrossAttention(CrossAttentionAttributes),
+    /// `MoEFeedForward`.
+    FeedForward(FeedForwardAttributes),
+}
+
+impl Node {
+    /// The contract of the operator.
+    pub const fn operator(&self) -> &'static Operator {
+        match self {
+            Self::SelfAttention(_) => &SELF_ATTENTION,
+            Self::CrossAttention(_) => &CROSS_ATTENTION,
+            Self::FeedForward(_) => &FEED_FORWARD,
+        }
+    }
+
+    /// Shapes of all outputs, in the order of the schema, from the shapes of the inputs; `None` is an absent input.
+    ///
+    /// # Errors
+    ///
+    /// Names the first input whose shape does not fit.
+    pub fn output_shapes(&self, inputs: &[Option<&[usize]>]) -> Result<Vec<Vec<usize>>, ShapeError> {
+        Ok(match self {
+            Self::SelfAttention(attributes) => {
+                let d = SelfAttentionDims::new(inputs, attributes)?;
+                let cache = vec![d.batch, d.kv_heads, d.past + d.tokens, d.head];
+                let chosen = vec![d.batch, d.tokens, d.top_k];
+                vec![vec![d.batch, d.tokens, d.width], cache.clone(), cache, chosen.clone(), chosen]
+            }
+            Self::CrossAttention(attributes) => {
+                let d = CrossAttentionDims::new(inputs, attributes)?;
+                let chosen = vec![d.batch, d.tokens, d.top_k];
+                vec![vec![d.batch, d.tokens, d.width], chosen.clone(), chosen]
+            }
+            Self::FeedForward(attributes) => {
+                let d = FeedForwardDims::new(inputs, attributes)?;
+                let chosen = vec![d.batch, d.tokens, d.top_k];
+                vec![vec![d.batch, d.tokens, d.width], chosen.clone(), chosen]
+            }
+        })
+    }
+
+    /// Plans the launches; `wanted[i]` says whether somebody asks for output `i`.
+    pub(crate) fn plan(
+        &self,
+        inputs: &[Option<&[usize]>],
+        wanted: &[bool],
+        element: Element,
+        device: &Device,
+        options: Options,
+    ) -> Result<Plan, Error> {
+        Ok(match self {
+            Self::SelfAttention(attributes) => {
+                let dims = SelfAttentionDims::new(inputs, attributes)?;
+                let is_wanted = |output: usize| wanted.get(output).copied().unwrap_or(false);
+                let positions = inputs.get(own::COS_CACHE).copied().flatten().and_then(|shape| shape.first().copied());
+                let settings = SelfAttentionSettings {
+                    rotary_positions: positions,
+                    returns_keys: is_wanted(own::PRESENT_KEY),
+                    returns_values: is_wanted(own::PRESENT_VALUE),
+                };
+                plan::self_attention(&dims, attributes, &settings, element, device, options)?
+            }
+            Self::CrossAttention(attributes) => {
+                let dims = CrossAttentionDims::new(inputs, attributes)?;
+                plan::cross_attention(&dims, attributes, element, device, options)?
+            }
+            Self::FeedForward(attributes) => {
+                let dims = FeedForwardDims::new(inputs, attributes)?;
+                plan::feed_forward(&dims, attributes, element, device, options)?
+            }
+        })
+    }
+}
+
+/// Bytes of one element of a parameter where activations are of type `element`.
+pub(crate) fn element_bytes(parameter: ElementType, element: Element) -> usize {
+    match parameter {
+        ElementType::Activation | ElementType::Weight => element.bytes(),
+        ElementType::Float32 | ElementType::Int32 => 4,
+        ElementType::Int64 => 8,
+    }
+}

@@ -1,0 +1,145 @@
+//! Binding a plan, and putting it on a stream.
+
+use std::sync::Arc;
+
+use moa_cuda::{Buffer, Element, Options};
+use moa_cuda_driver::{Buffers, KernelSet, Stream};
+use moa_cuda_fake::{Fake, archive};
+
+use crate::support::{ELEMENT, SHAPES, WANTED, bind, kernels, node, plan};
+
+/// Addresses that are far apart: input `i` and output `i` of the node.
+const INPUTS: [u64; 9] = [1 << 32, 2 << 32, 3 << 32, 4 << 32, 5 << 32, 6 << 32, 0, 7 << 32, 8 << 32];
+const OUTPUTS: [u64; 3] = [9 << 32, 10 << 32, 11 << 32];
+const WORKSPACE: u64 = 12 << 32;
+
+const BUFFERS: Buffers<'static> =
+    Buffers { inputs: &INPUTS, outputs: &OUTPUTS, workspace: WORKSPACE, workspace_bytes: 1 << 30 };
+
+fn refused(buffers: &Buffers<'_>) -> String {
+    let fake = Fake::load();
+    let bound = bind(&kernels(&fake)).unwrap();
+    fake.taken_log();
+    let error = bound.enqueue(buffers, Stream(3)).unwrap_err().to_string();
+    let log = fake.taken_log();
+    assert!(!log.iter().any(|line| line.starts_with("cuLaunch")), "{log:?}");
+    error
+}
+
+#[test]
+fn launches_follow_the_plan_and_call_nothing_else() {
+    let fake = Fake::load();
+    let kernels = kernels(&fake);
+    let bound = bind(&kernels).unwrap();
+    let plan = plan(&kernels.facts().device);
+    assert_eq!((bound.launches(), bound.workspace_bytes()), (plan.launches.len(), plan.workspace_bytes));
+    fake.taken_log();
+    bound.enqueue(&BUFFERS, Stream(3)).unwrap();
+    let launches = plan.launches.iter().map(|launch| {
+        let overlap = if launch.overlap { " attribute 6=1" } else { "" };
+        format!(
+            "cuLaunchKernelEx {} grid {} 1 1 block {} 1 1 shared {} stream 3{overlap} context 1000",
+            launch.kernel, launch.grid, launch.block, launch.shared_bytes
+        )
+    });
+    let mut expected = vec!["cuCtxPushCurrent 1000".to_owned()];
+    expected.extend(launches);
+    expected.push("cuCtxPopCurrent".into());
+    for index in 0..plan.launches.len() {
+        let mut status = 0;
+        let wanted = plan.launches[index].parameters.bytes(|buffer| match buffer {
+            Buffer::Null => 0,
+            Buffer::Input(input) => INPUTS.get(input).copied().unwrap_or(0),
+            Buffer::Output(output) => OUTPUTS.get(output).copied().unwrap_or(0),
+            Buffer::Workspace(offset) => WORKSPACE + offset as u64,
+            Buffer::Status => status,
+        });
+        let mut found = fake.parameters(index, wanted.len());
+        // The status word lies where the kernels put it; every launch names the same one.
+        let place = plan.launches[index].parameters.pointers().iter().position(|(_, buffer)| *buffer == Buffer::Status);
+        if let Some(place) = place {
+            let bytes = &mut found[8 * place..8 * place + 8];
+            status = u64::from_le_bytes(bytes.try_into().unwrap());
+            assert_ne!(status, 0);
+            bytes.fill(0);
+        }
+        assert_eq!(found, wanted, "launch {index}");
+    }
+    assert_eq!(fake.taken_log(), expected);
+}
+
+#[test]
+fn a_current_context_is_not_pushed_again() {
+    let fake = Fake::load();
+    let kernels = kernels(&fake);
+    let bound = bind(&kernels).unwrap();
+    fake.make_current(1000);
+    fake.taken_log();
+    bound.enqueue(&BUFFERS, Stream(0)).unwrap();
+    assert!(fake.taken_log().iter().all(|line| line.starts_with("cuLaunchKernelEx")));
+    fake.make_current(0);
+}
+
+#[test]
+fn a_launch_that_fails_stops_the_rest_and_restores_the_context() {
+    let fake = Fake::load();
+    let bound = bind(&kernels(&fake)).unwrap();
+    assert!(bound.launches() > 1, "the case needs two launches");
+    fake.taken_log();
+    fake.fail("cuLaunchKernelEx", 2, 700);
+    let error = bound.enqueue(&BUFFERS, Stream(3)).unwrap_err().to_string();
+    let text = "cuLaunchKernelEx failed: CUDA_ERROR_ILLEGAL_ADDRESS (700), an illegal memory access was encountered";
+    assert_eq!(error, text);
+    let log = fake.taken_log();
+    assert_eq!(log.len(), 4, "{log:?}");
+    assert_eq!(log[3], "cuCtxPopCurrent");
+}
+
+#[test]
+fn memory_that_cannot_be_right_is_refused_before_anything_is_launched() {
+    let mut inputs = INPUTS;
+    inputs[3] = 0;
+    assert_eq!(refused(&Buffers { inputs: &inputs, ..BUFFERS }), "input `query_weight` has no memory");
+    assert_eq!(refused(&Buffers { outputs: &[0], ..BUFFERS }), "output `output` has no memory");
+    let error = refused(&Buffers { outputs: &[INPUTS[0] + 16, OUTPUTS[1], OUTPUTS[2]], ..BUFFERS });
+    assert_eq!(error, "output `output` shares memory with input `hidden_states`; bind them to different buffers");
+    let error = refused(&Buffers { outputs: &[OUTPUTS[0], OUTPUTS[1], OUTPUTS[1] + 64], ..BUFFERS });
+    assert_eq!(error, "output `present_value` shares memory with another");
+    let error = refused(&Buffers { outputs: &[WORKSPACE, OUTPUTS[1], OUTPUTS[2]], ..BUFFERS });
+    assert_eq!(error, "output `output` lies in the workspace");
+    let error = refused(&Buffers { workspace: WORKSPACE + 128, ..BUFFERS });
+    assert_eq!(error, "the workspace must begin at a multiple of 256 bytes, found 0xc00000080");
+    let error = refused(&Buffers { workspace_bytes: 0, ..BUFFERS });
+    assert!(error.starts_with("the workspace holds 0 bytes, "), "{error}");
+}
+
+#[test]
+fn shapes_and_versions_that_do_not_fit_are_named() {
+    let fake = Fake::load();
+    let kernels = kernels(&fake);
+    let mut shapes = SHAPES;
+    shapes[4] = Some(&[64, 64]);
+    let error = kernels.plan(&node(), ELEMENT, &shapes, &WANTED, Options::default()).err().unwrap().to_string();
+    assert!(error.starts_with("MoASelfAttention: input `kv_weight` must be [C, 2 * G * D]"), "{error}");
+
+    let old = archive(&["sm_90a"], &["another".to_owned()]);
+    let old = Arc::new(KernelSet::on_device(Arc::clone(&fake.driver), old.into(), 0, None).unwrap());
+    let error = bind(&old).err().unwrap().to_string();
+    assert!(error.starts_with("the f16 kernels of the archive lack `"), "{error}");
+}
+
+#[test]
+fn a_stream_says_whether_it_is_captured() {
+    let fake = Fake::load();
+    assert!(!fake.driver.is_capturing(Stream(1)).unwrap());
+    fake.set_capturing(true);
+    assert!(fake.driver.is_capturing(Stream(1)).unwrap());
+}
+
+#[test]
+fn faults_are_read_from_the_device() {
+    let fake = Fake::load();
+    let kernels = kernels(&fake);
+    kernels.load(Element::F32).unwrap();
+    assert_eq!(kernels.faults().unwrap(), 0);
+}

@@ -1,0 +1,141 @@
+"""A few small calls for compute-sanitizer: numpy and ctypes alone, so that nothing but our kernels runs.
+
+Results are compared with the plain loops of `operator_reference`, loosely: the sanitizer's findings are the point.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from operator_reference import REFERENCES
+
+from . import abi, device
+
+TOLERANCE = {"f32": 1e-4, "f16": 4e-3, "bf16": 3e-2}
+
+#: Operator, B, T, P, C, E, k, G, D, and what is particular about it.
+CALLS = [
+    ("MoASelfAttention", 2, 21, 0, 64, 4, 4, 1, 64, {}),
+    ("MoASelfAttention", 1, 1, 9, 64, 8, 2, 1, 64, {}),
+    ("MoASelfAttention", 2, 5, 6, 40, 5, 2, 2, 24, {"rope": True, "bias": True}),
+    ("MoASelfAttention", 3, 100, 0, 64, 8, 4, 1, 64, {}),
+    ("MoASelfAttention", 3, 100, 0, 64, 8, 2, 2, 64, {"rope": True}),
+    ("MoACrossAttention", 2, 7, 0, 64, 4, 2, 1, 64, {"keys": 19}),
+    ("MoEFeedForward", 2, 9, 0, 64, 4, 2, 1, 96, {"gated": 1}),
+    ("MoEFeedForward", 3, 100, 0, 40, 5, 2, 1, 56, {"gated": 0}),
+]
+
+
+def to_bits(values, element):
+    """Values in the bytes of an element type."""
+    if element != "bf16":
+        return np.ascontiguousarray(values, {"f32": np.float32, "f16": np.float16}[element])
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def to_values(bits, element):
+    """f64 values of the bytes of an element type."""
+    if element != "bf16":
+        return bits.astype(np.float64)
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def make(random, call):
+    """Attributes and f32 feeds of one entry of `CALLS`."""
+    operator, b, t, p, c, e, k, g, d, extra = call
+    floats = lambda *shape: random.standard_normal(shape).astype(np.float32)  # noqa: E731
+    feeds = {"hidden_states": floats(b, t, c), "router_weight": floats(c, e) * 0.3}
+    attributes = {"top_k": k, "gate_mode": "topk_softmax"}
+    if operator == "MoEFeedForward":
+        columns = d * (2 if extra["gated"] else 1)
+        feeds |= {"input_weight": floats(e, c, columns) * c**-0.5, "output_weight": floats(e, d, c) * d**-0.5}
+        return attributes | {"activation": "silu", "gated": extra["gated"]}, feeds
+    attributes |= {"kv_num_heads": g, "scale": d**-0.5, "skip_padded_queries": 1}
+    feeds |= {"query_weight": floats(e, c, g * d) * c**-0.5, "output_weight": floats(e, g * d, c) * d**-0.5}
+    if extra.get("bias"):
+        feeds["output_bias"] = floats(c)
+    if operator == "MoACrossAttention":
+        keys = extra["keys"]
+        feeds |= {"key": floats(b, g, keys, d), "value": floats(b, g, keys, d)}
+        feeds |= {"key_mask": mask(random, b, keys), "query_mask": mask(random, b, t)}
+        return attributes, feeds
+    feeds |= {"kv_weight": floats(c, 2 * g * d) * c**-0.5, "attention_mask": mask(random, b, p + t)}
+    if p:
+        feeds |= {"past_key": floats(b, g, p, d), "past_value": floats(b, g, p, d)}
+    if extra.get("rope"):
+        angles = np.arange(p + t)[:, None] / 10.0 ** (np.arange(d // 2) / (d // 2))
+        feeds |= {"cos_cache": np.cos(angles).astype(np.float32), "sin_cache": np.sin(angles).astype(np.float32)}
+        feeds["position_ids"] = np.tile(np.arange(p, p + t), (b, 1))
+    return attributes | {"causal": 1}, feeds
+
+
+def mask(random, rows, length):
+    """The first row whole, the others right-padded."""
+    places = np.arange(length)
+    cuts = random.integers(1, length + 1, rows)
+    cuts[0] = length
+    return (places[None, :] < cuts[:, None]).astype(np.int32)
+
+
+def compute(kernels, gpu, call, element, random):
+    """One call on the GPU and its relative error."""
+    operator = call[0]
+    attributes, feeds = make(random, call)
+    whole = {"router_weight", "cos_cache", "sin_cache"}
+    stored = {
+        name: to_bits(value, element) if value.dtype == np.float32 and name not in whole else value
+        for name, value in feeds.items()
+    }
+    seen = {
+        name: to_values(value, element)
+        if name in feeds and feeds[name].dtype == np.float32 and name not in whole
+        else value
+        for name, value in stored.items()
+    }
+    shapes = {name: value.shape for name, value in stored.items()}
+    wanted = abi.OUTPUTS[operator]
+    plan = kernels.plan(operator, attributes, element, shapes, wanted)
+    kinds = {"topk_indices": np.int64, "topk_weights": np.float32}
+    activations = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[element]
+    results = {name: np.empty(shape, kinds.get(name, activations)) for name, shape in plan.output_shapes.items()}
+    inputs = {name: gpu.upload(value) for name, value in stored.items()}
+    outputs = {name: gpu.allocate(value.nbytes) for name, value in results.items()}
+    workspace = gpu.allocate(max(256, plan.workspace_bytes))
+    plan.bind(inputs, outputs, workspace)(gpu.stream)
+    gpu.synchronize()
+    for name, value in results.items():
+        gpu.download(value, outputs[name])
+    gpu.free_all()
+    plan.close()
+    expected = REFERENCES[operator](attributes, seen)
+    found = to_values(results["output"], element)
+    error = np.linalg.norm(found - expected["output"]) / np.linalg.norm(expected["output"])
+    return {"regime": plan.regime, "launches": plan.launches, "error": float(error)}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kit", required=True)
+    parser.add_argument("--elements", default="f16,f32,bf16")
+    parser.add_argument("--seed", type=int, default=None)
+    options = parser.parse_args()
+    gpu = device.Gpu()
+    library = abi.Library(Path(options.kit, "libmoa_cuda.so"))
+    kernels = abi.Kernels(library, Path(options.kit, "kernels.bin").read_bytes())
+    random = np.random.default_rng(options.seed)
+    wrong = 0
+    for element in options.elements.split(","):
+        for call in CALLS:
+            found = compute(kernels, gpu, call, element, random)
+            wrong += not found["error"] <= TOLERANCE[element]
+            print(json.dumps({"call": f"{call[0]} {call[1:9]} {element}", **found}), flush=True)
+    kernels.close()
+    print(json.dumps({"wrong": wrong}), flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
