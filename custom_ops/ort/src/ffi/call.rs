@@ -209,7 +209,7 @@ unsafe fn slice_mut<'a, T>(data: *mut c_void, len: usize) -> &'a mut [T] {
 /// # Safety
 ///
 /// `value` must be a tensor.
-unsafe fn type_and_shape(api: Api, value: *const OrtValue) -> Result<(i32, Vec<usize>), Failure> {
+pub(super) unsafe fn type_and_shape(api: Api, value: *const OrtValue) -> Result<(i32, Vec<usize>), Failure> {
     let mut info = null_mut();
     // SAFETY: `value` is a tensor; `info` is ours until it is released below.
     api.check(unsafe { ort!(api, GetTensorTypeAndShape(value, &mut info)) })?;

@@ -29,11 +29,11 @@ const REGISTERED: &CStr = c"ai.moa.operator_library";
 
 /// One operator on one choice of types, as the runtime sees it; the runtime picks the entry by the types of a node and keeps pointers to it, so it lives in a static.
 #[repr(C)]
-struct Entry {
+pub(super) struct Entry {
     /// First, so that a pointer to it is a pointer to the entry.
-    callbacks: OrtCustomOp,
-    operator: Operator,
-    types: FloatTypes,
+    pub(super) callbacks: OrtCustomOp,
+    pub(super) operator: Operator,
+    pub(super) types: FloatTypes,
     name: CString,
 }
 
@@ -62,7 +62,7 @@ struct Domain(*mut OrtCustomOpDomain);
 unsafe impl Send for Domain {}
 
 impl Entry {
-    fn new(operator: Operator, types: FloatTypes) -> Self {
+    pub(super) fn new(operator: Operator, types: FloatTypes) -> Self {
         // SAFETY: a version number and optional function pointers: all zeros is a value of each field.
         let absent: OrtCustomOp = unsafe { std::mem::zeroed() };
         let callbacks = OrtCustomOp {
@@ -152,13 +152,24 @@ fn domain(api: Api) -> Result<Domain, Failure> {
     let mut raw = null_mut();
     // SAFETY: the runtime copies the name; `raw` is written on success.
     api.check(unsafe { ort!(api, CreateCustomOpDomain(name.as_ptr(), &mut raw)) })?;
-    for entry in ENTRIES.iter() {
-        // SAFETY: `raw` is the domain made above; the entry lives in a static. The pointer is made from the whole
-        // entry, so that callbacks may read past its first field.
-        api.check(unsafe { ort!(api, CustomOpDomain_Add(raw, (&raw const *entry).cast())) })?;
+    // The pointer is made from the whole entry, so that callbacks may read past its first field.
+    let own = ENTRIES.iter().map(|entry| (&raw const *entry).cast());
+    for entry in own.chain(gpu_entries()) {
+        // SAFETY: `raw` is the domain made above; the entry lives in a static.
+        api.check(unsafe { ort!(api, CustomOpDomain_Add(raw, entry)) })?;
     }
     domains.push((api, Domain(raw)));
     Ok(Domain(raw))
+}
+
+#[cfg(feature = "cuda")]
+fn gpu_entries() -> impl Iterator<Item = *const OrtCustomOp> {
+    super::cuda::entries()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpu_entries() -> impl Iterator<Item = *const OrtCustomOp> {
+    std::iter::empty()
 }
 
 /// The entry behind the pointer that the runtime hands to a callback.
@@ -172,7 +183,7 @@ unsafe fn entry(op: *const OrtCustomOp) -> &'static Entry {
 }
 
 /// Runs a callback that cannot report an error; after a panic it answers `fallback`.
-fn or_else<T>(fallback: T, body: impl FnOnce() -> T) -> T {
+pub(super) fn or_else<T>(fallback: T, body: impl FnOnce() -> T) -> T {
     catch(|| Ok(body())).unwrap_or(fallback)
 }
 

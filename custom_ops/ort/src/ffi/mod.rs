@@ -1,13 +1,19 @@
 //! The door to ONNX Runtime: the only module with `unsafe` code.
 //!
 //! Inside, `api` wraps the function table, `call` the tensors of one call, `pool` the threads, and `library` holds the
-//! callbacks. What leaves the module is safe to use.
+//! callbacks; `cuda` and `device_call` are their counterparts for a GPU. What leaves the module is safe to use.
 #![allow(unsafe_code)]
 
 mod api;
 mod call;
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(feature = "cuda")]
+mod device_call;
 mod library;
 mod pool;
 
 pub(crate) use call::{Activation, Call, Inputs};
+#[cfg(feature = "cuda")]
+pub(crate) use device_call::{DeviceCall, DeviceMemory};
 pub use library::RegisterCustomOps;

@@ -1,0 +1,326 @@
+//! Calls on a fake runtime and a fake driver: what reaches the stream, and where the workspace comes from.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use moa_cuda::{Parameters, entry_points};
+use moa_cuda_driver::KernelSet;
+use moa_cuda_fake::{Fake, archive};
+use moa_schema::{FEED_FORWARD, GateMode, SELF_ATTENTION, SelfAttentionAttributes};
+use ort_sys::{ONNXTensorElementDataType, OrtAllocator, OrtMemoryInfo, OrtTensorTypeAndShapeInfo, OrtValue};
+
+use super::super::api::tests::fake;
+use super::super::call::element_code;
+use super::*;
+use crate::failure::Failure;
+
+const F16: i32 = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 as i32;
+const F32: i32 = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT as i32;
+const I32: i32 = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32 as i32;
+
+/// A tensor of the fake runtime, and what it knows about its shape.
+struct Tensor {
+    code: i32,
+    dims: Vec<i64>,
+    address: usize,
+}
+
+/// One call of the fake runtime; its allocator too.
+struct Context {
+    inputs: Vec<Option<Tensor>>,
+    /// Outputs that the node has.
+    outputs: Vec<bool>,
+    made: RefCell<Vec<Tensor>>,
+    stream: usize,
+    allocated: Cell<usize>,
+    freed: Cell<usize>,
+    allocator_released: Cell<usize>,
+}
+
+const OK: OrtStatusPtr = OrtStatusPtr(null_mut());
+
+/// # Safety
+///
+/// `raw` must be a [`Context`] of a test.
+unsafe fn context<'a, T>(raw: *const T) -> &'a Context {
+    // SAFETY: by the caller's promise.
+    unsafe { &*raw.cast::<Context>() }
+}
+
+macro_rules! answers {
+    ($($name:ident($($argument:ident: $kind:ty),*) $body:block)*) => {
+        $(
+            #[allow(clippy::undocumented_unsafe_blocks)]
+            unsafe extern "system" fn $name($($argument: $kind),*) -> OrtStatusPtr {
+                // Pointers are those that a test handed out, and places for answers.
+                unsafe { $body }
+                OK
+            }
+        )*
+    };
+}
+
+answers! {
+    input_count(raw: *const OrtKernelContext, out: *mut usize) { *out = context(raw).inputs.len(); }
+    output_count(raw: *const OrtKernelContext, out: *mut usize) { *out = context(raw).outputs.len(); }
+    input(raw: *const OrtKernelContext, index: usize, out: *mut *const OrtValue) {
+        let tensor = context(raw).inputs[index].as_ref();
+        *out = tensor.map_or(std::ptr::null(), |tensor| std::ptr::from_ref(tensor).cast());
+    }
+    output(
+        raw: *mut OrtKernelContext,
+        index: usize,
+        dims: *const i64,
+        rank: usize,
+        out: *mut *mut OrtValue
+    ) {
+        let context = context(raw);
+        *out = null_mut();
+        if context.outputs[index] {
+            let dims = std::slice::from_raw_parts(dims, rank).to_vec();
+            let mut made = context.made.borrow_mut();
+            made.push(Tensor { code: F16, dims, address: (40 + index) << 32 });
+            *out = std::ptr::from_mut(made.last_mut().unwrap()).cast();
+        }
+    }
+    shape(value: *const OrtValue, out: *mut *mut OrtTensorTypeAndShapeInfo) { *out = value.cast_mut().cast(); }
+    kind(info: *const OrtTensorTypeAndShapeInfo, out: *mut ONNXTensorElementDataType) {
+        *out.cast::<i32>() = (*info.cast::<Tensor>()).code;
+    }
+    rank(info: *const OrtTensorTypeAndShapeInfo, out: *mut usize) { *out = (*info.cast::<Tensor>()).dims.len(); }
+    dims(info: *const OrtTensorTypeAndShapeInfo, out: *mut i64, count: usize) {
+        std::slice::from_raw_parts_mut(out, count).copy_from_slice(&(*info.cast::<Tensor>()).dims);
+    }
+    data(value: *mut OrtValue, out: *mut *mut c_void) {
+        *out = std::ptr::without_provenance_mut((*value.cast::<Tensor>()).address);
+    }
+    memory(_value: *const OrtValue, out: *mut *const OrtMemoryInfo) { *out = std::ptr::dangling(); }
+    ordinal(_memory: *const OrtMemoryInfo, out: *mut c_int) { *out = 0; }
+    stream(raw: *const OrtKernelContext, out: *mut *mut c_void) {
+        *out = std::ptr::without_provenance_mut(context(raw).stream);
+    }
+    allocator(raw: *const OrtKernelContext, _memory: *const OrtMemoryInfo, out: *mut *mut OrtAllocator) {
+        *out = raw.cast_mut().cast();
+    }
+    allocate(raw: *mut OrtAllocator, size: usize, out: *mut *mut c_void) {
+        let count = &context(raw).allocated;
+        count.set(count.get() + 1);
+        assert!(size > 0);
+        // Off the alignment that kernels ask for.
+        *out = std::ptr::without_provenance_mut((80 << 32) + (count.get() << 36) + 64);
+    }
+    free(raw: *mut OrtAllocator, address: *mut c_void) {
+        assert!(!address.is_null());
+        let count = &context(raw).freed;
+        count.set(count.get() + 1);
+    }
+}
+
+unsafe extern "system" fn release_shape(_: *mut OrtTensorTypeAndShapeInfo) {}
+
+unsafe extern "system" fn release_allocator(raw: *mut OrtAllocator) {
+    // SAFETY: the allocator that a test handed out.
+    let count = unsafe { &context(raw).allocator_released };
+    count.set(count.get() + 1);
+}
+
+fn api() -> Api {
+    fake(OrtApi {
+        KernelContext_GetInputCount: input_count,
+        KernelContext_GetOutputCount: output_count,
+        KernelContext_GetInput: input,
+        KernelContext_GetOutput: output,
+        GetTensorTypeAndShape: shape,
+        GetTensorElementType: kind,
+        GetDimensionsCount: rank,
+        GetDimensions: dims,
+        ReleaseTensorTypeAndShapeInfo: release_shape,
+        GetTensorMutableData: data,
+        GetTensorMemoryInfo: memory,
+        MemoryInfoGetId: ordinal,
+        KernelContext_GetGPUComputeStream: stream,
+        KernelContext_GetAllocator: allocator,
+        AllocatorAlloc: allocate,
+        AllocatorFree: free,
+        ReleaseAllocator: release_allocator,
+        ..ort_sys::stub::api()
+    })
+}
+
+/// A self-attention of B 2, C 64, E 4, k 2, G 1, D 64 over `tokens` new tokens.
+fn call(tokens: i64, stream: usize) -> Context {
+    let shapes: [(i32, Vec<i64>); 6] = [
+        (F16, vec![2, tokens, 64]),
+        (I32, vec![2, tokens]),
+        (F32, vec![64, 4]),
+        (F16, vec![4, 64, 64]),
+        (F16, vec![64, 128]),
+        (F16, vec![4, 64, 64]),
+    ];
+    let tensors = shapes.into_iter().enumerate();
+    let inputs = tensors.map(|(index, (code, dims))| Some(Tensor { code, dims, address: (1 + index) << 32 }));
+    Context {
+        inputs: inputs.collect(),
+        outputs: vec![true, false, false, true],
+        made: RefCell::default(),
+        stream,
+        allocated: Cell::new(0),
+        freed: Cell::new(0),
+        allocator_released: Cell::new(0),
+    }
+}
+
+const ATTRIBUTES: SelfAttentionAttributes = SelfAttentionAttributes {
+    top_k: 2,
+    kv_num_heads: 1,
+    causal: true,
+    scale: 0.125,
+    gate_mode: GateMode::SoftmaxTopk,
+    skip_padded_queries: true,
+};
+
+fn kernel(fake: &Fake) -> CudaKernel {
+    let element = Element::F16;
+    let archive = archive(&["sm_90a"], &entry_points(element, (9, 0)));
+    let kernels = KernelSet::on_device(Arc::clone(&fake.driver), archive.into(), 0, None).unwrap();
+    let gpu = GpuKernel::with_kernels(&Attributes::SelfAttention(ATTRIBUTES), element, Arc::new(kernels));
+    CudaKernel { api: api(), operator: &SELF_ATTENTION, types: types_of(element), node: "n".into(), gpu }
+}
+
+fn compute(kernel: &CudaKernel, call: &Context) -> Result<(), Failure> {
+    let raw = std::ptr::from_ref(kernel).cast_mut().cast();
+    // SAFETY: a kernel as `create` makes it, and a context that the fake runtime knows.
+    kernel.api.check(unsafe { run(raw, std::ptr::from_ref(call).cast_mut().cast()) })
+}
+
+fn launches(log: &[String]) -> Vec<&String> {
+    log.iter().filter(|line| line.starts_with("cuLaunchKernelEx")).collect()
+}
+
+#[test]
+fn a_call_goes_to_the_stream_of_its_run_and_touches_nothing_else() {
+    let fake = Fake::load();
+    let kernel = kernel(&fake);
+    let call = call(300, 7);
+    compute(&kernel, &call).unwrap();
+    fake.taken_log();
+    compute(&kernel, &call).unwrap();
+    let log = fake.taken_log();
+    assert!(launches(&log).len() > 1, "{log:?}");
+    assert!(launches(&log).iter().all(|line| line.contains(" stream 7")), "{log:?}");
+    assert_eq!(launches(&log).len() + 2, log.len(), "only the context is pushed and popped: {log:?}");
+    assert_eq!(call.allocated.get(), 1, "the workspace of the first call serves the second");
+    let shapes: Vec<_> = call.made.borrow().iter().map(|tensor| tensor.dims.clone()).collect();
+    assert_eq!(shapes, [vec![2, 300, 64], vec![2, 300, 2], vec![2, 300, 64], vec![2, 300, 2]]);
+}
+
+#[test]
+fn addresses_reach_the_kernels() {
+    let fake = Fake::load();
+    let kernel = kernel(&fake);
+    fake.taken_log();
+    let call = call(300, 7);
+    compute(&kernel, &call).unwrap();
+    let names = Parameters::default().pointers();
+    let place = |name| names.iter().position(|(other, _)| *other == name).unwrap();
+    let bytes = fake.parameters(0, 8 * names.len());
+    let pointer = |name| u64::from_le_bytes(bytes[8 * place(name)..8 * place(name) + 8].try_into().unwrap());
+    assert_eq!(pointer("hidden_states"), 1 << 32);
+    assert_eq!(pointer("router_weight"), 3 << 32);
+    let work: Vec<u64> = names.iter().map(|(name, _)| pointer(name)).filter(|address| *address > 80 << 32).collect();
+    assert!(!work.is_empty() && work.iter().all(|address| address.is_multiple_of(256)), "{work:x?}");
+}
+
+#[test]
+fn each_stream_has_a_workspace_and_none_is_freed_while_a_graph_may_use_it() {
+    let fake = Fake::load();
+    let kernel = kernel(&fake);
+    let calls = [call(300, 7), call(300, 8), call(6000, 7), call(200, 7)];
+    for call in &calls {
+        compute(&kernel, call).unwrap();
+    }
+    assert_eq!(calls.each_ref().map(|call| call.allocated.get()), [1, 1, 1, 0]);
+    assert!(calls.iter().all(|call| call.freed.get() == 0));
+    drop(kernel);
+    assert_eq!(calls.each_ref().map(|call| call.freed.get()), [1, 1, 1, 0]);
+    assert_eq!(calls.each_ref().map(|call| call.allocator_released.get()), [1, 1, 1, 0]);
+}
+
+#[test]
+fn a_workspace_does_not_grow_while_the_stream_is_captured() {
+    let fake = Fake::load();
+    let kernel = kernel(&fake);
+    compute(&kernel, &call(300, 7)).unwrap();
+    fake.set_capturing(true);
+    compute(&kernel, &call(300, 7)).unwrap();
+    let error = compute(&kernel, &call(6000, 7)).unwrap_err().text;
+    assert!(error.starts_with("MoASelfAttention node `n`: the workspace must grow to "), "{error}");
+    assert!(error.ends_with("run these shapes once before"), "{error}");
+}
+
+#[test]
+fn errors_are_those_of_the_cpu() {
+    let fake = Fake::load();
+    let kernel = kernel(&fake);
+    let mut wrong = call(5, 7);
+    wrong.inputs[4].as_mut().unwrap().dims[1] = 64;
+    let error = compute(&kernel, &wrong).unwrap_err().text;
+    let text = "MoASelfAttention node `n`: input `kv_weight` must be [C, 2 * G * D], keys first, found [64, 64]";
+    assert!(error.starts_with(text), "{error}");
+    let mut wrong = call(5, 7);
+    wrong.inputs[0].as_mut().unwrap().code = F32;
+    let error = compute(&kernel, &wrong).unwrap_err().text;
+    assert_eq!(error, "MoASelfAttention node `n`: input `hidden_states` has ONNX element type 1");
+    fake.fail("cuLaunchKernelEx", 1, 700);
+    let error = compute(&kernel, &call(5, 7)).unwrap_err().text;
+    let text = "MoASelfAttention node `n`: cuLaunchKernelEx failed: CUDA_ERROR_ILLEGAL_ADDRESS (700)";
+    assert!(error.starts_with(text), "{error}");
+}
+
+#[test]
+fn shapes_are_planned_once() {
+    let fake = Fake::load();
+    let kernel = kernel(&fake);
+    for tokens in [3, 5, 3, 5] {
+        compute(&kernel, &call(tokens, 7)).unwrap();
+    }
+    let kept = kernel.gpu.kept_plans();
+    assert_eq!(kept, 2);
+    for tokens in 10..60 {
+        compute(&kernel, &call(tokens, 7)).unwrap();
+    }
+    assert_eq!(kernel.gpu.kept_plans(), 32);
+}
+
+#[test]
+fn entries_name_their_provider_and_types() {
+    assert_eq!(ENTRIES.len(), 9);
+    for entry in ENTRIES.iter() {
+        let op = std::ptr::from_ref(entry).cast();
+        // SAFETY: registered entries.
+        let (name, inputs) =
+            unsafe { (CStr::from_ptr(provider(op)), entry.entry.callbacks.GetInputTypeCount.unwrap()(op)) };
+        assert_eq!(name, c"CUDAExecutionProvider");
+        assert_eq!(inputs, entry.entry.operator.inputs.len());
+        let (get_type, wanted) = (entry.entry.callbacks.GetInputType.unwrap(), types_of(entry.element));
+        for (index, input) in entry.entry.operator.inputs.iter().enumerate() {
+            // SAFETY: as above.
+            let found = unsafe { get_type(op, index) };
+            assert_eq!(found, element_code(input.element, wanted), "{}", input.name);
+        }
+    }
+}
+
+#[test]
+fn a_node_that_cannot_be_made_gets_a_status() {
+    let api = fake(ort_sys::stub::api());
+    let entry = ENTRIES.iter().find(|entry| entry.entry.operator == FEED_FORWARD).unwrap();
+    let mut kernel = null_mut();
+    // SAFETY: a registered operator; the fake runtime does not look at the info.
+    let status =
+        unsafe { create(std::ptr::from_ref(entry).cast(), api.table().as_ptr(), std::ptr::null(), &mut kernel) };
+    let text = "MoEFeedForward node ``: attribute `top_k` of type INT is missing";
+    assert_eq!(api.check(status), Err(Failure::runtime(text)));
+    assert!(kernel.is_null());
+}

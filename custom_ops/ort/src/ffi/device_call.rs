@@ -1,0 +1,178 @@
+//! Inputs, outputs, stream and memory of one call of a kernel on a GPU. Tensors stay on the device: only their addresses
+//! and shapes are looked at.
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::ptr::{NonNull, null, null_mut};
+
+use moa_cuda::WORKSPACE_ALIGNMENT;
+use moa_cuda_driver::Stream;
+use moa_schema::{FloatTypes, Operator};
+use ort_sys::{OrtAllocator, OrtKernelContext, OrtMemoryInfo, OrtValue};
+
+use super::api::{Api, ort};
+use super::call::{element_code, type_and_shape};
+use crate::failure::Failure;
+
+/// A tensor on the device.
+#[derive(Debug)]
+struct DeviceTensor {
+    shape: Vec<usize>,
+    address: u64,
+}
+
+/// One call.
+pub(crate) struct DeviceCall<'a> {
+    api: Api,
+    raw: *mut OrtKernelContext,
+    inputs: Vec<Option<DeviceTensor>>,
+    /// Where the first input lies.
+    memory: *const OrtMemoryInfo,
+    lifetime: PhantomData<&'a OrtKernelContext>,
+}
+
+impl DeviceCall<'_> {
+    /// Reads addresses and shapes of the inputs and checks their element types.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be the context of a running call of a kernel of `operator`, valid for the lifetime of the result.
+    pub(super) unsafe fn new(
+        api: Api,
+        raw: *mut OrtKernelContext,
+        operator: &Operator,
+        types: FloatTypes,
+    ) -> Result<Self, Failure> {
+        let (mut count, mut memory): (usize, *const OrtMemoryInfo) = (0, null());
+        let mut inputs = Vec::with_capacity(operator.inputs.len());
+        // SAFETY: `raw` is valid by the caller's promise, and so is what it hands out during the call.
+        unsafe {
+            api.check(ort!(api, KernelContext_GetInputCount(raw, &mut count)))?;
+            for (index, parameter) in operator.inputs.iter().enumerate() {
+                let mut value: *const OrtValue = null();
+                if index < count {
+                    api.check(ort!(api, KernelContext_GetInput(raw, index, &mut value)))?;
+                }
+                if value.is_null() {
+                    inputs.push(None);
+                    continue;
+                }
+                let (code, shape) = type_and_shape(api, value)?;
+                if code != element_code(parameter.element, types) as i32 {
+                    let name = parameter.name;
+                    return Err(Failure::argument(format!("input `{name}` has ONNX element type {code}")));
+                }
+                let mut data = null_mut();
+                api.check(ort!(api, GetTensorMutableData(value.cast_mut(), &mut data)))?;
+                if memory.is_null() {
+                    api.check(ort!(api, GetTensorMemoryInfo(value, &mut memory)))?;
+                }
+                inputs.push(Some(DeviceTensor { shape, address: data.addr() as u64 }));
+            }
+        }
+        Ok(Self { api, raw, inputs, memory, lifetime: PhantomData })
+    }
+
+    /// Shapes of the inputs by position, `None` where one is absent.
+    pub(crate) fn shapes(&self) -> Vec<Option<&[usize]>> {
+        self.inputs.iter().map(|tensor| tensor.as_ref().map(|tensor| tensor.shape.as_slice())).collect()
+    }
+
+    /// Addresses of the inputs by position, 0 where one is absent.
+    pub(crate) fn addresses(&self) -> Vec<u64> {
+        self.inputs.iter().map(|tensor| tensor.as_ref().map_or(0, |tensor| tensor.address)).collect()
+    }
+
+    /// The device that holds the inputs.
+    pub(crate) fn device(&self) -> Result<i32, Failure> {
+        let mut ordinal = 0;
+        // SAFETY: the memory of an input, which lives as long as the input.
+        self.api.check(unsafe { ort!(self.api, MemoryInfoGetId(self.memory, &mut ordinal)) })?;
+        Ok(ordinal)
+    }
+
+    /// The stream of the session's run.
+    pub(crate) fn stream(&self) -> Result<Stream, Failure> {
+        let mut stream: *mut c_void = null_mut();
+        // SAFETY: `raw` is the context of a running call.
+        self.api.check(unsafe { ort!(self.api, KernelContext_GetGPUComputeStream(self.raw, &mut stream)) })?;
+        Ok(Stream(stream.addr()))
+    }
+
+    /// Allocates output `i` with shape `shapes[i]`: its address, `None` where the node does not have it.
+    pub(crate) fn outputs(&self, shapes: &[Vec<usize>]) -> Result<Vec<Option<u64>>, Failure> {
+        shapes.iter().enumerate().map(|(index, shape)| self.output(index, shape)).collect()
+    }
+
+    fn output(&self, index: usize, shape: &[usize]) -> Result<Option<u64>, Failure> {
+        let dims: Result<Vec<i64>, _> = shape.iter().map(|&dim| i64::try_from(dim)).collect();
+        let dims = dims.map_err(|_| Failure::argument(format!("an output cannot have the shape {shape:?}")))?;
+        let (mut count, mut value, mut data) = (0, null_mut(), null_mut());
+        // SAFETY: `raw` is valid; `dims` holds as many elements as said; an absent output yields null.
+        unsafe {
+            self.api.check(ort!(self.api, KernelContext_GetOutputCount(self.raw, &mut count)))?;
+            if index < count {
+                let (dims, rank) = (dims.as_ptr(), dims.len());
+                self.api.check(ort!(self.api, KernelContext_GetOutput(self.raw, index, dims, rank, &mut value)))?;
+            }
+            if value.is_null() {
+                return Ok(None);
+            }
+            self.api.check(ort!(self.api, GetTensorMutableData(value, &mut data)))?;
+        }
+        Ok(Some(data.addr() as u64))
+    }
+
+    /// Memory of the device from the session's allocator; it is given back when the value is dropped.
+    pub(crate) fn allocate(&self, bytes: usize) -> Result<DeviceMemory, Failure> {
+        let mut allocator = null_mut();
+        // SAFETY: `raw` and the memory of an input are valid during the call.
+        let status = unsafe { ort!(self.api, KernelContext_GetAllocator(self.raw, self.memory, &mut allocator)) };
+        self.api.check(status)?;
+        let Some(allocator) = NonNull::new(allocator) else {
+            return Err(Failure::runtime("the runtime has no allocator for the device"));
+        };
+        let mut memory = DeviceMemory { api: self.api, allocator, start: null_mut(), bytes };
+        // SAFETY: the allocator came from the call above; its memory is never looked at on the host.
+        let status = unsafe {
+            ort!(self.api, AllocatorAlloc(allocator.as_ptr(), bytes + WORKSPACE_ALIGNMENT, &mut memory.start))
+        };
+        self.api.check(status)?;
+        Ok(memory)
+    }
+}
+
+/// Device memory that belongs to a kernel.
+pub(crate) struct DeviceMemory {
+    api: Api,
+    allocator: NonNull<OrtAllocator>,
+    start: *mut c_void,
+    bytes: usize,
+}
+
+// SAFETY: an address on the device, and an allocator that any thread may use.
+unsafe impl Send for DeviceMemory {}
+
+impl DeviceMemory {
+    /// The first address that is a multiple of [`WORKSPACE_ALIGNMENT`].
+    pub(crate) fn address(&self) -> u64 {
+        (self.start.addr() as u64).next_multiple_of(WORKSPACE_ALIGNMENT as u64)
+    }
+
+    /// Bytes from that address on.
+    pub(crate) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        // SAFETY: the memory came from this allocator, and neither is used again.
+        unsafe {
+            if !self.start.is_null() {
+                let _ = self.api.check(ort!(self.api, AllocatorFree(self.allocator.as_ptr(), self.start)));
+            }
+            ort!(self.api, ReleaseAllocator(self.allocator.as_ptr()));
+        }
+    }
+}
