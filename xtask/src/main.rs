@@ -1,11 +1,12 @@
 //! The project's own commands: `cargo xtask demo`, `cargo xtask test`, `cargo xtask check`,
-//! `cargo xtask cuda`.
+//! `cargo xtask cuda`, `cargo xtask gpu-check`.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod check;
 mod cuda;
 mod demo;
+mod gpu_check;
 mod process;
 mod project;
 mod python;
@@ -26,6 +27,9 @@ cargo xtask COMMAND
   check   formatting, clippy, documentation, the compile half alone, layers, sizes
   cuda    compile the CUDA kernels for every architecture, without a GPU, and check what they need
 
+  gpu-check [sm_90a …]
+          fill a folder that checks and times the CUDA kernels on a machine with a GPU; with machine code of
+          these architectures only, if any is named
   synthesize jetmoe-8b -o DIR [--layers N] [--shards N] [--seed N] [--sparse]
           a checkpoint of the shapes of jetmoe/jetmoe-8b with pseudo-random values
 
@@ -42,6 +46,7 @@ fn main() -> ExitCode {
         ["test", "--optimum"] => Project::find().and_then(|project| test::run_optimum(&project)),
         ["check"] => Project::find().and_then(|project| check::run(&project)),
         ["cuda"] => Project::find().and_then(|project| cuda::run(&project)),
+        ["gpu-check", targets @ ..] => Project::find().and_then(|project| gpu_check::run(&project, targets)),
         ["synthesize", arguments @ ..] => synthesize::run(arguments),
         [] | ["help" | "-h" | "--help"] => {
             println!("{HELP}");

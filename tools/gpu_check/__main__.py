@@ -1,0 +1,32 @@
+"""`python3 -m gpu_check --kit KIT --out OUT`: checks and times the CUDA kernels of a kit on this machine's GPU."""
+
+import argparse
+import sys
+import traceback
+
+from . import table
+from .conductor import BUDGET, Run
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__)
+    parser.add_argument("--kit", required=True, help="folder that `cargo xtask gpu-check` prepared")
+    parser.add_argument("--out", required=True, help="folder for results.json, table.txt and log.txt")
+    parser.add_argument("--budget", type=float, default=BUDGET, help="seconds of the whole run (default %(default).0f)")
+    parser.add_argument("--stages", help="some of check,sanitize,ceilings,times,onnxruntime")
+    options = parser.parse_args()
+    run = Run(options.kit, options.out, options.budget, options.stages and options.stages.split(","))
+    try:
+        run.everything()
+    except Exception:  # noqa: BLE001 — what was found until now is still worth its table.
+        traceback.print_exc()
+        run.results["lost"].append(traceback.format_exc().splitlines()[-1])
+        run.save()
+        run.keep_logs()
+    print(table.render(run.results))
+    wrong = any(row[2] for row in table.check_rows(run.results))
+    return 1 if wrong or run.results["lost"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""Calls whose results are compared with the f64 reference, and how: fresh inputs, poisoned memory, bitwise repeats."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from . import cases, feeds, reference
+from .compare import compare
+from .ours import Call, unaligned
+
+#: Sizes that no tile divides.
+ODD = cases.Layer("odd", 72, 5, 2, 3, 24, "softmax_topk_renorm")
+
+#: Element types, and whether products may round to TF32.
+KINDS = {"f32": ("f32", False), "tf32": ("f32", True), "f16": ("f16", False), "bf16": ("bf16", False)}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One call of one operator."""
+
+    case: cases.Case
+    operator: str = "MoASelfAttention"
+    pads: str = "none"
+    routing: str = "even"
+    #: Keys of a cross-attention; hidden columns of a feed-forward layer.
+    extent: int = 0
+    activation: str = "silu"
+    gated: bool = False
+    unaligned: bool = False
+    skip: bool = True
+
+    @property
+    def name(self):
+        notes = [
+            "" if self.operator == "MoASelfAttention" else self.operator.removeprefix("Mo"),
+            f"past {self.case.past}" if self.case.past else "",
+            "causal" if self.case.causal else "",
+            self.pads if self.pads != "none" else "",
+            self.routing if self.routing != "even" else "",
+            f"{self.activation}{'*' if self.gated else ''} {self.extent}" if "Feed" in self.operator else "",
+            "unaligned" if self.unaligned else "",
+            "" if self.skip else "pads routed",
+        ]
+        layer, case = self.case.layer, self.case
+        return " ".join([layer.name, layer.gate_mode, f"{case.batch}x{case.tokens}", *filter(None, notes)])
+
+    def make(self, source, dtype):
+        """Attributes, feeds and the names of all outputs."""
+        case = self.case
+        if self.operator == "MoASelfAttention":
+            options = {"pads": self.pads, "routing": self.routing, "skip": self.skip}
+            attributes, given, wanted = feeds.self_attention(source, case, dtype, **options)
+        elif self.operator == "MoACrossAttention":
+            options = {"pads": self.pads, "routing": self.routing}
+            attributes, given, wanted = feeds.cross_attention(source, case, dtype, self.extent, **options)
+        else:
+            options = (self.extent, self.activation, self.gated, self.routing)
+            attributes, given, wanted = feeds.feed_forward(source, case, dtype, *options)
+        given = unaligned(given) if self.unaligned else given
+        return attributes, given, [*wanted, "topk_indices", "topk_weights"]
+
+
+def _case(layer, batch, tokens, past=0, causal=False):
+    return cases.Case(layer, batch, tokens, past, causal)
+
+
+def _with(layer, gate_mode):
+    return replace(layer, gate_mode=gate_mode)
+
+
+def all_checks():
+    """Every regime, ragged lengths, single tokens, skewed routing, idle experts, caches and rotation."""
+    base, big, jetmoe = cases.BASE, cases.BIG, cases.JETMOE
+    cross, ffn = {"operator": "MoACrossAttention"}, {"operator": "MoEFeedForward"}
+    return [
+        Check(_case(base, 1, 1)),
+        Check(_case(base, 1, 128)),
+        Check(_case(base, 3, 77, causal=True), pads="ragged"),
+        Check(_case(base, 5, 130), pads="mixed"),
+        Check(_case(base, 2, 65), pads="mixed", skip=False),
+        Check(_case(base, 1, 1, 127, True)),
+        Check(_case(base, 9, 1, 300, True), pads="ragged"),
+        Check(_case(base, 2, 5, 40, True)),
+        Check(_case(base, 1, 2048, causal=True)),
+        Check(_case(_with(base, "topk_softmax"), 2, 33)),
+        Check(_case(big, 1, 1)),
+        Check(_case(big, 2, 90), routing="same"),
+        Check(_case(big, 3, 211, causal=True), pads="ragged"),
+        Check(_case(big, 2, 300), routing="idle"),
+        Check(_case(big, 8, 1, 513, True)),
+        Check(_case(_with(big, "softmax_topk_renorm"), 4, 257), pads="mixed", routing="same"),
+        Check(_case(jetmoe, 1, 1)),
+        Check(_case(jetmoe, 1, 1, 17, True)),
+        Check(_case(jetmoe, 3, 1, 2047, True)),
+        Check(_case(jetmoe, 8, 1, 127, True), routing="same"),
+        Check(_case(jetmoe, 1, 64, causal=True)),
+        Check(_case(jetmoe, 2, 300, causal=True), routing="idle"),
+        Check(_case(jetmoe, 2, 301, causal=True), pads="mixed"),
+        Check(_case(jetmoe, 1, 600, causal=True), routing="same"),
+        *(Check(_case(_with(ODD, mode), 2, 19, causal=True), pads="mixed") for mode in cases_gate_modes()),
+        Check(_case(ODD, 1, 1, 7, True)),
+        Check(_case(ODD, 3, 200), routing="idle"),
+        Check(_case(base, 2, 128), unaligned=True),
+        Check(_case(jetmoe, 2, 150, causal=True), unaligned=True),
+        Check(_case(base, 3, 40), **cross, extent=57, pads="mixed"),
+        Check(_case(base, 6, 1), **cross, extent=300, pads="ragged"),
+        Check(_case(big, 2, 190), **cross, extent=64),
+        Check(_case(ODD, 2, 7), **cross, extent=11, pads="mixed"),
+        Check(_case(base, 1, 1), **ffn, extent=512, activation="relu"),
+        Check(_case(base, 3, 100), **ffn, extent=512, activation="gelu"),
+        Check(_case(jetmoe, 1, 1), **ffn, extent=5632, gated=True),
+        Check(_case(jetmoe, 4, 100), **ffn, extent=5632, gated=True),
+        Check(_case(jetmoe, 2, 300), **ffn, extent=704, gated=True, routing="same"),
+        Check(_case(ODD, 3, 21), **ffn, extent=40, activation="gelu", gated=True, routing="idle"),
+    ]
+
+
+def cases_gate_modes():
+    return ["softmax_topk", "softmax_topk_renorm", "topk_softmax"]
+
+
+def bitwise_equal(a, b):
+    return all(torch.equal(a[name].view(torch.uint8), b[name].view(torch.uint8)) for name in a)
+
+
+def run_check(kernels, check, kind, seed):
+    """One check with one element type: what was found, as JSON."""
+    element, tf32 = KINDS[kind]
+    attributes, given, wanted = check.make(feeds.Source(seed, feeds.DEVICE), feeds.DTYPES[element])
+    call = Call(kernels, check.operator, attributes, element, given, wanted, tf32)
+    try:
+        run = call.bind(given)
+        call.poison()
+        run()
+        torch.cuda.synchronize()
+        first = call.copies()
+        evaluate = reference.OPERATORS[check.operator]
+        verdict = compare(first, lambda indices: evaluate(attributes, given, indices), kind)
+        verdict.problems += repeats(call, run, first)
+        found = {"regime": call.plan.regime, "launches": call.plan.launches, "workspace": call.plan.workspace_bytes}
+        return {**found, "errors": verdict.errors, "swapped": verdict.swapped, "problems": verdict.problems}
+    finally:
+        call.close()
+
+
+def repeats(call, run, first):
+    """Problems of later runs: another workspace content, then replays of a captured graph, must not change a bit."""
+    problems = []
+    call.poison(0x00)
+    run()
+    torch.cuda.synchronize()
+    if not bitwise_equal(call.outputs, first):
+        problems.append("another content of the workspace changes the result")
+    graph = torch.cuda.CUDAGraph()
+    call.poison()
+    with torch.cuda.graph(graph):
+        run()
+    for replay in range(3):
+        call.poison(0xFF if replay % 2 else 0x5A)
+        graph.replay()
+        torch.cuda.synchronize()
+        if not bitwise_equal(call.outputs, first):
+            problems.append(f"replay {replay} of a captured graph differs")
+            break
+    return problems
+
+
+def fault_checks(kernels):
+    """A NaN in the input, or a position outside the rotary caches, gives NaN and a bit, and leaves other sequences alone."""
+    problems = []
+    case = _case(cases.JETMOE, 2, 8, causal=True)
+    for what, bit in (("router", 1), ("position", 2)):
+        before = kernels.faults()
+        attributes, given, wanted = feeds.self_attention(feeds.Source(bit, feeds.DEVICE), case, torch.float16)
+        if what == "router":
+            given["hidden_states"][0, 3] = float("nan")
+        else:
+            given["position_ids"][0, 3] = 10_000_000
+        call = Call(kernels, "MoASelfAttention", attributes, "f16", given, wanted)
+        call.bind(given)()
+        torch.cuda.synchronize()
+        rows = call.outputs["output"].isnan().any(-1)
+        if before & bit:
+            problems.append(f"{what}: bit {bit} of the faults was set by an earlier call")
+        elif not kernels.faults() & bit:
+            problems.append(f"{what}: bit {bit} of the faults is not set")
+        if not rows[0, 3] or rows[1].any():
+            problems.append(f"{what}: NaN rows are {rows.nonzero().tolist()}, expected [0, 3] and none of sequence 1")
+        call.close()
+    return problems

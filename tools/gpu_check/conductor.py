@@ -1,0 +1,311 @@
+"""The whole run: stages as processes, each with a limit, and results on disk after every one of them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from . import cases, table
+
+#: Seconds of the whole run, and shares of it.
+BUDGET = 540.0
+CHECK_SHARE = 0.30
+SANITIZE_SECONDS = 110.0
+
+#: Code paths and element types of one process each: the driver compiles the PTX of the older paths when it loads it.
+CHECKS = [
+    ("native", "f32,tf32,f16,bf16"),
+    ("sm80", "f32,tf32"),
+    ("sm80", "f16"),
+    ("sm80", "bf16"),
+    ("sm70", "f32"),
+    ("sm70", "f16"),
+]
+TOOLS = {"memcheck": "f16,f32,bf16", "racecheck": "f16,f32", "initcheck": "f16", "synccheck": "f16"}
+RESTARTS = 6
+
+
+class Stage:
+    """A child that is started again behind whatever ended it."""
+
+    def __init__(self, run, name, stage, *options, limit):
+        self.run, self.name, self.limit = run, name, limit
+        self.command = [sys.executable, "-m", "gpu_check.child", stage, "--kit", str(run.kit), *options]
+        self.records, self.lost, self.starts = [], [], 0
+        self.process, self.ended = None, False
+        self.start()
+
+    def start(self, first=0):
+        self.report = self.run.work / f"{self.name}-{self.starts}.jsonl"
+        self.starts += 1
+        command = [*self.command, "--report", str(self.report), "--start", str(first)]
+        self.process = self.run.popen(command, self.name)
+
+    def poll(self):
+        """True once there is nothing more to wait for."""
+        if self.ended:
+            return True
+        late = time.monotonic() > self.limit
+        if late and self.process.poll() is None:
+            self.process.kill()
+        code = self.process.wait() if late else self.process.poll()
+        if code is None:
+            return False
+        self._collect(code, late)
+        return self.ended
+
+    def _collect(self, code, late):
+        fresh = read_lines(self.report)
+        self.records += fresh
+        begun = [record["begin"] for record in fresh if "begin" in record]
+        done = {
+            record["index"]
+            for record in fresh
+            if "index" in record and not record.get("failed", "").startswith("the GPU")
+        }
+        self.ended = code == 0 or late or not begun or self.starts > RESTARTS
+        if code == 0:
+            return
+        last = next((record for record in reversed(fresh) if "begin" in record), None)
+        what = "ran out of time" if late else f"ended with code {code}"
+        self.lost.append(
+            f"{self.name} {what}" + (f" in `{last['name']}`" if last and last["begin"] not in done else "")
+        )
+        if not self.ended:
+            self.start(max(begun) + 1)
+
+
+class Sanitizer:
+    """One tool of compute-sanitizer over the small calls."""
+
+    def __init__(self, run, tool, elements, limit):
+        self.tool, self.limit, self.result = tool, limit, None
+        program = find_tool("compute-sanitizer")
+        if program is None:
+            self.result = {"tool": tool, "skipped": "compute-sanitizer is not installed"}
+            return
+        self.text = run.work / f"{tool}.log"
+        command = [program, "--tool", tool, "--error-exitcode", "9", "--target-processes", "all", sys.executable]
+        command += ["-m", "gpu_check.sanitize", "--kit", str(run.kit), "--elements", elements]
+        self.process = run.popen(command, tool)
+
+    def poll(self):
+        if self.result is not None:
+            return True
+        late = time.monotonic() > self.limit
+        if late and self.process.poll() is None:
+            self.process.kill()
+        code = self.process.wait() if late else self.process.poll()
+        if code is None:
+            return False
+        self.result = {"tool": self.tool, **judge_sanitizer(self.text.read_text(errors="replace"), code, late)}
+        return True
+
+
+def judge_sanitizer(text, code, late):
+    """What the output of one tool says."""
+    lines = text.splitlines()
+    summary = next((line.strip("= ") for line in reversed(lines) if "SUMMARY" in line), None)
+    calls = [json.loads(line) for line in lines if line.startswith('{"call"')]
+    found = {"calls": len(calls), "summary": summary, "errors": [call["error"] for call in calls]}
+    if "Device not supported" in text or "not supported on this" in text:
+        return {**found, "skipped": "compute-sanitizer refuses this device"}
+    if late:
+        return {**found, "unfinished": f"stopped after {len(calls)} calls"}
+    if code == 9 or (summary and " 0 errors" not in f" {summary}" and "0 hazards" not in summary):
+        first = next((line.strip("= ") for line in lines if line.startswith("=========") and "COMPUTE" not in line), "")
+        return {**found, "problem": f"{summary}; first: {first}"}
+    if code:
+        return {**found, "problem": f"ended with code {code}: {lines[-1] if lines else ''}"[:300]}
+    return found
+
+
+def find_tool(name):
+    """A program of the CUDA toolkit, wherever it is kept."""
+    kept = [*Path("/usr/local").glob(f"cuda*/bin/{name}"), *Path("/usr/local").glob(f"cuda*/compute-sanitizer/{name}")]
+    return shutil.which(name) or next((str(place) for place in sorted(kept, reverse=True)), None)
+
+
+def read_lines(path):
+    """The whole lines of a file of JSON lines."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return []
+    found = []
+    for line in text.splitlines():
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return found
+
+
+class Run:
+    """One run of everything."""
+
+    def __init__(self, kit, out, budget=BUDGET, stages=None):
+        self.kit, self.out = Path(kit).resolve(), Path(out).resolve()
+        self.begin, self.budget = time.monotonic(), budget
+        self.stages = stages or ["check", "sanitize", "ceilings", "times", "onnxruntime"]
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.work = self.kit / "work"
+        shutil.rmtree(self.work, ignore_errors=True)
+        self.work.mkdir()
+        self.results = {"stages": {}, "lost": []}
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(self.kit), os.environ.get("PYTHONPATH")])),
+            "PYTHONUNBUFFERED": "1",
+            "TORCHINDUCTOR_CACHE_DIR": str(self.work / "inductor"),
+            "TRITON_CACHE_DIR": str(self.work / "triton"),
+            "HF_HUB_OFFLINE": "1",
+        }
+
+    def popen(self, command, name):
+        """A process whose output goes to a log of that name."""
+        with open(self.work / f"{name}.log", "a", encoding="utf-8") as log:
+            place = {"cwd": self.kit, "env": self.environment}
+            return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, **place)
+
+    def left(self):
+        return self.budget - (time.monotonic() - self.begin)
+
+    def say(self, text):
+        print(f"[{time.monotonic() - self.begin:5.0f} s] {text}", flush=True)
+
+    def save(self):
+        """Results and table, whole or not at all."""
+        for name, text in (
+            ("results.json", json.dumps(self.results, indent=1)),
+            ("table.txt", table.render(self.results)),
+        ):
+            fresh = self.out / f"{name}.tmp"
+            fresh.write_text(text, encoding="utf-8")
+            fresh.replace(self.out / name)
+
+    def everything(self):
+        self.results["machine"] = machine_facts()
+        self.say("machine: " + str(self.results["machine"].get("gpu")))
+        self.checks()
+        self.save()
+        if "ceilings" in self.stages:
+            self.ceilings()
+            self.save()
+        if "times" in self.stages and "ceilings" in self.results:
+            self.times()
+        if "onnxruntime" in self.stages:
+            self.onnxruntime()
+        self.results["machine_after"] = machine_facts()
+        self.results["seconds"] = time.monotonic() - self.begin
+        self.save()
+        self.keep_logs()
+
+    def checks(self):
+        """Checks on every path, the sanitizers, and compilation for later, side by side."""
+        begin = time.monotonic()
+        limit = begin + min(CHECK_SHARE * self.budget, self.left())
+        running = []
+        if "check" in self.stages:
+            seconds = str(limit - begin - 20)
+            for path, kinds in CHECKS:
+                options = ("--path", path, "--kinds", kinds, "--seconds", seconds)
+                running.append(Stage(self, f"check-{path}-{kinds.split(',')[0]}", "check", *options, limit=limit))
+        if "sanitize" in self.stages:
+            until = begin + min(SANITIZE_SECONDS, self.left())
+            running += [Sanitizer(self, tool, elements, until) for tool, elements in TOOLS.items()]
+        if "times" in self.stages:
+            for part in range(3):
+                mine = ",".join(str(index) for index in range(part, len(cases.TIMED), 3))
+                running.append(Stage(self, f"warm-{part}", "warm", "--cases", mine, limit=limit))
+        self.wait(running)
+
+    def wait(self, running):
+        waiting = list(running)
+        while waiting:
+            time.sleep(0.2)
+            for one in [one for one in waiting if one.poll()]:
+                waiting.remove(one)
+                self.collect(one)
+                self.save()
+
+    def collect(self, one):
+        if isinstance(one, Sanitizer):
+            self.results["stages"].setdefault("sanitize", []).append(one.result)
+            self.say(
+                f"{one.tool}: {one.result.get('problem') or one.result.get('skipped') or one.result.get('summary')}"
+            )
+            return
+        self.results["stages"][one.name] = [record for record in one.records if "begin" not in record]
+        self.results["lost"] += one.lost
+        failed = sum(1 for record in one.records if "failed" in record)
+        self.say(f"{one.name}: {len(one.records)} records, {failed} failed{'; ' + one.lost[-1] if one.lost else ''}")
+
+    def ceilings(self):
+        stage = Stage(self, "ceilings", "ceilings", limit=time.monotonic() + min(60.0, self.left()))
+        self.wait([stage])
+        found = next((record["found"] for record in stage.records if "found" in record), None)
+        if found:
+            self.results["ceilings"] = found
+            (self.work / "ceilings.json").write_text(json.dumps(found))
+
+    def times(self):
+        reserve = 12.0 + (40.0 if "onnxruntime" in self.stages and has_onnxruntime(self.kit) else 0.0)
+        seconds = self.left() - reserve
+        options = ["--ceilings", str(self.work / "ceilings.json"), "--until", str(time.time() + seconds)]
+        options += ["--cases", ",".join(str(index) for index in range(len(cases.TIMED)))]
+        self.wait([Stage(self, "times", "times", *options, limit=time.monotonic() + seconds + 8.0)])
+
+    def onnxruntime(self):
+        if not has_onnxruntime(self.kit):
+            reason = "not measured: the kit holds no ONNX Runtime with CUDA (see tools/gpu_check/README.md)"
+            self.results["onnxruntime"] = {"skipped": reason}
+            return
+        command = [sys.executable, "-m", "gpu_check.onnx_sessions", "--kit", str(self.kit)]
+        report = self.work / "onnxruntime.jsonl"
+        try:
+            with open(self.work / "onnxruntime.log", "w", encoding="utf-8") as log:
+                limit = max(5.0, self.left() - 6.0)
+                subprocess.run(
+                    [*command, "--report", str(report)],
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    cwd=self.kit,
+                    env=self.environment,
+                    timeout=limit,
+                    check=False,
+                )
+        except subprocess.TimeoutExpired:
+            self.results["lost"].append("onnxruntime ran out of time")
+        self.results["onnxruntime"] = {"records": read_lines(report), "log": tail(self.work / "onnxruntime.log")}
+
+    def keep_logs(self):
+        """The logs of all stages in one file, each cut to its end."""
+        parts = [f"==== {path.name}\n{tail(path, 60_000)}" for path in sorted(self.work.glob("*.log"))]
+        (self.out / "log.txt").write_text("\n".join(parts), encoding="utf-8")
+
+
+def tail(path, size=4000):
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")[-size:]
+    except OSError:
+        return ""
+
+
+def has_onnxruntime(kit):
+    return any(Path(kit, "onnxruntime").glob("*.whl")) or any(Path(kit, "onnxruntime").glob("*.part*"))
+
+
+def machine_facts():
+    """What nvidia-smi says; nothing of it is ever changed."""
+    fields = ["name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "temperature.gpu", "power.draw"]
+    try:
+        command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+        line = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.SubprocessError, IndexError) as error:
+        return {"gpu": None, "why": str(error)}
+    values = [value.strip() for value in line.split(",")]
+    return {"gpu": values[0], **dict(zip(fields[1:], values[1:]))}

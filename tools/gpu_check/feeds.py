@@ -1,0 +1,144 @@
+"""Fresh random inputs of the operators, by the names of custom_ops/schema."""
+
+import torch
+
+#: Where everything happens; the tests of this folder put it on the CPU.
+DEVICE = "cuda"
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Source:
+    """Random tensors from one seed."""
+
+    def __init__(self, seed, device):
+        self.device = device
+        self.generator = torch.Generator(device=device)
+        self.generator.manual_seed(seed)
+
+    def normal(self, *shape, deviation=1.0, dtype=torch.float32):
+        values = torch.randn(*shape, generator=self.generator, device=self.device) * deviation
+        return values.to(dtype)
+
+    def uniform(self, *shape):
+        return torch.rand(*shape, generator=self.generator, device=self.device)
+
+    def integers(self, low, high, *shape, dtype=torch.int64):
+        return torch.randint(low, high, shape, generator=self.generator, device=self.device, dtype=dtype)
+
+
+def padding(source, batch, keys, kind):
+    """int32 [B, S]. `none`: no padding; `ragged`: right-padded to random lengths; `mixed`: left, right, holes, one
+    row all padding."""
+    mask = torch.ones(batch, keys, dtype=torch.int32, device=source.device)
+    if kind == "none":
+        return mask
+    places = torch.arange(keys, device=source.device)
+    for row in range(batch):
+        cut = int(source.integers(1, keys + 1, 1))
+        if kind == "ragged":
+            mask[row] = (places < cut).int()
+        else:
+            variants = [
+                (places < cut).int(),
+                (places >= keys - cut).int(),
+                (source.uniform(keys) < 0.6).int(),
+                torch.zeros_like(places, dtype=torch.int32),
+            ]
+            mask[row] = variants[row % 4]
+    return mask
+
+
+def skew(hidden, router, kind, top_k):
+    """Steers the routing through one feature that is the same for every token.
+
+    `same`: every token chooses experts 0 … k - 1. `idle`: nobody chooses the last expert. `even`: left as it is.
+    """
+    if kind == "even":
+        return
+    hidden[..., 0] = 1.0
+    router[0] = 0.0
+    if kind == "same":
+        router[0, :top_k] = 30.0
+    else:
+        router[0, -1] = -30.0
+
+
+def rope_tables(source, positions, head):
+    angles = torch.arange(positions, device=source.device)[:, None] * torch.exp(
+        -torch.arange(head // 2, device=source.device) * (9.2103 / (head // 2))
+    )
+    return torch.cos(angles).float().contiguous(), torch.sin(angles).float().contiguous()
+
+
+def self_attention(source, case, dtype, pads="none", routing="even", present=True, skip=True):
+    """Feeds and attributes of `MoASelfAttention` for a case."""
+    layer, past = case.layer, case.past
+    batch, tokens, width, inner = case.batch, case.tokens, layer.width, layer.inner
+    hidden = source.normal(batch, tokens, width)
+    router = source.normal(width, layer.experts, deviation=2.0 * width**-0.5)
+    skew(hidden, router, routing, layer.top_k)
+    feeds = {
+        "hidden_states": hidden.to(dtype),
+        "attention_mask": padding(source, batch, case.keys, pads),
+        "router_weight": router,
+        "query_weight": source.normal(layer.experts, width, inner, deviation=width**-0.5, dtype=dtype),
+        "kv_weight": source.normal(width, 2 * inner, deviation=width**-0.5, dtype=dtype),
+        "output_weight": source.normal(layer.experts, inner, width, deviation=inner**-0.5, dtype=dtype),
+    }
+    if layer.bias:
+        feeds["output_bias"] = source.normal(width, dtype=dtype)
+    if past:
+        for name in ("past_key", "past_value"):
+            feeds[name] = source.normal(batch, layer.heads, past, layer.head, dtype=dtype)
+    if layer.rope:
+        feeds["cos_cache"], feeds["sin_cache"] = rope_tables(source, case.keys, layer.head)
+        feeds["position_ids"] = torch.arange(past, case.keys, device=source.device).repeat(batch, 1)
+    attributes = {
+        "top_k": layer.top_k,
+        "kv_num_heads": layer.heads,
+        "causal": int(case.causal),
+        "scale": layer.scale,
+        "gate_mode": layer.gate_mode,
+        "skip_padded_queries": int(skip),
+    }
+    outputs = ["output", *(["present_key", "present_value"] if present else [])]
+    return attributes, feeds, outputs
+
+
+def cross_attention(source, case, dtype, keys, pads="none", routing="even"):
+    """Feeds and attributes of `MoACrossAttention`: the layer of `case` over `keys` given keys and values."""
+    attributes, feeds, _ = self_attention(source, case, dtype, routing=routing)
+    layer, batch = case.layer, case.batch
+    for name in ("attention_mask", "kv_weight", "past_key", "past_value", "cos_cache", "sin_cache", "position_ids"):
+        feeds.pop(name, None)
+    for name in ("key", "value"):
+        feeds[name] = source.normal(batch, layer.heads, keys, layer.head, dtype=dtype)
+    feeds["key_mask"] = padding(source, batch, keys, pads)
+    feeds["query_mask"] = padding(source, batch, case.tokens, pads)
+    del attributes["causal"]
+    return attributes, feeds, ["output"]
+
+
+def feed_forward(source, case, dtype, hidden, activation, gated, routing="even"):
+    """Feeds and attributes of `MoEFeedForward` with `hidden` columns for each expert."""
+    layer = case.layer
+    width, columns = layer.width, hidden * (2 if gated else 1)
+    states = source.normal(case.batch, case.tokens, width)
+    router = source.normal(width, layer.experts, deviation=2.0 * width**-0.5)
+    skew(states, router, routing, layer.top_k)
+    feeds = {
+        "hidden_states": states.to(dtype),
+        "router_weight": router,
+        "input_weight": source.normal(layer.experts, width, columns, deviation=width**-0.5, dtype=dtype),
+        "output_weight": source.normal(layer.experts, hidden, width, deviation=hidden**-0.5, dtype=dtype),
+    }
+    if layer.bias:
+        feeds["output_bias"] = source.normal(width, dtype=dtype)
+    attributes = {
+        "top_k": layer.top_k,
+        "gate_mode": layer.gate_mode,
+        "activation": activation,
+        "gated": int(gated),
+    }
+    return attributes, feeds, ["output"]

@@ -1,0 +1,185 @@
+"""The operator in ONNX Runtime's CUDA provider: its result beside the same layer in standard operators, and its time
+beside that and beside `MultiHeadAttention` of equal work. Needs a wheel of onnxruntime-gpu in the kit."""
+
+import argparse
+import json
+import os
+import sys
+import time
+import traceback
+import zipfile
+from pathlib import Path
+
+RUNS = 100
+TOLERANCE = {"f32": 1e-4, "f16": 4e-3}
+
+#: width, k, experts, head, heads, batch, tokens, past, jetmoe
+LAYERS = {
+    "base 1x128": (512, 8, 8, 128, 1, 1, 128, 0),
+    "base 16x128": (512, 8, 8, 128, 1, 16, 128, 0),
+    "base decode 8, past 127": (512, 8, 8, 128, 1, 8, 1, 127),
+    "big 1x128": (512, 16, 32, 256, 1, 1, 128, 0),
+    "jetmoe decode 1, past 511": (2048, 2, 8, 128, 16, 1, 1, 511, True),
+}
+SMALL = {"small": (512, 8, 8, 128, 1, 1, 16, 0), "small decode": (256, 8, 8, 64, 1, 2, 1, 7)}
+
+
+def install(kit, site):
+    """Unpacks the wheel of the kit, put together from its pieces where it came in pieces."""
+    from . import pieces
+
+    folder = Path(kit, "onnxruntime")
+    if not list(folder.glob("*.whl")):
+        pieces.join(folder, folder)
+    for wheel in folder.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(site)
+    sys.path.insert(0, str(site))
+
+
+def to_half(model, whole):
+    """The model in f16; initializers in `whole` and what is no f32 stay."""
+    import onnx
+    from onnx import TensorProto, numpy_helper
+
+    model = onnx.load_from_string(model)
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT and tensor.name not in whole:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype("float16"), tensor.name))
+    for value in [*model.graph.input, *model.graph.output]:
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    return model.SerializeToString()
+
+
+class Bound:
+    """A session with inputs and outputs in fixed places on the device, so that it can be captured into a graph."""
+
+    def __init__(self, ort, model, feeds, library, provider, graph):
+        options = ort.SessionOptions()
+        cuda = "CUDA" in provider
+        if library:
+            options.register_custom_ops_library(str(library))
+            # Our operator must be on the GPU; of standard ones, ONNX Runtime may keep some on the CPU.
+            options.add_session_config_entry("session.disable_cpu_ep_fallback", "1" if cuda else "0")
+        settings = {"enable_cuda_graph": "1" if graph else "0", "use_tf32": "0"} if cuda else {}
+        self.graph = graph and cuda
+        self.session = ort.InferenceSession(model, options, providers=[(provider, settings)])
+        self.binding, device = self.session.io_binding(), "cuda" if cuda else "cpu"
+        for name, value in feeds.items():
+            self.binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(value, device, 0))
+        self.outputs = []
+        for output in self.session.get_outputs():
+            kind = {"tensor(float)": "float32", "tensor(float16)": "float16"}[output.type]
+            value = ort.OrtValue.ortvalue_from_shape_and_type(output.shape, kind, device, 0)
+            self.binding.bind_ortvalue_output(output.name, value)
+            self.outputs.append(value)
+
+    @classmethod
+    def make(cls, *arguments):
+        """With a CUDA graph where the runtime can capture one, else without."""
+        try:
+            bound = cls(*arguments, graph=True)
+            for _ in range(3):
+                bound.run()
+            return bound
+        except Exception:  # noqa: BLE001
+            return cls(*arguments, graph=False)
+
+    def run(self):
+        self.session.run_with_iobinding(self.binding)
+
+    def seconds(self):
+        for _ in range(5):
+            self.run()
+        self.binding.synchronize_outputs()
+        start = time.perf_counter()
+        for _ in range(RUNS):
+            self.run()
+        self.binding.synchronize_outputs()
+        return (time.perf_counter() - start) / RUNS
+
+    def first(self):
+        self.run()
+        self.binding.synchronize_outputs()
+        return self.outputs[0].numpy()
+
+
+def compare_layer(ort, name, sizes, library, provider):
+    """One layer: lines of what was found."""
+    import cpu_operator_graphs as graphs
+    import numpy as np
+
+    shape = graphs.Shape(*sizes)
+    weights, feeds = graphs.make_weights(shape), graphs.make_feeds(shape)
+    own, standard = graphs.operator(shape, weights, feeds), graphs.standard_graphs(shape, weights, feeds)
+    half = {key: value.astype(np.float16) for key, value in feeds.items()}
+    dense = graphs.mha_feeds(shape, feeds)
+    half_dense = {key: value.astype(np.float16) for key, value in dense.items()}
+    # The constants of the operator's graph in order: mask, router, weights, then the rotary caches.
+    whole = {"constant_2", "constant_6", "constant_7"}
+    contestants = {"operator f32": (own, feeds, library)}
+    contestants |= {f"standard {kind} f32": (model, feeds, None) for kind, model in standard.items()}
+    contestants["operator f16"] = (to_half(own, whole), half, library)
+    contestants["MultiHeadAttention f16"] = (
+        to_half(graphs.mha(shape, weights, feeds | dense), set()),
+        half_dense,
+        None,
+    )
+    results, found = {}, {}
+    for who, (model, given, needed) in contestants.items():
+        try:
+            bound = Bound.make(ort, model, given, needed, provider)
+            results[who] = bound.first().astype(np.float64)
+            found[who] = {"seconds": bound.seconds(), "graph": bound.graph}
+        except Exception as error:  # noqa: BLE001 — one session that fails is a finding.
+            found[who] = {"failed": str(error).splitlines()[0][:300]}
+    expected = next((results[who] for who in results if who.startswith("standard")), None)
+    problems = []
+    for kind, limit in TOLERANCE.items():
+        value = results.get(f"operator {kind}")
+        if value is None or expected is None:
+            problems.append(f"{kind} not compared")
+            continue
+        error = float(np.linalg.norm(value - expected) / np.linalg.norm(expected))
+        found[f"operator {kind}"]["error"] = error
+        if not error <= limit:
+            problems.append(f"{kind} is off by {error:.1e}")
+    return {"name": name, "found": found, "text": line_of(found, problems)}
+
+
+def line_of(found, problems):
+    parts = []
+    for who, one in found.items():
+        graph = "" if one.get("graph") else " without a graph"
+        parts.append(f"{who} {one['seconds'] * 1e6:.0f} us{graph}" if "seconds" in one else f"{who} failed")
+    return ", ".join(parts) + (f"; PROBLEMS: {'; '.join(problems)}" if problems else "")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kit", required=True)
+    parser.add_argument("--report", required=True)
+    parser.add_argument("--provider", default="CUDAExecutionProvider")
+    parser.add_argument("--small", action="store_true")
+    options = parser.parse_args()
+    kit = Path(options.kit)
+    if "CUDA" in options.provider:
+        install(kit, kit / "work" / "onnxruntime-site")
+        os.environ["MOA_CUDA_KERNELS"] = str(kit / "kernels.bin")
+    import onnxruntime as ort
+
+    if hasattr(ort, "preload_dlls") and "CUDA" in options.provider:
+        ort.preload_dlls()
+    with open(options.report, "a", encoding="utf-8") as report:
+        for name, sizes in (SMALL if options.small else LAYERS).items():
+            try:
+                record = compare_layer(ort, name, sizes, kit / "libmoa_ort.so", options.provider)
+            except Exception:  # noqa: BLE001
+                record = {"name": name, "failed": traceback.format_exc()[-600:]}
+            report.write(json.dumps(record) + "\n")
+            report.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
