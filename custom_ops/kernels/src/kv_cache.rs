@@ -1,11 +1,13 @@
 //! Keys and values of the new tokens, appended to those of the past.
 
+use std::ops::Range;
+
 use crate::buffer::Buffer;
 use crate::grid::{Claims, Grid, Layout};
 use crate::packed::Packed;
 use crate::pool::Stage;
 use crate::rope::Rotary;
-use crate::rows::{RowProduct, TILE_ROWS};
+use crate::rows::RowProduct;
 use crate::scalar::Scalar;
 use crate::simd::{Isa, Left};
 
@@ -41,9 +43,22 @@ pub(crate) struct Append<'a, T> {
     stored: Option<Grid<'a, T>>,
 }
 
-/// Cuts the rows of a cache: for each (batch, head) pair the past, then groups of new tokens.
-pub(crate) fn cut_cache(bounds: &mut Vec<usize>, pairs: usize, past: usize, tokens: usize) {
+/// Rows of the batch, with their past, that one task fills: several where each has few new tokens, so that their product
+/// has rows enough. The rows of one head lie side by side only where there is one.
+fn rows_per_task(kv_heads: usize, tokens: usize) -> usize {
+    if kv_heads == 1 { TOKENS_PER_TASK / tokens } else { 1 }
+}
+
+/// Cuts the rows of a cache: into groups of whole (batch, head) pairs, or for each pair the past, then groups of new
+/// tokens.
+pub(crate) fn cut_cache(bounds: &mut Vec<usize>, batch: usize, kv_heads: usize, past: usize, tokens: usize) {
     bounds.clear();
+    let (pairs, group) = (batch * kv_heads, rows_per_task(kv_heads, tokens));
+    if group > 1 {
+        bounds.extend((0..pairs).step_by(group).map(|pair| pair * (past + tokens)));
+        bounds.push(pairs * (past + tokens));
+        return;
+    }
     for pair in 0..pairs {
         let first = pair * (past + tokens);
         bounds.push(first);
@@ -89,41 +104,81 @@ impl<T: Scalar> Stage for Append<'_, T> {
         let Some(mut out) = self.grid.tile(index) else { return };
         let mut stored = self.stored.as_ref().and_then(|stored| stored.tile(index));
         let CacheInputs { isa, tokens, past, width, kv_heads, head, .. } = self.inputs;
-        let per_pair = 1 + tokens.div_ceil(TOKENS_PER_TASK);
-        let (pair, part) = (index / per_pair, index % per_pair);
-        if part == 0 {
+        let share = self.share(index, out.rows());
+        for pair in share.pairs.clone() {
             let source = self.inputs.past_rows[pair * past * head..][..past * head].chunks(head);
             for (row, source) in source.enumerate() {
+                let row = (pair - share.pairs.start) * (past + tokens) + row;
                 T::widen(source, out.row(row));
                 if let Some(stored) = &mut stored {
                     stored.row(row).copy_from_slice(source);
                 }
             }
+        }
+        let count = share.tokens.len();
+        if count == 0 {
             return;
         }
-        let first = pair / kv_heads * tokens + (part - 1) * TOKENS_PER_TASK;
-        let starts: [usize; TILE_ROWS] = std::array::from_fn(|row| (first + row) * width);
-        let rows: [usize; TILE_ROWS] = std::array::from_fn(|row| row);
+        let token = |place: usize| share.tokens.start + place;
+        let row = |place: usize| match share.pairs.is_empty() {
+            true => place,
+            false => (token(place) / tokens - share.pairs.start) * (past + tokens) + past + token(place) % tokens,
+        };
+        let starts: [usize; TOKENS_PER_TASK] = std::array::from_fn(|place| token(place) * width);
+        let rows: [usize; TOKENS_PER_TASK] = std::array::from_fn(row);
         RowProduct {
-            left: Left { data: self.inputs.hidden_states, starts: &starts[..out.rows()], inner: width },
+            left: Left { data: self.inputs.hidden_states, starts: &starts[..count], inner: width },
             weights: self.inputs.kv_weight,
             matrix: 0,
-            block: self.inputs.first_block + pair % kv_heads,
+            block: self.inputs.first_block + share.pair % kv_heads,
             first_column: 0,
             columns: head,
-            rows: &rows,
+            rows: &rows[..count],
             factors: None,
         }
         .compute(isa, &mut out);
-        for row in 0..out.rows() {
+        for (place, row) in rows.into_iter().enumerate().take(count) {
             let values = out.row(row);
             if let Some(rotary) = self.inputs.rotary {
-                rotary.rotate(first + row, values);
+                rotary.rotate(token(place), values);
             }
             T::round_in_place(values);
             if let Some(stored) = &mut stored {
                 T::round(values, stored.row(row));
             }
         }
+    }
+}
+
+/// What one task fills.
+struct Share {
+    /// (batch, head) pair of its head.
+    pair: usize,
+    /// Pairs whose past it copies.
+    pairs: Range<usize>,
+    /// Tokens that it projects, by number `b * T + t`.
+    tokens: Range<usize>,
+}
+
+impl<T> Append<'_, T> {
+    /// The share of a task that has `rows` rows of the cache.
+    fn share(&self, index: usize, rows: usize) -> Share {
+        let CacheInputs { tokens, past, kv_heads, .. } = self.inputs;
+        let group = rows_per_task(kv_heads, tokens);
+        if group > 1 {
+            let (first, count) = (index * group, rows / (past + tokens));
+            return Share {
+                pair: first,
+                pairs: first..first + count,
+                tokens: first * tokens..(first + count) * tokens,
+            };
+        }
+        let per_pair = 1 + tokens.div_ceil(TOKENS_PER_TASK);
+        let (pair, part) = (index / per_pair, index % per_pair);
+        if part == 0 {
+            return Share { pair, pairs: pair..pair + 1, tokens: 0..0 };
+        }
+        let first = pair / kv_heads * tokens + (part - 1) * TOKENS_PER_TASK;
+        Share { pair, pairs: 0..0, tokens: first..first + rows }
     }
 }

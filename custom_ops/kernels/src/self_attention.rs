@@ -187,7 +187,7 @@ impl Prepared {
         let routes = routing.router(self.isa, &router, routed)?;
 
         let CacheScratch { key, value, bounds, claims: [key_claims, value_claims] } = cache;
-        cut_cache(bounds, batch * kv_heads, past, tokens);
+        cut_cache(bounds, batch, kv_heads, past, tokens);
         let keys = CacheInputs {
             isa: self.isa,
             hidden_states: call.hidden_states,
