@@ -12,6 +12,7 @@ mod project;
 mod python;
 mod synthesize;
 mod tally;
+mod tensorrt;
 mod test;
 
 use std::process::ExitCode;
@@ -30,6 +31,9 @@ cargo xtask COMMAND
   gpu-check [sm_90a …]
           fill a folder that checks and times the CUDA kernels on a machine with a GPU; with machine code of
           these architectures only, if any is named
+  tensorrt [test]
+          build the TensorRT plugin against TENSORRT_ROOT, else against the headers of TensorRT 11.4 that Cargo
+          fetches; test: run its tests alone
   synthesize jetmoe-8b -o DIR [--layers N] [--shards N] [--seed N] [--sparse]
           a checkpoint of the shapes of jetmoe/jetmoe-8b with pseudo-random values
 
@@ -47,6 +51,8 @@ fn main() -> ExitCode {
         ["check"] => Project::find().and_then(|project| check::run(&project)),
         ["cuda"] => Project::find().and_then(|project| cuda::run(&project)),
         ["gpu-check", targets @ ..] => Project::find().and_then(|project| gpu_check::run(&project, targets)),
+        ["tensorrt"] => Project::find().and_then(|project| tensorrt::run(&project)),
+        ["tensorrt", "test"] => Project::find().and_then(|project| tensorrt::run_tests(&project)),
         ["synthesize", arguments @ ..] => synthesize::run(arguments),
         [] | ["help" | "-h" | "--help"] => {
             println!("{HELP}");

@@ -7,6 +7,7 @@ use crate::{
     project::{COMPILER_CRATES, OPERATOR_CRATES, Project},
     python::{Packages, Python, given_pytorch},
     tally::{Tally, Unittest},
+    tensorrt,
 };
 
 /// One stage with what it counted.
@@ -64,6 +65,7 @@ fn run_stages(project: &Project, lines: &mut Vec<Line>) -> Result<(), String> {
     add(lines, "Rust: operator library", || cargo(&OPERATOR_CRATES))?;
     add(lines, "Rust: compiler", || cargo(&COMPILER_CRATES))?;
     add(lines, "Rust: xtask", || cargo(&["xtask"]))?;
+    plugin(project, lines)?;
     let newest = [Packages::Test, Packages::Runtime];
     let unittest = |packages: &[Packages]| python_test(project, &python, packages, &variables, "tests/python");
     add(lines, "Python", || unittest(&newest))?;
@@ -74,6 +76,18 @@ fn run_stages(project: &Project, lines: &mut Vec<Line>) -> Result<(), String> {
         Some(why) => skip(lines, title, &why),
     }
     skip(lines, OPTIMUM, "PyTorch is several GB; `cargo xtask test --optimum` installs and runs it");
+    Ok(())
+}
+
+/// The TensorRT plugin, where there are headers.
+fn plugin(project: &Project, lines: &mut Vec<Line>) -> Result<(), String> {
+    let title = "TensorRT plugin, on a host that plays TensorRT";
+    let (tested, elapsed) = stage(title, || tensorrt::test(project));
+    let (tally, note) = match tested? {
+        Ok(tally) => (tally, None),
+        Err(why) => (Tally::SKIPPED, Some(format!("skipped: {why}"))),
+    };
+    lines.push(Line { title: title.into(), tally, elapsed, note });
     Ok(())
 }
 

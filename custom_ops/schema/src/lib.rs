@@ -44,6 +44,14 @@ pub const DOMAIN: &str = "ai.moa";
 /// Version of the domain.
 pub const OPSET_VERSION: i64 = 1;
 
+/// Attribute of a node that is written for TensorRT, which knows no absent input before a present one: bit `i` says
+/// that input `i` of the schema is there; 0 or absent: the first ones are, as many as the node has.
+pub const PRESENT_INPUTS: &str = "present_inputs";
+
+/// Attribute of a node that is written for TensorRT, which asks for the number of outputs before it sees the node:
+/// 0 or absent: those before the routing.
+pub const OUTPUT_COUNT: &str = "output_count";
+
 /// How router logits become the `k` weights of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GateMode {

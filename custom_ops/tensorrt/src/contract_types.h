@@ -1,0 +1,42 @@
+// The shape of the tables that `cargo xtask tensorrt` writes from custom_ops/schema.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace moa::contract {
+
+// Element type of a parameter; `activation` is that of hidden_states.
+enum class Element : std::uint8_t { activation, float32, int32, int64 };
+
+enum class Kind : std::uint8_t { integer, real, text };
+
+struct Parameter {
+    const char *name;
+    Element element;
+    bool optional;
+};
+
+struct Attribute {
+    const char *name;
+    Kind kind;
+};
+
+template <class T>
+struct List {
+    const T *start;
+    std::size_t count;
+
+    constexpr const T *begin() const { return start; }
+    constexpr const T *end() const { return start + count; }
+    constexpr const T &operator[](std::size_t index) const { return start[index]; }
+};
+
+struct Operator {
+    const char *name;
+    List<Parameter> inputs;
+    List<Parameter> outputs;
+    List<Attribute> attributes;
+};
+
+}  // namespace moa::contract

@@ -1,0 +1,17 @@
+// What TensorRT asks the library for.
+#pragma once
+
+#include "nvinfer.h"
+
+namespace moa {
+
+// Name, version and namespace under which nodes find their plugin.
+constexpr const char *plugin_version = "1";
+
+#if MOA_PLUGIN_V2
+nvinfer1::IPluginCreator *const *creators(std::int32_t &count);
+#else
+nvinfer1::IPluginCreatorInterface *const *creators(std::int32_t &count);
+#endif
+
+}  // namespace moa

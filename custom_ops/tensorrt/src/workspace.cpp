@@ -1,0 +1,98 @@
+#include "workspace.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "failure.h"
+
+namespace moa {
+
+namespace {
+
+constexpr std::size_t most_visits = 16384;
+
+// Sizes that may vary: batch, tokens, and past or source tokens.
+enum Symbol : std::size_t { batch, tokens, others, symbol_count };
+
+// A dimension of an input as a sum of symbols.
+struct Place {
+    std::size_t position;
+    std::int32_t axis;
+    bool is_tokens, is_others;
+};
+
+std::vector<Place> places(std::size_t operator_index) {
+    if (operator_index == MOA_CUDA_SELF_ATTENTION) {
+        namespace own = contract::self_attention;
+        return {{own::hidden_states, 0, false, false}, {own::hidden_states, 1, true, false},
+                {own::attention_mask, 0, false, false}, {own::attention_mask, 1, true, true},
+                {own::past_key, 0, false, false}, {own::past_key, 2, false, true},
+                {own::past_value, 0, false, false}, {own::past_value, 2, false, true},
+                {own::position_ids, 0, false, false}, {own::position_ids, 1, true, false}};
+    }
+    if (operator_index == MOA_CUDA_CROSS_ATTENTION) {
+        namespace cross = contract::cross_attention;
+        return {{cross::hidden_states, 0, false, false}, {cross::hidden_states, 1, true, false},
+                {cross::key, 0, false, false}, {cross::key, 2, false, true},
+                {cross::value, 0, false, false}, {cross::value, 2, false, true},
+                {cross::key_mask, 0, false, false}, {cross::key_mask, 1, false, true},
+                {cross::query_mask, 0, false, false}, {cross::query_mask, 1, true, false}};
+    }
+    namespace forward = contract::feed_forward;
+    return {{forward::hidden_states, 0, false, false}, {forward::hidden_states, 1, true, false}};
+}
+
+std::vector<std::int64_t> points(std::int64_t least, std::int64_t most, double ratio) {
+    std::vector<std::int64_t> found{most};
+    for (std::int64_t point = std::max<std::int64_t>(least, 1); point < most;) {
+        found.push_back(point);
+        point = std::max(point + 1, static_cast<std::int64_t>(std::ceil(static_cast<double>(point) * ratio)));
+    }
+    found.push_back(least);
+    std::sort(found.begin(), found.end());
+    found.erase(std::unique(found.begin(), found.end()), found.end());
+    return found;
+}
+
+}  // namespace
+
+void for_each_size(const Node &node, const std::vector<std::size_t> &positions, const Range &range,
+                   const std::function<void(const Tensors &)> &visit) {
+    std::int64_t least[symbol_count] = {0, 0, 0}, most[symbol_count] = {0, 0, 0};
+    std::vector<std::pair<std::size_t, Place>> used;
+    for (const Place &place : places(node.operator_index())) {
+        const auto found = std::find(positions.begin(), positions.end(), place.position);
+        if (found == positions.end()) continue;
+        const auto input = static_cast<std::size_t>(found - positions.begin());
+        used.emplace_back(input, place);
+        if (place.is_tokens && place.is_others) continue;
+        const Symbol symbol = place.is_tokens ? tokens : place.is_others ? others : batch;
+        least[symbol] = range.least[input].dims.d[place.axis];
+        most[symbol] = std::max<std::int64_t>(least[symbol], range.most[input].dims.d[place.axis]);
+    }
+    std::vector<std::int64_t> grid[symbol_count];
+    for (double ratio = 1.25;; ratio *= 1.25) {
+        std::size_t visits = 1;
+        for (std::size_t symbol = 0; symbol < symbol_count; ++symbol) {
+            grid[symbol] = points(least[symbol], most[symbol], ratio);
+            visits *= grid[symbol].size();
+        }
+        if (visits <= most_visits) break;
+    }
+    Tensors tensors = range.most;
+    for (const std::int64_t b : grid[batch]) {
+        for (const std::int64_t t : grid[tokens]) {
+            for (const std::int64_t s : grid[others]) {
+                for (const auto &[input, place] : used) {
+                    const bool is_batch = !place.is_tokens && !place.is_others;
+                    const std::int64_t size = is_batch ? b : (place.is_tokens ? t : 0) + (place.is_others ? s : 0);
+                    auto &dim = tensors[input].dims.d[place.axis];
+                    dim = static_cast<std::remove_reference_t<decltype(dim)>>(size);
+                }
+                visit(tensors);
+            }
+        }
+    }
+}
+
+}  // namespace moa

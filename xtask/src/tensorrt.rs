@@ -1,0 +1,159 @@
+//! `cargo xtask tensorrt`: the TensorRT plugin, built by the system's C++ compiler against TensorRT's headers.
+
+mod contract;
+mod headers;
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::{
+    process::{self, Stream},
+    project::Project,
+    tally::Tally,
+};
+use headers::Headers;
+
+/// Warnings are errors in our own code.
+const WARNINGS: [&str; 5] = ["-Wall", "-Wextra", "-Werror", "-Wno-deprecated-declarations", "-Wno-overloaded-virtual"];
+
+/// What undefined behaviour and bad addresses are found with.
+const SANITIZERS: [&str; 3] = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"];
+
+/// Builds the library, or says why not; true where it is there.
+pub(crate) fn run(project: &Project) -> Result<bool, String> {
+    let headers = match Headers::find(project)? {
+        Ok(headers) => headers,
+        Err(why) => {
+            println!("skipped: {why}");
+            return Ok(true);
+        }
+    };
+    println!("headers: TensorRT {} in {}", headers.version(), headers.folder.display());
+    let build = Build::new(project, headers)?;
+    let library = build.library("libmoa_tensorrt.so", &["-O2", "-static-libstdc++", "-static-libgcc"])?;
+    process::run(&mut project.cargo(["build", "--release", "-p", "moa-cuda-c"]))?;
+    let kernels = build.out.join("libmoa_cuda.so");
+    fs::copy(project.target.join("release/libmoa_cuda.so"), &kernels)
+        .map_err(|error| format!("{}: {error}", kernels.display()))?;
+    println!("\n{}, and beside it libmoa_cuda.so", project.shown(&library));
+    Ok(true)
+}
+
+/// `cargo xtask tensorrt test`: the tests of the plugin alone; true where none failed.
+pub(crate) fn run_tests(project: &Project) -> Result<bool, String> {
+    match test(project)? {
+        Ok(tally) => {
+            println!("\n{tally}");
+            Ok(tally.failed == 0)
+        }
+        Err(why) => {
+            println!("skipped: {why}");
+            Ok(true)
+        }
+    }
+}
+
+/// Runs the program that plays TensorRT, once for each plugin interface that the headers know; the inner error says
+/// why nothing was run.
+pub(crate) fn test(project: &Project) -> Result<Result<Tally, String>, String> {
+    let headers = match Headers::find(project)? {
+        Ok(headers) => headers,
+        Err(why) => return Ok(Err(why)),
+    };
+    println!("headers: TensorRT {} in {}", headers.version(), headers.folder.display());
+    // The old interface is declared by every release; only that of 8.6 may be shipped.
+    let interfaces: &[&str] = if headers.major >= 10 { &["0", "1"] } else { &["1"] };
+    let build = Build::new(project, headers)?;
+    let mut tally = Tally::default();
+    for interface in interfaces {
+        tally = tally + build.test(interface)?;
+    }
+    Ok(Ok(tally))
+}
+
+/// A build folder and what to compile against.
+struct Build<'a> {
+    project: &'a Project,
+    headers: Headers,
+    out: PathBuf,
+    compiler: String,
+}
+
+impl<'a> Build<'a> {
+    fn new(project: &'a Project, headers: Headers) -> Result<Self, String> {
+        let out = project.target.join("tensorrt");
+        let at = |error| format!("{}: {error}", out.display());
+        fs::create_dir_all(&out).map_err(at)?;
+        let contract = out.join("contract.h");
+        fs::write(&contract, contract::header()).map_err(at)?;
+        let compiler = env::var("CXX").ok().filter(|name| !name.is_empty()).unwrap_or_else(|| "c++".into());
+        Ok(Self { project, headers, out, compiler })
+    }
+
+    fn sources(&self, folder: &str) -> Result<Vec<PathBuf>, String> {
+        let folder = self.project.root.join("custom_ops/tensorrt").join(folder);
+        let entries = fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        let mut sources: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+        sources.retain(|path| path.extension().is_some_and(|ending| ending == "cpp"));
+        sources.sort();
+        Ok(sources)
+    }
+
+    /// The compiler with everything that all of our C++ needs.
+    fn compile(&self, options: &[&str]) -> Command {
+        let ours = self.project.root.join("custom_ops");
+        let mut command = self.project.command(&self.compiler);
+        command.args(["-std=c++17", "-fPIC", "-fvisibility=hidden"]).args(WARNINGS).args(options);
+        for folder in [&self.out, &ours.join("tensorrt/src"), &ours.join("cuda/include")] {
+            command.arg("-I").arg(folder);
+        }
+        for folder in [&self.headers.folder, &ours.join("tensorrt/include")] {
+            command.arg("-isystem").arg(folder);
+        }
+        command
+    }
+
+    /// Compiles the plugin.
+    fn library(&self, name: &str, options: &[&str]) -> Result<PathBuf, String> {
+        let library = self.out.join(name);
+        let mut command = self.compile(options);
+        let map = self.project.root.join("custom_ops/tensorrt/src/exports.map");
+        command.arg("-shared").args(self.sources("src")?).arg("-o").arg(&library);
+        command.arg(format!("-Wl,--version-script={}", map.display())).args(["-Wl,--no-undefined", "-ldl"]);
+        process::run(&mut command)?;
+        Ok(library)
+    }
+
+    /// Builds the plugin with sanitizers, what it stands on as fakes, and the program; runs it.
+    fn test(&self, interface: &str) -> Result<Tally, String> {
+        let define = format!("-DMOA_PLUGIN_V2={interface}");
+        let options = [&SANITIZERS[..], &["-O1", &define]].concat();
+        let folder = self.out.join(format!("test-v{}", if interface == "1" { 2 } else { 3 }));
+        fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        let inside = |name: &str| folder.join(name);
+        let shared = [&options[..], &["-shared", "-fvisibility=default"]].concat();
+        for (source, library) in [("fakes/kernels.cpp", "libmoa_cuda.so"), ("fakes/driver.cpp", "libcuda.so.1")] {
+            let source = self.project.root.join("custom_ops/tensorrt/tests").join(source);
+            process::run(self.compile(&shared).arg(source).arg("-o").arg(inside(library)))?;
+        }
+        let built = self.library("libmoa_tensorrt_tested.so", &options)?;
+        fs::rename(&built, inside("libmoa_tensorrt.so")).map_err(|error| format!("{}: {error}", built.display()))?;
+        let program = inside("host");
+        let mut host = self.compile(&options);
+        host.args(self.sources("tests")?).args(["-rdynamic", "-ldl"]).arg("-o").arg(&program);
+        process::run(&mut host)?;
+        let mut run = self.project.command(&program);
+        run.arg(inside("libmoa_tensorrt.so")).env("LD_LIBRARY_PATH", &folder).env_remove("MOA_CUDA_LIBRARY");
+        let mut tally = Tally::default();
+        let status = process::watch(&mut run, Stream::Stdout, |line| tally = tally + Tally::of_cargo_line(line))?;
+        Ok(tally.confirmed(status.success()))
+    }
+}
+
+/// `path` where it is a file.
+fn file(path: &Path) -> Option<&Path> {
+    path.is_file().then_some(path)
+}

@@ -1,0 +1,103 @@
+//! The operators' contract as a C++ header.
+
+use std::fmt::Write;
+
+use moa_schema::{
+    Activation, Attribute, AttributeKind, DOMAIN, ElementType, GateMode, OPERATORS, OUTPUT_COUNT, Operator,
+    PRESENT_INPUTS, Parameter,
+};
+
+/// Names of the namespaces that hold the positions of inputs, in the order of [`OPERATORS`].
+const NAMESPACES: [&str; 3] = ["self_attention", "cross_attention", "feed_forward"];
+
+/// The tables of `custom_ops/schema`.
+pub(super) fn header() -> String {
+    let mut text = String::from(
+        "// Written by `cargo xtask tensorrt` from custom_ops/schema.\n#pragma once\n\n\
+         #include \"contract_types.h\"\n\nnamespace moa::contract {\n\n",
+    );
+    for (name, value) in [("domain", DOMAIN), ("present_inputs", PRESENT_INPUTS), ("output_count", OUTPUT_COUNT)] {
+        line(&mut text, &format!("inline constexpr const char *{name} = \"{value}\";"));
+    }
+    names(&mut text, "gate_modes", &GateMode::ALL.map(GateMode::as_str));
+    names(&mut text, "activations", &Activation::ALL.map(Activation::as_str));
+    for (operator, namespace) in OPERATORS.iter().zip(NAMESPACES) {
+        tables(&mut text, operator, namespace);
+    }
+    let all = NAMESPACES.map(|name| format!("{name}::all"));
+    line(&mut text, &format!("inline constexpr Operator operator_table[] = {{{}}};", all.join(", ")));
+    line(&mut text, &format!("inline constexpr List<Operator> operators{{operator_table, {}}};", OPERATORS.len()));
+    text.push_str("\n}  // namespace moa::contract\n");
+    text
+}
+
+fn tables(text: &mut String, operator: &Operator, namespace: &str) {
+    line(text, &format!("\nnamespace {namespace} {{"));
+    for (position, input) in operator.inputs.iter().enumerate() {
+        line(text, &format!("inline constexpr std::size_t {} = {position};", input.name));
+    }
+    let inputs: Vec<_> = operator.inputs.iter().map(parameter).collect();
+    let outputs: Vec<_> = operator.outputs.iter().map(parameter).collect();
+    let attributes: Vec<_> = operator.attributes.iter().map(attribute).collect();
+    for (kind, name, rows) in
+        [("Parameter", "inputs", inputs), ("Parameter", "outputs", outputs), ("Attribute", "attributes", attributes)]
+    {
+        line(text, &format!("inline constexpr {kind} {name}_table[] = {{{}}};", rows.join(", ")));
+    }
+    let list = |name: &str, count: usize| format!("{{{name}_table, {count}}}");
+    let lists = [
+        list("inputs", operator.inputs.len()),
+        list("outputs", operator.outputs.len()),
+        list("attributes", operator.attributes.len()),
+    ];
+    line(text, &format!("inline constexpr Operator all{{\"{}\", {}}};", operator.name, lists.join(", ")));
+    line(text, &format!("}}  // namespace {namespace}"));
+}
+
+fn parameter(parameter: &Parameter) -> String {
+    let element = match parameter.element {
+        ElementType::Float => "activation",
+        ElementType::Float32 => "float32",
+        ElementType::Int32 => "int32",
+        ElementType::Int64 => "int64",
+    };
+    format!("{{\"{}\", Element::{element}, {}}}", parameter.name, parameter.optional)
+}
+
+fn attribute(attribute: &Attribute) -> String {
+    let kind = match attribute.kind {
+        AttributeKind::Int => "integer",
+        AttributeKind::Float => "real",
+        AttributeKind::String => "text",
+    };
+    format!("{{\"{}\", Kind::{kind}}}", attribute.name)
+}
+
+fn names(text: &mut String, list: &str, values: &[&str]) {
+    let quoted: Vec<_> = values.iter().map(|value| format!("\"{value}\"")).collect();
+    line(text, &format!("inline constexpr const char *{list}_table[] = {{{}}};", quoted.join(", ")));
+    line(text, &format!("inline constexpr List<const char *> {list}{{{list}_table, {}}};", values.len()));
+}
+
+fn line(text: &mut String, line: &str) {
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_header_holds_every_name_of_the_contract() {
+        let header = header();
+        for operator in OPERATORS {
+            let parameters = operator.inputs.iter().chain(operator.outputs).map(|parameter| parameter.name);
+            for name in parameters.chain(operator.attributes.iter().map(|a| a.name)).chain([operator.name]) {
+                assert!(header.contains(&format!("\"{name}\"")), "{name}");
+            }
+        }
+        // As MOA_CUDA_SELF_ATTENTION and the two after it number them.
+        assert_eq!(OPERATORS.map(|o| o.name), ["MoASelfAttention", "MoACrossAttention", "MoEFeedForward"]);
+    }
+}
