@@ -46,6 +46,8 @@ pub(super) enum Command {
     Baseline(BaselineArguments),
     /// Say which TensorRT, CUDA and dtypes fit which GPU, and why not
     Plan(super::plan::PlanArguments),
+    /// Write an export as TensorRT's parser takes it, with our operators as plugins
+    Prepare(super::prepare::PrepareArguments),
     /// Count which experts real inputs go to, and which tokens an expert prefers
     Profile(super::profile_args::ProfileArguments),
     /// Say where the operator library is and how to register it

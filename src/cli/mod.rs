@@ -13,6 +13,7 @@ mod generate_text;
 mod inspect;
 mod ops;
 mod plan;
+mod prepare;
 mod profile;
 mod profile_args;
 mod profile_inputs;
@@ -119,6 +120,7 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode, Failure> {
         (Some(Command::Inspect(arguments)), _) => inspect::run(&arguments),
         (Some(Command::Baseline(arguments)), _) => baseline::run(&arguments),
         (Some(Command::Plan(arguments)), _) => plan::run(&arguments),
+        (Some(Command::Prepare(arguments)), _) => prepare::run(&arguments),
         (Some(Command::Profile(arguments)), _) => profile::run(&arguments),
         (Some(Command::Ops(arguments)), _) => ops::run(&arguments),
         (None, None) => Err(Failure::usage("nothing to do", Some("run `moa-export --help`"))),

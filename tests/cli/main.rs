@@ -18,6 +18,7 @@ mod model;
 mod ops;
 mod outputs;
 mod plan;
+mod prepare;
 mod profile;
 mod refused_configs;
 mod refused_files;

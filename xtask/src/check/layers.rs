@@ -25,7 +25,7 @@ const MODULES: [Module; 17] = [
     module("tensor_file", &["tensor"], &["moa_graphs", "moa_schema"]),
     module("text", &[], &["moa_graphs", "moa_schema"]),
     module("side_files", &["text"], &[]),
-    module("engine", &[], &["moa_graphs"]),
+    module("engine", &["onnx"], &["moa_graphs"]),
     module("export", &["checkpoint", "onnx", "side_files"], &[]),
     module("inspect", &["export", "onnx"], &["moa_graphs::graph", "moa_graphs::lower"]),
     module("report", &[], &["moa_graphs", "moa_schema"]),

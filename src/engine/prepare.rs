@@ -1,0 +1,284 @@
+//! Models as TensorRT's parser takes them: nodes of ours as plugins, without bodies.
+//!
+//! A parser of TensorRT looks a plugin up by operator type, `plugin_version` and `plugin_namespace`; up to 10.6 it takes
+//! a body of the same name first, so bodies go. It hands an input that is absent before a present one to the plugin as
+//! a null pointer, and asks for the number of outputs before it shows the node: both become attributes.
+
+use std::collections::BTreeSet;
+
+use moa_schema::{DOMAIN, ElementType, OPERATORS, OPSET_VERSION, OUTPUT_COUNT, Operator, PRESENT_INPUTS};
+
+use super::{Plugin, Release};
+use crate::onnx::proto::attribute_proto::AttributeType;
+use crate::onnx::proto::{AttributeProto, GraphProto, ModelProto, NodeProto};
+use crate::onnx::read::{canonical_domain, for_each_node};
+
+/// A model for TensorRT.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prepared {
+    /// The model.
+    pub model: ModelProto,
+    /// Nodes that became plugins.
+    pub plugins: usize,
+}
+
+/// Why a model cannot be prepared.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PrepareError {
+    /// The model has none of our nodes.
+    #[error("the model has no operators of {DOMAIN}: TensorRT takes it as it is")]
+    NothingToDo,
+    /// A node of ours is not as the contract says.
+    #[error("node `{node}`: {why}")]
+    Node {
+        /// Name of the node.
+        node: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// The release cannot carry a type of the node.
+    #[error("node `{node}` returns its routing as int64, which TensorRT {release} does not have")]
+    Routing {
+        /// Name of the node.
+        node: String,
+        /// Name of the release.
+        release: &'static str,
+    },
+}
+
+/// Rewrites `model`, which must have passed the checks of [`read_model`](crate::onnx::read_model), for `release`, or for
+/// every release where it is absent.
+///
+/// # Errors
+///
+/// Where the model has none of our nodes, or one that a plugin cannot stand for.
+pub fn prepare(model: &ModelProto, release: Option<&Release>) -> Result<Prepared, PrepareError> {
+    let mut model = model.clone();
+    let mut all = 0;
+    let nodes = model.graph.as_ref().map_or(&[][..], |graph| &graph.node);
+    for_each_node(nodes, &mut |node| all += usize::from(is_ours(node)));
+    if all == 0 {
+        return Err(PrepareError::NothingToDo);
+    }
+    model.functions.retain(|function| canonical_domain(&function.domain) != DOMAIN);
+    let mut plugins = 0;
+    if let Some(graph) = &mut model.graph {
+        let used = used_values(graph);
+        let mut cut = BTreeSet::new();
+        for node in graph.node.iter_mut().filter(|node| is_ours(node)) {
+            prepare_node(node, &used, release, &mut cut)?;
+            plugins += 1;
+        }
+        graph.value_info.retain(|value| !cut.contains(&value.name));
+    }
+    if plugins != all {
+        let why = "it stands in a branch or loop, where TensorRT takes no plugin";
+        return Err(PrepareError::Node { node: "of a nested graph".into(), why: why.into() });
+    }
+    Ok(Prepared { model, plugins })
+}
+
+fn is_ours(node: &NodeProto) -> bool {
+    canonical_domain(&node.domain) == DOMAIN
+}
+
+/// Names of values that a node reads, nested ones included, or that the graph returns.
+fn used_values(graph: &GraphProto) -> BTreeSet<String> {
+    let mut used: BTreeSet<String> = graph.output.iter().map(|output| output.name.clone()).collect();
+    for_each_node(&graph.node, &mut |node| {
+        used.extend(node.input.iter().cloned());
+        let nested = node.attribute.iter().flat_map(|attribute| attribute.g.iter().chain(&attribute.graphs));
+        used.extend(nested.flat_map(|graph| graph.output.iter().map(|output| output.name.clone())));
+    });
+    used
+}
+
+fn prepare_node(
+    node: &mut NodeProto,
+    used: &BTreeSet<String>,
+    release: Option<&Release>,
+    cut: &mut BTreeSet<String>,
+) -> Result<(), PrepareError> {
+    let wrong = |node: &NodeProto, why: String| PrepareError::Node { node: node.name.clone(), why };
+    let Some(operator) = OPERATORS.iter().find(|operator| operator.name == node.op_type) else {
+        return Err(wrong(node, format!("{DOMAIN} has no operator {}", node.op_type)));
+    };
+    if node.input.len() > operator.inputs.len() || node.output.len() > operator.outputs.len() {
+        return Err(wrong(node, format!("{} has fewer inputs or outputs than the node", operator.name)));
+    }
+    if node.attribute.iter().any(|attribute| attribute.name == PRESENT_INPUTS) {
+        return Err(wrong(node, "it is prepared already".into()));
+    }
+    let written = [OUTPUT_COUNT, "plugin_version", "plugin_namespace"];
+    node.attribute.retain(|attribute| !written.contains(&attribute.name.as_str()));
+    if let Some(mask) = close_gaps(node, operator).map_err(|why| wrong(node, why))? {
+        node.attribute.push(int(PRESENT_INPUTS, mask));
+    }
+    let needed = node.output.iter().rposition(|name| used.contains(name)).map_or(1, |last| last + 1);
+    cut.extend(node.output.drain(needed.min(node.output.len())..));
+    for (index, output) in node.output.iter_mut().enumerate().filter(|(_, output)| output.is_empty()) {
+        *output = format!("{}.unused.{index}", node.name);
+    }
+    let usual = operator.outputs.iter().take_while(|output| output.element != ElementType::Int64).count();
+    if needed > usual
+        && let Some(release) = release.filter(|release| release.plugin == Plugin::V2DynamicExt)
+    {
+        return Err(PrepareError::Routing { node: node.name.clone(), release: release.name });
+    }
+    if needed != usual {
+        node.attribute.push(int(OUTPUT_COUNT, needed));
+    }
+    node.attribute.push(text("plugin_namespace", DOMAIN));
+    node.attribute.push(text("plugin_version", &OPSET_VERSION.to_string()));
+    Ok(())
+}
+
+/// Removes absent inputs; the mask of those that stay, where one was absent before a present one.
+fn close_gaps(node: &mut NodeProto, operator: &Operator) -> Result<Option<usize>, String> {
+    let present = |index: usize| node.input.get(index).is_some_and(|name| !name.is_empty());
+    if let Some(input) = operator.inputs.iter().enumerate().find(|(index, input)| !input.optional && !present(*index)) {
+        return Err(format!("the input `{}` is missing", input.1.name));
+    }
+    let mask = (0..operator.inputs.len()).filter(|index| present(*index)).fold(0, |mask, index| mask | 1 << index);
+    node.input.retain(|name| !name.is_empty());
+    let first_ones = (1_usize << node.input.len()) - 1;
+    Ok((mask != first_ones).then_some(mask))
+}
+
+fn int(name: &str, value: usize) -> AttributeProto {
+    let value = i64::try_from(value).unwrap_or(i64::MAX);
+    AttributeProto { name: name.into(), i: Some(value), r#type: AttributeType::Int as i32, ..AttributeProto::default() }
+}
+
+fn text(name: &str, value: &str) -> AttributeProto {
+    let bytes = value.as_bytes().to_vec();
+    AttributeProto {
+        name: name.into(),
+        s: Some(bytes),
+        r#type: AttributeType::String as i32,
+        ..AttributeProto::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::RELEASES;
+    use crate::onnx::proto::{FunctionProto, ValueInfoProto};
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    fn value(name: &str) -> ValueInfoProto {
+        ValueInfoProto { name: name.into(), ..ValueInfoProto::default() }
+    }
+
+    /// One node of self-attention whose first output the graph returns.
+    fn model(inputs: &[&str], outputs: &[&str]) -> ModelProto {
+        let node = NodeProto {
+            name: "layer".into(),
+            op_type: "MoASelfAttention".into(),
+            domain: DOMAIN.into(),
+            input: names(inputs),
+            output: names(outputs),
+            attribute: vec![int("top_k", 2), text("plugin_version", "0")],
+            ..NodeProto::default()
+        };
+        let value_info = outputs.iter().map(|name| value(name)).collect();
+        let graph =
+            GraphProto { node: vec![node], output: vec![value(outputs[0])], value_info, ..GraphProto::default() };
+        let function =
+            FunctionProto { name: "MoASelfAttention".into(), domain: DOMAIN.into(), ..FunctionProto::default() };
+        ModelProto { graph: Some(graph), functions: vec![function], ..ModelProto::default() }
+    }
+
+    fn node(prepared: &Prepared) -> &NodeProto {
+        &prepared.model.graph.as_ref().unwrap().node[0]
+    }
+
+    fn ints(node: &NodeProto) -> Vec<(&str, i64)> {
+        node.attribute.iter().filter_map(|attribute| Some((attribute.name.as_str(), attribute.i?))).collect()
+    }
+
+    const REQUIRED: [&str; 6] = ["x", "mask", "router", "q", "kv", "o"];
+
+    #[test]
+    fn bodies_go_and_nodes_name_their_plugin() {
+        let prepared = prepare(&model(&REQUIRED, &["y", "k", "v"]), None).unwrap();
+        assert_eq!(prepared.plugins, 1);
+        assert!(prepared.model.functions.is_empty());
+        let text = |name: &str| {
+            let found: Vec<_> = node(&prepared).attribute.iter().filter(|a| a.name == name).collect();
+            assert_eq!(found.len(), 1, "{name}");
+            String::from_utf8(found[0].s.clone().unwrap()).unwrap()
+        };
+        assert_eq!((text("plugin_version"), text("plugin_namespace")), ("1".to_owned(), "ai.moa".to_owned()));
+    }
+
+    #[test]
+    fn outputs_that_nobody_reads_are_cut() {
+        let prepared = prepare(&model(&REQUIRED, &["y", "k", "v"]), None).unwrap();
+        assert_eq!(node(&prepared).output, ["y"]);
+        assert_eq!(ints(node(&prepared)), [("top_k", 2), ("output_count", 1)]);
+        let graph = prepared.model.graph.as_ref().unwrap();
+        assert_eq!(graph.value_info.iter().map(|value| value.name.as_str()).collect::<Vec<_>>(), ["y"]);
+        let mut whole = model(&REQUIRED, &["y", "", "v"]);
+        whole.graph.as_mut().unwrap().output.push(value("v"));
+        let prepared = prepare(&whole, None).unwrap();
+        assert_eq!(node(&prepared).output, ["y", "layer.unused.1", "v"]);
+        assert_eq!(ints(node(&prepared)), [("top_k", 2)]);
+    }
+
+    #[test]
+    fn absent_inputs_before_present_ones_become_a_mask() {
+        let inputs = [&REQUIRED[..], &["", "pk", "pv", "", "", ""]].concat();
+        let prepared = prepare(&model(&inputs, &["y"]), None).unwrap();
+        assert_eq!(node(&prepared).input, [&REQUIRED[..], &["pk", "pv"]].concat());
+        assert_eq!(ints(node(&prepared)), [("top_k", 2), ("present_inputs", 0x1BF), ("output_count", 1)]);
+        let biased = prepare(&model(&[&REQUIRED[..], &["b", ""]].concat(), &["y"]), None).unwrap();
+        assert_eq!(node(&biased).input.len(), 7);
+        assert_eq!(ints(node(&biased)), [("top_k", 2), ("output_count", 1)]);
+    }
+
+    #[test]
+    fn what_is_prepared_stays_as_it_is() {
+        let once = prepare(&model(&REQUIRED, &["y", "k", "v"]), None).unwrap();
+        assert_eq!(prepare(&once.model, None).unwrap(), once);
+        let masked = prepare(&model(&[&REQUIRED[..], &["", "pk", "pv"]].concat(), &["y"]), None).unwrap();
+        let error = prepare(&masked.model, None).unwrap_err();
+        assert_eq!(error.to_string(), "node `layer`: it is prepared already");
+    }
+
+    #[test]
+    fn routing_needs_a_release_with_int64() {
+        let mut routed = model(&REQUIRED, &["y", "k", "v", "indices", "weights"]);
+        routed.graph.as_mut().unwrap().output.push(value("weights"));
+        assert_eq!(ints(node(&prepare(&routed, Some(&RELEASES[1])).unwrap())), [("top_k", 2), ("output_count", 5)]);
+        let error = prepare(&routed, Some(&RELEASES[0])).unwrap_err();
+        assert_eq!(error.to_string(), "node `layer` returns its routing as int64, which TensorRT 8.6 does not have");
+    }
+
+    #[test]
+    fn nodes_beyond_the_contract_are_refused() {
+        let error = |model: &ModelProto| prepare(model, None).unwrap_err().to_string();
+        assert_eq!(error(&model(&REQUIRED[..5], &["y"])), "node `layer`: the input `output_weight` is missing");
+        let many = vec!["x"; 13];
+        assert!(error(&model(&many, &["y"])).contains("fewer inputs or outputs"));
+        let mut other = model(&REQUIRED, &["y"]);
+        other.graph.as_mut().unwrap().node[0].op_type = "MoE".into();
+        assert_eq!(error(&other), "node `layer`: ai.moa has no operator MoE");
+        assert_eq!(prepare(&ModelProto::default(), None).unwrap_err(), PrepareError::NothingToDo);
+    }
+
+    #[test]
+    fn nested_nodes_are_refused() {
+        let mut inner = model(&REQUIRED, &["y"]);
+        let graph = inner.graph.take();
+        let branch = AttributeProto { name: "then_branch".into(), g: graph, ..AttributeProto::default() };
+        let node = NodeProto { op_type: "If".into(), attribute: vec![branch], ..NodeProto::default() };
+        inner.graph = Some(GraphProto { node: vec![node], ..GraphProto::default() });
+        assert!(prepare(&inner, None).unwrap_err().to_string().contains("stands in a branch or loop"));
+    }
+}

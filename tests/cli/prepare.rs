@@ -1,0 +1,123 @@
+//! `moa-export prepare`.
+
+use moa_export::onnx::{
+    proto::{NodeProto, TensorProto, tensor_proto::DataType},
+    read_model,
+};
+use prost::Message;
+use serde_json::Value;
+
+use crate::scene::Scene;
+
+/// Our nodes of a file.
+fn nodes(scene: &Scene, name: &str) -> Vec<NodeProto> {
+    let file = read_model(&scene.path(name)).unwrap();
+    assert!(file.functions().is_empty(), "{name}");
+    let nodes = file.graph().unwrap().node.iter().filter(|node| node.domain == "ai.moa");
+    nodes.cloned().collect()
+}
+
+fn int(node: &NodeProto, name: &str) -> Option<i64> {
+    node.attribute.iter().find(|attribute| attribute.name == name)?.i
+}
+
+fn text(node: &NodeProto, name: &str) -> Option<String> {
+    let bytes = node.attribute.iter().find(|attribute| attribute.name == name)?.s.clone()?;
+    String::from_utf8(bytes).ok()
+}
+
+/// The bytes of `model.onnx` with one weight more.
+fn with_a_bf16_weight(scene: &Scene) -> Vec<u8> {
+    let mut model = read_model(&scene.path("model.onnx")).unwrap().model().clone();
+    let weight = TensorProto {
+        name: "half".into(),
+        data_type: DataType::Bfloat16 as i32,
+        dims: vec![1],
+        raw_data: Some(vec![0, 0].into()),
+        ..TensorProto::default()
+    };
+    model.graph.as_mut().unwrap().initializer.push(weight);
+    model.encode_to_vec()
+}
+
+#[test]
+fn both_forms_with_our_operators_become_plugins() {
+    let scene = Scene::with_fixture("mlm");
+    for form in ["function", "fused"] {
+        scene.accepts(&format!("ck -o {form}.onnx --form {form} --opset 18"));
+        let printed = scene.accepts(&format!("prepare {form}.onnx -o {form}.trt.onnx"));
+        let nodes = nodes(&scene, &format!("{form}.trt.onnx"));
+        assert!(printed.starts_with(&format!("wrote {form}.trt.onnx: {} nodes for the plugin, fp32", nodes.len())));
+        assert!(printed.contains("next: trtexec --onnx="), "{printed}");
+        assert!(printed.contains("--minShapes=input_ids:"), "{printed}");
+        for node in &nodes {
+            assert_eq!(text(node, "plugin_namespace").as_deref(), Some("ai.moa"));
+            assert_eq!(text(node, "plugin_version").as_deref(), Some("1"));
+            // An encoder keeps no keys and values.
+            assert_eq!((node.output.len(), int(node, "output_count")), (1, Some(1)));
+        }
+    }
+    assert_eq!(nodes(&scene, "function.trt.onnx"), nodes(&scene, "fused.trt.onnx"));
+}
+
+#[test]
+fn absent_inputs_of_a_decoder_are_told_by_an_attribute() {
+    let scene = Scene::with_fixture("nmt");
+    scene.accepts("ck -o out");
+    scene.accepts("prepare out/decoder_model.onnx -o out/decoder.trt.onnx");
+    let nodes = nodes(&scene, "out/decoder.trt.onnx");
+    let own: Vec<_> = nodes.iter().filter(|node| node.op_type == "MoASelfAttention").collect();
+    assert!(!own.is_empty());
+    for node in own {
+        assert!(node.input.len() == 8 && node.input.iter().all(|name| !name.is_empty()));
+        assert_eq!((int(node, "present_inputs"), int(node, "output_count")), (Some(0x1BF), None));
+    }
+    scene.refuses("prepare out/decoder.trt.onnx -o again.onnx", 4, &["it is prepared already"]);
+}
+
+#[test]
+fn the_same_file_gives_the_same_bytes_and_json() {
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o model.onnx");
+    let printed = scene.accepts("prepare model.onnx -o one.onnx --json --gpu v100 --tensorrt 10.4");
+    scene.accepts("prepare model.onnx -o two.onnx");
+    assert_eq!(scene.read("one.onnx"), scene.read("two.onnx"));
+    let value: Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!((value["output"].as_str(), value["dtype"].as_str()), (Some("one.onnx"), Some("fp32")));
+    assert!(value["plugins"].as_u64().unwrap() > 0);
+    let command = value["trtexec"].as_str().unwrap();
+    assert!(command.contains("--saveEngine=one.plan --stronglyTyped --minShapes="), "{command}");
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_is_written() {
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o model.onnx");
+    scene.write("half.onnx", with_a_bf16_weight(&scene));
+    scene.accepts("ck -o standard.onnx --form standard");
+    scene.accepts("ck -o routed.onnx --router-outputs");
+    for (line, code, parts) in [
+        ("model.onnx -o x.onnx --gpu v100 --tensorrt 10.5", 4, "10.5 to 10.6 serves compute capability 7.5 and newer"),
+        ("half.onnx -o x.onnx --gpu v100", 4, "the model is bf16, and v100 does not fit"),
+        ("half.onnx -o x.onnx --tensorrt 8.6", 4, "TensorRT 8.6 has no bfloat16, and the model is bf16"),
+        ("model.onnx -o x.onnx --tensorrt 8.5", 4, "TensorRT 8.5 is too old: 8.6 is the oldest"),
+        ("model.onnx -o x.onnx --tensorrt ten", 2, "expected a version such as 10.4"),
+        ("model.onnx -o x.onnx --gpu k80", 2, "k80"),
+        ("routed.onnx -o x.onnx --tensorrt 8.6", 4, "returns its routing as int64"),
+        ("standard.onnx -o x.onnx", 4, "TensorRT takes it as it is"),
+        ("model.onnx -o half.onnx", 2, "half.onnx exists already"),
+        ("absent.onnx -o x.onnx", 5, "absent.onnx"),
+        ("ck/config.json -o x.onnx", 3, "config.json"),
+    ] {
+        scene.refuses(&format!("prepare {line}"), code, &[parts]);
+    }
+}
+
+#[test]
+fn weights_in_a_file_of_their_own_stay_where_they_are() {
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o out/model.onnx --external-data always");
+    scene.refuses("prepare out/model.onnx -o x.onnx", 2, &["-o names another folder", "choose a file in out"]);
+    scene.accepts("prepare out/model.onnx -o out/model.trt.onnx");
+    assert!(!nodes(&scene, "out/model.trt.onnx").is_empty());
+}
