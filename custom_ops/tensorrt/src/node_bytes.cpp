@@ -95,7 +95,7 @@ Node Node::from_bytes(std::size_t operator_index, const void *bytes, std::size_t
         if (value < undecided) refuse("has a negative attribute");
     }
     if (!known(record.gate_mode, contract::gate_modes) || !known(record.activation, contract::activations) ||
-        !std::isfinite(record.scale) || record.has_scale > 1 || record.present_inputs < 0 || record.input_count < 0 ||
+        !std::isfinite(record.scale) || record.has_scale > 1 || record.present_inputs < 0 ||
         record.element < undecided || record.element > MOA_CUDA_BF16) {
         refuse("has an impossible attribute");
     }

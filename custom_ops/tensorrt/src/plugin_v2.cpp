@@ -32,8 +32,9 @@ public:
 
     const char *getPluginType() const noexcept override { return layer_.node().contract().name; }
     const char *getPluginVersion() const noexcept override { return plugin_version; }
+    // A registry that knows no namespace leaves ours, under which nodes look for the plugin.
     void setPluginNamespace(const char *name) noexcept override {
-        guarded(false, [&] { return namespace_ = name == nullptr ? "" : name, true; });
+        guarded(false, [&] { return namespace_ = name == nullptr || *name == '\0' ? contract::domain : name, true; });
     }
     const char *getPluginNamespace() const noexcept override { return namespace_.c_str(); }
 
@@ -147,7 +148,7 @@ public:
     const char *getPluginName() const noexcept override { return contract::operators[operator_index_].name; }
     const char *getPluginVersion() const noexcept override { return plugin_version; }
     void setPluginNamespace(const char *name) noexcept override {
-        guarded(false, [&] { return namespace_ = name == nullptr ? "" : name, true; });
+        guarded(false, [&] { return namespace_ = name == nullptr || *name == '\0' ? contract::domain : name, true; });
     }
     const char *getPluginNamespace() const noexcept override { return namespace_.c_str(); }
 

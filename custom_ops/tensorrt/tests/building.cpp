@@ -90,6 +90,7 @@ TEST(constant_shapes_that_cannot_fit_are_refused) {
         refused("`router_weight` must have 2 dimensions, found 3", legal_fields(index), index, router, {16, 6, 1});
         refused("`hidden_states` must have 3 dimensions, found 2", legal_fields(index), index, 0, {2, 16});
     }
+    CHECK(create(2, legal_fields(2).integer("top_k", 6))->shapes(legal_shapes(2, 5, 3, 0)));
     refused("which `kv_num_heads` = 3 does not divide", legal_fields(0).integer("kv_num_heads", 3), 0, 7, {2, 3, 2, 4});
     refused("`past_key` must have 2 in dimension 1, found 3", legal_fields(0), 0, 7, {2, 3, 2, 4});
     refused("`key` must have 4 in dimension 3, found 5", legal_fields(1), 1, 1, {2, 2, 2, 5});

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -26,6 +27,7 @@ std::string logged;
 std::vector<std::string> noted;
 std::int32_t library_version = NV_TENSORRT_VERSION;
 void *opened = nullptr;
+std::string paths[2];
 
 struct Logger final : nvinfer1::ILogger {
     void log(Severity severity, const char *text) noexcept override {
@@ -49,6 +51,8 @@ std::string taken_log() { return std::exchange(logged, ""); }
 void logged_again(const std::string &text) { logged += text; }
 std::vector<std::string> taken_notes() { return std::exchange(noted, {}); }
 void *library() { return opened; }
+std::string program() { return paths[0]; }
+std::string library_path() { return paths[1]; }
 
 void reset() {
     static int context;
@@ -189,7 +193,9 @@ void fake_note(const char *line) { host::noted.emplace_back(line); }
 MOA_SHARED std::int32_t getInferLibVersion() noexcept { return host::library_version; }
 
 int main(int count, char **arguments) {
-    if (count != 2) return 2;
+    if (count < 2 || count > 3) return 2;
+    host::paths[0] = arguments[0];
+    host::paths[1] = arguments[1];
     host::opened = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
     if (host::opened == nullptr) {
         std::printf("%s\n", dlerror());
@@ -201,5 +207,8 @@ int main(int count, char **arguments) {
         return 1;
     }
     set(&host::finder);
-    return host::run();
+    if (count == 2) return host::run();
+    host::reset();
+    fake_control.abi_version = static_cast<std::uint32_t>(std::atoi(arguments[2]));
+    return host::configure_alone();
 }

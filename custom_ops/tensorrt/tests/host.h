@@ -66,6 +66,11 @@ std::vector<std::string> taken_notes();
 void reset();
 
 void *library();
+std::string library_path();
+std::string program();
+
+// Configures one plugin and prints what it logs: a process of its own, for what happens once in a process.
+int configure_alone();
 
 // Fields
 

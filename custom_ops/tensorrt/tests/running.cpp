@@ -75,7 +75,8 @@ TEST(the_workspace_serves_every_size_of_the_range) {
     const auto plugin = create(2, legal_fields(2));
     const auto types = legal_types(2, 4, DataType::kFLOAT);
     CHECK(plugin->configure(types, legal_shapes(2, 4, 1, 0), legal_shapes(2, 4, 4096, 0)));
-    CHECK(plugin->workspace() >= 1000000 && plugin->workspace() % 256 == 0);
+    // A quarter more, in whole pieces of 256 bytes.
+    EQUAL(plugin->workspace(), std::size_t{1250048});
     const auto notes = taken_notes();
     CHECK(notes.size() < 16400);
     std::size_t ends = 0;
@@ -139,6 +140,19 @@ TEST(states_are_restored_as_they_were) {
         CHECK(restore((index + 1) % 3, state) == nullptr);
         CHECK(taken_log().find("is that of another operator") != std::string::npos);
     }
+}
+
+// The plan's workspace is allocated by then.
+TEST(an_engine_grants_no_more_workspace) {
+    Forward forward;
+    CHECK(forward.configure());
+    const auto loaded = restore(2, forward.built->state());
+    const auto granted = loaded->workspace();
+    CHECK(loaded->configure(forward.types, forward.shapes(1), forward.shapes(800)));
+    EQUAL(loaded->workspace(), granted);
+    CHECK(forward.built->configure(forward.types, forward.shapes(1), forward.shapes(800)));
+    CHECK(forward.built->workspace() > granted);
+    CHECK(forward.configure() && forward.built->workspace() > granted);
 }
 
 TEST(damaged_states_are_refused) {
