@@ -20,7 +20,9 @@ public:
     Value getConstantValue() const noexcept override {
         return value ? static_cast<Value>(*value) : std::numeric_limits<Value>::min();
     }
+#if NV_TENSORRT_MAJOR >= 10
     bool isSizeTensor() const noexcept override { return false; }
+#endif
 
     std::string text;
     std::optional<std::int64_t> value;
@@ -47,10 +49,12 @@ public:
         }
         return make("(" + left.text + (is_sum ? " + " : " / ") + right.text + ")", {});
     }
+#if NV_TENSORRT_MAJOR >= 10
     const nvinfer1::IDimensionExpr *declareSizeTensor(std::int32_t, const nvinfer1::IDimensionExpr &,
                                                       const nvinfer1::IDimensionExpr &) noexcept override {
         return nullptr;
     }
+#endif
 
     nvinfer1::DimsExprs shape(const Sizes &sizes) {
         static const char *const names[] = {"", "B", "T", "P", "K", "W"};
