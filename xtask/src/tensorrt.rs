@@ -24,14 +24,13 @@ const SANITIZERS: [&str; 3] = ["-fsanitize=address,undefined", "-fno-sanitize-re
 
 /// Builds the library, or says why not; true where it is there.
 pub(crate) fn run(project: &Project) -> Result<bool, String> {
-    let headers = match Headers::find(project)? {
+    let headers = match Headers::named()?.map_or_else(|| Headers::fetched(project), Ok) {
         Ok(headers) => headers,
         Err(why) => {
             println!("skipped: {why}");
             return Ok(true);
         }
     };
-    println!("headers: TensorRT {} in {}", headers.version(), headers.folder.display());
     let build = Build::new(project, headers)?;
     let library = build.library("libmoa_tensorrt.so", &["-O2", "-static-libstdc++", "-static-libgcc"])?;
     process::run(&mut project.cargo(["build", "--release", "-p", "moa-cuda-c"]))?;
@@ -56,20 +55,22 @@ pub(crate) fn run_tests(project: &Project) -> Result<bool, String> {
     }
 }
 
-/// Runs the program that plays TensorRT, once for each plugin interface that the headers know; the inner error says
-/// why nothing was run.
+/// Runs the program that plays TensorRT with the headers of `TENSORRT_ROOT` and with those that Cargo fetches, once for
+/// each plugin interface that they know; the inner error says why nothing was run.
 pub(crate) fn test(project: &Project) -> Result<Result<Tally, String>, String> {
-    let headers = match Headers::find(project)? {
-        Ok(headers) => headers,
-        Err(why) => return Ok(Err(why)),
-    };
-    println!("headers: TensorRT {} in {}", headers.version(), headers.folder.display());
-    // The old interface is declared by every release; only that of 8.6 may be shipped.
-    let interfaces: &[&str] = if headers.major >= 10 { &["0", "1"] } else { &["1"] };
-    let build = Build::new(project, headers)?;
+    let named = Headers::named()?;
+    let fetched = Headers::fetched(project);
+    if let (None, Err(why)) = (&named, &fetched) {
+        return Ok(Err(why.clone()));
+    }
     let mut tally = Tally::default();
-    for interface in interfaces {
-        tally = tally + build.test(interface)?;
+    for headers in named.into_iter().chain(fetched) {
+        // The old interface is declared by every release; only that of 8.6 may be shipped.
+        let interfaces: &[&str] = if headers.major >= 10 { &["0", "1"] } else { &["1"] };
+        let build = Build::new(project, headers)?;
+        for interface in interfaces {
+            tally = tally + build.test(interface)?;
+        }
     }
     Ok(Ok(tally))
 }
@@ -84,6 +85,7 @@ struct Build<'a> {
 
 impl<'a> Build<'a> {
     fn new(project: &'a Project, headers: Headers) -> Result<Self, String> {
+        println!("headers: TensorRT {} in {}", headers.version(), headers.folder.display());
         let out = project.target.join("tensorrt");
         let at = |error| format!("{}: {error}", out.display());
         fs::create_dir_all(&out).map_err(at)?;
@@ -131,7 +133,8 @@ impl<'a> Build<'a> {
     fn test(&self, interface: &str) -> Result<Tally, String> {
         let define = format!("-DMOA_PLUGIN_V2={interface}");
         let options = [&SANITIZERS[..], &["-O1", &define]].concat();
-        let folder = self.out.join(format!("test-v{}", if interface == "1" { 2 } else { 3 }));
+        let folder =
+            self.out.join(format!("test-{}-v{}", self.headers.version(), if interface == "1" { 2 } else { 3 }));
         fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         let inside = |name: &str| folder.join(name);
         let shared = [&options[..], &["-shared", "-fvisibility=default"]].concat();

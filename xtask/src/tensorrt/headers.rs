@@ -26,14 +26,17 @@ pub(super) struct Headers {
 }
 
 impl Headers {
-    /// Those of `TENSORRT_ROOT`, else those that Cargo fetches; the inner error says why there are none.
-    pub(super) fn find(project: &Project) -> Result<Result<Self, String>, String> {
-        if let Some(root) = env::var_os(VARIABLE).filter(|root| !root.is_empty()) {
-            let folder = PathBuf::from(root).join("include");
-            return Self::read(folder).map(Ok).map_err(|why| format!("{VARIABLE}: {why}"));
-        }
-        let fetched = fetch(project).and_then(|package| Self::read(package.join(IN_CRATE)));
-        Ok(fetched.map_err(|why| format!("no TensorRT headers: {VARIABLE} is not set, and {why}")))
+    /// Those of `TENSORRT_ROOT`, where it is set.
+    pub(super) fn named() -> Result<Option<Self>, String> {
+        let Some(root) = env::var_os(VARIABLE).filter(|root| !root.is_empty()) else { return Ok(None) };
+        let folder = PathBuf::from(root).join("include");
+        Self::read(folder).map(Some).map_err(|why| format!("{VARIABLE}: {why}"))
+    }
+
+    /// Those that Cargo fetches; the error says why there are none.
+    pub(super) fn fetched(project: &Project) -> Result<Self, String> {
+        let read = fetch(project).and_then(|package| Self::read(package.join(IN_CRATE)));
+        read.map_err(|why| format!("no TensorRT headers: {why}"))
     }
 
     pub(super) fn version(&self) -> String {
