@@ -150,6 +150,7 @@ fn data_stays_beside(file: &OnnxFile, folder: &Path) -> Result<(), Failure> {
 fn refused(error: PrepareError) -> Failure {
     let help = match error {
         PrepareError::NothingToDo => "give the file itself to trtexec",
+        PrepareError::MixedTypes { .. } => "export with --dtype fp16 or --dtype fp32",
         PrepareError::Routing { .. } => "export without --router-outputs, or take TensorRT 10.0 or newer",
         _ => "give a file that moa-export has written",
     };

@@ -10,6 +10,7 @@ use moa_schema::{DOMAIN, ElementType, OPERATORS, OPSET_VERSION, OUTPUT_COUNT, Op
 
 use super::{Plugin, Release};
 use crate::onnx::proto::attribute_proto::AttributeType;
+use crate::onnx::proto::tensor_proto::DataType;
 use crate::onnx::proto::{AttributeProto, GraphProto, ModelProto, NodeProto};
 use crate::onnx::read::{canonical_domain, for_each_node};
 
@@ -36,6 +37,12 @@ pub enum PrepareError {
         node: String,
         /// What is wrong.
         why: String,
+    },
+    /// Matrices and activations of the node differ in type.
+    #[error("node `{node}` has matrices of bf16 and activations of f32; the CUDA kernels take one type for both")]
+    MixedTypes {
+        /// Name of the node.
+        node: String,
     },
     /// The release cannot carry a type of the node.
     #[error("node `{node}` returns its routing as int64, which TensorRT {release} does not have")]
@@ -65,8 +72,18 @@ pub fn prepare(model: &ModelProto, release: Option<&Release>) -> Result<Prepared
     let mut plugins = 0;
     if let Some(graph) = &mut model.graph {
         let used = used_values(graph);
+        let halves: BTreeSet<String> = graph
+            .initializer
+            .iter()
+            .filter(|weight| weight.data_type == DataType::Bfloat16 as i32)
+            .map(|weight| weight.name.clone())
+            .collect();
         let mut cut = BTreeSet::new();
         for node in graph.node.iter_mut().filter(|node| is_ours(node)) {
+            // Exports in bf16 keep their activations in f32.
+            if node.input.iter().any(|input| halves.contains(input)) {
+                return Err(PrepareError::MixedTypes { node: node.name.clone() });
+            }
             prepare_node(node, &used, release, &mut cut)?;
             plugins += 1;
         }
@@ -165,7 +182,7 @@ fn text(name: &str, value: &str) -> AttributeProto {
 mod tests {
     use super::*;
     use crate::engine::RELEASES;
-    use crate::onnx::proto::{FunctionProto, ValueInfoProto};
+    use crate::onnx::proto::{FunctionProto, TensorProto, ValueInfoProto};
 
     fn names(names: &[&str]) -> Vec<String> {
         names.iter().map(|name| (*name).to_owned()).collect()
@@ -270,6 +287,16 @@ mod tests {
         other.graph.as_mut().unwrap().node[0].op_type = "MoE".into();
         assert_eq!(error(&other), "node `layer`: ai.moa has no operator MoE");
         assert_eq!(prepare(&ModelProto::default(), None).unwrap_err(), PrepareError::NothingToDo);
+    }
+
+    #[test]
+    fn matrices_of_another_type_than_activations_are_refused() {
+        let mut mixed = model(&REQUIRED, &["y"]);
+        let weight = |data_type| TensorProto { name: "q".into(), data_type, ..TensorProto::default() };
+        mixed.graph.as_mut().unwrap().initializer.push(weight(DataType::Float16 as i32));
+        assert!(prepare(&mixed, None).is_ok());
+        mixed.graph.as_mut().unwrap().initializer[0] = weight(DataType::Bfloat16 as i32);
+        assert_eq!(prepare(&mixed, None).unwrap_err(), PrepareError::MixedTypes { node: "layer".into() });
     }
 
     #[test]

@@ -1,10 +1,6 @@
 //! `moa-export prepare`.
 
-use moa_export::onnx::{
-    proto::{NodeProto, TensorProto, tensor_proto::DataType},
-    read_model,
-};
-use prost::Message;
+use moa_export::onnx::{proto::NodeProto, read_model};
 use serde_json::Value;
 
 use crate::scene::Scene;
@@ -24,20 +20,6 @@ fn int(node: &NodeProto, name: &str) -> Option<i64> {
 fn text(node: &NodeProto, name: &str) -> Option<String> {
     let bytes = node.attribute.iter().find(|attribute| attribute.name == name)?.s.clone()?;
     String::from_utf8(bytes).ok()
-}
-
-/// The bytes of `model.onnx` with one weight more.
-fn with_a_bf16_weight(scene: &Scene) -> Vec<u8> {
-    let mut model = read_model(&scene.path("model.onnx")).unwrap().model().clone();
-    let weight = TensorProto {
-        name: "half".into(),
-        data_type: DataType::Bfloat16 as i32,
-        dims: vec![1],
-        raw_data: Some(vec![0, 0].into()),
-        ..TensorProto::default()
-    };
-    model.graph.as_mut().unwrap().initializer.push(weight);
-    model.encode_to_vec()
 }
 
 #[test]
@@ -93,12 +75,14 @@ fn the_same_file_gives_the_same_bytes_and_json() {
 fn what_does_not_fit_is_refused_before_anything_is_written() {
     let scene = Scene::with_fixture("mlm");
     scene.accepts("ck -o model.onnx");
-    scene.write("half.onnx", with_a_bf16_weight(&scene));
+    scene.accepts("ck -o half.onnx --dtype bf16");
+    scene.accepts("ck -o fp16.onnx --dtype fp16");
     scene.accepts("ck -o standard.onnx --form standard");
     scene.accepts("ck -o routed.onnx --router-outputs");
     for (line, code, parts) in [
         ("model.onnx -o x.onnx --gpu v100 --tensorrt 10.5", 4, "10.5 to 10.6 serves compute capability 7.5 and newer"),
         ("half.onnx -o x.onnx --gpu v100", 4, "the model is bf16, and v100 does not fit"),
+        ("half.onnx -o x.onnx --gpu a100", 4, "has matrices of bf16 and activations of f32"),
         ("half.onnx -o x.onnx --tensorrt 8.6", 4, "TensorRT 8.6 has no bfloat16, and the model is bf16"),
         ("model.onnx -o x.onnx --tensorrt 8.5", 4, "TensorRT 8.5 is too old: 8.6 is the oldest"),
         ("model.onnx -o x.onnx --tensorrt ten", 2, "expected a version such as 10.4"),
@@ -111,6 +95,8 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     ] {
         scene.refuses(&format!("prepare {line}"), code, &[parts]);
     }
+    let printed = scene.accepts("prepare fp16.onnx -o x.onnx --gpu v100 --tensorrt 8.6");
+    assert!(printed.contains(", fp16\n") && printed.contains(" --fp16 "), "{printed}");
 }
 
 #[test]

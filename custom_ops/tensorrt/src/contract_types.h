@@ -6,8 +6,8 @@
 
 namespace moa::contract {
 
-// Element type of a parameter; `activation` is that of hidden_states.
-enum class Element : std::uint8_t { activation, float32, int32, int64 };
+// Element type of a parameter; `activation` is that of hidden_states, and that of matrices for the CUDA kernels too.
+enum class Element : std::uint8_t { activation, weight, float32, int32, int64 };
 
 enum class Kind : std::uint8_t { integer, real, text };
 

@@ -246,6 +246,7 @@ bool Node::supports(const std::vector<nvinfer1::PluginTensorDesc> &tensors, std:
     }
     switch (contract().inputs[inputs[index]].element) {
         case Element::activation:
+        case Element::weight:
 #if NV_TENSORRT_MAJOR >= 10
             if (activation == DataType::kBF16) return type == activation;
 #endif

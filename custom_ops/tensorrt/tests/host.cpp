@@ -131,7 +131,8 @@ std::vector<DataType> legal_types(std::size_t index, std::size_t count, DataType
     std::vector<DataType> types;
     for (std::size_t input = 0; input < count; ++input) {
         switch (moa::contract::operators[index].inputs[input].element) {
-            case moa::contract::Element::activation: types.push_back(activation); break;
+            case moa::contract::Element::activation:
+            case moa::contract::Element::weight: types.push_back(activation); break;
             case moa::contract::Element::float32: types.push_back(DataType::kFLOAT); break;
             default: types.push_back(DataType::kINT32);
         }

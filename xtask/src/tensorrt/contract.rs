@@ -56,7 +56,8 @@ fn tables(text: &mut String, operator: &Operator, namespace: &str) {
 
 fn parameter(parameter: &Parameter) -> String {
     let element = match parameter.element {
-        ElementType::Float => "activation",
+        ElementType::Activation => "activation",
+        ElementType::Weight => "weight",
         ElementType::Float32 => "float32",
         ElementType::Int32 => "int32",
         ElementType::Int64 => "int64",
