@@ -21,13 +21,13 @@ use crate::{
 };
 
 const DETAILS: &str = "\
-The file that is written holds the same weights and computes the same values. Bodies of our operators are gone, their
-nodes name the plugin, inputs that are absent are told by an attribute, and outputs that nobody reads are cut. Every
-form but `standard`, which TensorRT takes as it is, can be prepared. The plugin is built by `cargo xtask tensorrt`.
+The file that is written holds the same weights and computes the same values. Bodies of our operators are gone, their \
+nodes name the plugin, inputs that are absent are told by an attribute, and outputs that nobody reads are cut. The form \
+`standard` is not prepared: TensorRT takes it as it is. The plugin is built by `cargo xtask tensorrt`.
 
 Examples:
   moa-export prepare model.onnx -o model.trt.onnx
-  moa-export prepare model.onnx -o model.trt.onnx --gpu v100 --tensorrt 10.4
+  moa-export prepare model.onnx -o model.trt.onnx --gpu v100 --tensorrt 10.4 --dim batch=1:1:8 --dim sequence=1:128:512
 ";
 
 #[derive(Debug, Args)]
@@ -44,6 +44,10 @@ pub(super) struct PrepareArguments {
     /// Release of TensorRT that must fit, such as 10.4 [default: any]
     #[arg(long, value_name = "VERSION", value_parser = version)]
     tensorrt: Option<Version>,
+    /// Smallest, most frequent and largest size of a dimension that the model leaves open, for the line that builds
+    /// an engine; repeatable
+    #[arg(long = "dim", value_name = "NAME=MIN:OPT:MAX", value_parser = sizes)]
+    dims: Vec<Sizes>,
     /// Replace an existing file
     #[arg(long)]
     force: bool,
@@ -60,12 +64,34 @@ fn version(text: &str) -> Result<Version, String> {
     }
 }
 
+/// Sizes of one open dimension.
+#[derive(Debug, Clone)]
+struct Sizes {
+    name: String,
+    /// Smallest, most frequent, largest.
+    sizes: [u64; 3],
+}
+
+fn sizes(text: &str) -> Result<Sizes, String> {
+    let expected = || "expected NAME=MIN:OPT:MAX, such as batch=1:4:8".to_owned();
+    let (name, numbers) = text.split_once('=').ok_or_else(expected)?;
+    let numbers: Vec<u64> = numbers.split(':').map(str::parse).collect::<Result<_, _>>().map_err(|_| expected())?;
+    let sizes: [u64; 3] = numbers.try_into().map_err(|_| expected())?;
+    if !sizes.is_sorted() {
+        return Err("MIN may not exceed OPT, nor OPT exceed MAX".into());
+    }
+    Ok(Sizes { name: name.to_owned(), sizes })
+}
+
 pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
     let file = read_model(&arguments.model)?;
     let gpu = arguments.gpu.as_deref().and_then(|name| GPUS.into_iter().find(|gpu| gpu.name == name));
     let release = arguments.tensorrt.map(release).transpose()?;
     let dtype = dtype(&file);
     must_fit(gpu.as_ref(), release, dtype)?;
+    let open = open_dims(&file.inputs());
+    sizes_fit(&arguments.dims, &open)?;
+    all_named(&arguments.dims, &file.inputs())?;
     let (folder, name) = output_place(&arguments.output)?;
     data_stays_beside(&file, &folder)?;
     let prepared = prepare(file.model(), release).map_err(refused)?;
@@ -76,18 +102,28 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
         writer.write_all(&bytes).map_err(|source| WriteError::Io { path: arguments.output.clone(), source })
     })?;
     staging.commit()?;
-    let command = trtexec(&arguments.output, &checked.inputs(), release, dtype);
+    let mut command = trtexec(&arguments.output, release, dtype);
+    if !arguments.dims.is_empty() {
+        command.push_str(&profile(&checked.inputs(), &arguments.dims));
+    }
+    let choose = open.iter().filter(|_| arguments.dims.is_empty()).map(|name| format!(" --dim {name}=MIN:OPT:MAX"));
+    let choose: String = choose.collect();
     print_result(&match arguments.json {
         true => {
             let output = arguments.output.display().to_string();
             let value = serde_json::json!({
-                "output": output, "plugins": prepared.plugins, "dtype": dtype.name(), "trtexec": command,
+                "output": output, "plugins": prepared.plugins, "dtype": dtype.name(), "trtexec": command, "open": open,
             });
             format!("{value:#}\n")
         }
         false => {
             let place = arguments.output.display();
-            format!("wrote {place}: {} nodes for the plugin, {}\nnext: {command}\n", prepared.plugins, dtype.name())
+            let mut text = format!("wrote {place}: {} nodes for the plugin, {}\n", prepared.plugins, dtype.name());
+            text.push_str(&match choose.is_empty() {
+                true => format!("next: {command}\n"),
+                false => format!("next: {command} --minShapes=… --optShapes=… --maxShapes=…, which{choose} fills in\n"),
+            });
+            text
         }
     })?;
     Ok(ExitCode::SUCCESS)
@@ -157,8 +193,54 @@ fn refused(error: PrepareError) -> Failure {
     Failure::unsupported(error.to_string(), Some(help.into()))
 }
 
-/// The line that builds an engine; dimensions that the user chooses stand as their names.
-fn trtexec(onnx: &Path, inputs: &[ValueInfo], release: Option<&Release>, dtype: Dtype) -> String {
+/// Names of the dimensions that the model leaves open, in order.
+fn open_dims(inputs: &[ValueInfo]) -> Vec<String> {
+    let dims = inputs.iter().flat_map(|input| input.dims.iter().flatten());
+    let mut names = Vec::new();
+    for dim in dims {
+        let Dim::Symbolic(text) = dim else { continue };
+        for name in terms(text).filter(|name| name.parse::<u64>().is_err()) {
+            if !names.iter().any(|known| known == name) {
+                names.push(name.to_owned());
+            }
+        }
+    }
+    names
+}
+
+/// The summands of a dimension such as `past_sequence + sequence`.
+fn terms(dim: &str) -> impl Iterator<Item = &str> {
+    dim.split('+').map(str::trim)
+}
+
+/// Sizes are given for all open dimensions or for none.
+fn sizes_fit(dims: &[Sizes], open: &[String]) -> Result<(), Failure> {
+    let help = format!("the model leaves open: {}", open.join(", "));
+    if let Some(unknown) = dims.iter().find(|dim| !open.contains(&dim.name)) {
+        return Err(Failure::usage(format!("--dim names `{}`, which no input has", unknown.name), Some(&help)));
+    }
+    let missing: Vec<_> = open.iter().filter(|name| !dims.iter().any(|dim| dim.name == **name)).cloned().collect();
+    if !dims.is_empty() && !missing.is_empty() {
+        let message = format!("--dim is missing for {}", missing.join(", "));
+        return Err(Failure::usage(message, Some("give NAME=MIN:OPT:MAX for each")));
+    }
+    Ok(())
+}
+
+/// Sizes are chosen by name.
+fn all_named(dims: &[Sizes], inputs: &[ValueInfo]) -> Result<(), Failure> {
+    let is_unknown = |input: &&ValueInfo| input.dims.iter().flatten().any(|dim| *dim == Dim::Unknown);
+    match inputs.iter().find(is_unknown) {
+        Some(input) if !dims.is_empty() => {
+            let message = format!("input `{}` has a dimension without a name, which --dim cannot give", input.name);
+            Err(Failure::usage(message, Some("leave out --dim, and write the shapes for trtexec by hand")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The line that builds an engine, but for its shapes.
+fn trtexec(onnx: &Path, release: Option<&Release>, dtype: Dtype) -> String {
     let mut words = vec![
         "trtexec".to_owned(),
         format!("--onnx={}", onnx.display()),
@@ -172,19 +254,28 @@ fn trtexec(onnx: &Path, inputs: &[ValueInfo], release: Option<&Release>, dtype: 
         }
         _ => {}
     }
-    let is_open = |input: &&ValueInfo| input.dims.iter().flatten().any(|dim| !matches!(dim, Dim::Fixed(_)));
-    let shapes: Vec<_> = inputs.iter().filter(is_open).map(shape).collect();
-    if !shapes.is_empty() {
-        words.extend(["min", "opt", "max"].map(|which| format!("--{which}Shapes={}", shapes.join(","))));
-    }
     words.join(" ")
 }
 
-fn shape(input: &ValueInfo) -> String {
-    let dims = input.dims.iter().flatten().map(|dim| match dim {
-        Dim::Fixed(size) => size.to_string(),
-        Dim::Symbolic(name) => name.to_uppercase().replace(' ', ""),
-        Dim::Unknown => "N".into(),
+/// The options for the shapes of every input that has an open dimension.
+fn profile(inputs: &[ValueInfo], dims: &[Sizes]) -> String {
+    let is_open = |input: &&ValueInfo| input.dims.iter().flatten().any(|dim| !matches!(dim, Dim::Fixed(_)));
+    let options = ["min", "opt", "max"].iter().enumerate().map(|(which, name)| {
+        let shapes: Vec<_> = inputs.iter().filter(is_open).map(|input| shape(input, dims, which)).collect();
+        format!(" --{name}Shapes={}", shapes.join(","))
     });
-    format!("{}:{}", input.name, dims.collect::<Vec<_>>().join("x"))
+    options.collect()
+}
+
+fn shape(input: &ValueInfo, dims: &[Sizes], which: usize) -> String {
+    let size = |name: &str| {
+        let given = dims.iter().find(|dim| dim.name == name).map(|dim| dim.sizes[which]);
+        given.or_else(|| name.parse().ok()).unwrap_or(0)
+    };
+    let sizes = input.dims.iter().flatten().map(|dim| match dim {
+        Dim::Fixed(size) => size.to_string(),
+        Dim::Symbolic(text) => terms(text).map(size).fold(0_u64, u64::saturating_add).to_string(),
+        Dim::Unknown => String::new(),
+    });
+    format!("{}:{}", input.name, sizes.collect::<Vec<_>>().join("x"))
 }
