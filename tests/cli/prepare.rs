@@ -1,6 +1,10 @@
 //! `moa-export prepare`.
 
-use moa_export::onnx::{proto::NodeProto, read_model};
+use moa_export::onnx::{
+    proto::{NodeProto, type_proto},
+    read_model,
+};
+use prost::Message;
 use serde_json::Value;
 
 use crate::scene::Scene;
@@ -88,6 +92,20 @@ fn sizes_of_open_dimensions_make_the_shapes_of_an_engine() {
     ] {
         assert!(printed.contains(part), "{part} is not in\n{printed}");
     }
+}
+
+#[test]
+fn dimensions_without_a_name_take_no_sizes() {
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o model.onnx");
+    let mut model = read_model(&scene.path("model.onnx")).unwrap().model().clone();
+    let kind = model.graph.as_mut().unwrap().input[0].r#type.as_mut().unwrap();
+    let Some(type_proto::Value::TensorType(tensor)) = &mut kind.value else { panic!("no tensor") };
+    tensor.shape.as_mut().unwrap().dim[0].value = None;
+    scene.write("unnamed.onnx", model.encode_to_vec());
+    let line = "prepare unnamed.onnx -o x.onnx --dim batch=1:1:8 --dim sequence=1:1:6";
+    scene.refuses(line, 2, &["input `input_ids` has a dimension without a name"]);
+    scene.accepts("prepare unnamed.onnx -o x.onnx");
 }
 
 #[test]
