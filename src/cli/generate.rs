@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{self, IsTerminal, Read},
+    io::{self, Read},
     path::Path,
     process::ExitCode,
     sync::{
@@ -12,12 +12,10 @@ use std::{
     time::Duration,
 };
 
-use indicatif::{ProgressBar, ProgressStyle};
-
 use super::{
     Failure,
     generate_args::{GenerateArguments, RuntimeArgument, StopArgument, TranslationArguments},
-    generate_text, print_result,
+    generate_text, print_result, progress,
     table::table,
 };
 use crate::{
@@ -156,13 +154,12 @@ fn translate(
     search: &SearchOptions,
     arguments: &GenerateArguments,
 ) -> Result<(), Failure> {
-    let progress = progress(lines.len());
+    let progress = progress::lines(lines.len());
     let mut done = 0;
     for part in lines.chunks(part(arguments)) {
         let results = match translator.translate_part(part, done + 1, search) {
             Ok(results) => results,
             Err(GenerateError::Interrupted) => {
-                progress.abandon();
                 return Err(Failure::interrupted(format!("interrupted after {done} of {} lines", lines.len())));
             }
             Err(error) => return Err(error.into()),
@@ -178,18 +175,7 @@ fn translate(
         done += part.len();
         progress.inc(part.len() as u64);
     }
-    progress.finish_and_clear();
     Ok(())
-}
-
-/// Drawn only where stderr is a terminal and there is more than one part to wait for.
-fn progress(lines: usize) -> ProgressBar {
-    if !io::stderr().is_terminal() || lines < 2 {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(lines as u64);
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} lines, {eta} left");
-    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 fn plain(hypotheses: &[Hypothesis], nbest: usize) -> String {

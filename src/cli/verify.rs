@@ -8,6 +8,7 @@ use super::{
     Failure,
     args::{BackendArgument, VerifyArguments},
     print_result,
+    progress::VerifyProgress,
     report_file::ReportFile,
     run::backend,
     table::table,
@@ -17,7 +18,8 @@ use crate::{
     backend::BackendErrorKind,
     checkpoint::Checkpoint,
     parity::{
-        BackendReport, Difference, FileAudit, GraphReport, ToleranceOptions, Verification, VerifyOptions, verify,
+        BackendReport, Difference, FileAudit, GraphReport, ToleranceOptions, Verification, VerifyOptions,
+        verify_watched,
     },
 };
 
@@ -41,7 +43,10 @@ pub(super) fn run(arguments: &VerifyArguments, exported: Option<Value>) -> Resul
     let report_file = arguments.json.as_deref().filter(|path| path.as_os_str() != "-");
     let report_file = report_file.map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
     let page = arguments.report.as_deref().map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
-    let result = verify(&arguments.model, &checkpoint, &backends, options)?;
+    let progress = VerifyProgress::new();
+    let result = verify_watched(&arguments.model, &checkpoint, &backends, options, &progress);
+    drop(progress);
+    let result = result?;
     if let Some(page) = page {
         page.write(&verify_report::page(arguments, &result).to_html())?;
     }

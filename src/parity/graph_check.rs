@@ -10,6 +10,7 @@ use crate::{
 };
 
 use super::{
+    Watch,
     compare::{Comparison, Tolerance, ToleranceOptions, largest, largest_difference},
     instrument::expose_routing,
     routing::{BackendRouting, RoutingComparison, backend_routing, without_routing},
@@ -61,13 +62,21 @@ pub(super) struct Run {
     pub(super) routing: BackendRouting,
 }
 
+/// What graphs are compared with.
+#[derive(Clone, Copy)]
+pub(super) struct Truth<'a> {
+    pub(super) reference: &'a Reference,
+    pub(super) tolerance: ToleranceOptions,
+    /// Sees every run that was compared.
+    pub(super) watch: &'a dyn Watch,
+}
+
 /// A loaded graph and the comparison so far.
 pub(super) struct GraphCheck<'a> {
     part: Part,
     /// Whether `logits` holds the last position only.
     last_logits: bool,
-    reference: &'a Reference,
-    tolerance: ToleranceOptions,
+    truth: Truth<'a>,
     /// The file as it is.
     plain: Box<dyn Runner>,
     /// The same graph with its routing as outputs.
@@ -83,8 +92,7 @@ impl<'a> GraphCheck<'a> {
         backend: &dyn Backend,
         file: &OnnxFile,
         (part, last_logits): (Part, bool),
-        reference: &'a Reference,
-        tolerance: ToleranceOptions,
+        truth: Truth<'a>,
     ) -> Result<Self, BackendError> {
         let mut model = file.model().clone();
         let modules = expose_routing(&mut model);
@@ -92,8 +100,7 @@ impl<'a> GraphCheck<'a> {
         Ok(Self {
             part,
             last_logits,
-            reference,
-            tolerance,
+            truth,
             plain: backend.load(file)?,
             routed: backend.load(&file.with_model(model)?)?,
             modules,
@@ -128,10 +135,11 @@ impl<'a> GraphCheck<'a> {
         let outputs = self.run(inputs)?;
         let routed = self.routed.run(inputs)?;
         let routing = backend_routing(&routed, &self.modules).map_err(CheckError::Routing)?;
-        let expected = self.reference.run(self.part, inputs, Some(&routing.routing))?;
-        let rounded = self.reference.run_rounded(self.part, inputs, Some(&routing.routing))?;
+        let expected = self.truth.reference.run(self.part, inputs, Some(&routing.routing))?;
+        let rounded = self.truth.reference.run_rounded(self.part, inputs, Some(&routing.routing))?;
         self.report.runs += 1;
-        let moved = if self.reference.rounds_to_f16() { &rounded.routing } else { &expected.routing };
+        self.truth.watch.advance(1);
+        let moved = if self.truth.reference.rounds_to_f16() { &rounded.routing } else { &expected.routing };
         self.report.routing.add(case, &routing, &expected.routing, moved);
         for (name, expected) in &expected.outputs {
             let found = outputs.get(name).ok_or_else(|| CheckError::MissingOutput { name: name.clone() })?;
@@ -151,8 +159,8 @@ impl<'a> GraphCheck<'a> {
         name: &str,
         found: &Tensor,
     ) -> Result<(), CheckError> {
-        let expected = self.reference.run(self.part, inputs, Some(replay))?;
-        let rounded = self.reference.run_rounded(self.part, inputs, Some(replay))?;
+        let expected = self.truth.reference.run(self.part, inputs, Some(replay))?;
+        let rounded = self.truth.reference.run_rounded(self.part, inputs, Some(replay))?;
         let positions = found.shape().get(1).copied().unwrap_or_default();
         self.compare(case, (name, positions), found, [expected.outputs.get(name), rounded.outputs.get(name)])
     }
@@ -174,7 +182,7 @@ impl<'a> GraphCheck<'a> {
             return Err(CheckError::Shape { name: name.into(), found, expected });
         }
         let rounding = rounded.map_or(0.0, |rounded| largest_difference(&rounded, &expected));
-        let tolerance = Tolerance::derive(self.tolerance, largest(&expected), rounding);
+        let tolerance = Tolerance::derive(self.truth.tolerance, largest(&expected), rounding);
         self.report.outputs.add(place, found, &expected, tolerance);
         Ok(())
     }
