@@ -321,7 +321,7 @@ fn run_backend(backend: &dyn Backend, files: &Files, model: &Model, truth: Truth
         }
     }
     run_journeys(model, &mut checks, seed);
-    report.graphs = checks.into_iter().map(|check| check.report).collect();
+    report.graphs = checks.into_iter().map(GraphCheck::finish).collect();
     report
 }
 
