@@ -127,6 +127,11 @@ fn text(arguments: &VerifyArguments, result: &Verification) -> String {
     let rows: Vec<_> = result.backends.iter().flat_map(backend_rows).collect();
     text.push_str(&table(&header, &rows));
     for report in &result.backends {
+        if let Some(why) = &report.skipped {
+            text.push_str(&format!("{} was skipped: {why}\n", report.backend));
+        }
+    }
+    for report in &result.backends {
         for graph in &report.graphs {
             text.push_str(&details(&report.backend, graph));
         }
@@ -152,10 +157,10 @@ pub(super) fn audit_line(audit: &FileAudit) -> String {
 }
 
 fn backend_rows(report: &BackendReport) -> Vec<Vec<String>> {
-    if let Some(why) = &report.skipped {
+    if report.skipped.is_some() {
         let mut row = vec![report.backend.clone()];
         row.extend(["-"; 6].map(str::to_owned));
-        row.push(format!("skipped: {why}"));
+        row.push("skipped".to_owned());
         return vec![row];
     }
     report

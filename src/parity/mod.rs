@@ -247,6 +247,9 @@ pub fn verify_watched(
 
 impl Files {
     fn open(path: &Path, family: &str, model: &Model) -> Result<Self, VerifyError> {
+        if !path.exists() {
+            return Err(VerifyError::MissingGraph { path: path.into() });
+        }
         if path.is_file() && matches!(model, Model::EncoderDecoder(_)) {
             open_graph(path.into(), family)?;
             return Err(VerifyError::NeedsFolder { path: path.into(), family: family.into() });
@@ -257,7 +260,10 @@ impl Files {
         };
         let mut graphs = Vec::new();
         for (part, name) in parts {
-            let path = if path.is_file() { path.to_path_buf() } else { path.join(name) };
+            let path = match path.is_file() {
+                true => path.to_path_buf(),
+                false => graph_in(path, name, family)?,
+            };
             graphs.push((*part, open_graph(path, family)?));
         }
         let said = |key| graphs.first().and_then(|(_, file)| file.metadata(key));
@@ -267,6 +273,17 @@ impl Files {
         let precision = said(metadata::DTYPE).and_then(Precision::parse).unwrap_or_default();
         Ok(Self { graphs, gate_mode, form, precision, last_logits })
     }
+}
+
+/// The graph `name` of a folder; where there is none, the graph of another family says so.
+fn graph_in(folder: &Path, name: &str, family: &str) -> Result<PathBuf, VerifyError> {
+    let path = folder.join(name);
+    let other =
+        ["encoder_model.onnx", "model.onnx"].map(|name| folder.join(name)).into_iter().find(|path| path.exists());
+    if let Some(other) = other.filter(|_| !path.exists()) {
+        open_graph(other, family)?;
+    }
+    Ok(path)
 }
 
 fn open_graph(path: PathBuf, family: &str) -> Result<OnnxFile, VerifyError> {
