@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use moa_schema::{DOMAIN, OPERATORS, OPSET_VERSION};
 
 use super::{Failure, args::OpsArguments, print_result};
-use crate::backend::{find_onnxruntime, find_operator_library};
+use crate::backend::{BackendError, find_onnxruntime, find_operator_library};
 
 pub(super) fn run(arguments: &OpsArguments) -> Result<ExitCode, Failure> {
     let library = find_operator_library(None);
@@ -23,9 +23,11 @@ pub(super) fn run(arguments: &OpsArguments) -> Result<ExitCode, Failure> {
         print_result(&format!("{value:#}\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let missing = |error: &dyn std::fmt::Display| format!("not found ({error})");
-    let library_text = library.as_ref().map_or_else(|error| missing(error), |path| path.display().to_string());
-    let runtime_text = runtime.as_ref().map_or_else(|error| missing(error), |path| path.display().to_string());
+    let text = |found: &Result<std::path::PathBuf, BackendError>| match found {
+        Ok(path) => path.display().to_string(),
+        Err(error) => error.to_string(),
+    };
+    let (library_text, runtime_text) = (text(&library), text(&runtime));
     let path = shown(&library).unwrap_or_else(|| "libmoa_ort.so".into());
     print_result(&format!(
         "operators     {} (domain {DOMAIN}, version {OPSET_VERSION})
