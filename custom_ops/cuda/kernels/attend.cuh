@@ -26,6 +26,8 @@ struct Attention {
     static constexpr int SCRATCH_BYTES = ROW_WARPS * KEY_WARPS * 16 * SCRATCH_STRIDE * 4;
     static constexpr int SHARED_BYTES = QUERY_BYTES + TILE_BYTES + SCRATCH_BYTES + 16;
     static constexpr int LENGTH = Run<Element>::LENGTH, RUNS = HEAD / LENGTH;
+    static constexpr int PASSES = passes_of(KEYS * RUNS, THREADS);
+    static constexpr bool HELD = Engine::HELD && PASSES <= 8;  // of more, registers would spill
     typedef typename Engine::template Sum<16, WARP_KEYS> Scores;
     typedef typename Engine::template Sum<16, HEAD> Mixed;
 
@@ -90,22 +92,32 @@ struct Cache {
     DEVICE const T *row(int key) const { return (key < past_rows ? past : behind) + (long long)key * head; }
 };
 
-// Stages one tile of keys or values; masked rows are zeros and are not read.
+// Stages one tile of keys or values; masked rows and those from `end_key` on, which no row of the tile sees, are zeros
+// and are not read.
 template <class A>
-DEVICE void stage_cache(const QueryRows &rows, typename A::Element *to, int stride,
-                        const Cache<typename A::Element> &cache, int tile) {
+struct CacheFill {
     typedef typename A::Element T;
-    const Parameters &p = rows.p;
-    const int *mask = p.key_mask + (size_t)rows.batch * p.keys;
-    stage_runs<A::KEYS * A::RUNS, A::THREADS, T>(p.vectors != 0, [&](int, int i, T *&target, const T *&from) {
-        int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH, key = tile * A::KEYS + row;
-        target = to + row * stride + d;
-        bool seen = key < p.keys && mask[key] != 0;
-        int valid = seen ? p.head - d : 0;
-        from = valid > 0 ? cache.row(key) + d : (const T *)p.rows;
-        return valid;
-    });
-}
+    const QueryRows &rows;
+    T *to;
+    int stride;
+    const Cache<T> &cache;
+    int tile, end_key;
+
+    template <class Mover>
+    DEVICE void operator()(Mover &mover) const {
+        const Parameters &p = rows.p;
+        const int *mask = p.key_mask + (size_t)rows.batch * p.keys;
+        mover.template runs<0, A::KEYS * A::RUNS, A::THREADS, T>(
+            p.vectors != 0, [&](int, int i, T *&target, const T *&from) {
+                int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH, key = tile * A::KEYS + row;
+                target = to + row * stride + d;
+                bool seen = key < end_key && mask[key] != 0;
+                int valid = seen ? p.head - d : 0;
+                from = valid > 0 ? cache.row(key) + d : (const T *)p.rows;
+                return valid;
+            });
+    }
+};
 
 // Maximum and sum of the rows of a warp, and how far each may look.
 template <class A>
@@ -153,7 +165,7 @@ DEVICE void weigh(const Parameters &p, int batch, int first_key, typename A::Sco
         }
 #pragma unroll
         for (int mask = 1; mask < A::Engine::ROW_LANES; mask *= 2) {
-            largest = maximum(largest, shuffle_xor(largest, mask));
+            largest = maximum(largest, shuffle_xor(largest, mask * A::Engine::ROW_STEP));
         }
         const float base = largest == -infinity() ? 0 : largest;
         const float shrink = exponential2(state.largest[i] - base);
@@ -251,7 +263,7 @@ DEVICE void merge_rows(const QueryRows &rows, unsigned char *shared, int tile, i
 #pragma unroll
     for (int i = 0; i < RowState<A>::ROWS; i++) {
         float *row = own + mixed.row(i) * A::MERGE_STRIDE;
-        if (lane_index() % A::Engine::ROW_LANES == 0) {
+        if (lane_index() / A::Engine::ROW_STEP % A::Engine::ROW_LANES == 0) {
             row[0] = state.largest[i];
             row[1] = state.sum[i];
         }
@@ -351,16 +363,24 @@ DEVICE void attend(const Parameters &p) {
 
     const Cache<T> key_cache(rows, p.past_key, p.key, p.key_rows);
     const Cache<T> value_cache(rows, p.past_value, p.value, p.value_rows);
+    Transfer<A::HELD, A::PASSES> transfer;
+    auto fill_keys = [&](int tile) {
+        return CacheFill<A>{rows, keys, A::STRIDE, key_cache, tile, end_key};
+    };
+    auto fill_values = [&](int tile) {
+        return CacheFill<A>{rows, values, A::VALUE_STRIDE, value_cache, tile, end_key};
+    };
     stage_queries<A>(rows, queries);
     if (begin < end) {
-        stage_cache<A>(rows, keys, A::STRIDE, key_cache, begin);
+        transfer.begin(fill_keys(begin));
+        transfer.end(fill_keys(begin));
+    } else {
+        copy_commit();
     }
-    copy_commit();
     for (int tile = begin; tile < end; tile++) {
         copy_wait<0>();
         sync_block();
-        stage_cache<A>(rows, values, A::VALUE_STRIDE, value_cache, tile);
-        copy_commit();
+        transfer.begin(fill_values(tile));
         typename A::Scores scores;
         scores.clear();
         const T *own_queries = queries + row_part * 16 * A::STRIDE;
@@ -369,15 +389,19 @@ DEVICE void attend(const Parameters &p) {
         for (int d = 0; d < A::HEAD; d += Engine::STEP) {
             Engine::multiply_transposed(scores, own_queries + d, A::STRIDE, own_keys + d, A::STRIDE);
         }
-        weigh<A>(p, rows.batch, tile * A::KEYS + key_part * A::WARP_KEYS, scores, mixed, state);
+        const int first_key = tile * A::KEYS + key_part * A::WARP_KEYS;
+        weigh<A>(p, rows.batch, first_key, scores, mixed, state);
+        transfer.end(fill_values(tile));
         copy_wait<0>();
         sync_block();
         if (tile + 1 < end) {
-            stage_cache<A>(rows, keys, A::STRIDE, key_cache, tile + 1);
+            transfer.begin(fill_keys(tile + 1));
         }
-        copy_commit();
-        Engine::multiply_sum(mixed, scores, scratch, values + key_part * A::WARP_KEYS * A::VALUE_STRIDE,
-                             A::VALUE_STRIDE);
+        T *own_values = values + key_part * A::WARP_KEYS * A::VALUE_STRIDE;
+        Engine::multiply_sum(mixed, scores, scratch, own_values, A::VALUE_STRIDE);
+        if (tile + 1 < end) {
+            transfer.end(fill_keys(tile + 1));
+        }
     }
     copy_wait<0>();
     sync_block();
@@ -385,7 +409,7 @@ DEVICE void attend(const Parameters &p) {
     for (int i = 0; i < RowState<A>::ROWS; i++) {
 #pragma unroll
         for (int mask = 1; mask < Engine::ROW_LANES; mask *= 2) {
-            state.sum[i] += shuffle_xor(state.sum[i], mask);
+            state.sum[i] += shuffle_xor(state.sum[i], mask * Engine::ROW_STEP);
         }
     }
     if (A::KEY_WARPS == 1) {

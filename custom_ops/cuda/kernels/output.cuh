@@ -15,13 +15,14 @@ struct AttendedSource {
     int first_row, rows, first_column;
     const int *pairs;  // of the tile's rows, or null: then rows are tokens
 
-    DEVICE void stage(T *left, T *right, int chunk) const {
+    template <class Mover>
+    DEVICE void stage(Mover &mover, T *left, T *right, int chunk) const {
         chunk += first_chunk;
         const int expert = visited[chunk / chunks_per_expert];
         const int first = chunk % chunks_per_expert * TileType::DEPTH;
         const int tokens = p.batch * p.tokens;
         const T *attended = (const T *)p.attended;
-        stage_runs<TileType::ROWS * TileType::LEFT_RUNS, TileType::THREADS, T>(
+        mover.template runs<0, TileType::ROWS * TileType::LEFT_RUNS, TileType::THREADS, T>(
             p.vectors != 0, [&](int, int i, T *&target, const T *&from) {
                 int row = i / TileType::LEFT_RUNS, k = i % TileType::LEFT_RUNS * TileType::LENGTH;
                 int valid = 0;
@@ -38,7 +39,7 @@ struct AttendedSource {
             });
         const T *weight = (const T *)p.output_weight + (size_t)expert * p.columns * p.width;
         Columns<T> columns = {weight, (size_t)p.width, p.columns, first_column, p.width, 0};
-        columns.template stage<TileType>(right, first, p.vectors != 0);
+        columns.template stage<TileType>(mover, right, first, p.vectors != 0);
     }
 };
 

@@ -24,6 +24,8 @@ struct Tile {
     static constexpr int SHARED_BYTES = STAGE_BYTES > SUM_BYTES ? STAGE_BYTES : SUM_BYTES;
     static constexpr int LENGTH = Run<Element>::LENGTH;
     static constexpr int LEFT_RUNS = DEPTH / LENGTH, RIGHT_RUNS = COLUMNS / LENGTH;
+    static constexpr int LEFT_PASSES = passes_of(ROWS * LEFT_RUNS, THREADS);
+    static constexpr int PASSES = LEFT_PASSES + passes_of(DEPTH * RIGHT_RUNS, THREADS);
     typedef typename Engine::template Sum<WARP_ROWS, WARP_COLUMNS> Sum;
 
     static_assert(WARP_DEPTH % Engine::STEP == 0, "a warp's depth is whole steps");
@@ -47,10 +49,10 @@ struct Columns {
     int units;  // units of the block
     int pair_offset;
 
-    template <class TileType>
-    DEVICE void stage(T *to, int first_inner, bool vectors) const {
+    template <class TileType, class Mover>
+    DEVICE void stage(Mover &mover, T *to, int first_inner, bool vectors) const {
         const int HALF = TileType::COLUMNS / 2;
-        stage_runs<TileType::DEPTH * TileType::RIGHT_RUNS, TileType::THREADS, T>(
+        mover.template runs<TileType::LEFT_PASSES, TileType::DEPTH * TileType::RIGHT_RUNS, TileType::THREADS, T>(
             vectors, [&](int, int i, T *&target, const T *&from) {
                 int inner_index = i / TileType::RIGHT_RUNS, column = i % TileType::RIGHT_RUNS * TileType::LENGTH;
                 bool second = pair_offset != 0 && column >= HALF;
@@ -64,40 +66,67 @@ struct Columns {
     }
 };
 
-// Adds up `chunks` stages; `source.stage(left, right, chunk)` fills one. Then writes the sums to shared memory, where
-// `sum_run` reads them.
+// Adds one stage to the sums of a warp.
+template <class TileType>
+DEVICE void add_stage(typename TileType::Sum &sum, const typename TileType::Element *stage) {
+    typedef typename TileType::Element T;
+    typedef typename TileType::Engine Engine;
+    const int part = TileType::warp_part() * TileType::WARP_DEPTH;
+    const T *left = stage + TileType::warp_row() * TileType::LEFT_STRIDE + part;
+    const T *right = stage + TileType::LEFT_ELEMENTS + part * TileType::RIGHT_STRIDE + TileType::warp_column();
+#pragma unroll Engine::UNROLL
+    for (int k = 0; k < TileType::WARP_DEPTH; k += Engine::STEP) {
+        Engine::multiply(sum, left + k, TileType::LEFT_STRIDE, right + k * TileType::RIGHT_STRIDE, TileType::RIGHT_STRIDE);
+    }
+}
+
+// Fills one stage of a tile.
+template <class TileType, class Source>
+struct StageFill {
+    const Source &source;
+    typename TileType::Element *stage;
+    int chunk;
+
+    template <class Mover>
+    DEVICE void operator()(Mover &mover) const {
+        source.stage(mover, stage, stage + TileType::LEFT_ELEMENTS, chunk);
+    }
+};
+
+// Adds up `chunks` stages; `source.stage(mover, left, right, chunk)` fills one. Then writes the sums to shared memory,
+// where `sum_run` reads them.
 template <class TileType, class Source>
 DEVICE void compute_tile(unsigned char *shared, int chunks, Source &source) {
     typedef typename TileType::Element T;
-    typedef typename TileType::Engine Engine;
+    const int STAGES = TileType::STAGES;
     T *stages = (T *)shared;
+    Transfer<TileType::Engine::HELD, TileType::PASSES> transfer;
+    auto fill = [&](int chunk) {
+        return StageFill<TileType, Source>{source, stages + chunk % STAGES * TileType::STAGE_ELEMENTS, chunk};
+    };
     typename TileType::Sum sum;
     sum.clear();
 #pragma unroll
-    for (int i = 0; i < TileType::STAGES - 1; i++) {
+    for (int i = 0; i < STAGES - 1; i++) {
         if (i < chunks) {
-            T *stage = stages + i * TileType::STAGE_ELEMENTS;
-            source.stage(stage, stage + TileType::LEFT_ELEMENTS, i);
+            transfer.begin(fill(i));
+            transfer.end(fill(i));
+        } else {
+            copy_commit();
         }
-        copy_commit();
     }
     for (int chunk = 0; chunk < chunks; chunk++) {
-        copy_wait<TileType::STAGES - 2>();
+        copy_wait<STAGES - 2>();
         sync_block();
-        int next = chunk + TileType::STAGES - 1;
+        const int next = chunk + STAGES - 1;
         if (next < chunks) {
-            T *stage = stages + next % TileType::STAGES * TileType::STAGE_ELEMENTS;
-            source.stage(stage, stage + TileType::LEFT_ELEMENTS, next);
+            transfer.begin(fill(next));
+        } else {
+            copy_commit();
         }
-        copy_commit();
-        const T *stage = stages + chunk % TileType::STAGES * TileType::STAGE_ELEMENTS;
-        const int part = TileType::warp_part() * TileType::WARP_DEPTH;
-        const T *left = stage + TileType::warp_row() * TileType::LEFT_STRIDE + part;
-        const T *right = stage + TileType::LEFT_ELEMENTS + part * TileType::RIGHT_STRIDE + TileType::warp_column();
-#pragma unroll Engine::UNROLL
-        for (int k = 0; k < TileType::WARP_DEPTH; k += Engine::STEP) {
-            Engine::multiply(sum, left + k, TileType::LEFT_STRIDE, right + k * TileType::RIGHT_STRIDE,
-                             TileType::RIGHT_STRIDE);
+        add_stage<TileType>(sum, stages + chunk % STAGES * TileType::STAGE_ELEMENTS);
+        if (next < chunks) {
+            transfer.end(fill(next));
         }
     }
     copy_wait<0>();

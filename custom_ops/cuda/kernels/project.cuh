@@ -99,7 +99,7 @@ struct Job {
 template <class TileType>
 struct HiddenSource {
     typedef typename TileType::Element T;
-    static constexpr int PASSES = (TileType::ROWS * TileType::LEFT_RUNS + TileType::THREADS - 1) / TileType::THREADS;
+    static constexpr int PASSES = TileType::LEFT_PASSES;
     const Parameters &p;
     const Job<TileType> &job;
     int tokens[PASSES];  // of this thread's runs
@@ -114,9 +114,10 @@ struct HiddenSource {
         }
     }
 
-    DEVICE void stage(T *left, T *right, int chunk) const {
+    template <class Mover>
+    DEVICE void stage(Mover &mover, T *left, T *right, int chunk) const {
         const int first = chunk * TileType::DEPTH;
-        stage_runs<TileType::ROWS * TileType::LEFT_RUNS, TileType::THREADS, T>(
+        mover.template runs<0, TileType::ROWS * TileType::LEFT_RUNS, TileType::THREADS, T>(
             p.vectors != 0, [&](int pass, int i, T *&target, const T *&from) {
                 int row = i / TileType::LEFT_RUNS, k = i % TileType::LEFT_RUNS * TileType::LENGTH;
                 int token = pass < 0 ? job.token(p, row) : tokens[pass];
@@ -125,7 +126,7 @@ struct HiddenSource {
                 from = (const T *)p.hidden_states + (valid > 0 ? (size_t)token * p.width + first + k : 0);
                 return valid;
             });
-        job.columns.template stage<TileType>(right, first, p.vectors != 0);
+        job.columns.template stage<TileType>(mover, right, first, p.vectors != 0);
     }
 };
 

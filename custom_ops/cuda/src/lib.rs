@@ -56,14 +56,14 @@
 //!
 //! | element | compute capability 7.0 | 7.5 | 8.0 and newer |
 //! |---|---|---|---|
-//! | f16 | plain units | tensor cores (no asynchronous copies) | tensor cores |
-//! | bf16 | plain units | plain units | tensor cores |
+//! | f16 | tensor cores, `mma.m8n8k4` | tensor cores, `mma.m16n8k8` | tensor cores, `mma.m16n8k16` |
+//! | bf16 | plain units | plain units | tensor cores, `mma.m16n8k16` |
 //! | f32 | plain units | plain units | plain units, or tensor cores with TF32 |
 //!
-//! Not there: weights of another type than activations ([`Element::of`]); tensor cores of compute capability 7.0; the
-//! warpgroup products and tensor copies of 9.0, which runs the path of 8.0. Under a causal mask, a value that is not finite
-//! reaches earlier tokens of the same sequence that share a tile of queries or keys with it, as it does in the operator's
-//! body of standard operators; a masked key never does.
+//! Before 8.0 there are no asynchronous copies: on tensor cores, what is loaded next waits in registers while a tile is
+//! computed. Not there: weights of another type than activations ([`Element::of`]); the warpgroup products and tensor
+//! copies of 9.0, which runs the path of 8.0. Under a causal mask, a value that is not finite reaches earlier tokens of
+//! the same sequence that share a tile of queries or keys with it; a masked key never does.
 //!
 //! # How it is proved
 //!

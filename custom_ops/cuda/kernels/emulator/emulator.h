@@ -121,4 +121,7 @@ void load_matrices(unsigned (&to)[4], const void *row);
 void load_matrices_transposed(unsigned (&to)[4], const void *row);
 void multiply_add(binary16, float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
 void multiply_add(bfloat16, float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
+void multiply_add_half_depth(float (&sum)[4], unsigned a0, unsigned a1, unsigned b);
+void multiply_add_quad_pairs(float (&sum)[8], const unsigned *a, const unsigned *b);
+void multiply_add_quad_pairs_transposed(float (&sum)[8], const unsigned *a, const unsigned *b);
 void multiply_add_tf32(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);

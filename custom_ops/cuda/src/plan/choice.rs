@@ -2,6 +2,7 @@
 
 use moa_schema::GateMode;
 
+use super::layer::INT;
 use super::{PlanError, Regime};
 use crate::catalog::{AttendKernel, Engine, ProductKernel};
 use crate::{Device, Element, Options};
@@ -19,8 +20,11 @@ pub(super) const GROUP_TOKENS: usize = 4;
 /// Largest number of parts of one sum.
 const MAX_SPLITS: usize = 32;
 
-/// Stages that a part of an inner dimension is worth.
-const CHUNKS_PER_SPLIT: usize = 4;
+/// Inner indices that a part of an inner dimension is worth.
+const INNER_PER_SPLIT: usize = 256;
+
+/// Columns of a wide tile of few rows.
+const WIDE_COLUMNS: usize = 64;
 
 /// Largest power of two on gates in binary16: above, ordinary attention outputs could overflow.
 const MAX_GATE_EXPONENT: u32 = 5;
@@ -55,23 +59,29 @@ impl Choice {
         Ok(Self { element, device: *device, engine: Engine::of(element, device, options) })
     }
 
-    /// The tile for products of `rows` rows in `matrices` matrices, with at least `extra` bytes of shared memory.
+    /// The tile for products, of those whose shared memory `bytes` fits the device.
+    ///
+    /// Few rows take narrow tiles where wide ones leave more than a quarter of the multiprocessors without one: then the
+    /// time is that of a block's own reads, not of the memory.
     pub(super) fn product(
         &self,
-        rows: usize,
-        columns: usize,
+        work: Work,
         bytes: impl Fn(&ProductKernel) -> usize,
     ) -> Result<ProductKernel, PlanError> {
+        let Work { rows, columns, parts, routes } = work;
         let available = self.device.shared_bytes_per_block;
-        let wanted = match rows {
-            0..=32 => 0,
-            33..=256 => 1,
-            _ if rows.div_ceil(128) * columns.div_ceil(128) < 2 * self.multiprocessors() => 1,
-            _ => 2,
+        let height = match rows {
+            0..=32 => 16,
+            33..=256 => 64,
+            _ if rows.div_ceil(128) * columns.div_ceil(128) < 2 * self.multiprocessors() => 64,
+            _ => 128,
         };
+        let wide_tiles = rows.div_ceil(height).saturating_mul(columns.div_ceil(WIDE_COLUMNS)).saturating_mul(parts);
+        let narrow = !routes && 4 * wide_tiles.min(INT) < 3 * self.multiprocessors();
         let kernels = ProductKernel::all(self.engine);
-        let mut fitting = kernels[..=wanted].iter().rev().filter(|kernel| bytes(kernel) <= available as usize);
-        fitting.next().copied().ok_or(PlanError::SharedMemory { kernel: "product", available })
+        let fitting = kernels.iter().filter(|kernel| kernel.rows <= height && bytes(kernel) <= available as usize);
+        let best = fitting.max_by_key(|kernel| ((kernel.columns < WIDE_COLUMNS) == narrow, kernel.rows));
+        best.copied().ok_or(PlanError::SharedMemory { kernel: "product", available })
     }
 
     /// The attention kernel for `rows` rows in each of `pairs` pairs of batch row and head.
@@ -96,9 +106,9 @@ impl Choice {
         if kernel.cuts_keys() { self.splits(tiles, keys.div_ceil(kernel.keys) / 2) } else { 1 }
     }
 
-    /// Parts into which the inner dimension of `tiles` tiles is cut; each has about `chunks` stages.
-    pub(super) fn output_splits(&self, tiles: usize, chunks: usize) -> usize {
-        self.splits(tiles, chunks / CHUNKS_PER_SPLIT)
+    /// Parts into which the inner dimension, `inner`, of `tiles` tiles is cut.
+    pub(super) fn output_splits(&self, tiles: usize, inner: usize) -> usize {
+        self.splits(tiles, output_parts(inner))
     }
 
     fn splits(&self, tiles: usize, at_most: usize) -> usize {
@@ -130,6 +140,24 @@ impl Choice {
     fn multiprocessors(&self) -> usize {
         self.device.multiprocessors.max(1) as usize
     }
+}
+
+/// What a product computes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Work {
+    /// Rows of one matrix, on average.
+    pub(super) rows: usize,
+    /// Columns of all matrices.
+    pub(super) columns: usize,
+    /// Largest number of parts of the inner dimension.
+    pub(super) parts: usize,
+    /// Whether every block routes the tokens itself, and more blocks are more work.
+    pub(super) routes: bool,
+}
+
+/// Largest number of parts of an inner dimension.
+pub(super) fn output_parts(inner: usize) -> usize {
+    (inner / INNER_PER_SPLIT).clamp(1, MAX_SPLITS)
 }
 
 /// Bytes of shared memory that the router takes; as `RouteMemory` in `kernels/route.cuh`.
