@@ -185,6 +185,58 @@ DEVICE void weigh(const Parameters &p, int batch, int first_key, typename A::Sco
     }
 }
 
+// Waits for the warps that share the keys of this one.
+template <class A>
+DEVICE void sync_sharers() {
+    if (A::ROW_WARPS > 1) {
+        sync_block();
+    } else {
+        sync_warp();
+    }
+}
+
+// Where a value that is not finite belongs to a key that some rows of the tile do not see, 0 times it would reach them.
+// Such values become zeros in the tile and are added to the rows that see them: no weight would have made them finite.
+// Keys from `first_partial` to `end_key` may be such.
+template <class A>
+DEVICE void set_apart(typename A::Element *values, int first_key, int first_partial, int end_key,
+                      typename A::Mixed &mixed, const RowState<A> &state) {
+    const int begin = first_partial > first_key ? first_partial - first_key : 0;
+    const int end = smaller(A::WARP_KEYS, end_key - first_key);
+    bool finite = true;
+    for (int i = begin * A::RUNS + lane_index(); i < end * A::RUNS; i += 32) {
+        const typename A::Element *run = values + i / A::RUNS * A::VALUE_STRIDE + i % A::RUNS * A::LENGTH;
+#pragma unroll
+        for (int j = 0; j < A::LENGTH; j++) {
+            finite = finite && is_finite(to_float(run[j]));
+        }
+    }
+    if (ballot(finite) == 0xffffffffu) {
+        return;
+    }
+    sync_sharers<A>();
+    for (int key = begin; key < end; key++) {
+#pragma unroll
+        for (int j = 0; j < A::Mixed::COLUMNS; j++) {
+            const float value = to_float(values[key * A::VALUE_STRIDE + A::Mixed::column(j)]);
+#pragma unroll
+            for (int i = 0; i < RowState<A>::ROWS; i++) {
+                const bool seen = first_key + key <= state.last_key[i];
+                mixed.at(i, j) += seen && !is_finite(value) ? value : 0;
+            }
+        }
+    }
+    sync_sharers<A>();
+    const int step = A::ROW_WARPS > 1 ? A::THREADS : 32, own = A::ROW_WARPS > 1 ? thread_index() : lane_index();
+    for (int i = begin * A::HEAD + own; i < end * A::HEAD; i += step) {
+        typename A::Element &value = values[i / A::HEAD * A::VALUE_STRIDE + i % A::HEAD];
+        if (!is_finite(to_float(value))) {
+            from_float(value, 0);
+        }
+    }
+    sync_sharers<A>();
+}
+
 // Factor on a finished row: the token's gate over the sum of weights; 0 where no key is visible.
 DEVICE float row_factor(const QueryRows &rows, int row, float sum) {
     const float gate = rows.p.pair_gates[rows.pair(row)] * rows.p.gate_scale;
@@ -398,6 +450,9 @@ DEVICE void attend(const Parameters &p) {
             transfer.begin(fill_keys(tile + 1));
         }
         T *own_values = values + key_part * A::WARP_KEYS * A::VALUE_STRIDE;
+        if (p.causal) {
+            set_apart<A>(own_values, first_key, p.past + rows.place(0) + 1, end_key, mixed, state);
+        }
         Engine::multiply_sum(mixed, scores, scratch, own_values, A::VALUE_STRIDE);
         if (tile + 1 < end) {
             transfer.end(fill_keys(tile + 1));

@@ -62,8 +62,14 @@
 //!
 //! Before 8.0 there are no asynchronous copies: on tensor cores, what is loaded next waits in registers while a tile is
 //! computed. Not there: weights of another type than activations ([`Element::of`]); the warpgroup products and tensor
-//! copies of 9.0, which runs the path of 8.0. Under a causal mask, a value that is not finite reaches earlier tokens of
-//! the same sequence that share a tile of queries or keys with it; a masked key never does.
+//! copies of 9.0, which runs the path of 8.0.
+//!
+//! # What a token may see
+//!
+//! A key that a query does not see, masked or later under a causal mask, never changes its result, not even where the
+//! key or its value is not finite: the scores of unseen keys are replaced, masked rows are never read, and values of keys
+//! that some rows of a tile do not see are set apart where they are not finite. A weight of the output projection that is
+//! not finite reaches the tokens of a tile of which one chose its expert.
 //!
 //! # How it is proved
 //!

@@ -17,3 +17,4 @@ mod grouped;
 #[path = "../../../kernels/tests/kernels/routing_reference.rs"]
 mod routing_reference;
 mod support;
+mod unseen;
