@@ -20,7 +20,7 @@ import time
 MAGIC = b"MOACUDA1"
 MODULES = ["f32", "f16", "bf16"]
 CODE = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
-PTX = ["compute_70", "compute_80", "compute_90"]
+PTX = ["compute_70", "compute_75", "compute_80", "compute_90"]
 OPTIONS = ["--std=c++17", "--ptxas-options=-v"]
 
 

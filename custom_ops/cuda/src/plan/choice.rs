@@ -2,7 +2,6 @@
 
 use moa_schema::GateMode;
 
-use super::layer::INT;
 use super::{PlanError, Regime};
 use crate::catalog::{AttendKernel, Engine, ProductKernel};
 use crate::{Device, Element, Options};
@@ -23,7 +22,8 @@ const MAX_SPLITS: usize = 32;
 /// Inner indices that a part of an inner dimension is worth.
 const INNER_PER_SPLIT: usize = 256;
 
-/// Columns of a wide tile of few rows.
+/// Columns of the tiles of few rows.
+const NARROW_COLUMNS: usize = 16;
 const WIDE_COLUMNS: usize = 64;
 
 /// Largest power of two on gates in binary16: above, ordinary attention outputs could overflow.
@@ -61,8 +61,8 @@ impl Choice {
 
     /// The tile for products, of those whose shared memory `bytes` fits the device.
     ///
-    /// Few rows take narrow tiles where wide ones leave more than a quarter of the multiprocessors without one: then the
-    /// time is that of a block's own reads, not of the memory.
+    /// Few rows take narrow tiles where these leave each multiprocessor less to read: where wide ones are so few that
+    /// most have none.
     pub(super) fn product(
         &self,
         work: Work,
@@ -76,8 +76,11 @@ impl Choice {
             _ if rows.div_ceil(128) * columns.div_ceil(128) < 2 * self.multiprocessors() => 64,
             _ => 128,
         };
-        let wide_tiles = rows.div_ceil(height).saturating_mul(columns.div_ceil(WIDE_COLUMNS)).saturating_mul(parts);
-        let narrow = !routes && 4 * wide_tiles.min(INT) < 3 * self.multiprocessors();
+        let reads = |across: usize| {
+            let tiles = rows.div_ceil(height).saturating_mul(columns.div_ceil(across)).saturating_mul(parts);
+            tiles.max(self.multiprocessors()).saturating_mul(rows.min(height) + across)
+        };
+        let narrow = !routes && reads(NARROW_COLUMNS) <= reads(WIDE_COLUMNS);
         let kernels = ProductKernel::all(self.engine);
         let fitting = kernels.iter().filter(|kernel| kernel.rows <= height && bytes(kernel) <= available as usize);
         let best = fitting.max_by_key(|kernel| ((kernel.columns < WIDE_COLUMNS) == narrow, kernel.rows));

@@ -49,7 +49,7 @@ fn case(shape: &Shape, element: Element, tf32: bool, compute_capability: (u32, u
     case.attributes.skip_padded_queries = true;
     case.all_outputs = false;
     case.key_mask.fill(1);
-        case.hidden_states.iter_mut().skip(FEATURE).step_by(16).for_each(|x| *x = 0.0);
+    case.hidden_states.iter_mut().skip(FEATURE).step_by(16).for_each(|x| *x = 0.0);
     case.kv_weight[FEATURE * 2 * head..][..2 * head].fill(0.0);
     case.router_weight[FEATURE * 4..][..4].fill(0.0);
     case.query_weight.chunks_mut(head).skip(FEATURE).step_by(16).for_each(|row| row.fill(0.0));
@@ -84,7 +84,8 @@ fn check(shape: &Shape, element: Element, tf32: bool, compute_capability: (u32, 
         case.key_mask[shape.past + token] = i32::from(!masked);
         let found = outputs(&case);
         for (index, (found, clean)) in found.chunks(16).zip(clean.chunks(16)).enumerate() {
-            let place = format!("{element:?} {compute_capability:?} {poison:?}, masked {masked}, token {index} of {token}");
+            let place =
+                format!("{element:?} {compute_capability:?} {poison:?}, masked {masked}, token {index} of {token}");
             let sees = index < shape.tokens && index >= token;
             if !sees {
                 assert_eq!(found, clean, "{place}");
