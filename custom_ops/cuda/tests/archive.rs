@@ -25,7 +25,8 @@ const CODE: [(&str, (u32, u32)); 8] = [
     ("sm_120", (12, 0)),
 ];
 
-const PTX: [(&str, (u32, u32)); 3] = [("compute_70", (7, 0)), ("compute_80", (8, 0)), ("compute_90", (9, 0))];
+const PTX: [(&str, (u32, u32)); 4] =
+    [("compute_70", (7, 0)), ("compute_75", (7, 5)), ("compute_80", (8, 0)), ("compute_90", (9, 0))];
 
 fn with_archive(test: impl Fn(&Archive<'_>)) {
     let path = std::env::var_os("MOA_CUDA_KERNELS").expect("`cargo xtask cuda` sets MOA_CUDA_KERNELS");
@@ -97,23 +98,57 @@ fn entries(ptx: &str) -> impl Iterator<Item = (&str, &str)> {
     ptx.split(".entry ").skip(1).map(|text| text.split_once('(').unwrap())
 }
 
-/// Tensor-core kernels hold the instructions that they are named after, and plain ones do not.
+/// Kernels hold the instructions of PTX that they are named after, and no others.
 #[test]
 #[ignore = "needs `cargo xtask cuda`"]
 fn kernels_use_the_units_that_they_name() {
     with_archive(|archive| {
-        for (element, mma) in [
-            (Element::F32, "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"),
-            (Element::F16, "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"),
-            (Element::Bf16, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"),
+        for (element, target, unit, mma) in [
+            (Element::F16, "compute_70", "volta", "mma.sync.aligned.m8n8k4.row.row.f32.f16.f16.f32"),
+            (Element::F16, "compute_75", "turing", "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32"),
+            (Element::F32, "compute_80", "tf32", "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"),
+            (Element::F16, "compute_80", "tensor", "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"),
+            (Element::Bf16, "compute_80", "tensor", "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"),
         ] {
-            let text = String::from_utf8(archive.bytes(image(archive, element, "compute_80")).to_vec()).unwrap();
+            let text = String::from_utf8(archive.bytes(image(archive, element, target)).to_vec()).unwrap();
+            let (copies, loads) = (target == "compute_80", matches!(unit, "tensor" | "turing"));
             for (name, body) in entries(&text) {
-                let on_tensor_cores = name.contains("_tensor_") || name.contains("_tf32_");
-                let moves_tiles = on_tensor_cores || name.contains("_plain_");
-                assert_eq!(body.contains(mma), on_tensor_cores, "{name}: {mma}");
-                assert_eq!(body.contains("cp.async.cg.shared.global"), moves_tiles, "{name}: cp.async");
-                assert_eq!(body.contains("ldmatrix.sync"), name.contains("_tensor_"), "{name}: ldmatrix");
+                let is_tile = name.split('_').count() > 3;
+                let own = name.split('_').nth(2) == Some(unit);
+                assert_eq!(body.contains(mma), own, "{name}: {mma}");
+                assert_eq!(body.contains("mma.sync"), own, "{name}: another product");
+                assert_eq!(body.contains("cp.async.cg.shared.global"), copies && is_tile, "{name}: cp.async");
+                assert_eq!(body.contains("ldmatrix.sync"), loads && own, "{name}: ldmatrix");
+            }
+        }
+    });
+}
+
+/// The machine code, as the disassembler reads it.
+#[test]
+#[ignore = "needs `cargo xtask cuda`"]
+fn machine_code_is_as_designed() {
+    with_archive(|archive| {
+        for element in Element::ALL {
+            for (target, capability) in CODE {
+                for kernel in &image(archive, element, target).kernels {
+                    let place = format!("{} {target} {}", element.module(), kernel.name);
+                    let Some(found) = kernel.instructions else {
+                        assert_eq!(target, "sm_70", "{place}: nobody has read the machine code");
+                        continue;
+                    };
+                    assert!(found.all > 0, "{place}: no instruction was found");
+                    assert_eq!(found.local, 0, "{place}: local memory");
+                    assert_eq!(found.float_atomics, 0, "{place}: atomic operations on floats");
+                    let unit = kernel.name.split('_').nth(2).unwrap();
+                    let (on_warps, on_groups) = (found.hmma > 0, found.hgmma > 0);
+                    let [tensor, plain] = [["tensor", "turing", "tf32"].contains(&unit), unit == "plain"];
+                    assert!(!plain || (found.ffma > 0 && !on_warps), "{place}: {found:?}");
+                    assert_eq!(on_warps, tensor, "{place}: {found:?}");
+                    assert!(!on_groups || capability == (9, 0), "{place}: {found:?}");
+                    assert_eq!(found.ldsm > 0, ["tensor", "turing"].contains(&unit), "{place}: {found:?}");
+                    assert_eq!(found.ldgsts > 0, capability >= (8, 0) && (tensor || plain), "{place}: {found:?}");
+                }
             }
         }
     });
