@@ -127,8 +127,8 @@ class CaseRun:
             "times": {contestant.name: contestant.summary().to_json() for contestant in self.contestants},
             "errors": self.errors,
             "notes": self.notes,
-            "floor": work.floor(ceilings, head),
-            "mha_floor": rival.floor(ceilings, head),
+            "floor": ceilings and work.floor(ceilings, head),
+            "mha_floor": ceilings and rival.floor(ceilings, head),
             "mha_width": cases.equal_mac_width(self.case),
         }
 
@@ -140,7 +140,7 @@ class CaseRun:
 def run_case(case, kernels, ceilings, l2_bytes, seed, seconds):
     """Everything about one case within about `seconds`; rivals that no time is left for are named as such.
 
-    `kernels` are ours and ours without overlap of one kernel with the next.
+    Without `ceilings` there are no floors. `kernels` are ours and ours without overlap of one kernel with the next.
     """
     torch._dynamo.reset()
     torch.cuda.empty_cache()

@@ -185,7 +185,9 @@ def fault_checks(kernels):
             problems.append(f"{what}: bit {bit} of the faults was set by an earlier call")
         elif not kernels.faults() & bit:
             problems.append(f"{what}: bit {bit} of the faults is not set")
-        if not rows[0, 3] or rows[1].any():
-            problems.append(f"{what}: NaN rows are {rows.nonzero().tolist()}, expected [0, 3] and none of sequence 1")
+        if not rows[0, 3] or rows[1].any() or rows[0, :3].any():
+            problems.append(
+                f"{what}: NaN rows are {rows.nonzero().tolist()}, expected [0, 3], none before it, none of sequence 1"
+            )
         call.close()
     return problems

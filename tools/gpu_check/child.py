@@ -11,8 +11,9 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from unittest import mock
 
-PATHS = {"native": None, "sm80": (8, 0), "sm70": (7, 0)}
+PATHS = {"native": None, "sm80": (8, 0), "sm75": (7, 5), "sm70": (7, 0)}
 
 
 class Report:
@@ -59,6 +60,22 @@ def guarded(report, index, name, work):
     return True
 
 
+def probe(options, report):
+    """The versions of what the other stages need, and one small call on the GPU's own kernels."""
+    import importlib.metadata
+
+    software = {"python": sys.version.split()[0]}
+    for name in ("torch", "triton", "numpy", "transformers", "onnxruntime-gpu"):
+        try:
+            software[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            software[name] = None
+    report.line(software=software)
+    from .checks import all_checks, run_check
+
+    guarded(report, 0, "probe f16", lambda: run_check(kernels_of(options), all_checks()[0], "f16", 1))
+
+
 def check(options, report):
     """Every check with every element type, on one code path."""
     from .checks import KINDS, all_checks, fault_checks, run_check
@@ -102,14 +119,11 @@ def times(options, report):
     from .roofline import Ceilings
 
     kernels = kernels_of(options)
-    os.environ["MOA_CUDA_OVERLAP"] = "0"
-    both = (kernels, kernels_of(options))
-    del os.environ["MOA_CUDA_OVERLAP"]
+    with mock.patch.dict(os.environ, {"MOA_CUDA_OVERLAP": "0"}):
+        both = (kernels, kernels_of(options))
     for one in both:
         one.load("bf16")
-    raw = json.loads(Path(options.ceilings).read_text())
-    rates = {int(head): rate for head, rate in raw["attention_flops"].items() if rate}
-    found = Ceilings(raw["product_flops"], rates, raw["copy_bytes"])
+    found = Ceilings.read(options.ceilings)
     l2_bytes = kernels.facts()["l2_bytes"]
     torch.manual_seed(secrets.randbits(32))
     for place in range(options.start, len(options.cases)):
@@ -142,7 +156,7 @@ def warm(options, report):
     report.line(finished=True)
 
 
-STAGES = {"check": check, "ceilings": ceilings, "times": times, "warm": warm}
+STAGES = {"probe": probe, "check": check, "ceilings": ceilings, "times": times, "warm": warm}
 
 
 def main():

@@ -35,6 +35,11 @@ def grid(header, rows):
     return "\n".join([line(header), line(["-" * width for width in widths]), *map(line, rows)])
 
 
+def scaled(value, factor, digits):
+    """A figure in another unit, or that it was not measured."""
+    return f"{value * factor:.{digits}f}" if value else NOT_MEASURED
+
+
 def microseconds(seconds):
     return f"{seconds * 1e6:.1f}"
 
@@ -67,10 +72,10 @@ def time_rows(results):
             missed += [f"{case.name} {rival}: {NOT_MEASURED}" for rival, target in case.targets.items() if target.gate]
             continue
         wrong = "?" if cases.OURS in one["notes"].get("wrong", {}) else ""
-        share = one["floor"] / own["median"]
+        share = one["floor"] and one["floor"] / own["median"]
         row = [case.name, microseconds(own["median"]) + wrong, microseconds(own["iqr"])]
         row += [microseconds(one["times"][name]["median"]) if name in one["times"] else "" for name in OWN]
-        row += [f"{100 * share:.0f}", one["notes"].get("moa", {}).get("regime", "")]
+        row += [f"{100 * share:.0f}" if share else "", one["notes"].get("moa", {}).get("regime", "")]
         for rival in RIVALS:
             other = one["times"].get(rival)
             target = case.targets.get(rival)
@@ -85,7 +90,9 @@ def time_rows(results):
             if target and target.gate:
                 line = f"{case.name} {rival}: {ratio:.2f}, gate {target.gate}, goal {target.goal or '-'}"
                 (met if mark in "+*" and mark else missed).append(line)
-        if case.floor_gate:
+        if case.floor_gate and not share:
+            missed.append(f"{case.name}, share of the floor: {NOT_MEASURED}")
+        elif case.floor_gate:
             line = f"{case.name}: {100 * share:.0f} % of the floor, gate {100 * case.floor_gate:.0f} %"
             (met if share >= case.floor_gate and not wrong else missed).append(line)
         rows.append(row)
@@ -146,10 +153,12 @@ def render(results):
     parts.append(f"GPU: {machine.get('gpu') or NOT_MEASURED}, driver {machine.get('driver_version', '?')}")
     ceilings = results.get("ceilings")
     if ceilings:
-        attention = ", ".join(f"D {head}: {rate / 1e12:.0f}" for head, rate in ceilings["attention_flops"].items())
+        rates = (ceilings["attention_flops"] or {}).items()
+        attention = ", ".join(f"D {head}: {scaled(rate, 1e-12, 0)}" for head, rate in rates)
         parts.append(
-            f"ceilings: product {ceilings['product_flops'] / 1e12:.0f} TFLOP/s, attention {attention} TFLOP/s, "
-            f"copy {ceilings['copy_bytes'] / 1e12:.2f} TB/s, gap {ceilings['launch_gap'] * 1e6:.2f} us"
+            f"ceilings: product {scaled(ceilings['product_flops'], 1e-12, 0)} TFLOP/s, attention "
+            f"{attention or NOT_MEASURED} TFLOP/s, copy {scaled(ceilings['copy_bytes'], 1e-12, 2)} TB/s, gap "
+            f"{scaled(ceilings['launch_gap'], 1e6, 2)} us"
         )
     else:
         parts.append(f"ceilings: {NOT_MEASURED}")
