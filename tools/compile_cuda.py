@@ -23,6 +23,13 @@ MAGIC = b"MOACUDA1"
 MODULES = ["f32", "f16", "bf16"]
 CODE = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
 PTX = ["compute_70", "compute_75", "compute_80", "compute_90"]
+#: Every module for every target; what differs between 7.0 and 7.5 is f16 alone.
+IMAGES = [
+    (module, target)
+    for target in CODE + PTX
+    for module in MODULES
+    if target != "compute_75" or module == "f16"
+]
 OPTIONS = ["--std=c++17", "--ptxas-options=-v"]
 
 #: Machine code that the disassembler does not know.
@@ -194,9 +201,8 @@ def is_current(archive, digest, compiler, disassembler):
     except (OSError, struct.error, ValueError):
         return False
     found = {(image["module"], image["target"]) for image in manifest["images"]}
-    wanted = {(module, target) for module in MODULES for target in CODE + PTX}
     tools = (manifest["source_hash"], manifest["compiler"], manifest.get("disassembler"))
-    return (*tools, found) == (digest, compiler, disassembler, wanted)
+    return (*tools, found) == (digest, compiler, disassembler, set(IMAGES))
 
 
 def write(archive, manifest, images):
@@ -225,7 +231,7 @@ def main():
     key = hashlib.sha256(f"{digest} {compiler} {OPTIONS}".encode()).hexdigest()[:16]
     cache = arguments.archive.parent / "images" / key
     headers = {name: text for name, text in sources.items() if name.endswith(".cuh")}
-    jobs = [(sources[f"{module}.cu"], headers, module, target, cache) for target in CODE + PTX for module in MODULES]
+    jobs = [(sources[f"{module}.cu"], headers, module, target, cache) for module, target in IMAGES]
     compiled = {}
     with concurrent.futures.ProcessPoolExecutor(arguments.jobs) as pool:
         for job, (image, kernels, seconds) in zip(jobs, pool.map(compile_image, jobs)):
@@ -239,7 +245,7 @@ def main():
                   f"and {local} bytes of local memory, {seconds:.1f} s", flush=True)
             compiled[module, target] = image, kernels
     offset, entries, images = 0, [], []
-    for module, target in [(module, target) for module in MODULES for target in CODE + PTX]:
+    for module, target in sorted(IMAGES, key=lambda image: MODULES.index(image[0])):
         image, kernels = compiled[module, target]
         entries.append({"module": module, "target": target, "offset": offset, "bytes": len(image), "kernels": kernels})
         images.append(image)

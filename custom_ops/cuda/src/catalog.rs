@@ -207,49 +207,21 @@ pub(crate) struct AttendKernel {
 impl AttendKernel {
     /// Kernels of an engine: by head width, the tall one first.
     pub(crate) fn all(engine: Engine) -> [Self; 6] {
-        let kernel = |head, row_warps, key_warps, keys| Self { engine, head, row_warps, key_warps, keys };
-        match engine {
-            Engine::Tensor => [
-                kernel(64, 4, 1, 64),
-                kernel(64, 1, 4, 64),
-                kernel(128, 4, 1, 64),
-                kernel(128, 1, 4, 64),
-                kernel(256, 4, 1, 32),
-                kernel(256, 1, 4, 64),
-            ],
-            Engine::Turing => [
-                kernel(64, 4, 1, 64),
-                kernel(64, 1, 4, 64),
-                kernel(128, 4, 1, 64),
-                kernel(128, 1, 4, 64),
-                kernel(256, 2, 1, 32),
-                kernel(256, 1, 2, 32),
-            ],
-            Engine::Volta => [
-                kernel(64, 4, 1, 64),
-                kernel(64, 1, 4, 64),
-                kernel(128, 4, 1, 32),
-                kernel(128, 1, 4, 64),
-                kernel(256, 4, 1, 16),
-                kernel(256, 1, 2, 32),
-            ],
-            Engine::Tf32 => [
-                kernel(64, 4, 1, 64),
-                kernel(64, 1, 4, 32),
-                kernel(128, 4, 1, 32),
-                kernel(128, 1, 4, 32),
-                kernel(256, 2, 1, 16),
-                kernel(256, 1, 2, 16),
-            ],
-            Engine::Plain => [
-                kernel(64, 4, 1, 32),
-                kernel(64, 1, 4, 32),
-                kernel(128, 2, 1, 32),
-                kernel(128, 1, 4, 32),
-                kernel(256, 2, 1, 16),
-                kernel(256, 1, 2, 16),
-            ],
-        }
+        // Warps along rows, warps along keys, keys of a tile.
+        let table = match engine {
+            Engine::Tensor => [(4, 1, 64), (1, 4, 64), (4, 1, 64), (1, 4, 64), (4, 1, 32), (1, 4, 64)],
+            // 7.5 has 64 KiB of shared memory.
+            Engine::Turing => [(4, 1, 64), (1, 4, 64), (4, 1, 64), (1, 4, 64), (2, 1, 32), (1, 2, 32)],
+            // Two blocks of most kernels share the 96 KiB of 7.0.
+            Engine::Volta => [(4, 1, 64), (1, 4, 64), (4, 1, 32), (1, 4, 64), (4, 1, 16), (1, 2, 32)],
+            Engine::Tf32 => [(4, 1, 64), (1, 4, 32), (4, 1, 32), (1, 4, 32), (2, 1, 16), (1, 2, 16)],
+            Engine::Plain => [(4, 1, 32), (1, 4, 32), (2, 1, 32), (1, 4, 32), (2, 1, 16), (1, 2, 16)],
+        };
+        let heads = [64, 64, 128, 128, MAX_HEAD, MAX_HEAD];
+        std::array::from_fn(|i| {
+            let (row_warps, key_warps, keys) = table[i];
+            Self { engine, head: heads[i], row_warps, key_warps, keys }
+        })
     }
 
     /// Rows of a tile.

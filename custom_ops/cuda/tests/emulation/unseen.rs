@@ -1,9 +1,10 @@
 //! What a token does not see never changes its result, whatever it holds.
 
-use moa_cuda::{Device, Element, Options};
+use moa_cuda::{Element, Options};
 use moa_schema::SelfAttentionDims;
 
 use crate::attention::Case;
+use crate::devices::device_of;
 use crate::emulator::run;
 use crate::support::{Random, decode};
 
@@ -42,8 +43,7 @@ fn case(shape: &Shape, element: Element, tf32: bool, compute_capability: (u32, u
     let mut random = Random(head as u64);
     let dims = SelfAttentionDims { batch: 2, tokens, past, width: 16, experts: 4, top_k, kv_heads: 1, head };
     let mut case = Case::random(&mut random, dims, element, false);
-    let shared_bytes_per_block = if compute_capability == (7, 5) { 65_536 } else { 98_304 };
-    case.device = Device { compute_capability, multiprocessors, shared_bytes_per_block };
+    case.device = device_of(compute_capability, multiprocessors);
     case.options = Options { tf32 };
     case.attributes.causal = true;
     case.attributes.skip_padded_queries = true;
