@@ -58,69 +58,73 @@ fn summary(plan: &Plan) -> String {
     text
 }
 
-/// The launches of every shape; a change here is a change of what is measured.
+/// Layer, batch, new tokens, cached tokens, device and element, and the launches.
+type Row = ((Layer, usize, usize, usize, (Device, Element)), &'static str);
+
+/// A change here is a change of what is measured.
+const LAUNCHES: [Row; 39] = [
+    ((BASE, 1, 1, 127, V100), "project 16x16 81, attend d128_r16 1, output 16x16 128/4"),
+    ((BASE, 1, 1, 127, A100), "project 16x16 81, attend d128_r16 1, output 16x16 128/4"),
+    ((BASE, 1, 1, 127, H200), "project 16x16 81, attend d128_r16 1, output 16x16 128/4"),
+    ((BASE, 1, 1, 2047, V100), "project 16x16 81, attend d128_r16 16/16, output 16x16 128/4"),
+    ((BASE, 1, 1, 2047, A100), "project 16x16 81, attend d128_r16 16/16, output 16x16 128/4"),
+    ((BASE, 1, 1, 2047, H200), "project 16x16 81, attend d128_r16 16/16, output 16x16 128/4"),
+    ((BASE, 8, 1, 2047, V100), "project 16x16 82, attend d128_r16 128/16, output 16x16 128/4"),
+    ((BASE, 8, 1, 2047, A100), "project 16x16 82, attend d128_r16 128/16, output 16x16 128/4"),
+    ((BASE, 8, 1, 2047, H200), "project 16x16 82, attend d128_r16 128/16, output 16x16 128/4"),
+    ((BASE, 64, 1, 2047, V100), "project 64x16 96, attend d128_r16 256/4, output 64x16 128/4"),
+    ((BASE, 64, 1, 2047, A100), "project 64x16 96, attend d128_r16 384/6, output 64x16 128/4"),
+    ((BASE, 64, 1, 2047, H200), "project 64x16 96, attend d128_r16 448/7, output 64x16 128/4"),
+    ((BASE, 1, 128, 0, V100), "project 64x64 72, attend d128_r16 64, output 64x64 64/4"),
+    ((BASE, 1, 128, 0, A100), "project 64x16 192, attend d128_r16 64, output 64x64 64/4"),
+    ((BASE, 1, 128, 0, H200), "project 64x16 192, attend d128_r16 64, output 64x64 64/4"),
+    ((BASE, 8, 2048, 0, V100), "project 128x128 1792, attend d128_r64 2048, output 128x128 512"),
+    ((BASE, 8, 2048, 0, A100), "project 128x128 1792, attend d128_r64 2048, output 128x128 512"),
+    ((BASE, 8, 2048, 0, H200), "project 128x128 1792, attend d128_r64 2048, output 128x128 512"),
+    ((BIG, 1, 1, 2047, V100), "project 16x64 137, attend d256_r16 32/32, output 16x64 128/16"),
+    ((BIG, 1, 1, 2047, A100), "project 16x64 137, attend d256_r16 16/16, output 16x64 128/16"),
+    ((BIG, 1, 1, 2047, H200), "project 16x64 137, attend d256_r16 16/16, output 16x64 128/16"),
+    ((BIG, 8, 1, 2047, V100), "project 16x64 138, attend d256_r16 240/30, output 16x64 240/30"),
+    ((BIG, 8, 1, 2047, A100), "project 16x64 138, attend d256_r16 128/16, output 16x64 256/32"),
+    ((BIG, 8, 1, 2047, H200), "project 16x64 138, attend d256_r16 128/16, output 16x64 256/32"),
+    (
+        (BIG, 8, 2048, 0, V100),
+        "project 128x128 1024, list_pairs 32, project 128x128 4158, attend d256_r64 4096, output 128x128 512",
+    ),
+    (
+        (BIG, 8, 2048, 0, A100),
+        "project 128x128 1024, list_pairs 32, project 128x128 4158, attend d256_r64 4096, output 128x128 512",
+    ),
+    (
+        (BIG, 8, 2048, 0, H200),
+        "project 128x128 1024, list_pairs 32, project 128x128 4158, attend d256_r64 4096, output 128x128 512",
+    ),
+    ((JETMOE, 1, 1, 2047, V100), "project 16x64 321, attend d128_r16 240/15, output 16x64 256/8"),
+    ((JETMOE, 1, 1, 2047, A100), "project 16x64 321, attend d128_r16 256/16, output 16x64 352/11"),
+    ((JETMOE, 1, 1, 2047, H200), "project 16x64 321, attend d128_r16 256/16, output 16x64 416/13"),
+    ((JETMOE, 8, 1, 127, V100), "project 16x64 322, attend d128_r16 128, output 16x64 256/8"),
+    ((JETMOE, 8, 1, 127, A100), "project 16x64 322, attend d128_r16 128, output 16x64 352/11"),
+    ((JETMOE, 8, 1, 127, H200), "project 16x64 322, attend d128_r16 128, output 16x64 416/13"),
+    ((JETMOE, 64, 1, 2047, V100), "project 64x64 336, attend d128_r16 1024, output 64x64 256/8"),
+    ((JETMOE, 64, 1, 2047, A100), "project 64x64 336, attend d128_r16 1024, output 64x64 352/11"),
+    ((JETMOE, 64, 1, 2047, H200), "project 64x64 336, attend d128_r16 1024, output 64x64 416/13"),
+    (
+        (JETMOE, 8, 2048, 0, V100),
+        "project 128x128 4608, list_pairs 8, project 128x128 4208, attend d128_r64 8192, output 128x128 4208, sum_slots 16384",
+    ),
+    (
+        (JETMOE, 8, 2048, 0, A100),
+        "project 128x128 4608, list_pairs 8, project 128x128 4208, attend d128_r64 8192, output 128x128 4208, sum_slots 16384",
+    ),
+    (
+        (JETMOE, 8, 2048, 0, H200),
+        "project 128x128 4608, list_pairs 8, project 128x128 4208, attend d128_r64 8192, output 128x128 4208, sum_slots 16384",
+    ),
+];
+
 #[test]
 fn launches_of_known_layers() {
-    let expected = [
-        ((BASE, 1, 1, 127, V100), "project 16x16 81, attend d128_r16 1, output 16x16 128/4"),
-        ((BASE, 1, 1, 127, A100), "project 16x16 81, attend d128_r16 1, output 16x16 128/4"),
-        ((BASE, 1, 1, 127, H200), "project 16x16 81, attend d128_r16 1, output 16x16 128/4"),
-        ((BASE, 1, 1, 2047, V100), "project 16x16 81, attend d128_r16 16/16, output 16x16 128/4"),
-        ((BASE, 1, 1, 2047, A100), "project 16x16 81, attend d128_r16 16/16, output 16x16 128/4"),
-        ((BASE, 1, 1, 2047, H200), "project 16x16 81, attend d128_r16 16/16, output 16x16 128/4"),
-        ((BASE, 8, 1, 2047, V100), "project 16x16 82, attend d128_r16 128/16, output 16x16 128/4"),
-        ((BASE, 8, 1, 2047, A100), "project 16x16 82, attend d128_r16 128/16, output 16x16 128/4"),
-        ((BASE, 8, 1, 2047, H200), "project 16x16 82, attend d128_r16 128/16, output 16x16 128/4"),
-        ((BASE, 64, 1, 2047, V100), "project 64x16 96, attend d128_r16 256/4, output 64x16 128/4"),
-        ((BASE, 64, 1, 2047, A100), "project 64x16 96, attend d128_r16 384/6, output 64x16 128/4"),
-        ((BASE, 64, 1, 2047, H200), "project 64x16 96, attend d128_r16 448/7, output 64x16 128/4"),
-        ((BASE, 1, 128, 0, V100), "project 64x64 72, attend d128_r16 64, output 64x64 64/4"),
-        ((BASE, 1, 128, 0, A100), "project 64x16 192, attend d128_r16 64, output 64x64 64/4"),
-        ((BASE, 1, 128, 0, H200), "project 64x16 192, attend d128_r16 64, output 64x64 64/4"),
-        ((BASE, 8, 2048, 0, V100), "project 128x128 1792, attend d128_r64 2048, output 128x128 512"),
-        ((BASE, 8, 2048, 0, A100), "project 128x128 1792, attend d128_r64 2048, output 128x128 512"),
-        ((BASE, 8, 2048, 0, H200), "project 128x128 1792, attend d128_r64 2048, output 128x128 512"),
-        ((BIG, 1, 1, 2047, V100), "project 16x64 137, attend d256_r16 32/32, output 16x64 128/16"),
-        ((BIG, 1, 1, 2047, A100), "project 16x64 137, attend d256_r16 16/16, output 16x64 128/16"),
-        ((BIG, 1, 1, 2047, H200), "project 16x64 137, attend d256_r16 16/16, output 16x64 128/16"),
-        ((BIG, 8, 1, 2047, V100), "project 16x64 138, attend d256_r16 240/30, output 16x64 240/30"),
-        ((BIG, 8, 1, 2047, A100), "project 16x64 138, attend d256_r16 128/16, output 16x64 256/32"),
-        ((BIG, 8, 1, 2047, H200), "project 16x64 138, attend d256_r16 128/16, output 16x64 256/32"),
-        (
-            (BIG, 8, 2048, 0, V100),
-            "project 128x128 1024, list_pairs 32, project 128x128 4158, attend d256_r64 4096, output 128x128 512",
-        ),
-        (
-            (BIG, 8, 2048, 0, A100),
-            "project 128x128 1024, list_pairs 32, project 128x128 4158, attend d256_r64 4096, output 128x128 512",
-        ),
-        (
-            (BIG, 8, 2048, 0, H200),
-            "project 128x128 1024, list_pairs 32, project 128x128 4158, attend d256_r64 4096, output 128x128 512",
-        ),
-        ((JETMOE, 1, 1, 2047, V100), "project 16x64 321, attend d128_r16 240/15, output 16x64 256/8"),
-        ((JETMOE, 1, 1, 2047, A100), "project 16x64 321, attend d128_r16 256/16, output 16x64 352/11"),
-        ((JETMOE, 1, 1, 2047, H200), "project 16x64 321, attend d128_r16 256/16, output 16x64 416/13"),
-        ((JETMOE, 8, 1, 127, V100), "project 16x64 322, attend d128_r16 128, output 16x64 256/8"),
-        ((JETMOE, 8, 1, 127, A100), "project 16x64 322, attend d128_r16 128, output 16x64 352/11"),
-        ((JETMOE, 8, 1, 127, H200), "project 16x64 322, attend d128_r16 128, output 16x64 416/13"),
-        ((JETMOE, 64, 1, 2047, V100), "project 64x64 336, attend d128_r16 1024, output 64x64 256/8"),
-        ((JETMOE, 64, 1, 2047, A100), "project 64x64 336, attend d128_r16 1024, output 64x64 352/11"),
-        ((JETMOE, 64, 1, 2047, H200), "project 64x64 336, attend d128_r16 1024, output 64x64 416/13"),
-        (
-            (JETMOE, 8, 2048, 0, V100),
-            "project 128x128 4608, list_pairs 8, project 128x128 4208, attend d128_r64 8192, output 128x128 4208, sum_slots 16384",
-        ),
-        (
-            (JETMOE, 8, 2048, 0, A100),
-            "project 128x128 4608, list_pairs 8, project 128x128 4208, attend d128_r64 8192, output 128x128 4208, sum_slots 16384",
-        ),
-        (
-            (JETMOE, 8, 2048, 0, H200),
-            "project 128x128 4608, list_pairs 8, project 128x128 4208, attend d128_r64 8192, output 128x128 4208, sum_slots 16384",
-        ),
-    ];
-    for ((layer, batch, tokens, past, kind), launches) in expected {
+    for ((layer, batch, tokens, past, kind), launches) in LAUNCHES {
         assert_eq!(
             summary(&plan_of(layer, batch, tokens, past, kind)),
             launches,
