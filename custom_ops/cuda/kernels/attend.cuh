@@ -33,6 +33,10 @@ struct Attention {
 
     static_assert(WARP_KEYS % Engine::STEP == 0 && WARP_KEYS <= 64, "the keys of a warp are whole steps of one mask");
     static_assert(ROW_WARPS == 1 || KEY_WARPS == 1, "warps cut rows or keys");
+
+    // Where an element of a row of queries, keys or values lies, by its layout.
+    static constexpr int QUERY_LAYOUT = STRIDE, KEY_LAYOUT = STRIDE, VALUE_LAYOUT = VALUE_STRIDE;
+    DEVICE static int place(int layout, int row, int d) { return row * layout + d; }
 };
 
 // Where the rows of a tile come from and go to.
@@ -63,7 +67,7 @@ DEVICE void stage_queries(const QueryRows &rows, typename A::Element *to) {
     const Parameters &p = rows.p;
     stage_runs<A::ROWS * A::RUNS, A::THREADS, T>(p.vectors != 0, [&](int, int i, T *&target, const T *&from) {
         int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH;
-        target = to + row * A::STRIDE + d;
+        target = to + A::place(A::QUERY_LAYOUT, row, d);
         long long source = rows.exists(row) ? rows.source(row) : -1;
         int valid = source < 0 ? 0 : p.head - d;
         from = (const T *)p.rows;
@@ -99,7 +103,7 @@ struct CacheFill {
     typedef typename A::Element T;
     const QueryRows &rows;
     T *to;
-    int stride;
+    int layout;
     const Cache<T> &cache;
     int tile, end_key;
 
@@ -110,7 +114,7 @@ struct CacheFill {
         mover.template runs<0, A::KEYS * A::RUNS, A::THREADS, T>(
             p.vectors != 0, [&](int, int i, T *&target, const T *&from) {
                 int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH, key = tile * A::KEYS + row;
-                target = to + row * stride + d;
+                target = to + A::place(layout, row, d);
                 bool seen = key < end_key && mask[key] != 0;
                 int valid = seen ? p.head - d : 0;
                 from = valid > 0 ? cache.row(key) + d : (const T *)p.rows;
@@ -205,7 +209,7 @@ DEVICE void set_apart(typename A::Element *values, int first_key, int first_part
     const int end = smaller(A::WARP_KEYS, end_key - first_key);
     bool finite = true;
     for (int i = begin * A::RUNS + lane_index(); i < end * A::RUNS; i += 32) {
-        const typename A::Element *run = values + i / A::RUNS * A::VALUE_STRIDE + i % A::RUNS * A::LENGTH;
+        const typename A::Element *run = values + A::place(A::VALUE_LAYOUT, i / A::RUNS, i % A::RUNS * A::LENGTH);
 #pragma unroll
         for (int j = 0; j < A::LENGTH; j++) {
             finite = finite && is_finite(to_float(run[j]));
@@ -218,7 +222,7 @@ DEVICE void set_apart(typename A::Element *values, int first_key, int first_part
     for (int key = begin; key < end; key++) {
 #pragma unroll
         for (int j = 0; j < A::Mixed::COLUMNS; j++) {
-            const float value = to_float(values[key * A::VALUE_STRIDE + A::Mixed::column(j)]);
+            const float value = to_float(values[A::place(A::VALUE_LAYOUT, key, A::Mixed::column(j))]);
 #pragma unroll
             for (int i = 0; i < RowState<A>::ROWS; i++) {
                 const bool seen = first_key + key <= state.last_key[i];
@@ -229,7 +233,7 @@ DEVICE void set_apart(typename A::Element *values, int first_key, int first_part
     sync_sharers<A>();
     const int step = A::ROW_WARPS > 1 ? A::THREADS : 32, own = A::ROW_WARPS > 1 ? thread_index() : lane_index();
     for (int i = begin * A::HEAD + own; i < end * A::HEAD; i += step) {
-        typename A::Element &value = values[i / A::HEAD * A::VALUE_STRIDE + i % A::HEAD];
+        typename A::Element &value = values[A::place(A::VALUE_LAYOUT, i / A::HEAD, i % A::HEAD)];
         if (!is_finite(to_float(value))) {
             from_float(value, 0);
         }
@@ -417,10 +421,10 @@ DEVICE void attend(const Parameters &p) {
     const Cache<T> value_cache(rows, p.past_value, p.value, p.value_rows);
     Transfer<A::HELD, A::PASSES> transfer;
     auto fill_keys = [&](int tile) {
-        return CacheFill<A>{rows, keys, A::STRIDE, key_cache, tile, end_key};
+        return CacheFill<A>{rows, keys, A::KEY_LAYOUT, key_cache, tile, end_key};
     };
     auto fill_values = [&](int tile) {
-        return CacheFill<A>{rows, values, A::VALUE_STRIDE, value_cache, tile, end_key};
+        return CacheFill<A>{rows, values, A::VALUE_LAYOUT, value_cache, tile, end_key};
     };
     stage_queries<A>(rows, queries);
     if (begin < end) {

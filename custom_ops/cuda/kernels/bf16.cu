@@ -7,6 +7,8 @@
 #include "output.cuh"
 #include "project.cuh"
 #include "volta.cuh"
+#include "warpgroup.cuh"
+#include "attend_warpgroup.cuh"
 
 KERNEL(moa_list_pairs, 256, 1, list_pairs(p))
 KERNEL(moa_sum_slots, 256, 1, sum_slots<bfloat16>(p))
@@ -39,6 +41,18 @@ KERNEL(moa_attend_tensor_d256_r64, 128, 1, attend<Attention<TensorCores<bfloat16
 static_assert(Attention<TensorCores<bfloat16>, 256, 4, 1, 32>::SHARED_BYTES == 67600, "as the planner has it");
 KERNEL(moa_attend_tensor_d256_r16, 128, 1, attend<Attention<TensorCores<bfloat16>, 256, 1, 4, 64>>(p))
 static_assert(Attention<TensorCores<bfloat16>, 256, 1, 4, 64>::SHARED_BYTES == 76048, "as the planner has it");
+#endif
+
+#if HAS_WARPGROUP_PRODUCTS
+KERNEL(moa_project_wgmma_128x128, 256, 2, project<WarpgroupTile<bfloat16, 128, 3>>(p))
+KERNEL(moa_output_wgmma_128x128, 256, 2, output<WarpgroupTile<bfloat16, 128, 3>>(p))
+static_assert(WarpgroupTile<bfloat16, 128, 3>::SHARED_BYTES == 98304, "as the planner has it");
+KERNEL(moa_attend_wgmma_d64_r128, 256, 1, attend_warpgroups<WarpgroupAttention<bfloat16, 64>>(p))
+static_assert(WarpgroupAttention<bfloat16, 64>::SHARED_BYTES == 49152, "as the planner has it");
+KERNEL(moa_attend_wgmma_d128_r128, 256, 1, attend_warpgroups<WarpgroupAttention<bfloat16, 128>>(p))
+static_assert(WarpgroupAttention<bfloat16, 128>::SHARED_BYTES == 98304, "as the planner has it");
+KERNEL(moa_attend_wgmma_d256_r128, 256, 1, attend_warpgroups<WarpgroupAttention<bfloat16, 256>>(p))
+static_assert(WarpgroupAttention<bfloat16, 256>::SHARED_BYTES == 196608, "as the planner has it");
 #endif
 
 #if NEEDS_PLAIN_UNITS_BF16

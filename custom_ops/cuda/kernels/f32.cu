@@ -7,6 +7,8 @@
 #include "output.cuh"
 #include "project.cuh"
 #include "volta.cuh"
+#include "warpgroup.cuh"
+#include "attend_warpgroup.cuh"
 
 KERNEL(moa_list_pairs, 256, 1, list_pairs(p))
 KERNEL(moa_sum_slots, 256, 1, sum_slots<float>(p))

@@ -18,6 +18,7 @@ struct alignas(16) Vector16 {
 
 #define HAS_TENSOR_CORES_16 1
 #define HAS_TENSOR_CORES_TF32 1
+#define HAS_WARPGROUP_PRODUCTS 1
 #define HAS_TURING_CORES 1
 #define HAS_VOLTA_CORES 1
 #define NEEDS_PLAIN_UNITS_BF16 1
@@ -28,12 +29,17 @@ struct alignas(16) Vector16 {
 
 #define HAS_TENSOR_CORES_16 (__CUDA_ARCH__ >= 800)
 #define HAS_TENSOR_CORES_TF32 (__CUDA_ARCH__ >= 800)
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define HAS_WARPGROUP_PRODUCTS 1
+#else
+#define HAS_WARPGROUP_PRODUCTS 0
+#endif
 #define HAS_TURING_CORES (__CUDA_ARCH__ >= 750 && __CUDA_ARCH__ < 800)
 #define HAS_VOLTA_CORES (__CUDA_ARCH__ < 750)
 #define NEEDS_PLAIN_UNITS_BF16 (__CUDA_ARCH__ < 800)
 
 #define DEVICE __device__ __forceinline__
-#define DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
 
 // An entry point: at most `threads` threads a block, at least `blocks` blocks on a multiprocessor.
 #define KERNEL(name, threads, blocks, ...) \
@@ -253,3 +259,5 @@ DEVICE void multiply_add_tf32(float (&sum)[4], const unsigned (&a)[4], unsigned 
 }
 
 #endif
+
+#include "hopper.cuh"

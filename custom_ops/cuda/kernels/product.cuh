@@ -4,6 +4,9 @@
 #include "engine.cuh"
 #include "memory.cuh"
 
+template <class TileType, class Source>
+DEVICE void compute_tile(unsigned char *shared, int chunks, Source &source);
+
 // A tile of ROWS x COLUMNS, DEPTH inner indices a stage. Warps cut it along all three: those along the depth keep sums
 // of their own, which are added in their order.
 template <class EngineType, int ROWS_, int COLUMNS_, int DEPTH_, int WARPS_ROWS, int WARPS_COLUMNS, int WARPS_DEPTH_, int STAGES_>
@@ -32,10 +35,19 @@ struct Tile {
     static_assert(STAGES >= 2, "one stage is computed while another is loaded");
     static_assert(COLUMNS % (2 * LENGTH) == 0, "half a tile of columns is whole runs");
 
+    // Where an element of a factor lies in its part of a stage.
+    DEVICE static int left_place(int row, int inner) { return row * LEFT_STRIDE + inner; }
+    DEVICE static int right_place(int inner, int column) { return inner * RIGHT_STRIDE + column; }
+
     DEVICE static int warp() { return thread_index() / 32; }
     DEVICE static int warp_row() { return warp() / (WARPS_COLUMNS * WARPS_DEPTH) * WARP_ROWS; }
     DEVICE static int warp_column() { return warp() / WARPS_DEPTH % WARPS_COLUMNS * WARP_COLUMNS; }
     DEVICE static int warp_part() { return warp() % WARPS_DEPTH; }
+
+    template <class Source>
+    DEVICE static void compute(unsigned char *shared, int chunks, Source &source, bool) {
+        compute_tile<Tile>(shared, chunks, source);
+    }
 };
 
 // The columns of the right factor that a tile takes. Where `pair_offset` is not 0, the first half of the tile are the
@@ -49,18 +61,26 @@ struct Columns {
     int units;  // units of the block
     int pair_offset;
 
+    // Inner index 0 of a column of the tile; `valid` of the elements from there on exist.
+    template <class TileType>
+    DEVICE const T *top(int column, int &valid) const {
+        const int HALF = TileType::COLUMNS / 2;
+        const bool second = pair_offset != 0 && column >= HALF;
+        const int unit = first + column - (second ? HALF : 0);
+        valid = units - unit;
+        return weight + unit + (second ? pair_offset : 0);
+    }
+
     template <class TileType, class Mover>
     DEVICE void stage(Mover &mover, T *to, int first_inner, bool vectors) const {
-        const int HALF = TileType::COLUMNS / 2;
         mover.template runs<TileType::LEFT_PASSES, TileType::DEPTH * TileType::RIGHT_RUNS, TileType::THREADS, T>(
             vectors, [&](int, int i, T *&target, const T *&from) {
                 int inner_index = i / TileType::RIGHT_RUNS, column = i % TileType::RIGHT_RUNS * TileType::LENGTH;
-                bool second = pair_offset != 0 && column >= HALF;
-                int unit = first + column - (second ? HALF : 0);
-                int k = first_inner + inner_index;
-                int valid = k < inner ? units - unit : 0;
-                target = to + inner_index * TileType::RIGHT_STRIDE + column;
-                from = valid > 0 ? weight + (size_t)k * stride + unit + (second ? pair_offset : 0) : weight;
+                int k = first_inner + inner_index, valid;
+                const T *inside = top<TileType>(column, valid) + (size_t)k * stride;
+                valid = k < inner ? valid : 0;
+                target = to + TileType::right_place(inner_index, column);
+                from = valid > 0 ? inside : weight;
                 return valid;
             });
     }

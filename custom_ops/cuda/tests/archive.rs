@@ -81,7 +81,9 @@ fn every_kernel_is_compiled_for_every_target() {
             for (target, capability) in CODE.into_iter().chain(PTX).chain(turing) {
                 let kernels = &image(archive, element, target).kernels;
                 let names: Vec<_> = kernels.iter().map(|kernel| kernel.name.clone()).collect();
-                assert_eq!(names, entry_points(element, capability), "{} {target}", element.module());
+                let mut expected = entry_points(element, capability);
+                expected.retain(|name| target == "sm_90a" || !name.contains("_wgmma_"));
+                assert_eq!(names, expected, "{} {target}", element.module());
             }
         }
     });
@@ -94,7 +96,9 @@ fn no_kernel_spills_and_every_block_fits() {
         assert_eq!(kernel.local_bytes, 0, "{place}: local memory");
         assert_eq!(kernel.shared_bytes, 0, "{place}: static shared memory is not in the plan");
         let block = kernel.registers.next_multiple_of(8) * kernel.max_threads;
-        assert!(kernel.registers > 0 && block <= REGISTERS, "{place}: {block} registers a block");
+        // One block's copies and sums hide behind another's products.
+        let blocks = if kernel.name.contains("_wgmma_128x128") { 2 } else { 1 };
+        assert!(kernel.registers > 0 && blocks * block <= REGISTERS, "{place}: {block} registers a block");
     });
 }
 
@@ -143,13 +147,11 @@ fn machine_code_is_as_designed() {
         assert!(found.all > 0, "{place}: no instruction was found");
         assert_eq!(found.local, 0, "{place}: local memory");
         assert_eq!(found.float_atomics, 0, "{place}: atomic operations on floats");
+        let wgmma = unit == "wgmma";
         assert!(!plain || found.ffma > 0, "{place}: {found:?}");
-        assert!(found.hgmma == 0 || capability == (9, 0), "{place}: {found:?}");
-        assert_eq!(found.hmma + found.hgmma > 0, tensor, "{place}: {found:?}");
-        assert!(found.hgmma > 0 || (found.ldsm > 0) == (tensor && unit != "tf32"), "{place}: {found:?}");
-        assert!(
-            found.utmaldg > 0 || (found.ldgsts > 0) == (capability >= (8, 0) && (tensor || plain)),
-            "{place}: {found:?}"
-        );
+        assert_eq!((found.hmma > 0, found.hgmma > 0), (tensor, wgmma), "{place}: {found:?}");
+        assert_eq!(found.ldsm > 0, tensor && unit != "tf32", "{place}: {found:?}");
+        let copies = capability >= (8, 0) && (tensor || plain || wgmma);
+        assert_eq!(found.ldgsts > 0, copies, "{place}: {found:?}");
     });
 }

@@ -23,7 +23,18 @@ const BASE: Layer = (512, 8, 8, 1, 128, false);
 const BIG: Layer = (512, 32, 16, 1, 256, false);
 const JETMOE: Layer = (2048, 8, 2, 16, 128, true);
 
-fn plan_of(layer: Layer, batch: usize, tokens: usize, past: usize, (device, element): (Device, Element)) -> Plan {
+fn plan_of(layer: Layer, batch: usize, tokens: usize, past: usize, kind: (Device, Element)) -> Plan {
+    plan_with(layer, batch, tokens, past, kind, Options::default())
+}
+
+fn plan_with(
+    layer: Layer,
+    batch: usize,
+    tokens: usize,
+    past: usize,
+    (device, element): (Device, Element),
+    options: Options,
+) -> Plan {
     let (width, experts, top_k, kv_heads, head, rotates) = layer;
     let dims = SelfAttentionDims { batch, tokens, past, width, experts, top_k, kv_heads, head };
     let attributes = SelfAttentionAttributes {
@@ -39,7 +50,7 @@ fn plan_of(layer: Layer, batch: usize, tokens: usize, past: usize, (device, elem
         returns_keys: false,
         returns_values: false,
     };
-    plan::self_attention(&dims, &attributes, &settings, element, &device, Options::default()).unwrap()
+    plan::self_attention(&dims, &attributes, &settings, element, &device, options).unwrap()
 }
 
 /// Kernel, blocks, and parts where there are some: `project 16x16 81, attend d128_r16 16/16, output 16x16 128/4`.
@@ -130,6 +141,36 @@ fn launches_of_known_layers() {
             launches,
             "{layer:?} {batch} x {tokens}, {past}"
         );
+    }
+}
+
+/// Where they are asked for, warpgroup products take the place of the largest tiles, two blocks on a multiprocessor, and
+/// of attention of many queries; nothing else changes.
+#[test]
+fn warpgroup_products_of_known_layers() {
+    let options = Options { wgmma: true, ..Options::default() };
+    for (layer, batch, tokens, past, launches) in [
+        (BASE, 64, 1, 2047, ""),
+        (BASE, 1, 128, 0, ""),
+        (BASE, 16, 128, 0, ""),
+        (BASE, 8, 2048, 0, "project 128x128 1792, attend d128_r128 1024, output 128x128 512"),
+        (BIG, 8, 2048, 0, "project 128x128 1024, project 128x128 4158, attend d256_r128 2048, output 128x128 512"),
+        (JETMOE, 8, 2048, 0, "project 128x128 4608, project 128x128 4208, attend d128_r128 4096, output 128x128 4208"),
+    ] {
+        let without = plan_of(layer, batch, tokens, past, H200);
+        let mut with = plan_with(layer, batch, tokens, past, H200, options);
+        let same = with.launches.iter().zip(&without.launches).filter(|(new, old)| new == old).count();
+        assert_eq!(with.launches.len(), without.launches.len());
+        with.launches.retain(|launch| launch.kernel.contains("_wgmma_"));
+        assert_eq!(with.launches.len() + same, without.launches.len(), "{layer:?} {batch} x {tokens}, {past}");
+        for launch in with.launches.iter().filter(|launch| !launch.kernel.contains("attend")) {
+            assert!(2 * (launch.shared_bytes + 1024) <= 228 << 10, "{} leaves no room for another", launch.kernel);
+        }
+        assert_eq!(summary(&with), launches, "{layer:?} {batch} x {tokens}, {past}");
+        for kind in [V100, A100, (H200.0, Element::F32)] {
+            let plans = [options, Options::default()].map(|it| plan_with(layer, batch, tokens, past, kind, it));
+            assert_eq!(plans[0], plans[1]);
+        }
     }
 }
 

@@ -48,6 +48,8 @@ pub(super) struct Choice {
     pub(super) element: Element,
     pub(super) device: Device,
     engine: Engine,
+    /// What computes large products, where it is not `engine`.
+    large: Option<Engine>,
 }
 
 impl Choice {
@@ -56,7 +58,8 @@ impl Choice {
         if major < 7 {
             return Err(PlanError::Device { major, minor });
         }
-        Ok(Self { element, device: *device, engine: Engine::of(element, device, options) })
+        let large = Some(Engine::Wgmma).filter(|engine| options.wgmma && engine.exists(element, device));
+        Ok(Self { element, device: *device, engine: Engine::of(element, device, options), large })
     }
 
     /// The tile for products, of those whose shared memory `bytes` fits the device.
@@ -81,24 +84,31 @@ impl Choice {
             tiles.max(self.multiprocessors()).saturating_mul(rows.min(height) + across)
         };
         let narrow = !routes && reads(NARROW_COLUMNS) <= reads(WIDE_COLUMNS);
-        let kernels = ProductKernel::all(self.engine);
-        let fitting = kernels.iter().filter(|kernel| kernel.rows <= height && bytes(kernel) <= available as usize);
+        let engines = std::iter::once(self.engine).chain(self.large);
+        let kernels = engines.flat_map(ProductKernel::all);
+        let fitting = kernels.filter(|kernel| kernel.rows <= height && bytes(kernel) <= available as usize);
+        // Of the largest, the last.
         let best = fitting.max_by_key(|kernel| ((kernel.columns < WIDE_COLUMNS) == narrow, kernel.rows));
-        best.copied().ok_or(PlanError::SharedMemory { kernel: "product", available })
+        best.ok_or(PlanError::SharedMemory { kernel: "product", available })
     }
 
     /// The attention kernel for `rows` rows in each of `pairs` pairs of batch row and head.
     pub(super) fn attend(&self, rows: usize, pairs: usize, head: usize) -> Result<AttendKernel, PlanError> {
         let available = self.device.shared_bytes_per_block;
+        let fits =
+            |kernel: &AttendKernel| kernel.head >= head && kernel.shared_bytes(self.element) <= available as usize;
+        let fills = |kernel: &AttendKernel| rows.div_ceil(kernel.rows()) * pairs >= self.multiprocessors();
+        let large = self.large.map(AttendKernel::all).unwrap_or_default().into_iter().find(fits);
+        if let Some(kernel) = large.filter(|kernel| rows > kernel.rows() / 2 && fills(kernel)) {
+            return Ok(kernel);
+        }
         let engines = [self.engine, Engine::Plain];
         let engines = engines.iter().filter(|engine| engine.exists(self.element, &self.device));
         let kernels = engines.flat_map(|engine| AttendKernel::all(*engine));
-        let mut fitting =
-            kernels.filter(|kernel| kernel.head >= head && kernel.shared_bytes(self.element) <= available as usize);
+        let mut fitting = kernels.filter(fits);
         let error = PlanError::SharedMemory { kernel: "attention", available };
         let tall = fitting.next().ok_or_else(|| error.clone())?;
-        let fills_device = rows.div_ceil(tall.rows()) * pairs >= self.multiprocessors();
-        if !tall.cuts_keys() && rows > 16 && fills_device {
+        if !tall.cuts_keys() && rows > 16 && fills(&tall) {
             return Ok(tall);
         }
         std::iter::once(tall).chain(fitting).find(AttendKernel::cuts_keys).ok_or(error)

@@ -73,7 +73,7 @@ impl Case {
             },
             element,
             device: device(random),
-            options: Options { tf32: false },
+            options: Options::default(),
             is_cross,
             all_outputs: random.chance(60),
             offset: 0,

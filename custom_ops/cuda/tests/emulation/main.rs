@@ -18,3 +18,4 @@ mod grouped;
 mod routing_reference;
 mod support;
 mod unseen;
+mod warpgroups;

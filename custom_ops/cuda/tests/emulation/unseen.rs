@@ -29,13 +29,14 @@ struct Shape {
 }
 
 /// Tall and short tiles, warps and blocks that cut keys, rows of one token and of several in a tile.
-const SHAPES: [Shape; 6] = [
+const SHAPES: [Shape; 7] = [
     Shape { tokens: 9, past: 0, head: 16, top_k: 2, multiprocessors: 1 },
     Shape { tokens: 5, past: 150, head: 64, top_k: 3, multiprocessors: 132 },
     Shape { tokens: 18, past: 3, head: 96, top_k: 4, multiprocessors: 1 },
     Shape { tokens: 35, past: 0, head: 128, top_k: 2, multiprocessors: 1 },
     Shape { tokens: 9, past: 11, head: 200, top_k: 4, multiprocessors: 1 },
     Shape { tokens: 18, past: 40, head: 13, top_k: 1, multiprocessors: 16 },
+    Shape { tokens: 33, past: 50, head: 200, top_k: 2, multiprocessors: 1 },
 ];
 
 fn case(shape: &Shape, element: Element, tf32: bool, compute_capability: (u32, u32)) -> Case {
@@ -44,7 +45,7 @@ fn case(shape: &Shape, element: Element, tf32: bool, compute_capability: (u32, u
     let dims = SelfAttentionDims { batch: 2, tokens, past, width: 16, experts: 4, top_k, kv_heads: 1, head };
     let mut case = Case::random(&mut random, dims, element, false);
     case.device = device_of(compute_capability, multiprocessors);
-    case.options = Options { tf32 };
+    case.options = Options { tf32, wgmma: compute_capability == (9, 0) };
     case.attributes.causal = true;
     case.attributes.skip_padded_queries = true;
     case.all_outputs = false;
@@ -108,6 +109,8 @@ fn a_later_token_or_a_masked_key_may_hold_anything() {
         (Element::F16, false, (8, 0)),
         (Element::Bf16, false, (7, 0)),
         (Element::Bf16, false, (8, 0)),
+        (Element::F16, false, (9, 0)),
+        (Element::Bf16, false, (9, 0)),
     ];
     for (element, tf32, compute_capability) in kinds {
         for (index, shape) in SHAPES.iter().enumerate() {
