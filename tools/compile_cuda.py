@@ -148,6 +148,13 @@ def resources(log):
     return kernels
 
 
+def refuse_lost_overlap(log, place):
+    """Fails where the assembler makes asynchronous warpgroup products wait for each other."""
+    lost = [line for line in log.splitlines() if "Potential Performance Loss" in line]
+    if lost:
+        raise RuntimeError(f"{place}: {lost[0]}")
+
+
 def compile_image(job):
     """One module for one target: its bytes, its kernels and the seconds that it took; kept for a next time."""
     source, headers, module, target, cache = job
@@ -156,6 +163,7 @@ def compile_image(job):
     if kept.with_suffix(kept.suffix + ".json").is_file():
         return kept.read_bytes(), json.loads(kept.with_suffix(kept.suffix + ".json").read_text()), 0.0
     image, log = Nvrtc().compile(f"{module}.cu", source, headers, target)
+    refuse_lost_overlap(log, f"{module} {target}")
     if target.startswith("sm_"):
         found = resources(log)
     else:
