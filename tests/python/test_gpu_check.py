@@ -139,6 +139,18 @@ class Table(unittest.TestCase):
         self.assertEqual(met, [])
         self.assertTrue(rows[0][1].endswith("?") and rows[0][table.HEADER.index("mha=")].endswith("?"))
 
+    def test_warpgroup_products_are_judged_by_all_cases(self):
+        self.assertEqual(table.wgmma_verdict({}), "wgmma: not measured")
+        records = [timed(one.name, 8e-6) for one in cases.TIMED[:3]]
+        for record, seconds in zip(records, (4e-6, 16e-6, 2e-6)):
+            record["found"]["times"][cases.WGMMA] = {"median": seconds}
+        records[2]["found"]["notes"]["wrong"] = {cases.WGMMA: "off by 1"}
+        results = {"stages": {"times": records}}
+        rows, _, _ = table.time_rows(results)
+        column = table.HEADER.index(table.WGMMA)
+        self.assertEqual([row[column] for row in rows[:3]], ["2.00", "0.50", ""])
+        self.assertTrue(table.wgmma_verdict(results).startswith("wgmma: 1.00 times as fast as the default over 2 cases"))
+
     def test_checks_are_counted(self):
         records = [
             {"index": 0, "name": "native f16: a", "found": {"errors": {"output": 1e-4}, "problems": []}},

@@ -11,6 +11,9 @@ from .ours import Call, unaligned
 #: Sizes that no tile divides.
 ODD = cases.Layer("odd", 72, 5, 2, 3, 24, "softmax_topk_renorm")
 
+#: The same, with products that are large enough for warpgroups.
+WIDE = cases.Layer("wide", 520, 7, 3, 2, 72, "softmax_topk_renorm")
+
 #: Element types, and whether products may round to TF32.
 KINDS = {"f32": ("f32", False), "tf32": ("f32", True), "f16": ("f16", False), "bf16": ("bf16", False)}
 
@@ -113,6 +116,23 @@ def all_checks():
         Check(_case(jetmoe, 4, 100), **ffn, extent=5632, gated=True),
         Check(_case(jetmoe, 2, 300), **ffn, extent=704, gated=True, routing="same"),
         Check(_case(ODD, 3, 21), **ffn, extent=40, activation="gelu", gated=True, routing="idle"),
+    ]
+
+
+def large_checks():
+    """Products of the largest tiles, on short sequences: every regime, ragged tiles, rotation, gates, bias."""
+    base, big, jetmoe = cases.BASE, cases.BIG, cases.JETMOE
+    ffn = {"operator": "MoEFeedForward"}
+    return [
+        Check(_case(base, 67, 128)),
+        Check(_case(base, 67, 128), unaligned=True),
+        Check(_case(big, 65, 130), pads="mixed"),
+        Check(_case(jetmoe, 33, 130, causal=True), routing="idle"),
+        Check(_case(WIDE, 190, 65, causal=True), pads="ragged"),
+        Check(_case(replace(base, head=64), 67, 128, causal=True), pads="mixed"),
+        Check(_case(base, 9, 256, 300, True), pads="ragged"),
+        Check(_case(big, 40, 130), **ffn, extent=520),
+        Check(_case(jetmoe, 33, 100), **ffn, extent=704, gated=True),
     ]
 
 

@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from unittest import mock
 
-PATHS = {"native": None, "sm80": (8, 0), "sm75": (7, 5), "sm70": (7, 0)}
+PATHS = {"native": None, "wgmma": None, "sm80": (8, 0), "sm75": (7, 5), "sm70": (7, 0)}
 
 
 class Report:
@@ -37,7 +37,8 @@ def kernels_of(options, path="native"):
     torch.cuda.init()
     torch.zeros(1, device=feeds.DEVICE)
     library = abi.Library(Path(options.kit, "libmoa_cuda.so"))
-    return abi.Kernels(library, Path(options.kit, "kernels.bin").read_bytes(), path=PATHS[path])
+    with mock.patch.dict(os.environ, {"MOA_CUDA_WGMMA": "1" if path == "wgmma" else "0"}):
+        return abi.Kernels(library, Path(options.kit, "kernels.bin").read_bytes(), path=PATHS[path])
 
 
 def guarded(report, index, name, work):
@@ -78,7 +79,7 @@ def probe(options, report):
 
 def check(options, report):
     """Every check with every element type, on one code path."""
-    from .checks import KINDS, all_checks, fault_checks, run_check
+    from .checks import KINDS, all_checks, fault_checks, large_checks, run_check
 
     start = time.monotonic()
     kernels = kernels_of(options, options.path)
@@ -86,7 +87,8 @@ def check(options, report):
         kernels.load(element)
     report.line(facts=kernels.facts(), load_seconds=time.monotonic() - start)
     # Kinds take turns, so that every one has been through the first checks when time runs out.
-    work = [(case, kind) for case in all_checks() for kind in options.kinds]
+    chosen = {"native": all_checks() + large_checks(), "wgmma": large_checks()}.get(options.path, all_checks())
+    work = [(case, kind) for case in chosen for kind in options.kinds]
     for index, (case, kind) in enumerate(work):
         if index < options.start:
             continue
@@ -114,14 +116,15 @@ def times(options, report):
     """The timed cases whose numbers are given."""
     import torch
 
-    from .bench import run_case
+    from .bench import Ours, run_case
     from .cases import TIMED
     from .roofline import Ceilings
 
     kernels = kernels_of(options)
     with mock.patch.dict(os.environ, {"MOA_CUDA_OVERLAP": "0"}):
-        both = (kernels, kernels_of(options))
-    for one in both:
+        serial = kernels_of(options)
+    ours = Ours(kernels, serial, kernels_of(options, "wgmma"))
+    for one in ours:
         one.load("bf16")
     found = Ceilings.read(options.ceilings)
     l2_bytes = kernels.facts()["l2_bytes"]
@@ -135,7 +138,7 @@ def times(options, report):
             continue
         seconds = min(45.0, max(8.0, 1.4 * left / waiting))
         work = lambda case=case, seconds=seconds: run_case(  # noqa: E731
-            case, both, found, l2_bytes, secrets.randbits(32), min(seconds, left)
+            case, ours, found, l2_bytes, secrets.randbits(32), min(seconds, left)
         )
         if not guarded(report, place, case.name, work):
             os._exit(3)

@@ -18,6 +18,7 @@ SANITIZE_SECONDS = 110.0
 #: Code paths and element types of one process each: the driver compiles the PTX of the older paths when it loads it.
 CHECKS = [
     ("native", "f32,tf32,f16,bf16"),
+    ("wgmma", "f16,bf16"),
     ("sm80", "f32,tf32"),
     ("sm80", "f16"),
     ("sm80", "bf16"),

@@ -1,5 +1,7 @@
 """The small table that a run ends with."""
 
+import math
+
 from . import cases
 
 NOT_MEASURED = "not measured"
@@ -16,9 +18,12 @@ SHORT = {
 }
 RIVALS = list(SHORT)
 
+#: Our time over that with warpgroup products.
+WGMMA = "/wgmma"
+
 #: Ours in other circumstances, in microseconds.
 OWN = {cases.WARM: "warm", cases.SERIAL: "serial", cases.PRESENT: "+present"}
-HEADER = ["bf16, graph, cold cache", "moa us", "iqr", *OWN.values(), "% floor", "regime", *SHORT.values()]
+HEADER = ["bf16, graph, cold cache", "moa us", "iqr", *OWN.values(), WGMMA, "% floor", "regime", *SHORT.values()]
 
 
 def grid(header, rows):
@@ -61,6 +66,27 @@ def found_times(results):
     return {record["name"]: record["found"] for record in records if record.get("found")}
 
 
+def wgmma_ratio(one):
+    """Our median over that with warpgroup products; None where either was not measured or is wrong."""
+    wrong = one["notes"].get("wrong", {})
+    own, other = (one["times"].get(name) for name in (cases.OURS, cases.WGMMA))
+    if not own or not other or cases.OURS in wrong or cases.WGMMA in wrong:
+        return None
+    return own["median"] / other["median"]
+
+
+def wgmma_verdict(results):
+    """Whether warpgroup products should be the default: one line."""
+    ratios = [ratio for one in found_times(results).values() if (ratio := wgmma_ratio(one)) is not None]
+    if not ratios:
+        return f"wgmma: {NOT_MEASURED}"
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return (
+        f"wgmma: {mean:.2f} times as fast as the default over {len(ratios)} cases "
+        f"({min(ratios):.2f} to {max(ratios):.2f}); the default should change where all are above 1"
+    )
+
+
 def time_rows(results):
     """One row for each timed case: our time, its share of the floor, and each rival's time over ours."""
     found, rows, missed, met = found_times(results), [], [], []
@@ -75,6 +101,7 @@ def time_rows(results):
         share = one["floor"] and one["floor"] / own["median"]
         row = [case.name, microseconds(own["median"]) + wrong, microseconds(own["iqr"])]
         row += [microseconds(one["times"][name]["median"]) if name in one["times"] else "" for name in OWN]
+        row.append("" if (ratio := wgmma_ratio(one)) is None else f"{ratio:.2f}")
         row += [f"{100 * share:.0f}" if share else "", one["notes"].get("moa", {}).get("regime", "")]
         for rival in RIVALS:
             other = one["times"].get(rival)
@@ -176,6 +203,7 @@ def render(results):
     parts.append(grid(HEADER, rows))
     parts.append("ratio = rival / moa; * goal met, + gate met, ! gate missed, - goal missed, ? wrong result")
     parts.append(", ".join(f"{short} {name}" for name, short in SHORT.items()))
+    parts.append(wgmma_verdict(results))
     other = results.get("onnxruntime", {})
     parts.append(f"ONNX Runtime CUDA: {other.get('skipped') or other_summary(other)}")
     unmeasured = [line for line in missed if line.endswith(NOT_MEASURED)]
