@@ -7,12 +7,14 @@ import argparse
 import concurrent.futures
 import ctypes
 import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import os
 import pathlib
 import re
 import struct
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,8 +22,32 @@ import time
 MAGIC = b"MOACUDA1"
 MODULES = ["f32", "f16", "bf16"]
 CODE = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
-PTX = ["compute_70", "compute_80", "compute_90"]
+PTX = ["compute_70", "compute_75", "compute_80", "compute_90"]
+#: Every module for every target; what differs between 7.0 and 7.5 is f16 alone.
+IMAGES = [
+    (module, target)
+    for target in CODE + PTX
+    for module in MODULES
+    if target != "compute_75" or module == "f16"
+]
 OPTIONS = ["--std=c++17", "--ptxas-options=-v"]
+
+#: Machine code that the disassembler does not know.
+NOT_DISASSEMBLED = ["sm_70"]
+
+#: Instructions that are counted, by the name in front of the first dot; as `Instructions` in archive.rs.
+COUNTED = {
+    "hmma": ["HMMA"],
+    "hgmma": ["HGMMA"],
+    "ldsm": ["LDSM"],
+    "ldgsts": ["LDGSTS"],
+    "utmaldg": ["UTMALDG"],
+    "ffma": ["FFMA"],
+    "local": ["LDL", "STL"],
+}
+
+#: Atomic operations whose order would decide bits.
+FLOAT_ATOMIC = re.compile(r"(ATOM|ATOMG|ATOMS|RED|REDG|REDUX|UBLKRED)\b.*\.(F16|F32|F64|BF16)")
 
 
 class Nvrtc:
@@ -74,6 +100,40 @@ class Nvrtc:
             self.library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
+class Disassembler:
+    """Reads machine code back."""
+
+    def __init__(self):
+        try:
+            files = importlib.metadata.files("nvidia-cuda-nvdisasm") or []
+            version = importlib.metadata.version("nvidia-cuda-nvdisasm")
+        except importlib.metadata.PackageNotFoundError:
+            sys.exit("error: nvdisasm is not installed; `cargo xtask cuda` installs it")
+        self.program = next(str(file.locate()) for file in files if file.name == "nvdisasm")
+        self.version = f"nvdisasm {version}"
+
+    def count(self, path):
+        """The instructions of every kernel of a file of machine code."""
+        done = subprocess.run([self.program, "-c", str(path)], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"nvdisasm does not read {path}: {done.stderr.strip()}")
+        return instructions(done.stdout)
+
+
+def instructions(text):
+    """How often the disassembly `text` has each kind of instruction, by kernel."""
+    kernels, own = {}, None
+    for line in text.splitlines():
+        if start := re.match(r"\.text\.(\w+):", line):
+            own = kernels.setdefault(start.group(1), {"all": 0, **dict.fromkeys(COUNTED, 0), "float_atomics": 0})
+        elif (found := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(([A-Z]\w*)[\w.]*)", line)) and own:
+            own["all"] += 1
+            for kind, names in COUNTED.items():
+                own[kind] += found.group(2) in names
+            own["float_atomics"] += FLOAT_ATOMIC.match(found.group(1)) is not None
+    return kernels
+
+
 def resources(log):
     """What the assembler says of each entry point: registers, shared and local bytes."""
     kernels = {}
@@ -88,6 +148,13 @@ def resources(log):
     return kernels
 
 
+def refuse_lost_overlap(log, place):
+    """Fails where the assembler makes asynchronous warpgroup products wait for each other."""
+    lost = [line for line in log.splitlines() if "Potential Performance Loss" in line]
+    if lost:
+        raise RuntimeError(f"{place}: {lost[0]}")
+
+
 def compile_image(job):
     """One module for one target: its bytes, its kernels and the seconds that it took; kept for a next time."""
     source, headers, module, target, cache = job
@@ -96,6 +163,7 @@ def compile_image(job):
     if kept.with_suffix(kept.suffix + ".json").is_file():
         return kept.read_bytes(), json.loads(kept.with_suffix(kept.suffix + ".json").read_text()), 0.0
     image, log = Nvrtc().compile(f"{module}.cu", source, headers, target)
+    refuse_lost_overlap(log, f"{module} {target}")
     if target.startswith("sm_"):
         found = resources(log)
     else:
@@ -112,6 +180,18 @@ def compile_image(job):
     return image, kernels, time.monotonic() - start
 
 
+def add_instructions(job, kernels, disassembler):
+    """Counts the instructions of one compiled image, and keeps them for a next time; None where nobody can."""
+    _, _, module, target, cache = job
+    if not target.startswith("sm_") or target in NOT_DISASSEMBLED:
+        return [{**kernel, "instructions": None} for kernel in kernels]
+    kept = cache / f"{module}.{target}.{disassembler.version.replace(' ', '-')}.json"
+    if not kept.is_file():
+        kept.write_text(json.dumps(disassembler.count(cache / f"{module}.{target}")))
+    counts = json.loads(kept.read_text())
+    return [{**kernel, "instructions": counts[kernel["name"]]} for kernel in kernels]
+
+
 def source_hash(sources):
     """SHA-256 over the names and texts of the sources."""
     digest = hashlib.sha256()
@@ -120,8 +200,8 @@ def source_hash(sources):
     return digest.hexdigest()
 
 
-def is_current(archive, digest, compiler):
-    """Whether the archive holds these sources, compiled by this compiler, for all targets."""
+def is_current(archive, digest, compiler, disassembler):
+    """Whether the archive holds these sources, compiled and read by these tools, for all targets."""
     try:
         content = archive.read_bytes()
         length = struct.unpack_from("<Q", content, len(MAGIC))[0]
@@ -129,8 +209,8 @@ def is_current(archive, digest, compiler):
     except (OSError, struct.error, ValueError):
         return False
     found = {(image["module"], image["target"]) for image in manifest["images"]}
-    wanted = {(module, target) for module in MODULES for target in CODE + PTX}
-    return (manifest["source_hash"], manifest["compiler"], found) == (digest, compiler, wanted)
+    tools = (manifest["source_hash"], manifest["compiler"], manifest.get("disassembler"))
+    return (*tools, found) == (digest, compiler, disassembler, set(IMAGES))
 
 
 def write(archive, manifest, images):
@@ -152,29 +232,34 @@ def main():
     paths = [*arguments.sources.glob("*.cu"), *arguments.sources.glob("*.cuh")]
     sources = {path.name: path.read_text() for path in paths}
     digest = source_hash(sources)
-    compiler = Nvrtc().version()
-    if is_current(arguments.archive, digest, compiler):
+    compiler, disassembler = Nvrtc().version(), Disassembler()
+    if is_current(arguments.archive, digest, compiler, disassembler.version):
         print(f"{arguments.archive}: there")
         return
     key = hashlib.sha256(f"{digest} {compiler} {OPTIONS}".encode()).hexdigest()[:16]
     cache = arguments.archive.parent / "images" / key
     headers = {name: text for name, text in sources.items() if name.endswith(".cuh")}
-    jobs = [(sources[f"{module}.cu"], headers, module, target, cache) for target in CODE + PTX for module in MODULES]
+    jobs = [(sources[f"{module}.cu"], headers, module, target, cache) for module, target in IMAGES]
     compiled = {}
     with concurrent.futures.ProcessPoolExecutor(arguments.jobs) as pool:
-        for (_, _, module, target, _), (image, kernels, seconds) in zip(jobs, pool.map(compile_image, jobs)):
+        for job, (image, kernels, seconds) in zip(jobs, pool.map(compile_image, jobs)):
+            module, target = job[2:4]
+            kernels = add_instructions(job, kernels, disassembler)
             registers = max((kernel["registers"] for kernel in kernels), default=0)
             local = max((kernel["local_bytes"] for kernel in kernels), default=0)
-            print(f"{module} {target}: {len(kernels)} kernels, {len(image)} bytes, at most {registers} registers and "
-                  f"{local} bytes of local memory, {seconds:.1f} s", flush=True)
+            counts = [kernel["instructions"]["all"] for kernel in kernels if kernel["instructions"]]
+            read = f", {sum(counts)} instructions" if counts else ""
+            print(f"{module} {target}: {len(kernels)} kernels, {len(image)} bytes{read}, at most {registers} registers "
+                  f"and {local} bytes of local memory, {seconds:.1f} s", flush=True)
             compiled[module, target] = image, kernels
     offset, entries, images = 0, [], []
-    for module, target in [(module, target) for module in MODULES for target in CODE + PTX]:
+    for module, target in sorted(IMAGES, key=lambda image: MODULES.index(image[0])):
         image, kernels = compiled[module, target]
         entries.append({"module": module, "target": target, "offset": offset, "bytes": len(image), "kernels": kernels})
         images.append(image)
         offset += len(image)
-    write(arguments.archive, {"source_hash": digest, "compiler": compiler, "images": entries}, images)
+    tools = {"compiler": compiler, "disassembler": disassembler.version}
+    write(arguments.archive, {"source_hash": digest, **tools, "images": entries}, images)
     print(f"{arguments.archive}: {offset} bytes in {len(entries)} images")
 
 

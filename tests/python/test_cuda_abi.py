@@ -129,15 +129,15 @@ class Calls(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         return json.loads(done.stdout)
 
-    def kernel_names(self):
-        """The kernels that the plan asks for, one by one, from the errors that name what is missing."""
+    def kernel_names(self, shapes="shapes", wanted=("output", "present_key", "present_value")):
+        """The kernels that a plan asks for, one by one, from the errors that name what is missing."""
         known = []
         while True:
             answer = self.run_script(
-                """
+                f"""
                 kernels = abi.Kernels(library, archive, device=0)
                 print(json.dumps(refused(lambda: kernels.plan(
-                    "MoASelfAttention", attributes, "bf16", shapes, ["output", "present_key", "present_value"]))))
+                    "MoASelfAttention", attributes, "bf16", {shapes}, {list(wanted)}))))
                 """,
                 known,
             )
@@ -224,6 +224,31 @@ class Calls(unittest.TestCase):
         names = self.kernel_names()
         self.assertTrue(any(self.run_script(script, names)))
         self.assertFalse(any(self.run_script(script, names, variables={"MOA_CUDA_OVERLAP": "0"})))
+
+    def test_warpgroup_products_can_be_asked_for(self):
+        large = {
+            "hidden_states": (1, 32768, 512),
+            "attention_mask": (1, 32768),
+            "router_weight": (512, 4),
+            "query_weight": (4, 512, 128),
+            "kv_weight": (512, 256),
+            "output_weight": (4, 128, 512),
+        }
+        script = f"""
+            large = {large}
+            kernels = abi.Kernels(library, archive, device=0)
+            plan = kernels.plan("MoASelfAttention", attributes, "bf16", large, ["output"])
+            far = lambda index: (index + 1) << 40
+            log()
+            plan.bind({{name: far(index) for index, name in enumerate(large)}}, {{"output": far(20)}}, far(40))(7)
+            print(json.dumps(["_wgmma_" in line for line in log() if line.startswith("cuLaunch")]))
+            """
+        names = self.kernel_names(str(large), ["output"])
+        wgmma = [f"moa_{name}" for name in ("project_wgmma_128x128", "attend_wgmma_d128_r128", "output_wgmma_128x128")]
+        asked = {"MOA_CUDA_WGMMA": "1"}
+        self.assertFalse(any(self.run_script(script, names + wgmma)))
+        self.assertFalse(any(self.run_script(script, names, variables=asked)), "the archive has none")
+        self.assertTrue(any(self.run_script(script, names + wgmma, variables=asked)))
 
     def test_every_refusal_has_its_code_and_its_line(self):
         answers = self.run_script(

@@ -17,7 +17,7 @@ from test_cuda_abi import FAKE, LIBRARY, ROOT, compile_with
 KERNELS = ROOT / "custom_ops/cuda/kernels"
 OPTIONS = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas", "-fPIC"]
 UNITS = [*(KERNELS / f"{module}.cu" for module in ("f32", "f16", "bf16")), KERNELS / "emulator/block.cpp"]
-UNITS += [KERNELS / "emulator/warp.cpp", FAKE.parent / "emulated.cpp"]
+UNITS += [KERNELS / "emulator/warp.cpp", KERNELS / "emulator/warpgroup.cpp", FAKE.parent / "emulated.cpp"]
 
 #: Every call of the sanitizer, with every kernel that its plan names, on one element type and code path.
 SCRIPT = """

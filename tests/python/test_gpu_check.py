@@ -11,6 +11,7 @@ import textwrap
 import unittest
 from contextlib import redirect_stdout
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -68,6 +69,20 @@ class Floors(unittest.TestCase):
         self.assertEqual(roofline.Work(100.0, 50.0, 5.0).floor(ceilings, 128), 2.0)
         self.assertEqual(roofline.Work(100.0, 50.0, 50.0).floor(ceilings, 256), 5.0)
 
+    def test_ceilings_that_were_not_measured_give_no_floor(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "ceilings.json")
+            self.assertIsNone(roofline.Ceilings.read(path))
+            raw = {"product_flops": 8e14, "attention_flops": {"128": 6e14, "256": None}, "copy_bytes": None}
+            path.write_text(json.dumps(raw))
+            self.assertIsNone(roofline.Ceilings.read(path))
+            path.write_text(json.dumps({**raw, "copy_bytes": 4e12}))
+            self.assertEqual(roofline.Ceilings.read(path), roofline.Ceilings(8e14, {128: 6e14}, 4e12))
+            self.assertIn("copy not measured TB/s", table.render({"ceilings": {**raw, "launch_gap": 1e-6}}))
+            record = timed(cases.TIMED[0].name, 8e-6)
+            record["found"]["floor"] = None
+            self.assertEqual(table.time_rows({"stages": {"times": [record]}})[0][0][table.HEADER.index("% floor")], "")
+
     def test_copies_exceed_the_cache_three_times(self):
         self.assertEqual(roofline.copies_for_cold_cache(2_400_000, 60 << 20), 79)
         self.assertEqual(roofline.copies_for_cold_cache(10**9, 60 << 20), 1)
@@ -124,6 +139,18 @@ class Table(unittest.TestCase):
         self.assertEqual(met, [])
         self.assertTrue(rows[0][1].endswith("?") and rows[0][table.HEADER.index("mha=")].endswith("?"))
 
+    def test_warpgroup_products_are_judged_by_all_cases(self):
+        self.assertEqual(table.wgmma_verdict({}), "wgmma: not measured")
+        records = [timed(one.name, 8e-6) for one in cases.TIMED[:3]]
+        for record, seconds in zip(records, (4e-6, 16e-6, 2e-6)):
+            record["found"]["times"][cases.WGMMA] = {"median": seconds}
+        records[2]["found"]["notes"]["wrong"] = {cases.WGMMA: "off by 1"}
+        results = {"stages": {"times": records}}
+        rows, _, _ = table.time_rows(results)
+        column = table.HEADER.index(table.WGMMA)
+        self.assertEqual([row[column] for row in rows[:3]], ["2.00", "0.50", ""])
+        self.assertTrue(table.wgmma_verdict(results).startswith("wgmma: 1.00 times as fast as the default over 2 cases"))
+
     def test_checks_are_counted(self):
         records = [
             {"index": 0, "name": "native f16: a", "found": {"errors": {"output": 1e-4}, "problems": []}},
@@ -177,6 +204,16 @@ for index in range(start, 5):
 """
 
 
+PROBE = """
+import json, os, sys
+report = open(sys.argv[sys.argv.index("--report") + 1], "a")
+problems = ["replay 0 differs"] if {condition} else []
+for line in ({{"software": {{"torch": "2"}}}}, {{"begin": 0, "name": "probe"}},
+             {{"index": 0, "name": "probe", "found": {{"problems": problems}}}}):
+    report.write(json.dumps(line) + "\\n")
+"""
+
+
 class Runs(unittest.TestCase):
     def stub(self, folder, program):
         package = Path(folder, "gpu_check")
@@ -216,6 +253,47 @@ class Runs(unittest.TestCase):
             run = self.run_in(folder)
             self.finish(run, conductor.Stage(run, "check-x", "check", limit=run.begin + 30))
             self.assertEqual(run.results["lost"], ["check-x ended with code 5"])
+
+    def test_a_stage_that_fails_says_its_last_words(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.stub(folder, "import no_such_module\n")
+            run = self.run_in(folder)
+            self.finish(run, conductor.Stage(run, "check-x", "check", limit=run.begin + 30))
+            self.assertIn("ended with code 1: ModuleNotFoundError: No module named", run.results["lost"][0])
+            self.assertIn("no_such_module", (run.out / "log.txt").read_text())
+
+    def test_a_case_that_hangs_is_left_behind(self):
+        hanging = STUB.replace("os._exit(3)", "import time; time.sleep(60)")
+        with tempfile.TemporaryDirectory() as folder, mock.patch.dict(conductor.QUIET, check=1.0):
+            self.stub(folder, hanging)
+            run = self.run_in(folder)
+            self.finish(run, conductor.Stage(run, "check-x", "check", limit=run.begin + 60))
+            self.assertEqual([record["index"] for record in run.results["stages"]["check-x"]], [0, 2, 4])
+            self.assertEqual(run.results["lost"], ["check-x hung in `n1`", "check-x hung in `n3`"])
+
+    def test_overlap_is_given_up_where_it_alone_fails(self):
+        for program, lost, environment in [
+            (PROBE.format(condition="False"), [], None),
+            (PROBE.format(condition="os.environ.get('MOA_CUDA_OVERLAP') != '0'"), ["kernels that overlap fail"], "0"),
+            (PROBE.format(condition="True"), [], None),
+        ]:
+            with tempfile.TemporaryDirectory() as folder:
+                self.stub(folder, program)
+                run = self.run_in(folder)
+                with redirect_stdout(io.StringIO()):
+                    run.probe()
+                self.assertEqual([line[: len(lost[0])] for line in run.results["lost"]] if lost else [], lost)
+                self.assertEqual(run.environment.get(conductor.OVERLAP), environment)
+                self.assertEqual(run.results["software"], {"torch": "2"})
+
+    def test_a_stage_that_raises_is_not_the_end(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.stub(folder, "raise SystemExit(5)\n")
+            run = self.run_in(folder, budget=30.0, stages=["onnxruntime"])
+            with redirect_stdout(io.StringIO()), mock.patch.object(run, "times", side_effect=ValueError("x"), __name__="times"):
+                run.everything()
+            self.assertEqual(run.results["lost"], ["times: ValueError: x"])
+            self.assertIn("skipped", run.results["onnxruntime"])
 
     def test_a_machine_without_a_gpu_gets_a_table_that_says_not_measured(self):
         with tempfile.TemporaryDirectory() as folder:

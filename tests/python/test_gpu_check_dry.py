@@ -122,6 +122,10 @@ class HostKernels:
         return 0
 
 
+if HAS_TORCH:
+    OURS = bench.Ours(HostKernels(), HostKernels(), HostKernels())
+
+
 class Event:
     clock = 0.0
 
@@ -180,7 +184,7 @@ class WithoutGpu(unittest.TestCase):
         )
 
     def test_every_check_holds_for_the_reference_itself(self):
-        for check in map(self.small, checks.all_checks()):
+        for check in map(self.small, checks.all_checks() + checks.large_checks()):
             for kind in ("f32", "bf16"):
                 found = checks.run_check(HostKernels(), check, kind, 7)
                 self.assertEqual(found["problems"], [], f"{check.name} {kind}")
@@ -224,8 +228,8 @@ class WithoutGpu(unittest.TestCase):
         for original in originals:
             case = cases.tiny(original, past=7)
             case = replace(case, layer=replace(case.layer, width=64, head=16))
-            with mock.patch.object(bench, "ROUNDS", 2):
-                found = bench.run_case(case, (HostKernels(), HostKernels()), ceilings, 1000, 5, 60.0)
+            with mock.patch.object(bench, "ROUNDS", 2), mock.patch.object(cases, "WGMMA_ROWS", 3):
+                found = bench.run_case(case, OURS, ceilings, 1000, 5, 60.0)
             failed = {
                 name for name in found["notes"].get("failed", {}) if HAS_TRANSFORMERS or not name.startswith("hf-")
             }
@@ -235,8 +239,10 @@ class WithoutGpu(unittest.TestCase):
                 {cases.OURS, cases.WARM, cases.SERIAL, cases.MHA, cases.DENSE, cases.GROUPED}, set(found["times"])
             )
             self.assertEqual(cases.PRESENT in found["times"], case.decode)
+            self.assertEqual(cases.WGMMA in found["times"], case.rows > 3)
             rows.append({"index": 0, "name": original.name, "found": found})
         text = table.render({"stages": {"times": rows}})
+        self.assertRegex(text, r"wgmma: [0-9.]+ times as fast as the default over \d cases")
         self.assertEqual(
             sum(line.startswith(tuple(one.name + "  " for one in originals)) for line in text.splitlines()),
             len(originals),
@@ -244,7 +250,7 @@ class WithoutGpu(unittest.TestCase):
 
     def test_a_rival_that_fails_is_a_line_and_not_the_end(self):
         case = replace(cases.tiny(cases.TIMED[0]), targets={})
-        run = bench.CaseRun(case, (HostKernels(), HostKernels()), 1000, 5)
+        run = bench.CaseRun(case, OURS, 1000, 5)
 
         def broken(*_):
             raise RuntimeError("no such kernel\nmore")

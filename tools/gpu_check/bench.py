@@ -1,6 +1,7 @@
 """One timed case: our kernels and their rivals in one process, each checked before it is timed."""
 
 import time
+from typing import NamedTuple
 
 import torch
 
@@ -19,6 +20,14 @@ RIVAL_TOLERANCE = 5 * TOLERANCE[ELEMENT]
 COMPILE = {"dynamic": False}
 
 
+class Ours(NamedTuple):
+    """Our kernels as they come, without overlap of one with the next, and with warpgroup products."""
+
+    kernels: object
+    serial: object
+    wgmma: object
+
+
 def tensor_bytes(tensors):
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if isinstance(tensor, torch.Tensor))
 
@@ -28,7 +37,7 @@ class CaseRun:
 
     def __init__(self, case, kernels, l2_bytes, seed):
         self.case, self.l2_bytes = case, l2_bytes
-        self.kernels, self.serial = kernels
+        self.ours = kernels
         source = feeds.Source(seed, feeds.DEVICE)
         dtype = feeds.DTYPES[ELEMENT]
         self.attributes, self.feeds, _ = feeds.self_attention(source, case, dtype, present=False)
@@ -40,9 +49,11 @@ class CaseRun:
 
     def add_ours(self):
         """Our kernels over copies of all inputs; and, where a cache grows, again with the whole new cache written."""
-        plans = {cases.OURS: (self.kernels, ["output"]), cases.SERIAL: (self.serial, ["output"])}
+        plans = {cases.OURS: (self.ours.kernels, ["output"]), cases.SERIAL: (self.ours.serial, ["output"])}
+        if self.case.rows > cases.WGMMA_ROWS:
+            plans[cases.WGMMA] = (self.ours.wgmma, ["output"])
         if self.case.past:
-            plans[cases.PRESENT] = (self.kernels, ["output", "present_key", "present_value"])
+            plans[cases.PRESENT] = (self.ours.kernels, ["output", "present_key", "present_value"])
         copies = [self.feeds]
         copies += [self._copy() for _ in range(self.copies(tensor_bytes(self.feeds.values())) - 1)]
         for name, (kernels, wanted) in plans.items():
@@ -127,8 +138,8 @@ class CaseRun:
             "times": {contestant.name: contestant.summary().to_json() for contestant in self.contestants},
             "errors": self.errors,
             "notes": self.notes,
-            "floor": work.floor(ceilings, head),
-            "mha_floor": rival.floor(ceilings, head),
+            "floor": ceilings and work.floor(ceilings, head),
+            "mha_floor": ceilings and rival.floor(ceilings, head),
             "mha_width": cases.equal_mac_width(self.case),
         }
 
@@ -140,7 +151,7 @@ class CaseRun:
 def run_case(case, kernels, ceilings, l2_bytes, seed, seconds):
     """Everything about one case within about `seconds`; rivals that no time is left for are named as such.
 
-    `kernels` are ours and ours without overlap of one kernel with the next.
+    Without `ceilings` there are no floors. `kernels` are `Ours`.
     """
     torch._dynamo.reset()
     torch.cuda.empty_cache()

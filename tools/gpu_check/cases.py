@@ -21,6 +21,11 @@ OURS = "moa"
 PRESENT = f"{OURS}+present"
 WARM = f"{OURS}, warm cache"
 SERIAL = f"{OURS}, no overlap"
+#: And with the warpgroup products of Hopper, which plans use where they are asked for.
+WGMMA = f"{OURS}, wgmma"
+
+#: Tokens of a call up to which no product is large enough for them.
+WGMMA_ROWS = 256
 
 
 @dataclass(frozen=True)

@@ -58,12 +58,25 @@ def launch_gap():
 
 
 def measure():
-    """All ceilings, as JSON."""
-    attention = {head: attention_rate(head, heads) for head, heads in ((64, 32), (128, 16), (256, 8))}
+    """All ceilings, as JSON; what cannot be measured is None, and `problems` says why."""
+    problems = []
+
+    def attempt(name, call):
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001 — the other ceilings are still worth measuring.
+            problems.append(f"{name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300])
+            return None
+
+    attention = {
+        head: attempt(f"attention {head}", lambda head=head, heads=heads: attention_rate(head, heads)) or (None, None)
+        for head, heads in ((64, 32), (128, 16), (256, 8))
+    }
     return {
-        "product_flops": product_rate(),
+        "product_flops": attempt("product", product_rate),
         "attention_flops": {str(head): rate for head, (rate, _) in attention.items()},
         "attention_backend": {str(head): name for head, (_, name) in attention.items()},
-        "copy_bytes": copy_rate(),
-        "launch_gap": launch_gap(),
+        "copy_bytes": attempt("copy", copy_rate),
+        "launch_gap": attempt("launch gap", launch_gap),
+        "problems": problems,
     }

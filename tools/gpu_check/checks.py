@@ -11,6 +11,9 @@ from .ours import Call, unaligned
 #: Sizes that no tile divides.
 ODD = cases.Layer("odd", 72, 5, 2, 3, 24, "softmax_topk_renorm")
 
+#: The same, with products that are large enough for warpgroups.
+WIDE = cases.Layer("wide", 520, 7, 3, 2, 72, "softmax_topk_renorm")
+
 #: Element types, and whether products may round to TF32.
 KINDS = {"f32": ("f32", False), "tf32": ("f32", True), "f16": ("f16", False), "bf16": ("bf16", False)}
 
@@ -116,6 +119,23 @@ def all_checks():
     ]
 
 
+def large_checks():
+    """Products of the largest tiles, on short sequences: every regime, ragged tiles, rotation, gates, bias."""
+    base, big, jetmoe = cases.BASE, cases.BIG, cases.JETMOE
+    ffn = {"operator": "MoEFeedForward"}
+    return [
+        Check(_case(base, 67, 128)),
+        Check(_case(base, 67, 128), unaligned=True),
+        Check(_case(big, 65, 130), pads="mixed"),
+        Check(_case(jetmoe, 33, 130, causal=True), routing="idle"),
+        Check(_case(WIDE, 190, 65, causal=True), pads="ragged"),
+        Check(_case(replace(base, head=64), 67, 128, causal=True), pads="mixed"),
+        Check(_case(base, 9, 256, 300, True), pads="ragged"),
+        Check(_case(big, 40, 130), **ffn, extent=520),
+        Check(_case(jetmoe, 33, 100), **ffn, extent=704, gated=True),
+    ]
+
+
 def cases_gate_modes():
     return ["softmax_topk", "softmax_topk_renorm", "topk_softmax"]
 
@@ -185,7 +205,9 @@ def fault_checks(kernels):
             problems.append(f"{what}: bit {bit} of the faults was set by an earlier call")
         elif not kernels.faults() & bit:
             problems.append(f"{what}: bit {bit} of the faults is not set")
-        if not rows[0, 3] or rows[1].any():
-            problems.append(f"{what}: NaN rows are {rows.nonzero().tolist()}, expected [0, 3] and none of sequence 1")
+        if not rows[0, 3] or rows[1].any() or rows[0, :3].any():
+            problems.append(
+                f"{what}: NaN rows are {rows.nonzero().tolist()}, expected [0, 3], none before it, none of sequence 1"
+            )
         call.close()
     return problems

@@ -11,8 +11,9 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from unittest import mock
 
-PATHS = {"native": None, "sm80": (8, 0), "sm70": (7, 0)}
+PATHS = {"native": None, "wgmma": None, "sm80": (8, 0), "sm75": (7, 5), "sm70": (7, 0)}
 
 
 class Report:
@@ -36,7 +37,8 @@ def kernels_of(options, path="native"):
     torch.cuda.init()
     torch.zeros(1, device=feeds.DEVICE)
     library = abi.Library(Path(options.kit, "libmoa_cuda.so"))
-    return abi.Kernels(library, Path(options.kit, "kernels.bin").read_bytes(), path=PATHS[path])
+    with mock.patch.dict(os.environ, {"MOA_CUDA_WGMMA": "1" if path == "wgmma" else "0"}):
+        return abi.Kernels(library, Path(options.kit, "kernels.bin").read_bytes(), path=PATHS[path])
 
 
 def guarded(report, index, name, work):
@@ -59,9 +61,25 @@ def guarded(report, index, name, work):
     return True
 
 
+def probe(options, report):
+    """The versions of what the other stages need, and one small call on the GPU's own kernels."""
+    import importlib.metadata
+
+    software = {"python": sys.version.split()[0]}
+    for name in ("torch", "triton", "numpy", "transformers", "onnxruntime-gpu"):
+        try:
+            software[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            software[name] = None
+    report.line(software=software)
+    from .checks import all_checks, run_check
+
+    guarded(report, 0, "probe f16", lambda: run_check(kernels_of(options), all_checks()[0], "f16", 1))
+
+
 def check(options, report):
     """Every check with every element type, on one code path."""
-    from .checks import KINDS, all_checks, fault_checks, run_check
+    from .checks import KINDS, all_checks, fault_checks, large_checks, run_check
 
     start = time.monotonic()
     kernels = kernels_of(options, options.path)
@@ -69,7 +87,8 @@ def check(options, report):
         kernels.load(element)
     report.line(facts=kernels.facts(), load_seconds=time.monotonic() - start)
     # Kinds take turns, so that every one has been through the first checks when time runs out.
-    work = [(case, kind) for case in all_checks() for kind in options.kinds]
+    chosen = {"native": all_checks() + large_checks(), "wgmma": large_checks()}.get(options.path, all_checks())
+    work = [(case, kind) for case in chosen for kind in options.kinds]
     for index, (case, kind) in enumerate(work):
         if index < options.start:
             continue
@@ -97,19 +116,17 @@ def times(options, report):
     """The timed cases whose numbers are given."""
     import torch
 
-    from .bench import run_case
+    from .bench import Ours, run_case
     from .cases import TIMED
     from .roofline import Ceilings
 
     kernels = kernels_of(options)
-    os.environ["MOA_CUDA_OVERLAP"] = "0"
-    both = (kernels, kernels_of(options))
-    del os.environ["MOA_CUDA_OVERLAP"]
-    for one in both:
+    with mock.patch.dict(os.environ, {"MOA_CUDA_OVERLAP": "0"}):
+        serial = kernels_of(options)
+    ours = Ours(kernels, serial, kernels_of(options, "wgmma"))
+    for one in ours:
         one.load("bf16")
-    raw = json.loads(Path(options.ceilings).read_text())
-    rates = {int(head): rate for head, rate in raw["attention_flops"].items() if rate}
-    found = Ceilings(raw["product_flops"], rates, raw["copy_bytes"])
+    found = Ceilings.read(options.ceilings)
     l2_bytes = kernels.facts()["l2_bytes"]
     torch.manual_seed(secrets.randbits(32))
     for place in range(options.start, len(options.cases)):
@@ -121,7 +138,7 @@ def times(options, report):
             continue
         seconds = min(45.0, max(8.0, 1.4 * left / waiting))
         work = lambda case=case, seconds=seconds: run_case(  # noqa: E731
-            case, both, found, l2_bytes, secrets.randbits(32), min(seconds, left)
+            case, ours, found, l2_bytes, secrets.randbits(32), min(seconds, left)
         )
         if not guarded(report, place, case.name, work):
             os._exit(3)
@@ -142,7 +159,7 @@ def warm(options, report):
     report.line(finished=True)
 
 
-STAGES = {"check": check, "ceilings": ceilings, "times": times, "warm": warm}
+STAGES = {"probe": probe, "check": check, "ceilings": ceilings, "times": times, "warm": warm}
 
 
 def main():

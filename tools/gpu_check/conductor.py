@@ -18,21 +18,32 @@ SANITIZE_SECONDS = 110.0
 #: Code paths and element types of one process each: the driver compiles the PTX of the older paths when it loads it.
 CHECKS = [
     ("native", "f32,tf32,f16,bf16"),
+    ("wgmma", "f16,bf16"),
     ("sm80", "f32,tf32"),
     ("sm80", "f16"),
     ("sm80", "bf16"),
-    ("sm70", "f32"),
+    ("sm75", "f16"),
     ("sm70", "f16"),
+    ("sm70", "f32"),
 ]
 TOOLS = {"memcheck": "f16,f32,bf16", "racecheck": "f16,f32", "initcheck": "f16", "synccheck": "f16"}
 RESTARTS = 6
+
+#: Seconds without a line after which a stage hangs: loading PTX, or compiling one rival, takes less.
+QUIET = {"probe": 60.0, "check": 90.0, "ceilings": 60.0, "warm": 150.0, "times": 150.0}
+
+#: Seconds that a killed process is waited for; one whose kernel hangs may stay in the driver.
+DEATH = 10.0
+
+#: Set to 0, no kernel begins before the one in front of it has ended (custom_ops/cuda/driver).
+OVERLAP = "MOA_CUDA_OVERLAP"
 
 
 class Stage:
     """A child that is started again behind whatever ended it."""
 
     def __init__(self, run, name, stage, *options, limit):
-        self.run, self.name, self.limit = run, name, limit
+        self.run, self.name, self.limit, self.quiet = run, name, limit, QUIET[stage]
         self.command = [sys.executable, "-m", "gpu_check.child", stage, "--kit", str(run.kit), *options]
         self.records, self.lost, self.starts = [], [], 0
         self.process, self.ended = None, False
@@ -42,22 +53,25 @@ class Stage:
         self.report = self.run.work / f"{self.name}-{self.starts}.jsonl"
         self.starts += 1
         command = [*self.command, "--report", str(self.report), "--start", str(first)]
+        self.heard = (time.monotonic(), 0)
         self.process = self.run.popen(command, self.name)
 
     def poll(self):
         """True once there is nothing more to wait for."""
         if self.ended:
             return True
-        late = time.monotonic() > self.limit
-        if late and self.process.poll() is None:
-            self.process.kill()
-        code = self.process.wait() if late else self.process.poll()
+        now = time.monotonic()
+        size = self.report.stat().st_size if self.report.exists() else 0
+        if size != self.heard[1]:
+            self.heard = (now, size)
+        late, hangs = now > self.limit, now - self.heard[0] > self.quiet
+        code = kill(self.process) if late or hangs else self.process.poll()
         if code is None:
             return False
-        self._collect(code, late)
+        self._collect(code, late, hangs)
         return self.ended
 
-    def _collect(self, code, late):
+    def _collect(self, code, late, hangs):
         fresh = read_lines(self.report)
         self.records += fresh
         begun = [record["begin"] for record in fresh if "begin" in record]
@@ -70,10 +84,11 @@ class Stage:
         if code == 0:
             return
         last = next((record for record in reversed(fresh) if "begin" in record), None)
-        what = "ran out of time" if late else f"ended with code {code}"
-        self.lost.append(
-            f"{self.name} {what}" + (f" in `{last['name']}`" if last and last["begin"] not in done else "")
-        )
+        what = "ran out of time" if late else "hung" if hangs else f"ended with code {code}"
+        place = f" in `{last['name']}`" if last and last["begin"] not in done else ""
+        words = tail(self.run.work / f"{self.name}.log").strip().splitlines()
+        why = f": {words[-1].strip()[:200]}" if words and not late else ""
+        self.lost.append(f"{self.name} {what}{place}{why}")
         if not self.ended:
             self.start(max(begun) + 1)
 
@@ -96,13 +111,21 @@ class Sanitizer:
         if self.result is not None:
             return True
         late = time.monotonic() > self.limit
-        if late and self.process.poll() is None:
-            self.process.kill()
-        code = self.process.wait() if late else self.process.poll()
+        code = kill(self.process) if late else self.process.poll()
         if code is None:
             return False
         self.result = {"tool": self.tool, **judge_sanitizer(self.text.read_text(errors="replace"), code, late)}
         return True
+
+
+def kill(process):
+    """Ends a process if it still runs: its exit code, -9 where it does not die in time."""
+    if process.poll() is None:
+        process.kill()
+    try:
+        return process.wait(DEATH)
+    except subprocess.TimeoutExpired:
+        return -9
 
 
 def judge_sanitizer(text, code, late):
@@ -186,23 +209,42 @@ class Run:
             fresh = self.out / f"{name}.tmp"
             fresh.write_text(text, encoding="utf-8")
             fresh.replace(self.out / name)
+        self.keep_logs()
 
     def everything(self):
         self.results["machine"] = machine_facts()
         self.say("machine: " + str(self.results["machine"].get("gpu")))
-        self.checks()
-        self.save()
-        if "ceilings" in self.stages:
-            self.ceilings()
+        for stage in (self.probe, self.checks, self.ceilings, self.times, self.onnxruntime):
+            try:
+                stage()
+            except Exception as error:  # noqa: BLE001 — what goes wrong in one stage is not the end of the others.
+                self.results["lost"].append(f"{stage.__name__}: {type(error).__name__}: {error}")
             self.save()
-        if "times" in self.stages and "ceilings" in self.results:
-            self.times()
-        if "onnxruntime" in self.stages:
-            self.onnxruntime()
         self.results["machine_after"] = machine_facts()
         self.results["seconds"] = time.monotonic() - self.begin
         self.save()
-        self.keep_logs()
+
+    def probe(self):
+        """One small call first, and where it fails only because kernels overlap, no overlap for the rest of the run."""
+        if not {"check", "times"} & set(self.stages):
+            return
+        first = self._probe("probe")
+        if not first:
+            return
+        self.environment[OVERLAP] = "0"
+        if self._probe("probe-no-overlap"):
+            del self.environment[OVERLAP]
+            return
+        self.results["lost"].append(f"kernels that overlap fail, so that the rest runs with {OVERLAP}=0: {first}")
+
+    def _probe(self, name):
+        """What is wrong with the first call; None where nothing is."""
+        stage = Stage(self, name, "probe", limit=time.monotonic() + min(90.0, self.left()))
+        self.wait([stage])
+        software = next((record["software"] for record in stage.records if "software" in record), None)
+        self.results["software"] = software or self.results.get("software")
+        record = next((one for one in stage.records if "index" in one), {"failed": "nothing was reported"})
+        return record.get("failed") or "; ".join(record["found"]["problems"]) or None
 
     def checks(self):
         """Checks on every path, the sanitizers, and compilation for later, side by side."""
@@ -245,6 +287,8 @@ class Run:
         self.say(f"{one.name}: {len(one.records)} records, {failed} failed{'; ' + one.lost[-1] if one.lost else ''}")
 
     def ceilings(self):
+        if "ceilings" not in self.stages:
+            return
         stage = Stage(self, "ceilings", "ceilings", limit=time.monotonic() + min(60.0, self.left()))
         self.wait([stage])
         found = next((record["found"] for record in stage.records if "found" in record), None)
@@ -253,6 +297,8 @@ class Run:
             (self.work / "ceilings.json").write_text(json.dumps(found))
 
     def times(self):
+        if "times" not in self.stages:
+            return
         reserve = 12.0 + (40.0 if "onnxruntime" in self.stages and has_onnxruntime(self.kit) else 0.0)
         seconds = self.left() - reserve
         options = ["--ceilings", str(self.work / "ceilings.json"), "--until", str(time.time() + seconds)]
@@ -260,6 +306,8 @@ class Run:
         self.wait([Stage(self, "times", "times", *options, limit=time.monotonic() + seconds + 8.0)])
 
     def onnxruntime(self):
+        if "onnxruntime" not in self.stages:
+            return
         if not has_onnxruntime(self.kit):
             reason = "not measured: the kit holds no ONNX Runtime with CUDA (see tools/gpu_check/README.md)"
             self.results["onnxruntime"] = {"skipped": reason}

@@ -1,6 +1,8 @@
 """What a call costs at least: operations over the rates, and bytes over the bandwidth, of the same machine."""
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from .cases import equal_mac_width
 
@@ -13,6 +15,18 @@ class Ceilings:
     product: float
     attention: dict
     copy: float
+
+    @classmethod
+    def read(cls, path):
+        """The ceilings that a file of JSON holds; None where there is none, or it lacks a rate."""
+        try:
+            raw = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError:
+            return None
+        rates = {int(head): rate for head, rate in (raw["attention_flops"] or {}).items() if rate}
+        if not raw["product_flops"] or not raw["copy_bytes"]:
+            return None
+        return cls(raw["product_flops"], rates, raw["copy_bytes"])
 
     def attention_rate(self, head):
         """Rate for the nearest head width that was measured; that of products where none was."""

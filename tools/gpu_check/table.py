@@ -1,5 +1,7 @@
 """The small table that a run ends with."""
 
+import math
+
 from . import cases
 
 NOT_MEASURED = "not measured"
@@ -16,9 +18,12 @@ SHORT = {
 }
 RIVALS = list(SHORT)
 
+#: Our time over that with warpgroup products.
+WGMMA = "/wgmma"
+
 #: Ours in other circumstances, in microseconds.
 OWN = {cases.WARM: "warm", cases.SERIAL: "serial", cases.PRESENT: "+present"}
-HEADER = ["bf16, graph, cold cache", "moa us", "iqr", *OWN.values(), "% floor", "regime", *SHORT.values()]
+HEADER = ["bf16, graph, cold cache", "moa us", "iqr", *OWN.values(), WGMMA, "% floor", "regime", *SHORT.values()]
 
 
 def grid(header, rows):
@@ -33,6 +38,11 @@ def grid(header, rows):
         return "  ".join(cells).rstrip()
 
     return "\n".join([line(header), line(["-" * width for width in widths]), *map(line, rows)])
+
+
+def scaled(value, factor, digits):
+    """A figure in another unit, or that it was not measured."""
+    return f"{value * factor:.{digits}f}" if value else NOT_MEASURED
 
 
 def microseconds(seconds):
@@ -56,6 +66,27 @@ def found_times(results):
     return {record["name"]: record["found"] for record in records if record.get("found")}
 
 
+def wgmma_ratio(one):
+    """Our median over that with warpgroup products; None where either was not measured or is wrong."""
+    wrong = one["notes"].get("wrong", {})
+    own, other = (one["times"].get(name) for name in (cases.OURS, cases.WGMMA))
+    if not own or not other or cases.OURS in wrong or cases.WGMMA in wrong:
+        return None
+    return own["median"] / other["median"]
+
+
+def wgmma_verdict(results):
+    """Whether warpgroup products should be the default: one line."""
+    ratios = [ratio for one in found_times(results).values() if (ratio := wgmma_ratio(one)) is not None]
+    if not ratios:
+        return f"wgmma: {NOT_MEASURED}"
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return (
+        f"wgmma: {mean:.2f} times as fast as the default over {len(ratios)} cases "
+        f"({min(ratios):.2f} to {max(ratios):.2f}); the default should change where all are above 1"
+    )
+
+
 def time_rows(results):
     """One row for each timed case: our time, its share of the floor, and each rival's time over ours."""
     found, rows, missed, met = found_times(results), [], [], []
@@ -67,10 +98,11 @@ def time_rows(results):
             missed += [f"{case.name} {rival}: {NOT_MEASURED}" for rival, target in case.targets.items() if target.gate]
             continue
         wrong = "?" if cases.OURS in one["notes"].get("wrong", {}) else ""
-        share = one["floor"] / own["median"]
+        share = one["floor"] and one["floor"] / own["median"]
         row = [case.name, microseconds(own["median"]) + wrong, microseconds(own["iqr"])]
         row += [microseconds(one["times"][name]["median"]) if name in one["times"] else "" for name in OWN]
-        row += [f"{100 * share:.0f}", one["notes"].get("moa", {}).get("regime", "")]
+        row.append("" if (ratio := wgmma_ratio(one)) is None else f"{ratio:.2f}")
+        row += [f"{100 * share:.0f}" if share else "", one["notes"].get("moa", {}).get("regime", "")]
         for rival in RIVALS:
             other = one["times"].get(rival)
             target = case.targets.get(rival)
@@ -85,7 +117,9 @@ def time_rows(results):
             if target and target.gate:
                 line = f"{case.name} {rival}: {ratio:.2f}, gate {target.gate}, goal {target.goal or '-'}"
                 (met if mark in "+*" and mark else missed).append(line)
-        if case.floor_gate:
+        if case.floor_gate and not share:
+            missed.append(f"{case.name}, share of the floor: {NOT_MEASURED}")
+        elif case.floor_gate:
             line = f"{case.name}: {100 * share:.0f} % of the floor, gate {100 * case.floor_gate:.0f} %"
             (met if share >= case.floor_gate and not wrong else missed).append(line)
         rows.append(row)
@@ -146,10 +180,12 @@ def render(results):
     parts.append(f"GPU: {machine.get('gpu') or NOT_MEASURED}, driver {machine.get('driver_version', '?')}")
     ceilings = results.get("ceilings")
     if ceilings:
-        attention = ", ".join(f"D {head}: {rate / 1e12:.0f}" for head, rate in ceilings["attention_flops"].items())
+        rates = (ceilings["attention_flops"] or {}).items()
+        attention = ", ".join(f"D {head}: {scaled(rate, 1e-12, 0)}" for head, rate in rates)
         parts.append(
-            f"ceilings: product {ceilings['product_flops'] / 1e12:.0f} TFLOP/s, attention {attention} TFLOP/s, "
-            f"copy {ceilings['copy_bytes'] / 1e12:.2f} TB/s, gap {ceilings['launch_gap'] * 1e6:.2f} us"
+            f"ceilings: product {scaled(ceilings['product_flops'], 1e-12, 0)} TFLOP/s, attention "
+            f"{attention or NOT_MEASURED} TFLOP/s, copy {scaled(ceilings['copy_bytes'], 1e-12, 2)} TB/s, gap "
+            f"{scaled(ceilings['launch_gap'], 1e6, 2)} us"
         )
     else:
         parts.append(f"ceilings: {NOT_MEASURED}")
@@ -167,6 +203,7 @@ def render(results):
     parts.append(grid(HEADER, rows))
     parts.append("ratio = rival / moa; * goal met, + gate met, ! gate missed, - goal missed, ? wrong result")
     parts.append(", ".join(f"{short} {name}" for name, short in SHORT.items()))
+    parts.append(wgmma_verdict(results))
     other = results.get("onnxruntime", {})
     parts.append(f"ONNX Runtime CUDA: {other.get('skipped') or other_summary(other)}")
     unmeasured = [line for line in missed if line.endswith(NOT_MEASURED)]

@@ -26,11 +26,17 @@ struct Attention {
     static constexpr int SCRATCH_BYTES = ROW_WARPS * KEY_WARPS * 16 * SCRATCH_STRIDE * 4;
     static constexpr int SHARED_BYTES = QUERY_BYTES + TILE_BYTES + SCRATCH_BYTES + 16;
     static constexpr int LENGTH = Run<Element>::LENGTH, RUNS = HEAD / LENGTH;
+    static constexpr int PASSES = passes_of(KEYS * RUNS, THREADS);
+    static constexpr bool HELD = Engine::HELD && PASSES <= 8;  // of more, registers would spill
     typedef typename Engine::template Sum<16, WARP_KEYS> Scores;
     typedef typename Engine::template Sum<16, HEAD> Mixed;
 
     static_assert(WARP_KEYS % Engine::STEP == 0 && WARP_KEYS <= 64, "the keys of a warp are whole steps of one mask");
     static_assert(ROW_WARPS == 1 || KEY_WARPS == 1, "warps cut rows or keys");
+
+    // Where an element of a row of queries, keys or values lies, by its layout.
+    static constexpr int QUERY_LAYOUT = STRIDE, KEY_LAYOUT = STRIDE, VALUE_LAYOUT = VALUE_STRIDE;
+    DEVICE static int place(int layout, int row, int d) { return row * layout + d; }
 };
 
 // Where the rows of a tile come from and go to.
@@ -61,7 +67,7 @@ DEVICE void stage_queries(const QueryRows &rows, typename A::Element *to) {
     const Parameters &p = rows.p;
     stage_runs<A::ROWS * A::RUNS, A::THREADS, T>(p.vectors != 0, [&](int, int i, T *&target, const T *&from) {
         int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH;
-        target = to + row * A::STRIDE + d;
+        target = to + A::place(A::QUERY_LAYOUT, row, d);
         long long source = rows.exists(row) ? rows.source(row) : -1;
         int valid = source < 0 ? 0 : p.head - d;
         from = (const T *)p.rows;
@@ -90,22 +96,32 @@ struct Cache {
     DEVICE const T *row(int key) const { return (key < past_rows ? past : behind) + (long long)key * head; }
 };
 
-// Stages one tile of keys or values; masked rows are zeros and are not read.
+// Stages one tile of keys or values; masked rows and those from `end_key` on, which no row of the tile sees, are zeros
+// and are not read.
 template <class A>
-DEVICE void stage_cache(const QueryRows &rows, typename A::Element *to, int stride,
-                        const Cache<typename A::Element> &cache, int tile) {
+struct CacheFill {
     typedef typename A::Element T;
-    const Parameters &p = rows.p;
-    const int *mask = p.key_mask + (size_t)rows.batch * p.keys;
-    stage_runs<A::KEYS * A::RUNS, A::THREADS, T>(p.vectors != 0, [&](int, int i, T *&target, const T *&from) {
-        int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH, key = tile * A::KEYS + row;
-        target = to + row * stride + d;
-        bool seen = key < p.keys && mask[key] != 0;
-        int valid = seen ? p.head - d : 0;
-        from = valid > 0 ? cache.row(key) + d : (const T *)p.rows;
-        return valid;
-    });
-}
+    const QueryRows &rows;
+    T *to;
+    int layout;
+    const Cache<T> &cache;
+    int tile, end_key;
+
+    template <class Mover>
+    DEVICE void operator()(Mover &mover) const {
+        const Parameters &p = rows.p;
+        const int *mask = p.key_mask + (size_t)rows.batch * p.keys;
+        mover.template runs<0, A::KEYS * A::RUNS, A::THREADS, T>(
+            p.vectors != 0, [&](int, int i, T *&target, const T *&from) {
+                int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH, key = tile * A::KEYS + row;
+                target = to + A::place(layout, row, d);
+                bool seen = key < end_key && mask[key] != 0;
+                int valid = seen ? p.head - d : 0;
+                from = valid > 0 ? cache.row(key) + d : (const T *)p.rows;
+                return valid;
+            });
+    }
+};
 
 // Maximum and sum of the rows of a warp, and how far each may look.
 template <class A>
@@ -153,7 +169,7 @@ DEVICE void weigh(const Parameters &p, int batch, int first_key, typename A::Sco
         }
 #pragma unroll
         for (int mask = 1; mask < A::Engine::ROW_LANES; mask *= 2) {
-            largest = maximum(largest, shuffle_xor(largest, mask));
+            largest = maximum(largest, shuffle_xor(largest, mask * A::Engine::ROW_STEP));
         }
         const float base = largest == -infinity() ? 0 : largest;
         const float shrink = exponential2(state.largest[i] - base);
@@ -171,6 +187,58 @@ DEVICE void weigh(const Parameters &p, int batch, int first_key, typename A::Sco
             mixed.at(i, j) *= shrink;
         }
     }
+}
+
+// Waits for the warps that share the keys of this one.
+template <class A>
+DEVICE void sync_sharers() {
+    if (A::ROW_WARPS > 1) {
+        sync_block();
+    } else {
+        sync_warp();
+    }
+}
+
+// Where a value that is not finite belongs to a key that some rows of the tile do not see, 0 times it would reach them.
+// Such values become zeros in the tile and are added to the rows that see them: no weight would have made them finite.
+// Keys from `first_partial` to `end_key` may be such.
+template <class A>
+DEVICE void set_apart(typename A::Element *values, int first_key, int first_partial, int end_key,
+                      typename A::Mixed &mixed, const RowState<A> &state) {
+    const int begin = first_partial > first_key ? first_partial - first_key : 0;
+    const int end = smaller(A::WARP_KEYS, end_key - first_key);
+    bool finite = true;
+    for (int i = begin * A::RUNS + lane_index(); i < end * A::RUNS; i += 32) {
+        const typename A::Element *run = values + A::place(A::VALUE_LAYOUT, i / A::RUNS, i % A::RUNS * A::LENGTH);
+#pragma unroll
+        for (int j = 0; j < A::LENGTH; j++) {
+            finite = finite && is_finite(to_float(run[j]));
+        }
+    }
+    if (ballot(finite) == 0xffffffffu) {
+        return;
+    }
+    sync_sharers<A>();
+    for (int key = begin; key < end; key++) {
+#pragma unroll
+        for (int j = 0; j < A::Mixed::COLUMNS; j++) {
+            const float value = to_float(values[A::place(A::VALUE_LAYOUT, key, A::Mixed::column(j))]);
+#pragma unroll
+            for (int i = 0; i < RowState<A>::ROWS; i++) {
+                const bool seen = first_key + key <= state.last_key[i];
+                mixed.at(i, j) += seen && !is_finite(value) ? value : 0;
+            }
+        }
+    }
+    sync_sharers<A>();
+    const int step = A::ROW_WARPS > 1 ? A::THREADS : 32, own = A::ROW_WARPS > 1 ? thread_index() : lane_index();
+    for (int i = begin * A::HEAD + own; i < end * A::HEAD; i += step) {
+        typename A::Element &value = values[A::place(A::VALUE_LAYOUT, i / A::HEAD, i % A::HEAD)];
+        if (!is_finite(to_float(value))) {
+            from_float(value, 0);
+        }
+    }
+    sync_sharers<A>();
 }
 
 // Factor on a finished row: the token's gate over the sum of weights; 0 where no key is visible.
@@ -251,7 +319,7 @@ DEVICE void merge_rows(const QueryRows &rows, unsigned char *shared, int tile, i
 #pragma unroll
     for (int i = 0; i < RowState<A>::ROWS; i++) {
         float *row = own + mixed.row(i) * A::MERGE_STRIDE;
-        if (lane_index() % A::Engine::ROW_LANES == 0) {
+        if (lane_index() / A::Engine::ROW_STEP % A::Engine::ROW_LANES == 0) {
             row[0] = state.largest[i];
             row[1] = state.sum[i];
         }
@@ -351,16 +419,24 @@ DEVICE void attend(const Parameters &p) {
 
     const Cache<T> key_cache(rows, p.past_key, p.key, p.key_rows);
     const Cache<T> value_cache(rows, p.past_value, p.value, p.value_rows);
+    Transfer<A::HELD, A::PASSES> transfer;
+    auto fill_keys = [&](int tile) {
+        return CacheFill<A>{rows, keys, A::KEY_LAYOUT, key_cache, tile, end_key};
+    };
+    auto fill_values = [&](int tile) {
+        return CacheFill<A>{rows, values, A::VALUE_LAYOUT, value_cache, tile, end_key};
+    };
     stage_queries<A>(rows, queries);
     if (begin < end) {
-        stage_cache<A>(rows, keys, A::STRIDE, key_cache, begin);
+        transfer.begin(fill_keys(begin));
+        transfer.end(fill_keys(begin));
+    } else {
+        copy_commit();
     }
-    copy_commit();
     for (int tile = begin; tile < end; tile++) {
         copy_wait<0>();
         sync_block();
-        stage_cache<A>(rows, values, A::VALUE_STRIDE, value_cache, tile);
-        copy_commit();
+        transfer.begin(fill_values(tile));
         typename A::Scores scores;
         scores.clear();
         const T *own_queries = queries + row_part * 16 * A::STRIDE;
@@ -369,15 +445,22 @@ DEVICE void attend(const Parameters &p) {
         for (int d = 0; d < A::HEAD; d += Engine::STEP) {
             Engine::multiply_transposed(scores, own_queries + d, A::STRIDE, own_keys + d, A::STRIDE);
         }
-        weigh<A>(p, rows.batch, tile * A::KEYS + key_part * A::WARP_KEYS, scores, mixed, state);
+        const int first_key = tile * A::KEYS + key_part * A::WARP_KEYS;
+        weigh<A>(p, rows.batch, first_key, scores, mixed, state);
+        transfer.end(fill_values(tile));
         copy_wait<0>();
         sync_block();
         if (tile + 1 < end) {
-            stage_cache<A>(rows, keys, A::STRIDE, key_cache, tile + 1);
+            transfer.begin(fill_keys(tile + 1));
         }
-        copy_commit();
-        Engine::multiply_sum(mixed, scores, scratch, values + key_part * A::WARP_KEYS * A::VALUE_STRIDE,
-                             A::VALUE_STRIDE);
+        T *own_values = values + key_part * A::WARP_KEYS * A::VALUE_STRIDE;
+        if (p.causal) {
+            set_apart<A>(own_values, first_key, p.past + rows.place(0) + 1, end_key, mixed, state);
+        }
+        Engine::multiply_sum(mixed, scores, scratch, own_values, A::VALUE_STRIDE);
+        if (tile + 1 < end) {
+            transfer.end(fill_keys(tile + 1));
+        }
     }
     copy_wait<0>();
     sync_block();
@@ -385,7 +468,7 @@ DEVICE void attend(const Parameters &p) {
     for (int i = 0; i < RowState<A>::ROWS; i++) {
 #pragma unroll
         for (int mask = 1; mask < Engine::ROW_LANES; mask *= 2) {
-            state.sum[i] += shuffle_xor(state.sum[i], mask);
+            state.sum[i] += shuffle_xor(state.sum[i], mask * Engine::ROW_STEP);
         }
     }
     if (A::KEY_WARPS == 1) {

@@ -6,19 +6,28 @@
 #include "lists.cuh"
 #include "output.cuh"
 #include "project.cuh"
+#include "volta.cuh"
+#include "warpgroup.cuh"
+#include "attend_warpgroup.cuh"
 
 KERNEL(moa_list_pairs, 256, 1, list_pairs(p))
 KERNEL(moa_sum_slots, 256, 1, sum_slots<bfloat16>(p))
 
-#if HAS_TENSOR_CORES_BF16
+#if HAS_TENSOR_CORES_16
+KERNEL(moa_project_tensor_16x16, 256, 2, project<Tile<TensorCores<bfloat16>, 16, 16, 128, 1, 1, 8, 4>>(p))
+KERNEL(moa_output_tensor_16x16, 256, 2, output<Tile<TensorCores<bfloat16>, 16, 16, 128, 1, 1, 8, 4>>(p))
+static_assert(Tile<TensorCores<bfloat16>, 16, 16, 128, 1, 1, 8, 4>::SHARED_BYTES == 41984, "as the planner has it");
 KERNEL(moa_project_tensor_16x64, 128, 2, project<Tile<TensorCores<bfloat16>, 16, 64, 64, 1, 1, 4, 4>>(p))
 KERNEL(moa_output_tensor_16x64, 128, 2, output<Tile<TensorCores<bfloat16>, 16, 64, 64, 1, 1, 4, 4>>(p))
 static_assert(Tile<TensorCores<bfloat16>, 16, 64, 64, 1, 1, 4, 4>::SHARED_BYTES == 46080, "as the planner has it");
+KERNEL(moa_project_tensor_64x16, 128, 2, project<Tile<TensorCores<bfloat16>, 64, 16, 64, 1, 1, 4, 4>>(p))
+KERNEL(moa_output_tensor_64x16, 128, 2, output<Tile<TensorCores<bfloat16>, 64, 16, 64, 1, 1, 4, 4>>(p))
+static_assert(Tile<TensorCores<bfloat16>, 64, 16, 64, 1, 1, 4, 4>::SHARED_BYTES == 49152, "as the planner has it");
 KERNEL(moa_project_tensor_64x64, 128, 3, project<Tile<TensorCores<bfloat16>, 64, 64, 32, 2, 2, 1, 4>>(p))
 KERNEL(moa_output_tensor_64x64, 128, 3, output<Tile<TensorCores<bfloat16>, 64, 64, 32, 2, 2, 1, 4>>(p))
 static_assert(Tile<TensorCores<bfloat16>, 64, 64, 32, 2, 2, 1, 4>::SHARED_BYTES == 38912, "as the planner has it");
-KERNEL(moa_project_tensor_128x128, 256, LARGE_TILES, project<Tile<TensorCores<bfloat16>, 128, 128, 32, 2, 4, 1, 4>>(p))
-KERNEL(moa_output_tensor_128x128, 256, LARGE_TILES, output<Tile<TensorCores<bfloat16>, 128, 128, 32, 2, 4, 1, 4>>(p))
+KERNEL(moa_project_tensor_128x128, 256, 2, project<Tile<TensorCores<bfloat16>, 128, 128, 32, 2, 4, 1, 4>>(p))
+KERNEL(moa_output_tensor_128x128, 256, 2, output<Tile<TensorCores<bfloat16>, 128, 128, 32, 2, 4, 1, 4>>(p))
 static_assert(Tile<TensorCores<bfloat16>, 128, 128, 32, 2, 4, 1, 4>::SHARED_BYTES == 75776, "as the planner has it");
 KERNEL(moa_attend_tensor_d64_r64, 128, 1, attend<Attention<TensorCores<bfloat16>, 64, 4, 1, 64>>(p))
 static_assert(Attention<TensorCores<bfloat16>, 64, 4, 1, 64>::SHARED_BYTES == 27664, "as the planner has it");
@@ -34,10 +43,28 @@ KERNEL(moa_attend_tensor_d256_r16, 128, 1, attend<Attention<TensorCores<bfloat16
 static_assert(Attention<TensorCores<bfloat16>, 256, 1, 4, 64>::SHARED_BYTES == 76048, "as the planner has it");
 #endif
 
-#if NEEDS_PLAIN_UNITS_16
+#if HAS_WARPGROUP_PRODUCTS
+KERNEL(moa_project_wgmma_128x128, 256, 2, project<WarpgroupTile<bfloat16, 128, 3>>(p))
+KERNEL(moa_output_wgmma_128x128, 256, 2, output<WarpgroupTile<bfloat16, 128, 3>>(p))
+static_assert(WarpgroupTile<bfloat16, 128, 3>::SHARED_BYTES == 98304, "as the planner has it");
+KERNEL(moa_attend_wgmma_d64_r128, 256, 1, attend_warpgroups<WarpgroupAttention<bfloat16, 64>>(p))
+static_assert(WarpgroupAttention<bfloat16, 64>::SHARED_BYTES == 49152, "as the planner has it");
+KERNEL(moa_attend_wgmma_d128_r128, 256, 1, attend_warpgroups<WarpgroupAttention<bfloat16, 128>>(p))
+static_assert(WarpgroupAttention<bfloat16, 128>::SHARED_BYTES == 98304, "as the planner has it");
+KERNEL(moa_attend_wgmma_d256_r128, 256, 1, attend_warpgroups<WarpgroupAttention<bfloat16, 256>>(p))
+static_assert(WarpgroupAttention<bfloat16, 256>::SHARED_BYTES == 196608, "as the planner has it");
+#endif
+
+#if NEEDS_PLAIN_UNITS_BF16
+KERNEL(moa_project_plain_16x16, 256, 2, project<Tile<PlainUnits<bfloat16>, 16, 16, 64, 1, 1, 8, 4>>(p))
+KERNEL(moa_output_plain_16x16, 256, 2, output<Tile<PlainUnits<bfloat16>, 16, 16, 64, 1, 1, 8, 4>>(p))
+static_assert(Tile<PlainUnits<bfloat16>, 16, 16, 64, 1, 1, 8, 4>::SHARED_BYTES == 21504, "as the planner has it");
 KERNEL(moa_project_plain_16x64, 128, 2, project<Tile<PlainUnits<bfloat16>, 16, 64, 32, 1, 1, 4, 4>>(p))
 KERNEL(moa_output_plain_16x64, 128, 2, output<Tile<PlainUnits<bfloat16>, 16, 64, 32, 1, 1, 4, 4>>(p))
 static_assert(Tile<PlainUnits<bfloat16>, 16, 64, 32, 1, 1, 4, 4>::SHARED_BYTES == 23552, "as the planner has it");
+KERNEL(moa_project_plain_64x16, 128, 2, project<Tile<PlainUnits<bfloat16>, 64, 16, 32, 1, 1, 4, 4>>(p))
+KERNEL(moa_output_plain_64x16, 128, 2, output<Tile<PlainUnits<bfloat16>, 64, 16, 32, 1, 1, 4, 4>>(p))
+static_assert(Tile<PlainUnits<bfloat16>, 64, 16, 32, 1, 1, 4, 4>::SHARED_BYTES == 26624, "as the planner has it");
 KERNEL(moa_project_plain_64x64, 128, 3, project<Tile<PlainUnits<bfloat16>, 64, 64, 16, 2, 2, 1, 4>>(p))
 KERNEL(moa_output_plain_64x64, 128, 3, output<Tile<PlainUnits<bfloat16>, 64, 64, 16, 2, 2, 1, 4>>(p))
 static_assert(Tile<PlainUnits<bfloat16>, 64, 64, 16, 2, 2, 1, 4>::SHARED_BYTES == 21504, "as the planner has it");

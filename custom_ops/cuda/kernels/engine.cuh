@@ -3,7 +3,9 @@
 // An engine has:
 // * `Element`: what shared memory holds;
 // * `STEP`: inner length of one product; `UNROLL`: how many of them to write out in a row;
-// * `ROW_LANES`: neighbouring lanes that hold one row of a `Sum`, so that `shuffle_xor` with 1 .. ROW_LANES / 2 reduces it;
+// * `ROW_LANES`, `ROW_STEP`: lanes that hold one row of a `Sum`, and how far apart they are, so that `shuffle_xor` with
+//   ROW_STEP, 2 * ROW_STEP .. ROW_STEP * ROW_LANES / 2 reduces it;
+// * `HELD`: whether what is loaded next waits in registers, as hardware without asynchronous copies needs it;
 // * `PAD`, `PAD_INNER_FIRST`: elements that keep rows of shared memory in different banks, where a row is a row of the
 //   left factor or of a transposed right factor, and where it is an inner index of the right factor;
 // * `Sum<M, N>`: a matrix over the lanes of a warp, in f32: element `(i, j)` of a lane is element `(row(i), column(j))`;
@@ -36,8 +38,8 @@ struct FragmentSum {
     DEVICE static int column(int j) { return j / 2 * 8 + lane_index() % 4 * 2 + j % 2; }
 };
 
-// 16-bit elements on tensor cores: mma.m16n8k16, fragments by ldmatrix.
-template <class T>
+// 16-bit elements on tensor cores, fragments by ldmatrix: mma.m16n8k16, or two of mma.m16n8k8 where `HALF_DEPTH` is set.
+template <class T, bool HALF_DEPTH = false>
 struct TensorCores {
     typedef T Element;
     template <int M, int N>
@@ -45,6 +47,8 @@ struct TensorCores {
     static constexpr int STEP = 16;
     static constexpr int UNROLL = 16;
     static constexpr int ROW_LANES = 4;
+    static constexpr int ROW_STEP = 1;
+    static constexpr bool HELD = HALF_DEPTH;
     static constexpr int PAD = 8;
     static constexpr int PAD_INNER_FIRST = 8;
     static constexpr int SCRATCH = 0;
@@ -57,6 +61,15 @@ struct TensorCores {
     // The same, the upper two first.
     DEVICE static const T *upper(const T *matrix, int stride) {
         return matrix + (lane_index() % 8 + lane_index() / 16 * 8) * stride + lane_index() / 8 % 2 * 8;
+    }
+
+    DEVICE static void add_product(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+        if constexpr (HALF_DEPTH) {
+            multiply_add_half_depth(sum, a[0], a[1], b0);
+            multiply_add_half_depth(sum, a[2], a[3], b1);
+        } else {
+            multiply_add(T(), sum, a, b0, b1);
+        }
     }
 
     template <int M>
@@ -77,8 +90,8 @@ struct TensorCores {
             load_matrices_transposed(right, left(b + j * 16, b_stride));
 #pragma unroll
             for (int i = 0; i < M / 16; i++) {
-                multiply_add(T(), sum.block[i][2 * j], left_factor[i], right[0], right[1]);
-                multiply_add(T(), sum.block[i][2 * j + 1], left_factor[i], right[2], right[3]);
+                add_product(sum.block[i][2 * j], left_factor[i], right[0], right[1]);
+                add_product(sum.block[i][2 * j + 1], left_factor[i], right[2], right[3]);
             }
         }
     }
@@ -93,8 +106,8 @@ struct TensorCores {
             load_matrices(right, upper(b + j * 16 * b_stride, b_stride));
 #pragma unroll
             for (int i = 0; i < M / 16; i++) {
-                multiply_add(T(), sum.block[i][2 * j], left_factor[i], right[0], right[1]);
-                multiply_add(T(), sum.block[i][2 * j + 1], left_factor[i], right[2], right[3]);
+                add_product(sum.block[i][2 * j], left_factor[i], right[0], right[1]);
+                add_product(sum.block[i][2 * j + 1], left_factor[i], right[2], right[3]);
             }
         }
     }
@@ -112,8 +125,8 @@ struct TensorCores {
             for (int j = 0; j < N / 16; j++) {
                 unsigned right[4];
                 load_matrices_transposed(right, left(b + k * 16 * b_stride + j * 16, b_stride));
-                multiply_add(T(), sum.block[0][2 * j], left_factor, right[0], right[1]);
-                multiply_add(T(), sum.block[0][2 * j + 1], left_factor, right[2], right[3]);
+                add_product(sum.block[0][2 * j], left_factor, right[0], right[1]);
+                add_product(sum.block[0][2 * j + 1], left_factor, right[2], right[3]);
             }
         }
     }
@@ -127,6 +140,8 @@ struct Tf32Cores {
     static constexpr int STEP = 8;
     static constexpr int UNROLL = 4;
     static constexpr int ROW_LANES = 4;
+    static constexpr int ROW_STEP = 1;
+    static constexpr bool HELD = false;
     static constexpr int PAD = 4;
     static constexpr int PAD_INNER_FIRST = 8;
     static constexpr int SCRATCH = 0;
@@ -221,6 +236,8 @@ struct PlainUnits {
     static constexpr int STEP = 4;
     static constexpr int UNROLL = 2;
     static constexpr int ROW_LANES = 8;
+    static constexpr int ROW_STEP = 1;
+    static constexpr bool HELD = false;
     static constexpr int PAD = 16 / (int)sizeof(T);
     static constexpr int PAD_INNER_FIRST = 16 / (int)sizeof(T);
     // Floats of a warp's scratch memory beside every 16 rows of weights: padding of a row.

@@ -6,19 +6,28 @@
 #include "lists.cuh"
 #include "output.cuh"
 #include "project.cuh"
+#include "volta.cuh"
+#include "warpgroup.cuh"
+#include "attend_warpgroup.cuh"
 
 KERNEL(moa_list_pairs, 256, 1, list_pairs(p))
 KERNEL(moa_sum_slots, 256, 1, sum_slots<binary16>(p))
 
-#if HAS_TENSOR_CORES_F16
+#if HAS_TENSOR_CORES_16
+KERNEL(moa_project_tensor_16x16, 256, 2, project<Tile<TensorCores<binary16>, 16, 16, 128, 1, 1, 8, 4>>(p))
+KERNEL(moa_output_tensor_16x16, 256, 2, output<Tile<TensorCores<binary16>, 16, 16, 128, 1, 1, 8, 4>>(p))
+static_assert(Tile<TensorCores<binary16>, 16, 16, 128, 1, 1, 8, 4>::SHARED_BYTES == 41984, "as the planner has it");
 KERNEL(moa_project_tensor_16x64, 128, 2, project<Tile<TensorCores<binary16>, 16, 64, 64, 1, 1, 4, 4>>(p))
 KERNEL(moa_output_tensor_16x64, 128, 2, output<Tile<TensorCores<binary16>, 16, 64, 64, 1, 1, 4, 4>>(p))
 static_assert(Tile<TensorCores<binary16>, 16, 64, 64, 1, 1, 4, 4>::SHARED_BYTES == 46080, "as the planner has it");
+KERNEL(moa_project_tensor_64x16, 128, 2, project<Tile<TensorCores<binary16>, 64, 16, 64, 1, 1, 4, 4>>(p))
+KERNEL(moa_output_tensor_64x16, 128, 2, output<Tile<TensorCores<binary16>, 64, 16, 64, 1, 1, 4, 4>>(p))
+static_assert(Tile<TensorCores<binary16>, 64, 16, 64, 1, 1, 4, 4>::SHARED_BYTES == 49152, "as the planner has it");
 KERNEL(moa_project_tensor_64x64, 128, 3, project<Tile<TensorCores<binary16>, 64, 64, 32, 2, 2, 1, 4>>(p))
 KERNEL(moa_output_tensor_64x64, 128, 3, output<Tile<TensorCores<binary16>, 64, 64, 32, 2, 2, 1, 4>>(p))
 static_assert(Tile<TensorCores<binary16>, 64, 64, 32, 2, 2, 1, 4>::SHARED_BYTES == 38912, "as the planner has it");
-KERNEL(moa_project_tensor_128x128, 256, LARGE_TILES, project<Tile<TensorCores<binary16>, 128, 128, 32, 2, 4, 1, 4>>(p))
-KERNEL(moa_output_tensor_128x128, 256, LARGE_TILES, output<Tile<TensorCores<binary16>, 128, 128, 32, 2, 4, 1, 4>>(p))
+KERNEL(moa_project_tensor_128x128, 256, 2, project<Tile<TensorCores<binary16>, 128, 128, 32, 2, 4, 1, 4>>(p))
+KERNEL(moa_output_tensor_128x128, 256, 2, output<Tile<TensorCores<binary16>, 128, 128, 32, 2, 4, 1, 4>>(p))
 static_assert(Tile<TensorCores<binary16>, 128, 128, 32, 2, 4, 1, 4>::SHARED_BYTES == 75776, "as the planner has it");
 KERNEL(moa_attend_tensor_d64_r64, 128, 1, attend<Attention<TensorCores<binary16>, 64, 4, 1, 64>>(p))
 static_assert(Attention<TensorCores<binary16>, 64, 4, 1, 64>::SHARED_BYTES == 27664, "as the planner has it");
@@ -34,26 +43,74 @@ KERNEL(moa_attend_tensor_d256_r16, 128, 1, attend<Attention<TensorCores<binary16
 static_assert(Attention<TensorCores<binary16>, 256, 1, 4, 64>::SHARED_BYTES == 76048, "as the planner has it");
 #endif
 
-#if NEEDS_PLAIN_UNITS_16
-KERNEL(moa_project_plain_16x64, 128, 2, project<Tile<PlainUnits<binary16>, 16, 64, 32, 1, 1, 4, 4>>(p))
-KERNEL(moa_output_plain_16x64, 128, 2, output<Tile<PlainUnits<binary16>, 16, 64, 32, 1, 1, 4, 4>>(p))
-static_assert(Tile<PlainUnits<binary16>, 16, 64, 32, 1, 1, 4, 4>::SHARED_BYTES == 23552, "as the planner has it");
-KERNEL(moa_project_plain_64x64, 128, 3, project<Tile<PlainUnits<binary16>, 64, 64, 16, 2, 2, 1, 4>>(p))
-KERNEL(moa_output_plain_64x64, 128, 3, output<Tile<PlainUnits<binary16>, 64, 64, 16, 2, 2, 1, 4>>(p))
-static_assert(Tile<PlainUnits<binary16>, 64, 64, 16, 2, 2, 1, 4>::SHARED_BYTES == 21504, "as the planner has it");
-KERNEL(moa_project_plain_128x128, 256, 1, project<Tile<PlainUnits<binary16>, 128, 128, 16, 2, 4, 1, 4>>(p))
-KERNEL(moa_output_plain_128x128, 256, 1, output<Tile<PlainUnits<binary16>, 128, 128, 16, 2, 4, 1, 4>>(p))
-static_assert(Tile<PlainUnits<binary16>, 128, 128, 16, 2, 4, 1, 4>::SHARED_BYTES == 67584, "as the planner has it");
-KERNEL(moa_attend_plain_d64_r64, 128, 1, attend<Attention<PlainUnits<binary16>, 64, 4, 1, 32>>(p))
-static_assert(Attention<PlainUnits<binary16>, 64, 4, 1, 32>::SHARED_BYTES == 27664, "as the planner has it");
-KERNEL(moa_attend_plain_d64_r16, 128, 1, attend<Attention<PlainUnits<binary16>, 64, 1, 4, 32>>(p))
-static_assert(Attention<PlainUnits<binary16>, 64, 1, 4, 32>::SHARED_BYTES == 22800, "as the planner has it");
-KERNEL(moa_attend_plain_d128_r32, 64, 1, attend<Attention<PlainUnits<binary16>, 128, 2, 1, 32>>(p))
-static_assert(Attention<PlainUnits<binary16>, 128, 2, 1, 32>::SHARED_BYTES == 30736, "as the planner has it");
-KERNEL(moa_attend_plain_d128_r16, 128, 1, attend<Attention<PlainUnits<binary16>, 128, 1, 4, 32>>(p))
-static_assert(Attention<PlainUnits<binary16>, 128, 1, 4, 32>::SHARED_BYTES == 41232, "as the planner has it");
-KERNEL(moa_attend_plain_d256_r32, 64, 1, attend<Attention<PlainUnits<binary16>, 256, 2, 1, 16>>(p))
-static_assert(Attention<PlainUnits<binary16>, 256, 2, 1, 16>::SHARED_BYTES == 36368, "as the planner has it");
-KERNEL(moa_attend_plain_d256_r16, 64, 1, attend<Attention<PlainUnits<binary16>, 256, 1, 2, 16>>(p))
-static_assert(Attention<PlainUnits<binary16>, 256, 1, 2, 16>::SHARED_BYTES == 43280, "as the planner has it");
+#if HAS_WARPGROUP_PRODUCTS
+KERNEL(moa_project_wgmma_128x128, 256, 2, project<WarpgroupTile<binary16, 128, 3>>(p))
+KERNEL(moa_output_wgmma_128x128, 256, 2, output<WarpgroupTile<binary16, 128, 3>>(p))
+static_assert(WarpgroupTile<binary16, 128, 3>::SHARED_BYTES == 98304, "as the planner has it");
+KERNEL(moa_attend_wgmma_d64_r128, 256, 1, attend_warpgroups<WarpgroupAttention<binary16, 64>>(p))
+static_assert(WarpgroupAttention<binary16, 64>::SHARED_BYTES == 49152, "as the planner has it");
+KERNEL(moa_attend_wgmma_d128_r128, 256, 1, attend_warpgroups<WarpgroupAttention<binary16, 128>>(p))
+static_assert(WarpgroupAttention<binary16, 128>::SHARED_BYTES == 98304, "as the planner has it");
+KERNEL(moa_attend_wgmma_d256_r128, 256, 1, attend_warpgroups<WarpgroupAttention<binary16, 256>>(p))
+static_assert(WarpgroupAttention<binary16, 256>::SHARED_BYTES == 196608, "as the planner has it");
+#endif
+
+#if HAS_TURING_CORES
+KERNEL(moa_project_turing_16x16, 256, 2, project<Tile<TensorCores<binary16, true>, 16, 16, 128, 1, 1, 8, 2>>(p))
+KERNEL(moa_output_turing_16x16, 256, 2, output<Tile<TensorCores<binary16, true>, 16, 16, 128, 1, 1, 8, 2>>(p))
+static_assert(Tile<TensorCores<binary16, true>, 16, 16, 128, 1, 1, 8, 2>::SHARED_BYTES == 20992, "as the planner has it");
+KERNEL(moa_project_turing_16x64, 128, 2, project<Tile<TensorCores<binary16, true>, 16, 64, 64, 1, 1, 4, 2>>(p))
+KERNEL(moa_output_turing_16x64, 128, 2, output<Tile<TensorCores<binary16, true>, 16, 64, 64, 1, 1, 4, 2>>(p))
+static_assert(Tile<TensorCores<binary16, true>, 16, 64, 64, 1, 1, 4, 2>::SHARED_BYTES == 23040, "as the planner has it");
+KERNEL(moa_project_turing_64x16, 128, 2, project<Tile<TensorCores<binary16, true>, 64, 16, 64, 1, 1, 4, 2>>(p))
+KERNEL(moa_output_turing_64x16, 128, 2, output<Tile<TensorCores<binary16, true>, 64, 16, 64, 1, 1, 4, 2>>(p))
+static_assert(Tile<TensorCores<binary16, true>, 64, 16, 64, 1, 1, 4, 2>::SHARED_BYTES == 24576, "as the planner has it");
+KERNEL(moa_project_turing_64x64, 128, 3, project<Tile<TensorCores<binary16, true>, 64, 64, 32, 2, 2, 1, 2>>(p))
+KERNEL(moa_output_turing_64x64, 128, 3, output<Tile<TensorCores<binary16, true>, 64, 64, 32, 2, 2, 1, 2>>(p))
+static_assert(Tile<TensorCores<binary16, true>, 64, 64, 32, 2, 2, 1, 2>::SHARED_BYTES == 19456, "as the planner has it");
+KERNEL(moa_project_turing_128x128, 256, 1, project<Tile<TensorCores<binary16, true>, 128, 128, 32, 2, 4, 1, 2>>(p))
+KERNEL(moa_output_turing_128x128, 256, 1, output<Tile<TensorCores<binary16, true>, 128, 128, 32, 2, 4, 1, 2>>(p))
+static_assert(Tile<TensorCores<binary16, true>, 128, 128, 32, 2, 4, 1, 2>::SHARED_BYTES == 67584, "as the planner has it");
+KERNEL(moa_attend_turing_d64_r64, 128, 1, attend<Attention<TensorCores<binary16, true>, 64, 4, 1, 64>>(p))
+static_assert(Attention<TensorCores<binary16, true>, 64, 4, 1, 64>::SHARED_BYTES == 27664, "as the planner has it");
+KERNEL(moa_attend_turing_d64_r16, 128, 1, attend<Attention<TensorCores<binary16, true>, 64, 1, 4, 64>>(p))
+static_assert(Attention<TensorCores<binary16, true>, 64, 1, 4, 64>::SHARED_BYTES == 20752, "as the planner has it");
+KERNEL(moa_attend_turing_d128_r64, 128, 1, attend<Attention<TensorCores<binary16, true>, 128, 4, 1, 64>>(p))
+static_assert(Attention<TensorCores<binary16, true>, 128, 4, 1, 64>::SHARED_BYTES == 52240, "as the planner has it");
+KERNEL(moa_attend_turing_d128_r16, 128, 1, attend<Attention<TensorCores<binary16, true>, 128, 1, 4, 64>>(p))
+static_assert(Attention<TensorCores<binary16, true>, 128, 1, 4, 64>::SHARED_BYTES == 39184, "as the planner has it");
+KERNEL(moa_attend_turing_d256_r32, 64, 1, attend<Attention<TensorCores<binary16, true>, 256, 2, 1, 32>>(p))
+static_assert(Attention<TensorCores<binary16, true>, 256, 2, 1, 32>::SHARED_BYTES == 50704, "as the planner has it");
+KERNEL(moa_attend_turing_d256_r16, 64, 1, attend<Attention<TensorCores<binary16, true>, 256, 1, 2, 32>>(p))
+static_assert(Attention<TensorCores<binary16, true>, 256, 1, 2, 32>::SHARED_BYTES == 42256, "as the planner has it");
+#endif
+
+#if HAS_VOLTA_CORES
+KERNEL(moa_project_volta_16x16, 256, 2, project<Tile<VoltaCores, 16, 16, 128, 1, 1, 8, 2>>(p))
+KERNEL(moa_output_volta_16x16, 256, 2, output<Tile<VoltaCores, 16, 16, 128, 1, 1, 8, 2>>(p))
+static_assert(Tile<VoltaCores, 16, 16, 128, 1, 1, 8, 2>::SHARED_BYTES == 20992, "as the planner has it");
+KERNEL(moa_project_volta_16x64, 128, 2, project<Tile<VoltaCores, 16, 64, 64, 1, 1, 4, 2>>(p))
+KERNEL(moa_output_volta_16x64, 128, 2, output<Tile<VoltaCores, 16, 64, 64, 1, 1, 4, 2>>(p))
+static_assert(Tile<VoltaCores, 16, 64, 64, 1, 1, 4, 2>::SHARED_BYTES == 23040, "as the planner has it");
+KERNEL(moa_project_volta_64x16, 128, 2, project<Tile<VoltaCores, 64, 16, 64, 1, 1, 4, 2>>(p))
+KERNEL(moa_output_volta_64x16, 128, 2, output<Tile<VoltaCores, 64, 16, 64, 1, 1, 4, 2>>(p))
+static_assert(Tile<VoltaCores, 64, 16, 64, 1, 1, 4, 2>::SHARED_BYTES == 24576, "as the planner has it");
+KERNEL(moa_project_volta_64x64, 128, 3, project<Tile<VoltaCores, 64, 64, 32, 2, 2, 1, 2>>(p))
+KERNEL(moa_output_volta_64x64, 128, 3, output<Tile<VoltaCores, 64, 64, 32, 2, 2, 1, 2>>(p))
+static_assert(Tile<VoltaCores, 64, 64, 32, 2, 2, 1, 2>::SHARED_BYTES == 19456, "as the planner has it");
+KERNEL(moa_project_volta_128x128, 256, 1, project<Tile<VoltaCores, 128, 128, 32, 2, 4, 1, 2>>(p))
+KERNEL(moa_output_volta_128x128, 256, 1, output<Tile<VoltaCores, 128, 128, 32, 2, 4, 1, 2>>(p))
+static_assert(Tile<VoltaCores, 128, 128, 32, 2, 4, 1, 2>::SHARED_BYTES == 67584, "as the planner has it");
+KERNEL(moa_attend_volta_d64_r64, 128, 1, attend<Attention<VoltaCores, 64, 4, 1, 64>>(p))
+static_assert(Attention<VoltaCores, 64, 4, 1, 64>::SHARED_BYTES == 27664, "as the planner has it");
+KERNEL(moa_attend_volta_d64_r16, 128, 1, attend<Attention<VoltaCores, 64, 1, 4, 64>>(p))
+static_assert(Attention<VoltaCores, 64, 1, 4, 64>::SHARED_BYTES == 20752, "as the planner has it");
+KERNEL(moa_attend_volta_d128_r64, 128, 1, attend<Attention<VoltaCores, 128, 4, 1, 32>>(p))
+static_assert(Attention<VoltaCores, 128, 4, 1, 32>::SHARED_BYTES == 34832, "as the planner has it");
+KERNEL(moa_attend_volta_d128_r16, 128, 1, attend<Attention<VoltaCores, 128, 1, 4, 64>>(p))
+static_assert(Attention<VoltaCores, 128, 1, 4, 64>::SHARED_BYTES == 39184, "as the planner has it");
+KERNEL(moa_attend_volta_d256_r64, 128, 1, attend<Attention<VoltaCores, 256, 4, 1, 16>>(p))
+static_assert(Attention<VoltaCores, 256, 4, 1, 16>::SHARED_BYTES == 50704, "as the planner has it");
+KERNEL(moa_attend_volta_d256_r16, 64, 1, attend<Attention<VoltaCores, 256, 1, 2, 32>>(p))
+static_assert(Attention<VoltaCores, 256, 1, 2, 32>::SHARED_BYTES == 42256, "as the planner has it");
 #endif

@@ -6,19 +6,28 @@
 #include "lists.cuh"
 #include "output.cuh"
 #include "project.cuh"
+#include "volta.cuh"
+#include "warpgroup.cuh"
+#include "attend_warpgroup.cuh"
 
 KERNEL(moa_list_pairs, 256, 1, list_pairs(p))
 KERNEL(moa_sum_slots, 256, 1, sum_slots<float>(p))
 
 #if HAS_TENSOR_CORES_TF32
+KERNEL(moa_project_tf32_16x16, 256, 2, project<Tile<Tf32Cores, 16, 16, 64, 1, 1, 8, 4>>(p))
+KERNEL(moa_output_tf32_16x16, 256, 2, output<Tile<Tf32Cores, 16, 16, 64, 1, 1, 8, 4>>(p))
+static_assert(Tile<Tf32Cores, 16, 16, 64, 1, 1, 8, 4>::SHARED_BYTES == 41984, "as the planner has it");
 KERNEL(moa_project_tf32_16x64, 128, 2, project<Tile<Tf32Cores, 16, 64, 32, 1, 1, 4, 4>>(p))
 KERNEL(moa_output_tf32_16x64, 128, 2, output<Tile<Tf32Cores, 16, 64, 32, 1, 1, 4, 4>>(p))
 static_assert(Tile<Tf32Cores, 16, 64, 32, 1, 1, 4, 4>::SHARED_BYTES == 46080, "as the planner has it");
+KERNEL(moa_project_tf32_64x16, 128, 2, project<Tile<Tf32Cores, 64, 16, 32, 1, 1, 4, 4>>(p))
+KERNEL(moa_output_tf32_64x16, 128, 2, output<Tile<Tf32Cores, 64, 16, 32, 1, 1, 4, 4>>(p))
+static_assert(Tile<Tf32Cores, 64, 16, 32, 1, 1, 4, 4>::SHARED_BYTES == 49152, "as the planner has it");
 KERNEL(moa_project_tf32_64x64, 128, 3, project<Tile<Tf32Cores, 64, 64, 16, 2, 2, 1, 4>>(p))
 KERNEL(moa_output_tf32_64x64, 128, 3, output<Tile<Tf32Cores, 64, 64, 16, 2, 2, 1, 4>>(p))
 static_assert(Tile<Tf32Cores, 64, 64, 16, 2, 2, 1, 4>::SHARED_BYTES == 38912, "as the planner has it");
-KERNEL(moa_project_tf32_128x128, 256, LARGE_TILES, project<Tile<Tf32Cores, 128, 128, 16, 2, 4, 1, 4>>(p))
-KERNEL(moa_output_tf32_128x128, 256, LARGE_TILES, output<Tile<Tf32Cores, 128, 128, 16, 2, 4, 1, 4>>(p))
+KERNEL(moa_project_tf32_128x128, 256, 2, project<Tile<Tf32Cores, 128, 128, 16, 2, 4, 1, 4>>(p))
+KERNEL(moa_output_tf32_128x128, 256, 2, output<Tile<Tf32Cores, 128, 128, 16, 2, 4, 1, 4>>(p))
 static_assert(Tile<Tf32Cores, 128, 128, 16, 2, 4, 1, 4>::SHARED_BYTES == 75776, "as the planner has it");
 KERNEL(moa_attend_tf32_d64_r64, 128, 1, attend<Attention<Tf32Cores, 64, 4, 1, 64>>(p))
 static_assert(Attention<Tf32Cores, 64, 4, 1, 64>::SHARED_BYTES == 53264, "as the planner has it");
@@ -35,9 +44,15 @@ static_assert(Attention<Tf32Cores, 256, 1, 2, 16>::SHARED_BYTES == 50192, "as th
 #endif
 
 #if 1
+KERNEL(moa_project_plain_16x16, 256, 2, project<Tile<PlainUnits<float>, 16, 16, 64, 1, 1, 8, 4>>(p))
+KERNEL(moa_output_plain_16x16, 256, 2, output<Tile<PlainUnits<float>, 16, 16, 64, 1, 1, 8, 4>>(p))
+static_assert(Tile<PlainUnits<float>, 16, 16, 64, 1, 1, 8, 4>::SHARED_BYTES == 37888, "as the planner has it");
 KERNEL(moa_project_plain_16x64, 128, 2, project<Tile<PlainUnits<float>, 16, 64, 32, 1, 1, 4, 4>>(p))
 KERNEL(moa_output_plain_16x64, 128, 2, output<Tile<PlainUnits<float>, 16, 64, 32, 1, 1, 4, 4>>(p))
 static_assert(Tile<PlainUnits<float>, 16, 64, 32, 1, 1, 4, 4>::SHARED_BYTES == 44032, "as the planner has it");
+KERNEL(moa_project_plain_64x16, 128, 2, project<Tile<PlainUnits<float>, 64, 16, 32, 1, 1, 4, 4>>(p))
+KERNEL(moa_output_plain_64x16, 128, 2, output<Tile<PlainUnits<float>, 64, 16, 32, 1, 1, 4, 4>>(p))
+static_assert(Tile<PlainUnits<float>, 64, 16, 32, 1, 1, 4, 4>::SHARED_BYTES == 47104, "as the planner has it");
 KERNEL(moa_project_plain_64x64, 128, 3, project<Tile<PlainUnits<float>, 64, 64, 16, 2, 2, 1, 4>>(p))
 KERNEL(moa_output_plain_64x64, 128, 3, output<Tile<PlainUnits<float>, 64, 64, 16, 2, 2, 1, 4>>(p))
 static_assert(Tile<PlainUnits<float>, 64, 64, 16, 2, 2, 1, 4>::SHARED_BYTES == 37888, "as the planner has it");

@@ -16,25 +16,30 @@ struct alignas(16) Vector16 {
 
 #ifndef __CUDACC__
 
-#define HAS_TENSOR_CORES_F16 1
-#define HAS_TENSOR_CORES_BF16 1
+#define HAS_TENSOR_CORES_16 1
 #define HAS_TENSOR_CORES_TF32 1
-#define NEEDS_PLAIN_UNITS_16 1
+#define HAS_WARPGROUP_PRODUCTS 1
+#define HAS_TURING_CORES 1
+#define HAS_VOLTA_CORES 1
+#define NEEDS_PLAIN_UNITS_BF16 1
 
 #include "emulator/emulator.h"
 
 #else
 
-#define HAS_TENSOR_CORES_F16 (__CUDA_ARCH__ >= 750)
-#define HAS_TENSOR_CORES_BF16 (__CUDA_ARCH__ >= 800)
+#define HAS_TENSOR_CORES_16 (__CUDA_ARCH__ >= 800)
 #define HAS_TENSOR_CORES_TF32 (__CUDA_ARCH__ >= 800)
-#define NEEDS_PLAIN_UNITS_16 (__CUDA_ARCH__ < 800)
-
-// Blocks of the largest tiles on one multiprocessor; before 8.0 one fills its shared memory.
-#define LARGE_TILES (__CUDA_ARCH__ >= 800 ? 2 : 1)
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define HAS_WARPGROUP_PRODUCTS 1
+#else
+#define HAS_WARPGROUP_PRODUCTS 0
+#endif
+#define HAS_TURING_CORES (__CUDA_ARCH__ >= 750 && __CUDA_ARCH__ < 800)
+#define HAS_VOLTA_CORES (__CUDA_ARCH__ < 750)
+#define NEEDS_PLAIN_UNITS_BF16 (__CUDA_ARCH__ < 800)
 
 #define DEVICE __device__ __forceinline__
-#define DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
 
 // An entry point: at most `threads` threads a block, at least `blocks` blocks on a multiprocessor.
 #define KERNEL(name, threads, blocks, ...) \
@@ -205,13 +210,6 @@ DEVICE void multiply_add(binary16, float (&sum)[4], const unsigned (&a)[4], unsi
         "{%0, %1, %2, %3};"
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#elif __CUDA_ARCH__ >= 750
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(b0));
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[2]), "r"(a[3]), "r"(b1));
 #endif
 }
 
@@ -222,6 +220,32 @@ DEVICE void multiply_add(bfloat16, float (&sum)[4], const unsigned (&a)[4], unsi
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #endif
+}
+
+// sum [16, 8] += a [16, 8] * b [8, 8], in fragments of mma.m16n8k8 of binary16 numbers.
+DEVICE void multiply_add_half_depth(float (&sum)[4], unsigned a0, unsigned a1, unsigned b) {
+#if __CUDA_ARCH__ >= 750
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a0), "r"(a1), "r"(b));
+#endif
+}
+
+// Each quad pair (lanes 4 q .. 4 q + 3 and those 16 behind them): sum [8, 8] += a [8, 4] * b [4, 8], in fragments of
+// mma.m8n8k4; `a` holds a row of a lane, and `b` four columns of a row.
+DEVICE void multiply_add_quad_pairs(float (&sum)[8], const unsigned *a, const unsigned *b) {
+    asm("mma.sync.aligned.m8n8k4.row.row.f32.f16.f16.f32 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9}, {%10, %11}, "
+        "{%0, %1, %2, %3, %4, %5, %6, %7};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]), "+f"(sum[4]), "+f"(sum[5]), "+f"(sum[6]), "+f"(sum[7])
+        : "r"(a[0]), "r"(a[1]), "r"(b[0]), "r"(b[1]));
+}
+
+// The same with `b` given as a column of a lane.
+DEVICE void multiply_add_quad_pairs_transposed(float (&sum)[8], const unsigned *a, const unsigned *b) {
+    asm("mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9}, {%10, %11}, "
+        "{%0, %1, %2, %3, %4, %5, %6, %7};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]), "+f"(sum[4]), "+f"(sum[5]), "+f"(sum[6]), "+f"(sum[7])
+        : "r"(a[0]), "r"(a[1]), "r"(b[0]), "r"(b[1]));
 }
 
 // sum [16, 8] += a [16, 8] * b [8, 8], in fragments of mma.m16n8k8 of TF32 numbers.
@@ -235,3 +259,5 @@ DEVICE void multiply_add_tf32(float (&sum)[4], const unsigned (&a)[4], unsigned 
 }
 
 #endif
+
+#include "hopper.cuh"

@@ -10,8 +10,8 @@ struct Run {
 };
 
 // Fills `COUNT` runs of shared memory with a block of `THREADS`. `place(pass, i, to, from)` says where run `i` lies and
-// returns how many of its elements exist, the rest are zeros; a thread's runs are numbered by `pass`, -1 where it varies. With `vectors`, that is none or all of them, `from` is a multiple of
-// 16 bytes, and the copies are asynchronous.
+// returns how many of its elements exist, the rest are zeros; a thread's runs are numbered by `pass`, -1 where it
+// varies. With `vectors`, that is none or all of them, `from` is a multiple of 16 bytes, and the copies are asynchronous.
 template <int COUNT, int THREADS, class T, class Place>
 DEVICE void stage_runs(bool vectors, Place place) {
     T *to = nullptr;
@@ -38,6 +38,99 @@ DEVICE void stage_runs(bool vectors, Place place) {
         }
     }
 }
+
+// Passes of a block over its runs.
+DEVICE constexpr int passes_of(int count, int threads) { return (count + threads - 1) / threads; }
+
+// A transfer to shared memory on its way: `begin(stage)` starts it and `end(stage)`, of the same stage, completes it for
+// this thread behind the next `copy_wait`. `stage(mover)` calls `mover.template runs<FIRST, COUNT, THREADS, T>(vectors,
+// place)` as `stage_runs`, `FIRST` being the passes in front. The bytes are on their way as asynchronous copies or, `HELD`,
+// in registers between a read of memory and a write to shared memory, which must be free by `end` only.
+template <bool HELD, int PASSES>
+struct Transfer {
+    struct Copier {
+        template <int FIRST, int COUNT, int THREADS, class T, class Place>
+        DEVICE void runs(bool vectors, Place place) {
+            stage_runs<COUNT, THREADS, T>(vectors, place);
+        }
+    };
+
+    template <class Stage>
+    DEVICE void begin(Stage stage) {
+        Copier copier;
+        stage(copier);
+        copy_commit();
+    }
+
+    template <class Stage>
+    DEVICE void end(Stage) {}
+};
+
+template <int PASSES>
+struct Transfer<true, PASSES> {
+    struct Held {
+        Vector16 run[PASSES];
+    };
+
+    struct Reader {
+        Held &held;
+
+        template <int FIRST, int COUNT, int THREADS, class T, class Place>
+        DEVICE void runs(bool vectors, Place place) {
+            static_assert(FIRST + passes_of(COUNT, THREADS) <= PASSES, "every pass has its register");
+            if (!vectors) {
+                return;
+            }
+#pragma unroll
+            for (int pass = 0; pass < passes_of(COUNT, THREADS); pass++) {
+                int i = pass * THREADS + thread_index();
+                if (COUNT % THREADS == 0 || i < COUNT) {
+                    T *to;
+                    const T *from;
+                    Vector16 zero = {{0, 0, 0, 0}};
+                    held.run[FIRST + pass] = place(pass, i, to, from) > 0 ? *(const Vector16 *)from : zero;
+                }
+            }
+        }
+    };
+
+    struct Writer {
+        Held &held;
+
+        template <int FIRST, int COUNT, int THREADS, class T, class Place>
+        DEVICE void runs(bool vectors, Place place) {
+            if (!vectors) {
+                stage_runs<COUNT, THREADS, T>(false, place);
+                return;
+            }
+#pragma unroll
+            for (int pass = 0; pass < passes_of(COUNT, THREADS); pass++) {
+                int i = pass * THREADS + thread_index();
+                if (COUNT % THREADS == 0 || i < COUNT) {
+                    T *to;
+                    const T *from;
+                    place(pass, i, to, from);
+                    *(Vector16 *)to = held.run[FIRST + pass];
+                }
+            }
+        }
+    };
+
+    Held held;
+
+    template <class Stage>
+    DEVICE void begin(Stage stage) {
+        Reader reader = {held};
+        stage(reader);
+        copy_commit();
+    }
+
+    template <class Stage>
+    DEVICE void end(Stage stage) {
+        Writer writer = {held};
+        stage(writer);
+    }
+};
 
 // Writes the first `valid` of `LENGTH` values; with `vectors`, all or none, in one piece.
 template <class T>

@@ -15,30 +15,44 @@ struct AttendedSource {
     int first_row, rows, first_column;
     const int *pairs;  // of the tile's rows, or null: then rows are tokens
 
-    DEVICE void stage(T *left, T *right, int chunk) const {
-        chunk += first_chunk;
-        const int expert = visited[chunk / chunks_per_expert];
-        const int first = chunk % chunks_per_expert * TileType::DEPTH;
-        const int tokens = p.batch * p.tokens;
-        const T *attended = (const T *)p.attended;
-        stage_runs<TileType::ROWS * TileType::LEFT_RUNS, TileType::THREADS, T>(
+    // One segment an expert.
+    static constexpr bool HAS_SEGMENTS = true;
+
+    DEVICE void locate(int chunk, int &segment, int &inner) const {
+        segment = (first_chunk + chunk) / chunks_per_expert;
+        inner = (first_chunk + chunk) % chunks_per_expert * TileType::DEPTH;
+    }
+
+    // Null where the row's token did not choose the segment's expert.
+    DEVICE const T *row(int segment, int row) const {
+        if (row >= rows) {
+            return nullptr;
+        }
+        const size_t token = first_row + row;
+        const int slot = pairs ? 0 : p.slots[(size_t)visited[segment] * (p.batch * p.tokens) + token];
+        const size_t pair = pairs ? (size_t)pairs[row] : token * p.top_k + slot;
+        return slot == NO_SLOT ? nullptr : (const T *)p.attended + pair * p.columns;
+    }
+
+    DEVICE Columns<T> columns(int segment) const {
+        const T *weight = (const T *)p.output_weight + (size_t)visited[segment] * p.columns * p.width;
+        return {weight, (size_t)p.width, p.columns, first_column, p.width, 0};
+    }
+
+    template <class Mover>
+    DEVICE void stage(Mover &mover, T *left, T *right, int chunk) const {
+        int segment, first;
+        locate(chunk, segment, first);
+        mover.template runs<0, TileType::ROWS * TileType::LEFT_RUNS, TileType::THREADS, T>(
             p.vectors != 0, [&](int, int i, T *&target, const T *&from) {
                 int row = i / TileType::LEFT_RUNS, k = i % TileType::LEFT_RUNS * TileType::LENGTH;
-                int valid = 0;
-                size_t pair = 0;
-                if (row < rows) {
-                    int token = first_row + row;
-                    int slot = pairs ? 0 : p.slots[(size_t)expert * tokens + token];
-                    pair = pairs ? (size_t)pairs[row] : (size_t)token * p.top_k + slot;
-                    valid = slot == NO_SLOT ? 0 : p.columns - (first + k);
-                }
-                target = left + row * TileType::LEFT_STRIDE + k;
-                from = attended + (valid > 0 ? pair * p.columns + first + k : 0);
+                const T *start = this->row(segment, row);
+                int valid = start ? p.columns - (first + k) : 0;
+                target = left + TileType::left_place(row, k);
+                from = valid > 0 ? start + first + k : (const T *)p.attended;
                 return valid;
             });
-        const T *weight = (const T *)p.output_weight + (size_t)expert * p.columns * p.width;
-        Columns<T> columns = {weight, (size_t)p.width, p.columns, first_column, p.width, 0};
-        columns.template stage<TileType>(right, first, p.vectors != 0);
+        columns(segment).template stage<TileType>(mover, right, first, p.vectors != 0);
     }
 };
 
@@ -163,7 +177,7 @@ DEVICE void output(const Parameters &p) {
     const int begin = (int)((long long)chunks * split / p.output_splits);
     const int end = (int)((long long)chunks * (split + 1) / p.output_splits);
     AttendedSource<TileType> source = {p, visited, begin, per_expert, first_row, rows, first_column, pairs};
-    compute_tile<TileType>(shared, end - begin, source);
+    TileType::compute(shared, end - begin, source, p.vectors != 0);
     for (int i = thread_index(); i < TileType::ROWS * TileType::RIGHT_RUNS; i += TileType::THREADS) {
         int row = i / TileType::RIGHT_RUNS, column = i % TileType::RIGHT_RUNS * TileType::LENGTH;
         int valid = p.width - (first_column + column);

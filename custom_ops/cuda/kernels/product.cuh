@@ -4,6 +4,9 @@
 #include "engine.cuh"
 #include "memory.cuh"
 
+template <class TileType, class Source>
+DEVICE void compute_tile(unsigned char *shared, int chunks, Source &source);
+
 // A tile of ROWS x COLUMNS, DEPTH inner indices a stage. Warps cut it along all three: those along the depth keep sums
 // of their own, which are added in their order.
 template <class EngineType, int ROWS_, int COLUMNS_, int DEPTH_, int WARPS_ROWS, int WARPS_COLUMNS, int WARPS_DEPTH_, int STAGES_>
@@ -24,16 +27,27 @@ struct Tile {
     static constexpr int SHARED_BYTES = STAGE_BYTES > SUM_BYTES ? STAGE_BYTES : SUM_BYTES;
     static constexpr int LENGTH = Run<Element>::LENGTH;
     static constexpr int LEFT_RUNS = DEPTH / LENGTH, RIGHT_RUNS = COLUMNS / LENGTH;
+    static constexpr int LEFT_PASSES = passes_of(ROWS * LEFT_RUNS, THREADS);
+    static constexpr int PASSES = LEFT_PASSES + passes_of(DEPTH * RIGHT_RUNS, THREADS);
     typedef typename Engine::template Sum<WARP_ROWS, WARP_COLUMNS> Sum;
 
     static_assert(WARP_DEPTH % Engine::STEP == 0, "a warp's depth is whole steps");
     static_assert(STAGES >= 2, "one stage is computed while another is loaded");
     static_assert(COLUMNS % (2 * LENGTH) == 0, "half a tile of columns is whole runs");
 
+    // Where an element of a factor lies in its part of a stage.
+    DEVICE static int left_place(int row, int inner) { return row * LEFT_STRIDE + inner; }
+    DEVICE static int right_place(int inner, int column) { return inner * RIGHT_STRIDE + column; }
+
     DEVICE static int warp() { return thread_index() / 32; }
     DEVICE static int warp_row() { return warp() / (WARPS_COLUMNS * WARPS_DEPTH) * WARP_ROWS; }
     DEVICE static int warp_column() { return warp() / WARPS_DEPTH % WARPS_COLUMNS * WARP_COLUMNS; }
     DEVICE static int warp_part() { return warp() % WARPS_DEPTH; }
+
+    template <class Source>
+    DEVICE static void compute(unsigned char *shared, int chunks, Source &source, bool) {
+        compute_tile<Tile>(shared, chunks, source);
+    }
 };
 
 // The columns of the right factor that a tile takes. Where `pair_offset` is not 0, the first half of the tile are the
@@ -47,57 +61,92 @@ struct Columns {
     int units;  // units of the block
     int pair_offset;
 
+    // Inner index 0 of a column of the tile; `valid` of the elements from there on exist.
     template <class TileType>
-    DEVICE void stage(T *to, int first_inner, bool vectors) const {
+    DEVICE const T *top(int column, int &valid) const {
         const int HALF = TileType::COLUMNS / 2;
-        stage_runs<TileType::DEPTH * TileType::RIGHT_RUNS, TileType::THREADS, T>(
+        const bool second = pair_offset != 0 && column >= HALF;
+        const int unit = first + column - (second ? HALF : 0);
+        valid = units - unit;
+        return weight + unit + (second ? pair_offset : 0);
+    }
+
+    template <class TileType, class Mover>
+    DEVICE void stage(Mover &mover, T *to, int first_inner, bool vectors) const {
+        mover.template runs<TileType::LEFT_PASSES, TileType::DEPTH * TileType::RIGHT_RUNS, TileType::THREADS, T>(
             vectors, [&](int, int i, T *&target, const T *&from) {
                 int inner_index = i / TileType::RIGHT_RUNS, column = i % TileType::RIGHT_RUNS * TileType::LENGTH;
-                bool second = pair_offset != 0 && column >= HALF;
-                int unit = first + column - (second ? HALF : 0);
-                int k = first_inner + inner_index;
-                int valid = k < inner ? units - unit : 0;
-                target = to + inner_index * TileType::RIGHT_STRIDE + column;
-                from = valid > 0 ? weight + (size_t)k * stride + unit + (second ? pair_offset : 0) : weight;
+                int k = first_inner + inner_index, valid;
+                const T *inside = top<TileType>(column, valid) + (size_t)k * stride;
+                valid = k < inner ? valid : 0;
+                target = to + TileType::right_place(inner_index, column);
+                from = valid > 0 ? inside : weight;
                 return valid;
             });
     }
 };
 
-// Adds up `chunks` stages; `source.stage(left, right, chunk)` fills one. Then writes the sums to shared memory, where
-// `sum_run` reads them.
+// Adds one stage to the sums of a warp.
+template <class TileType>
+DEVICE void add_stage(typename TileType::Sum &sum, const typename TileType::Element *stage) {
+    typedef typename TileType::Element T;
+    typedef typename TileType::Engine Engine;
+    const int part = TileType::warp_part() * TileType::WARP_DEPTH;
+    const T *left = stage + TileType::warp_row() * TileType::LEFT_STRIDE + part;
+    const T *right = stage + TileType::LEFT_ELEMENTS + part * TileType::RIGHT_STRIDE + TileType::warp_column();
+#pragma unroll Engine::UNROLL
+    for (int k = 0; k < TileType::WARP_DEPTH; k += Engine::STEP) {
+        Engine::multiply(sum, left + k, TileType::LEFT_STRIDE, right + k * TileType::RIGHT_STRIDE, TileType::RIGHT_STRIDE);
+    }
+}
+
+// Fills one stage of a tile.
+template <class TileType, class Source>
+struct StageFill {
+    const Source &source;
+    typename TileType::Element *stage;
+    int chunk;
+
+    template <class Mover>
+    DEVICE void operator()(Mover &mover) const {
+        source.stage(mover, stage, stage + TileType::LEFT_ELEMENTS, chunk);
+    }
+};
+
+// Adds up `chunks` stages; `source.stage(mover, left, right, chunk)` fills one. Then writes the sums to shared memory,
+// where `sum_run` reads them.
 template <class TileType, class Source>
 DEVICE void compute_tile(unsigned char *shared, int chunks, Source &source) {
     typedef typename TileType::Element T;
-    typedef typename TileType::Engine Engine;
+    const int STAGES = TileType::STAGES;
     T *stages = (T *)shared;
+    Transfer<TileType::Engine::HELD, TileType::PASSES> transfer;
+    auto fill = [&](int chunk) {
+        return StageFill<TileType, Source>{source, stages + chunk % STAGES * TileType::STAGE_ELEMENTS, chunk};
+    };
     typename TileType::Sum sum;
     sum.clear();
 #pragma unroll
-    for (int i = 0; i < TileType::STAGES - 1; i++) {
+    for (int i = 0; i < STAGES - 1; i++) {
         if (i < chunks) {
-            T *stage = stages + i * TileType::STAGE_ELEMENTS;
-            source.stage(stage, stage + TileType::LEFT_ELEMENTS, i);
+            transfer.begin(fill(i));
+            transfer.end(fill(i));
+        } else {
+            copy_commit();
         }
-        copy_commit();
     }
     for (int chunk = 0; chunk < chunks; chunk++) {
-        copy_wait<TileType::STAGES - 2>();
+        copy_wait<STAGES - 2>();
         sync_block();
-        int next = chunk + TileType::STAGES - 1;
+        const int next = chunk + STAGES - 1;
         if (next < chunks) {
-            T *stage = stages + next % TileType::STAGES * TileType::STAGE_ELEMENTS;
-            source.stage(stage, stage + TileType::LEFT_ELEMENTS, next);
+            transfer.begin(fill(next));
+        } else {
+            copy_commit();
         }
-        copy_commit();
-        const T *stage = stages + chunk % TileType::STAGES * TileType::STAGE_ELEMENTS;
-        const int part = TileType::warp_part() * TileType::WARP_DEPTH;
-        const T *left = stage + TileType::warp_row() * TileType::LEFT_STRIDE + part;
-        const T *right = stage + TileType::LEFT_ELEMENTS + part * TileType::RIGHT_STRIDE + TileType::warp_column();
-#pragma unroll Engine::UNROLL
-        for (int k = 0; k < TileType::WARP_DEPTH; k += Engine::STEP) {
-            Engine::multiply(sum, left + k, TileType::LEFT_STRIDE, right + k * TileType::RIGHT_STRIDE,
-                             TileType::RIGHT_STRIDE);
+        add_stage<TileType>(sum, stages + chunk % STAGES * TileType::STAGE_ELEMENTS);
+        if (next < chunks) {
+            transfer.end(fill(next));
         }
     }
     copy_wait<0>();

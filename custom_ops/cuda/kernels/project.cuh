@@ -99,7 +99,7 @@ struct Job {
 template <class TileType>
 struct HiddenSource {
     typedef typename TileType::Element T;
-    static constexpr int PASSES = (TileType::ROWS * TileType::LEFT_RUNS + TileType::THREADS - 1) / TileType::THREADS;
+    static constexpr int PASSES = TileType::LEFT_PASSES;
     const Parameters &p;
     const Job<TileType> &job;
     int tokens[PASSES];  // of this thread's runs
@@ -114,18 +114,34 @@ struct HiddenSource {
         }
     }
 
-    DEVICE void stage(T *left, T *right, int chunk) const {
+    // One segment: the whole width of one matrix.
+    static constexpr bool HAS_SEGMENTS = false;
+
+    DEVICE void locate(int chunk, int &segment, int &inner) const {
+        segment = 0;
+        inner = chunk * TileType::DEPTH;
+    }
+
+    DEVICE const T *row(int, int row) const {
+        const int token = job.token(p, row);
+        return token < 0 ? nullptr : (const T *)p.hidden_states + (size_t)token * p.width;
+    }
+
+    DEVICE Columns<T> columns(int) const { return job.columns; }
+
+    template <class Mover>
+    DEVICE void stage(Mover &mover, T *left, T *right, int chunk) const {
         const int first = chunk * TileType::DEPTH;
-        stage_runs<TileType::ROWS * TileType::LEFT_RUNS, TileType::THREADS, T>(
+        mover.template runs<0, TileType::ROWS * TileType::LEFT_RUNS, TileType::THREADS, T>(
             p.vectors != 0, [&](int pass, int i, T *&target, const T *&from) {
                 int row = i / TileType::LEFT_RUNS, k = i % TileType::LEFT_RUNS * TileType::LENGTH;
                 int token = pass < 0 ? job.token(p, row) : tokens[pass];
                 int valid = token < 0 ? 0 : p.width - (first + k);
-                target = left + row * TileType::LEFT_STRIDE + k;
+                target = left + TileType::left_place(row, k);
                 from = (const T *)p.hidden_states + (valid > 0 ? (size_t)token * p.width + first + k : 0);
                 return valid;
             });
-        job.columns.template stage<TileType>(right, first, p.vectors != 0);
+        job.columns.template stage<TileType>(mover, right, first, p.vectors != 0);
     }
 };
 
@@ -308,7 +324,7 @@ DEVICE void project(const Parameters &p) {
     }
     job.choose_columns(p);
     const HiddenSource<TileType> source(p, job);
-    compute_tile<TileType>(shared, ceil_div(p.width, TileType::DEPTH), source);
+    TileType::compute(shared, ceil_div(p.width, TileType::DEPTH), source, p.vectors != 0);
     if (p.vectors) {
         finish_tile<TileType, TileType::LENGTH>(p, shared, job);
     } else {

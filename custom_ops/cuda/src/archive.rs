@@ -31,6 +31,9 @@ pub struct Manifest {
     pub source_hash: String,
     /// Compiler and its version.
     pub compiler: String,
+    /// What counted the instructions, and its version.
+    #[serde(default)]
+    pub disassembler: Option<String>,
     /// The images, by module, then target.
     pub images: Vec<Image>,
 }
@@ -65,6 +68,33 @@ pub struct KernelResources {
     pub local_bytes: u32,
     /// Largest number of threads of one block.
     pub max_threads: u32,
+    /// What its machine code holds; `None` in PTX and for compute capability 7.0, which the disassembler does not know.
+    #[serde(default)]
+    pub instructions: Option<Instructions>,
+}
+
+/// How many instructions of each kind the machine code of one entry point holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Instructions {
+    /// All of them.
+    pub all: u32,
+    /// `HMMA`: products of a warp on tensor cores.
+    pub hmma: u32,
+    /// `HGMMA`: products of a warp group on tensor cores.
+    pub hgmma: u32,
+    /// `LDSM`: loads of matrices from shared memory.
+    pub ldsm: u32,
+    /// `LDGSTS`: asynchronous copies to shared memory.
+    pub ldgsts: u32,
+    /// `UTMALDG`: asynchronous copies of boxes of a tensor.
+    pub utmaldg: u32,
+    /// `FFMA`: fused multiply-add on plain units.
+    pub ffma: u32,
+    /// `LDL` and `STL`: local memory.
+    pub local: u32,
+    /// Atomic operations on floats, whose order would decide bits.
+    pub float_atomics: u32,
 }
 
 /// A parsed archive.
@@ -167,7 +197,7 @@ mod tests {
             kernels: Vec::new(),
         };
         let images = targets.iter().enumerate().map(image).collect();
-        let manifest = Manifest { source_hash: String::new(), compiler: String::new(), images };
+        let manifest = Manifest { source_hash: String::new(), compiler: String::new(), disassembler: None, images };
         let json = serde_json::to_vec(&manifest).unwrap();
         let length = (json.len() as u64).to_le_bytes();
         let payload: Vec<u8> = (0..targets.len() as u8).collect();

@@ -9,8 +9,14 @@ use crate::{Device, Element, Options};
 /// What multiplies small matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Engine {
-    /// Tensor cores on 16-bit elements.
+    /// Tensor cores on 16-bit elements, by `mma.m16n8k16`.
     Tensor,
+    /// Tensor cores of compute capability 7.5 on binary16, by `mma.m16n8k8`.
+    Turing,
+    /// Tensor cores of compute capability 7.0 on binary16, by `mma.m8n8k4`.
+    Volta,
+    /// Tensor cores of compute capability 9.0 on 16-bit elements, by `wgmma`: large products alone.
+    Wgmma,
     /// Tensor cores on f32 elements that are rounded to TF32.
     Tf32,
     /// Fused multiply-add in f32.
@@ -20,31 +26,42 @@ pub(crate) enum Engine {
 impl Engine {
     /// The fastest engine of a device for an element type.
     pub(crate) fn of(element: Element, device: &Device, options: Options) -> Self {
+        let (before_7_5, before_8_0) = (device.compute_capability < (7, 5), device.compute_capability < (8, 0));
         match element {
-            Element::F16 if device.compute_capability >= (7, 5) => Self::Tensor,
-            Element::Bf16 if device.compute_capability >= (8, 0) => Self::Tensor,
-            Element::F32 if options.tf32 && device.compute_capability >= (8, 0) => Self::Tf32,
-            _ => Self::Plain,
+            Element::F16 if before_7_5 => Self::Volta,
+            Element::F16 if before_8_0 => Self::Turing,
+            Element::F16 => Self::Tensor,
+            Element::Bf16 if !before_8_0 => Self::Tensor,
+            Element::F32 if options.tf32 && !before_8_0 => Self::Tf32,
+            Element::Bf16 | Element::F32 => Self::Plain,
         }
     }
 
     /// Whether the module of `element` holds kernels of this engine for a device.
     pub(crate) fn exists(self, element: Element, device: &Device) -> bool {
-        match (self, element) {
-            (Self::Tensor | Self::Tf32, _) => true,
-            (Self::Plain, Element::F32) => true,
-            (Self::Plain, _) => device.compute_capability < (8, 0),
+        let best = Self::of(element, device, Options { tf32: true, wgmma: true });
+        match self {
+            Self::Wgmma => element != Element::F32 && device.compute_capability == (9, 0),
+            Self::Plain => self == best || element == Element::F32,
+            _ => self == best,
         }
     }
 
     /// Engines of a module.
-    fn all(element: Element) -> [Self; 2] {
-        if element == Element::F32 { [Self::Tf32, Self::Plain] } else { [Self::Tensor, Self::Plain] }
+    fn all(element: Element) -> &'static [Self] {
+        match element {
+            Element::F32 => &[Self::Tf32, Self::Plain],
+            Element::F16 => &[Self::Tensor, Self::Wgmma, Self::Turing, Self::Volta],
+            Element::Bf16 => &[Self::Tensor, Self::Wgmma, Self::Plain],
+        }
     }
 
     const fn name(self) -> &'static str {
         match self {
             Self::Tensor => "tensor",
+            Self::Turing => "turing",
+            Self::Volta => "volta",
+            Self::Wgmma => "wgmma",
             Self::Tf32 => "tf32",
             Self::Plain => "plain",
         }
@@ -54,30 +71,45 @@ impl Engine {
         match (self, element) {
             (Self::Tensor, Element::Bf16) => "TensorCores<bfloat16>",
             (Self::Tensor, _) => "TensorCores<binary16>",
+            (Self::Turing, _) => "TensorCores<binary16, true>",
+            (Self::Volta, _) => "VoltaCores",
+            (Self::Wgmma, Element::Bf16) => "bfloat16",
+            (Self::Wgmma, _) => "binary16",
             (Self::Tf32, _) => "Tf32Cores",
-            (Self::Plain, Element::F32) => "PlainUnits<float>",
-            (Self::Plain, Element::F16) => "PlainUnits<binary16>",
             (Self::Plain, Element::Bf16) => "PlainUnits<bfloat16>",
+            (Self::Plain, _) => "PlainUnits<float>",
         }
     }
 
     /// The condition of the preprocessor under which a module holds this engine.
     fn c_condition(self, element: Element) -> &'static str {
         match (self, element) {
-            (Self::Tensor, Element::F16) => "HAS_TENSOR_CORES_F16",
-            (Self::Tensor, _) => "HAS_TENSOR_CORES_BF16",
+            (Self::Tensor, _) => "HAS_TENSOR_CORES_16",
+            (Self::Turing, _) => "HAS_TURING_CORES",
+            (Self::Volta, _) => "HAS_VOLTA_CORES",
+            (Self::Wgmma, _) => "HAS_WARPGROUP_PRODUCTS",
             (Self::Tf32, _) => "HAS_TENSOR_CORES_TF32",
-            (Self::Plain, Element::F32) => "1",
-            (Self::Plain, _) => "NEEDS_PLAIN_UNITS_16",
+            (Self::Plain, Element::Bf16) => "NEEDS_PLAIN_UNITS_BF16",
+            (Self::Plain, _) => "1",
         }
     }
 
     /// Elements that pad a row of a left factor, and a row of a right one.
     fn padding(self, element: Element) -> [usize; 2] {
         match self {
-            Self::Tensor => [8, 8],
+            Self::Tensor | Self::Turing | Self::Volta => [8, 8],
+            Self::Wgmma => [0, 0],
             Self::Tf32 => [4, 8],
             Self::Plain => [16 / element.bytes(); 2],
+        }
+    }
+
+    /// Stages of a product: where loads wait in registers, one is computed while another is loaded.
+    fn stages(self) -> usize {
+        match self {
+            Self::Turing | Self::Volta => 2,
+            Self::Wgmma => 3,
+            Self::Tensor | Self::Tf32 | Self::Plain => 4,
         }
     }
 }
@@ -89,12 +121,12 @@ pub(crate) struct ProductKernel {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     /// Inner indices of a stage.
-    pub(crate) depth: usize,
+    depth: usize,
     /// Warps along rows, columns and depth.
     warps: [usize; 3],
     stages: usize,
-    /// Blocks of one multiprocessor that registers must allow, as the preprocessor has it.
-    blocks: &'static str,
+    /// Blocks of one multiprocessor that registers must allow.
+    blocks: usize,
 }
 
 /// Bytes behind a tile of the output projection: a ticket and the visited experts.
@@ -110,22 +142,27 @@ pub(crate) const MAX_TOP_K: usize = 128;
 pub(crate) const MAX_HEAD: usize = 256;
 
 impl ProductKernel {
-    /// Kernels of an engine, by rising size.
-    pub(crate) fn all(engine: Engine) -> [Self; 3] {
-        let deep = if engine == Engine::Tensor { 2 } else { 1 };
-        let kernel = |rows, columns, depth: usize, warps, stages, blocks| Self {
+    /// Kernels of an engine: of 16 rows, of 64, each narrow and wide, and of 128.
+    pub(crate) fn all(engine: Engine) -> Vec<Self> {
+        let deep = if matches!(engine, Engine::Tf32 | Engine::Plain) { 1 } else { 2 };
+        let kernel = |rows, columns, depth: usize, warps, blocks| Self {
             engine,
             rows,
             columns,
             depth: depth * deep,
             warps,
-            stages,
+            stages: engine.stages(),
             blocks,
         };
-        [
-            kernel(16, 64, 32, [1, 1, 4], 4, "2"),
-            kernel(64, 64, 16, [2, 2, 1], 4, "3"),
-            kernel(128, 128, 16, [2, 4, 1], 4, if engine == Engine::Plain { "1" } else { "LARGE_TILES" }),
+        if engine == Engine::Wgmma {
+            return vec![kernel(128, 128, 32, [8, 1, 1], 2)];
+        }
+        vec![
+            kernel(16, 16, 64, [1, 1, 8], 2),
+            kernel(16, 64, 32, [1, 1, 4], 2),
+            kernel(64, 16, 32, [1, 1, 4], 2),
+            kernel(64, 64, 16, [2, 2, 1], 3),
+            kernel(128, 128, 16, [2, 4, 1], if matches!(engine, Engine::Tensor | Engine::Tf32) { 2 } else { 1 }),
         ]
     }
 
@@ -159,6 +196,9 @@ impl ProductKernel {
 
     fn c_type(&self, element: Element) -> String {
         let Self { engine, rows, columns, depth, warps: [a, b, c], stages, .. } = self;
+        if *engine == Engine::Wgmma {
+            return format!("WarpgroupTile<{}, {columns}, {stages}>", engine.c_type(element));
+        }
         format!("Tile<{}, {rows}, {columns}, {depth}, {a}, {b}, {c}, {stages}>", engine.c_type(element))
     }
 
@@ -187,34 +227,21 @@ pub(crate) struct AttendKernel {
 
 impl AttendKernel {
     /// Kernels of an engine: by head width, the tall one first.
-    pub(crate) fn all(engine: Engine) -> [Self; 6] {
-        let kernel = |head, row_warps, key_warps, keys| Self { engine, head, row_warps, key_warps, keys };
-        match engine {
-            Engine::Tensor => [
-                kernel(64, 4, 1, 64),
-                kernel(64, 1, 4, 64),
-                kernel(128, 4, 1, 64),
-                kernel(128, 1, 4, 64),
-                kernel(256, 4, 1, 32),
-                kernel(256, 1, 4, 64),
-            ],
-            Engine::Tf32 => [
-                kernel(64, 4, 1, 64),
-                kernel(64, 1, 4, 32),
-                kernel(128, 4, 1, 32),
-                kernel(128, 1, 4, 32),
-                kernel(256, 2, 1, 16),
-                kernel(256, 1, 2, 16),
-            ],
-            Engine::Plain => [
-                kernel(64, 4, 1, 32),
-                kernel(64, 1, 4, 32),
-                kernel(128, 2, 1, 32),
-                kernel(128, 1, 4, 32),
-                kernel(256, 2, 1, 16),
-                kernel(256, 1, 2, 16),
-            ],
-        }
+    pub(crate) fn all(engine: Engine) -> Vec<Self> {
+        // Warps along rows, warps along keys, keys of a tile.
+        let table: &[(usize, usize, usize)] = match engine {
+            Engine::Wgmma => &[(8, 1, 64), (8, 1, 64), (8, 1, 64)],
+            Engine::Tensor => &[(4, 1, 64), (1, 4, 64), (4, 1, 64), (1, 4, 64), (4, 1, 32), (1, 4, 64)],
+            // 7.5 has 64 KiB of shared memory.
+            Engine::Turing => &[(4, 1, 64), (1, 4, 64), (4, 1, 64), (1, 4, 64), (2, 1, 32), (1, 2, 32)],
+            // Two blocks of most kernels share the 96 KiB of 7.0.
+            Engine::Volta => &[(4, 1, 64), (1, 4, 64), (4, 1, 32), (1, 4, 64), (4, 1, 16), (1, 2, 32)],
+            Engine::Tf32 => &[(4, 1, 64), (1, 4, 32), (4, 1, 32), (1, 4, 32), (2, 1, 16), (1, 2, 16)],
+            Engine::Plain => &[(4, 1, 32), (1, 4, 32), (2, 1, 32), (1, 4, 32), (2, 1, 16), (1, 2, 16)],
+        };
+        let heads = [64, 128, MAX_HEAD].into_iter().flat_map(|head| std::iter::repeat_n(head, table.len() / 3));
+        let kernel = |(head, &(row_warps, key_warps, keys))| Self { engine, head, row_warps, key_warps, keys };
+        heads.zip(table).map(kernel).collect()
     }
 
     /// Rows of a tile.
@@ -237,6 +264,9 @@ impl AttendKernel {
         let [pad, value_pad] = self.engine.padding(element);
         let queries = self.rows() * (self.head + pad) * element.bytes();
         let tile = self.keys * (2 * self.head + pad + value_pad) * element.bytes();
+        if self.engine == Engine::Wgmma {
+            return queries + 2 * tile;
+        }
         let merge = if self.cuts_keys() { self.key_warps * self.rows() * (self.head + 4) * 4 } else { 0 };
         let warps = self.row_warps * self.key_warps;
         let scratch = if self.engine == Engine::Plain { warps * 16 * (self.keys / self.key_warps + 4) * 4 } else { 0 };
@@ -250,9 +280,13 @@ impl AttendKernel {
 
     fn write(&self, element: Element, text: &mut String) {
         let Self { engine, head, row_warps, key_warps, keys } = self;
-        let kind = format!("Attention<{}, {head}, {row_warps}, {key_warps}, {keys}>", engine.c_type(element));
+        let engine_type = engine.c_type(element);
+        let (family, kind) = match engine {
+            Engine::Wgmma => ("attend_warpgroups", format!("WarpgroupAttention<{engine_type}, {head}>")),
+            _ => ("attend", format!("Attention<{engine_type}, {head}, {row_warps}, {key_warps}, {keys}>")),
+        };
         let (symbol, threads) = (self.symbol(), self.threads());
-        let _ = writeln!(text, "KERNEL({symbol}, {threads}, 1, attend<{kind}>(p))");
+        let _ = writeln!(text, "KERNEL({symbol}, {threads}, 1, {family}<{kind}>(p))");
         let bytes = self.shared_bytes(element);
         let _ = writeln!(text, "static_assert({kind}::SHARED_BYTES == {bytes}, \"as the planner has it\");");
     }
@@ -267,18 +301,16 @@ pub(crate) const LIST_PAIRS: &str = "moa_list_pairs";
 /// Symbol of the kernel that sums the slots of each token.
 pub(crate) const SUM_SLOTS: &str = "moa_sum_slots";
 
-/// Entry points of a module on a device of this compute capability; sorted.
+/// Entry points of a module in machine code for devices of this compute capability; sorted. PTX lacks those of
+/// warpgroup products (`_wgmma_`).
 pub fn entry_points(element: Element, compute_capability: (u32, u32)) -> Vec<String> {
     let device = Device { compute_capability, multiprocessors: 1, shared_bytes_per_block: 0 };
     let mut names = vec![LIST_PAIRS.to_owned(), SUM_SLOTS.to_owned()];
-    let best = Engine::of(element, &device, Options { tf32: true });
-    for engine in Engine::all(element) {
-        if engine == best || (engine == Engine::Plain && engine.exists(element, &device)) {
-            for kernel in ProductKernel::all(engine) {
-                names.extend(["project", "output"].map(|family| kernel.symbol(family)));
-            }
-            names.extend(AttendKernel::all(engine).iter().map(AttendKernel::symbol));
+    for engine in Engine::all(element).iter().filter(|engine| engine.exists(element, &device)) {
+        for kernel in ProductKernel::all(*engine) {
+            names.extend(["project", "output"].map(|family| kernel.symbol(family)));
         }
+        names.extend(AttendKernel::all(*engine).iter().map(AttendKernel::symbol));
     }
     names.sort();
     names
@@ -293,15 +325,15 @@ pub fn module_source(element: Element) -> String {
     };
     let mut text = String::from("// Made from src/catalog.rs; a test compares the two.\n");
     let _ = writeln!(text, "#define MODULE \"{}\"\n", element.module());
-    for header in ["parameters", "attend", "lists", "output", "project"] {
+    for header in ["parameters", "attend", "lists", "output", "project", "volta", "warpgroup", "attend_warpgroup"] {
         let _ = writeln!(text, "#include \"{header}.cuh\"");
     }
     let _ = writeln!(text, "\nKERNEL({LIST_PAIRS}, {LIST_THREADS}, 1, list_pairs(p))");
     let _ = writeln!(text, "KERNEL({SUM_SLOTS}, {LIST_THREADS}, 1, sum_slots<{c_element}>(p))");
     for engine in Engine::all(element) {
         let _ = writeln!(text, "\n#if {}", engine.c_condition(element));
-        ProductKernel::all(engine).iter().for_each(|kernel| kernel.write(element, &mut text));
-        AttendKernel::all(engine).iter().for_each(|kernel| kernel.write(element, &mut text));
+        ProductKernel::all(*engine).iter().for_each(|kernel| kernel.write(element, &mut text));
+        AttendKernel::all(*engine).iter().for_each(|kernel| kernel.write(element, &mut text));
         text.push_str("#endif\n");
     }
     text

@@ -60,11 +60,14 @@ pub struct Device {
     pub shared_bytes_per_block: u32,
 }
 
-/// Choices that change rounding.
+/// Choices between kernels, which change rounding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Options {
     /// Whether products of f32 tensors may round their factors to TF32 (10 bits), where the device can.
     pub tf32: bool,
+    /// Whether large products, and attention of many queries, use warpgroup products (`wgmma`) on 16-bit elements, where
+    /// the device has them: compute capability 9.0. Not measured; else they run the path of 8.0.
+    pub wgmma: bool,
 }
 
 #[cfg(test)]

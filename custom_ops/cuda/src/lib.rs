@@ -56,14 +56,25 @@
 //!
 //! | element | compute capability 7.0 | 7.5 | 8.0 and newer |
 //! |---|---|---|---|
-//! | f16 | plain units | tensor cores (no asynchronous copies) | tensor cores |
-//! | bf16 | plain units | plain units | tensor cores |
+//! | f16 | tensor cores, `mma.m8n8k4` | tensor cores, `mma.m16n8k8` | tensor cores, `mma.m16n8k16` |
+//! | bf16 | plain units | plain units | tensor cores, `mma.m16n8k16` |
 //! | f32 | plain units | plain units | plain units, or tensor cores with TF32 |
 //!
-//! Not there: weights of another type than activations ([`Element::of`]); tensor cores of compute capability 7.0; the
-//! warpgroup products and tensor copies of 9.0, which runs the path of 8.0. Under a causal mask, a value that is not finite
-//! reaches earlier tokens of the same sequence that share a tile of queries or keys with it, as it does in the operator's
-//! body of standard operators; a masked key never does.
+//! Before 8.0 there are no asynchronous copies: on tensor cores, what is loaded next waits in registers while a tile is
+//! computed. Compute capability 9.0 runs the path of 8.0 or, where [`Options::wgmma`] asks for it, warpgroup products
+//! (`wgmma`) on 16-bit elements: for products that fill the device with tiles of 128 x 128, and for attention that fills
+//! it with tiles of 128 queries. Asynchronous copies put the factors into the 128-byte pattern that these products read
+//! from shared memory; weights as they are, rows gathered by the lists of experts. Nobody has measured which is faster.
+//!
+//! Not there: weights of another type than activations ([`Element::of`]); TF32 by warpgroup products, which read 32-bit
+//! factors along the inner index alone while weights lie across it; bulk tensor copies, which cannot gather rows.
+//!
+//! # What a token may see
+//!
+//! A key that a query does not see, masked or later under a causal mask, never changes its result, not even where the
+//! key or its value is not finite: the scores of unseen keys are replaced, masked rows are never read, and values of keys
+//! that some rows of a tile do not see are set apart where they are not finite. A weight of the output projection that is
+//! not finite reaches the tokens of a tile of which one chose its expert.
 //!
 //! # How it is proved
 //!

@@ -76,7 +76,7 @@ fn operators() -> impl Strategy<Value = Operator> {
 fn plan_of(operator: Operator, shape: &Shape, element: Element, device: &Device) -> Result<Plan, PlanError> {
     let Shape { batch, tokens, past, width, experts, top_k, kv_heads, head, hidden, .. } = *shape;
     let (scale, gate_mode, skip_padded_queries) = (1.0, GateMode::SoftmaxTopk, true);
-    let options = Options { tf32: shape.gated };
+    let options = Options { tf32: shape.gated, wgmma: shape.returns_cache };
     match operator {
         Operator::SelfAttention => {
             let dims = SelfAttentionDims { batch, tokens, past, width, experts, top_k, kv_heads, head };

@@ -76,7 +76,7 @@ impl RawNode {
 
     /// Choices that change rounding.
     pub(crate) const fn options(&self) -> moa_cuda::Options {
-        moa_cuda::Options { tf32: self.flags & TF32 != 0 }
+        moa_cuda::Options { tf32: self.flags & TF32 != 0, wgmma: false }
     }
 }
 

@@ -21,6 +21,10 @@ const SHARED_BYTES_OF_ALL: u32 = 48 * 1024;
 /// Read when a kernel set is made.
 pub const OVERLAP_VARIABLE: &str = "MOA_CUDA_OVERLAP";
 
+/// Set to `1`, it lets large products of 16-bit tensors use warpgroup products ([`Options::wgmma`]) on a device of
+/// compute capability 9.0 whose machine code is in the archive. Not measured. Read when a kernel set is made.
+pub const WGMMA_VARIABLE: &str = "MOA_CUDA_WGMMA";
+
 /// What a device is, as its driver states it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceFacts {
@@ -36,6 +40,8 @@ pub struct DeviceFacts {
 struct Loaded {
     module: Module,
     functions: HashMap<String, Function>,
+    /// Whether the warpgroup products of compute capability 9.0 are among them.
+    has_wgmma: bool,
 }
 
 /// The kernels of one context of one device. Any thread may use it; it must be dropped when no work that it enqueued
@@ -50,6 +56,7 @@ pub struct KernelSet {
     loaded: Mutex<[Option<Arc<Loaded>>; Element::ALL.len()]>,
     status: u64,
     overlaps: bool,
+    wgmma: bool,
 }
 
 impl KernelSet {
@@ -106,7 +113,8 @@ impl KernelSet {
         let status = driver.allocate_zeroed(size_of::<u32>())?;
         drop(entered);
         let overlaps = std::env::var_os(OVERLAP_VARIABLE).is_none_or(|value| value != "0");
-        Ok(Self { driver, context, retained: None, facts, archive, loaded: Mutex::default(), status, overlaps })
+        let wgmma = std::env::var_os(WGMMA_VARIABLE).is_some_and(|value| value == "1");
+        Ok(Self { driver, context, retained: None, facts, archive, loaded: Mutex::default(), status, overlaps, wgmma })
     }
 
     /// What the device is.
@@ -159,7 +167,8 @@ impl KernelSet {
         let image = image.ok_or(Error::NoImage { module: name, major: wanted.0, minor: wanted.1 })?;
         let _entered = Entered::new(&self.driver, self.context)?;
         let module = self.driver.load_module(archive.bytes(image))?;
-        let mut loaded = Loaded { module, functions: HashMap::new() };
+        let has_wgmma = image.kernels.iter().any(|kernel| kernel.name.contains("_wgmma_"));
+        let mut loaded = Loaded { module, functions: HashMap::new(), has_wgmma };
         for kernel in &image.kernels {
             match self.prepare(module, &kernel.name) {
                 Ok(function) => drop(loaded.functions.insert(kernel.name.clone(), function)),
@@ -201,6 +210,8 @@ impl KernelSet {
         options: Options,
     ) -> Result<BoundPlan, Error> {
         let loaded = self.loaded(element)?;
+        let options = Options { wgmma: options.wgmma || self.wgmma, ..options };
+        let options = Options { wgmma: options.wgmma && loaded.has_wgmma, ..options };
         let plan = node.plan(inputs, wanted, element, &self.facts.device, options)?;
         let functions = plan.launches.iter().map(|launch| {
             let lacks = || Error::NoKernel { module: element.module(), kernel: launch.kernel.clone() };

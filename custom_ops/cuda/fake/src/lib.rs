@@ -95,6 +95,7 @@ pub fn archive(targets: &[&str], kernels: &[String]) -> Vec<u8> {
                 shared_bytes: 1024,
                 local_bytes: 0,
                 max_threads: 256,
+                instructions: None,
             });
             images.push(Image {
                 module: element.module().into(),
@@ -106,7 +107,7 @@ pub fn archive(targets: &[&str], kernels: &[String]) -> Vec<u8> {
             payload.extend(text.into_bytes());
         }
     }
-    let manifest = Manifest { source_hash: String::new(), compiler: String::new(), images };
+    let manifest = Manifest { source_hash: String::new(), compiler: String::new(), disassembler: None, images };
     let json = serde_json::to_vec(&manifest).unwrap();
     [&MAGIC[..], &(json.len() as u64).to_le_bytes(), &json, &payload].concat()
 }

@@ -19,13 +19,15 @@ const int WARP = 32;
 const int MAX_THREADS = 1024;
 const size_t STACK_BYTES = 64 << 10;
 const size_t MAX_SHARED_BYTES = 228 << 10;
+const unsigned SYSTEM_BYTES = 1024;
 
-enum class State { ready, at_warp, at_block, done };
+enum class State { ready, at_collective, at_block, done };
 
 struct Copy {
     void *to;
     const void *from;
     bool keep;
+    unsigned number;
 };
 
 struct Thread {
@@ -33,17 +35,27 @@ struct Thread {
     State state = State::done;
     std::vector<Copy> open;
     std::vector<std::vector<Copy>> groups;
+    std::vector<Copy> waited;  // and not handed over
 };
 
-struct Warp {
-    WarpWork work = nullptr;
-    void *operands[WARP];
+// Threads on their way to one collective operation.
+template <int COUNT>
+struct Meeting {
+    void (*work)(void *const (&operands)[COUNT]) = nullptr;
+    void *operands[COUNT];
     int arrived = 0;
 };
 
 Fiber scheduler;
 std::vector<Thread> threads(MAX_THREADS);
-std::vector<Warp> warps(MAX_THREADS / WARP);
+std::vector<Meeting<WARP>> warps(MAX_THREADS / WARP);
+std::vector<Meeting<WARPGROUP>> warpgroups(MAX_THREADS / WARPGROUP);
+// Of every 16 bytes of shared memory, the number of the copy to them that was not handed over, or 0.
+std::vector<unsigned> copied(MAX_SHARED_BYTES / 16);
+unsigned copies = 0;
+// And the number of barriers in front of where it was handed over.
+std::vector<unsigned> handed(MAX_SHARED_BYTES / 16);
+unsigned barriers = 0;
 unsigned char *stacks = nullptr;
 unsigned char *shared_end = nullptr;
 size_t shared_bytes = 0;
@@ -98,9 +110,41 @@ void yield(State state) {
     own.fiber.go_to(scheduler);
 }
 
+template <int COUNT>
+void meet(std::vector<Meeting<COUNT>> &meetings, void (*work)(void *const (&operands)[COUNT]), void *operand) {
+    Meeting<COUNT> &meeting = meetings[current / COUNT];
+    const int first = current / COUNT * COUNT;
+    if (meeting.arrived > 0 && meeting.work != work) {
+        fail("is at another collective operation than the threads that it belongs to");
+    }
+    meeting.work = work;
+    meeting.operands[current - first] = operand;
+    if (++meeting.arrived < COUNT) {
+        yield(State::at_collective);
+        return;
+    }
+    meeting.arrived = 0;
+    work(meeting.operands);
+    for (int i = 0; i < COUNT; i++) {
+        threads[first + i].state = State::ready;
+    }
+}
+
+size_t piece_of(const void *address) { return ((const unsigned char *)address - shared_memory()) / 16; }
+unsigned &copied_to(const void *address) { return copied[piece_of(address)]; }
+
+// Keeps a list of copies short in kernels that never hand them over.
+void forget_overwritten(std::vector<Copy> &waited) {
+    if (waited.size() > 4096) {
+        auto is_overwritten = [](const Copy &copy) { return copied_to(copy.to) != copy.number; };
+        waited.erase(std::remove_if(waited.begin(), waited.end(), is_overwritten), waited.end());
+    }
+}
+
 void run_thread() {
     kernel_function(*kernel_parameters);
     Thread &own = threads[current];
+    end_products();
     if (!own.open.empty()) {
         fail("ends with asynchronous copies that were never committed");
     }
@@ -112,9 +156,9 @@ void run_thread() {
     yield(State::done);
 }
 
-// Runs the lanes of a warp until each waits for the block or has ended.
-void run_warp(int warp, int count, const std::vector<int> &lanes) {
-    bool progress = true;
+// Runs the lanes of a warp until each waits for others or has ended; false where all did before.
+bool run_warp(int warp, int count, const std::vector<int> &lanes) {
+    bool progress = true, any = false;
     while (progress) {
         progress = false;
         for (int lane : lanes) {
@@ -122,8 +166,21 @@ void run_warp(int warp, int count, const std::vector<int> &lanes) {
             if (index < count && threads[index].state == State::ready) {
                 current = index;
                 scheduler.go_to(threads[index].fiber);
-                progress = true;
+                progress = any = true;
             }
+        }
+    }
+    return any;
+}
+
+// Runs the warps until each thread waits for the block or for ever, or has ended.
+void run_warps(int count) {
+    bool progress = true;
+    while (progress) {
+        progress = false;
+        std::vector<int> lanes = order_of(WARP);
+        for (int warp : order_of((count + WARP - 1) / WARP)) {
+            progress = run_warp(warp, count, lanes) || progress;
         }
     }
 }
@@ -135,16 +192,21 @@ void run_block(int count) {
         thread.state = State::ready;
         thread.open.clear();
         thread.groups.clear();
+        thread.waited.clear();
         thread.fiber.prepare(stacks + index * STACK_BYTES, STACK_BYTES, run_thread);
     }
-    for (Warp &warp : warps) {
+    for (Meeting<WARP> &warp : warps) {
         warp.arrived = 0;
     }
+    for (Meeting<WARPGROUP> &warpgroup : warpgroups) {
+        warpgroup.arrived = 0;
+    }
+    std::fill(copied.begin(), copied.end(), 0);
+    std::fill(handed.begin(), handed.end(), 0);
+    barriers = 1;
+    begin_products(count);
     while (true) {
-        std::vector<int> lanes = order_of(WARP);
-        for (int warp : order_of((count + WARP - 1) / WARP)) {
-            run_warp(warp, count, lanes);
-        }
+        run_warps(count);
         int waiting = 0, done = 0;
         for (int index = 0; index < count; index++) {
             waiting += threads[index].state == State::at_block;
@@ -154,7 +216,7 @@ void run_block(int count) {
             return;
         }
         if (waiting + done < count) {
-            fail("waits for ever: some lanes of a warp are at a collective operation that others never reach");
+            fail("waits for ever: some threads are at a collective operation that others of their warp or warpgroup never reach");
         }
         if (done != 0) {
             fail("waits at a barrier of the block that other threads ended without");
@@ -162,6 +224,7 @@ void run_block(int count) {
         for (int index = 0; index < count; index++) {
             threads[index].state = State::ready;
         }
+        barriers++;
     }
 }
 
@@ -180,24 +243,8 @@ int block() { return current_block; }
 
 void block_barrier() { yield(State::at_block); }
 
-void collective(WarpWork work, void *operand) {
-    Warp &warp = warps[current / WARP];
-    int first = current / WARP * WARP;
-    if (warp.arrived > 0 && warp.work != work) {
-        fail("is at another collective operation than other lanes of its warp");
-    }
-    warp.work = work;
-    warp.operands[current - first] = operand;
-    if (++warp.arrived < WARP) {
-        yield(State::at_warp);
-        return;
-    }
-    warp.arrived = 0;
-    work(warp.operands);
-    for (int lane = 0; lane < WARP; lane++) {
-        threads[first + lane].state = State::ready;
-    }
-}
+void collective(WarpWork work, void *operand) { meet(warps, work, operand); }
+void warpgroup_collective(WarpgroupWork work, void *operand) { meet(warpgroups, work, operand); }
 
 void check_shared(const void *address, int bytes) {
     const unsigned char *at = (const unsigned char *)address;
@@ -214,7 +261,8 @@ void copy(void *to, const void *from, bool keep) {
     if (keep && (uintptr_t)from % 16 != 0) {
         fail("an asynchronous copy reads from an address that is not aligned");
     }
-    Copy copy = {to, from, keep};
+    Copy copy = {to, from, keep, ++copies};
+    copied_to(to) = copy.number;
     if (schedule.eager_copies) {
         perform(copy);
         copy.keep = false;
@@ -231,12 +279,33 @@ void commit() {
 void wait(int pending) {
     Thread &own = threads[current];
     while ((int)own.groups.size() > pending) {
+        const std::vector<Copy> &oldest = own.groups.front();
         if (!schedule.eager_copies) {
-            perform(own.groups.front());
+            perform(oldest);
         }
+        own.waited.insert(own.waited.end(), oldest.begin(), oldest.end());
+        forget_overwritten(own.waited);
         own.groups.erase(own.groups.begin());
     }
 }
+
+void hand_over() {
+    for (const Copy &copy : threads[current].waited) {
+        if (copied_to(copy.to) == copy.number) {
+            copied_to(copy.to) = 0;
+            handed[piece_of(copy.to)] = barriers;
+        }
+    }
+    threads[current].waited.clear();
+}
+
+unsigned barriers_passed() { return barriers; }
+bool is_handed_over(const void *address, unsigned passed) {
+    return copied_to(address) == 0 && handed[piece_of(address)] < passed;
+}
+bool products_happen_at_once() { return !schedule.eager_copies; }
+unsigned shared_offset(const void *address) { return SYSTEM_BYTES + (unsigned)((const unsigned char *)address - shared_memory()); }
+unsigned char *shared_at(unsigned offset) { return shared_memory() + offset - SYSTEM_BYTES; }
 
 unsigned char *guarded(size_t bytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);

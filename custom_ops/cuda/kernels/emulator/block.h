@@ -10,7 +10,8 @@ namespace emulator {
 
 enum class Order { rising, falling, random };
 
-// In which order blocks, warps and lanes run, and when asynchronous copies happen.
+// In which order blocks, warps and lanes run, and when asynchronous copies happen: at once or as late as may be. Products
+// of warpgroups do the opposite, so that each comes early where what it waits for comes late.
 struct Schedule {
     Order order = Order::rising;
     bool eager_copies = false;

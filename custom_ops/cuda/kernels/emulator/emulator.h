@@ -2,7 +2,7 @@
 //
 // What is checked on the way: every lane of a warp meets at the same collective operation; addresses of asynchronous
 // copies and of matrix loads lie in this block's shared memory and are aligned; every asynchronous copy is waited for;
-// no thread waits for ever. Shared memory begins as 0xff and ends at a guard page, as do all buffers. The order in which
+// no thread waits for ever; and what warpgroup.h says of products of warpgroups. Shared memory begins as 0xff and ends at a guard page, as do all buffers. The order in which
 // warps and lanes run between two barriers, and whether an asynchronous copy happens when it is issued or when it is
 // waited for, are parameters: a missing barrier changes the result in one of them.
 #pragma once
@@ -35,10 +35,25 @@ void block_barrier();
 typedef void (*WarpWork)(void *const (&operands)[32]);
 void collective(WarpWork work, void *operand);
 
+// The same with the other threads of the warpgroup.
+const int WARPGROUP = 128;
+typedef void (*WarpgroupWork)(void *const (&operands)[WARPGROUP]);
+void warpgroup_collective(WarpgroupWork work, void *operand);
+
 void copy(void *to, const void *from, bool keep);
 void commit();
 void wait(int pending);
 void check_shared(const void *address, int bytes);
+
+// Addresses in the window of shared memory, in which a block's own begins behind what the system keeps.
+unsigned shared_offset(const void *address);
+unsigned char *shared_at(unsigned offset);
+
+// Hands the copies that this thread has waited for over to products that are issued behind the next barrier.
+void hand_over();
+unsigned barriers_passed();
+bool is_handed_over(const void *address, unsigned barriers);
+bool products_happen_at_once();
 
 inline float float_of(uint32_t bits) {
     float x;
@@ -121,4 +136,9 @@ void load_matrices(unsigned (&to)[4], const void *row);
 void load_matrices_transposed(unsigned (&to)[4], const void *row);
 void multiply_add(binary16, float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
 void multiply_add(bfloat16, float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
+void multiply_add_half_depth(float (&sum)[4], unsigned a0, unsigned a1, unsigned b);
+void multiply_add_quad_pairs(float (&sum)[8], const unsigned *a, const unsigned *b);
+void multiply_add_quad_pairs_transposed(float (&sum)[8], const unsigned *a, const unsigned *b);
 void multiply_add_tf32(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
+
+#include "warpgroup.h"

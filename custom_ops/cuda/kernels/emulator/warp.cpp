@@ -152,6 +152,60 @@ void do_multiply_add(void *const (&operands)[32]) {
     add_product(operands, a, b);
 }
 
+void do_multiply_add_half_depth(void *const (&operands)[32]) {
+    float a[16][8], b[8][8];
+    for (int lane = 0; lane < 32; lane++) {
+        const MatrixProduct &own = *(MatrixProduct *)operands[lane];
+        int group = lane / 4, place = lane % 4;
+        for (int i = 0; i < 4; i++) {
+            a[group + i / 2 * 8][place * 2 + i % 2] = half_of<binary16>((*own.a)[i / 2], i % 2);
+        }
+        for (int i = 0; i < 2; i++) {
+            b[place * 2 + i][group] = half_of<binary16>(own.b[0], i);
+        }
+    }
+    add_product(operands, a, b);
+}
+
+struct QuadPairProduct {
+    float (*sum)[8];
+    const unsigned *a, *b;
+};
+
+// mma.m8n8k4: four products, each by lanes `4 * pair ..` and those 16 behind them. Element `i` of a lane's factors and
+// accumulators is, in the words of the PTX ISA, that of:
+// * a, by rows: row `lane % 4`, 4 more in the upper lanes, column `i`;
+// * b, by rows: row `lane % 4`, column `i`, 4 more in the upper lanes; by columns: row `i`, column `lane % 4`, 4 more in
+//   the upper lanes;
+// * f32 sum: row `(lane & 1) + (i & 2)`, 4 more in the upper lanes, column `(i & 4) + (lane & 2) + (i & 1)`.
+template <bool TRANSPOSED>
+void do_multiply_add_quad_pairs(void *const (&operands)[32]) {
+    for (int pair = 0; pair < 4; pair++) {
+        float a[8][4], b[4][8];
+        for (int place = 0; place < 8; place++) {
+            int lane = pair * 4 + place % 4 + place / 4 * 16, upper = place / 4 * 4;
+            const QuadPairProduct &own = *(QuadPairProduct *)operands[lane];
+            for (int i = 0; i < 4; i++) {
+                a[lane % 4 + upper][i] = half_of<binary16>(own.a[i / 2], i % 2);
+                float right = half_of<binary16>(own.b[i / 2], i % 2);
+                (TRANSPOSED ? b[i][lane % 4 + upper] : b[lane % 4][i + upper]) = right;
+            }
+        }
+        for (int place = 0; place < 8; place++) {
+            int lane = pair * 4 + place % 4 + place / 4 * 16;
+            float (&sum)[8] = *((QuadPairProduct *)operands[lane])->sum;
+            for (int i = 0; i < 8; i++) {
+                int row = (lane & 1) + (i & 2) + place / 4 * 4, column = (i & 4) + (lane & 2) + (i & 1);
+                double total = sum[i];
+                for (int k = 0; k < 4; k++) {
+                    total += (double)a[row][k] * (double)b[k][column];
+                }
+                sum[i] = (float)total;
+            }
+        }
+    }
+}
+
 void do_multiply_add_tf32(void *const (&operands)[32]) {
     float a[16][8], b[8][8];
     for (int lane = 0; lane < 32; lane++) {
@@ -215,6 +269,22 @@ void multiply_add(binary16, float (&sum)[4], const unsigned (&a)[4], unsigned b0
 void multiply_add(bfloat16, float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     MatrixProduct product = {&sum, &a, {b0, b1}};
     emulator::collective(do_multiply_add<bfloat16>, &product);
+}
+
+void multiply_add_half_depth(float (&sum)[4], unsigned a0, unsigned a1, unsigned b) {
+    unsigned a[4] = {a0, a1, 0, 0};
+    MatrixProduct product = {&sum, &a, {b, 0}};
+    emulator::collective(do_multiply_add_half_depth, &product);
+}
+
+void multiply_add_quad_pairs(float (&sum)[8], const unsigned *a, const unsigned *b) {
+    QuadPairProduct product = {&sum, a, b};
+    emulator::collective(do_multiply_add_quad_pairs<false>, &product);
+}
+
+void multiply_add_quad_pairs_transposed(float (&sum)[8], const unsigned *a, const unsigned *b) {
+    QuadPairProduct product = {&sum, a, b};
+    emulator::collective(do_multiply_add_quad_pairs<true>, &product);
 }
 
 void multiply_add_tf32(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {

@@ -141,7 +141,7 @@ fn plan(mut layer: Layer, copies: bool) -> Result<Plan, PlanError> {
     let grouped = layer.is_grouped();
     let columns = layer.sizes.columns();
     let all_columns = if grouped { 0 } else { experts * columns } + if appends { 2 * columns } else { 0 };
-    layer.push_first(layer.sizes.all_tokens(), all_columns, |layer, kernel, parameters| {
+    layer.push_first(all_columns, |layer, kernel, parameters| {
         if !grouped {
             layer.fill_experts(kernel, parameters);
         }

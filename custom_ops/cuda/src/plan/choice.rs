@@ -19,8 +19,12 @@ pub(super) const GROUP_TOKENS: usize = 4;
 /// Largest number of parts of one sum.
 const MAX_SPLITS: usize = 32;
 
-/// Stages that a part of an inner dimension is worth.
-const CHUNKS_PER_SPLIT: usize = 4;
+/// Inner indices that a part of an inner dimension is worth.
+const INNER_PER_SPLIT: usize = 256;
+
+/// Columns of the tiles of few rows.
+const NARROW_COLUMNS: usize = 16;
+const WIDE_COLUMNS: usize = 64;
 
 /// Largest power of two on gates in binary16: above, ordinary attention outputs could overflow.
 const MAX_GATE_EXPONENT: u32 = 5;
@@ -44,6 +48,8 @@ pub(super) struct Choice {
     pub(super) element: Element,
     pub(super) device: Device,
     engine: Engine,
+    /// What computes large products, where it is not `engine`.
+    large: Option<Engine>,
 }
 
 impl Choice {
@@ -52,40 +58,57 @@ impl Choice {
         if major < 7 {
             return Err(PlanError::Device { major, minor });
         }
-        Ok(Self { element, device: *device, engine: Engine::of(element, device, options) })
+        let large = Some(Engine::Wgmma).filter(|engine| options.wgmma && engine.exists(element, device));
+        Ok(Self { element, device: *device, engine: Engine::of(element, device, options), large })
     }
 
-    /// The tile for products of `rows` rows in `matrices` matrices, with at least `extra` bytes of shared memory.
+    /// The tile for products, of those whose shared memory `bytes` fits the device.
+    ///
+    /// Few rows take narrow tiles where these leave each multiprocessor less to read: where wide ones are so few that
+    /// most have none.
     pub(super) fn product(
         &self,
-        rows: usize,
-        columns: usize,
+        work: Work,
         bytes: impl Fn(&ProductKernel) -> usize,
     ) -> Result<ProductKernel, PlanError> {
+        let Work { rows, columns, parts, routes } = work;
         let available = self.device.shared_bytes_per_block;
-        let wanted = match rows {
-            0..=32 => 0,
-            33..=256 => 1,
-            _ if rows.div_ceil(128) * columns.div_ceil(128) < 2 * self.multiprocessors() => 1,
-            _ => 2,
+        let height = match rows {
+            0..=32 => 16,
+            33..=256 => 64,
+            _ if rows.div_ceil(128) * columns.div_ceil(128) < 2 * self.multiprocessors() => 64,
+            _ => 128,
         };
-        let kernels = ProductKernel::all(self.engine);
-        let mut fitting = kernels[..=wanted].iter().rev().filter(|kernel| bytes(kernel) <= available as usize);
-        fitting.next().copied().ok_or(PlanError::SharedMemory { kernel: "product", available })
+        let reads = |across: usize| {
+            let tiles = rows.div_ceil(height).saturating_mul(columns.div_ceil(across)).saturating_mul(parts);
+            tiles.max(self.multiprocessors()).saturating_mul(rows.min(height) + across)
+        };
+        let narrow = !routes && reads(NARROW_COLUMNS) <= reads(WIDE_COLUMNS);
+        let engines = std::iter::once(self.engine).chain(self.large);
+        let kernels = engines.flat_map(ProductKernel::all);
+        let fitting = kernels.filter(|kernel| kernel.rows <= height && bytes(kernel) <= available as usize);
+        // Of the largest, the last.
+        let best = fitting.max_by_key(|kernel| ((kernel.columns < WIDE_COLUMNS) == narrow, kernel.rows));
+        best.ok_or(PlanError::SharedMemory { kernel: "product", available })
     }
 
     /// The attention kernel for `rows` rows in each of `pairs` pairs of batch row and head.
     pub(super) fn attend(&self, rows: usize, pairs: usize, head: usize) -> Result<AttendKernel, PlanError> {
         let available = self.device.shared_bytes_per_block;
+        let fits =
+            |kernel: &AttendKernel| kernel.head >= head && kernel.shared_bytes(self.element) <= available as usize;
+        let fills = |kernel: &AttendKernel| rows.div_ceil(kernel.rows()) * pairs >= self.multiprocessors();
+        let large = self.large.map(AttendKernel::all).unwrap_or_default().into_iter().find(fits);
+        if let Some(kernel) = large.filter(|kernel| rows > kernel.rows() / 2 && fills(kernel)) {
+            return Ok(kernel);
+        }
         let engines = [self.engine, Engine::Plain];
         let engines = engines.iter().filter(|engine| engine.exists(self.element, &self.device));
         let kernels = engines.flat_map(|engine| AttendKernel::all(*engine));
-        let mut fitting =
-            kernels.filter(|kernel| kernel.head >= head && kernel.shared_bytes(self.element) <= available as usize);
+        let mut fitting = kernels.filter(fits);
         let error = PlanError::SharedMemory { kernel: "attention", available };
         let tall = fitting.next().ok_or_else(|| error.clone())?;
-        let fills_device = rows.div_ceil(tall.rows()) * pairs >= self.multiprocessors();
-        if !tall.cuts_keys() && rows > 16 && fills_device {
+        if !tall.cuts_keys() && rows > 16 && fills(&tall) {
             return Ok(tall);
         }
         std::iter::once(tall).chain(fitting).find(AttendKernel::cuts_keys).ok_or(error)
@@ -96,9 +119,9 @@ impl Choice {
         if kernel.cuts_keys() { self.splits(tiles, keys.div_ceil(kernel.keys) / 2) } else { 1 }
     }
 
-    /// Parts into which the inner dimension of `tiles` tiles is cut; each has about `chunks` stages.
-    pub(super) fn output_splits(&self, tiles: usize, chunks: usize) -> usize {
-        self.splits(tiles, chunks / CHUNKS_PER_SPLIT)
+    /// Parts into which the inner dimension, `inner`, of `tiles` tiles is cut.
+    pub(super) fn output_splits(&self, tiles: usize, inner: usize) -> usize {
+        self.splits(tiles, output_parts(inner))
     }
 
     fn splits(&self, tiles: usize, at_most: usize) -> usize {
@@ -130,6 +153,24 @@ impl Choice {
     fn multiprocessors(&self) -> usize {
         self.device.multiprocessors.max(1) as usize
     }
+}
+
+/// What a product computes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Work {
+    /// Rows of one matrix, on average.
+    pub(super) rows: usize,
+    /// Columns of all matrices.
+    pub(super) columns: usize,
+    /// Largest number of parts of the inner dimension.
+    pub(super) parts: usize,
+    /// Whether every block routes the tokens itself, and more blocks are more work.
+    pub(super) routes: bool,
+}
+
+/// Largest number of parts of an inner dimension.
+pub(super) fn output_parts(inner: usize) -> usize {
+    (inner / INNER_PER_SPLIT).clamp(1, MAX_SPLITS)
 }
 
 /// Bytes of shared memory that the router takes; as `RouteMemory` in `kernels/route.cuh`.

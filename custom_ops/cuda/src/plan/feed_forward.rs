@@ -51,7 +51,7 @@ pub fn feed_forward(
     let mut layer = Layer::new(sizes, Choice::new(element, device, options)?, parameters)?;
     layer.place_rows();
     layer.place_tickets(0)?;
-    layer.push_first(0, 0, |_, _, _| {})?;
+    layer.push_first(0, |_, _, _| {})?;
     if layer.is_grouped() {
         layer.push_lists()?;
     }

@@ -1,7 +1,7 @@
 //! What the three operators share: the launches of a routed layer.
 
 use super::arena::Arena;
-use super::choice::{Choice, GROUP_TOKENS, regime, route_bytes};
+use super::choice::{Choice, GROUP_TOKENS, Work, output_parts, regime, route_bytes};
 use super::{Launch, Plan, PlanError, Regime};
 use crate::catalog::{LIST_PAIRS, LIST_THREADS, MAX_EXPERTS, MAX_HEAD, MAX_TOP_K, ProductKernel, SUM_SLOTS};
 use crate::{Buffer, Parameters};
@@ -168,7 +168,6 @@ impl Layer {
     /// Parts of the first launch that reads hidden states: the router, and what `fill` adds for a tile.
     pub(super) fn push_first(
         &mut self,
-        rows: usize,
         columns: usize,
         fill: impl Fn(&Self, &ProductKernel, &mut Parameters),
     ) -> Result<(), PlanError> {
@@ -177,7 +176,9 @@ impl Layer {
         let router =
             |kernel: &ProductKernel| route_bytes(kernel, self.choice.route_splits(kernel, tokens), experts, top_k);
         let bytes = |kernel: &ProductKernel| kernel.project_bytes(self.choice.element, router(kernel));
-        let kernel = self.choice.product(rows, columns, bytes)?;
+        let rows = if columns == 0 { 0 } else { tokens };
+        let work = Work { rows, columns, parts: 1, routes: self.regime == Regime::Sparse };
+        let kernel = self.choice.product(work, bytes)?;
         let shared = bytes(&kernel);
         let splits = self.choice.route_splits(&kernel, tokens);
         let mut parameters = self.base;
@@ -223,14 +224,11 @@ impl Layer {
     /// The rows of experts, in a launch of their own behind the router.
     pub(super) fn push_experts(&mut self) -> Result<(), PlanError> {
         let Sizes { experts, top_k, gated, .. } = self.sizes;
-        let rows = if self.is_grouped() { self.sizes.all_tokens() * top_k } else { self.sizes.all_tokens() };
-        let columns = self.sizes.columns() * if gated { 2 } else { 1 };
-        let (rows_each, across) = if self.is_grouped() { (rows, 1) } else { (rows, experts) };
-        let kernel = self.choice.product(
-            if self.is_grouped() { rows_each.div_ceil(experts) } else { rows_each },
-            columns * if self.is_grouped() { experts } else { across },
-            |kernel| kernel.project_bytes(self.choice.element, 0),
-        )?;
+        let tokens = self.sizes.all_tokens();
+        let rows = if self.is_grouped() { (tokens * top_k).div_ceil(experts) } else { tokens };
+        let columns = self.sizes.columns() * experts.min(tokens * top_k) * if gated { 2 } else { 1 };
+        let work = Work { rows, columns, parts: 1, routes: false };
+        let kernel = self.choice.product(work, |kernel| kernel.project_bytes(self.choice.element, 0))?;
         let mut parameters = self.base;
         parameters.route_splits = 1;
         self.fill_experts(&kernel, &mut parameters);
@@ -280,15 +278,16 @@ impl Layer {
         let (tokens, reduces) = (self.sizes.all_tokens(), self.regime == Regime::GroupedReduce);
         let rows = if reduces { (tokens * top_k).div_ceil(experts) } else { tokens };
         let columns = if reduces { width * experts } else { width };
-        let kernel = self.choice.product(rows, columns, |kernel| kernel.output_bytes(self.choice.element))?;
+        let inner = experts.min(tokens * top_k) * self.sizes.columns();
+        let parts = if reduces { 1 } else { output_parts(inner) };
+        let work = Work { rows, columns, parts, routes: false };
+        let kernel = self.choice.product(work, |kernel| kernel.output_bytes(self.choice.element))?;
         if reduces {
             let rows = (tokens * top_k + experts * (kernel.rows - 1)) / kernel.rows;
             return Ok((kernel, rows, 1));
         }
-        let visited = experts.min(tokens * top_k);
         let row_tiles = tokens.div_ceil(kernel.rows);
-        let chunks = visited * self.sizes.columns().div_ceil(kernel.depth);
-        let splits = self.choice.output_splits(row_tiles * width.div_ceil(kernel.columns), chunks);
+        let splits = self.choice.output_splits(row_tiles * width.div_ceil(kernel.columns), inner);
         Ok((kernel, row_tiles, splits))
     }
 

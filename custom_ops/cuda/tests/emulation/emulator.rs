@@ -10,8 +10,16 @@ use moa_cuda::Buffer;
 use moa_cuda::plan::Plan;
 use sha2::{Digest, Sha256};
 
-const UNITS: [&str; 6] =
-    ["f32.cu", "f16.cu", "bf16.cu", "emulator/block.cpp", "emulator/main.cpp", "emulator/warp.cpp"];
+const UNITS: [&str; 8] = [
+    "f32.cu",
+    "f16.cu",
+    "bf16.cu",
+    "emulator/block.cpp",
+    "emulator/main.cpp",
+    "emulator/probe.cpp",
+    "emulator/warp.cpp",
+    "emulator/warpgroup.cpp",
+];
 
 const FLAGS: [&str; 8] =
     ["-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-c"];

@@ -17,3 +17,5 @@ mod grouped;
 #[path = "../../../kernels/tests/kernels/routing_reference.rs"]
 mod routing_reference;
 mod support;
+mod unseen;
+mod warpgroups;

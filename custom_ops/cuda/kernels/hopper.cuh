@@ -1,0 +1,108 @@
+// Products of whole warpgroups on matrices in shared memory, compute capability 9.0 alone; from the PTX ISA, "Asynchronous
+// Warpgroup Level Matrix Instructions". Included by hardware.cuh on both sides: what follows the descriptor is the
+// device's; the emulator's is emulator/warpgroup.h.
+//
+// 128 threads, four whole warps from a multiple of 128 on, multiply together. A product is asynchronous: its sums, and
+// the shared memory that it reads, belong to it until `warpgroup_wait`.
+#pragma once
+
+// How the 16-byte pieces of shared memory are permuted: bits 4 and up of an address are xored with the bits from 7 on.
+enum Swizzle { NO_SWIZZLE = 0, SWIZZLE_128 = 1, SWIZZLE_64 = 2, SWIZZLE_32 = 3 };
+
+// A factor in shared memory. Its pattern repeats from a multiple of 1024, 512 or 256 bytes on; `start` may lie a whole
+// number of steps inside. With a swizzle of `s` bytes:
+// * the inner index runs along a row of `s` bytes, rows follow each other: `stride_bytes` from 8 rows to the next 8;
+// * or the outer index runs along it: `stride_bytes` from 8 inner indices to the next 8, `leading_bytes` from `s` bytes
+//   of outer indices to the next.
+DEVICE unsigned long long matrix_descriptor(Swizzle swizzle, const void *start, int leading_bytes, int stride_bytes) {
+    const unsigned long long address = (shared_address(start) & 0x3ffff) >> 4;
+    const unsigned long long leading = (leading_bytes & 0x3ffff) >> 4, stride = (stride_bytes & 0x3ffff) >> 4;
+    return address | leading << 16 | stride << 32 | (unsigned long long)swizzle << 62;
+}
+
+// The same factor, `bytes` further on.
+DEVICE unsigned long long advanced(unsigned long long descriptor, int bytes) { return descriptor + (bytes >> 4); }
+
+#ifdef __CUDACC__
+
+#if HAS_WARPGROUP_PRODUCTS
+
+// Hands what this thread wrote to shared memory, and waited for, over to the products that follow a barrier.
+DEVICE void fence_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Orders the registers of this warpgroup before the products that follow: behind every change of sums or left factors.
+DEVICE void warpgroup_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+// Closes a group of products.
+DEVICE void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+#define SUMS_8(j) "+f"(sum[j][0]), "+f"(sum[j][1]), "+f"(sum[j][2]), "+f"(sum[j][3])
+#define SUMS_32(j) SUMS_8(j), SUMS_8(j + 1), SUMS_8(j + 2), SUMS_8(j + 3)
+#define SUMS_64(j) SUMS_32(j), SUMS_32(j + 4)
+#define SUMS_128(j) SUMS_64(j), SUMS_64(j + 8)
+#define SUMS_256(j) SUMS_128(j), SUMS_128(j + 16)
+
+// Numbers of the operands of a sum of so many columns.
+#define NAMES_64 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_128 \
+    NAMES_64 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+             "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NAMES_256 \
+    NAMES_128 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+              "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+              "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+              "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
+// Waits until at most the last `PENDING` groups are under way. `sum` is one that they write: the compiler reads it no
+// earlier.
+#define WARPGROUP_WAIT(COLUMNS, OPERAND) \
+    template <int PENDING> \
+    DEVICE void warpgroup_wait(float (&sum)[COLUMNS / 8][4]) { \
+        asm volatile("wgmma.wait_group.sync.aligned %" OPERAND ";" : SUMS_##COLUMNS(0) : "n"(PENDING) : "memory"); \
+    }
+
+WARPGROUP_WAIT(64, "32")
+WARPGROUP_WAIT(128, "64")
+WARPGROUP_WAIT(256, "128")
+
+#define WARPGROUP_BEGIN(COLUMNS, NAME) \
+    "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\n" \
+    "wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32." NAME "." NAME " {" NAMES_##COLUMNS "}, "
+
+// sum [64, COLUMNS] += a [64, 16] * b [16, COLUMNS], in fragments as `FragmentSum` has them: the rows of warp `i` of the
+// warpgroup are `16 * i` and the 15 behind. The inner index of `a` runs along its rows; `B_OUTER` says whether the outer
+// one of `b` does, that is its column.
+#define WARPGROUP_PRODUCT(TYPE, NAME, COLUMNS, A, B, MAJOR) \
+    template <bool B_OUTER> \
+    DEVICE void warpgroup_multiply_add(TYPE, float (&sum)[COLUMNS / 8][4], unsigned long long a, unsigned long long b) { \
+        asm volatile(WARPGROUP_BEGIN(COLUMNS, NAME) "%" A ", %" B ", adds, 1, 1, 0, %" MAJOR ";\n}" \
+                     : SUMS_##COLUMNS(0) \
+                     : "l"(a), "l"(b), "n"(B_OUTER ? 1 : 0) \
+                     : "memory"); \
+    }
+
+// The same with `a` in registers, in the fragments of mma.m16n8k16.
+#define WARPGROUP_SUM_PRODUCT(TYPE, NAME, COLUMNS, A0, A1, A2, A3, B, MAJOR) \
+    template <bool B_OUTER> \
+    DEVICE void warpgroup_multiply_add(TYPE, float (&sum)[COLUMNS / 8][4], const unsigned (&a)[4], unsigned long long b) { \
+        asm volatile(WARPGROUP_BEGIN(COLUMNS, NAME) "{%" A0 ", %" A1 ", %" A2 ", %" A3 "}, %" B ", adds, 1, 1, %" MAJOR ";\n}" \
+                     : SUMS_##COLUMNS(0) \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(B_OUTER ? 1 : 0) \
+                     : "memory"); \
+    }
+
+#define WARPGROUP_PRODUCTS(TYPE, NAME) \
+    WARPGROUP_PRODUCT(TYPE, NAME, 64, "32", "33", "34") \
+    WARPGROUP_PRODUCT(TYPE, NAME, 128, "64", "65", "66") \
+    WARPGROUP_SUM_PRODUCT(TYPE, NAME, 64, "32", "33", "34", "35", "36", "37") \
+    WARPGROUP_SUM_PRODUCT(TYPE, NAME, 128, "64", "65", "66", "67", "68", "69") \
+    WARPGROUP_SUM_PRODUCT(TYPE, NAME, 256, "128", "129", "130", "131", "132", "133")
+
+WARPGROUP_PRODUCTS(binary16, "f16")
+WARPGROUP_PRODUCTS(bfloat16, "bf16")
+
+#endif
+
+#endif

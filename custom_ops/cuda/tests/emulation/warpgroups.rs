@@ -1,0 +1,189 @@
+//! Warpgroup products (`wgmma`), which plans use where `Options::wgmma` asks for them.
+
+use moa_cuda::plan::{Launch, Plan, Regime};
+use moa_cuda::{Buffer, Device, Element, Options, Parameters};
+use moa_schema::{FeedForwardDims, SelfAttentionDims};
+
+use crate::emulator::{Tensors, try_run};
+use crate::support::{Random, decode, encode, matmul, widen};
+use crate::{attention, feed_forward};
+
+/// One multiprocessor, so that few tiles are many.
+const HOPPER: Device = Device { compute_capability: (9, 0), multiprocessors: 1, shared_bytes_per_block: 232_448 };
+
+const WGMMA: Options = Options { tf32: false, wgmma: true };
+
+/// Launches of warpgroup products: of `project`, of `output`.
+fn count(plan: &Plan) -> [usize; 2] {
+    ["moa_project_wgmma_128x128", "moa_output_wgmma_128x128"]
+        .map(|kernel| plan.launches.iter().filter(|launch| launch.kernel == kernel).count())
+}
+
+/// Every expert for every token: whole and ragged tiles, columns alone and in pairs, keys and values; addresses that
+/// allow vectors and that do not.
+#[test]
+fn dense_attention() {
+    for (tokens, past, width, head, kv_heads, element, rotates, offset) in [
+        (257, 3, 72, 24, 1, Element::F16, false, 0),
+        (260, 0, 136, 144, 1, Element::Bf16, true, 0),
+        (300, 0, 64, 8, 2, Element::F16, true, 8),
+    ] {
+        let mut random = Random(tokens as u64);
+        let dims = SelfAttentionDims { batch: 1, tokens, past, width, experts: 2, top_k: 2, kv_heads, head };
+        let mut case = loop {
+            let case = attention::Case::random(&mut random, dims, element, false);
+            if case.rotation.is_some() == rotates {
+                break case;
+            }
+        };
+        (case.device, case.options, case.offset) = (HOPPER, WGMMA, offset);
+        assert_eq!(count(&case.plan()), [1, 1]);
+        assert_eq!(case.check(), Regime::Dense);
+    }
+}
+
+/// Listed rows, and rows that are left out; matrices of one and of several segments.
+#[test]
+fn grouped_feed_forward() {
+    for (tokens, width, hidden, experts, element, regime) in [
+        (520, 72, 136, 4, Element::F16, Regime::Grouped),
+        (530, 200, 24, 4, Element::Bf16, Regime::Grouped),
+        (650, 136, 72, 5, Element::F16, Regime::GroupedReduce),
+    ] {
+        for gated in [false, true] {
+            let mut random = Random(tokens as u64);
+            let dims = FeedForwardDims { batch: 1, tokens, width, experts, top_k: 2, hidden };
+            let mut case = loop {
+                let case = feed_forward::Case::random(&mut random, dims, element);
+                if case.attributes.gated == gated {
+                    break case;
+                }
+            };
+            (case.device, case.options) = (HOPPER, WGMMA);
+            assert_eq!(count(&case.plan()), [1, 1]);
+            assert_eq!(case.check(), regime);
+        }
+    }
+}
+
+/// Tiles of queries and keys, whole and ragged, of every width of heads; causal and not, masked, behind a past.
+#[test]
+fn attention_of_many_queries() {
+    for (index, (tokens, past, head, top_k, kv_heads, is_cross)) in [
+        (70, 130, 40, 3, 2, false),
+        (40, 0, 64, 2, 1, false),
+        (33, 100, 128, 2, 1, true),
+        (50, 20, 72, 4, 1, false),
+        (33, 70, 200, 4, 1, false),
+        (75, 64, 256, 1, 1, true),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for (element, causal) in [(Element::F16, true), (Element::Bf16, false)] {
+            let mut random = Random(index as u64);
+            let dims = SelfAttentionDims { batch: 2, tokens, past, width: 24, experts: 4, top_k, kv_heads, head };
+            let mut case = attention::Case::random(&mut random, dims, element, is_cross);
+            (case.device, case.options) = (HOPPER, WGMMA);
+            case.attributes.causal = causal && !is_cross;
+            case.offset = if index == 1 { 8 } else { 0 };
+            let kernels: Vec<_> = case.plan().launches.into_iter().map(|launch| launch.kernel).collect();
+            let width = head.next_power_of_two().max(64);
+            assert!(kernels.contains(&format!("moa_attend_wgmma_d{width}_r128")), "{kernels:?}");
+            case.check();
+        }
+    }
+}
+
+/// One product of `kernels/emulator/probe.cpp`.
+#[derive(Debug, Clone, Copy)]
+struct Probe {
+    swizzle: i32,
+    columns_in_line: bool,
+    mistake: i32,
+}
+
+impl Probe {
+    const ROWS: usize = 64;
+    const COLUMNS: usize = 128;
+    const DEPTH: usize = 64;
+
+    /// The largest error of the product, or what the emulator complains of.
+    fn run(self) -> Result<f64, String> {
+        let (rows, columns, depth) = (Self::ROWS, Self::COLUMNS, Self::DEPTH);
+        let mut random = Random(7);
+        let a = random.values(Element::F16, rows * depth, 1.0);
+        let b = random.values(Element::F16, depth * columns, 1.0);
+        let transposed: Vec<f32> = (0..columns * depth).map(|i| b[i % depth * columns + i / depth]).collect();
+        let parameters = Parameters {
+            hidden_states: Buffer::Input(0),
+            input_weight: Buffer::Input(1),
+            kv_weight: Buffer::Input(2),
+            output: Buffer::Output(0),
+            gate_mode: self.swizzle,
+            gated: i32::from(self.columns_in_line),
+            activation: self.mistake,
+            ..Parameters::default()
+        };
+        let launch = Launch {
+            element: Element::F16,
+            kernel: "moa_probe_warpgroup".into(),
+            grid: 1,
+            block: 128,
+            shared_bytes: (2 * depth * (rows + columns)) as u32,
+            overlap: false,
+            parameters,
+        };
+        let inputs = [&a, &b, &transposed].map(|values| Some(encode(Element::F16, values)));
+        let outputs = vec![Some(4 * rows * columns)];
+        let plan = Plan { launches: vec![launch], workspace_bytes: 0, regime: Regime::Dense };
+        let results = try_run(&plan, &Tensors { inputs: inputs.into(), outputs, offset: 0 })?;
+        let found = decode(Element::F32, results.outputs[0].as_ref().unwrap());
+        let expected = matmul(&widen(&a), &widen(&b), rows, depth, columns);
+        let error = found.iter().zip(&expected).map(|(found, expected)| (f64::from(*found) - expected).abs());
+        Ok(error.fold(0.0, |largest, error| if error > largest || error.is_nan() { error } else { largest }))
+    }
+}
+
+#[test]
+fn every_layout_of_a_descriptor() {
+    for swizzle in 0..4 {
+        for columns_in_line in [false, true] {
+            let probe = Probe { swizzle, columns_in_line, mistake: 0 };
+            let error = probe.run().unwrap();
+            assert!(error < 1e-4, "{probe:?}: {error}");
+        }
+    }
+}
+
+/// A mistake, by its number in the probe, is complained of or makes a wrong result.
+#[test]
+fn mistakes_are_found() {
+    for (mistake, complaint) in [
+        (1, "not waited for, handed over"),
+        (2, "not waited for, handed over"),
+        (3, "not waited for, handed over"),
+        (4, "without a fence"),
+        (5, "never waited for"),
+        (6, "never waited for"),
+        (7, ""),
+        (8, "that a product under way owns"),
+        (9, "not waited for, handed over"),
+        (10, ""),
+        (11, ""),
+        (12, ""),
+        (13, "a base offset"),
+        (14, "waits for ever"),
+    ] {
+        let probe = Probe { swizzle: 1, columns_in_line: true, mistake };
+        match probe.run() {
+            Ok(error) => {
+                assert!(
+                    complaint.is_empty() && (error.is_nan() || error > 0.1),
+                    "{probe:?} is not found: error {error}"
+                );
+            }
+            Err(message) => assert!(message.contains(complaint), "{probe:?}: {message}"),
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! What the planner decides for the layers that the kernels are made for, on a V100, an A100 and an H200.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fmt::Write;
+
+use moa_cuda::plan::{self, Launch, Plan, SelfAttentionSettings};
+use moa_cuda::{Device, Element, Options};
+use moa_schema::{GateMode, SelfAttentionAttributes, SelfAttentionDims};
+
+const V100: (Device, Element) = (device((7, 0), 80, 98_304), Element::F16);
+const A100: (Device, Element) = (device((8, 0), 108, 166_912), Element::Bf16);
+const H200: (Device, Element) = (device((9, 0), 132, 232_448), Element::Bf16);
+
+const fn device(compute_capability: (u32, u32), multiprocessors: u32, shared_bytes_per_block: u32) -> Device {
+    Device { compute_capability, multiprocessors, shared_bytes_per_block }
+}
+
+/// A layer without its batch: width, experts, experts per token, heads of keys, head width, and whether it rotates.
+type Layer = (usize, usize, usize, usize, usize, bool);
+
+const BASE: Layer = (512, 8, 8, 1, 128, false);
+const BIG: Layer = (512, 32, 16, 1, 256, false);
+const JETMOE: Layer = (2048, 8, 2, 16, 128, true);
+
+fn plan_of(layer: Layer, batch: usize, tokens: usize, past: usize, kind: (Device, Element)) -> Plan {
+    plan_with(layer, batch, tokens, past, kind, Options::default())
+}
+
+fn plan_with(
+    layer: Layer,
+    batch: usize,
+    tokens: usize,
+    past: usize,
+    (device, element): (Device, Element),
+    options: Options,
+) -> Plan {
+    let (width, experts, top_k, kv_heads, head, rotates) = layer;
+    let dims = SelfAttentionDims { batch, tokens, past, width, experts, top_k, kv_heads, head };
+    let attributes = SelfAttentionAttributes {
+        top_k,
+        kv_num_heads: kv_heads,
+        causal: true,
+        scale: 1.0,
+        gate_mode: GateMode::SoftmaxTopk,
+        skip_padded_queries: false,
+    };
+    let settings = SelfAttentionSettings {
+        rotary_positions: rotates.then_some(past + tokens),
+        returns_keys: false,
+        returns_values: false,
+    };
+    plan::self_attention(&dims, &attributes, &settings, element, &device, options).unwrap()
+}
+
+/// Kernel, blocks, and parts where there are some: `project 16x16 81, attend d128_r16 16/16, output 16x16 128/4`.
+fn summary(plan: &Plan) -> String {
+    let mut text = String::new();
+    for Launch { kernel, grid, parameters, .. } in &plan.launches {
+        let words: Vec<&str> = kernel.trim_start_matches("moa_").split('_').collect();
+        let (family, tile) = (words[0], words.get(2..).unwrap_or_default().join("_"));
+        let splits = parameters.key_splits.max(parameters.output_splits);
+        let parts = if splits > 1 { format!("/{splits}") } else { String::new() };
+        let name =
+            if tile.is_empty() { kernel.trim_start_matches("moa_").to_owned() } else { format!("{family} {tile}") };
+        let separator = if text.is_empty() { "" } else { ", " };
+        let _ = write!(text, "{separator}{name} {grid}{parts}");
+    }
+    text
+}
+
+/// Layer, batch, new tokens, cached tokens, device and element, and the launches.
+type Row = ((Layer, usize, usize, usize, (Device, Element)), &'static str);
+
+/// A change here is a change of what is measured.
+const LAUNCHES: [Row; 39] = [
+    ((BASE, 1, 1, 127, V100), "project 16x16 81, attend d128_r16 1, output 16x16 128/4"),
+    ((BASE, 1, 1, 127, A100), "project 16x16 81, attend d128_r16 1, output 16x16 128/4"),
+    ((BASE, 1, 1, 127, H200), "project 16x16 81, attend d128_r16 1, output 16x16 128/4"),
+    ((BASE, 1, 1, 2047, V100), "project 16x16 81, attend d128_r16 16/16, output 16x16 128/4"),
+    ((BASE, 1, 1, 2047, A100), "project 16x16 81, attend d128_r16 16/16, output 16x16 128/4"),
+    ((BASE, 1, 1, 2047, H200), "project 16x16 81, attend d128_r16 16/16, output 16x16 128/4"),
+    ((BASE, 8, 1, 2047, V100), "project 16x16 82, attend d128_r16 128/16, output 16x16 128/4"),
+    ((BASE, 8, 1, 2047, A100), "project 16x16 82, attend d128_r16 128/16, output 16x16 128/4"),
+    ((BASE, 8, 1, 2047, H200), "project 16x16 82, attend d128_r16 128/16, output 16x16 128/4"),
+    ((BASE, 64, 1, 2047, V100), "project 64x16 96, attend d128_r16 256/4, output 64x16 128/4"),
+    ((BASE, 64, 1, 2047, A100), "project 64x16 96, attend d128_r16 384/6, output 64x16 128/4"),
+    ((BASE, 64, 1, 2047, H200), "project 64x16 96, attend d128_r16 448/7, output 64x16 128/4"),
+    ((BASE, 1, 128, 0, V100), "project 64x64 72, attend d128_r16 64, output 64x64 64/4"),
+    ((BASE, 1, 128, 0, A100), "project 64x16 192, attend d128_r16 64, output 64x64 64/4"),
+    ((BASE, 1, 128, 0, H200), "project 64x16 192, attend d128_r16 64, output 64x64 64/4"),
+    ((BASE, 8, 2048, 0, V100), "project 128x128 1792, attend d128_r64 2048, output 128x128 512"),
+    ((BASE, 8, 2048, 0, A100), "project 128x128 1792, attend d128_r64 2048, output 128x128 512"),
+    ((BASE, 8, 2048, 0, H200), "project 128x128 1792, attend d128_r64 2048, output 128x128 512"),
+    ((BIG, 1, 1, 2047, V100), "project 16x64 137, attend d256_r16 32/32, output 16x64 128/16"),
+    ((BIG, 1, 1, 2047, A100), "project 16x64 137, attend d256_r16 16/16, output 16x64 128/16"),
+    ((BIG, 1, 1, 2047, H200), "project 16x64 137, attend d256_r16 16/16, output 16x64 128/16"),
+    ((BIG, 8, 1, 2047, V100), "project 16x64 138, attend d256_r16 240/30, output 16x64 240/30"),
+    ((BIG, 8, 1, 2047, A100), "project 16x64 138, attend d256_r16 128/16, output 16x64 256/32"),
+    ((BIG, 8, 1, 2047, H200), "project 16x64 138, attend d256_r16 128/16, output 16x64 256/32"),
+    (
+        (BIG, 8, 2048, 0, V100),
+        "project 128x128 1024, list_pairs 32, project 128x128 4158, attend d256_r64 4096, output 128x128 512",
+    ),
+    (
+        (BIG, 8, 2048, 0, A100),
+        "project 128x128 1024, list_pairs 32, project 128x128 4158, attend d256_r64 4096, output 128x128 512",
+    ),
+    (
+        (BIG, 8, 2048, 0, H200),
+        "project 128x128 1024, list_pairs 32, project 128x128 4158, attend d256_r64 4096, output 128x128 512",
+    ),
+    ((JETMOE, 1, 1, 2047, V100), "project 16x64 321, attend d128_r16 240/15, output 16x64 256/8"),
+    ((JETMOE, 1, 1, 2047, A100), "project 16x64 321, attend d128_r16 256/16, output 16x64 352/11"),
+    ((JETMOE, 1, 1, 2047, H200), "project 16x64 321, attend d128_r16 256/16, output 16x64 416/13"),
+    ((JETMOE, 8, 1, 127, V100), "project 16x64 322, attend d128_r16 128, output 16x64 256/8"),
+    ((JETMOE, 8, 1, 127, A100), "project 16x64 322, attend d128_r16 128, output 16x64 352/11"),
+    ((JETMOE, 8, 1, 127, H200), "project 16x64 322, attend d128_r16 128, output 16x64 416/13"),
+    ((JETMOE, 64, 1, 2047, V100), "project 64x64 336, attend d128_r16 1024, output 64x64 256/8"),
+    ((JETMOE, 64, 1, 2047, A100), "project 64x64 336, attend d128_r16 1024, output 64x64 352/11"),
+    ((JETMOE, 64, 1, 2047, H200), "project 64x64 336, attend d128_r16 1024, output 64x64 416/13"),
+    (
+        (JETMOE, 8, 2048, 0, V100),
+        "project 128x128 4608, list_pairs 8, project 128x128 4208, attend d128_r64 8192, output 128x128 4208, sum_slots 16384",
+    ),
+    (
+        (JETMOE, 8, 2048, 0, A100),
+        "project 128x128 4608, list_pairs 8, project 128x128 4208, attend d128_r64 8192, output 128x128 4208, sum_slots 16384",
+    ),
+    (
+        (JETMOE, 8, 2048, 0, H200),
+        "project 128x128 4608, list_pairs 8, project 128x128 4208, attend d128_r64 8192, output 128x128 4208, sum_slots 16384",
+    ),
+];
+
+#[test]
+fn launches_of_known_layers() {
+    for ((layer, batch, tokens, past, kind), launches) in LAUNCHES {
+        assert_eq!(
+            summary(&plan_of(layer, batch, tokens, past, kind)),
+            launches,
+            "{layer:?} {batch} x {tokens}, {past}"
+        );
+    }
+}
+
+/// Where they are asked for, warpgroup products take the place of the largest tiles, two blocks on a multiprocessor, and
+/// of attention of many queries; nothing else changes.
+#[test]
+fn warpgroup_products_of_known_layers() {
+    let options = Options { wgmma: true, ..Options::default() };
+    for (layer, batch, tokens, past, launches) in [
+        (BASE, 64, 1, 2047, ""),
+        (BASE, 1, 128, 0, ""),
+        (BASE, 16, 128, 0, ""),
+        (BASE, 8, 2048, 0, "project 128x128 1792, attend d128_r128 1024, output 128x128 512"),
+        (BIG, 8, 2048, 0, "project 128x128 1024, project 128x128 4158, attend d256_r128 2048, output 128x128 512"),
+        (JETMOE, 8, 2048, 0, "project 128x128 4608, project 128x128 4208, attend d128_r128 4096, output 128x128 4208"),
+    ] {
+        let without = plan_of(layer, batch, tokens, past, H200);
+        let mut with = plan_with(layer, batch, tokens, past, H200, options);
+        let same = with.launches.iter().zip(&without.launches).filter(|(new, old)| new == old).count();
+        assert_eq!(with.launches.len(), without.launches.len());
+        with.launches.retain(|launch| launch.kernel.contains("_wgmma_"));
+        assert_eq!(with.launches.len() + same, without.launches.len(), "{layer:?} {batch} x {tokens}, {past}");
+        for launch in with.launches.iter().filter(|launch| !launch.kernel.contains("attend")) {
+            assert!(2 * (launch.shared_bytes + 1024) <= 228 << 10, "{} leaves no room for another", launch.kernel);
+        }
+        assert_eq!(summary(&with), launches, "{layer:?} {batch} x {tokens}, {past}");
+        for kind in [V100, A100, (H200.0, Element::F32)] {
+            let plans = [options, Options::default()].map(|it| plan_with(layer, batch, tokens, past, kind, it));
+            assert_eq!(plans[0], plans[1]);
+        }
+    }
+}
+
+/// Products of a few tokens give most multiprocessors a block, unless a block routes for itself.
+#[test]
+fn few_tokens_fill_the_device() {
+    for (kind, layer, batch) in [V100, A100, H200]
+        .into_iter()
+        .flat_map(|kind| [(kind, BASE, 1), (kind, BASE, 8), (kind, BASE, 64), (kind, BIG, 1), (kind, JETMOE, 1)])
+    {
+        let multiprocessors = kind.0.multiprocessors;
+        for launch in plan_of(layer, batch, 1, 127, kind).launches {
+            if launch.kernel.contains("attend") {
+                continue;
+            }
+            let blocks = launch.grid;
+            assert!(5 * blocks >= 3 * multiprocessors, "{} has {blocks} blocks for {multiprocessors}", launch.kernel);
+        }
+    }
+}
