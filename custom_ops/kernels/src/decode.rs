@@ -79,14 +79,9 @@ impl Stage for Decode<'_> {
         }
         let places = self.cache.visible.of(batch);
         let seen = causal_past.map_or(places.len(), |past| places.partition_point(|&key| key <= past));
-        let queries = queries.row(0);
-        queries.fill(0.0);
-        for slot in 0..top_k {
-            let start = (batch * top_k + slot) * self.inputs.layout().stride + group * head;
-            for (lanes, value) in queries.chunks_exact_mut(LANES).zip(&self.inputs.queries[start..start + head]) {
-                lanes[slot] = *value;
-            }
-        }
+        let (queries, stride) = (queries.row(0), self.inputs.layout().stride);
+        let rows = &self.inputs.queries[batch * top_k * stride + group * head..];
+        self.inputs.isa.interleave(rows, stride, top_k, queries);
         if seen <= FEW_KEYS {
             self.attend::<FEW_KEYS>(index, queries, &places[..seen], &mut out);
         } else {

@@ -91,6 +91,16 @@ impl Isa {
         softmax_lanes(scores: &mut [[f32; LANES]], max: &mut [f32; LANES], sum: &mut [f32; LANES]), softmax_lanes
     }
 
+    every_level! {
+        /// Puts `count` rows of `data`, `stride` elements apart, side by side: element `i` of row `r` goes to
+        /// `out[i * LANES + r]`. Lanes past the last row are finite where the rows are.
+        ///
+        /// # Panics
+        ///
+        /// If there are no rows or more than [`LANES`], or one does not lie in `data`.
+        interleave(data: &[f32], stride: usize, count: usize, out: &mut [f32]), interleave
+    }
+
     #[cfg(test)]
     every_level! {
         /// `exp(x)` of every element; elements must not be positive.
@@ -214,6 +224,24 @@ fn softmax_lanes<const FMA: bool>(scores: &mut [[f32; LANES]], max: &mut [f32; L
     *sum = sums;
 }
 
+#[inline(always)]
+fn interleave<const FMA: bool>(data: &[f32], stride: usize, count: usize, out: &mut [f32]) {
+    const TOGETHER: usize = 4;
+    assert!((1..=LANES).contains(&count), "rows of a block");
+    let (lines, _) = out.as_chunks_mut::<LANES>();
+    for first in (0..count).step_by(TOGETHER) {
+        let rows: [&[f32]; TOGETHER] =
+            std::array::from_fn(|row| &data[(first + row).min(count - 1) * stride..][..lines.len()]);
+        for (index, line) in lines.iter_mut().enumerate() {
+            let values = rows.map(|row| row[index]);
+            if first == 0 {
+                *line = [0.0; LANES];
+            }
+            line[first..first + TOGETHER].copy_from_slice(&values);
+        }
+    }
+}
+
 #[cfg(test)]
 #[inline(always)]
 fn exp_all<const FMA: bool>(values: &mut [f32]) {
@@ -246,6 +274,22 @@ mod tests {
                 let unit = f64::from(f32::EPSILON) * 2f64.powi(expected.log2().floor() as i32);
                 let error = (f64::from(found) - expected).abs() / unit;
                 assert!(error <= 2.0, "{isa:?}: exp({x}) is {found}, off by {error} units");
+            }
+        }
+    }
+
+    #[test]
+    fn interleaved_rows_stand_side_by_side() {
+        let data: Vec<f32> = (0..LANES * 50).map(|i| i as f32).collect();
+        for isa in every_isa() {
+            for (count, len, stride) in [(1, 32, 0), (4, 32, 48), (6, 1, 3), (7, 16, 50), (LANES, 40, 50)] {
+                let mut out = vec![f32::NAN; len * LANES];
+                isa.interleave(&data, stride, count, &mut out);
+                for (place, value) in out.iter().enumerate() {
+                    let (index, row) = (place / LANES, place % LANES);
+                    let wanted = data.get(row * stride + index).filter(|_| row < count);
+                    assert!(wanted.map_or(value.is_finite(), |wanted| wanted == value), "{isa:?} {count}: {place}");
+                }
             }
         }
     }
