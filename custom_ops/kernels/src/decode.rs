@@ -83,6 +83,7 @@ impl Stage for Decode<'_> {
         let AttentionInputs { isa, routing, kv_heads, head, causal_past, .. } = self.inputs;
         let (group, top_k, stride) = (index % kv_heads, routing.top_k, self.inputs.layout().stride);
         let queries = queries.row(0);
+        queries.fill(0.0);
         for first_row in (0..out.rows()).step_by(top_k) {
             let batch = (out.first_row() + first_row) / top_k;
             if !routing.routed[batch] {
