@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use super::{GenerateError, graphs::check_operators};
+use super::GenerateError;
 use crate::{
     onnx::{
         OnnxFile,
@@ -120,7 +120,6 @@ impl CausalFolder {
 
     fn of(graph: OnnxFile, configs: &Configs, path: PathBuf) -> Result<Self, GenerateError> {
         let refused = |what: String| GenerateError::Graph { path: path.clone(), what };
-        check_operators(&graph).map_err(refused)?;
         let inputs = graph.inputs();
         let (caches, past, present) = caches(configs, &inputs, &refused)?;
         let optional = |key: &str| -> Result<Option<String>, GenerateError> {

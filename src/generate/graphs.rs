@@ -2,15 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use moa_schema::{DOMAIN, OPSET_VERSION};
-
 use super::GenerateError;
 use crate::{
-    onnx::{
-        OnnxFile,
-        read::{Dim, canonical_domain},
-        read_model,
-    },
+    onnx::{OnnxFile, read::Dim, read_model},
     text::CONFIG_FILE,
 };
 
@@ -43,9 +37,6 @@ impl Graphs {
     }
 
     fn of(encoder: OnnxFile, decoder: OnnxFile) -> Result<Self, (PathBuf, String)> {
-        for file in [&encoder, &decoder] {
-            check_operators(file).map_err(|what| (file.path().to_owned(), what))?;
-        }
         let at_decoder = |what: String| (decoder.path().to_owned(), what);
         let mut caches = Vec::new();
         while let Some(dims) = dims(&decoder, &format!("past_key_values.{}.decoder.key", caches.len())) {
@@ -104,16 +95,5 @@ fn check_names(file: &OnnxFile, layers: usize, own: &[&str], decoder: bool) -> R
     match outputs.iter().find(|name| !found.contains(name)) {
         Some(name) => Err(format!("there is no output `{name}`")),
         None => Ok(()),
-    }
-}
-
-pub(super) fn check_operators(file: &OnnxFile) -> Result<(), String> {
-    let imports = &file.model().opset_import;
-    match imports.iter().find(|import| canonical_domain(&import.domain) == DOMAIN) {
-        Some(import) if import.version != OPSET_VERSION => Err(format!(
-            "it uses version {} of the operators {DOMAIN}; this program and its library have version {OPSET_VERSION}",
-            import.version
-        )),
-        _ => Ok(()),
     }
 }

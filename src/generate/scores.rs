@@ -73,17 +73,24 @@ impl Best {
     /// Offers every permitted token of a row; few chunks hold one that can be among the best.
     fn offer_row(&mut self, row: usize, logits: &[f32], base: f64, rule: Rule) {
         let permitted = |token| token != rule.padding && (rule.when == End::Allowed || token != rule.end);
-        let mut floor = self.least() - base;
+        let mut floor = at_most(self.least() - base);
         for (chunk, first) in logits.chunks(CHUNK).zip((0i64..).step_by(CHUNK)) {
-            if !chunk.iter().fold(false, |any, logit| any | (f64::from(*logit) >= floor)) {
+            if !chunk.iter().fold(false, |any, logit| any | (*logit >= floor)) {
                 continue;
             }
             for (token, logit) in (first..).zip(chunk).filter(|(token, _)| permitted(*token)) {
                 self.offer(Some(Candidate { row, token, score: base + f64::from(*logit) }));
             }
-            floor = self.least() - base;
+            floor = at_most(self.least() - base);
         }
     }
+}
+
+/// The largest f32 that is not above `value`.
+#[allow(clippy::cast_possible_truncation)]
+fn at_most(value: f64) -> f32 {
+    let near = value as f32;
+    if f64::from(near) > value { near.next_down() } else { near }
 }
 
 /// Logits that are compared with the worst of the best at once.
@@ -132,7 +139,7 @@ fn exp(x: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Candidate, End, Rule, best, exp, log_sum_exp};
+    use super::{Candidate, End, Rule, at_most, best, exp, log_sum_exp};
 
     const RULE: Rule = Rule { padding: 1, end: 2, when: End::Allowed };
 
@@ -158,6 +165,15 @@ mod tests {
         }
         assert!(exp(f32::NAN).is_nan());
         assert!(exp(f32::NEG_INFINITY) < 1e-37);
+    }
+
+    #[test]
+    fn floors_are_rounded_down() {
+        for value in [0.1, -0.1, 1.0, -3.0, 1e300, -1e300, f64::INFINITY, f64::NEG_INFINITY] {
+            let floor = at_most(value);
+            assert!(f64::from(floor) <= value, "{value}");
+            assert!(floor == f32::INFINITY || f64::from(floor.next_up()) > value, "{value}");
+        }
     }
 
     #[test]

@@ -107,6 +107,81 @@ fn best_returns_what_an_exhaustive_search_finds() {
     }
 }
 
+/// The likelier start ends at once; behind the other, every token is certain up to the longest length.
+fn certain_to_the_end(prefix: &[i64]) -> [f64; VOCABULARY] {
+    match prefix {
+        [] => [0.0, 0.0, 0.0, 0.6, 0.4, 0.0],
+        [3, ..] => [0.0, 0.0, 1.0, 0.0, 0.0, 0.0],
+        _ => [0.0, 0.0, 0.0, 1.0, 0.0, 0.0],
+    }
+}
+
+/// What [`Stop::Best`] hopes for comes true here, so to stop a step earlier would be wrong.
+#[test]
+fn a_certain_continuation_wins_at_the_longest_length() {
+    for max_len in [3, 10, 40] {
+        let only_end = move |prefix: &[i64]| match prefix.len() == max_len {
+            true => [0.0, 0.0, 1.0, 0.0, 0.0, 0.0],
+            false => certain_to_the_end(prefix),
+        };
+        let options = SearchOptions { nbest: 1, ..options(2, Stop::Best) };
+        let (results, steps) = Toy::new(1, only_end).search(max_len, &options);
+        assert_eq!((results[0][0].tokens.len(), steps), (max_len + 1, max_len + 1));
+        assert!((results[0][0].score - 0.4f64.ln() / (max_len + 1) as f64).abs() < 1e-6);
+    }
+}
+
+/// Scores of every hypothesis of at most `max_len` tokens before the end, best first.
+fn every_score(
+    probabilities: &impl Fn(&[i64]) -> [f64; VOCABULARY],
+    (max_len, length_penalty): (usize, f64),
+    (prefix, score): (&mut Vec<i64>, f64),
+    scores: &mut Vec<f64>,
+) {
+    let row = probabilities(prefix);
+    if !prefix.is_empty() {
+        scores.push((score + row[2].ln()) / ((prefix.len() + 1) as f64).powf(length_penalty));
+    }
+    if prefix.len() < max_len {
+        for token in 3..6 {
+            prefix.push(token);
+            let next = score + row[token as usize].ln();
+            every_score(probabilities, (max_len, length_penalty), (prefix, next), scores);
+            prefix.pop();
+        }
+    }
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn best_finds_the_best_of_all(
+        weights in proptest::collection::vec(1u32..1000, 64),
+        power in 1i32..4,
+        max_len in 1usize..5,
+        nbest in 1usize..6,
+        length_penalty in proptest::sample::select(vec![-1.0, 0.0, 0.6, 1.0, 2.0]),
+    ) {
+        let nbest = nbest.min(3);
+        let probabilities = |prefix: &[i64]| {
+            let place = prefix.iter().fold(7usize, |place, token| place * 31 + *token as usize);
+            let weight = |token: usize| f64::from(weights[(place * 4 + token) % 64]).powi(power);
+            let sum: f64 = (2..6).map(weight).sum();
+            std::array::from_fn(|token| if token < 2 { 0.0 } else { weight(token) / sum })
+        };
+        let mut all = Vec::new();
+        every_score(&probabilities, (max_len, length_penalty), (&mut Vec::new(), 0.0), &mut all);
+        all.sort_by(|a, b| b.total_cmp(a));
+        let options = SearchOptions { length_penalty, nbest, ..options(400, Stop::Best) };
+        let (found, _) = Toy::new(1, probabilities).search(max_len, &options);
+        for (found, wanted) in found[0].iter().zip(&all).take(nbest) {
+            proptest::prop_assert!((found.score - wanted).abs() < 1e-5, "{} is not {wanted}", found.score);
+        }
+        proptest::prop_assert!(found[0].len() >= nbest.min(all.len()));
+    }
+}
+
 #[test]
 fn lengths_are_bounded_on_both_sides() {
     let never = |_: &[i64]| [0.0, 0.0, 0.0, 0.9, 0.1, 0.0];

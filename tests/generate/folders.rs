@@ -139,7 +139,7 @@ fn another_version_of_the_operators_is_refused() {
             }
         });
     });
-    let expected = "it uses version 2 of the operators ai.moa; this program and its library have version 1";
+    let expected = "version 2 of the operators ai.moa; this program and its library have version 1";
     assert!(error.to_string().ends_with(expected), "{error}");
 }
 

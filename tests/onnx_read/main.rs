@@ -151,6 +151,9 @@ fn versions_and_imports() {
         case(Unsupported, "opset 27; opsets up to 26", |m| m.opset_import[0].version = 27),
         case(Unsupported, "opset 99", |m| m.opset_import[0] = import("ai.onnx", 99)),
         case(Unsupported, "opset 99", |m| m.functions[0].opset_import[0].version = 99),
+        case(Unsupported, "version 2 of the operators ai.moa; this program and its library have version 1", |m| {
+            m.opset_import.push(import("ai.moa", 2));
+        }),
         case(Malformed, "has the version 0", |m| m.opset_import[0].version = 0),
         case(Malformed, "imported twice", |m| m.opset_import.push(import("ai.onnx", 18))),
         case(Malformed, "no operator set is imported", |m| m.opset_import.clear()),

@@ -1,19 +1,26 @@
 //! Attention of one token a row of the batch: keys and values are read where they stand, once.
 //!
-//! One task handles the `k` slots of one token for one key/value head. It multiplies blocks of keys with the queries,
-//! which stand side by side as lanes.
+//! One task handles the `k` slots of some tokens for one key/value head, token by token. It multiplies blocks of keys
+//! with the queries of a token, which stand side by side as lanes.
 
 use crate::attention::AttentionInputs;
 use crate::buffer::Buffer;
 use crate::grid::{Claims, Grid, Layout, Tile, cut};
 use crate::key_panels::Cache;
 use crate::pool::Stage;
+use crate::routing::Routing;
 use crate::rows::blocks;
 use crate::simd::{LANES, Left, PANEL, Product, ROWS, Right, Write};
 
 /// Keys of one tile: few where that is all there are, because a tile's scores are cleared for every task.
 const FEW_KEYS: usize = 32;
 const MANY_KEYS: usize = 128;
+
+/// Most tokens of a task: they share the memory that holds queries as lanes, which so stays in the nearest cache.
+const MOST_TOKENS: usize = 8;
+
+/// Fewest tasks that are made of enough tokens, for threads to share.
+const FEWEST_TASKS: usize = 16;
 
 /// Memory that the stage keeps between calls.
 #[derive(Debug, Default)]
@@ -44,12 +51,13 @@ impl DecodeScratch {
         cache: Cache<'a>,
         attended: &'a mut [f32],
     ) -> Decode<'a> {
-        let top_k = inputs.routing.top_k;
-        let pairs = inputs.batch * inputs.kv_heads;
-        cut(&mut self.bounds[0], pairs, 1);
-        cut(&mut self.bounds[1], inputs.batch * top_k, top_k);
+        let AttentionInputs { routing: &Routing { top_k, .. }, batch, kv_heads, head, .. } = inputs;
+        let tokens = (batch * kv_heads / FEWEST_TASKS).clamp(1, MOST_TOKENS);
+        let tasks = batch.div_ceil(tokens) * kv_heads;
+        cut(&mut self.bounds[0], tasks, 1);
+        cut(&mut self.bounds[1], batch * top_k, tokens * top_k);
         let [query_claims, claims] = &mut self.claims;
-        let (query_len, queries) = (inputs.head * LANES, self.queries.take(pairs * inputs.head * LANES));
+        let (query_len, queries) = (head * LANES, self.queries.take(tasks * head * LANES));
         Decode {
             inputs,
             cache,
@@ -72,27 +80,39 @@ impl Stage for Decode<'_> {
 
     fn run(&self, index: usize) {
         let (Some(mut out), Some(mut queries)) = (self.grid.tile(index), self.queries.tile(index)) else { return };
-        let AttentionInputs { routing, kv_heads, head, causal_past, .. } = self.inputs;
-        let (batch, group, top_k) = (index / kv_heads, index % kv_heads, routing.top_k);
-        if !routing.routed[batch] {
-            return;
-        }
-        let places = self.cache.visible.of(batch);
-        let seen = causal_past.map_or(places.len(), |past| places.partition_point(|&key| key <= past));
+        let AttentionInputs { isa, routing, kv_heads, head, causal_past, .. } = self.inputs;
+        let (group, top_k, stride) = (index % kv_heads, routing.top_k, self.inputs.layout().stride);
         let queries = queries.row(0);
         queries.fill(0.0);
-        for slot in 0..top_k {
-            let start = (batch * top_k + slot) * self.inputs.layout().stride + group * head;
-            for (lanes, value) in queries.chunks_exact_mut(LANES).zip(&self.inputs.queries[start..start + head]) {
-                lanes[slot] = *value;
+        for first_row in (0..out.rows()).step_by(top_k) {
+            let batch = (out.first_row() + first_row) / top_k;
+            if !routing.routed[batch] {
+                continue;
+            }
+            let places = self.cache.visible.of(batch);
+            let seen = causal_past.map_or(places.len(), |past| places.partition_point(|&key| key <= past));
+            let rows = &self.inputs.queries[batch * top_k * stride + group * head..];
+            isa.interleave(rows, stride, top_k, queries);
+            let token = Token { pair: batch * kv_heads + group, queries, places: &places[..seen], first_row };
+            if seen <= FEW_KEYS {
+                self.attend::<FEW_KEYS>(&token, &mut out);
+            } else {
+                self.attend::<MANY_KEYS>(&token, &mut out);
             }
         }
-        if seen <= FEW_KEYS {
-            self.attend::<FEW_KEYS>(index, queries, &places[..seen], &mut out);
-        } else {
-            self.attend::<MANY_KEYS>(index, queries, &places[..seen], &mut out);
-        }
     }
+}
+
+/// One token before one key/value head.
+struct Token<'a> {
+    /// Number `batch * G + head` of its keys and values.
+    pair: usize,
+    /// `[D, LANES]`.
+    queries: &'a [f32],
+    /// Keys that it sees.
+    places: &'a [usize],
+    /// Row of its first slot in the tile that is written.
+    first_row: usize,
 }
 
 /// Scores of one tile: `[key][slot]`, and as weights `[slot][key]`.
@@ -103,14 +123,14 @@ struct Scores<const KEYS: usize> {
 }
 
 impl Decode<'_> {
-    /// Attends over the keys `places` of the (batch, head) pair; `queries` is `[D, LANES]`.
-    fn attend<const KEYS: usize>(&self, pair: usize, queries: &[f32], places: &[usize], out: &mut Tile<'_, f32>) {
+    fn attend<const KEYS: usize>(&self, token: &Token<'_>, out: &mut Tile<'_, f32>) {
+        let Token { pair, queries, places, first_row } = *token;
         let (isa, head, top_k) = (self.inputs.isa, self.inputs.head, self.inputs.routing.top_k);
         let len = self.cache.keys * head;
         let mut scores = Scores { by_key: [[0.0; LANES]; KEYS], by_slot: [[0.0; KEYS]; LANES] };
         let (mut max, mut sum) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
         if places.is_empty() {
-            (0..top_k).for_each(|slot| out.row(slot).fill(0.0));
+            (0..top_k).for_each(|slot| out.row(first_row + slot).fill(0.0));
             return;
         }
         for (tile, places) in places.chunks(KEYS).enumerate() {
@@ -126,9 +146,10 @@ impl Decode<'_> {
                 weights.zip(&scores.by_key[..places.len()]).for_each(|(weight, by_key)| *weight = by_key[slot]);
             }
             let factors = (tile > 0).then_some(&factors);
-            self.mix::<KEYS>(&self.cache.value[pair * len..][..len], places, &scores.by_slot, factors, out);
+            let values = &self.cache.value[pair * len..][..len];
+            self.mix::<KEYS>(values, places, &scores.by_slot, factors, (out, first_row));
         }
-        (0..top_k).for_each(|slot| isa.scale(out.row(slot), 1.0 / sum[slot]));
+        (0..top_k).for_each(|slot| isa.scale(out.row(first_row + slot), 1.0 / sum[slot]));
     }
 
     /// Products of keys and queries.
@@ -159,11 +180,11 @@ impl Decode<'_> {
         places: &[usize],
         by_slot: &[[f32; KEYS]; LANES],
         factors: Option<&[f32; LANES]>,
-        out: &mut Tile<'_, f32>,
+        (out, first_row): (&mut Tile<'_, f32>, usize),
     ) {
         const ONES: [f32; LANES] = [1.0; LANES];
         let (head, top_k) = (self.inputs.head, self.inputs.routing.top_k);
-        let rows: [usize; LANES] = std::array::from_fn(|row| row);
+        let rows: [usize; LANES] = std::array::from_fn(|slot| first_row + slot);
         let mut first = 0;
         for run in places.chunk_by(|a, b| a + 1 == *b) {
             let starts: [usize; LANES] = std::array::from_fn(|slot| slot * KEYS + first);

@@ -7,53 +7,44 @@ use moa_schema::GateMode;
 
 use crate::KernelError;
 use crate::buffer::Buffer;
-use crate::grid::{Claims, Distinct, Grid, Layout, cut};
+use crate::grid::{Claims, Distinct, Grid, Layout, Tile, cut};
 use crate::packed::Packed;
 use crate::pool::Stage;
 use crate::rows::RowProduct;
-use crate::simd::{Isa, Left};
+use crate::simd::{Isa, LANES, Left};
 
-/// Tokens that one task routes.
-const TOKENS_PER_TASK: usize = 16;
+/// Tokens that one task routes, side by side.
+const TOKENS_PER_TASK: usize = LANES;
 
-/// Replaces logits by their softmax.
-fn softmax(isa: Isa, logits: &mut [f32]) {
-    let (_, sum) = isa.softmax(logits, f32::NEG_INFINITY);
-    isa.divide(logits, sum);
-}
-
-/// Writes the `k` largest scores, falling, and their experts; of equal scores the lower expert comes first.
-fn top_k(scores: &[f32], indices: &mut [i64], weights: &mut [f32]) {
-    let mut len = 0;
-    for (expert, &score) in scores.iter().enumerate() {
-        let at = weights[..len].iter().position(|&kept| score > kept).unwrap_or(len);
-        if at == weights.len() {
-            continue;
-        }
-        len = (len + 1).min(weights.len());
-        weights.copy_within(at..len - 1, at + 1);
-        indices.copy_within(at..len - 1, at + 1);
-        weights[at] = score;
-        indices[at] = expert as i64;
-    }
-}
-
-/// Turns the logits of one token into its experts and weights.
-fn gate(isa: Isa, mode: GateMode, logits: &mut [f32], indices: &mut [i64], weights: &mut [f32]) {
+/// Turns the logits of up to 16 tokens, `[E][token]`, into their `k` largest scores, falling, and the experts of these,
+/// `[k][token]` each; of equal scores the lower expert comes first. Experts are counted in f32. Overwrites the logits.
+fn gate(
+    isa: Isa,
+    mode: GateMode,
+    logits: &mut [[f32; LANES]],
+    weights: &mut [[f32; LANES]],
+    experts: &mut [[f32; LANES]],
+) {
+    let softmax = |scores: &mut [[f32; LANES]]| {
+        let (mut max, mut sum) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
+        isa.softmax_lanes(scores, &mut max, &mut sum);
+        isa.divide_lanes(scores, &sum);
+    };
     match mode {
         GateMode::SoftmaxTopk => {
-            softmax(isa, logits);
-            top_k(logits, indices, weights);
+            softmax(logits);
+            isa.top_lanes(logits, weights, experts);
         }
         GateMode::SoftmaxTopkRenorm => {
-            softmax(isa, logits);
-            top_k(logits, indices, weights);
-            let sum: f32 = weights.iter().sum();
-            weights.iter_mut().for_each(|weight| *weight /= sum);
+            softmax(logits);
+            isa.top_lanes(logits, weights, experts);
+            let mut sum = [0.0; LANES];
+            weights.iter().for_each(|slot| sum.iter_mut().zip(slot).for_each(|(sum, weight)| *sum += weight));
+            isa.divide_lanes(weights, &sum);
         }
         GateMode::TopkSoftmax => {
-            top_k(logits, indices, weights);
-            softmax(isa, weights);
+            isa.top_lanes(logits, weights, experts);
+            softmax(weights);
         }
     }
 }
@@ -75,8 +66,8 @@ pub(crate) struct Routing {
     expert_offsets: Vec<usize>,
     next: Vec<usize>,
     pairs_by_row: Distinct,
-    logits: Buffer,
-    bounds: Vec<usize>,
+    scratch: Buffer,
+    bounds: [Vec<usize>; 2],
     claims: [Claims; 3],
 }
 
@@ -98,7 +89,8 @@ pub(crate) struct Router<'a> {
     isa: Isa,
     inputs: &'a RouterInputs<'a>,
     routed: &'a [bool],
-    logits: Grid<'a, f32>,
+    /// For each task: logits by token, then by expert, then what is chosen.
+    scratch: Grid<'a, f32>,
     indices: Grid<'a, i64>,
     weights: Grid<'a, f32>,
     first_bad: AtomicUsize,
@@ -106,41 +98,55 @@ pub(crate) struct Router<'a> {
 
 impl Stage for Router<'_> {
     fn tasks(&self) -> usize {
-        self.logits.len()
+        self.scratch.len()
     }
 
     fn run(&self, index: usize) {
-        let tiles = (self.logits.tile(index), self.indices.tile(index), self.weights.tile(index));
-        let (Some(mut logits), Some(mut indices), Some(mut weights)) = tiles else { return };
-        let (first, count, width) = (logits.first_row(), logits.rows(), self.inputs.width);
-        let starts: [usize; TOKENS_PER_TASK] = std::array::from_fn(|row| (first + row) * width);
-        let rows: [usize; TOKENS_PER_TASK] = std::array::from_fn(|row| row);
-        RowProduct {
-            left: Left { data: self.inputs.hidden_states, starts: &starts[..count], inner: width },
-            weights: self.inputs.router_weight,
-            matrix: 0,
-            block: 0,
-            first_column: 0,
-            columns: self.inputs.experts,
-            rows: &rows,
-            factors: None,
+        let tiles = (self.scratch.tile(index), self.indices.tile(index), self.weights.tile(index));
+        let (Some(mut scratch), Some(mut indices), Some(mut weights)) = tiles else { return };
+        let RouterInputs { experts, top_k, .. } = *self.inputs;
+        let (first, count) = (indices.first_row(), indices.rows());
+        let (logits, lanes) = scratch.row(0).split_at_mut(TOKENS_PER_TASK * experts);
+        self.logits(first, &mut logits[..count * experts]);
+        let side_by_side = &mut lanes[..experts * LANES];
+        if count < LANES {
+            side_by_side.fill(0.0);
         }
-        .compute(self.isa, &mut logits);
-        for row in 0..count {
-            if !self.routed[first + row] {
+        self.isa.interleave(logits, experts, count, side_by_side);
+        let (lanes, _) = lanes.as_chunks_mut::<LANES>();
+        let (by_expert, chosen) = lanes.split_at_mut(experts);
+        let (chosen_weights, chosen_experts) = chosen.split_at_mut(top_k);
+        gate(self.isa, self.inputs.gate_mode, by_expert, chosen_weights, chosen_experts);
+        for row in (0..count).filter(|row| self.routed[first + row]) {
+            if logits[row * experts..][..experts].iter().any(|logit| !logit.is_finite()) {
+                self.first_bad.fetch_min(first + row, Ordering::Relaxed);
                 continue;
             }
-            let logits = logits.row(row);
-            if logits.iter().all(|logit| logit.is_finite()) {
-                gate(self.isa, self.inputs.gate_mode, logits, indices.row(row), weights.row(row));
-            } else {
-                self.first_bad.fetch_min(first + row, Ordering::Relaxed);
-            }
+            weights.row(row).iter_mut().zip(&*chosen_weights).for_each(|(out, slot)| *out = slot[row]);
+            indices.row(row).iter_mut().zip(&*chosen_experts).for_each(|(out, slot)| *out = slot[row] as i64);
         }
     }
 }
 
 impl Router<'_> {
+    /// Computes the logits of the tokens from `first` on, `[token, E]`.
+    fn logits(&self, first: usize, logits: &mut [f32]) {
+        let RouterInputs { width, experts, .. } = *self.inputs;
+        let starts: [usize; TOKENS_PER_TASK] = std::array::from_fn(|row| (first + row) * width);
+        let rows: [usize; TOKENS_PER_TASK] = std::array::from_fn(|row| row);
+        RowProduct {
+            left: Left { data: self.inputs.hidden_states, starts: &starts[..logits.len() / experts], inner: width },
+            weights: self.inputs.router_weight,
+            matrix: 0,
+            block: 0,
+            first_column: 0,
+            columns: experts,
+            rows: &rows,
+            factors: None,
+        }
+        .compute(self.isa, &mut Tile::dense(logits, experts));
+    }
+
     /// Names the first routed token with a logit that is not finite.
     pub(crate) fn finish(self) -> Result<(), KernelError> {
         match self.first_bad.into_inner() {
@@ -177,13 +183,17 @@ impl Routing {
         self.topk_indices.extend((0..tokens).flat_map(|_| 0..top_k as i64));
         self.topk_weights.clear();
         self.topk_weights.resize(tokens * top_k, 0.0);
-        cut(&mut self.bounds, tokens, TOKENS_PER_TASK);
-        let (bounds, [a, b, c]) = (&self.bounds, &mut self.claims);
+        let [tasks, bounds] = &mut self.bounds;
+        cut(tasks, tokens.div_ceil(TOKENS_PER_TASK), 1);
+        cut(bounds, tokens, TOKENS_PER_TASK);
+        let [a, b, c] = &mut self.claims;
+        let scratch_len = TOKENS_PER_TASK * (2 * experts + 2 * top_k);
+        let scratch = self.scratch.take(tokens.div_ceil(TOKENS_PER_TASK) * scratch_len);
         Ok(Router {
             isa,
             inputs,
             routed: &self.routed,
-            logits: Grid::new(self.logits.take(tokens * experts), Layout::whole(experts), bounds, a),
+            scratch: Grid::new(scratch, Layout::whole(scratch_len), tasks, a),
             indices: Grid::new(&mut self.topk_indices, Layout::whole(top_k), bounds, b),
             weights: Grid::new(&mut self.topk_weights, Layout::whole(top_k), bounds, c),
             first_bad: AtomicUsize::new(usize::MAX),
@@ -261,10 +271,11 @@ impl Routing {
 
     /// Bytes held between calls.
     pub(crate) fn bytes(&self) -> usize {
-        let words = [&self.expert_offsets, &self.next, &self.bounds];
+        let [tasks, bounds] = &self.bounds;
+        let words = [&self.expert_offsets, &self.next, tasks, bounds];
         let words: usize =
             words.iter().map(|v| v.capacity()).sum::<usize>() + self.topk_indices.capacity() + self.rows();
-        words * 8 + self.topk_weights.capacity() * 4 + self.routed.capacity() + self.logits.bytes()
+        words * 8 + self.topk_weights.capacity() * 4 + self.routed.capacity() + self.scratch.bytes()
     }
 }
 
@@ -280,9 +291,11 @@ mod tests {
     }
 
     fn select(mode: GateMode, logits: &[f32], k: usize) -> (Vec<i64>, Vec<f32>) {
-        let (mut indices, mut weights) = (vec![0; k], vec![0.0; k]);
-        gate(isa(), mode, &mut logits.to_vec(), &mut indices, &mut weights);
-        (indices, weights)
+        let mut lanes: Vec<_> = logits.iter().map(|logit| [*logit; LANES]).collect();
+        let (mut experts, mut weights) = (vec![[f32::NAN; LANES]; k], vec![[f32::NAN; LANES]; k]);
+        gate(isa(), mode, &mut lanes, &mut weights, &mut experts);
+        assert!(weights.iter().chain(&experts).all(|slot| *slot == [slot[0]; LANES]));
+        (experts.iter().map(|slot| slot[3] as i64).collect(), weights.iter().map(|slot| slot[3]).collect())
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Attributes of a node, read once when its kernel is created.
 
 use moa_schema::{
-    Activation, CROSS_ATTENTION, CrossAttentionAttributes, FEED_FORWARD, FeedForwardAttributes, GateMode, Operator,
-    SELF_ATTENTION, SelfAttentionAttributes,
+    Activation, CROSS_ATTENTION, CrossAttentionAttributes, DOMAIN, FEED_FORWARD, FeedForwardAttributes, GateMode,
+    OPSET_VERSION, Operator, SELF_ATTENTION, SelfAttentionAttributes,
 };
 
 use crate::failure::Failure;
@@ -50,6 +50,20 @@ impl Attributes {
             })),
             name => Err(Failure::argument(format!("no kernel for operator {name}"))),
         }
+    }
+}
+
+/// Refuses a node that is written for another version of the operators than this library's, where the node says so.
+///
+/// The runtime takes the newest operator that is not newer than what the model asks for, and does not tell which that was.
+pub(crate) fn check_version(source: &dyn AttributeSource) -> Result<(), Failure> {
+    let version = OPSET_VERSION.to_string();
+    match source.string("plugin_version").filter(|written| *written != version) {
+        None => Ok(()),
+        Some(written) => Err(Failure::argument(format!(
+            "the model needs version {written} of the operators {DOMAIN}, and this libmoa_ort has version {version}: use the \
+             libmoa_ort of the moa-export that wrote the model"
+        ))),
     }
 }
 
@@ -179,6 +193,35 @@ mod tests {
 
         fn string(&self, _: &str) -> Option<String> {
             Some(self.2.to_owned())
+        }
+    }
+
+    #[test]
+    fn another_version_of_the_operators_is_refused() {
+        struct Written(Option<&'static str>);
+
+        impl AttributeSource for Written {
+            fn int(&self, _: &str) -> Option<i64> {
+                None
+            }
+
+            fn float(&self, _: &str) -> Option<f32> {
+                None
+            }
+
+            fn string(&self, name: &str) -> Option<String> {
+                self.0.filter(|_| name == "plugin_version").map(str::to_owned)
+            }
+        }
+
+        for same in [None, Some("1")] {
+            check_version(&Written(same)).unwrap();
+        }
+        for other in ["2", "0", "1.1", ""] {
+            let failure = check_version(&Written(Some(other))).expect_err(other);
+            let expected =
+                format!("the model needs version {other} of the operators ai.moa, and this libmoa_ort has version 1:");
+            assert!(failure.text.starts_with(&expected), "{}", failure.text);
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
+use moa_schema::{DOMAIN, OPSET_VERSION};
+
 use super::error::{Fault, shown};
 use super::tensor::{self, External};
 use super::{MAX_IR_VERSION, MAX_OPSET_VERSION};
@@ -14,6 +16,8 @@ use crate::onnx::proto::{
 const MIN_IR_VERSION: i64 = 3;
 const MAX_GRAPH_DEPTH: usize = 16;
 const NEWER: &str = "export the model again with a lower --opset, or use a newer version of this program";
+const OTHER_OPERATORS: &str =
+    "export again with this version of moa-export, or use program and library of the version that wrote the model";
 
 /// Domain, name and overload of a function.
 type FunctionKey<'a> = (&'a str, &'a str, &'a str);
@@ -66,6 +70,13 @@ fn imported_domains(imports: &[OperatorSetIdProto]) -> Result<HashSet<&str>, Fau
         if domain.is_empty() && import.version > MAX_OPSET_VERSION {
             let text = format!("opset {}; opsets up to {MAX_OPSET_VERSION} are read", import.version);
             return Err(Fault::unsupported(text).help(NEWER));
+        }
+        if domain == DOMAIN && import.version != OPSET_VERSION {
+            let text = format!(
+                "version {} of the operators {DOMAIN}; this program and its library have version {OPSET_VERSION}",
+                import.version
+            );
+            return Err(Fault::unsupported(text).help(OTHER_OPERATORS));
         }
     }
     if domains.is_empty() {

@@ -40,6 +40,7 @@ macro_rules! every_level {
 }
 
 impl Isa {
+    #[cfg(test)]
     every_level! {
         /// Takes a row of scores into a running softmax with the maximum `max` so far.
         ///
@@ -91,6 +92,27 @@ impl Isa {
         softmax_lanes(scores: &mut [[f32; LANES]], max: &mut [f32; LANES], sum: &mut [f32; LANES]), softmax_lanes
     }
 
+    every_level! {
+        /// Divides the elements of each lane by its divisor.
+        divide_lanes(values: &mut [[f32; LANES]], divisors: &[f32; LANES]), divide_lanes
+    }
+
+    every_level! {
+        /// Moves the largest scores of each lane to `best`, one to each group and falling, and their places in the lane
+        /// to `places`; of equal ones the first place comes first. What was moved is negative infinity in `scores`.
+        top_lanes(scores: &mut [[f32; LANES]], best: &mut [[f32; LANES]], places: &mut [[f32; LANES]]), top_lanes
+    }
+
+    every_level! {
+        /// Puts `count` rows of `data`, `stride` elements apart, side by side: element `i` of row `r` goes to
+        /// `out[i * LANES + r]`. Lanes past the last row, to the next multiple of 4, repeat it; others stay as they are.
+        ///
+        /// # Panics
+        ///
+        /// If there are no rows or more than [`LANES`], or one does not lie in `data`.
+        interleave(data: &[f32], stride: usize, count: usize, out: &mut [f32]), interleave
+    }
+
     #[cfg(test)]
     every_level! {
         /// `exp(x)` of every element; elements must not be positive.
@@ -100,11 +122,6 @@ impl Isa {
     every_level! {
         /// Multiplies every element.
         scale(values: &mut [f32], factor: f32), scale
-    }
-
-    every_level! {
-        /// Divides every element.
-        divide(values: &mut [f32], divisor: f32), divide
     }
 }
 
@@ -214,6 +231,46 @@ fn softmax_lanes<const FMA: bool>(scores: &mut [[f32; LANES]], max: &mut [f32; L
     *sum = sums;
 }
 
+#[inline(always)]
+fn divide_lanes<const FMA: bool>(values: &mut [[f32; LANES]], divisors: &[f32; LANES]) {
+    for group in values {
+        group.iter_mut().zip(divisors).for_each(|(value, divisor)| *value /= divisor);
+    }
+}
+
+#[inline(always)]
+fn top_lanes<const FMA: bool>(scores: &mut [[f32; LANES]], best: &mut [[f32; LANES]], places: &mut [[f32; LANES]]) {
+    for (best, places) in best.iter_mut().zip(places) {
+        let (mut most, mut at) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
+        for (place, group) in scores.iter().enumerate() {
+            for lane in 0..LANES {
+                let larger = group[lane] > most[lane];
+                most[lane] = if larger { group[lane] } else { most[lane] };
+                at[lane] = if larger { place as f32 } else { at[lane] };
+            }
+        }
+        for (place, group) in scores.iter_mut().enumerate() {
+            let kept = *group;
+            *group = std::array::from_fn(|lane| if at[lane] == place as f32 { f32::NEG_INFINITY } else { kept[lane] });
+        }
+        (*best, *places) = (most, at);
+    }
+}
+
+#[inline(always)]
+fn interleave<const FMA: bool>(data: &[f32], stride: usize, count: usize, out: &mut [f32]) {
+    const TOGETHER: usize = 4;
+    assert!((1..=LANES).contains(&count), "rows of a block");
+    let (lines, _) = out.as_chunks_mut::<LANES>();
+    for first in (0..count).step_by(TOGETHER) {
+        let rows: [&[f32]; TOGETHER] =
+            std::array::from_fn(|row| &data[(first + row).min(count - 1) * stride..][..lines.len()]);
+        for (index, line) in lines.iter_mut().enumerate() {
+            line[first..first + TOGETHER].copy_from_slice(&rows.map(|row| row[index]));
+        }
+    }
+}
+
 #[cfg(test)]
 #[inline(always)]
 fn exp_all<const FMA: bool>(values: &mut [f32]) {
@@ -223,11 +280,6 @@ fn exp_all<const FMA: bool>(values: &mut [f32]) {
 #[inline(always)]
 fn scale<const FMA: bool>(values: &mut [f32], factor: f32) {
     values.iter_mut().for_each(|value| *value *= factor);
-}
-
-#[inline(always)]
-fn divide<const FMA: bool>(values: &mut [f32], divisor: f32) {
-    values.iter_mut().for_each(|value| *value /= divisor);
 }
 
 #[cfg(test)]
@@ -246,6 +298,45 @@ mod tests {
                 let unit = f64::from(f32::EPSILON) * 2f64.powi(expected.log2().floor() as i32);
                 let error = (f64::from(found) - expected).abs() / unit;
                 assert!(error <= 2.0, "{isa:?}: exp({x}) is {found}, off by {error} units");
+            }
+        }
+    }
+
+    #[test]
+    fn lanes_give_their_largest_and_where_they_stood() {
+        let score = |place: usize, lane: usize| ((place * 7 + lane * 3) % 11) as f32 - 5.0;
+        for isa in every_isa() {
+            for (count, k) in [(1, 1), (8, 4), (8, 8), (40, 3)] {
+                let mut scores: Vec<[f32; LANES]> =
+                    (0..count).map(|place| std::array::from_fn(|lane| score(place, lane))).collect();
+                let (mut best, mut places) = (vec![[f32::NAN; LANES]; k], vec![[f32::NAN; LANES]; k]);
+                isa.top_lanes(&mut scores, &mut best, &mut places);
+                for lane in 0..LANES {
+                    let mut order: Vec<usize> = (0..count).collect();
+                    order.sort_by(|a, b| score(*b, lane).total_cmp(&score(*a, lane)));
+                    for slot in 0..k {
+                        assert_eq!(places[slot][lane], order[slot] as f32, "{isa:?} {count} {k}");
+                        assert_eq!(best[slot][lane], score(order[slot], lane), "{isa:?} {count} {k}");
+                        assert_eq!(scores[order[slot]][lane], f32::NEG_INFINITY, "{isa:?} {count} {k}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn interleaved_rows_stand_side_by_side() {
+        let data: Vec<f32> = (0..LANES * 50).map(|i| i as f32).collect();
+        for isa in every_isa() {
+            for (count, len, stride) in [(1, 32, 0), (4, 32, 48), (6, 1, 3), (7, 16, 50), (LANES, 40, 50)] {
+                let mut out = vec![-1.0; len * LANES];
+                isa.interleave(&data, stride, count, &mut out);
+                for (place, value) in out.iter().enumerate() {
+                    let (index, row) = (place / LANES, place % LANES);
+                    let filled = row < count.next_multiple_of(4);
+                    let wanted = if filled { data[row.min(count - 1) * stride + index] } else { -1.0 };
+                    assert_eq!(*value, wanted, "{isa:?} {count}: {place}");
+                }
             }
         }
     }

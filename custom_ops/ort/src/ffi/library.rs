@@ -14,7 +14,7 @@ use ort_sys::{
 
 use super::api::{API_VERSION, Api, KernelInfo, Support, ort};
 use super::call::{Call, element_code};
-use crate::attributes::Attributes;
+use crate::attributes::{Attributes, check_version};
 use crate::compute;
 use crate::failure::{Failure, catch};
 use crate::prepare::prepare;
@@ -269,7 +269,8 @@ unsafe extern "system" fn create(
         // SAFETY: the runtime passes what was registered and the info of the kernel being created.
         let (entry, info) = unsafe { (entry(op), KernelInfo::new(api, info)) };
         let (operator, types, node) = (&entry.operator, entry.types, info.node_name());
-        let attributes = Attributes::read(operator, &info).map_err(|failure| failure.at_node(operator.name, &node))?;
+        let attributes = check_version(&info).and_then(|()| Attributes::read(operator, &info));
+        let attributes = attributes.map_err(|failure| failure.at_node(operator.name, &node))?;
         let prepared = prepare(&attributes, &|index| info.constant(index, &operator.inputs[index], types));
         Ok(Box::new(Kernel { api, operator, types, node, attributes, prepared }))
     });
