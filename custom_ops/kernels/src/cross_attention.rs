@@ -130,6 +130,7 @@ impl Prepared {
             batch,
             tokens,
             keys,
+            rows: keys,
             width,
             kv_heads,
             head,
