@@ -153,6 +153,7 @@ impl Prepared {
                 (Weight::KeyValue, Geometry::keys_values(width, kv_heads, head), inputs.kv_weight),
                 (Weight::Output, Geometry::outputs(experts, kv_heads * head, width), inputs.output_weight),
             ],
+            call.pool,
         );
         let present = (outputs.present_key.as_deref_mut(), outputs.present_value.as_deref_mut());
         let (key, value) = self.route_and_append(call, present, &weights, routing, cache)?;
