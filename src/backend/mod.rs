@@ -12,6 +12,8 @@ mod operators;
 #[cfg(feature = "ort")]
 mod ort;
 #[cfg(feature = "ort")]
+mod ort_cache;
+#[cfg(feature = "ort")]
 mod ort_runtime;
 #[cfg(feature = "ort")]
 mod ort_session;
@@ -29,6 +31,8 @@ use crate::tensor::NamedTensors;
 
 pub use error::{BackendError, BackendErrorKind};
 pub use libraries::{OPERATORS_VARIABLE, RUNTIME_VARIABLE, find_onnxruntime, find_operator_library};
+#[cfg(feature = "ort")]
+pub use ort_cache::{OrtCache, RowMoves};
 #[cfg(feature = "ort")]
 pub use ort_runtime::{OrtRuntime, load_onnxruntime};
 #[cfg(feature = "ort")]

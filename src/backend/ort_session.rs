@@ -1,5 +1,6 @@
 //! ONNX Runtime, with values that stay where it put them from one run to the next.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use half::f16;
@@ -9,7 +10,7 @@ use ort::value::{DynValue, PrimitiveTensorElementType, Tensor, TensorElementType
 
 use super::guard::guarded;
 use super::ort::{OrtBackend, owned_value};
-use super::{BackendError, OrtOptions};
+use super::{BackendError, OrtCache, OrtOptions};
 use crate::onnx::read::OnnxFile;
 
 /// Who computes the operators of the `ai.moa` domain.
@@ -32,13 +33,15 @@ pub struct OrtSession {
     /// Before `session`, so that it is released first.
     binding: IoBinding,
     outputs: Vec<String>,
+    /// Those of `outputs` that go where a cache is.
+    in_place: BTreeSet<String>,
     memory: MemoryInfo<'static>,
     session: Session,
 }
 
 /// A tensor that the runtime holds.
 #[derive(Debug)]
-pub struct OrtValue(DynValue);
+pub struct OrtValue(pub(super) DynValue);
 
 impl OrtSession {
     /// Prepares a model to compute `outputs`, in this order.
@@ -65,7 +68,7 @@ impl OrtSession {
             let binding = session.create_binding().map_err(failed)?;
             let memory = MemoryInfo::new(AllocationDevice::CPU, 0, AllocatorType::Device, MemoryType::CPUOutput)
                 .map_err(failed)?;
-            Ok(Self { backend: name, binding, outputs, memory, session })
+            Ok(Self { backend: name, binding, outputs, in_place: BTreeSet::new(), memory, session })
         })
     }
 
@@ -79,17 +82,33 @@ impl OrtSession {
         self.binding.bind_input(name, &value.0).map_err(|error| failure(backend, "bind an input", &error))
     }
 
+    /// Lets the input `past` and the output `present` be one cache, for this run and the following ones; the runs then
+    /// return this output no more. The model must write where it reads: the kernels of our library do.
+    ///
+    /// # Errors
+    ///
+    /// Where the model has no such input or output.
+    pub fn bind_cache(&mut self, past: &str, present: &str, cache: &mut OrtCache) -> Result<(), BackendError> {
+        let Self { backend, binding, .. } = self;
+        let failed = |error: ort::Error| failure(backend, "bind a cache", &error);
+        binding.bind_input(past, &cache.value).map_err(failed)?;
+        binding.bind_output(present, &mut cache.value).map_err(failed)?;
+        self.in_place.insert(present.to_owned());
+        Ok(())
+    }
+
     /// Computes the outputs from what is bound.
     ///
     /// # Errors
     ///
     /// Where an input has no value or a wrong one, and where the runtime fails.
     pub fn run(&mut self) -> Result<Vec<OrtValue>, BackendError> {
-        let Self { backend, binding, outputs, memory, session } = self;
+        let Self { backend, binding, outputs, in_place, memory, session } = self;
+        let returned = || outputs.iter().filter(|name| !in_place.contains(*name));
         guarded(backend, "run the model", || {
             let failed = |error: ort::Error| failure(backend, "run the model", &error);
             // Bound anew for each run: otherwise the runtime writes into the values that the last one returned.
-            for name in &*outputs {
+            for name in returned() {
                 binding.bind_output_to_device(name.as_str(), memory).map_err(failed)?;
             }
             let mut computed = session.run_binding(binding).map_err(failed)?;
@@ -101,7 +120,7 @@ impl OrtSession {
                     text,
                 })
             };
-            outputs.iter().map(value).collect()
+            returned().map(value).collect()
         })
     }
 
@@ -171,6 +190,10 @@ impl OrtSession {
             gathered.extend_from_slice(&values[row * width..][..width]);
         }
         Ok(OrtValue(Tensor::from_array((dims, gathered))?.into_dyn()))
+    }
+
+    pub(super) fn failure(&self, stage: &'static str, error: &ort::Error) -> BackendError {
+        failure(self.backend, stage, error)
     }
 
     /// Ends the recording of nodes and returns the file that holds it, Chrome's trace format.

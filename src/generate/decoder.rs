@@ -5,7 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{GenerateError, search::Decoder};
+use super::{
+    GenerateError,
+    caches::{CacheLayout, Caches},
+    search::Decoder,
+};
 use crate::backend::{BackendError, OrtSession, OrtValue};
 
 /// What the encoder computed for a batch of sources: one row a sentence.
@@ -16,10 +20,11 @@ pub(super) struct Memory {
     pub(super) caches: Vec<OrtValue>,
 }
 
-/// The names that the decoder's caches go by.
+/// The decoder's caches.
 #[derive(Debug, Clone)]
 pub(super) struct CacheNames {
-    pub(super) own: Vec<String>,
+    pub(super) own: CacheLayout,
+    /// Names of the inputs that the encoder computes.
     pub(super) cross: Vec<String>,
 }
 
@@ -40,7 +45,7 @@ pub(super) struct CachedDecoder<'a> {
     /// Row of `memory` at first, for each row now.
     sentences: Vec<usize>,
     /// Keys and values of the tokens so far.
-    own: Vec<OrtValue>,
+    own: Caches,
     length: usize,
     logits: Option<OrtValue>,
     interrupted: &'a AtomicBool,
@@ -48,20 +53,16 @@ pub(super) struct CachedDecoder<'a> {
 }
 
 impl<'a> CachedDecoder<'a> {
-    /// `caches` are the key/value heads and their width by layer.
+    /// `steps` are the most steps that there will be.
     pub(super) fn new(
         session: &'a mut OrtSession,
         names: &'a CacheNames,
-        caches: &[[usize; 2]],
+        steps: usize,
         (memory, rows): (Memory, usize),
         interrupted: &'a AtomicBool,
         times: &'a mut StepTimes,
     ) -> Result<Self, BackendError> {
-        let mut own = Vec::with_capacity(2 * caches.len());
-        let layers = names.own.chunks(2).zip(caches);
-        for (name, [heads, width]) in layers.flat_map(|(names, layer)| names.iter().map(move |name| (name, layer))) {
-            own.push(session.zeros(name, &[rows, *heads, 0, *width])?);
-        }
+        let own = Caches::new(session, &names.own, rows, steps)?;
         let sentences = (0..rows).collect();
         let mut decoder = Self { session, names, memory, sentences, own, length: 0, logits: None, interrupted, times };
         decoder.bind_memory()?;
@@ -88,10 +89,7 @@ impl<'a> CachedDecoder<'a> {
             self.sentences = sentences;
             self.bind_memory()?;
         }
-        for cache in &mut self.own {
-            *cache = self.session.gather(cache, parents)?;
-        }
-        Ok(())
+        self.own.reorder(self.session, &self.names.own, parents)
     }
 
     fn compute(&mut self, tokens: &[i64]) -> Result<(), BackendError> {
@@ -101,11 +99,9 @@ impl<'a> CachedDecoder<'a> {
         let mask = self.session.integers(&[rows, self.length], vec![1; rows * self.length])?;
         self.session.bind("input_ids", &ids)?;
         self.session.bind("attention_mask", &mask)?;
-        for (name, cache) in self.names.own.iter().zip(&self.own) {
-            self.session.bind(name, cache)?;
-        }
+        self.own.bind(self.session, &self.names.own, 1)?;
         let mut outputs = self.session.run()?;
-        self.own = outputs.split_off(1);
+        self.own.take(&mut outputs, 1);
         self.logits = outputs.pop();
         Ok(())
     }

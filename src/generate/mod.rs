@@ -32,6 +32,7 @@
 //! # }
 //! ```
 
+mod caches;
 mod causal_folder;
 mod decoder;
 mod error;

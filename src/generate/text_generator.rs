@@ -10,6 +10,7 @@ use std::{
 
 use super::{
     GenerateError, SamplingOptions,
+    caches::{CacheLayout, Caches},
     causal_folder::{CausalFolder, Names},
     sampling::{Random, choose},
 };
@@ -93,7 +94,7 @@ pub struct TextGenerator {
     tokenizer: Option<HubTokenizer>,
     session: OrtSession,
     names: Names,
-    caches: Vec<[usize; 2]>,
+    caches: CacheLayout,
     vocabulary: Option<usize>,
     context: Option<usize>,
     eos: Vec<i64>,
@@ -155,6 +156,7 @@ impl TextGenerator {
         let CausalFolder { graph, names, caches, vocabulary, context, eos, pad } = CausalFolder::read(folder)?;
         let tokenizer = HubTokenizer::read(folder)?;
         let outputs = [&names.logits].into_iter().chain(&names.present).cloned().collect();
+        let caches = CacheLayout::new(&graph, options.operators, names.past.clone(), names.present.clone(), &caches);
         let session = OrtSession::load(&graph, outputs, options.operators, options.runtime, None)?;
         let (batch, interrupted) = (options.batch, options.interrupted);
         let folder = folder.to_path_buf();
@@ -164,6 +166,11 @@ impl TextGenerator {
     /// Whether the folder has a `tokenizer.json`; without it prompts are token ids.
     pub const fn has_tokenizer(&self) -> bool {
         self.tokenizer.is_some()
+    }
+
+    /// Whether the model writes its caches in place: the library computes it, and the graph lets it.
+    pub const fn shares_caches(&self) -> bool {
+        self.caches.shared()
     }
 
     /// Continues every prompt; the results are in their order.
@@ -245,21 +252,21 @@ impl TextGenerator {
     ) -> Result<Vec<Continuation>, GenerateError> {
         let length = rows.iter().map(|row| row.next.len()).max().unwrap_or_default();
         rows.iter_mut().for_each(|row| row.pad(length, self.pad));
-        let mut caches = self.empty_caches(rows.len())?;
+        let most = length + rows.iter().map(|row| row.most).max().unwrap_or_default();
+        let mut caches = Caches::new(&self.session, &self.caches, rows.len(), most)?;
         let mut done = Vec::with_capacity(rows.len());
         while !rows.is_empty() {
             if self.interrupted.load(Ordering::Relaxed) {
                 return Err(GenerateError::Interrupted);
             }
-            let mut outputs = self.compute(&rows, &caches)?;
-            caches = outputs.split_off(1);
+            let mut outputs = self.compute(&rows, &mut caches)?;
+            caches.take(&mut outputs, 1);
             self.extend(&mut rows, &outputs, options, sink)?;
             let live: Vec<_> = (0..rows.len()).filter(|row| rows[*row].finish.is_none()).collect();
             if live.len() < rows.len() {
                 done.extend(rows.extract_if(.., |row| row.finish.is_some()));
                 if !rows.is_empty() {
-                    let kept = caches.iter().map(|cache| self.session.gather(cache, &live));
-                    caches = kept.collect::<Result<_, _>>()?;
+                    caches.reorder(&mut self.session, &self.caches, &live)?;
                 }
             }
         }
@@ -274,15 +281,8 @@ impl TextGenerator {
         Ok(done.into_iter().map(continuation).collect())
     }
 
-    fn empty_caches(&self, rows: usize) -> Result<Vec<OrtValue>, GenerateError> {
-        let sides = self.names.past.iter().zip(self.caches.iter().flat_map(|sizes| [sizes; 2]));
-        let empty =
-            |(name, [heads, width]): (&String, &[usize; 2])| self.session.zeros(name, &[rows, *heads, 0, *width]);
-        Ok(sides.map(empty).collect::<Result<_, _>>()?)
-    }
-
-    /// Logits, then keys and values.
-    fn compute(&mut self, rows: &[Row], caches: &[OrtValue]) -> Result<Vec<OrtValue>, GenerateError> {
+    /// Logits, then keys and values that are no shared buffers.
+    fn compute(&mut self, rows: &[Row], caches: &mut Caches) -> Result<Vec<OrtValue>, GenerateError> {
         let Self { session, names, .. } = self;
         let matrix = |values: Vec<Vec<i64>>| {
             let shape = [values.len(), values.first().map_or(0, Vec::len)];
@@ -297,9 +297,7 @@ impl TextGenerator {
                 session.bind(name, value)?;
             }
         }
-        for (name, cache) in names.past.iter().zip(caches) {
-            session.bind(name, cache)?;
-        }
+        caches.bind(session, &self.caches, rows.first().map_or(0, |row| row.next.len()))?;
         Ok(session.run()?)
     }
 

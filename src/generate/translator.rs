@@ -8,6 +8,7 @@ use std::{
 
 use super::{
     GenerateError, Profile, SearchOptions,
+    caches::CacheLayout,
     decoder::{CacheNames, CachedDecoder, Memory, StepTimes},
     graphs::{Graphs, cache_names},
     profile::by_operator,
@@ -67,7 +68,6 @@ pub struct Translator {
     encoder: OrtSession,
     decoder: OrtSession,
     names: CacheNames,
-    caches: Vec<[usize; 2]>,
     batch: usize,
     interrupted: Arc<AtomicBool>,
     recording: Option<OrtTrace>,
@@ -106,12 +106,13 @@ impl Translator {
         };
         let layers = graphs.layers;
         let encoder = load(&graphs.encoder, cache_names("present", "encoder", layers), None)?;
-        let mut outputs = vec!["logits".to_owned()];
-        outputs.extend(cache_names("present", "decoder", layers));
+        let present = cache_names("present", "decoder", layers);
+        let outputs = [vec!["logits".to_owned()], present.clone()].concat();
         let place = recording.as_ref().map(OrtTrace::place);
         let decoder = load(&graphs.decoder, outputs, place.as_deref())?;
+        let past = cache_names("past_key_values", "decoder", layers);
         let names = CacheNames {
-            own: cache_names("past_key_values", "decoder", layers),
+            own: CacheLayout::new(&graphs.decoder, options.operators, past, present, &graphs.caches),
             cross: cache_names("past_key_values", "encoder", layers),
         };
         Ok(Self {
@@ -120,7 +121,6 @@ impl Translator {
             encoder,
             decoder,
             names,
-            caches: graphs.caches,
             batch: options.batch,
             interrupted: options.interrupted,
             recording,
@@ -129,6 +129,11 @@ impl Translator {
             total_time: Duration::ZERO,
             sentences: 0,
         })
+    }
+
+    /// Whether the decoder writes its caches in place: the library computes it, and the graph lets it.
+    pub const fn shares_caches(&self) -> bool {
+        self.names.own.shared()
     }
 
     /// The `nbest` best translations of each line, best first; none for a line without a word.
@@ -217,8 +222,9 @@ impl Translator {
         let memory = self.encode(batch).map_err(SearchError::Decoder)?;
         self.encode_time += start.elapsed();
         let symbols = Symbols { start: self.config.decoder_start(), padding: Dictionary::PAD, end: Dictionary::EOS };
-        let Self { decoder, names, caches, interrupted, times, .. } = self;
-        let decoder = CachedDecoder::new(decoder, names, caches, (memory, batch.len()), interrupted, times);
+        let steps = max_lens.iter().max().map_or(0, |most| most + 1);
+        let Self { decoder, names, interrupted, times, .. } = self;
+        let decoder = CachedDecoder::new(decoder, names, steps, (memory, batch.len()), interrupted, times);
         let mut decoder = decoder.map_err(|error| SearchError::Decoder(error.into()))?;
         search(&mut decoder, &max_lens, symbols, options)
     }

@@ -129,13 +129,14 @@ impl CausalLmFiles<'_> {
     }
 
     /// onnxruntime-genai chooses its decoding loop by `type` and knows no JetMoE; `llama` names its loop for
-    /// decoders with one cache per layer.
+    /// decoders with one cache per layer. Caches are shared where the library is, which alone writes them in place.
     fn genai_config(&self, ids: &SpecialIds, options: &SideFileOptions) -> Value {
         let context = self.model.max_positions();
+        let with_library = options.operator_library.is_some() || self.form == Form::Fused;
         let mut session = Map::new();
         session.insert("log_id".into(), "onnxruntime-genai".into());
         session.insert("provider_options".into(), json!([]));
-        if options.operator_library.is_some() || self.form == Form::Fused {
+        if with_library {
             session.insert("custom_ops_library".into(), library_name().into());
         }
         let mut decoder = json!({
@@ -172,7 +173,7 @@ impl CausalLmFiles<'_> {
                 "context_length": context,
                 "decoder": decoder,
             },
-            "search": { "do_sample": false, "max_length": context, "past_present_share_buffer": false },
+            "search": { "do_sample": false, "max_length": context, "past_present_share_buffer": with_library },
         })
     }
 }

@@ -7,7 +7,7 @@ use moa_export::{
     checkpoint::Checkpoint,
     export::{ExportError, ExportOptions, SideFileOptions, VocabularyError, export_with},
     generate::{GenerateError, SearchOptions, Translator, TranslatorOptions},
-    onnx::proto::ModelProto,
+    onnx::proto::{ModelProto, NodeProto},
     text::{GenerationConfig, Segmentation},
 };
 use moa_graphs::Form;
@@ -113,6 +113,31 @@ fn edit(path: &Path, change: impl FnOnce(&mut ModelProto)) {
     let mut model = ModelProto::decode(fs::read(path).unwrap().as_slice()).unwrap();
     change(&mut model);
     fs::write(path, model.encode_to_vec()).unwrap();
+}
+
+/// Nothing but the operator may see how many rows a cache has; where something does, the caches grow step by step.
+#[test]
+fn caches_are_written_in_place_where_nothing_else_sees_them() {
+    let texts = ["nine hundred", "one hundred and four"];
+    let translate = |folder: &_, operators| {
+        let mut translator = translator(folder, operators, 32);
+        let found = translator.translate(&texts, &SearchOptions::default()).unwrap();
+        let texts: Vec<_> = found.into_iter().map(|mut found| found.remove(0).text).collect();
+        (translator.shares_caches(), texts)
+    };
+    let folder = exported(Form::Function);
+    let (shared, expected) = translate(&folder, OrtOperators::Library);
+    assert!(shared);
+    assert_eq!(translate(&folder, OrtOperators::Functions), (false, expected.clone()));
+    let seen = NodeProto {
+        input: vec!["past_key_values.1.decoder.value".into()],
+        output: vec!["rows".into()],
+        op_type: "Shape".into(),
+        ..NodeProto::default()
+    };
+    edit(&out(&folder).join("decoder_model.onnx"), |model| model.graph.as_mut().unwrap().node.push(seen));
+    assert_eq!(translate(&folder, OrtOperators::Library), (false, expected.clone()));
+    assert_eq!(translate(&exported(Form::Standard), OrtOperators::Library), (false, expected));
 }
 
 #[test]

@@ -87,7 +87,9 @@ fn greedy_tokens_are_upstreams_alone_and_in_batches() {
         ] {
             let folder = exported(model, form, last_logits);
             for batch in [1, 3, 32] {
-                let found = generator(&folder, operators, batch).generate(&prompts, &GREEDY).unwrap();
+                let mut generator = generator(&folder, operators, batch);
+                assert_eq!(generator.shares_caches(), operators == OrtOperators::Library);
+                let found = generator.generate(&prompts, &GREEDY).unwrap();
                 for ((prompt, expected), found) in prompts.iter().zip(&expected).zip(&found) {
                     assert_eq!(found.tokens[..expected.len()], expected[..], "{model}, {form:?}, {batch}: {prompt:?}");
                     assert_eq!((found.finish, found.text.as_deref()), (Finish::Length, None));
@@ -242,6 +244,7 @@ fn the_folder_describes_the_model_to_other_tools() {
     let model = &read(&out(&folder).join("genai_config.json"))["model"];
     assert_eq!((&model["context_length"], &model["eos_token_id"]), (&256.into(), &2.into()));
     assert_eq!((&model["decoder"]["head_size"], &model["decoder"]["num_key_value_heads"]), (&16.into(), &2.into()));
+    assert_eq!(read(&out(&folder).join("genai_config.json"))["search"]["past_present_share_buffer"], json!(true));
     let named = model["decoder"]["session_options"]["custom_ops_library"].as_str().unwrap();
     assert_eq!(fs::read(out(&folder).join(named)).unwrap(), b"a library");
 

@@ -38,7 +38,7 @@ def until_padding(tokens):
 
 @unittest.skipIf(why_not(), why_not())
 class Genai(unittest.TestCase):
-    def generate(self, place, prompts, expected):
+    def generate(self, place, prompts, expected, **options):
         """As many new tokens as expected, for each of equally long prompts."""
         import onnxruntime_genai as genai
 
@@ -49,7 +49,7 @@ class Genai(unittest.TestCase):
         model = genai.Model(config)
         params = genai.GeneratorParams(model)
         length = len(prompts[0]) + len(expected[0])
-        params.set_search_options(batch_size=len(prompts), max_length=length, do_sample=False)
+        params.set_search_options(batch_size=len(prompts), max_length=length, do_sample=False, **options)
         generator = genai.Generator(model, params)
         generator.append_tokens(np.array(prompts, np.int32))
         while not generator.is_done():
@@ -75,6 +75,14 @@ class Genai(unittest.TestCase):
                 with self.subTest(model=name, form=form, options=options):
                     self.assertEqual(self.generate(export(name, form, *options), prompts, expected), expected)
 
+    def test_beams_are_those_of_caches_that_are_not_shared(self):
+        """genai shares no caches between beams, whatever the configuration says."""
+        prompts, unknown = [[5, 9, 11, 3], [7, 8, 100, 64]], [[0] * 12] * 2
+        alone, shared = (export(MODELS[0], "function", *options) for options in ((), ("--with-library",)))
+        found = [self.generate(place, prompts, unknown, num_beams=3) for place in (alone, shared)]
+        self.assertEqual(found[0], found[1])
+        self.assertNotEqual(found[0], self.generate(alone, prompts, unknown))
+
     def test_the_folder_names_the_library_where_it_is_needed(self):
         for form, options in SETTINGS:
             with self.subTest(form=form, options=options):
@@ -82,6 +90,7 @@ class Genai(unittest.TestCase):
                 config = json.loads((place / "genai_config.json").read_text(encoding="utf-8"))
                 named = config["model"]["decoder"]["session_options"].get("custom_ops_library")
                 self.assertEqual(named is not None, "--with-library" in options)
+                self.assertEqual(config["search"]["past_present_share_buffer"], named is not None)
                 if named:
                     self.assertTrue((place / named).is_file())
 

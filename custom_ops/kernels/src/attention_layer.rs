@@ -21,9 +21,9 @@ pub(crate) struct AttentionLayer<'a> {
     pub(crate) output_weight: &'a Packed,
     /// `[C]`.
     pub(crate) output_bias: Option<&'a [f32]>,
-    /// `[B, G, S, D]`.
+    /// `[B, G, rows, D]`, of which the first `S` rows are keys.
     pub(crate) key: &'a [f32],
-    /// `[B, G, S, D]`.
+    /// As `key`.
     pub(crate) value: &'a [f32],
     /// `[B, S]`, 0 where the key is masked.
     pub(crate) key_mask: &'a [i32],
@@ -34,6 +34,7 @@ pub(crate) struct AttentionLayer<'a> {
     pub(crate) batch: usize,
     pub(crate) tokens: usize,
     pub(crate) keys: usize,
+    pub(crate) rows: usize,
     pub(crate) width: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head: usize,
@@ -49,9 +50,9 @@ impl AttentionLayer<'_> {
         output: &mut [f32],
     ) {
         let LayerScratch { visible, queries, panels, decode, attended, bounds, claims } = layer;
-        let Self { routing, batch, tokens, keys, kv_heads, head, .. } = *self;
+        let Self { routing, batch, tokens, keys, rows, kv_heads, head, .. } = *self;
         visible.read(self.key_mask, keys);
-        let cache = Cache { key: self.key, value: self.value, visible, batch, keys, kv_heads, head };
+        let cache = Cache { key: self.key, value: self.value, visible, batch, keys, rows, kv_heads, head };
         let single = decode::serves(tokens, routing.top_k, head);
         if single {
             pool::run(pool, &[&queries.stage(self.query_inputs())]);

@@ -99,6 +99,7 @@ impl Prepared {
                 (Weight::Query, Geometry::queries(experts, width, kv_heads, head), inputs.query_weight),
                 (Weight::Output, Geometry::outputs(experts, kv_heads * head, width), inputs.output_weight),
             ],
+            pool,
         );
         let router = RouterInputs {
             hidden_states,
@@ -130,6 +131,7 @@ impl Prepared {
             batch,
             tokens,
             keys,
+            rows: keys,
             width,
             kv_heads,
             head,

@@ -126,7 +126,7 @@ impl Decode<'_> {
     fn attend<const KEYS: usize>(&self, token: &Token<'_>, out: &mut Tile<'_, f32>) {
         let Token { pair, queries, places, first_row } = *token;
         let (isa, head, top_k) = (self.inputs.isa, self.inputs.head, self.inputs.routing.top_k);
-        let len = self.cache.keys * head;
+        let (start, len) = (pair * self.cache.rows * head, self.cache.keys * head);
         let mut scores = Scores { by_key: [[0.0; LANES]; KEYS], by_slot: [[0.0; KEYS]; LANES] };
         let (mut max, mut sum) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
         if places.is_empty() {
@@ -135,7 +135,7 @@ impl Decode<'_> {
         }
         for (tile, places) in places.chunks(KEYS).enumerate() {
             let by_key = &mut scores.by_key[..places.len()];
-            self.score::<KEYS>(queries, &self.cache.key[pair * len..][..len], places, by_key);
+            self.score::<KEYS>(queries, &self.cache.key[start..][..len], places, by_key);
             let (before, mut tile_sum) = (max, [0.0; LANES]);
             isa.softmax_lanes(by_key, &mut max, &mut tile_sum);
             let mut factors = [0.0; LANES];
@@ -146,7 +146,7 @@ impl Decode<'_> {
                 weights.zip(&scores.by_key[..places.len()]).for_each(|(weight, by_key)| *weight = by_key[slot]);
             }
             let factors = (tile > 0).then_some(&factors);
-            let values = &self.cache.value[pair * len..][..len];
+            let values = &self.cache.value[start..][..len];
             self.mix::<KEYS>(values, places, &scores.by_slot, factors, (out, first_row));
         }
         (0..top_k).for_each(|slot| isa.scale(out.row(first_row + slot), 1.0 / sum[slot]));

@@ -27,6 +27,14 @@ pub enum KernelError {
         /// The input that calls for it.
         because: &'static str,
     },
+    /// A shared key/value cache has too few rows for the past and the new tokens.
+    #[error("the key/value caches have room for {capacity} tokens, and {needed} are needed")]
+    Capacity {
+        /// Rows of each head, `M`.
+        capacity: usize,
+        /// `P + T`.
+        needed: usize,
+    },
     /// `top_k` is not in `1 ..= E`.
     #[error("top_k is {top_k}, but there are {experts} experts")]
     TopK {

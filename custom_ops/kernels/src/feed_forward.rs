@@ -98,6 +98,7 @@ impl Prepared {
                 (Weight::Input, Geometry::inputs(experts, width, blocks, hidden), inputs.input_weight),
                 (Weight::Output, Geometry::outputs(experts, hidden, width), inputs.output_weight),
             ],
+            pool,
         );
         let router = RouterInputs {
             hidden_states,

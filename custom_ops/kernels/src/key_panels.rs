@@ -11,13 +11,14 @@ const PANELS_PER_TASK: usize = 4;
 /// Keys and values, their sizes and which of them are visible.
 #[derive(Clone, Copy)]
 pub(crate) struct Cache<'a> {
-    /// `[B, G, S, D]`.
+    /// `[B, G, rows, D]`, of which the first `S` rows are keys.
     pub(crate) key: &'a [f32],
-    /// `[B, G, S, D]`.
+    /// As `key`.
     pub(crate) value: &'a [f32],
     pub(crate) visible: &'a Visible,
     pub(crate) batch: usize,
     pub(crate) keys: usize,
+    pub(crate) rows: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head: usize,
 }
@@ -127,13 +128,13 @@ impl Stage for PackKeys<'_> {
 
     fn run(&self, index: usize) {
         let Some(mut out) = self.grid.tile(index) else { return };
-        let Cache { keys, kv_heads, head, .. } = self.cache;
+        let Cache { keys, rows, kv_heads, head, .. } = self.cache;
         let panels = keys.div_ceil(PANEL);
         for row in 0..out.rows() {
             let (pair, panel) = ((out.first_row() + row) / panels, (out.first_row() + row) % panels);
             let places = self.cache.visible.of(pair / kv_heads);
             let places = &places[places.len().min(panel * PANEL)..places.len().min((panel + 1) * PANEL)];
-            let source = &self.cache.key[pair * keys * head..][..keys * head];
+            let source = &self.cache.key[pair * rows * head..][..keys * head];
             transpose(source, head, places, out.row(row));
         }
     }
@@ -165,12 +166,12 @@ impl Stage for PackValues<'_> {
 
     fn run(&self, index: usize) {
         let Some(mut out) = self.grid.tile(index) else { return };
-        let Cache { keys, kv_heads, head, .. } = self.cache;
+        let Cache { keys, rows, kv_heads, head, .. } = self.cache;
         let panels = head.div_ceil(PANEL);
         let (pair, column) = (index / panels, index % panels * PANEL);
         let count = PANEL.min(head - column);
         let places = self.cache.visible.of(pair / kv_heads);
-        let source = &self.cache.value[pair * keys * head..][..keys * head];
+        let source = &self.cache.value[pair * rows * head..][..keys * head];
         for (out, place) in out.row(0).chunks_exact_mut(PANEL).zip(places) {
             out[..count].copy_from_slice(&source[place * head + column..][..count]);
             out[count..].fill(0.0);

@@ -1,9 +1,9 @@
-//! Keys and values of the new tokens, appended to those of the past.
+//! Keys and values of the new tokens, behind those of the past.
 
 use std::ops::Range;
 
 use crate::buffer::Buffer;
-use crate::grid::{Claims, Grid, Layout};
+use crate::grid::{Claims, Grid, Layout, Tile};
 use crate::packed::Packed;
 use crate::pool::Stage;
 use crate::rope::Rotary;
@@ -14,6 +14,32 @@ use crate::simd::{Isa, Left};
 /// New tokens that one task projects.
 const TOKENS_PER_TASK: usize = 32;
 
+/// Sizes of a cache `[B, G, rows, D]`: each head has the `past` rows, the new `tokens`, and room that may be left.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CacheSizes {
+    pub(crate) batch: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) past: usize,
+    pub(crate) tokens: usize,
+    /// At least `past + tokens`.
+    pub(crate) rows: usize,
+    pub(crate) head: usize,
+}
+
+/// Where the rows of the past are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Past<'a, T> {
+    /// They are copied from `[B, G, rows, D]`, and what no token fills is set to 0.
+    Given {
+        /// The elements.
+        values: &'a [T],
+        /// Rows of each head, of which the past is the first.
+        rows: usize,
+    },
+    /// In the cache itself, which keeps them and what no token fills.
+    InPlace,
+}
+
 /// What the stage reads.
 #[derive(Clone, Copy)]
 pub(crate) struct CacheInputs<'a, T> {
@@ -22,53 +48,65 @@ pub(crate) struct CacheInputs<'a, T> {
     pub(crate) hidden_states: &'a [f32],
     /// `[C, 2 * G * D]`, a block for each head, keys first.
     pub(crate) kv_weight: &'a Packed,
-    /// `[B, G, P, D]`.
-    pub(crate) past_rows: &'a [T],
+    pub(crate) past: Past<'a, T>,
     /// `None` for values.
     pub(crate) rotary: Option<Rotary<'a>>,
     /// First block of the weights: 0 for keys, `G` for values.
     pub(crate) first_block: usize,
-    pub(crate) tokens: usize,
-    pub(crate) past: usize,
     pub(crate) width: usize,
-    pub(crate) kv_heads: usize,
-    pub(crate) head: usize,
+    pub(crate) sizes: CacheSizes,
 }
 
-/// The stage that fills a cache `[B, G, P + T, D]`: the past, then the new tokens, whose keys are rotated; all of it as
-/// `T` keeps it.
+/// The stage that fills a cache: the past, then the new tokens, whose keys are rotated; all of it as `T` keeps it.
 pub(crate) struct Append<'a, T> {
     inputs: CacheInputs<'a, T>,
     grid: Grid<'a, f32>,
     stored: Option<Grid<'a, T>>,
 }
 
-/// Rows of the batch, with their past, that one task fills: several where each has few new tokens, so that their product
-/// has rows enough. The rows of one head lie side by side only where there is one.
-fn rows_per_task(kv_heads: usize, tokens: usize) -> usize {
-    if kv_heads == 1 { TOKENS_PER_TASK / tokens } else { 1 }
-}
+impl CacheSizes {
+    /// Elements of the cache.
+    pub(crate) fn len(&self) -> usize {
+        self.batch * self.kv_heads * self.rows * self.head
+    }
 
-/// Cuts the rows of a cache: into groups of whole (batch, head) pairs, or for each pair the past, then groups of new
-/// tokens.
-pub(crate) fn cut_cache(bounds: &mut Vec<usize>, batch: usize, kv_heads: usize, past: usize, tokens: usize) {
-    bounds.clear();
-    let (pairs, group) = (batch * kv_heads, rows_per_task(kv_heads, tokens));
-    if group > 1 {
-        bounds.extend((0..pairs).step_by(group).map(|pair| pair * (past + tokens)));
-        bounds.push(pairs * (past + tokens));
-        return;
+    /// Rows of the batch, with their past, that one task fills: several where each has few new tokens, so that their
+    /// product has rows enough. The rows of one head lie side by side only where there is one.
+    fn pairs_per_task(&self) -> usize {
+        if self.kv_heads == 1 { TOKENS_PER_TASK / self.tokens } else { 1 }
     }
-    for pair in 0..pairs {
-        let first = pair * (past + tokens);
-        bounds.push(first);
-        bounds.extend((0..tokens).step_by(TOKENS_PER_TASK).map(|token| first + past + token));
+
+    /// Cuts the rows of the cache: into groups of whole (batch, head) pairs, or for each pair the past, groups of new
+    /// tokens, and what is left.
+    pub(crate) fn cut(&self, bounds: &mut Vec<usize>) {
+        let &Self { past, tokens, rows, .. } = self;
+        let (pairs, group) = (self.batch * self.kv_heads, self.pairs_per_task());
+        bounds.clear();
+        if group > 1 {
+            bounds.extend((0..pairs).step_by(group).map(|pair| pair * rows));
+        } else {
+            for first in (0..pairs).map(|pair| pair * rows) {
+                bounds.extend((past > 0).then_some(first));
+                bounds.extend((0..tokens).step_by(TOKENS_PER_TASK).map(|token| first + past + token));
+                bounds.extend((rows > past + tokens).then_some(first + past + tokens));
+            }
+        }
+        bounds.push(pairs * rows);
     }
-    bounds.push(pairs * (past + tokens));
+
+    /// Rows `rows` of the cache by (batch, head) pair, counted in the pair.
+    fn by_pair(&self, rows: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let step = self.rows;
+        let pairs = rows.start / step..rows.end.div_ceil(step);
+        pairs.map(move |pair| {
+            let first = pair * step;
+            (pair, rows.start.max(first) - first..rows.end.min(first + step) - first)
+        })
+    }
 }
 
 impl<'a, T: Scalar> Append<'a, T> {
-    /// Prepares the stage; `bounds` comes from [`cut_cache`], the destinations from [`destinations`].
+    /// Prepares the stage; `bounds` comes from [`CacheSizes::cut`], the destinations from [`destinations`].
     pub(crate) fn new(
         inputs: CacheInputs<'a, T>,
         cache: &'a mut [f32],
@@ -76,9 +114,76 @@ impl<'a, T: Scalar> Append<'a, T> {
         bounds: &'a [usize],
         [claims, stored_claims]: &'a mut [Claims; 2],
     ) -> Self {
-        let layout = Layout::whole(inputs.head);
+        let layout = Layout::whole(inputs.sizes.head);
         let stored = stored.map(|stored| Grid::new(stored, layout, bounds, stored_claims));
         Self { inputs, grid: Grid::new(cache, layout, bounds, claims), stored }
+    }
+
+    /// Takes rows of the past over; `to` are the same rows as `rows`, counted in the tile.
+    fn keep(
+        &self,
+        out: &mut Tile<'_, f32>,
+        stored: Option<&mut Tile<'_, T>>,
+        pair: usize,
+        rows: Range<usize>,
+        to: usize,
+    ) {
+        let head = self.inputs.sizes.head;
+        match (self.inputs.past, stored) {
+            (Past::InPlace, None) => {}
+            (Past::InPlace, Some(stored)) => {
+                (to..to + rows.len()).for_each(|row| T::widen(stored.row(row), out.row(row)));
+            }
+            (Past::Given { values, rows: step }, mut stored) => {
+                let source = values[(pair * step + rows.start) * head..].chunks(head);
+                for (row, source) in (to..to + rows.len()).zip(source) {
+                    T::widen(source, out.row(row));
+                    if let Some(stored) = &mut stored {
+                        stored.row(row).copy_from_slice(source);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sets rows of the tile to 0 where the cache is not the past's own.
+    fn clear(&self, out: &mut Tile<'_, f32>, stored: Option<&mut Tile<'_, T>>, rows: Range<usize>) {
+        match (self.inputs.past, stored) {
+            (Past::InPlace, _) => {}
+            (Past::Given { .. }, None) => rows.for_each(|row| out.row(row).fill(0.0)),
+            (Past::Given { .. }, Some(stored)) => rows.for_each(|row| stored.row(row).fill(T::default())),
+        }
+    }
+
+    /// Projects the new tokens `tokens`, by number `b * T + t`, into the rows `rows` of the tile.
+    fn project(&self, out: &mut Tile<'_, f32>, stored: Option<&mut Tile<'_, T>>, pair: usize, new: &[(usize, usize)]) {
+        let CacheInputs { isa, width, sizes, .. } = self.inputs;
+        let (mut starts, mut rows) = ([0; TOKENS_PER_TASK], [0; TOKENS_PER_TASK]);
+        for (place, (token, row)) in new.iter().enumerate() {
+            (starts[place], rows[place]) = (token * width, *row);
+        }
+        RowProduct {
+            left: Left { data: self.inputs.hidden_states, starts: &starts[..new.len()], inner: width },
+            weights: self.inputs.kv_weight,
+            matrix: 0,
+            block: self.inputs.first_block + pair % sizes.kv_heads,
+            first_column: 0,
+            columns: sizes.head,
+            rows: &rows[..new.len()],
+            factors: None,
+        }
+        .compute(isa, out);
+        let mut stored = stored;
+        for &(token, row) in new {
+            let values = out.row(row);
+            if let Some(rotary) = self.inputs.rotary {
+                rotary.rotate(token, values);
+            }
+            T::round_in_place(values);
+            if let Some(stored) = &mut stored {
+                T::round(values, stored.row(row));
+            }
+        }
     }
 }
 
@@ -103,82 +208,27 @@ impl<T: Scalar> Stage for Append<'_, T> {
     fn run(&self, index: usize) {
         let Some(mut out) = self.grid.tile(index) else { return };
         let mut stored = self.stored.as_ref().and_then(|stored| stored.tile(index));
-        let CacheInputs { isa, tokens, past, width, kv_heads, head, .. } = self.inputs;
-        let share = self.share(index, out.rows());
-        for pair in share.pairs.clone() {
-            let source = self.inputs.past_rows[pair * past * head..][..past * head].chunks(head);
-            for (row, source) in source.enumerate() {
-                let row = (pair - share.pairs.start) * (past + tokens) + row;
-                T::widen(source, out.row(row));
-                if let Some(stored) = &mut stored {
-                    stored.row(row).copy_from_slice(source);
-                }
+        let CacheSizes { kv_heads, past, tokens, .. } = self.inputs.sizes;
+        let first = out.first_row();
+        let (mut new, mut count) = ([(0, 0); TOKENS_PER_TASK], 0);
+        for (pair, rows) in self.inputs.sizes.by_pair(first..first + out.rows()) {
+            let in_tile = |row: usize| pair * self.inputs.sizes.rows + row - first;
+            let kept = rows.start..rows.end.min(past);
+            if !kept.is_empty() {
+                self.keep(&mut out, stored.as_mut(), pair, kept.clone(), in_tile(kept.start));
+            }
+            let left = rows.start.max(past + tokens)..rows.end;
+            if !left.is_empty() {
+                self.clear(&mut out, stored.as_mut(), in_tile(left.start)..in_tile(left.end));
+            }
+            for row in rows.start.max(past)..rows.end.min(past + tokens) {
+                new[count] = (pair / kv_heads * tokens + row - past, in_tile(row));
+                count += 1;
             }
         }
-        let count = share.tokens.len();
-        if count == 0 {
-            return;
+        if count > 0 {
+            let pair = first / self.inputs.sizes.rows;
+            self.project(&mut out, stored.as_mut(), pair, &new[..count]);
         }
-        let token = |place: usize| share.tokens.start + place;
-        let row = |place: usize| match share.pairs.is_empty() {
-            true => place,
-            false => (token(place) / tokens - share.pairs.start) * (past + tokens) + past + token(place) % tokens,
-        };
-        let starts: [usize; TOKENS_PER_TASK] = std::array::from_fn(|place| token(place) * width);
-        let rows: [usize; TOKENS_PER_TASK] = std::array::from_fn(row);
-        RowProduct {
-            left: Left { data: self.inputs.hidden_states, starts: &starts[..count], inner: width },
-            weights: self.inputs.kv_weight,
-            matrix: 0,
-            block: self.inputs.first_block + share.pair % kv_heads,
-            first_column: 0,
-            columns: head,
-            rows: &rows[..count],
-            factors: None,
-        }
-        .compute(isa, &mut out);
-        for (place, row) in rows.into_iter().enumerate().take(count) {
-            let values = out.row(row);
-            if let Some(rotary) = self.inputs.rotary {
-                rotary.rotate(token(place), values);
-            }
-            T::round_in_place(values);
-            if let Some(stored) = &mut stored {
-                T::round(values, stored.row(row));
-            }
-        }
-    }
-}
-
-/// What one task fills.
-struct Share {
-    /// (batch, head) pair of its head.
-    pair: usize,
-    /// Pairs whose past it copies.
-    pairs: Range<usize>,
-    /// Tokens that it projects, by number `b * T + t`.
-    tokens: Range<usize>,
-}
-
-impl<T> Append<'_, T> {
-    /// The share of a task that has `rows` rows of the cache.
-    fn share(&self, index: usize, rows: usize) -> Share {
-        let CacheInputs { tokens, past, kv_heads, .. } = self.inputs;
-        let group = rows_per_task(kv_heads, tokens);
-        if group > 1 {
-            let (first, count) = (index * group, rows / (past + tokens));
-            return Share {
-                pair: first,
-                pairs: first..first + count,
-                tokens: first * tokens..(first + count) * tokens,
-            };
-        }
-        let per_pair = 1 + tokens.div_ceil(TOKENS_PER_TASK);
-        let (pair, part) = (index / per_pair, index % per_pair);
-        if part == 0 {
-            return Share { pair, pairs: pair..pair + 1, tokens: 0..0 };
-        }
-        let first = pair / kv_heads * tokens + (part - 1) * TOKENS_PER_TASK;
-        Share { pair, pairs: 0..0, tokens: first..first + rows }
     }
 }

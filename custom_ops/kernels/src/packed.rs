@@ -5,7 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use half::{bf16, f16};
 
 use crate::buffer::Buffer;
+use crate::grid::{Claims, Grid, Layout, cut};
+use crate::pool::{self, Sequential, Stage, ThreadPool};
 use crate::simd::{Element, PANEL, Right};
+
+/// Elements that one task packs at least.
+const ELEMENTS_PER_TASK: usize = 16384;
 
 /// The values of a weight as they are stored, row-major.
 ///
@@ -94,17 +99,12 @@ impl Geometry {
         self.inner * PANEL
     }
 
-    /// Every panel with the place in the source where its first row begins and the number of its columns.
-    fn sources(self) -> impl Iterator<Item = (usize, usize)> {
-        let row = self.blocks * self.columns;
-        (0..self.matrices).flat_map(move |matrix| {
-            (0..self.blocks).flat_map(move |block| {
-                (0..self.columns).step_by(PANEL).map(move |column| {
-                    let start = matrix * self.inner * row + block * self.columns + column;
-                    (start, PANEL.min(self.columns - column))
-                })
-            })
-        })
+    /// The place in the source where the first row of a panel begins, and the number of its columns.
+    fn source(self, panel: usize) -> (usize, usize) {
+        let (block, column) = (panel / self.panels(), panel % self.panels() * PANEL);
+        let (matrix, block) = (block / self.blocks, block % self.blocks);
+        let start = (matrix * self.inner * self.blocks + block) * self.columns + column;
+        (start, PANEL.min(self.columns - column))
     }
 }
 
@@ -131,7 +131,7 @@ impl Packed {
     /// Packs `source`; `None` where its length does not fit.
     pub(crate) fn new<'a>(geometry: Geometry, source: impl Into<WeightData<'a>>) -> Option<Self> {
         let mut packed = Self::default();
-        packed.refill(geometry, source.into()).then_some(packed)
+        packed.refill(geometry, source.into(), &mut PackScratch::default(), &Sequential).then_some(packed)
     }
 
     /// As [`Packed::new`]; equal weights that are in use somewhere in the process are shared.
@@ -149,22 +149,28 @@ impl Packed {
 
     /// Weights that are there for one call only, in memory that is kept while their type stays; `false` where the
     /// length does not fit.
-    pub(crate) fn refill(&mut self, geometry: Geometry, source: WeightData<'_>) -> bool {
+    pub(crate) fn refill(
+        &mut self,
+        geometry: Geometry,
+        source: WeightData<'_>,
+        scratch: &mut PackScratch,
+        pool: &dyn ThreadPool,
+    ) -> bool {
         self.geometry = geometry;
         if source.len() != geometry.len() || source.is_empty() {
             return false;
         }
         match (&mut self.panels, source) {
-            (Panels::F32(panels), WeightData::F32(source)) => geometry.fill(panels, source),
-            (Panels::Bf16(panels), WeightData::Bf16(source)) => geometry.fill(panels, source),
-            (Panels::F16(panels), WeightData::F16(source)) => geometry.fill(panels, source),
+            (Panels::F32(panels), WeightData::F32(source)) => geometry.fill(panels, source, scratch, pool),
+            (Panels::Bf16(panels), WeightData::Bf16(source)) => geometry.fill(panels, source, scratch, pool),
+            (Panels::F16(panels), WeightData::F16(source)) => geometry.fill(panels, source, scratch, pool),
             (_, source) => {
                 self.panels = match source {
                     WeightData::F32(_) => Panels::F32(Buffer::default()),
                     WeightData::Bf16(_) => Panels::Bf16(Buffer::default()),
                     WeightData::F16(_) => Panels::F16(Buffer::default()),
                 };
-                return self.refill(geometry, source);
+                return self.refill(geometry, source, scratch, pool);
             }
         }
         true
@@ -203,22 +209,25 @@ impl Packed {
 }
 
 impl Geometry {
-    /// Packs weights whose length fits.
-    fn fill<W: Element>(self, panels: &mut Buffer<W>, source: &[W]) {
-        let data = panels.take(self.matrices * self.blocks * self.panels() * self.panel_len());
-        let row = self.blocks * self.columns;
-        for (panel, (start, count)) in data.chunks_mut(self.panel_len()).zip(self.sources()) {
-            for (packed, row) in panel.chunks_mut(PANEL).zip(source[start..].chunks(row)) {
-                packed[..count].copy_from_slice(&row[..count]);
-                packed[count..].fill(W::default());
-            }
-        }
+    /// Packs weights whose length fits, and is not 0.
+    fn fill<W: Element>(
+        self,
+        panels: &mut Buffer<W>,
+        source: &[W],
+        PackScratch { bounds, claims }: &mut PackScratch,
+        pool: &dyn ThreadPool,
+    ) {
+        let (count, len) = (self.matrices * self.blocks * self.panels(), self.panel_len());
+        cut(bounds, count, ELEMENTS_PER_TASK.div_ceil(len));
+        let grid = Grid::new(panels.take(count * len), Layout::whole(len), bounds, claims);
+        pool::run(pool, &[&Pack { geometry: self, source, grid }]);
     }
 
     /// Whether `panels` holds `source`.
     fn holds<W: Element>(self, panels: &[W], source: &[W]) -> bool {
         let row = self.blocks * self.columns;
-        panels.chunks(self.panel_len()).zip(self.sources()).all(|(panel, (start, count))| {
+        panels.chunks(self.panel_len()).enumerate().all(|(index, panel)| {
+            let (start, count) = self.source(index);
             let mut rows = panel.chunks(PANEL).zip(source[start..].chunks(row));
             rows.all(|(packed, row)| packed[..count].iter().zip(&row[..count]).all(|(a, b)| a.same_bits(*b)))
         })
@@ -236,6 +245,45 @@ impl Geometry {
         let block = matrix * self.blocks + block;
         let data = &panels.filled()[(block * count + panel) * len..(block + 1) * count * len];
         Right { data, stride: PANEL, panel_stride: len }
+    }
+}
+
+/// Memory that packing keeps between calls.
+#[derive(Debug, Default)]
+pub(crate) struct PackScratch {
+    bounds: Vec<usize>,
+    claims: Claims,
+}
+
+impl PackScratch {
+    /// Bytes held between calls.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bounds.capacity() * size_of::<usize>()
+    }
+}
+
+/// The stage that fills panels, one row of the grid each.
+struct Pack<'a, W> {
+    geometry: Geometry,
+    source: &'a [W],
+    grid: Grid<'a, W>,
+}
+
+impl<W: Element> Stage for Pack<'_, W> {
+    fn tasks(&self) -> usize {
+        self.grid.len()
+    }
+
+    fn run(&self, index: usize) {
+        let Some(mut panels) = self.grid.tile(index) else { return };
+        let row_len = self.geometry.blocks * self.geometry.columns;
+        for row in 0..panels.rows() {
+            let (start, count) = self.geometry.source(panels.first_row() + row);
+            for (packed, row) in panels.row(row).chunks_mut(PANEL).zip(self.source[start..].chunks(row_len)) {
+                packed[..count].copy_from_slice(&row[..count]);
+                packed[count..].fill(W::default());
+            }
+        }
     }
 }
 

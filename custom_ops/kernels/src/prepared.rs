@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::KernelError;
 use crate::check::length;
 use crate::kernel_scratch::Scratch;
-use crate::packed::{Geometry, Packed, WeightData};
+use crate::packed::{Geometry, PackScratch, Packed, WeightData};
 use crate::simd::{Instructions, Isa};
+use crate::{KernelError, ThreadPool};
 
 /// Names of the weights that can be packed once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +47,10 @@ impl Default for Prepared {
 
 /// Weights that were packed for one call, in memory that is kept.
 #[derive(Debug, Default)]
-pub(crate) struct OwnWeights([Packed; WEIGHTS]);
+pub(crate) struct OwnWeights {
+    packed: [Packed; WEIGHTS],
+    scratch: PackScratch,
+}
 
 /// The weights of one call.
 pub(crate) struct CallWeights<'a> {
@@ -110,18 +113,19 @@ impl Prepared {
         result
     }
 
-    /// The weights of one call: what is prepared, and the others packed now.
+    /// The weights of one call: what is prepared, and the others packed now, on the threads of the call.
     pub(crate) fn weights<'a>(
         &'a self,
         own: &'a mut OwnWeights,
         given: &[(Weight, Geometry, WeightData<'_>)],
+        pool: &dyn ThreadPool,
     ) -> CallWeights<'a> {
         let mut geometries = [None; WEIGHTS];
         for (weight, geometry, data) in given {
             let index = *weight as usize;
             geometries[index] = Some(*geometry);
             if self.weights[index].as_ref().is_none_or(|packed| packed.geometry() != *geometry) {
-                own.0[index].refill(*geometry, *data);
+                own.packed[index].refill(*geometry, *data, &mut own.scratch, pool);
             }
         }
         CallWeights { prepared: &self.weights, own, geometries }
@@ -133,14 +137,14 @@ impl CallWeights<'_> {
     pub(crate) fn get(&self, weight: Weight) -> &Packed {
         let index = weight as usize;
         let prepared = self.prepared[index].as_deref();
-        prepared.filter(|packed| Some(packed.geometry()) == self.geometries[index]).unwrap_or(&self.own.0[index])
+        prepared.filter(|packed| Some(packed.geometry()) == self.geometries[index]).unwrap_or(&self.own.packed[index])
     }
 }
 
 impl OwnWeights {
     /// Bytes held between calls.
     pub(crate) fn bytes(&self) -> usize {
-        self.0.iter().map(Packed::bytes).sum()
+        self.packed.iter().map(Packed::bytes).sum::<usize>() + self.scratch.bytes()
     }
 }
 

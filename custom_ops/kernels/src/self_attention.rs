@@ -5,7 +5,7 @@ use moa_schema::{SelfAttentionAttributes, SelfAttentionDims};
 use crate::attention_layer::AttentionLayer;
 use crate::check::{at_least_one, length, optional_length};
 use crate::kernel_scratch::{BorderScratch, CacheScratch, Scratch};
-use crate::kv_cache::{Append, CacheInputs, cut_cache, destinations};
+use crate::kv_cache::{Append, CacheInputs, CacheSizes, Past, destinations};
 use crate::packed::{Geometry, WeightData};
 use crate::prepared::{CallWeights, Prepared, Weight};
 use crate::rope::{Rotary, RotaryInputs};
@@ -30,9 +30,11 @@ pub struct SelfAttentionInputs<'a, T = f32> {
     pub output_weight: WeightData<'a>,
     /// `[C]`.
     pub output_bias: Option<&'a [T]>,
-    /// `[B, G, P, D]`.
+    /// `Some(M)` where the caches are shared buffers of `M` rows a head, `P + T` of them filled after the call.
+    pub capacity: Option<usize>,
+    /// `[B, G, P, D]`; `[B, G, M, D]` where there is a capacity, and `None` where the past stands in `present_key`.
     pub past_key: Option<&'a [T]>,
-    /// `[B, G, P, D]`.
+    /// As `past_key`.
     pub past_value: Option<&'a [T]>,
     /// `[positions, D / 2]`.
     pub cos_cache: Option<&'a [f32]>,
@@ -47,9 +49,10 @@ pub struct SelfAttentionInputs<'a, T = f32> {
 pub struct SelfAttentionOutputs<'a, T = f32> {
     /// `[B, T, C]`.
     pub output: &'a mut [T],
-    /// `[B, G, P + T, D]`: the past, then the new keys after rotation.
+    /// `[B, G, P + T, D]`: the past, then the new keys after rotation. Where there is a capacity, `[B, G, M, D]`: only the
+    /// new rows are written where the past stands here already; else the past is copied and the rest set to 0.
     pub present_key: Option<&'a mut [T]>,
-    /// `[B, G, P + T, D]`: the past, then the new values.
+    /// As `present_key`, the new values without rotation.
     pub present_value: Option<&'a mut [T]>,
     /// `[B, T, k]`, falling score, ties by lower expert; `0 .. k` for a skipped query.
     pub topk_indices: Option<&'a mut [i64]>,
@@ -63,6 +66,8 @@ pub struct SelfAttentionOutputs<'a, T = f32> {
 ///
 /// * [`KernelError::Length`], [`KernelError::Empty`] or [`KernelError::TopK`] where a slice or `top_k` does not fit
 ///   `dims`;
+/// * [`KernelError::Capacity`] where the caches have no room for the new tokens;
+/// * [`KernelError::Missing`] where a shared cache is neither given nor asked for;
 /// * [`KernelError::Missing`] or [`KernelError::OddHead`] where the rotary inputs do not belong together;
 /// * [`KernelError::Position`] where a position id lies outside the caches, for a padded token too;
 /// * [`KernelError::RouterLogits`] where a logit of a routed token is NaN or infinite.
@@ -85,6 +90,21 @@ struct Call<'a, T> {
     hidden_states: &'a [f32],
     rotary: Option<Rotary<'a>>,
     pool: &'a dyn ThreadPool,
+}
+
+impl<T> Call<'_, T> {
+    fn cache_sizes(&self) -> CacheSizes {
+        let SelfAttentionDims { batch, tokens, past, kv_heads, head, .. } = *self.dims;
+        CacheSizes { batch, kv_heads, past, tokens, rows: self.inputs.capacity.unwrap_or(past + tokens), head }
+    }
+
+    fn past<'a>(&self, values: Option<&'a [T]>) -> Past<'a, T> {
+        match (self.inputs.capacity, values) {
+            (Some(_), None) => Past::InPlace,
+            (Some(rows), Some(values)) => Past::Given { values, rows },
+            (None, values) => Past::Given { values: values.unwrap_or_default(), rows: self.dims.past },
+        }
+    }
 }
 
 impl Prepared {
@@ -133,6 +153,7 @@ impl Prepared {
                 (Weight::KeyValue, Geometry::keys_values(width, kv_heads, head), inputs.kv_weight),
                 (Weight::Output, Geometry::outputs(experts, kv_heads * head, width), inputs.output_weight),
             ],
+            call.pool,
         );
         let present = (outputs.present_key.as_deref_mut(), outputs.present_value.as_deref_mut());
         let (key, value) = self.route_and_append(call, present, &weights, routing, cache)?;
@@ -153,6 +174,7 @@ impl Prepared {
             batch,
             tokens,
             keys: past + tokens,
+            rows: call.cache_sizes().rows,
             width,
             kv_heads,
             head,
@@ -171,7 +193,7 @@ impl Prepared {
         routing: &mut Routing,
         cache: &'a mut CacheScratch,
     ) -> Result<(&'a [f32], &'a [f32]), KernelError> {
-        let SelfAttentionDims { batch, tokens, past, width, experts, top_k, kv_heads, head } = *call.dims;
+        let SelfAttentionDims { tokens, past, width, experts, top_k, .. } = *call.dims;
         let inputs = call.inputs;
         let router = RouterInputs {
             hidden_states: call.hidden_states,
@@ -187,29 +209,22 @@ impl Prepared {
         let routes = routing.router(self.isa, &router, routed)?;
 
         let CacheScratch { key, value, bounds, claims: [key_claims, value_claims] } = cache;
-        cut_cache(bounds, batch, kv_heads, past, tokens);
+        let sizes = call.cache_sizes();
+        sizes.cut(bounds);
         let keys = CacheInputs {
             isa: self.isa,
             hidden_states: call.hidden_states,
             kv_weight: weights.get(Weight::KeyValue),
-            past_rows: inputs.past_key.unwrap_or_default(),
+            past: call.past(inputs.past_key),
             rotary: call.rotary,
             first_block: 0,
-            tokens,
-            past,
             width,
-            kv_heads,
-            head,
+            sizes,
         };
-        let values = CacheInputs {
-            past_rows: inputs.past_value.unwrap_or_default(),
-            rotary: None,
-            first_block: kv_heads,
-            ..keys
-        };
-        let len = batch * kv_heads * (past + tokens) * head;
-        let (key, stored_key) = destinations(present.0, key, len);
-        let (value, stored_value) = destinations(present.1, value, len);
+        let values =
+            CacheInputs { past: call.past(inputs.past_value), rotary: None, first_block: sizes.kv_heads, ..keys };
+        let (key, stored_key) = destinations(present.0, key, sizes.len());
+        let (value, stored_value) = destinations(present.1, value, sizes.len());
         let append_keys = Append::new(keys, key, stored_key, bounds, key_claims);
         let append_values = Append::new(values, value, stored_value, bounds, value_claims);
         pool::run(call.pool, &[&append_keys, &append_values, &routes]);
@@ -225,17 +240,27 @@ fn check<T>(
 ) -> Result<(), KernelError> {
     let SelfAttentionDims { batch, tokens, past, width, experts, top_k, kv_heads, head } = *dims;
     at_least_one(&[("B", batch), ("T", tokens), ("C", width), ("G", kv_heads), ("D", head)])?;
-    let cache = [batch, kv_heads, past.saturating_add(tokens), head];
-    let past_len = |past: Option<&[T]>| past.unwrap_or_default().len();
+    let keys = past.saturating_add(tokens);
+    let [past_rows, present_rows] = inputs.capacity.map_or([past, keys], |capacity| [capacity; 2]);
+    if present_rows < keys {
+        return Err(KernelError::Capacity { capacity: present_rows, needed: keys });
+    }
+    let cache = [batch, kv_heads, present_rows, head];
+    let check_past = |name, past: Option<&[T]>, present_name, present: &Option<&mut [T]>| match past {
+        Some(past) => length(name, past.len(), &[batch, kv_heads, past_rows, head]),
+        None if inputs.capacity.is_none() => length(name, 0, &[batch, kv_heads, past_rows, head]),
+        None if present.is_none() => Err(KernelError::Missing { name: present_name, because: "capacity" }),
+        None => Ok(()),
+    };
     length("hidden_states", inputs.hidden_states.len(), &[batch, tokens, width])?;
-    length("attention_mask", inputs.attention_mask.len(), &[batch, cache[2]])?;
+    length("attention_mask", inputs.attention_mask.len(), &[batch, keys])?;
     length("router_weight", inputs.router_weight.len(), &[width, experts])?;
     length("query_weight", inputs.query_weight.len(), &[experts, width, kv_heads, head])?;
     length("kv_weight", inputs.kv_weight.len(), &[width, 2, kv_heads, head])?;
     length("output_weight", inputs.output_weight.len(), &[experts, kv_heads, head, width])?;
     optional_length("output_bias", inputs.output_bias.map(<[_]>::len), &[width])?;
-    length("past_key", past_len(inputs.past_key), &[batch, kv_heads, past, head])?;
-    length("past_value", past_len(inputs.past_value), &[batch, kv_heads, past, head])?;
+    check_past("past_key", inputs.past_key, "present_key", &outputs.present_key)?;
+    check_past("past_value", inputs.past_value, "present_value", &outputs.present_value)?;
     length("output", outputs.output.len(), &[batch, tokens, width])?;
     optional_length("present_key", outputs.present_key.as_ref().map(|o| o.len()), &cache)?;
     optional_length("present_value", outputs.present_value.as_ref().map(|o| o.len()), &cache)?;

@@ -52,6 +52,7 @@ fn repeated_calls_allocate_nothing() {
             kv_weight: (&kv).into(),
             output_weight: (&output).into(),
             output_bias: None,
+            capacity: None,
             past_key: Some(&cache),
             past_value: Some(&cache),
             cos_cache: None,

@@ -39,12 +39,14 @@ fn self_attention<T: Activation>(
     prepared: &Prepared,
     call: Call<'_>,
 ) -> Result<(), Failure> {
-    let Call { inputs, outputs, pool } = call;
-    let dims = SelfAttentionDims::new(&inputs.shapes(), attributes)?;
+    let (dims, capacity) = SelfAttentionDims::with_capacity(&call.shapes(), attributes)?;
     let SelfAttentionDims { batch, tokens, past, width, top_k, kv_heads, head, .. } = dims;
-    let cache = [batch, kv_heads, past + tokens, head];
+    let cache = [batch, kv_heads, capacity.unwrap_or(past + tokens), head];
     let chosen = [batch, tokens, top_k];
-    let mut outputs = outputs.allocate(&inputs, &[&[batch, tokens, width], &cache, &cache, &chosen, &chosen])?;
+    let in_place = [(own::PRESENT_KEY, own::PAST_KEY), (own::PRESENT_VALUE, own::PAST_VALUE)];
+    let in_place = if capacity.is_some() { &in_place[..] } else { &[] };
+    let shapes: [&[usize]; 5] = [&[batch, tokens, width], &cache, &cache, &chosen, &chosen];
+    let (inputs, mut outputs, pool) = call.allocate(&shapes, in_place)?;
     let given = SelfAttentionInputs {
         hidden_states: inputs.activations::<T>(own::HIDDEN_STATES)?,
         attention_mask: inputs.ints(own::ATTENTION_MASK)?,
@@ -53,6 +55,7 @@ fn self_attention<T: Activation>(
         kv_weight: inputs.weights(own::KV_WEIGHT)?,
         output_weight: inputs.weights(own::OUTPUT_WEIGHT)?,
         output_bias: inputs.optional(own::OUTPUT_BIAS, Inputs::activations::<T>)?,
+        capacity,
         past_key: inputs.optional(own::PAST_KEY, Inputs::activations::<T>)?,
         past_value: inputs.optional(own::PAST_VALUE, Inputs::activations::<T>)?,
         cos_cache: inputs.optional(own::COS_CACHE, Inputs::floats)?,
@@ -76,10 +79,10 @@ fn cross_attention<T: Activation>(
     prepared: &Prepared,
     call: Call<'_>,
 ) -> Result<(), Failure> {
-    let Call { inputs, outputs, pool } = call;
-    let dims = CrossAttentionDims::new(&inputs.shapes(), attributes)?;
+    let dims = CrossAttentionDims::new(&call.shapes(), attributes)?;
     let chosen = [dims.batch, dims.tokens, dims.top_k];
-    let mut outputs = outputs.allocate(&inputs, &[&[dims.batch, dims.tokens, dims.width], &chosen, &chosen])?;
+    let (inputs, mut outputs, pool) =
+        call.allocate(&[&[dims.batch, dims.tokens, dims.width], &chosen, &chosen], &[])?;
     let given = CrossAttentionInputs {
         hidden_states: inputs.activations::<T>(cross::HIDDEN_STATES)?,
         key: inputs.activations::<T>(cross::KEY)?,
@@ -106,10 +109,10 @@ fn feed_forward<T: Activation>(
     prepared: &Prepared,
     call: Call<'_>,
 ) -> Result<(), Failure> {
-    let Call { inputs, outputs, pool } = call;
-    let dims = FeedForwardDims::new(&inputs.shapes(), attributes)?;
+    let dims = FeedForwardDims::new(&call.shapes(), attributes)?;
     let chosen = [dims.batch, dims.tokens, dims.top_k];
-    let mut outputs = outputs.allocate(&inputs, &[&[dims.batch, dims.tokens, dims.width], &chosen, &chosen])?;
+    let (inputs, mut outputs, pool) =
+        call.allocate(&[&[dims.batch, dims.tokens, dims.width], &chosen, &chosen], &[])?;
     let given = FeedForwardInputs {
         hidden_states: inputs.activations::<T>(ffn::HIDDEN_STATES)?,
         router_weight: inputs.floats(ffn::ROUTER_WEIGHT)?,

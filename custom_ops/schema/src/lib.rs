@@ -10,6 +10,7 @@
 //! | `B` | batch size |
 //! | `T` | query (new) tokens |
 //! | `P` | past tokens already in the key/value cache |
+//! | `M` | tokens that a shared key/value cache has room for |
 //! | `S` | key tokens; `P + T` in self-attention |
 //! | `C` | model width |
 //! | `E` | experts |
@@ -28,6 +29,16 @@
 //! * A token whose query mask is 0 is routed nowhere (`skip_padded_queries = 1`): its output is exactly 0.
 //! * A query that may attend to no key yields 0, never NaN.
 //! * The query head of slot `s` and key/value head `g` reads key/value head `g`.
+//!
+//! # Shared caches
+//!
+//! `MoASelfAttention` may be given one buffer `[B, G, M, D]` for past and present, so that nothing is copied from one
+//! step to the next. The mask tells: where it covers `M + T` tokens, the cache holds a past of `P = M`, and present is
+//! `[B, G, P + T, D]`. Where it covers `T <= L <= M` tokens, the first `P = L - T` rows of each head are the past, and
+//! present is `[B, G, M, D]` with rows `P .. L` for the new tokens. Where the memory of present is that of past, nothing
+//! else is written; in other memory, the past is copied and the rows from `L` on are 0. Only the CPU kernel of ONNX Runtime
+//! serves this ([`SelfAttentionDims::with_capacity`]); the others refuse it ([`SelfAttentionDims::new`]), and the bodies of
+//! standard operators end with an error.
 
 mod operator;
 mod shape;

@@ -128,14 +128,36 @@ impl<'a> Shapes<'a> {
 }
 
 impl SelfAttentionDims {
-    /// Proves the input shapes of a node against each other.
+    /// Proves the input shapes of a node against each other, for an implementation without shared caches.
     ///
     /// `shapes[i]` is the shape of input `i`, `None` where it is absent.
     ///
     /// # Errors
     ///
-    /// Names the first input whose shape does not fit.
+    /// Names the first input whose shape does not fit; shared caches are refused.
     pub fn new(shapes: &[Option<&[usize]>], attributes: &SelfAttentionAttributes) -> Result<Self, ShapeError> {
+        match Self::with_capacity(shapes, attributes)? {
+            (dims, None) => Ok(dims),
+            (dims, Some(capacity)) => Err(ShapeError(format!(
+                "{}: attention_mask covers {} tokens, so past_key and past_value are shared buffers of {capacity} rows, \
+                 which only the CPU kernel takes; give them {} rows",
+                SELF_ATTENTION.name,
+                dims.past + dims.tokens,
+                dims.past
+            ))),
+        }
+    }
+
+    /// As [`SelfAttentionDims::new`], for an implementation that serves shared caches: beside the sizes the capacity
+    /// `M` of a shared cache, `None` where the caches hold the past alone.
+    ///
+    /// # Errors
+    ///
+    /// Names the first input whose shape does not fit.
+    pub fn with_capacity(
+        shapes: &[Option<&[usize]>],
+        attributes: &SelfAttentionAttributes,
+    ) -> Result<(Self, Option<usize>), ShapeError> {
         let s = Shapes { operator: &SELF_ATTENTION, shapes };
         let [batch, tokens, width] = s.required(own::HIDDEN_STATES)?;
         let [_, experts] = s.required(own::ROUTER_WEIGHT)?;
@@ -149,14 +171,16 @@ impl SelfAttentionDims {
         s.expect(own::KV_WEIGHT, &[width, 2 * columns])?;
         s.expect(own::OUTPUT_WEIGHT, &[experts, columns, width])?;
         s.expect_optional(own::OUTPUT_BIAS, &[width])?;
-        let past = match s.get(own::PAST_KEY) {
+        let rows = match s.get(own::PAST_KEY) {
             Some(_) => s.required::<4>(own::PAST_KEY)?[2],
             None => 0,
         };
         if s.get(own::PAST_KEY).is_some() || s.get(own::PAST_VALUE).is_some() {
-            s.expect(own::PAST_KEY, &[batch, kv_heads, past, head])?;
-            s.expect(own::PAST_VALUE, &[batch, kv_heads, past, head])?;
+            s.expect(own::PAST_KEY, &[batch, kv_heads, rows, head])?;
+            s.expect(own::PAST_VALUE, &[batch, kv_heads, rows, head])?;
         }
+        let [_, keys] = s.required(own::ATTENTION_MASK)?;
+        let (past, capacity) = if (tokens..=rows).contains(&keys) { (keys - tokens, Some(rows)) } else { (rows, None) };
         s.expect(own::ATTENTION_MASK, &[batch, past + tokens])?;
         if s.get(own::COS_CACHE).is_some() || s.get(own::SIN_CACHE).is_some() {
             let [positions, _] = s.required(own::COS_CACHE)?;
@@ -167,7 +191,7 @@ impl SelfAttentionDims {
             s.expect(own::SIN_CACHE, &[positions, head / 2])?;
             s.expect(own::POSITION_IDS, &[batch, tokens])?;
         }
-        Ok(Self { batch, tokens, past, width, experts, top_k: attributes.top_k, kv_heads, head })
+        Ok((Self { batch, tokens, past, width, experts, top_k: attributes.top_k, kv_heads, head }, capacity))
     }
 }
 
@@ -272,6 +296,44 @@ mod tests {
                 assert!(error.starts_with("MoASelfAttention: "), "{error}");
             }
         }
+    }
+
+    /// The past of 4 rows in a buffer of `rows`, and a mask of `keys`.
+    fn shared(rows: usize, keys: usize) -> Vec<Vec<usize>> {
+        let mut shapes = shapes();
+        shapes[own::PAST_KEY][2] = rows;
+        shapes[own::PAST_VALUE][2] = rows;
+        shapes[own::ATTENTION_MASK][1] = keys;
+        shapes
+    }
+
+    #[test]
+    fn the_mask_says_whether_a_cache_is_shared() {
+        for (rows, keys, expected) in [
+            (4, 9, Some((4, None))),
+            (0, 5, Some((0, None))),
+            (9, 9, Some((4, Some(9)))),
+            (30, 9, Some((4, Some(30)))),
+            (5, 5, Some((0, Some(5)))),
+            (30, 5, Some((0, Some(30)))),
+            (30, 4, None),
+            (30, 31, None),
+            (4, 5, None),
+            (4, 10, None),
+        ] {
+            let shapes = shared(rows, keys);
+            let given: Vec<_> = shapes.iter().map(|shape| Some(shape.as_slice())).collect();
+            let found = SelfAttentionDims::with_capacity(&given, &ATTRIBUTES);
+            let found = found.map(|(dims, capacity)| (dims.past, capacity)).ok();
+            assert_eq!(found, expected, "{rows} rows, a mask of {keys}");
+        }
+    }
+
+    #[test]
+    fn a_shared_cache_is_refused_where_none_is_served() {
+        let expected = "MoASelfAttention: attention_mask covers 9 tokens, so past_key and past_value are shared buffers \
+                        of 30 rows, which only the CPU kernel takes; give them 4 rows";
+        assert_eq!(dims(&shared(30, 9)).unwrap_err().to_string(), expected);
     }
 
     #[test]

@@ -75,7 +75,11 @@ pub(crate) fn self_attention(
     let routing =
         route(b, hidden, &values.router_weight, attributes.gate_mode, attributes.top_k, query_mask.as_ref(), names);
     let [key, value] = keys_and_values(b, values, heads);
-    let keys = KeySet { key: &key, value: &value, mask: &values.attention_mask };
+    let mask = match values.past {
+        Some(_) => mask_of_keys(b, &values.attention_mask, &key),
+        None => values.attention_mask.clone(),
+    };
+    let keys = KeySet { key: &key, value: &value, mask: &mask };
     let causal = attributes.causal.then(|| causal_mask(b, hidden, &past_size, &key));
     let query = Query { scale: attributes.scale, rotary: values.rotary.as_ref(), causal };
     let attended = attend(b, &routing, hidden, &values.query_weight, heads, &keys, &query);
@@ -179,6 +183,13 @@ fn causal_mask(b: &mut Builder, hidden: &Value, past_size: &Value, key: &Value) 
     let rows = b.unsqueeze(&rows, &[1, 2]);
     let columns = b.op("Range", &[&zero, &total, &one], []);
     b.op("LessOrEqual", &[&columns, &rows], [])
+}
+
+/// The mask `[B, S]` of `key` `[B, G, S, D]`, split into one part of `S` columns: a runtime refuses a mask of another
+/// length, and would spread one of a single column over all keys.
+fn mask_of_keys(b: &mut Builder, mask: &Value, key: &Value) -> Value {
+    let total = b.size(key, 2);
+    b.op("Split", &[mask, &total], [("axis", Attribute::Int(1))])
 }
 
 struct KeySet<'a> {

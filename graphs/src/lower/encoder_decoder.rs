@@ -54,13 +54,11 @@ fn lower_decoder<A: LowerAttention>(decoder: &Decoder<A>, options: Options) -> R
             cross: l.cache_inputs(&layer.cross_attention, index, "encoder", &source),
         })
         .collect();
-    let past_size = caches.first().map(|cache| l.b.size(&cache.own[0], 2));
-    let mut x = l.embed(&decoder.embedding, &Tokens { ids: &ids, mask: &mask, past: past_size.as_ref() });
+    let [total_size, size] = [&mask, &ids].map(|value| l.b.size(value, 1));
+    let past_size = l.b.op("Sub", &[&total_size, &size], []);
+    let mut x = l.embed(&decoder.embedding, &Tokens { ids: &ids, mask: &mask, past: Some(&past_size) });
     let end = l.b.ints(&[i64::MAX]);
-    let query_mask = match &past_size {
-        Some(past) => l.b.slice(&mask_int32, past, &end, 1),
-        None => mask_int32.clone(),
-    };
+    let query_mask = l.b.slice(&mask_int32, &past_size, &end, 1);
     let masks = Masks { own: &mask_int32, query: &query_mask, source: &source_mask };
     let mut present = Vec::new();
     for (layer, caches) in decoder.layers.iter().zip(caches) {

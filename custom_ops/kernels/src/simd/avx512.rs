@@ -1,12 +1,19 @@
 //! Microkernels of 16 lanes.
 
 use std::arch::x86_64::{
-    __m512, __mmask16, _MM_HINT_T1, _mm_prefetch, _mm512_fmadd_ps, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps,
-    _mm512_mul_ps, _mm512_set1_ps, _mm512_setzero_ps,
+    __m512, __mmask16, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm512_fmadd_ps, _mm512_mask_storeu_ps,
+    _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_setzero_ps,
 };
 
 use super::product::{Kernel, LINE, Mode, Raw, STEPS};
 use super::{Element, LANES, PANEL, ROWS};
+
+/// Bytes between what a row reads of a panel and what it fetches: a page, because the processor's own look ahead ends at
+/// each page.
+const AHEAD: usize = 4096;
+
+/// Bytes of a panel up to which a row fetches nothing: it is near, or over before that helps.
+const LONG: usize = 65536;
 
 /// The microkernel for `rows` rows and `vectors` vectors of columns.
 pub(super) fn kernel<W: Element>(rows: usize, vectors: usize) -> Kernel<W> {
@@ -157,16 +164,42 @@ unsafe fn row<W: Element, const V: usize>(raw: &Raw<W>) {
             offsets[vector] = column / PANEL * raw.panel_stride + column % PANEL;
             *sum = first_term(raw, 0, raw.out[0].wrapping_add(vector * LANES), mask(raw.columns, vector));
         }
-        let (left, mut right) = (raw.left[0], raw.right);
-        for inner in 0..raw.inner {
-            let value = _mm512_set1_ps(*left.add(inner));
-            for (sum, offset) in sums.iter_mut().zip(offsets) {
-                *sum = _mm512_fmadd_ps(value, W::load16(right.add(offset)), *sum);
-            }
-            right = right.wrapping_add(raw.stride);
+        if raw.inner * raw.stride * size_of::<W>() <= LONG {
+            row_sums::<W, V, false>(&mut sums, raw, offsets);
+        } else {
+            row_sums::<W, V, true>(&mut sums, raw, offsets);
         }
         for (vector, sum) in sums.into_iter().enumerate() {
             store(raw, 0, raw.out[0].wrapping_add(vector * LANES), mask(raw.columns, vector), sum);
         }
+    }
+}
+
+/// Adds the terms of one row to `V` vectors at `offsets` of each row of the panels.
+///
+/// # Safety
+///
+/// As [`block`], where a vector at each offset is in bounds.
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn row_sums<W: Element, const V: usize, const FETCH: bool>(
+    sums: &mut [__m512; V],
+    raw: &Raw<W>,
+    offsets: [usize; V],
+) {
+    let (left, mut right) = (raw.left[0], raw.right);
+    for inner in 0..raw.inner {
+        // SAFETY: by the caller's promise; what is fetched may lie anywhere.
+        unsafe {
+            let value = _mm512_set1_ps(*left.add(inner));
+            for (vector, (sum, offset)) in sums.iter_mut().zip(offsets).enumerate() {
+                if FETCH && (vector * LANES * size_of::<W>()).is_multiple_of(LINE) {
+                    let ahead = right.wrapping_add(offset + AHEAD / size_of::<W>());
+                    _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                }
+                *sum = _mm512_fmadd_ps(value, W::load16(right.add(offset)), *sum);
+            }
+        }
+        right = right.wrapping_add(raw.stride);
     }
 }

@@ -9,5 +9,6 @@ mod prepared;
 mod refusals;
 mod routing_reference;
 mod self_attention;
+mod shared_cache;
 mod stored;
 mod support;

@@ -42,6 +42,7 @@ fn weights_packed_before_change_no_bit() {
         let expected = case.compute(&Sequential);
         same(&case.compute_with(&prepared, &Sequential), &expected);
         same(&case.compute_with(&prepared, &Threads(3)), &expected);
+        same(&case.compute(&Threads(3)), &expected);
     }
 }
 

@@ -89,6 +89,7 @@ impl Case {
             kv_weight: (&self.kv_weight).into(),
             output_weight: (&self.output_weight).into(),
             output_bias: self.output_bias.as_deref(),
+            capacity: None,
             past_key: has_past.then_some(&self.past_key),
             past_value: has_past.then_some(&self.past_value),
             cos_cache: self.rotation.as_ref().map(|rotation| rotation.cos.as_slice()),

@@ -196,6 +196,7 @@ fn half_activations_are_rounded_once() {
             kv_weight,
             output_weight,
             output_bias: bias.as_deref(),
+            capacity: None,
             past_key: has_past.then_some(past_key.as_slice()),
             past_value: has_past.then_some(past_value.as_slice()),
             cos_cache,

@@ -15,11 +15,11 @@ use super::pool::OrtPool;
 use crate::failure::{Failure, Fault};
 use crate::prepare::Constant;
 
-/// One call of a kernel, taken apart so that its pieces can be borrowed one by one.
+/// One call of a kernel, whose shapes are known and whose outputs are not allocated yet.
 pub(crate) struct Call<'a> {
-    pub(crate) inputs: Inputs<'a>,
-    pub(crate) outputs: OutputSlots<'a>,
-    pub(crate) pool: OrtPool<'a>,
+    inputs: Inputs<'a>,
+    outputs: OutputSlots<'a>,
+    pool: OrtPool<'a>,
 }
 
 impl<'a> Call<'a> {
@@ -55,6 +55,23 @@ impl<'a> Call<'a> {
             // SAFETY: `raw` is the context of a running call, valid for the lifetime.
             pool: unsafe { OrtPool::new(api, raw) },
         })
+    }
+
+    /// Shapes of the inputs by position, `None` where one is absent.
+    pub(crate) fn shapes(&self) -> Vec<Option<&[usize]>> {
+        self.inputs.tensors.iter().map(|tensor| tensor.as_ref().map(|tensor| tensor.shape.as_slice())).collect()
+    }
+
+    /// Allocates output `i` with shape `shapes[i]`; outputs that the node does not have stay absent.
+    ///
+    /// `in_place` are outputs that may have the memory of an input; an input that gives its memory is absent afterwards.
+    pub(crate) fn allocate(
+        mut self,
+        shapes: &[&[usize]],
+        in_place: &[(usize, usize)],
+    ) -> Result<(Inputs<'a>, Outputs<'a>, OrtPool<'a>), Failure> {
+        let outputs = self.outputs.allocate(&mut self.inputs, shapes, in_place)?;
+        Ok((self.inputs, outputs, self.pool))
     }
 }
 
@@ -234,18 +251,13 @@ fn read_info(api: Api, info: *mut OrtTensorTypeAndShapeInfo) -> Result<(i32, Vec
     Ok((code, shape))
 }
 
-/// Inputs of one call, by position.
+/// Inputs of one call, by position; they can be read once the outputs are there.
 pub(crate) struct Inputs<'a> {
     operator: &'a Operator,
     tensors: Vec<Option<Tensor<'a>>>,
 }
 
 impl<'a> Inputs<'a> {
-    /// Shapes by position, `None` where an input is absent.
-    pub(crate) fn shapes(&self) -> Vec<Option<&[usize]>> {
-        self.tensors.iter().map(|tensor| tensor.as_ref().map(|tensor| tensor.shape.as_slice())).collect()
-    }
-
     pub(crate) fn floats(&self, index: usize) -> Result<&'a [f32], Failure> {
         if let Some(Elements::Float(values)) = self.elements(index) { Ok(values) } else { self.absent(index) }
     }
@@ -289,22 +301,30 @@ impl<'a> Inputs<'a> {
         Err(Failure::argument(format!("input `{}` is absent", self.operator.inputs[index].name)))
     }
 
+    /// Takes an input away whose memory is exactly `range`, so that an output can have it.
+    fn give_up(&mut self, index: usize, range: &Range<usize>) {
+        if let Some(tensor) = self.tensors.get_mut(index) {
+            tensor.take_if(|tensor| tensor.elements.addresses() == *range);
+        }
+    }
+
     /// Name of an input whose memory meets `range`.
     fn sharing(&self, range: &Range<usize>) -> Option<&'static str> {
-        let parameters = self.operator.inputs.iter().zip(&self.tensors);
-        let mut shared = parameters.filter(|(_, tensor)| {
-            tensor.as_ref().is_some_and(|tensor| {
-                let own = match tensor.elements {
-                    Elements::Float(values) => addresses(values),
-                    Elements::Half(values) => addresses(values),
-                    Elements::Brain(values) => addresses(values),
-                    Elements::Int(values) => addresses(values),
-                    Elements::Long(values) => addresses(values),
-                };
-                meet(&own, range)
-            })
-        });
-        shared.next().map(|(parameter, _)| parameter.name)
+        let mut parameters = self.operator.inputs.iter().zip(&self.tensors);
+        let meets = |tensor: &Tensor<'_>| meet(&tensor.elements.addresses(), range);
+        parameters.find(|(_, tensor)| tensor.as_ref().is_some_and(meets)).map(|(parameter, _)| parameter.name)
+    }
+}
+
+impl Elements<'_> {
+    fn addresses(&self) -> Range<usize> {
+        match self {
+            Self::Float(values) => addresses(values),
+            Self::Half(values) => addresses(values),
+            Self::Brain(values) => addresses(values),
+            Self::Int(values) => addresses(values),
+            Self::Long(values) => addresses(values),
+        }
     }
 }
 
@@ -318,7 +338,7 @@ fn meet(a: &Range<usize>, b: &Range<usize>) -> bool {
 }
 
 /// The right to allocate the outputs of one call, once.
-pub(crate) struct OutputSlots<'a> {
+struct OutputSlots<'a> {
     api: Api,
     raw: *mut OrtKernelContext,
     operator: &'a Operator,
@@ -340,8 +360,13 @@ pub(crate) struct Outputs<'a> {
 }
 
 impl<'a> OutputSlots<'a> {
-    /// Allocates output `i` with shape `shapes[i]`; outputs that the node does not have stay absent.
-    pub(crate) fn allocate(self, inputs: &Inputs<'_>, shapes: &[&[usize]]) -> Result<Outputs<'a>, Failure> {
+    /// See [`Call::allocate`]; nobody has read from `inputs` before.
+    fn allocate(
+        self,
+        inputs: &mut Inputs<'_>,
+        shapes: &[&[usize]],
+        in_place: &[(usize, usize)],
+    ) -> Result<Outputs<'a>, Failure> {
         let mut buffers = Vec::with_capacity(shapes.len());
         let mut used: Vec<Range<usize>> = Vec::new();
         for (index, (parameter, shape)) in self.operator.outputs.iter().zip(shapes).enumerate() {
@@ -354,6 +379,9 @@ impl<'a> OutputSlots<'a> {
             let kind = float_type(parameter.element, self.types);
             let bytes = len * kind.map_or(8, |kind| if kind == FloatType::F32 { 4 } else { 2 });
             let range = data.addr()..data.addr() + bytes;
+            if let Some((_, input)) = in_place.iter().find(|(output, _)| *output == index) {
+                inputs.give_up(*input, &range);
+            }
             if let Some(input) = inputs.sharing(&range) {
                 return Err(Failure::argument(format!(
                     "output `{}` shares memory with input `{input}`; bind them to different buffers",
@@ -365,7 +393,8 @@ impl<'a> OutputSlots<'a> {
             }
             used.push(range);
             // SAFETY: the runtime allocated `len` aligned elements of this type, for which every bit pattern is
-            // valid; they meet no input and no other output, and `allocate` cannot run twice.
+            // valid; they meet no input that is still there and no other output, `allocate` cannot run twice, and no
+            // slice of an input has left `inputs` yet.
             buffers.push(Some(unsafe {
                 match kind {
                     None => Buffer::Long(slice_mut(data, len)),
