@@ -3,10 +3,16 @@
 use crate::buffer::Buffer;
 use crate::grid::Tile;
 use crate::packed::{Packed, Panels};
-use crate::simd::{Element, Isa, Left, PANEL, Product, ROWS, Write};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::tiles::{self, TILE_COLUMN_LIMIT};
+use crate::simd::{Element, Isa, Left, PANEL, Product, ROWS, Right, Write};
 
 /// Most rows that one call multiplies.
-pub(crate) const TILE_ROWS: usize = 64;
+pub(crate) const TILE_ROWS: usize = 128;
+
+/// Fewest rows and inner steps of a product on AMX tiles: below, splitting the weights costs more than tiles gain.
+#[cfg(target_arch = "x86_64")]
+const ON_TILES: [usize; 2] = [32, 64];
 
 /// Bytes of weights that stay in the nearest caches while blocks of rows pass.
 const NEAR: usize = 65536;
@@ -42,6 +48,10 @@ impl RowProduct<'_> {
 
     fn compute_with<W: Element>(&self, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
         let count = self.left.starts.len();
+        #[cfg(target_arch = "x86_64")]
+        if isa.has_tiles() && count >= ON_TILES[0] && self.left.inner >= ON_TILES[1] {
+            return self.compute_on_tiles(panels, isa, out);
+        }
         let near = self.left.inner * self.columns * size_of::<W>() <= NEAR;
         let together = if count <= ROWS || near { self.columns } else { PANEL };
         for column in (0..self.columns).step_by(together.max(1)) {
@@ -70,6 +80,67 @@ impl RowProduct<'_> {
                 }
                 .compute(isa, out);
             }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl RowProduct<'_> {
+    fn compute_on_tiles<W: Element>(&self, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
+        for column in (0..self.columns).step_by(TILE_COLUMN_LIMIT) {
+            let panel = (self.first_column + column) / PANEL;
+            let right = self.weights.geometry().right(panels, self.matrix, self.block, panel);
+            let columns = TILE_COLUMN_LIMIT.min(self.columns - column);
+            tiles::multiply(isa, self.left, right, columns, |products| {
+                for row in 0..self.left.starts.len() {
+                    if (0..columns.div_ceil(PANEL)).all(|panel| products.suits(row, panel)) {
+                        let (place, product) = (&mut out.row(self.rows[row])[column..column + columns], products.row(row));
+                        match self.factors {
+                            Some(factors) => isa.add_scaled(place, factors[row], product),
+                            None => isa.replace(place, product),
+                        }
+                    } else {
+                        self.compute_row(row, column, right, products, isa, out);
+                    }
+                }
+            });
+        }
+    }
+
+    /// One row, of which some products came from tiles; the others are multiplied here.
+    fn compute_row<W: Element>(
+        &self,
+        row: usize,
+        first_column: usize,
+        right: Right<'_, W>,
+        products: &tiles::Products<'_>,
+        isa: Isa,
+        out: &mut Tile<'_, f32>,
+    ) {
+        for column in (first_column..self.columns.min(first_column + TILE_COLUMN_LIMIT)).step_by(PANEL) {
+            let (columns, panel) = (PANEL.min(self.columns - column), (column - first_column) / PANEL);
+            if products.suits(row, panel) {
+                let product = &products.row(row)[panel * PANEL..];
+                let place = &mut out.row(self.rows[row])[column..column + columns];
+                match self.factors {
+                    Some(factors) => isa.add_scaled(place, factors[row], product),
+                    None => isa.replace(place, product),
+                }
+                continue;
+            }
+            Product {
+                left: Left { starts: &self.left.starts[row..=row], ..self.left },
+                right: Right { data: &right.data[panel * right.panel_stride..], ..right },
+                rows: &self.rows[row..=row],
+                first_column: column,
+                columns,
+                write: match self.factors {
+                    Some(factors) => Write::AddScaled(&factors[row..=row]),
+                    None => Write::Replace,
+                },
+                ahead: None,
+            }
+            .compute(isa, out);
         }
     }
 }

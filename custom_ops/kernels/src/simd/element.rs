@@ -14,6 +14,10 @@ use half::{bf16, f16};
 
 /// An element of a weight.
 pub(crate) trait Element: Copy + Default + std::fmt::Debug + Send + Sync + 'static {
+    /// bf16 parts that add up to any value.
+    #[cfg(target_arch = "x86_64")]
+    const PARTS: usize;
+
     /// The same value.
     fn widen(self) -> f32;
 
@@ -38,6 +42,9 @@ pub(crate) trait Element: Copy + Default + std::fmt::Debug + Send + Sync + 'stat
 }
 
 impl Element for f32 {
+    #[cfg(target_arch = "x86_64")]
+    const PARTS: usize = 3;
+
     fn widen(self) -> f32 {
         self
     }
@@ -64,6 +71,9 @@ impl Element for f32 {
 }
 
 impl Element for bf16 {
+    #[cfg(target_arch = "x86_64")]
+    const PARTS: usize = 1;
+
     fn widen(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
@@ -92,6 +102,9 @@ impl Element for bf16 {
 }
 
 impl Element for f16 {
+    #[cfg(target_arch = "x86_64")]
+    const PARTS: usize = 2;
+
     fn widen(self) -> f32 {
         self.to_f32()
     }

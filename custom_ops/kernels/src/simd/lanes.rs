@@ -29,7 +29,7 @@ macro_rules! every_level {
             match self.0 {
                 // SAFETY: `Isa` proves that the processor has the instructions.
                 #[cfg(target_arch = "x86_64")]
-                Instructions::Avx512 => unsafe { avx512($($argument),*) },
+                Instructions::Avx512 | Instructions::Amx => unsafe { avx512($($argument),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 Instructions::Avx2 => unsafe { avx2($($argument),*) },
@@ -67,7 +67,7 @@ impl Isa {
             assert!(row * stride + seen <= scores.len() && *seen <= stride, "scores of a block");
         }
         #[cfg(target_arch = "x86_64")]
-        if self.0 == Instructions::Avx512 {
+        if self.0 >= Instructions::Avx512 {
             // SAFETY: the rows lie in `scores`; `Isa` proves that the processor has the instructions.
             return unsafe { avx512_softmax::softmax_rows(scores, stride, seen, max, sum) };
         }
@@ -100,6 +100,21 @@ impl Isa {
     every_level! {
         /// Multiplies every element.
         scale(values: &mut [f32], factor: f32), scale
+    }
+
+    every_level! {
+        /// `out = product`; a zero becomes positive.
+        replace(out: &mut [f32], product: &[f32]), replace
+    }
+
+    every_level! {
+        /// `out = factor · out + product`.
+        resume(out: &mut [f32], factor: f32, product: &[f32]), resume
+    }
+
+    every_level! {
+        /// `out += factor · product`.
+        add_scaled(out: &mut [f32], factor: f32, product: &[f32]), add_scaled
     }
 
     every_level! {
@@ -223,6 +238,21 @@ fn exp_all<const FMA: bool>(values: &mut [f32]) {
 #[inline(always)]
 fn scale<const FMA: bool>(values: &mut [f32], factor: f32) {
     values.iter_mut().for_each(|value| *value *= factor);
+}
+
+#[inline(always)]
+fn replace<const FMA: bool>(out: &mut [f32], product: &[f32]) {
+    out.iter_mut().zip(product).for_each(|(out, product)| *out = product + 0.0);
+}
+
+#[inline(always)]
+fn resume<const FMA: bool>(out: &mut [f32], factor: f32, product: &[f32]) {
+    out.iter_mut().zip(product).for_each(|(out, product)| *out = multiply_add::<FMA>(factor, *out, *product));
+}
+
+#[inline(always)]
+fn add_scaled<const FMA: bool>(out: &mut [f32], factor: f32, product: &[f32]) {
+    out.iter_mut().zip(product).for_each(|(out, product)| *out = multiply_add::<FMA>(factor, *product, *out));
 }
 
 #[inline(always)]

@@ -6,6 +6,12 @@
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod amx_split;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
@@ -18,6 +24,9 @@ mod lanes;
 #[allow(unsafe_code)]
 mod portable;
 mod product;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+pub(crate) mod tiles;
 
 pub(crate) use element::Element;
 pub(crate) use product::{Left, Product, Right, Write};
@@ -42,8 +51,10 @@ pub enum Instructions {
     /// AVX2, FMA and F16C.
     Avx2,
     /// AVX-512 F and DQ, besides AVX2, FMA and F16C.
-    #[default]
     Avx512,
+    /// AMX tiles of bf16 for products of many rows, besides AVX-512 F, BW and DQ.
+    #[default]
+    Amx,
 }
 
 /// A level of instructions that this processor has.
@@ -58,6 +69,9 @@ impl Isa {
             let fused = is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
             let avx2 = is_x86_feature_detected!("avx2") && fused;
             let avx512 = avx2 && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq");
+            if avx512 && limit >= Instructions::Amx && amx::available() {
+                return Self(Instructions::Amx);
+            }
             if avx512 && limit >= Instructions::Avx512 {
                 return Self(Instructions::Avx512);
             }
@@ -68,12 +82,17 @@ impl Isa {
         let _ = limit;
         Self(Instructions::Portable)
     }
+
+    /// Whether products of many rows go to tiles.
+    pub(crate) fn has_tiles(self) -> bool {
+        self.0 == Instructions::Amx
+    }
 }
 
 #[cfg(test)]
 pub(crate) fn every_isa() -> Vec<Isa> {
     let mut all: Vec<Isa> =
-        [Instructions::Portable, Instructions::Avx2, Instructions::Avx512].map(Isa::at_most).to_vec();
+        [Instructions::Portable, Instructions::Avx2, Instructions::Avx512, Instructions::Amx].map(Isa::at_most).to_vec();
     all.dedup();
     all
 }

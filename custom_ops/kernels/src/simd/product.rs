@@ -174,7 +174,7 @@ fn kernel<W: Element>(isa: Isa, rows: usize, vectors: usize) -> Kernel<W> {
         #[cfg(target_arch = "x86_64")]
         Instructions::Avx2 => avx2::block,
         #[cfg(target_arch = "x86_64")]
-        Instructions::Avx512 => avx512::kernel(rows, vectors),
+        Instructions::Avx512 | Instructions::Amx => avx512::kernel(rows, vectors),
         #[cfg(not(target_arch = "x86_64"))]
         _ => portable::block,
     }

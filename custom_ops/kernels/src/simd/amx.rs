@@ -1,0 +1,265 @@
+//! AMX: whether it may be used, and products of tiles of bf16 parts.
+//!
+//! A tile register holds 16 rows of 64 bytes. The left factor stands in tiles of 16 rows by 32 inner steps, the right one
+//! in tiles of 16 pairs of inner steps by 16 columns; `TDPBF16PS` adds the product of two tiles to a tile of 16 x 16 f32.
+
+use std::arch::asm;
+use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+use std::sync::OnceLock;
+
+use super::tiles::{PARTS, STRIP, TILE_BYTES};
+
+/// Bytes of one inner step of a strip: every part of two tiles.
+pub(super) const LEFT_STEP: usize = PARTS * 2 * TILE_BYTES;
+
+/// Whether processor and system let this process use tiles; the system is asked once.
+pub(super) fn available() -> bool {
+    static AVAILABLE: OnceLock<bool> = OnceLock::new();
+    *AVAILABLE.get_or_init(|| processor_has_tiles() && system_permits_tiles())
+}
+
+/// Tiles of the expected size, products of bf16, and state that the system saves.
+fn processor_has_tiles() -> bool {
+    const OSXSAVE: u32 = 1 << 27;
+    const AMX_BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
+    const TILE_STATE: u64 = 1 << 17 | 1 << 18;
+    /// `xgetbv` where CPUID says that the system has enabled it.
+    #[target_feature(enable = "xsave")]
+    fn enabled_state() -> u64 {
+        // SAFETY: register 0 is always there.
+        unsafe { _xgetbv(0) }
+    }
+    if !is_x86_feature_detected!("avx512bw") || __cpuid(0).eax < 0x1d || __cpuid(1).ecx & OSXSAVE == 0 {
+        return false;
+    }
+    if __cpuid_count(7, 0).edx & AMX_BF16_AND_TILE != AMX_BF16_AND_TILE {
+        return false;
+    }
+    // SAFETY: OSXSAVE says that `xgetbv` is there.
+    let enabled = unsafe { enabled_state() } & TILE_STATE == TILE_STATE;
+    let palette = __cpuid_count(0x1d, 1);
+    let (row_bytes, names, rows) = (palette.ebx & 0xffff, palette.ebx >> 16, palette.ecx & 0xffff);
+    enabled && row_bytes >= 64 && names >= 8 && rows >= 16
+}
+
+/// Asks Linux to let the threads of this process have tile state.
+#[cfg(target_os = "linux")]
+fn system_permits_tiles() -> bool {
+    const ARCH_PRCTL: u64 = 158;
+    const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
+    const XFEATURE_XTILEDATA: u64 = 18;
+    let result: i64;
+    // SAFETY: a system call without pointers; the kernel keeps every register but those named.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") ARCH_PRCTL => result,
+            in("rdi") ARCH_REQ_XCOMP_PERM,
+            in("rsi") XFEATURE_XTILEDATA,
+            out("rcx") _,
+            out("r11") _,
+            options(nostack),
+        );
+    }
+    result == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn system_permits_tiles() -> bool {
+    false
+}
+
+/// The memory operand of `ldtilecfg`.
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+/// Eight tiles of 16 rows of 64 bytes.
+static CONFIGURATION: Configuration = {
+    let (mut row_bytes, mut rows, mut tile) = ([0; 16], [0; 16], 0);
+    while tile < 8 {
+        row_bytes[tile] = 64;
+        rows[tile] = 16;
+        tile += 1;
+    }
+    Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
+};
+
+/// Tiles of this thread, configured while it lives and released after it.
+pub(super) struct Tiles(std::marker::PhantomData<*const ()>);
+
+impl Tiles {
+    /// Configures the tiles of this thread.
+    ///
+    /// # Safety
+    ///
+    /// [`available`] must be true, and no other `Tiles` of this thread alive.
+    pub(super) unsafe fn configure() -> Self {
+        // SAFETY: the configuration is valid for the palette that `available` checked.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIGURATION, options(nostack, readonly, preserves_flags)) };
+        Self(std::marker::PhantomData)
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: tiles are there, since `configure` was called; nobody else's state is in them.
+        unsafe {
+            asm!(
+                "tilerelease",
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack, nomem, preserves_flags),
+            );
+        }
+    }
+}
+
+/// One strip times one panel.
+#[derive(Clone, Copy)]
+pub(super) struct Block {
+    /// `steps` times [`LEFT_STEP`] bytes.
+    pub(super) left: *const u8,
+    /// `steps` times the parts of two tiles.
+    pub(super) right: *const u8,
+    pub(super) steps: usize,
+    /// Rows of 32 elements.
+    pub(super) out: *mut f32,
+    /// Elements between two rows of `out`.
+    pub(super) stride: usize,
+    /// Whether the product is added to what stands in `out`.
+    pub(super) add: bool,
+}
+
+/// The four products of two left and two right tiles.
+macro_rules! products {
+    (2) => {
+        "tdpbf16ps tmm0, tmm4, tmm6\n tdpbf16ps tmm1, tmm4, tmm7\n tdpbf16ps tmm2, tmm5, tmm6\n tdpbf16ps tmm3, tmm5, tmm7\n"
+    };
+    (1) => {
+        "tdpbf16ps tmm0, tmm4, tmm6\n tdpbf16ps tmm1, tmm4, tmm7\n"
+    };
+}
+
+/// Loads the left tiles of one part: high 0, middle 2048, low 4096.
+macro_rules! left {
+    (2, $part:literal) => {
+        concat!(
+            "tileloadd tmm4, [{left} + {line} + ", $part, "]\n",
+            "tileloadd tmm5, [{left} + {line} + ", $part, " + 1024]\n"
+        )
+    };
+    (1, $part:literal) => {
+        concat!("tileloadd tmm4, [{left} + {line} + ", $part, "]\n")
+    };
+}
+
+/// Loads the right tiles of one part.
+macro_rules! right {
+    ($part:literal) => {
+        concat!(
+            "tileloadd tmm6, [{right} + {line} + ", $part, "]\n",
+            "tileloadd tmm7, [{right} + {line} + ", $part, " + 1024]\n"
+        )
+    };
+}
+
+/// The accumulators, from or to memory.
+macro_rules! accumulators {
+    (load 2) => {
+        "tileloadd tmm0, [{out} + {stride}]\n tileloadd tmm1, [{out} + {stride} + 64]\n\
+         tileloadd tmm2, [{lower} + {stride}]\n tileloadd tmm3, [{lower} + {stride} + 64]\n"
+    };
+    (load 1) => {
+        "tileloadd tmm0, [{out} + {stride}]\n tileloadd tmm1, [{out} + {stride} + 64]\n"
+    };
+    (store 2) => {
+        "tilestored [{out} + {stride}], tmm0\n tilestored [{out} + {stride} + 64], tmm1\n\
+         tilestored [{lower} + {stride}], tmm2\n tilestored [{lower} + {stride} + 64], tmm3\n"
+    };
+    (store 1) => {
+        "tilestored [{out} + {stride}], tmm0\n tilestored [{out} + {stride} + 64], tmm1 /* not {lower} */\n"
+    };
+}
+
+/// Defines the product of a strip of one or two tiles of rows with a panel; `$step` is one inner step.
+macro_rules! block {
+    ($name:ident, $tiles:tt, $right_step:literal, $($step:expr),+) => {
+        /// A strip times a panel.
+        ///
+        /// # Safety
+        ///
+        /// [`Tiles`] must be configured on this thread, `steps` positive, and everything that `block` describes ours to
+        /// read and, in `out`, to write: 16 rows for each tile of rows.
+        unsafe fn $name(block: &Block) {
+            let Block { left, right, steps, out, stride, add } = *block;
+            // SAFETY: by the caller's promise.
+            unsafe {
+                asm!(
+                    "test {add}, {add}",
+                    "jnz 3f",
+                    "tilezero tmm0\n tilezero tmm1\n tilezero tmm2\n tilezero tmm3",
+                    "jmp 2f",
+                    "3:",
+                    accumulators!(load $tiles),
+                    "2:",
+                    $($step,)+
+                    concat!("add {left}, 6144\n add {right}, ", $right_step, "\n dec {steps}\n jnz 2b"),
+                    accumulators!(store $tiles),
+                    left = inout(reg) left => _,
+                    right = inout(reg) right => _,
+                    steps = inout(reg) steps => _,
+                    out = in(reg) out,
+                    lower = in(reg) out.wrapping_add(16 * stride),
+                    stride = in(reg) stride * size_of::<f32>(),
+                    line = in(reg) 64usize,
+                    add = in(reg) usize::from(add),
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack),
+                );
+            }
+        }
+    };
+}
+
+// Each load changes one side, so that an inner step of six products takes seven pairs of loads; the largest product comes
+// last, and those with a part that is not there are left out without changing the order of the others.
+block!(three_parts, 2, "6144", left!(2, "4096"), right!("0"), products!(2), left!(2, "2048"), products!(2),
+    right!("2048"), products!(2), left!(2, "0"), products!(2), right!("4096"), products!(2), right!("0"), products!(2));
+block!(three_parts_low, 1, "6144", left!(1, "4096"), right!("0"), products!(1), left!(1, "2048"), products!(1),
+    right!("2048"), products!(1), left!(1, "0"), products!(1), right!("4096"), products!(1), right!("0"), products!(1));
+block!(two_parts, 2, "4096", left!(2, "4096"), right!("0"), products!(2), left!(2, "2048"), products!(2),
+    right!("2048"), products!(2), left!(2, "0"), products!(2), right!("0"), products!(2));
+block!(two_parts_low, 1, "4096", left!(1, "4096"), right!("0"), products!(1), left!(1, "2048"), products!(1),
+    right!("2048"), products!(1), left!(1, "0"), products!(1), right!("0"), products!(1));
+block!(one_part, 2, "2048", left!(2, "4096"), right!("0"), products!(2), left!(2, "2048"), products!(2),
+    left!(2, "0"), products!(2));
+block!(one_part_low, 1, "2048", left!(1, "4096"), right!("0"), products!(1), left!(1, "2048"), products!(1),
+    left!(1, "0"), products!(1));
+
+/// `rows` rows, at most [`STRIP`], times a panel of weights of `parts` parts.
+///
+/// # Safety
+///
+/// [`Tiles`] must be configured on this thread, `block.steps` positive, and everything that `block` describes ours to read
+/// and, in `out`, to write; `rows` counts in whole tiles of 16.
+pub(super) unsafe fn multiply(rows: usize, parts: usize, block: &Block) {
+    debug_assert!(rows <= STRIP && (1..=PARTS).contains(&parts));
+    // SAFETY: by the caller's promise.
+    unsafe {
+        match (parts, rows > STRIP / 2) {
+            (1, true) => one_part(block),
+            (1, false) => one_part_low(block),
+            (2, true) => two_parts(block),
+            (2, false) => two_parts_low(block),
+            (_, true) => three_parts(block),
+            (_, false) => three_parts_low(block),
+        }
+    }
+}
