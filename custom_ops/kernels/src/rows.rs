@@ -4,7 +4,7 @@ use crate::buffer::Buffer;
 use crate::grid::Tile;
 use crate::packed::{Packed, Panels};
 #[cfg(target_arch = "x86_64")]
-use crate::simd::tiles::{self, TILE_COLUMN_LIMIT};
+use crate::simd::tiles::{COLUMN_LIMIT, Products, Unit};
 use crate::simd::{Element, Isa, Left, PANEL, Product, ROWS, Right, Write};
 
 /// Most rows that one call multiplies.
@@ -12,7 +12,7 @@ pub(crate) const TILE_ROWS: usize = 128;
 
 /// Fewest rows and inner steps of a product on AMX tiles: below, splitting the weights costs more than tiles gain.
 #[cfg(target_arch = "x86_64")]
-const ON_TILES: [usize; 2] = [32, 64];
+const ON_TILES: [usize; 2] = [48, 64];
 
 /// Bytes of weights that stay in the nearest caches while blocks of rows pass.
 const NEAR: usize = 65536;
@@ -87,23 +87,23 @@ impl RowProduct<'_> {
 #[cfg(target_arch = "x86_64")]
 impl RowProduct<'_> {
     fn compute_on_tiles<W: Element>(&self, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
-        for column in (0..self.columns).step_by(TILE_COLUMN_LIMIT) {
+        let mut unit = Unit::new(isa);
+        for column in (0..self.columns).step_by(COLUMN_LIMIT) {
             let panel = (self.first_column + column) / PANEL;
             let right = self.weights.geometry().right(panels, self.matrix, self.block, panel);
-            let columns = TILE_COLUMN_LIMIT.min(self.columns - column);
-            tiles::multiply(isa, self.left, right, columns, |products| {
-                for row in 0..self.left.starts.len() {
-                    if (0..columns.div_ceil(PANEL)).all(|panel| products.suits(row, panel)) {
-                        let (place, product) = (&mut out.row(self.rows[row])[column..column + columns], products.row(row));
-                        match self.factors {
-                            Some(factors) => isa.add_scaled(place, factors[row], product),
-                            None => isa.replace(place, product),
-                        }
-                    } else {
-                        self.compute_row(row, column, right, products, isa, out);
+            let columns = COLUMN_LIMIT.min(self.columns - column);
+            let products = unit.multiply(self.left, right, columns);
+            for row in 0..self.left.starts.len() {
+                if (0..columns.div_ceil(PANEL)).all(|panel| products.suits(row, panel)) {
+                    let (place, product) = (&mut out.row(self.rows[row])[column..column + columns], products.row(row));
+                    match self.factors {
+                        Some(factors) => isa.add_scaled(place, factors[row], product),
+                        None => isa.replace(place, product),
                     }
+                } else {
+                    self.compute_row(row, column, right, &products, isa, out);
                 }
-            });
+            }
         }
     }
 
@@ -113,11 +113,11 @@ impl RowProduct<'_> {
         row: usize,
         first_column: usize,
         right: Right<'_, W>,
-        products: &tiles::Products<'_>,
+        products: &Products<'_>,
         isa: Isa,
         out: &mut Tile<'_, f32>,
     ) {
-        for column in (first_column..self.columns.min(first_column + TILE_COLUMN_LIMIT)).step_by(PANEL) {
+        for column in (first_column..self.columns.min(first_column + COLUMN_LIMIT)).step_by(PANEL) {
             let (columns, panel) = (PANEL.min(self.columns - column), (column - first_column) / PANEL);
             if products.suits(row, panel) {
                 let product = &products.row(row)[panel * PANEL..];

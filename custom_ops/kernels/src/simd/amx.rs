@@ -7,10 +7,10 @@ use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 use std::sync::OnceLock;
 
-use super::tiles::{PARTS, STRIP, TILE_BYTES};
+use half::bf16;
 
-/// Bytes of one inner step of a strip: every part of two tiles.
-pub(super) const LEFT_STEP: usize = PARTS * 2 * TILE_BYTES;
+use super::PANEL;
+use super::tiles::{PARTS, STEP, STRIP, SUM_STRIDE, TILE, parts_len};
 
 /// Whether processor and system let this process use tiles; the system is asked once.
 pub(super) fn available() -> bool {
@@ -121,19 +121,54 @@ impl Drop for Tiles {
 }
 
 /// One strip times one panel.
-#[derive(Clone, Copy)]
-pub(super) struct Block {
-    /// `steps` times [`LEFT_STEP`] bytes.
-    pub(super) left: *const u8,
-    /// `steps` times the parts of two tiles.
-    pub(super) right: *const u8,
-    pub(super) steps: usize,
-    /// Rows of 32 elements.
-    pub(super) out: *mut f32,
-    /// Elements between two rows of `out`.
-    pub(super) stride: usize,
-    /// Whether the product is added to what stands in `out`.
+pub(super) struct Block<'a> {
+    /// Parts of a strip.
+    pub(super) left: &'a [bf16],
+    /// Parts of a panel.
+    pub(super) right: &'a [bf16],
+    /// Parts of a value of the panel.
+    pub(super) parts: usize,
+    pub(super) inner: usize,
+    /// Rows [`SUM_STRIDE`] apart.
+    pub(super) sums: &'a mut [f32],
+    /// Whether the product is added to the sums.
     pub(super) add: bool,
+}
+
+impl Tiles {
+    /// `rows` rows, at most a strip, times a panel; rows of sums up to a whole tile are written.
+    ///
+    /// # Panics
+    ///
+    /// If something does not fit its slice.
+    pub(super) fn multiply(&self, rows: usize, block: Block<'_>) {
+        let Block { left, right, parts, inner, sums, add } = block;
+        assert!((1..=STRIP).contains(&rows) && (1..=PARTS).contains(&parts) && inner > 0, "size of a block");
+        assert!(left.len() >= parts_len(PARTS, inner) && right.len() >= parts_len(parts, inner), "parts of a block");
+        assert!(sums.len() >= (rows.next_multiple_of(TILE) - 1) * SUM_STRIDE + PANEL, "sums of a block");
+        let (left, right, sums) = (left.as_ptr(), right.as_ptr(), sums.as_mut_ptr());
+        let raw = Raw { left, right, steps: inner.div_ceil(STEP), sums, add };
+        // SAFETY: the bounds are proved, and `self` that the tiles of this thread are configured.
+        unsafe {
+            match (parts, rows > TILE) {
+                (1, true) => one_part(&raw),
+                (1, false) => one_part_low(&raw),
+                (2, true) => two_parts(&raw),
+                (2, false) => two_parts_low(&raw),
+                (_, true) => three_parts(&raw),
+                (_, false) => three_parts_low(&raw),
+            }
+        }
+    }
+}
+
+/// A block whose bounds are proved.
+struct Raw {
+    left: *const bf16,
+    right: *const bf16,
+    steps: usize,
+    sums: *mut f32,
+    add: bool,
 }
 
 /// The four products of two left and two right tiles.
@@ -194,10 +229,9 @@ macro_rules! block {
         ///
         /// # Safety
         ///
-        /// [`Tiles`] must be configured on this thread, `steps` positive, and everything that `block` describes ours to
-        /// read and, in `out`, to write: 16 rows for each tile of rows.
-        unsafe fn $name(block: &Block) {
-            let Block { left, right, steps, out, stride, add } = *block;
+        /// [`Tiles`] must be configured on this thread, `steps` positive, and `raw` describe a block that is in bounds.
+        unsafe fn $name(raw: &Raw) {
+            let Raw { left, right, steps, sums, add } = *raw;
             // SAFETY: by the caller's promise.
             unsafe {
                 asm!(
@@ -214,9 +248,9 @@ macro_rules! block {
                     left = inout(reg) left => _,
                     right = inout(reg) right => _,
                     steps = inout(reg) steps => _,
-                    out = in(reg) out,
-                    lower = in(reg) out.wrapping_add(16 * stride),
-                    stride = in(reg) stride * size_of::<f32>(),
+                    out = in(reg) sums,
+                    lower = in(reg) sums.wrapping_add(TILE * SUM_STRIDE),
+                    stride = in(reg) SUM_STRIDE * size_of::<f32>(),
                     line = in(reg) 64usize,
                     add = in(reg) usize::from(add),
                     out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
@@ -242,24 +276,3 @@ block!(one_part, 2, "2048", left!(2, "4096"), right!("0"), products!(2), left!(2
     left!(2, "0"), products!(2));
 block!(one_part_low, 1, "2048", left!(1, "4096"), right!("0"), products!(1), left!(1, "2048"), products!(1),
     left!(1, "0"), products!(1));
-
-/// `rows` rows, at most [`STRIP`], times a panel of weights of `parts` parts.
-///
-/// # Safety
-///
-/// [`Tiles`] must be configured on this thread, `block.steps` positive, and everything that `block` describes ours to read
-/// and, in `out`, to write; `rows` counts in whole tiles of 16.
-pub(super) unsafe fn multiply(rows: usize, parts: usize, block: &Block) {
-    debug_assert!(rows <= STRIP && (1..=PARTS).contains(&parts));
-    // SAFETY: by the caller's promise.
-    unsafe {
-        match (parts, rows > STRIP / 2) {
-            (1, true) => one_part(block),
-            (1, false) => one_part_low(block),
-            (2, true) => two_parts(block),
-            (2, false) => two_parts_low(block),
-            (_, true) => three_parts(block),
-            (_, false) => three_parts_low(block),
-        }
-    }
-}

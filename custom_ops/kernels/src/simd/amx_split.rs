@@ -11,8 +11,9 @@ use std::arch::x86_64::{
     _mm512_storeu_si512, _mm512_sub_epi32, _mm512_sub_ps,
 };
 
-use super::amx::LEFT_STEP;
-use super::tiles::{Line, Magnitudes, PARTS, STEP, STRIP, TILE, TILE_BYTES};
+use half::bf16;
+
+use super::tiles::{Magnitudes, PARTS, STEP, TILE, TILE_LEN};
 use super::{Element, LANES, PANEL};
 
 /// The upper halves of two vectors, one after the other.
@@ -89,12 +90,12 @@ fn first_lanes(count: usize) -> __mmask16 {
 /// `inner` elements at `from` must be readable; `ceil(inner / STEP)` steps of a strip must be ours to write at `strip`;
 /// the processor must have AVX-512 F and BW.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn row(from: *const f32, inner: usize, strip: *mut Line, row: usize) -> Magnitudes {
+pub(super) unsafe fn row(from: *const f32, inner: usize, strip: *mut bf16, row: usize) -> Magnitudes {
     let mut lanes = Lanes::new();
     // SAFETY: by the caller's promise; masks keep the last loads inside the row.
     unsafe {
         let order = _mm512_loadu_si512(IN_TURN.as_ptr().cast());
-        let mut out = strip.cast::<u8>().add(row / TILE * TILE_BYTES + row % TILE * 64);
+        let mut out = strip.add(row / TILE * TILE_LEN + row % TILE * STEP);
         for first in (0..inner).step_by(STEP) {
             let left = inner - first;
             let a = _mm512_maskz_loadu_ps(first_lanes(left), from.wrapping_add(first));
@@ -102,9 +103,9 @@ pub(super) unsafe fn row(from: *const f32, inner: usize, strip: *mut Line, row: 
             lanes.take(a);
             lanes.take(b);
             for (part, (a, b)) in parts(a).into_iter().zip(parts(b)).enumerate() {
-                _mm512_storeu_si512(out.add(part * 2 * TILE_BYTES).cast(), _mm512_permutex2var_epi16(a, order, b));
+                _mm512_storeu_si512(out.add(part * 2 * TILE_LEN).cast(), _mm512_permutex2var_epi16(a, order, b));
             }
-            out = out.wrapping_add(LEFT_STEP);
+            out = out.wrapping_add(PARTS * 2 * TILE_LEN);
         }
     }
     lanes.join()
@@ -117,14 +118,14 @@ pub(super) unsafe fn row(from: *const f32, inner: usize, strip: *mut Line, row: 
 /// `inner` rows of [`PANEL`] elements, `stride` elements apart, must be readable at `from`; `ceil(inner / STEP)` steps of
 /// a panel of `W::PARTS` parts must be ours to write at `panel`; the processor must have AVX-512 F and BW.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn panel<W: Element>(from: *const W, stride: usize, inner: usize, panel: *mut Line) -> Magnitudes {
+pub(super) unsafe fn panel<W: Element>(from: *const W, stride: usize, inner: usize, panel: *mut bf16) -> Magnitudes {
     let mut lanes = Lanes::new();
-    let step = W::PARTS * 2 * TILE_BYTES;
+    let step = W::PARTS * 2 * TILE_LEN;
     // SAFETY: by the caller's promise.
     unsafe {
         let order = _mm512_loadu_si512(IN_PAIRS.as_ptr().cast());
         for pair in 0..inner.div_ceil(STEP) * STEP / 2 {
-            let out = panel.cast::<u8>().add(pair / TILE * step + pair % TILE * 64);
+            let out = panel.add(pair / TILE * step + pair % TILE * STEP);
             for half in 0..PANEL / LANES {
                 let load = |row: usize| match row < inner {
                     true => W::load16(from.add(row * stride + half * LANES)),
@@ -134,12 +135,11 @@ pub(super) unsafe fn panel<W: Element>(from: *const W, stride: usize, inner: usi
                 lanes.take(a);
                 lanes.take(b);
                 for (part, (a, b)) in parts(a).into_iter().zip(parts(b)).enumerate().take(W::PARTS) {
-                    let out = out.add((2 * part + half) * TILE_BYTES);
+                    let out = out.add((2 * part + half) * TILE_LEN);
                     _mm512_storeu_si512(out.cast(), _mm512_permutex2var_epi16(a, order, b));
                 }
             }
         }
     }
-    debug_assert!(inner <= STRIP * STEP || inner > 0);
     lanes.join()
 }

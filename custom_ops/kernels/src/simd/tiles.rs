@@ -24,12 +24,19 @@
 //! row and a panel only where no sum can overflow, and where the smallest product, `m`, is at least 2^-96: each of at most
 //! 8 flushes of a term loses less than 2^-126, so `8 · 2^-30 m`, `0.13 u S`. Everything else (infinities and NaN too) is
 //! multiplied by fused multiply-adds. Each row is judged alone, so that no row changes the bits of another.
+//!
+//! # Memory
+//!
+//! Each thread that multiplies on tiles keeps [`Scratch`], whose size does not depend on the product.
 
 use std::cell::Cell;
 
-use super::amx::{self, Block, LEFT_STEP, Tiles};
+use half::bf16;
+
+use super::amx::{self, Block, Tiles};
 use super::product::{Left, Right};
 use super::{Element, Isa, LANES, PANEL, amx_split};
+use crate::buffer::Buffer;
 
 /// Parts of an f32.
 pub(super) const PARTS: usize = 3;
@@ -37,31 +44,31 @@ pub(super) const PARTS: usize = 3;
 /// Rows of a tile.
 pub(super) const TILE: usize = 16;
 
-/// Bytes of a tile.
-pub(super) const TILE_BYTES: usize = 1024;
-
 /// Rows that one call of the microkernel multiplies.
-pub(super) const STRIP: usize = 2 * TILE;
+pub(crate) const STRIP: usize = 2 * TILE;
 
 /// Inner steps of a tile.
 pub(super) const STEP: usize = 32;
 
+/// Elements of a tile of parts.
+pub(super) const TILE_LEN: usize = TILE * STEP;
+
 /// Most rows of a product on tiles.
-pub(crate) const TILE_ROW_LIMIT: usize = 128;
+pub(crate) const ROW_LIMIT: usize = 128;
 
 /// Most columns of a product on tiles.
-pub(crate) const TILE_COLUMN_LIMIT: usize = 256;
+pub(crate) const COLUMN_LIMIT: usize = 256;
 
-/// Inner steps whose parts are in memory at one time.
-const INNER_BLOCK: usize = 256;
+/// Most inner steps whose parts are in memory at one time.
+pub(crate) const INNER_LIMIT: usize = 256;
 
 /// Elements between two rows of sums; the gap keeps rows from meeting in the same few sets of a cache.
-const SUM_STRIDE: usize = TILE_COLUMN_LIMIT + LANES;
+pub(crate) const SUM_STRIDE: usize = COLUMN_LIMIT + LANES;
 
-/// A cache line, a row of a tile.
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-pub(super) struct Line([u8; 64]);
+/// Elements of the parts of [`STRIP`] rows, or of [`PANEL`] columns, of `inner` steps.
+pub(crate) fn parts_len(parts: usize, inner: usize) -> usize {
+    inner.div_ceil(STEP) * parts * 2 * TILE_LEN
+}
 
 /// The largest magnitude among values, and the smallest that is not 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,12 +79,16 @@ pub(crate) struct Magnitudes {
     pub(super) below_smallest: u32,
 }
 
-impl Magnitudes {
+impl Default for Magnitudes {
     /// Of no values.
-    pub(crate) const NONE: Self = Self { largest: 0, below_smallest: u32::MAX };
+    fn default() -> Self {
+        Self { largest: 0, below_smallest: u32::MAX }
+    }
+}
 
+impl Magnitudes {
     /// Of both.
-    fn join(self, other: Self) -> Self {
+    pub(crate) fn join(self, other: Self) -> Self {
         Self {
             largest: self.largest.max(other.largest),
             below_smallest: self.below_smallest.min(other.below_smallest),
@@ -94,156 +105,179 @@ impl Magnitudes {
     }
 
     /// Whether tiles multiply `inner` of such values as accurately as fused multiply-adds.
-    fn suit(self, other: Self, inner: usize) -> bool {
+    pub(crate) fn suit(self, other: Self, inner: usize) -> bool {
         const SMALLEST: f32 = f32::from_bits((127 - 96) << 23);
         const LARGEST: f32 = f32::from_bits((127 + 126) << 23);
-        let all_at_most = |bound| self.largest() <= bound && other.largest() <= bound;
-        let (least, most) = (self.smallest() * other.smallest(), self.largest() * other.largest());
-        all_at_most(LARGEST)
-            && most * inner as f32 <= LARGEST
+        let (least, most) = (self.smallest().min(other.smallest()), self.largest().max(other.largest()));
+        most <= LARGEST
+            && self.largest() * other.largest() * inner as f32 <= LARGEST
             && least >= SMALLEST
-            && self.smallest() >= SMALLEST
-            && other.smallest() >= SMALLEST
+            && self.smallest() * other.smallest() >= SMALLEST
+    }
+
+    /// Whether tiles multiply such values with weights in `0 ..= 1` of which one is 1.
+    ///
+    /// Parts of a small weight may be flushed, which costs less than 2^-63 of the smallest value.
+    pub(crate) fn suit_weights(self) -> bool {
+        const BOUND: u32 = 60;
+        self.largest() <= f32::from_bits((127 + BOUND) << 23) && self.smallest() >= f32::from_bits((127 - BOUND) << 23)
     }
 }
 
-/// Memory of one thread for products on tiles; its size does not depend on theirs.
+/// Memory of one thread for products on tiles.
 #[derive(Debug, Default)]
 struct Scratch {
-    left: Vec<Line>,
-    right: Vec<Line>,
-    sums: Vec<Line>,
+    left: Buffer<bf16>,
+    right: Buffer<bf16>,
+    sums: Buffer,
 }
 
 thread_local! {
-    static SCRATCH: Cell<Scratch> = Cell::default();
+    /// `None` while a [`Unit`] has it.
+    static SCRATCH: Cell<Option<Scratch>> = Cell::new(Some(Scratch::default()));
 }
 
-impl Scratch {
-    fn reserve(&mut self) {
-        let lines = |bytes: usize| bytes / size_of::<Line>();
-        let steps = INNER_BLOCK / STEP;
-        self.left.resize(lines(TILE_ROW_LIMIT / STRIP * steps * LEFT_STEP), Line([0; 64]));
-        self.right.resize(lines(steps * PARTS * 2 * TILE_BYTES), Line([0; 64]));
-        self.sums.resize(lines(TILE_ROW_LIMIT * SUM_STRIDE * size_of::<f32>()), Line([0; 64]));
+/// The tiles of this thread and their memory.
+pub(crate) struct Unit {
+    isa: Isa,
+    scratch: Scratch,
+    tiles: Tiles,
+}
+
+impl Drop for Unit {
+    fn drop(&mut self) {
+        SCRATCH.set(Some(std::mem::take(&mut self.scratch)));
     }
 }
 
-/// What [`multiply`] has computed.
+/// Splits the first panel of `right`, of `inner` rows, into `out`.
+///
+/// # Panics
+///
+/// If the panel does not fit its slice, or the parts do not fit `out`; if `isa` has no tiles.
+pub(crate) fn split_panel<W: Element>(isa: Isa, right: Right<'_, W>, inner: usize, out: &mut [bf16]) -> Magnitudes {
+    assert!(isa.has_tiles() && inner > 0, "tiles");
+    let end = (inner - 1).checked_mul(right.stride).and_then(|rows| rows.checked_add(PANEL));
+    assert!(end.is_some_and(|end| end <= right.data.len()), "right out of bounds");
+    assert!(out.len() >= parts_len(W::PARTS, inner), "room for a panel");
+    // SAFETY: the bounds are proved, and tiles come with the instructions.
+    unsafe { amx_split::panel(right.data.as_ptr(), right.stride, inner, out.as_mut_ptr()) }
+}
+
+/// Splits `inner` elements of up to [`STRIP`] rows from element `first` on into `out`, and takes them into `found`.
+fn split_strip(_: &Tiles, left: Left<'_>, first: usize, inner: usize, out: &mut [bf16], found: &mut [Magnitudes]) {
+    assert!(left.starts.len() <= STRIP && out.len() >= parts_len(PARTS, inner), "room for a strip");
+    for (row, (start, found)) in left.starts.iter().zip(found).enumerate() {
+        let from = left.data[start + first..][..inner].as_ptr();
+        // SAFETY: the bounds are proved, and tiles come with the instructions.
+        *found = found.join(unsafe { amx_split::row(from, inner, out.as_mut_ptr(), row) });
+    }
+}
+
+impl Unit {
+    /// Takes the tiles of this thread.
+    ///
+    /// # Panics
+    ///
+    /// If `isa` has no tiles, or this thread has a unit.
+    pub(crate) fn new(isa: Isa) -> Self {
+        let scratch = SCRATCH.take().filter(|_| isa.has_tiles());
+        assert!(scratch.is_some(), "tiles");
+        let mut scratch = scratch.unwrap_or_default();
+        scratch.left.take(ROW_LIMIT / STRIP * parts_len(PARTS, INNER_LIMIT));
+        scratch.right.take(parts_len(PARTS, INNER_LIMIT));
+        scratch.sums.take(ROW_LIMIT * SUM_STRIDE);
+        // SAFETY: `Isa` proves that this process may use tiles, and the thread has no other unit.
+        Self { isa, scratch, tiles: unsafe { Tiles::configure() } }
+    }
+
+    /// Splits `inner` elements of up to [`ROW_LIMIT`] rows from element `first` on, and takes them into `found`.
+    pub(crate) fn split_left(&mut self, left: Left<'_>, first: usize, inner: usize, found: &mut [Magnitudes]) {
+        let strips = self.scratch.left.filled_mut().chunks_exact_mut(parts_len(PARTS, inner));
+        let rows = left.starts.chunks(STRIP).zip(found.chunks_mut(STRIP));
+        for ((starts, found), strip) in rows.zip(strips) {
+            split_strip(&self.tiles, Left { starts, ..left }, first, inner, strip, found);
+        }
+    }
+
+    /// Multiplies one of the strips that are split with a panel that was split, both of `inner` steps, into the sums from
+    /// column `column` on.
+    pub(crate) fn multiply_strip(&mut self, strip: usize, rows: usize, inner: usize, panel: &[bf16], column: usize) {
+        let len = parts_len(PARTS, inner);
+        let left = &self.scratch.left.filled()[strip * len..][..len];
+        let sums = &mut self.scratch.sums.filled_mut()[column..];
+        self.tiles.multiply(rows, Block { left, right: panel, parts: PARTS, inner, sums, add: false });
+    }
+
+    /// Splits the first `inner` sums of `rows` rows, a strip at most, to multiply them with [`Unit::multiply_sums`].
+    pub(crate) fn split_sums(&mut self, rows: usize, inner: usize) {
+        let Scratch { right, sums, .. } = &mut self.scratch;
+        let starts: [usize; STRIP] = std::array::from_fn(|row| row * SUM_STRIDE);
+        let left = Left { data: sums.filled(), starts: &starts[..rows], inner };
+        split_strip(&self.tiles, left, 0, inner, right.filled_mut(), &mut [Magnitudes::default(); STRIP]);
+    }
+
+    /// Multiplies the sums that were split with a panel, into the rows of sums from [`STRIP`] on.
+    pub(crate) fn multiply_sums(&mut self, rows: usize, inner: usize, panel: &[bf16], column: usize) {
+        let Scratch { right, sums, .. } = &mut self.scratch;
+        let (left, sums) = (right.filled(), &mut sums.filled_mut()[STRIP * SUM_STRIDE + column..]);
+        self.tiles.multiply(rows, Block { left, right: panel, parts: PARTS, inner, sums, add: false });
+    }
+
+    /// The sums, in rows [`SUM_STRIDE`] apart.
+    pub(crate) fn sums(&mut self) -> &mut [f32] {
+        self.scratch.sums.filled_mut()
+    }
+
+    /// Multiplies up to [`ROW_LIMIT`] rows with up to [`COLUMN_LIMIT`] columns of whole panels.
+    ///
+    /// # Panics
+    ///
+    /// If a row or a panel does not fit its slice.
+    pub(crate) fn multiply<W: Element>(&mut self, left: Left<'_>, right: Right<'_, W>, columns: usize) -> Products<'_> {
+        assert!(left.starts.len() <= ROW_LIMIT && (1..=COLUMN_LIMIT).contains(&columns), "size of a product on tiles");
+        let mut rows = [Magnitudes::default(); ROW_LIMIT];
+        let mut panels = [Magnitudes::default(); COLUMN_LIMIT / PANEL];
+        for first in (0..left.inner).step_by(INNER_LIMIT) {
+            let inner = (left.inner - first).min(INNER_LIMIT);
+            self.split_left(left, first, inner, &mut rows);
+            for (panel, found) in panels.iter_mut().enumerate().take(columns.div_ceil(PANEL)) {
+                let data = &right.data[panel * right.panel_stride + first * right.stride..];
+                let split = self.scratch.right.filled_mut();
+                *found = found.join(split_panel(self.isa, Right { data, ..right }, inner, split));
+                self.multiply_strips::<W>(left.starts.len(), inner, panel * PANEL, first > 0);
+            }
+        }
+        Products { sums: self.scratch.sums.filled(), inner: left.inner, rows, panels }
+    }
+
+    /// Every strip of `rows` rows times the panel that is split, both of `inner` steps.
+    fn multiply_strips<W: Element>(&mut self, rows: usize, inner: usize, column: usize, add: bool) {
+        let Scratch { left, right, sums } = &mut self.scratch;
+        let (len, right, sums) = (parts_len(PARTS, inner), right.filled(), sums.filled_mut());
+        for (first, left) in (0..rows).step_by(STRIP).zip(left.filled().chunks_exact(len)) {
+            let sums = &mut sums[first * SUM_STRIDE + column..];
+            self.tiles.multiply((rows - first).min(STRIP), Block { left, right, parts: W::PARTS, inner, sums, add });
+        }
+    }
+}
+
+/// What [`Unit::multiply`] has computed.
 pub(crate) struct Products<'a> {
-    sums: &'a [Line],
+    sums: &'a [f32],
     inner: usize,
-    left: [Magnitudes; TILE_ROW_LIMIT],
-    right: [Magnitudes; TILE_COLUMN_LIMIT / PANEL],
+    rows: [Magnitudes; ROW_LIMIT],
+    panels: [Magnitudes; COLUMN_LIMIT / PANEL],
 }
 
 impl Products<'_> {
     /// Whether the product of a row and a panel is as accurate as it should be.
     pub(crate) fn suits(&self, row: usize, panel: usize) -> bool {
-        self.left[row].suit(self.right[panel], self.inner)
+        self.rows[row].suit(self.panels[panel], self.inner)
     }
 
-    /// The sums of one row.
+    /// The products of one row.
     pub(crate) fn row(&self, row: usize) -> &[f32] {
-        let sums = &self.sums[row * SUM_STRIDE / LANES..(row + 1) * SUM_STRIDE / LANES];
-        // SAFETY: lines are bytes without padding at a multiple of the alignment of f32, and every value is a float.
-        unsafe { std::slice::from_raw_parts(sums.as_ptr().cast(), SUM_STRIDE) }
+        &self.sums[row * SUM_STRIDE..][..COLUMN_LIMIT]
     }
-}
-
-/// Multiplies the rows of `left`, at most [`TILE_ROW_LIMIT`], with `columns` columns of whole panels, at most
-/// [`TILE_COLUMN_LIMIT`], and gives the products to `read`.
-///
-/// # Panics
-///
-/// If a row or a panel does not fit its slice, or `isa` has no tiles.
-pub(crate) fn multiply<W: Element>(
-    isa: Isa,
-    left: Left<'_>,
-    right: Right<'_, W>,
-    columns: usize,
-    read: impl FnOnce(&Products<'_>),
-) {
-    check(isa, left, right, columns);
-    let mut scratch = SCRATCH.take();
-    scratch.reserve();
-    let mut products = Products {
-        sums: &[],
-        inner: left.inner,
-        left: [Magnitudes::NONE; TILE_ROW_LIMIT],
-        right: [Magnitudes::NONE; TILE_COLUMN_LIMIT / PANEL],
-    };
-    // SAFETY: `check` proved that this process may use tiles; they are released before anything else runs here.
-    let tiles = unsafe { Tiles::configure() };
-    for first in (0..left.inner).step_by(INNER_BLOCK) {
-        let inner = (left.inner - first).min(INNER_BLOCK);
-        split_rows(&mut scratch.left, left, first, inner, &mut products.left);
-        for panel in 0..columns.div_ceil(PANEL) {
-            // SAFETY: `check` proved the panel's bounds and the instructions; `reserve` made room for `INNER_BLOCK` steps.
-            let magnitudes = unsafe {
-                let from = right.data.as_ptr().add(panel * right.panel_stride + first * right.stride);
-                amx_split::panel(from, right.stride, inner, scratch.right.as_mut_ptr())
-            };
-            products.right[panel] = products.right[panel].join(magnitudes);
-            // SAFETY: as above; both factors are split.
-            unsafe { multiply_panel::<W>(&mut scratch, left.starts.len(), inner, panel * PANEL, first > 0) };
-        }
-    }
-    drop(tiles);
-    products.sums = &scratch.sums;
-    read(&products);
-    SCRATCH.set(scratch);
-}
-
-/// Splits `inner` elements of every row from element `first` on.
-fn split_rows(
-    strips: &mut [Line],
-    left: Left<'_>,
-    first: usize,
-    inner: usize,
-    magnitudes: &mut [Magnitudes; TILE_ROW_LIMIT],
-) {
-    let strip_lines = inner.div_ceil(STEP) * LEFT_STEP / size_of::<Line>();
-    for (row, (start, magnitudes)) in left.starts.iter().zip(magnitudes).enumerate() {
-        let from = left.data[start + first..][..inner].as_ptr();
-        let strip = strips[row / STRIP * strip_lines..][..strip_lines].as_mut_ptr();
-        // SAFETY: the slices prove the bounds, the callers that the processor has the instructions.
-        let found = unsafe { amx_split::row(from, inner, strip, row % STRIP) };
-        *magnitudes = magnitudes.join(found);
-    }
-}
-
-/// Every strip of `rows` rows times the panel that is split.
-///
-/// # Safety
-///
-/// Tiles are configured, both factors split, `rows` at most [`TILE_ROW_LIMIT`], and `column + PANEL` at most
-/// [`TILE_COLUMN_LIMIT`].
-unsafe fn multiply_panel<W: Element>(scratch: &mut Scratch, rows: usize, inner: usize, column: usize, add: bool) {
-    let steps = inner.div_ceil(STEP);
-    let sums = scratch.sums.as_mut_ptr().cast::<f32>();
-    for first in (0..rows).step_by(STRIP) {
-        let block = Block {
-            left: scratch.left.as_ptr().cast::<u8>().wrapping_add(first / STRIP * steps * LEFT_STEP),
-            right: scratch.right.as_ptr().cast(),
-            steps,
-            out: sums.wrapping_add(first * SUM_STRIDE + column),
-            stride: SUM_STRIDE,
-            add,
-        };
-        // SAFETY: by the caller's promise; `reserve` made room for whole strips.
-        unsafe { amx::multiply((rows - first).min(STRIP), W::PARTS, &block) };
-    }
-}
-
-/// Proves the bounds and the instructions.
-fn check<W>(isa: Isa, left: Left<'_>, right: Right<'_, W>, columns: usize) {
-    assert!(isa.has_tiles(), "tiles");
-    let fits = |start: &usize| start.checked_add(left.inner).is_some_and(|end| end <= left.data.len());
-    assert!(left.starts.len() <= TILE_ROW_LIMIT && left.starts.iter().all(fits), "left row out of bounds");
-    assert!((1..=TILE_COLUMN_LIMIT).contains(&columns) && left.inner > 0, "size of a product on tiles");
-    let panels = columns.div_ceil(PANEL);
-    let last = (left.inner - 1).checked_mul(right.stride).and_then(|rows| rows.checked_add(PANEL));
-    let end = (panels - 1).checked_mul(right.panel_stride).zip(last).and_then(|(a, b)| a.checked_add(b));
-    assert!(end.is_some_and(|end| end <= right.data.len()), "right out of bounds");
 }
