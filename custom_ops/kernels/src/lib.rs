@@ -47,6 +47,7 @@
 mod activation;
 mod attention;
 mod attention_layer;
+mod attention_tiles;
 mod buffer;
 mod check;
 mod cross_attention;

@@ -33,13 +33,13 @@ use std::cell::Cell;
 
 use half::bf16;
 
-use super::amx::{self, Block, Tiles};
+use super::amx::{Block, Tiles};
 use super::product::{Left, Right};
 use super::{Element, Isa, LANES, PANEL, amx_split};
 use crate::buffer::Buffer;
 
 /// Parts of an f32.
-pub(super) const PARTS: usize = 3;
+pub(crate) const PARTS: usize = 3;
 
 /// Rows of a tile.
 pub(super) const TILE: usize = 16;
@@ -139,7 +139,6 @@ thread_local! {
 
 /// The tiles of this thread and their memory.
 pub(crate) struct Unit {
-    isa: Isa,
     scratch: Scratch,
     tiles: Tiles,
 }
@@ -151,13 +150,8 @@ impl Drop for Unit {
 }
 
 /// Splits the first panel of `right`, of `inner` rows, into `out`.
-///
-/// # Panics
-///
-/// If the panel does not fit its slice, or the parts do not fit `out`; if `isa` has no tiles.
-pub(crate) fn split_panel<W: Element>(isa: Isa, right: Right<'_, W>, inner: usize, out: &mut [bf16]) -> Magnitudes {
-    assert!(isa.has_tiles() && inner > 0, "tiles");
-    let end = (inner - 1).checked_mul(right.stride).and_then(|rows| rows.checked_add(PANEL));
+fn split_panel<W: Element>(_: &Tiles, right: Right<'_, W>, inner: usize, out: &mut [bf16]) -> Magnitudes {
+    let end = inner.checked_sub(1).and_then(|rows| rows.checked_mul(right.stride)).and_then(|at| at.checked_add(PANEL));
     assert!(end.is_some_and(|end| end <= right.data.len()), "right out of bounds");
     assert!(out.len() >= parts_len(W::PARTS, inner), "room for a panel");
     // SAFETY: the bounds are proved, and tiles come with the instructions.
@@ -188,7 +182,16 @@ impl Unit {
         scratch.right.take(parts_len(PARTS, INNER_LIMIT));
         scratch.sums.take(ROW_LIMIT * SUM_STRIDE);
         // SAFETY: `Isa` proves that this process may use tiles, and the thread has no other unit.
-        Self { isa, scratch, tiles: unsafe { Tiles::configure() } }
+        Self { scratch, tiles: unsafe { Tiles::configure() } }
+    }
+
+    /// Splits the first panel of `right`, of `inner` rows, into `out`.
+    ///
+    /// # Panics
+    ///
+    /// If the panel does not fit its slice, or the parts do not fit `out`.
+    pub(crate) fn split_panel<W: Element>(&self, right: Right<'_, W>, inner: usize, out: &mut [bf16]) -> Magnitudes {
+        split_panel(&self.tiles, right, inner, out)
     }
 
     /// Splits `inner` elements of up to [`ROW_LIMIT`] rows from element `first` on, and takes them into `found`.
@@ -244,7 +247,7 @@ impl Unit {
             for (panel, found) in panels.iter_mut().enumerate().take(columns.div_ceil(PANEL)) {
                 let data = &right.data[panel * right.panel_stride + first * right.stride..];
                 let split = self.scratch.right.filled_mut();
-                *found = found.join(split_panel(self.isa, Right { data, ..right }, inner, split));
+                *found = found.join(split_panel(&self.tiles, Right { data, ..right }, inner, split));
                 self.multiply_strips::<W>(left.starts.len(), inner, panel * PANEL, first > 0);
             }
         }
