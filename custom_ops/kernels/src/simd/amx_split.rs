@@ -11,6 +11,8 @@ use std::arch::x86_64::{
     _mm512_storeu_si512, _mm512_sub_epi32, _mm512_sub_ps,
 };
 
+use std::ops::Range;
+
 use half::bf16;
 
 use super::tiles::{Magnitudes, PARTS, STEP, TILE, TILE_LEN};
@@ -33,11 +35,24 @@ const fn upper_halves(pairs: bool) -> [u16; 32] {
     order
 }
 
+/// Half of the lowest bit that `high` keeps.
+pub(super) const HALF: i32 = 0x8000;
+
+/// The bits of a bf16.
+pub(super) const UPPER: i32 = 0xffff_0000_u32.cast_signed();
+
+/// The order of [`IN_PAIRS`] for `vpermt2w`.
+#[target_feature(enable = "avx512f")]
+pub(super) fn pairs() -> __m512i {
+    // SAFETY: the array has the size of a vector.
+    unsafe { _mm512_loadu_si512(IN_PAIRS.as_ptr().cast()) }
+}
+
 /// Parts of 16 values, each in the upper half of a lane; what stands in the lower halves has no meaning.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn parts(x: __m512) -> [__m512i; PARTS] {
-    let (half, upper) = (_mm512_set1_epi32(0x8000), _mm512_set1_epi32(0xffff_0000_u32.cast_signed()));
+    let (half, upper) = (_mm512_set1_epi32(HALF), _mm512_set1_epi32(UPPER));
     let high = _mm512_add_epi32(_mm512_castps_si512(x), half);
     let rest = _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_and_si512(high, upper)));
     let middle = _mm512_castps_si512(rest);
@@ -47,15 +62,15 @@ fn parts(x: __m512) -> [__m512i; PARTS] {
 
 /// [`Magnitudes`] of each lane.
 #[derive(Clone, Copy)]
-struct Lanes {
-    largest: __m512i,
-    below_smallest: __m512i,
+pub(super) struct Lanes {
+    pub(super) largest: __m512i,
+    pub(super) below_smallest: __m512i,
 }
 
 impl Lanes {
     #[target_feature(enable = "avx512f")]
     #[inline]
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { largest: _mm512_setzero_si512(), below_smallest: _mm512_set1_epi32(-1) }
     }
 
@@ -70,7 +85,7 @@ impl Lanes {
 
     #[target_feature(enable = "avx512f")]
     #[inline]
-    fn join(self) -> Magnitudes {
+    pub(super) fn join(self) -> Magnitudes {
         Magnitudes {
             largest: _mm512_reduce_max_epu32(self.largest),
             below_smallest: _mm512_reduce_min_epu32(self.below_smallest),
@@ -111,20 +126,20 @@ pub(super) unsafe fn row(from: *const f32, inner: usize, strip: *mut bf16, row: 
     lanes.join()
 }
 
-/// Splits `inner` rows of a panel into tiles of pairs of rows, zeros after them.
+/// Splits `inner` rows of a panel into tiles of pairs of rows, zeros after them: the pairs `pairs` of every tile.
 ///
 /// # Safety
 ///
 /// `inner` rows of [`PANEL`] elements, `stride` elements apart, must be readable at `from`; `ceil(inner / STEP)` steps of
 /// a panel of `W::PARTS` parts must be ours to write at `panel`; the processor must have AVX-512 F and BW.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn panel<W: Element>(from: *const W, stride: usize, inner: usize, panel: *mut bf16) -> Magnitudes {
+pub(super) unsafe fn panel<W: Element>(from: *const W, stride: usize, inner: usize, panel: *mut bf16, pairs: Range<usize>) -> Magnitudes {
     let mut lanes = Lanes::new();
     let step = W::PARTS * 2 * TILE_LEN;
     // SAFETY: by the caller's promise.
     unsafe {
-        let order = _mm512_loadu_si512(IN_PAIRS.as_ptr().cast());
-        for pair in 0..inner.div_ceil(STEP) * STEP / 2 {
+        let order = self::pairs();
+        for pair in (0..inner.div_ceil(STEP) * TILE).filter(|pair| pairs.contains(&(pair % TILE))) {
             let out = panel.add(pair / TILE * step + pair % TILE * STEP);
             for half in 0..PANEL / LANES {
                 let load = |row: usize| match row < inner {

@@ -21,6 +21,9 @@ pub(crate) trait Element: Copy + Default + std::fmt::Debug + Send + Sync + 'stat
     /// The same value.
     fn widen(self) -> f32;
 
+    /// The values where they are f32.
+    fn direct(values: &[Self]) -> Option<&[f32]>;
+
     /// Whether two elements have the same bits.
     fn same_bits(self, other: Self) -> bool;
 
@@ -47,6 +50,10 @@ impl Element for f32 {
 
     fn widen(self) -> f32 {
         self
+    }
+
+    fn direct(values: &[Self]) -> Option<&[f32]> {
+        Some(values)
     }
 
     fn same_bits(self, other: Self) -> bool {
@@ -78,6 +85,10 @@ impl Element for bf16 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
 
+    fn direct(_: &[Self]) -> Option<&[f32]> {
+        None
+    }
+
     fn same_bits(self, other: Self) -> bool {
         self.to_bits() == other.to_bits()
     }
@@ -107,6 +118,10 @@ impl Element for f16 {
 
     fn widen(self) -> f32 {
         self.to_f32()
+    }
+
+    fn direct(_: &[Self]) -> Option<&[f32]> {
+        None
     }
 
     fn same_bits(self, other: Self) -> bool {

@@ -30,10 +30,11 @@
 //! Each thread that multiplies on tiles keeps [`Scratch`], whose size does not depend on the product.
 
 use std::cell::Cell;
+use std::ops::Range;
 
 use half::bf16;
 
-use super::amx::{Block, Tiles};
+use super::amx::{Block, Job, Tiles};
 use super::product::{Left, Right};
 use super::{Element, Isa, LANES, PANEL, amx_split};
 use crate::buffer::Buffer;
@@ -128,7 +129,8 @@ impl Magnitudes {
 #[derive(Debug, Default)]
 struct Scratch {
     left: Buffer<bf16>,
-    right: Buffer<bf16>,
+    /// One that is multiplied and one that is split.
+    right: [Buffer<bf16>; 2],
     sums: Buffer,
 }
 
@@ -149,13 +151,19 @@ impl Drop for Unit {
     }
 }
 
-/// Splits the first panel of `right`, of `inner` rows, into `out`.
-fn split_panel<W: Element>(_: &Tiles, right: Right<'_, W>, inner: usize, out: &mut [bf16]) -> Magnitudes {
+/// Splits the first panel of `right`, of `inner` rows, into `out`: the pairs of rows `pairs` of every tile.
+fn split_panel<W: Element>(
+    _: &Tiles,
+    right: Right<'_, W>,
+    inner: usize,
+    out: &mut [bf16],
+    pairs: Range<usize>,
+) -> Magnitudes {
     let end = inner.checked_sub(1).and_then(|rows| rows.checked_mul(right.stride)).and_then(|at| at.checked_add(PANEL));
     assert!(end.is_some_and(|end| end <= right.data.len()), "right out of bounds");
     assert!(out.len() >= parts_len(W::PARTS, inner), "room for a panel");
     // SAFETY: the bounds are proved, and tiles come with the instructions.
-    unsafe { amx_split::panel(right.data.as_ptr(), right.stride, inner, out.as_mut_ptr()) }
+    unsafe { amx_split::panel(right.data.as_ptr(), right.stride, inner, out.as_mut_ptr(), pairs) }
 }
 
 /// Splits `inner` elements of up to [`STRIP`] rows from element `first` on into `out`, and takes them into `found`.
@@ -179,7 +187,9 @@ impl Unit {
         assert!(scratch.is_some(), "tiles");
         let mut scratch = scratch.unwrap_or_default();
         scratch.left.take(ROW_LIMIT / STRIP * parts_len(PARTS, INNER_LIMIT));
-        scratch.right.take(parts_len(PARTS, INNER_LIMIT));
+        for right in &mut scratch.right {
+            right.take(parts_len(PARTS, INNER_LIMIT));
+        }
         scratch.sums.take(ROW_LIMIT * SUM_STRIDE);
         // SAFETY: `Isa` proves that this process may use tiles, and the thread has no other unit.
         Self { scratch, tiles: unsafe { Tiles::configure() } }
@@ -191,7 +201,7 @@ impl Unit {
     ///
     /// If the panel does not fit its slice, or the parts do not fit `out`.
     pub(crate) fn split_panel<W: Element>(&self, right: Right<'_, W>, inner: usize, out: &mut [bf16]) -> Magnitudes {
-        split_panel(&self.tiles, right, inner, out)
+        split_panel(&self.tiles, right, inner, out, 0..TILE)
     }
 
     /// Splits `inner` elements of up to [`ROW_LIMIT`] rows from element `first` on, and takes them into `found`.
@@ -214,7 +224,7 @@ impl Unit {
 
     /// Splits the first `inner` sums of `rows` rows, a strip at most, to multiply them with [`Unit::multiply_sums`].
     pub(crate) fn split_sums(&mut self, rows: usize, inner: usize) {
-        let Scratch { right, sums, .. } = &mut self.scratch;
+        let Scratch { right: [right, _], sums, .. } = &mut self.scratch;
         let starts: [usize; STRIP] = std::array::from_fn(|row| row * SUM_STRIDE);
         let left = Left { data: sums.filled(), starts: &starts[..rows], inner };
         split_strip(&self.tiles, left, 0, inner, right.filled_mut(), &mut [Magnitudes::default(); STRIP]);
@@ -222,7 +232,7 @@ impl Unit {
 
     /// Multiplies the sums that were split with a panel, into the rows of sums from [`STRIP`] on.
     pub(crate) fn multiply_sums(&mut self, rows: usize, inner: usize, panel: &[bf16], column: usize) {
-        let Scratch { right, sums, .. } = &mut self.scratch;
+        let Scratch { right: [right, _], sums, .. } = &mut self.scratch;
         let (left, sums) = (right.filled(), &mut sums.filled_mut()[STRIP * SUM_STRIDE + column..]);
         self.tiles.multiply(rows, Block { left, right: panel, parts: PARTS, inner, sums, add: false });
     }
@@ -241,27 +251,58 @@ impl Unit {
         assert!(left.starts.len() <= ROW_LIMIT && (1..=COLUMN_LIMIT).contains(&columns), "size of a product on tiles");
         let mut rows = [Magnitudes::default(); ROW_LIMIT];
         let mut panels = [Magnitudes::default(); COLUMN_LIMIT / PANEL];
+        let count = columns.div_ceil(PANEL);
         for first in (0..left.inner).step_by(INNER_LIMIT) {
             let inner = (left.inner - first).min(INNER_LIMIT);
             self.split_left(left, first, inner, &mut rows);
-            for (panel, found) in panels.iter_mut().enumerate().take(columns.div_ceil(PANEL)) {
+            let at = |panel: usize| {
                 let data = &right.data[panel * right.panel_stride + first * right.stride..];
-                let split = self.scratch.right.filled_mut();
-                *found = found.join(split_panel(&self.tiles, Right { data, ..right }, inner, split));
-                self.multiply_strips::<W>(left.starts.len(), inner, panel * PANEL, first > 0);
+                Right { data, ..right }
+            };
+            let found = split_panel(&self.tiles, at(0), inner, self.scratch.right[0].filled_mut(), 0..TILE);
+            panels[0] = panels[0].join(found);
+            for panel in 0..count {
+                let next = (panel + 1 < count).then(|| at(panel + 1));
+                let found = self.multiply_strips(left.starts.len(), inner, panel, first > 0, next);
+                if let Some(next) = panels.get_mut(panel + 1) {
+                    *next = next.join(found);
+                }
             }
         }
         Products { sums: self.scratch.sums.filled(), inner: left.inner, rows, panels }
     }
 
-    /// Every strip of `rows` rows times the panel that is split, both of `inner` steps.
-    fn multiply_strips<W: Element>(&mut self, rows: usize, inner: usize, column: usize, add: bool) {
-        let Scratch { left, right, sums } = &mut self.scratch;
-        let (len, right, sums) = (parts_len(PARTS, inner), right.filled(), sums.filled_mut());
-        for (first, left) in (0..rows).step_by(STRIP).zip(left.filled().chunks_exact(len)) {
-            let sums = &mut sums[first * SUM_STRIDE + column..];
-            self.tiles.multiply((rows - first).min(STRIP), Block { left, right, parts: W::PARTS, inner, sums, add });
+    /// Every strip of `rows` rows times panel `panel`, which is split, while the next one is split, all of `inner` steps.
+    fn multiply_strips<W: Element>(
+        &mut self,
+        rows: usize,
+        inner: usize,
+        panel: usize,
+        add: bool,
+        next: Option<Right<'_, W>>,
+    ) -> Magnitudes {
+        let Scratch { left, right: [even, odd], sums, .. } = &mut self.scratch;
+        let (right, to) = if panel.is_multiple_of(2) { (even, odd) } else { (odd, even) };
+        let (right, to, sums) = (right.filled(), to.filled_mut(), sums.filled_mut());
+        let aside = next.as_ref().filter(|next| inner.is_multiple_of(STEP) && next.stride == PANEL);
+        let aside = aside.and_then(|next| W::direct(next.data));
+        let (mut halves, mut found) = (0..if next.is_some() { 2 } else { 0 }, Magnitudes::default());
+        for (first, left) in (0..rows).step_by(STRIP).zip(left.filled().chunks_exact(parts_len(PARTS, inner))) {
+            let (rows, sums) = ((rows - first).min(STRIP), &mut sums[first * SUM_STRIDE + panel * PANEL..]);
+            let block = Block { left, right, parts: W::PARTS, inner, sums, add };
+            match aside.filter(|_| rows > TILE).and_then(|from| Some((from, halves.next()?))) {
+                Some((from, half)) => {
+                    let job = Job { from, to, half };
+                    found = found.join(self.tiles.multiply_and_split(rows, block, job));
+                }
+                None => self.tiles.multiply(rows, block),
+            }
         }
+        for (half, next) in halves.zip(next.into_iter().cycle()) {
+            let pairs = half * TILE / 2..(half + 1) * TILE / 2;
+            found = found.join(split_panel(&self.tiles, next, inner, to, pairs));
+        }
+        found
     }
 }
 
