@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::grid::{Claims, Grid, Layout, Tile};
-use crate::key_panels::{Panels, Visible};
+use crate::key_panels::{KEYS_PER_TILE, Panels, Visible};
 use crate::pool::Stage;
 use crate::query_projection::row_stride;
 use crate::routing::Routing;
@@ -16,9 +16,6 @@ use crate::simd::{Isa, Left, PANEL, Product, ROWS, Write};
 
 /// Query rows (tokens times slots) that one task aims at, on vectors and on tiles.
 const QUERY_ROWS: [usize; 2] = [64, 128];
-
-/// Keys of one tile.
-const KEYS_PER_TILE: usize = 256;
 
 /// Inputs of the attention of one call.
 #[derive(Clone, Copy)]

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use crate::attention::{Attention, Rows};
 use crate::grid::Tile;
+use crate::key_panels::KEYS_PER_TILE;
 use crate::rows::TILE_ROWS;
 use crate::simd::tiles::{INNER_LIMIT, Magnitudes, STRIP, SUM_STRIDE, Unit};
 use crate::simd::{Isa, Left, PANEL, ROWS};
@@ -36,12 +37,12 @@ impl Rows {
         unit.split_left(left, 0, head, &mut found);
         let suits: [bool; TILE_ROWS] = std::array::from_fn(|row| found[row].suit(keys, head));
         let longest = self.longest(0..count);
-        for first in (0..longest).step_by(INNER_LIMIT) {
+        for first in (0..longest).step_by(KEYS_PER_TILE) {
             for (strip, row) in (0..count).step_by(STRIP).enumerate() {
                 let rows = row..count.min(row + STRIP);
                 let longest = self.longest(rows.clone());
                 if first < longest {
-                    let keys = first..longest.min(first + INNER_LIMIT);
+                    let keys = first..longest.min(first + KEYS_PER_TILE);
                     self.visit_strip(stage, &mut unit, strip, rows, keys, &suits, out);
                 }
             }

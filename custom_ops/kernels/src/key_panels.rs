@@ -5,8 +5,11 @@ use half::bf16;
 use crate::buffer::Buffer;
 use crate::grid::{Claims, Grid, Layout, Tile, cut};
 use crate::pool::Stage;
-use crate::simd::tiles::{INNER_LIMIT, Magnitudes, PARTS, Unit, parts_len};
+use crate::simd::tiles::{Magnitudes, PARTS, Unit, parts_len};
 use crate::simd::{Isa, PANEL, Right};
+
+/// Keys of one tile of attention.
+pub(crate) const KEYS_PER_TILE: usize = 256;
 
 /// Key panels that one task packs.
 const PANELS_PER_TASK: usize = 4;
@@ -81,6 +84,8 @@ struct PartScratch {
 /// Parts of panels while they are filled.
 struct PartGrids<'a> {
     isa: Isa,
+    /// Rows of a group.
+    group: usize,
     parts: Grid<'a, bf16>,
     magnitudes: Grid<'a, Magnitudes>,
 }
@@ -93,6 +98,7 @@ impl PartScratch {
         let [parts_claims, claims] = &mut self.claims;
         PartGrids {
             isa,
+            group: inner,
             parts: Grid::new(parts, Layout::whole(len), bounds, parts_claims),
             magnitudes: Grid::new(magnitudes, Layout::whole(groups), bounds, claims),
         }
@@ -106,6 +112,7 @@ impl PartScratch {
 /// The tiles of one task.
 struct PartTiles<'a> {
     unit: Unit,
+    group: usize,
     parts: Tile<'a, bf16>,
     magnitudes: Tile<'a, Magnitudes>,
 }
@@ -113,19 +120,21 @@ struct PartTiles<'a> {
 impl PartGrids<'_> {
     fn tile(&self, index: usize) -> Option<PartTiles<'_>> {
         let (parts, magnitudes) = (self.parts.tile(index)?, self.magnitudes.tile(index)?);
-        Some(PartTiles { unit: Unit::new(self.isa), parts, magnitudes })
+        Some(PartTiles { unit: Unit::new(self.isa), group: self.group, parts, magnitudes })
     }
 }
 
 impl PartTiles<'_> {
-    /// Splits `rows` rows of a panel, in groups of [`INNER_LIMIT`].
+    /// Splits `rows` rows of a panel, in groups.
     fn split(&mut self, row: usize, panel: &[f32], rows: usize) {
         let (parts, magnitudes) = (self.parts.row(row), self.magnitudes.row(row));
         magnitudes.fill(Magnitudes::default());
-        let groups = parts.chunks_mut(parts_len(PARTS, INNER_LIMIT)).zip(magnitudes);
-        for (first, (parts, magnitudes)) in (0..rows).step_by(INNER_LIMIT).zip(groups) {
+        let groups = parts.chunks_mut(parts_len(PARTS, self.group)).zip(magnitudes);
+        for (first, (parts, magnitudes)) in (0..rows).step_by(self.group).zip(groups) {
             let right = Right { data: &panel[first * PANEL..], stride: PANEL, panel_stride: 0 };
-            *magnitudes = self.unit.split_panel(right, (rows - first).min(INNER_LIMIT), parts);
+            let rows = (rows - first).min(self.group);
+            self.unit.split_panel(right, rows, parts);
+            *magnitudes = self.unit.magnitudes(&right.data[..rows * PANEL]);
         }
     }
 }
@@ -149,7 +158,7 @@ pub(crate) struct PackValues<'a> {
 pub(crate) struct Panels<'a> {
     keys: &'a [f32],
     values: &'a [f32],
-    /// Parts of keys, and of values in groups of [`INNER_LIMIT`] keys.
+    /// Parts of keys, and of values in groups of [`KEYS_PER_TILE`] keys.
     parts: [Parts<'a>; 2],
     /// Keys `S`, visible or not.
     count: usize,
@@ -176,7 +185,7 @@ impl PanelScratch {
         let [key_claims, value_claims] = &mut self.claims;
         let (key_bounds, value_bounds) = (&self.key_bounds, &self.value_bounds);
         let (key_scratch, value_scratch) = (&mut self.key_parts, &mut self.value_parts);
-        let (groups, inner) = (cache.keys.div_ceil(INNER_LIMIT), INNER_LIMIT);
+        let (groups, inner) = (cache.keys.div_ceil(KEYS_PER_TILE), KEYS_PER_TILE);
         let key_parts = tiles.map(|isa| key_scratch.grids(isa, pairs * key_panels, 1, cache.head, key_bounds));
         let value_parts = tiles.map(|isa| value_scratch.grids(isa, pairs * value_panels, groups, inner, value_bounds));
         let keys = Grid::new(keys, Layout::whole(key_len), key_bounds, key_claims);
@@ -290,16 +299,16 @@ impl<'a> Panels<'a> {
         &self.parts[0].0[(pair * panels + panel) * len..][..len]
     }
 
-    /// Parts of value panel `panel`, of the [`INNER_LIMIT`] keys from visible key `first` on.
+    /// Parts of value panel `panel`, of the [`KEYS_PER_TILE`] keys from visible key `first` on.
     pub(crate) fn value_parts(&self, pair: usize, panel: usize, first: usize) -> &'a [bf16] {
-        let (panels, groups) = (self.head.div_ceil(PANEL), self.count.div_ceil(INNER_LIMIT));
-        let len = parts_len(PARTS, INNER_LIMIT);
-        &self.parts[1].0[((pair * panels + panel) * groups + first / INNER_LIMIT) * len..][..len]
+        let (panels, groups) = (self.head.div_ceil(PANEL), self.count.div_ceil(KEYS_PER_TILE));
+        let len = parts_len(PARTS, KEYS_PER_TILE);
+        &self.parts[1].0[((pair * panels + panel) * groups + first / KEYS_PER_TILE) * len..][..len]
     }
 
     /// Magnitudes of the visible keys, and of their values.
     pub(crate) fn magnitudes(&self, pair: usize) -> [Magnitudes; 2] {
-        let groups = self.count.div_ceil(INNER_LIMIT) * self.head.div_ceil(PANEL);
+        let groups = self.count.div_ceil(KEYS_PER_TILE) * self.head.div_ceil(PANEL);
         [(0, self.count.div_ceil(PANEL)), (1, groups)].map(|(of, count)| {
             let all = &self.parts[of].1[pair * count..][..count];
             all.iter().fold(Magnitudes::default(), |all, found| all.join(*found))

@@ -1,17 +1,17 @@
 //! Rows from anywhere, times one block of packed weights.
 
+use std::ops::Range;
+
 use crate::buffer::Buffer;
 use crate::grid::Tile;
 use crate::packed::{Packed, Panels};
-#[cfg(target_arch = "x86_64")]
-use crate::simd::tiles::{COLUMN_LIMIT, Products, Unit};
+use crate::simd::tiles::{COLUMN_LIMIT, Magnitudes, SUM_STRIDE, Unit};
 use crate::simd::{Element, Isa, Left, PANEL, Product, ROWS, Right, Write};
 
 /// Most rows that one call multiplies.
 pub(crate) const TILE_ROWS: usize = 128;
 
 /// Fewest rows and inner steps of a product on AMX tiles: below, splitting the weights costs more than tiles gain.
-#[cfg(target_arch = "x86_64")]
 const ON_TILES: [usize; 2] = [48, 64];
 
 /// Bytes of weights that stay in the nearest caches while blocks of rows pass.
@@ -48,7 +48,6 @@ impl RowProduct<'_> {
 
     fn compute_with<W: Element>(&self, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
         let count = self.left.starts.len();
-        #[cfg(target_arch = "x86_64")]
         if isa.has_tiles() && count >= ON_TILES[0] && self.left.inner >= ON_TILES[1] {
             return self.compute_on_tiles(panels, isa, out);
         }
@@ -84,64 +83,72 @@ impl RowProduct<'_> {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
 impl RowProduct<'_> {
     fn compute_on_tiles<W: Element>(&self, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
         let mut unit = Unit::new(isa);
         for column in (0..self.columns).step_by(COLUMN_LIMIT) {
-            let panel = (self.first_column + column) / PANEL;
-            let right = self.weights.geometry().right(panels, self.matrix, self.block, panel);
-            let columns = COLUMN_LIMIT.min(self.columns - column);
-            let products = unit.multiply(self.left, right, columns);
-            for row in 0..self.left.starts.len() {
-                if (0..columns.div_ceil(PANEL)).all(|panel| products.suits(row, panel)) {
-                    let (place, product) = (&mut out.row(self.rows[row])[column..column + columns], products.row(row));
-                    match self.factors {
-                        Some(factors) => isa.add_scaled(place, factors[row], product),
-                        None => isa.replace(place, product),
+            let first_panel = (self.first_column + column) / PANEL;
+            let right = self.weights.geometry().right(panels, self.matrix, self.block, first_panel);
+            let columns = column..self.columns.min(column + COLUMN_LIMIT);
+            let rows = unit.multiply(self.left, right, columns.len());
+            let mut known = [Magnitudes::default(); COLUMN_LIMIT / PANEL];
+            for (panel, known) in known.iter_mut().enumerate().take(columns.len().div_ceil(PANEL)) {
+                let panel_len = self.left.inner * PANEL;
+                let values = &right.data[panel * panel_len..][..panel_len];
+                let find = || unit.magnitudes(values);
+                *known = self.weights.magnitudes(self.matrix, self.block, first_panel + panel, find);
+            }
+            let all = known.iter().fold(Magnitudes::default(), |all, found| all.join(*found));
+            for (row, (found, product)) in rows.iter().zip(unit.sums().chunks(SUM_STRIDE)).enumerate().take(self.left.starts.len()) {
+                if found.suit(all, self.left.inner) {
+                    self.write(row, columns.clone(), product, isa, out);
+                    continue;
+                }
+                for ((panel, known), product) in known.iter().enumerate().zip(product.chunks(PANEL)) {
+                    let columns = column + panel * PANEL..columns.end.min(column + (panel + 1) * PANEL);
+                    if columns.is_empty() {
+                        break;
                     }
-                } else {
-                    self.compute_row(row, column, right, &products, isa, out);
+                    match found.suit(*known, self.left.inner) {
+                        true => self.write(row, columns, product, isa, out),
+                        false => self.compute_row(row, columns, right.from_panel(panel), isa, out),
+                    }
                 }
             }
         }
     }
 
-    /// One row, of which some products came from tiles; the others are multiplied here.
+    /// Writes a product to the columns `columns` of a row.
+    fn write(&self, row: usize, columns: Range<usize>, product: &[f32], isa: Isa, out: &mut Tile<'_, f32>) {
+        let place = &mut out.row(self.rows[row])[columns];
+        match self.factors {
+            Some(factors) => isa.add_scaled(place, factors[row], product),
+            None => isa.replace(place, product),
+        }
+    }
+
+    /// One row times one panel, on vectors.
     fn compute_row<W: Element>(
         &self,
         row: usize,
-        first_column: usize,
+        columns: Range<usize>,
         right: Right<'_, W>,
-        products: &Products<'_>,
         isa: Isa,
         out: &mut Tile<'_, f32>,
     ) {
-        for column in (first_column..self.columns.min(first_column + COLUMN_LIMIT)).step_by(PANEL) {
-            let (columns, panel) = (PANEL.min(self.columns - column), (column - first_column) / PANEL);
-            if products.suits(row, panel) {
-                let product = &products.row(row)[panel * PANEL..];
-                let place = &mut out.row(self.rows[row])[column..column + columns];
-                match self.factors {
-                    Some(factors) => isa.add_scaled(place, factors[row], product),
-                    None => isa.replace(place, product),
-                }
-                continue;
-            }
-            Product {
-                left: Left { starts: &self.left.starts[row..=row], ..self.left },
-                right: Right { data: &right.data[panel * right.panel_stride..], ..right },
-                rows: &self.rows[row..=row],
-                first_column: column,
-                columns,
-                write: match self.factors {
-                    Some(factors) => Write::AddScaled(&factors[row..=row]),
-                    None => Write::Replace,
-                },
-                ahead: None,
-            }
-            .compute(isa, out);
+        Product {
+            left: Left { starts: &self.left.starts[row..=row], ..self.left },
+            right,
+            rows: &self.rows[row..=row],
+            first_column: columns.start,
+            columns: columns.len(),
+            write: match self.factors {
+                Some(factors) => Write::AddScaled(&factors[row..=row]),
+                None => Write::Replace,
+            },
+            ahead: None,
         }
+        .compute(isa, out);
     }
 }
 

@@ -10,8 +10,8 @@ use std::sync::OnceLock;
 use half::bf16;
 
 use super::PANEL;
-use super::amx_split::{self, Lanes};
-use super::tiles::{Magnitudes, PARTS, STEP, STRIP, SUM_STRIDE, TILE, parts_len};
+use super::amx_split;
+use super::tiles::{PARTS, STEP, STRIP, SUM_STRIDE, TILE, parts_len};
 
 /// Whether processor and system let this process use tiles; the system is asked once.
 pub(super) fn available() -> bool {
@@ -136,14 +136,20 @@ pub(super) struct Block<'a> {
     pub(super) add: bool,
 }
 
-/// Half of a panel of f32 that is split while a block is multiplied: 8 of the 16 pairs of rows of every step.
+/// Some pairs of rows of every step of a panel of f32, split while a block is multiplied.
 pub(super) struct Job<'a> {
     /// Rows of [`PANEL`] elements, whole steps of them.
     pub(super) from: &'a [f32],
     /// Parts of the panel.
     pub(super) to: &'a mut [bf16],
-    pub(super) half: usize,
+    /// The first pair.
+    pub(super) first: usize,
+    /// Number of pairs: [`QUARTER`], or twice as many.
+    pub(super) pairs: usize,
 }
+
+/// Fewest pairs of rows of a job.
+pub(super) const QUARTER: usize = TILE / 4;
 
 impl Tiles {
     /// As [`Tiles::multiply`] for more than [`TILE`] rows and a panel of [`PARTS`] parts, while `job` is done.
@@ -151,15 +157,19 @@ impl Tiles {
     /// # Panics
     ///
     /// If something does not fit its slice.
-    pub(super) fn multiply_and_split(&self, rows: usize, block: Block<'_>, job: Job<'_>) -> Magnitudes {
-        assert!(rows > TILE && block.parts == PARTS && job.half < 2, "size of a block");
-        let inner = block.inner.next_multiple_of(STEP);
-        assert!(job.from.len() >= inner * PANEL && job.to.len() >= parts_len(PARTS, inner), "panel to split");
+    pub(super) fn multiply_and_split(&self, rows: usize, block: Block<'_>, job: Job<'_>) {
+        let (inner, Job { from, to, first, pairs }) = (block.inner.next_multiple_of(STEP), job);
+        assert!(rows > TILE && block.parts == PARTS && first + pairs <= TILE, "size of a block");
+        assert!(pairs == QUARTER || pairs == 2 * QUARTER, "size of a job");
+        assert!(from.len() >= inner * PANEL && to.len() >= parts_len(PARTS, inner), "panel to split");
         let raw = self.check(rows, block);
-        let (pairs, to) = (job.half * TILE / 2, job.to.as_mut_ptr());
-        // SAFETY: the bounds are proved; a step of `from` and `to` is read and written for each step of the block.
+        // SAFETY: the bounds are proved, and `self` that the tiles of this thread are configured.
         unsafe {
-            three_parts_and_split(&raw, job.from.as_ptr().add(2 * pairs * PANEL), to.add(pairs * STEP))
+            let (from, to) = (from.as_ptr().add(first * 2 * PANEL), to.as_mut_ptr().add(first * STEP));
+            match pairs {
+                QUARTER => split_quarter(&raw, from, to),
+                _ => split_half(&raw, from, to),
+            }
         }
     }
 
@@ -310,86 +320,80 @@ block!(one_part, 2, "2048", left!(2, "4096"), right!("0"), products!(2), left!(2
 block!(one_part_low, 1, "2048", left!(1, "4096"), right!("0"), products!(1), left!(1, "2048"), products!(1),
     left!(1, "0"), products!(1));
 
-/// Splits a pair of vectors, as `amx_split` does; `$to` is the place of the first part.
+/// Splits pairs of vectors, as `amx_split` does; `$to` is the place of the first part.
 macro_rules! split {
     ($($from:literal to $to:literal),+) => {
         concat!($(
             "vmovups zmm0, [{from} + ", $from, "]\n vmovups zmm1, [{from} + ", $from, " + 128]\n",
-            "prefetcht0 [{from} + ", $from, " + 8192]\n prefetcht0 [{from} + ", $from, " + 8320]\n",
-            "vpandd zmm6, zmm0, zmm19\n vpandd zmm7, zmm1, zmm19\n",
-            "vpmaxud zmm16, zmm16, zmm6\n vpmaxud zmm16, zmm16, zmm7\n",
-            "vpsubd zmm6, zmm6, zmm20\n vpsubd zmm7, zmm7, zmm20\n",
-            "vpminud zmm17, zmm17, zmm6\n vpminud zmm17, zmm17, zmm7\n",
-            "vpaddd zmm2, zmm0, zmm21\n vpaddd zmm3, zmm1, zmm21\n",
-            "vpandd zmm4, zmm2, zmm22\n vpandd zmm5, zmm3, zmm22\n",
+            "vpaddd zmm2, zmm0, {half}\n vpaddd zmm3, zmm1, {half}\n",
+            "vpandd zmm4, zmm2, {upper}\n vpandd zmm5, zmm3, {upper}\n",
             "vsubps zmm0, zmm0, zmm4\n vsubps zmm1, zmm1, zmm5\n",
-            "vpermt2w zmm2, zmm18, zmm3\n vmovdqu64 [{to} + ", $to, "], zmm2\n",
-            "vpandd zmm4, zmm0, zmm22\n vpandd zmm5, zmm1, zmm22\n",
+            "vpermt2w zmm2, {order}, zmm3\n vmovdqu64 [{to} + ", $to, "], zmm2\n",
+            "vpandd zmm4, zmm0, {upper}\n vpandd zmm5, zmm1, {upper}\n",
             "vsubps zmm4, zmm0, zmm4\n vsubps zmm5, zmm1, zmm5\n",
-            "vpermt2w zmm0, zmm18, zmm1\n vmovdqu64 [{to} + ", $to, " + 2048], zmm0\n",
-            "vpermt2w zmm4, zmm18, zmm5\n vmovdqu64 [{to} + ", $to, " + 4096], zmm4\n"
+            "vpermt2w zmm0, {order}, zmm1\n vmovdqu64 [{to} + ", $to, " + 2048], zmm0\n",
+            "vpermt2w zmm4, {order}, zmm5\n vmovdqu64 [{to} + ", $to, " + 4096], zmm4\n"
         ),+)
     };
 }
 
-/// A strip of two tiles of rows times a panel of three parts, while half of another panel is split: vectors have nothing
-/// else to do while tiles are multiplied.
-///
-/// # Safety
-///
-/// [`Tiles`] must be configured on this thread, `steps` positive, and `raw` describe a block that is in bounds; a step of
-/// half a panel must be readable at `from` and ours to write at `to` for every step of the block.
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn three_parts_and_split(raw: &Raw, from: *const f32, to: *mut bf16) -> Magnitudes {
-    let Raw { left, right, steps, sums, add } = *raw;
-    let mut lanes = Lanes::new();
-    // SAFETY: by the caller's promise.
-    unsafe {
-        asm!(
-            "test {add}, {add}",
-            "jnz 3f",
-            "tilezero tmm0\n tilezero tmm1\n tilezero tmm2\n tilezero tmm3",
-            "jmp 2f",
-            "3:",
-            accumulators!(load 2),
-            "2:",
-            left!(2, "4096"), right!("0"), products!(2),
-            split!("0" to "0", "64" to "1024", "256" to "64"),
-            left!(2, "2048"), products!(2),
-            split!("320" to "1088", "512" to "128", "576" to "1152"),
-            right!("2048"), products!(2),
-            split!("768" to "192", "832" to "1216", "1024" to "256"),
-            left!(2, "0"), products!(2),
-            split!("1088" to "1280", "1280" to "320", "1344" to "1344"),
-            right!("4096"), products!(2),
-            split!("1536" to "384", "1600" to "1408"),
-            right!("0"), products!(2),
-            split!("1792" to "448", "1856" to "1472"),
-            "add {left}, 6144\n add {right}, 6144\n add {from}, 4096\n add {to}, 6144\n dec {steps}\n jnz 2b",
-            accumulators!(store 2),
-            left = inout(reg) left => _,
-            right = inout(reg) right => _,
-            steps = inout(reg) steps => _,
-            out = in(reg) sums,
-            lower = in(reg) sums.wrapping_add(TILE * SUM_STRIDE),
-            stride = in(reg) SUM_STRIDE * size_of::<f32>(),
-            line = in(reg) 64usize,
-            add = in(reg) usize::from(add),
-            from = inout(reg) from => _,
-            to = inout(reg) to => _,
-            inout("zmm16") lanes.largest,
-            inout("zmm17") lanes.below_smallest,
-            in("zmm18") amx_split::pairs(),
-            in("zmm19") _mm512_set1_epi32(i32::MAX),
-            in("zmm20") _mm512_set1_epi32(1),
-            in("zmm21") _mm512_set1_epi32(amx_split::HALF),
-            in("zmm22") _mm512_set1_epi32(amx_split::UPPER),
-            out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _,
-            out("zmm4") _, out("zmm5") _, out("zmm6") _, out("zmm7") _,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-            options(nostack),
-        );
-    }
-    lanes.join()
+/// Defines the product of a strip of two tiles of rows and a panel of three parts, while pairs of rows of another panel
+/// are split: vectors have nothing else to do while tiles are multiplied.
+macro_rules! block_and_split {
+    ($name:ident, $a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr) => {
+        /// A strip times a panel, and a job.
+        ///
+        /// # Safety
+        ///
+        /// [`Tiles`] must be configured on this thread, `steps` positive, and `raw` describe a block that is in bounds; the
+        /// pairs of every step must be readable from `from` on and ours to write from `to` on.
+        #[target_feature(enable = "avx512f,avx512bw")]
+        unsafe fn $name(raw: &Raw, from: *const f32, to: *mut bf16) {
+            let Raw { left, right, steps, sums, add } = *raw;
+            // SAFETY: by the caller's promise.
+            unsafe {
+                asm!(
+                    "test {add}, {add}",
+                    "jnz 3f",
+                    "tilezero tmm0\n tilezero tmm1\n tilezero tmm2\n tilezero tmm3",
+                    "jmp 2f",
+                    "3:",
+                    accumulators!(load 2),
+                    "2:",
+                    left!(2, "4096"), right!("0"), products!(2), $a,
+                    left!(2, "2048"), products!(2), $b,
+                    right!("2048"), products!(2), $c,
+                    left!(2, "0"), products!(2), $d,
+                    right!("4096"), products!(2), $e,
+                    right!("0"), products!(2), $f,
+                    "add {left}, 6144\n add {right}, 6144\n add {from}, 4096\n add {to}, 6144\n dec {steps}\n jnz 2b",
+                    accumulators!(store 2),
+                    left = inout(reg) left => _,
+                    right = inout(reg) right => _,
+                    steps = inout(reg) steps => _,
+                    out = in(reg) sums,
+                    lower = in(reg) sums.wrapping_add(TILE * SUM_STRIDE),
+                    stride = in(reg) SUM_STRIDE * size_of::<f32>(),
+                    line = in(reg) 64usize,
+                    add = in(reg) usize::from(add),
+                    from = inout(reg) from => _,
+                    to = inout(reg) to => _,
+                    order = in(zmm_reg) amx_split::pairs(),
+                    half = in(zmm_reg) _mm512_set1_epi32(amx_split::HALF),
+                    upper = in(zmm_reg) _mm512_set1_epi32(amx_split::UPPER),
+                    out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack),
+                );
+            }
+        }
+    };
 }
+
+block_and_split!(split_quarter, split!("0" to "0"), split!("64" to "1024"), split!("256" to "64"),
+    split!("320" to "1088", "512" to "128"), split!("576" to "1152"), split!("768" to "192", "832" to "1216"));
+block_and_split!(split_half, split!("0" to "0", "64" to "1024", "256" to "64"),
+    split!("320" to "1088", "512" to "128", "576" to "1152"), split!("768" to "192", "832" to "1216", "1024" to "256"),
+    split!("1088" to "1280", "1280" to "320", "1344" to "1344"), split!("1536" to "384", "1600" to "1408"),
+    split!("1792" to "448", "1856" to "1472"));

@@ -62,15 +62,15 @@ fn parts(x: __m512) -> [__m512i; PARTS] {
 
 /// [`Magnitudes`] of each lane.
 #[derive(Clone, Copy)]
-pub(super) struct Lanes {
-    pub(super) largest: __m512i,
-    pub(super) below_smallest: __m512i,
+struct Lanes {
+    largest: __m512i,
+    below_smallest: __m512i,
 }
 
 impl Lanes {
     #[target_feature(enable = "avx512f")]
     #[inline]
-    pub(super) fn new() -> Self {
+    fn new() -> Self {
         Self { largest: _mm512_setzero_si512(), below_smallest: _mm512_set1_epi32(-1) }
     }
 
@@ -85,7 +85,7 @@ impl Lanes {
 
     #[target_feature(enable = "avx512f")]
     #[inline]
-    pub(super) fn join(self) -> Magnitudes {
+    fn join(self) -> Magnitudes {
         Magnitudes {
             largest: _mm512_reduce_max_epu32(self.largest),
             below_smallest: _mm512_reduce_min_epu32(self.below_smallest),
@@ -98,14 +98,20 @@ fn first_lanes(count: usize) -> __mmask16 {
     ((1u32 << count.min(LANES)) - 1) as __mmask16
 }
 
-/// Splits `inner` elements of a row into the tiles of a strip, zeros after them.
+/// Splits `inner` elements of a row into the tiles of a strip, zeros after them; of no values where they are not to be
+/// judged.
 ///
 /// # Safety
 ///
 /// `inner` elements at `from` must be readable; `ceil(inner / STEP)` steps of a strip must be ours to write at `strip`;
 /// the processor must have AVX-512 F and BW.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn row(from: *const f32, inner: usize, strip: *mut bf16, row: usize) -> Magnitudes {
+pub(super) unsafe fn row<const JUDGE: bool>(
+    from: *const f32,
+    inner: usize,
+    strip: *mut bf16,
+    row: usize,
+) -> Magnitudes {
     let mut lanes = Lanes::new();
     // SAFETY: by the caller's promise; masks keep the last loads inside the row.
     unsafe {
@@ -115,15 +121,17 @@ pub(super) unsafe fn row(from: *const f32, inner: usize, strip: *mut bf16, row: 
             let left = inner - first;
             let a = _mm512_maskz_loadu_ps(first_lanes(left), from.wrapping_add(first));
             let b = _mm512_maskz_loadu_ps(first_lanes(left.saturating_sub(LANES)), from.wrapping_add(first + LANES));
-            lanes.take(a);
-            lanes.take(b);
+            if JUDGE {
+                lanes.take(a);
+                lanes.take(b);
+            }
             for (part, (a, b)) in parts(a).into_iter().zip(parts(b)).enumerate() {
                 _mm512_storeu_si512(out.add(part * 2 * TILE_LEN).cast(), _mm512_permutex2var_epi16(a, order, b));
             }
             out = out.wrapping_add(PARTS * 2 * TILE_LEN);
         }
     }
-    lanes.join()
+    if JUDGE { lanes.join() } else { Magnitudes::default() }
 }
 
 /// Splits `inner` rows of a panel into tiles of pairs of rows, zeros after them: the pairs `pairs` of every tile.
@@ -133,28 +141,46 @@ pub(super) unsafe fn row(from: *const f32, inner: usize, strip: *mut bf16, row: 
 /// `inner` rows of [`PANEL`] elements, `stride` elements apart, must be readable at `from`; `ceil(inner / STEP)` steps of
 /// a panel of `W::PARTS` parts must be ours to write at `panel`; the processor must have AVX-512 F and BW.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn panel<W: Element>(from: *const W, stride: usize, inner: usize, panel: *mut bf16, pairs: Range<usize>) -> Magnitudes {
-    let mut lanes = Lanes::new();
-    let step = W::PARTS * 2 * TILE_LEN;
+pub(super) unsafe fn panel<W: Element>(
+    from: *const W,
+    stride: usize,
+    inner: usize,
+    panel: *mut bf16,
+    pairs: Range<usize>,
+) {
     // SAFETY: by the caller's promise.
     unsafe {
         let order = self::pairs();
-        for pair in (0..inner.div_ceil(STEP) * TILE).filter(|pair| pairs.contains(&(pair % TILE))) {
-            let out = panel.add(pair / TILE * step + pair % TILE * STEP);
-            for half in 0..PANEL / LANES {
-                let load = |row: usize| match row < inner {
-                    true => W::load16(from.add(row * stride + half * LANES)),
-                    false => _mm512_setzero_ps(),
-                };
-                let (a, b) = (load(2 * pair), load(2 * pair + 1));
-                lanes.take(a);
-                lanes.take(b);
-                for (part, (a, b)) in parts(a).into_iter().zip(parts(b)).enumerate().take(W::PARTS) {
-                    let out = out.add((2 * part + half) * TILE_LEN);
-                    _mm512_storeu_si512(out.cast(), _mm512_permutex2var_epi16(a, order, b));
+        for step in 0..inner.div_ceil(STEP) {
+            for pair in pairs.clone() {
+                let out = panel.add(step * W::PARTS * 2 * TILE_LEN + pair * STEP);
+                for half in 0..PANEL / LANES {
+                    let load = |row: usize| match row < inner {
+                        true => W::load16(from.add(row * stride + half * LANES)),
+                        false => _mm512_setzero_ps(),
+                    };
+                    let (a, b) = (load(step * STEP + 2 * pair), load(step * STEP + 2 * pair + 1));
+                    for (part, (a, b)) in parts(a).into_iter().zip(parts(b)).enumerate().take(W::PARTS) {
+                        let out = out.add((2 * part + half) * TILE_LEN);
+                        _mm512_storeu_si512(out.cast(), _mm512_permutex2var_epi16(a, order, b));
+                    }
                 }
             }
         }
+    }
+}
+
+/// Magnitudes of `count` values, a multiple of [`LANES`].
+///
+/// # Safety
+///
+/// `count` values must be readable at `from`; the processor must have AVX-512 F.
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn magnitudes<W: Element>(from: *const W, count: usize) -> Magnitudes {
+    let mut lanes = Lanes::new();
+    for first in (0..count).step_by(LANES) {
+        // SAFETY: by the caller's promise.
+        lanes.take(unsafe { W::load16(from.add(first)) });
     }
     lanes.join()
 }

@@ -28,6 +28,13 @@ pub(crate) struct Right<'a, W = f32> {
     pub(crate) panel_stride: usize,
 }
 
+impl<W> Right<'_, W> {
+    /// From panel `panel` on.
+    pub(crate) fn from_panel(self, panel: usize) -> Self {
+        Self { data: &self.data[panel * self.panel_stride..], ..self }
+    }
+}
+
 /// What happens to the destination.
 #[derive(Clone, Copy)]
 pub(crate) enum Write<'a> {

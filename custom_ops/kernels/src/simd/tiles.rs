@@ -34,7 +34,7 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::amx::{Block, Job, Tiles};
+use super::amx::{Block, Job, QUARTER, Tiles};
 use super::product::{Left, Right};
 use super::{Element, Isa, LANES, PANEL, amx_split};
 use crate::buffer::Buffer;
@@ -61,7 +61,7 @@ pub(crate) const ROW_LIMIT: usize = 128;
 pub(crate) const COLUMN_LIMIT: usize = 256;
 
 /// Most inner steps whose parts are in memory at one time.
-pub(crate) const INNER_LIMIT: usize = 256;
+pub(crate) const INNER_LIMIT: usize = 512;
 
 /// Elements between two rows of sums; the gap keeps rows from meeting in the same few sets of a cache.
 pub(crate) const SUM_STRIDE: usize = COLUMN_LIMIT + LANES;
@@ -71,7 +71,7 @@ pub(crate) fn parts_len(parts: usize, inner: usize) -> usize {
     inner.div_ceil(STEP) * parts * 2 * TILE_LEN
 }
 
-/// The largest magnitude among values, and the smallest that is not 0.
+/// The largest magnitude among values, and the smallest that is not 0. The default is that of no values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Magnitudes {
     /// Bits of the largest magnitude; those of a NaN are larger than all others.
@@ -81,7 +81,6 @@ pub(crate) struct Magnitudes {
 }
 
 impl Default for Magnitudes {
-    /// Of no values.
     fn default() -> Self {
         Self { largest: 0, below_smallest: u32::MAX }
     }
@@ -94,6 +93,16 @@ impl Magnitudes {
             largest: self.largest.max(other.largest),
             below_smallest: self.below_smallest.min(other.below_smallest),
         }
+    }
+
+    /// As one number, which is not 0.
+    pub(crate) fn to_bits(self) -> u64 {
+        u64::from(self.largest) << 32 | u64::from(self.below_smallest)
+    }
+
+    /// What [`Magnitudes::to_bits`] was given; `None` for 0.
+    pub(crate) fn from_bits(bits: u64) -> Option<Self> {
+        (bits != 0).then_some(Self { largest: (bits >> 32) as u32, below_smallest: bits as u32 })
     }
 
     fn largest(self) -> f32 {
@@ -152,27 +161,29 @@ impl Drop for Unit {
 }
 
 /// Splits the first panel of `right`, of `inner` rows, into `out`: the pairs of rows `pairs` of every tile.
-fn split_panel<W: Element>(
-    _: &Tiles,
-    right: Right<'_, W>,
-    inner: usize,
-    out: &mut [bf16],
-    pairs: Range<usize>,
-) -> Magnitudes {
+fn split_panel<W: Element>(_: &Tiles, right: Right<'_, W>, inner: usize, out: &mut [bf16], pairs: Range<usize>) {
     let end = inner.checked_sub(1).and_then(|rows| rows.checked_mul(right.stride)).and_then(|at| at.checked_add(PANEL));
     assert!(end.is_some_and(|end| end <= right.data.len()), "right out of bounds");
-    assert!(out.len() >= parts_len(W::PARTS, inner), "room for a panel");
+    assert!(out.len() >= parts_len(W::PARTS, inner) && pairs.end <= TILE, "room for a panel");
     // SAFETY: the bounds are proved, and tiles come with the instructions.
     unsafe { amx_split::panel(right.data.as_ptr(), right.stride, inner, out.as_mut_ptr(), pairs) }
 }
 
-/// Splits `inner` elements of up to [`STRIP`] rows from element `first` on into `out`, and takes them into `found`.
-fn split_strip(_: &Tiles, left: Left<'_>, first: usize, inner: usize, out: &mut [bf16], found: &mut [Magnitudes]) {
+/// Splits `inner` elements of up to [`STRIP`] rows from element `first` on into `out`, and takes them into `found` where
+/// they are to be judged.
+fn split_strip<const JUDGE: bool>(
+    _: &Tiles,
+    left: Left<'_>,
+    first: usize,
+    inner: usize,
+    out: &mut [bf16],
+    found: &mut [Magnitudes],
+) {
     assert!(left.starts.len() <= STRIP && out.len() >= parts_len(PARTS, inner), "room for a strip");
     for (row, (start, found)) in left.starts.iter().zip(found).enumerate() {
         let from = left.data[start + first..][..inner].as_ptr();
         // SAFETY: the bounds are proved, and tiles come with the instructions.
-        *found = found.join(unsafe { amx_split::row(from, inner, out.as_mut_ptr(), row) });
+        *found = found.join(unsafe { amx_split::row::<JUDGE>(from, inner, out.as_mut_ptr(), row) });
     }
 }
 
@@ -200,8 +211,15 @@ impl Unit {
     /// # Panics
     ///
     /// If the panel does not fit its slice, or the parts do not fit `out`.
-    pub(crate) fn split_panel<W: Element>(&self, right: Right<'_, W>, inner: usize, out: &mut [bf16]) -> Magnitudes {
-        split_panel(&self.tiles, right, inner, out, 0..TILE)
+    pub(crate) fn split_panel<W: Element>(&self, right: Right<'_, W>, inner: usize, out: &mut [bf16]) {
+        split_panel(&self.tiles, right, inner, out, 0..TILE);
+    }
+
+    /// Magnitudes of whole rows of panels.
+    pub(crate) fn magnitudes<W: Element>(&self, values: &[W]) -> Magnitudes {
+        assert!(values.len().is_multiple_of(LANES), "whole vectors");
+        // SAFETY: the values are there, and tiles come with the instructions.
+        unsafe { amx_split::magnitudes(values.as_ptr(), values.len()) }
     }
 
     /// Splits `inner` elements of up to [`ROW_LIMIT`] rows from element `first` on, and takes them into `found`.
@@ -209,7 +227,7 @@ impl Unit {
         let strips = self.scratch.left.filled_mut().chunks_exact_mut(parts_len(PARTS, inner));
         let rows = left.starts.chunks(STRIP).zip(found.chunks_mut(STRIP));
         for ((starts, found), strip) in rows.zip(strips) {
-            split_strip(&self.tiles, Left { starts, ..left }, first, inner, strip, found);
+            split_strip::<true>(&self.tiles, Left { starts, ..left }, first, inner, strip, found);
         }
     }
 
@@ -227,7 +245,7 @@ impl Unit {
         let Scratch { right: [right, _], sums, .. } = &mut self.scratch;
         let starts: [usize; STRIP] = std::array::from_fn(|row| row * SUM_STRIDE);
         let left = Left { data: sums.filled(), starts: &starts[..rows], inner };
-        split_strip(&self.tiles, left, 0, inner, right.filled_mut(), &mut [Magnitudes::default(); STRIP]);
+        split_strip::<false>(&self.tiles, left, 0, inner, right.filled_mut(), &mut [Magnitudes::default(); STRIP]);
     }
 
     /// Multiplies the sums that were split with a panel, into the rows of sums from [`STRIP`] on.
@@ -242,16 +260,20 @@ impl Unit {
         self.scratch.sums.filled_mut()
     }
 
-    /// Multiplies up to [`ROW_LIMIT`] rows with up to [`COLUMN_LIMIT`] columns of whole panels.
+    /// Multiplies up to [`ROW_LIMIT`] rows with up to [`COLUMN_LIMIT`] columns of whole panels; gives the magnitudes of the
+    /// rows. The products are read with [`Unit::sums`].
     ///
     /// # Panics
     ///
     /// If a row or a panel does not fit its slice.
-    pub(crate) fn multiply<W: Element>(&mut self, left: Left<'_>, right: Right<'_, W>, columns: usize) -> Products<'_> {
-        assert!(left.starts.len() <= ROW_LIMIT && (1..=COLUMN_LIMIT).contains(&columns), "size of a product on tiles");
-        let mut rows = [Magnitudes::default(); ROW_LIMIT];
-        let mut panels = [Magnitudes::default(); COLUMN_LIMIT / PANEL];
-        let count = columns.div_ceil(PANEL);
+    pub(crate) fn multiply<W: Element>(
+        &mut self,
+        left: Left<'_>,
+        right: Right<'_, W>,
+        columns: usize,
+    ) -> [Magnitudes; ROW_LIMIT] {
+        assert!(left.starts.len() <= ROW_LIMIT && columns <= COLUMN_LIMIT, "size of a product on tiles");
+        let (mut rows, panels) = ([Magnitudes::default(); ROW_LIMIT], columns.div_ceil(PANEL));
         for first in (0..left.inner).step_by(INNER_LIMIT) {
             let inner = (left.inner - first).min(INNER_LIMIT);
             self.split_left(left, first, inner, &mut rows);
@@ -259,17 +281,13 @@ impl Unit {
                 let data = &right.data[panel * right.panel_stride + first * right.stride..];
                 Right { data, ..right }
             };
-            let found = split_panel(&self.tiles, at(0), inner, self.scratch.right[0].filled_mut(), 0..TILE);
-            panels[0] = panels[0].join(found);
-            for panel in 0..count {
-                let next = (panel + 1 < count).then(|| at(panel + 1));
-                let found = self.multiply_strips(left.starts.len(), inner, panel, first > 0, next);
-                if let Some(next) = panels.get_mut(panel + 1) {
-                    *next = next.join(found);
-                }
+            split_panel(&self.tiles, at(0), inner, self.scratch.right[0].filled_mut(), 0..TILE);
+            for panel in 0..panels {
+                let next = (panel + 1 < panels).then(|| at(panel + 1));
+                self.multiply_strips(left.starts.len(), inner, panel, first > 0, next);
             }
         }
-        Products { sums: self.scratch.sums.filled(), inner: left.inner, rows, panels }
+        rows
     }
 
     /// Every strip of `rows` rows times panel `panel`, which is split, while the next one is split, all of `inner` steps.
@@ -280,48 +298,26 @@ impl Unit {
         panel: usize,
         add: bool,
         next: Option<Right<'_, W>>,
-    ) -> Magnitudes {
+    ) {
         let Scratch { left, right: [even, odd], sums, .. } = &mut self.scratch;
         let (right, to) = if panel.is_multiple_of(2) { (even, odd) } else { (odd, even) };
         let (right, to, sums) = (right.filled(), to.filled_mut(), sums.filled_mut());
         let aside = next.as_ref().filter(|next| inner.is_multiple_of(STEP) && next.stride == PANEL);
         let aside = aside.and_then(|next| W::direct(next.data));
-        let (mut halves, mut found) = (0..if next.is_some() { 2 } else { 0 }, Magnitudes::default());
+        let (pairs, mut done) = (if rows > 2 * STRIP + TILE { QUARTER } else { 2 * QUARTER }, 0);
         for (first, left) in (0..rows).step_by(STRIP).zip(left.filled().chunks_exact(parts_len(PARTS, inner))) {
             let (rows, sums) = ((rows - first).min(STRIP), &mut sums[first * SUM_STRIDE + panel * PANEL..]);
             let block = Block { left, right, parts: W::PARTS, inner, sums, add };
-            match aside.filter(|_| rows > TILE).and_then(|from| Some((from, halves.next()?))) {
-                Some((from, half)) => {
-                    let job = Job { from, to, half };
-                    found = found.join(self.tiles.multiply_and_split(rows, block, job));
+            match aside.filter(|_| rows > TILE && done < TILE) {
+                Some(from) => {
+                    self.tiles.multiply_and_split(rows, block, Job { from, to, first: done, pairs });
+                    done += pairs;
                 }
                 None => self.tiles.multiply(rows, block),
             }
         }
-        for (half, next) in halves.zip(next.into_iter().cycle()) {
-            let pairs = half * TILE / 2..(half + 1) * TILE / 2;
-            found = found.join(split_panel(&self.tiles, next, inner, to, pairs));
+        if let Some(next) = next {
+            split_panel(&self.tiles, next, inner, to, done..TILE);
         }
-        found
-    }
-}
-
-/// What [`Unit::multiply`] has computed.
-pub(crate) struct Products<'a> {
-    sums: &'a [f32],
-    inner: usize,
-    rows: [Magnitudes; ROW_LIMIT],
-    panels: [Magnitudes; COLUMN_LIMIT / PANEL],
-}
-
-impl Products<'_> {
-    /// Whether the product of a row and a panel is as accurate as it should be.
-    pub(crate) fn suits(&self, row: usize, panel: usize) -> bool {
-        self.rows[row].suit(self.panels[panel], self.inner)
-    }
-
-    /// The products of one row.
-    pub(crate) fn row(&self, row: usize) -> &[f32] {
-        &self.sums[row * SUM_STRIDE..][..COLUMN_LIMIT]
     }
 }
