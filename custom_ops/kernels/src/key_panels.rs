@@ -92,7 +92,14 @@ struct PartGrids<'a> {
 
 impl PartScratch {
     /// `panels` panels, cut as the panels are, each of `groups` groups of `inner` rows.
-    fn grids<'a>(&'a mut self, isa: Isa, panels: usize, groups: usize, inner: usize, bounds: &'a [usize]) -> PartGrids<'a> {
+    fn grids<'a>(
+        &'a mut self,
+        isa: Isa,
+        panels: usize,
+        groups: usize,
+        inner: usize,
+        bounds: &'a [usize],
+    ) -> PartGrids<'a> {
         let len = groups * parts_len(PARTS, inner);
         let (parts, magnitudes) = (self.parts.take(panels * len), self.magnitudes.take(panels * groups));
         let [parts_claims, claims] = &mut self.claims;
@@ -190,10 +197,7 @@ impl PanelScratch {
         let value_parts = tiles.map(|isa| value_scratch.grids(isa, pairs * value_panels, groups, inner, value_bounds));
         let keys = Grid::new(keys, Layout::whole(key_len), key_bounds, key_claims);
         let values = Grid::new(values, Layout::whole(value_len), value_bounds, value_claims);
-        (
-            PackKeys { cache, grid: keys, parts: key_parts },
-            PackValues { cache, grid: values, parts: value_parts },
-        )
+        (PackKeys { cache, grid: keys, parts: key_parts }, PackValues { cache, grid: values, parts: value_parts })
     }
 
     /// What the stages have filled.

@@ -50,7 +50,8 @@ pub fn product([m, k, n]: [usize; 3]) -> Option<Figure> {
     let [wide, narrow] = [WeightData::F32(&b), WeightData::Bf16(&brain)].map(|data| Packed::new(geometry, data));
     let (wide, narrow) = (wide?, narrow?);
     let mut out = vec![0.0f32; m * n];
-    let mut ours = |limit, weights| best_gflops(m * k * n, || multiply(Isa::at_most(limit), [m, k, n], &a, weights, &mut out));
+    let mut ours =
+        |limit, weights| best_gflops(m * k * n, || multiply(Isa::at_most(limit), [m, k, n], &a, weights, &mut out));
     let packed = ours(Instructions::Avx512, &wide);
     let best = [ours(Instructions::default(), &wide), ours(Instructions::default(), &narrow)];
     let gemm = best_gflops(m * k * n, || {

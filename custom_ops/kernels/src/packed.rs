@@ -204,11 +204,12 @@ impl Packed {
     /// Bytes of the panels and what is known of them.
     pub(crate) fn bytes(&self) -> usize {
         let known = self.magnitudes.capacity() * size_of::<AtomicU64>();
-        known + match &self.panels {
-            Panels::F32(panels) => panels.bytes(),
-            Panels::Bf16(panels) => panels.bytes(),
-            Panels::F16(panels) => panels.bytes(),
-        }
+        known
+            + match &self.panels {
+                Panels::F32(panels) => panels.bytes(),
+                Panels::Bf16(panels) => panels.bytes(),
+                Panels::F16(panels) => panels.bytes(),
+            }
     }
 
     /// Whether these are the weights `source`, bit by bit.

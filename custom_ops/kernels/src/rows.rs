@@ -99,7 +99,9 @@ impl RowProduct<'_> {
                 *known = self.weights.magnitudes(self.matrix, self.block, first_panel + panel, find);
             }
             let all = known.iter().fold(Magnitudes::default(), |all, found| all.join(*found));
-            for (row, (found, product)) in rows.iter().zip(unit.sums().chunks(SUM_STRIDE)).enumerate().take(self.left.starts.len()) {
+            for (row, (found, product)) in
+                rows.iter().zip(unit.sums().chunks(SUM_STRIDE)).enumerate().take(self.left.starts.len())
+            {
                 if found.suit(all, self.left.inner) {
                     self.write(row, columns.clone(), product, isa, out);
                     continue;
@@ -111,7 +113,7 @@ impl RowProduct<'_> {
                     }
                     match found.suit(*known, self.left.inner) {
                         true => self.write(row, columns, product, isa, out),
-                        false => self.compute_row(row, columns, right.from_panel(panel), isa, out),
+                        false => self.compute_row(row, columns, right.panels_from(panel), isa, out),
                     }
                 }
             }
@@ -163,6 +165,10 @@ pub(crate) fn blocks(count: usize) -> impl Iterator<Item = std::ops::Range<usize
     let total = count.div_ceil(ROWS);
     (0..total).map(move |block| block * count / total..(block + 1) * count / total)
 }
+
+#[cfg(test)]
+#[path = "rows_on_tiles.rs"]
+mod on_tiles;
 
 #[cfg(test)]
 mod tests {

@@ -1,17 +1,16 @@
-//! AMX: whether it may be used, and products of tiles of bf16 parts.
-//!
-//! A tile register holds 16 rows of 64 bytes. The left factor stands in tiles of 16 rows by 32 inner steps, the right one
-//! in tiles of 16 pairs of inner steps by 16 columns; `TDPBF16PS` adds the product of two tiles to a tile of 16 x 16 f32.
+//! AMX: whether it may be used, and the door to it.
 
 use std::arch::asm;
-use std::arch::x86_64::{__cpuid, __cpuid_count, _mm512_set1_epi32, _xgetbv};
+use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use half::bf16;
 
-use super::PANEL;
-use super::amx_split;
-use super::tiles::{PARTS, STEP, STRIP, SUM_STRIDE, TILE, parts_len};
+use super::amx_blocks::{self, Raw};
+use super::product::{Left, Right};
+use super::tiles::{Block, Job, Magnitudes, PARTS, QUARTER, STEP, STRIP, SUM_STRIDE, TILE, parts_len};
+use super::{Element, LANES, PANEL, amx_split};
 
 /// Whether processor and system let this process use tiles; the system is asked once.
 pub(super) fn available() -> bool {
@@ -100,10 +99,65 @@ impl Tiles {
     /// # Safety
     ///
     /// [`available`] must be true, and no other `Tiles` of this thread alive.
-    pub(super) unsafe fn configure() -> Self {
+    pub(super) unsafe fn configure() -> Option<Self> {
         // SAFETY: the configuration is valid for the palette that `available` checked.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIGURATION, options(nostack, readonly, preserves_flags)) };
-        Self(std::marker::PhantomData)
+        unsafe {
+            asm!("ldtilecfg [{}]", in(reg) &raw const CONFIGURATION, options(nostack, readonly, preserves_flags))
+        };
+        Some(Self(std::marker::PhantomData))
+    }
+
+    /// Splits the first panel of `right`, of `inner` rows, into `out`: the pairs of rows `pairs` of every tile.
+    ///
+    /// # Panics
+    ///
+    /// If the panel does not fit its slice, or the parts do not fit `out`.
+    pub(super) fn split_panel<W: Element>(
+        &self,
+        right: Right<'_, W>,
+        inner: usize,
+        out: &mut [bf16],
+        pairs: Range<usize>,
+    ) {
+        let end = inner.checked_sub(1).and_then(|rows| rows.checked_mul(right.stride));
+        let end = end.and_then(|start| start.checked_add(PANEL));
+        assert!(end.is_some_and(|end| end <= right.data.len()), "right out of bounds");
+        assert!(out.len() >= parts_len(W::PARTS, inner) && pairs.end <= TILE, "room for a panel");
+        // SAFETY: the bounds are proved, and tiles come with the instructions.
+        unsafe { amx_split::panel(right.data.as_ptr(), right.stride, inner, out.as_mut_ptr(), pairs) }
+    }
+
+    /// Splits `inner` elements of up to [`STRIP`] rows from element `first` on into `out`, and takes them into `found` where
+    /// they are to be judged.
+    ///
+    /// # Panics
+    ///
+    /// If a row does not fit its slice, or the parts do not fit `out`.
+    pub(super) fn split_strip<const JUDGE: bool>(
+        &self,
+        left: Left<'_>,
+        first: usize,
+        inner: usize,
+        out: &mut [bf16],
+        found: &mut [Magnitudes],
+    ) {
+        assert!(left.starts.len() <= STRIP && out.len() >= parts_len(PARTS, inner), "room for a strip");
+        for (row, (start, found)) in left.starts.iter().zip(found).enumerate() {
+            let from = left.data[start + first..][..inner].as_ptr();
+            // SAFETY: the bounds are proved, and tiles come with the instructions.
+            *found = found.join(unsafe { amx_split::row::<JUDGE>(from, inner, out.as_mut_ptr(), row) });
+        }
+    }
+
+    /// Magnitudes of whole vectors of values.
+    ///
+    /// # Panics
+    ///
+    /// If a vector is not whole.
+    pub(super) fn magnitudes<W: Element>(&self, values: &[W]) -> Magnitudes {
+        assert!(values.len().is_multiple_of(LANES), "whole vectors");
+        // SAFETY: the values are there, and tiles come with the instructions.
+        unsafe { amx_split::magnitudes(values.as_ptr(), values.len()) }
     }
 }
 
@@ -121,36 +175,6 @@ impl Drop for Tiles {
     }
 }
 
-/// One strip times one panel.
-pub(super) struct Block<'a> {
-    /// Parts of a strip.
-    pub(super) left: &'a [bf16],
-    /// Parts of a panel.
-    pub(super) right: &'a [bf16],
-    /// Parts of a value of the panel.
-    pub(super) parts: usize,
-    pub(super) inner: usize,
-    /// Rows [`SUM_STRIDE`] apart.
-    pub(super) sums: &'a mut [f32],
-    /// Whether the product is added to the sums.
-    pub(super) add: bool,
-}
-
-/// Some pairs of rows of every step of a panel of f32, split while a block is multiplied.
-pub(super) struct Job<'a> {
-    /// Rows of [`PANEL`] elements, whole steps of them.
-    pub(super) from: &'a [f32],
-    /// Parts of the panel.
-    pub(super) to: &'a mut [bf16],
-    /// The first pair.
-    pub(super) first: usize,
-    /// Number of pairs: [`QUARTER`], or twice as many.
-    pub(super) pairs: usize,
-}
-
-/// Fewest pairs of rows of a job.
-pub(super) const QUARTER: usize = TILE / 4;
-
 impl Tiles {
     /// As [`Tiles::multiply`] for more than [`TILE`] rows and a panel of [`PARTS`] parts, while `job` is done.
     ///
@@ -167,8 +191,8 @@ impl Tiles {
         unsafe {
             let (from, to) = (from.as_ptr().add(first * 2 * PANEL), to.as_mut_ptr().add(first * STEP));
             match pairs {
-                QUARTER => split_quarter(&raw, from, to),
-                _ => split_half(&raw, from, to),
+                QUARTER => amx_blocks::split_quarter(&raw, from, to),
+                _ => amx_blocks::split_half(&raw, from, to),
             }
         }
     }
@@ -184,12 +208,12 @@ impl Tiles {
         // SAFETY: the bounds are proved, and `self` that the tiles of this thread are configured.
         unsafe {
             match (parts, rows > TILE) {
-                (1, true) => one_part(&raw),
-                (1, false) => one_part_low(&raw),
-                (2, true) => two_parts(&raw),
-                (2, false) => two_parts_low(&raw),
-                (_, true) => three_parts(&raw),
-                (_, false) => three_parts_low(&raw),
+                (1, true) => amx_blocks::one_part(&raw),
+                (1, false) => amx_blocks::one_part_low(&raw),
+                (2, true) => amx_blocks::two_parts(&raw),
+                (2, false) => amx_blocks::two_parts_low(&raw),
+                (_, true) => amx_blocks::three_parts(&raw),
+                (_, false) => amx_blocks::three_parts_low(&raw),
             }
         }
     }
@@ -204,196 +228,3 @@ impl Tiles {
         Raw { left, right, steps: inner.div_ceil(STEP), sums, add }
     }
 }
-
-/// A block whose bounds are proved.
-struct Raw {
-    left: *const bf16,
-    right: *const bf16,
-    steps: usize,
-    sums: *mut f32,
-    add: bool,
-}
-
-/// The four products of two left and two right tiles.
-macro_rules! products {
-    (2) => {
-        "tdpbf16ps tmm0, tmm4, tmm6\n tdpbf16ps tmm1, tmm4, tmm7\n tdpbf16ps tmm2, tmm5, tmm6\n tdpbf16ps tmm3, tmm5, tmm7\n"
-    };
-    (1) => {
-        "tdpbf16ps tmm0, tmm4, tmm6\n tdpbf16ps tmm1, tmm4, tmm7\n"
-    };
-}
-
-/// Loads the left tiles of one part: high 0, middle 2048, low 4096.
-macro_rules! left {
-    (2, $part:literal) => {
-        concat!(
-            "tileloadd tmm4, [{left} + {line} + ", $part, "]\n",
-            "tileloadd tmm5, [{left} + {line} + ", $part, " + 1024]\n"
-        )
-    };
-    (1, $part:literal) => {
-        concat!("tileloadd tmm4, [{left} + {line} + ", $part, "]\n")
-    };
-}
-
-/// Loads the right tiles of one part.
-macro_rules! right {
-    ($part:literal) => {
-        concat!(
-            "tileloadd tmm6, [{right} + {line} + ", $part, "]\n",
-            "tileloadd tmm7, [{right} + {line} + ", $part, " + 1024]\n"
-        )
-    };
-}
-
-/// The accumulators, from or to memory.
-macro_rules! accumulators {
-    (load 2) => {
-        "tileloadd tmm0, [{out} + {stride}]\n tileloadd tmm1, [{out} + {stride} + 64]\n\
-         tileloadd tmm2, [{lower} + {stride}]\n tileloadd tmm3, [{lower} + {stride} + 64]\n"
-    };
-    (load 1) => {
-        "tileloadd tmm0, [{out} + {stride}]\n tileloadd tmm1, [{out} + {stride} + 64]\n"
-    };
-    (store 2) => {
-        "tilestored [{out} + {stride}], tmm0\n tilestored [{out} + {stride} + 64], tmm1\n\
-         tilestored [{lower} + {stride}], tmm2\n tilestored [{lower} + {stride} + 64], tmm3\n"
-    };
-    (store 1) => {
-        "tilestored [{out} + {stride}], tmm0\n tilestored [{out} + {stride} + 64], tmm1 /* not {lower} */\n"
-    };
-}
-
-/// Defines the product of a strip of one or two tiles of rows with a panel; `$step` is one inner step.
-macro_rules! block {
-    ($name:ident, $tiles:tt, $right_step:literal, $($step:expr),+) => {
-        /// A strip times a panel.
-        ///
-        /// # Safety
-        ///
-        /// [`Tiles`] must be configured on this thread, `steps` positive, and `raw` describe a block that is in bounds.
-        unsafe fn $name(raw: &Raw) {
-            let Raw { left, right, steps, sums, add } = *raw;
-            // SAFETY: by the caller's promise.
-            unsafe {
-                asm!(
-                    "test {add}, {add}",
-                    "jnz 3f",
-                    "tilezero tmm0\n tilezero tmm1\n tilezero tmm2\n tilezero tmm3",
-                    "jmp 2f",
-                    "3:",
-                    accumulators!(load $tiles),
-                    "2:",
-                    $($step,)+
-                    concat!("add {left}, 6144\n add {right}, ", $right_step, "\n dec {steps}\n jnz 2b"),
-                    accumulators!(store $tiles),
-                    left = inout(reg) left => _,
-                    right = inout(reg) right => _,
-                    steps = inout(reg) steps => _,
-                    out = in(reg) sums,
-                    lower = in(reg) sums.wrapping_add(TILE * SUM_STRIDE),
-                    stride = in(reg) SUM_STRIDE * size_of::<f32>(),
-                    line = in(reg) 64usize,
-                    add = in(reg) usize::from(add),
-                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                    options(nostack),
-                );
-            }
-        }
-    };
-}
-
-// Each load changes one side, so that an inner step of six products takes seven pairs of loads; the largest product comes
-// last, and those with a part that is not there are left out without changing the order of the others.
-block!(three_parts, 2, "6144", left!(2, "4096"), right!("0"), products!(2), left!(2, "2048"), products!(2),
-    right!("2048"), products!(2), left!(2, "0"), products!(2), right!("4096"), products!(2), right!("0"), products!(2));
-block!(three_parts_low, 1, "6144", left!(1, "4096"), right!("0"), products!(1), left!(1, "2048"), products!(1),
-    right!("2048"), products!(1), left!(1, "0"), products!(1), right!("4096"), products!(1), right!("0"), products!(1));
-block!(two_parts, 2, "4096", left!(2, "4096"), right!("0"), products!(2), left!(2, "2048"), products!(2),
-    right!("2048"), products!(2), left!(2, "0"), products!(2), right!("0"), products!(2));
-block!(two_parts_low, 1, "4096", left!(1, "4096"), right!("0"), products!(1), left!(1, "2048"), products!(1),
-    right!("2048"), products!(1), left!(1, "0"), products!(1), right!("0"), products!(1));
-block!(one_part, 2, "2048", left!(2, "4096"), right!("0"), products!(2), left!(2, "2048"), products!(2),
-    left!(2, "0"), products!(2));
-block!(one_part_low, 1, "2048", left!(1, "4096"), right!("0"), products!(1), left!(1, "2048"), products!(1),
-    left!(1, "0"), products!(1));
-
-/// Splits pairs of vectors, as `amx_split` does; `$to` is the place of the first part.
-macro_rules! split {
-    ($($from:literal to $to:literal),+) => {
-        concat!($(
-            "vmovups zmm0, [{from} + ", $from, "]\n vmovups zmm1, [{from} + ", $from, " + 128]\n",
-            "vpaddd zmm2, zmm0, {half}\n vpaddd zmm3, zmm1, {half}\n",
-            "vpandd zmm4, zmm2, {upper}\n vpandd zmm5, zmm3, {upper}\n",
-            "vsubps zmm0, zmm0, zmm4\n vsubps zmm1, zmm1, zmm5\n",
-            "vpermt2w zmm2, {order}, zmm3\n vmovdqu64 [{to} + ", $to, "], zmm2\n",
-            "vpandd zmm4, zmm0, {upper}\n vpandd zmm5, zmm1, {upper}\n",
-            "vsubps zmm4, zmm0, zmm4\n vsubps zmm5, zmm1, zmm5\n",
-            "vpermt2w zmm0, {order}, zmm1\n vmovdqu64 [{to} + ", $to, " + 2048], zmm0\n",
-            "vpermt2w zmm4, {order}, zmm5\n vmovdqu64 [{to} + ", $to, " + 4096], zmm4\n"
-        ),+)
-    };
-}
-
-/// Defines the product of a strip of two tiles of rows and a panel of three parts, while pairs of rows of another panel
-/// are split: vectors have nothing else to do while tiles are multiplied.
-macro_rules! block_and_split {
-    ($name:ident, $a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr) => {
-        /// A strip times a panel, and a job.
-        ///
-        /// # Safety
-        ///
-        /// [`Tiles`] must be configured on this thread, `steps` positive, and `raw` describe a block that is in bounds; the
-        /// pairs of every step must be readable from `from` on and ours to write from `to` on.
-        #[target_feature(enable = "avx512f,avx512bw")]
-        unsafe fn $name(raw: &Raw, from: *const f32, to: *mut bf16) {
-            let Raw { left, right, steps, sums, add } = *raw;
-            // SAFETY: by the caller's promise.
-            unsafe {
-                asm!(
-                    "test {add}, {add}",
-                    "jnz 3f",
-                    "tilezero tmm0\n tilezero tmm1\n tilezero tmm2\n tilezero tmm3",
-                    "jmp 2f",
-                    "3:",
-                    accumulators!(load 2),
-                    "2:",
-                    left!(2, "4096"), right!("0"), products!(2), $a,
-                    left!(2, "2048"), products!(2), $b,
-                    right!("2048"), products!(2), $c,
-                    left!(2, "0"), products!(2), $d,
-                    right!("4096"), products!(2), $e,
-                    right!("0"), products!(2), $f,
-                    "add {left}, 6144\n add {right}, 6144\n add {from}, 4096\n add {to}, 6144\n dec {steps}\n jnz 2b",
-                    accumulators!(store 2),
-                    left = inout(reg) left => _,
-                    right = inout(reg) right => _,
-                    steps = inout(reg) steps => _,
-                    out = in(reg) sums,
-                    lower = in(reg) sums.wrapping_add(TILE * SUM_STRIDE),
-                    stride = in(reg) SUM_STRIDE * size_of::<f32>(),
-                    line = in(reg) 64usize,
-                    add = in(reg) usize::from(add),
-                    from = inout(reg) from => _,
-                    to = inout(reg) to => _,
-                    order = in(zmm_reg) amx_split::pairs(),
-                    half = in(zmm_reg) _mm512_set1_epi32(amx_split::HALF),
-                    upper = in(zmm_reg) _mm512_set1_epi32(amx_split::UPPER),
-                    out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _,
-                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                    options(nostack),
-                );
-            }
-        }
-    };
-}
-
-block_and_split!(split_quarter, split!("0" to "0"), split!("64" to "1024"), split!("256" to "64"),
-    split!("320" to "1088", "512" to "128"), split!("576" to "1152"), split!("768" to "192", "832" to "1216"));
-block_and_split!(split_half, split!("0" to "0", "64" to "1024", "256" to "64"),
-    split!("320" to "1088", "512" to "128", "576" to "1152"), split!("768" to "192", "832" to "1216", "1024" to "256"),
-    split!("1088" to "1280", "1280" to "320", "1344" to "1344"), split!("1536" to "384", "1600" to "1408"),
-    split!("1792" to "448", "1856" to "1472"));

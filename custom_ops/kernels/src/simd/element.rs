@@ -15,7 +15,6 @@ use half::{bf16, f16};
 /// An element of a weight.
 pub(crate) trait Element: Copy + Default + std::fmt::Debug + Send + Sync + 'static {
     /// bf16 parts that add up to any value.
-    #[cfg(target_arch = "x86_64")]
     const PARTS: usize;
 
     /// The same value.
@@ -45,7 +44,6 @@ pub(crate) trait Element: Copy + Default + std::fmt::Debug + Send + Sync + 'stat
 }
 
 impl Element for f32 {
-    #[cfg(target_arch = "x86_64")]
     const PARTS: usize = 3;
 
     fn widen(self) -> f32 {
@@ -78,7 +76,6 @@ impl Element for f32 {
 }
 
 impl Element for bf16 {
-    #[cfg(target_arch = "x86_64")]
     const PARTS: usize = 1;
 
     fn widen(self) -> f32 {
@@ -113,7 +110,6 @@ impl Element for bf16 {
 }
 
 impl Element for f16 {
-    #[cfg(target_arch = "x86_64")]
     const PARTS: usize = 2;
 
     fn widen(self) -> f32 {

@@ -3,10 +3,16 @@
 //! `product` is the door to the products: it proves every slice before a microkernel touches it. `lanes` holds the row
 //! functions, written once and compiled for each level. Every element of a product is one chain of adds in rising
 //! order of the inner index, whatever the size of the block it is computed in.
+//!
+//! `tiles` is the door to products of many rows on AMX tiles; `amx` asks for them and proves bounds, `amx_split` cuts f32
+//! into bf16 parts, `amx_blocks` multiplies them.
 
-#[cfg(target_arch = "x86_64")]
+#[cfg_attr(not(target_arch = "x86_64"), path = "no_amx.rs")]
 #[allow(unsafe_code)]
 mod amx;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod amx_blocks;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod amx_split;
@@ -24,7 +30,6 @@ mod lanes;
 #[allow(unsafe_code)]
 mod portable;
 mod product;
-#[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 pub(crate) mod tiles;
 
@@ -91,8 +96,9 @@ impl Isa {
 
 #[cfg(test)]
 pub(crate) fn every_isa() -> Vec<Isa> {
-    let mut all: Vec<Isa> =
-        [Instructions::Portable, Instructions::Avx2, Instructions::Avx512, Instructions::Amx].map(Isa::at_most).to_vec();
+    let mut all: Vec<Isa> = [Instructions::Portable, Instructions::Avx2, Instructions::Avx512, Instructions::Amx]
+        .map(Isa::at_most)
+        .to_vec();
     all.dedup();
     all
 }

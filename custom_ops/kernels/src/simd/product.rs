@@ -30,7 +30,7 @@ pub(crate) struct Right<'a, W = f32> {
 
 impl<W> Right<'_, W> {
     /// From panel `panel` on.
-    pub(crate) fn from_panel(self, panel: usize) -> Self {
+    pub(crate) fn panels_from(self, panel: usize) -> Self {
         Self { data: &self.data[panel * self.panel_stride..], ..self }
     }
 }

@@ -27,16 +27,15 @@
 //!
 //! # Memory
 //!
-//! Each thread that multiplies on tiles keeps [`Scratch`], whose size does not depend on the product.
+//! Each thread that multiplies on tiles keeps [`THREAD_BYTES`] bytes, whatever it multiplies.
 
 use std::cell::Cell;
-use std::ops::Range;
 
 use half::bf16;
 
-use super::amx::{Block, Job, QUARTER, Tiles};
+use super::amx::Tiles;
 use super::product::{Left, Right};
-use super::{Element, Isa, LANES, PANEL, amx_split};
+use super::{Element, Isa, LANES, PANEL};
 use crate::buffer::Buffer;
 
 /// Parts of an f32.
@@ -67,7 +66,7 @@ pub(crate) const INNER_LIMIT: usize = 512;
 pub(crate) const SUM_STRIDE: usize = COLUMN_LIMIT + LANES;
 
 /// Elements of the parts of [`STRIP`] rows, or of [`PANEL`] columns, of `inner` steps.
-pub(crate) fn parts_len(parts: usize, inner: usize) -> usize {
+pub(crate) const fn parts_len(parts: usize, inner: usize) -> usize {
     inner.div_ceil(STEP) * parts * 2 * TILE_LEN
 }
 
@@ -89,10 +88,7 @@ impl Default for Magnitudes {
 impl Magnitudes {
     /// Of both.
     pub(crate) fn join(self, other: Self) -> Self {
-        Self {
-            largest: self.largest.max(other.largest),
-            below_smallest: self.below_smallest.min(other.below_smallest),
-        }
+        Self { largest: self.largest.max(other.largest), below_smallest: self.below_smallest.min(other.below_smallest) }
     }
 
     /// As one number, which is not 0.
@@ -134,6 +130,36 @@ impl Magnitudes {
     }
 }
 
+/// One strip times one panel.
+pub(super) struct Block<'a> {
+    /// Parts of a strip.
+    pub(super) left: &'a [bf16],
+    /// Parts of a panel.
+    pub(super) right: &'a [bf16],
+    /// Parts of a value of the panel.
+    pub(super) parts: usize,
+    pub(super) inner: usize,
+    /// Rows [`SUM_STRIDE`] apart.
+    pub(super) sums: &'a mut [f32],
+    /// Whether the product is added to the sums.
+    pub(super) add: bool,
+}
+
+/// Some pairs of rows of every step of a panel of f32, split while a block is multiplied.
+pub(super) struct Job<'a> {
+    /// Rows of [`PANEL`] elements, whole steps of them.
+    pub(super) from: &'a [f32],
+    /// Parts of the panel.
+    pub(super) to: &'a mut [bf16],
+    /// The first pair.
+    pub(super) first: usize,
+    /// Number of pairs: [`QUARTER`], or twice as many.
+    pub(super) pairs: usize,
+}
+
+/// Fewest pairs of rows of a job.
+pub(super) const QUARTER: usize = TILE / 4;
+
 /// Memory of one thread for products on tiles.
 #[derive(Debug, Default)]
 struct Scratch {
@@ -142,6 +168,16 @@ struct Scratch {
     right: [Buffer<bf16>; 2],
     sums: Buffer,
 }
+
+/// Elements of the three parts of [`Scratch`].
+const SCRATCH_LEN: [usize; 3] =
+    [ROW_LIMIT / STRIP * parts_len(PARTS, INNER_LIMIT), parts_len(PARTS, INNER_LIMIT), ROW_LIMIT * SUM_STRIDE];
+
+/// Bytes that a thread keeps.
+pub(crate) const THREAD_BYTES: usize = {
+    let [left, right, sums] = SCRATCH_LEN;
+    (left + 2 * right) * size_of::<bf16>() + sums * size_of::<f32>() + 4 * 64
+};
 
 thread_local! {
     /// `None` while a [`Unit`] has it.
@@ -160,33 +196,6 @@ impl Drop for Unit {
     }
 }
 
-/// Splits the first panel of `right`, of `inner` rows, into `out`: the pairs of rows `pairs` of every tile.
-fn split_panel<W: Element>(_: &Tiles, right: Right<'_, W>, inner: usize, out: &mut [bf16], pairs: Range<usize>) {
-    let end = inner.checked_sub(1).and_then(|rows| rows.checked_mul(right.stride)).and_then(|at| at.checked_add(PANEL));
-    assert!(end.is_some_and(|end| end <= right.data.len()), "right out of bounds");
-    assert!(out.len() >= parts_len(W::PARTS, inner) && pairs.end <= TILE, "room for a panel");
-    // SAFETY: the bounds are proved, and tiles come with the instructions.
-    unsafe { amx_split::panel(right.data.as_ptr(), right.stride, inner, out.as_mut_ptr(), pairs) }
-}
-
-/// Splits `inner` elements of up to [`STRIP`] rows from element `first` on into `out`, and takes them into `found` where
-/// they are to be judged.
-fn split_strip<const JUDGE: bool>(
-    _: &Tiles,
-    left: Left<'_>,
-    first: usize,
-    inner: usize,
-    out: &mut [bf16],
-    found: &mut [Magnitudes],
-) {
-    assert!(left.starts.len() <= STRIP && out.len() >= parts_len(PARTS, inner), "room for a strip");
-    for (row, (start, found)) in left.starts.iter().zip(found).enumerate() {
-        let from = left.data[start + first..][..inner].as_ptr();
-        // SAFETY: the bounds are proved, and tiles come with the instructions.
-        *found = found.join(unsafe { amx_split::row::<JUDGE>(from, inner, out.as_mut_ptr(), row) });
-    }
-}
-
 impl Unit {
     /// Takes the tiles of this thread.
     ///
@@ -194,16 +203,15 @@ impl Unit {
     ///
     /// If `isa` has no tiles, or this thread has a unit.
     pub(crate) fn new(isa: Isa) -> Self {
-        let scratch = SCRATCH.take().filter(|_| isa.has_tiles());
-        assert!(scratch.is_some(), "tiles");
-        let mut scratch = scratch.unwrap_or_default();
-        scratch.left.take(ROW_LIMIT / STRIP * parts_len(PARTS, INNER_LIMIT));
-        for right in &mut scratch.right {
-            right.take(parts_len(PARTS, INNER_LIMIT));
-        }
-        scratch.sums.take(ROW_LIMIT * SUM_STRIDE);
-        // SAFETY: `Isa` proves that this process may use tiles, and the thread has no other unit.
-        Self { scratch, tiles: unsafe { Tiles::configure() } }
+        assert!(isa.has_tiles(), "tiles");
+        let Some(mut scratch) = SCRATCH.take() else { unreachable!("two units") };
+        // SAFETY: `Isa` proves that this process may use tiles, and the memory that the thread has no other unit.
+        let Some(tiles) = (unsafe { Tiles::configure() }) else { unreachable!("tiles") };
+        let [left, right, sums] = SCRATCH_LEN;
+        scratch.left.take(left);
+        scratch.right.iter_mut().for_each(|buffer| _ = buffer.take(right));
+        scratch.sums.take(sums);
+        Self { scratch, tiles }
     }
 
     /// Splits the first panel of `right`, of `inner` rows, into `out`.
@@ -212,14 +220,12 @@ impl Unit {
     ///
     /// If the panel does not fit its slice, or the parts do not fit `out`.
     pub(crate) fn split_panel<W: Element>(&self, right: Right<'_, W>, inner: usize, out: &mut [bf16]) {
-        split_panel(&self.tiles, right, inner, out, 0..TILE);
+        self.tiles.split_panel(right, inner, out, 0..TILE);
     }
 
     /// Magnitudes of whole rows of panels.
     pub(crate) fn magnitudes<W: Element>(&self, values: &[W]) -> Magnitudes {
-        assert!(values.len().is_multiple_of(LANES), "whole vectors");
-        // SAFETY: the values are there, and tiles come with the instructions.
-        unsafe { amx_split::magnitudes(values.as_ptr(), values.len()) }
+        self.tiles.magnitudes(values)
     }
 
     /// Splits `inner` elements of up to [`ROW_LIMIT`] rows from element `first` on, and takes them into `found`.
@@ -227,7 +233,7 @@ impl Unit {
         let strips = self.scratch.left.filled_mut().chunks_exact_mut(parts_len(PARTS, inner));
         let rows = left.starts.chunks(STRIP).zip(found.chunks_mut(STRIP));
         for ((starts, found), strip) in rows.zip(strips) {
-            split_strip::<true>(&self.tiles, Left { starts, ..left }, first, inner, strip, found);
+            self.tiles.split_strip::<true>(Left { starts, ..left }, first, inner, strip, found);
         }
     }
 
@@ -245,7 +251,8 @@ impl Unit {
         let Scratch { right: [right, _], sums, .. } = &mut self.scratch;
         let starts: [usize; STRIP] = std::array::from_fn(|row| row * SUM_STRIDE);
         let left = Left { data: sums.filled(), starts: &starts[..rows], inner };
-        split_strip::<false>(&self.tiles, left, 0, inner, right.filled_mut(), &mut [Magnitudes::default(); STRIP]);
+        let none = &mut [Magnitudes::default(); STRIP];
+        self.tiles.split_strip::<false>(left, 0, inner, right.filled_mut(), none);
     }
 
     /// Multiplies the sums that were split with a panel, into the rows of sums from [`STRIP`] on.
@@ -281,7 +288,7 @@ impl Unit {
                 let data = &right.data[panel * right.panel_stride + first * right.stride..];
                 Right { data, ..right }
             };
-            split_panel(&self.tiles, at(0), inner, self.scratch.right[0].filled_mut(), 0..TILE);
+            self.tiles.split_panel(at(0), inner, self.scratch.right[0].filled_mut(), 0..TILE);
             for panel in 0..panels {
                 let next = (panel + 1 < panels).then(|| at(panel + 1));
                 self.multiply_strips(left.starts.len(), inner, panel, first > 0, next);
@@ -317,7 +324,50 @@ impl Unit {
             }
         }
         if let Some(next) = next {
-            split_panel(&self.tiles, next, inner, to, done..TILE);
+            self.tiles.split_panel(next, inner, to, done..TILE);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Instructions;
+    use super::*;
+
+    #[test]
+    fn a_thread_keeps_what_is_stated() {
+        let isa = Isa::at_most(Instructions::Amx);
+        if !isa.has_tiles() {
+            return println!("skipped: no AMX tiles");
+        }
+        let unit = Unit::new(isa);
+        let Scratch { left, right: [even, odd], sums } = &unit.scratch;
+        assert_eq!(left.bytes() + even.bytes() + odd.bytes() + sums.bytes(), THREAD_BYTES);
+    }
+
+    #[test]
+    fn magnitudes_of_nothing_and_of_zeros_suit_all_that_is_finite() {
+        let of = |value: f32| Magnitudes { largest: value.to_bits(), below_smallest: value.to_bits().wrapping_sub(1) };
+        let nothing = Magnitudes::default();
+        assert_eq!(of(0.0), nothing);
+        assert_eq!(Magnitudes::from_bits(nothing.to_bits()), Some(nothing));
+        assert_eq!(Magnitudes::from_bits(0), None);
+        for (a, b, inner, suit) in [
+            (1.0, 0.0, 9, true),
+            (f32::INFINITY, 0.0, 9, false),
+            (f32::NAN, 1.0, 9, false),
+            (f32::MAX, 1e-9, 9, false),
+            (2f32.powi(63), 2f32.powi(63), 1, true),
+            (2f32.powi(63), 2f32.powi(63), 2, false),
+            (2f32.powi(-48), 2f32.powi(-48), 9, true),
+            (2f32.powi(-48), 2f32.powi(-49), 9, false),
+            (1e-40, 1e30, 9, false),
+            (1e-40, 0.0, 9, false),
+        ] {
+            assert_eq!(of(a).suit(of(b), inner), suit, "{a:e} {b:e}");
+            assert_eq!(of(b).suit(of(a), inner), suit, "{b:e} {a:e}");
+        }
+        assert!(of(1.0).suit_weights() && nothing.suit_weights());
+        assert!(!of(f32::NAN).suit_weights() && !of(1e-20).suit_weights() && !of(1e20).suit_weights());
     }
 }

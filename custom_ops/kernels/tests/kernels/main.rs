@@ -11,3 +11,4 @@ mod routing_reference;
 mod self_attention;
 mod stored;
 mod support;
+mod tiles;
