@@ -12,7 +12,7 @@ use crate::scalar::Scalar;
 use crate::simd::{Isa, Left};
 
 /// New tokens that one task projects.
-const TOKENS_PER_TASK: usize = 32;
+const TOKENS_PER_TASK: usize = 64;
 
 /// What the stage reads.
 #[derive(Clone, Copy)]

@@ -6,9 +6,9 @@
 
 use std::arch::x86_64::{
     __m512, __m512i, __mmask16, _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps,
-    _mm512_loadu_si512, _mm512_maskz_loadu_ps, _mm512_max_epu32, _mm512_min_epu32, _mm512_permutex2var_epi16,
-    _mm512_reduce_max_epu32, _mm512_reduce_min_epu32, _mm512_set1_epi32, _mm512_setzero_ps, _mm512_setzero_si512,
-    _mm512_storeu_si512, _mm512_sub_epi32, _mm512_sub_ps,
+    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_maskz_loadu_ps, _mm512_max_epu32, _mm512_min_epu32,
+    _mm512_permutex2var_epi16, _mm512_reduce_max_epu32, _mm512_reduce_min_epu32, _mm512_set1_epi32, _mm512_setzero_ps,
+    _mm512_setzero_si512, _mm512_storeu_si512, _mm512_sub_epi32, _mm512_sub_ps,
 };
 
 use std::ops::Range;
@@ -117,10 +117,7 @@ pub(super) unsafe fn row<const JUDGE: bool>(
     unsafe {
         let order = _mm512_loadu_si512(IN_TURN.as_ptr().cast());
         let mut out = strip.add(row / TILE * TILE_LEN + row % TILE * STEP);
-        for first in (0..inner).step_by(STEP) {
-            let left = inner - first;
-            let a = _mm512_maskz_loadu_ps(first_lanes(left), from.wrapping_add(first));
-            let b = _mm512_maskz_loadu_ps(first_lanes(left.saturating_sub(LANES)), from.wrapping_add(first + LANES));
+        let mut step = |a: __m512, b: __m512| {
             if JUDGE {
                 lanes.take(a);
                 lanes.take(b);
@@ -129,6 +126,15 @@ pub(super) unsafe fn row<const JUDGE: bool>(
                 _mm512_storeu_si512(out.add(part * 2 * TILE_LEN).cast(), _mm512_permutex2var_epi16(a, order, b));
             }
             out = out.wrapping_add(PARTS * 2 * TILE_LEN);
+        };
+        let whole = inner / STEP * STEP;
+        for first in (0..whole).step_by(STEP) {
+            step(_mm512_loadu_ps(from.add(first)), _mm512_loadu_ps(from.add(first + LANES)));
+        }
+        if whole < inner {
+            let (from, left) = (from.add(whole), inner - whole);
+            let second = _mm512_maskz_loadu_ps(first_lanes(left.saturating_sub(LANES)), from.wrapping_add(LANES));
+            step(_mm512_maskz_loadu_ps(first_lanes(left), from), second);
         }
     }
     if JUDGE { lanes.join() } else { Magnitudes::default() }
