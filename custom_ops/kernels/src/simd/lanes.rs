@@ -293,6 +293,19 @@ mod tests {
     }
 
     #[test]
+    fn products_of_tiles_are_written_as_asked() {
+        for isa in every_isa() {
+            let mut out = [2.0; 3];
+            isa.replace(&mut out, &[-0.0, 3.0, -1.0]);
+            assert_eq!(out.map(f32::to_bits), [0.0f32, 3.0, -1.0].map(f32::to_bits), "{isa:?}");
+            isa.resume(&mut out, 2.0, &[1.0, 1.0, 4.0]);
+            assert_eq!(out, [1.0, 7.0, 2.0], "{isa:?}");
+            isa.add_scaled(&mut out, -2.0, &[1.0, 3.0, 0.5]);
+            assert_eq!(out, [-1.0, 1.0, 1.0], "{isa:?}");
+        }
+    }
+
+    #[test]
     fn softmax_of_every_length_follows_f64() {
         for isa in every_isa() {
             for len in [1, 2, 15, 16, 17, 100, 256] {
