@@ -7,18 +7,15 @@
 use std::ops::Range;
 
 use crate::grid::{Claims, Grid, Layout, Tile};
-use crate::key_panels::{Panels, Visible};
+use crate::key_panels::{KEYS_PER_TILE, Panels, Visible};
 use crate::pool::Stage;
 use crate::query_projection::row_stride;
 use crate::routing::Routing;
 use crate::rows::{TILE_ROWS, blocks};
 use crate::simd::{Isa, Left, PANEL, Product, ROWS, Write};
 
-/// Query rows (tokens times slots) that one task aims at.
-const QUERY_ROWS: usize = 64;
-
-/// Keys of one tile.
-const KEYS_PER_TILE: usize = 256;
+/// Query rows (tokens times slots) that one task aims at, on vectors and on tiles.
+const QUERY_ROWS: [usize; 2] = [64, 128];
 
 /// Inputs of the attention of one call.
 #[derive(Clone, Copy)]
@@ -54,9 +51,9 @@ impl AttentionInputs<'_> {
 }
 
 /// Cuts the pairs `[B, T, k]` at groups of whole tokens of one row of the batch.
-pub(crate) fn cut_pairs(bounds: &mut Vec<usize>, inputs: &AttentionInputs<'_>) {
+pub(crate) fn cut_pairs(bounds: &mut Vec<usize>, inputs: &AttentionInputs<'_>, on_tiles: bool) {
     let top_k = inputs.routing.top_k;
-    let step = (QUERY_ROWS / top_k).max(1);
+    let step = (QUERY_ROWS[usize::from(on_tiles)] / top_k).max(1);
     bounds.clear();
     for batch in 0..inputs.batch {
         bounds.extend((0..inputs.tokens).step_by(step).map(|token| (batch * inputs.tokens + token) * top_k));
@@ -67,9 +64,10 @@ pub(crate) fn cut_pairs(bounds: &mut Vec<usize>, inputs: &AttentionInputs<'_>) {
 /// The stage that fills `attended [B * T * k, G * D]`, with rows `row_stride` apart: 0 where a token may see no key; what stands where a token is not
 /// routed is unspecified.
 pub(crate) struct Attention<'a> {
-    inputs: AttentionInputs<'a>,
-    panels: Panels<'a>,
+    pub(crate) inputs: AttentionInputs<'a>,
+    pub(crate) panels: Panels<'a>,
     grid: Grid<'a, f32>,
+    on_tiles: bool,
 }
 
 impl<'a> Attention<'a> {
@@ -80,8 +78,9 @@ impl<'a> Attention<'a> {
         attended: &'a mut [f32],
         bounds: &'a [usize],
         claims: &'a mut Claims,
+        on_tiles: bool,
     ) -> Self {
-        Self { inputs, panels, grid: Grid::new(attended, inputs.layout(), bounds, claims) }
+        Self { inputs, panels, grid: Grid::new(attended, inputs.layout(), bounds, claims), on_tiles }
     }
 }
 
@@ -109,26 +108,35 @@ impl Stage for Attention<'_> {
             }
             rows.push(pair * stride + group * head, row, seen);
             if rows.count == TILE_ROWS {
-                rows.attend(self, &mut out);
+                self.attend(&mut rows, &mut out);
             }
         }
-        rows.attend(self, &mut out);
+        self.attend(&mut rows, &mut out);
+    }
+}
+
+impl Attention<'_> {
+    fn attend(&self, rows: &mut Rows, out: &mut Tile<'_, f32>) {
+        match self.on_tiles {
+            true => rows.attend_on_tiles(self, out),
+            false => rows.attend(self, out),
+        }
     }
 }
 
 /// Query rows of one task and their running softmax.
-struct Rows {
+pub(crate) struct Rows {
     /// The (batch, head) pair.
-    pair: usize,
-    count: usize,
+    pub(crate) pair: usize,
+    pub(crate) count: usize,
     /// Where each query begins.
-    starts: [usize; TILE_ROWS],
+    pub(crate) starts: [usize; TILE_ROWS],
     /// Row of the tile where each result goes.
-    places: [usize; TILE_ROWS],
+    pub(crate) places: [usize; TILE_ROWS],
     /// How many of the visible keys each row sees; at least 1.
-    seen: [usize; TILE_ROWS],
-    max: [f32; TILE_ROWS],
-    sum: [f32; TILE_ROWS],
+    pub(crate) seen: [usize; TILE_ROWS],
+    pub(crate) max: [f32; TILE_ROWS],
+    pub(crate) sum: [f32; TILE_ROWS],
 }
 
 /// Scores of one block of rows and one tile of keys.
@@ -136,12 +144,12 @@ struct Rows {
 struct Scores([f32; ROWS * KEYS_PER_TILE]);
 
 impl Rows {
-    fn new(pair: usize) -> Self {
+    pub(crate) fn new(pair: usize) -> Self {
         let (indices, values) = ([0; TILE_ROWS], [0.0; TILE_ROWS]);
         Self { pair, count: 0, starts: indices, places: indices, seen: indices, max: values, sum: values }
     }
 
-    fn push(&mut self, start: usize, place: usize, seen: usize) {
+    pub(crate) fn push(&mut self, start: usize, place: usize, seen: usize) {
         self.starts[self.count] = start;
         self.places[self.count] = place;
         self.seen[self.count] = seen;
@@ -149,7 +157,7 @@ impl Rows {
     }
 
     /// Attends with all rows, writes the results and forgets the rows.
-    fn attend(&mut self, stage: &Attention<'_>, out: &mut Tile<'_, f32>) {
+    pub(crate) fn attend(&mut self, stage: &Attention<'_>, out: &mut Tile<'_, f32>) {
         let count = std::mem::take(&mut self.count);
         self.max[..count].fill(f32::NEG_INFINITY);
         self.sum[..count].fill(0.0);

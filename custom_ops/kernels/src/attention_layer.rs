@@ -9,7 +9,7 @@ use crate::query_projection::{QueryInputs, row_stride};
 use crate::rope::Rotary;
 use crate::routing::Routing;
 use crate::simd::Isa;
-use crate::{ThreadPool, decode, pool};
+use crate::{ThreadPool, attention_tiles, decode, pool};
 
 /// Inputs of the steps after routing and the cache.
 pub(crate) struct AttentionLayer<'a> {
@@ -54,10 +54,11 @@ impl AttentionLayer<'_> {
         visible.read(self.key_mask, keys);
         let cache = Cache { key: self.key, value: self.value, visible, batch, keys, rows, kv_heads, head };
         let single = decode::serves(tokens, routing.top_k, head);
+        let on_tiles = attention_tiles::serves(self.isa, tokens * routing.top_k, keys, head);
         if single {
             pool::run(pool, &[&queries.stage(self.query_inputs())]);
         } else {
-            let (pack_keys, pack_values) = panels.stages(cache);
+            let (pack_keys, pack_values) = panels.stages(cache, on_tiles.then_some(self.isa));
             pool::run(pool, &[&queries.stage(self.query_inputs()), &pack_keys, &pack_values]);
         }
 
@@ -76,8 +77,9 @@ impl AttentionLayer<'_> {
         if single {
             pool::run(pool, &[&decode.stage(inputs, cache, out)]);
         } else {
-            cut_pairs(bounds, &inputs);
-            pool::run(pool, &[&Attention::new(inputs, panels.panels(keys, head), out, bounds, claims)]);
+            cut_pairs(bounds, &inputs, on_tiles);
+            let panels = panels.panels(keys, head);
+            pool::run(pool, &[&Attention::new(inputs, panels, out, bounds, claims, on_tiles)]);
         }
 
         let outputs = OutputInputs {

@@ -32,6 +32,11 @@ impl<T: Copy + Default> Buffer<T> {
         &self.data[self.start..self.start + self.len]
     }
 
+    /// As [`Buffer::filled`], to be changed.
+    pub(crate) fn filled_mut(&mut self) -> &mut [T] {
+        &mut self.data[self.start..self.start + self.len]
+    }
+
     /// Bytes held.
     pub(crate) fn bytes(&self) -> usize {
         self.data.capacity() * size_of::<T>()

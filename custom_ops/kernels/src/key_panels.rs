@@ -1,9 +1,15 @@
 //! The visible keys and values of one call, in the order in which the microkernels read them.
 
+use half::bf16;
+
 use crate::buffer::Buffer;
-use crate::grid::{Claims, Grid, Layout, cut};
+use crate::grid::{Claims, Grid, Layout, Tile, cut};
 use crate::pool::Stage;
-use crate::simd::{PANEL, Right};
+use crate::simd::tiles::{Magnitudes, PARTS, Unit, parts_len};
+use crate::simd::{Isa, PANEL, Right};
+
+/// Keys of one tile of attention.
+pub(crate) const KEYS_PER_TILE: usize = 256;
 
 /// Key panels that one task packs.
 const PANELS_PER_TASK: usize = 4;
@@ -64,18 +70,95 @@ pub(crate) struct PanelScratch {
     key_bounds: Vec<usize>,
     value_bounds: Vec<usize>,
     claims: [Claims; 2],
+    key_parts: PartScratch,
+    value_parts: PartScratch,
+}
+
+/// Parts of panels for AMX tiles, and the magnitudes of what was split.
+#[derive(Debug, Default)]
+struct PartScratch {
+    parts: Buffer<bf16>,
+    magnitudes: Buffer<Magnitudes>,
+    claims: [Claims; 2],
+}
+
+/// Parts of panels while they are filled.
+struct PartGrids<'a> {
+    isa: Isa,
+    /// Rows of a group.
+    group: usize,
+    parts: Grid<'a, bf16>,
+    magnitudes: Grid<'a, Magnitudes>,
+}
+
+impl PartScratch {
+    /// `panels` panels, cut as the panels are, each of `groups` groups of `inner` rows.
+    fn grids<'a>(
+        &'a mut self,
+        isa: Isa,
+        panels: usize,
+        groups: usize,
+        inner: usize,
+        bounds: &'a [usize],
+    ) -> PartGrids<'a> {
+        let len = groups * parts_len(PARTS, inner);
+        let (parts, magnitudes) = (self.parts.take(panels * len), self.magnitudes.take(panels * groups));
+        let [parts_claims, claims] = &mut self.claims;
+        PartGrids {
+            isa,
+            group: inner,
+            parts: Grid::new(parts, Layout::whole(len), bounds, parts_claims),
+            magnitudes: Grid::new(magnitudes, Layout::whole(groups), bounds, claims),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.parts.bytes() + self.magnitudes.bytes()
+    }
+}
+
+/// The tiles of one task.
+struct PartTiles<'a> {
+    unit: Unit,
+    group: usize,
+    parts: Tile<'a, bf16>,
+    magnitudes: Tile<'a, Magnitudes>,
+}
+
+impl PartGrids<'_> {
+    fn tile(&self, index: usize) -> Option<PartTiles<'_>> {
+        let (parts, magnitudes) = (self.parts.tile(index)?, self.magnitudes.tile(index)?);
+        Some(PartTiles { unit: Unit::new(self.isa), group: self.group, parts, magnitudes })
+    }
+}
+
+impl PartTiles<'_> {
+    /// Splits `rows` rows of a panel, in groups.
+    fn split(&mut self, row: usize, panel: &[f32], rows: usize) {
+        let (parts, magnitudes) = (self.parts.row(row), self.magnitudes.row(row));
+        magnitudes.fill(Magnitudes::default());
+        let groups = parts.chunks_mut(parts_len(PARTS, self.group)).zip(magnitudes);
+        for (first, (parts, magnitudes)) in (0..rows).step_by(self.group).zip(groups) {
+            let right = Right { data: &panel[first * PANEL..], stride: PANEL, panel_stride: 0 };
+            let rows = (rows - first).min(self.group);
+            self.unit.split_panel(right, rows, parts);
+            *magnitudes = self.unit.magnitudes(&right.data[..rows * PANEL]);
+        }
+    }
 }
 
 /// The stage that transposes keys into panels `[B * G, ceil(S / PANEL), D, PANEL]`.
 pub(crate) struct PackKeys<'a> {
     cache: Cache<'a>,
     grid: Grid<'a, f32>,
+    parts: Option<PartGrids<'a>>,
 }
 
 /// The stage that cuts values into panels `[B * G, ceil(D / PANEL), S, PANEL]`.
 pub(crate) struct PackValues<'a> {
     cache: Cache<'a>,
     grid: Grid<'a, f32>,
+    parts: Option<PartGrids<'a>>,
 }
 
 /// What both stages have filled.
@@ -83,14 +166,19 @@ pub(crate) struct PackValues<'a> {
 pub(crate) struct Panels<'a> {
     keys: &'a [f32],
     values: &'a [f32],
+    /// Parts of keys, and of values in groups of [`KEYS_PER_TILE`] keys.
+    parts: [Parts<'a>; 2],
     /// Keys `S`, visible or not.
     count: usize,
     head: usize,
 }
 
+/// Parts of panels and the magnitudes of their values; empty without tiles.
+type Parts<'a> = (&'a [bf16], &'a [Magnitudes]);
+
 impl PanelScratch {
-    /// Prepares the two stages.
-    pub(crate) fn stages<'a>(&'a mut self, cache: Cache<'a>) -> (PackKeys<'a>, PackValues<'a>) {
+    /// Prepares the two stages; `tiles` are the instructions where the panels are split for AMX tiles too.
+    pub(crate) fn stages<'a>(&'a mut self, cache: Cache<'a>, tiles: Option<Isa>) -> (PackKeys<'a>, PackValues<'a>) {
         let pairs = cache.batch * cache.kv_heads;
         let (key_panels, value_panels) = (cache.keys.div_ceil(PANEL), cache.head.div_ceil(PANEL));
         self.key_bounds.clear();
@@ -103,21 +191,28 @@ impl PanelScratch {
         let values = self.values.take(pairs * value_panels * cache.keys * PANEL);
         let (key_len, value_len) = (cache.head * PANEL, cache.keys.max(1) * PANEL);
         let [key_claims, value_claims] = &mut self.claims;
-        (
-            PackKeys { cache, grid: Grid::new(keys, Layout::whole(key_len), &self.key_bounds, key_claims) },
-            PackValues { cache, grid: Grid::new(values, Layout::whole(value_len), &self.value_bounds, value_claims) },
-        )
+        let (key_bounds, value_bounds) = (&self.key_bounds, &self.value_bounds);
+        let (key_scratch, value_scratch) = (&mut self.key_parts, &mut self.value_parts);
+        let (groups, inner) = (cache.keys.div_ceil(KEYS_PER_TILE), KEYS_PER_TILE);
+        let key_parts = tiles.map(|isa| key_scratch.grids(isa, pairs * key_panels, 1, cache.head, key_bounds));
+        let value_parts = tiles.map(|isa| value_scratch.grids(isa, pairs * value_panels, groups, inner, value_bounds));
+        let keys = Grid::new(keys, Layout::whole(key_len), key_bounds, key_claims);
+        let values = Grid::new(values, Layout::whole(value_len), value_bounds, value_claims);
+        (PackKeys { cache, grid: keys, parts: key_parts }, PackValues { cache, grid: values, parts: value_parts })
     }
 
     /// What the stages have filled.
     pub(crate) fn panels(&self, keys: usize, head: usize) -> Panels<'_> {
-        Panels { keys: self.keys.filled(), values: self.values.filled(), count: keys, head }
+        let parts = [&self.key_parts, &self.value_parts];
+        let parts = parts.map(|scratch| (scratch.parts.filled(), scratch.magnitudes.filled()));
+        Panels { keys: self.keys.filled(), values: self.values.filled(), parts, count: keys, head }
     }
 
     /// Bytes held between calls.
     pub(crate) fn bytes(&self) -> usize {
         let bounds = self.key_bounds.capacity() + self.value_bounds.capacity();
-        self.keys.bytes() + self.values.bytes() + bounds * size_of::<usize>()
+        let parts = self.key_parts.bytes() + self.value_parts.bytes();
+        self.keys.bytes() + self.values.bytes() + parts + bounds * size_of::<usize>()
     }
 }
 
@@ -130,12 +225,16 @@ impl Stage for PackKeys<'_> {
         let Some(mut out) = self.grid.tile(index) else { return };
         let Cache { keys, rows, kv_heads, head, .. } = self.cache;
         let panels = keys.div_ceil(PANEL);
+        let mut parts = self.parts.as_ref().and_then(|parts| parts.tile(index));
         for row in 0..out.rows() {
             let (pair, panel) = ((out.first_row() + row) / panels, (out.first_row() + row) % panels);
             let places = self.cache.visible.of(pair / kv_heads);
             let places = &places[places.len().min(panel * PANEL)..places.len().min((panel + 1) * PANEL)];
             let source = &self.cache.key[pair * rows * head..][..keys * head];
             transpose(source, head, places, out.row(row));
+            if let Some(parts) = &mut parts {
+                parts.split(row, out.row(row), head);
+            }
         }
     }
 }
@@ -176,6 +275,9 @@ impl Stage for PackValues<'_> {
             out[..count].copy_from_slice(&source[place * head + column..][..count]);
             out[count..].fill(0.0);
         }
+        if let Some(mut parts) = self.parts.as_ref().and_then(|parts| parts.tile(index)) {
+            parts.split(0, out.row(0), places.len());
+        }
     }
 }
 
@@ -194,5 +296,27 @@ impl<'a> Panels<'a> {
         let len = self.count * PANEL;
         let data = &self.values[pair * panels * len + first * PANEL..(pair + 1) * panels * len];
         Right { data, stride: PANEL, panel_stride: len }
+    }
+
+    /// Parts of key panel `panel`.
+    pub(crate) fn key_parts(&self, pair: usize, panel: usize) -> &'a [bf16] {
+        let (panels, len) = (self.count.div_ceil(PANEL), parts_len(PARTS, self.head));
+        &self.parts[0].0[(pair * panels + panel) * len..][..len]
+    }
+
+    /// Parts of value panel `panel`, of the [`KEYS_PER_TILE`] keys from visible key `first` on.
+    pub(crate) fn value_parts(&self, pair: usize, panel: usize, first: usize) -> &'a [bf16] {
+        let (panels, groups) = (self.head.div_ceil(PANEL), self.count.div_ceil(KEYS_PER_TILE));
+        let len = parts_len(PARTS, KEYS_PER_TILE);
+        &self.parts[1].0[((pair * panels + panel) * groups + first / KEYS_PER_TILE) * len..][..len]
+    }
+
+    /// Magnitudes of the visible keys, and of their values.
+    pub(crate) fn magnitudes(&self, pair: usize) -> [Magnitudes; 2] {
+        let groups = self.count.div_ceil(KEYS_PER_TILE) * self.head.div_ceil(PANEL);
+        [(0, self.count.div_ceil(PANEL)), (1, groups)].map(|(of, count)| {
+            let all = &self.parts[of].1[pair * count..][..count];
+            all.iter().fold(Magnitudes::default(), |all, found| all.join(*found))
+        })
     }
 }

@@ -12,7 +12,7 @@ use crate::scalar::Scalar;
 use crate::simd::{Isa, Left};
 
 /// New tokens that one task projects.
-const TOKENS_PER_TASK: usize = 32;
+const TOKENS_PER_TASK: usize = 64;
 
 /// Sizes of a cache `[B, G, rows, D]`: each head has the `past` rows, the new `tokens`, and room that may be left.
 #[derive(Debug, Clone, Copy)]

@@ -16,20 +16,27 @@ use crate::{
 pub struct Figure {
     /// Rows, inner size and columns.
     pub sizes: [usize; 3],
-    /// Packed weights, in GFLOP/s.
+    /// Packed weights on vectors alone, in GFLOP/s.
     pub packed: f64,
+    /// Packed weights with every instruction that the processor has, in GFLOP/s: stored as f32, and as bf16.
+    pub best: [f64; 2],
     /// The crate `gemm`, in GFLOP/s.
     pub gemm: f64,
 }
 
 /// Products as the layers make them.
-pub const SIZES: [[usize; 3]; 9] = [
+pub const SIZES: [[usize; 3]; 14] = [
     [1, 512, 128],
     [2, 512, 128],
     [5, 512, 128],
     [8, 512, 128],
     [10, 512, 128],
+    [32, 512, 128],
+    [48, 512, 128],
     [64, 512, 128],
+    [128, 512, 128],
+    [128, 512, 256],
+    [128, 128, 512],
     [64, 128, 128],
     [64, 256, 512],
     [64, 2048, 2048],
@@ -37,28 +44,16 @@ pub const SIZES: [[usize; 3]; 9] = [
 
 /// Measures one product; nothing where its weights cannot be packed.
 pub fn product([m, k, n]: [usize; 3]) -> Option<Figure> {
-    let isa = Isa::at_most(Instructions::default());
     let (a, b) = (vec![0.5f32; m * k], vec![0.25f32; k * n]);
-    let packed = Packed::new(Geometry { matrices: 1, blocks: 1, inner: k, columns: n }, &b)?;
+    let geometry = Geometry { matrices: 1, blocks: 1, inner: k, columns: n };
+    let brain = vec![half::bf16::from_f32(0.25); k * n];
+    let [wide, narrow] = [WeightData::F32(&b), WeightData::Bf16(&brain)].map(|data| Packed::new(geometry, data));
+    let (wide, narrow) = (wide?, narrow?);
     let mut out = vec![0.0f32; m * n];
-    let starts: Vec<usize> = (0..m).map(|row| row * k).collect();
-    let rows: Vec<usize> = (0..m).collect();
-    let ours = best_gflops(m * k * n, || {
-        for first in (0..m).step_by(TILE_ROWS) {
-            let tile = first..m.min(first + TILE_ROWS);
-            RowProduct {
-                left: Left { data: &a, starts: &starts[tile.clone()], inner: k },
-                weights: &packed,
-                matrix: 0,
-                block: 0,
-                first_column: 0,
-                columns: n,
-                rows: &rows[tile],
-                factors: None,
-            }
-            .compute(isa, &mut Tile::dense(&mut out, n));
-        }
-    });
+    let mut ours =
+        |limit, weights| best_gflops(m * k * n, || multiply(Isa::at_most(limit), [m, k, n], &a, weights, &mut out));
+    let packed = ours(Instructions::Avx512, &wide);
+    let best = [ours(Instructions::default(), &wide), ours(Instructions::default(), &narrow)];
     let gemm = best_gflops(m * k * n, || {
         let (k_stride, n_stride) = (k.cast_signed(), n.cast_signed());
         let (c, a, b) = (out.as_mut_ptr(), a.as_ptr(), b.as_ptr());
@@ -70,7 +65,29 @@ pub fn product([m, k, n]: [usize; 3]) -> Option<Figure> {
             );
         }
     });
-    Some(Figure { sizes: [m, k, n], packed: ours, gemm })
+    Some(Figure { sizes: [m, k, n], packed, best, gemm })
+}
+
+/// All rows times packed weights.
+fn multiply(isa: Isa, [m, k, n]: [usize; 3], rows: &[f32], weights: &Packed, out: &mut [f32]) {
+    let (mut starts, mut places) = ([0; TILE_ROWS], [0; TILE_ROWS]);
+    for first in (0..m).step_by(TILE_ROWS) {
+        let count = TILE_ROWS.min(m - first);
+        for row in 0..count {
+            (starts[row], places[row]) = ((first + row) * k, first + row);
+        }
+        RowProduct {
+            left: Left { data: rows, starts: &starts[..count], inner: k },
+            weights,
+            matrix: 0,
+            block: 0,
+            first_column: 0,
+            columns: n,
+            rows: &places[..count],
+            factors: None,
+        }
+        .compute(isa, &mut Tile::dense(out, n));
+    }
 }
 
 /// Speed of single rows times weights that come from memory.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::check::length;
 use crate::kernel_scratch::Scratch;
 use crate::packed::{Geometry, PackScratch, Packed, WeightData};
-use crate::simd::{Instructions, Isa};
+use crate::simd::{Instructions, Isa, tiles};
 use crate::{KernelError, ThreadPool};
 
 /// Names of the weights that can be packed once.
@@ -94,6 +94,11 @@ impl Prepared {
     /// Bytes of the packed weights; those shared with others count too.
     pub fn weight_bytes(&self) -> usize {
         self.weights.iter().flatten().map(|packed| packed.bytes()).sum()
+    }
+
+    /// Bytes that each thread keeps besides, for all nodes together, once it has multiplied on AMX tiles; 0 without tiles.
+    pub fn thread_bytes(&self) -> usize {
+        if self.isa.has_tiles() { tiles::THREAD_BYTES } else { 0 }
     }
 
     /// Bytes of scratch memory that is kept for later calls.

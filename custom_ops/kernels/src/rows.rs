@@ -1,12 +1,18 @@
 //! Rows from anywhere, times one block of packed weights.
 
+use std::ops::Range;
+
 use crate::buffer::Buffer;
 use crate::grid::Tile;
 use crate::packed::{Packed, Panels};
-use crate::simd::{Element, Isa, Left, PANEL, Product, ROWS, Write};
+use crate::simd::tiles::{COLUMN_LIMIT, Magnitudes, SUM_STRIDE, Unit};
+use crate::simd::{Element, Isa, Left, PANEL, Product, ROWS, Right, Write};
 
 /// Most rows that one call multiplies.
-pub(crate) const TILE_ROWS: usize = 64;
+pub(crate) const TILE_ROWS: usize = 128;
+
+/// Fewest rows and inner steps of a product on AMX tiles: below, splitting the weights costs more than tiles gain.
+const ON_TILES: [usize; 2] = [48, 64];
 
 /// Bytes of weights that stay in the nearest caches while blocks of rows pass.
 const NEAR: usize = 65536;
@@ -42,6 +48,9 @@ impl RowProduct<'_> {
 
     fn compute_with<W: Element>(&self, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
         let count = self.left.starts.len();
+        if isa.has_tiles() && count >= ON_TILES[0] && self.left.inner >= ON_TILES[1] {
+            return self.compute_on_tiles(panels, isa, out);
+        }
         let near = self.left.inner * self.columns * size_of::<W>() <= NEAR;
         let together = if count <= ROWS || near { self.columns } else { PANEL };
         for column in (0..self.columns).step_by(together.max(1)) {
@@ -74,6 +83,77 @@ impl RowProduct<'_> {
     }
 }
 
+impl RowProduct<'_> {
+    fn compute_on_tiles<W: Element>(&self, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
+        let mut unit = Unit::new(isa);
+        for column in (0..self.columns).step_by(COLUMN_LIMIT) {
+            let first_panel = (self.first_column + column) / PANEL;
+            let right = self.weights.geometry().right(panels, self.matrix, self.block, first_panel);
+            let columns = column..self.columns.min(column + COLUMN_LIMIT);
+            let rows = unit.multiply(self.left, right, columns.len());
+            let mut known = [Magnitudes::default(); COLUMN_LIMIT / PANEL];
+            for (panel, known) in known.iter_mut().enumerate().take(columns.len().div_ceil(PANEL)) {
+                let panel_len = self.left.inner * PANEL;
+                let values = &right.data[panel * panel_len..][..panel_len];
+                let find = || unit.magnitudes(values);
+                *known = self.weights.magnitudes(self.matrix, self.block, first_panel + panel, find);
+            }
+            let all = known.iter().fold(Magnitudes::default(), |all, found| all.join(*found));
+            for (row, (found, product)) in
+                rows.iter().zip(unit.sums().chunks(SUM_STRIDE)).enumerate().take(self.left.starts.len())
+            {
+                if found.suit(all, self.left.inner) {
+                    self.write(row, columns.clone(), product, isa, out);
+                    continue;
+                }
+                for ((panel, known), product) in known.iter().enumerate().zip(product.chunks(PANEL)) {
+                    let columns = column + panel * PANEL..columns.end.min(column + (panel + 1) * PANEL);
+                    if columns.is_empty() {
+                        break;
+                    }
+                    match found.suit(*known, self.left.inner) {
+                        true => self.write(row, columns, product, isa, out),
+                        false => self.compute_row(row, columns, right.panels_from(panel), isa, out),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes a product to the columns `columns` of a row.
+    fn write(&self, row: usize, columns: Range<usize>, product: &[f32], isa: Isa, out: &mut Tile<'_, f32>) {
+        let place = &mut out.row(self.rows[row])[columns];
+        match self.factors {
+            Some(factors) => isa.add_scaled(place, factors[row], product),
+            None => isa.replace(place, product),
+        }
+    }
+
+    /// One row times one panel, on vectors.
+    fn compute_row<W: Element>(
+        &self,
+        row: usize,
+        columns: Range<usize>,
+        right: Right<'_, W>,
+        isa: Isa,
+        out: &mut Tile<'_, f32>,
+    ) {
+        Product {
+            left: Left { starts: &self.left.starts[row..=row], ..self.left },
+            right,
+            rows: &self.rows[row..=row],
+            first_column: columns.start,
+            columns: columns.len(),
+            write: match self.factors {
+                Some(factors) => Write::AddScaled(&factors[row..=row]),
+                None => Write::Replace,
+            },
+            ahead: None,
+        }
+        .compute(isa, out);
+    }
+}
+
 /// Share `index` of `total` of the panel at the start of `panels`.
 fn part<W>(panels: &[W], index: usize, total: usize) -> Option<&[W]> {
     let len = panels.len();
@@ -85,6 +165,10 @@ pub(crate) fn blocks(count: usize) -> impl Iterator<Item = std::ops::Range<usize
     let total = count.div_ceil(ROWS);
     (0..total).map(move |block| block * count / total..(block + 1) * count / total)
 }
+
+#[cfg(test)]
+#[path = "rows_on_tiles.rs"]
+mod on_tiles;
 
 #[cfg(test)]
 mod tests {

@@ -14,8 +14,14 @@ use half::{bf16, f16};
 
 /// An element of a weight.
 pub(crate) trait Element: Copy + Default + std::fmt::Debug + Send + Sync + 'static {
+    /// bf16 parts that add up to any value.
+    const PARTS: usize;
+
     /// The same value.
     fn widen(self) -> f32;
+
+    /// The values where they are f32.
+    fn direct(values: &[Self]) -> Option<&[f32]>;
 
     /// Whether two elements have the same bits.
     fn same_bits(self, other: Self) -> bool;
@@ -38,8 +44,14 @@ pub(crate) trait Element: Copy + Default + std::fmt::Debug + Send + Sync + 'stat
 }
 
 impl Element for f32 {
+    const PARTS: usize = 3;
+
     fn widen(self) -> f32 {
         self
+    }
+
+    fn direct(values: &[Self]) -> Option<&[f32]> {
+        Some(values)
     }
 
     fn same_bits(self, other: Self) -> bool {
@@ -64,8 +76,14 @@ impl Element for f32 {
 }
 
 impl Element for bf16 {
+    const PARTS: usize = 1;
+
     fn widen(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    fn direct(_: &[Self]) -> Option<&[f32]> {
+        None
     }
 
     fn same_bits(self, other: Self) -> bool {
@@ -92,8 +110,14 @@ impl Element for bf16 {
 }
 
 impl Element for f16 {
+    const PARTS: usize = 2;
+
     fn widen(self) -> f32 {
         self.to_f32()
+    }
+
+    fn direct(_: &[Self]) -> Option<&[f32]> {
+        None
     }
 
     fn same_bits(self, other: Self) -> bool {

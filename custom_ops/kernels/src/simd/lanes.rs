@@ -29,7 +29,7 @@ macro_rules! every_level {
             match self.0 {
                 // SAFETY: `Isa` proves that the processor has the instructions.
                 #[cfg(target_arch = "x86_64")]
-                Instructions::Avx512 => unsafe { avx512($($argument),*) },
+                Instructions::Avx512 | Instructions::Amx => unsafe { avx512($($argument),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 Instructions::Avx2 => unsafe { avx2($($argument),*) },
@@ -68,7 +68,7 @@ impl Isa {
             assert!(row * stride + seen <= scores.len() && *seen <= stride, "scores of a block");
         }
         #[cfg(target_arch = "x86_64")]
-        if self.0 == Instructions::Avx512 {
+        if self.0 >= Instructions::Avx512 {
             // SAFETY: the rows lie in `scores`; `Isa` proves that the processor has the instructions.
             return unsafe { avx512_softmax::softmax_rows(scores, stride, seen, max, sum) };
         }
@@ -122,6 +122,21 @@ impl Isa {
     every_level! {
         /// Multiplies every element.
         scale(values: &mut [f32], factor: f32), scale
+    }
+
+    every_level! {
+        /// `out = product`; a zero becomes positive.
+        replace(out: &mut [f32], product: &[f32]), replace
+    }
+
+    every_level! {
+        /// `out = factor · out + product`.
+        resume(out: &mut [f32], factor: f32, product: &[f32]), resume
+    }
+
+    every_level! {
+        /// `out += factor · product`.
+        add_scaled(out: &mut [f32], factor: f32, product: &[f32]), add_scaled
     }
 }
 
@@ -282,6 +297,21 @@ fn scale<const FMA: bool>(values: &mut [f32], factor: f32) {
     values.iter_mut().for_each(|value| *value *= factor);
 }
 
+#[inline(always)]
+fn replace<const FMA: bool>(out: &mut [f32], product: &[f32]) {
+    out.iter_mut().zip(product).for_each(|(out, product)| *out = product + 0.0);
+}
+
+#[inline(always)]
+fn resume<const FMA: bool>(out: &mut [f32], factor: f32, product: &[f32]) {
+    out.iter_mut().zip(product).for_each(|(out, product)| *out = multiply_add::<FMA>(factor, *out, *product));
+}
+
+#[inline(always)]
+fn add_scaled<const FMA: bool>(out: &mut [f32], factor: f32, product: &[f32]) {
+    out.iter_mut().zip(product).for_each(|(out, product)| *out = multiply_add::<FMA>(factor, *product, *out));
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::every_isa;
@@ -350,6 +380,19 @@ mod tests {
             let mut values = [f32::NAN; 17];
             isa.exp(&mut values);
             assert!(values.iter().all(|value| value.is_nan()), "{isa:?}");
+        }
+    }
+
+    #[test]
+    fn products_of_tiles_are_written_as_asked() {
+        for isa in every_isa() {
+            let mut out = [2.0; 3];
+            isa.replace(&mut out, &[-0.0, 3.0, -1.0]);
+            assert_eq!(out.map(f32::to_bits), [0.0f32, 3.0, -1.0].map(f32::to_bits), "{isa:?}");
+            isa.resume(&mut out, 2.0, &[1.0, 1.0, 4.0]);
+            assert_eq!(out, [1.0, 7.0, 2.0], "{isa:?}");
+            isa.add_scaled(&mut out, -2.0, &[1.0, 3.0, 0.5]);
+            assert_eq!(out, [-1.0, 1.0, 1.0], "{isa:?}");
         }
     }
 

@@ -3,7 +3,19 @@
 //! `product` is the door to the products: it proves every slice before a microkernel touches it. `lanes` holds the row
 //! functions, written once and compiled for each level. Every element of a product is one chain of adds in rising
 //! order of the inner index, whatever the size of the block it is computed in.
+//!
+//! `tiles` is the door to products of many rows on AMX tiles; `amx` asks for them and proves bounds, `amx_split` cuts f32
+//! into bf16 parts, `amx_blocks` multiplies them.
 
+#[cfg_attr(not(target_arch = "x86_64"), path = "no_amx.rs")]
+#[allow(unsafe_code)]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod amx_blocks;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod amx_split;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod avx2;
@@ -18,6 +30,8 @@ mod lanes;
 #[allow(unsafe_code)]
 mod portable;
 mod product;
+#[allow(unsafe_code)]
+pub(crate) mod tiles;
 
 pub(crate) use element::Element;
 pub(crate) use product::{Left, Product, Right, Write};
@@ -42,8 +56,10 @@ pub enum Instructions {
     /// AVX2, FMA and F16C.
     Avx2,
     /// AVX-512 F and DQ, besides AVX2, FMA and F16C.
-    #[default]
     Avx512,
+    /// AMX tiles of bf16 for products of many rows, besides AVX-512 F, BW and DQ.
+    #[default]
+    Amx,
 }
 
 /// A level of instructions that this processor has.
@@ -58,6 +74,9 @@ impl Isa {
             let fused = is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
             let avx2 = is_x86_feature_detected!("avx2") && fused;
             let avx512 = avx2 && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq");
+            if avx512 && limit >= Instructions::Amx && amx::available() {
+                return Self(Instructions::Amx);
+            }
             if avx512 && limit >= Instructions::Avx512 {
                 return Self(Instructions::Avx512);
             }
@@ -68,12 +87,18 @@ impl Isa {
         let _ = limit;
         Self(Instructions::Portable)
     }
+
+    /// Whether products of many rows go to tiles.
+    pub(crate) fn has_tiles(self) -> bool {
+        self.0 == Instructions::Amx
+    }
 }
 
 #[cfg(test)]
 pub(crate) fn every_isa() -> Vec<Isa> {
-    let mut all: Vec<Isa> =
-        [Instructions::Portable, Instructions::Avx2, Instructions::Avx512].map(Isa::at_most).to_vec();
+    let mut all: Vec<Isa> = [Instructions::Portable, Instructions::Avx2, Instructions::Avx512, Instructions::Amx]
+        .map(Isa::at_most)
+        .to_vec();
     all.dedup();
     all
 }

@@ -28,6 +28,13 @@ pub(crate) struct Right<'a, W = f32> {
     pub(crate) panel_stride: usize,
 }
 
+impl<W> Right<'_, W> {
+    /// From panel `panel` on.
+    pub(crate) fn panels_from(self, panel: usize) -> Self {
+        Self { data: &self.data[panel * self.panel_stride..], ..self }
+    }
+}
+
 /// What happens to the destination.
 #[derive(Clone, Copy)]
 pub(crate) enum Write<'a> {
@@ -174,7 +181,7 @@ fn kernel<W: Element>(isa: Isa, rows: usize, vectors: usize) -> Kernel<W> {
         #[cfg(target_arch = "x86_64")]
         Instructions::Avx2 => avx2::block,
         #[cfg(target_arch = "x86_64")]
-        Instructions::Avx512 => avx512::kernel(rows, vectors),
+        Instructions::Avx512 | Instructions::Amx => avx512::kernel(rows, vectors),
         #[cfg(not(target_arch = "x86_64"))]
         _ => portable::block,
     }

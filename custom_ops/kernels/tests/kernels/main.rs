@@ -12,3 +12,4 @@ mod self_attention;
 mod shared_cache;
 mod stored;
 mod support;
+mod tiles;

@@ -23,7 +23,7 @@ pub(crate) struct Computed {
 }
 
 impl Computed {
-    fn bits(&self) -> Vec<Vec<u32>> {
+    pub(crate) fn bits(&self) -> Vec<Vec<u32>> {
         [&self.output, &self.present_key, &self.present_value, &self.topk_weights].map(|values| bits(values)).to_vec()
     }
 }
@@ -153,7 +153,7 @@ impl Case {
         })
     }
 
-    fn check(&self) {
+    pub(crate) fn check(&self) {
         let SelfAttentionDims { batch, tokens, past, width, experts, top_k, kv_heads, head } = self.dims;
         let computed = self.compute(&Sequential);
         let (key, value) = (self.cache(0, &self.past_key), self.cache(1, &self.past_value));

@@ -12,6 +12,7 @@ use moa_schema::{
 
 use crate::self_attention::{Case, Computed, random_dims};
 use crate::support::{Random, Threads, bits};
+use crate::tiles::large_dims;
 
 /// A weight in two bytes, and the same values in four.
 enum Halves {
@@ -40,13 +41,14 @@ impl Halves {
     }
 }
 
-const LEVELS: [Instructions; 3] = [Instructions::Portable, Instructions::Avx2, Instructions::Avx512];
+const LEVELS: [Instructions; 4] = [Instructions::Portable, Instructions::Avx2, Instructions::Avx512, Instructions::Amx];
 
 fn self_case(seed: u64) -> Case {
     let mut random = Random(seed);
     let dims = match seed % 3 {
         0 => SelfAttentionDims { tokens: 1, head: 32, past: 40, ..random_dims(&mut random) },
         1 => SelfAttentionDims { tokens: 70, head: 40, width: 50, ..random_dims(&mut random) },
+        _ if seed % 6 == 2 => large_dims(&mut random),
         _ => random_dims(&mut random),
     };
     Case::random(&mut random, dims)
@@ -138,14 +140,14 @@ fn feed_forward<T: Scalar>(
 
 #[test]
 fn feed_forward_has_the_bits_of_widened_weights() {
-    for (seed, tokens) in [(1, 1), (2, 7), (3, 90), (4, 1)] {
+    for (seed, tokens) in [(1, 1), (2, 7), (3, 190), (4, 1), (6, 190)] {
         let mut random = Random(seed);
         let gated = seed % 2 == 0;
-        let dims = FeedForwardDims { batch: 1, tokens, width: 37, experts: 5, top_k: 2, hidden: 53 };
-        let columns = if gated { 106 } else { 53 };
-        let hidden_states = random.values(tokens * 37, 1.0);
-        let router = random.values(37 * 5, 1.0);
-        let (mut input, mut output) = (random.values(5 * 37 * columns, 0.3), random.values(5 * 53 * 37, 0.3));
+        let dims = FeedForwardDims { batch: 1, tokens, width: 67, experts: 5, top_k: 2, hidden: 73 };
+        let columns = if gated { 146 } else { 73 };
+        let hidden_states = random.values(tokens * 67, 1.0);
+        let router = random.values(67 * 5, 1.0);
+        let (mut input, mut output) = (random.values(5 * 67 * columns, 0.3), random.values(5 * 73 * 67, 0.3));
         for brain in [true, false] {
             let (narrow_input, narrow_output) = (Halves::round(&mut input, brain), Halves::round(&mut output, brain));
             let wide = FeedForwardInputs {

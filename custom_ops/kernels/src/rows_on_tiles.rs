@@ -1,0 +1,263 @@
+//! Products on AMX tiles beside those on vectors and beside f64.
+
+use half::{bf16, f16};
+
+use super::*;
+use crate::packed::{Geometry, WeightData};
+use crate::simd::Instructions;
+
+/// Vectors and tiles; nothing, and a word about it, where the processor has no tiles.
+fn levels() -> Option<[Isa; 2]> {
+    let levels = [Instructions::Avx512, Instructions::Amx].map(Isa::at_most);
+    if !levels[1].has_tiles() {
+        println!("skipped: no AMX tiles");
+    }
+    levels[1].has_tiles().then_some(levels)
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in `-1 .. 1`, with 24 bits.
+    fn value(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    fn values(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.value()).collect()
+    }
+
+    /// 2^n for `n` in `low .. low + 64`.
+    fn scale(&mut self, low: i32) -> f32 {
+        2f32.powi(low + (self.next() % 64) as i32)
+    }
+}
+
+struct Case {
+    rows: usize,
+    inner: usize,
+    columns: usize,
+    /// `[rows, inner]`.
+    left: Vec<f32>,
+    /// `[inner, columns]`.
+    right: Vec<f32>,
+}
+
+/// Sizes at which something ends: rows of a tile, strips, inner steps, inner limits, panels, column limits.
+const SIZES: [[usize; 3]; 8] = [
+    [48, 64, 32],
+    [49, 65, 40],
+    [64, 96, 70],
+    [80, 512, 256],
+    [81, 545, 300],
+    [97, 1100, 33],
+    [112, 160, 96],
+    [128, 128, 128],
+];
+
+impl Case {
+    fn random(random: &mut Random, [rows, inner, columns]: [usize; 3]) -> Self {
+        Self { rows, inner, columns, left: random.values(rows * inner), right: random.values(inner * columns) }
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry { matrices: 1, blocks: 1, inner: self.inner, columns: self.columns }
+    }
+
+    fn compute(&self, isa: Isa) -> Vec<f32> {
+        self.compute_rows(isa, 0..self.rows, (&self.right).into(), None)
+    }
+
+    /// Some rows, added with factors to 1 where there are factors.
+    fn compute_rows(&self, isa: Isa, rows: Range<usize>, right: WeightData<'_>, factors: Option<&[f32]>) -> Vec<f32> {
+        let starts: Vec<usize> = rows.clone().map(|row| row * self.inner).collect();
+        let places: Vec<usize> = (0..rows.len()).collect();
+        let mut out = vec![1.0; rows.len() * self.columns];
+        RowProduct {
+            left: Left { data: &self.left, starts: &starts, inner: self.inner },
+            weights: &Packed::new(self.geometry(), right).unwrap(),
+            matrix: 0,
+            block: 0,
+            first_column: 0,
+            columns: self.columns,
+            rows: &places,
+            factors,
+        }
+        .compute(isa, &mut Tile::dense(&mut out, self.columns));
+        out
+    }
+
+    /// The product in f64, and the sum of the magnitudes of its terms.
+    fn exact(&self, row: usize, column: usize) -> (f64, f64) {
+        let terms = (0..self.inner).map(|inner| {
+            f64::from(self.left[row * self.inner + inner]) * f64::from(self.right[inner * self.columns + column])
+        });
+        terms.fold((0.0, 0.0), |(sum, magnitude), term| (sum + term, magnitude + term.abs()))
+    }
+
+    /// The errors squared of both levels, relative to the magnitude of the terms and in units of 2^-24, after a check that
+    /// none is larger than a chain of fused multiply-adds may have.
+    fn errors(&self, levels: [Isa; 2], what: &str) -> [f64; 2] {
+        let unit = 2f64.powi(-24);
+        levels.map(|isa| {
+            let found = self.compute(isa);
+            let mut total = 0.0;
+            for (index, found) in found.iter().enumerate() {
+                let (sum, magnitude) = self.exact(index / self.columns, index % self.columns);
+                let error = (f64::from(*found) - sum).abs();
+                let bound = self.inner as f64 * (unit * magnitude + 2f64.powi(-150));
+                assert!(error <= bound, "{what}, {isa:?}: {found}, not {sum}: off by {error:e}, at most {bound:e}");
+                total += (error / (unit * magnitude).max(2f64.powi(-149))).powi(2);
+            }
+            total
+        })
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn tiles_are_as_accurate_as_vectors() {
+    let Some(levels) = levels() else { return };
+    for (seed, sizes) in SIZES.into_iter().enumerate() {
+        let mut random = Random(seed as u64);
+        let plain = Case::random(&mut random, sizes);
+        assert_ne!(bits(&plain.compute(levels[0])), bits(&plain.compute(levels[1])), "tiles were not used");
+        let [vectors, tiles] = plain.errors(levels, "uniform");
+        assert!(tiles <= vectors, "{sizes:?}: {tiles} beside {vectors}");
+
+        let mut scaled = Case::random(&mut random, sizes);
+        scaled.left.iter_mut().for_each(|value| *value *= random.scale(-24));
+        scaled.right.iter_mut().for_each(|value| *value *= random.scale(-24));
+        scaled.errors(levels, "badly scaled");
+
+        let mut cancelling = Case::random(&mut random, sizes);
+        for inner in 1..sizes[1] / 2 * 2 {
+            let earlier = inner - inner % 2;
+            for row in 0..sizes[0] {
+                cancelling.left[row * sizes[1] + inner] = cancelling.left[row * sizes[1] + earlier];
+            }
+            for column in (0..sizes[2]).filter(|_| inner != earlier) {
+                let before = cancelling.right[earlier * sizes[2] + column];
+                cancelling.right[inner * sizes[2] + column] = -before * (1.0 + 1e-6 * random.value());
+            }
+        }
+        let [vectors, tiles] = cancelling.errors(levels, "cancelling");
+        assert!(tiles <= 1.25 * vectors, "{sizes:?}: {tiles} beside {vectors}");
+    }
+}
+
+/// Values that tiles would flush or overflow, in some rows or some panels.
+#[test]
+fn extreme_values_are_as_accurate_as_on_vectors() {
+    let Some(levels) = levels() else { return };
+    for (seed, sizes) in SIZES.into_iter().enumerate() {
+        let mut random = Random(100 + seed as u64);
+        for (extreme, others) in
+            [(1e-40, 1.0), (1e-38, 1e-5), (1e-30, 1e-9), (3.4e38, 1e-3), (1e30, 1e6), (2e-25, 2e-20)]
+        {
+            let mut case = Case::random(&mut random, sizes);
+            case.left.iter_mut().chain(&mut case.right).for_each(|value| *value *= others);
+            for (values, row) in [(&mut case.left, sizes[1]), (&mut case.right, sizes[2])] {
+                for values in values.chunks_mut(row).step_by(7) {
+                    values[3] = extreme * random.value();
+                }
+                if seed % 2 == 0 {
+                    values.iter_mut().take(2 * row).for_each(|value| *value = 0.0);
+                }
+            }
+            let finite = case.compute(levels[0]).iter().all(|value| value.is_finite());
+            if finite {
+                case.errors(levels, &format!("{extreme:e} among {others:e}"));
+            }
+        }
+        // Where one factor is 0 but for the other's subnormal number, nothing else hides what is lost.
+        let mut case = Case::random(&mut random, sizes);
+        for (index, value) in case.left.iter_mut().enumerate() {
+            *value *= if index % 2 == 0 { 1.0 } else { 1e-38 };
+        }
+        case.right
+            .iter_mut()
+            .enumerate()
+            .filter(|(index, _)| index / sizes[2] % 2 == 0)
+            .for_each(|(_, value)| *value = 0.0);
+        if sizes[1] % 2 == 0 {
+            case.errors(levels, "subnormal against zero");
+        }
+    }
+}
+
+#[test]
+fn values_that_are_not_finite_give_what_vectors_give() {
+    let Some([vectors, tiles]) = levels() else { return };
+    for (seed, sizes) in SIZES.into_iter().enumerate() {
+        let mut random = Random(200 + seed as u64);
+        for extreme in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut case = Case::random(&mut random, sizes);
+            case.left[5 * sizes[1] + 7] = extreme;
+            case.right[9 * sizes[2] + sizes[2] - 1] = extreme;
+            let (found, expected) = (case.compute(tiles), case.compute(vectors));
+            for (found, expected) in found.iter().zip(&expected).filter(|(_, expected)| !expected.is_finite()) {
+                assert!(found == expected || found.is_nan() && expected.is_nan());
+            }
+            let finite = |values: &[f32]| values.iter().filter(|value| value.is_finite()).count();
+            assert_eq!(finite(&found), finite(&expected));
+            assert_eq!(bits(&found[5 * sizes[2]..6 * sizes[2]]), bits(&expected[5 * sizes[2]..6 * sizes[2]]));
+        }
+    }
+}
+
+/// The bits of a row depend on that row and the weights alone: not on its place, nor on what stands beside it.
+#[test]
+fn rows_do_not_change_each_other() {
+    let Some([_, tiles]) = levels() else { return };
+    for (seed, sizes) in SIZES.into_iter().enumerate() {
+        let mut case = Case::random(&mut Random(300 + seed as u64), sizes);
+        let (whole, columns) = (case.compute(tiles), sizes[2]);
+        let some = sizes[0] - 48..sizes[0];
+        let alone = case.compute_rows(tiles, some.clone(), (&case.right).into(), None);
+        assert_eq!(bits(&alone), bits(&whole[some.start * columns..]));
+        case.left[..sizes[1]].fill(f32::NAN);
+        assert_eq!(bits(&case.compute(tiles)[columns..]), bits(&whole[columns..]));
+        case.left[..sizes[1]].fill(1e-42);
+        assert_eq!(bits(&case.compute(tiles)[columns..]), bits(&whole[columns..]));
+    }
+}
+
+/// Fewer parts give the bits of all three, and factors scale what is added.
+#[test]
+fn stored_weights_and_factors_keep_their_meaning() {
+    let Some(levels) = levels() else { return };
+    for (seed, sizes) in SIZES.into_iter().enumerate() {
+        let mut random = Random(400 + seed as u64);
+        let mut case = Case::random(&mut random, sizes);
+        case.right[..sizes[2]].fill(0.0);
+        let all = 0..sizes[0];
+        let brain: Vec<bf16> = case.right.iter().copied().map(bf16::from_f32).collect();
+        case.right = brain.iter().map(|value| value.to_f32()).collect();
+        let found = case.compute_rows(levels[1], all.clone(), WeightData::Bf16(&brain), None);
+        assert_eq!(bits(&found), bits(&case.compute(levels[1])));
+        case.right = random.values(case.right.len());
+        let half: Vec<f16> = case.right.iter().copied().map(f16::from_f32).collect();
+        case.right = half.iter().map(|value| value.to_f32()).collect();
+        let found = case.compute_rows(levels[1], all.clone(), WeightData::F16(&half), None);
+        assert_eq!(bits(&found), bits(&case.compute(levels[1])));
+
+        let factors = random.values(sizes[0]);
+        let found = case.compute_rows(levels[1], all, (&case.right).into(), Some(&factors));
+        for (index, (found, product)) in found.iter().zip(case.compute(levels[1])).enumerate() {
+            assert_eq!(*found, factors[index / sizes[2]].mul_add(product, 1.0));
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! AMX: whether it may be used, and the door to it.
+
+use std::arch::asm;
+use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use half::bf16;
+
+use super::amx_blocks::{self, Raw};
+use super::product::{Left, Right};
+use super::tiles::{Block, Job, Magnitudes, PARTS, QUARTER, STEP, STRIP, SUM_STRIDE, TILE, parts_len};
+use super::{Element, LANES, PANEL, amx_split};
+
+/// Whether processor and system let this process use tiles; the system is asked once.
+pub(super) fn available() -> bool {
+    static AVAILABLE: OnceLock<bool> = OnceLock::new();
+    *AVAILABLE.get_or_init(|| processor_has_tiles() && system_permits_tiles())
+}
+
+/// Tiles of the expected size, products of bf16, and state that the system saves.
+fn processor_has_tiles() -> bool {
+    const OSXSAVE: u32 = 1 << 27;
+    const AMX_BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
+    const TILE_STATE: u64 = 1 << 17 | 1 << 18;
+    /// `xgetbv` where CPUID says that the system has enabled it.
+    #[target_feature(enable = "xsave")]
+    fn enabled_state() -> u64 {
+        // SAFETY: register 0 is always there.
+        unsafe { _xgetbv(0) }
+    }
+    if !is_x86_feature_detected!("avx512bw") || __cpuid(0).eax < 0x1d || __cpuid(1).ecx & OSXSAVE == 0 {
+        return false;
+    }
+    if __cpuid_count(7, 0).edx & AMX_BF16_AND_TILE != AMX_BF16_AND_TILE {
+        return false;
+    }
+    // SAFETY: OSXSAVE says that `xgetbv` is there.
+    let enabled = unsafe { enabled_state() } & TILE_STATE == TILE_STATE;
+    let palette = __cpuid_count(0x1d, 1);
+    let (row_bytes, names, rows) = (palette.ebx & 0xffff, palette.ebx >> 16, palette.ecx & 0xffff);
+    enabled && row_bytes >= 64 && names >= 8 && rows >= 16
+}
+
+/// Asks Linux to let the threads of this process have tile state.
+#[cfg(target_os = "linux")]
+fn system_permits_tiles() -> bool {
+    const ARCH_PRCTL: u64 = 158;
+    const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
+    const XFEATURE_XTILEDATA: u64 = 18;
+    let result: i64;
+    // SAFETY: a system call without pointers; the kernel keeps every register but those named.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") ARCH_PRCTL => result,
+            in("rdi") ARCH_REQ_XCOMP_PERM,
+            in("rsi") XFEATURE_XTILEDATA,
+            out("rcx") _,
+            out("r11") _,
+            options(nostack),
+        );
+    }
+    result == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn system_permits_tiles() -> bool {
+    false
+}
+
+/// The memory operand of `ldtilecfg`.
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+/// Eight tiles of 16 rows of 64 bytes.
+static CONFIGURATION: Configuration = {
+    let (mut row_bytes, mut rows, mut tile) = ([0; 16], [0; 16], 0);
+    while tile < 8 {
+        row_bytes[tile] = 64;
+        rows[tile] = 16;
+        tile += 1;
+    }
+    Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
+};
+
+/// Tiles of this thread, configured while it lives and released after it.
+pub(super) struct Tiles(std::marker::PhantomData<*const ()>);
+
+impl Tiles {
+    /// Configures the tiles of this thread.
+    ///
+    /// # Safety
+    ///
+    /// [`available`] must be true, and no other `Tiles` of this thread alive.
+    pub(super) unsafe fn configure() -> Option<Self> {
+        // SAFETY: the configuration is valid for the palette that `available` checked.
+        unsafe {
+            asm!("ldtilecfg [{}]", in(reg) &raw const CONFIGURATION, options(nostack, readonly, preserves_flags))
+        };
+        Some(Self(std::marker::PhantomData))
+    }
+
+    /// Splits the first panel of `right`, of `inner` rows, into `out`: the pairs of rows `pairs` of every tile.
+    ///
+    /// # Panics
+    ///
+    /// If the panel does not fit its slice, or the parts do not fit `out`.
+    pub(super) fn split_panel<W: Element>(
+        &self,
+        right: Right<'_, W>,
+        inner: usize,
+        out: &mut [bf16],
+        pairs: Range<usize>,
+    ) {
+        let end = inner.checked_sub(1).and_then(|rows| rows.checked_mul(right.stride));
+        let end = end.and_then(|start| start.checked_add(PANEL));
+        assert!(end.is_some_and(|end| end <= right.data.len()), "right out of bounds");
+        assert!(out.len() >= parts_len(W::PARTS, inner) && pairs.end <= TILE, "room for a panel");
+        // SAFETY: the bounds are proved, and tiles come with the instructions.
+        unsafe { amx_split::panel(right.data.as_ptr(), right.stride, inner, out.as_mut_ptr(), pairs) }
+    }
+
+    /// Splits `inner` elements of up to [`STRIP`] rows from element `first` on into `out`, and takes them into `found` where
+    /// they are to be judged.
+    ///
+    /// # Panics
+    ///
+    /// If a row does not fit its slice, or the parts do not fit `out`.
+    pub(super) fn split_strip<const JUDGE: bool>(
+        &self,
+        left: Left<'_>,
+        first: usize,
+        inner: usize,
+        out: &mut [bf16],
+        found: &mut [Magnitudes],
+    ) {
+        assert!(left.starts.len() <= STRIP && out.len() >= parts_len(PARTS, inner), "room for a strip");
+        for (row, (start, found)) in left.starts.iter().zip(found).enumerate() {
+            let from = left.data[start + first..][..inner].as_ptr();
+            // SAFETY: the bounds are proved, and tiles come with the instructions.
+            *found = found.join(unsafe { amx_split::row::<JUDGE>(from, inner, out.as_mut_ptr(), row) });
+        }
+    }
+
+    /// Magnitudes of whole vectors of values.
+    ///
+    /// # Panics
+    ///
+    /// If a vector is not whole.
+    pub(super) fn magnitudes<W: Element>(&self, values: &[W]) -> Magnitudes {
+        assert!(values.len().is_multiple_of(LANES), "whole vectors");
+        // SAFETY: the values are there, and tiles come with the instructions.
+        unsafe { amx_split::magnitudes(values.as_ptr(), values.len()) }
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: tiles are there, since `configure` was called; nobody else's state is in them.
+        unsafe {
+            asm!(
+                "tilerelease",
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack, nomem, preserves_flags),
+            );
+        }
+    }
+}
+
+impl Tiles {
+    /// As [`Tiles::multiply`] for more than [`TILE`] rows and a panel of [`PARTS`] parts, while `job` is done.
+    ///
+    /// # Panics
+    ///
+    /// If something does not fit its slice.
+    pub(super) fn multiply_and_split(&self, rows: usize, block: Block<'_>, job: Job<'_>) {
+        let (inner, Job { from, to, first, pairs }) = (block.inner.next_multiple_of(STEP), job);
+        assert!(rows > TILE && block.parts == PARTS && first + pairs <= TILE, "size of a block");
+        assert!(pairs == QUARTER || pairs == 2 * QUARTER, "size of a job");
+        assert!(from.len() >= inner * PANEL && to.len() >= parts_len(PARTS, inner), "panel to split");
+        let raw = self.check(rows, block);
+        // SAFETY: the bounds are proved, and `self` that the tiles of this thread are configured.
+        unsafe {
+            let (from, to) = (from.as_ptr().add(first * 2 * PANEL), to.as_mut_ptr().add(first * STEP));
+            match pairs {
+                QUARTER => amx_blocks::split_quarter(&raw, from, to),
+                _ => amx_blocks::split_half(&raw, from, to),
+            }
+        }
+    }
+
+    /// `rows` rows, at most a strip, times a panel; rows of sums up to a whole tile are written.
+    ///
+    /// # Panics
+    ///
+    /// If something does not fit its slice.
+    pub(super) fn multiply(&self, rows: usize, block: Block<'_>) {
+        let parts = block.parts;
+        let raw = self.check(rows, block);
+        // SAFETY: the bounds are proved, and `self` that the tiles of this thread are configured.
+        unsafe {
+            match (parts, rows > TILE) {
+                (1, true) => amx_blocks::one_part(&raw),
+                (1, false) => amx_blocks::one_part_low(&raw),
+                (2, true) => amx_blocks::two_parts(&raw),
+                (2, false) => amx_blocks::two_parts_low(&raw),
+                (_, true) => amx_blocks::three_parts(&raw),
+                (_, false) => amx_blocks::three_parts_low(&raw),
+            }
+        }
+    }
+
+    /// Proves the bounds.
+    fn check(&self, rows: usize, block: Block<'_>) -> Raw {
+        let Block { left, right, parts, inner, sums, add } = block;
+        assert!((1..=STRIP).contains(&rows) && (1..=PARTS).contains(&parts) && inner > 0, "size of a block");
+        assert!(left.len() >= parts_len(PARTS, inner) && right.len() >= parts_len(parts, inner), "parts of a block");
+        assert!(sums.len() >= (rows.next_multiple_of(TILE) - 1) * SUM_STRIDE + PANEL, "sums of a block");
+        let (left, right, sums) = (left.as_ptr(), right.as_ptr(), sums.as_mut_ptr());
+        Raw { left, right, steps: inner.div_ceil(STEP), sums, add }
+    }
+}

@@ -1,0 +1,305 @@
+//! AMX: the products of tiles.
+//!
+//! A tile register holds 16 rows of 64 bytes. The left factor stands in tiles of 16 rows by 32 inner steps, the right one
+//! in tiles of 16 pairs of inner steps by 16 columns; `TDPBF16PS` adds the product of two tiles to a tile of 16 x 16 f32.
+
+use std::arch::asm;
+use std::arch::x86_64::_mm512_set1_epi32;
+
+use half::bf16;
+
+use super::amx_split;
+use super::tiles::{SUM_STRIDE, TILE};
+
+/// A block whose bounds are proved.
+pub(super) struct Raw {
+    pub(super) left: *const bf16,
+    pub(super) right: *const bf16,
+    pub(super) steps: usize,
+    pub(super) sums: *mut f32,
+    pub(super) add: bool,
+}
+
+/// The four products of two left and two right tiles.
+macro_rules! products {
+    (2) => {
+        "tdpbf16ps tmm0, tmm4, tmm6\n tdpbf16ps tmm1, tmm4, tmm7\n tdpbf16ps tmm2, tmm5, tmm6\n tdpbf16ps tmm3, tmm5, tmm7\n"
+    };
+    (1) => {
+        "tdpbf16ps tmm0, tmm4, tmm6\n tdpbf16ps tmm1, tmm4, tmm7\n"
+    };
+}
+
+/// Loads the left tiles of one part: high 0, middle 2048, low 4096.
+macro_rules! left {
+    (2, $part:literal) => {
+        concat!(
+            "tileloadd tmm4, [{left} + {line} + ",
+            $part,
+            "]\n",
+            "tileloadd tmm5, [{left} + {line} + ",
+            $part,
+            " + 1024]\n"
+        )
+    };
+    (1, $part:literal) => {
+        concat!("tileloadd tmm4, [{left} + {line} + ", $part, "]\n")
+    };
+}
+
+/// Loads the right tiles of one part.
+macro_rules! right {
+    ($part:literal) => {
+        concat!(
+            "tileloadd tmm6, [{right} + {line} + ",
+            $part,
+            "]\n",
+            "tileloadd tmm7, [{right} + {line} + ",
+            $part,
+            " + 1024]\n"
+        )
+    };
+}
+
+/// The accumulators, from or to memory.
+macro_rules! accumulators {
+    (load 2) => {
+        "tileloadd tmm0, [{out} + {stride}]\n tileloadd tmm1, [{out} + {stride} + 64]\n\
+         tileloadd tmm2, [{lower} + {stride}]\n tileloadd tmm3, [{lower} + {stride} + 64]\n"
+    };
+    (load 1) => {
+        "tileloadd tmm0, [{out} + {stride}]\n tileloadd tmm1, [{out} + {stride} + 64]\n"
+    };
+    (store 2) => {
+        "tilestored [{out} + {stride}], tmm0\n tilestored [{out} + {stride} + 64], tmm1\n\
+         tilestored [{lower} + {stride}], tmm2\n tilestored [{lower} + {stride} + 64], tmm3\n"
+    };
+    (store 1) => {
+        "tilestored [{out} + {stride}], tmm0\n tilestored [{out} + {stride} + 64], tmm1 /* not {lower} */\n"
+    };
+}
+
+/// Defines the product of a strip of one or two tiles of rows with a panel; `$step` is one inner step.
+macro_rules! block {
+    ($name:ident, $tiles:tt, $right_step:literal, $($step:expr),+) => {
+        /// A strip times a panel.
+        ///
+        /// # Safety
+        ///
+        /// [`Tiles`] must be configured on this thread, `steps` positive, and `raw` describe a block that is in bounds.
+        pub(super) unsafe fn $name(raw: &Raw) {
+            let Raw { left, right, steps, sums, add } = *raw;
+            // SAFETY: by the caller's promise.
+            unsafe {
+                asm!(
+                    "test {add}, {add}",
+                    "jnz 3f",
+                    "tilezero tmm0\n tilezero tmm1\n tilezero tmm2\n tilezero tmm3",
+                    "jmp 2f",
+                    "3:",
+                    accumulators!(load $tiles),
+                    "2:",
+                    $($step,)+
+                    concat!("add {left}, 6144\n add {right}, ", $right_step, "\n dec {steps}\n jnz 2b"),
+                    accumulators!(store $tiles),
+                    left = inout(reg) left => _,
+                    right = inout(reg) right => _,
+                    steps = inout(reg) steps => _,
+                    out = in(reg) sums,
+                    lower = in(reg) sums.wrapping_add(TILE * SUM_STRIDE),
+                    stride = in(reg) SUM_STRIDE * size_of::<f32>(),
+                    line = in(reg) 64usize,
+                    add = in(reg) usize::from(add),
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack),
+                );
+            }
+        }
+    };
+}
+
+// Each load changes one side, so that an inner step of six products takes seven pairs of loads; the largest product comes
+// last, and those with a part that is not there are left out without changing the order of the others.
+block!(
+    three_parts,
+    2,
+    "6144",
+    left!(2, "4096"),
+    right!("0"),
+    products!(2),
+    left!(2, "2048"),
+    products!(2),
+    right!("2048"),
+    products!(2),
+    left!(2, "0"),
+    products!(2),
+    right!("4096"),
+    products!(2),
+    right!("0"),
+    products!(2)
+);
+block!(
+    three_parts_low,
+    1,
+    "6144",
+    left!(1, "4096"),
+    right!("0"),
+    products!(1),
+    left!(1, "2048"),
+    products!(1),
+    right!("2048"),
+    products!(1),
+    left!(1, "0"),
+    products!(1),
+    right!("4096"),
+    products!(1),
+    right!("0"),
+    products!(1)
+);
+block!(
+    two_parts,
+    2,
+    "4096",
+    left!(2, "4096"),
+    right!("0"),
+    products!(2),
+    left!(2, "2048"),
+    products!(2),
+    right!("2048"),
+    products!(2),
+    left!(2, "0"),
+    products!(2),
+    right!("0"),
+    products!(2)
+);
+block!(
+    two_parts_low,
+    1,
+    "4096",
+    left!(1, "4096"),
+    right!("0"),
+    products!(1),
+    left!(1, "2048"),
+    products!(1),
+    right!("2048"),
+    products!(1),
+    left!(1, "0"),
+    products!(1),
+    right!("0"),
+    products!(1)
+);
+block!(
+    one_part,
+    2,
+    "2048",
+    left!(2, "4096"),
+    right!("0"),
+    products!(2),
+    left!(2, "2048"),
+    products!(2),
+    left!(2, "0"),
+    products!(2)
+);
+block!(
+    one_part_low,
+    1,
+    "2048",
+    left!(1, "4096"),
+    right!("0"),
+    products!(1),
+    left!(1, "2048"),
+    products!(1),
+    left!(1, "0"),
+    products!(1)
+);
+
+/// Splits pairs of vectors, as `amx_split` does; `$to` is the place of the first part.
+macro_rules! split {
+    ($($from:literal to $to:literal),+) => {
+        concat!($(
+            "vmovups zmm0, [{from} + ", $from, "]\n vmovups zmm1, [{from} + ", $from, " + 128]\n",
+            "vpaddd zmm2, zmm0, {half}\n vpaddd zmm3, zmm1, {half}\n",
+            "vpandd zmm4, zmm2, {upper}\n vpandd zmm5, zmm3, {upper}\n",
+            "vsubps zmm0, zmm0, zmm4\n vsubps zmm1, zmm1, zmm5\n",
+            "vpermt2w zmm2, {order}, zmm3\n vmovdqu64 [{to} + ", $to, "], zmm2\n",
+            "vpandd zmm4, zmm0, {upper}\n vpandd zmm5, zmm1, {upper}\n",
+            "vsubps zmm4, zmm0, zmm4\n vsubps zmm5, zmm1, zmm5\n",
+            "vpermt2w zmm0, {order}, zmm1\n vmovdqu64 [{to} + ", $to, " + 2048], zmm0\n",
+            "vpermt2w zmm4, {order}, zmm5\n vmovdqu64 [{to} + ", $to, " + 4096], zmm4\n"
+        ),+)
+    };
+}
+
+/// Defines the product of a strip of two tiles of rows and a panel of three parts, while pairs of rows of another panel
+/// are split: vectors have nothing else to do while tiles are multiplied.
+macro_rules! block_and_split {
+    ($name:ident, $a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr) => {
+        /// A strip times a panel, and a job.
+        ///
+        /// # Safety
+        ///
+        /// [`Tiles`] must be configured on this thread, `steps` positive, and `raw` describe a block that is in bounds; the
+        /// pairs of every step must be readable from `from` on and ours to write from `to` on.
+        #[target_feature(enable = "avx512f,avx512bw")]
+        pub(super) unsafe fn $name(raw: &Raw, from: *const f32, to: *mut bf16) {
+            let Raw { left, right, steps, sums, add } = *raw;
+            // SAFETY: by the caller's promise.
+            unsafe {
+                asm!(
+                    "test {add}, {add}",
+                    "jnz 3f",
+                    "tilezero tmm0\n tilezero tmm1\n tilezero tmm2\n tilezero tmm3",
+                    "jmp 2f",
+                    "3:",
+                    accumulators!(load 2),
+                    "2:",
+                    left!(2, "4096"), right!("0"), products!(2), $a,
+                    left!(2, "2048"), products!(2), $b,
+                    right!("2048"), products!(2), $c,
+                    left!(2, "0"), products!(2), $d,
+                    right!("4096"), products!(2), $e,
+                    right!("0"), products!(2), $f,
+                    "add {left}, 6144\n add {right}, 6144\n add {from}, 4096\n add {to}, 6144\n dec {steps}\n jnz 2b",
+                    accumulators!(store 2),
+                    left = inout(reg) left => _,
+                    right = inout(reg) right => _,
+                    steps = inout(reg) steps => _,
+                    out = in(reg) sums,
+                    lower = in(reg) sums.wrapping_add(TILE * SUM_STRIDE),
+                    stride = in(reg) SUM_STRIDE * size_of::<f32>(),
+                    line = in(reg) 64usize,
+                    add = in(reg) usize::from(add),
+                    from = inout(reg) from => _,
+                    to = inout(reg) to => _,
+                    order = in(zmm_reg) amx_split::pairs(),
+                    half = in(zmm_reg) _mm512_set1_epi32(amx_split::HALF),
+                    upper = in(zmm_reg) _mm512_set1_epi32(amx_split::UPPER),
+                    out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack),
+                );
+            }
+        }
+    };
+}
+
+block_and_split!(
+    split_quarter,
+    split!("0" to "0"),
+    split!("64" to "1024"),
+    split!("256" to "64"),
+    split!("320" to "1088", "512" to "128"),
+    split!("576" to "1152"),
+    split!("768" to "192", "832" to "1216")
+);
+block_and_split!(
+    split_half,
+    split!("0" to "0", "64" to "1024", "256" to "64"),
+    split!("320" to "1088", "512" to "128", "576" to "1152"),
+    split!("768" to "192", "832" to "1216", "1024" to "256"),
+    split!("1088" to "1280", "1280" to "320", "1344" to "1344"),
+    split!("1536" to "384", "1600" to "1408"),
+    split!("1792" to "448", "1856" to "1472")
+);

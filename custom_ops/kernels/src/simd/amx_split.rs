@@ -1,0 +1,192 @@
+//! f32 as the sum of bf16 parts, in the layout of tiles.
+//!
+//! `x = high + middle + low` exactly, for every finite `x` below 2^127: `high` is `x` rounded to the 8 bits of a bf16, so
+//! the rest has 16 bits and is at most 2^-8 of `x`; `middle` is the rest cut to 8 bits; `low` has the bits that are left,
+//! 8 at most. A value that is a bf16 is its own `high`, and one of 11 bits (an f16) has no `low`.
+
+use std::arch::x86_64::{
+    __m512, __m512i, __mmask16, _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps,
+    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_maskz_loadu_ps, _mm512_max_epu32, _mm512_min_epu32,
+    _mm512_permutex2var_epi16, _mm512_reduce_max_epu32, _mm512_reduce_min_epu32, _mm512_set1_epi32, _mm512_setzero_ps,
+    _mm512_setzero_si512, _mm512_storeu_si512, _mm512_sub_epi32, _mm512_sub_ps,
+};
+
+use std::ops::Range;
+
+use half::bf16;
+
+use super::tiles::{Magnitudes, PARTS, STEP, TILE, TILE_LEN};
+use super::{Element, LANES, PANEL};
+
+/// The upper halves of two vectors, one after the other.
+static IN_TURN: [u16; 32] = upper_halves(false);
+
+/// The upper halves of two vectors in pairs, one of each.
+static IN_PAIRS: [u16; 32] = upper_halves(true);
+
+const fn upper_halves(pairs: bool) -> [u16; 32] {
+    let (mut order, mut lane) = ([0; 32], 0);
+    while lane < 16 {
+        let (first, second) = if pairs { (2 * lane, 2 * lane + 1) } else { (lane, 16 + lane) };
+        order[first] = 2 * lane as u16 + 1;
+        order[second] = 2 * lane as u16 + 33;
+        lane += 1;
+    }
+    order
+}
+
+/// Half of the lowest bit that `high` keeps.
+pub(super) const HALF: i32 = 0x8000;
+
+/// The bits of a bf16.
+pub(super) const UPPER: i32 = 0xffff_0000_u32.cast_signed();
+
+/// The order of [`IN_PAIRS`] for `vpermt2w`.
+#[target_feature(enable = "avx512f")]
+pub(super) fn pairs() -> __m512i {
+    // SAFETY: the array has the size of a vector.
+    unsafe { _mm512_loadu_si512(IN_PAIRS.as_ptr().cast()) }
+}
+
+/// Parts of 16 values, each in the upper half of a lane; what stands in the lower halves has no meaning.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn parts(x: __m512) -> [__m512i; PARTS] {
+    let (half, upper) = (_mm512_set1_epi32(HALF), _mm512_set1_epi32(UPPER));
+    let high = _mm512_add_epi32(_mm512_castps_si512(x), half);
+    let rest = _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_and_si512(high, upper)));
+    let middle = _mm512_castps_si512(rest);
+    let low = _mm512_sub_ps(rest, _mm512_castsi512_ps(_mm512_and_si512(middle, upper)));
+    [high, middle, _mm512_castps_si512(low)]
+}
+
+/// [`Magnitudes`] of each lane.
+#[derive(Clone, Copy)]
+struct Lanes {
+    largest: __m512i,
+    below_smallest: __m512i,
+}
+
+impl Lanes {
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    fn new() -> Self {
+        Self { largest: _mm512_setzero_si512(), below_smallest: _mm512_set1_epi32(-1) }
+    }
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    fn take(&mut self, x: __m512) {
+        let magnitude = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(i32::MAX));
+        self.largest = _mm512_max_epu32(self.largest, magnitude);
+        let below = _mm512_sub_epi32(magnitude, _mm512_set1_epi32(1));
+        self.below_smallest = _mm512_min_epu32(self.below_smallest, below);
+    }
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    fn join(self) -> Magnitudes {
+        Magnitudes {
+            largest: _mm512_reduce_max_epu32(self.largest),
+            below_smallest: _mm512_reduce_min_epu32(self.below_smallest),
+        }
+    }
+}
+
+/// The first `count` of 16 lanes.
+fn first_lanes(count: usize) -> __mmask16 {
+    ((1u32 << count.min(LANES)) - 1) as __mmask16
+}
+
+/// Splits `inner` elements of a row into the tiles of a strip, zeros after them; of no values where they are not to be
+/// judged.
+///
+/// # Safety
+///
+/// `inner` elements at `from` must be readable; `ceil(inner / STEP)` steps of a strip must be ours to write at `strip`;
+/// the processor must have AVX-512 F and BW.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn row<const JUDGE: bool>(
+    from: *const f32,
+    inner: usize,
+    strip: *mut bf16,
+    row: usize,
+) -> Magnitudes {
+    let mut lanes = Lanes::new();
+    // SAFETY: by the caller's promise; masks keep the last loads inside the row.
+    unsafe {
+        let order = _mm512_loadu_si512(IN_TURN.as_ptr().cast());
+        let mut out = strip.add(row / TILE * TILE_LEN + row % TILE * STEP);
+        let mut step = |a: __m512, b: __m512| {
+            if JUDGE {
+                lanes.take(a);
+                lanes.take(b);
+            }
+            for (part, (a, b)) in parts(a).into_iter().zip(parts(b)).enumerate() {
+                _mm512_storeu_si512(out.add(part * 2 * TILE_LEN).cast(), _mm512_permutex2var_epi16(a, order, b));
+            }
+            out = out.wrapping_add(PARTS * 2 * TILE_LEN);
+        };
+        let whole = inner / STEP * STEP;
+        for first in (0..whole).step_by(STEP) {
+            step(_mm512_loadu_ps(from.add(first)), _mm512_loadu_ps(from.add(first + LANES)));
+        }
+        if whole < inner {
+            let (from, left) = (from.add(whole), inner - whole);
+            let second = _mm512_maskz_loadu_ps(first_lanes(left.saturating_sub(LANES)), from.wrapping_add(LANES));
+            step(_mm512_maskz_loadu_ps(first_lanes(left), from), second);
+        }
+    }
+    if JUDGE { lanes.join() } else { Magnitudes::default() }
+}
+
+/// Splits `inner` rows of a panel into tiles of pairs of rows, zeros after them: the pairs `pairs` of every tile.
+///
+/// # Safety
+///
+/// `inner` rows of [`PANEL`] elements, `stride` elements apart, must be readable at `from`; `ceil(inner / STEP)` steps of
+/// a panel of `W::PARTS` parts must be ours to write at `panel`; the processor must have AVX-512 F and BW.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn panel<W: Element>(
+    from: *const W,
+    stride: usize,
+    inner: usize,
+    panel: *mut bf16,
+    pairs: Range<usize>,
+) {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let order = self::pairs();
+        for step in 0..inner.div_ceil(STEP) {
+            for pair in pairs.clone() {
+                let out = panel.add(step * W::PARTS * 2 * TILE_LEN + pair * STEP);
+                for half in 0..PANEL / LANES {
+                    let load = |row: usize| match row < inner {
+                        true => W::load16(from.add(row * stride + half * LANES)),
+                        false => _mm512_setzero_ps(),
+                    };
+                    let (a, b) = (load(step * STEP + 2 * pair), load(step * STEP + 2 * pair + 1));
+                    for (part, (a, b)) in parts(a).into_iter().zip(parts(b)).enumerate().take(W::PARTS) {
+                        let out = out.add((2 * part + half) * TILE_LEN);
+                        _mm512_storeu_si512(out.cast(), _mm512_permutex2var_epi16(a, order, b));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Magnitudes of `count` values, a multiple of [`LANES`].
+///
+/// # Safety
+///
+/// `count` values must be readable at `from`; the processor must have AVX-512 F.
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn magnitudes<W: Element>(from: *const W, count: usize) -> Magnitudes {
+    let mut lanes = Lanes::new();
+    for first in (0..count).step_by(LANES) {
+        // SAFETY: by the caller's promise.
+        lanes.take(unsafe { W::load16(from.add(first)) });
+    }
+    lanes.join()
+}

@@ -1,0 +1,50 @@
+//! What stands for `amx` where the architecture has no tiles: a type without values.
+
+use std::ops::Range;
+
+use half::bf16;
+
+use super::Element;
+use super::product::{Left, Right};
+use super::tiles::{Block, Job, Magnitudes};
+
+/// Tiles that cannot be.
+pub(super) enum Tiles {}
+
+impl Tiles {
+    /// None.
+    ///
+    /// # Safety
+    ///
+    /// None is needed.
+    pub(super) unsafe fn configure() -> Option<Self> {
+        None
+    }
+
+    pub(super) fn split_panel<W: Element>(&self, _: Right<'_, W>, _: usize, _: &mut [bf16], _: Range<usize>) {
+        match *self {}
+    }
+
+    pub(super) fn split_strip<const JUDGE: bool>(
+        &self,
+        _: Left<'_>,
+        _: usize,
+        _: usize,
+        _: &mut [bf16],
+        _: &mut [Magnitudes],
+    ) {
+        match *self {}
+    }
+
+    pub(super) fn magnitudes<W: Element>(&self, _: &[W]) -> Magnitudes {
+        match *self {}
+    }
+
+    pub(super) fn multiply_and_split(&self, _: usize, _: Block<'_>, _: Job<'_>) {
+        match *self {}
+    }
+
+    pub(super) fn multiply(&self, _: usize, _: Block<'_>) {
+        match *self {}
+    }
+}

@@ -1,0 +1,373 @@
+//! Products of many rows on tiles of bf16, as accurate as those in f32.
+//!
+//! Both factors are split exactly into three bf16 parts, `x = high + middle + low`, and six of the nine products of parts
+//! are added in f32: those of high with all, and of middle with high and middle (Henry, Tang and Heinecke, "Leveraging the
+//! bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations", 2019).
+//!
+//! # Error
+//!
+//! Let `u = 2^-24`, `k` the inner size and `S` the sum of `|a · b|` over it. With `|middle| ≤ 2^-8 |x|` and
+//! `|low| < 2^-16 |x|`, the products left out are below `(2^-23 + 2^-32) |a · b|`, together `2.01 u S`. A product of parts
+//! is exact in f32. One instruction adds 16 of them in each of two chains from 0, joins the chains and adds the result to
+//! the sum: 17 roundings of a term and one of the sum. So the error is below
+//!
+//! ```text
+//! (6 · ceil(k / 32) + 17 + 2.01 + 0.13) · (1 + 2^-6) · u · S
+//! ```
+//!
+//! where the last term is what flushing costs (below). That is less than the `k · u · S` of a chain of `k` fused
+//! multiply-adds from `k = 32` on.
+//!
+//! # Values that do not suit
+//!
+//! Tiles take subnormal numbers as 0, before and after, and rounding to a part may overflow. [`Magnitudes::suit`] admits a
+//! row and a panel only where no sum can overflow, and where the smallest product, `m`, is at least 2^-96: each of at most
+//! 8 flushes of a term loses less than 2^-126, so `8 · 2^-30 m`, `0.13 u S`. Everything else (infinities and NaN too) is
+//! multiplied by fused multiply-adds. Each row is judged alone, so that no row changes the bits of another.
+//!
+//! # Memory
+//!
+//! Each thread that multiplies on tiles keeps [`THREAD_BYTES`] bytes, whatever it multiplies.
+
+use std::cell::Cell;
+
+use half::bf16;
+
+use super::amx::Tiles;
+use super::product::{Left, Right};
+use super::{Element, Isa, LANES, PANEL};
+use crate::buffer::Buffer;
+
+/// Parts of an f32.
+pub(crate) const PARTS: usize = 3;
+
+/// Rows of a tile.
+pub(super) const TILE: usize = 16;
+
+/// Rows that one call of the microkernel multiplies.
+pub(crate) const STRIP: usize = 2 * TILE;
+
+/// Inner steps of a tile.
+pub(super) const STEP: usize = 32;
+
+/// Elements of a tile of parts.
+pub(super) const TILE_LEN: usize = TILE * STEP;
+
+/// Most rows of a product on tiles.
+pub(crate) const ROW_LIMIT: usize = 128;
+
+/// Most columns of a product on tiles.
+pub(crate) const COLUMN_LIMIT: usize = 256;
+
+/// Most inner steps whose parts are in memory at one time.
+pub(crate) const INNER_LIMIT: usize = 512;
+
+/// Elements between two rows of sums; the gap keeps rows from meeting in the same few sets of a cache.
+pub(crate) const SUM_STRIDE: usize = COLUMN_LIMIT + LANES;
+
+/// Elements of the parts of [`STRIP`] rows, or of [`PANEL`] columns, of `inner` steps.
+pub(crate) const fn parts_len(parts: usize, inner: usize) -> usize {
+    inner.div_ceil(STEP) * parts * 2 * TILE_LEN
+}
+
+/// The largest magnitude among values, and the smallest that is not 0. The default is that of no values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Magnitudes {
+    /// Bits of the largest magnitude; those of a NaN are larger than all others.
+    pub(super) largest: u32,
+    /// Bits of the smallest magnitude that is not 0, less 1.
+    pub(super) below_smallest: u32,
+}
+
+impl Default for Magnitudes {
+    fn default() -> Self {
+        Self { largest: 0, below_smallest: u32::MAX }
+    }
+}
+
+impl Magnitudes {
+    /// Of both.
+    pub(crate) fn join(self, other: Self) -> Self {
+        Self { largest: self.largest.max(other.largest), below_smallest: self.below_smallest.min(other.below_smallest) }
+    }
+
+    /// As one number, which is not 0.
+    pub(crate) fn to_bits(self) -> u64 {
+        u64::from(self.largest) << 32 | u64::from(self.below_smallest)
+    }
+
+    /// What [`Magnitudes::to_bits`] was given; `None` for 0.
+    pub(crate) fn from_bits(bits: u64) -> Option<Self> {
+        (bits != 0).then_some(Self { largest: (bits >> 32) as u32, below_smallest: bits as u32 })
+    }
+
+    fn largest(self) -> f32 {
+        f32::from_bits(self.largest)
+    }
+
+    /// Infinite where every value is 0.
+    fn smallest(self) -> f32 {
+        self.below_smallest.checked_add(1).map_or(f32::INFINITY, f32::from_bits)
+    }
+
+    /// Whether tiles multiply `inner` of such values as accurately as fused multiply-adds.
+    pub(crate) fn suit(self, other: Self, inner: usize) -> bool {
+        const SMALLEST: f32 = f32::from_bits((127 - 96) << 23);
+        const LARGEST: f32 = f32::from_bits((127 + 126) << 23);
+        let (least, most) = (self.smallest().min(other.smallest()), self.largest().max(other.largest()));
+        most <= LARGEST
+            && self.largest() * other.largest() * inner as f32 <= LARGEST
+            && least >= SMALLEST
+            && self.smallest() * other.smallest() >= SMALLEST
+    }
+
+    /// Whether tiles multiply such values with weights in `0 ..= 1` of which one is 1.
+    ///
+    /// Parts of a small weight may be flushed, which costs less than 2^-63 of the smallest value.
+    pub(crate) fn suit_weights(self) -> bool {
+        const BOUND: u32 = 60;
+        self.largest() <= f32::from_bits((127 + BOUND) << 23) && self.smallest() >= f32::from_bits((127 - BOUND) << 23)
+    }
+}
+
+/// One strip times one panel.
+pub(super) struct Block<'a> {
+    /// Parts of a strip.
+    pub(super) left: &'a [bf16],
+    /// Parts of a panel.
+    pub(super) right: &'a [bf16],
+    /// Parts of a value of the panel.
+    pub(super) parts: usize,
+    pub(super) inner: usize,
+    /// Rows [`SUM_STRIDE`] apart.
+    pub(super) sums: &'a mut [f32],
+    /// Whether the product is added to the sums.
+    pub(super) add: bool,
+}
+
+/// Some pairs of rows of every step of a panel of f32, split while a block is multiplied.
+pub(super) struct Job<'a> {
+    /// Rows of [`PANEL`] elements, whole steps of them.
+    pub(super) from: &'a [f32],
+    /// Parts of the panel.
+    pub(super) to: &'a mut [bf16],
+    /// The first pair.
+    pub(super) first: usize,
+    /// Number of pairs: [`QUARTER`], or twice as many.
+    pub(super) pairs: usize,
+}
+
+/// Fewest pairs of rows of a job.
+pub(super) const QUARTER: usize = TILE / 4;
+
+/// Memory of one thread for products on tiles.
+#[derive(Debug, Default)]
+struct Scratch {
+    left: Buffer<bf16>,
+    /// One that is multiplied and one that is split.
+    right: [Buffer<bf16>; 2],
+    sums: Buffer,
+}
+
+/// Elements of the three parts of [`Scratch`].
+const SCRATCH_LEN: [usize; 3] =
+    [ROW_LIMIT / STRIP * parts_len(PARTS, INNER_LIMIT), parts_len(PARTS, INNER_LIMIT), ROW_LIMIT * SUM_STRIDE];
+
+/// Bytes that a thread keeps.
+pub(crate) const THREAD_BYTES: usize = {
+    let [left, right, sums] = SCRATCH_LEN;
+    (left + 2 * right) * size_of::<bf16>() + sums * size_of::<f32>() + 4 * 64
+};
+
+thread_local! {
+    /// `None` while a [`Unit`] has it.
+    static SCRATCH: Cell<Option<Scratch>> = Cell::new(Some(Scratch::default()));
+}
+
+/// The tiles of this thread and their memory.
+pub(crate) struct Unit {
+    scratch: Scratch,
+    tiles: Tiles,
+}
+
+impl Drop for Unit {
+    fn drop(&mut self) {
+        SCRATCH.set(Some(std::mem::take(&mut self.scratch)));
+    }
+}
+
+impl Unit {
+    /// Takes the tiles of this thread.
+    ///
+    /// # Panics
+    ///
+    /// If `isa` has no tiles, or this thread has a unit.
+    pub(crate) fn new(isa: Isa) -> Self {
+        assert!(isa.has_tiles(), "tiles");
+        let Some(mut scratch) = SCRATCH.take() else { unreachable!("two units") };
+        // SAFETY: `Isa` proves that this process may use tiles, and the memory that the thread has no other unit.
+        let Some(tiles) = (unsafe { Tiles::configure() }) else { unreachable!("tiles") };
+        let [left, right, sums] = SCRATCH_LEN;
+        scratch.left.take(left);
+        scratch.right.iter_mut().for_each(|buffer| _ = buffer.take(right));
+        scratch.sums.take(sums);
+        Self { scratch, tiles }
+    }
+
+    /// Splits the first panel of `right`, of `inner` rows, into `out`.
+    ///
+    /// # Panics
+    ///
+    /// If the panel does not fit its slice, or the parts do not fit `out`.
+    pub(crate) fn split_panel<W: Element>(&self, right: Right<'_, W>, inner: usize, out: &mut [bf16]) {
+        self.tiles.split_panel(right, inner, out, 0..TILE);
+    }
+
+    /// Magnitudes of whole rows of panels.
+    pub(crate) fn magnitudes<W: Element>(&self, values: &[W]) -> Magnitudes {
+        self.tiles.magnitudes(values)
+    }
+
+    /// Splits `inner` elements of up to [`ROW_LIMIT`] rows from element `first` on, and takes them into `found`.
+    pub(crate) fn split_left(&mut self, left: Left<'_>, first: usize, inner: usize, found: &mut [Magnitudes]) {
+        let strips = self.scratch.left.filled_mut().chunks_exact_mut(parts_len(PARTS, inner));
+        let rows = left.starts.chunks(STRIP).zip(found.chunks_mut(STRIP));
+        for ((starts, found), strip) in rows.zip(strips) {
+            self.tiles.split_strip::<true>(Left { starts, ..left }, first, inner, strip, found);
+        }
+    }
+
+    /// Multiplies one of the strips that are split with a panel that was split, both of `inner` steps, into the sums from
+    /// column `column` on.
+    pub(crate) fn multiply_strip(&mut self, strip: usize, rows: usize, inner: usize, panel: &[bf16], column: usize) {
+        let len = parts_len(PARTS, inner);
+        let left = &self.scratch.left.filled()[strip * len..][..len];
+        let sums = &mut self.scratch.sums.filled_mut()[column..];
+        self.tiles.multiply(rows, Block { left, right: panel, parts: PARTS, inner, sums, add: false });
+    }
+
+    /// Splits the first `inner` sums of `rows` rows, a strip at most, to multiply them with [`Unit::multiply_sums`].
+    pub(crate) fn split_sums(&mut self, rows: usize, inner: usize) {
+        let Scratch { right: [right, _], sums, .. } = &mut self.scratch;
+        let starts: [usize; STRIP] = std::array::from_fn(|row| row * SUM_STRIDE);
+        let left = Left { data: sums.filled(), starts: &starts[..rows], inner };
+        let none = &mut [Magnitudes::default(); STRIP];
+        self.tiles.split_strip::<false>(left, 0, inner, right.filled_mut(), none);
+    }
+
+    /// Multiplies the sums that were split with a panel, into the rows of sums from [`STRIP`] on.
+    pub(crate) fn multiply_sums(&mut self, rows: usize, inner: usize, panel: &[bf16], column: usize) {
+        let Scratch { right: [right, _], sums, .. } = &mut self.scratch;
+        let (left, sums) = (right.filled(), &mut sums.filled_mut()[STRIP * SUM_STRIDE + column..]);
+        self.tiles.multiply(rows, Block { left, right: panel, parts: PARTS, inner, sums, add: false });
+    }
+
+    /// The sums, in rows [`SUM_STRIDE`] apart.
+    pub(crate) fn sums(&mut self) -> &mut [f32] {
+        self.scratch.sums.filled_mut()
+    }
+
+    /// Multiplies up to [`ROW_LIMIT`] rows with up to [`COLUMN_LIMIT`] columns of whole panels; gives the magnitudes of the
+    /// rows. The products are read with [`Unit::sums`].
+    ///
+    /// # Panics
+    ///
+    /// If a row or a panel does not fit its slice.
+    pub(crate) fn multiply<W: Element>(
+        &mut self,
+        left: Left<'_>,
+        right: Right<'_, W>,
+        columns: usize,
+    ) -> [Magnitudes; ROW_LIMIT] {
+        assert!(left.starts.len() <= ROW_LIMIT && columns <= COLUMN_LIMIT, "size of a product on tiles");
+        let (mut rows, panels) = ([Magnitudes::default(); ROW_LIMIT], columns.div_ceil(PANEL));
+        for first in (0..left.inner).step_by(INNER_LIMIT) {
+            let inner = (left.inner - first).min(INNER_LIMIT);
+            self.split_left(left, first, inner, &mut rows);
+            let at = |panel: usize| {
+                let data = &right.data[panel * right.panel_stride + first * right.stride..];
+                Right { data, ..right }
+            };
+            self.tiles.split_panel(at(0), inner, self.scratch.right[0].filled_mut(), 0..TILE);
+            for panel in 0..panels {
+                let next = (panel + 1 < panels).then(|| at(panel + 1));
+                self.multiply_strips(left.starts.len(), inner, panel, first > 0, next);
+            }
+        }
+        rows
+    }
+
+    /// Every strip of `rows` rows times panel `panel`, which is split, while the next one is split, all of `inner` steps.
+    fn multiply_strips<W: Element>(
+        &mut self,
+        rows: usize,
+        inner: usize,
+        panel: usize,
+        add: bool,
+        next: Option<Right<'_, W>>,
+    ) {
+        let Scratch { left, right: [even, odd], sums, .. } = &mut self.scratch;
+        let (right, to) = if panel.is_multiple_of(2) { (even, odd) } else { (odd, even) };
+        let (right, to, sums) = (right.filled(), to.filled_mut(), sums.filled_mut());
+        let aside = next.as_ref().filter(|next| inner.is_multiple_of(STEP) && next.stride == PANEL);
+        let aside = aside.and_then(|next| W::direct(next.data));
+        let (pairs, mut done) = (if rows > 2 * STRIP + TILE { QUARTER } else { 2 * QUARTER }, 0);
+        for (first, left) in (0..rows).step_by(STRIP).zip(left.filled().chunks_exact(parts_len(PARTS, inner))) {
+            let (rows, sums) = ((rows - first).min(STRIP), &mut sums[first * SUM_STRIDE + panel * PANEL..]);
+            let block = Block { left, right, parts: W::PARTS, inner, sums, add };
+            match aside.filter(|_| rows > TILE && done < TILE) {
+                Some(from) => {
+                    self.tiles.multiply_and_split(rows, block, Job { from, to, first: done, pairs });
+                    done += pairs;
+                }
+                None => self.tiles.multiply(rows, block),
+            }
+        }
+        if let Some(next) = next {
+            self.tiles.split_panel(next, inner, to, done..TILE);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Instructions;
+    use super::*;
+
+    #[test]
+    fn a_thread_keeps_what_is_stated() {
+        let isa = Isa::at_most(Instructions::Amx);
+        if !isa.has_tiles() {
+            return println!("skipped: no AMX tiles");
+        }
+        let unit = Unit::new(isa);
+        let Scratch { left, right: [even, odd], sums } = &unit.scratch;
+        assert_eq!(left.bytes() + even.bytes() + odd.bytes() + sums.bytes(), THREAD_BYTES);
+    }
+
+    #[test]
+    fn magnitudes_of_nothing_and_of_zeros_suit_all_that_is_finite() {
+        let of = |value: f32| Magnitudes { largest: value.to_bits(), below_smallest: value.to_bits().wrapping_sub(1) };
+        let nothing = Magnitudes::default();
+        assert_eq!(of(0.0), nothing);
+        assert_eq!(Magnitudes::from_bits(nothing.to_bits()), Some(nothing));
+        assert_eq!(Magnitudes::from_bits(0), None);
+        for (a, b, inner, suit) in [
+            (1.0, 0.0, 9, true),
+            (f32::INFINITY, 0.0, 9, false),
+            (f32::NAN, 1.0, 9, false),
+            (f32::MAX, 1e-9, 9, false),
+            (2f32.powi(63), 2f32.powi(63), 1, true),
+            (2f32.powi(63), 2f32.powi(63), 2, false),
+            (2f32.powi(-48), 2f32.powi(-48), 9, true),
+            (2f32.powi(-48), 2f32.powi(-49), 9, false),
+            (1e-40, 1e30, 9, false),
+            (1e-40, 0.0, 9, false),
+        ] {
+            assert_eq!(of(a).suit(of(b), inner), suit, "{a:e} {b:e}");
+            assert_eq!(of(b).suit(of(a), inner), suit, "{b:e} {a:e}");
+        }
+        assert!(of(1.0).suit_weights() && nothing.suit_weights());
+        assert!(!of(f32::NAN).suit_weights() && !of(1e-20).suit_weights() && !of(1e20).suit_weights());
+    }
+}

@@ -1,0 +1,136 @@
+//! Layers of the sizes that go to AMX tiles where the processor has them; elsewhere the same tests run on vectors.
+
+use moa_kernels::{Instructions, Sequential};
+use moa_schema::{GateMode, SelfAttentionDims};
+
+use crate::prepared::pack;
+use crate::self_attention::Case;
+use crate::support::{Random, Threads, assert_close, bits, widen};
+
+/// Rows, keys and heads of several tiles, strips and panels, and of parts of them.
+pub(crate) fn large_dims(random: &mut Random) -> SelfAttentionDims {
+    let experts = random.between(1, 4);
+    SelfAttentionDims {
+        batch: random.between(1, 2),
+        tokens: random.between(60, 140),
+        past: random.pick(&[0, 1, 40, 300]),
+        width: random.between(64, 100),
+        experts,
+        top_k: random.between(1, experts),
+        kv_heads: random.between(1, 2),
+        head: random.pick(&[64, 70, 96, 128]),
+    }
+}
+
+fn large_case(seed: u64) -> Case {
+    let mut random = Random(seed);
+    let dims = large_dims(&mut random);
+    let mut case = Case::random(&mut random, dims);
+    let columns = (dims.kv_heads * dims.head) as f32;
+    case.output_weight.iter_mut().for_each(|weight| *weight *= columns.powf(-0.5));
+    case
+}
+
+#[test]
+fn large_layers_match_the_reference() {
+    for seed in 0..24 {
+        large_case(seed).check();
+    }
+}
+
+#[test]
+fn threads_do_not_change_a_bit_of_a_large_layer() {
+    for seed in 0..6 {
+        let case = large_case(seed);
+        let alone = case.compute(&Sequential).bits();
+        for threads in 2..=3 {
+            assert_eq!(case.compute(&Threads(threads)).bits(), alone);
+        }
+    }
+}
+
+#[test]
+fn levels_of_instructions_agree_on_large_layers() {
+    for seed in 0..8 {
+        let case = large_case(seed);
+        let best = case.compute_with(&pack(&case, Instructions::Amx), &Sequential);
+        let found = case.compute_with(&pack(&case, Instructions::Avx512), &Sequential);
+        assert_eq!(found.topk_indices, best.topk_indices, "the router is computed on vectors everywhere");
+        assert_close("output", &found.output, &widen(&best.output), 3e-5);
+        assert_close("present_key", &found.present_key, &widen(&best.present_key), 1e-5);
+        assert_close("present_value", &found.present_value, &widen(&best.present_value), 1e-5);
+    }
+}
+
+/// Keys, queries and values too small or too large for tiles.
+#[test]
+fn levels_of_instructions_agree_on_extreme_magnitudes() {
+    for (seed, (query, key, value)) in
+        [(1e-30, 1e20, 1.0), (1e25, 1e-25, 1.0), (1.0, 1.0, 1e-28), (1.0, 1.0, 1e25), (1e-40, 1.0, 1.0)]
+            .into_iter()
+            .enumerate()
+    {
+        let mut case = large_case(seed as u64);
+        let SelfAttentionDims { width, kv_heads, head, .. } = case.dims;
+        case.rotation = None;
+        case.output_bias = None;
+        case.past_key.iter_mut().for_each(|element| *element *= key);
+        case.past_value.iter_mut().for_each(|element| *element *= value);
+        for row in case.kv_weight.chunks_mut(2 * kv_heads * head).take(width) {
+            let (keys, values) = row.split_at_mut(kv_heads * head);
+            keys.iter_mut().for_each(|weight| *weight *= key);
+            values.iter_mut().for_each(|weight| *weight *= value);
+        }
+        case.query_weight.iter_mut().for_each(|weight| *weight *= query);
+        let [found, expected] = [Instructions::Amx, Instructions::Avx512]
+            .map(|limit| case.compute_with(&pack(&case, limit), &Sequential).output);
+        let largest = expected.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+        assert!(largest > 0.0 && largest.is_finite());
+        for (found, expected) in found.iter().zip(&expected) {
+            assert!((found - expected).abs() <= 1e-4 * largest, "seed {seed}: {found} {expected}");
+        }
+    }
+}
+
+/// A token of NaN that is masked changes no bit of another token, though they share blocks of every product.
+#[test]
+fn padding_may_hold_nan_in_large_layers() {
+    for seed in 0..4 {
+        let mut case = large_case(seed);
+        case.attributes.skip_padded_queries = true;
+        case.attributes.gate_mode = GateMode::SoftmaxTopk;
+        let SelfAttentionDims { tokens, past, width, .. } = case.dims;
+        for row in case.attention_mask.chunks_mut(past + tokens) {
+            row[past..].iter_mut().enumerate().for_each(|(token, mask)| *mask = i32::from(token % 5 != 1));
+        }
+        let clean = case.compute(&Sequential);
+        for (token, row) in case.hidden_states.chunks_mut(width).enumerate() {
+            if token % tokens % 5 == 1 {
+                row.fill(f32::NAN);
+            }
+        }
+        assert_eq!(bits(&case.compute(&Sequential).output), bits(&clean.output));
+    }
+}
+
+/// What a later token holds reaches no earlier one, infinite as it may be.
+#[test]
+fn causal_queries_of_large_layers_do_not_read_the_future() {
+    for seed in 0..4 {
+        let mut case = large_case(seed);
+        case.attributes.causal = true;
+        case.attention_mask.fill(1);
+        case.router_weight.fill(0.0);
+        let SelfAttentionDims { batch, tokens, width, .. } = case.dims;
+        let clean = case.compute(&Sequential);
+        for row in case.hidden_states.chunks_mut(width).skip(tokens - 1).step_by(tokens) {
+            row.fill(3e38);
+        }
+        let poisoned = case.compute(&Sequential);
+        assert!(poisoned.present_value.iter().any(|value| !value.is_finite()));
+        for batch in 0..batch {
+            let rows = batch * tokens * width..((batch + 1) * tokens - 1) * width;
+            assert_close("output", &poisoned.output[rows.clone()], &widen(&clean.output[rows]), 3e-5);
+        }
+    }
+}
