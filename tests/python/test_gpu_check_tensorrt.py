@@ -123,6 +123,15 @@ class Steps(unittest.TestCase):
         self.assertEqual((failed, set(states.values())), (False, {"skipped"}))
         self.assertLess(time.monotonic() - start, 30)
 
+    def test_a_packed_program_runs(self):
+        program = self.place / "moa-export"
+        shutil.copy(shutil.which("true"), program)
+        tensorrt_kit.pack(program)
+        self.assertFalse(program.exists())
+        there = self.place / "there"
+        there.mkdir()
+        self.assertEqual(subprocess.run([tensorrt_stage.unpacked(self.place, there)]).returncode, 0)
+
     def test_a_wheel_is_unpacked_from_its_pieces(self):
         import zipfile
 

@@ -10,8 +10,10 @@ returns an error.
 
 import argparse
 import json
+import lzma
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -74,6 +76,14 @@ def checkpoints(folder):
             (target / file.name).write_bytes(file.read_bytes())
 
 
+def pack(program):
+    """Leaves `PROGRAM.xz` in place of a program, without its symbols."""
+    if shutil.which("strip"):
+        subprocess.run(["strip", program], check=True)
+    program.with_name(f"{program.name}.xz").write_bytes(lzma.compress(program.read_bytes(), preset=1))
+    program.unlink()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kit", type=Path)
@@ -81,6 +91,7 @@ def main():
     options = parser.parse_args()
     stand_ins(options.wheel, options.kit / "stand_ins")
     checkpoints(options.kit / "checkpoints")
+    pack(options.kit / "moa-export")
     parts = pieces.split(options.wheel, options.kit.with_name(options.kit.name + "-pieces"))
     print(json.dumps({"pieces": len(parts), "folder": str(parts[0].parent)}))
 

@@ -8,6 +8,7 @@ OUT/tensorrt.json and OUT/tensorrt.txt.
 
 import argparse
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -92,6 +93,16 @@ def unpack(wheel_pieces, place):
     return libraries
 
 
+def unpacked(kit, place):
+    """The program, which the folder holds as `moa-export.xz`."""
+    packed, program = kit / "moa-export.xz", place / "moa-export"
+    if not packed.exists():
+        return kit / "moa-export"
+    program.write_bytes(lzma.decompress(packed.read_bytes()))
+    program.chmod(0o755)
+    return program
+
+
 def environment(kit, libraries):
     found = dict(os.environ)
     folders = [str(libraries), str(kit / "stand_ins"), found.get("LD_LIBRARY_PATH", "")]
@@ -174,7 +185,7 @@ def write_inputs(path, model, dtype):
     if model == "masked_lm":
         tensors = {"input_ids": random.integers(4, 16, (2, 32))}
     else:
-        tensors = {"hidden_states": random.standard_normal((2, 128, 512)).astype("float16" if dtype == "fp16" else "float32")}
+        tensors = {"query": random.standard_normal((2, 128, 512)).astype("float16" if dtype == "fp16" else "float32")}
     tensors["attention_mask"] = numpy.ones(next(iter(tensors.values())).shape[:2], numpy.int64)
     names = {"float32": "F32", "float16": "F16", "int64": "I64"}
     header, content = {}, b""
@@ -202,7 +213,7 @@ def main():
     work = options.place / "work"
     work.mkdir(exist_ok=True)
     stage = Stage(options.out, environment(options.kit, libraries), deadline)
-    program = options.kit / "moa-export"
+    program = unpacked(options.kit, options.place)
     stage.run("ops", [program, "ops"], says="TensorRT")
     without = [sys.executable, "-c", "import os, sys; os.environ.update(TENSORRT_ROOT='/nowhere'); os.execv(sys.argv[1], sys.argv[1:])"]
     stage.run("refuse a missing TensorRT", [*without, program, "build", "/nowhere.onnx", "-o", work / "none.plan"], expected=5)

@@ -37,7 +37,7 @@ void tell(const std::string &words);
 // The lines of the log since the test began, as "SEVERITY TEXT\n".
 std::string taken_log();
 
-// A code and its text; `at_end` is what stands there besides.
+// What a call returns, and the text of its error.
 struct Answer {
     std::int32_t code;
     std::string text;
