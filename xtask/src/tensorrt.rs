@@ -1,6 +1,7 @@
-//! `cargo xtask tensorrt`: the TensorRT plugin, built by the system's C++ compiler against TensorRT's headers.
+//! `cargo xtask tensorrt`: the TensorRT plugin and the engine shim, built by the system's C++ compiler against TensorRT's headers.
 
 mod contract;
+mod engine;
 mod headers;
 
 use std::{
@@ -19,8 +20,16 @@ use headers::Headers;
 /// Warnings are errors in our own code.
 const WARNINGS: [&str; 5] = ["-Wall", "-Wextra", "-Werror", "-Wno-deprecated-declarations", "-Wno-overloaded-virtual"];
 
+/// Sources of the plugin and of the engine shim.
+const FOLDERS: [&str; 2] = ["src", "engine"];
+
 /// What undefined behaviour and bad addresses are found with.
 const SANITIZERS: [&str; 3] = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"];
+
+/// Major and minor version of the headers in `TENSORRT_ROOT`, where it is set.
+pub(crate) fn named_release() -> Result<Option<(u32, u32)>, String> {
+    Ok(Headers::named()?.map(|headers| (headers.major, headers.minor)))
+}
 
 /// Builds the library, or says why not; true where it is there.
 pub(crate) fn run(project: &Project) -> Result<bool, String> {
@@ -32,7 +41,7 @@ pub(crate) fn run(project: &Project) -> Result<bool, String> {
         }
     };
     let build = Build::new(project, headers)?;
-    let library = build.library("libmoa_tensorrt.so", &["-O2", "-static-libstdc++", "-static-libgcc"])?;
+    let library = build.library("libmoa_tensorrt.so", &FOLDERS, &["-O2", "-static-libstdc++", "-static-libgcc"])?;
     process::run(&mut project.cargo(["build", "--release", "-p", "moa-cuda-c"]))?;
     let kernels = build.out.join("libmoa_cuda.so");
     fs::copy(project.target.join("release/libmoa_cuda.so"), &kernels)
@@ -71,6 +80,7 @@ pub(crate) fn test(project: &Project) -> Result<Result<Tally, String>, String> {
         for interface in interfaces {
             tally = tally + build.test(interface)?;
         }
+        tally = tally + engine::test(&build)?;
     }
     Ok(Ok(tally))
 }
@@ -109,7 +119,9 @@ impl<'a> Build<'a> {
         let ours = self.project.root.join("custom_ops");
         let mut command = self.project.command(&self.compiler);
         command.args(["-std=c++17", "-fPIC", "-fvisibility=hidden"]).args(WARNINGS).args(options);
-        for folder in [&self.out, &ours.join("tensorrt/src"), &ours.join("cuda/include")] {
+        for folder in
+            ["tensorrt/src", "tensorrt/engine", "cuda/include"].map(|name| ours.join(name)).iter().chain([&self.out])
+        {
             command.arg("-I").arg(folder);
         }
         for folder in [&self.headers.folder, &ours.join("tensorrt/include")] {
@@ -118,23 +130,34 @@ impl<'a> Build<'a> {
         command
     }
 
-    /// Compiles the plugin.
-    fn library(&self, name: &str, options: &[&str]) -> Result<PathBuf, String> {
+    /// Compiles the plugin and the engine shim, or what is in `folders` of them, into one library.
+    fn library(&self, name: &str, folders: &[&str], options: &[&str]) -> Result<PathBuf, String> {
         let library = self.out.join(name);
         let mut command = self.compile(options);
         let map = self.project.root.join("custom_ops/tensorrt/src/exports.map");
-        command.arg("-shared").args(self.sources("src")?).arg("-o").arg(&library);
+        for folder in folders {
+            command.args(self.sources(folder)?);
+        }
+        command.arg("-shared").arg("-o").arg(&library);
         command.arg(format!("-Wl,--version-script={}", map.display())).args(["-Wl,--no-undefined", "-ldl"]);
         process::run(&mut command)?;
         Ok(library)
+    }
+
+    /// Whether these headers' plugins are IPluginV2DynamicExt, as the compiler takes it.
+    fn interface(&self) -> &'static str {
+        if self.headers.major >= 10 { "0" } else { "1" }
+    }
+
+    fn test_folder(&self, interface: &str) -> PathBuf {
+        self.out.join(format!("test-{}-v{}", self.headers.version(), if interface == "1" { 2 } else { 3 }))
     }
 
     /// Builds the plugin with sanitizers, what it stands on as fakes, and the program; runs it.
     fn test(&self, interface: &str) -> Result<Tally, String> {
         let define = format!("-DMOA_PLUGIN_V2={interface}");
         let options = [&SANITIZERS[..], &["-O1", &define]].concat();
-        let folder =
-            self.out.join(format!("test-{}-v{}", self.headers.version(), if interface == "1" { 2 } else { 3 }));
+        let folder = self.test_folder(interface);
         fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         let inside = |name: &str| folder.join(name);
         let shared = [&options[..], &["-shared", "-fvisibility=default"]].concat();
@@ -142,7 +165,9 @@ impl<'a> Build<'a> {
             let source = self.project.root.join("custom_ops/tensorrt/tests").join(source);
             process::run(self.compile(&shared).arg(source).arg("-o").arg(inside(library)))?;
         }
-        let built = self.library("libmoa_tensorrt_tested.so", &options)?;
+        // The engine shim goes with the interface of its release; its tests take this library.
+        let folders = if interface == self.interface() { &FOLDERS[..] } else { &FOLDERS[..1] };
+        let built = self.library("libmoa_tensorrt_tested.so", folders, &options)?;
         fs::rename(&built, inside("libmoa_tensorrt.so")).map_err(|error| format!("{}: {error}", built.display()))?;
         let program = inside("host");
         let mut host = self.compile(&options);
@@ -150,10 +175,15 @@ impl<'a> Build<'a> {
         process::run(&mut host)?;
         let mut run = self.project.command(&program);
         run.arg(inside("libmoa_tensorrt.so")).env("LD_LIBRARY_PATH", &folder).env_remove("MOA_CUDA_LIBRARY");
-        let mut tally = Tally::default();
-        let status = process::watch(&mut run, Stream::Stdout, |line| tally = tally + Tally::of_cargo_line(line))?;
-        Ok(tally.confirmed(status.success()))
+        counted(&mut run)
     }
+}
+
+/// Runs a program of tests.
+fn counted(program: &mut Command) -> Result<Tally, String> {
+    let mut tally = Tally::default();
+    let status = process::watch(program, Stream::Stdout, |line| tally = tally + Tally::of_cargo_line(line))?;
+    Ok(tally.confirmed(status.success()))
 }
 
 /// `path` where it is a file.

@@ -22,7 +22,7 @@ const IN_CRATE: &str = "TensorRT-Headers/TRT-Enterprise-11.4";
 pub(super) struct Headers {
     pub(super) folder: PathBuf,
     pub(super) major: u32,
-    minor: u32,
+    pub(super) minor: u32,
 }
 
 impl Headers {
@@ -44,7 +44,7 @@ impl Headers {
     }
 
     fn read(folder: PathBuf) -> Result<Self, String> {
-        for name in ["NvInferRuntime.h", "NvInferVersion.h"] {
+        for name in ["NvInfer.h", "NvInferVersion.h", "NvOnnxParser.h"] {
             if file(&folder.join(name)).is_none() {
                 return Err(format!("{} lacks {name}", folder.display()));
             }
