@@ -54,6 +54,18 @@ pub enum PrepareError {
     },
 }
 
+impl PrepareError {
+    /// What the user can do.
+    pub const fn help(&self) -> &'static str {
+        match self {
+            Self::NothingToDo => "give the file itself to trtexec, or to `moa-export build`",
+            Self::MixedTypes { .. } => "export with --dtype fp16 or --dtype fp32",
+            Self::Routing { .. } => "export without --router-outputs, or take TensorRT 10.0 or newer",
+            Self::Node { .. } => "give a file that moa-export has written",
+        }
+    }
+}
+
 /// Rewrites `model`, which must have passed the checks of [`read_model`](crate::onnx::read_model), for `release`, or for
 /// every release where it is absent.
 ///
