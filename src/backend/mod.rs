@@ -4,7 +4,6 @@
 //! Backends know nothing of how a model was made.
 
 mod error;
-#[cfg(any(feature = "ort", feature = "tract"))]
 mod guard;
 mod libraries;
 #[cfg(any(feature = "ort", feature = "tract"))]
@@ -17,8 +16,8 @@ mod ort_runtime;
 mod ort_session;
 #[cfg(feature = "ort")]
 mod ort_trace;
-#[cfg(any(feature = "ort", feature = "tract"))]
 mod signature;
+mod tensorrt;
 #[cfg(feature = "tract")]
 mod tract;
 
@@ -28,13 +27,19 @@ use crate::onnx::read::OnnxFile;
 use crate::tensor::NamedTensors;
 
 pub use error::{BackendError, BackendErrorKind};
-pub use libraries::{OPERATORS_VARIABLE, RUNTIME_VARIABLE, find_onnxruntime, find_operator_library};
+pub use libraries::{
+    CUDA_VARIABLE, OPERATORS_VARIABLE, RUNTIME_VARIABLE, TENSORRT_ROOT, TENSORRT_VARIABLE, find_onnxruntime,
+    find_operator_library, find_tensorrt_plugin,
+};
 #[cfg(feature = "ort")]
 pub use ort_runtime::{OrtRuntime, load_onnxruntime};
 #[cfg(feature = "ort")]
 pub use ort_session::{OrtOperators, OrtSession, OrtValue};
 #[cfg(feature = "ort")]
 pub use ort_trace::{NodeRun, OrtTrace};
+pub use tensorrt::{
+    EngineError, Installation, Plan, PlanRequest, Ranges, Survey, TensorRtOptions, load_plan as load_tensorrt_plan,
+};
 #[cfg(feature = "tract")]
 pub use tract::TRACT_VERSION;
 
@@ -110,4 +115,9 @@ pub fn tract() -> Option<Box<dyn Backend>> {
     #[cfg(not(feature = "tract"))]
     let backend = None;
     backend
+}
+
+/// The backend `tensorrt`: engines on an NVIDIA GPU, with the plugin for the operators of this project.
+pub fn tensorrt(options: TensorRtOptions) -> Box<dyn Backend> {
+    Box::new(tensorrt::TensorRtBackend::new(options))
 }

@@ -21,7 +21,7 @@ use moa_graphs::{Form, Options, Precision, WeightError, model::Model};
 use moa_schema::GateMode;
 
 pub use agreement::{Agreement, Expected, Yardstick, routing_of};
-pub use cases::Random;
+pub use cases::{MOST_ROWS, MOST_TOKENS, Random};
 pub use compare::{Comparison, Difference, Tolerance, ToleranceOptions};
 pub use graph_check::GraphReport;
 pub use instrument::expose_routing;
@@ -29,7 +29,7 @@ pub use routing::{Disagreement, MARGIN, RoutingComparison, output_name};
 pub use weights::{AuditError, WeightAudit};
 
 use crate::{
-    backend::{Backend, BackendError, BackendErrorKind},
+    backend::{Backend, BackendErrorKind},
     checkpoint::Checkpoint,
     export::{ExportError, import, metadata},
     onnx::{OnnxFile, ReadError, read_model},
@@ -254,7 +254,7 @@ fn run_backend(
     for (part, file) in &files.graphs {
         match GraphCheck::load(backend, file, (*part, files.last_logits), reference, options.tolerance) {
             Ok(check) => checks.push(check),
-            Err(error) if is_skip(&error) => {
+            Err(error) if error.is_skip() => {
                 report.skipped = Some(error.to_string());
                 report.skip = Some((error.kind(), error.help()));
                 return report;
@@ -268,14 +268,6 @@ fn run_backend(
     run_journeys(model, &mut checks, options.seed);
     report.graphs = checks.into_iter().map(|check| check.report).collect();
     report
-}
-
-/// A backend that is not there or cannot take this form is skipped; one that breaks has failed.
-const fn is_skip(error: &BackendError) -> bool {
-    matches!(
-        error,
-        BackendError::RuntimeMissing { .. } | BackendError::RuntimeTooOld { .. } | BackendError::Unsupported { .. }
-    )
 }
 
 fn failed_graph(file: &OnnxFile, failure: String) -> GraphReport {

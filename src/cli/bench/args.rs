@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::cli::args::BackendArgument;
+use crate::cli::{args::BackendArgument, tensorrt_args::TensorRtArguments};
 
 const NOTES: &str = "\
 What is timed: the runtime's own call, inputs bound before it, outputs left where the runtime puts them. Models and
@@ -112,6 +112,8 @@ pub(in crate::cli) struct BenchArguments {
     /// Replace existing files
     #[arg(long)]
     pub(super) force: bool,
+    #[command(flatten)]
+    pub(super) tensorrt: TensorRtArguments,
 }
 
 /// What `--routing` means, before a trace is read.

@@ -10,15 +10,23 @@ use std::{io::IsTerminal, path::Path, process::ExitCode, time::Duration};
 pub(super) use args::BenchArguments;
 use args::RoutingArgument;
 
-use super::{Failure, args::BackendArgument, print_result, report_file::ReportFile, run::backend};
+use super::{
+    Failure,
+    args::BackendArgument,
+    print_result,
+    report_file::ReportFile,
+    run::{BackendOptions, backend},
+};
 use crate::{
-    backend::{self, Backend, OrtOptions},
+    backend::{self, Backend, OrtOptions, Ranges},
     checkpoint::Checkpoint,
+    engine::Sizes,
     latency::{
         BenchResult, Change, Choice, Grid, LatencyError, Library, Machine, Model, Moment, Options, Outcome, Plan,
         Receipt, Setup, Threads, Verdict, bench, compare, hash_file, now,
     },
     parity::{GraphReport, ToleranceOptions, VerifyOptions, verify},
+    tensor::NamedTensors,
     tensor_file,
 };
 
@@ -36,10 +44,13 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     let threads = arguments.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let named = !arguments.backends.is_empty();
     let chosen = if named { arguments.backends.as_slice() } else { &DEFAULT_BACKENDS };
-    let backends = chosen
-        .iter()
-        .map(|choice| backend(*choice, Some(threads), arguments.library.clone()))
-        .collect::<Result<Vec<_>, _>>()?;
+    let inputs = arguments.inputs.as_deref().map(tensor_file::read).transpose()?;
+    let backend_options = BackendOptions {
+        threads: Some(threads),
+        library: arguments.library.clone(),
+        tensorrt: arguments.tensorrt.options(timed_ranges(arguments, &models, inputs.as_ref())),
+    };
+    let backends = chosen.iter().map(|choice| backend(*choice, &backend_options)).collect::<Result<Vec<_>, _>>()?;
     if let Some(twice) = chosen.iter().enumerate().find(|(index, choice)| chosen[..*index].contains(choice)) {
         return Err(Failure::usage(format!("backend {} is named twice", backends[twice.0].name()), None));
     }
@@ -53,7 +64,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
         bodies: bodies.as_deref(),
         ort,
         grid: grid(arguments)?,
-        inputs: arguments.inputs.as_deref().map(tensor_file::read).transpose()?,
+        inputs,
         choice: choice(&arguments.routing)?,
         seed: arguments.seed,
         plan: plan(arguments),
@@ -73,6 +84,28 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     outputs.write(arguments, &result, changes.as_ref().ok().and_then(Option::as_deref))?;
     let slower = changes?.iter().flatten().any(|change| change.outcome == Outcome::Slower);
     Ok(if slower { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Sizes that hold every point, tuned for the largest.
+fn timed_ranges(arguments: &BenchArguments, models: &[Model], inputs: Option<&NamedTensors>) -> Ranges {
+    if let Some(inputs) = inputs {
+        let parts = models.iter().flat_map(|model| &model.parts);
+        return parts.fold(Ranges::default(), |ranges, (_, file)| ranges.holding(file, inputs));
+    }
+    let range = |sizes: &[usize]| {
+        let (least, most) = (sizes.iter().min().copied().unwrap_or(1), sizes.iter().max().copied().unwrap_or(1));
+        [least, most, most].map(|size| size as u64)
+    };
+    let longest = arguments.seq.iter().max().copied().unwrap_or(1) + arguments.past.iter().max().copied().unwrap_or(0);
+    let sources = if arguments.source.is_empty() { vec![longest] } else { arguments.source.clone() };
+    let tokens = [arguments.seq.clone(), sources].concat();
+    let named = arguments.dim.iter().map(|(name, size)| Sizes { name: name.clone(), sizes: [*size as u64; 3] });
+    Ranges {
+        batch: range(&arguments.batch),
+        past: range(&arguments.past),
+        tokens: range(&tokens),
+        named: named.collect(),
+    }
 }
 
 /// What is wrong with the names of outputs, before anything is timed.
