@@ -6,7 +6,6 @@
 mod error;
 mod guard;
 mod libraries;
-#[cfg(any(feature = "ort", feature = "tract"))]
 mod operators;
 #[cfg(feature = "ort")]
 mod ort;
@@ -22,6 +21,8 @@ mod tensorrt;
 mod tract;
 
 use std::path::PathBuf;
+
+use moa_schema::FloatType;
 
 use crate::onnx::read::OnnxFile;
 use crate::tensor::NamedTensors;
@@ -54,6 +55,11 @@ pub trait Backend {
     ///
     /// Where the runtime is missing or too old, or does not take the model.
     fn load(&self, model: &OnnxFile) -> Result<Box<dyn Runner>, BackendError>;
+
+    /// Type that the backend rounds activations of `model` to, where it is another one than the model's own.
+    fn rounds_to(&self, _model: &OnnxFile) -> Option<FloatType> {
+        None
+    }
 }
 
 /// A model that is ready to run.

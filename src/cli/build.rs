@@ -146,12 +146,12 @@ pub(super) fn run(arguments: &BuildArguments) -> Result<ExitCode, Failure> {
         let plan = plan(arguments, &here, graph, known.as_deref(), &interruption)?;
         known = plan.timing_cache.clone().or(known);
         for (name, bytes) in [(&graph.plan, &plan.bytes), (&lock_of(&graph.plan), &plan.lock.to_json().into_bytes())] {
-            let path = folder.join(name);
+            let path = place(&folder, name);
             staging.file::<WriteError>(name, |writer| {
                 writer.write_all(bytes).map_err(|source| WriteError::Io { path, source })
             })?;
         }
-        done.push(Done { plan, path: folder.join(&graph.plan), elapsed: start.elapsed() });
+        done.push(Done { plan, path: place(&folder, &graph.plan), elapsed: start.elapsed() });
     }
     interruption.check()?;
     staging.commit()?;
@@ -161,6 +161,11 @@ pub(super) fn run(arguments: &BuildArguments) -> Result<ExitCode, Failure> {
     interruption.finish();
     print_result(&if arguments.json { json(&done) } else { text(&done) })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// A file of `folder`, as users name it.
+fn place(folder: &Path, name: &str) -> PathBuf {
+    if folder == Path::new(".") { name.into() } else { folder.join(name) }
 }
 
 /// The graphs, and the folder of their plans.

@@ -35,7 +35,7 @@ pub enum ChoiceError {
         gpu: String,
         /// That of the model.
         dtype: Dtype,
-        /// The last reason.
+        /// A reason.
         why: Misfit,
     },
     /// Another GPU is present than the engine is for.
@@ -81,7 +81,7 @@ pub fn dtype_of(file: &OnnxFile) -> Dtype {
 ///
 /// # Errors
 ///
-/// The last reason why it does not, where no release is named.
+/// Why it does not: what the dtype lacks, else the last reason.
 pub fn must_fit(gpu: Option<&Gpu>, release: Option<&'static Release>, dtype: Dtype) -> Result<(), ChoiceError> {
     let Some(gpu) = gpu else {
         return match release {
@@ -93,12 +93,12 @@ pub fn must_fit(gpu: Option<&Gpu>, release: Option<&'static Release>, dtype: Dty
     };
     let releases = release.map_or_else(|| RELEASES.iter().collect(), |release| vec![release]);
     let misfits: Vec<_> = releases.iter().map_while(|release| fit(gpu, release, dtype).err()).collect();
-    match misfits.last() {
-        Some(why) if misfits.len() == releases.len() => {
-            Err(ChoiceError::Misfit { gpu: gpu.name.to_owned(), dtype, why: *why })
-        }
-        _ => Ok(()),
+    if misfits.len() < releases.len() {
+        return Ok(());
     }
+    let of_dtype = misfits.iter().find(|why| matches!(why, Misfit::GpuBf16 { .. } | Misfit::ReleaseBf16 { .. }));
+    let why = of_dtype.or(misfits.last()).copied();
+    why.map_or(Ok(()), |why| Err(ChoiceError::Misfit { gpu: gpu.name.to_owned(), dtype, why }))
 }
 
 /// Whether the device at hand is `gpu`, or any GPU where that is absent, and fits `release` and `dtype`.

@@ -1,5 +1,6 @@
 //! Engines for NVIDIA GPUs: what fits what, models as TensorRT takes them, and what a plan is bound to.
 
+mod bf16;
 mod cache;
 mod choice;
 mod lock;

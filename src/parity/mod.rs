@@ -17,7 +17,7 @@ mod weights;
 
 use std::path::{Path, PathBuf};
 
-use moa_graphs::{Form, Options, Precision, WeightError, model::Model};
+use moa_graphs::{FloatType, Form, Options, Precision, WeightError, model::Model};
 use moa_schema::GateMode;
 
 pub use agreement::{Agreement, Expected, Yardstick, routing_of};
@@ -249,6 +249,13 @@ fn run_backend(
     reference: &Reference,
     options: VerifyOptions,
 ) -> BackendReport {
+    let rounded = files.graphs.iter().find_map(|(_, file)| backend.rounds_to(file)).map(|to| match to {
+        moa_schema::FloatType::F32 => FloatType::Float32,
+        moa_schema::FloatType::F16 => FloatType::Float16,
+        moa_schema::FloatType::Bf16 => FloatType::Bfloat16,
+    });
+    let rounding = rounded.map(|to| reference.rounding_to(to));
+    let reference = rounding.as_ref().unwrap_or(reference);
     let mut report = BackendReport { backend: backend.name().into(), skipped: None, skip: None, graphs: Vec::new() };
     let mut checks = Vec::new();
     for (part, file) in &files.graphs {

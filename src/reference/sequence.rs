@@ -1,6 +1,6 @@
 //! Batches of vectors, masks, and heads of keys or values.
 
-use super::stored::to_f16;
+use super::stored::{to_bf16, to_f16};
 use crate::tensor::{Tensor, TensorData, TensorShapeError};
 
 /// What vectors are rounded to whenever they are computed.
@@ -12,6 +12,8 @@ pub(super) enum Precision {
     Single,
     /// f16.
     Half,
+    /// bf16.
+    Brain,
 }
 
 impl Precision {
@@ -22,6 +24,7 @@ impl Precision {
             Self::Double => {}
             Self::Single => values.iter_mut().for_each(|value| *value = f64::from(*value as f32)),
             Self::Half => values.iter_mut().for_each(|value| *value = to_f16(*value)),
+            Self::Brain => values.iter_mut().for_each(|value| *value = to_bf16(*value)),
         }
     }
 }

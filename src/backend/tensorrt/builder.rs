@@ -60,7 +60,7 @@ impl Installation {
         must_be(self.device(), None, self.release(), dtype)?;
         let bytes = match prepare(file.model(), Some(self.release())) {
             Ok(prepared) => file.with_model(prepared.model)?.model().encode_to_vec(),
-            Err(PrepareError::NothingToDo) => file.model().encode_to_vec(),
+            Err(PrepareError::NothingToDo | PrepareError::Done { .. }) => file.model().encode_to_vec(),
             Err(error) => return Err(error.into()),
         };
         let mut data = Vec::new();

@@ -187,7 +187,7 @@ pub(super) const OPEN: &str = "open TensorRT";
 fn one_line(text: &str) -> String {
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let first = lines.next().unwrap_or("it does not say why").to_owned();
-    let more: Vec<&str> = lines.filter(|line| !first.contains(*line)).collect();
+    let more: Vec<&str> = lines.filter(|line| !first.ends_with(*line)).collect();
     if more.is_empty() {
         return first;
     }
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(one_line("refused"), "refused");
         assert_eq!(one_line("refused\n"), "refused");
         assert_eq!(one_line("refused: a\na\n"), "refused: a");
-        assert_eq!(one_line("refused\na\n b \nc\nd\ne"), "refused (a; b; c; and 2 more)");
+        assert_eq!(one_line("refused\na\n b \nc\nx\ny"), "refused (a; b; c; and 2 more)");
         assert_eq!(one_line(""), "it does not say why");
     }
 

@@ -15,9 +15,11 @@ pub use builder::{Plan, PlanRequest};
 pub use error::EngineError;
 pub use installation::{Installation, Survey};
 
-use super::{Backend, BackendError, Runner, signature::Signature};
+use moa_schema::FloatType;
+
+use super::{Backend, BackendError, Runner, operators, signature::Signature};
 use crate::{
-    engine::{BuildOptions, Cache, InputShapes, PLAN_WARNING, PlanLock, Sizes, open_dims, shapes},
+    engine::{BuildOptions, Cache, Dtype, InputShapes, PLAN_WARNING, PlanLock, Sizes, dtype_of, open_dims, shapes},
     onnx::{
         OnnxFile,
         proto::tensor_proto::DataType,
@@ -160,6 +162,11 @@ impl TensorRtBackend {
 impl Backend for TensorRtBackend {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    /// The plugin computes with activations of the type of the matrices.
+    fn rounds_to(&self, model: &OnnxFile) -> Option<FloatType> {
+        (dtype_of(model) == Dtype::Bf16 && !operators::used(model.model()).is_empty()).then_some(FloatType::Bf16)
     }
 
     fn load(&self, model: &OnnxFile) -> Result<Box<dyn Runner>, BackendError> {

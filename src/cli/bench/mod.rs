@@ -18,9 +18,9 @@ use super::{
     run::{BackendOptions, backend},
 };
 use crate::{
-    backend::{self, Backend, OrtOptions, Ranges},
+    backend::{self, Backend, OrtOptions, Ranges, Survey},
     checkpoint::Checkpoint,
-    engine::Sizes,
+    engine::{Device, Sizes},
     latency::{
         BenchResult, Change, Choice, Grid, LatencyError, Library, Machine, Model, Moment, Options, Outcome, Plan,
         Receipt, Setup, Threads, Verdict, bench, compare, hash_file, now,
@@ -253,11 +253,33 @@ fn libraries(setup: &Setup<'_>) -> Vec<Library> {
             sha256: Some(sha256),
         }));
     }
+    if named("tensorrt") {
+        libraries.extend(tensorrt_libraries());
+    }
     #[cfg(feature = "tract")]
     if named("tract") {
         libraries.push(Library { name: "tract".into(), version: backend::TRACT_VERSION.into(), sha256: None });
     }
     libraries
+}
+
+/// TensorRT and our plugin.
+fn tensorrt_libraries() -> Vec<Library> {
+    let Survey { plugin, built_for, tensorrt, device } = Survey::make();
+    let hash = |path: &Path| hash_file(path).ok().map(|(sha256, _)| sha256);
+    let on = |device: Device| format!(" on {}, compute capability {}", device.name, device.capability);
+    let place = device.map_or_else(|_| String::new(), on);
+    let runtime = tensorrt.ok().map(|(version, path)| Library {
+        name: "TensorRT".into(),
+        version: version + &place,
+        sha256: path.as_deref().and_then(hash),
+    });
+    let plugin = plugin.ok().zip(built_for.ok()).map(|(path, target)| Library {
+        name: "libmoa_tensorrt".into(),
+        version: format!("for {target}"),
+        sha256: hash(&path),
+    });
+    runtime.into_iter().chain(plugin).collect()
 }
 
 fn read_result(path: &Path) -> Result<BenchResult, Failure> {
