@@ -1,7 +1,8 @@
 /* TensorRT engines through libmoa_tensorrt.so: build a plan from ONNX with the ai.moa plugins registered, load it, run it.
  *
  * Nothing here links against TensorRT or CUDA: libnvinfer, the ONNX parser and the CUDA driver are opened when first
- * needed, and their absence is an error with a text.
+ * needed, and their absence is an error with a text. They stay open until the process ends, and a process has one
+ * libnvinfer: opening another folder's is refused.
  *
  *   moa_trt_library *tensorrt;                          once a process and device
  *   moa_trt_open(&open_options, &tensorrt, &error);
@@ -32,7 +33,8 @@
  * THREADS. Handles may move between threads. A library and an engine may be used by several threads at a time; builds
  * and loads of one process follow one another. A context is used by one thread at a time; two contexts of one engine
  * run side by side. Callbacks are called from any thread, TensorRT's own included, one at a time for a library; they must
- * neither throw nor unwind, nor call into this interface.
+ * neither throw nor unwind, nor call into this interface. TensorRT has one log a process, so the log of each open library
+ * gets the lines of all.
  *
  * DEVICE. Calls that need the device make its primary context current on the calling thread and put the former one back
  * before they return.
@@ -221,7 +223,7 @@ typedef struct moa_trt_build_options {
     const moa_trt_profile *profiles;
     size_t profile_count;          /* 0: every input has a fixed shape */
     uint64_t workspace_bytes;      /* most that one layer may use; 0: TensorRT's choice */
-    int32_t optimization_level;    /* 0 … 5, more is slower to build; -1 TensorRT's choice */
+    int32_t optimization_level;    /* 1 … 5, more is slower to build; 0: TensorRT's choice */
     uint32_t is_detailed;          /* not 0: moa_trt_engine_layers tells types, formats and tactics */
     const void *timing_cache;      /* of an earlier build, NULL: an empty one */
     uint64_t timing_cache_bytes;
