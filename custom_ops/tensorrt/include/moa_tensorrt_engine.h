@@ -42,8 +42,8 @@
  * ERRORS. Every call that can fail returns a code and, where `error` is not NULL, fills it; nothing is thrown, printed
  * or aborted. TensorRT's own words stand in the text. The lines of the log are beside it, not instead of it.
  *
- * Structures begin with their size, which the caller sets to sizeof, and everything else in them may be zero: a newer
- * library takes the structures of an older caller, and refuses those of a newer one.
+ * Structures with a struct_size begin with it. The caller sets it to sizeof, and everything else in them may be zero: a
+ * newer library takes the structures of an older caller, and refuses those of a newer one.
  */
 #ifndef MOA_TENSORRT_ENGINE_H
 #define MOA_TENSORRT_ENGINE_H
