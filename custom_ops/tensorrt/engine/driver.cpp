@@ -141,10 +141,11 @@ void Device::describe(std::int32_t ordinal, moa_trt_device &device) {
     device.multiprocessors = attribute(handle, multiprocessor_count);
     device.total_bytes = bytes;
     if (driver().device_uuid(uuid, handle) != 0) return;
-    char *text = device.uuid + std::snprintf(device.uuid, sizeof device.uuid, "GPU-");
+    static_assert(sizeof device.uuid > 36);
+    char *text = device.uuid;
     for (int index = 0; index < 16; ++index) {
         const bool is_apart = index == 4 || index == 6 || index == 8 || index == 10;
-        text += std::sprintf(text, is_apart ? "-%02x" : "%02x", uuid[index]);
+        text += std::snprintf(text, 4, is_apart ? "-%02x" : "%02x", uuid[index]);
     }
 }
 

@@ -20,14 +20,14 @@ IErrorRecorder *the_recorder = nullptr;
 // An object whose functions are those of a table.
 template <class Base, class Interface, class Owner>
 struct Object : Base {
-    explicit Object(const Table<Interface, Owner> &table) : face(table.face(static_cast<Owner *>(this))) {
+    Object(const Table<Interface, Owner> &table, Owner *owner) : face(table.face(owner)) {
         this->mImpl = face.as_interface();
     }
     Face<Interface, Owner> face;
 };
 
 struct HostMemory final : Object<IHostMemory, apiv::VHostMemory, HostMemory> {
-    explicit HostMemory(std::string held) : Object(table()), bytes(std::move(held)) {}
+    explicit HostMemory(std::string held) : Object(table(), this), bytes(std::move(held)) {}
     static const Table<apiv::VHostMemory, HostMemory> &table() {
         static const auto one = Table<apiv::VHostMemory, HostMemory>()
             .on(&apiv::VHostMemory::data, [](auto *face) -> void * { return face->owner->bytes.data(); })
@@ -38,7 +38,7 @@ struct HostMemory final : Object<IHostMemory, apiv::VHostMemory, HostMemory> {
 };
 
 struct TimingCache final : Object<ITimingCache, apiv::VTimingCache, TimingCache> {
-    explicit TimingCache(std::string held) : Object(table()), bytes(std::move(held)) {}
+    explicit TimingCache(std::string held) : Object(table(), this), bytes(std::move(held)) {}
     static const Table<apiv::VTimingCache, TimingCache> &table() {
         static const auto one = Table<apiv::VTimingCache, TimingCache>().on(
             &apiv::VTimingCache::serialize, [](auto *face) { return host_memory(face->owner->bytes); });
@@ -49,7 +49,7 @@ struct TimingCache final : Object<ITimingCache, apiv::VTimingCache, TimingCache>
 };
 
 struct OptimizationProfile final : Object<IOptimizationProfile, apiv::VOptimizationProfile, OptimizationProfile> {
-    OptimizationProfile() : Object(table()) {}
+    OptimizationProfile() : Object(table(), this) {}
     static const Table<apiv::VOptimizationProfile, OptimizationProfile> &table() {
         static const auto one = Table<apiv::VOptimizationProfile, OptimizationProfile>()
             .on(&apiv::VOptimizationProfile::setDimensions, [](auto *face, const char *name, OptProfileSelector which, DimsArgument dims) {
@@ -64,7 +64,7 @@ struct OptimizationProfile final : Object<IOptimizationProfile, apiv::VOptimizat
 };
 
 struct BuilderConfig final : Object<IBuilderConfig, apiv::VBuilderConfig, BuilderConfig> {
-    BuilderConfig() : Object(table()) {}
+    BuilderConfig() : Object(table(), this) {}
     static const Table<apiv::VBuilderConfig, BuilderConfig> &table() {
         using V = apiv::VBuilderConfig;
         static const auto one = [] {
@@ -204,7 +204,7 @@ IHostMemory *build(Network &network, BuilderConfig &config) {
 }
 
 struct Builder final : Object<IBuilder, apiv::VBuilder, Builder> {
-    Builder() : Object(table()) {}
+    Builder() : Object(table(), this) {}
     ~Builder() override { set_recorder(nullptr); }
     static const Table<apiv::VBuilder, Builder> &table() {
         using V = apiv::VBuilder;
@@ -224,7 +224,7 @@ struct Builder final : Object<IBuilder, apiv::VBuilder, Builder> {
 };
 
 struct Runtime final : Object<IRuntime, apiv::VRuntime, Runtime> {
-    Runtime() : Object(table()) {}
+    Runtime() : Object(table(), this) {}
     ~Runtime() override { set_recorder(nullptr); }
     static ICudaEngine *load(const void *bytes, std::size_t count) {
         if (is_told("load_memory")) return report(ErrorCode::kFAILED_ALLOCATION, "out of memory"), nullptr;

@@ -172,7 +172,7 @@ typedef struct moa_trt_device {
     uint32_t multiprocessors;
     uint64_t total_bytes;         /* device memory */
     char name[256];
-    char uuid[40];                /* GPU-xxxxxxxx-…, or empty where the driver does not say */
+    char uuid[40];                /* as nvidia-smi writes it behind "GPU-"; empty where the driver does not say */
 } moa_trt_device;
 
 /* The CUDA device of `ordinal`, asked through the driver alone: TensorRT is not needed. MOA_TRT_MISSING where there is

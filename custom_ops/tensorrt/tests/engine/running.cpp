@@ -169,7 +169,9 @@ TEST(null_is_no_crash) {
         api().context_destroy(nullptr);
     }
     moa_trt_engine_info info{};
+    info.struct_size = sizeof info;
     REFUSED(call(api().get_engine_info, static_cast<const moa_trt_engine *>(nullptr), &info), MOA_TRT_ARGUMENT, "engine is NULL");
+    info.struct_size = 0;
     REFUSED(call(api().get_engine_info, context.engine.handle, &info), MOA_TRT_ARGUMENT, "info has struct_size 0");
     REFUSED(call(api().run, static_cast<moa_trt_context *>(nullptr)), MOA_TRT_ARGUMENT, "context is NULL");
     moa_trt_tensor tensor{};
