@@ -167,14 +167,13 @@ void configure(IBuilderConfig &config, const moa_trt_build_options &options) {
     config.setProfilingVerbosity(options.is_detailed != 0 ? nvinfer1::ProfilingVerbosity::kDETAILED
                                                           : nvinfer1::ProfilingVerbosity::kLAYER_NAMES_ONLY);
 #if NV_TENSORRT_MAJOR < 11
-    if ((options.flags & MOA_TRT_OWN_TACTICS) != 0) {
-        using nvinfer1::TacticSource;
-        std::uint32_t sources = config.getTacticSources();
-        for (const auto source : {TacticSource::kCUBLAS, TacticSource::kCUBLAS_LT, TacticSource::kCUDNN}) {
-            sources &= ~(1U << static_cast<std::uint32_t>(source));
-        }
-        config.setTacticSources(sources);
+    // Since 8.6 TensorRT itself computes without cuBLAS and cuDNN, and would load them to hand them to plugins.
+    using nvinfer1::TacticSource;
+    std::uint32_t sources = config.getTacticSources();
+    for (const auto source : {TacticSource::kCUBLAS, TacticSource::kCUBLAS_LT, TacticSource::kCUDNN}) {
+        sources &= ~(1U << static_cast<std::uint32_t>(source));
     }
+    config.setTacticSources(sources);
 #endif
     if (options.optimization_level != 0) config.setBuilderOptimizationLevel(options.optimization_level);
 #if NV_TENSORRT_MAJOR < 10
@@ -225,7 +224,7 @@ void check(const moa_trt_build_options &options) {
         throw Error(MOA_TRT_ARGUMENT, "an optimisation level of " + std::to_string(options.optimization_level) +
                                           " is not between 0 and 5");
     }
-    if ((options.flags & ~(MOA_TRT_TF32 | MOA_TRT_PREFER_TYPES | MOA_TRT_OWN_TACTICS)) != 0) {
+    if ((options.flags & ~(MOA_TRT_TF32 | MOA_TRT_PREFER_TYPES)) != 0) {
         throw Error(MOA_TRT_ARGUMENT, "the flags " + std::to_string(options.flags) + " are unknown");
     }
     const bool is_whole = (options.profiles != nullptr || options.profile_count == 0) &&

@@ -126,18 +126,22 @@ std::shared_ptr<Device> Device::open(std::int32_t ordinal) {
 
 Device::~Device() { driver().release(handle_); }
 
+int Device::driver_version() {
+    int version = 0;
+    check("cuDriverGetVersion", driver().driver_version(&version));
+    return version;
+}
+
 void Device::describe(std::int32_t ordinal, moa_trt_device &device) {
     const int handle = device_handle(ordinal);
-    int version = 0;
     std::size_t bytes = 0;
     unsigned char uuid[16] = {};
-    check("cuDriverGetVersion", driver().driver_version(&version));
     check("cuDeviceTotalMem", driver().device_bytes(&bytes, handle));
     check("cuDeviceGetName", driver().device_name(device.name, sizeof device.name - 1, handle));
     device.ordinal = ordinal;
     device.compute_major = attribute(handle, compute_major);
     device.compute_minor = attribute(handle, compute_minor);
-    device.driver_version = static_cast<std::uint32_t>(version);
+    device.driver_version = static_cast<std::uint32_t>(driver_version());
     device.multiprocessors = attribute(handle, multiprocessor_count);
     device.total_bytes = bytes;
     if (driver().device_uuid(uuid, handle) != 0) return;

@@ -18,6 +18,8 @@ public:
     Device(const Device &) = delete;
     Device &operator=(const Device &) = delete;
 
+    // The newest CUDA that the driver serves: 12090 is 12.9.
+    static int driver_version();
     static void describe(std::int32_t ordinal, moa_trt_device &device);
 
 private:

@@ -11,7 +11,7 @@ namespace moa::engine {
 namespace {
 
 // More than any call needs, so that a loop of errors does not eat the memory.
-constexpr std::size_t kept_errors = 64;
+constexpr std::size_t kept_errors = 64, kept_warnings = 8;
 
 struct State {
     std::mutex door;
@@ -50,6 +50,13 @@ void note_error(const std::string &line, bool is_memory) {
     }
 }
 
+// As above.
+void note_warning(const std::string &line) {
+    for (Errors *const call : state().calls) {
+        if (call->warnings_.size() < kept_warnings) call->warnings_.push_back(line);
+    }
+}
+
 namespace {
 
 void log_line(std::int32_t severity, const char *text) noexcept {
@@ -58,6 +65,7 @@ void log_line(std::int32_t severity, const char *text) noexcept {
         auto &shared = state();
         const std::lock_guard<std::mutex> lock(shared.door);
         if (severity <= MOA_TRT_LOG_ERROR && !line.empty()) note_error(line, false);
+        if (severity == MOA_TRT_LOG_WARNING) note_warning(line);
         for (const Sink *const sink : shared.sinks) {
             if (sink->log != nullptr && severity <= sink->severity) sink->log(sink->user, severity, line.c_str());
         }
@@ -155,8 +163,9 @@ Errors::~Errors() {
 Error Errors::as(std::int32_t code, const std::string &headline) const {
     const std::lock_guard<std::mutex> lock(state().door);
     std::string text = headline;
-    if (lines_.empty()) text += ", and does not say why";
-    for (const std::string &line : lines_) text += (&line == &lines_.front() ? ": " : "\n") + line;
+    const auto &told = lines_.empty() ? warnings_ : lines_;
+    if (told.empty()) text += ", and does not say why";
+    for (const std::string &line : told) text += (&line == &told.front() ? ": " : "\n") + line;
     return Error(is_memory_ ? MOA_TRT_MEMORY : code, text);
 }
 

@@ -53,9 +53,11 @@ public:
 
 private:
     friend void note_error(const std::string &line, bool is_memory);
+    friend void note_warning(const std::string &line);
 
     std::thread::id owner_ = std::this_thread::get_id();
-    std::vector<std::string> lines_;
+    // Some failures of TensorRT are warnings in its log.
+    std::vector<std::string> lines_, warnings_;
     bool is_memory_ = false;
 };
 

@@ -18,6 +18,11 @@ constexpr int own_major = NV_TENSORRT_MAJOR;
 // Majors whose libnvinfer is looked for, so that the error can name what is there.
 constexpr int oldest_major = 7, newest_major = 19;
 
+#if NV_TENSORRT_MAJOR < 10
+// The newest CUDA that 8.6 was built with; older drivers may be too old.
+constexpr int newest_cuda = 12000;
+#endif
+
 // Beside another file where `folder` is not empty.
 std::string file_name(const std::string &folder, const std::string &stem, int major) {
     const std::string name = stem + ".so." + std::to_string(major);
@@ -144,6 +149,10 @@ std::unique_ptr<nvinfer1::IBuilder> TensorRt::builder() const {
 }
 
 std::unique_ptr<nvinfer1::IRuntime> TensorRt::runtime() const {
+#if NV_TENSORRT_MAJOR < 10
+    // Where CUDA does not start, as under a driver that is too old, 8.6 crashes here, and its builder says so.
+    if (Device::driver_version() < newest_cuda) builder();
+#endif
     const Errors errors;
     auto *const made = static_cast<nvinfer1::IRuntime *>(create_runtime_(&logger(), NV_TENSORRT_VERSION));
     if (made == nullptr) throw errors.as(MOA_TRT_RUNTIME, "TensorRT " + text(version_) + " makes no runtime");

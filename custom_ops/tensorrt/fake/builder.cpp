@@ -330,6 +330,10 @@ nvinfer1::IPluginRegistry *getPluginRegistry() noexcept { return &fake::registry
 void *createInferBuilder_INTERNAL(void *logger, std::int32_t) noexcept {
     fake::the_logger = static_cast<nvinfer1::ILogger *>(logger);
     if (fake::is_told("no_builder")) return fake::report(nvinfer1::ErrorCode::kINTERNAL_ERROR, "CUDA initialization failure with error: 35"), nullptr;
+    if (fake::is_told("warned")) {
+        fake::the_logger->log(nvinfer1::ILogger::Severity::kWARNING, "CUDA initialization failure with error: 36");
+        return nullptr;
+    }
     fake::the_logger->log(nvinfer1::ILogger::Severity::kINFO, "[fake] a builder is made");
     return static_cast<nvinfer1::IBuilder *>(new fake::Builder);
 }

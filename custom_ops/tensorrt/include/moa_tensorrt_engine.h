@@ -97,7 +97,6 @@ extern "C" {
 /* flags of moa_trt_build_options. */
 #define MOA_TRT_TF32 1u         /* products of f32 tensors may round their factors to TF32; TensorRT's own default */
 #define MOA_TRT_PREFER_TYPES 2u /* 8.6: a layer that has no kernel of the model's types takes another instead of failing */
-#define MOA_TRT_OWN_TACTICS 4u  /* no tactics of cuBLAS and cuDNN, which are not needed then; 11 never has any */
 
 #define MOA_TRT_MAX_RANK 8
 
