@@ -83,7 +83,7 @@ fn sizes_of_open_dimensions_make_the_shapes_of_an_engine() {
     scene.refuses(line, 2, &["--dim is missing for past_sequence"]);
     scene.refuses(&format!("{line} --dim length=1:1:1"), 2, &["`length`, which no input has", "batch, sequence"]);
     scene.refuses(&format!("{line} --dim past_sequence=9:7:8"), 2, &["MIN may not exceed OPT"]);
-    scene.refuses(&format!("{line} --dim past_sequence=9"), 2, &["expected NAME=MIN:OPT:MAX"]);
+    scene.refuses(&format!("{line} --dim past_sequence=9:9"), 2, &["expected NAME=MIN:OPT:MAX"]);
     let printed = scene.accepts(&format!("{line} --dim past_sequence=0:7:90"));
     for part in [
         "--minShapes=input_ids:1x1,attention_mask:1x1,encoder_attention_mask:1x2,past_key_values.0.decoder.key:1x1x0x32",

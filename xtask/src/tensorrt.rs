@@ -1,6 +1,7 @@
-//! `cargo xtask tensorrt`: the TensorRT plugin, built by the system's C++ compiler against TensorRT's headers.
+//! `cargo xtask tensorrt`: the TensorRT plugin and the engine shim, built by the system's C++ compiler against TensorRT's headers.
 
 mod contract;
+mod engine;
 mod headers;
 
 use std::{
@@ -71,6 +72,7 @@ pub(crate) fn test(project: &Project) -> Result<Result<Tally, String>, String> {
         for interface in interfaces {
             tally = tally + build.test(interface)?;
         }
+        tally = tally + engine::test(&build)?;
     }
     Ok(Ok(tally))
 }
@@ -109,7 +111,7 @@ impl<'a> Build<'a> {
         let ours = self.project.root.join("custom_ops");
         let mut command = self.project.command(&self.compiler);
         command.args(["-std=c++17", "-fPIC", "-fvisibility=hidden"]).args(WARNINGS).args(options);
-        for folder in [&self.out, &ours.join("tensorrt/src"), &ours.join("cuda/include")] {
+        for folder in ["tensorrt/src", "tensorrt/engine", "cuda/include"].map(|name| ours.join(name)).iter().chain([&self.out]) {
             command.arg("-I").arg(folder);
         }
         for folder in [&self.headers.folder, &ours.join("tensorrt/include")] {
@@ -118,23 +120,26 @@ impl<'a> Build<'a> {
         command
     }
 
-    /// Compiles the plugin.
+    /// Compiles the plugin and the engine shim into one library.
     fn library(&self, name: &str, options: &[&str]) -> Result<PathBuf, String> {
         let library = self.out.join(name);
         let mut command = self.compile(options);
         let map = self.project.root.join("custom_ops/tensorrt/src/exports.map");
-        command.arg("-shared").args(self.sources("src")?).arg("-o").arg(&library);
+        command.arg("-shared").args(self.sources("src")?).args(self.sources("engine")?).arg("-o").arg(&library);
         command.arg(format!("-Wl,--version-script={}", map.display())).args(["-Wl,--no-undefined", "-ldl"]);
         process::run(&mut command)?;
         Ok(library)
+    }
+
+    fn test_folder(&self, interface: &str) -> PathBuf {
+        self.out.join(format!("test-{}-v{}", self.headers.version(), if interface == "1" { 2 } else { 3 }))
     }
 
     /// Builds the plugin with sanitizers, what it stands on as fakes, and the program; runs it.
     fn test(&self, interface: &str) -> Result<Tally, String> {
         let define = format!("-DMOA_PLUGIN_V2={interface}");
         let options = [&SANITIZERS[..], &["-O1", &define]].concat();
-        let folder =
-            self.out.join(format!("test-{}-v{}", self.headers.version(), if interface == "1" { 2 } else { 3 }));
+        let folder = self.test_folder(interface);
         fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         let inside = |name: &str| folder.join(name);
         let shared = [&options[..], &["-shared", "-fvisibility=default"]].concat();
@@ -150,10 +155,15 @@ impl<'a> Build<'a> {
         process::run(&mut host)?;
         let mut run = self.project.command(&program);
         run.arg(inside("libmoa_tensorrt.so")).env("LD_LIBRARY_PATH", &folder).env_remove("MOA_CUDA_LIBRARY");
-        let mut tally = Tally::default();
-        let status = process::watch(&mut run, Stream::Stdout, |line| tally = tally + Tally::of_cargo_line(line))?;
-        Ok(tally.confirmed(status.success()))
+        counted(&mut run)
     }
+}
+
+/// Runs a program of tests.
+fn counted(program: &mut Command) -> Result<Tally, String> {
+    let mut tally = Tally::default();
+    let status = process::watch(program, Stream::Stdout, |line| tally = tally + Tally::of_cargo_line(line))?;
+    Ok(tally.confirmed(status.success()))
 }
 
 /// `path` where it is a file.

@@ -18,6 +18,12 @@ Registration::Registration(const char *name, void (*kernel)(const Parameters &),
 
 }  // namespace emulator
 
+// Name of kernel `index` as `MODULE:KERNEL`; null behind the last.
+extern "C" const char *emulated_name(size_t index) {
+    const auto &all = emulator::kernels();
+    return index < all.size() ? all[index].name : nullptr;
+}
+
 // Runs one launch whose pointers are addresses of this process; 1 where there is no such kernel.
 extern "C" int emulated_launch(const char *name, unsigned blocks, unsigned threads, size_t shared_bytes, const void *parameters) {
     for (const emulator::Kernel &kernel : emulator::kernels()) {

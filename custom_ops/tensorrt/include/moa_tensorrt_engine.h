@@ -1,7 +1,8 @@
 /* TensorRT engines through libmoa_tensorrt.so: build a plan from ONNX with the ai.moa plugins registered, load it, run it.
  *
  * Nothing here links against TensorRT or CUDA: libnvinfer, the ONNX parser and the CUDA driver are opened when first
- * needed, and their absence is an error with a text.
+ * needed, and their absence is an error with a text. They stay open until the process ends, and a process has one
+ * libnvinfer: opening another folder's is refused.
  *
  *   moa_trt_library *tensorrt;                          once a process and device
  *   moa_trt_open(&open_options, &tensorrt, &error);
@@ -32,7 +33,8 @@
  * THREADS. Handles may move between threads. A library and an engine may be used by several threads at a time; builds
  * and loads of one process follow one another. A context is used by one thread at a time; two contexts of one engine
  * run side by side. Callbacks are called from any thread, TensorRT's own included, one at a time for a library; they must
- * neither throw nor unwind, nor call into this interface.
+ * neither throw nor unwind, nor call into this interface. TensorRT has one log a process, so the log of each open library
+ * gets the lines of all.
  *
  * DEVICE. Calls that need the device make its primary context current on the calling thread and put the former one back
  * before they return.
@@ -40,8 +42,8 @@
  * ERRORS. Every call that can fail returns a code and, where `error` is not NULL, fills it; nothing is thrown, printed
  * or aborted. TensorRT's own words stand in the text. The lines of the log are beside it, not instead of it.
  *
- * Structures begin with their size, which the caller sets to sizeof, and everything else in them may be zero: a newer
- * library takes the structures of an older caller, and refuses those of a newer one.
+ * Structures with a struct_size begin with it. The caller sets it to sizeof, and everything else in them may be zero: a
+ * newer library takes the structures of an older caller, and refuses those of a newer one.
  */
 #ifndef MOA_TENSORRT_ENGINE_H
 #define MOA_TENSORRT_ENGINE_H
@@ -169,7 +171,7 @@ typedef struct moa_trt_device {
     uint32_t multiprocessors;
     uint64_t total_bytes;         /* device memory */
     char name[256];
-    char uuid[40];                /* GPU-xxxxxxxx-…, or empty where the driver does not say */
+    char uuid[40];                /* as nvidia-smi writes it behind "GPU-"; empty where the driver does not say */
 } moa_trt_device;
 
 /* The CUDA device of `ordinal`, asked through the driver alone: TensorRT is not needed. MOA_TRT_MISSING where there is
@@ -221,7 +223,7 @@ typedef struct moa_trt_build_options {
     const moa_trt_profile *profiles;
     size_t profile_count;          /* 0: every input has a fixed shape */
     uint64_t workspace_bytes;      /* most that one layer may use; 0: TensorRT's choice */
-    int32_t optimization_level;    /* 0 … 5, more is slower to build; -1 TensorRT's choice */
+    int32_t optimization_level;    /* 1 … 5, more is slower to build; 0: TensorRT's choice */
     uint32_t is_detailed;          /* not 0: moa_trt_engine_layers tells types, formats and tactics */
     const void *timing_cache;      /* of an earlier build, NULL: an empty one */
     uint64_t timing_cache_bytes;

@@ -12,6 +12,7 @@ namespace moa {
 namespace {
 
 std::atomic<nvinfer1::ILoggerFinder *> finder{nullptr};
+std::atomic<void (*)(const char *) noexcept> engine_log{nullptr};
 
 // Loggers became versioned interfaces, and their tables of functions changed: one is called only by the release whose
 // headers are compiled in. Plugins and creators are laid out alike from 10.0 on.
@@ -22,7 +23,16 @@ bool runs_in_the_release_of_the_headers() {
 
 }  // namespace
 
+void set_engine_log(void (*log)(const char *text) noexcept) { engine_log.store(log); }
+
 void log_error(const char *text) noexcept {
+    if (auto *const log = engine_log.load()) {
+        try {
+            return log((std::string("ai.moa: ") + text).c_str());
+        } catch (const std::bad_alloc &) {
+            return log(text);
+        }
+    }
     auto *const source = finder.load();
     try {
         const bool is_callable = source != nullptr && runs_in_the_release_of_the_headers();

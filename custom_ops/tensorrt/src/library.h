@@ -14,4 +14,7 @@ nvinfer1::IPluginCreator *const *creators(std::int32_t &count);
 nvinfer1::IPluginCreatorInterface *const *creators(std::int32_t &count);
 #endif
 
+// Where errors go while an engine of this library is open, in place of the logger that TensorRT hands to plugins.
+void set_engine_log(void (*log)(const char *text) noexcept);
+
 }  // namespace moa

@@ -4,7 +4,6 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <utility>
 
 FakeControl fake_control;
@@ -12,16 +11,6 @@ FakeControl fake_control;
 namespace host {
 
 namespace {
-
-struct Entry {
-    const char *name;
-    void (*body)();
-};
-
-std::vector<Entry> &entries() {
-    static std::vector<Entry> all;
-    return all;
-}
 
 std::string logged;
 std::vector<std::string> noted;
@@ -44,8 +33,6 @@ std::uint64_t workspace(const moa_cuda_shape *shapes) {
 }
 
 }  // namespace
-
-Test::Test(const char *name, void (*body)()) { entries().push_back({name, body}); }
 
 std::string taken_log() { return std::exchange(logged, ""); }
 void logged_again(const std::string &text) { logged += text; }
@@ -149,26 +136,6 @@ nvinfer1::PluginTensorDesc tensor(DataType type, const Sizes &shape) {
     return made;
 }
 
-static int run() {
-    int passed = 0, failed = 0;
-    std::printf("running %zu tests\n", entries().size());
-    for (const Entry &entry : entries()) {
-        reset();
-        try {
-            entry.body();
-            std::printf("test %s ... ok\n", entry.name);
-            ++passed;
-        } catch (const Failed &failure) {
-            std::printf("test %s ... FAILED\n  %s\n  log: %s\n", entry.name, failure.text.c_str(), logged.c_str());
-            ++failed;
-        }
-        std::fflush(stdout);
-    }
-    std::printf("\ntest result: %s. %d passed; %d failed; 0 ignored; 0 measured; 0 filtered out\n",
-                failed ? "FAILED" : "ok", passed, failed);
-    return failed ? 1 : 0;
-}
-
 // Loggers of another release are laid out in another way, so the plugin must not call this one.
 TEST(another_release_is_not_logged_to) {
     library_version = NV_TENSORRT_VERSION + 100;
@@ -208,7 +175,7 @@ int main(int count, char **arguments) {
         return 1;
     }
     set(&host::finder);
-    if (count == 2) return host::run();
+    if (count == 2) return host::run_tests(host::reset, host::taken_log);
     host::reset();
     fake_control.abi_version = static_cast<std::uint32_t>(std::atoi(arguments[2]));
     return host::configure_alone();

@@ -44,7 +44,7 @@ impl Headers {
     }
 
     fn read(folder: PathBuf) -> Result<Self, String> {
-        for name in ["NvInferRuntime.h", "NvInferVersion.h"] {
+        for name in ["NvInfer.h", "NvInferVersion.h", "NvOnnxParser.h"] {
             if file(&folder.join(name)).is_none() {
                 return Err(format!("{} lacks {name}", folder.display()));
             }
