@@ -1,6 +1,8 @@
 //! `cargo xtask gpu-check`: everything that checks and times the CUDA kernels, in one folder that needs neither Rust nor
 //! a network where it runs.
 
+pub(crate) mod tensorrt;
+
 use std::{
     fs, io,
     path::{Path, PathBuf},

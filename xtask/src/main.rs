@@ -31,6 +31,9 @@ cargo xtask COMMAND
   gpu-check [sm_90a …]
           fill a folder that checks and times the CUDA kernels on a machine with a GPU; with machine code of
           these architectures only, if any is named
+  gpu-check tensorrt WHEEL sm_90a …
+          fill a folder that builds, proves and times TensorRT engines there; WHEEL is PyPI's tensorrt 8.6.0, which is
+          cut into pieces beside it, and TENSORRT_ROOT holds the headers of 8.6
   tensorrt [test]
           build the TensorRT plugin against TENSORRT_ROOT, else against the headers of TensorRT 11.4 that Cargo
           fetches; test: run its tests alone
@@ -50,6 +53,9 @@ fn main() -> ExitCode {
         ["test", "--optimum"] => Project::find().and_then(|project| test::run_optimum(&project)),
         ["check"] => Project::find().and_then(|project| check::run(&project)),
         ["cuda"] => Project::find().and_then(|project| cuda::run(&project)),
+        ["gpu-check", "tensorrt", wheel, targets @ ..] => {
+            Project::find().and_then(|project| gpu_check::tensorrt::run(&project, wheel, targets))
+        }
         ["gpu-check", targets @ ..] => Project::find().and_then(|project| gpu_check::run(&project, targets)),
         ["tensorrt"] => Project::find().and_then(|project| tensorrt::run(&project)),
         ["tensorrt", "test"] => Project::find().and_then(|project| tensorrt::run_tests(&project)),

@@ -23,6 +23,11 @@ const WARNINGS: [&str; 5] = ["-Wall", "-Wextra", "-Werror", "-Wno-deprecated-dec
 /// What undefined behaviour and bad addresses are found with.
 const SANITIZERS: [&str; 3] = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"];
 
+/// Major and minor version of the headers in `TENSORRT_ROOT`, where it is set.
+pub(crate) fn named_release() -> Result<Option<(u32, u32)>, String> {
+    Ok(Headers::named()?.map(|headers| (headers.major, headers.minor)))
+}
+
 /// Builds the library, or says why not; true where it is there.
 pub(crate) fn run(project: &Project) -> Result<bool, String> {
     let headers = match Headers::named()?.map_or_else(|| Headers::fetched(project), Ok) {
@@ -111,7 +116,9 @@ impl<'a> Build<'a> {
         let ours = self.project.root.join("custom_ops");
         let mut command = self.project.command(&self.compiler);
         command.args(["-std=c++17", "-fPIC", "-fvisibility=hidden"]).args(WARNINGS).args(options);
-        for folder in ["tensorrt/src", "tensorrt/engine", "cuda/include"].map(|name| ours.join(name)).iter().chain([&self.out]) {
+        for folder in
+            ["tensorrt/src", "tensorrt/engine", "cuda/include"].map(|name| ours.join(name)).iter().chain([&self.out])
+        {
             command.arg("-I").arg(folder);
         }
         for folder in [&self.headers.folder, &ours.join("tensorrt/include")] {

@@ -50,10 +50,13 @@ void note_error(const std::string &line, bool is_memory) {
     }
 }
 
-// As above.
+// As above; the last warning comes first, for it is the nearest to the failure.
 void note_warning(const std::string &line) {
     for (Errors *const call : state().calls) {
-        if (call->warnings_.size() < kept_warnings) call->warnings_.push_back(line);
+        auto &known = call->warnings_;
+        known.erase(std::remove(known.begin(), known.end(), line), known.end());
+        known.insert(known.begin(), line);
+        if (known.size() > kept_warnings) known.pop_back();
     }
 }
 

@@ -10,8 +10,13 @@ use super::{Build, SANITIZERS, counted};
 use crate::{process, tally::Tally};
 
 /// Sources of the emulator, in `custom_ops/cuda`; the element types are those of the tests' models.
-const EMULATED: [&str; 5] =
-    ["kernels/f32.cu", "kernels/f16.cu", "kernels/emulator/block.cpp", "kernels/emulator/warp.cpp", "fake/emulated.cpp"];
+const EMULATED: [&str; 5] = [
+    "kernels/f32.cu",
+    "kernels/f16.cu",
+    "kernels/emulator/block.cpp",
+    "kernels/emulator/warp.cpp",
+    "fake/emulated.cpp",
+];
 
 /// Builds everything into a folder of its own, which a program then has in `LD_LIBRARY_PATH`, and runs the tests there.
 pub(super) fn test(build: &Build<'_>) -> Result<Tally, String> {

@@ -22,7 +22,7 @@ const IN_CRATE: &str = "TensorRT-Headers/TRT-Enterprise-11.4";
 pub(super) struct Headers {
     pub(super) folder: PathBuf,
     pub(super) major: u32,
-    minor: u32,
+    pub(super) minor: u32,
 }
 
 impl Headers {

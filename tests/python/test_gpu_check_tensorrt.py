@@ -1,0 +1,140 @@
+"""The TensorRT stage of tools/gpu_check without TensorRT: stand-ins, and how its steps depend on each other."""
+
+import ctypes
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import unittest
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from gpu_check import pieces, tensorrt_kit, tensorrt_stage
+
+SYMBOLS = """
+   7: 0000000000000000     0 FUNC    GLOBAL DEFAULT  UND cudnnCreate@libcudnn.so.8 (4)
+   8: 0000000000000000     0 FUNC    GLOBAL DEFAULT  UND cublasSgemm_v2@libcublas.so.12 (5)
+   9: 0000000000000000     0 FUNC    GLOBAL DEFAULT  UND cublasCreate_v2@libcublas.so.12 (5)
+  10: 0000000000000000     0 FUNC    GLOBAL DEFAULT  UND memcpy@GLIBC_2.14 (6)
+  11: 0000000000001000     8 FUNC    GLOBAL DEFAULT   12 cublasOwn@@libcublas.so.12
+"""
+
+#: Plays moa-export: notes its words, fails where FAIL names one of them, and writes what the real one writes.
+PROGRAM = """
+import json, os, sys
+words = sys.argv[1:]
+with open(os.environ["LOG"], "a") as log:
+    log.write(json.dumps(words) + "\\n")
+if os.environ["TENSORRT_ROOT"] == "/nowhere" or any(fault in " ".join(words) for fault in os.environ["FAIL"].split(",") if fault):
+    print("error[MOA-E5]: it fails")
+    sys.exit(5)
+if words[0] == "ops":
+    print("TensorRT 8.6.0")
+if words[0] == "build":
+    folder = words[words.index("-o") + 1]
+    os.makedirs(folder, exist_ok=True)
+    open(os.path.join(folder, "model.plan"), "wb").write(b"a plan")
+if words[0] == "run":
+    if open(words[1], "rb").read() != b"a plan":
+        print("error[MOA-E3]: the plan is cut")
+        sys.exit(3)
+    open(words[words.index("--outputs") + 1], "wb").write(os.environ["SALT"].encode() or os.urandom(8))
+"""
+
+
+class StandIns(unittest.TestCase):
+    def test_functions_of_missing_libraries_are_found(self):
+        expected = {"libcublas.so.12": ["cublasCreate_v2", "cublasSgemm_v2"], "libcudnn.so.8": ["cudnnCreate"]}
+        self.assertEqual(tensorrt_kit.undefined(SYMBOLS), expected)
+
+    @unittest.skipUnless(shutil.which(os.environ.get("CC", "cc")), "there is no C compiler")
+    def test_a_stand_in_refuses_under_its_version(self):
+        with tempfile.TemporaryDirectory() as folder:
+            tensorrt_kit.stand_in("libcudnn.so.8", ["cudnnCreate"], folder)
+            library = ctypes.CDLL(f"{folder}/libcudnn.so.8")
+            self.assertEqual(library.cudnnCreate(), tensorrt_kit.REFUSED)
+            symbols = subprocess.run(["readelf", "--dyn-syms", "-W", f"{folder}/libcudnn.so.8"], capture_output=True, text=True)
+            self.assertIn("cudnnCreate@@libcudnn.so.8", symbols.stdout)
+
+
+class Steps(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.place = Path(folder.name)
+        self.kit, self.out, self.log = self.place / "kit", self.place / "out", self.place / "log"
+        self.kit.mkdir()
+        program = self.kit / "moa-export"
+        program.write_text(f"#!{sys.executable}\n{textwrap.dedent(PROGRAM)}")
+        program.chmod(program.stat().st_mode | stat.S_IEXEC)
+
+    def run_stage(self, fail="", salt="equal", budget="100"):
+        words = ["stage", "--kit", self.kit, "--pieces", self.place, "--out", self.out, "--place", self.place / "there"]
+        words += ["--models", "base_layer", "--dtypes", "fp32", "--budget", budget]
+        variables = {"FAIL": fail, "SALT": salt, "LOG": str(self.log)}
+        with (
+            mock.patch.object(sys, "argv", [str(word) for word in words]),
+            mock.patch.dict(os.environ, variables),
+            mock.patch.object(tensorrt_stage, "unpack", lambda *_: self.place),
+            mock.patch("builtins.print"),
+            self.assertRaises(SystemExit) as ended,
+        ):
+            tensorrt_stage.main()
+        steps = json.loads((self.out / "tensorrt.json").read_text())["steps"]
+        return bool(ended.exception.code), {step["name"]: step["state"] for step in steps}
+
+    def test_all_steps_pass(self):
+        failed, states = self.run_stage()
+        self.assertEqual((failed, set(states.values())), (False, {"passed"}), states)
+        commands = [json.loads(line) for line in self.log.read_text().splitlines()]
+        builds = [words for words in commands if words[0] == "build" and "--dim" in words]
+        self.assertEqual(len(builds), 2)
+        self.assertIn("sequence=1:128:2048", builds[0])
+        benches = [words for words in commands if words[0] == "bench"]
+        self.assertEqual([Path(place).name for place in benches[0][1:3]], ["base_layer-fp32-fused", "base_layer-fp32-standard"])
+        self.assertEqual(len(benches), 3)
+        self.assertIn("refuse a cut plan base_layer fp32 fused", states)
+
+    def test_a_failure_leaves_the_rest_alone(self):
+        failed, states = self.run_stage(fail="fp32-standard-plan")
+        self.assertTrue(failed)
+        self.assertEqual(states["build base_layer fp32 standard"], "failed")
+        self.assertEqual(states["verify base_layer fp32 standard"], "skipped")
+        self.assertEqual(states["bench base_layer fp32 1x128"], "skipped")
+        self.assertEqual(states["verify base_layer fp32 fused"], "passed")
+        self.assertEqual(states["equal outputs base_layer fp32 fused"], "passed")
+
+    def test_outputs_that_differ_between_processes_are_a_failure(self):
+        failed, states = self.run_stage(salt="")
+        self.assertTrue(failed)
+        self.assertEqual(states["equal outputs base_layer fp32 fused"], "failed")
+
+    def test_nothing_starts_when_the_time_is_over(self):
+        start = time.monotonic()
+        failed, states = self.run_stage(budget="1")
+        self.assertEqual((failed, set(states.values())), (False, {"skipped"}))
+        self.assertLess(time.monotonic() - start, 30)
+
+    def test_a_wheel_is_unpacked_from_its_pieces(self):
+        import zipfile
+
+        wheel, there = self.place / "tensorrt.whl", self.place / "unpacked"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr("tensorrt/libnvinfer.so.8", os.urandom(1000))
+            archive.writestr("tensorrt/__init__.py", "")
+        pieces.split(wheel, self.place / "pieces", 400)
+        libraries = tensorrt_stage.unpack(self.place / "pieces", there)
+        self.assertEqual([file.name for file in libraries.iterdir()], ["libnvinfer.so.8"])
+        self.assertEqual(tensorrt_stage.unpack(self.place / "pieces", there), libraries)
+
+
+if __name__ == "__main__":
+    unittest.main()
