@@ -31,5 +31,6 @@ mod support_onnx;
 #[path = "../../xtask/src/synthesize.rs"]
 mod synthesize;
 mod tensorrt;
+mod tensorrt_engines;
 mod usage;
 mod verify;
