@@ -337,3 +337,31 @@ fn layer_inputs(
 pub(super) fn ints(shape: [usize; 2], values: Vec<i64>) -> Result<Tensor, TensorShapeError> {
     Tensor::new(shape, TensorData::I64(values))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_case_has_the_sizes_that_backends_are_told() {
+        for (size, limit) in [(30, usize::MAX), (4096, usize::MAX), (4096, 7), (4096, 1), (30, 2), (5000, usize::MAX)] {
+            let vocabulary = Vocabulary { size, pad: 1, limit };
+            let random = &mut Random::new(0);
+            let mut all = token_cases(vocabulary, random);
+            let swept: usize =
+                all.iter().filter(|case| case.name.starts_with("every")).map(|case| case.ids.len()).sum();
+            assert!(swept >= size || size > LARGEST_SWEEP, "{swept} of {size}");
+            all.push(companion(vocabulary, random, 3));
+            all.extend(step_cases(vocabulary, random).into_iter().map(|(tokens, _)| tokens));
+            all.extend(left_padded_steps(vocabulary, random).map(|(tokens, _)| tokens));
+            for case in all {
+                assert!(
+                    case.batch <= MOST_ROWS && case.length <= MOST_TOKENS.min(limit),
+                    "{size} {limit}: {}",
+                    case.name
+                );
+                assert_eq!((case.ids.len(), case.mask.len()), (case.batch * case.length, case.batch * case.length));
+            }
+        }
+    }
+}
