@@ -12,7 +12,7 @@ use moa_export::{
     onnx::read_model,
     tensor::{NamedTensors, Tensor, TensorData},
 };
-use moa_graphs::{Form, Options, Precision, SyntheticTensors, families};
+use moa_graphs::{Form, Options, Precision, SyntheticTensors, families, model::Model};
 use serde_json::json;
 
 fn ints(shape: &[usize], values: &[i64]) -> Tensor {
@@ -35,35 +35,71 @@ fn logits(folder: &Path, backend: &dyn Backend) -> Vec<f64> {
     for (name, value) in encoded.iter().filter(|(name, _)| name.starts_with("present.")) {
         let past = name.replace("present.", "past_key_values.");
         let empty = Tensor::new([2, value.shape()[1], 0, value.shape()[3]], TensorData::F32(Vec::new())).unwrap();
+        let empty = if matches!(value.data(), TensorData::F16(_)) { empty.to_f16() } else { empty };
         inputs.insert(past.replace(".encoder.", ".decoder."), empty);
         inputs.insert(past, value.clone());
     }
     load("decoder_model.onnx").run(&inputs).unwrap()["logits"].to_f64()
 }
 
-#[test]
-fn every_backend_computes_the_same() {
+/// A standard Transformer of two small layers on each side, with random weights.
+fn small_transformer() -> Model {
     let preset = Preset::find("transformer-base").unwrap();
     let sizes =
         [("encoder_embed_dim", 64), ("encoder_ffn_embed_dim", 96), ("encoder_layers", 2), ("decoder_layers", 2)];
     let config = sizes.into_iter().fold(preset.config(), |config, (key, size)| config.with(key, json!(size)));
     let config = config.with("vocab_size", json!(40));
-    let model = families::import(&config, &SyntheticTensors::random("seed", 5), Default::default()).unwrap();
+    families::import(&config, &SyntheticTensors::random("seed", 5), Default::default()).unwrap()
+}
+
+fn export(model: &Model, out: &Path, form: Form, precision: Precision) {
+    let graph = Options { form, precision, router_outputs: false, last_logits: false };
+    let options = ExportOptions { graph, force: true, ..Default::default() };
+    export_model("transformer", model, out, &options).unwrap();
+}
+
+fn largest(values: impl IntoIterator<Item = f64>) -> f64 {
+    values.into_iter().fold(0.0, |largest: f64, value| if value.is_nan() { value } else { largest.max(value.abs()) })
+}
+
+fn largest_difference(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    largest(a.iter().zip(b).map(|(a, b)| a - b))
+}
+
+#[test]
+fn every_backend_computes_the_same() {
+    let model = small_transformer();
     let options = OrtOptions { threads: Some(1), operator_library: None };
     let (ort, tract) = (ort_function(options).unwrap(), tract().unwrap());
     let folder = tempfile::tempdir().unwrap();
     let mut found = Vec::new();
     for (form, backend) in [(Form::Standard, &ort), (Form::Fused, &ort), (Form::Standard, &tract)] {
         let out = folder.path().join(form.as_str());
-        let graph = Options { form, precision: Precision::Fp32, router_outputs: false, last_logits: false };
-        let options = ExportOptions { graph, force: true, ..Default::default() };
-        export_model("transformer", &model, &out, &options).unwrap();
+        export(&model, &out, form, Precision::Fp32);
         found.push(logits(&out, backend.as_ref()));
     }
-    let largest = found[0].iter().fold(0f64, |largest, value| largest.max(value.abs()));
-    assert!(largest > 0.1, "{largest}");
+    assert!(largest(found[0].iter().copied()) > 0.1);
     for other in &found[1..] {
-        let worst = found[0].iter().zip(other).fold(0f64, |worst, (a, b)| worst.max((a - b).abs()));
-        assert!(worst < 1e-5 && other.len() == 2 * 3 * 40, "{worst}");
+        assert!(largest_difference(&found[0], other) < 1e-5 && other.len() == 2 * 3 * 40);
+    }
+}
+
+/// In fewer bits logits are near those in f32, and no masked key is seen.
+#[test]
+fn every_precision_is_near_f32() {
+    let model = small_transformer();
+    let ort = ort_function(OrtOptions { threads: Some(1), operator_library: None }).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let out = |precision: Precision| folder.path().join(precision.as_str());
+    for form in [Form::Standard, Form::Fused] {
+        export(&model, &out(Precision::Fp32), form, Precision::Fp32);
+        let expected = logits(&out(Precision::Fp32), ort.as_ref());
+        for precision in [Precision::Fp16, Precision::Bf16] {
+            export(&model, &out(precision), form, precision);
+            let found = logits(&out(precision), ort.as_ref());
+            let part = largest_difference(&expected, &found) / largest(expected.iter().copied());
+            assert!(part > 1e-5 && part < 0.02, "{form:?} in {precision:?}: {part}");
+        }
     }
 }

@@ -67,8 +67,8 @@ impl Setting {
             .iter()
             .map(|graph| {
                 let path = folder.join(format!("{}.onnx", graph.stem));
-                let bytes = encode(&graph.graph, DEFAULT_OPSET, None).unwrap().into_bytes(&[]).unwrap();
-                std::fs::write(&path, bytes).unwrap();
+                let mut file = std::fs::File::create(&path).unwrap();
+                encode(&graph.graph, DEFAULT_OPSET, None).unwrap().write(&[], &mut file).unwrap();
                 self.backend.load(&read_model(&path).unwrap()).unwrap_or_else(|error| panic!("{error}"))
             })
             .collect()

@@ -2,9 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "common/data.rs"]
+mod data;
 mod support_onnx;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use data::data;
 
 use moa_export::{
     checkpoint::{Checkpoint, read_config},
@@ -24,10 +28,6 @@ use moa_graphs::{
 use serde_json::json;
 
 const LENGTHS: Lengths = Lengths { source: 12, target: 7 };
-
-fn data(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
-}
 
 fn model(config: &Config, tensors: &SyntheticTensors) -> Model {
     families::import(config, tensors, ImportOptions::default()).unwrap()

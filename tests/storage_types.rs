@@ -59,7 +59,7 @@ fn files_hold_the_rounded_and_transposed_values() {
             let data =
                 DataFile { location: "m.data".into(), writer: &mut file, position: 0, buffers: Buffers::default() };
             let encoded = encode(&graph(float), 18, external.then_some(data)).unwrap();
-            std::fs::write(&path, encoded.into_bytes(&[]).unwrap()).unwrap();
+            encoded.write(&[], &mut std::fs::File::create(&path).unwrap()).unwrap();
             let read = read_model(&path).unwrap();
             let tensor = read.initializer("w/transposed.10").unwrap();
             assert_eq!((tensor.data_type, tensor.dims.as_slice()), (data_type as i32, [48, 96].as_slice()));

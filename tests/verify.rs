@@ -4,21 +4,23 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use std::path::{Path, PathBuf};
+#[path = "common/data.rs"]
+mod data;
 
+use std::path::Path;
+
+use data::data;
 use moa_export::{
     backend::{self, Backend, OrtOptions},
     checkpoint::Checkpoint,
     export::{ExportOptions, ExternalData, OPSETS, export, metadata},
     onnx::proto::{ModelProto, NodeProto, TensorProto},
     parity::{Verification, VerifyOptions, verify},
+    tensor::{Tensor, TensorData},
+    tensor_file,
 };
 use moa_graphs::{Form, Options, Precision};
 use prost::{Message, bytes::Bytes};
-
-fn data(folder: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(folder)
-}
 
 fn checkpoint(folder: &str) -> Checkpoint {
     Checkpoint::open(&data(folder), None).unwrap()
@@ -112,6 +114,47 @@ fn reduced_precision_passes_where_the_backend_has_the_types() {
                 }
             }
         }
+    }
+}
+
+/// Writes a layer whose weights are all `value`, but for what `change` makes of the tensor of a name.
+fn constant_layer(folder: &Path, value: f32, change: impl Fn(&str, &mut Vec<f32>)) {
+    let shapes: [(&str, &[usize]); 5] = [
+        ("q_proj.w_gate", &[512, 8]),
+        ("q_proj.experts.w", &[8, 512, 128]),
+        ("q_proj.output_experts.w", &[8, 128, 512]),
+        ("k_proj.weight", &[128, 512]),
+        ("v_proj.weight", &[128, 512]),
+    ];
+    let tensors = shapes.map(|(name, shape)| {
+        let mut values = vec![value; shape.iter().product()];
+        change(name, &mut values);
+        (name.to_owned(), Tensor::new(shape, TensorData::F32(values)).unwrap())
+    });
+    std::fs::create_dir(folder).unwrap();
+    std::fs::write(folder.join("model.safetensors"), tensor_file::encode(&tensors.into()).unwrap()).unwrap();
+    let config = r#"{"model_type": "moa_layer", "embed_dim": 512, "num_expert": 8, "top_k": 4, "head_dim": 128}"#;
+    std::fs::write(folder.join("config.json"), config).unwrap();
+}
+
+/// The roundings of equal terms do not cancel: they add up, in every runtime, and so they do in the tolerance.
+#[test]
+fn layers_of_one_constant_pass_and_a_fault_in_them_is_seen() {
+    for value in [0.02, 0.1, 1.0 / 3.0, 1.0] {
+        let directory = tempfile::tempdir().unwrap();
+        let [sound, faulty, out] = ["sound", "faulty", "out.onnx"].map(|name| directory.path().join(name));
+        constant_layer(&sound, value, |_, _| {});
+        let open = |folder: &Path| Checkpoint::open(folder, None).unwrap();
+        export(&open(&sound), &out, &options(Form::Function)).unwrap();
+        let verified = |folder: &Path| verify(&out, &open(folder), &backends(), VerifyOptions::default()).unwrap();
+        let result = verified(&sound);
+        assert!(result.passed(), "{value}: {result:?}");
+        constant_layer(&faulty, value, |name, values| {
+            if name == "v_proj.weight" {
+                values.iter_mut().take(512).for_each(|weight| *weight *= 1.1);
+            }
+        });
+        assert!(seen_in_numbers(&verified(&faulty)), "{value}");
     }
 }
 

@@ -106,7 +106,7 @@ impl BackendError {
     }
 
     /// What the user can do, where that is known.
-    pub const fn help(&self) -> Option<&'static str> {
+    pub fn help(&self) -> Option<&'static str> {
         match self {
             Self::RuntimeMissing { help, .. } => Some(*help),
             Self::RuntimeTooOld { .. } => Some("python3 -m pip install --upgrade onnxruntime, or set ORT_DYLIB_PATH"),

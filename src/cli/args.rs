@@ -130,10 +130,13 @@ pub(super) enum FormArgument {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum DtypeArgument {
     /// 32-bit floats
+    #[value(aliases = ["f32", "float32"])]
     Fp32,
     /// 16-bit floats: weights, activations, key/value caches
+    #[value(aliases = ["f16", "float16"])]
     Fp16,
     /// Matrices stored as bfloat16; activations and caches stay 32-bit
+    #[value(alias = "bfloat16")]
     Bf16,
     #[value(hide = true)]
     Int8,

@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
 use clap::Args;
 use moa_graphs::{
-    Form, Options, Precision, SyntheticTensors,
+    Form, Options, SyntheticTensors,
     families::{self, Config, ImportOptions},
     model::Model,
 };
@@ -12,8 +12,8 @@ use serde_json::json;
 
 use super::{
     Failure,
-    args::{ExternalDataArgument, FormArgument},
-    export::{external_data, form, report_json, wrote},
+    args::{DtypeArgument, ExternalDataArgument, FormArgument},
+    export::{external_data, form, precision, report_json, wrote},
     inspect::{preset, with_vocabulary},
     print_result,
     progress::Progress,
@@ -51,6 +51,9 @@ pub(super) struct BaselineArguments {
     /// How attention is written; see below [default: standard for a Transformer, else function]
     #[arg(long, value_enum, hide_possible_values = true, value_name = "function|fused|standard")]
     form: Option<FormArgument>,
+    /// Type of weights and activations
+    #[arg(long, value_enum, default_value_t = DtypeArgument::Fp32)]
+    dtype: DtypeArgument,
     /// Layers, on each side of an encoder-decoder
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
     layers: Option<u64>,
@@ -90,7 +93,7 @@ pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
     let options = ExportOptions {
         graph: Options {
             form: arguments.form.map_or(default, form),
-            precision: Precision::Fp32,
+            precision: precision(arguments.dtype)?,
             router_outputs: arguments.router_outputs,
             last_logits: false,
         },

@@ -56,7 +56,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
     verify::run(&verification, as_json)
 }
 
-fn precision(dtype: DtypeArgument) -> Result<Precision, Failure> {
+pub(super) fn precision(dtype: DtypeArgument) -> Result<Precision, Failure> {
     let name = match dtype {
         DtypeArgument::Fp32 => return Ok(Precision::Fp32),
         DtypeArgument::Fp16 => return Ok(Precision::Fp16),

@@ -59,7 +59,7 @@ impl Failure {
     }
 
     pub(super) fn io(error: &std::io::Error, place: &str) -> Self {
-        Self::new(IO, 1, format!("{place}: {error}"), None)
+        Self::new(IO, 1, format!("{place}: {error}"), help_with(error))
     }
 
     #[cfg(feature = "ort")]
@@ -98,6 +98,11 @@ impl Failure {
         }
         let _closed_stderr_is_no_error = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
     }
+}
+
+/// What may help where the operating system refused.
+fn help_with(error: &std::io::Error) -> Option<&'static str> {
+    (error.kind() == std::io::ErrorKind::NotFound).then_some("check the path")
 }
 
 /// Exit code and number of the class that checkpoint and model errors share.
@@ -207,7 +212,7 @@ impl From<WriteError> for Failure {
         let message = error.to_string();
         match error {
             WriteError::Exists { .. } => Self::new(USAGE, 11, message, Some("add --force to replace it")),
-            WriteError::WrongKind { .. } => Self::new(USAGE, 12, message, Some("choose another output with -o")),
+            WriteError::WrongKind { .. } => Self::new(USAGE, 12, message, Some("choose another output")),
             _ => Self::new(IO, 11, message, Some("check that the folder exists, is writable and has room")),
         }
     }
@@ -244,12 +249,12 @@ impl From<ExportError> for Failure {
 
 impl From<TextError> for Failure {
     fn from(error: TextError) -> Self {
-        let exit = match &error {
-            TextError::Io { .. } => IO,
-            TextError::Limit { .. } => LIMIT,
-            TextError::Malformed { .. } => MALFORMED,
+        let (exit, help) = match &error {
+            TextError::Io { source, .. } => (IO, help_with(source)),
+            TextError::Limit { .. } => (LIMIT, None),
+            TextError::Malformed { .. } => (MALFORMED, None),
         };
-        Self::new(exit, 21, error.to_string(), None)
+        Self::new(exit, 21, error.to_string(), help)
     }
 }
 

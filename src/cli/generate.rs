@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{self, IsTerminal, Read},
+    io::{self, Read},
     path::Path,
     process::ExitCode,
     sync::{
@@ -12,12 +12,10 @@ use std::{
     time::Duration,
 };
 
-use indicatif::{ProgressBar, ProgressStyle};
-
 use super::{
     Failure,
     generate_args::{GenerateArguments, RuntimeArgument, StopArgument, TranslationArguments},
-    generate_text, print_result,
+    generate_text, print_result, progress,
     table::table,
 };
 use crate::{
@@ -39,6 +37,9 @@ const INTERRUPTED_EXIT: i32 = 130;
 pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     if arguments.threads == Some(0) {
         return Err(Failure::usage("--threads must be at least 1", None));
+    }
+    if !arguments.folder.exists() {
+        return Err(GenerateError::Missing { path: arguments.folder.clone() }.into());
     }
     if holds_causal_lm(&arguments.folder) {
         return generate_text::run(arguments);
@@ -113,6 +114,9 @@ pub(super) fn input(argument: &str) -> Result<String, Failure> {
         let name = path.display().to_string();
         let bytes = fs::File::open(path).and_then(read).map_err(|error| Failure::io(&error, &name))?;
         (name, bytes)
+    } else if looks_like_a_file(argument) {
+        let help = "give a file that is there; a text that looks like one goes to stdin: `… --input -`";
+        return Err(Failure::usage(format!("--input {argument}: there is no such file"), Some(help)));
     } else {
         ("--input".to_owned(), argument.as_bytes().to_vec())
     };
@@ -130,6 +134,14 @@ pub(super) fn input(argument: &str) -> Result<String, Failure> {
             Err(Failure::no_text(format!("{name}, line {line}: not UTF-8: this is no text, or in another encoding")))
         }
     }
+}
+
+/// Whether `text` is one word with a folder before it, or with the ending of a file of text behind it.
+fn looks_like_a_file(text: &str) -> bool {
+    const ENDINGS: [&str; 8] = ["bpe", "csv", "ids", "json", "jsonl", "md", "tsv", "txt"];
+    let ending = Path::new(text).extension().and_then(|ending| ending.to_str());
+    let ends_like_one = ending.is_some_and(|ending| ENDINGS.contains(&ending.to_ascii_lowercase().as_str()));
+    !text.contains(char::is_whitespace) && (ends_like_one || text.starts_with(['/', '.', '~']) && text.contains('/'))
 }
 
 fn read(source: impl Read) -> io::Result<Vec<u8>> {
@@ -156,13 +168,12 @@ fn translate(
     search: &SearchOptions,
     arguments: &GenerateArguments,
 ) -> Result<(), Failure> {
-    let progress = progress(lines.len());
+    let progress = progress::lines(lines.len());
     let mut done = 0;
     for part in lines.chunks(part(arguments)) {
         let results = match translator.translate_part(part, done + 1, search) {
             Ok(results) => results,
             Err(GenerateError::Interrupted) => {
-                progress.abandon();
                 return Err(Failure::interrupted(format!("interrupted after {done} of {} lines", lines.len())));
             }
             Err(error) => return Err(error.into()),
@@ -178,18 +189,7 @@ fn translate(
         done += part.len();
         progress.inc(part.len() as u64);
     }
-    progress.finish_and_clear();
     Ok(())
-}
-
-/// Drawn only where stderr is a terminal and there is more than one part to wait for.
-fn progress(lines: usize) -> ProgressBar {
-    if !io::stderr().is_terminal() || lines < 2 {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(lines as u64);
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} lines, {eta} left");
-    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 fn plain(hypotheses: &[Hypothesis], nbest: usize) -> String {
@@ -262,4 +262,19 @@ fn shares(name: &str, whole: Duration, steps: usize, places: &[(String, Duration
     let mut rows = vec![row(name, whole)];
     rows.extend(places.iter().map(|(name, time)| row(name, *time)));
     table(&["where", "ms", "us/step", "%"], &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::looks_like_a_file;
+
+    #[test]
+    fn a_mistyped_file_is_no_text() {
+        for file in ["lines.txt", "data/Lines.TXT", "./lines", "/tmp/lines", "~/lines", "../x.tsv", "a.json"] {
+            assert!(looks_like_a_file(file), "{file}");
+        }
+        for text in ["nine hundred", "nine", "e.g.", "Hello.World", "and/or", "see notes.txt", "...", "3/4", "."] {
+            assert!(!looks_like_a_file(text), "{text}");
+        }
+    }
 }

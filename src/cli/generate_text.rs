@@ -9,7 +9,7 @@ use super::{
     Failure,
     generate::{catch_interrupt, input, runtime},
     generate_args::{GenerateArguments, TextArguments},
-    print_result,
+    print_result, progress,
 };
 use crate::generate::{
     Continuation, Finish, GenerateError, Prompt, SamplingOptions, TextGenerator, TextGeneratorOptions,
@@ -104,9 +104,12 @@ fn stream(generator: &mut TextGenerator, prompts: &[Prompt], arguments: &TextArg
     outcome.map(drop).map_err(Stopped::Generate)
 }
 
-/// Prints batch by batch, in the order of the prompts.
+/// Prints all continuations in the order of the prompts.
 fn collect(generator: &mut TextGenerator, prompts: &[Prompt], arguments: &GenerateArguments) -> Result<(), Stopped> {
-    let found = generator.generate(prompts, &arguments.text.options()).map_err(Stopped::Generate)?;
+    let progress = progress::tokens();
+    let found = generator.generate_streaming(prompts, &arguments.text.options(), &mut |_| progress.inc(1));
+    drop(progress);
+    let found = found.map_err(Stopped::Generate)?;
     let mut text = String::new();
     for (index, (prompt, continuation)) in prompts.iter().zip(&found).enumerate() {
         match arguments.json {

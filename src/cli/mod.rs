@@ -82,6 +82,13 @@ fn meant(typed: &str) -> Option<String> {
     names.into_iter().find(|name| one_letter_away(name))
 }
 
+/// The command that was typed, after a space; nothing where it is the export that needs none.
+fn named_command() -> String {
+    let names = Arguments::command();
+    let typed = std::env::args().nth(1).filter(|typed| names.find_subcommand(typed).is_some());
+    typed.map(|name| format!(" {name}")).unwrap_or_default()
+}
+
 /// Prints what is wrong with the arguments; help and version go to stdout and are no error.
 fn usage(error: &clap::Error) -> ExitCode {
     let typed = std::env::args().nth(1).filter(|typed| !std::path::Path::new(typed).exists());
@@ -103,7 +110,8 @@ fn usage(error: &clap::Error) -> ExitCode {
     let mut paragraphs = text.split("\n\n").map(str::trim);
     let message = paragraphs.next().unwrap_or_default().trim_start_matches("error: ");
     let tip = paragraphs.find_map(|paragraph| paragraph.strip_prefix("tip: "));
-    let failure = Failure::usage(message, Some(tip.unwrap_or("run `moa-export --help`")));
+    let help = format!("run `moa-export{} --help`", named_command());
+    let failure = Failure::usage(message, Some(tip.unwrap_or(&help)));
     failure.print();
     failure.exit_code()
 }

@@ -7,7 +7,7 @@ use moa_schema::{DOMAIN, OPERATORS, OPSET_VERSION};
 use super::table::size;
 use super::{Failure, args::OpsArguments, print_result};
 use crate::{
-    backend::{Survey, find_onnxruntime, find_operator_library},
+    backend::{BackendError, Survey, find_onnxruntime, find_operator_library},
     engine::Cache,
 };
 
@@ -29,9 +29,11 @@ pub(super) fn run(arguments: &OpsArguments) -> Result<ExitCode, Failure> {
         print_result(&format!("{value:#}\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let missing = |error: &dyn std::fmt::Display| format!("not found ({error})");
-    let library_text = library.as_ref().map_or_else(|error| missing(error), |path| path.display().to_string());
-    let runtime_text = runtime.as_ref().map_or_else(|error| missing(error), |path| path.display().to_string());
+    let text = |found: &Result<std::path::PathBuf, BackendError>| match found {
+        Ok(path) => path.display().to_string(),
+        Err(error) => error.to_string(),
+    };
+    let (library_text, runtime_text) = (text(&library), text(&runtime));
     let path = shown(&library).unwrap_or_else(|| "libmoa_ort.so".into());
     print_result(&format!(
         "operators     {} (domain {DOMAIN}, version {OPSET_VERSION})
@@ -59,24 +61,20 @@ Rust (crate ort)
 
 /// Lines on TensorRT: what is there, and of what is not, why.
 fn tensorrt_text(survey: &Survey) -> String {
-    let missing = |error: &dyn std::fmt::Display| format!("not found ({error})");
     let plugin = match &survey.plugin {
         Ok(path) => {
             let built_for = survey.built_for.as_ref().map_or_else(|why| why.clone(), |target| format!("for {target}"));
             format!("{}, {built_for}", path.display())
         }
-        Err(error) => return format!("TensorRT      plugin {}\n", missing(error)),
+        Err(error) => return format!("TensorRT      {error}\n"),
     };
-    let tensorrt = survey.tensorrt.as_ref().map_or_else(
-        |error| missing(error),
-        |(version, path)| {
-            path.as_ref().map_or_else(|| version.clone(), |path| format!("{version}, {}", path.display()))
-        },
-    );
-    let device = survey.device.as_ref().map_or_else(
-        |error| missing(error),
-        |device| format!("{}, compute capability {}", device.name, device.capability),
-    );
+    let tensorrt = survey.tensorrt.as_ref().map_or_else(Clone::clone, |(version, path)| {
+        path.as_ref().map_or_else(|| version.clone(), |path| format!("{version}, {}", path.display()))
+    });
+    let device = survey
+        .device
+        .as_ref()
+        .map_or_else(Clone::clone, |device| format!("{}, compute capability {}", device.name, device.capability));
     let engines = Cache::of_user().map_or_else(String::new, |cache| {
         let (count, bytes) = cache.size();
         format!("engines       {count} in {}, {}\n", cache.folder().display(), size(bytes))

@@ -8,12 +8,12 @@ use super::args::BackendArgument;
 
 const EXAMPLES: &str = "\
 Examples:
-  moa-export profile OUT --inputs pairs.tsv --report routing.html    SOURCE, tab, TARGET a line; or sources alone
-  moa-export profile model.onnx --inputs batch.safetensors --json    tensors by the names of the graph's inputs
-  moa-export profile model.onnx --inputs lines.ids --dict dict.txt   token ids, one sequence a line
+  moa-export profile OUT --inputs pairs.tsv --report routing.html   SOURCE or SOURCE tab TARGET a line
+  moa-export profile model.onnx --inputs batch.safetensors --json   tensors by name
+  moa-export profile model.onnx --inputs lines.ids --dict dict.txt  token ids, one sequence a line
 
-Load is an expert's share of all choices. Balance: max/mean (1 is equal, E is one expert for everything),
-CV (standard deviation by mean), entropy (1 is equal, 0 is one expert). A margin is the score of the k-th
+Load is an expert's share of all choices. Balance: max/mean (1 is equal, E is one expert for everything), \
+CV (standard deviation by mean), entropy (1 is equal, 0 is one expert). A margin is the score of the k-th \
 expert less that of the next. PMI is log2 (p(token, expert) / (p(token) p(expert))). Padding does not count.";
 
 #[derive(Debug, Args)]

@@ -1,4 +1,4 @@
-//! What a terminal shows of an export, and how the export ends before its time.
+//! What a terminal shows of long work, and how an export ends before its time.
 
 use std::{
     io::{self, IsTerminal},
@@ -8,12 +8,109 @@ use std::{
         Arc,
         atomic::{AtomicU8, Ordering},
     },
+    time::Duration,
 };
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
 use super::{Failure, failure::INTERRUPTED};
-use crate::{export::Watch, onnx::Unfinished};
+use crate::{
+    export, latency,
+    onnx::Unfinished,
+    parity::{self, Step},
+};
+
+const BYTES: &str = "{bar:30} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
+const LINES: &str = "{bar:30} {pos}/{len} lines, {eta} left";
+const TOKENS: &str = "{spinner} {pos} tokens, {per_sec}";
+const CHECKPOINT: &str = "{spinner} reading the checkpoint, {elapsed}";
+const WEIGHTS: &str = "{bar:30} {bytes} of {total_bytes} of weights compared, {eta} left";
+const RUNS: &str = "{bar:30} {pos}/{len} runs on {msg}, {eta} left";
+const UNCOUNTED_RUNS: &str = "{spinner} {pos} runs on {msg}, {elapsed}";
+const POINTS: &str = "{bar:30} {pos}/{len} points, {eta} left: {msg}";
+
+/// How often a bar moves that has nothing to count.
+const TICK: Duration = Duration::from_millis(200);
+
+/// A bar that is drawn on stderr where that is a terminal, and is gone when it is dropped.
+fn bar(template: &str, length: u64) -> ProgressBar {
+    let bar = ProgressBar::hidden().with_finish(ProgressFinish::AndClear);
+    show(&bar, template, length);
+    bar
+}
+
+fn show(bar: &ProgressBar, template: &str, length: u64) {
+    bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_length(length);
+    if io::stderr().is_terminal() {
+        bar.set_draw_target(ProgressDrawTarget::stderr());
+    }
+}
+
+/// A bar of lines, where there are several.
+pub(super) fn lines(count: usize) -> ProgressBar {
+    if count > 1 { bar(LINES, count as u64) } else { ProgressBar::hidden() }
+}
+
+/// A count of tokens, of which nobody knows how many there will be.
+pub(super) fn tokens() -> ProgressBar {
+    bar(TOKENS, 0)
+}
+
+/// What a terminal shows of a verification.
+pub(super) struct VerifyProgress(ProgressBar);
+
+impl VerifyProgress {
+    pub(super) fn new() -> Self {
+        let bar = bar(CHECKPOINT, 0);
+        if !bar.is_hidden() {
+            bar.enable_steady_tick(TICK);
+        }
+        Self(bar)
+    }
+}
+
+impl parity::Watch for VerifyProgress {
+    fn begin(&self, step: Step<'_>) {
+        self.0.reset();
+        match step {
+            Step::Checkpoint => show(&self.0, CHECKPOINT, 0),
+            Step::Weights { bytes } => show(&self.0, WEIGHTS, bytes),
+            Step::Runs { backend, count } => {
+                self.0.set_message(backend.to_owned());
+                show(&self.0, if count.is_some() { RUNS } else { UNCOUNTED_RUNS }, count.unwrap_or_default());
+            }
+        }
+    }
+
+    fn advance(&self, more: u64) {
+        self.0.inc(more);
+    }
+}
+
+/// What a terminal shows of a benchmark. It is drawn between points only, so that it costs no time that is measured.
+pub(super) struct BenchProgress(ProgressBar);
+
+impl BenchProgress {
+    pub(super) fn new() -> Self {
+        Self(bar(POINTS, 0))
+    }
+}
+
+impl latency::Watch for BenchProgress {
+    fn begin(&self, points: usize) {
+        self.0.set_length(points as u64);
+    }
+
+    fn does(&self, what: &str) {
+        self.0.set_message(what.to_owned());
+        self.0.tick();
+    }
+
+    fn timed(&self) {
+        self.0.inc(1);
+    }
+}
 
 /// Nobody asked the export to end.
 const RUNNING: u8 = 0;
@@ -61,15 +158,11 @@ impl Progress {
     }
 }
 
-impl Watch for Progress {
+impl export::Watch for Progress {
     fn begin(&self, bytes: u64) {
-        if bytes < SHOWN_FROM_BYTES || !io::stderr().is_terminal() {
-            return;
+        if bytes >= SHOWN_FROM_BYTES {
+            show(&self.bar, BYTES, bytes);
         }
-        let style = ProgressStyle::with_template("{bar:30} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left");
-        self.bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        self.bar.set_length(bytes);
-        self.bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
     }
 
     fn wrote(&self, bytes: u64) {

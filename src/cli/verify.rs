@@ -8,6 +8,7 @@ use super::{
     Failure,
     args::{BackendArgument, VerifyArguments},
     print_result,
+    progress::VerifyProgress,
     report_file::ReportFile,
     run::{BackendOptions, backend},
     table::table,
@@ -18,7 +19,7 @@ use crate::{
     checkpoint::Checkpoint,
     parity::{
         BackendReport, Difference, FileAudit, GraphReport, MOST_ROWS, MOST_TOKENS, ToleranceOptions, Verification,
-        VerifyOptions, verify,
+        VerifyOptions, verify_watched,
     },
 };
 
@@ -45,7 +46,10 @@ pub(super) fn run(arguments: &VerifyArguments, exported: Option<Value>) -> Resul
     let report_file = arguments.json.as_deref().filter(|path| path.as_os_str() != "-");
     let report_file = report_file.map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
     let page = arguments.report.as_deref().map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
-    let result = verify(&arguments.model, &checkpoint, &backends, options)?;
+    let progress = VerifyProgress::new();
+    let result = verify_watched(&arguments.model, &checkpoint, &backends, options, &progress);
+    drop(progress);
+    let result = result?;
     if let Some(page) = page {
         page.write(&verify_report::page(arguments, &result).to_html())?;
     }
@@ -132,6 +136,11 @@ fn text(arguments: &VerifyArguments, result: &Verification) -> String {
     let rows: Vec<_> = result.backends.iter().flat_map(backend_rows).collect();
     text.push_str(&table(&header, &rows));
     for report in &result.backends {
+        if let Some(why) = &report.skipped {
+            text.push_str(&format!("{} was skipped: {why}\n", report.backend));
+        }
+    }
+    for report in &result.backends {
         for graph in &report.graphs {
             text.push_str(&details(&report.backend, graph));
         }
@@ -157,10 +166,10 @@ pub(super) fn audit_line(audit: &FileAudit) -> String {
 }
 
 fn backend_rows(report: &BackendReport) -> Vec<Vec<String>> {
-    if let Some(why) = &report.skipped {
+    if report.skipped.is_some() {
         let mut row = vec![report.backend.clone()];
         row.extend(["-"; 6].map(str::to_owned));
-        row.push(format!("skipped: {why}"));
+        row.push("skipped".to_owned());
         return vec![row];
     }
     report

@@ -1,10 +1,6 @@
 //! Writes the files of an export: large weights as they are read, the models around them when their hash is known.
 
-use std::{
-    io, iter,
-    path::{Path, PathBuf},
-    thread,
-};
+use std::{io, iter, path::Path, thread};
 
 use moa_graphs::{NamedGraph, graph::Buffers, model::Model};
 
@@ -40,7 +36,7 @@ impl<'a> Outputs<'a> {
         let staging = Staging::begin(&plan.folder, &names, force)?;
         let mut outputs = Self { staging, folder: &plan.folder, watch, sizes: Vec::new() };
         for file in side_files {
-            outputs.write_file(&file.name, &file.bytes)?;
+            outputs.write_file(&file.name, |writer| Ok(writer.write_all(&file.bytes)?))?;
         }
         Ok(outputs)
     }
@@ -57,11 +53,8 @@ impl<'a> Outputs<'a> {
         self.watch.begin(graphs.iter().map(|graph| weight_bytes(&graph.graph)).sum());
         let (encoded, source_sha256) = self.write_data_and_hash(model, plan, graphs, opset)?;
         for ((file, graph), encoded) in plan.files.iter().zip(graphs).zip(encoded) {
-            let encoded = match encoded {
-                Some(encoded) => encoded,
-                None => encode(&graph.graph, opset, None)?,
-            };
-            self.write_file(&file.model, &encoded.into_bytes(&metadata(graph.stem, &source_sha256))?)?;
+            let metadata = metadata(graph.stem, &source_sha256);
+            self.write_file(&file.model, |writer| encoded.write(&metadata, writer))?;
         }
         Ok(source_sha256)
     }
@@ -73,13 +66,13 @@ impl<'a> Outputs<'a> {
     }
 
     /// Writes the data files, and reads the checkpoint a second time meanwhile for its hash.
-    fn write_data_and_hash(
+    fn write_data_and_hash<'g>(
         &mut self,
         model: &Model,
         plan: &Plan,
-        graphs: &[NamedGraph],
+        graphs: &'g [NamedGraph],
         opset: i64,
-    ) -> Result<(Vec<Option<Encoded>>, String), ExportError> {
+    ) -> Result<(Vec<Encoded<'g>>, String), ExportError> {
         let large = |(file, graph): (&PlannedFile, &NamedGraph)| file.data.as_ref().map(|_| weight_bytes(&graph.graph));
         let pace = Pace::new(stored_bytes(model), iter::zip(&plan.files, graphs).filter_map(large).sum());
         let watch = self.watch;
@@ -88,8 +81,8 @@ impl<'a> Outputs<'a> {
             let hashed = thread::Builder::new().spawn_scoped(scope, || hash(model, &mut Follower::of(&pace, watch)));
             let encoded: Result<Vec<_>, _> = iter::zip(&plan.files, graphs)
                 .map(|(file, graph)| match &file.data {
-                    Some(location) => self.write_data(location, graph, opset, &mut leader).map(Some),
-                    None => Ok(None),
+                    Some(location) => self.write_data(location, graph, opset, &mut leader),
+                    None => Ok(encode(&graph.graph, opset, None)?),
                 })
                 .collect();
             let encoded = encoded?;
@@ -103,48 +96,50 @@ impl<'a> Outputs<'a> {
     }
 
     /// Writes the large weights of one graph to the file `location`.
-    fn write_data(
+    fn write_data<'g>(
         &mut self,
         location: &str,
-        graph: &NamedGraph,
+        graph: &'g NamedGraph,
         opset: i64,
         leader: &mut Leader<'_>,
-    ) -> Result<Encoded, ExportError> {
-        let (folder, watch) = (self.folder, self.watch);
-        let (mut encoded, mut bytes) = (None, 0);
-        self.staging.file::<ExportError>(location, |writer| {
-            let mut writer = Watched {
-                writer,
-                watch,
-                wrote: &mut |more| {
-                    bytes += more;
-                    leader.wrote(more);
-                },
-            };
-            let data = DataFile {
-                location: location.to_owned(),
-                writer: &mut writer,
-                position: 0,
-                buffers: Buffers::default(),
-            };
-            encoded = Some(encode(&graph.graph, opset, Some(data)).map_err(|error| match error {
-                EncodeError::Data(source) => WriteError::Io { path: folder.join(location), source }.into(),
-                error => ExportError::from(error),
-            })?);
+    ) -> Result<Encoded<'g>, ExportError> {
+        let mut encoded = None;
+        self.write_counted(location, &mut |bytes| leader.wrote(bytes), |writer| {
+            let location = location.to_owned();
+            let data = DataFile { location, writer, position: 0, buffers: Buffers::default() };
+            encoded = Some(encode(&graph.graph, opset, Some(data))?);
             Ok(())
         })?;
-        self.sizes.push(bytes);
         encoded.ok_or(ExportError::Cancelled)
     }
 
-    fn write_file(&mut self, name: &str, bytes: &[u8]) -> Result<(), ExportError> {
-        let (target, watch): (PathBuf, _) = (self.folder.join(name), self.watch);
+    fn write_file(
+        &mut self,
+        name: &str,
+        fill: impl FnOnce(&mut dyn io::Write) -> Result<(), EncodeError>,
+    ) -> Result<(), ExportError> {
+        self.write_counted(name, &mut |_| {}, fill)
+    }
+
+    /// Writes the file `name` through `fill`, and tells `wrote` how many more bytes there are.
+    fn write_counted(
+        &mut self,
+        name: &str,
+        wrote: &mut dyn FnMut(u64),
+        fill: impl FnOnce(&mut dyn io::Write) -> Result<(), EncodeError>,
+    ) -> Result<(), ExportError> {
+        let (folder, watch, mut bytes) = (self.folder, self.watch, 0);
+        let mut count = |more| {
+            bytes += more;
+            wrote(more);
+        };
         self.staging.file::<ExportError>(name, |writer| {
-            let mut writer = Watched { writer, watch, wrote: &mut |_| {} };
-            let written = io::Write::write_all(&mut writer, bytes);
-            written.map_err(|source| WriteError::Io { path: target, source }.into())
+            fill(&mut Watched { writer, watch, wrote: &mut count }).map_err(|error| match error {
+                EncodeError::Data(source) => WriteError::Io { path: folder.join(name), source }.into(),
+                error => error.into(),
+            })
         })?;
-        self.sizes.push(bytes.len() as u64);
+        self.sizes.push(bytes);
         Ok(())
     }
 }

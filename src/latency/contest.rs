@@ -299,7 +299,7 @@ impl<'a> Contest<'a> {
     /// Where the runtime fails.
     pub(super) fn time(&mut self, result: &mut BenchResult) -> Result<(), LatencyError> {
         for point in 0..self.job.points.len() {
-            self.setup.progress(&format!("timing {}", place_of_job(&self.job, &self.job.points[point])));
+            self.setup.watch.does(&format!("timing {}", place_of_job(&self.job, &self.job.points[point])));
             let inputs = &self.inputs[point];
             let mut calls: Vec<TimedCall<'_, LatencyError>> = Vec::with_capacity(self.contestants.len());
             for Contestant { runner, member, .. } in &mut self.contestants {
@@ -317,6 +317,7 @@ impl<'a> Contest<'a> {
                 let beside = (index > 0).then_some(first.as_slice());
                 result.rows.extend(row(&self.contestants[index], &self.job.points[point], point, series, beside));
             }
+            self.setup.watch.timed();
         }
         Ok(())
     }

@@ -73,8 +73,20 @@ pub struct Setup<'a> {
     pub allow_failed_parity: bool,
     /// Whether to record where the time goes.
     pub record_operators: bool,
-    /// Is told what begins.
-    pub progress: &'a dyn Fn(&str),
+    /// Sees the progress.
+    pub watch: &'a dyn Watch,
+}
+
+/// Sees the progress of a benchmark; is never called while something is timed.
+pub trait Watch {
+    /// So many points are going to be timed.
+    fn begin(&self, points: usize);
+
+    /// What is done next.
+    fn does(&self, what: &str);
+
+    /// One more point was timed.
+    fn timed(&self);
 }
 
 /// Does everything that `setup` says; the receipt is completed on the way.
@@ -95,13 +107,11 @@ pub fn bench(setup: &Setup<'_>, mut receipt: Receipt) -> Result<BenchResult, Lat
         experts: Vec::new(),
         operators: Vec::new(),
     };
+    setup.watch.begin(jobs.iter().map(|job| job.points.len()).sum());
     let mut contests = Vec::new();
     for job in jobs {
-        setup.progress(&format!(
-            "loading {}{}",
-            job.part,
-            job.module.as_deref().map_or(String::new(), |m| format!(" {m}"))
-        ));
+        let module = job.module.as_deref().map_or(String::new(), |module| format!(" {module}"));
+        setup.watch.does(&format!("loading {}{module}", job.part));
         let mut contest = Contest::load(setup, job, &mut result)?;
         contest.check(&mut result)?;
         contests.push(contest);
@@ -111,7 +121,7 @@ pub fn bench(setup: &Setup<'_>, mut receipt: Receipt) -> Result<BenchResult, Lat
     }
     if setup.record_operators {
         for contest in &contests {
-            setup.progress(&format!("recording the nodes of {}", contest.job.part));
+            setup.watch.does(&format!("recording the nodes of {}", contest.job.part));
             setup.record(contest, &mut result)?;
         }
     }
@@ -120,10 +130,6 @@ pub fn bench(setup: &Setup<'_>, mut receipt: Receipt) -> Result<BenchResult, Lat
 }
 
 impl Setup<'_> {
-    fn progress(&self, text: &str) {
-        (self.progress)(text);
-    }
-
     fn jobs(&self) -> Result<Vec<Job>, LatencyError> {
         let Some(inputs) = &self.inputs else { return jobs(self.models, &self.grid, &self.choice) };
         let mut jobs = Vec::new();

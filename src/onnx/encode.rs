@@ -8,8 +8,9 @@ use moa_graphs::{
         Attribute, Buffers, Constant, DType, Data, Dim, Function, Graph, Initializer, Node, RUNTIME_DOMAIN, ValueInfo,
     },
 };
-use prost::{Message, bytes::Bytes};
+use prost::bytes::Bytes;
 
+use super::encoded::{Encoded, EncodedTensor};
 use super::proto::{
     AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto,
     TensorProto, TensorShapeProto, TypeProto, ValueInfoProto,
@@ -39,7 +40,7 @@ pub enum EncodeError {
     /// A trained weight cannot be read.
     #[error(transparent)]
     Weight(#[from] WeightError),
-    /// The data file cannot be written.
+    /// Values cannot be written.
     #[error("weights cannot be written: {0}")]
     Data(#[from] io::Error),
     /// Protobuf cannot hold the model.
@@ -82,47 +83,27 @@ pub fn weight_bytes(graph: &Graph) -> u64 {
     graph.initializers.iter().map(Initializer::bytes).sum()
 }
 
-/// A model of which only the metadata is missing.
-pub struct Encoded(ModelProto);
-
-impl Encoded {
-    /// The bytes of the model, with `metadata` as its `metadata_props`, in this order.
-    ///
-    /// # Errors
-    ///
-    /// A model over 2 GiB.
-    pub fn into_bytes(mut self, metadata: &[(String, String)]) -> Result<Vec<u8>, EncodeError> {
-        self.0.metadata_props = metadata.iter().map(|(key, value)| entry(key, value)).collect();
-        let bytes = self.0.encoded_len() as u64;
-        if i32::try_from(bytes).is_err() {
-            return Err(EncodeError::TooLarge { bytes });
-        }
-        Ok(self.0.encode_to_vec())
-    }
-}
-
 /// Encodes `graph` with version `opset` of the standard operator set; with `data`, large initializers go there as
-/// they are read, and the model holds none of their values.
+/// they are read. The others stay where they are until [`Encoded::write`].
 ///
 /// The same graph and options give the same bytes.
 ///
 /// # Errors
 ///
-/// A weight that cannot be read or does not fit its type, a data file that cannot be written.
-pub fn encode(graph: &Graph, opset: i64, mut data: Option<DataFile<'_>>) -> Result<Encoded, EncodeError> {
-    let initializer = graph
+/// A weight that cannot be read or does not fit its type, a data file that cannot be written, a model over 2 GiB.
+pub fn encode<'a>(graph: &'a Graph, opset: i64, mut data: Option<DataFile<'_>>) -> Result<Encoded<'a>, EncodeError> {
+    let initializers = graph
         .initializers
         .iter()
         .map(|initializer| encode_initializer(initializer, data.as_mut()))
         .collect::<Result<_, _>>()?;
-    Ok(Encoded(ModelProto {
+    let model = ModelProto {
         ir_version: IR_VERSION,
         producer_name: env!("CARGO_PKG_NAME").into(),
         producer_version: env!("CARGO_PKG_VERSION").into(),
         graph: Some(GraphProto {
             name: graph.name.clone(),
             node: graph.nodes.iter().map(encode_node).collect(),
-            initializer,
             input: graph.inputs.iter().map(encode_value_info).collect(),
             output: graph.outputs.iter().map(encode_value_info).collect(),
             ..GraphProto::default()
@@ -130,7 +111,8 @@ pub fn encode(graph: &Graph, opset: i64, mut data: Option<DataFile<'_>>) -> Resu
         opset_import: opset_imports(graph, opset),
         functions: graph.functions.iter().map(|function| encode_function(function, opset)).collect(),
         ..ModelProto::default()
-    }))
+    };
+    Encoded::new(model, initializers)
 }
 
 fn opset_imports(graph: &Graph, opset: i64) -> Vec<OperatorSetIdProto> {
@@ -144,7 +126,7 @@ fn opset_imports(graph: &Graph, opset: i64) -> Vec<OperatorSetIdProto> {
     imports
 }
 
-fn entry(key: &str, value: &str) -> StringStringEntryProto {
+pub(super) fn entry(key: &str, value: &str) -> StringStringEntryProto {
     StringStringEntryProto { key: key.into(), value: value.into() }
 }
 
@@ -164,7 +146,10 @@ const fn data_type(dtype: DType) -> DataType {
     }
 }
 
-fn encode_initializer(initializer: &Initializer, data: Option<&mut DataFile<'_>>) -> Result<TensorProto, EncodeError> {
+fn encode_initializer<'a>(
+    initializer: &'a Initializer,
+    data: Option<&mut DataFile<'_>>,
+) -> Result<EncodedTensor<'a>, EncodeError> {
     let mut tensor = TensorProto {
         name: initializer.name.clone(),
         dims: encode_dims(&initializer.shape),
@@ -181,10 +166,10 @@ fn encode_initializer(initializer: &Initializer, data: Option<&mut DataFile<'_>>
                 entry("offset", &offset.to_string()),
                 entry("length", &bytes.to_string()),
             ];
+            Ok(EncodedTensor { tensor, values: None })
         }
-        _ => tensor.raw_data = Some(Bytes::from(initializer.data.to_bytes()?)),
+        _ => Ok(EncodedTensor { tensor, values: Some((&initializer.data, bytes)) }),
     }
-    Ok(tensor)
 }
 
 #[allow(clippy::cast_possible_wrap)]

@@ -1,12 +1,14 @@
 //! ONNX files: graphs to bytes, and bytes back to validated models.
 
 mod encode;
+mod encoded;
 pub mod inline;
 pub mod proto;
 pub mod read;
 mod write;
 
-pub use encode::{DataFile, EncodeError, Encoded, INLINE_LIMIT, encode, weight_bytes};
+pub use encode::{DataFile, EncodeError, INLINE_LIMIT, encode, weight_bytes};
+pub use encoded::Encoded;
 pub use inline::InlineError;
 pub use read::{OnnxFile, ReadError, read_model};
 pub use write::{Staging, Unfinished, WRITE_BLOCK, WriteError};

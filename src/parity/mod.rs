@@ -32,10 +32,10 @@ use crate::{
     backend::{Backend, BackendErrorKind},
     checkpoint::Checkpoint,
     export::{ExportError, import, metadata},
-    onnx::{OnnxFile, ReadError, read_model},
+    onnx::{OnnxFile, ReadError, read_model, weight_bytes},
     reference::{Part, Reference},
 };
-use graph_check::GraphCheck;
+use graph_check::{GraphCheck, Truth};
 
 /// What the user may say about a verification.
 #[derive(Debug, Clone, Copy, Default)]
@@ -45,6 +45,43 @@ pub struct VerifyOptions {
     /// Seed of the inputs.
     pub seed: u64,
 }
+
+/// What a verification does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step<'a> {
+    /// Reads the weights of the checkpoint.
+    Checkpoint,
+    /// Compares so many bytes of constants.
+    Weights {
+        /// Of all files.
+        bytes: u64,
+    },
+    /// Runs the graphs.
+    Runs {
+        /// On what.
+        backend: &'a str,
+        /// How many runs there will be, where that is known.
+        count: Option<u64>,
+    },
+}
+
+/// Sees the progress of a verification.
+pub trait Watch {
+    /// A step begins.
+    fn begin(&self, step: Step<'_>) {
+        let _ = step;
+    }
+
+    /// So many more bytes or runs of the step are done.
+    fn advance(&self, more: u64) {
+        let _ = more;
+    }
+}
+
+/// Nobody watches.
+struct Unwatched;
+
+impl Watch for Unwatched {}
 
 /// Why nothing could be compared.
 #[derive(Debug, thiserror::Error)]
@@ -164,6 +201,21 @@ pub fn verify(
     backends: &[Box<dyn Backend>],
     options: VerifyOptions,
 ) -> Result<Verification, VerifyError> {
+    verify_watched(path, checkpoint, backends, options, &Unwatched)
+}
+
+/// [`verify`] under the eyes of `watch`.
+///
+/// # Errors
+///
+/// As [`verify`].
+pub fn verify_watched(
+    path: &Path,
+    checkpoint: &Checkpoint,
+    backends: &[Box<dyn Backend>],
+    options: VerifyOptions,
+    watch: &dyn Watch,
+) -> Result<Verification, VerifyError> {
     let family = checkpoint.config().model_type().to_owned();
     let probe = import(checkpoint, None).map_err(ExportError::from)?;
     let files = Files::open(path, &family, &probe)?;
@@ -171,22 +223,33 @@ pub fn verify(
         Some(_) => import(checkpoint, files.gate_mode).map_err(ExportError::from)?,
         None => probe,
     };
+    watch.begin(Step::Checkpoint);
     let reference = Reference::stored_as(&model, files.precision)?;
-    let audits = audit(&files, &model)?;
-    let backends =
-        backends.iter().map(|backend| run_backend(backend.as_ref(), &files, &model, &reference, options)).collect();
+    let audits = audit(&files, &model, watch)?;
+    let truth = Truth { reference: &reference, tolerance: options.tolerance, watch };
+    let (mut reports, mut count) = (Vec::new(), None);
+    for backend in backends {
+        watch.begin(Step::Runs { backend: backend.name(), count });
+        let report = run_backend(backend.as_ref(), &files, &model, truth, options.seed);
+        let runs = report.graphs.iter().map(|graph| graph.runs as u64).sum();
+        count = count.max(Some(runs)).filter(|runs| *runs > 0);
+        reports.push(report);
+    }
     Ok(Verification {
         family,
         form: files.form.map_or("unknown", Form::as_str).into(),
         dtype: files.precision.as_str().into(),
         gate_mode: files.gate_mode.map(|mode| mode.as_str().into()),
         audits,
-        backends,
+        backends: reports,
     })
 }
 
 impl Files {
     fn open(path: &Path, family: &str, model: &Model) -> Result<Self, VerifyError> {
+        if !path.exists() {
+            return Err(VerifyError::MissingGraph { path: path.into() });
+        }
         if path.is_file() && matches!(model, Model::EncoderDecoder(_)) {
             open_graph(path.into(), family)?;
             return Err(VerifyError::NeedsFolder { path: path.into(), family: family.into() });
@@ -197,7 +260,10 @@ impl Files {
         };
         let mut graphs = Vec::new();
         for (part, name) in parts {
-            let path = if path.is_file() { path.to_path_buf() } else { path.join(name) };
+            let path = match path.is_file() {
+                true => path.to_path_buf(),
+                false => graph_in(path, name, family)?,
+            };
             graphs.push((*part, open_graph(path, family)?));
         }
         let said = |key| graphs.first().and_then(|(_, file)| file.metadata(key));
@@ -207,6 +273,17 @@ impl Files {
         let precision = said(metadata::DTYPE).and_then(Precision::parse).unwrap_or_default();
         Ok(Self { graphs, gate_mode, form, precision, last_logits })
     }
+}
+
+/// The graph `name` of a folder; where there is none, the graph of another family says so.
+fn graph_in(folder: &Path, name: &str, family: &str) -> Result<PathBuf, VerifyError> {
+    let path = folder.join(name);
+    let other =
+        ["encoder_model.onnx", "model.onnx"].map(|name| folder.join(name)).into_iter().find(|path| path.exists());
+    if let Some(other) = other.filter(|_| !path.exists()) {
+        open_graph(other, family)?;
+    }
+    Ok(path)
 }
 
 fn open_graph(path: PathBuf, family: &str) -> Result<OnnxFile, VerifyError> {
@@ -220,7 +297,7 @@ fn open_graph(path: PathBuf, family: &str) -> Result<OnnxFile, VerifyError> {
     }
 }
 
-fn audit(files: &Files, model: &Model) -> Result<Vec<FileAudit>, VerifyError> {
+fn audit(files: &Files, model: &Model, watch: &dyn Watch) -> Result<Vec<FileAudit>, VerifyError> {
     let name = |file: &OnnxFile| file.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
     let Some(form) = files.form else {
         let skipped = Some("the file does not say that moa-export wrote it".to_owned());
@@ -234,32 +311,27 @@ fn audit(files: &Files, model: &Model) -> Result<Vec<FileAudit>, VerifyError> {
     let (precision, last_logits) = (files.precision, files.last_logits);
     let expected = moa_graphs::lower(model, Options { form, precision, router_outputs: false, last_logits })
         .map_err(ExportError::from)?;
+    watch.begin(Step::Weights { bytes: expected.iter().map(|graph| weight_bytes(&graph.graph)).sum() });
     let mut audits = Vec::new();
     for ((_, file), expected) in files.graphs.iter().zip(&expected) {
-        let weights = WeightAudit::run(file, &expected.graph)?;
+        let weights = WeightAudit::run(file, &expected.graph, watch)?;
         audits.push(FileAudit { graph: name(file), skipped: None, weights });
     }
     Ok(audits)
 }
 
-fn run_backend(
-    backend: &dyn Backend,
-    files: &Files,
-    model: &Model,
-    reference: &Reference,
-    options: VerifyOptions,
-) -> BackendReport {
+fn run_backend(backend: &dyn Backend, files: &Files, model: &Model, truth: Truth<'_>, seed: u64) -> BackendReport {
     let rounded = files.graphs.iter().find_map(|(_, file)| backend.rounds_to(file)).map(|to| match to {
         moa_schema::FloatType::F32 => FloatType::Float32,
         moa_schema::FloatType::F16 => FloatType::Float16,
         moa_schema::FloatType::Bf16 => FloatType::Bfloat16,
     });
-    let rounding = rounded.map(|to| reference.rounding_to(to));
-    let reference = rounding.as_ref().unwrap_or(reference);
+    let rounding = rounded.map(|to| truth.reference.rounding_to(to));
+    let truth = Truth { reference: rounding.as_ref().unwrap_or(truth.reference), ..truth };
     let mut report = BackendReport { backend: backend.name().into(), skipped: None, skip: None, graphs: Vec::new() };
     let mut checks = Vec::new();
     for (part, file) in &files.graphs {
-        match GraphCheck::load(backend, file, (*part, files.last_logits), reference, options.tolerance) {
+        match GraphCheck::load(backend, file, (*part, files.last_logits), truth) {
             Ok(check) => checks.push(check),
             Err(error) if error.is_skip() => {
                 report.skipped = Some(error.to_string());
@@ -272,8 +344,8 @@ fn run_backend(
             }
         }
     }
-    run_journeys(model, &mut checks, options.seed);
-    report.graphs = checks.into_iter().map(|check| check.report).collect();
+    run_journeys(model, &mut checks, seed);
+    report.graphs = checks.into_iter().map(GraphCheck::finish).collect();
     report
 }
 

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use moa_graphs::graph::{Buffers, Data, Graph};
 
+use super::Watch;
 use crate::onnx::{OnnxFile, ReadError, proto::TensorProto};
 
 /// Outcome of the audit of one file.
@@ -50,7 +51,7 @@ impl WeightAudit {
     /// # Errors
     ///
     /// Where a constant of either side cannot be read.
-    pub fn run(file: &OnnxFile, expected: &Graph) -> Result<Self, AuditError> {
+    pub fn run(file: &OnnxFile, expected: &Graph, watch: &dyn Watch) -> Result<Self, AuditError> {
         let (mut audit, mut buffers) = (Self::default(), AuditBuffers::default());
         let graph = file.model().graph.as_ref();
         let mut found: BTreeMap<&str, _> = graph
@@ -81,6 +82,7 @@ impl WeightAudit {
             if let Some(index) = difference(file, tensor, &initializer.data, &mut buffers)? {
                 audit.fault(format!("constant \"{name}\" differs from the checkpoint from byte {index} on"));
             }
+            watch.advance(initializer.bytes());
         }
         for name in found.keys() {
             audit.fault(format!("constant \"{name}\" does not come from the checkpoint"));

@@ -4,7 +4,7 @@ use moa_graphs::{Weight, WeightError, model};
 
 use super::{
     ReferenceError,
-    math::{add_scaled, dot, softmax, transpose, vector_matrix},
+    math::{Sums, add_scaled, dot, softmax, transpose, vector_matrix},
     router::{Router, Tape},
     sequence::{Heads, Mask, Sequence},
     stored::Stored,
@@ -105,7 +105,7 @@ impl Attention {
     /// The same for tokens at `positions`, `[B, S]`.
     pub(super) fn keys_values_at(&self, source: &Sequence, positions: Option<&Positions>) -> KeyValues {
         let columns = self.kv_num_heads * self.head_size;
-        let project = |w: &[f64]| source.map(columns, |z| vector_matrix(z, w, columns));
+        let project = |w: &[f64]| source.map(columns, |z| vector_matrix(source.sums(), z, w, columns));
         let mut key = project(&self.key);
         if let Some((rotary, positions)) = self.rotary.as_ref().zip(positions) {
             for (index, position) in positions.0.iter().enumerate() {
@@ -144,7 +144,7 @@ impl Attention {
     ) -> Result<Sequence, ReferenceError> {
         let routed = queries.real.iter().map(|real| *real || !self.skip_padded_queries).collect();
         let routing = self.router.route(x, routed, tape)?;
-        let past = source.key.tokens.saturating_sub(x.tokens);
+        let (past, sums) = (source.key.tokens.saturating_sub(x.tokens), x.sums());
         let mut values = Vec::with_capacity(x.values.len());
         for b in 0..x.batch {
             for t in 0..x.tokens {
@@ -153,11 +153,11 @@ impl Attention {
                 let mut y = vec![0.0; self.width];
                 let position = positions.map(|positions| positions.0[b * x.tokens + t]);
                 for (expert, weight) in routing.choice(b, t) {
-                    let query = self.query(expert, x.row(b, t), position);
-                    add_scaled(&mut y, weight, &self.expert(expert, &query, source, b, &visible));
+                    let query = self.query(sums, expert, x.row(b, t), position);
+                    add_scaled(sums, &mut y, weight, &self.expert(sums, expert, &query, source, b, &visible));
                 }
                 if let (Some(bias), true) = (&self.bias, routing.routed[b * x.tokens + t]) {
-                    add_scaled(&mut y, 1.0, bias);
+                    add_scaled(sums, &mut y, 1.0, bias);
                 }
                 values.extend(y);
             }
@@ -166,10 +166,10 @@ impl Attention {
     }
 
     /// `x · query[expert]` for the token `x`, `[C]`, at `position`: `[G·D]`.
-    fn query(&self, expert: usize, x: &[f64], position: Option<usize>) -> Vec<f64> {
+    fn query(&self, sums: Sums, expert: usize, x: &[f64], position: Option<usize>) -> Vec<f64> {
         let columns = self.kv_num_heads * self.head_size;
         let size = self.width * columns;
-        let mut query = vector_matrix(x, &self.query[expert * size..(expert + 1) * size], columns);
+        let mut query = vector_matrix(sums, x, &self.query[expert * size..(expert + 1) * size], columns);
         if let Some((rotary, position)) = self.rotary.as_ref().zip(position) {
             rotary.turn(&mut query, position);
         }
@@ -177,11 +177,19 @@ impl Attention {
     }
 
     /// `o · output[expert]` for the `query`, `[G·D]`, of a token of row `b`: `[C]`.
-    fn expert(&self, expert: usize, query: &[f64], source: &KeyValues, b: usize, visible: &[usize]) -> Vec<f64> {
+    fn expert(
+        &self,
+        sums: Sums,
+        expert: usize,
+        query: &[f64],
+        source: &KeyValues,
+        b: usize,
+        visible: &[usize],
+    ) -> Vec<f64> {
         let size = self.width * query.len();
         let heads = query.chunks_exact(self.head_size).enumerate();
-        let attended: Vec<f64> = heads.flat_map(|(g, query)| attend(query, source, b, g, visible)).collect();
-        vector_matrix(&attended, &self.output[expert * size..(expert + 1) * size], self.width)
+        let attended: Vec<f64> = heads.flat_map(|(g, query)| attend(sums, query, source, b, g, visible)).collect();
+        vector_matrix(sums, &attended, &self.output[expert * size..(expert + 1) * size], self.width)
     }
 }
 
@@ -248,13 +256,13 @@ pub(super) fn expert_matrices(
 }
 
 /// `softmax(query · D^-1/2 · Kᵀ) · V` over the `visible` tokens of row `b`, head `g`; 0 where there are none.
-fn attend(query: &[f64], source: &KeyValues, b: usize, g: usize, visible: &[usize]) -> Vec<f64> {
+fn attend(sums: Sums, query: &[f64], source: &KeyValues, b: usize, g: usize, visible: &[usize]) -> Vec<f64> {
     let scale = 1.0 / (query.len() as f64).sqrt();
     let query: Vec<f64> = query.iter().map(|q| q * scale).collect();
-    let scores: Vec<f64> = visible.iter().map(|s| dot(&query, source.key.row(b, g, *s))).collect();
+    let scores: Vec<f64> = visible.iter().map(|s| dot(sums, &query, source.key.row(b, g, *s))).collect();
     let mut attended = vec![0.0; query.len()];
-    for (s, share) in visible.iter().zip(softmax(&scores)) {
-        add_scaled(&mut attended, share, source.value.row(b, g, *s));
+    for (s, share) in visible.iter().zip(softmax(sums, &scores)) {
+        add_scaled(sums, &mut attended, share, source.value.row(b, g, *s));
     }
     attended
 }

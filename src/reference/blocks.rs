@@ -7,7 +7,7 @@ use super::{
     ReferenceError,
     attention::{expert_matrices, router_matrix},
     inputs::TokenIds,
-    math::{activate, add_scaled, layer_norm, transpose, vector_matrix},
+    math::{Sums, activate, add_scaled, layer_norm, transpose, vector_matrix},
     router::{Router, Tape},
     sequence::{Mask, Sequence},
     stored::Stored,
@@ -29,15 +29,15 @@ impl Linear {
     }
 
     /// `[in]` to `[out]`.
-    pub(super) fn apply(&self, x: &[f64]) -> Vec<f64> {
-        let mut y = vector_matrix(x, &self.weight, self.bias.len());
-        add_scaled(&mut y, 1.0, &self.bias);
+    pub(super) fn apply(&self, sums: Sums, x: &[f64]) -> Vec<f64> {
+        let mut y = vector_matrix(sums, x, &self.weight, self.bias.len());
+        add_scaled(sums, &mut y, 1.0, &self.bias);
         y
     }
 
     /// `[B, T, in]` to `[B, T, out]`.
     pub(super) fn run(&self, x: &Sequence) -> Sequence {
-        x.map(self.bias.len(), |x| self.apply(x))
+        x.map(self.bias.len(), |row| self.apply(x.sums(), row))
     }
 }
 
@@ -60,13 +60,13 @@ impl LayerNorm {
     }
 
     /// `[C]` to `[C]`.
-    pub(super) fn apply(&self, x: &[f64]) -> Vec<f64> {
-        layer_norm(x, &self.weight, &self.bias, self.epsilon)
+    pub(super) fn apply(&self, sums: Sums, x: &[f64]) -> Vec<f64> {
+        layer_norm(sums, x, &self.weight, &self.bias, self.epsilon)
     }
 
     /// `[B, T, C]` to `[B, T, C]`.
     pub(super) fn run(&self, x: &Sequence) -> Sequence {
-        x.map(x.width, |x| self.apply(x))
+        x.map(x.width, |row| self.apply(x.sums(), row))
     }
 }
 
@@ -110,9 +110,10 @@ impl FeedForward {
     /// `[B, T, C]` to `[B, T, C]`.
     pub(super) fn run(&self, x: &Sequence, tape: &mut Tape<'_>) -> Result<Sequence, ReferenceError> {
         match self {
-            Self::Dense { input, activation, output } => Ok(x.map(x.width, |x| {
-                let hidden: Vec<f64> = input.apply(x).into_iter().map(|h| activate(*activation, h)).collect();
-                output.apply(&hidden)
+            Self::Dense { input, activation, output } => Ok(x.map(x.width, |row| {
+                let hidden = input.apply(x.sums(), row);
+                let hidden: Vec<f64> = hidden.into_iter().map(|h| activate(*activation, h)).collect();
+                output.apply(x.sums(), &hidden)
             })),
             Self::Experts(experts) => experts.run(x, tape),
         }
@@ -150,19 +151,19 @@ impl ExpertFeedForward {
 
     /// `[B, T, C]` to `[B, T, C]`; padding is routed like every other token.
     pub(super) fn run(&self, x: &Sequence, tape: &mut Tape<'_>) -> Result<Sequence, ReferenceError> {
-        let routing = self.router.route(x, vec![true; x.batch * x.tokens], tape)?;
+        let (routing, sums) = (self.router.route(x, vec![true; x.batch * x.tokens], tape)?, x.sums());
         let mut values = Vec::with_capacity(x.values.len());
         for b in 0..x.batch {
             for t in 0..x.tokens {
                 let mut y = vec![0.0; x.width];
                 for (expert, weight) in routing.choice(b, t) {
                     let size = x.width * self.hidden;
-                    let hidden = self.hidden_row(expert, x.row(b, t));
+                    let hidden = self.hidden_row(sums, expert, x.row(b, t));
                     let output = &self.output[expert * size..(expert + 1) * size];
-                    add_scaled(&mut y, weight, &vector_matrix(&hidden, output, x.width));
+                    add_scaled(sums, &mut y, weight, &vector_matrix(sums, &hidden, output, x.width));
                 }
                 if let Some(bias) = &self.bias {
-                    add_scaled(&mut y, 1.0, bias);
+                    add_scaled(sums, &mut y, 1.0, bias);
                 }
                 values.extend(y);
             }
@@ -173,10 +174,10 @@ impl ExpertFeedForward {
 
 impl ExpertFeedForward {
     /// `activation(x · input[expert])`, or `activation(first half) · second half` of it where gated: `[F]`.
-    fn hidden_row(&self, expert: usize, x: &[f64]) -> Vec<f64> {
+    fn hidden_row(&self, sums: Sums, expert: usize, x: &[f64]) -> Vec<f64> {
         let columns = if self.gated { 2 * self.hidden } else { self.hidden };
         let size = x.len() * columns;
-        let mut row = vector_matrix(x, &self.input[expert * size..(expert + 1) * size], columns);
+        let mut row = vector_matrix(sums, x, &self.input[expert * size..(expert + 1) * size], columns);
         let linear = row.split_off(self.hidden);
         row.iter_mut().for_each(|h| *h = activate(self.activation, *h));
         row.iter_mut().zip(&linear).for_each(|(h, linear)| *h *= linear);
@@ -198,10 +199,10 @@ impl RmsNorm {
 
     /// `[B, T, C]` to `[B, T, C]`.
     pub(super) fn run(&self, x: &Sequence) -> Sequence {
-        x.map(x.width, |x| {
-            let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+        x.map(x.width, |row| {
+            let mean = x.sums().sum(row.iter().map(|x| x * x)) / row.len() as f64;
             let root = (mean + self.epsilon).sqrt();
-            x.iter().zip(&self.weight).map(|(x, weight)| weight * x / root).collect()
+            row.iter().zip(&self.weight).map(|(x, weight)| weight * x / root).collect()
         })
     }
 }
@@ -250,10 +251,10 @@ impl Embedding {
                 let position = if is_real { self.pad_token_id + real_tokens } else { self.pad_token_id };
                 let mut x: Vec<f64> = self.token(ids, b * ids.tokens + t)?.iter().map(|x| self.scale * x).collect();
                 if let Some(row) = self.position(b, position)? {
-                    add_scaled(&mut x, 1.0, row);
+                    add_scaled(ids.precision.sums(), &mut x, 1.0, row);
                 }
                 if let Some(norm) = &self.norm {
-                    x = norm.apply(&x);
+                    x = norm.apply(ids.precision.sums(), &x);
                 }
                 if self.zero_at_padding && !is_real {
                     x.fill(0.0);

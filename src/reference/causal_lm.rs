@@ -91,7 +91,8 @@ impl CausalLm {
             x = x.plus(&added);
             insert_key_values(&mut outputs, &format!("present.{index}"), present)?;
         }
-        let logits = self.norm.run(&x).map(self.vocabulary, |x| vector_matrix(x, &self.output, self.vocabulary));
+        let sums = x.sums();
+        let logits = self.norm.run(&x).map(self.vocabulary, |x| vector_matrix(sums, x, &self.output, self.vocabulary));
         outputs.insert("logits".into(), logits.into_tensor()?);
         Ok(outputs)
     }

@@ -169,7 +169,7 @@ impl Decoder {
         if let Some(norm) = &self.norm {
             x = norm.run(&x);
         }
-        let logits = x.map(self.vocabulary, |x| vector_matrix(x, &self.output, self.vocabulary));
+        let logits = x.map(self.vocabulary, |row| vector_matrix(x.sums(), row, &self.output, self.vocabulary));
         outputs.insert("logits".into(), logits.into_tensor()?);
         Ok(outputs)
     }

@@ -41,9 +41,10 @@ impl MaskedLm {
         let ids = inputs.token_ids("input_ids")?;
         let mask = inputs.mask("attention_mask", ids.batch, Dim::Is(ids.tokens))?;
         let x = self.encoder.run(ids, &mask, tape)?;
-        let x = x.map(x.width, |x| {
-            let dense: Vec<f64> = self.dense.apply(x).into_iter().map(|h| activate(self.activation, h)).collect();
-            self.norm.apply(&dense)
+        let x = x.map(x.width, |row| {
+            let dense = self.dense.apply(x.sums(), row);
+            let dense: Vec<f64> = dense.into_iter().map(|h| activate(self.activation, h)).collect();
+            self.norm.apply(x.sums(), &dense)
         });
         Ok(NamedTensors::from([("logits".into(), self.output.run(&x).into_tensor()?)]))
     }

@@ -2,25 +2,50 @@
 
 use moa_schema::Activation;
 
+/// What a sum is rounded to after every term.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sums {
+    /// Nothing: it is f64.
+    Double,
+    /// f32, as a runtime that adds each product to a register does: products of f32 are exact in f64, so a term costs the
+    /// one rounding of a fused multiply-add.
+    Single,
+}
+
+impl Sums {
+    #[allow(clippy::cast_possible_truncation)]
+    fn rounded(self, sum: f64) -> f64 {
+        match self {
+            Self::Double => sum,
+            Self::Single => f64::from(sum as f32),
+        }
+    }
+
+    /// `Σ terms`.
+    pub(super) fn sum(self, terms: impl IntoIterator<Item = f64>) -> f64 {
+        terms.into_iter().fold(0.0, |sum, term| self.rounded(sum + term))
+    }
+}
+
 /// `x · w`: `x` is `[I]`, `w` is `[I, O]`, the result `[O]`.
-pub(super) fn vector_matrix(x: &[f64], w: &[f64], outputs: usize) -> Vec<f64> {
+pub(super) fn vector_matrix(sums: Sums, x: &[f64], w: &[f64], outputs: usize) -> Vec<f64> {
     let mut y = vec![0.0; outputs];
     for (x, row) in x.iter().zip(w.chunks_exact(outputs)) {
-        add_scaled(&mut y, *x, row);
+        add_scaled(sums, &mut y, *x, row);
     }
     y
 }
 
 /// `y += factor · x`.
-pub(super) fn add_scaled(y: &mut [f64], factor: f64, x: &[f64]) {
+pub(super) fn add_scaled(sums: Sums, y: &mut [f64], factor: f64, x: &[f64]) {
     for (y, x) in y.iter_mut().zip(x) {
-        *y += factor * x;
+        *y = sums.rounded(*y + factor * x);
     }
 }
 
 /// `Σ a[i] · b[i]`.
-pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).fold(0.0, |sum, (a, b)| sum + a * b)
+pub(super) fn dot(sums: Sums, a: &[f64], b: &[f64]) -> f64 {
+    sums.sum(a.iter().zip(b).map(|(a, b)| a * b))
 }
 
 /// `[R, C]` to `[C, R]`.
@@ -29,10 +54,10 @@ pub(super) fn transpose(matrix: &[f64], columns: usize) -> Vec<f64> {
 }
 
 /// `exp(x[i]) / Σ exp(x[j])`, shifted by the maximum; nothing for no value.
-pub(super) fn softmax(x: &[f64]) -> Vec<f64> {
+pub(super) fn softmax(sums: Sums, x: &[f64]) -> Vec<f64> {
     let maximum = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let powers: Vec<f64> = x.iter().map(|x| (x - maximum).exp()).collect();
-    let sum = powers.iter().fold(0.0, |sum, power| sum + power);
+    let sum = sums.sum(powers.iter().copied());
     powers.iter().map(|power| power / sum).collect()
 }
 
@@ -48,10 +73,10 @@ pub(super) fn top_k(values: &[f64], k: usize) -> Vec<usize> {
 }
 
 /// `(x - mean) / sqrt(variance + epsilon) · weight + bias`, with the biased variance.
-pub(super) fn layer_norm(x: &[f64], weight: &[f64], bias: &[f64], epsilon: f64) -> Vec<f64> {
+pub(super) fn layer_norm(sums: Sums, x: &[f64], weight: &[f64], bias: &[f64], epsilon: f64) -> Vec<f64> {
     let count = x.len() as f64;
-    let mean = x.iter().fold(0.0, |sum, x| sum + x) / count;
-    let variance = x.iter().fold(0.0, |sum, x| sum + (x - mean) * (x - mean)) / count;
+    let mean = sums.sum(x.iter().copied()) / count;
+    let variance = sums.sum(x.iter().map(|x| (x - mean) * (x - mean))) / count;
     let deviation = (variance + epsilon).sqrt();
     let scales = weight.iter().zip(bias);
     x.iter().zip(scales).map(|(x, (weight, bias))| (x - mean) / deviation * weight + bias).collect()
@@ -120,13 +145,25 @@ mod tests {
     }
 
     #[test]
+    fn sums_are_rounded_after_every_term() {
+        let ulp = f64::from(f32::EPSILON);
+        let terms = [1.0, ulp / 4.0, ulp / 4.0, ulp / 4.0, ulp / 4.0];
+        assert_eq!((Sums::Double.sum(terms), Sums::Single.sum(terms)), (1.0 + ulp, 1.0));
+        let (x, ones) = ([1.0, 0.75 * ulp], [1.0; 2]);
+        for (sums, expected) in [(Sums::Double, 1.0 + 0.75 * ulp), (Sums::Single, 1.0 + ulp)] {
+            assert_eq!(dot(sums, &x, &ones), expected);
+            assert_eq!(vector_matrix(sums, &x, &ones, 1), [expected]);
+        }
+    }
+
+    #[test]
     fn softmax_sums_to_one_and_survives_extremes() {
-        let p = softmax(&[1.0, 2.0, 3.0]);
+        let p = softmax(Sums::Double, &[1.0, 2.0, 3.0]);
         assert_close(p[2], 0.665_240_955_774_821_9, 1e-15);
         assert_close(p.iter().sum(), 1.0, 1e-15);
-        assert_eq!(softmax(&[1e300, -1e300]), [1.0, 0.0]);
-        assert_eq!(softmax(&[-7.0]), [1.0]);
-        assert!(softmax(&[]).is_empty());
+        assert_eq!(softmax(Sums::Double, &[1e300, -1e300]), [1.0, 0.0]);
+        assert_eq!(softmax(Sums::Double, &[-7.0]), [1.0]);
+        assert!(softmax(Sums::Double, &[]).is_empty());
     }
 
     #[test]
@@ -139,16 +176,16 @@ mod tests {
 
     #[test]
     fn layer_norm_uses_the_biased_variance() {
-        let y = layer_norm(&[1.0, 3.0], &[2.0, 2.0], &[0.5, 0.5], 0.0);
+        let y = layer_norm(Sums::Double, &[1.0, 3.0], &[2.0, 2.0], &[0.5, 0.5], 0.0);
         assert_eq!(y, [-1.5, 2.5]);
-        assert_eq!(layer_norm(&[4.0, 4.0], &[1.0, 1.0], &[0.0, 7.0], 1e-5), [0.0, 7.0]);
+        assert_eq!(layer_norm(Sums::Double, &[4.0, 4.0], &[1.0, 1.0], &[0.0, 7.0], 1e-5), [0.0, 7.0]);
     }
 
     #[test]
     fn products_follow_their_layouts() {
         let w = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
         assert_eq!(transpose(&w, 3), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
-        assert_eq!(vector_matrix(&[1.0, 10.0], &w, 3), [41.0, 52.0, 63.0]);
-        assert_eq!(dot(&[1.0, 2.0], &[3.0, 4.0]), 11.0);
+        assert_eq!(vector_matrix(Sums::Double, &[1.0, 10.0], &w, 3), [41.0, 52.0, 63.0]);
+        assert_eq!(dot(Sums::Double, &[1.0, 2.0], &[3.0, 4.0]), 11.0);
     }
 }

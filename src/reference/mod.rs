@@ -184,8 +184,9 @@ impl Reference {
         self.evaluate(part, Inputs { tensors: inputs, precision: Precision::Double }, replay)
     }
 
-    /// The same evaluation with every vector between the equations rounded to the type of activations: how far its outputs are
-    /// from those of [`Self::run`] tells what rounding alone does to this model and these inputs.
+    /// The same evaluation with every vector between the equations rounded to the type of activations, and every sum
+    /// rounded to f32 after each term: how far its outputs are from those of [`Self::run`] tells what rounding alone does
+    /// to this model and these inputs.
     ///
     /// # Errors
     ///

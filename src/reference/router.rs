@@ -4,7 +4,7 @@ use moa_schema::GateMode;
 
 use super::{
     ModuleRouting, ReferenceError, Routing,
-    math::{softmax, top_k, vector_matrix},
+    math::{Sums, softmax, top_k, vector_matrix},
     sequence::Sequence,
 };
 
@@ -61,16 +61,23 @@ impl Router {
         };
         let replayed = tape.replay.map(|replay| self.replayed(replay, &routing)).transpose()?;
         for token in 0..routing.routed.len() {
-            let logits =
-                vector_matrix(&x.values[token * x.width..(token + 1) * x.width], &self.weight, self.num_experts);
-            let scores = self.scores(&logits);
+            let logits = vector_matrix(
+                x.sums(),
+                &x.values[token * x.width..(token + 1) * x.width],
+                &self.weight,
+                self.num_experts,
+            );
+            let scores = self.scores(x.sums(), &logits);
             let given = replayed.filter(|_| routing.routed[token]);
             let chosen = match given {
                 Some(indices) => self.replayed_choice(&indices[token * self.top_k..(token + 1) * self.top_k])?,
                 None => top_k(&scores, self.top_k),
             };
-            let weights =
-                if routing.routed[token] { self.weights(&logits, &scores, &chosen) } else { vec![0.0; chosen.len()] };
+            let weights = if routing.routed[token] {
+                self.weights(x.sums(), &logits, &scores, &chosen)
+            } else {
+                vec![0.0; chosen.len()]
+            };
             routing.probs.extend(scores);
             routing.indices.extend(chosen.iter().map(|expert| *expert as i64));
             routing.weights.extend(weights);
@@ -79,21 +86,21 @@ impl Router {
     }
 
     /// What ranks the experts of a token.
-    fn scores(&self, logits: &[f64]) -> Vec<f64> {
+    fn scores(&self, sums: Sums, logits: &[f64]) -> Vec<f64> {
         match self.gate_mode {
-            GateMode::SoftmaxTopk | GateMode::SoftmaxTopkRenorm => softmax(logits),
+            GateMode::SoftmaxTopk | GateMode::SoftmaxTopkRenorm => softmax(sums, logits),
             GateMode::TopkSoftmax => logits.to_vec(),
         }
     }
 
     /// Weights of the `chosen` experts. `p[i] / Σ p[chosen]` is the softmax over the chosen logits, so that
     /// renormalisation and top-k before softmax differ in nothing but what ranks the experts.
-    fn weights(&self, logits: &[f64], scores: &[f64], chosen: &[usize]) -> Vec<f64> {
+    fn weights(&self, sums: Sums, logits: &[f64], scores: &[f64], chosen: &[usize]) -> Vec<f64> {
         match self.gate_mode {
             GateMode::SoftmaxTopk => chosen.iter().map(|expert| scores[*expert]).collect(),
             GateMode::SoftmaxTopkRenorm | GateMode::TopkSoftmax => {
                 let chosen_logits: Vec<f64> = chosen.iter().map(|expert| logits[*expert]).collect();
-                softmax(&chosen_logits)
+                softmax(sums, &chosen_logits)
             }
         }
     }

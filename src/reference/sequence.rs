@@ -1,6 +1,9 @@
 //! Batches of vectors, masks, and heads of keys or values.
 
-use super::stored::{to_bf16, to_f16};
+use super::{
+    math::Sums,
+    stored::{to_bf16, to_f16},
+};
 use crate::tensor::{Tensor, TensorData, TensorShapeError};
 
 /// What vectors are rounded to whenever they are computed.
@@ -17,6 +20,14 @@ pub(super) enum Precision {
 }
 
 impl Precision {
+    /// What sums are rounded to on the way to a vector: runtimes add products of f16 and bf16 in f32.
+    pub(super) const fn sums(self) -> Sums {
+        match self {
+            Self::Double => Sums::Double,
+            Self::Single | Self::Half | Self::Brain => Sums::Single,
+        }
+    }
+
     /// Rounds values to nearest, ties to even.
     #[allow(clippy::cast_possible_truncation)]
     pub(super) fn round(self, values: &mut [f64]) {
@@ -40,6 +51,11 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
+    /// What sums are rounded to.
+    pub(super) const fn sums(&self) -> Sums {
+        self.precision.sums()
+    }
+
     /// The same vectors, rounded as their precision asks.
     pub(super) fn rounded(mut self) -> Self {
         self.precision.round(&mut self.values);

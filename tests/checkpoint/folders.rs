@@ -6,7 +6,7 @@ use moa_export::checkpoint::{Checkpoint, ErrorKind, fuzzing};
 use moa_graphs::{TensorDirectory, families::ImportOptions};
 use tempfile::TempDir;
 
-use super::{data_folder, described, entry, file_of, folder, single};
+use super::{data::data, described, entry, file_of, folder, single};
 
 const INDEX: &str = "model.safetensors.index.json";
 
@@ -274,16 +274,16 @@ fn configuration_has_a_limit() {
 
 #[test]
 fn trained_models_open() {
-    let mlm = Checkpoint::open(&data_folder("mlm"), None).unwrap();
+    let mlm = Checkpoint::open(&data("mlm"), None).unwrap();
     assert_eq!(mlm.names().len(), 62);
     let tied = mlm.tensor("encoder.sentence_encoder.embed_tokens.weight").unwrap();
     assert_eq!(tied.name(), "encoder.lm_head.weight");
     let stored = mlm.tensor("encoder.sentence_encoder.layers.2.ffd.3.bias").unwrap();
     assert_eq!(stored.name(), "encoder.sentence_encoder.layers.2.fc2.bias");
     assert!(mlm.tensor("format").is_none());
-    let nmt = Checkpoint::open(&data_folder("nmt").join("model.safetensors"), None).unwrap();
+    let nmt = Checkpoint::open(&data("nmt").join("model.safetensors"), None).unwrap();
     assert_eq!(nmt.names().len(), 104);
-    let variants = fs::read_dir(data_folder("variants")).unwrap();
+    let variants = fs::read_dir(data("variants")).unwrap();
     let variants: Vec<_> = variants.map(|entry| Checkpoint::open(&entry.unwrap().path(), None).unwrap()).collect();
     assert_eq!(variants.len(), 8);
     for checkpoint in variants.iter().chain([&mlm, &nmt]) {

@@ -2,15 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "../common/data.rs"]
+mod data;
 mod files;
 mod folders;
 mod properties;
 mod values;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::fs;
 
 use moa_export::checkpoint::{Checkpoint, CheckpointError, ErrorKind};
 use tempfile::TempDir;
@@ -78,8 +77,4 @@ fn assert_refused(bytes: &[u8], kind: ErrorKind, parts: &[&str]) {
 #[track_caller]
 fn assert_header_refused(header: &str, data: &[u8], kind: ErrorKind, parts: &[&str]) {
     assert_refused(&file_of(header, data), kind, parts);
-}
-
-fn data_folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
 }

@@ -110,9 +110,9 @@ fn a_full_disk_leaves_nothing() {
 fn memory_is_bounded_and_the_bytes_are_the_same_twice() {
     let scene = scene(false);
     let mut peaks = Vec::new();
-    for out in ["first", "second"] {
-        let mut child =
-            scene.command(&format!("ck -o {out} --external-data always")).stdout(Stdio::null()).spawn().unwrap();
+    for (out, external_data) in [("first", "always"), ("second", "always"), ("inline", "never")] {
+        let line = format!("ck -o {out} --external-data {external_data}");
+        let mut child = scene.command(&line).stdout(Stdio::null()).spawn().unwrap();
         let mut peak = 0;
         while child.try_wait().unwrap().is_none() {
             peak = peak.max(peak_kib(child.id()).unwrap_or(0));
@@ -124,6 +124,7 @@ fn memory_is_bounded_and_the_bytes_are_the_same_twice() {
     let data = |out: &str| fs::read(scene.path(out).join("model.onnx.data")).unwrap();
     let written = data("first");
     assert!(written == data("second") && scene.read("first/model.onnx") == scene.read("second/model.onnx"));
+    assert!(fs::metadata(scene.path("inline/model.onnx")).unwrap().len() > written.len() as u64 / 100 * 99);
     let largest_kib = SIZES.vocabulary * SIZES.width * 2 / 1024;
     assert!(written.len() / 1024 > 2 * largest_kib + (192 << 10), "the model is too small to tell");
     assert!(peaks.iter().all(|peak| (1..2 * largest_kib + (192 << 10)).contains(peak)), "{peaks:?} KiB");

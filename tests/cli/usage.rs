@@ -99,6 +99,33 @@ fn commands_without_their_arguments_say_what_is_missing() {
         assert_eq!(code, Some(2), "{line}");
         assert!(stderr.contains(missing), "{line}: {missing} is not in\n{stderr}");
         assert!(!stderr.contains("did you mean"), "{line}: {stderr}");
+        let help = format!("moa-export {} --help`", line.split(' ').next().unwrap_or_default());
+        assert!(stderr.contains(&help) || stderr.contains("a similar argument exists"), "{line}: {stderr}");
+    }
+}
+
+#[test]
+fn other_names_of_types_are_understood() {
+    let scene = Scene::with(&Model::layer());
+    for (dtype, named) in [("float32", "fp32"), ("f16", "fp16"), ("bfloat16", "bf16")] {
+        scene.accepts(&format!("ck -o {dtype}.onnx --dtype {dtype}"));
+        assert!(scene.accepts(&format!("inspect {dtype}.onnx")).contains(&format!("moa.dtype = {named}")));
+    }
+}
+
+#[test]
+fn exports_and_inputs_that_are_not_there() {
+    let scene = Scene::with(&Model::layer());
+    scene.accepts("ck -o m.onnx");
+    for (line, named) in [
+        ("verify nowhere --checkpoint ck", "nowhere is missing"),
+        ("bench nowhere", "nowhere: "),
+        ("inspect nowhere", "nowhere: "),
+        ("run nowhere.onnx --inputs i --outputs o", "nowhere.onnx: "),
+        ("profile m.onnx --inputs nowhere", "nowhere: "),
+        ("generate nowhere --input text", "nowhere is not there"),
+    ] {
+        scene.refuses(line, 5, &[named, "help: "]);
     }
 }
 

@@ -3,14 +3,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)]
 
+mod data;
 pub(crate) mod golden;
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+pub(crate) use data::data;
+
+use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
 use moa_export::tensor::{NamedTensors, Tensor, TensorData};
 use moa_graphs::{
@@ -20,11 +18,6 @@ use moa_graphs::{
 };
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, Value};
-
-/// A file or folder of the fixtures.
-pub(crate) fn data(path: impl AsRef<Path>) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(path)
-}
 
 /// A JSON file of the fixtures.
 pub(crate) fn json(path: impl AsRef<Path>) -> Value {

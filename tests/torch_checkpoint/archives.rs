@@ -6,7 +6,9 @@ use moa_export::checkpoint::{Checkpoint, ErrorKind};
 use moa_graphs::{TensorDirectory, WeightError};
 
 use super::{
-    NAME, assert_refused, data_folder, f32s, file_of, keys, members, opened, refusal, root,
+    NAME, assert_refused,
+    data::data,
+    f32s, file_of, keys, members, opened, refusal, root,
     tensors::single,
     writer::{Member, TRAILING, Zip, dict, whole},
 };
@@ -58,7 +60,7 @@ fn records_may_be_missing_and_come_in_any_order() {
 #[test]
 fn truncation_is_refused_at_every_64_bytes() {
     for file in ["v_ffd_moe", "v_postnorm"] {
-        let bytes = fs::read(data_folder(&format!("variants/{file}/checkpoint.pt"))).unwrap();
+        let bytes = fs::read(data(format!("variants/{file}/checkpoint.pt"))).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(NAME);
         fs::write(&path, &bytes).unwrap();

@@ -8,7 +8,7 @@ use moa_export::{
 };
 use moa_graphs::TensorDirectory;
 
-use super::data_folder;
+use super::data::data;
 
 /// Names and bytes of the exported files.
 fn exported(checkpoint: &Path) -> Vec<(String, Vec<u8>)> {
@@ -32,7 +32,7 @@ fn assert_same_export(torch: &Path, safetensors: &Path) {
 #[test]
 fn fairseq_checkpoints_are_exported_like_their_safetensors() {
     for variant in ["v_ffd_moe", "v_postnorm"] {
-        let folder = data_folder("variants").join(variant);
+        let folder = data("variants").join(variant);
         assert_same_export(&folder.join("checkpoint.pt"), &folder.join("model.safetensors"));
     }
 }
@@ -40,7 +40,7 @@ fn fairseq_checkpoints_are_exported_like_their_safetensors() {
 #[test]
 fn values_are_those_of_the_safetensors() {
     for variant in ["v_ffd_moe", "v_postnorm"] {
-        let folder = data_folder("variants").join(variant);
+        let folder = data("variants").join(variant);
         let torch = Checkpoint::open(&folder.join("checkpoint.pt"), None).unwrap();
         let other = Checkpoint::open(&folder.join("model.safetensors"), None).unwrap();
         for name in other.names() {

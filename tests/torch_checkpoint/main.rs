@@ -4,16 +4,15 @@
 
 mod archives;
 mod configuration;
+#[path = "../common/data.rs"]
+mod data;
 mod export;
 mod pickles;
 mod properties;
 mod tensors;
 mod writer;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::fs;
 
 use moa_export::checkpoint::{Checkpoint, CheckpointError, ErrorKind};
 use tempfile::TempDir;
@@ -89,8 +88,4 @@ fn assert_refused(bytes: &[u8], kind: ErrorKind, parts: &[&str]) {
 
 fn f32s(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
-}
-
-fn data_folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
 }

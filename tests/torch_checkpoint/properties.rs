@@ -6,9 +6,9 @@ use moa_export::checkpoint::fuzzing;
 use moa_graphs::TensorDirectory;
 use proptest::prelude::*;
 
-use super::{data_folder, f32s, file_of, keys, open_bytes, opened, root, tensors::single, writer::dict, zip};
+use super::{data::data, f32s, file_of, keys, open_bytes, opened, root, tensors::single, writer::dict, zip};
 
-static FILE: LazyLock<Vec<u8>> = LazyLock::new(|| fs::read(data_folder("variants/v_postnorm/checkpoint.pt")).unwrap());
+static FILE: LazyLock<Vec<u8>> = LazyLock::new(|| fs::read(data("variants/v_postnorm/checkpoint.pt")).unwrap());
 
 /// The pickle inside of [`FILE`].
 fn pickle() -> Range<usize> {

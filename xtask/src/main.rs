@@ -10,6 +10,7 @@ mod gpu_check;
 mod process;
 mod project;
 mod python;
+mod sanitize;
 mod synthesize;
 mod tally;
 mod tensorrt;
@@ -26,6 +27,8 @@ cargo xtask COMMAND
   test    run every test of the project, Rust and Python
           --optimum: the tests with Hugging Face's Optimum alone, which need PyTorch
   check   formatting, clippy, documentation, the compile half alone, layers, sizes
+  sanitize
+          tests of the kernels, the graphs and the readers of untrusted files under AddressSanitizer
   cuda    compile the CUDA kernels for every architecture, without a GPU, and check what they need
 
   gpu-check [sm_90a …]
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         ["gpu-check", "tensorrt", wheel, targets @ ..] => {
             Project::find().and_then(|project| gpu_check::tensorrt::run(&project, wheel, targets))
         }
+        ["sanitize"] => Project::find().and_then(|project| sanitize::run(&project)),
         ["gpu-check", targets @ ..] => Project::find().and_then(|project| gpu_check::run(&project, targets)),
         ["tensorrt"] => Project::find().and_then(|project| tensorrt::run(&project)),
         ["tensorrt", "test"] => Project::find().and_then(|project| tensorrt::run_tests(&project)),

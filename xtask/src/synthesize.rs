@@ -7,6 +7,7 @@ use std::{
     fs::{self, File},
     io::{self, Write},
     path::{Path, PathBuf},
+    thread,
     time::Instant,
 };
 
@@ -216,53 +217,67 @@ fn write_shard(path: &Path, tensors: &[Tensor], request: &Request) -> io::Result
     if request.sparse {
         return file.set_len(8 + header.len() as u64 + offset);
     }
-    let mut block = vec![0; BLOCK];
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let mut buffer = vec![0; threads * BLOCK];
     for tensor in tensors {
-        let mut random = Random::new(request.seed, &tensor.name);
-        let mut left = tensor.bytes();
-        while left > 0 {
-            let size = usize::try_from(left).unwrap_or(BLOCK).min(BLOCK);
-            random.fill(&mut block[..size], tensor.fan_in);
-            file.write_all(&block[..size])?;
-            left -= size as u64;
+        let values = Values::new(request.seed, &tensor.name, tensor.fan_in);
+        let mut at = 0;
+        while at < tensor.bytes() {
+            let left = usize::try_from(tensor.bytes() - at).unwrap_or(usize::MAX);
+            let part = buffer.len().min(left);
+            thread::scope(|scope| {
+                for (index, block) in buffer[..part].chunks_mut(BLOCK).enumerate() {
+                    let (values, start) = (&values, at + (index * BLOCK) as u64);
+                    scope.spawn(move || values.fill(block, start));
+                }
+            });
+            file.write_all(&buffer[..part])?;
+            at += part as u64;
         }
     }
     Ok(())
 }
 
-/// Bytes that are made at once.
-const BLOCK: usize = 1 << 20;
+/// Bytes that a thread makes at once.
+const BLOCK: usize = 4 << 20;
 
-/// SplitMix64: G. L. Steele, D. Lea and C. H. Flood, "Fast splittable pseudorandom number generators", 2014.
-struct Random(u64);
+/// The values of a tensor: SplitMix64 (G. L. Steele, D. Lea and C. H. Flood, "Fast splittable pseudorandom number
+/// generators", 2014), four values from each of its numbers.
+struct Values {
+    /// The seed and the FNV-1a hash of the name.
+    key: u64,
+    /// The bf16 value of every 16 random bits.
+    of_bits: Vec<u16>,
+}
 
-impl Random {
-    /// Seeded with the FNV-1a hash of a name.
-    fn new(seed: u64, name: &str) -> Self {
+impl Values {
+    /// Nearly uniform within the bound of a linear map of `fan_in` inputs.
+    fn new(seed: u64, name: &str, fan_in: usize) -> Self {
         let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        Self(seed ^ name.bytes().fold(0xcbf2_9ce4_8422_2325, hash))
+        let base = largest_exponent(fan_in);
+        let value = |random: u16| match fan_in {
+            NORM => 0x3f80 | (random & 0x000f),
+            _ => (random & 0x807f) | ((base - ((random >> 7) | 0x100).trailing_zeros() as u16) << 7),
+        };
+        let key = seed ^ name.bytes().fold(0xcbf2_9ce4_8422_2325, hash);
+        Self { key, of_bits: (0..=u16::MAX).map(value).collect() }
     }
 
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    /// The number of the generator with this index.
+    fn number(&self, index: u64) -> u64 {
+        let state = self.key.wrapping_add((index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ (mixed >> 31)
     }
 
-    /// Fills `block` with bf16 values, nearly uniform within the bound of a linear map of `fan_in` inputs.
-    fn fill(&mut self, block: &mut [u8], fan_in: usize) {
-        let base = largest_exponent(fan_in);
-        for eight in block.chunks_mut(8) {
-            let mut bits = self.next();
+    /// Fills `block` with what begins at the byte `start` of the tensor, a multiple of eight.
+    fn fill(&self, block: &mut [u8], start: u64) {
+        for (eight, index) in block.chunks_mut(8).zip(start / 8..) {
+            let mut bits = self.number(index);
             for value in eight.chunks_exact_mut(2) {
-                let random = bits as u16;
+                value.copy_from_slice(&self.of_bits[usize::from(bits as u16)].to_le_bytes());
                 bits >>= 16;
-                let number = match fan_in {
-                    NORM => 0x3f80 | (random & 0x000f),
-                    _ => (random & 0x807f) | ((base - ((random >> 7) | 0x100).trailing_zeros() as u16) << 7),
-                };
-                value.copy_from_slice(&number.to_le_bytes());
             }
         }
     }
@@ -289,15 +304,25 @@ mod tests {
     #[test]
     fn values_are_finite_and_of_the_right_size() {
         let mut block = vec![0; 1 << 16];
-        Random::new(7, "a").fill(&mut block, 2048);
+        Values::new(7, "a", 2048).fill(&mut block, 0);
         let value = |pair: &[u8]| f32::from_bits(u32::from(u16::from_le_bytes([pair[0], pair[1]])) << 16);
         let values: Vec<_> = block.chunks_exact(2).map(|pair| f64::from(value(pair))).collect();
         let variance = values.iter().map(|value| value * value).sum::<f64>() / values.len() as f64;
         let mean = values.iter().sum::<f64>() / values.len() as f64;
         let ratio = variance * 2048.0;
         assert!((0.5..2.0).contains(&ratio) && mean.abs() < 1e-3, "{ratio} {mean}");
-        Random::new(7, "a").fill(&mut block, NORM);
+        Values::new(7, "a", NORM).fill(&mut block, 0);
         assert!(block.chunks_exact(2).all(|pair| (1.0..1.125).contains(&value(pair))));
+    }
+
+    #[test]
+    fn values_depend_on_their_place_alone() {
+        let values = Values::new(7, "a", 2048);
+        let (mut whole, mut part) = (vec![0; 4096], vec![0; 1000]);
+        values.fill(&mut whole, 0);
+        values.fill(&mut part, 1024);
+        assert_eq!(whole[1024..2024], part);
+        assert_ne!(whole[..1000], part);
     }
 
     #[test]

@@ -7,32 +7,14 @@ use super::{
 };
 use crate::{
     ImportError, TensorDirectory,
-    model::{LanguageModelHead, Linear, MaskedLm, Model},
+    model::{LanguageModelHead, Linear, MaskedLm},
 };
 
 const PREFIX: &str = "encoder.sentence_encoder";
 const TOKENS: &str = "encoder.sentence_encoder.embed_tokens.weight";
 const OUTPUT: &str = "encoder.lm_head.weight";
 
-pub(super) fn import(
-    config: &Config,
-    tensors: &dyn TensorDirectory,
-    options: ImportOptions,
-) -> Result<Model, ImportError> {
-    import_stack("moa_roberta", config, tensors, options).map(Model::MaskedLm)
-}
-
-/// The same with the attention of the standard Transformer.
-pub(super) fn import_dense(
-    config: &Config,
-    tensors: &dyn TensorDirectory,
-    options: ImportOptions,
-) -> Result<Model, ImportError> {
-    import_stack("roberta", config, tensors, options).map(Model::TransformerMaskedLm)
-}
-
-fn import_stack<A: StackAttention>(
-    family: &str,
+pub(super) fn import<A: StackAttention>(
     config: &Config,
     tensors: &dyn TensorDirectory,
     options: ImportOptions,
@@ -61,6 +43,6 @@ fn import_stack<A: StackAttention>(
         weight: importer.take_shared(output_names, &[Some(vocabulary), Some(width)])?,
         bias: importer.take(&format!("{head}.bias"), &[vocabulary])?,
     };
-    importer.finish(family, is_buffer)?;
+    importer.finish(config.model_type(), is_buffer)?;
     Ok(MaskedLm { encoder, head })
 }

@@ -33,8 +33,16 @@ struct Family {
 }
 
 const FAMILIES: &[Family] = &[
-    Family { model_type: "moa_transformer", title: "fairseq MoA encoder-decoder", import: translation::import },
-    Family { model_type: "moa_roberta", title: "MoA masked language model", import: masked_lm::import },
+    Family {
+        model_type: "moa_transformer",
+        title: "fairseq MoA encoder-decoder",
+        import: |config, tensors, options| translation::import(config, tensors, options).map(Model::EncoderDecoder),
+    },
+    Family {
+        model_type: "moa_roberta",
+        title: "MoA masked language model",
+        import: |config, tensors, options| masked_lm::import(config, tensors, options).map(Model::MaskedLm),
+    },
     Family { model_type: "jetmoe", title: "JetMoE", import: jetmoe::import },
     Family { model_type: "moa_layer", title: "single MoA layer", import: moa_layer::import },
 ];
@@ -42,8 +50,16 @@ const FAMILIES: &[Family] = &[
 /// Standard Transformers, which are counted and built from random values beside the families, and never read from
 /// a checkpoint.
 const BASELINES: &[Family] = &[
-    Family { model_type: "transformer", title: "Transformer encoder-decoder", import: translation::import_dense },
-    Family { model_type: "roberta", title: "Transformer masked language model", import: masked_lm::import_dense },
+    Family {
+        model_type: "transformer",
+        title: "Transformer encoder-decoder",
+        import: |config, tensors, options| translation::import(config, tensors, options).map(Model::Transformer),
+    },
+    Family {
+        model_type: "roberta",
+        title: "Transformer masked language model",
+        import: |config, tensors, options| masked_lm::import(config, tensors, options).map(Model::TransformerMaskedLm),
+    },
 ];
 
 /// The supported values of `model_type`, each with a title.

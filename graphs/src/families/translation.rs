@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     ImportError, TensorDirectory, Weight,
-    model::{Decoder, DecoderLayer, EncoderDecoder, Model},
+    model::{Decoder, DecoderLayer, EncoderDecoder},
 };
 
 /// Keys of the size of each vocabulary, the first that is present counts.
@@ -18,25 +18,7 @@ const ENCODER_TOKENS: &str = "encoder.embed_tokens.weight";
 const DECODER_TOKENS: &str = "decoder.embed_tokens.weight";
 const OUTPUT: &str = "decoder.output_projection.weight";
 
-pub(super) fn import(
-    config: &Config,
-    tensors: &dyn TensorDirectory,
-    options: ImportOptions,
-) -> Result<Model, ImportError> {
-    import_stacks("moa_transformer", config, tensors, options).map(Model::EncoderDecoder)
-}
-
-/// The same with the attention of the standard Transformer.
-pub(super) fn import_dense(
-    config: &Config,
-    tensors: &dyn TensorDirectory,
-    options: ImportOptions,
-) -> Result<Model, ImportError> {
-    import_stacks("transformer", config, tensors, options).map(Model::Transformer)
-}
-
-fn import_stacks<A: StackAttention>(
-    family: &str,
+pub(super) fn import<A: StackAttention>(
     config: &Config,
     tensors: &dyn TensorDirectory,
     options: ImportOptions,
@@ -51,7 +33,7 @@ fn import_stacks<A: StackAttention>(
     check_vocabulary(config, SOURCE_VOCABULARY, &embedding.tokens)?;
     let encoder = encoder.encoder(&mut importer, embedding)?;
     let decoder = import_decoder(config, &mut importer, &decoder, &embeddings)?;
-    importer.finish(family, is_buffer)?;
+    importer.finish(config.model_type(), is_buffer)?;
     Ok(EncoderDecoder { encoder, decoder })
 }
 

@@ -5,12 +5,19 @@ use std::collections::BTreeMap;
 
 use super::{Form, LowerAttention, LowerError, Lowering, operator::SelfAttentionOutput};
 use crate::{
+    FloatType,
     graph::{Attribute, DType, OpId, RUNTIME_DOMAIN, Value},
     model::DenseAttention,
 };
 
-/// Below every attainable score, and finite: a row whose keys are all masked stays free of NaN.
-const MASKED_SCORE: f32 = f32::MIN;
+/// What is added to a masked score in activations of this type: the sum is below every attainable score, and finite, so
+/// that a row whose keys are all masked stays free of NaN. f16 ends so early that the score needs half of its range.
+fn masked_bias(activations: FloatType) -> f32 {
+    match activations {
+        FloatType::Float16 => half::f16::MIN.to_f32() / 2.0,
+        _ => f32::MIN,
+    }
+}
 
 const RUNTIME_OPERATOR: &str = "MultiHeadAttention";
 
@@ -153,7 +160,7 @@ impl Lowering {
         }
     }
 
-    /// What is added to scores, 0 or [`MASKED_SCORE`]: `[B, 1, 1, S]`, or `[B, 1, T, S]` where `causal` gives the
+    /// What is added to scores, 0 or [`masked_bias`]: `[B, 1, 1, S]`, or `[B, 1, T, S]` where `causal` gives the
     /// `[B, T, C]` queries that see no later key. One value serves every layer.
     fn attention_bias(&mut self, mask: &Value, causal: Option<&Value>) -> Value {
         let key = (mask.name().to_owned(), causal.is_some());
@@ -174,7 +181,8 @@ impl Lowering {
             let visible = b.op("LessOrEqual", &[&columns, &rows], []);
             allowed = b.op("And", &[&allowed, &visible], []);
         }
-        let (zero, masked) = (b.float(0.0), b.float(MASKED_SCORE));
+        let masked = masked_bias(b.precision().activations());
+        let (zero, masked) = (b.float(0.0), b.float(masked));
         let bias = b.op("Where", &[&allowed, &zero, &masked], []);
         self.biases.insert(key, bias.clone());
         bias

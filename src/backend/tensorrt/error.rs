@@ -150,7 +150,7 @@ impl EngineError {
     }
 
     /// What the user can do, where that is known.
-    pub const fn help(&self) -> Option<&'static str> {
+    pub fn help(&self) -> Option<&'static str> {
         Some(match self {
             Self::Missing { .. } => {
                 "`moa-export ops` shows what was found; set TENSORRT_ROOT to an installation of TensorRT, or \

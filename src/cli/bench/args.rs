@@ -7,30 +7,30 @@ use clap::Args;
 use crate::cli::{args::BackendArgument, tensorrt_args::TensorRtArguments};
 
 const NOTES: &str = "\
-What is timed: the runtime's own call, inputs bound before it, outputs left where the runtime puts them. Models and
-backends of one point take turns (A B A B ...) in one process; a ratio is the median of the turns' ratios to the first
-model on the first backend, with a 95 % interval between order statistics. With TensorRT, inputs and outputs stay on the
+What is timed: the runtime's own call, inputs bound before it, outputs left where the runtime puts them. Models and \
+backends of one point take turns (A B A B ...) in one process; a ratio is the median of the turns' ratios to the first \
+model on the first backend, with a 95 % interval between order statistics. With TensorRT, inputs and outputs stay on the \
 device, and a call ends when the GPU has finished; its engine is built for the sizes of all points and tuned for the largest.
 
 A turn is a call that is not timed, where others were called before, and 1 to 5 timed ones.
 Warm-up: until the medians of the last 8 calls and of the 8 before differ by at most 5 % for everybody.
 Percentiles need 10 samples beyond them: p90 from 100, p99 from 1,000, p99.9 from 10,000 samples; else there is a dash.
 
-Routing: with `data` whole graphs run on their inputs. A whole graph cannot be forced to another routing honestly, so
-`uniform`, `zipf:S`, `single` and `trace:FILE` time every MoA operator by itself, cut out of the model with its own
-weights, on hidden states for which its own router makes the asked choice; that it does is read back. FILE holds
+Routing: with `data` whole graphs run on their inputs. A whole graph cannot be forced to another routing honestly, so \
+`uniform`, `zipf:S`, `single` and `trace:FILE` time every MoA operator by itself, cut out of the model with its own \
+weights, on hidden states for which its own router makes the asked choice; that it does is read back. FILE holds \
 router.{module}.indices, as `moa-export run` writes them for a model exported with --router-outputs.
 
-Parity: before anything is timed, all backends of a model must agree on the timed inputs with ONNX Runtime computing
-the bodies, within what moving every weight by one unit in the last place explains; with --checkpoint, `verify` runs
+Parity: before anything is timed, all backends of a model must agree on the timed inputs with ONNX Runtime computing \
+the bodies, within what moving every weight by one unit in the last place explains; with --checkpoint, `verify` runs \
 instead.
 
 Examples:
-  moa-export bench OUT --seq 10,128                            with our library and without it
-  moa-export bench a.onnx b.onnx --backends ort                two models
-  moa-export bench OUT --batch 1,8 --seq 1 --past 0,128        decoding
-  moa-export bench OUT --routing zipf:1 --json - > zipf.json   a skewed router, operator by operator
-  moa-export bench OUT --compare before.json                   exit code 1 where something became slower";
+  moa-export bench OUT --seq 10,128                           with our library and without it
+  moa-export bench a.onnx b.onnx --backends ort               two models
+  moa-export bench OUT --batch 1,8 --seq 1 --past 0,128       decoding
+  moa-export bench OUT --routing zipf:1 --json - > zipf.json  a skewed router, by operator
+  moa-export bench OUT --compare before.json                  exit code 1 where a row became slower";
 
 #[derive(Debug, Args)]
 #[command(after_long_help = NOTES, after_help = "`--help` says what is timed and how.")]

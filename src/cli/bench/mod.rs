@@ -5,7 +5,7 @@ mod csv;
 mod html;
 mod text;
 
-use std::{io::IsTerminal, path::Path, process::ExitCode, time::Duration};
+use std::{path::Path, process::ExitCode, time::Duration};
 
 pub(super) use args::BenchArguments;
 use args::RoutingArgument;
@@ -14,6 +14,7 @@ use super::{
     Failure,
     args::BackendArgument,
     print_result,
+    progress::{BenchProgress, VerifyProgress},
     report_file::ReportFile,
     run::{BackendOptions, backend},
 };
@@ -25,7 +26,7 @@ use crate::{
         BenchResult, Change, Choice, Grid, LatencyError, Library, Machine, Model, Moment, Options, Outcome, Plan,
         Receipt, Setup, Threads, Verdict, bench, compare, hash_file, now,
     },
-    parity::{GraphReport, ToleranceOptions, VerifyOptions, verify},
+    parity::{GraphReport, ToleranceOptions, VerifyOptions, verify_watched},
     tensor::NamedTensors,
     tensor_file,
 };
@@ -56,7 +57,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     }
     let ort = OrtOptions { threads: Some(threads), operator_library: arguments.library.clone() };
     let bodies = backend::ort_function(ort.clone());
-    let progress = progress();
+    let progress = BenchProgress::new();
     let setup = Setup {
         models: &models,
         backends: &backends,
@@ -71,10 +72,11 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
         verified: verified(arguments, &models, &backends)?,
         allow_failed_parity: arguments.allow_failed_parity,
         record_operators: !arguments.no_operators,
-        progress: &|text| progress(text),
+        watch: &progress,
     };
-    let result = bench(&setup, receipt(arguments, &setup, threads)?)?;
-    progress("");
+    let result = bench(&setup, receipt(arguments, &setup, threads)?);
+    drop(progress);
+    let result = result?;
     let changes = old.map(|old| compare(&result, &old, arguments.threshold / 100.0)).transpose();
     let changes = changes.map_err(|difference| {
         let path = arguments.compare.as_deref().unwrap_or(Path::new("")).display().to_string();
@@ -173,9 +175,9 @@ fn verified(
     let Some(path) = &arguments.checkpoint else { return Ok(None) };
     let checkpoint = Checkpoint::open(path, arguments.config.as_deref())?;
     let options = VerifyOptions { tolerance: ToleranceOptions::default(), seed: arguments.seed };
-    let mut all = Vec::new();
+    let (mut all, progress) = (Vec::new(), VerifyProgress::new());
     for model in models {
-        let result = verify(&model.path, &checkpoint, backends, options)?;
+        let result = verify_watched(&model.path, &checkpoint, backends, options, &progress)?;
         let damaged = result.audits.iter().find(|audit| !audit.weights.passed());
         let damaged = damaged.map(|audit| {
             let first = audit.weights.faults.first().cloned().unwrap_or_default();
@@ -289,17 +291,6 @@ fn read_result(path: &Path) -> Result<BenchResult, Failure> {
         let help = "give a file that `moa-export bench --json FILE` wrote";
         Failure::malformed(format!("{place} is no result of `bench`: {error}"), Some(help))
     })
-}
-
-/// Says on a terminal what is going on.
-fn progress() -> impl Fn(&str) {
-    let is_terminal = std::io::stderr().is_terminal();
-    move |text| {
-        if is_terminal {
-            let line = format!("\r\x1b[K{text}");
-            let _closed_stderr_is_no_error = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
-        }
-    }
 }
 
 /// Files to write, known to be free before anything is timed.

@@ -53,10 +53,10 @@ impl ReadError {
     }
 
     /// What the user can do, where that is known.
-    pub const fn help(&self) -> Option<&'static str> {
+    pub fn help(&self) -> Option<&'static str> {
         match self {
             Self::Refused { help, .. } => *help,
-            Self::Io { .. } => None,
+            Self::Io { source, .. } => (source.kind() == io::ErrorKind::NotFound).then_some("check the path"),
         }
     }
 

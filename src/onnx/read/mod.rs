@@ -85,7 +85,9 @@ fn read_file(path: &Path) -> Result<Bytes, ReadError> {
     let io = |error| ReadError::io(path, error);
     let metadata = fs::metadata(path).map_err(io)?;
     if !metadata.is_file() {
-        return Err(Fault::malformed("not a regular file".into()).at(path));
+        let fault = Fault::malformed("not a regular file".into());
+        let fault = if metadata.is_dir() { fault.help("give one .onnx file of that folder") } else { fault };
+        return Err(fault.at(path));
     }
     let mut bytes = Vec::new();
     if metadata.len() <= limits::MAX_FILE_BYTES {

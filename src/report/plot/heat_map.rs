@@ -88,8 +88,7 @@ impl HeatMap {
                 let attributes = format!("class=\"cell heat\" fill-opacity=\"{}\"", Px(opacity));
                 rectangle(&mut svg, &attributes, place, &format!("{name}: {}", self.value.value(value)));
                 if in_cells {
-                    let class = if opacity > 0.55 { "middle on-heat" } else { "middle name" };
-                    text(&mut svg, class, place[0] + cell / 2.0, y + height / 2.0 + 4.0, &texts(&value));
+                    text(&mut svg, text_class(opacity), place[0] + cell / 2.0, y + height / 2.0 + 4.0, &texts(&value));
                 }
             }
         }
@@ -134,6 +133,18 @@ impl HeatMap {
             table.push([label.as_str().into()].into_iter().chain(values.iter().map(|value| Cell::from(*value))));
         }
         table
+    }
+}
+
+/// The class of the number in a cell of this opacity. Which ink has more contrast changes earlier on a dark page than on a
+/// light one; between the two changes the page's style decides.
+const fn text_class(opacity: f64) -> &'static str {
+    if opacity < 0.6 {
+        "middle name"
+    } else if opacity < 0.78 {
+        "middle on-half-heat"
+    } else {
+        "middle on-heat"
     }
 }
 

@@ -89,7 +89,10 @@ impl Plot {
             return;
         };
         let view = format!("0 0 {} {}", super::markup::Px(frame::WIDTH), super::markup::Px(*height));
-        let _ = writeln!(html, "<svg viewBox=\"{view}\" role=\"img\" aria-labelledby=\"{id}\">\n{content}</svg>");
+        let _ = writeln!(
+            html,
+            "<div class=\"plot\"><svg viewBox=\"{view}\" role=\"img\" aria-labelledby=\"{id}\">\n{content}</svg></div>"
+        );
         if !drawing.note.is_empty() {
             let _ = writeln!(html, "<p class=\"note\">{}</p>", Escaped(&drawing.note));
         }
