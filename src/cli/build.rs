@@ -25,6 +25,7 @@ use crate::{
         BuildOptions, GPUS, Gpu, InputShapes, PlanLock, ProfileError, Sizes, dtype_of, must_be, must_fit, open_dims,
         shapes,
     },
+    latency::PARTS,
     onnx::{OnnxFile, Staging, WriteError, read_model},
 };
 
@@ -46,9 +47,6 @@ Examples:
   moa-export run model.plan --inputs in.safetensors --outputs out.safetensors
   moa-export verify model.onnx --checkpoint CHECKPOINT --backends tensorrt --plan model.plan";
 
-/// Names of graphs in a folder, without their ending.
-const PARTS: [&str; 3] = ["model", "encoder_model", "decoder_model"];
-
 const AUTO: &str = "auto";
 
 #[derive(Debug, Args)]
@@ -60,11 +58,15 @@ pub(super) struct BuildArguments {
     #[arg(short, long, value_name = "PLAN")]
     output: PathBuf,
     /// GPU that the engine is for, which must be the one here; `auto` is any
-    #[arg(long, value_name = "GPU", default_value = AUTO, value_parser = PossibleValuesParser::new(gpu_names()))]
+    #[arg(long, value_name = "GPU", default_value = AUTO, ignore_case = true)]
+    #[arg(value_parser = PossibleValuesParser::new(gpu_names()))]
     gpu: String,
     /// Smallest, most frequent and largest size of a dimension that the model leaves open, or one size; repeatable
     #[arg(long = "dim", value_name = "NAME=MIN:OPT:MAX")]
     dims: Vec<Sizes>,
+    /// Shapes as `trtexec` takes them
+    #[arg(long, aliases = ["minShapes", "opt", "optShapes", "max", "maxShapes"], num_args = 1.., hide = true)]
+    min: Vec<String>,
     /// Type that the model must have [default: any]
     #[arg(long, value_enum)]
     dtype: Option<PlanDtype>,
@@ -125,7 +127,11 @@ struct Done {
 }
 
 pub(super) fn run(arguments: &BuildArguments) -> Result<ExitCode, Failure> {
-    let gpu = GPUS.into_iter().find(|gpu| gpu.name == arguments.gpu);
+    if !arguments.min.is_empty() {
+        let message = "an engine's sizes are given by the names of the model's dimensions";
+        return Err(Failure::usage(message, Some("give --dim NAME=MIN:OPT:MAX, such as --dim batch=1:1:8")));
+    }
+    let gpu = GPUS.into_iter().find(|gpu| gpu.name.eq_ignore_ascii_case(&arguments.gpu));
     let (folder, graphs) = graphs(arguments)?;
     for graph in &graphs {
         dtype_fits(arguments, gpu.as_ref(), &graph.file)?;

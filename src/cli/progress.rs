@@ -21,7 +21,9 @@ use crate::{
 };
 
 const BYTES: &str = "{bar:30} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
+#[cfg(feature = "ort")]
 const LINES: &str = "{bar:30} {pos}/{len} lines, {eta} left";
+#[cfg(feature = "ort")]
 const TOKENS: &str = "{spinner} {pos} tokens, {per_sec}";
 const CHECKPOINT: &str = "{spinner} reading the checkpoint, {elapsed}";
 const WEIGHTS: &str = "{bar:30} {bytes} of {total_bytes} of weights compared, {eta} left";
@@ -48,11 +50,13 @@ fn show(bar: &ProgressBar, template: &str, length: u64) {
 }
 
 /// A bar of lines, where there are several.
+#[cfg(feature = "ort")]
 pub(super) fn lines(count: usize) -> ProgressBar {
     if count > 1 { bar(LINES, count as u64) } else { ProgressBar::hidden() }
 }
 
 /// A count of tokens, of which nobody knows how many there will be.
+#[cfg(feature = "ort")]
 pub(super) fn tokens() -> ProgressBar {
     bar(TOKENS, 0)
 }

@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn everything_that_decides_a_plan_is_in_its_key() {
-        let edits: [fn(&mut Recipe); 12] = [
+        let edits: [Edit; 12] = [
             |recipe| recipe.model.sha256.push('x'),
             |recipe| recipe.model.data[0].1.push('x'),
             |recipe| recipe.plugin.library_sha256.push('x'),
@@ -313,6 +313,8 @@ mod tests {
         assert_eq!(all.len(), keys.len() + 1);
     }
 
+    type Edit = fn(&mut Recipe);
+
     #[test]
     fn what_differs_is_named() {
         let lock = PlanLock::new(recipe(), b"plan");
@@ -320,7 +322,7 @@ mod tests {
         let shorter = text(lock.must_hold(plan(), b"pla"));
         assert_eq!(shorter, "m.plan: the plan is 3 bytes long, and its lock says 4 bytes long");
         assert!(text(lock.must_hold(plan(), b"plam")).starts_with("m.plan: the SHA-256 of the plan is "));
-        let edits: [(fn(&mut Recipe), &str); 5] = [
+        let edits: [(Edit, &str); 5] = [
             (
                 |recipe| recipe.machine.device = "NVIDIA A100".into(),
                 "the GPU here is NVIDIA A100 (9.0), and the plan was built with NVIDIA H200 (9.0)",

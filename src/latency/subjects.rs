@@ -15,7 +15,7 @@ use super::{
 use crate::onnx::{OnnxFile, read_model};
 
 /// Names of graphs in a folder, without their ending, in the order in which they are timed.
-const PARTS: [&str; 3] = ["model", "encoder_model", "decoder_model"];
+pub const PARTS: [&str; 3] = ["model", "encoder_model", "decoder_model"];
 
 /// An exported graph, or the graphs of an exported folder.
 #[derive(Debug, Clone)]

@@ -252,6 +252,13 @@ fn what_is_missing_or_does_not_fit_is_said_before_anything_is_built() {
         ("", "build m.onnx -o file/m.plan --dim rows=1", 2, &["file is not a folder"]),
         ("", "build m.onnx -o /proc/m.plan --dim rows=1", 5, &["/proc/m.plan"]),
         ("", "build absent.onnx -o m.plan", 5, &["absent.onnx"]),
+        (
+            "",
+            "build m.onnx -o m.plan --minShapes=x:1x2 --optShapes=x:2x2 --maxShapes=x:8x2",
+            2,
+            &["--dim NAME=MIN:OPT:MAX"],
+        ),
+        ("a100", "build m.onnx -o m.plan --dim rows=1 --gpu H200", 4, &["the engine is for h200"]),
         ("", "build m.onnx -o m.plan --dim rows=1 --workspace much", 2, &["such as 512M or 4G"]),
     ] {
         stage.refuses(words, &format!("{line} --no-cache"), code, parts);

@@ -104,5 +104,5 @@ fn what_tensorrt_refuses_is_said_in_one_line() {
     let run = "run model.plan --inputs ck/model.safetensors --outputs out.safetensors";
     engines.refuses("", run, 3, &["one of query, attention_mask", "an unknown name"]);
     engines.refuses("version=110300", run, 4, &["model.plan: TensorRT here is"]);
-    engines.refuses("capability=80", run, 4, &["model.plan: the GPU here is Fake GPU"]);
+    engines.refuses("capability=80", run, 4, &["the plan was built for another GPU"]);
 }

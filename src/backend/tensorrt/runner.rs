@@ -147,13 +147,13 @@ fn data_type(element: i32) -> Option<DataType> {
 
 /// Whether an engine's input takes such values; where TensorRT narrowed int64, the model's type is taken too.
 fn holds(element: i32, data: &TensorData) -> bool {
-    match (data_type(element), data) {
+    matches!(
+        (data_type(element), data),
         (Some(DataType::Float), TensorData::F32(_))
-        | (Some(DataType::Float16), TensorData::F16(_))
-        | (Some(DataType::Int64), TensorData::I64(_))
-        | (Some(DataType::Int32), TensorData::I32(_) | TensorData::I64(_)) => true,
-        _ => false,
-    }
+            | (Some(DataType::Float16), TensorData::F16(_))
+            | (Some(DataType::Int64), TensorData::I64(_))
+            | (Some(DataType::Int32), TensorData::I32(_) | TensorData::I64(_))
+    )
 }
 
 /// The values as the engine reads them.
