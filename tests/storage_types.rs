@@ -58,7 +58,8 @@ fn files_hold_the_rounded_and_transposed_values() {
             let mut file = std::fs::File::create(folder.path().join("m.data")).unwrap();
             let data =
                 DataFile { location: "m.data".into(), writer: &mut file, position: 0, buffers: Buffers::default() };
-            let encoded = encode(&graph(float), 18, external.then_some(data)).unwrap();
+            let graph = graph(float);
+            let encoded = encode(&graph, 18, external.then_some(data)).unwrap();
             encoded.write(&[], &mut std::fs::File::create(&path).unwrap()).unwrap();
             let read = read_model(&path).unwrap();
             let tensor = read.initializer("w/transposed.10").unwrap();

@@ -122,7 +122,7 @@ fn exports_and_inputs_that_are_not_there() {
         ("bench nowhere", "nowhere: "),
         ("inspect nowhere", "nowhere: "),
         ("run nowhere.onnx --inputs i --outputs o", "nowhere.onnx: "),
-        ("profile m.onnx --inputs nowhere", "nowhere: "),
+        ("profile m.onnx --inputs nowhere.safetensors", "nowhere.safetensors: "),
         ("generate nowhere --input text", "nowhere is not there"),
     ] {
         scene.refuses(line, 5, &[named, "help: "]);
