@@ -20,7 +20,7 @@ const EMULATED: [&str; 5] = [
 
 /// Builds everything into a folder of its own, which a program then has in `LD_LIBRARY_PATH`, and runs the tests there.
 pub(super) fn test(build: &Build<'_>) -> Result<Tally, String> {
-    let interface = if build.headers.major >= 10 { "0" } else { "1" };
+    let interface = build.interface();
     let folder = build.out.join(format!("engine-{}", build.headers.version()));
     fs::create_dir_all(&folder).map_err(at(&folder))?;
     let tested = build.test_folder(interface).join("libmoa_tensorrt.so");
