@@ -20,6 +20,9 @@ use headers::Headers;
 /// Warnings are errors in our own code.
 const WARNINGS: [&str; 5] = ["-Wall", "-Wextra", "-Werror", "-Wno-deprecated-declarations", "-Wno-overloaded-virtual"];
 
+/// Sources of the plugin and of the engine shim.
+const FOLDERS: [&str; 2] = ["src", "engine"];
+
 /// What undefined behaviour and bad addresses are found with.
 const SANITIZERS: [&str; 3] = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"];
 
@@ -38,7 +41,7 @@ pub(crate) fn run(project: &Project) -> Result<bool, String> {
         }
     };
     let build = Build::new(project, headers)?;
-    let library = build.library("libmoa_tensorrt.so", &["-O2", "-static-libstdc++", "-static-libgcc"])?;
+    let library = build.library("libmoa_tensorrt.so", &FOLDERS, &["-O2", "-static-libstdc++", "-static-libgcc"])?;
     process::run(&mut project.cargo(["build", "--release", "-p", "moa-cuda-c"]))?;
     let kernels = build.out.join("libmoa_cuda.so");
     fs::copy(project.target.join("release/libmoa_cuda.so"), &kernels)
@@ -129,15 +132,23 @@ impl<'a> Build<'a> {
         command
     }
 
-    /// Compiles the plugin and the engine shim into one library.
-    fn library(&self, name: &str, options: &[&str]) -> Result<PathBuf, String> {
+    /// Compiles the plugin and the engine shim, or what is in `folders` of them, into one library.
+    fn library(&self, name: &str, folders: &[&str], options: &[&str]) -> Result<PathBuf, String> {
         let library = self.out.join(name);
         let mut command = self.compile(options);
         let map = self.project.root.join("custom_ops/tensorrt/src/exports.map");
-        command.arg("-shared").args(self.sources("src")?).args(self.sources("engine")?).arg("-o").arg(&library);
+        for folder in folders {
+            command.args(self.sources(folder)?);
+        }
+        command.arg("-shared").arg("-o").arg(&library);
         command.arg(format!("-Wl,--version-script={}", map.display())).args(["-Wl,--no-undefined", "-ldl"]);
         process::run(&mut command)?;
         Ok(library)
+    }
+
+    /// Whether these headers' plugins are IPluginV2DynamicExt, as the compiler takes it.
+    fn interface(&self) -> &'static str {
+        if self.headers.major >= 10 { "0" } else { "1" }
     }
 
     fn test_folder(&self, interface: &str) -> PathBuf {
@@ -156,7 +167,9 @@ impl<'a> Build<'a> {
             let source = self.project.root.join("custom_ops/tensorrt/tests").join(source);
             process::run(self.compile(&shared).arg(source).arg("-o").arg(inside(library)))?;
         }
-        let built = self.library("libmoa_tensorrt_tested.so", &options)?;
+        // The engine shim goes with the interface of its release; its tests take this library.
+        let folders = if interface == self.interface() { &FOLDERS[..] } else { &FOLDERS[..1] };
+        let built = self.library("libmoa_tensorrt_tested.so", folders, &options)?;
         fs::rename(&built, inside("libmoa_tensorrt.so")).map_err(|error| format!("{}: {error}", built.display()))?;
         let program = inside("host");
         let mut host = self.compile(&options);

@@ -32,8 +32,9 @@ Running::Running(std::shared_ptr<Loaded> loaded, std::uint32_t profile) : loaded
     parts->places = std::vector<Place>(loaded_->tensors().size());
     parts->context = loaded_->context();
     const Errors errors;
-    if (profile != 0) {
-        const auto place = static_cast<std::int32_t>(profile);
+    // The first context of an engine begins in profile 0; another may begin in none.
+    const auto place = static_cast<std::int32_t>(profile);
+    if (parts->context->getOptimizationProfile() != place) {
         if (!parts->context->setOptimizationProfileAsync(place, static_cast<cudaStream_t>(parts->stream.handle()))) {
             throw errors.as(MOA_TRT_RUNTIME, "TensorRT does not take profile " + std::to_string(profile));
         }

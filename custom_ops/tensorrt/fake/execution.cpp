@@ -38,7 +38,8 @@ struct Context final : IExecutionContext {
 
     Face<apiv::VExecutionContext, Context> face;
     Engine &engine;
-    std::size_t profile = 0;
+    // As in 8.6: who comes second chooses.
+    std::int32_t profile;
     IProfiler *profiler = nullptr;
     std::map<std::string, Dims> shapes;
     std::map<std::string, void *> addresses;
@@ -76,6 +77,7 @@ struct Engine final : ICudaEngine {
 
     Face<apiv::VCudaEngine, Engine> face;
     Plan plan;
+    bool has_context = false;
 };
 
 IExecutionContext *context_of(Engine &engine) {
@@ -142,9 +144,10 @@ const Table<apiv::VExecutionContext, Context> &Context::table() {
     static const auto one = Table<V, Context>()
         .on(&V::setErrorRecorder, [](auto *, IErrorRecorder *recorder) { set_recorder(recorder); })
         .on(&V::setOptimizationProfileAsync, [](auto *face, std::int32_t profile, cudaStream_t) {
-            face->owner->profile = static_cast<std::size_t>(profile);
+            face->owner->profile = profile;
             return !is_told("no_profile");
         })
+        .on(&V::getOptimizationProfile, [](auto *face) { return face->owner->profile; })
         .on(&V::setInputShape, [](auto *face, const char *name, const Dims &dims) { return face->owner->set_shape(name, dims); })
         .on(&V::setTensorAddress, [](auto *face, const char *name, void *address) {
             face->owner->addresses[name] = address;
@@ -156,8 +159,9 @@ const Table<apiv::VExecutionContext, Context> &Context::table() {
     return one;
 }
 
-Context::Context(Engine &engine) : face(table().face(this)), engine(engine) {
+Context::Context(Engine &engine) : face(table().face(this)), engine(engine), profile(engine.has_context ? -1 : 0) {
     mImpl = face.as_interface();
+    engine.has_context = true;
     for (const auto &plugin : engine.plan.graph.plugins) plugins.push_back(plugin->attached());
     for (const Value &input : engine.plan.graph.model.inputs) {
         const bool is_fixed = std::all_of(input.dims.begin(), input.dims.end(), [](auto size) { return size >= 0; });
@@ -166,6 +170,7 @@ Context::Context(Engine &engine) : face(table().face(this)), engine(engine) {
 }
 
 bool Context::set_shape(const std::string &name, const Dims &dims) {
+    if (profile < 0) return report(ErrorCode::kINVALID_STATE, "no optimization profile is selected"), false;
     if (is_told("no_shape")) return report(ErrorCode::kINVALID_ARGUMENT, "the shape is not supported"), false;
     shapes[name] = dims;
     return true;

@@ -21,7 +21,7 @@ const EMULATED: [&str; 6] = [
 
 /// Builds everything into a folder of its own, which a program then has in `LD_LIBRARY_PATH`, and runs the tests there.
 pub(super) fn test(build: &Build<'_>) -> Result<Tally, String> {
-    let interface = interface(build);
+    let interface = build.interface();
     let folder = folder(build);
     fs::create_dir_all(&folder).map_err(at(&folder))?;
     let tested = build.test_folder(interface).join("libmoa_tensorrt.so");
@@ -50,17 +50,12 @@ fn folder(build: &Build<'_>) -> PathBuf {
     build.out.join(format!("engine-{}", build.headers.version()))
 }
 
-/// Whether the plugins are of the old interface.
-const fn interface(build: &Build<'_>) -> &'static str {
-    if build.headers.major >= 10 { "0" } else { "1" }
-}
-
 /// Builds the same libraries without sanitizers, for programs that have none, beside the emulator and the archive that the
 /// tests left; the folder.
 pub(super) fn plain(build: &Build<'_>) -> Result<PathBuf, String> {
     let place = build.out.join("fakes");
     fs::create_dir_all(&place).map_err(at(&place))?;
-    let define = format!("-DMOA_PLUGIN_V2={}", interface(build));
+    let define = format!("-DMOA_PLUGIN_V2={}", build.interface());
     let options = ["-O1", &define];
     let library = build.library("libmoa_tensorrt_plain.so", &options)?;
     fs::rename(&library, place.join("libmoa_tensorrt.so")).map_err(at(&library))?;

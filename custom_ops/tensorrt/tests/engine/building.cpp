@@ -213,6 +213,7 @@ TEST(profiles_that_do_not_fit_are_refused) {
     refused("`mask` is given [1, 1, 1], and the model says [-1, -1]", hidden, range("mask", {1, 1, 1}, {1, 7, 1}, {3, 16, 1}));
     refused("`hidden` is given [1, 1, 33], and the model says [-1, -1, 32]", range("hidden", {1, 1, 33}, {1, 7, 32}, {3, 16, 32}), mask);
     refused("which do not ascend in dimension 1", hidden, range("mask", {1, 8}, {1, 7}, {3, 16}));
+    refused("which do not ascend in dimension 1", hidden, range("mask", {1, 1}, {1, 17}, {3, 16}));
     refused("`mask` has the impossible shape [-1, 1]", hidden, range("mask", {-1, 1}, {1, 7}, {3, 16}));
     moa_trt_range endless = mask;
     endless.max.rank = 9;

@@ -109,6 +109,11 @@ TEST(two_contexts_of_one_engine_run_on_two_threads) {
     const auto layer = read_layer("self_small");
     const auto &input = layer.at("input.query"), &expected = layer.at("output");
     Ready first(golden_plan()), second(golden_plan());
+    // The second one on the engine of the first.
+    std::swap(second.engine.handle, first.engine.handle);
+    ContextOf beside;
+    DONE(call(api().context_create, second.engine.handle, 0U, &beside.handle));
+    std::swap(second.context.handle, beside.handle);
     double off[2] = {INFINITY, INFINITY};
     const auto work = [&](Ready &ready, double &most) {
         ready.feed(input.sizes, input.values);
