@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Build, SANITIZERS, counted};
+use super::{Build, FOLDERS, SANITIZERS, counted};
 use crate::{process, tally::Tally};
 
 /// Sources of the emulator, in `custom_ops/cuda`.
@@ -57,7 +57,7 @@ pub(super) fn plain(build: &Build<'_>) -> Result<PathBuf, String> {
     fs::create_dir_all(&place).map_err(at(&place))?;
     let define = format!("-DMOA_PLUGIN_V2={}", build.interface());
     let options = ["-O1", &define];
-    let library = build.library("libmoa_tensorrt_plain.so", &options)?;
+    let library = build.library("libmoa_tensorrt_plain.so", &FOLDERS, &options)?;
     fs::rename(&library, place.join("libmoa_tensorrt.so")).map_err(at(&library))?;
     fakes(build, &place, &options)?;
     for name in ["libmoa_cuda.so", "libemulated.so", "kernels.bin"] {
