@@ -13,6 +13,7 @@
 pub mod backend;
 pub mod checkpoint;
 pub mod cli;
+pub mod digest;
 pub mod engine;
 pub mod export;
 #[cfg(feature = "ort")]

@@ -14,7 +14,8 @@ use common::{
     token_inputs,
 };
 use moa_export::{
-    backend::{self, Backend, OrtOptions, Runner},
+    backend::{self, Backend, Installation, OrtOptions, Ranges, Runner, TensorRtOptions},
+    engine::Plugin,
     export::DEFAULT_OPSET,
     onnx::{encode, read_model},
     tensor::{NamedTensors, Tensor, TensorData},
@@ -32,14 +33,23 @@ impl Setting {
         let ort = || backend::ort(OrtOptions::default()).unwrap();
         let bodies = || backend::ort_function(OrtOptions::default()).unwrap();
         let tract = || backend::tract().unwrap();
-        vec![
+        let mut all = vec![
             Self { backend: ort(), form: Form::Function },
             Self { backend: ort(), form: Form::Fused },
             Self { backend: bodies(), form: Form::Function },
             Self { backend: bodies(), form: Form::Standard },
             Self { backend: tract(), form: Form::Function },
             Self { backend: tract(), form: Form::Standard },
-        ]
+        ];
+        // Before 10.0, TensorRT has no type for the routing that these cases compare.
+        if Installation::open().is_ok_and(|here| here.release().plugin == Plugin::V3) {
+            let ranges = Ranges { batch: [1, 2, 16], past: [0, 8, 256], tokens: [1, 8, 256], named: Vec::new() };
+            let tensorrt =
+                || backend::tensorrt(TensorRtOptions { ranges: ranges.clone(), ..TensorRtOptions::default() });
+            all.push(Self { backend: tensorrt(), form: Form::Function });
+            all.push(Self { backend: tensorrt(), form: Form::Standard });
+        }
+        all
     }
 
     fn label(&self, what: &str) -> String {

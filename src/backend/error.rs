@@ -1,5 +1,6 @@
 //! Why a backend could not load or run a model.
 
+use super::EngineError;
 use crate::onnx::inline::InlineError;
 use crate::onnx::read::ReadError;
 
@@ -67,6 +68,9 @@ pub enum BackendError {
     /// The functions of the model could not be replaced by their nodes.
     #[error(transparent)]
     Inline(#[from] InlineError),
+    /// An engine could not be built, loaded or run.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
     /// The runtime failed.
     #[error("{backend} failed to {stage}: {text}")]
     Failed {
@@ -87,7 +91,17 @@ impl BackendError {
             Self::Unsupported { .. } | Self::Inline(_) => BackendErrorKind::Unsupported,
             Self::Input { .. } => BackendErrorKind::Input,
             Self::Model(_) => BackendErrorKind::Model,
+            Self::Engine(error) => error.kind(),
             Self::Failed { .. } => BackendErrorKind::Failed,
+        }
+    }
+
+    /// Whether the runtime is not there, or cannot take this kind of model; anything else is a failure.
+    pub const fn is_skip(&self) -> bool {
+        match self {
+            Self::RuntimeMissing { .. } | Self::RuntimeTooOld { .. } | Self::Unsupported { .. } => true,
+            Self::Engine(error) => error.is_skip(),
+            Self::Input { .. } | Self::Model(_) | Self::Inline(_) | Self::Failed { .. } => false,
         }
     }
 
@@ -98,6 +112,7 @@ impl BackendError {
             Self::RuntimeTooOld { .. } => Some("python3 -m pip install --upgrade onnxruntime, or set ORT_DYLIB_PATH"),
             Self::Unsupported { help, .. } => *help,
             Self::Model(error) => error.help(),
+            Self::Engine(error) => error.help(),
             Self::Input { .. } | Self::Inline(_) | Self::Failed { .. } => None,
         }
     }

@@ -1,4 +1,4 @@
-//! Finding ONNX Runtime and the operator library. Nothing is downloaded.
+//! Finding ONNX Runtime, TensorRT and the libraries of our operators. Nothing is downloaded.
 
 use std::env;
 use std::fs;
@@ -14,6 +14,18 @@ pub const RUNTIME_VARIABLE: &str = "ORT_DYLIB_PATH";
 /// Environment variable that names the operator library.
 pub const OPERATORS_VARIABLE: &str = "MOA_ORT_LIBRARY";
 
+/// Environment variable that names the TensorRT plugin.
+pub const TENSORRT_VARIABLE: &str = "MOA_TENSORRT_LIBRARY";
+
+/// Environment variable that names the library with the CUDA kernels.
+pub const CUDA_VARIABLE: &str = "MOA_CUDA_LIBRARY";
+
+/// Environment variable that names the folder of an installation of TensorRT.
+pub const TENSORRT_ROOT: &str = "TENSORRT_ROOT";
+
+const PLUGIN: &str = "the TensorRT plugin libmoa_tensorrt";
+const PLUGIN_HELP: &str = "build it with `cargo xtask tensorrt`, or set MOA_TENSORRT_LIBRARY to it";
+
 pub(super) const RUNTIME: &str = "ONNX Runtime";
 pub(super) const RUNTIME_HELP: &str = "python3 -m pip install onnxruntime, or set ORT_DYLIB_PATH to libonnxruntime";
 pub(super) const OPERATORS: &str = "the operator library libmoa_ort";
@@ -22,7 +34,7 @@ pub(super) const OPERATORS_HELP: &str =
 
 /// Prints the file of the Python package without importing it; the current folder is not searched.
 const ASK_PYTHON: &str = "import sys; sys.path = [p for p in sys.path if p]; import importlib.util; \
-    spec = importlib.util.find_spec('onnxruntime'); print(spec.origin if spec else '')";
+    spec = importlib.util.find_spec(sys.argv[1]); print(spec.origin if spec else '')";
 
 /// A file that was looked for, and every place where it was not.
 struct Search {
@@ -102,7 +114,7 @@ pub fn find_onnxruntime() -> Result<PathBuf, BackendError> {
         Ok(None) => {}
         Err(()) => return Err(missing(search)),
     }
-    let folders = executable_folder().into_iter().chain(virtual_environment_folders());
+    let folders = executable_folder().into_iter().chain(virtual_environment_folders("onnxruntime/capi"));
     let mut found = None;
     for folder in folders {
         found = found.or_else(|| search.runtime_in(&folder));
@@ -131,52 +143,90 @@ pub fn find_operator_library(explicit: Option<&Path>) -> Result<PathBuf, Backend
         Some(path) => search.file(path.to_owned()),
         None => match search.variable(OPERATORS_VARIABLE) {
             Ok(Some(path)) => Some(path),
-            Ok(None) => operator_library_beside_executable(&mut search),
+            Ok(None) => beside_executable(&mut search, "moa_ort", &["deps", "..", "../lib"]),
             Err(()) => None,
         },
     };
     found.ok_or(BackendError::RuntimeMissing { what: OPERATORS, looked_in: search.looked_in, help: OPERATORS_HELP })
 }
 
-fn operator_library_beside_executable(search: &mut Search) -> Option<PathBuf> {
-    let name = format!("{}moa_ort{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
+/// Finds the TensorRT plugin: `MOA_TENSORRT_LIBRARY`, beside the executable, where `cargo xtask tensorrt` puts it.
+///
+/// # Errors
+///
+/// [`BackendError::RuntimeMissing`] with every place that was looked at.
+pub fn find_tensorrt_plugin() -> Result<PathBuf, BackendError> {
+    let mut search = Search { looked_in: Vec::new() };
+    let found = match search.variable(TENSORRT_VARIABLE) {
+        Ok(Some(path)) => Some(path),
+        Ok(None) => beside_executable(&mut search, "moa_tensorrt", &["..", "../lib", "../tensorrt"]),
+        Err(()) => None,
+    };
+    found.ok_or(BackendError::RuntimeMissing { what: PLUGIN, looked_in: search.looked_in, help: PLUGIN_HELP })
+}
+
+/// The library with the CUDA kernels, where the plugin at `plugin` finds it: `MOA_CUDA_LIBRARY`, else beside it.
+pub(super) fn find_cuda_kernels(plugin: &Path) -> Option<PathBuf> {
+    let named = env::var_os(CUDA_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let name = format!("{}moa_cuda{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
+    named.or_else(|| Some(plugin.with_file_name(name))).filter(|path| path.is_file())
+}
+
+/// The folder of TensorRT's libraries: in `TENSORRT_ROOT`, else in the Python package `tensorrt_libs`; `None`: where the
+/// loader looks.
+pub(super) fn tensorrt_folder() -> Option<PathBuf> {
+    if let Some(root) = env::var_os(TENSORRT_ROOT).filter(|value| !value.is_empty()).map(PathBuf::from) {
+        return ["lib", "lib64"].iter().map(|name| root.join(name)).find(|folder| folder.is_dir()).or(Some(root));
+    }
+    let active = virtual_environment_folders("tensorrt_libs").into_iter().next();
+    active.or_else(|| package_folder("tensorrt_libs"))
+}
+
+/// The library `name` in the folder of the executable, or in one of `others` as seen from there.
+fn beside_executable(search: &mut Search, name: &str, others: &[&str]) -> Option<PathBuf> {
+    let name = format!("{}{name}{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
     let folder = executable_folder()?;
     let parent = folder.parent().map(Path::to_owned).unwrap_or_default();
-    let folders = [folder.clone(), folder.join("deps"), parent.clone(), parent.join("lib")];
-    folders.into_iter().find_map(|folder| search.file(folder.join(&name)))
+    let place = |other: &&str| match other.strip_prefix("..") {
+        Some(inner) => parent.join(inner.trim_start_matches('/')),
+        None => folder.join(other),
+    };
+    let mut folders = std::iter::once(folder.clone()).chain(others.iter().map(place));
+    folders.find_map(|folder| search.file(folder.join(&name)))
 }
 
 fn executable_folder() -> Option<PathBuf> {
     env::current_exe().ok()?.parent().map(Path::to_owned)
 }
 
-fn virtual_environment_folders() -> Vec<PathBuf> {
+/// The folders of a package in the active virtual environment.
+fn virtual_environment_folders(package: &str) -> Vec<PathBuf> {
     let Some(root) = env::var_os("VIRTUAL_ENV").filter(|value| !value.is_empty()).map(PathBuf::from) else {
         return Vec::new();
     };
     let versions = fs::read_dir(root.join("lib")).into_iter().flatten().flatten().map(|entry| entry.path());
     let mut libraries: Vec<PathBuf> = versions.chain([root.join("Lib")]).collect();
     libraries.sort();
-    libraries.into_iter().map(|folder| folder.join("site-packages/onnxruntime/capi")).filter(|f| f.is_dir()).collect()
+    libraries.into_iter().map(|folder| folder.join("site-packages").join(package)).filter(|f| f.is_dir()).collect()
 }
 
 /// Folder of the library in the package `onnxruntime` of the active Python; asked for once per process.
 fn python_folder() -> Option<&'static Path> {
     static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
-    FOLDER.get_or_init(ask_python).as_deref()
+    FOLDER.get_or_init(|| Some(package_folder("onnxruntime")?.join("capi"))).as_deref()
 }
 
-fn ask_python() -> Option<PathBuf> {
+/// Folder of a package of the active Python.
+fn package_folder(package: &str) -> Option<PathBuf> {
     let output = Command::new("python3")
-        .args(["-c", ASK_PYTHON])
+        .args(["-c", ASK_PYTHON, package])
         .env("PYTHONSAFEPATH", "1")
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .output()
         .ok()?;
     let origin = String::from_utf8(output.stdout).ok()?;
-    let package = Path::new(origin.trim_end()).parent().filter(|folder| folder.is_absolute())?;
-    Some(package.join("capi"))
+    Path::new(origin.trim_end()).parent().filter(|folder| folder.is_absolute()).map(Path::to_owned)
 }
 
 fn system_folders() -> Vec<PathBuf> {

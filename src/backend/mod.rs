@@ -4,10 +4,8 @@
 //! Backends know nothing of how a model was made.
 
 mod error;
-#[cfg(any(feature = "ort", feature = "tract"))]
 mod guard;
 mod libraries;
-#[cfg(any(feature = "ort", feature = "tract"))]
 mod operators;
 #[cfg(feature = "ort")]
 mod ort;
@@ -19,18 +17,23 @@ mod ort_runtime;
 mod ort_session;
 #[cfg(feature = "ort")]
 mod ort_trace;
-#[cfg(any(feature = "ort", feature = "tract"))]
 mod signature;
+mod tensorrt;
 #[cfg(feature = "tract")]
 mod tract;
 
 use std::path::PathBuf;
 
+use moa_schema::FloatType;
+
 use crate::onnx::read::OnnxFile;
 use crate::tensor::NamedTensors;
 
 pub use error::{BackendError, BackendErrorKind};
-pub use libraries::{OPERATORS_VARIABLE, RUNTIME_VARIABLE, find_onnxruntime, find_operator_library};
+pub use libraries::{
+    CUDA_VARIABLE, OPERATORS_VARIABLE, RUNTIME_VARIABLE, TENSORRT_ROOT, TENSORRT_VARIABLE, find_onnxruntime,
+    find_operator_library, find_tensorrt_plugin,
+};
 #[cfg(feature = "ort")]
 pub use ort_cache::{OrtCache, RowMoves};
 #[cfg(feature = "ort")]
@@ -39,6 +42,9 @@ pub use ort_runtime::{OrtRuntime, load_onnxruntime};
 pub use ort_session::{OrtOperators, OrtSession, OrtValue};
 #[cfg(feature = "ort")]
 pub use ort_trace::{NodeRun, OrtTrace};
+pub use tensorrt::{
+    EngineError, Installation, Plan, PlanRequest, Ranges, Survey, TensorRtOptions, load_plan as load_tensorrt_plan,
+};
 #[cfg(feature = "tract")]
 pub use tract::TRACT_VERSION;
 
@@ -53,6 +59,11 @@ pub trait Backend {
     ///
     /// Where the runtime is missing or too old, or does not take the model.
     fn load(&self, model: &OnnxFile) -> Result<Box<dyn Runner>, BackendError>;
+
+    /// Type that the backend rounds activations of `model` to, where it is another one than the model's own.
+    fn rounds_to(&self, _model: &OnnxFile) -> Option<FloatType> {
+        None
+    }
 }
 
 /// A model that is ready to run.
@@ -114,4 +125,9 @@ pub fn tract() -> Option<Box<dyn Backend>> {
     #[cfg(not(feature = "tract"))]
     let backend = None;
     backend
+}
+
+/// The backend `tensorrt`: engines on an NVIDIA GPU, with the plugin for the operators of this project.
+pub fn tensorrt(options: TensorRtOptions) -> Box<dyn Backend> {
+    Box::new(tensorrt::TensorRtBackend::new(options))
 }

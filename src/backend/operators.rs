@@ -21,6 +21,7 @@ pub(super) fn used(model: &ModelProto) -> BTreeSet<String> {
 }
 
 /// Names of those that the model does not define by a function.
+#[cfg(any(feature = "ort", feature = "tract"))]
 pub(super) fn without_body(model: &ModelProto) -> BTreeSet<String> {
     let mut names = used(model);
     for function in model.functions.iter().filter(|function| function.domain == moa_schema::DOMAIN) {

@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use super::{baseline::BaselineArguments, generate_args::GenerateArguments, inspect::InspectArguments};
+use super::{
+    baseline::BaselineArguments, generate_args::GenerateArguments, inspect::InspectArguments,
+    tensorrt_args::TensorRtArguments,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -48,6 +51,8 @@ pub(super) enum Command {
     Plan(super::plan::PlanArguments),
     /// Write an export as TensorRT's parser takes it, with our operators as plugins
     Prepare(super::prepare::PrepareArguments),
+    /// Build a TensorRT engine on this machine's GPU: a plan, and a lock that says what it fits
+    Build(Box<super::build::BuildArguments>),
     /// Count which experts real inputs go to, and which tokens an expert prefers
     Profile(super::profile_args::ProfileArguments),
     /// Say where the operator library is and how to register it
@@ -197,6 +202,8 @@ pub(super) struct VerifyArguments {
     /// Operator library, where it is not beside this program
     #[arg(long, value_name = "FILE")]
     pub(super) library: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) tensorrt: TensorRtArguments,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -207,11 +214,13 @@ pub(super) enum BackendArgument {
     OrtFunction,
     /// tract
     Tract,
+    /// TensorRT on an NVIDIA GPU, with our plugin
+    Tensorrt,
 }
 
 #[derive(Debug, Args)]
 pub(super) struct RunArguments {
-    /// Model file
+    /// Model file, or a plan of TensorRT
     pub(super) model: PathBuf,
     /// Inputs by name, a `.safetensors` file
     #[arg(long, value_name = "FILE")]
@@ -219,9 +228,9 @@ pub(super) struct RunArguments {
     /// Where outputs go by name, a `.safetensors` file
     #[arg(long, value_name = "FILE")]
     pub(super) outputs: PathBuf,
-    /// What runs the model
-    #[arg(long, value_enum, default_value_t = BackendArgument::Ort)]
-    pub(super) backend: BackendArgument,
+    /// What runs the model [default: ort; tensorrt for a plan]
+    #[arg(long, value_enum)]
+    pub(super) backend: Option<BackendArgument>,
     /// Threads of a backend that takes a number
     #[arg(long, value_name = "N")]
     pub(super) threads: Option<usize>,
@@ -231,6 +240,8 @@ pub(super) struct RunArguments {
     /// Replace an existing output file
     #[arg(long)]
     pub(super) force: bool,
+    #[command(flatten)]
+    pub(super) tensorrt: TensorRtArguments,
 }
 
 #[derive(Debug, Args)]

@@ -11,6 +11,7 @@ use super::{
     print_result,
     progress::Progress,
     table::size,
+    tensorrt_args::TensorRtArguments,
     verify,
 };
 use crate::{
@@ -50,6 +51,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
         report: None,
         library: None,
         force: false,
+        tensorrt: TensorRtArguments::default(),
     };
     verify::run(&verification, as_json)
 }

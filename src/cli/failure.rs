@@ -5,8 +5,9 @@ use std::process::ExitCode;
 use moa_graphs::{FloatType, ImportError, LowerError, WeightError};
 
 use crate::{
-    backend::{BackendError, BackendErrorKind},
+    backend::{BackendError, BackendErrorKind, EngineError},
     checkpoint::{CheckpointError, ErrorKind},
+    engine::{ChoiceError, LockError, PrepareError, ProfileError},
     export::{ExportError, OPSETS, VocabularyError},
     latency::LatencyError,
     onnx::{EncodeError, ReadError, WriteError, read::ReadErrorKind},
@@ -71,7 +72,6 @@ impl Failure {
         Self::new(LIMIT, 28, message, Some(help))
     }
 
-    #[cfg(feature = "ort")]
     pub(super) fn interrupted(message: String) -> Self {
         Self::new(INTERRUPTED, 1, message, None)
     }
@@ -321,8 +321,51 @@ impl From<BackendError> for Failure {
         };
         match error {
             BackendError::Model(error) => error.into(),
+            BackendError::Engine(error) => error.into(),
             error => Self::new(exit, number, error.to_string(), error.help()),
         }
+    }
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Self {
+        let exit = match &error {
+            EngineError::Io { .. } | EngineError::Lock(LockError::Missing { .. }) => IO,
+            EngineError::Profile(_) => USAGE,
+            EngineError::Cancelled => INTERRUPTED,
+            error => match error.kind() {
+                BackendErrorKind::Unsupported => UNSUPPORTED,
+                BackendErrorKind::Input | BackendErrorKind::Model => MALFORMED,
+                _ => RUNTIME,
+            },
+        };
+        match error {
+            EngineError::Read(error) => error.into(),
+            error => Self::new(exit, 30, error.to_string(), error.help()),
+        }
+    }
+}
+
+impl From<ChoiceError> for Failure {
+    fn from(error: ChoiceError) -> Self {
+        EngineError::from(error).into()
+    }
+}
+
+impl From<PrepareError> for Failure {
+    fn from(error: PrepareError) -> Self {
+        EngineError::from(error).into()
+    }
+}
+
+impl From<ProfileError> for Failure {
+    fn from(error: ProfileError) -> Self {
+        let help = match &error {
+            ProfileError::Unknown { open, .. } => Some(format!("the model leaves open: {}", open.join(", "))),
+            _ => None,
+        };
+        let failure = Self::from(EngineError::from(error));
+        Self { help: help.or(failure.help), ..failure }
     }
 }
 

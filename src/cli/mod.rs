@@ -3,6 +3,7 @@
 mod args;
 mod baseline;
 mod bench;
+mod build;
 mod export;
 mod failure;
 #[cfg(feature = "ort")]
@@ -22,8 +23,10 @@ mod progress;
 mod report_file;
 mod run;
 mod table;
+mod tensorrt_args;
 mod verify;
 mod verify_report;
+mod watch;
 
 use std::{
     io::Write,
@@ -129,6 +132,7 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode, Failure> {
         (Some(Command::Baseline(arguments)), _) => baseline::run(&arguments),
         (Some(Command::Plan(arguments)), _) => plan::run(&arguments),
         (Some(Command::Prepare(arguments)), _) => prepare::run(&arguments),
+        (Some(Command::Build(arguments)), _) => build::run(&arguments),
         (Some(Command::Profile(arguments)), _) => profile::run(&arguments),
         (Some(Command::Ops(arguments)), _) => ops::run(&arguments),
         (None, None) => Err(Failure::usage("nothing to do", Some("run `moa-export --help`"))),

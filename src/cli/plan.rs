@@ -21,14 +21,14 @@ pub(super) struct PlanArguments {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum PlanDtype {
+pub(super) enum PlanDtype {
     Fp32,
     Fp16,
     Bf16,
 }
 
 impl PlanDtype {
-    const fn dtype(self) -> Dtype {
+    pub(super) const fn dtype(self) -> Dtype {
         match self {
             Self::Fp32 => Dtype::Fp32,
             Self::Fp16 => Dtype::Fp16,

@@ -10,10 +10,12 @@ use super::{
     profile_inputs::{Vocabulary, batches, folder},
     profile_report,
     report_file::ReportFile,
-    run::backend,
+    run::{BackendOptions, backend},
     table::table,
+    tensorrt_args::TensorRtArguments,
 };
 use crate::{
+    backend::Ranges,
     profile::{ModuleProfile, PmiOptions, Profile, ProfileError, Profiler},
     text::Dictionary,
 };
@@ -38,7 +40,12 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     let page = arguments.report.as_deref().map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
     let dictionary = arguments.dict.as_deref().map(Dictionary::read).transpose()?;
     let vocabulary = Vocabulary::find(&folder(&arguments.model))?;
-    let backend = backend(arguments.backend, arguments.threads, arguments.library.clone())?;
+    let options = BackendOptions {
+        threads: arguments.threads,
+        library: arguments.library.clone(),
+        tensorrt: TensorRtArguments::default().options(Ranges::default()),
+    };
+    let backend = backend(arguments.backend, &options)?;
     let mut profiler = Profiler::open(&arguments.model, backend.as_ref())?;
     let batches = batches(arguments, &profiler, vocabulary.as_ref())?;
     for batch in &batches {

@@ -178,7 +178,7 @@ fn translated(arguments: &ProfileArguments, sources: &[&str]) -> Result<Vec<Vec<
     let operators = match arguments.backend {
         BackendArgument::Ort => OrtOperators::Library,
         BackendArgument::OrtFunction => OrtOperators::Functions,
-        BackendArgument::Tract => return Err(no_target()),
+        BackendArgument::Tract | BackendArgument::Tensorrt => return Err(no_target()),
     };
     let runtime = OrtOptions { threads: arguments.threads, operator_library: arguments.library.clone() };
     let options = TranslatorOptions { operators, runtime, batch: arguments.batch, ..TranslatorOptions::default() };

@@ -8,18 +8,18 @@ use super::{
     print_result,
 };
 use crate::{
-    backend::{self, Backend, OrtOptions},
-    onnx::{Staging, WriteError, read_model},
+    backend::{self, Backend, OrtOptions, Ranges, Runner, TensorRtOptions},
+    onnx::{OnnxFile, Staging, WriteError, read_model},
+    tensor::NamedTensors,
     tensor_file,
 };
 
 pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
-    let model = read_model(&arguments.model)?;
+    let runnable = Runnable::open(arguments)?;
     let inputs = tensor_file::read(&arguments.inputs)?;
-    let backend = backend(arguments.backend, arguments.threads, arguments.library.clone())?;
     let (folder, name) = output_place(&arguments.outputs)?;
     let mut staging = Staging::begin(&folder, std::slice::from_ref(&name), arguments.force)?;
-    let outputs = backend.load(&model)?.run(&inputs)?;
+    let outputs = runnable.load(arguments, &inputs)?.run(&inputs)?;
     let bytes = tensor_file::encode(&outputs)?;
     staging.file::<WriteError>(&name, |writer| {
         writer.write_all(&bytes).map_err(|source| WriteError::Io { path: arguments.outputs.clone(), source })
@@ -31,6 +31,39 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     }
     print_result(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What is run: a model on a backend, or a plan.
+enum Runnable {
+    Model(Box<OnnxFile>),
+    Plan,
+}
+
+impl Runnable {
+    fn open(arguments: &RunArguments) -> Result<Self, Failure> {
+        let ending = arguments.model.extension().and_then(|ending| ending.to_str());
+        if !matches!(ending, Some("plan" | "engine")) {
+            return Ok(Self::Model(Box::new(read_model(&arguments.model)?)));
+        }
+        let message = format!("{} is a plan, which TensorRT alone runs", arguments.model.display());
+        match arguments.backend {
+            Some(BackendArgument::Tensorrt) | None if arguments.tensorrt.plan.is_none() => Ok(Self::Plan),
+            _ => Err(Failure::usage(message, Some("leave out --backend and --plan"))),
+        }
+    }
+
+    fn load(&self, arguments: &RunArguments, inputs: &NamedTensors) -> Result<Box<dyn Runner>, Failure> {
+        let Self::Model(model) = self else {
+            let options = arguments.tensorrt.options(Ranges::default());
+            return Ok(backend::load_tensorrt_plan(&arguments.model, &options)?);
+        };
+        let options = BackendOptions {
+            threads: arguments.threads,
+            library: arguments.library.clone(),
+            tensorrt: arguments.tensorrt.options(Ranges::default().holding(model, inputs)),
+        };
+        Ok(backend(arguments.backend.unwrap_or(BackendArgument::Ort), &options)?.load(model)?)
+    }
 }
 
 pub(super) fn output_place(path: &std::path::Path) -> Result<(PathBuf, String), Failure> {
@@ -45,20 +78,26 @@ pub(super) fn output_place(path: &std::path::Path) -> Result<(PathBuf, String), 
     Ok((folder, name.to_owned()))
 }
 
+/// How backends are made, whichever is chosen.
+#[derive(Clone, Default)]
+pub(super) struct BackendOptions {
+    pub(super) threads: Option<usize>,
+    /// The operator library of ONNX Runtime.
+    pub(super) library: Option<PathBuf>,
+    pub(super) tensorrt: TensorRtOptions,
+}
+
 /// The backend that `choice` names.
-pub(super) fn backend(
-    choice: BackendArgument,
-    threads: Option<usize>,
-    library: Option<PathBuf>,
-) -> Result<Box<dyn Backend>, Failure> {
-    if threads == Some(0) {
+pub(super) fn backend(choice: BackendArgument, options: &BackendOptions) -> Result<Box<dyn Backend>, Failure> {
+    if options.threads == Some(0) {
         return Err(Failure::usage("--threads must be at least 1", None));
     }
-    let options = OrtOptions { threads, operator_library: library };
+    let ort = OrtOptions { threads: options.threads, operator_library: options.library.clone() };
     let backend = match choice {
-        BackendArgument::Ort => backend::ort(options),
-        BackendArgument::OrtFunction => backend::ort_function(options),
+        BackendArgument::Ort => backend::ort(ort),
+        BackendArgument::OrtFunction => backend::ort_function(ort),
         BackendArgument::Tract => backend::tract(),
+        BackendArgument::Tensorrt => Some(backend::tensorrt(options.tensorrt.clone())),
     };
     backend.ok_or_else(|| Failure::usage("this build has no such backend", Some("build with default features")))
 }

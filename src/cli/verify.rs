@@ -10,20 +10,21 @@ use super::{
     print_result,
     progress::VerifyProgress,
     report_file::ReportFile,
-    run::backend,
+    run::{BackendOptions, backend},
     table::table,
     verify_report,
 };
 use crate::{
-    backend::BackendErrorKind,
+    backend::{BackendErrorKind, Ranges},
     checkpoint::Checkpoint,
     parity::{
-        BackendReport, Difference, FileAudit, GraphReport, ToleranceOptions, Verification, VerifyOptions,
-        verify_watched,
+        BackendReport, Difference, FileAudit, GraphReport, MOST_ROWS, MOST_TOKENS, ToleranceOptions, Verification,
+        VerifyOptions, verify_watched,
     },
 };
 
-const ALL: [BackendArgument; 3] = [BackendArgument::Ort, BackendArgument::OrtFunction, BackendArgument::Tract];
+const ALL: [BackendArgument; 4] =
+    [BackendArgument::Ort, BackendArgument::OrtFunction, BackendArgument::Tract, BackendArgument::Tensorrt];
 
 /// Verifies; the result of an export that came before, where there is one, is printed with it.
 pub(super) fn run(arguments: &VerifyArguments, exported: Option<Value>) -> Result<ExitCode, Failure> {
@@ -32,10 +33,12 @@ pub(super) fn run(arguments: &VerifyArguments, exported: Option<Value>) -> Resul
     let checkpoint = Checkpoint::open(&arguments.checkpoint, arguments.config.as_deref())?;
     let named = !arguments.backends.is_empty();
     let chosen = if named { arguments.backends.as_slice() } else { &ALL };
-    let backends: Vec<_> = chosen
-        .iter()
-        .map(|choice| backend(*choice, arguments.threads, arguments.library.clone()))
-        .collect::<Result<_, _>>()?;
+    let backend_options = BackendOptions {
+        threads: arguments.threads,
+        library: arguments.library.clone(),
+        tensorrt: arguments.tensorrt.options(verified_ranges()),
+    };
+    let backends: Vec<_> = chosen.iter().map(|choice| backend(*choice, &backend_options)).collect::<Result<_, _>>()?;
     let options = VerifyOptions {
         tolerance: ToleranceOptions { atol: arguments.atol, rtol: arguments.rtol },
         seed: arguments.seed,
@@ -66,6 +69,12 @@ pub(super) fn run(arguments: &VerifyArguments, exported: Option<Value>) -> Resul
         None if result.passed() => Ok(ExitCode::SUCCESS),
         None => Ok(ExitCode::FAILURE),
     }
+}
+
+/// Sizes that hold every case of a verification.
+fn verified_ranges() -> Ranges {
+    let [batch, tokens] = [MOST_ROWS, MOST_TOKENS].map(|most| most as u64);
+    Ranges { batch: [1, 2, batch], past: [0, 8, tokens], tokens: [1, 8, tokens], named: Vec::new() }
 }
 
 fn unused_backend(report: &BackendReport) -> Failure {

@@ -4,7 +4,7 @@
 //! 10.5 (Volta is removed), 10.7 (a plugin goes before a body), 10.8 (Blackwell is added) and 10.13.2 (CUDA 11 is dropped, 13.0 is added), the headers and
 //! change log of 11.1, and the architectures of each CUDA toolkit's compiler.
 
-use std::fmt;
+use std::{fmt, str::FromStr};
 
 /// Major and minor number: of a release, or a compute capability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -13,6 +13,19 @@ pub struct Version(pub u16, pub u16);
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.0, self.1)
+    }
+}
+
+impl FromStr for Version {
+    type Err = String;
+
+    /// Reads a version such as `10.4`; what follows is left out.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut numbers = text.split('.').map(str::parse);
+        match (numbers.next(), numbers.next()) {
+            (Some(Ok(major)), Some(Ok(minor))) => Ok(Self(major, minor)),
+            _ => Err("expected a version such as 10.4".into()),
+        }
     }
 }
 

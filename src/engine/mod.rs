@@ -1,7 +1,16 @@
-//! Engines for NVIDIA GPUs: what fits what, and models as TensorRT takes them.
+//! Engines for NVIDIA GPUs: what fits what, models as TensorRT takes them, and what a plan is bound to.
 
+mod bf16;
+mod cache;
+mod choice;
+mod lock;
 mod matrix;
 mod prepare;
+mod profile;
 
+pub use cache::{Cache, Cached};
+pub use choice::{ChoiceError, Device, dtype_of, must_be, must_fit, release_of};
+pub use lock::{BuildOptions, LOCK_FORMAT, LockError, Machine, ModelHash, PLAN_WARNING, PlanLock, PluginHash, Recipe};
 pub use matrix::{Dtype, Fit, GPUS, Gpu, Misfit, Plugin, RELEASES, Release, Version, fit};
 pub use prepare::{PrepareError, Prepared, prepare};
+pub use profile::{InputShapes, ProfileError, Sizes, open_dims, shapes};

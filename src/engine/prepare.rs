@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 
 use moa_schema::{DOMAIN, ElementType, OPERATORS, OPSET_VERSION, OUTPUT_COUNT, Operator, PRESENT_INPUTS};
 
+use super::bf16::{Casts, activations, bf16_weights, cast_edges, cast_to_bf16, declared_narrow, has_bf16_matrices};
 use super::{Plugin, Release};
 use crate::onnx::proto::attribute_proto::AttributeType;
-use crate::onnx::proto::tensor_proto::DataType;
 use crate::onnx::proto::{AttributeProto, GraphProto, ModelProto, NodeProto};
 use crate::onnx::read::{canonical_domain, for_each_node};
 
@@ -30,6 +30,12 @@ pub enum PrepareError {
     /// The model has none of our nodes.
     #[error("the model has no operators of {DOMAIN}: TensorRT takes it as it is")]
     NothingToDo,
+    /// The model was prepared before.
+    #[error("node `{node}`: it is prepared already")]
+    Done {
+        /// Name of the node.
+        node: String,
+    },
     /// A node of ours is not as the contract says.
     #[error("node `{node}`: {why}")]
     Node {
@@ -38,8 +44,8 @@ pub enum PrepareError {
         /// What is wrong.
         why: String,
     },
-    /// Matrices and activations of the node differ in type.
-    #[error("node `{node}` has matrices of bf16 and activations of f32; the CUDA kernels take one type for both")]
+    /// Matrices are bf16, and activations are a type of two bytes.
+    #[error("node `{node}` has matrices of bf16 and activations of another type of two bytes, which no export has")]
     MixedTypes {
         /// Name of the node.
         node: String,
@@ -52,6 +58,19 @@ pub enum PrepareError {
         /// Name of the release.
         release: &'static str,
     },
+}
+
+impl PrepareError {
+    /// What the user can do.
+    pub const fn help(&self) -> &'static str {
+        match self {
+            Self::NothingToDo => "give the file itself to trtexec, or to `moa-export build`",
+            Self::MixedTypes { .. } => "export with --dtype bf16, --dtype fp16 or --dtype fp32",
+            Self::Routing { .. } => "export without --router-outputs, or take TensorRT 10.0 or newer",
+            Self::Done { .. } => "give the file itself to trtexec, or to `moa-export build`",
+            Self::Node { .. } => "give a file that moa-export has written",
+        }
+    }
 }
 
 /// Rewrites `model`, which must have passed the checks of [`read_model`](crate::onnx::read_model), for `release`, or for
@@ -71,29 +90,46 @@ pub fn prepare(model: &ModelProto, release: Option<&Release>) -> Result<Prepared
     model.functions.retain(|function| canonical_domain(&function.domain) != DOMAIN);
     let mut plugins = 0;
     if let Some(graph) = &mut model.graph {
-        let used = used_values(graph);
-        let halves: BTreeSet<String> = graph
-            .initializer
-            .iter()
-            .filter(|weight| weight.data_type == DataType::Bfloat16 as i32)
-            .map(|weight| weight.name.clone())
-            .collect();
-        let mut cut = BTreeSet::new();
-        for node in graph.node.iter_mut().filter(|node| is_ours(node)) {
-            // Exports in bf16 keep their activations in f32.
-            if node.input.iter().any(|input| halves.contains(input)) {
-                return Err(PrepareError::MixedTypes { node: node.name.clone() });
-            }
-            prepare_node(node, &used, release, &mut cut)?;
-            plugins += 1;
-        }
-        graph.value_info.retain(|value| !cut.contains(&value.name));
+        plugins = prepare_graph(graph, release)?;
     }
     if plugins != all {
         let why = "it stands in a branch or loop, where TensorRT takes no plugin";
         return Err(PrepareError::Node { node: "of a nested graph".into(), why: why.into() });
     }
     Ok(Prepared { model, plugins })
+}
+
+/// Rewrites our nodes of `graph`, and counts them.
+fn prepare_graph(graph: &mut GraphProto, release: Option<&Release>) -> Result<usize, PrepareError> {
+    let used = used_values(graph);
+    let (bf16, cast, narrow) = (bf16_weights(graph), cast_to_bf16(graph), declared_narrow(graph));
+    let (mut cut, mut casts, mut plugins) = (BTreeSet::new(), Casts::new(), 0);
+    let mut nodes = Vec::with_capacity(graph.node.len());
+    for mut node in std::mem::take(&mut graph.node) {
+        if !is_ours(&node) {
+            nodes.push(node);
+            continue;
+        }
+        let operator = operator_of(&node)?;
+        let count = prepare_outputs(&mut node, operator, &used, release, &mut cut)?;
+        let mut edges = [Vec::new(), Vec::new()];
+        if has_bf16_matrices(&node, operator, &bf16) {
+            if activations(&node, operator).any(|name| cast.contains(name)) {
+                return Err(PrepareError::Done { node: node.name });
+            }
+            if activations(&node, operator).any(|name| narrow.contains(name)) {
+                return Err(PrepareError::MixedTypes { node: node.name });
+            }
+            edges = cast_edges(&mut node, operator, &mut casts);
+        }
+        name_plugin(&mut node, operator, count)?;
+        let [before, after] = edges;
+        nodes.extend(before.into_iter().chain([node]).chain(after));
+        plugins += 1;
+    }
+    graph.node = nodes;
+    graph.value_info.retain(|value| !cut.contains(&value.name));
+    Ok(plugins)
 }
 
 fn is_ours(node: &NodeProto) -> bool {
@@ -111,13 +147,12 @@ fn used_values(graph: &GraphProto) -> BTreeSet<String> {
     used
 }
 
-fn prepare_node(
-    node: &mut NodeProto,
-    used: &BTreeSet<String>,
-    release: Option<&Release>,
-    cut: &mut BTreeSet<String>,
-) -> Result<(), PrepareError> {
-    let wrong = |node: &NodeProto, why: String| PrepareError::Node { node: node.name.clone(), why };
+fn wrong(node: &NodeProto, why: impl Into<String>) -> PrepareError {
+    PrepareError::Node { node: node.name.clone(), why: why.into() }
+}
+
+/// The operator of a node that is as the contract says.
+fn operator_of(node: &NodeProto) -> Result<&'static Operator, PrepareError> {
     let Some(operator) = OPERATORS.iter().find(|operator| operator.name == node.op_type) else {
         return Err(wrong(node, format!("{DOMAIN} has no operator {}", node.op_type)));
     };
@@ -125,13 +160,34 @@ fn prepare_node(
         return Err(wrong(node, format!("{} has fewer inputs or outputs than the node", operator.name)));
     }
     if node.attribute.iter().any(|attribute| attribute.name == PRESENT_INPUTS) {
-        return Err(wrong(node, "it is prepared already".into()));
+        return Err(PrepareError::Done { node: node.name.clone() });
     }
-    let written = [OUTPUT_COUNT, "plugin_version", "plugin_namespace"];
-    node.attribute.retain(|attribute| !written.contains(&attribute.name.as_str()));
+    Ok(operator)
+}
+
+/// Closes the gaps of the inputs, and writes what the plugin is told.
+fn name_plugin(node: &mut NodeProto, operator: &Operator, outputs: Option<usize>) -> Result<(), PrepareError> {
     if let Some(mask) = close_gaps(node, operator).map_err(|why| wrong(node, why))? {
         node.attribute.push(int(PRESENT_INPUTS, mask));
     }
+    if let Some(count) = outputs {
+        node.attribute.push(int(OUTPUT_COUNT, count));
+    }
+    node.attribute.push(text("plugin_namespace", DOMAIN));
+    node.attribute.push(text("plugin_version", &OPSET_VERSION.to_string()));
+    Ok(())
+}
+
+/// Cuts the outputs that nobody reads; the number of the others, where the plugin must be told.
+fn prepare_outputs(
+    node: &mut NodeProto,
+    operator: &Operator,
+    used: &BTreeSet<String>,
+    release: Option<&Release>,
+    cut: &mut BTreeSet<String>,
+) -> Result<Option<usize>, PrepareError> {
+    let written = [OUTPUT_COUNT, "plugin_version", "plugin_namespace"];
+    node.attribute.retain(|attribute| !written.contains(&attribute.name.as_str()));
     let needed = node.output.iter().rposition(|name| used.contains(name)).map_or(1, |last| last + 1);
     cut.extend(node.output.drain(needed.min(node.output.len())..));
     for (index, output) in node.output.iter_mut().enumerate().filter(|(_, output)| output.is_empty()) {
@@ -143,12 +199,7 @@ fn prepare_node(
     {
         return Err(PrepareError::Routing { node: node.name.clone(), release: release.name });
     }
-    if needed != usual {
-        node.attribute.push(int(OUTPUT_COUNT, needed));
-    }
-    node.attribute.push(text("plugin_namespace", DOMAIN));
-    node.attribute.push(text("plugin_version", &OPSET_VERSION.to_string()));
-    Ok(())
+    Ok((needed != usual).then_some(needed))
 }
 
 /// Removes absent inputs; the mask of those that stay, where one was absent before a present one.
@@ -163,7 +214,7 @@ fn close_gaps(node: &mut NodeProto, operator: &Operator) -> Result<Option<usize>
     Ok((mask != first_ones).then_some(mask))
 }
 
-fn int(name: &str, value: usize) -> AttributeProto {
+pub(super) fn int(name: &str, value: usize) -> AttributeProto {
     let value = i64::try_from(value).unwrap_or(i64::MAX);
     AttributeProto { name: name.into(), i: Some(value), r#type: AttributeType::Int as i32, ..AttributeProto::default() }
 }
@@ -182,7 +233,9 @@ fn text(name: &str, value: &str) -> AttributeProto {
 mod tests {
     use super::*;
     use crate::engine::RELEASES;
-    use crate::onnx::proto::{FunctionProto, TensorProto, ValueInfoProto};
+    use crate::onnx::proto::{
+        FunctionProto, TensorProto, TypeProto, ValueInfoProto, tensor_proto::DataType, type_proto,
+    };
 
     fn names(names: &[&str]) -> Vec<String> {
         names.iter().map(|name| (*name).to_owned()).collect()
@@ -266,6 +319,8 @@ mod tests {
         let masked = prepare(&model(&[&REQUIRED[..], &["", "pk", "pv"]].concat(), &["y"]), None).unwrap();
         let error = prepare(&masked.model, None).unwrap_err();
         assert_eq!(error.to_string(), "node `layer`: it is prepared already");
+        let cast = prepare(&bf16(), None).unwrap();
+        assert_eq!(prepare(&cast.model, None).unwrap_err(), PrepareError::Done { node: "layer".into() });
     }
 
     #[test]
@@ -289,13 +344,66 @@ mod tests {
         assert_eq!(prepare(&ModelProto::default(), None).unwrap_err(), PrepareError::NothingToDo);
     }
 
+    /// A model whose node has matrices of bf16 and a bias, and returns its keys too.
+    fn bf16() -> ModelProto {
+        let mut model = model(&[&REQUIRED[..], &["bias", "pk", "pv"]].concat(), &["y", "k"]);
+        let graph = model.graph.as_mut().unwrap();
+        graph.output.push(value("k"));
+        for name in ["q", "kv", "o"] {
+            let data_type = DataType::Bfloat16 as i32;
+            graph.initializer.push(TensorProto { name: name.into(), data_type, ..TensorProto::default() });
+        }
+        model
+    }
+
     #[test]
-    fn matrices_of_another_type_than_activations_are_refused() {
-        let mut mixed = model(&REQUIRED, &["y"]);
-        let weight = |data_type| TensorProto { name: "q".into(), data_type, ..TensorProto::default() };
-        mixed.graph.as_mut().unwrap().initializer.push(weight(DataType::Float16 as i32));
-        assert!(prepare(&mixed, None).is_ok());
-        mixed.graph.as_mut().unwrap().initializer[0] = weight(DataType::Bfloat16 as i32);
+    fn operators_with_matrices_of_bf16_compute_in_bf16_between_casts() {
+        let prepared = prepare(&bf16(), None).unwrap();
+        let nodes = &prepared.model.graph.as_ref().unwrap().node;
+        let shown = |node: &NodeProto| {
+            let to = node.attribute.iter().find(|attribute| attribute.name == "to").and_then(|attribute| attribute.i);
+            (node.op_type.clone(), node.input.join(" "), node.output.join(" "), to)
+        };
+        let cast = |from: &str, to: &str, kind| ("Cast".to_owned(), from.to_owned(), to.to_owned(), Some(kind as i64));
+        let (narrow, wide) = (DataType::Bfloat16, DataType::Float);
+        let inner = "x.bf16 mask router q kv o bias.bf16 pk.bf16 pv.bf16".to_owned();
+        let expected = [
+            cast("x", "x.bf16", narrow),
+            cast("bias", "bias.bf16", narrow),
+            cast("pk", "pk.bf16", narrow),
+            cast("pv", "pv.bf16", narrow),
+            ("MoASelfAttention".into(), inner, "y.bf16 k.bf16".into(), None),
+            cast("y.bf16", "y", wide),
+            cast("k.bf16", "k", wide),
+        ];
+        assert_eq!(nodes.iter().map(shown).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_value_is_cast_once() {
+        let mut twice = bf16();
+        let graph = twice.graph.as_mut().unwrap();
+        let mut second = graph.node[0].clone();
+        second.input[0] = "y".into();
+        second.output = names(&["z"]);
+        graph.node.push(second);
+        graph.output.push(value("z"));
+        let prepared = prepare(&twice, None).unwrap();
+        let nodes = &prepared.model.graph.as_ref().unwrap().node;
+        let second = nodes.iter().rfind(|node| is_ours(node)).unwrap();
+        assert_eq!(
+            second.input,
+            names(&["y.bf16", "mask", "router", "q", "kv", "o", "bias.bf16", "pk.bf16", "pv.bf16"])
+        );
+        assert_eq!(nodes.iter().filter(|node| node.op_type == "Cast").count(), 7);
+    }
+
+    #[test]
+    fn activations_of_two_bytes_beside_matrices_of_bf16_are_refused() {
+        let mut mixed = bf16();
+        let tensor = type_proto::Tensor { elem_type: DataType::Float16 as i32, shape: None };
+        let half = TypeProto { value: Some(type_proto::Value::TensorType(tensor)) };
+        mixed.graph.as_mut().unwrap().input.push(ValueInfoProto { r#type: Some(half), ..value("x") });
         assert_eq!(prepare(&mixed, None).unwrap_err(), PrepareError::MixedTypes { node: "layer".into() });
     }
 

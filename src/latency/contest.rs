@@ -13,7 +13,7 @@ use super::{
     subjects::{Job, Member},
 };
 use crate::{
-    backend::{BackendError, Runner},
+    backend::Runner,
     onnx::OnnxFile,
     parity::{Yardstick, expose_routing, routing_of},
     tensor::NamedTensors,
@@ -81,7 +81,7 @@ impl<'a> Contest<'a> {
             for backend in 0..setup.backends.len() {
                 match contest.contestant(member, backend) {
                     Ok(contestant) => contest.contestants.push(contestant),
-                    Err(LatencyError::Backend(error)) if !setup.backends_are_named && is_skip(&error) => {
+                    Err(LatencyError::Backend(error)) if !setup.backends_are_named && error.is_skip() => {
                         let subject = contest.subject(member, backend);
                         result.skipped.push(Skipped { subject, why: error.to_string() });
                         refusal = Some(error);
@@ -176,7 +176,7 @@ impl<'a> Contest<'a> {
             }
             (None, Some(bodies)) => match Yardstick::load(bodies, file) {
                 Ok(yardstick) => judge.yardstick = Some(yardstick),
-                Err(error) if is_skip(&error) => judge.why = error.to_string(),
+                Err(error) if error.is_skip() => judge.why = error.to_string(),
                 Err(error) => return Err(error.into()),
             },
         }
@@ -354,14 +354,6 @@ fn check_choice(module: &str, wanted: &[Vec<usize>], found: &[i64], top_k: usize
         }
     }
     Ok(())
-}
-
-/// A backend that is not there or cannot take this form.
-const fn is_skip(error: &BackendError) -> bool {
-    matches!(
-        error,
-        BackendError::RuntimeMissing { .. } | BackendError::RuntimeTooOld { .. } | BackendError::Unsupported { .. }
-    )
 }
 
 fn uses_operators(file: &OnnxFile) -> bool {

@@ -34,7 +34,7 @@ pub use sampler::{Plan, Series, TimedCall, interleave, nanoseconds};
 pub use shapes::{BATCH, Grid, PAST, SEQUENCE, SOURCE, Sizes, axes, point_of, random_inputs, tokens};
 pub use statistics::{Estimate, Summary, Times, estimate_median, is_supported, median, paired_ratio};
 pub use steering::{Choice, Router};
-pub use subjects::{Job, Member, Model};
+pub use subjects::{Job, Member, Model, PARTS};
 
 use contest::Contest;
 use subjects::{common_parts, jobs};

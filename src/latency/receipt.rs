@@ -1,17 +1,14 @@
 //! What a result must carry so that somebody else can believe it.
 
 use std::{
-    fs::File,
-    io::{self, Read},
     path::Path,
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use super::machine::{Machine, Moment};
-use crate::onnx::ReadError;
+use crate::{digest::sha256_of_file, onnx::ReadError};
 
 /// Where, with what and under which circumstances times were taken.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -100,22 +97,7 @@ pub struct Options {
 ///
 /// Where it cannot be read.
 pub fn hash_file(path: &Path) -> Result<(String, u64), ReadError> {
-    hash(path).map_err(|source| ReadError::Io { path: path.to_path_buf(), source })
-}
-
-fn hash(path: &Path) -> io::Result<(String, u64)> {
-    let mut file = File::open(path)?;
-    let mut hasher = Sha256::new();
-    let mut buffer = vec![0; 1 << 20];
-    let mut bytes = 0;
-    loop {
-        let read = file.read(&mut buffer)?;
-        if read == 0 {
-            return Ok((hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect(), bytes));
-        }
-        hasher.update(&buffer[..read]);
-        bytes += read as u64;
-    }
+    sha256_of_file(path).map_err(|source| ReadError::Io { path: path.to_path_buf(), source })
 }
 
 /// Seconds since 1970.

@@ -15,7 +15,7 @@ use super::{
 use crate::onnx::{OnnxFile, read_model};
 
 /// Names of graphs in a folder, without their ending, in the order in which they are timed.
-const PARTS: [&str; 3] = ["model", "encoder_model", "decoder_model"];
+pub const PARTS: [&str; 3] = ["model", "encoder_model", "decoder_model"];
 
 /// An exported graph, or the graphs of an exported folder.
 #[derive(Debug, Clone)]
@@ -87,11 +87,8 @@ impl Model {
     pub fn files(&self) -> Result<Vec<ModelFile>, LatencyError> {
         let mut paths = BTreeSet::new();
         for (_, file) in &self.parts {
-            let folder = file.path().parent().unwrap_or(Path::new(""));
             paths.insert(file.path().to_path_buf());
-            let weights = file.graph().into_iter().flat_map(|graph| &graph.initializer);
-            let entries = weights.flat_map(|weight| &weight.external_data);
-            paths.extend(entries.filter(|entry| entry.key == "location").map(|entry| folder.join(&entry.value)));
+            paths.extend(file.data_files());
         }
         let mut files = Vec::new();
         for path in paths {

@@ -8,6 +8,11 @@ use moa_graphs::{
 
 use crate::tensor::{NamedTensors, Tensor, TensorData, TensorShapeError};
 
+/// Most rows of a case.
+pub const MOST_ROWS: usize = 128;
+/// Most tokens of a row of a case, on either side of a model, cached ones included.
+pub const MOST_TOKENS: usize = 80;
+
 /// Which end of a row is padding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Padding {
@@ -122,6 +127,8 @@ impl Random {
 
 /// Vocabularies up to this size are swept whole.
 const LARGEST_SWEEP: usize = 4096;
+/// Tokens of a row of such a sweep, where the model takes as many.
+const LONGEST_SWEPT: usize = LARGEST_SWEEP / MOST_ROWS;
 
 /// Token rows for one side of a model.
 pub(super) fn token_cases(vocabulary: impl Into<Vocabulary>, random: &mut Random) -> Vec<Tokens> {
@@ -171,17 +178,19 @@ const fn other_than(id: usize, pad: usize, vocabulary: usize) -> usize {
     if id == pad { (id + 1) % vocabulary } else { id }
 }
 
-/// Every token of the vocabulary once, where it is not too large.
+/// Every token of the vocabulary once, where it is not too large, in as few cases as their rows allow.
 #[allow(clippy::cast_possible_wrap)]
-fn vocabulary_sweep(Vocabulary { size, pad, limit }: Vocabulary) -> Option<Tokens> {
+fn vocabulary_sweep(Vocabulary { size, pad, limit }: Vocabulary) -> Vec<Tokens> {
     if size > LARGEST_SWEEP {
-        return None;
+        return Vec::new();
     }
-    let length = limit.min(32);
-    let batch = size.div_ceil(length);
-    let ids: Vec<_> = (0..batch * length).map(|i| other_than(i % size, pad, size) as i64).collect();
-    let mask = vec![1; ids.len()];
-    Some(Tokens { name: "every token of the vocabulary".into(), batch, length, ids, mask })
+    let length = limit.min(LONGEST_SWEPT);
+    let ids: Vec<_> = (0..size.next_multiple_of(length)).map(|i| other_than(i % size, pad, size) as i64).collect();
+    let case = |ids: &[i64]| {
+        let name = "every token of the vocabulary".into();
+        Tokens { name, batch: ids.len() / length, length, ids: ids.to_vec(), mask: vec![1; ids.len()] }
+    };
+    ids.chunks(length * MOST_ROWS).map(case).collect()
 }
 
 /// Rows of the other side of a translation, as many as `batch`, padded on the left.
@@ -327,4 +336,32 @@ fn layer_inputs(
 /// Where the number of values does not fit.
 pub(super) fn ints(shape: [usize; 2], values: Vec<i64>) -> Result<Tensor, TensorShapeError> {
     Tensor::new(shape, TensorData::I64(values))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_case_has_the_sizes_that_backends_are_told() {
+        for (size, limit) in [(30, usize::MAX), (4096, usize::MAX), (4096, 7), (4096, 1), (30, 2), (5000, usize::MAX)] {
+            let vocabulary = Vocabulary { size, pad: 1, limit };
+            let random = &mut Random::new(0);
+            let mut all = token_cases(vocabulary, random);
+            let swept: usize =
+                all.iter().filter(|case| case.name.starts_with("every")).map(|case| case.ids.len()).sum();
+            assert!(swept >= size || size > LARGEST_SWEEP, "{swept} of {size}");
+            all.push(companion(vocabulary, random, 3));
+            all.extend(step_cases(vocabulary, random).into_iter().map(|(tokens, _)| tokens));
+            all.extend(left_padded_steps(vocabulary, random).map(|(tokens, _)| tokens));
+            for case in all {
+                assert!(
+                    case.batch <= MOST_ROWS && case.length <= MOST_TOKENS.min(limit),
+                    "{size} {limit}: {}",
+                    case.name
+                );
+                assert_eq!((case.ids.len(), case.mask.len()), (case.batch * case.length, case.batch * case.length));
+            }
+        }
+    }
 }

@@ -157,7 +157,7 @@ impl<'a> GraphCheck<'a> {
         let rounded = self.truth.reference.run_rounded(self.part, inputs, Some(&routing.routing))?;
         self.report.runs += 1;
         self.truth.watch.advance(1);
-        let moved = if self.truth.reference.rounds_to_f16() { &rounded.routing } else { &expected.routing };
+        let moved = if self.truth.reference.rounds_to_two_bytes() { &rounded.routing } else { &expected.routing };
         self.report.routing.add(case, &routing, &expected.routing, moved);
         for (name, expected) in &expected.outputs {
             let found = outputs.get(name).ok_or_else(|| CheckError::MissingOutput { name: name.clone() })?;

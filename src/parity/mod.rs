@@ -17,11 +17,11 @@ mod weights;
 
 use std::path::{Path, PathBuf};
 
-use moa_graphs::{Form, Options, Precision, WeightError, model::Model};
+use moa_graphs::{FloatType, Form, Options, Precision, WeightError, model::Model};
 use moa_schema::GateMode;
 
 pub use agreement::{Agreement, Expected, Yardstick, routing_of};
-pub use cases::Random;
+pub use cases::{MOST_ROWS, MOST_TOKENS, Random};
 pub use compare::{Comparison, Difference, Tolerance, ToleranceOptions};
 pub use graph_check::GraphReport;
 pub use instrument::expose_routing;
@@ -29,7 +29,7 @@ pub use routing::{Disagreement, MARGIN, RoutingComparison, output_name};
 pub use weights::{AuditError, WeightAudit};
 
 use crate::{
-    backend::{Backend, BackendError, BackendErrorKind},
+    backend::{Backend, BackendErrorKind},
     checkpoint::Checkpoint,
     export::{ExportError, import, metadata},
     onnx::{OnnxFile, ReadError, read_model, weight_bytes},
@@ -321,12 +321,19 @@ fn audit(files: &Files, model: &Model, watch: &dyn Watch) -> Result<Vec<FileAudi
 }
 
 fn run_backend(backend: &dyn Backend, files: &Files, model: &Model, truth: Truth<'_>, seed: u64) -> BackendReport {
+    let rounded = files.graphs.iter().find_map(|(_, file)| backend.rounds_to(file)).map(|to| match to {
+        moa_schema::FloatType::F32 => FloatType::Float32,
+        moa_schema::FloatType::F16 => FloatType::Float16,
+        moa_schema::FloatType::Bf16 => FloatType::Bfloat16,
+    });
+    let rounding = rounded.map(|to| truth.reference.rounding_to(to));
+    let truth = Truth { reference: rounding.as_ref().unwrap_or(truth.reference), ..truth };
     let mut report = BackendReport { backend: backend.name().into(), skipped: None, skip: None, graphs: Vec::new() };
     let mut checks = Vec::new();
     for (part, file) in &files.graphs {
         match GraphCheck::load(backend, file, (*part, files.last_logits), truth) {
             Ok(check) => checks.push(check),
-            Err(error) if is_skip(&error) => {
+            Err(error) if error.is_skip() => {
                 report.skipped = Some(error.to_string());
                 report.skip = Some((error.kind(), error.help()));
                 return report;
@@ -340,14 +347,6 @@ fn run_backend(backend: &dyn Backend, files: &Files, model: &Model, truth: Truth
     run_journeys(model, &mut checks, seed);
     report.graphs = checks.into_iter().map(GraphCheck::finish).collect();
     report
-}
-
-/// A backend that is not there or cannot take this form is skipped; one that breaks has failed.
-const fn is_skip(error: &BackendError) -> bool {
-    matches!(
-        error,
-        BackendError::RuntimeMissing { .. } | BackendError::RuntimeTooOld { .. } | BackendError::Unsupported { .. }
-    )
 }
 
 fn failed_graph(file: &OnnxFile, failure: String) -> GraphReport {

@@ -31,7 +31,7 @@ mod router;
 mod sequence;
 mod stored;
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use moa_graphs::{FloatType, Precision as Floats, WeightError, model::Model};
 
@@ -109,9 +109,9 @@ pub struct Evaluation {
 }
 
 /// A model with all weights as f64, rounded before where an export stores less.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Reference {
-    network: Network,
+    network: Arc<Network>,
     /// What a runtime rounds activations to.
     activations: Precision,
 }
@@ -143,10 +143,6 @@ impl Reference {
     /// As [`Self::new`].
     pub fn stored_as(model: &Model, floats: Floats) -> Result<Self, WeightError> {
         let stored = Stored::new(floats);
-        let activations = match floats.activations() {
-            FloatType::Float16 => Precision::Half,
-            _ => Precision::Single,
-        };
         let network = match model {
             Model::EncoderDecoder(model) => Network::EncoderDecoder(EncoderDecoder::new(model, stored)?),
             Model::MaskedLm(model) => Network::MaskedLm(MaskedLm::new(model, stored)?),
@@ -154,12 +150,18 @@ impl Reference {
             Model::Layer(model) => Network::Layer(MoaLayer::new(model, stored)?),
             Model::Transformer(_) | Model::TransformerMaskedLm(_) => Network::Baseline,
         };
-        Ok(Self { network, activations })
+        Ok(Self { network: Arc::new(network), activations: precision(floats.activations()) })
     }
 
-    /// Whether [`Self::run_rounded`] rounds to f16.
-    pub fn rounds_to_f16(&self) -> bool {
-        self.activations == Precision::Half
+    /// The same reference for a runtime that rounds activations to `to`.
+    #[must_use]
+    pub fn rounding_to(&self, to: FloatType) -> Self {
+        Self { activations: precision(to), ..self.clone() }
+    }
+
+    /// Whether [`Self::run_rounded`] rounds to a type of two bytes.
+    pub fn rounds_to_two_bytes(&self) -> bool {
+        matches!(self.activations, Precision::Half | Precision::Brain)
     }
 
     /// Evaluates one part of the model.
@@ -200,7 +202,7 @@ impl Reference {
 
     fn evaluate(&self, part: Part, inputs: Inputs<'_>, replay: Option<&Routing>) -> Result<Evaluation, ReferenceError> {
         let mut tape = Tape::new(replay);
-        let outputs = match (&self.network, part) {
+        let outputs = match (self.network.as_ref(), part) {
             (Network::EncoderDecoder(model), Part::Encoder) => model.encode(inputs, &mut tape)?,
             (Network::EncoderDecoder(model), Part::Decoder) => model.decode(inputs, &mut tape)?,
             (Network::MaskedLm(model), Part::Model) => model.run(inputs, &mut tape)?,
@@ -209,6 +211,14 @@ impl Reference {
             (network, part) => return Err(ReferenceError::NoSuchPart { family: network.family(), part }),
         };
         Ok(Evaluation { outputs, routing: tape.into_routing() })
+    }
+}
+
+const fn precision(activations: FloatType) -> Precision {
+    match activations {
+        FloatType::Float16 => Precision::Half,
+        FloatType::Bfloat16 => Precision::Brain,
+        FloatType::Float32 => Precision::Single,
     }
 }
 

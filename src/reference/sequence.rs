@@ -1,6 +1,9 @@
 //! Batches of vectors, masks, and heads of keys or values.
 
-use super::{math::Sums, stored::to_f16};
+use super::{
+    math::Sums,
+    stored::{to_bf16, to_f16},
+};
 use crate::tensor::{Tensor, TensorData, TensorShapeError};
 
 /// What vectors are rounded to whenever they are computed.
@@ -12,14 +15,16 @@ pub(super) enum Precision {
     Single,
     /// f16.
     Half,
+    /// bf16.
+    Brain,
 }
 
 impl Precision {
-    /// What sums are rounded to on the way to a vector: runtimes add products of f16 in f32.
+    /// What sums are rounded to on the way to a vector: runtimes add products of f16 and bf16 in f32.
     pub(super) const fn sums(self) -> Sums {
         match self {
             Self::Double => Sums::Double,
-            Self::Single | Self::Half => Sums::Single,
+            Self::Single | Self::Half | Self::Brain => Sums::Single,
         }
     }
 
@@ -30,6 +35,7 @@ impl Precision {
             Self::Double => {}
             Self::Single => values.iter_mut().for_each(|value| *value = f64::from(*value as f32)),
             Self::Half => values.iter_mut().for_each(|value| *value = to_f16(*value)),
+            Self::Brain => values.iter_mut().for_each(|value| *value = to_bf16(*value)),
         }
     }
 }

@@ -45,7 +45,7 @@ pub(super) fn to_f16(value: f64) -> f64 {
 }
 
 /// The nearest bf16, whose range is that of f32.
-fn to_bf16(value: f64) -> f64 {
+pub(super) fn to_bf16(value: f64) -> f64 {
     nearest(value, 8, -126)
 }
 

@@ -25,8 +25,12 @@ mod refused_files;
 mod refused_tensors;
 mod run;
 mod scene;
+#[path = "../support_onnx/mod.rs"]
+mod support_onnx;
 #[allow(dead_code, clippy::print_stdout)]
 #[path = "../../xtask/src/synthesize.rs"]
 mod synthesize;
+mod tensorrt;
+mod tensorrt_engines;
 mod usage;
 mod verify;

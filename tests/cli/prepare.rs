@@ -83,7 +83,7 @@ fn sizes_of_open_dimensions_make_the_shapes_of_an_engine() {
     scene.refuses(line, 2, &["--dim is missing for past_sequence"]);
     scene.refuses(&format!("{line} --dim length=1:1:1"), 2, &["`length`, which no input has", "batch, sequence"]);
     scene.refuses(&format!("{line} --dim past_sequence=9:7:8"), 2, &["MIN may not exceed OPT"]);
-    scene.refuses(&format!("{line} --dim past_sequence=9"), 2, &["expected NAME=MIN:OPT:MAX"]);
+    scene.refuses(&format!("{line} --dim past_sequence=9:9"), 2, &["expected NAME=MIN:OPT:MAX"]);
     let printed = scene.accepts(&format!("{line} --dim past_sequence=0:7:90"));
     for part in [
         "--minShapes=input_ids:1x1,attention_mask:1x1,encoder_attention_mask:1x2,past_key_values.0.decoder.key:1x1x0x32",
@@ -119,7 +119,6 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     for (line, code, parts) in [
         ("model.onnx -o x.onnx --gpu v100 --tensorrt 10.5", 4, "10.5 to 10.6 serves compute capability 7.5 and newer"),
         ("half.onnx -o x.onnx --gpu v100", 4, "the model is bf16, and v100 does not fit"),
-        ("half.onnx -o x.onnx --gpu a100", 4, "has matrices of bf16 and activations of f32"),
         ("half.onnx -o x.onnx --tensorrt 8.6", 4, "TensorRT 8.6 has no bfloat16, and the model is bf16"),
         ("model.onnx -o x.onnx --tensorrt 8.5", 4, "TensorRT 8.5 is too old: 8.6 is the oldest"),
         ("model.onnx -o x.onnx --tensorrt ten", 2, "expected a version such as 10.4"),
@@ -134,6 +133,30 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     }
     let printed = scene.accepts("prepare fp16.onnx -o x.onnx --gpu v100 --tensorrt 8.6");
     assert!(printed.contains(", fp16\n") && printed.contains(" --fp16 --minShapes=… "), "{printed}");
+}
+
+/// Activations of exports in bf16 are f32, and the plugin computes in one type.
+#[test]
+fn operators_of_a_bf16_export_compute_between_casts() {
+    let scene = Scene::with_fixture("nmt");
+    scene.accepts("ck -o out --dtype bf16");
+    let printed = scene.accepts("prepare out/decoder_model.onnx -o out/decoder.trt.onnx --gpu a100 --tensorrt 10.4");
+    assert!(printed.contains(", bf16\n") && printed.contains("--stronglyTyped"), "{printed}");
+    let file = read_model(&scene.path("out/decoder.trt.onnx")).unwrap();
+    let graph = file.graph().unwrap();
+    let reads_bf16 = |name: &String| {
+        let made = graph.node.iter().find(|node| node.output.contains(name));
+        made.is_some_and(|node| node.op_type == "Cast" && int(node, "to") == Some(16) || node.domain == "ai.moa")
+    };
+    let nodes = nodes(&scene, "out/decoder.trt.onnx");
+    assert!(!nodes.is_empty());
+    for node in &nodes {
+        assert!(reads_bf16(&node.input[0]), "{}", node.name);
+        let wide = graph.node.iter().filter(|cast| cast.op_type == "Cast" && cast.input[0] == node.output[0]);
+        assert_eq!(wide.map(|cast| int(cast, "to")).collect::<Vec<_>>(), [Some(1)], "{}", node.name);
+    }
+    let names = |file: &moa_export::onnx::OnnxFile| (file.inputs(), file.outputs());
+    assert_eq!(names(&file), names(&read_model(&scene.path("out/decoder_model.onnx")).unwrap()));
 }
 
 #[test]

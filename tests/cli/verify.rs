@@ -85,7 +85,7 @@ fn json_says_whether_it_passed() {
     let scene = exported("");
     let value = json(&scene.accepts("verify m.onnx --checkpoint ck --json -"));
     assert_eq!((&value["passed"], &value["family"]), (&true.into(), &"moa_layer".into()));
-    assert_eq!(value["backends"].as_array().unwrap().len(), 3);
+    assert_eq!(value["backends"].as_array().unwrap().len(), 4);
     let printed = scene.accepts("verify m.onnx --checkpoint ck --json report.json");
     assert!(printed.ends_with("\nverified\n"));
     assert_eq!(json(&String::from_utf8(scene.read("report.json")).unwrap()), value);

@@ -53,7 +53,7 @@ pub(crate) fn run(project: &Project) -> Result<bool, String> {
 /// `cargo xtask tensorrt test`: the tests of the plugin alone; true where none failed.
 pub(crate) fn run_tests(project: &Project) -> Result<bool, String> {
     match test(project)? {
-        Ok(tally) => {
+        Ok((tally, _)) => {
             println!("\n{tally}");
             Ok(tally.failed == 0)
         }
@@ -65,14 +65,15 @@ pub(crate) fn run_tests(project: &Project) -> Result<bool, String> {
 }
 
 /// Runs the program that plays TensorRT with the headers of `TENSORRT_ROOT` and with those that Cargo fetches, once for
-/// each plugin interface that they know; the inner error says why nothing was run.
-pub(crate) fn test(project: &Project) -> Result<Result<Tally, String>, String> {
+/// each plugin interface that they know, and the tests of the engine shim. Gives a folder of libraries that play TensorRT
+/// too; the inner error says why nothing was run.
+pub(crate) fn test(project: &Project) -> Result<Result<(Tally, PathBuf), String>, String> {
     let named = Headers::named()?;
     let fetched = Headers::fetched(project);
     if let (None, Err(why)) = (&named, &fetched) {
         return Ok(Err(why.clone()));
     }
-    let mut tally = Tally::default();
+    let (mut tally, mut fakes) = (Tally::default(), PathBuf::new());
     for headers in named.into_iter().chain(fetched) {
         // The old interface is declared by every release; only that of 8.6 may be shipped.
         let interfaces: &[&str] = if headers.major >= 10 { &["0", "1"] } else { &["1"] };
@@ -81,8 +82,9 @@ pub(crate) fn test(project: &Project) -> Result<Result<Tally, String>, String> {
             tally = tally + build.test(interface)?;
         }
         tally = tally + engine::test(&build)?;
+        fakes = engine::plain(&build)?;
     }
-    Ok(Ok(tally))
+    Ok(Ok((tally, fakes)))
 }
 
 /// A build folder and what to compile against.

@@ -65,7 +65,7 @@ fn run_stages(project: &Project, lines: &mut Vec<Line>) -> Result<(), String> {
     add(lines, "Rust: operator library", || cargo(&OPERATOR_CRATES))?;
     add(lines, "Rust: compiler", || cargo(&COMPILER_CRATES))?;
     add(lines, "Rust: xtask", || cargo(&["xtask"]))?;
-    plugin(project, lines)?;
+    plugin(project, &variables, lines)?;
     let newest = [Packages::Test, Packages::Runtime];
     let unittest = |packages: &[Packages]| python_test(project, &python, packages, &variables, "tests/python");
     add(lines, "Python", || unittest(&newest))?;
@@ -79,16 +79,33 @@ fn run_stages(project: &Project, lines: &mut Vec<Line>) -> Result<(), String> {
     Ok(())
 }
 
-/// The TensorRT plugin, where there are headers.
-fn plugin(project: &Project, lines: &mut Vec<Line>) -> Result<(), String> {
+/// The TensorRT plugin, where there are headers, and the program with libraries that play TensorRT.
+fn plugin(project: &Project, variables: &[(&'static str, OsString)], lines: &mut Vec<Line>) -> Result<(), String> {
     let title = "TensorRT plugin, on a host that plays TensorRT";
     let (tested, elapsed) = stage(title, || tensorrt::test(project));
-    let (tally, note) = match tested? {
-        Ok(tally) => (tally, None),
-        Err(why) => (Tally::SKIPPED, Some(format!("skipped: {why}"))),
-    };
-    lines.push(Line { title: title.into(), tally, elapsed, note });
-    Ok(())
+    let engines = "TensorRT engines of the program, on libraries that play TensorRT";
+    match tested? {
+        Ok((tally, fakes)) => {
+            lines.push(Line { title: title.into(), tally, elapsed, note: None });
+            let variables = [variables, &[("MOA_TENSORRT_FAKES", fakes.into_os_string())]].concat();
+            add(lines, engines, || engine_test(project, &variables))
+        }
+        Err(why) => {
+            skip(lines, title, &why);
+            skip(lines, engines, &why);
+            Ok(())
+        }
+    }
+}
+
+/// The tests that need such libraries.
+fn engine_test(project: &Project, variables: &[(&str, OsString)]) -> Result<Tally, String> {
+    let words = ["test", "--release", "-p", "moa-export", "--test", "cli", "--", "--ignored", "tensorrt_engines"];
+    let mut command = project.cargo(words);
+    command.envs(variables.iter().map(|(name, value)| (name, value)));
+    let mut tally = Tally::default();
+    let status = process::watch(&mut command, Stream::Stdout, |line| tally = tally + Tally::of_cargo_line(line))?;
+    Ok(tally.confirmed(status.success()))
 }
 
 const OPTIMUM: &str = "Python, with Optimum";

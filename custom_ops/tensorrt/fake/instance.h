@@ -41,6 +41,9 @@ public:
                          const std::vector<void *> &to, void *workspace, cudaStream_t stream) = 0;
 };
 
+// ONNX's Cast, which needs no plugin.
+std::unique_ptr<Instance> cast_of(const Node &node);
+
 nvinfer1::PluginTensorDesc plain(nvinfer1::DataType type, const nvinfer1::Dims &dims);
 
 }  // namespace fake

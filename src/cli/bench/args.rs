@@ -4,12 +4,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::cli::args::BackendArgument;
+use crate::cli::{args::BackendArgument, tensorrt_args::TensorRtArguments};
 
 const NOTES: &str = "\
 What is timed: the runtime's own call, inputs bound before it, outputs left where the runtime puts them. Models and \
 backends of one point take turns (A B A B ...) in one process; a ratio is the median of the turns' ratios to the first \
-model on the first backend, with a 95 % interval between order statistics.
+model on the first backend, with a 95 % interval between order statistics. With TensorRT, inputs and outputs stay on the \
+device, and a call ends when the GPU has finished; its engine is built for the sizes of all points and tuned for the largest.
 
 A turn is a call that is not timed, where others were called before, and 1 to 5 timed ones.
 Warm-up: until the medians of the last 8 calls and of the 8 before differ by at most 5 % for everybody.
@@ -112,6 +113,8 @@ pub(in crate::cli) struct BenchArguments {
     /// Replace existing files
     #[arg(long)]
     pub(super) force: bool,
+    #[command(flatten)]
+    pub(super) tensorrt: TensorRtArguments,
 }
 
 /// What `--routing` means, before a trace is read.

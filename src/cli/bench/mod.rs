@@ -16,16 +16,18 @@ use super::{
     print_result,
     progress::{BenchProgress, VerifyProgress},
     report_file::ReportFile,
-    run::backend,
+    run::{BackendOptions, backend},
 };
 use crate::{
-    backend::{self, Backend, OrtOptions},
+    backend::{self, Backend, OrtOptions, Ranges, Survey},
     checkpoint::Checkpoint,
+    engine::{Device, Sizes},
     latency::{
         BenchResult, Change, Choice, Grid, LatencyError, Library, Machine, Model, Moment, Options, Outcome, Plan,
         Receipt, Setup, Threads, Verdict, bench, compare, hash_file, now,
     },
     parity::{GraphReport, ToleranceOptions, VerifyOptions, verify_watched},
+    tensor::NamedTensors,
     tensor_file,
 };
 
@@ -43,10 +45,13 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     let threads = arguments.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let named = !arguments.backends.is_empty();
     let chosen = if named { arguments.backends.as_slice() } else { &DEFAULT_BACKENDS };
-    let backends = chosen
-        .iter()
-        .map(|choice| backend(*choice, Some(threads), arguments.library.clone()))
-        .collect::<Result<Vec<_>, _>>()?;
+    let inputs = arguments.inputs.as_deref().map(tensor_file::read).transpose()?;
+    let backend_options = BackendOptions {
+        threads: Some(threads),
+        library: arguments.library.clone(),
+        tensorrt: arguments.tensorrt.options(timed_ranges(arguments, &models, inputs.as_ref())),
+    };
+    let backends = chosen.iter().map(|choice| backend(*choice, &backend_options)).collect::<Result<Vec<_>, _>>()?;
     if let Some(twice) = chosen.iter().enumerate().find(|(index, choice)| chosen[..*index].contains(choice)) {
         return Err(Failure::usage(format!("backend {} is named twice", backends[twice.0].name()), None));
     }
@@ -60,7 +65,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
         bodies: bodies.as_deref(),
         ort,
         grid: grid(arguments)?,
-        inputs: arguments.inputs.as_deref().map(tensor_file::read).transpose()?,
+        inputs,
         choice: choice(&arguments.routing)?,
         seed: arguments.seed,
         plan: plan(arguments),
@@ -81,6 +86,28 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     outputs.write(arguments, &result, changes.as_ref().ok().and_then(Option::as_deref))?;
     let slower = changes?.iter().flatten().any(|change| change.outcome == Outcome::Slower);
     Ok(if slower { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Sizes that hold every point, tuned for the largest.
+fn timed_ranges(arguments: &BenchArguments, models: &[Model], inputs: Option<&NamedTensors>) -> Ranges {
+    if let Some(inputs) = inputs {
+        let parts = models.iter().flat_map(|model| &model.parts);
+        return parts.fold(Ranges::default(), |ranges, (_, file)| ranges.holding(file, inputs));
+    }
+    let range = |sizes: &[usize]| {
+        let (least, most) = (sizes.iter().min().copied().unwrap_or(1), sizes.iter().max().copied().unwrap_or(1));
+        [least, most, most].map(|size| size as u64)
+    };
+    let longest = arguments.seq.iter().max().copied().unwrap_or(1) + arguments.past.iter().max().copied().unwrap_or(0);
+    let sources = if arguments.source.is_empty() { vec![longest] } else { arguments.source.clone() };
+    let tokens = [arguments.seq.clone(), sources].concat();
+    let named = arguments.dim.iter().map(|(name, size)| Sizes { name: name.clone(), sizes: [*size as u64; 3] });
+    Ranges {
+        batch: range(&arguments.batch),
+        past: range(&arguments.past),
+        tokens: range(&tokens),
+        named: named.collect(),
+    }
 }
 
 /// What is wrong with the names of outputs, before anything is timed.
@@ -228,11 +255,33 @@ fn libraries(setup: &Setup<'_>) -> Vec<Library> {
             sha256: Some(sha256),
         }));
     }
+    if named("tensorrt") {
+        libraries.extend(tensorrt_libraries());
+    }
     #[cfg(feature = "tract")]
     if named("tract") {
         libraries.push(Library { name: "tract".into(), version: backend::TRACT_VERSION.into(), sha256: None });
     }
     libraries
+}
+
+/// TensorRT and our plugin.
+fn tensorrt_libraries() -> Vec<Library> {
+    let Survey { plugin, built_for, tensorrt, device } = Survey::make();
+    let hash = |path: &Path| hash_file(path).ok().map(|(sha256, _)| sha256);
+    let on = |device: Device| format!(" on {}, compute capability {}", device.name, device.capability);
+    let place = device.map_or_else(|_| String::new(), on);
+    let runtime = tensorrt.ok().map(|(version, path)| Library {
+        name: "TensorRT".into(),
+        version: version + &place,
+        sha256: path.as_deref().and_then(hash),
+    });
+    let plugin = plugin.ok().zip(built_for.ok()).map(|(path, target)| Library {
+        name: "libmoa_tensorrt".into(),
+        version: format!("for {target}"),
+        sha256: hash(&path),
+    });
+    runtime.into_iter().chain(plugin).collect()
 }
 
 fn read_result(path: &Path) -> Result<BenchResult, Failure> {

@@ -42,6 +42,11 @@ impl DataFiles {
         self.0.is_empty()
     }
 
+    /// Names of the files, in order.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+
     /// The values of a tensor.
     pub(super) fn values(&self, path: &Path, tensor: &TensorProto) -> Result<Bytes, ReadError> {
         let size = tensor::byte_size(tensor).map_err(|fault| fault.at(path))?;

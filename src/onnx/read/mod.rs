@@ -148,6 +148,11 @@ impl OnnxFile {
         !self.data.is_empty()
     }
 
+    /// Files of weights beside the model, by name.
+    pub fn data_files(&self) -> Vec<PathBuf> {
+        self.data.names().map(|name| self.path.with_file_name(name)).collect()
+    }
+
     /// Inputs that a run must be given: those without a default value.
     pub fn inputs(&self) -> Vec<ValueInfo> {
         let Some(graph) = self.graph() else { return Vec::new() };

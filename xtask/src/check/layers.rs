@@ -18,22 +18,23 @@ const fn module(name: &'static str, may_name: &'static [&'static str], never: &'
 }
 
 /// The table of ARCHITECTURE.md.
-const MODULES: [Module; 17] = [
+const MODULES: [Module; 18] = [
     module("checkpoint", &[], &[]),
     module("onnx", &[], &[]),
+    module("digest", &[], &["moa_graphs", "moa_schema"]),
     module("tensor", &[], &["moa_graphs", "moa_schema"]),
     module("tensor_file", &["tensor"], &["moa_graphs", "moa_schema"]),
     module("text", &[], &["moa_graphs", "moa_schema"]),
     module("side_files", &["text"], &[]),
-    module("engine", &["onnx"], &["moa_graphs"]),
+    module("engine", &["digest", "onnx"], &["moa_graphs"]),
     module("export", &["checkpoint", "onnx", "side_files"], &[]),
     module("inspect", &["export", "onnx"], &["moa_graphs::graph", "moa_graphs::lower"]),
     module("report", &[], &["moa_graphs", "moa_schema"]),
     module("reference", &["tensor"], &["moa_graphs::graph", "moa_graphs::lower"]),
-    module("backend", &["onnx", "tensor"], &["moa_graphs"]),
+    module("backend", &["digest", "engine", "onnx", "tensor"], &["moa_graphs"]),
     module("parity", &["backend", "checkpoint", "export", "onnx", "reference", "tensor"], &[]),
     module("profile", &["backend", "onnx", "parity", "tensor"], &["moa_graphs"]),
-    module("latency", &["backend", "onnx", "parity", "tensor"], &["moa_graphs"]),
+    module("latency", &["backend", "digest", "onnx", "parity", "tensor"], &["moa_graphs"]),
     module("generate", &["backend", "onnx", "text"], &["moa_graphs"]),
     module(
         "cli",

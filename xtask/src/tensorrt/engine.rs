@@ -6,13 +6,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Build, SANITIZERS, counted};
+use super::{Build, FOLDERS, SANITIZERS, counted};
 use crate::{process, tally::Tally};
 
-/// Sources of the emulator, in `custom_ops/cuda`; the element types are those of the tests' models.
-const EMULATED: [&str; 5] = [
+/// Sources of the emulator, in `custom_ops/cuda`.
+const EMULATED: [&str; 6] = [
     "kernels/f32.cu",
     "kernels/f16.cu",
+    "kernels/bf16.cu",
     "kernels/emulator/block.cpp",
     "kernels/emulator/warp.cpp",
     "fake/emulated.cpp",
@@ -21,7 +22,7 @@ const EMULATED: [&str; 5] = [
 /// Builds everything into a folder of its own, which a program then has in `LD_LIBRARY_PATH`, and runs the tests there.
 pub(super) fn test(build: &Build<'_>) -> Result<Tally, String> {
     let interface = build.interface();
-    let folder = build.out.join(format!("engine-{}", build.headers.version()));
+    let folder = folder(build);
     fs::create_dir_all(&folder).map_err(at(&folder))?;
     let tested = build.test_folder(interface).join("libmoa_tensorrt.so");
     copy(&tested, &folder.join("libmoa_tensorrt.so"))?;
@@ -44,6 +45,27 @@ pub(super) fn test(build: &Build<'_>) -> Result<Tally, String> {
     counted(&mut run)
 }
 
+/// Where the tests lie.
+fn folder(build: &Build<'_>) -> PathBuf {
+    build.out.join(format!("engine-{}", build.headers.version()))
+}
+
+/// Builds the same libraries without sanitizers, for programs that have none, beside the emulator and the archive that the
+/// tests left; the folder.
+pub(super) fn plain(build: &Build<'_>) -> Result<PathBuf, String> {
+    let place = build.out.join("fakes");
+    fs::create_dir_all(&place).map_err(at(&place))?;
+    let define = format!("-DMOA_PLUGIN_V2={}", build.interface());
+    let options = ["-O1", &define];
+    let library = build.library("libmoa_tensorrt_plain.so", &FOLDERS, &options)?;
+    fs::rename(&library, place.join("libmoa_tensorrt.so")).map_err(at(&library))?;
+    fakes(build, &place, &options)?;
+    for name in ["libmoa_cuda.so", "libemulated.so", "kernels.bin"] {
+        copy(&folder(build).join(name), &place.join(name))?;
+    }
+    Ok(place)
+}
+
 /// Compiles the libraries that play TensorRT and the driver, and folders that lack one or have another.
 fn fakes(build: &Build<'_>, folder: &Path, options: &[&str]) -> Result<(), String> {
     let major = build.headers.major;
@@ -57,7 +79,7 @@ fn fakes(build: &Build<'_>, folder: &Path, options: &[&str]) -> Result<(), Strin
         command.arg(format!("-Wl,-soname,{soname}")).arg("-o").arg(&target);
         process::run(&mut command).map(|()| target)
     };
-    let runtime = ["builder.cpp", "execution.cpp", "instance.cpp", "model.cpp", "network.cpp", "plan.cpp"];
+    let runtime = ["builder.cpp", "cast.cpp", "execution.cpp", "instance.cpp", "model.cpp", "network.cpp", "plan.cpp"];
     let nvinfer = library(&runtime, &format!("libnvinfer.so.{major}"), None)?;
     library(&["parser.cpp"], &format!("libnvonnxparser.so.{major}"), Some(&nvinfer))?;
     library(&["driver.cpp"], "libcuda.so.1", None)?;

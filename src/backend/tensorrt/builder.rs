@@ -1,0 +1,158 @@
+//! From a model to a plan and its lock.
+
+use std::fs;
+use std::path::Path;
+
+use prost::Message;
+
+use super::{
+    EngineError, Installation,
+    door::{BuildRequest, Engine, OnProgress},
+};
+use crate::{
+    digest::{sha256, sha256_of_file},
+    engine::{
+        BuildOptions, Cache, Cached, Dtype, InputShapes, ModelHash, PlanLock, PrepareError, Recipe, dtype_of, must_be,
+        prepare,
+    },
+    onnx::OnnxFile,
+};
+
+/// A plan with its lock.
+#[derive(Debug)]
+pub struct Plan {
+    /// The bytes that TensorRT loads.
+    pub bytes: Vec<u8>,
+    /// What they were built from.
+    pub lock: PlanLock,
+    /// The timing cache as the build left it; absent where the plan comes out of a cache.
+    pub timing_cache: Option<Vec<u8>>,
+}
+
+/// How a plan is made.
+#[derive(Clone, Default)]
+pub struct PlanRequest<'a> {
+    /// Shapes that it serves, input by input.
+    pub profile: Vec<InputShapes>,
+    /// How TensorRT builds.
+    pub options: BuildOptions,
+    /// The timing cache of an earlier build.
+    pub timing_cache: Option<&'a [u8]>,
+    /// Where engines are kept.
+    pub cache: Option<&'a Cache>,
+    /// Is told the steps of the build (phase, step, steps), and says whether it is to end.
+    pub progress: Option<OnProgress<'a>>,
+    /// Is told what the user should know and what is no error.
+    pub notice: Option<&'a dyn Fn(&str)>,
+}
+
+/// A model as TensorRT is given it.
+pub(super) struct Given {
+    bytes: Vec<u8>,
+    pub(super) hash: ModelHash,
+    pub(super) dtype: Dtype,
+}
+
+impl Installation {
+    /// The model as this TensorRT is given it.
+    pub(super) fn given(&self, file: &OnnxFile) -> Result<Given, EngineError> {
+        let dtype = dtype_of(file);
+        must_be(self.device(), None, self.release(), dtype)?;
+        let bytes = match prepare(file.model(), Some(self.release())) {
+            Ok(prepared) => file.with_model(prepared.model)?.model().encode_to_vec(),
+            Err(PrepareError::NothingToDo | PrepareError::Done { .. }) => file.model().encode_to_vec(),
+            Err(error) => return Err(error.into()),
+        };
+        let mut data = Vec::new();
+        for path in file.data_files() {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let hash = sha256_of_file(&path).map_err(|source| EngineError::Io { path: path.clone(), source })?;
+            data.push((name, hash.0));
+        }
+        let hash = ModelHash { sha256: sha256(&bytes), data };
+        Ok(Given { bytes, hash, dtype })
+    }
+
+    /// The plan of a model: out of the cache where it is there, else built, which takes minutes.
+    ///
+    /// # Errors
+    ///
+    /// Where the model does not fit this GPU or release, where TensorRT refuses it, and where the build fails.
+    pub fn plan(&self, file: &OnnxFile, request: &PlanRequest<'_>) -> Result<Plan, EngineError> {
+        let given = self.given(file)?;
+        let recipe = Recipe {
+            model: given.hash.clone(),
+            plugin: self.plugin().clone(),
+            machine: self.machine().clone(),
+            dtype: given.dtype.name().to_owned(),
+            profile: request.profile.clone(),
+            options: request.options,
+        };
+        let say = |text: &str| request.notice.map_or((), |notice| notice(text));
+        match request.cache.map(|cache| cache.find(&recipe.key())) {
+            Some(Cached::Plan(bytes, lock)) => return Ok(Plan { bytes, lock: *lock, timing_cache: None }),
+            Some(Cached::Damaged(why)) => say(&format!("the cached engine is not used and is built anew: {why}")),
+            Some(Cached::Nothing) | None => {}
+        }
+        let plan = self.build(file, &given, recipe, request)?;
+        if let Some(Err(error)) = request.cache.map(|cache| cache.keep(&plan.bytes, &plan.lock)) {
+            say(&format!("the engine is not kept in the cache: {error}"));
+        }
+        Ok(plan)
+    }
+
+    fn build(
+        &self,
+        file: &OnnxFile,
+        given: &Given,
+        recipe: Recipe,
+        request: &PlanRequest<'_>,
+    ) -> Result<Plan, EngineError> {
+        let path = std::path::absolute(file.path()).unwrap_or_else(|_| file.path().to_path_buf());
+        let built = self.tensorrt.build(&BuildRequest {
+            model: &given.bytes,
+            model_path: file.has_external_data().then_some(path.as_path()),
+            profile: &request.profile,
+            tf32: request.options.tf32,
+            workspace_bytes: request.options.workspace_bytes,
+            optimization_level: request.options.optimization_level,
+            timing_cache: request.timing_cache,
+            progress: request.progress.filter(|_| self.tells_progress()),
+        });
+        let built = built.map_err(|error| EngineError::of("build the engine", error))?;
+        let mut lock = PlanLock::new(recipe, &built.plan);
+        lock.cuda_driver = Some(self.driver());
+        if !file.is_modified() {
+            lock.source_sha256 = sha256_of_file(file.path()).ok().map(|(hash, _)| hash);
+        }
+        // A plan that does not load is no plan; its layers are told as far as TensorRT tells them.
+        let engine = self.engine(&built.plan)?;
+        lock.layers = engine.layers().ok().and_then(|text| serde_json::from_str(&text).ok());
+        Ok(Plan { bytes: built.plan, lock, timing_cache: Some(built.timing_cache) })
+    }
+
+    /// Loads a plan whose lock was checked.
+    pub(super) fn engine(&self, plan: &[u8]) -> Result<Engine, EngineError> {
+        self.tensorrt.engine(plan).map_err(|error| EngineError::of("load the plan", error))
+    }
+
+    /// Reads the plan at `path`. Unless it is trusted, its lock must say that it is whole and fits what is here.
+    ///
+    /// # Errors
+    ///
+    /// Where it cannot be read, and where the lock is missing or says otherwise.
+    pub fn read_plan(&self, path: &Path, is_trusted: bool) -> Result<(Vec<u8>, Option<PlanLock>), EngineError> {
+        let bytes = fs::read(path).map_err(|source| EngineError::Io { path: path.to_path_buf(), source })?;
+        let lock = fs::read(PlanLock::path_of(path)).ok();
+        let locked = PlanLock::read(path, lock.as_deref()).and_then(|lock| {
+            lock.must_hold(path, &bytes)?;
+            lock.must_fit(path, self.machine(), self.plugin())?;
+            Ok(lock)
+        });
+        match locked {
+            Ok(lock) => Ok((bytes, Some(lock))),
+            Err(_) if is_trusted => Ok((bytes, None)),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

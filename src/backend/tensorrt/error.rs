@@ -1,0 +1,221 @@
+//! Why an engine could not be built, loaded or run.
+
+use std::{io, path::PathBuf};
+
+use super::door::{Code, DoorError};
+use crate::{
+    backend::BackendErrorKind,
+    engine::{ChoiceError, LockError, PrepareError, ProfileError},
+    onnx::ReadError,
+};
+
+/// Most errors of TensorRT or its parser that one message quotes.
+const QUOTED: usize = 3;
+
+/// An engine could not be built, loaded or run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// A library, driver or device is missing.
+    #[error("{text}")]
+    Missing {
+        /// What is missing, and where it was looked for.
+        text: String,
+    },
+    /// The TensorRT that was found is of another major version than the plugin.
+    #[error("{text}")]
+    OtherRelease {
+        /// Both versions.
+        text: String,
+    },
+    /// Model, GPU, release and device do not go together.
+    #[error(transparent)]
+    Choice(#[from] ChoiceError),
+    /// The model cannot be prepared for TensorRT.
+    #[error(transparent)]
+    Prepare(#[from] PrepareError),
+    /// Sizes and model do not fit.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// TensorRT's parser does not take the model.
+    #[error("{text}")]
+    Model {
+        /// Its errors.
+        text: String,
+    },
+    /// A shape that the engine does not serve.
+    #[error("{text}")]
+    Shape {
+        /// Which.
+        text: String,
+    },
+    /// The lock of a plan is missing, or contradicts it.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// The plan was built from another model.
+    #[error("{} was built from another model than {}", plan.display(), model.display())]
+    OtherModel {
+        /// The plan.
+        plan: PathBuf,
+        /// The model.
+        model: PathBuf,
+    },
+    /// The bytes are no plan, or not all of one.
+    #[error("{text}")]
+    Plan {
+        /// What TensorRT said.
+        text: String,
+    },
+    /// The plan is of another release of TensorRT or of another GPU.
+    #[error("{text}")]
+    OtherMachine {
+        /// What TensorRT said.
+        text: String,
+    },
+    /// TensorRT, or this program, does not do that.
+    #[error("{text}")]
+    Unsupported {
+        /// What.
+        text: String,
+    },
+    /// Host or device have too little memory.
+    #[error("{text}")]
+    Memory {
+        /// What TensorRT said.
+        text: String,
+    },
+    /// The build was told to end.
+    #[error("the build was interrupted")]
+    Cancelled,
+    /// A file could not be read.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// A model file could not be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// TensorRT failed otherwise.
+    #[error("TensorRT failed to {stage}: {text}")]
+    Failed {
+        /// What it was to do.
+        stage: &'static str,
+        /// What it said.
+        text: String,
+    },
+}
+
+impl EngineError {
+    /// What the library refused while it was to do `stage`.
+    pub(super) fn of(stage: &'static str, error: DoorError) -> Self {
+        let text = one_line(&error.text);
+        match error.code {
+            Code::Missing => Self::Missing { text },
+            Code::Incompatible if stage == OPEN => Self::OtherRelease { text },
+            Code::Incompatible => Self::OtherMachine { text },
+            Code::Model => Self::Model { text },
+            Code::Profile => Self::Shape { text },
+            Code::Plan => Self::Plan { text },
+            Code::Unsupported => Self::Unsupported { text },
+            Code::Memory => Self::Memory { text },
+            Code::Cancelled => Self::Cancelled,
+            Code::Argument | Code::Runtime | Code::Driver | Code::Internal => Self::Failed { stage, text },
+        }
+    }
+
+    /// Class of the error.
+    pub const fn kind(&self) -> BackendErrorKind {
+        match self {
+            Self::Missing { .. } | Self::OtherRelease { .. } => BackendErrorKind::Runtime,
+            Self::Choice(_)
+            | Self::Prepare(_)
+            | Self::Model { .. }
+            | Self::OtherMachine { .. }
+            | Self::Unsupported { .. }
+            | Self::Lock(LockError::OtherMachine { .. }) => BackendErrorKind::Unsupported,
+            Self::Profile(_) | Self::Shape { .. } => BackendErrorKind::Input,
+            Self::Lock(_) | Self::OtherModel { .. } | Self::Plan { .. } | Self::Io { .. } | Self::Read(_) => {
+                BackendErrorKind::Model
+            }
+            Self::Memory { .. } | Self::Cancelled | Self::Failed { .. } => BackendErrorKind::Failed,
+        }
+    }
+
+    /// Whether TensorRT is not there, or cannot take such a model here; anything else is a failure.
+    pub const fn is_skip(&self) -> bool {
+        matches!(self, Self::Missing { .. } | Self::OtherRelease { .. } | Self::Choice(_) | Self::Prepare(_))
+    }
+
+    /// What the user can do, where that is known.
+    pub fn help(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::Missing { .. } => {
+                "`moa-export ops` shows what was found; set TENSORRT_ROOT to an installation of TensorRT, or \
+                 python3 -m pip install tensorrt"
+            }
+            Self::OtherRelease { .. } => {
+                "set TENSORRT_ROOT to a TensorRT of that major version, or build the plugin for this one: \
+                 TENSORRT_ROOT=… cargo xtask tensorrt"
+            }
+            Self::Choice(ChoiceError::OtherDevice { .. }) => "build on a machine with that GPU, or give --gpu auto",
+            Self::Choice(_) => "`moa-export plan` shows what fits; export with another --dtype",
+            Self::Prepare(error) => error.help(),
+            Self::Profile(ProfileError::Unnamed { .. }) => "give the model's dimensions names",
+            Self::Profile(_) => "give --dim NAME=MIN:OPT:MAX for every dimension that the model leaves open",
+            Self::Model { .. } => "models that `moa-export` exports are taken in every form; try --form standard",
+            Self::Shape { .. } => "build the engine with --dim NAME=MIN:OPT:MAX that holds these sizes",
+            Self::Lock(LockError::OtherMachine { .. }) | Self::OtherMachine { .. } => {
+                "build the plan again here, with `moa-export build`"
+            }
+            Self::Lock(_) => "build the plan again, or give --trust-plan where you know that it is yours",
+            Self::OtherModel { .. } => "give the plan that was built from this model, or leave out --plan",
+            Self::Plan { .. } => "the file was cut off or is no plan: build it again with `moa-export build`",
+            Self::Memory { .. } => "free the GPU, give smaller --dim sizes, or limit TensorRT with --workspace",
+            Self::Unsupported { .. } | Self::Cancelled | Self::Io { .. } | Self::Failed { .. } => return None,
+            Self::Read(error) => return error.help(),
+        })
+    }
+}
+
+/// Stage of opening TensorRT.
+pub(super) const OPEN: &str = "open TensorRT";
+
+/// The first line, and the next ones behind it, as far as a message is read.
+fn one_line(text: &str) -> String {
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let first = lines.next().unwrap_or("it does not say why").to_owned();
+    let more: Vec<&str> = lines.filter(|line| !first.ends_with(*line)).collect();
+    if more.is_empty() {
+        return first;
+    }
+    let quoted = more.iter().take(QUOTED).copied().collect::<Vec<_>>().join("; ");
+    match more.len().saturating_sub(QUOTED) {
+        0 => format!("{first} ({quoted})"),
+        left => format!("{first} ({quoted}; and {left} more)"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_lines_become_one() {
+        assert_eq!(one_line("refused"), "refused");
+        assert_eq!(one_line("refused\n"), "refused");
+        assert_eq!(one_line("refused: a\na\n"), "refused: a");
+        assert_eq!(one_line("refused\na\n b \nc\nx\ny"), "refused (a; b; c; and 2 more)");
+        assert_eq!(one_line(""), "it does not say why");
+    }
+
+    #[test]
+    fn another_release_is_told_from_a_plan_of_another_release() {
+        let error = |stage| EngineError::of(stage, DoorError { code: Code::Incompatible, text: "x".into() });
+        assert_eq!(error(OPEN).kind(), BackendErrorKind::Runtime);
+        assert_eq!(error("load the plan").kind(), BackendErrorKind::Unsupported);
+        assert!(error(OPEN).is_skip() && !error("load the plan").is_skip());
+    }
+}

@@ -1,0 +1,357 @@
+//! `moa-export build`.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use clap::{Args, builder::PossibleValuesParser};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::{
+    Failure,
+    plan::PlanDtype,
+    print_result,
+    run::output_place,
+    table::size,
+    tensorrt_args::{CacheArguments, note},
+    watch::Interruption,
+};
+use crate::{
+    backend::{EngineError, Installation, Plan, PlanRequest},
+    engine::{
+        BuildOptions, GPUS, Gpu, InputShapes, PlanLock, ProfileError, Sizes, dtype_of, must_be, must_fit, open_dims,
+        shapes,
+    },
+    latency::PARTS,
+    onnx::{OnnxFile, Staging, WriteError, read_model},
+};
+
+const DETAILS: &str = "\
+An engine is built on the GPU that will run it, by the TensorRT and the plugin that are here (`moa-export ops` shows \
+them). Every form is taken: bodies of our operators are stripped as `moa-export prepare` does. Types are those of the \
+model; export with --dtype fp16 for an engine in fp16. Sizes between MIN and MAX are served, and OPT is what the engine \
+is tuned for.
+
+Beside PLAN, PLAN.lock.json says what the plan was built from and what it needs: hashes of model, plugin, kernels and \
+plan, versions, GPU, sizes, options, layers with their tactics. `run`, `verify` and `bench` load a plan only where the \
+lock matches, or with --trust-plan: a plan is executable code, so load your own. Engines are kept in a cache, which may \
+be deleted at any time; a build that was done before ends at once.
+
+Examples:
+  moa-export build model.onnx -o model.plan --dim batch=1:1:8 --dim sequence=1:128:512
+  moa-export build OUT -o PLANS --gpu h200 --dim batch=1:1:8 --dim source=1:64:256 --dim sequence=1:1:64 \
+--dim past_sequence=0:64:256
+  moa-export run model.plan --inputs in.safetensors --outputs out.safetensors
+  moa-export verify model.onnx --checkpoint CHECKPOINT --backends tensorrt --plan model.plan";
+
+const AUTO: &str = "auto";
+
+#[derive(Debug, Args)]
+#[command(after_help = DETAILS)]
+pub(super) struct BuildArguments {
+    /// Model file, or the folder of an export
+    model: PathBuf,
+    /// Plan to write; for a folder, the folder of the plans
+    #[arg(short, long, value_name = "PLAN")]
+    output: PathBuf,
+    /// GPU that the engine is for, which must be the one here; `auto` is any
+    #[arg(long, value_name = "GPU", default_value = AUTO, ignore_case = true)]
+    #[arg(value_parser = PossibleValuesParser::new(gpu_names()))]
+    gpu: String,
+    /// Smallest, most frequent and largest size of a dimension that the model leaves open, or one size; repeatable
+    #[arg(long = "dim", value_name = "NAME=MIN:OPT:MAX")]
+    dims: Vec<Sizes>,
+    /// Shapes as `trtexec` takes them
+    #[arg(long, aliases = ["minShapes", "opt", "optShapes", "max", "maxShapes"], num_args = 1.., hide = true)]
+    min: Vec<String>,
+    /// Type that the model must have [default: any]
+    #[arg(long, value_enum)]
+    dtype: Option<PlanDtype>,
+    /// Let products of fp32 round their factors to TF32, which `verify` does not take for equal
+    #[arg(long)]
+    tf32: bool,
+    /// Most memory that a layer of TensorRT's own may use while it runs, such as 512M or 4G [default: TensorRT's choice]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    workspace: Option<u64>,
+    /// Effort of the search for fast kernels, 1 to 5 [default: TensorRT's choice]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=5))]
+    optimization_level: Option<u32>,
+    /// Timings of earlier builds: read where it is there, and written with those of this build
+    #[arg(long, value_name = "FILE")]
+    timing_cache: Option<PathBuf>,
+    #[command(flatten)]
+    cache: CacheArguments,
+    /// Replace existing files
+    #[arg(long)]
+    force: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn gpu_names() -> Vec<&'static str> {
+    GPUS.iter().map(|gpu| gpu.name).chain([AUTO]).collect()
+}
+
+/// Reads a number of bytes, with the letter of a power of 1024.
+fn bytes(text: &str) -> Result<u64, String> {
+    let expected = || "expected a number of bytes, such as 512M or 4G".to_owned();
+    let upper = text.to_ascii_uppercase();
+    let number = upper.trim_end_matches("IB").trim_end_matches('B');
+    let (digits, shift) = match number.char_indices().last() {
+        Some((at, 'K')) => (&number[..at], 10),
+        Some((at, 'M')) => (&number[..at], 20),
+        Some((at, 'G')) => (&number[..at], 30),
+        _ => (number, 0),
+    };
+    let count: u64 = digits.parse().map_err(|_| expected())?;
+    count.checked_mul(1 << shift).filter(|bytes| *bytes > 0).ok_or_else(expected)
+}
+
+/// One graph on its way to a plan.
+struct Graph {
+    file: OnnxFile,
+    /// Name of the plan's file.
+    plan: String,
+    shapes: Vec<InputShapes>,
+}
+
+/// What became of a graph.
+struct Done {
+    plan: Plan,
+    path: PathBuf,
+    elapsed: Duration,
+}
+
+pub(super) fn run(arguments: &BuildArguments) -> Result<ExitCode, Failure> {
+    if !arguments.min.is_empty() {
+        let message = "an engine's sizes are given by the names of the model's dimensions";
+        return Err(Failure::usage(message, Some("give --dim NAME=MIN:OPT:MAX, such as --dim batch=1:1:8")));
+    }
+    let gpu = GPUS.into_iter().find(|gpu| gpu.name.eq_ignore_ascii_case(&arguments.gpu));
+    let (folder, graphs) = graphs(arguments)?;
+    for graph in &graphs {
+        dtype_fits(arguments, gpu.as_ref(), &graph.file)?;
+    }
+    let lock_of = |plan: &String| PlanLock::path_of(Path::new(plan)).display().to_string();
+    let names: Vec<String> = graphs.iter().flat_map(|graph| [graph.plan.clone(), lock_of(&graph.plan)]).collect();
+    let timings = arguments.timing_cache.as_deref().map(TimingCache::open).transpose()?;
+    let here = Installation::open()?;
+    for graph in &graphs {
+        must_be(here.device(), gpu.as_ref(), here.release(), dtype_of(&graph.file)).map_err(EngineError::from)?;
+    }
+    let interruption = Interruption::of_build(&arguments.output)?;
+    let mut staging = Staging::begin(&folder, &names, arguments.force)?;
+    let mut done = Vec::new();
+    let mut known = timings.as_ref().map(|timings| timings.bytes.clone());
+    for graph in &graphs {
+        let start = Instant::now();
+        let plan = plan(arguments, &here, graph, known.as_deref(), &interruption)?;
+        known = plan.timing_cache.clone().or(known);
+        for (name, bytes) in [(&graph.plan, &plan.bytes), (&lock_of(&graph.plan), &plan.lock.to_json().into_bytes())] {
+            let path = place(&folder, name);
+            staging.file::<WriteError>(name, |writer| {
+                writer.write_all(bytes).map_err(|source| WriteError::Io { path, source })
+            })?;
+        }
+        done.push(Done { plan, path: place(&folder, &graph.plan), elapsed: start.elapsed() });
+    }
+    interruption.check()?;
+    staging.commit()?;
+    if let Some((timings, bytes)) = timings.as_ref().zip(known) {
+        timings.write(&bytes)?;
+    }
+    interruption.finish();
+    print_result(&if arguments.json { json(&done) } else { text(&done) })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A file of `folder`, as users name it.
+fn place(folder: &Path, name: &str) -> PathBuf {
+    if folder == Path::new(".") { name.into() } else { folder.join(name) }
+}
+
+/// The graphs, and the folder of their plans.
+fn graphs(arguments: &BuildArguments) -> Result<(PathBuf, Vec<Graph>), Failure> {
+    let (folder, files) = if arguments.model.is_dir() {
+        let file = |part: &&str| arguments.model.join(format!("{part}.onnx"));
+        let files: Vec<_> = PARTS.iter().map(file).filter(|path| path.exists()).collect();
+        if files.is_empty() {
+            let message = format!("{} holds no exported graph", arguments.model.display());
+            return Err(Failure::usage(message, Some("give what `moa-export CHECKPOINT -o OUT` wrote")));
+        }
+        if arguments.output.extension().is_some_and(|ending| ending == "plan") {
+            let message = format!("{} is a folder, and -o names one plan", arguments.model.display());
+            return Err(Failure::usage(message, Some("give a folder for the plans: -o PLANS")));
+        }
+        let plan = |path: PathBuf| {
+            let name = path.with_extension("plan").file_name().unwrap_or_default().to_string_lossy().into_owned();
+            (path, name)
+        };
+        (arguments.output.clone(), files.into_iter().map(plan).collect::<Vec<_>>())
+    } else {
+        let (folder, name) = output_place(&arguments.output)?;
+        if name.ends_with(".onnx") {
+            let message = format!("{name} is the name of a model, and a plan is none");
+            return Err(Failure::usage(message, Some("give -o NAME.plan")));
+        }
+        (folder, vec![(arguments.model.clone(), name)])
+    };
+    let files: Vec<_> =
+        files.into_iter().map(|(path, plan)| Ok((read_model(&path)?, plan))).collect::<Result<_, Failure>>()?;
+    let open: Vec<String> = files.iter().flat_map(|(file, _)| open_dims(&file.inputs())).collect();
+    if let Some(unknown) = arguments.dims.iter().find(|dim| !open.contains(&dim.name)) {
+        return Err(ProfileError::Unknown { name: unknown.name.clone(), open }.into());
+    }
+    let graph = |(file, plan): (OnnxFile, String)| {
+        let inputs = file.inputs();
+        let own = open_dims(&inputs);
+        let dims: Vec<_> = arguments.dims.iter().filter(|dim| own.contains(&dim.name)).cloned().collect();
+        Ok(Graph { shapes: shapes(&inputs, &dims)?, file, plan })
+    };
+    Ok((folder, files.into_iter().map(graph).collect::<Result<_, Failure>>()?))
+}
+
+/// What can be told before TensorRT is looked for.
+fn dtype_fits(arguments: &BuildArguments, gpu: Option<&Gpu>, file: &OnnxFile) -> Result<(), Failure> {
+    let dtype = dtype_of(file);
+    if let Some(asked) = arguments.dtype.map(PlanDtype::dtype).filter(|asked| *asked != dtype) {
+        let place = file.path().display();
+        let message = format!("{place} is {}, and an engine has the types of its model", dtype.name());
+        return Err(Failure::unsupported(message, Some(format!("export with --dtype {}", asked.name()))));
+    }
+    Ok(must_fit(gpu, None, dtype)?)
+}
+
+fn plan(
+    arguments: &BuildArguments,
+    here: &Installation,
+    graph: &Graph,
+    timing_cache: Option<&[u8]>,
+    interruption: &Interruption,
+) -> Result<Plan, Failure> {
+    let cache = arguments.cache.cache();
+    let bar = spinner(&graph.file);
+    let progress = |phase: &str, step: i32, steps: i32| {
+        bar.set_message(if (1..steps).contains(&step) { format!("{phase}, {step} of {steps}") } else { phase.into() });
+        interruption.is_asked_for()
+    };
+    let notice = |text: &str| bar.suspend(|| note(text));
+    let request = PlanRequest {
+        profile: graph.shapes.clone(),
+        options: BuildOptions {
+            tf32: arguments.tf32,
+            workspace_bytes: arguments.workspace,
+            optimization_level: arguments.optimization_level,
+        },
+        timing_cache,
+        cache: cache.as_ref(),
+        progress: Some(&progress),
+        notice: Some(&notice),
+    };
+    interruption.waits_for_answers(here.tells_progress());
+    let plan = here.plan(&graph.file, &request);
+    bar.finish_and_clear();
+    interruption.check()?;
+    Ok(plan?)
+}
+
+/// Elapsed time on stderr, where that is a terminal.
+fn spinner(file: &OnnxFile) -> ProgressBar {
+    let name = file.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let bar = ProgressBar::new_spinner();
+    let style = ProgressStyle::with_template("{spinner} building {prefix}, {elapsed} {wide_msg}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    bar.set_prefix(name);
+    bar.enable_steady_tick(Duration::from_millis(120));
+    bar
+}
+
+/// The file of `--timing-cache`.
+struct TimingCache {
+    path: PathBuf,
+    bytes: Vec<u8>,
+}
+
+impl TimingCache {
+    fn open(path: &Path) -> Result<Self, Failure> {
+        let bytes = match fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            Err(error) => return Err(Failure::io(&error, &path.display().to_string())),
+        };
+        Ok(Self { path: path.to_path_buf(), bytes })
+    }
+
+    fn write(&self, bytes: &[u8]) -> Result<(), Failure> {
+        let (folder, name) = output_place(&self.path)?;
+        let mut staging = Staging::begin(&folder, std::slice::from_ref(&name), true)?;
+        staging.file::<WriteError>(&name, |writer| {
+            writer.write_all(bytes).map_err(|source| WriteError::Io { path: self.path.clone(), source })
+        })?;
+        staging.commit()?;
+        Ok(())
+    }
+}
+
+fn text(done: &[Done]) -> String {
+    let line = |Done { plan, path, elapsed }: &Done| {
+        let recipe = &plan.lock.recipe;
+        let how = match plan.timing_cache {
+            Some(_) => format!("built in {:.1} s", elapsed.as_secs_f64()),
+            None => "from the cache".to_owned(),
+        };
+        format!(
+            "wrote {}  {}, {}, TensorRT {} on {}, {how}\n",
+            path.display(),
+            size(plan.lock.plan_bytes),
+            recipe.dtype,
+            recipe.machine.tensorrt,
+            recipe.machine.device
+        )
+    };
+    done.iter().map(line).collect()
+}
+
+fn json(done: &[Done]) -> String {
+    let one = |Done { plan, path, elapsed }: &Done| {
+        let PlanLock { plan_sha256, plan_bytes, key, recipe, cuda_driver, .. } = &plan.lock;
+        serde_json::json!({
+            "plan": path.display().to_string(),
+            "lock": PlanLock::path_of(path).display().to_string(),
+            "sha256": plan_sha256,
+            "bytes": plan_bytes,
+            "key": key,
+            "from_cache": plan.timing_cache.is_none(),
+            "seconds": elapsed.as_secs_f64(),
+            "dtype": recipe.dtype,
+            "tensorrt": recipe.machine.tensorrt,
+            "device": recipe.machine.device,
+            "compute_capability": recipe.machine.compute_capability,
+            "cuda_driver": cuda_driver,
+            "profile": recipe.profile,
+        })
+    };
+    let all: Vec<_> = done.iter().map(one).collect();
+    format!("{:#}\n", serde_json::json!({ "plans": all }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bytes;
+
+    #[test]
+    fn sizes_are_read() {
+        for (text, expected) in
+            [("1", 1), ("512M", 512 << 20), ("4g", 4 << 30), ("2GiB", 2 << 30), ("3kb", 3 << 10), ("10B", 10)]
+        {
+            assert_eq!(bytes(text), Ok(expected), "{text}");
+        }
+        for wrong in ["", "0", "M", "-1", "1.5G", "1T", "99999999999G", "x"] {
+            assert!(bytes(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! What may be typed about TensorRT engines, wherever a backend is chosen.
+
+use std::{io::Write, path::PathBuf};
+
+use clap::Args;
+
+use crate::{
+    backend::{Ranges, TensorRtOptions},
+    engine::Cache,
+};
+
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Backend tensorrt")]
+pub(super) struct TensorRtArguments {
+    /// Plan of the model, or folder with a plan for each graph [default: an engine is built, or taken from the cache]
+    #[arg(long, value_name = "PLAN")]
+    pub(super) plan: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) trust: TrustArguments,
+    #[command(flatten)]
+    pub(super) cache: CacheArguments,
+}
+
+#[derive(Debug, Clone, Default, Args)]
+pub(super) struct TrustArguments {
+    /// Load a plan whatever its lock says; a plan is executable code
+    #[arg(long)]
+    pub(super) trust_plan: bool,
+}
+
+#[derive(Debug, Clone, Default, Args)]
+pub(super) struct CacheArguments {
+    /// Folder of engines that were built before [default: moa-export/engines in XDG_CACHE_HOME or ~/.cache]
+    #[arg(long, value_name = "DIR")]
+    pub(super) cache: Option<PathBuf>,
+    /// Build every engine anew, and keep none
+    #[arg(long, conflicts_with = "cache")]
+    pub(super) no_cache: bool,
+}
+
+impl CacheArguments {
+    pub(super) fn cache(&self) -> Option<Cache> {
+        match &self.cache {
+            _ if self.no_cache => None,
+            Some(folder) => Some(Cache::new(folder.clone())),
+            None => Cache::of_user(),
+        }
+    }
+}
+
+impl TensorRtArguments {
+    pub(super) fn options(&self, ranges: Ranges) -> TensorRtOptions {
+        TensorRtOptions {
+            plan: self.plan.clone(),
+            trust_plan: self.trust.trust_plan,
+            cache: self.cache.cache(),
+            ranges,
+            notice: Some(note),
+            ..TensorRtOptions::default()
+        }
+    }
+}
+
+/// Says on stderr what is no error.
+pub(super) fn note(text: &str) {
+    let _closed_stderr_is_no_error = writeln!(std::io::stderr(), "note: {text}");
+}

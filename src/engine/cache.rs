@@ -1,0 +1,189 @@
+//! Engines that were built before, by the hash of what decides them.
+
+use std::{
+    env, fs, io,
+    path::{Path, PathBuf},
+};
+
+use super::{LockError, PlanLock};
+use crate::onnx::{Staging, WriteError};
+
+const PLAN: &str = "engine.plan";
+
+/// A folder of engines: one folder each, named by [`Recipe::key`](super::Recipe::key), with the plan and its lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cache {
+    folder: PathBuf,
+}
+
+/// What a cache has.
+#[derive(Debug)]
+pub enum Cached {
+    /// The engine.
+    Plan(Vec<u8>, Box<PlanLock>),
+    /// No such engine.
+    Nothing,
+    /// An engine that does not match its lock, and why.
+    Damaged(String),
+}
+
+impl Cache {
+    /// The cache in `folder`, which need not be there.
+    pub const fn new(folder: PathBuf) -> Self {
+        Self { folder }
+    }
+
+    /// The user's own: `moa-export/engines` in `XDG_CACHE_HOME`, else in `.cache` of the home folder; none where
+    /// neither is known.
+    pub fn of_user() -> Option<Self> {
+        let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let base = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+        Some(Self::new(base.join("moa-export").join("engines")))
+    }
+
+    /// Where it lies.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    fn place(&self, key: &str) -> PathBuf {
+        self.folder.join(key)
+    }
+
+    /// The engine of `key`.
+    pub fn find(&self, key: &str) -> Cached {
+        let plan = self.place(key).join(PLAN);
+        let bytes = match fs::read(&plan) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Cached::Nothing,
+            Err(error) => return Cached::Damaged(format!("{}: {error}", plan.display())),
+        };
+        let found = fs::read(PlanLock::path_of(&plan)).ok();
+        let locked = PlanLock::read(&plan, found.as_deref()).and_then(|lock| {
+            lock.must_hold(&plan, &bytes)?;
+            Ok(lock)
+        });
+        match locked {
+            Ok(lock) if lock.key == key => Cached::Plan(bytes, Box::new(lock)),
+            Ok(_) => Cached::Damaged(format!("{} is the engine of another model", plan.display())),
+            Err(error) => Cached::Damaged(LockError::to_string(&error)),
+        }
+    }
+
+    /// Keeps an engine, in place of what is there under its key.
+    ///
+    /// # Errors
+    ///
+    /// Where it cannot be written; the cache stays as it was.
+    pub fn keep(&self, plan: &[u8], lock: &PlanLock) -> Result<(), WriteError> {
+        self.make_folder()?;
+        let place = self.place(&lock.key);
+        let names = [PLAN.to_owned(), PlanLock::path_of(Path::new(PLAN)).display().to_string()];
+        let mut staging = Staging::begin(&place, &names, true)?;
+        for (name, bytes) in names.iter().zip([plan, lock.to_json().as_bytes()]) {
+            staging.file::<WriteError>(name, |writer| {
+                writer.write_all(bytes).map_err(|source| WriteError::Io { path: place.join(name), source })
+            })?;
+        }
+        match staging.commit() {
+            // Another process was faster, with the same engine.
+            Err(_) if matches!(self.find(&lock.key), Cached::Plan(..)) => Ok(()),
+            outcome => outcome.map(drop),
+        }
+    }
+
+    /// Makes the folder, for its owner alone: what lies in it is loaded as code.
+    fn make_folder(&self) -> Result<(), WriteError> {
+        let mut builder = fs::DirBuilder::new();
+        builder.recursive(true);
+        #[cfg(unix)]
+        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+        builder.create(&self.folder).map_err(|source| WriteError::Io { path: self.folder.clone(), source })
+    }
+
+    /// Number of engines and bytes of their files.
+    pub fn size(&self) -> (usize, u64) {
+        let children = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
+        let engines: Vec<PathBuf> =
+            children(&self.folder).map(|entry| entry.path()).filter(|path| path.join(PLAN).is_file()).collect();
+        let files = engines.iter().flat_map(|engine| children(engine)).filter_map(|entry| entry.metadata().ok());
+        (engines.len(), files.map(|file| file.len()).sum())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{BuildOptions, Machine, ModelHash, PluginHash, Recipe};
+
+    fn lock(plan: &[u8]) -> PlanLock {
+        let text = String::new;
+        let recipe = Recipe {
+            model: ModelHash { sha256: text(), data: Vec::new() },
+            plugin: PluginHash { library_sha256: text(), kernels_sha256: None, archive_sha256: None },
+            machine: Machine { tensorrt: text(), device: text(), compute_capability: text() },
+            dtype: text(),
+            profile: Vec::new(),
+            options: BuildOptions::default(),
+        };
+        PlanLock::new(recipe, plan)
+    }
+
+    #[test]
+    fn what_was_kept_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::new(folder.path().join("a").join("b"));
+        let lock = lock(b"plan");
+        assert!(matches!(cache.find(&lock.key), Cached::Nothing));
+        assert_eq!(cache.size(), (0, 0));
+        for _ in 0..2 {
+            cache.keep(b"plan", &lock).unwrap();
+            let Cached::Plan(plan, found) = cache.find(&lock.key) else { panic!("not found") };
+            assert_eq!((plan.as_slice(), *found), (&b"plan"[..], lock.clone()));
+        }
+        assert_eq!(cache.size(), (1, 4 + lock.to_json().len() as u64));
+        assert_eq!(fs::read_dir(cache.folder()).unwrap().count(), 1);
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn nobody_else_may_write_engines() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::new(folder.path().join("engines"));
+        cache.keep(b"plan", &lock(b"plan")).unwrap();
+        let mode = fs::metadata(cache.folder()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+    }
+
+    #[test]
+    fn what_does_not_match_its_lock_is_not_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::new(folder.path().to_owned());
+        let lock = lock(b"plan");
+        let place = cache.place(&lock.key);
+        let damaged = |why: &str, edit: &dyn Fn()| {
+            cache.keep(b"plan", &lock).unwrap();
+            edit();
+            let Cached::Damaged(found) = cache.find(&lock.key) else { panic!("{why}: used") };
+            assert!(found.contains(why), "{why}: {found}");
+        };
+        damaged("SHA-256 of the plan", &|| fs::write(place.join(PLAN), b"plam").unwrap());
+        damaged("3 bytes long", &|| fs::write(place.join(PLAN), b"pla").unwrap());
+        damaged("is missing", &|| fs::remove_file(place.join("engine.plan.lock.json")).unwrap());
+        damaged("no lock of a plan", &|| fs::write(place.join("engine.plan.lock.json"), b"{}").unwrap());
+        let mut other = lock.clone();
+        other.recipe.dtype.push('x');
+        other.key = other.recipe.key();
+        damaged("of another model", &|| fs::write(place.join("engine.plan.lock.json"), other.to_json()).unwrap());
+    }
+
+    #[test]
+    fn a_cache_that_cannot_be_written_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("file"), b"").unwrap();
+        let cache = Cache::new(folder.path().join("file").join("engines"));
+        assert!(cache.keep(b"plan", &lock(b"plan")).is_err());
+        assert!(matches!(cache.find("key"), Cached::Damaged(_) | Cached::Nothing));
+    }
+}

@@ -1,0 +1,190 @@
+//! Whether a model, a GPU, a release of TensorRT and the device at hand go together.
+
+use super::{Dtype, GPUS, Gpu, Misfit, RELEASES, Release, Version, fit};
+use crate::onnx::{OnnxFile, proto::tensor_proto::DataType};
+
+/// The GPU that CUDA found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Its name, such as `NVIDIA H200`.
+    pub name: String,
+    /// What it computes with.
+    pub capability: Version,
+}
+
+/// Why no engine can be built.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChoiceError {
+    /// The table knows no release that is as old.
+    #[error("TensorRT {version} is too old: {} is the oldest", RELEASES[0].first)]
+    TooOld {
+        /// The version.
+        version: Version,
+    },
+    /// The release has no bfloat16.
+    #[error("TensorRT {release} has no bfloat16, and the model is bf16")]
+    NoBf16 {
+        /// Name of the release.
+        release: &'static str,
+    },
+    /// GPU, release and dtype do not fit.
+    #[error("the model is {}, and {gpu} does not fit: {why}", dtype.name())]
+    Misfit {
+        /// The GPU.
+        gpu: String,
+        /// That of the model.
+        dtype: Dtype,
+        /// A reason.
+        why: Misfit,
+    },
+    /// Another GPU is present than the engine is for.
+    #[error(
+        "the engine is for {asked} (compute capability {capability}), and the device here is {} ({}): TensorRT builds \
+         on the GPU that will run the engine",
+        found.name,
+        found.capability
+    )]
+    OtherDevice {
+        /// The GPU that was asked for.
+        asked: &'static str,
+        /// What that computes with.
+        capability: Version,
+        /// The GPU that is there.
+        found: Device,
+    },
+}
+
+/// What the table knows of a version; newer ones than it knows are taken for its newest.
+///
+/// # Errors
+///
+/// [`ChoiceError::TooOld`].
+pub fn release_of(version: Version) -> Result<&'static Release, ChoiceError> {
+    RELEASES.iter().rev().find(|release| release.first <= version).ok_or(ChoiceError::TooOld { version })
+}
+
+/// The type of weights and activations: that of the weights which are not f32 everywhere.
+pub fn dtype_of(file: &OnnxFile) -> Dtype {
+    let weights = file.graph().map_or(&[][..], |graph| &graph.initializer);
+    let has = |wanted: DataType| weights.iter().any(|weight| weight.data_type == wanted as i32);
+    if has(DataType::Float16) {
+        Dtype::Fp16
+    } else if has(DataType::Bfloat16) {
+        Dtype::Bf16
+    } else {
+        Dtype::Fp32
+    }
+}
+
+/// Whether `dtype` fits a GPU and a release; each is any where it is absent.
+///
+/// # Errors
+///
+/// Why it does not: what the dtype lacks, else the last reason.
+pub fn must_fit(gpu: Option<&Gpu>, release: Option<&'static Release>, dtype: Dtype) -> Result<(), ChoiceError> {
+    let Some(gpu) = gpu else {
+        return match release {
+            Some(release) if dtype == Dtype::Bf16 && !release.bf16 => {
+                Err(ChoiceError::NoBf16 { release: release.name })
+            }
+            _ => Ok(()),
+        };
+    };
+    let releases = release.map_or_else(|| RELEASES.iter().collect(), |release| vec![release]);
+    let misfits: Vec<_> = releases.iter().map_while(|release| fit(gpu, release, dtype).err()).collect();
+    if misfits.len() < releases.len() {
+        return Ok(());
+    }
+    let of_dtype = misfits.iter().find(|why| matches!(why, Misfit::GpuBf16 { .. } | Misfit::ReleaseBf16 { .. }));
+    let why = of_dtype.or(misfits.last()).copied();
+    why.map_or(Ok(()), |why| Err(ChoiceError::Misfit { gpu: gpu.name.to_owned(), dtype, why }))
+}
+
+/// Whether the device at hand is `gpu`, or any GPU where that is absent, and fits `release` and `dtype`.
+///
+/// # Errors
+///
+/// Where it is another one, or does not fit.
+pub fn must_be(device: &Device, gpu: Option<&Gpu>, release: &'static Release, dtype: Dtype) -> Result<(), ChoiceError> {
+    if let Some(gpu) = gpu.filter(|gpu| !is_called(device, gpu)) {
+        return Err(ChoiceError::OtherDevice { asked: gpu.name, capability: gpu.capability, found: device.clone() });
+    }
+    let newest = GPUS.iter().filter(|gpu| gpu.capability == device.capability).find_map(|gpu| gpu.cuda.1);
+    let like = Gpu { name: "the device here", capability: device.capability, cuda: (Version(0, 0), newest) };
+    must_fit(Some(&like), Some(release), dtype).map_err(|error| match error {
+        ChoiceError::Misfit { dtype, why, .. } => ChoiceError::Misfit { gpu: device.name.clone(), dtype, why },
+        error => error,
+    })
+}
+
+/// Whether a device has the capability of `gpu` and not the name of another one that has it too.
+fn is_called(device: &Device, gpu: &Gpu) -> bool {
+    let name = device.name.to_lowercase();
+    let words: Vec<&str> = name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty()).collect();
+    let pairs = words.windows(2).map(<[&str]>::concat);
+    let all: Vec<String> = pairs.chain(words.iter().map(|word| (*word).to_owned())).collect();
+    let named = |gpu: &Gpu| all.iter().any(|word| word == gpu.name);
+    let is_another = GPUS.iter().any(|other| other.name != gpu.name && named(other));
+    device.capability == gpu.capability && (named(gpu) || !is_another)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu(name: &str) -> Gpu {
+        GPUS.into_iter().find(|gpu| gpu.name == name).unwrap()
+    }
+
+    fn device(name: &str, capability: Version) -> Device {
+        Device { name: name.into(), capability }
+    }
+
+    #[test]
+    fn devices_are_told_by_capability_and_name() {
+        for (name, capability, expected) in [
+            ("Tesla V100-SXM2-16GB", Version(7, 0), &["v100"][..]),
+            ("NVIDIA A100-SXM4-80GB", Version(8, 0), &["a100"]),
+            ("NVIDIA H100 80GB HBM3", Version(9, 0), &["h100"]),
+            ("NVIDIA H200", Version(9, 0), &["h200"]),
+            ("NVIDIA GH200 480GB", Version(9, 0), &["h100", "h200"]),
+            ("NVIDIA GeForce RTX 5090", Version(12, 0), &["rtx5090"]),
+            ("NVIDIA A10", Version(8, 6), &["a10"]),
+            ("NVIDIA GeForce RTX 3090", Version(8, 6), &["a10"]),
+            ("Tesla P100", Version(6, 0), &[]),
+        ] {
+            let device = device(name, capability);
+            let found: Vec<_> = GPUS.iter().filter(|gpu| is_called(&device, gpu)).map(|gpu| gpu.name).collect();
+            assert_eq!(found, expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn another_device_is_refused_by_name() {
+        let found = device("NVIDIA H200", Version(9, 0));
+        let error = must_be(&found, Some(&gpu("h100")), &RELEASES[1], Dtype::Fp16).unwrap_err().to_string();
+        let expected = "the engine is for h100 (compute capability 9.0), and the device here is NVIDIA H200 (9.0)";
+        assert!(error.starts_with(expected), "{error}");
+        assert_eq!(must_be(&found, Some(&gpu("h200")), &RELEASES[1], Dtype::Fp16), Ok(()));
+        assert_eq!(must_be(&found, None, &RELEASES[1], Dtype::Bf16), Ok(()));
+    }
+
+    #[test]
+    fn a_device_that_the_release_has_dropped_is_refused() {
+        let volta = device("Tesla V100-SXM2-16GB", Version(7, 0));
+        let error = must_be(&volta, None, &RELEASES[2], Dtype::Fp16).unwrap_err().to_string();
+        assert!(error.contains("Tesla V100-SXM2-16GB does not fit: TensorRT 10.5 to 10.6 serves"), "{error}");
+        let error = must_be(&volta, None, &RELEASES[1], Dtype::Bf16).unwrap_err().to_string();
+        assert!(error.contains("compute capability 7.0 has no bfloat16"), "{error}");
+        let unknown = device("Tesla P100", Version(6, 0));
+        assert!(must_be(&unknown, None, &RELEASES[1], Dtype::Fp32).is_err());
+    }
+
+    #[test]
+    fn versions_find_their_release() {
+        assert_eq!(release_of(Version(10, 4)).unwrap().name, "10.0 to 10.4");
+        assert_eq!(release_of(Version(13, 0)).unwrap().name, "11.0 to 11.4");
+        assert_eq!(release_of(Version(8, 5)).unwrap_err().to_string(), "TensorRT 8.5 is too old: 8.6 is the oldest");
+    }
+}

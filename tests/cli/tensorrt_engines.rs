@@ -1,0 +1,108 @@
+//! Engines of a MoA layer, built, proved and run by the real plugin: libraries of `custom_ops/tensorrt/fake` play TensorRT
+//! and the CUDA driver, and the kernels run on their emulator.
+//!
+//! `MOA_TENSORRT_FAKES` names the folder of these libraries, which `cargo xtask test` builds.
+
+use std::{path::PathBuf, process::Command};
+
+use serde_json::Value;
+
+use crate::{
+    model::Model,
+    scene::{Outcome, Scene},
+};
+
+const DIMS: &str = "--dim batch=1:2:4 --dim sequence=1:8:80";
+
+/// A layer that is exported as `model.onnx`.
+struct Engines(Scene);
+
+impl Engines {
+    fn of(model: &Model, options: &str) -> Self {
+        let engines = Self(Scene::with(model));
+        engines.accepts("", &format!("ck -o model.onnx {options}"));
+        engines
+    }
+
+    fn command(&self, words: &str, line: &str) -> Command {
+        let folder = PathBuf::from(std::env::var_os("MOA_TENSORRT_FAKES").expect("set MOA_TENSORRT_FAKES"));
+        let mut command = self.0.command(line);
+        command.env("LD_LIBRARY_PATH", &folder).env("TENSORRT_ROOT", &folder).env("MOA_FAKE_TENSORRT", words);
+        command.env("MOA_TENSORRT_LIBRARY", folder.join("libmoa_tensorrt.so")).env_remove("MOA_CUDA_LIBRARY");
+        command.env("MOA_CUDA_KERNELS", folder.join("kernels.bin")).env("XDG_CACHE_HOME", self.0.path("cache"));
+        command
+    }
+
+    #[track_caller]
+    fn accepts(&self, words: &str, line: &str) -> String {
+        let outcome = Outcome::of(self.command(words, line));
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{line}\n{}", outcome.stdout);
+        outcome.stdout
+    }
+
+    #[track_caller]
+    fn refuses(&self, words: &str, line: &str, code: u8, parts: &[&str]) {
+        let before = self.0.snapshot();
+        Outcome::of(self.command(words, line)).assert_refused(&format!("{words}: {line}"), code, parts);
+        self.0.assert_unchanged(&before, line);
+    }
+
+    /// What a verification with the plan says of the outputs: largest difference and tolerance.
+    fn verified(&self) -> [f64; 2] {
+        self.accepts("", &format!("build model.onnx -o model.plan {DIMS} --force"));
+        let line = "verify model.onnx --checkpoint ck --backends tensorrt --plan model.plan --json -";
+        let value: Value = serde_json::from_str(&self.accepts("", line)).unwrap();
+        let outputs = &value["backends"][0]["graphs"][0]["outputs"];
+        assert!(value["passed"] == true && outputs["values"].as_u64() > Some(1000), "{value:#}");
+        ["max_abs", "atol"].map(|key| outputs[key].as_f64().unwrap())
+    }
+}
+
+#[test]
+#[ignore = "needs libraries that play TensorRT; `cargo xtask test` builds them"]
+fn a_layer_is_proved_in_every_form_and_type() {
+    let layer = Model::layer_of(32, 4, 16);
+    for form in ["function", "fused"] {
+        let [difference, tolerance] = Engines::of(&layer, &format!("--form {form}")).verified();
+        assert!(difference > 0.0 && difference < 1e-4 && tolerance < 1e-3, "{form}: {difference} {tolerance}");
+    }
+    let [difference, _] = Engines::of(&layer, "--dtype fp16").verified();
+    assert!(difference > 1e-5 && difference < 0.1, "fp16: {difference}");
+    // Activations are rounded to eight digits, and the tolerance follows.
+    let [difference, tolerance] = Engines::of(&layer, "--dtype bf16").verified();
+    assert!(difference > 1e-3 && tolerance < 1.0, "bf16: {difference} {tolerance}");
+}
+
+/// A plan of a layer with other weights is found out.
+#[test]
+#[ignore = "needs libraries that play TensorRT; `cargo xtask test` builds them"]
+fn an_engine_of_other_weights_is_found_out() {
+    let mut layer = Model::layer_of(32, 4, 16);
+    let engines = Engines::of(&layer, "");
+    layer.tensor("q_proj.experts.w").set(7, 3.0);
+    layer.write(&engines.0.path("ck"));
+    let outcome = Outcome::of(engines.command("", "verify model.onnx --checkpoint ck --backends tensorrt"));
+    assert_eq!(outcome.code, Some(1), "{}", outcome.stderr);
+    assert!(outcome.stdout.contains("NOT verified"), "{}", outcome.stdout);
+}
+
+#[test]
+#[ignore = "needs libraries that play TensorRT; `cargo xtask test` builds them"]
+fn what_tensorrt_refuses_is_said_in_one_line() {
+    let engines = Engines::of(&Model::layer_of(32, 4, 16), "");
+    let build = format!("build model.onnx -o x.plan {DIMS} --no-cache");
+    for (words, code, part) in [
+        ("forget", 4, "getPluginCreator could not find plugin: MoASelfAttention"),
+        ("build_fails", 6, "TensorRT failed to build the engine"),
+        ("build_memory", 6, "memory"),
+        ("no_builder", 6, "error[MOA-E0630]"),
+        ("version=80600", 6, "libmoa_tensorrt.so was built for TensorRT"),
+    ] {
+        engines.refuses(words, &build, code, &[part]);
+    }
+    engines.accepts("", &format!("build model.onnx -o model.plan {DIMS}"));
+    let run = "run model.plan --inputs ck/model.safetensors --outputs out.safetensors";
+    engines.refuses("", run, 3, &["one of query, attention_mask", "an unknown name"]);
+    engines.refuses("version=110300", run, 4, &["model.plan: TensorRT here is"]);
+    engines.refuses("capability=80", run, 4, &["the plan was built for another GPU"]);
+}
