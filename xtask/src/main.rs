@@ -56,9 +56,6 @@ fn main() -> ExitCode {
         ["test", "--optimum"] => Project::find().and_then(|project| test::run_optimum(&project)),
         ["check"] => Project::find().and_then(|project| check::run(&project)),
         ["cuda"] => Project::find().and_then(|project| cuda::run(&project)),
-        ["gpu-check", "tensorrt", wheel, targets @ ..] => {
-            Project::find().and_then(|project| gpu_check::tensorrt::run(&project, wheel, targets))
-        }
         ["sanitize"] => Project::find().and_then(|project| sanitize::run(&project)),
         ["gpu-check", "tensorrt", wheel, targets @ ..] => {
             Project::find().and_then(|project| gpu_check::tensorrt::run(&project, wheel, targets))
