@@ -10,12 +10,13 @@ use super::{Build, FOLDERS, SANITIZERS, counted};
 use crate::{process, tally::Tally};
 
 /// Sources of the emulator, in `custom_ops/cuda`.
-const EMULATED: [&str; 6] = [
+const EMULATED: [&str; 7] = [
     "kernels/f32.cu",
     "kernels/f16.cu",
     "kernels/bf16.cu",
     "kernels/emulator/block.cpp",
     "kernels/emulator/warp.cpp",
+    "kernels/emulator/warpgroup.cpp",
     "fake/emulated.cpp",
 ];
 
@@ -93,7 +94,8 @@ fn fakes(build: &Build<'_>, folder: &Path, options: &[&str]) -> Result<(), Strin
 /// Compiles the kernels for the processor, as the fake driver finds them.
 fn emulator(build: &Build<'_>, folder: &Path) -> Result<(), String> {
     let mut command = build.project.command(&build.compiler);
-    command.args(["-std=c++17", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas", "-fPIC", "-shared", "-x", "c++"]);
+    command.args(["-std=c++17", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas", "-fPIC", "-shared"]);
+    command.args(["-Wl,--no-undefined", "-x", "c++"]);
     command.args(EMULATED.map(|name| build.project.root.join("custom_ops/cuda").join(name)));
     process::run(command.arg("-o").arg(folder.join("libemulated.so")))
 }

@@ -30,7 +30,10 @@ void reset() {
 std::string archive(const std::string &emulator) {
     void *const library = dlopen(emulator.c_str(), RTLD_NOW | RTLD_LOCAL);
     auto *const name = library == nullptr ? nullptr : reinterpret_cast<const char *(*)(std::size_t)>(dlsym(library, "emulated_name"));
-    if (name == nullptr) return "";
+    if (name == nullptr) {
+        std::fprintf(stderr, "%s\n", dlerror());
+        std::exit(2);
+    }
     std::string images, payload;
     for (const std::string module : {"f32", "f16", "bf16"}) {
         std::string kernels;
