@@ -10,12 +10,13 @@ use super::{Build, FOLDERS, SANITIZERS, counted};
 use crate::{process, tally::Tally};
 
 /// Sources of the emulator, in `custom_ops/cuda`.
-const EMULATED: [&str; 6] = [
+const EMULATED: [&str; 7] = [
     "kernels/f32.cu",
     "kernels/f16.cu",
     "kernels/bf16.cu",
     "kernels/emulator/block.cpp",
     "kernels/emulator/warp.cpp",
+    "kernels/emulator/warpgroup.cpp",
     "fake/emulated.cpp",
 ];
 
