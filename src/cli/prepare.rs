@@ -69,7 +69,7 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
     let shapes = if arguments.dims.is_empty() { Vec::new() } else { shapes(&inputs, &arguments.dims)? };
     let (folder, name) = output_place(&arguments.output)?;
     data_stays_beside(&file, &folder)?;
-    let prepared = prepare(file.model(), release)?;
+    let prepared = prepare(file.model())?;
     let checked = file.with_model(prepared.model)?;
     let mut staging = Staging::begin(&folder, std::slice::from_ref(&name), arguments.force)?;
     let bytes = checked.model().encode_to_vec();

@@ -9,7 +9,6 @@ use std::collections::BTreeSet;
 use moa_schema::{DOMAIN, ElementType, OPERATORS, OPSET_VERSION, OUTPUT_COUNT, Operator, PRESENT_INPUTS};
 
 use super::bf16::{Casts, activations, bf16_weights, cast_edges, cast_to_bf16, declared_narrow, has_bf16_matrices};
-use super::{Plugin, Release};
 use crate::onnx::proto::attribute_proto::AttributeType;
 use crate::onnx::proto::{AttributeProto, GraphProto, ModelProto, NodeProto};
 use crate::onnx::read::{canonical_domain, for_each_node};
@@ -50,14 +49,6 @@ pub enum PrepareError {
         /// Name of the node.
         node: String,
     },
-    /// The release cannot carry a type of the node.
-    #[error("node `{node}` returns its routing as int64, which TensorRT {release} does not have")]
-    Routing {
-        /// Name of the node.
-        node: String,
-        /// Name of the release.
-        release: &'static str,
-    },
 }
 
 impl PrepareError {
@@ -66,20 +57,18 @@ impl PrepareError {
         match self {
             Self::NothingToDo => "give the file itself to trtexec, or to `moa-export build`",
             Self::MixedTypes { .. } => "export with --dtype bf16, --dtype fp16 or --dtype fp32",
-            Self::Routing { .. } => "export without --router-outputs, or take TensorRT 10.0 or newer",
             Self::Done { .. } => "give the file itself to trtexec, or to `moa-export build`",
             Self::Node { .. } => "give a file that moa-export has written",
         }
     }
 }
 
-/// Rewrites `model`, which must have passed the checks of [`read_model`](crate::onnx::read_model), for `release`, or for
-/// every release where it is absent.
+/// Rewrites `model`, which must have passed the checks of [`read_model`](crate::onnx::read_model), for every release.
 ///
 /// # Errors
 ///
 /// Where the model has none of our nodes, or one that a plugin cannot stand for.
-pub fn prepare(model: &ModelProto, release: Option<&Release>) -> Result<Prepared, PrepareError> {
+pub fn prepare(model: &ModelProto) -> Result<Prepared, PrepareError> {
     let mut model = model.clone();
     let mut all = 0;
     let nodes = model.graph.as_ref().map_or(&[][..], |graph| &graph.node);
@@ -90,7 +79,7 @@ pub fn prepare(model: &ModelProto, release: Option<&Release>) -> Result<Prepared
     model.functions.retain(|function| canonical_domain(&function.domain) != DOMAIN);
     let mut plugins = 0;
     if let Some(graph) = &mut model.graph {
-        plugins = prepare_graph(graph, release)?;
+        plugins = prepare_graph(graph)?;
     }
     if plugins != all {
         let why = "it stands in a branch or loop, where TensorRT takes no plugin";
@@ -100,7 +89,7 @@ pub fn prepare(model: &ModelProto, release: Option<&Release>) -> Result<Prepared
 }
 
 /// Rewrites our nodes of `graph`, and counts them.
-fn prepare_graph(graph: &mut GraphProto, release: Option<&Release>) -> Result<usize, PrepareError> {
+fn prepare_graph(graph: &mut GraphProto) -> Result<usize, PrepareError> {
     let used = used_values(graph);
     let (bf16, cast, narrow) = (bf16_weights(graph), cast_to_bf16(graph), declared_narrow(graph));
     let (mut cut, mut casts, mut plugins) = (BTreeSet::new(), Casts::new(), 0);
@@ -111,7 +100,7 @@ fn prepare_graph(graph: &mut GraphProto, release: Option<&Release>) -> Result<us
             continue;
         }
         let operator = operator_of(&node)?;
-        let count = prepare_outputs(&mut node, operator, &used, release, &mut cut)?;
+        let count = prepare_outputs(&mut node, operator, &used, &mut cut);
         let mut edges = [Vec::new(), Vec::new()];
         if has_bf16_matrices(&node, operator, &bf16) {
             if activations(&node, operator).any(|name| cast.contains(name)) {
@@ -183,9 +172,8 @@ fn prepare_outputs(
     node: &mut NodeProto,
     operator: &Operator,
     used: &BTreeSet<String>,
-    release: Option<&Release>,
     cut: &mut BTreeSet<String>,
-) -> Result<Option<usize>, PrepareError> {
+) -> Option<usize> {
     let written = [OUTPUT_COUNT, "plugin_version", "plugin_namespace"];
     node.attribute.retain(|attribute| !written.contains(&attribute.name.as_str()));
     let needed = node.output.iter().rposition(|name| used.contains(name)).map_or(1, |last| last + 1);
@@ -194,12 +182,7 @@ fn prepare_outputs(
         *output = format!("{}.unused.{index}", node.name);
     }
     let usual = operator.outputs.iter().take_while(|output| output.element != ElementType::Int64).count();
-    if needed > usual
-        && let Some(release) = release.filter(|release| release.plugin == Plugin::V2DynamicExt)
-    {
-        return Err(PrepareError::Routing { node: node.name.clone(), release: release.name });
-    }
-    Ok((needed != usual).then_some(needed))
+    (needed != usual).then_some(needed)
 }
 
 /// Removes absent inputs; the mask of those that stay, where one was absent before a present one.
@@ -232,7 +215,6 @@ fn text(name: &str, value: &str) -> AttributeProto {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::RELEASES;
     use crate::onnx::proto::{
         FunctionProto, TensorProto, TypeProto, ValueInfoProto, tensor_proto::DataType, type_proto,
     };
@@ -276,7 +258,7 @@ mod tests {
 
     #[test]
     fn bodies_go_and_nodes_name_their_plugin() {
-        let prepared = prepare(&model(&REQUIRED, &["y", "k", "v"]), None).unwrap();
+        let prepared = prepare(&model(&REQUIRED, &["y", "k", "v"])).unwrap();
         assert_eq!(prepared.plugins, 1);
         assert!(prepared.model.functions.is_empty());
         let text = |name: &str| {
@@ -289,14 +271,14 @@ mod tests {
 
     #[test]
     fn outputs_that_nobody_reads_are_cut() {
-        let prepared = prepare(&model(&REQUIRED, &["y", "k", "v"]), None).unwrap();
+        let prepared = prepare(&model(&REQUIRED, &["y", "k", "v"])).unwrap();
         assert_eq!(node(&prepared).output, ["y"]);
         assert_eq!(ints(node(&prepared)), [("top_k", 2), ("output_count", 1)]);
         let graph = prepared.model.graph.as_ref().unwrap();
         assert_eq!(graph.value_info.iter().map(|value| value.name.as_str()).collect::<Vec<_>>(), ["y"]);
         let mut whole = model(&REQUIRED, &["y", "", "v"]);
         whole.graph.as_mut().unwrap().output.push(value("v"));
-        let prepared = prepare(&whole, None).unwrap();
+        let prepared = prepare(&whole).unwrap();
         assert_eq!(node(&prepared).output, ["y", "layer.unused.1", "v"]);
         assert_eq!(ints(node(&prepared)), [("top_k", 2)]);
     }
@@ -304,44 +286,47 @@ mod tests {
     #[test]
     fn absent_inputs_before_present_ones_become_a_mask() {
         let inputs = [&REQUIRED[..], &["", "pk", "pv", "", "", ""]].concat();
-        let prepared = prepare(&model(&inputs, &["y"]), None).unwrap();
+        let prepared = prepare(&model(&inputs, &["y"])).unwrap();
         assert_eq!(node(&prepared).input, [&REQUIRED[..], &["pk", "pv"]].concat());
         assert_eq!(ints(node(&prepared)), [("top_k", 2), ("present_inputs", 0x1BF), ("output_count", 1)]);
-        let biased = prepare(&model(&[&REQUIRED[..], &["b", ""]].concat(), &["y"]), None).unwrap();
+        let biased = prepare(&model(&[&REQUIRED[..], &["b", ""]].concat(), &["y"])).unwrap();
         assert_eq!(node(&biased).input.len(), 7);
         assert_eq!(ints(node(&biased)), [("top_k", 2), ("output_count", 1)]);
     }
 
     #[test]
     fn what_is_prepared_stays_as_it_is() {
-        let once = prepare(&model(&REQUIRED, &["y", "k", "v"]), None).unwrap();
-        assert_eq!(prepare(&once.model, None).unwrap(), once);
-        let masked = prepare(&model(&[&REQUIRED[..], &["", "pk", "pv"]].concat(), &["y"]), None).unwrap();
-        let error = prepare(&masked.model, None).unwrap_err();
+        let once = prepare(&model(&REQUIRED, &["y", "k", "v"])).unwrap();
+        assert_eq!(prepare(&once.model).unwrap(), once);
+        let masked = prepare(&model(&[&REQUIRED[..], &["", "pk", "pv"]].concat(), &["y"])).unwrap();
+        let error = prepare(&masked.model).unwrap_err();
         assert_eq!(error.to_string(), "node `layer`: it is prepared already");
-        let cast = prepare(&bf16(), None).unwrap();
-        assert_eq!(prepare(&cast.model, None).unwrap_err(), PrepareError::Done { node: "layer".into() });
+        let cast = prepare(&bf16()).unwrap();
+        assert_eq!(prepare(&cast.model).unwrap_err(), PrepareError::Done { node: "layer".into() });
     }
 
     #[test]
-    fn routing_needs_a_release_with_int64() {
-        let mut routed = model(&REQUIRED, &["y", "k", "v", "indices", "weights"]);
-        routed.graph.as_mut().unwrap().output.push(value("weights"));
-        assert_eq!(ints(node(&prepare(&routed, Some(&RELEASES[1])).unwrap())), [("top_k", 2), ("output_count", 5)]);
-        let error = prepare(&routed, Some(&RELEASES[0])).unwrap_err();
-        assert_eq!(error.to_string(), "node `layer` returns its routing as int64, which TensorRT 8.6 does not have");
+    fn routing_that_is_read_stays() {
+        let outputs = ["y", "k", "v", "indices", "weights"];
+        for (read, count) in [("indices", 4), ("weights", 5)] {
+            let mut routed = model(&REQUIRED, &outputs);
+            routed.graph.as_mut().unwrap().output.push(value(read));
+            let prepared = prepare(&routed).unwrap();
+            assert_eq!(node(&prepared).output, outputs[..count]);
+            assert_eq!(ints(node(&prepared)), [("top_k", 2), ("output_count", count as i64)]);
+        }
     }
 
     #[test]
     fn nodes_beyond_the_contract_are_refused() {
-        let error = |model: &ModelProto| prepare(model, None).unwrap_err().to_string();
+        let error = |model: &ModelProto| prepare(model).unwrap_err().to_string();
         assert_eq!(error(&model(&REQUIRED[..5], &["y"])), "node `layer`: the input `output_weight` is missing");
         let many = vec!["x"; 13];
         assert!(error(&model(&many, &["y"])).contains("fewer inputs or outputs"));
         let mut other = model(&REQUIRED, &["y"]);
         other.graph.as_mut().unwrap().node[0].op_type = "MoE".into();
         assert_eq!(error(&other), "node `layer`: ai.moa has no operator MoE");
-        assert_eq!(prepare(&ModelProto::default(), None).unwrap_err(), PrepareError::NothingToDo);
+        assert_eq!(prepare(&ModelProto::default()).unwrap_err(), PrepareError::NothingToDo);
     }
 
     /// A model whose node has matrices of bf16 and a bias, and returns its keys too.
@@ -358,7 +343,7 @@ mod tests {
 
     #[test]
     fn operators_with_matrices_of_bf16_compute_in_bf16_between_casts() {
-        let prepared = prepare(&bf16(), None).unwrap();
+        let prepared = prepare(&bf16()).unwrap();
         let nodes = &prepared.model.graph.as_ref().unwrap().node;
         let shown = |node: &NodeProto| {
             let to = node.attribute.iter().find(|attribute| attribute.name == "to").and_then(|attribute| attribute.i);
@@ -388,7 +373,7 @@ mod tests {
         second.output = names(&["z"]);
         graph.node.push(second);
         graph.output.push(value("z"));
-        let prepared = prepare(&twice, None).unwrap();
+        let prepared = prepare(&twice).unwrap();
         let nodes = &prepared.model.graph.as_ref().unwrap().node;
         let second = nodes.iter().rfind(|node| is_ours(node)).unwrap();
         assert_eq!(
@@ -404,7 +389,7 @@ mod tests {
         let tensor = type_proto::Tensor { elem_type: DataType::Float16 as i32, shape: None };
         let half = TypeProto { value: Some(type_proto::Value::TensorType(tensor)) };
         mixed.graph.as_mut().unwrap().input.push(ValueInfoProto { r#type: Some(half), ..value("x") });
-        assert_eq!(prepare(&mixed, None).unwrap_err(), PrepareError::MixedTypes { node: "layer".into() });
+        assert_eq!(prepare(&mixed).unwrap_err(), PrepareError::MixedTypes { node: "layer".into() });
     }
 
     #[test]
@@ -414,6 +399,6 @@ mod tests {
         let branch = AttributeProto { name: "then_branch".into(), g: graph, ..AttributeProto::default() };
         let node = NodeProto { op_type: "If".into(), attribute: vec![branch], ..NodeProto::default() };
         inner.graph = Some(GraphProto { node: vec![node], ..GraphProto::default() });
-        assert!(prepare(&inner, None).unwrap_err().to_string().contains("stands in a branch or loop"));
+        assert!(prepare(&inner).unwrap_err().to_string().contains("stands in a branch or loop"));
     }
 }

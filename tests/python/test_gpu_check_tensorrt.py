@@ -33,9 +33,12 @@ import json, os, sys
 words = sys.argv[1:]
 with open(os.environ["LOG"], "a") as log:
     log.write(json.dumps(words) + "\\n")
-if os.environ["TENSORRT_ROOT"] == "/nowhere" or any(fault in " ".join(words) for fault in os.environ["FAIL"].split(",") if fault):
+if any(fault in " ".join(words) for fault in os.environ["FAIL"].split(",") if fault):
     print("error[MOA-E5]: it fails")
     sys.exit(5)
+if os.environ["TENSORRT_ROOT"] == "/nowhere" and words[0] != "ops":
+    print("error[MOA-E6]: there is no TensorRT; set TENSORRT_ROOT")
+    sys.exit(6)
 if words[0] == "ops":
     print("TensorRT 8.6.0")
 if words[0] == "build":
@@ -63,6 +66,48 @@ class StandIns(unittest.TestCase):
             self.assertEqual(library.cudnnCreate(), tensorrt_kit.REFUSED)
             symbols = subprocess.run(["readelf", "--dyn-syms", "-W", f"{folder}/libcudnn.so.8"], capture_output=True, text=True)
             self.assertIn("cudnnCreate@@libcudnn.so.8", symbols.stdout)
+
+
+@unittest.skipUnless(os.environ.get("MOA_EXPORT"), "MOA_EXPORT names no program")
+@unittest.skipUnless(shutil.which(os.environ.get("CC", "cc")), "there is no C compiler")
+class RealProgram(unittest.TestCase):
+    """moa-export itself, with a library that plays the plugin."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.place = Path(folder.name)
+        library = self.place / "libmoa_tensorrt.so"
+        include, source = ROOT / "custom_ops/tensorrt/include", ROOT / "tests/cli/fake_tensorrt.c"
+        options = ["-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-I", include]
+        subprocess.run([os.environ.get("CC", "cc"), *options, source, "-o", library], check=True)
+        self.variables = {**os.environ, "MOA_TENSORRT_LIBRARY": str(library), "XDG_CACHE_HOME": str(self.place / "cache")}
+
+    def ended(self, step, words, model):
+        """The one step that `step` of the stage is, with a program that plays TensorRT as `words` say."""
+        stage = tensorrt_stage.Stage(self.place, {**self.variables, "MOA_FAKE": words}, time.monotonic() + 100)
+        stage.ok = dict.fromkeys(["export base_layer fp32 fused", "build base_layer fp32 fused"], True)
+        with mock.patch("builtins.print"):
+            step(stage, os.environ["MOA_EXPORT"], self.place, "base_layer", "fp32", (model, self.place / "plans"))
+        (only,) = stage.steps
+        return only["state"], only["code"], only["said"]
+
+    def test_a_missing_tensorrt_ends_as_the_stage_expects(self):
+        import exports
+
+        model = exports.export("layers/self_small", "fused")
+        state, code, said = self.ended(tensorrt_stage.refuse_without_tensorrt, "no-nvinfer", model)
+        self.assertEqual((state, code), ("passed", 6), said)
+        state, code, said = self.ended(tensorrt_stage.refuse_without_tensorrt, "no-nvinfer", self.place / "nowhere.onnx")
+        self.assertEqual((state, code), ("failed", 5), said)
+
+    def test_a_cut_plan_ends_as_the_stage_expects(self):
+        plans = self.place / "plans"
+        plans.mkdir()
+        (plans / "model.plan").write_bytes(b"half of a plan, and the other half")
+        tensorrt_stage.write_inputs(self.place / "in.safetensors", "base_layer", "fp32")
+        state, code, said = self.ended(tensorrt_stage.refuse_a_cut_plan, "", self.place)
+        self.assertEqual((state, code), ("passed", 3), said)
 
 
 class Steps(unittest.TestCase):
@@ -95,13 +140,14 @@ class Steps(unittest.TestCase):
         failed, states = self.run_stage()
         self.assertEqual((failed, set(states.values())), (False, {"passed"}), states)
         commands = [json.loads(line) for line in self.log.read_text().splitlines()]
-        builds = [words for words in commands if words[0] == "build" and "--dim" in words]
+        builds = [words for words in commands if words[0] == "build" and "--timing-cache" in words]
         self.assertEqual(len(builds), 2)
         self.assertIn("sequence=1:128:2048", builds[0])
         benches = [words for words in commands if words[0] == "bench"]
         self.assertEqual([Path(place).name for place in benches[0][1:3]], ["base_layer-fp32-fused", "base_layer-fp32-standard"])
         self.assertEqual(len(benches), 3)
         self.assertIn("refuse a cut plan base_layer fp32 fused", states)
+        self.assertIn("refuse a missing TensorRT base_layer fp32 fused", states)
 
     def test_a_failure_leaves_the_rest_alone(self):
         failed, states = self.run_stage(fail="fp32-standard-plan")

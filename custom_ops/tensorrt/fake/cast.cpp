@@ -11,6 +11,7 @@ namespace {
 
 using namespace nvinfer1;
 
+#if NV_TENSORRT_MAJOR >= 10
 float wide(std::uint16_t brain) {
     const std::uint32_t bits = std::uint32_t{brain} << 16;
     float value;
@@ -25,6 +26,7 @@ std::uint16_t narrow(float value) {
     if (std::isnan(value)) return 0x7fc0;
     return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
+#endif
 
 template <class T>
 T at(const void *values, std::size_t index) {

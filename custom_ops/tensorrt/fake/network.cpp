@@ -26,6 +26,9 @@ DataType type_of(std::int32_t element) {
 #if NV_TENSORRT_MAJOR >= 10
         case 7: return DataType::kINT64;
         case 16: return DataType::kBF16;
+#else
+        // The parser of 8.6 takes int64 as int32.
+        case 7: return DataType::kINT32;
 #endif
         default: throw Refused("ONNX's type " + std::to_string(element) + " is not supported");
     }

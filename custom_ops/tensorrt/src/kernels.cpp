@@ -129,6 +129,23 @@ const Driver &driver() {
     return *loaded;
 }
 
+std::uint64_t address(const void *pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
+
+// Copies `count` words of 32 bits that lie `source_pitch` bytes apart to places `target_pitch` bytes apart: the device is
+// little-endian, so these are the low halves of int64.
+int copy_words(const void *source, std::size_t source_pitch, void *target, std::size_t target_pitch, std::size_t count,
+               void *stream) {
+    Copy2d copy{};
+    copy.source_kind = copy.target_kind = device_memory;
+    copy.source_device = address(source);
+    copy.target_device = address(target);
+    copy.source_pitch = source_pitch;
+    copy.target_pitch = target_pitch;
+    copy.width_bytes = sizeof(std::int32_t);
+    copy.height = count;
+    return driver().copy_2d(&copy, stream);
+}
+
 void check(std::int32_t code, const moa_cuda_error &error) {
     if (code == MOA_CUDA_OK) return;
     const std::string text(error.text, strnlen(error.text, sizeof error.text));
@@ -204,18 +221,15 @@ void prove_shapes(const Node &node, const moa_cuda_node &described, const Shapes
 
 void widen(const void *narrow, void *wide, std::size_t count, void *stream) {
     if (count == 0) return;
-    const auto source = reinterpret_cast<std::uint64_t>(narrow);
-    const auto target = reinterpret_cast<std::uint64_t>(wide);
-    Copy2d copy{};
-    copy.source_kind = copy.target_kind = device_memory;
-    copy.source_device = source;
-    copy.target_device = target;
-    copy.source_pitch = copy.width_bytes = sizeof(std::int32_t);
-    copy.target_pitch = sizeof(std::int64_t);
-    copy.height = count;
-    int code = driver().set_bytes(target, 0, count * sizeof(std::int64_t), stream);
-    if (code == 0) code = driver().copy_2d(&copy, stream);
+    int code = driver().set_bytes(address(wide), 0, count * sizeof(std::int64_t), stream);
+    if (code == 0) code = copy_words(narrow, sizeof(std::int32_t), wide, sizeof(std::int64_t), count, stream);
     if (code != 0) throw Refusal("the CUDA driver refused to widen `position_ids` (code " + std::to_string(code) + ")");
+}
+
+void narrow(const void *wide, void *narrow, std::size_t count, void *stream) {
+    if (count == 0) return;
+    const int code = copy_words(wide, sizeof(std::int64_t), narrow, sizeof(std::int32_t), count, stream);
+    if (code != 0) throw Refusal("the CUDA driver refused to narrow `topk_indices` (code " + std::to_string(code) + ")");
 }
 
 }  // namespace moa

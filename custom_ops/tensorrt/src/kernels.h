@@ -60,4 +60,7 @@ void prove_shapes(const Node &node, const moa_cuda_node &described, const Shapes
 // Puts `count` int32 at `narrow`, none negative, as int64 to `wide`, on `stream`.
 void widen(const void *narrow, void *wide, std::size_t count, void *stream);
 
+// Puts `count` int64 at `wide`, each of which an int32 holds, as int32 to `narrow`, on `stream`.
+void narrow(const void *wide, void *narrow, std::size_t count, void *stream);
+
 }  // namespace moa

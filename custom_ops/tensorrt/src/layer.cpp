@@ -22,6 +22,12 @@ bool equal(const moa_cuda_shape &left, const moa_cuda_shape &right) {
     return left.rank == right.rank && (left.rank <= 0 || std::equal(left.dims, left.dims + left.rank, right.dims));
 }
 
+std::size_t product(const moa_cuda_shape &shape, std::int32_t axes) {
+    std::size_t count = 1;
+    for (std::int32_t axis = 0; axis < axes; ++axis) count *= static_cast<std::size_t>(shape.dims[axis]);
+    return count;
+}
+
 std::uint64_t rounded_up(std::uint64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
 
 }  // namespace
@@ -38,7 +44,7 @@ Range::Range(const nvinfer1::DynamicPluginTensorDesc *inputs, std::int32_t count
 
 Layer::Planned Layer::describe(const PluginTensorDesc *inputs, std::int32_t count) {
     if (positions_.size() != static_cast<std::size_t>(count) || count == 0) positions_ = node_.positions(count);
-    Planned made{node_.kernel_node(inputs[0].type), {}, 0, 0, nullptr};
+    Planned made{node_.kernel_node(inputs[0].type), {}, 0, 0, 0, 0, nullptr};
     for (auto &shape : made.shapes) shape.rank = -1;
     for (std::size_t index = 0; index < positions_.size(); ++index) {
         const auto &input = node_.contract().inputs[positions_[index]];
@@ -52,12 +58,15 @@ Layer::Planned Layer::describe(const PluginTensorDesc *inputs, std::int32_t coun
         shape.rank = dims.nbDims;
         std::copy(dims.d, dims.d + dims.nbDims, shape.dims);
         if (input.element == contract::Element::int64 && inputs[index].type == DataType::kINT32) {
-            made.positions_count = 1;
-            for (std::int32_t axis = 0; axis < shape.rank; ++axis) {
-                made.positions_count *= static_cast<std::size_t>(shape.dims[axis]);
-            }
+            made.positions_count = product(shape, shape.rank);
             made.positions_bytes = rounded_up(made.positions_count * sizeof(std::int64_t));
         }
+    }
+    if (node_.narrowed_output() != undecided) {
+        // hidden_states is [B, T, C], and topk_indices [B, T, top_k].
+        const auto &hidden_states = made.shapes.front();
+        made.indices_count = product(hidden_states, hidden_states.rank - 1) * made.described.top_k;
+        made.indices_bytes = rounded_up(made.indices_count * sizeof(std::int64_t));
     }
     return made;
 }
@@ -96,7 +105,7 @@ std::uint64_t Layer::largest_workspace(const Range &range) {
     for_each_size(node_, positions_, range, [&](const Tensors &tensors) {
         const Planned described = describe(tensors.data(), static_cast<std::int32_t>(tensors.size()));
         const Plan plan(kernels_, node_, described.described, described.shapes);
-        most = std::max(most, described.positions_bytes + plan.workspace_bytes());
+        most = std::max(most, described.own_bytes() + plan.workspace_bytes());
     });
     return rounded_up(most + most / workspace_reserve);
 }
@@ -114,7 +123,7 @@ const Layer::Planned &Layer::planned(const PluginTensorDesc *inputs, std::int32_
     }
     load(wanted.described.element);
     wanted.plan = std::make_unique<Plan>(kernels_, node_, wanted.described, wanted.shapes);
-    const std::uint64_t needed = wanted.positions_bytes + wanted.plan->workspace_bytes();
+    const std::uint64_t needed = wanted.own_bytes() + wanted.plan->workspace_bytes();
     if (needed > node_.workspace_bytes()) {
         throw Refusal(std::string(node_.contract().name) + ": these shapes need " + std::to_string(needed) +
                       " bytes of workspace, and the engine was built with " + std::to_string(node_.workspace_bytes()) +
@@ -143,9 +152,16 @@ void Layer::enqueue(const PluginTensorDesc *tensors, const void *const *inputs, 
         positions = free;
     }
     free += planned_shapes.positions_bytes;
-    planned_shapes.plan->enqueue(given, node_.contract().inputs.count, outputs,
-                                 static_cast<std::size_t>(node_.output_count()), free,
-                                 node_.workspace_bytes() - planned_shapes.positions_bytes, stream);
+    const auto output_count = static_cast<std::size_t>(node_.output_count());
+    void *taken[max_outputs] = {};
+    std::copy(outputs, outputs + output_count, taken);
+    const std::int32_t narrowed = node_.narrowed_output();
+    void *const wide = free;
+    if (narrowed != undecided) taken[narrowed] = wide;
+    free += planned_shapes.indices_bytes;
+    planned_shapes.plan->enqueue(given, node_.contract().inputs.count, taken, output_count, free,
+                                 node_.workspace_bytes() - planned_shapes.own_bytes(), stream);
+    if (narrowed != undecided) narrow(wide, outputs[narrowed], planned_shapes.indices_count, stream);
 }
 
 }  // namespace moa

@@ -52,7 +52,13 @@ private:
         // Bytes at the start of the workspace where `position_ids` is widened; 0 where it is int64.
         std::uint64_t positions_bytes;
         std::size_t positions_count;
+        // Bytes behind those where the kernels write `topk_indices` before it is narrowed; 0 where nothing is.
+        std::uint64_t indices_bytes;
+        std::size_t indices_count;
         std::unique_ptr<Plan> plan;
+
+        // What this plugin takes of the workspace; the kernels have the rest.
+        std::uint64_t own_bytes() const { return positions_bytes + indices_bytes; }
     };
 
     void load(std::uint32_t element);

@@ -74,6 +74,7 @@ std::int32_t one_of(const std::string &where, const contract::List<const char *>
     refuse(where, "must be one of " + names + ", found \"" + found + "\"");
 }
 
+// Those before the first that is int64, `topk_indices`.
 std::int32_t default_output_count(const contract::Operator &contract) {
     std::int32_t count = 0;
     for (const auto &output : contract.outputs) {
@@ -179,9 +180,6 @@ void Node::check_presence() const {
         throw Refusal(name + ": attribute `" + contract::output_count + "` must be between 1 and " +
                       std::to_string(outputs) + ", found " + std::to_string(output_count_));
     }
-    if (MOA_PLUGIN_V2 != 0 && output_count_ > default_output_count(contract())) {
-        throw Refusal(name + ": the output `topk_indices` is int64, which TensorRT 8.6 does not have");
-    }
     if (present_inputs_ == 0) return;
     if (present_inputs_ >= std::int32_t{1} << contract().inputs.count) {
         throw Refusal(name + ": attribute `" + contract::present_inputs + "` names inputs that the operator does not have");
@@ -227,11 +225,16 @@ DataType Node::output_type(std::size_t index, DataType activation) const {
     switch (contract().outputs[index].element) {
         case Element::activation: return activation;
         case Element::float32: return DataType::kFLOAT;
-#if NV_TENSORRT_MAJOR >= 10
+#if !MOA_PLUGIN_V2
         case Element::int64: return DataType::kINT64;
 #endif
         default: return DataType::kINT32;
     }
+}
+
+std::int32_t Node::narrowed_output() const {
+    const std::int32_t wide = default_output_count(contract());
+    return MOA_PLUGIN_V2 != 0 && wide < output_count_ ? wide : undecided;
 }
 
 bool Node::supports(const std::vector<nvinfer1::PluginTensorDesc> &tensors, std::int32_t input_count) const {

@@ -33,8 +33,11 @@ public:
     // The schema's position of each of a node's `count` inputs; throws Refusal where it cannot have as many.
     std::vector<std::size_t> positions(std::int32_t count) const;
 
-    // Type of output `index` where hidden_states has type `activation`.
+    // Type of output `index` where hidden_states has type `activation`; TensorRT 8.6, which has no int64, takes int32.
     nvinfer1::DataType output_type(std::size_t index, nvinfer1::DataType activation) const;
+
+    // The output that the kernels write as int64 and TensorRT takes as int32; `undecided` where the node has none.
+    std::int32_t narrowed_output() const;
 
     // Whether the last of `tensors`, inputs and then outputs, may have its type and format beside those before it.
     bool supports(const std::vector<nvinfer1::PluginTensorDesc> &tensors, std::int32_t input_count) const;

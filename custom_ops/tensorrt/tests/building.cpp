@@ -8,6 +8,13 @@ namespace {
 
 constexpr std::size_t all_inputs[] = {12, 9, 5};
 
+// The type of `topk_indices`.
+#if MOA_PLUGIN_V2
+constexpr DataType integers = DataType::kINT32;
+#else
+constexpr DataType integers = DataType::kINT64;
+#endif
+
 std::string joined(const std::optional<std::vector<std::string>> &texts) {
     std::string all;
     for (const auto &text : texts.value_or(std::vector<std::string>{"refused"})) all += text;
@@ -65,13 +72,21 @@ TEST(the_other_operators_keep_the_shape_of_the_hidden_states) {
 }
 
 TEST(routing_has_a_slot_for_each_chosen_expert) {
-    if (MOA_PLUGIN_V2 != 0) return;
     const auto plugin = create(2, legal_fields(2).integer("output_count", 3));
     EQUAL(joined(plugin->shapes({{-1, -2, 16}, {16, 6}, {6, 16, 5}, {6, 5, 16}})),
           std::string("[B, T, 16][B, T, 3][B, T, 3]"));
+    const std::vector<DataType> expected{DataType::kHALF, integers, DataType::kFLOAT};
+    auto types = legal_types(2, 4, DataType::kHALF);
+    CHECK(plugin->types(types) == expected);
+    types.insert(types.end(), expected.begin(), expected.end());
+    std::vector<nvinfer1::PluginTensorDesc> tensors;
+    for (const DataType type : types) tensors.push_back(tensor(type, {1}));
+    for (std::int32_t place = 0; place < 7; ++place) CHECK(plugin->supports(place, tensors, 4));
+    tensors[5].type = DataType::kFLOAT;
+    CHECK(!plugin->supports(5, tensors, 4));
 #if NV_TENSORRT_MAJOR >= 10
-    const std::vector<DataType> expected{DataType::kHALF, DataType::kINT64, DataType::kFLOAT};
-    CHECK(plugin->types(legal_types(2, 4, DataType::kHALF)) == expected);
+    tensors[5].type = MOA_PLUGIN_V2 != 0 ? DataType::kINT64 : DataType::kINT32;
+    CHECK(!plugin->supports(5, tensors, 4));
 #endif
 }
 

@@ -336,6 +336,60 @@ TEST(positions_of_32_bits_are_widened) {
     CHECK(taken_log().find("refused to widen `position_ids`") != std::string::npos);
 }
 
+#if MOA_PLUGIN_V2
+// The kernels write int64 behind the widened positions, and the output has the same numbers in 32 bits.
+TEST(indices_are_narrowed_to_32_bits) {
+    const auto plugin = create(0, legal_fields(0).integer("output_count", 5));
+    const auto types = legal_types(0, 12, DataType::kFLOAT);
+    const auto shapes = legal_shapes(0, 12, 3, 2);
+    CHECK(plugin->configure(types, shapes, shapes));
+    const auto context = plugin->attached();
+    // 48 bytes of positions and 144 of indices, each in whole pieces of 256, 6000 for the kernels, and a quarter more.
+    EQUAL(plugin->workspace(), std::size_t{8192});
+    alignas(256) std::int64_t workspace[96];
+    for (std::int64_t index = 0; index < 96; ++index) workspace[index] = index - 33;
+    std::int32_t narrow[19];
+    std::fill(std::begin(narrow), std::end(narrow), 99);
+    std::int64_t positions[3] = {};
+    std::vector<const void *> inputs;
+    for (std::uintptr_t address = 1; address <= 11; ++address) inputs.push_back(at<void>(address * 16));
+    inputs.push_back(positions);
+    const std::vector<void *> outputs{at<void>(256), at<void>(512), at<void>(768), narrow, at<void>(1024)};
+    taken_notes();
+    CHECK(context->enqueue(types, shapes, inputs, outputs, workspace, at<void>(9)));
+    const auto notes = taken_notes();
+    CHECK(notes.size() == 5 && notes[4] == "copy stream 9");
+    const auto start = reinterpret_cast<std::uintptr_t>(workspace);
+    EQUAL(notes[3].substr(notes[3].find("out")), "out 256 512 768 " + std::to_string(start + 256) + " 1024 workspace " +
+                                                     std::to_string(start + 512) + " enough yes stream 9");
+    // From word 32 on, which is -1, to the 2 * 3 * 3 of the shape.
+    for (std::int32_t index = 0; index < 18; ++index) CHECK(narrow[index] == index - 1);
+    CHECK(narrow[18] == 99);
+    fake_control.failing = "copy";
+    CHECK(!context->enqueue(types, shapes, inputs, outputs, workspace, at<void>(9)));
+    taken_log();
+    const auto routed = create(2, legal_fields(2).integer("output_count", 2));
+    fake_control.failing = nullptr;
+    CHECK(routed->configure(legal_types(2, 4, DataType::kFLOAT), legal_shapes(2, 4, 3, 0), legal_shapes(2, 4, 3, 0)));
+    fake_control.failing = "copy";
+    CHECK(!routed->attached()->enqueue(legal_types(2, 4, DataType::kFLOAT), legal_shapes(2, 4, 3, 0),
+                                       {at<void>(16), at<void>(32), at<void>(48), at<void>(64)}, {at<void>(80), narrow},
+                                       workspace, at<void>(9)));
+    CHECK(taken_log().find("refused to narrow `topk_indices`") != std::string::npos);
+}
+
+TEST(the_workspace_holds_the_wide_indices_of_every_size) {
+    fake_control.workspace = [](const moa_cuda_shape *) -> std::uint64_t { return 1000; };
+    const auto types = legal_types(2, 4, DataType::kFLOAT);
+    const auto least = legal_shapes(2, 4, 1, 0), most = legal_shapes(2, 4, 4096, 0);
+    const auto plain = create(2, legal_fields(2)), routed = create(2, legal_fields(2).integer("output_count", 2));
+    CHECK(plain->configure(types, least, most) && routed->configure(types, least, most));
+    EQUAL(plain->workspace(), std::size_t{1280});
+    // 2 * 4096 * 3 words of 8 bytes more, and a quarter.
+    EQUAL(routed->workspace(), std::size_t{247040});
+}
+#endif
+
 #if NV_TENSORRT_MAJOR >= 10
 TEST(positions_of_64_bits_are_taken_as_they_are) {
     const auto plugin = create(0, legal_fields(0));

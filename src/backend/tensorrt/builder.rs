@@ -58,7 +58,7 @@ impl Installation {
     pub(super) fn given(&self, file: &OnnxFile) -> Result<Given, EngineError> {
         let dtype = dtype_of(file);
         must_be(self.device(), None, self.release(), dtype)?;
-        let bytes = match prepare(file.model(), Some(self.release())) {
+        let bytes = match prepare(file.model()) {
             Ok(prepared) => file.with_model(prepared.model)?.model().encode_to_vec(),
             Err(PrepareError::NothingToDo | PrepareError::Done { .. }) => file.model().encode_to_vec(),
             Err(error) => return Err(error.into()),

@@ -110,16 +110,19 @@ std::string LayerModel::bytes() const {
     const std::uint64_t element = is_half ? 10 : 1;
     std::string node, graph;
     for (const char *input : {"hidden", "mask", "router", "query", "kv", "out"}) node += field(1, std::string(input));
-    node += field(2, std::string("output")) + field(3, node_name) + field(4, op) + field(7, std::string("ai.moa"));
+    node += field(2, std::string("output"));
+    for (const char *output : {"key", "value", "indices"}) node += is_routed ? field(2, std::string(output)) : "";
+    node += field(3, node_name) + field(4, op) + field(7, std::string("ai.moa"));
     node += attribute("top_k", top_k) + attribute("kv_num_heads", std::int64_t{1}) + attribute("causal", std::int64_t{0});
     node += attribute("skip_padded_queries", std::int64_t{0}) + attribute("gate_mode", std::string("softmax_topk"));
-    node += attribute("scale", 1.0F / std::sqrt(static_cast<float>(head))) + attribute("output_count", std::int64_t{1});
+    node += attribute("scale", 1.0F / std::sqrt(static_cast<float>(head))) + attribute("output_count", std::int64_t{is_routed ? 4 : 1});
     node += attribute("plugin_version", version) + attribute("plugin_namespace", std::string("ai.moa"));
     graph += field(1, node);
     for (const Constant &constant : constants) graph += field(5, tensor(constant, is_half && constant.name != "router"));
     const std::int64_t batch = is_fixed ? 1 : -1, tokens = is_fixed ? 7 : -2;
     graph += field(11, value("hidden", element, {batch, tokens, width})) + field(11, value("mask", 6, {batch, tokens}));
     graph += field(12, value("output", element, {batch, tokens, width}));
+    if (is_routed) graph += field(12, value("indices", 7, {batch, tokens, top_k}));
     return field(1, std::uint64_t{9}) + field(7, graph);
 }
 

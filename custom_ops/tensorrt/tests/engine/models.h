@@ -27,7 +27,8 @@ struct LayerModel {
     std::int64_t width = 0, experts = 0, head = 0;
     std::int64_t top_k = 2;
     std::string op = "MoASelfAttention", node_name = "layers.0", version = "1";
-    bool is_fixed = false, is_half = false;
+    // `is_routed`: the chosen experts are an output of the model too.
+    bool is_fixed = false, is_half = false, is_routed = false;
     std::vector<Constant> constants;
 
     // The layer `self_small`, whose output is stored.

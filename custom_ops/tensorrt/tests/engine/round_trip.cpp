@@ -36,16 +36,18 @@ struct Ready {
     ContextOf context;
 };
 
+std::string plan_of(const LayerModel &model) {
+    const LibraryOf library;
+    Asked asked(model);
+    asked.options.is_detailed = 1;
+    PlanOf plan;
+    DONE(asked.build(library, plan));
+    return plan.bytes();
+}
+
 // A plan of the golden layer; made once.
 const std::string &golden_plan() {
-    static const std::string bytes = [] {
-        const LibraryOf library;
-        Asked asked(LayerModel::golden());
-        asked.options.is_detailed = 1;
-        PlanOf plan;
-        DONE(asked.build(library, plan));
-        return plan.bytes();
-    }();
+    static const std::string bytes = plan_of(LayerModel::golden());
     return bytes;
 }
 
@@ -71,6 +73,38 @@ TEST(a_trained_layer_gives_its_numbers) {
     CHECK(found.rank == 3 && std::equal(found.dims, found.dims + 3, input.sizes.begin()));
     const double off = worst(ready.output(expected.values.size()), expected.values);
     if (!(off < 1e-5)) throw Failed{"off by " + std::to_string(off)};
+}
+
+// As int32 in 8.6, which has no int64.
+TEST(the_chosen_experts_are_an_output) {
+#if MOA_PLUGIN_V2
+    using Index = std::int32_t;
+    constexpr std::int32_t element = MOA_TRT_INT32;
+#else
+    using Index = std::int64_t;
+    constexpr std::int32_t element = MOA_TRT_INT64;
+#endif
+    const auto layer = read_layer("self_small");
+    const auto &input = layer.at("input.query"), &probs = layer.at("router.probs"), &gates = layer.at("router.gates");
+    LayerModel model = LayerModel::golden();
+    model.is_routed = true;
+    Ready ready(plan_of(model));
+    moa_trt_tensor tensor{};
+    tensor.struct_size = sizeof tensor;
+    DONE(call(api().get_tensor, ready.engine.handle, 3U, &tensor));
+    CHECK(std::string(tensor.name) == "indices" && tensor.element == element);
+    ready.feed(input.sizes, input.values);
+    DONE(call(api().run, ready.context.handle));
+    std::vector<Index> found(gates.values.size(), -1);
+    const std::uint64_t bytes = found.size() * sizeof(Index);
+    DONE(call(api().download, ready.context.handle, "indices", static_cast<void *>(found.data()), bytes));
+    const auto experts = static_cast<std::size_t>(model.experts), top_k = static_cast<std::size_t>(model.top_k);
+    for (std::size_t slot = 0; slot < found.size(); ++slot) {
+        CHECK(found[slot] >= 0 && found[slot] < model.experts);
+        // An expert's gate is its probability.
+        CHECK(probs.values[slot / top_k * experts + static_cast<std::size_t>(found[slot])] == gates.values[slot]);
+    }
+    CHECK(worst(ready.output(layer.at("output").values.size()), layer.at("output").values) < 1e-5);
 }
 
 TEST(shapes_change_between_runs) {

@@ -43,6 +43,7 @@ int cuMemsetD8Async(std::uint64_t target, unsigned char value, std::size_t bytes
 
 int cuMemcpy2DAsync_v2(const Copy *copy, void *stream) {
     fake_note(("copy stream " + std::to_string(reinterpret_cast<std::uintptr_t>(stream))).c_str());
+    if (fails("copy")) return 1;
     if (copy->source_kind != 2 || copy->target_kind != 2) return 1;
     const auto *source = reinterpret_cast<const unsigned char *>(copy->source_device);
     auto *target = reinterpret_cast<unsigned char *>(copy->target_device);
