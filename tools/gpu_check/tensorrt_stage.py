@@ -12,6 +12,7 @@ import lzma
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from pathlib import Path
@@ -213,7 +214,7 @@ def main():
     parser.add_argument("--kit", type=Path, required=True)
     parser.add_argument("--pieces", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--place", type=Path, default=Path("/tmp/moa-tensorrt"), help="where libraries and plans stay")
+    parser.add_argument("--place", type=Path, default=Path(tempfile.gettempdir()) / "moa-tensorrt", help="where libraries and plans stay")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--dtypes", default=",".join(DTYPES))
     parser.add_argument("--budget", type=float, default=540.0, help="seconds, unpacking included")
