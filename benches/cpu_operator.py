@@ -5,7 +5,8 @@
 
 Builds libmoa_ort.so where MOA_ORT_LIBRARY does not name it. Every contender of a shape runs in bursts that take turns;
 a burst starts with calls that are not counted. A ratio is the median over the rounds of rival / ours, both the median
-of their burst in that round; "min" is the ratio of the fastest calls. torch is optional.
+of their burst in that round; "min" is the ratio of the fastest calls. torch is optional. Beside each goal stands the
+most that the rates measured in the run allow (`cpu_operator_goals.py`).
 """
 
 import argparse
@@ -26,6 +27,7 @@ import numpy as np
 import onnxruntime
 
 import cpu_operator_eager as eager
+import cpu_operator_goals as goals
 import cpu_operator_graphs as graphs
 from cpu_operator_graphs import Shape
 
@@ -39,6 +41,7 @@ SHAPES = {
     "jetmoe-1x1-past512": Shape(2048, 2, 8, 128, 16, 1, 1, 512, jetmoe=True),
 }
 SGEMM = (512, 512, 1024)
+BF16 = (1024, 1024, 1024)
 CLOCKS = {"wall": time.perf_counter, "thread": time.thread_time}
 TOLERANCE = 2e-4
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -145,9 +148,24 @@ def contenders(shape, args, torch):
     for name, run in runs.items():
         if name != "mha":
             check(name, np.asarray(run()), ours)
+    return runs | ceilings(shape, args, torch)
+
+
+CEILINGS = ("sgemm", "empty", "bf16", "read")
+
+
+def ceilings(shape, args, torch):
+    """What bounds every contender: f32 and bf16 products, a call that computes nothing, reading the weights."""
     rows, inner, columns = SGEMM
-    x = np.ones((rows, inner), np.float32)
-    runs["sgemm"] = OrtRun(graphs.matmul(rows, inner, columns), {"x": x}, args.threads)
+    runs = {
+        "sgemm": OrtRun(graphs.matmul(rows, inner, columns), {"x": np.ones((rows, inner), np.float32)}, args.threads),
+        "empty": OrtRun(graphs.matmul(1, 1, 1), {"x": np.ones((1, 1), np.float32)}, args.threads),
+    }
+    if torch:
+        rows, inner, columns = BF16
+        left, right = torch.ones(rows, inner).bfloat16(), torch.ones(inner, columns).bfloat16()
+        weights = torch.ones(shape.weight_bytes() // 4)
+        runs |= {"bf16": lambda: torch.mm(left, right), "read": weights.sum}
     return runs
 
 
@@ -173,7 +191,7 @@ def read_bandwidth(threads, megabytes=512, repeats=7):
     return best
 
 
-def measure(name, shape, args, torch):
+def measure(name, shape, args, torch, bandwidth):
     runs = contenders(shape, args, torch)
     found = interleave(runs, args.rounds, args.seconds, CLOCKS[args.clock])
     result = {"shape": dataclasses.asdict(shape), "macs": shape.macs(), "load": os.getloadavg()}
@@ -181,7 +199,7 @@ def measure(name, shape, args, torch):
     result["mha"] = {"heads": heads, "head": head, "macs": shape.mha_macs(heads * head)}
     result["times"] = {contender: summary(bursts) for contender, bursts in found.items()}
     ours = result["times"]["ours"]
-    result["ratios"] = {n: ratio(t, ours) for n, t in result["times"].items() if n not in ("ours", "sgemm")}
+    result["ratios"] = {n: ratio(t, ours) for n, t in result["times"].items() if n not in ("ours", *CEILINGS)}
     sgemm = result["times"]["sgemm"]
     for kind in ("median", "min"):
         rate = math.prod(SGEMM) / sgemm[f"{kind}_ms"]
@@ -189,6 +207,12 @@ def measure(name, shape, args, torch):
         result[f"of_sgemm_{kind}"] = shape.macs() / ours[f"{kind}_ms"] / rate
     result["weight_bytes"] = shape.weight_bytes()
     result["gigabytes_per_second"] = shape.weight_bytes() / ours["median_ms"] * 1e-6
+    fastest = {kind: times["min_ms"] for kind, times in result["times"].items()}
+    read = shape.weight_bytes() / fastest["read"] if "read" in fastest else 0.0
+    result |= {"sgemm_macs": math.prod(SGEMM), "bf16_macs": math.prod(BF16)}
+    result["read_bytes_per_ms"] = max(read, bandwidth * 1e-3)
+    result["floor"] = goals.floor(result, fastest)
+    result["goals"] = list(goals.verdicts(name, result))
     return result
 
 
@@ -202,10 +226,13 @@ def report(name, result):
             r = ratios[contender]
             line += f"   ratio {r['median']:.2f} (min/min {r['min']:.2f}, {r['range'][0]:.2f} .. {r['range'][1]:.2f})"
         print(line)
-    best = min((r["median"], n) for n, r in ratios.items() if n.startswith("standard:"))
-    print(f"  best standard graph: {best[1]} {best[0]:.2f}", end="; ")
-    print(*(f"of sgemm ({k}) {100 * result[f'of_sgemm_{k}']:.0f} %" for k in ("median", "min")), sep=", ", end="; ")
-    print(f"sgemm {result['sgemm_gflops_min']:.0f} GFLOP/s; weights and cache {result['gigabytes_per_second']:.1f} GB/s", flush=True)
+    floor = result["floor"]
+    print(f"  sgemm {result['sgemm_gflops_min']:.0f} GFLOP/s; weights and cache {result['gigabytes_per_second']:.1f} GB/s;", end=" ")
+    print(f"at the highest rates of this run {floor['ms']:.3f} ms ({floor['bound']})")
+    for goal in result["goals"]:
+        most = "" if goal["most"] is None else f", at most {goal['most']:.2f}"
+        found = f"{goal['median']:.2f} (min/min {goal['min']:.2f})"
+        print(f"  {goal['what']:18} {found}, goal {goal['goal']:g}{most}: {goal['verdict']}", flush=True)
 
 
 def main():
@@ -232,7 +259,7 @@ def main():
     print(f"{cpu}, {os.cpu_count()} cores, {args.threads} threads; {versions}; read {bandwidth * 1e-9:.1f} GB/s")
     results = {}
     for name in args.only:
-        results[name] = measure(name, SHAPES[name], args, torch)
+        results[name] = measure(name, SHAPES[name], args, torch, bandwidth)
         report(name, results[name])
     head["load_after"] = os.getloadavg()
     if args.json:

@@ -1,0 +1,69 @@
+"""What the operator should reach, and the most that the highest rates of a run allow."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Goals:
+    """Least rival / ours for each rival; `ceiling` is the least share of sgemm's rate, `bandwidth` of the plain read."""
+
+    mha: float
+    standard: float
+    eager: float
+    ceiling: float | None = None
+    bandwidth: float | None = None
+
+
+GOALS = {
+    "E8-1x128": Goals(1.0, 1.5, 8, ceiling=0.85),
+    "E32-1x128": Goals(1.0, 1.45, 4, ceiling=0.85),
+    "E32-8x128": Goals(1.1, 1.45, 4, ceiling=0.85),
+    "E8-1x2048": Goals(1.2, 2, 4, ceiling=0.75),
+    "E8-1x10": Goals(1.0, 1.6, 9),
+    "E32-1x1-past128": Goals(1.0, 3, 15),
+    "jetmoe-1x1-past512": Goals(1.0, 3, 3, bandwidth=0.75),
+}
+# An f32 product that keeps f32's accuracy takes so many products of bf16.
+PRODUCTS = 6
+
+
+def floor(result, fastest):
+    """The ms of one call at the highest rates that anything reached in this run; `fastest` are the least ms by contender.
+
+    A call of the runtime that computes nothing, and after it either all multiply-accumulates or all weights and cache,
+    whichever takes longer; or the operator's own fastest call, where that is less.
+    """
+    rates = {"sgemm": result["sgemm_macs"] / fastest["sgemm"]}
+    if "bf16" in fastest:
+        rates["bf16 products"] = result["bf16_macs"] / fastest["bf16"] / PRODUCTS
+    name, rate = max(rates.items(), key=lambda one: one[1])
+    parts = {name: result["macs"] / rate, "read": result["weight_bytes"] / result["read_bytes_per_ms"]}
+    bound = max(parts, key=parts.get)
+    least, bound = min((fastest["empty"] + parts[bound], bound), (fastest["ours"], "ours"))
+    return {"ms": least, "bound": bound, "empty_ms": fastest["empty"], "parts_ms": parts}
+
+
+def verdicts(name, result):
+    """For each goal: what it is, what was found, and the most that the floor allows."""
+    goals, times, least = GOALS[name], result["times"], result["floor"]["ms"]
+    best = min((ratio["median"], rival) for rival, ratio in result["ratios"].items() if rival.startswith("standard:"))[1]
+    for rival, goal in (("mha", goals.mha), (best, goals.standard), ("eager", goals.eager)):
+        if rival in times:
+            most = times[rival]["min_ms"] / least
+            yield verdict(rival, result["ratios"][rival]["median"], result["ratios"][rival]["min"], goal, most)
+    if goals.ceiling:
+        yield verdict("of sgemm", result["of_sgemm_median"], result["of_sgemm_min"], goals.ceiling, None)
+    if goals.bandwidth:
+        read = result["weight_bytes"] / result["read_bytes_per_ms"]
+        shares = (read / times["ours"][f"{kind}_ms"] for kind in ("median", "min"))
+        yield verdict("of the read", *shares, goals.bandwidth, None)
+
+
+def verdict(what, median, fastest, goal, most):
+    if median >= goal:
+        word = "met"
+    elif most is not None and most < goal:
+        word = "out of reach"
+    else:
+        word = "missed"
+    return {"what": what, "median": median, "min": fastest, "goal": goal, "most": most, "verdict": word}
