@@ -1,5 +1,6 @@
 //! Memory that grows and is kept, aligned to cache lines.
 
+use crate::huge_pages;
 use crate::scalar::Scalar;
 
 /// Bytes of a cache line, and of the widest vector.
@@ -21,6 +22,7 @@ impl<T: Copy + Default> Buffer<T> {
     pub(crate) fn take(&mut self, len: usize) -> &mut [T] {
         if self.data.len() < self.start + len {
             self.data = vec![T::default(); len + Self::PER_LINE];
+            huge_pages::prefer(&mut self.data);
             self.start = self.data.as_ptr().align_offset(LINE).min(Self::PER_LINE);
         }
         self.len = len;

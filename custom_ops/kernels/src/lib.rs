@@ -57,6 +57,7 @@ mod decode;
 mod error;
 mod feed_forward;
 mod grid;
+mod huge_pages;
 mod kernel_scratch;
 mod key_panels;
 mod kv_cache;
