@@ -3,6 +3,7 @@
 use std::{fs, os::unix::fs::symlink};
 
 use safetensors::Dtype;
+use serde_json::{Value, json};
 
 use crate::{
     model::Model,
@@ -142,4 +143,27 @@ fn buffers_are_not_weights() {
     model.write(&scene.path("ck"));
     scene.accepts("ck -o b");
     assert_eq!(scene.read("a/encoder_model.onnx"), scene.read("b/encoder_model.onnx"));
+}
+
+/// transformers 5 writes the base of the rotary embedding into an object, and a head's width may have its other name.
+#[test]
+fn both_ways_to_write_a_jetmoe_configuration_are_read() {
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    let original: Value = serde_json::from_slice(&scene.read("ck/config.json")).unwrap();
+    let export = |name: &str, change: &[(&str, Value)]| {
+        let mut config = original.clone();
+        for (key, value) in change {
+            config[key] = value.clone();
+        }
+        scene.write("ck/config.json", config.to_string());
+        scene.accepts(&format!("ck -o {name}.onnx"));
+        scene.read(&format!("{name}.onnx"))
+    };
+    let default = export("default", &[]);
+    let older = export("older", &[("rope_theta", json!(100.0)), ("rope_scaling", Value::Null)]);
+    let parameters = json!({"rope_theta": 100.0, "rope_type": "default"});
+    let newer = export("newer", &[("rope_theta", Value::Null), ("rope_parameters", parameters)]);
+    assert!(older == newer && older != default);
+    let renamed = export("renamed", &[("kv_channels", Value::Null), ("head_dim", json!(16))]);
+    assert!(renamed == default);
 }

@@ -134,3 +134,27 @@ fn layers_that_contradict_themselves() {
     model.set("causal", true);
     Scene::with(&model).refuses("ck -o m.onnx", 3, &["key \"causal\" must be false"]);
 }
+
+/// What neither a shape nor a tensor can show must not be guessed.
+#[test]
+fn jetmoe_configurations_that_contradict_themselves() {
+    let cases: [(&str, Value, u8, &[&str]); 7] = [
+        ("moe_top_k", json!(1), 3, &["key \"moe_top_k\" must be 2, as \"num_experts_per_tok\" says"]),
+        ("num_experts_per_tok", json!(1), 3, &["\"num_attention_heads\" must be 2", "(2) times", "(1), found 4"]),
+        ("num_attention_heads", json!(8), 3, &["\"num_attention_heads\" must be 4", "found 8"]),
+        ("head_dim", json!(32), 3, &["key \"kv_channels\" must be 32, as \"head_dim\" says"]),
+        ("rope_parameters", json!({"rope_theta": 100.0}), 3, &["key \"rope_theta\" must be 100.0"]),
+        ("rope_scaling", json!({"type": "linear", "factor": 4.0}), 4, &["\"rope_scaling\"", "\"type\": \"linear\""]),
+        ("partial_rotary_factor", json!(0.5), 4, &["\"partial_rotary_factor\": 0.5"]),
+    ];
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    let original: Value = serde_json::from_slice(&scene.read("ck/config.json")).unwrap();
+    for (key, value, code, parts) in cases {
+        let mut config = original.clone();
+        config[key] = value;
+        scene.write("ck/config.json", config.to_string());
+        let before = scene.snapshot();
+        scene.moa("ck -o out").assert_refused(key, code, &[&["ck/config.json"], parts].concat());
+        scene.assert_unchanged(&before, key);
+    }
+}

@@ -97,6 +97,24 @@ impl Config {
         self.size_or(key, 0)
     }
 
+    /// The keys of an object that may be absent.
+    pub(crate) fn object(&self, key: &str) -> Result<Option<Self>, ImportError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let keys = value.as_object().ok_or_else(|| self.invalid(key, "an object"))?;
+        Ok(Some(Self::new(format!("{}: \"{key}\"", self.origin), keys.clone())))
+    }
+
+    /// A positive integer under either of two names, which must agree where both are there.
+    pub(crate) fn agreed_size(&self, keys: [&'static str; 2]) -> Result<Option<(usize, &'static str)>, ImportError> {
+        let [first, second] = keys.map(|key| self.optional_size(key).map(|size| size.map(|size| (size, key))));
+        match (first?, second?) {
+            (Some((first, key)), Some((second, other))) if first != second => {
+                Err(self.invalid(key, format!("{second}, as \"{other}\" says, or one of the two absent")))
+            }
+            (first, second) => Ok(first.or(second)),
+        }
+    }
+
     /// A positive integer with a default.
     pub(crate) fn size_or(&self, key: &str, default: usize) -> Result<usize, ImportError> {
         Ok(self.optional_size(key)?.unwrap_or(default))

@@ -2,7 +2,7 @@
 
 use moa_schema::{Activation, GateMode};
 
-use super::{Config, ImportOptions, importer::Importer};
+use super::{Config, ImportOptions, importer::Importer, rotary::rotary};
 use crate::{
     ImportError, TensorDirectory, Weight,
     model::{
@@ -68,29 +68,37 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Reads each key under its old name, then under its new one, then takes the class default.
+    /// Reads each key under its old name, then under its new one, then takes the class default; what no shape can check
+    /// must agree.
     fn new(config: &Config, options: ImportOptions) -> Result<Self, ImportError> {
         let size = |old: &str, new: &str, default: usize| -> Result<usize, ImportError> {
             Ok(config.optional_size(old)?.or(config.optional_size(new)?).unwrap_or(default))
         };
-        let top_k_key = if config.has("moe_top_k") { "moe_top_k" } else { "num_experts_per_tok" };
-        let head_size = config.size_or("kv_channels", 128)?;
+        let top_k = config.agreed_size(["moe_top_k", "num_experts_per_tok"])?;
+        let missing = || config.size("num_experts_per_tok", "experts per token; it is never stored in tensors");
+        let (top_k, top_k_key) = top_k.map_or_else(|| missing().map(|top_k| (top_k, "num_experts_per_tok")), Ok)?;
+        let (head_size, head_key) = config.agreed_size(["kv_channels", "head_dim"])?.unwrap_or((128, "kv_channels"));
         if !head_size.is_multiple_of(2) {
-            return Err(config.invalid("kv_channels", "an even number, as rotary embedding needs it"));
+            return Err(config.invalid(head_key, "an even number, as rotary embedding needs it"));
+        }
+        let kv_num_heads = config.size_or("num_key_value_heads", 16)?;
+        if config.optional_size("num_attention_heads")?.is_some_and(|heads| heads != kv_num_heads * top_k) {
+            let expected = format!(
+                "{}, \"num_key_value_heads\" ({kv_num_heads}) times \"{top_k_key}\" ({top_k})",
+                kv_num_heads * top_k
+            );
+            return Err(config.invalid("num_attention_heads", expected));
         }
         Ok(Self {
             width: config.size_or("hidden_size", 2048)?,
             layers: size("num_layers", "num_hidden_layers", 12)?,
             hidden: size("ffn_hidden_size", "intermediate_size", 5632)?,
-            top_k: config.size(top_k_key, "experts per token; it is never stored in tensors")?,
+            top_k,
             num_experts: size("moe_num_experts", "num_local_experts", 8)?,
             top_k_key,
-            kv_num_heads: config.size_or("num_key_value_heads", 16)?,
+            kv_num_heads,
             head_size,
-            rotary: Rotary {
-                base: config.number_or("rope_theta", 10_000.0)?,
-                positions: size("n_positions", "max_position_embeddings", 4096)?,
-            },
+            rotary: rotary(config, size("n_positions", "max_position_embeddings", 4096)?)?,
             activation: activation(config)?,
             gated: config.flag_or("glu", true)?,
             bias: config.flag_or("bias", true)?,
