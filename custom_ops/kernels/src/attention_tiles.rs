@@ -9,16 +9,19 @@ use crate::attention::{Attention, Rows};
 use crate::grid::Tile;
 use crate::key_panels::KEYS_PER_TILE;
 use crate::rows::TILE_ROWS;
-use crate::simd::tiles::{INNER_LIMIT, Magnitudes, STRIP, SUM_STRIDE, Unit};
+use crate::simd::tiles::{COLUMN_LIMIT, INNER_LIMIT, Magnitudes, STRIP, SUM_STRIDE, Unit};
 use crate::simd::{Isa, Left, PANEL, ROWS};
 
 /// Fewest query rows, keys and elements of a head for which tiles are faster than vectors.
 const FEWEST: [usize; 3] = [STRIP, 64, 64];
 
+/// Elements of the longest head whose parts, and whose row of sums, a thread has room for.
+const LONGEST_HEAD: usize = if INNER_LIMIT < COLUMN_LIMIT { INNER_LIMIT } else { COLUMN_LIMIT };
+
 /// Whether tiles serve attention of these sizes.
 pub(crate) fn serves(isa: Isa, rows: usize, keys: usize, head: usize) -> bool {
     let enough = [rows, keys, head].iter().zip(FEWEST).all(|(size, fewest)| *size >= fewest);
-    isa.has_tiles() && enough && head <= INNER_LIMIT
+    isa.has_tiles() && enough && head <= LONGEST_HEAD
 }
 
 impl Rows {

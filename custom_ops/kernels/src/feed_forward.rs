@@ -12,7 +12,7 @@ use crate::packed::{Geometry, Packed, WeightData};
 use crate::pool::Stage;
 use crate::prepared::{Prepared, Weight};
 use crate::routing::{RouterInputs, Routing};
-use crate::rows::{RowProduct, TILE_ROWS};
+use crate::rows::{RowProduct, TILE_ROWS, task_columns};
 use crate::scalar::Scalar;
 use crate::simd::{Isa, Left, PANEL};
 use crate::{KernelError, ThreadPool, pool};
@@ -139,8 +139,11 @@ impl Prepared {
     }
 }
 
-/// Columns that one task of the hidden layer computes.
+/// Fewest columns that one task of the hidden layer computes.
 const COLUMNS_PER_TASK: usize = 4 * PANEL;
+
+/// Most columns of a task.
+const WIDEST_TASK: usize = 2 * COLUMNS_PER_TASK;
 
 /// Memory that the hidden layer keeps between calls.
 #[derive(Debug, Default)]
@@ -177,7 +180,8 @@ impl HiddenScratch {
         self.bounds.extend(inputs.routing.tiles(TILE_ROWS).map(|(start, _)| start));
         self.bounds.push(inputs.routing.rows());
         let rows = self.rows.take(inputs.routing.rows() * hidden);
-        let layout = Layout { stride: hidden, columns: hidden, tile_columns: COLUMNS_PER_TASK };
+        let wide = task_columns(inputs.isa, inputs.routing.rows(), self.experts.len(), hidden, COLUMNS_PER_TASK);
+        let layout = Layout { stride: hidden, columns: hidden, tile_columns: wide.min(WIDEST_TASK) };
         let grid = Grid::new(rows, layout, &self.bounds, &mut self.claims);
         Hidden { inputs, experts: &self.experts, grid }
     }
@@ -217,10 +221,10 @@ impl Stage for Hidden<'_> {
             out.row(row).iter_mut().for_each(|value| *value = function(*value));
         }
         if self.inputs.gated {
-            let mut factors = [0.0; TILE_ROWS * COLUMNS_PER_TASK];
+            let mut factors = [0.0; TILE_ROWS * WIDEST_TASK];
             product.block = 1;
-            product.compute(isa, &mut Tile::dense(&mut factors, COLUMNS_PER_TASK));
-            for (row, factors) in factors.chunks(COLUMNS_PER_TASK).enumerate().take(count) {
+            product.compute(isa, &mut Tile::dense(&mut factors, WIDEST_TASK));
+            for (row, factors) in factors.chunks(WIDEST_TASK).enumerate().take(count) {
                 out.row(row).iter_mut().zip(factors).for_each(|(value, factor)| *value *= factor);
             }
         }

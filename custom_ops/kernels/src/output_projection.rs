@@ -1,10 +1,12 @@
 //! The weighted sum of the experts' products, added where it belongs.
 
+use std::ops::Range;
+
 use crate::grid::{Claims, Grid, Layout, cut};
 use crate::packed::Packed;
 use crate::pool::Stage;
 use crate::routing::Routing;
-use crate::rows::{RowProduct, TILE_ROWS};
+use crate::rows::{RowProduct, TILE_ROWS, even};
 use crate::simd::{Isa, Left, PANEL};
 
 /// Elements of one expert's weights that a task of few tokens keeps in a near cache.
@@ -100,8 +102,8 @@ impl Stage for OutputProjection<'_> {
         let (mut starts, mut rows, mut factors) = ([0; TILE_ROWS], [0; TILE_ROWS], [0.0; TILE_ROWS]);
         for (expert, own) in routing.experts() {
             let own = routing.within(own, &tokens);
-            for first in own.clone().step_by(TILE_ROWS) {
-                let count = (own.end - first).min(TILE_ROWS);
+            for Range { start: first, end } in even(own, TILE_ROWS) {
+                let count = end - first;
                 for place in 0..count {
                     let pair = routing.pair(first + place);
                     starts[place] = if order == Order::Pairs { pair } else { first + place } * stride;

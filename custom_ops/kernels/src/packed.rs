@@ -257,7 +257,7 @@ impl Geometry {
         })
     }
 
-    /// The panels of one block from panel `panel` on.
+    /// The panels of a matrix from panel `panel` of block `block` on.
     pub(crate) fn right<W: Element>(
         self,
         panels: &Buffer<W>,
@@ -266,8 +266,8 @@ impl Geometry {
         panel: usize,
     ) -> Right<'_, W> {
         let (count, len) = (self.panels(), self.panel_len());
-        let block = matrix * self.blocks + block;
-        let data = &panels.filled()[(block * count + panel) * len..(block + 1) * count * len];
+        let first = (matrix * self.blocks + block) * count + panel;
+        let data = &panels.filled()[first * len..(matrix + 1) * self.blocks * count * len];
         Right { data, stride: PANEL, panel_stride: len }
     }
 }

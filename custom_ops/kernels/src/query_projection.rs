@@ -6,8 +6,8 @@ use crate::packed::Packed;
 use crate::pool::Stage;
 use crate::rope::Rotary;
 use crate::routing::Routing;
-use crate::rows::{RowProduct, TILE_ROWS};
-use crate::simd::{Isa, LANES, Left};
+use crate::rows::{RowProduct, TILE_ROWS, task_columns};
+use crate::simd::{Isa, LANES, Left, PANEL};
 
 /// Elements between two rows of queries, and of what attention makes of them.
 ///
@@ -57,7 +57,12 @@ impl QueryScratch {
         self.bounds.extend(inputs.routing.tiles(TILE_ROWS).map(|(start, _)| start));
         self.bounds.push(inputs.routing.rows());
         let columns = inputs.kv_heads * inputs.head;
-        let layout = Layout { stride: row_stride(columns), columns, tile_columns: inputs.head };
+        let tile_columns = if inputs.head.is_multiple_of(PANEL) {
+            task_columns(inputs.isa, inputs.routing.rows(), self.experts.len(), columns, inputs.head)
+        } else {
+            inputs.head
+        };
+        let layout = Layout { stride: row_stride(columns), columns, tile_columns };
         let queries = self.queries.take(inputs.routing.tokens() * inputs.routing.top_k * layout.stride);
         let grid = Grid::scattered(queries, layout, inputs.routing.order(), &self.bounds, &mut self.claims);
         QueryProjection { inputs, experts: &self.experts, grid }
@@ -82,7 +87,6 @@ impl Stage for QueryProjection<'_> {
     fn run(&self, index: usize) {
         let Some(mut out) = self.grid.tile(index) else { return };
         let QueryInputs { isa, routing, width, head, .. } = self.inputs;
-        let (tile, group) = (index / self.grid.across(), index % self.grid.across());
         let (first, count) = (out.first_row(), out.rows());
         let token = |row: usize| routing.pair(first + row) / routing.top_k;
         let mut starts = [0; TILE_ROWS];
@@ -91,20 +95,20 @@ impl Stage for QueryProjection<'_> {
         RowProduct {
             left: Left { data: self.inputs.hidden_states, starts: &starts[..count], inner: width },
             weights: self.inputs.weights,
-            matrix: self.experts[tile],
-            block: group,
+            matrix: self.experts[index / self.grid.across()],
+            block: out.first_column() / head,
             first_column: 0,
-            columns: head,
+            columns: out.columns(),
             rows: &rows,
             factors: None,
         }
         .compute(isa, &mut out);
         for row in 0..count {
-            let query = out.row(row);
+            let queries = out.row(row);
             if let Some(rotary) = self.inputs.rotary {
-                rotary.rotate(token(row), query);
+                queries.chunks_exact_mut(head).for_each(|query| rotary.rotate(token(row), query));
             }
-            isa.scale(query, self.inputs.scale);
+            isa.scale(queries, self.inputs.scale);
         }
     }
 }

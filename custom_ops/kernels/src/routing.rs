@@ -11,6 +11,7 @@ use crate::grid::{Claims, Distinct, Grid, Layout, Tile, cut};
 use crate::packed::Packed;
 use crate::pool::Stage;
 use crate::rows::RowProduct;
+use crate::rows::even;
 use crate::simd::{Isa, LANES, Left};
 
 /// Tokens that one task routes, side by side.
@@ -254,9 +255,10 @@ impl Routing {
         before(tokens.start)..before(tokens.end)
     }
 
-    /// Cuts the rows into tiles of one expert and at most `step` rows: where each begins, and whose it is.
-    pub(crate) fn tiles(&self, step: usize) -> impl Iterator<Item = (usize, usize)> {
-        self.experts().flat_map(move |(expert, rows)| rows.step_by(step).map(move |start| (start, expert)))
+    /// Cuts the rows of each expert into the fewest tiles of at most `most` rows, as even as can be: where each begins, and
+    /// whose it is.
+    pub(crate) fn tiles(&self, most: usize) -> impl Iterator<Item = (usize, usize)> {
+        self.experts().flat_map(move |(expert, rows)| even(rows, most).map(move |tile| (tile.start, expert)))
     }
 
     /// Copies the choice into the optional outputs, each `[B, T, k]`.

@@ -11,8 +11,19 @@ use crate::simd::{Element, Isa, Left, PANEL, Product, ROWS, Right, Write};
 /// Most rows that one call multiplies.
 pub(crate) const TILE_ROWS: usize = 128;
 
-/// Fewest rows and inner steps of a product on AMX tiles: below, splitting the weights costs more than tiles gain.
-const ON_TILES: [usize; 2] = [48, 64];
+/// Fewest rows, inner steps and columns of a product on AMX tiles, and fewest elements: below, splitting rows and the first
+/// panel costs more than tiles gain.
+const ON_TILES: [usize; 3] = [32, 64, 64];
+const AREA_ON_TILES: usize = 48 * 128;
+
+/// Whether tiles serve a product of these sizes.
+fn on_tiles(isa: Isa, rows: usize, inner: usize, columns: usize) -> bool {
+    let enough = [rows, inner, columns].iter().zip(ON_TILES).all(|(size, fewest)| *size >= fewest);
+    isa.has_tiles() && enough && rows * columns >= AREA_ON_TILES
+}
+
+/// Tasks of a stage that are enough to keep threads evenly loaded.
+const TASKS: usize = 16;
 
 /// Bytes of weights that stay in the nearest caches while blocks of rows pass.
 const NEAR: usize = 65536;
@@ -48,7 +59,7 @@ impl RowProduct<'_> {
 
     fn compute_with<W: Element>(&self, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
         let count = self.left.starts.len();
-        if isa.has_tiles() && count >= ON_TILES[0] && self.left.inner >= ON_TILES[1] {
+        if on_tiles(isa, count, self.left.inner, self.columns) {
             return self.compute_on_tiles(panels, isa, out);
         }
         let near = self.left.inner * self.columns * size_of::<W>() <= NEAR;
@@ -154,6 +165,19 @@ impl RowProduct<'_> {
     }
 }
 
+/// Columns of a task, a multiple of `unit`, of a stage that multiplies `rows` rows, cut into `tiles` tiles, with `columns`
+/// columns.
+///
+/// On AMX tiles a wide task splits its rows once for many columns, as long as [`TASKS`] are left.
+pub(crate) fn task_columns(isa: Isa, rows: usize, tiles: usize, columns: usize, unit: usize) -> usize {
+    if !isa.has_tiles() || rows < tiles * ON_TILES[0] {
+        return unit;
+    }
+    let widest = COLUMN_LIMIT / unit.max(1);
+    let enough = |count: &usize| tiles * columns.div_ceil(count * unit) >= TASKS;
+    (1..=widest).rev().find(enough).unwrap_or(1) * unit
+}
+
 /// Share `index` of `total` of the panel at the start of `panels`.
 fn part<W>(panels: &[W], index: usize, total: usize) -> Option<&[W]> {
     let len = panels.len();
@@ -161,9 +185,15 @@ fn part<W>(panels: &[W], index: usize, total: usize) -> Option<&[W]> {
 }
 
 /// Cuts `count` rows into the fewest blocks of at most [`ROWS`], as even as can be.
-pub(crate) fn blocks(count: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
-    let total = count.div_ceil(ROWS);
-    (0..total).map(move |block| block * count / total..(block + 1) * count / total)
+pub(crate) fn blocks(count: usize) -> impl Iterator<Item = Range<usize>> {
+    even(0..count, ROWS)
+}
+
+/// Cuts `rows` into the fewest ranges of at most `most`, as even as can be.
+pub(crate) fn even(rows: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let (start, count) = (rows.start, rows.len());
+    let total = count.div_ceil(most);
+    (0..total).map(move |index| start + index * count / total..start + (index + 1) * count / total)
 }
 
 #[cfg(test)]

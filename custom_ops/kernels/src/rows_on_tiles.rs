@@ -53,15 +53,17 @@ struct Case {
 }
 
 /// Sizes at which something ends: rows of a tile, strips, inner steps, inner limits, panels, column limits.
-const SIZES: [[usize; 3]; 8] = [
-    [48, 64, 32],
-    [49, 65, 40],
-    [64, 96, 70],
+const SIZES: [[usize; 3]; 10] = [
+    [32, 96, 192],
+    [33, 65, 520],
+    [48, 64, 128],
+    [49, 65, 140],
+    [64, 96, 102],
     [80, 512, 256],
     [81, 545, 300],
-    [97, 1100, 33],
+    [97, 1100, 65],
     [112, 160, 96],
-    [128, 128, 128],
+    [128, 128, 64],
 ];
 
 impl Case {
@@ -225,7 +227,7 @@ fn rows_do_not_change_each_other() {
     for (seed, sizes) in SIZES.into_iter().enumerate() {
         let mut case = Case::random(&mut Random(300 + seed as u64), sizes);
         let (whole, columns) = (case.compute(tiles), sizes[2]);
-        let some = sizes[0] - 48..sizes[0];
+        let some = sizes[0] - ON_TILES[0].max(AREA_ON_TILES.div_ceil(columns))..sizes[0];
         let alone = case.compute_rows(tiles, some.clone(), (&case.right).into(), None);
         assert_eq!(bits(&alone), bits(&whole[some.start * columns..]));
         case.left[..sizes[1]].fill(f32::NAN);

@@ -184,7 +184,7 @@ impl Tiles {
     pub(super) fn multiply_and_split(&self, rows: usize, block: Block<'_>, job: Job<'_>) {
         let (inner, Job { from, to, first, pairs }) = (block.inner.next_multiple_of(STEP), job);
         assert!(rows > TILE && block.parts == PARTS && first + pairs <= TILE, "size of a block");
-        assert!(pairs == QUARTER || pairs == 2 * QUARTER, "size of a job");
+        assert!([QUARTER, 2 * QUARTER, TILE].contains(&pairs), "size of a job");
         assert!(from.len() >= inner * PANEL && to.len() >= parts_len(PARTS, inner), "panel to split");
         let raw = self.check(rows, block);
         // SAFETY: the bounds are proved, and `self` that the tiles of this thread are configured.
@@ -192,6 +192,7 @@ impl Tiles {
             let (from, to) = (from.as_ptr().add(first * 2 * PANEL), to.as_mut_ptr().add(first * STEP));
             match pairs {
                 QUARTER => amx_blocks::split_quarter(&raw, from, to),
+                TILE => amx_blocks::split_all(&raw, from, to),
                 _ => amx_blocks::split_half(&raw, from, to),
             }
         }

@@ -214,10 +214,12 @@ block!(
     products!(1)
 );
 
-/// Splits pairs of vectors, as `amx_split` does; `$to` is the place of the first part.
+/// Splits pairs of vectors, as `amx_split` does, and fetches those at the same place [`amx_split::AHEAD`] later; `$to` is
+/// the place of the first part.
 macro_rules! split {
     ($($from:literal to $to:literal),+) => {
         concat!($(
+            "prefetcht1 [{from} + {ahead} + ", $from, "]\n prefetcht1 [{from} + {ahead} + ", $from, " + 128]\n",
             "vmovups zmm0, [{from} + ", $from, "]\n vmovups zmm1, [{from} + ", $from, " + 128]\n",
             "vpaddd zmm2, zmm0, {half}\n vpaddd zmm3, zmm1, {half}\n",
             "vpandd zmm4, zmm2, {upper}\n vpandd zmm5, zmm3, {upper}\n",
@@ -272,6 +274,7 @@ macro_rules! block_and_split {
                     add = in(reg) usize::from(add),
                     from = inout(reg) from => _,
                     to = inout(reg) to => _,
+                    ahead = const amx_split::AHEAD,
                     order = in(zmm_reg) amx_split::pairs(),
                     half = in(zmm_reg) _mm512_set1_epi32(amx_split::HALF),
                     upper = in(zmm_reg) _mm512_set1_epi32(amx_split::UPPER),
@@ -302,4 +305,13 @@ block_and_split!(
     split!("1088" to "1280", "1280" to "320", "1344" to "1344"),
     split!("1536" to "384", "1600" to "1408"),
     split!("1792" to "448", "1856" to "1472")
+);
+block_and_split!(
+    split_all,
+    split!("0" to "0", "64" to "1024", "256" to "64", "320" to "1088", "512" to "128", "576" to "1152"),
+    split!("768" to "192", "832" to "1216", "1024" to "256", "1088" to "1280", "1280" to "320", "1344" to "1344"),
+    split!("1536" to "384", "1600" to "1408", "1792" to "448", "1856" to "1472", "2048" to "512", "2112" to "1536"),
+    split!("2304" to "576", "2368" to "1600", "2560" to "640", "2624" to "1664", "2816" to "704", "2880" to "1728"),
+    split!("3072" to "768", "3136" to "1792", "3328" to "832", "3392" to "1856"),
+    split!("3584" to "896", "3648" to "1920", "3840" to "960", "3904" to "1984")
 );

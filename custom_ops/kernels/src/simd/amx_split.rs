@@ -5,16 +5,17 @@
 //! 8 at most. A value that is a bf16 is its own `high`, and one of 11 bits (an f16) has no `low`.
 
 use std::arch::x86_64::{
-    __m512, __m512i, __mmask16, _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps,
-    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_maskz_loadu_ps, _mm512_max_epu32, _mm512_min_epu32,
-    _mm512_permutex2var_epi16, _mm512_reduce_max_epu32, _mm512_reduce_min_epu32, _mm512_set1_epi32, _mm512_setzero_ps,
-    _mm512_setzero_si512, _mm512_storeu_si512, _mm512_sub_epi32, _mm512_sub_ps,
+    __m512, __m512i, __mmask16, _MM_HINT_T1, _mm_prefetch, _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512,
+    _mm512_castsi512_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_maskz_loadu_ps, _mm512_max_epu32,
+    _mm512_min_epu32, _mm512_permutex2var_epi16, _mm512_reduce_max_epu32, _mm512_reduce_min_epu32, _mm512_set1_epi32,
+    _mm512_setzero_ps, _mm512_setzero_si512, _mm512_storeu_si512, _mm512_sub_epi32, _mm512_sub_ps,
 };
 
 use std::ops::Range;
 
 use half::bf16;
 
+use super::product::LINE;
 use super::tiles::{Magnitudes, PARTS, STEP, TILE, TILE_LEN};
 use super::{Element, LANES, PANEL};
 
@@ -37,6 +38,9 @@ const fn upper_halves(pairs: bool) -> [u16; 32] {
 
 /// Half of the lowest bit that `high` keeps.
 pub(super) const HALF: i32 = 0x8000;
+
+/// Bytes between what is split and what is fetched for later: two pages, since processors look ahead within one.
+pub(super) const AHEAD: usize = 8192;
 
 /// The bits of a bf16.
 pub(super) const UPPER: i32 = 0xffff_0000_u32.cast_signed();
@@ -160,6 +164,10 @@ pub(super) unsafe fn panel<W: Element>(
         for step in 0..inner.div_ceil(STEP) {
             for pair in pairs.clone() {
                 let out = panel.add(step * W::PARTS * 2 * TILE_LEN + pair * STEP);
+                let ahead = from.wrapping_add((step * STEP + 2 * pair) * stride).cast::<i8>().wrapping_add(AHEAD);
+                for line in (0..2 * PANEL * size_of::<W>()).step_by(LINE) {
+                    _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line));
+                }
                 for half in 0..PANEL / LANES {
                     let load = |row: usize| match row < inner {
                         true => W::load16(from.add(row * stride + half * LANES)),

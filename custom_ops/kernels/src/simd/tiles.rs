@@ -57,7 +57,7 @@ pub(super) const TILE_LEN: usize = TILE * STEP;
 pub(crate) const ROW_LIMIT: usize = 128;
 
 /// Most columns of a product on tiles.
-pub(crate) const COLUMN_LIMIT: usize = 256;
+pub(crate) const COLUMN_LIMIT: usize = 512;
 
 /// Most inner steps whose parts are in memory at one time.
 pub(crate) const INNER_LIMIT: usize = 512;
@@ -153,7 +153,7 @@ pub(super) struct Job<'a> {
     pub(super) to: &'a mut [bf16],
     /// The first pair.
     pub(super) first: usize,
-    /// Number of pairs: [`QUARTER`], or twice as many.
+    /// Number of pairs: [`QUARTER`], twice as many, or all [`TILE`].
     pub(super) pairs: usize,
 }
 
@@ -182,6 +182,15 @@ pub(crate) const THREAD_BYTES: usize = {
 thread_local! {
     /// `None` while a [`Unit`] has it.
     static SCRATCH: Cell<Option<Scratch>> = Cell::new(Some(Scratch::default()));
+}
+
+/// How many pairs of rows of a panel are split beside each strip of `rows` rows, until all are.
+fn job_pairs(rows: usize) -> usize {
+    match rows.saturating_sub(TILE).div_ceil(STRIP) {
+        0 | 1 => TILE,
+        2 | 3 => 2 * QUARTER,
+        _ => QUARTER,
+    }
 }
 
 /// The tiles of this thread and their memory.
@@ -311,7 +320,7 @@ impl Unit {
         let (right, to, sums) = (right.filled(), to.filled_mut(), sums.filled_mut());
         let aside = next.as_ref().filter(|next| inner.is_multiple_of(STEP) && next.stride == PANEL);
         let aside = aside.and_then(|next| W::direct(next.data));
-        let (pairs, mut done) = (if rows > 2 * STRIP + TILE { QUARTER } else { 2 * QUARTER }, 0);
+        let (pairs, mut done) = (job_pairs(rows), 0);
         for (first, left) in (0..rows).step_by(STRIP).zip(left.filled().chunks_exact(parts_len(PARTS, inner))) {
             let (rows, sums) = ((rows - first).min(STRIP), &mut sums[first * SUM_STRIDE + panel * PANEL..]);
             let block = Block { left, right, parts: W::PARTS, inner, sums, add };

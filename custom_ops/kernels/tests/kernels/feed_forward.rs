@@ -139,6 +139,21 @@ fn tile_borders_match_the_reference() {
     }
 }
 
+/// Experts of many rows, whose tasks are wide where the processor has AMX tiles.
+fn large_case(seed: u64) -> Case {
+    let mut random = Random(seed);
+    let tokens = random.between(100, 180);
+    let dims = FeedForwardDims { batch: 1, tokens, width: 66, experts: 8, top_k: 4, hidden: 300 };
+    Case::random(&mut random, dims)
+}
+
+#[test]
+fn large_cases_match_the_reference() {
+    for seed in 0..4 {
+        large_case(seed).check();
+    }
+}
+
 /// Two experts with one router column tie for every token, wherever the columns lie.
 #[test]
 fn equal_columns_take_the_lower_expert() {
@@ -194,10 +209,12 @@ fn routing_of_a_token_does_not_depend_on_its_batch() {
 
 #[test]
 fn threads_do_not_change_a_bit() {
-    for seed in 0..12 {
+    let small = (0..12).map(|seed| {
         let mut random = Random(seed);
         let dims = FeedForwardDims { tokens: 90, ..random_dims(&mut random) };
-        let case = Case::random(&mut random, dims);
+        Case::random(&mut random, dims)
+    });
+    for case in small.chain([large_case(0)]) {
         let alone = case.compute(&Sequential);
         for threads in 1..=4 {
             let (output, indices, weights) = case.compute(&Threads(threads));

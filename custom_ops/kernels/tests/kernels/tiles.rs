@@ -18,7 +18,7 @@ pub(crate) fn large_dims(random: &mut Random) -> SelfAttentionDims {
         experts,
         top_k: random.between(1, experts),
         kv_heads: random.between(1, 2),
-        head: random.pick(&[64, 70, 96, 128]),
+        head: random.pick(&[64, 70, 96, 128, 300]),
     }
 }
 
@@ -38,10 +38,34 @@ fn large_layers_match_the_reference() {
     }
 }
 
+/// Tasks of several heads, and parts of them.
+fn wide_case(seed: u64) -> Case {
+    let mut random = Random(seed);
+    let experts = random.pick(&[8, 16]);
+    let dims = SelfAttentionDims {
+        tokens: random.between(100, 140),
+        experts,
+        top_k: experts / 2,
+        kv_heads: random.between(5, 9),
+        head: random.pick(&[32, 64]),
+        ..large_dims(&mut random)
+    };
+    let mut case = Case::random(&mut random, dims);
+    let columns = (dims.kv_heads * dims.head) as f32;
+    case.output_weight.iter_mut().for_each(|weight| *weight *= columns.powf(-0.5));
+    case
+}
+
+#[test]
+fn layers_of_many_heads_match_the_reference() {
+    for seed in 0..4 {
+        wide_case(seed).check();
+    }
+}
+
 #[test]
 fn threads_do_not_change_a_bit_of_a_large_layer() {
-    for seed in 0..6 {
-        let case = large_case(seed);
+    for case in (0..6).map(large_case).chain((0..2).map(wide_case)) {
         let alone = case.compute(&Sequential).bits();
         for threads in 2..=3 {
             assert_eq!(case.compute(&Threads(threads)).bits(), alone);
