@@ -105,6 +105,11 @@ impl BackendError {
         }
     }
 
+    /// Whether what the user gave the backend beside the model is at fault, and not what it computes.
+    pub const fn is_given(&self) -> bool {
+        matches!(self, Self::Engine(error) if error.is_of_plan())
+    }
+
     /// What the user can do, where that is known.
     pub fn help(&self) -> Option<&'static str> {
         match self {

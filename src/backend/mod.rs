@@ -22,7 +22,7 @@ mod tensorrt;
 #[cfg(feature = "tract")]
 mod tract;
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use moa_schema::FloatType;
 
@@ -82,12 +82,13 @@ pub trait Runner {
     ///
     /// As [`Self::run`].
     fn bind<'a>(&'a mut self, inputs: &'a NamedTensors) -> Result<Bound<'a>, BackendError> {
-        Ok(Box::new(move || self.run(inputs).map(drop)))
+        Ok(Box::new(move || self.run(inputs).map(|_| None)))
     }
 }
 
-/// One computation on inputs that are bound; see [`Runner::bind`].
-pub type Bound<'a> = Box<dyn FnMut() -> Result<(), BackendError> + 'a>;
+/// One computation on inputs that are bound; see [`Runner::bind`]. Tells its time on the device, between two events on the
+/// device's own clock, where the backend has that.
+pub type Bound<'a> = Box<dyn FnMut() -> Result<Option<Duration>, BackendError> + 'a>;
 
 /// How ONNX Runtime computes.
 #[derive(Debug, Clone, Default)]

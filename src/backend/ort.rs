@@ -217,7 +217,7 @@ impl Runner for OrtRunner {
                 for name in &outputs {
                     bound.bind_output_to_device(name.as_str(), &memory).map_err(failed("run the model"))?;
                 }
-                session.run_binding(&bound).map(drop).map_err(failed("run the model"))
+                session.run_binding(&bound).map(|_| None).map_err(failed("run the model"))
             })
         }))
     }

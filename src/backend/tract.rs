@@ -145,18 +145,18 @@ impl Runner for TractRunner {
         Ok(Box::new(move || {
             guarded(NAME, "run the model", || {
                 if let Some(plan) = &chosen {
-                    return execute_bound(plan, &values);
+                    return execute_bound(plan, &values).map(|()| None);
                 }
                 if let Some(plan) = &self.symbolic
                     && guarded(NAME, "run the model", || execute_bound(plan, &values)).is_ok()
                 {
                     chosen = Some(Arc::clone(plan));
-                    return Ok(());
+                    return Ok(None);
                 }
                 let plan = self.plan_for(&shapes)?;
                 execute_bound(&plan, &values)?;
                 chosen = Some(plan);
-                Ok(())
+                Ok(None)
             })
         }))
     }

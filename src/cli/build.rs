@@ -15,16 +15,14 @@ use super::{
     plan::PlanDtype,
     print_result,
     run::output_place,
+    shape_args::ShapeArguments,
     table::size,
     tensorrt_args::{CacheArguments, note},
     watch::Interruption,
 };
 use crate::{
     backend::{EngineError, Installation, Plan, PlanRequest},
-    engine::{
-        BuildOptions, GPUS, Gpu, InputShapes, PlanLock, ProfileError, Sizes, dtype_of, must_be, must_fit, open_dims,
-        shapes,
-    },
+    engine::{BuildOptions, GPUS, Gpu, PlanLock, Profile, dtype_of, must_be, must_fit},
     latency::PARTS,
     onnx::{OnnxFile, Staging, WriteError, read_model},
 };
@@ -33,7 +31,8 @@ const DETAILS: &str = "\
 An engine is built on the GPU that will run it, by the TensorRT and the plugin that are here (`moa-export ops` shows \
 them). Every form is taken: bodies of our operators are stripped as `moa-export prepare` does. Types are those of the \
 model; export with --dtype fp16 for an engine in fp16. Sizes between MIN and MAX are served, and OPT is what the engine \
-is tuned for.
+is tuned for. --min, --opt and --max list the shapes of all inputs instead, as trtexec's --minShapes, --optShapes and \
+--maxShapes do. An engine with several profiles is tuned for each of them, and a run takes the first that holds its shapes.
 
 Beside PLAN, PLAN.lock.json says what the plan was built from and what it needs: hashes of model, plugin, kernels and \
 plan, versions, GPU, sizes, options, layers with their tactics. `run`, `verify` and `bench` load a plan only where the \
@@ -44,6 +43,9 @@ Examples:
   moa-export build model.onnx -o model.plan --dim batch=1:1:8 --dim sequence=1:128:512
   moa-export build OUT -o PLANS --gpu h200 --dim batch=1:1:8 --dim source=1:64:256 --dim sequence=1:1:64 \
 --dim past_sequence=0:64:256
+  moa-export build model.onnx -o model.plan --min input_ids:1x1,attention_mask:1x1 --opt input_ids:1x128,attention_mask:1x128 \
+--max input_ids:8x512,attention_mask:8x512
+  moa-export build model.onnx -o model.plan --dim batch=1:1:8 --profile=0 --dim sequence=1 --profile=1 --dim sequence=2:128:512
   moa-export run model.plan --inputs in.safetensors --outputs out.safetensors
   moa-export verify model.onnx --checkpoint CHECKPOINT --backends tensorrt --plan model.plan";
 
@@ -61,12 +63,8 @@ pub(super) struct BuildArguments {
     #[arg(long, value_name = "GPU", default_value = AUTO, ignore_case = true)]
     #[arg(value_parser = PossibleValuesParser::new(gpu_names()))]
     gpu: String,
-    /// Smallest, most frequent and largest size of a dimension that the model leaves open, or one size; repeatable
-    #[arg(long = "dim", value_name = "NAME=MIN:OPT:MAX")]
-    dims: Vec<Sizes>,
-    /// Shapes as `trtexec` takes them
-    #[arg(long, aliases = ["minShapes", "opt", "optShapes", "max", "maxShapes"], num_args = 1.., hide = true)]
-    min: Vec<String>,
+    #[command(flatten)]
+    shapes: ShapeArguments,
     /// Type that the model must have [default: any]
     #[arg(long, value_enum)]
     dtype: Option<PlanDtype>,
@@ -116,7 +114,7 @@ struct Graph {
     file: OnnxFile,
     /// Name of the plan's file.
     plan: String,
-    shapes: Vec<InputShapes>,
+    profiles: Vec<Profile>,
 }
 
 /// What became of a graph.
@@ -127,10 +125,6 @@ struct Done {
 }
 
 pub(super) fn run(arguments: &BuildArguments) -> Result<ExitCode, Failure> {
-    if !arguments.min.is_empty() {
-        let message = "an engine's sizes are given by the names of the model's dimensions";
-        return Err(Failure::usage(message, Some("give --dim NAME=MIN:OPT:MAX, such as --dim batch=1:1:8")));
-    }
     let gpu = GPUS.into_iter().find(|gpu| gpu.name.eq_ignore_ascii_case(&arguments.gpu));
     let (folder, graphs) = graphs(arguments)?;
     for graph in &graphs {
@@ -202,17 +196,10 @@ fn graphs(arguments: &BuildArguments) -> Result<(PathBuf, Vec<Graph>), Failure> 
     };
     let files: Vec<_> =
         files.into_iter().map(|(path, plan)| Ok((read_model(&path)?, plan))).collect::<Result<_, Failure>>()?;
-    let open: Vec<String> = files.iter().flat_map(|(file, _)| open_dims(&file.inputs())).collect();
-    if let Some(unknown) = arguments.dims.iter().find(|dim| !open.contains(&dim.name)) {
-        return Err(ProfileError::Unknown { name: unknown.name.clone(), open }.into());
-    }
-    let graph = |(file, plan): (OnnxFile, String)| {
-        let inputs = file.inputs();
-        let own = open_dims(&inputs);
-        let dims: Vec<_> = arguments.dims.iter().filter(|dim| own.contains(&dim.name)).cloned().collect();
-        Ok(Graph { shapes: shapes(&inputs, &dims)?, file, plan })
-    };
-    Ok((folder, files.into_iter().map(graph).collect::<Result<_, Failure>>()?))
+    let inputs: Vec<_> = files.iter().map(|(file, _): &(OnnxFile, String)| file.inputs()).collect();
+    let profiles = arguments.shapes.profiles(&inputs)?;
+    let graph = |((file, plan), profiles)| Graph { file, plan, profiles };
+    Ok((folder, files.into_iter().zip(profiles).map(graph).collect()))
 }
 
 /// What can be told before TensorRT is looked for.
@@ -241,7 +228,7 @@ fn plan(
     };
     let notice = |text: &str| bar.suspend(|| note(text));
     let request = PlanRequest {
-        profile: graph.shapes.clone(),
+        profiles: graph.profiles.clone(),
         options: BuildOptions {
             tf32: arguments.tf32,
             workspace_bytes: arguments.workspace,
@@ -332,7 +319,7 @@ fn json(done: &[Done]) -> String {
             "device": recipe.machine.device,
             "compute_capability": recipe.machine.compute_capability,
             "cuda_driver": cuda_driver,
-            "profile": recipe.profile,
+            "profiles": recipe.profiles,
         })
     };
     let all: Vec<_> = done.iter().map(one).collect();

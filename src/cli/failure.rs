@@ -37,7 +37,7 @@ pub(super) struct Failure {
     exit: u8,
     /// `MOA-E` and four digits; the first two are the exit code.
     number: u8,
-    message: String,
+    pub(super) message: String,
     help: Option<String>,
 }
 
@@ -362,6 +362,7 @@ impl From<ProfileError> for Failure {
     fn from(error: ProfileError) -> Self {
         let help = match &error {
             ProfileError::Unknown { open, .. } => Some(format!("the model leaves open: {}", open.join(", "))),
+            ProfileError::Shapes { inputs, .. } => Some(format!("the model's inputs: {inputs}")),
             _ => None,
         };
         let failure = Self::from(EngineError::from(error));
@@ -385,6 +386,7 @@ impl From<VerifyError> for Failure {
         let message = error.to_string();
         match error {
             VerifyError::Export(error) => error.into(),
+            VerifyError::Given(error) => error.into(),
             VerifyError::Read(error) | VerifyError::Audit(AuditError::Read(error)) => error.into(),
             VerifyError::Weight(error) | VerifyError::Audit(AuditError::Weight(error)) => error.into(),
             VerifyError::MissingGraph { .. } => {

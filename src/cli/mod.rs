@@ -22,6 +22,7 @@ mod profile_report;
 mod progress;
 mod report_file;
 mod run;
+mod shape_args;
 mod table;
 mod tensorrt_args;
 mod verify;

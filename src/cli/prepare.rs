@@ -9,12 +9,9 @@ use std::{
 use clap::{Args, builder::PossibleValuesParser};
 use prost::Message;
 
-use super::{Failure, print_result, run::output_place};
+use super::{Failure, print_result, run::output_place, shape_args::ShapeArguments};
 use crate::{
-    engine::{
-        Dtype, GPUS, InputShapes, Plugin, Release, Sizes, Version, dtype_of, must_fit, open_dims, prepare, release_of,
-        shapes,
-    },
+    engine::{Dtype, GPUS, InputShapes, Plugin, Release, Version, dtype_of, must_fit, open_dims, prepare, release_of},
     onnx::{
         OnnxFile, Staging, WriteError,
         read::{Dim, ValueInfo},
@@ -46,10 +43,8 @@ pub(super) struct PrepareArguments {
     /// Release of TensorRT that must fit, such as 10.4 [default: any]
     #[arg(long, value_name = "VERSION")]
     tensorrt: Option<Version>,
-    /// Smallest, most frequent and largest size of a dimension that the model leaves open, for the line that builds
-    /// an engine; repeatable
-    #[arg(long = "dim", value_name = "NAME=MIN:OPT:MAX")]
-    dims: Vec<Sizes>,
+    #[command(flatten, next_help_heading = "For the line that builds an engine")]
+    shapes: ShapeArguments,
     /// Replace an existing file
     #[arg(long)]
     force: bool,
@@ -66,7 +61,10 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
     must_fit(gpu.as_ref(), release, dtype)?;
     let inputs = file.inputs();
     let open = open_dims(&inputs);
-    let shapes = if arguments.dims.is_empty() { Vec::new() } else { shapes(&inputs, &arguments.dims)? };
+    let profiles = match arguments.shapes.is_empty() {
+        true => Vec::new(),
+        false => arguments.shapes.profiles(std::slice::from_ref(&inputs))?.concat(),
+    };
     let (folder, name) = output_place(&arguments.output)?;
     data_stays_beside(&file, &folder)?;
     let prepared = prepare(file.model())?;
@@ -78,10 +76,13 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
     })?;
     staging.commit()?;
     let mut command = trtexec(&arguments.output, release, dtype);
-    if !shapes.is_empty() {
-        command.push_str(&profile(&inputs, &shapes));
+    for (index, shapes) in profiles.iter().enumerate() {
+        if profiles.len() > 1 {
+            command.push_str(&format!(" --profile={index}"));
+        }
+        command.push_str(&profile(&inputs, shapes));
     }
-    let choose = open.iter().filter(|_| arguments.dims.is_empty()).map(|name| format!(" --dim {name}=MIN:OPT:MAX"));
+    let choose = open.iter().filter(|_| profiles.is_empty()).map(|name| format!(" --dim {name}=MIN:OPT:MAX"));
     let choose: String = choose.collect();
     print_result(&match arguments.json {
         true => {

@@ -123,7 +123,7 @@ mod tests {
             plugin: PluginHash { library_sha256: text(), kernels_sha256: None, archive_sha256: None },
             machine: Machine { tensorrt: text(), device: text(), compute_capability: text() },
             dtype: text(),
-            profile: Vec::new(),
+            profiles: Vec::new(),
             options: BuildOptions::default(),
         };
         PlanLock::new(recipe, plan)

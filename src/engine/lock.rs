@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::InputShapes;
+use super::Profile;
 use crate::digest::sha256;
 
 /// Version of the lock's format.
-pub const LOCK_FORMAT: u32 = 1;
+pub const LOCK_FORMAT: u32 = 2;
 
 /// What NVIDIA's documentation says of plans, in substance.
 pub const PLAN_WARNING: &str = "a plan is executable code: NVIDIA's documentation says that loading one from a source \
@@ -28,8 +28,8 @@ pub struct Recipe {
     pub machine: Machine,
     /// Type of weights and activations, as users type it.
     pub dtype: String,
-    /// Shapes that it serves, input by input.
-    pub profile: Vec<InputShapes>,
+    /// Shapes that it serves, one optimisation profile after the other.
+    pub profiles: Vec<Profile>,
     /// How it was built.
     pub options: BuildOptions,
 }
@@ -191,10 +191,16 @@ impl PlanLock {
         let lock = Self::path_of(plan);
         let bytes = bytes.ok_or_else(|| LockError::Missing { plan: plan.into(), lock: lock.clone() })?;
         let malformed = |why: String| LockError::Malformed { lock: lock.clone(), why };
-        let read: Self = serde_json::from_slice(bytes).map_err(|error| malformed(error.to_string()))?;
-        if read.format != LOCK_FORMAT {
-            return Err(malformed(format!("its format is {}, and this program reads {LOCK_FORMAT}", read.format)));
+        #[derive(Deserialize)]
+        struct Format {
+            format: u32,
         }
+        let of_serde = |error: serde_json::Error| malformed(error.to_string());
+        let Format { format } = serde_json::from_slice(bytes).map_err(of_serde)?;
+        if format != LOCK_FORMAT {
+            return Err(malformed(format!("its format is {format}, and this program reads {LOCK_FORMAT}")));
+        }
+        let read: Self = serde_json::from_slice(bytes).map_err(of_serde)?;
         if read.key != read.recipe.key() {
             return Err(malformed("its key is not that of its recipe: it was edited".into()));
         }
@@ -256,6 +262,7 @@ fn first_difference(facts: impl IntoIterator<Item = Fact>) -> Option<Fact> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::InputShapes;
 
     fn recipe() -> Recipe {
         Recipe {
@@ -267,7 +274,7 @@ mod tests {
                 compute_capability: "9.0".into(),
             },
             dtype: "fp16".into(),
-            profile: vec![InputShapes { name: "x".into(), min: vec![1], opt: vec![2], max: vec![3] }],
+            profiles: vec![vec![InputShapes { name: "x".into(), min: vec![1], opt: vec![2], max: vec![3] }]],
             options: BuildOptions::default(),
         }
     }
@@ -288,7 +295,7 @@ mod tests {
 
     #[test]
     fn everything_that_decides_a_plan_is_in_its_key() {
-        let edits: [Edit; 12] = [
+        let edits: [Edit; 13] = [
             |recipe| recipe.model.sha256.push('x'),
             |recipe| recipe.model.data[0].1.push('x'),
             |recipe| recipe.plugin.library_sha256.push('x'),
@@ -298,7 +305,8 @@ mod tests {
             |recipe| recipe.machine.device.push('x'),
             |recipe| recipe.machine.compute_capability.push('x'),
             |recipe| recipe.dtype.push('x'),
-            |recipe| recipe.profile[0].opt[0] = 3,
+            |recipe| recipe.profiles[0][0].opt[0] = 3,
+            |recipe| recipe.profiles.push(recipe.profiles[0].clone()),
             |recipe| recipe.options.tf32 = true,
             |recipe| recipe.options.workspace_bytes = Some(1),
         ];
@@ -359,8 +367,10 @@ mod tests {
         assert!(missing.starts_with("m.plan.lock.json is missing: nothing says what m.plan is"), "{missing}");
         assert!(error(Some(b"{")).starts_with("m.plan.lock.json is no lock of a plan: EOF"));
         let lock = PlanLock::new(recipe(), b"plan");
-        let newer = PlanLock { format: 2, ..lock.clone() };
-        assert!(error(Some(newer.to_json().as_bytes())).contains("its format is 2, and this program reads 1"));
+        let newer = PlanLock { format: 3, ..lock.clone() };
+        assert!(error(Some(newer.to_json().as_bytes())).contains("its format is 3, and this program reads 2"));
+        // The format is what a lock of another one is told by, whatever else is in it.
+        assert!(error(Some(br#"{"format": 1}"#)).contains("its format is 1, and this program reads 2"));
         let edited = lock.to_json().replace("NVIDIA H200", "NVIDIA A100");
         assert!(error(Some(edited.as_bytes())).contains("it was edited"));
     }

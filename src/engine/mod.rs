@@ -7,10 +7,12 @@ mod lock;
 mod matrix;
 mod prepare;
 mod profile;
+mod shape_list;
 
 pub use cache::{Cache, Cached};
 pub use choice::{ChoiceError, Device, dtype_of, must_be, must_fit, release_of};
 pub use lock::{BuildOptions, LOCK_FORMAT, LockError, Machine, ModelHash, PLAN_WARNING, PlanLock, PluginHash, Recipe};
 pub use matrix::{Dtype, Fit, GPUS, Gpu, Misfit, Plugin, RELEASES, Release, Version, fit};
 pub use prepare::{PrepareError, Prepared, prepare};
-pub use profile::{InputShapes, ProfileError, Sizes, open_dims, shapes};
+pub use profile::{InputShapes, Profile, ProfileError, Sizes, open_dims, shapes};
+pub use shape_list::{ShapeList, listed_shapes};

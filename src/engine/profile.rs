@@ -39,7 +39,7 @@ impl FromStr for Sizes {
 }
 
 /// Largest size of a dimension, that of TensorRT 8.6.
-const MOST: u64 = i32::MAX as u64;
+pub(super) const MOST: u64 = i32::MAX as u64;
 
 /// Shapes of one input that an engine serves: every size between the smallest and the largest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,6 +66,9 @@ impl InputShapes {
         self.min == self.max
     }
 }
+
+/// The shapes of all inputs in one optimisation profile.
+pub type Profile = Vec<InputShapes>;
 
 /// Why sizes and a model do not fit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -97,6 +100,14 @@ pub enum ProfileError {
         /// The input.
         input: String,
     },
+    /// Shapes that are listed by input are not those of the model.
+    #[error("{why}")]
+    Shapes {
+        /// What is wrong.
+        why: String,
+        /// The model's inputs with their dimensions.
+        inputs: String,
+    },
 }
 
 /// Names of the dimensions that the inputs leave open, in order.
@@ -115,7 +126,7 @@ pub fn open_dims(inputs: &[ValueInfo]) -> Vec<String> {
 }
 
 /// The summands of a dimension such as `past_sequence + sequence`.
-fn terms(dim: &str) -> impl Iterator<Item = &str> {
+pub(super) fn terms(dim: &str) -> impl Iterator<Item = &str> {
     dim.split('+').map(str::trim)
 }
 
@@ -124,7 +135,7 @@ fn terms(dim: &str) -> impl Iterator<Item = &str> {
 /// # Errors
 ///
 /// Where `dims` are not exactly the open dimensions, and where an input has a dimension without a name.
-pub fn shapes(inputs: &[ValueInfo], dims: &[Sizes]) -> Result<Vec<InputShapes>, ProfileError> {
+pub fn shapes(inputs: &[ValueInfo], dims: &[Sizes]) -> Result<Profile, ProfileError> {
     let open = open_dims(inputs);
     if let Some(unknown) = dims.iter().find(|dim| !open.contains(&dim.name)) {
         return Err(ProfileError::Unknown { name: unknown.name.clone(), open });

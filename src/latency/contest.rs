@@ -6,8 +6,8 @@ use super::{
     LatencyError, Setup,
     experts::{ExpertLoad, count, experts_by_module},
     machine::{Moment, reset_peak_memory, resident_memory},
-    result::{BenchResult, ParityRow, Row, SessionRow, Skipped, Subject, Verdict},
-    sampler::{Series, TimedCall, interleave, nanoseconds},
+    result::{BenchResult, DeviceTimes, ParityRow, Row, SessionRow, Skipped, Subject, Verdict},
+    sampler::{CallTime, Series, TimedCall, interleave, nanoseconds},
     shapes::{Sizes, tokens},
     statistics::{estimate_median, paired_ratio},
     subjects::{Job, Member},
@@ -306,16 +306,15 @@ impl<'a> Contest<'a> {
                 let mut call = runner.bind(&inputs[*member])?;
                 calls.push(Box::new(move || {
                     let start = Instant::now();
-                    call()?;
-                    Ok(start.elapsed())
+                    let device = call()?;
+                    Ok(CallTime { wall: start.elapsed(), device })
                 }));
             }
             let series = interleave(&mut calls, &self.setup.plan)?;
             drop(calls);
-            let first = series.first().map(|series| series.turns.clone()).unwrap_or_default();
-            for (index, series) in series.iter().enumerate() {
-                let beside = (index > 0).then_some(first.as_slice());
-                result.rows.extend(row(&self.contestants[index], &self.job.points[point], point, series, beside));
+            for (index, timed) in series.iter().enumerate() {
+                let beside = series.first().filter(|_| index > 0);
+                result.rows.extend(row(&self.contestants[index], &self.job.points[point], point, timed, beside));
             }
             self.setup.watch.timed();
         }
@@ -324,7 +323,7 @@ impl<'a> Contest<'a> {
 }
 
 #[allow(clippy::cast_precision_loss)]
-fn row(contestant: &Contestant, point: &Sizes, index: usize, series: &Series, beside: Option<&[u64]>) -> Option<Row> {
+fn row(contestant: &Contestant, point: &Sizes, index: usize, series: &Series, beside: Option<&Series>) -> Option<Row> {
     let times = series.times.summary()?;
     let turns: Vec<f64> = series.turns.iter().map(|turn| *turn as f64).collect();
     Some(Row {
@@ -337,7 +336,18 @@ fn row(contestant: &Contestant, point: &Sizes, index: usize, series: &Series, be
         times,
         turns: turns.len(),
         turn_median: estimate_median(&turns)?,
-        ratio: beside.and_then(|beside| paired_ratio(&series.turns, beside)),
+        ratio: beside.and_then(|beside| paired_ratio(&series.turns, &beside.turns)),
+        device: device_times(series, beside),
+    })
+}
+
+/// Times on the device, beside those of the first contestant where that has some too.
+fn device_times(series: &Series, beside: Option<&Series>) -> Option<DeviceTimes> {
+    let series = series.device.as_ref()?;
+    let beside = beside.and_then(|beside| beside.device.as_ref());
+    Some(DeviceTimes {
+        times: series.times.summary()?,
+        ratio: beside.and_then(|beside| paired_ratio(&series.turns, &beside.turns)),
     })
 }
 

@@ -29,8 +29,10 @@ pub use machine::{Machine, Moment};
 pub use operators::fold;
 pub use receipt::{Library, ModelFile, Options, Receipt, Threads, hash_file, now};
 pub use regression::{Change, Incomparable, Outcome, compare};
-pub use result::{BenchResult, FORMAT, NodeTime, OperatorTimes, ParityRow, Row, SessionRow, Skipped, Subject, Verdict};
-pub use sampler::{Plan, Series, TimedCall, interleave, nanoseconds};
+pub use result::{
+    BenchResult, DeviceTimes, FORMAT, NodeTime, OperatorTimes, ParityRow, Row, SessionRow, Skipped, Subject, Verdict,
+};
+pub use sampler::{CallTime, DeviceSeries, Plan, Series, TimedCall, interleave, nanoseconds};
 pub use shapes::{BATCH, Grid, PAST, SEQUENCE, SOURCE, Sizes, axes, point_of, random_inputs, tokens};
 pub use statistics::{Estimate, Summary, Times, estimate_median, is_supported, median, paired_ratio};
 pub use steering::{Choice, Router};

@@ -70,6 +70,32 @@ pub struct Row {
     pub tokens_per_second: f64,
     /// Time beside that of the point's first contestant; absent for that one.
     pub ratio: Option<Estimate>,
+    /// The same calls between events on the device; absent for backends that have none. All other times are by the host's
+    /// clock, from the call to its return.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceTimes>,
+}
+
+/// Times of calls between two events on the device: for TensorRT CUDA events before and behind a run, which `trtexec` calls
+/// GPU compute time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DeviceTimes {
+    /// All timed calls.
+    pub times: Summary,
+    /// Time beside that of the point's first contestant, where that has such times too.
+    pub ratio: Option<Estimate>,
+}
+
+impl Row {
+    /// The row of the device's own times, as tables show it under the other.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn on_device(&self) -> Option<Self> {
+        let DeviceTimes { times, ratio } = self.device.clone()?;
+        let subject = Subject { backend: format!("{}, CUDA events", self.subject.backend), ..self.subject.clone() };
+        let faster = self.times.p50 as f64 / times.p50.max(1) as f64;
+        let tokens_per_second = self.tokens_per_second * faster;
+        Some(Self { subject, times, ratio, tokens_per_second, device: None, ..self.clone() })
+    }
 }
 
 /// What a contestant takes before its first call.

@@ -54,14 +54,40 @@ pub struct Series {
     pub times: Times,
     /// Median of each turn, in nanoseconds.
     pub turns: Vec<u64>,
+    /// The same calls on the device's own clock, where every one of them told its time there.
+    pub device: Option<DeviceSeries>,
     /// Calls of the warm-up.
     pub warm_up_calls: usize,
     /// Whether the warm-up ended in a steady state.
     pub steady: bool,
 }
 
+/// What was measured of one contestant between events on its device.
+#[derive(Debug, Clone)]
+pub struct DeviceSeries {
+    /// Every timed call.
+    pub times: Times,
+    /// Median of each turn, in nanoseconds.
+    pub turns: Vec<u64>,
+}
+
+/// How long a call took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CallTime {
+    /// By the host's clock, from the call to its return.
+    pub wall: Duration,
+    /// Between two events on the device, where the backend tells.
+    pub device: Option<Duration>,
+}
+
+impl From<Duration> for CallTime {
+    fn from(wall: Duration) -> Self {
+        Self { wall, device: None }
+    }
+}
+
 /// One call of a contestant, and how long it took.
-pub type TimedCall<'a, E> = Box<dyn FnMut() -> Result<Duration, E> + 'a>;
+pub type TimedCall<'a, E> = Box<dyn FnMut() -> Result<CallTime, E> + 'a>;
 
 /// Warms up, then times the contestants in turns.
 ///
@@ -78,7 +104,7 @@ pub fn interleave<E: From<CreationError>>(contestants: &mut [TimedCall<'_, E>], 
     let turn = plan.turn(warm.iter().map(|(_, _, pace)| *pace).sum());
     let mut series = Vec::with_capacity(contestants.len());
     for (calls, steady, _) in warm {
-        series.push(Series { times: Times::new()?, turns: Vec::new(), warm_up_calls: calls, steady });
+        series.push(Series { times: Times::new()?, turns: Vec::new(), device: None, warm_up_calls: calls, steady });
     }
     let (count, several) = (contestants.len(), contestants.len() > 1);
     let (mut samples, mut spent, mut round) = (0, Duration::ZERO, 0);
@@ -88,13 +114,13 @@ pub fn interleave<E: From<CreationError>>(contestants: &mut [TimedCall<'_, E>], 
             if several {
                 contestants[index]()?;
             }
-            let mut times = Vec::with_capacity(turn);
+            let mut calls = Vec::with_capacity(turn);
             for _ in 0..turn {
-                let time = contestants[index]()?;
-                spent += time;
-                times.push(nanoseconds(time));
+                let call = contestants[index]()?;
+                spent += call.wall;
+                calls.push(call);
             }
-            series[index].add_turn(&times);
+            series[index].add_turn(&calls)?;
         }
         samples += turn;
         round += 1;
@@ -103,12 +129,27 @@ pub fn interleave<E: From<CreationError>>(contestants: &mut [TimedCall<'_, E>], 
 }
 
 impl Series {
-    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    fn add_turn(&mut self, times: &[u64]) {
-        times.iter().for_each(|time| self.times.add(*time));
-        let times: Vec<f64> = times.iter().map(|time| *time as f64).collect();
-        self.turns.extend(median(&times).map(|median| median.round() as u64));
+    fn add_turn(&mut self, calls: &[CallTime]) -> Result<(), CreationError> {
+        let is_first = self.turns.is_empty();
+        add_turn(&mut self.times, &mut self.turns, calls.iter().map(|call| call.wall));
+        let on_device: Option<Vec<Duration>> = calls.iter().map(|call| call.device).collect();
+        if is_first && on_device.is_some() {
+            self.device = Some(DeviceSeries { times: Times::new()?, turns: Vec::new() });
+        }
+        match (&mut self.device, on_device) {
+            (Some(DeviceSeries { times, turns }), Some(calls)) => add_turn(times, turns, calls.into_iter()),
+            (device, _) => *device = None,
+        }
+        Ok(())
     }
+}
+
+#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn add_turn(all: &mut Times, turns: &mut Vec<u64>, calls: impl Iterator<Item = Duration>) {
+    let times: Vec<u64> = calls.map(nanoseconds).collect();
+    times.iter().for_each(|time| all.add(*time));
+    let times: Vec<f64> = times.iter().map(|time| *time as f64).collect();
+    turns.extend(median(&times).map(|median| median.round() as u64));
 }
 
 /// Nanoseconds of a time, at most those of 584 years.
@@ -122,7 +163,7 @@ fn warm_up<E>(contestants: &mut [TimedCall<'_, E>], most: Duration) -> Result<Ve
     let mut spent = Duration::ZERO;
     while spent < most && !calls.iter().all(|calls| is_steady(calls)) {
         for (call, calls) in contestants.iter_mut().zip(&mut calls) {
-            let time = call()?;
+            let time = call()?.wall;
             spent += time;
             calls.push(time.as_secs_f64());
         }
@@ -161,7 +202,7 @@ mod tests {
         let mut last = 1_000;
         Box::new(move || {
             last = times.next().unwrap_or(last);
-            Ok(Duration::from_nanos(last))
+            Ok(Duration::from_nanos(last).into())
         })
     }
 
@@ -172,7 +213,7 @@ mod tests {
             let log = Rc::clone(&log);
             Box::new(move || {
                 log.borrow_mut().push(name);
-                Ok(MICROSECOND)
+                Ok(MICROSECOND.into())
             })
         };
         let mut contestants = [named('a'), named('b')];
@@ -227,6 +268,32 @@ mod tests {
         assert_eq!(timed(10).turn(Duration::from_secs(3)), 1);
         assert_eq!((plan(1_000).turn(MICROSECOND), plan(100).turn(MICROSECOND)), (5, 1));
         assert_eq!(timed(1).turn(Duration::ZERO), 5);
+    }
+
+    #[test]
+    fn the_clock_of_a_device_is_kept_beside_that_of_the_host() {
+        let (mut on_device, mut in_part) = (0, 0);
+        let call = |wall: u64, device: Option<u64>| {
+            Ok(CallTime { wall: Duration::from_nanos(wall), device: device.map(Duration::from_nanos) })
+        };
+        let mut contestants: [TimedCall<'_, CreationError>; 3] = [
+            Box::new(move || {
+                on_device += 1;
+                call(1_000, Some(100 + on_device % 2))
+            }),
+            scripted(vec![]),
+            Box::new(move || {
+                in_part += 1;
+                call(2_000, (in_part < 100).then_some(1))
+            }),
+        ];
+        let series = interleave(&mut contestants, &plan(400)).unwrap();
+        let device = series[0].device.as_ref().unwrap();
+        let summary = device.times.summary().unwrap();
+        assert_eq!((summary.samples, summary.min, summary.max), (400, 100, 101));
+        assert_eq!((device.turns.len(), series[0].turns.len()), (200, 200));
+        assert!(series[0].times.summary().unwrap().min >= 1_000);
+        assert!(series[1].device.is_none() && series[2].device.is_none());
     }
 
     #[test]

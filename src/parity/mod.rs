@@ -29,7 +29,7 @@ pub use routing::{Disagreement, MARGIN, RoutingComparison, output_name};
 pub use weights::{AuditError, WeightAudit};
 
 use crate::{
-    backend::{Backend, BackendErrorKind},
+    backend::{Backend, BackendError, BackendErrorKind},
     checkpoint::Checkpoint,
     export::{ExportError, import, metadata},
     onnx::{OnnxFile, ReadError, read_model, weight_bytes},
@@ -123,6 +123,9 @@ pub enum VerifyError {
         /// What the checkpoint says.
         expected: String,
     },
+    /// What the user gave a backend, such as a plan, does not serve: nothing was verified.
+    #[error(transparent)]
+    Given(BackendError),
 }
 
 /// Outcome on one backend.
@@ -230,7 +233,7 @@ pub fn verify_watched(
     let (mut reports, mut count) = (Vec::new(), None);
     for backend in backends {
         watch.begin(Step::Runs { backend: backend.name(), count });
-        let report = run_backend(backend.as_ref(), &files, &model, truth, options.seed);
+        let report = run_backend(backend.as_ref(), &files, &model, truth, options.seed)?;
         let runs = report.graphs.iter().map(|graph| graph.runs as u64).sum();
         count = count.max(Some(runs)).filter(|runs| *runs > 0);
         reports.push(report);
@@ -320,7 +323,13 @@ fn audit(files: &Files, model: &Model, watch: &dyn Watch) -> Result<Vec<FileAudi
     Ok(audits)
 }
 
-fn run_backend(backend: &dyn Backend, files: &Files, model: &Model, truth: Truth<'_>, seed: u64) -> BackendReport {
+fn run_backend(
+    backend: &dyn Backend,
+    files: &Files,
+    model: &Model,
+    truth: Truth<'_>,
+    seed: u64,
+) -> Result<BackendReport, VerifyError> {
     let rounded = files.graphs.iter().find_map(|(_, file)| backend.rounds_to(file)).map(|to| match to {
         moa_schema::FloatType::F32 => FloatType::Float32,
         moa_schema::FloatType::F16 => FloatType::Float16,
@@ -336,17 +345,18 @@ fn run_backend(backend: &dyn Backend, files: &Files, model: &Model, truth: Truth
             Err(error) if error.is_skip() => {
                 report.skipped = Some(error.to_string());
                 report.skip = Some((error.kind(), error.help()));
-                return report;
+                return Ok(report);
             }
+            Err(error) if error.is_given() => return Err(VerifyError::Given(error)),
             Err(error) => {
                 report.graphs = vec![failed_graph(file, error.to_string())];
-                return report;
+                return Ok(report);
             }
         }
     }
     run_journeys(model, &mut checks, seed);
     report.graphs = checks.into_iter().map(GraphCheck::finish).collect();
-    report
+    Ok(report)
 }
 
 fn failed_graph(file: &OnnxFile, failure: String) -> GraphReport {

@@ -32,5 +32,6 @@ mod support_onnx;
 mod synthesize;
 mod tensorrt;
 mod tensorrt_engines;
+mod tensorrt_profiles;
 mod usage;
 mod verify;

@@ -73,6 +73,24 @@ fn a_layer_is_proved_in_every_form_and_type() {
     assert!(difference > 1e-3 && tolerance < 1.0, "bf16: {difference} {tolerance}");
 }
 
+/// One token runs in a profile of its own, and every case of `verify` in one of two.
+#[test]
+#[ignore = "needs libraries that play TensorRT; `cargo xtask test` builds them"]
+fn an_engine_of_several_profiles_is_proved_in_each() {
+    let engines = Engines::of(&Model::layer_of(32, 4, 16), "");
+    let dims = "--profile=0 --dim batch=1 --dim sequence=1 --profile=1 --dim batch=1:2:4 --dim sequence=2:8:80";
+    engines.accepts("", &format!("build model.onnx -o model.plan {dims}"));
+    let verify = "verify model.onnx --checkpoint ck --backends tensorrt --plan model.plan --json -";
+    let value: Value = serde_json::from_str(&engines.accepts("", verify)).unwrap();
+    assert!(value["passed"] == true, "{value:#}");
+    // Without the first, the case of one token is in none.
+    let second = "--dim batch=1:2:4 --dim sequence=2:8:80 --force";
+    engines.accepts("", &format!("build model.onnx -o model.plan {second}"));
+    let outcome = Outcome::of(engines.command("", verify));
+    assert_eq!(outcome.code, Some(1), "{}", outcome.stderr);
+    assert!(outcome.stdout.contains("the range that the engine was built for"), "{}", outcome.stdout);
+}
+
 /// A plan of a layer with other weights is found out.
 #[test]
 #[ignore = "needs libraries that play TensorRT; `cargo xtask test` builds them"]

@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -34,13 +35,13 @@ words = sys.argv[1:]
 with open(os.environ["LOG"], "a") as log:
     log.write(json.dumps(words) + "\\n")
 if any(fault in " ".join(words) for fault in os.environ["FAIL"].split(",") if fault):
-    print("error[MOA-E5]: it fails")
+    print("error[MOA-E5]: it fails\\nhelp: do otherwise")
     sys.exit(5)
 if os.environ["TENSORRT_ROOT"] == "/nowhere" and words[0] != "ops":
     print("error[MOA-E6]: there is no TensorRT; set TENSORRT_ROOT")
     sys.exit(6)
 if words[0] == "ops":
-    print("TensorRT 8.6.0")
+    print("GPU NVIDIA H200, compute capability 9.0")
 if words[0] == "build":
     folder = words[words.index("-o") + 1]
     os.makedirs(folder, exist_ok=True)
@@ -48,6 +49,9 @@ if words[0] == "build":
 if words[0] == "run":
     if open(words[1], "rb").read() != b"a plan":
         print("error[MOA-E3]: the plan is cut")
+        sys.exit(3)
+    if "nine" in words[3]:
+        print("error[MOA-E3]: expected the range that the engine was built for")
         sys.exit(3)
     open(words[words.index("--outputs") + 1], "wb").write(os.environ["SALT"].encode() or os.urandom(8))
 """
@@ -110,6 +114,19 @@ class RealProgram(unittest.TestCase):
         self.assertEqual((state, code), ("passed", 3), said)
 
 
+class Models(unittest.TestCase):
+    def test_every_case_of_verify_lies_in_the_profiles(self):
+        """80 tokens, as the cases of `verify` may have, and the rows of its sweep over a small vocabulary."""
+        cases = (ROOT / "src/parity/cases.rs").read_text()
+        most = int(re.search(r"pub const MOST_TOKENS: usize = (\d+);", cases)[1])
+        for model, found in tensorrt_stage.MODELS.items():
+            sizes = {name: [int(size) for size in sizes.split(":")] for name, sizes in (dim.split("=") for dim in found["dims"])}
+            self.assertGreaterEqual(sizes.pop("batch")[2], 4, model)
+            for name, (least, _, largest) in sizes.items():
+                self.assertEqual(least, 0 if name.startswith("past") else 1, model)
+                self.assertGreaterEqual(largest, most, f"{model}: {name}")
+
+
 class Steps(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -148,11 +165,20 @@ class Steps(unittest.TestCase):
         self.assertEqual(len(benches), 3)
         self.assertIn("refuse a cut plan base_layer fp32 fused", states)
         self.assertIn("refuse a missing TensorRT base_layer fp32 fused", states)
+        self.assertIn("refuse other shapes base_layer fp32 fused", states)
+
+    def test_a_second_run_into_the_same_folder_passes_too(self):
+        self.run_stage()
+        failed, states = self.run_stage()
+        self.assertEqual((failed, set(states.values())), (False, {"passed"}), states)
+        for words in map(json.loads, self.log.read_text().splitlines()):
+            self.assertEqual("--force" in words, words[0] != "ops" and "cut.plan" not in words[1], words)
 
     def test_a_failure_leaves_the_rest_alone(self):
         failed, states = self.run_stage(fail="fp32-standard-plan")
         self.assertTrue(failed)
         self.assertEqual(states["build base_layer fp32 standard"], "failed")
+        self.assertIn("code 5: error[MOA-E5]: it fails", (self.out / "tensorrt.txt").read_text())
         self.assertEqual(states["verify base_layer fp32 standard"], "skipped")
         self.assertEqual(states["bench base_layer fp32 1x128"], "skipped")
         self.assertEqual(states["verify base_layer fp32 fused"], "passed")

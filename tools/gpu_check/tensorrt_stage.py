@@ -19,12 +19,13 @@ from pathlib import Path
 
 from . import pieces
 
-#: Sizes of each model's open dimensions, and the points that are timed.
+#: Sizes of each model's open dimensions, which hold every case of `verify` (80 tokens on either side, and as many in a cache),
+#: and the points that are timed.
 MODELS = {
     "base_layer": {"dims": ["batch=1:1:8", "sequence=1:128:2048"], "points": [["1", "128"], ["8", "128"], ["1", "2048"]]},
     "masked_lm": {"dims": ["batch=1:1:8", "sequence=1:32:128"], "points": [["1", "32"], ["8", "128"]]},
     "number_words": {
-        "dims": ["batch=1:1:8", "source=1:16:64", "sequence=1:1:16", "past_sequence=0:16:64"],
+        "dims": ["batch=1:1:8", "source=1:16:80", "sequence=1:1:80", "past_sequence=0:16:80"],
         "points": [["1", "16"], ["8", "16"]],
     },
 }
@@ -70,8 +71,7 @@ class Stage:
             code, text = "start", str(error)
         found = {"code": code, "seconds": round(time.monotonic() - start, 2), "said": text[-KEPT:]}
         if code != expected:
-            last = text.strip().splitlines()[-1:] or [""]
-            return {"state": "failed", "why": f"code {code}: {last[0][:200]}", **found}
+            return {"state": "failed", "why": f"code {code}: {reason(text)[:200]}", **found}
         if says is not None and says not in text:
             return {"state": "failed", "why": f"does not say {says!r}", **found}
         return {"state": "passed", **found}
@@ -81,6 +81,12 @@ class Stage:
         (self.out / "tensorrt.json").write_text(json.dumps({"counts": counts, "steps": self.steps}, indent=1))
         lines = [f"{step['state']:8} {step['name']:44} {step.get('seconds', ''):>8}  {step.get('why', '')}" for step in self.steps]
         (self.out / "tensorrt.txt").write_text("\n".join([*lines, json.dumps(counts), ""]))
+
+
+def reason(text):
+    """The line of `text` that says why a program failed: its error, what stopped it, or its last line."""
+    lines = text.strip().splitlines() or [""]
+    return next((line.strip() for line in lines if line.lstrip().startswith(("error[", "stopped:"))), lines[-1])
 
 
 def unpack(wheel_pieces, place):
@@ -104,11 +110,12 @@ def unpacked(kit, place):
     return program
 
 
-def environment(kit, libraries):
+def environment(kit, libraries, place):
     found = dict(os.environ)
     folders = [str(libraries), str(kit / "stand_ins"), found.get("LD_LIBRARY_PATH", "")]
     found["LD_LIBRARY_PATH"] = ":".join(filter(None, folders))
     found["TENSORRT_ROOT"] = str(libraries)
+    found["XDG_CACHE_HOME"] = str(place / "cache")
     found["MOA_TENSORRT_LIBRARY"] = str(kit / "libmoa_tensorrt.so")
     found["MOA_CUDA_LIBRARY"] = str(kit / "libmoa_cuda.so")
     found["MOA_CUDA_KERNELS"] = str(kit / "kernels.bin")
@@ -128,7 +135,7 @@ def build_and_verify(stage, program, kit, work, model, dtype, form):
     command = [program, "build", out, "-o", plan, *dims(model), "--timing-cache", work / "timings", "--force", "--json"]
     stage.run(f"build {label}", command, needs=[f"export {label}"])
     report = stage.out / f"verify-{model}-{dtype}-{form}.json"
-    command = [program, "verify", out, "--checkpoint", checkpoint, "--backends", "tensorrt", "--plan", plan, "--json", report]
+    command = [program, "verify", out, "--checkpoint", checkpoint, "--backends", "tensorrt", "--plan", plan, "--json", report, "--force"]
     stage.run(f"verify {label}", command, needs=[f"build {label}"])
     return out, plan
 
@@ -141,7 +148,8 @@ def time_forms(stage, program, work, model, dtype, places):
         report = stage.out / f"{name.replace(' ', '-')}.json"
         size = ["--batch", batch, "--seq", tokens, "--seconds", "5", "--no-operators"]
         models = [places[form][0] for form in FORMS]
-        stage.run(name, [program, "bench", *models, "--backends", "tensorrt", *size, "--json", report], needs=needs)
+        command = [program, "bench", *models, "--backends", "tensorrt", *size, "--json", report, "--force"]
+        stage.run(name, command, needs=needs)
 
 
 #: Starts a program that finds no TensorRT.
@@ -151,7 +159,7 @@ WITHOUT = "import os, sys; os.environ.update(TENSORRT_ROOT='/nowhere'); os.execv
 def refuse_without_tensorrt(stage, program, work, model, dtype, place):
     """A build where TENSORRT_ROOT has none ends with one line and code 6; the model is read before, so it must be there."""
     label = f"{model} {dtype} fused"
-    command = [sys.executable, "-c", WITHOUT, program, "build", place[0], "-o", work / "none", *dims(model), "--no-cache"]
+    command = [sys.executable, "-c", WITHOUT, program, "build", place[0], "-o", work / "none", *dims(model), "--no-cache", "--force"]
     needs = [f"export {label}"]
     stage.run(f"refuse a missing TensorRT {label}", command, needs, expected=6, says="set TENSORRT_ROOT")
 
@@ -159,12 +167,11 @@ def refuse_without_tensorrt(stage, program, work, model, dtype, place):
 def refuse_a_cut_plan(stage, program, work, model, dtype, place):
     """A plan that was cut off ends with one line and code 3."""
     label = f"{model} {dtype} fused"
-    _, folder = place
-    plans = sorted(folder.glob("*.plan")) if folder.is_dir() else []
-    if not plans:
+    plan = plan_of(place)
+    if plan is None:
         return
     cut = work / "cut.plan"
-    cut.write_bytes(plans[0].read_bytes()[: plans[0].stat().st_size // 2])
+    cut.write_bytes(plan.read_bytes()[: plan.stat().st_size // 2])
     inputs, outputs = work / "in.safetensors", work / "out.safetensors"
     command = [program, "run", cut, "--inputs", inputs, "--outputs", outputs, "--trust-plan"]
     # `run` reads its inputs first, so they must be there.
@@ -172,33 +179,52 @@ def refuse_a_cut_plan(stage, program, work, model, dtype, place):
         stage.run(f"refuse a cut plan {label}", command, needs=[f"build {label}"], expected=3, says="error[")
 
 
+def refuse_other_shapes(stage, program, work, model, dtype, place):
+    """More rows than the plan was built for end with one line and code 3."""
+    label = f"{model} {dtype} fused"
+    plan = plan_of(place)
+    if plan is None:
+        return
+    inputs = work / "nine.safetensors"
+    write_inputs(inputs, model, dtype, rows=9)
+    command = [program, "run", plan, "--inputs", inputs, "--outputs", work / "nine-out.safetensors", "--force"]
+    says = "the range that the engine was built for"
+    stage.run(f"refuse other shapes {label}", command, needs=[f"build {label}"], expected=3, says=says)
+
+
+def plan_of(place):
+    """The plan that is run by itself: the whole model, or the encoder; None where there is none."""
+    _, folder = place
+    plans = [folder / name for name in ("model.plan", "encoder_model.plan")]
+    return next((plan for plan in plans if plan.exists()), None)
+
+
 def reload(stage, program, kit, work, model, dtype, place):
     """The same plan in two new processes: equal outputs, bit by bit."""
     label = f"{model} {dtype} fused"
-    out, folder = place
-    plans = sorted(folder.glob("*.plan")) if folder.is_dir() else []
-    if not plans or model == "number_words":
+    plan = plan_of(place)
+    if plan is None:
         return
     inputs = work / "in.safetensors"
     write_inputs(inputs, model, dtype)
     results = [work / f"{model}-{dtype}-{turn}.safetensors" for turn in range(2)]
     for turn, result in enumerate(results):
-        command = [program, "run", plans[0], "--inputs", inputs, "--outputs", result]
+        command = [program, "run", plan, "--inputs", inputs, "--outputs", result, "--force"]
         stage.run(f"run {label} in process {turn}", command, needs=[f"build {label}"])
     check = "import sys; a, b = (open(name, 'rb').read() for name in sys.argv[1:]); sys.exit(a != b)"
     names = [f"run {label} in process {turn}" for turn in range(2)]
     stage.run(f"equal outputs {label}", [sys.executable, "-c", check, *results], needs=names)
 
 
-def write_inputs(path, model, dtype):
+def write_inputs(path, model, dtype, rows=2):
     """Hidden states, or token ids, and a mask of ones, as a safetensors file."""
     import numpy
 
     random = numpy.random.default_rng(5)
-    if model == "masked_lm":
-        tensors = {"input_ids": random.integers(4, 16, (2, 32))}
+    if model == "base_layer":
+        tensors = {"query": random.standard_normal((rows, 128, 512)).astype("float16" if dtype == "fp16" else "float32")}
     else:
-        tensors = {"query": random.standard_normal((2, 128, 512)).astype("float16" if dtype == "fp16" else "float32")}
+        tensors = {"input_ids": random.integers(4, 16, (rows, 32))}
     tensors["attention_mask"] = numpy.ones(next(iter(tensors.values())).shape[:2], numpy.int64)
     names = {"float32": "F32", "float16": "F16", "int64": "I64"}
     header, content = {}, b""
@@ -225,9 +251,9 @@ def main():
     libraries = unpack(options.pieces, options.place)
     work = options.place / "work"
     work.mkdir(exist_ok=True)
-    stage = Stage(options.out, environment(options.kit, libraries), deadline)
+    stage = Stage(options.out, environment(options.kit, libraries, options.place), deadline)
     program = unpacked(options.kit, options.place)
-    stage.run("ops", [program, "ops"], says="TensorRT")
+    stage.run("ops", [program, "ops"], says="compute capability")
     for model in options.models.split(","):
         for dtype in options.dtypes.split(","):
             places = {form: build_and_verify(stage, program, options.kit, work, model, dtype, form) for form in FORMS}
@@ -235,6 +261,7 @@ def main():
             reload(stage, program, options.kit, work, model, dtype, places["fused"])
             refuse_without_tensorrt(stage, program, work, model, dtype, places["fused"])
             refuse_a_cut_plan(stage, program, work, model, dtype, places["fused"])
+            refuse_other_shapes(stage, program, work, model, dtype, places["fused"])
     print(f"{options.out}/tensorrt.txt")
     sys.exit(any(step["state"] == "failed" for step in stage.steps))
 

@@ -74,6 +74,7 @@ pub(crate) fn test(project: &Project) -> Result<Result<(Tally, PathBuf), String>
         return Ok(Err(why.clone()));
     }
     let (mut tally, mut fakes) = (Tally::default(), PathBuf::new());
+    let mut builds = Vec::new();
     for headers in named.into_iter().chain(fetched) {
         // The old interface is declared by every release; only that of 8.6 may be shipped.
         let interfaces: &[&str] = if headers.major >= 10 { &["0", "1"] } else { &["1"] };
@@ -83,6 +84,14 @@ pub(crate) fn test(project: &Project) -> Result<Result<(Tally, PathBuf), String>
         }
         tally = tally + engine::test(&build)?;
         fakes = engine::plain(&build)?;
+        builds.push(build);
+    }
+    // A build serves every release from 10.0 on: plugins of one, in hosts of the others.
+    builds.retain(|build| build.interface() == "0");
+    for build in &builds {
+        for other in builds.iter().filter(|other| other.headers.version() != build.headers.version()) {
+            tally = tally + build.host("0", &other.test_folder("0").join("libmoa_tensorrt.so"), true)?;
+        }
     }
     Ok(Ok((tally, fakes)))
 }
@@ -126,7 +135,7 @@ impl<'a> Build<'a> {
         {
             command.arg("-I").arg(folder);
         }
-        for folder in [&self.headers.folder, &ours.join("tensorrt/include")] {
+        for folder in [&self.headers.folder, &self.headers.parser, &ours.join("tensorrt/include")] {
             command.arg("-isystem").arg(folder);
         }
         command
@@ -175,8 +184,18 @@ impl<'a> Build<'a> {
         let mut host = self.compile(&options);
         host.args(self.sources("tests")?).args(["-rdynamic", "-ldl"]).arg("-o").arg(&program);
         process::run(&mut host)?;
-        let mut run = self.project.command(&program);
-        run.arg(inside("libmoa_tensorrt.so")).env("LD_LIBRARY_PATH", &folder).env_remove("MOA_CUDA_LIBRARY");
+        self.host(interface, &inside("libmoa_tensorrt.so"), false)
+    }
+
+    /// Runs the program that plays TensorRT on a plugin, which may be that of another release.
+    fn host(&self, interface: &str, plugin: &Path, is_of_another: bool) -> Result<Tally, String> {
+        let folder = self.test_folder(interface);
+        println!("host of TensorRT {}, plugin {}", self.headers.version(), self.project.shown(plugin));
+        let mut run = self.project.command(folder.join("host"));
+        run.arg(plugin).env("LD_LIBRARY_PATH", &folder).env_remove("MOA_CUDA_LIBRARY");
+        if is_of_another {
+            run.env("MOA_TEST_OTHER_RELEASE", "1");
+        }
         counted(&mut run)
     }
 }

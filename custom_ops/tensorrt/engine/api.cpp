@@ -269,6 +269,13 @@ std::int32_t moa_trt_run(moa_trt_context *context, moa_trt_error *error) {
     return call(error, [&] { running(context).run(); });
 }
 
+std::int32_t moa_trt_run_timed(moa_trt_context *context, float *milliseconds, moa_trt_error *error) {
+    return call(error, [&] {
+        auto &asked = running(context);
+        *present(milliseconds, "milliseconds") = asked.run_timed();
+    });
+}
+
 std::int32_t moa_trt_download(moa_trt_context *context, const char *output, void *values, std::uint64_t bytes,
                               moa_trt_error *error) {
     return call(error, [&] { running(context).download(present(output, "output"), values, bytes); });

@@ -193,6 +193,19 @@ void Running::run() {
     has_run_ = true;
 }
 
+float Running::run_timed() {
+    const Current current(loaded_->device());
+    prepare();
+    if (parts_->start == nullptr) parts_->start = std::make_unique<Event>();
+    if (parts_->end == nullptr) parts_->end = std::make_unique<Event>();
+    parts_->start->record(parts_->stream);
+    enqueue();
+    parts_->end->record(parts_->stream);
+    const float taken = parts_->end->since(*parts_->start);
+    has_run_ = true;
+    return taken;
+}
+
 void Running::download(const char *name, void *values, std::uint64_t bytes) {
     const std::size_t index = loaded_->index_of(name);
     const Place &place = parts_->places[index];

@@ -19,6 +19,7 @@ public:
     moa_trt_shape shape(const char *name);
     void upload(const char *input, const void *values, std::uint64_t bytes);
     void run();
+    float run_timed();
     void download(const char *output, void *values, std::uint64_t bytes);
     void time(const moa_trt_timing &timing, float *milliseconds);
     void profile_layers(std::uint32_t runs, moa_trt_on_layer layer, void *user);
@@ -36,6 +37,8 @@ private:
     // What lives while the device is current.
     struct Parts {
         Stream stream;
+        // Made by the first run that is timed.
+        std::unique_ptr<Event> start, end;
         std::vector<Place> places;
         std::unique_ptr<nvinfer1::IExecutionContext> context;
     };

@@ -56,7 +56,7 @@ extern "C" {
 #endif
 
 /* Version of this interface; moa_trt_abi_version() says what the library was built with. */
-#define MOA_TRT_ABI_VERSION 1
+#define MOA_TRT_ABI_VERSION 2
 
 /* What a call returns. */
 #define MOA_TRT_OK 0
@@ -305,6 +305,10 @@ int32_t moa_trt_upload(moa_trt_context *context, const char *input, const void *
 
 /* One inference on what is uploaded; returns when it has ended. */
 int32_t moa_trt_run(moa_trt_context *context, moa_trt_error *error);
+
+/* The same; `milliseconds` gets the time between two CUDA events on the context's stream, one before the run and one behind
+ * it: what the device took, and the host where it gives the device work more slowly than that is done. */
+int32_t moa_trt_run_timed(moa_trt_context *context, float *milliseconds, moa_trt_error *error);
 
 /* Copies an output of the last run from the device; `bytes` exactly as many as its shape and type take. */
 int32_t moa_trt_download(moa_trt_context *context, const char *output, void *values, uint64_t bytes,

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     digest::{sha256, sha256_of_file},
     engine::{
-        BuildOptions, Cache, Cached, Dtype, InputShapes, ModelHash, PlanLock, PrepareError, Recipe, dtype_of, must_be,
+        BuildOptions, Cache, Cached, Dtype, ModelHash, PlanLock, PrepareError, Profile, Recipe, dtype_of, must_be,
         prepare,
     },
     onnx::OnnxFile,
@@ -32,8 +32,8 @@ pub struct Plan {
 /// How a plan is made.
 #[derive(Clone, Default)]
 pub struct PlanRequest<'a> {
-    /// Shapes that it serves, input by input.
-    pub profile: Vec<InputShapes>,
+    /// Shapes that it serves, one optimisation profile after the other.
+    pub profiles: Vec<Profile>,
     /// How TensorRT builds.
     pub options: BuildOptions,
     /// The timing cache of an earlier build.
@@ -85,7 +85,7 @@ impl Installation {
             plugin: self.plugin().clone(),
             machine: self.machine().clone(),
             dtype: given.dtype.name().to_owned(),
-            profile: request.profile.clone(),
+            profiles: request.profiles.clone(),
             options: request.options,
         };
         let say = |text: &str| request.notice.map_or((), |notice| notice(text));
@@ -112,7 +112,7 @@ impl Installation {
         let built = self.tensorrt.build(&BuildRequest {
             model: &given.bytes,
             model_path: file.has_external_data().then_some(path.as_path()),
-            profile: &request.profile,
+            profiles: &request.profiles,
             tf32: request.options.tf32,
             workspace_bytes: request.options.workspace_bytes,
             optimization_level: request.options.optimization_level,

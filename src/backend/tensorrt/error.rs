@@ -149,6 +149,14 @@ impl EngineError {
         matches!(self, Self::Missing { .. } | Self::OtherRelease { .. } | Self::Choice(_) | Self::Prepare(_))
     }
 
+    /// Whether a plan is at fault: it cannot be read, is another model's, or does not fit what is here.
+    pub const fn is_of_plan(&self) -> bool {
+        matches!(
+            self,
+            Self::Lock(_) | Self::OtherModel { .. } | Self::Plan { .. } | Self::OtherMachine { .. } | Self::Io { .. }
+        )
+    }
+
     /// What the user can do, where that is known.
     pub fn help(&self) -> Option<&'static str> {
         Some(match self {

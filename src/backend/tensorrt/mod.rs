@@ -19,7 +19,7 @@ use moa_schema::FloatType;
 
 use super::{Backend, BackendError, Runner, operators, signature::Signature};
 use crate::{
-    engine::{BuildOptions, Cache, Dtype, InputShapes, PLAN_WARNING, PlanLock, Sizes, dtype_of, open_dims, shapes},
+    engine::{BuildOptions, Cache, Dtype, PLAN_WARNING, PlanLock, Profile, Sizes, dtype_of, open_dims, shapes},
     onnx::{
         OnnxFile,
         proto::tensor_proto::DataType,
@@ -78,7 +78,7 @@ impl Ranges {
     }
 
     /// The shapes of the inputs of `file`.
-    fn shapes(&self, file: &OnnxFile) -> Result<Vec<InputShapes>, EngineError> {
+    fn shapes(&self, file: &OnnxFile) -> Result<Profile, EngineError> {
         let inputs = file.inputs();
         let sizes = |name: String| Sizes { sizes: self.of(&name), name };
         let dims: Vec<Sizes> = open_dims(&inputs).into_iter().map(sizes).collect();
@@ -176,7 +176,7 @@ impl Backend for TensorRtBackend {
             None => {
                 let tell = |text: &str| self.options.tell(text);
                 let request = PlanRequest {
-                    profile: self.options.ranges.shapes(model)?,
+                    profiles: vec![self.options.ranges.shapes(model)?],
                     options: self.options.build,
                     cache: self.options.cache.as_ref(),
                     notice: Some(&tell),

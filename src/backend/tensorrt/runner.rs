@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     backend::{BackendError, Bound, Runner, guard::guarded, signature::Signature},
-    engine::InputShapes,
+    engine::{InputShapes, Profile},
     onnx::proto::tensor_proto::DataType,
     tensor::{NamedTensors, Tensor, TensorData},
 };
@@ -21,8 +21,11 @@ pub(super) struct TensorRtRunner {
     /// Outputs that the model gives as int64, and TensorRT may give as int32.
     wide: Vec<String>,
     tensors: Vec<EngineTensor>,
-    ranges: Vec<InputShapes>,
-    context: Context,
+    engine: Engine,
+    /// The shapes of the inputs in every optimisation profile.
+    profiles: Vec<Profile>,
+    /// The context of every profile that has run.
+    contexts: Vec<Option<Context>>,
 }
 
 impl TensorRtRunner {
@@ -35,18 +38,25 @@ impl TensorRtRunner {
                 format!("`{}` is a shape in the memory of the host, which this program does not give", shape.name);
             return Err(EngineError::Unsupported { text });
         }
-        let inputs = tensors.iter().filter(|tensor| tensor.is_input);
-        let ranges = inputs.map(|input| range(&engine, input)).collect::<Result<_, _>>().map_err(failed)?;
-        let context = engine.context().map_err(failed)?;
-        Ok(Self { signature, wide, tensors, ranges, context })
+        let inputs: Vec<_> = tensors.iter().filter(|tensor| tensor.is_input).collect();
+        let ranges = |profile| inputs.iter().map(|input| range(&engine, profile, input)).collect();
+        let count = engine.profile_count().map_err(failed)?;
+        let profiles = (0..count).map(ranges).collect::<Result<Vec<Profile>, _>>().map_err(failed)?;
+        let mut contexts: Vec<Option<Context>> = profiles.iter().map(|_| None).collect();
+        // What the device has no room for is found before anything runs.
+        if let Some(first) = contexts.first_mut() {
+            *first = Some(engine.context(0).map_err(failed)?);
+        }
+        Ok(Self { signature, wide, tensors, engine, profiles, contexts })
     }
 
     fn inputs(&self) -> impl Iterator<Item = &EngineTensor> {
         self.tensors.iter().filter(|tensor| tensor.is_input)
     }
 
-    /// Checks names, types and shapes, by the model where it is known and by the engine.
-    fn check(&self, inputs: &NamedTensors) -> Result<(), BackendError> {
+    /// Checks names, types and shapes, by the model where it is known and by the engine; the first profile that holds the
+    /// shapes.
+    fn check(&self, inputs: &NamedTensors) -> Result<usize, BackendError> {
         if let Some(signature) = &self.signature {
             signature.check(inputs)?;
         }
@@ -57,71 +67,106 @@ impl TensorRtRunner {
             let known: Vec<&str> = self.inputs().map(|input| input.name.as_str()).collect();
             return wrong(name, format!("one of {}", known.join(", ")), "an unknown name".into());
         }
-        for (input, range) in self.inputs().zip(&self.ranges) {
+        for (place, input) in self.inputs().enumerate() {
+            let ranges: Vec<&InputShapes> = self.profiles.iter().map(|profile| &profile[place]).collect();
             let Some(tensor) = inputs.get(&input.name) else {
-                return wrong(&input.name, described(input, range), "nothing".into());
+                return wrong(&input.name, described(input, &ranges), "nothing".into());
             };
-            let fits = holds(input.element, tensor.data()) && range.hold(tensor.shape());
-            if !fits {
+            let is_held = ranges.iter().any(|range| range.hold(tensor.shape()));
+            if !holds(input.element, tensor.data()) || !is_held && ranges.len() == 1 {
                 let found = format!("{} {:?}", tensor.data().type_name(), tensor.shape());
-                return wrong(&input.name, described(input, range), found);
+                return wrong(&input.name, described(input, &ranges), found);
             }
         }
-        Ok(())
+        let found = self.profiles.iter().position(|profile| holds_all(profile, inputs));
+        found.ok_or_else(|| EngineError::Shape { text: no_profile(&self.profiles, inputs) }.into())
     }
 
-    /// Gives the inputs to the device.
-    fn give(&mut self, inputs: &NamedTensors) -> Result<(), BackendError> {
+    /// Gives the inputs to the device; the context that runs them.
+    fn give(&mut self, profile: usize, inputs: &NamedTensors) -> Result<&mut Context, BackendError> {
+        let context = match &mut self.contexts[profile] {
+            Some(context) => context,
+            none => none.insert(self.engine.context(u32::try_from(profile).unwrap_or(u32::MAX)).map_err(running)?),
+        };
         for (name, tensor) in inputs {
-            self.context.set_shape(name, tensor.shape()).map_err(running)?;
+            context.set_shape(name, tensor.shape()).map_err(running)?;
         }
         for input in self.tensors.iter().filter(|tensor| tensor.is_input) {
             let Some(tensor) = inputs.get(&input.name) else { continue };
             let bytes = bytes_of(&input.name, input.element, tensor.data())?;
-            self.context.upload(&input.name, &bytes).map_err(running)?;
+            context.upload(&input.name, &bytes).map_err(running)?;
         }
-        Ok(())
+        Ok(context)
     }
+}
 
-    fn take(&mut self, index: usize) -> Result<(String, Tensor), BackendError> {
-        let EngineTensor { name, element, .. } = self.tensors[index].clone();
-        let shape = self.context.shape(&name).map_err(running)?;
-        let width = width_of(element).ok_or_else(|| BackendError::Unsupported {
-            why: format!("output `{name}` has the element type {element} of ONNX, which this program does not read"),
-            help: None,
-        })?;
-        let mut bytes = vec![0; shape.iter().product::<usize>() * width];
-        self.context.download(&name, &mut bytes).map_err(running)?;
-        let tensor = Tensor::new(shape, values_of(element, &bytes, self.wide.contains(&name)));
-        let tensor = tensor.map_err(|error| failed("read an output", format!("output `{name}`: {error}")))?;
-        Ok((name, tensor))
-    }
+/// An output of what `context` has run; that of a `wide` one is int64 as in the model.
+fn take(context: &mut Context, output: &EngineTensor, wide: bool) -> Result<Tensor, BackendError> {
+    let EngineTensor { name, element, .. } = output;
+    let shape = context.shape(name).map_err(running)?;
+    let width = width_of(*element).ok_or_else(|| BackendError::Unsupported {
+        why: format!("output `{name}` has the element type {element} of ONNX, which this program does not read"),
+        help: None,
+    })?;
+    let mut bytes = vec![0; shape.iter().product::<usize>() * width];
+    context.download(name, &mut bytes).map_err(running)?;
+    let tensor = Tensor::new(shape, values_of(*element, &bytes, wide));
+    tensor.map_err(|error| failed("read an output", format!("output `{name}`: {error}")))
 }
 
 impl Runner for TensorRtRunner {
     fn run(&mut self, inputs: &NamedTensors) -> Result<NamedTensors, BackendError> {
-        self.check(inputs)?;
+        let profile = self.check(inputs)?;
         guarded(NAME, RUN, || {
-            self.give(inputs)?;
-            self.context.run().map_err(running)?;
-            let outputs: Vec<_> = (0..self.tensors.len()).filter(|index| !self.tensors[*index].is_input).collect();
-            outputs.into_iter().map(|index| self.take(index)).collect()
+            let outputs: Vec<EngineTensor> = self.tensors.iter().filter(|tensor| !tensor.is_input).cloned().collect();
+            let wide = self.wide.clone();
+            let context = self.give(profile, inputs)?;
+            context.run().map_err(running)?;
+            let named = |output: EngineTensor| {
+                let tensor = take(context, &output, wide.contains(&output.name))?;
+                Ok((output.name, tensor))
+            };
+            outputs.into_iter().map(named).collect()
         })
     }
 
     fn bind<'a>(&'a mut self, inputs: &'a NamedTensors) -> Result<Bound<'a>, BackendError> {
-        self.check(inputs)?;
-        self.give(inputs)?;
-        Ok(Box::new(move || guarded(NAME, RUN, || self.context.run().map_err(running))))
+        let profile = self.check(inputs)?;
+        let context = self.give(profile, inputs)?;
+        Ok(Box::new(move || guarded(NAME, RUN, || context.run_timed().map(Some).map_err(running))))
     }
 }
 
-/// The shapes of an input; fixed ones need no profile.
-fn range(engine: &Engine, input: &EngineTensor) -> Result<InputShapes, DoorError> {
+/// The shapes of an input in a profile; fixed ones need none.
+fn range(engine: &Engine, profile: u32, input: &EngineTensor) -> Result<InputShapes, DoorError> {
     let fixed: Option<Vec<u64>> = input.dims.iter().map(|size| size.map(|size| size as u64)).collect();
     match fixed {
         Some(dims) => Ok(InputShapes { name: input.name.clone(), min: dims.clone(), opt: dims.clone(), max: dims }),
-        None => engine.range(&input.name),
+        None => engine.range(profile, &input.name),
+    }
+}
+
+/// Whether a profile holds the shapes of all inputs.
+fn holds_all(profile: &[InputShapes], inputs: &NamedTensors) -> bool {
+    profile.iter().all(|range| inputs.get(&range.name).is_some_and(|tensor| range.hold(tensor.shape())))
+}
+
+/// What is given, and what every profile takes.
+fn no_profile(profiles: &[Profile], inputs: &NamedTensors) -> String {
+    let list = |parts: Vec<String>| parts.join(", ");
+    let given = list(inputs.iter().map(|(name, tensor)| format!("{name} {:?}", tensor.shape())).collect());
+    let of_profile = |(index, profile): (usize, &Profile)| {
+        let ranges = profile.iter().map(|range| format!("{} {}", range.name, range_text(range))).collect();
+        format!("profile {index} takes {}", list(ranges))
+    };
+    let taken: Vec<String> = profiles.iter().enumerate().map(of_profile).collect();
+    format!("no profile of the engine holds {given}: {}", taken.join("; "))
+}
+
+fn range_text(range: &InputShapes) -> String {
+    match range.is_fixed() {
+        true => format!("{:?}", range.min),
+        false => format!("from {:?} to {:?}", range.min, range.max),
     }
 }
 
@@ -133,12 +178,15 @@ fn failed(stage: &'static str, text: String) -> BackendError {
     BackendError::Failed { backend: NAME, stage, text }
 }
 
-fn described(input: &EngineTensor, range: &InputShapes) -> String {
+fn described(input: &EngineTensor, ranges: &[&InputShapes]) -> String {
     let name = data_type(input.element).map_or("values of an unknown type", |kind| kind.type_name());
-    match range.is_fixed() {
-        true => format!("{name} {:?}", range.min),
-        false => format!("{name} from {:?} to {:?}, the range that the engine was built for", range.min, range.max),
-    }
+    let texts: Vec<String> = ranges.iter().map(|range| range_text(range)).collect();
+    let built = match ranges {
+        [one] if one.is_fixed() => "",
+        [_] => ", the range that the engine was built for",
+        _ => ", the ranges that the engine was built for",
+    };
+    format!("{name} {}{built}", texts.join(" or "))
 }
 
 fn data_type(element: i32) -> Option<DataType> {

@@ -1,5 +1,6 @@
-//! Times as comma-separated values, one row a contestant and point.
+//! Times as comma-separated values, one row a contestant and point, and one more where its device tells times too.
 
+use super::text::with_devices;
 use crate::latency::{BATCH, BenchResult, PAST, Row, SEQUENCE, SOURCE};
 
 const HEADER: &str = "model,backend,part,module,batch,sequence,past_sequence,source,samples,min_ns,mean_ns,p50_ns,p90_ns,\
@@ -9,7 +10,7 @@ parity_allowed_to_fail,cpu,threads,load_before,load_after,routing,model_sha256";
 /// All rows; what is not known is empty.
 pub(super) fn csv(result: &BenchResult) -> String {
     let mut text = format!("{HEADER}\n");
-    for row in &result.rows {
+    for row in &with_devices(&result.rows) {
         let cells: Vec<String> = cells(result, row).iter().map(|cell| quoted(cell)).collect();
         text.push_str(&cells.join(","));
         text.push('\n');

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::text::{Names, duration, ratio};
+use super::text::{Names, duration, ratio, with_devices};
 use crate::{
     latency::{
         BATCH, BenchResult, ExpertLoad, OperatorTimes, PAST, Receipt, Row, SEQUENCE, SOURCE, Sizes, Verdict, place,
@@ -29,7 +29,7 @@ pub(super) fn html(result: &BenchResult) -> String {
     report.section("What was timed").paragraph(
         "The runtime's own call, inputs bound before it. Contestants of a point take turns in one process; the time \
          beside the first is the median of the turns' ratios with a 95 % interval. A dash stands where too few samples \
-         lie beyond a percentile.",
+         lie beyond a percentile. Rows with CUDA events are the same calls between two events on the device.",
     );
     for part in parts(result) {
         curves(&mut report, result, &part);
@@ -62,7 +62,7 @@ fn verdict(report: &mut Report, result: &BenchResult) {
 
 /// The rows of a part.
 fn times(section: &mut Section, result: &BenchResult, part: &Place) {
-    let own: Vec<Row> = rows(result, part).cloned().collect();
+    let own = with_devices(rows(result, part));
     let names = Names::of(&own).without_place();
     let mut columns: Vec<Column> = names.header().into_iter().map(Column::text).collect();
     columns.extend(["n", "p50", "beside the first", "min", "p90", "p99", "p99.9", "tokens/s"].map(Column::number));

@@ -154,8 +154,13 @@ fn times(result: &BenchResult) -> String {
         cells.push(row.ratio.as_ref().map_or_else(|| NONE.to_owned(), ratio));
         cells
     };
-    let rows: Vec<_> = result.rows.iter().map(row).collect();
+    let rows: Vec<_> = with_devices(&result.rows).iter().map(row).collect();
     table(&header.iter().map(String::as_str).collect::<Vec<_>>(), &rows)
+}
+
+/// The rows, each with that of its device's times behind it.
+pub(super) fn with_devices<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Vec<Row> {
+    rows.into_iter().flat_map(|row| [Some(row.clone()), row.on_device()]).flatten().collect()
 }
 
 /// What comes before the steady state.

@@ -17,10 +17,18 @@ const CRATE: (&str, &str) = ("trtx-sys", "0.9.1");
 /// Their folder in that package.
 const IN_CRATE: &str = "TensorRT-Headers/TRT-Enterprise-11.4";
 
+/// Header of the ONNX parser.
+const PARSER: &str = "NvOnnxParser.h";
+
+/// Where a clone of github.com/NVIDIA/TensorRT before 11 has that header: in a submodule.
+const IN_CLONE: &str = "parsers/onnx";
+
 /// Headers of one release.
 #[derive(Debug)]
 pub(super) struct Headers {
     pub(super) folder: PathBuf,
+    /// Where the header of the parser lies.
+    pub(super) parser: PathBuf,
     pub(super) major: u32,
     pub(super) minor: u32,
 }
@@ -29,13 +37,15 @@ impl Headers {
     /// Those of `TENSORRT_ROOT`, where it is set.
     pub(super) fn named() -> Result<Option<Self>, String> {
         let Some(root) = env::var_os(VARIABLE).filter(|root| !root.is_empty()) else { return Ok(None) };
-        let folder = PathBuf::from(root).join("include");
-        Self::read(folder).map(Some).map_err(|why| format!("{VARIABLE}: {why}"))
+        Self::of_root(Path::new(&root)).map(Some).map_err(|why| format!("{VARIABLE}: {why}"))
     }
 
     /// Those that Cargo fetches; the error says why there are none.
     pub(super) fn fetched(project: &Project) -> Result<Self, String> {
-        let read = fetch(project).and_then(|package| Self::read(package.join(IN_CRATE)));
+        let read = fetch(project).and_then(|package| {
+            let folder = package.join(IN_CRATE);
+            Self::read(folder.clone(), folder)
+        });
         read.map_err(|why| format!("no TensorRT headers: {why}"))
     }
 
@@ -43,8 +53,26 @@ impl Headers {
         format!("{}.{}", self.major, self.minor)
     }
 
-    fn read(folder: PathBuf) -> Result<Self, String> {
-        for name in ["NvInfer.h", "NvInferVersion.h", "NvOnnxParser.h"] {
+    /// Those of an installation, or of a clone of github.com/NVIDIA/TensorRT.
+    fn of_root(root: &Path) -> Result<Self, String> {
+        let folder = root.join("include");
+        let submodule = root.join(IN_CLONE);
+        let found = [&folder, &submodule].into_iter().find(|place| file(&place.join(PARSER)).is_some()).cloned();
+        let has_parser = found.is_some();
+        let read = Self::read(folder, found.unwrap_or_default())?;
+        if has_parser {
+            return Ok(read);
+        }
+        Err(format!(
+            "{} has the headers of TensorRT {}, and {PARSER} neither in include nor in {IN_CLONE}; in a clone of \
+             github.com/NVIDIA/TensorRT, `git submodule update --init {IN_CLONE}` brings it",
+            root.display(),
+            read.version()
+        ))
+    }
+
+    fn read(folder: PathBuf, parser: PathBuf) -> Result<Self, String> {
+        for name in ["NvInfer.h", "NvInferVersion.h"] {
             if file(&folder.join(name)).is_none() {
                 return Err(format!("{} lacks {name}", folder.display()));
             }
@@ -57,7 +85,7 @@ impl Headers {
         if (major, minor) < (8, 6) {
             return Err(format!("{} is TensorRT {major}.{minor}, and 8.6 is the oldest", folder.display()));
         }
-        Ok(Self { folder, major, minor })
+        Ok(Self { folder, parser, major, minor })
     }
 }
 
@@ -103,6 +131,7 @@ fn package_folder(metadata: &str, name: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::check::planted;
 
     #[test]
     fn versions_are_read_from_both_kinds_of_headers() {
@@ -112,6 +141,27 @@ mod tests {
         assert_eq!(version_number(plain, "NV_TENSORRT_MINOR"), Some(6));
         assert_eq!(version_number(named, "NV_TENSORRT_MAJOR"), Some(11));
         assert_eq!(version_number(named, "NV_TENSORRT_MINOR"), None);
+    }
+
+    #[test]
+    fn the_parser_is_found_in_an_installation_and_in_a_clone() {
+        let version = "#define NV_TENSORRT_MAJOR 8\n#define NV_TENSORRT_MINOR 6\n";
+        let headers = [("include/NvInfer.h", ""), ("include/NvInferVersion.h", version)];
+        let read = |more: &[(&str, &str)]| {
+            let tree = planted(&[&headers[..], more].concat());
+            let root = tree.path();
+            Headers::of_root(root).map(|headers| headers.parser.strip_prefix(root).unwrap().to_path_buf())
+        };
+        let (inside, submodule) = (("include/NvOnnxParser.h", ""), ("parsers/onnx/NvOnnxParser.h", ""));
+        assert_eq!(read(&[inside]), Ok("include".into()));
+        assert_eq!(read(&[submodule]), Ok("parsers/onnx".into()));
+        assert_eq!(read(&[inside, submodule]), Ok("include".into()));
+        let why = read(&[]).unwrap_err();
+        assert!(
+            why.contains("TensorRT 8.6, and NvOnnxParser.h neither") && why.contains("git submodule update"),
+            "{why}"
+        );
+        assert!(read(&[("include/NvInferVersion.h", "")]).unwrap_err().contains("does not define NV_TENSORRT_MAJOR"));
     }
 
     #[test]

@@ -14,8 +14,8 @@ namespace host {
     one(abi_version) one(built_for) one(open) one(close) one(get_versions) one(get_device) one(build)            \
     one(plan_destroy) one(plan_data) one(plan_bytes) one(plan_timing_cache) one(plan_timing_cache_bytes)          \
     one(engine_create) one(engine_destroy) one(get_engine_info) one(get_tensor) one(get_range) one(engine_layers) \
-    one(context_create) one(context_destroy) one(set_shape) one(tensor_shape) one(upload) one(run) one(download)  \
-    one(time) one(profile_layers)
+    one(context_create) one(context_destroy) one(set_shape) one(tensor_shape) one(upload) one(run) one(run_timed) \
+    one(download) one(time) one(profile_layers)
 
 struct Api {
 #define MOA_MEMBER(name) decltype(moa_trt_##name) *name;

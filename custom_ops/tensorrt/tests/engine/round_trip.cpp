@@ -208,6 +208,26 @@ TEST(runs_are_timed_one_by_one) {
     }
 }
 
+TEST(a_run_tells_the_time_between_its_events) {
+    const auto layer = read_layer("self_small");
+    const auto &input = layer.at("input.query");
+    Ready timed(golden_plan()), plain(golden_plan());
+    timed.feed(input.sizes, input.values);
+    plain.feed(input.sizes, input.values);
+    DONE(call(api().run, plain.context.handle));
+    for (int turn = 0; turn < 2; ++turn) {
+        float milliseconds = -1.0F;
+        DONE(call(api().run_timed, timed.context.handle, &milliseconds));
+        EQUAL(milliseconds, 0.5F);
+    }
+    const std::size_t count = layer.at("output").values.size();
+    CHECK(timed.output(count) == plain.output(count));
+    REFUSED(call(api().run_timed, timed.context.handle, static_cast<float *>(nullptr)), MOA_TRT_ARGUMENT, "milliseconds is NULL");
+    tell("run_fails");
+    float milliseconds = 0.0F;
+    REFUSED(call(api().run_timed, timed.context.handle, &milliseconds), MOA_TRT_RUNTIME, "does not run the engine");
+}
+
 TEST(layers_are_timed) {
     const auto layer = read_layer("self_small");
     const auto &input = layer.at("input.query");

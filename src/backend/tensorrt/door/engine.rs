@@ -3,6 +3,8 @@
 use std::{
     mem::zeroed,
     ptr::{NonNull, null},
+    rc::Rc,
+    time::Duration,
 };
 
 use super::{
@@ -25,36 +27,53 @@ pub(in crate::backend) struct EngineTensor {
     pub(in crate::backend) dims: Vec<Option<usize>>,
 }
 
-/// A loaded plan.
-pub(in crate::backend) struct Engine {
+/// A handle of `moa_trt_engine_create`.
+struct Loaded {
     tensorrt: TensorRt,
     handle: NonNull<Opaque>,
 }
 
-impl Drop for Engine {
+impl Drop for Loaded {
     fn drop(&mut self) {
         // SAFETY: the handle came from `engine`, and ends here alone.
         unsafe { (self.tensorrt.table().engine_destroy)(self.handle.as_ptr()) }
     }
 }
 
+/// A loaded plan; a cheap handle.
+#[derive(Clone)]
+pub(in crate::backend) struct Engine(Rc<Loaded>);
+
 impl Engine {
-    pub(super) const fn new(tensorrt: TensorRt, handle: NonNull<Opaque>) -> Self {
-        Self { tensorrt, handle }
+    pub(super) fn new(tensorrt: TensorRt, handle: NonNull<Opaque>) -> Self {
+        Self(Rc::new(Loaded { tensorrt, handle }))
     }
 
     fn table(&self) -> &Table {
-        self.tensorrt.table()
+        self.0.tensorrt.table()
     }
 
-    /// Inputs and outputs, in the model's order.
-    pub(in crate::backend) fn tensors(&self) -> Result<Vec<EngineTensor>, DoorError> {
+    fn handle(&self) -> *mut Opaque {
+        self.0.handle.as_ptr()
+    }
+
+    fn info(&self) -> Result<ffi::EngineInfo, DoorError> {
         // SAFETY: zeros are a value of a structure of numbers.
         let mut info: ffi::EngineInfo = unsafe { zeroed() };
         info.struct_size = struct_size::<ffi::EngineInfo>();
         // SAFETY: the engine is loaded; `info` is writable and begins with its size.
-        checked(|error| unsafe { (self.table().get_engine_info)(self.handle.as_ptr(), &raw mut info, error) })?;
-        (0..info.tensor_count).map(|index| self.tensor(index)).collect()
+        checked(|error| unsafe { (self.table().get_engine_info)(self.handle(), &raw mut info, error) })?;
+        Ok(info)
+    }
+
+    /// Number of optimisation profiles, at least one.
+    pub(in crate::backend) fn profile_count(&self) -> Result<u32, DoorError> {
+        Ok(self.info()?.profile_count)
+    }
+
+    /// Inputs and outputs, in the model's order.
+    pub(in crate::backend) fn tensors(&self) -> Result<Vec<EngineTensor>, DoorError> {
+        (0..self.info()?.tensor_count).map(|index| self.tensor(index)).collect()
     }
 
     fn tensor(&self, index: u32) -> Result<EngineTensor, DoorError> {
@@ -62,7 +81,7 @@ impl Engine {
         let mut tensor: ffi::Tensor = unsafe { zeroed() };
         tensor.struct_size = struct_size::<ffi::Tensor>();
         // SAFETY: the engine is loaded; `tensor` is writable and begins with its size.
-        checked(|error| unsafe { (self.table().get_tensor)(self.handle.as_ptr(), index, &raw mut tensor, error) })?;
+        checked(|error| unsafe { (self.table().get_tensor)(self.handle(), index, &raw mut tensor, error) })?;
         Ok(EngineTensor {
             // SAFETY: the name is the engine's, which is loaded.
             name: unsafe { owned_text(tensor.name) }.unwrap_or_default(),
@@ -73,14 +92,14 @@ impl Engine {
         })
     }
 
-    /// The shapes that the engine serves of an input.
-    pub(in crate::backend) fn range(&self, input: &str) -> Result<InputShapes, DoorError> {
+    /// The shapes that `profile` of the engine serves of an input.
+    pub(in crate::backend) fn range(&self, profile: u32, input: &str) -> Result<InputShapes, DoorError> {
         let name = c_text(input)?;
         // SAFETY: zeros are a value: numbers and a null pointer.
         let mut range: ffi::Range = unsafe { zeroed() };
         checked(|error| {
             // SAFETY: the engine is loaded, the name a C string, and `range` writable.
-            unsafe { (self.table().get_range)(self.handle.as_ptr(), 0, name.as_ptr(), &raw mut range, error) }
+            unsafe { (self.table().get_range)(self.handle(), profile, name.as_ptr(), &raw mut range, error) }
         })?;
         let dims = |shape| sizes(shape).iter().map(|size| u64::try_from(*size).unwrap_or(0)).collect();
         Ok(InputShapes { name: input.to_owned(), min: dims(&range.min), opt: dims(&range.opt), max: dims(&range.max) })
@@ -90,18 +109,18 @@ impl Engine {
     pub(in crate::backend) fn layers(&self) -> Result<String, DoorError> {
         let mut text = null();
         // SAFETY: the engine is loaded, and the pointer writable.
-        checked(|error| unsafe { (self.table().engine_layers)(self.handle.as_ptr(), &raw mut text, error) })?;
+        checked(|error| unsafe { (self.table().engine_layers)(self.handle(), &raw mut text, error) })?;
         // SAFETY: the text is the engine's, which is loaded.
         Ok(unsafe { owned_text(text) }.unwrap_or_default())
     }
 
-    /// A context on a stream and buffers of its own.
-    pub(in crate::backend) fn context(self) -> Result<Context, DoorError> {
+    /// A context that works in `profile`, on a stream and buffers of its own.
+    pub(in crate::backend) fn context(&self, profile: u32) -> Result<Context, DoorError> {
         let handle = made(|context, error| {
             // SAFETY: the engine is loaded.
-            unsafe { (self.table().context_create)(self.handle.as_ptr(), 0, context, error) }
+            unsafe { (self.table().context_create)(self.handle(), profile, context, error) }
         })?;
-        Ok(Context { engine: self, handle })
+        Ok(Context { engine: self.clone(), handle })
     }
 }
 
@@ -158,6 +177,15 @@ impl Context {
     pub(in crate::backend) fn run(&mut self) -> Result<(), DoorError> {
         // SAFETY: the context is alive.
         checked(|error| unsafe { (self.table().run)(self.handle.as_ptr(), error) })
+    }
+
+    /// The same, and the time between two CUDA events around it.
+    pub(in crate::backend) fn run_timed(&mut self) -> Result<Duration, DoorError> {
+        let mut milliseconds = 0.0_f32;
+        // SAFETY: the context is alive, and the number writable.
+        checked(|error| unsafe { (self.table().run_timed)(self.handle.as_ptr(), &raw mut milliseconds, error) })?;
+        let seconds = f64::from(milliseconds) / 1e3;
+        Duration::try_from_secs_f64(seconds).map_err(|_| internal(format!("a run took {milliseconds} ms")))
     }
 
     /// Copies an output of the last run from the device.

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 
 use libloading::Library;
 
-pub(super) const ABI_VERSION: u32 = 1;
+pub(super) const ABI_VERSION: u32 = 2;
 
 pub(super) const OK: i32 = 0;
 pub(super) const TF32: u32 = 1;
@@ -196,6 +196,7 @@ table! {
     tensor_shape: b"moa_trt_tensor_shape\0" = fn(Handle, *const c_char, *mut Shape, Failure) -> i32;
     upload: b"moa_trt_upload\0" = fn(Handle, *const c_char, *const c_void, u64, Failure) -> i32;
     run: b"moa_trt_run\0" = fn(Handle, Failure) -> i32;
+    run_timed: b"moa_trt_run_timed\0" = fn(Handle, *mut f32, Failure) -> i32;
     download: b"moa_trt_download\0" = fn(Handle, *const c_char, *mut c_void, u64, Failure) -> i32;
 }
 

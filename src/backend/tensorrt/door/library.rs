@@ -1,7 +1,7 @@
 //! The library, and TensorRT behind it.
 
 use std::{
-    ffi::{c_char, c_void},
+    ffi::{CString, c_char, c_void},
     mem::{ManuallyDrop, zeroed},
     path::{Path, PathBuf},
     ptr::{NonNull, null, null_mut},
@@ -13,7 +13,7 @@ use super::{
     ffi::{self, Opaque, Table},
     made, owned_text, shape_of, struct_size, text_of,
 };
-use crate::engine::InputShapes;
+use crate::engine::{InputShapes, Profile};
 
 /// `libmoa_tensorrt`, loaded. It stays loaded: TensorRT's threads and exit handlers run until the process ends.
 struct Loaded {
@@ -65,7 +65,7 @@ pub(in crate::backend) struct BuildRequest<'a> {
     pub(in crate::backend) model: &'a [u8],
     /// Where files of weights are looked for, if the model has some.
     pub(in crate::backend) model_path: Option<&'a Path>,
-    pub(in crate::backend) profile: &'a [InputShapes],
+    pub(in crate::backend) profiles: &'a [Profile],
     pub(in crate::backend) tf32: bool,
     pub(in crate::backend) workspace_bytes: Option<u64>,
     pub(in crate::backend) optimization_level: Option<u32>,
@@ -188,13 +188,8 @@ impl TensorRt {
     /// Builds an engine; takes minutes.
     pub(in crate::backend) fn build(&self, request: &BuildRequest<'_>) -> Result<Built, DoorError> {
         let path = request.model_path.map(c_path).transpose()?;
-        let names = request.profile.iter().map(|input| c_text(&input.name)).collect::<Result<Vec<_>, _>>()?;
-        let ranges = request.profile.iter().zip(&names).map(|(input, name)| {
-            let [min, opt, max] = [&input.min, &input.opt, &input.max].map(|dims| shape_of(dims));
-            Ok(ffi::Range { input: name.as_ptr(), min: min?, opt: opt?, max: max? })
-        });
-        let ranges = ranges.collect::<Result<Vec<_>, DoorError>>()?;
-        let profile = ffi::Profile { ranges: ranges.as_ptr(), range_count: ranges.len() };
+        let ranges = request.profiles.iter().map(|profile| Ranges::of(profile)).collect::<Result<Vec<_>, _>>()?;
+        let profiles: Vec<ffi::Profile> = ranges.iter().map(Ranges::profile).collect();
         let timing_cache = request.timing_cache.unwrap_or_default();
         let options = ffi::BuildOptions {
             struct_size: struct_size::<ffi::BuildOptions>(),
@@ -202,8 +197,8 @@ impl TensorRt {
             model: request.model.as_ptr().cast(),
             model_bytes: request.model.len() as u64,
             model_path: path.as_ref().map_or(null(), |path| path.as_ptr()),
-            profiles: &raw const profile,
-            profile_count: usize::from(!ranges.is_empty()),
+            profiles: profiles.as_ptr(),
+            profile_count: profiles.len(),
             workspace_bytes: request.workspace_bytes.unwrap_or(0),
             optimization_level: request.optimization_level.map_or(0, |level| i32::try_from(level).unwrap_or(5)),
             is_detailed: 1,
@@ -243,6 +238,29 @@ impl TensorRt {
             }
         })?;
         Ok(Engine::new(self.clone(), handle))
+    }
+}
+
+/// The shapes of one profile, with the names that they point to.
+struct Ranges {
+    _names: Vec<CString>,
+    ranges: Vec<ffi::Range>,
+}
+
+impl Ranges {
+    fn of(profile: &[InputShapes]) -> Result<Self, DoorError> {
+        let names = profile.iter().map(|input| c_text(&input.name)).collect::<Result<Vec<_>, _>>()?;
+        let range = |(input, name): (&InputShapes, &CString)| {
+            let [min, opt, max] = [&input.min, &input.opt, &input.max].map(|dims| shape_of(dims));
+            Ok(ffi::Range { input: name.as_ptr(), min: min?, opt: opt?, max: max? })
+        };
+        let ranges = profile.iter().zip(&names).map(range).collect::<Result<_, DoorError>>()?;
+        Ok(Self { _names: names, ranges })
+    }
+
+    /// Valid as long as `self` lives.
+    const fn profile(&self) -> ffi::Profile {
+        ffi::Profile { ranges: self.ranges.as_ptr(), range_count: self.ranges.len() }
     }
 }
 
