@@ -2,17 +2,24 @@
 """Sentences per second: `moa-export generate` beside the paper's maths in eager PyTorch.
 
 Both decode the same lines of the same trained model with the same number of threads, in turns, under fairseq's
-stopping rule, and must find the same translations. The PyTorch side decodes incrementally as the released code
-does: tokens sorted by expert, one product per expert, results concatenated and added back by index; keys and values
-cached, caches reordered by beam.
+stopping rule, and must find the same translations. Each turn of ours is a new process, whose loading is not counted and
+whose first batches are; PyTorch stays warm. So all lines are the default: few would count the start. A ratio is the
+median over the rounds of ours / PyTorch's, between the least and the greatest.
 
-    python3 benches/translate.py tests/data/nmt OUT --program target/release/moa-export
+The PyTorch side decodes incrementally as the released code does: tokens sorted by expert, one product per expert, results
+concatenated and added back by index; keys and values cached, caches reordered by beam.
+
+    python3 benches/translate.py tests/data/nmt OUT --program target/release/moa-export [--json FILE]
 """
 
 import argparse
+import datetime
 import json
+import os
 import pathlib
+import platform
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -254,40 +261,86 @@ def run_ours(arguments, path, beam, batch):
     return float(seconds), texts, result.stderr
 
 
-def main():
+def measure(model, tokenizer, lines, arguments, path, beam, batch):
+    """Sentences per second of both sides, round by round, and where our time went in the last one."""
+    theirs, ours = [], []
+    for _ in range(arguments.rounds):
+        seconds, expected = run_torch(model, tokenizer, lines, beam, batch)
+        theirs.append(len(lines) / seconds)
+        seconds, found, profile = run_ours(arguments, path, beam, batch)
+        ours.append(len(lines) / seconds)
+        if found != expected:
+            sys.exit(f"beam {beam}, batch {batch}: the translations differ")
+    pairs = [a / b for a, b in zip(ours, theirs)]
+    ratios = {"median": statistics.median(pairs), "range": [min(pairs), max(pairs)], "best": max(ours) / max(theirs)}
+    return {
+        "beam": beam,
+        "batch": batch,
+        "sentences_per_second": {"torch": theirs, "moa-export": ours},
+        "ratio": ratios,
+        "profile": profile.rstrip().splitlines(),
+    }
+
+
+def report(result):
+    rates = result["sentences_per_second"]
+    rates = [f"{name} {statistics.median(all):.1f} ({min(all):.1f} .. {max(all):.1f})" for name, all in rates.items()]
+    ratio, (least, most) = result["ratio"], result["ratio"]["range"]
+    print(f"\nbeam {result['beam']}, batch {result['batch']}: {', '.join(rates)} sentences/s; "
+          f"ratio {ratio['median']:.2f} ({least:.2f} .. {most:.2f}), of the best rounds {ratio['best']:.2f}; "
+          "same translations")
+    print(*result["profile"], sep="\n", flush=True)
+
+
+def machine(arguments, lines):
+    names = (line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name"))
+    version = subprocess.run([arguments.program, "--version"], check=True, capture_output=True, text=True)
+    return {
+        "date": datetime.date.today().isoformat(),
+        "cpu": next(names, platform.processor()),
+        "cores": os.cpu_count(),
+        "threads": arguments.threads,
+        "lines": len(lines),
+        "rounds": arguments.rounds,
+        "load_before": os.getloadavg(),
+        "versions": {"program": version.stdout.strip(), "torch": torch.__version__, "numpy": np.__version__,
+                     "python": platform.python_version()},
+    }
+
+
+def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=pathlib.Path, help="folder of the trained model, with its vocabulary")
     parser.add_argument("export", type=pathlib.Path, help="what moa-export made of it")
     parser.add_argument("--program", default="moa-export", help="the program (default: from PATH)")
     parser.add_argument("--library", type=pathlib.Path, help="operator library, where it is not beside the program")
-    parser.add_argument("--lines", type=int, default=128, help="lines to translate (default: 128)")
+    parser.add_argument("--lines", type=int, help="lines to translate (default: all of unseen_pairs.tsv)")
     parser.add_argument("--threads", type=int, default=1, help="threads of both sides (default: 1)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns; the fastest of each side counts (default: 3)")
-    arguments = parser.parse_args()
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each side (default: 3)")
+    parser.add_argument("--json", type=pathlib.Path, help="where every figure is kept")
+    return parser.parse_args()
+
+
+def main():
+    arguments = parse()
     torch.set_num_threads(arguments.threads)
     torch.set_grad_enabled(False)
     folder = arguments.checkpoint
     pairs = (folder / "unseen_pairs.tsv").read_text(encoding="utf-8").splitlines()[: arguments.lines]
     lines = [pair.split("\t")[1] for pair in pairs]
     model, tokenizer = Model(folder), Tokenizer(folder / "dict.txt", folder / "bpe.codes")
-    print(f"torch {torch.__version__}, {arguments.threads} threads, {len(lines)} lines, best of {arguments.rounds}")
+    head, results = machine(arguments, lines), []
+    print(", ".join(f"{name} {value}" for name, value in head.items()))
     with tempfile.TemporaryDirectory() as temporary:
         path = pathlib.Path(temporary) / "lines.txt"
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        for beam in (1, 4):
-            for batch in (1, 32):
-                theirs, ours = [], []
-                for _ in range(arguments.rounds):
-                    seconds, expected = run_torch(model, tokenizer, lines, beam, batch)
-                    theirs.append(len(lines) / seconds)
-                    seconds, found, profile = run_ours(arguments, path, beam, batch)
-                    ours.append(len(lines) / seconds)
-                    if found != expected:
-                        sys.exit(f"beam {beam}, batch {batch}: the translations differ")
-                ratio = max(ours) / max(theirs)
-                rates = f"PyTorch {max(theirs):.1f}, moa-export {max(ours):.1f} sentences/s"
-                print(f"\nbeam {beam}, batch {batch}: {rates}, {ratio:.1f}x (same translations)")
-                print(profile.rstrip())
+        for beam, batch in ((1, 1), (1, 32), (4, 1), (4, 32)):
+            results.append(measure(model, tokenizer, lines, arguments, path, beam, batch))
+            report(results[-1])
+    head["load_after"] = os.getloadavg()
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps({"machine": head, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

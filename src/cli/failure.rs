@@ -293,7 +293,8 @@ impl From<GenerateError> for Failure {
                 Self::new(IO, 23, message, Some(help))
             }
             GenerateError::Graph { .. } => {
-                let help = "export again with this version of moa-export";
+                let help = "generate runs the translation models and the causal language models that this version of \
+                            moa-export writes: both decode step by step with caches";
                 Self::new(UNSUPPORTED, 24, message, Some(help))
             }
             GenerateError::Option(_) => Self::new(USAGE, 25, message, None),

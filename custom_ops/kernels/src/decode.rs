@@ -1,7 +1,8 @@
 //! Attention of one token a row of the batch: keys and values are read where they stand, once.
 //!
 //! One task handles the `k` slots of some tokens for one key/value head, token by token. It multiplies blocks of keys
-//! with the queries of a token, which stand side by side as lanes.
+//! with the queries of a token, which stand side by side as lanes; where a token has few keys, four slots share a
+//! vector instead, so that fewer lanes are idle.
 
 use crate::attention::AttentionInputs;
 use crate::buffer::Buffer;
@@ -10,11 +11,10 @@ use crate::key_panels::Cache;
 use crate::pool::Stage;
 use crate::routing::Routing;
 use crate::rows::blocks;
-use crate::simd::{LANES, Left, PANEL, Product, ROWS, Right, Write};
+use crate::simd::{FewKeys, LANES, Left, PANEL, Product, ROWS, Right, Write};
 
-/// Keys of one tile: few where that is all there are, because a tile's scores are cleared for every task.
-const FEW_KEYS: usize = 32;
-const MANY_KEYS: usize = 128;
+/// Keys of one tile.
+const KEYS: usize = 128;
 
 /// Most tokens of a task: they share the memory that holds queries as lanes, which so stays in the nearest cache.
 const MOST_TOKENS: usize = 8;
@@ -82,8 +82,7 @@ impl Stage for Decode<'_> {
         let (Some(mut out), Some(mut queries)) = (self.grid.tile(index), self.queries.tile(index)) else { return };
         let AttentionInputs { isa, routing, kv_heads, head, causal_past, .. } = self.inputs;
         let (group, top_k, stride) = (index % kv_heads, routing.top_k, self.inputs.layout().stride);
-        let queries = queries.row(0);
-        queries.fill(0.0);
+        let mut lanes = Lanes { queries: queries.row(0), scores: None };
         for first_row in (0..out.rows()).step_by(top_k) {
             let batch = (out.first_row() + first_row) / top_k;
             if !routing.routed[batch] {
@@ -91,13 +90,21 @@ impl Stage for Decode<'_> {
             }
             let places = self.cache.visible.of(batch);
             let seen = causal_past.map_or(places.len(), |past| places.partition_point(|&key| key <= past));
-            let rows = &self.inputs.queries[batch * top_k * stride + group * head..];
-            isa.interleave(rows, stride, top_k, queries);
-            let token = Token { pair: batch * kv_heads + group, queries, places: &places[..seen], first_row };
-            if seen <= FEW_KEYS {
-                self.attend::<FEW_KEYS>(&token, &mut out);
-            } else {
-                self.attend::<MANY_KEYS>(&token, &mut out);
+            let token = Token {
+                pair: batch * kv_heads + group,
+                queries: &self.inputs.queries[batch * top_k * stride + group * head..],
+                places: &places[..seen],
+                first_row,
+            };
+            match seen {
+                0 => (0..top_k).for_each(|slot| out.row(first_row + slot).fill(0.0)),
+                _ if FewKeys::serves(isa, seen, head) => {
+                    let [key, value] = self.keys_and_values(&token);
+                    let Token { queries, places, .. } = token;
+                    FewKeys { queries, stride, slots: top_k, head, key, value, places }
+                        .attend(isa, &mut out, first_row);
+                }
+                _ => self.attend(&token, &mut lanes, &mut out),
             }
         }
     }
@@ -107,7 +114,7 @@ impl Stage for Decode<'_> {
 struct Token<'a> {
     /// Number `batch * G + head` of its keys and values.
     pair: usize,
-    /// `[D, LANES]`.
+    /// From its first slot's query on.
     queries: &'a [f32],
     /// Keys that it sees.
     places: &'a [usize],
@@ -115,27 +122,41 @@ struct Token<'a> {
     first_row: usize,
 }
 
+/// What the tokens of a task that have many keys use in turn.
+struct Lanes<'a> {
+    /// `[D, LANES]`.
+    queries: &'a mut [f32],
+    scores: Option<Scores>,
+}
+
 /// Scores of one tile: `[key][slot]`, and as weights `[slot][key]`.
 #[repr(align(64))]
-struct Scores<const KEYS: usize> {
+struct Scores {
     by_key: [[f32; LANES]; KEYS],
     by_slot: [[f32; KEYS]; LANES],
 }
 
 impl Decode<'_> {
-    fn attend<const KEYS: usize>(&self, token: &Token<'_>, out: &mut Tile<'_, f32>) {
-        let Token { pair, queries, places, first_row } = *token;
-        let (isa, head, top_k) = (self.inputs.isa, self.inputs.head, self.inputs.routing.top_k);
-        let (start, len) = (pair * self.cache.rows * head, self.cache.keys * head);
-        let mut scores = Scores { by_key: [[0.0; LANES]; KEYS], by_slot: [[0.0; KEYS]; LANES] };
+    /// Keys and values `[S, D]` that a token sees some of.
+    fn keys_and_values(&self, token: &Token<'_>) -> [&[f32]; 2] {
+        let (start, len) = (token.pair * self.cache.rows * self.inputs.head, self.cache.keys * self.inputs.head);
+        [self.cache.key, self.cache.value].map(|rows| &rows[start..][..len])
+    }
+
+    fn attend(&self, token: &Token<'_>, lanes: &mut Lanes<'_>, out: &mut Tile<'_, f32>) {
+        let Token { places, first_row, .. } = *token;
+        let (isa, top_k) = (self.inputs.isa, self.inputs.routing.top_k);
+        let [key, value] = self.keys_and_values(token);
+        let Lanes { queries, scores } = lanes;
+        let scores = scores.get_or_insert_with(|| {
+            queries.fill(0.0);
+            Scores { by_key: [[0.0; LANES]; KEYS], by_slot: [[0.0; KEYS]; LANES] }
+        });
+        isa.interleave(token.queries, self.inputs.layout().stride, top_k, queries);
         let (mut max, mut sum) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
-        if places.is_empty() {
-            (0..top_k).for_each(|slot| out.row(first_row + slot).fill(0.0));
-            return;
-        }
         for (tile, places) in places.chunks(KEYS).enumerate() {
             let by_key = &mut scores.by_key[..places.len()];
-            self.score::<KEYS>(queries, &self.cache.key[start..][..len], places, by_key);
+            self.score(queries, key, places, by_key);
             let (before, mut tile_sum) = (max, [0.0; LANES]);
             isa.softmax_lanes(by_key, &mut max, &mut tile_sum);
             let mut factors = [0.0; LANES];
@@ -146,14 +167,13 @@ impl Decode<'_> {
                 weights.zip(&scores.by_key[..places.len()]).for_each(|(weight, by_key)| *weight = by_key[slot]);
             }
             let factors = (tile > 0).then_some(&factors);
-            let values = &self.cache.value[start..][..len];
-            self.mix::<KEYS>(values, places, &scores.by_slot, factors, (out, first_row));
+            self.mix(value, places, &scores.by_slot, factors, (out, first_row));
         }
         (0..top_k).for_each(|slot| isa.scale(out.row(first_row + slot), 1.0 / sum[slot]));
     }
 
     /// Products of keys and queries.
-    fn score<const KEYS: usize>(&self, queries: &[f32], key: &[f32], places: &[usize], by_key: &mut [[f32; LANES]]) {
+    fn score(&self, queries: &[f32], key: &[f32], places: &[usize], by_key: &mut [[f32; LANES]]) {
         let head = self.inputs.head;
         let mut starts = [0; KEYS];
         starts.iter_mut().zip(places).for_each(|(start, place)| *start = place * head);
@@ -174,7 +194,7 @@ impl Decode<'_> {
     }
 
     /// Adds the values of a tile of keys, one run of neighbours at a time; `None` where there is no earlier tile.
-    fn mix<const KEYS: usize>(
+    fn mix(
         &self,
         value: &[f32],
         places: &[usize],

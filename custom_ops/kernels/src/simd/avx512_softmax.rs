@@ -18,7 +18,7 @@ fn first_lanes(count: usize) -> __mmask16 {
 /// `exp(x)` for `x` that is not positive; NaN for NaN.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn exp(x: __m512) -> __m512 {
+pub(super) fn exp(x: __m512) -> __m512 {
     // The second operand is the result where one is NaN; below the bound the result rounds to 0.
     let x = _mm512_max_ps(_mm512_set1_ps(-104.0), x);
     let power = _mm512_mul_ps(x, _mm512_set1_ps(std::f32::consts::LOG2_E));

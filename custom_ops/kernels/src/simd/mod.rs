@@ -4,6 +4,8 @@
 //! functions, written once and compiled for each level. Every element of a product is one chain of adds in rising
 //! order of the inner index, whatever the size of the block it is computed in.
 //!
+//! `few_keys` is the door to the attention of one token to few keys.
+//!
 //! `tiles` is the door to products of many rows on AMX tiles; `amx` asks for them and proves bounds, `amx_split` cuts f32
 //! into bf16 parts, `amx_blocks` multiplies them.
 
@@ -26,6 +28,8 @@ mod avx512;
 #[allow(unsafe_code)]
 mod avx512_softmax;
 mod element;
+#[allow(unsafe_code)]
+mod few_keys;
 mod lanes;
 #[allow(unsafe_code)]
 mod portable;
@@ -34,6 +38,7 @@ mod product;
 pub(crate) mod tiles;
 
 pub(crate) use element::Element;
+pub(crate) use few_keys::FewKeys;
 pub(crate) use product::{Left, Product, Right, Write};
 
 /// Rows of the largest block that one microkernel call computes.
