@@ -109,12 +109,20 @@ fn usage(error: &clap::Error) -> ExitCode {
     }
     let text = error.to_string();
     let mut paragraphs = text.split("\n\n").map(str::trim);
-    let message = paragraphs.next().unwrap_or_default().trim_start_matches("error: ");
+    let message = in_words(paragraphs.next().unwrap_or_default().trim_start_matches("error: "));
     let tip = paragraphs.find_map(|paragraph| paragraph.strip_prefix("tip: "));
     let help = format!("run `moa-export{} --help`", named_command());
     let failure = Failure::usage(message, Some(tip.unwrap_or(&help)));
     failure.print();
     failure.exit_code()
+}
+
+/// The parser writes ranges as Rust does.
+fn in_words(message: &str) -> String {
+    match message.rsplit_once(" is not in ") {
+        Some((before, range)) => format!("{before} is not in {}", range.replacen("..=", " to ", 1)),
+        None => message.to_owned(),
+    }
 }
 
 fn dispatch(arguments: Arguments) -> Result<ExitCode, Failure> {

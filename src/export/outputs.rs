@@ -135,6 +135,7 @@ impl<'a> Outputs<'a> {
         };
         self.staging.file::<ExportError>(name, |writer| {
             fill(&mut Watched { writer, watch, wrote: &mut count }).map_err(|error| match error {
+                _ if watch.is_cancelled() => ExportError::Cancelled,
                 EncodeError::Data(source) => WriteError::Io { path: folder.join(name), source }.into(),
                 error => error.into(),
             })

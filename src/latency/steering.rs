@@ -174,7 +174,8 @@ impl Router {
         Ok(states)
     }
 
-    /// Lower Cholesky factor of `WᵀW`, `[experts, experts]`; `None` where it is singular.
+    /// Lower Cholesky factor of `WᵀW`, `[experts, experts]`; `None` where it is singular, or so close to it that rounding
+    /// a state to f32 (2⁻²⁴ of its length, which is that of the change over the least singular value) may undo a choice.
     fn factor(&self) -> Option<Vec<f64>> {
         let n = self.experts;
         let mut gram = vec![0.0; n * n];
@@ -185,7 +186,7 @@ impl Router {
                 }
             }
         }
-        let least = 1e-12 * (0..n).map(|i| gram[i * n + i]).fold(0.0, f64::max);
+        let least = 1e-8 * (0..n).map(|i| gram[i * n + i]).fold(0.0, f64::max);
         for i in 0..n {
             for j in 0..=i {
                 let known: f64 = (0..j).map(|k| gram[i * n + k] * gram[j * n + k]).sum();
@@ -260,7 +261,7 @@ mod tests {
                     prop_assert_eq!(chosen(&router, state, top_k), wanted);
                 }
             } else {
-                prop_assert_eq!(extra, 0, "only a square random matrix may be nearly singular");
+                prop_assert!(extra < 2, "only a nearly square random matrix may be nearly singular");
             }
         }
     }

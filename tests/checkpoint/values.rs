@@ -210,8 +210,12 @@ fn a_file_that_changes_is_refused() {
         let checkpoint = open_bytes(&folder, &bytes).unwrap();
         let weight = checkpoint.tensor("x").unwrap();
         assert_eq!(weight.to_f32().unwrap(), [1.0]);
-        std::thread::sleep(Duration::from_millis(30));
-        change(&folder.path().join("model.safetensors"), &other);
+        let path = folder.path().join("model.safetensors");
+        let stamped = fs::metadata(&path).unwrap().modified().unwrap();
+        change(&path, &other);
+        // A clock of a file system may be as coarse as two seconds; the change is told by the time that it gives.
+        let later = stamped + Duration::from_secs(3);
+        fs::OpenOptions::new().write(true).open(&path).unwrap().set_modified(later).unwrap();
         let error = weight.to_f32().unwrap_err();
         assert_eq!(ErrorKind::from(&error), ErrorKind::Io);
         assert!(error.to_string().contains("changed while it was read"), "{error}");

@@ -121,8 +121,8 @@ int32_t moa_trt_build(moa_trt_library *library, const moa_trt_build_options *opt
         fclose(file);
     }
     if (told("slow")) {
-        for (int step = 0; step < 600; ++step) {
-            if (options->progress != NULL && options->progress(options->user, "Building", "", step, 600) != 0) {
+        for (int step = 0; step < 6000; ++step) {
+            if (options->progress != NULL && options->progress(options->user, "Building", "", step, 6000) != 0) {
                 return fail(error, MOA_TRT_CANCELLED, "the build was cancelled");
             }
             usleep(100000);

@@ -79,7 +79,7 @@ fn what_cannot_be_inspected_is_refused() {
     scene.refuses("inspect model.onnx --config ck/config.json", 2, &["--config belongs to a checkpoint"]);
     scene.refuses("inspect --preset moa-bas", 2, &["there is no preset \"moa-bas\"", "moa-base"]);
     scene.refuses("inspect --preset moa-base --table 1", 2, &["cannot be used with"]);
-    scene.refuses("inspect --table 4", 2, &["4"]);
+    scene.refuses("inspect --table 4", 2, &["4 is not in 0 to 3"]);
     scene.refuses("inspect ck --seq 0", 2, &["--seq"]);
     scene.refuses("inspect ck --target-seq 99999999999", 2, &["--target-seq"]);
     scene.refuses("inspect --config nowhere.json", 5, &["nowhere.json"]);

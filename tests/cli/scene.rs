@@ -148,9 +148,7 @@ pub(crate) struct Outcome {
 
 impl Outcome {
     pub(crate) fn of(mut command: Command) -> Self {
-        let Output { status, stdout, stderr } = command.output().unwrap();
-        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        Self { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
+        command.output().unwrap().into()
     }
 
     /// One `error` line that starts with the exit code, at most one `help` line, and nothing on stdout.
@@ -178,6 +176,13 @@ impl Outcome {
         for part in parts {
             assert!(stderr.contains(part), "{what}: {part:?} is not in\n{stderr}");
         }
+    }
+}
+
+impl From<Output> for Outcome {
+    fn from(Output { status, stdout, stderr }: Output) -> Self {
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Self { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
     }
 }
 

@@ -387,8 +387,14 @@ fn an_interrupted_build_leaves_nothing() {
     let stage = Stage::new();
     let before = stage.0.snapshot();
     let mut command = stage.command("slow", "build m.onnx -o new/m.plan --dim rows=1 --no-cache");
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(1500));
+    // The library writes the model down when the build has begun.
+    let begun = tempfile::tempdir().unwrap();
+    command.env("MOA_FAKE_MODEL", begun.path().join("model.onnx"));
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    while !begun.path().join("model.onnx").exists() {
+        assert!(child.try_wait().unwrap().is_none(), "the build ended by itself");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();

@@ -10,11 +10,12 @@ def softmax(x):
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
-def route(x, router_weight, top_k, gate_mode):
-    """Experts [.., k] and weights [.., k] in f64; a stable sort keeps the lower expert among equals."""
+def route(x, router_weight, top_k, gate_mode, chosen=None):
+    """Experts [.., k] and weights [.., k] in f64; a stable sort keeps the lower expert among equals. `chosen` are experts
+    [.., k] that were chosen elsewhere, where rounding may decide between near ties."""
     logits = x.astype(np.float64) @ router_weight.astype(np.float64)
     scores = logits if gate_mode == "topk_softmax" else softmax(logits)
-    indices = np.argsort(-scores, axis=-1, kind="stable")[..., :top_k]
+    indices = np.argsort(-scores, axis=-1, kind="stable")[..., :top_k] if chosen is None else chosen.copy()
     weights = np.take_along_axis(scores, indices, axis=-1)
     if gate_mode == "softmax_topk_renorm":
         weights = weights / weights.sum(axis=-1, keepdims=True)
@@ -30,13 +31,13 @@ def rotate(x, cos, sin):
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def attend(attributes, feeds, key, value, key_mask, query_mask, causal_past=None, angles=None):
+def attend(attributes, feeds, key, value, key_mask, query_mask, causal_past=None, angles=None, chosen=None):
     """Both attention operators once keys and values [B, G, S, D] are known."""
     x, bias = feeds["hidden_states"].astype(np.float64), feeds.get("output_bias")
     heads, top_k = attributes["kv_num_heads"], attributes["top_k"]
     batch, tokens, _ = x.shape
     head = key.shape[-1]
-    indices, weights = route(x, feeds["router_weight"], top_k, attributes["gate_mode"])
+    indices, weights = route(x, feeds["router_weight"], top_k, attributes["gate_mode"], chosen)
     output = np.zeros_like(x)
     for b in range(batch):
         for t in range(tokens):
@@ -60,7 +61,7 @@ def attend(attributes, feeds, key, value, key_mask, query_mask, causal_past=None
     return {"output": output, "topk_indices": indices, "topk_weights": weights}
 
 
-def self_attention(attributes, feeds):
+def self_attention(attributes, feeds, chosen=None):
     x, mask, heads = feeds["hidden_states"].astype(np.float64), feeds["attention_mask"], attributes["kv_num_heads"]
     batch, tokens, _ = x.shape
     keys_values = (x @ feeds["kv_weight"].astype(np.float64)).reshape(batch, tokens, 2, heads, -1)
@@ -76,23 +77,23 @@ def self_attention(attributes, feeds):
         key = np.concatenate([feeds["past_key"], key], axis=2)
         value = np.concatenate([feeds["past_value"], value], axis=2)
     causal_past = past if attributes["causal"] else None
-    found = attend(attributes, feeds, key, value, mask, mask[:, past:], causal_past, angles)
+    found = attend(attributes, feeds, key, value, mask, mask[:, past:], causal_past, angles, chosen)
     return {**found, "present_key": key, "present_value": value}
 
 
-def cross_attention(attributes, feeds):
+def cross_attention(attributes, feeds, chosen=None):
     key, value = feeds["key"].astype(np.float64), feeds["value"].astype(np.float64)
-    return attend(attributes, feeds, key, value, feeds["key_mask"], feeds["query_mask"])
+    return attend(attributes, feeds, key, value, feeds["key_mask"], feeds["query_mask"], chosen=chosen)
 
 
-def feed_forward(attributes, feeds):
+def feed_forward(attributes, feeds, chosen=None):
     activations = {
         "relu": lambda x: np.maximum(x, 0.0),
         "gelu": lambda x: 0.5 * x * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0))),
         "silu": lambda x: x / (1.0 + np.exp(-x)),
     }
     x = feeds["hidden_states"].astype(np.float64)
-    indices, weights = route(x, feeds["router_weight"], attributes["top_k"], attributes["gate_mode"])
+    indices, weights = route(x, feeds["router_weight"], attributes["top_k"], attributes["gate_mode"], chosen)
     output = np.zeros_like(x)
     for place in np.ndindex(x.shape[:2]):
         for expert, weight in zip(indices[place], weights[place]):

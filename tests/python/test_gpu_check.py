@@ -13,10 +13,12 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from gpu_check import cases, conductor, pieces, roofline, slim, stats, table
+from gpu_check import cases, conductor, pieces, roofline, sanitize, slim, stats, table
 from test_cuda_abi import archive
 
 
@@ -191,6 +193,50 @@ class Sanitizers(unittest.TestCase):
         self.assertIn("problem", self.judge("Traceback\nImportError: x\n", 1))
 
 
+class Choices(unittest.TestCase):
+    """Results of a call are judged under the experts that it chose, where these are near ties of the best."""
+
+    def setUp(self):
+        call = next(call for call in sanitize.CALLS if call[0] == "MoEFeedForward")
+        self.operator = call[0]
+        self.attributes, self.feeds = sanitize.make(np.random.default_rng(3), call)
+        self.router = self.feeds["router_weight"] = self.feeds["router_weight"].astype(np.float64)
+
+    def evaluate(self, chosen=None):
+        return sanitize.REFERENCES[self.operator](self.attributes, self.feeds, chosen)
+
+    def error(self, output, chosen):
+        return sanitize.relative_error(self.operator, self.attributes, self.feeds, output, chosen)
+
+    def with_other(self, indices):
+        """The best expert of every token, and the third in place of the second."""
+        ranked = np.argsort(-(self.feeds["hidden_states"] @ self.router), axis=-1)
+        return np.stack([indices[..., 0], ranked[..., 2]], axis=-1)
+
+    def test_a_near_tie_may_go_either_way(self):
+        token = self.feeds["hidden_states"][0, 0].astype(np.float64)
+        own = self.evaluate()["topk_indices"]
+        other = self.with_other(own)
+        second, third = own[0, 0, 1], other[0, 0, 1]
+        gap = token @ (self.router[:, second] - self.router[:, third])
+        self.router[:, third] += token * (gap - 1e-6) / (token @ token)
+        own = self.evaluate()["topk_indices"]
+        swapped = own.copy()
+        swapped[0, 0] = [own[0, 0, 0], third]
+        self.assertTrue((swapped != own).any())
+        self.assertLess(self.error(self.evaluate(swapped)["output"], swapped), 1e-12)
+        self.assertGreater(self.error(self.evaluate()["output"], swapped), 1e-3)
+
+    def test_any_other_choice_is_wrong(self):
+        own = self.evaluate()
+        self.assertEqual(self.error(own["output"], own["topk_indices"]), 0)
+        self.assertEqual(self.error(own["output"], own["topk_indices"][..., ::-1]), 0)
+        far = self.with_other(own["topk_indices"])
+        self.assertEqual(self.error(self.evaluate(far)["output"], far), np.inf)
+        for never_written in (np.full_like(far, -1), np.zeros_like(far)):
+            self.assertEqual(self.error(own["output"], never_written), np.inf)
+
+
 STUB = """
 import json, os, sys
 from pathlib import Path
@@ -214,6 +260,10 @@ for line in ({{"software": {{"torch": "2"}}}}, {{"begin": 0, "name": "probe"}},
 """
 
 
+#: Seconds that nothing here takes, however busy the machine is.
+LONG = 3600.0
+
+
 class Runs(unittest.TestCase):
     def stub(self, folder, program):
         package = Path(folder, "gpu_check")
@@ -232,7 +282,7 @@ class Runs(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             self.stub(folder, STUB)
             run = self.run_in(folder)
-            stage = conductor.Stage(run, "check-x", "check", limit=run.begin + 60)
+            stage = conductor.Stage(run, "check-x", "check", limit=run.begin + LONG)
             self.finish(run, stage)
             done = [record["index"] for record in run.results["stages"]["check-x"]]
             self.assertEqual(done, [0, 2, 4])
@@ -242,7 +292,7 @@ class Runs(unittest.TestCase):
 
     def test_a_stage_that_never_ends_is_stopped(self):
         with tempfile.TemporaryDirectory() as folder:
-            self.stub(folder, "import time\ntime.sleep(60)\n")
+            self.stub(folder, "import time\ntime.sleep(3600)\n")
             run = self.run_in(folder)
             self.finish(run, conductor.Stage(run, "check-x", "check", limit=run.begin + 1))
             self.assertEqual(run.results["lost"], ["check-x ran out of time"])
@@ -251,23 +301,33 @@ class Runs(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             self.stub(folder, "raise SystemExit(5)\n")
             run = self.run_in(folder)
-            self.finish(run, conductor.Stage(run, "check-x", "check", limit=run.begin + 30))
+            self.finish(run, conductor.Stage(run, "check-x", "check", limit=run.begin + LONG))
             self.assertEqual(run.results["lost"], ["check-x ended with code 5"])
 
     def test_a_stage_that_fails_says_its_last_words(self):
         with tempfile.TemporaryDirectory() as folder:
             self.stub(folder, "import no_such_module\n")
             run = self.run_in(folder)
-            self.finish(run, conductor.Stage(run, "check-x", "check", limit=run.begin + 30))
+            self.finish(run, conductor.Stage(run, "check-x", "check", limit=run.begin + LONG))
             self.assertIn("ended with code 1: ModuleNotFoundError: No module named", run.results["lost"][0])
             self.assertIn("no_such_module", (run.out / "log.txt").read_text())
 
     def test_a_case_that_hangs_is_left_behind(self):
-        hanging = STUB.replace("os._exit(3)", "import time; time.sleep(60)")
-        with tempfile.TemporaryDirectory() as folder, mock.patch.dict(conductor.QUIET, check=1.0):
+        hanging = STUB.replace("os._exit(3)", "import time; time.sleep(3600)")
+        with tempfile.TemporaryDirectory() as folder:
             self.stub(folder, hanging)
             run = self.run_in(folder)
-            self.finish(run, conductor.Stage(run, "check-x", "check", limit=run.begin + 60))
+            stage = conductor.Stage(run, "check-x", "check", limit=run.begin + LONG)
+            poll = stage.poll
+
+            def poll_impatiently():
+                """Patience ends when the child has begun what it hangs in, and not while it starts."""
+                last = conductor.read_lines(stage.report)[-1:]
+                stage.quiet = 0.1 if last and last[0].get("begin") in (1, 3) else LONG
+                return poll()
+
+            with mock.patch.object(stage, "poll", poll_impatiently):
+                self.finish(run, stage)
             self.assertEqual([record["index"] for record in run.results["stages"]["check-x"]], [0, 2, 4])
             self.assertEqual(run.results["lost"], ["check-x hung in `n1`", "check-x hung in `n3`"])
 
@@ -289,7 +349,7 @@ class Runs(unittest.TestCase):
     def test_a_stage_that_raises_is_not_the_end(self):
         with tempfile.TemporaryDirectory() as folder:
             self.stub(folder, "raise SystemExit(5)\n")
-            run = self.run_in(folder, budget=30.0, stages=["onnxruntime"])
+            run = self.run_in(folder, budget=LONG, stages=["onnxruntime"])
             with redirect_stdout(io.StringIO()), mock.patch.object(run, "times", side_effect=ValueError("x"), __name__="times"):
                 run.everything()
             self.assertEqual(run.results["lost"], ["times: ValueError: x"])
@@ -298,7 +358,7 @@ class Runs(unittest.TestCase):
     def test_a_machine_without_a_gpu_gets_a_table_that_says_not_measured(self):
         with tempfile.TemporaryDirectory() as folder:
             self.stub(folder, "raise SystemExit(5)\n")
-            run = self.run_in(folder, budget=30.0, stages=["check", "ceilings", "times", "onnxruntime"])
+            run = self.run_in(folder, budget=LONG, stages=["check", "ceilings", "times", "onnxruntime"])
             with redirect_stdout(io.StringIO()):
                 run.everything()
             text = (run.out / "table.txt").read_text()

@@ -28,6 +28,9 @@ SYMBOLS = """
   11: 0000000000001000     8 FUNC    GLOBAL DEFAULT   12 cublasOwn@@libcublas.so.12
 """
 
+#: Seconds that nothing here takes, however busy the machine is.
+LONG = 3600
+
 #: Plays moa-export: notes its words, fails where FAIL names one of them, and writes what the real one writes.
 PROGRAM = """
 import json, os, sys
@@ -89,7 +92,7 @@ class RealProgram(unittest.TestCase):
 
     def ended(self, step, words, model):
         """The one step that `step` of the stage is, with a program that plays TensorRT as `words` say."""
-        stage = tensorrt_stage.Stage(self.place, {**self.variables, "MOA_FAKE": words}, time.monotonic() + 100)
+        stage = tensorrt_stage.Stage(self.place, {**self.variables, "MOA_FAKE": words}, time.monotonic() + LONG)
         stage.ok = dict.fromkeys(["export base_layer fp32 fused", "build base_layer fp32 fused"], True)
         with mock.patch("builtins.print"):
             step(stage, os.environ["MOA_EXPORT"], self.place, "base_layer", "fp32", (model, self.place / "plans"))
@@ -138,7 +141,7 @@ class Steps(unittest.TestCase):
         program.write_text(f"#!{sys.executable}\n{textwrap.dedent(PROGRAM)}")
         program.chmod(program.stat().st_mode | stat.S_IEXEC)
 
-    def run_stage(self, fail="", salt="equal", budget="100"):
+    def run_stage(self, fail="", salt="equal", budget=str(LONG)):
         words = ["stage", "--kit", self.kit, "--pieces", self.place, "--out", self.out, "--place", self.place / "there"]
         words += ["--models", "base_layer", "--dtypes", "fp32", "--budget", budget]
         variables = {"FAIL": fail, "SALT": salt, "LOG": str(self.log)}
@@ -190,10 +193,9 @@ class Steps(unittest.TestCase):
         self.assertEqual(states["equal outputs base_layer fp32 fused"], "failed")
 
     def test_nothing_starts_when_the_time_is_over(self):
-        start = time.monotonic()
         failed, states = self.run_stage(budget="1")
         self.assertEqual((failed, set(states.values())), (False, {"skipped"}))
-        self.assertLess(time.monotonic() - start, 30)
+        self.assertFalse(self.log.exists(), "the program was started")
 
     def test_a_packed_program_runs(self):
         program = self.place / "moa-export"

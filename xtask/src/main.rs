@@ -43,6 +43,7 @@ cargo xtask COMMAND
   synthesize jetmoe-8b -o DIR [--layers N] [--shards N] [--seed N] [--sparse]
           a checkpoint of the shapes of jetmoe/jetmoe-8b with pseudo-random values
 
+Property tests draw the same cases in every run of `test`; PROPTEST_RNG_SEED is another seed.
 Python packages are installed under target/python and nowhere else. PYTHON names another
 interpreter than python3, MOA_PYTORCH a folder with an installed PyTorch, where
 `test --optimum` is not to load several GB.";

@@ -16,6 +16,9 @@ pub(crate) const OPERATOR_CRATES: [&str; 7] =
 /// those of the compiler: they are never built together.
 pub(crate) const COMPILER_CRATES: [&str; 2] = ["moa-graphs", "moa-export"];
 
+/// Seed of property tests.
+const SEED: &str = "PROPTEST_RNG_SEED";
+
 /// The repository and its build folder.
 #[derive(Debug)]
 pub(crate) struct Project {
@@ -58,6 +61,16 @@ impl Project {
     pub(crate) fn cargo<'a>(&self, arguments: impl IntoIterator<Item = &'a str>) -> Command {
         let mut command = self.command(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         command.args(arguments);
+        command
+    }
+
+    /// `cargo test --release` with these arguments. Property tests draw the same cases in every run, so that none fails by
+    /// chance, unless the user names a seed; `cargo test` alone draws new ones.
+    pub(crate) fn cargo_test<'a>(&self, arguments: impl IntoIterator<Item = &'a str>) -> Command {
+        let mut command = self.cargo(["test", "--release"].into_iter().chain(arguments));
+        if env::var_os(SEED).is_none() {
+            command.env(SEED, "1");
+        }
         command
     }
 

@@ -124,7 +124,17 @@ impl Python {
             fs::remove_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         }
         let mut pip = Command::new(&self.program);
-        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+        pip.args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--retries",
+            "10",
+            "--timeout",
+            "60",
+        ]);
         // What PyTorch depends on differs from system to system; all other lists are complete.
         if packages != Packages::Torch {
             pip.arg("--no-deps");

@@ -50,7 +50,7 @@ pub(crate) fn run(project: &Project) -> Result<bool, String> {
 
 fn address(project: &Project, arguments: &[&str]) -> Result<Tally, String> {
     let target_dir = project.target.join("sanitize");
-    let mut command = project.cargo(["test", "--release", "--no-fail-fast", "--target", TARGET]);
+    let mut command = project.cargo_test(["--no-fail-fast", "--target", TARGET]);
     command.arg("--target-dir").arg(target_dir).args(arguments);
     command.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Zsanitizer=address");
     command.env("ASAN_OPTIONS", options());

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Build, FOLDERS, SANITIZERS, counted};
+use super::{Build, FIXED, FOLDERS, SANITIZERS, counted};
 use crate::{process, tally::Tally};
 
 /// Sources of the emulator, in `custom_ops/cuda`.
@@ -36,7 +36,7 @@ pub(super) fn test(build: &Build<'_>) -> Result<Tally, String> {
     let program = folder.join("engine");
     let mut command = build.compile(&options);
     command.args(build.sources("tests/engine")?).arg(build.project.root.join("custom_ops/tensorrt/tests/harness.cpp"));
-    process::run(command.arg("-ldl").arg("-pthread").arg("-o").arg(&program))?;
+    process::run(command.args([FIXED, "-ldl", "-pthread", "-o"]).arg(&program))?;
     let mut run = build.project.command(&program);
     run.arg(folder.join("libmoa_tensorrt.so")).arg(&folder).arg(&build.project.root);
     run.env("LD_LIBRARY_PATH", &folder);

@@ -2,8 +2,8 @@
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
-use super::avx512_softmax;
-use super::{Instructions, Isa, LANES, ROWS};
+use super::{Instructions, avx512_softmax};
+use super::{Isa, LANES, ROWS};
 
 /// `ln(2)` in two parts; multiples of the first are exact.
 pub(super) const LN2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];

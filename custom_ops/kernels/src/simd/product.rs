@@ -3,9 +3,9 @@
 
 use std::ptr::{null, null_mut};
 
-use super::{Element, Instructions, Isa, LANES, PANEL, ROW_PANELS, ROWS, portable};
+use super::{Element, Isa, LANES, PANEL, ROW_PANELS, ROWS, portable};
 #[cfg(target_arch = "x86_64")]
-use super::{avx2, avx512};
+use super::{Instructions, avx2, avx512};
 use crate::grid::Tile;
 
 /// Up to [`ROWS`] rows of the left factor, anywhere in one slice.
@@ -84,6 +84,7 @@ pub(super) struct Raw<W> {
     /// Memory that is read soon, null for none; it may lie anywhere.
     pub(super) ahead: *const W,
     /// Cache lines of it to fetch for each [`STEPS`] inner steps.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(super) ahead_lines: usize,
 }
 
@@ -175,21 +176,24 @@ impl<W: Element> Product<'_, W> {
 }
 
 /// The microkernel of a level.
+#[cfg(target_arch = "x86_64")]
 fn kernel<W: Element>(isa: Isa, rows: usize, vectors: usize) -> Kernel<W> {
     match isa.0 {
         Instructions::Portable => portable::block,
-        #[cfg(target_arch = "x86_64")]
         Instructions::Avx2 => avx2::block,
-        #[cfg(target_arch = "x86_64")]
         Instructions::Avx512 | Instructions::Amx => avx512::kernel(rows, vectors),
-        #[cfg(not(target_arch = "x86_64"))]
-        _ => portable::block,
     }
+}
+
+/// The microkernel of the only level.
+#[cfg(not(target_arch = "x86_64"))]
+fn kernel<W: Element>(_: Isa, _: usize, _: usize) -> Kernel<W> {
+    portable::block
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::every_isa;
+    use super::super::{Instructions, every_isa};
     use super::*;
 
     fn ramp(len: usize, seed: usize) -> Vec<f32> {

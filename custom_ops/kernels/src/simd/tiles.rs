@@ -131,6 +131,7 @@ impl Magnitudes {
 }
 
 /// One strip times one panel.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(super) struct Block<'a> {
     /// Parts of a strip.
     pub(super) left: &'a [bf16],
@@ -146,6 +147,7 @@ pub(super) struct Block<'a> {
 }
 
 /// Some pairs of rows of every step of a panel of f32, split while a block is multiplied.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(super) struct Job<'a> {
     /// Rows of [`PANEL`] elements, whole steps of them.
     pub(super) from: &'a [f32],
@@ -340,10 +342,12 @@ impl Unit {
 
 #[cfg(test)]
 mod tests {
+    #[cfg(target_arch = "x86_64")]
     use super::super::Instructions;
     use super::*;
 
     #[test]
+    #[cfg(target_arch = "x86_64")]
     fn a_thread_keeps_what_is_stated() {
         let isa = Isa::at_most(Instructions::Amx);
         if !isa.has_tiles() {
