@@ -26,8 +26,6 @@ struct Attention {
     static constexpr int SCRATCH_BYTES = ROW_WARPS * KEY_WARPS * 16 * SCRATCH_STRIDE * 4;
     static constexpr int SHARED_BYTES = QUERY_BYTES + TILE_BYTES + SCRATCH_BYTES + 16;
     static constexpr int LENGTH = Run<Element>::LENGTH, RUNS = HEAD / LENGTH;
-    static constexpr int PASSES = passes_of(KEYS * RUNS, THREADS);
-    static constexpr bool HELD = Engine::HELD && PASSES <= 8;  // of more, registers would spill
     typedef typename Engine::template Sum<16, WARP_KEYS> Scores;
     typedef typename Engine::template Sum<16, HEAD> Mixed;
 
@@ -37,6 +35,7 @@ struct Attention {
     // Where an element of a row of queries, keys or values lies, by its layout.
     static constexpr int QUERY_LAYOUT = STRIDE, KEY_LAYOUT = STRIDE, VALUE_LAYOUT = VALUE_STRIDE;
     DEVICE static int place(int layout, int row, int d) { return row * layout + d; }
+    DEVICE static constexpr int rows_apart(int layout, int rows) { return rows * layout; }
 };
 
 // Where the rows of a tile come from and go to.
@@ -96,30 +95,109 @@ struct Cache {
     DEVICE const T *row(int key) const { return (key < past_rows ? past : behind) + (long long)key * head; }
 };
 
-// Stages one tile of keys or values; masked rows and those from `end_key` on, which no row of the tile sees, are zeros
-// and are not read.
-template <class A>
-struct CacheFill {
-    typedef typename A::Element T;
-    const QueryRows &rows;
-    T *to;
-    int layout;
-    const Cache<T> &cache;
-    int tile, end_key;
+enum CachePart { CACHED_KEYS = 0, CACHED_VALUES = 1 };
 
-    template <class Mover>
-    DEVICE void operator()(Mover &mover) const {
+template <class T, CachePart PART>
+DEVICE Cache<T> cache_of(const QueryRows &rows) {
+    const Parameters &p = rows.p;
+    return PART == CACHED_KEYS ? Cache<T>(rows, p.past_key, p.key, p.key_rows)
+                               : Cache<T>(rows, p.past_value, p.value, p.value_rows);
+}
+
+// Copies tile after tile of keys or values to shared memory. A thread has the same run of some rows of every tile, so
+// that a copy is little more than its own instruction: addresses move from tile to tile. `begin` starts a copy, which
+// must be closed by `end`, with the same place, behind the next `copy_wait`.
+template <class A, CachePart PART, int LAYOUT>
+struct CacheCopier {
+    typedef typename A::Element T;
+    static constexpr int ROW_STEP = A::THREADS / A::RUNS, PASSES = A::KEYS / ROW_STEP;
+    static constexpr int APART = A::rows_apart(LAYOUT, ROW_STEP);
+    static constexpr bool HELD = A::Engine::HELD && PASSES <= 8;  // of more, registers would spill
+    static_assert(A::THREADS % A::RUNS == 0 && A::KEYS % ROW_STEP == 0, "every thread copies as many rows");
+
+    const QueryRows &rows;
+    unsigned long long from;  // address of this thread's first run of the next tile, as if the tile did not cross
+    int first;                // row of the next tile
+    Vector16 held[HELD ? PASSES : 1];
+
+    DEVICE static int row() { return thread_index() / A::RUNS; }
+    DEVICE static int run() { return thread_index() % A::RUNS * A::LENGTH; }
+
+    // Bytes from where a row behind the past would lie in the past to where it is.
+    DEVICE unsigned long long behind() const {
+        const Cache<T> cache = cache_of<T, PART>(rows);
+        return (unsigned long long)cache.behind - (unsigned long long)cache.past;
+    }
+
+    DEVICE CacheCopier(const QueryRows &of, int first_tile) : rows(of) {
+        const Cache<T> cache = cache_of<T, PART>(rows);
+        first = first_tile * A::KEYS;
+        from = (unsigned long long)(first < cache.past_rows ? cache.past : cache.behind) +
+               ((unsigned long long)(first + row()) * cache.head + run()) * sizeof(T);
+    }
+
+    // Copies the next tile; bit `i` of `seen` says whether row `i` is more than zeros, which are not read.
+    DEVICE void begin(T *tile, unsigned long long seen) {
         const Parameters &p = rows.p;
-        const int *mask = p.key_mask + (size_t)rows.batch * p.keys;
-        mover.template runs<0, A::KEYS * A::RUNS, A::THREADS, T>(
-            p.vectors != 0, [&](int, int i, T *&target, const T *&from) {
-                int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH, key = tile * A::KEYS + row;
-                target = to + A::place(layout, row, d);
-                bool seen = key < end_key && mask[key] != 0;
-                int valid = seen ? p.head - d : 0;
-                from = valid > 0 ? cache.row(key) + d : (const T *)p.rows;
-                return valid;
-            });
+        const bool ends_past = first < p.past && first + A::KEYS >= p.past;
+        if (!p.vectors) {
+            copy_elements(tile, seen);
+        } else if (ends_past && first + A::KEYS > p.past) {
+            copy_runs<true>(tile, seen);
+        } else {
+            copy_runs<false>(tile, seen);
+        }
+        from += (unsigned long long)A::KEYS * p.head * sizeof(T);
+        if (ends_past) {
+            from += behind();
+        }
+        first += A::KEYS;
+        copy_commit();
+    }
+
+    // `CROSSES`: the past ends inside the tile.
+    template <bool CROSSES>
+    DEVICE void copy_runs(T *tile, unsigned long long seen) {
+        const unsigned long long step = (unsigned long long)ROW_STEP * rows.p.head * sizeof(T);
+        const unsigned long long jump = CROSSES ? behind() : 0;
+        T *to = tile + A::place(LAYOUT, row(), run());
+        seen = run() < rows.p.head ? seen >> row() : 0;
+#pragma unroll
+        for (int i = 0; i < PASSES; i++) {
+            const bool is_behind = CROSSES && first + row() + i * ROW_STEP >= rows.p.past;
+            const void *at = (const void *)(from + i * step + (is_behind ? jump : 0));
+            const bool exists = (seen >> i * ROW_STEP & 1) != 0;
+            if constexpr (HELD) {
+                const Vector16 zero = {{0, 0, 0, 0}};
+                held[i] = exists ? *(const Vector16 *)at : zero;
+            } else {
+                copy_async(to, at, exists, i * APART * (int)sizeof(T));
+            }
+        }
+    }
+
+    DEVICE void end(T *tile) {
+        if constexpr (HELD) {
+            T *to = tile + A::place(LAYOUT, row(), run());
+#pragma unroll
+            for (int i = 0; i < PASSES; i++) {
+                if (rows.p.vectors) {
+                    *(Vector16 *)(to + i * APART) = held[i];
+                }
+            }
+        }
+    }
+
+    // The same where addresses allow no vectors.
+    DEVICE void copy_elements(T *tile, unsigned long long seen) {
+        const Cache<T> cache = cache_of<T, PART>(rows);
+        stage_runs<A::KEYS * A::RUNS, A::THREADS, T>(false, [&](int, int i, T *&to, const T *&source) {
+            int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH;
+            int valid = (seen >> row & 1) != 0 ? cache.head - d : 0;
+            to = tile + A::place(LAYOUT, row, d);
+            source = valid > 0 ? cache.row(first + row) + d : cache.past;
+            return valid;
+        });
     }
 };
 
@@ -131,22 +209,35 @@ struct RowState {
     int last_key[ROWS];
 };
 
-// Bit `i`: key `first + i` exists and is not masked.
-DEVICE unsigned long long visible_keys(const Parameters &p, int batch, int first) {
-    const int *mask = p.key_mask + (size_t)batch * p.keys;
-    int low = first + lane_index(), high = low + 32;
-    unsigned low_bits = ballot(low < p.keys && mask[low] != 0);
-    unsigned high_bits = ballot(high < p.keys && mask[high] != 0);
-    return (unsigned long long)high_bits << 32 | low_bits;
-}
+// The mask of `KEYS` keys, of which a lane reads up to two: read early, asked late.
+template <int KEYS>
+struct KeyMask {
+    static_assert(KEYS <= 64, "one bit a key");
+    int low, high;
 
-// Scores become weights; the sums so far are scaled to the new maximum.
+    // Of the keys from `first` on; those from `end` on are as if masked, and are not read.
+    DEVICE KeyMask(const int *mask, int first, int end) {
+        const int key = first + lane_index();
+        low = key < end ? mask[key] : 0;
+        high = KEYS > 32 && key + 32 < end ? mask[key + 32] : 0;
+    }
+
+    // Bit `i`: key `first + i` is not masked.
+    DEVICE unsigned long long bits() const {
+        const unsigned long long upper = KEYS > 32 ? ballot(high != 0) : 0;
+        const unsigned lower = ballot(low != 0);
+        return upper << 32 | (KEYS < 32 ? lower & ((1u << KEYS % 32) - 1) : lower);
+    }
+};
+
+// Scores become weights; the sums so far are scaled to the new maximum. Bit `i` of `visible` says whether key
+// `first_key + i` is one that some row of the tile sees.
 template <class A>
-DEVICE void weigh(const Parameters &p, int batch, int first_key, typename A::Scores &scores, typename A::Mixed &mixed,
-                  RowState<A> &state) {
+DEVICE void weigh(const Parameters &p, int first_key, unsigned long long visible, typename A::Scores &scores,
+                  typename A::Mixed &mixed, RowState<A> &state) {
     const float factor = p.scale * 1.44269504088896341f;
     const unsigned long long ALL = A::WARP_KEYS == 64 ? ~0ull : (1ull << A::WARP_KEYS % 64) - 1;
-    const unsigned long long visible = visible_keys(p, batch, first_key) & ALL;
+    visible &= ALL;
 #pragma unroll
     for (int i = 0; i < RowState<A>::ROWS; i++) {
         float largest = state.largest[i];
@@ -417,26 +508,22 @@ DEVICE void attend(const Parameters &p) {
     const int tiles = ceil_div(end_key, A::KEYS);
     const int begin = tiles * split / p.key_splits, end = tiles * (split + 1) / p.key_splits;
 
-    const Cache<T> key_cache(rows, p.past_key, p.key, p.key_rows);
-    const Cache<T> value_cache(rows, p.past_value, p.value, p.value_rows);
-    Transfer<A::HELD, A::PASSES> transfer;
-    auto fill_keys = [&](int tile) {
-        return CacheFill<A>{rows, keys, A::KEY_LAYOUT, key_cache, tile, end_key};
-    };
-    auto fill_values = [&](int tile) {
-        return CacheFill<A>{rows, values, A::VALUE_LAYOUT, value_cache, tile, end_key};
-    };
+    const int *mask = p.key_mask + (size_t)rows.batch * p.keys;
+    CacheCopier<A, CACHED_KEYS, A::KEY_LAYOUT> key_copier(rows, begin);
+    CacheCopier<A, CACHED_VALUES, A::VALUE_LAYOUT> value_copier(rows, begin);
+    unsigned long long visible = KeyMask<A::KEYS>(mask, begin * A::KEYS, end_key).bits();
     stage_queries<A>(rows, queries);
     if (begin < end) {
-        transfer.begin(fill_keys(begin));
-        transfer.end(fill_keys(begin));
+        key_copier.begin(keys, visible);
+        key_copier.end(keys);
     } else {
         copy_commit();
     }
     for (int tile = begin; tile < end; tile++) {
+        const KeyMask<A::KEYS> next(mask, (tile + 1) * A::KEYS, end_key);
         copy_wait<0>();
         sync_block();
-        transfer.begin(fill_values(tile));
+        value_copier.begin(values, visible);
         typename A::Scores scores;
         scores.clear();
         const T *own_queries = queries + row_part * 16 * A::STRIDE;
@@ -446,12 +533,13 @@ DEVICE void attend(const Parameters &p) {
             Engine::multiply_transposed(scores, own_queries + d, A::STRIDE, own_keys + d, A::STRIDE);
         }
         const int first_key = tile * A::KEYS + key_part * A::WARP_KEYS;
-        weigh<A>(p, rows.batch, first_key, scores, mixed, state);
-        transfer.end(fill_values(tile));
+        weigh<A>(p, first_key, visible >> key_part * A::WARP_KEYS, scores, mixed, state);
+        visible = next.bits();
+        value_copier.end(values);
         copy_wait<0>();
         sync_block();
         if (tile + 1 < end) {
-            transfer.begin(fill_keys(tile + 1));
+            key_copier.begin(keys, visible);
         }
         T *own_values = values + key_part * A::WARP_KEYS * A::VALUE_STRIDE;
         if (p.causal) {
@@ -459,7 +547,7 @@ DEVICE void attend(const Parameters &p) {
         }
         Engine::multiply_sum(mixed, scores, scratch, own_values, A::VALUE_STRIDE);
         if (tile + 1 < end) {
-            transfer.end(fill_keys(tile + 1));
+            key_copier.end(keys);
         }
     }
     copy_wait<0>();
