@@ -113,11 +113,12 @@ struct CacheCopier {
     static constexpr int ROW_STEP = A::THREADS / A::RUNS, PASSES = A::KEYS / ROW_STEP;
     static constexpr int APART = A::rows_apart(LAYOUT, ROW_STEP);
     static constexpr bool HELD = A::Engine::HELD && PASSES <= 8;  // of more, registers would spill
+    static constexpr int UNROLL = HELD ? PASSES : PASSES > 8 ? 4 : 8;
+    static constexpr bool CARRIED = A::HEAD <= 128;  // else registers are full, and each tile computes its address
     static_assert(A::THREADS % A::RUNS == 0 && A::KEYS % ROW_STEP == 0, "every thread copies as many rows");
 
     const QueryRows &rows;
-    unsigned long long from;  // address of this thread's first run of the next tile, as if the tile did not cross
-    int first;                // row of the next tile
+    unsigned long long from;  // `address` of the next tile
     Vector16 held[HELD ? PASSES : 1];
 
     DEVICE static int row() { return thread_index() / A::RUNS; }
@@ -130,39 +131,43 @@ struct CacheCopier {
     }
 
     DEVICE CacheCopier(const QueryRows &of, int first_tile) : rows(of) {
+        from = CARRIED ? address(first_tile * A::KEYS) : 0;
+    }
+
+    // Of this thread's first run of a tile, as if the past did not end in it.
+    DEVICE unsigned long long address(int first) const {
         const Cache<T> cache = cache_of<T, PART>(rows);
-        first = first_tile * A::KEYS;
-        from = (unsigned long long)(first < cache.past_rows ? cache.past : cache.behind) +
+        return (unsigned long long)(first < cache.past_rows ? cache.past : cache.behind) +
                ((unsigned long long)(first + row()) * cache.head + run()) * sizeof(T);
     }
 
-    // Copies the next tile; bit `i` of `seen` says whether row `i` is more than zeros, which are not read.
-    DEVICE void begin(T *tile, unsigned long long seen) {
+    // Copies tile `index`, the next one; bit `i` of `seen` says whether row `i` is more than zeros, which are not read.
+    DEVICE void begin(int index, T *tile, unsigned long long seen) {
         const Parameters &p = rows.p;
+        const int first = index * A::KEYS;
         const bool ends_past = first < p.past && first + A::KEYS >= p.past;
+        from = CARRIED ? from : address(first);
         if (!p.vectors) {
-            copy_elements(tile, seen);
+            copy_elements(first, tile, seen);
         } else if (ends_past && first + A::KEYS > p.past) {
-            copy_runs<true>(tile, seen);
+            copy_runs<true>(first, tile, seen);
         } else {
-            copy_runs<false>(tile, seen);
+            copy_runs<false>(first, tile, seen);
         }
-        from += (unsigned long long)A::KEYS * p.head * sizeof(T);
-        if (ends_past) {
-            from += behind();
+        if (CARRIED) {
+            from += (unsigned long long)A::KEYS * p.head * sizeof(T) + (ends_past ? behind() : 0);
         }
-        first += A::KEYS;
         copy_commit();
     }
 
     // `CROSSES`: the past ends inside the tile.
     template <bool CROSSES>
-    DEVICE void copy_runs(T *tile, unsigned long long seen) {
+    DEVICE void copy_runs(int first, T *tile, unsigned long long seen) {
         const unsigned long long step = (unsigned long long)ROW_STEP * rows.p.head * sizeof(T);
         const unsigned long long jump = CROSSES ? behind() : 0;
         T *to = tile + A::place(LAYOUT, row(), run());
         seen = run() < rows.p.head ? seen >> row() : 0;
-#pragma unroll
+#pragma unroll (CROSSES && !HELD ? 1 : UNROLL)
         for (int i = 0; i < PASSES; i++) {
             const bool is_behind = CROSSES && first + row() + i * ROW_STEP >= rows.p.past;
             const void *at = (const void *)(from + i * step + (is_behind ? jump : 0));
@@ -189,7 +194,7 @@ struct CacheCopier {
     }
 
     // The same where addresses allow no vectors.
-    DEVICE void copy_elements(T *tile, unsigned long long seen) {
+    DEVICE void copy_elements(int first, T *tile, unsigned long long seen) {
         const Cache<T> cache = cache_of<T, PART>(rows);
         stage_runs<A::KEYS * A::RUNS, A::THREADS, T>(false, [&](int, int i, T *&to, const T *&source) {
             int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH;
@@ -216,7 +221,8 @@ struct KeyMask {
     int low, high;
 
     // Of the keys from `first` on; those from `end` on are as if masked, and are not read.
-    DEVICE KeyMask(const int *mask, int first, int end) {
+    DEVICE KeyMask(const QueryRows &rows, int first, int end) {
+        const int *mask = rows.p.key_mask + (size_t)rows.batch * rows.p.keys;
         const int key = first + lane_index();
         low = key < end ? mask[key] : 0;
         high = KEYS > 32 && key + 32 < end ? mask[key + 32] : 0;
@@ -399,10 +405,15 @@ DEVICE void combine(const float *parts, int count, size_t stride, int d, int val
     }
 }
 
+// What the end of a block asks for, in shared memory since registers are full.
+struct KeptPlace {
+    unsigned arrived;
+    int tile, split, unused;
+};
+
 // Combines the parts of the warps, then those of the blocks.
 template <class A>
-DEVICE void merge_rows(const QueryRows &rows, unsigned char *shared, int tile, int split, typename A::Mixed &mixed,
-                       RowState<A> &state) {
+DEVICE void merge_rows(const QueryRows &rows, unsigned char *shared, typename A::Mixed &mixed, RowState<A> &state) {
     typedef typename A::Element T;
     const Parameters &p = rows.p;
     float *merge = (float *)(shared + A::QUERY_BYTES);
@@ -420,6 +431,8 @@ DEVICE void merge_rows(const QueryRows &rows, unsigned char *shared, int tile, i
         }
     }
     sync_block();
+    const KeptPlace &kept = *(const KeptPlace *)(shared + A::SHARED_BYTES - sizeof(KeptPlace));
+    const int tile = kept.tile, split = kept.split;
     const size_t part_floats = (size_t)A::ROWS * (p.head + 4);
     float *parts = p.partial_attention + (size_t)tile * p.key_splits * part_floats;
     for (int pass = 0; pass < 2; pass++) {
@@ -463,7 +476,7 @@ DEVICE void merge_rows(const QueryRows &rows, unsigned char *shared, int tile, i
         }
         fence_device();
         sync_block();
-        unsigned *arrived = (unsigned *)(shared + A::SHARED_BYTES - 16);
+        unsigned *arrived = (unsigned *)(shared + A::SHARED_BYTES - sizeof(KeptPlace));
         if (thread_index() == 0) {
             *arrived = atomic_add(p.tickets + tile, 1);
         }
@@ -491,6 +504,12 @@ DEVICE void attend(const Parameters &p) {
     T *queries = (T *)shared, *keys = (T *)(shared + A::QUERY_BYTES), *values = keys + A::KEYS * A::STRIDE;
     float *scratch = (float *)(shared + A::QUERY_BYTES + A::TILE_BYTES) + warp * 16 * A::SCRATCH_STRIDE;
 
+    if (A::KEY_WARPS > 1 && thread_index() == 0) {
+        KeptPlace &kept = *(KeptPlace *)(shared + A::SHARED_BYTES - sizeof(KeptPlace));
+        kept.tile = query_tile * pairs + pair;
+        kept.split = split;
+    }
+
     RowState<A> state;
     typename A::Mixed mixed;
     mixed.clear();
@@ -508,22 +527,21 @@ DEVICE void attend(const Parameters &p) {
     const int tiles = ceil_div(end_key, A::KEYS);
     const int begin = tiles * split / p.key_splits, end = tiles * (split + 1) / p.key_splits;
 
-    const int *mask = p.key_mask + (size_t)rows.batch * p.keys;
     CacheCopier<A, CACHED_KEYS, A::KEY_LAYOUT> key_copier(rows, begin);
     CacheCopier<A, CACHED_VALUES, A::VALUE_LAYOUT> value_copier(rows, begin);
-    unsigned long long visible = KeyMask<A::KEYS>(mask, begin * A::KEYS, end_key).bits();
+    unsigned long long visible = KeyMask<A::KEYS>(rows, begin * A::KEYS, end_key).bits();
     stage_queries<A>(rows, queries);
     if (begin < end) {
-        key_copier.begin(keys, visible);
+        key_copier.begin(begin, keys, visible);
         key_copier.end(keys);
     } else {
         copy_commit();
     }
     for (int tile = begin; tile < end; tile++) {
-        const KeyMask<A::KEYS> next(mask, (tile + 1) * A::KEYS, end_key);
+        const KeyMask<A::KEYS> next(rows, (tile + 1) * A::KEYS, end_key);
         copy_wait<0>();
         sync_block();
-        value_copier.begin(values, visible);
+        value_copier.begin(tile, values, visible);
         typename A::Scores scores;
         scores.clear();
         const T *own_queries = queries + row_part * 16 * A::STRIDE;
@@ -539,7 +557,7 @@ DEVICE void attend(const Parameters &p) {
         copy_wait<0>();
         sync_block();
         if (tile + 1 < end) {
-            key_copier.begin(keys, visible);
+            key_copier.begin(tile + 1, keys, visible);
         }
         T *own_values = values + key_part * A::WARP_KEYS * A::VALUE_STRIDE;
         if (p.causal) {
@@ -562,6 +580,6 @@ DEVICE void attend(const Parameters &p) {
     if (A::KEY_WARPS == 1) {
         store_rows<A>(rows, queries, mixed, state);
     } else {
-        merge_rows<A>(rows, shared, query_tile * pairs + pair, split, mixed, state);
+        merge_rows<A>(rows, shared, mixed, state);
     }
 }

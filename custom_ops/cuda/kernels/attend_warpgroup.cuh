@@ -101,15 +101,14 @@ DEVICE void attend_warpgroups(const Parameters &p) {
     const int first_partial = p.causal ? p.past + rows.place(0) + 1 : end_key;
     const int count = ceil_div(end_key, A::KEYS);
 
-    const int *mask = p.key_mask + (size_t)rows.batch * p.keys;
     CacheCopier<A, CACHED_KEYS, A::KEY_LAYOUT> key_copier(rows, 0);
     CacheCopier<A, CACHED_VALUES, A::VALUE_LAYOUT> value_copier(rows, 0);
     auto keys_of = [&](int tile) { return tiles + tile % 2 * 2 * A::TILE_ELEMENTS; };
     auto fill = [&](int tile, unsigned long long seen) {
-        key_copier.begin(keys_of(tile), seen);
-        value_copier.begin(keys_of(tile) + A::TILE_ELEMENTS, seen);
+        key_copier.begin(tile, keys_of(tile), seen);
+        value_copier.begin(tile, keys_of(tile) + A::TILE_ELEMENTS, seen);
     };
-    unsigned long long visible = KeyMask<A::KEYS>(mask, 0, end_key).bits();
+    unsigned long long visible = KeyMask<A::KEYS>(rows, 0, end_key).bits();
     stage_queries<A>(rows, queries);
     copy_commit();
     if (count > 0) {
@@ -119,7 +118,7 @@ DEVICE void attend_warpgroups(const Parameters &p) {
     for (int tile = 0; tile < count; tile++) {
         T *keys = keys_of(tile), *values = keys + A::TILE_ELEMENTS;
         const int first_key = tile * A::KEYS;
-        const unsigned long long next = KeyMask<A::KEYS>(mask, first_key + A::KEYS, end_key).bits();
+        const unsigned long long next = KeyMask<A::KEYS>(rows, first_key + A::KEYS, end_key).bits();
         copy_wait<0>();
         fence_products();
         sync_block();
