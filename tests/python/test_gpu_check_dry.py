@@ -115,7 +115,7 @@ def view(address, shape, dtype):
 
 
 class HostKernels:
-    def plan(self, operator, attributes, element, shapes, wanted, tf32=False):
+    def plan(self, operator, attributes, element, shapes, wanted, tf32=False, multiprocessors=None):
         return HostPlan(operator, attributes, element, shapes, wanted)
 
     def faults(self):

@@ -2,6 +2,7 @@
 device addresses. Needs neither torch nor numpy."""
 
 import ctypes
+import os
 from ctypes import (
     POINTER,
     Structure,
@@ -16,6 +17,7 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
+from unittest import mock
 
 ABI_VERSION = 1
 MAX_RANK = 4
@@ -26,6 +28,9 @@ GATE_MODES = ["softmax_topk", "softmax_topk_renorm", "topk_softmax"]
 ACTIVATIONS = ["relu", "gelu", "silu"]
 REGIMES = ["dense", "sparse", "grouped", "grouped-reduce"]
 TF32 = 1
+
+#: Makes small calls take the kernels of large ones (custom_ops/cuda/driver).
+MULTIPROCESSORS = "MOA_CUDA_MULTIPROCESSORS"
 
 #: Inputs and outputs in the order of the schema.
 INPUTS = {
@@ -237,8 +242,11 @@ class Kernels:
         self.library.call("moa_cuda_faults", self.handle, byref(bits))
         return bits.value
 
-    def plan(self, operator, attributes, element, shapes, wanted, tf32=False):
-        return Plan(self, operator, attributes, element, shapes, wanted, tf32)
+    def plan(self, operator, attributes, element, shapes, wanted, tf32=False, multiprocessors=None):
+        """A plan, as for a device of so many multiprocessors where a number is given."""
+        variables = {} if multiprocessors is None else {MULTIPROCESSORS: str(multiprocessors)}
+        with mock.patch.dict(os.environ, variables):
+            return Plan(self, operator, attributes, element, shapes, wanted, tf32)
 
 
 def node_of(operator, attributes, element, tf32=False):

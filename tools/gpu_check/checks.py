@@ -32,6 +32,8 @@ class Check:
     gated: bool = False
     unaligned: bool = False
     skip: bool = True
+    #: Planned as for a device of so few, so that a small call takes the kernels of a large one.
+    multiprocessors: int | None = None
 
     @property
     def name(self):
@@ -44,6 +46,7 @@ class Check:
             f"{self.activation}{'*' if self.gated else ''} {self.extent}" if "Feed" in self.operator else "",
             "unaligned" if self.unaligned else "",
             "" if self.skip else "pads routed",
+            f"as on {self.multiprocessors} SM" if self.multiprocessors else "",
         ]
         layer, case = self.case.layer, self.case
         return " ".join([layer.name, layer.gate_mode, f"{case.batch}x{case.tokens}", *filter(None, notes)])
@@ -136,6 +139,26 @@ def large_checks():
     ]
 
 
+def tile_checks():
+    """Small calls with the tiles of large ones, and of few rows with those of many."""
+    base, big, jetmoe = cases.BASE, cases.BIG, cases.JETMOE
+    alone = {"multiprocessors": 1}
+    return [
+        Check(_case(replace(base, head=64), 3, 130, causal=True), pads="ragged", **alone),
+        Check(_case(WIDE, 5, 61, causal=True), pads="mixed", **alone),
+        Check(_case(big, 2, 270), routing="idle", **alone),
+        Check(_case(jetmoe, 3, 140, 21, True), pads="ragged", **alone),
+        Check(_case(jetmoe, 1, 1100), operator="MoEFeedForward", extent=136, gated=True, **alone),
+    ]
+
+
+def checks_of(path):
+    """The checks of a code path. Warpgroup products compute large calls alone."""
+    if path == "native":
+        return all_checks() + large_checks() + tile_checks()
+    return large_checks() if path == "wgmma" else all_checks() + tile_checks()
+
+
 def cases_gate_modes():
     return ["softmax_topk", "softmax_topk_renorm", "topk_softmax"]
 
@@ -148,7 +171,7 @@ def run_check(kernels, check, kind, seed):
     """One check with one element type: what was found, as JSON."""
     element, tf32 = KINDS[kind]
     attributes, given, wanted = check.make(feeds.Source(seed, feeds.DEVICE), feeds.DTYPES[element])
-    call = Call(kernels, check.operator, attributes, element, given, wanted, tf32)
+    call = Call(kernels, check.operator, attributes, element, given, wanted, tf32, check.multiprocessors)
     try:
         run = call.bind(given)
         call.poison()

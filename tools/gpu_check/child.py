@@ -79,7 +79,7 @@ def probe(options, report):
 
 def check(options, report):
     """Every check with every element type, on one code path."""
-    from .checks import KINDS, all_checks, fault_checks, large_checks, run_check
+    from .checks import KINDS, checks_of, fault_checks, run_check
 
     start = time.monotonic()
     kernels = kernels_of(options, options.path)
@@ -87,8 +87,7 @@ def check(options, report):
         kernels.load(element)
     report.line(facts=kernels.facts(), load_seconds=time.monotonic() - start)
     # Kinds take turns, so that every one has been through the first checks when time runs out.
-    chosen = {"native": all_checks() + large_checks(), "wgmma": large_checks()}.get(options.path, all_checks())
-    work = [(case, kind) for case in chosen for kind in options.kinds]
+    work = [(case, kind) for case in checks_of(options.path) for kind in options.kinds]
     for index, (case, kind) in enumerate(work):
         if index < options.start:
             continue

@@ -26,7 +26,13 @@ CHECKS = [
     ("sm70", "f16"),
     ("sm70", "f32"),
 ]
-TOOLS = {"memcheck": "f16,f32,bf16", "racecheck": "f16,f32", "initcheck": "f16", "synccheck": "f16"}
+#: What each tool of the sanitizer looks at: of `sanitize.KINDS`.
+TOOLS = {
+    "memcheck": "f16,wgmma-bf16,f32,bf16,wgmma-f16,tf32",
+    "racecheck": "f16,wgmma-f16,f32",
+    "initcheck": "f16,wgmma-f16",
+    "synccheck": "f16,wgmma-f16",
+}
 RESTARTS = 6
 
 #: Seconds without a line after which a stage hangs: loading PTX, or compiling one rival, takes less.
@@ -96,7 +102,7 @@ class Stage:
 class Sanitizer:
     """One tool of compute-sanitizer over the small calls."""
 
-    def __init__(self, run, tool, elements, limit):
+    def __init__(self, run, tool, kinds, limit):
         self.tool, self.limit, self.result = tool, limit, None
         program = find_tool("compute-sanitizer")
         if program is None:
@@ -104,7 +110,7 @@ class Sanitizer:
             return
         self.text = run.work / f"{tool}.log"
         command = [program, "--tool", tool, "--error-exitcode", "9", "--target-processes", "all", sys.executable]
-        command += ["-m", "gpu_check.sanitize", "--kit", str(run.kit), "--elements", elements]
+        command += ["-m", "gpu_check.sanitize", "--kit", str(run.kit), "--kinds", kinds]
         self.process = run.popen(command, tool)
 
     def poll(self):
@@ -258,7 +264,7 @@ class Run:
                 running.append(Stage(self, f"check-{path}-{kinds.split(',')[0]}", "check", *options, limit=limit))
         if "sanitize" in self.stages:
             until = begin + min(SANITIZE_SECONDS, self.left())
-            running += [Sanitizer(self, tool, elements, until) for tool, elements in TOOLS.items()]
+            running += [Sanitizer(self, tool, kinds, until) for tool, kinds in TOOLS.items()]
         if "times" in self.stages:
             for part in range(3):
                 mine = ",".join(str(index) for index in range(part, len(cases.TIMED), 3))

@@ -25,9 +25,9 @@ def output_dtype(name, element):
 class Call:
     """One operator for one set of shapes, with outputs and a workspace of its own."""
 
-    def __init__(self, kernels, operator, attributes, element, feeds, wanted, tf32=False):
+    def __init__(self, kernels, operator, attributes, element, feeds, wanted, tf32=False, multiprocessors=None):
         shapes = {name: tuple(tensor.shape) for name, tensor in feeds.items()}
-        self.plan = kernels.plan(operator, attributes, element, shapes, wanted, tf32)
+        self.plan = kernels.plan(operator, attributes, element, shapes, wanted, tf32, multiprocessors)
         self.outputs = {
             name: poisoned(shape, output_dtype(name, element)) for name, shape in self.plan.output_shapes.items()
         }

@@ -5,15 +5,27 @@ Results are compared with the plain loops of `operator_reference`, loosely: the 
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 from operator_reference import REFERENCES
 
 from . import abi, device
 
-TOLERANCE = {"f32": 1e-4, "f16": 4e-3, "bf16": 3e-2}
+TOLERANCE = {"f32": 1e-4, "tf32": 4e-3, "f16": 4e-3, "bf16": 3e-2}
+
+#: Element type, whether products may round to TF32, and whether large ones use warpgroups.
+KINDS = {
+    "f16": ("f16", False, False),
+    "f32": ("f32", False, False),
+    "bf16": ("bf16", False, False),
+    "tf32": ("f32", True, False),
+    "wgmma-f16": ("f16", False, True),
+    "wgmma-bf16": ("bf16", False, True),
+}
 
 #: Logit margins under which rounding may choose another expert.
 NEAR_TIE = 1e-4
@@ -28,7 +40,29 @@ CALLS = [
     ("MoACrossAttention", 2, 7, 0, 64, 4, 2, 1, 64, {"keys": 19}),
     ("MoEFeedForward", 2, 9, 0, 64, 4, 2, 1, 96, {"gated": 1}),
     ("MoEFeedForward", 3, 100, 0, 40, 5, 2, 1, 56, {"gated": 0}),
+    ("MoASelfAttention", 1, 1, 130, 64, 4, 2, 1, 128, {}),
+    ("MoASelfAttention", 1, 2, 130, 64, 4, 4, 1, 256, {}),
 ]
+
+#: The same, planned as for one multiprocessor: small calls with the tiles of large ones.
+LARGE_CALLS = [
+    ("MoASelfAttention", 1, 20, 0, 64, 4, 2, 1, 64, {}),
+    ("MoASelfAttention", 1, 40, 0, 64, 4, 2, 1, 64, {}),
+    ("MoASelfAttention", 1, 300, 0, 64, 4, 4, 1, 64, {}),
+    ("MoASelfAttention", 2, 150, 9, 72, 4, 4, 1, 128, {"rope": True, "bias": True}),
+    ("MoASelfAttention", 2, 150, 0, 64, 4, 2, 1, 256, {}),
+    ("MoEFeedForward", 2, 280, 0, 64, 2, 1, 1, 136, {"gated": 1}),
+]
+
+
+def calls_of(kind):
+    """The calls that are made with one of `KINDS`."""
+    return LARGE_CALLS if KINDS[kind][2] else CALLS + LARGE_CALLS
+
+
+def multiprocessors(call):
+    """As for how many multiprocessors a call is planned; None for those of the device."""
+    return 1 if call in LARGE_CALLS else None
 
 
 def to_bits(values, element):
@@ -83,9 +117,9 @@ def mask(random, rows, length):
     return (places[None, :] < cuts[:, None]).astype(np.int32)
 
 
-def compute(kernels, gpu, call, element, random):
-    """One call on the GPU and its relative error."""
-    operator = call[0]
+def compute(kernels, gpu, call, kind, random):
+    """One call on the GPU with one of `KINDS`, and its relative error."""
+    operator, (element, tf32, _) = call[0], KINDS[kind]
     attributes, feeds = make(random, call)
     whole = {"router_weight", "cos_cache", "sin_cache"}
     stored = {
@@ -100,7 +134,7 @@ def compute(kernels, gpu, call, element, random):
     }
     shapes = {name: value.shape for name, value in stored.items()}
     wanted = abi.OUTPUTS[operator]
-    plan = kernels.plan(operator, attributes, element, shapes, wanted)
+    plan = kernels.plan(operator, attributes, element, shapes, wanted, tf32, multiprocessors(call))
     kinds = {"topk_indices": np.int64, "topk_weights": np.float32}
     activations = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[element]
     results = {name: np.empty(shape, kinds.get(name, activations)) for name, shape in plan.output_shapes.items()}
@@ -138,20 +172,22 @@ def valid(chosen, experts):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--kit", required=True)
-    parser.add_argument("--elements", default="f16,f32,bf16")
+    parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--seed", type=int, default=None)
     options = parser.parse_args()
     gpu = device.Gpu()
     library = abi.Library(Path(options.kit, "libmoa_cuda.so"))
-    kernels = abi.Kernels(library, Path(options.kit, "kernels.bin").read_bytes())
+    content = Path(options.kit, "kernels.bin").read_bytes()
     random = np.random.default_rng(options.seed)
     wrong = 0
-    for element in options.elements.split(","):
-        for call in CALLS:
-            found = compute(kernels, gpu, call, element, random)
-            wrong += not found["error"] <= TOLERANCE[element]
-            print(json.dumps({"call": f"{call[0]} {call[1:9]} {element}", **found}), flush=True)
-    kernels.close()
+    for kind in options.kinds.split(","):
+        with mock.patch.dict(os.environ, {"MOA_CUDA_WGMMA": str(int(KINDS[kind][2]))}):
+            kernels = abi.Kernels(library, content)
+        for call in calls_of(kind):
+            found = compute(kernels, gpu, call, kind, random)
+            wrong += not found["error"] <= TOLERANCE[kind.removeprefix("wgmma-")]
+            print(json.dumps({"call": f"{call[0]} {call[1:9]} {kind}", **found}), flush=True)
+        kernels.close()
     print(json.dumps({"wrong": wrong}), flush=True)
     return 1 if wrong else 0
 

@@ -17,7 +17,8 @@
  *
  * The environment variable MOA_CUDA_OVERLAP=0 keeps kernels from starting before the one in front of them has ended.
  * MOA_CUDA_WGMMA=1 lets large products of f16 and bf16 tensors use the warpgroup products of compute capability 9.0
- * (not measured). Both are read by moa_cuda_create.
+ * (not measured). Both are read by moa_cuda_create. MOA_CUDA_MULTIPROCESSORS=N, read by moa_cuda_plan_create, plans as
+ * for a device of N multiprocessors, for checks.
  *
  * Structures begin with their size, which the caller sets to sizeof: a newer library takes the structures of an older
  * caller, and refuses those of a newer one.

@@ -3,9 +3,8 @@
 // then blocks may cut the keys too, and the last to arrive combines the parts in their order.
 #pragma once
 
+#include "attend_rows.cuh"
 #include "engine.cuh"
-#include "memory.cuh"
-#include "project.cuh"
 
 template <class EngineType, int HEAD_, int ROW_WARPS_, int KEY_WARPS_, int KEYS_>
 struct Attention {
@@ -26,8 +25,6 @@ struct Attention {
     static constexpr int SCRATCH_BYTES = ROW_WARPS * KEY_WARPS * 16 * SCRATCH_STRIDE * 4;
     static constexpr int SHARED_BYTES = QUERY_BYTES + TILE_BYTES + SCRATCH_BYTES + 16;
     static constexpr int LENGTH = Run<Element>::LENGTH, RUNS = HEAD / LENGTH;
-    static constexpr int PASSES = passes_of(KEYS * RUNS, THREADS);
-    static constexpr bool HELD = Engine::HELD && PASSES <= 8;  // of more, registers would spill
     typedef typename Engine::template Sum<16, WARP_KEYS> Scores;
     typedef typename Engine::template Sum<16, HEAD> Mixed;
 
@@ -37,90 +34,7 @@ struct Attention {
     // Where an element of a row of queries, keys or values lies, by its layout.
     static constexpr int QUERY_LAYOUT = STRIDE, KEY_LAYOUT = STRIDE, VALUE_LAYOUT = VALUE_STRIDE;
     DEVICE static int place(int layout, int row, int d) { return row * layout + d; }
-};
-
-// Where the rows of a tile come from and go to.
-struct QueryRows {
-    const Parameters &p;
-    int batch, head, first;
-
-    DEVICE bool exists(int row) const { return first + row < p.tokens * p.top_k; }
-    DEVICE int place(int row) const { return (first + row) / p.top_k; }
-
-    DEVICE size_t pair(int row) const { return (size_t)batch * p.tokens * p.top_k + first + row; }
-
-    // Row of `rows`, or a negative number for a token that is routed nowhere.
-    DEVICE long long source(int row) const {
-        const size_t own = pair(row);
-        const int expert = p.pair_experts[own];
-        const bool every_expert = p.row_mode == ALL_ROWS || p.row_mode == ROUTED_ROWS;
-        if (expert < 0 || !every_expert) {
-            return expert < 0 ? -1 : (long long)own;
-        }
-        return (long long)(own / p.top_k) * p.experts + expert;
-    }
-};
-
-template <class A>
-DEVICE void stage_queries(const QueryRows &rows, typename A::Element *to) {
-    typedef typename A::Element T;
-    const Parameters &p = rows.p;
-    stage_runs<A::ROWS * A::RUNS, A::THREADS, T>(p.vectors != 0, [&](int, int i, T *&target, const T *&from) {
-        int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH;
-        target = to + A::place(A::QUERY_LAYOUT, row, d);
-        long long source = rows.exists(row) ? rows.source(row) : -1;
-        int valid = source < 0 ? 0 : p.head - d;
-        from = (const T *)p.rows;
-        if (valid > 0) {
-            from += source * p.columns + rows.head * p.head + d;
-        }
-        return valid;
-    });
-}
-
-// The keys or the values of one batch row and head: the past, then the rows behind it.
-template <class T>
-struct Cache {
-    const T *past, *behind;
-    int past_rows, head;
-
-    DEVICE Cache(const QueryRows &rows, const void *past_cache, const void *cache, int cache_rows) {
-        const Parameters &p = rows.p;
-        const size_t pair = (size_t)rows.batch * p.kv_heads + rows.head;
-        past_rows = p.past;
-        head = p.head;
-        past = (const T *)past_cache + pair * p.past * p.head;
-        behind = (const T *)cache + ((pair + 1) * cache_rows - p.keys) * p.head;
-    }
-
-    DEVICE const T *row(int key) const { return (key < past_rows ? past : behind) + (long long)key * head; }
-};
-
-// Stages one tile of keys or values; masked rows and those from `end_key` on, which no row of the tile sees, are zeros
-// and are not read.
-template <class A>
-struct CacheFill {
-    typedef typename A::Element T;
-    const QueryRows &rows;
-    T *to;
-    int layout;
-    const Cache<T> &cache;
-    int tile, end_key;
-
-    template <class Mover>
-    DEVICE void operator()(Mover &mover) const {
-        const Parameters &p = rows.p;
-        const int *mask = p.key_mask + (size_t)rows.batch * p.keys;
-        mover.template runs<0, A::KEYS * A::RUNS, A::THREADS, T>(
-            p.vectors != 0, [&](int, int i, T *&target, const T *&from) {
-                int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH, key = tile * A::KEYS + row;
-                target = to + A::place(layout, row, d);
-                bool seen = key < end_key && mask[key] != 0;
-                int valid = seen ? p.head - d : 0;
-                from = valid > 0 ? cache.row(key) + d : (const T *)p.rows;
-                return valid;
-            });
-    }
+    DEVICE static constexpr int rows_apart(int layout, int rows) { return rows * layout; }
 };
 
 // Maximum and sum of the rows of a warp, and how far each may look.
@@ -131,22 +45,36 @@ struct RowState {
     int last_key[ROWS];
 };
 
-// Bit `i`: key `first + i` exists and is not masked.
-DEVICE unsigned long long visible_keys(const Parameters &p, int batch, int first) {
-    const int *mask = p.key_mask + (size_t)batch * p.keys;
-    int low = first + lane_index(), high = low + 32;
-    unsigned low_bits = ballot(low < p.keys && mask[low] != 0);
-    unsigned high_bits = ballot(high < p.keys && mask[high] != 0);
-    return (unsigned long long)high_bits << 32 | low_bits;
-}
+// The mask of `KEYS` keys, of which a lane reads up to two: read early, asked late.
+template <int KEYS>
+struct KeyMask {
+    static_assert(KEYS <= 64, "one bit a key");
+    int low, high;
 
-// Scores become weights; the sums so far are scaled to the new maximum.
+    // Of the keys from `first` on; those from `end` on are as if masked, and are not read.
+    DEVICE KeyMask(const QueryRows &rows, int first, int end) {
+        const int *mask = rows.p.key_mask + (size_t)rows.batch * rows.p.keys;
+        const int key = first + lane_index();
+        low = key < end ? mask[key] : 0;
+        high = KEYS > 32 && key + 32 < end ? mask[key + 32] : 0;
+    }
+
+    // Bit `i`: key `first + i` is not masked.
+    DEVICE unsigned long long bits() const {
+        const unsigned long long upper = KEYS > 32 ? ballot(high != 0) : 0;
+        const unsigned lower = ballot(low != 0);
+        return upper << 32 | (KEYS < 32 ? lower & ((1u << KEYS % 32) - 1) : lower);
+    }
+};
+
+// Scores become weights; the sums so far are scaled to the new maximum. Bit `i` of `visible` says whether key
+// `first_key + i` is one that some row of the tile sees.
 template <class A>
-DEVICE void weigh(const Parameters &p, int batch, int first_key, typename A::Scores &scores, typename A::Mixed &mixed,
-                  RowState<A> &state) {
+DEVICE void weigh(const Parameters &p, int first_key, unsigned long long visible, typename A::Scores &scores,
+                  typename A::Mixed &mixed, RowState<A> &state) {
     const float factor = p.scale * 1.44269504088896341f;
     const unsigned long long ALL = A::WARP_KEYS == 64 ? ~0ull : (1ull << A::WARP_KEYS % 64) - 1;
-    const unsigned long long visible = visible_keys(p, batch, first_key) & ALL;
+    visible &= ALL;
 #pragma unroll
     for (int i = 0; i < RowState<A>::ROWS; i++) {
         float largest = state.largest[i];
@@ -308,10 +236,15 @@ DEVICE void combine(const float *parts, int count, size_t stride, int d, int val
     }
 }
 
+// What the end of a block asks for, in shared memory since registers are full.
+struct KeptPlace {
+    unsigned arrived;
+    int tile, split, unused;
+};
+
 // Combines the parts of the warps, then those of the blocks.
 template <class A>
-DEVICE void merge_rows(const QueryRows &rows, unsigned char *shared, int tile, int split, typename A::Mixed &mixed,
-                       RowState<A> &state) {
+DEVICE void merge_rows(const QueryRows &rows, unsigned char *shared, typename A::Mixed &mixed, RowState<A> &state) {
     typedef typename A::Element T;
     const Parameters &p = rows.p;
     float *merge = (float *)(shared + A::QUERY_BYTES);
@@ -329,6 +262,8 @@ DEVICE void merge_rows(const QueryRows &rows, unsigned char *shared, int tile, i
         }
     }
     sync_block();
+    const KeptPlace &kept = *(const KeptPlace *)(shared + A::SHARED_BYTES - sizeof(KeptPlace));
+    const int tile = kept.tile, split = kept.split;
     const size_t part_floats = (size_t)A::ROWS * (p.head + 4);
     float *parts = p.partial_attention + (size_t)tile * p.key_splits * part_floats;
     for (int pass = 0; pass < 2; pass++) {
@@ -372,7 +307,7 @@ DEVICE void merge_rows(const QueryRows &rows, unsigned char *shared, int tile, i
         }
         fence_device();
         sync_block();
-        unsigned *arrived = (unsigned *)(shared + A::SHARED_BYTES - 16);
+        unsigned *arrived = (unsigned *)(shared + A::SHARED_BYTES - sizeof(KeptPlace));
         if (thread_index() == 0) {
             *arrived = atomic_add(p.tickets + tile, 1);
         }
@@ -400,6 +335,12 @@ DEVICE void attend(const Parameters &p) {
     T *queries = (T *)shared, *keys = (T *)(shared + A::QUERY_BYTES), *values = keys + A::KEYS * A::STRIDE;
     float *scratch = (float *)(shared + A::QUERY_BYTES + A::TILE_BYTES) + warp * 16 * A::SCRATCH_STRIDE;
 
+    if (A::KEY_WARPS > 1 && thread_index() == 0) {
+        KeptPlace &kept = *(KeptPlace *)(shared + A::SHARED_BYTES - sizeof(KeptPlace));
+        kept.tile = query_tile * pairs + pair;
+        kept.split = split;
+    }
+
     RowState<A> state;
     typename A::Mixed mixed;
     mixed.clear();
@@ -417,26 +358,21 @@ DEVICE void attend(const Parameters &p) {
     const int tiles = ceil_div(end_key, A::KEYS);
     const int begin = tiles * split / p.key_splits, end = tiles * (split + 1) / p.key_splits;
 
-    const Cache<T> key_cache(rows, p.past_key, p.key, p.key_rows);
-    const Cache<T> value_cache(rows, p.past_value, p.value, p.value_rows);
-    Transfer<A::HELD, A::PASSES> transfer;
-    auto fill_keys = [&](int tile) {
-        return CacheFill<A>{rows, keys, A::KEY_LAYOUT, key_cache, tile, end_key};
-    };
-    auto fill_values = [&](int tile) {
-        return CacheFill<A>{rows, values, A::VALUE_LAYOUT, value_cache, tile, end_key};
-    };
+    CacheCopier<A, CACHED_KEYS, A::KEY_LAYOUT> key_copier(rows, begin);
+    CacheCopier<A, CACHED_VALUES, A::VALUE_LAYOUT> value_copier(rows, begin);
+    unsigned long long visible = KeyMask<A::KEYS>(rows, begin * A::KEYS, end_key).bits();
     stage_queries<A>(rows, queries);
     if (begin < end) {
-        transfer.begin(fill_keys(begin));
-        transfer.end(fill_keys(begin));
+        key_copier.begin(begin, keys, visible);
+        key_copier.end(keys);
     } else {
         copy_commit();
     }
     for (int tile = begin; tile < end; tile++) {
+        const KeyMask<A::KEYS> next(rows, (tile + 1) * A::KEYS, end_key);
         copy_wait<0>();
         sync_block();
-        transfer.begin(fill_values(tile));
+        value_copier.begin(tile, values, visible);
         typename A::Scores scores;
         scores.clear();
         const T *own_queries = queries + row_part * 16 * A::STRIDE;
@@ -446,12 +382,13 @@ DEVICE void attend(const Parameters &p) {
             Engine::multiply_transposed(scores, own_queries + d, A::STRIDE, own_keys + d, A::STRIDE);
         }
         const int first_key = tile * A::KEYS + key_part * A::WARP_KEYS;
-        weigh<A>(p, rows.batch, first_key, scores, mixed, state);
-        transfer.end(fill_values(tile));
+        weigh<A>(p, first_key, visible >> key_part * A::WARP_KEYS, scores, mixed, state);
+        visible = next.bits();
+        value_copier.end(values);
         copy_wait<0>();
         sync_block();
         if (tile + 1 < end) {
-            transfer.begin(fill_keys(tile + 1));
+            key_copier.begin(tile + 1, keys, visible);
         }
         T *own_values = values + key_part * A::WARP_KEYS * A::VALUE_STRIDE;
         if (p.causal) {
@@ -459,7 +396,7 @@ DEVICE void attend(const Parameters &p) {
         }
         Engine::multiply_sum(mixed, scores, scratch, own_values, A::VALUE_STRIDE);
         if (tile + 1 < end) {
-            transfer.end(fill_keys(tile + 1));
+            key_copier.end(keys);
         }
     }
     copy_wait<0>();
@@ -474,6 +411,6 @@ DEVICE void attend(const Parameters &p) {
     if (A::KEY_WARPS == 1) {
         store_rows<A>(rows, queries, mixed, state);
     } else {
-        merge_rows<A>(rows, shared, query_tile * pairs + pair, split, mixed, state);
+        merge_rows<A>(rows, shared, mixed, state);
     }
 }

@@ -22,12 +22,15 @@ struct WarpgroupAttention {
     typedef FragmentSum<16, HEAD> Mixed;
 
     static_assert(HEAD % LINE == 0, "rows are whole lines");
+    static_assert(THREADS / RUNS % 8 == 0, "the rows that a thread copies lie alike in their lines");
 
     // A layout is the number of rows: the first lines of all, then the second ones.
     static constexpr int QUERY_LAYOUT = ROWS, KEY_LAYOUT = KEYS, VALUE_LAYOUT = KEYS;
     DEVICE static int place(int layout, int row, int d) {
         return d / LINE * layout * LINE + Pattern<T>::place(row, d % LINE);
     }
+    // Of whole patterns of rows.
+    DEVICE static constexpr int rows_apart(int, int rows) { return rows * LINE; }
 
     // scores [64, KEYS] = queries [64, HEAD] * keys [KEYS, HEAD] transposed, of this warpgroup.
     DEVICE static void score(Scores &scores, const T *queries, const T *keys) {
@@ -69,55 +72,6 @@ struct WarpgroupAttention {
     }
 };
 
-// What one thread copies of every tile of keys and of values: its run of some rows.
-template <class A>
-struct CacheCopier {
-    typedef typename A::Element T;
-    static constexpr int ROW_STEP = A::THREADS / A::RUNS, PASSES = A::KEYS / ROW_STEP;
-    static_assert(ROW_STEP % 8 == 0, "a thread's runs lie alike in their lines");
-
-    unsigned long long from[2];    // addresses in the next tile, if it lies in the past: of keys, of values
-    unsigned long long behind[2];  // from the past to the rows behind it
-    unsigned long long step;       // bytes of ROW_STEP rows
-    int past_rows, key;            // this thread's first row in the next tile
-    bool has_run;
-
-    DEVICE static int row() { return thread_index() / A::RUNS; }
-    DEVICE static int run() { return thread_index() % A::RUNS * A::LENGTH; }
-
-    DEVICE CacheCopier(const Cache<T> &keys, const Cache<T> &values) {
-        const Cache<T> *caches[2] = {&keys, &values};
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            from[i] = (unsigned long long)caches[i]->past + ((unsigned long long)row() * keys.head + run()) * sizeof(T);
-            behind[i] = (unsigned long long)caches[i]->behind - (unsigned long long)caches[i]->past;
-        }
-        step = (unsigned long long)ROW_STEP * keys.head * sizeof(T);
-        past_rows = keys.past_rows;
-        key = row();
-        has_run = run() < keys.head;
-    }
-
-    // Copies the next tile, keys first; bit `i` of `present` says whether row `i` is more than zeros.
-    DEVICE void copy(T *tile, unsigned long long present) {
-        T *to = tile + A::place(A::KEY_LAYOUT, row(), run());
-        present >>= row();
-#pragma unroll
-        for (int part = 0; part < 2; part++) {
-#pragma unroll
-            for (int i = 0; i < PASSES; i++) {
-                const unsigned long long past = from[part] + i * step;
-                const unsigned long long at = key + i * ROW_STEP < past_rows ? past : past + behind[part];
-                copy_async(to + part * A::TILE_ELEMENTS + i * ROW_STEP * A::LINE, (const void *)at,
-                           has_run && (present >> i * ROW_STEP & 1) != 0);
-            }
-            from[part] += PASSES * step;
-        }
-        key += A::KEYS;
-        copy_commit();
-    }
-};
-
 template <class A>
 DEVICE void attend_warpgroups(const Parameters &p) {
     typedef typename A::Element T;
@@ -147,44 +101,34 @@ DEVICE void attend_warpgroups(const Parameters &p) {
     const int first_partial = p.causal ? p.past + rows.place(0) + 1 : end_key;
     const int count = ceil_div(end_key, A::KEYS);
 
-    const Cache<T> key_cache(rows, p.past_key, p.key, p.key_rows);
-    const Cache<T> value_cache(rows, p.past_value, p.value, p.value_rows);
-    Transfer<false, 1> transfer;
+    CacheCopier<A, CACHED_KEYS, A::KEY_LAYOUT> key_copier(rows, 0);
+    CacheCopier<A, CACHED_VALUES, A::VALUE_LAYOUT> value_copier(rows, 0);
     auto keys_of = [&](int tile) { return tiles + tile % 2 * 2 * A::TILE_ELEMENTS; };
-    CacheCopier<A> copier(key_cache, value_cache);
-    // Keys of a tile that exist for some row and are not masked.
-    auto present_in = [&](int tile) {
-        const int left = end_key - tile * A::KEYS;
-        const unsigned long long bits = visible_keys(p, rows.batch, tile * A::KEYS);
-        return left < A::KEYS ? bits & ((1ull << (left < 0 ? 0 : left)) - 1) : bits;
+    auto fill = [&](int tile, unsigned long long seen) {
+        key_copier.begin(tile, keys_of(tile), seen);
+        value_copier.begin(tile, keys_of(tile) + A::TILE_ELEMENTS, seen);
     };
-    auto fill = [&](int tile, unsigned long long present) {
-        if (p.vectors) {
-            copier.copy(keys_of(tile), present);
-            return;
-        }
-        transfer.begin(CacheFill<A>{rows, keys_of(tile), A::KEY_LAYOUT, key_cache, tile, end_key});
-        transfer.begin(CacheFill<A>{rows, keys_of(tile) + A::TILE_ELEMENTS, A::VALUE_LAYOUT, value_cache, tile, end_key});
-    };
+    unsigned long long visible = KeyMask<A::KEYS>(rows, 0, end_key).bits();
     stage_queries<A>(rows, queries);
     copy_commit();
     if (count > 0) {
-        fill(0, present_in(0));
+        fill(0, visible);
     }
 #pragma unroll 1
     for (int tile = 0; tile < count; tile++) {
         T *keys = keys_of(tile), *values = keys + A::TILE_ELEMENTS;
         const int first_key = tile * A::KEYS;
-        const unsigned long long present = present_in(tile + 1);
+        const unsigned long long next = KeyMask<A::KEYS>(rows, first_key + A::KEYS, end_key).bits();
         copy_wait<0>();
         fence_products();
         sync_block();
         if (tile + 1 < count) {
-            fill(tile + 1, present);
+            fill(tile + 1, next);
         }
         typename A::Scores scores;
         A::score(scores, queries, keys);
-        weigh<A>(p, rows.batch, first_key, scores, mixed, state);
+        weigh<A>(p, first_key, visible, scores, mixed, state);
+        visible = next;
         if (first_partial < first_key + A::KEYS && p.causal) {
             set_apart<A>(values, first_key, first_partial, end_key, mixed, state);
             fence_products();

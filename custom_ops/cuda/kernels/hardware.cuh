@@ -87,15 +87,17 @@ DEVICE float load_coherent(const float *address) { return __ldcg(address); }
 DEVICE unsigned shared_address(const void *address) { return (unsigned)__cvta_generic_to_shared(address); }
 
 // Copies 16 bytes to shared memory, or writes zeros where `keep` is false; then `from` is not read. The bytes are there
-// for this thread after `copy_wait`, for others after a barrier behind that.
-DEVICE void copy_async(void *to, const void *from, bool keep) {
+// for this thread after `copy_wait`, for others after a barrier behind that. They go `offset` bytes behind `to`: where
+// that is a constant, it is part of the instruction.
+DEVICE void copy_async(void *to, const void *from, bool keep, int offset = 0) {
 #if __CUDA_ARCH__ >= 800
-    int bytes = keep ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
+    asm volatile("{\n.reg .pred zeros;\nsetp.eq.u32 zeros, %2, 0;\n"
+                 "cp.async.cg.shared.global [%0], [%1], 16, zeros;\n}" ::"r"(shared_address(to) + offset),
+                 "l"(from), "r"((unsigned)keep)
                  : "memory");
 #else
     Vector16 zero = {{0, 0, 0, 0}};
-    *(Vector16 *)to = keep ? *(const Vector16 *)from : zero;
+    *(Vector16 *)((char *)to + offset) = keep ? *(const Vector16 *)from : zero;
 #endif
 }
 

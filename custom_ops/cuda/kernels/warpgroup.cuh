@@ -78,13 +78,14 @@ struct Copier {
         T *to = left_factor + TileType::left_place(first_row(), run_in_row());
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            copy_async(to + i * ROW_STEP * TileType::LINE, rows[i], has_run && (present >> i & 1));
+            copy_async(to, rows[i], has_run && (present >> i & 1), i * ROW_STEP * TileType::LINE_BYTES);
             rows[i] += DEPTH;
         }
         to = right_factor + TileType::right_place(first_inner(), run_in_line());
 #pragma unroll
         for (int i = 0; i < INNERS; i++) {
-            copy_async(to + i * INNER_STEP * TileType::LINE, column, has_column && first_inner() + i * INNER_STEP < left);
+            copy_async(to, column, has_column && first_inner() + i * INNER_STEP < left,
+                       i * INNER_STEP * TileType::LINE_BYTES);
             column += INNER_STEP * stride;
         }
         left -= DEPTH;

@@ -259,6 +259,11 @@ impl AttendKernel {
         32 * self.row_warps * self.key_warps
     }
 
+    /// Blocks of one multiprocessor that registers must allow: with one row of tiles, bytes on their way are everything.
+    fn blocks(&self) -> usize {
+        if self.engine == Engine::Tensor && self.cuts_keys() && self.head < MAX_HEAD { 3 } else { 1 }
+    }
+
     /// Bytes of shared memory.
     pub(crate) fn shared_bytes(&self, element: Element) -> usize {
         let [pad, value_pad] = self.engine.padding(element);
@@ -285,8 +290,8 @@ impl AttendKernel {
             Engine::Wgmma => ("attend_warpgroups", format!("WarpgroupAttention<{engine_type}, {head}>")),
             _ => ("attend", format!("Attention<{engine_type}, {head}, {row_warps}, {key_warps}, {keys}>")),
         };
-        let (symbol, threads) = (self.symbol(), self.threads());
-        let _ = writeln!(text, "KERNEL({symbol}, {threads}, 1, {family}<{kind}>(p))");
+        let (symbol, threads, blocks) = (self.symbol(), self.threads(), self.blocks());
+        let _ = writeln!(text, "KERNEL({symbol}, {threads}, {blocks}, {family}<{kind}>(p))");
         let bytes = self.shared_bytes(element);
         let _ = writeln!(text, "static_assert({kind}::SHARED_BYTES == {bytes}, \"as the planner has it\");");
     }

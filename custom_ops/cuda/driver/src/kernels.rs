@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use moa_cuda::archive::Archive;
@@ -24,6 +25,10 @@ pub const OVERLAP_VARIABLE: &str = "MOA_CUDA_OVERLAP";
 /// Set to `1`, it lets large products of 16-bit tensors use warpgroup products ([`Options::wgmma`]) on a device of
 /// compute capability 9.0 whose machine code is in the archive. Not measured. Read when a kernel set is made.
 pub const WGMMA_VARIABLE: &str = "MOA_CUDA_WGMMA";
+
+/// Set to a number, plans are made as for a device of so many multiprocessors, so that small calls take the kernels of
+/// large ones: for checks of every kernel. Read when a plan is made.
+pub const MULTIPROCESSORS_VARIABLE: &str = "MOA_CUDA_MULTIPROCESSORS";
 
 /// What a device is, as its driver states it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -200,7 +205,8 @@ impl KernelSet {
     ///
     /// # Errors
     ///
-    /// Shapes that do not fit, that have no plan, or a plan that names a kernel which the archive lacks.
+    /// Shapes that do not fit, that have no plan, or a plan that names a kernel which the archive lacks;
+    /// [`MULTIPROCESSORS_VARIABLE`] is no number from 1 on.
     pub fn plan(
         self: &Arc<Self>,
         node: &Node,
@@ -212,7 +218,7 @@ impl KernelSet {
         let loaded = self.loaded(element)?;
         let options = Options { wgmma: options.wgmma || self.wgmma, ..options };
         let options = Options { wgmma: options.wgmma && loaded.has_wgmma, ..options };
-        let plan = node.plan(inputs, wanted, element, &self.facts.device, options)?;
+        let plan = node.plan(inputs, wanted, element, &planned_for(self.facts.device)?, options)?;
         let functions = plan.launches.iter().map(|launch| {
             let lacks = || Error::NoKernel { module: element.module(), kernel: launch.kernel.clone() };
             loaded.functions.get(&launch.kernel).copied().ok_or_else(lacks)
@@ -249,6 +255,19 @@ impl Drop for KernelSet {
     }
 }
 
+/// The device that plans are made for.
+fn planned_for(device: Device) -> Result<Device, Error> {
+    std::env::var_os(MULTIPROCESSORS_VARIABLE).map_or(Ok(device), |value| with_multiprocessors(device, &value))
+}
+
+fn with_multiprocessors(device: Device, value: &OsStr) -> Result<Device, Error> {
+    let number = value.to_str().and_then(|text| text.parse().ok()).filter(|number| *number > 0);
+    let multiprocessors = number.ok_or_else(|| {
+        Error::Argument(format!("{MULTIPROCESSORS_VARIABLE} must be a number from 1 on, found {}", value.display()))
+    })?;
+    Ok(Device { multiprocessors, ..device })
+}
+
 /// Facts of the device of the current context; `capability` replaces its own where that is older.
 fn facts(driver: &Driver, capability: Option<(u32, u32)>) -> Result<DeviceFacts, Error> {
     let device = driver.current_device()?;
@@ -270,4 +289,20 @@ fn facts(driver: &Driver, capability: Option<(u32, u32)>) -> Result<DeviceFacts,
         l2_bytes: ask(DeviceAttribute::L2Bytes)?,
         capability: own,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_of_multiprocessors_is_one_from_1_on() {
+        let device = Device { compute_capability: (9, 0), multiprocessors: 132, shared_bytes_per_block: 232_448 };
+        let planned = |text: &str| with_multiprocessors(device, text.as_ref()).map_err(|error| error.to_string());
+        assert_eq!(planned("7"), Ok(Device { multiprocessors: 7, ..device }));
+        for text in ["0", "-1", "", "one"] {
+            let expected = format!("MOA_CUDA_MULTIPROCESSORS must be a number from 1 on, found {text}");
+            assert_eq!(planned(text), Err(expected));
+        }
+    }
 }

@@ -1,0 +1,173 @@
+// The rows that attention reads: queries, and tiles of keys and values with their mask.
+#pragma once
+
+#include "memory.cuh"
+#include "project.cuh"
+
+// Where the rows of a tile come from and go to.
+struct QueryRows {
+    const Parameters &p;
+    int batch, head, first;
+
+    DEVICE bool exists(int row) const { return first + row < p.tokens * p.top_k; }
+    DEVICE int place(int row) const { return (first + row) / p.top_k; }
+
+    DEVICE size_t pair(int row) const { return (size_t)batch * p.tokens * p.top_k + first + row; }
+
+    // Row of `rows`, or a negative number for a token that is routed nowhere.
+    DEVICE long long source(int row) const {
+        const size_t own = pair(row);
+        const int expert = p.pair_experts[own];
+        const bool every_expert = p.row_mode == ALL_ROWS || p.row_mode == ROUTED_ROWS;
+        if (expert < 0 || !every_expert) {
+            return expert < 0 ? -1 : (long long)own;
+        }
+        return (long long)(own / p.top_k) * p.experts + expert;
+    }
+};
+
+template <class A>
+DEVICE void stage_queries(const QueryRows &rows, typename A::Element *to) {
+    typedef typename A::Element T;
+    const Parameters &p = rows.p;
+    stage_runs<A::ROWS * A::RUNS, A::THREADS, T>(p.vectors != 0, [&](int, int i, T *&target, const T *&from) {
+        int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH;
+        target = to + A::place(A::QUERY_LAYOUT, row, d);
+        long long source = rows.exists(row) ? rows.source(row) : -1;
+        int valid = source < 0 ? 0 : p.head - d;
+        from = (const T *)p.rows;
+        if (valid > 0) {
+            from += source * p.columns + rows.head * p.head + d;
+        }
+        return valid;
+    });
+}
+
+// The keys or the values of one batch row and head: the past, then the rows behind it.
+template <class T>
+struct Cache {
+    const T *past, *behind;
+    int past_rows, head;
+
+    DEVICE Cache(const QueryRows &rows, const void *past_cache, const void *cache, int cache_rows) {
+        const Parameters &p = rows.p;
+        const size_t pair = (size_t)rows.batch * p.kv_heads + rows.head;
+        past_rows = p.past;
+        head = p.head;
+        past = (const T *)past_cache + pair * p.past * p.head;
+        behind = (const T *)cache + ((pair + 1) * cache_rows - p.keys) * p.head;
+    }
+
+    DEVICE const T *row(int key) const { return (key < past_rows ? past : behind) + (long long)key * head; }
+};
+
+enum CachePart { CACHED_KEYS = 0, CACHED_VALUES = 1 };
+
+template <class T, CachePart PART>
+DEVICE Cache<T> cache_of(const QueryRows &rows) {
+    const Parameters &p = rows.p;
+    return PART == CACHED_KEYS ? Cache<T>(rows, p.past_key, p.key, p.key_rows)
+                               : Cache<T>(rows, p.past_value, p.value, p.value_rows);
+}
+
+// Copies tile after tile of keys or values to shared memory. A thread has the same run of some rows of every tile, so
+// that a copy is little more than its own instruction: addresses move from tile to tile. `begin` starts a copy, which
+// must be closed by `end`, with the same place, behind the next `copy_wait`.
+template <class A, CachePart PART, int LAYOUT>
+struct CacheCopier {
+    typedef typename A::Element T;
+    static constexpr int ROW_STEP = A::THREADS / A::RUNS, PASSES = A::KEYS / ROW_STEP;
+    static constexpr int APART = A::rows_apart(LAYOUT, ROW_STEP);
+    static constexpr bool HELD = A::Engine::HELD && PASSES <= 8;  // of more, registers would spill
+    static constexpr int UNROLL = HELD ? PASSES : PASSES > 8 ? 4 : 8;
+    static constexpr bool CARRIED = A::HEAD <= 128;  // else registers are full, and each tile computes its address
+    static_assert(A::THREADS % A::RUNS == 0 && A::KEYS % ROW_STEP == 0, "every thread copies as many rows");
+
+    const QueryRows &rows;
+    unsigned long long from;  // `address` of the next tile
+    Vector16 held[HELD ? PASSES : 1];
+
+    DEVICE static int row() { return thread_index() / A::RUNS; }
+    DEVICE static int run() { return thread_index() % A::RUNS * A::LENGTH; }
+
+    // Bytes from where a row behind the past would lie in the past to where it is.
+    DEVICE unsigned long long behind() const {
+        const Cache<T> cache = cache_of<T, PART>(rows);
+        return (unsigned long long)cache.behind - (unsigned long long)cache.past;
+    }
+
+    DEVICE CacheCopier(const QueryRows &of, int first_tile) : rows(of) {
+        from = CARRIED ? address(first_tile * A::KEYS) : 0;
+    }
+
+    // Of this thread's first run of a tile, as if the past did not end in it.
+    DEVICE unsigned long long address(int first) const {
+        const Cache<T> cache = cache_of<T, PART>(rows);
+        return (unsigned long long)(first < cache.past_rows ? cache.past : cache.behind) +
+               ((unsigned long long)(first + row()) * cache.head + run()) * sizeof(T);
+    }
+
+    // Copies tile `index`, the next one; bit `i` of `seen` says whether row `i` is more than zeros, which are not read.
+    DEVICE void begin(int index, T *tile, unsigned long long seen) {
+        const Parameters &p = rows.p;
+        const int first = index * A::KEYS;
+        const bool ends_past = first < p.past && first + A::KEYS >= p.past;
+        from = CARRIED ? from : address(first);
+        if (!p.vectors) {
+            copy_elements(first, tile, seen);
+        } else if (ends_past && first + A::KEYS > p.past) {
+            copy_runs<true>(first, tile, seen);
+        } else {
+            copy_runs<false>(first, tile, seen);
+        }
+        if (CARRIED) {
+            from += (unsigned long long)A::KEYS * p.head * sizeof(T) + (ends_past ? behind() : 0);
+        }
+        copy_commit();
+    }
+
+    // `CROSSES`: the past ends inside the tile.
+    template <bool CROSSES>
+    DEVICE void copy_runs(int first, T *tile, unsigned long long seen) {
+        const unsigned long long step = (unsigned long long)ROW_STEP * rows.p.head * sizeof(T);
+        const unsigned long long jump = CROSSES ? behind() : 0;
+        T *to = tile + A::place(LAYOUT, row(), run());
+        seen = run() < rows.p.head ? seen >> row() : 0;
+#pragma unroll (CROSSES && !HELD ? 1 : UNROLL)
+        for (int i = 0; i < PASSES; i++) {
+            const bool is_behind = CROSSES && first + row() + i * ROW_STEP >= rows.p.past;
+            const void *at = (const void *)(from + i * step + (is_behind ? jump : 0));
+            const bool exists = (seen >> i * ROW_STEP & 1) != 0;
+            if constexpr (HELD) {
+                const Vector16 zero = {{0, 0, 0, 0}};
+                held[i] = exists ? *(const Vector16 *)at : zero;
+            } else {
+                copy_async(to, at, exists, i * APART * (int)sizeof(T));
+            }
+        }
+    }
+
+    DEVICE void end(T *tile) {
+        if constexpr (HELD) {
+            T *to = tile + A::place(LAYOUT, row(), run());
+#pragma unroll
+            for (int i = 0; i < PASSES; i++) {
+                if (rows.p.vectors) {
+                    *(Vector16 *)(to + i * APART) = held[i];
+                }
+            }
+        }
+    }
+
+    // The same where addresses allow no vectors.
+    DEVICE void copy_elements(int first, T *tile, unsigned long long seen) {
+        const Cache<T> cache = cache_of<T, PART>(rows);
+        stage_runs<A::KEYS * A::RUNS, A::THREADS, T>(false, [&](int, int i, T *&to, const T *&source) {
+            int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH;
+            int valid = (seen >> row & 1) != 0 ? cache.head - d : 0;
+            to = tile + A::place(LAYOUT, row, d);
+            source = valid > 0 ? cache.row(first + row) + d : cache.past;
+            return valid;
+        });
+    }
+};
