@@ -1,5 +1,7 @@
 //! Why a backend could not load or run a model.
 
+use std::path::PathBuf;
+
 use super::EngineError;
 use crate::onnx::inline::InlineError;
 use crate::onnx::read::ReadError;
@@ -24,7 +26,7 @@ pub enum BackendErrorKind {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackendError {
-    /// A library was not found, or could not be loaded.
+    /// A library was not found.
     #[error("{what} not found; looked in {}", looked_in.join(", "))]
     RuntimeMissing {
         /// What is missing.
@@ -32,6 +34,18 @@ pub enum BackendError {
         /// Every place that was looked at.
         looked_in: Vec<String>,
         /// How to get it.
+        help: &'static str,
+    },
+    /// A library was found, and could not be loaded.
+    #[error("{what} at {} cannot be loaded: {why}", path.display())]
+    RuntimeUnusable {
+        /// What it should be.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the loader said.
+        why: String,
+        /// How to get one that can.
         help: &'static str,
     },
     /// A library was found, but it is too old for this program or for the model.
@@ -87,7 +101,9 @@ impl BackendError {
     /// Class of the error.
     pub const fn kind(&self) -> BackendErrorKind {
         match self {
-            Self::RuntimeMissing { .. } | Self::RuntimeTooOld { .. } => BackendErrorKind::Runtime,
+            Self::RuntimeMissing { .. } | Self::RuntimeUnusable { .. } | Self::RuntimeTooOld { .. } => {
+                BackendErrorKind::Runtime
+            }
             Self::Unsupported { .. } | Self::Inline(_) => BackendErrorKind::Unsupported,
             Self::Input { .. } => BackendErrorKind::Input,
             Self::Model(_) => BackendErrorKind::Model,
@@ -99,7 +115,10 @@ impl BackendError {
     /// Whether the runtime is not there, or cannot take this kind of model; anything else is a failure.
     pub const fn is_skip(&self) -> bool {
         match self {
-            Self::RuntimeMissing { .. } | Self::RuntimeTooOld { .. } | Self::Unsupported { .. } => true,
+            Self::RuntimeMissing { .. }
+            | Self::RuntimeUnusable { .. }
+            | Self::RuntimeTooOld { .. }
+            | Self::Unsupported { .. } => true,
             Self::Engine(error) => error.is_skip(),
             Self::Input { .. } | Self::Model(_) | Self::Inline(_) | Self::Failed { .. } => false,
         }
@@ -113,7 +132,7 @@ impl BackendError {
     /// What the user can do, where that is known.
     pub fn help(&self) -> Option<&'static str> {
         match self {
-            Self::RuntimeMissing { help, .. } => Some(*help),
+            Self::RuntimeMissing { help, .. } | Self::RuntimeUnusable { help, .. } => Some(*help),
             Self::RuntimeTooOld { .. } => Some("python3 -m pip install --upgrade onnxruntime, or set ORT_DYLIB_PATH"),
             Self::Unsupported { help, .. } => *help,
             Self::Model(error) => error.help(),

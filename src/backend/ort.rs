@@ -12,13 +12,16 @@ use ort::value::{DynValue, Tensor as OrtTensor, TensorElementType, TensorRef};
 use prost::Message;
 
 use super::guard::guarded;
-use super::libraries::{OPERATORS, OPERATORS_HELP, find_operator_library};
+use super::libraries::{OPERATORS, find_operator_library};
 use super::ort_runtime::{OrtRuntime, load_onnxruntime};
 use super::signature::Signature;
 use super::{Backend, BackendError, Bound, OrtOptions, Runner, operators};
 use crate::onnx::proto::ModelProto;
 use crate::onnx::read::{OnnxFile, ReadError, canonical_domain};
 use crate::tensor::{NamedTensors, Tensor, TensorData};
+
+const UNUSABLE_OPERATORS_HELP: &str = "give the libmoa_ort of this version of moa-export for this machine, or use the \
+    backend `ort-function`, which needs none";
 
 /// ONNX Runtime keeps the domains of custom operators in one table of the process and does not guard it: two
 /// sessions made at once may both find the domain missing, and one of them then fails.
@@ -77,10 +80,11 @@ impl OrtBackend {
                 .map_err(|error| self.failed("set the number of threads", &error))?;
         }
         if let Some(library) = library {
-            builder = builder.with_operator_library(library).map_err(|error| BackendError::RuntimeMissing {
+            builder = builder.with_operator_library(library).map_err(|error| BackendError::RuntimeUnusable {
                 what: OPERATORS,
-                looked_in: vec![format!("{} ({})", library.display(), error.message())],
-                help: OPERATORS_HELP,
+                path: library.to_owned(),
+                why: error.message().to_owned(),
+                help: UNUSABLE_OPERATORS_HELP,
             })?;
         }
         Ok(builder)

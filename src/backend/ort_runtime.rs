@@ -60,9 +60,10 @@ fn load(path: &Path) -> Result<OrtRuntime, BackendError> {
             let found = format!("at {} is no ONNX Runtime, or", path.display());
             BackendError::RuntimeTooOld { what: "the library", found, needed: needed() }
         }
-        error => BackendError::RuntimeMissing {
+        error => BackendError::RuntimeUnusable {
             what: RUNTIME,
-            looked_in: vec![format!("{} ({error})", path.display())],
+            path: path.to_owned(),
+            why: error.to_string(),
             help: RUNTIME_HELP,
         },
     })?;

@@ -56,6 +56,16 @@ pub enum CheckpointError {
         /// File names that would do.
         looked_for: String,
     },
+    /// A folder holds its weights only as a Python pickle.
+    #[error("{folder}: {found} is not supported (supported in a folder: {supported})")]
+    PickledModel {
+        /// The folder.
+        folder: String,
+        /// Name of the file that was found.
+        found: &'static str,
+        /// File names that would do.
+        supported: String,
+    },
     /// A folder holds several checkpoints.
     #[error("{folder}: holds several checkpoints: {found}")]
     SeveralModels {
@@ -197,9 +207,11 @@ impl CheckpointError {
             | Self::Changed { .. }
             | Self::NoModel { .. }
             | Self::NoConfig { .. } => ErrorKind::Io,
-            Self::FileKind { .. } | Self::UnknownDtype { .. } | Self::Unsupported { .. } | Self::NoModelKeys { .. } => {
-                ErrorKind::Unsupported
-            }
+            Self::PickledModel { .. }
+            | Self::FileKind { .. }
+            | Self::UnknownDtype { .. }
+            | Self::Unsupported { .. }
+            | Self::NoModelKeys { .. } => ErrorKind::Unsupported,
             Self::Limit { .. } => ErrorKind::Limit,
             Self::SeveralModels { .. }
             | Self::Size { .. }
@@ -218,7 +230,10 @@ impl CheckpointError {
         let help = match self {
             Self::NotAFile { .. } => "give a .safetensors file, a .pt file or a Hugging Face folder",
             Self::Changed { .. } => "wait until nothing writes to the checkpoint, then try again",
-            Self::NoModel { .. } => "give the .safetensors file itself",
+            Self::NoModel { .. } => "give a folder that holds one of them, or the .safetensors file itself",
+            Self::PickledModel { .. } => {
+                "convert it to safetensors: load the model with transformers and call save_pretrained(FOLDER)"
+            }
             Self::SeveralModels { .. } => "give the .safetensors file itself, or keep only one of them in the folder",
             Self::NoConfig { .. } => "put config.json beside the checkpoint, or name it with --config FILE",
             Self::FileKind { found, .. } => return super::file_kind::help(found),

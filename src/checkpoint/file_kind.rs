@@ -54,6 +54,11 @@ pub(super) fn is_zip(prefix: &[u8]) -> bool {
     prefix.starts_with(b"PK\x03\x04")
 }
 
+/// Whether a file may be a safetensors file: an object of JSON after its length.
+pub(super) fn is_safetensors(prefix: &[u8]) -> bool {
+    prefix.get(8) == Some(&b'{')
+}
+
 /// Whether the start of a zip archive names the pickle of a PyTorch file.
 pub(super) fn names_pickle(prefix: &[u8]) -> bool {
     prefix.windows(8).any(|window| window == b"data.pkl")

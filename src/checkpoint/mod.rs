@@ -92,6 +92,8 @@ pub fn read_config(path: &Path) -> Result<Config, CheckpointError> {
 const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+/// What transformers wrote before there was safetensors.
+const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 
 /// The tensors and the configuration of one trained model.
 #[derive(Debug)]
@@ -114,6 +116,10 @@ impl Checkpoint {
         let origin = shown(path);
         let (folder, tensors) = match Location::of(path)? {
             Location::Single(file) if torch::is_archive(&file)? => return Self::open_torch(origin, &file, config),
+            Location::Single(file) if torch::is_unknown(&file)? => {
+                let problem = "neither a zip archive nor a pickle, as torch.save writes them".into();
+                return Err(CheckpointError::Archive { file: origin, problem });
+            }
             Location::Single(file) => (file.parent().map(Path::to_path_buf), Tensors::of_file(&file)?),
             Location::Sharded(folder) => (Some(folder.clone()), Tensors::of_folder(&folder)?),
         };
@@ -184,8 +190,11 @@ impl Location {
                 Err(CheckpointError::SeveralModels { folder: shown(path), found })
             }
             (false, false) => {
-                let looked_for = format!("{SINGLE}, {INDEX}");
-                Err(CheckpointError::NoModel { folder: shown(path), looked_for })
+                let (folder, looked_for) = (shown(path), format!("{SINGLE}, {INDEX}"));
+                Err(match PICKLED.into_iter().find(|name| holds(name)) {
+                    Some(found) => CheckpointError::PickledModel { folder, found, supported: looked_for },
+                    None => CheckpointError::NoModel { folder, looked_for },
+                })
             }
         }
     }

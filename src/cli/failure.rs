@@ -9,7 +9,7 @@ use crate::{
     checkpoint::{CheckpointError, ErrorKind},
     engine::{ChoiceError, LockError, PrepareError, ProfileError},
     export::{ExportError, OPSETS, VocabularyError},
-    latency::LatencyError,
+    latency::{LatencyError, PAST},
     onnx::{EncodeError, ReadError, WriteError, read::ReadErrorKind},
     parity::{AuditError, VerifyError},
     tensor_file::TensorFileError,
@@ -297,9 +297,12 @@ impl From<GenerateError> for Failure {
                             moa-export writes: both decode step by step with caches";
                 Self::new(UNSUPPORTED, 24, message, Some(help))
             }
+            GenerateError::Vocabulary { .. } => {
+                let help = "put the dictionary of this model there, or export again with --dict FILE";
+                Self::new(MALFORMED, 22, message, Some(help))
+            }
             GenerateError::Option(_) => Self::new(USAGE, 25, message, None),
             GenerateError::TooLong { .. } => Self::new(MALFORMED, 26, message, Some("split the line")),
-            GenerateError::EmptyPrompt { .. } => Self::new(MALFORMED, 29, message, Some("give at least one token")),
             GenerateError::TokenId { .. } => {
                 Self::new(MALFORMED, 29, message, Some("give ids of the tokenizer that the model was trained with"))
             }
@@ -364,11 +367,18 @@ impl From<ProfileError> for Failure {
         let help = match &error {
             ProfileError::Unknown { open, .. } => Some(format!("the model leaves open: {}", open.join(", "))),
             ProfileError::Shapes { inputs, .. } => Some(format!("the model's inputs: {inputs}")),
+            ProfileError::Missing { names } => Some(format!("add{}", sizes_of(names))),
             _ => None,
         };
         let failure = Self::from(EngineError::from(error));
         Self { help: help.or(failure.help), ..failure }
     }
+}
+
+/// An option for each dimension; only keys and values of the past may be of none.
+fn sizes_of(names: &[String]) -> String {
+    let least = |name: &str| if name == PAST { "0" } else { "MIN" };
+    names.iter().map(|name| format!(" --dim {name}={}:OPT:MAX", least(name))).collect()
 }
 
 impl From<TensorFileError> for Failure {

@@ -41,6 +41,11 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     if !arguments.folder.exists() {
         return Err(GenerateError::Missing { path: arguments.folder.clone() }.into());
     }
+    if !arguments.folder.is_dir() {
+        let parent = arguments.folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let help = format!("give the folder that holds it: {}", parent.unwrap_or(Path::new(".")).display());
+        return Err(Failure::usage(format!("{} is no folder", arguments.folder.display()), Some(&help)));
+    }
     if holds_causal_lm(&arguments.folder) {
         return generate_text::run(arguments);
     }

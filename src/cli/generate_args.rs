@@ -8,7 +8,8 @@ use clap::{Args, ValueEnum};
 pub(super) struct GenerateArguments {
     /// Folder that `moa-export CHECKPOINT -o OUT` wrote, with the vocabulary or tokenizer beside the graphs
     pub(super) folder: PathBuf,
-    /// What to translate or continue: the lines of a file, of stdin (`-`), or else the text itself
+    /// What to translate or continue: the lines of a file, of stdin (`-`), or else the text itself; a blank line gives an
+    /// empty one
     #[arg(long, value_name = "TEXT|FILE|-", allow_hyphen_values = true)]
     pub(super) input: String,
     /// Most lines that are decoded together
@@ -92,7 +93,7 @@ pub(super) struct TextArguments {
     /// Draw tokens, logits divided by X; 0 takes the most probable one [default: 0, or 1 with --top-k or --top-p]
     #[arg(long, value_name = "X")]
     pub(super) temperature: Option<f64>,
-    /// Draw from the K most probable tokens
+    /// Draw from the K most probable tokens; 0 is all of them
     #[arg(long, value_name = "K")]
     pub(super) top_k: Option<usize>,
     /// Draw from as few of the most probable tokens as reach the probability P together

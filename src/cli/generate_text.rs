@@ -10,6 +10,7 @@ use super::{
     generate::{catch_interrupt, input, runtime},
     generate_args::{GenerateArguments, TextArguments},
     print_result, progress,
+    tensorrt_args::note,
 };
 use crate::generate::{
     Continuation, Finish, GenerateError, Prompt, SamplingOptions, TextGenerator, TextGeneratorOptions,
@@ -44,10 +45,12 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     let mut generator = TextGenerator::open(&arguments.folder, options)?;
     catch_interrupt(&interrupted)?;
     let streamed = !arguments.json && prompts.len() == 1;
+    let mut tally = Tally { most: arguments.text.options().max_new, ..Tally::default() };
     let outcome = match streamed {
-        true => stream(&mut generator, &prompts, &arguments.text),
-        false => collect(&mut generator, &prompts, arguments),
+        true => stream(&mut generator, &prompts, &arguments.text, &mut tally),
+        false => collect(&mut generator, &prompts, arguments, &mut tally),
     };
+    tally.report(generator.context());
     match outcome {
         Err(Stopped::Generate(GenerateError::Interrupted)) => {
             Err(Failure::interrupted("interrupted before the last prompt was continued".into()))
@@ -55,6 +58,33 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
         Err(Stopped::Generate(error)) => Err(error.into()),
         Err(Stopped::Print(failure)) => Err(failure),
         Ok(()) => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Prompts that were continued by less than was asked for.
+#[derive(Debug, Default)]
+struct Tally {
+    most: usize,
+    blank: usize,
+    cut: usize,
+}
+
+impl Tally {
+    fn add(&mut self, found: &[Continuation]) {
+        let count = |is: &dyn Fn(&Continuation) -> bool| found.iter().filter(|one| is(one)).count();
+        self.blank += count(&|one| one.finish == Finish::Blank);
+        self.cut += count(&|one| one.finish == Finish::Length && one.tokens.len() < self.most);
+    }
+
+    fn report(&self, context: Option<usize>) {
+        let prompts = |count: usize| if count == 1 { "1 prompt".to_owned() } else { format!("{count} prompts") };
+        if self.blank > 0 {
+            note(&format!("{} without a token: nothing follows a blank line", prompts(self.blank)));
+        }
+        if let (1.., Some(context)) = (self.cut, context) {
+            let (prompts, most) = (prompts(self.cut), self.most);
+            note(&format!("{prompts} ended at the last of the model's {context} positions, before {most} new tokens"));
+        }
     }
 }
 
@@ -84,7 +114,12 @@ fn token_ids(line: &str) -> Result<Vec<i64>, String> {
 }
 
 /// Prints the only continuation while it is computed.
-fn stream(generator: &mut TextGenerator, prompts: &[Prompt], arguments: &TextArguments) -> Result<(), Stopped> {
+fn stream(
+    generator: &mut TextGenerator,
+    prompts: &[Prompt],
+    arguments: &TextArguments,
+    tally: &mut Tally,
+) -> Result<(), Stopped> {
     let mut printed = Ok(());
     let mut between = "";
     let outcome = generator.generate_streaming(prompts, &arguments.options(), &mut |new| {
@@ -101,23 +136,35 @@ fn stream(generator: &mut TextGenerator, prompts: &[Prompt], arguments: &TextArg
         printed = printed.and_then(|()| print_result("\n"));
     }
     printed.map_err(Stopped::Print)?;
-    outcome.map(drop).map_err(Stopped::Generate)
+    outcome.map(|found| tally.add(&found)).map_err(Stopped::Generate)
 }
 
-/// Prints all continuations in the order of the prompts.
-fn collect(generator: &mut TextGenerator, prompts: &[Prompt], arguments: &GenerateArguments) -> Result<(), Stopped> {
+/// Prints all continuations batch by batch, in the order of the prompts.
+fn collect(
+    generator: &mut TextGenerator,
+    prompts: &[Prompt],
+    arguments: &GenerateArguments,
+    tally: &mut Tally,
+) -> Result<(), Stopped> {
     let progress = progress::tokens();
-    let found = generator.generate_streaming(prompts, &arguments.text.options(), &mut |_| progress.inc(1));
-    drop(progress);
-    let found = found.map_err(Stopped::Generate)?;
-    let mut text = String::new();
-    for (index, (prompt, continuation)) in prompts.iter().zip(&found).enumerate() {
-        match arguments.json {
-            true => text.push_str(&json(index + 1, prompt, continuation)),
-            false => text.push_str(&plain(continuation, arguments.text.token_ids)),
+    let mut numbered = (1..).zip(prompts);
+    let mut printed = Ok(());
+    let mut print = |found: Vec<Continuation>| {
+        tally.add(&found);
+        let text = found.iter().zip(numbered.by_ref()).map(|(continuation, (number, prompt))| match arguments.json {
+            true => json(number, prompt, continuation),
+            false => plain(continuation, arguments.text.token_ids),
+        });
+        let text: String = text.collect();
+        if printed.is_ok() {
+            printed = progress.suspend(|| print_result(&text));
         }
-    }
-    print_result(&text).map_err(Stopped::Print)
+    };
+    let options = arguments.text.options();
+    let outcome = generator.generate_batches(prompts, &options, &mut |_| progress.inc(1), &mut print);
+    drop(progress);
+    printed.map_err(Stopped::Print)?;
+    outcome.map_err(Stopped::Generate)
 }
 
 fn plain(continuation: &Continuation, token_ids: bool) -> String {
@@ -142,6 +189,7 @@ fn json(number: usize, prompt: &Prompt, continuation: &Continuation) -> String {
         "finish": match continuation.finish {
             Finish::Eos => "eos",
             Finish::Length => "length",
+            Finish::Blank => "blank",
         },
     });
     format!("{value}\n")

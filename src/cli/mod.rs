@@ -35,7 +35,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use clap::{CommandFactory, Parser, error::ErrorKind};
+use clap::{CommandFactory, FromArgMatches, error::ErrorKind};
 
 use args::{Arguments, Command};
 use failure::Failure;
@@ -50,7 +50,8 @@ pub fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| {
         *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = panic.to_string();
     }));
-    let arguments = match Arguments::try_parse() {
+    let matches = with_negative_numbers(Arguments::command()).try_get_matches();
+    let arguments = match matches.and_then(|matches| Arguments::from_arg_matches(&matches)) {
         Ok(arguments) => arguments,
         Err(error) => return usage(&error),
     };
@@ -64,6 +65,15 @@ pub fn main() -> ExitCode {
             failure.exit_code()
         }
     }
+}
+
+/// A number below zero is the value of an option, whose range is checked, and no option of its own.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let option = |argument: clap::Arg| match argument.get_action().takes_values() && !argument.is_positional() {
+        true => argument.allow_negative_numbers(true),
+        false => argument,
+    };
+    command.mut_args(option).mut_subcommands(with_negative_numbers)
 }
 
 /// What a mistyped command may have meant.

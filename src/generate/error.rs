@@ -28,6 +28,16 @@ pub enum GenerateError {
         /// What is wrong with it.
         what: String,
     },
+    /// A dictionary beside the graphs is not that of the model.
+    #[error("{}: {symbols} symbols with the four special ones; the model chooses from {outputs}", .path.display())]
+    Vocabulary {
+        /// The dictionary.
+        path: PathBuf,
+        /// Its symbols.
+        symbols: usize,
+        /// Symbols of the model.
+        outputs: usize,
+    },
     /// The runtime is missing or failed.
     #[error(transparent)]
     Backend(#[from] BackendError),
@@ -43,12 +53,6 @@ pub enum GenerateError {
         tokens: usize,
         /// Positions of the model.
         limit: usize,
-    },
-    /// A prompt has no tokens.
-    #[error("prompt {prompt} has no tokens")]
-    EmptyPrompt {
-        /// Number of the prompt, from 1.
-        prompt: usize,
     },
     /// A prompt has a token that the model does not know.
     #[error("prompt {prompt}: token {id} is none of the model's {vocabulary}")]

@@ -53,6 +53,9 @@ impl SearchOptions {
         if !(self.max_len_a.is_finite() && self.max_len_a >= 0.0) {
             return Some(format!("max-len-a {}: it must be 0 or more", self.max_len_a));
         }
+        if self.max_len_a == 0.0 && self.min_len > self.max_len_b {
+            return Some(format!("min-len {}: more than max-len-b, {}", self.min_len, self.max_len_b));
+        }
         None
     }
 

@@ -61,6 +61,8 @@ pub enum Finish {
     Eos,
     /// At the most new tokens, or at the model's last position.
     Length,
+    /// Before the first token: the prompt is blank or has no tokens.
+    Blank,
 }
 
 /// What follows a prompt.
@@ -173,11 +175,17 @@ impl TextGenerator {
         self.caches.shared()
     }
 
-    /// Continues every prompt; the results are in their order.
+    /// Most tokens of a prompt and its continuation, where the folder says so.
+    pub const fn context(&self) -> Option<usize> {
+        self.context
+    }
+
+    /// Continues every prompt; the results are in their order. A blank text, or one without tokens, is continued by
+    /// nothing.
     ///
     /// # Errors
     ///
-    /// Where an option is out of its range, a prompt has no tokens, an unknown one or too many, or the runtime fails.
+    /// Where an option is out of its range, a prompt has an unknown token or too many, or the runtime fails.
     pub fn generate(
         &mut self,
         prompts: &[Prompt],
@@ -197,21 +205,38 @@ impl TextGenerator {
         options: &SamplingOptions,
         sink: &mut dyn FnMut(NewToken<'_>),
     ) -> Result<Vec<Continuation>, GenerateError> {
+        let mut results = Vec::with_capacity(prompts.len());
+        self.generate_batches(prompts, options, sink, &mut |batch| results.extend(batch))?;
+        Ok(results)
+    }
+
+    /// [`Self::generate_streaming`], which hands over the results batch by batch, so that those before an error are there.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::generate`].
+    pub fn generate_batches(
+        &mut self,
+        prompts: &[Prompt],
+        options: &SamplingOptions,
+        sink: &mut dyn FnMut(NewToken<'_>),
+        finished: &mut dyn FnMut(Vec<Continuation>),
+    ) -> Result<(), GenerateError> {
         if let Some(fault) = options.fault() {
             return Err(GenerateError::Option(fault));
         }
         let rows = prompts.iter().enumerate().map(|(index, prompt)| self.row(index, prompt, options));
         let mut rows: Vec<_> = rows.collect::<Result<_, _>>()?;
-        let mut results = Vec::with_capacity(rows.len());
         while !rows.is_empty() {
             let rest = rows.split_off(rows.len().min(self.batch));
-            results.extend(self.run_batch(std::mem::replace(&mut rows, rest), options, sink)?);
+            finished(self.run_batch(std::mem::replace(&mut rows, rest), options, sink)?);
         }
-        Ok(results)
+        Ok(())
     }
 
     fn row(&self, index: usize, prompt: &Prompt, options: &SamplingOptions) -> Result<Row, GenerateError> {
         let ids = match (prompt, &self.tokenizer) {
+            (Prompt::Text(text), _) if text.trim().is_empty() => Vec::new(),
             (Prompt::Tokens(ids), _) => ids.clone(),
             (Prompt::Text(text), Some(tokenizer)) => tokenizer.encode(text)?,
             (Prompt::Text(_), None) => {
@@ -219,9 +244,6 @@ impl TextGenerator {
             }
         };
         let prompt = index + 1;
-        if ids.is_empty() {
-            return Err(GenerateError::EmptyPrompt { prompt });
-        }
         let vocabulary = self.vocabulary.unwrap_or(usize::MAX);
         if let Some(id) = ids.iter().find(|id| !usize::try_from(**id).is_ok_and(|id| id < vocabulary)) {
             return Err(GenerateError::TokenId { prompt, id: *id, vocabulary });
@@ -230,6 +252,7 @@ impl TextGenerator {
         if ids.len() >= limit {
             return Err(GenerateError::LongPrompt { prompt, tokens: ids.len(), limit });
         }
+        let finish = ids.is_empty().then_some(Finish::Blank);
         Ok(Row {
             prompt: index,
             prompt_tokens: ids.len(),
@@ -240,7 +263,7 @@ impl TextGenerator {
             tokens: Vec::new(),
             random: Random::of_prompt(options.seed, index),
             text: String::new(),
-            finish: None,
+            finish,
         })
     }
 
@@ -250,11 +273,15 @@ impl TextGenerator {
         options: &SamplingOptions,
         sink: &mut dyn FnMut(NewToken<'_>),
     ) -> Result<Vec<Continuation>, GenerateError> {
+        let mut done = Vec::with_capacity(rows.len());
+        done.extend(rows.extract_if(.., |row| row.finish.is_some()));
+        if rows.is_empty() {
+            return Ok(self.continuations(done));
+        }
         let length = rows.iter().map(|row| row.next.len()).max().unwrap_or_default();
         rows.iter_mut().for_each(|row| row.pad(length, self.pad));
         let most = length + rows.iter().map(|row| row.most).max().unwrap_or_default();
         let mut caches = Caches::new(&self.session, &self.caches, rows.len(), most)?;
-        let mut done = Vec::with_capacity(rows.len());
         while !rows.is_empty() {
             if self.interrupted.load(Ordering::Relaxed) {
                 return Err(GenerateError::Interrupted);
@@ -270,6 +297,11 @@ impl TextGenerator {
                 }
             }
         }
+        Ok(self.continuations(done))
+    }
+
+    /// In the order of the prompts.
+    fn continuations(&self, mut done: Vec<Row>) -> Vec<Continuation> {
         done.sort_by_key(|row| row.prompt);
         let with_text = self.has_tokenizer();
         let continuation = |row: Row| Continuation {
@@ -278,7 +310,7 @@ impl TextGenerator {
             finish: row.finish.unwrap_or(Finish::Length),
             prompt_tokens: row.prompt_tokens,
         };
-        Ok(done.into_iter().map(continuation).collect())
+        done.into_iter().map(continuation).collect()
     }
 
     /// Logits, then keys and values that are no shared buffers.

@@ -99,7 +99,7 @@ impl Translator {
         let graphs = Graphs::read(folder)?;
         let config = GenerationConfig::read(folder)?;
         let tokenizer = Tokenizer::read(folder, &config)?;
-        check_vocabulary(&graphs, &config, &tokenizer)?;
+        check_vocabulary(folder, &graphs, &config, &tokenizer)?;
         let recording = options.profile.then(OrtTrace::begin).transpose()?;
         let load = |model: &OnnxFile, outputs, profile: Option<&Path>| {
             OrtSession::load(model, outputs, options.operators, options.runtime.clone(), profile)
@@ -166,11 +166,17 @@ impl Translator {
         if let Some(fault) = options.fault() {
             return Err(GenerateError::Option(fault));
         }
-        let Some(limit) = self.config.max_source_positions else { return Ok(()) };
+        let limit = self.config.max_source_positions.unwrap_or(usize::MAX);
         for (line, text) in (first..).zip(lines) {
             let tokens = self.tokenizer.encode(text.as_ref()).len() + 1;
             if tokens > limit {
                 return Err(GenerateError::TooLong { line, tokens, limit });
+            }
+            let most = options.max_len(tokens, self.config.max_target_positions);
+            if tokens > 1 && options.min_len > most {
+                let min_len = options.min_len;
+                let fault = format!("min-len {min_len}: line {line} may have at most {most} tokens before the end");
+                return Err(GenerateError::Option(fault));
             }
         }
         Ok(())
@@ -281,16 +287,20 @@ impl Translator {
 }
 
 /// Dictionaries, start symbol and graph must agree.
-fn check_vocabulary(graphs: &Graphs, config: &GenerationConfig, tokenizer: &Tokenizer) -> Result<(), GenerateError> {
+fn check_vocabulary(
+    folder: &Path,
+    graphs: &Graphs,
+    config: &GenerationConfig,
+    tokenizer: &Tokenizer,
+) -> Result<(), GenerateError> {
     let symbols = tokenizer.target().len();
-    let refused = |what| Err(GenerateError::Graph { path: graphs.decoder.path().to_owned(), what });
     if let Some(outputs) = graphs.vocabulary.filter(|outputs| *outputs != symbols) {
-        let name = &config.target_dictionary;
-        return refused(format!("it chooses from {outputs} symbols, and {name} has {symbols}"));
+        return Err(GenerateError::Vocabulary { path: folder.join(&config.target_dictionary), symbols, outputs });
     }
     let start = config.decoder_start();
     if !usize::try_from(start).is_ok_and(|start| start < symbols) {
-        return refused(format!("decoder_start_token_id {start} is none of its {symbols} symbols"));
+        let what = format!("decoder_start_token_id {start} is none of its {symbols} symbols");
+        return Err(GenerateError::Graph { path: graphs.decoder.path().to_owned(), what });
     }
     Ok(())
 }

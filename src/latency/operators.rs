@@ -55,14 +55,16 @@ pub(super) fn record(
         session.run()?;
     }
     let runs = trace.nodes(&session.end_profiling()?)?;
-    Ok((calls, fold_calls(&runs, WARM_UP_CALLS + calls)))
+    let nodes = file.graph().into_iter().flat_map(|graph| &graph.node).filter(|node| node.domain.is_empty());
+    let alone: Vec<&str> = nodes.map(|node| node.name.as_str()).filter(|name| !name.contains('/')).collect();
+    Ok((calls, fold_calls(&runs, WARM_UP_CALLS + calls, &alone)))
 }
 
 /// Folds the nodes of `calls` equal calls: of every node the median over the calls after the warm-up, so that one
 /// interruption weighs nothing.
 #[cfg(feature = "ort")]
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-fn fold_calls(runs: &[crate::backend::NodeRun], calls: usize) -> Vec<NodeTime> {
+fn fold_calls(runs: &[crate::backend::NodeRun], calls: usize, alone: &[&str]) -> Vec<NodeTime> {
     let nodes = runs.len() / calls.max(1);
     let measured = &runs[nodes * WARM_UP_CALLS.min(calls)..nodes * calls];
     let times = (0..nodes).map(|node| {
@@ -70,16 +72,17 @@ fn fold_calls(runs: &[crate::backend::NodeRun], calls: usize) -> Vec<NodeTime> {
         let time = super::median(&times).unwrap_or_default().round() as u64;
         (measured[node].node.as_str(), measured[node].operator.as_str(), time)
     });
-    fold(times, 1)
+    fold(times, 1, alone)
 }
 
-/// Sums up nodes by module and operator, in the order in which they come first.
+/// Sums up nodes by module and operator, in the order in which they come first. `alone` names the nodes of the graph that
+/// belong to no module, to whose names the runtime adds a slash and more where it fuses them with others.
 #[allow(clippy::cast_precision_loss)]
-pub fn fold<'a>(runs: impl Iterator<Item = (&'a str, &'a str, u64)>, calls: usize) -> Vec<NodeTime> {
+pub fn fold<'a>(runs: impl Iterator<Item = (&'a str, &'a str, u64)>, calls: usize, alone: &[&str]) -> Vec<NodeTime> {
     let mut folded: Vec<NodeTime> = Vec::new();
     let calls = calls.max(1) as f64;
     for (node, operator, time) in runs {
-        let module = module_of(node, operator);
+        let module = module_of(node, operator, alone);
         let known = folded.iter_mut().find(|known| known.module == module && known.operator == operator);
         let entry = match known {
             Some(entry) => entry,
@@ -97,9 +100,10 @@ pub fn fold<'a>(runs: impl Iterator<Item = (&'a str, &'a str, u64)>, calls: usiz
 }
 
 /// What stands before the first slash; a node of ours is named as its module.
-fn module_of(node: &str, operator: &str) -> String {
+fn module_of(node: &str, operator: &str, alone: &[&str]) -> String {
     match node.split_once('/') {
-        Some((module, _)) => module.to_owned(),
+        Some((module, _)) if !alone.contains(&module) => module.to_owned(),
+        Some(_) => String::new(),
         None if moa_schema::OPERATORS.iter().any(|ours| ours.name == operator) => node.to_owned(),
         None => String::new(),
     }
@@ -149,8 +153,9 @@ mod tests {
             ("e.layers.0/MatMul", "MatMul", 10),
             ("e.layers.0/MatMul_1/Fused/", "MatMul", 20),
             ("Cast", "Cast", 4),
+            ("Mul_1/SimplifiedLayerNormFusion/", "SimplifiedLayerNormalization", 6),
         ];
-        let folded = fold(runs.into_iter().chain(runs), 2);
+        let folded = fold(runs.into_iter().chain(runs), 2, &["Cast", "Mul_1"]);
         let texts: Vec<_> = folded
             .iter()
             .map(|node| (node.layer.as_str(), node.module.as_str(), node.operator.as_str(), node.nodes, node.time))
@@ -161,6 +166,7 @@ mod tests {
                 ("e.layers.0", "e.layers.0.attn", "MoASelfAttention", 1.0, 100.0),
                 ("e.layers.0", "e.layers.0", "MatMul", 2.0, 30.0),
                 ("", "", "Cast", 1.0, 4.0),
+                ("", "", "SimplifiedLayerNormalization", 1.0, 6.0),
             ]
         );
     }

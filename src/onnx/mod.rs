@@ -3,6 +3,7 @@
 mod encode;
 mod encoded;
 pub mod inline;
+mod leftovers;
 pub mod proto;
 pub mod read;
 mod write;

@@ -1,7 +1,8 @@
 //! Files that appear whole or not at all.
 //!
 //! Every file is written beside its final place, flushed to the disk, and moved there by one rename. A new
-//! folder is filled under another name and renamed as a whole.
+//! folder is filled under another name and renamed as a whole. What a killed process has left of both where the next one
+//! writes, that one removes.
 
 use std::{
     fs, io,
@@ -10,10 +11,7 @@ use std::{
 
 use tempfile::{Builder, NamedTempFile, TempDir};
 
-/// What the names of this process's temporary files and folders start with.
-fn temporary_prefix() -> String {
-    format!(".moa-export-{}-", std::process::id())
-}
+use super::leftovers;
 
 /// What an export to one place may leave behind where it is not let finish.
 #[derive(Debug)]
@@ -31,7 +29,7 @@ impl Unfinished {
 
     /// Removes what this process has begun to write and not finished; for a program that is told to end at once.
     pub fn remove(&self) {
-        let prefix = temporary_prefix();
+        let prefix = leftovers::prefix();
         for folder in [self.out.as_path(), parent_of(&self.out)] {
             let entries = fs::read_dir(folder).into_iter().flatten().flatten();
             for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix)) {
@@ -157,9 +155,14 @@ impl Staging {
             Ok(found) if !found.is_dir() => {
                 return Err(WriteError::WrongKind { path: folder.into(), expected: "a folder" });
             }
-            Ok(_) => names.iter().try_for_each(|name| staging.check_target(&staging.target(name)))?,
+            Ok(_) => {
+                names.iter().try_for_each(|name| staging.check_target(&staging.target(name)))?;
+                leftovers::remove(folder);
+                leftovers::remove(parent_of(folder));
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 staging.parents = NewFolders::make(parent_of(folder)).map_err(WriteError::io(folder))?;
+                leftovers::remove(parent_of(folder));
                 staging.new_folder = Some(temporary_folder(folder)?);
             }
             Err(error) => return Err(WriteError::io(folder)(error)),
@@ -274,12 +277,17 @@ fn with_mode<'a>(builder: &'a mut Builder<'a, 'a>, _mode: u32) -> &'a mut Builde
 }
 
 fn temporary_file(folder: &Path) -> io::Result<NamedTempFile> {
-    with_mode(Builder::new().prefix(&temporary_prefix()), 0o666).tempfile_in(folder)
+    let prefix = leftovers::prefix();
+    let mut builder = Builder::new();
+    with_mode(builder.prefix(&prefix).rand_bytes(leftovers::RANDOM), 0o666).tempfile_in(folder)
 }
 
 fn temporary_folder(folder: &Path) -> Result<TempDir, WriteError> {
     let parent = parent_of(folder);
-    with_mode(Builder::new().prefix(&temporary_prefix()), 0o777).tempdir_in(parent).map_err(WriteError::io(folder))
+    let prefix = leftovers::prefix();
+    let mut builder = Builder::new();
+    let builder = with_mode(builder.prefix(&prefix).rand_bytes(leftovers::RANDOM), 0o777);
+    builder.tempdir_in(parent).map_err(WriteError::io(folder))
 }
 
 #[cfg(unix)]

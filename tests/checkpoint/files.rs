@@ -234,7 +234,7 @@ fn header_starts_with_a_brace_and_ends_with_spaces() {
 #[test]
 fn other_files_are_named_by_content() {
     let cases: [(&[u8], &str); 11] = [
-        (b"PK\x03\x04\x14\0\0\0\0\0 weights.npy", "a zip archive"),
+        (b"PK\x03\x04\x14\0\0\0\0\0 weights.npy and as many bytes as an archive has", "a zip archive"),
         (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", "a Python pickle"),
         (b"\x80\x04\x95\x10\0\0\0\0\0\0\0}", "a Python pickle"),
         (b"GGUF\x03\0\0\0\x01\0\0\0\0\0\0\0", "a GGUF model"),

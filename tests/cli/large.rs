@@ -9,6 +9,7 @@ use std::{
 };
 
 use crate::{
+    model::Model,
     scene::{Outcome, Scene},
     synthesize::{Request, Sizes, write},
 };
@@ -122,6 +123,28 @@ fn an_export_that_is_told_to_end_keeps_what_it_would_replace() {
     export.outcome(&scene, is_whole).assert_refused(line, 130, &[]);
     assert_eq!(scene.names("out"), names);
     assert_eq!(names.map(|name| scene.read(&format!("out/{name}"))), names.map(|name| name.as_bytes().to_vec()));
+}
+
+/// A killed program removes nothing; the next one does, where it writes.
+#[test]
+fn what_a_killed_export_leaves_goes_with_the_next_one() {
+    let scene = scene(true);
+    Model::layer().write(&scene.path("small"));
+    assert_eq!(Interrupted::outcome_of_new(&scene, &["KILL"], 1 << 20).code, None);
+    let prepare = || {
+        let _ = fs::remove_dir_all(scene.path("out"));
+        fs::create_dir(scene.path("out")).unwrap();
+    };
+    let line = "ck -o out --external-data always";
+    let export = Interrupted { line, signals: &["KILL"], written: ("out", 1 << 20), prepare: &prepare };
+    assert_eq!(export.outcome(&scene, || scene.path("out/model.onnx.data").exists()).code, None);
+    assert!(!scene.names("new/deeper").is_empty() && !scene.names("out").is_empty());
+    scene.accepts("small -o new/deeper/out");
+    scene.accepts("small -o out");
+    assert_eq!(
+        (scene.names("new/deeper"), scene.names("out")),
+        (vec!["out".to_owned()], vec!["model.onnx".to_owned()])
+    );
 }
 
 #[test]

@@ -57,7 +57,7 @@ fn damaged_files_say_where() {
 #[test]
 fn other_formats_are_recognised() {
     let cases: [(&[u8], &[&str]); 7] = [
-        (b"PK\x03\x04 and so on and on", &["a zip archive"]),
+        (b"PK\x03\x04 and so on and on, for as long as an archive must be", &["a zip archive"]),
         (b"\x80\x02}q\x00(X\x05\x00\x00\x00model", &["pickle"]),
         (b"GGUF\x03\0\0\0\0\0\0\0", &["a GGUF model"]),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", &["Git LFS pointer", "git lfs pull"]),
@@ -77,6 +77,28 @@ fn other_formats_are_recognised() {
     scene.refuses("ck/checkpoint.pt -o m.onnx", 3, &["ck/checkpoint.pt", "cut short"]);
     scene.accepts("ck -o m.onnx");
     scene.refuses("m.onnx -o n.onnx --config ck/config.json", 4, &["m.onnx", "an ONNX model"]);
+}
+
+/// A name that says PyTorch is answered in its terms.
+#[test]
+fn pytorch_files_that_are_none_say_so() {
+    let noise: Vec<u8> = (0..4096u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8 | 1).collect();
+    let cases: [(&[u8], &str); 4] = [
+        (&noise, "neither a zip archive nor a pickle"),
+        (b"", "neither a zip archive nor a pickle"),
+        (b"PK\x03\x04", "cut short"),
+        (b"PK\x03\x04 and so on and on", "cut short"),
+    ];
+    for (bytes, problem) in cases {
+        for name in ["x.pt", "x.PTH", "pytorch_model.bin"] {
+            let scene = Scene::new();
+            scene.write(name, bytes);
+            scene.refuses(&format!("{name} -o m.onnx"), 3, &[name, problem, "torch.save"]);
+        }
+    }
+    let scene = Scene::with(&Model::layer());
+    fs::rename(scene.path("ck/model.safetensors"), scene.path("ck/model.pt")).unwrap();
+    scene.accepts("ck/model.pt -o m.onnx");
 }
 
 #[test]
@@ -116,6 +138,11 @@ fn folders_that_hold_no_checkpoint() {
     let scene = Scene::with(&Model::layer());
     fs::create_dir(scene.path("empty")).unwrap();
     scene.refuses("empty -o out", 5, &["empty: ", "model.safetensors"]);
+    for name in ["pytorch_model.bin", "pytorch_model.bin.index.json"] {
+        let scene = Scene::with(&Model::layer());
+        fs::rename(scene.path("ck/model.safetensors"), scene.path("ck").join(name)).unwrap();
+        scene.refuses("ck -o out", 4, &[&format!("ck: {name} is not supported"), "convert it to safetensors"]);
+    }
     fs::rename(scene.path("ck/model.safetensors"), scene.path("ck/weights.safetensors")).unwrap();
     scene.refuses("ck -o out", 5, &["ck: ", "model.safetensors"]);
     scene.accepts("ck/weights.safetensors -o out");

@@ -104,6 +104,14 @@ fn bad_input_is_refused_with_its_line() {
     assert_eq!(failure(&generate(&out, &["--input", out.to_str().unwrap()])).0, 2);
     let (code, message) = failure(&generate(&out, &["--input", "one", "--library", "no-such-library.so"]));
     assert_eq!(code, 6, "{message}");
+    let (code, message) = failure(&generate(&out.join("decoder_model.onnx"), &["--input", "one"]));
+    let help = format!("help: give the folder that holds it: {}\n", out.display());
+    assert!(code == 2 && message.contains("decoder_model.onnx is no folder") && message.ends_with(&help), "{message}");
+    let (code, message) = failure(&generate(&out, &["--input", "one", "--min-len", "10", "--max-len-b", "5"]));
+    assert!(code == 2 && message.contains("min-len 10: more than max-len-b, 5"), "{message}");
+    fs::copy(data("mlm/dict.txt"), out.join("dict.txt")).unwrap();
+    let (code, message) = failure(&generate(&out, &["--input", "one"]));
+    assert!(code == 3 && message.contains("export again with --dict FILE"), "{message}");
 }
 
 #[test]

@@ -193,7 +193,6 @@ fn prompts_and_options_are_checked_before_anything_runs() {
     let folder = exported("jetmoe/bf16", Form::Function, false);
     let mut generator = generator(&folder, OrtOperators::Library, 2);
     for (prompt, message) in [
-        (Prompt::Tokens(vec![]), "prompt 2 has no tokens"),
         (Prompt::Tokens(vec![5, 128]), "prompt 2: token 128 is none of the model's 128"),
         (Prompt::Tokens(vec![-1]), "prompt 2: token -1 is none of the model's 128"),
         (
@@ -209,6 +208,39 @@ fn prompts_and_options_are_checked_before_anything_runs() {
     let options = SamplingOptions { max_new: 500, ..GREEDY };
     let found = generator.generate(&[Prompt::Tokens(vec![7; 250])], &options).unwrap();
     assert_eq!((found[0].tokens.len(), found[0].finish), (6, Finish::Length));
+}
+
+#[test]
+fn blank_prompts_are_continued_by_nothing() {
+    let folder = exported("jetmoe/bf16", Form::Function, false);
+    let mut generator = generator(&folder, OrtOperators::Library, 2);
+    let real = Prompt::Tokens(vec![7]);
+    let alone = generator.generate(std::slice::from_ref(&real), &GREEDY).unwrap().remove(0);
+    let blanks = [Prompt::Tokens(vec![]), Prompt::from(""), Prompt::from(" \t")];
+    let blank = Continuation { text: None, tokens: vec![], finish: Finish::Blank, prompt_tokens: 0 };
+    assert_eq!(generator.generate(&blanks, &GREEDY).unwrap(), vec![blank.clone(); 3]);
+    for place in 0..4 {
+        let mut prompts = blanks.to_vec();
+        prompts.insert(place, real.clone());
+        let mut expected = vec![blank.clone(); 3];
+        expected.insert(place, alone.clone());
+        assert_eq!(generator.generate(&prompts, &GREEDY).unwrap(), expected, "{place}");
+    }
+}
+
+#[test]
+fn batches_are_handed_over_when_they_are_done() {
+    let folder = exported("jetmoe/bf16", Form::Function, false);
+    let mut generator = generator(&folder, OrtOperators::Library, 2);
+    let prompts: Vec<_> = (5..10).map(|id| Prompt::Tokens(vec![id])).collect();
+    let (mut sizes, mut all, mut seen) = (Vec::new(), Vec::new(), 0);
+    let mut take = |batch: Vec<Continuation>| {
+        sizes.push(batch.len());
+        all.extend(batch);
+    };
+    generator.generate_batches(&prompts, &GREEDY, &mut |_| seen += 1, &mut take).unwrap();
+    assert_eq!((sizes, seen), (vec![2, 2, 1], 5 * GREEDY.max_new));
+    assert_eq!(all, generator.generate(&prompts, &GREEDY).unwrap());
 }
 
 #[test]
@@ -293,6 +325,39 @@ fn the_command_prints_text_ids_and_json() {
     assert_eq!(run("t50\nt50", &["--whole-input"]).lines().count(), 1);
 }
 
+/// Blank lines stay, and so does what stands before and after them.
+#[test]
+fn the_command_says_where_less_follows_than_was_asked_for() {
+    let folder = exported("jetmoe/bf16", Form::Function, false);
+    let place = out(&folder);
+    let run = |input: &str, most: &str, more: &[&str]| {
+        let options = ["--input", input, "--token-ids", "--ignore-eos", "--max-new", most];
+        let output = command(&place, &[&options[..], more].concat());
+        let notes = String::from_utf8(output.stderr.clone()).unwrap();
+        (stdout(output), notes)
+    };
+    let (one, notes) = run("5 6", "3", &[]);
+    assert_eq!(notes, "");
+    let blank = "note: 1 prompt without a token: nothing follows a blank line\n";
+    for batch in ["1", "32"] {
+        let found = run("5 6\n\n5 6\n", "3", &["--batch", batch]);
+        assert_eq!(found, (format!("{one}\n{one}"), blank.to_owned()));
+    }
+    assert_eq!(run(" ", "3", &[]), ("\n".to_owned(), blank.to_owned()));
+    assert_eq!(run("", "3", &[]), (String::new(), String::new()));
+    let (json, _) = run("\n5 6", "3", &["--json"]);
+    let value: Value = serde_json::from_str(json.lines().next().unwrap()).unwrap();
+    assert_eq!((&value["finish"], &value["tokens"], json.lines().count()), (&"blank".into(), &json!([]), 2));
+    let (json, _) = run("5\n6\n7", "3", &["--json", "--batch", "1"]);
+    let prompts = json.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["prompt"].clone());
+    assert_eq!(prompts.collect::<Vec<_>>(), [json!([5]), json!([6]), json!([7])]);
+    let (tokens, notes) = run("5 6", "5000", &[]);
+    assert_eq!(tokens.split(' ').count(), 254);
+    let cut = "ended at the last of the model's 256 positions, before 5000 new tokens\n";
+    assert_eq!(notes, format!("note: 1 prompt {cut}"));
+    assert_eq!(run("5 6\n7", "5000", &["--json"]).1, format!("note: 2 prompts {cut}"));
+}
+
 #[test]
 fn the_command_refuses_what_it_cannot_do() {
     let folder = exported("jetmoe/bf16", Form::Function, false);
@@ -301,6 +366,13 @@ fn the_command_refuses_what_it_cannot_do() {
         (&["--input", "5", "--token-ids", "--beam", "2"][..], 2, "--beam is for translation models"),
         (&["--input", "x", "--token-ids"], 2, "line 1: \"x\" is no token id"),
         (&["--input", "5", "--token-ids", "--top-p", "2"], 2, "top-p 2"),
+        (&["--input", "5", "--token-ids", "--top-p", "-1"], 2, "MOA-E0225]: top-p -1: it must be more than 0"),
+        (
+            &["--input", "5", "--token-ids", "--temperature", "-1"],
+            2,
+            "MOA-E0225]: temperature -1: it must be 0 or more",
+        ),
+        (&["--input", "5", "--token-ids", "--top-k", "-1"], 2, "invalid value '-1' for '--top-k <K>'"),
         (&["--input", "words"], 5, "tokenizer.json is not there"),
         (&["--input", "5 500", "--token-ids"], 3, "token 500 is none of the model's 128"),
         (&["--input", "", "--token-ids", "--batch", "0"], 2, "batch 0"),

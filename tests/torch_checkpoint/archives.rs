@@ -75,8 +75,7 @@ fn truncation_is_refused_at_every_64_bytes() {
     let bytes = archive().bytes();
     for size in 4..bytes.len() {
         let (kind, text) = refusal(&bytes[..size]);
-        let named = size >= 49;
-        assert_eq!(kind, if named { ErrorKind::Malformed } else { ErrorKind::Unsupported }, "{size}: {text}");
+        assert_eq!(kind, ErrorKind::Malformed, "{size}: {text}");
     }
 }
 

@@ -42,6 +42,8 @@ use zip_entry::Entry;
 
 pub(super) use storage::View;
 
+/// How names of PyTorch files end.
+const ENDINGS: [&str; 3] = ["pt", "pth", "bin"];
 const PICKLE: &str = "data.pkl";
 /// What an archive of a compiled program has besides.
 const PROGRAM: &str = "constants.pkl";
@@ -86,11 +88,25 @@ impl TorchFile {
 
 /// Whether a file is a zip archive by its first bytes.
 pub(super) fn is_archive(path: &Path) -> Result<bool, CheckpointError> {
+    prefix(path).map(|prefix| file_kind::is_zip(&prefix))
+}
+
+/// Whether a file is a PyTorch file by its name, and nothing that is known by its first bytes.
+pub(super) fn is_unknown(path: &Path) -> Result<bool, CheckpointError> {
+    let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+    if !ENDINGS.iter().any(|known| ending.eq_ignore_ascii_case(known)) {
+        return Ok(false);
+    }
+    prefix(path).map(|prefix| file_kind::recognise(&prefix).is_none() && !file_kind::is_safetensors(&prefix))
+}
+
+/// The first bytes of a file.
+fn prefix(path: &Path) -> Result<Vec<u8>, CheckpointError> {
     let (input, file) = InputFile::open(path)?;
     let mut prefix = Vec::new();
     let read = (&file).take(file_kind::PREFIX as u64).read_to_end(&mut prefix);
     read.map_err(|error| ReadError::from(error).of(input.shown()))?;
-    Ok(file_kind::is_zip(&prefix))
+    Ok(prefix)
 }
 
 /// Describes the file `file`, without its storages, and gives the number of tensors.
@@ -123,7 +139,7 @@ impl Contents {
         let other_zip = other(file_kind::ZIP);
         let program = other(file_kind::PROGRAM);
         let archive = match Archive::read(source) {
-            Err(_) if !file_kind::names_pickle(&prefix) => return Err(other_zip),
+            Err(_) if !zip::is_cut(source.size) && !file_kind::names_pickle(&prefix) => return Err(other_zip),
             archive => archive?,
         };
         let record = |name: &str| (format!("{}{name}", archive.folder()), archive.record(name));

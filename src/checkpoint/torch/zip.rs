@@ -18,6 +18,8 @@ use crate::checkpoint::{
     limits,
 };
 
+/// Bytes of the header before an entry.
+const HEADER: u64 = 30;
 const END: u64 = 22;
 const LOCATOR: u64 = 20;
 const END64: u64 = 56;
@@ -53,6 +55,11 @@ impl<R: Read + Seek> Source<'_, R> {
     fn limit(&self, what: &'static str, limit: u64) -> CheckpointError {
         CheckpointError::Limit { file: self.file.into(), what, limit }
     }
+}
+
+/// Whether a file of `size` bytes that starts with an entry is too short for an archive.
+pub(super) const fn is_cut(size: u64) -> bool {
+    size < HEADER + END
 }
 
 /// Where the central directory is.
