@@ -50,17 +50,22 @@ impl FewKeys<'_> {
     pub(crate) fn attend(&self, isa: Isa, out: &mut Tile<'_, f32>, first_row: usize) {
         let Self { queries, stride, slots, head, key, value, places } = *self;
         assert!(Self::serves(isa, places.len(), head), "sizes of few keys");
-        let rows = key.len().min(value.len()) / head;
-        assert!(places.iter().all(|place| *place < rows), "key out of bounds");
+        let keys = key.len().min(value.len()) / head;
+        assert!(places.iter().all(|place| *place < keys), "key out of bounds");
         for first in (0..slots).step_by(SLOTS) {
             let count = SLOTS.min(slots - first);
             let slot = |place: usize| first + place.min(count - 1);
             let queries: [&[f32]; SLOTS] = std::array::from_fn(|place| &queries[slot(place) * stride..][..head]);
-            let out: [*mut f32; SLOTS] =
-                std::array::from_fn(|place| out.row(first_row + slot(place))[..head].as_mut_ptr());
+            let mut rows = [std::ptr::null_mut(); SLOTS];
+            for place in 0..SLOTS {
+                rows[place] = match place {
+                    _ if place < count => out.row(first_row + first + place)[..head].as_mut_ptr(),
+                    _ => rows[count - 1],
+                };
+            }
             #[cfg(target_arch = "x86_64")]
             {
-                let block = Block { queries: queries.map(<[f32]>::as_ptr), key, value, places, out };
+                let block = Block { queries: queries.map(<[f32]>::as_ptr), key, value, places, out: rows };
                 // SAFETY: queries and destinations hold `head` elements, a destination that stands twice is written
                 // one row after the other, every place is a row of keys and values, and there are 1 to `FEW` of them;
                 // the destination is borrowed mutably, so it meets no input. `serves` proved the instructions.
@@ -73,7 +78,7 @@ impl FewKeys<'_> {
                 }
             }
             #[cfg(not(target_arch = "x86_64"))]
-            let _ = (queries, out, value);
+            let _ = (queries, rows, value);
         }
     }
 }
