@@ -77,7 +77,7 @@ class Tokenizer:
         """The sentence of these ids, up to its end."""
         ids = list(ids)
         ids = ids[: ids.index(END)] if END in ids else ids
-        return " ".join(self.tokens[number] for number in ids).replace("@@ ", "")
+        return (" ".join(self.tokens[number] for number in ids) + " ").replace("@@ ", "").rstrip()
 
 
 def read_vocabulary(folder):
