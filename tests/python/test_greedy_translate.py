@@ -27,6 +27,10 @@ class GreedyTranslate(unittest.TestCase):
                 self.assertEqual(self.tokenizer.encode(item["source"]), item["source_tokens"])
                 self.assertEqual(self.tokenizer.decode(item["reference_tokens"]), item["reference"])
 
+    def test_a_sentence_may_end_inside_a_word(self):
+        part = next(number for number, token in enumerate(self.tokenizer.tokens) if token.endswith("@@"))
+        self.assertEqual(self.tokenizer.decode([part, part]), 2 * self.tokenizer.tokens[part][:-2])
+
     def test_translations_are_upstreams(self):
         for form, library in [("function", setting("MOA_ORT_LIBRARY")), ("function", None), ("standard", None)]:
             with self.subTest(form=form, library=library is not None):
