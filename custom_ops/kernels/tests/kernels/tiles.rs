@@ -22,13 +22,18 @@ pub(crate) fn large_dims(random: &mut Random) -> SelfAttentionDims {
     }
 }
 
-fn large_case(seed: u64) -> Case {
-    let mut random = Random(seed);
-    let dims = large_dims(&mut random);
-    let mut case = Case::random(&mut random, dims);
+/// Random values, with results of about the size of the weights.
+fn case_of(random: &mut Random, dims: SelfAttentionDims) -> Case {
+    let mut case = Case::random(random, dims);
     let columns = (dims.kv_heads * dims.head) as f32;
     case.output_weight.iter_mut().for_each(|weight| *weight *= columns.powf(-0.5));
     case
+}
+
+fn large_case(seed: u64) -> Case {
+    let mut random = Random(seed);
+    let dims = large_dims(&mut random);
+    case_of(&mut random, dims)
 }
 
 #[test]
@@ -50,10 +55,7 @@ fn wide_case(seed: u64) -> Case {
         head: random.pick(&[32, 64]),
         ..large_dims(&mut random)
     };
-    let mut case = Case::random(&mut random, dims);
-    let columns = (dims.kv_heads * dims.head) as f32;
-    case.output_weight.iter_mut().for_each(|weight| *weight *= columns.powf(-0.5));
-    case
+    case_of(&mut random, dims)
 }
 
 #[test]
