@@ -5,10 +5,11 @@
 use moa_kernels::measure::{SIZES, product, streams};
 
 fn main() {
-    println!("one row times weights from memory, one thread");
+    println!("rows times weights from memory, one thread: billion weights a second");
+    println!("{:>6}  {:>6}  {:>8}  {:>8}  {:>10}", "rows", "stored", "vectors", "best", "best, GB/s");
     for figure in streams() {
-        let (stored, gigabytes, weights) = (figure.stored, figure.gigabytes, figure.weights);
-        println!("{stored:>6}  {gigabytes:>6.1} GB/s  {weights:>6.1} billion weights/s");
+        let (stored, rows, [vectors, best]) = (figure.stored, figure.rows, figure.weights);
+        println!("{rows:>6}  {stored:>6}  {vectors:>8.2}  {best:>8.2}  {:>10.1}", best * figure.bytes as f64);
     }
     println!(
         "{:>20}  {:>8}  {:>8}  {:>8}  {:>8}  GFLOP/s",

@@ -7,12 +7,18 @@ use crate::grid::{Claims, Grid, Layout, Tile};
 use crate::packed::Packed;
 use crate::pool::Stage;
 use crate::rope::Rotary;
-use crate::rows::RowProduct;
+use crate::rows::{RowProduct, TILE_ROWS};
 use crate::scalar::Scalar;
 use crate::simd::{Isa, Left};
 
-/// New tokens that one task projects.
-const TOKENS_PER_TASK: usize = 64;
+/// Most new tokens that one task projects.
+const TOKENS_PER_TASK: usize = TILE_ROWS;
+
+/// As [`TOKENS_PER_TASK`] where there would be fewer than [`TASKS`] tasks.
+const FEWER_TOKENS: usize = TOKENS_PER_TASK / 2;
+
+/// Tasks that are enough for one cache, beside which the other one is filled.
+const TASKS: usize = 8;
 
 /// Sizes of a cache `[B, G, rows, D]`: each head has the `past` rows, the new `tokens`, and room that may be left.
 #[derive(Debug, Clone, Copy)]
@@ -73,7 +79,13 @@ impl CacheSizes {
     /// Rows of the batch, with their past, that one task fills: several where each has few new tokens, so that their
     /// product has rows enough. The rows of one head lie side by side only where there is one.
     fn pairs_per_task(&self) -> usize {
-        if self.kv_heads == 1 { TOKENS_PER_TASK / self.tokens } else { 1 }
+        if self.kv_heads == 1 { FEWER_TOKENS / self.tokens } else { 1 }
+    }
+
+    /// New tokens of one head that one task projects: weights are read once for all of them.
+    fn tokens_per_task(&self) -> usize {
+        let tasks = self.batch * self.kv_heads * self.tokens.div_ceil(TOKENS_PER_TASK);
+        if tasks < TASKS { FEWER_TOKENS } else { TOKENS_PER_TASK }
     }
 
     /// Cuts the rows of the cache: into groups of whole (batch, head) pairs, or for each pair the past, groups of new
@@ -87,7 +99,7 @@ impl CacheSizes {
         } else {
             for first in (0..pairs).map(|pair| pair * rows) {
                 bounds.extend((past > 0).then_some(first));
-                bounds.extend((0..tokens).step_by(TOKENS_PER_TASK).map(|token| first + past + token));
+                bounds.extend((0..tokens).step_by(self.tokens_per_task()).map(|token| first + past + token));
                 bounds.extend((rows > past + tokens).then_some(first + past + tokens));
             }
         }

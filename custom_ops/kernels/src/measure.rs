@@ -90,21 +90,29 @@ fn multiply(isa: Isa, [m, k, n]: [usize; 3], rows: &[f32], weights: &Packed, out
     }
 }
 
-/// Speed of single rows times weights that come from memory.
+/// Rows times weights that come from memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Stream {
+    /// Rows that each matrix is multiplied with.
+    pub rows: usize,
     /// How the weights are stored.
     pub stored: &'static str,
-    /// Packed weights read, in GB/s.
-    pub gigabytes: f64,
-    /// Weights, in billions a second.
-    pub weights: f64,
+    /// Billions of weights a second on vectors alone, and with every instruction that the processor has.
+    pub weights: [f64; 2],
+    /// Bytes of a weight.
+    pub bytes: usize,
 }
 
 /// Inner size, columns and number of the matrices that are read in turn: more than caches hold.
 const STREAM: [usize; 3] = [2048, 2048, 16];
 
-/// Multiplies one row with each of many matrices, on one thread, for every type of weight in turn.
+/// Rows of [`streams`].
+const STREAM_ROWS: [usize; 8] = [1, 8, 12, 16, 24, 32, 48, 64];
+
+/// Columns that a task multiplies: those of single rows, and those of more.
+const STREAM_COLUMNS: [usize; 2] = [128, 512];
+
+/// Multiplies rows with each of many matrices, on one thread, for every type of weight in turn.
 pub fn streams() -> Vec<Stream> {
     let [inner, columns, matrices] = STREAM;
     let geometry = Geometry { matrices, blocks: 1, inner, columns };
@@ -112,46 +120,54 @@ pub fn streams() -> Vec<Stream> {
     let brain: Vec<half::bf16> = wide.iter().copied().map(half::bf16::from_f32).collect();
     let half: Vec<half::f16> = wide.iter().copied().map(half::f16::from_f32).collect();
     let all = [
-        ("f32", 4.0, Packed::new(geometry, &wide)),
-        ("bf16", 2.0, Packed::new(geometry, WeightData::Bf16(&brain))),
-        ("f16", 2.0, Packed::new(geometry, WeightData::F16(&half))),
+        ("f32", 4, Packed::new(geometry, &wide)),
+        ("bf16", 2, Packed::new(geometry, WeightData::Bf16(&brain))),
+        ("f16", 2, Packed::new(geometry, WeightData::F16(&half))),
     ];
-    let (row, mut out, isa) = (vec![0.5f32; inner], vec![0.0f32; columns], Isa::at_most(Instructions::default()));
-    let mut best = [f64::INFINITY; 3];
-    for _ in 0..20 {
-        for ((_, _, packed), best) in all.iter().zip(&mut best) {
-            let Some(weights) = packed else { continue };
-            let start = Instant::now();
-            for matrix in 0..matrices {
-                for first_column in (0..columns).step_by(128) {
-                    let left = Left { data: &row, starts: &[0], inner };
-                    let (rows, mut out) = ([0], Tile::dense(&mut out[first_column..first_column + 128], 128));
-                    RowProduct {
-                        left,
-                        weights,
-                        matrix,
-                        block: 0,
-                        first_column,
-                        columns: 128,
-                        rows: &rows,
-                        factors: None,
-                    }
-                    .compute(isa, &mut out);
+    let levels = [Instructions::Avx512, Instructions::default()].map(Isa::at_most);
+    let mut found = Vec::new();
+    for rows in STREAM_ROWS {
+        for (stored, bytes, packed) in &all {
+            let Some(packed) = packed else { continue };
+            let mut best = [f64::INFINITY; 2];
+            for _ in 0..8 {
+                for (isa, best) in levels.into_iter().zip(&mut best) {
+                    let start = Instant::now();
+                    stream(isa, rows, packed);
+                    *best = best.min(start.elapsed().as_secs_f64());
                 }
             }
-            *best = best.min(start.elapsed().as_secs_f64());
+            let weights = best.map(|seconds| geometry.len() as f64 / seconds / 1e9);
+            found.push(Stream { rows, stored, weights, bytes: *bytes });
         }
     }
-    let count = 1e-9 * geometry.len() as f64;
-    let figure = |((stored, bytes, _), best): (&(&'static str, f64, _), f64)| Stream {
-        stored,
-        gigabytes: bytes * count / best,
-        weights: count / best,
-    };
-    all.iter().zip(best).map(figure).collect()
+    found
 }
 
-#[allow(clippy::cast_precision_loss)]
+/// Rows times every matrix.
+fn stream(isa: Isa, count: usize, weights: &Packed) {
+    let [inner, columns, matrices] = STREAM;
+    let (values, mut out) = (vec![0.5f32; count * inner], vec![0.0f32; count * columns]);
+    let starts: Vec<usize> = (0..count).map(|row| row * inner).collect();
+    let places: Vec<usize> = (0..count).collect();
+    let step = STREAM_COLUMNS[usize::from(count > 1)];
+    for matrix in 0..matrices {
+        for first_column in (0..columns).step_by(step) {
+            RowProduct {
+                left: Left { data: &values, starts: &starts, inner },
+                weights,
+                matrix,
+                block: 0,
+                first_column,
+                columns: step,
+                rows: &places,
+                factors: None,
+            }
+            .compute(isa, &mut Tile::dense(&mut out, columns));
+        }
+    }
+}
+
 fn best_gflops(macs: usize, mut run: impl FnMut()) -> f64 {
     run();
     let mut once = || {

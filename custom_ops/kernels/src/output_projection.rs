@@ -12,14 +12,18 @@ use crate::simd::{Isa, Left, PANEL};
 /// Elements of one expert's weights that a task of few tokens keeps in a near cache.
 const STRIP: usize = 16384;
 
+/// Tasks that are enough.
+const TASKS: usize = 8;
+
 /// Tokens and columns that one task sums: where there are many tokens, wide strips read the expert rows less often; on
-/// tiles an expert should have many rows.
-fn task_size(isa: Isa, tokens: usize, inner: usize) -> (usize, usize) {
+/// tiles an expert should have many rows, and rows that are split many columns.
+fn task_size(isa: Isa, tokens: usize, [inner, width]: [usize; 2]) -> (usize, usize) {
     if tokens > 256 {
         return (256, 8 * PANEL);
     }
     if isa.has_tiles() && tokens >= 96 {
-        return (128, 4 * PANEL);
+        let wide = tokens.div_ceil(128) * width.div_ceil(8 * PANEL) >= TASKS;
+        return (128, if wide { 8 * PANEL } else { 4 * PANEL });
     }
     let columns = (STRIP / inner.max(1) / PANEL).clamp(2, 4) * PANEL;
     (8192 / columns, columns)
@@ -66,7 +70,8 @@ pub(crate) struct OutputProjection<'a> {
 impl OutputScratch {
     /// Prepares the stage.
     pub(crate) fn stage<'a>(&'a mut self, inputs: OutputInputs<'a>, output: &'a mut [f32]) -> OutputProjection<'a> {
-        let (tokens, tile_columns) = task_size(inputs.isa, inputs.routing.tokens(), inputs.weights.geometry().inner);
+        let (tokens, tile_columns) =
+            task_size(inputs.isa, inputs.routing.tokens(), [inputs.weights.geometry().inner, inputs.width]);
         cut(&mut self.bounds, inputs.routing.tokens(), tokens);
         let layout = Layout { stride: inputs.width, columns: inputs.width, tile_columns };
         let grid = Grid::new(output, layout, &self.bounds, &mut self.claims);

@@ -5,21 +5,24 @@ use std::ops::Range;
 use crate::buffer::Buffer;
 use crate::grid::Tile;
 use crate::packed::{Packed, Panels};
-use crate::simd::tiles::{COLUMN_LIMIT, Magnitudes, SUM_STRIDE, Unit};
+use crate::simd::tiles::{COLUMN_LIMIT, Magnitudes, STRIP, SUM_STRIDE, Unit};
 use crate::simd::{Element, Isa, Left, PANEL, Product, ROWS, Right, Write};
 
 /// Most rows that one call multiplies.
 pub(crate) const TILE_ROWS: usize = 128;
 
-/// Fewest rows, inner steps and columns of a product on AMX tiles, and fewest elements: below, splitting rows and the first
-/// panel costs more than tiles gain.
-const ON_TILES: [usize; 3] = [32, 64, 64];
-const AREA_ON_TILES: usize = 48 * 128;
+/// Fewest rows, inner steps and columns of a product on AMX tiles, and fewest elements of one strip of rows and of more:
+/// below, splitting rows and the first panel costs more than tiles gain.
+const ON_TILES: [usize; 3] = [16, 64, 64];
+const AREA_ON_TILES: [usize; 2] = [28 * 128, 48 * 128];
 
 /// Whether tiles serve a product of these sizes.
-fn on_tiles(isa: Isa, rows: usize, inner: usize, columns: usize) -> bool {
+///
+/// Two parts of a weight (f16) take more work than tiles save, where rows are few.
+fn on_tiles<W: Element>(isa: Isa, rows: usize, inner: usize, columns: usize) -> bool {
     let enough = [rows, inner, columns].iter().zip(ON_TILES).all(|(size, fewest)| *size >= fewest);
-    isa.has_tiles() && enough && rows * columns >= AREA_ON_TILES
+    let many = rows > STRIP || W::PARTS == 2;
+    isa.has_tiles() && enough && rows * columns >= AREA_ON_TILES[usize::from(many)] && (W::PARTS != 2 || rows >= STRIP)
 }
 
 /// Tasks of a stage that are enough to keep threads evenly loaded.
@@ -59,7 +62,7 @@ impl RowProduct<'_> {
 
     fn compute_with<W: Element>(&self, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
         let count = self.left.starts.len();
-        if on_tiles(isa, count, self.left.inner, self.columns) {
+        if on_tiles::<W>(isa, count, self.left.inner, self.columns) {
             return self.compute_on_tiles(panels, isa, out);
         }
         let near = self.left.inner * self.columns * size_of::<W>() <= NEAR;

@@ -227,7 +227,7 @@ fn rows_do_not_change_each_other() {
     for (seed, sizes) in SIZES.into_iter().enumerate() {
         let mut case = Case::random(&mut Random(300 + seed as u64), sizes);
         let (whole, columns) = (case.compute(tiles), sizes[2]);
-        let some = sizes[0] - ON_TILES[0].max(AREA_ON_TILES.div_ceil(columns))..sizes[0];
+        let some = sizes[0] - ON_TILES[0].max(AREA_ON_TILES[1].div_ceil(columns))..sizes[0];
         let alone = case.compute_rows(tiles, some.clone(), (&case.right).into(), None);
         assert_eq!(bits(&alone), bits(&whole[some.start * columns..]));
         case.left[..sizes[1]].fill(f32::NAN);

@@ -9,7 +9,7 @@ use half::bf16;
 
 use super::amx_blocks::{self, Raw};
 use super::product::{Left, Right};
-use super::tiles::{Block, Job, Magnitudes, PARTS, QUARTER, STEP, STRIP, SUM_STRIDE, TILE, parts_len};
+use super::tiles::{Block, Job, Magnitudes, PARTS, QUARTER, STEP, STRIP, SUM_STRIDE, Stream, TILE, parts_len};
 use super::{Element, LANES, PANEL, amx_split};
 
 /// Whether processor and system let this process use tiles; the system is asked once.
@@ -194,6 +194,33 @@ impl Tiles {
                 QUARTER => amx_blocks::split_quarter(&raw, from, to),
                 TILE => amx_blocks::split_all(&raw, from, to),
                 _ => amx_blocks::split_half(&raw, from, to),
+            }
+        }
+    }
+
+    /// `rows` rows, at most a strip, times steps of a panel, each split while the one before it is multiplied; rows of sums
+    /// up to a whole tile are written.
+    ///
+    /// # Panics
+    ///
+    /// If something does not fit its slice.
+    pub(super) fn multiply_stream(&self, rows: usize, stream: Stream<'_>) {
+        let Stream { left, slots, slot, from, steps, sums, add } = stream;
+        let len = parts_len(PARTS, STEP);
+        assert!(slots.len() >= 2 * len && slot < 2, "two slots");
+        assert!(from.len() >= steps * STEP * PANEL, "steps to split");
+        let (even, odd) = slots.split_at_mut(len);
+        let (right, to) = if slot == 0 { (even, odd) } else { (odd, even) };
+        let block = Block { left, right, parts: PARTS, inner: STEP, sums, add };
+        assert!(left.len() >= parts_len(PARTS, steps * STEP) && steps > 0, "parts of a stream");
+        let mut raw = self.check(rows, block);
+        raw.steps = steps;
+        // SAFETY: `check` proved the sums and one step of the right factor, whose slots alternate; the other bounds are
+        // proved above. `self` proves that the tiles of this thread are configured.
+        unsafe {
+            match rows > TILE {
+                true => amx_blocks::stream(&raw, from.as_ptr(), to.as_mut_ptr()),
+                false => amx_blocks::stream_low(&raw, from.as_ptr(), to.as_mut_ptr()),
             }
         }
     }

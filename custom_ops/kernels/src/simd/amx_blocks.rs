@@ -233,16 +233,27 @@ macro_rules! split {
     };
 }
 
-/// Defines the product of a strip of two tiles of rows and a panel of three parts, while pairs of rows of another panel
-/// are split: vectors have nothing else to do while tiles are multiplied.
+/// Where the next step is: of parts that are all in memory, of parts in two slots that change roles.
+macro_rules! advance {
+    (panel) => {
+        "add {right}, 6144\n add {to}, 6144"
+    };
+    (slots) => {
+        "xchg {right}, {to}"
+    };
+}
+
+/// Defines the product of a strip of one or two tiles of rows and a panel of three parts, while pairs of rows of what comes
+/// later are split.
 macro_rules! block_and_split {
-    ($name:ident, $a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr) => {
+    ($name:ident, $tiles:tt, $next:tt, $a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr) => {
         /// A strip times a panel, and a job.
         ///
         /// # Safety
         ///
         /// [`Tiles`] must be configured on this thread, `steps` positive, and `raw` describe a block that is in bounds; the
-        /// pairs of every step must be readable from `from` on and ours to write from `to` on.
+        /// pairs of every step must be readable from `from` on and ours to write where they go: from `to` on, or from
+        /// `to` and `raw.right` in turn.
         #[target_feature(enable = "avx512f,avx512bw")]
         pub(super) unsafe fn $name(raw: &Raw, from: *const f32, to: *mut bf16) {
             let Raw { left, right, steps, sums, add } = *raw;
@@ -254,16 +265,17 @@ macro_rules! block_and_split {
                     "tilezero tmm0\n tilezero tmm1\n tilezero tmm2\n tilezero tmm3",
                     "jmp 2f",
                     "3:",
-                    accumulators!(load 2),
+                    accumulators!(load $tiles),
                     "2:",
-                    left!(2, "4096"), right!("0"), products!(2), $a,
-                    left!(2, "2048"), products!(2), $b,
-                    right!("2048"), products!(2), $c,
-                    left!(2, "0"), products!(2), $d,
-                    right!("4096"), products!(2), $e,
-                    right!("0"), products!(2), $f,
-                    "add {left}, 6144\n add {right}, 6144\n add {from}, 4096\n add {to}, 6144\n dec {steps}\n jnz 2b",
-                    accumulators!(store 2),
+                    left!($tiles, "4096"), right!("0"), products!($tiles), $a,
+                    left!($tiles, "2048"), products!($tiles), $b,
+                    right!("2048"), products!($tiles), $c,
+                    left!($tiles, "0"), products!($tiles), $d,
+                    right!("4096"), products!($tiles), $e,
+                    right!("0"), products!($tiles), $f,
+                    advance!($next),
+                    "add {left}, 6144\n add {from}, 4096\n dec {steps}\n jnz 2b",
+                    accumulators!(store $tiles),
                     left = inout(reg) left => _,
                     right = inout(reg) right => _,
                     steps = inout(reg) steps => _,
@@ -290,6 +302,8 @@ macro_rules! block_and_split {
 
 block_and_split!(
     split_quarter,
+    2,
+    panel,
     split!("0" to "0"),
     split!("64" to "1024"),
     split!("256" to "64"),
@@ -299,6 +313,8 @@ block_and_split!(
 );
 block_and_split!(
     split_half,
+    2,
+    panel,
     split!("0" to "0", "64" to "1024", "256" to "64"),
     split!("320" to "1088", "512" to "128", "576" to "1152"),
     split!("768" to "192", "832" to "1216", "1024" to "256"),
@@ -306,12 +322,23 @@ block_and_split!(
     split!("1536" to "384", "1600" to "1408"),
     split!("1792" to "448", "1856" to "1472")
 );
-block_and_split!(
-    split_all,
-    split!("0" to "0", "64" to "1024", "256" to "64", "320" to "1088", "512" to "128", "576" to "1152"),
-    split!("768" to "192", "832" to "1216", "1024" to "256", "1088" to "1280", "1280" to "320", "1344" to "1344"),
-    split!("1536" to "384", "1600" to "1408", "1792" to "448", "1856" to "1472", "2048" to "512", "2112" to "1536"),
-    split!("2304" to "576", "2368" to "1600", "2560" to "640", "2624" to "1664", "2816" to "704", "2880" to "1728"),
-    split!("3072" to "768", "3136" to "1792", "3328" to "832", "3392" to "1856"),
-    split!("3584" to "896", "3648" to "1920", "3840" to "960", "3904" to "1984")
-);
+/// [`block_and_split`] of all pairs of a step.
+macro_rules! block_and_split_step {
+    ($name:ident, $tiles:tt, $next:tt) => {
+        block_and_split!(
+            $name,
+            $tiles,
+            $next,
+            split!("0" to "0", "64" to "1024", "256" to "64", "320" to "1088", "512" to "128", "576" to "1152"),
+            split!("768" to "192", "832" to "1216", "1024" to "256", "1088" to "1280", "1280" to "320", "1344" to "1344"),
+            split!("1536" to "384", "1600" to "1408", "1792" to "448", "1856" to "1472", "2048" to "512", "2112" to "1536"),
+            split!("2304" to "576", "2368" to "1600", "2560" to "640", "2624" to "1664", "2816" to "704", "2880" to "1728"),
+            split!("3072" to "768", "3136" to "1792", "3328" to "832", "3392" to "1856"),
+            split!("3584" to "896", "3648" to "1920", "3840" to "960", "3904" to "1984")
+        );
+    };
+}
+
+block_and_split_step!(split_all, 2, panel);
+block_and_split_step!(stream, 2, slots);
+block_and_split_step!(stream_low, 1, slots);

@@ -6,7 +6,7 @@ use half::bf16;
 
 use super::Element;
 use super::product::{Left, Right};
-use super::tiles::{Block, Job, Magnitudes};
+use super::tiles::{Block, Job, Magnitudes, Stream};
 
 /// Tiles that cannot be.
 pub(super) enum Tiles {}
@@ -41,6 +41,10 @@ impl Tiles {
     }
 
     pub(super) fn multiply_and_split(&self, _: usize, _: Block<'_>, _: Job<'_>) {
+        match *self {}
+    }
+
+    pub(super) fn multiply_stream(&self, _: usize, _: Stream<'_>) {
         match *self {}
     }
 

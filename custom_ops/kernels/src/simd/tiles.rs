@@ -62,6 +62,9 @@ pub(crate) const COLUMN_LIMIT: usize = 512;
 /// Most inner steps whose parts are in memory at one time.
 pub(crate) const INNER_LIMIT: usize = 512;
 
+/// As [`INNER_LIMIT`] for one strip of rows.
+const STREAM_LIMIT: usize = INNER_LIMIT * (ROW_LIMIT / STRIP);
+
 /// Elements between two rows of sums; the gap keeps rows from meeting in the same few sets of a cache.
 pub(crate) const SUM_STRIDE: usize = COLUMN_LIMIT + LANES;
 
@@ -157,6 +160,24 @@ pub(super) struct Job<'a> {
     pub(super) first: usize,
     /// Number of pairs: [`QUARTER`], twice as many, or all [`TILE`].
     pub(super) pairs: usize,
+}
+
+/// One strip times whole steps of a panel of f32; while a step is multiplied, the one after it is split.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub(super) struct Stream<'a> {
+    /// Parts of a strip, from the first step on.
+    pub(super) left: &'a [bf16],
+    /// Parts of two steps: the one that is multiplied, and the one after it.
+    pub(super) slots: &'a mut [bf16],
+    /// Which slot holds the first step; after `n` steps, the one after the last is in the slot `n` further.
+    pub(super) slot: usize,
+    /// Rows of [`PANEL`] elements, from the second step to the one after the last.
+    pub(super) from: &'a [f32],
+    pub(super) steps: usize,
+    /// Rows [`SUM_STRIDE`] apart.
+    pub(super) sums: &'a mut [f32],
+    /// Whether the product is added to the sums.
+    pub(super) add: bool,
 }
 
 /// Fewest pairs of rows of a job.
@@ -292,6 +313,12 @@ impl Unit {
     ) -> [Magnitudes; ROW_LIMIT] {
         assert!(left.starts.len() <= ROW_LIMIT && columns <= COLUMN_LIMIT, "size of a product on tiles");
         let (mut rows, panels) = ([Magnitudes::default(); ROW_LIMIT], columns.div_ceil(PANEL));
+        let streams = left.starts.len() <= STRIP && left.inner.is_multiple_of(STEP) && right.stride == PANEL;
+        if let Some(data) = W::direct(right.data).filter(|_| streams) {
+            let right = Right { data, stride: right.stride, panel_stride: right.panel_stride };
+            self.stream_panels(left, right, panels, &mut rows);
+            return rows;
+        }
         for first in (0..left.inner).step_by(INNER_LIMIT) {
             let inner = (left.inner - first).min(INNER_LIMIT);
             self.split_left(left, first, inner, &mut rows);
@@ -306,6 +333,57 @@ impl Unit {
             }
         }
         rows
+    }
+
+    /// One strip of rows times panels of f32 that are split on the way, so that their parts never leave the nearest cache.
+    fn stream_panels(&mut self, left: Left<'_>, right: Right<'_>, panels: usize, found: &mut [Magnitudes]) {
+        let Some(last) = panels.checked_sub(1) else { return };
+        for first in (0..left.inner).step_by(STREAM_LIMIT) {
+            let inner = (left.inner - first).min(STREAM_LIMIT);
+            self.split_left(left, first, inner, found);
+            let in_a_row = right.panel_stride == inner * PANEL;
+            let mut slot = None;
+            for panel in 0..panels {
+                let data = &right.data[panel * right.panel_stride + first * PANEL..];
+                let steps = inner / STEP + usize::from(in_a_row && panel < last);
+                slot =
+                    self.stream_panel(left.starts.len(), inner, &data[..steps * STEP * PANEL], panel, first > 0, slot);
+            }
+        }
+    }
+
+    /// One strip of rows times panel `panel`, whose first step is in a slot or in none; gives the slot that the step after
+    /// its last is in, if `data` has one.
+    fn stream_panel(
+        &mut self,
+        rows: usize,
+        inner: usize,
+        data: &[f32],
+        panel: usize,
+        add: bool,
+        slot: Option<usize>,
+    ) -> Option<usize> {
+        const LEN: usize = parts_len(PARTS, STEP);
+        let Scratch { left, right: [slots, _], sums, .. } = &mut self.scratch;
+        let (left, slots, sums) = (left.filled(), slots.filled_mut(), &mut sums.filled_mut()[panel * PANEL..]);
+        let (first, later) = data.split_at(STEP * PANEL);
+        let slot = slot.unwrap_or_else(|| {
+            let right = Right { data: first, stride: PANEL, panel_stride: 0 };
+            self.tiles.split_panel(right, STEP, &mut slots[..LEN], 0..TILE);
+            0
+        });
+        let steps = later.len() / (STEP * PANEL);
+        if steps > 0 {
+            let stream = Stream { left, slots: &mut slots[..2 * LEN], slot, from: later, steps, sums, add };
+            self.tiles.multiply_stream(rows, stream);
+        }
+        let slot = (slot + steps) % 2;
+        if steps * STEP == inner {
+            return Some(slot);
+        }
+        let (left, right) = (&left[steps * LEN..], &slots[slot * LEN..]);
+        self.tiles.multiply(rows, Block { left, right, parts: PARTS, inner: STEP, sums, add: add || steps > 0 });
+        None
     }
 
     /// Every strip of `rows` rows times panel `panel`, which is split, while the next one is split, all of `inner` steps.
