@@ -1,8 +1,8 @@
 //! Attention of one token a row of the batch: keys and values are read where they stand, once.
 //!
 //! One task handles the `k` slots of some tokens for one key/value head, token by token. It multiplies blocks of keys
-//! with the queries of a token, which stand side by side as lanes; where a token has few keys, four slots share a
-//! vector instead, so that fewer lanes are idle.
+//! with the queries of a token, which stand side by side as lanes. Where a token has few keys, four slots share a vector
+//! instead, and where it has few slots, a vector holds elements of one key, so that fewer lanes are idle.
 
 use crate::attention::AttentionInputs;
 use crate::buffer::Buffer;
@@ -11,7 +11,7 @@ use crate::key_panels::Cache;
 use crate::pool::Stage;
 use crate::routing::Routing;
 use crate::rows::blocks;
-use crate::simd::{FewKeys, LANES, Left, PANEL, Product, ROWS, Right, Write};
+use crate::simd::{FewKeys, FewSlots, LANES, Left, PANEL, Product, ROWS, Right, Write};
 
 /// Keys of one tile.
 const KEYS: usize = 128;
@@ -102,6 +102,12 @@ impl Stage for Decode<'_> {
                     let [key, value] = self.keys_and_values(&token);
                     let Token { queries, places, .. } = token;
                     FewKeys { queries, stride, slots: top_k, head, key, value, places }
+                        .attend(isa, &mut out, first_row);
+                }
+                _ if FewSlots::serves(isa, top_k, head) => {
+                    let [key, value] = self.keys_and_values(&token);
+                    let Token { queries, places, .. } = token;
+                    FewSlots { queries, stride, slots: top_k, head, key, value, places }
                         .attend(isa, &mut out, first_row);
                 }
                 _ => self.attend(&token, &mut lanes, &mut out),

@@ -170,16 +170,16 @@ unsafe fn attend<const STEPS: usize>(block: &Block<'_>) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::simd::every_isa;
 
-    fn numbers(count: usize, seed: f32) -> Vec<f32> {
+    pub(in super::super) fn numbers(count: usize, seed: f32) -> Vec<f32> {
         (0..count).map(|i| ((i as f32 * 0.37 + seed).sin() * 43.7).fract() * 3.0).collect()
     }
 
     /// The same in f64, for one slot.
-    fn exact(query: &[f32], key: &[f32], value: &[f32], places: &[usize]) -> Vec<f64> {
+    pub(in super::super) fn exact(query: &[f32], key: &[f32], value: &[f32], places: &[usize]) -> Vec<f64> {
         let head = query.len();
         let dot = |place: &usize| -> f64 {
             key[place * head..][..head].iter().zip(query).map(|(k, q)| f64::from(*k) * f64::from(*q)).sum()

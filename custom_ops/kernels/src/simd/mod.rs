@@ -4,7 +4,7 @@
 //! functions, written once and compiled for each level. Every element of a product is one chain of adds in rising
 //! order of the inner index, whatever the size of the block it is computed in.
 //!
-//! `few_keys` is the door to the attention of one token to few keys.
+//! `few_keys` and `few_slots` are the doors to the attention of one token to few keys, and of few slots to many.
 //!
 //! `tiles` is the door to products of many rows on AMX tiles; `amx` asks for them and proves bounds, `amx_split` cuts f32
 //! into bf16 parts, `amx_blocks` multiplies them.
@@ -30,6 +30,8 @@ mod avx512_softmax;
 mod element;
 #[allow(unsafe_code)]
 mod few_keys;
+#[allow(unsafe_code)]
+mod few_slots;
 mod lanes;
 #[allow(unsafe_code)]
 mod portable;
@@ -39,6 +41,7 @@ pub(crate) mod tiles;
 
 pub(crate) use element::Element;
 pub(crate) use few_keys::FewKeys;
+pub(crate) use few_slots::FewSlots;
 pub(crate) use product::{Left, Product, Right, Write};
 
 /// Rows of the largest block that one microkernel call computes.

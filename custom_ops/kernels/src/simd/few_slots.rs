@@ -1,0 +1,330 @@
+//! Attention of the few slots of one token to many keys, in vectors of 16 lanes.
+//!
+//! Lane `l` of a vector multiplies the elements `l, l + 16, …` of a query and a key; the lanes of 16 keys are summed
+//! together. Keys and values are read once for each four slots.
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{
+    __m512, _mm512_add_ps, _mm512_castpd_ps, _mm512_castps_pd, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mul_ps,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_f32x4, _mm512_storeu_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps,
+    _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+};
+
+use super::{Instructions, Isa, LANES, ROWS};
+use crate::grid::Tile;
+
+/// Most slots of a [`FewSlots`].
+const FEW: usize = 4;
+
+/// Keys between two updates of the softmax.
+const KEYS: usize = 128;
+
+/// Vectors of a value that are mixed together.
+#[cfg(target_arch = "x86_64")]
+const WIDE: usize = 4;
+
+/// One token before the keys that it sees.
+pub(crate) struct FewSlots<'a> {
+    /// Queries `[slots, D]`, `stride` elements apart.
+    pub(crate) queries: &'a [f32],
+    pub(crate) stride: usize,
+    pub(crate) slots: usize,
+    pub(crate) head: usize,
+    /// Rows of `D` elements.
+    pub(crate) key: &'a [f32],
+    /// As `key`.
+    pub(crate) value: &'a [f32],
+    /// Rows that the token sees.
+    pub(crate) places: &'a [usize],
+}
+
+/// Scores `[slot][key]` of some keys, then their weights.
+#[repr(align(64))]
+struct Scores([f32; FEW * KEYS]);
+
+impl FewSlots<'_> {
+    /// Whether these sizes are served with the instructions of `isa`.
+    pub(crate) fn serves(isa: Isa, slots: usize, head: usize) -> bool {
+        isa.0 >= Instructions::Avx512 && (1..=FEW).contains(&slots) && head > 0 && head.is_multiple_of(LANES)
+    }
+
+    /// Fills the rows from `first_row` on, one for each slot, with the values weighted by the softmax of query times key.
+    ///
+    /// # Panics
+    ///
+    /// If the sizes are not served, there is no key, or a query, a key, a value or a row of `out` is not there.
+    pub(crate) fn attend(&self, isa: Isa, out: &mut Tile<'_, f32>, first_row: usize) {
+        let Self { queries, stride, slots, head, key, value, places } = *self;
+        assert!(Self::serves(isa, slots, head) && !places.is_empty(), "sizes of few slots");
+        let keys = key.len().min(value.len()) / head;
+        assert!(places.iter().all(|place| *place < keys), "key out of bounds");
+        let mut block = Block {
+            queries: [std::ptr::null(); FEW],
+            out: [std::ptr::null_mut(); FEW],
+            key: key.as_ptr(),
+            value: value.as_ptr(),
+            head,
+        };
+        for slot in 0..slots {
+            block.queries[slot] = queries[slot * stride..][..head].as_ptr();
+            block.out[slot] = out.row(first_row + slot)[..head].as_mut_ptr();
+        }
+        let (mut max, mut sum) = ([f32::NEG_INFINITY; FEW], [0.0; FEW]);
+        let mut scores = Scores([0.0; FEW * KEYS]);
+        for (tile, places) in places.chunks(KEYS).enumerate() {
+            block.score(slots, places, &mut scores);
+            let seen = [places.len(); ROWS];
+            let factors = isa.softmax_rows(&mut scores.0, KEYS, &seen, &mut max[..slots], &mut sum[..slots]);
+            block.mix(slots, places, &scores, (tile > 0).then_some(&factors));
+        }
+        (0..slots).for_each(|slot| isa.scale(out.row(first_row + slot), 1.0 / sum[slot]));
+    }
+}
+
+/// Slots whose queries and destinations hold a head, and keys and values, all in bounds.
+struct Block {
+    queries: [*const f32; FEW],
+    out: [*mut f32; FEW],
+    key: *const f32,
+    value: *const f32,
+    head: usize,
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+impl Block {
+    fn score(&self, _: usize, _: &[usize], _: &mut Scores) {}
+
+    fn mix(&self, _: usize, _: &[usize], _: &Scores, _: Option<&[f32; ROWS]>) {}
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Block {
+    /// Products of the queries and up to [`KEYS`] keys.
+    fn score(&self, slots: usize, places: &[usize], scores: &mut Scores) {
+        // SAFETY: `FewSlots::attend` proved the bounds and the instructions.
+        unsafe {
+            match slots {
+                1 => score::<1>(self, places, scores),
+                2 => score::<2>(self, places, scores),
+                3 => score::<3>(self, places, scores),
+                _ => score::<4>(self, places, scores),
+            }
+        }
+    }
+
+    /// Adds the weighted values to what the destinations hold times `factors`; `None` where they hold nothing.
+    fn mix(&self, slots: usize, places: &[usize], scores: &Scores, factors: Option<&[f32; ROWS]>) {
+        // SAFETY: as above; `column` stays inside a head.
+        unsafe {
+            for column in (0..self.head / (WIDE * LANES)).map(|wide| wide * WIDE * LANES) {
+                mix_columns::<WIDE>(self, slots, places, scores, (column, factors));
+            }
+            for column in (self.head / (WIDE * LANES) * WIDE * LANES..self.head).step_by(LANES) {
+                mix_columns::<1>(self, slots, places, scores, (column, factors));
+            }
+        }
+    }
+}
+
+/// The sums of the lanes of each of 16 vectors.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn sums_of_lanes(vectors: &[__m512; LANES]) -> __m512 {
+    let quads: [__m512; 4] = std::array::from_fn(|quad| {
+        let [a, b, c, d] = [0, 1, 2, 3].map(|vector| vectors[4 * quad + vector]);
+        let first = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+        let second = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
+        let [low, high] = [_mm512_unpacklo_pd(first, second), _mm512_unpackhi_pd(first, second)];
+        _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
+    });
+    let join = |a: __m512, b: __m512| {
+        _mm512_add_ps(_mm512_shuffle_f32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b))
+    };
+    join(join(quads[0], quads[1]), join(quads[2], quads[3]))
+}
+
+/// As [`Block::score`]; past the last key, scores of it are repeated up to a whole vector.
+///
+/// # Safety
+///
+/// `S` queries must hold a head, `places` must be 1 to [`KEYS`] rows of keys; the processor must have AVX-512 F.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn score<const S: usize>(block: &Block, places: &[usize], scores: &mut Scores) {
+    for (group, places) in places.chunks(LANES).enumerate() {
+        let mut lanes = [[_mm512_setzero_ps(); LANES]; S];
+        for pair in (0..places.len()).step_by(2) {
+            let pair = [pair, (pair + 1).min(places.len() - 1)];
+            let mut sums = [[_mm512_setzero_ps(); 2]; S];
+            for first in (0..block.head).step_by(LANES) {
+                // SAFETY: by the caller's promise.
+                unsafe {
+                    let keys = pair.map(|key| _mm512_loadu_ps(block.key.add(places[key] * block.head + first)));
+                    for (sums, query) in sums.iter_mut().zip(block.queries) {
+                        let query = _mm512_loadu_ps(query.add(first));
+                        *sums = [_mm512_fmadd_ps(query, keys[0], sums[0]), _mm512_fmadd_ps(query, keys[1], sums[1])];
+                    }
+                }
+            }
+            for (lanes, sums) in lanes.iter_mut().zip(sums) {
+                (lanes[pair[0]], lanes[pair[1]]) = (sums[0], sums[1]);
+            }
+        }
+        for (slot, lanes) in lanes.iter().enumerate() {
+            let place = slot * KEYS + group * LANES;
+            // SAFETY: a slot has room for whole vectors of its keys.
+            unsafe { _mm512_storeu_ps(scores.0.as_mut_ptr().add(place), sums_of_lanes(lanes)) };
+        }
+    }
+}
+
+/// As [`Block::mix`] for `V` vectors from a column on.
+///
+/// # Safety
+///
+/// `slots` destinations must hold the columns, `places` must be up to [`KEYS`] rows of values; the processor must have
+/// AVX-512 F.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn mix_columns<const V: usize>(
+    block: &Block,
+    slots: usize,
+    places: &[usize],
+    scores: &Scores,
+    (column, factors): (usize, Option<&[f32; ROWS]>),
+) {
+    let mut sums = [[_mm512_setzero_ps(); V]; FEW];
+    // SAFETY: by the caller's promise.
+    unsafe {
+        if let Some(factors) = factors {
+            for (slot, sums) in sums.iter_mut().enumerate().take(slots) {
+                let (factor, out) = (_mm512_set1_ps(factors[slot]), block.out[slot].add(column));
+                *sums = std::array::from_fn(|vector| _mm512_mul_ps(_mm512_loadu_ps(out.add(vector * LANES)), factor));
+            }
+        }
+        match slots {
+            1 => add_values::<V, 1>(block, places, scores, column, &mut sums),
+            2 => add_values::<V, 2>(block, places, scores, column, &mut sums),
+            3 => add_values::<V, 3>(block, places, scores, column, &mut sums),
+            _ => add_values::<V, 4>(block, places, scores, column, &mut sums),
+        }
+        for (slot, sums) in sums.iter().enumerate().take(slots) {
+            for (vector, sum) in sums.iter().enumerate() {
+                _mm512_storeu_ps(block.out[slot].add(column + vector * LANES), *sum);
+            }
+        }
+    }
+}
+
+/// Adds weight times value to the sums of `S` slots.
+///
+/// # Safety
+///
+/// As for [`mix_columns`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn add_values<const V: usize, const S: usize>(
+    block: &Block,
+    places: &[usize],
+    scores: &Scores,
+    column: usize,
+    all: &mut [[__m512; V]; FEW],
+) {
+    let mut sums: [[__m512; V]; S] = std::array::from_fn(|slot| all[slot]);
+    for (key, place) in places.iter().enumerate() {
+        // SAFETY: by the caller's promise.
+        let value: [__m512; V] = std::array::from_fn(|vector| unsafe {
+            _mm512_loadu_ps(block.value.add(place * block.head + column + vector * LANES))
+        });
+        for (slot, sums) in sums.iter_mut().enumerate() {
+            let weight = _mm512_set1_ps(scores.0[slot * KEYS + key]);
+            for (sum, value) in sums.iter_mut().zip(value) {
+                *sum = _mm512_fmadd_ps(weight, value, *sum);
+            }
+        }
+    }
+    all[..S].copy_from_slice(&sums);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{every_isa, few_keys::tests::exact, few_keys::tests::numbers};
+    use super::*;
+
+    #[test]
+    fn every_slot_gets_the_mean_of_its_softmax() {
+        let mut served = 0;
+        for (head, slots, count) in [
+            (16, 1, 1),
+            (16, 4, 33),
+            (48, 2, 127),
+            (64, 3, 128),
+            (80, 4, 129),
+            (128, 2, 15),
+            (128, 1, 300),
+            (144, 2, 256),
+            (272, 3, 17),
+        ] {
+            let (key, value, stride) = (numbers(400 * head, 1.0), numbers(400 * head, 2.0), head + 16);
+            let queries: Vec<f32> = numbers(slots * stride, 3.0).iter().map(|q| q * 0.2).collect();
+            let places: Vec<usize> = (0..count).map(|key| key + key / 5).collect();
+            for isa in every_isa().into_iter().filter(|isa| FewSlots::serves(*isa, slots, head)) {
+                let token =
+                    FewSlots { queries: &queries, stride, slots, head, key: &key, value: &value, places: &places };
+                let mut out = vec![f32::NAN; (slots + 2) * head];
+                token.attend(isa, &mut Tile::dense(&mut out, head), 1);
+                assert!(out[..head].iter().chain(&out[(slots + 1) * head..]).all(|other| other.is_nan()));
+                for (slot, found) in out[head..].chunks(head).take(slots).enumerate() {
+                    let wanted = exact(&queries[slot * stride..][..head], &key, &value, &places);
+                    let close = |(found, wanted): (&f32, &f64)| (f64::from(*found) - wanted).abs() < 1e-5;
+                    assert!(found.iter().zip(&wanted).all(close), "{head} {slots} {count}: {slot}");
+                }
+                served += 1;
+            }
+        }
+        if served == 0 {
+            println!("skipped: no AVX-512");
+        }
+    }
+
+    /// What a slot gets depends on its own query alone, and on the keys that are seen.
+    #[test]
+    fn slots_and_unseen_keys_do_not_change_each_other() {
+        let (head, count) = (48, 140);
+        let (mut key, mut value) = (numbers(160 * head, 1.0), numbers(160 * head, 2.0));
+        let mut queries = numbers(4 * head, 3.0);
+        let places: Vec<usize> = (0..160).filter(|key| *key != 7).take(count).collect();
+        for isa in every_isa().into_iter().filter(|isa| FewSlots::serves(*isa, 4, head)) {
+            let attend = |queries: &[f32], key: &[f32], value: &[f32]| {
+                let mut out = vec![0.0; 4 * head];
+                FewSlots { queries, stride: head, slots: 4, head, key, value, places: &places }.attend(
+                    isa,
+                    &mut Tile::dense(&mut out, head),
+                    0,
+                );
+                out
+            };
+            let plain = attend(&queries, &key, &value);
+            key[7 * head] = f32::NAN;
+            value[7 * head..][..head].fill(f32::INFINITY);
+            queries[2 * head] = f32::NAN;
+            let spoilt = attend(&queries, &key, &value);
+            for (slot, (found, wanted)) in spoilt.chunks(head).zip(plain.chunks(head)).enumerate() {
+                assert!(if slot == 2 { found.iter().all(|value| value.is_nan()) } else { found == wanted }, "{slot}");
+            }
+            queries[2 * head] = 0.0;
+            key[7 * head] = 0.0;
+            value[7 * head..][..head].fill(0.0);
+        }
+    }
+
+    #[test]
+    fn sizes_are_bounded() {
+        for isa in every_isa() {
+            assert!(!FewSlots::serves(isa, 0, 32) && !FewSlots::serves(isa, FEW + 1, 32));
+            assert!(!FewSlots::serves(isa, 1, 0) && !FewSlots::serves(isa, 1, 40));
+        }
+    }
+}
