@@ -90,6 +90,9 @@ static CONFIGURATION: Configuration = {
     Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
 };
 
+/// Rows that are split side by side.
+const ROWS_TOGETHER: usize = 4;
+
 /// Tiles of this thread, configured while it lives and released after it.
 pub(super) struct Tiles(std::marker::PhantomData<*const ()>);
 
@@ -142,10 +145,22 @@ impl Tiles {
         found: &mut [Magnitudes],
     ) {
         assert!(left.starts.len() <= STRIP && out.len() >= parts_len(PARTS, inner), "room for a strip");
-        for (row, (start, found)) in left.starts.iter().zip(found).enumerate() {
-            let from = left.data[start + first..][..inner].as_ptr();
+        let from = |row: usize| left.data[left.starts[row] + first..][..inner].as_ptr();
+        for (group, found) in found[..left.starts.len()].chunks_mut(ROWS_TOGETHER).enumerate() {
+            let row = group * ROWS_TOGETHER;
             // SAFETY: the bounds are proved, and tiles come with the instructions.
-            *found = found.join(unsafe { amx_split::row::<JUDGE>(from, inner, out.as_mut_ptr(), row) });
+            unsafe {
+                if let [a, b, c, d] = found {
+                    let from = [from(row), from(row + 1), from(row + 2), from(row + 3)];
+                    let new = amx_split::rows::<ROWS_TOGETHER, JUDGE>(from, inner, out.as_mut_ptr(), row);
+                    [a, b, c, d].into_iter().zip(new).for_each(|(found, new)| *found = found.join(new));
+                    continue;
+                }
+                for (place, found) in found.iter_mut().enumerate() {
+                    let [new] = amx_split::rows::<1, JUDGE>([from(row + place)], inner, out.as_mut_ptr(), row + place);
+                    *found = found.join(new);
+                }
+            }
         }
     }
 

@@ -102,46 +102,53 @@ fn first_lanes(count: usize) -> __mmask16 {
     ((1u32 << count.min(LANES)) - 1) as __mmask16
 }
 
-/// Splits `inner` elements of a row into the tiles of a strip, zeros after them; of no values where they are not to be
-/// judged.
+/// Splits `inner` elements of some rows into the tiles of a strip, from row `row` on, zeros after them; of no values where
+/// they are not to be judged. Rows side by side fill neighbouring lines of the strip.
 ///
 /// # Safety
 ///
-/// `inner` elements at `from` must be readable; `ceil(inner / STEP)` steps of a strip must be ours to write at `strip`;
-/// the processor must have AVX-512 F and BW.
+/// `inner` elements of each row at `from` must be readable; `ceil(inner / STEP)` steps of a strip must be ours to write at
+/// `strip`, of which the rows lie in one tile; the processor must have AVX-512 F and BW.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn row<const JUDGE: bool>(
-    from: *const f32,
+pub(super) unsafe fn rows<const N: usize, const JUDGE: bool>(
+    from: [*const f32; N],
     inner: usize,
     strip: *mut bf16,
     row: usize,
-) -> Magnitudes {
-    let mut lanes = Lanes::new();
-    // SAFETY: by the caller's promise; masks keep the last loads inside the row.
+) -> [Magnitudes; N] {
+    let mut lanes = [Lanes::new(); N];
+    // SAFETY: by the caller's promise; masks keep the last loads inside a row.
     unsafe {
         let order = _mm512_loadu_si512(IN_TURN.as_ptr().cast());
         let mut out = strip.add(row / TILE * TILE_LEN + row % TILE * STEP);
-        let mut step = |a: __m512, b: __m512| {
-            if JUDGE {
-                lanes.take(a);
-                lanes.take(b);
-            }
-            for (part, (a, b)) in parts(a).into_iter().zip(parts(b)).enumerate() {
-                _mm512_storeu_si512(out.add(part * 2 * TILE_LEN).cast(), _mm512_permutex2var_epi16(a, order, b));
+        let mut step = |load: &dyn Fn(*const f32) -> [__m512; 2]| {
+            for (row, (from, lanes)) in from.iter().zip(&mut lanes).enumerate() {
+                let [a, b] = load(*from);
+                if JUDGE {
+                    lanes.take(a);
+                    lanes.take(b);
+                }
+                for (part, (a, b)) in parts(a).into_iter().zip(parts(b)).enumerate() {
+                    let out = out.add(row * STEP + part * 2 * TILE_LEN);
+                    _mm512_storeu_si512(out.cast(), _mm512_permutex2var_epi16(a, order, b));
+                }
             }
             out = out.wrapping_add(PARTS * 2 * TILE_LEN);
         };
         let whole = inner / STEP * STEP;
         for first in (0..whole).step_by(STEP) {
-            step(_mm512_loadu_ps(from.add(first)), _mm512_loadu_ps(from.add(first + LANES)));
+            step(&|from| [_mm512_loadu_ps(from.add(first)), _mm512_loadu_ps(from.add(first + LANES))]);
         }
         if whole < inner {
-            let (from, left) = (from.add(whole), inner - whole);
-            let second = _mm512_maskz_loadu_ps(first_lanes(left.saturating_sub(LANES)), from.wrapping_add(LANES));
-            step(_mm512_maskz_loadu_ps(first_lanes(left), from), second);
+            let left = inner - whole;
+            let masks = [first_lanes(left), first_lanes(left.saturating_sub(LANES))];
+            step(&|from| {
+                let from = from.add(whole);
+                [_mm512_maskz_loadu_ps(masks[0], from), _mm512_maskz_loadu_ps(masks[1], from.wrapping_add(LANES))]
+            });
         }
     }
-    if JUDGE { lanes.join() } else { Magnitudes::default() }
+    lanes.map(|lanes| if JUDGE { lanes.join() } else { Magnitudes::default() })
 }
 
 /// Splits `inner` rows of a panel into tiles of pairs of rows, zeros after them: the pairs `pairs` of every tile.
