@@ -23,6 +23,7 @@ mod progress;
 mod report_file;
 mod run;
 mod shape_args;
+mod shell;
 mod table;
 mod tensorrt_args;
 mod verify;

@@ -9,7 +9,7 @@ use std::{
 use clap::{Args, builder::PossibleValuesParser};
 use prost::Message;
 
-use super::{Failure, print_result, run::output_place, shape_args::ShapeArguments};
+use super::{Failure, print_result, run::output_place, shape_args::ShapeArguments, shell::word};
 use crate::{
     engine::{Dtype, GPUS, InputShapes, Plugin, Release, Version, dtype_of, must_fit, open_dims, prepare, release_of},
     onnx::{
@@ -122,9 +122,9 @@ fn data_stays_beside(file: &OnnxFile, folder: &Path) -> Result<(), Failure> {
 fn trtexec(onnx: &Path, release: Option<&Release>, dtype: Dtype) -> String {
     let mut words = vec![
         "trtexec".to_owned(),
-        format!("--onnx={}", onnx.display()),
+        word(format!("--onnx={}", onnx.display())),
         "--dynamicPlugins=libmoa_tensorrt.so".to_owned(),
-        format!("--saveEngine={}", onnx.with_extension("plan").display()),
+        word(format!("--saveEngine={}", onnx.with_extension("plan").display())),
     ];
     match release {
         Some(release) if release.plugin == Plugin::V2DynamicExt && dtype == Dtype::Fp16 => words.push("--fp16".into()),
