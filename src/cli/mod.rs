@@ -122,6 +122,7 @@ fn usage(error: &clap::Error) -> ExitCode {
     let mut paragraphs = text.split("\n\n").map(str::trim);
     let message = in_words(paragraphs.next().unwrap_or_default().trim_start_matches("error: "));
     let tip = paragraphs.find_map(|paragraph| paragraph.strip_prefix("tip: "));
+    let tip = tip.filter(|tip| !tip.starts_with("to pass "));
     let help = format!("run `moa-export{} --help`", named_command());
     let failure = Failure::usage(message, Some(tip.unwrap_or(&help)));
     failure.print();

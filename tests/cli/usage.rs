@@ -43,6 +43,7 @@ fn wrong_arguments_name_themselves() {
         ("verify m.onnx --checkpoint ck --atol big", "'--atol <X>': it must be a number"),
         ("verify m.onnx --checkpoint ck --seed -1", "'-1' for '--seed <N>': it must be a whole number, 0 or more"),
         ("verify m.onnx --checkpoint ck --seed 18446744073709551616", "'--seed <N>': it is too large"),
+        ("verify m.onnx --checkpoint ck --gate-mode softmax_topk", "help: run `moa-export verify --help`"),
         ("run m.onnx --inputs i", "--outputs"),
         ("run m.onnx --inputs i --outputs o --backend torch", "tract"),
         ("ops now", "now"),
