@@ -18,8 +18,10 @@ pub enum WeightError {
         /// What the operating system said.
         source: std::io::Error,
     },
-    /// A weight is NaN or infinite.
-    #[error("{origin}: tensor \"{tensor}\" holds {count} NaN or infinite values, the first at index {first}")]
+    /// A weight is NaN or infinite as f32.
+    #[error(
+        "{origin}: tensor \"{tensor}\" holds {count} values that are NaN or infinite as f32, the first at index {first}"
+    )]
     NonFinite {
         /// File that holds the tensor.
         origin: String,

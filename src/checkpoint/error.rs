@@ -144,6 +144,12 @@ pub enum CheckpointError {
         /// What is wrong.
         problem: String,
     },
+    /// A shard that the index names is not there.
+    #[error("{file}: this shard of the index is not there")]
+    NoShard {
+        /// The path.
+        file: String,
+    },
     /// A PyTorch file is no sound zip archive.
     #[error("{file}: {problem}")]
     Archive {
@@ -206,6 +212,7 @@ impl CheckpointError {
             | Self::NotAFile { .. }
             | Self::Changed { .. }
             | Self::NoModel { .. }
+            | Self::NoShard { .. }
             | Self::NoConfig { .. } => ErrorKind::Io,
             Self::PickledModel { .. }
             | Self::FileKind { .. }
@@ -222,6 +229,14 @@ impl CheckpointError {
             | Self::Archive { .. }
             | Self::Pickle { .. }
             | Self::RefusedGlobal { .. } => ErrorKind::Malformed,
+        }
+    }
+
+    /// The same, said of a shard that an index names.
+    pub(super) fn of_shard(self) -> Self {
+        match self {
+            Self::Io { file, source } if source.kind() == io::ErrorKind::NotFound => Self::NoShard { file },
+            error => error,
         }
     }
 
@@ -258,9 +273,18 @@ impl CheckpointError {
                 "give a checkpoint that fairseq wrote for an MoA model, saved with the defaults of torch.save"
             }
             Self::NoModelKeys { .. } => "name a configuration with --config FILE",
-            Self::Index { .. } => "copy or download the index and all its shards again",
+            Self::Index { .. } | Self::NoShard { .. } => "copy or download the index and all its shards again",
             Self::Limit { .. } => "no model of a supported family needs that much; check where the file comes from",
-            Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => "check the path",
+            Self::Io { file, source } if source.kind() == io::ErrorKind::NotFound => {
+                return Some(hub_name(file).map_or_else(
+                    || "check the path".into(),
+                    |name| {
+                        format!(
+                            "models of the Hugging Face Hub are downloaded first: hf download {name} --local-dir FOLDER"
+                        )
+                    },
+                ));
+            }
             Self::Io { .. } | Self::Json { .. } => return None,
         };
         Some(help.into())
@@ -279,6 +303,16 @@ impl From<&WeightError> for ErrorKind {
             _ => Self::Malformed,
         }
     }
+}
+
+/// The name of a model on the Hugging Face Hub, `OWNER/MODEL`, where a path that is not there reads like one.
+fn hub_name(file: &str) -> Option<&str> {
+    let name = file.strip_prefix("https://huggingface.co/").unwrap_or(file);
+    let (owner, model) = name.split_once('/')?;
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let is_part = |part: &str| part.starts_with(|c: char| c.is_ascii_alphanumeric()) && part.chars().all(plain);
+    let is_file = [".safetensors", ".pt", ".json"].iter().any(|ending| model.ends_with(ending));
+    (is_part(owner) && is_part(model) && !is_file && !Path::new(owner).exists()).then_some(name)
 }
 
 /// A path as messages show it: without control characters.

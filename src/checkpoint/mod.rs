@@ -234,7 +234,7 @@ impl Tensors {
         let mut metadata = vec![(file.shown().to_owned(), std::mem::take(&mut index.metadata))];
         let mut bytes = 0;
         for shard in index.shards.keys() {
-            let (file, header) = read_header(&folder.join(&**shard))?;
+            let (file, header) = read_header(&folder.join(&**shard)).map_err(CheckpointError::of_shard)?;
             index.check_shard(shard, file.shown(), &header)?;
             bytes += header.tensors.values().map(|info| info.bytes).sum::<u64>();
             let shown = file.shown().to_owned();

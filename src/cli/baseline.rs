@@ -17,6 +17,7 @@ use super::{
     inspect::{preset, with_vocabulary},
     print_result,
     progress::Progress,
+    shell::word,
 };
 use crate::{
     checkpoint::read_config,
@@ -107,7 +108,7 @@ pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
     let report = exported?;
     print_result(&match arguments.json {
         true => format!("{:#}\n", report_json(&report)),
-        false => format!("{}next: moa-export inspect {}\n", wrote(&report), arguments.output.display()),
+        false => format!("{}next: moa-export inspect {}\n", wrote(&report), word(arguments.output.display())),
     })?;
     Ok(ExitCode::SUCCESS)
 }

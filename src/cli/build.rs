@@ -125,7 +125,7 @@ struct Done {
 }
 
 pub(super) fn run(arguments: &BuildArguments) -> Result<ExitCode, Failure> {
-    let gpu = GPUS.into_iter().find(|gpu| gpu.name.eq_ignore_ascii_case(&arguments.gpu));
+    let gpu = Gpu::named(&arguments.gpu);
     let (folder, graphs) = graphs(arguments)?;
     for graph in &graphs {
         dtype_fits(arguments, gpu.as_ref(), &graph.file)?;

@@ -10,6 +10,7 @@ use super::{
     args::{DtypeArgument, ExportArguments, ExternalDataArgument, FormArgument, GateModeArgument, VerifyArguments},
     print_result,
     progress::Progress,
+    shell::word,
     table::size,
     tensorrt_args::TensorRtArguments,
     verify,
@@ -124,11 +125,10 @@ pub(super) fn wrote(report: &ExportReport) -> String {
 fn text(report: &ExportReport, arguments: &ExportArguments) -> String {
     let mut text = wrote(report);
     if !arguments.verify {
-        text.push_str(&format!(
-            "next: moa-export verify {} --checkpoint {}\n",
-            arguments.output.display(),
-            arguments.checkpoint.display()
-        ));
+        let ExportArguments { output, checkpoint, config, .. } = arguments;
+        let [output, checkpoint] = [output, checkpoint].map(|path| word(path.display()));
+        let config = config.as_ref().map(|path| format!(" --config {}", word(path.display()))).unwrap_or_default();
+        text.push_str(&format!("next: moa-export verify {output} --checkpoint {checkpoint}{config}\n"));
     }
     text
 }

@@ -23,6 +23,7 @@ mod progress;
 mod report_file;
 mod run;
 mod shape_args;
+mod shell;
 mod table;
 mod tensorrt_args;
 mod verify;
@@ -121,14 +122,27 @@ fn usage(error: &clap::Error) -> ExitCode {
     let mut paragraphs = text.split("\n\n").map(str::trim);
     let message = in_words(paragraphs.next().unwrap_or_default().trim_start_matches("error: "));
     let tip = paragraphs.find_map(|paragraph| paragraph.strip_prefix("tip: "));
+    let tip = tip.filter(|tip| !tip.starts_with("to pass "));
     let help = format!("run `moa-export{} --help`", named_command());
     let failure = Failure::usage(message, Some(tip.unwrap_or(&help)));
     failure.print();
     failure.exit_code()
 }
 
-/// The parser writes ranges as Rust does.
+/// The parser writes ranges and faults of numbers as Rust does, and takes what follows a checkpoint for a command.
 fn in_words(message: &str) -> String {
+    const NUMBERS: [(&str, &str); 3] = [
+        ("invalid digit found in string", "it must be a whole number, 0 or more"),
+        ("number too large to fit in target type", "it is too large"),
+        ("invalid float literal", "it must be a number"),
+    ];
+    let second = message.strip_prefix("the subcommand '");
+    if let Some(second) = second.and_then(|rest| rest.strip_suffix("' cannot be used with '<CHECKPOINT>'")) {
+        return format!("'{second}' follows the checkpoint, where only options do; the output is given with -o");
+    }
+    if let Some((before, words)) = NUMBERS.iter().find_map(|(rust, words)| Some((message.strip_suffix(rust)?, words))) {
+        return format!("{before}{words}");
+    }
     match message.rsplit_once(" is not in ") {
         Some((before, range)) => format!("{before} is not in {}", range.replacen("..=", " to ", 1)),
         None => message.to_owned(),

@@ -10,7 +10,8 @@ use crate::engine::{Dtype, GPUS, Gpu, Plugin, RELEASES, Release, fit};
 #[derive(Debug, Args)]
 pub(super) struct PlanArguments {
     /// GPU to plan for [default: a table of all]
-    #[arg(long, value_name = "GPU", value_parser = PossibleValuesParser::new(GPUS.map(|gpu| gpu.name)))]
+    #[arg(long, value_name = "GPU", ignore_case = true)]
+    #[arg(value_parser = PossibleValuesParser::new(GPUS.map(|gpu| gpu.name)))]
     gpu: Option<String>,
     /// Type of weights and activations that must fit [default: any]
     #[arg(long, value_enum)]
@@ -40,7 +41,7 @@ impl PlanDtype {
 pub(super) fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
     let asked = arguments.dtype.map(PlanDtype::dtype);
     let dtypes: Vec<Dtype> = Dtype::ALL.into_iter().filter(|dtype| asked.is_none_or(|asked| asked == *dtype)).collect();
-    let gpu = arguments.gpu.as_deref().and_then(|name| GPUS.into_iter().find(|gpu| gpu.name == name));
+    let gpu = arguments.gpu.as_deref().and_then(Gpu::named);
     if let (Some(gpu), Some(dtype)) = (gpu, asked)
         && newest(&gpu, dtype).is_none()
     {

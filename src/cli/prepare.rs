@@ -9,9 +9,11 @@ use std::{
 use clap::{Args, builder::PossibleValuesParser};
 use prost::Message;
 
-use super::{Failure, print_result, run::output_place, shape_args::ShapeArguments};
+use super::{Failure, print_result, run::output_place, shape_args::ShapeArguments, shell::word};
 use crate::{
-    engine::{Dtype, GPUS, InputShapes, Plugin, Release, Version, dtype_of, must_fit, open_dims, prepare, release_of},
+    engine::{
+        Dtype, GPUS, Gpu, InputShapes, Plugin, Release, Version, dtype_of, must_fit, open_dims, prepare, release_of,
+    },
     onnx::{
         OnnxFile, Staging, WriteError,
         read::{Dim, ValueInfo},
@@ -40,7 +42,8 @@ pub(super) struct PrepareArguments {
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     /// GPU that must fit [default: any]
-    #[arg(long, value_name = "GPU", value_parser = PossibleValuesParser::new(GPUS.map(|gpu| gpu.name)))]
+    #[arg(long, value_name = "GPU", ignore_case = true)]
+    #[arg(value_parser = PossibleValuesParser::new(GPUS.map(|gpu| gpu.name)))]
     gpu: Option<String>,
     /// Release of TensorRT that must fit, such as 10.4 [default: any]
     #[arg(long, value_name = "VERSION")]
@@ -57,7 +60,7 @@ pub(super) struct PrepareArguments {
 
 pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
     let file = read_model(&arguments.model)?;
-    let gpu = arguments.gpu.as_deref().and_then(|name| GPUS.into_iter().find(|gpu| gpu.name == name));
+    let gpu = arguments.gpu.as_deref().and_then(Gpu::named);
     let release = arguments.tensorrt.map(release_of).transpose()?;
     let dtype = dtype_of(&file);
     must_fit(gpu.as_ref(), release, dtype)?;
@@ -122,9 +125,9 @@ fn data_stays_beside(file: &OnnxFile, folder: &Path) -> Result<(), Failure> {
 fn trtexec(onnx: &Path, release: Option<&Release>, dtype: Dtype) -> String {
     let mut words = vec![
         "trtexec".to_owned(),
-        format!("--onnx={}", onnx.display()),
+        word(format!("--onnx={}", onnx.display())),
         "--dynamicPlugins=libmoa_tensorrt.so".to_owned(),
-        format!("--saveEngine={}", onnx.with_extension("plan").display()),
+        word(format!("--saveEngine={}", onnx.with_extension("plan").display())),
     ];
     match release {
         Some(release) if release.plugin == Plugin::V2DynamicExt && dtype == Dtype::Fp16 => words.push("--fp16".into()),

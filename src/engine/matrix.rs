@@ -65,6 +65,13 @@ pub struct Gpu {
     pub cuda: (Version, Option<Version>),
 }
 
+impl Gpu {
+    /// The GPU of this name, in any case.
+    pub fn named(name: &str) -> Option<Self> {
+        GPUS.into_iter().find(|gpu| gpu.name.eq_ignore_ascii_case(name))
+    }
+}
+
 const fn gpu(name: &'static str, capability: Version, from: Version, to: Option<Version>) -> Gpu {
     Gpu { name, capability, cuda: (from, to) }
 }

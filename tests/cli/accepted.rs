@@ -167,3 +167,29 @@ fn both_ways_to_write_a_jetmoe_configuration_are_read() {
     let renamed = export("renamed", &[("kv_channels", Value::Null), ("head_dim", json!(16))]);
     assert!(renamed == default);
 }
+
+/// What fairseq's RoBERTa takes for granted shows in no tensor: its activation, and embeddings that are not scaled.
+#[test]
+fn masked_language_models_have_the_defaults_of_roberta() {
+    let scene = Scene::with_fixture("mlm");
+    let stated: Value = serde_json::from_slice(&scene.read("ck/config.json")).unwrap();
+    scene.accepts("ck -o stated.onnx");
+    let mut silent = stated.clone();
+    for key in ["activation_fn", "no_scale_embedding", "encoder_learned_pos", "layernorm_embedding"] {
+        assert!(silent.as_object_mut().unwrap().remove(key).is_some(), "{key}");
+    }
+    let positions = silent["max_source_positions"].take();
+    scene.write("ck/config.json", silent.to_string());
+    scene.refuses("ck -o silent.onnx", 3, &["embed_positions.weight", "expected [514, 128]"]);
+    silent["tokens_per_sample"] = positions;
+    scene.write("ck/config.json", silent.to_string());
+    scene.accepts("ck -o silent.onnx");
+    assert!(scene.read("silent.onnx") == scene.read("stated.onnx"));
+    for (key, value) in [("activation_fn", json!("relu")), ("no_scale_embedding", json!(false))] {
+        let mut other = stated.clone();
+        other[key] = value;
+        scene.write("ck/config.json", other.to_string());
+        scene.accepts(&format!("ck -o {key}.onnx"));
+        assert!(scene.read(&format!("{key}.onnx")) != scene.read("stated.onnx"), "{key}");
+    }
+}

@@ -34,6 +34,18 @@ fn an_output_is_a_file_or_a_folder() {
     }
 }
 
+/// A shell takes the printed command as it stands.
+#[test]
+fn the_next_command_can_be_copied() {
+    let scene = Scene::with(&Model::layer());
+    fs::rename(scene.path("ck/config.json"), scene.path("ck/my own.json")).unwrap();
+    let mut command = scene.command("ck --config");
+    command.args(["ck/my own.json", "-o", "it's here/m.onnx"]);
+    let printed = Outcome::of(command).stdout;
+    let next = r"next: moa-export verify 'it'\''s here/m.onnx' --checkpoint ck --config 'ck/my own.json'";
+    assert_eq!(printed.lines().last(), Some(next));
+}
+
 #[test]
 fn json_lists_what_was_written() {
     let scene = Scene::with(&Model::translator());

@@ -16,6 +16,7 @@ fn every_gpu_has_a_row() {
 #[test]
 fn one_gpu_is_explained() {
     let printed = Scene::new().accepts("plan --gpu v100");
+    assert_eq!(Scene::new().accepts("plan --gpu V100"), printed);
     for part in [
         "compute capability 7.0",
         "TensorRT 10.5 to 10.6 serves compute capability 7.5 and newer",

@@ -117,7 +117,7 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     scene.accepts("ck -o standard.onnx --form standard");
     for (line, code, parts) in [
         ("model.onnx -o x.onnx --gpu v100 --tensorrt 10.5", 4, "10.5 to 10.6 serves compute capability 7.5 and newer"),
-        ("half.onnx -o x.onnx --gpu v100", 4, "the model is bf16, and v100 does not fit"),
+        ("half.onnx -o x.onnx --gpu V100", 4, "the model is bf16, and v100 does not fit"),
         ("half.onnx -o x.onnx --tensorrt 8.6", 4, "TensorRT 8.6 has no bfloat16, and the model is bf16"),
         ("model.onnx -o x.onnx --tensorrt 8.5", 4, "TensorRT 8.5 is too old: 8.6 is the oldest"),
         ("model.onnx -o x.onnx --tensorrt ten", 2, "expected a version such as 10.4"),

@@ -180,7 +180,7 @@ fn shards_that_disagree_with_their_index() {
     let scene = Scene::new();
     Model::layer().write_sharded(&scene.path("ck"), 2);
     fs::remove_file(scene.path("ck").join(SECOND)).unwrap();
-    scene.refuses("ck -o out", 5, &[SECOND, "No such file"]);
+    scene.refuses("ck -o out", 5, &[SECOND, "is not there", "all its shards again"]);
     scene.write("ck/model.safetensors", Model::layer().file());
     scene.refuses("ck -o out", 3, &["several checkpoints"]);
 }

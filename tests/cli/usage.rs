@@ -33,14 +33,17 @@ fn wrong_arguments_name_themselves() {
         ("ck -o m.onnx --form fuse", "fused"),
         ("ck -o m.onnx --dtype fp8", "fp32"),
         ("ck -o m.onnx --gate-mode softmax", "softmax_topk_renorm"),
-        ("ck -o m.onnx --opset x", "--opset"),
+        ("ck -o m.onnx --opset x", "'--opset <N>': it must be a whole number"),
         ("ck -o m.onnx --opset 18 --opset 19", "--opset"),
-        ("ck ck -o m.onnx", "ck"),
+        ("ck out", "'out' follows the checkpoint, where only options do; the output is given with -o"),
+        ("ck verify -o m.onnx", "'verify' follows the checkpoint"),
         ("ck -o m.onnx --external-data maybe", "always"),
         ("verify m.onnx", "--checkpoint"),
         ("verify m.onnx --checkpoint ck --backends cuda", "ort-function"),
-        ("verify m.onnx --checkpoint ck --atol big", "--atol"),
-        ("verify m.onnx --checkpoint ck --seed -1", "-1"),
+        ("verify m.onnx --checkpoint ck --atol big", "'--atol <X>': it must be a number"),
+        ("verify m.onnx --checkpoint ck --seed -1", "'-1' for '--seed <N>': it must be a whole number, 0 or more"),
+        ("verify m.onnx --checkpoint ck --seed 18446744073709551616", "'--seed <N>': it is too large"),
+        ("verify m.onnx --checkpoint ck --gate-mode softmax_topk", "help: run `moa-export verify --help`"),
         ("run m.onnx --inputs i", "--outputs"),
         ("run m.onnx --inputs i --outputs o --backend torch", "tract"),
         ("ops now", "now"),
@@ -131,8 +134,14 @@ fn exports_and_inputs_that_are_not_there() {
 
 #[test]
 fn checkpoints_that_are_not_there() {
-    let scene = Scene::new();
+    let scene = Scene::with(&Model::layer());
     scene.refuses("nowhere -o out", 5, &["nowhere: ", "check the path"]);
     scene.refuses("nowhere.safetensors -o out", 5, &["nowhere.safetensors: ", "check the path"]);
+    for line in ["jetmoe/jetmoe-8b -o out", "https://huggingface.co/jetmoe/jetmoe-8b -o out"] {
+        scene.refuses(line, 5, &["hf download jetmoe/jetmoe-8b --local-dir"]);
+    }
+    for line in ["jetmoe/model.safetensors -o out", "./nowhere/model -o out", "ck/nowhere -o out", "a/b/c -o out"] {
+        scene.refuses(line, 5, &["check the path"]);
+    }
     scene.refuses("/dev/null -o out", 5, &["/dev/null: ", "a regular file"]);
 }

@@ -13,14 +13,16 @@ use crate::{
 const PREFIX: &str = "encoder.sentence_encoder";
 const TOKENS: &str = "encoder.sentence_encoder.embed_tokens.weight";
 const OUTPUT: &str = "encoder.lm_head.weight";
+const POSITIONS: &str = "max_source_positions";
 
 pub(super) fn import<A: StackAttention>(
     config: &Config,
     tensors: &dyn TensorDirectory,
     options: ImportOptions,
 ) -> Result<MaskedLm<A>, ImportError> {
+    let config = &with_defaults(config.clone());
     refuse_unsupported(config)?;
-    let stack = Stack::new(config, Side::Encoder, PREFIX, "max_source_positions", options)?;
+    let stack = Stack::new(config, Side::Encoder, PREFIX, POSITIONS, options)?;
     let tied = !config.flag_or("untie_weights_roberta", false)?;
     let mut importer = Importer::new(tensors);
     let token_names: &[&str] = if tied { &[OUTPUT, TOKENS] } else { &[TOKENS] };
@@ -45,4 +47,23 @@ pub(super) fn import<A: StackAttention>(
     };
     importer.finish(config.model_type(), is_buffer)?;
     Ok(MaskedLm { encoder, head })
+}
+
+/// What fairseq's RoBERTa has where its configuration says nothing, and its encoder-decoder has not.
+///
+/// Source: `base_architecture` and `RobertaModel` of `fairseq/models/roberta/model.py`, 0.12.2.
+fn with_defaults(config: Config) -> Config {
+    let positions = ["max_positions", "tokens_per_sample"].into_iter().find(|key| config.has(key));
+    let positions = positions.and_then(|key| config.keys().get(key)).cloned().unwrap_or_else(|| 512.into());
+    let defaults = [
+        ("encoder_learned_pos", true.into()),
+        ("layernorm_embedding", true.into()),
+        ("no_scale_embedding", true.into()),
+        ("activation_fn", "gelu".into()),
+        (POSITIONS, positions),
+    ];
+    defaults.into_iter().fold(config, |config, (key, value)| match config.has(key) {
+        true => config,
+        false => config.with(key, value),
+    })
 }

@@ -20,7 +20,6 @@ const ROBERTA: &str = "encoder.sentence_encoder.";
 const ROUTER: &str = ".q_proj.w_gate";
 /// Keys of the languages that a translation task reads and writes.
 const LANGUAGES: [&str; 2] = ["source_lang", "target_lang"];
-const POSITIONS: &str = "max_source_positions";
 
 /// Keys of one dictionary of a pickle.
 pub(super) struct Keys<'a, 'p> {
@@ -55,9 +54,6 @@ impl<'a, 'p> Keys<'a, 'p> {
         let family = self.family(architecture, tensors)?;
         let mut json = keys.json()?;
         self.add_languages(&mut json)?;
-        if family == "moa_roberta" {
-            add_roberta_defaults(&mut json);
-        }
         json.insert("model_type".into(), family.into());
         Ok(Config::new(self.file, json))
     }
@@ -138,24 +134,6 @@ impl<'a, 'p> Keys<'a, 'p> {
                 Some(Object::Text(_)) => self.pickle.text(value).into(),
                 _ => other(),
             },
-        }
-    }
-}
-
-/// What fairseq's RoBERTa has where its keys say nothing, and its encoder–decoder has not.
-fn add_roberta_defaults(keys: &mut Map<String, Json>) {
-    let stated = |keys: &Map<String, Json>, key: &str| keys.get(key).filter(|value| !value.is_null()).cloned();
-    let positions = stated(keys, "max_positions").or_else(|| stated(keys, "tokens_per_sample"));
-    let defaults = [
-        ("encoder_learned_pos", Json::Bool(true)),
-        ("layernorm_embedding", Json::Bool(true)),
-        ("no_scale_embedding", Json::Bool(true)),
-        ("activation_fn", "gelu".into()),
-        (POSITIONS, positions.unwrap_or_default()),
-    ];
-    for (key, value) in defaults {
-        if stated(keys, key).is_none() {
-            keys.insert(key.into(), value);
         }
     }
 }
