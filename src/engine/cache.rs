@@ -10,6 +10,9 @@ use crate::onnx::{Staging, WriteError};
 
 const PLAN: &str = "engine.plan";
 
+/// How often an engine is written, where other processes write and remove it at the same time.
+const ATTEMPTS: usize = 3;
+
 /// A folder of engines: one folder each, named by [`Recipe::key`](super::Recipe::key), with the plan and its lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cache {
@@ -70,25 +73,54 @@ impl Cache {
         }
     }
 
-    /// Keeps an engine, in place of what is there under its key.
+    /// Keeps an engine; one that is there and whole stays, one that is damaged goes.
+    ///
+    /// The folder of an engine comes and goes by one rename, so plan and lock are always of one build, however many
+    /// processes keep the same engine: builds of one recipe differ in their bytes.
     ///
     /// # Errors
     ///
-    /// Where it cannot be written; the cache stays as it was.
+    /// Where it cannot be written.
     pub fn keep(&self, plan: &[u8], lock: &PlanLock) -> Result<(), WriteError> {
         self.make_folder()?;
+        let mut outcome = Ok(());
+        for _ in 0..ATTEMPTS {
+            outcome = self.remove_damaged(&lock.key).and_then(|()| self.write(plan, lock));
+            // Another process may have been faster, with the same engine.
+            if outcome.is_ok() || matches!(self.find(&lock.key), Cached::Plan(..)) {
+                return Ok(());
+            }
+        }
+        outcome
+    }
+
+    fn write(&self, plan: &[u8], lock: &PlanLock) -> Result<(), WriteError> {
         let place = self.place(&lock.key);
+        if place.exists() {
+            return Ok(());
+        }
         let names = [PLAN.to_owned(), PlanLock::path_of(Path::new(PLAN)).display().to_string()];
-        let mut staging = Staging::begin(&place, &names, true)?;
+        let mut staging = Staging::begin(&place, &names, false)?;
         for (name, bytes) in names.iter().zip([plan, lock.to_json().as_bytes()]) {
             staging.file::<WriteError>(name, |writer| {
                 writer.write_all(bytes).map_err(|source| WriteError::Io { path: place.join(name), source })
             })?;
         }
-        match staging.commit() {
-            // Another process was faster, with the same engine.
-            Err(_) if matches!(self.find(&lock.key), Cached::Plan(..)) => Ok(()),
-            outcome => outcome.map(drop),
+        staging.commit().map(drop)
+    }
+
+    /// Removes what lies in the place of an engine and is none.
+    fn remove_damaged(&self, key: &str) -> Result<(), WriteError> {
+        let place = self.place(key);
+        if !place.exists() || matches!(self.find(key), Cached::Plan(..)) {
+            return Ok(());
+        }
+        let of_place = |source| WriteError::Io { path: place.clone(), source };
+        let aside = tempfile::Builder::new().prefix("damaged-").tempdir_in(&self.folder).map_err(of_place)?;
+        match fs::rename(&place, aside.path().join(PLAN)) {
+            // Another process has removed it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            moved => moved.map_err(of_place),
         }
     }
 
@@ -143,6 +175,58 @@ mod tests {
         }
         assert_eq!(cache.size(), (1, 4 + lock.to_json().len() as u64));
         assert_eq!(fs::read_dir(cache.folder()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_whole_engine_stays_and_a_damaged_one_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::new(folder.path().to_owned());
+        let found = |key: &str| match cache.find(key) {
+            Cached::Plan(plan, lock) => (plan, *lock),
+            other => panic!("{other:?}"),
+        };
+        let [first, second] = [lock(b"first"), lock(b"second build")];
+        cache.keep(b"first", &first).unwrap();
+        cache.keep(b"second build", &second).unwrap();
+        assert_eq!(found(&first.key), (b"first".to_vec(), first.clone()));
+        for edit in [
+            &|place: &Path| fs::write(place.join(PLAN), b"f").unwrap(),
+            &|place: &Path| fs::remove_file(place.join(PLAN)).unwrap(),
+            &|place: &Path| fs::write(place.join("other"), b"").and(fs::remove_dir_all(place)).unwrap(),
+        ] as [&dyn Fn(&Path); 3]
+        {
+            edit(&cache.place(&first.key));
+            cache.keep(b"second build", &second).unwrap();
+            assert_eq!(found(&first.key), (b"second build".to_vec(), second.clone()));
+            assert_eq!(fs::read_dir(cache.folder()).unwrap().count(), 1, "what was damaged is still there");
+            fs::remove_dir_all(cache.place(&first.key)).unwrap();
+            cache.keep(b"first", &first).unwrap();
+        }
+    }
+
+    #[test]
+    fn builds_that_are_kept_at_once_are_never_mixed() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::new(folder.path().to_owned());
+        let key = lock(b"").key;
+        let start = std::sync::Barrier::new(4);
+        for turn in 0..20 {
+            fs::create_dir_all(cache.place(&key)).unwrap();
+            fs::write(cache.place(&key).join(PLAN), [turn]).unwrap();
+            std::thread::scope(|threads| {
+                for build in 0..4_u8 {
+                    let (cache, start) = (&cache, &start);
+                    threads.spawn(move || {
+                        let plan = vec![build; 1000 + usize::from(build)];
+                        start.wait();
+                        cache.keep(&plan, &lock(&plan)).unwrap();
+                    });
+                }
+            });
+            let Cached::Plan(plan, lock) = cache.find(&key) else { panic!("turn {turn}: {:?}", cache.find(&key)) };
+            assert_eq!(lock.plan_bytes, plan.len() as u64);
+            fs::remove_dir_all(cache.place(&key)).unwrap();
+        }
     }
 
     #[test]

@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn everything_that_decides_a_plan_is_in_its_key() {
-        let edits: [Edit; 13] = [
+        let edits: [Edit; 14] = [
             |recipe| recipe.model.sha256.push('x'),
             |recipe| recipe.model.data[0].1.push('x'),
             |recipe| recipe.plugin.library_sha256.push('x'),
@@ -309,6 +309,7 @@ mod tests {
             |recipe| recipe.profiles.push(recipe.profiles[0].clone()),
             |recipe| recipe.options.tf32 = true,
             |recipe| recipe.options.workspace_bytes = Some(1),
+            |recipe| recipe.options.optimization_level = Some(1),
         ];
         let keys = edits.map(|edit| {
             let mut edited = recipe();

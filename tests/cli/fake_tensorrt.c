@@ -197,6 +197,7 @@ int32_t moa_trt_get_tensor(const moa_trt_engine *engine, uint32_t index, moa_trt
     (void)engine;
     (void)error;
     tensor->element = is_float ? MOA_TRT_FLOAT : is_narrow() ? MOA_TRT_INT32 : MOA_TRT_INT64;
+    if (told("bool") && index == 3) tensor->element = MOA_TRT_BOOL;
     tensor->is_input = index < 2;
     tensor->is_on_host = 0;
     tensor->name = names[index];

@@ -216,6 +216,13 @@ fn shapes_outside_the_profile_are_named() {
 }
 
 #[test]
+fn types_that_cannot_be_given_or_taken_are_told_before_anything_runs() {
+    let stage = Stage::new();
+    stage.accepts("", BUILD);
+    stage.refuses("bool", RUN, 4, &["`twice` holds bool in the engine, and this program gives and takes"]);
+}
+
+#[test]
 fn what_is_missing_or_does_not_fit_is_said_before_anything_is_built() {
     let stage = Stage::new();
     stage.0.write("file", "");
@@ -234,8 +241,8 @@ fn what_is_missing_or_does_not_fit_is_said_before_anything_is_built() {
             &["libnvinfer is TensorRT 8.6.1, and the plugin was built for 10", "cargo xtask tensorrt"],
         ),
         ("ancient", BUILD, 4, &["TensorRT 8.4 is too old: 8.6 is the oldest"]),
-        ("no-device", BUILD, 6, &["there is no CUDA driver"]),
-        ("abi", BUILD, 6, &["its engine interface has version 99, and version 2 is needed"]),
+        ("no-device", BUILD, 6, &["there is no CUDA driver", "NVIDIA's driver"]),
+        ("abi", BUILD, 6, &["its engine interface has version 99, and version 2 is needed", "cargo xtask tensorrt"]),
         ("", h100, 4, &["the engine is for h100 (compute capability 9.0), and the device here is NVIDIA H200 (9.0)"]),
         ("a100", h100, 4, &["the device here is NVIDIA A100-SXM4-80GB (8.0)", "--gpu auto"]),
         ("volta newer", BUILD, 4, &["Tesla V100-SXM2-16GB does not fit: TensorRT 10.5 to 10.6 serves"]),

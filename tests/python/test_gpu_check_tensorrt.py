@@ -12,6 +12,7 @@ import tempfile
 import textwrap
 import time
 import unittest
+import zipfile
 from pathlib import Path
 from unittest import mock
 
@@ -93,7 +94,7 @@ class RealProgram(unittest.TestCase):
     def ended(self, step, words, model):
         """The one step that `step` of the stage is, with a program that plays TensorRT as `words` say."""
         stage = tensorrt_stage.Stage(self.place, {**self.variables, "MOA_FAKE": words}, time.monotonic() + LONG)
-        stage.ok = dict.fromkeys(["export base_layer fp32 fused", "build base_layer fp32 fused"], True)
+        stage.ok = dict.fromkeys([tensorrt_stage.FIRST, "export base_layer fp32 fused", "build base_layer fp32 fused"], True)
         with mock.patch("builtins.print"):
             step(stage, os.environ["MOA_EXPORT"], self.place, "base_layer", "fp32", (model, self.place / "plans"))
         (only,) = stage.steps
@@ -141,14 +142,14 @@ class Steps(unittest.TestCase):
         program.write_text(f"#!{sys.executable}\n{textwrap.dedent(PROGRAM)}")
         program.chmod(program.stat().st_mode | stat.S_IEXEC)
 
-    def run_stage(self, fail="", salt="equal", budget=str(LONG)):
+    def run_stage(self, fail="", salt="equal", budget=str(LONG), unpack=lambda *_: None):
         words = ["stage", "--kit", self.kit, "--pieces", self.place, "--out", self.out, "--place", self.place / "there"]
         words += ["--models", "base_layer", "--dtypes", "fp32", "--budget", budget]
         variables = {"FAIL": fail, "SALT": salt, "LOG": str(self.log)}
         with (
             mock.patch.object(sys, "argv", [str(word) for word in words]),
             mock.patch.dict(os.environ, variables),
-            mock.patch.object(tensorrt_stage, "unpack", lambda *_: self.place),
+            mock.patch.object(tensorrt_stage, "unpack", unpack),
             mock.patch("builtins.print"),
             self.assertRaises(SystemExit) as ended,
         ):
@@ -175,7 +176,7 @@ class Steps(unittest.TestCase):
         failed, states = self.run_stage()
         self.assertEqual((failed, set(states.values())), (False, {"passed"}), states)
         for words in map(json.loads, self.log.read_text().splitlines()):
-            self.assertEqual("--force" in words, words[0] != "ops" and "cut.plan" not in words[1], words)
+            self.assertEqual("--force" in words, words[0] != "ops", words)
 
     def test_a_failure_leaves_the_rest_alone(self):
         failed, states = self.run_stage(fail="fp32-standard-plan")
@@ -184,8 +185,43 @@ class Steps(unittest.TestCase):
         self.assertIn("code 5: error[MOA-E5]: it fails", (self.out / "tensorrt.txt").read_text())
         self.assertEqual(states["verify base_layer fp32 standard"], "skipped")
         self.assertEqual(states["bench base_layer fp32 1x128"], "skipped")
+        self.assertEqual(states["bench base_layer fp32 1x128 fused alone"], "passed")
+        self.assertNotIn("bench base_layer fp32 1x128 standard alone", states)
         self.assertEqual(states["verify base_layer fp32 fused"], "passed")
         self.assertEqual(states["equal outputs base_layer fp32 fused"], "passed")
+
+    def test_what_did_not_run_is_written_down(self):
+        """The steps are the same, however few of them run."""
+        _, whole = self.run_stage()
+        for fault in ["fp32-fused-plan", "fp32-fused --form"]:
+            shutil.rmtree(self.place / "there")
+            failed, states = self.run_stage(fail=fault)
+            alone = [name for name in states if name.endswith(" alone")]
+            self.assertEqual((failed, [name for name in states if name not in alone]), (True, list(whole)), fault)
+        self.assertEqual(self.run_stage(budget="1")[1], dict.fromkeys(whole, "skipped"))
+
+    def test_without_tensorrt_everything_else_is_skipped(self):
+        def unpack(*_):
+            raise ValueError("part07 is not there")
+
+        failed, states = self.run_stage(unpack=unpack)
+        self.assertTrue(failed)
+        self.assertEqual(states.pop("unpack"), "failed")
+        self.assertEqual(set(states.values()), {"skipped"}, states)
+        self.assertFalse(self.log.exists(), "the program was started")
+        text = (self.out / "tensorrt.txt").read_text()
+        self.assertIn("ValueError: part07 is not there", text)
+        self.assertIn("unpack has not passed", text)
+
+    def test_a_step_that_hangs_leaves_time_for_the_others(self):
+        stage = tensorrt_stage.Stage(self.place, dict(os.environ), time.monotonic() + LONG)
+        stage.ok[tensorrt_stage.FIRST] = True
+        with mock.patch("builtins.print"), mock.patch.object(tensorrt_stage, "LONGEST", 0.5):
+            hangs = stage.run("hangs", [sys.executable, "-c", f"print('begun', flush=True); import time; time.sleep({LONG})"])
+        with mock.patch("builtins.print"):
+            ends = stage.run("ends", [sys.executable, "-c", ""])
+        self.assertEqual((hangs, ends), (False, True))
+        self.assertEqual(stage.steps[0]["code"], "time")
 
     def test_outputs_that_differ_between_processes_are_a_failure(self):
         failed, states = self.run_stage(salt="")
@@ -207,16 +243,33 @@ class Steps(unittest.TestCase):
         self.assertEqual(subprocess.run([tensorrt_stage.unpacked(self.place, there)]).returncode, 0)
 
     def test_a_wheel_is_unpacked_from_its_pieces(self):
-        import zipfile
-
         wheel, there = self.place / "tensorrt.whl", self.place / "unpacked"
+        there.mkdir()
         with zipfile.ZipFile(wheel, "w") as archive:
-            archive.writestr("tensorrt/libnvinfer.so.8", os.urandom(1000))
+            for name in tensorrt_stage.LIBRARIES:
+                archive.writestr(f"tensorrt/{name}", os.urandom(1000))
             archive.writestr("tensorrt/__init__.py", "")
         pieces.split(wheel, self.place / "pieces", 400)
         libraries = tensorrt_stage.unpack(self.place / "pieces", there)
-        self.assertEqual([file.name for file in libraries.iterdir()], ["libnvinfer.so.8"])
+        self.assertEqual(sorted(file.name for file in libraries.iterdir()), tensorrt_stage.LIBRARIES)
+        self.assertEqual([file.name for file in there.iterdir()], ["tensorrt"])
+        shutil.rmtree(self.place / "pieces")
         self.assertEqual(tensorrt_stage.unpack(self.place / "pieces", there), libraries)
+
+    def test_half_a_wheel_leaves_nothing(self):
+        there, whole = self.place / "unpacked", self.place / "pieces"
+        there.mkdir()
+        for names, why in [(["libnvinfer.so.8"], "lacks libnvonnxparser.so.8"), (tensorrt_stage.LIBRARIES, "differs")]:
+            wheel = self.place / "tensorrt.whl"
+            with zipfile.ZipFile(wheel, "w") as archive:
+                for name in names:
+                    archive.writestr(f"tensorrt/{name}", os.urandom(1000))
+            parts = pieces.split(wheel, whole, 400)
+            if why == "differs":
+                parts[1].write_bytes(bytes(400))
+            with self.assertRaisesRegex(ValueError, why):
+                tensorrt_stage.unpack(whole, there)
+            self.assertEqual(list(there.iterdir()), [])
 
 
 if __name__ == "__main__":

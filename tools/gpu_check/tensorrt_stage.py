@@ -9,7 +9,10 @@ OUT/tensorrt.json and OUT/tensorrt.txt.
 import argparse
 import json
 import lzma
+import math
 import os
+import random
+import struct
 import subprocess
 import sys
 import tempfile
@@ -19,12 +22,13 @@ from pathlib import Path
 
 from . import pieces
 
-#: Sizes of each model's open dimensions, which hold every case of `verify` (80 tokens on either side, and as many in a cache),
-#: and the points that are timed.
+#: The plan of each model that is run by itself, sizes of its open dimensions, which hold every case of `verify` (80 tokens on
+#: either side, and as many in a cache), and the points that are timed.
 MODELS = {
-    "base_layer": {"dims": ["batch=1:1:8", "sequence=1:128:2048"], "points": [["1", "128"], ["8", "128"], ["1", "2048"]]},
-    "masked_lm": {"dims": ["batch=1:1:8", "sequence=1:32:128"], "points": [["1", "32"], ["8", "128"]]},
+    "base_layer": {"plan": "model.plan", "dims": ["batch=1:1:8", "sequence=1:128:2048"], "points": [["1", "128"], ["8", "128"], ["1", "2048"]]},
+    "masked_lm": {"plan": "model.plan", "dims": ["batch=1:1:8", "sequence=1:32:128"], "points": [["1", "32"], ["8", "128"]]},
     "number_words": {
+        "plan": "encoder_model.plan",
         "dims": ["batch=1:1:8", "source=1:16:80", "sequence=1:1:80", "past_sequence=0:16:80"],
         "points": [["1", "16"], ["8", "16"]],
     },
@@ -35,6 +39,12 @@ DTYPES = ["fp32", "fp16"]
 #: Of what a step said, this much is kept.
 KEPT = 4000
 
+#: Seconds that one step may take: a build that hangs leaves time for the others.
+LONGEST = 240.0
+
+#: What all other steps need.
+FIRST = "unpack"
+
 
 class Stage:
     """Steps, in order, each a process; `ok` says how each ended."""
@@ -44,14 +54,17 @@ class Stage:
         self.steps, self.ok = [], {}
 
     def run(self, name, command, needs=(), expected=0, says=None):
-        missing = [need for need in needs if not self.ok.get(need)]
+        """A process that ends with the code `expected` and says `says`."""
+        command = [str(word) for word in command]
+        return self.step(name, needs, lambda left: self.process(command, left, expected, says), command)
+
+    def step(self, name, needs, body, command=()):
+        """`body`, of the seconds that are left, says how it ended; it is not called where something that it needs is not there."""
+        missing = [need for need in (FIRST, *needs) if not self.ok.get(need, need == name)]
         left = self.deadline - time.monotonic()
-        why = f"{missing[0]} failed" if missing else "the time is over" if left < 5 else None
-        step = {"name": name, "command": [str(word) for word in command]}
-        if why:
-            step |= {"state": "skipped", "why": why}
-        else:
-            step |= self.process(step["command"], left, expected, says)
+        why = f"{missing[0]} has not passed" if missing else "the time is over" if left < 5 else None
+        step = {"name": name, "command": list(command)}
+        step |= {"state": "skipped", "why": why} if why else body(min(left, LONGEST))
         self.ok[name] = step["state"] == "passed"
         self.steps.append(step)
         print(f"{step['state']:8} {name} {step.get('seconds', '')} {step.get('why', '')}".rstrip(), flush=True)
@@ -70,6 +83,8 @@ class Stage:
         except OSError as error:
             code, text = "start", str(error)
         found = {"code": code, "seconds": round(time.monotonic() - start, 2), "said": text[-KEPT:]}
+        if code == "time":
+            return {"state": "failed", "why": f"ended after {left:.0f} s: {reason(text)[:200]}".rstrip(": "), **found}
         if code != expected:
             return {"state": "failed", "why": f"code {code}: {reason(text)[:200]}", **found}
         if says is not None and says not in text:
@@ -89,29 +104,53 @@ def reason(text):
     return next((line.strip() for line in lines if line.lstrip().startswith(("error[", "stopped:"))), lines[-1])
 
 
+#: What engines cannot be had without.
+LIBRARIES = ["libnvinfer.so.8", "libnvonnxparser.so.8"]
+
+
 def unpack(wheel_pieces, place):
-    """TensorRT's libraries under `place`; what is there already stays."""
+    """TensorRT's libraries, out of the wheel's pieces; the folder is there whole or not at all."""
     libraries = place / "tensorrt"
-    if not (libraries / "libnvinfer.so.8").exists():
-        wheel = pieces.join(wheel_pieces, place)
+    if libraries.exists():
+        return libraries
+    with tempfile.TemporaryDirectory(dir=place, prefix="unpacking-") as folder:
+        wheel = pieces.join(wheel_pieces, folder)
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(place, [name for name in archive.namelist() if ".so" in name])
-        wheel.unlink()
+            archive.extractall(folder, [name for name in archive.namelist() if ".so" in name])
+        missing = [name for name in LIBRARIES if not Path(folder, "tensorrt", name).exists()]
+        if missing:
+            raise ValueError(f"{wheel.name} lacks {', '.join(missing)}")
+        Path(folder, "tensorrt").rename(libraries)
     return libraries
+
+
+def unpack_all(kit, wheel_pieces, place):
+    """The first step: TensorRT and the program; how it ended."""
+    start = time.monotonic()
+    try:
+        unpack(wheel_pieces, place)
+        unpacked(kit, place)
+    except (OSError, ValueError, EOFError, lzma.LZMAError, zipfile.BadZipFile) as error:
+        return {"state": "failed", "why": f"{type(error).__name__}: {error}"}
+    return {"state": "passed", "seconds": round(time.monotonic() - start, 2)}
 
 
 def unpacked(kit, place):
     """The program, which the folder holds as `moa-export.xz`."""
-    packed, program = kit / "moa-export.xz", place / "moa-export"
-    if not packed.exists():
-        return kit / "moa-export"
-    program.write_bytes(lzma.decompress(packed.read_bytes()))
-    program.chmod(0o755)
+    packed, program = kit / "moa-export.xz", program_of(kit, place)
+    if packed.exists():
+        program.write_bytes(lzma.decompress(packed.read_bytes()))
+        program.chmod(0o755)
     return program
 
 
-def environment(kit, libraries, place):
-    found = dict(os.environ)
+def program_of(kit, place):
+    """Where the program is once it is unpacked."""
+    return (place if (kit / "moa-export.xz").exists() else kit) / "moa-export"
+
+
+def environment(kit, place):
+    found, libraries = dict(os.environ), place / "tensorrt"
     folders = [str(libraries), str(kit / "stand_ins"), found.get("LD_LIBRARY_PATH", "")]
     found["LD_LIBRARY_PATH"] = ":".join(filter(None, folders))
     found["TENSORRT_ROOT"] = str(libraries)
@@ -141,15 +180,16 @@ def build_and_verify(stage, program, kit, work, model, dtype, form):
 
 
 def time_forms(stage, program, work, model, dtype, places):
-    """Our plugin beside TensorRT's own build of the standard form, in one process."""
-    needs = [f"build {model} {dtype} {form}" for form in FORMS]
+    """Our plugin beside TensorRT's own build of the standard form, in one process; a form by itself where the other has no engine."""
+    built = [form for form in FORMS if stage.ok.get(f"build {model} {dtype} {form}")]
     for batch, tokens in MODELS[model]["points"]:
-        name = f"bench {model} {dtype} {batch}x{tokens}"
-        report = stage.out / f"{name.replace(' ', '-')}.json"
-        size = ["--batch", batch, "--seq", tokens, "--seconds", "5", "--no-operators"]
-        models = [places[form][0] for form in FORMS]
-        command = [program, "bench", *models, "--backends", "tensorrt", *size, "--json", report, "--force"]
-        stage.run(name, command, needs=needs)
+        for forms in [FORMS, *([form] for form in built if len(built) < len(FORMS))]:
+            name = " ".join([f"bench {model} {dtype} {batch}x{tokens}", *(f"{form} alone" for form in forms if forms != FORMS)])
+            report = stage.out / f"{name.replace(' ', '-')}.json"
+            size = ["--batch", batch, "--seq", tokens, "--seconds", "5", "--no-operators"]
+            models = [places[form][0] for form in forms]
+            command = [program, "bench", *models, "--backends", "tensorrt", *size, "--json", report, "--force"]
+            stage.run(name, command, needs=[f"build {model} {dtype} {form}" for form in forms])
 
 
 #: Starts a program that finds no TensorRT.
@@ -167,24 +207,20 @@ def refuse_without_tensorrt(stage, program, work, model, dtype, place):
 def refuse_a_cut_plan(stage, program, work, model, dtype, place):
     """A plan that was cut off ends with one line and code 3."""
     label = f"{model} {dtype} fused"
-    plan = plan_of(place)
-    if plan is None:
-        return
-    cut = work / "cut.plan"
-    cut.write_bytes(plan.read_bytes()[: plan.stat().st_size // 2])
-    inputs, outputs = work / "in.safetensors", work / "out.safetensors"
-    command = [program, "run", cut, "--inputs", inputs, "--outputs", outputs, "--trust-plan"]
+    plan = plan_of(model, place)
+    cut, inputs, outputs = work / "cut.plan", work / "cut.safetensors", work / "cut-out.safetensors"
     # `run` reads its inputs first, so they must be there.
-    if inputs.exists():
-        stage.run(f"refuse a cut plan {label}", command, needs=[f"build {label}"], expected=3, says="error[")
+    write_inputs(inputs, model, dtype)
+    if stage.ok.get(f"build {label}"):
+        cut.write_bytes(plan.read_bytes()[: plan.stat().st_size // 2])
+    command = [program, "run", cut, "--inputs", inputs, "--outputs", outputs, "--trust-plan", "--force"]
+    stage.run(f"refuse a cut plan {label}", command, needs=[f"build {label}"], expected=3, says="error[")
 
 
 def refuse_other_shapes(stage, program, work, model, dtype, place):
     """More rows than the plan was built for end with one line and code 3."""
     label = f"{model} {dtype} fused"
-    plan = plan_of(place)
-    if plan is None:
-        return
+    plan = plan_of(model, place)
     inputs = work / "nine.safetensors"
     write_inputs(inputs, model, dtype, rows=9)
     command = [program, "run", plan, "--inputs", inputs, "--outputs", work / "nine-out.safetensors", "--force"]
@@ -192,19 +228,15 @@ def refuse_other_shapes(stage, program, work, model, dtype, place):
     stage.run(f"refuse other shapes {label}", command, needs=[f"build {label}"], expected=3, says=says)
 
 
-def plan_of(place):
-    """The plan that is run by itself: the whole model, or the encoder; None where there is none."""
-    _, folder = place
-    plans = [folder / name for name in ("model.plan", "encoder_model.plan")]
-    return next((plan for plan in plans if plan.exists()), None)
+def plan_of(model, place):
+    """The plan that is run by itself: the whole model, or the encoder."""
+    return place[1] / MODELS[model]["plan"]
 
 
 def reload(stage, program, kit, work, model, dtype, place):
     """The same plan in two new processes: equal outputs, bit by bit."""
     label = f"{model} {dtype} fused"
-    plan = plan_of(place)
-    if plan is None:
-        return
+    plan = plan_of(model, place)
     inputs = work / "in.safetensors"
     write_inputs(inputs, model, dtype)
     results = [work / f"{model}-{dtype}-{turn}.safetensors" for turn in range(2)]
@@ -218,21 +250,32 @@ def reload(stage, program, kit, work, model, dtype, place):
 
 def write_inputs(path, model, dtype, rows=2):
     """Hidden states, or token ids, and a mask of ones, as a safetensors file."""
-    import numpy
-
-    random = numpy.random.default_rng(5)
+    draw = random.Random(5)
     if model == "base_layer":
-        tensors = {"query": random.standard_normal((rows, 128, 512)).astype("float16" if dtype == "fp16" else "float32")}
+        name, kind, shape = "query", "F16" if dtype == "fp16" else "F32", [rows, 128, 512]
+        values = [draw.gauss(0, 1) for _ in range(math.prod(shape))]
     else:
-        tensors = {"input_ids": random.integers(4, 16, (rows, 32))}
-    tensors["attention_mask"] = numpy.ones(next(iter(tensors.values())).shape[:2], numpy.int64)
-    names = {"float32": "F32", "float16": "F16", "int64": "I64"}
+        name, kind, shape = "input_ids", "I64", [rows, 32]
+        values = [draw.randrange(4, 16) for _ in range(math.prod(shape))]
+    tensors = {name: (kind, shape, values), "attention_mask": ("I64", shape[:2], [1] * math.prod(shape[:2]))}
+    letters = {"F32": "f", "F16": "e", "I64": "q"}
     header, content = {}, b""
-    for name, values in tensors.items():
-        begin, content = len(content), content + values.tobytes()
-        header[name] = {"dtype": names[values.dtype.name], "shape": list(values.shape), "data_offsets": [begin, len(content)]}
+    for name, (kind, shape, values) in tensors.items():
+        begin, content = len(content), content + struct.pack(f"<{len(values)}{letters[kind]}", *values)
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, len(content)]}
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + content)
+
+
+def words(known):
+    """Reads names of `known` with commas between them."""
+
+    def read(text):
+        if unknown := [word for word in text.split(",") if word not in known]:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is none of {', '.join(known)}")
+        return text.split(",")
+
+    return read
 
 
 def main():
@@ -241,21 +284,21 @@ def main():
     parser.add_argument("--pieces", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--place", type=Path, default=Path(tempfile.gettempdir()) / "moa-tensorrt", help="where libraries and plans stay")
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--dtypes", default=",".join(DTYPES))
+    parser.add_argument("--models", type=words(MODELS), default=list(MODELS))
+    parser.add_argument("--dtypes", type=words(DTYPES), default=DTYPES)
     parser.add_argument("--budget", type=float, default=540.0, help="seconds, unpacking included")
     options = parser.parse_args()
     deadline = time.monotonic() + options.budget
     for folder in (options.out, options.place):
         folder.mkdir(parents=True, exist_ok=True)
-    libraries = unpack(options.pieces, options.place)
     work = options.place / "work"
     work.mkdir(exist_ok=True)
-    stage = Stage(options.out, environment(options.kit, libraries, options.place), deadline)
-    program = unpacked(options.kit, options.place)
+    stage = Stage(options.out, environment(options.kit, options.place), deadline)
+    stage.step(FIRST, [], lambda _: unpack_all(options.kit, options.pieces, options.place))
+    program = program_of(options.kit, options.place)
     stage.run("ops", [program, "ops"], says="compute capability")
-    for model in options.models.split(","):
-        for dtype in options.dtypes.split(","):
+    for model in options.models:
+        for dtype in options.dtypes:
             places = {form: build_and_verify(stage, program, options.kit, work, model, dtype, form) for form in FORMS}
             time_forms(stage, program, work, model, dtype, places)
             reload(stage, program, options.kit, work, model, dtype, places["fused"])

@@ -74,7 +74,8 @@ void hold_types(nvinfer1::INetworkDefinition &network, nvinfer1::IBuilderConfig 
         ILayer &layer = *network.getLayer(index);
         const auto type = is_typed_itself(layer.getType()) ? std::nullopt : real_type(layer);
         if (!type) continue;
-        layer.setPrecision(*type);
+        // A plugin has inputs of several types, and computes in the one that its outputs are held to.
+        if (layer.getType() != LayerType::kPLUGIN_V2) layer.setPrecision(*type);
         for (std::int32_t output = 0; output < layer.getNbOutputs(); ++output) {
             const ITensor *const made = layer.getOutput(output);
             if (made != nullptr && is_real(made->getType())) layer.setOutputType(output, made->getType());

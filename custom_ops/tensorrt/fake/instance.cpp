@@ -98,6 +98,9 @@ private:
 DynamicPluginTensorDesc ranged(const Described &tensor) {
     DynamicPluginTensorDesc made{};
     made.desc = plain(tensor.type, tensor.most);
+    for (std::int32_t axis = 0; axis < tensor.most.nbDims; ++axis) {
+        if (tensor.least.d[axis] != tensor.most.d[axis]) made.desc.dims.d[axis] = -1;
+    }
     made.min = tensor.least;
     made.max = tensor.most;
 #if NV_TENSORRT_MAJOR >= 10
@@ -167,10 +170,19 @@ public:
     bool enqueue(const std::vector<PluginTensorDesc> &inputs, const std::vector<PluginTensorDesc> &outputs,
                  const std::vector<const void *> &from, const std::vector<void *> &to, void *workspace,
                  cudaStream_t stream) override {
+        const auto in = of_call(inputs), out = of_call(outputs);
+        plugin_->configurePlugin(in.data(), count(in.size()), out.data(), count(out.size()));
         return plugin_->enqueue(inputs.data(), outputs.data(), from.data(), to.data(), workspace, stream) == 0;
     }
 
 private:
+    // As a context tells the shapes of a call: without their range.
+    static std::vector<DynamicPluginTensorDesc> of_call(const std::vector<PluginTensorDesc> &tensors) {
+        std::vector<DynamicPluginTensorDesc> made(tensors.size());
+        for (std::size_t index = 0; index < tensors.size(); ++index) made[index].desc = tensors[index];
+        return made;
+    }
+
     IPluginV2DynamicExt *plugin_;
 };
 

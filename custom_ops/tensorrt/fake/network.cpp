@@ -86,7 +86,9 @@ const TensorTable &tensor_table() {
 const LayerTable &layer_table() {
     static const LayerTable table = [] {
         LayerTable made;
-        made.on(&apiv::VLayer::getType, [](auto *) {
+        made.on(&apiv::VLayer::getType, [](auto *face) {
+                // What is no plugin plays a layer whose types TensorRT chooses.
+                if (!face->owner->is_plugin) return LayerType::kELEMENTWISE;
 #if MOA_PLUGIN_V2
                 return LayerType::kPLUGIN_V2;
 #else
@@ -125,8 +127,8 @@ Tensor::Tensor(std::string name, DataType type, Dims dims)
     mImpl = face_.as_interface();
 }
 
-Layer::Layer(std::vector<Tensor *> inputs, std::vector<Tensor *> outputs)
-    : inputs(std::move(inputs)), outputs(std::move(outputs)), output_types(this->outputs.size(), -1),
+Layer::Layer(std::vector<Tensor *> inputs, std::vector<Tensor *> outputs, bool is_plugin)
+    : inputs(std::move(inputs)), outputs(std::move(outputs)), is_plugin(is_plugin), output_types(this->outputs.size(), -1),
       face_(layer_table().face(this)) {
     mLayer = face_.as_interface();
 }
@@ -164,7 +166,7 @@ std::vector<Problem> Network::fill(const std::string &bytes, const std::string &
             for (std::size_t output = 0; output < node.outputs.size(); ++output) {
                 to.push_back(add(node.outputs[output], made.at(output), Dims{}));
             }
-            layers.emplace_back(from, to);
+            layers.emplace_back(from, to, node.op != "Cast");
         } catch (const Refused &refused) {
             problems.push_back({ErrorCode::kUNSUPPORTED_NODE, static_cast<std::int32_t>(index), node.name, node.op, refused.what()});
         }

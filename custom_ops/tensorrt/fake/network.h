@@ -55,9 +55,10 @@ private:
 
 class Layer final : public nvinfer1::ILayer {
 public:
-    Layer(std::vector<Tensor *> inputs, std::vector<Tensor *> outputs);
+    Layer(std::vector<Tensor *> inputs, std::vector<Tensor *> outputs, bool is_plugin);
 
     std::vector<Tensor *> inputs, outputs;
+    bool is_plugin;
     // What a network of 8.6 was told; -1: nothing.
     std::int32_t precision = -1;
     std::vector<std::int32_t> output_types;

@@ -28,15 +28,20 @@ std::size_t product(const moa_cuda_shape &shape, std::int32_t axes) {
     return count;
 }
 
+bool is_known(const Dims &dims) {
+    return std::all_of(dims.d, dims.d + std::clamp<std::int32_t>(dims.nbDims, 0, Dims::MAX_DIMS), [](auto dim) { return dim >= 0; });
+}
+
 std::uint64_t rounded_up(std::uint64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
 
 }  // namespace
 
 Range::Range(const nvinfer1::DynamicPluginTensorDesc *inputs, std::int32_t count) {
+    const bool is_of_a_call = std::all_of(inputs, inputs + count, [](const auto &input) { return is_known(input.desc.dims); });
     for (std::int32_t index = 0; index < count; ++index) {
         for (const bool is_most : {false, true}) {
             PluginTensorDesc tensor = inputs[index].desc;
-            tensor.dims = is_most ? inputs[index].max : inputs[index].min;
+            if (!is_of_a_call) tensor.dims = is_most ? inputs[index].max : inputs[index].min;
             (is_most ? most : least).push_back(tensor);
         }
     }

@@ -11,7 +11,8 @@ namespace moa {
 
 using Tensors = std::vector<nvinfer1::PluginTensorDesc>;
 
-// The inputs with their smallest and with their largest shapes.
+// The inputs with their smallest and with their largest shapes. TensorRT 8.6 asks for each new shape of a call too: then no size
+// is open, and it promises nothing of the smallest and largest ones.
 struct Range {
     Range(const nvinfer1::DynamicPluginTensorDesc *inputs, std::int32_t count);
 

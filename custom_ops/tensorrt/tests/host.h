@@ -87,7 +87,7 @@ public:
     virtual std::vector<unsigned char> state() = 0;
     virtual std::unique_ptr<Plugin> clone() = 0;
     virtual std::unique_ptr<Plugin> attached() = 0;
-    // False where the interface has no such call, or the plugin refuses.
+    // False where the plugin refuses.
     virtual bool shapes_change(const std::vector<DataType> &types, const std::vector<Sizes> &shapes) = 0;
     virtual bool enqueue(const std::vector<DataType> &types, const std::vector<Sizes> &shapes,
                          const std::vector<const void *> &inputs, const std::vector<void *> &outputs, void *workspace,

@@ -60,10 +60,16 @@ public:
                    const std::vector<Sizes> &most) override {
         std::vector<DynamicPluginTensorDesc> given(types.size());
         for (std::size_t index = 0; index < types.size(); ++index) {
-            given[index].desc = tensor(types[index], most[index]);
+            Sizes open = most[index];
+            for (std::size_t axis = 0; axis < open.size(); ++axis) open[axis] = least[index] == most[index] ? open[axis] : -1;
+            given[index].desc = tensor(types[index], open);
             given[index].min = dims(least[index]);
             given[index].max = dims(most[index]);
         }
+        return configured(given);
+    }
+
+    bool configured(const std::vector<DynamicPluginTensorDesc> &given) {
         const std::string before = taken_log();
         plugin_->configurePlugin(given.data(), static_cast<std::int32_t>(given.size()), nullptr, outputs());
         const std::string text = taken_log();
@@ -89,7 +95,12 @@ public:
         return made;
     }
 
-    bool shapes_change(const std::vector<DataType> &, const std::vector<Sizes> &) override { return false; }
+    // A context tells the shapes of a call, and leaves the range as it was made.
+    bool shapes_change(const std::vector<DataType> &types, const std::vector<Sizes> &shapes) override {
+        std::vector<DynamicPluginTensorDesc> given(types.size());
+        for (std::size_t index = 0; index < types.size(); ++index) given[index].desc = tensor(types[index], shapes[index]);
+        return configured(given);
+    }
 
     bool enqueue(const std::vector<DataType> &types, const std::vector<Sizes> &shapes,
                  const std::vector<const void *> &inputs, const std::vector<void *> &outputs, void *workspace,

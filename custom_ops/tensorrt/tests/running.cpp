@@ -270,6 +270,25 @@ TEST(a_clone_outlives_its_original) {
     CHECK(forward.enqueue(*context, 8));
 }
 
+TEST(the_shapes_of_a_call_are_told_without_a_range) {
+    Forward forward;
+    CHECK(forward.configure());
+    const auto loaded = restore(2, forward.built->state());
+    const auto context = loaded->attached();
+    for (const std::int64_t tokens : {3, 8, 1}) {
+        std::string hidden_states;
+        const auto shapes = forward.shapes(tokens);
+        for (const auto size : shapes.front()) hidden_states += (hidden_states.empty() ? "" : "x") + std::to_string(size);
+        taken_notes();
+        CHECK(context->shapes_change(forward.types, shapes));
+        const auto notes = taken_notes();
+        CHECK(!notes.empty());
+        for (const auto &note : notes) CHECK(note.find(" " + hidden_states + " ") != std::string::npos);
+        CHECK(forward.enqueue(*context, tokens));
+    }
+    EQUAL(context->workspace(), loaded->workspace());
+}
+
 TEST(shapes_take_turns_without_planning_again) {
     Forward forward;
     CHECK(forward.configure());

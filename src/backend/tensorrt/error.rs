@@ -16,10 +16,22 @@ const QUOTED: usize = 3;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// A library, driver or device is missing.
+    /// A library is missing.
     #[error("{text}")]
     Missing {
         /// What is missing, and where it was looked for.
+        text: String,
+    },
+    /// What was found as the plugin is none, or one of another version of this program.
+    #[error("{text}")]
+    Plugin {
+        /// What is wrong with it.
+        text: String,
+    },
+    /// There is no CUDA driver, or it has no device.
+    #[error("{text}")]
+    NoDevice {
+        /// What the driver said, or where it was looked for.
         text: String,
     },
     /// The TensorRT that was found is of another major version than the plugin.
@@ -113,6 +125,8 @@ impl EngineError {
     pub(super) fn of(stage: &'static str, error: DoorError) -> Self {
         let text = one_line(&error.text);
         match error.code {
+            Code::Missing if stage == LOAD_PLUGIN => Self::Plugin { text },
+            Code::Missing if stage == FIND_DEVICE => Self::NoDevice { text },
             Code::Missing => Self::Missing { text },
             Code::Incompatible if stage == OPEN => Self::OtherRelease { text },
             Code::Incompatible => Self::OtherMachine { text },
@@ -129,7 +143,9 @@ impl EngineError {
     /// Class of the error.
     pub const fn kind(&self) -> BackendErrorKind {
         match self {
-            Self::Missing { .. } | Self::OtherRelease { .. } => BackendErrorKind::Runtime,
+            Self::Missing { .. } | Self::Plugin { .. } | Self::NoDevice { .. } | Self::OtherRelease { .. } => {
+                BackendErrorKind::Runtime
+            }
             Self::Choice(_)
             | Self::Prepare(_)
             | Self::Model { .. }
@@ -146,7 +162,8 @@ impl EngineError {
 
     /// Whether TensorRT is not there, or cannot take such a model here; anything else is a failure.
     pub const fn is_skip(&self) -> bool {
-        matches!(self, Self::Missing { .. } | Self::OtherRelease { .. } | Self::Choice(_) | Self::Prepare(_))
+        let is_missing = matches!(self.kind(), BackendErrorKind::Runtime);
+        is_missing || matches!(self, Self::Choice(_) | Self::Prepare(_))
     }
 
     /// Whether a plan is at fault: it cannot be read, is another model's, or does not fit what is here.
@@ -163,6 +180,10 @@ impl EngineError {
             Self::Missing { .. } => {
                 "`moa-export ops` shows what was found; set TENSORRT_ROOT to an installation of TensorRT, or \
                  python3 -m pip install tensorrt"
+            }
+            Self::Plugin { .. } => "build it with `cargo xtask tensorrt`, or set MOA_TENSORRT_LIBRARY to it",
+            Self::NoDevice { .. } => {
+                "engines are built and run on an NVIDIA GPU, with NVIDIA's driver; `moa-export plan` needs neither"
             }
             Self::OtherRelease { .. } => {
                 "set TENSORRT_ROOT to a TensorRT of that major version, or build the plugin for this one: \
@@ -188,8 +209,14 @@ impl EngineError {
     }
 }
 
+/// Stage of loading `libmoa_tensorrt`.
+pub(super) const LOAD_PLUGIN: &str = "load the plugin";
+
 /// Stage of opening TensorRT.
 pub(super) const OPEN: &str = "open TensorRT";
+
+/// Stage of asking the driver for the GPU.
+pub(super) const FIND_DEVICE: &str = "find the GPU";
 
 /// The first line, and the next ones behind it, as far as a message is read.
 fn one_line(text: &str) -> String {
@@ -225,5 +252,19 @@ mod tests {
         assert_eq!(error(OPEN).kind(), BackendErrorKind::Runtime);
         assert_eq!(error("load the plan").kind(), BackendErrorKind::Unsupported);
         assert!(error(OPEN).is_skip() && !error("load the plan").is_skip());
+    }
+
+    #[test]
+    fn help_is_for_what_is_missing() {
+        for (stage, expected) in [
+            (LOAD_PLUGIN, "MOA_TENSORRT_LIBRARY"),
+            (OPEN, "TENSORRT_ROOT"),
+            (FIND_DEVICE, "NVIDIA's driver"),
+            ("load the plan", "`moa-export ops`"),
+        ] {
+            let error = EngineError::of(stage, DoorError { code: Code::Missing, text: "x".into() });
+            assert!(error.help().is_some_and(|help| help.contains(expected)), "{stage}: {:?}", error.help());
+            assert!(error.is_skip() && error.kind() == BackendErrorKind::Runtime, "{stage}");
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use super::{
     EngineError,
     door::{CudaDevice, DoorError, Library, TensorRt},
-    error::OPEN,
+    error::{FIND_DEVICE, LOAD_PLUGIN, OPEN},
 };
 use crate::{
     backend::{
@@ -49,11 +49,11 @@ impl Installation {
     }
 
     fn with(path: &Path) -> Result<Self, EngineError> {
-        let library = Library::load(path).map_err(opening)?;
-        let tensorrt = library.open(tensorrt_folder().as_deref(), ORDINAL).map_err(opening)?;
-        let numbers = tensorrt.versions().map_err(opening)?.numbers;
+        let library = Library::load(path).map_err(at(LOAD_PLUGIN))?;
+        let tensorrt = library.open(tensorrt_folder().as_deref(), ORDINAL).map_err(at(OPEN))?;
+        let numbers = tensorrt.versions().map_err(at(OPEN))?.numbers;
         let release = release_of(short(numbers[0], numbers[1]))?;
-        let found = library.device(ORDINAL).map_err(opening)?;
+        let found = library.device(ORDINAL).map_err(at(FIND_DEVICE))?;
         let device = device(&found);
         Ok(Self {
             tensorrt,
@@ -101,8 +101,8 @@ impl Installation {
     }
 }
 
-fn opening(error: DoorError) -> EngineError {
-    EngineError::of(OPEN, error)
+fn at(stage: &'static str) -> impl Fn(DoorError) -> EngineError {
+    move |error| EngineError::of(stage, error)
 }
 
 fn short(major: u32, minor: u32) -> Version {
@@ -145,7 +145,7 @@ impl Survey {
     pub fn make() -> Self {
         let plugin = find_tensorrt_plugin();
         let library = match &plugin {
-            Ok(path) => Library::load(path).map_err(|error| opening(error).to_string()),
+            Ok(path) => Library::load(path).map_err(|error| at(LOAD_PLUGIN)(error).to_string()),
             Err(_) => Err("there is no plugin to ask".to_owned()),
         };
         let built_for = ask(&library, |library| {
@@ -168,7 +168,7 @@ fn ask<T>(
     question: impl FnOnce(&Library) -> Result<T, DoorError>,
 ) -> Result<T, String> {
     let library = library.as_ref().map_err(Clone::clone)?;
-    question(library).map_err(|error| opening(error).to_string())
+    question(library).map_err(|error| at(OPEN)(error).to_string())
 }
 
 fn version_text([major, minor, patch, build]: [u32; 4]) -> String {

@@ -38,6 +38,13 @@ impl TensorRtRunner {
                 format!("`{}` is a shape in the memory of the host, which this program does not give", shape.name);
             return Err(EngineError::Unsupported { text });
         }
+        if let Some(odd) = tensors.iter().find(|tensor| width_of(tensor.element).is_none()) {
+            let (name, kind) = (&odd.name, type_name(odd.element));
+            let known = [DataType::Float, DataType::Float16, DataType::Int32, DataType::Int64];
+            let known = known.map(|kind| kind.type_name()).join(", ");
+            let text = format!("`{name}` holds {kind} in the engine, and this program gives and takes {known}");
+            return Err(EngineError::Unsupported { text });
+        }
         let inputs: Vec<_> = tensors.iter().filter(|tensor| tensor.is_input).collect();
         let ranges = |profile| inputs.iter().map(|input| range(&engine, profile, input)).collect();
         let count = engine.profile_count().map_err(failed)?;
@@ -104,10 +111,7 @@ impl TensorRtRunner {
 fn take(context: &mut Context, output: &EngineTensor, wide: bool) -> Result<Tensor, BackendError> {
     let EngineTensor { name, element, .. } = output;
     let shape = context.shape(name).map_err(running)?;
-    let width = width_of(*element).ok_or_else(|| BackendError::Unsupported {
-        why: format!("output `{name}` has the element type {element} of ONNX, which this program does not read"),
-        help: None,
-    })?;
+    let width = width_of(*element).ok_or_else(|| failed("read an output", format!("`{name}` has no known type")))?;
     let mut bytes = vec![0; shape.iter().product::<usize>() * width];
     context.download(name, &mut bytes).map_err(running)?;
     let tensor = Tensor::new(shape, values_of(*element, &bytes, wide));
@@ -179,7 +183,7 @@ fn failed(stage: &'static str, text: String) -> BackendError {
 }
 
 fn described(input: &EngineTensor, ranges: &[&InputShapes]) -> String {
-    let name = data_type(input.element).map_or("values of an unknown type", |kind| kind.type_name());
+    let name = type_name(input.element);
     let texts: Vec<String> = ranges.iter().map(|range| range_text(range)).collect();
     let built = match ranges {
         [one] if one.is_fixed() => "",
@@ -191,6 +195,10 @@ fn described(input: &EngineTensor, ranges: &[&InputShapes]) -> String {
 
 fn data_type(element: i32) -> Option<DataType> {
     DataType::try_from(element).ok()
+}
+
+fn type_name(element: i32) -> &'static str {
+    data_type(element).map_or("values of an unknown type", |kind| kind.type_name())
 }
 
 /// Whether an engine's input takes such values; where TensorRT narrowed int64, the model's type is taken too.

@@ -55,13 +55,17 @@ TEST(networks_are_typed_by_the_model) {
     CHECK(!has_flag(usual, BuilderFlag::kFP16) && !has_flag(usual, BuilderFlag::kOBEY_PRECISION_CONSTRAINTS));
     EQUAL(number(usual, "precision"), static_cast<std::uint32_t>(-1));
     LayerModel halves = golden();
-    halves.is_half = true;
+    halves.is_half = halves.is_copied = true;
     Asked half(halves);
     const std::string held = told(half);
     CHECK(has_flag(held, BuilderFlag::kFP16) && has_flag(held, BuilderFlag::kOBEY_PRECISION_CONSTRAINTS));
     CHECK(!has_flag(held, BuilderFlag::kPREFER_PRECISION_CONSTRAINTS));
-    EQUAL(number(held, "precision"), static_cast<std::uint32_t>(nvinfer1::DataType::kHALF));
+    // A plugin is held to the types of its outputs alone, since its inputs have several.
+    EQUAL(number(held, "precision"), static_cast<std::uint32_t>(-1));
     EQUAL(number(held, "output"), static_cast<std::uint32_t>(nvinfer1::DataType::kHALF));
+    const std::string copied = held.substr(held.find("copied"));
+    EQUAL(number(copied, "precision"), static_cast<std::uint32_t>(nvinfer1::DataType::kFLOAT));
+    EQUAL(number(copied, "output"), static_cast<std::uint32_t>(nvinfer1::DataType::kFLOAT));
     half.options.flags = MOA_TRT_PREFER_TYPES;
     const std::string preferred = told(half);
     CHECK(!has_flag(preferred, BuilderFlag::kOBEY_PRECISION_CONSTRAINTS));

@@ -118,6 +118,10 @@ std::string LayerModel::bytes() const {
     node += attribute("scale", 1.0F / std::sqrt(static_cast<float>(head))) + attribute("output_count", std::int64_t{is_routed ? 4 : 1});
     node += attribute("plugin_version", version) + attribute("plugin_namespace", std::string("ai.moa"));
     graph += field(1, node);
+    if (is_copied) {
+        graph += field(1, field(1, std::string("router")) + field(2, std::string("copy")) + field(3, std::string("copied")) +
+                              field(4, std::string("Cast")) + attribute("to", std::int64_t{1}));
+    }
     for (const Constant &constant : constants) graph += field(5, tensor(constant, is_half && constant.name != "router"));
     const std::int64_t batch = is_fixed ? 1 : -1, tokens = is_fixed ? 7 : -2;
     graph += field(11, value("hidden", element, {batch, tokens, width})) + field(11, value("mask", 6, {batch, tokens}));

@@ -28,7 +28,8 @@ struct LayerModel {
     std::int64_t top_k = 2;
     std::string op = "MoASelfAttention", node_name = "layers.0", version = "1";
     // `is_routed`: the chosen experts are an output of the model too.
-    bool is_fixed = false, is_half = false, is_routed = false;
+    // `is_copied`: a Cast of the router's weight follows, which is f32 whatever the others are.
+    bool is_fixed = false, is_half = false, is_routed = false, is_copied = false;
     std::vector<Constant> constants;
 
     // The layer `self_small`, whose output is stored.
