@@ -12,6 +12,8 @@ mod ort;
 #[cfg(feature = "ort")]
 mod ort_cache;
 #[cfg(feature = "ort")]
+mod ort_door;
+#[cfg(feature = "ort")]
 mod ort_runtime;
 #[cfg(feature = "ort")]
 mod ort_session;

@@ -10,6 +10,7 @@ use ort::value::{DynValue, PrimitiveTensorElementType, Tensor, TensorElementType
 
 use super::guard::guarded;
 use super::ort::{OrtBackend, owned_value};
+use super::ort_door::run_bound;
 use super::{BackendError, OrtCache, OrtOptions};
 use crate::onnx::read::OnnxFile;
 
@@ -124,6 +125,29 @@ impl OrtSession {
         })
     }
 
+    /// Computes the outputs, in the order of [`Self::run`], into values of their shapes, such as it returned; that is
+    /// cheaper than making new ones.
+    ///
+    /// # Errors
+    ///
+    /// Where an input has no value or a wrong one, the values are not as many as the outputs or have other shapes, and
+    /// where the runtime fails.
+    pub fn run_into(&mut self, values: &mut [OrtValue]) -> Result<(), BackendError> {
+        let Self { backend, binding, outputs, in_place, session, .. } = self;
+        let mut names = outputs.iter().filter(|name| !in_place.contains(*name));
+        guarded(backend, "run the model", || {
+            let failed = |error: ort::Error| failure(backend, "run the model", &error);
+            for value in values {
+                let name = names.next().ok_or_else(|| ort::Error::new("more values than outputs")).map_err(failed)?;
+                binding.bind_output(name.as_str(), &mut value.0).map_err(failed)?;
+            }
+            if let Some(name) = names.next() {
+                return Err(failed(ort::Error::new(format!("there is no value for output `{name}`"))));
+            }
+            run_bound(session, binding).map_err(failed)
+        })
+    }
+
     /// A tensor of 64-bit integers.
     ///
     /// # Errors
@@ -208,6 +232,21 @@ impl OrtSession {
 }
 
 impl OrtValue {
+    /// Replaces the values of a tensor of 64-bit integers, wherever it is bound too.
+    ///
+    /// # Errors
+    ///
+    /// Where it is another kind of value, or has another number of them.
+    pub fn set_integers(&mut self, values: &[i64]) -> Result<(), BackendError> {
+        let failed = |error: ort::Error| failure("ort", "write a tensor", &error);
+        let (_, integers) = self.0.try_extract_tensor_mut::<i64>().map_err(failed)?;
+        if integers.len() != values.len() {
+            return Err(failed(ort::Error::new(format!("{} values for {}", values.len(), integers.len()))));
+        }
+        integers.copy_from_slice(values);
+        Ok(())
+    }
+
     /// Dimensions and values of a tensor of 32-bit floats.
     ///
     /// # Errors

@@ -47,6 +47,11 @@ pub(super) struct CachedDecoder<'a> {
     /// Keys and values of the tokens so far.
     own: Caches,
     length: usize,
+    /// Rows of the last step.
+    rows: usize,
+    /// `[rows, 1]`, the newest tokens; stays bound while there are as many rows.
+    ids: Option<OrtValue>,
+    /// What the last step computed, `[rows, 1, vocabulary]`.
     logits: Option<OrtValue>,
     interrupted: &'a AtomicBool,
     times: &'a mut StepTimes,
@@ -63,8 +68,10 @@ impl<'a> CachedDecoder<'a> {
         times: &'a mut StepTimes,
     ) -> Result<Self, BackendError> {
         let own = Caches::new(session, &names.own, rows, steps)?;
-        let sentences = (0..rows).collect();
-        let mut decoder = Self { session, names, memory, sentences, own, length: 0, logits: None, interrupted, times };
+        let sentences: Vec<_> = (0..rows).collect();
+        let (rows, ids, logits) = (sentences.len(), None, None);
+        let mut decoder =
+            Self { session, names, memory, sentences, own, length: 0, rows, ids, logits, interrupted, times };
         decoder.bind_memory()?;
         Ok(decoder)
     }
@@ -95,11 +102,22 @@ impl<'a> CachedDecoder<'a> {
     fn compute(&mut self, tokens: &[i64]) -> Result<(), BackendError> {
         let rows = tokens.len();
         self.length += 1;
-        let ids = self.session.integers(&[rows, 1], tokens.to_vec())?;
         let mask = self.session.integers(&[rows, self.length], vec![1; rows * self.length])?;
-        self.session.bind("input_ids", &ids)?;
         self.session.bind("attention_mask", &mask)?;
         self.own.bind(self.session, &self.names.own, 1)?;
+        match (&mut self.ids, &mut self.logits) {
+            (Some(ids), Some(logits)) if self.rows == rows => {
+                ids.set_integers(tokens)?;
+                if self.names.own.shared() {
+                    return self.session.run_into(std::slice::from_mut(logits));
+                }
+            }
+            _ => {
+                let ids = self.ids.insert(self.session.integers(&[rows, 1], tokens.to_vec())?);
+                self.session.bind("input_ids", ids)?;
+                self.rows = rows;
+            }
+        }
         let mut outputs = self.session.run()?;
         self.own.take(&mut outputs, 1);
         self.logits = outputs.pop();

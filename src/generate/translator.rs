@@ -194,12 +194,9 @@ impl Translator {
         options: &SearchOptions,
     ) -> Result<Vec<Vec<Hypothesis>>, GenerateError> {
         let start = Instant::now();
-        let mut sources: Vec<_> = lines
-            .iter()
-            .enumerate()
-            .map(|(place, line)| Source { place, ids: self.tokenizer.encode(line.as_ref()) })
-            .filter(|source| !source.ids.is_empty())
-            .collect();
+        let encoded = self.tokenizer.encode_all(lines).into_iter().enumerate();
+        let sources = encoded.map(|(place, ids)| Source { place, ids });
+        let mut sources: Vec<_> = sources.filter(|source| !source.ids.is_empty()).collect();
         sources.iter_mut().for_each(|source| source.ids.push(Dictionary::EOS));
         sources.sort_by_key(|source| source.ids.len());
         let mut results: Vec<Vec<Hypothesis>> = lines.iter().map(|_| Vec::new()).collect();

@@ -1,6 +1,6 @@
 //! Text ↔ token ids of one model.
 
-use std::path::Path;
+use std::{collections::HashMap, path::Path};
 
 use super::{
     BpeCodes, Dictionary, GenerationConfig, TextError,
@@ -57,6 +57,22 @@ impl Tokenizer {
     /// Ids of one line of source text, without an end; what the dictionary does not have is `<unk>`.
     pub fn encode(&self, line: &str) -> Vec<i64> {
         self.encode_with(&self.source, line)
+    }
+
+    /// [`Self::encode`] of several lines; splits a word once, however often it stands there.
+    pub fn encode_all<L: AsRef<str>>(&self, lines: &[L]) -> Vec<Vec<i64>> {
+        let mut known: HashMap<&str, Vec<i64>> = HashMap::new();
+        let lines = lines.iter().map(AsRef::as_ref);
+        lines
+            .map(|line| {
+                let Segments::Bpe(codes) = &self.segments else { return self.encode(line) };
+                let mut ids = Vec::new();
+                for word in line.split_whitespace() {
+                    ids.extend(known.entry(word).or_insert_with(|| encode_word(&self.source, codes, word)).iter());
+                }
+                ids
+            })
+            .collect()
     }
 
     /// [`Self::encode`] for target text.
@@ -117,6 +133,7 @@ mod tests {
         assert_eq!(tokenizer.encode("  one\ttwo  three one "), [4, 5, 3, 4]);
         assert_eq!(tokenizer.decode(&[0, 4, 3, 5, 2]), "one <unk> two");
         assert!(tokenizer.encode(" \t ").is_empty());
+        assert_eq!(tokenizer.encode_all(&["one", "", "two one"]), [vec![4], vec![], vec![5, 4]]);
     }
 
     #[test]
@@ -124,6 +141,7 @@ mod tests {
         let codes = BpeCodes::parse("#version: 0.2\na b\n").unwrap();
         let tokenizer = tokenizer("ab@@ 2\nc 1\nb 1\n", Segments::Bpe(codes));
         assert_eq!(tokenizer.encode("abc c abx"), [4, 5, 5, 4, 3]);
+        assert_eq!(tokenizer.encode_all(&["abc c abx", "abx\tabc"]), [vec![4, 5, 5, 4, 3], vec![4, 3, 4, 5]]);
         assert_eq!(tokenizer.decode(&[4, 5, 6, 2]), "abc b");
         assert_eq!(tokenizer.decode(&[5, 4, 2]), "c ab", "a mark at the end goes too");
     }

@@ -101,7 +101,8 @@ impl Stage for Decode<'_> {
                 _ if FewKeys::serves(isa, seen, head) => {
                     let [key, value] = self.keys_and_values(&token);
                     let Token { queries, places, .. } = token;
-                    FewKeys { queries, stride, slots: top_k, head, key, value, places }
+                    let next = kv_heads * self.cache.rows * head;
+                    FewKeys { queries, stride, slots: top_k, head, key, value, places, next }
                         .attend(isa, &mut out, first_row);
                 }
                 _ if FewSlots::serves(isa, top_k, head) => {

@@ -140,6 +140,7 @@ impl<'a, T> Grid<'a, T> {
     /// # Panics
     ///
     /// If there is no such tile.
+    #[inline]
     pub(crate) fn tile(&self, index: usize) -> Option<Tile<'a, T>> {
         assert!(index < self.len(), "tile index");
         let bit = 1 << (index % 64);
@@ -198,6 +199,25 @@ impl<'a, T> Tile<'a, T> {
     /// Number of columns.
     pub(crate) fn columns(&self) -> usize {
         self.columns
+    }
+
+    /// Sets `starts` to where column `column` of the rows `rows` stands, both counted in the tile; the row's other columns
+    /// stand around it.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such row or column, or no place for one of them.
+    pub(crate) fn starts(&mut self, rows: &[usize], column: usize, starts: &mut [*mut T]) {
+        assert!(rows.len() <= starts.len() && column <= self.columns, "column of a tile");
+        let room = self.len.checked_sub(self.columns).and_then(|room| room.checked_sub(self.first_column));
+        let last = room.map(|room| room / self.stride.max(1));
+        for (start, &row) in starts.iter_mut().zip(rows) {
+            assert!(row < self.rows, "row of a tile");
+            let place = self.first_row + row;
+            let place = self.order.map_or(place, |order| order[place]);
+            assert!(last.is_some_and(|last| place <= last), "row past the matrix");
+            *start = self.data.as_ptr().wrapping_add(place * self.stride + self.first_column + column);
+        }
     }
 
     /// The elements of one row, counted in the tile.
@@ -283,6 +303,40 @@ mod tests {
             }
         }
         assert_eq!(data, [3, 3, 0, 0, 0, 0, 1, 1, 0, 2, 2, 0]);
+    }
+
+    #[test]
+    fn starts_are_those_of_the_rows() {
+        let (mut data, mut claims, mut order) = ([0u8; 4 * 7], Claims::default(), Distinct::default());
+        order.fill(4, 0..4, |number| 3 - number);
+        let layout = Layout { stride: 7, columns: 5, tile_columns: 3 };
+        let grid = Grid::scattered(&mut data, layout, &order, &[1, 4], &mut claims);
+        for index in 0..2 {
+            let mut tile = grid.tile(index).unwrap();
+            let mut starts = [std::ptr::null_mut(); 3];
+            tile.starts(&[2, 0, 1], 1, &mut starts);
+            let wanted = [2, 0, 1].map(|row| tile.row(row)[1..].as_mut_ptr());
+            assert_eq!(starts, wanted);
+        }
+    }
+
+    #[test]
+    fn starts_outside_are_refused() {
+        let refused = |len: usize, rows: &[usize], column: usize| {
+            let (mut data, rows) = (vec![0u8; len], rows.to_vec());
+            let start = move || {
+                let mut claims = Claims::default();
+                let layout = Layout { stride: 4, columns: 3, tile_columns: 3 };
+                let grid = Grid::new(&mut data, layout, &[0, 3], &mut claims);
+                grid.tile(0).unwrap().starts(&rows, column, &mut [std::ptr::null_mut(); 2]);
+            };
+            std::panic::catch_unwind(start).is_err()
+        };
+        assert!(!refused(11, &[2, 0], 3));
+        for (len, rows, column) in [(10, [2, 0], 0), (2, [0, 0], 0), (12, [3, 0], 0), (12, [0, 1], 4)] {
+            assert!(refused(len, &rows, column), "{len} {rows:?} {column}");
+        }
+        assert!(refused(12, &[0, 1, 2], 0));
     }
 
     #[test]

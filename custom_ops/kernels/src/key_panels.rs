@@ -43,7 +43,11 @@ impl Visible {
         self.offsets.clear();
         self.offsets.push(0);
         for row in mask.chunks(keys.max(1)) {
-            self.places.extend(row.iter().enumerate().filter(|(_, mask)| **mask != 0).map(|(key, _)| key));
+            // Without an early exit, so that the compiler makes vectors of it.
+            match row.iter().fold(true, |all, mask| all & (*mask != 0)) {
+                true => self.places.extend(0..row.len()),
+                false => self.places.extend(row.iter().enumerate().filter(|(_, mask)| **mask != 0).map(|(key, _)| key)),
+            }
             self.offsets.push(self.places.len());
         }
     }

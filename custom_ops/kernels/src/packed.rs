@@ -257,7 +257,7 @@ impl Geometry {
         })
     }
 
-    /// The panels of a matrix from panel `panel` of block `block` on.
+    /// The panels of a matrix from panel `panel` of block `block` on, and what follows them.
     pub(crate) fn right<W: Element>(
         self,
         panels: &Buffer<W>,
@@ -267,8 +267,7 @@ impl Geometry {
     ) -> Right<'_, W> {
         let (count, len) = (self.panels(), self.panel_len());
         let first = (matrix * self.blocks + block) * count + panel;
-        let data = &panels.filled()[first * len..(matrix + 1) * self.blocks * count * len];
-        Right { data, stride: PANEL, panel_stride: len }
+        Right { data: &panels.filled()[first * len..], stride: PANEL, panel_stride: len }
     }
 }
 

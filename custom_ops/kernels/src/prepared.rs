@@ -36,7 +36,9 @@ const KEPT: usize = 8;
 pub struct Prepared {
     pub(crate) isa: Isa,
     weights: [Option<Arc<Packed>>; WEIGHTS],
-    scratch: Mutex<Vec<Scratch>>,
+    // In boxes, because a call takes one and gives it back: small steps feel a move of all its fields.
+    #[allow(clippy::vec_box)]
+    scratch: Mutex<Vec<Box<Scratch>>>,
 }
 
 impl Default for Prepared {

@@ -6,7 +6,7 @@ use crate::buffer::Buffer;
 use crate::grid::Tile;
 use crate::packed::{Packed, Panels};
 use crate::simd::tiles::{COLUMN_LIMIT, Magnitudes, STRIP, SUM_STRIDE, Unit};
-use crate::simd::{Element, Isa, Left, PANEL, Product, ROWS, Right, Write};
+use crate::simd::{Element, Isa, Left, PANEL, Product, ROWS, Right, Write, panels_at_once};
 
 /// Most rows that one call multiplies.
 pub(crate) const TILE_ROWS: usize = 128;
@@ -67,11 +67,12 @@ impl RowProduct<'_> {
         }
         let near = self.left.inner * self.columns * size_of::<W>() <= NEAR;
         let together = if count <= ROWS || near { self.columns } else { PANEL };
+        let panel_len = self.left.inner * PANEL;
         for column in (0..self.columns).step_by(together.max(1)) {
             let panel = (self.first_column + column) / PANEL;
             let right = self.weights.geometry().right(panels, self.matrix, self.block, panel);
-            let next = right.data.get(self.left.inner * PANEL..2 * self.left.inner * PANEL);
-            let (total, panel_len) = (count.div_ceil(ROWS), self.left.inner * PANEL);
+            let next = right.data.get(panel_len..2 * panel_len);
+            let total = count.div_ceil(ROWS);
             for (index, block) in blocks(count).enumerate() {
                 Product {
                     left: Left { starts: &self.left.starts[block.clone()], ..self.left },
@@ -80,14 +81,11 @@ impl RowProduct<'_> {
                     first_column: column,
                     columns: together.min(self.columns - column),
                     write: match self.factors {
-                        Some(factors) => Write::AddScaled(&factors[block]),
+                        Some(factors) => Write::AddScaled(&factors[block.clone()]),
                         None => Write::Replace,
                     },
                     ahead: match (index, column) {
-                        (0, 0) => right
-                            .data
-                            .get(DISTANCE / size_of::<W>()..)
-                            .map(|ahead| &ahead[..ahead.len().min(panel_len)]),
+                        (0, 0) => first_ahead(isa, right, block.len(), panel_len, together),
                         _ => next.and_then(|next| part(next, index, total)),
                     },
                 }
@@ -179,6 +177,23 @@ pub(crate) fn task_columns(isa: Isa, rows: usize, tiles: usize, columns: usize, 
     let widest = COLUMN_LIMIT / unit.max(1);
     let enough = |count: &usize| tiles * columns.div_ceil(count * unit) >= TASKS;
     (1..=widest).rev().find(enough).unwrap_or(1) * unit
+}
+
+/// What the first block of `rows` rows fetches of `right`, whose panels have `panel_len` elements, for `columns` columns.
+fn first_ahead<'a, W: Element>(
+    isa: Isa,
+    right: Right<'a, W>,
+    rows: usize,
+    panel_len: usize,
+    columns: usize,
+) -> Option<&'a [W]> {
+    let bytes = panel_len * size_of::<W>();
+    let (start, len) = match panels_at_once(isa, rows, bytes).min(columns.div_ceil(PANEL)) {
+        1 => (DISTANCE / size_of::<W>(), panel_len),
+        panels if panels * bytes <= NEAR => (panels * panel_len, panels * panel_len),
+        _ => return None,
+    };
+    right.data.get(start..).map(|ahead| &ahead[..ahead.len().min(len)])
 }
 
 /// Share `index` of `total` of the panel at the start of `panels`.

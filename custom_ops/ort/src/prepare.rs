@@ -4,10 +4,11 @@ use moa_kernels::{Prepared, Weight, WeightData};
 use moa_schema::{cross_attention as cross, feed_forward as ffn, self_attention as own};
 
 use crate::attributes::Attributes;
+use crate::ffi::Shape;
 
 /// A constant input.
 pub(crate) struct Constant<'a> {
-    pub(crate) shape: Vec<usize>,
+    pub(crate) shape: Shape,
     pub(crate) values: WeightData<'a>,
 }
 

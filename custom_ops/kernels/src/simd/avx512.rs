@@ -4,6 +4,7 @@ use std::arch::x86_64::{
     __m512, __mmask16, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm512_fmadd_ps, _mm512_mask_storeu_ps,
     _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_setzero_ps,
 };
+use std::marker::PhantomData;
 
 use super::product::{Kernel, LINE, Mode, Raw, STEPS};
 use super::{Element, LANES, PANEL, ROWS};
@@ -12,13 +13,16 @@ use super::{Element, LANES, PANEL, ROWS};
 /// each page.
 const AHEAD: usize = 4096;
 
-/// Bytes of a panel up to which a row fetches nothing: it is near, or over before that helps.
+/// Bytes of a panel up to which a row fetches what it is told to, and no page ahead: the panel is over before that helps.
 const LONG: usize = 65536;
 
-/// The microkernel for `rows` rows and `vectors` vectors of columns.
-pub(super) fn kernel<W: Element>(rows: usize, vectors: usize) -> Kernel<W> {
-    let blocks: [[Kernel<W>; 2]; ROWS] = [
-        [row::<W, 1>, row::<W, 2>],
+/// The microkernels of one type of weights.
+struct Kernels<W>(PhantomData<W>);
+
+impl<W: Element> Kernels<W> {
+    /// Those of one panel, by rows and vectors.
+    const BLOCKS: [[Kernel<W>; 2]; ROWS] = [
+        [wide::<W, 1, 1>, wide::<W, 1, 2>],
         [block::<W, 2, 1>, block::<W, 2, 2>],
         [block::<W, 3, 1>, block::<W, 3, 2>],
         [block::<W, 4, 1>, block::<W, 4, 2>],
@@ -31,11 +35,20 @@ pub(super) fn kernel<W: Element>(rows: usize, vectors: usize) -> Kernel<W> {
         [block::<W, 11, 1>, block::<W, 11, 2>],
         [block::<W, 12, 1>, block::<W, 12, 2>],
     ];
+}
+
+/// The microkernel for `rows` rows and `vectors` vectors of columns, which are more than a panel's only where
+/// [`super::panels_at_once`] says so.
+pub(super) fn kernel<W: Element>(rows: usize, vectors: usize) -> Kernel<W> {
     match (rows, vectors) {
-        (1, 3 | 4) => row::<W, 4>,
-        (1, 5 | 6) => row::<W, 6>,
-        (1, 7..) => row::<W, 8>,
-        _ => blocks[rows - 1][vectors - 1],
+        (_, ..3) => Kernels::<W>::BLOCKS[rows - 1][vectors - 1],
+        (1, 3 | 4) => wide::<W, 1, 4>,
+        (1, 5 | 6) => wide::<W, 1, 6>,
+        (1, 7..) => wide::<W, 1, 8>,
+        (2, 3 | 4) => wide::<W, 2, 4>,
+        (2, 5..) => wide::<W, 2, 8>,
+        (_, 3 | 4) => wide::<W, 3, 4>,
+        (_, 5..) => wide::<W, 3, 8>,
     }
 }
 
@@ -116,7 +129,7 @@ unsafe fn block<W: Element, const M: usize, const V: usize>(raw: &Raw<W>) {
     unsafe {
         for (row, sums) in sums.iter_mut().enumerate() {
             for (vector, sum) in sums.iter_mut().enumerate() {
-                let out = raw.out[row].wrapping_add(vector * LANES);
+                let out = raw.out[row].wrapping_add(raw.first + vector * LANES);
                 *sum = first_term(raw, row, out, mask(raw.columns, vector));
             }
         }
@@ -140,60 +153,99 @@ unsafe fn block<W: Element, const M: usize, const V: usize>(raw: &Raw<W>) {
         }
         for (row, sums) in sums.into_iter().enumerate() {
             for (vector, sum) in sums.into_iter().enumerate() {
-                let out = raw.out[row].wrapping_add(vector * LANES);
+                let out = raw.out[row].wrapping_add(raw.first + vector * LANES);
                 store(raw, row, out, mask(raw.columns, vector), sum);
             }
         }
     }
 }
 
-/// One row times `V` vectors, two of each panel.
+/// `M` rows times `V` vectors, two of each panel: few rows have too few chains in one panel to keep the processor busy.
 ///
 /// # Safety
 ///
 /// As [`block`].
 #[target_feature(enable = "avx512f")]
-unsafe fn row<W: Element, const V: usize>(raw: &Raw<W>) {
-    let mut sums = [_mm512_setzero_ps(); V];
+unsafe fn wide<W: Element, const M: usize, const V: usize>(raw: &Raw<W>) {
+    let mut sums = [[_mm512_setzero_ps(); V]; M];
     let mut offsets = [0; V];
     let last = raw.columns.div_ceil(LANES) - 1;
     // SAFETY: every pointer is in bounds by the caller's promise; a vector past the last column reads the last one.
     unsafe {
-        for (vector, sum) in sums.iter_mut().enumerate() {
+        for (vector, offset) in offsets.iter_mut().enumerate() {
             let column = vector.min(last) * LANES;
-            offsets[vector] = column / PANEL * raw.panel_stride + column % PANEL;
-            *sum = first_term(raw, 0, raw.out[0].wrapping_add(vector * LANES), mask(raw.columns, vector));
+            *offset = column / PANEL * raw.panel_stride + column % PANEL;
         }
-        if raw.inner * raw.stride * size_of::<W>() <= LONG {
-            row_sums::<W, V, false>(&mut sums, raw, offsets);
+        for (row, sums) in sums.iter_mut().enumerate() {
+            for (vector, sum) in sums.iter_mut().enumerate() {
+                let out = raw.out[row].wrapping_add(raw.first + vector * LANES);
+                *sum = first_term(raw, row, out, mask(raw.columns, vector));
+            }
+        }
+        if M == 1 && raw.inner * raw.stride * size_of::<W>() > LONG {
+            long_row(&mut sums[0], raw, offsets);
         } else {
-            row_sums::<W, V, true>(&mut sums, raw, offsets);
+            wide_sums(&mut sums, raw, offsets);
         }
-        for (vector, sum) in sums.into_iter().enumerate() {
-            store(raw, 0, raw.out[0].wrapping_add(vector * LANES), mask(raw.columns, vector), sum);
+        for (row, sums) in sums.into_iter().enumerate() {
+            for (vector, sum) in sums.into_iter().enumerate() {
+                store(raw, row, raw.out[row].wrapping_add(raw.first + vector * LANES), mask(raw.columns, vector), sum);
+            }
         }
     }
 }
 
-/// Adds the terms of one row to `V` vectors at `offsets` of each row of the panels.
+/// Adds the terms of `M` rows to `V` vectors at `offsets` of each row of the panels.
 ///
 /// # Safety
 ///
 /// As [`block`], where a vector at each offset is in bounds.
 #[target_feature(enable = "avx512f")]
 #[inline]
-unsafe fn row_sums<W: Element, const V: usize, const FETCH: bool>(
-    sums: &mut [__m512; V],
+unsafe fn wide_sums<W: Element, const M: usize, const V: usize>(
+    sums: &mut [[__m512; V]; M],
     raw: &Raw<W>,
     offsets: [usize; V],
 ) {
+    let mut left = [raw.left[0]; M];
+    left.copy_from_slice(&raw.left[..M]);
+    let (mut right, mut ahead) = (raw.right, raw.ahead.cast::<i8>());
+    for inner in 0..raw.inner {
+        // SAFETY: by the caller's promise; what is fetched may lie anywhere.
+        unsafe {
+            if inner % STEPS == 0 {
+                for _ in 0..raw.ahead_lines {
+                    _mm_prefetch::<_MM_HINT_T1>(ahead);
+                    ahead = ahead.wrapping_add(LINE);
+                }
+            }
+            let values: [__m512; M] = left.map(|left| _mm512_set1_ps(*left.add(inner)));
+            for (vector, offset) in offsets.into_iter().enumerate() {
+                let lanes = W::load16(right.add(offset));
+                for (sums, value) in sums.iter_mut().zip(values) {
+                    sums[vector] = _mm512_fmadd_ps(value, lanes, sums[vector]);
+                }
+            }
+        }
+        right = right.wrapping_add(raw.stride);
+    }
+}
+
+/// [`wide_sums`] of one row and long panels.
+///
+/// # Safety
+///
+/// As [`wide_sums`].
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn long_row<W: Element, const V: usize>(sums: &mut [__m512; V], raw: &Raw<W>, offsets: [usize; V]) {
     let (left, mut right) = (raw.left[0], raw.right);
     for inner in 0..raw.inner {
         // SAFETY: by the caller's promise; what is fetched may lie anywhere.
         unsafe {
             let value = _mm512_set1_ps(*left.add(inner));
             for (vector, (sum, offset)) in sums.iter_mut().zip(offsets).enumerate() {
-                if FETCH && (vector * LANES * size_of::<W>()).is_multiple_of(LINE) {
+                if (vector * LANES * size_of::<W>()).is_multiple_of(LINE) {
                     let ahead = right.wrapping_add(offset + AHEAD / size_of::<W>());
                     _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
                 }

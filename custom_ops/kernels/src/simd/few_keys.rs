@@ -5,10 +5,12 @@
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
-    __m512, _mm_loadu_ps, _mm512_add_ps, _mm512_broadcast_f32x4, _mm512_castps128_ps512, _mm512_div_ps,
-    _mm512_fmadd_ps, _mm512_insertf32x4, _mm512_loadu_ps, _mm512_max_ps, _mm512_mul_ps, _mm512_permute_ps,
-    _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_f32x4, _mm512_storeu_ps, _mm512_sub_ps,
+    __m512, _MM_HINT_T0, _mm_loadu_ps, _mm_prefetch, _mm512_add_ps, _mm512_broadcast_f32x4, _mm512_castps128_ps512,
+    _mm512_div_ps, _mm512_fmadd_ps, _mm512_insertf32x4, _mm512_loadu_ps, _mm512_max_ps, _mm512_mul_ps,
+    _mm512_permute_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_f32x4, _mm512_storeu_ps, _mm512_sub_ps,
 };
+
+use std::ptr::{null, null_mut};
 
 #[cfg(target_arch = "x86_64")]
 use super::avx512_softmax::exp;
@@ -34,6 +36,8 @@ pub(crate) struct FewKeys<'a> {
     pub(crate) value: &'a [f32],
     /// Rows that the token sees.
     pub(crate) places: &'a [usize],
+    /// Elements from a key or value to the one in its place for the next token, which is fetched.
+    pub(crate) next: usize,
 }
 
 impl FewKeys<'_> {
@@ -48,48 +52,44 @@ impl FewKeys<'_> {
     ///
     /// If the sizes are not served, or a query, a key, a value or a row of `out` is not there.
     pub(crate) fn attend(&self, isa: Isa, out: &mut Tile<'_, f32>, first_row: usize) {
-        let Self { queries, stride, slots, head, key, value, places } = *self;
+        let Self { queries, stride, slots, head, key, value, places, next } = *self;
         assert!(Self::serves(isa, places.len(), head), "sizes of few keys");
         let keys = key.len().min(value.len()) / head;
         assert!(places.iter().all(|place| *place < keys), "key out of bounds");
+        let mut block = Block { queries: [null(); SLOTS], key, value, places, next, out: [null_mut(); SLOTS] };
         for first in (0..slots).step_by(SLOTS) {
             let count = SLOTS.min(slots - first);
-            let slot = |place: usize| first + place.min(count - 1);
-            let queries: [&[f32]; SLOTS] = std::array::from_fn(|place| &queries[slot(place) * stride..][..head]);
-            let mut rows = [std::ptr::null_mut(); SLOTS];
-            for place in 0..SLOTS {
-                rows[place] = match place {
-                    _ if place < count => out.row(first_row + first + place)[..head].as_mut_ptr(),
-                    _ => rows[count - 1],
-                };
+            let rows: [usize; SLOTS] = std::array::from_fn(|place| first_row + first + place.min(count - 1));
+            assert!(head <= out.columns(), "columns of few keys");
+            out.starts(&rows, 0, &mut block.out);
+            for (place, query) in block.queries.iter_mut().enumerate() {
+                *query = queries[(first + place.min(count - 1)) * stride..][..head].as_ptr();
             }
             #[cfg(target_arch = "x86_64")]
-            {
-                let block = Block { queries: queries.map(<[f32]>::as_ptr), key, value, places, out: rows };
-                // SAFETY: queries and destinations hold `head` elements, a destination that stands twice is written
-                // one row after the other, every place is a row of keys and values, and there are 1 to `FEW` of them;
-                // the destination is borrowed mutably, so it meets no input. `serves` proved the instructions.
-                unsafe {
-                    match head {
-                        32 => attend::<8>(&block),
-                        64 => attend::<16>(&block),
-                        _ => attend::<32>(&block),
-                    }
+            // SAFETY: queries and destinations hold `head` elements, a destination that stands twice is written one row
+            // after the other, every place is a row of keys and values, and there are 1 to `FEW` of them; the
+            // destination is borrowed mutably, so it meets no input. `serves` proved the instructions.
+            unsafe {
+                match head {
+                    32 => attend::<8>(&block),
+                    64 => attend::<16>(&block),
+                    _ => attend::<32>(&block),
                 }
             }
             #[cfg(not(target_arch = "x86_64"))]
-            let _ = (queries, rows, value);
+            let _ = &block;
         }
     }
 }
 
 /// Slots of one vector, every pointer in bounds; slots past the last one repeat it.
-#[cfg(target_arch = "x86_64")]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 struct Block<'a> {
     queries: [*const f32; SLOTS],
     key: &'a [f32],
     value: &'a [f32],
     places: &'a [usize],
+    next: usize,
     out: [*mut f32; SLOTS],
 }
 
@@ -115,6 +115,16 @@ fn quarter_sums(lanes: __m512) -> __m512 {
     _mm512_add_ps(pairs, _mm512_permute_ps::<0b01_00_11_10>(pairs))
 }
 
+/// Fetches `4 * STEPS` elements, which may lie anywhere.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn fetch<const STEPS: usize>(from: *const f32) {
+    for element in (0..4 * STEPS).step_by(LANES) {
+        _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(element).cast());
+    }
+}
+
 /// A block of heads of `4 * STEPS` elements.
 ///
 /// # Safety
@@ -124,7 +134,7 @@ fn quarter_sums(lanes: __m512) -> __m512 {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 unsafe fn attend<const STEPS: usize>(block: &Block<'_>) {
-    let Block { queries, key, value, places, out } = *block;
+    let Block { queries, key, value, places, next, out } = *block;
     let head = 4 * STEPS;
     let mut query = [_mm512_setzero_ps(); STEPS];
     let mut weights = [_mm512_setzero_ps(); FEW];
@@ -138,6 +148,7 @@ unsafe fn attend<const STEPS: usize>(block: &Block<'_>) {
         }
         for (weight, place) in weights.iter_mut().zip(places) {
             let key = key.as_ptr().add(place * head);
+            fetch::<STEPS>(key.wrapping_add(next));
             let mut sums = [_mm512_setzero_ps(); 2];
             for (step, query) in query.into_iter().enumerate() {
                 let key = _mm512_broadcast_f32x4(_mm_loadu_ps(key.add(4 * step)));
@@ -156,6 +167,7 @@ unsafe fn attend<const STEPS: usize>(block: &Block<'_>) {
             let mut sums = [[_mm512_setzero_ps(); 2]; SLOTS];
             for (weight, place) in weights.iter().zip(places) {
                 let value = value.as_ptr().add(place * head + column);
+                fetch::<{ 2 * LANES / 4 }>(value.wrapping_add(next));
                 let value = [_mm512_loadu_ps(value), _mm512_loadu_ps(value.add(LANES))];
                 for (sums, weight) in sums.iter_mut().zip(quarters(*weight)) {
                     *sums = [_mm512_fmadd_ps(weight, value[0], sums[0]), _mm512_fmadd_ps(weight, value[1], sums[1])];
@@ -203,8 +215,16 @@ pub(super) mod tests {
             let queries: Vec<f32> = numbers(slots * stride, 3.0).iter().map(|q| q * 0.2).collect();
             let places: Vec<usize> = (0..count).map(|key| key + key / 5).collect();
             for isa in every_isa().into_iter().filter(|isa| FewKeys::serves(*isa, count, head)) {
-                let token =
-                    FewKeys { queries: &queries, stride, slots, head, key: &key, value: &value, places: &places };
+                let token = FewKeys {
+                    queries: &queries,
+                    stride,
+                    slots,
+                    head,
+                    key: &key,
+                    value: &value,
+                    places: &places,
+                    next: 9,
+                };
                 let mut out = vec![7.0; (slots + 2) * head];
                 token.attend(isa, &mut Tile::dense(&mut out, head), 1);
                 assert!(out[..head].iter().chain(&out[(slots + 1) * head..]).all(|other| *other == 7.0));
@@ -225,7 +245,7 @@ pub(super) mod tests {
             for (places, spoilt) in [([0, 1], true), ([0, 2], false)] {
                 let queries = &[1.0; 32];
                 let (key, value, places) = (&key, &value, &places);
-                FewKeys { queries, stride: 32, slots: 1, head: 32, key, value, places }.attend(
+                FewKeys { queries, stride: 32, slots: 1, head: 32, key, value, places, next: 0 }.attend(
                     isa,
                     &mut Tile::dense(&mut out, 32),
                     0,
@@ -247,10 +267,7 @@ pub(super) mod tests {
     fn a_key_out_of_bounds_is_refused() {
         let rows = [0.0; 32];
         let isa = every_isa().pop().unwrap();
-        FewKeys { queries: &rows, stride: 32, slots: 1, head: 32, key: &rows, value: &rows, places: &[1] }.attend(
-            isa,
-            &mut Tile::dense(&mut [0.0; 32], 32),
-            0,
-        );
+        FewKeys { queries: &rows, stride: 32, slots: 1, head: 32, key: &rows, value: &rows, places: &[1], next: 0 }
+            .attend(isa, &mut Tile::dense(&mut [0.0; 32], 32), 0);
     }
 }

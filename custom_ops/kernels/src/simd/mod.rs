@@ -42,7 +42,7 @@ pub(crate) mod tiles;
 pub(crate) use element::Element;
 pub(crate) use few_keys::FewKeys;
 pub(crate) use few_slots::FewSlots;
-pub(crate) use product::{Left, Product, Right, Write};
+pub(crate) use product::{Left, Product, Right, Write, panels_at_once};
 
 /// Rows of the largest block that one microkernel call computes.
 pub(crate) const ROWS: usize = 12;
@@ -53,8 +53,11 @@ pub(crate) const LANES: usize = 16;
 /// Columns of a panel of packed weights.
 pub(crate) const PANEL: usize = 2 * LANES;
 
-/// Panels that one call multiplies with a single row.
-pub(crate) const ROW_PANELS: usize = 4;
+/// Most rows that one call multiplies with several panels.
+const FEW_ROWS: usize = 3;
+
+/// Panels that one call multiplies with so few rows.
+const ROW_PANELS: usize = 4;
 
 /// Instructions that the kernels may use; the processor decides where it has fewer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]

@@ -3,9 +3,9 @@
 
 use std::ptr::{null, null_mut};
 
-use super::{Element, Isa, LANES, PANEL, ROW_PANELS, ROWS, portable};
+use super::{Element, FEW_ROWS, Instructions, Isa, LANES, PANEL, ROW_PANELS, ROWS, portable};
 #[cfg(target_arch = "x86_64")]
-use super::{Instructions, avx2, avx512};
+use super::{avx2, avx512};
 use crate::grid::Tile;
 
 /// Up to [`ROWS`] rows of the left factor, anywhere in one slice.
@@ -78,6 +78,9 @@ pub(super) struct Raw<W> {
     pub(super) stride: usize,
     pub(super) panel_stride: usize,
     pub(super) out: [*mut f32; ROWS],
+    /// First column of `out`; 0 where all columns are multiplied at once.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub(super) first: usize,
     pub(super) columns: usize,
     pub(super) mode: Mode,
     pub(super) factors: [f32; ROWS],
@@ -90,6 +93,9 @@ pub(super) struct Raw<W> {
 
 /// Bytes of a cache line.
 pub(super) const LINE: usize = 64;
+
+/// Bytes of a panel of which several rows read more than one at once.
+const SHORT: usize = 16384;
 
 /// Inner steps between two looks ahead.
 pub(super) const STEPS: usize = 4;
@@ -113,40 +119,41 @@ impl<W: Element> Product<'_, W> {
             Write::Resume(factors) => (Mode::Resume, Some(factors)),
             Write::AddScaled(factors) => (Mode::AddScaled, Some(factors)),
         };
+        let inner = self.left.inner;
+        let most = panels_at_once(isa, count, inner * PANEL * size_of::<W>()).saturating_mul(PANEL);
+        let ahead_len = self.ahead.map_or(0, size_of_val);
         let mut raw = Raw {
             rows: count,
             left: [null(); ROWS],
-            inner: self.left.inner,
+            inner,
             right: self.right.data.as_ptr(),
             stride: self.right.stride,
             panel_stride: self.right.panel_stride,
             out: [null_mut(); ROWS],
+            first: 0,
             columns: self.columns,
             mode,
             factors: [0.0; ROWS],
             ahead: self.ahead.map_or(null(), <[W]>::as_ptr),
-            ahead_lines: self
-                .ahead
-                .map_or(0, |ahead| size_of_val(ahead).div_ceil(LINE * (self.left.inner / STEPS).max(1))),
+            ahead_lines: ahead_len.div_ceil(LINE * (inner / STEPS).max(1)),
         };
-        for row in 0..count {
-            raw.left[row] = self.left.data[self.left.starts[row]..].as_ptr();
-            raw.out[row] = out.row(self.rows[row])[self.first_column..].as_mut_ptr();
+        out.starts(&self.rows[..count], self.first_column, &mut raw.out);
+        for (left, start) in raw.left.iter_mut().zip(self.left.starts) {
+            *left = self.left.data.as_ptr().wrapping_add(*start);
         }
         if let Some(factors) = factors {
             raw.factors[..count].copy_from_slice(&factors[..count]);
         }
-        let step = if count == 1 { ROW_PANELS * PANEL } else { PANEL };
-        for column in (0..self.columns).step_by(step) {
-            raw.columns = step.min(self.columns - column);
-            raw.right = self.right.data.as_ptr().wrapping_add(column / PANEL * self.right.panel_stride);
+        for column in (0..self.columns).step_by(most) {
+            (raw.first, raw.columns) = (column, most.min(self.columns - column));
             let kernel = kernel(isa, count, raw.columns.div_ceil(LANES));
             // SAFETY: `check` proved that `inner` elements of every left row, `inner` rows of whole vectors of every
             // panel and `columns` elements of every destination row are in bounds; the destination is borrowed
             // mutably, so it meets neither factor. `Isa` proves that the processor has the instructions.
             unsafe { kernel(&raw) };
-            raw.out.iter_mut().for_each(|out| *out = out.wrapping_add(step));
-            raw.ahead = raw.ahead.wrapping_add(step / PANEL * self.right.panel_stride);
+            let passed = raw.columns / PANEL * self.right.panel_stride;
+            raw.right = raw.right.wrapping_add(passed);
+            raw.ahead = raw.ahead.wrapping_add(passed);
         }
     }
 
@@ -172,6 +179,15 @@ impl<W: Element> Product<'_, W> {
         let columns = self.first_column.checked_add(self.columns);
         assert!(columns.is_some_and(|end| end <= out.columns()), "destination columns");
         count
+    }
+}
+
+/// Panels that one call of a microkernel multiplies with `rows` rows; each has `bytes` bytes.
+pub(crate) fn panels_at_once(isa: Isa, rows: usize, bytes: usize) -> usize {
+    match isa.0 {
+        Instructions::Portable | Instructions::Avx2 => usize::MAX,
+        Instructions::Avx512 | Instructions::Amx if rows == 1 || rows <= FEW_ROWS && bytes <= SHORT => ROW_PANELS,
+        Instructions::Avx512 | Instructions::Amx => 1,
     }
 }
 
@@ -284,6 +300,10 @@ mod tests {
                 assert_eq!(compute(1, 9, row), alone[..9], "{isa:?}");
             }
             assert_eq!(compute(3, PANEL, 2), whole[2 * PANEL..5 * PANEL], "{isa:?}");
+            for count in 2..=4 {
+                let several: Vec<f32> = (0..count).flat_map(|row| compute(1, 4 * PANEL, row)).collect();
+                assert_eq!(compute(count, 4 * PANEL, 0), several, "{isa:?} {count}");
+            }
         }
     }
 

@@ -8,9 +8,10 @@ use std::marker::PhantomData;
 use std::ptr::{NonNull, null, null_mut};
 
 use moa_schema::{FloatTypes, Parameter};
-use ort_sys::{OrtApi, OrtApiBase, OrtErrorCode, OrtKernelInfo, OrtStatusPtr};
+use ort_sys::{OrtApi, OrtApiBase, OrtErrorCode, OrtKernelInfo, OrtStatusPtr, OrtValue};
 
 use super::call::read_floats;
+use super::shape::{Shape, checked_shape};
 use crate::attributes::AttributeSource;
 use crate::failure::{Failure, Fault};
 use crate::prepare::Constant;
@@ -144,6 +145,20 @@ impl KernelInfo<'_> {
 
     /// A trained input that never changes; `None` where it may change, is absent or has another type.
     pub(crate) fn constant(&self, index: usize, parameter: &Parameter, types: FloatTypes) -> Option<Constant<'_>> {
+        let value = self.constant_value(index)?;
+        // SAFETY: `value` is a constant tensor, which lives longer than the info and is never written.
+        unsafe { read_floats(self.api, value, parameter, types) }.ok()?
+    }
+
+    /// The shape of an input that never changes; `None` as for [`Self::constant`].
+    pub(crate) fn constant_shape(&self, index: usize, parameter: &Parameter, types: FloatTypes) -> Option<Shape> {
+        let value = self.constant_value(index)?;
+        // SAFETY: `value` is a tensor.
+        unsafe { checked_shape(self.api, value, parameter, types) }.ok()
+    }
+
+    /// The tensor of a constant input.
+    fn constant_value(&self, index: usize) -> Option<*const OrtValue> {
         let (mut count, mut is_constant, mut value) = (0, 0, null());
         // SAFETY: `raw` is valid.
         self.api.check(unsafe { ort!(self.api, KernelInfo_GetInputCount(self.raw, &mut count)) }).ok()?;
@@ -154,11 +169,7 @@ impl KernelInfo<'_> {
         // SAFETY: `raw` is valid and has an input `index`.
         let status = unsafe { ort!(self.api, KernelInfoGetConstantInput_tensor(self.raw, index, flag, out)) };
         self.api.check(status).ok()?;
-        if is_constant == 0 {
-            return None;
-        }
-        // SAFETY: `value` is null or a constant tensor, which lives longer than the info and is never written.
-        unsafe { read_floats(self.api, value, parameter, types) }.ok()?
+        (is_constant != 0 && !value.is_null()).then_some(value)
     }
 
     /// Runs one of the functions that first tell the size of a text, then fill a buffer.

@@ -8,10 +8,11 @@ use std::ptr::{null, null_mut};
 use half::{bf16, f16};
 use moa_kernels::{Scalar, WeightData};
 use moa_schema::{ElementType, FloatType, FloatTypes, Operator, Parameter};
-use ort_sys::{ONNXTensorElementDataType, OrtKernelContext, OrtTensorTypeAndShapeInfo, OrtValue};
+use ort_sys::{ONNXTensorElementDataType, OrtKernelContext, OrtValue};
 
 use super::api::{Api, ort};
 use super::pool::OrtPool;
+use super::shape::{MAX_RANK, Shape, checked_shape};
 use crate::failure::{Failure, Fault};
 use crate::prepare::Constant;
 
@@ -23,17 +24,20 @@ pub(crate) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// Reads the inputs of a call and checks their element types.
+    /// Reads the inputs of a call and checks their element types; `constants` are the shapes of those that were checked
+    /// when the kernel was created.
     ///
     /// # Safety
     ///
     /// `raw` must be the context of a running call of a kernel of `operator`, valid for `'a`, and this must be the
-    /// only `Call` made from it.
+    /// only `Call` made from it. An input with a shape in `constants` must be a constant of that shape and of its
+    /// parameter's type.
     pub(crate) unsafe fn new(
         api: Api,
         raw: *mut OrtKernelContext,
         operator: &'a Operator,
         types: FloatTypes,
+        constants: &[Option<Shape>],
     ) -> Result<Self, Failure> {
         let mut count = 0;
         // SAFETY: `raw` is valid by the caller's promise.
@@ -45,8 +49,10 @@ impl<'a> Call<'a> {
                 // SAFETY: `raw` is valid and has an input `index`; an absent one yields null.
                 api.check(unsafe { ort!(api, KernelContext_GetInput(raw, index, &mut value)) })?;
             }
-            // SAFETY: `value` is null or an input, which the runtime keeps unchanged during the call.
-            tensors.push(unsafe { read_tensor(api, value, parameter, types) }?);
+            let known = constants.get(index).copied().flatten();
+            // SAFETY: `value` is null or an input, which the runtime keeps unchanged during the call; a known shape is
+            // its own by the caller's promise.
+            tensors.push(unsafe { read_tensor(api, value, parameter, types, known) }?);
         }
         let lifetime = PhantomData;
         Ok(Self {
@@ -116,7 +122,7 @@ impl Activation for f16 {
 
 #[derive(Debug)]
 struct Tensor<'a> {
-    shape: Vec<usize>,
+    shape: Shape,
     elements: Elements<'a>,
 }
 
@@ -143,28 +149,27 @@ pub(crate) fn element_code(element: ElementType, types: FloatTypes) -> ONNXTenso
 
 /// # Safety
 ///
-/// `value` must be null or a tensor in CPU memory that nobody writes during `'a`.
+/// `value` must be null or a tensor in CPU memory that nobody writes during `'a`; its shape must be `known` where there is
+/// one, and its type then that of the parameter.
 unsafe fn read_tensor<'a>(
     api: Api,
     value: *const OrtValue,
     parameter: &Parameter,
     types: FloatTypes,
+    known: Option<Shape>,
 ) -> Result<Option<Tensor<'a>>, Failure> {
     if value.is_null() {
         return Ok(None);
     }
-    // SAFETY: `value` is a tensor.
-    let (code, shape) = unsafe { type_and_shape(api, value) }?;
-    if code != element_code(parameter.element, types) as i32 {
-        return Err(Failure::argument(format!(
-            "input `{}` must hold {:?} elements, found ONNX element type {code}",
-            parameter.name, parameter.element
-        )));
-    }
+    let shape = match known {
+        Some(shape) => shape,
+        // SAFETY: `value` is a tensor.
+        None => unsafe { checked_shape(api, value, parameter, types) }?,
+    };
     let mut data = null_mut();
     // SAFETY: `value` is a tensor; the pointer is only read from.
     api.check(unsafe { ort!(api, GetTensorMutableData(value.cast_mut(), &mut data)) })?;
-    let len = shape.iter().product();
+    let len = shape.as_slice().iter().product();
     // SAFETY: the data of a tensor of this type holds `len` aligned elements, every one of them initialised.
     let elements = unsafe {
         match float_type(parameter.element, types) {
@@ -190,7 +195,7 @@ pub(super) unsafe fn read_floats<'a>(
     types: FloatTypes,
 ) -> Result<Option<Constant<'a>>, Failure> {
     // SAFETY: by the caller's promise.
-    let tensor = unsafe { read_tensor(api, value, parameter, types) }?;
+    let tensor = unsafe { read_tensor(api, value, parameter, types, None) }?;
     Ok(tensor.and_then(|Tensor { shape, elements }| Some(Constant { shape, values: weight(elements)? })))
 }
 
@@ -219,36 +224,6 @@ unsafe fn slice<'a, T>(data: *mut c_void, len: usize) -> &'a [T] {
 unsafe fn slice_mut<'a, T>(data: *mut c_void, len: usize) -> &'a mut [T] {
     // SAFETY: by the caller's promise.
     if len == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(data.cast(), len) } }
-}
-
-/// Element code and shape of a tensor.
-///
-/// # Safety
-///
-/// `value` must be a tensor.
-pub(super) unsafe fn type_and_shape(api: Api, value: *const OrtValue) -> Result<(i32, Vec<usize>), Failure> {
-    let mut info = null_mut();
-    // SAFETY: `value` is a tensor; `info` is ours until it is released below.
-    api.check(unsafe { ort!(api, GetTensorTypeAndShape(value, &mut info)) })?;
-    let result = read_info(api, info);
-    // SAFETY: `info` was made above and is not used again.
-    unsafe { ort!(api, ReleaseTensorTypeAndShapeInfo(info)) };
-    result
-}
-
-fn read_info(api: Api, info: *mut OrtTensorTypeAndShapeInfo) -> Result<(i32, Vec<usize>), Failure> {
-    let (mut code, mut rank) = (0i32, 0);
-    let code_out = (&raw mut code).cast::<ONNXTensorElementDataType>();
-    // SAFETY: `info` is valid. The code is kept as the i32 that a C enum is: a newer runtime may know more codes.
-    api.check(unsafe { ort!(api, GetTensorElementType(info, code_out)) })?;
-    // SAFETY: `info` is valid.
-    api.check(unsafe { ort!(api, GetDimensionsCount(info, &mut rank)) })?;
-    let mut dims = vec![0i64; rank];
-    // SAFETY: `info` is valid and `dims` holds `rank` elements.
-    api.check(unsafe { ort!(api, GetDimensions(info, dims.as_mut_ptr(), rank)) })?;
-    let shape: Result<Vec<usize>, _> = dims.iter().map(|&dim| usize::try_from(dim)).collect();
-    let shape = shape.map_err(|_| Failure::runtime(format!("a tensor has the shape {dims:?}")))?;
-    Ok((code, shape))
 }
 
 /// Inputs of one call, by position; they can be read once the outputs are there.
@@ -408,8 +383,12 @@ impl<'a> OutputSlots<'a> {
 
     /// Memory of one output, null where the node does not have it.
     fn data(&self, index: usize, shape: &[usize]) -> Result<*mut c_void, Failure> {
-        let dims: Result<Vec<i64>, _> = shape.iter().map(|&dim| i64::try_from(dim)).collect();
-        let dims = dims.map_err(|_| Failure::argument(format!("an output cannot have the shape {shape:?}")))?;
+        let refused = || Failure::argument(format!("an output cannot have the shape {shape:?}"));
+        let mut dims = [0i64; MAX_RANK];
+        let dims = dims.get_mut(..shape.len()).ok_or_else(refused)?;
+        for (out, &dim) in dims.iter_mut().zip(shape) {
+            *out = i64::try_from(dim).map_err(|_| refused())?;
+        }
         let (mut count, mut value, mut data) = (0, null_mut(), null_mut());
         // SAFETY: `raw` is valid; `dims` holds as many elements as said; an absent output yields null.
         unsafe {

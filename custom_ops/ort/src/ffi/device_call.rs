@@ -11,13 +11,14 @@ use moa_schema::{FloatTypes, Operator};
 use ort_sys::{OrtAllocator, OrtKernelContext, OrtMemoryInfo, OrtValue};
 
 use super::api::{Api, ort};
-use super::call::{element_code, type_and_shape};
+use super::call::element_code;
+use super::shape::{Shape, type_and_shape};
 use crate::failure::Failure;
 
 /// A tensor on the device.
 #[derive(Debug)]
 struct DeviceTensor {
-    shape: Vec<usize>,
+    shape: Shape,
     address: u64,
 }
 

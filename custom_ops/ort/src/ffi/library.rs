@@ -14,6 +14,7 @@ use ort_sys::{
 
 use super::api::{API_VERSION, Api, KernelInfo, Support, ort};
 use super::call::{Call, element_code};
+use super::shape::Shape;
 use crate::attributes::{Attributes, check_version};
 use crate::compute;
 use crate::failure::{Failure, catch};
@@ -45,6 +46,8 @@ struct Kernel {
     node: String,
     attributes: Attributes,
     prepared: Prepared,
+    /// Shapes of the constant inputs by position.
+    constants: Vec<Option<Shape>>,
 }
 
 static ENTRIES: LazyLock<Vec<Entry>> = LazyLock::new(|| {
@@ -272,7 +275,9 @@ unsafe extern "system" fn create(
         let attributes = check_version(&info).and_then(|()| Attributes::read(operator, &info));
         let attributes = attributes.map_err(|failure| failure.at_node(operator.name, &node))?;
         let prepared = prepare(&attributes, &|index| info.constant(index, &operator.inputs[index], types));
-        Ok(Box::new(Kernel { api, operator, types, node, attributes, prepared }))
+        let shapes = operator.inputs.iter().enumerate();
+        let constants = shapes.map(|(index, input)| info.constant_shape(index, input, types)).collect();
+        Ok(Box::new(Kernel { api, operator, types, node, attributes, prepared, constants }))
     });
     api.status(result.map(|made| {
         // SAFETY: the runtime passes a place for the kernel; `destroy` takes it back.
@@ -285,8 +290,10 @@ unsafe extern "system" fn run(kernel: *mut c_void, context: *mut OrtKernelContex
     // SAFETY: the runtime passes what `create` made; kernels are only read, so threads may share one.
     let kernel = unsafe { &*kernel.cast::<Kernel>() };
     let result = catch(|| {
-        // SAFETY: the runtime passes the context of this call, and only this line makes a `Call` from it.
-        let call = unsafe { Call::new(kernel.api, context, kernel.operator, kernel.types) }?;
+        let Kernel { api, operator, types, constants, .. } = kernel;
+        // SAFETY: the runtime passes the context of this call, and only this line makes a `Call` from it; the constants
+        // of a node are the same in every call.
+        let call = unsafe { Call::new(*api, context, operator, *types, constants) }?;
         match kernel.types.activations {
             FloatType::F16 => compute::run::<f16>(&kernel.attributes, &kernel.prepared, call),
             _ => compute::run::<f32>(&kernel.attributes, &kernel.prepared, call),
@@ -423,7 +430,8 @@ mod tests {
         };
         let attributes = Attributes::FeedForward(attributes);
         let (Entry { operator, types, .. }, prepared) = (feed_forward(), Prepared::default());
-        let mut kernel = Kernel { api, operator, types: *types, node: String::from("n"), attributes, prepared };
+        let (node, constants) = (String::from("n"), Vec::new());
+        let mut kernel = Kernel { api, operator, types: *types, node, attributes, prepared, constants };
         // SAFETY: a kernel as `create` makes it; the fake runtime refuses to look at the context.
         let status = unsafe { run((&raw mut kernel).cast(), null_mut()) };
         assert_eq!(api.check(status), Err(Failure::runtime("MoEFeedForward node `n`: Unimplemented")));

@@ -1,7 +1,7 @@
 //! The door to ONNX Runtime: the only module with `unsafe` code.
 //!
-//! Inside, `api` wraps the function table, `call` the tensors of one call, `pool` the threads, and `library` holds the
-//! callbacks; `cuda` and `device_call` are their counterparts for a GPU. What leaves the module is safe to use.
+//! Inside, `api` wraps the function table, `call` the tensors of one call, `shape` their dimensions, `pool` the threads, and
+//! `library` holds the callbacks; `cuda` and `device_call` are their counterparts for a GPU. What leaves the module is safe to use.
 #![allow(unsafe_code)]
 
 mod api;
@@ -12,8 +12,10 @@ mod cuda;
 mod device_call;
 mod library;
 mod pool;
+mod shape;
 
 pub(crate) use call::{Activation, Call, Inputs};
 #[cfg(feature = "cuda")]
 pub(crate) use device_call::{DeviceCall, DeviceMemory};
 pub use library::RegisterCustomOps;
+pub(crate) use shape::Shape;

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use moa_kernels::ThreadPool;
@@ -14,17 +15,36 @@ use crate::failure::{Failure, catch};
 pub(crate) struct OrtPool<'a> {
     api: Api,
     raw: *const OrtKernelContext,
-    failure: Mutex<Option<Failure>>,
+    failed: Failed,
     lifetime: PhantomData<&'a OrtKernelContext>,
 }
 
 // SAFETY: the context is only handed to `KernelContext_ParallelFor`, which any thread of the call may use.
 unsafe impl Sync for OrtPool<'_> {}
 
+/// The first failure of a task. Every task asks whether there is one, so that costs no lock.
+#[derive(Default)]
+struct Failed {
+    any: AtomicBool,
+    first: Mutex<Option<Failure>>,
+}
+
+impl Failed {
+    fn record(&self, failure: Failure) {
+        self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
+        self.any.store(true, Ordering::Relaxed);
+    }
+
+    fn take(&self) -> Option<Failure> {
+        self.any.store(false, Ordering::Relaxed);
+        self.first.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
 /// What a task on a thread of the runtime needs.
 struct Job<'a> {
     task: &'a (dyn Fn(usize) + Sync),
-    failure: &'a Mutex<Option<Failure>>,
+    failed: &'a Failed,
 }
 
 impl OrtPool<'_> {
@@ -32,12 +52,12 @@ impl OrtPool<'_> {
     ///
     /// `raw` must be the context of a running call, valid for the lifetime.
     pub(super) unsafe fn new(api: Api, raw: *const OrtKernelContext) -> Self {
-        Self { api, raw, failure: Mutex::new(None), lifetime: PhantomData }
+        Self { api, raw, failed: Failed::default(), lifetime: PhantomData }
     }
 
     /// The result of the work done on this pool: the first failure of a task, else `result`.
     pub(crate) fn finish(&self, result: Result<(), Failure>) -> Result<(), Failure> {
-        match self.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        match self.failed.take() {
             Some(failure) => Err(failure),
             None => result,
         }
@@ -47,18 +67,14 @@ impl OrtPool<'_> {
 impl ThreadPool for OrtPool<'_> {
     /// A task that panics is recorded for [`OrtPool::finish`]; tasks that start later are skipped.
     fn parallel_for(&self, total: usize, task: &(dyn Fn(usize) + Sync)) {
-        let job = Job { task, failure: &self.failure };
+        let job = Job { task, failed: &self.failed };
         let data = (&raw const job).cast_mut().cast();
         // SAFETY: the context is valid during the call; `run_task` gets the `Job`, which outlives this blocking call.
         let status = unsafe { ort!(self.api, KernelContext_ParallelFor(self.raw, run_task, total, 0, data)) };
         if let Err(failure) = self.api.check(status) {
-            record(&self.failure, failure);
+            self.failed.record(failure);
         }
     }
-}
-
-fn record(slot: &Mutex<Option<Failure>>, failure: Failure) {
-    slot.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
 }
 
 /// # Safety
@@ -67,7 +83,7 @@ fn record(slot: &Mutex<Option<Failure>>, failure: Failure) {
 unsafe extern "C" fn run_task(data: *mut c_void, index: usize) {
     // SAFETY: by the caller's promise; jobs are only read.
     let job = unsafe { &*data.cast::<Job<'_>>() };
-    if job.failure.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
+    if job.failed.any.load(Ordering::Relaxed) {
         return;
     }
     let task = job.task;
@@ -76,7 +92,7 @@ unsafe extern "C" fn run_task(data: *mut c_void, index: usize) {
         Ok(())
     });
     if let Err(failure) = outcome {
-        record(job.failure, failure);
+        job.failed.record(failure);
     }
 }
 
@@ -136,6 +152,21 @@ mod tests {
         assert_eq!(pool.finish(Ok(())), Err(expected.clone()));
         pool.parallel_for(4, &|_| panic!("task 3 broke"));
         assert_eq!(pool.finish(Err(Failure::argument("follow-up"))), Err(expected));
+    }
+
+    #[test]
+    fn tasks_after_a_failure_are_skipped() {
+        let pool = pool(OrtApi { KernelContext_ParallelFor: two_threads, ..ort_sys::stub::api() });
+        pool.parallel_for(2, &|_| panic!("broken"));
+        let later = AtomicUsize::new(0);
+        let count = |_| {
+            later.fetch_add(1, Ordering::Relaxed);
+        };
+        pool.parallel_for(4, &count);
+        assert_eq!(later.load(Ordering::Relaxed), 0);
+        assert!(pool.finish(Ok(())).is_err());
+        pool.parallel_for(4, &count);
+        assert_eq!(later.into_inner(), 4);
     }
 
     #[test]

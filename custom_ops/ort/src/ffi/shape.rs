@@ -1,0 +1,133 @@
+//! Types and dimensions of tensors, without an allocation.
+
+use std::ptr::null_mut;
+
+use moa_schema::{FloatTypes, Parameter};
+use ort_sys::{ONNXTensorElementDataType, OrtTensorTypeAndShapeInfo, OrtValue};
+
+use super::api::{Api, ort};
+use super::call::element_code;
+use crate::failure::Failure;
+
+/// Most dimensions of a tensor; the operators' own have fewer.
+pub(super) const MAX_RANK: usize = 8;
+
+/// The dimensions of a tensor.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape {
+    rank: usize,
+    dims: [usize; MAX_RANK],
+}
+
+impl Shape {
+    pub(crate) fn as_slice(&self) -> &[usize] {
+        &self.dims[..self.rank]
+    }
+}
+
+/// The shape of a tensor that has the parameter's type of element.
+///
+/// # Safety
+///
+/// `value` must be a tensor.
+pub(super) unsafe fn checked_shape(
+    api: Api,
+    value: *const OrtValue,
+    parameter: &Parameter,
+    types: FloatTypes,
+) -> Result<Shape, Failure> {
+    // SAFETY: by the caller's promise.
+    let (code, shape) = unsafe { type_and_shape(api, value) }?;
+    if code == element_code(parameter.element, types) as i32 {
+        return Ok(shape);
+    }
+    Err(Failure::argument(format!(
+        "input `{}` must hold {:?} elements, found ONNX element type {code}",
+        parameter.name, parameter.element
+    )))
+}
+
+/// Element code and shape of a tensor.
+///
+/// # Safety
+///
+/// `value` must be a tensor.
+pub(super) unsafe fn type_and_shape(api: Api, value: *const OrtValue) -> Result<(i32, Shape), Failure> {
+    let mut info = null_mut();
+    // SAFETY: `value` is a tensor; `info` is ours until it is released below.
+    api.check(unsafe { ort!(api, GetTensorTypeAndShape(value, &mut info)) })?;
+    let result = read_info(api, info);
+    // SAFETY: `info` was made above and is not used again.
+    unsafe { ort!(api, ReleaseTensorTypeAndShapeInfo(info)) };
+    result
+}
+
+fn read_info(api: Api, info: *mut OrtTensorTypeAndShapeInfo) -> Result<(i32, Shape), Failure> {
+    let (mut code, mut rank) = (0i32, 0);
+    let code_out = (&raw mut code).cast::<ONNXTensorElementDataType>();
+    // SAFETY: `info` is valid. The code is kept as the i32 that a C enum is: a newer runtime may know more codes.
+    api.check(unsafe { ort!(api, GetTensorElementType(info, code_out)) })?;
+    // SAFETY: `info` is valid.
+    api.check(unsafe { ort!(api, GetDimensionsCount(info, &mut rank)) })?;
+    let (mut shape, mut dims) = (Shape { rank, dims: [0; MAX_RANK] }, [0i64; MAX_RANK]);
+    if rank > MAX_RANK {
+        return Err(Failure::argument(format!("a tensor has {rank} dimensions; the most are {MAX_RANK}")));
+    }
+    // SAFETY: `info` is valid and `dims` holds `rank` elements.
+    api.check(unsafe { ort!(api, GetDimensions(info, dims.as_mut_ptr(), rank)) })?;
+    for (size, dim) in shape.dims.iter_mut().zip(&dims[..rank]) {
+        let negative = |_| Failure::runtime(format!("a tensor has the shape {:?}", &dims[..rank]));
+        *size = usize::try_from(*dim).map_err(negative)?;
+    }
+    Ok((code, shape))
+}
+
+#[cfg(test)]
+mod tests {
+    use ort_sys::{OrtApi, OrtStatusPtr};
+
+    use super::super::api::tests::fake;
+    use super::*;
+
+    /// Rank 3 with one dimension that is not told.
+    unsafe extern "system" fn dims(_: *const OrtTensorTypeAndShapeInfo, out: *mut i64, rank: usize) -> OrtStatusPtr {
+        for (index, dim) in [4, 5, -1].into_iter().enumerate().take(rank) {
+            // SAFETY: called with room for `rank` numbers.
+            unsafe { *out.add(index) = dim };
+        }
+        OrtStatusPtr(null_mut())
+    }
+
+    unsafe extern "system" fn element_type(
+        _: *const OrtTensorTypeAndShapeInfo,
+        out: *mut ONNXTensorElementDataType,
+    ) -> OrtStatusPtr {
+        // SAFETY: called with a place for the answer.
+        unsafe { *out = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT };
+        OrtStatusPtr(null_mut())
+    }
+
+    /// The rank stands where the info would be.
+    unsafe extern "system" fn rank(info: *const OrtTensorTypeAndShapeInfo, out: *mut usize) -> OrtStatusPtr {
+        // SAFETY: called with a place for the answer.
+        unsafe { *out = info.addr() };
+        OrtStatusPtr(null_mut())
+    }
+
+    #[test]
+    fn shapes_are_read_and_bounded() {
+        let api = fake(OrtApi {
+            GetTensorElementType: element_type,
+            GetDimensionsCount: rank,
+            GetDimensions: dims,
+            ..ort_sys::stub::api()
+        });
+        let read = |rank| read_info(api, std::ptr::without_provenance_mut(rank));
+        for rank in 0..3 {
+            let (code, shape) = read(rank).unwrap();
+            assert_eq!((code, shape.as_slice()), (1, &[4, 5][..rank]));
+        }
+        assert_eq!(read(3).unwrap_err(), Failure::runtime("a tensor has the shape [4, 5, -1]"));
+        assert_eq!(read(9).unwrap_err(), Failure::argument("a tensor has 9 dimensions; the most are 8"));
+    }
+}
