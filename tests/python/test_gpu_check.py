@@ -346,6 +346,19 @@ class Runs(unittest.TestCase):
                 self.assertEqual(run.environment.get(conductor.OVERLAP), environment)
                 self.assertEqual(run.results["software"], {"torch": "2"})
 
+    def test_a_probe_that_never_begins_says_nothing_about_overlap(self):
+        slow = "import os, sys\nif not os.path.exists('begun'):\n    open('begun', 'w')\n    sys.exit(9)\n"
+        for program in (slow + PROBE.format(condition="False"), "raise SystemExit(9)\n"):
+            with tempfile.TemporaryDirectory() as folder:
+                self.stub(folder, program)
+                run = self.run_in(folder)
+                with redirect_stdout(io.StringIO()):
+                    run.probe()
+                self.assertNotIn(conductor.OVERLAP, run.environment)
+                self.assertTrue(all("ended with code 9" in line for line in run.results["lost"]), run.results["lost"])
+                self.assertIn("probe-again", run.results["stages"])
+                self.assertNotIn("probe-no-overlap", run.results["stages"])
+
     def test_a_stage_that_raises_is_not_the_end(self):
         with tempfile.TemporaryDirectory() as folder:
             self.stub(folder, "raise SystemExit(5)\n")

@@ -191,6 +191,8 @@ class Run:
             "PYTHONUNBUFFERED": "1",
             "TORCHINDUCTOR_CACHE_DIR": str(self.work / "inductor"),
             "TRITON_CACHE_DIR": str(self.work / "triton"),
+            # Three processes compile at a time, beside all checks.
+            "TORCHINDUCTOR_COMPILE_THREADS": "4",
             "HF_HUB_OFFLINE": "1",
         }
 
@@ -234,23 +236,27 @@ class Run:
         """One small call first, and where it fails only because kernels overlap, no overlap for the rest of the run."""
         if not {"check", "times"} & set(self.stages):
             return
-        first = self._probe("probe")
-        if not first:
+        begun, first = self._probe("probe")
+        if not begun:
+            # Nothing was launched: a slow start, say, which tells nothing about overlap.
+            begun, first = self._probe("probe-again")
+        if not first or not begun:
             return
         self.environment[OVERLAP] = "0"
-        if self._probe("probe-no-overlap"):
+        if self._probe("probe-no-overlap")[1]:
             del self.environment[OVERLAP]
             return
         self.results["lost"].append(f"kernels that overlap fail, so that the rest runs with {OVERLAP}=0: {first}")
 
     def _probe(self, name):
-        """What is wrong with the first call; None where nothing is."""
+        """Whether the first call was begun, and what is wrong with it; None where nothing is."""
         stage = Stage(self, name, "probe", limit=time.monotonic() + min(90.0, self.left()))
         self.wait([stage])
         software = next((record["software"] for record in stage.records if "software" in record), None)
         self.results["software"] = software or self.results.get("software")
+        begun = any("begin" in record for record in stage.records)
         record = next((one for one in stage.records if "index" in one), {"failed": "nothing was reported"})
-        return record.get("failed") or "; ".join(record["found"]["problems"]) or None
+        return begun, record.get("failed") or "; ".join(record["found"]["problems"]) or None
 
     def checks(self):
         """Checks on every path, the sanitizers, and compilation for later, side by side."""
