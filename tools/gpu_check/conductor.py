@@ -1,8 +1,10 @@
 """The whole run: stages as processes, each with a limit, and results on disk after every one of them."""
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -125,9 +127,13 @@ class Sanitizer:
 
 
 def kill(process):
-    """Ends a process if it still runs: its exit code, -9 where it does not die in time."""
+    """Ends a process if it still runs, with all that it started: its exit code, -9 where it does not die in time.
+
+    A sanitizer is not the process that uses the GPU; that one would go on beside what is timed.
+    """
     if process.poll() is None:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     try:
         return process.wait(DEATH)
     except subprocess.TimeoutExpired:
@@ -184,7 +190,7 @@ class Run:
         self.work = self.kit / "work"
         shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir()
-        self.results = {"stages": {}, "lost": []}
+        self.results, self.started = {"stages": {}, "lost": []}, []
         self.environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, [str(self.kit), os.environ.get("PYTHONPATH")])),
@@ -197,10 +203,12 @@ class Run:
         }
 
     def popen(self, command, name):
-        """A process whose output goes to a log of that name."""
+        """A process, with a group of its own, whose output goes to a log of that name."""
         with open(self.work / f"{name}.log", "a", encoding="utf-8") as log:
-            place = {"cwd": self.kit, "env": self.environment}
-            return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, **place)
+            place = {"cwd": self.kit, "env": self.environment, "preexec_fn": os.setpgrp}
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, **place)
+        self.started.append(process)
+        return process
 
     def left(self):
         return self.budget - (time.monotonic() - self.begin)
@@ -220,6 +228,14 @@ class Run:
         self.keep_logs()
 
     def everything(self):
+        """All stages; an interrupt ends what they started."""
+        try:
+            self._everything()
+        finally:
+            for process in self.started:
+                kill(process)
+
+    def _everything(self):
         self.results["machine"] = machine_facts()
         self.say("machine: " + str(self.results["machine"].get("gpu")))
         for stage in (self.probe, self.checks, self.ceilings, self.times, self.onnxruntime):
