@@ -72,8 +72,8 @@ fn launches_follow_the_plan_and_call_nothing_else() {
 #[test]
 fn launches_overlap_only_where_kernels_wait_on_the_device() {
     let fake = Fake::load();
-    for (capability, forced, overlaps) in [(80, None, false), (90, Some((8, 0)), false), (90, None, true), (100, None, true)]
-    {
+    let cases = [(80, None, false), (90, Some((8, 0)), false), (90, None, true), (100, None, true)];
+    for (capability, forced, overlaps) in cases {
         fake.set_capability(capability);
         let archive = archive(&["sm_80", "compute_80", "sm_90a", "sm_100"], &entry_points(ELEMENT, (9, 0)));
         let set = KernelSet::on_device(Arc::clone(&fake.driver), archive.into(), 0, forced).unwrap();
