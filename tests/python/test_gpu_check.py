@@ -1,5 +1,6 @@
 """tools/gpu_check without a GPU: floors, statistics, tables, and how a run survives what its stages do."""
 
+import fcntl
 import io
 import json
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 import unittest
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -331,6 +333,31 @@ class Runs(unittest.TestCase):
             self.assertEqual([record["index"] for record in run.results["stages"]["check-x"]], [0, 2, 4])
             self.assertEqual(run.results["lost"], ["check-x hung in `n1`", "check-x hung in `n3`"])
 
+    def test_what_a_process_started_ends_with_it(self):
+        """The second process holds a lock; it ends by itself, and says so, only where nobody ended it."""
+        second = """
+            import fcntl, os, time
+            with open("lock", "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                open("begun", "w").close()
+                while not os.path.exists("go"):
+                    time.sleep(0.01)
+                open("ended", "w").close()
+            """
+        with tempfile.TemporaryDirectory() as folder:
+            run = self.run_in(folder)
+            Path(run.kit, "second.py").write_text(textwrap.dedent(second))
+            first = "import subprocess, sys; subprocess.run([sys.executable, 'second.py'])"
+            process = run.popen([sys.executable, "-c", first], "first")
+            while not Path(run.kit, "begun").exists():
+                self.assertIsNone(process.poll())
+                time.sleep(0.01)
+            self.assertEqual(conductor.kill(process), -9)
+            Path(run.kit, "go").touch()
+            with open(Path(run.kit, "lock")) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            self.assertFalse(Path(run.kit, "ended").exists())
+
     def test_overlap_is_given_up_where_it_alone_fails(self):
         for program, lost, environment in [
             (PROBE.format(condition="False"), [], None),
@@ -345,6 +372,19 @@ class Runs(unittest.TestCase):
                 self.assertEqual([line[: len(lost[0])] for line in run.results["lost"]] if lost else [], lost)
                 self.assertEqual(run.environment.get(conductor.OVERLAP), environment)
                 self.assertEqual(run.results["software"], {"torch": "2"})
+
+    def test_a_probe_that_never_begins_says_nothing_about_overlap(self):
+        slow = "import os, sys\nif not os.path.exists('begun'):\n    open('begun', 'w')\n    sys.exit(9)\n"
+        for program in (slow + PROBE.format(condition="False"), "raise SystemExit(9)\n"):
+            with tempfile.TemporaryDirectory() as folder:
+                self.stub(folder, program)
+                run = self.run_in(folder)
+                with redirect_stdout(io.StringIO()):
+                    run.probe()
+                self.assertNotIn(conductor.OVERLAP, run.environment)
+                self.assertTrue(all("ended with code 9" in line for line in run.results["lost"]), run.results["lost"])
+                self.assertIn("probe-again", run.results["stages"])
+                self.assertNotIn("probe-no-overlap", run.results["stages"])
 
     def test_a_stage_that_raises_is_not_the_end(self):
         with tempfile.TemporaryDirectory() as folder:

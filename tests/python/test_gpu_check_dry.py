@@ -248,6 +248,46 @@ class WithoutGpu(unittest.TestCase):
             len(originals),
         )
 
+    def test_the_pause_outlasts_the_enqueueing_of_a_replay(self):
+        clock = itertools.count(0.0, 0.003)
+        slept = []
+        with (
+            mock.patch.object(timing.time, "perf_counter", lambda: next(clock)),
+            mock.patch.object(torch.cuda, "_sleep", slept.append),
+        ):
+            contestant = timing.Contestant("x", [lambda: None], graph=True)
+            contestant.prepare()
+            contestant.sample()
+        self.assertEqual(slept, [12_000_000])
+        self.assertEqual(timing.pause_cycles(1e-6), timing.PAUSE)
+
+    def test_what_one_rival_cannot_compile_does_not_keep_others_from_it(self):
+        case, made = cases.tiny(cases.TIMED[0]), []
+        plain = bench.rivals_of
+
+        def watched(*arguments):
+            def maker(name, make):
+                def watch(backend, options):
+                    made.append((name, backend))
+                    if (name, backend) == (cases.DENSE, "cudnn"):
+                        raise RuntimeError("no such engine")
+                    return make(backend, options)
+
+                return watch
+
+            return {name: maker(name, make) for name, make in plain(*arguments).items()}
+
+        with mock.patch.object(bench, "rivals_of", watched):
+            found = bench.warm_up(case, 3)
+        wanted = {
+            (cases.DENSE, "flash"),
+            (cases.DENSE, "cudnn"),
+            (cases.GROUPED, None),
+            (cases.UPSTREAM_COMPILED, None),
+        }
+        self.assertEqual(set(made), wanted)
+        self.assertEqual(found, {"not_compiled": [f"{cases.DENSE}, cudnn: RuntimeError: no such engine"]})
+
     def test_a_rival_that_fails_is_a_line_and_not_the_end(self):
         case = replace(cases.tiny(cases.TIMED[0]), targets={})
         run = bench.CaseRun(case, OURS, 1000, 5)

@@ -1,8 +1,10 @@
 """The whole run: stages as processes, each with a limit, and results on disk after every one of them."""
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -125,9 +127,13 @@ class Sanitizer:
 
 
 def kill(process):
-    """Ends a process if it still runs: its exit code, -9 where it does not die in time."""
+    """Ends a process if it still runs, with all that it started: its exit code, -9 where it does not die in time.
+
+    A sanitizer is not the process that uses the GPU; that one would go on beside what is timed.
+    """
     if process.poll() is None:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     try:
         return process.wait(DEATH)
     except subprocess.TimeoutExpired:
@@ -184,21 +190,25 @@ class Run:
         self.work = self.kit / "work"
         shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir()
-        self.results = {"stages": {}, "lost": []}
+        self.results, self.started = {"stages": {}, "lost": []}, []
         self.environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, [str(self.kit), os.environ.get("PYTHONPATH")])),
             "PYTHONUNBUFFERED": "1",
             "TORCHINDUCTOR_CACHE_DIR": str(self.work / "inductor"),
             "TRITON_CACHE_DIR": str(self.work / "triton"),
+            # Three processes compile at a time, beside all checks.
+            "TORCHINDUCTOR_COMPILE_THREADS": "4",
             "HF_HUB_OFFLINE": "1",
         }
 
     def popen(self, command, name):
-        """A process whose output goes to a log of that name."""
+        """A process, with a group of its own, whose output goes to a log of that name."""
         with open(self.work / f"{name}.log", "a", encoding="utf-8") as log:
-            place = {"cwd": self.kit, "env": self.environment}
-            return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, **place)
+            place = {"cwd": self.kit, "env": self.environment, "preexec_fn": os.setpgrp}
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, **place)
+        self.started.append(process)
+        return process
 
     def left(self):
         return self.budget - (time.monotonic() - self.begin)
@@ -218,6 +228,14 @@ class Run:
         self.keep_logs()
 
     def everything(self):
+        """All stages; an interrupt ends what they started."""
+        try:
+            self._everything()
+        finally:
+            for process in self.started:
+                kill(process)
+
+    def _everything(self):
         self.results["machine"] = machine_facts()
         self.say("machine: " + str(self.results["machine"].get("gpu")))
         for stage in (self.probe, self.checks, self.ceilings, self.times, self.onnxruntime):
@@ -234,23 +252,27 @@ class Run:
         """One small call first, and where it fails only because kernels overlap, no overlap for the rest of the run."""
         if not {"check", "times"} & set(self.stages):
             return
-        first = self._probe("probe")
-        if not first:
+        begun, first = self._probe("probe")
+        if not begun:
+            # Nothing was launched: a slow start, say, which tells nothing about overlap.
+            begun, first = self._probe("probe-again")
+        if not first or not begun:
             return
         self.environment[OVERLAP] = "0"
-        if self._probe("probe-no-overlap"):
+        if self._probe("probe-no-overlap")[1]:
             del self.environment[OVERLAP]
             return
         self.results["lost"].append(f"kernels that overlap fail, so that the rest runs with {OVERLAP}=0: {first}")
 
     def _probe(self, name):
-        """What is wrong with the first call; None where nothing is."""
+        """Whether the first call was begun, and what is wrong with it; None where nothing is."""
         stage = Stage(self, name, "probe", limit=time.monotonic() + min(90.0, self.left()))
         self.wait([stage])
         software = next((record["software"] for record in stage.records if "software" in record), None)
         self.results["software"] = software or self.results.get("software")
+        begun = any("begin" in record for record in stage.records)
         record = next((one for one in stage.records if "index" in one), {"failed": "nothing was reported"})
-        return record.get("failed") or "; ".join(record["found"]["problems"]) or None
+        return begun, record.get("failed") or "; ".join(record["found"]["problems"]) or None
 
     def checks(self):
         """Checks on every path, the sanitizers, and compilation for later, side by side."""

@@ -6,8 +6,11 @@ import torch
 
 from .stats import summarize
 
-#: Cycles of the pause in front of each replay, long enough for the host to enqueue what follows.
-PAUSE = 200_000
+#: Cycles of the pause in front of each replay, at least, and how much longer than the host takes to enqueue the replay.
+PAUSE, PAUSE_SHARE = 200_000, 2.0
+
+#: Cycles that a multiprocessor makes in a second, at most.
+CLOCK = 2e9
 
 #: Calls of one replay: enough for `REPLAY_SECONDS` of short calls, within limits; of long ones for `LONG_SECONDS`.
 REPLAY_SECONDS, LONG_SECONDS = 0.004, 0.02
@@ -24,12 +27,17 @@ def calls_of_a_replay(seconds, copies):
     return -(-max(wanted, copies) // copies) * copies
 
 
+def pause_cycles(seconds):
+    """Cycles for which the device waits while the host enqueues for `seconds`, so that no time of the host is measured."""
+    return max(PAUSE, int(PAUSE_SHARE * seconds * CLOCK))
+
+
 class Contestant:
     """`calls[r]` puts one call on copy r of the inputs on the current stream."""
 
     def __init__(self, name, calls, graph):
         self.name, self.calls, self.in_graph = name, calls, graph
-        self.graph, self.instances = None, 0
+        self.graph, self.instances, self.pause = None, 0, PAUSE
         self.passes = ([], [])
 
     def warm_up(self):
@@ -63,6 +71,15 @@ class Contestant:
             self._calls()
         self.graph.replay()
         torch.cuda.synchronize()
+        self.pause = pause_cycles(max(self._enqueue_seconds() for _ in range(3)))
+
+    def _enqueue_seconds(self):
+        """What one replay, of many kernels, costs the host."""
+        start = time.perf_counter()
+        self.graph.replay()
+        seconds = time.perf_counter() - start
+        torch.cuda.synchronize()
+        return seconds
 
     def _calls(self):
         for index in range(self.instances):
@@ -72,7 +89,7 @@ class Contestant:
         """Seconds of one call, over one replay."""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         if self.graph is not None:
-            torch.cuda._sleep(PAUSE)
+            torch.cuda._sleep(self.pause)
         start.record()
         if self.graph is not None:
             self.graph.replay()

@@ -1,4 +1,10 @@
-"""The attention of the JetMoE class of `transformers`, as it is installed."""
+"""The attention of the JetMoE class of `transformers`, as it is installed.
+
+It is given its angles: from release 5 on as an argument, before that in place of the module that computes them, so that
+every release does the same work.
+"""
+
+import inspect
 
 import torch
 
@@ -10,7 +16,7 @@ class HuggingFaceJetMoe:
 
     def __init__(self, case, attributes, dtype, attention):
         from transformers import JetMoeConfig
-        from transformers.models.jetmoe.modeling_jetmoe import JetMoeAttention
+        from transformers.models.jetmoe import modeling_jetmoe
 
         self.name = {"sdpa": cases.HF_SDPA, "eager": cases.HF_EAGER}[attention]
         self.case, self.dtype, self.attention = case, dtype, attention
@@ -24,7 +30,10 @@ class HuggingFaceJetMoe:
             attention_dropout=0.0,
         )
         self.config._attn_implementation = attention
-        self.make = JetMoeAttention
+        # Before release 5, every kind of attention has a class of its own.
+        classes = getattr(modeling_jetmoe, "JETMOE_ATTENTION_CLASSES", {})
+        self.make = classes.get(attention, modeling_jetmoe.JetMoeAttention)
+        self.takes_angles = "position_embeddings" in inspect.signature(self.make.forward).parameters
 
     def load(self, feeds):
         x = feeds["hidden_states"]
@@ -39,8 +48,10 @@ class HuggingFaceJetMoe:
             module.kv_proj.weight.copy_(feeds["kv_weight"].t())
         cos, sin = (feeds[name][feeds["position_ids"]] for name in ("cos_cache", "sin_cache"))
         doubled = tuple(torch.cat([half, half], dim=-1).to(x.dtype) for half in (cos, sin))
-        cache = _Cache(feeds) if self.case.past else None
-        return {"x": x.clone(), "module": module, "angles": doubled, "cache": cache, "mask": self._mask(x)}
+        if not self.takes_angles:
+            module.rotary_emb = _Angles(doubled)
+        state = {"x": x.clone(), "module": module, "cache": _Cache(feeds) if self.case.past else None}
+        return {**state, "mask": self._mask(x), "angles": {"position_embeddings": doubled} if self.takes_angles else {}}
 
     def _mask(self, x):
         """Additive causal mask, which the eager path needs; SDPA has a flag of its own."""
@@ -53,12 +64,20 @@ class HuggingFaceJetMoe:
     def run(self, state):
         with torch.no_grad():
             output, *_ = state["module"](
-                state["x"],
-                attention_mask=state["mask"],
-                position_embeddings=state["angles"],
-                past_key_values=state["cache"],
+                state["x"], attention_mask=state["mask"], past_key_values=state["cache"], **state["angles"]
             )
         return output
+
+
+class _Angles(torch.nn.Module):
+    """Cosines and sines that are there already, whatever is asked."""
+
+    def __init__(self, angles):
+        super().__init__()
+        self.angles = angles
+
+    def forward(self, *_):
+        return self.angles
 
 
 class _Cache:

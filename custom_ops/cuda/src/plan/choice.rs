@@ -135,6 +135,12 @@ impl Choice {
         if tokens.div_ceil(GROUP_TOKENS) <= 2 * self.multiprocessors() { kernel.threads() / 32 } else { 1 }
     }
 
+    /// Whether kernels wait on the device for the grid in front of them (`griddepcontrol.wait`); those of an older
+    /// architecture would read what is not written yet.
+    pub(super) fn waits_on_device(&self) -> bool {
+        self.device.compute_capability >= (9, 0)
+    }
+
     /// Blocks that copy `bytes` bytes.
     pub(super) fn copy_blocks(&self, bytes: usize, threads: usize) -> usize {
         if bytes == 0 { 0 } else { bytes.div_ceil(64 * threads).clamp(1, 4 * self.multiprocessors()) }

@@ -343,7 +343,7 @@ impl Layer {
             grid,
             block: narrow(threads),
             shared_bytes: narrow(shared),
-            overlap: !self.launches.is_empty(),
+            overlap: !self.launches.is_empty() && self.choice.waits_on_device(),
             parameters,
         });
         Ok(())

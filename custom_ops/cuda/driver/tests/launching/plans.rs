@@ -68,6 +68,25 @@ fn launches_follow_the_plan_and_call_nothing_else() {
     assert_eq!(fake.taken_log(), expected);
 }
 
+/// Code for less than compute capability 9.0 cannot wait on the device, on whatever device it runs.
+#[test]
+fn launches_overlap_only_where_kernels_wait_on_the_device() {
+    let fake = Fake::load();
+    let cases = [(80, None, false), (90, Some((8, 0)), false), (90, None, true), (100, None, true)];
+    for (capability, forced, overlaps) in cases {
+        fake.set_capability(capability);
+        let archive = archive(&["sm_80", "compute_80", "sm_90a", "sm_100"], &entry_points(ELEMENT, (9, 0)));
+        let set = KernelSet::on_device(Arc::clone(&fake.driver), archive.into(), 0, forced).unwrap();
+        let bound = bind(&Arc::new(set)).unwrap();
+        fake.taken_log();
+        bound.enqueue(&BUFFERS, Stream(3)).unwrap();
+        let launches = fake.taken_log().into_iter().filter(|line| line.starts_with("cuLaunchKernelEx"));
+        let found: Vec<_> = launches.map(|line| line.contains("attribute 6=1")).collect();
+        let expected: Vec<_> = (0..bound.launches()).map(|index| overlaps && index > 0).collect();
+        assert_eq!(found, expected, "{capability} {forced:?}");
+    }
+}
+
 #[test]
 fn a_current_context_is_not_pushed_again() {
     let fake = Fake::load();
