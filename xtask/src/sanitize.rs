@@ -14,7 +14,10 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Arguments of `cargo test`, by what they test.
 const TESTS: [(&str, &[&str]); 4] = [
     ("contract and kernels", &["-p", "moa-schema", "-p", "moa-kernels"]),
-    ("doors to ONNX Runtime and CUDA", &["-p", "moa-ort", "-p", "moa-cuda-driver", "-p", "moa-cuda-c"]),
+    (
+        "doors to ONNX Runtime and CUDA",
+        &["-p", "moa-ort", "-p", "moa-cuda-driver", "-p", "moa-cuda-c", "--no-default-features"],
+    ),
     ("graphs", &["-p", "moa-graphs"]),
     (
         "readers of checkpoints and models",
