@@ -7,6 +7,7 @@ mod check;
 mod cuda;
 mod demo;
 mod gpu_check;
+mod miri;
 mod process;
 mod project;
 mod python;
@@ -28,7 +29,9 @@ cargo xtask COMMAND
           --optimum: the tests with Hugging Face's Optimum alone, which need PyTorch
   check   formatting, clippy, documentation, the compile half alone, layers, sizes
   sanitize
-          tests of the kernels, the graphs and the readers of untrusted files under AddressSanitizer
+          tests of the kernels, the doors to C, the graphs and the readers of untrusted files under AddressSanitizer,
+          which does not see into the assembly that multiplies on AMX tiles
+  miri    tests of the kernels and of the door to ONNX Runtime in Miri, where a nightly toolchain has it
   cuda    compile the CUDA kernels for every architecture, without a GPU, and check what they need
 
   gpu-check [sm_90a …]
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         ["test", "--optimum"] => Project::find().and_then(|project| test::run_optimum(&project)),
         ["check"] => Project::find().and_then(|project| check::run(&project)),
         ["cuda"] => Project::find().and_then(|project| cuda::run(&project)),
+        ["miri"] => Project::find().and_then(|project| miri::run(&project)),
         ["sanitize"] => Project::find().and_then(|project| sanitize::run(&project)),
         ["gpu-check", "tensorrt", wheel, targets @ ..] => {
             Project::find().and_then(|project| gpu_check::tensorrt::run(&project, wheel, targets))

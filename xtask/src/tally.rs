@@ -1,6 +1,8 @@
 //! Counting what test runners report.
 
-use std::{fmt, iter::Sum, ops::Add};
+use std::{fmt, iter::Sum, ops::Add, process::Command};
+
+use crate::process::{self, Stream};
 
 /// Numbers of tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -24,6 +26,13 @@ impl Tally {
     pub(crate) fn confirmed(self, runner_succeeded: bool) -> Self {
         let nothing = self.passed + self.skipped == 0;
         if self.failed == 0 && (nothing || !runner_succeeded) { self + Self::FAILURE } else { self }
+    }
+
+    /// Runs a command of Rust's test runner.
+    pub(crate) fn of_cargo(command: &mut Command) -> Result<Self, String> {
+        let mut tally = Self::default();
+        let status = process::watch(command, Stream::Stdout, |line| tally = tally + Self::of_cargo_line(line))?;
+        Ok(tally.confirmed(status.success()))
     }
 
     /// What a `test result:` line of Rust's test runner says.

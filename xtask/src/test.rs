@@ -101,10 +101,7 @@ fn plugin(project: &Project, variables: &[(&'static str, OsString)], lines: &mut
 /// The tests that need such libraries.
 fn engine_test(project: &Project, variables: &[(&str, OsString)]) -> Result<Tally, String> {
     let mut command = project.cargo_test(["-p", "moa-export", "--test", "cli", "--", "--ignored", "tensorrt_engines"]);
-    command.envs(variables.iter().map(|(name, value)| (name, value)));
-    let mut tally = Tally::default();
-    let status = process::watch(&mut command, Stream::Stdout, |line| tally = tally + Tally::of_cargo_line(line))?;
-    Ok(tally.confirmed(status.success()))
+    Tally::of_cargo(command.envs(variables.iter().map(|(name, value)| (name, value))))
 }
 
 const OPTIMUM: &str = "Python, with Optimum";
@@ -146,10 +143,7 @@ fn add(lines: &mut Vec<Line>, title: &str, work: impl FnOnce() -> Result<Tally, 
 fn cargo_test(project: &Project, crates: &[&str], variables: &[(&str, OsString)]) -> Result<Tally, String> {
     let packages = crates.iter().flat_map(|name| ["-p", name]);
     let mut command = project.cargo_test(["--no-fail-fast"].into_iter().chain(packages));
-    command.envs(variables.iter().map(|(name, value)| (name, value)));
-    let mut tally = Tally::default();
-    let status = process::watch(&mut command, Stream::Stdout, |line| tally = tally + Tally::of_cargo_line(line))?;
-    Ok(tally.confirmed(status.success()))
+    Tally::of_cargo(command.envs(variables.iter().map(|(name, value)| (name, value))))
 }
 
 fn python_test(

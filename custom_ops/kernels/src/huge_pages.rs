@@ -15,13 +15,13 @@ pub(crate) fn prefer<T>(memory: &mut [T]) {
     }
 }
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 fn advise(start: *mut libc::c_void, len: usize) {
     // SAFETY: the pages belong to a slice that the caller holds alone, and the advice changes no value.
     let _ = unsafe { libc::madvise(start, len, libc::MADV_HUGEPAGE) };
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(all(target_os = "linux", not(miri))))]
 fn advise(_start: *mut std::ffi::c_void, _len: usize) {}
 
 #[cfg(test)]
@@ -29,6 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no `madvise`")]
     fn values_stay_wherever_the_memory_lies() {
         for len in [0, 1, HUGE - 1, HUGE, 2 * HUGE - 1, 5 * HUGE + 3] {
             let mut memory: Vec<u8> = (0..len).map(|at| at.to_le_bytes()[0]).collect();

@@ -40,16 +40,24 @@ impl Failure {
 /// Runs `body`; a panic becomes a [`Fault::Bug`].
 pub(crate) fn catch<T>(body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
-        let text = format!("internal error: {}", panic_text(&*payload));
-        // Dropping a payload of unknown type could panic again.
-        std::mem::forget(payload);
+        let text = format!("internal error: {}", panic_text(payload));
         Err(Failure { fault: Fault::Bug, text })
     })
 }
 
-fn panic_text(payload: &(dyn Any + Send)) -> &str {
-    let text = payload.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("panic without a text")
+fn panic_text(payload: Box<dyn Any + Send>) -> String {
+    let payload = match payload.downcast::<String>() {
+        Ok(text) => return *text,
+        Err(payload) => payload,
+    };
+    match payload.downcast::<&str>() {
+        Ok(text) => String::from(*text),
+        Err(payload) => {
+            // Dropping a payload of unknown type could panic again.
+            std::mem::forget(payload);
+            String::from("panic without a text")
+        }
+    }
 }
 
 #[cfg(test)]

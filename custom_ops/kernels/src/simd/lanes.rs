@@ -320,7 +320,8 @@ mod tests {
     #[test]
     fn exp_is_within_two_units_in_the_last_place() {
         for isa in every_isa() {
-            let inputs: Vec<f32> = (0..200_000).map(|i| -(i as f32) * 4.37e-4).filter(|x| *x >= -87.3).collect();
+            let steps = (0..200_000).step_by(if cfg!(miri) { 997 } else { 1 });
+            let inputs: Vec<f32> = steps.map(|i| -(i as f32) * 4.37e-4).filter(|x| *x >= -87.3).collect();
             let mut found = inputs.clone();
             isa.exp(&mut found);
             for (x, found) in inputs.iter().zip(found) {

@@ -7,7 +7,7 @@ use crate::attention_reference::Attend;
 use crate::routing_reference::Gate;
 use crate::support::{Random, Threads, assert_close, bits, widen};
 
-struct Case {
+pub(crate) struct Case {
     dims: CrossAttentionDims,
     attributes: CrossAttentionAttributes,
     hidden_states: Vec<f32>,
@@ -21,10 +21,10 @@ struct Case {
     output_bias: Option<Vec<f32>>,
 }
 
-type Computed = (Vec<f32>, Vec<i64>, Vec<f32>);
+pub(crate) type Computed = (Vec<f32>, Vec<i64>, Vec<f32>);
 
 impl Case {
-    fn random(random: &mut Random, dims: CrossAttentionDims) -> Self {
+    pub(crate) fn random(random: &mut Random, dims: CrossAttentionDims) -> Self {
         let CrossAttentionDims { batch, tokens, keys, width, experts, top_k, kv_heads, head } = dims;
         let attributes = CrossAttentionAttributes {
             top_k,
@@ -64,7 +64,7 @@ impl Case {
         }
     }
 
-    fn compute(&self, pool: &dyn ThreadPool) -> Computed {
+    pub(crate) fn compute(&self, pool: &dyn ThreadPool) -> Computed {
         let CrossAttentionDims { batch, tokens, width, top_k, .. } = self.dims;
         let mut output = vec![f32::NAN; batch * tokens * width];
         let mut topk_indices = vec![-1; batch * tokens * top_k];

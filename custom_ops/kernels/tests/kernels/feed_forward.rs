@@ -6,7 +6,7 @@ use moa_schema::{Activation, FeedForwardAttributes, FeedForwardDims, GateMode};
 use crate::routing_reference::Gate;
 use crate::support::{Random, Threads, assert_close, bits, matmul, widen};
 
-struct Case {
+pub(crate) struct Case {
     dims: FeedForwardDims,
     attributes: FeedForwardAttributes,
     hidden_states: Vec<f32>,
@@ -16,7 +16,7 @@ struct Case {
     output_bias: Option<Vec<f32>>,
 }
 
-type Computed = (Vec<f32>, Vec<i64>, Vec<f32>);
+pub(crate) type Computed = (Vec<f32>, Vec<i64>, Vec<f32>);
 
 fn activate(activation: Activation, x: f64) -> f64 {
     match activation {
@@ -27,7 +27,7 @@ fn activate(activation: Activation, x: f64) -> f64 {
 }
 
 impl Case {
-    fn random(random: &mut Random, dims: FeedForwardDims) -> Self {
+    pub(crate) fn random(random: &mut Random, dims: FeedForwardDims) -> Self {
         let FeedForwardDims { batch, tokens, width, experts, top_k, hidden } = dims;
         let attributes = FeedForwardAttributes {
             top_k,
@@ -47,7 +47,7 @@ impl Case {
         }
     }
 
-    fn compute(&self, pool: &dyn ThreadPool) -> Computed {
+    pub(crate) fn compute(&self, pool: &dyn ThreadPool) -> Computed {
         let FeedForwardDims { batch, tokens, width, top_k, .. } = self.dims;
         let mut output = vec![f32::NAN; batch * tokens * width];
         let mut topk_indices = vec![-1; batch * tokens * top_k];

@@ -10,6 +10,7 @@ mod refusals;
 mod routing_reference;
 mod self_attention;
 mod shared_cache;
+mod small;
 mod stored;
 mod support;
 mod tiles;

@@ -101,7 +101,7 @@ fn resized<T: Scalar>(values: &[T], from: usize, to: usize, head: usize, heads: 
     (0..heads).flat_map(|pair| (0..to).flat_map(move |at| row(pair, at).iter().copied())).collect()
 }
 
-fn check<T: Scalar>(case: &Case, room: usize, in_place: [bool; 2], pool: &dyn ThreadPool) {
+pub(crate) fn check<T: Scalar>(case: &Case, room: usize, in_place: [bool; 2], pool: &dyn ThreadPool) {
     let SelfAttentionDims { batch, tokens, past, kv_heads, head, .. } = case.dims;
     let (heads, keys) = (batch * kv_heads, past + tokens);
     let rows = keys + room;

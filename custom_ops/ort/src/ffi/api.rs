@@ -209,11 +209,21 @@ impl AttributeSource for KernelInfo<'_> {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::sync::{Mutex, PoisonError};
+
     use super::*;
+
+    /// A table that lives as long as the process, and is found there, so that it is not taken for a leak.
+    pub(crate) fn kept(table: OrtApi) -> &'static OrtApi {
+        static TABLES: Mutex<Vec<&OrtApi>> = Mutex::new(Vec::new());
+        let table = Box::leak(Box::new(table));
+        TABLES.lock().unwrap_or_else(PoisonError::into_inner).push(table);
+        table
+    }
 
     /// A runtime that answers every call it does not know with an error.
     pub(crate) fn fake(table: OrtApi) -> Api {
-        Api(NonNull::from(Box::leak(Box::new(table))))
+        Api(NonNull::from(kept(table)))
     }
 
     #[test]

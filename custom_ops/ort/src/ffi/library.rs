@@ -313,7 +313,7 @@ unsafe extern "system" fn destroy(kernel: *mut c_void) {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use super::super::api::tests::fake;
+    use super::super::api::tests::{fake, kept};
     use super::*;
 
     static DOMAINS_MADE: AtomicUsize = AtomicUsize::new(0);
@@ -378,7 +378,7 @@ mod tests {
     }
 
     unsafe extern "system" fn only_version_16(version: u32) -> *const OrtApi {
-        if version > 16 { null() } else { Box::leak(Box::new(ort_sys::stub::api())) }
+        if version > 16 { null() } else { kept(ort_sys::stub::api()) }
     }
 
     unsafe extern "system" fn no_version(_: u32) -> *const OrtApi {

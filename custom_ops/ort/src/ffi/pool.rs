@@ -98,7 +98,7 @@ unsafe extern "C" fn run_task(data: *mut c_void, index: usize) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
     use ort_sys::{OrtApi, OrtStatusPtr};
 
@@ -114,13 +114,14 @@ mod tests {
         _: usize,
         data: *mut c_void,
     ) -> OrtStatusPtr {
-        let data = data as usize;
+        let data = AtomicPtr::new(data);
         std::thread::scope(|scope| {
             for first in 0..2 {
+                let data = &data;
                 scope.spawn(move || {
                     for index in (first..total).step_by(2) {
                         // SAFETY: `data` is what came with `task`.
-                        unsafe { task(data as *mut c_void, index) };
+                        unsafe { task(data.load(Ordering::Relaxed), index) };
                     }
                 });
             }

@@ -1,0 +1,74 @@
+//! Calls that are small enough for Miri, which sees aliasing, data races and memory that nobody wrote: every stage of every
+//! operator on several threads.
+
+use half::f16;
+use moa_kernels::{Instructions, Sequential};
+use moa_schema::{CrossAttentionDims, FeedForwardDims, SelfAttentionDims};
+
+use crate::self_attention::Case;
+use crate::support::{Random, Threads, bits};
+use crate::{cross_attention, feed_forward, prepared, shared_cache};
+
+const PREFILL: SelfAttentionDims =
+    SelfAttentionDims { batch: 1, tokens: 2, past: 1, width: 2, experts: 2, top_k: 1, kv_heads: 2, head: 2 };
+
+/// Of the stage for single tokens.
+const STEP: SelfAttentionDims = SelfAttentionDims { tokens: 1, head: 16, ..PREFILL };
+
+/// With all tokens visible and keys that are rotated.
+fn case(dims: SelfAttentionDims) -> Case {
+    let mut case =
+        (0..).map(|seed| Case::random(&mut Random(seed), dims)).find(|case| case.rotation.is_some()).unwrap();
+    case.attention_mask.fill(1);
+    case
+}
+
+#[test]
+fn threads_share_the_tiles_of_self_attention() {
+    for dims in [PREFILL, STEP] {
+        let case = case(dims);
+        assert_eq!(case.compute(&Threads(2)).bits(), case.compute(&Sequential).bits());
+    }
+}
+
+#[test]
+fn threads_share_a_cache_in_place() {
+    for dims in [PREFILL, STEP] {
+        shared_cache::check::<f32>(&case(dims), 1, [true, false], &Threads(2));
+    }
+}
+
+#[test]
+#[cfg_attr(all(miri, target_feature = "f16c"), ignore = "Miri cannot round to f16 with F16C")]
+fn threads_share_a_cache_of_halves_in_place() {
+    shared_cache::check::<f16>(&case(PREFILL), 1, [true, false], &Threads(2));
+}
+
+#[test]
+fn calls_share_weights_and_scratch_memory() {
+    let case = case(PREFILL);
+    let prepared = prepared::pack(&case, Instructions::default());
+    let expected = case.compute(&Sequential).bits();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| assert_eq!(case.compute_with(&prepared, &Sequential).bits(), expected));
+        }
+    });
+}
+
+#[test]
+fn threads_share_the_tiles_of_cross_attention() {
+    let dims =
+        CrossAttentionDims { batch: 2, tokens: 1, keys: 2, width: 2, experts: 2, top_k: 1, kv_heads: 1, head: 2 };
+    let case = cross_attention::Case::random(&mut Random(1), dims);
+    let [together, alone] = [case.compute(&Threads(2)), case.compute(&Sequential)];
+    assert_eq!((bits(&together.0), together.1), (bits(&alone.0), alone.1));
+}
+
+#[test]
+fn threads_share_the_tiles_of_feed_forward() {
+    let dims = FeedForwardDims { batch: 1, tokens: 2, width: 2, experts: 2, top_k: 2, hidden: 3 };
+    let case = feed_forward::Case::random(&mut Random(1), dims);
+    let [together, alone] = [case.compute(&Threads(2)), case.compute(&Sequential)];
+    assert_eq!((bits(&together.0), together.1), (bits(&alone.0), alone.1));
+}
