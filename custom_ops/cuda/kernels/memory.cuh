@@ -42,93 +42,69 @@ DEVICE void stage_runs(bool vectors, Place place) {
 // Passes of a block over its runs.
 DEVICE constexpr int passes_of(int count, int threads) { return (count + threads - 1) / threads; }
 
-// A transfer to shared memory on its way: `begin(stage)` starts it and `end(stage)`, of the same stage, completes it for
-// this thread behind the next `copy_wait`. `stage(mover)` calls `mover.template runs<FIRST, COUNT, THREADS, T>(vectors,
-// place)` as `stage_runs`, `FIRST` being the passes in front. The bytes are on their way as asynchronous copies or, `HELD`,
-// in registers between a read of memory and a write to shared memory, which must be free by `end` only.
-template <bool HELD, int PASSES>
-struct Transfer {
-    struct Copier {
-        template <int FIRST, int COUNT, int THREADS, class T, class Place>
-        DEVICE void runs(bool vectors, Place place) {
-            stage_runs<COUNT, THREADS, T>(vectors, place);
-        }
-    };
+// Movers of runs: `runs<FIRST, COUNT, THREADS, T>(vectors, place)` moves those that `place` says, as `stage_runs`, `FIRST`
+// being the passes in front.
 
-    template <class Stage>
-    DEVICE void begin(Stage stage) {
-        Copier copier;
-        stage(copier);
-        copy_commit();
+// Where addresses allow no vectors.
+struct Elementwise {
+    template <int FIRST, int COUNT, int THREADS, class T, class Place>
+    DEVICE void runs(bool, Place place) {
+        stage_runs<COUNT, THREADS, T>(false, place);
     }
-
-    template <class Stage>
-    DEVICE void end(Stage) {}
 };
 
+// Runs of a thread in registers, between a read of memory and a write to shared memory, for hardware without asynchronous
+// copies.
 template <int PASSES>
-struct Transfer<true, PASSES> {
-    struct Held {
-        Vector16 run[PASSES];
-    };
+struct HeldRuns {
+    Vector16 run[PASSES];
+};
 
-    struct Reader {
-        Held &held;
+// Reads them.
+template <int PASSES>
+struct HeldReader {
+    HeldRuns<PASSES> &held;
 
-        template <int FIRST, int COUNT, int THREADS, class T, class Place>
-        DEVICE void runs(bool vectors, Place place) {
-            static_assert(FIRST + passes_of(COUNT, THREADS) <= PASSES, "every pass has its register");
-            if (!vectors) {
-                return;
-            }
+    template <int FIRST, int COUNT, int THREADS, class T, class Place>
+    DEVICE void runs(bool vectors, Place place) {
+        static_assert(FIRST + passes_of(COUNT, THREADS) <= PASSES, "every pass has its register");
+        if (!vectors) {
+            return;
+        }
 #pragma unroll
-            for (int pass = 0; pass < passes_of(COUNT, THREADS); pass++) {
-                int i = pass * THREADS + thread_index();
-                if (COUNT % THREADS == 0 || i < COUNT) {
-                    T *to;
-                    const T *from;
-                    Vector16 zero = {{0, 0, 0, 0}};
-                    held.run[FIRST + pass] = place(pass, i, to, from) > 0 ? *(const Vector16 *)from : zero;
-                }
+        for (int pass = 0; pass < passes_of(COUNT, THREADS); pass++) {
+            int i = pass * THREADS + thread_index();
+            if (COUNT % THREADS == 0 || i < COUNT) {
+                T *to;
+                const T *from;
+                Vector16 zero = {{0, 0, 0, 0}};
+                held.run[FIRST + pass] = place(pass, i, to, from) > 0 ? *(const Vector16 *)from : zero;
             }
         }
-    };
-
-    struct Writer {
-        Held &held;
-
-        template <int FIRST, int COUNT, int THREADS, class T, class Place>
-        DEVICE void runs(bool vectors, Place place) {
-            if (!vectors) {
-                stage_runs<COUNT, THREADS, T>(false, place);
-                return;
-            }
-#pragma unroll
-            for (int pass = 0; pass < passes_of(COUNT, THREADS); pass++) {
-                int i = pass * THREADS + thread_index();
-                if (COUNT % THREADS == 0 || i < COUNT) {
-                    T *to;
-                    const T *from;
-                    place(pass, i, to, from);
-                    *(Vector16 *)to = held.run[FIRST + pass];
-                }
-            }
-        }
-    };
-
-    Held held;
-
-    template <class Stage>
-    DEVICE void begin(Stage stage) {
-        Reader reader = {held};
-        stage(reader);
-        copy_commit();
     }
+};
 
-    template <class Stage>
-    DEVICE void end(Stage stage) {
-        Writer writer = {held};
-        stage(writer);
+// Writes them; or, where addresses allow no vectors, does it all.
+template <int PASSES>
+struct HeldWriter {
+    HeldRuns<PASSES> &held;
+
+    template <int FIRST, int COUNT, int THREADS, class T, class Place>
+    DEVICE void runs(bool vectors, Place place) {
+        if (!vectors) {
+            stage_runs<COUNT, THREADS, T>(false, place);
+            return;
+        }
+#pragma unroll
+        for (int pass = 0; pass < passes_of(COUNT, THREADS); pass++) {
+            int i = pass * THREADS + thread_index();
+            if (COUNT % THREADS == 0 || i < COUNT) {
+                T *to;
+                const T *from;
+                place(pass, i, to, from);
+                *(Vector16 *)to = held.run[FIRST + pass];
+            }
+        }
     }
 };
 

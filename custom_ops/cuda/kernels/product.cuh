@@ -5,7 +5,7 @@
 #include "memory.cuh"
 
 template <class TileType, class Source>
-DEVICE void compute_tile(unsigned char *shared, int chunks, Source &source);
+DEVICE void compute_tile(unsigned char *shared, int chunks, Source &source, bool vectors);
 
 // A tile of ROWS x COLUMNS, DEPTH inner indices a stage. Warps cut it along all three: those along the depth keep sums
 // of their own, which are added in their order.
@@ -39,14 +39,18 @@ struct Tile {
     DEVICE static int left_place(int row, int inner) { return row * LEFT_STRIDE + inner; }
     DEVICE static int right_place(int inner, int column) { return inner * RIGHT_STRIDE + column; }
 
+    // Elements from one row, or one inner index of the right factor, to that so many behind it.
+    DEVICE static constexpr int left_apart(int rows) { return rows * LEFT_STRIDE; }
+    DEVICE static constexpr int right_apart(int inners) { return inners * RIGHT_STRIDE; }
+
     DEVICE static int warp() { return thread_index() / 32; }
     DEVICE static int warp_row() { return warp() / (WARPS_COLUMNS * WARPS_DEPTH) * WARP_ROWS; }
     DEVICE static int warp_column() { return warp() / WARPS_DEPTH % WARPS_COLUMNS * WARP_COLUMNS; }
     DEVICE static int warp_part() { return warp() % WARPS_DEPTH; }
 
     template <class Source>
-    DEVICE static void compute(unsigned char *shared, int chunks, Source &source, bool) {
-        compute_tile<Tile>(shared, chunks, source);
+    DEVICE static void compute(unsigned char *shared, int chunks, Source &source, bool vectors) {
+        compute_tile<Tile>(shared, chunks, source, vectors);
     }
 };
 
@@ -100,54 +104,166 @@ DEVICE void add_stage(typename TileType::Sum &sum, const typename TileType::Elem
     }
 }
 
-// Fills one stage of a tile.
+// What one thread copies of every stage: its run of some rows of the left factor, and of some inner indices of the right
+// one. A source cuts the inner dimension into segments, in which rows and matrix stay the same; `HAS_SEGMENTS` says
+// whether there are several.
+// * `locate(chunk, segment, inner)`: where a chunk begins;
+// * `row(segment, row)`: inner index 0 of a row, null where the row is zeros;
+// * `columns(segment)`: the right factor.
 template <class TileType, class Source>
-struct StageFill {
-    const Source &source;
-    typename TileType::Element *stage;
-    int chunk;
+struct Copier {
+    typedef typename TileType::Element T;
+    static constexpr int DEPTH = TileType::DEPTH, THREADS = TileType::THREADS;
+    static constexpr int ROW_STEP = THREADS / TileType::LEFT_RUNS, ROWS = passes_of(TileType::ROWS, ROW_STEP);
+    static constexpr int INNER_STEP = THREADS / TileType::RIGHT_RUNS, INNERS = passes_of(DEPTH, INNER_STEP);
+    static_assert(THREADS % TileType::LEFT_RUNS == 0 && THREADS % TileType::RIGHT_RUNS == 0, "a thread has one run of a row");
 
-    template <class Mover>
-    DEVICE void operator()(Mover &mover) const {
-        source.stage(mover, stage, stage + TileType::LEFT_ELEMENTS, chunk);
+    const Source &source;
+    int segment;
+    int left;            // inner indices of the segment that are not copied yet
+    unsigned present;    // bit `i`: row `i` is not zeros
+    const T *rows[ROWS]; // next run
+    const T *column;     // next run
+    bool has_column;
+    size_t stride;       // from one inner index to the next
+
+    DEVICE static int first_row() { return thread_index() / TileType::LEFT_RUNS; }
+    DEVICE static int run_in_row() { return thread_index() % TileType::LEFT_RUNS * TileType::LENGTH; }
+    DEVICE static int first_inner() { return thread_index() / TileType::RIGHT_RUNS; }
+    DEVICE static int run_in_line() { return thread_index() % TileType::RIGHT_RUNS * TileType::LENGTH; }
+
+    DEVICE Copier(const Source &from) : source(from) {}
+
+    // Begins at a chunk.
+    DEVICE void enter_at(int chunk) {
+        int inner;
+        source.locate(chunk, segment, inner);
+        enter(inner);
+    }
+
+    // Begins at an inner index of the segment.
+    DEVICE void enter(int inner) {
+        const Columns<T> columns = source.columns(segment);
+        int valid;
+        stride = columns.stride;
+        column = columns.template top<TileType>(run_in_line(), valid) + (inner + first_inner()) * stride;
+        has_column = valid > 0;
+        left = columns.inner - inner;
+        present = 0;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            const T *row = source.row(segment, first_row() + i * ROW_STEP);
+            present |= (row ? 1u : 0u) << i;
+            rows[i] = (row ? row : columns.weight) + inner + run_in_row();
+        }
+    }
+
+    // Copies the next chunk.
+    DEVICE void stage(T *left_factor, T *right_factor) {
+        if (Source::HAS_SEGMENTS && left <= 0) {
+            segment++;
+            enter(0);
+        }
+        const bool has_run = run_in_row() < left;
+        T *to = left_factor + TileType::left_place(first_row(), run_in_row());
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            if (TileType::ROWS % ROW_STEP == 0 || first_row() + i * ROW_STEP < TileType::ROWS) {
+                copy_async(to, rows[i], has_run && (present >> i & 1), TileType::left_apart(i * ROW_STEP) * (int)sizeof(T));
+            }
+            rows[i] += DEPTH;
+        }
+        to = right_factor + TileType::right_place(first_inner(), run_in_line());
+#pragma unroll
+        for (int i = 0; i < INNERS; i++) {
+            const int inner = first_inner() + i * INNER_STEP;
+            if (DEPTH % INNER_STEP == 0 || inner < DEPTH) {
+                copy_async(to, column, has_column && inner < left,
+                           TileType::right_apart(i * INNER_STEP) * (int)sizeof(T));
+            }
+            column += INNER_STEP * stride;
+        }
+        column -= (INNERS * INNER_STEP - DEPTH) * stride;
+        left -= DEPTH;
     }
 };
 
-// Adds up `chunks` stages; `source.stage(mover, left, right, chunk)` fills one. Then writes the sums to shared memory,
-// where `sum_run` reads them.
+// Fills the stages of a tile, chunk after chunk of `chunks`; `source.stage(mover, left, right, chunk)` fills one where
+// addresses allow no vectors. `begin` starts one, which `end`, of the same stage, completes behind the next `copy_wait`;
+// behind the last chunk they do nothing.
+template <class TileType, class Source, bool HELD>
+struct Filler {
+    typedef typename TileType::Element T;
+    Copier<TileType, Source> copier;
+    int chunks;
+    bool vectors;
+
+    DEVICE Filler(const Source &source, int count, bool in_vectors) : copier(source), chunks(count), vectors(in_vectors) {
+        if (vectors && chunks > 0) {
+            copier.enter_at(0);
+        }
+    }
+
+    DEVICE void begin(T *stage, int chunk) {
+        if (chunk < chunks && vectors) {
+            copier.stage(stage, stage + TileType::LEFT_ELEMENTS);
+        } else if (chunk < chunks) {
+            Elementwise elementwise;
+            copier.source.stage(elementwise, stage, stage + TileType::LEFT_ELEMENTS, chunk);
+        }
+        copy_commit();
+    }
+
+    DEVICE void end(T *, int) {}
+};
+
+// The same through registers.
 template <class TileType, class Source>
-DEVICE void compute_tile(unsigned char *shared, int chunks, Source &source) {
+struct Filler<TileType, Source, true> {
+    typedef typename TileType::Element T;
+    const Source &source;
+    int chunks;
+    HeldRuns<TileType::PASSES> held;
+
+    DEVICE Filler(const Source &from, int count, bool) : source(from), chunks(count) {}
+
+    DEVICE void begin(T *stage, int chunk) {
+        if (chunk < chunks) {
+            HeldReader<TileType::PASSES> reader = {held};
+            source.stage(reader, stage, stage + TileType::LEFT_ELEMENTS, chunk);
+        }
+    }
+
+    DEVICE void end(T *stage, int chunk) {
+        if (chunk < chunks) {
+            HeldWriter<TileType::PASSES> writer = {held};
+            source.stage(writer, stage, stage + TileType::LEFT_ELEMENTS, chunk);
+        }
+    }
+};
+
+// Adds up `chunks` stages. Then writes the sums to shared memory, where `sum_run` reads them.
+template <class TileType, class Source>
+DEVICE void compute_tile(unsigned char *shared, int chunks, Source &source, bool vectors) {
     typedef typename TileType::Element T;
     const int STAGES = TileType::STAGES;
     T *stages = (T *)shared;
-    Transfer<TileType::Engine::HELD, TileType::PASSES> transfer;
-    auto fill = [&](int chunk) {
-        return StageFill<TileType, Source>{source, stages + chunk % STAGES * TileType::STAGE_ELEMENTS, chunk};
-    };
+    Filler<TileType, Source, TileType::Engine::HELD> filler(source, chunks, vectors);
+    auto stage_of = [&](int chunk) { return stages + chunk % STAGES * TileType::STAGE_ELEMENTS; };
     typename TileType::Sum sum;
     sum.clear();
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) {
-        if (i < chunks) {
-            transfer.begin(fill(i));
-            transfer.end(fill(i));
-        } else {
-            copy_commit();
-        }
+        filler.begin(stage_of(i), i);
+        filler.end(stage_of(i), i);
     }
     for (int chunk = 0; chunk < chunks; chunk++) {
+        const int next = chunk + STAGES - 1;
         copy_wait<STAGES - 2>();
         sync_block();
-        const int next = chunk + STAGES - 1;
-        if (next < chunks) {
-            transfer.begin(fill(next));
-        } else {
-            copy_commit();
-        }
-        add_stage<TileType>(sum, stages + chunk % STAGES * TileType::STAGE_ELEMENTS);
-        if (next < chunks) {
-            transfer.end(fill(next));
-        }
+        filler.begin(stage_of(next), next);
+        add_stage<TileType>(sum, stage_of(chunk));
+        filler.end(stage_of(next), next);
     }
     copy_wait<0>();
     sync_block();

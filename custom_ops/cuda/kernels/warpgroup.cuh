@@ -17,89 +17,6 @@ struct Pattern {
     }
 };
 
-// What one thread copies of every stage: its run of some rows of the left factor, and of some inner indices of the right
-// one. A source cuts the inner dimension into segments, in which rows and matrix stay the same; `HAS_SEGMENTS` says
-// whether there are several.
-// * `locate(chunk, segment, inner)`: where a chunk begins;
-// * `row(segment, row)`: inner index 0 of a row, null where the row is zeros;
-// * `columns(segment)`: the right factor.
-template <class TileType, class Source>
-struct Copier {
-    typedef typename TileType::Element T;
-    static constexpr int DEPTH = TileType::DEPTH;
-    static constexpr int ROW_STEP = TileType::THREADS / TileType::LEFT_RUNS, ROWS = TileType::ROWS / ROW_STEP;
-    static constexpr int INNER_STEP = TileType::THREADS / TileType::RIGHT_RUNS, INNERS = DEPTH / INNER_STEP;
-    static_assert(ROW_STEP % 8 == 0 && INNER_STEP % 8 == 0, "a thread's runs lie alike in their lines");
-
-    const Source &source;
-    int segment;
-    int left;            // inner indices of the segment that are not copied yet
-    unsigned present;    // bit `i`: row `i` is not zeros
-    const T *rows[ROWS]; // next run
-    const T *column;     // next run
-    bool has_column;
-    size_t stride;       // from one inner index to the next
-
-    DEVICE static int first_row() { return thread_index() / TileType::LEFT_RUNS; }
-    DEVICE static int run_in_row() { return thread_index() % TileType::LEFT_RUNS * TileType::LENGTH; }
-    DEVICE static int first_inner() { return thread_index() / TileType::RIGHT_RUNS; }
-    DEVICE static int run_in_line() { return thread_index() % TileType::RIGHT_RUNS * TileType::LENGTH; }
-
-    DEVICE Copier(const Source &from) : source(from) {
-        int inner;
-        source.locate(0, segment, inner);
-        enter(inner);
-    }
-
-    // Begins at an inner index of the segment.
-    DEVICE void enter(int inner) {
-        const Columns<T> columns = source.columns(segment);
-        int valid;
-        stride = columns.stride;
-        column = columns.template top<TileType>(run_in_line(), valid) + (inner + first_inner()) * stride;
-        has_column = valid > 0;
-        left = columns.inner - inner;
-        present = 0;
-#pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            const T *row = source.row(segment, first_row() + i * ROW_STEP);
-            present |= (row ? 1u : 0u) << i;
-            rows[i] = (row ? row : columns.weight) + inner + run_in_row();
-        }
-    }
-
-    // Copies the next chunk.
-    DEVICE void stage(T *left_factor, T *right_factor) {
-        if (Source::HAS_SEGMENTS && left <= 0) {
-            segment++;
-            enter(0);
-        }
-        const bool has_run = run_in_row() < left;
-        T *to = left_factor + TileType::left_place(first_row(), run_in_row());
-#pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            copy_async(to, rows[i], has_run && (present >> i & 1), i * ROW_STEP * TileType::LINE_BYTES);
-            rows[i] += DEPTH;
-        }
-        to = right_factor + TileType::right_place(first_inner(), run_in_line());
-#pragma unroll
-        for (int i = 0; i < INNERS; i++) {
-            copy_async(to, column, has_column && first_inner() + i * INNER_STEP < left,
-                       i * INNER_STEP * TileType::LINE_BYTES);
-            column += INNER_STEP * stride;
-        }
-        left -= DEPTH;
-    }
-};
-
-// Fills a stage where addresses allow no vectors.
-struct Elementwise {
-    template <int FIRST, int COUNT, int THREADS, class T, class Place>
-    DEVICE void runs(bool, Place place) {
-        stage_runs<COUNT, THREADS, T>(false, place);
-    }
-};
-
 // A tile of 128 rows: each warpgroup has 64 of them, and all columns.
 template <class T, int COLUMNS_, int STAGES_>
 struct WarpgroupTile {
@@ -132,6 +49,11 @@ struct WarpgroupTile {
         return column / LINE * (DEPTH * LINE) + Pattern<T>::place(inner, column % LINE);
     }
 
+    // Of whole patterns of lines.
+    DEVICE static constexpr int left_apart(int rows) { return rows * LINE; }
+    DEVICE static constexpr int right_apart(int inners) { return inners * LINE; }
+    static_assert(THREADS / LEFT_RUNS % 8 == 0 && THREADS / RIGHT_RUNS % 8 == 0, "a thread's runs lie alike in lines");
+
     DEVICE static int warp() { return thread_index() / 32; }
 
     // Begins the products of one stage.
@@ -149,16 +71,16 @@ struct WarpgroupTile {
         warpgroup_commit();
     }
 
-    // The loop of `compute`; `fill(left, right, chunk)` fills a stage.
-    template <class Fill>
-    DEVICE static void add_up(Sum &sum, T *stages, int chunks, Fill fill) {
+    // As `compute_tile`.
+    template <class Source>
+    DEVICE static void compute(unsigned char *shared, int chunks, Source &source, bool vectors) {
+        T *stages = (T *)shared;
+        Filler<WarpgroupTile, Source, false> filler(source, chunks, vectors);
+        Sum sum;
+        sum.clear();
 #pragma unroll
         for (int i = 0; i < STAGES - 1; i++) {
-            if (i < chunks) {
-                T *stage = stages + i * STAGE_ELEMENTS;
-                fill(stage, stage + LEFT_ELEMENTS, i);
-            }
-            copy_commit();
+            filler.begin(stages + i * STAGE_ELEMENTS, i);
         }
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++) {
@@ -167,30 +89,11 @@ struct WarpgroupTile {
             sync_block();
             multiply(sum, stages + chunk % STAGES * STAGE_ELEMENTS);
             // The products of the chunk before have read the stage that this one fills.
-            int next = chunk + STAGES - 1;
-            if (next < chunks) {
-                T *stage = stages + next % STAGES * STAGE_ELEMENTS;
-                fill(stage, stage + LEFT_ELEMENTS, next);
-            }
-            copy_commit();
+            const int next = chunk + STAGES - 1;
+            filler.begin(stages + next % STAGES * STAGE_ELEMENTS, next);
             warpgroup_wait<0>(sum.block[0]);
         }
         copy_wait<0>();
-    }
-
-    // As `compute_tile`.
-    template <class Source>
-    DEVICE static void compute(unsigned char *shared, int chunks, Source &source, bool vectors) {
-        Sum sum;
-        sum.clear();
-        if (vectors && chunks > 0) {
-            Copier<WarpgroupTile, Source> copier(source);
-            add_up(sum, (T *)shared, chunks, [&](T *left, T *right, int) { copier.stage(left, right); });
-        } else {
-            Elementwise elementwise;
-            add_up(sum, (T *)shared, chunks,
-                   [&](T *left, T *right, int chunk) { source.stage(elementwise, left, right, chunk); });
-        }
         sync_block();
         float *sums = (float *)shared + warp() * 16 * SUM_STRIDE;
 #pragma unroll
