@@ -41,6 +41,24 @@ struct alignas(16) Vector16 {
 #define DEVICE __device__ __forceinline__
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
 
+// Bytes of shared memory of a multiprocessor, of which each block takes 1 KiB more than it asks for.
+#if __CUDA_ARCH__ < 750
+#define MULTIPROCESSOR_SHARED (96 << 10)
+#elif __CUDA_ARCH__ < 800
+#define MULTIPROCESSOR_SHARED (64 << 10)
+#elif __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
+#define MULTIPROCESSOR_SHARED (100 << 10)
+#elif __CUDA_ARCH__ < 900
+#define MULTIPROCESSOR_SHARED (164 << 10)
+#else
+#define MULTIPROCESSOR_SHARED (228 << 10)
+#endif
+
+// Blocks of `bytes` bytes of shared memory that a multiprocessor holds, and as many of them, at most `blocks`, as registers
+// must allow.
+#define FITTING(bytes) (MULTIPROCESSOR_SHARED / ((bytes) + 1024))
+#define BLOCKS(blocks, bytes) (FITTING(bytes) >= (blocks) ? (blocks) : FITTING(bytes) > 0 ? FITTING(bytes) : 1)
+
 // An entry point: at most `threads` threads a block, at least `blocks` blocks on a multiprocessor.
 #define KERNEL(name, threads, blocks, ...) \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Parameters p) { \

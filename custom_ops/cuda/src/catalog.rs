@@ -259,7 +259,8 @@ impl AttendKernel {
         32 * self.row_warps * self.key_warps
     }
 
-    /// Blocks of one multiprocessor that registers must allow: with one row of tiles, bytes on their way are everything.
+    /// Blocks of one multiprocessor that registers must allow where its shared memory does: with one row of tiles, bytes on
+    /// their way are everything.
     fn blocks(&self) -> usize {
         if self.engine == Engine::Tensor && self.cuts_keys() && self.head < MAX_HEAD { 3 } else { 1 }
     }
@@ -291,8 +292,9 @@ impl AttendKernel {
             _ => ("attend", format!("Attention<{engine_type}, {head}, {row_warps}, {key_warps}, {keys}>")),
         };
         let (symbol, threads, blocks) = (self.symbol(), self.threads(), self.blocks());
-        let _ = writeln!(text, "KERNEL({symbol}, {threads}, {blocks}, {family}<{kind}>(p))");
         let bytes = self.shared_bytes(element);
+        let blocks = if blocks > 1 { format!("BLOCKS({blocks}, {bytes})") } else { blocks.to_string() };
+        let _ = writeln!(text, "KERNEL({symbol}, {threads}, {blocks}, {family}<{kind}>(p))");
         let _ = writeln!(text, "static_assert({kind}::SHARED_BYTES == {bytes}, \"as the planner has it\");");
     }
 }
