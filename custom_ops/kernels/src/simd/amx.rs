@@ -224,18 +224,18 @@ impl Tiles {
         let len = parts_len(PARTS, STEP);
         assert!(slots.len() >= 2 * len && slot < 2, "two slots");
         assert!(from.len() >= steps * STEP * PANEL, "steps to split");
-        let (even, odd) = slots.split_at_mut(len);
-        let (right, to) = if slot == 0 { (even, odd) } else { (odd, even) };
-        let block = Block { left, right, parts: PARTS, inner: STEP, sums, add };
         assert!(left.len() >= parts_len(PARTS, steps * STEP) && steps > 0, "parts of a stream");
+        let block = Block { left, right: &slots[..len], parts: PARTS, inner: STEP, sums, add };
         let mut raw = self.check(rows, block);
-        raw.steps = steps;
+        let start = slots.as_mut_ptr();
+        (raw.right, raw.steps) = (start.wrapping_add(slot * len), steps);
+        let to = start.wrapping_add((1 - slot) * len);
         // SAFETY: `check` proved the sums and one step of the right factor, whose slots alternate; the other bounds are
         // proved above. `self` proves that the tiles of this thread are configured.
         unsafe {
             match rows > TILE {
-                true => amx_blocks::stream(&raw, from.as_ptr(), to.as_mut_ptr()),
-                false => amx_blocks::stream_low(&raw, from.as_ptr(), to.as_mut_ptr()),
+                true => amx_blocks::stream(&raw, from.as_ptr(), to),
+                false => amx_blocks::stream_low(&raw, from.as_ptr(), to),
             }
         }
     }

@@ -65,9 +65,11 @@ impl FewSlots<'_> {
             value: value.as_ptr(),
             head,
         };
-        for slot in 0..slots {
-            block.queries[slot] = queries[slot * stride..][..head].as_ptr();
-            block.out[slot] = out.row(first_row + slot)[..head].as_mut_ptr();
+        assert!(head <= out.columns(), "columns of few slots");
+        let rows: [usize; FEW] = std::array::from_fn(|slot| first_row + slot);
+        out.starts(&rows[..slots], 0, &mut block.out);
+        for (slot, query) in block.queries.iter_mut().enumerate().take(slots) {
+            *query = queries[slot * stride..][..head].as_ptr();
         }
         let (mut max, mut sum) = ([f32::NEG_INFINITY; FEW], [0.0; FEW]);
         let mut scores = Scores([0.0; FEW * KEYS]);
