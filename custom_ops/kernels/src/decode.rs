@@ -11,7 +11,7 @@ use crate::key_panels::Cache;
 use crate::pool::Stage;
 use crate::routing::Routing;
 use crate::rows::blocks;
-use crate::simd::{FewKeys, FewSlots, LANES, Left, PANEL, Product, ROWS, Right, Write};
+use crate::simd::{FewKeys, FewSlots, LANES, Left, OneToken, PANEL, Product, ROWS, Right, Write};
 
 /// Keys of one tile.
 const KEYS: usize = 128;
@@ -99,17 +99,11 @@ impl Stage for Decode<'_> {
             match seen {
                 0 => (0..top_k).for_each(|slot| out.row(first_row + slot).fill(0.0)),
                 _ if FewKeys::serves(isa, seen, head) => {
-                    let [key, value] = self.keys_and_values(&token);
-                    let Token { queries, places, .. } = token;
                     let next = kv_heads * self.cache.rows * head;
-                    FewKeys { queries, stride, slots: top_k, head, key, value, places, next }
-                        .attend(isa, &mut out, first_row);
+                    FewKeys { token: self.one_token(&token), next }.attend(isa, &mut out, first_row);
                 }
                 _ if FewSlots::serves(isa, top_k, head) => {
-                    let [key, value] = self.keys_and_values(&token);
-                    let Token { queries, places, .. } = token;
-                    FewSlots { queries, stride, slots: top_k, head, key, value, places }
-                        .attend(isa, &mut out, first_row);
+                    FewSlots(self.one_token(&token)).attend(isa, &mut out, first_row);
                 }
                 _ => self.attend(&token, &mut lanes, &mut out),
             }
@@ -148,6 +142,14 @@ impl Decode<'_> {
     fn keys_and_values(&self, token: &Token<'_>) -> [&[f32]; 2] {
         let (start, len) = (token.pair * self.cache.rows * self.inputs.head, self.cache.keys * self.inputs.head);
         [self.cache.key, self.cache.value].map(|rows| &rows[start..][..len])
+    }
+
+    /// A token as the doors to other ways of attending take it.
+    fn one_token<'b>(&'b self, token: &Token<'b>) -> OneToken<'b> {
+        let [key, value] = self.keys_and_values(token);
+        let Token { queries, places, .. } = *token;
+        let (stride, slots) = (self.inputs.layout().stride, self.inputs.routing.top_k);
+        OneToken { queries, stride, slots, head: self.inputs.head, key, value, places }
     }
 
     fn attend(&self, token: &Token<'_>, lanes: &mut Lanes<'_>, out: &mut Tile<'_, f32>) {

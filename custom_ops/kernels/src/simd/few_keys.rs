@@ -14,7 +14,7 @@ use std::ptr::{null, null_mut};
 
 #[cfg(target_arch = "x86_64")]
 use super::avx512_softmax::exp;
-use super::{Instructions, Isa, LANES};
+use super::{Instructions, Isa, LANES, OneToken};
 use crate::grid::Tile;
 
 /// Most keys of a [`FewKeys`].
@@ -25,17 +25,7 @@ const SLOTS: usize = 4;
 
 /// One token before the few keys that it sees.
 pub(crate) struct FewKeys<'a> {
-    /// Queries `[slots, D]`, `stride` elements apart.
-    pub(crate) queries: &'a [f32],
-    pub(crate) stride: usize,
-    pub(crate) slots: usize,
-    pub(crate) head: usize,
-    /// Rows of `D` elements.
-    pub(crate) key: &'a [f32],
-    /// As `key`.
-    pub(crate) value: &'a [f32],
-    /// Rows that the token sees.
-    pub(crate) places: &'a [usize],
+    pub(crate) token: OneToken<'a>,
     /// Elements from a key or value to the one in its place for the next token, which is fetched.
     pub(crate) next: usize,
 }
@@ -52,18 +42,17 @@ impl FewKeys<'_> {
     ///
     /// If the sizes are not served, or a query, a key, a value or a row of `out` is not there.
     pub(crate) fn attend(&self, isa: Isa, out: &mut Tile<'_, f32>, first_row: usize) {
-        let Self { queries, stride, slots, head, key, value, places, next } = *self;
+        let Self { token, next } = *self;
+        let OneToken { slots, head, key, value, places, .. } = token;
         assert!(Self::serves(isa, places.len(), head), "sizes of few keys");
-        let keys = key.len().min(value.len()) / head;
-        assert!(places.iter().all(|place| *place < keys), "key out of bounds");
+        token.check(out);
         let mut block = Block { queries: [null(); SLOTS], key, value, places, next, out: [null_mut(); SLOTS] };
         for first in (0..slots).step_by(SLOTS) {
             let count = SLOTS.min(slots - first);
             let rows: [usize; SLOTS] = std::array::from_fn(|place| first_row + first + place.min(count - 1));
-            assert!(head <= out.columns(), "columns of few keys");
             out.starts(&rows, 0, &mut block.out);
             for (place, query) in block.queries.iter_mut().enumerate() {
-                *query = queries[(first + place.min(count - 1)) * stride..][..head].as_ptr();
+                *query = token.query(first + place.min(count - 1));
             }
             #[cfg(target_arch = "x86_64")]
             // SAFETY: queries and destinations hold `head` elements, a destination that stands twice is written one row
@@ -216,16 +205,9 @@ pub(super) mod tests {
             let queries: Vec<f32> = numbers(slots * stride, 3.0).iter().map(|q| q * 0.2).collect();
             let places: Vec<usize> = (0..count).map(|key| key + key / 5).collect();
             for isa in every_isa().into_iter().filter(|isa| FewKeys::serves(*isa, count, head)) {
-                let token = FewKeys {
-                    queries: &queries,
-                    stride,
-                    slots,
-                    head,
-                    key: &key,
-                    value: &value,
-                    places: &places,
-                    next: 9,
-                };
+                let token =
+                    OneToken { queries: &queries, stride, slots, head, key: &key, value: &value, places: &places };
+                let token = FewKeys { token, next: 9 };
                 let mut out = vec![7.0; (slots + 2) * head];
                 token.attend(isa, &mut Tile::dense(&mut out, head), 1);
                 assert!(out[..head].iter().chain(&out[(slots + 1) * head..]).all(|other| *other == 7.0));
@@ -247,11 +229,8 @@ pub(super) mod tests {
             for (places, spoilt) in [([0, 1], true), ([0, 2], false)] {
                 let queries = &[1.0; 32];
                 let (key, value, places) = (&key, &value, &places);
-                FewKeys { queries, stride: 32, slots: 1, head: 32, key, value, places, next: 0 }.attend(
-                    isa,
-                    &mut Tile::dense(&mut out, 32),
-                    0,
-                );
+                FewKeys { token: OneToken { queries, stride: 32, slots: 1, head: 32, key, value, places }, next: 0 }
+                    .attend(isa, &mut Tile::dense(&mut out, 32), 0);
                 assert!(out.iter().all(|value| value.is_nan() == spoilt), "{isa:?}");
             }
         }
@@ -269,7 +248,7 @@ pub(super) mod tests {
     fn a_key_out_of_bounds_is_refused() {
         let rows = [0.0; 32];
         let isa = every_isa().pop().unwrap();
-        FewKeys { queries: &rows, stride: 32, slots: 1, head: 32, key: &rows, value: &rows, places: &[1], next: 0 }
-            .attend(isa, &mut Tile::dense(&mut [0.0; 32], 32), 0);
+        let token = OneToken { queries: &rows, stride: 32, slots: 1, head: 32, key: &rows, value: &rows, places: &[1] };
+        FewKeys { token, next: 0 }.attend(isa, &mut Tile::dense(&mut [0.0; 32], 32), 0);
     }
 }

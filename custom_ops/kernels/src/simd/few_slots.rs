@@ -10,7 +10,7 @@ use std::arch::x86_64::{
     _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 
-use super::{Instructions, Isa, LANES, ROWS};
+use super::{Instructions, Isa, LANES, OneToken, ROWS};
 use crate::grid::Tile;
 
 /// Most slots of a [`FewSlots`].
@@ -23,20 +23,8 @@ const KEYS: usize = 128;
 #[cfg(target_arch = "x86_64")]
 const WIDE: usize = 4;
 
-/// One token before the keys that it sees.
-pub(crate) struct FewSlots<'a> {
-    /// Queries `[slots, D]`, `stride` elements apart.
-    pub(crate) queries: &'a [f32],
-    pub(crate) stride: usize,
-    pub(crate) slots: usize,
-    pub(crate) head: usize,
-    /// Rows of `D` elements.
-    pub(crate) key: &'a [f32],
-    /// As `key`.
-    pub(crate) value: &'a [f32],
-    /// Rows that the token sees.
-    pub(crate) places: &'a [usize],
-}
+/// One token that has few slots.
+pub(crate) struct FewSlots<'a>(pub(crate) OneToken<'a>);
 
 /// Scores `[slot][key]` of some keys, then their weights.
 #[repr(align(64))]
@@ -54,10 +42,10 @@ impl FewSlots<'_> {
     ///
     /// If the sizes are not served, there is no key, or a query, a key, a value or a row of `out` is not there.
     pub(crate) fn attend(&self, isa: Isa, out: &mut Tile<'_, f32>, first_row: usize) {
-        let Self { queries, stride, slots, head, key, value, places } = *self;
+        let Self(token) = *self;
+        let OneToken { slots, head, key, value, places, .. } = token;
         assert!(Self::serves(isa, slots, head) && !places.is_empty(), "sizes of few slots");
-        let keys = key.len().min(value.len()) / head;
-        assert!(places.iter().all(|place| *place < keys), "key out of bounds");
+        token.check(out);
         let mut block = Block {
             queries: [std::ptr::null(); FEW],
             out: [std::ptr::null_mut(); FEW],
@@ -65,11 +53,10 @@ impl FewSlots<'_> {
             value: value.as_ptr(),
             head,
         };
-        assert!(head <= out.columns(), "columns of few slots");
         let rows: [usize; FEW] = std::array::from_fn(|slot| first_row + slot);
         out.starts(&rows[..slots], 0, &mut block.out);
         for (slot, query) in block.queries.iter_mut().enumerate().take(slots) {
-            *query = queries[slot * stride..][..head].as_ptr();
+            *query = token.query(slot);
         }
         let (mut max, mut sum) = ([f32::NEG_INFINITY; FEW], [0.0; FEW]);
         let mut scores = Scores([0.0; FEW * KEYS]);
@@ -274,9 +261,9 @@ mod tests {
             let places: Vec<usize> = (0..count).map(|key| key + key / 5).collect();
             for isa in every_isa().into_iter().filter(|isa| FewSlots::serves(*isa, slots, head)) {
                 let token =
-                    FewSlots { queries: &queries, stride, slots, head, key: &key, value: &value, places: &places };
+                    OneToken { queries: &queries, stride, slots, head, key: &key, value: &value, places: &places };
                 let mut out = vec![f32::NAN; (slots + 2) * head];
-                token.attend(isa, &mut Tile::dense(&mut out, head), 1);
+                FewSlots(token).attend(isa, &mut Tile::dense(&mut out, head), 1);
                 assert!(out[..head].iter().chain(&out[(slots + 1) * head..]).all(|other| other.is_nan()));
                 for (slot, found) in out[head..].chunks(head).take(slots).enumerate() {
                     let wanted = exact(&queries[slot * stride..][..head], &key, &value, &places);
@@ -301,11 +288,8 @@ mod tests {
         for isa in every_isa().into_iter().filter(|isa| FewSlots::serves(*isa, 4, head)) {
             let attend = |queries: &[f32], key: &[f32], value: &[f32]| {
                 let mut out = vec![0.0; 4 * head];
-                FewSlots { queries, stride: head, slots: 4, head, key, value, places: &places }.attend(
-                    isa,
-                    &mut Tile::dense(&mut out, head),
-                    0,
-                );
+                let token = OneToken { queries, stride: head, slots: 4, head, key, value, places: &places };
+                FewSlots(token).attend(isa, &mut Tile::dense(&mut out, head), 0);
                 out
             };
             let plain = attend(&queries, &key, &value);

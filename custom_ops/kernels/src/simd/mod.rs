@@ -33,6 +33,7 @@ mod few_keys;
 #[allow(unsafe_code)]
 mod few_slots;
 mod lanes;
+mod one_token;
 #[allow(unsafe_code)]
 mod portable;
 mod product;
@@ -42,6 +43,7 @@ pub(crate) mod tiles;
 pub(crate) use element::Element;
 pub(crate) use few_keys::FewKeys;
 pub(crate) use few_slots::FewSlots;
+pub(crate) use one_token::OneToken;
 pub(crate) use product::{Left, Product, Right, Write, panels_at_once};
 
 /// Rows of the largest block that one microkernel call computes.
