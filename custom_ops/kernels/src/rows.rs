@@ -179,7 +179,8 @@ pub(crate) fn task_columns(isa: Isa, rows: usize, tiles: usize, columns: usize, 
     (1..=widest).rev().find(enough).unwrap_or(1) * unit
 }
 
-/// What the first block of `rows` rows fetches of `right`, whose panels have `panel_len` elements, for `columns` columns.
+/// What the first block of `rows` rows fetches of `right`, whose panels have `panel_len` elements, for `columns` columns:
+/// a single row nothing, since what follows may belong to an expert that nobody chose.
 fn first_ahead<'a, W: Element>(
     isa: Isa,
     right: Right<'a, W>,
@@ -187,6 +188,9 @@ fn first_ahead<'a, W: Element>(
     panel_len: usize,
     columns: usize,
 ) -> Option<&'a [W]> {
+    if rows == 1 {
+        return None;
+    }
     let bytes = panel_len * size_of::<W>();
     let (start, len) = match panels_at_once(isa, rows, bytes).min(columns.div_ceil(PANEL)) {
         1 => (DISTANCE / size_of::<W>(), panel_len),
