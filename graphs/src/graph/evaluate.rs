@@ -423,7 +423,7 @@ mod tests {
             columns().transposed(&[1, 0]),
             columns().reshaped(&[8, 7]).transposed(&[1, 0]).reshaped(&[56]),
             WeightExpr::Columns(vec![stored(&[6, 5]).transposed(&[1, 0]).reshaped(&[3, 10]), stored(&[3, 1])]),
-            WeightExpr::Sinusoids(Sinusoids { rows: 9, width: 5, padding_row: 1 }),
+            WeightExpr::Sinusoids(Sinusoids { rows: 9, width: 5, padding: 1 }),
             WeightExpr::Rotary(rotary).transposed(&[1, 0]),
             WeightExpr::Rotary(rotary),
         ]

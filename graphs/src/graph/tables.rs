@@ -17,19 +17,19 @@ pub struct RotaryTable {
     pub sine: bool,
 }
 
-/// Size of a table of sinusoidal positions.
+/// Size of a table of sinusoidal positions: row 0 is zero, for padding, and row `r` holds position `padding + r`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sinusoids {
-    /// Positions.
+    /// Positions, that of padding included.
     pub rows: usize,
     /// Model width.
     pub width: usize,
-    /// The row that is zero.
-    pub padding_row: usize,
+    /// Position of padding, from which real tokens count on.
+    pub padding: usize,
 }
 
 impl Sinusoids {
-    /// `[sin(p·f), cos(p·f)]` for the rows `p`, every step rounded to f32 as fairseq does.
+    /// `[sin(p·f), cos(p·f)]` for the positions `p` of `rows`, every step rounded to f32 as fairseq does.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
     pub(super) fn rows(self, rows: Range<usize>) -> Vec<f32> {
         let half = self.width / 2;
@@ -37,11 +37,12 @@ impl Sinusoids {
         let frequencies: Vec<f32> = (0..half).map(|i| (i as f32 * -(step as f32)).exp()).collect();
         let mut values = Vec::with_capacity(rows.len() * self.width);
         for row in rows {
-            if row == self.padding_row {
+            if row == 0 {
                 values.extend(std::iter::repeat_n(0.0, self.width));
                 continue;
             }
-            let angles = frequencies.iter().map(|frequency| row as f32 * frequency);
+            let position = (self.padding + row) as f32;
+            let angles = frequencies.iter().map(|frequency| position * frequency);
             values.extend(angles.clone().map(f32::sin));
             values.extend(angles.map(f32::cos));
             values.extend(std::iter::repeat_n(0.0, self.width % 2));
@@ -67,18 +68,18 @@ mod tests {
 
     #[test]
     fn sinusoids_have_halves_a_zero_padding_row_and_a_zero_last_column() {
-        let table = Sinusoids { rows: 3, width: 5, padding_row: 1 }.rows(0..3);
-        assert_eq!(table[5..10], [0.0; 5]);
-        assert_eq!(table[10], 2f32.sin());
-        assert_eq!(table[12], 2f32.cos());
-        assert_eq!(table[14], 0.0);
+        let table = Sinusoids { rows: 2, width: 5, padding: 1 }.rows(0..2);
+        assert_eq!(table[..5], [0.0; 5]);
+        assert_eq!(table[5], 2f32.sin());
+        assert_eq!(table[7], 2f32.cos());
+        assert_eq!(table[9], 0.0);
     }
 
     #[test]
     fn rows_do_not_depend_on_each_other() {
         let rotary = RotaryTable { rows: 9, head: 6, base: 10_000.0, sine: true };
         assert_eq!(rotary.rows(0..9)[4 * 3..7 * 3], rotary.rows(4..7));
-        let sinusoids = Sinusoids { rows: 9, width: 7, padding_row: 5 };
+        let sinusoids = Sinusoids { rows: 9, width: 7, padding: 5 };
         assert_eq!(sinusoids.rows(0..9)[4 * 7..7 * 7], sinusoids.rows(4..7));
     }
 }

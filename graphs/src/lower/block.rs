@@ -93,9 +93,7 @@ impl Lowering {
             let scale = self.b.float(embedding.scale);
             x = self.b.op("Mul", &[&x, &scale], []);
         }
-        if !matches!(embedding.positions, Positions::None) {
-            let positions = self.positions(embedding.pad_token_id, tokens);
-            let rows = self.position_rows(embedding, &positions);
+        if let Some(rows) = self.position_rows(embedding, tokens) {
             x = self.b.op("Add", &[&x, &rows], []);
         }
         if let Some(norm) = &embedding.norm {
@@ -117,36 +115,37 @@ impl Lowering {
         self.b.widen(&rows)
     }
 
-    fn position_rows(&mut self, embedding: &Embedding, positions: &Value) -> Value {
-        let rows = match &embedding.positions {
-            Positions::Learned(table) => return self.rows(table, positions),
-            Positions::Sinusoidal { rows } => *rows,
-            Positions::None => 0,
-        };
-        let table = Sinusoids { rows, width: embedding.width(), padding_row: embedding.pad_token_id };
-        let name = format!("{}.embed_positions.sinusoids", embedding.prefix);
-        let table = self.b.weight(&name, WeightExpr::Sinusoids(table));
-        let rows = self.b.op("Gather", &[&table, positions], [("axis", Attribute::Int(0))]);
-        self.b.from_float32(&rows)
+    /// What is added to the embedding of each token for its position; `None` where the model has no positions.
+    #[allow(clippy::cast_possible_wrap)]
+    fn position_rows(&mut self, embedding: &Embedding, tokens: &Tokens<'_>) -> Option<Value> {
+        let padding = embedding.pad_token_id;
+        match &embedding.positions {
+            Positions::None => None,
+            Positions::Learned(table) => {
+                let count = self.token_count(tokens);
+                let padding = self.b.int(padding as i64);
+                let positions = self.b.op("Add", &[&count, &padding], []);
+                Some(self.rows(table, &positions))
+            }
+            Positions::Sinusoidal { rows } => {
+                let count = self.token_count(tokens);
+                let table = Sinusoids { rows: rows.saturating_sub(padding), width: embedding.width(), padding };
+                let name = format!("{}.embed_positions.sinusoids", embedding.prefix);
+                let table = self.b.weight(&name, WeightExpr::Sinusoids(table));
+                let rows = self.b.op("Gather", &[&table, &count], [("axis", Attribute::Int(0))]);
+                Some(self.b.from_float32(&rows))
+            }
+        }
     }
 
-    /// `pad + running count of real tokens` at real tokens, `pad` at padding: `[B, T]` int64.
-    #[allow(clippy::cast_possible_wrap)]
-    fn positions(&mut self, pad_token_id: usize, tokens: &Tokens<'_>) -> Value {
-        let real = self.b.cast(tokens.mask, DType::Bool);
-        let b = &mut self.b;
-        let (axis, zero) = (b.int(1), b.int(0));
-        let count = b.op("CumSum", &[tokens.mask, &axis], []);
-        let count = b.op("Where", &[&real, &count, &zero], []);
-        let count = match tokens.past {
-            None => count,
-            Some(past) => {
-                let end = b.ints(&[i64::MAX]);
-                b.slice(&count, past, &end, 1)
-            }
-        };
-        let pad = b.int(pad_token_id as i64);
-        b.op("Add", &[&count, &pad], [])
+    /// Real tokens up to and with each real token, 0 at padding: `[B, T]` int64.
+    fn token_count(&mut self, tokens: &Tokens<'_>) -> Value {
+        let axis = self.b.int(1);
+        let count = self.b.op("CumSum", &[tokens.mask, &axis], []);
+        let count = self.b.op("Mul", &[&count, tokens.mask], []);
+        let Some(past) = tokens.past else { return count };
+        let end = self.b.ints(&[i64::MAX]);
+        self.b.slice(&count, past, &end, 1)
     }
 
     /// The encoder's `input_ids` and `attention_mask`, and its output `[B, sequence, C]`.

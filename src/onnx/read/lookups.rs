@@ -56,21 +56,20 @@ impl OnnxFile {
         })
     }
 
-    /// Index of the first position, where `indices` are a count of tokens plus a constant.
+    /// Index of the first position, where `indices` are a count of tokens, or that plus a constant.
     fn first_position(&self, indices: &str) -> Option<i64> {
         let nodes = &self.graph()?.node;
         let producer = |name: &str| nodes.iter().find(|node| node.output.iter().any(|output| output == name));
-        let add = producer(indices).filter(|node| node.op_type == "Add")?;
-        let offset = add.input.iter().find_map(|input| self.integer(input, &producer))?;
-        let mut behind = vec![add];
-        while let Some(node) = behind.pop() {
-            if node.op_type == "CumSum" {
+        let mut behind = vec![(producer(indices)?, 0)];
+        while let Some((node, mut offset)) = behind.pop() {
+            match node.op_type.as_str() {
                 // A count begins at 1.
-                return Some(offset + 1);
+                "CumSum" => return Some(offset + 1),
+                "Add" => offset += node.input.iter().find_map(|input| self.integer(input, &producer))?,
+                "Where" | "Slice" | "Cast" | "Mul" => {}
+                _ => continue,
             }
-            if ["Add", "Where", "Slice", "Cast", "Mul"].contains(&node.op_type.as_str()) {
-                behind.extend(node.input.iter().filter_map(|input| producer(input)));
-            }
+            behind.extend(node.input.iter().filter_map(|input| Some((producer(input)?, offset))));
         }
         None
     }
