@@ -140,9 +140,10 @@ impl Lowering {
 
     /// Real tokens up to and with each real token, 0 at padding: `[B, T]` int64.
     fn token_count(&mut self, tokens: &Tokens<'_>) -> Value {
-        let axis = self.b.int(1);
+        let real = self.b.cast(tokens.mask, DType::Bool);
+        let (axis, zero) = (self.b.int(1), self.b.int(0));
         let count = self.b.op("CumSum", &[tokens.mask, &axis], []);
-        let count = self.b.op("Mul", &[&count, tokens.mask], []);
+        let count = self.b.op("Where", &[&real, &count, &zero], []);
         let Some(past) = tokens.past else { return count };
         let end = self.b.ints(&[i64::MAX]);
         self.b.slice(&count, past, &end, 1)
