@@ -292,6 +292,27 @@ class Runs(unittest.TestCase):
             self.assertIn("in `n1`", run.results["lost"][0])
             self.assertTrue((run.out / "results.json").exists() and (run.out / "table.txt").exists())
 
+    def test_what_was_found_is_on_disk_before_its_stage_ends(self):
+        """The stage ends well only once it reads in the results what it reported before."""
+        patient = """
+            import json, pathlib, sys, time
+            with open(sys.argv[sys.argv.index("--report") + 1], "a") as report:
+                for line in ({"begin": 0, "name": "n0"}, {"index": 0, "name": "n0", "found": {}}):
+                    report.write(json.dumps(line) + "\\n")
+            results = pathlib.Path("out/results.json")
+            for _ in range(6000):
+                if results.exists() and json.loads(results.read_text())["stages"].get("check-x"):
+                    sys.exit(0)
+                time.sleep(0.01)
+            sys.exit(7)
+            """
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(conductor, "SAVE_SECONDS", 0.0):
+            self.stub(folder, patient)
+            run = self.run_in(folder)
+            self.finish(run, conductor.Stage(run, "check-x", "check", limit=run.begin + LONG))
+            self.assertEqual(run.results["lost"], [])
+            self.assertEqual(run.results["stages"]["check-x"], [{"index": 0, "name": "n0", "found": {}}])
+
     def test_a_stage_that_never_ends_is_stopped(self):
         with tempfile.TemporaryDirectory() as folder:
             self.stub(folder, "import time\ntime.sleep(3600)\n")
