@@ -324,6 +324,8 @@ class Run:
             )
             return
         self.results["stages"][one.name] = one.seen()
+        left = sum(record.get("unfinished", 0) for record in one.records)
+        one.lost += [f"{one.name}: no time was left for {left} of its checks"] if left else []
         self.results["lost"] += one.lost
         failed = sum(1 for record in one.records if "failed" in record)
         self.say(f"{one.name}: {len(one.records)} records, {failed} failed{'; ' + one.lost[-1] if one.lost else ''}")
