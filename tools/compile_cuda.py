@@ -32,22 +32,19 @@ IMAGES = [
 ]
 OPTIONS = ["--std=c++17", "--ptxas-options=-v"]
 
-#: Machine code that the disassembler does not know.
-NOT_DISASSEMBLED = ["sm_70"]
+#: Machine code that the disassembler does not know, and by how much its capability falls short of one that it knows and
+#: that encodes instructions alike.
+RELABELLED = {"sm_70": 5}
 
-#: Instructions that are counted, by the name in front of the first dot; as `Instructions` in archive.rs.
-COUNTED = {
-    "hmma": ["HMMA"],
-    "hgmma": ["HGMMA"],
-    "ldsm": ["LDSM"],
-    "ldgsts": ["LDGSTS"],
-    "utmaldg": ["UTMALDG"],
-    "ffma": ["FFMA"],
-    "local": ["LDL", "STL"],
-}
+#: Instructions that are counted by their whole names: products, copies to shared memory, loads of matrices, local memory,
+#: atomic operations, and what orders grids; as `Instructions` in archive.rs.
+COUNTED = re.compile(r"([DHIQ]?G?MMA|LDSM|LDGSTS|UBLKCP|UTMA\w+|LDL|STL|ATOM[GS]?|REDG?|REDUX|ACQBULK|PREEXIT)\b")
 
-#: Atomic operations whose order would decide bits.
-FLOAT_ATOMIC = re.compile(r"(ATOM|ATOMG|ATOMS|RED|REDG|REDUX|UBLKRED)\b.*\.(F16|F32|F64|BF16)")
+#: Instructions that are counted by the name in front of the first dot.
+COUNTED_BRIEFLY = re.compile(r"FFMA\b")
+
+#: Bytes of one instruction.
+INSTRUCTION_BYTES = 16
 
 
 class Nvrtc:
@@ -112,25 +109,53 @@ class Disassembler:
         self.program = next(str(file.locate()) for file in files if file.name == "nvdisasm")
         self.version = f"nvdisasm {version}"
 
-    def count(self, path):
-        """The instructions of every kernel of a file of machine code."""
-        done = subprocess.run([self.program, "-c", str(path)], capture_output=True, text=True, check=False)
+    def count(self, path, target):
+        """The instructions of every kernel of a file of machine code; fails where it does not read every byte."""
+        code = readable(path.read_bytes(), target)
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(code)
+            file.flush()
+            done = subprocess.run([self.program, "-c", file.name], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"nvdisasm does not read {path}: {done.stderr.strip()}")
-        return instructions(done.stdout)
+        found = instructions(done.stdout)
+        read = {name: kernel["all"] * INSTRUCTION_BYTES for name, kernel in found.items()}
+        if read != (whole := kernel_bytes(code)):
+            raise RuntimeError(f"nvdisasm reads {read} bytes of {path}, which holds {whole}")
+        return found
+
+
+def readable(code, target):
+    """Machine code as the disassembler takes it: what it does not know gets the label of what is encoded alike."""
+    place, (flags,) = 48, struct.unpack_from("<I", code, 48)
+    older = RELABELLED.get(target, 0)
+    return code[:place] + struct.pack("<I", flags + (older << 16 | older)) + code[place + 4:]
+
+
+def kernel_bytes(code):
+    """Bytes of the machine code of every kernel of an ELF file."""
+    (start,) = struct.unpack_from("<Q", code, 40)
+    size, count, names = struct.unpack_from("<3H", code, 58)
+    sections = [struct.unpack_from("<IIQQQQ", code, start + index * size) for index in range(count)]
+    texts = sections[names][4]
+    named = {code[texts + each[0]:].split(b"\0", 1)[0].decode(): each[5] for each in sections}
+    return {name.removeprefix(".text."): length for name, length in named.items() if name.startswith(".text.")}
 
 
 def instructions(text):
-    """How often the disassembly `text` has each kind of instruction, by kernel."""
+    """How many instructions the disassembly `text` has, and how many of each counted form, by kernel."""
     kernels, own = {}, None
     for line in text.splitlines():
         if start := re.match(r"\.text\.(\w+):", line):
-            own = kernels.setdefault(start.group(1), {"all": 0, **dict.fromkeys(COUNTED, 0), "float_atomics": 0})
-        elif (found := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(([A-Z]\w*)[\w.]*)", line)) and own:
+            own = kernels.setdefault(start.group(1), {"all": 0, "forms": {}})
+        elif (found := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", line)) and own:
             own["all"] += 1
-            for kind, names in COUNTED.items():
-                own[kind] += found.group(2) in names
-            own["float_atomics"] += FLOAT_ATOMIC.match(found.group(1)) is not None
+            form = found.group(1)
+            if brief := COUNTED_BRIEFLY.match(form):
+                form = brief.group()
+            elif not COUNTED.match(form):
+                continue
+            own["forms"][form] = own["forms"].get(form, 0) + 1
     return kernels
 
 
@@ -174,22 +199,26 @@ def compile_image(job):
          "max_threads": threads[name]}
         for name, numbers in sorted(found.items())
     ]
-    cache.mkdir(parents=True, exist_ok=True)
-    kept.write_bytes(image)
-    kept.with_suffix(kept.suffix + ".json").write_text(json.dumps(kernels))
+    write_whole(kept, image)
+    write_whole(kept.with_suffix(kept.suffix + ".json"), json.dumps(kernels).encode())
     return image, kernels, time.monotonic() - start
 
 
 def add_instructions(job, kernels, disassembler):
-    """Counts the instructions of one compiled image, and keeps them for a next time; None where nobody can."""
+    """Counts the instructions of one compiled image, and keeps them for a next time; None in PTX."""
     _, _, module, target, cache = job
-    if not target.startswith("sm_") or target in NOT_DISASSEMBLED:
+    if not target.startswith("sm_"):
         return [{**kernel, "instructions": None} for kernel in kernels]
-    kept = cache / f"{module}.{target}.{disassembler.version.replace(' ', '-')}.json"
+    kept = cache / f"{module}.{target}.{disassembler.version.replace(' ', '-')}.{script_hash()[:16]}.json"
     if not kept.is_file():
-        kept.write_text(json.dumps(disassembler.count(cache / f"{module}.{target}")))
+        write_whole(kept, json.dumps(disassembler.count(cache / f"{module}.{target}", target)).encode())
     counts = json.loads(kept.read_text())
     return [{**kernel, "instructions": counts[kernel["name"]]} for kernel in kernels]
+
+
+def script_hash():
+    """SHA-256 of this file: an archive that another version of it wrote may lack what this one writes."""
+    return hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest()
 
 
 def source_hash(sources):
@@ -209,18 +238,17 @@ def is_current(archive, digest, compiler, disassembler):
     except (OSError, struct.error, ValueError):
         return False
     found = {(image["module"], image["target"]) for image in manifest["images"]}
-    tools = (manifest["source_hash"], manifest["compiler"], manifest.get("disassembler"))
-    return (*tools, found) == (digest, compiler, disassembler, set(IMAGES))
+    tools = [manifest.get(key) for key in ("source_hash", "script_hash", "compiler", "disassembler")]
+    return (tools, found) == ([digest, script_hash(), compiler, disassembler], set(IMAGES))
 
 
-def write(archive, manifest, images):
-    """Writes the archive whole or not at all."""
-    text = json.dumps(manifest, separators=(",", ":")).encode()
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=archive.parent, delete=False) as file:
-        file.write(MAGIC + struct.pack("<Q", len(text)) + text + b"".join(images))
+def write_whole(path, content):
+    """Writes a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(content)
     os.chmod(file.name, 0o644)
-    os.replace(file.name, archive)
+    os.replace(file.name, path)
 
 
 def main():
@@ -258,8 +286,9 @@ def main():
         entries.append({"module": module, "target": target, "offset": offset, "bytes": len(image), "kernels": kernels})
         images.append(image)
         offset += len(image)
-    tools = {"compiler": compiler, "disassembler": disassembler.version}
-    write(arguments.archive, {"source_hash": digest, **tools, "images": entries}, images)
+    tools = {"script_hash": script_hash(), "compiler": compiler, "disassembler": disassembler.version}
+    text = json.dumps({"source_hash": digest, **tools, "images": entries}, separators=(",", ":")).encode()
+    write_whole(arguments.archive, MAGIC + struct.pack("<Q", len(text)) + text + b"".join(images))
     print(f"{arguments.archive}: {offset} bytes in {len(entries)} images")
 
 

@@ -1,8 +1,12 @@
 """tools/compile_cuda.py: what it reads in the reports of its tools."""
 
+import struct
+import subprocess
 import sys
+import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -23,7 +27,8 @@ DISASSEMBLY = """\
 .text.two:
         /*0000*/               @P1 RED.E.ADD.F32.FTZ.RN.STRONG.GPU [R2.64], R3 ;
         /*0010*/                   FFMA R0, R0, R1, R2 ;
-        /*0020*/                   STL [R1], R0 ;
+        /*0020*/                   FFMA.FTZ R0, R0, R1, R2 ;
+        /*0030*/                   STL [R1], R0 ;
 """
 
 REPORT = """\
@@ -38,13 +43,49 @@ ptxas info    : Used 255 registers, 744 bytes cmem[0]
 """
 
 
+def elf(capability, kernels):
+    """The parts of an ELF file that are read: flags, and the sections of kernels given by their bytes."""
+    names, sections = b"\0", [(0, 0)]
+    for name, size in [*((f".text.{name}", size) for name, size in kernels.items()), (".nv.info", 8), (".shstrtab", 0)]:
+        sections.append((len(names), size))
+        names += name.encode() + b"\0"
+    start = 64 + len(names)
+    header = bytearray(64)
+    struct.pack_into("<Q", header, 40, start)
+    struct.pack_into("<I", header, 48, 0x05000500 | capability << 16 | capability)
+    struct.pack_into("<3H", header, 58, 64, len(sections), len(sections) - 1)
+    table = b"".join(struct.pack("<IIQQQQ24x", name, 1, 0, 0, 64, size) for name, size in sections)
+    return bytes(header) + names + table
+
+
 class Reports(unittest.TestCase):
     def test_instructions_are_counted_by_kernel(self):
         found = compile_cuda.instructions(DISASSEMBLY)
-        none = {"all": 0, **dict.fromkeys(compile_cuda.COUNTED, 0), "float_atomics": 0}
-        one = {"all": 7, "ldgsts": 1, "ldsm": 1, "hmma": 1, "local": 1}
-        two = {"all": 3, "ffma": 1, "local": 1, "float_atomics": 1}
-        self.assertEqual(found, {"one": {**none, **one}, "two": {**none, **two}})
+        one = {"LDGSTS.E.BYPASS.128": 1, "LDSM.16.M88.4": 1, "HMMA.16816.F32.BF16": 1, "ATOMG.E.ADD.STRONG.GPU": 1, "LDL.64": 1}
+        two = {"RED.E.ADD.F32.FTZ.RN.STRONG.GPU": 1, "FFMA": 2, "STL": 1}
+        self.assertEqual(found, {"one": {"all": 7, "forms": one}, "two": {"all": 4, "forms": two}})
+
+    def test_the_bytes_of_kernels_are_read(self):
+        self.assertEqual(compile_cuda.kernel_bytes(elf(80, {"one": 112, "two": 64})), {"one": 112, "two": 64})
+
+    def test_only_what_the_disassembler_does_not_know_is_relabelled(self):
+        self.assertEqual(compile_cuda.readable(elf(70, {"one": 16}), "sm_70"), elf(75, {"one": 16}))
+        self.assertEqual(compile_cuda.readable(elf(90, {"one": 16}), "sm_90a"), elf(90, {"one": 16}))
+
+    def count(self, size):
+        """What is counted where the first kernel has `size` bytes and `DISASSEMBLY` is all that is read."""
+        reader = compile_cuda.Disassembler.__new__(compile_cuda.Disassembler)
+        reader.program = "nvdisasm"
+        done = subprocess.CompletedProcess([], 0, DISASSEMBLY, "")
+        with tempfile.TemporaryDirectory() as folder, mock.patch("subprocess.run", return_value=done):
+            path = Path(folder, "f16.sm_80")
+            path.write_bytes(elf(80, {"one": size, "two": 4 * 16}))
+            return reader.count(path, "sm_80")
+
+    def test_bytes_that_are_not_read_are_refused(self):
+        self.assertEqual(set(self.count(7 * 16)), {"one", "two"})
+        with self.assertRaisesRegex(RuntimeError, "reads .*'one': 112.* bytes of .* holds .*'one': 128"):
+            self.count(8 * 16)
 
     def test_resources_are_read_by_kernel(self):
         self.assertEqual(compile_cuda.resources(REPORT), {"one": (40, 1024, 16), "two": (255, 0, 0)})

@@ -251,15 +251,20 @@ for index in range(start, 5):
     report.write(json.dumps({"index": index, "name": f"n{index}", "found": {}}) + "\\n"); report.flush()
 """
 
-
 PROBE = """
 import json, os, sys
-report = open(sys.argv[sys.argv.index("--report") + 1], "a")
 problems = ["replay 0 differs"] if {condition} else []
-for line in ({{"software": {{"torch": "2"}}}}, {{"begin": 0, "name": "probe"}},
-             {{"index": 0, "name": "probe", "found": {{"problems": problems}}}}):
-    report.write(json.dumps(line) + "\\n")
+lines = {{"software": {{"torch": "2"}}}}, {{"begin": 0}}, {{"index": 0, "name": "n", "found": {{"problems": problems}}}}
+open(sys.argv[sys.argv.index("--report") + 1], "a").writelines(json.dumps(line) + "\\n" for line in lines)
 """
+
+FOUND = [{"begin": 0, "name": "n0"}, {"index": 0, "name": "n0", "found": {}}]
+
+
+def reporting(*lines):
+    """A child that reports these lines."""
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    return f"import json, sys\nopen(sys.argv[sys.argv.index('--report') + 1], 'a').write({text!r})\n"
 
 
 #: Seconds that nothing here takes, however busy the machine is.
@@ -291,6 +296,30 @@ class Runs(unittest.TestCase):
             self.assertEqual(len(run.results["lost"]), 2)
             self.assertIn("in `n1`", run.results["lost"][0])
             self.assertTrue((run.out / "results.json").exists() and (run.out / "table.txt").exists())
+
+    def test_what_was_found_is_on_disk_before_its_stage_ends(self):
+        """The stage ends well only once it reads in the results what it reported before."""
+        patient = """
+            import pathlib, time
+            results = pathlib.Path("out/results.json")
+            for _ in range(6000):
+                if results.exists() and json.loads(results.read_text())["stages"].get("check-x"):
+                    sys.exit(0)
+                time.sleep(0.01)
+            sys.exit(7)
+            """
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(conductor, "SAVE_SECONDS", 0.0):
+            self.stub(folder, reporting(*FOUND) + textwrap.dedent(patient))
+            run = self.run_in(folder)
+            self.finish(run, conductor.Stage(run, "check-x", "check", limit=run.begin + LONG))
+            self.assertEqual((run.results["lost"], run.results["stages"]["check-x"]), ([], [FOUND[1]]))
+
+    def test_checks_that_no_time_was_left_for_are_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.stub(folder, reporting(*FOUND, {"unfinished": 7}))
+            run = self.run_in(folder)
+            self.finish(run, conductor.Stage(run, "check-x", "check", limit=run.begin + LONG))
+            self.assertIn("check-x: no time was left for 7 of its checks", (run.out / "table.txt").read_text())
 
     def test_a_stage_that_never_ends_is_stopped(self):
         with tempfile.TemporaryDirectory() as folder:

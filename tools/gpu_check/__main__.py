@@ -1,6 +1,7 @@
 """`python3 -m gpu_check --kit KIT --out OUT`: checks and times the CUDA kernels of a kit on this machine's GPU."""
 
 import argparse
+import signal
 import sys
 import traceback
 
@@ -15,6 +16,8 @@ def main():
     parser.add_argument("--budget", type=float, default=BUDGET, help="seconds of the whole run (default %(default).0f)")
     parser.add_argument("--stages", help="some of check,sanitize,ceilings,times,onnxruntime")
     options = parser.parse_args()
+    # Ends what was started, as an interrupt does; what was found is on disk.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     run = Run(options.kit, options.out, options.budget, options.stages and options.stages.split(","))
     try:
         run.everything()

@@ -27,6 +27,18 @@ class Report:
         self.file.flush()
 
 
+def import_torch(report):
+    """Says when it begins and when it is done: on a fresh machine it may take longer than all else that says nothing."""
+    report.line(step="torch is imported")
+    import torch
+
+    from . import feeds
+
+    torch.cuda.init()
+    torch.zeros(1, device=feeds.DEVICE)
+    report.line(step="torch has a context")
+
+
 def kernels_of(options, path="native"):
     """The kernels of torch's context."""
     import torch
@@ -72,6 +84,7 @@ def probe(options, report):
         except importlib.metadata.PackageNotFoundError:
             software[name] = None
     report.line(software=software)
+    import_torch(report)
     from .checks import all_checks, run_check
 
     guarded(report, 0, "probe f16", lambda: run_check(kernels_of(options), all_checks()[0], "f16", 1))
@@ -79,12 +92,14 @@ def probe(options, report):
 
 def check(options, report):
     """Every check with every element type, on one code path."""
+    import_torch(report)
     from .checks import KINDS, checks_of, fault_checks, run_check
 
     start = time.monotonic()
     kernels = kernels_of(options, options.path)
-    for element in {KINDS[kind][0] for kind in options.kinds}:
+    for element in sorted({KINDS[kind][0] for kind in options.kinds}):
         kernels.load(element)
+        report.line(step=f"{element} is loaded", load_seconds=time.monotonic() - start)
     report.line(facts=kernels.facts(), load_seconds=time.monotonic() - start)
     # Kinds take turns, so that every one has been through the first checks when time runs out.
     work = [(case, kind) for case in checks_of(options.path) for kind in options.kinds]
@@ -106,6 +121,7 @@ def check(options, report):
 
 
 def ceilings(options, report):
+    import_torch(report)
     from .ceilings import measure
 
     guarded(report, 0, "ceilings", measure)
@@ -113,6 +129,7 @@ def ceilings(options, report):
 
 def times(options, report):
     """The timed cases whose numbers are given."""
+    import_torch(report)
     import torch
 
     from .bench import Ours, run_case
@@ -145,6 +162,7 @@ def times(options, report):
 
 
 def warm(options, report):
+    import_torch(report)
     import torch
 
     from .bench import warm_up

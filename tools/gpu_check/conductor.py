@@ -40,6 +40,9 @@ RESTARTS = 6
 #: Seconds without a line after which a stage hangs: loading PTX, or compiling one rival, takes less.
 QUIET = {"probe": 60.0, "check": 90.0, "ceilings": 60.0, "warm": 150.0, "times": 150.0}
 
+#: Seconds between two writings of what stages have found until then: a run that is ended from outside loses no more.
+SAVE_SECONDS = 5.0
+
 #: Seconds that a killed process is waited for; one whose kernel hangs may stay in the driver.
 DEATH = 10.0
 
@@ -78,6 +81,11 @@ class Stage:
             return False
         self._collect(code, late, hangs)
         return self.ended
+
+    def seen(self):
+        """What it has found until now."""
+        found = self.records if self.ended else self.records + read_lines(self.report)
+        return [record for record in found if "begin" not in record]
 
     def _collect(self, code, late, hangs):
         fresh = read_lines(self.report)
@@ -294,9 +302,15 @@ class Run:
         self.wait(running)
 
     def wait(self, running):
-        waiting = list(running)
+        waiting, saved = list(running), time.monotonic()
         while waiting:
             time.sleep(0.2)
+            if time.monotonic() - saved >= SAVE_SECONDS:
+                for one in waiting:
+                    if isinstance(one, Stage):
+                        self.results["stages"][one.name] = one.seen()
+                self.save()
+                saved = time.monotonic()
             for one in [one for one in waiting if one.poll()]:
                 waiting.remove(one)
                 self.collect(one)
@@ -309,7 +323,9 @@ class Run:
                 f"{one.tool}: {one.result.get('problem') or one.result.get('skipped') or one.result.get('summary')}"
             )
             return
-        self.results["stages"][one.name] = [record for record in one.records if "begin" not in record]
+        self.results["stages"][one.name] = one.seen()
+        left = sum(record.get("unfinished", 0) for record in one.records)
+        one.lost += [f"{one.name}: no time was left for {left} of its checks"] if left else []
         self.results["lost"] += one.lost
         failed = sum(1 for record in one.records if "failed" in record)
         self.say(f"{one.name}: {len(one.records)} records, {failed} failed{'; ' + one.lost[-1] if one.lost else ''}")

@@ -2,7 +2,8 @@
 //
 // An engine has:
 // * `Element`: what shared memory holds;
-// * `STEP`: inner length of one product; `UNROLL`: how many of them to write out in a row;
+// * `STEP`: inner length of one product; `UNROLL`: how many of them to write out in a row, and `TALL_UNROLL` where the sums
+//   are half of a lane's registers;
 // * `ROW_LANES`, `ROW_STEP`: lanes that hold one row of a `Sum`, and how far apart they are, so that `shuffle_xor` with
 //   ROW_STEP, 2 * ROW_STEP .. ROW_STEP * ROW_LANES / 2 reduces it;
 // * `HELD`: whether what is loaded next waits in registers, as hardware without asynchronous copies needs it;
@@ -46,6 +47,7 @@ struct TensorCores {
     using Sum = FragmentSum<M, N>;
     static constexpr int STEP = 16;
     static constexpr int UNROLL = 16;
+    static constexpr int TALL_UNROLL = UNROLL;
     static constexpr int ROW_LANES = 4;
     static constexpr int ROW_STEP = 1;
     static constexpr bool HELD = HALF_DEPTH;
@@ -139,6 +141,7 @@ struct Tf32Cores {
     using Sum = FragmentSum<M, N>;
     static constexpr int STEP = 8;
     static constexpr int UNROLL = 4;
+    static constexpr int TALL_UNROLL = SPARES_REGISTERS ? UNROLL : 1;
     static constexpr int ROW_LANES = 4;
     static constexpr int ROW_STEP = 1;
     static constexpr bool HELD = false;
@@ -235,6 +238,7 @@ struct PlainUnits {
     using Sum = LaneSum<M, N>;
     static constexpr int STEP = 4;
     static constexpr int UNROLL = 2;
+    static constexpr int TALL_UNROLL = UNROLL;
     static constexpr int ROW_LANES = 8;
     static constexpr int ROW_STEP = 1;
     static constexpr bool HELD = false;

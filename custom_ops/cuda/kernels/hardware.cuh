@@ -22,6 +22,7 @@ struct alignas(16) Vector16 {
 #define HAS_TURING_CORES 1
 #define HAS_VOLTA_CORES 1
 #define NEEDS_PLAIN_UNITS_BF16 1
+#define SPARES_REGISTERS 1
 
 #include "emulator/emulator.h"
 
@@ -37,6 +38,9 @@ struct alignas(16) Vector16 {
 #define HAS_TURING_CORES (__CUDA_ARCH__ >= 750 && __CUDA_ARCH__ < 800)
 #define HAS_VOLTA_CORES (__CUDA_ARCH__ < 750)
 #define NEEDS_PLAIN_UNITS_BF16 (__CUDA_ARCH__ < 800)
+
+// Whether a second turn of TF32 products fits into 128 registers beside 64 sums.
+#define SPARES_REGISTERS (__CUDA_ARCH__ < 1000)
 
 #define DEVICE __device__ __forceinline__
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]

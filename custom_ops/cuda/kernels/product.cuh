@@ -17,6 +17,7 @@ struct Tile {
     static constexpr int THREADS = 32 * WARPS_ROWS * WARPS_COLUMNS * WARPS_DEPTH;
     static constexpr int WARP_ROWS = ROWS / WARPS_ROWS, WARP_COLUMNS = COLUMNS / WARPS_COLUMNS;
     static constexpr int WARP_DEPTH = DEPTH / WARPS_DEPTH;
+    static constexpr int UNROLL = WARP_ROWS * WARP_COLUMNS < 64 * 32 ? Engine::UNROLL : Engine::TALL_UNROLL;
     static constexpr int LEFT_STRIDE = DEPTH + Engine::PAD;
     static constexpr int RIGHT_STRIDE = COLUMNS + Engine::PAD_INNER_FIRST;
     static constexpr int LEFT_ELEMENTS = ROWS * LEFT_STRIDE;
@@ -98,7 +99,7 @@ DEVICE void add_stage(typename TileType::Sum &sum, const typename TileType::Elem
     const int part = TileType::warp_part() * TileType::WARP_DEPTH;
     const T *left = stage + TileType::warp_row() * TileType::LEFT_STRIDE + part;
     const T *right = stage + TileType::LEFT_ELEMENTS + part * TileType::RIGHT_STRIDE + TileType::warp_column();
-#pragma unroll Engine::UNROLL
+#pragma unroll TileType::UNROLL
     for (int k = 0; k < TileType::WARP_DEPTH; k += Engine::STEP) {
         Engine::multiply(sum, left + k, TileType::LEFT_STRIDE, right + k * TileType::RIGHT_STRIDE, TileType::RIGHT_STRIDE);
     }

@@ -39,6 +39,7 @@ struct VoltaCores {
     using Sum = QuadPairSum<M, N>;
     static constexpr int STEP = 8;
     static constexpr int UNROLL = 4;
+    static constexpr int TALL_UNROLL = UNROLL;
     static constexpr int ROW_LANES = 4;
     static constexpr int ROW_STEP = 2;
     static constexpr bool HELD = true;

@@ -3,6 +3,8 @@
 //! Layout, little-endian: the 8 bytes `MOACUDA1`, the length of the manifest as `u64`, the manifest (JSON), then the
 //! images one after another. Offsets in the manifest count from the first byte behind it.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -29,6 +31,9 @@ pub enum ArchiveError {
 pub struct Manifest {
     /// SHA-256 of the kernel sources in hexadecimal.
     pub source_hash: String,
+    /// SHA-256 of the script that wrote the archive, in hexadecimal.
+    #[serde(default)]
+    pub script_hash: Option<String>,
     /// Compiler and its version.
     pub compiler: String,
     /// What counted the instructions, and its version.
@@ -68,33 +73,20 @@ pub struct KernelResources {
     pub local_bytes: u32,
     /// Largest number of threads of one block.
     pub max_threads: u32,
-    /// What its machine code holds; `None` in PTX and for compute capability 7.0, which the disassembler does not know.
+    /// What its machine code holds; `None` in PTX.
     #[serde(default)]
     pub instructions: Option<Instructions>,
 }
 
-/// How many instructions of each kind the machine code of one entry point holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// How many instructions the machine code of one entry point holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Instructions {
     /// All of them.
     pub all: u32,
-    /// `HMMA`: products of a warp on tensor cores.
-    pub hmma: u32,
-    /// `HGMMA`: products of a warp group on tensor cores.
-    pub hgmma: u32,
-    /// `LDSM`: loads of matrices from shared memory.
-    pub ldsm: u32,
-    /// `LDGSTS`: asynchronous copies to shared memory.
-    pub ldgsts: u32,
-    /// `UTMALDG`: asynchronous copies of boxes of a tensor.
-    pub utmaldg: u32,
-    /// `FFMA`: fused multiply-add on plain units.
-    pub ffma: u32,
-    /// `LDL` and `STL`: local memory.
-    pub local: u32,
-    /// Atomic operations on floats, whose order would decide bits.
-    pub float_atomics: u32,
+    /// Those of each form that occurs, modifiers included (`HMMA.16816.F32.BF16`): products of tensor cores, copies to
+    /// shared memory, loads of matrices, local memory, atomic operations and what orders grids; and `FFMA` of any form.
+    pub forms: BTreeMap<String, u32>,
 }
 
 /// A parsed archive.
@@ -197,7 +189,13 @@ mod tests {
             kernels: Vec::new(),
         };
         let images = targets.iter().enumerate().map(image).collect();
-        let manifest = Manifest { source_hash: String::new(), compiler: String::new(), disassembler: None, images };
+        let manifest = Manifest {
+            source_hash: String::new(),
+            script_hash: None,
+            compiler: String::new(),
+            disassembler: None,
+            images,
+        };
         let json = serde_json::to_vec(&manifest).unwrap();
         let length = (json.len() as u64).to_le_bytes();
         let payload: Vec<u8> = (0..targets.len() as u8).collect();

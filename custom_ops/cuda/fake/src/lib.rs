@@ -107,7 +107,8 @@ pub fn archive(targets: &[&str], kernels: &[String]) -> Vec<u8> {
             payload.extend(text.into_bytes());
         }
     }
-    let manifest = Manifest { source_hash: String::new(), compiler: String::new(), disassembler: None, images };
+    let manifest =
+        Manifest { source_hash: String::new(), script_hash: None, compiler: String::new(), disassembler: None, images };
     let json = serde_json::to_vec(&manifest).unwrap();
     [&MAGIC[..], &(json.len() as u64).to_le_bytes(), &json, &payload].concat()
 }

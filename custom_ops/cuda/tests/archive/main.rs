@@ -4,6 +4,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod machine_code;
+
 use std::fs;
 use std::path::PathBuf;
 
@@ -39,12 +41,12 @@ fn image<'a>(archive: &'a Archive<'_>, element: Element, target: &str) -> &'a Im
     found.unwrap_or_else(|| panic!("{} is not compiled for {target}", element.module()))
 }
 
-/// Runs `test` on the target, the name and the resources of every kernel of machine code.
-fn with_kernels(test: impl Fn(&str, (u32, u32), &str, &KernelResources)) {
+/// Runs `test` on every kernel of machine code: its element, the compute capability, a name for messages, its resources.
+fn with_kernels(test: impl Fn(Element, (u32, u32), &str, &KernelResources)) {
     with_archive(|archive| {
         for (element, (target, capability)) in Element::ALL.into_iter().flat_map(|e| CODE.map(|target| (e, target))) {
             for kernel in &image(archive, element, target).kernels {
-                test(target, capability, &format!("{} {target} {}", element.module(), kernel.name), kernel);
+                test(element, capability, &format!("{} {target} {}", element.module(), kernel.name), kernel);
             }
         }
     });
@@ -133,25 +135,23 @@ fn kernels_use_the_units_that_they_name() {
     });
 }
 
-/// The machine code, as the disassembler reads it.
+/// A kernel that may begin before the one in front has ended waits for it; on older devices none begins before.
 #[test]
 #[ignore = "needs `cargo xtask cuda`"]
-fn machine_code_is_as_designed() {
-    with_kernels(|target, capability, place, kernel| {
-        let Some(found) = kernel.instructions else {
-            assert_eq!(target, "sm_70", "{place}: nobody has read the machine code");
-            return;
-        };
-        let unit = kernel.name.split('_').nth(2).unwrap();
-        let [tensor, plain] = [["tensor", "turing", "tf32"].contains(&unit), unit == "plain"];
-        assert!(found.all > 0, "{place}: no instruction was found");
-        assert_eq!(found.local, 0, "{place}: local memory");
-        assert_eq!(found.float_atomics, 0, "{place}: atomic operations on floats");
-        let wgmma = unit == "wgmma";
-        assert!(!plain || found.ffma > 0, "{place}: {found:?}");
-        assert_eq!((found.hmma > 0, found.hgmma > 0), (tensor, wgmma), "{place}: {found:?}");
-        assert_eq!(found.ldsm > 0, tensor && unit != "tf32", "{place}: {found:?}");
-        let copies = capability >= (8, 0) && (tensor || plain || wgmma);
-        assert_eq!(found.ldgsts > 0, copies, "{place}: {found:?}");
+fn kernels_wait_for_each_other_from_9_0_on() {
+    with_archive(|archive| {
+        for (element, (target, capability)) in Element::ALL.into_iter().flat_map(|e| PTX.map(|target| (e, target))) {
+            let text = String::from_utf8(archive.bytes(image(archive, element, target)).to_vec()).unwrap();
+            for (name, body) in entries(&text) {
+                for word in ["griddepcontrol.wait;", "griddepcontrol.launch_dependents;"] {
+                    assert_eq!(
+                        body.contains(word),
+                        capability >= (9, 0),
+                        "{} {target} {name}: {word}",
+                        element.module()
+                    );
+                }
+            }
+        }
     });
 }

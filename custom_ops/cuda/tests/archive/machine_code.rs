@@ -1,0 +1,198 @@
+//! The machine code, as the disassembler reads it, beside what the tile of each kernel comes to: one instruction for each
+//! product, load and copy that its loops write out, and nothing else of that kind.
+
+use std::collections::BTreeMap;
+
+use moa_cuda::{Element, module_source};
+
+use super::with_kernels;
+
+/// Counted instructions by form.
+type Census = BTreeMap<String, u32>;
+
+/// 16 bytes from global to shared memory, past the first cache.
+const COPY: &str = "LDGSTS.E.BYPASS.128";
+
+/// Four 8 x 8 matrices of 16-bit elements from shared memory, and their transposes.
+const LOAD: [&str; 2] = ["LDSM.16.M88.4", "LDSM.16.MT88.4"];
+
+/// What ends the wait for the grid in front, and what lets the next one begin.
+const OVERLAP: [&str; 2] = ["ACQBULK", "PREEXIT"];
+
+/// What computes the products of a warp.
+#[derive(Clone, Copy)]
+struct Unit {
+    /// The instructions of one product, each once.
+    products: &'static [&'static str],
+    /// Rows, columns and inner indices of that product.
+    shape: [u32; 3],
+    /// Inner indices of one turn of a loop, and the turns that are written out, of large tiles too (`STEP`, `UNROLL` and
+    /// `TALL_UNROLL` in engine.cuh).
+    step: u32,
+    unroll: u32,
+    tall_unroll: u32,
+    /// Keys whose values one turn adds to the mix.
+    mixed_keys: u32,
+    /// Whether factors come from shared memory as matrices.
+    loads: bool,
+}
+
+impl Unit {
+    /// The unit that a kernel is named after, for elements of a type on devices of a compute capability.
+    fn named(name: &str, element: Element, capability: (u32, u32)) -> Self {
+        const VOLTA: [&str; 4] =
+            ["HMMA.884.F32.F32.STEP0", "HMMA.884.F32.F32.STEP1", "HMMA.884.F32.F32.STEP2", "HMMA.884.F32.F32.STEP3"];
+        let tensor = |products, shape| Self {
+            products,
+            shape,
+            step: 16,
+            unroll: 16,
+            tall_unroll: 16,
+            mixed_keys: u32::MAX,
+            loads: true,
+        };
+        let number_by_number = |unroll, tall_unroll, unit| Self { unroll, tall_unroll, loads: false, ..unit };
+        match (name, element) {
+            ("tensor", Element::Bf16) => tensor(&["HMMA.16816.F32.BF16"], [16, 8, 16]),
+            ("tensor", _) => tensor(&["HMMA.16816.F32"], [16, 8, 16]),
+            ("turing", _) => tensor(&["HMMA.1688.F32"], [16, 8, 8]),
+            ("tf32", _) => {
+                let tall = if capability < (10, 0) { 4 } else { 1 };
+                number_by_number(4, tall, Self { step: 8, ..tensor(&["HMMA.1688.F32.TF32"], [16, 8, 8]) })
+            }
+            // Four quad pairs of lanes multiply 8 x 8 x 4 each.
+            ("volta", _) => number_by_number(4, 4, Self { step: 8, ..tensor(&VOLTA, [16, 16, 4]) }),
+            // A lane computes one number.
+            ("plain", _) => number_by_number(2, 2, Self { step: 4, mixed_keys: 4, ..tensor(&["FFMA"], [32, 1, 1]) }),
+            _ => panic!("no unit is named {name}"),
+        }
+    }
+
+    fn add_products(&self, census: &mut Census, shape: [u32; 3]) {
+        let volume = |shape: [u32; 3]| shape.iter().product::<u32>();
+        for product in self.products {
+            add(census, product, volume(shape) / volume(self.shape));
+        }
+    }
+
+    /// Loads of factors of so many elements, as they are or transposed.
+    fn add_loads(&self, census: &mut Census, form: &str, elements: u32) {
+        if self.loads {
+            add(census, form, elements / (16 * 16));
+        }
+    }
+}
+
+fn add(census: &mut Census, form: &str, count: u32) {
+    *census.entry(form.to_owned()).or_default() += count;
+}
+
+/// Copies of `stages` stages of a tile, which begins with `shape`, by blocks of `threads`.
+fn add_stages(census: &mut Census, stages: u32, [rows, columns, depth]: [u32; 3], threads: u32, element: Element) {
+    let run = 16 / element.bytes() as u32;
+    let passes = |elements: u32| (elements / run).div_ceil(threads);
+    add(census, COPY, stages * (passes(rows * depth) + passes(depth * columns)));
+}
+
+/// The numbers of the tile that a kernel is made of, from its line in the module's source.
+fn numbers(element: Element, kernel: &str) -> Vec<u32> {
+    let source = module_source(element);
+    let line = source.lines().find(|line| line.starts_with(&format!("KERNEL({kernel}, "))).unwrap();
+    let (_, tile) = line.split_once('<').unwrap();
+    tile.split(|c: char| !c.is_alphanumeric()).filter_map(|word| word.parse().ok()).collect()
+}
+
+/// What a kernel on the tensor cores of warps, or on plain units, comes to.
+fn of_warps(family: &str, unit: Unit, numbers: &[u32], threads: u32, element: Element) -> Census {
+    let mut census = Census::new();
+    match (family, numbers) {
+        ("attend", &[head, _, key_warps, keys]) => {
+            let (rows, keys, written) = (16, keys / key_warps, head.min(unit.unroll * unit.step));
+            unit.add_products(&mut census, [rows, keys, written]);
+            unit.add_products(&mut census, [rows, head, keys.min(unit.mixed_keys)]);
+            unit.add_loads(&mut census, LOAD[0], (rows + keys) * written);
+            unit.add_loads(&mut census, LOAD[1], keys * head);
+        }
+        ("project" | "output", &[rows, columns, depth, row_warps, column_warps, depth_warps, stages]) => {
+            let (own_rows, own_columns) = (rows / row_warps, columns / column_warps);
+            let turns = if own_rows * own_columns < 64 * 32 { unit.unroll } else { unit.tall_unroll };
+            let written = (depth / depth_warps).min(turns * unit.step);
+            unit.add_products(&mut census, [own_rows, own_columns, written]);
+            unit.add_loads(&mut census, LOAD[0], own_rows * written);
+            unit.add_loads(&mut census, LOAD[1], own_columns * written);
+            add_stages(&mut census, stages, [rows, columns, depth], threads, element);
+        }
+        _ => panic!("{family} has no tile of {numbers:?}"),
+    }
+    census
+}
+
+/// What a kernel of warpgroup products comes to; they multiply 64 rows by 16 inner indices.
+fn of_warpgroups(family: &str, numbers: &[u32], threads: u32, element: Element) -> Census {
+    let mut census = Census::new();
+    let kind = if element == Element::Bf16 { ".BF16" } else { "" };
+    let mut multiply =
+        |columns: u32, depth: u32| add(&mut census, &format!("HGMMA.64x{columns}x16.F32{kind}"), depth / 16);
+    match (family, numbers) {
+        ("attend", &[head]) => {
+            let keys = 64;
+            multiply(keys, head);
+            multiply(head, keys);
+        }
+        ("project" | "output", &[columns, stages]) => {
+            let depth = 64;
+            multiply(columns, depth);
+            add_stages(&mut census, stages, [128, columns, depth], threads, element);
+        }
+        _ => panic!("{family} has no tile of {numbers:?}"),
+    }
+    census
+}
+
+/// What a kernel comes to on devices of a compute capability.
+fn expected(element: Element, capability: (u32, u32), kernel: &str, threads: u32) -> Census {
+    let words: Vec<_> = kernel.split('_').collect();
+    let mut census = match words[..] {
+        ["moa", family, "wgmma", ..] => of_warpgroups(family, &numbers(element, kernel), threads, element),
+        ["moa", family, unit, _] | ["moa", family, unit, _, _] => {
+            of_warps(family, Unit::named(unit, element, capability), &numbers(element, kernel), threads, element)
+        }
+        _ => Census::new(),
+    };
+    if capability < (8, 0) {
+        census.remove(COPY);
+    }
+    if capability >= (9, 0) {
+        OVERLAP.iter().for_each(|form| add(&mut census, form, 1));
+    }
+    census
+}
+
+/// Whether an instruction's order among threads would decide bits.
+fn is_float_atomic(form: &str) -> bool {
+    let is_atomic = ["ATOM", "RED"].iter().any(|name| form.starts_with(name));
+    is_atomic && form.split('.').any(|word| ["F16", "BF16", "F32", "F64"].iter().any(|kind| word.starts_with(kind)))
+}
+
+#[test]
+#[ignore = "needs `cargo xtask cuda`"]
+fn machine_code_is_what_the_tiles_come_to() {
+    with_kernels(|element, capability, place, kernel| {
+        let counted =
+            kernel.instructions.as_ref().unwrap_or_else(|| panic!("{place}: nobody has read the machine code"));
+        assert!(counted.all > 0, "{place}: no instruction was found");
+        let mut found = counted.forms.clone();
+        let mut expected = expected(element, capability, &kernel.name, kernel.max_threads);
+        let floats: Vec<_> = found.keys().filter(|form| is_float_atomic(form)).collect();
+        assert!(floats.is_empty(), "{place}: the order of {floats:?} would decide bits");
+        found.retain(|form, _| !form.starts_with("ATOM") && !form.starts_with("RED"));
+        // Routing, softmax and rotation multiply and add on plain units as well.
+        let (ffma, products) = (found.remove("FFMA").unwrap_or(0), expected.remove("FFMA").unwrap_or(0));
+        assert!(ffma >= products, "{place}: {ffma} FFMA, the tile alone comes to {products}");
+        if kernel.name.contains("_attend_") {
+            let copies = found.remove(COPY).unwrap_or(0);
+            assert_eq!(copies > 0, capability >= (8, 0), "{place}: {copies} copies");
+        }
+        assert_eq!(found, expected, "{place}");
+    });
+}
