@@ -35,9 +35,6 @@ const MAX_INPUT_BYTES: u64 = 1 << 30;
 const INTERRUPTED_EXIT: i32 = 130;
 
 pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
-    if arguments.threads == Some(0) {
-        return Err(Failure::usage("--threads must be at least 1", None));
-    }
     if !arguments.folder.exists() {
         return Err(GenerateError::Missing { path: arguments.folder.clone() }.into());
     }

@@ -89,9 +89,6 @@ pub(super) struct BackendOptions {
 
 /// The backend that `choice` names.
 pub(super) fn backend(choice: BackendArgument, options: &BackendOptions) -> Result<Box<dyn Backend>, Failure> {
-    if options.threads == Some(0) {
-        return Err(Failure::usage("--threads must be at least 1", None));
-    }
     let ort = OrtOptions { threads: options.threads, operator_library: options.library.clone() };
     let backend = match choice {
         BackendArgument::Ort => backend::ort(ort),

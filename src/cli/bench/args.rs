@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::cli::{args::BackendArgument, tensorrt_args::TensorRtArguments};
+use crate::cli::{
+    args::{BackendArgument, threads},
+    tensorrt_args::TensorRtArguments,
+};
 
 const NOTES: &str = "\
 What is timed: the runtime's own call, inputs bound before it, outputs left where the runtime puts them. Models and \
@@ -74,8 +77,8 @@ pub(in crate::cli) struct BenchArguments {
     /// Most seconds of a warm-up
     #[arg(long, value_name = "T", default_value = "5", value_parser = seconds, allow_negative_numbers = true)]
     pub(super) warm_up: f64,
-    /// Threads of ONNX Runtime [default: the processors that this process may use]
-    #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
+    /// Threads of ONNX Runtime, at most 4 for each processor [default: the processors that this process may use]
+    #[arg(long, value_name = "N", value_parser = threads, allow_negative_numbers = true)]
     pub(super) threads: Option<usize>,
     /// Seed of random inputs
     #[arg(long, value_name = "N", default_value_t = 0)]
