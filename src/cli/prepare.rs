@@ -12,7 +12,8 @@ use prost::Message;
 use super::{Failure, print_result, run::output_place, shape_args::ShapeArguments, shell::word};
 use crate::{
     engine::{
-        Dtype, GPUS, Gpu, InputShapes, Plugin, Release, Version, dtype_of, must_fit, open_dims, prepare, release_of,
+        Dtype, GPUS, Gpu, InputShapes, Plugin, Release, Version, dtype_of, must_fit, must_have_positions, open_dims,
+        prepare, release_of,
     },
     onnx::{
         OnnxFile, Staging, WriteError,
@@ -70,6 +71,7 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
         true => Vec::new(),
         false => arguments.shapes.profiles(std::slice::from_ref(&inputs))?.concat(),
     };
+    must_have_positions(&file, &profiles)?;
     let (folder, name) = output_place(&arguments.output)?;
     data_stays_beside(&file, &folder)?;
     let prepared = prepare(file.model())?;
