@@ -15,7 +15,9 @@ use std::{
 use super::{
     Failure,
     generate_args::{GenerateArguments, RuntimeArgument, StopArgument, TranslationArguments},
-    generate_text, print_result, progress,
+    generate_text,
+    interrupt::scratch,
+    print_result, progress,
     table::table,
 };
 use crate::{
@@ -152,11 +154,12 @@ fn read(source: impl Read) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The first Ctrl-C ends the work at its next step, the second one the program.
+/// The first Ctrl-C or termination ends the work at its next step, the second one the program.
 pub(super) fn catch_interrupt(interrupted: &Arc<AtomicBool>) -> Result<(), Failure> {
     let interrupted = Arc::clone(interrupted);
     let caught = ctrlc::set_handler(move || {
         if interrupted.swap(true, Ordering::Relaxed) {
+            scratch().remove();
             std::process::exit(INTERRUPTED_EXIT);
         }
     });

@@ -1,11 +1,13 @@
 //! `moa-export profile`.
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use serde_json::{Value, json};
 
 use super::{
-    Failure, print_result,
+    Failure,
+    interrupt::end_cleanly,
+    print_result,
     profile_args::ProfileArguments,
     profile_inputs::{Vocabulary, batches, folder},
     profile_report,
@@ -37,6 +39,7 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     if arguments.batch == 0 {
         return Err(Failure::usage("--batch must be at least 1", None));
     }
+    end_cleanly([&arguments.model].into_iter().chain(&arguments.report).map(PathBuf::as_path))?;
     let page = arguments.report.as_deref().map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
     let dictionary = arguments.dict.as_deref().map(Dictionary::read).transpose()?;
     let vocabulary = Vocabulary::find(&folder(&arguments.model))?;

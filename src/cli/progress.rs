@@ -120,7 +120,7 @@ impl latency::Watch for BenchProgress {
 const RUNNING: u8 = 0;
 /// Somebody did.
 const CANCELLED: u8 = 1;
-/// There is nothing left to clean up.
+/// What follows does not ask.
 const FINISHED: u8 = 2;
 
 /// Exports that are written in an instant need no bar.
@@ -140,13 +140,12 @@ impl Progress {
         Self { bar, state: AtomicU8::new(RUNNING), unfinished: Unfinished::before(out) }
     }
 
-    /// The first Ctrl-C or termination ends the export at its next block, the second one the program at once; neither
-    /// leaves anything unfinished behind.
+    /// The first Ctrl-C or termination ends the export at its next block, the second one, or one after the export, the
+    /// program at once; neither leaves anything unfinished behind.
     pub(super) fn end_when_told_to(self: &Arc<Self>) -> Result<(), Failure> {
         let progress = Arc::clone(self);
         let caught = ctrlc::set_handler(move || match progress.state.swap(CANCELLED, Ordering::Relaxed) {
             RUNNING => {}
-            FINISHED => exit(INTERRUPTED.into()),
             _ => {
                 progress.unfinished.remove();
                 exit(INTERRUPTED.into());

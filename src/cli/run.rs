@@ -5,6 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use super::{
     Failure,
     args::{BackendArgument, RunArguments},
+    interrupt::end_cleanly,
     print_result,
 };
 use crate::{
@@ -15,6 +16,7 @@ use crate::{
 };
 
 pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
+    end_cleanly([arguments.model.as_path(), &arguments.outputs])?;
     let runnable = Runnable::open(arguments)?;
     let inputs = tensor_file::read(&arguments.inputs)?;
     let (folder, name) = output_place(&arguments.outputs)?;
