@@ -17,7 +17,9 @@ device, and a call ends when the GPU has finished; its engine is built for the s
 
 A turn is a call that is not timed, where others were called before, and 1 to 5 timed ones.
 Warm-up: until the medians of the last 8 calls and of the 8 before differ by at most 5 % for everybody.
-Percentiles need 10 samples beyond them: p90 from 100, p99 from 1,000, p99.9 from 10,000 samples; else there is a dash.
+Medians and percentiles are nearest ranks, times that were measured and no mean of two: the median of an even number is the \
+lower one of the middle two. The column p50 and tokens/s are of all samples; --compare, as ratios do, takes turns, each by \
+the median of its calls. Percentiles need 10 samples beyond them: p90 from 100, p99 from 1,000, p99.9 from 10,000 samples; else there is a dash.
 
 Routing: with `data` whole graphs run on their inputs. A whole graph cannot be forced to another routing honestly, so \
 `uniform`, `zipf:S`, `single` and `trace:FILE` time every MoA operator by itself, cut out of the model with its own \
