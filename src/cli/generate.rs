@@ -56,7 +56,9 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     let text = input(&arguments.input)?;
     let lines: Vec<&str> = text.lines().collect();
     let interrupted = Arc::new(AtomicBool::new(false));
+    let loading = progress::loading();
     let mut translator = Translator::open(&arguments.folder, options(arguments, &interrupted, false))?;
+    drop(loading);
     translator.check(&lines, 1, &search)?;
     catch_interrupt(&interrupted)?;
     translate(&mut translator, &lines, &search, arguments)?;

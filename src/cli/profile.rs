@@ -10,7 +10,7 @@ use super::{
     print_result,
     profile_args::ProfileArguments,
     profile_inputs::{Vocabulary, batches, folder},
-    profile_report,
+    profile_report, progress,
     report_file::ReportFile,
     run::{BackendOptions, backend},
     table::table,
@@ -51,9 +51,12 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     let backend = backend(arguments.backend, &options)?;
     let mut profiler = Profiler::open(&arguments.model, backend.as_ref())?;
     let batches = batches(arguments, &profiler, vocabulary.as_ref())?;
+    let progress = progress::batches(batches.len());
     for batch in &batches {
         profiler.add(batch)?;
+        progress.inc(1);
     }
+    drop(progress);
     let profile = profiler.finish(PmiOptions { min_count: arguments.min_count, top: arguments.top });
     if profile.modules.iter().all(|module| module.tokens == 0) {
         return Err(Failure::malformed("every token of the inputs is padding", Some("check the attention masks")));
