@@ -18,6 +18,7 @@ use super::signature::Signature;
 use super::{Backend, BackendError, Bound, OrtOptions, Runner, operators};
 use crate::onnx::proto::ModelProto;
 use crate::onnx::read::{OnnxFile, ReadError, canonical_domain};
+use crate::onnx::scratch_file;
 use crate::tensor::{NamedTensors, Tensor, TensorData};
 
 const UNUSABLE_OPERATORS_HELP: &str = "give the libmoa_ort of this version of moa-export for this machine, or use the \
@@ -146,7 +147,7 @@ fn write_beside(model: &OnnxFile) -> Result<tempfile::NamedTempFile, BackendErro
         _ => Path::new("."),
     };
     let write = || {
-        let mut file = tempfile::Builder::new().prefix(".moa-tmp-").suffix(".onnx").tempfile_in(folder)?;
+        let mut file = scratch_file(folder)?;
         file.write_all(&model.model().encode_to_vec())?;
         file.flush()?;
         Ok(file)

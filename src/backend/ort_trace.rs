@@ -1,14 +1,15 @@
 //! Where ONNX Runtime's time goes: its own record of every node that ran.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{env, fs};
 
 use serde::Deserialize;
 use tempfile::TempDir;
 
 use super::BackendError;
+use crate::onnx::scratch_folder;
 
 /// A folder for the runtime's records, removed when dropped.
 #[derive(Debug)]
@@ -32,8 +33,7 @@ impl OrtTrace {
     ///
     /// Where the folder for temporary files cannot be written.
     pub fn begin() -> Result<Self, BackendError> {
-        let folder = tempfile::Builder::new().prefix(".moa-export-profile-").tempdir();
-        folder.map(Self).map_err(|error| failed(&error.to_string()))
+        scratch_folder(&env::temp_dir()).map(Self).map_err(|error| failed(&error.to_string()))
     }
 
     /// What [`super::OrtSession::load`] takes as its `profile`.

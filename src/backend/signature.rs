@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::BackendError;
 use crate::onnx::proto::tensor_proto::DataType;
-use crate::onnx::read::{Dim, OnnxFile, ValueInfo};
+use crate::onnx::read::{Dim, OnnxFile, PositionTable, ValueInfo};
 use crate::tensor::{NamedTensors, Tensor, TensorData};
 
 /// Inputs that a model takes.
@@ -12,11 +12,14 @@ pub(super) struct Signature {
     pub(super) inputs: Vec<ValueInfo>,
     /// Inputs that look up rows of a weight, and how many rows it has.
     rows: BTreeMap<String, i64>,
+    /// The input whose ones are counted to find positions, and their table.
+    counted: Option<(String, PositionTable)>,
 }
 
 impl Signature {
     pub(super) fn new(model: &OnnxFile) -> Self {
-        Self { inputs: model.inputs(), rows: model.looked_up_rows() }
+        let rows = model.looked_up_rows().into_iter().chain(model.given_positions());
+        Self { inputs: model.inputs(), rows: rows.collect(), counted: model.counted_positions() }
     }
 
     /// Checks names, types and shapes, and that every dimension of one name has one size; names the first culprit.
@@ -37,7 +40,8 @@ impl Signature {
             check_not_empty(input, tensor)?;
             self.check_values(&input.name, tensor)?;
         }
-        self.check_sums(tensors, &sizes)
+        self.check_sums(tensors, &sizes)?;
+        self.check_positions(tensors)
     }
 
     /// Checks that every looked-up row is there; runtimes differ in what they do where it is not.
@@ -47,6 +51,28 @@ impl Signature {
             Some(value) => Err(misfit(name, format!("values from 0 to {}", rows - 1), value.to_string())),
             None => Ok(()),
         }
+    }
+
+    /// Checks that every real token has a position: its number among the real tokens of its row.
+    fn check_positions(&self, tensors: &NamedTensors) -> Result<(), BackendError> {
+        let Some((name, table)) = &self.counted else { return Ok(()) };
+        let Some((tensor, values)) = tensors.get(name).and_then(|tensor| Some((tensor, tensor.as_i64()?))) else {
+            return Ok(());
+        };
+        let most = i64::try_from(table.positions).unwrap_or(i64::MAX);
+        let length = tensor.shape().last().copied().unwrap_or(1).max(1);
+        for (row, mask) in values.chunks(length).enumerate() {
+            let mut count = 0_i64;
+            for real in mask {
+                count = count.saturating_add(*real);
+                if count.saturating_mul(*real) > most {
+                    let expected = format!("at most {most} real tokens in a row, the positions of `{}`", table.name);
+                    let real = mask.iter().fold(0_i64, |count, real| count.saturating_add(*real));
+                    return Err(misfit(name, expected, format!("{real} in row {row}")));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Checks the dimensions whose name is a sum of other names.

@@ -1,6 +1,6 @@
 //! What may be typed.
 
-use std::path::PathBuf;
+use std::{num::IntErrorKind, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -187,8 +187,8 @@ pub(super) struct VerifyArguments {
     /// Seed of the inputs
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) seed: u64,
-    /// Threads of a backend that takes a number
-    #[arg(long, value_name = "N")]
+    /// Threads of a backend that takes a number, at most 4 for each processor
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub(super) threads: Option<usize>,
     /// Write the result as JSON to FILE (`-` for stdout, in place of the table)
     #[arg(long, value_name = "FILE")]
@@ -218,6 +218,29 @@ pub(super) enum BackendArgument {
     Tensorrt,
 }
 
+/// ONNX Runtime's threads spin while they wait, so that many more than there are processors stop a machine, and make
+/// nothing faster. Some more than that are the caller's to choose, and what one machine takes another one should.
+const MOST_THREADS_A_PROCESSOR: usize = 4;
+
+/// A number of threads that the processors which this process may use can serve.
+pub(super) fn threads(text: &str) -> Result<usize, String> {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    threads_on(processors, text)
+}
+
+fn threads_on(processors: usize, text: &str) -> Result<usize, String> {
+    let most = processors.saturating_mul(MOST_THREADS_A_PROCESSOR);
+    let own = if processors == 1 { "the processor".to_owned() } else { format!("each of the {processors} processors") };
+    match text.trim().parse() {
+        Ok(0) => Err("it must be at least 1".into()),
+        Ok(threads) if threads <= most => Ok(threads),
+        Err(error) if !matches!(error.kind(), IntErrorKind::PosOverflow) => {
+            Err("it must be a whole number from 1".into())
+        }
+        _ => Err(format!("it may be at most {most}, {MOST_THREADS_A_PROCESSOR} for {own} that this process may use")),
+    }
+}
+
 #[derive(Debug, Args)]
 pub(super) struct RunArguments {
     /// Model file, or a plan of TensorRT
@@ -231,8 +254,8 @@ pub(super) struct RunArguments {
     /// What runs the model [default: ort; tensorrt for a plan]
     #[arg(long, value_enum)]
     pub(super) backend: Option<BackendArgument>,
-    /// Threads of a backend that takes a number
-    #[arg(long, value_name = "N")]
+    /// Threads of a backend that takes a number, at most 4 for each processor
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub(super) threads: Option<usize>,
     /// Operator library, where it is not beside this program
     #[arg(long, value_name = "FILE")]
@@ -249,4 +272,32 @@ pub(super) struct OpsArguments {
     /// Print the result as JSON
     #[arg(long)]
     pub(super) json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::threads_on;
+
+    #[test]
+    fn threads_are_limited_by_the_processors() {
+        for (processors, text, expected) in [
+            (1, "1", Ok(1)),
+            (1, "4", Ok(4)),
+            (1, "5", Err("it may be at most 4, 4 for the processor that this process may use")),
+            (2, " 8 ", Ok(8)),
+            (2, "9", Err("it may be at most 8, 4 for each of the 2 processors that this process may use")),
+            (2, "99999999999999999999", Err("it may be at most 8, 4 for each of the 2 processors")),
+            (64, "256", Ok(256)),
+            (usize::MAX, "1000", Ok(1000)),
+            (2, "0", Err("it must be at least 1")),
+            (2, "-1", Err("it must be a whole number from 1")),
+            (2, "two", Err("it must be a whole number from 1")),
+            (2, "", Err("it must be a whole number from 1")),
+        ] {
+            match (threads_on(processors, text), expected) {
+                (Err(found), Err(expected)) => assert!(found.starts_with(expected), "{text}: {found}"),
+                (found, expected) => assert_eq!(found.ok(), expected.ok(), "{text} on {processors}"),
+            }
+        }
+    }
 }

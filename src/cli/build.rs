@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     backend::{EngineError, Installation, Plan, PlanRequest},
-    engine::{BuildOptions, GPUS, Gpu, PlanLock, Profile, dtype_of, must_be, must_fit},
+    engine::{BuildOptions, GPUS, Gpu, PlanLock, Profile, dtype_of, must_be, must_fit, must_have_positions},
     latency::PARTS,
     onnx::{OnnxFile, Staging, WriteError, read_model},
 };
@@ -129,6 +129,7 @@ pub(super) fn run(arguments: &BuildArguments) -> Result<ExitCode, Failure> {
     let (folder, graphs) = graphs(arguments)?;
     for graph in &graphs {
         dtype_fits(arguments, gpu.as_ref(), &graph.file)?;
+        must_have_positions(&graph.file, &graph.profiles)?;
     }
     let lock_of = |plan: &String| PlanLock::path_of(Path::new(plan)).display().to_string();
     let names: Vec<String> = graphs.iter().flat_map(|graph| [graph.plan.clone(), lock_of(&graph.plan)]).collect();

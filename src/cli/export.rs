@@ -54,7 +54,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
         force: false,
         tensorrt: TensorRtArguments::default(),
     };
-    verify::run(&verification, as_json)
+    verify::after_export(&verification, as_json)
 }
 
 pub(super) fn precision(dtype: DtypeArgument) -> Result<Precision, Failure> {

@@ -368,6 +368,9 @@ impl From<ProfileError> for Failure {
             ProfileError::Unknown { open, .. } => Some(format!("the model leaves open: {}", open.join(", "))),
             ProfileError::Shapes { inputs, .. } => Some(format!("the model's inputs: {inputs}")),
             ProfileError::Missing { names } => Some(format!("add{}", sizes_of(names))),
+            ProfileError::Positions { positions, .. } => {
+                Some(format!("give sizes for at most {positions} tokens a row"))
+            }
             _ => None,
         };
         let failure = Self::from(EngineError::from(error));

@@ -15,7 +15,9 @@ use std::{
 use super::{
     Failure,
     generate_args::{GenerateArguments, RuntimeArgument, StopArgument, TranslationArguments},
-    generate_text, print_result, progress,
+    generate_text,
+    interrupt::scratch,
+    print_result, progress,
     table::table,
 };
 use crate::{
@@ -35,9 +37,6 @@ const MAX_INPUT_BYTES: u64 = 1 << 30;
 const INTERRUPTED_EXIT: i32 = 130;
 
 pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
-    if arguments.threads == Some(0) {
-        return Err(Failure::usage("--threads must be at least 1", None));
-    }
     if !arguments.folder.exists() {
         return Err(GenerateError::Missing { path: arguments.folder.clone() }.into());
     }
@@ -57,7 +56,9 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     let text = input(&arguments.input)?;
     let lines: Vec<&str> = text.lines().collect();
     let interrupted = Arc::new(AtomicBool::new(false));
+    let loading = progress::loading();
     let mut translator = Translator::open(&arguments.folder, options(arguments, &interrupted, false))?;
+    drop(loading);
     translator.check(&lines, 1, &search)?;
     catch_interrupt(&interrupted)?;
     translate(&mut translator, &lines, &search, arguments)?;
@@ -155,11 +156,12 @@ fn read(source: impl Read) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The first Ctrl-C ends the work at its next step, the second one the program.
+/// The first Ctrl-C or termination ends the work at its next step, the second one the program.
 pub(super) fn catch_interrupt(interrupted: &Arc<AtomicBool>) -> Result<(), Failure> {
     let interrupted = Arc::clone(interrupted);
     let caught = ctrlc::set_handler(move || {
         if interrupted.swap(true, Ordering::Relaxed) {
+            scratch().remove();
             std::process::exit(INTERRUPTED_EXIT);
         }
     });

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::args::threads;
+
 #[derive(Debug, Args)]
 pub(super) struct GenerateArguments {
     /// Folder that `moa-export CHECKPOINT -o OUT` wrote, with the vocabulary or tokenizer beside the graphs
@@ -18,8 +20,8 @@ pub(super) struct GenerateArguments {
     /// What runs the graphs
     #[arg(long, value_enum, default_value_t = RuntimeArgument::Ort)]
     pub(super) backend: RuntimeArgument,
-    /// Threads of the runtime
-    #[arg(long, value_name = "N")]
+    /// Threads of the runtime, at most 4 for each processor [default: the runtime's choice]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub(super) threads: Option<usize>,
     /// Operator library, where it is not beside this program
     #[arg(long, value_name = "FILE")]

@@ -42,7 +42,9 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     let (operators, runtime) = runtime(arguments);
     let options =
         TextGeneratorOptions { operators, runtime, batch: arguments.batch, interrupted: Arc::clone(&interrupted) };
+    let loading = progress::loading();
     let mut generator = TextGenerator::open(&arguments.folder, options)?;
+    drop(loading);
     catch_interrupt(&interrupted)?;
     let streamed = !arguments.json && prompts.len() == 1;
     let mut tally = Tally { most: arguments.text.options().max_new, ..Tally::default() };

@@ -12,6 +12,7 @@ mod generate_args;
 #[cfg(feature = "ort")]
 mod generate_text;
 mod inspect;
+mod interrupt;
 mod ops;
 mod plan;
 mod prepare;
@@ -152,7 +153,7 @@ fn in_words(message: &str) -> String {
 fn dispatch(arguments: Arguments) -> Result<ExitCode, Failure> {
     match (arguments.command, arguments.export) {
         (Some(Command::Export(arguments)), _) | (None, Some(arguments)) => export::run(&arguments),
-        (Some(Command::Verify(arguments)), _) => verify::run(&arguments, None),
+        (Some(Command::Verify(arguments)), _) => verify::run(&arguments),
         (Some(Command::Run(arguments)), _) => run::run(&arguments),
         (Some(Command::Bench(arguments)), _) => bench::run(&arguments),
         #[cfg(feature = "ort")]

@@ -9,10 +9,13 @@ use std::{
 use clap::{Args, builder::PossibleValuesParser};
 use prost::Message;
 
-use super::{Failure, print_result, run::output_place, shape_args::ShapeArguments, shell::word};
+use super::{
+    Failure, interrupt::end_cleanly, print_result, run::output_place, shape_args::ShapeArguments, shell::word,
+};
 use crate::{
     engine::{
-        Dtype, GPUS, Gpu, InputShapes, Plugin, Release, Version, dtype_of, must_fit, open_dims, prepare, release_of,
+        Dtype, GPUS, Gpu, InputShapes, Plugin, Release, Version, dtype_of, must_fit, must_have_positions, open_dims,
+        prepare, release_of,
     },
     onnx::{
         OnnxFile, Staging, WriteError,
@@ -59,6 +62,7 @@ pub(super) struct PrepareArguments {
 }
 
 pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
+    end_cleanly([arguments.output.as_path()])?;
     let file = read_model(&arguments.model)?;
     let gpu = arguments.gpu.as_deref().and_then(Gpu::named);
     let release = arguments.tensorrt.map(release_of).transpose()?;
@@ -70,6 +74,7 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
         true => Vec::new(),
         false => arguments.shapes.profiles(std::slice::from_ref(&inputs))?.concat(),
     };
+    must_have_positions(&file, &profiles)?;
     let (folder, name) = output_place(&arguments.output)?;
     data_stays_beside(&file, &folder)?;
     let prepared = prepare(file.model())?;

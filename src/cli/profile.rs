@@ -1,14 +1,16 @@
 //! `moa-export profile`.
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use serde_json::{Value, json};
 
 use super::{
-    Failure, print_result,
+    Failure,
+    interrupt::end_cleanly,
+    print_result,
     profile_args::ProfileArguments,
     profile_inputs::{Vocabulary, batches, folder},
-    profile_report,
+    profile_report, progress,
     report_file::ReportFile,
     run::{BackendOptions, backend},
     table::table,
@@ -37,6 +39,7 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     if arguments.batch == 0 {
         return Err(Failure::usage("--batch must be at least 1", None));
     }
+    end_cleanly([&arguments.model].into_iter().chain(&arguments.report).map(PathBuf::as_path))?;
     let page = arguments.report.as_deref().map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
     let dictionary = arguments.dict.as_deref().map(Dictionary::read).transpose()?;
     let vocabulary = Vocabulary::find(&folder(&arguments.model))?;
@@ -48,9 +51,12 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     let backend = backend(arguments.backend, &options)?;
     let mut profiler = Profiler::open(&arguments.model, backend.as_ref())?;
     let batches = batches(arguments, &profiler, vocabulary.as_ref())?;
+    let progress = progress::batches(batches.len());
     for batch in &batches {
         profiler.add(batch)?;
+        progress.inc(1);
     }
+    drop(progress);
     let profile = profiler.finish(PmiOptions { min_count: arguments.min_count, top: arguments.top });
     if profile.modules.iter().all(|module| module.tokens == 0) {
         return Err(Failure::malformed("every token of the inputs is padding", Some("check the attention masks")));

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::args::BackendArgument;
+use super::args::{BackendArgument, threads};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -45,8 +45,8 @@ pub(super) struct ProfileArguments {
     /// What runs the model
     #[arg(long, value_enum, default_value_t = BackendArgument::Ort)]
     pub(super) backend: BackendArgument,
-    /// Threads of a backend that takes a number
-    #[arg(long, value_name = "N")]
+    /// Threads of a backend that takes a number, at most 4 for each processor
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub(super) threads: Option<usize>,
     /// Operator library, where it is not beside this program
     #[arg(long, value_name = "FILE")]

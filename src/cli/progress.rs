@@ -25,6 +25,9 @@ const BYTES: &str = "{bar:30} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} l
 const LINES: &str = "{bar:30} {pos}/{len} lines, {eta} left";
 #[cfg(feature = "ort")]
 const TOKENS: &str = "{spinner} {pos} tokens, {per_sec}";
+#[cfg(feature = "ort")]
+const LOADING: &str = "{spinner} loading the model, {elapsed}";
+const BATCHES: &str = "{bar:30} {pos}/{len} batches, {eta} left";
 const CHECKPOINT: &str = "{spinner} reading the checkpoint, {elapsed}";
 const WEIGHTS: &str = "{bar:30} {bytes} of {total_bytes} of weights compared, {eta} left";
 const RUNS: &str = "{bar:30} {pos}/{len} runs on {msg}, {eta} left";
@@ -61,15 +64,33 @@ pub(super) fn tokens() -> ProgressBar {
     bar(TOKENS, 0)
 }
 
+/// The time that a model takes to load; what cannot be counted moves by itself.
+#[cfg(feature = "ort")]
+pub(super) fn loading() -> ProgressBar {
+    let bar = bar(LOADING, 0);
+    tick(&bar);
+    bar
+}
+
+/// A bar of batches.
+pub(super) fn batches(count: usize) -> ProgressBar {
+    bar(BATCHES, count as u64)
+}
+
+/// Moves a bar that is drawn.
+fn tick(bar: &ProgressBar) {
+    if !bar.is_hidden() {
+        bar.enable_steady_tick(TICK);
+    }
+}
+
 /// What a terminal shows of a verification.
 pub(super) struct VerifyProgress(ProgressBar);
 
 impl VerifyProgress {
     pub(super) fn new() -> Self {
         let bar = bar(CHECKPOINT, 0);
-        if !bar.is_hidden() {
-            bar.enable_steady_tick(TICK);
-        }
+        tick(&bar);
         Self(bar)
     }
 }
@@ -120,7 +141,7 @@ impl latency::Watch for BenchProgress {
 const RUNNING: u8 = 0;
 /// Somebody did.
 const CANCELLED: u8 = 1;
-/// There is nothing left to clean up.
+/// What follows does not ask.
 const FINISHED: u8 = 2;
 
 /// Exports that are written in an instant need no bar.
@@ -140,13 +161,12 @@ impl Progress {
         Self { bar, state: AtomicU8::new(RUNNING), unfinished: Unfinished::before(out) }
     }
 
-    /// The first Ctrl-C or termination ends the export at its next block, the second one the program at once; neither
-    /// leaves anything unfinished behind.
+    /// The first Ctrl-C or termination ends the export at its next block, the second one, or one after the export, the
+    /// program at once; neither leaves anything unfinished behind.
     pub(super) fn end_when_told_to(self: &Arc<Self>) -> Result<(), Failure> {
         let progress = Arc::clone(self);
         let caught = ctrlc::set_handler(move || match progress.state.swap(CANCELLED, Ordering::Relaxed) {
             RUNNING => {}
-            FINISHED => exit(INTERRUPTED.into()),
             _ => {
                 progress.unfinished.remove();
                 exit(INTERRUPTED.into());

@@ -5,6 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use super::{
     Failure,
     args::{BackendArgument, RunArguments},
+    interrupt::end_cleanly,
     print_result,
 };
 use crate::{
@@ -15,6 +16,7 @@ use crate::{
 };
 
 pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
+    end_cleanly([arguments.model.as_path(), &arguments.outputs])?;
     let runnable = Runnable::open(arguments)?;
     let inputs = tensor_file::read(&arguments.inputs)?;
     let (folder, name) = output_place(&arguments.outputs)?;
@@ -89,9 +91,6 @@ pub(super) struct BackendOptions {
 
 /// The backend that `choice` names.
 pub(super) fn backend(choice: BackendArgument, options: &BackendOptions) -> Result<Box<dyn Backend>, Failure> {
-    if options.threads == Some(0) {
-        return Err(Failure::usage("--threads must be at least 1", None));
-    }
     let ort = OrtOptions { threads: options.threads, operator_library: options.library.clone() };
     let backend = match choice {
         BackendArgument::Ort => backend::ort(ort),

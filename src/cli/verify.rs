@@ -1,12 +1,13 @@
 //! `moa-export verify`.
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use serde_json::Value;
 
 use super::{
     Failure,
     args::{BackendArgument, VerifyArguments},
+    interrupt::end_cleanly,
     print_result,
     progress::VerifyProgress,
     report_file::ReportFile,
@@ -26,8 +27,14 @@ use crate::{
 const ALL: [BackendArgument; 4] =
     [BackendArgument::Ort, BackendArgument::OrtFunction, BackendArgument::Tract, BackendArgument::Tensorrt];
 
+pub(super) fn run(arguments: &VerifyArguments) -> Result<ExitCode, Failure> {
+    let VerifyArguments { model, json, report, .. } = arguments;
+    end_cleanly([Some(model), json.as_ref(), report.as_ref()].into_iter().flatten().map(PathBuf::as_path))?;
+    after_export(arguments, None)
+}
+
 /// Verifies; the result of an export that came before, where there is one, is printed with it.
-pub(super) fn run(arguments: &VerifyArguments, exported: Option<Value>) -> Result<ExitCode, Failure> {
+pub(super) fn after_export(arguments: &VerifyArguments, exported: Option<Value>) -> Result<ExitCode, Failure> {
     check_tolerance("--atol", arguments.atol)?;
     check_tolerance("--rtol", arguments.rtol)?;
     let checkpoint = Checkpoint::open(&arguments.checkpoint, arguments.config.as_deref())?;

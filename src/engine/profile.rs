@@ -108,6 +108,18 @@ pub enum ProfileError {
         /// The model's inputs with their dimensions.
         inputs: String,
     },
+    /// Rows are longer than the model has positions.
+    #[error("{what} rows of {length} tokens, and `{table}` has {positions} positions")]
+    Positions {
+        /// Which sizes do.
+        what: String,
+        /// Tokens of a row.
+        length: u64,
+        /// Weight that holds the positions.
+        table: String,
+        /// Positions that there are.
+        positions: u64,
+    },
 }
 
 /// Names of the dimensions that the inputs leave open, in order.

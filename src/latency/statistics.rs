@@ -35,7 +35,7 @@ pub struct Summary {
     pub min: u64,
     /// Arithmetic mean.
     pub mean: f64,
-    /// Median.
+    /// Median, by nearest rank as all percentiles.
     pub p50: u64,
     /// 90th percentile, from 100 samples on.
     pub p90: Option<u64>,
@@ -108,7 +108,7 @@ pub fn is_supported(samples: u64, quantile: f64) -> bool {
 /// A median and the interval that holds the median of the distribution with a chance of at least 95 %.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {
-    /// Median of the sample.
+    /// Median of the sample, by nearest rank.
     pub value: f64,
     /// The interval; `None` below six values, where no order statistic reaches the chance.
     pub interval: Option<[f64; 2]>,
@@ -126,7 +126,8 @@ pub fn estimate_median(values: &[f64]) -> Option<Estimate> {
     Some(Estimate { value, interval })
 }
 
-/// The median of `values`, the mean of the middle two where their number is even.
+/// The median of `values` by nearest rank, as every percentile here: the shortest that half of them do not exceed, so the lower
+/// one of the middle two where their number is even.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -134,8 +135,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
 }
 
 fn median_of_sorted(sorted: &[f64]) -> Option<f64> {
-    let upper = *sorted.get(sorted.len() / 2)?;
-    Some(if sorted.len().is_multiple_of(2) { f64::midpoint(sorted[sorted.len() / 2 - 1], upper) } else { upper })
+    sorted.get(sorted.len().checked_sub(1)? / 2).copied()
 }
 
 /// Values to cut off at each end of `count` sorted ones; `None` where even all of them are too few.
@@ -256,8 +256,19 @@ mod tests {
     fn few_values_have_a_median_and_no_interval() {
         assert_eq!(estimate_median(&[3.0, 1.0, 2.0]), Some(Estimate { value: 2.0, interval: None }));
         assert_eq!(estimate_median(&[]), None);
-        assert_eq!(median(&[4.0, 1.0]), Some(2.5));
         assert_eq!(paired_ratio(&[], &[1]), None);
+    }
+
+    #[test]
+    fn a_median_is_the_50th_percentile() {
+        for (values, expected) in
+            [(&[][..], None), (&[7], Some(7)), (&[4, 1], Some(1)), (&[9, 1, 3], Some(3)), (&[8, 2, 6, 4], Some(4))]
+        {
+            let floats: Vec<f64> = values.iter().map(|value| *value as f64).collect();
+            assert_eq!(median(&floats), expected.map(|value: u64| value as f64), "{values:?}");
+            assert_eq!(estimate_median(&floats).map(|estimate| estimate.value), median(&floats), "{values:?}");
+            assert_eq!(times(values.iter().copied()).summary().map(|summary| summary.p50), expected, "{values:?}");
+        }
     }
 
     proptest! {
@@ -266,9 +277,9 @@ mod tests {
             let summary = times(values.iter().copied()).summary().unwrap();
             let mut sorted = values.clone();
             sorted.sort_unstable();
-            let exact = sorted[(sorted.len() - 1) / 2];
+            let exact = median(&values.iter().map(|value| *value as f64).collect::<Vec<_>>()).unwrap();
             prop_assert_eq!((summary.min, summary.max), (sorted[0], sorted[sorted.len() - 1]));
-            prop_assert!((summary.p50 as f64 / exact as f64 - 1.0).abs() <= 2e-3, "{} {}", summary.p50, exact);
+            prop_assert!((summary.p50 as f64 / exact - 1.0).abs() <= 2e-3, "{} {}", summary.p50, exact);
             prop_assert!(summary.min <= summary.p50 && summary.p50 <= summary.p90.unwrap_or(summary.max));
             prop_assert_eq!(summary.histogram.iter().map(|(_, count)| count).sum::<u64>(), summary.samples);
         }

@@ -1,16 +1,48 @@
-//! Names of temporary files, by which those of a process that was killed are told from all others.
+//! Temporary files, and names by which those of a process that was killed are told from all others.
 //!
 //! A name says which boot of which machine, which name space of process ids and which process made it. Where the first
 //! two are ours, the system knows whether the process is still there; of all others nobody here can tell, so they stay.
 
-use std::path::Path;
 #[cfg(target_os = "linux")]
-use std::{fs, os::unix::fs::MetadataExt};
+use std::os::unix::fs::MetadataExt;
+use std::{fs, io, path::Path};
+
+use tempfile::{Builder, NamedTempFile, TempDir};
 
 const PREFIX: &str = ".moa-export-";
 
 /// Letters and digits behind the number of the process.
 pub(super) const RANDOM: usize = 6;
+
+/// A file in `folder` that goes when it is dropped, and with it what killed processes have left there.
+///
+/// # Errors
+///
+/// Where nothing can be written to `folder`.
+pub fn scratch_file(folder: &Path) -> io::Result<NamedTempFile> {
+    remove(folder);
+    Builder::new().prefix(&prefix()).rand_bytes(RANDOM).tempfile_in(folder)
+}
+
+/// A folder in `folder` that goes when it is dropped, and with it what killed processes have left there.
+///
+/// # Errors
+///
+/// Where nothing can be written to `folder`.
+pub fn scratch_folder(folder: &Path) -> io::Result<TempDir> {
+    remove(folder);
+    Builder::new().prefix(&prefix()).rand_bytes(RANDOM).tempdir_in(folder)
+}
+
+/// Removes what this process has begun to write in `folder`; does what it can.
+pub(super) fn remove_own(folder: &Path) {
+    let prefix = prefix();
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix)) {
+        let path = entry.path();
+        let _gone_already_or_not_ours = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+    }
+}
 
 /// What the names of this process's temporary files and folders start with.
 pub(super) fn prefix() -> String {
@@ -77,6 +109,23 @@ mod tests {
 
     /// More than any process has: Linux ends at 2^22.
     const GONE: u32 = 4_999_999;
+
+    #[test]
+    fn scratch_clears_what_a_dead_process_left_and_is_cleared_itself() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = || fs::read_dir(folder.path()).unwrap().count();
+        let dead = folder.path().join(format!("{PREFIX}{}-{GONE}-AbC123", place().unwrap()));
+        fs::write(&dead, "begun").unwrap();
+        let file = scratch_file(folder.path()).unwrap();
+        assert!(!dead.exists() && names() == 1);
+        fs::write(&dead, "begun").unwrap();
+        let held = scratch_folder(folder.path()).unwrap();
+        fs::write(held.path().join("nodes"), "record").unwrap();
+        assert!(!dead.exists() && names() == 2);
+        fs::write(folder.path().join("model.onnx"), "kept").unwrap();
+        remove_own(folder.path());
+        assert!(names() == 1 && !file.path().exists() && !held.path().exists());
+    }
 
     #[test]
     fn only_what_a_dead_process_left_is_removed() {

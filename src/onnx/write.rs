@@ -13,7 +13,7 @@ use tempfile::{Builder, NamedTempFile, TempDir};
 
 use super::leftovers;
 
-/// What an export to one place may leave behind where it is not let finish.
+/// What work on one file or folder may leave behind where it is not let finish.
 #[derive(Debug)]
 pub struct Unfinished {
     out: PathBuf,
@@ -22,21 +22,17 @@ pub struct Unfinished {
 }
 
 impl Unfinished {
-    /// To be asked before anything is written for `out`.
+    /// To be asked before anything is written to or beside `out`.
     pub fn before(out: &Path) -> Self {
         Self { out: out.into(), missing: missing_folders(parent_of(out)) }
     }
 
     /// Removes what this process has begun to write and not finished; for a program that is told to end at once.
     pub fn remove(&self) {
-        let prefix = leftovers::prefix();
-        for folder in [self.out.as_path(), parent_of(&self.out)] {
-            let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-            for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix)) {
-                let path = entry.path();
-                let _gone_already_or_not_ours =
-                    if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-            }
+        // A new folder is filled beside its place, and it may be `out` or hold it.
+        let folder = parent_of(&self.out);
+        for folder in [self.out.as_path(), folder, parent_of(folder)] {
+            leftovers::remove_own(folder);
         }
         remove_empty(&self.missing);
     }

@@ -13,6 +13,7 @@ mod baseline;
 mod bench;
 mod faults;
 mod inspect;
+mod interrupted;
 mod large;
 mod model;
 mod ops;

@@ -94,6 +94,33 @@ fn sizes_of_open_dimensions_make_the_shapes_of_an_engine() {
     }
 }
 
+/// Sizes that no row can have, whatever the other sizes are; ends that exclude each other are two profiles in one.
+#[test]
+fn sizes_beyond_the_positions_of_a_model_are_refused() {
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o model.onnx");
+    let table = "`encoder.sentence_encoder.embed_positions.weight` has 256 positions";
+    for command in ["prepare model.onnx -o x.onnx", "build model.onnx -o x.plan"] {
+        for (sizes, what) in [
+            ("--dim batch=1 --dim sequence=1:8:257", "a largest `sequence` of 257 makes rows of 257 tokens"),
+            ("--max input_ids:1x300,attention_mask:1x300", "a largest `sequence` of 300 makes rows of 300 tokens"),
+        ] {
+            scene.refuses(&format!("{command} {sizes}"), 2, &[what, table, "at most 256 tokens a row"]);
+        }
+    }
+    scene.accepts("prepare model.onnx -o x.onnx --dim batch=1 --dim sequence=1:8:256");
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    scene.accepts("ck -o model.onnx");
+    let line = "prepare model.onnx -o x.onnx --dim batch=1";
+    for (sizes, what) in [
+        ("--dim sequence=1:1:64 --dim past_sequence=0:64:256", "a largest `past_sequence` of 256 makes rows of 257"),
+        ("--dim sequence=1:57:64 --dim past_sequence=0:200:255", "the most frequent sizes make rows of 257 tokens"),
+    ] {
+        scene.refuses(&format!("{line} {sizes}"), 2, &[what, "has 256 positions"]);
+    }
+    scene.accepts(&format!("{line} --dim sequence=1:1:256 --dim past_sequence=0:64:255"));
+}
+
 #[test]
 fn dimensions_without_a_name_take_no_sizes() {
     let scene = Scene::with_fixture("mlm");

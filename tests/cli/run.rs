@@ -2,14 +2,19 @@
 
 use std::{fs, os::unix::fs::symlink};
 
+use moa_export::onnx::{read::Dim, read_model};
+use prost::Message;
 use safetensors::{Dtype, SafeTensors, serialize, tensor::TensorView};
 
-use crate::scene::{Outcome, Scene, require_runtime};
+use crate::{
+    scene::{Outcome, Scene, require_runtime},
+    support_onnx::node,
+};
 
-type Input = (&'static str, Dtype, Vec<usize>, Vec<i64>);
+type Input<'a> = (&'a str, Dtype, Vec<usize>, Vec<i64>);
 
 /// Writes integers by name as `inputs.safetensors`.
-fn write_inputs(scene: &Scene, inputs: &[Input]) {
+fn write_inputs(scene: &Scene, inputs: &[Input<'_>]) {
     let bytes: Vec<Vec<u8>> = inputs
         .iter()
         .map(|(_, dtype, _, values)| match dtype {
@@ -26,11 +31,11 @@ fn write_inputs(scene: &Scene, inputs: &[Input]) {
     scene.write("inputs.safetensors", serialize(views, None).unwrap());
 }
 
-fn ids(shape: &[usize]) -> Input {
+fn ids(shape: &[usize]) -> Input<'static> {
     ("input_ids", Dtype::I64, shape.to_vec(), (0..shape.iter().product::<usize>() as i64).map(|i| 4 + i % 60).collect())
 }
 
-fn mask(shape: &[usize]) -> Input {
+fn mask(shape: &[usize]) -> Input<'static> {
     ("attention_mask", Dtype::I64, shape.to_vec(), vec![1; shape.iter().product()])
 }
 
@@ -92,8 +97,8 @@ fn every_backend_computes_the_same() {
 fn inputs_that_do_not_fit_are_named() {
     let scene = exported("");
     let (a, b) = ([2, 5].as_slice(), [2, 6].as_slice());
-    let typed = |dtype, (name, _, shape, values): Input| (name, dtype, shape, values);
-    let cases: [(&[Input], u8, &[&str]); 12] = [
+    let typed = |dtype, (name, _, shape, values): Input<'static>| (name, dtype, shape, values);
+    let cases: [(&[Input<'_>], u8, &[&str]); 12] = [
         (&[ids(a)], 3, &["`attention_mask`", "int64 [", "found nothing"]),
         (&[], 3, &["found nothing"]),
         (&[ids(a), mask(a), ("extra", Dtype::I64, vec![1], vec![0])], 3, &["`extra`", "input_ids", "attention_mask"]),
@@ -140,13 +145,107 @@ fn tokens_that_are_none_are_refused() {
     }
 }
 
-/// More tokens than there are positions: every backend fails, and only we say so.
+/// Has the nodes of `m.onnx` read `input` by a detour, so that nobody can tell what is made of it.
+fn detour(scene: &Scene, input: &str) {
+    let mut model = read_model(&scene.path("m.onnx")).unwrap().model().clone();
+    let graph = model.graph.as_mut().unwrap();
+    let detoured = format!("{input}.detoured");
+    for name in graph.node.iter_mut().flat_map(|node| &mut node.input).filter(|name| *name == input) {
+        name.clone_from(&detoured);
+    }
+    graph.node.insert(0, node("Identity", &[input], &[&detoured]));
+    scene.write("m.onnx", model.encode_to_vec());
+}
+
+/// More tokens than there are positions, which only the runtime can tell here.
 #[test]
 fn failures_of_a_runtime_are_one_line() {
     let scene = exported("");
+    detour(&scene, "attention_mask");
     write_inputs(&scene, &[ids(&[1, 300]), mask(&[1, 300])]);
     for backend in BACKENDS {
         scene.refuses(&line(backend), 6, &[backend, "failed to run the model"]);
+    }
+}
+
+#[test]
+fn more_real_tokens_than_positions_are_refused() {
+    for options in ["", "--form standard"] {
+        let scene = exported(options);
+        let table = "the positions of `encoder.sentence_encoder.embed_positions.weight`";
+        write_inputs(&scene, &[ids(&[1, 257]), mask(&[1, 257])]);
+        for backend in BACKENDS {
+            let parts = ["`attention_mask`", "at most 256 real tokens in a row", table, "found 257 in row 0"];
+            scene.refuses(&line(backend), 3, &parts);
+        }
+        let (mut long, mut fits) = (mask(&[2, 300]), mask(&[2, 300]));
+        long.3[..44].fill(0);
+        write_inputs(&scene, &[ids(&[2, 300]), long]);
+        scene.refuses(&line("ort"), 3, &["found 300 in row 1"]);
+        // Padding has no position of its own.
+        fits.3[..44].fill(0);
+        fits.3[556..].fill(0);
+        write_inputs(&scene, &[ids(&[2, 300]), fits]);
+        for backend in BACKENDS {
+            scene.accepts(&line(backend));
+        }
+    }
+}
+
+/// A causal language model and inputs at `positions`, its export `m.onnx`.
+fn causal(options: &str) -> Scene {
+    require_runtime();
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    scene.accepts(&format!("ck -o m.onnx {options}"));
+    scene
+}
+
+fn write_causal_inputs(scene: &Scene, positions: &[i64]) {
+    let file = read_model(&scene.path("m.onnx")).unwrap();
+    let shape = [1, positions.len()];
+    let names: Vec<String> = file.inputs().into_iter().map(|input| input.name).collect();
+    let past = file.inputs().into_iter().filter(|input| input.name.starts_with("past_key_values."));
+    let shapes: Vec<Vec<usize>> = past
+        .map(|input| {
+            let size = |dim: &Dim| match dim {
+                Dim::Fixed(size) => *size,
+                Dim::Symbolic(name) if name == "batch" => 1,
+                _ => 0,
+            };
+            input.dims.iter().flatten().map(size).collect()
+        })
+        .collect();
+    let past = names.iter().filter(|name| name.starts_with("past_key_values.")).zip(shapes);
+    let mut inputs: Vec<Input<'_>> = past.map(|(name, shape)| (name.as_str(), Dtype::F32, shape, Vec::new())).collect();
+    let given = ("position_ids", Dtype::I64, shape.to_vec(), positions.to_vec());
+    inputs.extend([ids(&shape), mask(&shape), given]);
+    write_inputs(scene, &inputs);
+}
+
+/// `Gather` takes a negative index for one from the end: without care, another row than anybody meant.
+#[test]
+fn positions_that_are_none_are_refused() {
+    for options in ["", "--form standard"] {
+        let scene = causal(options);
+        write_causal_inputs(&scene, &[0, 255]);
+        for backend in BACKENDS {
+            scene.accepts(&line(backend));
+            scene.accepts(&format!("{} --force", line(backend)));
+        }
+        for bad in [-1, -256, 256, i64::MIN, i64::MAX] {
+            write_causal_inputs(&scene, &[0, bad]);
+            for backend in BACKENDS {
+                let line = format!("{} --force", line(backend));
+                scene.refuses(&line, 3, &["`position_ids`", "0 to 255", &bad.to_string()]);
+            }
+        }
+        detour(&scene, "position_ids");
+        for bad in [-1, -256, 256, i64::MIN, i64::MAX] {
+            write_causal_inputs(&scene, &[0, bad]);
+            for backend in BACKENDS {
+                scene.refuses(&format!("{} --force", line(backend)), 6, &[backend, "failed to run the model"]);
+            }
+        }
     }
 }
 

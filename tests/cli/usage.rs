@@ -82,6 +82,31 @@ fn values_out_of_range_are_refused() {
     }
 }
 
+/// Threads that wait by spinning, on a machine with far fewer processors, leave no time to anything else.
+#[test]
+fn more_threads_than_a_machine_can_serve_are_refused() {
+    let scene = Scene::new();
+    let processors = std::thread::available_parallelism().unwrap().get();
+    let most = format!("at most {}, 4 for ", 4 * processors);
+    for command in [
+        "verify m.onnx --checkpoint ck",
+        "run m.onnx --inputs i --outputs o",
+        "bench m.onnx",
+        "generate out --input text",
+        "profile m.onnx --inputs i",
+    ] {
+        for (threads, part) in [
+            ((4 * processors + 1).to_string(), most.as_str()),
+            ("99999999999999999999".to_owned(), &most),
+            ("0".to_owned(), "at least 1"),
+            ("-1".to_owned(), "a whole number from 1"),
+            ("two".to_owned(), "a whole number from 1"),
+        ] {
+            scene.refuses(&format!("{command} --threads {threads}"), 2, &["'--threads <N>'", &threads, part]);
+        }
+    }
+}
+
 #[test]
 fn mistyped_commands_are_guessed() {
     let scene = Scene::new();

@@ -74,14 +74,15 @@ pub(crate) fn self_attention(
     let query_mask = query_mask_of(b, &query_mask, attributes.skip_padded_queries);
     let routing =
         route(b, hidden, &values.router_weight, attributes.gate_mode, attributes.top_k, query_mask.as_ref(), names);
-    let [key, value] = keys_and_values(b, values, heads);
+    let rotary = values.rotary.as_ref().map(|[cos, sin, ids]| [cos.clone(), sin.clone(), without_negative(b, ids)]);
+    let [key, value] = keys_and_values(b, values, rotary.as_ref(), heads);
     let mask = match values.past {
         Some(_) => mask_of_keys(b, &values.attention_mask, &key),
         None => values.attention_mask.clone(),
     };
     let keys = KeySet { key: &key, value: &value, mask: &mask };
     let causal = attributes.causal.then(|| causal_mask(b, hidden, &past_size, &key));
-    let query = Query { scale: attributes.scale, rotary: values.rotary.as_ref(), causal };
+    let query = Query { scale: attributes.scale, rotary: rotary.as_ref(), causal };
     let attended = attend(b, &routing, hidden, &values.query_weight, heads, &keys, &query);
     let output =
         project_back(b, &routing, &attended, &values.output_weight, values.output_bias.as_ref(), query_mask, heads);
@@ -117,7 +118,7 @@ fn query_mask_of(b: &mut Builder, mask: &Value, skip_padded_queries: bool) -> Op
 
 /// Present keys and values, `[B, G, P + T, D]` each.
 #[allow(clippy::cast_possible_wrap)]
-fn keys_and_values(b: &mut Builder, values: &SelfValues, heads: Heads) -> [Value; 2] {
+fn keys_and_values(b: &mut Builder, values: &SelfValues, rotary: Option<&[Value; 3]>, heads: Heads) -> [Value; 2] {
     let columns = (heads.kv_heads * heads.head) as i64;
     let weight = b.widen(&values.kv_weight);
     let both = b.op("MatMul", &[&values.hidden_states, &weight], []);
@@ -125,7 +126,7 @@ fn keys_and_values(b: &mut Builder, values: &SelfValues, heads: Heads) -> [Value
     let [key, value] = b.op2("Split", &[&both, &sizes], [("axis", Attribute::Int(-1))]);
     let mut key = heads_first(b, &key, heads);
     let value = heads_first(b, &value, heads);
-    if let Some(rotary) = &values.rotary {
+    if let Some(rotary) = rotary {
         key = rotate(b, &key, rotary, heads.head, 1);
     }
     match &values.past {
@@ -145,6 +146,13 @@ fn heads_first(b: &mut Builder, value: &Value, heads: Heads) -> Value {
     }
     let split = b.reshape(value, &[0, 0, heads.kv_heads as i64, heads.head as i64]);
     b.transpose(&split, &[0, 2, 1, 3])
+}
+
+/// Positions with what no table has in place of negative ones, which `Gather` counts from the table's end.
+fn without_negative(b: &mut Builder, positions: &Value) -> Value {
+    let (zero, none) = (b.int(0), b.int(i32::MAX.into()));
+    let negative = b.op("Less", &[positions, &zero], []);
+    b.op("Where", &[&negative, &none, positions], [])
 }
 
 /// Rotate-half rotary embedding of `[.., D]`, in f32; `axis` is where the head axis sits in `[B, .., ..]`.

@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::cli::{args::BackendArgument, tensorrt_args::TensorRtArguments};
+use crate::cli::{
+    args::{BackendArgument, threads},
+    tensorrt_args::TensorRtArguments,
+};
 
 const NOTES: &str = "\
 What is timed: the runtime's own call, inputs bound before it, outputs left where the runtime puts them. Models and \
@@ -14,7 +17,9 @@ device, and a call ends when the GPU has finished; its engine is built for the s
 
 A turn is a call that is not timed, where others were called before, and 1 to 5 timed ones.
 Warm-up: until the medians of the last 8 calls and of the 8 before differ by at most 5 % for everybody.
-Percentiles need 10 samples beyond them: p90 from 100, p99 from 1,000, p99.9 from 10,000 samples; else there is a dash.
+Medians and percentiles are nearest ranks, times that were measured and no mean of two: the median of an even number is the \
+lower one of the middle two. The column p50 and tokens/s are of all samples; --compare, as ratios do, takes turns, each by \
+the median of its calls. Percentiles need 10 samples beyond them: p90 from 100, p99 from 1,000, p99.9 from 10,000 samples; else there is a dash.
 
 Routing: with `data` whole graphs run on their inputs. A whole graph cannot be forced to another routing honestly, so \
 `uniform`, `zipf:S`, `single` and `trace:FILE` time every MoA operator by itself, cut out of the model with its own \
@@ -74,8 +79,8 @@ pub(in crate::cli) struct BenchArguments {
     /// Most seconds of a warm-up
     #[arg(long, value_name = "T", default_value = "5", value_parser = seconds, allow_negative_numbers = true)]
     pub(super) warm_up: f64,
-    /// Threads of ONNX Runtime [default: the processors that this process may use]
-    #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
+    /// Threads of ONNX Runtime, at most 4 for each processor [default: the processors that this process may use]
+    #[arg(long, value_name = "N", value_parser = threads, allow_negative_numbers = true)]
     pub(super) threads: Option<usize>,
     /// Seed of random inputs
     #[arg(long, value_name = "N", default_value_t = 0)]

@@ -5,7 +5,11 @@ mod csv;
 mod html;
 mod text;
 
-use std::{path::Path, process::ExitCode, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
 pub(super) use args::BenchArguments;
 use args::RoutingArgument;
@@ -13,6 +17,7 @@ use args::RoutingArgument;
 use super::{
     Failure,
     args::BackendArgument,
+    interrupt::end_cleanly,
     print_result,
     progress::{BenchProgress, VerifyProgress},
     report_file::ReportFile,
@@ -39,6 +44,8 @@ const DEFAULT_SECONDS: f64 = 10.0;
 
 pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     check_outputs(arguments)?;
+    let outputs = [&arguments.json, &arguments.csv, &arguments.report].into_iter().flatten();
+    end_cleanly(arguments.models.iter().chain(outputs).map(PathBuf::as_path))?;
     let old = arguments.compare.as_deref().map(read_result).transpose()?;
     let outputs = Outputs::begin(arguments)?;
     let models = Model::open_all(&arguments.models)?;

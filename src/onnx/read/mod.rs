@@ -8,6 +8,7 @@ mod error;
 mod external;
 mod limits;
 mod lookups;
+mod positions;
 mod structure;
 mod tensor;
 

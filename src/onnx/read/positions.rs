@@ -1,0 +1,99 @@
+//! Which inputs of a graph decide about positions, and how many positions there are.
+
+use std::collections::BTreeMap;
+
+use super::{OnnxFile, PositionTable};
+use crate::onnx::proto::NodeProto;
+
+impl OnnxFile {
+    /// The input whose ones a graph of ours counts to find positions, with the smallest table that they are looked up in.
+    pub fn counted_positions(&self) -> Option<(String, PositionTable)> {
+        let counted = self.nodes().filter(|node| node.op_type == "CumSum" && node.domain.is_empty());
+        let mut masks = counted.map(|node| self.graph_input_behind(node.input.first()?));
+        let mask = masks.next()??;
+        let is_only = masks.all(|other| other.as_ref() == Some(&mask));
+        let given: Vec<&str> = self.rotary_operators().map(|(_, table)| table).collect();
+        let tables = self.position_tables().into_iter().filter(|table| !given.contains(&table.name.as_str()));
+        Some((mask, tables.min_by_key(|table| table.positions)?)).filter(|_| is_only)
+    }
+
+    /// Inputs that hold the positions of a rotary embedding, that of our operators or of their bodies, with the number of
+    /// positions that there are.
+    pub fn given_positions(&self) -> BTreeMap<String, i64> {
+        let rows = |table: &str| self.initializer(table)?.dims.first().copied();
+        let ours = self.rotary_operators().filter_map(|(node, table)| {
+            let ids = operator_input(node, "position_ids")?;
+            Some((self.graph_input_behind(ids)?, rows(table)?))
+        });
+        let gathers = self.nodes().filter(|node| node.op_type == "Gather" && node.domain.is_empty());
+        let bodies = gathers.filter_map(|node| match node.input.as_slice() {
+            [table, ids] if node.attribute.iter().all(|axis| axis.i == Some(0)) => {
+                Some((self.graph_input_behind(self.guarded(ids)?)?, rows(table)?))
+            }
+            _ => None,
+        });
+        let mut inputs = BTreeMap::new();
+        for (ids, rows) in ours.chain(bodies) {
+            let least = inputs.entry(ids).or_insert(rows);
+            *least = rows.min(*least);
+        }
+        inputs
+    }
+
+    /// The input that says which tokens are real, with the smallest table of positions: a row of more tokens than that
+    /// cannot be computed.
+    pub fn longest_row(&self) -> Option<(String, PositionTable)> {
+        let mut rotary = self.rotary_operators();
+        let of_rotary = || {
+            let (node, _) = rotary.next()?;
+            let mask = self.graph_input_behind(operator_input(node, "attention_mask")?)?;
+            Some((mask, self.position_tables().into_iter().min_by_key(|table| table.positions)?))
+        };
+        self.counted_positions().or_else(of_rotary)
+    }
+
+    /// The values in `name`, where it holds them with what no table has in place of negative ones.
+    fn guarded(&self, name: &str) -> Option<&str> {
+        let guard = self.producer(name).filter(|node| node.op_type == "Where" && node.domain.is_empty())?;
+        let [is_negative, none, values] = guard.input.as_slice() else { return None };
+        let less = self.producer(is_negative).filter(|node| node.op_type == "Less" && node.domain.is_empty())?;
+        let [compared, zero] = less.input.as_slice() else { return None };
+        let is = |name: &str, value: i64| {
+            let number = self.initializer(name).filter(|tensor| tensor.dims.is_empty());
+            number.and_then(|tensor| self.values(tensor).ok()).is_some_and(|bytes| *bytes == value.to_le_bytes())
+        };
+        (compared == values && is(zero, 0) && is(none, i32::MAX.into())).then_some(values)
+    }
+
+    fn producer(&self, name: &str) -> Option<&NodeProto> {
+        self.nodes().find(|node| node.output.iter().any(|output| output == name))
+    }
+
+    fn nodes(&self) -> impl Iterator<Item = &NodeProto> {
+        self.graph().into_iter().flat_map(|graph| &graph.node)
+    }
+
+    /// Operators of ours that rotate, with the names of their tables.
+    fn rotary_operators(&self) -> impl Iterator<Item = (&NodeProto, &str)> {
+        let ours = self.nodes().filter(|node| node.domain == moa_schema::DOMAIN);
+        ours.filter_map(|node| Some((node, operator_input(node, "cos_cache")?)))
+    }
+
+    /// The input of the graph that `name` is, or was before casts.
+    fn graph_input_behind(&self, name: &str) -> Option<String> {
+        let mut name = name;
+        // Nodes are sorted, so that a chain of casts ends.
+        while let Some(node) = self.producer(name) {
+            name = node.input.first().filter(|_| node.op_type == "Cast" && node.domain.is_empty())?;
+        }
+        let is_input = self.initializer(name).is_none() && self.inputs().iter().any(|input| input.name == name);
+        is_input.then(|| name.to_owned())
+    }
+}
+
+/// What one of our operators reads as its parameter `parameter`, where it reads one.
+fn operator_input<'a>(node: &'a NodeProto, parameter: &str) -> Option<&'a str> {
+    let operator = moa_schema::OPERATORS.iter().find(|operator| operator.name == node.op_type)?;
+    let index = operator.inputs.iter().position(|input| input.name == parameter)?;
+    node.input.get(index).map(String::as_str).filter(|name| !name.is_empty())
+}

@@ -1,0 +1,82 @@
+//! Commands that are told to end, or killed, while they work.
+
+use std::{
+    fs,
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use crate::scene::{Outcome, Scene, require_runtime};
+
+/// Longer than any test; the file of results is known from the start.
+const LINE: &str = "bench m.onnx --backends ort-function --samples 1000000 --seconds 86400 --warm-up 0.001";
+
+/// A model with its weights beside it, and a folder for temporary files.
+fn scene() -> Scene {
+    require_runtime();
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o m.onnx --external-data always");
+    fs::create_dir(scene.path("tmp")).unwrap();
+    scene
+}
+
+fn begun(scene: &Scene, folder: &str) -> Vec<String> {
+    let mut names = if scene.path(folder).exists() { scene.names(folder) } else { Vec::new() };
+    names.retain(|name| name.starts_with(".moa-"));
+    names
+}
+
+/// A benchmark that has begun its file of results, for which it fills a folder in `folder`.
+fn started(scene: &Scene, json: &str, folder: &str) -> Child {
+    let mut command = scene.command(&format!("{LINE} --json {json}"));
+    command.env("TMPDIR", scene.path("tmp")).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    while begun(scene, folder).is_empty() {
+        assert_eq!(child.try_wait().unwrap(), None, "the benchmark ended by itself");
+        thread::sleep(Duration::from_millis(1));
+    }
+    child
+}
+
+fn ended_by(signal: &str, child: Child) -> Outcome {
+    let kill = Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status().unwrap();
+    assert!(kill.success());
+    Outcome::from(child.wait_with_output().unwrap())
+}
+
+#[test]
+fn a_command_that_is_told_to_end_leaves_nothing() {
+    let scene = scene();
+    let before = scene.snapshot();
+    for (signal, json, folder) in [
+        ("INT", "new/deep/result.json", "new"),
+        ("TERM", "new/deep/result.json", "new"),
+        ("HUP", "new/result.json", "."),
+        ("TERM", "ck/new/result.json", "ck"),
+    ] {
+        let outcome = ended_by(signal, started(&scene, json, folder));
+        outcome.assert_refused(signal, 130, &["interrupted"]);
+        assert!(scene.snapshot() == before, "{signal}, {json}: {:?}", scene.names(folder));
+    }
+}
+
+/// A killed program removes nothing; the next one that makes a temporary file there does.
+#[test]
+fn what_a_killed_command_leaves_goes_with_the_next_one() {
+    let scene = scene();
+    let before = scene.snapshot();
+    assert_eq!(ended_by("KILL", started(&scene, "new/result.json", ".")).code, None);
+    let left = begun(&scene, ".");
+    assert!(!left.is_empty());
+    // To show the choice of experts, a changed model is written beside the data of the old one.
+    let line = "verify m.onnx --checkpoint ck --backends ort-function";
+    let mut verify = scene.command(line);
+    verify.env("TMPDIR", scene.path("tmp"));
+    let outcome = Outcome::of(verify);
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{}", outcome.stdout);
+    assert_eq!(begun(&scene, "."), Vec::<String>::new(), "{left:?}");
+    for (path, _) in scene.snapshot().iter().filter(|(path, _)| !before.contains_key(*path)) {
+        assert!(path.starts_with("tmp"), "{}", path.display());
+    }
+}
