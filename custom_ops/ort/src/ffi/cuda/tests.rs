@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use moa_cuda::{Parameters, entry_points};
@@ -26,16 +27,22 @@ struct Tensor {
     address: usize,
 }
 
-/// One call of the fake runtime; its allocator too.
+/// What the allocator of a call was asked.
+#[derive(Default)]
+struct Memory {
+    allocated: Cell<usize>,
+    freed: Cell<usize>,
+    handles_released: Cell<usize>,
+}
+
+/// One call of the fake runtime.
 struct Context {
     inputs: Vec<Option<Tensor>>,
     /// Outputs that the node has.
     outputs: Vec<bool>,
     made: RefCell<Vec<Tensor>>,
     stream: usize,
-    allocated: Cell<usize>,
-    freed: Cell<usize>,
-    allocator_released: Cell<usize>,
+    memory: Rc<Memory>,
 }
 
 const OK: OrtStatusPtr = OrtStatusPtr(null_mut());
@@ -43,9 +50,17 @@ const OK: OrtStatusPtr = OrtStatusPtr(null_mut());
 /// # Safety
 ///
 /// `raw` must be a [`Context`] of a test.
-unsafe fn context<'a, T>(raw: *const T) -> &'a Context {
+unsafe fn context<'a>(raw: *const OrtKernelContext) -> &'a Context {
     // SAFETY: by the caller's promise.
     unsafe { &*raw.cast::<Context>() }
+}
+
+/// # Safety
+///
+/// `raw` must be a handle that [`allocator`] gave and nobody has released.
+unsafe fn allocator_memory<'a>(raw: *mut OrtAllocator) -> &'a Memory {
+    // SAFETY: by the caller's promise.
+    unsafe { &*raw.cast::<Memory>() }
 }
 
 macro_rules! answers {
@@ -101,10 +116,11 @@ answers! {
         *out = std::ptr::without_provenance_mut(context(raw).stream);
     }
     allocator(raw: *const OrtKernelContext, _memory: *const OrtMemoryInfo, out: *mut *mut OrtAllocator) {
-        *out = raw.cast_mut().cast();
+        // As in ONNX Runtime, a handle holds the allocator, which may outlive the call.
+        *out = Rc::into_raw(Rc::clone(&context(raw).memory)).cast_mut().cast();
     }
     allocate(raw: *mut OrtAllocator, size: usize, out: *mut *mut c_void) {
-        let count = &context(raw).allocated;
+        let count = &allocator_memory(raw).allocated;
         count.set(count.get() + 1);
         assert!(size > 0);
         // Off the alignment that kernels ask for.
@@ -112,7 +128,7 @@ answers! {
     }
     free(raw: *mut OrtAllocator, address: *mut c_void) {
         assert!(!address.is_null());
-        let count = &context(raw).freed;
+        let count = &allocator_memory(raw).freed;
         count.set(count.get() + 1);
     }
 }
@@ -120,9 +136,9 @@ answers! {
 unsafe extern "system" fn release_shape(_: *mut OrtTensorTypeAndShapeInfo) {}
 
 unsafe extern "system" fn release_allocator(raw: *mut OrtAllocator) {
-    // SAFETY: the allocator that a test handed out.
-    let count = unsafe { &context(raw).allocator_released };
-    count.set(count.get() + 1);
+    // SAFETY: a handle that `allocator` gave, for the last time.
+    let memory = unsafe { Rc::from_raw(raw.cast::<Memory>().cast_const()) };
+    memory.handles_released.set(memory.handles_released.get() + 1);
 }
 
 fn api() -> Api {
@@ -165,9 +181,7 @@ fn call(tokens: i64, stream: usize) -> Context {
         outputs: vec![true, false, false, true],
         made: RefCell::default(),
         stream,
-        allocated: Cell::new(0),
-        freed: Cell::new(0),
-        allocator_released: Cell::new(0),
+        memory: Rc::default(),
     }
 }
 
@@ -210,7 +224,7 @@ fn a_call_goes_to_the_stream_of_its_run_and_touches_nothing_else() {
     assert!(launches(&log).len() > 1, "{log:?}");
     assert!(launches(&log).iter().all(|line| line.contains(" stream 7")), "{log:?}");
     assert_eq!(launches(&log).len() + 2, log.len(), "only the context is pushed and popped: {log:?}");
-    assert_eq!(call.allocated.get(), 1, "the workspace of the first call serves the second");
+    assert_eq!(call.memory.allocated.get(), 1, "the workspace of the first call serves the second");
     let shapes: Vec<_> = call.made.borrow().iter().map(|tensor| tensor.dims.clone()).collect();
     assert_eq!(shapes, [vec![2, 300, 64], vec![2, 300, 2], vec![2, 300, 64], vec![2, 300, 2]]);
 }
@@ -240,11 +254,15 @@ fn each_stream_has_a_workspace_and_none_is_freed_while_a_graph_may_use_it() {
     for call in &calls {
         compute(&kernel, call).unwrap();
     }
-    assert_eq!(calls.each_ref().map(|call| call.allocated.get()), [1, 1, 1, 0]);
-    assert!(calls.iter().all(|call| call.freed.get() == 0));
+    // Calls end before their kernel does.
+    let memories = calls.map(|call| call.memory);
+    let counts = |count: fn(&Memory) -> &Cell<usize>| memories.each_ref().map(|memory| count(memory).get());
+    assert_eq!(counts(|memory| &memory.allocated), [1, 1, 1, 0]);
+    assert_eq!(counts(|memory| &memory.freed), [0; 4]);
     drop(kernel);
-    assert_eq!(calls.each_ref().map(|call| call.freed.get()), [1, 1, 1, 0]);
-    assert_eq!(calls.each_ref().map(|call| call.allocator_released.get()), [1, 1, 1, 0]);
+    assert_eq!(counts(|memory| &memory.freed), [1, 1, 1, 0]);
+    assert_eq!(counts(|memory| &memory.handles_released), [1, 1, 1, 0]);
+    assert!(memories.iter().all(|memory| Rc::strong_count(memory) == 1), "a handle was kept");
 }
 
 #[test]
