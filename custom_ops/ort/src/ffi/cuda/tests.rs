@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use moa_cuda::{Parameters, entry_points};
 use moa_cuda_driver::KernelSet;
@@ -32,6 +32,9 @@ struct Tensor {
 struct Memory {
     allocated: Cell<usize>,
     freed: Cell<usize>,
+    /// Memory that was freed while these kernels kept their context alive.
+    freed_in_context: Cell<usize>,
+    kernels: RefCell<Weak<KernelSet>>,
     handles_released: Cell<usize>,
 }
 
@@ -128,8 +131,10 @@ answers! {
     }
     free(raw: *mut OrtAllocator, address: *mut c_void) {
         assert!(!address.is_null());
-        let count = &allocator_memory(raw).freed;
-        count.set(count.get() + 1);
+        let memory = allocator_memory(raw);
+        memory.freed.set(memory.freed.get() + 1);
+        let in_context = usize::from(memory.kernels.borrow().strong_count() > 0);
+        memory.freed_in_context.set(memory.freed_in_context.get() + in_context);
     }
 }
 
@@ -194,11 +199,18 @@ const ATTRIBUTES: SelfAttentionAttributes = SelfAttentionAttributes {
     skip_padded_queries: true,
 };
 
+fn kernel_set(fake: &Fake) -> Arc<KernelSet> {
+    let archive = archive(&["sm_90a"], &entry_points(Element::F16, (9, 0)));
+    Arc::new(KernelSet::on_device(Arc::clone(&fake.driver), archive.into(), 0, None).unwrap())
+}
+
 fn kernel(fake: &Fake) -> CudaKernel {
+    kernel_of(kernel_set(fake))
+}
+
+fn kernel_of(kernels: Arc<KernelSet>) -> CudaKernel {
     let element = Element::F16;
-    let archive = archive(&["sm_90a"], &entry_points(element, (9, 0)));
-    let kernels = KernelSet::on_device(Arc::clone(&fake.driver), archive.into(), 0, None).unwrap();
-    let gpu = GpuKernel::with_kernels(&Attributes::SelfAttention(ATTRIBUTES), element, Arc::new(kernels));
+    let gpu = GpuKernel::with_kernels(&Attributes::SelfAttention(ATTRIBUTES), element, kernels);
     CudaKernel { api: api(), operator: &SELF_ATTENTION, types: types_of(element), node: "n".into(), gpu }
 }
 
@@ -213,6 +225,7 @@ fn launches(log: &[String]) -> Vec<&String> {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri cannot run the fake driver, which is C++")]
 fn a_call_goes_to_the_stream_of_its_run_and_touches_nothing_else() {
     let fake = Fake::load();
     let kernel = kernel(&fake);
@@ -230,6 +243,7 @@ fn a_call_goes_to_the_stream_of_its_run_and_touches_nothing_else() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri cannot run the fake driver, which is C++")]
 fn addresses_reach_the_kernels() {
     let fake = Fake::load();
     let kernel = kernel(&fake);
@@ -247,9 +261,12 @@ fn addresses_reach_the_kernels() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri cannot run the fake driver, which is C++")]
 fn each_stream_has_a_workspace_and_none_is_freed_while_a_graph_may_use_it() {
     let fake = Fake::load();
-    let kernel = kernel(&fake);
+    let kernels = kernel_set(&fake);
+    let set = Arc::downgrade(&kernels);
+    let kernel = kernel_of(kernels);
     let calls = [call(300, 7), call(300, 8), call(6000, 7), call(200, 7)];
     for call in &calls {
         compute(&kernel, call).unwrap();
@@ -259,13 +276,17 @@ fn each_stream_has_a_workspace_and_none_is_freed_while_a_graph_may_use_it() {
     let counts = |count: fn(&Memory) -> &Cell<usize>| memories.each_ref().map(|memory| count(memory).get());
     assert_eq!(counts(|memory| &memory.allocated), [1, 1, 1, 0]);
     assert_eq!(counts(|memory| &memory.freed), [0; 4]);
+    memories.iter().for_each(|memory| *memory.kernels.borrow_mut() = Weak::clone(&set));
     drop(kernel);
+    assert_eq!(set.strong_count(), 0);
     assert_eq!(counts(|memory| &memory.freed), [1, 1, 1, 0]);
+    assert_eq!(counts(|memory| &memory.freed_in_context), [1, 1, 1, 0]);
     assert_eq!(counts(|memory| &memory.handles_released), [1, 1, 1, 0]);
     assert!(memories.iter().all(|memory| Rc::strong_count(memory) == 1), "a handle was kept");
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri cannot run the fake driver, which is C++")]
 fn a_workspace_does_not_grow_while_the_stream_is_captured() {
     let fake = Fake::load();
     let kernel = kernel(&fake);
@@ -278,6 +299,7 @@ fn a_workspace_does_not_grow_while_the_stream_is_captured() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri cannot run the fake driver, which is C++")]
 fn errors_are_those_of_the_cpu() {
     let fake = Fake::load();
     let kernel = kernel(&fake);
@@ -297,6 +319,7 @@ fn errors_are_those_of_the_cpu() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri cannot run the fake driver, which is C++")]
 fn shapes_are_planned_once() {
     let fake = Fake::load();
     let kernel = kernel(&fake);
@@ -309,6 +332,27 @@ fn shapes_are_planned_once() {
         compute(&kernel, &call(tokens, 7)).unwrap();
     }
     assert_eq!(kernel.gpu.kept_plans(), 32);
+}
+
+#[test]
+fn memory_is_given_back_after_its_call() {
+    let call = call(3, 7);
+    let counts = Rc::clone(&call.memory);
+    let raw = std::ptr::from_ref(&call).cast_mut().cast();
+    // SAFETY: a context that the fake runtime knows, and that lives longer than `device`.
+    let device = unsafe { DeviceCall::new(api(), raw, &SELF_ATTENTION, types_of(Element::F16)) }.unwrap();
+    assert_eq!(device.addresses()[..2], [1 << 32, 2 << 32]);
+    assert_eq!(device.shapes()[..2], [Some(&[2, 3, 64][..]), Some(&[2, 3])]);
+    let outputs = device.outputs(&[vec![2, 3, 64], vec![], vec![], vec![2, 3, 2]]).unwrap();
+    assert_eq!(outputs, [Some(40 << 32), None, None, Some(43 << 32)]);
+    let memory = device.allocate(1000).unwrap();
+    drop(device);
+    drop(call);
+    assert_eq!((memory.address() % 256, memory.bytes()), (0, 1000));
+    assert_eq!(counts.freed.get(), 0);
+    drop(memory);
+    assert_eq!([&counts.allocated, &counts.freed, &counts.handles_released].map(Cell::get), [1; 3]);
+    assert_eq!(Rc::strong_count(&counts), 1, "a handle was kept");
 }
 
 #[test]
