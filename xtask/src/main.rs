@@ -8,10 +8,12 @@ mod cuda;
 mod demo;
 mod gpu_check;
 mod miri;
+mod nightly;
 mod process;
 mod project;
 mod python;
 mod sanitize;
+mod summary;
 mod synthesize;
 mod tally;
 mod tensorrt;
@@ -29,9 +31,10 @@ cargo xtask COMMAND
           --optimum: the tests with Hugging Face's Optimum alone, which need PyTorch
   check   formatting, clippy, documentation, the compile half alone, layers, sizes
   sanitize
-          tests of the kernels, the doors to C, the graphs and the readers of untrusted files under AddressSanitizer,
-          which does not see into the assembly that multiplies on AMX tiles
-  miri    tests of the kernels and of the door to ONNX Runtime in Miri, where a nightly toolchain has it
+          tests of the kernels, the doors of the operator library to C, the graphs and the readers of untrusted files
+          under AddressSanitizer, which does not see into the assembly that multiplies on AMX tiles or into C and C++
+  miri    small tests of the kernels and of the doors of the operator library in Miri, where rustup's nightly toolchain
+          has it with rust-src; without AMX tiles, AVX-512 but for products, rounding to f16 with F16C, and the CUDA driver
   cuda    compile the CUDA kernels for every architecture, without a GPU, and check what they need
 
   gpu-check [sm_90a …]
@@ -56,12 +59,12 @@ fn main() -> ExitCode {
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let outcome = match arguments.as_slice() {
         ["demo"] => Project::find().and_then(|project| demo::run(&project)),
-        ["test"] => Project::find().and_then(|project| test::run(&project)),
-        ["test", "--optimum"] => Project::find().and_then(|project| test::run_optimum(&project)),
+        ["test"] => Project::find().map(|project| test::run(&project)),
+        ["test", "--optimum"] => Project::find().map(|project| test::run_optimum(&project)),
         ["check"] => Project::find().and_then(|project| check::run(&project)),
         ["cuda"] => Project::find().and_then(|project| cuda::run(&project)),
-        ["miri"] => Project::find().and_then(|project| miri::run(&project)),
-        ["sanitize"] => Project::find().and_then(|project| sanitize::run(&project)),
+        ["miri"] => Project::find().map(|project| miri::run(&project)),
+        ["sanitize"] => Project::find().map(|project| sanitize::run(&project)),
         ["gpu-check", "tensorrt", wheel, targets @ ..] => {
             Project::find().and_then(|project| gpu_check::tensorrt::run(&project, wheel, targets))
         }

@@ -1,17 +1,11 @@
 //! `cargo xtask miri`: tests in Miri, which interprets and knows every rule that `unsafe` code may break: bounds of each
 //! borrow, aliasing, data races, memory that nobody wrote, alignment, leaks.
 //!
-//! It has no AMX tiles, and of AVX-512 no more than the microkernels of products use. Where a test goes through the levels of
-//! instructions, it meets all that the processor is said to have.
+//! It has no AMX tiles, and of AVX-512 no more than the microkernels of products use; it cannot call C. Tests of those say so
+//! and are counted as skipped. Where a test goes through the levels of instructions, it meets all that the processor is said
+//! to have. Of the kernels' integration tests it runs those that are small enough.
 
-use std::process::Command;
-
-use crate::{process::stage, project::Project, tally::Tally};
-
-/// What Miri is a part of.
-const TOOLCHAIN: &str = "nightly";
-
-const INSTALL: &str = "rustup toolchain install nightly --component miri --component rust-src";
+use crate::{nightly, project::Project, summary::Summary, tally::Tally};
 
 /// Functions such as `exp` give the same in every run, as they do outside.
 const FLAGS: &str = "-Zmiri-deterministic-floats";
@@ -38,9 +32,9 @@ const STAGES: [Stage; 6] = [
     Stage { title: "operators on AVX2", features: AVX2, arguments: SMALL },
     Stage { title: "operators on portable instructions", features: "", arguments: SMALL },
     Stage {
-        title: "door to ONNX Runtime",
+        title: "doors to ONNX Runtime and CUDA",
         features: "",
-        arguments: &["-p", "moa-ort", "--lib", "--no-default-features"],
+        arguments: &["-p", "moa-ort", "-p", "moa-cuda-c", "--lib"],
     },
 ];
 
@@ -48,44 +42,24 @@ const STAGES: [Stage; 6] = [
 const SMALL: &[&str] = &["-p", "moa-kernels", "--test", "kernels", "small"];
 
 /// Runs all of them; true where nothing failed.
-pub(crate) fn run(project: &Project) -> Result<bool, String> {
-    if let Some(why) = missing(project) {
-        println!("skipped: {why}; `{INSTALL}` installs it");
-        return Ok(true);
-    }
-    let mut all = Tally::default();
-    for Stage { title, features, arguments } in STAGES {
-        let (tally, _) = stage(&format!("{title} in Miri"), || {
-            let mut command = miri(project, &["test", "--no-fail-fast"]);
-            command.args(arguments).env("MIRIFLAGS", FLAGS).env("RUSTFLAGS", flags(features));
-            Tally::of_cargo(&mut command)
-        });
-        all = all + tally?;
-    }
-    println!("\n{all}");
-    Ok(all.failed == 0)
+pub(crate) fn run(project: &Project) -> bool {
+    let lacking = nightly::lacks_miri(project);
+    Summary::of(|summary| {
+        for Stage { title, features, arguments } in STAGES {
+            let title = format!("{title} in Miri");
+            match &lacking {
+                Some(why) => summary.skip(&title, why),
+                None => summary.add(&title, || miri(project, features, arguments))?,
+            }
+        }
+        Ok(())
+    })
 }
 
-/// Why there is no Miri, if there is none.
-fn missing(project: &Project) -> Option<String> {
-    match miri(project, &["--version"]).output() {
-        Ok(output) if output.status.success() => None,
-        Ok(_) => Some(format!("the toolchain {TOOLCHAIN} has no Miri")),
-        Err(error) => Some(format!("rustup cannot be started ({error})")),
-    }
-}
-
-/// `cargo miri` of the toolchain that has it, whichever runs this program.
-fn miri(project: &Project, arguments: &[&str]) -> Command {
-    let mut command = project.command("rustup");
-    command.args(["run", TOOLCHAIN, "cargo", "miri"]).args(arguments);
-    for other in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN"] {
-        command.env_remove(other);
-    }
-    command.env("CARGO_TARGET_DIR", project.target.join("miri"));
-    command
-}
-
-fn flags(features: &str) -> String {
-    if features.is_empty() { String::new() } else { format!("-Ctarget-feature={features}") }
+fn miri(project: &Project, features: &str, arguments: &[&str]) -> Result<Tally, String> {
+    let flags = if features.is_empty() { String::new() } else { format!("-Ctarget-feature={features}") };
+    let mut command = nightly::command(project, "cargo");
+    command.args(["miri", "test", "--no-fail-fast"]).args(arguments);
+    command.env("CARGO_TARGET_DIR", project.target.join("miri")).env("MIRIFLAGS", FLAGS).env("RUSTFLAGS", flags);
+    Tally::of_cargo(&mut command)
 }

@@ -51,6 +51,20 @@ pub(crate) fn output(command: &mut Command) -> Result<String, String> {
     }
 }
 
+/// What `command` prints, unannounced; else why it cannot: the first line that it complains with.
+pub(crate) fn printed(command: &mut Command) -> Result<String, String> {
+    let output = command
+        .output()
+        .map_err(|error| format!("{} cannot be started ({error})", command.get_program().to_string_lossy()))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    }
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    let first = complaint.lines().map(|line| line.trim().trim_start_matches("error: ")).find(|line| !line.is_empty());
+    let program = command.get_program().to_string_lossy();
+    Err(first.map_or_else(|| format!("{program} failed ({})", output.status), str::to_owned))
+}
+
 /// Runs `command`, lets all output through and hands each line of `stream` to `see` as well.
 pub(crate) fn watch(command: &mut Command, stream: Stream, mut see: impl FnMut(&str)) -> Result<ExitStatus, String> {
     announce(command);
@@ -110,5 +124,17 @@ mod tests {
     fn a_program_that_is_missing_is_named() {
         let error = run(&mut Command::new("no-such-program-anywhere")).unwrap_err();
         assert!(error.starts_with("no-such-program-anywhere cannot be started"), "{error}");
+    }
+
+    #[test]
+    fn what_cannot_be_printed_is_explained() {
+        let error = printed(&mut Command::new("no-such-program-anywhere")).unwrap_err();
+        assert!(error.starts_with("no-such-program-anywhere cannot be started ("), "{error}");
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let error = printed(Command::new(&cargo).arg("--no-such-option")).unwrap_err();
+        assert!(error.contains("--no-such-option") && !error.starts_with("error: "), "{error}");
+        let error = printed(&mut Command::new("false")).unwrap_err();
+        assert!(error.starts_with("false failed ("), "{error}");
+        assert!(printed(Command::new(cargo).arg("--version")).unwrap().starts_with("cargo "));
     }
 }

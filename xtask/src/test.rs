@@ -1,56 +1,28 @@
 //! `cargo xtask test`: every test, counted over all runners.
 
-use std::{ffi::OsString, time::Duration};
+use std::ffi::OsString;
 
 use crate::{
     process::{self, Stream, stage},
     project::{COMPILER_CRATES, OPERATOR_CRATES, Project},
     python::{Packages, Python, given_pytorch},
+    summary::Summary,
     tally::{Tally, Unittest},
     tensorrt,
 };
 
-/// One stage with what it counted.
-struct Line {
-    title: String,
-    tally: Tally,
-    elapsed: Duration,
-    note: Option<String>,
-}
-
 /// Runs everything but the tests with Optimum; true where nothing failed.
-pub(crate) fn run(project: &Project) -> Result<bool, String> {
-    summed_up(|lines| run_stages(project, lines))
+pub(crate) fn run(project: &Project) -> bool {
+    Summary::of(|summary| run_stages(project, summary))
 }
 
 /// Runs the tests with Optimum; true where nothing failed.
-pub(crate) fn run_optimum(project: &Project) -> Result<bool, String> {
-    summed_up(|lines| run_optimum_stages(project, lines))
-}
-
-fn summed_up(stages: impl FnOnce(&mut Vec<Line>) -> Result<(), String>) -> Result<bool, String> {
-    let mut lines = Vec::new();
-    if let Err(message) = stages(&mut lines) {
-        eprintln!("error: {message}");
-        lines.push(Line {
-            title: "stopped".into(),
-            tally: Tally::FAILURE,
-            elapsed: Duration::ZERO,
-            note: Some(message),
-        });
-    }
-    let all: Tally = lines.iter().map(|line| line.tally).sum();
-    println!("\n== summary");
-    for Line { title, tally, elapsed, note } in &lines {
-        let note = note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
-        println!("{title}: {tally}, {:.1} s{note}", elapsed.as_secs_f64());
-    }
-    println!("{all}");
-    Ok(all.failed == 0)
+pub(crate) fn run_optimum(project: &Project) -> bool {
+    Summary::of(|summary| run_optimum_stages(project, summary))
 }
 
 /// Adds a line for every stage; fails where the rest cannot run.
-fn run_stages(project: &Project, lines: &mut Vec<Line>) -> Result<(), String> {
+fn run_stages(project: &Project, summary: &mut Summary) -> Result<(), String> {
     let python = Python::find(project)?;
     let why_not_oldest = python.lacks(Packages::Oldest);
     stage("Python packages", || {
@@ -62,37 +34,37 @@ fn run_stages(project: &Project, lines: &mut Vec<Line>) -> Result<(), String> {
     stage("build", || project.build()).0?;
     let variables = variables(project, &python)?;
     let cargo = |crates: &[&str]| cargo_test(project, crates, &variables);
-    add(lines, "Rust: operator library", || cargo(&OPERATOR_CRATES))?;
-    add(lines, "Rust: compiler", || cargo(&COMPILER_CRATES))?;
-    add(lines, "Rust: xtask", || cargo(&["xtask"]))?;
-    plugin(project, &variables, lines)?;
+    summary.add("Rust: operator library", || cargo(&OPERATOR_CRATES))?;
+    summary.add("Rust: compiler", || cargo(&COMPILER_CRATES))?;
+    summary.add("Rust: xtask", || cargo(&["xtask"]))?;
+    plugin(project, &variables, summary)?;
     let newest = [Packages::Test, Packages::Runtime];
     let unittest = |packages: &[Packages]| python_test(project, &python, packages, &variables, "tests/python");
-    add(lines, "Python", || unittest(&newest))?;
+    summary.add("Python", || unittest(&newest))?;
     let title = "Python, on the oldest ONNX Runtime";
     let oldest = [Packages::Oldest, Packages::Test, Packages::Runtime];
     match why_not_oldest {
-        None => add(lines, title, || unittest(&oldest))?,
-        Some(why) => skip(lines, title, &why),
+        None => summary.add(title, || unittest(&oldest))?,
+        Some(why) => summary.skip(title, &why),
     }
-    skip(lines, OPTIMUM, "PyTorch is several GB; `cargo xtask test --optimum` installs and runs it");
+    summary.skip(OPTIMUM, "PyTorch is several GB; `cargo xtask test --optimum` installs and runs it");
     Ok(())
 }
 
 /// The TensorRT plugin, where there are headers, and the program with libraries that play TensorRT.
-fn plugin(project: &Project, variables: &[(&'static str, OsString)], lines: &mut Vec<Line>) -> Result<(), String> {
+fn plugin(project: &Project, variables: &[(&'static str, OsString)], summary: &mut Summary) -> Result<(), String> {
     let title = "TensorRT plugin, on a host that plays TensorRT";
     let (tested, elapsed) = stage(title, || tensorrt::test(project));
     let engines = "TensorRT engines of the program, on libraries that play TensorRT";
     match tested? {
         Ok((tally, fakes)) => {
-            lines.push(Line { title: title.into(), tally, elapsed, note: None });
+            summary.push(title, tally, elapsed, None);
             let variables = [variables, &[("MOA_TENSORRT_FAKES", fakes.into_os_string())]].concat();
-            add(lines, engines, || engine_test(project, &variables))
+            summary.add(engines, || engine_test(project, &variables))
         }
         Err(why) => {
-            skip(lines, title, &why);
-            skip(lines, engines, &why);
+            summary.skip(title, &why);
+            summary.skip(engines, &why);
             Ok(())
         }
     }
@@ -106,7 +78,7 @@ fn engine_test(project: &Project, variables: &[(&str, OsString)]) -> Result<Tall
 
 const OPTIMUM: &str = "Python, with Optimum";
 
-fn run_optimum_stages(project: &Project, lines: &mut Vec<Line>) -> Result<(), String> {
+fn run_optimum_stages(project: &Project, summary: &mut Summary) -> Result<(), String> {
     let python = Python::find(project)?;
     let packages = [Packages::Runtime, Packages::Optimum, Packages::Torch];
     stage("Python packages", || {
@@ -116,7 +88,7 @@ fn run_optimum_stages(project: &Project, lines: &mut Vec<Line>) -> Result<(), St
     .0?;
     stage("build", || project.build()).0?;
     let variables = variables(project, &python)?;
-    add(lines, OPTIMUM, || python_test(project, &python, &packages, &variables, "tests/optimum"))
+    summary.add(OPTIMUM, || python_test(project, &python, &packages, &variables, "tests/optimum"))
 }
 
 /// Where the tests find program, library and runtime.
@@ -127,17 +99,6 @@ fn variables(project: &Project, python: &Python) -> Result<[(&'static str, OsStr
         ("MOA_CUDA_LIBRARY", project.cuda_library().into_os_string()),
         ("MOA_EXPORT", project.program().into_os_string()),
     ])
-}
-
-fn skip(lines: &mut Vec<Line>, title: &str, why: &str) {
-    let note = Some(format!("skipped: {why}"));
-    lines.push(Line { title: title.into(), tally: Tally::SKIPPED, elapsed: Duration::ZERO, note });
-}
-
-fn add(lines: &mut Vec<Line>, title: &str, work: impl FnOnce() -> Result<Tally, String>) -> Result<(), String> {
-    let (tally, elapsed) = stage(title, work);
-    lines.push(Line { title: title.into(), tally: tally?, elapsed, note: None });
-    Ok(())
 }
 
 fn cargo_test(project: &Project, crates: &[&str], variables: &[(&str, OsString)]) -> Result<Tally, String> {

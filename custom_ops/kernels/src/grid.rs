@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(bounds, [0, 3, 6, 7]);
         let grid = Grid::new(&mut data, Layout { stride: 10, columns: 10, tile_columns: 4 }, &bounds, &mut claims);
         std::thread::scope(|scope| {
-            for _ in 0..3 {
+            for _ in 0..if cfg!(miri) { 3 } else { 8 } {
                 scope.spawn(|| {
                     for index in 0..grid.len() {
                         let Some(mut tile) = grid.tile(index) else { continue };

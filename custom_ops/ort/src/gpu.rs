@@ -69,15 +69,16 @@ struct Kept {
     plan: Arc<BoundPlan>,
 }
 
+/// Memory stands before the kernels, which may be what keeps its context alive: fields are dropped in this order.
 #[derive(Default)]
 struct State {
-    kernels: Option<Arc<KernelSet>>,
-    /// The youngest last.
-    plans: Vec<Kept>,
     /// One for each stream: runs on different streams overlap.
     workspaces: Vec<(Stream, DeviceMemory)>,
     /// Workspaces that were outgrown. A captured graph may still write to them.
     outgrown: Vec<DeviceMemory>,
+    /// The youngest last.
+    plans: Vec<Kept>,
+    kernels: Option<Arc<KernelSet>>,
 }
 
 /// The kernel of one node on the CUDA provider.

@@ -22,7 +22,11 @@ const CRATES: [Crate; 10] = [
     Crate { folder: "custom_ops/kernels", ours: &["moa-schema"], never: RUNTIMES },
     Crate { folder: "custom_ops/cuda", ours: &["moa-schema"], never: RUNTIMES },
     Crate { folder: "custom_ops/cuda/driver", ours: &["moa-cuda", "moa-cuda-fake", "moa-schema"], never: RUNTIMES },
-    Crate { folder: "custom_ops/cuda/c", ours: &["moa-cuda", "moa-cuda-driver", "moa-schema"], never: RUNTIMES },
+    Crate {
+        folder: "custom_ops/cuda/c",
+        ours: &["moa-cuda", "moa-cuda-driver", "moa-cuda-fake", "moa-schema"],
+        never: RUNTIMES,
+    },
     Crate { folder: "custom_ops/cuda/fake", ours: &["moa-cuda", "moa-cuda-driver"], never: RUNTIMES },
     Crate {
         folder: "custom_ops/ort",

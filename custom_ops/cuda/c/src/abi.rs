@@ -401,3 +401,6 @@ pub(crate) unsafe extern "C" fn moa_cuda_enqueue(
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

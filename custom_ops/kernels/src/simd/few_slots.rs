@@ -243,6 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no maximum of AVX-512")]
     fn every_slot_gets_the_mean_of_its_softmax() {
         let mut served = 0;
         for (head, slots, count) in [
@@ -280,6 +281,7 @@ mod tests {
 
     /// What a slot gets depends on its own query alone, and on the keys that are seen.
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no maximum of AVX-512")]
     fn slots_and_unseen_keys_do_not_change_each_other() {
         let (head, count) = (48, 140);
         let (mut key, mut value) = (numbers(160 * head, 1.0), numbers(160 * head, 2.0));

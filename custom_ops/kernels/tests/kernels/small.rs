@@ -1,5 +1,5 @@
 //! Calls that are small enough for Miri, which sees aliasing, data races and memory that nobody wrote: every stage of every
-//! operator on several threads.
+//! operator on several threads. Outside Miri a node has more callers and shapes.
 
 use half::f16;
 use moa_kernels::{Instructions, Sequential};
@@ -14,6 +14,10 @@ const PREFILL: SelfAttentionDims =
 
 /// Of the stage for single tokens.
 const STEP: SelfAttentionDims = SelfAttentionDims { tokens: 1, head: 16, ..PREFILL };
+
+/// Of several tiles in every stage.
+const TILES: SelfAttentionDims =
+    SelfAttentionDims { batch: 2, tokens: 70, past: 9, width: 150, experts: 5, top_k: 2, kv_heads: 2, head: 40 };
 
 /// With all tokens visible and keys that are rotated.
 fn case(dims: SelfAttentionDims) -> Case {
@@ -46,14 +50,19 @@ fn threads_share_a_cache_of_halves_in_place() {
 
 #[test]
 fn calls_share_weights_and_scratch_memory() {
-    let case = case(PREFILL);
-    let prepared = prepared::pack(&case, Instructions::default());
-    let expected = case.compute(&Sequential).bits();
-    std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| assert_eq!(case.compute_with(&prepared, &Sequential).bits(), expected));
-        }
-    });
+    let (shapes, callers): (&[_], _) = if cfg!(miri) { (&[PREFILL], 2) } else { (&[PREFILL, STEP, TILES], 8) };
+    for dims in shapes {
+        let case = case(*dims);
+        let prepared = prepared::pack(&case, Instructions::default());
+        let expected = case.compute(&Sequential).bits();
+        std::thread::scope(|scope| {
+            for caller in 0..callers {
+                let pool = Threads(1 + caller % 3);
+                let (case, prepared, expected) = (&case, &prepared, &expected);
+                scope.spawn(move || assert_eq!(case.compute_with(prepared, &pool).bits(), *expected));
+            }
+        });
+    }
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
-use std::sync::Arc;
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
 
 use moa_cuda::{Parameters, entry_points};
 use moa_cuda_driver::KernelSet;
@@ -26,16 +27,25 @@ struct Tensor {
     address: usize,
 }
 
-/// One call of the fake runtime; its allocator too.
+/// What the allocator of a call was asked.
+#[derive(Default)]
+struct Memory {
+    allocated: Cell<usize>,
+    freed: Cell<usize>,
+    /// Memory that was freed while these kernels kept their context alive.
+    freed_in_context: Cell<usize>,
+    kernels: RefCell<Weak<KernelSet>>,
+    handles_released: Cell<usize>,
+}
+
+/// One call of the fake runtime.
 struct Context {
     inputs: Vec<Option<Tensor>>,
     /// Outputs that the node has.
     outputs: Vec<bool>,
     made: RefCell<Vec<Tensor>>,
     stream: usize,
-    allocated: Cell<usize>,
-    freed: Cell<usize>,
-    allocator_released: Cell<usize>,
+    memory: Rc<Memory>,
 }
 
 const OK: OrtStatusPtr = OrtStatusPtr(null_mut());
@@ -43,9 +53,17 @@ const OK: OrtStatusPtr = OrtStatusPtr(null_mut());
 /// # Safety
 ///
 /// `raw` must be a [`Context`] of a test.
-unsafe fn context<'a, T>(raw: *const T) -> &'a Context {
+unsafe fn context<'a>(raw: *const OrtKernelContext) -> &'a Context {
     // SAFETY: by the caller's promise.
     unsafe { &*raw.cast::<Context>() }
+}
+
+/// # Safety
+///
+/// `raw` must be a handle that [`allocator`] gave and nobody has released.
+unsafe fn allocator_memory<'a>(raw: *mut OrtAllocator) -> &'a Memory {
+    // SAFETY: by the caller's promise.
+    unsafe { &*raw.cast::<Memory>() }
 }
 
 macro_rules! answers {
@@ -101,10 +119,11 @@ answers! {
         *out = std::ptr::without_provenance_mut(context(raw).stream);
     }
     allocator(raw: *const OrtKernelContext, _memory: *const OrtMemoryInfo, out: *mut *mut OrtAllocator) {
-        *out = raw.cast_mut().cast();
+        // As in ONNX Runtime, a handle holds the allocator, which may outlive the call.
+        *out = Rc::into_raw(Rc::clone(&context(raw).memory)).cast_mut().cast();
     }
     allocate(raw: *mut OrtAllocator, size: usize, out: *mut *mut c_void) {
-        let count = &context(raw).allocated;
+        let count = &allocator_memory(raw).allocated;
         count.set(count.get() + 1);
         assert!(size > 0);
         // Off the alignment that kernels ask for.
@@ -112,17 +131,19 @@ answers! {
     }
     free(raw: *mut OrtAllocator, address: *mut c_void) {
         assert!(!address.is_null());
-        let count = &context(raw).freed;
-        count.set(count.get() + 1);
+        let memory = allocator_memory(raw);
+        memory.freed.set(memory.freed.get() + 1);
+        let in_context = usize::from(memory.kernels.borrow().strong_count() > 0);
+        memory.freed_in_context.set(memory.freed_in_context.get() + in_context);
     }
 }
 
 unsafe extern "system" fn release_shape(_: *mut OrtTensorTypeAndShapeInfo) {}
 
 unsafe extern "system" fn release_allocator(raw: *mut OrtAllocator) {
-    // SAFETY: the allocator that a test handed out.
-    let count = unsafe { &context(raw).allocator_released };
-    count.set(count.get() + 1);
+    // SAFETY: a handle that `allocator` gave, for the last time.
+    let memory = unsafe { Rc::from_raw(raw.cast::<Memory>().cast_const()) };
+    memory.handles_released.set(memory.handles_released.get() + 1);
 }
 
 fn api() -> Api {
@@ -165,9 +186,7 @@ fn call(tokens: i64, stream: usize) -> Context {
         outputs: vec![true, false, false, true],
         made: RefCell::default(),
         stream,
-        allocated: Cell::new(0),
-        freed: Cell::new(0),
-        allocator_released: Cell::new(0),
+        memory: Rc::default(),
     }
 }
 
@@ -180,11 +199,18 @@ const ATTRIBUTES: SelfAttentionAttributes = SelfAttentionAttributes {
     skip_padded_queries: true,
 };
 
+fn kernel_set(fake: &Fake) -> Arc<KernelSet> {
+    let archive = archive(&["sm_90a"], &entry_points(Element::F16, (9, 0)));
+    Arc::new(KernelSet::on_device(Arc::clone(&fake.driver), archive.into(), 0, None).unwrap())
+}
+
 fn kernel(fake: &Fake) -> CudaKernel {
+    kernel_of(kernel_set(fake))
+}
+
+fn kernel_of(kernels: Arc<KernelSet>) -> CudaKernel {
     let element = Element::F16;
-    let archive = archive(&["sm_90a"], &entry_points(element, (9, 0)));
-    let kernels = KernelSet::on_device(Arc::clone(&fake.driver), archive.into(), 0, None).unwrap();
-    let gpu = GpuKernel::with_kernels(&Attributes::SelfAttention(ATTRIBUTES), element, Arc::new(kernels));
+    let gpu = GpuKernel::with_kernels(&Attributes::SelfAttention(ATTRIBUTES), element, kernels);
     CudaKernel { api: api(), operator: &SELF_ATTENTION, types: types_of(element), node: "n".into(), gpu }
 }
 
@@ -199,6 +225,7 @@ fn launches(log: &[String]) -> Vec<&String> {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri cannot run the fake driver, which is C++")]
 fn a_call_goes_to_the_stream_of_its_run_and_touches_nothing_else() {
     let fake = Fake::load();
     let kernel = kernel(&fake);
@@ -210,12 +237,13 @@ fn a_call_goes_to_the_stream_of_its_run_and_touches_nothing_else() {
     assert!(launches(&log).len() > 1, "{log:?}");
     assert!(launches(&log).iter().all(|line| line.contains(" stream 7")), "{log:?}");
     assert_eq!(launches(&log).len() + 2, log.len(), "only the context is pushed and popped: {log:?}");
-    assert_eq!(call.allocated.get(), 1, "the workspace of the first call serves the second");
+    assert_eq!(call.memory.allocated.get(), 1, "the workspace of the first call serves the second");
     let shapes: Vec<_> = call.made.borrow().iter().map(|tensor| tensor.dims.clone()).collect();
     assert_eq!(shapes, [vec![2, 300, 64], vec![2, 300, 2], vec![2, 300, 64], vec![2, 300, 2]]);
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri cannot run the fake driver, which is C++")]
 fn addresses_reach_the_kernels() {
     let fake = Fake::load();
     let kernel = kernel(&fake);
@@ -233,21 +261,32 @@ fn addresses_reach_the_kernels() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri cannot run the fake driver, which is C++")]
 fn each_stream_has_a_workspace_and_none_is_freed_while_a_graph_may_use_it() {
     let fake = Fake::load();
-    let kernel = kernel(&fake);
+    let kernels = kernel_set(&fake);
+    let set = Arc::downgrade(&kernels);
+    let kernel = kernel_of(kernels);
     let calls = [call(300, 7), call(300, 8), call(6000, 7), call(200, 7)];
     for call in &calls {
         compute(&kernel, call).unwrap();
     }
-    assert_eq!(calls.each_ref().map(|call| call.allocated.get()), [1, 1, 1, 0]);
-    assert!(calls.iter().all(|call| call.freed.get() == 0));
+    // Calls end before their kernel does.
+    let memories = calls.map(|call| call.memory);
+    let counts = |count: fn(&Memory) -> &Cell<usize>| memories.each_ref().map(|memory| count(memory).get());
+    assert_eq!(counts(|memory| &memory.allocated), [1, 1, 1, 0]);
+    assert_eq!(counts(|memory| &memory.freed), [0; 4]);
+    memories.iter().for_each(|memory| *memory.kernels.borrow_mut() = Weak::clone(&set));
     drop(kernel);
-    assert_eq!(calls.each_ref().map(|call| call.freed.get()), [1, 1, 1, 0]);
-    assert_eq!(calls.each_ref().map(|call| call.allocator_released.get()), [1, 1, 1, 0]);
+    assert_eq!(set.strong_count(), 0);
+    assert_eq!(counts(|memory| &memory.freed), [1, 1, 1, 0]);
+    assert_eq!(counts(|memory| &memory.freed_in_context), [1, 1, 1, 0]);
+    assert_eq!(counts(|memory| &memory.handles_released), [1, 1, 1, 0]);
+    assert!(memories.iter().all(|memory| Rc::strong_count(memory) == 1), "a handle was kept");
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri cannot run the fake driver, which is C++")]
 fn a_workspace_does_not_grow_while_the_stream_is_captured() {
     let fake = Fake::load();
     let kernel = kernel(&fake);
@@ -260,6 +299,7 @@ fn a_workspace_does_not_grow_while_the_stream_is_captured() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri cannot run the fake driver, which is C++")]
 fn errors_are_those_of_the_cpu() {
     let fake = Fake::load();
     let kernel = kernel(&fake);
@@ -279,6 +319,7 @@ fn errors_are_those_of_the_cpu() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri cannot run the fake driver, which is C++")]
 fn shapes_are_planned_once() {
     let fake = Fake::load();
     let kernel = kernel(&fake);
@@ -291,6 +332,27 @@ fn shapes_are_planned_once() {
         compute(&kernel, &call(tokens, 7)).unwrap();
     }
     assert_eq!(kernel.gpu.kept_plans(), 32);
+}
+
+#[test]
+fn memory_is_given_back_after_its_call() {
+    let call = call(3, 7);
+    let counts = Rc::clone(&call.memory);
+    let raw = std::ptr::from_ref(&call).cast_mut().cast();
+    // SAFETY: a context that the fake runtime knows, and that lives longer than `device`.
+    let device = unsafe { DeviceCall::new(api(), raw, &SELF_ATTENTION, types_of(Element::F16)) }.unwrap();
+    assert_eq!(device.addresses()[..2], [1 << 32, 2 << 32]);
+    assert_eq!(device.shapes()[..2], [Some(&[2, 3, 64][..]), Some(&[2, 3])]);
+    let outputs = device.outputs(&[vec![2, 3, 64], vec![], vec![], vec![2, 3, 2]]).unwrap();
+    assert_eq!(outputs, [Some(40 << 32), None, None, Some(43 << 32)]);
+    let memory = device.allocate(1000).unwrap();
+    drop(device);
+    drop(call);
+    assert_eq!((memory.address() % 256, memory.bytes()), (0, 1000));
+    assert_eq!(counts.freed.get(), 0);
+    drop(memory);
+    assert_eq!([&counts.allocated, &counts.freed, &counts.handles_released].map(Cell::get), [1; 3]);
+    assert_eq!(Rc::strong_count(&counts), 1, "a handle was kept");
 }
 
 #[test]
