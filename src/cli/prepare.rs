@@ -71,6 +71,7 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
         false => arguments.shapes.profiles(std::slice::from_ref(&inputs))?.concat(),
     };
     let (folder, name) = output_place(&arguments.output)?;
+    is_another_file(&file, &arguments.output)?;
     data_stays_beside(&file, &folder)?;
     let prepared = prepare(file.model())?;
     let checked = file.with_model(prepared.model)?;
@@ -108,6 +109,17 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
         }
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// `--force` replaces what was prepared before, and never the export itself, which other runtimes need.
+fn is_another_file(file: &OnnxFile, output: &Path) -> Result<(), Failure> {
+    match (fs::canonicalize(file.path()), fs::canonicalize(output)) {
+        (Ok(model), Ok(output)) if model == output => {
+            let message = format!("{} is the model that is prepared", file.path().display());
+            Err(Failure::usage(message, Some("give -o another name, such as NAME.trt.onnx")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// External data is named by its place beside the model.
