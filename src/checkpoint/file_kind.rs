@@ -79,7 +79,7 @@ pub(super) fn help(kind: &str) -> Option<String> {
     let help = match kind {
         PYTORCH_ZIP => "name the .pt file itself",
         PICKLE | LEGACY => {
-            "where you trust it, load it with PyTorch and save it again: torch.save(torch.load(path), path)"
+            "where you trust it, load it with PyTorch and save it again: torch.save(torch.load(path, weights_only=False), path)"
         }
         PROGRAM => "give the checkpoint that the program was made from",
         LFS_POINTER => "fetch the file itself with \"git lfs pull\"",

@@ -26,6 +26,7 @@ use crate::{
         GenerateError, Hypothesis, NodeTime, Profile, SearchOptions, Stop, Translator, TranslatorOptions,
         holds_causal_lm,
     },
+    text::BYTE_ORDER_MARK,
 };
 
 /// Batches whose lines are sorted by length together, and printed together.
@@ -109,7 +110,7 @@ fn options(arguments: &GenerateArguments, interrupted: &Arc<AtomicBool>, profile
     TranslatorOptions { operators, runtime, batch: arguments.batch, profile, interrupted: Arc::clone(interrupted) }
 }
 
-/// The text that `--input` means.
+/// The text that `--input` means, without a byte order mark.
 pub(super) fn input(argument: &str) -> Result<String, Failure> {
     let path = Path::new(argument);
     let (name, bytes) = if argument == "-" {
@@ -134,7 +135,7 @@ pub(super) fn input(argument: &str) -> Result<String, Failure> {
         return Err(Failure::no_text(format!("{name}, line {}: a zero byte: this is no text", line_of(place))));
     }
     match std::str::from_utf8(&bytes) {
-        Ok(text) => Ok(text.to_owned()),
+        Ok(text) => Ok(text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text).to_owned()),
         Err(error) => {
             let line = line_of(error.valid_up_to());
             Err(Failure::no_text(format!("{name}, line {line}: not UTF-8: this is no text, or in another encoding")))

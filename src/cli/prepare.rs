@@ -76,6 +76,7 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
     };
     must_have_positions(&file, &profiles)?;
     let (folder, name) = output_place(&arguments.output)?;
+    is_another_file(&file, &arguments.output)?;
     data_stays_beside(&file, &folder)?;
     let prepared = prepare(file.model())?;
     let checked = file.with_model(prepared.model)?;
@@ -113,6 +114,17 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
         }
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// `--force` replaces what was prepared before, and never the export itself, which other runtimes need.
+fn is_another_file(file: &OnnxFile, output: &Path) -> Result<(), Failure> {
+    match (fs::canonicalize(file.path()), fs::canonicalize(output)) {
+        (Ok(model), Ok(output)) if model == output => {
+            let message = format!("{} is the model that is prepared", file.path().display());
+            Err(Failure::usage(message, Some("give -o another name, such as NAME.trt.onnx")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// External data is named by its place beside the model.

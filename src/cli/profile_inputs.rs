@@ -13,7 +13,7 @@ use crate::{
     profile::Profiler,
     tensor::{NamedTensors, Tensor, TensorData, TensorShapeError},
     tensor_file,
-    text::{CONFIG_FILE, Dictionary, GenerationConfig, TextError, Tokenizer, read_text},
+    text::{BYTE_ORDER_MARK, CONFIG_FILE, Dictionary, GenerationConfig, TextError, Tokenizer, read_text},
 };
 
 /// Most bytes of one file of lines.
@@ -70,9 +70,10 @@ pub(super) fn batches(
             return Err(Failure::usage(message, Some("give --inputs FILE.safetensors with its named inputs")));
         }
         let text = read_text(path, MAX_BYTES)?;
+        let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text);
         let lines = match format {
-            InputFormat::Ids => id_lines(path, &text, profiler.is_encoder_decoder())?,
-            _ => text_lines(arguments, path, &text, vocabulary)?,
+            InputFormat::Ids => id_lines(path, text, profiler.is_encoder_decoder())?,
+            _ => text_lines(arguments, path, text, vocabulary)?,
         };
         if lines.is_empty() {
             return Err(Failure::malformed(format!("{}: there is no line to run", path.display()), None));

@@ -59,12 +59,14 @@ impl Runnable {
             let options = arguments.tensorrt.options(Ranges::default());
             return Ok(backend::load_tensorrt_plan(&arguments.model, &options)?);
         };
+        let chosen = arguments.backend.unwrap_or(BackendArgument::Ort);
+        arguments.tensorrt.check(&[chosen])?;
         let options = BackendOptions {
             threads: arguments.threads,
             library: arguments.library.clone(),
             tensorrt: arguments.tensorrt.options(Ranges::default().holding(model, inputs)),
         };
-        Ok(backend(arguments.backend.unwrap_or(BackendArgument::Ort), &options)?.load(model)?)
+        Ok(backend(chosen, &options)?.load(model)?)
     }
 }
 

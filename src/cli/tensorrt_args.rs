@@ -4,6 +4,7 @@ use std::{io::Write, path::PathBuf};
 
 use clap::Args;
 
+use super::{Failure, args::BackendArgument};
 use crate::{
     backend::{Ranges, TensorRtOptions},
     engine::Cache,
@@ -49,6 +50,15 @@ impl CacheArguments {
 }
 
 impl TensorRtArguments {
+    /// Refuses a plan that none of the chosen backends would run.
+    pub(super) fn check(&self, chosen: &[BackendArgument]) -> Result<(), Failure> {
+        if self.plan.is_none() || chosen.contains(&BackendArgument::Tensorrt) {
+            return Ok(());
+        }
+        let message = "--plan is for the backend tensorrt, which was not chosen";
+        Err(Failure::usage(message, Some("choose that backend, or leave out --plan")))
+    }
+
     pub(super) fn options(&self, ranges: Ranges) -> TensorRtOptions {
         TensorRtOptions {
             plan: self.plan.clone(),

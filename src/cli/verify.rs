@@ -40,6 +40,7 @@ pub(super) fn after_export(arguments: &VerifyArguments, exported: Option<Value>)
     let checkpoint = Checkpoint::open(&arguments.checkpoint, arguments.config.as_deref())?;
     let named = !arguments.backends.is_empty();
     let chosen = if named { arguments.backends.as_slice() } else { &ALL };
+    arguments.tensorrt.check(chosen)?;
     let backend_options = BackendOptions {
         threads: arguments.threads,
         library: arguments.library.clone(),
@@ -68,10 +69,14 @@ pub(super) fn after_export(arguments: &VerifyArguments, exported: Option<Value>)
         None if arguments.json.is_some() => print_result(&format!("{:#}\n", merged(exported, json(&result))))?,
         None => print_result(&text(arguments, &result))?,
     }
-    let unused = result.backends.iter().find(|report| report.skipped.is_some());
     let all_unused = result.backends.iter().all(|report| report.skipped.is_some());
-    let lacks_library = |report: &&BackendReport| arguments.library.is_some() && report.backend == "ort";
-    match unused.filter(|report| named || all_unused || lacks_library(report)) {
+    let is_asked_for = |report: &BackendReport| match report.backend.as_str() {
+        "ort" => arguments.library.is_some(),
+        "tensorrt" => arguments.tensorrt.plan.is_some(),
+        _ => false,
+    };
+    let must_run = |report: &BackendReport| named || all_unused || is_asked_for(report);
+    match result.backends.iter().find(|report| report.skipped.is_some() && must_run(report)) {
         Some(report) => Err(unused_backend(report)),
         None if result.passed() => Ok(ExitCode::SUCCESS),
         None => Ok(ExitCode::FAILURE),

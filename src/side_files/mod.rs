@@ -20,11 +20,11 @@ use crate::text::TextError;
 pub struct SideFileOptions {
     /// fairseq dictionaries of the source and the target language; may be one file.
     pub dictionaries: Option<[PathBuf; 2]>,
-    /// Codes of subword-nmt.
+    /// Codes of subword-nmt; where none are named, `bpe.codes` or `bpecodes` beside the source dictionary.
     pub bpe_codes: Option<PathBuf>,
     /// A checkpoint. For a translation model without a dictionary, the pair `dict.SOURCE.txt` and `dict.TARGET.txt`
-    /// beside it is taken, for the languages that its configuration names, or else `dict.txt`; with them `bpe.codes` or
-    /// `bpecodes`. For a causal language model the tokenizer's files and `generation_config.json`.
+    /// beside it is taken, for the languages that its configuration names, or else `dict.txt`. For a causal language
+    /// model the tokenizer's files and `generation_config.json`.
     pub beside: Option<PathBuf>,
     /// The operator library, to be copied beside the graphs.
     pub operator_library: Option<PathBuf>,

@@ -20,20 +20,28 @@ const TARGET_LANGUAGE: &str = "target_lang";
 const CODES_BESIDE: [&str; 2] = [CODES, "bpecodes"];
 
 impl SideFileOptions {
-    /// Dictionaries and codes, named or found.
+    /// Dictionaries and codes, named or found: dictionaries beside the checkpoint, codes beside the dictionary.
     fn resolve(&self, config: &Config) -> (Option<[PathBuf; 2]>, Option<PathBuf>) {
-        let (None, Some(checkpoint)) = (&self.dictionaries, &self.beside) else {
-            return (self.dictionaries.clone(), self.bpe_codes.clone());
-        };
-        let folder = if checkpoint.is_dir() { checkpoint } else { checkpoint.parent().unwrap_or(checkpoint) };
-        let beside = |name: &str| Some(folder.join(name)).filter(|path| path.is_file());
-        let of_language = |key: &str| config.name(key).and_then(|language| beside(&format!("dict.{language}.txt")));
-        let pair = of_language(SOURCE_LANGUAGE).zip(of_language(TARGET_LANGUAGE)).map(<[PathBuf; 2]>::from);
-        let dictionaries = pair.or_else(|| beside(DICTIONARY).map(|path| [path.clone(), path]));
-        let codes = || dictionaries.as_ref().and_then(|_| CODES_BESIDE.into_iter().find_map(beside));
+        let dictionaries = self.dictionaries.clone().or_else(|| self.dictionaries_beside(config));
+        let folder = dictionaries.as_ref().and_then(|[source, _]| source.parent());
+        let codes = || folder.and_then(|folder| CODES_BESIDE.into_iter().find_map(|name| file_in(folder, name)));
         let codes = self.bpe_codes.clone().or_else(codes);
         (dictionaries, codes)
     }
+
+    /// Dictionaries beside the checkpoint, of its two languages or of both.
+    fn dictionaries_beside(&self, config: &Config) -> Option<[PathBuf; 2]> {
+        let checkpoint = self.beside.as_ref()?;
+        let folder = if checkpoint.is_dir() { checkpoint } else { checkpoint.parent().unwrap_or(checkpoint) };
+        let of_language =
+            |key: &str| config.name(key).and_then(|language| file_in(folder, &format!("dict.{language}.txt")));
+        let pair = of_language(SOURCE_LANGUAGE).zip(of_language(TARGET_LANGUAGE)).map(<[PathBuf; 2]>::from);
+        pair.or_else(|| file_in(folder, DICTIONARY).map(|path| [path.clone(), path]))
+    }
+}
+
+fn file_in(folder: &Path, name: &str) -> Option<PathBuf> {
+    Some(folder.join(name)).filter(|path| path.is_file())
 }
 
 /// Why vocabulary files do not belong to a model.

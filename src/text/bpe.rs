@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, ops::Range, path::Path};
 
-use super::error::{TextError, read_text};
+use super::error::{BYTE_ORDER_MARK, MARKED, TextError, read_text};
 
 const LIMIT: u64 = 64 << 20;
 const MAX_MERGES: usize = 1 << 20;
@@ -41,6 +41,9 @@ impl BpeCodes {
     }
 
     pub(super) fn parse(text: &str) -> Result<Self, String> {
+        if text.starts_with(BYTE_ORDER_MARK) {
+            return Err(MARKED.into());
+        }
         let mut lines = text.trim_end_matches(['\n', '\r']).lines().enumerate().peekable();
         let version = lines.peek().and_then(|(_, line)| line.strip_prefix("#version:")).map(str::trim);
         let separate_end = match version {
@@ -170,6 +173,7 @@ mod tests {
     fn broken_lines_are_named() {
         assert_eq!(BpeCodes::parse("#version: 0.2\na b\nc\n").unwrap_err(), "line 3: expected two symbols that merge");
         assert_eq!(BpeCodes::parse("a b c\n").unwrap_err(), "line 1: expected two symbols that merge");
+        assert!(BpeCodes::parse("\u{feff}#version: 0.2\na b\n").unwrap_err().contains("byte order mark"));
         let refused = BpeCodes::parse("#version: 0.3\n").unwrap_err();
         assert_eq!(refused, "line 1: version \"0.3\" of the codes; 0.1 and 0.2 are read");
     }

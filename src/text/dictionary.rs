@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, path::Path};
 
-use super::error::{TextError, read_text};
+use super::error::{BYTE_ORDER_MARK, MARKED, TextError, read_text};
 
 const LIMIT: u64 = 64 << 20;
 const MAX_SYMBOLS: usize = 1 << 20;
@@ -45,6 +45,9 @@ impl Dictionary {
     ///
     /// Which line is wrong, and why.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
+        if text.starts_with(BYTE_ORDER_MARK) {
+            return Err(MARKED.into());
+        }
         let mut dictionary = Self { symbols: SPECIAL.map(str::to_owned).into(), ids: HashMap::new() };
         for (index, line) in text.lines().enumerate() {
             let refused = |why: &str| Err(format!("line {}: {why}", index + 1));
@@ -125,6 +128,7 @@ mod tests {
             ("a x\n", "line 1: expected a symbol and its count"),
             ("a 1\na 2\n", "line 2: symbol \"a\" is there already"),
             ("<pad> 1\n", "line 1: symbol \"<pad>\" is there already"),
+            ("\u{feff}a 1\n", "begins with a byte order mark; save it as UTF-8 without one"),
             ("", "there is no symbol"),
         ] {
             assert_eq!(Dictionary::parse(text).unwrap_err(), message);

@@ -47,6 +47,15 @@ fn both_forms_with_our_operators_become_plugins() {
 }
 
 #[test]
+fn a_model_is_not_replaced_by_what_is_prepared_from_it() {
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o m.onnx");
+    for line in ["prepare m.onnx -o m.onnx --force", "prepare ./m.onnx -o ck/../m.onnx --force"] {
+        scene.refuses(line, 2, &["m.onnx is the model that is prepared", "NAME.trt.onnx"]);
+    }
+}
+
+#[test]
 fn absent_inputs_of_a_decoder_are_told_by_an_attribute() {
     let scene = Scene::with_fixture("nmt");
     scene.accepts("ck -o out");

@@ -71,6 +71,46 @@ fn outputs(scene: &Scene, backend: &str) -> Vec<(String, Vec<usize>, Vec<f32>)> 
 }
 
 #[test]
+fn a_plan_is_for_tensorrt_alone() {
+    let scene = exported("");
+    write_inputs(&scene, &[ids(&[1, 3]), mask(&[1, 3])]);
+    let run = line("ort");
+    for line in [
+        run.as_str(),
+        "run m.onnx --inputs inputs.safetensors --outputs out.safetensors",
+        "verify m.onnx --checkpoint ck --backends ort,tract",
+        "bench m.onnx --samples 1",
+    ] {
+        scene.refuses(
+            &format!("{line} --plan m.plan"),
+            2,
+            &["--plan is for the backend tensorrt", "choose that backend"],
+        );
+    }
+    let outcome = Outcome::of({
+        let mut command = scene.command("verify m.onnx --checkpoint ck --plan m.plan");
+        command.env("MOA_TENSORRT_LIBRARY", "absent.so");
+        command
+    });
+    assert_eq!(outcome.code, Some(6), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("backend tensorrt was not used"), "{}", outcome.stderr);
+}
+
+/// ONNX Runtime 1.31 keeps a database of its own beside other caches where it reports what runs.
+#[test]
+fn a_run_leaves_nothing_behind_but_its_outputs() {
+    let scene = exported("");
+    write_inputs(&scene, &[ids(&[1, 3]), mask(&[1, 3])]);
+    fs::create_dir(scene.path("home")).unwrap();
+    let mut command = scene.command(&line("ort-function"));
+    command.env("HOME", scene.path("home")).env("XDG_CACHE_HOME", scene.path("home"));
+    command.env_remove("ORT_DISABLE_TELEMETRY");
+    let outcome = Outcome::of(command);
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    assert_eq!(scene.names("home"), [""; 0]);
+}
+
+#[test]
 fn every_backend_computes_the_same() {
     for options in ["", "--form standard --external-data always"] {
         let scene = exported(options);

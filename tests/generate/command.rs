@@ -43,6 +43,11 @@ fn text_files_and_stdin_are_translated_in_order() {
         let output = generate(&out, &["--input", file.to_str().unwrap(), "--backend", backend, "--batch", "2"]);
         assert_eq!(text(&output), expected);
     }
+    let marked = folder.path().join("marked.txt");
+    fs::write(&marked, "\u{feff}twelve\n").unwrap();
+    let json = text(&generate(&out, &["--input", marked.to_str().unwrap(), "--json"]));
+    let line: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&line["source"], &line["translations"][0]["text"]), (&"twelve".into(), &"zwölf".into()));
     let mut child = program()
         .arg("generate")
         .arg(&out)
@@ -138,6 +143,8 @@ fn an_export_takes_the_vocabulary_beside_it_or_named() {
     let listed = text(&export(&named));
     assert!(listed.contains("generation.json") && listed.contains("bpe.codes"), "{listed}");
     assert_eq!(text(&generate(&out(&folder), &["--input", "twelve"])), "zwölf\n");
+    let listed = text(&export(&["--force", "--dict", dictionary.to_str().unwrap()]));
+    assert!(listed.contains("bpe.codes"), "{listed}");
     assert_eq!(failure(&export(&["--force", "--bpe-codes", codes.to_str().unwrap()])).0, 2);
     assert_eq!(failure(&export(&["--force", "--source-dict", dictionary.to_str().unwrap()])).0, 2);
 }

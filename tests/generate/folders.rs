@@ -40,10 +40,11 @@ fn export_named(vocabulary: &SideFileOptions, model: &str, out: &Path) -> Result
 #[test]
 fn two_dictionaries_keep_their_sides() {
     let folder = tempfile::tempdir().unwrap();
-    let target = folder.path().join("dict.de.txt");
-    fs::copy(data("nmt/dict.txt"), &target).unwrap();
-    let dictionaries = Some([data("nmt/dict.txt"), target]);
-    let vocabulary = SideFileOptions { dictionaries, ..SideFileOptions::default() };
+    let dictionaries = ["dict.en.txt", "dict.de.txt"].map(|name| folder.path().join(name));
+    for path in &dictionaries {
+        fs::copy(data("nmt/dict.txt"), path).unwrap();
+    }
+    let vocabulary = SideFileOptions { dictionaries: Some(dictionaries), ..SideFileOptions::default() };
     assert_eq!(export_named(&vocabulary, "nmt", &out(&folder)).unwrap(), 5);
     let config = GenerationConfig::read(&out(&folder)).unwrap();
     assert_eq!(config.segmentation, Segmentation::Words);

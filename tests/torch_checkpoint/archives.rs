@@ -216,7 +216,7 @@ fn old_formats_are_named_with_the_way_out() {
     let path = folder.path().join(NAME);
     fs::write(&path, legacy).unwrap();
     let help = Checkpoint::open(&path, None).unwrap_err().help().unwrap();
-    assert!(help.contains("torch.save(torch.load(path), path)"), "{help}");
+    assert!(help.contains("torch.save(torch.load(path, weights_only=False), path)"), "{help}");
 }
 
 #[test]

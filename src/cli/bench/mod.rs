@@ -52,6 +52,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     let threads = arguments.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let named = !arguments.backends.is_empty();
     let chosen = if named { arguments.backends.as_slice() } else { &DEFAULT_BACKENDS };
+    arguments.tensorrt.check(chosen)?;
     let inputs = arguments.inputs.as_deref().map(tensor_file::read).transpose()?;
     let backend_options = BackendOptions {
         threads: Some(threads),
