@@ -111,10 +111,13 @@ fn log_sum_exp(logits: &[f32]) -> Option<f64> {
 fn lanes<T: Copy>(values: &[f32], first: T, fold: impl Fn(T, f32) -> T) -> [T; LANES] {
     let mut lanes = [first; LANES];
     let (chunks, rest) = values.as_chunks::<LANES>();
-    for chunk in chunks.iter().map(<[f32; LANES]>::as_slice).chain([rest]) {
+    for chunk in chunks {
         for (lane, value) in lanes.iter_mut().zip(chunk) {
             *lane = fold(*lane, *value);
         }
+    }
+    for (lane, value) in lanes.iter_mut().zip(rest) {
+        *lane = fold(*lane, *value);
     }
     lanes
 }
