@@ -97,7 +97,9 @@ impl Translator {
             return Err(GenerateError::Option("batch 0: it must be at least 1".into()));
         }
         let graphs = Graphs::read(folder)?;
-        let config = GenerationConfig::read(folder)?;
+        let mut config = GenerationConfig::read(folder)?;
+        lower_to_tables(&mut config.max_source_positions, &graphs.encoder);
+        lower_to_tables(&mut config.max_target_positions, &graphs.decoder);
         let tokenizer = Tokenizer::read(folder, &config)?;
         check_vocabulary(folder, &graphs, &config, &tokenizer)?;
         let recording = options.profile.then(OrtTrace::begin).transpose()?;
@@ -281,6 +283,12 @@ impl Translator {
         }
         Ok(profile)
     }
+}
+
+/// A limit of tokens, and no more than `graph` has positions for.
+fn lower_to_tables(limit: &mut Option<usize>, graph: &OnnxFile) {
+    let tables = graph.position_tables().into_iter().map(|table| table.positions);
+    *limit = tables.chain(*limit).min();
 }
 
 /// Dictionaries, start symbol and graph must agree.

@@ -211,6 +211,22 @@ fn options_and_lines_are_checked_before_anything_runs() {
 }
 
 #[test]
+fn tables_of_positions_limit_what_generation_json_promises() {
+    let folder = exported(Form::Function);
+    let path = out(&folder).join("generation.json");
+    let written = fs::read_to_string(&path).unwrap();
+    for promised in ["5000", "null"] {
+        fs::write(&path, written.replace("1024", promised)).unwrap();
+        let mut translator = translator(&folder, OrtOperators::Library, 4);
+        let default = SearchOptions::default();
+        let error = translator.translate(&["one ".repeat(1024)], &default).unwrap_err();
+        assert!(matches!(error, GenerateError::TooLong { line: 1, tokens: 1025, limit: 1024 }), "{error}");
+        let error = translator.translate(&["one"], &SearchOptions { min_len: 1024, max_len_b: 5000, ..default });
+        assert!(error.unwrap_err().to_string().contains("line 1 may have at most 1023"));
+    }
+}
+
+#[test]
 fn unknown_symbols_are_translated_as_unknown() {
     let folder = exported(Form::Function);
     let mut translator = translator(&folder, OrtOperators::Library, 4);
