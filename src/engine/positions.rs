@@ -60,7 +60,7 @@ mod tests {
 
     /// What is said of `past + new` tokens where there are 256 positions.
     fn said(past: [u64; 3], new: [u64; 3]) -> Option<(String, u64)> {
-        let row = [0, 1, 2].map(|which| past[which] + new[which]);
+        let row = [0, 1, 2].map(|which| past[which].saturating_add(new[which]));
         too_long("past + new", row, 256, |term| if term == "past" { Some(past) } else { Some(new) })
     }
 

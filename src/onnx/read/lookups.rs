@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::OnnxFile;
-use crate::onnx::proto::{NodeProto, tensor_proto::DataType};
+use crate::onnx::proto::tensor_proto::DataType;
 
 /// A table of positions: more positions than it has rows cannot be computed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,13 +33,8 @@ impl OnnxFile {
             let first = self.first_position(by)?;
             Some((weight.clone(), rows - first))
         });
-        let nodes = self.graph().into_iter().flat_map(|graph| &graph.node);
-        let rotary = nodes.filter_map(|node| {
-            let operator = moa_schema::OPERATORS.iter().find(|operator| operator.name == node.op_type)?;
-            let index = operator.inputs.iter().position(|input| input.name == "cos_cache")?;
-            let name = node.input.get(index).filter(|_| node.domain == moa_schema::DOMAIN)?;
-            Some((name.clone(), *self.initializer(name)?.dims.first()?))
-        });
+        let rotary = self.rotary_operators();
+        let rotary = rotary.filter_map(|(_, table)| Some((table.to_owned(), *self.initializer(table)?.dims.first()?)));
         let tables: BTreeMap<String, i64> = counted.chain(rotary).collect();
         let positions = |rows: i64| usize::try_from(rows).unwrap_or_default();
         tables.into_iter().map(|(name, rows)| PositionTable { name, positions: positions(rows) }).collect()
@@ -47,8 +42,7 @@ impl OnnxFile {
 
     /// Weight and indices of every `Gather` of rows.
     fn row_gathers(&self) -> impl Iterator<Item = (&String, &String)> {
-        let nodes = self.graph().into_iter().flat_map(|graph| &graph.node);
-        let gathers = nodes.filter(|node| node.op_type == "Gather" && node.domain.is_empty());
+        let gathers = self.nodes().filter(|node| node.op_type == "Gather" && node.domain.is_empty());
         let of_rows = gathers.filter(|node| node.attribute.iter().all(|a| a.name != "axis" || a.i.unwrap_or(0) == 0));
         of_rows.filter_map(|node| match node.input.as_slice() {
             [weight, indices] if self.initializer(weight).is_some() => Some((weight, indices)),
@@ -58,28 +52,26 @@ impl OnnxFile {
 
     /// Index of the first position, where `indices` are a count of tokens, or that plus a constant.
     fn first_position(&self, indices: &str) -> Option<i64> {
-        let nodes = &self.graph()?.node;
-        let producer = |name: &str| nodes.iter().find(|node| node.output.iter().any(|output| output == name));
-        let mut behind = vec![(producer(indices)?, 0)];
+        let mut behind = vec![(self.producer(indices)?, 0)];
         while let Some((node, mut offset)) = behind.pop() {
             match node.op_type.as_str() {
                 // A count begins at 1.
                 "CumSum" => return Some(offset + 1),
-                "Add" => offset += node.input.iter().find_map(|input| self.integer(input, &producer))?,
+                "Add" => offset += node.input.iter().find_map(|input| self.integer(input))?,
                 "Where" | "Slice" | "Cast" | "Mul" => {}
                 _ => continue,
             }
-            behind.extend(node.input.iter().filter_map(|input| Some((producer(input)?, offset))));
+            behind.extend(node.input.iter().filter_map(|input| Some((self.producer(input)?, offset))));
         }
         None
     }
 
     /// The value of a constant integer, whether it is a weight or a node.
-    fn integer<'a>(&self, name: &str, producer: &impl Fn(&str) -> Option<&'a NodeProto>) -> Option<i64> {
+    fn integer(&self, name: &str) -> Option<i64> {
         let tensor = match self.initializer(name) {
             Some(tensor) => tensor,
             None => {
-                let node = producer(name).filter(|node| node.op_type == "Constant")?;
+                let node = self.producer(name).filter(|node| node.op_type == "Constant")?;
                 node.attribute.iter().find_map(|attribute| attribute.t.as_ref())?
             }
         };

@@ -65,16 +65,17 @@ impl OnnxFile {
         (compared == values && is(zero, 0) && is(none, i32::MAX.into())).then_some(values)
     }
 
-    fn producer(&self, name: &str) -> Option<&NodeProto> {
+    /// The node that computes `name`.
+    pub(super) fn producer(&self, name: &str) -> Option<&NodeProto> {
         self.nodes().find(|node| node.output.iter().any(|output| output == name))
     }
 
-    fn nodes(&self) -> impl Iterator<Item = &NodeProto> {
+    pub(super) fn nodes(&self) -> impl Iterator<Item = &NodeProto> {
         self.graph().into_iter().flat_map(|graph| &graph.node)
     }
 
     /// Operators of ours that rotate, with the names of their tables.
-    fn rotary_operators(&self) -> impl Iterator<Item = (&NodeProto, &str)> {
+    pub(super) fn rotary_operators(&self) -> impl Iterator<Item = (&NodeProto, &str)> {
         let ours = self.nodes().filter(|node| node.domain == moa_schema::DOMAIN);
         ours.filter_map(|node| Some((node, operator_input(node, "cos_cache")?)))
     }
