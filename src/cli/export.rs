@@ -1,6 +1,6 @@
 //! `moa-export CHECKPOINT -o OUT`.
 
-use std::{process::ExitCode, sync::Arc};
+use std::{path::Path, process::ExitCode, sync::Arc};
 
 use moa_graphs::{Form, Options, Precision};
 use moa_schema::GateMode;
@@ -12,13 +12,14 @@ use super::{
     progress::Progress,
     shell::word,
     table::size,
-    tensorrt_args::TensorRtArguments,
+    tensorrt_args::{TensorRtArguments, note},
     verify,
 };
 use crate::{
     backend::find_operator_library,
     checkpoint::Checkpoint,
     export::{ExportOptions, ExportReport, ExternalData, SideFileOptions, export_watched},
+    text::{CONFIG_FILE, GenerationConfig, Segmentation, Tokenizer},
 };
 
 pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
@@ -36,6 +37,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
         Some(_) => {}
         None => print_result(&text(&report, arguments))?,
     }
+    note_of_pieces(&report)?;
     if !arguments.verify {
         return Ok(ExitCode::SUCCESS);
     }
@@ -115,6 +117,21 @@ fn side_files(arguments: &ExportArguments) -> Result<SideFileOptions, Failure> {
         beside: Some(arguments.checkpoint.clone()),
         operator_library,
     })
+}
+
+/// Says that text must be split before it is given, where the dictionary holds pieces and no codes were found.
+fn note_of_pieces(report: &ExportReport) -> Result<(), Failure> {
+    let mut paths = report.files.iter().map(|file| file.path.as_path());
+    let Some(config) = paths.find(|path| path.file_name() == Some(CONFIG_FILE.as_ref())) else { return Ok(()) };
+    let folder = config.parent().unwrap_or(Path::new("."));
+    let config = GenerationConfig::read(folder)?;
+    if config.segmentation == Segmentation::Words && Tokenizer::read(folder, &config)?.source().has_pieces() {
+        note(
+            "the dictionary has pieces of words (`@@`) and no codes lie beside it: `generate` takes lines that are split \
+             already; --bpe-codes FILE lets it split them",
+        );
+    }
+    Ok(())
 }
 
 /// One line a file.

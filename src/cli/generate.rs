@@ -54,15 +54,15 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
         return Err(Failure::usage(message, Some("leave it out; see `moa-export generate --help`")));
     }
     let search = search_options(&arguments.translation);
-    let text = input(&arguments.input)?;
-    let lines: Vec<&str> = text.lines().collect();
+    let input = input(&arguments.input)?;
+    let lines: Vec<&str> = input.text.lines().collect();
     let interrupted = Arc::new(AtomicBool::new(false));
     let loading = progress::loading();
     let mut translator = Translator::open(&arguments.folder, options(arguments, &interrupted, false))?;
     drop(loading);
-    translator.check(&lines, 1, &search)?;
+    translator.check(&lines, 1, &search).map_err(|error| input.failure(error))?;
     catch_interrupt(&interrupted)?;
-    translate(&mut translator, &lines, &search, arguments)?;
+    translate(&mut translator, &input, &search, arguments)?;
     if arguments.translation.profile {
         let timed = translator.profile()?;
         let mut recorder = Translator::open(&arguments.folder, options(arguments, &interrupted, true))?;
@@ -110,8 +110,31 @@ fn options(arguments: &GenerateArguments, interrupted: &Arc<AtomicBool>, profile
     TranslatorOptions { operators, runtime, batch: arguments.batch, profile, interrupted: Arc::clone(interrupted) }
 }
 
-/// The text that `--input` means, without a byte order mark.
-pub(super) fn input(argument: &str) -> Result<String, Failure> {
+/// What `--input` means.
+pub(super) struct Input {
+    /// Where errors say that it is.
+    pub(super) name: String,
+    /// Without a byte order mark.
+    pub(super) text: String,
+}
+
+impl Input {
+    /// An error of one line or prompt, with the name of what holds it.
+    pub(super) fn failure(&self, error: GenerateError) -> Failure {
+        let place = match error {
+            GenerateError::TooLong { .. }
+            | GenerateError::NotFinite { .. }
+            | GenerateError::TokenId { .. }
+            | GenerateError::LongPrompt { .. } => format!("{}, ", self.name),
+            _ => String::new(),
+        };
+        let failure = Failure::from(error);
+        Failure { message: format!("{place}{}", failure.message), ..failure }
+    }
+}
+
+/// The text that `--input` means.
+pub(super) fn input(argument: &str) -> Result<Input, Failure> {
     let path = Path::new(argument);
     let (name, bytes) = if argument == "-" {
         ("stdin".to_owned(), read(io::stdin().lock()).map_err(|error| Failure::io(&error, "stdin"))?)
@@ -135,7 +158,7 @@ pub(super) fn input(argument: &str) -> Result<String, Failure> {
         return Err(Failure::no_text(format!("{name}, line {}: a zero byte: this is no text", line_of(place))));
     }
     match std::str::from_utf8(&bytes) {
-        Ok(text) => Ok(text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text).to_owned()),
+        Ok(text) => Ok(Input { name, text: text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text).to_owned() }),
         Err(error) => {
             let line = line_of(error.valid_up_to());
             Err(Failure::no_text(format!("{name}, line {line}: not UTF-8: this is no text, or in another encoding")))
@@ -172,10 +195,11 @@ pub(super) fn catch_interrupt(interrupted: &Arc<AtomicBool>) -> Result<(), Failu
 /// Translates and prints part by part, in the order of the lines.
 fn translate(
     translator: &mut Translator,
-    lines: &[&str],
+    input: &Input,
     search: &SearchOptions,
     arguments: &GenerateArguments,
 ) -> Result<(), Failure> {
+    let lines: Vec<&str> = input.text.lines().collect();
     let progress = progress::lines(lines.len());
     let mut done = 0;
     for part in lines.chunks(part(arguments)) {
@@ -184,7 +208,7 @@ fn translate(
             Err(GenerateError::Interrupted) => {
                 return Err(Failure::interrupted(format!("interrupted after {done} of {} lines", lines.len())));
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(input.failure(error)),
         };
         let mut text = String::new();
         for ((number, line), hypotheses) in (done + 1..).zip(part).zip(&results) {

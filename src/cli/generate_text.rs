@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     Failure,
-    generate::{catch_interrupt, input, runtime},
+    generate::{Input, catch_interrupt, input, runtime},
     generate_args::{GenerateArguments, TextArguments},
     print_result, progress,
     tensorrt_args::note,
@@ -36,8 +36,8 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
         let message = format!("{flag} is for translation models, and {} holds another", arguments.folder.display());
         return Err(Failure::usage(message, Some("leave it out; see `moa-export generate --help`")));
     }
-    let text = input(&arguments.input)?;
-    let prompts = prompts(&text, &arguments.text)?;
+    let input = input(&arguments.input)?;
+    let prompts = prompts(&input, &arguments.text)?;
     let interrupted = Arc::new(AtomicBool::new(false));
     let (operators, runtime) = runtime(arguments);
     let options =
@@ -57,7 +57,7 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
         Err(Stopped::Generate(GenerateError::Interrupted)) => {
             Err(Failure::interrupted("interrupted before the last prompt was continued".into()))
         }
-        Err(Stopped::Generate(error)) => Err(error.into()),
+        Err(Stopped::Generate(error)) => Err(input.failure(error)),
         Err(Stopped::Print(failure)) => Err(failure),
         Ok(()) => Ok(ExitCode::SUCCESS),
     }
@@ -95,18 +95,18 @@ enum Stopped {
     Print(Failure),
 }
 
-fn prompts(text: &str, arguments: &TextArguments) -> Result<Vec<Prompt>, Failure> {
+fn prompts(input: &Input, arguments: &TextArguments) -> Result<Vec<Prompt>, Failure> {
     if arguments.whole_input {
-        return Ok(vec![Prompt::from(text)]);
+        return Ok(vec![Prompt::from(input.text.as_str())]);
     }
     let prompt = |(index, line): (usize, &str)| match arguments.token_ids {
         true => token_ids(line).map(Prompt::Tokens).map_err(|word| {
-            let message = format!("line {}: {word:?} is no token id", index + 1);
+            let message = format!("{}, line {}: {word:?} is no token id", input.name, index + 1);
             Failure::usage(message, Some("give ids with spaces between"))
         }),
         false => Ok(Prompt::from(line)),
     };
-    text.lines().enumerate().map(prompt).collect()
+    input.text.lines().enumerate().map(prompt).collect()
 }
 
 /// Ids with spaces or commas between; the first word that is none.

@@ -76,6 +76,7 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
     };
     must_have_positions(&file, &profiles)?;
     let (folder, name) = output_place(&arguments.output)?;
+    is_named_like_a_model(&arguments.output)?;
     is_another_file(&file, &arguments.output)?;
     data_stays_beside(&file, &folder)?;
     let prepared = prepare(file.model())?;
@@ -114,6 +115,15 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
         }
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Engines lie beside the model under its name and the ending `plan`.
+fn is_named_like_a_model(output: &Path) -> Result<(), Failure> {
+    if output.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("onnx")) {
+        return Ok(());
+    }
+    let message = format!("{} has not the ending of a model", output.display());
+    Err(Failure::usage(message, Some("give -o NAME.onnx, such as NAME.trt.onnx; `moa-export build` writes NAME.plan")))
 }
 
 /// `--force` replaces what was prepared before, and never the export itself, which other runtimes need.

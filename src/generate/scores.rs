@@ -99,50 +99,68 @@ const CHUNK: usize = 16;
 const LANES: usize = 8;
 
 /// `ln(sum(exp(logits)))`; `None` where it is not finite.
+///
+/// Every eighth value is folded with the others of its lane; compilers turn loops over lanes into vectors.
 fn log_sum_exp(logits: &[f32]) -> Option<f64> {
-    let highest = lanes(logits, f32::NEG_INFINITY, |highest, logit| if logit > highest { logit } else { highest });
+    let (chunks, rest) = logits.as_chunks::<LANES>();
+    let mut last = [f32::NEG_INFINITY; LANES];
+    last[..rest.len()].copy_from_slice(rest);
+    let mut highest = last;
+    for chunk in chunks {
+        for (highest, logit) in highest.iter_mut().zip(chunk) {
+            *highest = if *logit > *highest { *logit } else { *highest };
+        }
+    }
     let highest = highest.into_iter().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = lanes(logits, 0.0f64, |sum, logit| sum + f64::from(exp(logit - highest))).into_iter().sum();
-    let total = f64::from(highest) + sum.ln();
+    let mut sums = [0.0f64; LANES];
+    for chunk in chunks {
+        for (sum, value) in sums.iter_mut().zip(exp_below(chunk, highest)) {
+            *sum += f64::from(value);
+        }
+    }
+    for (sum, value) in sums.iter_mut().zip(exp_below(&last, highest)).take(rest.len()) {
+        *sum += f64::from(value);
+    }
+    let total = f64::from(highest) + sums.into_iter().sum::<f64>().ln();
     total.is_finite().then_some(total)
 }
 
-/// Folds every eighth value with the others of its lane; compilers turn lanes into vectors.
-fn lanes<T: Copy>(values: &[f32], first: T, fold: impl Fn(T, f32) -> T) -> [T; LANES] {
-    let mut lanes = [first; LANES];
-    let (chunks, rest) = values.as_chunks::<LANES>();
-    for chunk in chunks {
-        for (lane, value) in lanes.iter_mut().zip(chunk) {
-            *lane = fold(*lane, *value);
-        }
-    }
-    for (lane, value) in lanes.iter_mut().zip(rest) {
-        *lane = fold(*lane, *value);
-    }
-    lanes
-}
-
-/// `e^x` for `x <= 0`, within 2 units in the last place; NaN stays NaN.
+/// `e^(logit - highest)` of each lane, for logits that are not higher, within 2 units in the last place; NaN stays NaN.
 ///
 /// `x = n ln 2 + r` with `|r| <= ln 2 / 2`: a polynomial for `e^r`, `2^n` by its bits.
-fn exp(x: f32) -> f32 {
+fn exp_below(logits: &[f32; LANES], highest: f32) -> [f32; LANES] {
     const LEAST: f32 = -87.0;
     /// Adding it leaves `n` in the low bits.
     const ROUND: f32 = 12_582_912.0;
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
-    let x = if x < LEAST { LEAST } else { x };
-    let rounded = x * std::f32::consts::LOG2_E + ROUND;
-    let n = rounded - ROUND;
-    let r = (x - n * LN_2_HIGH) - n * LN_2_LOW;
-    let coefficients = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
-    let polynomial = coefficients.into_iter().fold(0.0, |sum, coefficient| sum * r + coefficient);
-    polynomial * f32::from_bits((rounded.to_bits() << 23).wrapping_add(127 << 23))
+    let (mut rest, mut rounded) = ([0.0; LANES], [0.0; LANES]);
+    for (rest, logit) in rest.iter_mut().zip(logits) {
+        let x = logit - highest;
+        *rest = if x < LEAST { LEAST } else { x };
+    }
+    for (rounded, rest) in rounded.iter_mut().zip(&rest) {
+        *rounded = rest * std::f32::consts::LOG2_E + ROUND;
+    }
+    for (rest, rounded) in rest.iter_mut().zip(&rounded) {
+        let n = rounded - ROUND;
+        *rest = (*rest - n * LN_2_HIGH) - n * LN_2_LOW;
+    }
+    let mut values = [0.0; LANES];
+    for coefficient in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+        for (value, rest) in values.iter_mut().zip(rest) {
+            *value = *value * rest + coefficient;
+        }
+    }
+    for (value, rounded) in values.iter_mut().zip(rounded) {
+        *value *= f32::from_bits((rounded.to_bits() << 23).wrapping_add(127 << 23));
+    }
+    values
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Candidate, End, Rule, at_most, best, exp, log_sum_exp};
+    use super::{Candidate, End, LANES, Rule, at_most, best, exp_below, log_sum_exp};
 
     const RULE: Rule = Rule { padding: 1, end: 2, when: End::Allowed };
 
@@ -163,11 +181,11 @@ mod tests {
         for step in 0..870_000 {
             let x = -step as f32 * 1e-4;
             let exact = f64::from(x).exp();
-            let error = (f64::from(exp(x)) - exact).abs() / exact;
+            let error = (f64::from(exp_below(&[x; LANES], 0.0)[step % LANES]) - exact).abs() / exact;
             assert!(error < 2.5e-7, "{x}: {error}");
         }
-        assert!(exp(f32::NAN).is_nan());
-        assert!(exp(f32::NEG_INFINITY) < 1e-37);
+        assert!(exp_below(&[f32::NAN; LANES], 0.0).iter().all(|value| value.is_nan()));
+        assert!(exp_below(&[f32::NEG_INFINITY; LANES], 0.0).iter().all(|value| *value < 1e-37));
     }
 
     #[test]

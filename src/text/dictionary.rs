@@ -9,6 +9,8 @@ const MAX_SYMBOLS: usize = 1 << 20;
 
 /// Symbols that fairseq puts before those of the file: begin, padding, end, unknown.
 const SPECIAL: [&str; 4] = ["<s>", "<pad>", "</s>", "<unk>"];
+/// Ends a piece that continues a word.
+pub(super) const CONTINUES: &str = "@@";
 const OVERWRITE: &str = "#fairseq:overwrite";
 
 /// The symbols of one language and their ids.
@@ -98,6 +100,11 @@ impl Dictionary {
         let own = self.symbols.iter().skip(SPECIAL.len());
         own.filter(|symbol| !filler(symbol)).all(|symbol| symbol.chars().count() == 1)
     }
+
+    /// Whether a symbol is a piece that continues a word, as subword-nmt writes them.
+    pub fn has_pieces(&self) -> bool {
+        self.symbols.iter().any(|symbol| symbol.len() > CONTINUES.len() && symbol.ends_with(CONTINUES))
+    }
 }
 
 #[cfg(test)]
@@ -145,5 +152,11 @@ mod tests {
     fn characters_are_recognised() {
         assert!(Dictionary::parse("▁ 9\ne 3\nmadeupword0000 0\n").unwrap().is_of_characters());
         assert!(!Dictionary::parse("e 9\nzig 3\n").unwrap().is_of_characters());
+    }
+
+    #[test]
+    fn pieces_of_words_are_recognised() {
+        assert!(Dictionary::parse("und@@ 12\nzig 3\n").unwrap().has_pieces());
+        assert!(!Dictionary::parse("@@ 12\nzig@ 3\n").unwrap().has_pieces());
     }
 }

@@ -53,6 +53,18 @@ fn a_model_is_not_replaced_by_what_is_prepared_from_it() {
     for line in ["prepare m.onnx -o m.onnx --force", "prepare ./m.onnx -o ck/../m.onnx --force"] {
         scene.refuses(line, 2, &["m.onnx is the model that is prepared", "NAME.trt.onnx"]);
     }
+    for name in ["m.plan", "m"] {
+        scene.refuses(&format!("prepare m.onnx -o {name}"), 2, &["has not the ending of a model", "NAME.trt.onnx"]);
+    }
+}
+
+#[test]
+fn an_engine_is_no_model() {
+    let scene = Scene::with_fixture("mlm");
+    scene.write("m.plan", b"ptrt\0\0\0");
+    for line in ["bench m.plan", "verify m.plan --checkpoint ck", "inspect m.plan"] {
+        scene.refuses(line, 3, &["m.plan", "--plan"]);
+    }
 }
 
 #[test]

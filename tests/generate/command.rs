@@ -102,7 +102,8 @@ fn bad_input_is_refused_with_its_line() {
     assert!(message.contains(", line 2: a zero byte"), "{message}");
     let (code, message) = refuse(["one\n", &"two ".repeat(2000)].concat().as_bytes());
     assert_eq!(code, 3);
-    assert!(message.contains("line 2: 2001 tokens with the end; the model has positions for 1024"), "{message}");
+    let wanted = format!("{}, line 2: 2001 tokens with the end; the model has positions for 1024", file.display());
+    assert!(message.contains(&wanted), "{message}");
     assert_eq!(failure(&generate(&out, &["--input", "one", "--nbest", "9"])).0, 2);
     assert_eq!(failure(&generate(&out, &["--input", "one", "--threads", "0"])).0, 2);
     assert_eq!(failure(&generate(folder.path(), &["--input", "one"])).0, 5);
@@ -147,6 +148,22 @@ fn an_export_takes_the_vocabulary_beside_it_or_named() {
     assert!(listed.contains("bpe.codes"), "{listed}");
     assert_eq!(failure(&export(&["--force", "--bpe-codes", codes.to_str().unwrap()])).0, 2);
     assert_eq!(failure(&export(&["--force", "--source-dict", dictionary.to_str().unwrap()])).0, 2);
+}
+
+#[test]
+fn pieces_without_codes_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let alone = folder.path().join("alone");
+    fs::create_dir(&alone).unwrap();
+    for name in ["model.safetensors", "config.json", "dict.txt"] {
+        fs::copy(data("nmt").join(name), alone.join(name)).unwrap();
+    }
+    let export = || program().arg(&alone).arg("-o").arg(out(&folder)).arg("--force").output().unwrap();
+    let told = "note: the dictionary has pieces of words (`@@`) and no codes lie beside it";
+    assert!(String::from_utf8(export().stderr).unwrap().starts_with(told));
+    fs::copy(data("nmt/bpe.codes"), alone.join("bpe.codes")).unwrap();
+    let output = export();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
 }
 
 #[cfg(unix)]
