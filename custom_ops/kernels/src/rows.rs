@@ -35,7 +35,7 @@ const NEAR: usize = 262_144;
 const EARLY: usize = 65536;
 
 /// Bytes between what the first block reads and what it fetches.
-const DISTANCE: usize = 4096;
+const DISTANCE: usize = 8192;
 
 /// A product of gathered rows with a block of packed weights.
 pub(crate) struct RowProduct<'a> {
