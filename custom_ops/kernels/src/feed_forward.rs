@@ -215,6 +215,7 @@ impl Stage for Hidden<'_> {
             columns,
             rows: &rows,
             factors: None,
+            next: None,
         };
         product.compute(isa, &mut out);
         for row in 0..count {

@@ -210,14 +210,17 @@ impl<'a, T> Tile<'a, T> {
     pub(crate) fn starts(&mut self, rows: &[usize], column: usize, starts: &mut [*mut T]) {
         assert!(rows.len() <= starts.len() && column <= self.columns, "column of a tile");
         let room = self.len.checked_sub(self.columns).and_then(|room| room.checked_sub(self.first_column));
-        let last = room.map(|room| room / self.stride.max(1));
+        let (mut highest, mut furthest) = (0, 0);
+        let order = self.order.map(|order| &order[self.first_row..self.first_row + self.rows]);
         for (start, &row) in starts.iter_mut().zip(rows) {
-            assert!(row < self.rows, "row of a tile");
-            let place = self.first_row + row;
-            let place = self.order.map_or(place, |order| order[place]);
-            assert!(last.is_some_and(|last| place <= last), "row past the matrix");
+            highest = highest.max(row);
+            let place = order.map_or(self.first_row + row, |order| order[row]);
+            furthest = furthest.max(place);
             *start = self.data.as_ptr().wrapping_add(place * self.stride + self.first_column + column);
         }
+        assert!(rows.is_empty() || highest < self.rows, "row of a tile");
+        let last = room.map(|room| room / self.stride.max(1));
+        assert!(rows.is_empty() || last.is_some_and(|last| furthest <= last), "row past the matrix");
     }
 
     /// The elements of one row, counted in the tile.

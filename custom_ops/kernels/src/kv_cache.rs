@@ -183,6 +183,7 @@ impl<'a, T: Scalar> Append<'a, T> {
             columns: sizes.head,
             rows: &rows[..new.len()],
             factors: None,
+            next: None,
         }
         .compute(isa, out);
         let mut stored = stored;

@@ -85,6 +85,7 @@ fn multiply(isa: Isa, [m, k, n]: [usize; 3], rows: &[f32], weights: &Packed, out
             columns: n,
             rows: &places[..count],
             factors: None,
+            next: None,
         }
         .compute(isa, &mut Tile::dense(out, n));
     }
@@ -162,6 +163,7 @@ fn stream(isa: Isa, count: usize, weights: &Packed) {
                 columns: step,
                 rows: &places,
                 factors: None,
+                next: None,
             }
             .compute(isa, &mut Tile::dense(&mut out, columns));
         }

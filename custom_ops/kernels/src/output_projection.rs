@@ -105,8 +105,10 @@ impl Stage for OutputProjection<'_> {
             }
         }
         let (mut starts, mut rows, mut factors) = ([0; TILE_ROWS], [0; TILE_ROWS], [0.0; TILE_ROWS]);
-        for (expert, own) in routing.experts() {
-            let own = routing.within(own, &tokens);
+        let chosen = routing.experts().map(|(expert, own)| (expert, routing.within(own, &tokens)));
+        let mut chosen = chosen.filter(|(_, own)| !own.is_empty()).peekable();
+        while let Some((expert, own)) = chosen.next() {
+            let next = chosen.peek().map(|(next, _)| *next);
             for Range { start: first, end } in even(own, TILE_ROWS) {
                 let count = end - first;
                 for place in 0..count {
@@ -124,6 +126,7 @@ impl Stage for OutputProjection<'_> {
                     columns,
                     rows: &rows[..count],
                     factors: Some(&factors[..count]),
+                    next,
                 }
                 .compute(isa, &mut out);
             }

@@ -101,6 +101,7 @@ impl Stage for QueryProjection<'_> {
             columns: out.columns(),
             rows: &rows,
             factors: None,
+            next: None,
         }
         .compute(isa, &mut out);
         for row in 0..count {

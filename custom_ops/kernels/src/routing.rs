@@ -144,6 +144,7 @@ impl Router<'_> {
             columns: experts,
             rows: &rows,
             factors: None,
+            next: None,
         }
         .compute(self.isa, &mut Tile::dense(logits, experts));
     }

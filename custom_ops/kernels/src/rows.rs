@@ -28,11 +28,14 @@ fn on_tiles<W: Element>(isa: Isa, rows: usize, inner: usize, columns: usize) -> 
 /// Tasks of a stage that are enough to keep threads evenly loaded.
 const TASKS: usize = 16;
 
-/// Bytes of weights that stay in the nearest caches while blocks of rows pass.
-const NEAR: usize = 65536;
+/// Bytes of weights that stay in a core's own caches while blocks of rows pass, and the next ones come.
+const NEAR: usize = 262_144;
+
+/// Most bytes of weights that a first block fetches before it reads them.
+const EARLY: usize = 65536;
 
 /// Bytes between what the first block reads and what it fetches.
-const DISTANCE: usize = 4096;
+const DISTANCE: usize = 8192;
 
 /// A product of gathered rows with a block of packed weights.
 pub(crate) struct RowProduct<'a> {
@@ -48,6 +51,8 @@ pub(crate) struct RowProduct<'a> {
     pub(crate) rows: &'a [usize],
     /// `Some`: added to the destination with one factor for each row.
     pub(crate) factors: Option<&'a [f32]>,
+    /// The matrix whose same columns are multiplied next, where that is known.
+    pub(crate) next: Option<usize>,
 }
 
 impl RowProduct<'_> {
@@ -65,14 +70,19 @@ impl RowProduct<'_> {
         if on_tiles::<W>(isa, count, self.left.inner, self.columns) {
             return self.compute_on_tiles(panels, isa, out);
         }
-        let near = self.left.inner * self.columns * size_of::<W>() <= NEAR;
-        let together = if count <= ROWS || near { self.columns } else { PANEL };
         let panel_len = self.left.inner * PANEL;
+        let together = match count {
+            ..=ROWS => self.columns,
+            _ => self.columns.min((NEAR / (panel_len * size_of::<W>()).max(1)).max(1) * PANEL),
+        };
         for column in (0..self.columns).step_by(together.max(1)) {
-            let panel = (self.first_column + column) / PANEL;
-            let right = self.weights.geometry().right(panels, self.matrix, self.block, panel);
-            let next = right.data.get(panel_len..2 * panel_len);
+            let right = self.right(panels, self.matrix, column);
+            let next = match self.next.filter(|_| column + together >= self.columns) {
+                Some(matrix) => self.right(panels, matrix, 0).data.get(..panel_len),
+                None => right.data.get(together / PANEL * panel_len..).and_then(|next| next.get(..panel_len)),
+            };
             let total = count.div_ceil(ROWS);
+            let cold = usize::from(column == 0);
             for (index, block) in blocks(count).enumerate() {
                 Product {
                     left: Left { starts: &self.left.starts[block.clone()], ..self.left },
@@ -84,14 +94,19 @@ impl RowProduct<'_> {
                         Some(factors) => Write::AddScaled(&factors[block.clone()]),
                         None => Write::Replace,
                     },
-                    ahead: match (index, column) {
-                        (0, 0) => first_ahead(isa, right, block.len(), panel_len, together),
-                        _ => next.and_then(|next| part(next, index, total)),
+                    ahead: match index.checked_sub(cold) {
+                        None => first_ahead(isa, right, block.len(), panel_len, together),
+                        Some(index) => next.and_then(|next| part(next, index, total - cold)),
                     },
                 }
                 .compute(isa, out);
             }
         }
+    }
+
+    /// The panels of a matrix from column `column` of the product on, and what follows them.
+    fn right<'w, W: Element>(&self, panels: &'w Buffer<W>, matrix: usize, column: usize) -> Right<'w, W> {
+        self.weights.geometry().right(panels, matrix, self.block, (self.first_column + column) / PANEL)
     }
 }
 
@@ -194,7 +209,7 @@ fn first_ahead<'a, W: Element>(
     let bytes = panel_len * size_of::<W>();
     let (start, len) = match panels_at_once(isa, rows, bytes).min(columns.div_ceil(PANEL)) {
         1 => (DISTANCE / size_of::<W>(), panel_len),
-        panels if panels * bytes <= NEAR => (panels * panel_len, panels * panel_len),
+        panels if panels * bytes <= EARLY => (panels * panel_len, panels * panel_len),
         _ => return None,
     };
     right.data.get(start..).map(|ahead| &ahead[..ahead.len().min(len)])

@@ -96,6 +96,7 @@ impl Case {
             columns: self.columns,
             rows: &places,
             factors,
+            next: None,
         }
         .compute(isa, &mut Tile::dense(&mut out, self.columns));
         out

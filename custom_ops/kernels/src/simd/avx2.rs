@@ -48,7 +48,7 @@ unsafe fn piece<W: Element, const M: usize>(raw: &Raw<W>, first: usize, column: 
     unsafe {
         if raw.mode == Mode::Resume {
             for (row, sums) in sums.iter_mut().enumerate() {
-                let factor = _mm256_set1_ps(raw.factors[first + row]);
+                let factor = _mm256_set1_ps(*raw.factors.add(first + row));
                 let before = load(raw.out[first + row].add(column), count);
                 *sums = [_mm256_mul_ps(factor, before[0]), _mm256_mul_ps(factor, before[1])];
             }
@@ -69,7 +69,7 @@ unsafe fn piece<W: Element, const M: usize>(raw: &Raw<W>, first: usize, column: 
         for (row, mut sums) in sums.into_iter().enumerate() {
             let out = raw.out[first + row].add(column);
             if raw.mode == Mode::AddScaled {
-                let (factor, before) = (_mm256_set1_ps(raw.factors[first + row]), load(out, count));
+                let (factor, before) = (_mm256_set1_ps(*raw.factors.add(first + row)), load(out, count));
                 sums = [_mm256_fmadd_ps(factor, sums[0], before[0]), _mm256_fmadd_ps(factor, sums[1], before[1])];
             }
             let mut lanes = [0.0; LANES];

@@ -62,27 +62,29 @@ fn mask(columns: usize, vector: usize) -> __mmask16 {
 ///
 /// # Safety
 ///
-/// The lanes of `mask` at `out` must be readable; the processor must have AVX-512 F.
+/// The lanes of `mask` at `out` and the row's factor, where the mode needs one, must be readable; the processor must have AVX-512 F.
 #[target_feature(enable = "avx512f")]
 unsafe fn first_term<W>(raw: &Raw<W>, row: usize, out: *const f32, mask: __mmask16) -> __m512 {
     if raw.mode != Mode::Resume {
         return _mm512_setzero_ps();
     }
     // SAFETY: by the caller's promise.
-    _mm512_mul_ps(_mm512_set1_ps(raw.factors[row]), unsafe { _mm512_maskz_loadu_ps(mask, out) })
+    unsafe { _mm512_mul_ps(_mm512_set1_ps(*raw.factors.add(row)), _mm512_maskz_loadu_ps(mask, out)) }
 }
 
 /// Ends a chain.
 ///
 /// # Safety
 ///
-/// The lanes of `mask` at `out` must be ours to read and write; the processor must have AVX-512 F.
+/// The lanes of `mask` at `out` must be ours to read and write, and the row's factor, where the mode needs one, readable; the processor must have AVX-512 F.
 #[target_feature(enable = "avx512f")]
 unsafe fn store<W>(raw: &Raw<W>, row: usize, out: *mut f32, mask: __mmask16, sum: __m512) {
     // SAFETY: by the caller's promise.
     unsafe {
         let sum = match raw.mode {
-            Mode::AddScaled => _mm512_fmadd_ps(_mm512_set1_ps(raw.factors[row]), sum, _mm512_maskz_loadu_ps(mask, out)),
+            Mode::AddScaled => {
+                _mm512_fmadd_ps(_mm512_set1_ps(*raw.factors.add(row)), sum, _mm512_maskz_loadu_ps(mask, out))
+            }
             _ => sum,
         };
         _mm512_mask_storeu_ps(out, mask, sum);

@@ -24,7 +24,7 @@ pub(super) unsafe fn block<W: Element>(raw: &Raw<W>) {
             unsafe {
                 let out = std::slice::from_raw_parts_mut(raw.out[row].add(column), count);
                 if raw.mode == Mode::Resume {
-                    sums.iter_mut().zip(&*out).for_each(|(sum, before)| *sum = raw.factors[row] * before);
+                    sums.iter_mut().zip(&*out).for_each(|(sum, before)| *sum = *raw.factors.add(row) * before);
                 }
                 let mut right = raw.right.wrapping_add(offset);
                 for inner in 0..raw.inner {
@@ -37,7 +37,7 @@ pub(super) unsafe fn block<W: Element>(raw: &Raw<W>) {
                 }
                 for (out, sum) in out.iter_mut().zip(sums) {
                     match raw.mode {
-                        Mode::AddScaled => *out = multiply_add(raw.factors[row], sum, *out),
+                        Mode::AddScaled => *out = multiply_add(*raw.factors.add(row), sum, *out),
                         _ => *out = sum,
                     }
                 }

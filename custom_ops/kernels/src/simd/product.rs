@@ -18,6 +18,23 @@ pub(crate) struct Left<'a> {
     pub(crate) inner: usize,
 }
 
+impl Left<'_> {
+    /// Sets `rows` to where the rows stand.
+    ///
+    /// # Panics
+    ///
+    /// If one of them is not in the slice.
+    fn rows(&self, rows: &mut [*const f32; ROWS]) {
+        let last = self.data.len().checked_sub(self.inner);
+        let mut highest = 0;
+        for (row, start) in rows.iter_mut().zip(self.starts) {
+            highest = highest.max(*start);
+            *row = self.data.as_ptr().wrapping_add(*start);
+        }
+        assert!(last.is_some_and(|last| highest <= last), "left row out of bounds");
+    }
+}
+
 /// The right factor: panels of `inner` rows of [`PANEL`] columns; of the last one, only the lanes in use are read.
 #[derive(Clone, Copy)]
 pub(crate) struct Right<'a, W = f32> {
@@ -83,7 +100,8 @@ pub(super) struct Raw<W> {
     pub(super) first: usize,
     pub(super) columns: usize,
     pub(super) mode: Mode,
-    pub(super) factors: [f32; ROWS],
+    /// One factor a row; null where [`Mode::Replace`] needs none.
+    pub(super) factors: *const f32,
     /// Memory that is read soon, null for none; it may lie anywhere.
     pub(super) ahead: *const W,
     /// Cache lines of it to fetch for each [`STEPS`] inner steps.
@@ -113,7 +131,7 @@ impl<W: Element> Product<'_, W> {
         if self.columns == 0 || self.left.starts.is_empty() {
             return;
         }
-        let count = self.check(out);
+        let count = self.left.starts.len();
         let (mode, factors) = match self.write {
             Write::Replace => (Mode::Replace, None),
             Write::Resume(factors) => (Mode::Resume, Some(factors)),
@@ -133,23 +151,20 @@ impl<W: Element> Product<'_, W> {
             first: 0,
             columns: self.columns,
             mode,
-            factors: [0.0; ROWS],
+            factors: factors.map_or(null(), <[f32]>::as_ptr),
             ahead: self.ahead.map_or(null(), <[W]>::as_ptr),
             ahead_lines: ahead_len.div_ceil(LINE * (inner / STEPS).max(1)),
         };
+        self.check(out, factors);
+        self.left.rows(&mut raw.left);
         out.starts(&self.rows[..count], self.first_column, &mut raw.out);
-        for (left, start) in raw.left.iter_mut().zip(self.left.starts) {
-            *left = self.left.data.as_ptr().wrapping_add(*start);
-        }
-        if let Some(factors) = factors {
-            raw.factors[..count].copy_from_slice(&factors[..count]);
-        }
         for column in (0..self.columns).step_by(most) {
             (raw.first, raw.columns) = (column, most.min(self.columns - column));
             let kernel = kernel(isa, count, raw.columns.div_ceil(LANES));
-            // SAFETY: `check` proved that `inner` elements of every left row, `inner` rows of whole vectors of every
-            // panel and `columns` elements of every destination row are in bounds; the destination is borrowed
-            // mutably, so it meets neither factor. `Isa` proves that the processor has the instructions.
+            // SAFETY: `Left::rows` proved that `inner` elements of every left row are in bounds, `check` that `inner` rows
+            // of whole vectors of every panel and one factor for each row are, `Tile::starts` and `check` that `columns`
+            // elements of every destination row are; the destination is borrowed mutably, so it meets neither factor.
+            // `Isa` proves that the processor has the instructions.
             unsafe { kernel(&raw) };
             let passed = raw.columns / PANEL * self.right.panel_stride;
             raw.right = raw.right.wrapping_add(passed);
@@ -157,16 +172,12 @@ impl<W: Element> Product<'_, W> {
         }
     }
 
-    /// Proves the bounds and returns the number of rows.
-    fn check(&self, out: &Tile<'_, f32>) -> usize {
+    /// Proves the bounds of everything but the rows of both sides.
+    fn check(&self, out: &Tile<'_, f32>, factors: Option<&[f32]>) {
         let (left, right, count) = (self.left, self.right, self.left.starts.len());
         assert!(count <= ROWS, "block size");
         assert!(self.rows.len() >= count, "destination rows");
-        let fits = |start: &usize| start.checked_add(left.inner).is_some_and(|end| end <= left.data.len());
-        assert!(left.starts.iter().all(fits), "left row out of bounds");
-        if let Write::Resume(factors) | Write::AddScaled(factors) = self.write {
-            assert!(factors.len() >= count, "one factor a row");
-        }
+        assert!(factors.is_none_or(|factors| factors.len() >= count), "one factor a row");
         let panels = self.columns.div_ceil(PANEL);
         let lanes = (self.columns - (panels - 1) * PANEL).next_multiple_of(LANES);
         let last = (left.inner.saturating_sub(1)).checked_mul(right.stride).and_then(|rows| rows.checked_add(lanes));
@@ -178,7 +189,6 @@ impl<W: Element> Product<'_, W> {
         assert!(left.inner == 0 || before, "right out of bounds");
         let columns = self.first_column.checked_add(self.columns);
         assert!(columns.is_some_and(|end| end <= out.columns()), "destination columns");
-        count
     }
 }
 
