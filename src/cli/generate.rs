@@ -128,8 +128,9 @@ impl Input {
             | GenerateError::LongPrompt { .. } => format!("{}, ", self.name),
             _ => String::new(),
         };
-        let failure = Failure::from(error);
-        Failure { message: format!("{place}{}", failure.message), ..failure }
+        let mut failure = Failure::from(error);
+        failure.message.insert_str(0, &place);
+        failure
     }
 }
 

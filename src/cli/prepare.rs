@@ -122,7 +122,7 @@ fn is_named_like_a_model(output: &Path) -> Result<(), Failure> {
     if output.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("onnx")) {
         return Ok(());
     }
-    let message = format!("{} has not the ending of a model", output.display());
+    let message = format!("{} does not end in .onnx, as models do", output.display());
     Err(Failure::usage(message, Some("give -o NAME.onnx, such as NAME.trt.onnx; `moa-export build` writes NAME.plan")))
 }
 
