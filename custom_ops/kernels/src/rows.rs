@@ -34,8 +34,11 @@ const NEAR: usize = 262_144;
 /// Most bytes of weights that a first block fetches before it reads them.
 const EARLY: usize = 65536;
 
-/// Bytes between what the first block reads and what it fetches.
-const DISTANCE: usize = 8192;
+/// Products with each four bytes of weights from which on a first block takes long over them.
+const LONG: usize = 8;
+
+/// Bytes between what a first block reads and what it fetches, where it takes less long and where it takes long.
+const DISTANCE: [usize; 2] = [4096, 8192];
 
 /// A product of gathered rows with a block of packed weights.
 pub(crate) struct RowProduct<'a> {
@@ -208,7 +211,10 @@ fn first_ahead<'a, W: Element>(
     }
     let bytes = panel_len * size_of::<W>();
     let (start, len) = match panels_at_once(isa, rows, bytes).min(columns.div_ceil(PANEL)) {
-        1 => (DISTANCE / size_of::<W>(), panel_len),
+        1 => {
+            let long = rows * size_of::<f32>() >= LONG * size_of::<W>();
+            (DISTANCE[usize::from(long)] / size_of::<W>(), panel_len)
+        }
         panels if panels * bytes <= EARLY => (panels * panel_len, panels * panel_len),
         _ => return None,
     };
