@@ -172,14 +172,26 @@ pub(super) fn find_cuda_kernels(plugin: &Path) -> Option<PathBuf> {
     named.or_else(|| Some(plugin.with_file_name(name))).filter(|path| path.is_file())
 }
 
-/// The folder of TensorRT's libraries: in `TENSORRT_ROOT`, else in the Python package `tensorrt_libs`; `None`: where the
-/// loader looks.
+/// Python packages that hold TensorRT's libraries; 8.6.0 keeps them in the second one.
+const TENSORRT_PACKAGES: [&str; 2] = ["tensorrt_libs", "tensorrt"];
+
+/// The folder of TensorRT's libraries: in `TENSORRT_ROOT`, else in a Python package; `None`: where the loader looks.
 pub(super) fn tensorrt_folder() -> Option<PathBuf> {
     if let Some(root) = env::var_os(TENSORRT_ROOT).filter(|value| !value.is_empty()).map(PathBuf::from) {
         return ["lib", "lib64"].iter().map(|name| root.join(name)).find(|folder| folder.is_dir()).or(Some(root));
     }
-    let active = virtual_environment_folders("tensorrt_libs").into_iter().next();
-    active.or_else(|| package_folder("tensorrt_libs"))
+    let active = TENSORRT_PACKAGES.into_iter().flat_map(virtual_environment_folders);
+    let python = TENSORRT_PACKAGES.into_iter().filter_map(package_folder);
+    active.chain(python).find(|folder| holds_tensorrt(folder))
+}
+
+/// Whether a library for inference lies in `folder`.
+fn holds_tensorrt(folder: &Path) -> bool {
+    let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    names.filter_map(|name| name.into_string().ok()).any(|name| {
+        let rest = name.strip_prefix(env::consts::DLL_PREFIX).and_then(|rest| rest.strip_prefix("nvinfer"));
+        rest.is_some_and(|rest| rest.contains(env::consts::DLL_SUFFIX) && !rest.starts_with("_plugin"))
+    })
 }
 
 /// The library `name` in the folder of the executable, or in one of `others` as seen from there.

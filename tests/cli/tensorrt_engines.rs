@@ -3,7 +3,7 @@
 //!
 //! `MOA_TENSORRT_FAKES` names the folder of these libraries, which `cargo xtask test` builds.
 
-use std::{path::PathBuf, process::Command};
+use std::{fs, path::PathBuf, process::Command};
 
 use serde_json::Value;
 
@@ -89,6 +89,36 @@ fn an_engine_of_several_profiles_is_proved_in_each() {
     let outcome = Outcome::of(engines.command("", verify));
     assert_eq!(outcome.code, Some(1), "{}", outcome.stderr);
     assert!(outcome.stdout.contains("the range that the engine was built for"), "{}", outcome.stdout);
+}
+
+/// Wheels of 8.6.0 keep the libraries in `tensorrt`, others in `tensorrt_libs`.
+#[test]
+#[ignore = "needs libraries that play TensorRT; `cargo xtask test` builds them"]
+fn tensorrt_is_found_in_both_python_packages() {
+    let engines = Engines::of(&Model::layer_of(32, 4, 16), "");
+    let fakes = PathBuf::from(std::env::var_os("MOA_TENSORRT_FAKES").expect("set MOA_TENSORRT_FAKES"));
+    let folders = ["driver", "first", "second"].map(|name| engines.0.path(name));
+    let packages = ["tensorrt_libs", "tensorrt"].map(|name| format!("lib/python3.10/site-packages/{name}"));
+    let packages = [folders[1].join(&packages[0]), folders[2].join(&packages[1])];
+    packages.iter().chain([&folders[0]]).for_each(|folder| fs::create_dir_all(folder).unwrap());
+    for file in fs::read_dir(&fakes).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file()) {
+        let name = file.file_name().unwrap();
+        let inference = name.to_str().unwrap().starts_with("libnvinfer") || name.to_str().unwrap().contains("parser");
+        for folder in if inference { &packages[..] } else { &folders[..1] } {
+            fs::copy(&file, folder.join(name)).unwrap();
+        }
+    }
+    let build = |environment: &str| {
+        let mut command = engines.command("", &format!("build model.onnx -o model.plan {DIMS} --force"));
+        command.env_remove("TENSORRT_ROOT").env("LD_LIBRARY_PATH", &folders[0]);
+        command.env("VIRTUAL_ENV", engines.0.path(environment));
+        Outcome::of(command)
+    };
+    build("neither").assert_refused("no TensorRT", 6, &["libnvinfer", "TENSORRT_ROOT"]);
+    for environment in ["first", "second"] {
+        let outcome = build(environment);
+        assert_eq!(outcome.code, Some(0), "{environment}: {}", outcome.stderr);
+    }
 }
 
 /// A plan of a layer with other weights is found out.
