@@ -54,7 +54,7 @@ pub(crate) struct RowProduct<'a> {
     pub(crate) rows: &'a [usize],
     /// `Some`: added to the destination with one factor for each row.
     pub(crate) factors: Option<&'a [f32]>,
-    /// The matrix whose same columns are multiplied next, where that is known.
+    /// The matrix whose same columns are multiplied next, where that is known: they are fetched meanwhile.
     pub(crate) next: Option<usize>,
 }
 

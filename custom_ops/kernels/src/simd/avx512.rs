@@ -62,7 +62,8 @@ fn mask(columns: usize, vector: usize) -> __mmask16 {
 ///
 /// # Safety
 ///
-/// The lanes of `mask` at `out` and the row's factor, where the mode needs one, must be readable; the processor must have AVX-512 F.
+/// The lanes of `mask` at `out` and the row's factor, where the mode needs one, must be readable; the processor must have
+/// AVX-512 F.
 #[target_feature(enable = "avx512f")]
 unsafe fn first_term<W>(raw: &Raw<W>, row: usize, out: *const f32, mask: __mmask16) -> __m512 {
     if raw.mode != Mode::Resume {
@@ -76,7 +77,8 @@ unsafe fn first_term<W>(raw: &Raw<W>, row: usize, out: *const f32, mask: __mmask
 ///
 /// # Safety
 ///
-/// The lanes of `mask` at `out` must be ours to read and write, and the row's factor, where the mode needs one, readable; the processor must have AVX-512 F.
+/// The lanes of `mask` at `out` must be ours to read and write, and the row's factor, where the mode needs one, readable;
+/// the processor must have AVX-512 F.
 #[target_feature(enable = "avx512f")]
 unsafe fn store<W>(raw: &Raw<W>, row: usize, out: *mut f32, mask: __mmask16, sum: __m512) {
     // SAFETY: by the caller's promise.
