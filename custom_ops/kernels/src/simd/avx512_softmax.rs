@@ -1,10 +1,10 @@
 //! The online softmax of a block of rows in vectors of 16 lanes.
 
 use std::arch::x86_64::{
-    __m512, __mmask16, _CMP_GT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm512_add_ps, _mm512_cmp_ps_mask,
-    _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_mask_mov_ps, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps,
-    _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_mul_ps, _mm512_reduce_add_ps, _mm512_reduce_max_ps,
-    _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps, _mm512_sub_ps,
+    __m512, __mmask16, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm512_add_ps, _mm512_fmadd_ps, _mm512_fnmadd_ps,
+    _mm512_loadu_ps, _mm512_mask_mov_ps, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps, _mm512_maskz_mov_ps,
+    _mm512_max_ps, _mm512_mul_ps, _mm512_reduce_add_ps, _mm512_reduce_max_ps, _mm512_roundscale_ps, _mm512_scalef_ps,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps, _mm512_sub_ps,
 };
 
 use super::lanes::{LN2, TERMS};
@@ -13,6 +13,14 @@ use super::{LANES, ROWS};
 /// The first `count` lanes, all of them from [`LANES`] on.
 fn first_lanes(count: usize) -> __mmask16 {
     ((1u32 << count.min(LANES)) - 1) as __mmask16
+}
+
+/// The larger of each pair of lanes, and that of `lanes` where the other is NaN.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn larger(part: __m512, lanes: __m512) -> __m512 {
+    // The second operand is the result where one is NaN.
+    _mm512_max_ps(part, lanes)
 }
 
 /// `exp(x)` for `x` that is not positive; NaN for NaN.
@@ -52,19 +60,27 @@ pub(super) unsafe fn softmax_rows(
     // SAFETY: by the caller's promise about the rows; masks keep every access inside them.
     unsafe {
         for row in 0..count {
+            let (place, whole, rest) = (scores.add(row * stride), seen[row] / LANES * LANES, seen[row] % LANES);
             let mut lanes = _mm512_set1_ps(max[row]);
-            for first in (0..seen[row]).step_by(LANES) {
-                let mask = first_lanes(seen[row] - first);
-                let part = _mm512_maskz_loadu_ps(mask, scores.add(row * stride + first));
-                let larger = mask & _mm512_cmp_ps_mask::<_CMP_GT_OQ>(part, lanes);
-                lanes = _mm512_mask_mov_ps(lanes, larger, part);
+            for first in (0..whole).step_by(LANES) {
+                lanes = larger(_mm512_loadu_ps(place.add(first)), lanes);
+            }
+            if rest > 0 {
+                let mask = first_lanes(rest);
+                lanes = _mm512_mask_mov_ps(lanes, mask, larger(_mm512_maskz_loadu_ps(mask, place.add(whole)), lanes));
             }
             new[row] = _mm512_reduce_max_ps(lanes);
         }
         for row in 0..count {
+            let (place, whole, rest) = (scores.add(row * stride), seen[row] / LANES * LANES, seen[row] % LANES);
             let (shift, mut lanes) = (_mm512_set1_ps(new[row]), _mm512_setzero_ps());
-            for first in (0..seen[row]).step_by(LANES) {
-                let (mask, place) = (first_lanes(seen[row] - first), scores.add(row * stride + first));
+            for first in (0..whole).step_by(LANES) {
+                let part = exp(_mm512_sub_ps(_mm512_loadu_ps(place.add(first)), shift));
+                _mm512_storeu_ps(place.add(first), part);
+                lanes = _mm512_add_ps(lanes, part);
+            }
+            if rest > 0 {
+                let (mask, place) = (first_lanes(rest), place.add(whole));
                 let part = exp(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, place), shift));
                 _mm512_mask_storeu_ps(place, mask, part);
                 lanes = _mm512_add_ps(lanes, _mm512_maskz_mov_ps(mask, part));
