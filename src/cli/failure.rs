@@ -129,8 +129,17 @@ impl From<ReadError> for Failure {
             ReadErrorKind::Limit => LIMIT,
             _ => IO,
         };
-        Self::new(exit, 3, error.to_string(), error.help())
+        let engine =
+            "give the ONNX file that the engine was built from, and with `--backends tensorrt` the engine as --plan";
+        let help = error.help().or_else(|| is_engine(&error).then_some(engine));
+        Self::new(exit, 3, error.to_string(), help)
     }
+}
+
+/// Whether a file that is no model is named as engines of TensorRT are.
+fn is_engine(error: &ReadError) -> bool {
+    let ReadError::Refused { path, .. } = error else { return false };
+    path.extension().is_some_and(|ending| ["engine", "plan"].iter().any(|one| ending.eq_ignore_ascii_case(one)))
 }
 
 impl From<WeightError> for Failure {

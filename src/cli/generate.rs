@@ -55,7 +55,7 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     }
     let search = search_options(&arguments.translation);
     let input = input(&arguments.input)?;
-    let lines: Vec<&str> = input.text.lines().collect();
+    let lines = input.lines();
     let interrupted = Arc::new(AtomicBool::new(false));
     let loading = progress::loading();
     let mut translator = Translator::open(&arguments.folder, options(arguments, &interrupted, false))?;
@@ -119,6 +119,10 @@ pub(super) struct Input {
 }
 
 impl Input {
+    fn lines(&self) -> Vec<&str> {
+        self.text.lines().collect()
+    }
+
     /// An error of one line or prompt, with the name of what holds it.
     pub(super) fn failure(&self, error: GenerateError) -> Failure {
         let place = match error {
@@ -200,7 +204,7 @@ fn translate(
     search: &SearchOptions,
     arguments: &GenerateArguments,
 ) -> Result<(), Failure> {
-    let lines: Vec<&str> = input.text.lines().collect();
+    let lines = input.lines();
     let progress = progress::lines(lines.len());
     let mut done = 0;
     for part in lines.chunks(part(arguments)) {

@@ -3,12 +3,13 @@
 use std::{
     fs,
     io::Write,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
 
 use moa_graphs::Form;
 use serde_json::Value;
+use tempfile::TempDir;
 
 use crate::{data, exported, out};
 
@@ -127,14 +128,20 @@ fn nothing_gives_nothing() {
     assert_eq!(text(&generate(&out(&folder), &["--input", " "])), "\n");
 }
 
+/// A checkpoint of these files of the translator alone.
+fn some_of_nmt(folder: &TempDir, names: &[&str]) -> PathBuf {
+    let alone = folder.path().join("alone");
+    fs::create_dir(&alone).unwrap();
+    for name in names {
+        fs::copy(data("nmt").join(name), alone.join(name)).unwrap();
+    }
+    alone
+}
+
 #[test]
 fn an_export_takes_the_vocabulary_beside_it_or_named() {
     let folder = tempfile::tempdir().unwrap();
-    let alone = folder.path().join("alone");
-    fs::create_dir(&alone).unwrap();
-    for name in ["model.safetensors", "config.json"] {
-        fs::copy(data("nmt").join(name), alone.join(name)).unwrap();
-    }
+    let alone = some_of_nmt(&folder, &["model.safetensors", "config.json"]);
     let export =
         |arguments: &[&str]| program().arg(&alone).arg("-o").arg(out(&folder)).args(arguments).output().unwrap();
     let listed = text(&export(&[]));
@@ -153,11 +160,7 @@ fn an_export_takes_the_vocabulary_beside_it_or_named() {
 #[test]
 fn pieces_without_codes_are_told() {
     let folder = tempfile::tempdir().unwrap();
-    let alone = folder.path().join("alone");
-    fs::create_dir(&alone).unwrap();
-    for name in ["model.safetensors", "config.json", "dict.txt"] {
-        fs::copy(data("nmt").join(name), alone.join(name)).unwrap();
-    }
+    let alone = some_of_nmt(&folder, &["model.safetensors", "config.json", "dict.txt"]);
     let export = || program().arg(&alone).arg("-o").arg(out(&folder)).arg("--force").output().unwrap();
     let told = "note: the dictionary has pieces of words (`@@`) and no codes lie beside it";
     assert!(String::from_utf8(export().stderr).unwrap().starts_with(told));

@@ -82,7 +82,10 @@ impl RowProduct<'_> {
             let right = self.right(panels, self.matrix, column);
             let next = match self.next.filter(|_| column + together >= self.columns) {
                 Some(matrix) => self.right(panels, matrix, 0).data.get(..panel_len),
-                None => right.data.get(together / PANEL * panel_len..).and_then(|next| next.get(..panel_len)),
+                None => {
+                    let start = together.div_ceil(PANEL) * panel_len;
+                    right.data.get(start..start + panel_len)
+                }
             };
             let total = count.div_ceil(ROWS);
             let cold = usize::from(column == 0);

@@ -98,17 +98,8 @@ impl Fault {
     }
 
     pub(super) fn at(self, path: &Path) -> ReadError {
-        let help = self.help.or_else(|| is_engine(path).then_some(ENGINE_HELP));
-        ReadError::Refused { path: path.to_owned(), kind: self.kind, text: self.text, help }
+        ReadError::Refused { path: path.to_owned(), kind: self.kind, text: self.text, help: self.help }
     }
-}
-
-const ENGINE_HELP: &str =
-    "give the ONNX file that the engine was built from, and with `--backends tensorrt` the engine as --plan";
-
-/// Whether a file is named as engines of TensorRT are.
-fn is_engine(path: &Path) -> bool {
-    path.extension().is_some_and(|ending| ["engine", "plan"].iter().any(|one| ending.eq_ignore_ascii_case(one)))
 }
 
 /// A name from the file, safe to print: escaped, and shortened where it is long.
