@@ -14,9 +14,11 @@ use std::{
 
 use super::{
     Failure,
+    failure::INTERRUPTED,
     generate_args::{GenerateArguments, RuntimeArgument, StopArgument, TranslationArguments},
     generate_text,
     interrupt::scratch,
+    leave::leave,
     print_result, progress,
     table::table,
 };
@@ -34,8 +36,6 @@ const BATCHES_PER_PART: usize = 16;
 
 /// Most bytes of input; all of it is checked before the first line is translated.
 const MAX_INPUT_BYTES: u64 = 1 << 30;
-
-const INTERRUPTED_EXIT: i32 = 130;
 
 pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     if !arguments.folder.exists() {
@@ -191,7 +191,7 @@ pub(super) fn catch_interrupt(interrupted: &Arc<AtomicBool>) -> Result<(), Failu
     let caught = ctrlc::set_handler(move || {
         if interrupted.swap(true, Ordering::Relaxed) {
             scratch().remove();
-            std::process::exit(INTERRUPTED_EXIT);
+            leave(INTERRUPTED);
         }
     });
     caught.map_err(|error| Failure::io(&io::Error::other(error), "Ctrl-C"))

@@ -3,11 +3,10 @@
 use std::{
     env, io,
     path::Path,
-    process::exit,
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use super::{Failure, failure::INTERRUPTED};
+use super::{Failure, failure::INTERRUPTED, leave::leave};
 use crate::onnx::Unfinished;
 
 /// From here on, Ctrl-C and termination end the program and leave nothing of what it has begun, in the folder for temporary
@@ -26,7 +25,7 @@ pub(super) fn end_cleanly<'a>(places: impl IntoIterator<Item = &'a Path>) -> Res
         }
         begun.iter().for_each(Unfinished::remove);
         Failure::interrupted("interrupted".into()).print();
-        exit(INTERRUPTED.into());
+        leave(INTERRUPTED);
     });
     set.map_err(|error| Failure::io(&io::Error::other(error), "Ctrl-C"))
 }

@@ -13,6 +13,7 @@ mod generate_args;
 mod generate_text;
 mod inspect;
 mod interrupt;
+mod leave;
 mod ops;
 mod plan;
 mod prepare;

@@ -3,7 +3,6 @@
 use std::{
     io::{self, IsTerminal},
     path::Path,
-    process::exit,
     sync::{
         Arc,
         atomic::{AtomicU8, Ordering},
@@ -13,7 +12,7 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
-use super::{Failure, failure::INTERRUPTED};
+use super::{Failure, failure::INTERRUPTED, leave::leave};
 use crate::{
     export, latency,
     onnx::Unfinished,
@@ -169,7 +168,7 @@ impl Progress {
             RUNNING => {}
             _ => {
                 progress.unfinished.remove();
-                exit(INTERRUPTED.into());
+                leave(INTERRUPTED);
             }
         });
         caught.map_err(|error| Failure::io(&io::Error::other(error), "Ctrl-C"))

@@ -3,14 +3,13 @@
 use std::{
     io,
     path::Path,
-    process::exit,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU8, Ordering},
     },
 };
 
-use super::{Failure, failure::INTERRUPTED};
+use super::{Failure, failure::INTERRUPTED, leave::leave};
 use crate::onnx::Unfinished;
 
 /// Nobody asked the build to end.
@@ -44,11 +43,11 @@ impl Interruption {
         let caught = Arc::clone(&shared);
         let set = ctrlc::set_handler(move || match caught.state.swap(ASKED, Ordering::Relaxed) {
             RUNNING if caught.is_patient.load(Ordering::Relaxed) => {}
-            FINISHED => exit(INTERRUPTED.into()),
+            FINISHED => leave(INTERRUPTED),
             _ => {
                 caught.unfinished.remove();
                 interrupted().print();
-                exit(INTERRUPTED.into());
+                leave(INTERRUPTED);
             }
         });
         set.map_err(|error| Failure::io(&io::Error::other(error), "Ctrl-C"))?;
