@@ -105,7 +105,15 @@ class Runs(unittest.TestCase):
                 with mock.patch.object(conductor, "Stage") as stage, mock.patch.object(run, "wait"):
                     run.times()
                 self.assertEqual("--no-wgmma" not in stage.call_args.args, timed, program)
-                self.assertEqual("warpgroup products broke" not in " ".join(run.results["lost"]), timed, program)
+                self.assertEqual("warpgroup products broke a check" not in " ".join(run.results["lost"]), timed, program)
+
+    def test_warpgroup_products_may_be_left_out(self):
+        for value, timed in (("0", False), ("1", True)):
+            with tempfile.TemporaryDirectory() as folder, mock.patch.dict("os.environ", {conductor.WGMMA: value}):
+                run = self.run_in(folder, budget=LONG, stages=["times"])
+                with mock.patch.object(conductor, "Stage") as stage, mock.patch.object(run, "wait"):
+                    run.times()
+                self.assertEqual("--no-wgmma" not in stage.call_args.args, timed)
 
     def test_results_are_kept_where_the_table_fails(self):
         with tempfile.TemporaryDirectory() as folder, mock.patch.object(table, "render", side_effect=KeyError("x")):
