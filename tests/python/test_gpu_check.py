@@ -1,19 +1,13 @@
-"""tools/gpu_check without a GPU: floors, statistics, tables, and how a run survives what its stages do."""
+"""tools/gpu_check without a GPU: floors, statistics, tables, and what its files are made of."""
 
-import fcntl
-import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import textwrap
-import time
 import unittest
-from contextlib import redirect_stdout
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 
@@ -114,6 +108,10 @@ def timed(name, ours, wrong=False, **rivals):
     return {"index": 0, "name": name, "found": {"times": times, "floor": 4e-6, "notes": notes}}
 
 
+#: What a stage says of its GPU.
+DEVICE = {"name": "NVIDIA B", "memory_bytes": 79 << 30, "multiprocessors": 132, "l2_bytes": 50 << 20}
+
+
 class Table(unittest.TestCase):
     def test_nothing_measured_says_so(self):
         text = table.render({})
@@ -121,6 +119,13 @@ class Table(unittest.TestCase):
         self.assertEqual(text.count("not measured\n") >= len(cases.TIMED), True)
         gates = sum(1 for one in cases.TIMED for target in one.targets.values() if target.gate)
         self.assertIn(f"gates met: 0, missed: 0, not measured: {gates}", text)
+
+    def test_the_gpu_is_the_one_that_the_stages_ran_on(self):
+        machine = {"gpu": "NVIDIA A", "driver_version": "580", "power.limit": "700.00 W"}
+        self.assertTrue(table.render({"machine": machine}).startswith("GPU: NVIDIA A, limit 700.00 W, driver 580\n"))
+        text = table.render({"machine": machine, "device": DEVICE})
+        self.assertIn("GPU: NVIDIA B, 132 multiprocessors, 79.0 GiB, L2 50 MiB, limit 700.00 W, driver 580\n", text)
+        self.assertIn("GPU: not measured, driver ?\n", table.render({"machine": {"gpu": None}, "device": None}))
 
     def test_ratios_and_gates(self):
         first = cases.TIMED[0]
@@ -237,203 +242,6 @@ class Choices(unittest.TestCase):
         self.assertEqual(self.error(self.evaluate(far)["output"], far), np.inf)
         for never_written in (np.full_like(far, -1), np.zeros_like(far)):
             self.assertEqual(self.error(own["output"], never_written), np.inf)
-
-
-STUB = """
-import json, os, sys
-from pathlib import Path
-start = int(sys.argv[sys.argv.index("--start") + 1])
-report = open(sys.argv[sys.argv.index("--report") + 1], "a")
-for index in range(start, 5):
-    report.write(json.dumps({"begin": index, "name": f"n{index}"}) + "\\n"); report.flush()
-    if index in (1, 3):
-        os._exit(3)
-    report.write(json.dumps({"index": index, "name": f"n{index}", "found": {}}) + "\\n"); report.flush()
-"""
-
-PROBE = """
-import json, os, sys
-problems = ["replay 0 differs"] if {condition} else []
-lines = {{"software": {{"torch": "2"}}}}, {{"begin": 0}}, {{"index": 0, "name": "n", "found": {{"problems": problems}}}}
-open(sys.argv[sys.argv.index("--report") + 1], "a").writelines(json.dumps(line) + "\\n" for line in lines)
-"""
-
-FOUND = [{"begin": 0, "name": "n0"}, {"index": 0, "name": "n0", "found": {}}]
-
-
-def reporting(*lines):
-    """A child that reports these lines."""
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    return f"import json, sys\nopen(sys.argv[sys.argv.index('--report') + 1], 'a').write({text!r})\n"
-
-
-#: Seconds that nothing here takes, however busy the machine is.
-LONG = 3600.0
-
-
-class Runs(unittest.TestCase):
-    def stub(self, folder, program):
-        package = Path(folder, "gpu_check")
-        package.mkdir()
-        (package / "__init__.py").touch()
-        (package / "child.py").write_text(textwrap.dedent(program))
-
-    def run_in(self, folder, **options):
-        return conductor.Run(folder, Path(folder, "out"), **options)
-
-    def finish(self, run, stage):
-        with redirect_stdout(io.StringIO()):
-            run.wait([stage])
-
-    def test_a_stage_goes_on_behind_what_ended_it(self):
-        with tempfile.TemporaryDirectory() as folder:
-            self.stub(folder, STUB)
-            run = self.run_in(folder)
-            stage = conductor.Stage(run, "check-x", "check", limit=run.begin + LONG)
-            self.finish(run, stage)
-            done = [record["index"] for record in run.results["stages"]["check-x"]]
-            self.assertEqual(done, [0, 2, 4])
-            self.assertEqual(len(run.results["lost"]), 2)
-            self.assertIn("in `n1`", run.results["lost"][0])
-            self.assertTrue((run.out / "results.json").exists() and (run.out / "table.txt").exists())
-
-    def test_what_was_found_is_on_disk_before_its_stage_ends(self):
-        """The stage ends well only once it reads in the results what it reported before."""
-        patient = """
-            import pathlib, time
-            results = pathlib.Path("out/results.json")
-            for _ in range(6000):
-                if results.exists() and json.loads(results.read_text())["stages"].get("check-x"):
-                    sys.exit(0)
-                time.sleep(0.01)
-            sys.exit(7)
-            """
-        with tempfile.TemporaryDirectory() as folder, mock.patch.object(conductor, "SAVE_SECONDS", 0.0):
-            self.stub(folder, reporting(*FOUND) + textwrap.dedent(patient))
-            run = self.run_in(folder)
-            self.finish(run, conductor.Stage(run, "check-x", "check", limit=run.begin + LONG))
-            self.assertEqual((run.results["lost"], run.results["stages"]["check-x"]), ([], [FOUND[1]]))
-
-    def test_checks_that_no_time_was_left_for_are_named(self):
-        with tempfile.TemporaryDirectory() as folder:
-            self.stub(folder, reporting(*FOUND, {"unfinished": 7}))
-            run = self.run_in(folder)
-            self.finish(run, conductor.Stage(run, "check-x", "check", limit=run.begin + LONG))
-            self.assertIn("check-x: no time was left for 7 of its checks", (run.out / "table.txt").read_text())
-
-    def test_a_stage_that_never_ends_is_stopped(self):
-        with tempfile.TemporaryDirectory() as folder:
-            self.stub(folder, "import time\ntime.sleep(3600)\n")
-            run = self.run_in(folder)
-            self.finish(run, conductor.Stage(run, "check-x", "check", limit=run.begin + 1))
-            self.assertEqual(run.results["lost"], ["check-x ran out of time"])
-
-    def test_a_stage_that_cannot_begin_is_not_tried_for_ever(self):
-        with tempfile.TemporaryDirectory() as folder:
-            self.stub(folder, "raise SystemExit(5)\n")
-            run = self.run_in(folder)
-            self.finish(run, conductor.Stage(run, "check-x", "check", limit=run.begin + LONG))
-            self.assertEqual(run.results["lost"], ["check-x ended with code 5"])
-
-    def test_a_stage_that_fails_says_its_last_words(self):
-        with tempfile.TemporaryDirectory() as folder:
-            self.stub(folder, "import no_such_module\n")
-            run = self.run_in(folder)
-            self.finish(run, conductor.Stage(run, "check-x", "check", limit=run.begin + LONG))
-            self.assertIn("ended with code 1: ModuleNotFoundError: No module named", run.results["lost"][0])
-            self.assertIn("no_such_module", (run.out / "log.txt").read_text())
-
-    def test_a_case_that_hangs_is_left_behind(self):
-        hanging = STUB.replace("os._exit(3)", "import time; time.sleep(3600)")
-        with tempfile.TemporaryDirectory() as folder:
-            self.stub(folder, hanging)
-            run = self.run_in(folder)
-            stage = conductor.Stage(run, "check-x", "check", limit=run.begin + LONG)
-            poll = stage.poll
-
-            def poll_impatiently():
-                """Patience ends when the child has begun what it hangs in, and not while it starts."""
-                last = conductor.read_lines(stage.report)[-1:]
-                stage.quiet = 0.1 if last and last[0].get("begin") in (1, 3) else LONG
-                return poll()
-
-            with mock.patch.object(stage, "poll", poll_impatiently):
-                self.finish(run, stage)
-            self.assertEqual([record["index"] for record in run.results["stages"]["check-x"]], [0, 2, 4])
-            self.assertEqual(run.results["lost"], ["check-x hung in `n1`", "check-x hung in `n3`"])
-
-    def test_what_a_process_started_ends_with_it(self):
-        """The second process holds a lock; it ends by itself, and says so, only where nobody ended it."""
-        second = """
-            import fcntl, os, time
-            with open("lock", "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                open("begun", "w").close()
-                while not os.path.exists("go"):
-                    time.sleep(0.01)
-                open("ended", "w").close()
-            """
-        with tempfile.TemporaryDirectory() as folder:
-            run = self.run_in(folder)
-            Path(run.kit, "second.py").write_text(textwrap.dedent(second))
-            first = "import subprocess, sys; subprocess.run([sys.executable, 'second.py'])"
-            process = run.popen([sys.executable, "-c", first], "first")
-            while not Path(run.kit, "begun").exists():
-                self.assertIsNone(process.poll())
-                time.sleep(0.01)
-            self.assertEqual(conductor.kill(process), -9)
-            Path(run.kit, "go").touch()
-            with open(Path(run.kit, "lock")) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            self.assertFalse(Path(run.kit, "ended").exists())
-
-    def test_overlap_is_given_up_where_it_alone_fails(self):
-        for program, lost, environment in [
-            (PROBE.format(condition="False"), [], None),
-            (PROBE.format(condition="os.environ.get('MOA_CUDA_OVERLAP') != '0'"), ["kernels that overlap fail"], "0"),
-            (PROBE.format(condition="True"), [], None),
-        ]:
-            with tempfile.TemporaryDirectory() as folder:
-                self.stub(folder, program)
-                run = self.run_in(folder)
-                with redirect_stdout(io.StringIO()):
-                    run.probe()
-                self.assertEqual([line[: len(lost[0])] for line in run.results["lost"]] if lost else [], lost)
-                self.assertEqual(run.environment.get(conductor.OVERLAP), environment)
-                self.assertEqual(run.results["software"], {"torch": "2"})
-
-    def test_a_probe_that_never_begins_says_nothing_about_overlap(self):
-        slow = "import os, sys\nif not os.path.exists('begun'):\n    open('begun', 'w')\n    sys.exit(9)\n"
-        for program in (slow + PROBE.format(condition="False"), "raise SystemExit(9)\n"):
-            with tempfile.TemporaryDirectory() as folder:
-                self.stub(folder, program)
-                run = self.run_in(folder)
-                with redirect_stdout(io.StringIO()):
-                    run.probe()
-                self.assertNotIn(conductor.OVERLAP, run.environment)
-                self.assertTrue(all("ended with code 9" in line for line in run.results["lost"]), run.results["lost"])
-                self.assertIn("probe-again", run.results["stages"])
-                self.assertNotIn("probe-no-overlap", run.results["stages"])
-
-    def test_a_stage_that_raises_is_not_the_end(self):
-        with tempfile.TemporaryDirectory() as folder:
-            self.stub(folder, "raise SystemExit(5)\n")
-            run = self.run_in(folder, budget=LONG, stages=["onnxruntime"])
-            with redirect_stdout(io.StringIO()), mock.patch.object(run, "times", side_effect=ValueError("x"), __name__="times"):
-                run.everything()
-            self.assertEqual(run.results["lost"], ["times: ValueError: x"])
-            self.assertIn("skipped", run.results["onnxruntime"])
-
-    def test_a_machine_without_a_gpu_gets_a_table_that_says_not_measured(self):
-        with tempfile.TemporaryDirectory() as folder:
-            self.stub(folder, "raise SystemExit(5)\n")
-            run = self.run_in(folder, budget=LONG, stages=["check", "ceilings", "times", "onnxruntime"])
-            with redirect_stdout(io.StringIO()):
-                run.everything()
-            text = (run.out / "table.txt").read_text()
-            self.assertIn("ceilings: not measured", text)
-            self.assertIn("ONNX Runtime CUDA: not measured", text)
-            self.assertEqual(sorted(path.name for path in run.out.iterdir()), ["log.txt", "results.json", "table.txt"])
 
 
 class Pieces(unittest.TestCase):

@@ -248,6 +248,21 @@ class WithoutGpu(unittest.TestCase):
             len(originals),
         )
 
+    def test_warpgroup_products_that_broke_are_not_timed(self):
+        case = replace(cases.tiny(cases.TIMED[0]), targets={})
+        run = bench.CaseRun(case, OURS._replace(wgmma=None), 1000, 5)
+        with mock.patch.object(cases, "WGMMA_ROWS", 3):
+            run.add_ours()
+        self.assertEqual([one.name for one in run.contestants], [cases.OURS, cases.WARM, cases.SERIAL])
+
+    def test_what_ours_are_beside_may_fail_without_them(self):
+        case, serial = replace(cases.tiny(cases.TIMED[0]), targets={}), HostKernels()
+        run = bench.CaseRun(case, OURS._replace(serial=serial), 1000, 5)
+        with mock.patch.object(serial, "plan", side_effect=RuntimeError("no such kernel")):
+            run.add_ours()
+        self.assertEqual([one.name for one in run.contestants], [cases.OURS, cases.WARM])
+        self.assertEqual(run.notes["failed"], {cases.SERIAL: "RuntimeError: no such kernel"})
+
     def test_the_pause_outlasts_the_enqueueing_of_a_replay(self):
         clock = itertools.count(0.0, 0.003)
         slept = []

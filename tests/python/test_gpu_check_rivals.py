@@ -6,6 +6,7 @@ import subprocess
 import sys
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 from operator_reference import REFERENCES
@@ -16,7 +17,7 @@ sys.path.insert(0, str(HERE.parents[1] / "tools"))
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 if HAS_TORCH:
     import torch
-    from gpu_check import cases, compare, feeds, reference
+    from gpu_check import bench, cases, compare, feeds, reference, roofline
     from gpu_check.rivals import rivals_of
     from gpu_check.rivals.grouped import GroupedExperts, plan
 
@@ -103,6 +104,39 @@ def plain_grouped(rows, weight, pairs, bounds, divide):
         mine = pairs[bounds[expert] : bounds[expert + 1]].long()
         out[mine] = rows[mine // divide] @ weight[expert]
     return out
+
+
+def source_of_shapes():
+    """A source of tensors without data."""
+    source = mock.Mock(device="meta")
+    source.normal = lambda *shape, deviation=1.0, dtype=None: torch.empty(shape, dtype=dtype, device="meta")
+    return source
+
+
+@unittest.skipUnless(HAS_TORCH, "torch is not installed")
+class Memory(unittest.TestCase):
+    L2_BYTES = 50 << 20
+
+    def test_copies_of_inputs_fit_and_leave_the_cache_cold(self):
+        for case in cases.TIMED:
+            attributes, given, _ = feeds.self_attention(source_of_shapes(), case, torch.bfloat16, present=False)
+            held = {cases.OURS: given}
+            for name, make in rivals_of(case, attributes, torch.bfloat16).items():
+                try:
+                    held[name] = make(None, None).load(given)
+                except (ImportError, RuntimeError) as error:
+                    self.assertRegex(str(error), "transformers|Triton", name)
+            for name, state in held.items():
+                copies, size = bench.copies_of(case, state, self.L2_BYTES), bench.tensor_bytes(state)
+                self.assertLess(copies * size, 4 << 30, f"{name} on {case.name}")
+                self.assertGreaterEqual(copies * size, 3 * self.L2_BYTES, f"{name} on {case.name}")
+            read = bench.copies_of(case, given, self.L2_BYTES) * roofline.moa_work(case).bytes
+            self.assertGreaterEqual(read, 3 * self.L2_BYTES, case.name)
+
+    def test_bytes_are_counted_wherever_they_are_held(self):
+        one = torch.empty(3, dtype=torch.float32)
+        held = {"a": one, "b": None, "c": (one, [one]), "d": torch.nn.Linear(2, 5), "e": {"f": one}}
+        self.assertEqual(bench.tensor_bytes(held), 4 * (4 * 3 + 2 * 5 + 5))
 
 
 @unittest.skipUnless(HAS_TORCH, "torch is not installed")

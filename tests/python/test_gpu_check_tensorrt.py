@@ -45,11 +45,13 @@ if os.environ["TENSORRT_ROOT"] == "/nowhere" and words[0] != "ops":
     print("error[MOA-E6]: there is no TensorRT; set TENSORRT_ROOT")
     sys.exit(6)
 if words[0] == "ops":
-    print("GPU NVIDIA H200, compute capability 9.0")
+    print("TensorRT      8.6.0\\nGPU           NVIDIA X, compute capability 9.0")
 if words[0] == "build":
     folder = words[words.index("-o") + 1]
     os.makedirs(folder, exist_ok=True)
     open(os.path.join(folder, "model.plan"), "wb").write(b"a plan")
+if words[0] == "bench":
+    open(words[words.index("--json") + 1], "w").write('{"rows": 2}')
 if words[0] == "run":
     if open(words[1], "rb").read() != b"a plan":
         print("error[MOA-E3]: the plan is cut")
@@ -170,6 +172,17 @@ class Steps(unittest.TestCase):
         self.assertIn("refuse a cut plan base_layer fp32 fused", states)
         self.assertIn("refuse a missing TensorRT base_layer fp32 fused", states)
         self.assertIn("refuse other shapes base_layer fp32 fused", states)
+
+    def test_reports_and_the_gpu_are_in_two_files(self):
+        self.run_stage(fail="verify")
+        self.assertEqual(sorted(file.name for file in self.out.iterdir()), ["tensorrt.json", "tensorrt.txt"])
+        found = json.loads((self.out / "tensorrt.json").read_text())
+        self.assertEqual(found["gpu"], "NVIDIA X, compute capability 9.0")
+        self.assertTrue((self.out / "tensorrt.txt").read_text().startswith("GPU: NVIDIA X, compute capability 9.0\n"))
+        reports = {step["name"].split()[0]: step["report"] for step in found["steps"] if "report" in step}
+        self.assertEqual(reports, {"verify": None, "bench": {"rows": 2}})
+        self.run_stage(budget="1")
+        self.assertTrue((self.out / "tensorrt.txt").read_text().startswith("GPU: not told\n"))
 
     def test_a_second_run_into_the_same_folder_passes_too(self):
         self.run_stage()

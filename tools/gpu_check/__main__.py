@@ -26,7 +26,7 @@ def main():
         run.results["lost"].append(traceback.format_exc().splitlines()[-1])
         run.save()
         run.keep_logs()
-    print(table.render(run.results))
+    print(run.rendered())
     wrong = any(row[2] for row in table.check_rows(run.results))
     return 1 if wrong or run.results["lost"] else 0
 

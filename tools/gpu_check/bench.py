@@ -21,15 +21,26 @@ COMPILE = {"dynamic": False}
 
 
 class Ours(NamedTuple):
-    """Our kernels as they come, without overlap of one with the next, and with warpgroup products."""
+    """Our kernels as they come, without overlap of one with the next, and with warpgroup products, None where these broke."""
 
     kernels: object
     serial: object
     wgmma: object
 
 
-def tensor_bytes(tensors):
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if isinstance(tensor, torch.Tensor))
+def tensor_bytes(held):
+    """Bytes of a tensor, of a module's parameters, or of all that a dictionary, list or tuple holds."""
+    if isinstance(held, torch.Tensor):
+        return held.numel() * held.element_size()
+    if isinstance(held, torch.nn.Module):
+        held = list(held.parameters())
+    parts = held.values() if isinstance(held, dict) else held if isinstance(held, (list, tuple)) else ()
+    return sum(map(tensor_bytes, parts))
+
+
+def copies_of(case, held, l2_bytes):
+    """Copies of the inputs `held` that must take turns; a call may read the weights of chosen experts alone."""
+    return roofline.copies_for_cold_cache(min(tensor_bytes(held), roofline.moa_work(case).bytes), l2_bytes)
 
 
 class CaseRun:
@@ -44,36 +55,50 @@ class CaseRun:
         self.expected = reference.self_attention(self.attributes, self.feeds)["output"]
         self.notes, self.errors, self.contestants, self.calls = {}, {}, [], []
 
-    def copies(self, touched):
-        return roofline.copies_for_cold_cache(touched, self.l2_bytes)
+    def copies(self, held):
+        return copies_of(self.case, held, self.l2_bytes)
 
     def add_ours(self):
         """Our kernels over copies of all inputs; and, where a cache grows, again with the whole new cache written."""
         plans = {cases.OURS: (self.ours.kernels, ["output"]), cases.SERIAL: (self.ours.serial, ["output"])}
-        if self.case.rows > cases.WGMMA_ROWS:
+        if self.ours.wgmma is not None and self.case.rows > cases.WGMMA_ROWS:
             plans[cases.WGMMA] = (self.ours.wgmma, ["output"])
         if self.case.past:
             plans[cases.PRESENT] = (self.ours.kernels, ["output", "present_key", "present_value"])
         copies = [self.feeds]
-        copies += [self._copy() for _ in range(self.copies(tensor_bytes(self.feeds.values())) - 1)]
+        copies += [self._copy() for _ in range(self.copies(self.feeds) - 1)]
         for name, (kernels, wanted) in plans.items():
-            call = Call(kernels, "MoASelfAttention", self.attributes, ELEMENT, self.feeds, wanted)
-            self.calls.append(call)
-            runs = [call.bind(copy) for copy in copies]
-            runs[-1]()
-            torch.cuda.synchronize()
-            self._judge(name, call.outputs["output"], TOLERANCE[ELEMENT])
-            self._add(Contestant(name, runs, graph=True))
-            if name == cases.OURS:
-                self.notes["moa"] = {
-                    "regime": call.plan.regime,
-                    "launches": call.plan.launches,
-                    "workspace_bytes": call.plan.workspace_bytes,
-                    "copies": len(copies),
-                }
-                host, eager = host_seconds(runs[0])
-                self.notes["moa"] |= {"host_seconds": host, "eager_seconds": eager}
-                self._add(Contestant(cases.WARM, runs[:1], graph=True))
+            try:
+                self._add_own(name, kernels, wanted, copies)
+            except Exception as error:  # noqa: BLE001 — what ours are beside may fail without them.
+                if name == cases.OURS:
+                    raise
+                self._note_failure(name, error)
+
+    def _add_own(self, name, kernels, wanted, copies):
+        call = Call(kernels, "MoASelfAttention", self.attributes, ELEMENT, self.feeds, wanted)
+        self.calls.append(call)
+        runs = [call.bind(copy) for copy in copies]
+        runs[-1]()
+        torch.cuda.synchronize()
+        self._judge(name, call.outputs["output"], TOLERANCE[ELEMENT])
+        self._add(Contestant(name, runs, graph=True))
+        if name == cases.OURS:
+            self.notes["moa"] = {
+                "regime": call.plan.regime,
+                "launches": call.plan.launches,
+                "workspace_bytes": call.plan.workspace_bytes,
+                "copies": len(copies),
+            }
+            host, eager = host_seconds(runs[0])
+            self.notes["moa"] |= {"host_seconds": host, "eager_seconds": eager}
+            self._add(Contestant(cases.WARM, runs[:1], graph=True))
+
+    def _note_failure(self, name, error):
+        """One contestant's failure is a line in the table, and the end only where it cost the GPU."""
+        text = str(error).strip().splitlines()
+        self.notes.setdefault("failed", {})[name] = f"{type(error).__name__}: {text[0] if text else ''}"[:300]
+        torch.cuda.synchronize()
 
     def _copy(self):
         return {name: tensor.clone() for name, tensor in self.feeds.items()}
@@ -95,7 +120,7 @@ class CaseRun:
             with torch.no_grad():
                 rival = self._best(make)
                 states = [rival.load(self.feeds)]
-                states += [rival.load(self.feeds) for _ in range(self.copies(tensor_bytes(states[0].values())) - 1)]
+                states += [rival.load(self.feeds) for _ in range(self.copies(states[0]) - 1)]
                 runs = [lambda state=state: rival.run(state) for state in states]
                 output = runs[-1]()
                 torch.cuda.synchronize()
@@ -108,10 +133,8 @@ class CaseRun:
                     "graph": rival.graph,
                     "graph_breaks": sum(torch._dynamo.utils.counters["graph_break"].values()),
                 }
-        except Exception as error:  # noqa: BLE001 — one rival's failure is a line in the table, not the end.
-            text = str(error).strip().splitlines()
-            self.notes.setdefault("failed", {})[name] = f"{type(error).__name__}: {text[0] if text else ''}"[:300]
-            torch.cuda.synchronize()
+        except Exception as error:  # noqa: BLE001
+            self._note_failure(name, error)
 
     def _best(self, make):
         """The rival on whichever of flash and cuDNN is faster here, compiled afterwards where it compiles."""
@@ -154,7 +177,6 @@ def run_case(case, kernels, ceilings, l2_bytes, seed, seconds):
     Without `ceilings` there are no floors. `kernels` are `Ours`.
     """
     torch._dynamo.reset()
-    torch.cuda.empty_cache()
     begin = time.monotonic()
     run = CaseRun(case, kernels, l2_bytes, seed)
     try:

@@ -36,7 +36,9 @@ def import_torch(report):
 
     torch.cuda.init()
     torch.zeros(1, device=feeds.DEVICE)
-    report.line(step="torch has a context")
+    found = torch.cuda.get_device_properties(feeds.DEVICE)
+    device = {"name": found.name, "memory_bytes": found.total_memory, "multiprocessors": found.multi_processor_count}
+    report.line(step="torch has a context", device={**device, "l2_bytes": getattr(found, "L2_cache_size", None)})
 
 
 def kernels_of(options, path="native"):
@@ -67,6 +69,8 @@ def guarded(report, index, name, work):
         report.line(index=index, name=name, failed=text, trace=traceback.format_exc()[-1500:])
     try:
         torch.cuda.synchronize()
+        # Processes beside this one use the same memory.
+        torch.cuda.empty_cache()
     except Exception as error:  # noqa: BLE001
         report.line(index=index, name=name, failed=f"the GPU is lost: {str(error).splitlines()[0]}")
         return False
@@ -139,8 +143,8 @@ def times(options, report):
     kernels = kernels_of(options)
     with mock.patch.dict(os.environ, {"MOA_CUDA_OVERLAP": "0"}):
         serial = kernels_of(options)
-    ours = Ours(kernels, serial, kernels_of(options, "wgmma"))
-    for one in ours:
+    ours = Ours(kernels, serial, None if options.no_wgmma else kernels_of(options, "wgmma"))
+    for one in filter(None, ours):
         one.load("bf16")
     found = Ceilings.read(options.ceilings)
     l2_bytes = kernels.facts()["l2_bytes"]
@@ -190,6 +194,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--until", type=float, default=float("inf"))
     parser.add_argument("--ceilings")
+    parser.add_argument("--no-wgmma", action="store_true")
     parser.add_argument("--cases", type=lambda text: [int(word) for word in text.split(",")], default=[])
     options = parser.parse_args()
     STAGES[options.stage](options, Report(options.report))

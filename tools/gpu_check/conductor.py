@@ -49,6 +49,9 @@ DEATH = 10.0
 #: Set to 0, no kernel begins before the one in front of it has ended (custom_ops/cuda/driver).
 OVERLAP = "MOA_CUDA_OVERLAP"
 
+#: Set to 0, warpgroup products are not timed.
+WGMMA = "MOA_CUDA_WGMMA"
+
 
 class Stage:
     """A child that is started again behind whatever ended it."""
@@ -56,7 +59,7 @@ class Stage:
     def __init__(self, run, name, stage, *options, limit):
         self.run, self.name, self.limit, self.quiet = run, name, limit, QUIET[stage]
         self.command = [sys.executable, "-m", "gpu_check.child", stage, "--kit", str(run.kit), *options]
-        self.records, self.lost, self.starts = [], [], 0
+        self.records, self.lost, self.starts, self.broke = [], [], 0, False
         self.process, self.ended = None, False
         self.start()
 
@@ -105,6 +108,7 @@ class Stage:
         words = tail(self.run.work / f"{self.name}.log").strip().splitlines()
         why = f": {words[-1].strip()[:200]}" if words and not late else ""
         self.lost.append(f"{self.name} {what}{place}{why}")
+        self.broke |= not late
         if not self.ended:
             self.start(max(begun) + 1)
 
@@ -199,6 +203,8 @@ class Run:
         shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir()
         self.results, self.started = {"stages": {}, "lost": []}, []
+        #: Whether warpgroup products are timed: not once they have cost a check its process or its result.
+        self.wgmma = os.environ.get(WGMMA) != "0"
         self.environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, [str(self.kit), os.environ.get("PYTHONPATH")])),
@@ -226,14 +232,18 @@ class Run:
 
     def save(self):
         """Results and table, whole or not at all."""
-        for name, text in (
-            ("results.json", json.dumps(self.results, indent=1)),
-            ("table.txt", table.render(self.results)),
-        ):
+        for name, text in (("results.json", json.dumps(self.results, indent=1)), ("table.txt", self.rendered())):
             fresh = self.out / f"{name}.tmp"
             fresh.write_text(text, encoding="utf-8")
             fresh.replace(self.out / name)
         self.keep_logs()
+
+    def rendered(self):
+        """The table; what keeps it from being made is no reason to lose the results."""
+        try:
+            return table.render(self.results)
+        except Exception as error:  # noqa: BLE001
+            return f"there is no table: {type(error).__name__}: {error}\n"
 
     def everything(self):
         """All stages; an interrupt ends what they started."""
@@ -328,6 +338,11 @@ class Run:
         one.lost += [f"{one.name}: no time was left for {left} of its checks"] if left else []
         self.results["lost"] += one.lost
         failed = sum(1 for record in one.records if "failed" in record)
+        if self.wgmma and one.name.startswith("check-wgmma") and (one.broke or failed):
+            self.wgmma = False
+            self.results["lost"].append("warpgroup products broke a check, and are not timed")
+        device = next((record["device"] for record in one.records if "device" in record), None)
+        self.results["device"] = device or self.results.get("device")
         self.say(f"{one.name}: {len(one.records)} records, {failed} failed{'; ' + one.lost[-1] if one.lost else ''}")
 
     def ceilings(self):
@@ -347,6 +362,8 @@ class Run:
         seconds = self.left() - reserve
         options = ["--ceilings", str(self.work / "ceilings.json"), "--until", str(time.time() + seconds)]
         options += ["--cases", ",".join(str(index) for index in range(len(cases.TIMED)))]
+        if not self.wgmma:
+            options.append("--no-wgmma")
         self.wait([Stage(self, "times", "times", *options, limit=time.monotonic() + seconds + 8.0)])
 
     def onnxruntime(self):
@@ -356,23 +373,24 @@ class Run:
             reason = "not measured: the kit holds no ONNX Runtime with CUDA (see tools/gpu_check/README.md)"
             self.results["onnxruntime"] = {"skipped": reason}
             return
-        command = [sys.executable, "-m", "gpu_check.onnx_sessions", "--kit", str(self.kit)]
-        report = self.work / "onnxruntime.jsonl"
-        try:
-            with open(self.work / "onnxruntime.log", "w", encoding="utf-8") as log:
-                limit = max(5.0, self.left() - 6.0)
-                subprocess.run(
-                    [*command, "--report", str(report)],
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    cwd=self.kit,
-                    env=self.environment,
-                    timeout=limit,
-                    check=False,
-                )
-        except subprocess.TimeoutExpired:
+        report, log = self.work / "onnxruntime.jsonl", self.work / "onnxruntime.log"
+        limit, saved = time.monotonic() + max(5.0, self.left() - 6.0), time.monotonic()
+        command = [sys.executable, "-m", "gpu_check.onnx_sessions", "--kit", str(self.kit), "--report", str(report)]
+        process = self.popen(command, "onnxruntime")
+        while process.poll() is None and time.monotonic() < limit:
+            time.sleep(0.2)
+            if time.monotonic() - saved >= SAVE_SECONDS:
+                self.results["onnxruntime"] = {"records": read_lines(report)}
+                self.save()
+                saved = time.monotonic()
+        code = process.poll()
+        if code is None:
+            kill(process)
             self.results["lost"].append("onnxruntime ran out of time")
-        self.results["onnxruntime"] = {"records": read_lines(report), "log": tail(self.work / "onnxruntime.log")}
+        elif code:
+            words = tail(log).strip().splitlines()
+            self.results["lost"].append(f"onnxruntime ended with code {code}{': ' + words[-1][:200] if words else ''}")
+        self.results["onnxruntime"] = {"records": read_lines(report), "log": tail(log)}
 
     def keep_logs(self):
         """The logs of all stages in one file, each cut to its end."""
@@ -393,7 +411,8 @@ def has_onnxruntime(kit):
 
 def machine_facts():
     """What nvidia-smi says; nothing of it is ever changed."""
-    fields = ["name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "temperature.gpu", "power.draw"]
+    fields = ["name", "driver_version", "memory.total", "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem"]
+    fields += ["temperature.gpu", "power.draw", "power.limit"]
     try:
         command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
         line = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()[0]

@@ -173,11 +173,21 @@ def problems(results, most=14):
     return shown + ([f"… and {len(lines) - most} more in results.json"] if len(lines) > most else [])
 
 
+def gpu_line(results):
+    """The GPU that the stages ran on, else the first that nvidia-smi names."""
+    machine, device = results.get("machine", {}), results.get("device") or {}
+    facts = [device.get("name") or machine.get("gpu") or NOT_MEASURED]
+    if device:
+        facts.append(f"{device['multiprocessors']} multiprocessors, {device['memory_bytes'] / 2**30:.1f} GiB")
+        facts.append(f"L2 {scaled(device.get('l2_bytes'), 2**-20, 0)} MiB")
+    limit = machine.get("power.limit")
+    facts += [f"limit {limit}"] if limit else []
+    return f"GPU: {', '.join(facts)}, driver {machine.get('driver_version', '?')}"
+
+
 def render(results):
     """All of it as text."""
-    parts = []
-    machine = results.get("machine", {})
-    parts.append(f"GPU: {machine.get('gpu') or NOT_MEASURED}, driver {machine.get('driver_version', '?')}")
+    parts = [gpu_line(results)]
     ceilings = results.get("ceilings")
     if ceilings:
         rates = (ceilings["attention_flops"] or {}).items()

@@ -3,7 +3,7 @@
     python3 -m gpu_check.tensorrt_stage --kit KIT --pieces PIECES --out OUT [--models base_layer] [--budget 540]
 
 A step that fails is written down with the end of what it said, and the rest goes on; what depends on it is skipped. Writes
-OUT/tensorrt.json and OUT/tensorrt.txt.
+OUT/tensorrt.json, with the reports of `verify` and `bench`, and OUT/tensorrt.txt.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import lzma
 import math
 import os
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -53,10 +54,17 @@ class Stage:
         self.out, self.environment, self.deadline = out, environment, deadline
         self.steps, self.ok = [], {}
 
-    def run(self, name, command, needs=(), expected=0, says=None):
-        """A process that ends with the code `expected` and says `says`."""
+    def run(self, name, command, needs=(), expected=0, says=None, report=None):
+        """A process that ends with the code `expected` and says `says`; it may write a `report`, which is kept."""
         command = [str(word) for word in command]
-        return self.step(name, needs, lambda left: self.process(command, left, expected, says), command)
+
+        def body(left):
+            if report is None:
+                return self.process(command, left, expected, says)
+            report.unlink(missing_ok=True)
+            return {**self.process(command, left, expected, says), "report": read_json(report)}
+
+        return self.step(name, needs, body, command)
 
     def step(self, name, needs, body, command=()):
         """`body`, of the seconds that are left, says how it ended; it is not called where something that it needs is not there."""
@@ -93,9 +101,27 @@ class Stage:
 
     def write(self):
         counts = {state: sum(step["state"] == state for step in self.steps) for state in ("passed", "failed", "skipped")}
-        (self.out / "tensorrt.json").write_text(json.dumps({"counts": counts, "steps": self.steps}, indent=1))
+        found = {"gpu": self.gpu(), "counts": counts, "steps": self.steps}
         lines = [f"{step['state']:8} {step['name']:44} {step.get('seconds', ''):>8}  {step.get('why', '')}" for step in self.steps]
-        (self.out / "tensorrt.txt").write_text("\n".join([*lines, json.dumps(counts), ""]))
+        lines = [f"GPU: {found['gpu'] or 'not told'}", *lines, json.dumps(counts), ""]
+        for name, text in (("tensorrt.json", json.dumps(found, indent=1)), ("tensorrt.txt", "\n".join(lines))):
+            fresh = self.out / f"{name}.tmp"
+            fresh.write_text(text)
+            fresh.replace(self.out / name)
+
+    def gpu(self):
+        """The GPU that `moa-export ops` names."""
+        said = next((step.get("said", "") for step in self.steps if step["name"] == "ops"), "")
+        found = re.search(r"^GPU +(.+)", said, re.MULTILINE)
+        return found and found[1]
+
+
+def read_json(path):
+    """What a file of JSON holds; None where there is none, or half of one."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def reason(text):
@@ -173,9 +199,9 @@ def build_and_verify(stage, program, kit, work, model, dtype, form):
     stage.run(f"export {label}", [program, checkpoint, "-o", out, "--form", form, "--dtype", dtype, "--force"])
     command = [program, "build", out, "-o", plan, *dims(model), "--timing-cache", work / "timings", "--force", "--json"]
     stage.run(f"build {label}", command, needs=[f"export {label}"])
-    report = stage.out / f"verify-{model}-{dtype}-{form}.json"
+    report = work / "report.json"
     command = [program, "verify", out, "--checkpoint", checkpoint, "--backends", "tensorrt", "--plan", plan, "--json", report, "--force"]
-    stage.run(f"verify {label}", command, needs=[f"build {label}"])
+    stage.run(f"verify {label}", command, needs=[f"build {label}"], report=report)
     return out, plan
 
 
@@ -185,11 +211,11 @@ def time_forms(stage, program, work, model, dtype, places):
     for batch, tokens in MODELS[model]["points"]:
         for forms in [FORMS, *([form] for form in built if len(built) < len(FORMS))]:
             name = " ".join([f"bench {model} {dtype} {batch}x{tokens}", *(f"{form} alone" for form in forms if forms != FORMS)])
-            report = stage.out / f"{name.replace(' ', '-')}.json"
+            report = work / "report.json"
             size = ["--batch", batch, "--seq", tokens, "--seconds", "5", "--no-operators"]
             models = [places[form][0] for form in forms]
             command = [program, "bench", *models, "--backends", "tensorrt", *size, "--json", report, "--force"]
-            stage.run(name, command, needs=[f"build {model} {dtype} {form}" for form in forms])
+            stage.run(name, command, needs=[f"build {model} {dtype} {form}" for form in forms], report=report)
 
 
 #: Starts a program that finds no TensorRT.
@@ -211,7 +237,7 @@ def refuse_a_cut_plan(stage, program, work, model, dtype, place):
     cut, inputs, outputs = work / "cut.plan", work / "cut.safetensors", work / "cut-out.safetensors"
     # `run` reads its inputs first, so they must be there.
     write_inputs(inputs, model, dtype)
-    if stage.ok.get(f"build {label}"):
+    if plan.is_file():
         cut.write_bytes(plan.read_bytes()[: plan.stat().st_size // 2])
     command = [program, "run", cut, "--inputs", inputs, "--outputs", outputs, "--trust-plan", "--force"]
     stage.run(f"refuse a cut plan {label}", command, needs=[f"build {label}"], expected=3, says="error[")

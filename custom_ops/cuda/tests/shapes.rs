@@ -1,4 +1,5 @@
-//! What the planner decides for the layers that the kernels are made for, on a V100, an A100 and an H200.
+//! What the planner decides for the layers that the kernels are made for, on a V100, an A100 and an H200,
+//! whose multiprocessors and shared memory an H100 with SXM has too.
 
 #![allow(clippy::unwrap_used)]
 

@@ -50,7 +50,8 @@ class HuggingFaceJetMoe:
         doubled = tuple(torch.cat([half, half], dim=-1).to(x.dtype) for half in (cos, sin))
         if not self.takes_angles:
             module.rotary_emb = _Angles(doubled)
-        state = {"x": x.clone(), "module": module, "cache": _Cache(feeds) if self.case.past else None}
+        cache = _Cache(feeds) if self.case.past else None
+        state = {"x": x.clone(), "module": module, "cache": cache, "past": cache and cache.past}
         return {**state, "mask": self._mask(x), "angles": {"position_embeddings": doubled} if self.takes_angles else {}}
 
     def _mask(self, x):

@@ -30,9 +30,6 @@ class MultiHeadAttention:
             state["key"], state["value"] = torch.randn(*shape, **make), torch.randn(*shape, **make)
         return state
 
-    def touched_bytes(self, state):
-        return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
-
     def run(self, state):
         case = self.case
         qkv = linear(state["x"], state["qkv"]).view(case.batch, case.tokens, 3, self.heads, self.head)
