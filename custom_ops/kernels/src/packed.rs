@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use crate::buffer::Buffer;
 use crate::grid::{Claims, Grid, Layout, cut};
 use crate::pool::{self, Sequential, Stage, ThreadPool};
-use crate::simd::tiles::Magnitudes;
+use crate::simd::magnitudes::Magnitudes;
 use crate::simd::{Element, PANEL, Right};
 
 /// Elements that one task packs at least.

@@ -5,7 +5,8 @@ use std::ops::Range;
 use crate::buffer::Buffer;
 use crate::grid::Tile;
 use crate::packed::{Packed, Panels};
-use crate::simd::tiles::{COLUMN_LIMIT, Magnitudes, STRIP, SUM_STRIDE, Unit};
+use crate::simd::magnitudes::Magnitudes;
+use crate::simd::tiles::{COLUMN_LIMIT, STRIP, SUM_STRIDE, Unit};
 use crate::simd::{Element, Isa, Left, PANEL, Product, ROWS, Right, Write, panels_at_once};
 
 /// Most rows that one call multiplies.

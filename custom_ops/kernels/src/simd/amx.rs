@@ -8,8 +8,9 @@ use std::sync::OnceLock;
 use half::bf16;
 
 use super::amx_blocks::{self, Raw};
+use super::magnitudes::Magnitudes;
 use super::product::{Left, Right};
-use super::tiles::{Block, Job, Magnitudes, PARTS, QUARTER, STEP, STRIP, SUM_STRIDE, Stream, TILE, parts_len};
+use super::tiles::{Block, Job, PARTS, QUARTER, STEP, STRIP, SUM_STRIDE, Stream, TILE, parts_len};
 use super::{Element, LANES, PANEL, amx_split};
 
 /// Whether processor and system let this process use tiles; the system is asked once.

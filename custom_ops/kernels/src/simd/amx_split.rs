@@ -15,8 +15,9 @@ use std::ops::Range;
 
 use half::bf16;
 
+use super::magnitudes::Magnitudes;
 use super::product::LINE;
-use super::tiles::{Magnitudes, PARTS, STEP, TILE, TILE_LEN};
+use super::tiles::{PARTS, STEP, TILE, TILE_LEN};
 use super::{Element, LANES, PANEL};
 
 /// The upper halves of two vectors, one after the other.
