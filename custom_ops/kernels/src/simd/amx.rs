@@ -252,8 +252,8 @@ impl Tiles {
         // SAFETY: the bounds are proved, and `self` that the tiles of this thread are configured.
         unsafe {
             match (parts, rows > TILE) {
-                (1, true) => amx_blocks::one_part(&raw),
-                (1, false) => amx_blocks::one_part_low(&raw),
+                (1, true) => amx_blocks::pairs(&raw),
+                (1, false) => amx_blocks::pairs_low(&raw),
                 (2, true) => amx_blocks::two_parts(&raw),
                 (2, false) => amx_blocks::two_parts_low(&raw),
                 (_, true) => amx_blocks::three_parts(&raw),

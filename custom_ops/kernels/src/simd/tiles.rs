@@ -79,7 +79,7 @@ pub(crate) const fn parts_len(parts: usize, inner: usize) -> usize {
 pub(super) struct Block<'a> {
     /// Parts of a strip.
     pub(super) left: &'a [bf16],
-    /// Parts of a panel.
+    /// Parts of a panel; where there is one part, pairs of inner steps in rows of [`PANEL`].
     pub(super) right: &'a [bf16],
     /// Parts of a value of the panel.
     pub(super) parts: usize,
@@ -254,6 +254,11 @@ impl Unit {
     ) -> [Magnitudes; ROW_LIMIT] {
         assert!(left.starts.len() <= ROW_LIMIT && columns <= COLUMN_LIMIT, "size of a product on tiles");
         let (mut rows, panels) = ([Magnitudes::default(); ROW_LIMIT], columns.div_ceil(PANEL));
+        if let Some(data) = W::pairs(right.data) {
+            assert!(right.stride == PANEL, "whole panels");
+            self.multiply_pairs(left, data, 2 * right.panel_stride, panels, &mut rows);
+            return rows;
+        }
         let streams = left.starts.len() <= STRIP && left.inner.is_multiple_of(STEP) && right.stride == PANEL;
         if let Some(data) = W::direct(right.data).filter(|_| streams) {
             let right = Right { data, stride: right.stride, panel_stride: right.panel_stride };
@@ -274,6 +279,54 @@ impl Unit {
             }
         }
         rows
+    }
+
+    /// Rows times panels of bf16 in pairs of inner steps, `panel_stride` apart, which are read where they stand.
+    fn multiply_pairs(
+        &mut self,
+        left: Left<'_>,
+        right: &[bf16],
+        panel_stride: usize,
+        panels: usize,
+        found: &mut [Magnitudes],
+    ) {
+        let rows = left.starts.len();
+        let most = STREAM_LIMIT / rows.div_ceil(STRIP).max(1) / STEP * STEP;
+        for first in (0..left.inner).step_by(most) {
+            let inner = (left.inner - first).min(most);
+            self.split_left(left, first, inner, found);
+            for panel in 0..panels {
+                let data = &right[panel * panel_stride + first * PANEL..];
+                self.multiply_panel_of_pairs(rows, inner, data, panel, first > 0);
+            }
+        }
+    }
+
+    /// The strips that are split times `inner` steps of a panel of pairs; steps after the last whole [`STEP`] are copied,
+    /// with zeros behind them.
+    fn multiply_panel_of_pairs(&mut self, rows: usize, inner: usize, data: &[bf16], panel: usize, add: bool) {
+        let Scratch { left, right: [rest, _], sums, .. } = &mut self.scratch;
+        let (whole, rest) = (inner / STEP * STEP, &mut rest.filled_mut()[..STEP * PANEL]);
+        let (data, last) = data.split_at(whole * PANEL);
+        if whole < inner {
+            let len = (inner - whole).next_multiple_of(2) * PANEL;
+            rest[..len].copy_from_slice(&last[..len]);
+            rest[len..].fill(bf16::ZERO);
+        }
+        let strips = left.filled().chunks_exact(parts_len(PARTS, inner));
+        for (first, left) in (0..rows).step_by(STRIP).zip(strips) {
+            let (rows, place) = ((rows - first).min(STRIP), first * SUM_STRIDE + panel * PANEL);
+            let sums = &mut sums.filled_mut()[place..];
+            if whole > 0 {
+                let block = Block { left, right: data, parts: 1, inner: whole, sums: &mut *sums, add };
+                self.tiles.multiply(rows, block);
+            }
+            if whole < inner {
+                let left = &left[parts_len(PARTS, whole)..];
+                let block = Block { left, right: &*rest, parts: 1, inner: STEP, sums, add: add || whole > 0 };
+                self.tiles.multiply(rows, block);
+            }
+        }
     }
 
     /// One strip of rows times panels of f32 that are split on the way, so that their parts never leave the nearest cache.
