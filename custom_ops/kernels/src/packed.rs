@@ -360,6 +360,27 @@ mod tests {
     }
 
     #[test]
+    fn pairs_hold_two_rows_and_zeros_after_the_last() {
+        let source: Vec<bf16> = (0..GEOMETRY.len()).map(|i| bf16::from_f32((i % 250) as f32 + 1.0)).collect();
+        let Some(Packed { geometry, panels: Panels::Bf16(panels), .. }) =
+            Packed::new(GEOMETRY, WeightData::Bf16(&source))
+        else {
+            panic!("not packed as it is stored");
+        };
+        let at = |inner: usize, column: usize| match inner < 5 && column < 37 {
+            true => source[(5 + inner) * 3 * 37 + 2 * 37 + column],
+            false => bf16::ZERO,
+        };
+        for panel in 0..2 {
+            let found = &geometry.right(&panels, 1, 2, panel).data[..3 * PANEL];
+            for (place, pair) in found.iter().enumerate() {
+                let (row, column) = (place / PANEL, panel * PANEL + place % PANEL);
+                assert_eq!(*pair, [at(2 * row, column), at(2 * row + 1, column)], "{row}, {column}");
+            }
+        }
+    }
+
+    #[test]
     fn equal_weights_are_shared_while_in_use() {
         let source: Vec<f32> = (0..GEOMETRY.len()).map(|i| i as f32 + 0.5).collect();
         let first = Packed::shared(GEOMETRY, &source).unwrap();
@@ -371,7 +392,10 @@ mod tests {
         let reduced = Packed::shared(GEOMETRY, WeightData::Bf16(&stored)).unwrap();
         assert!(!Arc::ptr_eq(&first, &reduced));
         assert!(Arc::ptr_eq(&reduced, &Packed::shared(GEOMETRY, WeightData::Bf16(&stored)).unwrap()));
-        assert!(reduced.bytes() * 2 <= first.bytes() + 256);
+        assert!(reduced.bytes() * 5 <= first.bytes() * 3 + 512, "three pairs of rows beside five rows");
+        let mut last = stored.clone();
+        *last.last_mut().unwrap() = bf16::ZERO;
+        assert!(!Arc::ptr_eq(&reduced, &Packed::shared(GEOMETRY, WeightData::Bf16(&last)).unwrap()));
         let flat = Geometry { matrices: 6, blocks: 1, ..GEOMETRY };
         assert!(!Arc::ptr_eq(&first, &Packed::shared(flat, &source).unwrap()));
     }
