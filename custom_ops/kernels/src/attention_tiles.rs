@@ -9,7 +9,8 @@ use crate::attention::{Attention, Rows};
 use crate::grid::Tile;
 use crate::key_panels::KEYS_PER_TILE;
 use crate::rows::TILE_ROWS;
-use crate::simd::tiles::{COLUMN_LIMIT, INNER_LIMIT, Magnitudes, STRIP, SUM_STRIDE, Unit};
+use crate::simd::magnitudes::Magnitudes;
+use crate::simd::tiles::{COLUMN_LIMIT, INNER_LIMIT, STRIP, SUM_STRIDE, Unit};
 use crate::simd::{Isa, Left, PANEL, ROWS};
 
 /// Fewest query rows, keys and elements of a head for which tiles are faster than vectors.

@@ -5,7 +5,8 @@ use half::bf16;
 use crate::buffer::Buffer;
 use crate::grid::{Claims, Grid, Layout, Tile, cut};
 use crate::pool::Stage;
-use crate::simd::tiles::{Magnitudes, PARTS, Unit, parts_len};
+use crate::simd::magnitudes::Magnitudes;
+use crate::simd::tiles::{PARTS, Unit, parts_len};
 use crate::simd::{Isa, PANEL, Right};
 
 /// Keys of one tile of attention.

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use crate::buffer::Buffer;
 use crate::grid::{Claims, Grid, Layout, cut};
 use crate::pool::{self, Sequential, Stage, ThreadPool};
-use crate::simd::tiles::Magnitudes;
+use crate::simd::magnitudes::Magnitudes;
 use crate::simd::{Element, PANEL, Right};
 
 /// Elements that one task packs at least.
@@ -97,8 +97,9 @@ impl Geometry {
         self.columns.div_ceil(PANEL)
     }
 
-    fn panel_len(&self) -> usize {
-        self.inner * PANEL
+    /// Elements of a packed panel.
+    pub(crate) fn panel_len<W: Element>(&self) -> usize {
+        W::rows(self.inner) * PANEL
     }
 
     /// The place in the source where the first row of a panel begins, and the number of its columns.
@@ -114,12 +115,12 @@ impl Geometry {
 #[derive(Debug)]
 pub(crate) enum Panels {
     F32(Buffer<f32>),
-    Bf16(Buffer<bf16>),
+    Bf16(Buffer<[bf16; 2]>),
     F16(Buffer<f16>),
 }
 
 /// Weights in panels `[matrices, blocks, ceil(columns / PANEL), inner, PANEL]`, the last panel of a block padded with
-/// zeros, in the type in which they are stored.
+/// zeros, in the type in which they are stored; two inner steps of bf16 stand side by side.
 #[derive(Debug)]
 pub(crate) struct Packed {
     geometry: Geometry,
@@ -237,24 +238,40 @@ impl Geometry {
     fn fill<W: Element>(
         self,
         panels: &mut Buffer<W>,
-        source: &[W],
+        source: &[W::Stored],
         PackScratch { bounds, claims }: &mut PackScratch,
         pool: &dyn ThreadPool,
     ) {
-        let (count, len) = (self.matrices * self.blocks * self.panels(), self.panel_len());
+        let (count, len) = (self.matrices * self.blocks * self.panels(), self.panel_len::<W>());
         cut(bounds, count, ELEMENTS_PER_TASK.div_ceil(len));
         let grid = Grid::new(panels.take(count * len), Layout::whole(len), bounds, claims);
         pool::run(pool, &[&Pack { geometry: self, source, grid }]);
     }
 
     /// Whether `panels` holds `source`.
-    fn holds<W: Element>(self, panels: &[W], source: &[W]) -> bool {
-        let row = self.blocks * self.columns;
-        panels.chunks(self.panel_len()).enumerate().all(|(index, panel)| {
-            let (start, count) = self.source(index);
-            let mut rows = panel.chunks(PANEL).zip(source[start..].chunks(row));
-            rows.all(|(packed, row)| packed[..count].iter().zip(&row[..count]).all(|(a, b)| a.same_bits(*b)))
+    fn holds<W: Element>(self, panels: &[W], source: &[W::Stored]) -> bool {
+        panels.chunks(self.panel_len::<W>()).enumerate().all(|(index, panel)| {
+            let mut rows = panel.chunks(PANEL).enumerate();
+            rows.all(|(row, elements)| self.with_rows::<W, _>(source, index, row, |rows| W::holds(elements, rows)))
         })
+    }
+
+    /// Calls `use_rows` with the parts of the rows of `source` that row `row` of panel `panel` holds.
+    fn with_rows<W: Element, R>(
+        self,
+        source: &[W::Stored],
+        panel: usize,
+        row: usize,
+        use_rows: impl FnOnce(&[&[W::Stored]]) -> R,
+    ) -> R {
+        let (start, count) = self.source(panel);
+        let of = |inner: usize| &source[start + inner * self.blocks * self.columns..][..count];
+        let first = row * W::STEPS;
+        match self.inner - first {
+            1 => use_rows(&[of(first)]),
+            _ if W::STEPS == 1 => use_rows(&[of(first)]),
+            _ => use_rows(&[of(first), of(first + 1)]),
+        }
     }
 
     /// The panels of a matrix from panel `panel` of block `block` on, and what follows them.
@@ -265,7 +282,7 @@ impl Geometry {
         block: usize,
         panel: usize,
     ) -> Right<'_, W> {
-        let (count, len) = (self.panels(), self.panel_len());
+        let (count, len) = (self.panels(), self.panel_len::<W>());
         let first = (matrix * self.blocks + block) * count + panel;
         Right { data: &panels.filled()[first * len..], stride: PANEL, panel_stride: len }
     }
@@ -286,9 +303,9 @@ impl PackScratch {
 }
 
 /// The stage that fills panels, one row of the grid each.
-struct Pack<'a, W> {
+struct Pack<'a, W: Element> {
     geometry: Geometry,
-    source: &'a [W],
+    source: &'a [W::Stored],
     grid: Grid<'a, W>,
 }
 
@@ -299,12 +316,12 @@ impl<W: Element> Stage for Pack<'_, W> {
 
     fn run(&self, index: usize) {
         let Some(mut panels) = self.grid.tile(index) else { return };
-        let row_len = self.geometry.blocks * self.geometry.columns;
-        for row in 0..panels.rows() {
-            let (start, count) = self.geometry.source(panels.first_row() + row);
-            for (packed, row) in panels.row(row).chunks_mut(PANEL).zip(self.source[start..].chunks(row_len)) {
-                packed[..count].copy_from_slice(&row[..count]);
-                packed[count..].fill(W::default());
+        for panel in 0..panels.rows() {
+            let number = panels.first_row() + panel;
+            let (_, count) = self.geometry.source(number);
+            for (row, out) in panels.row(panel).chunks_mut(PANEL).enumerate() {
+                self.geometry.with_rows::<W, _>(self.source, number, row, |rows| W::pack(rows, out));
+                out[count..].fill(W::default());
             }
         }
     }
@@ -343,6 +360,27 @@ mod tests {
     }
 
     #[test]
+    fn pairs_hold_two_rows_and_zeros_after_the_last() {
+        let source: Vec<bf16> = (0..GEOMETRY.len()).map(|i| bf16::from_f32((i % 250) as f32 + 1.0)).collect();
+        let Some(Packed { geometry, panels: Panels::Bf16(panels), .. }) =
+            Packed::new(GEOMETRY, WeightData::Bf16(&source))
+        else {
+            panic!("not packed as it is stored");
+        };
+        let at = |inner: usize, column: usize| match inner < 5 && column < 37 {
+            true => source[(5 + inner) * 3 * 37 + 2 * 37 + column],
+            false => bf16::ZERO,
+        };
+        for panel in 0..2 {
+            let found = &geometry.right(&panels, 1, 2, panel).data[..3 * PANEL];
+            for (place, pair) in found.iter().enumerate() {
+                let (row, column) = (place / PANEL, panel * PANEL + place % PANEL);
+                assert_eq!(*pair, [at(2 * row, column), at(2 * row + 1, column)], "{row}, {column}");
+            }
+        }
+    }
+
+    #[test]
     fn equal_weights_are_shared_while_in_use() {
         let source: Vec<f32> = (0..GEOMETRY.len()).map(|i| i as f32 + 0.5).collect();
         let first = Packed::shared(GEOMETRY, &source).unwrap();
@@ -354,7 +392,10 @@ mod tests {
         let reduced = Packed::shared(GEOMETRY, WeightData::Bf16(&stored)).unwrap();
         assert!(!Arc::ptr_eq(&first, &reduced));
         assert!(Arc::ptr_eq(&reduced, &Packed::shared(GEOMETRY, WeightData::Bf16(&stored)).unwrap()));
-        assert!(reduced.bytes() * 2 <= first.bytes() + 256);
+        assert!(reduced.bytes() * 5 <= first.bytes() * 3 + 512, "three pairs of rows beside five rows");
+        let mut last = stored.clone();
+        *last.last_mut().unwrap() = bf16::ZERO;
+        assert!(!Arc::ptr_eq(&reduced, &Packed::shared(GEOMETRY, WeightData::Bf16(&last)).unwrap()));
         let flat = Geometry { matrices: 6, blocks: 1, ..GEOMETRY };
         assert!(!Arc::ptr_eq(&first, &Packed::shared(flat, &source).unwrap()));
     }

@@ -5,7 +5,8 @@ use std::ops::Range;
 use crate::buffer::Buffer;
 use crate::grid::Tile;
 use crate::packed::{Packed, Panels};
-use crate::simd::tiles::{COLUMN_LIMIT, Magnitudes, STRIP, SUM_STRIDE, Unit};
+use crate::simd::magnitudes::Magnitudes;
+use crate::simd::tiles::{COLUMN_LIMIT, STRIP, SUM_STRIDE, Unit};
 use crate::simd::{Element, Isa, Left, PANEL, Product, ROWS, Right, Write, panels_at_once};
 
 /// Most rows that one call multiplies.
@@ -73,7 +74,7 @@ impl RowProduct<'_> {
         if on_tiles::<W>(isa, count, self.left.inner, self.columns) {
             return self.compute_on_tiles(panels, isa, out);
         }
-        let panel_len = self.left.inner * PANEL;
+        let panel_len = W::rows(self.left.inner) * PANEL;
         let together = match count {
             ..=ROWS => self.columns,
             _ => self.columns.min((NEAR / (panel_len * size_of::<W>()).max(1)).max(1) * PANEL),
@@ -126,7 +127,7 @@ impl RowProduct<'_> {
             let rows = unit.multiply(self.left, right, columns.len());
             let mut known = [Magnitudes::default(); COLUMN_LIMIT / PANEL];
             for (panel, known) in known.iter_mut().enumerate().take(columns.len().div_ceil(PANEL)) {
-                let panel_len = self.left.inner * PANEL;
+                let panel_len = W::rows(self.left.inner) * PANEL;
                 let values = &right.data[panel * panel_len..][..panel_len];
                 let find = || unit.magnitudes(values);
                 *known = self.weights.magnitudes(self.matrix, self.block, first_panel + panel, find);
@@ -215,7 +216,7 @@ fn first_ahead<'a, W: Element>(
     let bytes = panel_len * size_of::<W>();
     let (start, len) = match panels_at_once(isa, rows, bytes).min(columns.div_ceil(PANEL)) {
         1 => {
-            let long = rows * size_of::<f32>() >= LONG * size_of::<W>();
+            let long = rows * size_of::<f32>() * W::STEPS >= LONG * size_of::<W>();
             (DISTANCE[usize::from(long)] / size_of::<W>(), panel_len)
         }
         panels if panels * bytes <= EARLY => (panels * panel_len, panels * panel_len),

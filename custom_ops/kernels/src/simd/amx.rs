@@ -8,8 +8,9 @@ use std::sync::OnceLock;
 use half::bf16;
 
 use super::amx_blocks::{self, Raw};
+use super::magnitudes::Magnitudes;
 use super::product::{Left, Right};
-use super::tiles::{Block, Job, Magnitudes, PARTS, QUARTER, STEP, STRIP, SUM_STRIDE, Stream, TILE, parts_len};
+use super::tiles::{Block, Job, PARTS, QUARTER, STEP, STRIP, SUM_STRIDE, Stream, TILE, parts_len};
 use super::{Element, LANES, PANEL, amx_split};
 
 /// Whether processor and system let this process use tiles; the system is asked once.
@@ -251,8 +252,8 @@ impl Tiles {
         // SAFETY: the bounds are proved, and `self` that the tiles of this thread are configured.
         unsafe {
             match (parts, rows > TILE) {
-                (1, true) => amx_blocks::one_part(&raw),
-                (1, false) => amx_blocks::one_part_low(&raw),
+                (1, true) => amx_blocks::pairs(&raw),
+                (1, false) => amx_blocks::pairs_low(&raw),
                 (2, true) => amx_blocks::two_parts(&raw),
                 (2, false) => amx_blocks::two_parts_low(&raw),
                 (_, true) => amx_blocks::three_parts(&raw),

@@ -15,8 +15,9 @@ use std::ops::Range;
 
 use half::bf16;
 
+use super::magnitudes::Magnitudes;
 use super::product::LINE;
-use super::tiles::{Magnitudes, PARTS, STEP, TILE, TILE_LEN};
+use super::tiles::{PARTS, STEP, TILE, TILE_LEN};
 use super::{Element, LANES, PANEL};
 
 /// The upper halves of two vectors, one after the other.
@@ -177,7 +178,7 @@ pub(super) unsafe fn panel<W: Element>(
                 }
                 for half in 0..PANEL / LANES {
                     let load = |row: usize| match row < inner {
-                        true => W::load16(from.add(row * stride + half * LANES)),
+                        true => W::load16(from.add(row / W::STEPS * stride + half * LANES), row % W::STEPS),
                         false => _mm512_setzero_ps(),
                     };
                     let (a, b) = (load(step * STEP + 2 * pair), load(step * STEP + 2 * pair + 1));
@@ -200,8 +201,10 @@ pub(super) unsafe fn panel<W: Element>(
 pub(super) unsafe fn magnitudes<W: Element>(from: *const W, count: usize) -> Magnitudes {
     let mut lanes = Lanes::new();
     for first in (0..count).step_by(LANES) {
-        // SAFETY: by the caller's promise.
-        lanes.take(unsafe { W::load16(from.add(first)) });
+        for step in 0..W::STEPS {
+            // SAFETY: by the caller's promise.
+            lanes.take(unsafe { W::load16(from.add(first), step) });
+        }
     }
     lanes.join()
 }

@@ -56,15 +56,23 @@ unsafe fn piece<W: Element, const M: usize>(raw: &Raw<W>, first: usize, column: 
         let mut left = [raw.left[first]; M];
         left.copy_from_slice(&raw.left[first..first + M]);
         let mut right = raw.right.add(column / PANEL * raw.panel_stride + column % PANEL);
-        for inner in 0..raw.inner {
-            let lanes = [W::load8(right), W::load8(right.add(WIDTH))];
+        let mut step = |inner: usize, within: usize| {
+            let lanes = [W::load8(right, within), W::load8(right.add(WIDTH), within)];
             for (sums, left) in sums.iter_mut().zip(left) {
                 let value = _mm256_set1_ps(*left.add(inner));
                 for (sum, lanes) in sums.iter_mut().zip(lanes) {
                     *sum = _mm256_fmadd_ps(value, lanes, *sum);
                 }
             }
-            right = right.wrapping_add(raw.stride);
+            right = right.wrapping_add(W::passed(within, raw.stride));
+        };
+        let even = raw.inner & !1;
+        for inner in (0..even).step_by(2) {
+            step(inner, 0);
+            step(inner + 1, 1);
+        }
+        if even < raw.inner {
+            step(even, 0);
         }
         for (row, mut sums) in sums.into_iter().enumerate() {
             let out = raw.out[first + row].add(column);

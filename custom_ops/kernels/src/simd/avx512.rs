@@ -93,7 +93,7 @@ unsafe fn store<W>(raw: &Raw<W>, row: usize, out: *mut f32, mask: __mmask16, sum
     }
 }
 
-/// One inner step of a block.
+/// One inner step of a block, `step` of those of an element.
 ///
 /// # Safety
 ///
@@ -103,14 +103,14 @@ unsafe fn store<W>(raw: &Raw<W>, row: usize, out: *mut f32, mask: __mmask16, sum
 unsafe fn multiply_add<W: Element, const M: usize, const V: usize>(
     sums: &mut [[__m512; V]; M],
     left: &[*const f32; M],
-    inner: usize,
+    [inner, step]: [usize; 2],
     right: *const W,
 ) {
     let mut panel = [_mm512_setzero_ps(); V];
     // SAFETY: by the caller's promise.
     unsafe {
         for (vector, lanes) in panel.iter_mut().enumerate() {
-            *lanes = W::load16(right.add(vector * LANES));
+            *lanes = W::load16(right.add(vector * LANES), step);
         }
         for (sums, left) in sums.iter_mut().zip(left) {
             let value = _mm512_set1_ps(*left.add(inner));
@@ -146,14 +146,14 @@ unsafe fn block<W: Element, const M: usize, const V: usize>(raw: &Raw<W>) {
                 ahead = ahead.wrapping_add(LINE);
             }
             for step in 0..STEPS {
-                multiply_add(&mut sums, &left, inner + step, right);
-                right = right.wrapping_add(raw.stride);
+                multiply_add(&mut sums, &left, [inner + step, step], right);
+                right = right.wrapping_add(W::passed(step, raw.stride));
             }
             inner += STEPS;
         }
         for inner in inner..raw.inner {
-            multiply_add(&mut sums, &left, inner, right);
-            right = right.wrapping_add(raw.stride);
+            multiply_add(&mut sums, &left, [inner, inner], right);
+            right = right.wrapping_add(W::passed(inner, raw.stride));
         }
         for (row, sums) in sums.into_iter().enumerate() {
             for (vector, sum) in sums.into_iter().enumerate() {
@@ -186,7 +186,7 @@ unsafe fn wide<W: Element, const M: usize, const V: usize>(raw: &Raw<W>) {
                 *sum = first_term(raw, row, out, mask(raw.columns, vector));
             }
         }
-        if M == 1 && raw.inner * raw.stride * size_of::<W>() > LONG {
+        if M == 1 && W::rows(raw.inner) * raw.stride * size_of::<W>() > LONG {
             long_row(&mut sums[0], raw, offsets);
         } else {
             wide_sums(&mut sums, raw, offsets);
@@ -214,7 +214,7 @@ unsafe fn wide_sums<W: Element, const M: usize, const V: usize>(
     let mut left = [raw.left[0]; M];
     left.copy_from_slice(&raw.left[..M]);
     let (mut right, mut ahead) = (raw.right, raw.ahead.cast::<i8>());
-    for inner in 0..raw.inner {
+    let mut one = |inner: usize, step: usize| {
         // SAFETY: by the caller's promise; what is fetched may lie anywhere.
         unsafe {
             if inner % STEPS == 0 {
@@ -225,14 +225,15 @@ unsafe fn wide_sums<W: Element, const M: usize, const V: usize>(
             }
             let values: [__m512; M] = left.map(|left| _mm512_set1_ps(*left.add(inner)));
             for (vector, offset) in offsets.into_iter().enumerate() {
-                let lanes = W::load16(right.add(offset));
+                let lanes = W::load16(right.add(offset), step);
                 for (sums, value) in sums.iter_mut().zip(values) {
                     sums[vector] = _mm512_fmadd_ps(value, lanes, sums[vector]);
                 }
             }
         }
-        right = right.wrapping_add(raw.stride);
-    }
+        right = right.wrapping_add(W::passed(step, raw.stride));
+    };
+    in_pairs(raw.inner, &mut one);
 }
 
 /// [`wide_sums`] of one row and long panels.
@@ -244,18 +245,33 @@ unsafe fn wide_sums<W: Element, const M: usize, const V: usize>(
 #[inline]
 unsafe fn long_row<W: Element, const V: usize>(sums: &mut [__m512; V], raw: &Raw<W>, offsets: [usize; V]) {
     let (left, mut right) = (raw.left[0], raw.right);
-    for inner in 0..raw.inner {
+    let mut one = |inner: usize, step: usize| {
         // SAFETY: by the caller's promise; what is fetched may lie anywhere.
         unsafe {
             let value = _mm512_set1_ps(*left.add(inner));
             for (vector, (sum, offset)) in sums.iter_mut().zip(offsets).enumerate() {
-                if (vector * LANES * size_of::<W>()).is_multiple_of(LINE) {
+                if (vector * LANES * size_of::<W>()).is_multiple_of(LINE) && step % W::STEPS == 0 {
                     let ahead = right.wrapping_add(offset + AHEAD / size_of::<W>());
                     _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
                 }
-                *sum = _mm512_fmadd_ps(value, W::load16(right.add(offset)), *sum);
+                *sum = _mm512_fmadd_ps(value, W::load16(right.add(offset), step), *sum);
             }
         }
-        right = right.wrapping_add(raw.stride);
+        right = right.wrapping_add(W::passed(step, raw.stride));
+    };
+    in_pairs(raw.inner, &mut one);
+}
+
+/// Calls `one` for each of `inner` steps, with a place in a pair that the compiler knows.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn in_pairs(inner: usize, one: &mut impl FnMut(usize, usize)) {
+    let even = inner & !1;
+    for inner in (0..even).step_by(2) {
+        one(inner, 0);
+        one(inner + 1, 1);
+    }
+    if even < inner {
+        one(even, 0);
     }
 }

@@ -33,6 +33,7 @@ mod few_keys;
 #[allow(unsafe_code)]
 mod few_slots;
 mod lanes;
+pub(crate) mod magnitudes;
 mod one_token;
 #[allow(unsafe_code)]
 mod portable;

@@ -5,8 +5,9 @@ use std::ops::Range;
 use half::bf16;
 
 use super::Element;
+use super::magnitudes::Magnitudes;
 use super::product::{Left, Right};
-use super::tiles::{Block, Job, Magnitudes, Stream};
+use super::tiles::{Block, Job, Stream};
 
 /// Tiles that cannot be.
 pub(super) enum Tiles {}

@@ -29,11 +29,11 @@ pub(super) unsafe fn block<W: Element>(raw: &Raw<W>) {
                 let mut right = raw.right.wrapping_add(offset);
                 for inner in 0..raw.inner {
                     let value = *raw.left[row].add(inner);
-                    let lanes = (*right.cast::<[W; LANES]>()).map(W::widen);
+                    let lanes = (*right.cast::<[W; LANES]>()).map(|element| element.widen(inner));
                     for (sum, lane) in sums.iter_mut().zip(lanes) {
                         *sum = multiply_add(value, lane, *sum);
                     }
-                    right = right.wrapping_add(raw.stride);
+                    right = right.wrapping_add(W::passed(inner, raw.stride));
                 }
                 for (out, sum) in out.iter_mut().zip(sums) {
                     match raw.mode {

@@ -35,7 +35,8 @@ impl Left<'_> {
     }
 }
 
-/// The right factor: panels of `inner` rows of [`PANEL`] columns; of the last one, only the lanes in use are read.
+/// The right factor: panels of [`PANEL`] columns, with a row of elements for each [`Element::STEPS`] inner steps; of the
+/// last panel, only the lanes in use are read.
 #[derive(Clone, Copy)]
 pub(crate) struct Right<'a, W = f32> {
     pub(crate) data: &'a [W],
@@ -138,7 +139,7 @@ impl<W: Element> Product<'_, W> {
             Write::AddScaled(factors) => (Mode::AddScaled, Some(factors)),
         };
         let inner = self.left.inner;
-        let most = panels_at_once(isa, count, inner * PANEL * size_of::<W>()).saturating_mul(PANEL);
+        let most = panels_at_once(isa, count, W::rows(inner) * PANEL * size_of::<W>()).saturating_mul(PANEL);
         let ahead_len = self.ahead.map_or(0, size_of_val);
         let mut raw = Raw {
             rows: count,
@@ -175,16 +176,17 @@ impl<W: Element> Product<'_, W> {
     /// Proves the bounds of everything but the rows of both sides.
     fn check(&self, out: &Tile<'_, f32>, factors: Option<&[f32]>) {
         let (left, right, count) = (self.left, self.right, self.left.starts.len());
+        let steps = W::rows(left.inner);
         assert!(count <= ROWS, "block size");
         assert!(self.rows.len() >= count, "destination rows");
         assert!(factors.is_none_or(|factors| factors.len() >= count), "one factor a row");
         let panels = self.columns.div_ceil(PANEL);
         let lanes = (self.columns - (panels - 1) * PANEL).next_multiple_of(LANES);
-        let last = (left.inner.saturating_sub(1)).checked_mul(right.stride).and_then(|rows| rows.checked_add(lanes));
+        let last = (steps.saturating_sub(1)).checked_mul(right.stride).and_then(|rows| rows.checked_add(lanes));
         let end = (panels - 1).checked_mul(right.panel_stride).zip(last).and_then(|(a, b)| a.checked_add(b));
         let whole = panels == 1 || right.stride >= PANEL || left.inner == 0;
         assert!(left.inner == 0 || whole && end.is_some_and(|end| end <= right.data.len()), "right out of bounds");
-        let full_panel = (left.inner.saturating_sub(1)) * right.stride + PANEL;
+        let full_panel = (steps.saturating_sub(1)) * right.stride + PANEL;
         let before = panels == 1 || (panels - 2) * right.panel_stride + full_panel <= right.data.len();
         assert!(left.inner == 0 || before, "right out of bounds");
         let columns = self.first_column.checked_add(self.columns);

@@ -20,7 +20,7 @@
 //!
 //! # Values that do not suit
 //!
-//! Tiles take subnormal numbers as 0, before and after, and rounding to a part may overflow. [`Magnitudes::suit`] admits a
+//! Tiles take subnormal numbers as 0, before and after, and rounding to a part may overflow. [`Magnitudes::suit`](super::magnitudes::Magnitudes::suit) admits a
 //! row and a panel only where no sum can overflow, and where the smallest product, `m`, is at least 2^-96: each of at most
 //! 8 flushes of a term loses less than 2^-126, so `8 · 2^-30 m`, `0.13 u S`. Everything else (infinities and NaN too) is
 //! multiplied by fused multiply-adds. Each row is judged alone, so that no row changes the bits of another.
@@ -34,6 +34,7 @@ use std::cell::Cell;
 use half::bf16;
 
 use super::amx::Tiles;
+use super::magnitudes::Magnitudes;
 use super::product::{Left, Right};
 use super::{Element, Isa, LANES, PANEL};
 use crate::buffer::Buffer;
@@ -73,72 +74,12 @@ pub(crate) const fn parts_len(parts: usize, inner: usize) -> usize {
     inner.div_ceil(STEP) * parts * 2 * TILE_LEN
 }
 
-/// The largest magnitude among values, and the smallest that is not 0. The default is that of no values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Magnitudes {
-    /// Bits of the largest magnitude; those of a NaN are larger than all others.
-    pub(super) largest: u32,
-    /// Bits of the smallest magnitude that is not 0, less 1.
-    pub(super) below_smallest: u32,
-}
-
-impl Default for Magnitudes {
-    fn default() -> Self {
-        Self { largest: 0, below_smallest: u32::MAX }
-    }
-}
-
-impl Magnitudes {
-    /// Of both.
-    pub(crate) fn join(self, other: Self) -> Self {
-        Self { largest: self.largest.max(other.largest), below_smallest: self.below_smallest.min(other.below_smallest) }
-    }
-
-    /// As one number, which is not 0.
-    pub(crate) fn to_bits(self) -> u64 {
-        u64::from(self.largest) << 32 | u64::from(self.below_smallest)
-    }
-
-    /// What [`Magnitudes::to_bits`] was given; `None` for 0.
-    pub(crate) fn from_bits(bits: u64) -> Option<Self> {
-        (bits != 0).then_some(Self { largest: (bits >> 32) as u32, below_smallest: bits as u32 })
-    }
-
-    fn largest(self) -> f32 {
-        f32::from_bits(self.largest)
-    }
-
-    /// Infinite where every value is 0.
-    fn smallest(self) -> f32 {
-        self.below_smallest.checked_add(1).map_or(f32::INFINITY, f32::from_bits)
-    }
-
-    /// Whether tiles multiply `inner` of such values as accurately as fused multiply-adds.
-    pub(crate) fn suit(self, other: Self, inner: usize) -> bool {
-        const SMALLEST: f32 = f32::from_bits((127 - 96) << 23);
-        const LARGEST: f32 = f32::from_bits((127 + 126) << 23);
-        let (least, most) = (self.smallest().min(other.smallest()), self.largest().max(other.largest()));
-        most <= LARGEST
-            && self.largest() * other.largest() * inner as f32 <= LARGEST
-            && least >= SMALLEST
-            && self.smallest() * other.smallest() >= SMALLEST
-    }
-
-    /// Whether tiles multiply such values with weights in `0 ..= 1` of which one is 1.
-    ///
-    /// Parts of a small weight may be flushed, which costs less than 2^-63 of the smallest value.
-    pub(crate) fn suit_weights(self) -> bool {
-        const BOUND: u32 = 60;
-        self.largest() <= f32::from_bits((127 + BOUND) << 23) && self.smallest() >= f32::from_bits((127 - BOUND) << 23)
-    }
-}
-
 /// One strip times one panel.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(super) struct Block<'a> {
     /// Parts of a strip.
     pub(super) left: &'a [bf16],
-    /// Parts of a panel.
+    /// Parts of a panel; where there is one part, pairs of inner steps in rows of [`PANEL`].
     pub(super) right: &'a [bf16],
     /// Parts of a value of the panel.
     pub(super) parts: usize,
@@ -313,6 +254,11 @@ impl Unit {
     ) -> [Magnitudes; ROW_LIMIT] {
         assert!(left.starts.len() <= ROW_LIMIT && columns <= COLUMN_LIMIT, "size of a product on tiles");
         let (mut rows, panels) = ([Magnitudes::default(); ROW_LIMIT], columns.div_ceil(PANEL));
+        if let Some(data) = W::pairs(right.data) {
+            assert!(right.stride == PANEL, "whole panels");
+            self.multiply_pairs(left, data, 2 * right.panel_stride, panels, &mut rows);
+            return rows;
+        }
         let streams = left.starts.len() <= STRIP && left.inner.is_multiple_of(STEP) && right.stride == PANEL;
         if let Some(data) = W::direct(right.data).filter(|_| streams) {
             let right = Right { data, stride: right.stride, panel_stride: right.panel_stride };
@@ -333,6 +279,54 @@ impl Unit {
             }
         }
         rows
+    }
+
+    /// Rows times panels of bf16 in pairs of inner steps, `panel_stride` apart, which are read where they stand.
+    fn multiply_pairs(
+        &mut self,
+        left: Left<'_>,
+        right: &[bf16],
+        panel_stride: usize,
+        panels: usize,
+        found: &mut [Magnitudes],
+    ) {
+        let rows = left.starts.len();
+        let most = STREAM_LIMIT / rows.div_ceil(STRIP).max(1) / STEP * STEP;
+        for first in (0..left.inner).step_by(most) {
+            let inner = (left.inner - first).min(most);
+            self.split_left(left, first, inner, found);
+            for panel in 0..panels {
+                let data = &right[panel * panel_stride + first * PANEL..];
+                self.multiply_panel_of_pairs(rows, inner, data, panel, first > 0);
+            }
+        }
+    }
+
+    /// The strips that are split times `inner` steps of a panel of pairs; steps after the last whole [`STEP`] are copied,
+    /// with zeros behind them.
+    fn multiply_panel_of_pairs(&mut self, rows: usize, inner: usize, data: &[bf16], panel: usize, add: bool) {
+        let Scratch { left, right: [rest, _], sums, .. } = &mut self.scratch;
+        let (whole, rest) = (inner / STEP * STEP, &mut rest.filled_mut()[..STEP * PANEL]);
+        let (data, last) = data.split_at(whole * PANEL);
+        if whole < inner {
+            let len = (inner - whole).next_multiple_of(2) * PANEL;
+            rest[..len].copy_from_slice(&last[..len]);
+            rest[len..].fill(bf16::ZERO);
+        }
+        let strips = left.filled().chunks_exact(parts_len(PARTS, inner));
+        for (first, left) in (0..rows).step_by(STRIP).zip(strips) {
+            let (rows, place) = ((rows - first).min(STRIP), first * SUM_STRIDE + panel * PANEL);
+            let sums = &mut sums.filled_mut()[place..];
+            if whole > 0 {
+                let block = Block { left, right: data, parts: 1, inner: whole, sums: &mut *sums, add };
+                self.tiles.multiply(rows, block);
+            }
+            if whole < inner {
+                let left = &left[parts_len(PARTS, whole)..];
+                let block = Block { left, right: &*rest, parts: 1, inner: STEP, sums, add: add || whole > 0 };
+                self.tiles.multiply(rows, block);
+            }
+        }
     }
 
     /// One strip of rows times panels of f32 that are split on the way, so that their parts never leave the nearest cache.
@@ -434,31 +428,5 @@ mod tests {
         let unit = Unit::new(isa);
         let Scratch { left, right: [even, odd], sums } = &unit.scratch;
         assert_eq!(left.bytes() + even.bytes() + odd.bytes() + sums.bytes(), THREAD_BYTES);
-    }
-
-    #[test]
-    fn magnitudes_of_nothing_and_of_zeros_suit_all_that_is_finite() {
-        let of = |value: f32| Magnitudes { largest: value.to_bits(), below_smallest: value.to_bits().wrapping_sub(1) };
-        let nothing = Magnitudes::default();
-        assert_eq!(of(0.0), nothing);
-        assert_eq!(Magnitudes::from_bits(nothing.to_bits()), Some(nothing));
-        assert_eq!(Magnitudes::from_bits(0), None);
-        for (a, b, inner, suit) in [
-            (1.0, 0.0, 9, true),
-            (f32::INFINITY, 0.0, 9, false),
-            (f32::NAN, 1.0, 9, false),
-            (f32::MAX, 1e-9, 9, false),
-            (2f32.powi(63), 2f32.powi(63), 1, true),
-            (2f32.powi(63), 2f32.powi(63), 2, false),
-            (2f32.powi(-48), 2f32.powi(-48), 9, true),
-            (2f32.powi(-48), 2f32.powi(-49), 9, false),
-            (1e-40, 1e30, 9, false),
-            (1e-40, 0.0, 9, false),
-        ] {
-            assert_eq!(of(a).suit(of(b), inner), suit, "{a:e} {b:e}");
-            assert_eq!(of(b).suit(of(a), inner), suit, "{b:e} {a:e}");
-        }
-        assert!(of(1.0).suit_weights() && nothing.suit_weights());
-        assert!(!of(f32::NAN).suit_weights() && !of(1e-20).suit_weights() && !of(1e20).suit_weights());
     }
 }
