@@ -1,5 +1,6 @@
 //! From typed errors to one line, one help line and an exit code.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use moa_graphs::{FloatType, ImportError, LowerError, WeightError};
@@ -117,7 +118,12 @@ const fn class(kind: ErrorKind) -> u8 {
 
 impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
-        Self { help: error.help(), ..Self::new(class(error.kind()), 2, error.to_string(), None) }
+        let engine = matches!(&error, CheckpointError::Header { file, .. } if is_engine(Path::new(file)));
+        let help = match engine {
+            true => Some("an engine is no checkpoint; give what the engine's ONNX file was exported from".into()),
+            false => error.help(),
+        };
+        Self { help, ..Self::new(class(error.kind()), 2, error.to_string(), None) }
     }
 }
 
@@ -131,14 +137,14 @@ impl From<ReadError> for Failure {
         };
         let engine =
             "give the ONNX file that the engine was built from, and with `--backends tensorrt` the engine as --plan";
-        let help = error.help().or_else(|| is_engine(&error).then_some(engine));
+        let named_so = matches!(&error, ReadError::Refused { path, .. } if is_engine(path));
+        let help = error.help().or_else(|| named_so.then_some(engine));
         Self::new(exit, 3, error.to_string(), help)
     }
 }
 
-/// Whether a file that is no model is named as engines of TensorRT are.
-fn is_engine(error: &ReadError) -> bool {
-    let ReadError::Refused { path, .. } = error else { return false };
+/// Whether a file is named as engines of TensorRT are.
+fn is_engine(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ["engine", "plan"].iter().any(|one| ending.eq_ignore_ascii_case(one)))
 }
 

@@ -267,11 +267,8 @@ impl Geometry {
         let (start, count) = self.source(panel);
         let of = |inner: usize| &source[start + inner * self.blocks * self.columns..][..count];
         let first = row * W::STEPS;
-        match self.inner - first {
-            1 => use_rows(&[of(first)]),
-            _ if W::STEPS == 1 => use_rows(&[of(first)]),
-            _ => use_rows(&[of(first), of(first + 1)]),
-        }
+        let rows = [of(first), of((first + 1).min(self.inner - 1))];
+        use_rows(&rows[..W::STEPS.min(self.inner - first)])
     }
 
     /// The panels of a matrix from panel `panel` of block `block` on, and what follows them.

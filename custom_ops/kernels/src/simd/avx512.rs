@@ -217,7 +217,7 @@ unsafe fn wide_sums<W: Element, const M: usize, const V: usize>(
     let mut one = |inner: usize, step: usize| {
         // SAFETY: by the caller's promise; what is fetched may lie anywhere.
         unsafe {
-            if inner % STEPS == 0 {
+            if inner.is_multiple_of(STEPS) {
                 for _ in 0..raw.ahead_lines {
                     _mm_prefetch::<_MM_HINT_T1>(ahead);
                     ahead = ahead.wrapping_add(LINE);
@@ -250,7 +250,7 @@ unsafe fn long_row<W: Element, const V: usize>(sums: &mut [__m512; V], raw: &Raw
         unsafe {
             let value = _mm512_set1_ps(*left.add(inner));
             for (vector, (sum, offset)) in sums.iter_mut().zip(offsets).enumerate() {
-                if (vector * LANES * size_of::<W>()).is_multiple_of(LINE) && step % W::STEPS == 0 {
+                if (vector * LANES * size_of::<W>()).is_multiple_of(LINE) && step.is_multiple_of(W::STEPS) {
                     let ahead = right.wrapping_add(offset + AHEAD / size_of::<W>());
                     _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
                 }

@@ -20,7 +20,7 @@
 //!
 //! # Values that do not suit
 //!
-//! Tiles take subnormal numbers as 0, before and after, and rounding to a part may overflow. [`Magnitudes::suit`](super::magnitudes::Magnitudes::suit) admits a
+//! Tiles take subnormal numbers as 0, before and after, and rounding to a part may overflow. [`Magnitudes::suit`] admits a
 //! row and a panel only where no sum can overflow, and where the smallest product, `m`, is at least 2^-96: each of at most
 //! 8 flushes of a term loses less than 2^-126, so `8 · 2^-30 m`, `0.13 u S`. Everything else (infinities and NaN too) is
 //! multiplied by fused multiply-adds. Each row is judged alone, so that no row changes the bits of another.
