@@ -1,5 +1,6 @@
 //! The command line: what was typed → what is meant → work. Nothing depends on this module.
 
+mod apart;
 mod args;
 mod baseline;
 mod bench;

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::{
     Failure,
+    apart::keep_apart,
     interrupt::end_cleanly,
     print_result,
     profile_args::ProfileArguments,
@@ -40,6 +41,8 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
         return Err(Failure::usage("--batch must be at least 1", None));
     }
     end_cleanly([&arguments.model].into_iter().chain(&arguments.report).map(PathBuf::as_path))?;
+    let read = [&arguments.model].into_iter().chain(&arguments.inputs).chain(&arguments.dict);
+    keep_apart(&[arguments.report.as_deref()], &read.map(PathBuf::as_path).collect::<Vec<_>>())?;
     let page = arguments.report.as_deref().map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
     let dictionary = arguments.dict.as_deref().map(Dictionary::read).transpose()?;
     let vocabulary = Vocabulary::find(&folder(&arguments.model))?;

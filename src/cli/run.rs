@@ -4,6 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use super::{
     Failure,
+    apart::keep_apart,
     args::{BackendArgument, RunArguments},
     interrupt::end_cleanly,
     print_result,
@@ -17,6 +18,7 @@ use crate::{
 
 pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     end_cleanly([arguments.model.as_path(), &arguments.outputs])?;
+    keep_apart(&[Some(&arguments.outputs)], &[&arguments.model, &arguments.inputs])?;
     let runnable = Runnable::open(arguments)?;
     let inputs = tensor_file::read(&arguments.inputs)?;
     let (folder, name) = output_place(&arguments.outputs)?;

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::{
     Failure,
+    apart::keep_apart,
     args::{BackendArgument, VerifyArguments},
     interrupt::end_cleanly,
     print_result,
@@ -51,6 +52,9 @@ pub(super) fn after_export(arguments: &VerifyArguments, exported: Option<Value>)
         tolerance: ToleranceOptions { atol: arguments.atol, rtol: arguments.rtol },
         seed: arguments.seed,
     };
+    let read = [Some(arguments.model.as_path()), Some(&arguments.checkpoint), arguments.config.as_deref()];
+    let read: Vec<_> = read.into_iter().flatten().collect();
+    keep_apart(&[arguments.json.as_deref(), arguments.report.as_deref()], &read)?;
     let report_file = arguments.json.as_deref().filter(|path| path.as_os_str() != "-");
     let report_file = report_file.map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
     let page = arguments.report.as_deref().map(|path| ReportFile::begin(path, arguments.force)).transpose()?;

@@ -93,7 +93,7 @@ pub enum LatencyError {
         why: String,
     },
     /// A trace does not fit the model.
-    #[error("the trace of module {module}: {why}")]
+    #[error("the trace of {module}: {why}")]
     Trace {
         /// Its module.
         module: String,

@@ -171,7 +171,8 @@ impl Setup<'_> {
                     .steer(&wanted?, &mut random)
                     .map_err(|why| LatencyError::Steering { module: operator.module.clone(), why })?;
                 if let Some(place) = inputs.get_mut(HIDDEN_STATES) {
-                    *place = Tensor::new(place.shape(), TensorData::F32(states))?;
+                    let states = Tensor::new(place.shape(), TensorData::F32(states))?;
+                    *place = if matches!(place.data(), TensorData::F16(_)) { states.to_f16() } else { states };
                 }
             }
             all.push(inputs);

@@ -99,8 +99,12 @@ pub fn fold<'a>(runs: impl Iterator<Item = (&'a str, &'a str, u64)>, calls: usiz
     folded
 }
 
+/// What ONNX Runtime puts before the name of a node that it moves to another precision.
+const MOVED: &str = "InsertedPrecisionFreeCast_";
+
 /// What stands before the first slash; a node of ours is named as its module.
 fn module_of(node: &str, operator: &str, alone: &[&str]) -> String {
+    let node = node.strip_prefix(MOVED).unwrap_or(node);
     match node.split_once('/') {
         Some((module, _)) if !alone.contains(&module) => module.to_owned(),
         Some(_) => String::new(),

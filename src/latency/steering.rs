@@ -60,7 +60,7 @@ impl Choice {
         }
         if modules.is_empty() {
             let why = "the file has no tensor router.{module}.indices".to_owned();
-            return Err(LatencyError::Trace { module: "of every layer".into(), why });
+            return Err(LatencyError::Trace { module: "every module".into(), why });
         }
         Ok(Self::Trace(modules))
     }

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use half::f16;
 use prost::bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +32,9 @@ use crate::{
 /// Most bytes of weights that are moved; the small ones come first, so that every norm and router is.
 const MOST_MOVED: usize = 512 << 20;
 
+/// How many times the measured effect on an expert's weight explains a difference, as for outputs.
+const EFFECTS: f64 = 8.0;
+
 /// A graph on one backend, as what others are compared with.
 pub struct Yardstick {
     graph: Box<dyn Runner>,
@@ -46,6 +50,8 @@ pub struct Expected {
     modules: Vec<String>,
     /// Effect of rounding the weights, by output.
     rounding: BTreeMap<String, f64>,
+    /// Largest difference of two experts' weights that rounding explains.
+    margin: f64,
     /// Whether that effect changed the choice of an expert, so that it cannot be told from a fault.
     undecided: bool,
 }
@@ -98,7 +104,9 @@ impl Yardstick {
         let outputs = self.graph.run(inputs)?;
         let moved = self.moved.run(inputs)?;
         let routing = routing_of(&outputs, &self.modules)?;
-        let undecided = !same_choices(&routing, &routing_of(&moved, &self.modules)?);
+        let moved_routing = routing_of(&moved, &self.modules)?;
+        let undecided = !same_choices(&routing, &moved_routing);
+        let margin = MARGIN.max(EFFECTS * effect_on_weights(&routing, &moved_routing, &self.modules));
         let outputs: NamedTensors = without_routing(outputs).collect();
         let effect = |(name, output): (&String, _)| {
             let effect = moved.get(name).map(|moved| largest_difference(moved, output))?;
@@ -106,7 +114,7 @@ impl Yardstick {
             effect.is_finite().then(|| (name.clone(), effect))
         };
         let rounding = outputs.iter().filter_map(effect).collect();
-        Ok(Expected { outputs, routing, modules: self.modules.clone(), rounding, undecided })
+        Ok(Expected { outputs, routing, modules: self.modules.clone(), rounding, margin, undecided })
     }
 }
 
@@ -127,7 +135,7 @@ impl Expected {
         let routing = routing_of(routed, &self.modules)?;
         for module in &self.modules {
             let (Some(found), Some(expected)) = (routing.get(module), self.routing.get(module)) else { continue };
-            agreement.add_routing(module, found, expected);
+            agreement.add_routing(module, found, expected, self.margin);
             if agreement.ties > 0 || agreement.fault.is_some() {
                 return Ok(agreement);
             }
@@ -152,7 +160,7 @@ impl Expected {
 }
 
 impl Agreement {
-    fn add_routing(&mut self, module: &str, found: &ModuleRouting, expected: &ModuleRouting) {
+    fn add_routing(&mut self, module: &str, found: &ModuleRouting, expected: &ModuleRouting, margin: f64) {
         if (found.batch, found.tokens, found.top_k) != (expected.batch, expected.tokens, expected.top_k) {
             self.fault = Some(format!("module {module} routed another number of tokens"));
             return;
@@ -170,7 +178,7 @@ impl Agreement {
             if choice(found) == choice(expected) {
                 continue;
             }
-            let close = |(a, b): (f64, f64)| (a - b).abs() <= MARGIN;
+            let close = |(a, b): (f64, f64)| (a - b).abs() <= margin;
             if weights(found).into_iter().zip(weights(expected)).all(close) {
                 self.ties += 1;
             } else {
@@ -213,6 +221,28 @@ fn same_choices(a: &Routing, b: &Routing) -> bool {
     })
 }
 
+/// The largest difference between weights of tokens that both send to the same experts, in the modules up to the first one
+/// that sends a token elsewhere.
+fn effect_on_weights(a: &Routing, b: &Routing, modules: &[String]) -> f64 {
+    let mut largest = 0.0_f64;
+    for (a, b) in modules.iter().filter_map(|module| a.get(module).zip(b.get(module))) {
+        let slots = a.top_k.max(1);
+        let (mut pairs, mut agree) = (a.indices.chunks(slots).zip(b.indices.chunks(slots)), true);
+        for (a, b) in a.weights.chunks(slots).zip(b.weights.chunks(slots)) {
+            if pairs.next().is_some_and(|(a, b)| sorted(a, i64::cmp) == sorted(b, i64::cmp)) {
+                let weights = sorted(a, f64::total_cmp).into_iter().zip(sorted(b, f64::total_cmp));
+                largest = weights.map(|(a, b)| (a - b).abs()).fold(largest, f64::max);
+            } else {
+                agree = false;
+            }
+        }
+        if !agree {
+            break;
+        }
+    }
+    largest
+}
+
 /// The choices of `modules` among the outputs of a graph that [`expose_routing`] returned.
 ///
 /// # Errors
@@ -226,14 +256,26 @@ pub fn routing_of(outputs: &NamedTensors, modules: &[String]) -> Result<Routing,
     Ok(routing.routing)
 }
 
-/// `file` with the float weights moved by one unit in the last place.
+/// Unit in the last place of 1, and the largest finite number, of f16.
+const HALF: [f32; 2] = [f16::EPSILON.to_f32_const(), f16::MAX.to_f32_const()];
+
+/// `value` moved up or down by the share `epsilon`, where that is at most `most`.
+fn step(value: f32, [epsilon, most]: [f32; 2], random: &mut Random) -> f32 {
+    let moved = value * (1.0 + random.unit().signum() * epsilon);
+    if moved.abs() <= most { moved } else { value }
+}
+
+/// `file` with the weights of f32 and f16 moved by one unit in the last place.
 fn moved(file: &OnnxFile) -> Result<OnnxFile, ReadError> {
     let mut random = Random::new(1);
     let mut model = file.model().clone();
     let mut weights: Vec<_> = model.graph.iter_mut().flat_map(|graph| &mut graph.initializer).collect();
     let size = |weight: &TensorProto| weight.dims.iter().product::<i64>();
     // Single values are constants of the equations, such as an exponent or an epsilon.
-    weights.retain(|weight| weight.data_type == DataType::Float as i32 && size(weight) > 1);
+    let is_moved = |weight: &TensorProto| {
+        [DataType::Float as i32, DataType::Float16 as i32].contains(&weight.data_type) && size(weight) > 1
+    };
+    weights.retain(|weight| is_moved(weight));
     weights.sort_by_key(|weight| size(weight));
     let mut total = 0;
     for weight in weights {
@@ -242,14 +284,20 @@ fn moved(file: &OnnxFile) -> Result<OnnxFile, ReadError> {
         if total > MOST_MOVED {
             break;
         }
-        let step = |value: f32, random: &mut Random| {
-            let moved = value * (1.0 + random.unit().signum() * f32::EPSILON);
-            if moved.is_finite() { moved } else { value }
+        let moved = match weight.data_type == DataType::Float as i32 {
+            true => {
+                let values = bytes.as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value));
+                values.flat_map(|value| step(value, [f32::EPSILON, f32::MAX], &mut random).to_le_bytes()).collect()
+            }
+            false => {
+                let values = bytes.as_chunks::<2>().0.iter().map(|value| f16::from_le_bytes(*value).to_f32());
+                let moved = values.map(|value| f16::from_f32(step(value, HALF, &mut random)));
+                moved.flat_map(f16::to_le_bytes).collect::<Vec<u8>>()
+            }
         };
-        let (values, _) = bytes.as_chunks::<4>();
-        let moved = values.iter().flat_map(|value| step(f32::from_le_bytes(*value), &mut random).to_le_bytes());
-        weight.raw_data = Some(Bytes::from(moved.collect::<Vec<u8>>()));
+        weight.raw_data = Some(Bytes::from(moved));
         weight.float_data.clear();
+        weight.int32_data.clear();
         weight.external_data.clear();
         weight.data_location = DataLocation::Default as i32;
     }

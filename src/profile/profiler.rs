@@ -11,6 +11,7 @@ use crate::{
     backend::{Backend, Runner},
     onnx::{
         OnnxFile,
+        proto::tensor_proto::DataType,
         read::{Dim, ValueInfo},
         read_model,
     },
@@ -180,8 +181,11 @@ impl Graph {
                 && input.name.starts_with("past_key_values.")
                 && let [_, Dim::Fixed(heads), _, Dim::Fixed(width)] = dims
             {
-                inputs
-                    .insert(input.name.clone(), Tensor::new([batch, *heads, 0, *width], TensorData::F32(Vec::new()))?);
+                let empty = match input.data_type {
+                    DataType::Float16 => TensorData::F16(Vec::new()),
+                    _ => TensorData::F32(Vec::new()),
+                };
+                inputs.insert(input.name.clone(), Tensor::new([batch, *heads, 0, *width], empty)?);
             }
         }
         Ok(())

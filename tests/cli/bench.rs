@@ -115,6 +115,16 @@ fn the_load_of_every_expert_is_told() {
     assert_eq!(list(&same, "experts")[0]["counts"], loads[0]["counts"]);
 }
 
+/// Rounding to f16 explains more than rounding to f32, and steered states have the type of the graph.
+#[test]
+fn fp16_agrees_with_its_bodies_and_is_steered() {
+    let scene = exported("--dtype fp16");
+    for line in ["--batch 3", "--routing single --batch 2", "--routing uniform --batch 4"] {
+        let result = bench(&scene, line);
+        assert!(list(&result, "experts").len() > 1, "{line}");
+    }
+}
+
 #[test]
 fn routers_do_what_is_asked() {
     let scene = exported("");
@@ -334,6 +344,30 @@ fn bad_shapes_and_empty_grids_are_refused() {
     scene.refuses("bench ck", 2, &["ck holds no model.onnx"]);
     scene.refuses("bench nowhere.onnx", 5, &["nowhere.onnx"]);
     scene.refuses("bench ck/config.json", 3, &["ck/config.json"]);
+}
+
+/// `--force` replaces earlier results, never what the command reads, nor one result with another.
+#[test]
+fn results_never_replace_what_is_read() {
+    let scene = exported("");
+    scene.accepts("ck -o out");
+    scene.write("r.json", "{}");
+    let before = scene.snapshot();
+    for (line, part) in [
+        ("bench m.onnx --json m.onnx --force", "is read by this command"),
+        ("bench m.onnx --csv ./m.onnx --force", "is read by this command"),
+        ("bench m.onnx --json r.json --csv ./r.json --force", "is named twice"),
+        ("bench out --report out/model.onnx --force", "is read by this command"),
+        ("verify m.onnx --checkpoint ck --json ck/model.safetensors --force", "is read by this command"),
+        ("verify m.onnx --checkpoint ck --report ck/config.json --force", "is read by this command"),
+        ("verify m.onnx --checkpoint ck --json new --report ./new", "is named twice"),
+        ("run m.onnx --inputs r.json --outputs m.onnx --force", "is read by this command"),
+        ("run m.onnx --inputs r.json --outputs r.json --force", "is read by this command"),
+        ("profile m.onnx --inputs r.json --report r.json --force", "is read by this command"),
+    ] {
+        scene.refuses(line, 2, &[part, "help: "]);
+        scene.assert_unchanged(&before, line);
+    }
 }
 
 /// Minutes of timing must not end with a file that cannot be written.

@@ -47,6 +47,16 @@ fn a_greedy_translation_that_is_right_is_routed_as_its_target() {
 }
 
 #[test]
+fn an_export_in_fp16_is_profiled() {
+    let scene = translator("function");
+    scene.accepts("ck -o half --dtype fp16");
+    let [wide, half] = ["out", "half"].map(|folder| json(&scene, &format!("{folder} --inputs pairs.tsv")));
+    for (wide, half) in wide["modules"].as_array().unwrap().iter().zip(half["modules"].as_array().unwrap()) {
+        assert_eq!(wide["tokens"], half["tokens"]);
+    }
+}
+
+#[test]
 fn text_and_the_ids_that_stand_for_it_are_routed_alike() {
     let scene = translator("standard");
     scene.write("one.tsv", "seven\thundred\n");

@@ -16,6 +16,7 @@ use args::RoutingArgument;
 
 use super::{
     Failure,
+    apart::keep_apart,
     args::BackendArgument,
     interrupt::end_cleanly,
     print_result,
@@ -127,15 +128,9 @@ fn check_outputs(arguments: &BenchArguments) -> Result<(), Failure> {
     if is_stdout(&arguments.report) {
         return Err(Failure::usage("--report needs a file", Some("give --report FILE.html")));
     }
-    let files: Vec<_> = [&arguments.json, &arguments.csv, &arguments.report]
-        .into_iter()
-        .flatten()
-        .filter(|path| path.as_os_str() != "-")
-        .collect();
-    match files.iter().enumerate().find(|(index, path)| files[..*index].contains(path)) {
-        Some((_, path)) => Err(Failure::usage(format!("{} is named twice", path.display()), None)),
-        None => Ok(()),
-    }
+    let files = [&arguments.json, &arguments.csv, &arguments.report].map(|path| path.as_deref());
+    let read = [&arguments.inputs, &arguments.checkpoint, &arguments.config].into_iter().flatten();
+    keep_apart(&files, &read.chain(&arguments.models).map(PathBuf::as_path).collect::<Vec<_>>())
 }
 
 fn grid(arguments: &BenchArguments) -> Result<Grid, Failure> {

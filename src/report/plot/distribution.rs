@@ -143,7 +143,7 @@ impl Distribution {
         let mut table = Table::new(columns).caption(self.axis.title());
         for ((name, _), samples) in self.series.iter().zip(sorted) {
             let mut row = vec![Cell::from(name.as_str()), samples.len().into(), samples.first().copied().into()];
-            let value = |q: &f64| Cell::from((!samples.is_empty()).then(|| quantile(samples, *q)));
+            let value = |q: &f64| Cell::from(is_told(samples.len(), *q).then(|| quantile(samples, *q)));
             row.extend(quantiles.iter().map(value));
             row.push(samples.last().copied().into());
             table.push(row);
@@ -173,6 +173,14 @@ fn shares(samples: &[f64], edges: &[f64]) -> Vec<f64> {
     counts.into_iter().map(|count| percent(count, samples.len())).collect()
 }
 
+/// Whether `samples` samples tell the quantile `q`: of those beyond the quartiles, ten must lie further out.
+#[allow(clippy::cast_precision_loss)]
+fn is_told(samples: usize, q: f64) -> bool {
+    const BEYOND: f64 = 10.0;
+    let outside = q.min(1.0 - q);
+    samples > 0 && (outside >= 0.25 || samples as f64 * outside >= BEYOND - 1e-6)
+}
+
 /// The smallest sample that at least the share `q` of all do not exceed (nearest rank); `sorted` is not empty.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
 fn quantile(sorted: &[f64], q: f64) -> f64 {
@@ -183,6 +191,14 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn far_quantiles_need_ten_samples_beyond_them() {
+        for (samples, told) in [(0, 0), (1, 3), (99, 3), (100, 5), (999, 5), (1000, 7)] {
+            let quantiles = [0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99];
+            assert_eq!(quantiles.iter().filter(|q| is_told(samples, **q)).count(), told, "{samples} samples");
+        }
+    }
 
     #[test]
     fn bins_hold_every_sample_once() {

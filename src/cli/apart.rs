@@ -1,0 +1,59 @@
+//! Files to write that are neither read by the same command nor written twice.
+
+use std::path::{Path, PathBuf};
+
+use super::Failure;
+
+/// Endings of the files that a model, a checkpoint or an exported folder consists of.
+const PARTS: [&str; 8] = ["bin", "data", "model", "onnx", "plan", "pt", "safetensors", "txt"];
+
+/// Names of JSON files that belong to such a folder.
+const JSON_PARTS: [&str; 8] = [
+    "config.json",
+    "genai_config.json",
+    "generation.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+];
+
+/// Refuses an output that is an input, or one of the files of a folder that is read, or another output; `-` is none of them.
+///
+/// # Errors
+///
+/// Which output that is.
+pub(super) fn keep_apart(outputs: &[Option<&Path>], inputs: &[&Path]) -> Result<(), Failure> {
+    let outputs: Vec<_> = outputs.iter().flatten().filter(|path| path.as_os_str() != "-").collect();
+    for (index, output) in outputs.iter().enumerate() {
+        if outputs[..index].iter().any(|other| place(other) == place(output)) {
+            let message = format!("{} is named twice", output.display());
+            return Err(Failure::usage(message, Some("give every result a file of its own")));
+        }
+        if inputs.iter().any(|input| is_of(output, input)) {
+            let message = format!("{} is read by this command and would be overwritten", output.display());
+            return Err(Failure::usage(message, Some("write to another file")));
+        }
+    }
+    Ok(())
+}
+
+/// Where a file is or will be, however its path is spelled.
+fn place(path: &Path) -> PathBuf {
+    let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let new = || Some(folder.canonicalize().ok()?.join(path.file_name()?));
+    path.canonicalize().ok().or_else(new).unwrap_or_else(|| path.to_path_buf())
+}
+
+/// Whether `output` is the file `input`, or part of what lies in the folder `input`.
+fn is_of(output: &Path, input: &Path) -> bool {
+    let (output, input) = (place(output), place(input));
+    if !input.is_dir() {
+        return output == input;
+    }
+    let name = output.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let ending = Path::new(name).extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+    let is_part = PARTS.contains(&ending) || JSON_PARTS.contains(&name);
+    output.parent() == Some(&input) && output.exists() && is_part
+}
