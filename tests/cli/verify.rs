@@ -100,8 +100,10 @@ fn json_says_whether_it_passed() {
 fn reports_replace_no_file() {
     let scene = exported("");
     for file in ["m.onnx", "ck/model.safetensors"] {
-        let line = format!("verify m.onnx --checkpoint ck --json {file}");
-        scene.refuses(&line, 2, &[&format!("{file} exists already"), "--force"]);
+        for force in ["", " --force"] {
+            let line = format!("verify m.onnx --checkpoint ck --json {file}{force}");
+            scene.refuses(&line, 2, &[&format!("{file} is read by this command"), "write to another file"]);
+        }
     }
 }
 
