@@ -123,6 +123,9 @@ fn fp16_agrees_with_its_bodies_and_is_steered() {
         let result = bench(&scene, line);
         assert!(list(&result, "experts").len() > 1, "{line}");
     }
+    let scene = Scene::with_fixture("nmt");
+    scene.accepts("ck -o out --dtype fp16");
+    scene.accepts(&format!("bench out {QUICK} --no-operators"));
 }
 
 #[test]
