@@ -40,7 +40,7 @@ pub(super) fn keep_apart(outputs: &[Option<&Path>], inputs: &[&Path]) -> Result<
 }
 
 /// Where a file is or will be, however its path is spelled.
-fn place(path: &Path) -> PathBuf {
+pub(super) fn place(path: &Path) -> PathBuf {
     let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let new = || Some(folder.canonicalize().ok()?.join(path.file_name()?));
     path.canonicalize().ok().or_else(new).unwrap_or_else(|| path.to_path_buf())

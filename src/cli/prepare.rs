@@ -10,7 +10,7 @@ use clap::{Args, builder::PossibleValuesParser};
 use prost::Message;
 
 use super::{
-    Failure, interrupt::end_cleanly, print_result, run::output_place, shape_args::ShapeArguments, shell::word,
+    Failure, apart, interrupt::end_cleanly, print_result, run::output_place, shape_args::ShapeArguments, shell::word,
 };
 use crate::{
     engine::{
@@ -128,13 +128,11 @@ fn is_named_like_a_model(output: &Path) -> Result<(), Failure> {
 
 /// `--force` replaces what was prepared before, and never the export itself, which other runtimes need.
 fn is_another_file(file: &OnnxFile, output: &Path) -> Result<(), Failure> {
-    match (fs::canonicalize(file.path()), fs::canonicalize(output)) {
-        (Ok(model), Ok(output)) if model == output => {
-            let message = format!("{} is the model that is prepared", file.path().display());
-            Err(Failure::usage(message, Some("give -o another name, such as NAME.trt.onnx")))
-        }
-        _ => Ok(()),
+    if apart::place(file.path()) != apart::place(output) {
+        return Ok(());
     }
+    let message = format!("{} is the model that is prepared", file.path().display());
+    Err(Failure::usage(message, Some("give -o another name, such as NAME.trt.onnx")))
 }
 
 /// External data is named by its place beside the model.

@@ -155,7 +155,7 @@ mod tests {
         let runs = [
             ("e.layers.0.attn", "MoASelfAttention", 100),
             ("e.layers.0/MatMul", "MatMul", 10),
-            ("e.layers.0/MatMul_1/Fused/", "MatMul", 20),
+            ("InsertedPrecisionFreeCast_e.layers.0/MatMul_1/Fused/", "MatMul", 20),
             ("Cast", "Cast", 4),
             ("Mul_1/SimplifiedLayerNormFusion/", "SimplifiedLayerNormalization", 6),
         ];

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     cases::Random,
-    compare::{Comparison, Difference, Tolerance, ToleranceOptions, largest, largest_difference},
+    compare::{Comparison, Difference, ROUNDINGS, Tolerance, ToleranceOptions, largest, largest_difference},
     instrument::expose_routing,
     routing::{MARGIN, backend_routing, without_routing},
 };
@@ -31,9 +31,6 @@ use crate::{
 
 /// Most bytes of weights that are moved; the small ones come first, so that every norm and router is.
 const MOST_MOVED: usize = 512 << 20;
-
-/// How many times the measured effect on an expert's weight explains a difference, as for outputs.
-const EFFECTS: f64 = 8.0;
 
 /// A graph on one backend, as what others are compared with.
 pub struct Yardstick {
@@ -106,7 +103,7 @@ impl Yardstick {
         let routing = routing_of(&outputs, &self.modules)?;
         let moved_routing = routing_of(&moved, &self.modules)?;
         let undecided = !same_choices(&routing, &moved_routing);
-        let margin = MARGIN.max(EFFECTS * effect_on_weights(&routing, &moved_routing, &self.modules));
+        let margin = MARGIN.max(ROUNDINGS * effect_on_weights(&routing, &moved_routing, &self.modules));
         let outputs: NamedTensors = without_routing(outputs).collect();
         let effect = |(name, output): (&String, _)| {
             let effect = moved.get(name).map(|moved| largest_difference(moved, output))?;
@@ -227,16 +224,14 @@ fn effect_on_weights(a: &Routing, b: &Routing, modules: &[String]) -> f64 {
     let mut largest = 0.0_f64;
     for (a, b) in modules.iter().filter_map(|module| a.get(module).zip(b.get(module))) {
         let slots = a.top_k.max(1);
-        let (mut pairs, mut agree) = (a.indices.chunks(slots).zip(b.indices.chunks(slots)), true);
-        for (a, b) in a.weights.chunks(slots).zip(b.weights.chunks(slots)) {
-            if pairs.next().is_some_and(|(a, b)| sorted(a, i64::cmp) == sorted(b, i64::cmp)) {
-                let weights = sorted(a, f64::total_cmp).into_iter().zip(sorted(b, f64::total_cmp));
-                largest = weights.map(|(a, b)| (a - b).abs()).fold(largest, f64::max);
-            } else {
-                agree = false;
-            }
+        let choices = a.indices.chunks(slots).zip(b.indices.chunks(slots));
+        let same: Vec<bool> = choices.map(|(a, b)| sorted(a, i64::cmp) == sorted(b, i64::cmp)).collect();
+        let tokens = a.weights.chunks(slots).zip(b.weights.chunks(slots)).zip(&same).filter(|(_, same)| **same);
+        for ((a, b), _) in tokens {
+            let weights = sorted(a, f64::total_cmp).into_iter().zip(sorted(b, f64::total_cmp));
+            largest = weights.map(|(a, b)| (a - b).abs()).fold(largest, f64::max);
         }
-        if !agree {
+        if same.contains(&false) {
             break;
         }
     }

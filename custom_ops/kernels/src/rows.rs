@@ -74,7 +74,7 @@ impl RowProduct<'_> {
         if on_tiles::<W>(isa, count, self.left.inner, self.columns) {
             return self.compute_on_tiles(panels, isa, out);
         }
-        let panel_len = W::rows(self.left.inner) * PANEL;
+        let panel_len = self.weights.geometry().panel_len::<W>();
         let together = match count {
             ..=ROWS => self.columns,
             _ => self.columns.min((NEAR / (panel_len * size_of::<W>()).max(1)).max(1) * PANEL),
@@ -127,8 +127,7 @@ impl RowProduct<'_> {
             let rows = unit.multiply(self.left, right, columns.len());
             let mut known = [Magnitudes::default(); COLUMN_LIMIT / PANEL];
             for (panel, known) in known.iter_mut().enumerate().take(columns.len().div_ceil(PANEL)) {
-                let panel_len = W::rows(self.left.inner) * PANEL;
-                let values = &right.data[panel * panel_len..][..panel_len];
+                let values = &right.panels_from(panel).data[..right.panel_stride];
                 let find = || unit.magnitudes(values);
                 *known = self.weights.magnitudes(self.matrix, self.block, first_panel + panel, find);
             }

@@ -79,9 +79,10 @@ macro_rules! accumulators {
     };
 }
 
-/// Defines the product of a strip of one or two tiles of rows with a panel; `$step` is one inner step.
+/// Defines the product of a strip of one or two tiles of rows with a panel; `$step` is one inner step, which may read further
+/// operands.
 macro_rules! block {
-    ($name:ident, $tiles:tt, $right_step:literal, $($step:expr),+) => {
+    ($name:ident, $tiles:tt, $right_step:literal, [$($operands:tt)*], $($step:expr),+) => {
         /// A strip times a panel.
         ///
         /// # Safety
@@ -110,6 +111,7 @@ macro_rules! block {
                     stride = in(reg) SUM_STRIDE * size_of::<f32>(),
                     line = in(reg) 64usize,
                     add = in(reg) usize::from(add),
+                    $($operands)*
                     out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                     out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                     options(nostack),
@@ -125,6 +127,7 @@ block!(
     three_parts,
     2,
     "6144",
+    [],
     left!(2, "4096"),
     right!("0"),
     products!(2),
@@ -143,6 +146,7 @@ block!(
     three_parts_low,
     1,
     "6144",
+    [],
     left!(1, "4096"),
     right!("0"),
     products!(1),
@@ -161,6 +165,7 @@ block!(
     two_parts,
     2,
     "4096",
+    [],
     left!(2, "4096"),
     right!("0"),
     products!(2),
@@ -177,6 +182,7 @@ block!(
     two_parts_low,
     1,
     "4096",
+    [],
     left!(1, "4096"),
     right!("0"),
     products!(1),
@@ -189,6 +195,7 @@ block!(
     right!("0"),
     products!(1)
 );
+
 /// Loads the right tiles where they stand beside each other, in rows of 128 bytes.
 macro_rules! pairs {
     () => {
@@ -206,51 +213,26 @@ macro_rules! fetch {
 /// Bytes between what is multiplied of a panel of pairs and what is fetched for later.
 const PAIRS_AHEAD: usize = 8192;
 
-/// Defines the product of a strip of one or two tiles of rows with a panel of pairs, which is read where it stands.
+/// [`block`] with a panel of pairs, which is read where it stands.
 macro_rules! block_of_pairs {
     ($name:ident, $tiles:tt) => {
-        /// A strip times a panel of pairs.
-        ///
-        /// # Safety
-        ///
-        /// [`Tiles`] must be configured on this thread, `steps` positive, and `raw` describe a block that is in bounds.
-        pub(super) unsafe fn $name(raw: &Raw) {
-            let Raw { left, right, steps, sums, add } = *raw;
-            // SAFETY: by the caller's promise.
-            unsafe {
-                asm!(
-                    "test {add}, {add}",
-                    "jnz 3f",
-                    "tilezero tmm0\n tilezero tmm1\n tilezero tmm2\n tilezero tmm3",
-                    "jmp 2f",
-                    "3:",
-                    accumulators!(load $tiles),
-                    "2:",
-                    left!($tiles, "4096"), pairs!(), products!($tiles),
-                    fetch!("0", "64", "128", "192", "256", "320", "384", "448"),
-                    fetch!("512", "576", "640", "704", "768", "832", "896", "960"),
-                    left!($tiles, "2048"), products!($tiles),
-                    fetch!("1024", "1088", "1152", "1216", "1280", "1344", "1408", "1472"),
-                    left!($tiles, "0"), products!($tiles),
-                    fetch!("1536", "1600", "1664", "1728", "1792", "1856", "1920", "1984"),
-                    "add {left}, 6144\n add {right}, 2048\n dec {steps}\n jnz 2b",
-                    accumulators!(store $tiles),
-                    left = inout(reg) left => _,
-                    right = inout(reg) right => _,
-                    steps = inout(reg) steps => _,
-                    out = in(reg) sums,
-                    lower = in(reg) sums.wrapping_add(TILE * SUM_STRIDE),
-                    stride = in(reg) SUM_STRIDE * size_of::<f32>(),
-                    line = in(reg) 64usize,
-                    row = in(reg) 128usize,
-                    add = in(reg) usize::from(add),
-                    ahead = const PAIRS_AHEAD,
-                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                    options(nostack),
-                );
-            }
-        }
+        block!(
+            $name,
+            $tiles,
+            "2048",
+            [row = in(reg) 128usize, ahead = const PAIRS_AHEAD,],
+            left!($tiles, "4096"),
+            pairs!(),
+            products!($tiles),
+            fetch!("0", "64", "128", "192", "256", "320", "384", "448"),
+            fetch!("512", "576", "640", "704", "768", "832", "896", "960"),
+            left!($tiles, "2048"),
+            products!($tiles),
+            fetch!("1024", "1088", "1152", "1216", "1280", "1344", "1408", "1472"),
+            left!($tiles, "0"),
+            products!($tiles),
+            fetch!("1536", "1600", "1664", "1728", "1792", "1856", "1920", "1984")
+        );
     };
 }
 
