@@ -11,12 +11,15 @@ use std::path::Path;
 
 use data::data;
 use moa_export::{
-    backend::{self, Backend, OrtOptions},
+    backend::{self, Backend, BackendError, OrtOptions, Runner},
     checkpoint::Checkpoint,
     export::{ExportOptions, ExternalData, OPSETS, export, metadata},
-    onnx::proto::{ModelProto, NodeProto, TensorProto},
+    onnx::{
+        OnnxFile,
+        proto::{ModelProto, NodeProto, TensorProto},
+    },
     parity::{Verification, VerifyOptions, verify},
-    tensor::{Tensor, TensorData},
+    tensor::{NamedTensors, Tensor, TensorData},
     tensor_file,
 };
 use moa_graphs::{Form, Options, Precision};
@@ -323,6 +326,66 @@ fn a_transposed_expert_is_found() {
     });
     assert!(!result.passed());
     assert!(seen_in_numbers(&result));
+}
+
+/// Cases in which a router meets a tie that the widths of the first layer decide; the file is computed as its copy is.
+#[test]
+fn half_precision_is_the_same_with_and_without_routing() {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    export(&checkpoint("mlm"), &out, &stored_as(Form::Function, Precision::Fp16)).unwrap();
+    for seed in [7, 12] {
+        let backends = [backend::ort(OrtOptions::default()).unwrap()];
+        let options = VerifyOptions { seed, ..VerifyOptions::default() };
+        let result = verify(&out, &checkpoint("mlm"), &backends, options).unwrap();
+        assert!(result.passed(), "seed {seed}: {:?}", result.backends);
+        assert_eq!(result.backends[0].graphs[0].altered, None, "seed {seed}");
+    }
+}
+
+/// A backend that computes other values where no routing is asked for.
+struct Altering(Box<dyn Backend>);
+
+impl Backend for Altering {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn load(&self, model: &OnnxFile) -> Result<Box<dyn Runner>, BackendError> {
+        let is_routed =
+            model.model().graph.iter().flat_map(|graph| &graph.output).any(|o| o.name.starts_with("router."));
+        let runner = self.0.load(model)?;
+        Ok(if is_routed { runner } else { Box::new(Altered(runner)) })
+    }
+}
+
+struct Altered(Box<dyn Runner>);
+
+impl Runner for Altered {
+    fn run(&mut self, inputs: &NamedTensors) -> Result<NamedTensors, BackendError> {
+        let mut outputs = self.0.run(inputs)?;
+        for tensor in outputs.values_mut() {
+            let moved = tensor.to_f64().iter().map(|value| *value as f32 + 1.0).collect();
+            *tensor = Tensor::new(tensor.shape().to_vec(), TensorData::F32(moved)).unwrap();
+        }
+        Ok(outputs)
+    }
+}
+
+#[test]
+fn a_backend_that_hides_its_routing_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    export(&checkpoint("mlm"), &out, &options(Form::Function)).unwrap();
+    let judged = |backend| {
+        let result = verify(&out, &checkpoint("mlm"), &[backend], VerifyOptions::default()).unwrap();
+        result.backends[0].graphs[0].clone()
+    };
+    let bodies = || backend::ort_function(OrtOptions::default()).unwrap();
+    assert_eq!(judged(bodies()).altered, None);
+    let graph = judged(Box::new(Altering(bodies())));
+    assert!(!graph.passed() && graph.routing.passed());
+    assert!(graph.altered.is_some());
 }
 
 #[test]

@@ -240,5 +240,10 @@ pub(super) fn details(backend: &str, graph: &GraphReport) -> String {
         (None, Some(first)) => format!("  arises before or in the router of {first}\n"),
         _ => String::from("  every router agrees: arises after the last one\n"),
     });
+    if let Some(case) = &graph.altered {
+        text.push_str(&format!(
+            "  routers were seen in a copy with more outputs, which gave other bits from \"{case}\" on\n"
+        ));
+    }
     text
 }

@@ -32,6 +32,9 @@ pub struct GraphReport {
     pub routing: RoutingComparison,
     /// Outputs.
     pub outputs: Comparison,
+    /// The first run that gave other bits once its routing was made an output: the runtime computes the file in another
+    /// way than the copy whose routing was compared.
+    pub altered: Option<String>,
     /// What stopped the check, if something did.
     pub failure: Option<String>,
 }
@@ -128,6 +131,7 @@ impl<'a> GraphCheck<'a> {
                 runs: 0,
                 routing: RoutingComparison::default(),
                 outputs: Comparison::default(),
+                altered: None,
                 failure: None,
             },
         })
@@ -153,6 +157,9 @@ impl<'a> GraphCheck<'a> {
         let outputs = self.run(inputs)?;
         let routed = self.routed.run(inputs)?;
         let routing = backend_routing(&routed, &self.modules).map_err(CheckError::Routing)?;
+        if self.report.altered.is_none() && !same_bits(&outputs, &routed) {
+            self.report.altered = Some(case.to_owned());
+        }
         let expected = self.truth.reference.run(self.part, inputs, Some(&routing.routing))?;
         let rounded = self.truth.reference.run_rounded(self.part, inputs, Some(&routing.routing))?;
         self.report.runs += 1;
@@ -225,6 +232,12 @@ impl<'a> GraphCheck<'a> {
         }
         self.report
     }
+}
+
+/// Whether `others` has the outputs of `some`, to the bit.
+fn same_bits(some: &NamedTensors, others: &NamedTensors) -> bool {
+    let bits = |tensor: &Tensor| tensor.to_f64().iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    some.iter().all(|(name, tensor)| others.get(name).is_some_and(|other| bits(other) == bits(tensor)))
 }
 
 /// What the effect of rounding on an output is a part of.

@@ -365,6 +365,7 @@ fn failed_graph(file: &OnnxFile, failure: String) -> GraphReport {
         runs: 0,
         routing: RoutingComparison::default(),
         outputs: Comparison::default(),
+        altered: None,
         failure: Some(failure),
     }
 }

@@ -37,12 +37,17 @@ impl Lowering {
     }
 
     pub(super) fn norm(&mut self, norm: &LayerNorm, x: &Value) -> Value {
+        let x = self.b.to_float32(x);
+        let normed = self.norm_float32(norm, &x);
+        self.b.from_float32(&normed)
+    }
+
+    /// Of f32, in f32.
+    fn norm_float32(&mut self, norm: &LayerNorm, x: &Value) -> Value {
         let weight = self.b.weight(norm.weight.name(), &norm.weight);
         let bias = self.b.weight(norm.bias.name(), &norm.bias);
         let attributes = [("axis", Attribute::Int(-1)), ("epsilon", Attribute::Float(norm.epsilon))];
-        let x = self.b.to_float32(x);
-        let normed = self.b.op("LayerNormalization", &[&x, &weight, &bias], attributes);
-        self.b.from_float32(&normed)
+        self.b.op("LayerNormalization", &[x, &weight, &bias], attributes)
     }
 
     /// `x · weight / sqrt(mean(x²) + epsilon)`.
@@ -84,7 +89,8 @@ impl Lowering {
         }
     }
 
-    /// `[B, T, C]`.
+    /// `[B, T, C]`. What follows the sum is f32 up to one cast: a 16-bit `Where` has no CPU kernel in ONNX Runtime, which
+    /// would widen it together with an attention node that reads it, weights and all.
     pub(super) fn embed(&mut self, embedding: &Embedding, tokens: &Tokens<'_>) -> Value {
         self.b.set_prefix(&embedding.prefix);
         let mut x = self.rows(&embedding.tokens, tokens.ids);
@@ -96,16 +102,20 @@ impl Lowering {
         if let Some(rows) = self.position_rows(embedding, tokens) {
             x = self.b.op("Add", &[&x, &rows], []);
         }
+        if embedding.norm.is_none() && !embedding.zero_at_padding {
+            return x;
+        }
+        let mut x = self.b.to_float32(&x);
         if let Some(norm) = &embedding.norm {
-            x = self.norm(norm, &x);
+            x = self.norm_float32(norm, &x);
         }
         if embedding.zero_at_padding {
             let real = self.b.unsqueeze(tokens.mask, &[-1]);
             let real = self.b.cast(&real, DType::Bool);
-            let zero = self.b.float(0.0);
+            let zero = self.b.float32(0.0);
             x = self.b.op("Where", &[&real, &x, &zero], []);
         }
-        x
+        self.b.from_float32(&x)
     }
 
     /// Rows of a trained table, in the type of activations.
