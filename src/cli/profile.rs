@@ -66,13 +66,12 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     }
     let profiled =
         Profiled { arguments, backend: backend.name(), runs: batches.len(), profile, vocabulary, dictionary };
-    if let Some(page) = page {
-        page.write(&profile_report::page(&profiled).to_html())?;
-    }
-    match arguments.json {
-        true => print_result(&format!("{:#}\n", profiled.json()))?,
-        false => print_result(&profiled.text())?,
-    }
+    let printed = print_result(&match arguments.json {
+        true => format!("{:#}\n", profiled.json()),
+        false => profiled.text(),
+    });
+    let written = page.map(|page| page.write(&profile_report::page(&profiled).to_html()));
+    [printed].into_iter().chain(written).collect::<Result<(), _>>()?;
     Ok(ExitCode::SUCCESS)
 }
 

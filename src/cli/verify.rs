@@ -62,17 +62,13 @@ pub(super) fn after_export(arguments: &VerifyArguments, exported: Option<Value>)
     let result = verify_watched(&arguments.model, &checkpoint, &backends, options, &progress);
     drop(progress);
     let result = result?;
-    if let Some(page) = page {
-        page.write(&verify_report::page(arguments, &result).to_html())?;
-    }
-    match report_file {
-        Some(file) => {
-            file.write(&format!("{:#}\n", json(&result)))?;
-            print_result(&text(arguments, &result))?;
-        }
-        None if arguments.json.is_some() => print_result(&format!("{:#}\n", merged(exported, json(&result))))?,
-        None => print_result(&text(arguments, &result))?,
-    }
+    let printed = print_result(&match (&arguments.json, &report_file) {
+        (Some(_), None) => format!("{:#}\n", merged(exported, json(&result))),
+        _ => text(arguments, &result),
+    });
+    let page = page.map(|page| page.write(&verify_report::page(arguments, &result).to_html()));
+    let file = report_file.map(|file| file.write(&format!("{:#}\n", json(&result))));
+    [printed].into_iter().chain(page).chain(file).collect::<Result<(), _>>()?;
     let all_unused = result.backends.iter().all(|report| report.skipped.is_some());
     let is_asked_for = |report: &BackendReport| match report.backend.as_str() {
         "ort" => arguments.library.is_some(),

@@ -155,6 +155,8 @@ impl Staging {
                 names.iter().try_for_each(|name| staging.check_target(&staging.target(name)))?;
                 leftovers::remove(folder);
                 leftovers::remove(parent_of(folder));
+                let last = names.last().map_or_else(|| folder.into(), |name| staging.target(name));
+                drop(temporary_file(folder).map_err(WriteError::io(&last))?);
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 staging.parents = NewFolders::make(parent_of(folder)).map_err(WriteError::io(folder))?;

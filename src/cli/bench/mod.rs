@@ -312,6 +312,7 @@ impl Outputs {
         Ok(Self { json: file(&arguments.json)?, csv: file(&arguments.csv)?, report: file(&arguments.report)? })
     }
 
+    /// Prints the result and writes the files; what was measured is not lost where one of them fails.
     fn write(
         self,
         arguments: &BenchArguments,
@@ -319,16 +320,20 @@ impl Outputs {
         changes: Option<&[Change]>,
     ) -> Result<(), Failure> {
         let json = || serde_json::to_string_pretty(result).map(|text| text + "\n").unwrap_or_default();
+        let printed = Self::print(arguments, result, changes, &json);
+        let json = self.json.map(|file| file.write(&json()));
+        let csv = self.csv.map(|file| file.write(&csv::csv(result)));
+        let report = self.report.map(|file| file.write(&html::html(result)));
+        [printed].into_iter().chain(json).chain(csv).chain(report).collect()
+    }
+
+    fn print(
+        arguments: &BenchArguments,
+        result: &BenchResult,
+        changes: Option<&[Change]>,
+        json: &dyn Fn() -> String,
+    ) -> Result<(), Failure> {
         let to_stdout = |path: &Option<std::path::PathBuf>| path.as_deref() == Some(Path::new("-"));
-        if let Some(file) = self.json {
-            file.write(&json())?;
-        }
-        if let Some(file) = self.csv {
-            file.write(&csv::csv(result))?;
-        }
-        if let Some(file) = self.report {
-            file.write(&html::html(result))?;
-        }
         let changes = changes.map(|changes| text::changes(result, changes, arguments.threshold)).unwrap_or_default();
         if to_stdout(&arguments.json) {
             print_result(&json())?;
