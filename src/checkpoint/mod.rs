@@ -63,7 +63,7 @@ mod torch;
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -181,8 +181,12 @@ impl Location {
         if !metadata.is_dir() {
             return Ok(Self::Single(path.into()));
         }
-        let holds = |name: &str| fs::symlink_metadata(path.join(name)).is_ok();
-        match (holds(SINGLE), holds(INDEX)) {
+        let holds = |name: &str| match fs::symlink_metadata(path.join(name)) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(source) => Err(CheckpointError::ClosedFolder { folder: shown(path), source }),
+        };
+        match (holds(SINGLE)?, holds(INDEX)?) {
             (true, false) => Ok(Self::Single(path.join(SINGLE))),
             (false, true) => Ok(Self::Sharded(path.into())),
             (true, true) => {
@@ -191,7 +195,7 @@ impl Location {
             }
             (false, false) => {
                 let (folder, looked_for) = (shown(path), format!("{SINGLE}, {INDEX}"));
-                Err(match PICKLED.into_iter().find(|name| holds(name)) {
+                Err(match PICKLED.into_iter().find(|name| holds(name).is_ok_and(|held| held)) {
                     Some(found) => CheckpointError::PickledModel { folder, found, supported: looked_for },
                     None => CheckpointError::NoModel { folder, looked_for },
                 })

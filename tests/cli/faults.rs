@@ -109,6 +109,23 @@ fn without_privileges(scene: &Scene, line: &str) -> Option<Outcome> {
     (plain || unshared).then(|| Outcome::of(command))
 }
 
+/// What cannot be looked at is not said to hold nothing; a path can be too long for what lies in a folder alone.
+#[test]
+fn folders_that_cannot_be_entered_are_said_to_be_closed() {
+    let scene = Scene::with(&Model::layer());
+    let long = format!("ck{}", "/.".repeat(2045));
+    let parts = ["the folder cannot be read: ", "ame too long", "help: "];
+    scene.refuses(&format!("{long} -o m.onnx"), 5, &parts);
+    for rights in [0o000, 0o400] {
+        fs::set_permissions(scene.path("ck"), Permissions::from_mode(rights)).unwrap();
+        let outcomes = ["ck -o m.onnx", "inspect ck"].map(|line| (line, without_privileges(&scene, line)));
+        fs::set_permissions(scene.path("ck"), Permissions::from_mode(0o755)).unwrap();
+        for (line, outcome) in outcomes.iter().filter_map(|(line, outcome)| Some((line, outcome.as_ref()?))) {
+            outcome.assert_refused(line, 5, &["ck: the folder cannot be read: Permission denied", "help: "]);
+        }
+    }
+}
+
 /// Hours of timing must not end with a file that cannot be written.
 #[test]
 fn folders_that_take_no_file_are_known_before() {
