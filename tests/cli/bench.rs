@@ -313,6 +313,9 @@ fn older_results_are_a_gate() {
     refused("same.json", &["routing: data then, single now"], "--routing single");
     scene.write("broken.json", "{}");
     scene.refuses(&format!("{line} --compare broken.json"), 3, &["broken.json is no result"]);
+    scene.write("binary.json", [b"{\"format\": \"".as_slice(), &[0xff, 0xfe, 0, 1]].concat());
+    scene.refuses(&format!("{line} --compare binary.json"), 3, &["binary.json is no result", "help: "]);
+    scene.refuses(&format!("{line} --compare m.onnx"), 3, &["m.onnx is no result", "help: "]);
     scene.refuses(&format!("{line} --compare nowhere.json"), 5, &["nowhere.json"]);
 }
 

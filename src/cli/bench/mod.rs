@@ -289,8 +289,8 @@ fn tensorrt_libraries() -> Vec<Library> {
 
 fn read_result(path: &Path) -> Result<BenchResult, Failure> {
     let place = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|error| Failure::io(&error, &place))?;
-    serde_json::from_str(&text).map_err(|error| {
+    let text = std::fs::read(path).map_err(|error| Failure::io(&error, &place))?;
+    serde_json::from_slice(&text).map_err(|error| {
         let help = "give a file that `moa-export bench --json FILE` wrote";
         Failure::malformed(format!("{place} is no result of `bench`: {error}"), Some(help))
     })
