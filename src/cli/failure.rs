@@ -86,6 +86,11 @@ impl Failure {
         Self::new(BUG, 1, format!("moa-export broke, which is a bug of ours: {panic}"), Some(help))
     }
 
+    /// A dictionary of another size than the vocabulary of a graph.
+    pub(super) fn other_vocabulary(message: String) -> Self {
+        Self::new(MALFORMED, 22, message, Some("give the dictionary of this model"))
+    }
+
     pub(super) fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.exit)
     }

@@ -1,6 +1,9 @@
 //! `moa-export profile`.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use serde_json::{Value, json};
 
@@ -53,6 +56,9 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     };
     let backend = backend(arguments.backend, &options)?;
     let mut profiler = Profiler::open(&arguments.model, backend.as_ref())?;
+    if let Some((path, dictionary)) = arguments.dict.as_deref().zip(dictionary.as_ref()) {
+        check_dictionary(path, dictionary, &profiler)?;
+    }
     let batches = batches(arguments, &profiler, vocabulary.as_ref())?;
     let progress = progress::batches(batches.len());
     for batch in &batches {
@@ -73,6 +79,19 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     let written = page.map(|page| page.write(&profile_report::page(&profiled).to_html()));
     [printed].into_iter().chain(written).collect::<Result<(), _>>()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// A masked language model knows one symbol more than its dictionary: fairseq adds the mask when it trains.
+fn check_dictionary(path: &Path, dictionary: &Dictionary, profiler: &Profiler) -> Result<(), Failure> {
+    let (found, masks) = (dictionary.len(), usize::from(!profiler.is_encoder_decoder()));
+    match profiler.symbols().find(|(_, symbols)| !(found..=found + masks).contains(symbols)) {
+        Some((graph, symbols)) => {
+            let path = path.display();
+            let message = format!("{path}: {found} symbols with the four special ones; {graph} knows {symbols}");
+            Err(Failure::other_vocabulary(message))
+        }
+        None => Ok(()),
+    }
 }
 
 impl Profiled<'_> {

@@ -108,6 +108,26 @@ fn what_cannot_be_profiled_is_refused() {
 }
 
 #[test]
+fn a_dictionary_of_another_model_is_refused() {
+    let scene = translator("function");
+    scene.accepts("profile out --inputs pairs.tsv --dict ck/dict.txt");
+    let symbols = fs::read_to_string(data("nmt/dict.txt")).unwrap();
+    let shorter: Vec<_> = symbols.lines().skip(1).collect();
+    for (name, text) in [("shorter.txt", shorter.join("\n")), ("longer.txt", symbols + "one-more 1\n")] {
+        scene.write(name, text);
+        let parts = ["MOA-E0322", name, "symbols with the four special ones; encoder_model.onnx knows 120", "help: "];
+        scene.refuses(&format!("profile out --inputs pairs.tsv --dict {name}"), 3, &parts);
+    }
+    let masked = Scene::with_fixture("mlm");
+    masked.accepts("ck -o m.onnx");
+    masked.write("lines.ids", "4 5 6\n");
+    fs::copy(data("mlm/dict.txt"), masked.path("dict.txt")).unwrap();
+    masked.accepts("profile m.onnx --inputs lines.ids --dict dict.txt");
+    fs::copy(data("nmt/dict.txt"), masked.path("dict.txt")).unwrap();
+    masked.refuses("profile m.onnx --inputs lines.ids --dict dict.txt", 3, &["m.onnx knows 67"]);
+}
+
+#[test]
 fn a_model_without_vocabulary_takes_no_text() {
     require_runtime();
     let scene = Scene::with(&Model::layer());
