@@ -91,6 +91,18 @@ impl Failure {
         Self::new(MALFORMED, 22, message, Some("give the dictionary of this model"))
     }
 
+    /// The same, said of what stands in a file.
+    pub(super) fn of_file(self, path: &Path) -> Self {
+        Self { message: format!("{}: {}", path.display(), self.message), ..self }
+    }
+
+    /// What is wrong with inputs names the file that they come from.
+    pub(super) fn of_inputs(error: BackendError, path: &Path) -> Self {
+        let is_input = matches!(error, BackendError::Input { .. });
+        let failure = Self::from(error);
+        if is_input { failure.of_file(path) } else { failure }
+    }
+
     pub(super) fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.exit)
     }

@@ -61,8 +61,8 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     }
     let batches = batches(arguments, &profiler, vocabulary.as_ref())?;
     let progress = progress::batches(batches.len());
-    for batch in &batches {
-        profiler.add(batch)?;
+    for (path, batch) in &batches {
+        profiler.add(batch).map_err(|error| of_inputs(error, path))?;
         progress.inc(1);
     }
     drop(progress);
@@ -79,6 +79,15 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     let written = page.map(|page| page.write(&profile_report::page(&profiled).to_html()));
     [printed].into_iter().chain(written).collect::<Result<(), _>>()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What is wrong with inputs names the file that they come from.
+fn of_inputs(error: ProfileError, path: &Path) -> Failure {
+    match error {
+        ProfileError::Backend(error) => Failure::of_inputs(error, path),
+        ProfileError::Input { .. } => Failure::from(error).of_file(path),
+        error => error.into(),
+    }
 }
 
 /// A masked language model knows one symbol more than its dictionary: fairseq adds the mask when it trains.

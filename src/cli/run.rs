@@ -23,7 +23,8 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let inputs = tensor_file::read(&arguments.inputs)?;
     let (folder, name) = output_place(&arguments.outputs)?;
     let mut staging = Staging::begin(&folder, std::slice::from_ref(&name), arguments.force)?;
-    let outputs = runnable.load(arguments, &inputs)?.run(&inputs)?;
+    let mut runner = runnable.load(arguments, &inputs)?;
+    let outputs = runner.run(&inputs).map_err(|error| Failure::of_inputs(error, &arguments.inputs))?;
     let bytes = tensor_file::encode(&outputs)?;
     staging.file::<WriteError>(&name, |writer| {
         writer.write_all(&bytes).map_err(|source| WriteError::Io { path: arguments.outputs.clone(), source })

@@ -170,6 +170,15 @@ fn a_trace_of_a_real_run_is_replayed() {
     let result = json(&scene.accepts(line));
     assert_eq!(list(&result, "rows")[0]["point"]["batch"], 1);
     assert_eq!(result["receipt"]["options"]["inputs"].as_str().map(str::len), Some(64));
+    let line = line.replace("i.safetensors", "j.safetensors");
+    let far = bytes([1 << 40; 6]);
+    for (inputs, part) in [
+        ([("input_ids", view(&far)), ("attention_mask", view(&mask))], "j.safetensors: input `input_ids`: expected"),
+        ([("input_ids", view(&ids)), ("other", view(&mask))], "j.safetensors: the file of inputs has no"),
+    ] {
+        scene.write("j.safetensors", safetensors::serialize(inputs, None).unwrap());
+        scene.refuses(&line, 3, &[part, "help: "]);
+    }
 }
 
 #[test]

@@ -154,8 +154,9 @@ fn inputs_that_do_not_fit_are_named() {
     ];
     for (inputs, code, parts) in cases {
         write_inputs(&scene, inputs);
+        let parts = [parts, &["inputs.safetensors: ", "help: "]].concat();
         for backend in BACKENDS {
-            scene.refuses(&line(backend), code, parts);
+            scene.refuses(&line(backend), code, &parts);
         }
     }
 }

@@ -85,7 +85,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     };
     let result = bench(&setup, receipt(arguments, &setup, threads)?);
     drop(progress);
-    let result = result?;
+    let result = result.map_err(|error| of_inputs(error, arguments))?;
     let changes = old.map(|old| compare(&result, &old, arguments.threshold / 100.0)).transpose();
     let changes = changes.map_err(|difference| {
         let path = arguments.compare.as_deref().unwrap_or(Path::new("")).display().to_string();
@@ -95,6 +95,15 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     outputs.write(arguments, &result, changes.as_ref().ok().and_then(Option::as_deref))?;
     let slower = changes?.iter().flatten().any(|change| change.outcome == Outcome::Slower);
     Ok(if slower { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// What is wrong with inputs names their file, where there is one.
+fn of_inputs(error: LatencyError, arguments: &BenchArguments) -> Failure {
+    match (error, &arguments.inputs) {
+        (LatencyError::Backend(error), Some(path)) => Failure::of_inputs(error, path),
+        (error @ LatencyError::MissingInput { .. }, Some(path)) => Failure::from(error).of_file(path),
+        (error, _) => error.into(),
+    }
 }
 
 /// Sizes that hold every point, tuned for the largest.
