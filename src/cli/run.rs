@@ -48,11 +48,15 @@ impl Runnable {
     fn open(arguments: &RunArguments) -> Result<Self, Failure> {
         let ending = arguments.model.extension().and_then(|ending| ending.to_str());
         if !matches!(ending, Some("plan" | "engine")) {
+            arguments.tensorrt.check(&[arguments.backend.unwrap_or(BackendArgument::Ort)])?;
             return Ok(Self::Model(Box::new(read_model(&arguments.model)?)));
         }
         let message = format!("{} is a plan, which TensorRT alone runs", arguments.model.display());
         match arguments.backend {
-            Some(BackendArgument::Tensorrt) | None if arguments.tensorrt.plan.is_none() => Ok(Self::Plan),
+            Some(BackendArgument::Tensorrt) | None if arguments.tensorrt.plan.is_none() => {
+                arguments.tensorrt.check_cache(true)?;
+                Ok(Self::Plan)
+            }
             _ => Err(Failure::usage(message, Some("leave out --backend and --plan"))),
         }
     }
@@ -63,7 +67,6 @@ impl Runnable {
             return Ok(backend::load_tensorrt_plan(&arguments.model, &options)?);
         };
         let chosen = arguments.backend.unwrap_or(BackendArgument::Ort);
-        arguments.tensorrt.check(&[chosen])?;
         let options = BackendOptions {
             threads: arguments.threads,
             library: arguments.library.clone(),
@@ -92,6 +95,21 @@ pub(super) struct BackendOptions {
     /// The operator library of ONNX Runtime.
     pub(super) library: Option<PathBuf>,
     pub(super) tensorrt: TensorRtOptions,
+}
+
+/// The backends that `choices` name, each once.
+pub(super) fn backends(
+    choices: &[BackendArgument],
+    options: &BackendOptions,
+) -> Result<Vec<Box<dyn Backend>>, Failure> {
+    let backends = choices.iter().map(|choice| backend(*choice, options)).collect::<Result<Vec<_>, _>>()?;
+    match (0..choices.len()).find(|index| choices[..*index].contains(&choices[*index])) {
+        Some(index) => {
+            let message = format!("backend {} is named twice", backends[index].name());
+            Err(Failure::usage(message, Some("name each backend once")))
+        }
+        None => Ok(backends),
+    }
 }
 
 /// The backend that `choice` names.

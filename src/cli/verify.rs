@@ -12,7 +12,7 @@ use super::{
     print_result,
     progress::VerifyProgress,
     report_file::ReportFile,
-    run::{BackendOptions, backend},
+    run::{BackendOptions, backends},
     table::table,
     verify_report,
 };
@@ -47,7 +47,7 @@ pub(super) fn after_export(arguments: &VerifyArguments, exported: Option<Value>)
         library: arguments.library.clone(),
         tensorrt: arguments.tensorrt.options(verified_ranges()),
     };
-    let backends: Vec<_> = chosen.iter().map(|choice| backend(*choice, &backend_options)).collect::<Result<_, _>>()?;
+    let backends = backends(chosen, &backend_options)?;
     let options = VerifyOptions {
         tolerance: ToleranceOptions { atol: arguments.atol, rtol: arguments.rtol },
         seed: arguments.seed,

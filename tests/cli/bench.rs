@@ -331,7 +331,7 @@ fn older_results_are_a_gate() {
 #[test]
 fn bad_shapes_and_empty_grids_are_refused() {
     let scene = exported("");
-    let cases: [(&str, &[&str]); 20] = [
+    let cases: [(&str, &[&str]); 25] = [
         ("bench", &["MODEL"]),
         ("bench m.onnx --batch 0", &["--batch", "at least 1"]),
         ("bench m.onnx --batch -3", &["--batch", "-3"]),
@@ -345,6 +345,11 @@ fn bad_shapes_and_empty_grids_are_refused() {
         ("bench m.onnx --source 4", &["source"]),
         ("bench m.onnx --dim heads=4", &["heads"]),
         ("bench m.onnx --dim heads", &["AXIS=N"]),
+        ("bench m.onnx --seq 8 --dim sequence=3", &["--seq gives the sizes of the axis sequence"]),
+        ("bench m.onnx --dim past_sequence=3", &["--past gives the sizes of the axis past_sequence"]),
+        ("bench m.onnx --threshold 3", &["--compare"]),
+        ("bench m.onnx --no-cache", &["--no-cache is for the backend tensorrt"]),
+        ("bench m.onnx --backends tensorrt --trust-plan", &["--trust-plan is for a plan"]),
         ("bench m.onnx --samples 0", &["--samples", "at least 1"]),
         ("bench m.onnx --seconds 0", &["--seconds", "more than 0"]),
         ("bench m.onnx --threads 0", &["--threads", "at least 1"]),

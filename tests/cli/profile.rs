@@ -101,7 +101,12 @@ fn what_cannot_be_profiled_is_refused() {
         ("profile out --inputs words.ids", 3, "MOA-E0329", "line 1: \"five\""),
         ("profile out --inputs short.ids", 3, "MOA-E0329", "a tab"),
         ("profile out --inputs empty.txt", 3, "MOA-E0329", "no line"),
-        ("profile out/decoder_model.onnx --inputs short.ids", 3, "MOA-E0316", "short.ids: input `encoder_attention_mask`"),
+        (
+            "profile out/decoder_model.onnx --inputs short.ids",
+            3,
+            "MOA-E0316",
+            "short.ids: input `encoder_attention_mask`",
+        ),
     ] {
         scene.refuses(line, code, &[number, says]);
     }

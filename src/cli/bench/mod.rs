@@ -22,7 +22,7 @@ use super::{
     print_result,
     progress::{BenchProgress, VerifyProgress},
     report_file::ReportFile,
-    run::{BackendOptions, backend},
+    run::{BackendOptions, backends},
 };
 use crate::{
     backend::{self, Backend, OrtOptions, Ranges, Survey},
@@ -60,10 +60,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
         library: arguments.library.clone(),
         tensorrt: arguments.tensorrt.options(timed_ranges(arguments, &models, inputs.as_ref())),
     };
-    let backends = chosen.iter().map(|choice| backend(*choice, &backend_options)).collect::<Result<Vec<_>, _>>()?;
-    if let Some(twice) = chosen.iter().enumerate().find(|(index, choice)| chosen[..*index].contains(choice)) {
-        return Err(Failure::usage(format!("backend {} is named twice", backends[twice.0].name()), None));
-    }
+    let backends = backends(chosen, &backend_options)?;
     let ort = OrtOptions { threads: Some(threads), operator_library: arguments.library.clone() };
     let bodies = backend::ort_function(ort.clone());
     let progress = BenchProgress::new();
