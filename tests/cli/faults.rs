@@ -85,7 +85,8 @@ fn readers_may_leave() {
 #[test]
 fn results_that_cannot_be_printed_are_an_error() {
     let scene = Scene::with(&Model::layer());
-    for line in ["ops", "ops --json", "ck -o a.onnx", "ck -o b.onnx --json"] {
+    for line in ["ops", "ops --json", "ck -o a.onnx", "ck -o b.onnx --json", "--help", "--version", "verify -h", "help"]
+    {
         let mut command = scene.command(line);
         command.stdout(File::options().write(true).open("/dev/full").unwrap());
         Outcome::of(command).assert_refused(line, 5, &["stdout", "o space left"]);
