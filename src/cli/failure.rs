@@ -333,7 +333,9 @@ impl From<GenerateError> for Failure {
                 let help = "put the dictionary of this model there, or export again with --dict FILE";
                 Self::new(MALFORMED, 22, message, Some(help))
             }
-            GenerateError::Option(_) => Self::new(USAGE, 25, message, None),
+            GenerateError::Option(_) => {
+                Self::new(USAGE, 25, message, Some("`moa-export generate --help` lists the options and their defaults"))
+            }
             GenerateError::TooLong { .. } => Self::new(MALFORMED, 26, message, Some("split the line")),
             GenerateError::TokenId { .. } => {
                 Self::new(MALFORMED, 29, message, Some("give ids of the tokenizer that the model was trained with"))

@@ -41,7 +41,7 @@ pub(super) struct Profiled<'a> {
 
 pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     if arguments.batch == 0 {
-        return Err(Failure::usage("--batch must be at least 1", None));
+        return Err(Failure::usage("--batch must be at least 1, found 0", Some("leave it out for 32")));
     }
     end_cleanly([&arguments.model].into_iter().chain(&arguments.report).map(PathBuf::as_path))?;
     let read = [&arguments.model].into_iter().chain(&arguments.inputs).chain(&arguments.dict);

@@ -76,7 +76,8 @@ pub(super) fn batches<'a>(
             _ => text_lines(arguments, path, text, vocabulary)?,
         };
         if lines.is_empty() {
-            return Err(Failure::malformed(format!("{}: there is no line to run", path.display()), None));
+            let message = format!("{}: there is no line to run", path.display());
+            return Err(Failure::malformed(message, Some("give one sequence a line; blank lines are left out")));
         }
         let of_file = |error| Failure::from(ProfileError::Shape(error)).of_file(path);
         let of_lines = batched(lines, arguments.batch, profiler.is_encoder_decoder()).map_err(of_file)?;
@@ -116,7 +117,8 @@ fn id_lines(path: &Path, text: &str, pairs: bool) -> Result<Vec<Line>, Failure> 
         let line = (ids(number, first)?, ids(number, second)?);
         if line.0.is_empty() || line.1.is_empty() == pairs {
             let expected = if pairs { "source ids, a tab and decoder ids" } else { "the ids of one sequence" };
-            return Err(Failure::malformed(format!("{}, line {number}: expected {expected}", path.display()), None));
+            let message = format!("{}, line {number}: expected {expected}", path.display());
+            return Err(Failure::malformed(message, Some("one graph reads ids, an encoder-decoder two lists of them")));
         }
         lines.push(line);
     }

@@ -79,7 +79,8 @@ impl Runnable {
 pub(super) fn output_place(path: &std::path::Path) -> Result<(PathBuf, String), Failure> {
     let name = path.file_name().and_then(|name| name.to_str());
     let Some(name) = name else {
-        return Err(Failure::usage(format!("{} names no file", path.display()), None));
+        let help = "give the name of a file in UTF-8, not of a folder";
+        return Err(Failure::usage(format!("{} names no file", path.display()), Some(help)));
     };
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
