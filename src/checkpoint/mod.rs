@@ -94,6 +94,8 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// What transformers wrote before there was safetensors.
 const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
+/// Names of the files of a folder, shards apart.
+pub(crate) const NAMES: [&str; 5] = [CONFIG, SINGLE, INDEX, PICKLED[0], PICKLED[1]];
 
 /// The tensors and the configuration of one trained model.
 #[derive(Debug)]

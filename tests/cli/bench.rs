@@ -371,7 +371,9 @@ fn bad_shapes_and_empty_grids_are_refused() {
 fn results_never_replace_what_is_read() {
     let scene = exported("");
     scene.accepts("ck -o out");
-    scene.write("r.json", "{}");
+    for name in ["r.json", "ck/added_tokens.json", "ck/bpecodes"] {
+        scene.write(name, "{}");
+    }
     let before = scene.snapshot();
     for (line, part) in [
         ("bench m.onnx --json m.onnx --force", "is read by this command"),
@@ -380,6 +382,8 @@ fn results_never_replace_what_is_read() {
         ("bench out --report out/model.onnx --force", "is read by this command"),
         ("verify m.onnx --checkpoint ck --json ck/model.safetensors --force", "is read by this command"),
         ("verify m.onnx --checkpoint ck --report ck/config.json --force", "is read by this command"),
+        ("verify m.onnx --checkpoint ck --json ck/added_tokens.json --force", "is read by this command"),
+        ("verify m.onnx --checkpoint ck --json ck/bpecodes --force", "is read by this command"),
         ("verify m.onnx --checkpoint ck --json new --report ./new", "is named twice"),
         ("run m.onnx --inputs r.json --outputs m.onnx --force", "is read by this command"),
         ("run m.onnx --inputs r.json --outputs r.json --force", "is read by this command"),
