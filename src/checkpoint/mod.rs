@@ -62,7 +62,7 @@ mod source;
 mod torch;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -102,6 +102,8 @@ pub(crate) const NAMES: [&str; 5] = [CONFIG, SINGLE, INDEX, PICKLED[0], PICKLED[
 pub struct Checkpoint {
     origin: String,
     config: Config,
+    /// Where the configuration lies, if not in the file of the tensors.
+    config_file: Option<PathBuf>,
     tensors: Tensors,
 }
 
@@ -126,18 +128,26 @@ impl Checkpoint {
             Location::Sharded(folder) => (Some(folder.clone()), Tensors::of_folder(&folder)?),
         };
         let beside = folder.unwrap_or_default().join(CONFIG);
-        let config = config::read(config.unwrap_or(&beside))?;
-        Ok(Self { origin, config, tensors })
+        let config_file = config.map_or(beside, Path::to_path_buf);
+        let config = config::read(&config_file)?;
+        Ok(Self { origin, config, config_file: Some(config_file), tensors })
     }
 
     fn open_torch(origin: String, path: &Path, config: Option<&Path>) -> Result<Self, CheckpointError> {
+        let config_file = config.map(Path::to_path_buf);
         let TorchFile { tensors, aliases, config } = TorchFile::open(path, config)?;
-        Ok(Self { origin, config, tensors: Tensors::of_torch(tensors, aliases) })
+        Ok(Self { origin, config, config_file, tensors: Tensors::of_torch(tensors, aliases) })
     }
 
     /// The configuration.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// The files of tensors and configuration, each once.
+    pub fn files(&self) -> BTreeSet<&Path> {
+        let tensors = self.tensors.stored.values().map(|stored| stored.place.file().path());
+        tensors.chain(self.config_file.as_deref()).collect()
     }
 
     /// Element type of the tensor stored under `name`.

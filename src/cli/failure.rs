@@ -268,6 +268,7 @@ impl From<ExportError> for Failure {
             ExportError::OwnFolder { .. } => {
                 Self::new(USAGE, 13, message, Some("give another folder with -o OUT, or a file: -o model.onnx"))
             }
+            ExportError::Input { .. } => Self::new(USAGE, 13, message, Some("write elsewhere with -o OUT")),
             ExportError::NeedsFolder { .. } => Self::new(USAGE, 13, message, Some("give a folder: -o OUT")),
             ExportError::NotText { .. } => Self::new(USAGE, 14, message, Some("choose another output with -o")),
             ExportError::WrongEnding { .. } => Self::new(USAGE, 14, message, Some("give -o NAME.onnx or a folder")),
