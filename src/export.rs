@@ -1,5 +1,6 @@
 //! The compile half of the journey: checkpoint bytes → typed model → graph → ONNX bytes.
 
+mod inputs;
 mod outputs;
 mod pace;
 mod plan;
@@ -17,6 +18,7 @@ use crate::{
     onnx::{EncodeError, WriteError},
     side_files::{CausalLmFiles, SideFile, is_own_folder, library, side_files},
 };
+use inputs::keep_inputs;
 use outputs::Outputs;
 use plan::Plan;
 
@@ -132,6 +134,14 @@ pub enum ExportError {
     OwnFolder {
         /// The output.
         path: PathBuf,
+    },
+    /// An output would replace what the export is made from, or what lies beside that.
+    #[error("{} {what} and would be overwritten", .path.display())]
+    Input {
+        /// The output.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
     },
     /// The output must be a folder.
     #[error("{} names one file, but a {family} model is exported as {files}", .path.display())]
@@ -259,7 +269,11 @@ pub fn export_watched(
     check_opset(options)?;
     let family = checkpoint.config().model_type();
     let model = import(checkpoint, options.gate_mode)?;
-    write_model(family, &model, out, options, watch, |plan| companions(&model, checkpoint, plan, options, files))
+    write_model(family, &model, out, options, watch, |plan| {
+        let companions = companions(&model, checkpoint, plan, options, files)?;
+        keep_inputs(checkpoint, files, plan, &companions)?;
+        Ok(companions)
+    })
 }
 
 /// [`export`] of a model of `family` that comes from no checkpoint.

@@ -137,7 +137,8 @@ impl BackendError {
             Self::Unsupported { help, .. } => *help,
             Self::Model(error) => error.help(),
             Self::Engine(error) => error.help(),
-            Self::Input { .. } | Self::Inline(_) | Self::Failed { .. } => None,
+            Self::Input { .. } => Some("`moa-export inspect MODEL` lists what a model takes"),
+            Self::Inline(_) | Self::Failed { .. } => None,
         }
     }
 }

@@ -48,6 +48,14 @@ pub enum CheckpointError {
         /// The file.
         file: String,
     },
+    /// The operating system does not say what a folder holds.
+    #[error("{folder}: the folder cannot be read: {source}")]
+    ClosedFolder {
+        /// The folder.
+        folder: String,
+        /// What the operating system said.
+        source: io::Error,
+    },
     /// A folder holds no tensor file under a known name.
     #[error("{folder}: holds no checkpoint; looked for {looked_for}")]
     NoModel {
@@ -209,6 +217,7 @@ impl CheckpointError {
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Io { .. }
+            | Self::ClosedFolder { .. }
             | Self::NotAFile { .. }
             | Self::Changed { .. }
             | Self::NoModel { .. }
@@ -244,6 +253,7 @@ impl CheckpointError {
     pub fn help(&self) -> Option<String> {
         let help = match self {
             Self::NotAFile { .. } => "give a .safetensors file, a .pt file or a Hugging Face folder",
+            Self::ClosedFolder { .. } => "let your user read and enter the folder, or give a copy that it may read",
             Self::Changed { .. } => "wait until nothing writes to the checkpoint, then try again",
             Self::NoModel { .. } => "give a folder that holds one of them, or the .safetensors file itself",
             Self::PickledModel { .. } => {
@@ -284,6 +294,9 @@ impl CheckpointError {
                         )
                     },
                 ));
+            }
+            Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+                "let your user read it, or give a copy that it may read"
             }
             Self::Io { .. } | Self::Json { .. } => return None,
         };

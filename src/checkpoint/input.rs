@@ -76,6 +76,11 @@ impl InputFile {
         Ok((Self { path: path.into(), shown, stamp }, file))
     }
 
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Path as messages show it.
     pub(super) fn shown(&self) -> &str {
         &self.shown

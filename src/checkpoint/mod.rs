@@ -62,8 +62,8 @@ mod source;
 mod torch;
 
 use std::{
-    collections::BTreeMap,
-    fs,
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -94,12 +94,16 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// What transformers wrote before there was safetensors.
 const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
+/// Names of the files of a folder, shards apart.
+pub(crate) const NAMES: [&str; 5] = [CONFIG, SINGLE, INDEX, PICKLED[0], PICKLED[1]];
 
 /// The tensors and the configuration of one trained model.
 #[derive(Debug)]
 pub struct Checkpoint {
     origin: String,
     config: Config,
+    /// Where the configuration lies, if not in the file of the tensors.
+    config_file: Option<PathBuf>,
     tensors: Tensors,
 }
 
@@ -124,18 +128,26 @@ impl Checkpoint {
             Location::Sharded(folder) => (Some(folder.clone()), Tensors::of_folder(&folder)?),
         };
         let beside = folder.unwrap_or_default().join(CONFIG);
-        let config = config::read(config.unwrap_or(&beside))?;
-        Ok(Self { origin, config, tensors })
+        let config_file = config.map_or(beside, Path::to_path_buf);
+        let config = config::read(&config_file)?;
+        Ok(Self { origin, config, config_file: Some(config_file), tensors })
     }
 
     fn open_torch(origin: String, path: &Path, config: Option<&Path>) -> Result<Self, CheckpointError> {
+        let config_file = config.map(Path::to_path_buf);
         let TorchFile { tensors, aliases, config } = TorchFile::open(path, config)?;
-        Ok(Self { origin, config, tensors: Tensors::of_torch(tensors, aliases) })
+        Ok(Self { origin, config, config_file, tensors: Tensors::of_torch(tensors, aliases) })
     }
 
     /// The configuration.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// The files of tensors and configuration, each once.
+    pub fn files(&self) -> BTreeSet<&Path> {
+        let tensors = self.tensors.stored.values().map(|stored| stored.place.file().path());
+        tensors.chain(self.config_file.as_deref()).collect()
     }
 
     /// Element type of the tensor stored under `name`.
@@ -181,8 +193,12 @@ impl Location {
         if !metadata.is_dir() {
             return Ok(Self::Single(path.into()));
         }
-        let holds = |name: &str| fs::symlink_metadata(path.join(name)).is_ok();
-        match (holds(SINGLE), holds(INDEX)) {
+        let holds = |name: &str| match fs::symlink_metadata(path.join(name)) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(source) => Err(CheckpointError::ClosedFolder { folder: shown(path), source }),
+        };
+        match (holds(SINGLE)?, holds(INDEX)?) {
             (true, false) => Ok(Self::Single(path.join(SINGLE))),
             (false, true) => Ok(Self::Sharded(path.into())),
             (true, true) => {
@@ -191,7 +207,7 @@ impl Location {
             }
             (false, false) => {
                 let (folder, looked_for) = (shown(path), format!("{SINGLE}, {INDEX}"));
-                Err(match PICKLED.into_iter().find(|name| holds(name)) {
+                Err(match PICKLED.into_iter().find(|name| holds(name).is_ok_and(|held| held)) {
                     Some(found) => CheckpointError::PickledModel { folder, found, supported: looked_for },
                     None => CheckpointError::NoModel { folder, looked_for },
                 })

@@ -24,7 +24,7 @@ pub(super) enum Place {
 }
 
 impl Place {
-    fn file(&self) -> &InputFile {
+    pub(super) fn file(&self) -> &InputFile {
         match self {
             Self::Range { file, .. } => file,
             Self::View(view) => view.file(),

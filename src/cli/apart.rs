@@ -3,21 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use super::Failure;
+use crate::{checkpoint, side_files};
 
-/// Endings of the files that a model, a checkpoint or an exported folder consists of.
-const PARTS: [&str; 8] = ["bin", "data", "model", "onnx", "plan", "pt", "safetensors", "txt"];
-
-/// Names of JSON files that belong to such a folder.
-const JSON_PARTS: [&str; 8] = [
-    "config.json",
-    "genai_config.json",
-    "generation.json",
-    "generation_config.json",
-    "model.safetensors.index.json",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-];
+/// Endings of the files that a model, a checkpoint or an exported folder consists of, where their names are free.
+const PARTS: [&str; 7] = ["bin", "data", "onnx", "plan", "pt", "safetensors", "txt"];
 
 /// Refuses an output that is an input, or one of the files of a folder that is read, or another output; `-` is none of them.
 ///
@@ -54,6 +43,7 @@ fn is_of(output: &Path, input: &Path) -> bool {
     }
     let name = output.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let ending = Path::new(name).extension().and_then(|ending| ending.to_str()).unwrap_or_default();
-    let is_part = PARTS.contains(&ending) || JSON_PARTS.contains(&name);
+    let mut known = side_files::names().chain(checkpoint::NAMES);
+    let is_part = PARTS.contains(&ending) || known.any(|known| known == name);
     output.parent() == Some(&input) && output.exists() && is_part
 }

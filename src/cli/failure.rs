@@ -86,6 +86,23 @@ impl Failure {
         Self::new(BUG, 1, format!("moa-export broke, which is a bug of ours: {panic}"), Some(help))
     }
 
+    /// A dictionary of another size than the vocabulary of a graph.
+    pub(super) fn other_vocabulary(message: String) -> Self {
+        Self::new(MALFORMED, 22, message, Some("give the dictionary of this model"))
+    }
+
+    /// The same, said of what stands in a file.
+    pub(super) fn of_file(self, path: &Path) -> Self {
+        Self { message: format!("{}: {}", path.display(), self.message), ..self }
+    }
+
+    /// What is wrong with inputs names the file that they come from.
+    pub(super) fn of_inputs(error: BackendError, path: &Path) -> Self {
+        let is_input = matches!(error, BackendError::Input { .. });
+        let failure = Self::from(error);
+        if is_input { failure.of_file(path) } else { failure }
+    }
+
     pub(super) fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.exit)
     }
@@ -251,6 +268,7 @@ impl From<ExportError> for Failure {
             ExportError::OwnFolder { .. } => {
                 Self::new(USAGE, 13, message, Some("give another folder with -o OUT, or a file: -o model.onnx"))
             }
+            ExportError::Input { .. } => Self::new(USAGE, 13, message, Some("write elsewhere with -o OUT")),
             ExportError::NeedsFolder { .. } => Self::new(USAGE, 13, message, Some("give a folder: -o OUT")),
             ExportError::NotText { .. } => Self::new(USAGE, 14, message, Some("choose another output with -o")),
             ExportError::WrongEnding { .. } => Self::new(USAGE, 14, message, Some("give -o NAME.onnx or a folder")),
@@ -316,7 +334,9 @@ impl From<GenerateError> for Failure {
                 let help = "put the dictionary of this model there, or export again with --dict FILE";
                 Self::new(MALFORMED, 22, message, Some(help))
             }
-            GenerateError::Option(_) => Self::new(USAGE, 25, message, None),
+            GenerateError::Option(_) => {
+                Self::new(USAGE, 25, message, Some("`moa-export generate --help` lists the options and their defaults"))
+            }
             GenerateError::TooLong { .. } => Self::new(MALFORMED, 26, message, Some("split the line")),
             GenerateError::TokenId { .. } => {
                 Self::new(MALFORMED, 29, message, Some("give ids of the tokenizer that the model was trained with"))

@@ -118,8 +118,14 @@ fn usage(error: &clap::Error) -> ExitCode {
     }
     let asked = !error.use_stderr();
     if asked || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        let _closed_output_is_no_error = error.print();
-        return ExitCode::from(if asked { 0 } else { failure::USAGE });
+        let printed = printed(error.print().and_then(|()| std::io::stdout().flush()));
+        return match printed {
+            Err(failure) if asked => {
+                failure.print();
+                failure.exit_code()
+            }
+            _ => ExitCode::from(if asked { 0 } else { failure::USAGE }),
+        };
     }
     let text = error.to_string();
     let mut paragraphs = text.split("\n\n").map(str::trim);
@@ -175,10 +181,15 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Writes a result to stdout; a reader that left early is no error.
+/// Writes a result to stdout.
 fn print_result(text: &str) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+    printed(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
+}
+
+/// A reader of stdout that left early is no error.
+fn printed(outcome: std::io::Result<()>) -> Result<(), Failure> {
+    match outcome {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::io(&error, "stdout")),
         _ => Ok(()),
     }

@@ -1,6 +1,9 @@
 //! `moa-export profile`.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use serde_json::{Value, json};
 
@@ -38,7 +41,7 @@ pub(super) struct Profiled<'a> {
 
 pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     if arguments.batch == 0 {
-        return Err(Failure::usage("--batch must be at least 1", None));
+        return Err(Failure::usage("--batch must be at least 1, found 0", Some("leave it out for 32")));
     }
     end_cleanly([&arguments.model].into_iter().chain(&arguments.report).map(PathBuf::as_path))?;
     let read = [&arguments.model].into_iter().chain(&arguments.inputs).chain(&arguments.dict);
@@ -53,10 +56,13 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     };
     let backend = backend(arguments.backend, &options)?;
     let mut profiler = Profiler::open(&arguments.model, backend.as_ref())?;
+    if let Some((path, dictionary)) = arguments.dict.as_deref().zip(dictionary.as_ref()) {
+        check_dictionary(path, dictionary, &profiler)?;
+    }
     let batches = batches(arguments, &profiler, vocabulary.as_ref())?;
     let progress = progress::batches(batches.len());
-    for batch in &batches {
-        profiler.add(batch)?;
+    for (path, batch) in &batches {
+        profiler.add(batch).map_err(|error| of_inputs(error, path))?;
         progress.inc(1);
     }
     drop(progress);
@@ -66,14 +72,35 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     }
     let profiled =
         Profiled { arguments, backend: backend.name(), runs: batches.len(), profile, vocabulary, dictionary };
-    if let Some(page) = page {
-        page.write(&profile_report::page(&profiled).to_html())?;
-    }
-    match arguments.json {
-        true => print_result(&format!("{:#}\n", profiled.json()))?,
-        false => print_result(&profiled.text())?,
-    }
+    let printed = print_result(&match arguments.json {
+        true => format!("{:#}\n", profiled.json()),
+        false => profiled.text(),
+    });
+    let written = page.map(|page| page.write(&profile_report::page(&profiled).to_html()));
+    [printed].into_iter().chain(written).collect::<Result<(), _>>()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What is wrong with inputs names the file that they come from.
+fn of_inputs(error: ProfileError, path: &Path) -> Failure {
+    match error {
+        ProfileError::Backend(error) => Failure::of_inputs(error, path),
+        ProfileError::Input { .. } => Failure::from(error).of_file(path),
+        error => error.into(),
+    }
+}
+
+/// A masked language model knows one symbol more than its dictionary: fairseq adds the mask when it trains.
+fn check_dictionary(path: &Path, dictionary: &Dictionary, profiler: &Profiler) -> Result<(), Failure> {
+    let (found, masks) = (dictionary.len(), usize::from(!profiler.is_encoder_decoder()));
+    match profiler.symbols().find(|(_, symbols)| !(found..=found + masks).contains(symbols)) {
+        Some((graph, symbols)) => {
+            let path = path.display();
+            let message = format!("{path}: {found} symbols with the four special ones; {graph} knows {symbols}");
+            Err(Failure::other_vocabulary(message))
+        }
+        None => Ok(()),
+    }
 }
 
 impl Profiled<'_> {

@@ -10,7 +10,7 @@ use super::{
     profile_args::{InputFormat, ProfileArguments},
 };
 use crate::{
-    profile::Profiler,
+    profile::{ProfileError, Profiler},
     tensor::{NamedTensors, Tensor, TensorData, TensorShapeError},
     tensor_file,
     text::{BYTE_ORDER_MARK, CONFIG_FILE, Dictionary, GenerationConfig, TextError, Tokenizer, read_text},
@@ -44,12 +44,12 @@ impl Vocabulary {
     }
 }
 
-/// Every batch that the arguments name, in order.
-pub(super) fn batches(
-    arguments: &ProfileArguments,
+/// Every batch that the arguments name, in order, with its file.
+pub(super) fn batches<'a>(
+    arguments: &'a ProfileArguments,
     profiler: &Profiler,
     vocabulary: Option<&Vocabulary>,
-) -> Result<Vec<NamedTensors>, Failure> {
+) -> Result<Vec<(&'a Path, NamedTensors)>, Failure> {
     let mut batches = Vec::new();
     for path in &arguments.inputs {
         let ending = path.extension().and_then(|ending| ending.to_str());
@@ -62,7 +62,7 @@ pub(super) fn batches(
         if format == InputFormat::Tensors {
             let tensors = tensor_file::read(path)?;
             let pad = vocabulary.filter(|_| profiler.is_encoder_decoder());
-            batches.push(with_masks(tensors, pad)?);
+            batches.push((path.as_path(), with_masks(tensors, pad)?));
             continue;
         }
         if !profiler.inputs().iter().any(|input| input.name == "input_ids") {
@@ -76,12 +76,12 @@ pub(super) fn batches(
             _ => text_lines(arguments, path, text, vocabulary)?,
         };
         if lines.is_empty() {
-            return Err(Failure::malformed(format!("{}: there is no line to run", path.display()), None));
+            let message = format!("{}: there is no line to run", path.display());
+            return Err(Failure::malformed(message, Some("give one sequence a line; blank lines are left out")));
         }
-        batches.extend(
-            batched(lines, arguments.batch, profiler.is_encoder_decoder())
-                .map_err(|error| Failure::malformed(format!("{}: {error}", path.display()), None))?,
-        );
+        let of_file = |error| Failure::from(ProfileError::Shape(error)).of_file(path);
+        let of_lines = batched(lines, arguments.batch, profiler.is_encoder_decoder()).map_err(of_file)?;
+        batches.extend(of_lines.into_iter().map(|batch| (path.as_path(), batch)));
     }
     Ok(batches)
 }
@@ -117,7 +117,8 @@ fn id_lines(path: &Path, text: &str, pairs: bool) -> Result<Vec<Line>, Failure> 
         let line = (ids(number, first)?, ids(number, second)?);
         if line.0.is_empty() || line.1.is_empty() == pairs {
             let expected = if pairs { "source ids, a tab and decoder ids" } else { "the ids of one sequence" };
-            return Err(Failure::malformed(format!("{}, line {number}: expected {expected}", path.display()), None));
+            let message = format!("{}, line {number}: expected {expected}", path.display());
+            return Err(Failure::malformed(message, Some("one graph reads ids, an encoder-decoder two lists of them")));
         }
         lines.push(line);
     }

@@ -23,7 +23,8 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let inputs = tensor_file::read(&arguments.inputs)?;
     let (folder, name) = output_place(&arguments.outputs)?;
     let mut staging = Staging::begin(&folder, std::slice::from_ref(&name), arguments.force)?;
-    let outputs = runnable.load(arguments, &inputs)?.run(&inputs)?;
+    let mut runner = runnable.load(arguments, &inputs)?;
+    let outputs = runner.run(&inputs).map_err(|error| Failure::of_inputs(error, &arguments.inputs))?;
     let bytes = tensor_file::encode(&outputs)?;
     staging.file::<WriteError>(&name, |writer| {
         writer.write_all(&bytes).map_err(|source| WriteError::Io { path: arguments.outputs.clone(), source })
@@ -47,11 +48,15 @@ impl Runnable {
     fn open(arguments: &RunArguments) -> Result<Self, Failure> {
         let ending = arguments.model.extension().and_then(|ending| ending.to_str());
         if !matches!(ending, Some("plan" | "engine")) {
+            arguments.tensorrt.check(&[arguments.backend.unwrap_or(BackendArgument::Ort)])?;
             return Ok(Self::Model(Box::new(read_model(&arguments.model)?)));
         }
         let message = format!("{} is a plan, which TensorRT alone runs", arguments.model.display());
         match arguments.backend {
-            Some(BackendArgument::Tensorrt) | None if arguments.tensorrt.plan.is_none() => Ok(Self::Plan),
+            Some(BackendArgument::Tensorrt) | None if arguments.tensorrt.plan.is_none() => {
+                arguments.tensorrt.check_cache(true)?;
+                Ok(Self::Plan)
+            }
             _ => Err(Failure::usage(message, Some("leave out --backend and --plan"))),
         }
     }
@@ -62,7 +67,6 @@ impl Runnable {
             return Ok(backend::load_tensorrt_plan(&arguments.model, &options)?);
         };
         let chosen = arguments.backend.unwrap_or(BackendArgument::Ort);
-        arguments.tensorrt.check(&[chosen])?;
         let options = BackendOptions {
             threads: arguments.threads,
             library: arguments.library.clone(),
@@ -75,7 +79,8 @@ impl Runnable {
 pub(super) fn output_place(path: &std::path::Path) -> Result<(PathBuf, String), Failure> {
     let name = path.file_name().and_then(|name| name.to_str());
     let Some(name) = name else {
-        return Err(Failure::usage(format!("{} names no file", path.display()), None));
+        let help = "give the name of a file in UTF-8, not of a folder";
+        return Err(Failure::usage(format!("{} names no file", path.display()), Some(help)));
     };
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
@@ -91,6 +96,21 @@ pub(super) struct BackendOptions {
     /// The operator library of ONNX Runtime.
     pub(super) library: Option<PathBuf>,
     pub(super) tensorrt: TensorRtOptions,
+}
+
+/// The backends that `choices` name, each once.
+pub(super) fn backends(
+    choices: &[BackendArgument],
+    options: &BackendOptions,
+) -> Result<Vec<Box<dyn Backend>>, Failure> {
+    let backends = choices.iter().map(|choice| backend(*choice, options)).collect::<Result<Vec<_>, _>>()?;
+    match (0..choices.len()).find(|index| choices[..*index].contains(&choices[*index])) {
+        Some(index) => {
+            let message = format!("backend {} is named twice", backends[index].name());
+            Err(Failure::usage(message, Some("name each backend once")))
+        }
+        None => Ok(backends),
+    }
 }
 
 /// The backend that `choice` names.

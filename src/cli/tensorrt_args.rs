@@ -50,13 +50,34 @@ impl CacheArguments {
 }
 
 impl TensorRtArguments {
-    /// Refuses a plan that none of the chosen backends would run.
+    /// Refuses what none of the chosen backends would heed.
     pub(super) fn check(&self, chosen: &[BackendArgument]) -> Result<(), Failure> {
-        if self.plan.is_none() || chosen.contains(&BackendArgument::Tensorrt) {
+        let given = [
+            ("--plan", self.plan.is_some()),
+            ("--trust-plan", self.trust.trust_plan),
+            ("--cache", self.cache.cache.is_some()),
+            ("--no-cache", self.cache.no_cache),
+        ];
+        let is_chosen = chosen.contains(&BackendArgument::Tensorrt);
+        if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given && !is_chosen) {
+            let message = format!("{flag} is for the backend tensorrt, which was not chosen");
+            return Err(Failure::usage(message, Some(&format!("choose that backend, or leave out {flag}"))));
+        }
+        if self.trust.trust_plan && self.plan.is_none() {
+            let message = "--trust-plan is for a plan, and --plan names none";
+            return Err(Failure::usage(message, Some("add --plan PLAN, or leave out --trust-plan")));
+        }
+        self.check_cache(self.plan.is_some())
+    }
+
+    /// Refuses to be told where engines are kept when a plan is all that is loaded.
+    pub(super) fn check_cache(&self, is_plan: bool) -> Result<(), Failure> {
+        let flag = if self.cache.no_cache { "--no-cache" } else { "--cache" };
+        if !is_plan || !self.cache.no_cache && self.cache.cache.is_none() {
             return Ok(());
         }
-        let message = "--plan is for the backend tensorrt, which was not chosen";
-        Err(Failure::usage(message, Some("choose that backend, or leave out --plan")))
+        let message = format!("{flag} is for engines that are built, and a plan is loaded");
+        Err(Failure::usage(message, Some(&format!("leave out {flag}"))))
     }
 
     pub(super) fn options(&self, ranges: Ranges) -> TensorRtOptions {

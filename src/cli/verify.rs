@@ -12,7 +12,7 @@ use super::{
     print_result,
     progress::VerifyProgress,
     report_file::ReportFile,
-    run::{BackendOptions, backend},
+    run::{BackendOptions, backends},
     table::table,
     verify_report,
 };
@@ -47,7 +47,7 @@ pub(super) fn after_export(arguments: &VerifyArguments, exported: Option<Value>)
         library: arguments.library.clone(),
         tensorrt: arguments.tensorrt.options(verified_ranges()),
     };
-    let backends: Vec<_> = chosen.iter().map(|choice| backend(*choice, &backend_options)).collect::<Result<_, _>>()?;
+    let backends = backends(chosen, &backend_options)?;
     let options = VerifyOptions {
         tolerance: ToleranceOptions { atol: arguments.atol, rtol: arguments.rtol },
         seed: arguments.seed,
@@ -62,17 +62,13 @@ pub(super) fn after_export(arguments: &VerifyArguments, exported: Option<Value>)
     let result = verify_watched(&arguments.model, &checkpoint, &backends, options, &progress);
     drop(progress);
     let result = result?;
-    if let Some(page) = page {
-        page.write(&verify_report::page(arguments, &result).to_html())?;
-    }
-    match report_file {
-        Some(file) => {
-            file.write(&format!("{:#}\n", json(&result)))?;
-            print_result(&text(arguments, &result))?;
-        }
-        None if arguments.json.is_some() => print_result(&format!("{:#}\n", merged(exported, json(&result))))?,
-        None => print_result(&text(arguments, &result))?,
-    }
+    let printed = print_result(&match (&arguments.json, &report_file) {
+        (Some(_), None) => format!("{:#}\n", merged(exported, json(&result))),
+        _ => text(arguments, &result),
+    });
+    let page = page.map(|page| page.write(&verify_report::page(arguments, &result).to_html()));
+    let file = report_file.map(|file| file.write(&format!("{:#}\n", json(&result))));
+    [printed].into_iter().chain(page).chain(file).collect::<Result<(), _>>()?;
     let all_unused = result.backends.iter().all(|report| report.skipped.is_some());
     let is_asked_for = |report: &BackendReport| match report.backend.as_str() {
         "ort" => arguments.library.is_some(),
@@ -106,7 +102,8 @@ fn unused_backend(report: &BackendReport) -> Failure {
 fn check_tolerance(flag: &str, value: Option<f64>) -> Result<(), Failure> {
     match value {
         Some(value) if !(value.is_finite() && value >= 0.0) => {
-            Err(Failure::usage(format!("{flag} must be a number from 0, found {value}"), None))
+            let help = format!("give a number such as {flag} 1e-5, or leave it out");
+            Err(Failure::usage(format!("{flag} must be a number from 0, found {value}"), Some(&help)))
         }
         _ => Ok(()),
     }

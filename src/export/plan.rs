@@ -28,6 +28,11 @@ pub(super) struct PlannedFile {
 }
 
 impl Plan {
+    /// Place of the file `name`.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        if self.folder == Path::new(".") { name.into() } else { self.folder.join(name) }
+    }
+
     pub(super) fn new(
         out: &Path,
         family: &str,

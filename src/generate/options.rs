@@ -38,6 +38,9 @@ impl Default for SearchOptions {
 /// Widest beam; each hypothesis holds caches of its own.
 const MAX_BEAM: usize = 1024;
 
+/// Steepest length penalty, of either sign: far beyond it, powers of lengths are no numbers or leave nothing of a score.
+const MAX_PENALTY: f64 = 10.0;
+
 impl SearchOptions {
     /// Which option is out of its range, if one is.
     pub(super) fn fault(&self) -> Option<String> {
@@ -47,8 +50,9 @@ impl SearchOptions {
         if !(1..=self.beam).contains(&self.nbest) {
             return Some(format!("nbest {}: it must be from 1 to the beam, {}", self.nbest, self.beam));
         }
-        if !self.length_penalty.is_finite() {
-            return Some(format!("length penalty {}: it must be a number", self.length_penalty));
+        if !(-MAX_PENALTY..=MAX_PENALTY).contains(&self.length_penalty) {
+            let found = self.length_penalty;
+            return Some(format!("length penalty {found}: it must be from -{MAX_PENALTY} to {MAX_PENALTY}"));
         }
         if !(self.max_len_a.is_finite() && self.max_len_a >= 0.0) {
             return Some(format!("max-len-a {}: it must be 0 or more", self.max_len_a));

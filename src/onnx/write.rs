@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tempfile::{Builder, NamedTempFile, TempDir};
+use tempfile::{Builder, NamedTempFile, TempDir, TempPath};
 
 use super::leftovers;
 
@@ -155,6 +155,8 @@ impl Staging {
                 names.iter().try_for_each(|name| staging.check_target(&staging.target(name)))?;
                 leftovers::remove(folder);
                 leftovers::remove(parent_of(folder));
+                let last = names.last().map_or_else(|| folder.into(), |name| staging.target(name));
+                drop(temporary_file(folder).map_err(WriteError::io(&last))?);
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 staging.parents = NewFolders::make(parent_of(folder)).map_err(WriteError::io(folder))?;
@@ -210,42 +212,78 @@ impl Staging {
     ///
     /// # Errors
     ///
-    /// Where a rename fails; files that were not moved by then are removed.
-    pub fn commit(self) -> Result<Vec<PathBuf>, WriteError> {
-        let Self { folder, new_folder, mut parents, force, staged } = self;
-        let place = new_folder.as_ref().map_or(folder.as_path(), TempDir::path).to_path_buf();
-        if force && new_folder.is_none() {
-            remove_stale(&staged)?;
+    /// Where a rename fails, and where a file exists that did not before and `force` is not set; files that were not
+    /// moved by then are removed.
+    pub fn commit(mut self) -> Result<Vec<PathBuf>, WriteError> {
+        let files = std::mem::take(&mut self.staged).into_iter();
+        let files: Vec<_> = files.map(|(file, target)| (file.into_temp_path(), target)).collect();
+        let targets = files.iter().map(|(_, target)| target.clone()).collect();
+        match self.new_folder.take() {
+            Some(new_folder) => self.move_folder(new_folder, files)?,
+            None => self.move_files(files)?,
         }
-        let mut paths = Vec::new();
-        for (file, target) in staged {
-            let name = target.file_name().unwrap_or_default();
-            let place = place.join(name);
-            let moved = if force { file.persist(place) } else { file.persist_noclobber(place) };
-            moved.map_err(|error| match error.error.kind() {
-                io::ErrorKind::AlreadyExists => WriteError::Exists { path: target.clone() },
-                _ => WriteError::io(&target)(error.error),
-            })?;
-            paths.push(target);
+        self.parents.0.clear();
+        sync_folder(parent_of(&self.folder)).map_err(WriteError::io(&self.folder))?;
+        Ok(targets)
+    }
+
+    fn move_folder(&self, new_folder: TempDir, files: Vec<(TempPath, PathBuf)>) -> Result<(), WriteError> {
+        let mut moved = Vec::new();
+        for (file, target) in files {
+            let place = new_folder.path().join(target.file_name().unwrap_or_default());
+            persist(file, &place, &target, self.force)?;
+            moved.push((place, target));
         }
-        sync_folder(&place).map_err(WriteError::io(&folder))?;
-        if let Some(new_folder) = new_folder {
-            fs::rename(new_folder.path(), &folder).map_err(WriteError::io(&folder))?;
-            drop(new_folder.keep());
-            parents.0.clear();
+        sync_folder(new_folder.path()).map_err(WriteError::io(&self.folder))?;
+        match fs::rename(new_folder.path(), &self.folder) {
+            Ok(()) => {
+                drop(new_folder.keep());
+                Ok(())
+            }
+            Err(error) if is_there(&error) => {
+                moved.iter().try_for_each(|(_, target)| self.check_target(target))?;
+                let file = |(place, target): (PathBuf, PathBuf)| {
+                    let file = TempPath::try_from_path(place).map_err(WriteError::io(&target))?;
+                    Ok((file, target))
+                };
+                self.move_files(moved.into_iter().map(file).collect::<Result<_, WriteError>>()?)
+            }
+            Err(error) => Err(WriteError::io(&self.folder)(error)),
         }
-        let parent = parent_of(&folder);
-        sync_folder(parent).map_err(WriteError::io(&folder))?;
-        Ok(paths)
+    }
+
+    fn move_files(&self, files: Vec<(TempPath, PathBuf)>) -> Result<(), WriteError> {
+        if self.force {
+            remove_stale(&files)?;
+        }
+        for (file, target) in files {
+            let place = self.folder.join(target.file_name().unwrap_or_default());
+            persist(file, &place, &target, self.force)?;
+        }
+        sync_folder(&self.folder).map_err(WriteError::io(&self.folder))
     }
 }
 
+/// Gives a file, which will be known as `target`, the name `place`.
+fn persist(file: TempPath, place: &Path, target: &Path, force: bool) -> Result<(), WriteError> {
+    let moved = if force { file.persist(place) } else { file.persist_noclobber(place) };
+    moved.map_err(|error| match error.error.kind() {
+        io::ErrorKind::AlreadyExists => WriteError::Exists { path: target.into() },
+        _ => WriteError::io(target)(error.error),
+    })
+}
+
+/// Whether a folder could not be given its name because somebody else has made one of that name meanwhile.
+fn is_there(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists)
+}
+
 /// Where several files replace old ones, the old models go first, so that no old model meets new weights.
-fn remove_stale(staged: &[(NamedTempFile, PathBuf)]) -> Result<(), WriteError> {
-    if staged.len() < 2 {
+fn remove_stale(files: &[(TempPath, PathBuf)]) -> Result<(), WriteError> {
+    if files.len() < 2 {
         return Ok(());
     }
-    for (_, target) in staged.iter().rev() {
+    for (_, target) in files.iter().rev() {
         match fs::remove_file(target) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(WriteError::io(target)(error)),
             _ => {}
@@ -294,4 +332,37 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
 #[cfg(not(unix))]
 fn sync_folder(_folder: &Path) -> io::Result<()> {
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn staged(folder: &Path, name: &str, text: &str, force: bool) -> Staging {
+        let mut staging = Staging::begin(folder, &[name.to_owned()], force).unwrap();
+        let path = folder.join(name);
+        let fill = |writer: &mut dyn io::Write| writer.write_all(text.as_bytes()).map_err(WriteError::io(&path));
+        staging.file::<WriteError>(name, fill).unwrap();
+        staging
+    }
+
+    /// Each of them begins where there is no folder yet.
+    #[test]
+    fn a_new_folder_is_shared_and_its_files_are_not() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("new/out");
+        let begun = [("a", "1", false), ("a", "2", false), ("b", "3", false), ("a", "4", true)];
+        let [first, same, other, forced] = begun.map(|(name, text, force)| staged(&folder, name, text, force));
+        let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
+        assert_eq!(first.commit().unwrap(), [folder.join("a")]);
+        assert!(matches!(same.commit(), Err(WriteError::Exists { path }) if path == folder.join("a")));
+        assert_eq!(other.commit().unwrap(), [folder.join("b")]);
+        assert_eq!([read("a"), read("b")], ["1", "3"]);
+        assert_eq!(forced.commit().unwrap(), [folder.join("a")]);
+        assert_eq!([read("a"), read("b")], ["4", "3"]);
+        for folder in [folder.as_path(), parent_of(&folder)] {
+            let left = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
+            assert!(left.into_iter().all(|name| !name.to_string_lossy().starts_with('.')), "{}", folder.display());
+        }
+    }
 }

@@ -35,6 +35,8 @@ pub struct Profiler {
 struct Graph {
     name: String,
     inputs: Vec<ValueInfo>,
+    /// Rows of the table that `input_ids` look up.
+    symbols: Option<usize>,
     runner: Box<dyn Runner>,
     routers: Vec<(Router, Tally)>,
 }
@@ -67,6 +69,11 @@ impl Profiler {
     /// Whether an encoder and its decoder are loaded.
     pub fn is_encoder_decoder(&self) -> bool {
         self.graphs.len() == 2
+    }
+
+    /// File and number of the symbols that each graph knows, where it has token ids.
+    pub fn symbols(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.graphs.iter().filter_map(|graph| Some((graph.name.as_str(), graph.symbols?)))
     }
 
     /// Inputs that the only graph, or the encoder, declares.
@@ -129,6 +136,7 @@ impl Graph {
         Ok(Self {
             name: file.path().file_name().unwrap_or_default().to_string_lossy().into_owned(),
             inputs: file.inputs(),
+            symbols: file.looked_up_rows().get("input_ids").and_then(|rows| usize::try_from(*rows).ok()),
             runner: backend.load(&file)?,
             routers: routers.into_iter().map(|router| (router, Tally::default())).collect(),
         })

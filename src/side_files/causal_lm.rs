@@ -17,8 +17,11 @@ const CONFIG: &str = "config.json";
 const GENERATION_CONFIG: &str = "generation_config.json";
 const GENAI_CONFIG: &str = "genai_config.json";
 
+/// Written for every model.
+pub(super) const NAMES: [&str; 2] = [CONFIG, GENAI_CONFIG];
+
 /// Copied as they are, where they lie beside the checkpoint.
-const COPIED: [&str; 9] = [
+pub(super) const COPIED: [&str; 9] = [
     GENERATION_CONFIG,
     "tokenizer.json",
     "tokenizer_config.json",

@@ -16,8 +16,12 @@ const CODES: &str = "bpe.codes";
 const SOURCE_LANGUAGE: &str = "source_lang";
 const TARGET_LANGUAGE: &str = "target_lang";
 
-/// Names under which codes lie beside a checkpoint.
-const CODES_BESIDE: [&str; 2] = [CODES, "bpecodes"];
+/// Another name of codes beside a checkpoint.
+const OTHER_CODES: &str = "bpecodes";
+const CODES_BESIDE: [&str; 2] = [CODES, OTHER_CODES];
+
+/// Names of all these files, but for the dictionaries of languages.
+pub(super) const NAMES: [&str; 6] = [CONFIG_FILE, DICTIONARY, SOURCE_DICTIONARY, TARGET_DICTIONARY, CODES, OTHER_CODES];
 
 impl SideFileOptions {
     /// Dictionaries and codes, named or found: dictionaries beside the checkpoint, codes beside the dictionary.

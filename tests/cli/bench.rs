@@ -170,6 +170,15 @@ fn a_trace_of_a_real_run_is_replayed() {
     let result = json(&scene.accepts(line));
     assert_eq!(list(&result, "rows")[0]["point"]["batch"], 1);
     assert_eq!(result["receipt"]["options"]["inputs"].as_str().map(str::len), Some(64));
+    let line = line.replace("i.safetensors", "j.safetensors");
+    let far = bytes([1 << 40; 6]);
+    for (inputs, part) in [
+        ([("input_ids", view(&far)), ("attention_mask", view(&mask))], "j.safetensors: input `input_ids`: expected"),
+        ([("input_ids", view(&ids)), ("other", view(&mask))], "j.safetensors: the file of inputs has no"),
+    ] {
+        scene.write("j.safetensors", safetensors::serialize(inputs, None).unwrap());
+        scene.refuses(&line, 3, &[part, "help: "]);
+    }
 }
 
 #[test]
@@ -313,13 +322,16 @@ fn older_results_are_a_gate() {
     refused("same.json", &["routing: data then, single now"], "--routing single");
     scene.write("broken.json", "{}");
     scene.refuses(&format!("{line} --compare broken.json"), 3, &["broken.json is no result"]);
+    scene.write("binary.json", [b"{\"format\": \"".as_slice(), &[0xff, 0xfe, 0, 1]].concat());
+    scene.refuses(&format!("{line} --compare binary.json"), 3, &["binary.json is no result", "help: "]);
+    scene.refuses(&format!("{line} --compare m.onnx"), 3, &["m.onnx is no result", "help: "]);
     scene.refuses(&format!("{line} --compare nowhere.json"), 5, &["nowhere.json"]);
 }
 
 #[test]
 fn bad_shapes_and_empty_grids_are_refused() {
     let scene = exported("");
-    let cases: [(&str, &[&str]); 20] = [
+    let cases: [(&str, &[&str]); 25] = [
         ("bench", &["MODEL"]),
         ("bench m.onnx --batch 0", &["--batch", "at least 1"]),
         ("bench m.onnx --batch -3", &["--batch", "-3"]),
@@ -333,6 +345,11 @@ fn bad_shapes_and_empty_grids_are_refused() {
         ("bench m.onnx --source 4", &["source"]),
         ("bench m.onnx --dim heads=4", &["heads"]),
         ("bench m.onnx --dim heads", &["AXIS=N"]),
+        ("bench m.onnx --seq 8 --dim sequence=3", &["--seq gives the sizes of the axis sequence"]),
+        ("bench m.onnx --dim past_sequence=3", &["--past gives the sizes of the axis past_sequence"]),
+        ("bench m.onnx --threshold 3", &["--compare"]),
+        ("bench m.onnx --no-cache", &["--no-cache is for the backend tensorrt"]),
+        ("bench m.onnx --backends tensorrt --trust-plan", &["--trust-plan is for a plan"]),
         ("bench m.onnx --samples 0", &["--samples", "at least 1"]),
         ("bench m.onnx --seconds 0", &["--seconds", "more than 0"]),
         ("bench m.onnx --threads 0", &["--threads", "at least 1"]),
@@ -354,7 +371,9 @@ fn bad_shapes_and_empty_grids_are_refused() {
 fn results_never_replace_what_is_read() {
     let scene = exported("");
     scene.accepts("ck -o out");
-    scene.write("r.json", "{}");
+    for name in ["r.json", "ck/added_tokens.json", "ck/bpecodes"] {
+        scene.write(name, "{}");
+    }
     let before = scene.snapshot();
     for (line, part) in [
         ("bench m.onnx --json m.onnx --force", "is read by this command"),
@@ -363,6 +382,8 @@ fn results_never_replace_what_is_read() {
         ("bench out --report out/model.onnx --force", "is read by this command"),
         ("verify m.onnx --checkpoint ck --json ck/model.safetensors --force", "is read by this command"),
         ("verify m.onnx --checkpoint ck --report ck/config.json --force", "is read by this command"),
+        ("verify m.onnx --checkpoint ck --json ck/added_tokens.json --force", "is read by this command"),
+        ("verify m.onnx --checkpoint ck --json ck/bpecodes --force", "is read by this command"),
         ("verify m.onnx --checkpoint ck --json new --report ./new", "is named twice"),
         ("run m.onnx --inputs r.json --outputs m.onnx --force", "is read by this command"),
         ("run m.onnx --inputs r.json --outputs r.json --force", "is read by this command"),

@@ -1,14 +1,15 @@
 //! Full disks, closed pipes, missing rights.
 
 use std::{
-    fs::File,
+    fs::{self, File, Permissions},
     io::pipe,
+    os::unix::fs::PermissionsExt,
     process::{Command, Stdio},
 };
 
 use crate::{
     model::Model,
-    scene::{Outcome, Scene},
+    scene::{Outcome, Scene, require_runtime},
 };
 
 /// A layer whose weights take 4.2 MB.
@@ -84,11 +85,111 @@ fn readers_may_leave() {
 #[test]
 fn results_that_cannot_be_printed_are_an_error() {
     let scene = Scene::with(&Model::layer());
-    for line in ["ops", "ops --json", "ck -o a.onnx", "ck -o b.onnx --json"] {
+    for line in ["ops", "ops --json", "ck -o a.onnx", "ck -o b.onnx --json", "--help", "--version", "verify -h", "help"]
+    {
         let mut command = scene.command(line);
         command.stdout(File::options().write(true).open("/dev/full").unwrap());
         Outcome::of(command).assert_refused(line, 5, &["stdout", "o space left"]);
     }
+}
+
+/// The program with `line`, held to the rights of files even where it is started by root: in a name space of its own, root
+/// owns what it owned and may do no more with it. `None` where that cannot be had.
+fn without_privileges(scene: &Scene, line: &str) -> Option<Outcome> {
+    let locked = scene.path("locked");
+    fs::create_dir_all(&locked).unwrap();
+    fs::set_permissions(&locked, Permissions::from_mode(0o000)).unwrap();
+    let bound = |command: &mut Command| command.output().is_ok_and(|output| !output.status.success());
+    let plain = bound(Command::new("ls").arg(&locked));
+    let unshared = bound(Command::new("unshare").args(["-U", "ls"]).arg(&locked))
+        && Command::new("unshare").args(["-U", "true"]).status().is_ok_and(|status| status.success());
+    fs::remove_dir(locked).unwrap();
+    let mut command = if plain { Command::new("env") } else { Command::new("unshare") };
+    command.args(if plain { [].as_slice() } else { &["-U"] }).arg(env!("CARGO_BIN_EXE_moa-export"));
+    command.current_dir(scene.folder()).args(line.split_whitespace());
+    (plain || unshared).then(|| Outcome::of(command))
+}
+
+/// What cannot be looked at is not said to hold nothing; a path can be too long for what lies in a folder alone.
+#[test]
+fn folders_that_cannot_be_entered_are_said_to_be_closed() {
+    let scene = Scene::with(&Model::layer());
+    let long = format!("ck{}", "/.".repeat(2045));
+    let parts = ["the folder cannot be read: ", "ame too long", "help: "];
+    scene.refuses(&format!("{long} -o m.onnx"), 5, &parts);
+    for rights in [0o000, 0o400] {
+        fs::set_permissions(scene.path("ck"), Permissions::from_mode(rights)).unwrap();
+        let outcomes = ["ck -o m.onnx", "inspect ck"].map(|line| (line, without_privileges(&scene, line)));
+        fs::set_permissions(scene.path("ck"), Permissions::from_mode(0o755)).unwrap();
+        for (line, outcome) in outcomes.iter().filter_map(|(line, outcome)| Some((line, outcome.as_ref()?))) {
+            outcome.assert_refused(line, 5, &["ck: the folder cannot be read: Permission denied", "help: "]);
+        }
+    }
+}
+
+/// Hours of timing must not end with a file that cannot be written.
+#[test]
+fn folders_that_take_no_file_are_known_before() {
+    require_runtime();
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o m.onnx");
+    scene.write("file", "mine");
+    scene.write("lines.ids", "4 5 6\n");
+    for (line, option) in [
+        ("bench m.onnx --seconds 3600", "--json"),
+        ("bench m.onnx --seconds 3600", "--csv"),
+        ("bench m.onnx --seconds 3600", "--report"),
+        ("verify m.onnx --checkpoint ck", "--json"),
+        ("verify m.onnx --checkpoint ck", "--report"),
+        ("profile m.onnx --inputs lines.ids", "--report"),
+    ] {
+        for (place, code, part) in [
+            ("/proc/r", 5, "/proc/r cannot be written: "),
+            ("file/r", 2, "file is not a folder"),
+            ("file/new/r", 5, "file/new cannot be written: "),
+        ] {
+            scene.refuses(&format!("{line} {option} {place}"), code, &[part, "help: "]);
+        }
+    }
+    fs::create_dir(scene.path("shut")).unwrap();
+    fs::set_permissions(scene.path("shut"), Permissions::from_mode(0o555)).unwrap();
+    let line = "bench m.onnx --seconds 3600 --json shut/r.json";
+    if let Some(outcome) = without_privileges(&scene, line) {
+        outcome.assert_refused(line, 5, &["shut/r.json cannot be written: Permission denied", "help: "]);
+    }
+}
+
+#[test]
+fn what_was_computed_is_printed_though_a_file_cannot_be_written() {
+    require_runtime();
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o m.onnx");
+    scene.write("lines.ids", "4 5 6\n");
+    let bench = "bench m.onnx --samples 8 --warm-up 0.05 --seq 6 --no-operators";
+    for (line, printed) in [
+        (format!("{bench} --json r"), "time beside the first"),
+        (format!("{bench} --json - --csv r"), "\"receipt\""),
+        (format!("{bench} --report r"), "time beside the first"),
+        ("verify m.onnx --checkpoint ck --backends ort-function --json r".into(), "\nverified\n"),
+        ("verify m.onnx --checkpoint ck --backends ort-function --json - --report r".into(), "\"passed\""),
+        ("profile m.onnx --inputs lines.ids --report r".into(), "max/mean"),
+    ] {
+        let before = scene.snapshot();
+        let outcome = Outcome::of(scene.command_after("trap '' XFSZ; ulimit -f 0", &line));
+        assert!(outcome.stdout.contains(printed), "{line}\n{}", outcome.stdout);
+        outcome.assert_failed(&line, 5, &["r cannot be written: ", "help: "]);
+        scene.assert_unchanged(&before, &line);
+    }
+}
+
+/// Two results of one command begin the same folder.
+#[test]
+fn results_share_a_new_folder() {
+    require_runtime();
+    let scene = Scene::with(&Model::layer());
+    scene.accepts("ck -o m.onnx");
+    scene.accepts("verify m.onnx --checkpoint ck --json new/r.json --report new/r.html");
+    assert_eq!(scene.names("new"), ["r.html", "r.json"]);
 }
 
 #[test]

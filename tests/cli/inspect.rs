@@ -24,7 +24,7 @@ fn a_checkpoint_its_configuration_and_its_export_have_the_same_numbers() {
     }
     assert_eq!(export["files"][0]["name"], "encoder_model.onnx");
     assert_eq!(export["files"][1]["metadata"]["moa.part"], "decoder_model");
-    let single = json(&scene, &format!("inspect out/encoder_model.onnx {lengths}"));
+    let single = json(&scene, "inspect out/encoder_model.onnx --source 20");
     assert!(single["total"]["parameters"].as_u64() < export["total"]["parameters"].as_u64());
 }
 
@@ -77,6 +77,24 @@ fn presets_and_tables_are_listed() {
 }
 
 #[test]
+fn a_length_that_counts_nothing_is_refused() {
+    let scene = Scene::with(&Model::layer());
+    scene.accepts("ck -o layer.onnx");
+    Model::translator().write(&scene.path("nmt"));
+    scene.accepts("nmt -o out");
+    scene.accepts("nmt -o standard --form standard");
+    for line in ["nmt", "out", "out/decoder_model.onnx", "--config nmt/config.json", "--preset moa-base"] {
+        scene.accepts(&format!("inspect {line} --target-seq 7"));
+    }
+    for line in
+        ["ck", "layer.onnx", "out/encoder_model.onnx", "standard", "--config ck/config.json", "--preset jetmoe-8b"]
+    {
+        let parts = ["--target-seq counts nothing here", "help: give --seq alone"];
+        scene.refuses(&format!("inspect {line} --target-seq 7"), 2, &parts);
+    }
+}
+
+#[test]
 fn what_cannot_be_inspected_is_refused() {
     let scene = Scene::with(&Model::layer());
     scene.write("not.onnx", "no model");
@@ -88,7 +106,12 @@ fn what_cannot_be_inspected_is_refused() {
     scene.refuses("inspect model.onnx --config ck/config.json", 2, &["--config belongs to a checkpoint"]);
     scene.refuses("inspect --preset moa-bas", 2, &["there is no preset \"moa-bas\"", "moa-base"]);
     scene.refuses("inspect --preset moa-base --table 1", 2, &["cannot be used with"]);
-    scene.refuses("inspect --table 4", 2, &["4 is not in 0 to 3"]);
+    for number in ["0", "4"] {
+        scene.refuses(&format!("inspect --table {number}"), 2, &[&format!("{number} is not in 1 to 3")]);
+    }
+    for option in ["--seq 5", "--target-seq 5"] {
+        scene.refuses(&format!("inspect --table 3 {option}"), 2, &["cannot be used with", "--table"]);
+    }
     scene.refuses("inspect ck --seq 0", 2, &["--seq"]);
     scene.refuses("inspect ck --target-seq 99999999999", 2, &["--target-seq"]);
     scene.refuses("inspect --config nowhere.json", 5, &["nowhere.json"]);

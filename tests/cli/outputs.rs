@@ -9,6 +9,7 @@ use std::{
 };
 
 use crate::{
+    common::data,
     model::Model,
     scene::{Outcome, Scene},
 };
@@ -97,6 +98,31 @@ fn existing_outputs_are_replaced_only_by_force() {
     assert_eq!(scene.names("out"), ["decoder_model.onnx", "encoder_model.onnx", "notes.txt"]);
     fs::remove_file(scene.path("out/encoder_model.onnx")).unwrap();
     scene.refuses("ck -o out", 2, &["out/decoder_model.onnx exists already", "--force"]);
+}
+
+/// Under `--force` too; graphs beside a checkpoint may be replaced, files that may belong to it may not.
+#[test]
+fn an_export_never_replaces_what_it_is_made_from() {
+    let scene = Scene::with_fixture("nmt");
+    scene.accepts("ck -o ck");
+    scene.accepts("ck -o ck --force");
+    for name in ["dict.txt", "bpe.codes"] {
+        fs::copy(data("nmt").join(name), scene.path(name)).unwrap();
+    }
+    scene.write("ck/generation.json", "mine");
+    for force in ["", "--force"] {
+        let parts = ["ck/generation.json lies beside the checkpoint and would be overwritten", "help: "];
+        scene.refuses(&format!("ck -o ck --dict dict.txt {force}"), 2, &parts);
+        scene.refuses(&format!("ck/model.safetensors -o ./ck/. --dict dict.txt {force}"), 2, &parts[1..]);
+    }
+    scene.accepts("ck -o out --dict dict.txt");
+    let parts = ["out/dict.txt is read by this export and would be overwritten", "help: "];
+    scene.refuses("ck -o out --dict out/dict.txt --force", 2, &parts);
+    let layer = Scene::with(&Model::layer());
+    fs::rename(layer.path("ck/model.safetensors"), layer.path("ck/m.onnx")).unwrap();
+    layer.refuses("ck/m.onnx -o ./ck/m.onnx --force", 2, &["ck/m.onnx is read by this export", "help: "]);
+    fs::rename(layer.path("ck/config.json"), layer.path("ck/n.onnx")).unwrap();
+    layer.refuses("ck/m.onnx --config ck/n.onnx -o ck/n.onnx --force", 2, &["ck/n.onnx is read by this export"]);
 }
 
 #[test]

@@ -101,10 +101,35 @@ fn what_cannot_be_profiled_is_refused() {
         ("profile out --inputs words.ids", 3, "MOA-E0329", "line 1: \"five\""),
         ("profile out --inputs short.ids", 3, "MOA-E0329", "a tab"),
         ("profile out --inputs empty.txt", 3, "MOA-E0329", "no line"),
-        ("profile out/decoder_model.onnx --inputs short.ids", 3, "MOA-E0316", "encoder_attention_mask"),
+        (
+            "profile out/decoder_model.onnx --inputs short.ids",
+            3,
+            "MOA-E0316",
+            "short.ids: input `encoder_attention_mask`",
+        ),
     ] {
         scene.refuses(line, code, &[number, says]);
     }
+}
+
+#[test]
+fn a_dictionary_of_another_model_is_refused() {
+    let scene = translator("function");
+    scene.accepts("profile out --inputs pairs.tsv --dict ck/dict.txt");
+    let symbols = fs::read_to_string(data("nmt/dict.txt")).unwrap();
+    let shorter: Vec<_> = symbols.lines().skip(1).collect();
+    for (name, text) in [("shorter.txt", shorter.join("\n")), ("longer.txt", symbols + "one-more 1\n")] {
+        scene.write(name, text);
+        let parts = ["MOA-E0322", name, "symbols with the four special ones; encoder_model.onnx knows 120", "help: "];
+        scene.refuses(&format!("profile out --inputs pairs.tsv --dict {name}"), 3, &parts);
+    }
+    let masked = Scene::with_fixture("mlm");
+    masked.accepts("ck -o m.onnx");
+    masked.write("lines.ids", "4 5 6\n");
+    fs::copy(data("mlm/dict.txt"), masked.path("dict.txt")).unwrap();
+    masked.accepts("profile m.onnx --inputs lines.ids --dict dict.txt");
+    fs::copy(data("nmt/dict.txt"), masked.path("dict.txt")).unwrap();
+    masked.refuses("profile m.onnx --inputs lines.ids --dict dict.txt", 3, &["m.onnx knows 67"]);
 }
 
 #[test]

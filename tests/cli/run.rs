@@ -87,6 +87,15 @@ fn a_plan_is_for_tensorrt_alone() {
             &["--plan is for the backend tensorrt", "choose that backend"],
         );
     }
+    for option in ["--no-cache", "--cache engines", "--trust-plan"] {
+        let part = format!("{} is for the backend tensorrt", option.split(' ').next().unwrap());
+        scene.refuses(&format!("{run} {option}"), 2, &[&part, "choose that backend"]);
+    }
+    let trusted = "verify m.onnx --checkpoint ck --trust-plan";
+    scene.refuses(trusted, 2, &["--trust-plan is for a plan, and --plan names none", "help: "]);
+    for line in ["run m.plan --inputs inputs.safetensors --outputs o", "verify m.onnx --checkpoint ck --plan m.plan"] {
+        scene.refuses(&format!("{line} --no-cache"), 2, &["--no-cache is for engines that are built", "help: "]);
+    }
     let outcome = Outcome::of({
         let mut command = scene.command("verify m.onnx --checkpoint ck --plan m.plan");
         command.env("MOA_TENSORRT_LIBRARY", "absent.so");
@@ -154,8 +163,9 @@ fn inputs_that_do_not_fit_are_named() {
     ];
     for (inputs, code, parts) in cases {
         write_inputs(&scene, inputs);
+        let parts = [parts, &["inputs.safetensors: ", "help: "]].concat();
         for backend in BACKENDS {
-            scene.refuses(&line(backend), code, parts);
+            scene.refuses(&line(backend), code, &parts);
         }
     }
 }

@@ -151,7 +151,8 @@ impl Outcome {
         command.output().unwrap().into()
     }
 
-    /// One `error` line that starts with the exit code, at most one `help` line, and nothing on stdout.
+    /// One `error` line that starts with the exit code, at most one `help` line, of usage exactly one, and nothing on
+    /// stdout.
     #[track_caller]
     pub(crate) fn assert_refused(&self, what: &str, code: u8, parts: &[&str]) {
         assert_eq!(self.stdout, "", "{what}");
@@ -172,6 +173,7 @@ impl Outcome {
             error.strip_prefix(&format!("error[MOA-E{code:02}")).unwrap_or_else(|| panic!("{what}: {error}"));
         assert!(numbered.get(2..).is_some_and(|rest| rest.starts_with("]: ")), "{what}: {error}");
         assert!(help.is_none_or(|help| help.starts_with("help: ")), "{what}: {stderr}");
+        assert!(help.is_some() || code != 2, "{what}: what to type instead is not said in\n{stderr}");
         assert!(!stderr.contains("panicked at") && !stderr.contains(".moa-"), "{what}: {stderr}");
         for part in parts {
             assert!(stderr.contains(part), "{what}: {part:?} is not in\n{stderr}");

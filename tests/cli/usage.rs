@@ -70,7 +70,8 @@ fn values_out_of_range_are_refused() {
         let range = format!("{oldest} to {newest}");
         scene.refuses(&format!("ck -o n.onnx --opset {opset}"), 4, &[&format!("opset {opset}"), &range]);
     }
-    let cases: [(&str, u8, &[&str]); 5] = [
+    let cases: [(&str, u8, &[&str]); 6] = [
+        ("verify m.onnx --checkpoint ck --backends tract,ort,tract", 2, &["backend tract is named twice", "help: "]),
         ("verify m.onnx --checkpoint ck --atol=-1", 2, &["--atol", "-1"]),
         ("verify m.onnx --checkpoint ck --atol NaN", 2, &["--atol", "NaN"]),
         ("verify m.onnx --checkpoint ck --rtol inf", 2, &["--rtol", "inf"]),

@@ -189,7 +189,9 @@ fn options_and_lines_are_checked_before_anything_runs() {
         (SearchOptions { beam: 0, ..default }, "beam 0"),
         (SearchOptions { nbest: 5, ..default }, "nbest 5"),
         (SearchOptions { nbest: 0, ..default }, "nbest 0"),
-        (SearchOptions { length_penalty: f64::NAN, ..default }, "length penalty NaN"),
+        (SearchOptions { length_penalty: f64::NAN, ..default }, "length penalty NaN: it must be from -10 to 10"),
+        (SearchOptions { length_penalty: 1e30, ..default }, "length penalty 1000000000000000000000000000000: it must"),
+        (SearchOptions { length_penalty: -10.1, ..default }, "length penalty -10.1: it must be from -10 to 10"),
         (SearchOptions { max_len_a: -1.0, ..default }, "max-len-a -1"),
         (SearchOptions { min_len: 10, max_len_b: 5, ..default }, "min-len 10: more than max-len-b, 5"),
         (

@@ -4,9 +4,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::cli::{
-    args::{BackendArgument, threads},
-    tensorrt_args::TensorRtArguments,
+use crate::{
+    cli::{
+        args::{BackendArgument, threads},
+        tensorrt_args::TensorRtArguments,
+    },
+    latency::{BATCH, PAST, SEQUENCE, SOURCE},
 };
 
 const NOTES: &str = "\
@@ -111,6 +114,7 @@ pub(in crate::cli) struct BenchArguments {
     pub(super) compare: Option<PathBuf>,
     /// How much slower a row may become, beyond both intervals
     #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = percent, allow_negative_numbers = true)]
+    #[arg(requires = "compare")]
     pub(super) threshold: f64,
     /// Operator library, where it is not beside this program
     #[arg(long, value_name = "FILE")]
@@ -150,10 +154,17 @@ fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
+/// Axes that have an option of their own.
+const OWN: [(&str, &str); 4] =
+    [(BATCH, "--batch"), (SEQUENCE, "--seq"), (PAST, "--past"), (SOURCE, "--source or --seq")];
+
 fn axis(text: &str) -> Result<(String, usize), String> {
-    match text.split_once('=') {
-        Some((name, number)) if !name.trim().is_empty() => Ok((name.trim().to_owned(), size(number)?)),
-        _ => Err("give AXIS=N".into()),
+    let (name, number) = text.split_once('=').ok_or("give AXIS=N")?;
+    let name = name.trim();
+    match OWN.iter().find(|(own, _)| *own == name) {
+        Some((_, option)) => Err(format!("{option} gives the sizes of the axis {name}")),
+        None if name.is_empty() => Err("give AXIS=N".into()),
+        None => Ok((name.to_owned(), size(number)?)),
     }
 }
 
@@ -213,5 +224,6 @@ mod tests {
         }
         assert_eq!(axis("heads=4"), Ok(("heads".into(), 4)));
         assert!(axis("=4").is_err() && axis("heads").is_err());
+        assert_eq!(axis("sequence=4"), Err("--seq gives the sizes of the axis sequence".into()));
     }
 }

@@ -22,7 +22,7 @@ use super::{
     print_result,
     progress::{BenchProgress, VerifyProgress},
     report_file::ReportFile,
-    run::{BackendOptions, backend},
+    run::{BackendOptions, backends},
 };
 use crate::{
     backend::{self, Backend, OrtOptions, Ranges, Survey},
@@ -60,10 +60,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
         library: arguments.library.clone(),
         tensorrt: arguments.tensorrt.options(timed_ranges(arguments, &models, inputs.as_ref())),
     };
-    let backends = chosen.iter().map(|choice| backend(*choice, &backend_options)).collect::<Result<Vec<_>, _>>()?;
-    if let Some(twice) = chosen.iter().enumerate().find(|(index, choice)| chosen[..*index].contains(choice)) {
-        return Err(Failure::usage(format!("backend {} is named twice", backends[twice.0].name()), None));
-    }
+    let backends = backends(chosen, &backend_options)?;
     let ort = OrtOptions { threads: Some(threads), operator_library: arguments.library.clone() };
     let bodies = backend::ort_function(ort.clone());
     let progress = BenchProgress::new();
@@ -85,7 +82,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     };
     let result = bench(&setup, receipt(arguments, &setup, threads)?);
     drop(progress);
-    let result = result?;
+    let result = result.map_err(|error| of_inputs(error, arguments))?;
     let changes = old.map(|old| compare(&result, &old, arguments.threshold / 100.0)).transpose();
     let changes = changes.map_err(|difference| {
         let path = arguments.compare.as_deref().unwrap_or(Path::new("")).display().to_string();
@@ -95,6 +92,15 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     outputs.write(arguments, &result, changes.as_ref().ok().and_then(Option::as_deref))?;
     let slower = changes?.iter().flatten().any(|change| change.outcome == Outcome::Slower);
     Ok(if slower { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// What is wrong with inputs names their file, where there is one.
+fn of_inputs(error: LatencyError, arguments: &BenchArguments) -> Failure {
+    match (error, &arguments.inputs) {
+        (LatencyError::Backend(error), Some(path)) => Failure::of_inputs(error, path),
+        (error @ LatencyError::MissingInput { .. }, Some(path)) => Failure::from(error).of_file(path),
+        (error, _) => error.into(),
+    }
 }
 
 /// Sizes that hold every point, tuned for the largest.
@@ -289,8 +295,8 @@ fn tensorrt_libraries() -> Vec<Library> {
 
 fn read_result(path: &Path) -> Result<BenchResult, Failure> {
     let place = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|error| Failure::io(&error, &place))?;
-    serde_json::from_str(&text).map_err(|error| {
+    let text = std::fs::read(path).map_err(|error| Failure::io(&error, &place))?;
+    serde_json::from_slice(&text).map_err(|error| {
         let help = "give a file that `moa-export bench --json FILE` wrote";
         Failure::malformed(format!("{place} is no result of `bench`: {error}"), Some(help))
     })
@@ -312,6 +318,7 @@ impl Outputs {
         Ok(Self { json: file(&arguments.json)?, csv: file(&arguments.csv)?, report: file(&arguments.report)? })
     }
 
+    /// Prints the result and writes the files; what was measured is not lost where one of them fails.
     fn write(
         self,
         arguments: &BenchArguments,
@@ -319,16 +326,20 @@ impl Outputs {
         changes: Option<&[Change]>,
     ) -> Result<(), Failure> {
         let json = || serde_json::to_string_pretty(result).map(|text| text + "\n").unwrap_or_default();
+        let printed = Self::print(arguments, result, changes, &json);
+        let json = self.json.map(|file| file.write(&json()));
+        let csv = self.csv.map(|file| file.write(&csv::csv(result)));
+        let report = self.report.map(|file| file.write(&html::html(result)));
+        [printed].into_iter().chain(json).chain(csv).chain(report).collect()
+    }
+
+    fn print(
+        arguments: &BenchArguments,
+        result: &BenchResult,
+        changes: Option<&[Change]>,
+        json: &dyn Fn() -> String,
+    ) -> Result<(), Failure> {
         let to_stdout = |path: &Option<std::path::PathBuf>| path.as_deref() == Some(Path::new("-"));
-        if let Some(file) = self.json {
-            file.write(&json())?;
-        }
-        if let Some(file) = self.csv {
-            file.write(&csv::csv(result))?;
-        }
-        if let Some(file) = self.report {
-            file.write(&html::html(result))?;
-        }
         let changes = changes.map(|changes| text::changes(result, changes, arguments.threshold)).unwrap_or_default();
         if to_stdout(&arguments.json) {
             print_result(&json())?;

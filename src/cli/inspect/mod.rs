@@ -57,9 +57,9 @@ pub(super) struct InspectArguments {
     #[arg(long, value_name = "NAME", conflicts_with_all = ["path", "config"])]
     preset: Option<String>,
     /// Print the parameters and MACs of the MoA paper's Table 1, 2 or 3 (all, if none is named) beside ours
-    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", hide_default_value = true,
-        value_parser = clap::value_parser!(u8).range(0..=3), conflicts_with_all = ["path", "config", "preset"])]
-    table: Option<u8>,
+    #[arg(long, value_name = "N", num_args = 0..=1, value_parser = clap::value_parser!(u8).range(1..=3),
+        conflicts_with_all = ["path", "config", "preset", "seq", "target_seq"])]
+    table: Option<Option<u8>>,
     /// Rows of the embeddings, in place of what --config or --preset says
     #[arg(long, value_name = "N", conflicts_with_all = ["path", "table"],
         value_parser = clap::value_parser!(u64).range(1..=MAX_LENGTH))]
@@ -84,29 +84,41 @@ pub(super) fn run(arguments: &InspectArguments) -> Result<ExitCode, Failure> {
             if arguments.config.is_some() {
                 return Err(Failure::usage("--config belongs to a checkpoint", Some("leave out --config")));
             }
-            graph::print(path, lengths, arguments.json)?
+            graph::print(path, lengths, arguments)?
         }
-        (Some(path), ..) => shown(arguments, &of_checkpoint(path, arguments.config.as_deref(), lengths)?),
+        (Some(path), ..) => shown(arguments, &of_checkpoint(path, lengths, arguments)?),
         (None, Some(name), _) if name == "list" => list(arguments.json),
-        (None, Some(name), _) => shown(arguments, &without_weights(preset(name)?.config(), arguments.vocab, lengths)?),
-        (None, None, Some(table)) => paper::print((table > 0).then_some(table), arguments.json)?,
+        (None, Some(name), _) => shown(arguments, &without_weights(preset(name)?.config(), lengths, arguments)?),
+        (None, None, Some(table)) => paper::print(table, arguments.json)?,
         (None, None, None) => {
             let config = read_config(arguments.config.as_deref().unwrap_or(Path::new("config.json")))?;
-            shown(arguments, &without_weights(config, arguments.vocab, lengths)?)
+            shown(arguments, &without_weights(config, lengths, arguments)?)
         }
     };
     print_result(&printed)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn of_checkpoint(path: &Path, config: Option<&Path>, lengths: Lengths) -> Result<Inspection, Failure> {
+fn of_checkpoint(path: &Path, lengths: Lengths, arguments: &InspectArguments) -> Result<Inspection, Failure> {
     if path.extension().is_some_and(|ending| ending == "json") {
         let help = format!("give it as `moa-export inspect --config {}`", path.display());
         return Err(Failure::usage(format!("{} is no checkpoint", path.display()), Some(&help)));
     }
-    let checkpoint = Checkpoint::open(path, config)?;
+    let checkpoint = Checkpoint::open(path, arguments.config.as_deref())?;
     let model = import(&checkpoint, None)?;
-    Ok(inspect(checkpoint.config().model_type(), &model, lengths))
+    let count = |lengths| inspect(checkpoint.config().model_type(), &model, lengths);
+    target_counts(arguments, |lengths| count(lengths).total)?;
+    Ok(count(lengths))
+}
+
+/// Refuses the length of a target where nothing that is counted depends on it.
+fn target_counts<T: PartialEq>(arguments: &InspectArguments, total: impl Fn(Lengths) -> T) -> Result<(), Failure> {
+    let [one, two] = [1, 2].map(|target| Lengths { source: 1, target });
+    if arguments.target_seq.is_none() || total(one) != total(two) {
+        return Ok(());
+    }
+    let message = "--target-seq counts nothing here: there is no target, or no multiply-accumulates are told";
+    Err(Failure::usage(message, Some("give --seq alone, which is the length of the only side")))
 }
 
 /// The preset of this name.
@@ -118,11 +130,13 @@ pub(super) fn preset(name: &str) -> Result<&'static Preset, Failure> {
     })
 }
 
-fn without_weights(config: Config, vocabulary: Option<u64>, lengths: Lengths) -> Result<Inspection, Failure> {
-    let config = with_vocabulary(config, vocabulary);
+fn without_weights(config: Config, lengths: Lengths, arguments: &InspectArguments) -> Result<Inspection, Failure> {
+    let config = with_vocabulary(config, arguments.vocab);
     let tensors = SyntheticTensors::shapes(config.origin());
     let model = families::import(&config, &tensors, ImportOptions::default())?;
-    Ok(Inspection { weights: Vec::new(), ..inspect(config.model_type(), &model, lengths) })
+    let count = |lengths| inspect(config.model_type(), &model, lengths);
+    target_counts(arguments, |lengths| count(lengths).total)?;
+    Ok(Inspection { weights: Vec::new(), ..count(lengths) })
 }
 
 /// `config` with embeddings of so many rows.
