@@ -387,6 +387,8 @@ fn results_never_replace_what_is_read() {
         ("verify m.onnx --checkpoint ck --json new --report ./new", "is named twice"),
         ("run m.onnx --inputs r.json --outputs m.onnx --force", "is read by this command"),
         ("run m.onnx --inputs r.json --outputs r.json --force", "is read by this command"),
+        ("run m.onnx --inputs r.json --outputs l.so --library l.so --force", "is read by this command"),
+        ("run m.onnx --inputs r.json --backend tensorrt --plan p --outputs p --force", "is read by this command"),
         ("profile m.onnx --inputs r.json --report r.json --force", "is read by this command"),
     ] {
         scene.refuses(line, 2, &[part, "help: "]);
