@@ -52,7 +52,11 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     }
     if let Some(flag) = arguments.text.given() {
         let message = format!("{flag} is for causal language models, and {} holds another", arguments.folder.display());
-        return Err(Failure::usage(message, Some("leave it out; see `moa-export generate --help`")));
+        let help = match flag {
+            "--max-new" => "leave it out: --max-len-a and --max-len-b say how long a translation may become",
+            _ => "leave it out; see `moa-export generate --help`",
+        };
+        return Err(Failure::usage(message, Some(help)));
     }
     let search = search_options(&arguments.translation);
     let input = input(&arguments.input)?;

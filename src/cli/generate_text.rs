@@ -37,7 +37,11 @@ impl TextArguments {
 pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     if let Some(flag) = arguments.translation.given() {
         let message = format!("{flag} is for translation models, and {} holds another", arguments.folder.display());
-        return Err(Failure::usage(message, Some("leave it out; see `moa-export generate --help`")));
+        let help = match flag {
+            "--max-len-a" | "--max-len-b" => "leave it out: --max-new says how many tokens follow a prompt",
+            _ => "leave it out; see `moa-export generate --help`",
+        };
+        return Err(Failure::usage(message, Some(help)));
     }
     let input = input(&arguments.input)?;
     let prompts = prompts(&input, &arguments.text)?;

@@ -385,6 +385,13 @@ fn the_command_refuses_what_it_cannot_do() {
     let translator = crate::exported(Form::Function);
     let (code, message) = refused(&out(&translator), &["--input", "one", "--top-k", "3"]);
     assert_eq!((code, message.contains("--top-k is for causal language models")), (2, true), "{message}");
+    for (folder, input, flag, instead) in [
+        (out(&translator), "one", "--max-new", "--max-len-a and --max-len-b"),
+        (place, "5", "--max-len-b", "--max-new"),
+    ] {
+        let (code, message) = refused(&folder, &["--input", input, flag, "9"]);
+        assert_eq!((code, message.contains(instead)), (2, true), "{message}");
+    }
 }
 
 /// Without an end, and with a reader of the first part alone.
