@@ -24,9 +24,15 @@ SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]
 PAD, END, UNKNOWN = 1, 2, 3
 
 
+def read_lines(path):
+    """The lines of a file, which end with a line feed alone: other separators of Unicode are symbols."""
+    with open(path, encoding="utf-8", newline="\n") as lines:
+        return [line.rstrip("\r\n") for line in lines]
+
+
 def read_tokens(dictionary):
     """The tokens of a fairseq dictionary by id."""
-    lines = pathlib.Path(dictionary).read_text(encoding="utf-8").splitlines()
+    lines = read_lines(dictionary)
     return SPECIAL_TOKENS + [line.rsplit(" ", 1)[0] for line in lines if line]
 
 
@@ -40,12 +46,12 @@ class Tokenizer:
         self.ranks = None
         if codes is None:
             return
-        lines = pathlib.Path(codes).read_text(encoding="utf-8").splitlines()
+        lines = read_lines(codes)
         if not lines or not lines[0].startswith("#version: 0.2"):
             raise ValueError(f"{codes} does not begin with `#version: 0.2`")
         self.ranks = {}
         for line in lines[1:]:
-            self.ranks.setdefault(tuple(line.split()), len(self.ranks))
+            self.ranks.setdefault(tuple(line.strip(" ").split(" ")), len(self.ranks))
 
     def pieces(self, word):
         """The subwords of one word; all but the last end in `@@`."""

@@ -18,7 +18,11 @@ use moa_export::{
         paper::{Figure, compare},
         preset::{PRESETS, Preset},
     },
-    onnx::read_model,
+    onnx::{
+        proto::{GraphProto, TensorProto, tensor_proto::DataType},
+        read::OnnxFile,
+        read_model,
+    },
 };
 use moa_graphs::{
     Form, Options, Precision, SyntheticTensors,
@@ -236,7 +240,6 @@ fn every_preset_has_a_model() {
 /// Files of other programs: what can be said is said.
 #[test]
 fn foreign_files_are_described() {
-    use moa_export::onnx::proto::tensor_proto::DataType;
     use support_onnx::{file, graph, import, model, node, node_of, value, weight};
 
     let nodes = vec![node("MatMul", &["x", "w"], &["h"]), node_of("com.other", "Twist", &["h"], &["y"])];
@@ -276,5 +279,118 @@ fn operators_with_impossible_attributes_are_not_counted() {
         let found = inspect_graphs(&[original.with_model(proto).unwrap()], LENGTHS);
         assert_eq!(found.total.full_macs, None, "{value}");
         assert!(found.not_told[0].contains("MoASelfAttention"), "{:?}", found.not_told);
+    }
+}
+
+/// The masked language model in the form of functions.
+fn masked_lm() -> (tempfile::TempDir, OnnxFile) {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::open(&data("mlm"), None).unwrap();
+    export(&checkpoint, folder.path(), &options(Form::Function)).unwrap();
+    let file = read_model(&folder.path().join("model.onnx")).unwrap();
+    (folder, file)
+}
+
+/// A weight of 8 bits beside its scales, under the names that ONNX Runtime's tools give them.
+fn quantise(graph: &mut GraphProto, name: &str) {
+    let weight = graph.initializer.iter().find(|tensor| tensor.name == name).unwrap();
+    let (dims, columns) = (weight.dims.clone(), *weight.dims.last().unwrap());
+    let bytes = |kind: DataType, ending: &str, dims: Vec<i64>, width: usize| TensorProto {
+        name: format!("{name}{ending}"),
+        data_type: kind as i32,
+        raw_data: Some(vec![0; width * dims.iter().product::<i64>() as usize].into()),
+        dims,
+        ..TensorProto::default()
+    };
+    graph.initializer.extend([
+        bytes(DataType::Int8, "_quantized", dims, 1),
+        bytes(DataType::Float, "_scale", vec![columns], 4),
+        bytes(DataType::Int8, "_zero_point", vec![columns], 1),
+    ]);
+}
+
+/// What `onnxruntime.quantization.quantize_dynamic` makes of products and tables.
+fn quantised(graph: &mut GraphProto) {
+    let two_dims = |tensor: &&TensorProto| tensor.dims.len() == 2;
+    let matrices: Vec<_> = graph.initializer.iter().filter(two_dims).map(|tensor| tensor.name.clone()).collect();
+    let mut replaced = Vec::new();
+    for node in std::mem::take(&mut graph.node) {
+        let index = if node.op_type == "Gather" { 0 } else { 1 };
+        let is_quantised = matches!(node.op_type.as_str(), "Gather" | "MatMul");
+        let Some(weight) = node.input.get(index).filter(|name| is_quantised && matrices.contains(name)).cloned() else {
+            graph.node.push(node);
+            continue;
+        };
+        if !replaced.contains(&weight) {
+            quantise(graph, &weight);
+            replaced.push(weight.clone());
+        }
+        let of_weight = ["_quantized", "_scale", "_zero_point"].map(|ending| format!("{weight}{ending}"));
+        let [quantized, scale, zero] = of_weight.each_ref().map(String::as_str);
+        let (input, output) = (node.input[0].as_str(), node.output[0].as_str());
+        let made = ["q", "s", "z", "sum", "float", "scales"].map(|what| format!("{output}_{what}"));
+        let [q, s, z, sum, float, scales] = made.each_ref().map(String::as_str);
+        match node.op_type.as_str() {
+            "Gather" => graph.node.extend([
+                support_onnx::node("Gather", &[quantized, &node.input[1]], &[q]),
+                support_onnx::node("DequantizeLinear", &[q, scale, zero], &[output]),
+            ]),
+            _ => graph.node.extend([
+                support_onnx::node("DynamicQuantizeLinear", &[input], &[q, s, z]),
+                support_onnx::node("MatMulInteger", &[q, quantized, z, zero], &[sum]),
+                support_onnx::node("Cast", &[sum], &[float]),
+                support_onnx::node("Mul", &[s, scale], &[scales]),
+                support_onnx::node("Mul", &[float, scales], &[output]),
+            ]),
+        }
+    }
+    let is_read = |tensor: &TensorProto| graph.node.iter().any(|node| node.input.contains(&tensor.name));
+    let read: Vec<_> = graph.initializer.iter().map(is_read).collect();
+    let mut read = read.into_iter();
+    graph.initializer.retain(|_| read.next().unwrap());
+}
+
+#[test]
+fn a_quantised_graph_counts_as_what_it_was() {
+    let (_folder, original) = masked_lm();
+    let expected = inspect_graphs(std::slice::from_ref(&original), LENGTHS);
+    let mut proto = original.model().clone();
+    quantised(proto.graph.as_mut().unwrap());
+    let found = inspect_graphs(&[original.with_model(proto).unwrap()], LENGTHS);
+    assert_eq!((found.not_told, found.parts, found.total), (expected.not_told, expected.parts, expected.total));
+}
+
+/// The `MatMul` of the first feed-forward block as another operator.
+fn renamed(original: &OnnxFile, domain: &str, operator: &str) -> GraphInspection {
+    let mut proto = original.model().clone();
+    let nodes = &mut proto.graph.as_mut().unwrap().node;
+    let node = nodes.iter_mut().find(|node| node.input.get(1).is_some_and(|name| name.contains("fc1"))).unwrap();
+    assert_eq!(node.op_type, "MatMul");
+    (node.domain, node.op_type) = (domain.into(), operator.into());
+    proto.opset_import.extend([support_onnx::import("com.microsoft", 1), support_onnx::import("com.other", 1)]);
+    inspect_graphs(&[original.with_model(proto).unwrap()], LENGTHS)
+}
+
+#[test]
+fn products_under_other_names_are_counted_or_said_not_to_be() {
+    let (_folder, original) = masked_lm();
+    let expected = inspect_graphs(std::slice::from_ref(&original), LENGTHS).total;
+    for (domain, operator) in [("", "Gemm"), ("", "MatMulInteger"), ("com.microsoft", "FusedMatMul")] {
+        let found = renamed(&original, domain, operator);
+        assert_eq!((found.not_told, found.total.full_macs), (Vec::new(), expected.full_macs), "{operator}");
+    }
+    for (domain, operator, name) in [
+        ("", "Einsum", "1 Einsum"),
+        ("", "Conv", "1 Conv"),
+        ("", "Attention", "1 Attention"),
+        ("com.microsoft", "MatMulNBits", "1 com.microsoft.MatMulNBits"),
+        ("com.microsoft", "GroupQueryAttention", "1 com.microsoft.GroupQueryAttention"),
+        ("com.other", "Twist", "1 com.other.Twist"),
+    ] {
+        let found = renamed(&original, domain, operator);
+        assert!(found.not_told[0].contains(name), "{:?}", found.not_told);
+        let total = (found.total.active_parameters, found.total.paper_macs, found.total.full_macs);
+        assert_eq!((found.total.parameters, total), (expected.parameters, (None, None, None)), "{operator}");
+        assert_eq!(found.not_told.len(), if operator == "MatMulNBits" { 2 } else { 1 }, "{:?}", found.not_told);
     }
 }

@@ -12,6 +12,8 @@ pub(super) struct Signature {
     pub(super) inputs: Vec<ValueInfo>,
     /// Inputs that look up rows of a weight, and how many rows it has.
     rows: BTreeMap<String, i64>,
+    /// Inputs that tell real tokens from padding.
+    masks: Vec<String>,
     /// The input whose ones are counted to find positions, and their table.
     counted: Option<(String, PositionTable)>,
 }
@@ -19,7 +21,7 @@ pub(super) struct Signature {
 impl Signature {
     pub(super) fn new(model: &OnnxFile) -> Self {
         let rows = model.looked_up_rows().into_iter().chain(model.given_positions());
-        Self { inputs: model.inputs(), rows: rows.collect(), counted: model.counted_positions() }
+        Self { inputs: model.inputs(), rows: rows.collect(), masks: model.masks(), counted: model.counted_positions() }
     }
 
     /// Checks names, types and shapes, and that every dimension of one name has one size; names the first culprit.
@@ -44,11 +46,19 @@ impl Signature {
         self.check_positions(tensors)
     }
 
-    /// Checks that every looked-up row is there; runtimes differ in what they do where it is not.
+    /// Checks that every looked-up row is there, and that masks are masks; runtimes differ in what they do elsewhere.
     fn check_values(&self, name: &str, tensor: &Tensor) -> Result<(), BackendError> {
-        let Some((rows, values)) = self.rows.get(name).zip(tensor.as_i64()) else { return Ok(()) };
-        match values.iter().find(|value| !(0..*rows).contains(*value)) {
-            Some(value) => Err(misfit(name, format!("values from 0 to {}", rows - 1), value.to_string())),
+        let (most, expected) = match self.rows.get(name) {
+            Some(rows) => (rows - 1, format!("values from 0 to {}", rows - 1)),
+            None if self.masks.iter().any(|mask| mask == name) => (1, "1 for a real token and 0 for padding".into()),
+            None => return Ok(()),
+        };
+        let values = tensor.as_i64().unwrap_or_default();
+        match values.iter().position(|value| !(0..=most).contains(value)) {
+            Some(index) => {
+                let found = format!("{} at {:?}", values[index], place(index, tensor.shape()));
+                Err(misfit(name, expected, found))
+            }
             None => Ok(()),
         }
     }
@@ -101,6 +111,22 @@ fn check_not_empty(input: &ValueInfo, tensor: &Tensor) -> Result<(), BackendErro
     }
     let expected = format!("{} of at least 1 each", describe(input));
     Err(misfit(&input.name, expected, format!("{} {:?}", tensor.data().type_name(), tensor.shape())))
+}
+
+/// Where the value with the number `index` stands.
+fn place(index: usize, shape: &[usize]) -> Vec<usize> {
+    let mut rest = index;
+    let mut place: Vec<_> = shape
+        .iter()
+        .rev()
+        .map(|size| {
+            let coordinate = rest % size.max(&1);
+            rest /= size.max(&1);
+            coordinate
+        })
+        .collect();
+    place.reverse();
+    place
 }
 
 fn misfit(name: &str, expected: String, found: String) -> BackendError {

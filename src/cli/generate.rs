@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{self, Read},
+    ops::ControlFlow,
     path::Path,
     process::ExitCode,
     sync::{
@@ -19,7 +20,7 @@ use super::{
     generate_text,
     interrupt::scratch,
     leave::leave,
-    print_result, progress,
+    print_part, progress,
     table::table,
 };
 use crate::{
@@ -51,7 +52,11 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     }
     if let Some(flag) = arguments.text.given() {
         let message = format!("{flag} is for causal language models, and {} holds another", arguments.folder.display());
-        return Err(Failure::usage(message, Some("leave it out; see `moa-export generate --help`")));
+        let help = match flag {
+            "--max-new" => "leave it out: --max-len-a and --max-len-b say how long a translation may become",
+            _ => "leave it out; see `moa-export generate --help`",
+        };
+        return Err(Failure::usage(message, Some(help)));
     }
     let search = search_options(&arguments.translation);
     let input = input(&arguments.input)?;
@@ -62,8 +67,8 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     drop(loading);
     translator.check(&lines, 1, &search).map_err(|error| input.failure(error))?;
     catch_interrupt(&interrupted)?;
-    translate(&mut translator, &input, &search, arguments)?;
-    if arguments.translation.profile {
+    let read = translate(&mut translator, &input, &search, arguments)?;
+    if arguments.translation.profile && read.is_continue() {
         let timed = translator.profile()?;
         let mut recorder = Translator::open(&arguments.folder, options(arguments, &interrupted, true))?;
         for lines in lines.chunks(part(arguments)) {
@@ -197,13 +202,13 @@ pub(super) fn catch_interrupt(interrupted: &Arc<AtomicBool>) -> Result<(), Failu
     caught.map_err(|error| Failure::io(&io::Error::other(error), "Ctrl-C"))
 }
 
-/// Translates and prints part by part, in the order of the lines.
+/// Translates and prints part by part, in the order of the lines, as long as somebody reads.
 fn translate(
     translator: &mut Translator,
     input: &Input,
     search: &SearchOptions,
     arguments: &GenerateArguments,
-) -> Result<(), Failure> {
+) -> Result<ControlFlow<()>, Failure> {
     let lines = input.lines();
     let progress = progress::lines(lines.len());
     let mut done = 0;
@@ -222,11 +227,13 @@ fn translate(
                 false => text.push_str(&plain(hypotheses, search.nbest)),
             }
         }
-        progress.suspend(|| print_result(&text))?;
+        if progress.suspend(|| print_part(&text))?.is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
         done += part.len();
         progress.inc(part.len() as u64);
     }
-    Ok(())
+    Ok(ControlFlow::Continue(()))
 }
 
 fn plain(hypotheses: &[Hypothesis], nbest: usize) -> String {

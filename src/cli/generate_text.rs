@@ -2,14 +2,17 @@
 
 use std::{
     process::ExitCode,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use super::{
     Failure,
     generate::{Input, catch_interrupt, input, runtime},
     generate_args::{GenerateArguments, TextArguments},
-    print_result, progress,
+    print_part, progress,
     tensorrt_args::note,
 };
 use crate::generate::{
@@ -34,7 +37,11 @@ impl TextArguments {
 pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     if let Some(flag) = arguments.translation.given() {
         let message = format!("{flag} is for translation models, and {} holds another", arguments.folder.display());
-        return Err(Failure::usage(message, Some("leave it out; see `moa-export generate --help`")));
+        let help = match flag {
+            "--max-len-a" | "--max-len-b" => "leave it out: --max-new says how many tokens follow a prompt",
+            _ => "leave it out; see `moa-export generate --help`",
+        };
+        return Err(Failure::usage(message, Some(help)));
     }
     let input = input(&arguments.input)?;
     let prompts = prompts(&input, &arguments.text)?;
@@ -49,9 +56,12 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     let streamed = !arguments.json && prompts.len() == 1;
     let mut tally = Tally { most: arguments.text.options().max_new, ..Tally::default() };
     let outcome = match streamed {
-        true => stream(&mut generator, &prompts, &arguments.text, &mut tally),
-        false => collect(&mut generator, &prompts, arguments, &mut tally),
+        true => stream(&mut generator, &prompts, &arguments.text, &mut tally, Printer::new(&interrupted)),
+        false => collect(&mut generator, &prompts, arguments, &mut tally, Printer::new(&interrupted)),
     };
+    if matches!(outcome, Err(Stopped::Unread)) {
+        return Ok(ExitCode::SUCCESS);
+    }
     tally.report(generator.context());
     match outcome {
         Err(Stopped::Generate(GenerateError::Interrupted)) => {
@@ -59,7 +69,7 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
         }
         Err(Stopped::Generate(error)) => Err(input.failure(error)),
         Err(Stopped::Print(failure)) => Err(failure),
-        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(Stopped::Unread) | Ok(()) => Ok(ExitCode::SUCCESS),
     }
 }
 
@@ -93,6 +103,40 @@ impl Tally {
 enum Stopped {
     Generate(GenerateError),
     Print(Failure),
+    /// Nobody reads stdout any more.
+    Unread,
+}
+
+/// stdout during a generation, which ends at the next step where nothing more can be printed.
+struct Printer<'a> {
+    end: &'a AtomicBool,
+    stopped: Option<Stopped>,
+}
+
+impl<'a> Printer<'a> {
+    const fn new(end: &'a AtomicBool) -> Self {
+        Self { end, stopped: None }
+    }
+
+    fn print(&mut self, text: &str) {
+        if self.stopped.is_some() {
+            return;
+        }
+        self.stopped = match print_part(text) {
+            Ok(read) => read.is_break().then_some(Stopped::Unread),
+            Err(failure) => Some(Stopped::Print(failure)),
+        };
+        if self.stopped.is_some() {
+            self.end.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn outcome<T>(self, generated: Result<T, GenerateError>) -> Result<T, Stopped> {
+        match self.stopped {
+            Some(stopped) => Err(stopped),
+            None => generated.map_err(Stopped::Generate),
+        }
+    }
 }
 
 fn prompts(input: &Input, arguments: &TextArguments) -> Result<Vec<Prompt>, Failure> {
@@ -121,8 +165,8 @@ fn stream(
     prompts: &[Prompt],
     arguments: &TextArguments,
     tally: &mut Tally,
+    mut printer: Printer<'_>,
 ) -> Result<(), Stopped> {
-    let mut printed = Ok(());
     let mut between = "";
     let outcome = generator.generate_streaming(prompts, &arguments.options(), &mut |new| {
         let piece = match arguments.token_ids {
@@ -130,15 +174,14 @@ fn stream(
             false => new.text.to_owned(),
         };
         between = " ";
-        if printed.is_ok() && !piece.is_empty() {
-            printed = print_result(&piece);
+        if !piece.is_empty() {
+            printer.print(&piece);
         }
     });
     if outcome.is_ok() || !between.is_empty() {
-        printed = printed.and_then(|()| print_result("\n"));
+        printer.print("\n");
     }
-    printed.map_err(Stopped::Print)?;
-    outcome.map(|found| tally.add(&found)).map_err(Stopped::Generate)
+    printer.outcome(outcome).map(|found| tally.add(&found))
 }
 
 /// Prints all continuations batch by batch, in the order of the prompts.
@@ -147,10 +190,10 @@ fn collect(
     prompts: &[Prompt],
     arguments: &GenerateArguments,
     tally: &mut Tally,
+    mut printer: Printer<'_>,
 ) -> Result<(), Stopped> {
     let progress = progress::tokens();
     let mut numbered = (1..).zip(prompts);
-    let mut printed = Ok(());
     let mut print = |found: Vec<Continuation>| {
         tally.add(&found);
         let text = found.iter().zip(numbered.by_ref()).map(|(continuation, (number, prompt))| match arguments.json {
@@ -158,15 +201,12 @@ fn collect(
             false => plain(continuation, arguments.text.token_ids),
         });
         let text: String = text.collect();
-        if printed.is_ok() {
-            printed = progress.suspend(|| print_result(&text));
-        }
+        progress.suspend(|| printer.print(&text));
     };
     let options = arguments.text.options();
     let outcome = generator.generate_batches(prompts, &options, &mut |_| progress.inc(1), &mut print);
     drop(progress);
-    printed.map_err(Stopped::Print)?;
-    outcome.map_err(Stopped::Generate)
+    printer.outcome(outcome)
 }
 
 fn plain(continuation: &Continuation, token_ids: bool) -> String {

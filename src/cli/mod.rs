@@ -35,6 +35,7 @@ mod watch;
 
 use std::{
     io::Write,
+    ops::ControlFlow,
     process::ExitCode,
     sync::{Mutex, PoisonError},
 };
@@ -183,15 +184,21 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode, Failure> {
 
 /// Writes a result to stdout.
 fn print_result(text: &str) -> Result<(), Failure> {
+    print_part(text).map(|_whoever_reads| ())
+}
+
+/// Writes a part of a result to stdout; `Break` where nobody reads it any more.
+fn print_part(text: &str) -> Result<ControlFlow<()>, Failure> {
     let mut stdout = std::io::stdout().lock();
     printed(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
 }
 
 /// A reader of stdout that left early is no error.
-fn printed(outcome: std::io::Result<()>) -> Result<(), Failure> {
+fn printed(outcome: std::io::Result<()>) -> Result<ControlFlow<()>, Failure> {
     match outcome {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::io(&error, "stdout")),
-        _ => Ok(()),
+        Ok(()) => Ok(ControlFlow::Continue(())),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
+        Err(error) => Err(Failure::io(&error, "stdout")),
     }
 }
 

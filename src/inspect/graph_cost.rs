@@ -10,6 +10,7 @@ use moa_schema::{CROSS_ATTENTION, DOMAIN, FEED_FORWARD, Operator, SELF_ATTENTION
 use super::{
     cost::{Cost, Lengths, RoutedAttention, RoutedFeedForward},
     graph::{operators_of, values},
+    products::{Uncounted, is_parameter, is_rounding, operands, scaled_weight, stored_name},
 };
 use crate::{
     export::metadata,
@@ -67,10 +68,12 @@ pub(super) fn accounts(files: &[OnnxFile], family: Option<&str>, lengths: Length
             walk.products(&mut ledger);
         }
         ledger.incomplete.append(&mut walk.incomplete);
+        ledger.uncounted.append(walk.uncounted);
     }
-    let complete = ledger.incomplete.is_empty();
     let mut not_told = not_told;
-    if !complete {
+    not_told.append(&mut ledger.uncounted.not_told());
+    let complete = ledger.incomplete.is_empty() && not_told.is_empty();
+    if !ledger.incomplete.is_empty() {
         not_told.push(format!("multiply-accumulates: {} cannot be read", ledger.incomplete.join(", ")));
     }
     let told = Told { linear: told.linear && complete, attention: told.attention && complete };
@@ -119,6 +122,7 @@ struct Ledger {
     /// Layers of each file.
     layers: BTreeMap<String, u64>,
     incomplete: Vec<String>,
+    uncounted: Uncounted,
 }
 
 impl Ledger {
@@ -146,6 +150,7 @@ struct Walk<'a> {
     part: &'a str,
     lengths: Lengths,
     incomplete: Vec<String>,
+    uncounted: Uncounted,
 }
 
 impl<'a> Walk<'a> {
@@ -162,6 +167,7 @@ impl<'a> Walk<'a> {
             part: file.metadata(metadata::PART).unwrap_or("model"),
             lengths,
             incomplete: Vec::new(),
+            uncounted: Uncounted::default(),
         }
     }
 
@@ -215,6 +221,7 @@ impl<'a> Walk<'a> {
                     looked_up.extend(table.map(|table| table.name.as_str()));
                 }
                 "DequantizeLinear" | "QuantizeLinear" => scales.extend(node.input.iter().skip(1).map(String::as_str)),
+                "MatMulInteger" => scales.extend(node.input.iter().skip(2).map(String::as_str)),
                 _ => {}
             }
         }
@@ -222,7 +229,9 @@ impl<'a> Walk<'a> {
         tensors.sort_by_key(|tensor| (!looked_up.contains(tensor.name.as_str()), tensor.name.as_str()));
         for tensor in tensors {
             let (name, written) = (stored_name(&tensor.name), tensor.name.as_str());
-            if is_parameter(tensor) && !scales.contains(written) && ledger.seen.insert(name.into()) {
+            let is_scale = scales.contains(written)
+                || scaled_weight(written).is_some_and(|weight| self.initializers.contains_key(weight.as_str()));
+            if is_parameter(tensor) && !is_scale && ledger.seen.insert(name.into()) {
                 let part = self.part_of(name, looked_up.contains(written));
                 ledger.add(part, Cost::parameters(values(tensor), 1, 1));
             }
@@ -233,33 +242,71 @@ impl<'a> Walk<'a> {
     fn products(&mut self, ledger: &mut Ledger) {
         for node in self.nodes {
             match (canonical_domain(&node.domain), node.op_type.as_str()) {
-                ("", "MatMul") => self.product(node, ledger),
                 ("", "Reshape") => self.standard_attention(node, ledger),
                 ("", "Add") => self.bias(node, ledger),
                 (DOMAIN, _) if is(node, &SELF_ATTENTION) => self.routed_attention(node, &SELF_ATTENTION, ledger),
                 (DOMAIN, _) if is(node, &CROSS_ATTENTION) => self.routed_attention(node, &CROSS_ATTENTION, ledger),
                 (DOMAIN, _) if is(node, &FEED_FORWARD) => self.routed_feed_forward(node, ledger),
                 ("com.microsoft", "MultiHeadAttention") => self.runtime_attention(node, ledger),
-                _ => {}
+                _ if operands(node).is_some() => self.product(node, ledger),
+                _ => self.uncounted.note_unknown(node),
             }
         }
     }
 
-    fn product(&self, node: &'a NodeProto, ledger: &mut Ledger) {
-        let [input, matrix] = node.input.as_slice() else { return };
-        let Some(tensor) = self.weight(matrix).filter(|tensor| tensor.dims.len() == 2) else { return };
-        let tokens = if input == "memory" { self.lengths.source } else { self.tokens() };
+    fn product(&mut self, node: &'a NodeProto, ledger: &mut Ledger) {
+        let Some(tensor) = self.matrix(node).filter(|tensor| tensor.dims.len() == 2) else {
+            let has_weight = node.input.iter().any(|input| self.weight(input).is_some());
+            // Products of two activations are those of attention, which is counted where it ends.
+            if node.op_type != "MatMul" || has_weight {
+                self.uncounted.note(node);
+            }
+            return;
+        };
+        let rows = operands(node).and_then(|operands| node.input.get(operands.rows));
+        let is_memory = rows.is_some_and(|rows| self.unrounded(rows) == "memory");
+        let tokens = if is_memory { self.lengths.source } else { self.tokens() };
         ledger.add(self.part_of(stored_name(&tensor.name), false), Cost::product(values(tensor), tokens));
+        let bias = operands(node).and_then(|operands| self.weight(node.input.get(operands.bias?)?));
+        self.add_bias(bias, ledger);
     }
 
     /// A vector that is added to a product with a weight.
     fn bias(&self, node: &'a NodeProto, ledger: &mut Ledger) {
         let [product, vector] = node.input.as_slice() else { return };
-        let Some(tensor) = self.weight(vector).filter(|tensor| tensor.dims.len() == 1) else { return };
-        let multiplied = self.producers.get(product.as_str()).filter(|node| node.op_type == "MatMul");
-        if multiplied.and_then(|node| self.weight(node.input.get(1)?)).is_some() {
+        if self.factor(product).is_some() {
+            self.add_bias(self.weight(vector), ledger);
+        }
+    }
+
+    fn add_bias(&self, vector: Option<&TensorProto>, ledger: &mut Ledger) {
+        if let Some(tensor) = vector.filter(|tensor| tensor.dims.len() == 1) {
             ledger.add(self.part_of(stored_name(&tensor.name), false), Cost::bias(values(tensor)));
         }
+    }
+
+    /// The weight that a product multiplies by.
+    fn matrix(&self, node: &'a NodeProto) -> Option<&'a TensorProto> {
+        self.weight(node.input.get(operands(node)?.matrix)?)
+    }
+
+    /// The weight of the product that `value` is, where nothing but scales came between.
+    fn factor(&self, value: &str) -> Option<&'a TensorProto> {
+        let mut node = self.producers.get(value)?;
+        let is_scaled = is_rounding(node) || node.op_type == "Mul";
+        while is_rounding(node) || node.op_type == "Mul" {
+            node = self.producers.get(node.input.first()?.as_str())?;
+        }
+        self.matrix(node).filter(|_| !is_scaled || node.op_type.contains("Integer") || node.op_type.starts_with('Q'))
+    }
+
+    /// The value that `value` was before it was rounded.
+    fn unrounded(&self, mut value: &'a str) -> &'a str {
+        while let Some(node) = self.producers.get(value).filter(|node| is_rounding(node)) {
+            let Some(before) = node.input.first() else { break };
+            value = before;
+        }
+        value
     }
 
     /// Dimensions of the weight that `operator` calls `name`.
@@ -327,8 +374,7 @@ impl<'a> Walk<'a> {
     fn runtime_attention(&mut self, node: &'a NodeProto, ledger: &mut Ledger) {
         let projected = |value: &'a str| -> Option<&'a TensorProto> {
             let add = self.producers.get(value).filter(|node| node.op_type == "Add")?;
-            let product = self.producers.get(add.input.first()?.as_str())?;
-            self.weight(product.input.get(1)?)
+            self.factor(add.input.first()?)
         };
         let query = node.input.first().and_then(|query| projected(query));
         let columns = query.and_then(|query| u64::try_from(*query.dims.last()?).ok());
@@ -353,8 +399,11 @@ impl<'a> Walk<'a> {
         let columns = node.input.get(1).and_then(|shape| last_integer(self.initializers.get(shape.as_str())?));
         let heads = attended.and_then(|product| self.heads_of(product.input.get(1)?));
         let (Some(attended), Some(columns), Some(heads)) = (attended, columns, heads) else { return };
-        let consumer = self.nodes.iter().find(|next| next.input.first() == node.output.first());
-        let weight = consumer.and_then(|next| self.weight(next.input.get(1)?));
+        let reads = |next: &&NodeProto| {
+            let rows = next.input.first().filter(|_| operands(next).is_some());
+            rows.map(|rows| self.unrounded(rows)) == node.output.first().map(String::as_str)
+        };
+        let weight = self.nodes.iter().find(reads).and_then(|next| self.matrix(next));
         let part = weight.map_or(OTHER, |weight| self.part_of(stored_name(&weight.name), false));
         self.dense_attention(part, attended.input.get(1), columns, heads, ledger);
     }
@@ -443,19 +492,4 @@ fn last_integer(tensor: &TensorProto) -> Option<u64> {
 fn int(node: &NodeProto, name: &str) -> Option<u64> {
     let attribute = node.attribute.iter().find(|attribute| attribute.name == name)?;
     attribute.i.and_then(|value| u64::try_from(value).ok())
-}
-
-/// Name in the checkpoint of an initializer that may be written transposed or reshaped.
-fn stored_name(name: &str) -> &str {
-    let end = ["/transposed.", "/reshaped."].iter().filter_map(|suffix| name.find(suffix)).min();
-    end.map_or(name, |end| &name[..end])
-}
-
-/// Whether the values were trained: no scalar, no list of sizes, no table of positions.
-fn is_parameter(tensor: &TensorProto) -> bool {
-    let is_table = tensor.name.ends_with(".sinusoids") || tensor.name.starts_with("rotary.");
-    let is_number = DataType::try_from(tensor.data_type).is_ok_and(|kind| {
-        !matches!(kind, DataType::Undefined | DataType::String | DataType::Bool | DataType::Int32 | DataType::Int64)
-    });
-    !tensor.dims.is_empty() && is_number && !is_table
 }

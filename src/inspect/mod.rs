@@ -9,6 +9,7 @@ mod graph_cost;
 mod model;
 pub mod paper;
 pub mod preset;
+mod products;
 
 use std::collections::BTreeMap;
 

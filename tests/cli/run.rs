@@ -190,9 +190,35 @@ fn tokens_that_are_none_are_refused() {
         tokens.3[1] = bad;
         write_inputs(&scene, &[tokens, mask(&[1, 3])]);
         for backend in BACKENDS {
-            scene.refuses(&line(backend), 3, &["`input_ids`", "0 to 66", &bad.to_string()]);
+            scene.refuses(&line(backend), 3, &["`input_ids`", "0 to 66", &format!("found {bad} at [0, 1]")]);
         }
     }
+}
+
+/// Positions are sums over the mask, and attention asks only whether it is 0: what is between means nothing.
+#[test]
+fn masks_of_other_values_are_refused() {
+    for (scene, extra) in [(exported(""), &[][..]), (exported("--form standard"), &[]), (causal(""), &[0, 1, 2])] {
+        for bad in [5, 2, -1, i64::MIN] {
+            match extra {
+                [] => write_inputs(&scene, &[ids(&[2, 3]), masked_by(&[2, 3], 4, bad)]),
+                positions => write_masked_causal_inputs(&scene, positions, masked_by(&[1, 3], 1, bad)),
+            }
+            let place = if extra.is_empty() { "[1, 1]" } else { "[0, 1]" };
+            let found = format!("found {bad} at {place}");
+            for backend in BACKENDS {
+                let parts = ["MOA-E0316", "`attention_mask`", "1 for a real token and 0 for padding", &found, "help: "];
+                scene.refuses(&line(backend), 3, &parts);
+            }
+        }
+    }
+}
+
+/// A mask with another value at one place.
+fn masked_by(shape: &[usize], index: usize, value: i64) -> Input<'static> {
+    let mut mask = mask(shape);
+    mask.3[index] = value;
+    mask
 }
 
 /// Has the nodes of `m.onnx` read `input` by a detour, so that nobody can tell what is made of it.
@@ -251,6 +277,10 @@ fn causal(options: &str) -> Scene {
 }
 
 fn write_causal_inputs(scene: &Scene, positions: &[i64]) {
+    write_masked_causal_inputs(scene, positions, mask(&[1, positions.len()]));
+}
+
+fn write_masked_causal_inputs(scene: &Scene, positions: &[i64], mask: Input<'_>) {
     let file = read_model(&scene.path("m.onnx")).unwrap();
     let shape = [1, positions.len()];
     let names: Vec<String> = file.inputs().into_iter().map(|input| input.name).collect();
@@ -268,7 +298,7 @@ fn write_causal_inputs(scene: &Scene, positions: &[i64]) {
     let past = names.iter().filter(|name| name.starts_with("past_key_values.")).zip(shapes);
     let mut inputs: Vec<Input<'_>> = past.map(|(name, shape)| (name.as_str(), Dtype::F32, shape, Vec::new())).collect();
     let given = ("position_ids", Dtype::I64, shape.to_vec(), positions.to_vec());
-    inputs.extend([ids(&shape), mask(&shape), given]);
+    inputs.extend([ids(&shape), mask, given]);
     write_inputs(scene, &inputs);
 }
 

@@ -169,6 +169,27 @@ fn pieces_without_codes_are_told() {
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
 }
 
+#[test]
+fn a_translation_ends_where_nobody_reads_it() {
+    let folder = exported(Form::Function);
+    let mut child = program()
+        .arg("generate")
+        .arg(out(&folder))
+        .args(["--input", "-", "--batch", "1", "--threads", "1", "--profile"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let lines = "nine hundred ninety-nine thousand nine hundred ninety-nine\n".repeat(20_000);
+    let start = std::time::Instant::now();
+    child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""));
+    assert!(start.elapsed() < std::time::Duration::from_secs(20), "{:?}", start.elapsed());
+}
+
 #[cfg(unix)]
 #[test]
 fn an_interrupt_ends_cleanly() {

@@ -2,8 +2,9 @@
 
 use std::{
     fs,
+    io::Write,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
 };
 
 use moa_export::{
@@ -384,6 +385,37 @@ fn the_command_refuses_what_it_cannot_do() {
     let translator = crate::exported(Form::Function);
     let (code, message) = refused(&out(&translator), &["--input", "one", "--top-k", "3"]);
     assert_eq!((code, message.contains("--top-k is for causal language models")), (2, true), "{message}");
+    for (folder, input, flag, instead) in [
+        (out(&translator), "one", "--max-new", "--max-len-a and --max-len-b"),
+        (place, "5", "--max-len-b", "--max-new"),
+    ] {
+        let (code, message) = refused(&folder, &["--input", input, flag, "9"]);
+        assert_eq!((code, message.contains(instead)), (2, true), "{message}");
+    }
+}
+
+/// Without an end, and with a reader of the first part alone.
+#[test]
+fn a_generation_ends_where_nobody_reads_it() {
+    let folder = exported("jetmoe/bf16", Form::Function, false);
+    for more in [&["--max-new", "200"][..], &["--max-new", "2", "--batch", "1"]] {
+        let input = if more.len() == 2 { "5".to_owned() } else { "5 6\n".repeat(20_000) };
+        let mut command = Command::new(env!("CARGO_BIN_EXE_moa-export"));
+        command.arg("generate").arg(out(&folder)).args(["--token-ids", "--ignore-eos", "--threads", "1"]).args(more);
+        let mut child = command
+            .args(["--input", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        let start = std::time::Instant::now();
+        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""));
+        assert!(start.elapsed() < std::time::Duration::from_secs(20), "{more:?}: {:?}", start.elapsed());
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 import pathlib
 import subprocess
 import sys
+import tempfile
 import unittest
 
 from exports import DATA, export, read_json, setting
@@ -26,6 +27,19 @@ class GreedyTranslate(unittest.TestCase):
             with self.subTest(source=item["source"]):
                 self.assertEqual(self.tokenizer.encode(item["source"]), item["source_tokens"])
                 self.assertEqual(self.tokenizer.decode(item["reference_tokens"]), item["reference"])
+
+    def test_separators_of_unicode_are_symbols(self):
+        separators = ["\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"]
+        with tempfile.TemporaryDirectory() as folder:
+            dictionary, codes = pathlib.Path(folder, "dict.txt"), pathlib.Path(folder, "bpe.codes")
+            dictionary.write_bytes("".join(f"{mark}@@ 9\n" for mark in separators).encode() + b"last 1\r\n")
+            merges = "".join(f"{mark} x</w>\n" for mark in separators)
+            codes.write_bytes(f"#version: 0.2\n{merges}".encode())
+            tokenizer = Tokenizer(dictionary, codes)
+        self.assertEqual(tokenizer.tokens[4:], [f"{mark}@@" for mark in separators] + ["last"])
+        self.assertEqual(tokenizer.ids["last"], 4 + len(separators))
+        for mark in separators:
+            self.assertEqual(tokenizer.pieces(f"{mark}x"), [f"{mark}x"])
 
     def test_a_sentence_may_end_inside_a_word(self):
         part = next(number for number, token in enumerate(self.tokenizer.tokens) if token.endswith("@@"))

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{OnnxFile, PositionTable};
-use crate::onnx::proto::NodeProto;
+use super::{OnnxFile, PositionTable, ValueInfo};
+use crate::onnx::proto::{NodeProto, tensor_proto::DataType};
 
 impl OnnxFile {
     /// The input whose ones a graph of ours counts to find positions, with the smallest table that they are looked up in.
@@ -50,6 +50,15 @@ impl OnnxFile {
             Some((mask, self.position_tables().into_iter().min_by_key(|table| table.positions)?))
         };
         self.counted_positions().or_else(of_rotary)
+    }
+
+    /// Inputs of an export that tell real tokens, 1, from padding, 0.
+    pub fn masks(&self) -> Vec<String> {
+        let is_export = self.model().metadata_props.iter().any(|entry| entry.key.starts_with("moa."));
+        let is_mask = |input: &ValueInfo| {
+            input.name.ends_with("attention_mask") && input.data_type == DataType::Int64 && is_export
+        };
+        self.inputs().into_iter().filter(is_mask).map(|input| input.name).collect()
     }
 
     /// The values in `name`, where it holds them with what no table has in place of negative ones.

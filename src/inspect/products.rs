@@ -1,0 +1,115 @@
+//! Which nodes multiply, where their weights stand, and what quantisation calls them.
+
+use std::collections::BTreeMap;
+
+use crate::onnx::{
+    proto::{NodeProto, TensorProto, tensor_proto::DataType},
+    read::canonical_domain,
+};
+
+/// Parts of the names of operators that multiply, or hold nodes that do.
+const MULTIPLIERS: [&str; 12] =
+    ["Attention", "Conv", "Einsum", "Gemm", "GRU", "If", "LSTM", "Loop", "MatMul", "MoE", "RNN", "Scan"];
+
+/// Parts of the names of operators whose weights hold several values in one.
+const PACKED: [&str; 4] = ["Bnb4", "BlockQuantized", "NBits", "QMoE"];
+
+/// Rows and matrix of a product, by their place among the inputs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Operands {
+    pub(super) rows: usize,
+    pub(super) matrix: usize,
+    /// What is added to the product.
+    pub(super) bias: Option<usize>,
+}
+
+/// Where the operands of a product stand; `None` for every other node.
+pub(super) fn operands(node: &NodeProto) -> Option<Operands> {
+    let (matrix, bias) = match (canonical_domain(&node.domain), node.op_type.as_str()) {
+        ("", "MatMul" | "MatMulInteger") | ("com.microsoft", "FusedMatMul" | "TransposeMatMul") => (1, None),
+        ("", "Gemm") | ("com.microsoft", "FusedGemm") => (1, Some(2)),
+        ("com.microsoft", "DynamicQuantizeMatMul") => (1, Some(4)),
+        ("com.microsoft", "MatMulIntegerToFloat") => (1, Some(6)),
+        ("", "QLinearMatMul") => (3, None),
+        ("com.microsoft", "QGemm") => (3, Some(6)),
+        _ => return None,
+    };
+    Some(Operands { rows: 0, matrix, bias })
+}
+
+/// Whether a node only rounds or widens its first input.
+pub(super) fn is_rounding(node: &NodeProto) -> bool {
+    let rounds = ["Cast", "DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear"];
+    canonical_domain(&node.domain).is_empty() && rounds.contains(&node.op_type.as_str())
+}
+
+/// Nodes whose products are not counted, by operator.
+#[derive(Debug, Default)]
+pub(super) struct Uncounted {
+    nodes: BTreeMap<String, u64>,
+}
+
+impl Uncounted {
+    /// Notes a node that multiplies, or of which nobody here knows whether it does.
+    pub(super) fn note_unknown(&mut self, node: &NodeProto) {
+        let is_known = matches!(canonical_domain(&node.domain), "" | "com.microsoft");
+        if !is_known || MULTIPLIERS.iter().any(|part| node.op_type.contains(part)) {
+            self.note(node);
+        }
+    }
+
+    pub(super) fn note(&mut self, node: &NodeProto) {
+        let name = match canonical_domain(&node.domain) {
+            "" => node.op_type.clone(),
+            domain => format!("{domain}.{}", node.op_type),
+        };
+        *self.nodes.entry(name).or_default() += 1;
+    }
+
+    pub(super) fn append(&mut self, other: Self) {
+        for (name, count) in other.nodes {
+            *self.nodes.entry(name).or_default() += count;
+        }
+    }
+
+    /// What cannot be told because of them.
+    pub(super) fn not_told(&self) -> Vec<String> {
+        if self.nodes.is_empty() {
+            return Vec::new();
+        }
+        let counts: Vec<_> = self.nodes.iter().map(|(name, nodes)| format!("{nodes} {name}")).collect();
+        let products = "active parameters and multiply-accumulates: what these nodes multiply is not counted:";
+        let mut texts = vec![format!("{products} {}", counts.join(", "))];
+        let packed = self.nodes.keys().filter(|name| PACKED.iter().any(|part| name.contains(part)));
+        let packed: Vec<_> = packed.map(String::as_str).collect();
+        if !packed.is_empty() {
+            let values =
+                "parameters: bytes that hold several weights, and their scales, are counted as they are stored:";
+            texts.push(format!("{values} {}", packed.join(", ")));
+        }
+        texts
+    }
+}
+
+/// Name in the checkpoint of an initializer that may be written transposed, reshaped or quantised.
+pub(super) fn stored_name(name: &str) -> &str {
+    let name = name.strip_suffix("_quantized").unwrap_or(name);
+    let end = ["/transposed.", "/reshaped."].iter().filter_map(|suffix| name.find(suffix)).min();
+    end.map_or(name, |end| &name[..end])
+}
+
+/// The weight whose scale or zero point has the name `name`, where that is one.
+pub(super) fn scaled_weight(name: &str) -> Option<String> {
+    let base = ["_scale", "_zero_point"].iter().find_map(|ending| name.strip_suffix(ending));
+    base.map(|base| format!("{base}_quantized"))
+}
+
+/// Whether the values were trained: no scalar, no list of sizes, no table of positions.
+pub(super) fn is_parameter(tensor: &TensorProto) -> bool {
+    let is_table = stored_name(&tensor.name).ends_with(".sinusoids") || tensor.name.starts_with("rotary.");
+    let is_number = DataType::try_from(tensor.data_type).is_ok_and(|kind| {
+        !matches!(kind, DataType::Undefined | DataType::String | DataType::Bool | DataType::Int32 | DataType::Int64)
+            || kind == DataType::Int32 && tensor.name.ends_with("_quantized")
+    });
+    !tensor.dims.is_empty() && is_number && !is_table
+}
