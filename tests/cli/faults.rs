@@ -53,7 +53,7 @@ fn full_disks_leave_nothing() {
     };
     let may_mount = unshared(SMALL_DISK).output().is_ok_and(|output| output.status.success());
     if !may_mount {
-        return;
+        return println!("skipped: full disks, for mounting is not allowed");
     }
     for line in ["ck -o disk/m.onnx", "ck -o disk/new/out", "ck -o disk/m.onnx --external-data always"] {
         let script = format!("{SMALL_DISK} && \"$0\" {line}; code=$?; find disk -mindepth 1; exit $code");
@@ -107,7 +107,11 @@ fn without_privileges(scene: &Scene, line: &str) -> Option<Outcome> {
     let mut command = if plain { Command::new("env") } else { Command::new("unshare") };
     command.args(if plain { [].as_slice() } else { &["-U"] }).arg(env!("CARGO_BIN_EXE_moa-export"));
     command.current_dir(scene.folder()).args(line.split_whitespace());
-    (plain || unshared).then(|| Outcome::of(command))
+    if !(plain || unshared) {
+        println!("skipped: rights of files for `{line}`, for root cannot be bound by them here");
+        return None;
+    }
+    Some(Outcome::of(command))
 }
 
 /// What cannot be looked at is not said to hold nothing; a path can be too long for what lies in a folder alone.
