@@ -3,7 +3,7 @@
 //! `ORT_DYLIB_PATH` and `MOA_ORT_LIBRARY` name the runtime and the operator library.
 
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -28,7 +28,7 @@ mod run;
 mod scene;
 #[path = "../support_onnx/mod.rs"]
 mod support_onnx;
-#[allow(dead_code, clippy::print_stdout)]
+#[allow(dead_code)]
 #[path = "../../xtask/src/synthesize.rs"]
 mod synthesize;
 mod tensorrt;
