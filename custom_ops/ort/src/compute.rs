@@ -5,14 +5,17 @@ use moa_kernels::{
     SelfAttentionInputs, SelfAttentionOutputs, ThreadPool,
 };
 use moa_schema::{
-    CrossAttentionAttributes, CrossAttentionDims, FeedForwardAttributes, FeedForwardDims, SELF_ATTENTION,
-    SelfAttentionAttributes, SelfAttentionDims, ShapeError, cross_attention as cross, feed_forward as ffn,
-    self_attention as own,
+    CrossAttentionAttributes, CrossAttentionDims, FeedForwardAttributes, FeedForwardDims, SelfAttentionAttributes,
+    SelfAttentionDims, ShapeError, cross_attention as cross, feed_forward as ffn, self_attention as own,
 };
 
 use crate::attributes::Attributes;
 use crate::failure::{Failure, catch};
 use crate::ffi::{Activation, Call, Inputs};
+
+/// When a cache may have room.
+const ONE_BUFFER: &str =
+    "where past_key and present_key, and past_value and present_value, are bound to one buffer each";
 
 impl From<ShapeError> for Failure {
     fn from(error: ShapeError) -> Self {
@@ -64,7 +67,7 @@ fn self_attention<T: Activation>(
         position_ids: inputs.optional(own::POSITION_IDS, Inputs::longs)?,
     };
     if let (Some(rows), true) = (capacity, given.past_key.is_some() || given.past_value.is_some()) {
-        return Err(elsewhere(&dims, rows));
+        return Err(dims.short_mask(rows, ONE_BUFFER).into());
     }
     let mut wanted = SelfAttentionOutputs {
         output: outputs.required::<T>(own::OUTPUT)?,
@@ -76,18 +79,6 @@ fn self_attention<T: Activation>(
     pool.finish(catch(|| {
         Ok(prepared.self_attention(&dims, attributes, &given, &mut wanted, &pool as &dyn ThreadPool)?)
     }))
-}
-
-/// Why a cache with room is refused whose present is not its past: far more often the mask is too short.
-fn elsewhere(dims: &SelfAttentionDims, rows: usize) -> Failure {
-    let SelfAttentionDims { tokens, past, .. } = *dims;
-    Failure::argument(format!(
-        "{}: attention_mask has {} columns, expected {}: {rows} of the past and {tokens} of hidden_states; fewer are for \
-         caches with room, where past_key and present_key, and past_value and present_value, are bound to one buffer each",
-        SELF_ATTENTION.name,
-        past + tokens,
-        rows + tokens,
-    ))
 }
 
 fn cross_attention<T: Activation>(

@@ -138,14 +138,21 @@ impl SelfAttentionDims {
     pub fn new(shapes: &[Option<&[usize]>], attributes: &SelfAttentionAttributes) -> Result<Self, ShapeError> {
         match Self::with_capacity(shapes, attributes)? {
             (dims, None) => Ok(dims),
-            (dims, Some(capacity)) => Err(ShapeError(format!(
-                "{}: attention_mask covers {} tokens, so past_key and past_value are shared buffers of {capacity} rows, \
-                 which only the CPU kernel takes; give them {} rows",
-                SELF_ATTENTION.name,
-                dims.past + dims.tokens,
-                dims.past
-            ))),
+            (dims, Some(rows)) => Err(dims.short_mask(rows, "which the CPU kernel alone takes")),
         }
+    }
+
+    /// Why a mask is refused that covers fewer tokens than a cache of `rows` rows and the new ones; `room` says when a cache
+    /// may have room.
+    pub fn short_mask(&self, rows: usize, room: &str) -> ShapeError {
+        let Self { tokens, past, .. } = *self;
+        ShapeError(format!(
+            "{}: attention_mask has {} columns, expected {}: {rows} of the past and {tokens} of hidden_states; fewer are \
+             for caches with room, {room}",
+            SELF_ATTENTION.name,
+            past + tokens,
+            rows + tokens,
+        ))
     }
 
     /// As [`SelfAttentionDims::new`], for an implementation that serves shared caches: beside the sizes the capacity
@@ -331,8 +338,8 @@ mod tests {
 
     #[test]
     fn a_shared_cache_is_refused_where_none_is_served() {
-        let expected = "MoASelfAttention: attention_mask covers 9 tokens, so past_key and past_value are shared buffers \
-                        of 30 rows, which only the CPU kernel takes; give them 4 rows";
+        let expected = "MoASelfAttention: attention_mask has 9 columns, expected 35: 30 of the past and 5 of hidden_states; \
+                        fewer are for caches with room, which the CPU kernel alone takes";
         assert_eq!(dims(&shared(30, 9)).unwrap_err().to_string(), expected);
     }
 
