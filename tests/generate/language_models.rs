@@ -394,27 +394,28 @@ fn the_command_refuses_what_it_cannot_do() {
     }
 }
 
-/// Without an end, and with a reader of the first part alone.
+/// One prompt is printed token by token, several batch by batch; neither comes to the model's last position, which is told.
 #[test]
 fn a_generation_ends_where_nobody_reads_it() {
     let folder = exported("jetmoe/bf16", Form::Function, false);
-    for more in [&["--max-new", "200"][..], &["--max-new", "2", "--batch", "1"]] {
-        let input = if more.len() == 2 { "5".to_owned() } else { "5 6\n".repeat(20_000) };
+    for prompts in [1, 8] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_moa-export"));
-        command.arg("generate").arg(out(&folder)).args(["--token-ids", "--ignore-eos", "--threads", "1"]).args(more);
+        command.arg("generate").arg(out(&folder)).args(["--token-ids", "--ignore-eos", "--threads", "1"]);
         let mut child = command
-            .args(["--input", "-"])
+            .args(["--max-new", "3000", "--batch", "1", "--input", "-"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         drop(child.stdout.take());
-        let start = std::time::Instant::now();
-        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        child.stdin.take().unwrap().write_all("5 6\n".repeat(prompts).as_bytes()).unwrap();
         let output = child.wait_with_output().unwrap();
-        assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""));
-        assert!(start.elapsed() < std::time::Duration::from_secs(20), "{more:?}: {:?}", start.elapsed());
+        assert_eq!(
+            (output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()),
+            (Some(0), ""),
+            "{prompts}"
+        );
     }
 }
 
