@@ -86,10 +86,10 @@ fn backends(section: &mut Section, result: &Verification) {
     let columns = [Column::text("backend"), Column::text("graph")].into_iter().chain(numbers);
     let mut table = Table::new(columns.chain([Column::text("verdict")]));
     for backend in &result.backends {
-        if let Some(why) = &backend.skipped {
+        if backend.skipped.is_some() {
             let mut row = vec![Cell::from(backend.backend.as_str())];
             row.resize(8, "–".into());
-            row.push(Cell::Status(Status::Neutral, format!("skipped: {why}")));
+            row.push(Cell::Status(Status::Neutral, "skipped".into()));
             table.push(row);
         }
         for graph in &backend.graphs {
@@ -108,6 +108,11 @@ fn backends(section: &mut Section, result: &Verification) {
         }
     }
     section.table(table);
+    for backend in &result.backends {
+        if let Some(why) = &backend.skipped {
+            section.paragraph(format!("{} was skipped: {why}", backend.backend));
+        }
+    }
     let columns = ["backend", "graph", "case and output"].map(Column::text).into_iter();
     let columns = columns.chain(["index", "found", "expected"].map(Column::number));
     let mut worst = Table::new(columns).caption("The value with the largest difference");

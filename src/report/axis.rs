@@ -148,27 +148,27 @@ fn linear_ticks(low: f64, high: f64, count: f64) -> (f64, f64, Vec<(f64, String)
     (first * step, (first + steps as f64) * step, ticks.collect())
 }
 
-/// A range around `low` and `high` with ticks at powers of ten, and between them where there are few.
-#[allow(clippy::cast_possible_truncation)]
+/// A range around `low` and `high` with ticks at powers of ten, and between them where that leaves about `count`.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn log_ticks(low: f64, high: f64, count: f64) -> (f64, f64, Vec<(f64, String)>) {
+    const SIMPLE: &[f64] = &[1.0, 2.0, 5.0];
     let (low, high) = if high > low * 1.001 { (low, high) } else { (low / 2.0, high * 2.0) };
-    let decades = (high / low).log10();
     let (first, last) = (low.log10().floor() as i32 - 1, high.log10().ceil() as i32 + 1);
-    let between: &[f64] = match decades {
-        d if d <= 1.2 => &[1.0, 2.0, 3.0, 5.0, 7.0],
-        d if d <= count / 3.0 => &[1.0, 2.0, 5.0],
-        _ => &[1.0],
-    };
     let multiples = |digits: &[f64]| -> Vec<f64> {
         (first..=last).flat_map(|power| digits.iter().map(move |digit| digit * 10f64.powi(power))).collect()
     };
-    let ends = multiples(if between.len() > 1 { between } else { &[1.0, 2.0, 5.0] });
-    let low = ends.iter().copied().filter(|end| *end <= low * 1.000_001).fold(f64::MIN_POSITIVE, f64::max);
-    let high = ends.iter().copied().filter(|end| *end >= high * 0.999_999).fold(f64::INFINITY, f64::min);
-    let all = multiples(between);
-    let within: Vec<f64> = all.into_iter().filter(|tick| (low..=high).contains(tick)).collect();
-    let every = ((within.len() as f64) / (count + 3.0)).ceil().max(1.0) as usize;
-    (low, high, within.into_iter().step_by(every).map(|tick| (tick, format_number(tick))).collect())
+    let range = |digits: &[f64]| {
+        let ends = multiples(if digits.len() > 1 { digits } else { SIMPLE });
+        let low = ends.iter().copied().filter(|end| *end <= low * 1.000_001).fold(f64::MIN_POSITIVE, f64::max);
+        let high = ends.iter().copied().filter(|end| *end >= high * 0.999_999).fold(f64::INFINITY, f64::min);
+        let within: Vec<f64> = multiples(digits).into_iter().filter(|tick| (low..=high).contains(tick)).collect();
+        (low, high, within)
+    };
+    let within_a_decade = (high / low).log10() <= 1.2;
+    let between = range(if within_a_decade { &[1.0, 2.0, 3.0, 5.0, 7.0] } else { SIMPLE });
+    let (low, high, ticks) = if between.2.len() as f64 <= count + 3.0 { between } else { range(&[1.0]) };
+    let every = (ticks.len() as f64 / (count + 3.0)).ceil().max(1.0) as usize;
+    (low, high, ticks.into_iter().step_by(every).map(|tick| (tick, format_number(tick))).collect())
 }
 
 #[cfg(test)]
@@ -196,6 +196,9 @@ mod tests {
             ["1", "10", "100", "1000", "10\u{202f}000", "100\u{202f}000"]
         );
         assert_eq!(labels(&Axis::log("", ""), &[12.0, 480.0]), ["10", "20", "50", "100", "200", "500"]);
+        let short = Axis::log("", "").scale(&[0.23, 24.0], 0.0, 250.0, 50.0);
+        let labels: Vec<_> = short.ticks.iter().map(|(_, label)| label.as_str()).collect();
+        assert_eq!(labels, ["0.2", "0.5", "1", "2", "5", "10", "20", "50"]);
     }
 
     #[test]
