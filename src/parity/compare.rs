@@ -29,10 +29,10 @@ pub(super) const ROUNDINGS: f64 = 8.0;
 
 impl Tolerance {
     /// Budget of an f32 computation whose largest reference value is `largest` and whose reference moves by
-    /// `rounding` when its vectors are rounded to f32: the larger of 32 units in the last place of
-    /// `max(1, largest)` and eight times `rounding`, and nothing relative, unless the user said otherwise.
+    /// `rounding` when its vectors are rounded to f32: the larger of 32 units in the last place of `largest`
+    /// and eight times `rounding`, and nothing relative, unless the user said otherwise.
     pub fn derive(options: ToleranceOptions, largest: f64, rounding: f64) -> Self {
-        let ulps = ULPS_OF_LARGEST * f64::from(f32::EPSILON) * largest.max(1.0);
+        let ulps = ULPS_OF_LARGEST * f64::from(f32::EPSILON) * largest;
         let derived = ulps.max(ROUNDINGS * rounding);
         Self { atol: options.atol.unwrap_or(derived), rtol: options.rtol.unwrap_or(0.0) }
     }
@@ -173,8 +173,9 @@ mod tests {
     #[test]
     fn the_default_tolerance_follows_the_largest_value_or_the_effect_of_rounding() {
         let derive = |largest, rounding| Tolerance::derive(ToleranceOptions::default(), largest, rounding).atol;
-        assert_eq!(derive(0.01, 0.0), 32.0 * f64::from(f32::EPSILON));
-        assert_eq!(derive(30.0, 0.0), 30.0 * derive(0.01, 0.0));
+        assert_eq!(derive(1.0, 0.0), 32.0 * f64::from(f32::EPSILON));
+        assert_eq!(derive(30.0, 0.0), 30.0 * derive(1.0, 0.0));
+        assert_eq!(derive(1e-6, 0.0), 1e-6 * derive(1.0, 0.0), "small outputs are held to their own size");
         assert_eq!(derive(1.0, 1e-5), 8e-5);
         let fixed = ToleranceOptions { atol: Some(1e-9), rtol: Some(1e-3) };
         assert_eq!(Tolerance::derive(fixed, 30.0, 1.0), Tolerance { atol: 1e-9, rtol: 1e-3 });
