@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{LockError, PlanLock};
-use crate::onnx::{Staging, WriteError};
+use crate::onnx::{Staging, WriteError, scratch_folder};
 
 const PLAN: &str = "engine.plan";
 
@@ -61,7 +61,10 @@ impl Cache {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Cached::Nothing,
             Err(error) => return Cached::Damaged(format!("{}: {error}", plan.display())),
         };
-        let found = fs::read(PlanLock::path_of(&plan)).ok();
+        let found = match PlanLock::bytes_beside(&plan) {
+            Ok(found) => found,
+            Err(error) => return Cached::Damaged(format!("{}: {error}", PlanLock::path_of(&plan).display())),
+        };
         let locked = PlanLock::read(&plan, found.as_deref()).and_then(|lock| {
             lock.must_hold(&plan, &bytes)?;
             Ok(lock)
@@ -116,7 +119,7 @@ impl Cache {
             return Ok(());
         }
         let of_place = |source| WriteError::Io { path: place.clone(), source };
-        let aside = tempfile::Builder::new().prefix("damaged-").tempdir_in(&self.folder).map_err(of_place)?;
+        let aside = scratch_folder(&self.folder).map_err(of_place)?;
         match fs::rename(&place, aside.path().join(PLAN)) {
             // Another process has removed it.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -255,6 +258,10 @@ mod tests {
         damaged("SHA-256 of the plan", &|| fs::write(place.join(PLAN), b"plam").unwrap());
         damaged("3 bytes long", &|| fs::write(place.join(PLAN), b"pla").unwrap());
         damaged("is missing", &|| fs::remove_file(place.join("engine.plan.lock.json")).unwrap());
+        damaged("directory", &|| {
+            fs::remove_file(place.join("engine.plan.lock.json")).unwrap();
+            fs::create_dir(place.join("engine.plan.lock.json")).unwrap();
+        });
         damaged("no lock of a plan", &|| fs::write(place.join("engine.plan.lock.json"), b"{}").unwrap());
         let mut other = lock.clone();
         other.recipe.dtype.push('x');

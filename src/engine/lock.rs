@@ -3,7 +3,10 @@
 //! A plan holds machine code for one GPU and one release of TensorRT, and names no version of our plugin. The lock is
 //! the file beside it that does. It tells whether a plan is whole and fits; it does not tell who made it.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -174,6 +177,18 @@ impl PlanLock {
         let mut name = plan.as_os_str().to_owned();
         name.push(".lock.json");
         name.into()
+    }
+
+    /// The lock file of the plan at `plan`, unread; `None` where there is none.
+    ///
+    /// # Errors
+    ///
+    /// Where it is there and cannot be read.
+    pub fn bytes_beside(plan: &Path) -> io::Result<Option<Vec<u8>>> {
+        match fs::read(Self::path_of(plan)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            read => read.map(Some),
+        }
     }
 
     /// Its file.

@@ -143,7 +143,8 @@ impl Installation {
     /// Where it cannot be read, and where the lock is missing or says otherwise.
     pub fn read_plan(&self, path: &Path, is_trusted: bool) -> Result<(Vec<u8>, Option<PlanLock>), EngineError> {
         let bytes = fs::read(path).map_err(|source| EngineError::Io { path: path.to_path_buf(), source })?;
-        let lock = fs::read(PlanLock::path_of(path)).ok();
+        let of_lock = |source| EngineError::Io { path: PlanLock::path_of(path), source };
+        let lock = PlanLock::bytes_beside(path).map_err(of_lock)?;
         let locked = PlanLock::read(path, lock.as_deref()).and_then(|lock| {
             lock.must_hold(path, &bytes)?;
             lock.must_fit(path, self.machine(), self.plugin())?;
