@@ -11,7 +11,7 @@ use moa_schema::{DOMAIN, ElementType, OPERATORS, OPSET_VERSION, OUTPUT_COUNT, Op
 use super::bf16::{Casts, activations, bf16_weights, cast_edges, cast_to_bf16, declared_narrow, has_bf16_matrices};
 use crate::onnx::proto::attribute_proto::AttributeType;
 use crate::onnx::proto::{AttributeProto, GraphProto, ModelProto, NodeProto};
-use crate::onnx::read::{canonical_domain, for_each_node};
+use crate::onnx::read::for_each_node;
 
 /// A model for TensorRT.
 #[derive(Debug, Clone, PartialEq)]
@@ -76,7 +76,7 @@ pub fn prepare(model: &ModelProto) -> Result<Prepared, PrepareError> {
     if all == 0 {
         return Err(PrepareError::NothingToDo);
     }
-    model.functions.retain(|function| canonical_domain(&function.domain) != DOMAIN);
+    model.functions.retain(|function| function.domain != DOMAIN);
     let mut plugins = 0;
     if let Some(graph) = &mut model.graph {
         plugins = prepare_graph(graph)?;
@@ -122,7 +122,7 @@ fn prepare_graph(graph: &mut GraphProto) -> Result<usize, PrepareError> {
 }
 
 fn is_ours(node: &NodeProto) -> bool {
-    canonical_domain(&node.domain) == DOMAIN
+    node.domain == DOMAIN
 }
 
 /// Names of values that a node reads, nested ones included, or that the graph returns.

@@ -310,7 +310,7 @@ impl<'a> Contest<'a> {
                     Ok(CallTime { wall: start.elapsed(), device })
                 }));
             }
-            let series = interleave(&mut calls, &self.setup.plan)?;
+            let series = interleave(&mut calls, &self.setup.budget)?;
             drop(calls);
             for (index, timed) in series.iter().enumerate() {
                 let beside = series.first().filter(|_| index > 0);

@@ -32,7 +32,7 @@ pub use regression::{Change, Incomparable, Outcome, compare};
 pub use result::{
     BenchResult, DeviceTimes, FORMAT, NodeTime, OperatorTimes, ParityRow, Row, SessionRow, Skipped, Subject, Verdict,
 };
-pub use sampler::{CallTime, DeviceSeries, Plan, Series, TimedCall, interleave, nanoseconds};
+pub use sampler::{Budget, CallTime, DeviceSeries, End, Series, TimedCall, interleave, nanoseconds};
 pub use shapes::{BATCH, Grid, PAST, SEQUENCE, SOURCE, Sizes, axes, point_of, random_inputs, tokens};
 pub use statistics::{Estimate, Summary, Times, estimate_median, is_supported, median, paired_ratio};
 pub use steering::{Choice, Router};
@@ -67,8 +67,8 @@ pub struct Setup<'a> {
     pub choice: Choice,
     /// Seed of random inputs.
     pub seed: u64,
-    /// When a point is done.
-    pub plan: Plan,
+    /// How much is measured of a point.
+    pub budget: Budget,
     /// What a verification against the checkpoint said, by model and backend.
     pub verified: Option<Vec<Vec<Verdict>>>,
     /// Whether to time what computes something else.

@@ -21,29 +21,54 @@ const TURNS_IN_TIME: u32 = 40;
 /// Most timed calls of a turn.
 const LONGEST_TURN: usize = 5;
 
-/// When a point is done.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Plan {
-    /// Samples of every contestant, where that ends a point.
-    pub samples: Option<usize>,
-    /// Time of all timed calls together, where that ends a point.
-    pub time: Option<Duration>,
+/// What ends a point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Samples of every contestant.
+    Samples(usize),
+    /// Time of all timed calls together.
+    Time(Duration),
+    /// Samples of every contestant or time of all timed calls, what comes first.
+    Either(usize, Duration),
+}
+
+/// How much is measured of a point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget {
+    /// When the point is done.
+    pub end: End,
     /// Most time of a warm-up.
     pub warm_up: Duration,
 }
 
-impl Plan {
+impl Budget {
+    /// Samples of every contestant, where they end a point.
+    pub const fn samples(&self) -> Option<usize> {
+        match self.end {
+            End::Samples(samples) | End::Either(samples, _) => Some(samples),
+            End::Time(_) => None,
+        }
+    }
+
+    /// Time of all timed calls together, where it ends a point.
+    pub const fn time(&self) -> Option<Duration> {
+        match self.end {
+            End::Time(time) | End::Either(_, time) => Some(time),
+            End::Samples(_) => None,
+        }
+    }
+
     /// Timed calls of a turn, one to five, where a round of single calls takes `round`: so few that the samples make
     /// two hundred turns, and the time forty.
     pub fn turn(&self, round: Duration) -> usize {
-        let by_samples = self.samples.map_or(LONGEST_TURN, |samples| samples / TURNS);
+        let by_samples = self.samples().map_or(LONGEST_TURN, |samples| samples / TURNS);
         let rounds = |time: Duration| time.as_nanos() / (TURNS_IN_TIME * round).as_nanos().max(1);
-        let by_time = self.time.map_or(LONGEST_TURN, |time| usize::try_from(rounds(time)).unwrap_or(LONGEST_TURN));
+        let by_time = self.time().map_or(LONGEST_TURN, |time| usize::try_from(rounds(time)).unwrap_or(LONGEST_TURN));
         by_samples.min(by_time).clamp(1, LONGEST_TURN)
     }
 
     fn is_done(&self, samples: usize, spent: Duration) -> bool {
-        self.samples.is_some_and(|wanted| samples >= wanted) || self.time.is_some_and(|most| spent >= most)
+        self.samples().is_some_and(|wanted| samples >= wanted) || self.time().is_some_and(|most| spent >= most)
     }
 }
 
@@ -94,22 +119,25 @@ pub type TimedCall<'a, E> = Box<dyn FnMut() -> Result<CallTime, E> + 'a>;
 /// Warm-up: one call of each in every round, until for every contestant the medians of the last eight calls and of
 /// the eight before differ by at most 5 %, or until the time for it is spent. Then rounds of turns; each round
 /// begins with another contestant. A turn is one call that is not timed where there are several contestants,
-/// since the one before left its data in the caches and its threads spinning, and [`Plan::turn`] timed ones.
+/// since the one before left its data in the caches and its threads spinning, and [`Budget::turn`] timed ones.
 ///
 /// # Errors
 ///
 /// The first error of a call.
-pub fn interleave<E: From<CreationError>>(contestants: &mut [TimedCall<'_, E>], plan: &Plan) -> Result<Vec<Series>, E> {
-    let warm = warm_up(contestants, plan.warm_up)?;
-    let turn = plan.turn(warm.iter().map(|(_, _, pace)| *pace).sum());
+pub fn interleave<E: From<CreationError>>(
+    contestants: &mut [TimedCall<'_, E>],
+    budget: &Budget,
+) -> Result<Vec<Series>, E> {
+    let warm = warm_up(contestants, budget.warm_up)?;
+    let turn = budget.turn(warm.iter().map(|(_, _, pace)| *pace).sum());
     let mut series = Vec::with_capacity(contestants.len());
     for (calls, steady, _) in warm {
         series.push(Series { times: Times::new()?, turns: Vec::new(), device: None, warm_up_calls: calls, steady });
     }
     let (count, several) = (contestants.len(), contestants.len() > 1);
     let (mut samples, mut spent, mut round) = (0, Duration::ZERO, 0);
-    while count > 0 && !plan.is_done(samples, spent) {
-        let turn = plan.samples.map_or(turn, |wanted| turn.min(wanted - samples));
+    while count > 0 && !budget.is_done(samples, spent) {
+        let turn = budget.samples().map_or(turn, |wanted| turn.min(wanted - samples));
         for index in (0..count).map(|offset| (round + offset) % count) {
             if several {
                 contestants[index]()?;
@@ -192,8 +220,8 @@ mod tests {
 
     const MICROSECOND: Duration = Duration::from_micros(1);
 
-    fn plan(samples: usize) -> Plan {
-        Plan { samples: Some(samples), time: None, warm_up: Duration::from_secs(1) }
+    fn budget(end: End) -> Budget {
+        Budget { end, warm_up: Duration::from_secs(1) }
     }
 
     /// A contestant that takes `times` one after another, and the last of them from then on.
@@ -217,7 +245,7 @@ mod tests {
             })
         };
         let mut contestants = [named('a'), named('b')];
-        let series = interleave(&mut contestants, &plan(600)).unwrap();
+        let series = interleave(&mut contestants, &budget(End::Samples(600))).unwrap();
         let log = log.borrow();
         let (warm_up, timed) = log.split_at(2 * 2 * WINDOW);
         assert_eq!(warm_up, "ab".repeat(2 * WINDOW));
@@ -232,7 +260,7 @@ mod tests {
     #[test]
     fn the_warm_up_lasts_until_calls_stop_getting_faster() {
         let falling: Vec<u64> = (0..100).map(|call| 200_000 - 1_900 * call).collect();
-        let series = interleave(&mut [scripted(falling)], &plan(10)).unwrap();
+        let series = interleave(&mut [scripted(falling)], &budget(End::Samples(10))).unwrap();
         assert!(series[0].steady && series[0].warm_up_calls > 90, "{}", series[0].warm_up_calls);
         assert!(series[0].times.summary().unwrap().max < 50_000);
     }
@@ -240,33 +268,36 @@ mod tests {
     #[test]
     fn a_warm_up_ends_and_says_that_nothing_became_steady() {
         let rising: Vec<u64> = (0..10_000).map(|call| 1_000_000 + 100_000 * call).collect();
-        let brief = Plan { warm_up: Duration::from_millis(40), ..plan(10) };
+        let brief = Budget { warm_up: Duration::from_millis(40), ..budget(End::Samples(10)) };
         let series = interleave(&mut [scripted(rising)], &brief).unwrap();
         assert!(!series[0].steady && series[0].warm_up_calls < 30, "{}", series[0].warm_up_calls);
     }
 
     #[test]
     fn samples_or_seconds_end_a_point() {
-        let count = |plan: Plan| {
+        let count = |end: End| {
             let mut contestants = [scripted(vec![]), scripted(vec![])];
-            let series = interleave(&mut contestants, &plan).unwrap();
+            let series = interleave(&mut contestants, &budget(end)).unwrap();
             series.iter().map(|series| series.times.summary().unwrap().samples).collect::<Vec<_>>()
         };
-        assert_eq!(count(plan(7)), [7, 7]);
-        assert_eq!(count(plan(1_003)), [1_003, 1_003]);
-        let time = Some(100 * MICROSECOND);
-        assert_eq!(count(Plan { samples: None, time, ..plan(1) }), [50, 50]);
-        assert_eq!(count(Plan { time, ..plan(1_000) }), [50, 50]);
-        assert_eq!(count(Plan { time, ..plan(20) }), [20, 20]);
+        assert_eq!(count(End::Samples(7)), [7, 7]);
+        assert_eq!(count(End::Samples(1_003)), [1_003, 1_003]);
+        let time = 100 * MICROSECOND;
+        assert_eq!(count(End::Time(time)), [50, 50]);
+        assert_eq!(count(End::Either(1_000, time)), [50, 50]);
+        assert_eq!(count(End::Either(20, time)), [20, 20]);
     }
 
     #[test]
     fn slow_calls_make_short_turns() {
-        let timed = |time| Plan { samples: None, time: Some(Duration::from_secs(time)), ..plan(1) };
+        let timed = |time| budget(End::Time(Duration::from_secs(time)));
         assert_eq!(timed(10).turn(Duration::from_millis(1)), 5);
         assert_eq!(timed(10).turn(Duration::from_millis(100)), 2);
         assert_eq!(timed(10).turn(Duration::from_secs(3)), 1);
-        assert_eq!((plan(1_000).turn(MICROSECOND), plan(100).turn(MICROSECOND)), (5, 1));
+        assert_eq!(
+            (budget(End::Samples(1_000)).turn(MICROSECOND), budget(End::Samples(100)).turn(MICROSECOND)),
+            (5, 1)
+        );
         assert_eq!(timed(1).turn(Duration::ZERO), 5);
     }
 
@@ -287,7 +318,7 @@ mod tests {
                 call(2_000, (in_part < 100).then_some(1))
             }),
         ];
-        let series = interleave(&mut contestants, &plan(400)).unwrap();
+        let series = interleave(&mut contestants, &budget(End::Samples(400))).unwrap();
         let device = series[0].device.as_ref().unwrap();
         let summary = device.times.summary().unwrap();
         assert_eq!((summary.samples, summary.min, summary.max), (400, 100, 101));
@@ -299,6 +330,6 @@ mod tests {
     #[test]
     fn the_first_error_ends_everything() {
         let mut failing: [TimedCall<'_, CreationError>; 1] = [Box::new(|| Err(CreationError::LowIsZero))];
-        assert_eq!(interleave(&mut failing, &plan(5)).unwrap_err(), CreationError::LowIsZero);
+        assert_eq!(interleave(&mut failing, &budget(End::Samples(5))).unwrap_err(), CreationError::LowIsZero);
     }
 }

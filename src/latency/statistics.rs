@@ -101,7 +101,7 @@ impl Times {
 /// Whether ten of `samples` lie beyond `quantile`.
 #[allow(clippy::cast_precision_loss)]
 pub fn is_supported(samples: u64, quantile: f64) -> bool {
-    // Half a sample of slack: 1 - 0.999 is no exact number.
+    // 1 - 0.999 is no exact number.
     samples as f64 * (1.0 - quantile) > BEYOND - 1e-6
 }
 

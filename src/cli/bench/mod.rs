@@ -29,8 +29,8 @@ use crate::{
     checkpoint::Checkpoint,
     engine::{Device, Sizes},
     latency::{
-        BenchResult, Change, Choice, Grid, LatencyError, Library, Machine, Model, Moment, Options, Outcome, Plan,
-        Receipt, Setup, Threads, Verdict, bench, compare, hash_file, now,
+        BenchResult, Budget, Change, Choice, End, Grid, LatencyError, Library, Machine, Model, Moment, Options,
+        Outcome, Receipt, Setup, Threads, Verdict, bench, compare, hash_file, now,
     },
     parity::{GraphReport, ToleranceOptions, VerifyOptions, verify_watched},
     tensor::NamedTensors,
@@ -41,7 +41,7 @@ const DEFAULT_BACKENDS: [BackendArgument; 2] = [BackendArgument::Ort, BackendArg
 
 /// What ends a point where the user does not say.
 const DEFAULT_SAMPLES: usize = 1000;
-const DEFAULT_SECONDS: f64 = 10.0;
+const DEFAULT_TIME: Duration = Duration::from_secs(10);
 
 pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     check_outputs(arguments)?;
@@ -74,7 +74,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
         inputs,
         choice: choice(&arguments.routing)?,
         seed: arguments.seed,
-        plan: plan(arguments),
+        budget: budget(arguments),
         verified: verified(arguments, &models, &backends)?,
         allow_failed_parity: arguments.allow_failed_parity,
         record_operators: !arguments.no_operators,
@@ -159,12 +159,14 @@ fn grid(arguments: &BenchArguments) -> Result<Grid, Failure> {
     })
 }
 
-fn plan(arguments: &BenchArguments) -> Plan {
-    let (samples, seconds) = match (arguments.samples, arguments.seconds) {
-        (None, None) => (Some(DEFAULT_SAMPLES), Some(DEFAULT_SECONDS)),
-        given => given,
+fn budget(arguments: &BenchArguments) -> Budget {
+    let end = match (arguments.samples, arguments.seconds.map(Duration::from_secs_f64)) {
+        (None, None) => End::Either(DEFAULT_SAMPLES, DEFAULT_TIME),
+        (Some(samples), None) => End::Samples(samples),
+        (None, Some(time)) => End::Time(time),
+        (Some(samples), Some(time)) => End::Either(samples, time),
     };
-    Plan { samples, time: seconds.map(Duration::from_secs_f64), warm_up: Duration::from_secs_f64(arguments.warm_up) }
+    Budget { end, warm_up: Duration::from_secs_f64(arguments.warm_up) }
 }
 
 fn choice(routing: &RoutingArgument) -> Result<Choice, Failure> {
@@ -236,8 +238,8 @@ fn receipt(arguments: &BenchArguments, setup: &Setup<'_>, threads: usize) -> Res
             routing: setup.choice.name(),
             inputs: inputs.map(|(sha256, _)| sha256),
             seed: setup.seed,
-            samples: setup.plan.samples,
-            seconds: setup.plan.time.map(|time| time.as_secs_f64()),
+            samples: setup.budget.samples(),
+            seconds: setup.budget.time().map(|time| time.as_secs_f64()),
             warm_up: arguments.warm_up,
             allow_failed_parity: arguments.allow_failed_parity,
         },
