@@ -135,7 +135,7 @@ const fn class(kind: ErrorKind) -> u8 {
 
 impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
-        let engine = matches!(&error, CheckpointError::Header { file, .. } if is_engine(Path::new(file)));
+        let engine = matches!(&error, CheckpointError::Header { file, .. } if is_engine_name(Path::new(file)));
         let help = match engine {
             true => Some("an engine is no checkpoint; give what the engine's ONNX file was exported from".into()),
             false => error.help(),
@@ -154,14 +154,14 @@ impl From<ReadError> for Failure {
         };
         let engine =
             "give the ONNX file that the engine was built from, and with `--backends tensorrt` the engine as --plan";
-        let named_so = matches!(&error, ReadError::Refused { path, .. } if is_engine(path));
+        let named_so = matches!(&error, ReadError::Refused { path, .. } if is_engine_name(path));
         let help = error.help().or_else(|| named_so.then_some(engine));
         Self::new(exit, 3, error.to_string(), help)
     }
 }
 
 /// Whether a file is named as engines of TensorRT are.
-fn is_engine(path: &Path) -> bool {
+pub(super) fn is_engine_name(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ["engine", "plan"].iter().any(|one| ending.eq_ignore_ascii_case(one)))
 }
 

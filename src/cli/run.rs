@@ -6,6 +6,7 @@ use super::{
     Failure,
     apart::keep_apart,
     args::{BackendArgument, RunArguments},
+    failure::is_engine_name,
     interrupt::end_cleanly,
     print_result,
 };
@@ -48,8 +49,7 @@ enum Runnable {
 
 impl Runnable {
     fn open(arguments: &RunArguments) -> Result<Self, Failure> {
-        let ending = arguments.model.extension().and_then(|ending| ending.to_str());
-        if !matches!(ending, Some("plan" | "engine")) {
+        if !is_engine_name(&arguments.model) {
             arguments.tensorrt.check(&[arguments.backend.unwrap_or(BackendArgument::Ort)])?;
             return Ok(Self::Model(Box::new(read_model(&arguments.model)?)));
         }
