@@ -99,6 +99,9 @@ impl Default for ExportOptions {
 }
 
 /// Why there is no export.
+///
+/// No file has appeared then, unless moving the finished files of an export into a folder that was there fails on the way:
+/// those moved by then are whole, and stay.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
@@ -232,7 +235,7 @@ pub fn import(checkpoint: &Checkpoint, gate_mode: Option<GateMode>) -> Result<Mo
 ///
 /// # Errors
 ///
-/// See [`ExportError`]; then no file has appeared at or under `out`.
+/// See [`ExportError`].
 pub fn export(checkpoint: &Checkpoint, out: &Path, options: &ExportOptions) -> Result<ExportReport, ExportError> {
     export_with(checkpoint, out, options, &SideFileOptions::default())
 }
@@ -244,7 +247,7 @@ pub fn export(checkpoint: &Checkpoint, out: &Path, options: &ExportOptions) -> R
 ///
 /// # Errors
 ///
-/// See [`ExportError`]; then no file has appeared at or under `out`.
+/// See [`ExportError`].
 pub fn export_with(
     checkpoint: &Checkpoint,
     out: &Path,
@@ -258,7 +261,7 @@ pub fn export_with(
 ///
 /// # Errors
 ///
-/// See [`ExportError`]; then no file has appeared at or under `out`.
+/// See [`ExportError`].
 pub fn export_watched(
     checkpoint: &Checkpoint,
     out: &Path,
@@ -280,7 +283,7 @@ pub fn export_watched(
 ///
 /// # Errors
 ///
-/// See [`ExportError`]; then no file has appeared at or under `out`.
+/// See [`ExportError`].
 pub fn export_model(
     family: &str,
     model: &Model,
@@ -294,7 +297,7 @@ pub fn export_model(
 ///
 /// # Errors
 ///
-/// See [`ExportError`]; then no file has appeared at or under `out`.
+/// See [`ExportError`].
 pub fn export_model_watched(
     family: &str,
     model: &Model,
