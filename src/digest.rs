@@ -1,10 +1,6 @@
 //! SHA-256 of files and bytes, in hexadecimal.
 
-use std::{
-    fs::File,
-    io::{self, Read},
-    path::Path,
-};
+use std::{fs::File, io, path::Path};
 
 use sha2::{Digest, Sha256};
 
@@ -21,16 +17,8 @@ pub fn sha256(bytes: &[u8]) -> String {
 pub fn sha256_of_file(path: &Path) -> io::Result<(String, u64)> {
     let mut file = File::open(path)?;
     let mut hasher = Sha256::new();
-    let mut buffer = vec![0; 1 << 20];
-    let mut bytes = 0;
-    loop {
-        let read = file.read(&mut buffer)?;
-        if read == 0 {
-            return Ok((hexadecimal(&hasher.finalize()), bytes));
-        }
-        hasher.update(&buffer[..read]);
-        bytes += read as u64;
-    }
+    let bytes = io::copy(&mut file, &mut hasher)?;
+    Ok((hexadecimal(&hasher.finalize()), bytes))
 }
 
 fn hexadecimal(digest: &[u8]) -> String {

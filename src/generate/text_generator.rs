@@ -280,7 +280,7 @@ impl TextGenerator {
         }
         let length = rows.iter().map(|row| row.next.len()).max().unwrap_or_default();
         rows.iter_mut().for_each(|row| row.pad(length, self.pad));
-        let most = length + rows.iter().map(|row| row.most).max().unwrap_or_default();
+        let most = length.saturating_add(rows.iter().map(|row| row.most).max().unwrap_or_default());
         let mut caches = Caches::new(&self.session, &self.caches, rows.len(), most)?;
         while !rows.is_empty() {
             if self.interrupted.load(Ordering::Relaxed) {
