@@ -17,7 +17,7 @@ use super::ort_runtime::{OrtRuntime, load_onnxruntime};
 use super::signature::Signature;
 use super::{Backend, BackendError, Bound, OrtOptions, Runner, operators};
 use crate::onnx::proto::ModelProto;
-use crate::onnx::read::{OnnxFile, ReadError, canonical_domain};
+use crate::onnx::read::{OnnxFile, ReadError};
 use crate::onnx::scratch_file;
 use crate::tensor::{NamedTensors, Tensor, TensorData};
 
@@ -161,7 +161,7 @@ const RELEASES: [(u32, i64, i64); 7] =
 
 /// The error of a model that is newer than the runtime which refused it.
 fn newer_runtime_needed(version: &str, model: &ModelProto) -> Option<BackendError> {
-    let standard = model.opset_import.iter().find(|import| canonical_domain(&import.domain).is_empty());
+    let standard = model.opset_import.iter().find(|import| import.domain.is_empty());
     let opset = standard.map_or(0, |import| import.version);
     let (needed, ..) = RELEASES.into_iter().find(|(_, ir, newest)| model.ir_version <= *ir && opset <= *newest)?;
     let found: u32 = version.split('.').nth(1)?.parse().ok()?;

@@ -4,7 +4,7 @@ use moa_schema::{DOMAIN, SELF_ATTENTION, self_attention as own};
 
 use crate::{
     backend::{BackendError, OrtCache, OrtOperators, OrtSession, OrtValue, RowMoves},
-    onnx::{OnnxFile, proto::NodeProto, read::canonical_domain},
+    onnx::{OnnxFile, proto::NodeProto},
 };
 
 /// The caches of a decoder: keys and values, layer by layer.
@@ -66,7 +66,7 @@ impl CacheLayout {
 /// nothing but that operator sees how many rows the caches have.
 fn writes_in_place(graph: &OnnxFile, past: &[String], present: &[String]) -> bool {
     let nodes = graph.graph().map(|graph| graph.node.as_slice()).unwrap_or_default();
-    let is_own = |node: &NodeProto| canonical_domain(&node.domain) == DOMAIN && node.op_type == SELF_ATTENTION.name;
+    let is_own = |node: &NodeProto| node.domain == DOMAIN && node.op_type == SELF_ATTENTION.name;
     let mut pairs = past.iter().zip(present).enumerate();
     pairs.all(|(index, (past, present))| {
         let (input, output) = match index % 2 {

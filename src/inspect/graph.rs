@@ -16,7 +16,7 @@ use crate::{
     onnx::{
         OnnxFile,
         proto::{TensorProto, tensor_proto::DataType},
-        read::{Dim, ValueInfo, canonical_domain, for_each_node},
+        read::{Dim, ValueInfo, for_each_node},
     },
 };
 
@@ -246,8 +246,7 @@ fn describe(file: &OnnxFile) -> File {
 }
 
 fn domain_name(domain: &str) -> String {
-    let canonical = canonical_domain(domain);
-    if canonical.is_empty() { "ai.onnx".into() } else { canonical.into() }
+    if domain.is_empty() { "ai.onnx".into() } else { domain.into() }
 }
 
 fn signature(value: &ValueInfo) -> Signature {
@@ -288,5 +287,5 @@ fn weights(file: &OnnxFile) -> Vec<GraphWeights> {
 /// Domain and type of every operator of the graphs; subgraphs are left out.
 pub(super) fn operators_of(files: &[OnnxFile]) -> BTreeSet<(&str, &str)> {
     let nodes = files.iter().filter_map(OnnxFile::graph).flat_map(|graph| &graph.node);
-    nodes.map(|node| (canonical_domain(&node.domain), node.op_type.as_str())).collect()
+    nodes.map(|node| (node.domain.as_str(), node.op_type.as_str())).collect()
 }

@@ -22,7 +22,6 @@ use crate::{
             tensor_shape_proto::{Dimension, dimension},
             type_proto,
         },
-        read::canonical_domain,
     },
 };
 
@@ -185,7 +184,7 @@ impl<'a> Walk<'a> {
             }
             let node = self.producers.get(value)?;
             let passes = matches!(node.op_type.as_str(), "Cast" | "DequantizeLinear" | "Identity" | "Transpose");
-            value = node.input.first().filter(|_| passes && canonical_domain(&node.domain).is_empty())?;
+            value = node.input.first().filter(|_| passes && node.domain.is_empty())?;
         }
     }
 
@@ -214,7 +213,7 @@ impl<'a> Walk<'a> {
     /// Adds the trained values that were not counted before, all of them as active.
     fn parameters(&self, ledger: &mut Ledger) {
         let (mut looked_up, mut scales) = (HashSet::new(), HashSet::new());
-        for node in self.nodes.iter().filter(|node| canonical_domain(&node.domain).is_empty()) {
+        for node in self.nodes.iter().filter(|node| node.domain.is_empty()) {
             match node.op_type.as_str() {
                 "Gather" => {
                     let table = node.input.first().and_then(|table| self.weight(table));
@@ -241,7 +240,7 @@ impl<'a> Walk<'a> {
     /// Adds products, and takes off what the experts that are not chosen hold.
     fn products(&mut self, ledger: &mut Ledger) {
         for node in self.nodes {
-            match (canonical_domain(&node.domain), node.op_type.as_str()) {
+            match (node.domain.as_str(), node.op_type.as_str()) {
                 ("", "Reshape") => self.standard_attention(node, ledger),
                 ("", "Add") => self.bias(node, ledger),
                 (DOMAIN, _) if is(node, &SELF_ATTENTION) => self.routed_attention(node, &SELF_ATTENTION, ledger),

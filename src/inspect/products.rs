@@ -2,10 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::onnx::{
-    proto::{NodeProto, TensorProto, tensor_proto::DataType},
-    read::canonical_domain,
-};
+use crate::onnx::proto::{NodeProto, TensorProto, tensor_proto::DataType};
 
 /// Parts of the names of operators that multiply, or hold nodes that do.
 const MULTIPLIERS: [&str; 12] =
@@ -25,7 +22,7 @@ pub(super) struct Operands {
 
 /// Where the operands of a product stand; `None` for every other node.
 pub(super) fn operands(node: &NodeProto) -> Option<Operands> {
-    let (matrix, bias) = match (canonical_domain(&node.domain), node.op_type.as_str()) {
+    let (matrix, bias) = match (node.domain.as_str(), node.op_type.as_str()) {
         ("", "MatMul" | "MatMulInteger") | ("com.microsoft", "FusedMatMul" | "TransposeMatMul") => (1, None),
         ("", "Gemm") | ("com.microsoft", "FusedGemm") => (1, Some(2)),
         ("com.microsoft", "DynamicQuantizeMatMul") => (1, Some(4)),
@@ -40,7 +37,7 @@ pub(super) fn operands(node: &NodeProto) -> Option<Operands> {
 /// Whether a node only rounds or widens its first input.
 pub(super) fn is_rounding(node: &NodeProto) -> bool {
     let rounds = ["Cast", "DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear"];
-    canonical_domain(&node.domain).is_empty() && rounds.contains(&node.op_type.as_str())
+    node.domain.is_empty() && rounds.contains(&node.op_type.as_str())
 }
 
 /// Nodes whose products are not counted, by operator.
@@ -52,14 +49,14 @@ pub(super) struct Uncounted {
 impl Uncounted {
     /// Notes a node that multiplies, or of which nobody here knows whether it does.
     pub(super) fn note_unknown(&mut self, node: &NodeProto) {
-        let is_known = matches!(canonical_domain(&node.domain), "" | "com.microsoft");
+        let is_known = matches!(node.domain.as_str(), "" | "com.microsoft");
         if !is_known || MULTIPLIERS.iter().any(|part| node.op_type.contains(part)) {
             self.note(node);
         }
     }
 
     pub(super) fn note(&mut self, node: &NodeProto) {
-        let name = match canonical_domain(&node.domain) {
+        let name = match node.domain.as_str() {
             "" => node.op_type.clone(),
             domain => format!("{domain}.{}", node.op_type),
         };

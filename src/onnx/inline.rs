@@ -204,10 +204,8 @@ impl<'a> Inliner<'a> {
         if node.output.len() > function.output.len() {
             return Err(misfit("it has more outputs"));
         }
-        let size: usize = function.node.iter().map(Message::encoded_len).sum();
-        self.bytes = self.bytes.saturating_add(size);
         self.nodes = self.nodes.saturating_add(function.node.len().max(1));
-        if self.bytes > MAX_BYTES || self.nodes > MAX_NODES {
+        if self.nodes > MAX_NODES {
             return Err(InlineError::TooLarge);
         }
         let (names, copies) = bind(function, node);
@@ -215,6 +213,10 @@ impl<'a> Inliner<'a> {
         let mut body = Vec::with_capacity(function.node.len() + copies.len());
         for inner in &function.node {
             let inner = renaming.node(inner).map_err(misfit)?;
+            self.bytes = self.bytes.saturating_add(inner.encoded_len());
+            if self.bytes > MAX_BYTES {
+                return Err(InlineError::TooLarge);
+            }
             self.used.extend(inner.output.iter().cloned());
             self.used.insert(inner.name.clone());
             body.push(inner);

@@ -67,6 +67,105 @@ fn graphs_may_nest_sixteen_deep() {
     assert_eq!(nested(17).expect_err("17 graphs").kind(), Malformed);
 }
 
+#[test]
+fn functions_may_call_each_other_sixty_four_deep() {
+    let chain = |depth: usize| {
+        let mut model = valid();
+        model.functions.clear();
+        for level in 0..depth {
+            let next = format!("F{}", level + 1);
+            let call =
+                if level + 1 < depth { node_of("local", &next, &["a"], &["b"]) } else { node("Neg", &["a"], &["b"]) };
+            let mut function = function("local", &format!("F{level}"), &["a"], &["b"], vec![call]);
+            function.opset_import.push(import("local", 1));
+            model.functions.push(function);
+        }
+        graph_of(&mut model).node[1].op_type = "F0".into();
+        model
+    };
+    let deepest = read(&chain(64)).expect("64 calls");
+    let inlined = inline_functions(&deepest).expect("one node is left of them");
+    assert_eq!(inlined.graph.unwrap().node.len(), 2);
+    let error = read(&chain(65)).expect_err("65 calls");
+    assert_eq!(error.kind(), Limit, "{error}");
+    assert!(error.to_string().contains("function `F0` begins a chain of 65 calls"), "{error}");
+    assert_eq!(read(&chain(20_000)).expect_err("20000 calls").kind(), Limit);
+}
+
+/// `indices` as the rows of a table of `rows` positions, found by counting ones behind `nodes`.
+fn looks_up(rows: i64, nodes: Vec<NodeProto>, constants: Vec<TensorProto>) -> ModelProto {
+    let mut all = vec![node("CumSum", &["mask", "axis"], &["count"])];
+    all.extend(nodes);
+    all.push(node("Gather", &["table", "indices"], &["y"]));
+    let table = weight("table", &[rows, 1], &vec![0.0; usize::try_from(rows).unwrap()]);
+    let mut weights = vec![table, integer("axis", 1)];
+    weights.extend(constants);
+    let mask = value("mask", DataType::Int64, &["batch", "tokens"]);
+    model(graph(all, vec![mask], vec![value("y", DataType::Float, &["batch", "tokens", "1"])], weights))
+}
+
+fn integer(name: &str, value: i64) -> TensorProto {
+    let raw_data = Some(value.to_le_bytes().to_vec().into());
+    TensorProto { name: name.into(), data_type: DataType::Int64 as i32, raw_data, ..TensorProto::default() }
+}
+
+fn positions(model: &ModelProto) -> Vec<usize> {
+    let (_folder, file) = support_onnx::file(model);
+    let _ = (file.longest_row(), file.given_positions(), file.looked_up_rows(), file.masks());
+    file.position_tables().into_iter().map(|table| table.positions).collect()
+}
+
+#[test]
+fn positions_are_found_whatever_lies_before_them() {
+    let plus = |value| looks_up(9, vec![node("Add", &["count", "one"], &["indices"])], vec![integer("one", value)]);
+    assert_eq!(positions(&plus(1)), [7]);
+    for value in [i64::MAX, i64::MIN] {
+        assert!(positions(&plus(value)).is_empty(), "{value} overflows");
+    }
+    // As many ways as 2^60 lead from the indices to the count.
+    let name = |level: usize| if level == 60 { "indices".to_owned() } else { format!("n{level}") };
+    let mut squares = vec![node("Cast", &["count"], &["n0"])];
+    squares.extend((1..=60).map(|level| node("Mul", &[&name(level - 1), &name(level - 1)], &[&name(level)])));
+    assert_eq!(positions(&looks_up(9, squares, vec![])), [8]);
+}
+
+#[test]
+fn the_standard_domain_has_two_spellings() {
+    let mut spelled = looks_up(9, vec![node("Cast", &["count"], &["indices"])], vec![]);
+    let plain = read(&spelled).unwrap();
+    spelled.opset_import[0].domain = "ai.onnx".into();
+    graph_of(&mut spelled).node.iter_mut().for_each(|node| node.domain = "ai.onnx".into());
+    assert_eq!(read(&spelled).unwrap(), plain, "one spelling is left");
+    assert_eq!(positions(&spelled), [8]);
+}
+
+/// Nodes of the operators that lookups follow, each reading values that stand before it.
+fn woven(choices: &[(usize, [prop::sample::Index; 3])]) -> Vec<NodeProto> {
+    const OPERATORS: [(&str, usize); 9] = [
+        ("Add", 2),
+        ("Mul", 2),
+        ("Where", 3),
+        ("Cast", 1),
+        ("Slice", 3),
+        ("CumSum", 2),
+        ("Less", 2),
+        ("Gather", 2),
+        ("Constant", 0),
+    ];
+    let mut names: Vec<String> = ["count", "mask", "axis", "table", "big"].map(str::to_owned).to_vec();
+    let mut nodes = Vec::new();
+    for (operator, inputs) in choices {
+        let (op_type, arity) = OPERATORS[operator % OPERATORS.len()];
+        let read: Vec<String> = inputs[..arity].iter().map(|index| names[index.index(names.len())].clone()).collect();
+        let read: Vec<&str> = read.iter().map(String::as_str).collect();
+        let output = format!("n{}", nodes.len());
+        nodes.push(node(op_type, &read, &[&output]));
+        names.push(output);
+    }
+    nodes.push(node("Add", &[names.last().map_or("count", String::as_str), "big"], &["indices"]));
+    nodes
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -85,6 +184,17 @@ proptest! {
         if let Ok(model) = read_bytes(&bytes) {
             let _ = inline_functions(&model);
         }
+    }
+
+    #[test]
+    fn lookups_end_on_any_graph(
+        choices in proptest::collection::vec((any::<usize>(), any::<[prop::sample::Index; 3]>()), 0..40),
+        big in any::<i64>(),
+    ) {
+        let model = looks_up(3, woven(&choices), vec![integer("big", big)]);
+        prop_assume!(read(&model).is_ok());
+        let found = positions(&model);
+        prop_assert!(found.iter().all(|positions| isize::try_from(*positions).is_ok()), "{found:?}");
     }
 
     #[test]

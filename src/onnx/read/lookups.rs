@@ -1,6 +1,6 @@
 //! Which tables a graph looks rows up in, and how many rows they have.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use super::OnnxFile;
 use crate::onnx::proto::tensor_proto::DataType;
@@ -31,7 +31,7 @@ impl OnnxFile {
         let counted = self.row_gathers().filter(|(_, indices)| !inputs.contains(indices)).filter_map(|(weight, by)| {
             let rows = *self.initializer(weight)?.dims.first()?;
             let first = self.first_position(by)?;
-            Some((weight.clone(), rows - first))
+            Some((weight.clone(), rows.checked_sub(first)?))
         });
         let rotary = self.rotary_operators();
         let rotary = rotary.filter_map(|(_, table)| Some((table.to_owned(), *self.initializer(table)?.dims.first()?)));
@@ -52,16 +52,18 @@ impl OnnxFile {
 
     /// Index of the first position, where `indices` are a count of tokens, or that plus a constant.
     fn first_position(&self, indices: &str) -> Option<i64> {
-        let mut behind = vec![(self.producer(indices)?, 0)];
-        while let Some((node, mut offset)) = behind.pop() {
+        let mut seen = HashSet::new();
+        let mut behind = vec![(indices, 0i64)];
+        while let Some((name, mut offset)) = behind.pop() {
+            let Some(node) = self.producer(name).filter(|_| seen.insert(name)) else { continue };
             match node.op_type.as_str() {
                 // A count begins at 1.
-                "CumSum" => return Some(offset + 1),
-                "Add" => offset += node.input.iter().find_map(|input| self.integer(input))?,
+                "CumSum" => return offset.checked_add(1),
+                "Add" => offset = offset.checked_add(node.input.iter().find_map(|input| self.integer(input))?)?,
                 "Where" | "Slice" | "Cast" | "Mul" => {}
                 _ => continue,
             }
-            behind.extend(node.input.iter().filter_map(|input| Some((self.producer(input)?, offset))));
+            behind.extend(node.input.iter().map(|input| (input.as_str(), offset)));
         }
         None
     }

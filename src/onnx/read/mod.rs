@@ -12,10 +12,11 @@ mod positions;
 mod structure;
 mod tensor;
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use prost::Message;
 use prost::bytes::Bytes;
@@ -24,12 +25,13 @@ use error::Fault;
 pub use error::{ReadError, ReadErrorKind};
 use external::DataFiles;
 pub use lookups::PositionTable;
-pub use structure::{canonical_domain, for_each_node};
+pub(super) use structure::canonical_domain;
+pub use structure::for_each_node;
 
 use super::proto::tensor_proto::DataType;
 use super::proto::tensor_shape_proto::dimension;
 use super::proto::type_proto;
-use super::proto::{FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoProto};
+use super::proto::{FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto};
 
 /// Newest IR version that is read.
 pub const MAX_IR_VERSION: i64 = 13;
@@ -44,6 +46,7 @@ pub struct OnnxFile {
     model: ModelProto,
     modified: bool,
     data: Arc<DataFiles>,
+    index: OnceLock<Index>,
 }
 
 /// Input or output of a graph.
@@ -66,6 +69,28 @@ pub enum Dim {
     Symbolic(String),
     /// Any size.
     Unknown,
+}
+
+/// Places of the values of a graph by name.
+#[derive(Debug, Clone, Default)]
+struct Index {
+    /// Of the node that computes a value.
+    producers: HashMap<String, usize>,
+    /// Of a weight.
+    initializers: HashMap<String, usize>,
+}
+
+impl Index {
+    fn of(graph: &GraphProto) -> Self {
+        let outputs = |(place, node): (usize, &NodeProto)| -> Vec<(String, usize)> {
+            node.output.iter().filter(|output| !output.is_empty()).map(|output| (output.clone(), place)).collect()
+        };
+        let weights = graph.initializer.iter().enumerate();
+        Self {
+            producers: graph.node.iter().enumerate().flat_map(outputs).collect(),
+            initializers: weights.map(|(place, tensor)| (tensor.name.clone(), place)).collect(),
+        }
+    }
 }
 
 /// Reads and checks a model file.
@@ -107,11 +132,12 @@ fn read_file(path: &Path) -> Result<Bytes, ReadError> {
 }
 
 impl OnnxFile {
-    fn check(path: PathBuf, model: ModelProto, modified: bool) -> Result<Self, ReadError> {
+    fn check(path: PathBuf, mut model: ModelProto, modified: bool) -> Result<Self, ReadError> {
         structure::check(&model).map_err(|fault| fault.at(&path))?;
+        structure::unify_domains(&mut model);
         let tensors = model.graph.iter().flat_map(|graph| &graph.initializer);
         let data = Arc::new(DataFiles::open(&path, tensors)?);
-        Ok(Self { path, model, modified, data })
+        Ok(Self { path, model, modified, data, index: OnceLock::new() })
     }
 
     /// Another model in the place of this file: external data is read from the same folder, the file itself stays
@@ -129,7 +155,7 @@ impl OnnxFile {
         &self.path
     }
 
-    /// The model.
+    /// The model; the standard domain is `""` in it, however the file spells it.
     pub const fn model(&self) -> &ModelProto {
         &self.model
     }
@@ -157,13 +183,17 @@ impl OnnxFile {
     /// Inputs that a run must be given: those without a default value.
     pub fn inputs(&self) -> Vec<ValueInfo> {
         let Some(graph) = self.graph() else { return Vec::new() };
-        let required = |input: &&ValueInfoProto| graph.initializer.iter().all(|tensor| tensor.name != input.name);
+        let required = |input: &&ValueInfoProto| self.initializer(&input.name).is_none();
         graph.input.iter().filter(required).filter_map(value_info).collect()
     }
 
     /// Outputs of the graph.
     pub fn outputs(&self) -> Vec<ValueInfo> {
         self.graph().map_or_else(Vec::new, |graph| graph.output.iter().filter_map(value_info).collect())
+    }
+
+    fn index(&self) -> &Index {
+        self.index.get_or_init(|| self.graph().map(Index::of).unwrap_or_default())
     }
 
     /// The metadata entry `key`.
@@ -178,7 +208,7 @@ impl OnnxFile {
 
     /// The weight `name` of the graph.
     pub fn initializer(&self, name: &str) -> Option<&TensorProto> {
-        self.graph()?.initializer.iter().find(|tensor| tensor.name == name)
+        self.graph()?.initializer.get(*self.index().initializers.get(name)?)
     }
 
     /// The values of the weight `name`, little-endian, wherever they are stored.

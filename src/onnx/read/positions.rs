@@ -76,7 +76,7 @@ impl OnnxFile {
 
     /// The node that computes `name`.
     pub(super) fn producer(&self, name: &str) -> Option<&NodeProto> {
-        self.nodes().find(|node| node.output.iter().any(|output| output == name))
+        self.graph()?.node.get(*self.index().producers.get(name)?)
     }
 
     pub(super) fn nodes(&self) -> impl Iterator<Item = &NodeProto> {

@@ -15,6 +15,7 @@ use crate::onnx::proto::{
 
 const MIN_IR_VERSION: i64 = 3;
 const MAX_GRAPH_DEPTH: usize = 16;
+const MAX_CALL_DEPTH: usize = 64;
 const NEWER: &str = "export the model again with a lower --opset, or use a newer version of this program";
 const OTHER_OPERATORS: &str =
     "export again with this version of moa-export, or use program and library of the version that wrote the model";
@@ -51,8 +52,32 @@ fn check_ir_version(version: i64) -> Result<(), Fault> {
     Ok(())
 }
 
+/// Spells the standard domain, which has two names, as the empty one everywhere in `model`.
+pub(super) fn unify_domains(model: &mut ModelProto) {
+    let unify = |domain: &mut String| {
+        if canonical_domain(domain).is_empty() {
+            domain.clear();
+        }
+    };
+    let mut pending: Vec<&mut [NodeProto]> = model.graph.iter_mut().map(|graph| graph.node.as_mut_slice()).collect();
+    for function in &mut model.functions {
+        unify(&mut function.domain);
+        function.opset_import.iter_mut().for_each(|import| unify(&mut import.domain));
+        pending.push(&mut function.node);
+    }
+    model.opset_import.iter_mut().for_each(|import| unify(&mut import.domain));
+    while let Some(nodes) = pending.pop() {
+        for node in nodes {
+            unify(&mut node.domain);
+            let attributes = node.attribute.iter_mut();
+            let graphs = attributes.flat_map(|attribute| attribute.g.iter_mut().chain(&mut attribute.graphs));
+            pending.extend(graphs.map(|graph| graph.node.as_mut_slice()));
+        }
+    }
+}
+
 /// The spelling of `domain` under which it is compared: the standard domain has two.
-pub fn canonical_domain(domain: &str) -> &str {
+pub(in crate::onnx) fn canonical_domain(domain: &str) -> &str {
     if domain == "ai.onnx" { "" } else { domain }
 }
 
@@ -98,7 +123,7 @@ fn check_functions(functions: &[FunctionProto]) -> Result<(), Fault> {
     for function in functions {
         check_function(function)?;
     }
-    check_recursion(&by_key, functions)
+    check_calls(&by_key, functions)
 }
 
 fn function_key(function: &FunctionProto) -> FunctionKey<'_> {
@@ -119,27 +144,51 @@ fn check_function(function: &FunctionProto) -> Result<(), Fault> {
     scope.function_body(function).map_err(within)
 }
 
-/// Refuses functions that call themselves, directly or through others.
-fn check_recursion<'a>(functions: &Functions<'a>, all: &'a [FunctionProto]) -> Result<(), Fault> {
-    let mut finished = HashSet::new();
+/// A function whose callees are being looked at.
+struct Visit<'a> {
+    key: FunctionKey<'a>,
+    pending: Vec<FunctionKey<'a>>,
+    /// Functions on the longest chain of calls that begins here, as far as it is known.
+    depth: usize,
+}
+
+impl<'a> Visit<'a> {
+    fn of(key: FunctionKey<'a>, functions: &Functions<'a>) -> Self {
+        let pending = functions.get(&key).map_or_else(Vec::new, |function| callees(functions, function));
+        Self { key, pending, depth: 1 }
+    }
+}
+
+/// Refuses functions that call themselves, directly or through others, and long chains of calls.
+fn check_calls<'a>(functions: &Functions<'a>, all: &'a [FunctionProto]) -> Result<(), Fault> {
+    let mut finished: HashMap<FunctionKey<'_>, usize> = HashMap::new();
     for root in all {
         let mut active = HashSet::from([function_key(root)]);
-        let mut stack = vec![(function_key(root), callees(functions, root))];
-        while let Some((key, pending)) = stack.last_mut() {
-            match pending.pop() {
+        let mut stack = vec![Visit::of(function_key(root), functions)];
+        while let Some(visit) = stack.last_mut() {
+            match visit.pending.pop() {
                 Some(next) if active.contains(&next) => {
                     return Err(Fault::malformed(format!("function {} calls itself", shown(next.1))));
                 }
-                Some(next) if finished.contains(&next) => {}
-                Some(next) => {
-                    active.insert(next);
-                    let called = functions.get(&next).map_or_else(Vec::new, |function| callees(functions, function));
-                    stack.push((next, called));
-                }
+                Some(next) => match finished.get(&next) {
+                    Some(depth) => visit.depth = visit.depth.max(depth + 1),
+                    None => {
+                        active.insert(next);
+                        stack.push(Visit::of(next, functions));
+                    }
+                },
                 None => {
-                    active.remove(key);
-                    finished.insert(*key);
+                    let Visit { key, depth, .. } = *visit;
+                    if depth > MAX_CALL_DEPTH {
+                        let text = format!("function {} begins a chain of {depth} calls", shown(key.1));
+                        return Err(Fault::limit(text));
+                    }
+                    active.remove(&key);
+                    finished.insert(key, depth);
                     stack.pop();
+                    if let Some(caller) = stack.last_mut() {
+                        caller.depth = caller.depth.max(depth + 1);
+                    }
                 }
             }
         }
