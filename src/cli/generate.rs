@@ -21,6 +21,7 @@ use super::{
     interrupt::scratch,
     leave::leave,
     print_part, progress,
+    signals::on_end,
     table::table,
 };
 use crate::{
@@ -193,7 +194,7 @@ fn read(source: impl Read) -> io::Result<Vec<u8>> {
 /// The first Ctrl-C or termination ends the work at its next step, the second one the program.
 pub(super) fn catch_interrupt(interrupted: &Arc<AtomicBool>) -> Result<(), Failure> {
     let interrupted = Arc::clone(interrupted);
-    let caught = ctrlc::set_handler(move || {
+    let caught = on_end(move || {
         if interrupted.swap(true, Ordering::Relaxed) {
             scratch().remove();
             leave(INTERRUPTED);

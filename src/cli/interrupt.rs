@@ -6,7 +6,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use super::{Failure, failure::INTERRUPTED, leave::leave};
+use super::{Failure, failure::INTERRUPTED, leave::leave, signals::on_end};
 use crate::onnx::Unfinished;
 
 /// From here on, Ctrl-C and termination end the program and leave nothing of what it has begun, in the folder for temporary
@@ -19,7 +19,7 @@ pub(super) fn end_cleanly<'a>(places: impl IntoIterator<Item = &'a Path>) -> Res
         .chain([scratch()])
         .collect();
     let ends = AtomicBool::new(false);
-    let set = ctrlc::set_handler(move || {
+    let set = on_end(move || {
         if ends.swap(true, Ordering::Relaxed) {
             return;
         }

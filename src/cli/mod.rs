@@ -27,6 +27,7 @@ mod report_file;
 mod run;
 mod shape_args;
 mod shell;
+mod signals;
 mod table;
 mod tensorrt_args;
 mod verify;
@@ -52,6 +53,7 @@ static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
 ///
 /// stdout carries results, stderr one `error[…]` line and at most one `help:` line.
 pub fn main() -> ExitCode {
+    signals::outlive_file_size_limits();
     std::panic::set_hook(Box::new(|panic| {
         *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = panic.to_string();
     }));

@@ -12,7 +12,7 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
-use super::{Failure, failure::INTERRUPTED, leave::leave};
+use super::{Failure, failure::INTERRUPTED, leave::leave, signals::on_end};
 use crate::{
     export, latency,
     onnx::Unfinished,
@@ -164,7 +164,7 @@ impl Progress {
     /// program at once; neither leaves anything unfinished behind.
     pub(super) fn end_when_told_to(self: &Arc<Self>) -> Result<(), Failure> {
         let progress = Arc::clone(self);
-        let caught = ctrlc::set_handler(move || match progress.state.swap(CANCELLED, Ordering::Relaxed) {
+        let caught = on_end(move || match progress.state.swap(CANCELLED, Ordering::Relaxed) {
             RUNNING => {}
             _ => {
                 progress.unfinished.remove();

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use super::{Failure, failure::INTERRUPTED, leave::leave};
+use super::{Failure, failure::INTERRUPTED, leave::leave, signals::on_end};
 use crate::onnx::Unfinished;
 
 /// Nobody asked the build to end.
@@ -41,7 +41,7 @@ impl Interruption {
             unfinished: Unfinished::before(out),
         });
         let caught = Arc::clone(&shared);
-        let set = ctrlc::set_handler(move || match caught.state.swap(ASKED, Ordering::Relaxed) {
+        let set = on_end(move || match caught.state.swap(ASKED, Ordering::Relaxed) {
             RUNNING if caught.is_patient.load(Ordering::Relaxed) => {}
             FINISHED => leave(INTERRUPTED),
             _ => {

@@ -31,7 +31,7 @@ impl SamplingOptions {
             return Some("max-new 0: it must be at least 1".into());
         }
         if !(self.temperature.is_finite() && self.temperature >= 0.0) {
-            return Some(format!("temperature {}: it must be 0 or more", self.temperature));
+            return Some(format!("temperature {}: it must be a finite number of 0 or more", self.temperature));
         }
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
             return Some(format!("top-p {}: it must be more than 0 and at most 1", self.top_p));

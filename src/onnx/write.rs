@@ -112,6 +112,19 @@ pub struct Staging {
     staged: Vec<(NamedTempFile, PathBuf)>,
 }
 
+impl Drop for Staging {
+    /// Removing a folder with what is in it takes files to be opened, and there may be too many open already.
+    fn drop(&mut self) {
+        self.staged.clear();
+        if let Some(folder) = self.new_folder.take() {
+            match fs::remove_dir(folder.path()) {
+                Ok(()) => drop(folder.keep()),
+                Err(_) => drop(folder),
+            }
+        }
+    }
+}
+
 /// Folders to remove again, where they stay empty.
 #[derive(Debug, Default)]
 struct NewFolders(Vec<PathBuf>);

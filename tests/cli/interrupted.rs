@@ -29,7 +29,10 @@ fn begun(scene: &Scene, folder: &str) -> Vec<String> {
 
 /// A benchmark that has begun its file of results, for which it fills a folder in `folder`.
 fn started(scene: &Scene, json: &str, folder: &str) -> Child {
-    let mut command = scene.command(&format!("{LINE} --json {json}"));
+    spawn(scene, scene.command(&format!("{LINE} --json {json}")), folder)
+}
+
+fn spawn(scene: &Scene, mut command: Command, folder: &str) -> Child {
     command.env("TMPDIR", scene.path("tmp")).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     while begun(scene, folder).is_empty() {
@@ -58,6 +61,26 @@ fn a_command_that_is_told_to_end_leaves_nothing() {
         let outcome = ended_by(signal, started(&scene, json, folder));
         outcome.assert_refused(signal, 130, &["interrupted"]);
         assert!(scene.snapshot() == before, "{signal}, {json}: {:?}", scene.names(folder));
+    }
+}
+
+/// Whether `signal`, by its number, is ignored by a process.
+fn is_ignored(child: &Child, signal: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    u64::from_str_radix(mask.trim(), 16).unwrap() >> (signal - 1) & 1 == 1
+}
+
+/// As `nohup` and the background jobs of a script have it.
+#[test]
+fn signals_that_were_ignored_stay_ignored() {
+    let scene = scene();
+    let (hang_up, interrupt) = (1, 2);
+    for (ignored, expected) in [("trap '' HUP", [true, false]), ("trap '' INT", [false, true]), (":", [false, false])] {
+        let child = spawn(&scene, scene.command_after(ignored, &format!("{LINE} --json new/r.json")), "new");
+        let found = [hang_up, interrupt].map(|signal| is_ignored(&child, signal));
+        ended_by("TERM", child).assert_refused(ignored, 130, &["interrupted"]);
+        assert_eq!(found, expected, "{ignored}");
     }
 }
 

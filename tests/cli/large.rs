@@ -151,7 +151,7 @@ fn what_a_killed_export_leaves_goes_with_the_next_one() {
 fn a_full_disk_leaves_nothing() {
     let scene = scene(true);
     for blocks in [1, 100 << 10] {
-        let before = format!("trap '' XFSZ; ulimit -f {blocks}");
+        let before = format!("ulimit -f {blocks}");
         let outcome = Outcome::of(scene.command_after(&before, LINE));
         outcome.assert_refused(&before, 5, &["cannot be written", "help: "]);
         assert_eq!(scene.names("."), ["ck"], "{before}");

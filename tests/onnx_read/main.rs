@@ -85,6 +85,10 @@ fn attribute(kind: AttributeType) -> AttributeProto {
     AttributeProto { name: "a".into(), r#type: kind as i32, ..AttributeProto::default() }
 }
 
+fn permutation(axes: &[i64]) -> AttributeProto {
+    AttributeProto { name: "perm".into(), ints: axes.to_vec(), ..attribute(AttributeType::Ints) }
+}
+
 fn with_attribute(model: &mut ModelProto, attribute: AttributeProto) {
     graph_of(model).node[0].attribute.push(attribute);
 }
@@ -269,6 +273,14 @@ fn attributes() {
         }),
         case(Malformed, "its value does not fit its type", |m| {
             with_attribute(m, AttributeProto { ints: vec![1], ..attribute(AttributeType::Floats) });
+        }),
+        case(Malformed, "node 0 `Add_t` (`Transpose`): perm [0, 1, 1] is no permutation", |m| {
+            graph_of(m).node[0].op_type = "Transpose".into();
+            with_attribute(m, permutation(&[0, 1, 1]));
+        }),
+        case(Malformed, "perm [1, 2] is no permutation", |m| {
+            m.functions[0].node[0].op_type = "Transpose".into();
+            m.functions[0].node[0].attribute.push(permutation(&[1, 2]));
         }),
         case(Malformed, "attribute `a` is repeated or unnamed", |m| {
             with_attribute(m, AttributeProto { i: Some(1), ..attribute(AttributeType::Int) });

@@ -205,7 +205,7 @@ fn conventions(lengths: Lengths) -> String {
         format!("{} source and {} target tokens", lengths.source, lengths.target)
     };
     format!(
-        "multiply-accumulates for {sides}; paper: products with weights, biases once; full: attention products too, no biases\n"
+        "multiply-accumulates for {sides}; paper: products with weights, biases of dense layers once; full: attention products too, no biases\n"
     )
 }
 

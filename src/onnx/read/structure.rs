@@ -331,6 +331,7 @@ impl<'a> Scope<'a> {
             }
             self.attribute(attribute)?;
         }
+        check_permutation(node)?;
         node.output.iter().filter(|output| !output.is_empty()).try_for_each(|output| self.define(output))
     }
 
@@ -394,6 +395,18 @@ fn payloads(attribute: &AttributeProto) -> Vec<AttributeType> {
         (AttributeType::TypeProtos, !attribute.type_protos.is_empty()),
     ];
     fields.into_iter().filter(|(_, set)| *set).map(|(kind, _)| kind).collect()
+}
+
+/// Refuses a `Transpose` by what is no permutation: a runtime may take the product of too many dimensions for a size.
+fn check_permutation(node: &NodeProto) -> Result<(), Fault> {
+    if node.op_type != "Transpose" || !canonical_domain(&node.domain).is_empty() {
+        return Ok(());
+    }
+    let Some(perm) = node.attribute.iter().find(|attribute| attribute.name == "perm") else { return Ok(()) };
+    let mut sorted = perm.ints.clone();
+    sorted.sort_unstable();
+    let counts_up = sorted.iter().zip(0..).all(|(axis, place)| *axis == place);
+    if counts_up { Ok(()) } else { Err(Fault::malformed(format!("perm {:?} is no permutation", perm.ints))) }
 }
 
 /// Checks element type and dimensions of a value; `required` where the value must be a tensor.
