@@ -77,7 +77,7 @@ fn signals_that_were_ignored_stay_ignored() {
     let scene = scene();
     let (hang_up, interrupt) = (1, 2);
     for (ignored, expected) in [("trap '' HUP", [true, false]), ("trap '' INT", [false, true]), (":", [false, false])] {
-        let child = spawn(&scene, scene.command_after(ignored, &format!("{LINE} --json new/r.json")), "new");
+        let child = spawn(&scene, scene.command_after(ignored, &format!("{LINE} --json new/r.json")), ".");
         let found = [hang_up, interrupt].map(|signal| is_ignored(&child, signal));
         ended_by("TERM", child).assert_refused(ignored, 130, &["interrupted"]);
         assert_eq!(found, expected, "{ignored}");
