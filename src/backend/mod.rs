@@ -45,7 +45,8 @@ pub use ort_session::{OrtOperators, OrtSession, OrtValue};
 #[cfg(feature = "ort")]
 pub use ort_trace::{NodeRun, OrtTrace};
 pub use tensorrt::{
-    EngineError, Installation, Plan, PlanRequest, Ranges, Survey, TensorRtOptions, load_plan as load_tensorrt_plan,
+    EngineError, Installation, Plan, PlanRequest, Ranges, Survey, TensorRtOptions, Trust,
+    load_plan as load_tensorrt_plan,
 };
 #[cfg(feature = "tract")]
 pub use tract::TRACT_VERSION;
