@@ -29,28 +29,25 @@ const UNUSABLE_OPERATORS_HELP: &str = "give the libmoa_ort of this version of mo
 static LOADING: Mutex<()> = Mutex::new(());
 
 /// Who computes the operators of the `ai.moa` domain.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Operators {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OrtOperators {
+    /// The operator library.
+    #[default]
     Library,
-    Bodies,
+    /// ONNX Runtime, by the functions that the model carries.
+    Functions,
 }
 
 /// The backends `ort` and `ort-function`.
 #[derive(Debug, Clone)]
 pub(super) struct OrtBackend {
     options: OrtOptions,
-    operators: Operators,
+    operators: OrtOperators,
 }
 
 impl OrtBackend {
-    /// The backend `ort`: the operator library computes the operators.
-    pub(super) const fn with_library(options: OrtOptions) -> Self {
-        Self { options, operators: Operators::Library }
-    }
-
-    /// The backend `ort-function`: ONNX Runtime computes the functions that the model carries.
-    pub(super) const fn without_library(options: OrtOptions) -> Self {
-        Self { options, operators: Operators::Bodies }
+    pub(super) const fn new(operators: OrtOperators, options: OrtOptions) -> Self {
+        Self { options, operators }
     }
 
     fn failed(&self, stage: &'static str, error: &ort::Error<impl Sized>) -> BackendError {
@@ -60,9 +57,9 @@ impl OrtBackend {
     /// The operator library, where this backend and the model need one.
     fn library(&self, model: &OnnxFile) -> Result<Option<PathBuf>, BackendError> {
         match self.operators {
-            Operators::Library if operators::used(model.model()).is_empty() => Ok(None),
-            Operators::Library => find_operator_library(self.options.operator_library.as_deref()).map(Some),
-            Operators::Bodies => {
+            OrtOperators::Library if operators::used(model.model()).is_empty() => Ok(None),
+            OrtOperators::Library => find_operator_library(self.options.operator_library.as_deref()).map(Some),
+            OrtOperators::Functions => {
                 require_bodies(&operators::without_body(model.model()))?;
                 Ok(None)
             }
@@ -118,8 +115,8 @@ impl OrtBackend {
 impl Backend for OrtBackend {
     fn name(&self) -> &'static str {
         match self.operators {
-            Operators::Library => "ort",
-            Operators::Bodies => "ort-function",
+            OrtOperators::Library => "ort",
+            OrtOperators::Functions => "ort-function",
         }
     }
 
