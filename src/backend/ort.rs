@@ -16,6 +16,7 @@ use super::libraries::{OPERATORS, find_operator_library};
 use super::ort_runtime::{OrtRuntime, load_onnxruntime};
 use super::signature::Signature;
 use super::{Backend, BackendError, Bound, OrtOptions, Runner, operators};
+use crate::files::folder_of;
 use crate::onnx::proto::ModelProto;
 use crate::onnx::read::{OnnxFile, ReadError, canonical_domain};
 use crate::onnx::scratch_file;
@@ -139,10 +140,7 @@ fn require_bodies(missing: &BTreeSet<String>) -> Result<(), BackendError> {
 
 /// Writes a changed model beside its data files, where their names resolve; removed when dropped.
 fn write_beside(model: &OnnxFile) -> Result<tempfile::NamedTempFile, BackendError> {
-    let folder = match model.path().parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
+    let folder = folder_of(model.path());
     let write = || {
         let mut file = scratch_file(folder)?;
         file.write_all(&model.model().encode_to_vec())?;

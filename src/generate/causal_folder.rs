@@ -1,9 +1,10 @@
 //! A folder with a causal language model, ours or another's: its graph, the names of inputs and outputs, special ids.
 
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use super::GenerateError;
 use crate::{
+    files::stays_below,
     onnx::{
         OnnxFile,
         proto::tensor_proto::DataType,
@@ -107,7 +108,7 @@ impl CausalFolder {
         let name = configs.genai.as_ref().map(|[_, decoder]| decoder.text("filename")).transpose()?.flatten();
         let name = Path::new(name.unwrap_or(GRAPH));
         let path = folder.join(name);
-        if !name.components().all(|part| matches!(part, Component::Normal(_))) {
+        if !stays_below(name) {
             let what = "genai_config.json names it, and it is outside the folder".to_owned();
             return Err(GenerateError::Graph { path, what });
         }

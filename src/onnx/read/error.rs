@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::files::escaped;
+
 /// Class of a [`ReadError`]; decides the exit code of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -105,8 +107,5 @@ impl Fault {
 /// A name from the file, safe to print: escaped, and shortened where it is long.
 pub(super) fn shown(name: &str) -> String {
     const LONGEST: usize = 96;
-    let mut escaped = name.escape_debug();
-    let text: String = escaped.by_ref().take(LONGEST).collect();
-    let rest = if escaped.next().is_some() { "…" } else { "" };
-    format!("`{text}{rest}`")
+    format!("`{}`", escaped(name, LONGEST))
 }

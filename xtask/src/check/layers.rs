@@ -18,24 +18,25 @@ const fn module(name: &'static str, may_name: &'static [&'static str], never: &'
 }
 
 /// The table of ARCHITECTURE.md.
-const MODULES: [Module; 18] = [
-    module("checkpoint", &[], &[]),
-    module("onnx", &[], &[]),
+const MODULES: [Module; 19] = [
+    module("files", &[], &["moa_graphs", "moa_schema"]),
+    module("checkpoint", &["files"], &[]),
+    module("onnx", &["files"], &[]),
     module("digest", &[], &["moa_graphs", "moa_schema"]),
     module("tensor", &[], &["moa_graphs", "moa_schema"]),
     module("tensor_file", &["tensor"], &["moa_graphs", "moa_schema"]),
-    module("text", &[], &["moa_graphs", "moa_schema"]),
-    module("side_files", &["text"], &[]),
+    module("text", &["files"], &["moa_graphs", "moa_schema"]),
+    module("side_files", &["files", "text"], &[]),
     module("engine", &["digest", "onnx"], &["moa_graphs"]),
-    module("export", &["checkpoint", "onnx", "side_files"], &[]),
+    module("export", &["checkpoint", "files", "onnx", "side_files"], &[]),
     module("inspect", &["export", "onnx"], &["moa_graphs::graph", "moa_graphs::lower"]),
     module("report", &[], &["moa_graphs", "moa_schema"]),
     module("reference", &["tensor"], &["moa_graphs::graph", "moa_graphs::lower"]),
-    module("backend", &["digest", "engine", "onnx", "tensor"], &["moa_graphs"]),
+    module("backend", &["digest", "engine", "files", "onnx", "tensor"], &["moa_graphs"]),
     module("parity", &["backend", "checkpoint", "export", "onnx", "reference", "tensor"], &[]),
     module("profile", &["backend", "onnx", "parity", "tensor"], &["moa_graphs"]),
     module("latency", &["backend", "digest", "onnx", "parity", "tensor"], &["moa_graphs"]),
-    module("generate", &["backend", "onnx", "text"], &["moa_graphs"]),
+    module("generate", &["backend", "files", "onnx", "text"], &["moa_graphs"]),
     module(
         "cli",
         &[
@@ -43,6 +44,7 @@ const MODULES: [Module; 18] = [
             "checkpoint",
             "engine",
             "export",
+            "files",
             "generate",
             "inspect",
             "latency",
