@@ -1,6 +1,20 @@
-//! Rules that hold for every file that is read or written: names that stay in a folder, and names that can be shown.
+//! Rules that hold for every file that is read or written: names that stay in a folder, names that can be shown, and what
+//! a refusal means.
 
 use std::{fs::File, io, path::Path};
+
+/// What a failure means for the caller, independent of its details.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// The input breaks its format.
+    Malformed,
+    /// The input is well formed, but this program cannot use it.
+    Unsupported,
+    /// The input cannot be read, is not there, or changed.
+    Io,
+    /// The input is larger than a limit.
+    Limit,
+}
 
 /// Bytes of the longest name that every file system takes.
 const LONGEST_NAME: usize = 255;

@@ -70,8 +70,9 @@ use std::{
 
 use moa_graphs::{TensorDirectory, Weight, families::Config};
 
+pub use crate::files::ErrorKind;
 pub use dtype::Dtype;
-pub use error::{CheckpointError, ErrorKind};
+pub use error::CheckpointError;
 
 use error::{quoted, shown};
 use header::{Header, TensorInfo};

@@ -20,8 +20,9 @@ use std::sync::Arc;
 use prost::Message;
 use prost::bytes::Bytes;
 
+pub use crate::files::ErrorKind;
 use error::Fault;
-pub use error::{ReadError, ReadErrorKind};
+pub use error::ReadError;
 use external::DataFiles;
 pub use lookups::PositionTable;
 pub use structure::{canonical_domain, for_each_node};
