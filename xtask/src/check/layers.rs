@@ -28,7 +28,7 @@ const MODULES: [Module; 19] = [
     module("text", &["files"], &["moa_graphs", "moa_schema"]),
     module("side_files", &["files", "text"], &[]),
     module("engine", &["digest", "onnx"], &["moa_graphs"]),
-    module("export", &["checkpoint", "files", "onnx", "side_files"], &[]),
+    module("export", &["checkpoint", "digest", "files", "onnx", "side_files"], &[]),
     module("inspect", &["export", "onnx"], &["moa_graphs::graph", "moa_graphs::lower"]),
     module("report", &[], &["moa_graphs", "moa_schema"]),
     module("reference", &["tensor"], &["moa_graphs::graph", "moa_graphs::lower"]),
