@@ -24,6 +24,7 @@ pub mod latency;
 pub mod onnx;
 pub mod parity;
 pub mod profile;
+pub mod random;
 pub mod reference;
 pub mod report;
 mod side_files;

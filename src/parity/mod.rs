@@ -21,7 +21,7 @@ use moa_graphs::{FloatType, Form, Options, Precision, WeightError, model::Model}
 use moa_schema::GateMode;
 
 pub use agreement::{Agreement, Expected, Yardstick, routing_of};
-pub use cases::{MOST_ROWS, MOST_TOKENS, Random};
+pub use cases::{MOST_ROWS, MOST_TOKENS};
 pub use compare::{Comparison, Difference, Tolerance, ToleranceOptions};
 pub use graph_check::GraphReport;
 pub use instrument::expose_routing;
