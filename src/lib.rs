@@ -27,6 +27,7 @@ pub mod profile;
 pub mod random;
 pub mod reference;
 pub mod report;
+pub mod scratch;
 mod side_files;
 pub mod tensor;
 pub mod tensor_file;

@@ -19,7 +19,7 @@ use super::{Backend, BackendError, Bound, OrtOptions, Runner, operators};
 use crate::files::folder_of;
 use crate::onnx::proto::ModelProto;
 use crate::onnx::read::{OnnxFile, ReadError, canonical_domain};
-use crate::onnx::scratch_file;
+use crate::scratch::scratch_file;
 use crate::tensor::{NamedTensors, Tensor, TensorData};
 
 const UNUSABLE_OPERATORS_HELP: &str = "give the libmoa_ort of this version of moa-export for this machine, or use the \

@@ -11,8 +11,7 @@ use std::{
 
 use tempfile::{Builder, NamedTempFile, TempDir, TempPath};
 
-use super::leftovers;
-use crate::files::folder_of;
+use crate::{files::folder_of, scratch};
 
 /// What work on one file or folder may leave behind where it is not let finish.
 #[derive(Debug)]
@@ -33,7 +32,7 @@ impl Unfinished {
         // A new folder is filled beside its place, and it may be `out` or hold it.
         let folder = folder_of(&self.out);
         for folder in [self.out.as_path(), folder, folder_of(folder)] {
-            leftovers::remove_own(folder);
+            scratch::remove_own(folder);
         }
         remove_empty(&self.missing);
     }
@@ -154,14 +153,14 @@ impl Staging {
             }
             Ok(_) => {
                 names.iter().try_for_each(|name| staging.check_target(&staging.target(name)))?;
-                leftovers::remove(folder);
-                leftovers::remove(folder_of(folder));
+                scratch::remove(folder);
+                scratch::remove(folder_of(folder));
                 let last = names.last().map_or_else(|| folder.into(), |name| staging.target(name));
                 drop(temporary_file(folder).map_err(WriteError::io(&last))?);
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 staging.parents = NewFolders::make(folder_of(folder)).map_err(WriteError::io(folder))?;
-                leftovers::remove(folder_of(folder));
+                scratch::remove(folder_of(folder));
                 staging.new_folder = Some(temporary_folder(folder)?);
             }
             Err(error) => return Err(WriteError::io(folder)(error)),
@@ -305,16 +304,16 @@ fn with_mode<'a>(builder: &'a mut Builder<'a, 'a>, _mode: u32) -> &'a mut Builde
 }
 
 fn temporary_file(folder: &Path) -> io::Result<NamedTempFile> {
-    let prefix = leftovers::prefix();
+    let prefix = scratch::prefix();
     let mut builder = Builder::new();
-    with_mode(builder.prefix(&prefix).rand_bytes(leftovers::RANDOM), 0o666).tempfile_in(folder)
+    with_mode(builder.prefix(&prefix).rand_bytes(scratch::RANDOM), 0o666).tempfile_in(folder)
 }
 
 fn temporary_folder(folder: &Path) -> Result<TempDir, WriteError> {
     let parent = folder_of(folder);
-    let prefix = leftovers::prefix();
+    let prefix = scratch::prefix();
     let mut builder = Builder::new();
-    let builder = with_mode(builder.prefix(&prefix).rand_bytes(leftovers::RANDOM), 0o777);
+    let builder = with_mode(builder.prefix(&prefix).rand_bytes(scratch::RANDOM), 0o777);
     builder.tempdir_in(parent).map_err(WriteError::io(folder))
 }
 

@@ -18,12 +18,13 @@ const fn module(name: &'static str, may_name: &'static [&'static str], never: &'
 }
 
 /// The table of ARCHITECTURE.md.
-const MODULES: [Module; 20] = [
+const MODULES: [Module; 21] = [
     module("files", &[], &["moa_graphs", "moa_schema"]),
     module("checkpoint", &["files"], &[]),
-    module("onnx", &["files"], &[]),
+    module("onnx", &["files", "scratch"], &[]),
     module("digest", &[], &["moa_graphs", "moa_schema"]),
     module("random", &[], &["moa_graphs", "moa_schema"]),
+    module("scratch", &[], &["moa_graphs", "moa_schema"]),
     module("tensor", &[], &["moa_graphs", "moa_schema"]),
     module("tensor_file", &["tensor"], &["moa_graphs", "moa_schema"]),
     module("text", &["files"], &["moa_graphs", "moa_schema"]),
@@ -33,7 +34,7 @@ const MODULES: [Module; 20] = [
     module("inspect", &["export", "onnx"], &["moa_graphs::graph", "moa_graphs::lower"]),
     module("report", &[], &["moa_graphs", "moa_schema"]),
     module("reference", &["tensor"], &["moa_graphs::graph", "moa_graphs::lower"]),
-    module("backend", &["digest", "engine", "files", "onnx", "tensor"], &["moa_graphs"]),
+    module("backend", &["digest", "engine", "files", "onnx", "scratch", "tensor"], &["moa_graphs"]),
     module("parity", &["backend", "checkpoint", "export", "onnx", "random", "reference", "tensor"], &[]),
     module("profile", &["backend", "onnx", "parity", "tensor"], &["moa_graphs"]),
     module("latency", &["backend", "digest", "onnx", "parity", "random", "tensor"], &["moa_graphs"]),
