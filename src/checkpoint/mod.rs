@@ -74,6 +74,7 @@ pub use crate::files::ErrorKind;
 pub use dtype::Dtype;
 pub use error::CheckpointError;
 
+use crate::file_names::CONFIG;
 use error::{quoted, shown};
 use header::{Header, TensorInfo};
 use input::{InputFile, read_text};
@@ -90,7 +91,6 @@ pub fn read_config(path: &Path) -> Result<Config, CheckpointError> {
     config::read(path)
 }
 
-const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// What transformers wrote before there was safetensors.

@@ -6,6 +6,7 @@ use moa_graphs::NamedGraph;
 
 use super::{ExportError, ExternalData};
 use crate::{
+    file_names::graph_file,
     files::folder_of,
     onnx::{INLINE_LIMIT, weight_bytes},
 };
@@ -57,7 +58,7 @@ impl Plan {
                 return Err(ExportError::NotText { path: out.into() });
             };
             let [graph] = graphs else {
-                let files: Vec<_> = graphs.iter().map(|graph| format!("{}.onnx", graph.stem)).collect();
+                let files: Vec<_> = graphs.iter().map(|graph| graph_file(graph.stem)).collect();
                 let files = files.join(" and ");
                 return Err(ExportError::NeedsFolder { path: out.into(), family: family.into(), files });
             };
@@ -67,7 +68,7 @@ impl Plan {
         if FOREIGN_ENDINGS.iter().any(|foreign| ending.eq_ignore_ascii_case(foreign)) {
             return Err(ExportError::WrongEnding { path: out.into() });
         }
-        let files = graphs.iter().map(|graph| file(format!("{}.onnx", graph.stem), graph)).collect();
+        let files = graphs.iter().map(|graph| file(graph_file(graph.stem), graph)).collect();
         Ok(Self { folder: out.into(), whole_folder: true, files })
     }
 }

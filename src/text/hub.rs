@@ -6,6 +6,9 @@ use serde_json::{Map, Value};
 
 use super::error::{TextError, is_there, read_text};
 
+/// Name of the tokenizer in a folder.
+pub const TOKENIZER_FILE: &str = "tokenizer.json";
+
 /// Larger files are no configuration.
 const LIMIT: u64 = 1 << 22;
 

@@ -7,10 +7,10 @@ use std::{
 
 use tokenizers::Tokenizer;
 
-use super::error::{TextError, is_there, read_text};
-
-/// Name of the file in a folder.
-pub const TOKENIZER_FILE: &str = "tokenizer.json";
+use super::{
+    error::{TextError, is_there, read_text},
+    hub::TOKENIZER_FILE,
+};
 
 const LIMIT: u64 = 1 << 28;
 

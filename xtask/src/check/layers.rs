@@ -21,9 +21,10 @@ const fn module(name: &'static str, may_name: &'static [&'static str], never: &'
 const ONNX_READING: [&str; 7] = ["InlineError", "OnnxFile", "ReadError", "inline", "proto", "read", "read_model"];
 
 /// The table of ARCHITECTURE.md.
-const MODULES: [Module; 21] = [
+const MODULES: [Module; 22] = [
+    module("file_names", &[], &["moa_graphs::graph", "moa_graphs::lower", "moa_graphs::model", "moa_schema"]),
     module("files", &[], &["moa_graphs", "moa_schema"]),
-    module("checkpoint", &["files"], &[]),
+    module("checkpoint", &["file_names", "files"], &[]),
     module("onnx", &["files", "scratch"], &[]),
     module("digest", &[], &["moa_graphs", "moa_schema"]),
     module("random", &[], &["moa_graphs", "moa_schema"]),
@@ -31,17 +32,21 @@ const MODULES: [Module; 21] = [
     module("tensor", &[], &["moa_graphs", "moa_schema"]),
     module("tensor_file", &["tensor"], &["moa_graphs", "moa_schema"]),
     module("text", &["files"], &["moa_graphs", "moa_schema"]),
-    module("side_files", &["files", "text"], &[]),
+    module("side_files", &["file_names", "files", "text"], &[]),
     module("engine", &["digest", "onnx"], &["moa_graphs"]),
-    module("export", &["checkpoint", "digest", "files", "onnx", "side_files"], &[]),
-    module("inspect", &["export", "onnx::read"], &["moa_graphs::graph", "moa_graphs::lower"]),
+    module("export", &["checkpoint", "digest", "file_names", "files", "onnx", "side_files"], &[]),
+    module("inspect", &["export", "file_names", "onnx::read"], &["moa_graphs::graph", "moa_graphs::lower"]),
     module("report", &[], &["moa_graphs", "moa_schema"]),
     module("reference", &["tensor"], &["moa_graphs::graph", "moa_graphs::lower"]),
     module("backend", &["digest", "engine", "files", "onnx::read", "scratch", "tensor"], &["moa_graphs"]),
-    module("parity", &["backend", "checkpoint", "export", "onnx", "random", "reference", "tensor"], &[]),
-    module("profile", &["backend", "onnx::read", "parity", "tensor"], &["moa_graphs"]),
-    module("latency", &["backend", "digest", "onnx::read", "parity", "random", "tensor"], &["moa_graphs"]),
-    module("generate", &["backend", "files", "onnx::read", "random", "text"], &["moa_graphs"]),
+    module("parity", &["backend", "checkpoint", "export", "file_names", "onnx", "random", "reference", "tensor"], &[]),
+    module("profile", &["backend", "file_names", "onnx::read", "parity", "tensor"], &["moa_graphs"]),
+    module(
+        "latency",
+        &["backend", "digest", "file_names", "onnx::read", "parity", "random", "tensor"],
+        &["moa_graphs"],
+    ),
+    module("generate", &["backend", "file_names", "files", "onnx::read", "random", "text"], &["moa_graphs"]),
     module(
         "cli",
         &[
@@ -49,6 +54,7 @@ const MODULES: [Module; 21] = [
             "checkpoint",
             "engine",
             "export",
+            "file_names",
             "files",
             "generate",
             "inspect",
