@@ -21,7 +21,8 @@ pub fn sha256_of_file(path: &Path) -> io::Result<(String, u64)> {
     Ok((hexadecimal(&hasher.finalize()), bytes))
 }
 
-fn hexadecimal(digest: &[u8]) -> String {
+/// A hash as text.
+pub(crate) fn hexadecimal(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -4,7 +4,6 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
 
 use super::BackendError;
 
@@ -119,8 +118,8 @@ pub fn find_onnxruntime() -> Result<PathBuf, BackendError> {
     for folder in folders {
         found = found.or_else(|| search.runtime_in(&folder));
     }
-    found = found.or_else(|| match python_folder() {
-        Some(folder) => search.runtime_in(folder),
+    found = found.or_else(|| match package_folder("onnxruntime") {
+        Some(folder) => search.runtime_in(&folder.join("capi")),
         None => {
             search.looked_in.push("the package onnxruntime of python3".to_owned());
             None
@@ -220,12 +219,6 @@ fn virtual_environment_folders(package: &str) -> Vec<PathBuf> {
     let mut libraries: Vec<PathBuf> = versions.chain([root.join("Lib")]).collect();
     libraries.sort();
     libraries.into_iter().map(|folder| folder.join("site-packages").join(package)).filter(|f| f.is_dir()).collect()
-}
-
-/// Folder of the library in the package `onnxruntime` of the active Python; asked for once per process.
-fn python_folder() -> Option<&'static Path> {
-    static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
-    FOLDER.get_or_init(|| Some(package_folder("onnxruntime")?.join("capi"))).as_deref()
 }
 
 /// Folder of a package of the active Python.

@@ -31,6 +31,8 @@ use moa_schema::FloatType;
 use crate::onnx::read::OnnxFile;
 use crate::tensor::NamedTensors;
 
+#[cfg(feature = "ort")]
+pub use self::ort::OrtOperators;
 pub use error::{BackendError, BackendErrorKind};
 pub use libraries::{
     CUDA_VARIABLE, OPERATORS_VARIABLE, RUNTIME_VARIABLE, TENSORRT_ROOT, TENSORRT_VARIABLE, find_onnxruntime,
@@ -41,11 +43,12 @@ pub use ort_cache::{OrtCache, RowMoves};
 #[cfg(feature = "ort")]
 pub use ort_runtime::{OrtRuntime, load_onnxruntime};
 #[cfg(feature = "ort")]
-pub use ort_session::{OrtOperators, OrtSession, OrtValue};
+pub use ort_session::{OrtSession, OrtValue};
 #[cfg(feature = "ort")]
 pub use ort_trace::{NodeRun, OrtTrace};
 pub use tensorrt::{
-    EngineError, Installation, Plan, PlanRequest, Ranges, Survey, TensorRtOptions, load_plan as load_tensorrt_plan,
+    EngineError, Installation, Plan, PlanRequest, Ranges, Survey, TensorRtOptions, Trust,
+    load_plan as load_tensorrt_plan,
 };
 #[cfg(feature = "tract")]
 pub use tract::TRACT_VERSION;
@@ -105,7 +108,7 @@ pub struct OrtOptions {
 /// build has none.
 pub fn ort(options: OrtOptions) -> Option<Box<dyn Backend>> {
     #[cfg(feature = "ort")]
-    let backend: Option<Box<dyn Backend>> = Some(Box::new(ort::OrtBackend::with_library(options)));
+    let backend: Option<Box<dyn Backend>> = Some(Box::new(ort::OrtBackend::new(OrtOperators::Library, options)));
     #[cfg(not(feature = "ort"))]
     let (backend, _) = (None, options);
     backend
@@ -115,7 +118,7 @@ pub fn ort(options: OrtOptions) -> Option<Box<dyn Backend>> {
 /// where this build has none.
 pub fn ort_function(options: OrtOptions) -> Option<Box<dyn Backend>> {
     #[cfg(feature = "ort")]
-    let backend: Option<Box<dyn Backend>> = Some(Box::new(ort::OrtBackend::without_library(options)));
+    let backend: Option<Box<dyn Backend>> = Some(Box::new(ort::OrtBackend::new(OrtOperators::Functions, options)));
     #[cfg(not(feature = "ort"))]
     let (backend, _) = (None, options);
     backend

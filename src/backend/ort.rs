@@ -16,9 +16,10 @@ use super::libraries::{OPERATORS, find_operator_library};
 use super::ort_runtime::{OrtRuntime, load_onnxruntime};
 use super::signature::Signature;
 use super::{Backend, BackendError, Bound, OrtOptions, Runner, operators};
+use crate::files::folder_of;
 use crate::onnx::proto::ModelProto;
 use crate::onnx::read::{OnnxFile, ReadError};
-use crate::onnx::scratch_file;
+use crate::scratch::scratch_file;
 use crate::tensor::{NamedTensors, Tensor, TensorData};
 
 const UNUSABLE_OPERATORS_HELP: &str = "give the libmoa_ort of this version of moa-export for this machine, or use the \
@@ -29,28 +30,25 @@ const UNUSABLE_OPERATORS_HELP: &str = "give the libmoa_ort of this version of mo
 static LOADING: Mutex<()> = Mutex::new(());
 
 /// Who computes the operators of the `ai.moa` domain.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Operators {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OrtOperators {
+    /// The operator library.
+    #[default]
     Library,
-    Bodies,
+    /// ONNX Runtime, by the functions that the model carries.
+    Functions,
 }
 
 /// The backends `ort` and `ort-function`.
 #[derive(Debug, Clone)]
 pub(super) struct OrtBackend {
     options: OrtOptions,
-    operators: Operators,
+    operators: OrtOperators,
 }
 
 impl OrtBackend {
-    /// The backend `ort`: the operator library computes the operators.
-    pub(super) const fn with_library(options: OrtOptions) -> Self {
-        Self { options, operators: Operators::Library }
-    }
-
-    /// The backend `ort-function`: ONNX Runtime computes the functions that the model carries.
-    pub(super) const fn without_library(options: OrtOptions) -> Self {
-        Self { options, operators: Operators::Bodies }
+    pub(super) const fn new(operators: OrtOperators, options: OrtOptions) -> Self {
+        Self { options, operators }
     }
 
     fn failed(&self, stage: &'static str, error: &ort::Error<impl Sized>) -> BackendError {
@@ -60,9 +58,9 @@ impl OrtBackend {
     /// The operator library, where this backend and the model need one.
     fn library(&self, model: &OnnxFile) -> Result<Option<PathBuf>, BackendError> {
         match self.operators {
-            Operators::Library if operators::used(model.model()).is_empty() => Ok(None),
-            Operators::Library => find_operator_library(self.options.operator_library.as_deref()).map(Some),
-            Operators::Bodies => {
+            OrtOperators::Library if operators::used(model.model()).is_empty() => Ok(None),
+            OrtOperators::Library => find_operator_library(self.options.operator_library.as_deref()).map(Some),
+            OrtOperators::Functions => {
                 require_bodies(&operators::without_body(model.model()))?;
                 Ok(None)
             }
@@ -118,8 +116,8 @@ impl OrtBackend {
 impl Backend for OrtBackend {
     fn name(&self) -> &'static str {
         match self.operators {
-            Operators::Library => "ort",
-            Operators::Bodies => "ort-function",
+            OrtOperators::Library => "ort",
+            OrtOperators::Functions => "ort-function",
         }
     }
 
@@ -142,10 +140,7 @@ fn require_bodies(missing: &BTreeSet<String>) -> Result<(), BackendError> {
 
 /// Writes a changed model beside its data files, where their names resolve; removed when dropped.
 fn write_beside(model: &OnnxFile) -> Result<tempfile::NamedTempFile, BackendError> {
-    let folder = match model.path().parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
+    let folder = folder_of(model.path());
     let write = || {
         let mut file = scratch_file(folder)?;
         file.write_all(&model.model().encode_to_vec())?;

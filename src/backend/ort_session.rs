@@ -9,20 +9,10 @@ use ort::session::{IoBinding, Session};
 use ort::value::{DynValue, PrimitiveTensorElementType, Tensor, TensorElementType};
 
 use super::guard::guarded;
-use super::ort::{OrtBackend, owned_value};
+use super::ort::{OrtBackend, OrtOperators, owned_value};
 use super::ort_door::run_bound;
-use super::{BackendError, OrtCache, OrtOptions};
+use super::{Backend, BackendError, OrtCache, OrtOptions};
 use crate::onnx::read::OnnxFile;
-
-/// Who computes the operators of the `ai.moa` domain.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OrtOperators {
-    /// The operator library.
-    #[default]
-    Library,
-    /// ONNX Runtime, by the functions that the model carries.
-    Functions,
-}
 
 /// A model whose inputs stay bound, and whose outputs can be inputs of the next run without a copy.
 ///
@@ -59,10 +49,8 @@ impl OrtSession {
         options: OrtOptions,
         profile: Option<&Path>,
     ) -> Result<Self, BackendError> {
-        let (name, backend) = match operators {
-            OrtOperators::Library => ("ort", OrtBackend::with_library(options)),
-            OrtOperators::Functions => ("ort-function", OrtBackend::without_library(options)),
-        };
+        let backend = OrtBackend::new(operators, options);
+        let name = backend.name();
         guarded(name, "load the model", || {
             let session = backend.session(model, profile)?;
             let failed = |error: ort::Error| failure(name, "bind inputs and outputs", &error);

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use tempfile::TempDir;
 
 use super::BackendError;
-use crate::onnx::scratch_folder;
+use crate::scratch::scratch_folder;
 
 /// A folder for the runtime's records, removed when dropped.
 #[derive(Debug)]

@@ -5,19 +5,7 @@ use std::{io, path::Path};
 use moa_graphs::WeightError;
 
 use super::dtype::Dtype;
-
-/// What a failure means for the caller, independent of its details.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ErrorKind {
-    /// The input breaks its format.
-    Malformed,
-    /// The input is well formed, but this program cannot use it.
-    Unsupported,
-    /// The input cannot be read, is not there, or changed.
-    Io,
-    /// The input is larger than a limit.
-    Limit,
-}
+use crate::files::ErrorKind;
 
 /// Why a checkpoint cannot be opened.
 ///

@@ -8,6 +8,7 @@ use std::{
 };
 
 use super::error::{CheckpointError, shown};
+use crate::files::read_exact_at;
 
 /// Bytes read at once; a multiple of every element width.
 const BLOCK: usize = 1 << 20;
@@ -153,18 +154,6 @@ impl Pieces {
             None => false,
         }
     }
-}
-
-#[cfg(unix)]
-fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
-}
-
-#[cfg(not(unix))]
-fn read_exact_at(mut file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-    use std::io::{Seek, SeekFrom};
-    file.seek(SeekFrom::Start(offset))?;
-    file.read_exact(bytes)
 }
 
 /// Reads a whole text of at most `limit` bytes.

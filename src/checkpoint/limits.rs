@@ -12,8 +12,6 @@ pub(super) const RANK: usize = 8;
 pub(super) const NAME: usize = 1024;
 /// Files of a sharded checkpoint.
 pub(super) const SHARDS: usize = 4096;
-/// Bytes of the name of a shard.
-pub(super) const SHARD_NAME: usize = 255;
 /// Bytes of a shard index.
 pub(super) const INDEX: u64 = 64 << 20;
 /// Bytes of a configuration.

@@ -70,9 +70,11 @@ use std::{
 
 use moa_graphs::{TensorDirectory, Weight, families::Config};
 
+pub use crate::files::ErrorKind;
 pub use dtype::Dtype;
-pub use error::{CheckpointError, ErrorKind};
+pub use error::CheckpointError;
 
+use crate::file_names::CONFIG;
 use error::{quoted, shown};
 use header::{Header, TensorInfo};
 use input::{InputFile, read_text};
@@ -89,7 +91,6 @@ pub fn read_config(path: &Path) -> Result<Config, CheckpointError> {
     config::read(path)
 }
 
-const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// What transformers wrote before there was safetensors.

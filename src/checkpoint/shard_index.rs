@@ -17,6 +17,7 @@ use super::{
     json::Reader,
     limits,
 };
+use crate::files::is_plain_name;
 
 /// Everything that an index says.
 #[derive(Debug, Default)]
@@ -128,7 +129,7 @@ impl WeightMap<'_, '_> {
     /// Adds one entry.
     fn place(&mut self, name: String, shard: &str) -> Result<(), CheckpointError> {
         let Self { reader, index } = self;
-        if !is_plain_file_name(shard) {
+        if !is_plain_name(shard) {
             let problem = format!("tensor {}: {} is not a plain file name", quoted(&name), quoted(shard));
             return Err(CheckpointError::Index { file: reader.file.into(), problem });
         }
@@ -173,12 +174,6 @@ impl<'de> Visitor<'de> for WeightMap<'_, '_> {
         }
         Ok(())
     }
-}
-
-/// Whether a name stays inside its folder on every system.
-fn is_plain_file_name(name: &str) -> bool {
-    let harmless = |c: char| !c.is_control() && !matches!(c, '/' | '\\' | ':');
-    !matches!(name, "" | "." | "..") && name.len() <= limits::SHARD_NAME && name.chars().all(harmless)
 }
 
 struct IndexMetadata<'r, 'a> {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::Failure;
-use crate::{checkpoint, side_files};
+use crate::{checkpoint, files::folder_of, side_files};
 
 /// Endings of the files that a model, a checkpoint or an exported folder consists of, where their names are free.
 const PARTS: [&str; 7] = ["bin", "data", "onnx", "plan", "pt", "safetensors", "txt"];
@@ -30,8 +30,7 @@ pub(super) fn keep_apart(outputs: &[Option<&Path>], inputs: &[&Path]) -> Result<
 
 /// Where a file is or will be, however its path is spelled.
 pub(super) fn place(path: &Path) -> PathBuf {
-    let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let new = || Some(folder.canonicalize().ok()?.join(path.file_name()?));
+    let new = || Some(folder_of(path).canonicalize().ok()?.join(path.file_name()?));
     path.canonicalize().ok().or_else(new).unwrap_or_else(|| path.to_path_buf())
 }
 

@@ -23,6 +23,7 @@ use super::{
 use crate::{
     backend::{EngineError, Installation, Plan, PlanRequest},
     engine::{BuildOptions, GPUS, Gpu, PlanLock, Profile, dtype_of, must_be, must_fit, must_have_positions},
+    file_names::graph_file,
     latency::PARTS,
     onnx::{OnnxFile, Staging, WriteError, read_model},
 };
@@ -172,7 +173,7 @@ fn place(folder: &Path, name: &str) -> PathBuf {
 /// The graphs, and the folder of their plans.
 fn graphs(arguments: &BuildArguments) -> Result<(PathBuf, Vec<Graph>), Failure> {
     let (folder, files) = if arguments.model.is_dir() {
-        let file = |part: &&str| arguments.model.join(format!("{part}.onnx"));
+        let file = |part: &&str| arguments.model.join(graph_file(part));
         let files: Vec<_> = PARTS.iter().map(file).filter(|path| path.exists()).collect();
         if files.is_empty() {
             let message = format!("{} holds no exported graph", arguments.model.display());

@@ -7,11 +7,12 @@ use moa_graphs::{FloatType, ImportError, LowerError, WeightError};
 
 use crate::{
     backend::{BackendError, BackendErrorKind, EngineError},
-    checkpoint::{CheckpointError, ErrorKind},
+    checkpoint::CheckpointError,
     engine::{ChoiceError, LockError, PrepareError, ProfileError},
     export::{ExportError, OPSETS, VocabularyError},
+    files::ErrorKind,
     latency::{LatencyError, PAST},
-    onnx::{EncodeError, ReadError, WriteError, read::ReadErrorKind},
+    onnx::{EncodeError, ReadError, WriteError},
     parity::{AuditError, VerifyError},
     tensor_file::TensorFileError,
     text::TextError,
@@ -123,7 +124,7 @@ fn help_with(error: &std::io::Error) -> Option<&'static str> {
     (error.kind() == std::io::ErrorKind::NotFound).then_some("check the path")
 }
 
-/// Exit code and number of the class that checkpoint and model errors share.
+/// Exit code of the class that errors of checkpoints and models share.
 const fn class(kind: ErrorKind) -> u8 {
     match kind {
         ErrorKind::Malformed => MALFORMED,
@@ -146,17 +147,11 @@ impl From<CheckpointError> for Failure {
 
 impl From<ReadError> for Failure {
     fn from(error: ReadError) -> Self {
-        let exit = match error.kind() {
-            ReadErrorKind::Malformed => MALFORMED,
-            ReadErrorKind::Unsupported => UNSUPPORTED,
-            ReadErrorKind::Limit => LIMIT,
-            _ => IO,
-        };
         let engine =
             "give the ONNX file that the engine was built from, and with `--backends tensorrt` the engine as --plan";
         let named_so = matches!(&error, ReadError::Refused { path, .. } if is_engine_name(path));
         let help = error.help().or_else(|| named_so.then_some(engine));
-        Self::new(exit, 3, error.to_string(), help)
+        Self::new(class(error.kind()), 3, error.to_string(), help)
     }
 }
 

@@ -17,6 +17,7 @@ use crate::{
         Dtype, GPUS, Gpu, InputShapes, Plugin, Release, Version, dtype_of, must_fit, must_have_positions, open_dims,
         prepare, release_of,
     },
+    files::folder_of,
     onnx::{
         OnnxFile, Staging, WriteError,
         read::{Dim, ValueInfo},
@@ -137,7 +138,7 @@ fn is_another_file(file: &OnnxFile, output: &Path) -> Result<(), Failure> {
 
 /// External data is named by its place beside the model.
 fn data_stays_beside(file: &OnnxFile, folder: &Path) -> Result<(), Failure> {
-    let place = file.path().parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let place = folder_of(file.path());
     let same = matches!((fs::canonicalize(place), fs::canonicalize(folder)), (Ok(left), Ok(right)) if left == right);
     if same || !file.has_external_data() {
         return Ok(());

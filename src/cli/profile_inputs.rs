@@ -10,6 +10,7 @@ use super::{
     profile_args::{InputFormat, ProfileArguments},
 };
 use crate::{
+    files::folder_of,
     profile::{ProfileError, Profiler},
     tensor::{NamedTensors, Tensor, TensorData, TensorShapeError},
     tensor_file,
@@ -237,9 +238,5 @@ fn batched(lines: Vec<Line>, most: usize, pairs: bool) -> Result<Vec<NamedTensor
 
 /// The folder of the model.
 pub(super) fn folder(model: &Path) -> PathBuf {
-    match model.parent() {
-        _ if model.is_dir() => model.into(),
-        Some(parent) if !parent.as_os_str().is_empty() => parent.into(),
-        _ => PathBuf::from("."),
-    }
+    if model.is_dir() { model.into() } else { folder_of(model).into() }
 }

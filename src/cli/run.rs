@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     backend::{self, Backend, OrtOptions, Ranges, Runner, TensorRtOptions},
+    files::folder_of,
     onnx::{OnnxFile, Staging, WriteError, read_model},
     tensor::NamedTensors,
     tensor_file,
@@ -84,11 +85,7 @@ pub(super) fn output_place(path: &std::path::Path) -> Result<(PathBuf, String), 
         let help = "give the name of a file in UTF-8, not of a folder";
         return Err(Failure::usage(format!("{} names no file", path.display()), Some(help)));
     };
-    let folder = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
-        _ => PathBuf::from("."),
-    };
-    Ok((folder, name.to_owned()))
+    Ok((folder_of(path).to_path_buf(), name.to_owned()))
 }
 
 /// How backends are made, whichever is chosen.

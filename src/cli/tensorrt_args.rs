@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::{Failure, args::BackendArgument};
 use crate::{
-    backend::{Ranges, TensorRtOptions},
+    backend::{Ranges, TensorRtOptions, Trust},
     engine::Cache,
 };
 
@@ -83,7 +83,7 @@ impl TensorRtArguments {
     pub(super) fn options(&self, ranges: Ranges) -> TensorRtOptions {
         TensorRtOptions {
             plan: self.plan.clone(),
-            trust_plan: self.trust.trust_plan,
+            trust: if self.trust.trust_plan { Trust::UserVouches } else { Trust::LockRequired },
             cache: self.cache.cache(),
             ranges,
             notice: Some(note),

@@ -6,7 +6,8 @@ use std::{
 };
 
 use super::{LockError, PlanLock};
-use crate::onnx::{Staging, WriteError, scratch_folder};
+use crate::onnx::{Staging, WriteError};
+use crate::scratch::scratch_folder;
 
 const PLAN: &str = "engine.plan";
 

@@ -5,7 +5,11 @@ use std::path::{Path, PathBuf};
 use moa_graphs::NamedGraph;
 
 use super::{ExportError, ExternalData};
-use crate::onnx::{INLINE_LIMIT, weight_bytes};
+use crate::{
+    file_names::graph_file,
+    files::folder_of,
+    onnx::{INLINE_LIMIT, weight_bytes},
+};
 
 /// Endings of files that are no ONNX, so that a folder of such a name is a slip.
 const FOREIGN_ENDINGS: [&str; 12] =
@@ -54,21 +58,17 @@ impl Plan {
                 return Err(ExportError::NotText { path: out.into() });
             };
             let [graph] = graphs else {
-                let files: Vec<_> = graphs.iter().map(|graph| format!("{}.onnx", graph.stem)).collect();
+                let files: Vec<_> = graphs.iter().map(|graph| graph_file(graph.stem)).collect();
                 let files = files.join(" and ");
                 return Err(ExportError::NeedsFolder { path: out.into(), family: family.into(), files });
             };
-            let folder = match out.parent() {
-                Some(parent) if !parent.as_os_str().is_empty() => parent,
-                _ => Path::new("."),
-            };
             let files = vec![file(name.to_owned(), graph)];
-            return Ok(Self { folder: folder.into(), whole_folder: false, files });
+            return Ok(Self { folder: folder_of(out).into(), whole_folder: false, files });
         }
         if FOREIGN_ENDINGS.iter().any(|foreign| ending.eq_ignore_ascii_case(foreign)) {
             return Err(ExportError::WrongEnding { path: out.into() });
         }
-        let files = graphs.iter().map(|graph| file(format!("{}.onnx", graph.stem), graph)).collect();
+        let files = graphs.iter().map(|graph| file(graph_file(graph.stem), graph)).collect();
         Ok(Self { folder: out.into(), whole_folder: true, files })
     }
 }

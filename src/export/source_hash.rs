@@ -4,6 +4,7 @@ use moa_graphs::{WeightError, model::Model};
 use sha2::{Digest, Sha256};
 
 use super::pace::Follower;
+use crate::digest::hexadecimal;
 
 /// SHA-256, in hexadecimal, of what was trained: for every weight of the model, in the order of its
 /// structure, rank, dimensions (64 bits each, little-endian), name of the stored type and stored bytes.
@@ -36,7 +37,7 @@ pub(super) fn hash(model: &Model, follower: &mut Follower<'_>) -> Result<Option<
             return Ok(None);
         }
     }
-    Ok(Some(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()))
+    Ok(Some(hexadecimal(&hash.finalize())))
 }
 
 /// Bytes that [`hash`] reads.

@@ -1,31 +1,26 @@
 //! A folder with a causal language model, ours or another's: its graph, the names of inputs and outputs, special ids.
 
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use super::GenerateError;
 use crate::{
+    file_names::{CONFIG, ENCODER, GENAI_CONFIG, GENERATION_CONFIG, MODEL, graph_file},
+    files::stays_below,
     onnx::{
         OnnxFile,
         proto::tensor_proto::DataType,
         read::{Dim, ValueInfo},
         read_model,
     },
-    text::{Keys, TextError},
+    text::{CONFIG_FILE as TRANSLATION_CONFIG, Keys, TextError},
 };
-
-const GRAPH: &str = "model.onnx";
-const GENAI_CONFIG: &str = "genai_config.json";
-const GENERATION_CONFIG: &str = "generation_config.json";
-const CONFIG: &str = "config.json";
-
-/// What only a folder of a translation model holds.
-const OF_TRANSLATION: [&str; 2] = ["encoder_model.onnx", "generation.json"];
 
 /// Whether the folder is one for a [`TextGenerator`](super::TextGenerator), and not for a
 /// [`Translator`](super::Translator).
 pub fn holds_causal_lm(folder: &Path) -> bool {
-    let any = |names: &[&str]| names.iter().any(|name| folder.join(name).exists());
-    any(&[GRAPH, GENAI_CONFIG]) && !any(&OF_TRANSLATION)
+    let holds = |name: &str| folder.join(name).exists();
+    let is_translation = holds(&graph_file(ENCODER)) || holds(TRANSLATION_CONFIG);
+    (holds(&graph_file(MODEL)) || holds(GENAI_CONFIG)) && !is_translation
 }
 
 /// Inputs and outputs by what they mean.
@@ -105,10 +100,10 @@ impl CausalFolder {
     pub(super) fn read(folder: &Path) -> Result<Self, GenerateError> {
         let configs = Configs::read(folder)?;
         let name = configs.genai.as_ref().map(|[_, decoder]| decoder.text("filename")).transpose()?.flatten();
-        let name = Path::new(name.unwrap_or(GRAPH));
-        let path = folder.join(name);
-        if !name.components().all(|part| matches!(part, Component::Normal(_))) {
-            let what = "genai_config.json names it, and it is outside the folder".to_owned();
+        let name = name.map_or_else(|| graph_file(MODEL), ToOwned::to_owned);
+        let path = folder.join(&name);
+        if !stays_below(Path::new(&name)) {
+            let what = format!("{GENAI_CONFIG} names it, and it is outside the folder");
             return Err(GenerateError::Graph { path, what });
         }
         if !path.exists() {
@@ -180,7 +175,7 @@ fn caches(
         found.2.extend(layer(&present, found.0.len()));
         found.0.push([*heads, *width]);
         if found.0.len() > inputs.len() {
-            return Err(refused("genai_config.json names caches without their layer, %d".into()));
+            return Err(refused(format!("{GENAI_CONFIG} names caches without their layer, %d")));
         }
     }
     if found.0.is_empty() {

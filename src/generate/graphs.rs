@@ -4,12 +4,10 @@ use std::path::{Path, PathBuf};
 
 use super::GenerateError;
 use crate::{
+    file_names::{DECODER, ENCODER, graph_file},
     onnx::{OnnxFile, read::Dim, read_model},
     text::CONFIG_FILE,
 };
-
-const ENCODER: &str = "encoder_model.onnx";
-const DECODER: &str = "decoder_model.onnx";
 
 /// The graphs, checked against each other.
 pub(super) struct Graphs {
@@ -25,7 +23,7 @@ pub(super) struct Graphs {
 
 impl Graphs {
     pub(super) fn read(folder: &Path) -> Result<Self, GenerateError> {
-        let paths = [ENCODER, DECODER].map(|name| folder.join(name));
+        let paths = [ENCODER, DECODER].map(|stem| folder.join(graph_file(stem)));
         for path in paths.iter().chain([&folder.join(CONFIG_FILE)]) {
             if !path.exists() {
                 return Err(GenerateError::Missing { path: path.clone() });

@@ -1,5 +1,7 @@
 //! Choosing the next token of a causal language model.
 
+use crate::random::Random;
+
 /// How a [`TextGenerator`](super::TextGenerator) continues a prompt.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingOptions {
@@ -40,33 +42,6 @@ impl SamplingOptions {
     }
 }
 
-/// SplitMix64 (Steele, Lea and Flood, 2014).
-#[derive(Debug, Clone)]
-pub(super) struct Random(u64);
-
-impl Random {
-    /// The numbers of prompt `index`.
-    pub(super) fn of_prompt(seed: u64, index: usize) -> Self {
-        let mut seeds = Self(seed.wrapping_add((index as u64).wrapping_mul(Self::STEP)));
-        Self(seeds.next())
-    }
-
-    const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(Self::STEP);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// A number from 0, below 1.
-    #[allow(clippy::cast_precision_loss)]
-    fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
-
 /// The next token; `None` where logits are NaN, or infinite but for excluded tokens. Of equal logits the lower token
 /// counts as the more probable one.
 pub(super) fn choose(logits: &[f32], options: &SamplingOptions, random: &mut Random) -> Option<i64> {
@@ -99,7 +74,7 @@ fn draw(logits: &[f32], highest: f32, options: &SamplingOptions, random: &mut Ra
         sum >= enough
     });
     weights.truncate(kept.map_or(weights.len(), |last| last + 1));
-    let mut left = random.unit() * weights.iter().sum::<f64>();
+    let mut left = random.fraction() * weights.iter().sum::<f64>();
     let chosen = weights.iter().position(|weight| {
         left -= weight;
         left < 0.0
@@ -114,7 +89,7 @@ mod tests {
     const LOGITS: [f32; 5] = [0.0, 2.0, 1.0, 2.0, f32::NEG_INFINITY];
 
     fn shares(options: SamplingOptions) -> [f64; 5] {
-        let mut random = Random::of_prompt(7, 0);
+        let mut random = Random::stream(7, 0);
         let mut counts = [0.0; 5];
         for _ in 0..40_000 {
             let token = choose(&LOGITS, &options, &mut random).unwrap();
@@ -145,20 +120,12 @@ mod tests {
 
     #[test]
     fn greedy_takes_the_first_of_the_highest() {
-        let mut random = Random::of_prompt(0, 0);
+        let mut random = Random::stream(0, 0);
         let greedy = SamplingOptions::default();
         assert_eq!(choose(&LOGITS, &greedy, &mut random), Some(1));
         assert_eq!(choose(&[1.0, f32::NAN], &greedy, &mut random), None);
         assert_eq!(choose(&[1.0, f32::INFINITY], &greedy, &mut random), None);
         assert_eq!(choose(&[f32::NEG_INFINITY; 3], &greedy, &mut random), None);
-    }
-
-    #[test]
-    fn prompts_draw_numbers_of_their_own() {
-        let first = |seed, index| Random::of_prompt(seed, index).next();
-        assert_eq!(first(3, 1), first(3, 1));
-        assert_ne!(first(3, 1), first(3, 0));
-        assert_ne!(first(3, 1), first(4, 1));
     }
 
     #[test]

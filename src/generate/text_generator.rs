@@ -12,10 +12,11 @@ use super::{
     GenerateError, SamplingOptions,
     caches::{CacheLayout, Caches},
     causal_folder::{CausalFolder, Names},
-    sampling::{Random, choose},
+    sampling::choose,
 };
 use crate::{
     backend::{OrtOperators, OrtOptions, OrtSession, OrtValue},
+    random::Random,
     text::{HubTokenizer, Pieces, TOKENIZER_FILE},
 };
 
@@ -261,7 +262,7 @@ impl TextGenerator {
             next: ids,
             mask: Vec::new(),
             tokens: Vec::new(),
-            random: Random::of_prompt(options.seed, index),
+            random: Random::stream(options.seed, index),
             text: String::new(),
             finish,
         })

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     export::metadata,
+    file_names::ENCODER,
     onnx::{
         OnnxFile,
         proto::{TensorProto, tensor_proto::DataType},
@@ -160,7 +161,7 @@ pub fn model_files(path: &Path) -> io::Result<Vec<PathBuf>> {
             files.push(file);
         }
     }
-    files.sort_by_key(|file| (file.file_stem().is_none_or(|stem| stem != "encoder_model"), file.clone()));
+    files.sort_by_key(|file| (file.file_stem().is_none_or(|stem| stem != ENCODER), file.clone()));
     Ok(files)
 }
 
@@ -190,7 +191,7 @@ pub fn inspect_graphs(files: &[OnnxFile], lengths: Lengths) -> GraphInspection {
 fn vocabulary(files: &[OnnxFile]) -> Option<String> {
     let logits = files.iter().flat_map(OnnxFile::outputs).find(|output| output.name == "logits")?;
     let Some(Dim::Fixed(target)) = logits.dims?.last().cloned() else { return None };
-    let encoder = files.iter().find(|file| file.metadata(metadata::PART) == Some("encoder_model"));
+    let encoder = files.iter().find(|file| file.metadata(metadata::PART) == Some(ENCODER));
     let tables = encoder.and_then(OnnxFile::graph).into_iter().flat_map(|graph| &graph.initializer);
     let rows =
         tables.filter(|tensor| tensor.name.ends_with("embed_tokens.weight")).find_map(|table| table.dims.first());

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     export::metadata,
+    file_names::{DECODER, ENCODER, MODEL},
     onnx::{
         OnnxFile,
         proto::{
@@ -85,7 +86,7 @@ pub(super) fn accounts(files: &[OnnxFile], family: Option<&str>, lengths: Length
 
 /// Layers, an encoder's before a decoder's; a single layer is none.
 fn layers(by_file: &BTreeMap<String, u64>) -> Vec<(&'static str, String)> {
-    let counted = ["encoder_model", "decoder_model", "model"].iter().filter_map(|file| by_file.get(*file));
+    let counted = [ENCODER, DECODER, MODEL].into_iter().filter_map(|file| by_file.get(file));
     let counted: Vec<_> = counted.map(ToString::to_string).collect();
     if counted.is_empty() { Vec::new() } else { vec![("layers", counted.join(" + "))] }
 }
@@ -145,7 +146,7 @@ struct Walk<'a> {
     input_dims: HashMap<&'a str, Vec<Option<u64>>>,
     /// Node that computes a value.
     producers: HashMap<&'a str, &'a NodeProto>,
-    /// `encoder_model`, `decoder_model` or `model`.
+    /// [`ENCODER`], [`DECODER`] or [`MODEL`].
     part: &'a str,
     lengths: Lengths,
     incomplete: Vec<String>,
@@ -163,7 +164,7 @@ impl<'a> Walk<'a> {
             initializers: initializers.map(|tensor| (tensor.name.as_str(), tensor)).collect(),
             input_dims: graph.iter().flat_map(|graph| &graph.input).map(input_dims).collect(),
             producers: nodes.iter().flat_map(outputs).collect(),
-            part: file.metadata(metadata::PART).unwrap_or("model"),
+            part: file.metadata(metadata::PART).unwrap_or(MODEL),
             lengths,
             incomplete: Vec::new(),
             uncounted: Uncounted::default(),
@@ -172,8 +173,8 @@ impl<'a> Walk<'a> {
 
     /// Tokens that the nodes of this file see.
     fn tokens(&self) -> u64 {
-        let is_layer_with_memory = self.part == "model" && self.nodes.iter().any(|node| is(node, &CROSS_ATTENTION));
-        if self.part == "decoder_model" || is_layer_with_memory { self.lengths.target } else { self.lengths.source }
+        let is_layer_with_memory = self.part == MODEL && self.nodes.iter().any(|node| is(node, &CROSS_ATTENTION));
+        if self.part == DECODER || is_layer_with_memory { self.lengths.target } else { self.lengths.source }
     }
 
     /// The weight behind a value, where nothing but its type or its axes' order was changed since.
@@ -192,7 +193,7 @@ impl<'a> Walk<'a> {
         let has = |text: &str| tensor.contains(text);
         let side = |encoder, decoder, only| match () {
             () if tensor.starts_with("decoder.") => decoder,
-            () if self.part == "model" => only,
+            () if self.part == MODEL => only,
             () => encoder,
         };
         match () {
@@ -448,7 +449,7 @@ impl<'a> Walk<'a> {
             "decoder self-attention" => "decoder attention",
             name => name,
         };
-        if name != "cross-attention" || self.part == "model" {
+        if name != "cross-attention" || self.part == MODEL {
             ledger.size(name, sizes);
             *ledger.layers.entry(self.part.to_owned()).or_default() += 1;
         }

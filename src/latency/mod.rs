@@ -43,7 +43,7 @@ use subjects::{common_parts, jobs};
 
 use crate::{
     backend::{Backend, OrtOptions},
-    parity::Random,
+    random::Random,
     tensor::{NamedTensors, Tensor, TensorData},
 };
 

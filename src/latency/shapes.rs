@@ -11,7 +11,7 @@ use crate::{
         proto::tensor_proto::DataType,
         read::{Dim, ValueInfo},
     },
-    parity::Random,
+    random::Random,
     tensor::{NamedTensors, Tensor, TensorData},
 };
 

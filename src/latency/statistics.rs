@@ -174,7 +174,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::parity::Random;
+    use crate::random::Random;
 
     fn times(values: impl IntoIterator<Item = u64>) -> Times {
         let mut times = Times::new().unwrap();

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::LatencyError;
-use crate::{parity::Random, tensor::NamedTensors};
+use crate::{random::Random, tensor::NamedTensors};
 
 /// What decides which experts a token goes to.
 #[derive(Debug, Clone, PartialEq)]

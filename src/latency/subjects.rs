@@ -12,10 +12,13 @@ use super::{
     shapes::{Grid, PAST, SEQUENCE, SOURCE, Sizes, axes, check_length},
     steering::Choice,
 };
-use crate::onnx::{OnnxFile, read_model};
+use crate::{
+    file_names::{DECODER, ENCODER, MODEL, graph_file},
+    onnx::{OnnxFile, read_model},
+};
 
 /// Names of graphs in a folder, without their ending, in the order in which they are timed.
-pub const PARTS: [&str; 3] = ["model", "encoder_model", "decoder_model"];
+pub const PARTS: [&str; 3] = [MODEL, ENCODER, DECODER];
 
 /// An exported graph, or the graphs of an exported folder.
 #[derive(Debug, Clone)]
@@ -39,7 +42,7 @@ impl Model {
         let mut parts = Vec::new();
         if path.is_dir() {
             for part in PARTS {
-                let file = path.join(format!("{part}.onnx"));
+                let file = path.join(graph_file(part));
                 if file.exists() {
                     parts.push((part.to_owned(), read_model(&file)?));
                 }

@@ -3,7 +3,6 @@
 mod encode;
 mod encoded;
 pub mod inline;
-mod leftovers;
 pub mod proto;
 pub mod read;
 mod write;
@@ -11,6 +10,5 @@ mod write;
 pub use encode::{DataFile, EncodeError, INLINE_LIMIT, encode, weight_bytes};
 pub use encoded::Encoded;
 pub use inline::InlineError;
-pub use leftovers::{scratch_file, scratch_folder};
 pub use read::{OnnxFile, ReadError, read_model};
 pub use write::{Staging, Unfinished, WRITE_BLOCK, WriteError};

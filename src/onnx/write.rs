@@ -11,7 +11,7 @@ use std::{
 
 use tempfile::{Builder, NamedTempFile, TempDir, TempPath};
 
-use super::leftovers;
+use crate::{files::folder_of, scratch};
 
 /// What work on one file or folder may leave behind where it is not let finish.
 #[derive(Debug)]
@@ -24,15 +24,15 @@ pub struct Unfinished {
 impl Unfinished {
     /// To be asked before anything is written to or beside `out`.
     pub fn before(out: &Path) -> Self {
-        Self { out: out.into(), missing: missing_folders(parent_of(out)) }
+        Self { out: out.into(), missing: missing_folders(folder_of(out)) }
     }
 
     /// Removes what this process has begun to write and not finished; for a program that is told to end at once.
     pub fn remove(&self) {
         // A new folder is filled beside its place, and it may be `out` or hold it.
-        let folder = parent_of(&self.out);
-        for folder in [self.out.as_path(), folder, parent_of(folder)] {
-            leftovers::remove_own(folder);
+        let folder = folder_of(&self.out);
+        for folder in [self.out.as_path(), folder, folder_of(folder)] {
+            scratch::remove_own(folder);
         }
         remove_empty(&self.missing);
     }
@@ -166,14 +166,14 @@ impl Staging {
             }
             Ok(_) => {
                 names.iter().try_for_each(|name| staging.check_target(&staging.target(name)))?;
-                leftovers::remove(folder);
-                leftovers::remove(parent_of(folder));
+                scratch::remove(folder);
+                scratch::remove(folder_of(folder));
                 let last = names.last().map_or_else(|| folder.into(), |name| staging.target(name));
                 drop(temporary_file(folder).map_err(WriteError::io(&last))?);
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                staging.parents = NewFolders::make(parent_of(folder)).map_err(WriteError::io(folder))?;
-                leftovers::remove(parent_of(folder));
+                staging.parents = NewFolders::make(folder_of(folder)).map_err(WriteError::io(folder))?;
+                scratch::remove(folder_of(folder));
                 staging.new_folder = Some(temporary_folder(folder)?);
             }
             Err(error) => return Err(WriteError::io(folder)(error)),
@@ -236,7 +236,7 @@ impl Staging {
             None => self.move_files(files)?,
         }
         self.parents.0.clear();
-        sync_folder(parent_of(&self.folder)).map_err(WriteError::io(&self.folder))?;
+        sync_folder(folder_of(&self.folder)).map_err(WriteError::io(&self.folder))?;
         Ok(targets)
     }
 
@@ -305,13 +305,6 @@ fn remove_stale(files: &[(TempPath, PathBuf)]) -> Result<(), WriteError> {
     Ok(())
 }
 
-fn parent_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    }
-}
-
 #[cfg(unix)]
 fn with_mode<'a>(builder: &'a mut Builder<'a, 'a>, mode: u32) -> &'a mut Builder<'a, 'a> {
     use std::os::unix::fs::PermissionsExt;
@@ -324,16 +317,16 @@ fn with_mode<'a>(builder: &'a mut Builder<'a, 'a>, _mode: u32) -> &'a mut Builde
 }
 
 fn temporary_file(folder: &Path) -> io::Result<NamedTempFile> {
-    let prefix = leftovers::prefix();
+    let prefix = scratch::prefix();
     let mut builder = Builder::new();
-    with_mode(builder.prefix(&prefix).rand_bytes(leftovers::RANDOM), 0o666).tempfile_in(folder)
+    with_mode(builder.prefix(&prefix).rand_bytes(scratch::RANDOM), 0o666).tempfile_in(folder)
 }
 
 fn temporary_folder(folder: &Path) -> Result<TempDir, WriteError> {
-    let parent = parent_of(folder);
-    let prefix = leftovers::prefix();
+    let parent = folder_of(folder);
+    let prefix = scratch::prefix();
     let mut builder = Builder::new();
-    let builder = with_mode(builder.prefix(&prefix).rand_bytes(leftovers::RANDOM), 0o777);
+    let builder = with_mode(builder.prefix(&prefix).rand_bytes(scratch::RANDOM), 0o777);
     builder.tempdir_in(parent).map_err(WriteError::io(folder))
 }
 
@@ -373,7 +366,7 @@ mod tests {
         assert_eq!([read("a"), read("b")], ["1", "3"]);
         assert_eq!(forced.commit().unwrap(), [folder.join("a")]);
         assert_eq!([read("a"), read("b")], ["4", "3"]);
-        for folder in [folder.as_path(), parent_of(&folder)] {
+        for folder in [folder.as_path(), folder_of(&folder)] {
             let left = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
             assert!(left.into_iter().all(|name| !name.to_string_lossy().starts_with('.')), "{}", folder.display());
         }

@@ -11,7 +11,6 @@ use prost::bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    cases::Random,
     compare::{Comparison, Difference, ROUNDINGS, Tolerance, ToleranceOptions, largest, largest_difference},
     instrument::expose_routing,
     routing::{MARGIN, backend_routing, without_routing},
@@ -25,6 +24,7 @@ use crate::{
             tensor_proto::{DataLocation, DataType},
         },
     },
+    random::Random,
     reference::{ModuleRouting, Routing},
     tensor::NamedTensors,
 };

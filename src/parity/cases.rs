@@ -6,7 +6,10 @@ use moa_graphs::{
     model::{Attention, CausalLm, Embedding, MoaLayer},
 };
 
-use crate::tensor::{NamedTensors, Tensor, TensorData, TensorShapeError};
+use crate::{
+    random::Random,
+    tensor::{NamedTensors, Tensor, TensorData, TensorShapeError},
+};
 
 /// Most rows of a case.
 pub const MOST_ROWS: usize = 128;
@@ -92,36 +95,6 @@ impl From<&CausalLm> for Vocabulary {
     fn from(model: &CausalLm) -> Self {
         let limit = model.max_positions().unwrap_or(usize::MAX);
         Self { size: model.tokens.shape()[0], pad: model.pad_token_id, limit }
-    }
-}
-
-/// A small deterministic generator (SplitMix64).
-#[derive(Debug, Clone)]
-pub struct Random(u64);
-
-impl Random {
-    /// The generator of `seed`.
-    pub const fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// An integer below `end`.
-    #[allow(clippy::cast_possible_truncation)]
-    pub fn below(&mut self, end: usize) -> usize {
-        ((u128::from(self.next()) * end as u128) >> 64) as usize
-    }
-
-    /// A number from -1 to 1.
-    #[allow(clippy::cast_precision_loss)]
-    pub fn unit(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 }
 

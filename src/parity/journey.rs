@@ -3,12 +3,13 @@
 use moa_graphs::model::{Attention, CausalLm, EncoderDecoder, MaskedLm, MoaLayer};
 
 use crate::{
+    random::Random,
     reference::Routing,
     tensor::{NamedTensors, Tensor, TensorData, TensorShapeError},
 };
 
 use super::{
-    cases::{LayerCaseError, Random, Tokens, companion, ints, layer_cases, left_padded_steps, step_cases, token_cases},
+    cases::{LayerCaseError, Tokens, companion, ints, layer_cases, left_padded_steps, step_cases, token_cases},
     graph_check::{CheckError, GraphCheck, Run},
 };
 

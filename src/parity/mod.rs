@@ -21,7 +21,7 @@ use moa_graphs::{FloatType, Form, Options, Precision, WeightError, model::Model}
 use moa_schema::GateMode;
 
 pub use agreement::{Agreement, Expected, Yardstick, routing_of};
-pub use cases::{MOST_ROWS, MOST_TOKENS, Random};
+pub use cases::{MOST_ROWS, MOST_TOKENS};
 pub use compare::{Comparison, Difference, Tolerance, ToleranceOptions};
 pub use graph_check::GraphReport;
 pub use instrument::expose_routing;
@@ -32,6 +32,7 @@ use crate::{
     backend::{Backend, BackendError, BackendErrorKind},
     checkpoint::Checkpoint,
     export::{ExportError, import, metadata},
+    file_names::{DECODER, ENCODER, MODEL, graph_file},
     onnx::{OnnxFile, ReadError, read_model, weight_bytes},
     reference::{Part, Reference},
 };
@@ -258,14 +259,14 @@ impl Files {
             return Err(VerifyError::NeedsFolder { path: path.into(), family: family.into() });
         }
         let parts: &[(Part, &str)] = match model {
-            Model::EncoderDecoder(_) => &[(Part::Encoder, "encoder_model.onnx"), (Part::Decoder, "decoder_model.onnx")],
-            _ => &[(Part::Model, "model.onnx")],
+            Model::EncoderDecoder(_) => &[(Part::Encoder, ENCODER), (Part::Decoder, DECODER)],
+            _ => &[(Part::Model, MODEL)],
         };
         let mut graphs = Vec::new();
-        for (part, name) in parts {
+        for (part, stem) in parts {
             let path = match path.is_file() {
                 true => path.to_path_buf(),
-                false => graph_in(path, name, family)?,
+                false => graph_in(path, stem, family)?,
             };
             graphs.push((*part, open_graph(path, family)?));
         }
@@ -278,11 +279,10 @@ impl Files {
     }
 }
 
-/// The graph `name` of a folder; where there is none, the graph of another family says so.
-fn graph_in(folder: &Path, name: &str, family: &str) -> Result<PathBuf, VerifyError> {
-    let path = folder.join(name);
-    let other =
-        ["encoder_model.onnx", "model.onnx"].map(|name| folder.join(name)).into_iter().find(|path| path.exists());
+/// The graph `stem` of a folder; where there is none, the graph of another family says so.
+fn graph_in(folder: &Path, stem: &str, family: &str) -> Result<PathBuf, VerifyError> {
+    let path = folder.join(graph_file(stem));
+    let other = [ENCODER, MODEL].map(|stem| folder.join(graph_file(stem))).into_iter().find(|path| path.exists());
     if let Some(other) = other.filter(|_| !path.exists()) {
         open_graph(other, family)?;
     }

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     backend::{Backend, Runner},
+    file_names::{DECODER, ENCODER, MODEL, graph_file},
     onnx::{
         OnnxFile,
         proto::tensor_proto::DataType,
@@ -17,10 +18,6 @@ use crate::{
     },
     tensor::{NamedTensors, Tensor, TensorData},
 };
-
-const MODEL: &str = "model.onnx";
-const ENCODER: &str = "encoder_model.onnx";
-const DECODER: &str = "decoder_model.onnx";
 
 /// Names of the decoder's inputs in what [`Profiler::add`] takes for an encoder and decoder.
 const DECODER_INPUTS: [[&str; 2]; 2] =
@@ -48,12 +45,11 @@ impl Profiler {
     ///
     /// Where a file is missing or broken, shows no routing, or is not taken by `backend`.
     pub fn open(path: &Path, backend: &dyn Backend) -> Result<Self, ProfileError> {
+        let [model, encoder, decoder] = [MODEL, ENCODER, DECODER].map(|stem| path.join(graph_file(stem)));
         let paths = match path {
             file if !file.is_dir() => vec![file.to_path_buf()],
-            folder if folder.join(ENCODER).exists() || folder.join(DECODER).exists() => {
-                vec![folder.join(ENCODER), folder.join(DECODER)]
-            }
-            folder => vec![folder.join(MODEL)],
+            _ if encoder.exists() || decoder.exists() => vec![encoder, decoder],
+            _ => vec![model],
         };
         if let Some(path) = paths.iter().find(|path| !path.exists()) {
             return Err(ProfileError::Missing { path: path.clone() });

@@ -11,11 +11,10 @@ use moa_graphs::{
 use serde_json::{Map, Value, json};
 
 use super::{SideFile, SideFileOptions, library_name};
-use crate::text::{Keys, TextError};
-
-const CONFIG: &str = "config.json";
-const GENERATION_CONFIG: &str = "generation_config.json";
-const GENAI_CONFIG: &str = "genai_config.json";
+use crate::{
+    file_names::{CONFIG, GENAI_CONFIG, GENERATION_CONFIG},
+    text::{Keys, TOKENIZER_FILE, TextError},
+};
 
 /// Written for every model.
 pub(super) const NAMES: [&str; 2] = [CONFIG, GENAI_CONFIG];
@@ -23,7 +22,7 @@ pub(super) const NAMES: [&str; 2] = [CONFIG, GENAI_CONFIG];
 /// Copied as they are, where they lie beside the checkpoint.
 pub(super) const COPIED: [&str; 9] = [
     GENERATION_CONFIG,
-    "tokenizer.json",
+    TOKENIZER_FILE,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",

@@ -13,7 +13,7 @@ pub(crate) use translation::side_files;
 
 pub use translation::VocabularyError;
 
-use crate::text::TextError;
+use crate::{files::folder_of, text::TextError};
 
 /// Which files to put beside the graphs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -39,8 +39,7 @@ impl SideFileOptions {
     /// The folder of the checkpoint, where there is one.
     fn checkpoint_folder(&self) -> Option<&Path> {
         let checkpoint = self.beside.as_deref()?;
-        let folder = if checkpoint.is_dir() { checkpoint } else { checkpoint.parent().unwrap_or(checkpoint) };
-        Some(if folder.as_os_str().is_empty() { Path::new(".") } else { folder })
+        Some(if checkpoint.is_dir() { checkpoint } else { folder_of(checkpoint) })
     }
 }
 

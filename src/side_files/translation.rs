@@ -35,8 +35,7 @@ impl SideFileOptions {
 
     /// Dictionaries beside the checkpoint, of its two languages or of both.
     fn dictionaries_beside(&self, config: &Config) -> Option<[PathBuf; 2]> {
-        let checkpoint = self.beside.as_ref()?;
-        let folder = if checkpoint.is_dir() { checkpoint } else { checkpoint.parent().unwrap_or(checkpoint) };
+        let folder = self.checkpoint_folder()?;
         let of_language =
             |key: &str| config.name(key).and_then(|language| file_in(folder, &format!("dict.{language}.txt")));
         let pair = of_language(SOURCE_LANGUAGE).zip(of_language(TARGET_LANGUAGE)).map(<[PathBuf; 2]>::from);

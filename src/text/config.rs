@@ -1,6 +1,6 @@
 //! `generation.json`: what a folder of graphs needs to turn text into text.
 
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -8,6 +8,7 @@ use super::{
     Dictionary,
     error::{TextError, read_text},
 };
+use crate::files::is_plain_name;
 
 /// Name of the file in an exported folder.
 pub const CONFIG_FILE: &str = "generation.json";
@@ -135,15 +136,9 @@ impl GenerationConfig {
 
     /// Places of the vocabulary files; they cannot lie outside of `folder`.
     pub(super) fn files(&self, folder: &Path) -> Result<Files, TextError> {
-        let place = |name: &str| {
-            let mut parts = Path::new(name).components();
-            match (parts.next(), parts.next()) {
-                (Some(Component::Normal(_)), None) => Ok(folder.join(name)),
-                _ => {
-                    let what = format!("{name:?} is no file name");
-                    Err(TextError::malformed(&folder.join(CONFIG_FILE), what))
-                }
-            }
+        let place = |name: &str| match is_plain_name(name) {
+            true => Ok(folder.join(name)),
+            false => Err(TextError::malformed(&folder.join(CONFIG_FILE), format!("{name:?} is no file name"))),
         };
         Ok(Files {
             source: place(&self.source_dictionary)?,
@@ -191,7 +186,7 @@ mod tests {
 
     #[test]
     fn files_stay_in_the_folder() {
-        for name in ["../dict.txt", "/etc/passwd", "a/b", "..", ""] {
+        for name in ["../dict.txt", "/etc/passwd", "a/b", "a\\b", "c:dict.txt", "..", ""] {
             let config = GenerationConfig::fairseq(Segmentation::Words, name, "dict.txt");
             assert!(config.files(std::path::Path::new("out")).is_err(), "{name}");
         }

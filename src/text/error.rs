@@ -46,6 +46,11 @@ impl TextError {
     }
 }
 
+/// Whether there is a file, or what the system says where it does not let anybody look.
+pub(super) fn is_there(path: &Path) -> Result<bool, TextError> {
+    path.try_exists().map_err(|source| TextError::Io { path: path.into(), source })
+}
+
 /// The text of a regular file of at most `limit` bytes.
 pub(crate) fn read_text(path: &Path, limit: u64) -> Result<String, TextError> {
     let io = |source| TextError::Io { path: path.into(), source };

@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::error::{TextError, read_text};
+use super::error::{TextError, is_there, read_text};
+
+/// Name of the tokenizer in a folder.
+pub const TOKENIZER_FILE: &str = "tokenizer.json";
 
 /// Larger files are no configuration.
 const LIMIT: u64 = 1 << 22;
@@ -28,7 +31,7 @@ impl Keys {
     ///
     /// Where it cannot be read, is too large or holds no JSON object.
     pub fn read(path: &Path) -> Result<Option<Self>, TextError> {
-        if !path.exists() {
+        if !is_there(path)? {
             return Ok(None);
         }
         let text = read_text(path, LIMIT)?;
@@ -115,6 +118,17 @@ mod tests {
         assert_eq!(keys.token_ids("b").unwrap(), Some(vec![2, 7]));
         assert_eq!(keys.token_ids("c").unwrap(), None);
         assert_eq!(keys.token_ids("d").unwrap(), None);
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn what_cannot_be_looked_at_is_not_absent() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        assert_eq!(Keys::read(&path).unwrap(), None);
+        std::os::unix::fs::symlink("config.json", &path).unwrap();
+        let error = Keys::read(&path).unwrap_err();
+        assert!(matches!(&error, TextError::Io { path: named, .. } if *named == path), "{error}");
     }
 
     #[test]

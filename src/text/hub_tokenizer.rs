@@ -7,10 +7,10 @@ use std::{
 
 use tokenizers::Tokenizer;
 
-use super::error::{TextError, read_text};
-
-/// Name of the file in a folder.
-pub const TOKENIZER_FILE: &str = "tokenizer.json";
+use super::{
+    error::{TextError, is_there, read_text},
+    hub::TOKENIZER_FILE,
+};
 
 const LIMIT: u64 = 1 << 28;
 
@@ -29,7 +29,7 @@ impl HubTokenizer {
     /// Where the file cannot be read or is no tokenizer.
     pub fn read(folder: &Path) -> Result<Option<Self>, TextError> {
         let path = folder.join(TOKENIZER_FILE);
-        if !path.exists() {
+        if !is_there(&path)? {
             return Ok(None);
         }
         let text = read_text(&path, LIMIT)?;
@@ -124,5 +124,19 @@ impl Pieces {
         self.unread = self.ids.len();
         self.start = self.ids.len().saturating_sub(CONTEXT);
         Ok(text[end..].to_owned())
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_looked_at_is_not_absent() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(HubTokenizer::read(folder.path()).unwrap().is_none());
+        std::os::unix::fs::symlink(TOKENIZER_FILE, folder.path().join(TOKENIZER_FILE)).unwrap();
+        let error = HubTokenizer::read(folder.path()).unwrap_err();
+        assert!(matches!(&error, TextError::Io { path, .. } if path.ends_with(TOKENIZER_FILE)), "{error}");
     }
 }

@@ -7,7 +7,7 @@ fn bytes_that_are_no_model() {
     let whole = valid().encode_to_vec();
     let cut = &whole[..whole.len() - 3];
     let huge_length = [0x3a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f];
-    let cases: [(&[u8], ReadErrorKind); 8] = [
+    let cases: [(&[u8], ErrorKind); 8] = [
         (b"", Malformed),
         (b"garbage", Malformed),
         (&[0; 64], Malformed),

@@ -14,14 +14,14 @@ use moa_export::onnx::proto::tensor_proto::{DataLocation, DataType, Segment};
 use moa_export::onnx::proto::{
     AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, StringStringEntryProto, TensorProto,
 };
-use moa_export::onnx::read::{Dim, ReadError, ReadErrorKind, read_model};
+use moa_export::onnx::read::{Dim, ErrorKind, ReadError, read_model};
 use proptest::prelude::*;
 use prost::Message;
 use support_onnx::{
     bytes, empty_weight, external_weight, function, graph, import, model, node, node_of, value, weight, write,
 };
 
-use ReadErrorKind::{Io, Limit, Malformed, Unsupported};
+use ErrorKind::{Io, Limit, Malformed, Unsupported};
 
 /// `y = f(x + w)`, where `f` negates.
 fn valid() -> ModelProto {
@@ -52,12 +52,12 @@ fn read(model: &ModelProto) -> Result<ModelProto, ReadError> {
 
 /// A change to the valid model, and the start of the answer that it must get.
 struct Case {
-    kind: ReadErrorKind,
+    kind: ErrorKind,
     text: &'static str,
     edit: fn(&mut ModelProto),
 }
 
-const fn case(kind: ReadErrorKind, text: &'static str, edit: fn(&mut ModelProto)) -> Case {
+const fn case(kind: ErrorKind, text: &'static str, edit: fn(&mut ModelProto)) -> Case {
     Case { kind, text, edit }
 }
 

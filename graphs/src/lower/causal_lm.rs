@@ -9,6 +9,7 @@ use super::{
 use crate::{
     graph::{DType, Dim, Value},
     model::{CausalLayer, CausalLm},
+    stem,
 };
 
 pub(super) fn lower(model: &CausalLm, options: Options) -> Result<Vec<NamedGraph>, LowerError> {
@@ -52,7 +53,7 @@ pub(super) fn lower(model: &CausalLm, options: Options) -> Result<Vec<NamedGraph
             l.b.output(value, &format!("present.{index}.{part}"), floats, &shape);
         }
     }
-    Ok(vec![l.finish("model")])
+    Ok(vec![l.finish(stem::MODEL)])
 }
 
 impl Lowering {

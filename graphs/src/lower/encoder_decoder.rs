@@ -10,6 +10,7 @@ use super::{
 use crate::{
     graph::{Attribute, DType, Dim, Value},
     model::{Attention, Decoder, DecoderLayer, EncoderDecoder, KeyValueWeights},
+    stem,
 };
 
 pub(super) fn lower<A: LowerAttention>(
@@ -35,7 +36,7 @@ fn lower_encoder<A: LowerAttention>(model: &EncoderDecoder<A>, options: Options)
             l.b.output(value, &format!("present.{index}.encoder.{part}"), floats, &shape);
         }
     }
-    Ok(l.finish("encoder_model"))
+    Ok(l.finish(stem::ENCODER))
 }
 
 fn lower_decoder<A: LowerAttention>(decoder: &Decoder<A>, options: Options) -> Result<NamedGraph, LowerError> {
@@ -80,7 +81,7 @@ fn lower_decoder<A: LowerAttention>(decoder: &Decoder<A>, options: Options) -> R
             l.b.output(value, &format!("present.{index}.decoder.{part}"), floats, &shape);
         }
     }
-    Ok(l.finish("decoder_model"))
+    Ok(l.finish(stem::DECODER))
 }
 
 /// Keys and values that a decoder layer is given.

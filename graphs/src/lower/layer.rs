@@ -1,7 +1,7 @@
 //! A single layer: `query` (and `memory`) → `output`, in one file.
 
 use super::{BATCH, LowerError, Lowering, NamedGraph, Options, SEQUENCE, SOURCE};
-use crate::{graph::Dim, model::MoaLayer};
+use crate::{graph::Dim, model::MoaLayer, stem};
 
 pub(super) fn lower(layer: &MoaLayer, options: Options) -> Result<Vec<NamedGraph>, LowerError> {
     let mut l = Lowering::new(options, SEQUENCE);
@@ -23,5 +23,5 @@ pub(super) fn lower(layer: &MoaLayer, options: Options) -> Result<Vec<NamedGraph
         l.self_attention(attention, &query, &mask, None, None)?.output
     };
     l.b.output(&output, "output", floats, &shape);
-    Ok(vec![l.finish("model")])
+    Ok(vec![l.finish(stem::MODEL)])
 }

@@ -73,7 +73,7 @@ pub struct Options {
 /// A graph and the stem of the file that holds it.
 #[derive(Debug, Clone)]
 pub struct NamedGraph {
-    /// `model`, `encoder_model` or `decoder_model`.
+    /// One of [`crate::stem`].
     pub stem: &'static str,
     /// The graph.
     pub graph: Graph,

@@ -6,7 +6,7 @@ use std::path::Path;
 use prost::Message;
 
 use super::{
-    EngineError, Installation,
+    EngineError, Installation, Trust,
     door::{BuildRequest, Engine, OnProgress},
 };
 use crate::{
@@ -136,12 +136,12 @@ impl Installation {
         self.tensorrt.engine(plan).map_err(|error| EngineError::of("load the plan", error))
     }
 
-    /// Reads the plan at `path`. Unless it is trusted, its lock must say that it is whole and fits what is here.
+    /// Reads the plan at `path`. Unless the user vouches for it, its lock must say that it is whole and fits what is here.
     ///
     /// # Errors
     ///
     /// Where it cannot be read, and where the lock is missing or says otherwise.
-    pub fn read_plan(&self, path: &Path, is_trusted: bool) -> Result<(Vec<u8>, Option<PlanLock>), EngineError> {
+    pub fn read_plan(&self, path: &Path, trust: Trust) -> Result<(Vec<u8>, Option<PlanLock>), EngineError> {
         let bytes = fs::read(path).map_err(|source| EngineError::Io { path: path.to_path_buf(), source })?;
         let of_lock = |source| EngineError::Io { path: PlanLock::path_of(path), source };
         let lock = PlanLock::bytes_beside(path).map_err(of_lock)?;
@@ -152,7 +152,7 @@ impl Installation {
         });
         match locked {
             Ok(lock) => Ok((bytes, Some(lock))),
-            Err(_) if is_trusted => Ok((bytes, None)),
+            Err(_) if trust == Trust::UserVouches => Ok((bytes, None)),
             Err(error) => Err(error.into()),
         }
     }

@@ -86,14 +86,24 @@ impl Ranges {
     }
 }
 
+/// What lets a plan be loaded, which is code that nobody can check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Trust {
+    /// A lock that says that the plan is whole and fits what is here.
+    #[default]
+    LockRequired,
+    /// The word of the user, whatever the lock says.
+    UserVouches,
+}
+
 /// How engines are had and run.
 #[derive(Clone, Default)]
 pub struct TensorRtOptions {
     /// A plan for the model as it is, or a folder with a plan for each graph; one is built where it is absent, or where
     /// a model was changed, such as to see its routing.
     pub plan: Option<PathBuf>,
-    /// Whether the plan is loaded whatever its lock says.
-    pub trust_plan: bool,
+    /// What the plan must show before it is loaded.
+    pub trust: Trust,
     /// Where engines that are built are kept.
     pub cache: Option<Cache>,
     /// Sizes that engines are built for.
@@ -197,7 +207,7 @@ fn read_plan(
     path: &std::path::Path,
     options: &TensorRtOptions,
 ) -> Result<(Vec<u8>, Option<PlanLock>), EngineError> {
-    let (bytes, lock) = here.read_plan(path, options.trust_plan)?;
+    let (bytes, lock) = here.read_plan(path, options.trust)?;
     if lock.is_none() {
         options.tell(&format!("{} is loaded without a lock that fits: {PLAN_WARNING}", path.display()));
     }

@@ -1,6 +1,6 @@
 //! The few classes and functions whose meaning is known. None of them is ever called.
 
-use crate::checkpoint::dtype::Dtype;
+use crate::{checkpoint::dtype::Dtype, files::escaped};
 
 /// Module and name.
 pub(super) type Global<'a> = (&'a str, &'a str);
@@ -116,13 +116,5 @@ pub(super) fn is_allowed(global: Global<'_>) -> bool {
 /// A global as messages show it: dotted, escaped, cut where it is long.
 pub(super) fn shown((module, name): Global<'_>) -> String {
     const LONGEST: usize = 160;
-    let mut text = String::new();
-    for (index, c) in module.chars().chain(['.']).chain(name.chars()).enumerate() {
-        if index == LONGEST {
-            text.push('…');
-            break;
-        }
-        text.extend(c.escape_debug());
-    }
-    text
+    escaped(&format!("{module}.{name}"), LONGEST)
 }

@@ -1,7 +1,10 @@
 //! Times as comma-separated values, one row a contestant and point, and one more where its device tells times too.
 
 use super::text::with_devices;
-use crate::latency::{BATCH, BenchResult, PAST, Row, SEQUENCE, SOURCE};
+use crate::{
+    file_names::graph_file,
+    latency::{BATCH, BenchResult, PAST, Row, SEQUENCE, SOURCE},
+};
 
 const HEADER: &str = "model,backend,part,module,batch,sequence,past_sequence,source,samples,min_ns,mean_ns,p50_ns,p90_ns,\
 p99_ns,p99_9_ns,max_ns,tokens_per_second,ratio,ratio_low,ratio_high,first_call_ns,load_ns,peak_memory_bytes,steady,\
@@ -44,7 +47,7 @@ fn cells(result: &BenchResult, row: &Row) -> Vec<String> {
     cells.extend([load(receipt.before.load), load(receipt.after.load), receipt.options.routing.clone()]);
     let own = receipt.files.iter().filter(|file| file.model == subject.model);
     let mut own = own.filter(|file| file.file.ends_with(".onnx"));
-    let stem = format!("{}.onnx", subject.part);
+    let stem = graph_file(&subject.part);
     let first = own.clone().find(|file| file.file == stem).or_else(|| own.next());
     cells.push(first.map(|file| file.sha256.clone()).unwrap_or_default());
     cells

@@ -19,6 +19,7 @@ use super::{Failure, print_result, table::table};
 use crate::{
     checkpoint::{Checkpoint, read_config},
     export::import,
+    file_names::CONFIG,
     inspect::{
         Cost, Inspection, Lengths, inspect,
         preset::{PRESETS, Preset},
@@ -91,7 +92,7 @@ pub(super) fn run(arguments: &InspectArguments) -> Result<ExitCode, Failure> {
         (None, Some(name), _) => shown(arguments, &without_weights(preset(name)?.config(), lengths, arguments)?),
         (None, None, Some(table)) => paper::print(table, arguments.json)?,
         (None, None, None) => {
-            let config = read_config(arguments.config.as_deref().unwrap_or(Path::new("config.json")))?;
+            let config = read_config(arguments.config.as_deref().unwrap_or(Path::new(CONFIG)))?;
             shown(arguments, &without_weights(config, lengths, arguments)?)
         }
     };

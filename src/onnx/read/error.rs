@@ -3,19 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Class of a [`ReadError`]; decides the exit code of a command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ReadErrorKind {
-    /// The bytes contradict the ONNX specification, or themselves.
-    Malformed,
-    /// A valid file of a kind that this program does not read.
-    Unsupported,
-    /// The file could not be read.
-    Io,
-    /// The file is larger than this program is willing to process.
-    Limit,
-}
+use crate::files::{ErrorKind, escaped};
 
 /// An ONNX file was refused.
 #[derive(Debug, thiserror::Error)]
@@ -27,7 +15,7 @@ pub enum ReadError {
         /// The model file.
         path: PathBuf,
         /// Class of the refusal.
-        kind: ReadErrorKind,
+        kind: ErrorKind,
         /// What was found, and where.
         text: String,
         /// What to do about it.
@@ -45,10 +33,10 @@ pub enum ReadError {
 
 impl ReadError {
     /// Class of the error.
-    pub const fn kind(&self) -> ReadErrorKind {
+    pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Refused { kind, .. } => *kind,
-            Self::Io { .. } => ReadErrorKind::Io,
+            Self::Io { .. } => ErrorKind::Io,
         }
     }
 
@@ -68,22 +56,22 @@ impl ReadError {
 /// A refusal that does not know its file yet.
 #[derive(Debug)]
 pub(super) struct Fault {
-    kind: ReadErrorKind,
+    kind: ErrorKind,
     text: String,
     help: Option<&'static str>,
 }
 
 impl Fault {
     pub(super) const fn malformed(text: String) -> Self {
-        Self { kind: ReadErrorKind::Malformed, text, help: None }
+        Self { kind: ErrorKind::Malformed, text, help: None }
     }
 
     pub(super) const fn unsupported(text: String) -> Self {
-        Self { kind: ReadErrorKind::Unsupported, text, help: None }
+        Self { kind: ErrorKind::Unsupported, text, help: None }
     }
 
     pub(super) const fn limit(text: String) -> Self {
-        Self { kind: ReadErrorKind::Limit, text, help: None }
+        Self { kind: ErrorKind::Limit, text, help: None }
     }
 
     pub(super) const fn help(mut self, help: &'static str) -> Self {
@@ -105,8 +93,5 @@ impl Fault {
 /// A name from the file, safe to print: escaped, and shortened where it is long.
 pub(super) fn shown(name: &str) -> String {
     const LONGEST: usize = 96;
-    let mut escaped = name.escape_debug();
-    let text: String = escaped.by_ref().take(LONGEST).collect();
-    let rest = if escaped.next().is_some() { "…" } else { "" };
-    format!("`{text}{rest}`")
+    format!("`{}`", escaped(name, LONGEST))
 }

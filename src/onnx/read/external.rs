@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Metadata};
-use std::io;
 use std::path::Path;
 
 use prost::bytes::Bytes;
 
 use super::error::{Fault, ReadError, shown};
 use super::tensor;
+use crate::files::{is_plain_name, read_exact_at};
 use crate::onnx::proto::{StringStringEntryProto, TensorProto};
 
 /// Data files of a model, open.
@@ -139,13 +139,7 @@ fn decimal(tensor: &TensorProto, text: &str) -> Result<u64, Fault> {
 /// A location that can only name a file in the folder of the model.
 fn plain_name<'a>(tensor: &TensorProto, location: Option<&'a str>) -> Result<&'a str, Fault> {
     let location = location.unwrap_or_default();
-    let forbidden = |c: char| matches!(c, '/' | '\\' | ':') || c.is_control();
-    if location.is_empty()
-        || location == "."
-        || location == ".."
-        || location.len() > 255
-        || location.contains(forbidden)
-    {
+    if !is_plain_name(location) {
         let text = format!("tensor {}: external data location {} is refused", shown(&tensor.name), shown(location));
         return Err(Fault::malformed(text).help("external data must be one file in the folder of the model"));
     }
@@ -196,16 +190,4 @@ fn is_hard_linked(metadata: &Metadata) -> bool {
 #[cfg(not(unix))]
 const fn is_hard_linked(_: &Metadata) -> bool {
     false
-}
-
-#[cfg(unix)]
-fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
-}
-
-#[cfg(not(unix))]
-fn read_exact_at(mut file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-    use std::io::{Read, Seek, SeekFrom};
-    file.seek(SeekFrom::Start(offset))?;
-    file.read_exact(bytes)
 }

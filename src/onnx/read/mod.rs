@@ -21,8 +21,9 @@ use std::sync::{Arc, OnceLock};
 use prost::Message;
 use prost::bytes::Bytes;
 
+pub use crate::files::ErrorKind;
 use error::Fault;
-pub use error::{ReadError, ReadErrorKind};
+pub use error::ReadError;
 use external::DataFiles;
 pub use lookups::PositionTable;
 pub(super) use structure::canonical_domain;

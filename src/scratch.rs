@@ -12,7 +12,7 @@ use tempfile::{Builder, NamedTempFile, TempDir};
 const PREFIX: &str = ".moa-export-";
 
 /// Letters and digits behind the number of the process.
-pub(super) const RANDOM: usize = 6;
+pub(crate) const RANDOM: usize = 6;
 
 /// A file in `folder` that goes when it is dropped, and with it what killed processes have left there.
 ///
@@ -35,7 +35,7 @@ pub fn scratch_folder(folder: &Path) -> io::Result<TempDir> {
 }
 
 /// Removes what this process has begun to write in `folder`; does what it can.
-pub(super) fn remove_own(folder: &Path) {
+pub(crate) fn remove_own(folder: &Path) {
     let prefix = prefix();
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix)) {
@@ -45,14 +45,14 @@ pub(super) fn remove_own(folder: &Path) {
 }
 
 /// What the names of this process's temporary files and folders start with.
-pub(super) fn prefix() -> String {
+pub(crate) fn prefix() -> String {
     let place = place().map_or_else(String::new, |place| format!("{place}-"));
     format!("{PREFIX}{place}{}-", std::process::id())
 }
 
 /// Removes what killed processes of this user have begun to write in `folder`; does what it can.
 #[cfg(target_os = "linux")]
-pub(super) fn remove(folder: &Path) {
+pub(crate) fn remove(folder: &Path) {
     let (Some(place), Ok(own)) = (place(), fs::metadata("/proc/self")) else { return };
     let start = format!("{PREFIX}{place}-");
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -72,7 +72,7 @@ pub(super) fn remove(folder: &Path) {
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(super) fn remove(_folder: &Path) {}
+pub(crate) fn remove(_folder: &Path) {}
 
 /// The process in the rest of a name, which is a number and random letters.
 #[cfg(target_os = "linux")]

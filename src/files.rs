@@ -1,0 +1,115 @@
+//! Rules that hold for every file that is read or written: names that stay in a folder, names that can be shown, and what
+//! a refusal means.
+
+use std::{fs::File, io, path::Path};
+
+/// What a failure means for the caller, independent of its details.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// The input breaks its format.
+    Malformed,
+    /// The input is well formed, but this program cannot use it.
+    Unsupported,
+    /// The input cannot be read, is not there, or changed.
+    Io,
+    /// The input is larger than a limit.
+    Limit,
+}
+
+/// Bytes of the longest name that every file system takes.
+const LONGEST_NAME: usize = 255;
+
+/// Whether a name is that of a file in the folder where it is looked for, on every system.
+pub(crate) fn is_plain_name(name: &str) -> bool {
+    let harmless = |c: char| !c.is_control() && !matches!(c, '/' | '\\' | ':');
+    !matches!(name, "" | "." | "..") && name.len() <= LONGEST_NAME && name.chars().all(harmless)
+}
+
+/// Whether a path leads to where it starts or below, by its words; links are not looked at.
+#[cfg(feature = "ort")]
+pub(crate) fn stays_below(path: &Path) -> bool {
+    path.components().all(|part| matches!(part, std::path::Component::Normal(_)))
+}
+
+/// The folder that a file lies in.
+pub(crate) fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Fills `bytes` with what stands in the file from byte `offset` on.
+#[cfg(unix)]
+pub(crate) fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
+}
+
+/// Fills `bytes` with what stands in the file from byte `offset` on.
+#[cfg(not(unix))]
+pub(crate) fn read_exact_at(mut file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    use std::io::{Read, Seek, SeekFrom};
+    file.seek(SeekFrom::Start(offset))?;
+    file.read_exact(bytes)
+}
+
+/// A text from a file as messages show it: without control characters, cut behind `longest` of its characters.
+pub(crate) fn escaped(text: &str, longest: usize) -> String {
+    let (text, rest) = match text.char_indices().nth(longest) {
+        Some((end, _)) => (&text[..end], "…"),
+        None => (text, ""),
+    };
+    text.chars().flat_map(char::escape_debug).chain(rest.chars()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn plain_names_stay_in_their_folder_on_every_system() {
+        let longest = "n".repeat(LONGEST_NAME);
+        for name in ["model.onnx", "...", ".hidden", "a b", "größe", longest.as_str()] {
+            assert!(is_plain_name(name), "{name}");
+        }
+        let too_long = format!("{longest}n");
+        for name in ["", ".", "..", "/", "a/b", "a/", "../a", "/a", "a\\b", "c:a", "a\0", "a\nb", too_long.as_str()] {
+            assert!(!is_plain_name(name), "{name:?}");
+        }
+    }
+
+    #[test]
+    #[cfg(feature = "ort")]
+    fn paths_below_may_have_folders() {
+        for path in ["", "a", "a/b", "a//b/"] {
+            assert!(stays_below(Path::new(path)), "{path}");
+        }
+        for path in ["..", "a/../../b", "/a", "./a"] {
+            assert!(!stays_below(Path::new(path)), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_file_without_a_folder_lies_in_the_current_one() {
+        for (path, folder) in [("a/b", "a"), ("/a", "/"), ("a", "."), ("", "."), ("/", ".")] {
+            assert_eq!(folder_of(Path::new(path)), Path::new(folder), "{path}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_read_where_they_stand_or_not_at_all() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"0123456789").unwrap();
+        let mut bytes = [0; 3];
+        read_exact_at(&file, &mut bytes, 6).unwrap();
+        assert_eq!(&bytes, b"678");
+        let error = read_exact_at(&file, &mut bytes, 8).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn what_is_shown_is_one_line_of_bounded_length() {
+        assert_eq!(escaped("größe\n\u{1b}[2J\"", 160), "größe\\n\\u{1b}[2J\\\"");
+        assert_eq!(escaped("abc", 3), "abc");
+        assert_eq!(escaped("ab\nd", 3), "ab\\n…");
+    }
+}
