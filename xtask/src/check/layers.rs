@@ -33,7 +33,7 @@ const MODULES: [Module; 22] = [
     module("tensor_file", &["tensor"], &["moa_graphs", "moa_schema"]),
     module("text", &["files"], &["moa_graphs", "moa_schema"]),
     module("side_files", &["file_names", "files", "text"], &[]),
-    module("engine", &["digest", "onnx"], &["moa_graphs"]),
+    module("engine", &["digest", "onnx", "scratch"], &["moa_graphs"]),
     module("export", &["checkpoint", "digest", "file_names", "files", "onnx", "side_files"], &[]),
     module("inspect", &["export", "file_names", "onnx::read"], &["moa_graphs::graph", "moa_graphs::lower"]),
     module("report", &[], &["moa_graphs", "moa_schema"]),
