@@ -41,13 +41,13 @@ impl<'a> Call<'a> {
     ) -> Result<Self, Failure> {
         let mut count = 0;
         // SAFETY: `raw` is valid by the caller's promise.
-        api.check(unsafe { ort!(api, KernelContext_GetInputCount(raw, &mut count)) })?;
+        unsafe { ort!(api, KernelContext_GetInputCount(raw, &mut count)) }.check()?;
         let mut tensors = Vec::with_capacity(operator.inputs.len());
         for (index, parameter) in operator.inputs.iter().enumerate() {
             let mut value = null();
             if index < count {
                 // SAFETY: `raw` is valid and has an input `index`; an absent one yields null.
-                api.check(unsafe { ort!(api, KernelContext_GetInput(raw, index, &mut value)) })?;
+                unsafe { ort!(api, KernelContext_GetInput(raw, index, &mut value)) }.check()?;
             }
             let known = constants.get(index).copied().flatten();
             // SAFETY: `value` is null or an input, which the runtime keeps unchanged during the call; a known shape is
@@ -168,7 +168,7 @@ unsafe fn read_tensor<'a>(
     };
     let mut data = null_mut();
     // SAFETY: `value` is a tensor; the pointer is only read from.
-    api.check(unsafe { ort!(api, GetTensorMutableData(value.cast_mut(), &mut data)) })?;
+    unsafe { ort!(api, GetTensorMutableData(value.cast_mut(), &mut data)) }.check()?;
     let len = shape.as_slice().iter().product();
     // SAFETY: the data of a tensor of this type holds `len` aligned elements, every one of them initialised.
     let elements = unsafe {
@@ -392,13 +392,13 @@ impl<'a> OutputSlots<'a> {
         let (mut count, mut value, mut data) = (0, null_mut(), null_mut());
         // SAFETY: `raw` is valid; `dims` holds as many elements as said; an absent output yields null.
         unsafe {
-            self.api.check(ort!(self.api, KernelContext_GetOutputCount(self.raw, &mut count)))?;
+            ort!(self.api, KernelContext_GetOutputCount(self.raw, &mut count)).check()?;
             if index < count {
                 let (dims, rank) = (dims.as_ptr(), dims.len());
-                self.api.check(ort!(self.api, KernelContext_GetOutput(self.raw, index, dims, rank, &mut value)))?;
+                ort!(self.api, KernelContext_GetOutput(self.raw, index, dims, rank, &mut value)).check()?;
             }
             if !value.is_null() {
-                self.api.check(ort!(self.api, GetTensorMutableData(value, &mut data)))?;
+                ort!(self.api, GetTensorMutableData(value, &mut data)).check()?;
             }
         }
         Ok(data)

@@ -11,6 +11,7 @@ use moa_cuda_fake::{Fake, archive};
 use moa_schema::{FEED_FORWARD, GateMode, SELF_ATTENTION, SelfAttentionAttributes};
 use ort_sys::{ONNXTensorElementDataType, OrtAllocator, OrtMemoryInfo, OrtTensorTypeAndShapeInfo, OrtValue};
 
+use super::super::api::Status;
 use super::super::api::tests::fake;
 use super::super::call::element_code;
 use super::*;
@@ -217,7 +218,8 @@ fn kernel_of(kernels: Arc<KernelSet>) -> CudaKernel {
 fn compute(kernel: &CudaKernel, call: &Context) -> Result<(), Failure> {
     let raw = std::ptr::from_ref(kernel).cast_mut().cast();
     // SAFETY: a kernel as `create` makes it, and a context that the fake runtime knows.
-    kernel.api.check(unsafe { run(raw, std::ptr::from_ref(call).cast_mut().cast()) })
+    let status = unsafe { Status::new(kernel.api, run(raw, std::ptr::from_ref(call).cast_mut().cast())) };
+    status.check()
 }
 
 fn launches(log: &[String]) -> Vec<&String> {
@@ -380,9 +382,11 @@ fn a_node_that_cannot_be_made_gets_a_status() {
     let entry = ENTRIES.iter().find(|entry| entry.entry.operator == FEED_FORWARD).unwrap();
     let mut kernel = null_mut();
     // SAFETY: a registered operator; the fake runtime does not look at the info.
-    let status =
-        unsafe { create(std::ptr::from_ref(entry).cast(), api.table().as_ptr(), std::ptr::null(), &mut kernel) };
+    let status = unsafe {
+        let raw = create(std::ptr::from_ref(entry).cast(), api.table().as_ptr(), std::ptr::null(), &mut kernel);
+        Status::new(api, raw)
+    };
     let text = "MoEFeedForward node ``: attribute `top_k` of type INT is missing";
-    assert_eq!(api.check(status), Err(Failure::runtime(text)));
+    assert_eq!(status.check(), Err(Failure::runtime(text)));
     assert!(kernel.is_null());
 }
