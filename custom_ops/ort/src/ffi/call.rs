@@ -367,9 +367,10 @@ impl<'a> OutputSlots<'a> {
                 return Err(Failure::argument(format!("output `{}` shares memory with another", parameter.name)));
             }
             used.push(range);
-            // SAFETY: the runtime allocated `len` aligned elements of this type, for which every bit pattern is
-            // valid; they meet no input that is still there and no other output, `allocate` cannot run twice, and no
-            // slice of an input has left `inputs` yet.
+            // SAFETY: the runtime allocated `len` aligned elements of this type; they meet no input that is still there
+            // and no other output, `allocate` cannot run twice, and no slice of an input has left `inputs` yet. Nobody
+            // need have written them since, but they come from code that the compiler does not see, so it takes their
+            // bytes for initialised, every pattern of them is a number, and kernels write an element before they read it.
             buffers.push(Some(unsafe {
                 match kind {
                     None => Buffer::Long(slice_mut(data, len)),
@@ -441,3 +442,6 @@ impl<'a> Outputs<'a> {
         Err(Failure { fault: Fault::Bug, text })
     }
 }
+
+#[cfg(test)]
+mod tests;

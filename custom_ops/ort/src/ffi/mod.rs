@@ -10,6 +10,8 @@ mod call;
 mod cuda;
 #[cfg(feature = "cuda")]
 mod device_call;
+#[cfg(test)]
+mod fake_tensor;
 mod library;
 mod pool;
 mod shape;

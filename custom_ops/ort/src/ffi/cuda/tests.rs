@@ -9,24 +9,18 @@ use moa_cuda::{Parameters, entry_points};
 use moa_cuda_driver::KernelSet;
 use moa_cuda_fake::{Fake, archive};
 use moa_schema::{FEED_FORWARD, GateMode, SELF_ATTENTION, SelfAttentionAttributes};
-use ort_sys::{ONNXTensorElementDataType, OrtAllocator, OrtMemoryInfo, OrtTensorTypeAndShapeInfo, OrtValue};
+use ort_sys::{ONNXTensorElementDataType, OrtAllocator, OrtMemoryInfo, OrtValue};
 
 use super::super::api::Status;
 use super::super::api::tests::fake;
 use super::super::call::element_code;
+use super::super::fake_tensor::{Tensor, answers, table};
 use super::*;
 use crate::failure::Failure;
 
 const F16: i32 = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 as i32;
 const F32: i32 = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT as i32;
 const I32: i32 = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32 as i32;
-
-/// A tensor of the fake runtime, and what it knows about its shape.
-struct Tensor {
-    code: i32,
-    dims: Vec<i64>,
-    address: usize,
-}
 
 /// What the allocator of a call was asked.
 #[derive(Default)]
@@ -49,8 +43,6 @@ struct Context {
     memory: Rc<Memory>,
 }
 
-const OK: OrtStatusPtr = OrtStatusPtr(null_mut());
-
 /// # Safety
 ///
 /// `raw` must be a [`Context`] of a test.
@@ -65,19 +57,6 @@ unsafe fn context<'a>(raw: *const OrtKernelContext) -> &'a Context {
 unsafe fn allocator_memory<'a>(raw: *mut OrtAllocator) -> &'a Memory {
     // SAFETY: by the caller's promise.
     unsafe { &*raw.cast::<Memory>() }
-}
-
-macro_rules! answers {
-    ($($name:ident($($argument:ident: $kind:ty),*) $body:block)*) => {
-        $(
-            #[allow(clippy::undocumented_unsafe_blocks)]
-            unsafe extern "system" fn $name($($argument: $kind),*) -> OrtStatusPtr {
-                // Pointers are those that a test handed out, and places for answers.
-                unsafe { $body }
-                OK
-            }
-        )*
-    };
 }
 
 answers! {
@@ -99,20 +78,9 @@ answers! {
         if context.outputs[index] {
             let dims = std::slice::from_raw_parts(dims, rank).to_vec();
             let mut made = context.made.borrow_mut();
-            made.push(Tensor { code: F16, dims, address: (40 + index) << 32 });
+            made.push(Tensor { code: F16, dims, data: device(40 + index) });
             *out = std::ptr::from_mut(made.last_mut().unwrap()).cast();
         }
-    }
-    shape(value: *const OrtValue, out: *mut *mut OrtTensorTypeAndShapeInfo) { *out = value.cast_mut().cast(); }
-    kind(info: *const OrtTensorTypeAndShapeInfo, out: *mut ONNXTensorElementDataType) {
-        *out.cast::<i32>() = (*info.cast::<Tensor>()).code;
-    }
-    rank(info: *const OrtTensorTypeAndShapeInfo, out: *mut usize) { *out = (*info.cast::<Tensor>()).dims.len(); }
-    dims(info: *const OrtTensorTypeAndShapeInfo, out: *mut i64, count: usize) {
-        std::slice::from_raw_parts_mut(out, count).copy_from_slice(&(*info.cast::<Tensor>()).dims);
-    }
-    data(value: *mut OrtValue, out: *mut *mut c_void) {
-        *out = std::ptr::without_provenance_mut((*value.cast::<Tensor>()).address);
     }
     memory(_value: *const OrtValue, out: *mut *const OrtMemoryInfo) { *out = std::ptr::dangling(); }
     ordinal(_memory: *const OrtMemoryInfo, out: *mut c_int) { *out = 0; }
@@ -139,12 +107,15 @@ answers! {
     }
 }
 
-unsafe extern "system" fn release_shape(_: *mut OrtTensorTypeAndShapeInfo) {}
-
 unsafe extern "system" fn release_allocator(raw: *mut OrtAllocator) {
     // SAFETY: a handle that `allocator` gave, for the last time.
     let memory = unsafe { Rc::from_raw(raw.cast::<Memory>().cast_const()) };
     memory.handles_released.set(memory.handles_released.get() + 1);
+}
+
+/// The start of a buffer on the device.
+fn device(number: usize) -> *mut c_void {
+    std::ptr::without_provenance_mut(number << 32)
 }
 
 fn api() -> Api {
@@ -153,12 +124,6 @@ fn api() -> Api {
         KernelContext_GetOutputCount: output_count,
         KernelContext_GetInput: input,
         KernelContext_GetOutput: output,
-        GetTensorTypeAndShape: shape,
-        GetTensorElementType: kind,
-        GetDimensionsCount: rank,
-        GetDimensions: dims,
-        ReleaseTensorTypeAndShapeInfo: release_shape,
-        GetTensorMutableData: data,
         GetTensorMemoryInfo: memory,
         MemoryInfoGetId: ordinal,
         KernelContext_GetGPUComputeStream: stream,
@@ -166,7 +131,7 @@ fn api() -> Api {
         AllocatorAlloc: allocate,
         AllocatorFree: free,
         ReleaseAllocator: release_allocator,
-        ..ort_sys::stub::api()
+        ..table()
     })
 }
 
@@ -181,7 +146,7 @@ fn call(tokens: i64, stream: usize) -> Context {
         (F16, vec![4, 64, 64]),
     ];
     let tensors = shapes.into_iter().enumerate();
-    let inputs = tensors.map(|(index, (code, dims))| Some(Tensor { code, dims, address: (1 + index) << 32 }));
+    let inputs = tensors.map(|(index, (code, dims))| Some(Tensor { code, dims, data: device(1 + index) }));
     Context {
         inputs: inputs.collect(),
         outputs: vec![true, false, false, true],
