@@ -27,8 +27,8 @@ pub(crate) struct DeviceCall<'a> {
     api: Api,
     raw: *mut OrtKernelContext,
     inputs: Vec<Option<DeviceTensor>>,
-    /// Where the first input lies.
-    memory: *const OrtMemoryInfo,
+    /// Where the first input lies; `None` where there is no input.
+    memory: Option<NonNull<OrtMemoryInfo>>,
     lifetime: PhantomData<&'a OrtKernelContext>,
 }
 
@@ -44,7 +44,7 @@ impl DeviceCall<'_> {
         operator: &Operator,
         types: FloatTypes,
     ) -> Result<Self, Failure> {
-        let (mut count, mut memory): (usize, *const OrtMemoryInfo) = (0, null());
+        let (mut count, mut memory) = (0, None);
         let mut inputs = Vec::with_capacity(operator.inputs.len());
         // SAFETY: `raw` is valid by the caller's promise, and so is what it hands out during the call.
         unsafe {
@@ -65,8 +65,10 @@ impl DeviceCall<'_> {
                 }
                 let mut data = null_mut();
                 ort!(api, GetTensorMutableData(value.cast_mut(), &mut data)).check()?;
-                if memory.is_null() {
-                    ort!(api, GetTensorMemoryInfo(value, &mut memory)).check()?;
+                if memory.is_none() {
+                    let mut info: *const OrtMemoryInfo = null();
+                    ort!(api, GetTensorMemoryInfo(value, &mut info)).check()?;
+                    memory = NonNull::new(info.cast_mut());
                 }
                 inputs.push(Some(DeviceTensor { shape, address: data.addr() as u64 }));
             }
@@ -84,11 +86,17 @@ impl DeviceCall<'_> {
         self.inputs.iter().map(|tensor| tensor.as_ref().map_or(0, |tensor| tensor.address)).collect()
     }
 
+    /// What the runtime says about the memory of the inputs.
+    fn memory(&self) -> Result<*const OrtMemoryInfo, Failure> {
+        let memory = self.memory.map(|memory| memory.as_ptr().cast_const());
+        memory.ok_or_else(|| Failure::argument("no input says on which device the node runs"))
+    }
+
     /// The device that holds the inputs.
     pub(crate) fn device(&self) -> Result<i32, Failure> {
-        let mut ordinal = 0;
+        let (memory, mut ordinal) = (self.memory()?, 0);
         // SAFETY: the memory of an input, which lives as long as the input.
-        unsafe { ort!(self.api, MemoryInfoGetId(self.memory, &mut ordinal)) }.check()?;
+        unsafe { ort!(self.api, MemoryInfoGetId(memory, &mut ordinal)) }.check()?;
         Ok(ordinal)
     }
 
@@ -126,9 +134,9 @@ impl DeviceCall<'_> {
 
     /// Memory of the device from the session's allocator; it is given back when the value is dropped.
     pub(crate) fn allocate(&self, bytes: usize) -> Result<DeviceMemory, Failure> {
-        let mut allocator = null_mut();
+        let (memory, mut allocator) = (self.memory()?, null_mut());
         // SAFETY: `raw` and the memory of an input are valid during the call.
-        let status = unsafe { ort!(self.api, KernelContext_GetAllocator(self.raw, self.memory, &mut allocator)) };
+        let status = unsafe { ort!(self.api, KernelContext_GetAllocator(self.raw, memory, &mut allocator)) };
         status.check()?;
         let Some(allocator) = NonNull::new(allocator) else {
             return Err(Failure::runtime("the runtime has no allocator for the device"));

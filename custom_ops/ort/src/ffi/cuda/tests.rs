@@ -323,6 +323,19 @@ fn memory_is_given_back_after_its_call() {
 }
 
 #[test]
+fn a_call_without_inputs_has_no_device() {
+    let mut call = call(3, 7);
+    call.inputs.iter_mut().for_each(|input| *input = None);
+    let raw = std::ptr::from_ref(&call).cast_mut().cast();
+    // SAFETY: a context that the fake runtime knows, and that lives longer than `device`.
+    let device = unsafe { DeviceCall::new(api(), raw, &SELF_ATTENTION, types_of(Element::F16)) }.unwrap();
+    let refused = Failure::argument("no input says on which device the node runs");
+    assert_eq!(device.device(), Err(refused.clone()));
+    assert_eq!(device.allocate(1000).err(), Some(refused));
+    assert_eq!(call.memory.allocated.get(), 0);
+}
+
+#[test]
 fn entries_name_their_provider_and_types() {
     assert_eq!(ENTRIES.len(), 9);
     for entry in ENTRIES.iter() {
