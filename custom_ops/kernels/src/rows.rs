@@ -71,8 +71,10 @@ impl RowProduct<'_> {
 
     fn compute_with<W: Element>(&self, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
         let count = self.left.starts.len();
-        if on_tiles::<W>(isa, count, self.left.inner, self.columns) {
-            return self.compute_on_tiles(panels, isa, out);
+        if on_tiles::<W>(isa, count, self.left.inner, self.columns)
+            && let Some(unit) = Unit::new(isa)
+        {
+            return self.compute_on_tiles(unit, panels, isa, out);
         }
         let panel_len = self.weights.geometry().panel_len::<W>();
         let together = match count {
@@ -118,8 +120,7 @@ impl RowProduct<'_> {
 }
 
 impl RowProduct<'_> {
-    fn compute_on_tiles<W: Element>(&self, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
-        let mut unit = Unit::new(isa);
+    fn compute_on_tiles<W: Element>(&self, mut unit: Unit, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
         for column in (0..self.columns).step_by(COLUMN_LIMIT) {
             let first_panel = (self.first_column + column) / PANEL;
             let right = self.weights.geometry().right(panels, self.matrix, self.block, first_panel);

@@ -224,6 +224,16 @@ fn values_that_are_not_finite_give_what_vectors_give() {
     }
 }
 
+#[test]
+fn vectors_serve_a_thread_whose_tiles_are_taken() {
+    let Some([vectors, tiles]) = levels() else { return };
+    let case = Case::random(&mut Random(250), SIZES[4]);
+    let taken = Unit::new(tiles);
+    assert_eq!(bits(&case.compute(tiles)), bits(&case.compute(vectors)));
+    drop(taken);
+    assert_ne!(bits(&case.compute(tiles)), bits(&case.compute(vectors)));
+}
+
 /// The bits of a row depend on that row and the weights alone: not on its place, nor on what stands beside it.
 #[test]
 fn rows_do_not_change_each_other() {

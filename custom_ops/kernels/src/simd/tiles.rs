@@ -170,21 +170,19 @@ impl Drop for Unit {
 }
 
 impl Unit {
-    /// Takes the tiles of this thread.
-    ///
-    /// # Panics
-    ///
-    /// If `isa` has no tiles, or this thread has a unit.
-    pub(crate) fn new(isa: Isa) -> Self {
-        assert!(isa.has_tiles(), "tiles");
-        let Some(mut scratch) = SCRATCH.take() else { unreachable!("two units") };
+    /// Takes the tiles of this thread; `None` where `isa` has none, or the thread has a unit: vectors serve then.
+    pub(crate) fn new(isa: Isa) -> Option<Self> {
+        if !isa.has_tiles() {
+            return None;
+        }
+        let mut scratch = SCRATCH.take()?;
         // SAFETY: `Isa` proves that this process may use tiles, and the memory that the thread has no other unit.
-        let Some(tiles) = (unsafe { Tiles::configure() }) else { unreachable!("tiles") };
+        let tiles = unsafe { Tiles::configure() }?;
         let [left, right, sums] = SCRATCH_LEN;
         scratch.left.take(left);
         scratch.right.iter_mut().for_each(|buffer| _ = buffer.take(right));
         scratch.sums.take(sums);
-        Self { scratch, tiles }
+        Some(Self { scratch, tiles })
     }
 
     /// Splits the first panel of `right`, of `inner` rows, into `out`.
@@ -422,10 +420,8 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     fn a_thread_keeps_what_is_stated() {
         let isa = Isa::at_most(Instructions::Amx);
-        if !isa.has_tiles() {
-            return println!("skipped: no AMX tiles");
-        }
-        let unit = Unit::new(isa);
+        let Some(unit) = Unit::new(isa) else { return println!("skipped: no AMX tiles") };
+        assert!(Unit::new(isa).is_none(), "two units of one thread");
         let Scratch { left, right: [even, odd], sums } = &unit.scratch;
         assert_eq!(left.bytes() + even.bytes() + odd.bytes() + sums.bytes(), THREAD_BYTES);
     }
