@@ -65,7 +65,7 @@ pub struct SelfAttentionOutputs<'a, T = f32> {
 /// # Errors
 ///
 /// * [`KernelError::Length`], [`KernelError::Empty`] or [`KernelError::TopK`] where a slice or `top_k` does not fit
-///   `dims`;
+///   `dims`, [`KernelError::Experts`] where `dims` has too many;
 /// * [`KernelError::Capacity`] where the caches have no room for the new tokens;
 /// * [`KernelError::Missing`] where a shared cache is neither given nor asked for;
 /// * [`KernelError::Missing`] or [`KernelError::OddHead`] where the rotary inputs do not belong together;
