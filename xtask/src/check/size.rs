@@ -18,10 +18,7 @@ const WRITTEN: [&str; 10] = ["rs", "py", "md", "toml", "cu", "cuh", "h", "hpp", 
 
 /// Every broken limit.
 pub(super) fn check(root: &Path) -> io::Result<Vec<String>> {
-    let files = match tracked(root) {
-        Some(files) => files,
-        None => walk(root, root)?,
-    };
+    let files = files(root)?;
     let mut found = Vec::new();
     let mut data = 0;
     for file in &files {
@@ -43,6 +40,11 @@ pub(super) fn check(root: &Path) -> io::Result<Vec<String>> {
         found.push(format!("data: {data} bytes, and {MAX_BYTES} are allowed"));
     }
     Ok(found)
+}
+
+/// Files of the repository, from `root`.
+pub(super) fn files(root: &Path) -> io::Result<Vec<PathBuf>> {
+    tracked(root).map_or_else(|| walk(root, root), Ok)
 }
 
 /// Files that git tracks or would, if this is a clone.
