@@ -66,6 +66,13 @@ pub const PRESENT_INPUTS: &str = "present_inputs";
 /// 0 or absent: those before the routing.
 pub const OUTPUT_COUNT: &str = "output_count";
 
+/// Attribute by which a parser of TensorRT finds the plugin of a node, and a library the version of the operators that the
+/// node is written for: [`OPSET_VERSION`] as a text.
+pub const PLUGIN_VERSION: &str = "plugin_version";
+
+/// Attribute by which a parser of TensorRT finds the plugin of a node: [`DOMAIN`].
+pub const PLUGIN_NAMESPACE: &str = "plugin_namespace";
+
 /// How router logits become the `k` weights of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GateMode {
