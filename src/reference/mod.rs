@@ -216,9 +216,9 @@ impl Reference {
 
 const fn precision(activations: FloatType) -> Precision {
     match activations {
-        FloatType::Float16 => Precision::Half,
-        FloatType::Bfloat16 => Precision::Brain,
-        FloatType::Float32 => Precision::Single,
+        FloatType::F16 => Precision::Half,
+        FloatType::Bf16 => Precision::Brain,
+        FloatType::F32 => Precision::Single,
     }
 }
 

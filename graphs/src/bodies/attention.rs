@@ -10,7 +10,7 @@ use crate::graph::{Attribute, Builder, DType, Value};
 /// all masked stays free of NaN.
 fn masked_score(b: &mut Builder) -> Value {
     b.float(match b.precision().activations() {
-        FloatType::Float16 => half::f16::MIN.to_f32(),
+        FloatType::F16 => half::f16::MIN.to_f32(),
         _ => f32::MIN,
     })
 }

@@ -352,7 +352,7 @@ impl<'a> OutputSlots<'a> {
                 continue;
             }
             let kind = float_type(parameter.element, self.types);
-            let bytes = len * kind.map_or(8, |kind| if kind == FloatType::F32 { 4 } else { 2 });
+            let bytes = len * kind.map_or(size_of::<i64>(), FloatType::bytes);
             let range = data.addr()..data.addr() + bytes;
             if let Some((_, input)) = in_place.iter().find(|(output, _)| *output == index) {
                 inputs.give_up(*input, &range);
