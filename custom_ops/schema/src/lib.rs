@@ -44,12 +44,14 @@
 //! bodies of standard operators end with an error.
 
 mod operator;
+mod panic;
 mod shape;
 
 pub use operator::{
     Attribute, AttributeKind, CROSS_ATTENTION, ElementType, FEED_FORWARD, FloatType, FloatTypes, OPERATORS, Operator,
     Parameter, SELF_ATTENTION, cross_attention, feed_forward, self_attention,
 };
+pub use panic::panic_text;
 pub use shape::{CrossAttentionDims, FeedForwardDims, SelfAttentionDims, ShapeError};
 
 /// ONNX domain of the operators.
