@@ -1,8 +1,8 @@
 //! Models as TensorRT's parser takes them: nodes of ours as plugins, without bodies.
 //!
-//! A parser of TensorRT looks a plugin up by operator type, `plugin_version` and `plugin_namespace`; up to 10.6 it takes
-//! a body of the same name first, so bodies go. It hands an input that is absent before a present one to the plugin as
-//! a null pointer, and asks for the number of outputs before it shows the node: both become attributes.
+//! A parser of TensorRT looks a plugin up by operator type, `plugin_version` and `plugin_namespace`; up to 10.6 it
+//! takes a body of the same name first, so bodies go. It hands an input that is absent before a present one to the
+//! plugin as a null pointer, and asks for the number of outputs before it shows the node: both become attributes.
 
 use std::collections::BTreeSet;
 

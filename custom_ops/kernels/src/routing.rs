@@ -262,8 +262,8 @@ impl Routing {
         before(tokens.start)..before(tokens.end)
     }
 
-    /// Cuts the rows of each expert into the fewest tiles of at most `most` rows, as even as can be: where each begins, and
-    /// whose it is.
+    /// Cuts the rows of each expert into the fewest tiles of at most `most` rows, as even as can be: where each begins,
+    /// and whose it is.
     pub(crate) fn tiles(&self, most: usize) -> impl Iterator<Item = (usize, usize)> {
         self.experts().flat_map(move |(expert, rows)| even(rows, most).map(move |tile| (tile.start, expert)))
     }

@@ -110,8 +110,8 @@ impl Case {
         terms.fold((0.0, 0.0), |(sum, magnitude), term| (sum + term, magnitude + term.abs()))
     }
 
-    /// The errors squared of both levels, relative to the magnitude of the terms and in units of 2^-24, after a check that
-    /// none is larger than a chain of fused multiply-adds may have.
+    /// The errors squared of both levels, relative to the magnitude of the terms and in units of 2^-24, after a check
+    /// that none is larger than a chain of fused multiply-adds may have.
     fn errors(&self, levels: [Isa; 2], what: &str) -> [f64; 2] {
         let unit = 2f64.powi(-24);
         levels.map(|isa| {

@@ -49,8 +49,8 @@ pub struct SelfAttentionInputs<'a, T = f32> {
 pub struct SelfAttentionOutputs<'a, T = f32> {
     /// `[B, T, C]`.
     pub output: &'a mut [T],
-    /// `[B, G, P + T, D]`: the past, then the new keys after rotation. Where there is a capacity, `[B, G, M, D]`: only the
-    /// new rows are written where the past stands here already; else the past is copied and the rest set to 0.
+    /// `[B, G, P + T, D]`: the past, then the new keys after rotation. Where there is a capacity, `[B, G, M, D]`: only
+    /// the new rows are written where the past stands here already; else the past is copied and the rest set to 0.
     pub present_key: Option<&'a mut [T]>,
     /// As `present_key`, the new values without rotation.
     pub present_value: Option<&'a mut [T]>,

@@ -55,7 +55,8 @@ impl Attributes {
 
 /// Refuses a node that is written for another version of the operators than this library's, where the node says so.
 ///
-/// The runtime takes the newest operator that is not newer than what the model asks for, and does not tell which that was.
+/// The runtime takes the newest operator that is not newer than what the model asks for, and does not tell which that
+/// was.
 pub(crate) fn check_version(source: &dyn AttributeSource) -> Result<(), Failure> {
     let version = OPSET_VERSION.to_string();
     match source.string(PLUGIN_VERSION).filter(|written| *written != version) {

@@ -70,7 +70,8 @@ impl<'a> Call<'a> {
 
     /// Allocates output `i` with shape `shapes[i]`; outputs that the node does not have stay absent.
     ///
-    /// `in_place` are outputs that may have the memory of an input; an input that gives its memory is absent afterwards.
+    /// `in_place` are outputs that may have the memory of an input; an input that gives its memory is absent
+    /// afterwards.
     pub(crate) fn allocate(
         mut self,
         shapes: &[&[usize]],
@@ -149,8 +150,8 @@ pub(crate) fn element_code(element: ElementType, types: FloatTypes) -> ONNXTenso
 
 /// # Safety
 ///
-/// `value` must be null or a tensor in CPU memory that nobody writes during `'a`; its shape must be `known` where there is
-/// one, and its type then that of the parameter.
+/// `value` must be null or a tensor in CPU memory that nobody writes during `'a`; its shape must be `known` where there
+/// is one, and its type then that of the parameter.
 unsafe fn read_tensor<'a>(
     api: Api,
     value: *const OrtValue,
@@ -370,7 +371,8 @@ impl<'a> OutputSlots<'a> {
             // SAFETY: the runtime allocated `len` aligned elements of this type; they meet no input that is still there
             // and no other output, `allocate` cannot run twice, and no slice of an input has left `inputs` yet. Nobody
             // need have written them since, but they come from code that the compiler does not see, so it takes their
-            // bytes for initialised, every pattern of them is a number, and kernels write an element before they read it.
+            // bytes for initialised, every pattern of them is a number, and kernels write an element before they read
+            // it.
             buffers.push(Some(unsafe {
                 match kind {
                     None => Buffer::Long(slice_mut(data, len)),

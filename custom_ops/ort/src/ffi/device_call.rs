@@ -1,5 +1,5 @@
-//! Inputs, outputs, stream and memory of one call of a kernel on a GPU. Tensors stay on the device: only their addresses
-//! and shapes are looked at.
+//! Inputs, outputs, stream and memory of one call of a kernel on a GPU. Tensors stay on the device: only their
+//! addresses and shapes are looked at.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;

@@ -28,7 +28,8 @@ const PROVIDER: &CStr = c"CPUExecutionProvider";
 /// Entry that marks session options which have the domain: a runtime refuses a domain that is added twice.
 const REGISTERED: &CStr = c"ai.moa.operator_library";
 
-/// One operator on one choice of types, as the runtime sees it; the runtime picks the entry by the types of a node and keeps pointers to it, so it lives in a static.
+/// One operator on one choice of types, as the runtime sees it; the runtime picks the entry by the types of a node and
+/// keeps pointers to it, so it lives in a static.
 #[repr(C)]
 pub(super) struct Entry {
     /// First, so that a pointer to it is a pointer to the entry.
@@ -99,7 +100,8 @@ impl Entry {
     }
 }
 
-/// Adds the domain `ai.moa` with its three operators, on every choice of types, to session options; returns null on success.
+/// Adds the domain `ai.moa` with its three operators, on every choice of types, to session options; returns null on
+/// success.
 ///
 /// The runtime calls it when a session asks for this library. Any number of sessions and threads may do so, and the
 /// same options more than once.
