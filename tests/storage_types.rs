@@ -37,19 +37,17 @@ fn graph(float: FloatType) -> Graph {
 /// What the type makes of a value, by the crate that defines it.
 fn rounded(float: FloatType, value: f32) -> Vec<u8> {
     match float {
-        FloatType::Float32 => value.to_le_bytes().to_vec(),
-        FloatType::Float16 => f16::from_f32(value).to_le_bytes().to_vec(),
-        FloatType::Bfloat16 => bf16::from_f32(value).to_le_bytes().to_vec(),
+        FloatType::F32 => value.to_le_bytes().to_vec(),
+        FloatType::F16 => f16::from_f32(value).to_le_bytes().to_vec(),
+        FloatType::Bf16 => bf16::from_f32(value).to_le_bytes().to_vec(),
     }
 }
 
 #[test]
 fn files_hold_the_rounded_and_transposed_values() {
-    for (float, data_type) in [
-        (FloatType::Float32, DataType::Float),
-        (FloatType::Float16, DataType::Float16),
-        (FloatType::Bfloat16, DataType::Bfloat16),
-    ] {
+    for (float, data_type) in
+        [(FloatType::F32, DataType::Float), (FloatType::F16, DataType::Float16), (FloatType::Bf16, DataType::Bfloat16)]
+    {
         let expected: Vec<u8> =
             (0..COLUMNS).flat_map(|column| (0..ROWS).flat_map(move |row| rounded(float, value(row, column)))).collect();
         for external in [false, true] {

@@ -22,7 +22,7 @@ mod synthetic;
 mod weight;
 
 pub use error::ImportError;
-pub use float::{FloatType, OutOfRange};
+pub use float::{FloatType, OutOfRange, Rounding};
 pub use lower::{Form, LowerError, NamedGraph, Options, lower};
 pub use precision::Precision;
 pub use synthetic::SyntheticTensors;

@@ -37,17 +37,17 @@ impl Precision {
     /// Type of trained matrices: projections, experts, embeddings.
     pub const fn weights(self) -> FloatType {
         match self {
-            Self::Fp32 => FloatType::Float32,
-            Self::Fp16 => FloatType::Float16,
-            Self::Bf16 => FloatType::Bfloat16,
+            Self::Fp32 => FloatType::F32,
+            Self::Fp16 => FloatType::F16,
+            Self::Bf16 => FloatType::Bf16,
         }
     }
 
     /// Type of activations, key/value caches and biases.
     pub const fn activations(self) -> FloatType {
         match self {
-            Self::Fp32 | Self::Bf16 => FloatType::Float32,
-            Self::Fp16 => FloatType::Float16,
+            Self::Fp32 | Self::Bf16 => FloatType::F32,
+            Self::Fp16 => FloatType::F16,
         }
     }
 }

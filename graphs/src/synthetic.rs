@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, collections::BTreeMap, io, sync::Arc};
 
-use crate::{FloatType, Runs, TensorDirectory, TensorSource, Weight, WeightError};
+use crate::{FloatType, Rounding, Runs, TensorDirectory, TensorSource, Weight, WeightError};
 
 /// A directory that has every tensor that it is asked for.
 ///

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::FloatType;
+use crate::{FloatType, Rounding};
 
 /// Why the values of a tensor cannot be had.
 #[derive(Debug, thiserror::Error)]

@@ -91,8 +91,8 @@ pub trait Runner {
     }
 }
 
-/// One computation on inputs that are bound; see [`Runner::bind`]. Tells its time on the device, between two events on the
-/// device's own clock, where the backend has that.
+/// One computation on inputs that are bound; see [`Runner::bind`]. Tells its time on the device, between two events on
+/// the device's own clock, where the backend has that.
 pub type Bound<'a> = Box<dyn FnMut() -> Result<Option<Duration>, BackendError> + 'a>;
 
 /// How ONNX Runtime computes.

@@ -3,7 +3,7 @@
 use std::{io, sync::Arc};
 
 use half::{bf16, f16};
-use moa_graphs::{FloatType, Runs, TensorSource, Weight, WeightError};
+use moa_graphs::{FloatType, Rounding, Runs, TensorSource, Weight, WeightError};
 
 use super::{
     dtype::Dtype,
@@ -107,7 +107,7 @@ impl StoredTensor {
             values.clear();
             decode(block, &mut values);
             for value in &values {
-                if !FloatType::Float32.holds(*value) {
+                if !FloatType::F32.holds(*value) {
                     count += 1;
                     first.get_or_insert(seen);
                 } else if !to.holds(*value) {
@@ -197,13 +197,13 @@ enum Converter {
 impl Converter {
     fn new(from: Dtype, to: FloatType) -> Option<Self> {
         Some(match (from, to) {
-            (Dtype::F32, FloatType::Float32) => {
+            (Dtype::F32, FloatType::F32) => {
                 Self::Copy(|bytes| all(bytes, |value| f32::from_le_bytes(value).is_finite()))
             }
-            (Dtype::F16, FloatType::Float16) => {
+            (Dtype::F16, FloatType::F16) => {
                 Self::Copy(|bytes| all(bytes, |value| f16::from_le_bytes(value).is_finite()))
             }
-            (Dtype::BF16, FloatType::Bfloat16) => {
+            (Dtype::BF16, FloatType::Bf16) => {
                 Self::Copy(|bytes| all(bytes, |value| bf16::from_le_bytes(value).is_finite()))
             }
             (Dtype::F64, _) => Self::Double(f64_decoder(from)?, Vec::new()),

@@ -8,7 +8,8 @@ use crate::{checkpoint, files::folder_of, side_files};
 /// Endings of the files that a model, a checkpoint or an exported folder consists of, where their names are free.
 const PARTS: [&str; 7] = ["bin", "data", "onnx", "plan", "pt", "safetensors", "txt"];
 
-/// Refuses an output that is an input, or one of the files of a folder that is read, or another output; `-` is none of them.
+/// Refuses an output that is an input, or one of the files of a folder that is read, or another output; `-` is none of
+/// them.
 ///
 /// # Errors
 ///

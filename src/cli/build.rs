@@ -72,7 +72,8 @@ pub(super) struct BuildArguments {
     /// Let products of fp32 round their factors to TF32, which `verify` does not take for equal
     #[arg(long)]
     tf32: bool,
-    /// Most memory that a layer of TensorRT's own may use while it runs, such as 512M or 4G [default: TensorRT's choice]
+    /// Most memory that a layer of TensorRT's own may use while it runs, such as 512M or 4G [default: TensorRT's
+    /// choice]
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     workspace: Option<u64>,
     /// Effort of the search for fast kernels, 1 to 5 [default: TensorRT's choice]

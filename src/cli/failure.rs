@@ -172,7 +172,7 @@ impl From<WeightError> for Failure {
             ),
             WeightError::OutOfRange { to, .. } => {
                 let help = match to {
-                    FloatType::Float16 => "export with --dtype bf16 or --dtype fp32",
+                    FloatType::F16 => "export with --dtype bf16 or --dtype fp32",
                     _ => "export with --dtype fp32",
                 };
                 Self::new(UNSUPPORTED, 29, message, Some(help))

@@ -10,8 +10,8 @@ use super::args::threads;
 pub(super) struct GenerateArguments {
     /// Folder that `moa-export CHECKPOINT -o OUT` wrote, with the vocabulary or tokenizer beside the graphs
     pub(super) folder: PathBuf,
-    /// What to translate or continue: the lines of a file, of stdin (`-`), or else the text itself; a blank line gives an
-    /// empty one
+    /// What to translate or continue: the lines of a file, of stdin (`-`), or else the text itself; a blank line gives
+    /// an empty one
     #[arg(long, value_name = "TEXT|FILE|-", allow_hyphen_values = true)]
     pub(super) input: String,
     /// Most lines that are decoded together

@@ -9,8 +9,8 @@ use std::{
 use super::{Failure, failure::INTERRUPTED, leave::leave, signals::on_end};
 use crate::onnx::Unfinished;
 
-/// From here on, Ctrl-C and termination end the program and leave nothing of what it has begun, in the folder for temporary
-/// files, in or beside any of `places` (`-` is stdout).
+/// From here on, Ctrl-C and termination end the program and leave nothing of what it has begun, in the folder for
+/// temporary files, in or beside any of `places` (`-` is stdout).
 pub(super) fn end_cleanly<'a>(places: impl IntoIterator<Item = &'a Path>) -> Result<(), Failure> {
     let begun: Vec<_> = places
         .into_iter()

@@ -132,8 +132,8 @@ impl ShapeArguments {
         Ok(numbered.into_iter().map(|(_, group)| group).collect())
     }
 
-    /// The profiles of each of several graphs, which share dimensions by their names. A graph for which two profiles say the
-    /// same has one of them.
+    /// The profiles of each of several graphs, which share dimensions by their names. A graph for which two profiles
+    /// say the same has one of them.
     pub(super) fn profiles(&self, graphs: &[Vec<ValueInfo>]) -> Result<Vec<Vec<Profile>>, Failure> {
         let groups = self.groups()?;
         let open: Vec<String> = graphs.iter().flat_map(|inputs| open_dims(inputs)).collect();

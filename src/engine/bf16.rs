@@ -1,7 +1,7 @@
 //! Casts around operators whose matrices are bf16.
 //!
-//! Exports in bf16 keep their activations in f32, and the CUDA kernels take one type for both. So what flows into such an
-//! operator is rounded to bf16, and what flows out of it is widened again, which is exact; routers stay in f32.
+//! Exports in bf16 keep their activations in f32, and the CUDA kernels take one type for both. So what flows into such
+//! an operator is rounded to bf16, and what flows out of it is widened again, which is exact; routers stay in f32.
 
 use std::collections::{BTreeMap, BTreeSet};
 

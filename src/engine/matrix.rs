@@ -1,8 +1,8 @@
 //! Which TensorRT release, CUDA toolkit and dtype serve which GPU.
 //!
 //! Sources: NVIDIA's support matrices of TensorRT 8.6, 10.0 and 10.1, its release notes of 10.4 (Volta is deprecated),
-//! 10.5 (Volta is removed), 10.7 (a plugin goes before a body), 10.8 (Blackwell is added) and 10.13.2 (CUDA 11 is dropped, 13.0 is added), the headers and
-//! change log of 11.1, and the architectures of each CUDA toolkit's compiler.
+//! 10.5 (Volta is removed), 10.7 (a plugin goes before a body), 10.8 (Blackwell is added) and 10.13.2 (CUDA 11 is
+//! dropped, 13.0 is added), the headers and change log of 11.1, and the architectures of each CUDA toolkit's compiler.
 
 use std::{fmt, str::FromStr};
 

@@ -1,12 +1,15 @@
 //! Models as TensorRT's parser takes them: nodes of ours as plugins, without bodies.
 //!
-//! A parser of TensorRT looks a plugin up by operator type, `plugin_version` and `plugin_namespace`; up to 10.6 it takes
-//! a body of the same name first, so bodies go. It hands an input that is absent before a present one to the plugin as
-//! a null pointer, and asks for the number of outputs before it shows the node: both become attributes.
+//! A parser of TensorRT looks a plugin up by operator type, `plugin_version` and `plugin_namespace`; up to 10.6 it
+//! takes a body of the same name first, so bodies go. It hands an input that is absent before a present one to the
+//! plugin as a null pointer, and asks for the number of outputs before it shows the node: both become attributes.
 
 use std::collections::BTreeSet;
 
-use moa_schema::{DOMAIN, ElementType, OPERATORS, OPSET_VERSION, OUTPUT_COUNT, Operator, PRESENT_INPUTS};
+use moa_schema::{
+    DOMAIN, ElementType, OPERATORS, OPSET_VERSION, OUTPUT_COUNT, Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION,
+    PRESENT_INPUTS,
+};
 
 use super::bf16::{Casts, activations, bf16_weights, cast_edges, cast_to_bf16, declared_narrow, has_bf16_matrices};
 use crate::onnx::proto::attribute_proto::AttributeType;
@@ -162,8 +165,8 @@ fn name_plugin(node: &mut NodeProto, operator: &Operator, outputs: Option<usize>
     if let Some(count) = outputs {
         node.attribute.push(int(OUTPUT_COUNT, count));
     }
-    node.attribute.push(text("plugin_namespace", DOMAIN));
-    node.attribute.push(text("plugin_version", &OPSET_VERSION.to_string()));
+    node.attribute.push(text(PLUGIN_NAMESPACE, DOMAIN));
+    node.attribute.push(text(PLUGIN_VERSION, &OPSET_VERSION.to_string()));
     Ok(())
 }
 
@@ -174,7 +177,7 @@ fn prepare_outputs(
     used: &BTreeSet<String>,
     cut: &mut BTreeSet<String>,
 ) -> Option<usize> {
-    let written = [OUTPUT_COUNT, "plugin_version", "plugin_namespace"];
+    let written = [OUTPUT_COUNT, PLUGIN_VERSION, PLUGIN_NAMESPACE];
     node.attribute.retain(|attribute| !written.contains(&attribute.name.as_str()));
     let needed = node.output.iter().rposition(|name| used.contains(name)).map_or(1, |last| last + 1);
     cut.extend(node.output.drain(needed.min(node.output.len())..));

@@ -67,8 +67,8 @@ impl ShapeList {
     }
 }
 
-/// The shapes of every input of a model whose smallest, most frequent and largest shapes are `lists`, each with the option
-/// that gave it. Inputs without open dimensions may be left out.
+/// The shapes of every input of a model whose smallest, most frequent and largest shapes are `lists`, each with the
+/// option that gave it. Inputs without open dimensions may be left out.
 ///
 /// # Errors
 ///
@@ -152,7 +152,8 @@ fn ascend(inputs: &[ValueInfo], input: &ValueInfo, [min, opt, max]: &[Vec<u64>; 
     Err(refused(inputs, why))
 }
 
-/// That each name of a dimension stands for one size in the shapes of all inputs, and each sum for the sum of its terms.
+/// That each name of a dimension stands for one size in the shapes of all inputs, and each sum for the sum of its
+/// terms.
 fn agree(inputs: &[ValueInfo], found: &[InputShapes], which: usize, option: &str) -> Result<(), ProfileError> {
     let mut dims = Vec::new();
     for (input, shapes) in inputs.iter().zip(found) {

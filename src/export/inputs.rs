@@ -11,8 +11,8 @@ use crate::{
     side_files::{SideFile, SideFileOptions, is_own_folder},
 };
 
-/// Refuses to write over an input, whatever may be replaced; graphs that lie beside a checkpoint are none, and vocabularies
-/// and configurations are.
+/// Refuses to write over an input, whatever may be replaced; graphs that lie beside a checkpoint are none, and
+/// vocabularies and configurations are.
 pub(super) fn keep_inputs(
     checkpoint: &Checkpoint,
     files: &SideFileOptions,

@@ -62,8 +62,8 @@ impl CacheLayout {
     }
 }
 
-/// Whether each cache goes from the input to one `MoASelfAttention` and from there to the output, and nowhere else: then
-/// nothing but that operator sees how many rows the caches have.
+/// Whether each cache goes from the input to one `MoASelfAttention` and from there to the output, and nowhere else:
+/// then nothing but that operator sees how many rows the caches have.
 fn writes_in_place(graph: &OnnxFile, past: &[String], present: &[String]) -> bool {
     let nodes = graph.graph().map(|graph| graph.node.as_slice()).unwrap_or_default();
     let is_own = |node: &NodeProto| node.domain == DOMAIN && node.op_type == SELF_ATTENTION.name;

@@ -38,7 +38,8 @@ impl Default for SearchOptions {
 /// Widest beam; each hypothesis holds caches of its own.
 const MAX_BEAM: usize = 1024;
 
-/// Steepest length penalty, of either sign: far beyond it, powers of lengths are no numbers or leave nothing of a score.
+/// Steepest length penalty, of either sign: far beyond it, powers of lengths are no numbers or leave nothing of a
+/// score.
 const MAX_PENALTY: f64 = 10.0;
 
 impl SearchOptions {

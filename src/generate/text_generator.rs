@@ -150,8 +150,8 @@ impl TextGenerator {
     ///
     /// # Errors
     ///
-    /// Where a file is missing or broken, the graph is no decoder with caches of floats of 32 or 16 bits, or the runtime is
-    /// missing or does not take it.
+    /// Where a file is missing or broken, the graph is no decoder with caches of floats of 32 or 16 bits, or the
+    /// runtime is missing or does not take it.
     pub fn open(folder: &Path, options: TextGeneratorOptions) -> Result<Self, GenerateError> {
         if options.batch == 0 {
             return Err(GenerateError::Option("batch 0: it must be at least 1".into()));
@@ -211,7 +211,8 @@ impl TextGenerator {
         Ok(results)
     }
 
-    /// [`Self::generate_streaming`], which hands over the results batch by batch, so that those before an error are there.
+    /// [`Self::generate_streaming`], which hands over the results batch by batch, so that those before an error are
+    /// there.
     ///
     /// # Errors
     ///

@@ -75,8 +75,8 @@ fn fold_calls(runs: &[crate::backend::NodeRun], calls: usize, alone: &[&str]) ->
     fold(times, 1, alone)
 }
 
-/// Sums up nodes by module and operator, in the order in which they come first. `alone` names the nodes of the graph that
-/// belong to no module, to whose names the runtime adds a slash and more where it fuses them with others.
+/// Sums up nodes by module and operator, in the order in which they come first. `alone` names the nodes of the graph
+/// that belong to no module, to whose names the runtime adds a slash and more where it fuses them with others.
 #[allow(clippy::cast_precision_loss)]
 pub fn fold<'a>(runs: impl Iterator<Item = (&'a str, &'a str, u64)>, calls: usize, alone: &[&str]) -> Vec<NodeTime> {
     let mut folded: Vec<NodeTime> = Vec::new();

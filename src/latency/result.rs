@@ -70,14 +70,14 @@ pub struct Row {
     pub tokens_per_second: f64,
     /// Time beside that of the point's first contestant; absent for that one.
     pub ratio: Option<Estimate>,
-    /// The same calls between events on the device; absent for backends that have none. All other times are by the host's
-    /// clock, from the call to its return.
+    /// The same calls between events on the device; absent for backends that have none. All other times are by the
+    /// host's clock, from the call to its return.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceTimes>,
 }
 
-/// Times of calls between two events on the device: for TensorRT CUDA events before and behind a run, which `trtexec` calls
-/// GPU compute time.
+/// Times of calls between two events on the device: for TensorRT CUDA events before and behind a run, which `trtexec`
+/// calls GPU compute time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceTimes {
     /// All timed calls.

@@ -126,8 +126,8 @@ pub fn estimate_median(values: &[f64]) -> Option<Estimate> {
     Some(Estimate { value, interval })
 }
 
-/// The median of `values` by nearest rank, as every percentile here: the shortest that half of them do not exceed, so the lower
-/// one of the middle two where their number is even.
+/// The median of `values` by nearest rank, as every percentile here: the shortest that half of them do not exceed, so
+/// the lower one of the middle two where their number is even.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

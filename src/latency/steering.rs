@@ -174,8 +174,9 @@ impl Router {
         Ok(states)
     }
 
-    /// Lower Cholesky factor of `WᵀW`, `[experts, experts]`; `None` where it is singular, or so close to it that rounding
-    /// a state to f32 (2⁻²⁴ of its length, which is that of the change over the least singular value) may undo a choice.
+    /// Lower Cholesky factor of `WᵀW`, `[experts, experts]`; `None` where it is singular, or so close to it that
+    /// rounding a state to f32 (2⁻²⁴ of its length, which is that of the change over the least singular value) may undo
+    /// a choice.
     fn factor(&self) -> Option<Vec<f64>> {
         let n = self.experts;
         let mut gram = vec![0.0; n * n];

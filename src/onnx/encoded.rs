@@ -156,7 +156,7 @@ mod tests {
                 shape: vec![rows, width],
                 values: ConstantValues::Int64((0..rows * width).map(|value| value as i64).collect()),
             }),
-            false => Data::Weight(WeightExpr::Sinusoids(Sinusoids { rows, width, padding: 0 }), FloatType::Float16),
+            false => Data::Weight(WeightExpr::Sinusoids(Sinusoids { rows, width, padding: 0 }), FloatType::F16),
         };
         Initializer { name: name.into(), shape: vec![rows, width], data }
     }

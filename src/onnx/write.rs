@@ -1,8 +1,8 @@
 //! Files that appear whole or not at all.
 //!
 //! Every file is written beside its final place, flushed to the disk, and moved there by one rename. A new
-//! folder is filled under another name and renamed as a whole. What a killed process has left of both where the next one
-//! writes, that one removes.
+//! folder is filled under another name and renamed as a whole. What a killed process has left of both where the next
+//! one writes, that one removes.
 
 use std::{
     fs, io,

@@ -218,8 +218,8 @@ fn same_choices(a: &Routing, b: &Routing) -> bool {
     })
 }
 
-/// The largest difference between weights of tokens that both send to the same experts, in the modules up to the first one
-/// that sends a token elsewhere.
+/// The largest difference between weights of tokens that both send to the same experts, in the modules up to the first
+/// one that sends a token elsewhere.
 fn effect_on_weights(a: &Routing, b: &Routing, modules: &[String]) -> f64 {
     let mut largest = 0.0_f64;
     for (a, b) in modules.iter().filter_map(|module| a.get(module).zip(b.get(module))) {

@@ -92,8 +92,8 @@ pub(super) struct GraphCheck<'a> {
     half: BTreeSet<String>,
     /// What is out of tolerance by the effects that were seen so far.
     doubtful: Vec<Doubtful>,
-    /// What rounding does to each output, as a part of its largest value: the most that any case showed. A case by itself
-    /// may be one number, whose roundings cancel by chance.
+    /// What rounding does to each output, as a part of its largest value: the most that any case showed. A case by
+    /// itself may be one number, whose roundings cancel by chance.
     effects: BTreeMap<String, f64>,
     pub(super) report: GraphReport,
 }

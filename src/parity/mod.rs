@@ -17,7 +17,7 @@ mod weights;
 
 use std::path::{Path, PathBuf};
 
-use moa_graphs::{FloatType, Form, Options, Precision, WeightError, model::Model};
+use moa_graphs::{Form, Options, Precision, WeightError, model::Model};
 use moa_schema::GateMode;
 
 pub use agreement::{Agreement, Expected, Yardstick, routing_of};
@@ -330,11 +330,7 @@ fn run_backend(
     truth: Truth<'_>,
     seed: u64,
 ) -> Result<BackendReport, VerifyError> {
-    let rounded = files.graphs.iter().find_map(|(_, file)| backend.rounds_to(file)).map(|to| match to {
-        moa_schema::FloatType::F32 => FloatType::Float32,
-        moa_schema::FloatType::F16 => FloatType::Float16,
-        moa_schema::FloatType::Bf16 => FloatType::Bfloat16,
-    });
+    let rounded = files.graphs.iter().find_map(|(_, file)| backend.rounds_to(file));
     let rounding = rounded.map(|to| truth.reference.rounding_to(to));
     let truth = Truth { reference: rounding.as_ref().unwrap_or(truth.reference), ..truth };
     let mut report = BackendReport { backend: backend.name().into(), skipped: None, skip: None, graphs: Vec::new() };

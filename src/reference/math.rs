@@ -7,8 +7,8 @@ use moa_schema::Activation;
 pub(super) enum Sums {
     /// Nothing: it is f64.
     Double,
-    /// f32, as a runtime that adds each product to a register does: products of f32 are exact in f64, so a term costs the
-    /// one rounding of a fused multiply-add.
+    /// f32, as a runtime that adds each product to a register does: products of f32 are exact in f64, so a term costs
+    /// the one rounding of a fused multiply-add.
     Single,
 }
 

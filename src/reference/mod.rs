@@ -185,8 +185,8 @@ impl Reference {
     }
 
     /// The same evaluation with every vector between the equations rounded to the type of activations, and every sum
-    /// rounded to f32 after each term: how far its outputs are from those of [`Self::run`] tells what rounding alone does
-    /// to this model and these inputs.
+    /// rounded to f32 after each term: how far its outputs are from those of [`Self::run`] tells what rounding alone
+    /// does to this model and these inputs.
     ///
     /// # Errors
     ///
@@ -216,9 +216,9 @@ impl Reference {
 
 const fn precision(activations: FloatType) -> Precision {
     match activations {
-        FloatType::Float16 => Precision::Half,
-        FloatType::Bfloat16 => Precision::Brain,
-        FloatType::Float32 => Precision::Single,
+        FloatType::F16 => Precision::Half,
+        FloatType::Bf16 => Precision::Brain,
+        FloatType::F32 => Precision::Single,
     }
 }
 

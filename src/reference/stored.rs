@@ -30,9 +30,9 @@ impl Stored {
 
 fn rounded(mut values: Vec<f64>, to: FloatType) -> Vec<f64> {
     match to {
-        FloatType::Float32 => {}
-        FloatType::Float16 => values.iter_mut().for_each(|value| *value = to_f16(*value)),
-        FloatType::Bfloat16 => values.iter_mut().for_each(|value| *value = to_bf16(*value)),
+        FloatType::F32 => {}
+        FloatType::F16 => values.iter_mut().for_each(|value| *value = to_f16(*value)),
+        FloatType::Bf16 => values.iter_mut().for_each(|value| *value = to_bf16(*value)),
     }
     values
 }
@@ -85,9 +85,9 @@ mod tests {
     #[test]
     fn values_are_rounded_once_to_nearest_even() {
         let thin = 1.0 + 2f64.powi(-11) + 2f64.powi(-40);
-        assert_eq!(rounded(vec![thin], FloatType::Float16), [1.0 + 2f64.powi(-10)]);
-        assert_eq!(rounded(vec![1.0 + 2f64.powi(-11)], FloatType::Float16), [1.0]);
-        assert_eq!(rounded(vec![1.0 + 2f64.powi(-8) + 2f64.powi(-40)], FloatType::Bfloat16), [1.0 + 2f64.powi(-7)]);
-        assert_eq!(rounded(vec![thin], FloatType::Float32), [thin]);
+        assert_eq!(rounded(vec![thin], FloatType::F16), [1.0 + 2f64.powi(-10)]);
+        assert_eq!(rounded(vec![1.0 + 2f64.powi(-11)], FloatType::F16), [1.0]);
+        assert_eq!(rounded(vec![1.0 + 2f64.powi(-8) + 2f64.powi(-40)], FloatType::Bf16), [1.0 + 2f64.powi(-7)]);
+        assert_eq!(rounded(vec![thin], FloatType::F32), [thin]);
     }
 }

@@ -43,8 +43,8 @@ impl SideFileOptions {
     }
 }
 
-/// Names of the files that may lie beside graphs, or beside a checkpoint to be put there; dictionaries of languages and the
-/// operator library apart.
+/// Names of the files that may lie beside graphs, or beside a checkpoint to be put there; dictionaries of languages and
+/// the operator library apart.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     causal_lm::NAMES.into_iter().chain(causal_lm::COPIED).chain(translation::NAMES)
 }

@@ -3,7 +3,7 @@
 use std::{fs, io, time::Duration};
 
 use moa_export::checkpoint::{Checkpoint, Dtype, ErrorKind};
-use moa_graphs::{FloatType, Runs, TensorDirectory, Weight, WeightError};
+use moa_graphs::{FloatType, Rounding, Runs, TensorDirectory, Weight, WeightError};
 use tempfile::TempDir;
 
 use super::{entry, file_of, folder, open_bytes, single};
@@ -275,7 +275,7 @@ fn runs_are_read_as_every_type() {
             Runs { start: 17, length: 983, count: 700, stride: 1000 },
             Runs { start: 9, length: 1, count: 0, stride: 1 },
         ] {
-            for to in [FloatType::Float32, FloatType::Float16, FloatType::Bfloat16] {
+            for to in [FloatType::F32, FloatType::F16, FloatType::Bf16] {
                 let (mut found, mut expected) = (vec![7], vec![7]);
                 weight.read_runs(runs, to, &mut found).unwrap();
                 to.append(&picked(&values, runs), &mut expected).unwrap();
@@ -292,9 +292,9 @@ fn what_a_type_does_not_hold_is_named_wherever_reading_begins() {
     values[3000] = 1e6;
     let bytes: Vec<_> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     let (weight, _folder) = tensor("F32", "[4000]", &bytes);
-    weight.read_runs(Runs::one(0, 2000), FloatType::Float16, &mut Vec::new()).unwrap();
-    weight.read_runs(Runs::one(0, 4000), FloatType::Bfloat16, &mut Vec::new()).unwrap();
-    let error = weight.read_runs(Runs::one(2500, 1500), FloatType::Float16, &mut Vec::new()).unwrap_err();
+    weight.read_runs(Runs::one(0, 2000), FloatType::F16, &mut Vec::new()).unwrap();
+    weight.read_runs(Runs::one(0, 4000), FloatType::Bf16, &mut Vec::new()).unwrap();
+    let error = weight.read_runs(Runs::one(2500, 1500), FloatType::F16, &mut Vec::new()).unwrap_err();
     assert_eq!(ErrorKind::from(&error), ErrorKind::Unsupported);
     let text = error.to_string();
     assert!(text.ends_with("tensor \"x\" holds -65520 at index 2000, and the largest float16 is 65504"), "{text}");
@@ -303,7 +303,7 @@ fn what_a_type_does_not_hold_is_named_wherever_reading_begins() {
     values[3600] = f32::INFINITY;
     let bytes: Vec<_> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     let (weight, _folder) = tensor("F32", "[4000]", &bytes);
-    for to in [FloatType::Float32, FloatType::Float16, FloatType::Bfloat16] {
+    for to in [FloatType::F32, FloatType::F16, FloatType::Bf16] {
         match weight.read_runs(Runs::one(3550, 100), to, &mut Vec::new()) {
             Err(WeightError::NonFinite { count: 2, first: 3500, .. }) => {}
             other => panic!("{other:?}"),

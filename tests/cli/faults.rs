@@ -112,8 +112,8 @@ fn results_that_cannot_be_printed_are_an_error() {
     }
 }
 
-/// The program with `line`, held to the rights of files even where it is started by root: in a name space of its own, root
-/// owns what it owned and may do no more with it. `None` where that cannot be had.
+/// The program with `line`, held to the rights of files even where it is started by root: in a name space of its own,
+/// root owns what it owned and may do no more with it. `None` where that cannot be had.
 fn without_privileges(scene: &Scene, line: &str) -> Option<Outcome> {
     let locked = scene.path("locked");
     fs::create_dir_all(&locked).unwrap();

@@ -1,5 +1,5 @@
-//! Engines of a MoA layer, built, proved and run by the real plugin: libraries of `custom_ops/tensorrt/fake` play TensorRT
-//! and the CUDA driver, and the kernels run on their emulator.
+//! Engines of a MoA layer, built, proved and run by the real plugin: libraries of `custom_ops/tensorrt/fake` play
+//! TensorRT and the CUDA driver, and the kernels run on their emulator.
 //!
 //! `MOA_TENSORRT_FAKES` names the folder of these libraries, which `cargo xtask test` builds.
 

@@ -84,7 +84,7 @@ fn layer_case(case: &Value) -> LayerCase {
         "num_expert": case["num_expert"], "head_dim": case["head_dim"], "causal": case["causal"],
         "cross_attention": cross,
     }) else {
-        unreachable!()
+        panic!("an object")
     };
     LayerCase {
         name: text("name").into(),

@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
 use moa_export::tensor::{NamedTensors, Tensor, TensorData};
 use moa_graphs::{
-    FloatType, Runs, TensorDirectory, TensorSource, Weight, WeightError,
+    FloatType, Rounding, Runs, TensorDirectory, TensorSource, Weight, WeightError,
     families::{self, Config, ImportOptions},
     model::Model,
 };

@@ -394,7 +394,8 @@ fn the_command_refuses_what_it_cannot_do() {
     }
 }
 
-/// One prompt is printed token by token, several batch by batch; neither comes to the model's last position, which is told.
+/// One prompt is printed token by token, several batch by batch; neither comes to the model's last position, which is
+/// told.
 #[test]
 fn a_generation_ends_where_nobody_reads_it() {
     let folder = exported("jetmoe/bf16", Form::Function, false);

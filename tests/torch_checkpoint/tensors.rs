@@ -115,7 +115,7 @@ fn strided_views_are_read_in_row_major_order() {
         for start in 0..expected.len() {
             let runs = Runs { start, length: 1, count: (expected.len() - start).div_ceil(2), stride: 2 };
             let mut picked = Vec::new();
-            weight.read_runs(runs, FloatType::Float32, &mut picked).unwrap();
+            weight.read_runs(runs, FloatType::F32, &mut picked).unwrap();
             assert_eq!(picked, f32s(&expected.iter().skip(start).step_by(2).copied().collect::<Vec<_>>()));
         }
     }

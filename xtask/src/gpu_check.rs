@@ -1,5 +1,5 @@
-//! `cargo xtask gpu-check`: everything that checks and times the CUDA kernels, in one folder that needs neither Rust nor
-//! a network where it runs.
+//! `cargo xtask gpu-check`: everything that checks and times the CUDA kernels, in one folder that needs neither Rust
+//! nor a network where it runs.
 
 pub(crate) mod tensorrt;
 

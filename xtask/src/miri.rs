@@ -1,9 +1,9 @@
-//! `cargo xtask miri`: tests in Miri, which interprets and knows every rule that `unsafe` code may break: bounds of each
-//! borrow, aliasing, data races, memory that nobody wrote, alignment, leaks.
+//! `cargo xtask miri`: tests in Miri, which interprets and knows every rule that `unsafe` code may break: bounds of
+//! each borrow, aliasing, data races, memory that nobody wrote, alignment, leaks.
 //!
-//! It has no AMX tiles, and of AVX-512 no more than the microkernels of products use; it cannot call C. Tests of those say so
-//! and are counted as skipped. Where a test goes through the levels of instructions, it meets all that the processor is said
-//! to have. Of the kernels' integration tests it runs those that are small enough.
+//! It has no AMX tiles, and of AVX-512 no more than the microkernels of products use; it cannot call C. Tests of those
+//! say so and are counted as skipped. Where a test goes through the levels of instructions, it meets all that the
+//! processor is said to have. Of the kernels' integration tests it runs those that are small enough.
 
 use crate::{nightly, project::Project, summary::Summary, tally::Tally};
 

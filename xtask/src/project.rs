@@ -64,8 +64,8 @@ impl Project {
         command
     }
 
-    /// `cargo test --release` with these arguments. Property tests draw the same cases in every run, so that none fails by
-    /// chance, unless the user names a seed; `cargo test` alone draws new ones.
+    /// `cargo test --release` with these arguments. Property tests draw the same cases in every run, so that none fails
+    /// by chance, unless the user names a seed; `cargo test` alone draws new ones.
     pub(crate) fn cargo_test<'a>(&self, arguments: impl IntoIterator<Item = &'a str>) -> Command {
         let mut command = self.cargo(["test", "--release"].into_iter().chain(arguments));
         if env::var_os(SEED).is_none() {

@@ -1,8 +1,9 @@
 //! `cargo xtask sanitize`: tests under AddressSanitizer.
 //!
-//! The sanitizer comes with rustc and is an unstable option, which `RUSTC_BOOTSTRAP` allows on a stable toolchain. It is
-//! told what Rust reads and writes, in vectors too; not what `asm!` does (the products on AMX tiles) and not what a library
-//! in C++ does (the driver that the tests of the GPU's doors talk to). Of both it sees the memory that they leave behind.
+//! The sanitizer comes with rustc and is an unstable option, which `RUSTC_BOOTSTRAP` allows on a stable toolchain. It
+//! is told what Rust reads and writes, in vectors too; not what `asm!` does (the products on AMX tiles) and not what a
+//! library in C++ does (the driver that the tests of the GPU's doors talk to). Of both it sees the memory that they
+//! leave behind.
 
 use std::{env, ffi::OsString, fs, path::Path};
 

@@ -19,8 +19,8 @@ pub(crate) struct Summary {
 }
 
 impl Summary {
-    /// Runs `stages`, prints a line for each of them and one for all; true where nothing failed. An error stops them, is
-    /// printed and counts as a failure.
+    /// Runs `stages`, prints a line for each of them and one for all; true where nothing failed. An error stops them,
+    /// is printed and counts as a failure.
     pub(crate) fn of(stages: impl FnOnce(&mut Self) -> Result<(), String>) -> bool {
         let (mut summary, start) = (Self::default(), Instant::now());
         if let Err(message) = stages(&mut summary) {

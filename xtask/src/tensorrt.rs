@@ -1,4 +1,5 @@
-//! `cargo xtask tensorrt`: the TensorRT plugin and the engine shim, built by the system's C++ compiler against TensorRT's headers.
+//! `cargo xtask tensorrt`: the TensorRT plugin and the engine shim, built by the system's C++ compiler against
+//! TensorRT's headers.
 
 mod contract;
 mod engine;
@@ -26,8 +27,8 @@ const FOLDERS: [&str; 2] = ["src", "engine"];
 /// What undefined behaviour and bad addresses are found with.
 const SANITIZERS: [&str; 3] = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"];
 
-/// Programs with [`SANITIZERS`] lie at a fixed place: where Linux moves them by 32 bits (`vm.mmap_rnd_bits`), a movable one
-/// may begin where the sanitizer of GCC 13 and older keeps its heap, and ends at once.
+/// Programs with [`SANITIZERS`] lie at a fixed place: where Linux moves them by 32 bits (`vm.mmap_rnd_bits`), a movable
+/// one may begin where the sanitizer of GCC 13 and older keeps its heap, and ends at once.
 const FIXED: &str = "-no-pie";
 
 /// Major and minor version of the headers in `TENSORRT_ROOT`, where it is set.
@@ -69,8 +70,8 @@ pub(crate) fn run_tests(project: &Project) -> Result<bool, String> {
 }
 
 /// Runs the program that plays TensorRT with the headers of `TENSORRT_ROOT` and with those that Cargo fetches, once for
-/// each plugin interface that they know, and the tests of the engine shim. Gives a folder of libraries that play TensorRT
-/// too; the inner error says why nothing was run.
+/// each plugin interface that they know, and the tests of the engine shim. Gives a folder of libraries that play
+/// TensorRT too; the inner error says why nothing was run.
 pub(crate) fn test(project: &Project) -> Result<Result<(Tally, PathBuf), String>, String> {
     let named = Headers::named()?;
     let fetched = Headers::fetched(project);

@@ -259,8 +259,8 @@ impl AttendKernel {
         32 * self.row_warps * self.key_warps
     }
 
-    /// Blocks of one multiprocessor that registers must allow where its shared memory does: with one row of tiles, bytes on
-    /// their way are everything.
+    /// Blocks of one multiprocessor that registers must allow where its shared memory does: with one row of tiles,
+    /// bytes on their way are everything.
     fn blocks(&self) -> usize {
         if self.engine == Engine::Tensor && self.cuts_keys() && self.head < MAX_HEAD { 3 } else { 1 }
     }

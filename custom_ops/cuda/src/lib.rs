@@ -7,15 +7,15 @@
 //!
 //! 1. Once: [`archive::Archive::select`] finds the machine code of a module ([`Element::module`]) for the device.
 //! 2. For every new shape: [`plan::self_attention`], [`plan::cross_attention`] or [`plan::feed_forward`] gives a
-//!    [`plan::Plan`]: launches and the bytes of workspace that they need. It depends on shapes, attributes, element type
-//!    and device alone, never on values.
+//!    [`plan::Plan`]: launches and the bytes of workspace that they need. It depends on shapes, attributes, element
+//!    type and device alone, never on values.
 //! 3. For every call: each launch's [`Parameters::bytes`], with the addresses of this call, is the one argument of its
 //!    kernel. Launches run in order on one stream.
 //!
 //! A caller proves that inputs and outputs do not overlap. The workspace may hold anything before a call and must start
-//! at a multiple of [`WORKSPACE_ALIGNMENT`]. Tensors are as the schema has them, row-major, no weight is packed. Where all
-//! addresses are multiples of 16 and all rows are whole runs of 16 bytes, memory is read asynchronously, 16 bytes at a
-//! time; else element by element, with the same result.
+//! at a multiple of [`WORKSPACE_ALIGNMENT`]. Tensors are as the schema has them, row-major, no weight is packed. Where
+//! all addresses are multiples of 16 and all rows are whole runs of 16 bytes, memory is read asynchronously, 16 bytes
+//! at a time; else element by element, with the same result.
 //!
 //! # How a layer is computed
 //!
@@ -26,18 +26,19 @@
 //! | grouped | more tokens, `E <= 2 * k` | 5: router + keys and values; lists; queries; attention; output |
 //! | grouped, reduced | more tokens, `E > 2 * k` | 6: as grouped, with an output row for every slot, and their sum |
 //!
-//! A feed-forward layer routes first (one launch), then computes hidden rows and output. Routing sorts nothing: a token's
-//! experts are a byte each in `[E, N]`, its slots rise with the expert, and one block an expert turns its bytes into a list.
-//! The gate is folded into the rows that enter the output projection, so the weighted sum over experts is part of that
-//! product's inner dimension; in binary16 gates are scaled by a power of two of at most 32, so that small ones keep their
-//! bits (so a gated row must stay below 2047 there).
+//! A feed-forward layer routes first (one launch), then computes hidden rows and output. Routing sorts nothing: a
+//! token's experts are a byte each in `[E, N]`, its slots rise with the expert, and one block an expert turns its bytes
+//! into a list. The gate is folded into the rows that enter the output projection, so the weighted sum over experts is
+//! part of that product's inner dimension; in binary16 gates are scaled by a power of two of at most 32, so that small
+//! ones keep their bits (so a gated row must stay below 2047 there).
 //! Attention reads each key once for all `k` queries of a token; with few queries, blocks cut the keys and the last to
 //! arrive combines their parts.
 //!
 //! # What a call does not do
 //!
-//! It does not synchronise, allocate, load or copy from the host: grids, blocks and memory follow from shapes alone, and
-//! what depends on routing (counts, lists, visited experts) stays on the device. So a stream that runs it can be captured.
+//! It does not synchronise, allocate, load or copy from the host: grids, blocks and memory follow from shapes alone,
+//! and what depends on routing (counts, lists, visited experts) stays on the device. So a stream that runs it can be
+//! captured.
 //!
 //! # Same bits every time
 //!
@@ -62,9 +63,10 @@
 //!
 //! Before 8.0 there are no asynchronous copies: on tensor cores, what is loaded next waits in registers while a tile is
 //! computed. Compute capability 9.0 runs the path of 8.0 or, where [`Options::wgmma`] asks for it, warpgroup products
-//! (`wgmma`) on 16-bit elements: for products that fill the device with tiles of 128 x 128, and for attention that fills
-//! it with tiles of 128 queries. Asynchronous copies put the factors into the 128-byte pattern that these products read
-//! from shared memory; weights as they are, rows gathered by the lists of experts. Nobody has measured which is faster.
+//! (`wgmma`) on 16-bit elements: for products that fill the device with tiles of 128 x 128, and for attention that
+//! fills it with tiles of 128 queries. Asynchronous copies put the factors into the 128-byte pattern that these
+//! products read from shared memory; weights as they are, rows gathered by the lists of experts. Nobody has measured
+//! which is faster.
 //!
 //! Not there: weights of another type than activations ([`Element::of`]); TF32 by warpgroup products, which read 32-bit
 //! factors along the inner index alone while weights lie across it; bulk tensor copies, which cannot gather rows.
@@ -72,9 +74,9 @@
 //! # What a token may see
 //!
 //! A key that a query does not see, masked or later under a causal mask, never changes its result, not even where the
-//! key or its value is not finite: the scores of unseen keys are replaced, masked rows are never read, and values of keys
-//! that some rows of a tile do not see are set apart where they are not finite. A weight of the output projection that is
-//! not finite reaches the tokens of a tile of which one chose its expert.
+//! key or its value is not finite: the scores of unseen keys are replaced, masked rows are never read, and values of
+//! keys that some rows of a tile do not see are set apart where they are not finite. A weight of the output projection
+//! that is not finite reaches the tokens of a tile of which one chose its expert.
 //!
 //! # How it is proved
 //!

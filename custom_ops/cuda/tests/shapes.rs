@@ -145,8 +145,8 @@ fn launches_of_known_layers() {
     }
 }
 
-/// Where they are asked for, warpgroup products take the place of the largest tiles, two blocks on a multiprocessor, and
-/// of attention of many queries; nothing else changes.
+/// Where they are asked for, warpgroup products take the place of the largest tiles, two blocks on a multiprocessor,
+/// and of attention of many queries; nothing else changes.
 #[test]
 fn warpgroup_products_of_known_layers() {
     let options = Options { wgmma: true, ..Options::default() };

@@ -61,8 +61,8 @@ pub(crate) fn cut_pairs(bounds: &mut Vec<usize>, inputs: &AttentionInputs<'_>, o
     bounds.push(inputs.batch * inputs.tokens * top_k);
 }
 
-/// The stage that fills `attended [B * T * k, G * D]`, with rows `row_stride` apart: 0 where a token may see no key; what stands where a token is not
-/// routed is unspecified.
+/// The stage that fills `attended [B * T * k, G * D]`, with rows `row_stride` apart: 0 where a token may see no key;
+/// what stands where a token is not routed is unspecified.
 pub(crate) struct Attention<'a> {
     pub(crate) inputs: AttentionInputs<'a>,
     pub(crate) panels: Panels<'a>,

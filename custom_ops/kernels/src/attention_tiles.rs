@@ -29,13 +29,13 @@ impl Rows {
     /// [`Rows::attend`] on tiles; rows whose values do not suit, and all where keys or values do not, go to vectors.
     pub(crate) fn attend_on_tiles(&mut self, stage: &Attention<'_>, out: &mut Tile<'_, f32>) {
         let [keys, values] = stage.panels.magnitudes(self.pair);
-        if self.count == 0 || !values.suit_weights() {
+        let suit = self.count > 0 && values.suit_weights();
+        let Some(mut unit) = suit.then(|| Unit::new(stage.inputs.isa)).flatten() else {
             return self.attend(stage, out);
-        }
+        };
         let (count, head) = (std::mem::take(&mut self.count), stage.inputs.head);
         self.max[..count].fill(f32::NEG_INFINITY);
         self.sum[..count].fill(0.0);
-        let mut unit = Unit::new(stage.inputs.isa);
         let mut found = [Magnitudes::default(); TILE_ROWS];
         let left = Left { data: stage.inputs.queries, starts: &self.starts[..count], inner: head };
         unit.split_left(left, 0, head, &mut found);

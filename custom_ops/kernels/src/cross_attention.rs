@@ -49,7 +49,8 @@ pub struct CrossAttentionOutputs<'a, T = f32> {
 ///
 /// # Errors
 ///
-/// [`KernelError::Length`], [`KernelError::Empty`] or [`KernelError::TopK`] where a slice or `top_k` does not fit `dims`;
+/// [`KernelError::Length`], [`KernelError::Empty`] or [`KernelError::TopK`] where a slice or `top_k` does not fit
+/// `dims`; [`KernelError::Experts`] where `dims` has too many;
 /// [`KernelError::RouterLogits`] where a logit of a routed token is NaN or infinite.
 pub fn cross_attention<T: Scalar>(
     dims: &CrossAttentionDims,

@@ -1,8 +1,8 @@
 //! Attention of one token a row of the batch: keys and values are read where they stand, once.
 //!
 //! One task handles the `k` slots of some tokens for one key/value head, token by token. It multiplies blocks of keys
-//! with the queries of a token, which stand side by side as lanes. Where a token has few keys, four slots share a vector
-//! instead, and where it has few slots, a vector holds elements of one key, so that fewer lanes are idle.
+//! with the queries of a token, which stand side by side as lanes. Where a token has few keys, four slots share a
+//! vector instead, and where it has few slots, a vector holds elements of one key, so that fewer lanes are idle.
 
 use crate::attention::AttentionInputs;
 use crate::buffer::Buffer;

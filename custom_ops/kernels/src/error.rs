@@ -43,6 +43,14 @@ pub enum KernelError {
         /// Experts of the router.
         experts: usize,
     },
+    /// More experts than their numbers as f32 can be told apart.
+    #[error("the router has {experts} experts, and {most} are the most")]
+    Experts {
+        /// Experts of the router.
+        experts: usize,
+        /// The most that are served.
+        most: usize,
+    },
     /// Rotary embedding of a head that has no two halves.
     #[error("rotary embedding needs an even head width, found {head}")]
     OddHead {

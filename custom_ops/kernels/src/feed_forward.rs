@@ -47,7 +47,8 @@ pub struct FeedForwardOutputs<'a, T = f32> {
 ///
 /// # Errors
 ///
-/// [`KernelError::Length`], [`KernelError::Empty`] or [`KernelError::TopK`] where a slice or `top_k` does not fit `dims`;
+/// [`KernelError::Length`], [`KernelError::Empty`] or [`KernelError::TopK`] where a slice or `top_k` does not fit
+/// `dims`; [`KernelError::Experts`] where `dims` has too many;
 /// [`KernelError::RouterLogits`] where a logit is NaN or infinite.
 pub fn feed_forward<T: Scalar>(
     dims: &FeedForwardDims,

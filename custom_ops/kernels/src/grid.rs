@@ -201,8 +201,8 @@ impl<'a, T> Tile<'a, T> {
         self.columns
     }
 
-    /// Sets `starts` to where column `column` of the rows `rows` stands, both counted in the tile; the row's other columns
-    /// stand around it.
+    /// Sets `starts` to where column `column` of the rows `rows` stands, both counted in the tile; the row's other
+    /// columns stand around it.
     ///
     /// # Panics
     ///

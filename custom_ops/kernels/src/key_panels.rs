@@ -124,7 +124,8 @@ impl PartScratch {
 
 /// The tiles of one task.
 struct PartTiles<'a> {
-    unit: Unit,
+    /// Without it nothing is split, and vectors serve.
+    unit: Option<Unit>,
     group: usize,
     parts: Tile<'a, bf16>,
     magnitudes: Tile<'a, Magnitudes>,
@@ -142,12 +143,13 @@ impl PartTiles<'_> {
     fn split(&mut self, row: usize, panel: &[f32], rows: usize) {
         let (parts, magnitudes) = (self.parts.row(row), self.magnitudes.row(row));
         magnitudes.fill(Magnitudes::default());
+        let Some(unit) = &self.unit else { return magnitudes.fill(Magnitudes::UNKNOWN) };
         let groups = parts.chunks_mut(parts_len(PARTS, self.group)).zip(magnitudes);
         for (first, (parts, magnitudes)) in (0..rows).step_by(self.group).zip(groups) {
             let right = Right { data: &panel[first * PANEL..], stride: PANEL, panel_stride: 0 };
             let rows = (rows - first).min(self.group);
-            self.unit.split_panel(right, rows, parts);
-            *magnitudes = self.unit.magnitudes(&right.data[..rows * PANEL]);
+            unit.split_panel(right, rows, parts);
+            *magnitudes = unit.magnitudes(&right.data[..rows * PANEL]);
         }
     }
 }
@@ -323,5 +325,26 @@ impl<'a> Panels<'a> {
             let all = &self.parts[of].1[pair * count..][..count];
             all.iter().fold(Magnitudes::default(), |all, found| all.join(*found))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::Instructions;
+    use crate::{Sequential, pool};
+
+    #[test]
+    fn nothing_suits_tiles_where_a_thread_has_none_to_split_with() {
+        let isa = Isa::at_most(Instructions::Amx);
+        let taken = Unit::new(isa);
+        let (ones, mut visible, mut scratch) = ([1.0; 3 * 4], Visible::default(), PanelScratch::default());
+        visible.read(&[1; 3], 3);
+        let (key, value, visible) = (&ones[..], &ones[..], &visible);
+        let (keys, values) =
+            scratch.stages(Cache { key, value, visible, batch: 1, keys: 3, rows: 3, kv_heads: 1, head: 4 }, Some(isa));
+        pool::run(&Sequential, &[&keys, &values]);
+        assert_eq!(scratch.panels(3, 4).magnitudes(0), [Magnitudes::UNKNOWN; 2]);
+        drop(taken);
     }
 }

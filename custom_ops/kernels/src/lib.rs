@@ -24,8 +24,9 @@
 //!
 //! * an element of a product is one chain of fused multiply-adds by rising inner index, from 0, whatever the block that
 //!   it is computed in; so a token takes the same experts alone and in every batch;
-//! * on AMX tiles it is a chain of sums of 32 products of parts (`simd::tiles` has the order and the error). Which products
-//!   go there follows from their sizes, and inside one from the values of the row and of the weights; routers never do;
+//! * on AMX tiles it is a chain of sums of 32 products of parts (`simd::tiles` has the order and the error). Which
+//!   products go there follows from their sizes, and inside one from the values of the row and of the weights; routers
+//!   never do;
 //! * an attention row visits its visible keys in rising order, 256 at a time (128 where there is one token); inside a
 //!   tile, the sum of the weights is taken in 16 lanes, which are then added in pairs;
 //! * an output row is the bias (or 0), then gate times product of the chosen experts in rising order.
@@ -35,10 +36,10 @@
 //! # Types
 //!
 //! Weights are f32, f16 or bf16 ([`WeightData`]), packed as they are stored and widened in registers. Widening is exact
-//! and the order of adding the same, so the results have the bits of the same weights as f32. Activations are f32 or f16
-//! ([`Scalar`]): f16 is widened on entry and rounded once on exit, and new keys and values are rounded before they are
-//! attended to, as a later step finds them in the cache. Activations are never rounded to bf16: tiles multiply all three
-//! bf16 parts of an f32, of which a bf16 weight has one.
+//! and the order of adding the same, so the results have the bits of the same weights as f32. Activations are f32 or
+//! f16 ([`Scalar`]): f16 is widened on entry and rounded once on exit, and new keys and values are rounded before they
+//! are attended to, as a later step finds them in the cache. Activations are never rounded to bf16: tiles multiply all
+//! three bf16 parts of an f32, of which a bf16 weight has one.
 //!
 //! # Padding
 //!

@@ -396,4 +396,16 @@ mod tests {
         let flat = Geometry { matrices: 6, blocks: 1, ..GEOMETRY };
         assert!(!Arc::ptr_eq(&first, &Packed::shared(flat, &source).unwrap()));
     }
+
+    #[test]
+    fn weights_out_of_use_are_forgotten() {
+        let [mine, other] = [0.25, 0.75].map(|value| vec![value; GEOMETRY.len()]);
+        let known = |weak: &Weak<Packed>| SHARED.lock().unwrap().iter().any(|other| other.ptr_eq(weak));
+        let packed = Packed::shared(GEOMETRY, &mine).unwrap();
+        let weak = Arc::downgrade(&packed);
+        assert!(known(&weak));
+        drop(packed);
+        let _other = Packed::shared(GEOMETRY, &other).unwrap();
+        assert!(!known(&weak));
+    }
 }

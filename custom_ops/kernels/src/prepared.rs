@@ -98,7 +98,8 @@ impl Prepared {
         self.weights.iter().flatten().map(|packed| packed.bytes()).sum()
     }
 
-    /// Bytes that each thread keeps besides, for all nodes together, once it has multiplied on AMX tiles; 0 without tiles.
+    /// Bytes that each thread keeps besides, for all nodes together, once it has multiplied on AMX tiles; 0 without
+    /// tiles.
     pub fn thread_bytes(&self) -> usize {
         if self.isa.has_tiles() { tiles::THREAD_BYTES } else { 0 }
     }

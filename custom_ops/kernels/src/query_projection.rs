@@ -40,8 +40,8 @@ pub(crate) struct QueryInputs<'a> {
     pub(crate) head: usize,
 }
 
-/// The stage that fills queries `[B * T * k, G * D]`, rotated and scaled, with rows [`row_stride`] apart; those of tokens
-/// that are not routed are unspecified.
+/// The stage that fills queries `[B * T * k, G * D]`, rotated and scaled, with rows [`row_stride`] apart; those of
+/// tokens that are not routed are unspecified.
 pub(crate) struct QueryProjection<'a> {
     inputs: QueryInputs<'a>,
     experts: &'a [usize],

@@ -17,6 +17,9 @@ use crate::simd::{Isa, LANES, Left};
 /// Tokens that one task routes, side by side.
 const TOKENS_PER_TASK: usize = LANES;
 
+/// Most experts: up to here f32, in which they are counted, has every whole number.
+const MOST_EXPERTS: usize = 1 << f32::MANTISSA_DIGITS;
+
 /// Turns the logits of up to 16 tokens, `[E][token]`, into their `k` largest scores, falling, and the experts of these,
 /// `[k][token]` each; of equal scores the lower expert comes first. Experts are counted in f32. Overwrites the logits.
 fn gate(
@@ -166,7 +169,7 @@ impl Routing {
     ///
     /// # Errors
     ///
-    /// [`KernelError::TopK`] where `top_k` does not fit the experts.
+    /// [`KernelError::TopK`] where `top_k` does not fit the experts, [`KernelError::Experts`] where they are too many.
     pub(crate) fn router<'a>(
         &'a mut self,
         isa: Isa,
@@ -176,6 +179,9 @@ impl Routing {
         let (top_k, experts) = (inputs.top_k, inputs.experts);
         if !(1..=experts).contains(&top_k) {
             return Err(KernelError::TopK { top_k, experts });
+        }
+        if experts > MOST_EXPERTS {
+            return Err(KernelError::Experts { experts, most: MOST_EXPERTS });
         }
         self.top_k = top_k;
         self.routed.clear();
@@ -256,8 +262,8 @@ impl Routing {
         before(tokens.start)..before(tokens.end)
     }
 
-    /// Cuts the rows of each expert into the fewest tiles of at most `most` rows, as even as can be: where each begins, and
-    /// whose it is.
+    /// Cuts the rows of each expert into the fewest tiles of at most `most` rows, as even as can be: where each begins,
+    /// and whose it is.
     pub(crate) fn tiles(&self, most: usize) -> impl Iterator<Item = (usize, usize)> {
         self.experts().flat_map(move |(expert, rows)| even(rows, most).map(move |tile| (tile.start, expert)))
     }
@@ -339,6 +345,27 @@ mod tests {
         assert_eq!(routing.tiles(8).collect::<Vec<_>>(), [(0, 0), (1, 1), (2, 2)]);
         assert_eq!(routing.within(2..4, &(0..1)), 2..3);
         assert_eq!(routing.within(2..4, &(1..3)), 3..4);
+    }
+
+    #[test]
+    fn experts_that_f32_cannot_tell_apart_are_refused() {
+        assert_eq!([MOST_EXPERTS - 1, MOST_EXPERTS].map(|expert| expert as f32 as usize), [16_777_215, 16_777_216]);
+        let weight = Packed::new(Geometry { matrices: 1, blocks: 1, inner: 1, columns: 1 }, &[0.0f32]).unwrap();
+        let refused = |experts| {
+            let inputs = RouterInputs {
+                hidden_states: &[],
+                router_weight: &weight,
+                tokens_per_row: 1,
+                width: 1,
+                experts,
+                top_k: 1,
+                gate_mode: GateMode::SoftmaxTopk,
+            };
+            Routing::default().router(isa(), &inputs, std::iter::empty()).err()
+        };
+        assert_eq!(refused(MOST_EXPERTS), None);
+        let (experts, most) = (MOST_EXPERTS + 1, MOST_EXPERTS);
+        assert_eq!(refused(experts), Some(KernelError::Experts { experts, most }));
     }
 
     #[test]

@@ -12,8 +12,8 @@ use crate::simd::{Element, Isa, Left, PANEL, Product, ROWS, Right, Write, panels
 /// Most rows that one call multiplies.
 pub(crate) const TILE_ROWS: usize = 128;
 
-/// Fewest rows, inner steps and columns of a product on AMX tiles, and fewest elements of one strip of rows and of more:
-/// below, splitting rows and the first panel costs more than tiles gain.
+/// Fewest rows, inner steps and columns of a product on AMX tiles, and fewest elements of one strip of rows and of
+/// more: below, splitting rows and the first panel costs more than tiles gain.
 const ON_TILES: [usize; 3] = [16, 64, 64];
 const AREA_ON_TILES: [usize; 2] = [28 * 128, 48 * 128];
 
@@ -71,8 +71,10 @@ impl RowProduct<'_> {
 
     fn compute_with<W: Element>(&self, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
         let count = self.left.starts.len();
-        if on_tiles::<W>(isa, count, self.left.inner, self.columns) {
-            return self.compute_on_tiles(panels, isa, out);
+        if on_tiles::<W>(isa, count, self.left.inner, self.columns)
+            && let Some(unit) = Unit::new(isa)
+        {
+            return self.compute_on_tiles(unit, panels, isa, out);
         }
         let panel_len = self.weights.geometry().panel_len::<W>();
         let together = match count {
@@ -118,8 +120,7 @@ impl RowProduct<'_> {
 }
 
 impl RowProduct<'_> {
-    fn compute_on_tiles<W: Element>(&self, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
-        let mut unit = Unit::new(isa);
+    fn compute_on_tiles<W: Element>(&self, mut unit: Unit, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
         for column in (0..self.columns).step_by(COLUMN_LIMIT) {
             let first_panel = (self.first_column + column) / PANEL;
             let right = self.weights.geometry().right(panels, self.matrix, self.block, first_panel);
@@ -187,8 +188,8 @@ impl RowProduct<'_> {
     }
 }
 
-/// Columns of a task, a multiple of `unit`, of a stage that multiplies `rows` rows, cut into `tiles` tiles, with `columns`
-/// columns.
+/// Columns of a task, a multiple of `unit`, of a stage that multiplies `rows` rows, cut into `tiles` tiles, with
+/// `columns` columns.
 ///
 /// On AMX tiles a wide task splits its rows once for many columns, as long as [`TASKS`] are left.
 pub(crate) fn task_columns(isa: Isa, rows: usize, tiles: usize, columns: usize, unit: usize) -> usize {
@@ -200,8 +201,8 @@ pub(crate) fn task_columns(isa: Isa, rows: usize, tiles: usize, columns: usize, 
     (1..=widest).rev().find(enough).unwrap_or(1) * unit
 }
 
-/// What the first block of `rows` rows fetches of `right`, whose panels have `panel_len` elements, for `columns` columns:
-/// a single row nothing, since what follows may belong to an expert that nobody chose.
+/// What the first block of `rows` rows fetches of `right`, whose panels have `panel_len` elements, for `columns`
+/// columns: a single row nothing, since what follows may belong to an expert that nobody chose.
 fn first_ahead<'a, W: Element>(
     isa: Isa,
     right: Right<'a, W>,

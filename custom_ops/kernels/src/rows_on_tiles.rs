@@ -110,8 +110,8 @@ impl Case {
         terms.fold((0.0, 0.0), |(sum, magnitude), term| (sum + term, magnitude + term.abs()))
     }
 
-    /// The errors squared of both levels, relative to the magnitude of the terms and in units of 2^-24, after a check that
-    /// none is larger than a chain of fused multiply-adds may have.
+    /// The errors squared of both levels, relative to the magnitude of the terms and in units of 2^-24, after a check
+    /// that none is larger than a chain of fused multiply-adds may have.
     fn errors(&self, levels: [Isa; 2], what: &str) -> [f64; 2] {
         let unit = 2f64.powi(-24);
         levels.map(|isa| {
@@ -222,6 +222,16 @@ fn values_that_are_not_finite_give_what_vectors_give() {
             assert_eq!(bits(&found[5 * sizes[2]..6 * sizes[2]]), bits(&expected[5 * sizes[2]..6 * sizes[2]]));
         }
     }
+}
+
+#[test]
+fn vectors_serve_a_thread_whose_tiles_are_taken() {
+    let Some([vectors, tiles]) = levels() else { return };
+    let case = Case::random(&mut Random(250), SIZES[4]);
+    let taken = Unit::new(tiles);
+    assert_eq!(bits(&case.compute(tiles)), bits(&case.compute(vectors)));
+    drop(taken);
+    assert_ne!(bits(&case.compute(tiles)), bits(&case.compute(vectors)));
 }
 
 /// The bits of a row depend on that row and the weights alone: not on its place, nor on what stands beside it.

@@ -49,8 +49,8 @@ pub struct SelfAttentionInputs<'a, T = f32> {
 pub struct SelfAttentionOutputs<'a, T = f32> {
     /// `[B, T, C]`.
     pub output: &'a mut [T],
-    /// `[B, G, P + T, D]`: the past, then the new keys after rotation. Where there is a capacity, `[B, G, M, D]`: only the
-    /// new rows are written where the past stands here already; else the past is copied and the rest set to 0.
+    /// `[B, G, P + T, D]`: the past, then the new keys after rotation. Where there is a capacity, `[B, G, M, D]`: only
+    /// the new rows are written where the past stands here already; else the past is copied and the rest set to 0.
     pub present_key: Option<&'a mut [T]>,
     /// As `present_key`, the new values without rotation.
     pub present_value: Option<&'a mut [T]>,
@@ -65,7 +65,7 @@ pub struct SelfAttentionOutputs<'a, T = f32> {
 /// # Errors
 ///
 /// * [`KernelError::Length`], [`KernelError::Empty`] or [`KernelError::TopK`] where a slice or `top_k` does not fit
-///   `dims`;
+///   `dims`, [`KernelError::Experts`] where `dims` has too many;
 /// * [`KernelError::Capacity`] where the caches have no room for the new tokens;
 /// * [`KernelError::Missing`] where a shared cache is neither given nor asked for;
 /// * [`KernelError::Missing`] or [`KernelError::OddHead`] where the rotary inputs do not belong together;

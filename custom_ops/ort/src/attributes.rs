@@ -2,7 +2,7 @@
 
 use moa_schema::{
     Activation, CROSS_ATTENTION, CrossAttentionAttributes, DOMAIN, FEED_FORWARD, FeedForwardAttributes, GateMode,
-    OPSET_VERSION, Operator, SELF_ATTENTION, SelfAttentionAttributes,
+    OPSET_VERSION, Operator, PLUGIN_VERSION, SELF_ATTENTION, SelfAttentionAttributes,
 };
 
 use crate::failure::Failure;
@@ -55,10 +55,11 @@ impl Attributes {
 
 /// Refuses a node that is written for another version of the operators than this library's, where the node says so.
 ///
-/// The runtime takes the newest operator that is not newer than what the model asks for, and does not tell which that was.
+/// The runtime takes the newest operator that is not newer than what the model asks for, and does not tell which that
+/// was.
 pub(crate) fn check_version(source: &dyn AttributeSource) -> Result<(), Failure> {
     let version = OPSET_VERSION.to_string();
-    match source.string("plugin_version").filter(|written| *written != version) {
+    match source.string(PLUGIN_VERSION).filter(|written| *written != version) {
         None => Ok(()),
         Some(written) => Err(Failure::argument(format!(
             "the model needs version {written} of the operators {DOMAIN}, and this libmoa_ort has version {version}: use the \

@@ -5,9 +5,9 @@
 //! `RegisterCustomOpsLibrary`. It asks for the C API of ONNX Runtime 1.17, whatever the build enables, so one file
 //! works in that version and in every later one.
 //!
-//! `ffi` is the door: the only module with `unsafe` code. `failure`, `attributes`, `prepare` and `compute` are safe code
-//! between that door and `moa_kernels`; `gpu` is that for `moa_cuda_driver`. No panic leaves the library: every callback
-//! catches it and answers with a status that names the node.
+//! `ffi` is the door: the only module with `unsafe` code. `failure`, `attributes`, `prepare` and `compute` are safe
+//! code between that door and `moa_kernels`; `gpu` is that for `moa_cuda_driver`. No panic leaves the library: every
+//! callback catches it and answers with a status that names the node.
 
 mod attributes;
 mod compute;

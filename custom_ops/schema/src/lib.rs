@@ -21,15 +21,15 @@
 //!
 //! # Semantics shared by the three operators
 //!
-//! * Activations are f32 or f16, weights f32, f16 or bf16, each one type per node ([`FloatTypes`]); the router's weights,
-//!   the rotary tables and `topk_weights` are f32.
+//! * Activations are f32 or f16, weights f32, f16 or bf16, each one type per node ([`FloatTypes`]); the router's
+//!   weights, the rotary tables and `topk_weights` are f32.
 //! * The router works in f32: `logits = x · router_weight`, then [`GateMode`].
 //! * Among equal scores the expert with the lower index is chosen.
 //! * Experts that are not chosen do not influence the result.
 //! * A token whose query mask is 0 is routed nowhere (`skip_padded_queries = 1`): its output is exactly 0.
 //! * A query that may attend to no key yields 0, never NaN.
-//! * Activations, keys and values must be finite at masked positions too for the bodies of standard operators, which multiply
-//!   them by 0: 0 times NaN is NaN. No result of the library depends on a masked position.
+//! * Activations, keys and values must be finite at masked positions too for the bodies of standard operators, which
+//!   multiply them by 0: 0 times NaN is NaN. No result of the library depends on a masked position.
 //! * A real token whose router logits are NaN or infinite makes the library refuse the whole call.
 //! * The query head of slot `s` and key/value head `g` reads key/value head `g`.
 //!
@@ -38,18 +38,20 @@
 //! `MoASelfAttention` may be given one buffer `[B, G, M, D]` for past and present, so that nothing is copied from one
 //! step to the next. The mask tells: where it covers `M + T` tokens, the cache holds a past of `P = M`, and present is
 //! `[B, G, P + T, D]`. Where it covers `T <= L <= M` tokens, the first `P = L - T` rows of each head are the past, and
-//! present is `[B, G, M, D]` with rows `P .. L` for the new tokens, nothing else of which is written. Only the CPU kernel of
-//! ONNX Runtime serves this ([`SelfAttentionDims::with_capacity`]), and only where the memory of present is that of past:
-//! elsewhere such a mask is one that its user forgot to extend. The others refuse it ([`SelfAttentionDims::new`]), and the
-//! bodies of standard operators end with an error.
+//! present is `[B, G, M, D]` with rows `P .. L` for the new tokens, nothing else of which is written. Only the CPU
+//! kernel of ONNX Runtime serves this ([`SelfAttentionDims::with_capacity`]), and only where the memory of present is
+//! that of past: elsewhere such a mask is one that its user forgot to extend. The others refuse it
+//! ([`SelfAttentionDims::new`]), and the bodies of standard operators end with an error.
 
 mod operator;
+mod panic;
 mod shape;
 
 pub use operator::{
     Attribute, AttributeKind, CROSS_ATTENTION, ElementType, FEED_FORWARD, FloatType, FloatTypes, OPERATORS, Operator,
     Parameter, SELF_ATTENTION, cross_attention, feed_forward, self_attention,
 };
+pub use panic::panic_text;
 pub use shape::{CrossAttentionDims, FeedForwardDims, SelfAttentionDims, ShapeError};
 
 /// ONNX domain of the operators.
@@ -65,6 +67,13 @@ pub const PRESENT_INPUTS: &str = "present_inputs";
 /// Attribute of a node that is written for TensorRT, which asks for the number of outputs before it sees the node:
 /// 0 or absent: those before the routing.
 pub const OUTPUT_COUNT: &str = "output_count";
+
+/// Attribute by which a parser of TensorRT finds the plugin of a node, and a library the version of the operators that
+/// the node is written for: [`OPSET_VERSION`] as a text.
+pub const PLUGIN_VERSION: &str = "plugin_version";
+
+/// Attribute by which a parser of TensorRT finds the plugin of a node: [`DOMAIN`].
+pub const PLUGIN_NAMESPACE: &str = "plugin_namespace";
 
 /// How router logits become the `k` weights of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,5 +1,7 @@
 //! Parameter and attribute tables of the operators.
 
+use std::fmt;
+
 /// One operator of the domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Operator {
@@ -41,15 +43,36 @@ pub enum ElementType {
     Int64,
 }
 
-/// Types of floats that operators take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Types of floats that operators take and graphs store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum FloatType {
     /// 32-bit float.
+    #[default]
     F32,
     /// IEEE half precision.
     F16,
     /// The upper half of a 32-bit float.
     Bf16,
+}
+
+impl FloatType {
+    /// Width of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+}
+
+impl fmt::Display for FloatType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "float32",
+            Self::F16 => "float16",
+            Self::Bf16 => "bfloat16",
+        })
+    }
 }
 
 /// What the parameters [`ElementType::Activation`] and [`ElementType::Weight`] of one node hold.

@@ -142,8 +142,8 @@ impl SelfAttentionDims {
         }
     }
 
-    /// Why a mask is refused that covers fewer tokens than a cache of `rows` rows and the new ones; `room` says when a cache
-    /// may have room.
+    /// Why a mask is refused that covers fewer tokens than a cache of `rows` rows and the new ones; `room` says when a
+    /// cache may have room.
     pub fn short_mask(&self, rows: usize, room: &str) -> ShapeError {
         let Self { tokens, past, .. } = *self;
         ShapeError(format!(

@@ -132,9 +132,9 @@ void TensorRt::register_plugins() const {
         // Somebody loaded this library, or one like it, as a plugin library before.
         const char *const name = contract::operators[static_cast<std::size_t>(index)].name;
 #if NV_TENSORRT_MAJOR >= 10
-        const bool is_there = registry->getCreator(name, plugin_version, contract::domain) != nullptr;
+        const bool is_there = registry->getCreator(name, contract::opset_version, contract::domain) != nullptr;
 #else
-        const bool is_there = registry->getPluginCreator(name, plugin_version, contract::domain) != nullptr;
+        const bool is_there = registry->getPluginCreator(name, contract::opset_version, contract::domain) != nullptr;
 #endif
         if (!is_there) throw errors.as(MOA_TRT_RUNTIME, std::string("TensorRT does not take the plugin ") + name);
     }

@@ -5,9 +5,6 @@
 
 namespace moa {
 
-// Name, version and namespace under which nodes find their plugin.
-constexpr const char *plugin_version = "1";
-
 #if MOA_PLUGIN_V2
 nvinfer1::IPluginCreator *const *creators(std::int32_t &count);
 #else

@@ -16,7 +16,8 @@ using nvinfer1::PluginField;
 using nvinfer1::PluginFieldType;
 
 // Attributes that a parser reads for itself.
-constexpr const char *of_parsers[] = {"plugin_version", "plugin_namespace", "tensorrt_plugin_shape_input_indices"};
+constexpr const char *of_parsers[] = {contract::plugin_version, contract::plugin_namespace,
+                                      "tensorrt_plugin_shape_input_indices"};
 
 const char *kind_name(Kind kind) {
     return kind == Kind::integer ? "INT" : kind == Kind::real ? "FLOAT" : "STRING";

@@ -31,7 +31,7 @@ public:
     }
 
     const char *getPluginType() const noexcept override { return layer_.node().contract().name; }
-    const char *getPluginVersion() const noexcept override { return plugin_version; }
+    const char *getPluginVersion() const noexcept override { return contract::opset_version; }
     // A registry that knows no namespace leaves ours, under which nodes look for the plugin.
     void setPluginNamespace(const char *name) noexcept override {
         guarded(false, [&] { return namespace_ = name == nullptr || *name == '\0' ? contract::domain : name, true; });
@@ -146,7 +146,7 @@ public:
     }
 
     const char *getPluginName() const noexcept override { return contract::operators[operator_index_].name; }
-    const char *getPluginVersion() const noexcept override { return plugin_version; }
+    const char *getPluginVersion() const noexcept override { return contract::opset_version; }
     void setPluginNamespace(const char *name) noexcept override {
         guarded(false, [&] { return namespace_ = name == nullptr || *name == '\0' ? contract::domain : name, true; });
     }

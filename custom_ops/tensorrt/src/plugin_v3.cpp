@@ -41,7 +41,7 @@ public:
     // IPluginV3OneCore
 
     const char *getPluginName() const noexcept override { return layer_.node().contract().name; }
-    const char *getPluginVersion() const noexcept override { return plugin_version; }
+    const char *getPluginVersion() const noexcept override { return contract::opset_version; }
     const char *getPluginNamespace() const noexcept override { return contract::domain; }
 
     // IPluginV3OneBuild
@@ -178,7 +178,7 @@ public:
     }
 
     const char *getPluginName() const noexcept override { return contract::operators[operator_index_].name; }
-    const char *getPluginVersion() const noexcept override { return plugin_version; }
+    const char *getPluginVersion() const noexcept override { return contract::opset_version; }
     const char *getPluginNamespace() const noexcept override { return contract::domain; }
 
 private:

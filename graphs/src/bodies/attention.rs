@@ -10,7 +10,7 @@ use crate::graph::{Attribute, Builder, DType, Value};
 /// all masked stays free of NaN.
 fn masked_score(b: &mut Builder) -> Value {
     b.float(match b.precision().activations() {
-        FloatType::Float16 => half::f16::MIN.to_f32(),
+        FloatType::F16 => half::f16::MIN.to_f32(),
         _ => f32::MIN,
     })
 }
@@ -193,8 +193,8 @@ fn causal_mask(b: &mut Builder, hidden: &Value, past_size: &Value, key: &Value) 
     b.op("LessOrEqual", &[&columns, &rows], [])
 }
 
-/// The mask `[B, S]` of `key` `[B, G, S, D]`, given that shape once more: a runtime refuses a mask of another length, and
-/// would spread one of a single column over all keys.
+/// The mask `[B, S]` of `key` `[B, G, S, D]`, given that shape once more: a runtime refuses a mask of another length,
+/// and would spread one of a single column over all keys.
 fn mask_of_keys(b: &mut Builder, mask: &Value, key: &Value) -> Value {
     let (sizes, places) = (b.op("Shape", &[key], []), b.ints(&[0, 2]));
     let shape = b.op("Gather", &[&sizes, &places], [("axis", Attribute::Int(0))]);

@@ -10,8 +10,8 @@ const DEFAULT_BASE: f64 = 10_000.0;
 ///
 /// # Errors
 ///
-/// Where the two contradict each other, or where `rope_scaling`, `rope_parameters` or `partial_rotary_factor` ask for other
-/// angles than `position / base^(2 i / D)` on all of a head.
+/// Where the two contradict each other, or where `rope_scaling`, `rope_parameters` or `partial_rotary_factor` ask for
+/// other angles than `position / base^(2 i / D)` on all of a head.
 pub(super) fn rotary(config: &Config, positions: usize) -> Result<Rotary, ImportError> {
     let parameters = config.object("rope_parameters")?;
     for described in [config.object("rope_scaling")?.as_ref(), parameters.as_ref()].into_iter().flatten() {

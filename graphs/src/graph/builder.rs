@@ -101,7 +101,7 @@ impl Builder {
 
     /// A trained weight as the f32 initializer `name`; the same name is added once.
     pub fn weight(&mut self, name: &str, expr: impl Into<WeightExpr>) -> Value {
-        self.weight_as(name, expr, FloatType::Float32)
+        self.weight_as(name, expr, FloatType::F32)
     }
 
     /// A trained weight as the initializer `name` of the type `float`; the same name is added once.
@@ -135,7 +135,7 @@ impl Builder {
     /// One number in the activations' type.
     pub fn float(&mut self, value: f32) -> Value {
         let values = match self.precision.activations() {
-            FloatType::Float16 => ConstantValues::Float16(vec![half::f16::from_f32(value)]),
+            FloatType::F16 => ConstantValues::Float16(vec![half::f16::from_f32(value)]),
             _ => return self.float32(value),
         };
         self.literal(Constant { shape: vec![], values })
@@ -235,12 +235,12 @@ impl Builder {
 
     /// Activations as f32.
     pub fn to_float32(&mut self, activations: &Value) -> Value {
-        self.convert(activations, self.precision.activations(), FloatType::Float32)
+        self.convert(activations, self.precision.activations(), FloatType::F32)
     }
 
     /// f32 values as activations.
     pub fn from_float32(&mut self, values: &Value) -> Value {
-        self.convert(values, FloatType::Float32, self.precision.activations())
+        self.convert(values, FloatType::F32, self.precision.activations())
     }
 
     fn convert(&mut self, input: &Value, from: FloatType, to: FloatType) -> Value {

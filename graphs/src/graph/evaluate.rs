@@ -7,7 +7,7 @@ use super::{
     turn::{TILE, transpose},
     view::{Axis, View},
 };
-use crate::{FloatType, Runs, Weight, WeightError};
+use crate::{FloatType, Rounding, Runs, Weight, WeightError};
 
 /// Bytes of a block, where the order of the values allows it.
 const BLOCK: usize = 24 << 20;
@@ -364,7 +364,7 @@ mod tests {
         }
 
         fn read_bytes(&self, _: &mut dyn FnMut(&[u8])) -> Result<(), WeightError> {
-            unreachable!("values are read by runs")
+            panic!("values are read by runs")
         }
     }
 
@@ -432,7 +432,7 @@ mod tests {
     #[test]
     fn blocks_of_every_size_hold_the_values_in_order() {
         for expr in expressions() {
-            for to in [FloatType::Float32, FloatType::Bfloat16] {
+            for to in [FloatType::F32, FloatType::Bf16] {
                 let mut expected = Vec::new();
                 to.append(&naive(&expr), &mut expected).unwrap();
                 let data = Data::Weight(expr.clone(), to);
@@ -453,7 +453,7 @@ mod tests {
 
     #[test]
     fn blocks_of_large_matrices_are_small() {
-        let data = Data::Weight(stored(&[3, 64, 2048]).transposed(&[0, 2, 1]), FloatType::Float32);
+        let data = Data::Weight(stored(&[3, 64, 2048]).transposed(&[0, 2, 1]), FloatType::F32);
         let mut buffers = Buffers::default();
         let mut blocks = data.blocks(&mut buffers);
         blocks.limit = 64 * 900;

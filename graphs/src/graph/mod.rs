@@ -32,9 +32,9 @@ pub enum DType {
 impl From<FloatType> for DType {
     fn from(float: FloatType) -> Self {
         match float {
-            FloatType::Float32 => Self::Float32,
-            FloatType::Float16 => Self::Float16,
-            FloatType::Bfloat16 => Self::Bfloat16,
+            FloatType::F32 => Self::Float32,
+            FloatType::F16 => Self::Float16,
+            FloatType::Bf16 => Self::Bfloat16,
         }
     }
 }

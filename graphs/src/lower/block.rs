@@ -89,8 +89,8 @@ impl Lowering {
         }
     }
 
-    /// `[B, T, C]`. What follows the sum is f32 up to one cast: a 16-bit `Where` has no CPU kernel in ONNX Runtime, which
-    /// would widen it together with an attention node that reads it, weights and all.
+    /// `[B, T, C]`. What follows the sum is f32 up to one cast: a 16-bit `Where` has no CPU kernel in ONNX Runtime,
+    /// which would widen it together with an attention node that reads it, weights and all.
     pub(super) fn embed(&mut self, embedding: &Embedding, tokens: &Tokens<'_>) -> Value {
         self.b.set_prefix(&embedding.prefix);
         let mut x = self.rows(&embedding.tokens, tokens.ids);

@@ -14,7 +14,7 @@ use crate::{
 /// that a row whose keys are all masked stays free of NaN. f16 ends so early that the score needs half of its range.
 fn masked_bias(activations: FloatType) -> f32 {
     match activations {
-        FloatType::Float16 => half::f16::MIN.to_f32() / 2.0,
+        FloatType::F16 => half::f16::MIN.to_f32() / 2.0,
         _ => f32::MIN,
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use moa_schema::{
     CROSS_ATTENTION, CrossAttentionAttributes, DOMAIN, FEED_FORWARD, FeedForwardAttributes, OPSET_VERSION, Operator,
-    SELF_ATTENTION, SelfAttentionAttributes,
+    PLUGIN_NAMESPACE, PLUGIN_VERSION, SELF_ATTENTION, SelfAttentionAttributes,
 };
 
 use super::{Form, LowerAttention, LowerError, Lowering};
@@ -230,8 +230,8 @@ impl Lowering {
     ) -> Result<(), LowerError> {
         let op = OpId { domain: DOMAIN.into(), op_type: operator.name.into() };
         if self.options.form == Form::Fused {
-            attributes.insert("plugin_namespace".into(), Attribute::Text(DOMAIN.into()));
-            attributes.insert("plugin_version".into(), Attribute::Text(OPSET_VERSION.to_string()));
+            attributes.insert(PLUGIN_NAMESPACE.into(), Attribute::Text(DOMAIN.into()));
+            attributes.insert(PLUGIN_VERSION.into(), Attribute::Text(OPSET_VERSION.to_string()));
         } else {
             let function = function(operator, op.clone(), [inputs.len(), outputs.len()], self.options.precision, body);
             if !self.b.function(function) {

@@ -61,8 +61,8 @@ impl TensorRtRunner {
         self.tensors.iter().filter(|tensor| tensor.is_input)
     }
 
-    /// Checks names, types and shapes, by the model where it is known and by the engine; the first profile that holds the
-    /// shapes.
+    /// Checks names, types and shapes, by the model where it is known and by the engine; the first profile that holds
+    /// the shapes.
     fn check(&self, inputs: &NamedTensors) -> Result<usize, BackendError> {
         if let Some(signature) = &self.signature {
             signature.check(inputs)?;

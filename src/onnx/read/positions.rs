@@ -6,7 +6,8 @@ use super::{OnnxFile, PositionTable, ValueInfo};
 use crate::onnx::proto::{NodeProto, tensor_proto::DataType};
 
 impl OnnxFile {
-    /// The input whose ones a graph of ours counts to find positions, with the smallest table that they are looked up in.
+    /// The input whose ones a graph of ours counts to find positions, with the smallest table that they are looked up
+    /// in.
     pub fn counted_positions(&self) -> Option<(String, PositionTable)> {
         let counted = self.nodes().filter(|node| node.op_type == "CumSum" && node.domain.is_empty());
         let mut masks = counted.map(|node| self.graph_input_behind(node.input.first()?));
@@ -17,8 +18,8 @@ impl OnnxFile {
         Some((mask, tables.min_by_key(|table| table.positions)?)).filter(|_| is_only)
     }
 
-    /// Inputs that hold the positions of a rotary embedding, that of our operators or of their bodies, with the number of
-    /// positions that there are.
+    /// Inputs that hold the positions of a rotary embedding, that of our operators or of their bodies, with the number
+    /// of positions that there are.
     pub fn given_positions(&self) -> BTreeMap<String, i64> {
         let rows = |table: &str| self.initializer(table)?.dims.first().copied();
         let ours = self.rotary_operators().filter_map(|(node, table)| {

@@ -136,8 +136,8 @@ impl HeatMap {
     }
 }
 
-/// The class of the number in a cell of this opacity. Which ink has more contrast changes earlier on a dark page than on a
-/// light one; between the two changes the page's style decides.
+/// The class of the number in a cell of this opacity. Which ink has more contrast changes earlier on a dark page than
+/// on a light one; between the two changes the page's style decides.
 const fn text_class(opacity: f64) -> &'static str {
     if opacity < 0.6 {
         "middle name"

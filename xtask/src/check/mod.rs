@@ -1,6 +1,7 @@
 //! `cargo xtask check`: everything that is checked without running the program.
 
 mod crates;
+mod doors;
 mod layers;
 mod paths;
 mod size;
@@ -37,6 +38,7 @@ pub(crate) fn run(project: &Project) -> Result<bool, String> {
     check("formatting", &|| process::run(&mut project.cargo(["fmt", "--all", "--check"])));
     check("layers of modules", &|| report(layers::check(&project.root)));
     check("layers of crates", &|| report(crates::check(&project.root)));
+    check("doors of unsafe code", &|| report(doors::check(&project.root)));
     check("sizes", &|| report(size::check(&project.root)));
     check("clippy: operator library", &|| all_targets(&operators));
     check("clippy: compiler", &|| all_targets(&compiler));

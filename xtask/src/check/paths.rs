@@ -50,6 +50,11 @@ pub(super) fn named_paths(source: &str) -> Vec<NamedPath<'_>> {
     found
 }
 
+/// Whether `source` has one of `words` outside comments and literals.
+pub(super) fn names_word(source: &str, words: &[&str]) -> bool {
+    tokens(source).iter().any(|(_, token)| matches!(token, Token::Word(word) if words.contains(word)))
+}
+
 /// Reads the path or group at `index` behind `parts`, and returns the index after it.
 fn tree<'a>(
     tokens: &[(usize, Token<'a>)],

@@ -1,4 +1,4 @@
-//! Files stay short enough to read, and the repository small enough to clone.
+//! Files stay short and narrow enough to read, and the repository small enough to clone.
 
 use std::{
     ffi::OsStr,
@@ -10,6 +10,9 @@ use std::{
 /// Lines of one source file, its unit tests not counted.
 const MAX_LINES: usize = 500;
 
+/// Columns of a comment; rustfmt, which sees to code, leaves comments as they are.
+const MAX_COLUMNS: usize = 120;
+
 /// Bytes of all data together.
 const MAX_BYTES: u64 = 15_000_000;
 
@@ -18,10 +21,7 @@ const WRITTEN: [&str; 10] = ["rs", "py", "md", "toml", "cu", "cuh", "h", "hpp", 
 
 /// Every broken limit.
 pub(super) fn check(root: &Path) -> io::Result<Vec<String>> {
-    let files = match tracked(root) {
-        Some(files) => files,
-        None => walk(root, root)?,
-    };
+    let files = files(root)?;
     let mut found = Vec::new();
     let mut data = 0;
     for file in &files {
@@ -32,7 +32,14 @@ pub(super) fn check(root: &Path) -> io::Result<Vec<String>> {
             data += bytes;
         }
         if matches!(ending, Some("rs" | "py" | "cu" | "cuh" | "h" | "cpp")) {
-            let lines = lines_without_tests(&fs::read_to_string(&path)?);
+            let source = fs::read_to_string(&path)?;
+            if ending == Some("rs") {
+                let wide = wide_comments(&source).map(|(line, columns)| {
+                    format!("{}:{line}: a comment of {columns} columns, and {MAX_COLUMNS} are allowed", file.display())
+                });
+                found.extend(wide);
+            }
+            let lines = lines_without_tests(&source);
             if lines > MAX_LINES {
                 found.push(format!("{}: {lines} lines, and {MAX_LINES} are allowed", file.display()));
             }
@@ -43,6 +50,11 @@ pub(super) fn check(root: &Path) -> io::Result<Vec<String>> {
         found.push(format!("data: {data} bytes, and {MAX_BYTES} are allowed"));
     }
     Ok(found)
+}
+
+/// Files of the repository, from `root`.
+pub(super) fn files(root: &Path) -> io::Result<Vec<PathBuf>> {
+    tracked(root).map_or_else(|| walk(root, root), Ok)
 }
 
 /// Files that git tracks or would, if this is a clone.
@@ -74,6 +86,17 @@ fn walk(root: &Path, folder: &Path) -> io::Result<Vec<PathBuf>> {
     }
     files.sort();
     Ok(files)
+}
+
+/// Numbers and columns of the lines of `source` that are too wide a comment; rows of tables are let be.
+fn wide_comments(source: &str) -> impl Iterator<Item = (usize, usize)> {
+    let lines = source.lines().enumerate().map(|(index, line)| (index + 1, line));
+    let is_prose = |line: &str| {
+        let text = line.trim_start().strip_prefix("//");
+        text.is_some_and(|text| !text.trim_start_matches(['/', '!', ' ']).starts_with('|'))
+    };
+    let prose = lines.filter(move |(_, line)| is_prose(line));
+    prose.map(|(number, line)| (number, line.chars().count())).filter(|(_, columns)| *columns > MAX_COLUMNS)
 }
 
 /// Lines of `source` outside `#[cfg(test)] mod … { … }`, as rustfmt lays it out.
@@ -113,6 +136,18 @@ mod tests {
             check(tree.path()).unwrap(),
             ["src/b.rs: 501 lines, and 500 are allowed", "tests/c.py: 501 lines, and 500 are allowed"]
         );
+    }
+
+    #[test]
+    fn a_wide_comment_is_found() {
+        let fits = format!("    // {}", "é".repeat(113));
+        assert_eq!(fits.chars().count(), 120);
+        let code = format!("const X: &str = \"{}\"; // x", "x".repeat(120));
+        let table = format!("/// | {} |", "x".repeat(120));
+        let source = format!("{fits}\n{fits}.\n{code}\n{table}\n//! {}\n", "x".repeat(117));
+        let tree = planted(&[("src/a.rs", &source), ("src/a.cpp", &format!("//{}\n", "x".repeat(120)))]);
+        let wide = |line, columns| format!("src/a.rs:{line}: a comment of {columns} columns, and 120 are allowed");
+        assert_eq!(check(tree.path()).unwrap(), [wide(2, 121), wide(5, 121)]);
     }
 
     #[test]

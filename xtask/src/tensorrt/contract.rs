@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use moa_schema::{
-    Activation, Attribute, AttributeKind, DOMAIN, ElementType, GateMode, OPERATORS, OUTPUT_COUNT, Operator,
-    PRESENT_INPUTS, Parameter,
+    Activation, Attribute, AttributeKind, DOMAIN, ElementType, GateMode, OPERATORS, OPSET_VERSION, OUTPUT_COUNT,
+    Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION, PRESENT_INPUTS, Parameter,
 };
 
 /// Names of the namespaces that hold the positions of inputs, in the order of [`OPERATORS`].
@@ -16,7 +16,15 @@ pub(super) fn header() -> String {
         "// Written by `cargo xtask tensorrt` from custom_ops/schema.\n#pragma once\n\n\
          #include \"contract_types.h\"\n\nnamespace moa::contract {\n\n",
     );
-    for (name, value) in [("domain", DOMAIN), ("present_inputs", PRESENT_INPUTS), ("output_count", OUTPUT_COUNT)] {
+    let version = OPSET_VERSION.to_string();
+    for (name, value) in [
+        ("domain", DOMAIN),
+        ("opset_version", &version),
+        ("present_inputs", PRESENT_INPUTS),
+        ("output_count", OUTPUT_COUNT),
+        ("plugin_version", PLUGIN_VERSION),
+        ("plugin_namespace", PLUGIN_NAMESPACE),
+    ] {
         line(&mut text, &format!("inline constexpr const char *{name} = \"{value}\";"));
     }
     names(&mut text, "gate_modes", &GateMode::ALL.map(GateMode::as_str));
@@ -97,6 +105,9 @@ mod tests {
             for name in parameters.chain(operator.attributes.iter().map(|a| a.name)).chain([operator.name]) {
                 assert!(header.contains(&format!("\"{name}\"")), "{name}");
             }
+        }
+        for line in ["domain = \"ai.moa\"", "opset_version = \"1\"", "plugin_version = \"plugin_version\""] {
+            assert!(header.contains(&format!("inline constexpr const char *{line};\n")), "{line}");
         }
         // As MOA_CUDA_SELF_ATTENTION and the two after it number them.
         assert_eq!(OPERATORS.map(|o| o.name), ["MoASelfAttention", "MoACrossAttention", "MoEFeedForward"]);

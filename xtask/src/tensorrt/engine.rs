@@ -1,5 +1,5 @@
-//! Tests of the engine shim: libraries that play TensorRT, its parser and the CUDA driver over the same headers, and the
-//! kernels on their emulator.
+//! Tests of the engine shim: libraries that play TensorRT, its parser and the CUDA driver over the same headers, and
+//! the kernels on their emulator.
 
 use std::{
     fs,
@@ -51,8 +51,8 @@ fn folder(build: &Build<'_>) -> PathBuf {
     build.out.join(format!("engine-{}", build.headers.version()))
 }
 
-/// Builds the same libraries without sanitizers, for programs that have none, beside the emulator and the archive that the
-/// tests left; the folder.
+/// Builds the same libraries without sanitizers, for programs that have none, beside the emulator and the archive that
+/// the tests left; the folder.
 pub(super) fn plain(build: &Build<'_>) -> Result<PathBuf, String> {
     let place = build.out.join("fakes");
     fs::create_dir_all(&place).map_err(at(&place))?;

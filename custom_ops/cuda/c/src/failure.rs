@@ -1,9 +1,9 @@
 //! Codes and texts of what went wrong.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use moa_cuda_driver::{DriverError, Error};
+use moa_schema::panic_text;
 
 /// The codes of `moa_cuda.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,19 +59,4 @@ pub(crate) fn catch<T>(body: impl FnOnce() -> Result<T, Failure>) -> Result<T, F
         let text = format!("internal error: {}", panic_text(payload));
         Err(Failure { code: Code::Internal, text })
     })
-}
-
-fn panic_text(payload: Box<dyn Any + Send>) -> String {
-    let payload = match payload.downcast::<String>() {
-        Ok(text) => return *text,
-        Err(payload) => payload,
-    };
-    match payload.downcast::<&str>() {
-        Ok(text) => String::from(*text),
-        Err(payload) => {
-            // Dropping a payload of unknown type could panic again.
-            std::mem::forget(payload);
-            String::from("panic without a text")
-        }
-    }
 }

@@ -38,8 +38,8 @@ pub struct Launch {
     /// Dynamic shared memory of one block in bytes.
     pub shared_bytes: u32,
     /// Whether the launch may start while the one before it still runs
-    /// (`CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`); the kernel itself waits for what it reads. False below
-    /// compute capability 9.0, whose code has no instruction for that.
+    /// (`CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`); the kernel itself waits for what it reads. False
+    /// below compute capability 9.0, whose code has no instruction for that.
     pub overlap: bool,
     /// The kernel's only argument.
     pub parameters: Parameters,

@@ -1,5 +1,5 @@
-//! The machine code, as the disassembler reads it, beside what the tile of each kernel comes to: one instruction for each
-//! product, load and copy that its loops write out, and nothing else of that kind.
+//! The machine code, as the disassembler reads it, beside what the tile of each kernel comes to: one instruction for
+//! each product, load and copy that its loops write out, and nothing else of that kind.
 
 use std::collections::BTreeMap;
 
@@ -26,8 +26,8 @@ struct Unit {
     products: &'static [&'static str],
     /// Rows, columns and inner indices of that product.
     shape: [u32; 3],
-    /// Inner indices of one turn of a loop, and the turns that are written out, of large tiles too (`STEP`, `UNROLL` and
-    /// `TALL_UNROLL` in engine.cuh).
+    /// Inner indices of one turn of a loop, and the turns that are written out, of large tiles too (`STEP`, `UNROLL`
+    /// and `TALL_UNROLL` in engine.cuh).
     step: u32,
     unroll: u32,
     tall_unroll: u32,

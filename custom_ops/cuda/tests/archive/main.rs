@@ -41,7 +41,8 @@ fn image<'a>(archive: &'a Archive<'_>, element: Element, target: &str) -> &'a Im
     found.unwrap_or_else(|| panic!("{} is not compiled for {target}", element.module()))
 }
 
-/// Runs `test` on every kernel of machine code: its element, the compute capability, a name for messages, its resources.
+/// Runs `test` on every kernel of machine code: its element, the compute capability, a name for messages, its
+/// resources.
 fn with_kernels(test: impl Fn(Element, (u32, u32), &str, &KernelResources)) {
     with_archive(|archive| {
         for (element, (target, capability)) in Element::ALL.into_iter().flat_map(|e| CODE.map(|target| (e, target))) {

@@ -110,8 +110,8 @@ pub(crate) fn tolerance(element: Element, tf32: bool) -> f64 {
     }
 }
 
-/// Fails at the first row whose error, as a vector, exceeds `tolerance` times its length, or the typical length of rows if
-/// it is shorter than that, as where large terms cancel; NaN is always an error.
+/// Fails at the first row whose error, as a vector, exceeds `tolerance` times its length, or the typical length of rows
+/// if it is shorter than that, as where large terms cancel; NaN is always an error.
 pub(crate) fn assert_rows_close(what: &str, found: &[f32], expected: &[f64], row: usize, tolerance: f64) {
     assert_eq!(found.len(), expected.len(), "{what}: length");
     let length = |values: &[f64]| values.iter().map(|value| value * value).sum::<f64>().sqrt();

@@ -131,8 +131,8 @@ impl Tiles {
         unsafe { amx_split::panel(right.data.as_ptr(), right.stride, inner, out.as_mut_ptr(), pairs) }
     }
 
-    /// Splits `inner` elements of up to [`STRIP`] rows from element `first` on into `out`, and takes them into `found` where
-    /// they are to be judged.
+    /// Splits `inner` elements of up to [`STRIP`] rows from element `first` on into `out`, and takes them into `found`
+    /// where they are to be judged.
     ///
     /// # Panics
     ///
@@ -214,8 +214,8 @@ impl Tiles {
         }
     }
 
-    /// `rows` rows, at most a strip, times steps of a panel, each split while the one before it is multiplied; rows of sums
-    /// up to a whole tile are written.
+    /// `rows` rows, at most a strip, times steps of a panel, each split while the one before it is multiplied; rows of
+    /// sums up to a whole tile are written.
     ///
     /// # Panics
     ///

@@ -1,7 +1,8 @@
 //! AMX: the products of tiles.
 //!
-//! A tile register holds 16 rows of 64 bytes. The left factor stands in tiles of 16 rows by 32 inner steps, the right one
-//! in tiles of 16 pairs of inner steps by 16 columns; `TDPBF16PS` adds the product of two tiles to a tile of 16 x 16 f32.
+//! A tile register holds 16 rows of 64 bytes. The left factor stands in tiles of 16 rows by 32 inner steps, the right
+//! one in tiles of 16 pairs of inner steps by 16 columns; `TDPBF16PS` adds the product of two tiles to a tile of 16 x
+//! 16 f32.
 
 use std::arch::asm;
 use std::arch::x86_64::_mm512_set1_epi32;
@@ -79,8 +80,8 @@ macro_rules! accumulators {
     };
 }
 
-/// Defines the product of a strip of one or two tiles of rows with a panel; `$step` is one inner step, which may read further
-/// operands.
+/// Defines the product of a strip of one or two tiles of rows with a panel; `$step` is one inner step, which may read
+/// further operands.
 macro_rules! block {
     ($name:ident, $tiles:tt, $right_step:literal, [$($operands:tt)*], $($step:expr),+) => {
         /// A strip times a panel.
@@ -121,8 +122,8 @@ macro_rules! block {
     };
 }
 
-// Each load changes one side, so that an inner step of six products takes seven pairs of loads; the largest product comes
-// last, and those with a part that is not there are left out without changing the order of the others.
+// Each load changes one side, so that an inner step of six products takes seven pairs of loads; the largest product
+// comes last, and those with a part that is not there are left out without changing the order of the others.
 block!(
     three_parts,
     2,
@@ -239,8 +240,8 @@ macro_rules! block_of_pairs {
 block_of_pairs!(pairs, 2);
 block_of_pairs!(pairs_low, 1);
 
-/// Splits pairs of vectors, as `amx_split` does, and fetches those at the same place [`amx_split::AHEAD`] later; `$to` is
-/// the place of the first part.
+/// Splits pairs of vectors, as `amx_split` does, and fetches those at the same place [`amx_split::AHEAD`] later; `$to`
+/// is the place of the first part.
 macro_rules! split {
     ($($from:literal to $to:literal),+) => {
         concat!($(
@@ -268,17 +269,17 @@ macro_rules! advance {
     };
 }
 
-/// Defines the product of a strip of one or two tiles of rows and a panel of three parts, while pairs of rows of what comes
-/// later are split.
+/// Defines the product of a strip of one or two tiles of rows and a panel of three parts, while pairs of rows of what
+/// comes later are split.
 macro_rules! block_and_split {
     ($name:ident, $tiles:tt, $next:tt, $a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr) => {
         /// A strip times a panel, and a job.
         ///
         /// # Safety
         ///
-        /// [`Tiles`] must be configured on this thread, `steps` positive, and `raw` describe a block that is in bounds; the
-        /// pairs of every step must be readable from `from` on and ours to write where they go: from `to` on, or from
-        /// `to` and `raw.right` in turn.
+        /// [`Tiles`] must be configured on this thread, `steps` positive, and `raw` describe a block that is in bounds;
+        /// the pairs of every step must be readable from `from` on and ours to write where they go: from `to` on, or
+        /// from `to` and `raw.right` in turn.
         #[target_feature(enable = "avx512f,avx512bw")]
         pub(super) unsafe fn $name(raw: &Raw, from: *const f32, to: *mut bf16) {
             let Raw { left, right, steps, sums, add } = *raw;

@@ -1,8 +1,8 @@
 //! f32 as the sum of bf16 parts, in the layout of tiles.
 //!
-//! `x = high + middle + low` exactly, for every finite `x` below 2^127: `high` is `x` rounded to the 8 bits of a bf16, so
-//! the rest has 16 bits and is at most 2^-8 of `x`; `middle` is the rest cut to 8 bits; `low` has the bits that are left,
-//! 8 at most. A value that is a bf16 is its own `high`, and one of 11 bits (an f16) has no `low`.
+//! `x = high + middle + low` exactly, for every finite `x` below 2^127: `high` is `x` rounded to the 8 bits of a bf16,
+//! so the rest has 16 bits and is at most 2^-8 of `x`; `middle` is the rest cut to 8 bits; `low` has the bits that are
+//! left, 8 at most. A value that is a bf16 is its own `high`, and one of 11 bits (an f16) has no `low`.
 
 use std::arch::x86_64::{
     __m512, __m512i, __mmask16, _MM_HINT_T1, _mm_prefetch, _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512,
@@ -103,13 +103,13 @@ fn first_lanes(count: usize) -> __mmask16 {
     ((1u32 << count.min(LANES)) - 1) as __mmask16
 }
 
-/// Splits `inner` elements of some rows into the tiles of a strip, from row `row` on, zeros after them; of no values where
-/// they are not to be judged. Rows side by side fill neighbouring lines of the strip.
+/// Splits `inner` elements of some rows into the tiles of a strip, from row `row` on, zeros after them; of no values
+/// where they are not to be judged. Rows side by side fill neighbouring lines of the strip.
 ///
 /// # Safety
 ///
-/// `inner` elements of each row at `from` must be readable; `ceil(inner / STEP)` steps of a strip must be ours to write at
-/// `strip`, of which the rows lie in one tile; the processor must have AVX-512 F and BW.
+/// `inner` elements of each row at `from` must be readable; `ceil(inner / STEP)` steps of a strip must be ours to write
+/// at `strip`, of which the rows lie in one tile; the processor must have AVX-512 F and BW.
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) unsafe fn rows<const N: usize, const JUDGE: bool>(
     from: [*const f32; N],
@@ -156,8 +156,8 @@ pub(super) unsafe fn rows<const N: usize, const JUDGE: bool>(
 ///
 /// # Safety
 ///
-/// `inner` rows of [`PANEL`] elements, `stride` elements apart, must be readable at `from`; `ceil(inner / STEP)` steps of
-/// a panel of `W::PARTS` parts must be ours to write at `panel`; the processor must have AVX-512 F and BW.
+/// `inner` rows of [`PANEL`] elements, `stride` elements apart, must be readable at `from`; `ceil(inner / STEP)` steps
+/// of a panel of `W::PARTS` parts must be ours to write at `panel`; the processor must have AVX-512 F and BW.
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) unsafe fn panel<W: Element>(
     from: *const W,

@@ -9,11 +9,12 @@ use std::marker::PhantomData;
 use super::product::{Kernel, LINE, Mode, Raw, STEPS};
 use super::{Element, LANES, PANEL, ROWS};
 
-/// Bytes between what a row reads of a panel and what it fetches: a page, because the processor's own look ahead ends at
-/// each page.
+/// Bytes between what a row reads of a panel and what it fetches: a page, because the processor's own look ahead ends
+/// at each page.
 const AHEAD: usize = 4096;
 
-/// Bytes of a panel up to which a row fetches what it is told to, and no page ahead: the panel is over before that helps.
+/// Bytes of a panel up to which a row fetches what it is told to, and no page ahead: the panel is over before that
+/// helps.
 const LONG: usize = 65536;
 
 /// The microkernels of one type of weights.
@@ -62,8 +63,8 @@ fn mask(columns: usize, vector: usize) -> __mmask16 {
 ///
 /// # Safety
 ///
-/// The lanes of `mask` at `out` and the row's factor, where the mode needs one, must be readable; the processor must have
-/// AVX-512 F.
+/// The lanes of `mask` at `out` and the row's factor, where the mode needs one, must be readable; the processor must
+/// have AVX-512 F.
 #[target_feature(enable = "avx512f")]
 unsafe fn first_term<W>(raw: &Raw<W>, row: usize, out: *const f32, mask: __mmask16) -> __m512 {
     if raw.mode != Mode::Resume {
@@ -77,8 +78,8 @@ unsafe fn first_term<W>(raw: &Raw<W>, row: usize, out: *const f32, mask: __mmask
 ///
 /// # Safety
 ///
-/// The lanes of `mask` at `out` must be ours to read and write, and the row's factor, where the mode needs one, readable;
-/// the processor must have AVX-512 F.
+/// The lanes of `mask` at `out` must be ours to read and write, and the row's factor, where the mode needs one,
+/// readable; the processor must have AVX-512 F.
 #[target_feature(enable = "avx512f")]
 unsafe fn store<W>(raw: &Raw<W>, row: usize, out: *mut f32, mask: __mmask16, sum: __m512) {
     // SAFETY: by the caller's promise.

@@ -120,8 +120,8 @@ impl Element for f32 {
     }
 }
 
-/// Two inner steps of a column side by side: an instruction widens either of them for a whole vector, and AMX tiles take
-/// them as they stand.
+/// Two inner steps of a column side by side: an instruction widens either of them for a whole vector, and AMX tiles
+/// take them as they stand.
 impl Element for [bf16; 2] {
     type Stored = bf16;
 

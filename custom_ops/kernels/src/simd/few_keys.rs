@@ -36,7 +36,8 @@ impl FewKeys<'_> {
         isa.0 >= Instructions::Avx512 && (1..=FEW).contains(&keys) && matches!(head, 32 | 64 | 128)
     }
 
-    /// Fills the rows from `first_row` on, one for each slot, with the values weighted by the softmax of query times key.
+    /// Fills the rows from `first_row` on, one for each slot, with the values weighted by the softmax of query times
+    /// key.
     ///
     /// # Panics
     ///

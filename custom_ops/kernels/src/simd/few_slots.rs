@@ -36,7 +36,8 @@ impl FewSlots<'_> {
         isa.0 >= Instructions::Avx512 && (1..=FEW).contains(&slots) && head > 0 && head.is_multiple_of(LANES)
     }
 
-    /// Fills the rows from `first_row` on, one for each slot, with the values weighted by the softmax of query times key.
+    /// Fills the rows from `first_row` on, one for each slot, with the values weighted by the softmax of query times
+    /// key.
     ///
     /// # Panics
     ///

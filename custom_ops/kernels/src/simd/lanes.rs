@@ -105,7 +105,8 @@ impl Isa {
 
     every_level! {
         /// Puts `count` rows of `data`, `stride` elements apart, side by side: element `i` of row `r` goes to
-        /// `out[i * LANES + r]`. Lanes past the last row, to the next multiple of 4, repeat it; others stay as they are.
+        /// `out[i * LANES + r]`. Lanes past the last row, to the next multiple of 4, repeat it; others stay as they
+        /// are.
         ///
         /// # Panics
         ///

@@ -16,6 +16,9 @@ impl Default for Magnitudes {
 }
 
 impl Magnitudes {
+    /// Of values that nobody looked at: they suit nothing.
+    pub(crate) const UNKNOWN: Self = Self { largest: u32::MAX, below_smallest: 0 };
+
     /// Of both.
     pub(crate) fn join(self, other: Self) -> Self {
         Self { largest: self.largest.max(other.largest), below_smallest: self.below_smallest.min(other.below_smallest) }
@@ -87,6 +90,9 @@ mod tests {
             assert_eq!(of(b).suit(of(a), inner), suit, "{b:e} {a:e}");
         }
         assert!(of(1.0).suit_weights() && nothing.suit_weights());
+        let unknown = Magnitudes::UNKNOWN;
+        assert!(!unknown.suit(nothing, 1) && !nothing.suit(unknown, 1) && !unknown.suit_weights());
+        assert_eq!(unknown.join(of(1.0)), unknown);
         assert!(!of(f32::NAN).suit_weights() && !of(1e-20).suit_weights() && !of(1e20).suit_weights());
     }
 }

@@ -6,8 +6,8 @@
 //!
 //! `few_keys` and `few_slots` are the doors to the attention of one token to few keys, and of few slots to many.
 //!
-//! `tiles` is the door to products of many rows on AMX tiles; `amx` asks for them and proves bounds, `amx_split` cuts f32
-//! into bf16 parts, `amx_blocks` multiplies them.
+//! `tiles` is the door to products of many rows on AMX tiles; `amx` asks for them and proves bounds, `amx_split` cuts
+//! f32 into bf16 parts, `amx_blocks` multiplies them.
 
 #[cfg_attr(not(target_arch = "x86_64"), path = "no_amx.rs")]
 #[allow(unsafe_code)]

@@ -35,8 +35,8 @@ impl Left<'_> {
     }
 }
 
-/// The right factor: panels of [`PANEL`] columns, with a row of elements for each [`Element::STEPS`] inner steps; of the
-/// last panel, only the lanes in use are read.
+/// The right factor: panels of [`PANEL`] columns, with a row of elements for each [`Element::STEPS`] inner steps; of
+/// the last panel, only the lanes in use are read.
 #[derive(Clone, Copy)]
 pub(crate) struct Right<'a, W = f32> {
     pub(crate) data: &'a [W],
@@ -162,10 +162,10 @@ impl<W: Element> Product<'_, W> {
         for column in (0..self.columns).step_by(most) {
             (raw.first, raw.columns) = (column, most.min(self.columns - column));
             let kernel = kernel(isa, count, raw.columns.div_ceil(LANES));
-            // SAFETY: `Left::rows` proved that `inner` elements of every left row are in bounds, `check` that `inner` rows
-            // of whole vectors of every panel and one factor for each row are, `Tile::starts` and `check` that `columns`
-            // elements of every destination row are; the destination is borrowed mutably, so it meets neither factor.
-            // `Isa` proves that the processor has the instructions.
+            // SAFETY: `Left::rows` proved that `inner` elements of every left row are in bounds, `check` that `inner`
+            // rows of whole vectors of every panel and one factor for each row are, `Tile::starts` and `check` that
+            // `columns` elements of every destination row are; the destination is borrowed mutably, so it meets neither
+            // factor. `Isa` proves that the processor has the instructions.
             unsafe { kernel(&raw) };
             let passed = raw.columns / PANEL * self.right.panel_stride;
             raw.right = raw.right.wrapping_add(passed);

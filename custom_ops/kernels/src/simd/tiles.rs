@@ -1,15 +1,15 @@
 //! Products of many rows on tiles of bf16, as accurate as those in f32.
 //!
-//! Both factors are split exactly into three bf16 parts, `x = high + middle + low`, and six of the nine products of parts
-//! are added in f32: those of high with all, and of middle with high and middle (Henry, Tang and Heinecke, "Leveraging the
-//! bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations", 2019).
+//! Both factors are split exactly into three bf16 parts, `x = high + middle + low`, and six of the nine products of
+//! parts are added in f32: those of high with all, and of middle with high and middle (Henry, Tang and Heinecke,
+//! "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations", 2019).
 //!
 //! # Error
 //!
 //! Let `u = 2^-24`, `k` the inner size and `S` the sum of `|a · b|` over it. With `|middle| ≤ 2^-8 |x|` and
-//! `|low| < 2^-16 |x|`, the products left out are below `(2^-23 + 2^-32) |a · b|`, together `2.01 u S`. A product of parts
-//! is exact in f32. One instruction adds 16 of them in each of two chains from 0, joins the chains and adds the result to
-//! the sum: 17 roundings of a term and one of the sum. So the error is below
+//! `|low| < 2^-16 |x|`, the products left out are below `(2^-23 + 2^-32) |a · b|`, together `2.01 u S`. A product of
+//! parts is exact in f32. One instruction adds 16 of them in each of two chains from 0, joins the chains and adds the
+//! result to the sum: 17 roundings of a term and one of the sum. So the error is below
 //!
 //! ```text
 //! (6 · ceil(k / 32) + 17 + 2.01 + 0.13) · (1 + 2^-6) · u · S
@@ -20,10 +20,11 @@
 //!
 //! # Values that do not suit
 //!
-//! Tiles take subnormal numbers as 0, before and after, and rounding to a part may overflow. [`Magnitudes::suit`] admits a
-//! row and a panel only where no sum can overflow, and where the smallest product, `m`, is at least 2^-96: each of at most
-//! 8 flushes of a term loses less than 2^-126, so `8 · 2^-30 m`, `0.13 u S`. Everything else (infinities and NaN too) is
-//! multiplied by fused multiply-adds. Each row is judged alone, so that no row changes the bits of another.
+//! Tiles take subnormal numbers as 0, before and after, and rounding to a part may overflow. [`Magnitudes::suit`]
+//! admits a row and a panel only where no sum can overflow, and where the smallest product, `m`, is at least 2^-96:
+//! each of at most 8 flushes of a term loses less than 2^-126, so `8 · 2^-30 m`, `0.13 u S`. Everything else
+//! (infinities and NaN too) is multiplied by fused multiply-adds. Each row is judged alone, so that no row changes the
+//! bits of another.
 //!
 //! # Memory
 //!
@@ -170,21 +171,19 @@ impl Drop for Unit {
 }
 
 impl Unit {
-    /// Takes the tiles of this thread.
-    ///
-    /// # Panics
-    ///
-    /// If `isa` has no tiles, or this thread has a unit.
-    pub(crate) fn new(isa: Isa) -> Self {
-        assert!(isa.has_tiles(), "tiles");
-        let Some(mut scratch) = SCRATCH.take() else { unreachable!("two units") };
+    /// Takes the tiles of this thread; `None` where `isa` has none, or the thread has a unit: vectors serve then.
+    pub(crate) fn new(isa: Isa) -> Option<Self> {
+        if !isa.has_tiles() {
+            return None;
+        }
+        let mut scratch = SCRATCH.take()?;
         // SAFETY: `Isa` proves that this process may use tiles, and the memory that the thread has no other unit.
-        let Some(tiles) = (unsafe { Tiles::configure() }) else { unreachable!("tiles") };
+        let tiles = unsafe { Tiles::configure() }?;
         let [left, right, sums] = SCRATCH_LEN;
         scratch.left.take(left);
         scratch.right.iter_mut().for_each(|buffer| _ = buffer.take(right));
         scratch.sums.take(sums);
-        Self { scratch, tiles }
+        Some(Self { scratch, tiles })
     }
 
     /// Splits the first panel of `right`, of `inner` rows, into `out`.
@@ -210,8 +209,8 @@ impl Unit {
         }
     }
 
-    /// Multiplies one of the strips that are split with a panel that was split, both of `inner` steps, into the sums from
-    /// column `column` on.
+    /// Multiplies one of the strips that are split with a panel that was split, both of `inner` steps, into the sums
+    /// from column `column` on.
     pub(crate) fn multiply_strip(&mut self, strip: usize, rows: usize, inner: usize, panel: &[bf16], column: usize) {
         let len = parts_len(PARTS, inner);
         let left = &self.scratch.left.filled()[strip * len..][..len];
@@ -240,8 +239,8 @@ impl Unit {
         self.scratch.sums.filled_mut()
     }
 
-    /// Multiplies up to [`ROW_LIMIT`] rows with up to [`COLUMN_LIMIT`] columns of whole panels; gives the magnitudes of the
-    /// rows. The products are read with [`Unit::sums`].
+    /// Multiplies up to [`ROW_LIMIT`] rows with up to [`COLUMN_LIMIT`] columns of whole panels; gives the magnitudes of
+    /// the rows. The products are read with [`Unit::sums`].
     ///
     /// # Panics
     ///
@@ -302,8 +301,8 @@ impl Unit {
         }
     }
 
-    /// The strips that are split times `inner` steps of a panel of pairs; steps after the last whole [`STEP`] are copied,
-    /// with zeros behind them.
+    /// The strips that are split times `inner` steps of a panel of pairs; steps after the last whole [`STEP`] are
+    /// copied, with zeros behind them.
     fn multiply_panel_of_pairs(&mut self, rows: usize, inner: usize, data: &[bf16], panel: usize, add: bool) {
         let Scratch { left, right: [rest, _], sums, .. } = &mut self.scratch;
         let (whole, rest) = (inner / STEP * STEP, &mut rest.filled_mut()[..STEP * PANEL]);
@@ -329,7 +328,8 @@ impl Unit {
         }
     }
 
-    /// One strip of rows times panels of f32 that are split on the way, so that their parts never leave the nearest cache.
+    /// One strip of rows times panels of f32 that are split on the way, so that their parts never leave the nearest
+    /// cache.
     fn stream_panels(&mut self, left: Left<'_>, right: Right<'_>, panels: usize, found: &mut [Magnitudes]) {
         let Some(last) = panels.checked_sub(1) else { return };
         for first in (0..left.inner).step_by(STREAM_LIMIT) {
@@ -346,8 +346,8 @@ impl Unit {
         }
     }
 
-    /// One strip of rows times panel `panel`, whose first step is in a slot or in none; gives the slot that the step after
-    /// its last is in, if `data` has one.
+    /// One strip of rows times panel `panel`, whose first step is in a slot or in none; gives the slot that the step
+    /// after its last is in, if `data` has one.
     fn stream_panel(
         &mut self,
         rows: usize,
@@ -380,7 +380,8 @@ impl Unit {
         None
     }
 
-    /// Every strip of `rows` rows times panel `panel`, which is split, while the next one is split, all of `inner` steps.
+    /// Every strip of `rows` rows times panel `panel`, which is split, while the next one is split, all of `inner`
+    /// steps.
     fn multiply_strips<W: Element>(
         &mut self,
         rows: usize,
@@ -422,10 +423,8 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     fn a_thread_keeps_what_is_stated() {
         let isa = Isa::at_most(Instructions::Amx);
-        if !isa.has_tiles() {
-            return println!("skipped: no AMX tiles");
-        }
-        let unit = Unit::new(isa);
+        let Some(unit) = Unit::new(isa) else { return println!("skipped: no AMX tiles") };
+        assert!(Unit::new(isa).is_none(), "two units of one thread");
         let Scratch { left, right: [even, odd], sums } = &unit.scratch;
         assert_eq!(left.bytes() + even.bytes() + odd.bytes() + sums.bytes(), THREAD_BYTES);
     }

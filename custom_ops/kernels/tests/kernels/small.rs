@@ -1,5 +1,5 @@
-//! Calls that are small enough for Miri, which sees aliasing, data races and memory that nobody wrote: every stage of every
-//! operator on several threads. Outside Miri a node has more callers and shapes.
+//! Calls that are small enough for Miri, which sees aliasing, data races and memory that nobody wrote: every stage of
+//! every operator on several threads. Outside Miri a node has more callers and shapes.
 
 use half::f16;
 use moa_kernels::{Instructions, Sequential};

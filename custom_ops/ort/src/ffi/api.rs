@@ -31,13 +31,55 @@ unsafe impl Send for Api {}
 // SAFETY: as above.
 unsafe impl Sync for Api {}
 
-/// Calls a function of the table. Must stand in an `unsafe` block.
+/// Calls a function of the table that returns a status, and makes a [`Status`] of it. Must stand in an `unsafe` block.
 macro_rules! ort {
+    ($api:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        $crate::ffi::api::Status::new($api, ((*$api.table().as_ptr()).$function)($($argument),*))
+    };
+}
+pub(crate) use ort;
+
+/// Calls a function of the table that returns something else. Must stand in an `unsafe` block.
+macro_rules! ort_plain {
     ($api:expr, $function:ident($($argument:expr),* $(,)?)) => {
         ((*$api.table().as_ptr()).$function)($($argument),*)
     };
 }
-pub(crate) use ort;
+pub(crate) use ort_plain;
+
+/// What a call of the runtime returned; the value owns it and releases it.
+#[must_use]
+pub(crate) struct Status {
+    api: Api,
+    raw: OrtStatusPtr,
+}
+
+impl Status {
+    /// # Safety
+    ///
+    /// `raw` must be null or a status of the runtime of `api` that nobody else reads or releases.
+    pub(crate) unsafe fn new(api: Api, raw: OrtStatusPtr) -> Self {
+        Self { api, raw }
+    }
+
+    /// Success is the null status.
+    pub(crate) fn check(self) -> Result<(), Failure> {
+        if self.raw.0.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the status is ours and not null; its text lives until it is released.
+        Err(Failure::runtime(unsafe { text(ort_plain!(self.api, GetErrorMessage(self.raw.0))) }))
+    }
+}
+
+impl Drop for Status {
+    fn drop(&mut self) {
+        if !self.raw.0.is_null() {
+            // SAFETY: the status is ours and not used again.
+            unsafe { ort_plain!(self.api, ReleaseStatus(self.raw.0)) };
+        }
+    }
+}
 
 /// What a runtime can do for us.
 pub(crate) enum Support {
@@ -91,20 +133,7 @@ impl Api {
         };
         let text = CString::new(failure.text.replace('\0', " ")).unwrap_or_default();
         // SAFETY: the text ends with a zero; the runtime copies it.
-        unsafe { ort!(self, CreateStatus(code, text.as_ptr())) }
-    }
-
-    /// Turns a status of the runtime into a result and releases it.
-    pub(crate) fn check(self, status: OrtStatusPtr) -> Result<(), Failure> {
-        if status.0.is_null() {
-            return Ok(());
-        }
-        // SAFETY: the status is ours and not null; its text lives until it is released.
-        unsafe {
-            let failure = Failure::runtime(text(ort!(self, GetErrorMessage(status.0))));
-            ort!(self, ReleaseStatus(status.0));
-            Err(failure)
-        }
+        unsafe { ort_plain!(self, CreateStatus(code, text.as_ptr())) }
     }
 }
 
@@ -161,23 +190,23 @@ impl KernelInfo<'_> {
     fn constant_value(&self, index: usize) -> Option<*const OrtValue> {
         let (mut count, mut is_constant, mut value) = (0, 0, null());
         // SAFETY: `raw` is valid.
-        self.api.check(unsafe { ort!(self.api, KernelInfo_GetInputCount(self.raw, &mut count)) }).ok()?;
+        unsafe { ort!(self.api, KernelInfo_GetInputCount(self.raw, &mut count)) }.check().ok()?;
         if index >= count {
             return None;
         }
         let (flag, out) = (&mut is_constant, &mut value);
         // SAFETY: `raw` is valid and has an input `index`.
         let status = unsafe { ort!(self.api, KernelInfoGetConstantInput_tensor(self.raw, index, flag, out)) };
-        self.api.check(status).ok()?;
+        status.check().ok()?;
         (is_constant != 0 && !value.is_null()).then_some(value)
     }
 
     /// Runs one of the functions that first tell the size of a text, then fill a buffer.
-    fn string_of(&self, call: impl Fn(*mut c_char, *mut usize) -> OrtStatusPtr) -> Option<String> {
+    fn string_of(&self, call: impl Fn(*mut c_char, *mut usize) -> Status) -> Option<String> {
         let mut size = 0;
-        self.api.check(call(null_mut(), &mut size)).ok()?;
+        call(null_mut(), &mut size).check().ok()?;
         let mut buffer = vec![0u8; size];
-        self.api.check(call(buffer.as_mut_ptr().cast(), &mut size)).ok()?;
+        call(buffer.as_mut_ptr().cast(), &mut size).check().ok()?;
         let text = CStr::from_bytes_until_nul(&buffer).ok()?;
         Some(text.to_string_lossy().into_owned())
     }
@@ -188,14 +217,14 @@ impl AttributeSource for KernelInfo<'_> {
         let (name, mut value) = (CString::new(name).ok()?, 0);
         // SAFETY: `raw` is valid, the name ends with a zero, `value` is an i64.
         let status = unsafe { ort!(self.api, KernelInfoGetAttribute_int64(self.raw, name.as_ptr(), &mut value)) };
-        self.api.check(status).ok().map(|()| value)
+        status.check().ok().map(|()| value)
     }
 
     fn float(&self, name: &str) -> Option<f32> {
         let (name, mut value) = (CString::new(name).ok()?, 0.0);
         // SAFETY: `raw` is valid, the name ends with a zero, `value` is an f32.
         let status = unsafe { ort!(self.api, KernelInfoGetAttribute_float(self.raw, name.as_ptr(), &mut value)) };
-        self.api.check(status).ok().map(|()| value)
+        status.check().ok().map(|()| value)
     }
 
     fn string(&self, name: &str) -> Option<String> {
@@ -209,7 +238,10 @@ impl AttributeSource for KernelInfo<'_> {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Mutex, PoisonError};
+
+    use ort_sys::OrtStatus;
 
     use super::*;
 
@@ -229,10 +261,42 @@ pub(super) mod tests {
     #[test]
     fn failures_travel_through_a_status_and_back() {
         let api = fake(ort_sys::stub::api());
-        assert_eq!(api.check(api.status(Ok(()))), Ok(()));
+        // SAFETY: a status that was made here.
+        let back = |result| unsafe { Status::new(api, api.status(result)) }.check();
+        assert_eq!(back(Ok(())), Ok(()));
         for fault in [Fault::Argument, Fault::Runtime, Fault::Bug] {
             let failure = Failure { fault, text: String::from("a\0b") };
-            assert_eq!(api.check(api.status(Err(failure))), Err(Failure::runtime("a b")));
+            assert_eq!(back(Err(failure)), Err(Failure::runtime("a b")));
         }
+    }
+
+    static RELEASED: AtomicUsize = AtomicUsize::new(0);
+
+    unsafe extern "system" fn refuse(_: *const OrtKernelInfo, _: *mut usize) -> OrtStatusPtr {
+        OrtStatusPtr(std::ptr::dangling_mut())
+    }
+
+    unsafe extern "system" fn message(_: *const OrtStatus) -> *const c_char {
+        c"refused".as_ptr()
+    }
+
+    unsafe extern "system" fn release(_: *mut OrtStatus) {
+        RELEASED.fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn a_status_is_released_once_whether_it_is_checked_or_not() {
+        let api = fake(OrtApi {
+            KernelInfo_GetInputCount: refuse,
+            GetErrorMessage: message,
+            ReleaseStatus: release,
+            ..ort_sys::stub::api()
+        });
+        // SAFETY: the fake runtime does not look at the info.
+        let status = || unsafe { ort!(api, KernelInfo_GetInputCount(null(), null_mut())) };
+        assert_eq!(status().check(), Err(Failure::runtime("refused")));
+        assert_eq!(RELEASED.load(Ordering::Relaxed), 1);
+        drop(status());
+        assert_eq!(RELEASED.load(Ordering::Relaxed), 2);
     }
 }

@@ -41,13 +41,13 @@ impl<'a> Call<'a> {
     ) -> Result<Self, Failure> {
         let mut count = 0;
         // SAFETY: `raw` is valid by the caller's promise.
-        api.check(unsafe { ort!(api, KernelContext_GetInputCount(raw, &mut count)) })?;
+        unsafe { ort!(api, KernelContext_GetInputCount(raw, &mut count)) }.check()?;
         let mut tensors = Vec::with_capacity(operator.inputs.len());
         for (index, parameter) in operator.inputs.iter().enumerate() {
             let mut value = null();
             if index < count {
                 // SAFETY: `raw` is valid and has an input `index`; an absent one yields null.
-                api.check(unsafe { ort!(api, KernelContext_GetInput(raw, index, &mut value)) })?;
+                unsafe { ort!(api, KernelContext_GetInput(raw, index, &mut value)) }.check()?;
             }
             let known = constants.get(index).copied().flatten();
             // SAFETY: `value` is null or an input, which the runtime keeps unchanged during the call; a known shape is
@@ -70,7 +70,8 @@ impl<'a> Call<'a> {
 
     /// Allocates output `i` with shape `shapes[i]`; outputs that the node does not have stay absent.
     ///
-    /// `in_place` are outputs that may have the memory of an input; an input that gives its memory is absent afterwards.
+    /// `in_place` are outputs that may have the memory of an input; an input that gives its memory is absent
+    /// afterwards.
     pub(crate) fn allocate(
         mut self,
         shapes: &[&[usize]],
@@ -149,8 +150,8 @@ pub(crate) fn element_code(element: ElementType, types: FloatTypes) -> ONNXTenso
 
 /// # Safety
 ///
-/// `value` must be null or a tensor in CPU memory that nobody writes during `'a`; its shape must be `known` where there is
-/// one, and its type then that of the parameter.
+/// `value` must be null or a tensor in CPU memory that nobody writes during `'a`; its shape must be `known` where there
+/// is one, and its type then that of the parameter.
 unsafe fn read_tensor<'a>(
     api: Api,
     value: *const OrtValue,
@@ -168,7 +169,7 @@ unsafe fn read_tensor<'a>(
     };
     let mut data = null_mut();
     // SAFETY: `value` is a tensor; the pointer is only read from.
-    api.check(unsafe { ort!(api, GetTensorMutableData(value.cast_mut(), &mut data)) })?;
+    unsafe { ort!(api, GetTensorMutableData(value.cast_mut(), &mut data)) }.check()?;
     let len = shape.as_slice().iter().product();
     // SAFETY: the data of a tensor of this type holds `len` aligned elements, every one of them initialised.
     let elements = unsafe {
@@ -352,7 +353,7 @@ impl<'a> OutputSlots<'a> {
                 continue;
             }
             let kind = float_type(parameter.element, self.types);
-            let bytes = len * kind.map_or(8, |kind| if kind == FloatType::F32 { 4 } else { 2 });
+            let bytes = len * kind.map_or(size_of::<i64>(), FloatType::bytes);
             let range = data.addr()..data.addr() + bytes;
             if let Some((_, input)) = in_place.iter().find(|(output, _)| *output == index) {
                 inputs.give_up(*input, &range);
@@ -367,9 +368,11 @@ impl<'a> OutputSlots<'a> {
                 return Err(Failure::argument(format!("output `{}` shares memory with another", parameter.name)));
             }
             used.push(range);
-            // SAFETY: the runtime allocated `len` aligned elements of this type, for which every bit pattern is
-            // valid; they meet no input that is still there and no other output, `allocate` cannot run twice, and no
-            // slice of an input has left `inputs` yet.
+            // SAFETY: the runtime allocated `len` aligned elements of this type; they meet no input that is still there
+            // and no other output, `allocate` cannot run twice, and no slice of an input has left `inputs` yet. Nobody
+            // need have written them since, but they come from code that the compiler does not see, so it takes their
+            // bytes for initialised, every pattern of them is a number, and kernels write an element before they read
+            // it.
             buffers.push(Some(unsafe {
                 match kind {
                     None => Buffer::Long(slice_mut(data, len)),
@@ -392,13 +395,13 @@ impl<'a> OutputSlots<'a> {
         let (mut count, mut value, mut data) = (0, null_mut(), null_mut());
         // SAFETY: `raw` is valid; `dims` holds as many elements as said; an absent output yields null.
         unsafe {
-            self.api.check(ort!(self.api, KernelContext_GetOutputCount(self.raw, &mut count)))?;
+            ort!(self.api, KernelContext_GetOutputCount(self.raw, &mut count)).check()?;
             if index < count {
                 let (dims, rank) = (dims.as_ptr(), dims.len());
-                self.api.check(ort!(self.api, KernelContext_GetOutput(self.raw, index, dims, rank, &mut value)))?;
+                ort!(self.api, KernelContext_GetOutput(self.raw, index, dims, rank, &mut value)).check()?;
             }
             if !value.is_null() {
-                self.api.check(ort!(self.api, GetTensorMutableData(value, &mut data)))?;
+                ort!(self.api, GetTensorMutableData(value, &mut data)).check()?;
             }
         }
         Ok(data)
@@ -441,3 +444,6 @@ impl<'a> Outputs<'a> {
         Err(Failure { fault: Fault::Bug, text })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,5 @@
-//! Inputs, outputs, stream and memory of one call of a kernel on a GPU. Tensors stay on the device: only their addresses
-//! and shapes are looked at.
+//! Inputs, outputs, stream and memory of one call of a kernel on a GPU. Tensors stay on the device: only their
+//! addresses and shapes are looked at.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -10,7 +10,7 @@ use moa_cuda_driver::Stream;
 use moa_schema::{FloatTypes, Operator};
 use ort_sys::{OrtAllocator, OrtKernelContext, OrtMemoryInfo, OrtValue};
 
-use super::api::{Api, ort};
+use super::api::{Api, ort, ort_plain};
 use super::call::element_code;
 use super::shape::{Shape, type_and_shape};
 use crate::failure::Failure;
@@ -27,8 +27,8 @@ pub(crate) struct DeviceCall<'a> {
     api: Api,
     raw: *mut OrtKernelContext,
     inputs: Vec<Option<DeviceTensor>>,
-    /// Where the first input lies.
-    memory: *const OrtMemoryInfo,
+    /// Where the first input lies; `None` where there is no input.
+    memory: Option<NonNull<OrtMemoryInfo>>,
     lifetime: PhantomData<&'a OrtKernelContext>,
 }
 
@@ -44,15 +44,15 @@ impl DeviceCall<'_> {
         operator: &Operator,
         types: FloatTypes,
     ) -> Result<Self, Failure> {
-        let (mut count, mut memory): (usize, *const OrtMemoryInfo) = (0, null());
+        let (mut count, mut memory) = (0, None);
         let mut inputs = Vec::with_capacity(operator.inputs.len());
         // SAFETY: `raw` is valid by the caller's promise, and so is what it hands out during the call.
         unsafe {
-            api.check(ort!(api, KernelContext_GetInputCount(raw, &mut count)))?;
+            ort!(api, KernelContext_GetInputCount(raw, &mut count)).check()?;
             for (index, parameter) in operator.inputs.iter().enumerate() {
                 let mut value: *const OrtValue = null();
                 if index < count {
-                    api.check(ort!(api, KernelContext_GetInput(raw, index, &mut value)))?;
+                    ort!(api, KernelContext_GetInput(raw, index, &mut value)).check()?;
                 }
                 if value.is_null() {
                     inputs.push(None);
@@ -64,9 +64,11 @@ impl DeviceCall<'_> {
                     return Err(Failure::argument(format!("input `{name}` has ONNX element type {code}")));
                 }
                 let mut data = null_mut();
-                api.check(ort!(api, GetTensorMutableData(value.cast_mut(), &mut data)))?;
-                if memory.is_null() {
-                    api.check(ort!(api, GetTensorMemoryInfo(value, &mut memory)))?;
+                ort!(api, GetTensorMutableData(value.cast_mut(), &mut data)).check()?;
+                if memory.is_none() {
+                    let mut info: *const OrtMemoryInfo = null();
+                    ort!(api, GetTensorMemoryInfo(value, &mut info)).check()?;
+                    memory = NonNull::new(info.cast_mut());
                 }
                 inputs.push(Some(DeviceTensor { shape, address: data.addr() as u64 }));
             }
@@ -84,11 +86,17 @@ impl DeviceCall<'_> {
         self.inputs.iter().map(|tensor| tensor.as_ref().map_or(0, |tensor| tensor.address)).collect()
     }
 
+    /// What the runtime says about the memory of the inputs.
+    fn memory(&self) -> Result<*const OrtMemoryInfo, Failure> {
+        let memory = self.memory.map(|memory| memory.as_ptr().cast_const());
+        memory.ok_or_else(|| Failure::argument("no input says on which device the node runs"))
+    }
+
     /// The device that holds the inputs.
     pub(crate) fn device(&self) -> Result<i32, Failure> {
-        let mut ordinal = 0;
+        let (memory, mut ordinal) = (self.memory()?, 0);
         // SAFETY: the memory of an input, which lives as long as the input.
-        self.api.check(unsafe { ort!(self.api, MemoryInfoGetId(self.memory, &mut ordinal)) })?;
+        unsafe { ort!(self.api, MemoryInfoGetId(memory, &mut ordinal)) }.check()?;
         Ok(ordinal)
     }
 
@@ -96,7 +104,7 @@ impl DeviceCall<'_> {
     pub(crate) fn stream(&self) -> Result<Stream, Failure> {
         let mut stream: *mut c_void = null_mut();
         // SAFETY: `raw` is the context of a running call.
-        self.api.check(unsafe { ort!(self.api, KernelContext_GetGPUComputeStream(self.raw, &mut stream)) })?;
+        unsafe { ort!(self.api, KernelContext_GetGPUComputeStream(self.raw, &mut stream)) }.check()?;
         Ok(Stream(stream.addr()))
     }
 
@@ -111,25 +119,25 @@ impl DeviceCall<'_> {
         let (mut count, mut value, mut data) = (0, null_mut(), null_mut());
         // SAFETY: `raw` is valid; `dims` holds as many elements as said; an absent output yields null.
         unsafe {
-            self.api.check(ort!(self.api, KernelContext_GetOutputCount(self.raw, &mut count)))?;
+            ort!(self.api, KernelContext_GetOutputCount(self.raw, &mut count)).check()?;
             if index < count {
                 let (dims, rank) = (dims.as_ptr(), dims.len());
-                self.api.check(ort!(self.api, KernelContext_GetOutput(self.raw, index, dims, rank, &mut value)))?;
+                ort!(self.api, KernelContext_GetOutput(self.raw, index, dims, rank, &mut value)).check()?;
             }
             if value.is_null() {
                 return Ok(None);
             }
-            self.api.check(ort!(self.api, GetTensorMutableData(value, &mut data)))?;
+            ort!(self.api, GetTensorMutableData(value, &mut data)).check()?;
         }
         Ok(Some(data.addr() as u64))
     }
 
     /// Memory of the device from the session's allocator; it is given back when the value is dropped.
     pub(crate) fn allocate(&self, bytes: usize) -> Result<DeviceMemory, Failure> {
-        let mut allocator = null_mut();
+        let (memory, mut allocator) = (self.memory()?, null_mut());
         // SAFETY: `raw` and the memory of an input are valid during the call.
-        let status = unsafe { ort!(self.api, KernelContext_GetAllocator(self.raw, self.memory, &mut allocator)) };
-        self.api.check(status)?;
+        let status = unsafe { ort!(self.api, KernelContext_GetAllocator(self.raw, memory, &mut allocator)) };
+        status.check()?;
         let Some(allocator) = NonNull::new(allocator) else {
             return Err(Failure::runtime("the runtime has no allocator for the device"));
         };
@@ -138,7 +146,7 @@ impl DeviceCall<'_> {
         let status = unsafe {
             ort!(self.api, AllocatorAlloc(allocator.as_ptr(), bytes + WORKSPACE_ALIGNMENT, &mut memory.start))
         };
-        self.api.check(status)?;
+        status.check()?;
         Ok(memory)
     }
 }
@@ -171,9 +179,9 @@ impl Drop for DeviceMemory {
         // SAFETY: the memory came from this allocator, and neither is used again.
         unsafe {
             if !self.start.is_null() {
-                let _ = self.api.check(ort!(self.api, AllocatorFree(self.allocator.as_ptr(), self.start)));
+                let _ = ort!(self.api, AllocatorFree(self.allocator.as_ptr(), self.start)).check();
             }
-            ort!(self.api, ReleaseAllocator(self.allocator.as_ptr()));
+            ort_plain!(self.api, ReleaseAllocator(self.allocator.as_ptr()));
         }
     }
 }

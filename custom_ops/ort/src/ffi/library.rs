@@ -28,7 +28,8 @@ const PROVIDER: &CStr = c"CPUExecutionProvider";
 /// Entry that marks session options which have the domain: a runtime refuses a domain that is added twice.
 const REGISTERED: &CStr = c"ai.moa.operator_library";
 
-/// One operator on one choice of types, as the runtime sees it; the runtime picks the entry by the types of a node and keeps pointers to it, so it lives in a static.
+/// One operator on one choice of types, as the runtime sees it; the runtime picks the entry by the types of a node and
+/// keeps pointers to it, so it lives in a static.
 #[repr(C)]
 pub(super) struct Entry {
     /// First, so that a pointer to it is a pointer to the entry.
@@ -99,7 +100,8 @@ impl Entry {
     }
 }
 
-/// Adds the domain `ai.moa` with its three operators, on every choice of types, to session options; returns null on success.
+/// Adds the domain `ai.moa` with its three operators, on every choice of types, to session options; returns null on
+/// success.
 ///
 /// The runtime calls it when a session asks for this library. Any number of sessions and threads may do so, and the
 /// same options more than once.
@@ -134,15 +136,15 @@ unsafe fn register(api: Api, options: *mut OrtSessionOptions) -> Result<(), Fail
     }
     let mut registered = 0;
     // SAFETY: `options` is valid, the key is a C string.
-    api.check(unsafe { ort!(api, HasSessionConfigEntry(options, REGISTERED.as_ptr(), &mut registered)) })?;
+    unsafe { ort!(api, HasSessionConfigEntry(options, REGISTERED.as_ptr(), &mut registered)) }.check()?;
     if registered != 0 {
         return Ok(());
     }
     let domain = domain(api)?;
     // SAFETY: `options` is valid; the domain is never released.
-    api.check(unsafe { ort!(api, AddCustomOpDomain(options, domain.0)) })?;
+    unsafe { ort!(api, AddCustomOpDomain(options, domain.0)) }.check()?;
     // SAFETY: `options` is valid; the runtime copies key and value.
-    api.check(unsafe { ort!(api, AddSessionConfigEntry(options, REGISTERED.as_ptr(), c"1".as_ptr())) })
+    unsafe { ort!(api, AddSessionConfigEntry(options, REGISTERED.as_ptr(), c"1".as_ptr())) }.check()
 }
 
 /// The domain of a runtime, made at the first request.
@@ -154,12 +156,12 @@ fn domain(api: Api) -> Result<Domain, Failure> {
     let name = CString::new(moa_schema::DOMAIN).unwrap_or_default();
     let mut raw = null_mut();
     // SAFETY: the runtime copies the name; `raw` is written on success.
-    api.check(unsafe { ort!(api, CreateCustomOpDomain(name.as_ptr(), &mut raw)) })?;
+    unsafe { ort!(api, CreateCustomOpDomain(name.as_ptr(), &mut raw)) }.check()?;
     // The pointer is made from the whole entry, so that callbacks may read past its first field.
     let own = ENTRIES.iter().map(|entry| (&raw const *entry).cast());
     for entry in own.chain(gpu_entries()) {
         // SAFETY: `raw` is the domain made above; the entry lives in a static.
-        api.check(unsafe { ort!(api, CustomOpDomain_Add(raw, entry)) })?;
+        unsafe { ort!(api, CustomOpDomain_Add(raw, entry)) }.check()?;
     }
     domains.push((api, Domain(raw)));
     Ok(Domain(raw))
@@ -313,6 +315,7 @@ unsafe extern "system" fn destroy(kernel: *mut c_void) {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use super::super::api::Status;
     use super::super::api::tests::{fake, kept};
     use super::*;
 
@@ -394,9 +397,9 @@ mod tests {
         let api = fake(ort_sys::stub::api());
         let base = OrtApiBase { GetApi: only_version_16, GetVersionString: version_text };
         // SAFETY: the base is valid; the options are not looked at.
-        let status = unsafe { RegisterCustomOps(null_mut(), &raw const base) };
+        let status = unsafe { Status::new(api, RegisterCustomOps(null_mut(), &raw const base)) };
         let text = "the ai.moa operators need ONNX Runtime 1.17 or newer, this is 1.16.3";
-        assert_eq!(api.check(status), Err(Failure::runtime(text)));
+        assert_eq!(status.check(), Err(Failure::runtime(text)));
 
         let base = OrtApiBase { GetApi: no_version, GetVersionString: version_text };
         // SAFETY: as above.
@@ -413,9 +416,9 @@ mod tests {
         let mut kernel = null_mut();
         let op = std::ptr::from_ref(feed_forward()).cast();
         // SAFETY: a registered operator; the fake runtime does not look at the info.
-        let status = unsafe { create(op, api.table().as_ptr(), null(), &mut kernel) };
+        let status = unsafe { Status::new(api, create(op, api.table().as_ptr(), null(), &mut kernel)) };
         let text = "MoEFeedForward node ``: attribute `top_k` of type INT is missing";
-        assert_eq!(api.check(status), Err(Failure::runtime(text)));
+        assert_eq!(status.check(), Err(Failure::runtime(text)));
         assert!(kernel.is_null());
     }
 
@@ -433,7 +436,7 @@ mod tests {
         let (node, constants) = (String::from("n"), Vec::new());
         let mut kernel = Kernel { api, operator, types: *types, node, attributes, prepared, constants };
         // SAFETY: a kernel as `create` makes it; the fake runtime refuses to look at the context.
-        let status = unsafe { run((&raw mut kernel).cast(), null_mut()) };
-        assert_eq!(api.check(status), Err(Failure::runtime("MoEFeedForward node `n`: Unimplemented")));
+        let status = unsafe { Status::new(api, run((&raw mut kernel).cast(), null_mut())) };
+        assert_eq!(status.check(), Err(Failure::runtime("MoEFeedForward node `n`: Unimplemented")));
     }
 }

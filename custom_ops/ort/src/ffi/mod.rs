@@ -1,7 +1,8 @@
 //! The door to ONNX Runtime: the only module with `unsafe` code.
 //!
-//! Inside, `api` wraps the function table, `call` the tensors of one call, `shape` their dimensions, `pool` the threads, and
-//! `library` holds the callbacks; `cuda` and `device_call` are their counterparts for a GPU. What leaves the module is safe to use.
+//! Inside, `api` wraps the function table, `call` the tensors of one call, `shape` their dimensions, `pool` the
+//! threads, and `library` holds the callbacks; `cuda` and `device_call` are their counterparts for a GPU. What leaves
+//! the module is safe to use.
 #![allow(unsafe_code)]
 
 mod api;
@@ -10,6 +11,8 @@ mod call;
 mod cuda;
 #[cfg(feature = "cuda")]
 mod device_call;
+#[cfg(test)]
+mod fake_tensor;
 mod library;
 mod pool;
 mod shape;

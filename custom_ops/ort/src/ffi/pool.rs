@@ -71,7 +71,7 @@ impl ThreadPool for OrtPool<'_> {
         let data = (&raw const job).cast_mut().cast();
         // SAFETY: the context is valid during the call; `run_task` gets the `Job`, which outlives this blocking call.
         let status = unsafe { ort!(self.api, KernelContext_ParallelFor(self.raw, run_task, total, 0, data)) };
-        if let Err(failure) = self.api.check(status) {
+        if let Err(failure) = status.check() {
             self.failed.record(failure);
         }
     }

@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use moa_schema::{FloatTypes, Parameter};
 use ort_sys::{ONNXTensorElementDataType, OrtTensorTypeAndShapeInfo, OrtValue};
 
-use super::api::{Api, ort};
+use super::api::{Api, ort, ort_plain};
 use super::call::element_code;
 use crate::failure::Failure;
 
@@ -55,26 +55,32 @@ pub(super) unsafe fn checked_shape(
 pub(super) unsafe fn type_and_shape(api: Api, value: *const OrtValue) -> Result<(i32, Shape), Failure> {
     let mut info = null_mut();
     // SAFETY: `value` is a tensor; `info` is ours until it is released below.
-    api.check(unsafe { ort!(api, GetTensorTypeAndShape(value, &mut info)) })?;
-    let result = read_info(api, info);
+    unsafe { ort!(api, GetTensorTypeAndShape(value, &mut info)) }.check()?;
+    // SAFETY: `info` was made above.
+    let result = unsafe { read_info(api, info) };
     // SAFETY: `info` was made above and is not used again.
-    unsafe { ort!(api, ReleaseTensorTypeAndShapeInfo(info)) };
+    unsafe { ort_plain!(api, ReleaseTensorTypeAndShapeInfo(info)) };
     result
 }
 
-fn read_info(api: Api, info: *mut OrtTensorTypeAndShapeInfo) -> Result<(i32, Shape), Failure> {
+/// Element code and shape that an info tells.
+///
+/// # Safety
+///
+/// `info` must be an info of the runtime of `api` that is not released yet.
+unsafe fn read_info(api: Api, info: *mut OrtTensorTypeAndShapeInfo) -> Result<(i32, Shape), Failure> {
     let (mut code, mut rank) = (0i32, 0);
     let code_out = (&raw mut code).cast::<ONNXTensorElementDataType>();
-    // SAFETY: `info` is valid. The code is kept as the i32 that a C enum is: a newer runtime may know more codes.
-    api.check(unsafe { ort!(api, GetTensorElementType(info, code_out)) })?;
-    // SAFETY: `info` is valid.
-    api.check(unsafe { ort!(api, GetDimensionsCount(info, &mut rank)) })?;
+    // SAFETY: as above. The code is kept as the i32 that a C enum is: a newer runtime may know more codes.
+    unsafe { ort!(api, GetTensorElementType(info, code_out)) }.check()?;
+    // SAFETY: by the caller's promise.
+    unsafe { ort!(api, GetDimensionsCount(info, &mut rank)) }.check()?;
     let (mut shape, mut dims) = (Shape { rank, dims: [0; MAX_RANK] }, [0i64; MAX_RANK]);
     if rank > MAX_RANK {
         return Err(Failure::argument(format!("a tensor has {rank} dimensions; the most are {MAX_RANK}")));
     }
-    // SAFETY: `info` is valid and `dims` holds `rank` elements.
-    api.check(unsafe { ort!(api, GetDimensions(info, dims.as_mut_ptr(), rank)) })?;
+    // SAFETY: by the caller's promise; `dims` holds `rank` elements.
+    unsafe { ort!(api, GetDimensions(info, dims.as_mut_ptr(), rank)) }.check()?;
     for (size, dim) in shape.dims.iter_mut().zip(&dims[..rank]) {
         let negative = |_| Failure::runtime(format!("a tensor has the shape {:?}", &dims[..rank]));
         *size = usize::try_from(*dim).map_err(negative)?;
@@ -122,7 +128,8 @@ mod tests {
             GetDimensions: dims,
             ..ort_sys::stub::api()
         });
-        let read = |rank| read_info(api, std::ptr::without_provenance_mut(rank));
+        // SAFETY: the fake runtime does not look behind the info.
+        let read = |rank| unsafe { read_info(api, std::ptr::without_provenance_mut(rank)) };
         for rank in 0..3 {
             let (code, shape) = read(rank).unwrap();
             assert_eq!((code, shape.as_slice()), (1, &[4, 5][..rank]));

@@ -55,8 +55,8 @@ pub(in crate::backend) struct CudaDevice {
 #[derive(Clone)]
 pub(in crate::backend) struct Library(Rc<Loaded>);
 
-/// Is told a step of a build (phase, step, steps), and says whether it is to end. Called from TensorRT's threads, one at
-/// a time.
+/// Is told a step of a build (phase, step, steps), and says whether it is to end. Called from TensorRT's threads, one
+/// at a time.
 pub(in crate::backend) type OnProgress<'a> = &'a (dyn Fn(&str, i32, i32) -> bool + Sync);
 
 /// How an engine is built.
@@ -139,7 +139,8 @@ impl Library {
             user: null_mut(),
         };
         let handle = made(|handle, error| {
-            // SAFETY: `options` and the text that it points to live during the call, which is all that the library asks.
+            // SAFETY: `options` and the text that it points to live during the call, which is all that the library
+            // asks.
             unsafe { (self.table().open)(&raw const options, handle, error) }
         })?;
         Ok(TensorRt(Rc::new(Open { library: self.clone(), handle })))

@@ -1,4 +1,4 @@
-//! The door to `libmoa_tensorrt`: the only module of this program with `unsafe` code.
+//! The door to `libmoa_tensorrt`: the only module of this backend with `unsafe` code.
 //!
 //! `ffi` names the functions of `moa_tensorrt_engine.h` and loads them at run time. Handles stay inside: each is owned
 //! by one value here, which keeps the table of functions alive and ends the handle when it is dropped.

@@ -38,7 +38,7 @@ pub(crate) fn node() -> Node {
 
 /// The plan of [`node`], from the planner itself.
 pub(crate) fn plan(device: &moa_cuda::Device) -> moa_cuda::plan::Plan {
-    let Node::SelfAttention(attributes) = node() else { unreachable!() };
+    let Node::SelfAttention(attributes) = node() else { panic!("another node") };
     let dims = moa_schema::SelfAttentionDims::new(&SHAPES, &attributes).unwrap();
     let settings =
         moa_cuda::plan::SelfAttentionSettings { rotary_positions: None, returns_keys: true, returns_values: true };

@@ -9,23 +9,18 @@ use moa_cuda::{Parameters, entry_points};
 use moa_cuda_driver::KernelSet;
 use moa_cuda_fake::{Fake, archive};
 use moa_schema::{FEED_FORWARD, GateMode, SELF_ATTENTION, SelfAttentionAttributes};
-use ort_sys::{ONNXTensorElementDataType, OrtAllocator, OrtMemoryInfo, OrtTensorTypeAndShapeInfo, OrtValue};
+use ort_sys::{ONNXTensorElementDataType, OrtAllocator, OrtMemoryInfo, OrtValue};
 
+use super::super::api::Status;
 use super::super::api::tests::fake;
 use super::super::call::element_code;
+use super::super::fake_tensor::{Tensor, answers, table};
 use super::*;
 use crate::failure::Failure;
 
 const F16: i32 = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 as i32;
 const F32: i32 = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT as i32;
 const I32: i32 = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32 as i32;
-
-/// A tensor of the fake runtime, and what it knows about its shape.
-struct Tensor {
-    code: i32,
-    dims: Vec<i64>,
-    address: usize,
-}
 
 /// What the allocator of a call was asked.
 #[derive(Default)]
@@ -48,8 +43,6 @@ struct Context {
     memory: Rc<Memory>,
 }
 
-const OK: OrtStatusPtr = OrtStatusPtr(null_mut());
-
 /// # Safety
 ///
 /// `raw` must be a [`Context`] of a test.
@@ -64,19 +57,6 @@ unsafe fn context<'a>(raw: *const OrtKernelContext) -> &'a Context {
 unsafe fn allocator_memory<'a>(raw: *mut OrtAllocator) -> &'a Memory {
     // SAFETY: by the caller's promise.
     unsafe { &*raw.cast::<Memory>() }
-}
-
-macro_rules! answers {
-    ($($name:ident($($argument:ident: $kind:ty),*) $body:block)*) => {
-        $(
-            #[allow(clippy::undocumented_unsafe_blocks)]
-            unsafe extern "system" fn $name($($argument: $kind),*) -> OrtStatusPtr {
-                // Pointers are those that a test handed out, and places for answers.
-                unsafe { $body }
-                OK
-            }
-        )*
-    };
 }
 
 answers! {
@@ -98,20 +78,9 @@ answers! {
         if context.outputs[index] {
             let dims = std::slice::from_raw_parts(dims, rank).to_vec();
             let mut made = context.made.borrow_mut();
-            made.push(Tensor { code: F16, dims, address: (40 + index) << 32 });
+            made.push(Tensor { code: F16, dims, data: device(40 + index) });
             *out = std::ptr::from_mut(made.last_mut().unwrap()).cast();
         }
-    }
-    shape(value: *const OrtValue, out: *mut *mut OrtTensorTypeAndShapeInfo) { *out = value.cast_mut().cast(); }
-    kind(info: *const OrtTensorTypeAndShapeInfo, out: *mut ONNXTensorElementDataType) {
-        *out.cast::<i32>() = (*info.cast::<Tensor>()).code;
-    }
-    rank(info: *const OrtTensorTypeAndShapeInfo, out: *mut usize) { *out = (*info.cast::<Tensor>()).dims.len(); }
-    dims(info: *const OrtTensorTypeAndShapeInfo, out: *mut i64, count: usize) {
-        std::slice::from_raw_parts_mut(out, count).copy_from_slice(&(*info.cast::<Tensor>()).dims);
-    }
-    data(value: *mut OrtValue, out: *mut *mut c_void) {
-        *out = std::ptr::without_provenance_mut((*value.cast::<Tensor>()).address);
     }
     memory(_value: *const OrtValue, out: *mut *const OrtMemoryInfo) { *out = std::ptr::dangling(); }
     ordinal(_memory: *const OrtMemoryInfo, out: *mut c_int) { *out = 0; }
@@ -138,12 +107,15 @@ answers! {
     }
 }
 
-unsafe extern "system" fn release_shape(_: *mut OrtTensorTypeAndShapeInfo) {}
-
 unsafe extern "system" fn release_allocator(raw: *mut OrtAllocator) {
     // SAFETY: a handle that `allocator` gave, for the last time.
     let memory = unsafe { Rc::from_raw(raw.cast::<Memory>().cast_const()) };
     memory.handles_released.set(memory.handles_released.get() + 1);
+}
+
+/// The start of a buffer on the device.
+fn device(number: usize) -> *mut c_void {
+    std::ptr::without_provenance_mut(number << 32)
 }
 
 fn api() -> Api {
@@ -152,12 +124,6 @@ fn api() -> Api {
         KernelContext_GetOutputCount: output_count,
         KernelContext_GetInput: input,
         KernelContext_GetOutput: output,
-        GetTensorTypeAndShape: shape,
-        GetTensorElementType: kind,
-        GetDimensionsCount: rank,
-        GetDimensions: dims,
-        ReleaseTensorTypeAndShapeInfo: release_shape,
-        GetTensorMutableData: data,
         GetTensorMemoryInfo: memory,
         MemoryInfoGetId: ordinal,
         KernelContext_GetGPUComputeStream: stream,
@@ -165,7 +131,7 @@ fn api() -> Api {
         AllocatorAlloc: allocate,
         AllocatorFree: free,
         ReleaseAllocator: release_allocator,
-        ..ort_sys::stub::api()
+        ..table()
     })
 }
 
@@ -180,7 +146,7 @@ fn call(tokens: i64, stream: usize) -> Context {
         (F16, vec![4, 64, 64]),
     ];
     let tensors = shapes.into_iter().enumerate();
-    let inputs = tensors.map(|(index, (code, dims))| Some(Tensor { code, dims, address: (1 + index) << 32 }));
+    let inputs = tensors.map(|(index, (code, dims))| Some(Tensor { code, dims, data: device(1 + index) }));
     Context {
         inputs: inputs.collect(),
         outputs: vec![true, false, false, true],
@@ -217,7 +183,8 @@ fn kernel_of(kernels: Arc<KernelSet>) -> CudaKernel {
 fn compute(kernel: &CudaKernel, call: &Context) -> Result<(), Failure> {
     let raw = std::ptr::from_ref(kernel).cast_mut().cast();
     // SAFETY: a kernel as `create` makes it, and a context that the fake runtime knows.
-    kernel.api.check(unsafe { run(raw, std::ptr::from_ref(call).cast_mut().cast()) })
+    let status = unsafe { Status::new(kernel.api, run(raw, std::ptr::from_ref(call).cast_mut().cast())) };
+    status.check()
 }
 
 fn launches(log: &[String]) -> Vec<&String> {
@@ -356,6 +323,19 @@ fn memory_is_given_back_after_its_call() {
 }
 
 #[test]
+fn a_call_without_inputs_has_no_device() {
+    let mut call = call(3, 7);
+    call.inputs.iter_mut().for_each(|input| *input = None);
+    let raw = std::ptr::from_ref(&call).cast_mut().cast();
+    // SAFETY: a context that the fake runtime knows, and that lives longer than `device`.
+    let device = unsafe { DeviceCall::new(api(), raw, &SELF_ATTENTION, types_of(Element::F16)) }.unwrap();
+    let refused = Failure::argument("no input says on which device the node runs");
+    assert_eq!(device.device(), Err(refused.clone()));
+    assert_eq!(device.allocate(1000).err(), Some(refused));
+    assert_eq!(call.memory.allocated.get(), 0);
+}
+
+#[test]
 fn entries_name_their_provider_and_types() {
     assert_eq!(ENTRIES.len(), 9);
     for entry in ENTRIES.iter() {
@@ -380,9 +360,11 @@ fn a_node_that_cannot_be_made_gets_a_status() {
     let entry = ENTRIES.iter().find(|entry| entry.entry.operator == FEED_FORWARD).unwrap();
     let mut kernel = null_mut();
     // SAFETY: a registered operator; the fake runtime does not look at the info.
-    let status =
-        unsafe { create(std::ptr::from_ref(entry).cast(), api.table().as_ptr(), std::ptr::null(), &mut kernel) };
+    let status = unsafe {
+        let raw = create(std::ptr::from_ref(entry).cast(), api.table().as_ptr(), std::ptr::null(), &mut kernel);
+        Status::new(api, raw)
+    };
     let text = "MoEFeedForward node ``: attribute `top_k` of type INT is missing";
-    assert_eq!(api.check(status), Err(Failure::runtime(text)));
+    assert_eq!(status.check(), Err(Failure::runtime(text)));
     assert!(kernel.is_null());
 }
