@@ -100,8 +100,8 @@ impl Default for ExportOptions {
 
 /// Why there is no export.
 ///
-/// No file has appeared then, unless moving the finished files of an export into a folder that was there fails on the way:
-/// those moved by then are whole, and stay.
+/// No file has appeared then, unless moving the finished files of an export into a folder that was there fails on the
+/// way: those moved by then are whole, and stay.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {

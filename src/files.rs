@@ -1,5 +1,5 @@
-//! Rules that hold for every file that is read or written: names that stay in a folder, names that can be shown, and what
-//! a refusal means.
+//! Rules that hold for every file that is read or written: names that stay in a folder, names that can be shown, and
+//! what a refusal means.
 
 use std::{fs::File, io, path::Path};
 

@@ -3,9 +3,9 @@
 //! Two conventions for multiply-accumulates:
 //!
 //! * `paper`: products with weights, router and output layer included, experts that are not chosen left out, no
-//!   product of queries with keys or of probabilities with values; a bias of a dense layer counts its length once per call, one
-//!   that follows the experts not. This is
-//!   the convention behind the numbers printed in "Mixture of Attention Heads" (EMNLP 2022).
+//!   product of queries with keys or of probabilities with values; a bias of a dense layer counts its length once per
+//!   call, one that follows the experts not. This is the convention behind the numbers printed in "Mixture of Attention
+//!   Heads" (EMNLP 2022).
 //! * `full`: products with weights and both attention products over all keys; no biases.
 //!
 //! Sums that no number of 64 bits holds stay at the largest one.

@@ -136,7 +136,8 @@ impl Installation {
         self.tensorrt.engine(plan).map_err(|error| EngineError::of("load the plan", error))
     }
 
-    /// Reads the plan at `path`. Unless the user vouches for it, its lock must say that it is whole and fits what is here.
+    /// Reads the plan at `path`. Unless the user vouches for it, its lock must say that it is whole and fits what is
+    /// here.
     ///
     /// # Errors
     ///
@@ -144,7 +145,10 @@ impl Installation {
     pub fn read_plan(&self, path: &Path, trust: Trust) -> Result<(Vec<u8>, Option<PlanLock>), EngineError> {
         let bytes = fs::read(path).map_err(|source| EngineError::Io { path: path.to_path_buf(), source })?;
         let of_lock = |source| EngineError::Io { path: PlanLock::path_of(path), source };
-        let lock = PlanLock::bytes_beside(path).map_err(of_lock)?;
+        let lock = match PlanLock::bytes_beside(path) {
+            Err(_) if trust == Trust::UserVouches => None,
+            read => read.map_err(of_lock)?,
+        };
         let locked = PlanLock::read(path, lock.as_deref()).and_then(|lock| {
             lock.must_hold(path, &bytes)?;
             lock.must_fit(path, self.machine(), self.plugin())?;
