@@ -30,8 +30,8 @@ const DETAILS: &str = "\
 Units: parameters are values; MACs are multiply-accumulates, one product and one sum each, of one row of tokens; \
 cache and weights are bytes.
 
-MACs, paper: products with weights, router and output layer included, experts that are not chosen left out; a bias \
-once per call.
+MACs, paper: products with weights, router and output layer included, experts that are not chosen left out; a bias of a dense \
+layer once per call.
 MACs, full: the same without biases, and both attention products.
 
 Examples:
