@@ -8,13 +8,14 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from gpu_check import cases, conductor, pieces, roofline, sanitize, slim, stats, table
+from gpu_check import abi, cases, conductor, pieces, roofline, sanitize, slim, stats, table
 from test_cuda_abi import archive
 
 
@@ -198,6 +199,41 @@ class Sanitizers(unittest.TestCase):
         self.assertIn("skipped", self.judge("========= Error: Device not supported\n", 1))
         self.assertEqual(self.judge(call, -9, late=True)["unfinished"], "stopped after 1 calls")
         self.assertIn("problem", self.judge("Traceback\nImportError: x\n", 1))
+
+
+class Watched(dict):
+    """An environment that keeps what is done to it."""
+
+    def __init__(self, *values):
+        super().__init__(*values)
+        self.done = []
+
+    def __setitem__(self, name, value):
+        self.done.append((name, value))
+        super().__setitem__(name, value)
+
+    def __delitem__(self, name):
+        self.done.append((name, None))
+        super().__delitem__(name)
+
+    def clear(self):
+        self.done.append("cleared")
+        super().clear()
+
+
+class Variables(unittest.TestCase):
+    def done(self, value, **before):
+        with mock.patch.object(os, "environ", Watched(before)) as environment:
+            with self.assertRaises(KeyError), abi.variable("X", value):
+                self.assertEqual(os.environ.get("X"), before.get("X") if value is None else value)
+                raise KeyError
+            self.assertEqual(dict(environment), before)
+        return environment.done
+
+    def test_one_name_is_set_and_put_back(self):
+        self.assertEqual(self.done(None, X="0", Y="1"), [])
+        self.assertEqual(self.done("1", Y="1"), [("X", "1"), ("X", None)])
+        self.assertEqual(self.done("1", X="0"), [("X", "1"), ("X", "0")])
 
 
 class Choices(unittest.TestCase):
