@@ -196,6 +196,8 @@ class Sanitizers(unittest.TestCase):
         self.assertIn("Invalid __global__ write", found["problem"])
         race = "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
         self.assertNotIn("problem", self.judge(race, 0))
+        for text in (race.replace("0 hazards", "10 hazards"), "= ERROR SUMMARY: 10 errors\n", "= SUMMARY: none\n"):
+            self.assertIn("problem", self.judge(text, 0), text)
         self.assertIn("skipped", self.judge("========= Error: Device not supported\n", 1))
         self.assertEqual(self.judge(call, -9, late=True)["unfinished"], "stopped after 1 calls")
         self.assertIn("problem", self.judge("Traceback\nImportError: x\n", 1))

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -162,12 +163,18 @@ def judge_sanitizer(text, code, late):
         return {**found, "skipped": "compute-sanitizer refuses this device"}
     if late:
         return {**found, "unfinished": f"stopped after {len(calls)} calls"}
-    if code == 9 or (summary and " 0 errors" not in f" {summary}" and "0 hazards" not in summary):
+    if code == 9 or (summary and counted(summary) != 0):
         first = next((line.strip("= ") for line in lines if line.startswith("=========") and "COMPUTE" not in line), "")
         return {**found, "problem": f"{summary}; first: {first}"}
     if code:
         return {**found, "problem": f"ended with code {code}: {lines[-1] if lines else ''}"[:300]}
     return found
+
+
+def counted(summary):
+    """Errors or hazards of the summary of a tool; None where it names no number."""
+    found = re.search(r"(\d+) (?:error|hazard)", summary)
+    return int(found.group(1)) if found else None
 
 
 def find_tool(name):
