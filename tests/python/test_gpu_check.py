@@ -15,7 +15,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from gpu_check import abi, cases, conductor, pieces, roofline, sanitize, slim, stats, table
+from gpu_check import abi, cases, conductor, device, pieces, roofline, sanitize, slim, stats, table
 from test_cuda_abi import archive
 
 
@@ -201,6 +201,33 @@ class Sanitizers(unittest.TestCase):
         self.assertIn("skipped", self.judge("========= Error: Device not supported\n", 1))
         self.assertEqual(self.judge(call, -9, late=True)["unfinished"], "stopped after 1 calls")
         self.assertIn("problem", self.judge("Traceback\nImportError: x\n", 1))
+
+
+class Calls:
+    """A driver that takes everything and keeps the names."""
+
+    def __init__(self):
+        self.names = []
+
+    def __getattr__(self, name):
+        return lambda *_: self.names.append(name) or 0
+
+
+class Poison(unittest.TestCase):
+    def test_initcheck_alone_finds_memory_as_it_is(self):
+        for poison in (True, False):
+            with mock.patch.object(device.ctypes, "CDLL", lambda _: Calls()):
+                gpu = device.Gpu(poison=poison)
+            gpu.upload(np.zeros(3))
+            self.assertEqual("cuMemsetD8_v2" in gpu.cuda.names, poison)
+            self.assertIn("cuMemcpyHtoD_v2", gpu.cuda.names)
+        asked = {}
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(conductor, "find_tool", lambda name: name):
+            run = conductor.Run(folder, Path(folder, "out"))
+            with mock.patch.object(run, "popen", lambda command, tool: asked.update({tool: "--no-poison" in command})):
+                for tool, kinds in conductor.TOOLS.items():
+                    conductor.Sanitizer(run, tool, kinds, 0.0)
+        self.assertEqual([tool for tool, bare in asked.items() if bare], ["initcheck"])
 
 
 class Watched(dict):

@@ -126,6 +126,7 @@ class Sanitizer:
         self.text = run.work / f"{tool}.log"
         command = [program, "--tool", tool, "--error-exitcode", "9", "--target-processes", "all", sys.executable]
         command += ["-m", "gpu_check.sanitize", "--kit", str(run.kit), "--kinds", kinds]
+        command += ["--no-poison"] if tool == "initcheck" else []
         self.process = run.popen(command, tool)
 
     def poll(self):
