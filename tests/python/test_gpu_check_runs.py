@@ -181,13 +181,42 @@ class Runs(unittest.TestCase):
             def poll_impatiently():
                 """Patience ends when the child has begun what it hangs in, and not while it starts."""
                 last = conductor.read_lines(stage.report)[-1:]
-                stage.quiet = 0.1 if last and last[0].get("begin") in (1, 3) else LONG
+                stage.quiet = (LONG, 0.1 if last and last[0].get("begin") in (1, 3) else LONG)
                 return poll()
 
             with mock.patch.object(stage, "poll", poll_impatiently):
                 self.finish(run, stage)
             self.assertEqual([record["index"] for record in run.results["stages"]["check-x"]], [0, 2, 4])
             self.assertEqual(run.results["lost"], ["check-x hung in `n1`", "check-x hung in `n3`"])
+
+    def test_patience_is_shorter_once_a_case_has_begun(self):
+        """The clock stands still, but for one step over the patience of a case."""
+        self.assertTrue(all(first >= later for first, later in conductor.QUIET.values()))
+        for lines, hung in [((), False), (({"step": "x"},), False), (({"step": "x"}, {"begin": 0, "name": "n0"}), True)]:
+            with tempfile.TemporaryDirectory() as folder:
+                self.stub(folder, reporting(*lines, {"step": "last"}) + "import time\ntime.sleep(3600)\n")
+                run = self.run_in(folder)
+                stage = conductor.Stage(run, "check-x", "check", limit=run.begin + LONG)
+                self.addCleanup(conductor.kill, stage.process)
+                stage.restarts = 0
+                while not stage.heard[1]:
+                    self.assertFalse(stage.poll())
+                    time.sleep(0.01)
+                stage.heard = (stage.heard[0] - conductor.QUIET["check"][1] - 1, stage.heard[1])
+                self.assertEqual(stage.poll(), hung, lines)
+
+    def test_a_probe_that_hangs_is_not_started_again(self):
+        hanging = reporting({"begin": 0, "name": "probe f16"}) + "import time\ntime.sleep(3600)\n"
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.dict(conductor.QUIET, {"probe": (LONG, 0.1)}),
+        ):
+            self.stub(folder, hanging)
+            run = self.run_in(folder)
+            stage = conductor.Stage(run, "probe", "probe", limit=run.begin + LONG)
+            self.finish(run, stage)
+            self.assertEqual(stage.starts, 1)
+            self.assertEqual(run.results["lost"], ["probe hung in `probe f16`"])
 
     def test_what_a_process_started_ends_with_it(self):
         """The second process holds a lock; it ends by itself, and says so, only where nobody ended it."""

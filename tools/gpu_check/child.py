@@ -91,7 +91,9 @@ def probe(options, report):
     import_torch(report)
     from .checks import all_checks, run_check
 
-    guarded(report, 0, "probe f16", lambda: run_check(kernels_of(options), all_checks()[0], "f16", 1))
+    kernels = kernels_of(options)
+    kernels.load("f16")
+    guarded(report, 0, "probe f16", lambda: run_check(kernels, all_checks()[0], "f16", 1))
 
 
 def check(options, report):

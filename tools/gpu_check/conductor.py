@@ -38,8 +38,15 @@ TOOLS = {
 }
 RESTARTS = 6
 
-#: Seconds without a line after which a stage hangs: loading PTX, or compiling one rival, takes less.
-QUIET = {"probe": 60.0, "check": 90.0, "ceilings": 60.0, "warm": 150.0, "times": 150.0}
+#: Seconds without a line after which a stage hangs: until it begins its first case, and from then on. Importing torch
+#: and loading PTX take less than the one, a case less than the other; `warm` and `times` compile rivals in theirs.
+QUIET = {
+    "probe": (90.0, 30.0),
+    "check": (90.0, 40.0),
+    "ceilings": (60.0, 60.0),
+    "warm": (150.0, 150.0),
+    "times": (150.0, 150.0),
+}
 
 #: Seconds between two writings of what stages have found until then: a run that is ended from outside loses no more.
 SAVE_SECONDS = 5.0
@@ -60,6 +67,8 @@ class Stage:
     def __init__(self, run, name, stage, *options, limit):
         self.run, self.name, self.limit, self.quiet = run, name, limit, QUIET[stage]
         self.command = [sys.executable, "-m", "gpu_check.child", stage, "--kit", str(run.kit), *options]
+        #: The probe is one case, which another start would begin with again.
+        self.restarts = 0 if stage == "probe" else RESTARTS
         self.records, self.lost, self.starts, self.broke = [], [], 0, False
         self.process, self.ended = None, False
         self.start()
@@ -68,7 +77,7 @@ class Stage:
         self.report = self.run.work / f"{self.name}-{self.starts}.jsonl"
         self.starts += 1
         command = [*self.command, "--report", str(self.report), "--start", str(first)]
-        self.heard = (time.monotonic(), 0)
+        self.heard, self.begun = (time.monotonic(), 0), False
         self.process = self.run.popen(command, self.name)
 
     def poll(self):
@@ -79,7 +88,8 @@ class Stage:
         size = self.report.stat().st_size if self.report.exists() else 0
         if size != self.heard[1]:
             self.heard = (now, size)
-        late, hangs = now > self.limit, now - self.heard[0] > self.quiet
+            self.begun = self.begun or any("begin" in record for record in read_lines(self.report))
+        late, hangs = now > self.limit, now - self.heard[0] > self.quiet[self.begun]
         code = kill(self.process) if late or hangs else self.process.poll()
         if code is None:
             return False
@@ -100,7 +110,7 @@ class Stage:
             for record in fresh
             if "index" in record and not record.get("failed", "").startswith("the GPU")
         }
-        self.ended = code == 0 or late or not begun or self.starts > RESTARTS
+        self.ended = code == 0 or late or not begun or self.starts > self.restarts
         if code == 0:
             return
         last = next((record for record in reversed(fresh) if "begin" in record), None)
