@@ -148,6 +148,16 @@ class Runs(unittest.TestCase):
             self.finish(run, conductor.Stage(run, "check-x", "check", limit=run.begin + LONG))
             self.assertIn("check-x: no time was left for 7 of its checks", (run.out / "table.txt").read_text())
 
+    def test_checks_know_the_time_of_their_end(self):
+        with tempfile.TemporaryDirectory() as folder:
+            run = self.run_in(folder, budget=LONG, stages=["check"])
+            with mock.patch.object(conductor, "Stage") as stage, mock.patch.object(run, "wait"):
+                run.checks()
+            ends = {call.args[call.args.index("--until") + 1] for call in stage.call_args_list}
+            self.assertEqual((len(ends), stage.call_count), (1, len(conductor.CHECKS)))
+            kill = stage.call_args.kwargs["limit"] - time.monotonic() + time.time()
+            self.assertAlmostEqual(float(ends.pop()), kill - conductor.LAST_CASE, delta=1.0)
+
     def test_a_stage_that_never_ends_is_stopped(self):
         with tempfile.TemporaryDirectory() as folder:
             self.stub(folder, "import time\ntime.sleep(3600)\n")

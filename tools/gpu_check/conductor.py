@@ -54,6 +54,9 @@ SAVE_SECONDS = 5.0
 #: Seconds that a killed process is waited for; one whose kernel hangs may stay in the driver.
 DEATH = 10.0
 
+#: Seconds in front of the end of the checks from which on none is begun.
+LAST_CASE = 20.0
+
 #: Set to 0, no kernel begins before the one in front of it has ended (custom_ops/cuda/driver).
 OVERLAP = "MOA_CUDA_OVERLAP"
 
@@ -316,9 +319,9 @@ class Run:
         limit = begin + min(CHECK_SHARE * self.budget, self.left())
         running = []
         if "check" in self.stages:
-            seconds = str(limit - begin - 20)
+            until = str(time.time() + limit - begin - LAST_CASE)
             for path, kinds in CHECKS:
-                options = ("--path", path, "--kinds", kinds, "--seconds", seconds)
+                options = ("--path", path, "--kinds", kinds, "--until", until)
                 running.append(Stage(self, f"check-{path}-{kinds.split(',')[0]}", "check", *options, limit=limit))
         if "sanitize" in self.stages:
             until = begin + min(SANITIZE_SECONDS, self.left())
