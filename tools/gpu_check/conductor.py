@@ -197,6 +197,12 @@ def find_tool(name):
     return shutil.which(name) or next((str(place) for place in sorted(kept, reverse=True)), None)
 
 
+def has_problems(record):
+    """Whether a stage found something wrong with a result."""
+    found = record.get("found")
+    return isinstance(found, dict) and bool(found.get("problems"))
+
+
 def read_lines(path):
     """The whole lines of a file of JSON lines."""
     try:
@@ -359,12 +365,14 @@ class Run:
         one.lost += [f"{one.name}: no time was left for {left} of its checks"] if left else []
         self.results["lost"] += one.lost
         failed = sum(1 for record in one.records if "failed" in record)
-        if self.wgmma and one.name.startswith("check-wgmma") and (one.broke or failed):
+        wrong = sum(1 for record in one.records if has_problems(record))
+        if self.wgmma and one.name.startswith("check-wgmma") and (one.broke or failed or wrong):
             self.wgmma = False
             self.results["lost"].append("warpgroup products broke a check, and are not timed")
         device = next((record["device"] for record in one.records if "device" in record), None)
         self.results["device"] = device or self.results.get("device")
-        self.say(f"{one.name}: {len(one.records)} records, {failed} failed{'; ' + one.lost[-1] if one.lost else ''}")
+        last = f"; {one.lost[-1]}" if one.lost else ""
+        self.say(f"{one.name}: {len(one.records)} records, {failed} failed, {wrong} wrong{last}")
 
     def ceilings(self):
         if "ceilings" not in self.stages:
