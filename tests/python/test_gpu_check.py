@@ -203,6 +203,36 @@ class Sanitizers(unittest.TestCase):
         self.assertIn("problem", self.judge("Traceback\nImportError: x\n", 1))
 
 
+class Sets(unittest.TestCase):
+    """Kernel sets of the sanitizer: a new one loads its modules again, which takes long under memcheck."""
+
+    def test_kinds_share_what_they_can(self):
+        made = []
+
+        def make(library, content):
+            made.append(os.environ["MOA_CUDA_WGMMA"])
+            return mock.Mock()
+
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.object(sanitize.abi, "Library"),
+            mock.patch.object(sanitize.abi, "Kernels", make),
+        ):
+            Path(folder, "kernels.bin").touch()
+            sets = sanitize.Sets(folder)
+            used = {kind: sets.of(kind) for kind in sanitize.KINDS}
+            sets.close()
+        self.assertEqual(sorted(made), ["0", "1"])
+        self.assertIs(used["f32"], used["tf32"])
+        self.assertIsNot(used["f16"], used["wgmma-f16"])
+        self.assertTrue(all(kernels.close.call_count == 1 for kernels in used.values()))
+
+    def test_memcheck_sees_every_kind_and_what_nothing_else_checks_first(self):
+        kinds = conductor.TOOLS["memcheck"].split(",")
+        self.assertEqual(sorted(kinds), sorted(sanitize.KINDS))
+        self.assertEqual(kinds[:2], ["wgmma-f16", "tf32"])
+
+
 class Calls:
     """A driver that takes everything and keeps the names."""
 

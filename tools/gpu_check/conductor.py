@@ -31,7 +31,7 @@ CHECKS = [
 ]
 #: What each tool of the sanitizer looks at: of `sanitize.KINDS`.
 TOOLS = {
-    "memcheck": "f16,wgmma-bf16,f32,bf16,wgmma-f16,tf32",
+    "memcheck": "wgmma-f16,tf32,f16,f32,wgmma-bf16,bf16",
     "racecheck": "f16,wgmma-f16,f32",
     "initcheck": "f16,wgmma-f16",
     "synccheck": "f16,wgmma-f16",
