@@ -190,6 +190,15 @@ class WithoutGpu(unittest.TestCase):
                 self.assertEqual(found["problems"], [], f"{check.name} {kind}")
                 self.assertEqual(found["swapped"], 0)
 
+    def test_the_largest_tiles_are_among_the_first_checks_of_every_path(self):
+        every = checks.all_checks() + checks.large_checks() + checks.tile_checks()
+        for path, expected in [("native", every), ("sm80", checks.all_checks() + checks.tile_checks())]:
+            found = checks.checks_of(path)
+            self.assertEqual(sorted(map(repr, found)), sorted(map(repr, expected)))
+            early = [one for one in found[:8] if one.multiprocessors == 1 or one in checks.large_checks()]
+            self.assertEqual(len(early), 4 if path == "native" else 2)
+        self.assertEqual(checks.checks_of("wgmma"), checks.large_checks())
+
     def test_no_check_begins_behind_the_end(self):
         """The end is a time of day, so that a second start has no more of it than the first."""
         lines, kernels = [], mock.Mock(**{"facts.return_value": {}})

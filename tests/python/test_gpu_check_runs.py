@@ -158,6 +158,42 @@ class Runs(unittest.TestCase):
             kill = stage.call_args.kwargs["limit"] - time.monotonic() + time.time()
             self.assertAlmostEqual(float(ends.pop()), kill - conductor.LAST_CASE, delta=1.0)
 
+    def test_what_is_beside_the_checks_begins_behind_the_native_one(self):
+        """Or when its head start is over; all of it ends with the checks."""
+        for head, ends_first in [(1.0, True), (0.0, False)]:
+            begun, every = [], len(conductor.CHECKS) + len(conductor.TOOLS) + 3
+
+            class Fake:
+                def __init__(self, run, name, *options, limit=None):
+                    self.name = self.tool = name
+                    self.limit, self.ended, self.polls = limit or options[-1], False, 0
+                    self.records, self.lost, self.broke, self.result = [], [], False, {"summary": "0 errors"}
+                    begun.append(self)
+                    self.after_native = begun[0].ended
+
+                def poll(self):
+                    self.polls += 1
+                    self.ended = self is not begun[0] or len(begun) == every or ends_first and self.polls == 3
+                    return self.ended
+
+                def seen(self):
+                    return []
+
+            fakes = {"Stage": Fake, "Sanitizer": type("FakeSanitizer", (Fake,), {}), "HEAD_START": head}
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                mock.patch.multiple(conductor, **fakes),
+                redirect_stdout(io.StringIO()),
+            ):
+                run = self.run_in(folder, budget=LONG, stages=["check", "sanitize", "times"])
+                run.checks()
+            self.assertEqual((len(begun), begun[0].name), (every, "check-native-f32"))
+            checks, beside = begun[: len(conductor.CHECKS)], begun[len(conductor.CHECKS) :]
+            self.assertTrue(all(one.name.startswith("check-") for one in checks))
+            self.assertEqual({one.after_native for one in beside}, {ends_first})
+            self.assertEqual(max(one.limit for one in begun), begun[0].limit)
+            self.assertLess(begun[0].limit - run.begin, conductor.CHECK_SHARE * LONG + 60)
+
     def test_a_stage_that_never_ends_is_stopped(self):
         with tempfile.TemporaryDirectory() as folder:
             self.stub(folder, "import time\ntime.sleep(3600)\n")

@@ -54,6 +54,10 @@ SAVE_SECONDS = 5.0
 #: Seconds that a killed process is waited for; one whose kernel hangs may stay in the driver.
 DEATH = 10.0
 
+#: Share of the time of the checks after which the sanitizers and the rivals' compilers begin beside them at the latest:
+#: until then, or until they have ended, the checks of the GPU's own kernels have processor and GPU before these.
+HEAD_START = 0.28
+
 #: Seconds in front of the end of the checks from which on none is begun.
 LAST_CASE = 20.0
 
@@ -320,38 +324,58 @@ class Run:
         return begun, record.get("failed") or "; ".join(record["found"]["problems"]) or None
 
     def checks(self):
-        """Checks on every path, the sanitizers, and compilation for later, side by side."""
+        """Checks on every path; beside them, once the GPU's own have had a start, what `_beside` says."""
         begin = time.monotonic()
         limit = begin + min(CHECK_SHARE * self.budget, self.left())
+        running = self._paths(limit) if "check" in self.stages else []
+
+        def beside():
+            native = any(one.name.startswith("check-native") and not one.ended for one in running)
+            due = time.monotonic() >= begin + HEAD_START * (limit - begin)
+            return self._beside(limit) if due or not native else None
+
+        self.wait(running, beside)
+
+    def _paths(self, limit):
+        """The checks of every path."""
+        until, stages = str(time.time() + limit - time.monotonic() - LAST_CASE), []
+        for path, kinds in CHECKS:
+            options = ("--path", path, "--kinds", kinds, "--until", until)
+            stages.append(Stage(self, f"check-{path}-{kinds.split(',')[0]}", "check", *options, limit=limit))
+        return stages
+
+    def _beside(self, limit):
+        """The sanitizers, and compilation for later."""
         running = []
-        if "check" in self.stages:
-            until = str(time.time() + limit - begin - LAST_CASE)
-            for path, kinds in CHECKS:
-                options = ("--path", path, "--kinds", kinds, "--until", until)
-                running.append(Stage(self, f"check-{path}-{kinds.split(',')[0]}", "check", *options, limit=limit))
         if "sanitize" in self.stages:
-            until = begin + min(SANITIZE_SECONDS, self.left())
+            until = min(limit, time.monotonic() + SANITIZE_SECONDS)
             running += [Sanitizer(self, tool, kinds, until) for tool, kinds in TOOLS.items()]
         if "times" in self.stages:
             for part in range(3):
                 mine = ",".join(str(index) for index in range(part, len(cases.TIMED), 3))
                 running.append(Stage(self, f"warm-{part}", "warm", "--cases", mine, limit=limit))
-        self.wait(running)
+        return running
 
-    def wait(self, running):
+    def wait(self, running, more=None):
+        """Until all have ended, with those that `more` gives: None where it is to be asked again."""
         waiting, saved = list(running), time.monotonic()
-        while waiting:
+        while waiting or more:
+            if more and (late := more()) is not None:
+                waiting, more = waiting + late, None
             time.sleep(0.2)
             if time.monotonic() - saved >= SAVE_SECONDS:
-                for one in waiting:
-                    if isinstance(one, Stage):
-                        self.results["stages"][one.name] = one.seen()
-                self.save()
+                self.save_seen(waiting)
                 saved = time.monotonic()
             for one in [one for one in waiting if one.poll()]:
                 waiting.remove(one)
                 self.collect(one)
                 self.save()
+
+    def save_seen(self, waiting):
+        for one in waiting:
+            if isinstance(one, Stage):
+                self.results["stages"][one.name] = one.seen()
+        self.save()
 
     def collect(self, one):
         if isinstance(one, Sanitizer):
