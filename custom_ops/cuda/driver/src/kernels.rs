@@ -115,7 +115,7 @@ impl KernelSet {
         Archive::parse(&archive)?;
         let entered = Entered::new(&driver, context)?;
         let facts = facts(&driver, capability)?;
-        let status = driver.allocate_zeroed(size_of::<u32>())?;
+        let status = driver.allocate_zero_word()?;
         drop(entered);
         let overlaps = std::env::var_os(OVERLAP_VARIABLE).is_none_or(|value| value != "0");
         let wgmma = std::env::var_os(WGMMA_VARIABLE).is_some_and(|value| value == "1");

@@ -41,7 +41,7 @@ fn loading_resolves_every_function_and_raises_its_limit() {
         "cuCtxGetDevice".into(),
     ];
     expected.extend(attributes);
-    expected.extend(["cuMemAlloc 4", "cuMemsetD8 0 4", "cuCtxPopCurrent"].map(String::from));
+    expected.extend(["cuMemAlloc 4", "cuMemsetD8 0 4", "cuMemcpyDtoH 4", "cuCtxPopCurrent"].map(String::from));
     expected.extend(["cuCtxPushCurrent 1000", "cuModuleLoadDataEx bf16-sm_90a"].map(String::from));
     for name in names {
         expected.push(format!("cuModuleGetFunction {name}"));
@@ -112,6 +112,7 @@ fn what_fails_while_loading_is_undone() {
         ("cuCtxPushCurrent", 1, vec!["cuDevicePrimaryCtxRelease 0"]),
         ("cuMemAlloc", 1, vec!["cuCtxPopCurrent", "cuDevicePrimaryCtxRelease 0"]),
         ("cuMemsetD8", 1, vec!["cuMemFree", "cuCtxPopCurrent", "cuDevicePrimaryCtxRelease 0"]),
+        ("cuMemcpyDtoH", 1, vec!["cuMemFree", "cuCtxPopCurrent", "cuDevicePrimaryCtxRelease 0"]),
     ] {
         let fake = Fake::load();
         fake.taken_log();
