@@ -18,9 +18,12 @@ use crate::plan::BoundPlan;
 const SHARED_BYTES_OF_ALL: u32 = 48 * 1024;
 
 /// Set to `0`, it keeps each kernel from starting before the one in front of it has ended
-/// (`CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`), for comparison and for drivers that cannot capture that.
-/// Read when a kernel set is made.
+/// (`CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`), for comparison. Read when a kernel set is made.
 pub const OVERLAP_VARIABLE: &str = "MOA_CUDA_OVERLAP";
+
+/// First version of the driver's API whose graphs hold such a start: CUDA 12.3. With an older one no kernels overlap,
+/// since any stream may be captured.
+const OVERLAP_VERSION: u32 = 12_030;
 
 /// Set to `1`, it lets large products of 16-bit tensors use warpgroup products ([`Options::wgmma`]) on a device of
 /// compute capability 9.0 whose machine code is in the archive. Not measured. Read when a kernel set is made.
@@ -113,11 +116,13 @@ impl KernelSet {
         capability: Option<(u32, u32)>,
     ) -> Result<Self, Error> {
         Archive::parse(&archive)?;
+        let version = driver.version()?;
         let entered = Entered::new(&driver, context)?;
         let facts = facts(&driver, capability)?;
         let status = driver.allocate_zero_word()?;
         drop(entered);
-        let overlaps = std::env::var_os(OVERLAP_VARIABLE).is_none_or(|value| value != "0");
+        let asked = std::env::var_os(OVERLAP_VARIABLE).is_none_or(|value| value != "0");
+        let overlaps = asked && version >= OVERLAP_VERSION;
         let wgmma = std::env::var_os(WGMMA_VARIABLE).is_some_and(|value| value == "1");
         Ok(Self { driver, context, retained: None, facts, archive, loaded: Mutex::default(), status, overlaps, wgmma })
     }

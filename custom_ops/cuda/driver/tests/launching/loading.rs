@@ -37,6 +37,7 @@ fn loading_resolves_every_function_and_raises_its_limit() {
     let mut expected = vec![
         "cuDeviceGet 0".to_owned(),
         "cuDevicePrimaryCtxRetain 0".into(),
+        "cuDriverGetVersion".into(),
         "cuCtxPushCurrent 1000".into(),
         "cuCtxGetDevice".into(),
     ];
@@ -109,6 +110,7 @@ fn the_current_context_is_used_where_the_caller_has_one() {
 #[test]
 fn what_fails_while_loading_is_undone() {
     for (function, call, undone) in [
+        ("cuDriverGetVersion", 1, vec!["cuDevicePrimaryCtxRelease 0"]),
         ("cuCtxPushCurrent", 1, vec!["cuDevicePrimaryCtxRelease 0"]),
         ("cuMemAlloc", 1, vec!["cuCtxPopCurrent", "cuDevicePrimaryCtxRelease 0"]),
         ("cuMemsetD8", 1, vec!["cuMemFree", "cuCtxPopCurrent", "cuDevicePrimaryCtxRelease 0"]),
