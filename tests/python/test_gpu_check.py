@@ -8,13 +8,14 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from gpu_check import cases, conductor, pieces, roofline, sanitize, slim, stats, table
+from gpu_check import abi, cases, conductor, device, pieces, roofline, sanitize, slim, stats, table
 from test_cuda_abi import archive
 
 
@@ -177,6 +178,12 @@ class Table(unittest.TestCase):
         self.assertIn("native f16: b: `output` is off", lines)
         self.assertIn("check-native ended with code 3", lines)
 
+    def test_volta_on_a_newer_gpu_is_no_proof_of_its_instruction(self):
+        for kind, said in [("native f16", 0), ("sm70 f32", 0), ("sm70 f16", 1)]:
+            record = {"index": 0, "name": f"{kind}: a", "found": {"errors": {}, "problems": []}}
+            text = table.render({"stages": {"check-x": [record]}})
+            self.assertEqual(text.count("mma.m8n8k4 in software"), said, kind)
+
     def test_every_case_has_its_own_name(self):
         names = [one.name for one in cases.TIMED]
         self.assertEqual(len(names), len(set(names)))
@@ -195,9 +202,103 @@ class Sanitizers(unittest.TestCase):
         self.assertIn("Invalid __global__ write", found["problem"])
         race = "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
         self.assertNotIn("problem", self.judge(race, 0))
+        for text in (race.replace("0 hazards", "10 hazards"), "= ERROR SUMMARY: 10 errors\n", "= SUMMARY: none\n"):
+            self.assertIn("problem", self.judge(text, 0), text)
         self.assertIn("skipped", self.judge("========= Error: Device not supported\n", 1))
         self.assertEqual(self.judge(call, -9, late=True)["unfinished"], "stopped after 1 calls")
         self.assertIn("problem", self.judge("Traceback\nImportError: x\n", 1))
+
+
+class Sets(unittest.TestCase):
+    """Kernel sets of the sanitizer: a new one loads its modules again, which takes long under memcheck."""
+
+    def test_kinds_share_what_they_can(self):
+        made = []
+
+        def make(library, content):
+            made.append(os.environ["MOA_CUDA_WGMMA"])
+            return mock.Mock()
+
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.object(sanitize.abi, "Library"),
+            mock.patch.object(sanitize.abi, "Kernels", make),
+        ):
+            Path(folder, "kernels.bin").touch()
+            sets = sanitize.Sets(folder)
+            used = {kind: sets.of(kind) for kind in sanitize.KINDS}
+            sets.close()
+        self.assertEqual(sorted(made), ["0", "1"])
+        self.assertIs(used["f32"], used["tf32"])
+        self.assertIsNot(used["f16"], used["wgmma-f16"])
+        self.assertTrue(all(kernels.close.call_count == 1 for kernels in used.values()))
+
+    def test_memcheck_sees_every_kind_and_what_nothing_else_checks_first(self):
+        kinds = conductor.TOOLS["memcheck"].split(",")
+        self.assertEqual(sorted(kinds), sorted(sanitize.KINDS))
+        self.assertEqual(kinds[:2], ["wgmma-f16", "tf32"])
+
+
+class Calls:
+    """A driver that takes everything and keeps the names."""
+
+    def __init__(self):
+        self.names = []
+
+    def __getattr__(self, name):
+        return lambda *_: self.names.append(name) or 0
+
+
+class Poison(unittest.TestCase):
+    def test_initcheck_alone_finds_memory_as_it_is(self):
+        for poison in (True, False):
+            with mock.patch.object(device.ctypes, "CDLL", lambda _: Calls()):
+                gpu = device.Gpu(poison=poison)
+            gpu.upload(np.zeros(3))
+            self.assertEqual("cuMemsetD8_v2" in gpu.cuda.names, poison)
+            self.assertIn("cuMemcpyHtoD_v2", gpu.cuda.names)
+        asked = {}
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(conductor, "find_tool", lambda name: name):
+            run = conductor.Run(folder, Path(folder, "out"))
+            with mock.patch.object(run, "popen", lambda command, tool: asked.update({tool: "--no-poison" in command})):
+                for tool, kinds in conductor.TOOLS.items():
+                    conductor.Sanitizer(run, tool, kinds, 0.0)
+        self.assertEqual([tool for tool, bare in asked.items() if bare], ["initcheck"])
+
+
+class Watched(dict):
+    """An environment that keeps what is done to it."""
+
+    def __init__(self, *values):
+        super().__init__(*values)
+        self.done = []
+
+    def __setitem__(self, name, value):
+        self.done.append((name, value))
+        super().__setitem__(name, value)
+
+    def __delitem__(self, name):
+        self.done.append((name, None))
+        super().__delitem__(name)
+
+    def clear(self):
+        self.done.append("cleared")
+        super().clear()
+
+
+class Variables(unittest.TestCase):
+    def done(self, value, **before):
+        with mock.patch.object(os, "environ", Watched(before)) as environment:
+            with self.assertRaises(KeyError), abi.variable("X", value):
+                self.assertEqual(os.environ.get("X"), before.get("X") if value is None else value)
+                raise KeyError
+            self.assertEqual(dict(environment), before)
+        return environment.done
+
+    def test_one_name_is_set_and_put_back(self):
+        self.assertEqual(self.done(None, X="0", Y="1"), [])
+        self.assertEqual(self.done("1", Y="1"), [("X", "1"), ("X", None)])
+        self.assertEqual(self.done("1", X="0"), [("X", "1"), ("X", "0")])
 
 
 class Choices(unittest.TestCase):

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 if HAS_TORCH:
     import torch
-    from gpu_check import bench, cases, checks, feeds, reference, roofline, table, timing
+    from gpu_check import bench, cases, checks, child, feeds, reference, roofline, table, timing
     from gpu_check.rivals import grouped
     from test_gpu_check_rivals import plain_grouped
 
@@ -189,6 +189,30 @@ class WithoutGpu(unittest.TestCase):
                 found = checks.run_check(HostKernels(), check, kind, 7)
                 self.assertEqual(found["problems"], [], f"{check.name} {kind}")
                 self.assertEqual(found["swapped"], 0)
+
+    def test_the_largest_tiles_are_among_the_first_checks_of_every_path(self):
+        every = checks.all_checks() + checks.large_checks() + checks.tile_checks()
+        for path, expected in [("native", every), ("sm80", checks.all_checks() + checks.tile_checks())]:
+            found = checks.checks_of(path)
+            self.assertEqual(sorted(map(repr, found)), sorted(map(repr, expected)))
+            early = [one for one in found[:8] if one.multiprocessors == 1 or one in checks.large_checks()]
+            self.assertEqual(len(early), 4 if path == "native" else 2)
+        self.assertEqual(checks.checks_of("wgmma"), checks.large_checks())
+
+    def test_no_check_begins_behind_the_end(self):
+        """The end is a time of day, so that a second start has no more of it than the first."""
+        lines, kernels = [], mock.Mock(**{"facts.return_value": {}})
+        report = SimpleNamespace(line=lambda **values: lines.append(values))
+        options = SimpleNamespace(path="wgmma", kinds=["f16", "bf16"], start=3, until=0.0)
+        with (
+            mock.patch.object(child, "import_torch"),
+            mock.patch.object(child, "kernels_of", return_value=kernels),
+            mock.patch.object(checks, "run_check", return_value={"problems": []}),
+        ):
+            child.check(options, report)
+            self.assertEqual(lines[-1], {"unfinished": 2 * len(checks.large_checks()) - 3})
+            child.check(SimpleNamespace(**{**vars(options), "until": float("inf")}), report)
+        self.assertEqual(lines[-1], {"finished": True})
 
     def test_wrong_results_are_found(self):
         check = self.small(checks.all_checks()[3])

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import unittest
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -59,6 +60,29 @@ class Reference(unittest.TestCase):
                 np.testing.assert_array_equal(found[name].numpy()[~skipped], value[~skipped])
             else:
                 np.testing.assert_allclose(found[name].numpy(), value, rtol=1e-9, atol=1e-9, err_msg=name)
+
+    def test_rows_meet_the_matrices_of_their_experts(self):
+        """Beside one product for each row and slot; with experts that nobody chose, and without any row."""
+        source = torch.Generator().manual_seed(5)
+        for count, slots, experts, used in [(23, 2, 7, 7), (9, 3, 8, 4), (1, 1, 4, 4), (0, 2, 3, 3)]:
+            chosen = [torch.randperm(used, generator=source)[:slots] for _ in range(count)]
+            indices = torch.cat(chosen or [torch.empty(0, dtype=torch.int64)]).reshape(count, slots)
+            weight = torch.randn(experts, 6, 5, generator=source)
+            for rows in (torch.randn(count, 6, generator=source), torch.randn(count, slots, 6, generator=source)):
+                rows = rows.double()
+                found = reference.by_expert(rows, indices, weight)
+                self.assertEqual(found.shape, (count, slots, 5))
+                for row in range(count):
+                    for slot in range(slots):
+                        given = rows[row] if rows.dim() == 2 else rows[row, slot]
+                        torch.testing.assert_close(found[row, slot], given @ weight[indices[row, slot]].double())
+
+    def test_the_experts_of_a_whole_batch_are_taken_at_once(self):
+        case = replace(cases.tiny(cases.Case(cases.BASE, 1, 8)), batch=5)
+        attributes, given, _ = feeds.self_attention(feeds.Source(1, "cpu"), case, torch.float32, pads="mixed")
+        with mock.patch.object(reference, "by_expert", side_effect=reference.by_expert) as product:
+            reference.self_attention(attributes, given)
+        self.assertEqual(product.call_count, 2)
 
     def test_self_attention_equals_the_plain_loops(self):
         for seed, (case, pads) in enumerate(

@@ -97,7 +97,7 @@ class Runs(unittest.TestCase):
         broken = reporting({"begin": 0, "name": "n0"}) + "sys.exit(3)\n"
         refused = reporting({"begin": 0, "name": "n0"}, {"index": 0, "name": "n0", "failed": "RuntimeError: x"})
         wrong = reporting({"begin": 0, "name": "n0"}, {"index": 0, "name": "n0", "found": {"problems": ["x"]}})
-        for program, timed in [(broken, False), (refused, False), (wrong, True), (reporting(*FOUND), True)]:
+        for program, timed in [(broken, False), (refused, False), (wrong, False), (reporting(*FOUND), True)]:
             with tempfile.TemporaryDirectory() as folder, mock.patch.object(conductor, "RESTARTS", 0):
                 self.stub(folder, program)
                 run = self.run_in(folder, budget=LONG, stages=["times"])
@@ -148,6 +148,52 @@ class Runs(unittest.TestCase):
             self.finish(run, conductor.Stage(run, "check-x", "check", limit=run.begin + LONG))
             self.assertIn("check-x: no time was left for 7 of its checks", (run.out / "table.txt").read_text())
 
+    def test_checks_know_the_time_of_their_end(self):
+        with tempfile.TemporaryDirectory() as folder:
+            run = self.run_in(folder, budget=LONG, stages=["check"])
+            with mock.patch.object(conductor, "Stage") as stage, mock.patch.object(run, "wait"):
+                run.checks()
+            ends = {call.args[call.args.index("--until") + 1] for call in stage.call_args_list}
+            self.assertEqual((len(ends), stage.call_count), (1, len(conductor.CHECKS)))
+            kill = stage.call_args.kwargs["limit"] - time.monotonic() + time.time()
+            self.assertAlmostEqual(float(ends.pop()), kill - conductor.LAST_CASE, delta=1.0)
+
+    def test_what_is_beside_the_checks_begins_behind_the_native_one(self):
+        """Or when its head start is over; all of it ends with the checks."""
+        for head, ends_first in [(1.0, True), (0.0, False)]:
+            begun, every = [], len(conductor.CHECKS) + len(conductor.TOOLS) + 3
+
+            class Fake:
+                def __init__(self, run, name, *options, limit=None):
+                    self.name = self.tool = name
+                    self.limit, self.ended, self.polls = limit or options[-1], False, 0
+                    self.records, self.lost, self.broke, self.result = [], [], False, {"summary": "0 errors"}
+                    begun.append(self)
+                    self.after_native = begun[0].ended
+
+                def poll(self):
+                    self.polls += 1
+                    self.ended = self is not begun[0] or len(begun) == every or ends_first and self.polls == 3
+                    return self.ended
+
+                def seen(self):
+                    return []
+
+            fakes = {"Stage": Fake, "Sanitizer": type("FakeSanitizer", (Fake,), {}), "HEAD_START": head}
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                mock.patch.multiple(conductor, **fakes),
+                redirect_stdout(io.StringIO()),
+            ):
+                run = self.run_in(folder, budget=LONG, stages=["check", "sanitize", "times"])
+                run.checks()
+            self.assertEqual((len(begun), begun[0].name), (every, "check-native-f32"))
+            checks, beside = begun[: len(conductor.CHECKS)], begun[len(conductor.CHECKS) :]
+            self.assertTrue(all(one.name.startswith("check-") for one in checks))
+            self.assertEqual({one.after_native for one in beside}, {ends_first})
+            self.assertEqual(max(one.limit for one in begun), begun[0].limit)
+            self.assertLess(begun[0].limit - run.begin, conductor.CHECK_SHARE * LONG + 60)
+
     def test_a_stage_that_never_ends_is_stopped(self):
         with tempfile.TemporaryDirectory() as folder:
             self.stub(folder, "import time\ntime.sleep(3600)\n")
@@ -181,13 +227,42 @@ class Runs(unittest.TestCase):
             def poll_impatiently():
                 """Patience ends when the child has begun what it hangs in, and not while it starts."""
                 last = conductor.read_lines(stage.report)[-1:]
-                stage.quiet = 0.1 if last and last[0].get("begin") in (1, 3) else LONG
+                stage.quiet = (LONG, 0.1 if last and last[0].get("begin") in (1, 3) else LONG)
                 return poll()
 
             with mock.patch.object(stage, "poll", poll_impatiently):
                 self.finish(run, stage)
             self.assertEqual([record["index"] for record in run.results["stages"]["check-x"]], [0, 2, 4])
             self.assertEqual(run.results["lost"], ["check-x hung in `n1`", "check-x hung in `n3`"])
+
+    def test_patience_is_shorter_once_a_case_has_begun(self):
+        """The clock stands still, but for one step over the patience of a case."""
+        self.assertTrue(all(first >= later for first, later in conductor.QUIET.values()))
+        for lines, hung in [((), False), (({"step": "x"},), False), (({"step": "x"}, {"begin": 0, "name": "n0"}), True)]:
+            with tempfile.TemporaryDirectory() as folder:
+                self.stub(folder, reporting(*lines, {"step": "last"}) + "import time\ntime.sleep(3600)\n")
+                run = self.run_in(folder)
+                stage = conductor.Stage(run, "check-x", "check", limit=run.begin + LONG)
+                self.addCleanup(conductor.kill, stage.process)
+                stage.restarts = 0
+                while not stage.heard[1]:
+                    self.assertFalse(stage.poll())
+                    time.sleep(0.01)
+                stage.heard = (stage.heard[0] - conductor.QUIET["check"][1] - 1, stage.heard[1])
+                self.assertEqual(stage.poll(), hung, lines)
+
+    def test_a_probe_that_hangs_is_not_started_again(self):
+        hanging = reporting({"begin": 0, "name": "probe f16"}) + "import time\ntime.sleep(3600)\n"
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.dict(conductor.QUIET, {"probe": (LONG, 0.1)}),
+        ):
+            self.stub(folder, hanging)
+            run = self.run_in(folder)
+            stage = conductor.Stage(run, "probe", "probe", limit=run.begin + LONG)
+            self.finish(run, stage)
+            self.assertEqual(stage.starts, 1)
+            self.assertEqual(run.results["lost"], ["probe hung in `probe f16`"])
 
     def test_what_a_process_started_ends_with_it(self):
         """The second process holds a lock; it ends by itself, and says so, only where nobody ended it."""

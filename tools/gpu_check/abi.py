@@ -1,6 +1,7 @@
 """`libmoa_cuda.so` through ctypes: the structures of `custom_ops/cuda/include/moa_cuda.h`, and its calls on plain
 device addresses. Needs neither torch nor numpy."""
 
+import contextlib
 import ctypes
 import os
 from ctypes import (
@@ -17,7 +18,6 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
-from unittest import mock
 
 ABI_VERSION = 1
 MAX_RANK = 4
@@ -67,6 +67,23 @@ OUTPUTS = {
     "MoACrossAttention": ["output", *CHOICE],
     "MoEFeedForward": ["output", *CHOICE],
 }
+
+
+@contextlib.contextmanager
+def variable(name, value):
+    """A variable of the environment for a while; nothing is touched where the value is None."""
+    if value is None:
+        yield
+        return
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 class Error(Structure):
@@ -244,8 +261,7 @@ class Kernels:
 
     def plan(self, operator, attributes, element, shapes, wanted, tf32=False, multiprocessors=None):
         """A plan, as for a device of so many multiprocessors where a number is given."""
-        variables = {} if multiprocessors is None else {MULTIPROCESSORS: str(multiprocessors)}
-        with mock.patch.dict(os.environ, variables):
+        with variable(MULTIPROCESSORS, None if multiprocessors is None else str(multiprocessors)):
             return Plan(self, operator, attributes, element, shapes, wanted, tf32)
 
 

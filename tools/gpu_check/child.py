@@ -91,7 +91,9 @@ def probe(options, report):
     import_torch(report)
     from .checks import all_checks, run_check
 
-    guarded(report, 0, "probe f16", lambda: run_check(kernels_of(options), all_checks()[0], "f16", 1))
+    kernels = kernels_of(options)
+    kernels.load("f16")
+    guarded(report, 0, "probe f16", lambda: run_check(kernels, all_checks()[0], "f16", 1))
 
 
 def check(options, report):
@@ -110,7 +112,7 @@ def check(options, report):
     for index, (case, kind) in enumerate(work):
         if index < options.start:
             continue
-        if time.monotonic() > start + options.seconds:
+        if time.time() > options.until:
             report.line(unfinished=len(work) - index)
             return
         seed = secrets.randbits(32)
@@ -191,8 +193,7 @@ def main():
     parser.add_argument("--path", choices=PATHS, default="native")
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=["f32", "tf32", "f16", "bf16"])
     parser.add_argument("--start", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--until", type=float, default=float("inf"))
+    parser.add_argument("--until", type=float, default=float("inf"), help="when to begin nothing more, as time.time()")
     parser.add_argument("--ceilings")
     parser.add_argument("--no-wgmma", action="store_true")
     parser.add_argument("--cases", type=lambda text: [int(word) for word in text.split(",")], default=[])

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -30,21 +31,35 @@ CHECKS = [
 ]
 #: What each tool of the sanitizer looks at: of `sanitize.KINDS`.
 TOOLS = {
-    "memcheck": "f16,wgmma-bf16,f32,bf16,wgmma-f16,tf32",
+    "memcheck": "wgmma-f16,tf32,f16,f32,wgmma-bf16,bf16",
     "racecheck": "f16,wgmma-f16,f32",
     "initcheck": "f16,wgmma-f16",
     "synccheck": "f16,wgmma-f16",
 }
 RESTARTS = 6
 
-#: Seconds without a line after which a stage hangs: loading PTX, or compiling one rival, takes less.
-QUIET = {"probe": 60.0, "check": 90.0, "ceilings": 60.0, "warm": 150.0, "times": 150.0}
+#: Seconds without a line after which a stage hangs: until it begins its first case, and from then on. Importing torch
+#: and loading PTX take less than the one, a case less than the other; `warm` and `times` compile rivals in theirs.
+QUIET = {
+    "probe": (90.0, 30.0),
+    "check": (90.0, 40.0),
+    "ceilings": (60.0, 60.0),
+    "warm": (150.0, 150.0),
+    "times": (150.0, 150.0),
+}
 
 #: Seconds between two writings of what stages have found until then: a run that is ended from outside loses no more.
 SAVE_SECONDS = 5.0
 
 #: Seconds that a killed process is waited for; one whose kernel hangs may stay in the driver.
 DEATH = 10.0
+
+#: Share of the time of the checks after which the sanitizers and the rivals' compilers begin beside them at the latest:
+#: until then, or until they have ended, the checks of the GPU's own kernels have processor and GPU before these.
+HEAD_START = 0.28
+
+#: Seconds in front of the end of the checks from which on none is begun.
+LAST_CASE = 20.0
 
 #: Set to 0, no kernel begins before the one in front of it has ended (custom_ops/cuda/driver).
 OVERLAP = "MOA_CUDA_OVERLAP"
@@ -59,6 +74,8 @@ class Stage:
     def __init__(self, run, name, stage, *options, limit):
         self.run, self.name, self.limit, self.quiet = run, name, limit, QUIET[stage]
         self.command = [sys.executable, "-m", "gpu_check.child", stage, "--kit", str(run.kit), *options]
+        #: The probe is one case, which another start would begin with again.
+        self.restarts = 0 if stage == "probe" else RESTARTS
         self.records, self.lost, self.starts, self.broke = [], [], 0, False
         self.process, self.ended = None, False
         self.start()
@@ -67,7 +84,7 @@ class Stage:
         self.report = self.run.work / f"{self.name}-{self.starts}.jsonl"
         self.starts += 1
         command = [*self.command, "--report", str(self.report), "--start", str(first)]
-        self.heard = (time.monotonic(), 0)
+        self.heard, self.begun = (time.monotonic(), 0), False
         self.process = self.run.popen(command, self.name)
 
     def poll(self):
@@ -78,7 +95,8 @@ class Stage:
         size = self.report.stat().st_size if self.report.exists() else 0
         if size != self.heard[1]:
             self.heard = (now, size)
-        late, hangs = now > self.limit, now - self.heard[0] > self.quiet
+            self.begun = self.begun or any("begin" in record for record in read_lines(self.report))
+        late, hangs = now > self.limit, now - self.heard[0] > self.quiet[self.begun]
         code = kill(self.process) if late or hangs else self.process.poll()
         if code is None:
             return False
@@ -99,7 +117,7 @@ class Stage:
             for record in fresh
             if "index" in record and not record.get("failed", "").startswith("the GPU")
         }
-        self.ended = code == 0 or late or not begun or self.starts > RESTARTS
+        self.ended = code == 0 or late or not begun or self.starts > self.restarts
         if code == 0:
             return
         last = next((record for record in reversed(fresh) if "begin" in record), None)
@@ -125,6 +143,7 @@ class Sanitizer:
         self.text = run.work / f"{tool}.log"
         command = [program, "--tool", tool, "--error-exitcode", "9", "--target-processes", "all", sys.executable]
         command += ["-m", "gpu_check.sanitize", "--kit", str(run.kit), "--kinds", kinds]
+        command += ["--no-poison"] if tool == "initcheck" else []
         self.process = run.popen(command, tool)
 
     def poll(self):
@@ -162,7 +181,7 @@ def judge_sanitizer(text, code, late):
         return {**found, "skipped": "compute-sanitizer refuses this device"}
     if late:
         return {**found, "unfinished": f"stopped after {len(calls)} calls"}
-    if code == 9 or (summary and " 0 errors" not in f" {summary}" and "0 hazards" not in summary):
+    if code == 9 or (summary and counted(summary) != 0):
         first = next((line.strip("= ") for line in lines if line.startswith("=========") and "COMPUTE" not in line), "")
         return {**found, "problem": f"{summary}; first: {first}"}
     if code:
@@ -170,10 +189,22 @@ def judge_sanitizer(text, code, late):
     return found
 
 
+def counted(summary):
+    """Errors or hazards of the summary of a tool; None where it names no number."""
+    found = re.search(r"(\d+) (?:error|hazard)", summary)
+    return int(found.group(1)) if found else None
+
+
 def find_tool(name):
     """A program of the CUDA toolkit, wherever it is kept."""
     kept = [*Path("/usr/local").glob(f"cuda*/bin/{name}"), *Path("/usr/local").glob(f"cuda*/compute-sanitizer/{name}")]
     return shutil.which(name) or next((str(place) for place in sorted(kept, reverse=True)), None)
+
+
+def has_problems(record):
+    """Whether a stage found something wrong with a result."""
+    found = record.get("found")
+    return isinstance(found, dict) and bool(found.get("problems"))
 
 
 def read_lines(path):
@@ -293,38 +324,58 @@ class Run:
         return begun, record.get("failed") or "; ".join(record["found"]["problems"]) or None
 
     def checks(self):
-        """Checks on every path, the sanitizers, and compilation for later, side by side."""
+        """Checks on every path; beside them, once the GPU's own have had a start, what `_beside` says."""
         begin = time.monotonic()
         limit = begin + min(CHECK_SHARE * self.budget, self.left())
+        running = self._paths(limit) if "check" in self.stages else []
+
+        def beside():
+            native = any(one.name.startswith("check-native") and not one.ended for one in running)
+            due = time.monotonic() >= begin + HEAD_START * (limit - begin)
+            return self._beside(limit) if due or not native else None
+
+        self.wait(running, beside)
+
+    def _paths(self, limit):
+        """The checks of every path."""
+        until, stages = str(time.time() + limit - time.monotonic() - LAST_CASE), []
+        for path, kinds in CHECKS:
+            options = ("--path", path, "--kinds", kinds, "--until", until)
+            stages.append(Stage(self, f"check-{path}-{kinds.split(',')[0]}", "check", *options, limit=limit))
+        return stages
+
+    def _beside(self, limit):
+        """The sanitizers, and compilation for later."""
         running = []
-        if "check" in self.stages:
-            seconds = str(limit - begin - 20)
-            for path, kinds in CHECKS:
-                options = ("--path", path, "--kinds", kinds, "--seconds", seconds)
-                running.append(Stage(self, f"check-{path}-{kinds.split(',')[0]}", "check", *options, limit=limit))
         if "sanitize" in self.stages:
-            until = begin + min(SANITIZE_SECONDS, self.left())
+            until = min(limit, time.monotonic() + SANITIZE_SECONDS)
             running += [Sanitizer(self, tool, kinds, until) for tool, kinds in TOOLS.items()]
         if "times" in self.stages:
             for part in range(3):
                 mine = ",".join(str(index) for index in range(part, len(cases.TIMED), 3))
                 running.append(Stage(self, f"warm-{part}", "warm", "--cases", mine, limit=limit))
-        self.wait(running)
+        return running
 
-    def wait(self, running):
+    def wait(self, running, more=None):
+        """Until all have ended, with those that `more` gives: None where it is to be asked again."""
         waiting, saved = list(running), time.monotonic()
-        while waiting:
+        while waiting or more:
+            if more and (late := more()) is not None:
+                waiting, more = waiting + late, None
             time.sleep(0.2)
             if time.monotonic() - saved >= SAVE_SECONDS:
-                for one in waiting:
-                    if isinstance(one, Stage):
-                        self.results["stages"][one.name] = one.seen()
-                self.save()
+                self.save_seen(waiting)
                 saved = time.monotonic()
             for one in [one for one in waiting if one.poll()]:
                 waiting.remove(one)
                 self.collect(one)
                 self.save()
+
+    def save_seen(self, waiting):
+        for one in waiting:
+            if isinstance(one, Stage):
+                self.results["stages"][one.name] = one.seen()
+        self.save()
 
     def collect(self, one):
         if isinstance(one, Sanitizer):
@@ -338,12 +389,14 @@ class Run:
         one.lost += [f"{one.name}: no time was left for {left} of its checks"] if left else []
         self.results["lost"] += one.lost
         failed = sum(1 for record in one.records if "failed" in record)
-        if self.wgmma and one.name.startswith("check-wgmma") and (one.broke or failed):
+        wrong = sum(1 for record in one.records if has_problems(record))
+        if self.wgmma and one.name.startswith("check-wgmma") and (one.broke or failed or wrong):
             self.wgmma = False
             self.results["lost"].append("warpgroup products broke a check, and are not timed")
         device = next((record["device"] for record in one.records if "device" in record), None)
         self.results["device"] = device or self.results.get("device")
-        self.say(f"{one.name}: {len(one.records)} records, {failed} failed{'; ' + one.lost[-1] if one.lost else ''}")
+        last = f"; {one.lost[-1]}" if one.lost else ""
+        self.say(f"{one.name}: {len(one.records)} records, {failed} failed, {wrong} wrong{last}")
 
     def ceilings(self):
         if "ceilings" not in self.stages:

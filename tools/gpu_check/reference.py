@@ -37,15 +37,17 @@ def rotate(x, cos, sin):
 
 
 def by_expert(rows, indices, weight):
-    """Row r times the matrix of expert indices[r, s], for every slot s: [R, k, out] of rows [R, in] or [R, k, in]."""
-    slots = indices.shape[-1]
-    out = torch.zeros(*indices.shape, weight.shape[-1], dtype=torch.float64, device=rows.device)
-    for expert in range(weight.shape[0]):
-        place, slot = torch.nonzero(indices == expert, as_tuple=True)
-        given = rows[place] if rows.dim() == 2 else rows[place, slot]
-        out[place, slot] = given @ weight[expert].double()
-    assert out.shape[-2] == slots
-    return out
+    """Row r times the matrix of expert indices[r, s], for every slot s: [R, k, out] of rows [R, in] or [R, k, in].
+
+    The host waits for the device once, for the sizes of all groups.
+    """
+    flat, slots, experts = indices.reshape(-1), indices.shape[-1], weight.shape[0]
+    out = torch.empty(flat.shape[0], weight.shape[-1], dtype=torch.float64, device=rows.device)
+    sizes = torch.bincount(flat, minlength=experts).tolist()
+    for expert, places in enumerate(flat.argsort(stable=True).split(sizes)):
+        given = rows[places // slots] if rows.dim() == 2 else rows.flatten(0, 1)[places]
+        out[places] = given @ weight[expert].double()
+    return out.reshape(*indices.shape, weight.shape[-1])
 
 
 def mix(query, key, value, seen, scale):
@@ -67,19 +69,20 @@ def attend(attributes, feeds, key, value, key_mask, query_mask, past=None, angle
     indices, weights, margin = route(x, feeds["router_weight"], top_k, attributes["gate_mode"], indices)
     skipped = query_mask == 0 if attributes["skip_padded_queries"] else torch.zeros_like(query_mask, dtype=torch.bool)
     weights = weights.masked_fill(skipped[..., None], 0.0)
-    output = torch.zeros_like(x)
+    experts = indices.flatten(0, 1)
+    query = by_expert(x.flatten(0, 1), experts, feeds["query_weight"]).reshape(batch, tokens, top_k, heads, head)
+    if angles is not None:
+        query = rotate(query, *(angle[:, :, None, None] for angle in angles))
     places = torch.arange(key.shape[2], device=x.device)
+    mixed = torch.empty_like(query)
     for b in range(batch):
-        query = by_expert(x[b], indices[b], feeds["query_weight"]).reshape(tokens, top_k, heads, head)
-        if angles is not None:
-            query = rotate(query, angles[0][b][:, None, None], angles[1][b][:, None, None])
         seen = (key_mask[b] != 0).expand(tokens, -1)
         if past is not None:
             seen = seen & (places[None, :] <= past + torch.arange(tokens, device=x.device)[:, None])
-        mixed = mix(query, key[b], value[b], seen, attributes["scale"]) * weights[b][..., None, None]
-        output[b] = by_expert(mixed.reshape(tokens, top_k, -1), indices[b], feeds["output_weight"]).sum(1)
-        if feeds.get("output_bias") is not None:
-            output[b] += feeds["output_bias"].double()
+        mixed[b] = mix(query[b], key[b], value[b], seen, attributes["scale"]) * weights[b][..., None, None]
+    output = by_expert(mixed.reshape(-1, top_k, heads * head), experts, feeds["output_weight"]).sum(1).reshape(x.shape)
+    if feeds.get("output_bias") is not None:
+        output = output + feeds["output_bias"].double()
     output = output.masked_fill(skipped[..., None], 0.0)
     return {"output": output, "topk_indices": indices, "topk_weights": weights, "margin": margin, "skipped": skipped}
 

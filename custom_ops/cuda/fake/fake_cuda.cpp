@@ -22,6 +22,7 @@ std::vector<std::string> functions;                // Names of resolved function
 std::vector<std::string> owners;                   // The module of each: `f16` of an image `f16-sm_90a`.
 std::map<std::uintptr_t, std::string> images;      // Modules and their images.
 int capability = 90;
+int version = 13000;
 int capturing = 0;
 int modules = 0;
 int (*emulate)(const char *, unsigned, unsigned, std::size_t, const void *) = nullptr;
@@ -61,13 +62,14 @@ const char *fake_log() { return text.c_str(); }
 void fake_clear() { text.clear(); launched.clear(); calls.clear(); failures.clear(); }
 void fake_fail(const char *name, int call, int code) { failures[name] = {call, code}; }
 void fake_capability(int value) { capability = value; }
+void fake_version(int value) { version = value; }
 void fake_capturing(int value) { capturing = value; }
 void fake_emulate(int (*launch)(const char *, unsigned, unsigned, std::size_t, const void *)) { emulate = launch; }
 const unsigned char *fake_parameters(std::size_t launch) { return launched.at(launch).data(); }
 void fake_make_current(std::uintptr_t context) { contexts.assign(context ? 1 : 0, context); }
 
 int cuInit(unsigned) { return note("cuInit"); }
-int cuDriverGetVersion(int *version) { *version = 13000; return note("cuDriverGetVersion"); }
+int cuDriverGetVersion(int *found) { *found = version; return note("cuDriverGetVersion"); }
 int cuGetErrorName(int code, const char **name) {
     *name = code == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : code == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : nullptr;
     return *name ? 0 : 1;

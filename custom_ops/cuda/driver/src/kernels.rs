@@ -18,9 +18,12 @@ use crate::plan::BoundPlan;
 const SHARED_BYTES_OF_ALL: u32 = 48 * 1024;
 
 /// Set to `0`, it keeps each kernel from starting before the one in front of it has ended
-/// (`CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`), for comparison and for drivers that cannot capture that.
-/// Read when a kernel set is made.
+/// (`CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`), for comparison. Read when a kernel set is made.
 pub const OVERLAP_VARIABLE: &str = "MOA_CUDA_OVERLAP";
+
+/// First version of the driver's API whose graphs hold such a start: CUDA 12.3. With an older one no kernels overlap,
+/// since any stream may be captured.
+const OVERLAP_VERSION: u32 = 12_030;
 
 /// Set to `1`, it lets large products of 16-bit tensors use warpgroup products ([`Options::wgmma`]) on a device of
 /// compute capability 9.0 whose machine code is in the archive. Not measured. Read when a kernel set is made.
@@ -113,11 +116,13 @@ impl KernelSet {
         capability: Option<(u32, u32)>,
     ) -> Result<Self, Error> {
         Archive::parse(&archive)?;
+        let version = driver.version()?;
         let entered = Entered::new(&driver, context)?;
         let facts = facts(&driver, capability)?;
-        let status = driver.allocate_zeroed(size_of::<u32>())?;
+        let status = driver.allocate_zero_word()?;
         drop(entered);
-        let overlaps = std::env::var_os(OVERLAP_VARIABLE).is_none_or(|value| value != "0");
+        let asked = std::env::var_os(OVERLAP_VARIABLE).is_none_or(|value| value != "0");
+        let overlaps = asked && version >= OVERLAP_VERSION;
         let wgmma = std::env::var_os(WGMMA_VARIABLE).is_some_and(|value| value == "1");
         Ok(Self { driver, context, retained: None, facts, archive, loaded: Mutex::default(), status, overlaps, wgmma })
     }
@@ -268,7 +273,18 @@ fn with_multiprocessors(device: Device, value: &OsStr) -> Result<Device, Error> 
     Ok(Device { multiprocessors, ..device })
 }
 
-/// Facts of the device of the current context; `capability` replaces its own where that is older.
+/// Largest shared memory of one block on devices of an older capability, for plans that are to run there too.
+const fn shared_bytes_of((major, minor): (u32, u32)) -> u32 {
+    match (major, minor) {
+        (7, 0..5) => 96 << 10,
+        (7, _) => 64 << 10,
+        (8, 6 | 9) => 99 << 10,
+        (8, _) => 163 << 10,
+        _ => u32::MAX,
+    }
+}
+
+/// Facts of the device of the current context; `capability` replaces its own where that is older, with its memory.
 fn facts(driver: &Driver, capability: Option<(u32, u32)>) -> Result<DeviceFacts, Error> {
     let device = driver.current_device()?;
     let ask = |attribute| driver.device_attribute(device, attribute);
@@ -280,11 +296,12 @@ fn facts(driver: &Driver, capability: Option<(u32, u32)>) -> Result<DeviceFacts,
             "kernels of compute capability {major}.{minor} cannot run on a device of {found_major}.{found_minor}"
         )));
     }
+    let most = if wanted < own { shared_bytes_of(wanted) } else { u32::MAX };
     Ok(DeviceFacts {
         device: Device {
             compute_capability: wanted,
             multiprocessors: ask(DeviceAttribute::Multiprocessors)?,
-            shared_bytes_per_block: ask(DeviceAttribute::SharedBytesPerBlock)?,
+            shared_bytes_per_block: ask(DeviceAttribute::SharedBytesPerBlock)?.min(most),
         },
         l2_bytes: ask(DeviceAttribute::L2Bytes)?,
         capability: own,

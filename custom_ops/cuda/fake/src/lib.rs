@@ -66,6 +66,11 @@ impl Fake {
         self.call::<extern "C" fn(c_int)>(c"fake_capability")(capability);
     }
 
+    /// Makes the driver one of that version of the API, 1000 · major + 10 · minor; 13.0 before.
+    pub fn set_version(&self, version: i32) {
+        self.call::<extern "C" fn(c_int)>(c"fake_version")(version);
+    }
+
     /// Says whether every stream is being captured.
     pub fn set_capturing(&self, capturing: bool) {
         self.call::<extern "C" fn(c_int)>(c"fake_capturing")(capturing.into());

@@ -260,20 +260,22 @@ impl Driver {
         Ok(status != 0)
     }
 
-    /// Allocates device memory in the current context and sets it to 0.
-    pub(crate) fn allocate_zeroed(&self, bytes: usize) -> Result<u64, DriverError> {
-        let mut address = 0;
+    /// Allocates one word of device memory in the current context, which is 0 for every stream from now on.
+    pub(crate) fn allocate_zero_word(&self) -> Result<u64, DriverError> {
+        let (mut address, bytes) = (0, size_of::<u32>());
         // SAFETY: the driver writes one address.
         self.check("cuMemAlloc", unsafe { (self.table.allocate)(&raw mut address, bytes) })?;
         // SAFETY: the memory was allocated above and is `bytes` long.
-        if let Err(error) = self.check("cuMemsetD8", unsafe { (self.table.set_bytes)(address, 0, bytes) }) {
+        let set = self.check("cuMemsetD8", unsafe { (self.table.set_bytes)(address, 0, bytes) });
+        // Non-blocking streams do not wait for the legacy stream, where memory is set: the copy does, and so the caller.
+        if let Err(error) = set.and_then(|()| self.read_word(address)) {
             let _ = self.free(address);
             return Err(error);
         }
         Ok(address)
     }
 
-    /// Gives memory of [`Self::allocate_zeroed`] back.
+    /// Gives memory of [`Self::allocate_zero_word`] back.
     pub(crate) fn free(&self, address: u64) -> Result<(), DriverError> {
         // SAFETY: the driver refuses an address that it did not allocate.
         self.check("cuMemFree", unsafe { (self.table.free)(address) })

@@ -37,11 +37,12 @@ fn loading_resolves_every_function_and_raises_its_limit() {
     let mut expected = vec![
         "cuDeviceGet 0".to_owned(),
         "cuDevicePrimaryCtxRetain 0".into(),
+        "cuDriverGetVersion".into(),
         "cuCtxPushCurrent 1000".into(),
         "cuCtxGetDevice".into(),
     ];
     expected.extend(attributes);
-    expected.extend(["cuMemAlloc 4", "cuMemsetD8 0 4", "cuCtxPopCurrent"].map(String::from));
+    expected.extend(["cuMemAlloc 4", "cuMemsetD8 0 4", "cuMemcpyDtoH 4", "cuCtxPopCurrent"].map(String::from));
     expected.extend(["cuCtxPushCurrent 1000", "cuModuleLoadDataEx bf16-sm_90a"].map(String::from));
     for name in names {
         expected.push(format!("cuModuleGetFunction {name}"));
@@ -77,6 +78,32 @@ fn the_nearest_image_of_the_device_is_loaded() {
     }
 }
 
+/// The fake's blocks have 227 KiB of shared memory, whatever its capability.
+#[test]
+fn an_older_path_has_the_shared_memory_of_its_own_devices() {
+    for (own, forced, expected) in [
+        (90, None, 227),
+        (90, Some((9, 0)), 227),
+        (90, Some((8, 0)), 163),
+        (90, Some((8, 6)), 99),
+        (90, Some((7, 5)), 64),
+        (90, Some((7, 0)), 96),
+        (75, None, 227),
+        (120, Some((9, 0)), 227),
+    ] {
+        let fake = Fake::load();
+        fake.set_capability(own);
+        let archive = archive(&["sm_75", "sm_90a", "sm_120", "compute_70", "compute_75", "compute_80"], &["one".into()]);
+        let set = KernelSet::on_device(Arc::clone(&fake.driver), archive.into(), 0, forced).unwrap();
+        assert_eq!(set.facts().device.shared_bytes_per_block, expected << 10, "{own} {forced:?}");
+        fake.taken_log();
+        if set.load(Element::F16).is_ok() {
+            let limit = format!("cuFuncSetAttribute one 8 {}", (expected << 10) - 1024);
+            assert!(fake.taken_log().contains(&limit), "{limit}");
+        }
+    }
+}
+
 #[test]
 fn a_device_that_nothing_runs_on_is_named() {
     let fake = Fake::load();
@@ -109,9 +136,11 @@ fn the_current_context_is_used_where_the_caller_has_one() {
 #[test]
 fn what_fails_while_loading_is_undone() {
     for (function, call, undone) in [
+        ("cuDriverGetVersion", 1, vec!["cuDevicePrimaryCtxRelease 0"]),
         ("cuCtxPushCurrent", 1, vec!["cuDevicePrimaryCtxRelease 0"]),
         ("cuMemAlloc", 1, vec!["cuCtxPopCurrent", "cuDevicePrimaryCtxRelease 0"]),
         ("cuMemsetD8", 1, vec!["cuMemFree", "cuCtxPopCurrent", "cuDevicePrimaryCtxRelease 0"]),
+        ("cuMemcpyDtoH", 1, vec!["cuMemFree", "cuCtxPopCurrent", "cuDevicePrimaryCtxRelease 0"]),
     ] {
         let fake = Fake::load();
         fake.taken_log();

@@ -88,6 +88,20 @@ fn launches_overlap_only_where_kernels_wait_on_the_device() {
 }
 
 #[test]
+fn launches_overlap_only_where_the_driver_can_capture_that() {
+    let fake = Fake::load();
+    for (version, overlaps) in [(12_000, false), (12_020, false), (12_030, true), (13_000, true)] {
+        fake.set_version(version);
+        let bound = bind(&kernels(&fake)).unwrap();
+        fake.taken_log();
+        bound.enqueue(&BUFFERS, Stream(3)).unwrap();
+        let log = fake.taken_log();
+        assert_eq!(log.iter().any(|line| line.contains("attribute 6=1")), overlaps, "{version}");
+        assert_eq!(log.iter().filter(|line| line.starts_with("cuLaunchKernelEx")).count(), bound.launches());
+    }
+}
+
+#[test]
 fn a_current_context_is_not_pushed_again() {
     let fake = Fake::load();
     let kernels = kernels(&fake);
