@@ -5,8 +5,8 @@
 #[cfg(unix)]
 const ENDINGS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
-/// Calls `handler`, on a thread of its own, at Ctrl-C, at termination and where the terminal goes. What was ignored when
-/// the program began stays ignored: `nohup` and shells of background jobs ask for that.
+/// Calls `handler`, on a thread of its own, at Ctrl-C, at termination and where the terminal goes. What was ignored
+/// when the program began stays ignored: `nohup` and shells of background jobs ask for that.
 ///
 /// # Errors
 ///

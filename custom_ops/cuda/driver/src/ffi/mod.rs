@@ -267,7 +267,8 @@ impl Driver {
         self.check("cuMemAlloc", unsafe { (self.table.allocate)(&raw mut address, bytes) })?;
         // SAFETY: the memory was allocated above and is `bytes` long.
         let set = self.check("cuMemsetD8", unsafe { (self.table.set_bytes)(address, 0, bytes) });
-        // Non-blocking streams do not wait for the legacy stream, where memory is set: the copy does, and so the caller.
+        // Non-blocking streams do not wait for the legacy stream, where memory is set; the copy does, and so the
+        // caller.
         if let Err(error) = set.and_then(|()| self.read_word(address)) {
             let _ = self.free(address);
             return Err(error);

@@ -93,7 +93,8 @@ fn an_older_path_has_the_shared_memory_of_its_own_devices() {
     ] {
         let fake = Fake::load();
         fake.set_capability(own);
-        let archive = archive(&["sm_75", "sm_90a", "sm_120", "compute_70", "compute_75", "compute_80"], &["one".into()]);
+        let archive =
+            archive(&["sm_75", "sm_90a", "sm_120", "compute_70", "compute_75", "compute_80"], &["one".into()]);
         let set = KernelSet::on_device(Arc::clone(&fake.driver), archive.into(), 0, forced).unwrap();
         assert_eq!(set.facts().device.shared_bytes_per_block, expected << 10, "{own} {forced:?}");
         fake.taken_log();
