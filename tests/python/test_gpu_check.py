@@ -178,6 +178,12 @@ class Table(unittest.TestCase):
         self.assertIn("native f16: b: `output` is off", lines)
         self.assertIn("check-native ended with code 3", lines)
 
+    def test_volta_on_a_newer_gpu_is_no_proof_of_its_instruction(self):
+        for kind, said in [("native f16", 0), ("sm70 f32", 0), ("sm70 f16", 1)]:
+            record = {"index": 0, "name": f"{kind}: a", "found": {"errors": {}, "problems": []}}
+            text = table.render({"stages": {"check-x": [record]}})
+            self.assertEqual(text.count("mma.m8n8k4 in software"), said, kind)
+
     def test_every_case_has_its_own_name(self):
         names = [one.name for one in cases.TIMED]
         self.assertEqual(len(names), len(set(names)))

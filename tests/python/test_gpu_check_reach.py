@@ -32,7 +32,10 @@ CONDITIONS = {
 }
 
 #: Kernels that no call of any shape launches, with the reason.
-UNREACHABLE = {}
+UNREACHABLE = {
+    f"moa_{family}_turing_128x128": "its 66 KiB of shared memory are more than the 64 KiB of compute capability 7.5"
+    for family in ("project", "output")
+}
 
 
 def entry_points(element, conditions):

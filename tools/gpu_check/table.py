@@ -5,6 +5,10 @@ import math
 from . import cases
 
 NOT_MEASURED = "not measured"
+
+#: About the path for compute capability 7.0 on whatever device it runs.
+VOLTA = "sm70 f16: newer GPUs do mma.m8n8k4 in software; this shows indices and layouts, not Volta's own instruction"
+
 #: Rivals with their columns.
 SHORT = {
     cases.MHA: "mha=",
@@ -151,6 +155,11 @@ def check_rows(results):
     return rows
 
 
+def check_note(rows):
+    """What a row of the checks does not show, as a list of at most one line."""
+    return [VOLTA] if any(row[0] == "sm70 f16" for row in rows) else []
+
+
 def problems(results, most=14):
     """The first problems in words, and how many there are."""
     lines = []
@@ -203,6 +212,7 @@ def render(results):
     parts.append(
         grid(["checks", "held", "wrong", "unsupported", "worst"], checks) if checks else f"checks: {NOT_MEASURED}"
     )
+    parts += check_note(checks)
     for record in results.get("stages", {}).get("sanitize", []):
         state = record.get("problem") or record.get("skipped") or record.get("unfinished") or record.get("summary")
         parts.append(f"{record['tool']}: {state}")

@@ -273,7 +273,18 @@ fn with_multiprocessors(device: Device, value: &OsStr) -> Result<Device, Error> 
     Ok(Device { multiprocessors, ..device })
 }
 
-/// Facts of the device of the current context; `capability` replaces its own where that is older.
+/// Largest shared memory of one block on devices of an older capability, for plans that are to run there too.
+const fn shared_bytes_of((major, minor): (u32, u32)) -> u32 {
+    match (major, minor) {
+        (7, 0..5) => 96 << 10,
+        (7, _) => 64 << 10,
+        (8, 6 | 9) => 99 << 10,
+        (8, _) => 163 << 10,
+        _ => u32::MAX,
+    }
+}
+
+/// Facts of the device of the current context; `capability` replaces its own where that is older, with its memory.
 fn facts(driver: &Driver, capability: Option<(u32, u32)>) -> Result<DeviceFacts, Error> {
     let device = driver.current_device()?;
     let ask = |attribute| driver.device_attribute(device, attribute);
@@ -285,11 +296,12 @@ fn facts(driver: &Driver, capability: Option<(u32, u32)>) -> Result<DeviceFacts,
             "kernels of compute capability {major}.{minor} cannot run on a device of {found_major}.{found_minor}"
         )));
     }
+    let most = if wanted < own { shared_bytes_of(wanted) } else { u32::MAX };
     Ok(DeviceFacts {
         device: Device {
             compute_capability: wanted,
             multiprocessors: ask(DeviceAttribute::Multiprocessors)?,
-            shared_bytes_per_block: ask(DeviceAttribute::SharedBytesPerBlock)?,
+            shared_bytes_per_block: ask(DeviceAttribute::SharedBytesPerBlock)?.min(most),
         },
         l2_bytes: ask(DeviceAttribute::L2Bytes)?,
         capability: own,

@@ -78,6 +78,33 @@ fn the_nearest_image_of_the_device_is_loaded() {
     }
 }
 
+/// The fake's blocks have 227 KiB of shared memory, whatever its capability.
+#[test]
+fn an_older_path_has_the_shared_memory_of_its_own_devices() {
+    for (own, forced, expected) in [
+        (90, None, 227),
+        (90, Some((9, 0)), 227),
+        (90, Some((8, 0)), 163),
+        (90, Some((8, 6)), 99),
+        (90, Some((7, 5)), 64),
+        (90, Some((7, 0)), 96),
+        (75, None, 227),
+        (120, Some((9, 0)), 227),
+    ] {
+        let fake = Fake::load();
+        fake.set_capability(own);
+        let archive =
+            archive(&["sm_75", "sm_90a", "sm_120", "compute_70", "compute_75", "compute_80"], &["one".into()]);
+        let set = KernelSet::on_device(Arc::clone(&fake.driver), archive.into(), 0, forced).unwrap();
+        assert_eq!(set.facts().device.shared_bytes_per_block, expected << 10, "{own} {forced:?}");
+        fake.taken_log();
+        if set.load(Element::F16).is_ok() {
+            let limit = format!("cuFuncSetAttribute one 8 {}", (expected << 10) - 1024);
+            assert!(fake.taken_log().contains(&limit), "{limit}");
+        }
+    }
+}
+
 #[test]
 fn a_device_that_nothing_runs_on_is_named() {
     let fake = Fake::load();
