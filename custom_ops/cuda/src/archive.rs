@@ -59,6 +59,13 @@ pub struct Image {
     pub kernels: Vec<KernelResources>,
 }
 
+impl Image {
+    /// Whether the driver compiles it when it is loaded.
+    pub fn is_ptx(&self) -> bool {
+        self.target.starts_with("compute_")
+    }
+}
+
 /// What one entry point needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -35,6 +35,7 @@ impl From<Error> for Failure {
         let code = match error {
             Error::NoDriver { .. }
             | Error::OldDriver { .. }
+            | Error::OldDriverForPtx { .. }
             | Error::NoArchive { .. }
             | Error::ArchiveFile { .. }
             | Error::Archive(_)

@@ -32,10 +32,28 @@ pub enum Error {
         why: String,
     },
     /// The driver lacks a function.
-    #[error("the CUDA driver has no {function}; the kernels need a driver of CUDA 12 (525) or newer")]
+    #[error(
+        "the CUDA driver has no {function}; the kernels need a driver of CUDA 12 (525) or newer, and of CUDA 12.9 (575) \
+         where they run through PTX"
+    )]
     OldDriver {
         /// The function that is missing.
         function: &'static str,
+    },
+    /// The driver does not know the version of the archive's PTX; what runs older machine code does not help there.
+    #[error(
+        "{source}; the {module} kernels run through PTX on this device, which needs a driver of CUDA 12.9 (575 on Linux) \
+         or newer, and this one is of CUDA {major}.{minor}"
+    )]
+    OldDriverForPtx {
+        /// What the driver said.
+        source: DriverError,
+        /// Module.
+        module: &'static str,
+        /// Version of CUDA that the driver serves, major.
+        major: u32,
+        /// The same, minor.
+        minor: u32,
     },
     /// The driver refused a call.
     #[error(transparent)]

@@ -9,7 +9,7 @@ use moa_cuda::archive::Archive;
 use moa_cuda::{Device, Element, Options};
 
 use crate::context::Entered;
-use crate::error::Error;
+use crate::error::{DriverError, Error};
 use crate::ffi::{Context, DeviceAttribute, Driver, Function, FunctionAttribute, Module};
 use crate::node::Node;
 use crate::plan::BoundPlan;
@@ -24,6 +24,10 @@ pub const OVERLAP_VARIABLE: &str = "MOA_CUDA_OVERLAP";
 /// First version of the driver's API whose graphs hold such a start: CUDA 12.3. With an older one no kernels overlap,
 /// since any stream may be captured.
 const OVERLAP_VERSION: u32 = 12_030;
+
+/// First version of the driver's API that knows the archive's PTX: that of the compiler, CUDA 12.9 and PTX 8.8. A driver
+/// runs machine code of newer compilers of its major version, and no PTX of theirs.
+const PTX_VERSION: u32 = 12_090;
 
 /// Set to `1`, it lets large products of 16-bit tensors use warpgroup products ([`Options::wgmma`]) on a device of
 /// compute capability 9.0 whose machine code is in the archive. Not measured. Read when a kernel set is made.
@@ -176,7 +180,8 @@ impl KernelSet {
         let image = if older { archive.select_ptx(name, wanted) } else { archive.select(name, wanted) };
         let image = image.ok_or(Error::NoImage { module: name, major: wanted.0, minor: wanted.1 })?;
         let _entered = Entered::new(&self.driver, self.context)?;
-        let module = self.driver.load_module(archive.bytes(image))?;
+        let loaded = self.driver.load_module(archive.bytes(image));
+        let module = loaded.map_err(|error| self.explained(error, image.is_ptx(), name))?;
         let has_wgmma = image.kernels.iter().any(|kernel| kernel.name.contains("_wgmma_"));
         let mut loaded = Loaded { module, functions: HashMap::new(), has_wgmma };
         for kernel in &image.kernels {
@@ -189,6 +194,16 @@ impl KernelSet {
             }
         }
         Ok(loaded)
+    }
+
+    /// What the driver says about an image, with the driver that it needs where that is why.
+    fn explained(&self, source: DriverError, is_ptx: bool, module: &'static str) -> Error {
+        match self.driver.version() {
+            Ok(version) if is_ptx && version < PTX_VERSION => {
+                Error::OldDriverForPtx { source, module, major: version / 1000, minor: version % 1000 / 10 }
+            }
+            _ => source.into(),
+        }
     }
 
     /// Resolves a kernel, which makes the driver load its code now, and allows it all shared memory of the device.
@@ -311,6 +326,13 @@ fn facts(driver: &Driver, capability: Option<(u32, u32)>) -> Result<DeviceFacts,
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_version_of_ptx_is_that_of_the_compiler() {
+        let requirements = include_str!("../../../../tools/requirements-cuda.txt");
+        let (major, minor) = (PTX_VERSION / 1000, PTX_VERSION % 1000 / 10);
+        assert!(requirements.contains(&format!("nvidia-cuda-nvrtc-cu{major}=={major}.{minor}.")), "{requirements}");
+    }
 
     #[test]
     fn a_number_of_multiprocessors_is_one_from_1_on() {

@@ -20,7 +20,8 @@ fn a_library_that_lacks_a_function_is_an_old_driver() {
     let libc = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib/aarch64-linux-gnu/libc.so.6", "/lib64/libc.so.6"];
     let Some(path) = libc.iter().map(Path::new).find(|path| path.exists()) else { return };
     let error = Driver::open(path).err().unwrap().to_string();
-    assert_eq!(error, "the CUDA driver has no cuInit; the kernels need a driver of CUDA 12 (525) or newer");
+    let needed = "a driver of CUDA 12 (525) or newer, and of CUDA 12.9 (575) where they run through PTX";
+    assert_eq!(error, format!("the CUDA driver has no cuInit; the kernels need {needed}"));
 }
 
 #[test]
@@ -173,6 +174,25 @@ fn what_the_driver_says_about_ptx_is_passed_on() {
     fake.fail("cuModuleLoadDataEx", 1, 218);
     let error = kernels.load(Element::F16).unwrap_err().to_string();
     assert_eq!(error, "cuModuleLoadDataEx failed: unknown (218), unknown: ptxas: line 7: syntax error");
+}
+
+/// Machine code that fails, or PTX under a driver that knows it, has another reason.
+#[test]
+fn ptx_that_is_newer_than_the_driver_names_the_driver_that_it_needs() {
+    for (version, forced, old) in [(12_080, Some((8, 0)), true), (12_090, Some((8, 0)), false), (12_080, None, false)] {
+        let fake = Fake::load();
+        fake.set_version(version);
+        let archive = archive(&["sm_90a", "compute_80"], &["one".to_owned()]);
+        let kernels = KernelSet::on_device(Arc::clone(&fake.driver), archive.into(), 0, forced).unwrap();
+        fake.taken_log();
+        fake.fail("cuModuleLoadDataEx", 1, 222);
+        let error = kernels.load(Element::F16).unwrap_err().to_string();
+        assert!(error.starts_with("cuModuleLoadDataEx failed: unknown (222), unknown"), "{error}");
+        let needed = "; the f16 kernels run through PTX on this device, which needs a driver of CUDA 12.9 (575 on Linux) \
+                      or newer, and this one is of CUDA 12.8";
+        assert_eq!(error.ends_with(needed), old, "{error}");
+        kernels.load(Element::F16).unwrap();
+    }
 }
 
 #[test]
