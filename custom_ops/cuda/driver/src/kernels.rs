@@ -25,8 +25,8 @@ pub const OVERLAP_VARIABLE: &str = "MOA_CUDA_OVERLAP";
 /// since any stream may be captured.
 const OVERLAP_VERSION: u32 = 12_030;
 
-/// First version of the driver's API that knows the archive's PTX: that of the compiler, CUDA 12.9 and PTX 8.8. A driver
-/// runs machine code of newer compilers of its major version, and no PTX of theirs.
+/// First version of the driver's API that knows the archive's PTX: that of the compiler, CUDA 12.9 and PTX 8.8. A
+/// driver runs machine code of newer compilers of its major version, and no PTX of theirs.
 const PTX_VERSION: u32 = 12_090;
 
 /// Set to `1`, it lets large products of 16-bit tensors use warpgroup products ([`Options::wgmma`]) on a device of
