@@ -288,5 +288,23 @@ mod tests {
         assert_eq!(needed("1.31.1", model(13, 26)), None);
         assert_eq!(needed("1.17.0", model(9, 20)), None);
         assert_eq!(needed("a build of its own", model(13, 26)), None);
+        let releases = [
+            (9, 20, 17),
+            (9, 21, 18),
+            (10, 22, 21),
+            (10, 23, 22),
+            (11, 1, 23),
+            (10, 25, 24),
+            (12, 1, 24),
+            (13, 26, 31),
+        ];
+        for (ir_version, opset, release) in releases {
+            let found = needed("1.16.3", model(ir_version, opset)).unwrap_or_default();
+            assert!(
+                found.contains(&format!("too old: 1.{release} for IR version {ir_version} and opset {opset}")),
+                "{found}"
+            );
+            assert_eq!(needed(&format!("1.{release}.0"), model(ir_version, opset)), None);
+        }
     }
 }

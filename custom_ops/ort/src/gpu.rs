@@ -107,9 +107,11 @@ impl GpuKernel {
         Self { node: attributes.into(), element, state: Mutex::new(state) }
     }
 
+    /// Shapes of the first input of every plan that is kept, the longest unused first.
     #[cfg(test)]
-    pub(crate) fn kept_plans(&self) -> usize {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).plans.len()
+    pub(crate) fn kept_plans(&self) -> Vec<Option<Vec<usize>>> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.plans.iter().map(|kept| kept.shapes.first().cloned().flatten()).collect()
     }
 
     /// Puts one call on the stream of the run.
