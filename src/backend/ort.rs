@@ -282,7 +282,7 @@ mod tests {
             opset_import: vec![OperatorSetIdProto { domain: String::new(), version }],
             ..ModelProto::default()
         };
-        let needed = |found, model| newer_runtime_needed(found, &model).map(|error| error.to_string());
+        let needed = |found: &str, model| newer_runtime_needed(found, &model).map(|error| error.to_string());
         let expected = "ONNX Runtime 1.20.1 is too old: 1.22 for IR version 10 and opset 23 is needed";
         assert_eq!(needed("1.20.1", model(10, 23)).as_deref(), Some(expected));
         assert_eq!(needed("1.31.1", model(13, 26)), None);
