@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use crate::scene::{Outcome, Scene, require_runtime};
+use crate::{
+    scene::{Outcome, Scene, require_runtime},
+    support_signals::hearing_signals,
+};
 
 /// Longer than any test; the file of results is known from the start.
 const LINE: &str = "bench m.onnx --backends ort-function --samples 1000000 --seconds 86400 --warm-up 0.001";
@@ -32,7 +35,8 @@ fn started(scene: &Scene, json: &str, folder: &str) -> Child {
     spawn(scene, scene.command(&format!("{LINE} --json {json}")), folder)
 }
 
-fn spawn(scene: &Scene, mut command: Command, folder: &str) -> Child {
+fn spawn(scene: &Scene, command: Command, folder: &str) -> Child {
+    let mut command = hearing_signals(&command);
     command.env("TMPDIR", scene.path("tmp")).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     while begun(scene, folder).is_empty() {

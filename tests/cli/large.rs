@@ -11,6 +11,7 @@ use std::{
 use crate::{
     model::Model,
     scene::{Outcome, Scene},
+    support_signals::hearing_signals,
     synthesize::{Request, Sizes, write},
 };
 
@@ -66,7 +67,7 @@ impl Interrupted<'_> {
     fn outcome(&self, scene: &Scene, is_whole: impl Fn() -> bool) -> Outcome {
         for _ in 0..TRIES {
             (self.prepare)();
-            let mut command = scene.command(self.line);
+            let mut command = hearing_signals(&scene.command(self.line));
             let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
             wait_for(&mut child, &scene.path(self.written.0), self.written.1);
             for signal in self.signals {

@@ -28,6 +28,8 @@ mod run;
 mod scene;
 #[path = "../support_onnx/mod.rs"]
 mod support_onnx;
+#[path = "../support_signals/mod.rs"]
+mod support_signals;
 #[allow(dead_code)]
 #[path = "../../xtask/src/synthesize.rs"]
 mod synthesize;

@@ -19,6 +19,7 @@ use serde_json::Value;
 use crate::{
     scene::{Outcome, Scene},
     support_onnx::{graph, model, node, value},
+    support_signals::hearing_signals,
 };
 
 /// The library, built once.
@@ -393,7 +394,8 @@ fn a_folder_becomes_a_folder_of_plans() {
 fn an_interrupted_build_leaves_nothing() {
     let stage = Stage::new();
     let before = stage.0.snapshot();
-    let mut command = stage.command("slow", "build m.onnx -o new/m.plan --dim rows=1 --no-cache");
+    let command = stage.command("slow", "build m.onnx -o new/m.plan --dim rows=1 --no-cache");
+    let mut command = hearing_signals(&command);
     // The library writes the model down when the build has begun.
     let begun = tempfile::tempdir().unwrap();
     command.env("MOA_FAKE_MODEL", begun.path().join("model.onnx"));

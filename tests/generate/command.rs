@@ -11,7 +11,7 @@ use moa_graphs::Form;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{data, exported, out};
+use crate::{data, exported, out, support_signals::hearing_signals};
 
 fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_moa-export"))
@@ -193,15 +193,10 @@ fn a_translation_ends_where_nobody_reads_it() {
 #[test]
 fn an_interrupt_ends_cleanly() {
     let folder = exported(Form::Function);
-    let mut child = program()
-        .arg("generate")
-        .arg(out(&folder))
-        .args(["--input", "-", "--batch", "1", "--threads", "1"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut generate = program();
+    generate.arg("generate").arg(out(&folder)).args(["--input", "-", "--batch", "1", "--threads", "1"]);
+    let mut generate = hearing_signals(&generate);
+    let mut child = generate.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let lines = "nine hundred ninety-nine thousand nine hundred ninety-nine\n".repeat(200_000);
     child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
     let mut first = [0; 1];

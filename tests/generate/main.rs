@@ -7,6 +7,8 @@ mod command;
 mod folders;
 mod goldens;
 mod language_models;
+#[path = "../support_signals/mod.rs"]
+mod support_signals;
 mod unseen;
 
 use std::path::{Path, PathBuf};
