@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
-/// `command` with the signals that end a program as a terminal has them: the background jobs of a script, which tests may
-/// be, ignore some, and so do the programs that they start.
+/// `command` with the signals that end a program as a terminal has them: the background jobs of a script, which tests
+/// may be, ignore some, and so do the programs that they start.
 pub(crate) fn hearing_signals(command: &Command) -> Command {
     let mut hearing = Command::new("env");
     hearing.arg("--default-signal=HUP,INT,TERM").arg(command.get_program()).args(command.get_args());
