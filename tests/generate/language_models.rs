@@ -371,7 +371,7 @@ fn the_command_refuses_what_it_cannot_do() {
         (
             &["--input", "5", "--token-ids", "--temperature", "-1"],
             2,
-            "MOA-E0225]: temperature -1: it must be 0 or more",
+            "MOA-E0225]: temperature -1: it must be a finite number of 0 or more",
         ),
         (&["--input", "5", "--token-ids", "--top-k", "-1"], 2, "invalid value '-1' for '--top-k <K>'"),
         (&["--input", "words"], 5, "tokenizer.json is not there"),
