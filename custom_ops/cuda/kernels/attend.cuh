@@ -25,6 +25,8 @@ struct Attention {
     static constexpr int SCRATCH_BYTES = ROW_WARPS * KEY_WARPS * 16 * SCRATCH_STRIDE * 4;
     static constexpr int SHARED_BYTES = QUERY_BYTES + TILE_BYTES + SCRATCH_BYTES + 16;
     static constexpr int LENGTH = Run<Element>::LENGTH, RUNS = HEAD / LENGTH;
+    // Where blocks see few tiles, values come beside the keys, for one more barrier.
+    static constexpr bool VALUES_BESIDE_KEYS = KEY_WARPS > 1 && !Engine::HELD;
     typedef typename Engine::template Sum<16, WARP_KEYS> Scores;
     typedef typename Engine::template Sum<16, HEAD> Mixed;
 
@@ -208,14 +210,16 @@ DEVICE void store_rows(const QueryRows &rows, typename A::Element *queries, type
     }
 }
 
-// One run of a row whose keys were cut into `parts`, each a maximum, a sum and a row, `stride` floats apart.
-template <class A>
-DEVICE void combine(const float *parts, int count, size_t stride, int d, int valid, bool coherent, float &largest,
+// One run of a row whose keys were cut into `parts`, each a maximum, a sum and a row, `stride` floats apart; `COHERENT`:
+// by other blocks.
+template <class A, bool COHERENT>
+DEVICE void combine(const float *parts, int count, size_t stride, int d, int valid, bool vectors, float &largest,
                     float &sum, float (&values)[A::LENGTH]) {
     largest = -infinity();
+#pragma unroll 4
     for (int part = 0; part < count; part++) {
         const float *at = parts + part * stride;
-        largest = maximum(largest, coherent ? load_coherent(at) : *at);
+        largest = maximum(largest, COHERENT ? load_coherent(at) : *at);
     }
     const float base = largest == -infinity() ? 0 : largest;
     sum = 0;
@@ -223,15 +227,16 @@ DEVICE void combine(const float *parts, int count, size_t stride, int d, int val
     for (int j = 0; j < A::LENGTH; j++) {
         values[j] = 0;
     }
+#pragma unroll 4
     for (int part = 0; part < count; part++) {
         const float *at = parts + part * stride;
-        float shrink = exponential2((coherent ? load_coherent(at) : at[0]) - base);
-        sum += shrink * (coherent ? load_coherent(at + 1) : at[1]);
+        float own[A::LENGTH];
+        load_floats<COHERENT>(own, at + 4 + d, valid, vectors);
+        float shrink = exponential2((COHERENT ? load_coherent(at) : at[0]) - base);
+        sum += shrink * (COHERENT ? load_coherent(at + 1) : at[1]);
 #pragma unroll
         for (int j = 0; j < A::LENGTH; j++) {
-            if (j < valid) {
-                values[j] += shrink * (coherent ? load_coherent(at + 4 + d + j) : at[4 + d + j]);
-            }
+            values[j] += shrink * own[j];
         }
     }
 }
@@ -275,10 +280,11 @@ DEVICE void merge_rows(const QueryRows &rows, unsigned char *shared, typename A:
             }
             float largest, sum, values[A::LENGTH];
             if (from_blocks) {
-                combine<A>(parts + row * (p.head + 4), p.key_splits, part_floats, d, valid, true, largest, sum, values);
+                combine<A, true>(parts + row * (p.head + 4), p.key_splits, part_floats, d, valid, p.vectors != 0, largest,
+                                 sum, values);
             } else {
-                combine<A>(merge + row * A::MERGE_STRIDE, A::KEY_WARPS, A::ROWS * A::MERGE_STRIDE, d, A::LENGTH, false,
-                           largest, sum, values);
+                combine<A, false>(merge + row * A::MERGE_STRIDE, A::KEY_WARPS, A::ROWS * A::MERGE_STRIDE, d, A::LENGTH,
+                                  true, largest, sum, values);
             }
             if (!from_blocks && p.key_splits > 1) {
                 float *to = parts + split * part_floats + row * (p.head + 4);
@@ -286,12 +292,7 @@ DEVICE void merge_rows(const QueryRows &rows, unsigned char *shared, typename A:
                     to[0] = largest;
                     to[1] = sum;
                 }
-#pragma unroll
-                for (int j = 0; j < A::LENGTH; j++) {
-                    if (j < valid) {
-                        to[4 + d + j] = values[j];
-                    }
-                }
+                store_floats(to + 4 + d, values, valid, p.vectors != 0);
                 continue;
             }
             float factor = row_factor(rows, row, sum);
@@ -325,7 +326,6 @@ DEVICE void attend(const Parameters &p) {
     typedef typename A::Engine Engine;
     DYNAMIC_SHARED(shared);
     release_next_grid();
-    wait_for_previous_grid();
     const int split = block_index() % p.key_splits, pairs = p.batch * p.kv_heads;
     const int pair = block_index() / p.key_splits % pairs;
     const int query_tile = p.query_tiles - 1 - block_index() / p.key_splits / pairs;
@@ -360,19 +360,31 @@ DEVICE void attend(const Parameters &p) {
 
     CacheCopier<A, CACHED_KEYS, A::KEY_LAYOUT> key_copier(rows, begin);
     CacheCopier<A, CACHED_VALUES, A::VALUE_LAYOUT> value_copier(rows, begin);
+    // Mask and past are inputs of the call, which were there when its first grid began.
+    const bool in_past = !Engine::HELD && begin < end && (begin + 1) * A::KEYS <= p.past;
     unsigned long long visible = KeyMask<A::KEYS>(rows, begin * A::KEYS, end_key).bits();
+    if (in_past) {
+        key_copier.begin(begin, keys, visible);
+    }
+    wait_for_previous_grid();
     stage_queries<A>(rows, queries);
-    if (begin < end) {
+    copy_commit();
+    if (begin < end && !in_past) {
         key_copier.begin(begin, keys, visible);
         key_copier.end(keys);
-    } else {
-        copy_commit();
     }
     for (int tile = begin; tile < end; tile++) {
         const KeyMask<A::KEYS> next(rows, (tile + 1) * A::KEYS, end_key);
-        copy_wait<0>();
-        sync_block();
-        value_copier.begin(tile, values, visible);
+        if (A::VALUES_BESIDE_KEYS) {
+            sync_block();
+            value_copier.begin(tile, values, visible);
+            copy_wait<1>();
+            sync_block();
+        } else {
+            copy_wait<0>();
+            sync_block();
+            value_copier.begin(tile, values, visible);
+        }
         typename A::Scores scores;
         scores.clear();
         const T *own_queries = queries + row_part * 16 * A::STRIDE;

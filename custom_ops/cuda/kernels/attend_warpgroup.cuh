@@ -109,6 +109,7 @@ DEVICE void attend_warpgroups(const Parameters &p) {
         value_copier.begin(tile, keys_of(tile) + A::TILE_ELEMENTS, seen);
     };
     unsigned long long visible = KeyMask<A::KEYS>(rows, 0, end_key).bits();
+    KeyMask<A::KEYS> ahead(rows, A::KEYS, end_key);
     stage_queries<A>(rows, queries);
     copy_commit();
     if (count > 0) {
@@ -118,7 +119,8 @@ DEVICE void attend_warpgroups(const Parameters &p) {
     for (int tile = 0; tile < count; tile++) {
         T *keys = keys_of(tile), *values = keys + A::TILE_ELEMENTS;
         const int first_key = tile * A::KEYS;
-        const unsigned long long next = KeyMask<A::KEYS>(rows, first_key + A::KEYS, end_key).bits();
+        const unsigned long long next = ahead.bits();
+        ahead = KeyMask<A::KEYS>(rows, first_key + 2 * A::KEYS, end_key);
         copy_wait<0>();
         fence_products();
         sync_block();

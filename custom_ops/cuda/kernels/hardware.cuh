@@ -14,6 +14,10 @@ struct alignas(16) Vector16 {
     unsigned word[4];
 };
 
+struct alignas(16) Floats4 {
+    float element[4];
+};
+
 #ifndef __CUDACC__
 
 #define HAS_TENSOR_CORES_16 1
@@ -40,7 +44,7 @@ struct alignas(16) Vector16 {
 #define NEEDS_PLAIN_UNITS_BF16 (__CUDA_ARCH__ < 800)
 
 // Whether a second turn of TF32 products fits into 128 registers beside 64 sums.
-#define SPARES_REGISTERS (__CUDA_ARCH__ < 1000)
+#define SPARES_REGISTERS (__CUDA_ARCH__ == 900)
 
 #define DEVICE __device__ __forceinline__
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
@@ -105,6 +109,10 @@ DEVICE void atomic_or(unsigned *address, unsigned value) { atomicOr(address, val
 
 // A read that does not come from a cache which other multiprocessors' writes do not reach.
 DEVICE float load_coherent(const float *address) { return __ldcg(address); }
+DEVICE Floats4 load_coherent(const Floats4 *address) {
+    const float4 four = __ldcg((const float4 *)address);
+    return {{four.x, four.y, four.z, four.w}};
+}
 
 DEVICE unsigned shared_address(const void *address) { return (unsigned)__cvta_generic_to_shared(address); }
 

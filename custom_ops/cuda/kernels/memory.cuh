@@ -133,6 +133,48 @@ DEVICE void store_run(T *to, const float (&values)[Run<T>::LENGTH], int valid, b
     }
 }
 
+// Reads the first `valid` of `LENGTH` floats, zeros behind them; with `vectors`, that is all or none, and `from` is a
+// multiple of 16 bytes. `COHERENT`: what other multiprocessors wrote.
+template <bool COHERENT, int LENGTH>
+DEVICE void load_floats(float (&values)[LENGTH], const float *from, int valid, bool vectors) {
+    static_assert(LENGTH % 4 == 0, "whole vectors");
+    if (vectors) {
+#pragma unroll
+        for (int i = 0; i < LENGTH; i += 4) {
+            const Floats4 *at = (const Floats4 *)(from + i);
+            const Floats4 four = COHERENT ? load_coherent(at) : *at;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                values[i + j] = four.element[j];
+            }
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < LENGTH; i++) {
+        values[i] = i < valid ? COHERENT ? load_coherent(from + i) : from[i] : 0;
+    }
+}
+
+// Writes the first `valid` of `LENGTH` floats; as `load_floats`.
+template <int LENGTH>
+DEVICE void store_floats(float *to, const float (&values)[LENGTH], int valid, bool vectors) {
+    static_assert(LENGTH % 4 == 0, "whole vectors");
+    if (vectors) {
+#pragma unroll
+        for (int i = 0; i < LENGTH; i += 4) {
+            *(Floats4 *)(to + i) = {{values[i], values[i + 1], values[i + 2], values[i + 3]}};
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < LENGTH; i++) {
+        if (i < valid) {
+            to[i] = values[i];
+        }
+    }
+}
+
 DEVICE int smaller(int a, int b) { return a < b ? a : b; }
 DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 

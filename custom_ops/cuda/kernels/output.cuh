@@ -131,11 +131,14 @@ DEVICE void add_parts(const Parameters &p, unsigned char *shared, int tile, int 
         for (int j = 0; j < TileType::LENGTH; j++) {
             values[j] = 0;
         }
+#pragma unroll 4
         for (int split = 0; split < p.output_splits; split++) {
             const float *from = parts + split * all + (size_t)(first_row + row) * p.width + column;
+            float own[TileType::LENGTH];
+            load_floats<true>(own, from, p.width - column, p.vectors != 0);
 #pragma unroll
             for (int j = 0; j < TileType::LENGTH; j++) {
-                values[j] += column + j < p.width ? load_coherent(from + j) : 0;
+                values[j] += own[j];
             }
         }
         store_output<T>(p, first_row + row, column, values);
@@ -198,12 +201,7 @@ DEVICE void output(const Parameters &p) {
         } else {
             float *to = (float *)p.partial_rows + ((size_t)split * p.batch * p.tokens + first_row + row) * p.width +
                         first_column + column;
-#pragma unroll
-            for (int j = 0; j < TileType::LENGTH; j++) {
-                if (j < valid) {
-                    to[j] = values[j];
-                }
-            }
+            store_floats(to, values, valid, p.vectors != 0);
         }
     }
     if (p.output_splits > 1) {

@@ -92,6 +92,7 @@ inline unsigned atomic_add(unsigned *address, unsigned value) {
 
 inline void atomic_or(unsigned *address, unsigned value) { *address |= value; }
 inline float load_coherent(const float *address) { return *address; }
+inline Floats4 load_coherent(const Floats4 *address) { return *address; }
 
 inline void copy_async(void *to, const void *from, bool keep, int offset = 0) {
     emulator::copy((char *)to + offset, from, keep);
