@@ -55,7 +55,7 @@ DEVICE void partial_logits(const Parameters &p, int first_token, int split, floa
         for (int i = 0; i < 32; i++) {
             sum[i] = 0;
         }
-#pragma unroll 2
+#pragma unroll 4
         for (int c = split * 32 + lane_index(); c < p.width; c += p.route_splits * 32) {
             const float *row = p.router_weight + (size_t)c * p.experts + first_expert;
             float weight[8];
@@ -133,7 +133,25 @@ DEVICE void softmax(float *values, int count) {
     sync_warp();
 }
 
-// The `k` largest of finite scores, falling; of equal ones the lower index comes first. One warp.
+// The `k` largest of up to 64 finite scores, falling; of equal ones the lower index comes first: each goes to the place
+// that is the number of those in front of it. One warp.
+DEVICE void rank_largest(const float *scores, int count, int k, float *gates, int *experts) {
+    for (int expert = lane_index(); expert < count; expert += 32) {
+        const float own = scores[expert];
+        int rank = 0;
+#pragma unroll 4
+        for (int other = 0; other < count; other++) {
+            rank += scores[other] > own || (scores[other] == own && other < expert);
+        }
+        if (rank < k) {
+            gates[rank] = own;
+            experts[rank] = expert;
+        }
+    }
+    sync_warp();
+}
+
+// As `rank_largest`, of any number of scores, one after the other.
 DEVICE void select_largest(const float *scores, int count, int k, float *gates, int *experts) {
     float last = infinity();
     int last_expert = -1;
@@ -184,7 +202,11 @@ DEVICE bool gate(const Parameters &p, float *scores, float *gates, int *experts)
     if (p.gate_mode != TOPK_SOFTMAX) {
         softmax(scores, p.experts);
     }
-    select_largest(scores, p.experts, p.top_k, gates, experts);
+    if (p.experts <= 64) {
+        rank_largest(scores, p.experts, p.top_k, gates, experts);
+    } else {
+        select_largest(scores, p.experts, p.top_k, gates, experts);
+    }
     if (p.gate_mode == TOPK_SOFTMAX) {
         softmax(gates, p.top_k);
     } else if (p.gate_mode == SOFTMAX_TOPK_RENORM) {
@@ -201,9 +223,10 @@ DEVICE bool gate(const Parameters &p, float *scores, float *gates, int *experts)
     return true;
 }
 
-DEVICE bool is_routed(const Parameters &p, int token) {
+// Not 0 where a token is routed.
+DEVICE int routing_mask(const Parameters &p, int token) {
     int batch = token / p.tokens, place = token % p.tokens;
-    return !p.skip_padded || p.query_mask[(size_t)batch * p.query_mask_stride + p.query_mask_offset + place] != 0;
+    return p.skip_padded ? p.query_mask[(size_t)batch * p.query_mask_stride + p.query_mask_offset + place] : 1;
 }
 
 // Writes the choice of one token; slots are numbered by rising expert. One warp.
@@ -249,6 +272,8 @@ DEVICE int route_tokens(const Parameters &p, const RouteMemory &memory, int firs
     const bool shares = p.route_splits > 1;
     float *to = shares ? memory.sums + warp * GROUP_TOKENS * p.experts
                        : memory.scores + group * GROUP_TOKENS * p.experts;
+    // Read early, asked late.
+    const int first_mask = first_token + warp < p.batch * p.tokens ? routing_mask(p, first_token + warp) : 0;
     partial_logits<T>(p, first_token + group * GROUP_TOKENS, split, to);
     sync_block();
     if (shares) {
@@ -266,7 +291,7 @@ DEVICE int route_tokens(const Parameters &p, const RouteMemory &memory, int firs
     for (int i = warp; i < tokens; i += WARPS) {
         float *gates = memory.gates + i * p.top_k;
         int *experts = memory.experts + i * p.top_k;
-        bool routed = is_routed(p, first_token + i);
+        const bool routed = (i == warp ? first_mask : routing_mask(p, first_token + i)) != 0;
         if (routed && !gate(p, memory.scores + i * p.experts, gates, experts) && publishes && lane == 0 && p.status) {
             atomic_or(p.status, FAULT_ROUTER_LOGITS);
         }
