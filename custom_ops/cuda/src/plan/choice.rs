@@ -64,8 +64,7 @@ impl Choice {
 
     /// The tile for products, of those whose shared memory `bytes` fits the device.
     ///
-    /// Few rows take narrow tiles where these leave each multiprocessor less to read: where wide ones are so few that
-    /// most have none.
+    /// Few rows take narrow tiles where wide ones leave many multiprocessors without any, or each more to read.
     pub(super) fn product(
         &self,
         work: Work,
@@ -79,11 +78,11 @@ impl Choice {
             _ if rows.div_ceil(128) * columns.div_ceil(128) < 2 * self.multiprocessors() => 64,
             _ => 128,
         };
-        let reads = |across: usize| {
-            let tiles = rows.div_ceil(height).saturating_mul(columns.div_ceil(across)).saturating_mul(parts);
-            tiles.max(self.multiprocessors()).saturating_mul(rows.min(height) + across)
-        };
-        let narrow = !routes && reads(NARROW_COLUMNS) <= reads(WIDE_COLUMNS);
+        let tiles =
+            |across: usize| rows.div_ceil(height).saturating_mul(columns.div_ceil(across)).saturating_mul(parts);
+        let reads = |across: usize| tiles(across).max(self.multiprocessors()).saturating_mul(rows.min(height) + across);
+        let idles = rows <= 256 && !self.occupies(tiles(WIDE_COLUMNS));
+        let narrow = !routes && (idles || reads(NARROW_COLUMNS) <= reads(WIDE_COLUMNS));
         let engines = std::iter::once(self.engine).chain(self.large);
         let kernels = engines.flat_map(ProductKernel::all);
         let fitting = kernels.filter(|kernel| kernel.rows <= height && bytes(kernel) <= available as usize);
@@ -97,9 +96,11 @@ impl Choice {
         let available = self.device.shared_bytes_per_block;
         let fits =
             |kernel: &AttendKernel| kernel.head >= head && kernel.shared_bytes(self.element) <= available as usize;
-        let fills = |kernel: &AttendKernel| rows.div_ceil(kernel.rows()) * pairs >= self.multiprocessors();
+        let blocks = |kernel: &AttendKernel| rows.div_ceil(kernel.rows()) * pairs;
+        let fills = |kernel: &AttendKernel| blocks(kernel) >= self.multiprocessors();
         let large = self.large.map(AttendKernel::all).unwrap_or_default().into_iter().find(fits);
-        if let Some(kernel) = large.filter(|kernel| rows > kernel.rows() / 2 && fills(kernel)) {
+        let suits = |kernel: &AttendKernel| rows > kernel.rows() / 2 && self.occupies(blocks(kernel));
+        if let Some(kernel) = large.filter(suits) {
             return Ok(kernel);
         }
         let engines = [self.engine, Engine::Plain];
@@ -126,7 +127,8 @@ impl Choice {
 
     fn splits(&self, tiles: usize, at_most: usize) -> usize {
         let full = 2 * self.multiprocessors();
-        let wanted = if tiles < full { (full + full / 2).div_ceil(tiles) } else { 1 };
+        // More blocks than run at one time would leave the last of them alone.
+        let wanted = (full + full / 2) / tiles.max(1);
         wanted.min(at_most).clamp(1, MAX_SPLITS)
     }
 
@@ -154,6 +156,12 @@ impl Choice {
         let exponent = experts.next_power_of_two().trailing_zeros().min(MAX_GATE_EXPONENT);
         let scale = (1_u32 << exponent) as f32;
         [scale, 1.0 / scale]
+    }
+
+    /// Whether `blocks` blocks give at least three quarters of the multiprocessors work: that is more than all of them
+    /// compute with kernels that compute half as fast.
+    fn occupies(&self, blocks: usize) -> bool {
+        4 * blocks >= 3 * self.multiprocessors()
     }
 
     fn multiprocessors(&self) -> usize {
