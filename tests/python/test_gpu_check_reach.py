@@ -31,12 +31,6 @@ CONDITIONS = {
     "sm70": {"HAS_VOLTA_CORES", "NEEDS_PLAIN_UNITS_BF16", "1"},
 }
 
-#: Kernels that no call of any shape launches, with the reason.
-UNREACHABLE = {
-    f"moa_{family}_turing_128x128": "its 66 KiB of shared memory are more than the 64 KiB of compute capability 7.5"
-    for family in ("project", "output")
-}
-
 
 def entry_points(element, conditions):
     """The kernels of a module under these conditions; those under none belong to every path."""
@@ -48,7 +42,7 @@ def entry_points(element, conditions):
             open_one = None
         elif (found := re.match(r"KERNEL\((\w+),", line)) and (open_one is None or open_one in conditions):
             names.add(found.group(1))
-    return names - set(UNREACHABLE)
+    return names
 
 
 class Launches:

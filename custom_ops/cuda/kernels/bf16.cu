@@ -14,15 +14,15 @@ KERNEL(moa_list_pairs, 256, 1, list_pairs(p))
 KERNEL(moa_sum_slots, 256, 1, sum_slots<bfloat16>(p))
 
 #if HAS_TENSOR_CORES_16
-KERNEL(moa_project_tensor_16x16, 256, 2, project<Tile<TensorCores<bfloat16>, 16, 16, 128, 1, 1, 8, 4>>(p))
-KERNEL(moa_output_tensor_16x16, 256, 2, output<Tile<TensorCores<bfloat16>, 16, 16, 128, 1, 1, 8, 4>>(p))
-static_assert(Tile<TensorCores<bfloat16>, 16, 16, 128, 1, 1, 8, 4>::SHARED_BYTES == 41984, "as the planner has it");
-KERNEL(moa_project_tensor_16x64, 128, 2, project<Tile<TensorCores<bfloat16>, 16, 64, 64, 1, 1, 4, 4>>(p))
-KERNEL(moa_output_tensor_16x64, 128, 2, output<Tile<TensorCores<bfloat16>, 16, 64, 64, 1, 1, 4, 4>>(p))
-static_assert(Tile<TensorCores<bfloat16>, 16, 64, 64, 1, 1, 4, 4>::SHARED_BYTES == 46080, "as the planner has it");
-KERNEL(moa_project_tensor_64x16, 128, 2, project<Tile<TensorCores<bfloat16>, 64, 16, 64, 1, 1, 4, 4>>(p))
-KERNEL(moa_output_tensor_64x16, 128, 2, output<Tile<TensorCores<bfloat16>, 64, 16, 64, 1, 1, 4, 4>>(p))
-static_assert(Tile<TensorCores<bfloat16>, 64, 16, 64, 1, 1, 4, 4>::SHARED_BYTES == 49152, "as the planner has it");
+KERNEL(moa_project_tensor_16x16, 256, 2, project<Tile<TensorCores<bfloat16>, 16, 16, 128, 1, 1, 8, 5>>(p))
+KERNEL(moa_output_tensor_16x16, 256, 2, output<Tile<TensorCores<bfloat16>, 16, 16, 128, 1, 1, 8, 5>>(p))
+static_assert(Tile<TensorCores<bfloat16>, 16, 16, 128, 1, 1, 8, 5>::SHARED_BYTES == 52480, "as the planner has it");
+KERNEL(moa_project_tensor_16x64, 128, 2, project<Tile<TensorCores<bfloat16>, 16, 64, 64, 1, 1, 4, 6>>(p))
+KERNEL(moa_output_tensor_16x64, 128, 2, output<Tile<TensorCores<bfloat16>, 16, 64, 64, 1, 1, 4, 6>>(p))
+static_assert(Tile<TensorCores<bfloat16>, 16, 64, 64, 1, 1, 4, 6>::SHARED_BYTES == 69120, "as the planner has it");
+KERNEL(moa_project_tensor_64x16, 128, 2, project<Tile<TensorCores<bfloat16>, 64, 16, 64, 1, 1, 4, 6>>(p))
+KERNEL(moa_output_tensor_64x16, 128, 2, output<Tile<TensorCores<bfloat16>, 64, 16, 64, 1, 1, 4, 6>>(p))
+static_assert(Tile<TensorCores<bfloat16>, 64, 16, 64, 1, 1, 4, 6>::SHARED_BYTES == 73728, "as the planner has it");
 KERNEL(moa_project_tensor_64x64, 128, 3, project<Tile<TensorCores<bfloat16>, 64, 64, 32, 2, 2, 1, 4>>(p))
 KERNEL(moa_output_tensor_64x64, 128, 3, output<Tile<TensorCores<bfloat16>, 64, 64, 32, 2, 2, 1, 4>>(p))
 static_assert(Tile<TensorCores<bfloat16>, 64, 64, 32, 2, 2, 1, 4>::SHARED_BYTES == 38912, "as the planner has it");

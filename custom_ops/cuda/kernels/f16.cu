@@ -14,15 +14,15 @@ KERNEL(moa_list_pairs, 256, 1, list_pairs(p))
 KERNEL(moa_sum_slots, 256, 1, sum_slots<binary16>(p))
 
 #if HAS_TENSOR_CORES_16
-KERNEL(moa_project_tensor_16x16, 256, 2, project<Tile<TensorCores<binary16>, 16, 16, 128, 1, 1, 8, 4>>(p))
-KERNEL(moa_output_tensor_16x16, 256, 2, output<Tile<TensorCores<binary16>, 16, 16, 128, 1, 1, 8, 4>>(p))
-static_assert(Tile<TensorCores<binary16>, 16, 16, 128, 1, 1, 8, 4>::SHARED_BYTES == 41984, "as the planner has it");
-KERNEL(moa_project_tensor_16x64, 128, 2, project<Tile<TensorCores<binary16>, 16, 64, 64, 1, 1, 4, 4>>(p))
-KERNEL(moa_output_tensor_16x64, 128, 2, output<Tile<TensorCores<binary16>, 16, 64, 64, 1, 1, 4, 4>>(p))
-static_assert(Tile<TensorCores<binary16>, 16, 64, 64, 1, 1, 4, 4>::SHARED_BYTES == 46080, "as the planner has it");
-KERNEL(moa_project_tensor_64x16, 128, 2, project<Tile<TensorCores<binary16>, 64, 16, 64, 1, 1, 4, 4>>(p))
-KERNEL(moa_output_tensor_64x16, 128, 2, output<Tile<TensorCores<binary16>, 64, 16, 64, 1, 1, 4, 4>>(p))
-static_assert(Tile<TensorCores<binary16>, 64, 16, 64, 1, 1, 4, 4>::SHARED_BYTES == 49152, "as the planner has it");
+KERNEL(moa_project_tensor_16x16, 256, 2, project<Tile<TensorCores<binary16>, 16, 16, 128, 1, 1, 8, 5>>(p))
+KERNEL(moa_output_tensor_16x16, 256, 2, output<Tile<TensorCores<binary16>, 16, 16, 128, 1, 1, 8, 5>>(p))
+static_assert(Tile<TensorCores<binary16>, 16, 16, 128, 1, 1, 8, 5>::SHARED_BYTES == 52480, "as the planner has it");
+KERNEL(moa_project_tensor_16x64, 128, 2, project<Tile<TensorCores<binary16>, 16, 64, 64, 1, 1, 4, 6>>(p))
+KERNEL(moa_output_tensor_16x64, 128, 2, output<Tile<TensorCores<binary16>, 16, 64, 64, 1, 1, 4, 6>>(p))
+static_assert(Tile<TensorCores<binary16>, 16, 64, 64, 1, 1, 4, 6>::SHARED_BYTES == 69120, "as the planner has it");
+KERNEL(moa_project_tensor_64x16, 128, 2, project<Tile<TensorCores<binary16>, 64, 16, 64, 1, 1, 4, 6>>(p))
+KERNEL(moa_output_tensor_64x16, 128, 2, output<Tile<TensorCores<binary16>, 64, 16, 64, 1, 1, 4, 6>>(p))
+static_assert(Tile<TensorCores<binary16>, 64, 16, 64, 1, 1, 4, 6>::SHARED_BYTES == 73728, "as the planner has it");
 KERNEL(moa_project_tensor_64x64, 128, 3, project<Tile<TensorCores<binary16>, 64, 64, 32, 2, 2, 1, 4>>(p))
 KERNEL(moa_output_tensor_64x64, 128, 3, output<Tile<TensorCores<binary16>, 64, 64, 32, 2, 2, 1, 4>>(p))
 static_assert(Tile<TensorCores<binary16>, 64, 64, 32, 2, 2, 1, 4>::SHARED_BYTES == 38912, "as the planner has it");
@@ -68,9 +68,6 @@ static_assert(Tile<TensorCores<binary16, true>, 64, 16, 64, 1, 1, 4, 2>::SHARED_
 KERNEL(moa_project_turing_64x64, 128, 3, project<Tile<TensorCores<binary16, true>, 64, 64, 32, 2, 2, 1, 2>>(p))
 KERNEL(moa_output_turing_64x64, 128, 3, output<Tile<TensorCores<binary16, true>, 64, 64, 32, 2, 2, 1, 2>>(p))
 static_assert(Tile<TensorCores<binary16, true>, 64, 64, 32, 2, 2, 1, 2>::SHARED_BYTES == 19456, "as the planner has it");
-KERNEL(moa_project_turing_128x128, 256, 1, project<Tile<TensorCores<binary16, true>, 128, 128, 32, 2, 4, 1, 2>>(p))
-KERNEL(moa_output_turing_128x128, 256, 1, output<Tile<TensorCores<binary16, true>, 128, 128, 32, 2, 4, 1, 2>>(p))
-static_assert(Tile<TensorCores<binary16, true>, 128, 128, 32, 2, 4, 1, 2>::SHARED_BYTES == 67584, "as the planner has it");
 KERNEL(moa_attend_turing_d64_r64, 128, 1, attend<Attention<TensorCores<binary16, true>, 64, 4, 1, 64>>(p))
 static_assert(Attention<TensorCores<binary16, true>, 64, 4, 1, 64>::SHARED_BYTES == 27664, "as the planner has it");
 KERNEL(moa_attend_turing_d64_r16, 128, 1, attend<Attention<TensorCores<binary16, true>, 64, 1, 4, 64>>(p))

@@ -104,11 +104,14 @@ impl Engine {
         }
     }
 
-    /// Stages of a product: where loads wait in registers, one is computed while another is loaded.
-    fn stages(self) -> usize {
+    /// Stages of a product: where loads wait in registers, one is computed while another is loaded. Tiles of few rows
+    /// or columns, which wait for weights, load more of them.
+    fn stages(self, rows: usize, columns: usize) -> usize {
         match self {
             Self::Turing | Self::Volta => 2,
             Self::Wgmma => 3,
+            Self::Tensor if rows.max(columns) == 16 => 5,
+            Self::Tensor if rows.min(columns) == 16 => 6,
             Self::Tensor | Self::Tf32 | Self::Plain => 4,
         }
     }
@@ -151,19 +154,24 @@ impl ProductKernel {
             columns,
             depth: depth * deep,
             warps,
-            stages: engine.stages(),
+            stages: engine.stages(rows, columns),
             blocks,
         };
         if engine == Engine::Wgmma {
             return vec![kernel(128, 128, 32, [8, 1, 1], 2)];
         }
-        vec![
+        let mut all = vec![
             kernel(16, 16, 64, [1, 1, 8], 2),
             kernel(16, 64, 32, [1, 1, 4], 2),
             kernel(64, 16, 32, [1, 1, 4], 2),
             kernel(64, 64, 16, [2, 2, 1], 3),
-            kernel(128, 128, 16, [2, 4, 1], if matches!(engine, Engine::Tensor | Engine::Tf32) { 2 } else { 1 }),
-        ]
+        ];
+        // The sums of so large a tile are more than 7.5 has room for.
+        if engine != Engine::Turing {
+            let blocks = if matches!(engine, Engine::Tensor | Engine::Tf32) { 2 } else { 1 };
+            all.push(kernel(128, 128, 16, [2, 4, 1], blocks));
+        }
+        all
     }
 
     /// Threads of a block.
