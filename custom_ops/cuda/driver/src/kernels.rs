@@ -207,14 +207,18 @@ impl KernelSet {
     }
 
     /// Resolves a kernel, which makes the driver load its code now, and allows it all shared memory of the device.
+    ///
+    /// All ask for as much of a multiprocessor's cache as shared memory: where two kernels wanted different shares, the
+    /// second could not begin beside the first.
     fn prepare(&self, module: Module, name: &str) -> Result<Function, Error> {
         let function = self.driver.function(module, name)?;
         self.driver.function_attribute(function, FunctionAttribute::Registers)?;
         let fixed = self.driver.function_attribute(function, FunctionAttribute::StaticSharedBytes)?;
         let most = self.facts.device.shared_bytes_per_block.saturating_sub(fixed);
         if most > SHARED_BYTES_OF_ALL {
-            self.driver.allow_shared(function, most)?;
+            self.driver.set_function_attribute(function, FunctionAttribute::MaxDynamicSharedBytes, most)?;
         }
+        self.driver.set_function_attribute(function, FunctionAttribute::PreferredSharedCarveout, 100)?;
         Ok(function)
     }
 

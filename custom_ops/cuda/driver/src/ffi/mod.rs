@@ -51,6 +51,7 @@ pub(crate) enum FunctionAttribute {
     StaticSharedBytes = 1,
     Registers = 4,
     MaxDynamicSharedBytes = 8,
+    PreferredSharedCarveout = 9,
 }
 
 /// The driver library of this process.
@@ -237,12 +238,20 @@ impl Driver {
         Ok(value.unsigned_abs())
     }
 
-    /// Allows a function that much dynamic shared memory for each block.
-    pub(crate) fn allow_shared(&self, function: Function, bytes: u32) -> Result<(), DriverError> {
-        let attribute = FunctionAttribute::MaxDynamicSharedBytes as c_int;
+    /// Sets an attribute of a function.
+    pub(crate) fn set_function_attribute(
+        &self,
+        function: Function,
+        attribute: FunctionAttribute,
+        value: u32,
+    ) -> Result<(), DriverError> {
         // SAFETY: takes no pointer to memory of ours.
         let code = unsafe {
-            (self.table.set_function_attribute)(without_provenance_mut(function.0), attribute, bytes.cast_signed())
+            (self.table.set_function_attribute)(
+                without_provenance_mut(function.0),
+                attribute as c_int,
+                value.cast_signed(),
+            )
         };
         self.check("cuFuncSetAttribute", code)
     }

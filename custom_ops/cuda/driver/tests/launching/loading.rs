@@ -49,6 +49,7 @@ fn loading_resolves_every_function_and_raises_its_limit() {
         expected.push(format!("cuModuleGetFunction {name}"));
         expected.extend([4, 1].map(|attribute| format!("cuFuncGetAttribute {name} {attribute}")));
         expected.push(format!("cuFuncSetAttribute {name} 8 {}", (227 << 10) - 1024));
+        expected.push(format!("cuFuncSetAttribute {name} 9 100"));
     }
     expected.push("cuCtxPopCurrent".into());
     assert_eq!(log, expected);
