@@ -161,6 +161,13 @@ class Table(unittest.TestCase):
         self.assertEqual([row[column] for row in rows[:3]], ["2.00", "0.50", ""])
         self.assertTrue(table.wgmma_verdict(results).startswith("wgmma: 1.00 times as fast as the default over 2 cases"))
 
+    def test_a_gate_says_what_warpgroup_products_would_reach(self):
+        record = timed(cases.TIMED[0].name, 8e-6, mha_equal=7.2e-6)
+        record["found"]["times"][cases.WGMMA] = {"median": 4e-6}
+        _, met, missed = table.time_rows({"stages": {"times": [record]}})
+        self.assertEqual(met, [])
+        self.assertTrue([line for line in missed if "0.90, gate" in line and line.endswith(", with wgmma 1.80")])
+
     def test_checks_are_counted(self):
         records = [
             {"index": 0, "name": "native f16: a", "found": {"errors": {"output": 1e-4}, "problems": []}},

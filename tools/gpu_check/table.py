@@ -79,6 +79,12 @@ def wgmma_ratio(one):
     return own["median"] / other["median"]
 
 
+def with_wgmma(one, figure, unit="", digits=2):
+    """What a figure of ours would be with warpgroup products; nothing where that was not measured."""
+    ratio = wgmma_ratio(one)
+    return "" if ratio is None else f", with wgmma {figure * ratio:.{digits}f}{unit}"
+
+
 def wgmma_verdict(results):
     """Whether warpgroup products should be the default: one line."""
     ratios = [ratio for one in found_times(results).values() if (ratio := wgmma_ratio(one)) is not None]
@@ -120,11 +126,13 @@ def time_rows(results):
             row.append(f"{ratio:.2f}{mark}")
             if target and target.gate:
                 line = f"{case.name} {rival}: {ratio:.2f}, gate {target.gate}, goal {target.goal or '-'}"
+                line += with_wgmma(one, ratio)
                 (met if mark in "+*" and mark else missed).append(line)
         if case.floor_gate and not share:
             missed.append(f"{case.name}, share of the floor: {NOT_MEASURED}")
         elif case.floor_gate:
             line = f"{case.name}: {100 * share:.0f} % of the floor, gate {100 * case.floor_gate:.0f} %"
+            line += with_wgmma(one, 100 * share, " %", 0)
             (met if share >= case.floor_gate and not wrong else missed).append(line)
         rows.append(row)
     return rows, met, missed
