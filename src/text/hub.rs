@@ -9,6 +9,9 @@ use super::error::{TextError, is_there, read_text};
 /// Name of the tokenizer in a folder.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 
+/// What configurations hold where a vocabulary has no such token.
+const NO_TOKEN: i64 = -1;
+
 /// Larger files are no configuration.
 const LIMIT: u64 = 1 << 22;
 
@@ -76,13 +79,13 @@ impl Keys {
         size.map(Some).ok_or_else(|| self.wrong(key, "a positive integer"))
     }
 
-    /// The token ids under a key, which holds one or a list of them; `null` counts as absent.
+    /// The token ids under a key, which holds one or a list of them; `null` and -1 count as absent.
     ///
     /// # Errors
     ///
     /// Where the key holds something else.
     pub fn token_ids(&self, key: &str) -> Result<Option<Vec<i64>>, TextError> {
-        let Some(value) = self.get(key) else { return Ok(None) };
+        let Some(value) = self.get(key).filter(|value| value.as_i64() != Some(NO_TOKEN)) else { return Ok(None) };
         let values = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok()).map(i64::from);
         let ids: Option<Vec<i64>> = values.iter().map(id).collect();
@@ -113,11 +116,12 @@ mod tests {
 
     #[test]
     fn ids_are_one_or_several() {
-        let keys = keys(r#"{"a": 2, "b": [2, 7], "c": null}"#);
+        let keys = keys(r#"{"a": 2, "b": [2, 7], "c": null, "none": -1}"#);
         assert_eq!(keys.token_ids("a").unwrap(), Some(vec![2]));
         assert_eq!(keys.token_ids("b").unwrap(), Some(vec![2, 7]));
         assert_eq!(keys.token_ids("c").unwrap(), None);
         assert_eq!(keys.token_ids("d").unwrap(), None);
+        assert_eq!(keys.token_ids("none").unwrap(), None);
     }
 
     #[test]
@@ -133,9 +137,9 @@ mod tests {
 
     #[test]
     fn a_wrong_value_names_file_key_and_value() {
-        let keys = keys(r#"{"a": -1, "b": [2, "x"], "c": 0, "d": 3}"#);
+        let keys = keys(r#"{"a": -2, "b": [2, "x"], "c": 0, "d": 3}"#);
         let message = |result: Result<Option<Vec<i64>>, TextError>| result.unwrap_err().to_string();
-        assert_eq!(message(keys.token_ids("a")), "f.json: key \"a\" must be a token id or a list of them, found -1");
+        assert_eq!(message(keys.token_ids("a")), "f.json: key \"a\" must be a token id or a list of them, found -2");
         assert!(message(keys.token_ids("b")).ends_with("found [2,\"x\"]"));
         assert!(keys.size("c").is_err() && keys.text("d").is_err() && keys.object("d").is_err());
     }
