@@ -187,7 +187,20 @@ impl From<ImportError> for Failure {
         let message = error.to_string();
         match error {
             ImportError::Weight(error) => error.into(),
-            ImportError::Unsupported { .. } => Self::new(UNSUPPORTED, 5, message, None),
+            ImportError::Family { .. } => Self::new(
+                UNSUPPORTED,
+                5,
+                message,
+                Some("models with Mixture-of-Attention layers alone are exported here; Optimum exports others"),
+            ),
+            ImportError::Unsupported { .. } => Self::new(
+                UNSUPPORTED,
+                5,
+                message,
+                Some(
+                    "where the weights need no such setting, correct the configuration or give another with --config FILE",
+                ),
+            ),
             ImportError::MissingKey { .. } | ImportError::InvalidKey { .. } => Self::new(
                 MALFORMED,
                 6,
