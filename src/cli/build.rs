@@ -211,7 +211,7 @@ fn dtype_fits(arguments: &BuildArguments, gpu: Option<&Gpu>, file: &OnnxFile) ->
     if let Some(asked) = arguments.dtype.map(PlanDtype::dtype).filter(|asked| *asked != dtype) {
         let place = file.path().display();
         let message = format!("{place} is {}, and an engine has the types of its model", dtype.name());
-        return Err(Failure::unsupported(message, Some(format!("export with --dtype {}", asked.name()))));
+        return Err(Failure::dtype(message, format!("export with --dtype {}", asked.name())));
     }
     Ok(must_fit(gpu, None, dtype)?)
 }

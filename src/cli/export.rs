@@ -70,7 +70,7 @@ pub(super) fn precision(dtype: DtypeArgument) -> Result<Precision, Failure> {
         DtypeArgument::Int4 => "int4",
     };
     let known = Precision::ALL.map(Precision::as_str).join(", ");
-    Err(Failure::unsupported(format!("--dtype {name} cannot be written"), Some(format!("choose one of {known}"))))
+    Err(Failure::dtype(format!("--dtype {name} cannot be written"), format!("choose one of {known}")))
 }
 
 fn options(arguments: &ExportArguments) -> Result<ExportOptions, Failure> {

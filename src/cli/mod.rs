@@ -5,6 +5,7 @@ mod args;
 mod baseline;
 mod bench;
 mod build;
+mod codes;
 mod export;
 mod failure;
 #[cfg(feature = "ort")]
@@ -127,7 +128,7 @@ fn usage(error: &clap::Error) -> ExitCode {
                 failure.print();
                 failure.exit_code()
             }
-            _ => ExitCode::from(if asked { 0 } else { failure::USAGE }),
+            _ => ExitCode::from(if asked { 0 } else { codes::Code::Usage.exit() }),
         };
     }
     let text = error.to_string();
