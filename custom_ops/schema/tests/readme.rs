@@ -1,5 +1,7 @@
 //! The tables of `custom_ops/README.md` are those of the schema.
 
+#![allow(clippy::unwrap_used)]
+
 use std::fmt::Write;
 
 use moa_schema::{Activation, Attribute, AttributeKind, ElementType, GateMode, OPERATORS, Operator, Parameter};
