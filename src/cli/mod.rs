@@ -36,6 +36,7 @@ mod verify_report;
 mod watch;
 
 use std::{
+    ffi::OsString,
     io::Write,
     ops::ControlFlow,
     process::ExitCode,
@@ -58,7 +59,7 @@ pub fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| {
         *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = panic.to_string();
     }));
-    let matches = with_negative_numbers(Arguments::command()).try_get_matches();
+    let matches = with_negative_numbers(Arguments::command()).try_get_matches_from(typed());
     let arguments = match matches.and_then(|matches| Arguments::from_arg_matches(&matches)) {
         Ok(arguments) => arguments,
         Err(error) => return usage(&error),
@@ -73,6 +74,18 @@ pub fn main() -> ExitCode {
             failure.exit_code()
         }
     }
+}
+
+/// The words of the command line; `help --help` is `--help`, which clap's own command `help` does not know.
+fn typed() -> Vec<OsString> {
+    let mut words: Vec<_> = std::env::args_os().collect();
+    if let [_, help, again] = &words[..]
+        && help == "help"
+        && (again == "--help" || again == "-h")
+    {
+        words.remove(1);
+    }
+    words
 }
 
 /// A number below zero is the value of an option, whose range is checked, and no option of its own.
