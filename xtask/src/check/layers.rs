@@ -66,7 +66,7 @@ const MODULES: [Module; 22] = [
     module("profile", &["backend", "file_names", "moa_schema", "onnx::read", "parity", "tensor"], &[]),
     module(
         "latency",
-        &["backend", "digest", "file_names", "moa_schema", "onnx::read", "parity", "random", "tensor"],
+        &["backend", "digest", "file_names", "files", "moa_schema", "onnx::read", "parity", "random", "tensor"],
         &[],
     ),
     module("generate", &["backend", "file_names", "files", "moa_schema", "onnx::read", "random", "text"], &[]),
