@@ -31,6 +31,11 @@ pub(crate) fn stays_below(path: &Path) -> bool {
     path.components().all(|part| matches!(part, std::path::Component::Normal(_)))
 }
 
+/// The name of a file in its folder, as it can be shown.
+pub(crate) fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
 /// The folder that a file lies in.
 pub(crate) fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))

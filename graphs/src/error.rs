@@ -80,6 +80,16 @@ pub enum ImportError {
         /// What it is, as JSON.
         found: String,
     },
+    /// No family has the `model_type` of the configuration.
+    #[error("{origin}: not supported: model_type \"{found}\" (supported: {supported})")]
+    Family {
+        /// Configuration file.
+        origin: String,
+        /// Its `model_type`.
+        found: String,
+        /// Those of the families.
+        supported: String,
+    },
     /// The model is well formed, but this program cannot export it.
     #[error("{origin}: not supported: {what}")]
     Unsupported {

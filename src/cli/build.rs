@@ -24,6 +24,7 @@ use crate::{
     backend::{EngineError, Installation, Plan, PlanRequest},
     engine::{BuildOptions, GPUS, Gpu, PlanLock, Profile, dtype_of, must_be, must_fit, must_have_positions},
     file_names::graph_file,
+    files::name_of,
     latency::PARTS,
     onnx::{OnnxFile, Staging, WriteError, read_model},
 };
@@ -185,7 +186,7 @@ fn graphs(arguments: &BuildArguments) -> Result<(PathBuf, Vec<Graph>), Failure> 
             return Err(Failure::usage(message, Some("give a folder for the plans: -o PLANS")));
         }
         let plan = |path: PathBuf| {
-            let name = path.with_extension("plan").file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let name = name_of(&path.with_extension("plan"));
             (path, name)
         };
         (arguments.output.clone(), files.into_iter().map(plan).collect::<Vec<_>>())
@@ -211,7 +212,7 @@ fn dtype_fits(arguments: &BuildArguments, gpu: Option<&Gpu>, file: &OnnxFile) ->
     if let Some(asked) = arguments.dtype.map(PlanDtype::dtype).filter(|asked| *asked != dtype) {
         let place = file.path().display();
         let message = format!("{place} is {}, and an engine has the types of its model", dtype.name());
-        return Err(Failure::unsupported(message, Some(format!("export with --dtype {}", asked.name()))));
+        return Err(Failure::dtype(message, format!("export with --dtype {}", asked.name())));
     }
     Ok(must_fit(gpu, None, dtype)?)
 }
@@ -251,7 +252,7 @@ fn plan(
 
 /// Elapsed time on stderr, where that is a terminal.
 fn spinner(file: &OnnxFile) -> ProgressBar {
-    let name = file.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = file.name();
     let bar = ProgressBar::new_spinner();
     let style = ProgressStyle::with_template("{spinner} building {prefix}, {elapsed} {wide_msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));

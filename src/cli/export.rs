@@ -19,6 +19,7 @@ use crate::{
     backend::find_operator_library,
     checkpoint::Checkpoint,
     export::{ExportOptions, ExportReport, ExternalData, SideFileOptions, export_watched},
+    file_names::GENAI_CONFIG,
     text::{CONFIG_FILE, GenerationConfig, Segmentation, Tokenizer},
 };
 
@@ -38,6 +39,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
         None => print_result(&text(&report, arguments))?,
     }
     note_of_pieces(&report)?;
+    note_of_library(&report, arguments);
     if !arguments.verify {
         return Ok(ExitCode::SUCCESS);
     }
@@ -68,7 +70,7 @@ pub(super) fn precision(dtype: DtypeArgument) -> Result<Precision, Failure> {
         DtypeArgument::Int4 => "int4",
     };
     let known = Precision::ALL.map(Precision::as_str).join(", ");
-    Err(Failure::unsupported(format!("--dtype {name} cannot be written"), Some(format!("choose one of {known}"))))
+    Err(Failure::dtype(format!("--dtype {name} cannot be written"), format!("choose one of {known}")))
 }
 
 fn options(arguments: &ExportArguments) -> Result<ExportOptions, Failure> {
@@ -132,6 +134,18 @@ fn note_of_pieces(report: &ExportReport) -> Result<(), Failure> {
         );
     }
     Ok(())
+}
+
+/// Says that the folder asks onnxruntime-genai for a library that does not lie in it.
+fn note_of_library(report: &ExportReport, arguments: &ExportArguments) {
+    let mut names = report.files.iter().filter_map(|file| file.path.file_name());
+    let for_genai = names.any(|name| name == GENAI_CONFIG);
+    if for_genai && arguments.form == FormArgument::Fused && !arguments.with_library {
+        note(&format!(
+            "{GENAI_CONFIG} names the operator library, which onnxruntime-genai takes from the folder: copy it there, or \
+             export with --with-library"
+        ));
+    }
 }
 
 /// One line a file.

@@ -15,7 +15,7 @@ use std::{
 
 use super::{
     Failure,
-    failure::INTERRUPTED,
+    codes::INTERRUPTED,
     generate_args::{GenerateArguments, RuntimeArgument, StopArgument, TranslationArguments},
     generate_text,
     interrupt::scratch,

@@ -6,7 +6,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use super::{Failure, failure::INTERRUPTED, leave::leave, signals::on_end};
+use super::{Failure, codes::INTERRUPTED, leave::leave, signals::on_end};
 use crate::onnx::Unfinished;
 
 /// From here on, Ctrl-C and termination end the program and leave nothing of what it has begun, in the folder for

@@ -5,6 +5,7 @@ mod args;
 mod baseline;
 mod bench;
 mod build;
+mod codes;
 mod export;
 mod failure;
 #[cfg(feature = "ort")]
@@ -35,6 +36,7 @@ mod verify_report;
 mod watch;
 
 use std::{
+    ffi::OsString,
     io::Write,
     ops::ControlFlow,
     process::ExitCode,
@@ -57,7 +59,7 @@ pub fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| {
         *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = panic.to_string();
     }));
-    let matches = with_negative_numbers(Arguments::command()).try_get_matches();
+    let matches = with_negative_numbers(Arguments::command()).try_get_matches_from(typed());
     let arguments = match matches.and_then(|matches| Arguments::from_arg_matches(&matches)) {
         Ok(arguments) => arguments,
         Err(error) => return usage(&error),
@@ -72,6 +74,18 @@ pub fn main() -> ExitCode {
             failure.exit_code()
         }
     }
+}
+
+/// The words of the command line; `help --help` is `--help`, which clap's own command `help` does not know.
+fn typed() -> Vec<OsString> {
+    let mut words: Vec<_> = std::env::args_os().collect();
+    if let [_, help, again] = &words[..]
+        && help == "help"
+        && (again == "--help" || again == "-h")
+    {
+        words.remove(1);
+    }
+    words
 }
 
 /// A number below zero is the value of an option, whose range is checked, and no option of its own.
@@ -127,7 +141,7 @@ fn usage(error: &clap::Error) -> ExitCode {
                 failure.print();
                 failure.exit_code()
             }
-            _ => ExitCode::from(if asked { 0 } else { failure::USAGE }),
+            _ => ExitCode::from(if asked { 0 } else { codes::Code::Usage.exit() }),
         };
     }
     let text = error.to_string();

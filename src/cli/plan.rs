@@ -48,7 +48,7 @@ pub(super) fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
         let why = RELEASES.iter().find_map(|release| fit(&gpu, release, dtype).err());
         let why = why.map_or_else(String::new, |why| format!(": {why}"));
         let message = format!("no TensorRT builds {} engines for {}{why}", dtype.name(), gpu.name);
-        return Err(Failure::unsupported(message, Some("choose --dtype fp16".into())));
+        return Err(Failure::dtype(message, "choose --dtype fp16".into()));
     }
     let gpus = gpu.map_or_else(|| GPUS.to_vec(), |gpu| vec![gpu]);
     let text = match gpu {

@@ -145,7 +145,7 @@ fn text_lines(
         ids.push(Dictionary::EOS);
         if let Some(limit) = config.max_source_positions.filter(|limit| ids.len() > *limit) {
             let message = format!("{}, line {number}: {} tokens, and {limit} are possible", path.display(), ids.len());
-            return Err(Failure::malformed(message, Some("split the line")));
+            return Err(Failure::too_long(message));
         }
         let mut decoded = vec![config.decoder_start()];
         match target {
@@ -158,7 +158,7 @@ fn text_lines(
         if let Some(limit) = config.max_target_positions.filter(|limit| decoded.len() > *limit) {
             let message =
                 format!("{}, line {number}: {} target tokens, and {limit} are possible", path.display(), decoded.len());
-            return Err(Failure::malformed(message, Some("split the line")));
+            return Err(Failure::too_long(message));
         }
         lines.push((ids, decoded));
     }

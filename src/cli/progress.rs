@@ -12,7 +12,7 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
-use super::{Failure, failure::INTERRUPTED, leave::leave, signals::on_end};
+use super::{Failure, codes::INTERRUPTED, leave::leave, signals::on_end};
 use crate::{
     export, latency,
     onnx::Unfinished,

@@ -233,16 +233,16 @@ mod tests {
     #[test]
     fn profiles_that_contradict_themselves_are_refused() {
         for (line, expected) in [
-            ("", "--dim is missing for a, b"),
+            ("", "no size is given to a, b"),
             ("--dim a=1 --dim b=1 --min x:1x1,y:1", "--dim and --min both give sizes"),
             ("--dim a=1 --profile=0 --opt x:1x1,y:1", "--dim and --opt both give sizes"),
             ("--opt x:1x1,y:1 --opt x:2x2,y:2", "--opt is given twice for one profile"),
             ("--max x:1x1,y:1 --profile=0 --dim a=1", "--max stands before the first --profile"),
             ("--profile=1 --opt x:1x1,y:1", "--profile=1 is not preceded by all lower numbers"),
             ("--profile=0 --opt x:1x1,y:1 --profile=0 --opt x:1x1,y:1", "--profile=0 is given twice"),
-            ("--profile=0 --opt x:1x1,y:1 --profile=1", "--dim is missing for a, b"),
-            ("--dim a=1 --profile=0 --dim a=1 --dim b=1", "--dim names `a` twice"),
-            ("--profile=0 --dim c=1", "--dim names `c`, which no input has"),
+            ("--profile=0 --opt x:1x1,y:1 --profile=1", "no size is given to a, b"),
+            ("--dim a=1 --profile=0 --dim a=1 --dim b=1", "the dimension `a` is given a size twice"),
+            ("--profile=0 --dim c=1", "a size is given to the dimension `c`, which no input has"),
             ("--opt x:1x1", "--opt lacks the input `y`"),
             ("--opt x:2x2,y:2 --min x:1x1", "--min lacks the input `y`"),
             ("--opt x:1x1,y:1,z:1", "--opt names the input `z`, which the model does not have"),
@@ -260,6 +260,9 @@ mod tests {
         assert_eq!(of(line, &graphs).unwrap(), expected);
         let error = of("--opt x:1x1", &graphs).unwrap_err();
         assert!(error.contains("name the inputs of one graph"), "{error}");
-        assert_eq!(of("--dim a=1 --dim b=1 --dim c=1", &graphs), Err("--dim names `c`, which no input has".into()));
+        assert_eq!(
+            of("--dim a=1 --dim b=1 --dim c=1", &graphs),
+            Err("a size is given to the dimension `c`, which no input has".into())
+        );
     }
 }

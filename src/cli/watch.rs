@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use super::{Failure, failure::INTERRUPTED, leave::leave, signals::on_end};
+use super::{Failure, codes::INTERRUPTED, leave::leave, signals::on_end};
 use crate::onnx::Unfinished;
 
 /// Nobody asked the build to end.

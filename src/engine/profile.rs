@@ -75,7 +75,7 @@ pub type Profile = Vec<InputShapes>;
 #[non_exhaustive]
 pub enum ProfileError {
     /// A size is given for a dimension that is not there.
-    #[error("--dim names `{name}`, which no input has")]
+    #[error("a size is given to the dimension `{name}`, which no input has")]
     Unknown {
         /// The dimension.
         name: String,
@@ -83,19 +83,19 @@ pub enum ProfileError {
         open: Vec<String>,
     },
     /// A dimension is given twice.
-    #[error("--dim names `{name}` twice")]
+    #[error("the dimension `{name}` is given a size twice")]
     Twice {
         /// The dimension.
         name: String,
     },
     /// Some dimensions have no size.
-    #[error("--dim is missing for {}", names.join(", "))]
+    #[error("no size is given to {}", names.join(", "))]
     Missing {
         /// The dimensions.
         names: Vec<String>,
     },
     /// An input has a dimension that has no name.
-    #[error("input `{input}` has a dimension without a name, which --dim cannot give")]
+    #[error("input `{input}` has a dimension without a name, which cannot be given a size")]
     Unnamed {
         /// The input.
         input: String,
@@ -231,11 +231,11 @@ mod tests {
     fn every_open_dimension_has_one_size() {
         let inputs = [input("x", &["batch", "new"])];
         let error = |texts: &[&str]| shapes(&inputs, &sizes(texts)).unwrap_err().to_string();
-        assert_eq!(error(&["batch=1"]), "--dim is missing for new");
-        assert_eq!(error(&["batch=1", "new=1", "old=1"]), "--dim names `old`, which no input has");
-        assert_eq!(error(&["batch=1", "new=1", "new=2"]), "--dim names `new` twice");
+        assert_eq!(error(&["batch=1"]), "no size is given to new");
+        assert_eq!(error(&["batch=1", "new=1", "old=1"]), "a size is given to the dimension `old`, which no input has");
+        assert_eq!(error(&["batch=1", "new=1", "new=2"]), "the dimension `new` is given a size twice");
         let unnamed = ValueInfo { dims: Some(vec![Dim::Unknown]), ..input("z", &[]) };
         let error = shapes(&[unnamed], &[]).unwrap_err().to_string();
-        assert_eq!(error, "input `z` has a dimension without a name, which --dim cannot give");
+        assert_eq!(error, "input `z` has a dimension without a name, which cannot be given a size");
     }
 }

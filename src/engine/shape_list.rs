@@ -148,7 +148,7 @@ fn ascend(inputs: &[ValueInfo], input: &ValueInfo, [min, opt, max]: &[Vec<u64>; 
         return Ok(());
     }
     let [min, opt, max] = [min, opt, max].map(|shape| shape_text(shape));
-    let why = format!("the input `{}` has --min {min}, --opt {opt} and --max {max}, which do not ascend", input.name);
+    let why = format!("the shapes {min}, {opt} and {max} of the input `{}` do not ascend", input.name);
     Err(refused(inputs, why))
 }
 
@@ -262,11 +262,7 @@ mod tests {
             ),
             (0, "ids:1x1,mask:1x1,past:1x3x0x8", "`past` the shape 1x3x0x8, and the model says [batch, 2, past, 8]"),
             (2, "ids:8x16,mask:8x80,past:8x2x64x8,table:5", "`table` the shape 5, and the model says [4]"),
-            (
-                0,
-                "ids:5x1,mask:5x1,past:5x2x0x8",
-                "the input `mask` has --min 5x1, --opt 4x33 and --max 8x80, which do not ascend",
-            ),
+            (0, "ids:5x1,mask:5x1,past:5x2x0x8", "the shapes 5x1, 4x33 and 8x80 of the input `mask` do not ascend"),
             (
                 2,
                 "ids:9x16,mask:8x80,past:8x2x64x8",

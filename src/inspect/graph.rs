@@ -225,7 +225,7 @@ fn describe(file: &OnnxFile) -> File {
     });
     let count = |((domain, operator), nodes)| OperatorCount { domain, operator, nodes };
     File {
-        name: file.path().file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        name: file.name(),
         producer: format!("{} {}", model.producer_name, model.producer_version).trim().to_owned(),
         ir_version: model.ir_version,
         opsets: model.opset_import.iter().map(|import| (domain_name(&import.domain), import.version)).collect(),

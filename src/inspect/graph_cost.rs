@@ -191,23 +191,25 @@ impl<'a> Walk<'a> {
 
     fn part_of(&self, tensor: &str, is_looked_up: bool) -> &'static str {
         let has = |text: &str| tensor.contains(text);
-        let side = |encoder, decoder, only| match () {
-            () if tensor.starts_with("decoder.") => decoder,
-            () if self.part == MODEL => only,
-            () => encoder,
+        let side = |encoder, decoder, only| match (tensor.starts_with("decoder."), self.part == MODEL) {
+            (true, _) => decoder,
+            (false, true) => only,
+            (false, false) => encoder,
         };
-        match () {
-            () if is_looked_up || has("embed_positions") || has("layernorm_embedding") => "embeddings",
-            () if has("norm") => "norms",
-            () if has("encoder_attn") => "cross-attention",
-            () if has("lm_head") || has("embed_tokens") || has("output_projection") => OUTPUT,
-            () if has(".fc") || has(".ffd") || has(".mlp") => {
-                side("encoder feed-forward", "decoder feed-forward", "feed-forward")
-            }
-            () if has("_proj") || has("attention") => {
-                side("encoder self-attention", "decoder self-attention", "attention")
-            }
-            () => OTHER,
+        if is_looked_up || has("embed_positions") || has("layernorm_embedding") {
+            "embeddings"
+        } else if has("norm") {
+            "norms"
+        } else if has("encoder_attn") {
+            "cross-attention"
+        } else if has("lm_head") || has("embed_tokens") || has("output_projection") {
+            OUTPUT
+        } else if has(".fc") || has(".ffd") || has(".mlp") {
+            side("encoder feed-forward", "decoder feed-forward", "feed-forward")
+        } else if has("_proj") || has("attention") {
+            side("encoder self-attention", "decoder self-attention", "attention")
+        } else {
+            OTHER
         }
     }
 

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     file_names::{DECODER, ENCODER, MODEL, graph_file},
+    files::name_of,
     onnx::{OnnxFile, read_model},
 };
 
@@ -96,7 +97,7 @@ impl Model {
         let mut files = Vec::new();
         for path in paths {
             let (sha256, bytes) = hash_file(&path)?;
-            let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let file = name_of(&path);
             files.push(ModelFile { model: self.label.clone(), file, bytes, sha256 });
         }
         Ok(files)

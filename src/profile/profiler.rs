@@ -130,7 +130,7 @@ impl Graph {
             Err(error) => return Err(error),
         };
         Ok(Self {
-            name: file.path().file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            name: file.name(),
             inputs: file.inputs(),
             symbols: file.looked_up_rows().get("input_ids").and_then(|rows| usize::try_from(*rows).ok()),
             runner: backend.load(&file)?,

@@ -6,8 +6,9 @@ use safetensors::Dtype;
 use serde_json::{Value, json};
 
 use crate::{
+    common::data,
     model::Model,
-    scene::{Entry, Scene, require_runtime},
+    scene::{Entry, Outcome, Scene, require_runtime},
 };
 
 /// What an export writes; equal for equal exports.
@@ -28,6 +29,26 @@ fn the_same_command_writes_the_same_bytes() {
             let [one, two] = ["one", "two"].map(|out| &snapshot[&std::path::Path::new(out).join(name)]);
             assert!(matches!(one, Entry::File(_)) && one == two, "{form}, {name}");
         }
+    }
+}
+
+/// onnxruntime-genai takes the library from the folder alone, so an export that names it and lacks it says so.
+#[test]
+fn a_folder_that_lacks_the_library_it_names_says_so() {
+    let scene = Scene::new();
+    scene.write("lib", "a library");
+    let checkpoint = data("jetmoe/bf16");
+    for (options, noted) in [
+        ("--form fused", true),
+        ("--form fused --with-library", false),
+        ("--form function", false),
+        ("--form function --with-library", false),
+    ] {
+        let mut command = scene.command(&format!("{} -o out --force {options}", checkpoint.display()));
+        let outcome = Outcome::from(command.env("MOA_ORT_LIBRARY", scene.path("lib")).output().unwrap());
+        let note = "note: genai_config.json names the operator library";
+        assert_eq!((outcome.code, outcome.stderr.starts_with(note)), (Some(0), noted), "{options}: {}", outcome.stderr);
+        assert!(noted || outcome.stderr.is_empty(), "{options}: {}", outcome.stderr);
     }
 }
 

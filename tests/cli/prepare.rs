@@ -101,7 +101,7 @@ fn sizes_of_open_dimensions_make_the_shapes_of_an_engine() {
     let scene = Scene::with_fixture("nmt");
     scene.accepts("ck -o out");
     let line = "prepare out/decoder_model.onnx -o d.onnx --dim batch=1:4:8 --dim source=2:3:5 --dim sequence=1:1:6";
-    scene.refuses(line, 2, &["--dim is missing for past_sequence", "add --dim past_sequence=0:OPT:MAX"]);
+    scene.refuses(line, 2, &["no size is given to past_sequence", "add --dim past_sequence=0:OPT:MAX"]);
     scene.refuses(&format!("{line} --dim length=1:1:1"), 2, &["`length`, which no input has", "batch, sequence"]);
     scene.refuses(&format!("{line} --dim past_sequence=9:7:8"), 2, &["MIN may not exceed OPT"]);
     scene.refuses(&format!("{line} --dim past_sequence=9:9"), 2, &["expected NAME=MIN:OPT:MAX"]);

@@ -72,9 +72,11 @@ fn keys_without_a_default_must_be_there() {
 
 #[test]
 fn switches_without_an_export_are_unsupported() {
+    for model_type in ["bert", "gpt2", ""] {
+        let known = "(supported: moa_transformer, moa_roberta, jetmoe, moa_layer)";
+        refused("model_type", &json!(model_type), 4, &["not supported: model_type", known, "help: models with"]);
+    }
     let cases = [
-        ("model_type", json!("bert"), "moa_transformer, moa_roberta, "),
-        ("model_type", json!(""), "moa_transformer, moa_roberta, "),
         ("adaptive_softmax_cutoff", json!("100,200"), "adaptive_softmax_cutoff"),
         ("cross_self_attention", json!(true), "cross_self_attention"),
         ("no_cross_attention", json!(true), "no_cross_attention"),
@@ -87,7 +89,7 @@ fn switches_without_an_export_are_unsupported() {
         ("decoder_output_dim", json!(12), "decoder_output_dim"),
     ];
     for (key, value, named) in cases {
-        refused(key, &value, 4, &["ck/config.json: not supported", named]);
+        refused(key, &value, 4, &["ck/config.json: not supported", named, "help: where the weights"]);
     }
 }
 

@@ -250,7 +250,7 @@ fn what_is_missing_or_does_not_fit_is_said_before_anything_is_built() {
         ("parser", BUILD, 4, &["the parser refuses the model (node 3 (Wonder): no importer; node 4 (Add): no input)"]),
         ("memory", BUILD, 6, &["not enough memory", "--workspace"]),
         ("broken", BUILD, 6, &["TensorRT failed to build the engine: could not find any implementation"]),
-        ("", "build m.onnx -o m.plan", 2, &["--dim is missing for rows"]),
+        ("", "build m.onnx -o m.plan", 2, &["no size is given to rows"]),
         ("", "build m.onnx -o m.plan --dim row=1", 2, &["`row`, which no input has", "the model leaves open: rows"]),
         ("", "build m.onnx -o m.plan --dim rows=8:1:2", 2, &["MIN may not exceed OPT"]),
         ("", "build m.onnx -o m.plan --dim rows=1 --dtype fp16", 4, &["m.onnx is fp32", "export with --dtype fp16"]),
@@ -375,7 +375,7 @@ fn a_folder_becomes_a_folder_of_plans() {
     stage.accepts("", "ck -o out");
     let dims = "--dim batch=1:1:4 --dim source=1:8:16 --dim sequence=1:1:8";
     let line = format!("build out -o plans {dims}");
-    stage.refuses("", &line, 2, &["--dim is missing for past_sequence"]);
+    stage.refuses("", &line, 2, &["no size is given to past_sequence"]);
     stage.refuses("", &format!("{line} --dim length=1"), 2, &["`length`, which no input has"]);
     stage.refuses("", "build out -o out.plan", 2, &["out is a folder, and -o names one plan"]);
     stage.refuses("", "build ck -o plans", 2, &["ck holds no exported graph"]);

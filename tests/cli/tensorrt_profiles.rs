@@ -86,7 +86,7 @@ fn shapes_that_are_not_the_models_are_refused() {
         ("--opt x:1x3,ids:1", &["`x` the shape 1x3, and the model says [rows, 2]"]),
         (
             "--min x:3x2,ids:3 --opt x:2x2,ids:2 --max x:8x2,ids:8",
-            &["the input `x` has --min 3x2, --opt 2x2 and --max 8x2, which do not ascend"],
+            &["the shapes 3x2, 2x2 and 8x2 of the input `x` do not ascend"],
         ),
         (
             "--opt x:2x2,ids:3",

@@ -16,7 +16,18 @@ fn without_arguments_the_help_is_shown() {
 
 #[test]
 fn help_and_version_are_no_errors() {
-    for line in ["--help", "-h", "help", "--version", "verify --help", "run -h", "ops --help"] {
+    for line in [
+        "--help",
+        "-h",
+        "help",
+        "help --help",
+        "help -h",
+        "help run",
+        "--version",
+        "verify --help",
+        "run -h",
+        "ops --help",
+    ] {
         assert!(!Scene::new().accepts(line).is_empty(), "{line}");
     }
 }

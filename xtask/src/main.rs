@@ -1,5 +1,4 @@
-//! The project's own commands: `cargo xtask demo`, `cargo xtask test`, `cargo xtask check`,
-//! `cargo xtask cuda`, `cargo xtask gpu-check`.
+//! The project's own commands: `cargo xtask help` lists them.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 

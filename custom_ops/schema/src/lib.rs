@@ -1,7 +1,8 @@
 //! The contract of the `ai.moa` operators, written once.
 //!
 //! The exporter, the CPU kernels, the ONNX Runtime library and the TensorRT plugin all read names,
-//! attributes, parameter order and shape rules from here; none of them writes such a thing down again.
+//! attributes, parameter order and shape rules from here. Keys of attributes stand in code that writes or reads
+//! them too, and tests hold those to the tables here.
 //!
 //! # Symbols
 //!

@@ -68,6 +68,11 @@ impl Config {
         ImportError::InvalidKey { origin: self.origin.clone(), key: key.into(), expected: expected.into(), found }
     }
 
+    /// The error for a model of none of the families that are `supported`.
+    pub(crate) fn other_family(&self, found: &str, supported: &str) -> ImportError {
+        ImportError::Family { origin: self.origin.clone(), found: found.into(), supported: supported.into() }
+    }
+
     /// The error for a well-formed model that cannot be exported.
     pub(crate) fn unsupported(&self, what: String) -> ImportError {
         ImportError::Unsupported { origin: self.origin.clone(), what }

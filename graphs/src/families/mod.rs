@@ -79,7 +79,7 @@ pub fn import(config: &Config, tensors: &dyn TensorDirectory, options: ImportOpt
     let baselines = if tensors.is_synthetic() { BASELINES } else { &[] };
     let Some(family) = FAMILIES.iter().chain(baselines).find(|family| family.model_type == model_type) else {
         let known: Vec<_> = FAMILIES.iter().map(|family| family.model_type).collect();
-        return Err(config.unsupported(format!("model_type \"{model_type}\" (supported: {})", known.join(", "))));
+        return Err(config.other_family(model_type, &known.join(", ")));
     };
     if !tensors.is_synthetic() && config.flag_or("expert_bias", false)? {
         return Err(config.unsupported("\"expert_bias\": true".into()));

@@ -26,14 +26,25 @@ impl Lowering {
         before: bool,
         f: impl FnOnce(&mut Self, &Value) -> Result<Value, LowerError>,
     ) -> Result<Value, LowerError> {
+        self.residual_with(x, norm, before, |l, x| Ok((f(l, x)?, ()))).map(|(sum, ())| sum)
+    }
+
+    /// [`Self::residual`], with what `f` gives beside its output.
+    pub(super) fn residual_with<T>(
+        &mut self,
+        x: &Value,
+        norm: &LayerNorm,
+        before: bool,
+        f: impl FnOnce(&mut Self, &Value) -> Result<(Value, T), LowerError>,
+    ) -> Result<(Value, T), LowerError> {
         if before {
             let normed = self.norm(norm, x);
-            let added = f(self, &normed)?;
-            return Ok(self.b.op("Add", &[x, &added], []));
+            let (added, beside) = f(self, &normed)?;
+            return Ok((self.b.op("Add", &[x, &added], []), beside));
         }
-        let added = f(self, x)?;
+        let (added, beside) = f(self, x)?;
         let sum = self.b.op("Add", &[x, &added], []);
-        Ok(self.norm(norm, &sum))
+        Ok((self.norm(norm, &sum), beside))
     }
 
     pub(super) fn norm(&mut self, norm: &LayerNorm, x: &Value) -> Value {

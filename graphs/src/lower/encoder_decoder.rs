@@ -139,17 +139,15 @@ impl Lowering {
     ) -> Result<SelfAttentionOutput, LowerError> {
         self.b.set_prefix(&layer.prefix);
         let before = layer.normalize_before;
-        let mut kept = None;
-        let x = self.residual(x, &layer.self_attention_norm, before, |l, x| {
-            let output = layer.self_attention.self_attention(l, x, masks.own, Some(caches.own.clone()))?;
-            kept = Some(output.present);
-            Ok(output.output)
+        let (x, present) = self.residual_with(x, &layer.self_attention_norm, before, |l, x| {
+            let attended = layer.self_attention.self_attention(l, x, masks.own, Some(caches.own))?;
+            Ok((attended.output, attended.present))
         })?;
         let x = self.residual(&x, &layer.cross_attention_norm, before, |l, x| {
             let [key, value] = &caches.cross;
             layer.cross_attention.cross_attention(l, x, [key, value], [masks.source, masks.query])
         })?;
         let output = self.residual(&x, &layer.final_norm, before, |l, x| l.feed_forward(&layer.feed_forward, x))?;
-        Ok(SelfAttentionOutput { output, present: kept.unwrap_or(caches.own) })
+        Ok(SelfAttentionOutput { output, present })
     }
 }

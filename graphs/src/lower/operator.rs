@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use moa_schema::{
     CROSS_ATTENTION, CrossAttentionAttributes, DOMAIN, FEED_FORWARD, FeedForwardAttributes, OPSET_VERSION, Operator,
-    PLUGIN_NAMESPACE, PLUGIN_VERSION, SELF_ATTENTION, SelfAttentionAttributes,
+    PLUGIN_NAMESPACE, PLUGIN_VERSION, Parameter, SELF_ATTENTION, SelfAttentionAttributes, cross_attention,
+    feed_forward, self_attention,
 };
 
 use super::{Form, LowerAttention, LowerError, Lowering};
@@ -79,37 +80,30 @@ impl Lowering {
             skip_padded_queries: attention.skip_padded_queries,
         };
         let b = &mut self.b;
-        let values = SelfValues {
-            hidden_states: hidden.clone(),
-            attention_mask: mask.clone(),
-            router_weight: router_weight(b, &attention.router, attention.layout),
-            query_weight: expert_weight(b, &attention.query, attention.layout),
-            kv_weight: kv_weight(b, attention),
-            output_weight: expert_weight(b, &attention.output, attention.layout),
-            output_bias: bias(b, attention.output_bias.as_ref()),
-            past,
-            rotary: attention.rotary.zip(position_ids).map(|(rotary, ids)| rotary_tables(b, rotary, attention, ids)),
-        };
-        let heads = heads(attention);
-        let routed = self.routed(&attention.module, attention.top_k);
-        if self.options.form == Form::Standard {
-            let [output, key, value] = bodies::self_attention(&mut self.b, &values, &attributes, heads, &routed);
-            return Ok(SelfAttentionOutput { output, present: [key, value] });
+        let mut inputs = absent_inputs(&SELF_ATTENTION);
+        inputs[self_attention::HIDDEN_STATES] = hidden.clone();
+        inputs[self_attention::ATTENTION_MASK] = mask.clone();
+        inputs[self_attention::ROUTER_WEIGHT] = router_weight(b, &attention.router, attention.layout);
+        inputs[self_attention::QUERY_WEIGHT] = expert_weight(b, &attention.query, attention.layout);
+        inputs[self_attention::KV_WEIGHT] = kv_weight(b, attention);
+        inputs[self_attention::OUTPUT_WEIGHT] = expert_weight(b, &attention.output, attention.layout);
+        inputs[self_attention::OUTPUT_BIAS] = bias(b, attention.output_bias.as_ref());
+        if let Some([key, value]) = past {
+            inputs[self_attention::PAST_KEY] = key;
+            inputs[self_attention::PAST_VALUE] = value;
         }
-        let inputs = self_inputs(&values);
-        let outputs = self.node_outputs(&["output", "present_key", "present_value"], &routed);
-        let texts = self_attributes(&attributes);
-        let present = [values.output_bias.is_some(), values.past.is_some(), values.rotary.is_some()];
-        let body = |b: &mut Builder| {
-            let values = formal_self_values(b, present);
-            let formal = Routed { indices: "topk_indices".into(), weights: "topk_weights".into() };
-            let [output, key, value] = bodies::self_attention(b, &values, &attributes, heads, &formal);
-            b.rename(&output, "output");
-            b.rename(&key, "present_key");
-            b.rename(&value, "present_value");
-        };
-        self.node(&SELF_ATTENTION, &attention.module, &inputs, &outputs, texts, body)?;
-        let [output, key, value] = [0, 1, 2].map(|index| self.b.named(&outputs[index]));
+        if let Some((rotary, ids)) = attention.rotary.zip(position_ids) {
+            inputs[self_attention::COS_CACHE] = rotary_table(b, rotary, attention, false);
+            inputs[self_attention::SIN_CACHE] = rotary_table(b, rotary, attention, true);
+            inputs[self_attention::POSITION_IDS] = ids.clone();
+        }
+        let routed = self.routed(&attention.module, attention.top_k);
+        let node =
+            Node { operator: &SELF_ATTENTION, module: &attention.module, attributes: self_attributes(&attributes) };
+        let heads = heads(attention);
+        let [output, key, value] = self.operator(node, inputs, &routed, |b, inputs, routed| {
+            bodies::self_attention(b, &self_values(inputs), &attributes, heads, routed)
+        })?;
         Ok(SelfAttentionOutput { output, present: [key, value] })
     }
 
@@ -130,34 +124,24 @@ impl Lowering {
             skip_padded_queries: attention.skip_padded_queries,
         };
         let b = &mut self.b;
-        let values = CrossValues {
-            hidden_states: hidden.clone(),
-            key: key.clone(),
-            value: value.clone(),
-            key_mask: key_mask.clone(),
-            query_mask: query_mask.clone(),
-            router_weight: router_weight(b, &attention.router, attention.layout),
-            query_weight: expert_weight(b, &attention.query, attention.layout),
-            output_weight: expert_weight(b, &attention.output, attention.layout),
-            output_bias: bias(b, attention.output_bias.as_ref()),
-        };
-        let heads = heads(attention);
+        let mut inputs = absent_inputs(&CROSS_ATTENTION);
+        inputs[cross_attention::HIDDEN_STATES] = hidden.clone();
+        inputs[cross_attention::KEY] = key.clone();
+        inputs[cross_attention::VALUE] = value.clone();
+        inputs[cross_attention::KEY_MASK] = key_mask.clone();
+        inputs[cross_attention::QUERY_MASK] = query_mask.clone();
+        inputs[cross_attention::ROUTER_WEIGHT] = router_weight(b, &attention.router, attention.layout);
+        inputs[cross_attention::QUERY_WEIGHT] = expert_weight(b, &attention.query, attention.layout);
+        inputs[cross_attention::OUTPUT_WEIGHT] = expert_weight(b, &attention.output, attention.layout);
+        inputs[cross_attention::OUTPUT_BIAS] = bias(b, attention.output_bias.as_ref());
         let routed = self.routed(&attention.module, attention.top_k);
-        if self.options.form == Form::Standard {
-            return Ok(bodies::cross_attention(&mut self.b, &values, &attributes, heads, &routed));
-        }
-        let inputs = cross_inputs(&values);
-        let outputs = self.node_outputs(&["output"], &routed);
-        let has_bias = values.output_bias.is_some();
-        let body = |b: &mut Builder| {
-            let values = formal_cross_values(b, has_bias);
-            let formal = Routed { indices: "topk_indices".into(), weights: "topk_weights".into() };
-            let output = bodies::cross_attention(b, &values, &attributes, heads, &formal);
-            b.rename(&output, "output");
-        };
-        let texts = cross_attributes(&attributes);
-        self.node(&CROSS_ATTENTION, &attention.module, &inputs, &outputs, texts, body)?;
-        Ok(self.b.named(&outputs[0]))
+        let node =
+            Node { operator: &CROSS_ATTENTION, module: &attention.module, attributes: cross_attributes(&attributes) };
+        let heads = heads(attention);
+        let [output] = self.operator(node, inputs, &routed, |b, inputs, routed| {
+            [bodies::cross_attention(b, &cross_values(inputs), &attributes, heads, routed)]
+        })?;
+        Ok(output)
     }
 
     /// `MoEFeedForward` over `hidden` `[B, T, C]`.
@@ -173,30 +157,20 @@ impl Lowering {
             gated: block.gated,
         };
         let b = &mut self.b;
-        let values = FeedForwardValues {
-            hidden_states: hidden.clone(),
-            router_weight: router_weight(b, &block.router, block.layout),
-            input_weight: expert_weight(b, &block.input, block.layout),
-            output_weight: expert_weight(b, &block.output, block.layout),
-            output_bias: bias(b, block.output_bias.as_ref()),
-        };
-        let sizes = FeedForwardSizes { experts: block.num_experts, hidden: block.hidden, width: block.width };
+        let mut inputs = absent_inputs(&FEED_FORWARD);
+        inputs[feed_forward::HIDDEN_STATES] = hidden.clone();
+        inputs[feed_forward::ROUTER_WEIGHT] = router_weight(b, &block.router, block.layout);
+        inputs[feed_forward::INPUT_WEIGHT] = expert_weight(b, &block.input, block.layout);
+        inputs[feed_forward::OUTPUT_WEIGHT] = expert_weight(b, &block.output, block.layout);
+        inputs[feed_forward::OUTPUT_BIAS] = bias(b, block.output_bias.as_ref());
         let routed = self.routed(&block.module, block.top_k);
-        if self.options.form == Form::Standard {
-            return Ok(bodies::feed_forward(&mut self.b, &values, &attributes, sizes, &routed));
-        }
-        let inputs = feed_forward_inputs(&values);
-        let outputs = self.node_outputs(&["output"], &routed);
-        let has_bias = values.output_bias.is_some();
-        let body = |b: &mut Builder| {
-            let values = formal_feed_forward_values(b, has_bias);
-            let formal = Routed { indices: "topk_indices".into(), weights: "topk_weights".into() };
-            let output = bodies::feed_forward(b, &values, &attributes, sizes, &formal);
-            b.rename(&output, "output");
-        };
-        let texts = feed_forward_attributes(&attributes);
-        self.node(&FEED_FORWARD, &block.module, &inputs, &outputs, texts, body)?;
-        Ok(self.b.named(&outputs[0]))
+        let node =
+            Node { operator: &FEED_FORWARD, module: &block.module, attributes: feed_forward_attributes(&attributes) };
+        let sizes = FeedForwardSizes { experts: block.num_experts, hidden: block.hidden, width: block.width };
+        let [output] = self.operator(node, inputs, &routed, |b, inputs, routed| {
+            [bodies::feed_forward(b, &feed_forward_values(inputs), &attributes, sizes, routed)]
+        })?;
+        Ok(output)
     }
 
     /// Names of a module's routing; declared as graph outputs where the user asked for them.
@@ -209,25 +183,53 @@ impl Lowering {
         names
     }
 
-    /// Output names of a node: `formal` ones, then the routing where it is a graph output.
-    fn node_outputs(&mut self, formal: &[&str], routed: &Routed) -> Vec<String> {
-        let mut names: Vec<_> = formal.iter().map(|name| self.b.fresh_value(name).name().to_owned()).collect();
-        if self.options.router_outputs {
-            names.extend([routed.indices.clone(), routed.weights.clone()]);
+    /// One of our operators as the form asks: its body, or a node, with the body as a function in [`Form::Function`].
+    ///
+    /// `body` is given values for the inputs in the schema's order, absent ones included, and gives the outputs before
+    /// the routing.
+    fn operator<const N: usize>(
+        &mut self,
+        node: Node<'_>,
+        inputs: Vec<Value>,
+        routed: &Routed,
+        body: impl Fn(&mut Builder, &[Value], &Routed) -> [Value; N],
+    ) -> Result<[Value; N], LowerError> {
+        if self.options.form == Form::Standard {
+            return Ok(body(&mut self.b, &inputs, routed));
         }
-        names
+        let (results, routing) = node.operator.outputs.split_at(N);
+        let outputs: Vec<_> = results.iter().map(|output| self.b.fresh_value(output.name).name().to_owned()).collect();
+        let formal_body = |b: &mut Builder| {
+            let named = |(value, formal): (&Value, &Parameter)| {
+                if *value == Value::absent() { Value::absent() } else { b.named(formal.name) }
+            };
+            let formal: Vec<_> = inputs.iter().zip(node.operator.inputs).map(named).collect();
+            let [indices, weights] = [0, 1].map(|index| routing[index].name.to_owned());
+            let values = body(b, &formal, &Routed { indices, weights });
+            for (value, output) in values.iter().zip(results) {
+                b.rename(value, output.name);
+            }
+        };
+        self.node(node, &inputs, &outputs, routed, formal_body)?;
+        Ok(std::array::from_fn(|index| self.b.named(&outputs[index])))
     }
 
     /// A node of ours and, in the form [`Form::Function`], its body.
     fn node(
         &mut self,
-        operator: &'static Operator,
-        module: &str,
+        node: Node<'_>,
         inputs: &[Value],
         outputs: &[String],
-        mut attributes: BTreeMap<String, Attribute>,
+        routed: &Routed,
         body: impl FnOnce(&mut Builder),
     ) -> Result<(), LowerError> {
+        let Node { operator, module, mut attributes } = node;
+        let last = inputs.iter().rposition(|input| *input != Value::absent()).map_or(0, |last| last + 1);
+        let inputs: Vec<_> = inputs[..last].iter().collect();
+        let mut outputs: Vec<_> = outputs.iter().map(String::as_str).collect();
+        if self.options.router_outputs {
+            outputs.extend([routed.indices.as_str(), routed.weights.as_str()]);
+        }
         let op = OpId { domain: DOMAIN.into(), op_type: operator.name.into() };
         if self.options.form == Form::Fused {
             attributes.insert(PLUGIN_NAMESPACE.into(), Attribute::Text(DOMAIN.into()));
@@ -238,12 +240,22 @@ impl Lowering {
                 return Err(LowerError::SecondBody { operator: operator.name, module: module.into() });
             }
         }
-        let inputs: Vec<_> = inputs.iter().collect();
-        let outputs: Vec<_> = outputs.iter().map(String::as_str).collect();
         let name = if module.is_empty() { operator.name } else { module };
         self.b.custom_op(op, name, &inputs, &outputs, attributes);
         Ok(())
     }
+}
+
+/// One use of an operator.
+struct Node<'a> {
+    operator: &'static Operator,
+    module: &'a str,
+    attributes: BTreeMap<String, Attribute>,
+}
+
+/// A place for each input, in the schema's order.
+fn absent_inputs(operator: &Operator) -> Vec<Value> {
+    vec![Value::absent(); operator.inputs.len()]
 }
 
 fn function(
@@ -303,8 +315,8 @@ fn transposed(b: &mut Builder, weight: &Weight, permutation: &[usize]) -> Value 
     b.transpose(&stored, permutation)
 }
 
-fn bias(b: &mut Builder, bias: Option<&Weight>) -> Option<Value> {
-    bias.map(|bias| b.bias(bias.name(), bias))
+fn bias(b: &mut Builder, bias: Option<&Weight>) -> Value {
+    bias.map_or_else(Value::absent, |bias| b.bias(bias.name(), bias))
 }
 
 /// Key and value projections side by side, `[C, 2·G·D]`.
@@ -320,103 +332,58 @@ fn kv_weight(b: &mut Builder, attention: &Attention) -> Value {
     b.matrix(&name, columns)
 }
 
-/// Cosines, sines and positions.
-fn rotary_tables(b: &mut Builder, rotary: Rotary, attention: &Attention, position_ids: &Value) -> [Value; 3] {
-    let table = |sine| RotaryTable { rows: rotary.positions, head: attention.head_size, base: rotary.base, sine };
-    [
-        b.weight("rotary.cos_cache", WeightExpr::Rotary(table(false))),
-        b.weight("rotary.sin_cache", WeightExpr::Rotary(table(true))),
-        position_ids.clone(),
-    ]
+/// Sines or cosines.
+fn rotary_table(b: &mut Builder, rotary: Rotary, attention: &Attention, sine: bool) -> Value {
+    let name = if sine { "rotary.sin_cache" } else { "rotary.cos_cache" };
+    let table = RotaryTable { rows: rotary.positions, head: attention.head_size, base: rotary.base, sine };
+    b.weight(name, WeightExpr::Rotary(table))
 }
 
-/// Inputs in the schema's order, up to the last one that is present.
-fn self_inputs(values: &SelfValues) -> Vec<Value> {
-    let optional = |value: &Option<Value>| value.clone().unwrap_or_else(Value::absent);
-    let absent = Value::absent;
-    let [past_key, past_value] = values.past.clone().unwrap_or_else(|| [absent(), absent()]);
-    let [cos, sin, positions] = values.rotary.clone().unwrap_or_else(|| [absent(), absent(), absent()]);
-    let mut inputs = vec![
-        values.hidden_states.clone(),
-        values.attention_mask.clone(),
-        values.router_weight.clone(),
-        values.query_weight.clone(),
-        values.kv_weight.clone(),
-        values.output_weight.clone(),
-        optional(&values.output_bias),
-        past_key,
-        past_value,
-        cos,
-        sin,
-        positions,
-    ];
-    while inputs.last() == Some(&Value::absent()) {
-        inputs.pop();
-    }
-    inputs
+/// An input, where it is there.
+fn optional(input: &Value) -> Option<Value> {
+    (*input != Value::absent()).then(|| input.clone())
 }
 
-fn cross_inputs(values: &CrossValues) -> Vec<Value> {
-    let mut inputs = vec![
-        values.hidden_states.clone(),
-        values.key.clone(),
-        values.value.clone(),
-        values.key_mask.clone(),
-        values.query_mask.clone(),
-        values.router_weight.clone(),
-        values.query_weight.clone(),
-        values.output_weight.clone(),
-    ];
-    inputs.extend(values.output_bias.clone());
-    inputs
-}
-
-fn feed_forward_inputs(values: &FeedForwardValues) -> Vec<Value> {
-    let mut inputs = vec![
-        values.hidden_states.clone(),
-        values.router_weight.clone(),
-        values.input_weight.clone(),
-        values.output_weight.clone(),
-    ];
-    inputs.extend(values.output_bias.clone());
-    inputs
-}
-
-fn formal_self_values(b: &Builder, [bias, past, rotary]: [bool; 3]) -> SelfValues {
+fn self_values(inputs: &[Value]) -> SelfValues {
+    use self_attention as at;
+    let optional = |index: usize| optional(&inputs[index]);
     SelfValues {
-        hidden_states: b.named("hidden_states"),
-        attention_mask: b.named("attention_mask"),
-        router_weight: b.named("router_weight"),
-        query_weight: b.named("query_weight"),
-        kv_weight: b.named("kv_weight"),
-        output_weight: b.named("output_weight"),
-        output_bias: bias.then(|| b.named("output_bias")),
-        past: past.then(|| [b.named("past_key"), b.named("past_value")]),
-        rotary: rotary.then(|| [b.named("cos_cache"), b.named("sin_cache"), b.named("position_ids")]),
+        hidden_states: inputs[at::HIDDEN_STATES].clone(),
+        attention_mask: inputs[at::ATTENTION_MASK].clone(),
+        router_weight: inputs[at::ROUTER_WEIGHT].clone(),
+        query_weight: inputs[at::QUERY_WEIGHT].clone(),
+        kv_weight: inputs[at::KV_WEIGHT].clone(),
+        output_weight: inputs[at::OUTPUT_WEIGHT].clone(),
+        output_bias: optional(at::OUTPUT_BIAS),
+        past: optional(at::PAST_KEY).zip(optional(at::PAST_VALUE)).map(<[Value; 2]>::from),
+        rotary: optional(at::POSITION_IDS)
+            .map(|positions| [inputs[at::COS_CACHE].clone(), inputs[at::SIN_CACHE].clone(), positions]),
     }
 }
 
-fn formal_cross_values(b: &Builder, bias: bool) -> CrossValues {
+fn cross_values(inputs: &[Value]) -> CrossValues {
+    use cross_attention as at;
     CrossValues {
-        hidden_states: b.named("hidden_states"),
-        key: b.named("key"),
-        value: b.named("value"),
-        key_mask: b.named("key_mask"),
-        query_mask: b.named("query_mask"),
-        router_weight: b.named("router_weight"),
-        query_weight: b.named("query_weight"),
-        output_weight: b.named("output_weight"),
-        output_bias: bias.then(|| b.named("output_bias")),
+        hidden_states: inputs[at::HIDDEN_STATES].clone(),
+        key: inputs[at::KEY].clone(),
+        value: inputs[at::VALUE].clone(),
+        key_mask: inputs[at::KEY_MASK].clone(),
+        query_mask: inputs[at::QUERY_MASK].clone(),
+        router_weight: inputs[at::ROUTER_WEIGHT].clone(),
+        query_weight: inputs[at::QUERY_WEIGHT].clone(),
+        output_weight: inputs[at::OUTPUT_WEIGHT].clone(),
+        output_bias: optional(&inputs[at::OUTPUT_BIAS]),
     }
 }
 
-fn formal_feed_forward_values(b: &Builder, bias: bool) -> FeedForwardValues {
+fn feed_forward_values(inputs: &[Value]) -> FeedForwardValues {
+    use feed_forward as at;
     FeedForwardValues {
-        hidden_states: b.named("hidden_states"),
-        router_weight: b.named("router_weight"),
-        input_weight: b.named("input_weight"),
-        output_weight: b.named("output_weight"),
-        output_bias: bias.then(|| b.named("output_bias")),
+        hidden_states: inputs[at::HIDDEN_STATES].clone(),
+        router_weight: inputs[at::ROUTER_WEIGHT].clone(),
+        input_weight: inputs[at::INPUT_WEIGHT].clone(),
+        output_weight: inputs[at::OUTPUT_WEIGHT].clone(),
+        output_bias: optional(&inputs[at::OUTPUT_BIAS]),
     }
 }
 
@@ -457,4 +424,30 @@ fn feed_forward_attributes(a: &FeedForwardAttributes) -> BTreeMap<String, Attrib
         ("activation", Attribute::Text(a.activation.as_str().into())),
         ("gated", int(usize::from(a.gated))),
     ])
+}
+
+#[cfg(test)]
+mod tests {
+    use moa_schema::{Activation, GateMode};
+
+    use super::*;
+
+    #[test]
+    fn attributes_are_those_of_the_schema() {
+        let (top_k, kv_num_heads, scale, skip_padded_queries) = (1, 1, 1.0, true);
+        let gate_mode = GateMode::SoftmaxTopk;
+        let attention =
+            SelfAttentionAttributes { top_k, kv_num_heads, causal: true, scale, gate_mode, skip_padded_queries };
+        let cross = CrossAttentionAttributes { top_k, kv_num_heads, scale, gate_mode, skip_padded_queries };
+        let feed_forward = FeedForwardAttributes { top_k, gate_mode, activation: Activation::Relu, gated: true };
+        for (operator, written) in [
+            (SELF_ATTENTION, self_attributes(&attention)),
+            (CROSS_ATTENTION, cross_attributes(&cross)),
+            (FEED_FORWARD, feed_forward_attributes(&feed_forward)),
+        ] {
+            let mut names: Vec<_> = operator.attributes.iter().map(|attribute| attribute.name).collect();
+            names.sort_unstable();
+            assert_eq!(written.keys().collect::<Vec<_>>(), names, "{}", operator.name);
+        }
+    }
 }

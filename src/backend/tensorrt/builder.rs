@@ -15,6 +15,7 @@ use crate::{
         BuildOptions, Cache, Cached, Dtype, ModelHash, PlanLock, PrepareError, Profile, Recipe, dtype_of, must_be,
         prepare,
     },
+    files::name_of,
     onnx::OnnxFile,
 };
 
@@ -65,7 +66,7 @@ impl Installation {
         };
         let mut data = Vec::new();
         for path in file.data_files() {
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let name = name_of(&path);
             let hash = sha256_of_file(&path).map_err(|source| EngineError::Io { path: path.clone(), source })?;
             data.push((name, hash.0));
         }

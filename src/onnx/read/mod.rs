@@ -22,6 +22,7 @@ use prost::Message;
 use prost::bytes::Bytes;
 
 pub use crate::files::ErrorKind;
+use crate::files::name_of;
 use error::Fault;
 pub use error::ReadError;
 use external::DataFiles;
@@ -139,6 +140,11 @@ impl OnnxFile {
         let tensors = model.graph.iter().flat_map(|graph| &graph.initializer);
         let data = Arc::new(DataFiles::open(&path, tensors)?);
         Ok(Self { path, model, modified, data, index: OnceLock::new() })
+    }
+
+    /// Its name in its folder.
+    pub(crate) fn name(&self) -> String {
+        name_of(&self.path)
     }
 
     /// Another model in the place of this file: external data is read from the same folder, the file itself stays

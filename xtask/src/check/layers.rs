@@ -7,9 +7,9 @@ use super::paths::{NamedPath, named_paths, rust_files};
 /// A module of `src/`.
 struct Module {
     name: &'static str,
-    /// Modules that it may name.
+    /// Modules and crates of ours that it may name.
     may_name: &'static [&'static str],
-    /// Paths outside `src/` that it may not name.
+    /// Paths in those crates that it may not name.
     never: &'static [&'static str],
 }
 
@@ -22,31 +22,54 @@ const ONNX_READING: [&str; 7] = ["InlineError", "OnnxFile", "ReadError", "inline
 
 /// The table of ARCHITECTURE.md.
 const MODULES: [Module; 22] = [
-    module("file_names", &[], &["moa_graphs::graph", "moa_graphs::lower", "moa_graphs::model", "moa_schema"]),
-    module("files", &[], &["moa_graphs", "moa_schema"]),
-    module("checkpoint", &["file_names", "files"], &[]),
-    module("onnx", &["files", "scratch"], &[]),
-    module("digest", &[], &["moa_graphs", "moa_schema"]),
-    module("random", &[], &["moa_graphs", "moa_schema"]),
-    module("scratch", &[], &["moa_graphs", "moa_schema"]),
-    module("tensor", &[], &["moa_graphs", "moa_schema"]),
-    module("tensor_file", &["tensor"], &["moa_graphs", "moa_schema"]),
-    module("text", &["files"], &["moa_graphs", "moa_schema"]),
-    module("side_files", &["file_names", "files", "text"], &[]),
-    module("engine", &["digest", "onnx", "scratch"], &["moa_graphs"]),
-    module("export", &["checkpoint", "digest", "file_names", "files", "onnx", "side_files"], &[]),
-    module("inspect", &["export", "file_names", "onnx::read"], &["moa_graphs::graph", "moa_graphs::lower"]),
-    module("report", &[], &["moa_graphs", "moa_schema"]),
-    module("reference", &["tensor"], &["moa_graphs::graph", "moa_graphs::lower"]),
-    module("backend", &["digest", "engine", "files", "onnx::read", "scratch", "tensor"], &["moa_graphs"]),
-    module("parity", &["backend", "checkpoint", "export", "file_names", "onnx", "random", "reference", "tensor"], &[]),
-    module("profile", &["backend", "file_names", "onnx::read", "parity", "tensor"], &["moa_graphs"]),
+    module("file_names", &["moa_graphs"], &["moa_graphs::graph", "moa_graphs::lower", "moa_graphs::model"]),
+    module("files", &[], &[]),
+    module("checkpoint", &["file_names", "files", "moa_graphs"], &[]),
+    module("onnx", &["files", "moa_graphs", "moa_schema", "scratch"], &[]),
+    module("digest", &[], &[]),
+    module("random", &[], &[]),
+    module("scratch", &[], &[]),
+    module("tensor", &[], &[]),
+    module("tensor_file", &["tensor"], &[]),
+    module("text", &["files"], &[]),
+    module("side_files", &["file_names", "files", "moa_graphs", "text"], &[]),
+    module("engine", &["digest", "moa_schema", "onnx", "scratch"], &[]),
+    module(
+        "export",
+        &["checkpoint", "digest", "file_names", "files", "moa_graphs", "moa_schema", "onnx", "side_files"],
+        &[],
+    ),
+    module(
+        "inspect",
+        &["export", "file_names", "moa_graphs", "moa_schema", "onnx::read"],
+        &["moa_graphs::graph", "moa_graphs::lower"],
+    ),
+    module("report", &[], &[]),
+    module("reference", &["moa_graphs", "moa_schema", "tensor"], &["moa_graphs::graph", "moa_graphs::lower"]),
+    module("backend", &["digest", "engine", "files", "moa_schema", "onnx::read", "scratch", "tensor"], &[]),
+    module(
+        "parity",
+        &[
+            "backend",
+            "checkpoint",
+            "export",
+            "file_names",
+            "moa_graphs",
+            "moa_schema",
+            "onnx",
+            "random",
+            "reference",
+            "tensor",
+        ],
+        &[],
+    ),
+    module("profile", &["backend", "file_names", "moa_schema", "onnx::read", "parity", "tensor"], &[]),
     module(
         "latency",
-        &["backend", "digest", "file_names", "onnx::read", "parity", "random", "tensor"],
-        &["moa_graphs"],
+        &["backend", "digest", "file_names", "files", "moa_schema", "onnx::read", "parity", "random", "tensor"],
+        &[],
     ),
-    module("generate", &["backend", "file_names", "files", "onnx::read", "random", "text"], &["moa_graphs"]),
+    module("generate", &["backend", "file_names", "files", "moa_schema", "onnx::read", "random", "text"], &[]),
     module(
         "cli",
         &[
@@ -59,6 +82,8 @@ const MODULES: [Module; 22] = [
             "generate",
             "inspect",
             "latency",
+            "moa_graphs",
+            "moa_schema",
             "onnx",
             "parity",
             "profile",
@@ -73,6 +98,9 @@ const MODULES: [Module; 22] = [
     ),
 ];
 
+/// Our crates, which a module names where its list has them.
+const CRATES: [&str; 2] = ["moa_graphs", "moa_schema"];
+
 /// Nothing in `src/` may name these.
 const NEVER_IN_SRC: &[&str] = &["moa_kernels", "moa_ort"];
 
@@ -86,8 +114,32 @@ const OTHER_CRATES: [(&str, &[&str]); 6] = [
     ("custom_ops/cuda/c/src", &["std::fs", "ort_sys", "ort"]),
 ];
 
-/// Every broken rule.
+/// Every broken rule, and every row of ARCHITECTURE.md that says something else.
 pub(super) fn check(root: &Path) -> io::Result<Vec<String>> {
+    let mut found = broken_rules(root)?;
+    let document = fs::read_to_string(root.join("ARCHITECTURE.md"))?;
+    found.extend(MODULES.iter().filter_map(|module| other_row(module, &document)));
+    Ok(found)
+}
+
+/// What the row of `module` in the table of ARCHITECTURE.md has to say and does not.
+fn other_row(module: &Module, document: &str) -> Option<String> {
+    let row = document.lines().find(|line| line.starts_with(&format!("| `src/{}` |", module.name)));
+    let Some(last) = row.and_then(|row| row.trim_end_matches('|').rsplit('|').next()) else {
+        return Some(format!("ARCHITECTURE.md: the table has no row for `src/{}` alone", module.name));
+    };
+    let exact = last.replace("`onnx` (reading)", "`onnx::read`").replace("`graphs`", "`moa_graphs`");
+    let exact = exact.replace("`schema`", "`moa_schema`");
+    let without_notes: String = exact.split('(').map(|part| part.rsplit(')').next().unwrap_or(part)).collect();
+    let mut named: Vec<_> = without_notes.split('`').skip(1).step_by(2).collect();
+    named.sort_unstable();
+    let rules = module.may_name.join(", ");
+    (named != module.may_name).then(|| {
+        format!("ARCHITECTURE.md: `src/{}` may name {rules}, the table says {}", module.name, named.join(", "))
+    })
+}
+
+fn broken_rules(root: &Path) -> io::Result<Vec<String>> {
     let mut found = Vec::new();
     for file in rust_files(&root.join("src"))? {
         let inner = file.strip_prefix(root.join("src")).unwrap_or(&file);
@@ -131,6 +183,9 @@ fn broken(module: &Module, path: &NamedPath<'_>, at_top: bool) -> Option<String>
     if let Some(never) = forbidden(path, module.never).or_else(|| forbidden(path, NEVER_IN_SRC)) {
         return Some(format!("`{name}` may not name `{never}`"));
     }
+    if let Some(first) = path.parts.first().filter(|part| CRATES.contains(part) && !module.may_name.contains(part)) {
+        return Some(format!("`{name}` may not name `{first}`"));
+    }
     let in_table = |other: &str| MODULES.iter().any(|module| module.name == other);
     let (other, inner) = match path.parts[..] {
         ["crate" | "moa_export"] => return None,
@@ -162,7 +217,7 @@ mod tests {
     use crate::check::planted;
 
     fn found(files: &[(&str, &str)]) -> Vec<String> {
-        check(planted(files).path()).unwrap()
+        broken_rules(planted(files).path()).unwrap()
     }
 
     fn assert_found(path: &str, source: &str, expected: &str) {
@@ -235,6 +290,21 @@ mod tests {
             let message = format!("graphs/src/lower/a.rs:1: may not name `{name}`");
             assert_found("graphs/src/lower/a.rs", source, &message);
         }
+    }
+
+    #[test]
+    fn the_document_says_what_the_rules_say() {
+        let module = module("text", &["files", "moa_graphs", "onnx::read"], &[]);
+        let found = |row: &str| other_row(&module, &format!("| where |\n{row}\n"));
+        for row in ["`files`, `graphs` (its `Config`), `onnx` (reading)", "`onnx` (reading), `files`; and `graphs`"] {
+            assert_eq!(found(&format!("| `src/text` | what | {row} |")), None, "{row}");
+        }
+        for row in
+            ["`files`, `graphs`, `onnx`", "`files`, `onnx` (reading)", "`cli`, `files`, `graphs`, `onnx` (reading)"]
+        {
+            assert!(found(&format!("| `src/text` | what | {row} |")).is_some(), "{row}");
+        }
+        assert!(found("| `src/text`, `src/x` | what | – |").is_some_and(|why| why.contains("no row")));
     }
 
     #[test]
