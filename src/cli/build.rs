@@ -290,9 +290,9 @@ impl TimingCache {
 fn text(done: &[Done]) -> String {
     let line = |Done { plan, path, elapsed }: &Done| {
         let recipe = &plan.lock.recipe;
-        let how = match plan.timing_cache {
-            Some(_) => format!("built in {:.1} s", elapsed.as_secs_f64()),
-            None => "from the cache".to_owned(),
+        let how = match plan.from_cache {
+            true => "from the cache".to_owned(),
+            false => format!("built in {:.1} s", elapsed.as_secs_f64()),
         };
         format!(
             "wrote {}  {}, {}, TensorRT {} on {}, {how}\n",
@@ -315,7 +315,7 @@ fn json(done: &[Done]) -> String {
             "sha256": plan_sha256,
             "bytes": plan_bytes,
             "key": key,
-            "from_cache": plan.timing_cache.is_none(),
+            "from_cache": plan.from_cache,
             "seconds": elapsed.as_secs_f64(),
             "dtype": recipe.dtype,
             "tensorrt": recipe.machine.tensorrt,
