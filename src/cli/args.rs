@@ -1,6 +1,9 @@
 //! What may be typed.
 
-use std::{num::IntErrorKind, path::PathBuf};
+use std::{
+    num::IntErrorKind,
+    path::{Path, PathBuf},
+};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -207,6 +210,15 @@ pub(super) struct VerifyArguments {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+impl VerifyArguments {
+    /// What no output may replace.
+    pub(super) fn inputs(&self) -> impl Iterator<Item = &Path> {
+        let Self { model, checkpoint, config, library, tensorrt, .. } = self;
+        let named = [model, checkpoint].into_iter().chain(config).chain(library);
+        named.chain(&tensorrt.plan).map(PathBuf::as_path)
+    }
+}
+
 pub(super) enum BackendArgument {
     /// ONNX Runtime with our operator library
     Ort,
@@ -268,6 +280,14 @@ pub(super) struct RunArguments {
 }
 
 #[derive(Debug, Args)]
+impl RunArguments {
+    /// What no output may replace.
+    pub(super) fn inputs(&self) -> impl Iterator<Item = &Path> {
+        let Self { model, inputs, library, tensorrt, .. } = self;
+        [model, inputs].into_iter().chain(library).chain(&tensorrt.plan).map(PathBuf::as_path)
+    }
+}
+
 pub(super) struct OpsArguments {
     /// Print the result as JSON
     #[arg(long)]

@@ -52,9 +52,7 @@ pub(super) fn after_export(arguments: &VerifyArguments, exported: Option<Value>)
         tolerance: ToleranceOptions { atol: arguments.atol, rtol: arguments.rtol },
         seed: arguments.seed,
     };
-    let read = [&arguments.model, &arguments.checkpoint].into_iter().chain(&arguments.config);
-    let read = read.chain(&arguments.tensorrt.plan).chain(&arguments.library).map(PathBuf::as_path).collect::<Vec<_>>();
-    keep_apart(&[arguments.json.as_deref(), arguments.report.as_deref()], &read)?;
+    keep_apart(&[arguments.json.as_deref(), arguments.report.as_deref()], arguments.inputs())?;
     let report_file = arguments.json.as_deref().filter(|path| path.as_os_str() != "-");
     let report_file = report_file.map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
     let page = arguments.report.as_deref().map(|path| ReportFile::begin(path, arguments.force)).transpose()?;

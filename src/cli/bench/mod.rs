@@ -135,10 +135,7 @@ fn check_outputs(arguments: &BenchArguments) -> Result<(), Failure> {
         return Err(Failure::usage("--report needs a file", Some("give --report FILE.html")));
     }
     let files = [&arguments.json, &arguments.csv, &arguments.report].map(|path| path.as_deref());
-    let read =
-        [&arguments.inputs, &arguments.checkpoint, &arguments.config, &arguments.tensorrt.plan, &arguments.library];
-    let read = read.into_iter().flatten();
-    keep_apart(&files, &read.chain(&arguments.models).map(PathBuf::as_path).collect::<Vec<_>>())
+    keep_apart(&files, arguments.inputs())
 }
 
 fn grid(arguments: &BenchArguments) -> Result<Grid, Failure> {
