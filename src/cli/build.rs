@@ -11,14 +11,8 @@ use clap::{Args, builder::PossibleValuesParser};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{
-    Failure,
-    plan::PlanDtype,
-    print_result,
-    run::output_place,
-    shape_args::ShapeArguments,
-    table::size,
-    tensorrt_args::{CacheArguments, note},
-    watch::Interruption,
+    Failure, note, plan::PlanDtype, print_result, run::output_place, shape_args::ShapeArguments, table::size,
+    tensorrt_args::CacheArguments, watch::Interruption,
 };
 use crate::{
     backend::{EngineError, Installation, Plan, PlanRequest},

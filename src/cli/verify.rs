@@ -9,7 +9,7 @@ use super::{
     apart::keep_apart,
     args::{BackendArgument, VerifyArguments},
     interrupt::end_cleanly,
-    print_result,
+    open_checkpoint, print_result,
     progress::VerifyProgress,
     report_file::ReportFile,
     run::{BackendOptions, backends},
@@ -31,14 +31,18 @@ const ALL: [BackendArgument; 4] =
 pub(super) fn run(arguments: &VerifyArguments) -> Result<ExitCode, Failure> {
     let VerifyArguments { model, json, report, .. } = arguments;
     end_cleanly([Some(model), json.as_ref(), report.as_ref()].into_iter().flatten().map(PathBuf::as_path))?;
-    after_export(arguments, None)
+    check_tolerance("--atol", arguments.atol)?;
+    check_tolerance("--rtol", arguments.rtol)?;
+    let checkpoint = open_checkpoint(&arguments.checkpoint, arguments.config.as_deref())?;
+    verify(arguments, &checkpoint, None)
 }
 
 /// Verifies; the result of an export that came before, where there is one, is printed with it.
-pub(super) fn after_export(arguments: &VerifyArguments, exported: Option<Value>) -> Result<ExitCode, Failure> {
-    check_tolerance("--atol", arguments.atol)?;
-    check_tolerance("--rtol", arguments.rtol)?;
-    let checkpoint = Checkpoint::open(&arguments.checkpoint, arguments.config.as_deref())?;
+pub(super) fn verify(
+    arguments: &VerifyArguments,
+    checkpoint: &Checkpoint,
+    exported: Option<Value>,
+) -> Result<ExitCode, Failure> {
     let named = !arguments.backends.is_empty();
     let chosen = if named { arguments.backends.as_slice() } else { &ALL };
     arguments.tensorrt.check(chosen)?;
@@ -57,7 +61,7 @@ pub(super) fn after_export(arguments: &VerifyArguments, exported: Option<Value>)
     let report_file = report_file.map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
     let page = arguments.report.as_deref().map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
     let progress = VerifyProgress::new();
-    let result = verify_watched(&arguments.model, &checkpoint, &backends, options, &progress);
+    let result = verify_watched(&arguments.model, checkpoint, &backends, options, &progress);
     drop(progress);
     let result = result?;
     let printed = print_result(&match (&arguments.json, &report_file) {
@@ -74,8 +78,9 @@ pub(super) fn after_export(arguments: &VerifyArguments, exported: Option<Value>)
         _ => false,
     };
     let must_run = |report: &BackendReport| named || all_unused || is_asked_for(report);
-    match result.backends.iter().find(|report| report.skipped.is_some() && must_run(report)) {
-        Some(report) => Err(unused_backend(report)),
+    let unused = |report| must_run(report).then_some(report).and_then(unused_backend);
+    match result.backends.iter().find_map(unused) {
+        Some(failure) => Err(failure),
         None if result.passed() => Ok(ExitCode::SUCCESS),
         None => Ok(ExitCode::FAILURE),
     }

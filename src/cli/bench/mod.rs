@@ -19,14 +19,13 @@ use super::{
     apart::keep_apart,
     args::BackendArgument,
     interrupt::end_cleanly,
-    print_result,
+    open_checkpoint, print_result,
     progress::{BenchProgress, VerifyProgress},
     report_file::ReportFile,
     run::{BackendOptions, backends},
 };
 use crate::{
     backend::{self, Backend, OrtOptions, Ranges, Survey},
-    checkpoint::Checkpoint,
     engine::{Device, Sizes},
     latency::{
         BenchResult, Budget, Change, Choice, End, Grid, LatencyError, Library, Machine, Model, Moment, Options,
@@ -183,7 +182,7 @@ fn verified(
     backends: &[Box<dyn Backend>],
 ) -> Result<Option<Vec<Vec<Verdict>>>, Failure> {
     let Some(path) = &arguments.checkpoint else { return Ok(None) };
-    let checkpoint = Checkpoint::open(path, arguments.config.as_deref())?;
+    let checkpoint = open_checkpoint(path, arguments.config.as_deref())?;
     let options = VerifyOptions { tolerance: ToleranceOptions::default(), seed: arguments.seed };
     let (mut all, progress) = (Vec::new(), VerifyProgress::new());
     for model in models {
