@@ -5,10 +5,12 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
+use moa_schema::FloatType;
+
 use crate::{
     backend::{Backend, BackendError, Runner},
     onnx::{OnnxFile, proto::tensor_proto::DataType},
-    reference::{Part, Reference, ReferenceError, Routing},
+    reference::{Choices, Part, Reference, ReferenceError},
     tensor::{NamedTensors, Tensor, TensorData},
 };
 
@@ -160,11 +162,12 @@ impl<'a> GraphCheck<'a> {
         if self.report.altered.is_none() && !same_bits(&outputs, &routed) {
             self.report.altered = Some(case.to_owned());
         }
-        let expected = self.truth.reference.run(self.part, inputs, Some(&routing.routing))?;
-        let rounded = self.truth.reference.run_rounded(self.part, inputs, Some(&routing.routing))?;
+        let expected = self.truth.reference.run(self.part, inputs, Some(&routing.choices))?;
+        let rounded = self.truth.reference.run_rounded(self.part, inputs, Some(&routing.choices))?;
         self.report.runs += 1;
         self.truth.watch.advance(1);
-        let moved = if self.truth.reference.rounds_to_two_bytes() { &rounded.routing } else { &expected.routing };
+        let two_bytes = self.truth.reference.activations() != FloatType::F32;
+        let moved = if two_bytes { &rounded.routing } else { &expected.routing };
         self.report.routing.add(case, &routing, &expected.routing, moved);
         for (name, expected) in &expected.outputs {
             let found = outputs.get(name).ok_or_else(|| CheckError::MissingOutput { name: name.clone() })?;
@@ -180,7 +183,7 @@ impl<'a> GraphCheck<'a> {
         &mut self,
         case: &str,
         inputs: &NamedTensors,
-        replay: &Routing,
+        replay: &Choices,
         name: &str,
         found: &Tensor,
     ) -> Result<(), CheckError> {

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use moa_graphs::{Form, Options, Precision, WeightError, model::Model};
 use moa_schema::GateMode;
 
-pub use agreement::{Agreement, Expected, Yardstick, routing_of};
+pub use agreement::{Agreement, Expected, Yardstick, choices_of};
 pub use cases::{MOST_ROWS, MOST_TOKENS};
 pub use compare::{Comparison, Difference, Tolerance, ToleranceOptions};
 pub use graph_check::GraphReport;

@@ -2,7 +2,7 @@
 
 use super::compare::ROUNDINGS;
 use crate::{
-    reference::{ModuleRouting, Routing},
+    reference::{Choices, ModuleChoices, ModuleRouting, Routing},
     tensor::{NamedTensors, Tensor},
 };
 
@@ -54,7 +54,7 @@ pub struct Disagreement {
 /// Chosen experts as a backend returned them.
 pub(super) struct BackendRouting {
     /// What the reference replays.
-    pub(super) routing: Routing,
+    pub(super) choices: Choices,
     /// Modules in the order of the graph.
     pub(super) order: Vec<String>,
 }
@@ -70,7 +70,7 @@ pub fn output_name(module: &str, part: &str) -> String {
 ///
 /// The name of an output that is missing or is no routing.
 pub(super) fn backend_routing(outputs: &NamedTensors, modules: &[String]) -> Result<BackendRouting, String> {
-    let mut routing = Routing::new();
+    let mut choices = Choices::new();
     for module in modules {
         let indices_name = output_name(module, "indices");
         let weights_name = output_name(module, "weights");
@@ -81,19 +81,10 @@ pub(super) fn backend_routing(outputs: &NamedTensors, modules: &[String]) -> Res
         if weights.shape() != indices.shape() {
             return Err(weights_name);
         }
-        let module_routing = ModuleRouting {
-            batch,
-            tokens,
-            num_experts: 0,
-            top_k,
-            probs: Vec::new(),
-            indices: values.to_vec(),
-            weights: weights.to_f64(),
-            routed: Vec::new(),
-        };
-        routing.insert(module.clone(), module_routing);
+        let weights = weights.to_f64();
+        choices.insert(module.clone(), ModuleChoices { batch, tokens, top_k, indices: values.to_vec(), weights });
     }
-    Ok(BackendRouting { routing, order: modules.to_vec() })
+    Ok(BackendRouting { choices, order: modules.to_vec() })
 }
 
 impl RoutingComparison {
@@ -108,14 +99,15 @@ impl RoutingComparison {
         let mut previous = None;
         let mut divergent = None;
         for module in &backend.order {
-            let (Some(found), Some(expected)) = (backend.routing.get(module), reference.get(module)) else { continue };
+            let (Some(found), Some(expected)) = (backend.choices.get(module), reference.get(module)) else { continue };
             let moved = |of: fn(&ModuleRouting) -> &[f64], least: f64| {
                 let rounded = rounded.get(module).map_or(&[][..], of);
                 let distances = of(expected).iter().zip(rounded).map(|(a, b)| (a - b).abs());
                 least.max(ROUNDINGS * distances.fold(0.0, f64::max))
             };
-            self.add_module(case, module, found, expected, moved(|routing| &routing.probs, MARGIN));
-            let tolerance = moved(|routing| &routing.weights, WEIGHT_TOLERANCE);
+            let margin = moved(|routing| &routing.scores, MARGIN);
+            self.add_module(case, module, found, expected, margin);
+            let tolerance = moved(|routing| &routing.choices.weights, WEIGHT_TOLERANCE);
             if divergent.is_none() && !weights_agree(found, expected, tolerance) {
                 divergent = Some((previous, module));
             }
@@ -131,14 +123,14 @@ impl RoutingComparison {
         &mut self,
         case: &str,
         module: &str,
-        found: &ModuleRouting,
+        found: &ModuleChoices,
         expected: &ModuleRouting,
         largest_margin: f64,
     ) {
-        let (top_k, experts) = (expected.top_k, expected.num_experts);
-        for token in (0..expected.batch * expected.tokens).filter(|token| expected.routed[*token]) {
+        let (top_k, experts) = (expected.choices.top_k, expected.num_experts);
+        for token in routed_tokens(expected) {
             self.decisions += 1;
-            let scores = &expected.probs[token * experts..(token + 1) * experts];
+            let scores = &expected.scores[token * experts..(token + 1) * experts];
             let ranked = ranked(scores);
             let mut chosen = found.indices[token * top_k..(token + 1) * top_k].to_vec();
             chosen.sort_unstable();
@@ -157,8 +149,8 @@ impl RoutingComparison {
             self.unexplained.get_or_insert_with(|| Disagreement {
                 case: case.into(),
                 module: module.into(),
-                batch: token / expected.tokens,
-                token: token % expected.tokens,
+                batch: token / expected.choices.tokens,
+                token: token % expected.choices.tokens,
                 found: chosen,
                 expected: best,
                 margin,
@@ -171,6 +163,11 @@ impl RoutingComparison {
 #[allow(clippy::cast_possible_wrap)]
 fn ranked(scores: &[f64]) -> Vec<i64> {
     let mut order: Vec<usize> = (0..scores.len()).collect();
+/// The tokens that `routing` sends anywhere.
+fn routed_tokens(routing: &ModuleRouting) -> impl Iterator<Item = usize> + '_ {
+    (0..routing.choices.batch * routing.choices.tokens).filter(|token| routing.routed[*token])
+}
+
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
     order.into_iter().map(|expert| expert as i64).collect()
 }
@@ -187,12 +184,12 @@ fn overturned_margin(scores: &[f64], chosen: &[i64], best: &[i64]) -> f64 {
     if distinct { best_missed - worst_chosen } else { f64::INFINITY }
 }
 
-fn weights_agree(found: &ModuleRouting, expected: &ModuleRouting, tolerance: f64) -> bool {
-    let top_k = expected.top_k;
-    (0..expected.batch * expected.tokens).filter(|token| expected.routed[*token]).all(|token| {
+fn weights_agree(found: &ModuleChoices, expected: &ModuleRouting, tolerance: f64) -> bool {
+    let (top_k, chosen) = (expected.choices.top_k, &expected.choices);
+    routed_tokens(expected).all(|token| {
         let slots = token * top_k..(token + 1) * top_k;
         let mut found: Vec<_> = found.indices[slots.clone()].iter().zip(&found.weights[slots.clone()]).collect();
-        let mut expected: Vec<_> = expected.indices[slots.clone()].iter().zip(&expected.weights[slots]).collect();
+        let mut expected: Vec<_> = chosen.indices[slots.clone()].iter().zip(&chosen.weights[slots]).collect();
         found.sort_by_key(|(expert, _)| **expert);
         expected.sort_by_key(|(expert, _)| **expert);
         found.iter().zip(&expected).all(|((a, x), (b, y))| a == b && (**x - **y).abs() <= tolerance)
@@ -208,25 +205,21 @@ pub(super) fn without_routing(outputs: NamedTensors) -> impl Iterator<Item = (St
 mod tests {
     use super::*;
 
-    fn module(probs: &[f64], indices: &[i64], weights: &[f64]) -> ModuleRouting {
-        ModuleRouting {
-            batch: 1,
-            tokens: probs.len() / 3,
-            num_experts: 3,
-            top_k: 2,
-            probs: probs.to_vec(),
-            indices: indices.to_vec(),
-            weights: weights.to_vec(),
-            routed: vec![true; probs.len() / 3],
-        }
+    fn module(scores: &[f64], indices: &[i64]) -> Routing {
+        let weights = indices.iter().map(|expert| scores[usize::try_from(*expert).unwrap()]).collect();
+        let tokens = scores.len() / 3;
+        let choices = ModuleChoices { batch: 1, tokens, top_k: 2, indices: indices.to_vec(), weights };
+        let routing = ModuleRouting { choices, num_experts: 3, scores: scores.to_vec(), routed: vec![true; tokens] };
+        [("m".to_owned(), routing)].into()
     }
 
-    fn compare(found: &[i64], probs: &[f64]) -> RoutingComparison {
-        let weights: Vec<_> = found.iter().map(|expert| probs[usize::try_from(*expert).unwrap()]).collect();
-        let routing = [("m".to_owned(), module(probs, found, &weights))].into();
-        let backend = BackendRouting { routing, order: vec!["m".into()] };
+    /// Compares where the reference's scores are moved to `rounded` by rounding.
+    fn compare_rounded(found: &[i64], scores: &[f64], rounded: &[f64]) -> RoutingComparison {
+        let reference = module(scores, found);
+        let choices = reference.iter().map(|(name, module)| (name.clone(), module.choices.clone())).collect();
+        let backend = BackendRouting { choices, order: vec!["m".into()] };
         let mut comparison = RoutingComparison::default();
-        comparison.add("case", &backend, &backend.routing, &backend.routing);
+        comparison.add("case", &backend, &reference, &module(rounded, found));
         comparison
     }
 
@@ -234,6 +227,10 @@ mod tests {
     fn order_within_the_set_does_not_matter() {
         assert_eq!(compare(&[1, 0], &[0.5, 0.3, 0.2]).equal, 1);
     }
+    fn compare(found: &[i64], scores: &[f64]) -> RoutingComparison {
+        compare_rounded(found, scores, scores)
+    }
+
 
     #[test]
     fn a_near_tie_is_explained_and_counted() {
