@@ -181,10 +181,11 @@ pub(super) struct VerifyArguments {
     /// Backends; one that is named and missing is an error [default: all that are present]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(super) backends: Vec<BackendArgument>,
-    /// Absolute tolerance [default: what f32 rounding explains for this model and input]
+    /// Absolute part of what a value may be off: |found - expected| <= atol + rtol * |expected|
+    /// [default: what rounding activations to their type explains for this model]
     #[arg(long, value_name = "X")]
     pub(super) atol: Option<f64>,
-    /// Relative tolerance [default: 0]
+    /// Relative part, added to the absolute one, derived or given [default: 0]
     #[arg(long, value_name = "X")]
     pub(super) rtol: Option<f64>,
     /// Seed of the inputs
@@ -209,7 +210,6 @@ pub(super) struct VerifyArguments {
     pub(super) tensorrt: TensorRtArguments,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 impl VerifyArguments {
     /// What no output may replace.
     pub(super) fn inputs(&self) -> impl Iterator<Item = &Path> {
@@ -219,6 +219,7 @@ impl VerifyArguments {
     }
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum BackendArgument {
     /// ONNX Runtime with our operator library
     Ort,
@@ -279,7 +280,6 @@ pub(super) struct RunArguments {
     pub(super) tensorrt: TensorRtArguments,
 }
 
-#[derive(Debug, Args)]
 impl RunArguments {
     /// What no output may replace.
     pub(super) fn inputs(&self) -> impl Iterator<Item = &Path> {
@@ -288,6 +288,7 @@ impl RunArguments {
     }
 }
 
+#[derive(Debug, Args)]
 pub(super) struct OpsArguments {
     /// Print the result as JSON
     #[arg(long)]

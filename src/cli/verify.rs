@@ -1,6 +1,6 @@
 //! `moa-export verify`.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{collections::BTreeSet, path::PathBuf, process::ExitCode};
 
 use serde_json::Value;
 
@@ -20,8 +20,8 @@ use crate::{
     backend::{BackendErrorKind, Ranges},
     checkpoint::Checkpoint,
     parity::{
-        BackendReport, Difference, FileAudit, GraphReport, MOST_ROWS, MOST_TOKENS, ToleranceOptions, Verification,
-        VerifyOptions, verify_watched,
+        BackendReport, Comparison, Constants, Difference, FileAudit, GraphReport, MOST_ROWS, MOST_TOKENS, Skip,
+        ToleranceOptions, Verification, VerifyOptions, verify_watched,
     },
 };
 
@@ -92,14 +92,13 @@ fn verified_ranges() -> Ranges {
     Ranges { batch: [1, 2, batch], past: [0, 8, tokens], tokens: [1, 8, tokens], named: Vec::new() }
 }
 
-fn unused_backend(report: &BackendReport) -> Failure {
-    let why = report.skipped.clone().unwrap_or_default();
-    let message = format!("backend {} was not used: {why}", report.backend);
-    match report.skip {
-        Some((BackendErrorKind::Unsupported, help)) => Failure::unsupported(message, help.map(str::to_owned)),
-        Some((_, help)) => Failure::runtime(message, help.map(str::to_owned)),
-        None => Failure::runtime(message, None),
-    }
+fn unused_backend(report: &BackendReport) -> Option<Failure> {
+    let Skip { why, kind, help } = report.skipped.as_ref()?;
+    let (message, help) = (format!("backend {} was not used: {why}", report.backend), help.map(str::to_owned));
+    Some(match kind {
+        BackendErrorKind::Unsupported => Failure::unsupported(message, help),
+        _ => Failure::runtime(message, help),
+    })
 }
 
 fn check_tolerance(flag: &str, value: Option<f64>) -> Result<(), Failure> {
@@ -116,6 +115,7 @@ fn json(result: &Verification) -> Value {
     let mut value = serde_json::to_value(result).unwrap_or_default();
     if let Some(object) = value.as_object_mut() {
         object.insert("passed".into(), result.passed().into());
+        object.insert("not_compared".into(), result.not_compared().into());
     }
     value
 }
@@ -141,7 +141,7 @@ fn text(arguments: &VerifyArguments, result: &Verification) -> String {
         result.dtype
     );
     if let Some(mode) = &result.gate_mode {
-        text.push_str(&format!("gates: {mode}, replaced at export\n"));
+        text.push_str(&format!("gates: {mode}, in place of the family's\n"));
     }
     text.push('\n');
     for audit in &result.audits {
@@ -152,25 +152,53 @@ fn text(arguments: &VerifyArguments, result: &Verification) -> String {
     let rows: Vec<_> = result.backends.iter().flat_map(backend_rows).collect();
     text.push_str(&table(&header, &rows));
     for report in &result.backends {
-        if let Some(why) = &report.skipped {
-            text.push_str(&format!("{} was skipped: {why}\n", report.backend));
+        if let Some(skip) = &report.skipped {
+            text.push_str(&format!("{} was skipped: {}\n", report.backend, skip.why));
         }
+    }
+    for line in left_out(result) {
+        text.push_str(&format!("{line}\n"));
     }
     for report in &result.backends {
         for graph in &report.graphs {
             text.push_str(&details(&report.backend, graph));
         }
     }
-    text.push_str(if result.passed() { "\nverified\n" } else { "\nNOT verified\n" });
+    match result.passed() {
+        true => text.push_str(&format!("\n{}\n", verified(result))),
+        false => text.push_str("\nNOT verified\n"),
+    }
     text
+}
+
+/// What is verified of a result that passed, and what was not compared.
+pub(super) fn verified(result: &Verification) -> String {
+    let all = result.backends.len();
+    let skipped = result.backends.iter().filter(|report| report.skipped.is_some()).count();
+    let mut text = match skipped {
+        0 => "verified on every backend".to_owned(),
+        _ => format!("verified on {} of {all} backends, {skipped} skipped", all - skipped),
+    };
+    let unread = result.audits.iter().filter(|audit| matches!(audit.constants, Constants::Skipped(_)));
+    let unread: Vec<_> = unread.map(|audit| audit.graph.as_str()).collect();
+    if !unread.is_empty() {
+        text.push_str(&format!("; the weights of {} were NOT compared", unread.join(" and ")));
+    }
+    text
+}
+
+/// Cases that each graph did without, on whatever backend.
+pub(super) fn left_out(result: &Verification) -> BTreeSet<String> {
+    let graphs = result.backends.iter().flat_map(|report| &report.graphs);
+    graphs.filter_map(|graph| Some(format!("{}: {}", graph.graph, graph.left_out.as_ref()?))).collect()
 }
 
 pub(super) fn audit_line(audit: &FileAudit) -> String {
     let name = &audit.graph;
-    if let Some(why) = &audit.skipped {
-        return format!("weights of {name}: skipped, {why}\n");
-    }
-    let weights = &audit.weights;
+    let weights = match &audit.constants {
+        Constants::Compared(weights) => weights,
+        Constants::Skipped(why) => return format!("weights of {name}: skipped, {why}\n"),
+    };
     if weights.passed() {
         return format!("weights of {name}: {} constants equal the checkpoint bit for bit\n", weights.tensors);
     }
@@ -201,11 +229,17 @@ fn backend_rows(report: &BackendReport) -> Vec<Vec<String>> {
                 graph.outputs.values.to_string(),
                 format!("{}/{}{ties}", routing.equal, routing.decisions),
                 format!("{:.1e}", graph.outputs.max_abs),
-                format!("{:.1e}", graph.outputs.atol),
+                tolerance(&graph.outputs),
                 if graph.passed() { "ok" } else { "FAILED" }.to_owned(),
             ]
         })
         .collect()
+}
+
+/// The absolute part of a tolerance, and the relative one where there is one.
+pub(super) fn tolerance(outputs: &Comparison) -> String {
+    let relative = if outputs.rtol > 0.0 { format!(" + {:.1e} |expected|", outputs.rtol) } else { String::new() };
+    format!("{:.1e}{relative}", outputs.atol)
 }
 
 /// What failed, where it was first seen, and between which modules it arose.

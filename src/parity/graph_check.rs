@@ -37,15 +37,35 @@ pub struct GraphReport {
     /// The first run that gave other bits once its routing was made an output: the runtime computes the file in another
     /// way than the copy whose routing was compared.
     pub altered: Option<String>,
+    /// What no run shows, and why, where cases were left out.
+    pub left_out: Option<String>,
     /// What stopped the check, if something did.
     pub failure: Option<String>,
 }
 
 impl GraphReport {
+    /// Nothing was run yet.
+    pub(super) fn of(file: &OnnxFile) -> Self {
+        Self {
+            graph: file_name(file),
+            runs: 0,
+            routing: RoutingComparison::default(),
+            outputs: Comparison::default(),
+            altered: None,
+            left_out: None,
+            failure: None,
+        }
+    }
+
     /// Whether routing and outputs agree, and nothing stopped the check.
     pub const fn passed(&self) -> bool {
         self.failure.is_none() && self.runs > 0 && self.routing.passed() && self.outputs.passed()
     }
+}
+
+/// What reports call a file.
+pub(super) fn file_name(file: &OnnxFile) -> String {
+    file.path().file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// Why a case could not be compared.
@@ -117,7 +137,6 @@ impl<'a> GraphCheck<'a> {
     ) -> Result<Self, BackendError> {
         let mut model = file.model().clone();
         let modules = expose_routing(&mut model);
-        let graph = file.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
         Ok(Self {
             part,
             last_logits,
@@ -128,14 +147,7 @@ impl<'a> GraphCheck<'a> {
             doubtful: Vec::new(),
             effects: BTreeMap::new(),
             half: file.inputs().into_iter().filter(|i| i.data_type == DataType::Float16).map(|i| i.name).collect(),
-            report: GraphReport {
-                graph,
-                runs: 0,
-                routing: RoutingComparison::default(),
-                outputs: Comparison::default(),
-                altered: None,
-                failure: None,
-            },
+            report: GraphReport::of(file),
         })
     }
 

@@ -9,7 +9,9 @@ use crate::{
 };
 
 use super::{
-    cases::{LayerCaseError, Tokens, companion, ints, layer_cases, left_padded_steps, step_cases, token_cases},
+    cases::{
+        LayerCaseError, Tokens, companion, ints, layer_cases, left_out, left_padded_steps, step_cases, token_cases,
+    },
     graph_check::{CheckError, GraphCheck, Run},
 };
 
@@ -28,6 +30,7 @@ pub(super) enum JourneyError {
 }
 
 pub(super) fn masked_lm(model: &MaskedLm, check: &mut GraphCheck<'_>, seed: u64) -> Result<(), JourneyError> {
+    check.report.left_out = left_out(&model.encoder.embedding);
     for tokens in token_cases(&model.encoder.embedding, &mut Random::new(seed)) {
         check.check(&tokens.name, &tokens.inputs()?)?;
     }
@@ -42,6 +45,7 @@ pub(super) fn layer(layer: &MoaLayer, check: &mut GraphCheck<'_>, seed: u64) -> 
 }
 
 pub(super) fn encoder(model: &EncoderDecoder, check: &mut GraphCheck<'_>, seed: u64) -> Result<(), JourneyError> {
+    check.report.left_out = left_out(&model.encoder.embedding);
     for tokens in token_cases(&model.encoder.embedding, &mut Random::new(seed)) {
         check.check(&tokens.name, &tokens.inputs()?)?;
     }
@@ -96,6 +100,7 @@ pub(super) fn causal_lm(model: &CausalLm, check: &mut GraphCheck<'_>, seed: u64)
         }
         numberings
     };
+    check.report.left_out = left_out(model);
     for tokens in token_cases(model, &mut random) {
         for numbering in numberings(&tokens) {
             let inputs = causal_inputs(model, &tokens, numbering, 0..tokens.length, None)?;
@@ -169,6 +174,7 @@ pub(super) fn decoder(
     seed: u64,
 ) -> Result<(), JourneyError> {
     let mut random = Random::new(seed);
+    check.report.left_out = left_out(&model.decoder.embedding);
     for target in token_cases(&model.decoder.embedding, &mut random) {
         let source = companion(&model.encoder.embedding, &mut random, target.batch);
         let memory = encode(encoder, &source)?;

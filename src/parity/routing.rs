@@ -6,11 +6,13 @@ use crate::{
     tensor::{NamedTensors, Tensor},
 };
 
-/// Largest score margin between the k-th and the next expert that f32 rounding may overturn. Where activations
-/// are f16, what rounding does to the reference's own scores counts too, as often as for outputs.
+/// Largest score margin between the k-th and the next expert that f32 rounding may overturn: a difference of two
+/// probabilities, or of two logits where the gate takes the top-k before the softmax. Where activations have two bytes,
+/// what rounding does to the reference's own scores counts too, as often as for outputs.
 pub const MARGIN: f64 = 1e-5;
 
-/// Largest difference of a chosen expert's weight that f32 rounding explains; where activations are f16, as above.
+/// Largest difference of a chosen expert's weight that f32 rounding explains; more where activations have two bytes, as
+/// for [`MARGIN`].
 const WEIGHT_TOLERANCE: f64 = 1e-5;
 
 /// Outcome of comparing chosen experts with those of the reference.
@@ -20,8 +22,10 @@ pub struct RoutingComparison {
     pub decisions: usize,
     /// Tokens with the same set of experts.
     pub equal: usize,
-    /// Tokens with another set, whose scores are closer than rounding explains; see [`MARGIN`].
+    /// Tokens with another set, whose scores are no further apart than `margin`.
     pub ties: usize,
+    /// Largest margin that was granted to any module: [`MARGIN`], or what rounding explains beyond it.
+    pub margin: f64,
     /// The first token with another set and no such excuse.
     pub unexplained: Option<Disagreement>,
     /// Tokens with another set and no such excuse.
@@ -106,6 +110,7 @@ impl RoutingComparison {
                 least.max(ROUNDINGS * distances.fold(0.0, f64::max))
             };
             let margin = moved(|routing| &routing.scores, MARGIN);
+            self.margin = self.margin.max(margin);
             self.add_module(case, module, found, expected, margin);
             let tolerance = moved(|routing| &routing.choices.weights, WEIGHT_TOLERANCE);
             if divergent.is_none() && !weights_agree(found, expected, tolerance) {
@@ -159,15 +164,15 @@ impl RoutingComparison {
     }
 }
 
-/// Experts by falling score, lower index first among equals.
-#[allow(clippy::cast_possible_wrap)]
-fn ranked(scores: &[f64]) -> Vec<i64> {
-    let mut order: Vec<usize> = (0..scores.len()).collect();
 /// The tokens that `routing` sends anywhere.
 fn routed_tokens(routing: &ModuleRouting) -> impl Iterator<Item = usize> + '_ {
     (0..routing.choices.batch * routing.choices.tokens).filter(|token| routing.routed[*token])
 }
 
+/// Experts by falling score, lower index first among equals.
+#[allow(clippy::cast_possible_wrap)]
+fn ranked(scores: &[f64]) -> Vec<i64> {
+    let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
     order.into_iter().map(|expert| expert as i64).collect()
 }
@@ -223,20 +228,29 @@ mod tests {
         comparison
     }
 
-    #[test]
-    fn order_within_the_set_does_not_matter() {
-        assert_eq!(compare(&[1, 0], &[0.5, 0.3, 0.2]).equal, 1);
-    }
     fn compare(found: &[i64], scores: &[f64]) -> RoutingComparison {
         compare_rounded(found, scores, scores)
     }
 
+    #[test]
+    fn order_within_the_set_does_not_matter() {
+        assert_eq!(compare(&[1, 0], &[0.5, 0.3, 0.2]).equal, 1);
+    }
 
     #[test]
     fn a_near_tie_is_explained_and_counted() {
         let comparison = compare(&[0, 2], &[0.5, 0.250_001, 0.249_999]);
         assert_eq!((comparison.equal, comparison.ties), (0, 1));
         assert!(comparison.passed());
+    }
+
+    #[test]
+    fn the_margin_is_what_rounding_explains_and_is_told() {
+        let scores = [0.5, 0.26, 0.24];
+        assert_eq!(compare(&[0, 1], &scores).margin, MARGIN);
+        let moved = compare_rounded(&[0, 2], &scores, &[0.5, 0.255, 0.245]);
+        assert!((moved.margin - ROUNDINGS * 0.005).abs() < 1e-12, "{moved:?}");
+        assert_eq!((moved.ties, moved.passed()), (1, true));
     }
 
     #[test]

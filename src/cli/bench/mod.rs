@@ -31,7 +31,7 @@ use crate::{
         BenchResult, Budget, Change, Choice, End, Grid, LatencyError, Library, Machine, Model, Moment, Options,
         Outcome, Receipt, Setup, Threads, Verdict, bench, compare, hash_file, now,
     },
-    parity::{GraphReport, ToleranceOptions, VerifyOptions, verify_watched},
+    parity::{Finding, ToleranceOptions, VerifyOptions, verify_watched},
     tensor::NamedTensors,
     tensor_file,
 };
@@ -187,31 +187,14 @@ fn verified(
     let (mut all, progress) = (Vec::new(), VerifyProgress::new());
     for model in models {
         let result = verify_watched(&model.path, &checkpoint, backends, options, &progress)?;
-        let damaged = result.audits.iter().find(|audit| !audit.weights.passed());
-        let damaged = damaged.map(|audit| {
-            let first = audit.weights.faults.first().cloned().unwrap_or_default();
-            format!("{}: {first}", audit.graph)
-        });
-        let verdict = |report: &crate::parity::BackendReport| match (&damaged, &report.skipped) {
-            (Some(fault), _) => Verdict::Failed { fault: fault.clone() },
-            (None, Some(why)) => Verdict::NotChecked { why: why.clone() },
-            (None, None) => match report.graphs.iter().find(|graph| !graph.passed()) {
-                Some(graph) => Verdict::Failed { fault: fault(graph) },
-                None => Verdict::Verified,
-            },
+        let verdict = |report| match result.finding(report) {
+            Finding::Verified => Verdict::Verified,
+            Finding::NotCompared(why) => Verdict::NotChecked { why },
+            Finding::Differs(fault) => Verdict::Failed { fault: format!("{fault}; `moa-export verify` says more") },
         };
         all.push(result.backends.iter().map(verdict).collect());
     }
     Ok(Some(all))
-}
-
-fn fault(graph: &GraphReport) -> String {
-    let why = match (&graph.failure, &graph.routing.unexplained) {
-        (Some(failure), _) => failure.clone(),
-        (None, Some(found)) => format!("module {} sends tokens to other experts", found.module),
-        (None, None) => format!("{} of {} values are out of tolerance", graph.outputs.mismatches, graph.outputs.values),
-    };
-    format!("{}: {why}; `moa-export verify` says more", graph.graph)
 }
 
 fn receipt(arguments: &BenchArguments, setup: &Setup<'_>, threads: usize) -> Result<Receipt, Failure> {
