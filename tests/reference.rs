@@ -13,7 +13,7 @@ use common::{
     integers, token_inputs, weight,
 };
 use moa_export::{
-    reference::{Evaluation, Part, Reference, ReferenceError, Routing},
+    reference::{Choices, Evaluation, Part, Reference, ReferenceError},
     tensor::{NamedTensors, Tensor, TensorData},
 };
 use moa_graphs::model::{Attention, ExpertLayout, KeyValueWeights, MoaLayer, Model};
@@ -244,12 +244,12 @@ fn replaying_its_own_routing_changes_nothing() {
     let reference = Reference::new(&case.model).unwrap();
     let [source, target] = ["src_tokens", "prev_output_tokens"].map(|name| case.golden("left.", name));
     let (encoded, decoded) = translate(&reference, source, target);
-    let mut routing = encoded.routing.clone();
-    routing.extend(decoded.routing.clone());
-    let replayed = reference.run(Part::Encoder, &token_inputs(source), Some(&routing)).unwrap();
+    let mut choices = encoded.choices();
+    choices.extend(decoded.choices());
+    let replayed = reference.run(Part::Encoder, &token_inputs(source), Some(&choices)).unwrap();
     assert_eq!(replayed, encoded);
     let inputs = decoder_inputs(source, target, (0, target.shape()[1]), &encoded.outputs, None);
-    assert_eq!(reference.run(Part::Decoder, &inputs, Some(&routing)).unwrap(), decoded);
+    assert_eq!(reference.run(Part::Decoder, &inputs, Some(&choices)).unwrap(), decoded);
 }
 
 #[test]
@@ -257,18 +257,18 @@ fn a_replayed_expert_gets_its_own_weight() {
     let case = layer_cases().into_iter().find(|case| case.name == "self_k1").unwrap();
     let reference = Reference::new(&case.model()).unwrap();
     let own = run(&reference, Part::Model, &case.inputs);
-    let mut replay = own.routing.clone();
+    let mut replay = own.choices();
     let module = replay.get_mut("").unwrap();
     module.indices.iter_mut().for_each(|index| *index = (*index + 1) % 6);
     let changed = reference.run(Part::Model, &case.inputs, Some(&replay)).unwrap();
     assert_ne!(changed.outputs, own.outputs);
-    assert_eq!(changed.routing[""].probs, own.routing[""].probs);
+    assert_eq!(changed.routing[""].scores, own.routing[""].scores);
     for (token, index) in replay[""].indices.iter().enumerate() {
         let expert = usize::try_from(*index).unwrap();
-        assert_eq!(changed.routing[""].weights[token], own.routing[""].probs[token * 6 + expert]);
+        assert_eq!(changed.routing[""].choices.weights[token], own.routing[""].scores[token * 6 + expert]);
     }
-    assert_eq!(changed.routing[""].indices, replay[""].indices);
-    let error = reference.run(Part::Model, &case.inputs, Some(&Routing::new())).unwrap_err();
+    assert_eq!(changed.routing[""].choices.indices, replay[""].indices);
+    let error = reference.run(Part::Model, &case.inputs, Some(&Choices::new())).unwrap_err();
     assert!(matches!(error, ReferenceError::Replay { .. }));
 }
 

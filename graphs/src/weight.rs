@@ -94,7 +94,7 @@ pub trait TensorSource: Send + Sync {
     ///
     /// # Errors
     ///
-    /// As [`Self::read_f32`].
+    /// [`WeightError::Io`], or [`WeightError::NonFinite`] where a value is NaN or infinite as it is stored.
     fn read_f64(&self) -> Result<Vec<f64>, WeightError>;
 
     /// Appends the values of `runs` to `out` as `to`, little-endian, each rounded once to nearest, ties to even.

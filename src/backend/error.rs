@@ -53,8 +53,16 @@ pub enum BackendError {
     RuntimeTooOld {
         /// What is too old.
         what: &'static str,
-        /// Version found, or what was found instead of a library.
+        /// Version found.
         found: String,
+        /// What is needed.
+        needed: String,
+    },
+    /// A library was loaded that does not have the entries of the runtime.
+    #[error("the library at {} is no ONNX Runtime, or is too old: {needed} is needed", path.display())]
+    RuntimeUnknown {
+        /// The file.
+        path: PathBuf,
         /// What is needed.
         needed: String,
     },
@@ -101,9 +109,10 @@ impl BackendError {
     /// Class of the error.
     pub const fn kind(&self) -> BackendErrorKind {
         match self {
-            Self::RuntimeMissing { .. } | Self::RuntimeUnusable { .. } | Self::RuntimeTooOld { .. } => {
-                BackendErrorKind::Runtime
-            }
+            Self::RuntimeMissing { .. }
+            | Self::RuntimeUnusable { .. }
+            | Self::RuntimeTooOld { .. }
+            | Self::RuntimeUnknown { .. } => BackendErrorKind::Runtime,
             Self::Unsupported { .. } | Self::Inline(_) => BackendErrorKind::Unsupported,
             Self::Input { .. } => BackendErrorKind::Input,
             Self::Model(_) => BackendErrorKind::Model,
@@ -118,6 +127,7 @@ impl BackendError {
             Self::RuntimeMissing { .. }
             | Self::RuntimeUnusable { .. }
             | Self::RuntimeTooOld { .. }
+            | Self::RuntimeUnknown { .. }
             | Self::Unsupported { .. } => true,
             Self::Engine(error) => error.is_skip(),
             Self::Input { .. } | Self::Model(_) | Self::Inline(_) | Self::Failed { .. } => false,
@@ -133,7 +143,9 @@ impl BackendError {
     pub fn help(&self) -> Option<&'static str> {
         match self {
             Self::RuntimeMissing { help, .. } | Self::RuntimeUnusable { help, .. } => Some(*help),
-            Self::RuntimeTooOld { .. } => Some("python3 -m pip install --upgrade onnxruntime, or set ORT_DYLIB_PATH"),
+            Self::RuntimeTooOld { .. } | Self::RuntimeUnknown { .. } => {
+                Some("python3 -m pip install --upgrade onnxruntime, or set ORT_DYLIB_PATH")
+            }
             Self::Unsupported { help, .. } => *help,
             Self::Model(error) => error.help(),
             Self::Engine(error) => error.help(),

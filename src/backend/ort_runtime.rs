@@ -56,10 +56,7 @@ fn load(path: &Path) -> Result<OrtRuntime, BackendError> {
         ort::LoadDynamicError::BadVersion { version_str, .. } => {
             BackendError::RuntimeTooOld { what: RUNTIME, found: version_str, needed: needed() }
         }
-        ort::LoadDynamicError::MissingApi { path } => {
-            let found = format!("at {} is no ONNX Runtime, or", path.display());
-            BackendError::RuntimeTooOld { what: "the library", found, needed: needed() }
-        }
+        ort::LoadDynamicError::MissingApi { path } => BackendError::RuntimeUnknown { path, needed: needed() },
         error => BackendError::RuntimeUnusable {
             what: RUNTIME,
             path: path.to_owned(),

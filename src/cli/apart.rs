@@ -14,7 +14,8 @@ const PARTS: [&str; 7] = ["bin", "data", "onnx", "plan", "pt", "safetensors", "t
 /// # Errors
 ///
 /// Which output that is.
-pub(super) fn keep_apart(outputs: &[Option<&Path>], inputs: &[&Path]) -> Result<(), Failure> {
+pub(super) fn keep_apart<'a>(outputs: &[Option<&Path>], inputs: impl Iterator<Item = &'a Path>) -> Result<(), Failure> {
+    let inputs: Vec<_> = inputs.collect();
     let outputs: Vec<_> = outputs.iter().flatten().filter(|path| path.as_os_str() != "-").collect();
     for (index, output) in outputs.iter().enumerate() {
         if outputs[..index].iter().any(|other| place(other) == place(output)) {
@@ -23,7 +24,8 @@ pub(super) fn keep_apart(outputs: &[Option<&Path>], inputs: &[&Path]) -> Result<
         }
         if inputs.iter().any(|input| is_of(output, input)) {
             let message = format!("{} is read by this command and would be overwritten", output.display());
-            return Err(Failure::usage(message, Some("write to another file")));
+            let help = "write to another file; it may take that place when the command has ended";
+            return Err(Failure::usage(message, Some(help)));
         }
     }
     Ok(())

@@ -1,6 +1,9 @@
 //! What may be typed.
 
-use std::{num::IntErrorKind, path::PathBuf};
+use std::{
+    num::IntErrorKind,
+    path::{Path, PathBuf},
+};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -178,10 +181,11 @@ pub(super) struct VerifyArguments {
     /// Backends; one that is named and missing is an error [default: all that are present]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(super) backends: Vec<BackendArgument>,
-    /// Absolute tolerance [default: what f32 rounding explains for this model and input]
+    /// Absolute part of what a value may be off: |found - expected| <= atol + rtol * |expected|
+    /// [default: what rounding activations to their type explains for this model]
     #[arg(long, value_name = "X")]
     pub(super) atol: Option<f64>,
-    /// Relative tolerance [default: 0]
+    /// Relative part, added to the absolute one, derived or given [default: 0]
     #[arg(long, value_name = "X")]
     pub(super) rtol: Option<f64>,
     /// Seed of the inputs
@@ -204,6 +208,15 @@ pub(super) struct VerifyArguments {
     pub(super) library: Option<PathBuf>,
     #[command(flatten)]
     pub(super) tensorrt: TensorRtArguments,
+}
+
+impl VerifyArguments {
+    /// What no output may replace.
+    pub(super) fn inputs(&self) -> impl Iterator<Item = &Path> {
+        let Self { model, checkpoint, config, library, tensorrt, .. } = self;
+        let named = [model, checkpoint].into_iter().chain(config).chain(library);
+        named.chain(&tensorrt.plan).map(PathBuf::as_path)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -265,6 +278,14 @@ pub(super) struct RunArguments {
     pub(super) force: bool,
     #[command(flatten)]
     pub(super) tensorrt: TensorRtArguments,
+}
+
+impl RunArguments {
+    /// What no output may replace.
+    pub(super) fn inputs(&self) -> impl Iterator<Item = &Path> {
+        let Self { model, inputs, library, tensorrt, .. } = self;
+        [model, inputs].into_iter().chain(library).chain(&tensorrt.plan).map(PathBuf::as_path)
+    }
 }
 
 #[derive(Debug, Args)]

@@ -11,14 +11,8 @@ use clap::{Args, builder::PossibleValuesParser};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{
-    Failure,
-    plan::PlanDtype,
-    print_result,
-    run::output_place,
-    shape_args::ShapeArguments,
-    table::size,
-    tensorrt_args::{CacheArguments, note},
-    watch::Interruption,
+    Failure, note, plan::PlanDtype, print_result, run::output_place, shape_args::ShapeArguments, table::size,
+    tensorrt_args::CacheArguments, watch::Interruption,
 };
 use crate::{
     backend::{EngineError, Installation, Plan, PlanRequest},
@@ -291,9 +285,9 @@ impl TimingCache {
 fn text(done: &[Done]) -> String {
     let line = |Done { plan, path, elapsed }: &Done| {
         let recipe = &plan.lock.recipe;
-        let how = match plan.timing_cache {
-            Some(_) => format!("built in {:.1} s", elapsed.as_secs_f64()),
-            None => "from the cache".to_owned(),
+        let how = match plan.from_cache {
+            true => "from the cache".to_owned(),
+            false => format!("built in {:.1} s", elapsed.as_secs_f64()),
         };
         format!(
             "wrote {}  {}, {}, TensorRT {} on {}, {how}\n",
@@ -316,7 +310,7 @@ fn json(done: &[Done]) -> String {
             "sha256": plan_sha256,
             "bytes": plan_bytes,
             "key": key,
-            "from_cache": plan.timing_cache.is_none(),
+            "from_cache": plan.from_cache,
             "seconds": elapsed.as_secs_f64(),
             "dtype": recipe.dtype,
             "tensorrt": recipe.machine.tensorrt,

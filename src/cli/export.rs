@@ -8,16 +8,15 @@ use moa_schema::GateMode;
 use super::{
     Failure,
     args::{DtypeArgument, ExportArguments, ExternalDataArgument, FormArgument, GateModeArgument, VerifyArguments},
-    print_result,
+    note, open_checkpoint, print_result,
     progress::Progress,
     shell::word,
     table::size,
-    tensorrt_args::{TensorRtArguments, note},
+    tensorrt_args::TensorRtArguments,
     verify,
 };
 use crate::{
     backend::find_operator_library,
-    checkpoint::Checkpoint,
     export::{ExportOptions, ExportReport, ExternalData, SideFileOptions, export_watched},
     file_names::GENAI_CONFIG,
     text::{CONFIG_FILE, GenerationConfig, Segmentation, Tokenizer},
@@ -27,7 +26,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
     let options = options(arguments)?;
     let progress = Arc::new(Progress::new(&arguments.output));
     progress.end_when_told_to()?;
-    let checkpoint = Checkpoint::open(&arguments.checkpoint, arguments.config.as_deref())?;
+    let checkpoint = open_checkpoint(&arguments.checkpoint, arguments.config.as_deref())?;
     let files = side_files(arguments)?;
     let exported = export_watched(&checkpoint, &arguments.output, &options, &files, progress.as_ref());
     progress.finish();
@@ -58,7 +57,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
         force: false,
         tensorrt: TensorRtArguments::default(),
     };
-    verify::after_export(&verification, as_json)
+    verify::verify(&verification, &checkpoint, as_json)
 }
 
 pub(super) fn precision(dtype: DtypeArgument) -> Result<Precision, Failure> {

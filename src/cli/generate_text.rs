@@ -12,8 +12,7 @@ use super::{
     Failure,
     generate::{Input, catch_interrupt, input, runtime},
     generate_args::{GenerateArguments, TextArguments},
-    print_part, progress,
-    tensorrt_args::note,
+    note, print_part, progress,
 };
 use crate::generate::{
     Continuation, Finish, GenerateError, Prompt, SamplingOptions, TextGenerator, TextGeneratorOptions,

@@ -39,12 +39,14 @@ use std::{
     ffi::OsString,
     io::Write,
     ops::ControlFlow,
+    path::Path,
     process::ExitCode,
     sync::{Mutex, PoisonError},
 };
 
 use clap::{CommandFactory, FromArgMatches, error::ErrorKind};
 
+use crate::checkpoint::Checkpoint;
 use args::{Arguments, Command};
 use failure::Failure;
 
@@ -53,7 +55,7 @@ static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
 
 /// Parses the command line, does what it says, and returns the exit code.
 ///
-/// stdout carries results, stderr one `error[…]` line and at most one `help:` line.
+/// stdout carries results, stderr `note:` lines, one `error[…]` line and at most one `help:` line.
 pub fn main() -> ExitCode {
     signals::outlive_file_size_limits();
     std::panic::set_hook(Box::new(|panic| {
@@ -196,6 +198,18 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode, Failure> {
         (Some(Command::Ops(arguments)), _) => ops::run(&arguments),
         (None, None) => Err(Failure::usage("nothing to do", Some("run `moa-export --help`"))),
     }
+}
+
+/// Opens a checkpoint and says what is odd about it.
+fn open_checkpoint(path: &Path, config: Option<&Path>) -> Result<Checkpoint, Failure> {
+    let checkpoint = Checkpoint::open(path, config)?;
+    checkpoint.warnings().iter().for_each(|warning| note(warning));
+    Ok(checkpoint)
+}
+
+/// Says on stderr what is no error.
+fn note(text: &str) {
+    let _closed_stderr_is_no_error = writeln!(std::io::stderr(), "note: {text}");
 }
 
 /// Writes a result to stdout.

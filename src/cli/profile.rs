@@ -44,8 +44,7 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
         return Err(Failure::usage("--batch must be at least 1, found 0", Some("leave it out for 32")));
     }
     end_cleanly([&arguments.model].into_iter().chain(&arguments.report).map(PathBuf::as_path))?;
-    let read = [&arguments.model].into_iter().chain(&arguments.inputs).chain(&arguments.dict);
-    keep_apart(&[arguments.report.as_deref()], &read.map(PathBuf::as_path).collect::<Vec<_>>())?;
+    keep_apart(&[arguments.report.as_deref()], arguments.inputs())?;
     let page = arguments.report.as_deref().map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
     let dictionary = arguments.dict.as_deref().map(Dictionary::read).transpose()?;
     let vocabulary = Vocabulary::find(&folder(&arguments.model))?;

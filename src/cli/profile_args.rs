@@ -1,6 +1,6 @@
 //! What may be typed after `moa-export profile`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 
@@ -60,6 +60,14 @@ pub(super) struct ProfileArguments {
     /// Replace an existing FILE of --report
     #[arg(long)]
     pub(super) force: bool,
+}
+
+impl ProfileArguments {
+    /// What no output may replace.
+    pub(super) fn inputs(&self) -> impl Iterator<Item = &Path> {
+        let Self { model, inputs, dict, library, .. } = self;
+        [model].into_iter().chain(inputs).chain(dict).chain(library).map(PathBuf::as_path)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -20,9 +20,7 @@ use crate::{
 
 pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     end_cleanly([arguments.model.as_path(), &arguments.outputs])?;
-    let read =
-        [&arguments.model, &arguments.inputs].into_iter().chain(&arguments.tensorrt.plan).chain(&arguments.library);
-    keep_apart(&[Some(&arguments.outputs)], &read.map(PathBuf::as_path).collect::<Vec<_>>())?;
+    keep_apart(&[Some(&arguments.outputs)], arguments.inputs())?;
     let runnable = Runnable::open(arguments)?;
     let inputs = tensor_file::read(&arguments.inputs)?;
     let (folder, name) = output_place(&arguments.outputs)?;

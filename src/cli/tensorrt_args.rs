@@ -1,10 +1,10 @@
 //! What may be typed about TensorRT engines, wherever a backend is chosen.
 
-use std::{io::Write, path::PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{Failure, args::BackendArgument};
+use super::{Failure, args::BackendArgument, note};
 use crate::{
     backend::{Ranges, TensorRtOptions, Trust},
     engine::Cache,
@@ -90,9 +90,4 @@ impl TensorRtArguments {
             ..TensorRtOptions::default()
         }
     }
-}
-
-/// Says on stderr what is no error.
-pub(super) fn note(text: &str) {
-    let _closed_stderr_is_no_error = writeln!(std::io::stderr(), "note: {text}");
 }

@@ -1,6 +1,6 @@
 //! `moa-export verify`.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{collections::BTreeSet, path::PathBuf, process::ExitCode};
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use super::{
     apart::keep_apart,
     args::{BackendArgument, VerifyArguments},
     interrupt::end_cleanly,
-    print_result,
+    open_checkpoint, print_result,
     progress::VerifyProgress,
     report_file::ReportFile,
     run::{BackendOptions, backends},
@@ -20,8 +20,8 @@ use crate::{
     backend::{BackendErrorKind, Ranges},
     checkpoint::Checkpoint,
     parity::{
-        BackendReport, Difference, FileAudit, GraphReport, MOST_ROWS, MOST_TOKENS, ToleranceOptions, Verification,
-        VerifyOptions, verify_watched,
+        BackendReport, Comparison, Constants, Difference, FileAudit, GraphReport, MOST_ROWS, MOST_TOKENS, Skip,
+        ToleranceOptions, Verification, VerifyOptions, verify_watched,
     },
 };
 
@@ -31,14 +31,18 @@ const ALL: [BackendArgument; 4] =
 pub(super) fn run(arguments: &VerifyArguments) -> Result<ExitCode, Failure> {
     let VerifyArguments { model, json, report, .. } = arguments;
     end_cleanly([Some(model), json.as_ref(), report.as_ref()].into_iter().flatten().map(PathBuf::as_path))?;
-    after_export(arguments, None)
+    check_tolerance("--atol", arguments.atol)?;
+    check_tolerance("--rtol", arguments.rtol)?;
+    let checkpoint = open_checkpoint(&arguments.checkpoint, arguments.config.as_deref())?;
+    verify(arguments, &checkpoint, None)
 }
 
 /// Verifies; the result of an export that came before, where there is one, is printed with it.
-pub(super) fn after_export(arguments: &VerifyArguments, exported: Option<Value>) -> Result<ExitCode, Failure> {
-    check_tolerance("--atol", arguments.atol)?;
-    check_tolerance("--rtol", arguments.rtol)?;
-    let checkpoint = Checkpoint::open(&arguments.checkpoint, arguments.config.as_deref())?;
+pub(super) fn verify(
+    arguments: &VerifyArguments,
+    checkpoint: &Checkpoint,
+    exported: Option<Value>,
+) -> Result<ExitCode, Failure> {
     let named = !arguments.backends.is_empty();
     let chosen = if named { arguments.backends.as_slice() } else { &ALL };
     arguments.tensorrt.check(chosen)?;
@@ -52,14 +56,12 @@ pub(super) fn after_export(arguments: &VerifyArguments, exported: Option<Value>)
         tolerance: ToleranceOptions { atol: arguments.atol, rtol: arguments.rtol },
         seed: arguments.seed,
     };
-    let read = [&arguments.model, &arguments.checkpoint].into_iter().chain(&arguments.config);
-    let read = read.chain(&arguments.tensorrt.plan).chain(&arguments.library).map(PathBuf::as_path).collect::<Vec<_>>();
-    keep_apart(&[arguments.json.as_deref(), arguments.report.as_deref()], &read)?;
+    keep_apart(&[arguments.json.as_deref(), arguments.report.as_deref()], arguments.inputs())?;
     let report_file = arguments.json.as_deref().filter(|path| path.as_os_str() != "-");
     let report_file = report_file.map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
     let page = arguments.report.as_deref().map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
     let progress = VerifyProgress::new();
-    let result = verify_watched(&arguments.model, &checkpoint, &backends, options, &progress);
+    let result = verify_watched(&arguments.model, checkpoint, &backends, options, &progress);
     drop(progress);
     let result = result?;
     let printed = print_result(&match (&arguments.json, &report_file) {
@@ -76,8 +78,9 @@ pub(super) fn after_export(arguments: &VerifyArguments, exported: Option<Value>)
         _ => false,
     };
     let must_run = |report: &BackendReport| named || all_unused || is_asked_for(report);
-    match result.backends.iter().find(|report| report.skipped.is_some() && must_run(report)) {
-        Some(report) => Err(unused_backend(report)),
+    let unused = |report| must_run(report).then_some(report).and_then(unused_backend);
+    match result.backends.iter().find_map(unused) {
+        Some(failure) => Err(failure),
         None if result.passed() => Ok(ExitCode::SUCCESS),
         None => Ok(ExitCode::FAILURE),
     }
@@ -89,14 +92,13 @@ fn verified_ranges() -> Ranges {
     Ranges { batch: [1, 2, batch], past: [0, 8, tokens], tokens: [1, 8, tokens], named: Vec::new() }
 }
 
-fn unused_backend(report: &BackendReport) -> Failure {
-    let why = report.skipped.clone().unwrap_or_default();
-    let message = format!("backend {} was not used: {why}", report.backend);
-    match report.skip {
-        Some((BackendErrorKind::Unsupported, help)) => Failure::unsupported(message, help.map(str::to_owned)),
-        Some((_, help)) => Failure::runtime(message, help.map(str::to_owned)),
-        None => Failure::runtime(message, None),
-    }
+fn unused_backend(report: &BackendReport) -> Option<Failure> {
+    let Skip { why, kind, help } = report.skipped.as_ref()?;
+    let (message, help) = (format!("backend {} was not used: {why}", report.backend), help.map(str::to_owned));
+    Some(match kind {
+        BackendErrorKind::Unsupported => Failure::unsupported(message, help),
+        _ => Failure::runtime(message, help),
+    })
 }
 
 fn check_tolerance(flag: &str, value: Option<f64>) -> Result<(), Failure> {
@@ -113,6 +115,7 @@ fn json(result: &Verification) -> Value {
     let mut value = serde_json::to_value(result).unwrap_or_default();
     if let Some(object) = value.as_object_mut() {
         object.insert("passed".into(), result.passed().into());
+        object.insert("not_compared".into(), result.not_compared().into());
     }
     value
 }
@@ -138,7 +141,7 @@ fn text(arguments: &VerifyArguments, result: &Verification) -> String {
         result.dtype
     );
     if let Some(mode) = &result.gate_mode {
-        text.push_str(&format!("gates: {mode}, replaced at export\n"));
+        text.push_str(&format!("gates: {mode}, in place of the family's\n"));
     }
     text.push('\n');
     for audit in &result.audits {
@@ -149,25 +152,53 @@ fn text(arguments: &VerifyArguments, result: &Verification) -> String {
     let rows: Vec<_> = result.backends.iter().flat_map(backend_rows).collect();
     text.push_str(&table(&header, &rows));
     for report in &result.backends {
-        if let Some(why) = &report.skipped {
-            text.push_str(&format!("{} was skipped: {why}\n", report.backend));
+        if let Some(skip) = &report.skipped {
+            text.push_str(&format!("{} was skipped: {}\n", report.backend, skip.why));
         }
+    }
+    for line in left_out(result) {
+        text.push_str(&format!("{line}\n"));
     }
     for report in &result.backends {
         for graph in &report.graphs {
             text.push_str(&details(&report.backend, graph));
         }
     }
-    text.push_str(if result.passed() { "\nverified\n" } else { "\nNOT verified\n" });
+    match result.passed() {
+        true => text.push_str(&format!("\n{}\n", verified(result))),
+        false => text.push_str("\nNOT verified\n"),
+    }
     text
+}
+
+/// What is verified of a result that passed, and what was not compared.
+pub(super) fn verified(result: &Verification) -> String {
+    let all = result.backends.len();
+    let skipped = result.backends.iter().filter(|report| report.skipped.is_some()).count();
+    let mut text = match skipped {
+        0 => "verified on every backend".to_owned(),
+        _ => format!("verified on {} of {all} backends, {skipped} skipped", all - skipped),
+    };
+    let unread = result.audits.iter().filter(|audit| matches!(audit.constants, Constants::Skipped(_)));
+    let unread: Vec<_> = unread.map(|audit| audit.graph.as_str()).collect();
+    if !unread.is_empty() {
+        text.push_str(&format!("; the weights of {} were NOT compared", unread.join(" and ")));
+    }
+    text
+}
+
+/// Cases that each graph did without, on whatever backend.
+pub(super) fn left_out(result: &Verification) -> BTreeSet<String> {
+    let graphs = result.backends.iter().flat_map(|report| &report.graphs);
+    graphs.filter_map(|graph| Some(format!("{}: {}", graph.graph, graph.left_out.as_ref()?))).collect()
 }
 
 pub(super) fn audit_line(audit: &FileAudit) -> String {
     let name = &audit.graph;
-    if let Some(why) = &audit.skipped {
-        return format!("weights of {name}: skipped, {why}\n");
-    }
-    let weights = &audit.weights;
+    let weights = match &audit.constants {
+        Constants::Compared(weights) => weights,
+        Constants::Skipped(why) => return format!("weights of {name}: skipped, {why}\n"),
+    };
     if weights.passed() {
         return format!("weights of {name}: {} constants equal the checkpoint bit for bit\n", weights.tensors);
     }
@@ -198,11 +229,17 @@ fn backend_rows(report: &BackendReport) -> Vec<Vec<String>> {
                 graph.outputs.values.to_string(),
                 format!("{}/{}{ties}", routing.equal, routing.decisions),
                 format!("{:.1e}", graph.outputs.max_abs),
-                format!("{:.1e}", graph.outputs.atol),
+                tolerance(&graph.outputs),
                 if graph.passed() { "ok" } else { "FAILED" }.to_owned(),
             ]
         })
         .collect()
+}
+
+/// The absolute part of a tolerance, and the relative one where there is one.
+pub(super) fn tolerance(outputs: &Comparison) -> String {
+    let relative = if outputs.rtol > 0.0 { format!(" + {:.1e} |expected|", outputs.rtol) } else { String::new() };
+    format!("{:.1e}{relative}", outputs.atol)
 }
 
 /// What failed, where it was first seen, and between which modules it arose.

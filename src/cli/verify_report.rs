@@ -2,10 +2,10 @@
 
 use super::{
     args::VerifyArguments,
-    verify::{audit_line, details},
+    verify::{audit_line, details, left_out, tolerance, verified},
 };
 use crate::{
-    parity::{BackendReport, Difference, GraphReport, MARGIN, Verification},
+    parity::{BackendReport, Constants, Difference, FileAudit, GraphReport, Verification},
     report::{Axis, Bars, Cell, Column, Report, Section, Status, Table},
 };
 
@@ -13,16 +13,12 @@ pub(super) fn page(arguments: &VerifyArguments, result: &Verification) -> Report
     let subtitle = format!("{} beside {}", arguments.model.display(), arguments.checkpoint.display());
     let mut report = Report::new("Verification", subtitle);
     report.footer(format!("moa-export {}", env!("CARGO_PKG_VERSION")));
-    let skipped = result.backends.iter().filter(|backend| backend.skipped.is_some()).count();
-    let (status, verdict) = match (result.passed(), skipped) {
-        (true, 0) => (Status::Good, "verified on every backend".to_owned()),
-        (true, skipped) => {
-            let used = result.backends.len() - skipped;
-            (Status::Good, format!("verified on {used} of {} backends, {skipped} skipped", result.backends.len()))
-        }
-        (false, _) => (Status::Bad, "not verified".to_owned()),
+    let unread = result.audits.iter().any(|audit| matches!(audit.constants, Constants::Skipped(_)));
+    match (result.passed(), unread) {
+        (true, false) => report.verdict(Status::Good, verified(result)),
+        (true, true) => report.verdict(Status::Warning, verified(result)),
+        (false, _) => report.verdict(Status::Bad, "not verified"),
     };
-    report.verdict(status, verdict);
     about(report.section("Export"), arguments, result);
     constants(report.section("Constants"), result);
     let section = report.section("Backends");
@@ -47,7 +43,8 @@ fn graphs(result: &Verification) -> impl Iterator<Item = (&BackendReport, &Graph
 
 fn about(section: &mut Section, arguments: &VerifyArguments, result: &Verification) {
     let mut facts = vec![("family", result.family.clone()), ("form", result.form.clone())];
-    facts.push(("gates", result.gate_mode.clone().unwrap_or_else(|| "of the checkpoint".into())));
+    let replaced = result.gate_mode.as_ref().map(|mode| format!("{mode}, in place of the family's"));
+    facts.push(("gates", replaced.unwrap_or_else(|| "of the family".into())));
     facts.push(("seed of the inputs", arguments.seed.to_string()));
     for (name, value) in [("absolute tolerance", arguments.atol), ("relative tolerance", arguments.rtol)] {
         facts.extend(value.map(|value| (name, value.to_string())));
@@ -55,8 +52,10 @@ fn about(section: &mut Section, arguments: &VerifyArguments, result: &Verificati
     section.facts(facts);
     section.paragraph(
         "Each backend ran inputs of shapes that no export saw, beside an f64 evaluation of the checkpoint that never \
-         touches a graph. The reference replays the experts that the backend chose; unless it was given, the \
-         tolerance is what rounding to f32 explains for this model and input.",
+         touches a graph. The reference replays the experts that the backend chose. A value may be apart from the \
+         reference by the absolute tolerance and the relative one times the reference. Where none is given, the absolute \
+         one is what rounding activations to the type in the table explains, by the case where it explains most, and \
+         the relative one is 0.",
     );
 }
 
@@ -65,16 +64,23 @@ fn constants(section: &mut Section, result: &Verification) {
         [Column::text("graph"), Column::number("constants"), Column::number("faults"), Column::text("verdict")];
     let mut table = Table::new(columns);
     for audit in &result.audits {
-        let weights = &audit.weights;
-        let verdict = match &audit.skipped {
-            Some(why) => Cell::Status(Status::Neutral, format!("skipped: {why}")),
-            None if weights.passed() => Cell::Status(Status::Good, "bit for bit".into()),
-            None => Cell::Status(Status::Bad, "differ".into()),
+        let weights = match &audit.constants {
+            Constants::Compared(weights) => weights,
+            Constants::Skipped(why) => {
+                let verdict = Cell::Status(Status::Warning, format!("skipped: {why}"));
+                table.push([audit.graph.as_str().into(), "–".into(), "–".into(), verdict]);
+                continue;
+            }
+        };
+        let verdict = match weights.passed() {
+            true => Cell::Status(Status::Good, "bit for bit".into()),
+            false => Cell::Status(Status::Bad, "differ".into()),
         };
         table.push([audit.graph.as_str().into(), weights.tensors.into(), weights.fault_count.into(), verdict]);
     }
     section.table(table);
-    for audit in result.audits.iter().filter(|audit| audit.skipped.is_none() && !audit.weights.passed()) {
+    let different = |audit: &&FileAudit| matches!(&audit.constants, Constants::Compared(weights) if !weights.passed());
+    for audit in result.audits.iter().filter(different) {
         audit_line(audit).lines().for_each(|line| {
             section.paragraph(line.trim());
         });
@@ -83,12 +89,12 @@ fn constants(section: &mut Section, result: &Verification) {
 
 fn backends(section: &mut Section, result: &Verification) {
     let numbers = ["runs", "values", "mismatches", "max |diff|", "max ULP", "tolerance"].map(Column::number);
-    let columns = [Column::text("backend"), Column::text("graph")].into_iter().chain(numbers);
+    let columns = ["backend", "graph", "activations"].map(Column::text).into_iter().chain(numbers);
     let mut table = Table::new(columns.chain([Column::text("verdict")]));
     for backend in &result.backends {
         if backend.skipped.is_some() {
             let mut row = vec![Cell::from(backend.backend.as_str())];
-            row.resize(8, "–".into());
+            row.resize(9, "–".into());
             row.push(Cell::Status(Status::Neutral, "skipped".into()));
             table.push(row);
         }
@@ -97,21 +103,25 @@ fn backends(section: &mut Section, result: &Verification) {
             table.push([
                 backend.backend.as_str().into(),
                 graph.graph.as_str().into(),
+                backend.activations.to_string().into(),
                 graph.runs.into(),
                 outputs.values.into(),
                 outputs.mismatches.into(),
                 format!("{:.1e}", outputs.max_abs).into(),
                 outputs.max_ulp.round().into(),
-                format!("{:.1e}", outputs.atol).into(),
+                tolerance(outputs).into(),
                 verdict(graph.passed()),
             ]);
         }
     }
     section.table(table);
     for backend in &result.backends {
-        if let Some(why) = &backend.skipped {
-            section.paragraph(format!("{} was skipped: {why}", backend.backend));
+        if let Some(skip) = &backend.skipped {
+            section.paragraph(format!("{} was skipped: {}", backend.backend, skip.why));
         }
+    }
+    for line in left_out(result) {
+        section.paragraph(line);
     }
     let columns = ["backend", "graph", "case and output"].map(Column::text).into_iter();
     let columns = columns.chain(["index", "found", "expected"].map(Column::number));
@@ -134,12 +144,13 @@ fn verdict(passed: bool) -> Cell {
     if passed { Cell::Status(Status::Good, "ok".into()) } else { Cell::Status(Status::Bad, "failed".into()) }
 }
 
-/// The largest difference of each graph as a share of its tolerance.
+/// The largest difference of each graph as a share of the tolerance of its value.
 fn differences(section: &mut Section, result: &Verification) {
-    let mut bars = Bars::new("Largest difference by tolerance", Axis::linear("max |diff| / tolerance", "%"));
+    let mut bars = Bars::new("Largest difference by tolerance", Axis::linear("|diff| / tolerance", "%"));
     let mut any = false;
-    for (backend, graph) in graphs(result).filter(|(_, graph)| graph.outputs.atol > 0.0) {
-        let share = 100.0 * graph.outputs.max_abs / graph.outputs.atol;
+    let granted = |graph: &GraphReport| graph.outputs.atol > 0.0 || graph.outputs.rtol > 0.0;
+    for (backend, graph) in graphs(result).filter(|(_, graph)| granted(graph)) {
+        let share = 100.0 * graph.outputs.largest_share;
         bars = bars.bar(format!("{}, {}", backend.backend, graph.graph), share);
         any = true;
     }
@@ -149,11 +160,12 @@ fn differences(section: &mut Section, result: &Verification) {
 }
 
 fn routing(section: &mut Section, result: &Verification) {
-    section.paragraph(format!(
-        "A token may go to other experts than in the reference where their scores are closer than {MARGIN:e} (a tie); \
-         anything else is a failure."
-    ));
-    let numbers = ["routed tokens", "same experts", "ties", "unexplained"].map(Column::number);
+    section.paragraph(
+        "A token may go to other experts than in the reference where their scores are no further apart than the margin \
+         that rounding explains (a tie); anything else is a failure. Scores are probabilities, or logits where the gate \
+         takes the top k before its softmax.",
+    );
+    let numbers = ["routed tokens", "same experts", "ties", "margin", "unexplained"].map(Column::number);
     let columns = [Column::text("backend"), Column::text("graph")].into_iter().chain(numbers);
     let mut table = Table::new(columns.chain([Column::text("verdict")]));
     for (backend, graph) in graphs(result) {
@@ -164,6 +176,7 @@ fn routing(section: &mut Section, result: &Verification) {
             routing.decisions.into(),
             routing.equal.into(),
             routing.ties.into(),
+            format!("{:.1e}", routing.margin).into(),
             routing.unexplained_count.into(),
             verdict(routing.passed()),
         ]);

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     backend::Runner,
     onnx::OnnxFile,
-    parity::{Yardstick, expose_routing, routing_of},
+    parity::{Yardstick, choices_of, expose_routing},
     tensor::NamedTensors,
 };
 
@@ -252,10 +252,10 @@ impl<'a> Contest<'a> {
     ) -> Result<Vec<ExpertLoad>, LatencyError> {
         let Member { model, file, operator } = &self.job.members[member];
         let experts = experts_by_module(file);
-        let routing = routing_of(routed, modules)?;
+        let choices = choices_of(routed, modules)?;
         let mut loads = Vec::new();
         for module in modules {
-            let Some(found) = routing.get(module) else { continue };
+            let Some(found) = choices.get(module) else { continue };
             if let Some(wanted) = operator.as_ref().and_then(|_| self.setup.wanted(&self.job, member, point)) {
                 check_choice(module, &wanted?, &found.indices, found.top_k)?;
             }

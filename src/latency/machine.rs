@@ -35,7 +35,7 @@ pub struct Machine {
     pub system: Option<String>,
     /// Kernel and its release.
     pub kernel: Option<String>,
-    /// Graphics processors: name, driver, clocks, throttle reasons. No backend that is timed here uses one.
+    /// Graphics processors: name, driver, clocks, throttle reasons.
     pub gpus: Option<Vec<String>>,
 }
 

@@ -1,6 +1,7 @@
 //! A result beside an older one.
 
 use super::{
+    contest::place,
     result::{BenchResult, FORMAT, Row},
     statistics::Estimate,
 };
@@ -75,13 +76,8 @@ fn same_circumstances(new: &BenchResult, old: &BenchResult) -> Result<(), Incomp
 }
 
 fn change(index: usize, row: &Row, old: &BenchResult, threshold: f64) -> Result<Change, Incomparable> {
-    let name = || {
-        let subject = &row.subject;
-        let module = subject.module.as_ref().map(|module| format!(" {module}")).unwrap_or_default();
-        let point: Vec<String> = row.point.iter().map(|(axis, size)| format!("{axis} {size}")).collect();
-        format!("{} on {}, {}{module}, {}", subject.model, subject.backend, subject.part, point.join(", "))
-    };
-    let differ = |before: &str, after: &str| Incomparable { what: name(), before: before.into(), after: after.into() };
+    let what = || place(&row.subject, Some(&row.point));
+    let differ = |before: &str, after: &str| Incomparable { what: what(), before: before.into(), after: after.into() };
     let before = old.rows.iter().find(|old| old.subject == row.subject && old.point == row.point);
     let before = before.ok_or_else(|| differ("not measured", "measured"))?.turn_median;
     let after = row.turn_median;

@@ -25,7 +25,7 @@ use crate::{
         },
     },
     random::Random,
-    reference::{ModuleRouting, Routing},
+    reference::{Choices, ModuleChoices},
     tensor::NamedTensors,
 };
 
@@ -43,7 +43,7 @@ pub struct Yardstick {
 #[derive(Debug)]
 pub struct Expected {
     outputs: NamedTensors,
-    routing: Routing,
+    choices: Choices,
     modules: Vec<String>,
     /// Effect of rounding the weights, by output.
     rounding: BTreeMap<String, f64>,
@@ -100,10 +100,10 @@ impl Yardstick {
     pub fn expect(&mut self, inputs: &NamedTensors) -> Result<Expected, BackendError> {
         let outputs = self.graph.run(inputs)?;
         let moved = self.moved.run(inputs)?;
-        let routing = routing_of(&outputs, &self.modules)?;
-        let moved_routing = routing_of(&moved, &self.modules)?;
-        let undecided = !same_choices(&routing, &moved_routing);
-        let margin = MARGIN.max(ROUNDINGS * effect_on_weights(&routing, &moved_routing, &self.modules));
+        let choices = choices_of(&outputs, &self.modules)?;
+        let moved_choices = choices_of(&moved, &self.modules)?;
+        let undecided = !same_choices(&choices, &moved_choices);
+        let margin = MARGIN.max(ROUNDINGS * effect_on_weights(&choices, &moved_choices, &self.modules));
         let outputs: NamedTensors = without_routing(outputs).collect();
         let effect = |(name, output): (&String, _)| {
             let effect = moved.get(name).map(|moved| largest_difference(moved, output))?;
@@ -111,7 +111,7 @@ impl Yardstick {
             effect.is_finite().then(|| (name.clone(), effect))
         };
         let rounding = outputs.iter().filter_map(effect).collect();
-        Ok(Expected { outputs, routing, modules: self.modules.clone(), rounding, margin, undecided })
+        Ok(Expected { outputs, choices, modules: self.modules.clone(), rounding, margin, undecided })
     }
 }
 
@@ -129,9 +129,9 @@ impl Expected {
     /// Where `routed` lacks a module's routing.
     pub fn compare(&self, outputs: &NamedTensors, routed: &NamedTensors) -> Result<Agreement, BackendError> {
         let mut agreement = Agreement::default();
-        let routing = routing_of(routed, &self.modules)?;
+        let choices = choices_of(routed, &self.modules)?;
         for module in &self.modules {
-            let (Some(found), Some(expected)) = (routing.get(module), self.routing.get(module)) else { continue };
+            let (Some(found), Some(expected)) = (choices.get(module), self.choices.get(module)) else { continue };
             agreement.add_routing(module, found, expected, self.margin);
             if agreement.ties > 0 || agreement.fault.is_some() {
                 return Ok(agreement);
@@ -157,7 +157,7 @@ impl Expected {
 }
 
 impl Agreement {
-    fn add_routing(&mut self, module: &str, found: &ModuleRouting, expected: &ModuleRouting, margin: f64) {
+    fn add_routing(&mut self, module: &str, found: &ModuleChoices, expected: &ModuleChoices, margin: f64) {
         if (found.batch, found.tokens, found.top_k) != (expected.batch, expected.tokens, expected.top_k) {
             self.fault = Some(format!("module {module} routed another number of tokens"));
             return;
@@ -165,13 +165,13 @@ impl Agreement {
         for token in 0..expected.batch * expected.tokens {
             let slots = token * expected.top_k..(token + 1) * expected.top_k;
             let is_padding =
-                |routing: &ModuleRouting| routing.weights[slots.clone()].iter().all(|weight| *weight == 0.0);
+                |routing: &ModuleChoices| routing.weights[slots.clone()].iter().all(|weight| *weight == 0.0);
             if is_padding(found) && is_padding(expected) {
                 continue;
             }
             self.decisions += 1;
-            let choice = |routing: &ModuleRouting| sorted(&routing.indices[slots.clone()], i64::cmp);
-            let weights = |routing: &ModuleRouting| sorted(&routing.weights[slots.clone()], f64::total_cmp);
+            let choice = |routing: &ModuleChoices| sorted(&routing.indices[slots.clone()], i64::cmp);
+            let weights = |routing: &ModuleChoices| sorted(&routing.weights[slots.clone()], f64::total_cmp);
             if choice(found) == choice(expected) {
                 continue;
             }
@@ -208,10 +208,10 @@ fn sorted<T: Copy>(values: &[T], order: impl Fn(&T, &T) -> std::cmp::Ordering) -
     values
 }
 
-fn same_choices(a: &Routing, b: &Routing) -> bool {
+fn same_choices(a: &Choices, b: &Choices) -> bool {
     a.iter().all(|(module, a)| {
         let Some(b) = b.get(module) else { return false };
-        let sets = |routing: &ModuleRouting| -> Vec<Vec<i64>> {
+        let sets = |routing: &ModuleChoices| -> Vec<Vec<i64>> {
             routing.indices.chunks(routing.top_k.max(1)).map(|slots| sorted(slots, i64::cmp)).collect()
         };
         sets(a) == sets(b)
@@ -220,7 +220,7 @@ fn same_choices(a: &Routing, b: &Routing) -> bool {
 
 /// The largest difference between weights of tokens that both send to the same experts, in the modules up to the first
 /// one that sends a token elsewhere.
-fn effect_on_weights(a: &Routing, b: &Routing, modules: &[String]) -> f64 {
+fn effect_on_weights(a: &Choices, b: &Choices, modules: &[String]) -> f64 {
     let mut largest = 0.0_f64;
     for (a, b) in modules.iter().filter_map(|module| a.get(module).zip(b.get(module))) {
         let slots = a.top_k.max(1);
@@ -243,12 +243,12 @@ fn effect_on_weights(a: &Routing, b: &Routing, modules: &[String]) -> f64 {
 /// # Errors
 ///
 /// Where an output is missing or is no routing.
-pub fn routing_of(outputs: &NamedTensors, modules: &[String]) -> Result<Routing, BackendError> {
+pub fn choices_of(outputs: &NamedTensors, modules: &[String]) -> Result<Choices, BackendError> {
     let routing = backend_routing(outputs, modules).map_err(|name| BackendError::Unsupported {
         why: format!("output `{name}` is missing or is no routing"),
         help: Some("export again with this version of moa-export"),
     })?;
-    Ok(routing.routing)
+    Ok(routing.choices)
 }
 
 /// Unit in the last place of 1, and the largest finite number, of f16.

@@ -98,10 +98,18 @@ impl From<&CausalLm> for Vocabulary {
     }
 }
 
-/// Vocabularies up to this size are swept whole.
+/// Vocabularies up to this size are swept whole; a larger one takes minutes on a backend, since the reference computes
+/// logits of every token for each of them.
 const LARGEST_SWEEP: usize = 4096;
 /// Tokens of a row of such a sweep, where the model takes as many.
 const LONGEST_SWEPT: usize = LARGEST_SWEEP / MOST_ROWS;
+
+/// Why [`token_cases`] have no sweep of this vocabulary, where they have none.
+pub(super) fn left_out(vocabulary: impl Into<Vocabulary>) -> Option<String> {
+    let size = vocabulary.into().size;
+    (size > LARGEST_SWEEP)
+        .then(|| format!("no case reads every token of the vocabulary: it has {size}, more than {LARGEST_SWEEP}"))
+}
 
 /// Token rows for one side of a model.
 pub(super) fn token_cases(vocabulary: impl Into<Vocabulary>, random: &mut Random) -> Vec<Tokens> {
@@ -323,7 +331,8 @@ mod tests {
             let mut all = token_cases(vocabulary, random);
             let swept: usize =
                 all.iter().filter(|case| case.name.starts_with("every")).map(|case| case.ids.len()).sum();
-            assert!(swept >= size || size > LARGEST_SWEEP, "{swept} of {size}");
+            let expected = if left_out(vocabulary).is_some() { 0 } else { size };
+            assert!(swept >= expected && (expected > 0 || swept == 0), "{swept} of {size}");
             all.push(companion(vocabulary, random, 3));
             all.extend(step_cases(vocabulary, random).into_iter().map(|(tokens, _)| tokens));
             all.extend(left_padded_steps(vocabulary, random).map(|(tokens, _)| tokens));

@@ -30,7 +30,7 @@ pub(super) const ROUNDINGS: f64 = 8.0;
 impl Tolerance {
     /// Budget of an f32 computation whose largest reference value is `largest` and whose reference moves by
     /// `rounding` when its vectors are rounded to f32: the larger of 32 units in the last place of `largest`
-    /// and eight times `rounding`, and nothing relative, unless the user said otherwise.
+    /// and eight times `rounding`, and nothing relative. What the user fixed replaces one part and leaves the other.
     pub fn derive(options: ToleranceOptions, largest: f64, rounding: f64) -> Self {
         let ulps = ULPS_OF_LARGEST * f64::from(f32::EPSILON) * largest;
         let derived = ulps.max(ROUNDINGS * rounding);
@@ -51,6 +51,10 @@ pub struct Comparison {
     pub max_ulp: f64,
     /// Largest absolute part of a tolerance that was applied.
     pub atol: f64,
+    /// Largest relative part of one.
+    pub rtol: f64,
+    /// Largest difference as a share of the tolerance of its value: 1 is just within, infinite where none was granted.
+    pub largest_share: f64,
     /// First value out of tolerance.
     pub first: Option<Difference>,
     /// Value that is furthest out.
@@ -72,7 +76,17 @@ pub struct Difference {
 
 impl Default for Comparison {
     fn default() -> Self {
-        Self { values: 0, mismatches: 0, max_abs: 0.0, max_ulp: 0.0, atol: 0.0, first: None, worst: None }
+        Self {
+            values: 0,
+            mismatches: 0,
+            max_abs: 0.0,
+            max_ulp: 0.0,
+            atol: 0.0,
+            rtol: 0.0,
+            largest_share: 0.0,
+            first: None,
+            worst: None,
+        }
     }
 }
 
@@ -92,12 +106,17 @@ impl Comparison {
             expected,
         };
         self.atol = self.atol.max(tolerance.atol);
+        self.rtol = self.rtol.max(tolerance.rtol);
         for (index, (found, expected)) in found.to_f64().into_iter().zip(expected.to_f64()).enumerate() {
             self.values += 1;
             let distance = (found - expected).abs();
             let distance = if distance.is_nan() { f64::INFINITY } else { distance };
             self.max_ulp = self.max_ulp.max(distance / ulp(expected));
-            let within = distance <= tolerance.atol + tolerance.rtol * expected.abs();
+            let granted = tolerance.atol + tolerance.rtol * expected.abs();
+            if distance > 0.0 {
+                self.largest_share = self.largest_share.max(distance / granted);
+            }
+            let within = distance <= granted;
             if !within {
                 self.mismatches += 1;
                 self.first.get_or_insert_with(|| difference(index, found, expected));
@@ -168,6 +187,16 @@ mod tests {
         assert_eq!(comparison.first.unwrap().index, [1]);
         assert_eq!(comparison.worst.unwrap().index, [3]);
         assert_eq!(comparison.max_abs, 5.0);
+    }
+
+    #[test]
+    fn each_difference_is_a_share_of_its_own_tolerance() {
+        let mut comparison = Comparison::default();
+        let tolerance = Tolerance { atol: 1.0, rtol: 0.5 };
+        comparison.add("x", &tensor(&[1.5, 13.0]), &tensor(&[1.0, 10.0]), tolerance);
+        assert_eq!((comparison.atol, comparison.rtol, comparison.largest_share), (1.0, 0.5, 0.5));
+        comparison.add("x", &tensor(&[2.0]), &tensor(&[2.0]), Tolerance { atol: 0.0, rtol: 0.0 });
+        assert_eq!((comparison.largest_share, comparison.passed()), (0.5, true));
     }
 
     #[test]

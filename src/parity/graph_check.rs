@@ -5,10 +5,12 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
+use moa_schema::FloatType;
+
 use crate::{
     backend::{Backend, BackendError, Runner},
     onnx::{OnnxFile, proto::tensor_proto::DataType},
-    reference::{Part, Reference, ReferenceError, Routing},
+    reference::{Choices, Part, Reference, ReferenceError},
     tensor::{NamedTensors, Tensor, TensorData},
 };
 
@@ -35,15 +37,35 @@ pub struct GraphReport {
     /// The first run that gave other bits once its routing was made an output: the runtime computes the file in another
     /// way than the copy whose routing was compared.
     pub altered: Option<String>,
+    /// What no run shows, and why, where cases were left out.
+    pub left_out: Option<String>,
     /// What stopped the check, if something did.
     pub failure: Option<String>,
 }
 
 impl GraphReport {
+    /// Nothing was run yet.
+    pub(super) fn of(file: &OnnxFile) -> Self {
+        Self {
+            graph: file_name(file),
+            runs: 0,
+            routing: RoutingComparison::default(),
+            outputs: Comparison::default(),
+            altered: None,
+            left_out: None,
+            failure: None,
+        }
+    }
+
     /// Whether routing and outputs agree, and nothing stopped the check.
     pub const fn passed(&self) -> bool {
         self.failure.is_none() && self.runs > 0 && self.routing.passed() && self.outputs.passed()
     }
+}
+
+/// What reports call a file.
+pub(super) fn file_name(file: &OnnxFile) -> String {
+    file.path().file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// Why a case could not be compared.
@@ -115,7 +137,6 @@ impl<'a> GraphCheck<'a> {
     ) -> Result<Self, BackendError> {
         let mut model = file.model().clone();
         let modules = expose_routing(&mut model);
-        let graph = file.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
         Ok(Self {
             part,
             last_logits,
@@ -126,14 +147,7 @@ impl<'a> GraphCheck<'a> {
             doubtful: Vec::new(),
             effects: BTreeMap::new(),
             half: file.inputs().into_iter().filter(|i| i.data_type == DataType::Float16).map(|i| i.name).collect(),
-            report: GraphReport {
-                graph,
-                runs: 0,
-                routing: RoutingComparison::default(),
-                outputs: Comparison::default(),
-                altered: None,
-                failure: None,
-            },
+            report: GraphReport::of(file),
         })
     }
 
@@ -160,11 +174,12 @@ impl<'a> GraphCheck<'a> {
         if self.report.altered.is_none() && !same_bits(&outputs, &routed) {
             self.report.altered = Some(case.to_owned());
         }
-        let expected = self.truth.reference.run(self.part, inputs, Some(&routing.routing))?;
-        let rounded = self.truth.reference.run_rounded(self.part, inputs, Some(&routing.routing))?;
+        let expected = self.truth.reference.run(self.part, inputs, Some(&routing.choices))?;
+        let rounded = self.truth.reference.run_rounded(self.part, inputs, Some(&routing.choices))?;
         self.report.runs += 1;
         self.truth.watch.advance(1);
-        let moved = if self.truth.reference.rounds_to_two_bytes() { &rounded.routing } else { &expected.routing };
+        let two_bytes = self.truth.reference.activations() != FloatType::F32;
+        let moved = if two_bytes { &rounded.routing } else { &expected.routing };
         self.report.routing.add(case, &routing, &expected.routing, moved);
         for (name, expected) in &expected.outputs {
             let found = outputs.get(name).ok_or_else(|| CheckError::MissingOutput { name: name.clone() })?;
@@ -180,7 +195,7 @@ impl<'a> GraphCheck<'a> {
         &mut self,
         case: &str,
         inputs: &NamedTensors,
-        replay: &Routing,
+        replay: &Choices,
         name: &str,
         found: &Tensor,
     ) -> Result<(), CheckError> {

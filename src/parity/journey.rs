@@ -4,12 +4,14 @@ use moa_graphs::model::{Attention, CausalLm, EncoderDecoder, MaskedLm, MoaLayer}
 
 use crate::{
     random::Random,
-    reference::Routing,
+    reference::Choices,
     tensor::{NamedTensors, Tensor, TensorData, TensorShapeError},
 };
 
 use super::{
-    cases::{LayerCaseError, Tokens, companion, ints, layer_cases, left_padded_steps, step_cases, token_cases},
+    cases::{
+        LayerCaseError, Tokens, companion, ints, layer_cases, left_out, left_padded_steps, step_cases, token_cases,
+    },
     graph_check::{CheckError, GraphCheck, Run},
 };
 
@@ -28,6 +30,7 @@ pub(super) enum JourneyError {
 }
 
 pub(super) fn masked_lm(model: &MaskedLm, check: &mut GraphCheck<'_>, seed: u64) -> Result<(), JourneyError> {
+    check.report.left_out = left_out(&model.encoder.embedding);
     for tokens in token_cases(&model.encoder.embedding, &mut Random::new(seed)) {
         check.check(&tokens.name, &tokens.inputs()?)?;
     }
@@ -42,6 +45,7 @@ pub(super) fn layer(layer: &MoaLayer, check: &mut GraphCheck<'_>, seed: u64) -> 
 }
 
 pub(super) fn encoder(model: &EncoderDecoder, check: &mut GraphCheck<'_>, seed: u64) -> Result<(), JourneyError> {
+    check.report.left_out = left_out(&model.encoder.embedding);
     for tokens in token_cases(&model.encoder.embedding, &mut Random::new(seed)) {
         check.check(&tokens.name, &tokens.inputs()?)?;
     }
@@ -96,6 +100,7 @@ pub(super) fn causal_lm(model: &CausalLm, check: &mut GraphCheck<'_>, seed: u64)
         }
         numberings
     };
+    check.report.left_out = left_out(model);
     for tokens in token_cases(model, &mut random) {
         for numbering in numberings(&tokens) {
             let inputs = causal_inputs(model, &tokens, numbering, 0..tokens.length, None)?;
@@ -169,6 +174,7 @@ pub(super) fn decoder(
     seed: u64,
 ) -> Result<(), JourneyError> {
     let mut random = Random::new(seed);
+    check.report.left_out = left_out(&model.decoder.embedding);
     for target in token_cases(&model.decoder.embedding, &mut random) {
         let source = companion(&model.encoder.embedding, &mut random, target.batch);
         let memory = encode(encoder, &source)?;
@@ -226,10 +232,10 @@ fn decode_in_steps(
         start = end;
     }
     let logits = join_logits(&runs, target.batch)?;
-    let routing = join_routing(&runs);
+    let choices = join_choices(&runs);
     let inputs = inputs_for(0..target.length, None)?;
     let place = format!("{}, beside one full pass: logits", target.name);
-    check.check_output(&place, &inputs, &routing, "logits", &logits)?;
+    check.check_output(&place, &inputs, &choices, "logits", &logits)?;
     Ok(())
 }
 
@@ -253,20 +259,20 @@ fn join_logits(runs: &[Run], batch: usize) -> Result<Tensor, JourneyError> {
     Ok(Tensor::new([batch, positions, vocabulary], TensorData::F32(joined))?)
 }
 
-/// The routing of all steps as that of one pass.
-fn join_routing(runs: &[Run]) -> Routing {
-    let Some(first) = runs.first() else { return Routing::new() };
-    let mut joined = first.routing.routing.clone();
-    for (module, routing) in &mut joined {
-        let steps: Vec<_> = runs.iter().filter_map(|run| run.routing.routing.get(module)).collect();
-        routing.tokens = steps.iter().map(|step| step.tokens).sum();
-        routing.indices.clear();
-        routing.weights.clear();
-        for row in 0..routing.batch {
+/// The choices of all steps as those of one pass.
+fn join_choices(runs: &[Run]) -> Choices {
+    let Some(first) = runs.first() else { return Choices::new() };
+    let mut joined = first.routing.choices.clone();
+    for (module, choices) in &mut joined {
+        let steps: Vec<_> = runs.iter().filter_map(|run| run.routing.choices.get(module)).collect();
+        choices.tokens = steps.iter().map(|step| step.tokens).sum();
+        choices.indices.clear();
+        choices.weights.clear();
+        for row in 0..choices.batch {
             for step in &steps {
                 let slots = step.tokens * step.top_k;
-                routing.indices.extend_from_slice(&step.indices[row * slots..(row + 1) * slots]);
-                routing.weights.extend_from_slice(&step.weights[row * slots..(row + 1) * slots]);
+                choices.indices.extend_from_slice(&step.indices[row * slots..(row + 1) * slots]);
+                choices.weights.extend_from_slice(&step.weights[row * slots..(row + 1) * slots]);
             }
         }
     }

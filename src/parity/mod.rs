@@ -2,7 +2,7 @@
 //!
 //! In order: the constants of the files, bit for bit; then on every backend, for inputs of shapes that no
 //! export ever saw, the chosen experts and the outputs, beside an f64 evaluation of the checkpoint that never
-//! touches a graph. A disagreement in routing must be explained by a margin below [`MARGIN`]; outputs are
+//! touches a graph. Another choice of experts needs scores as close as rounding explains, see [`MARGIN`]; outputs are
 //! compared with the backend's own routing replayed in the reference, so that a near-tie neither hides nor
 //! fakes an error.
 
@@ -13,19 +13,21 @@ mod graph_check;
 mod instrument;
 mod journey;
 mod routing;
+mod verdict;
 mod weights;
 
 use std::path::{Path, PathBuf};
 
 use moa_graphs::{Form, Options, Precision, WeightError, model::Model};
-use moa_schema::GateMode;
+use moa_schema::{FloatType, GateMode};
 
-pub use agreement::{Agreement, Expected, Yardstick, routing_of};
+pub use agreement::{Agreement, Expected, Yardstick, choices_of};
 pub use cases::{MOST_ROWS, MOST_TOKENS};
 pub use compare::{Comparison, Difference, Tolerance, ToleranceOptions};
 pub use graph_check::GraphReport;
 pub use instrument::expose_routing;
 pub use routing::{Disagreement, MARGIN, RoutingComparison, output_name};
+pub use verdict::Finding;
 pub use weights::{AuditError, WeightAudit};
 
 use crate::{
@@ -36,7 +38,7 @@ use crate::{
     onnx::{OnnxFile, ReadError, read_model, weight_bytes},
     reference::{Part, Reference},
 };
-use graph_check::{GraphCheck, Truth};
+use graph_check::{GraphCheck, Truth, file_name};
 
 /// What the user may say about a verification.
 #[derive(Debug, Clone, Copy, Default)]
@@ -135,12 +137,30 @@ pub struct BackendReport {
     /// Name of the backend.
     pub backend: String,
     /// Why it was not used, if it was not.
-    pub skipped: Option<String>,
-    /// Whether it was skipped because it does not take this form, and what to do.
-    #[serde(skip)]
-    pub skip: Option<(BackendErrorKind, Option<&'static str>)>,
+    pub skipped: Option<Skip>,
+    /// What it rounds activations to, and so what its tolerances are derived from.
+    #[serde(serialize_with = "as_text")]
+    pub activations: FloatType,
     /// Outcome per graph.
     pub graphs: Vec<GraphReport>,
+}
+
+/// Why a backend was not used; JSON has `why` alone.
+#[derive(Debug, Clone, serde::Serialize)]
+#[serde(transparent)]
+pub struct Skip {
+    /// For a line of text.
+    pub why: String,
+    /// What kind of reason that is.
+    #[serde(skip)]
+    pub kind: BackendErrorKind,
+    /// What to do, where that is known.
+    #[serde(skip)]
+    pub help: Option<&'static str>,
+}
+
+fn as_text<S: serde::Serializer>(value: &impl std::fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
 }
 
 /// Outcome on one file's constants.
@@ -148,10 +168,20 @@ pub struct BackendReport {
 pub struct FileAudit {
     /// File name.
     pub graph: String,
-    /// Why it was not compared, if it was not.
-    pub skipped: Option<String>,
     /// Outcome.
-    pub weights: WeightAudit,
+    #[serde(flatten)]
+    pub constants: Constants,
+}
+
+/// What became of the audit of a file.
+#[derive(Debug, Clone, serde::Serialize)]
+pub enum Constants {
+    /// Each was compared.
+    #[serde(rename = "weights")]
+    Compared(WeightAudit),
+    /// None was, for this reason.
+    #[serde(rename = "skipped")]
+    Skipped(String),
 }
 
 /// Outcome of a verification.
@@ -163,22 +193,12 @@ pub struct Verification {
     pub form: String,
     /// Floats that the files store and compute in, as they say.
     pub dtype: String,
-    /// Gate mode that the export replaced, if it did.
+    /// Gate mode that the export has in place of the family's, if it has.
     pub gate_mode: Option<String>,
     /// Constants per file.
     pub audits: Vec<FileAudit>,
     /// Runs per backend.
     pub backends: Vec<BackendReport>,
-}
-
-impl Verification {
-    /// Whether everything that was compared agrees, and at least one backend was.
-    pub fn passed(&self) -> bool {
-        let used: Vec<_> = self.backends.iter().filter(|report| report.skipped.is_none()).collect();
-        !used.is_empty()
-            && used.iter().all(|report| report.graphs.iter().all(GraphReport::passed))
-            && self.audits.iter().all(|audit| audit.weights.passed())
-    }
 }
 
 /// The files of one export.
@@ -301,13 +321,11 @@ fn open_graph(path: PathBuf, family: &str) -> Result<OnnxFile, VerifyError> {
 }
 
 fn audit(files: &Files, model: &Model, watch: &dyn Watch) -> Result<Vec<FileAudit>, VerifyError> {
-    let name = |file: &OnnxFile| file.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
     let Some(form) = files.form else {
-        let skipped = Some("the file does not say that moa-export wrote it".to_owned());
+        let why = format!("its metadata do not say in which form moa-export wrote it ({})", metadata::FORM);
         let audit = |(_, file): &(Part, OnnxFile)| FileAudit {
-            graph: name(file),
-            skipped: skipped.clone(),
-            weights: WeightAudit::default(),
+            graph: file_name(file),
+            constants: Constants::Skipped(why.clone()),
         };
         return Ok(files.graphs.iter().map(audit).collect());
     };
@@ -317,8 +335,8 @@ fn audit(files: &Files, model: &Model, watch: &dyn Watch) -> Result<Vec<FileAudi
     watch.begin(Step::Weights { bytes: expected.iter().map(|graph| weight_bytes(&graph.graph)).sum() });
     let mut audits = Vec::new();
     for ((_, file), expected) in files.graphs.iter().zip(&expected) {
-        let weights = WeightAudit::run(file, &expected.graph, watch)?;
-        audits.push(FileAudit { graph: name(file), skipped: None, weights });
+        let constants = Constants::Compared(WeightAudit::run(file, &expected.graph, watch)?);
+        audits.push(FileAudit { graph: file_name(file), constants });
     }
     Ok(audits)
 }
@@ -333,19 +351,19 @@ fn run_backend(
     let rounded = files.graphs.iter().find_map(|(_, file)| backend.rounds_to(file));
     let rounding = rounded.map(|to| truth.reference.rounding_to(to));
     let truth = Truth { reference: rounding.as_ref().unwrap_or(truth.reference), ..truth };
-    let mut report = BackendReport { backend: backend.name().into(), skipped: None, skip: None, graphs: Vec::new() };
+    let activations = truth.reference.activations();
+    let mut report = BackendReport { backend: backend.name().into(), skipped: None, activations, graphs: Vec::new() };
     let mut checks = Vec::new();
     for (part, file) in &files.graphs {
         match GraphCheck::load(backend, file, (*part, files.last_logits), truth) {
             Ok(check) => checks.push(check),
             Err(error) if error.is_skip() => {
-                report.skipped = Some(error.to_string());
-                report.skip = Some((error.kind(), error.help()));
+                report.skipped = Some(Skip { why: error.to_string(), kind: error.kind(), help: error.help() });
                 return Ok(report);
             }
             Err(error) if error.is_given() => return Err(VerifyError::Given(error)),
             Err(error) => {
-                report.graphs = vec![failed_graph(file, error.to_string())];
+                report.graphs = vec![GraphReport { failure: Some(error.to_string()), ..GraphReport::of(file) }];
                 return Ok(report);
             }
         }
@@ -353,17 +371,6 @@ fn run_backend(
     run_journeys(model, &mut checks, seed);
     report.graphs = checks.into_iter().map(GraphCheck::finish).collect();
     Ok(report)
-}
-
-fn failed_graph(file: &OnnxFile, failure: String) -> GraphReport {
-    GraphReport {
-        graph: file.path().file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        runs: 0,
-        routing: RoutingComparison::default(),
-        outputs: Comparison::default(),
-        altered: None,
-        failure: Some(failure),
-    }
 }
 
 fn run_journeys(model: &Model, checks: &mut [GraphCheck<'_>], seed: u64) {

@@ -2,15 +2,17 @@
 
 use super::compare::ROUNDINGS;
 use crate::{
-    reference::{ModuleRouting, Routing},
+    reference::{Choices, ModuleChoices, ModuleRouting, Routing},
     tensor::{NamedTensors, Tensor},
 };
 
-/// Largest score margin between the k-th and the next expert that f32 rounding may overturn. Where activations
-/// are f16, what rounding does to the reference's own scores counts too, as often as for outputs.
+/// Largest score margin between the k-th and the next expert that f32 rounding may overturn: a difference of two
+/// probabilities, or of two logits where the gate takes the top-k before the softmax. Where activations have two bytes,
+/// what rounding does to the reference's own scores counts too, as often as for outputs.
 pub const MARGIN: f64 = 1e-5;
 
-/// Largest difference of a chosen expert's weight that f32 rounding explains; where activations are f16, as above.
+/// Largest difference of a chosen expert's weight that f32 rounding explains; more where activations have two bytes, as
+/// for [`MARGIN`].
 const WEIGHT_TOLERANCE: f64 = 1e-5;
 
 /// Outcome of comparing chosen experts with those of the reference.
@@ -20,8 +22,10 @@ pub struct RoutingComparison {
     pub decisions: usize,
     /// Tokens with the same set of experts.
     pub equal: usize,
-    /// Tokens with another set, whose scores are closer than rounding explains; see [`MARGIN`].
+    /// Tokens with another set, whose scores are no further apart than `margin`.
     pub ties: usize,
+    /// Largest margin that was granted to any module: [`MARGIN`], or what rounding explains beyond it.
+    pub margin: f64,
     /// The first token with another set and no such excuse.
     pub unexplained: Option<Disagreement>,
     /// Tokens with another set and no such excuse.
@@ -54,7 +58,7 @@ pub struct Disagreement {
 /// Chosen experts as a backend returned them.
 pub(super) struct BackendRouting {
     /// What the reference replays.
-    pub(super) routing: Routing,
+    pub(super) choices: Choices,
     /// Modules in the order of the graph.
     pub(super) order: Vec<String>,
 }
@@ -70,7 +74,7 @@ pub fn output_name(module: &str, part: &str) -> String {
 ///
 /// The name of an output that is missing or is no routing.
 pub(super) fn backend_routing(outputs: &NamedTensors, modules: &[String]) -> Result<BackendRouting, String> {
-    let mut routing = Routing::new();
+    let mut choices = Choices::new();
     for module in modules {
         let indices_name = output_name(module, "indices");
         let weights_name = output_name(module, "weights");
@@ -81,19 +85,10 @@ pub(super) fn backend_routing(outputs: &NamedTensors, modules: &[String]) -> Res
         if weights.shape() != indices.shape() {
             return Err(weights_name);
         }
-        let module_routing = ModuleRouting {
-            batch,
-            tokens,
-            num_experts: 0,
-            top_k,
-            probs: Vec::new(),
-            indices: values.to_vec(),
-            weights: weights.to_f64(),
-            routed: Vec::new(),
-        };
-        routing.insert(module.clone(), module_routing);
+        let weights = weights.to_f64();
+        choices.insert(module.clone(), ModuleChoices { batch, tokens, top_k, indices: values.to_vec(), weights });
     }
-    Ok(BackendRouting { routing, order: modules.to_vec() })
+    Ok(BackendRouting { choices, order: modules.to_vec() })
 }
 
 impl RoutingComparison {
@@ -108,14 +103,16 @@ impl RoutingComparison {
         let mut previous = None;
         let mut divergent = None;
         for module in &backend.order {
-            let (Some(found), Some(expected)) = (backend.routing.get(module), reference.get(module)) else { continue };
+            let (Some(found), Some(expected)) = (backend.choices.get(module), reference.get(module)) else { continue };
             let moved = |of: fn(&ModuleRouting) -> &[f64], least: f64| {
                 let rounded = rounded.get(module).map_or(&[][..], of);
                 let distances = of(expected).iter().zip(rounded).map(|(a, b)| (a - b).abs());
                 least.max(ROUNDINGS * distances.fold(0.0, f64::max))
             };
-            self.add_module(case, module, found, expected, moved(|routing| &routing.probs, MARGIN));
-            let tolerance = moved(|routing| &routing.weights, WEIGHT_TOLERANCE);
+            let margin = moved(|routing| &routing.scores, MARGIN);
+            self.margin = self.margin.max(margin);
+            self.add_module(case, module, found, expected, margin);
+            let tolerance = moved(|routing| &routing.choices.weights, WEIGHT_TOLERANCE);
             if divergent.is_none() && !weights_agree(found, expected, tolerance) {
                 divergent = Some((previous, module));
             }
@@ -131,14 +128,14 @@ impl RoutingComparison {
         &mut self,
         case: &str,
         module: &str,
-        found: &ModuleRouting,
+        found: &ModuleChoices,
         expected: &ModuleRouting,
         largest_margin: f64,
     ) {
-        let (top_k, experts) = (expected.top_k, expected.num_experts);
-        for token in (0..expected.batch * expected.tokens).filter(|token| expected.routed[*token]) {
+        let (top_k, experts) = (expected.choices.top_k, expected.num_experts);
+        for token in routed_tokens(expected) {
             self.decisions += 1;
-            let scores = &expected.probs[token * experts..(token + 1) * experts];
+            let scores = &expected.scores[token * experts..(token + 1) * experts];
             let ranked = ranked(scores);
             let mut chosen = found.indices[token * top_k..(token + 1) * top_k].to_vec();
             chosen.sort_unstable();
@@ -157,14 +154,19 @@ impl RoutingComparison {
             self.unexplained.get_or_insert_with(|| Disagreement {
                 case: case.into(),
                 module: module.into(),
-                batch: token / expected.tokens,
-                token: token % expected.tokens,
+                batch: token / expected.choices.tokens,
+                token: token % expected.choices.tokens,
                 found: chosen,
                 expected: best,
                 margin,
             });
         }
     }
+}
+
+/// The tokens that `routing` sends anywhere.
+fn routed_tokens(routing: &ModuleRouting) -> impl Iterator<Item = usize> + '_ {
+    (0..routing.choices.batch * routing.choices.tokens).filter(|token| routing.routed[*token])
 }
 
 /// Experts by falling score, lower index first among equals.
@@ -187,12 +189,12 @@ fn overturned_margin(scores: &[f64], chosen: &[i64], best: &[i64]) -> f64 {
     if distinct { best_missed - worst_chosen } else { f64::INFINITY }
 }
 
-fn weights_agree(found: &ModuleRouting, expected: &ModuleRouting, tolerance: f64) -> bool {
-    let top_k = expected.top_k;
-    (0..expected.batch * expected.tokens).filter(|token| expected.routed[*token]).all(|token| {
+fn weights_agree(found: &ModuleChoices, expected: &ModuleRouting, tolerance: f64) -> bool {
+    let (top_k, chosen) = (expected.choices.top_k, &expected.choices);
+    routed_tokens(expected).all(|token| {
         let slots = token * top_k..(token + 1) * top_k;
         let mut found: Vec<_> = found.indices[slots.clone()].iter().zip(&found.weights[slots.clone()]).collect();
-        let mut expected: Vec<_> = expected.indices[slots.clone()].iter().zip(&expected.weights[slots]).collect();
+        let mut expected: Vec<_> = chosen.indices[slots.clone()].iter().zip(&chosen.weights[slots]).collect();
         found.sort_by_key(|(expert, _)| **expert);
         expected.sort_by_key(|(expert, _)| **expert);
         found.iter().zip(&expected).all(|((a, x), (b, y))| a == b && (**x - **y).abs() <= tolerance)
@@ -208,26 +210,26 @@ pub(super) fn without_routing(outputs: NamedTensors) -> impl Iterator<Item = (St
 mod tests {
     use super::*;
 
-    fn module(probs: &[f64], indices: &[i64], weights: &[f64]) -> ModuleRouting {
-        ModuleRouting {
-            batch: 1,
-            tokens: probs.len() / 3,
-            num_experts: 3,
-            top_k: 2,
-            probs: probs.to_vec(),
-            indices: indices.to_vec(),
-            weights: weights.to_vec(),
-            routed: vec![true; probs.len() / 3],
-        }
+    fn module(scores: &[f64], indices: &[i64]) -> Routing {
+        let weights = indices.iter().map(|expert| scores[usize::try_from(*expert).unwrap()]).collect();
+        let tokens = scores.len() / 3;
+        let choices = ModuleChoices { batch: 1, tokens, top_k: 2, indices: indices.to_vec(), weights };
+        let routing = ModuleRouting { choices, num_experts: 3, scores: scores.to_vec(), routed: vec![true; tokens] };
+        [("m".to_owned(), routing)].into()
     }
 
-    fn compare(found: &[i64], probs: &[f64]) -> RoutingComparison {
-        let weights: Vec<_> = found.iter().map(|expert| probs[usize::try_from(*expert).unwrap()]).collect();
-        let routing = [("m".to_owned(), module(probs, found, &weights))].into();
-        let backend = BackendRouting { routing, order: vec!["m".into()] };
+    /// Compares where the reference's scores are moved to `rounded` by rounding.
+    fn compare_rounded(found: &[i64], scores: &[f64], rounded: &[f64]) -> RoutingComparison {
+        let reference = module(scores, found);
+        let choices = reference.iter().map(|(name, module)| (name.clone(), module.choices.clone())).collect();
+        let backend = BackendRouting { choices, order: vec!["m".into()] };
         let mut comparison = RoutingComparison::default();
-        comparison.add("case", &backend, &backend.routing, &backend.routing);
+        comparison.add("case", &backend, &reference, &module(rounded, found));
         comparison
+    }
+
+    fn compare(found: &[i64], scores: &[f64]) -> RoutingComparison {
+        compare_rounded(found, scores, scores)
     }
 
     #[test]
@@ -240,6 +242,15 @@ mod tests {
         let comparison = compare(&[0, 2], &[0.5, 0.250_001, 0.249_999]);
         assert_eq!((comparison.equal, comparison.ties), (0, 1));
         assert!(comparison.passed());
+    }
+
+    #[test]
+    fn the_margin_is_what_rounding_explains_and_is_told() {
+        let scores = [0.5, 0.26, 0.24];
+        assert_eq!(compare(&[0, 1], &scores).margin, MARGIN);
+        let moved = compare_rounded(&[0, 2], &scores, &[0.5, 0.255, 0.245]);
+        assert!((moved.margin - ROUNDINGS * 0.005).abs() < 1e-12, "{moved:?}");
+        assert_eq!((moved.ties, moved.passed()), (1, true));
     }
 
     #[test]

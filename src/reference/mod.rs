@@ -67,24 +67,34 @@ impl fmt::Display for Part {
 /// The routing of an evaluation, by name of the module; a layer by itself may have an empty name.
 pub type Routing = BTreeMap<String, ModuleRouting>;
 
-/// Where one routed module sent its tokens.
+/// The chosen experts of every module, by name as in [`Routing`].
+pub type Choices = BTreeMap<String, ModuleChoices>;
+
+/// The experts that one module's tokens go to: all that a runtime tells, and all that is replayed.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ModuleRouting {
+pub struct ModuleChoices {
     /// `B`.
     pub batch: usize,
     /// `T`.
     pub tokens: usize,
-    /// `E`.
-    pub num_experts: usize,
     /// `k`.
     pub top_k: usize,
-    /// What ranks the experts, `[B, T, E]`, also at tokens that are not routed: the softmax over all experts,
-    /// or the logits themselves if the module's gate takes the top-k before the softmax.
-    pub probs: Vec<f64>,
     /// The chosen experts, `[B, T, k]`, by falling weight; in the given order where they were replayed.
     pub indices: Vec<i64>,
     /// Their weights, `[B, T, k]`; 0 at tokens that are not routed.
     pub weights: Vec<f64>,
+}
+
+/// Where one routed module sent its tokens, and why.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModuleRouting {
+    /// Where.
+    pub choices: ModuleChoices,
+    /// `E`.
+    pub num_experts: usize,
+    /// What ranks the experts, `[B, T, E]`, also at tokens that are not routed: probabilities of a softmax over all
+    /// experts, or logits where the module's gate takes the top-k before the softmax.
+    pub scores: Vec<f64>,
     /// Whether the token is routed, `[B, T]`; false at padded queries that the module skips.
     pub routed: Vec<bool>,
 }
@@ -92,10 +102,11 @@ pub struct ModuleRouting {
 impl ModuleRouting {
     /// Expert and weight in every slot of token `t` of row `b`; nothing where the token is not routed.
     fn choice(&self, b: usize, t: usize) -> impl Iterator<Item = (usize, f64)> + '_ {
-        let token = b * self.tokens + t;
-        let slots = if self.routed[token] { token * self.top_k..(token + 1) * self.top_k } else { 0..0 };
-        let experts = self.indices[slots.clone()].iter().filter_map(|index| usize::try_from(*index).ok());
-        experts.zip(self.weights[slots].iter().copied())
+        let ModuleChoices { tokens, top_k, indices, weights, .. } = &self.choices;
+        let token = b * tokens + t;
+        let slots = if self.routed[token] { token * top_k..(token + 1) * top_k } else { 0..0 };
+        let experts = indices[slots.clone()].iter().filter_map(|index| usize::try_from(*index).ok());
+        experts.zip(weights[slots].iter().copied())
     }
 }
 
@@ -108,12 +119,19 @@ pub struct Evaluation {
     pub routing: Routing,
 }
 
+impl Evaluation {
+    /// The experts alone, as [`Reference::run`] replays them.
+    pub fn choices(&self) -> Choices {
+        self.routing.iter().map(|(module, routing)| (module.clone(), routing.choices.clone())).collect()
+    }
+}
+
 /// A model with all weights as f64, rounded before where an export stores less.
 #[derive(Debug, Clone)]
 pub struct Reference {
     network: Arc<Network>,
     /// What a runtime rounds activations to.
-    activations: Precision,
+    activations: FloatType,
 }
 
 #[derive(Debug)]
@@ -150,25 +168,24 @@ impl Reference {
             Model::Layer(model) => Network::Layer(MoaLayer::new(model, stored)?),
             Model::Transformer(_) | Model::TransformerMaskedLm(_) => Network::Baseline,
         };
-        Ok(Self { network: Arc::new(network), activations: precision(floats.activations()) })
+        Ok(Self { network: Arc::new(network), activations: floats.activations() })
     }
 
     /// The same reference for a runtime that rounds activations to `to`.
     #[must_use]
     pub fn rounding_to(&self, to: FloatType) -> Self {
-        Self { activations: precision(to), ..self.clone() }
+        Self { activations: to, ..self.clone() }
     }
 
-    /// Whether [`Self::run_rounded`] rounds to a type of two bytes.
-    pub fn rounds_to_two_bytes(&self) -> bool {
-        matches!(self.activations, Precision::Half | Precision::Brain)
+    /// What [`Self::run_rounded`] rounds to.
+    pub const fn activations(&self) -> FloatType {
+        self.activations
     }
 
     /// Evaluates one part of the model.
     ///
     /// With `replay`, every module sends each routed token to the experts that `replay` names, with weights
-    /// from its own scores. Only `batch`, `tokens`, `top_k` and `indices` of a replayed module are read;
-    /// modules of other parts may be present.
+    /// from its own scores, not those of `replay`; modules of other parts may be present.
     ///
     /// # Errors
     ///
@@ -179,7 +196,7 @@ impl Reference {
         &self,
         part: Part,
         inputs: &NamedTensors,
-        replay: Option<&Routing>,
+        replay: Option<&Choices>,
     ) -> Result<Evaluation, ReferenceError> {
         self.evaluate(part, Inputs { tensors: inputs, precision: Precision::Double }, replay)
     }
@@ -195,12 +212,12 @@ impl Reference {
         &self,
         part: Part,
         inputs: &NamedTensors,
-        replay: Option<&Routing>,
+        replay: Option<&Choices>,
     ) -> Result<Evaluation, ReferenceError> {
-        self.evaluate(part, Inputs { tensors: inputs, precision: self.activations }, replay)
+        self.evaluate(part, Inputs { tensors: inputs, precision: precision(self.activations) }, replay)
     }
 
-    fn evaluate(&self, part: Part, inputs: Inputs<'_>, replay: Option<&Routing>) -> Result<Evaluation, ReferenceError> {
+    fn evaluate(&self, part: Part, inputs: Inputs<'_>, replay: Option<&Choices>) -> Result<Evaluation, ReferenceError> {
         let mut tape = Tape::new(replay);
         let outputs = match (self.network.as_ref(), part) {
             (Network::EncoderDecoder(model), Part::Encoder) => model.encode(inputs, &mut tape)?,

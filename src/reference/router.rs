@@ -3,7 +3,7 @@
 use moa_schema::GateMode;
 
 use super::{
-    ModuleRouting, ReferenceError, Routing,
+    Choices, ModuleChoices, ModuleRouting, ReferenceError, Routing,
     math::{Sums, softmax, top_k, vector_matrix},
     sequence::Sequence,
 };
@@ -11,12 +11,12 @@ use super::{
 /// Collects the routing of an evaluation, and holds the one to be replayed.
 #[derive(Debug)]
 pub(super) struct Tape<'a> {
-    replay: Option<&'a Routing>,
+    replay: Option<&'a Choices>,
     routing: Routing,
 }
 
 impl<'a> Tape<'a> {
-    pub(super) fn new(replay: Option<&'a Routing>) -> Self {
+    pub(super) fn new(replay: Option<&'a Choices>) -> Self {
         Self { replay, routing: Routing::new() }
     }
 
@@ -49,17 +49,8 @@ impl Router {
         routed: Vec<bool>,
         tape: &'t mut Tape<'_>,
     ) -> Result<&'t ModuleRouting, ReferenceError> {
-        let mut routing = ModuleRouting {
-            batch: x.batch,
-            tokens: x.tokens,
-            num_experts: self.num_experts,
-            top_k: self.top_k,
-            probs: Vec::with_capacity(routed.len() * self.num_experts),
-            indices: Vec::with_capacity(routed.len() * self.top_k),
-            weights: Vec::with_capacity(routed.len() * self.top_k),
-            routed,
-        };
-        let replayed = tape.replay.map(|replay| self.replayed(replay, &routing)).transpose()?;
+        let mut routing = self.empty_routing(x, routed);
+        let replayed = tape.replay.map(|replay| self.replayed(replay, &routing.choices)).transpose()?;
         for token in 0..routing.routed.len() {
             let logits = vector_matrix(
                 x.sums(),
@@ -78,11 +69,28 @@ impl Router {
             } else {
                 vec![0.0; chosen.len()]
             };
-            routing.probs.extend(scores);
-            routing.indices.extend(chosen.iter().map(|expert| *expert as i64));
-            routing.weights.extend(weights);
+            routing.scores.extend(scores);
+            routing.choices.indices.extend(chosen.iter().map(|expert| *expert as i64));
+            routing.choices.weights.extend(weights);
         }
         Ok(tape.routing.entry(self.module.clone()).insert_entry(routing).into_mut())
+    }
+
+    /// Room for the tokens of `x`.
+    fn empty_routing(&self, x: &Sequence, routed: Vec<bool>) -> ModuleRouting {
+        let slots = routed.len() * self.top_k;
+        ModuleRouting {
+            choices: ModuleChoices {
+                batch: x.batch,
+                tokens: x.tokens,
+                top_k: self.top_k,
+                indices: Vec::with_capacity(slots),
+                weights: Vec::with_capacity(slots),
+            },
+            num_experts: self.num_experts,
+            scores: Vec::with_capacity(routed.len() * self.num_experts),
+            routed,
+        }
     }
 
     /// What ranks the experts of a token.
@@ -106,9 +114,9 @@ impl Router {
     }
 
     /// The indices to be replayed, `[B, T, k]`, where they have the shape of `own`.
-    fn replayed<'r>(&self, replay: &'r Routing, own: &ModuleRouting) -> Result<&'r [i64], ReferenceError> {
+    fn replayed<'r>(&self, replay: &'r Choices, own: &ModuleChoices) -> Result<&'r [i64], ReferenceError> {
         let given = replay.get(&self.module).ok_or_else(|| self.mismatch("is missing".into()))?;
-        let sizes = |of: &ModuleRouting| [of.batch, of.tokens, of.top_k];
+        let sizes = |of: &ModuleChoices| [of.batch, of.tokens, of.top_k];
         if sizes(given) != sizes(own) {
             let what = format!("[B, T, k] must be {:?}, found {:?}", sizes(own), sizes(given));
             return Err(self.mismatch(what));
@@ -145,7 +153,7 @@ mod tests {
     use crate::reference::sequence::Precision;
 
     /// Routes the one token `x = 1`, so that the logits are ln 1, ln 2, ln 4, ln 1.
-    fn route(gate_mode: GateMode, routed: bool, replay: Option<&Routing>) -> Result<ModuleRouting, ReferenceError> {
+    fn route(gate_mode: GateMode, routed: bool, replay: Option<&Choices>) -> Result<ModuleRouting, ReferenceError> {
         let weight = [1.0_f64, 2.0, 4.0, 1.0].map(f64::ln).to_vec();
         let router = Router { module: "m".into(), weight, num_experts: 4, top_k: 2, gate_mode };
         let x = Sequence { precision: Precision::Double, batch: 1, tokens: 1, width: 1, values: vec![1.0] };
@@ -162,43 +170,42 @@ mod tests {
     #[test]
     fn every_gate_mode_has_its_weights() {
         let ln = f64::ln;
-        for (mode, probs, weights) in [
+        for (mode, scores, weights) in [
             (GateMode::SoftmaxTopk, [0.125, 0.25, 0.5, 0.125], [0.5, 0.25]),
             (GateMode::SoftmaxTopkRenorm, [0.125, 0.25, 0.5, 0.125], [2.0 / 3.0, 1.0 / 3.0]),
             (GateMode::TopkSoftmax, [0.0, ln(2.0), ln(4.0), 0.0], [2.0 / 3.0, 1.0 / 3.0]),
         ] {
             let routing = route(mode, true, None).unwrap();
-            assert_eq!(routing.indices, [2, 1]);
-            assert_close(&routing.probs, &probs);
-            assert_close(&routing.weights, &weights);
+            assert_eq!(routing.choices.indices, [2, 1]);
+            assert_close(&routing.scores, &scores);
+            assert_close(&routing.choices.weights, &weights);
         }
     }
 
     #[test]
     fn an_unrouted_token_has_weights_of_zero() {
         let routing = route(GateMode::SoftmaxTopk, false, None).unwrap();
-        assert_eq!((routing.weights, routing.routed), (vec![0.0, 0.0], vec![false]));
+        assert_eq!((routing.choices.weights, routing.routed), (vec![0.0, 0.0], vec![false]));
     }
 
     #[test]
     fn replayed_indices_get_weights_from_own_scores() {
-        let mut given = route(GateMode::SoftmaxTopk, true, None).unwrap();
+        let mut given = route(GateMode::SoftmaxTopk, true, None).unwrap().choices;
         given.indices = vec![3, 1];
-        (given.num_experts, given.probs, given.weights, given.routed) = (0, vec![], vec![], vec![]);
-        let replay = Routing::from([("m".into(), given)]);
-        assert_close(&route(GateMode::SoftmaxTopk, true, Some(&replay)).unwrap().weights, &[0.125, 0.25]);
-        let renormalised = route(GateMode::SoftmaxTopkRenorm, true, Some(&replay)).unwrap();
+        let replay = Choices::from([("m".into(), given)]);
+        assert_close(&route(GateMode::SoftmaxTopk, true, Some(&replay)).unwrap().choices.weights, &[0.125, 0.25]);
+        let renormalised = route(GateMode::SoftmaxTopkRenorm, true, Some(&replay)).unwrap().choices;
         assert_close(&renormalised.weights, &[1.0 / 3.0, 2.0 / 3.0]);
         assert_eq!(renormalised.indices, [3, 1]);
     }
 
     #[test]
     fn a_replay_that_does_not_fit_is_refused() {
-        let good = route(GateMode::SoftmaxTopk, true, None).unwrap();
-        let message = |change: &dyn Fn(&mut ModuleRouting)| {
+        let good = route(GateMode::SoftmaxTopk, true, None).unwrap().choices;
+        let message = |change: &dyn Fn(&mut ModuleChoices)| {
             let mut given = good.clone();
             change(&mut given);
-            let replay = Routing::from([("m".into(), given)]);
+            let replay = Choices::from([("m".into(), given)]);
             route(GateMode::SoftmaxTopk, true, Some(&replay)).map_err(|error| error.to_string()).unwrap_err()
         };
         assert!(message(&|given| given.indices = vec![0, 4]).ends_with("index 4 names none of 4 experts"));
@@ -206,15 +213,15 @@ mod tests {
         assert!(message(&|given| given.indices = vec![1, 1]).ends_with("a token names expert 1 twice"));
         assert!(message(&|given| given.indices = vec![1]).ends_with("must hold 2 indices, found 1"));
         assert!(message(&|given| given.tokens = 2).contains("found [1, 2, 2]"));
-        let error = route(GateMode::SoftmaxTopk, true, Some(&Routing::new())).unwrap_err().to_string();
+        let error = route(GateMode::SoftmaxTopk, true, Some(&Choices::new())).unwrap_err().to_string();
         assert_eq!(error, "replayed routing of module \"m\": is missing");
     }
 
     #[test]
     fn replayed_indices_of_an_unrouted_token_are_ignored() {
-        let mut given = route(GateMode::SoftmaxTopk, true, None).unwrap();
+        let mut given = route(GateMode::SoftmaxTopk, true, None).unwrap().choices;
         given.indices = vec![-1, -1];
-        let replay = Routing::from([("m".into(), given)]);
-        assert_eq!(route(GateMode::SoftmaxTopk, false, Some(&replay)).unwrap().indices, [2, 1]);
+        let replay = Choices::from([("m".into(), given)]);
+        assert_eq!(route(GateMode::SoftmaxTopk, false, Some(&replay)).unwrap().choices.indices, [2, 1]);
     }
 }

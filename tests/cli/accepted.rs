@@ -121,7 +121,7 @@ fn other_types_of_float_are_exported_and_verified() {
         model.convert(dtype);
         let scene = Scene::with(&model);
         let printed = scene.accepts("ck -o out --verify");
-        assert!(printed.ends_with("\nverified\n"), "{dtype:?}: {printed}");
+        assert!(printed.contains("\nverified on "), "{dtype:?}: {printed}");
         scene.accepts("verify out --checkpoint ck --backends ort");
     }
 }
@@ -138,7 +138,7 @@ fn every_precision_is_exported_and_verified() {
             }
             let scene = Scene::with(&model);
             let printed = scene.accepts(&format!("ck -o out --dtype {dtype} --verify"));
-            assert!(printed.ends_with("\nverified\n"), "{dtype} from {stored:?}: {printed}");
+            assert!(printed.contains("\nverified on "), "{dtype} from {stored:?}: {printed}");
         }
     }
 }
@@ -149,7 +149,25 @@ fn sharded_folders_are_exported_and_verified() {
     let scene = Scene::new();
     Model::read("variants/v_untied").write_sharded(&scene.path("ck"), 3);
     scene.accepts("ck -o out");
-    assert!(scene.accepts("verify out --checkpoint ck").ends_with("\nverified\n"));
+    assert!(scene.accepts("verify out --checkpoint ck").contains("\nverified on "));
+}
+
+/// What is odd and does no harm is said once by every command.
+#[test]
+fn oddities_of_checkpoints_are_noted() {
+    require_runtime();
+    let scene = Scene::new();
+    Model::read("variants/v_untied").write_sharded(&scene.path("ck"), 2);
+    let index = "ck/model.safetensors.index.json";
+    let mut value: Value = serde_json::from_slice(&scene.read(index)).unwrap();
+    value["metadata"]["total_size"] = json!(13);
+    scene.write(index, value.to_string());
+    for line in ["ck -o out --verify", "verify out --checkpoint ck", "inspect ck"] {
+        let outcome = scene.moa(line);
+        let note = "note: ck/model.safetensors.index.json: \"total_size\" is 13, but the tensors have ";
+        assert!(outcome.code == Some(0) && outcome.stderr.starts_with(note), "{line}: {}", outcome.stderr);
+        assert_eq!(outcome.stderr.lines().count(), 1, "{line}: {}", outcome.stderr);
+    }
 }
 
 /// What is not read does no harm: buffers of integers, and values that are no numbers among them.

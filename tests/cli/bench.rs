@@ -371,7 +371,7 @@ fn bad_shapes_and_empty_grids_are_refused() {
 fn results_never_replace_what_is_read() {
     let scene = exported("");
     scene.accepts("ck -o out");
-    for name in ["r.json", "ck/added_tokens.json", "ck/bpecodes"] {
+    for name in ["r.json", "l.so", "t.safetensors", "ck/added_tokens.json", "ck/bpecodes"] {
         scene.write(name, "{}");
     }
     let before = scene.snapshot();
@@ -390,6 +390,10 @@ fn results_never_replace_what_is_read() {
         ("run m.onnx --inputs r.json --outputs l.so --library l.so --force", "is read by this command"),
         ("run m.onnx --inputs r.json --backend tensorrt --plan p --outputs p --force", "is read by this command"),
         ("profile m.onnx --inputs r.json --report r.json --force", "is read by this command"),
+        ("profile m.onnx --inputs r.json --library l.so --report l.so --force", "is read by this command"),
+        ("bench m.onnx --library l.so --report l.so --force", "is read by this command"),
+        ("bench m.onnx --compare r.json --json ./r.json --force", "is read by this command"),
+        ("bench m.onnx --routing trace:t.safetensors --json t.safetensors --force", "is read by this command"),
     ] {
         scene.refuses(line, 2, &[part, "help: "]);
         scene.assert_unchanged(&before, line);

@@ -193,7 +193,7 @@ fn what_was_computed_is_printed_though_a_file_cannot_be_written() {
         (format!("{bench} --json r"), "time beside the first"),
         (format!("{bench} --json - --csv r"), "\"receipt\""),
         (format!("{bench} --report r"), "time beside the first"),
-        ("verify m.onnx --checkpoint ck --backends ort-function --json r".into(), "\nverified\n"),
+        ("verify m.onnx --checkpoint ck --backends ort-function --json r".into(), "\nverified on "),
         ("verify m.onnx --checkpoint ck --backends ort-function --json - --report r".into(), "\"passed\""),
         ("profile m.onnx --inputs lines.ids --report r".into(), "max/mean"),
     ] {

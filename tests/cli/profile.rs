@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use moa_export::onnx::proto::ModelProto;
+use prost::Message;
 use serde_json::Value;
 
 use crate::{
@@ -44,6 +46,26 @@ fn a_greedy_translation_that_is_right_is_routed_as_its_target() {
     assert!(tokens.iter().all(|token| token["count"].as_u64() >= Some(2) && token["symbol"].is_string()));
     let table = scene.accepts("profile out --inputs pairs.tsv --pmi --batch 1");
     assert!(table.contains("encoder.layers.0.self_attn ") && table.contains("thousand ("), "{table}");
+}
+
+/// An encoder whose routing has no names is run for the decoder's sake; by itself it shows nothing.
+#[test]
+fn a_decoder_is_profiled_beside_an_encoder_without_named_routing() {
+    let scene = translator("standard");
+    let all = json(&scene, "out --inputs pairs.tsv --backend ort-function");
+    let mut model = ModelProto::decode(scene.read("out/encoder_model.onnx").as_slice()).unwrap();
+    for node in &mut model.graph.as_mut().unwrap().node {
+        for name in node.input.iter_mut().chain(&mut node.output).filter(|name| name.starts_with("router.")) {
+            name.insert_str(0, "no.");
+        }
+    }
+    scene.write("out/encoder_model.onnx", model.encode_to_vec());
+    let decoder = json(&scene, "out --inputs pairs.tsv --backend ort-function");
+    let modules = all["modules"].as_array().unwrap().iter();
+    let expected: Vec<_> = modules.filter(|module| module["graph"] == "decoder_model.onnx").collect();
+    assert!(!expected.is_empty() && expected.into_iter().eq(decoder["modules"].as_array().unwrap()), "{decoder:#}");
+    scene.write("lines.ids", "4 5 2\n");
+    scene.refuses("profile out/encoder_model.onnx --inputs lines.ids", 4, &["encoder_model.onnx", "help: "]);
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn sound_exports_are_verified() {
         let scene = exported(&format!("--form {form}"));
         let before = scene.snapshot();
         let printed = scene.accepts("verify m.onnx --checkpoint ck");
-        assert!(printed.ends_with("\nverified\n") && printed.contains(&format!("{form} form")), "{printed}");
+        assert!(printed.contains("\nverified on ") && printed.contains(&format!("{form} form")), "{printed}");
         assert!(printed.contains("bit for bit"), "{printed}");
         scene.assert_unchanged(&before, form);
     }
@@ -51,7 +51,7 @@ fn exporting_with_verify_verifies() {
     require_runtime();
     let scene = Scene::with(&Model::translator());
     let printed = scene.accepts("ck -o out --verify --external-data always");
-    assert!(printed.starts_with("wrote out/") && printed.ends_with("\nverified\n"), "{printed}");
+    assert!(printed.starts_with("wrote out/") && printed.contains("\nverified on "), "{printed}");
     scene.accepts("verify out --checkpoint ck --backends ort,tract --seed 7 --threads 2");
 }
 
@@ -87,7 +87,7 @@ fn json_says_whether_it_passed() {
     assert_eq!((&value["passed"], &value["family"]), (&true.into(), &"moa_layer".into()));
     assert_eq!(value["backends"].as_array().unwrap().len(), 4);
     let printed = scene.accepts("verify m.onnx --checkpoint ck --json report.json");
-    assert!(printed.ends_with("\nverified\n"));
+    assert!(printed.contains("\nverified on "));
     assert_eq!(json(&String::from_utf8(scene.read("report.json")).unwrap()), value);
     damage(&scene);
     let outcome = scene.moa("verify m.onnx --checkpoint ck --json -");
@@ -122,7 +122,13 @@ fn no_tolerance_is_too_little() {
     let outcome = scene.moa("verify m.onnx --checkpoint ck --atol 0");
     assert_eq!(outcome.code, Some(1), "{}", outcome.stdout);
     assert!(outcome.stdout.contains("out of tolerance"), "{}", outcome.stdout);
-    scene.accepts("verify m.onnx --checkpoint ck --atol 1e-3 --rtol 1e-3");
+    let line = "verify m.onnx --checkpoint ck --backends ort-function";
+    let printed = scene.accepts(&format!("{line} --atol 1e-9 --rtol 1e-2"));
+    assert!(printed.contains("  1.0e-9 + 1.0e-2 |expected|  ok"), "{printed}");
+    let value = json(&scene.accepts(&format!("{line} --rtol 1e-2 --json -")));
+    let outputs = &value["backends"][0]["graphs"][0]["outputs"];
+    assert!(outputs["rtol"] == 1e-2 && outputs["atol"].as_f64() > Some(1e-9), "the derived part stays: {outputs:#}");
+    assert!(outputs["largest_share"].as_f64() < Some(1.0), "{outputs:#}");
 }
 
 #[test]
@@ -174,6 +180,86 @@ fn data_files_must_be_whole() {
     scene.refuses("verify m.onnx --checkpoint ck", 5, &["m.onnx.data"]);
 }
 
+/// Takes from `m.onnx` what says how it was exported.
+fn forget_the_form(scene: &Scene) {
+    let mut model = ModelProto::decode(scene.read("m.onnx").as_slice()).unwrap();
+    model.metadata_props.retain(|entry| entry.key != "moa.form");
+    scene.write("m.onnx", model.encode_to_vec());
+}
+
+/// An audit that was skipped is named wherever the verdict is.
+#[test]
+fn weights_that_were_not_compared_are_not_verified() {
+    let scene = exported("");
+    forget_the_form(&scene);
+    let line = "verify m.onnx --checkpoint ck --backends ort,ort-function";
+    let printed = scene.accepts(&format!("{line} --report page.html"));
+    let verdict = "verified on every backend; the weights of m.onnx were NOT compared";
+    assert!(
+        printed.contains("weights of m.onnx: skipped, ") && printed.ends_with(&format!("\n{verdict}\n")),
+        "{printed}"
+    );
+    let page = String::from_utf8(scene.read("page.html")).unwrap();
+    assert!(page.contains(verdict), "{page}");
+    let value = json(&scene.accepts(&format!("{line} --json -")));
+    let left_out = value["not_compared"].as_array().unwrap();
+    assert!(left_out.len() == 1 && left_out[0].as_str().unwrap().starts_with("weights of m.onnx: "), "{value:#}");
+    let audit = &value["audits"][0];
+    assert!(audit["skipped"].is_string() && audit["weights"].is_null(), "{audit}");
+    let bench = "bench m.onnx --samples 8 --warm-up 0.05 --no-operators --backends ort-function --checkpoint ck";
+    let printed = scene.accepts(bench);
+    assert!(printed.contains("m.onnx on ort-function: not checked, weights of m.onnx: "), "{printed}");
+}
+
+/// A vocabulary that is too large to be swept.
+#[test]
+fn cases_that_are_left_out_are_told() {
+    require_runtime();
+    let mut model = Model::translator();
+    for key in ["vocab_size", "src_vocab_size", "tgt_vocab_size"] {
+        model.set(key, 4097);
+    }
+    let embeddings = model.tensors.values_mut().filter(|tensor| tensor.shape[0] == 20);
+    embeddings.for_each(|tensor| {
+        let row = tensor.bytes.len() / 20;
+        tensor.shape[0] = 4097;
+        tensor.bytes = tensor.bytes.iter().copied().cycle().take(4097 * row).collect();
+    });
+    let scene = Scene::with(&model);
+    scene.accepts("ck -o out");
+    let printed = scene.accepts("verify out --checkpoint ck --backends ort-function,ort --report page.html");
+    let page = String::from_utf8(scene.read("page.html")).unwrap();
+    for graph in ["encoder_model.onnx", "decoder_model.onnx"] {
+        let line = format!("{graph}: no case reads every token of the vocabulary: it has 4097, more than 4096");
+        assert!(printed.matches(&line).count() == 1 && page.contains(&line), "{printed}");
+    }
+    let small = exported("");
+    let value = json(&small.accepts("verify m.onnx --checkpoint ck --json -"));
+    assert!(value["backends"][0]["graphs"][0]["left_out"].is_null(), "{value:#}");
+}
+
+/// What was granted is told in the types of the export.
+#[test]
+fn tolerance_and_margin_are_those_that_were_granted() {
+    require_runtime();
+    let scene = Scene::with(&Model::translator());
+    scene.accepts("ck -o out --dtype fp16");
+    let line = "verify out --checkpoint ck --backends ort-function";
+    let value = json(&scene.accepts(&format!("{line} --json - --report page.html")));
+    let backend = &value["backends"][0];
+    assert_eq!(backend["activations"], "float16");
+    assert!(backend["graphs"][0]["routing"]["margin"].as_f64() > Some(1e-5), "{backend:#}");
+    let page = String::from_utf8(scene.read("page.html")).unwrap();
+    assert!(page.contains("float16") && !page.contains("rounding to f32"), "{page}");
+}
+
+#[test]
+fn gates_that_replace_those_of_the_family_are_named() {
+    let scene = exported("--gate-mode softmax_topk_renorm");
+    let printed = scene.accepts("verify m.onnx --checkpoint ck --backends ort-function");
+    assert!(printed.contains("\ngates: softmax_topk_renorm, in place of the family's\n"), "{printed}");
+}
+
 /// A backend that the user names must be used.
 #[test]
 fn named_backends_must_take_the_form() {
@@ -208,7 +294,11 @@ fn runtimes_that_are_none() {
         outcome.assert_failed(&what, 6, &["backend ort was not used", named]);
         let outcome = with("verify m.onnx --checkpoint ck");
         assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{what}: {}", outcome.stdout);
-        assert!(outcome.stdout.contains("skipped: ") && outcome.stdout.ends_with("\nverified\n"), "{}", outcome.stdout);
+        assert!(
+            outcome.stdout.contains("skipped: ") && outcome.stdout.contains("\nverified on "),
+            "{}",
+            outcome.stdout
+        );
     }
 }
 

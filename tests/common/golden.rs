@@ -253,29 +253,30 @@ pub(crate) fn assert_routing(golden: &NamedTensors, prefix: &str, routing: &Rout
 
 /// Compares one module with the golden tensors `{prefix}probs`, `{prefix}indices` and `{prefix}gates`.
 fn assert_module(golden: &NamedTensors, prefix: &str, found: &ModuleRouting, bound: f64) -> RoutingReport {
-    let (experts, k) = (found.num_experts, found.top_k);
+    let (experts, chosen) = (found.num_experts, &found.choices);
+    let k = chosen.top_k;
     let part = |part: &str| golden[&format!("{prefix}{part}")].clone();
     let (probs, indices, gates) = (part("probs"), part("indices"), part("gates"));
-    assert_eq!(probs.shape(), [found.batch, found.tokens, experts], "{prefix}probs");
-    assert_eq!(indices.shape(), [found.batch, found.tokens, k], "{prefix}indices");
+    assert_eq!(probs.shape(), [chosen.batch, chosen.tokens, experts], "{prefix}probs");
+    assert_eq!(indices.shape(), [chosen.batch, chosen.tokens, k], "{prefix}indices");
     let (probs, indices, gates) = (probs.to_f64(), indices.to_f64(), gates.to_f64());
     let mut report = RoutingReport::default();
-    for token in 0..found.batch * found.tokens {
+    for token in 0..chosen.batch * chosen.tokens {
         let (all, slots) = (token * experts..(token + 1) * experts, token * k..(token + 1) * k);
         let is_routed = probs[all.clone()].iter().any(|p| *p != 0.0);
         assert_eq!(found.routed[token], is_routed, "{prefix}: whether token {token} is routed");
         let what = format!("{prefix} token {token}");
-        report.worst.add(assert_close(&what, &found.weights[slots.clone()], &gates[slots.clone()], bound));
+        report.worst.add(assert_close(&what, &chosen.weights[slots.clone()], &gates[slots.clone()], bound));
         if !is_routed {
             continue;
         }
-        report.worst.add(assert_close(&what, &found.probs[all.clone()], &probs[all.clone()], bound));
-        let mut falling = found.probs[all].to_vec();
+        report.worst.add(assert_close(&what, &found.scores[all.clone()], &probs[all.clone()], bound));
+        let mut falling = found.scores[all].to_vec();
         falling.sort_by(|a, b| b.total_cmp(a));
         let next = falling.get(k).copied().unwrap_or(f64::NEG_INFINITY);
         for slot in slots.clone().filter(|slot| gates[*slot] - next > DECIDED) {
             let expert = indices[slot] as i64;
-            assert!(found.indices[slots.clone()].contains(&expert), "{what}: upstream chose expert {expert}");
+            assert!(chosen.indices[slots.clone()].contains(&expert), "{what}: upstream chose expert {expert}");
         }
         report.routed += 1;
         report.decided += usize::from(falling[k - 1] - next > DECIDED);

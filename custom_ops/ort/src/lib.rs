@@ -2,7 +2,7 @@
 //! the process has kernels for it, for the CUDA provider (feature `cuda`).
 //!
 //! The library exports one symbol, `RegisterCustomOps`; a session loads it with `register_custom_ops_library` or
-//! `RegisterCustomOpsLibrary`. It asks for the C API of ONNX Runtime 1.17, whatever the build enables, so one file
+//! `RegisterCustomOpsLibrary`. It asks for the C API of ONNX Runtime 1.18, whatever the build enables, so one file
 //! works in that version and in every later one.
 //!
 //! `ffi` is the door: the only module with `unsafe` code. `failure`, `attributes`, `prepare` and `compute` are safe

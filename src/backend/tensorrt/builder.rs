@@ -26,7 +26,9 @@ pub struct Plan {
     pub bytes: Vec<u8>,
     /// What they were built from.
     pub lock: PlanLock,
-    /// The timing cache as the build left it; absent where the plan comes out of a cache.
+    /// Whether it was not built, but taken from a cache of engines.
+    pub from_cache: bool,
+    /// The timing cache as the build left it, where there was a build.
     pub timing_cache: Option<Vec<u8>>,
 }
 
@@ -91,7 +93,9 @@ impl Installation {
         };
         let say = |text: &str| request.notice.map_or((), |notice| notice(text));
         match request.cache.map(|cache| cache.find(&recipe.key())) {
-            Some(Cached::Plan(bytes, lock)) => return Ok(Plan { bytes, lock: *lock, timing_cache: None }),
+            Some(Cached::Plan(bytes, lock)) => {
+                return Ok(Plan { bytes, lock: *lock, from_cache: true, timing_cache: None });
+            }
             Some(Cached::Damaged(why)) => say(&format!("the cached engine is not used and is built anew: {why}")),
             Some(Cached::Nothing) | None => {}
         }
@@ -129,7 +133,7 @@ impl Installation {
         // A plan that does not load is no plan; its layers are told as far as TensorRT tells them.
         let engine = self.engine(&built.plan)?;
         lock.layers = engine.layers().ok().and_then(|text| serde_json::from_str(&text).ok());
-        Ok(Plan { bytes: built.plan, lock, timing_cache: Some(built.timing_cache) })
+        Ok(Plan { bytes: built.plan, lock, from_cache: false, timing_cache: Some(built.timing_cache) })
     }
 
     /// Loads a plan whose lock was checked.

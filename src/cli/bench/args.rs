@@ -1,6 +1,6 @@
 //! What may be typed after `moa-export bench`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
@@ -124,6 +124,19 @@ pub(in crate::cli) struct BenchArguments {
     pub(super) force: bool,
     #[command(flatten)]
     pub(super) tensorrt: TensorRtArguments,
+}
+
+impl BenchArguments {
+    /// What no output may replace.
+    pub(super) fn inputs(&self) -> impl Iterator<Item = &Path> {
+        let Self { models, inputs, checkpoint, config, compare, library, tensorrt, routing, .. } = self;
+        let trace = match routing {
+            RoutingArgument::Trace(file) => Some(file),
+            _ => None,
+        };
+        let named = [inputs, checkpoint, config, compare, library, &tensorrt.plan].into_iter().flatten();
+        models.iter().chain(named).chain(trace).map(PathBuf::as_path)
+    }
 }
 
 /// What `--routing` means, before a trace is read.

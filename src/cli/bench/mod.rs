@@ -19,20 +19,19 @@ use super::{
     apart::keep_apart,
     args::BackendArgument,
     interrupt::end_cleanly,
-    print_result,
+    open_checkpoint, print_result,
     progress::{BenchProgress, VerifyProgress},
     report_file::ReportFile,
     run::{BackendOptions, backends},
 };
 use crate::{
     backend::{self, Backend, OrtOptions, Ranges, Survey},
-    checkpoint::Checkpoint,
     engine::{Device, Sizes},
     latency::{
         BenchResult, Budget, Change, Choice, End, Grid, LatencyError, Library, Machine, Model, Moment, Options,
         Outcome, Receipt, Setup, Threads, Verdict, bench, compare, hash_file, now,
     },
-    parity::{GraphReport, ToleranceOptions, VerifyOptions, verify_watched},
+    parity::{Finding, ToleranceOptions, VerifyOptions, verify_watched},
     tensor::NamedTensors,
     tensor_file,
 };
@@ -135,10 +134,7 @@ fn check_outputs(arguments: &BenchArguments) -> Result<(), Failure> {
         return Err(Failure::usage("--report needs a file", Some("give --report FILE.html")));
     }
     let files = [&arguments.json, &arguments.csv, &arguments.report].map(|path| path.as_deref());
-    let read =
-        [&arguments.inputs, &arguments.checkpoint, &arguments.config, &arguments.tensorrt.plan, &arguments.library];
-    let read = read.into_iter().flatten();
-    keep_apart(&files, &read.chain(&arguments.models).map(PathBuf::as_path).collect::<Vec<_>>())
+    keep_apart(&files, arguments.inputs())
 }
 
 fn grid(arguments: &BenchArguments) -> Result<Grid, Failure> {
@@ -186,36 +182,19 @@ fn verified(
     backends: &[Box<dyn Backend>],
 ) -> Result<Option<Vec<Vec<Verdict>>>, Failure> {
     let Some(path) = &arguments.checkpoint else { return Ok(None) };
-    let checkpoint = Checkpoint::open(path, arguments.config.as_deref())?;
+    let checkpoint = open_checkpoint(path, arguments.config.as_deref())?;
     let options = VerifyOptions { tolerance: ToleranceOptions::default(), seed: arguments.seed };
     let (mut all, progress) = (Vec::new(), VerifyProgress::new());
     for model in models {
         let result = verify_watched(&model.path, &checkpoint, backends, options, &progress)?;
-        let damaged = result.audits.iter().find(|audit| !audit.weights.passed());
-        let damaged = damaged.map(|audit| {
-            let first = audit.weights.faults.first().cloned().unwrap_or_default();
-            format!("{}: {first}", audit.graph)
-        });
-        let verdict = |report: &crate::parity::BackendReport| match (&damaged, &report.skipped) {
-            (Some(fault), _) => Verdict::Failed { fault: fault.clone() },
-            (None, Some(why)) => Verdict::NotChecked { why: why.clone() },
-            (None, None) => match report.graphs.iter().find(|graph| !graph.passed()) {
-                Some(graph) => Verdict::Failed { fault: fault(graph) },
-                None => Verdict::Verified,
-            },
+        let verdict = |report| match result.finding(report) {
+            Finding::Verified => Verdict::Verified,
+            Finding::NotCompared(why) => Verdict::NotChecked { why },
+            Finding::Differs(fault) => Verdict::Failed { fault: format!("{fault}; `moa-export verify` says more") },
         };
         all.push(result.backends.iter().map(verdict).collect());
     }
     Ok(Some(all))
-}
-
-fn fault(graph: &GraphReport) -> String {
-    let why = match (&graph.failure, &graph.routing.unexplained) {
-        (Some(failure), _) => failure.clone(),
-        (None, Some(found)) => format!("module {} sends tokens to other experts", found.module),
-        (None, None) => format!("{} of {} values are out of tolerance", graph.outputs.mismatches, graph.outputs.values),
-    };
-    format!("{}: {why}; `moa-export verify` says more", graph.graph)
 }
 
 fn receipt(arguments: &BenchArguments, setup: &Setup<'_>, threads: usize) -> Result<Receipt, Failure> {

@@ -15,9 +15,9 @@ use moa_graphs::{
 };
 use serde_json::json;
 
-use super::{Failure, print_result, table::table};
+use super::{Failure, open_checkpoint, print_result, table::table};
 use crate::{
-    checkpoint::{Checkpoint, read_config},
+    checkpoint::read_config,
     export::import,
     file_names::CONFIG,
     inspect::{
@@ -105,7 +105,7 @@ fn of_checkpoint(path: &Path, lengths: Lengths, arguments: &InspectArguments) ->
         let help = format!("give it as `moa-export inspect --config {}`", path.display());
         return Err(Failure::usage(format!("{} is no checkpoint", path.display()), Some(&help)));
     }
-    let checkpoint = Checkpoint::open(path, arguments.config.as_deref())?;
+    let checkpoint = open_checkpoint(path, arguments.config.as_deref())?;
     let model = import(&checkpoint, None)?;
     let count = |lengths| inspect(checkpoint.config().model_type(), &model, lengths);
     target_counts(arguments, |lengths| count(lengths).total)?;

@@ -108,7 +108,7 @@ impl Entry {
 ///
 /// # Errors
 ///
-/// A status where the runtime is older than 1.17 or refuses the domain.
+/// A status where the runtime is older than 1.18 or refuses the domain.
 ///
 /// # Safety
 ///
@@ -333,7 +333,7 @@ mod tests {
     unsafe extern "system" fn add(_: *mut OrtCustomOpDomain, op: *const OrtCustomOp) -> OrtStatusPtr {
         // SAFETY: called with what is registered.
         let (callbacks, operator) = unsafe { (&*op, &entry(op).operator) };
-        assert_eq!(callbacks.version, 17);
+        assert_eq!(callbacks.version, API_VERSION);
         for (index, input) in operator.inputs.iter().enumerate() {
             // SAFETY: as above.
             let found = unsafe { input_characteristic(op, index) };
@@ -380,8 +380,8 @@ mod tests {
         assert_eq!(DOMAINS_MADE.load(Ordering::SeqCst), 1);
     }
 
-    unsafe extern "system" fn only_version_16(version: u32) -> *const OrtApi {
-        if version > 16 { null() } else { kept(ort_sys::stub::api()) }
+    unsafe extern "system" fn only_version_17(version: u32) -> *const OrtApi {
+        if version > 17 { null() } else { kept(ort_sys::stub::api()) }
     }
 
     unsafe extern "system" fn no_version(_: u32) -> *const OrtApi {
@@ -389,16 +389,16 @@ mod tests {
     }
 
     unsafe extern "system" fn version_text() -> *const c_char {
-        c"1.16.3".as_ptr()
+        c"1.17.3".as_ptr()
     }
 
     #[test]
     fn an_old_runtime_gets_a_status() {
         let api = fake(ort_sys::stub::api());
-        let base = OrtApiBase { GetApi: only_version_16, GetVersionString: version_text };
+        let base = OrtApiBase { GetApi: only_version_17, GetVersionString: version_text };
         // SAFETY: the base is valid; the options are not looked at.
         let status = unsafe { Status::new(api, RegisterCustomOps(null_mut(), &raw const base)) };
-        let text = "the ai.moa operators need ONNX Runtime 1.17 or newer, this is 1.16.3";
+        let text = "the ai.moa operators need ONNX Runtime 1.18 or newer, this is 1.17.3";
         assert_eq!(status.check(), Err(Failure::runtime(text)));
 
         let base = OrtApiBase { GetApi: no_version, GetVersionString: version_text };
