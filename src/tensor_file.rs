@@ -104,3 +104,34 @@ fn bytes_of(data: &TensorData) -> (Dtype, Vec<u8>) {
         TensorData::I64(values) => (Dtype::I64, values.iter().flat_map(|value| value.to_le_bytes()).collect()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_type_comes_back_as_it_was_written() {
+        let all = [
+            TensorData::F16([1.5, -2.0, 65504.0].map(f16::from_f32).to_vec()),
+            TensorData::F32(vec![1.5, -0.1, f32::MAX]),
+            TensorData::I32(vec![1, -2, i32::MIN]),
+            TensorData::I64(vec![1, -2, i64::MAX]),
+        ];
+        let tensors: NamedTensors = all
+            .into_iter()
+            .zip(["a", "b", "c", "d"])
+            .map(|(data, name)| (name.into(), Tensor::new([3], data).unwrap()))
+            .collect();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.safetensors");
+        let bytes = encode(&tensors).unwrap();
+        std::fs::write(&path, &bytes).unwrap();
+        let stored = SafeTensors::deserialize(&bytes).unwrap();
+        let types = ["a", "b", "c", "d"].map(|name| stored.tensor(name).unwrap().dtype());
+        assert_eq!(types, [Dtype::F16, Dtype::F32, Dtype::I32, Dtype::I64]);
+        let found = read(&path).unwrap();
+        assert!(
+            tensors.iter().all(|(name, tensor)| found.get(name).is_some_and(|found| found.data() == tensor.data()))
+        );
+    }
+}

@@ -112,7 +112,7 @@ impl Failure {
         if let Some(help) = &self.help {
             text.push_str(&format!("help: {}\n", one_line(help)));
         }
-        let _closed_stderr_is_no_error = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
+        super::print_aside(&text);
     }
 }
 

@@ -20,7 +20,7 @@ use super::{
     generate_text,
     interrupt::scratch,
     leave::leave,
-    print_part, progress,
+    print_aside, print_part, progress,
     signals::on_end,
     table::table,
 };
@@ -76,7 +76,7 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
             recorder.translate_part(lines, 1, &search)?;
         }
         let recorded = recorder.profile()?;
-        let _closed_stderr_is_no_error = io::Write::write_all(&mut io::stderr(), report(&timed, &recorded).as_bytes());
+        print_aside(&report(&timed, &recorded));
     }
     Ok(ExitCode::SUCCESS)
 }

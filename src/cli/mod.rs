@@ -36,8 +36,9 @@ mod verify_report;
 mod watch;
 
 use std::{
+    borrow::Cow,
     ffi::OsString,
-    io::Write,
+    io::{IsTerminal, Write},
     ops::ControlFlow,
     path::Path,
     process::ExitCode,
@@ -209,7 +210,21 @@ fn open_checkpoint(path: &Path, config: Option<&Path>) -> Result<Checkpoint, Fai
 
 /// Says on stderr what is no error.
 fn note(text: &str) {
-    let _closed_stderr_is_no_error = writeln!(std::io::stderr(), "note: {text}");
+    print_aside(&format!("note: {text}\n"));
+}
+
+/// Writes to stderr.
+fn print_aside(text: &str) {
+    let _closed_stderr_is_no_error = std::io::stderr().write_all(visible(text).as_bytes());
+}
+
+/// The text with control characters, but ends of lines and tabs, as escapes: names in files give a terminal no orders.
+fn visible(text: &str) -> Cow<'_, str> {
+    let is_order = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    if !text.contains(is_order) {
+        return text.into();
+    }
+    text.chars().map(|c| if is_order(c) { c.escape_debug().to_string() } else { c.into() }).collect()
 }
 
 /// Writes a result to stdout.
@@ -220,6 +235,7 @@ fn print_result(text: &str) -> Result<(), Failure> {
 /// Writes a part of a result to stdout; `Break` where nobody reads it any more.
 fn print_part(text: &str) -> Result<ControlFlow<()>, Failure> {
     let mut stdout = std::io::stdout().lock();
+    let text = if stdout.is_terminal() { visible(text) } else { text.into() };
     printed(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
 }
 
@@ -235,6 +251,12 @@ fn printed(outcome: std::io::Result<()>) -> Result<ControlFlow<()>, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_give_a_terminal_no_orders() {
+        assert_eq!(visible("größe\tone\n"), "größe\tone\n");
+        assert_eq!(visible("a\u{1b}]0;b\u{7}\u{9b}31m\r\n"), "a\\u{1b}]0;b\\u{7}\\u{9b}31m\\r\n");
+    }
 
     #[test]
     fn typing_mistakes_are_understood() {

@@ -104,6 +104,20 @@ fn with_masks(mut tensors: NamedTensors, vocabulary: Option<&Vocabulary>) -> Res
     Ok(tensors)
 }
 
+/// A line, or its two halves around a tab.
+fn columns<'a>(path: &Path, number: usize, line: &'a str) -> Result<(&'a str, Option<&'a str>), Failure> {
+    let Some((first, second)) = line.split_once('\t') else { return Ok((line, None)) };
+    if second.contains('\t') {
+        let found = line.split('\t').count();
+        let message = format!("{}, line {number}: {found} columns, and at most two are read", path.display());
+        return Err(Failure::malformed(
+            message,
+            Some("keep source and target: cut -f1,2 FILE, or other columns of it"),
+        ));
+    }
+    Ok((first, Some(second)))
+}
+
 fn id_lines(path: &Path, text: &str, pairs: bool) -> Result<Vec<Line>, Failure> {
     let ids = |number: usize, text: &str| -> Result<Vec<i64>, Failure> {
         let parsed = text.split_whitespace().map(|word| word.parse().map_err(|_| word));
@@ -114,8 +128,8 @@ fn id_lines(path: &Path, text: &str, pairs: bool) -> Result<Vec<Line>, Failure> 
     };
     let mut lines = Vec::new();
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
-        let (first, second) = line.split_once('\t').unwrap_or((line, ""));
-        let line = (ids(number, first)?, ids(number, second)?);
+        let (first, second) = columns(path, number, line)?;
+        let line = (ids(number, first)?, ids(number, second.unwrap_or_default())?);
         if line.0.is_empty() || line.1.is_empty() == pairs {
             let expected = if pairs { "source ids, a tab and decoder ids" } else { "the ids of one sequence" };
             let message = format!("{}, line {number}: expected {expected}", path.display());
@@ -140,7 +154,7 @@ fn text_lines(
     };
     let (mut lines, mut open, mut sources) = (Vec::new(), Vec::new(), Vec::new());
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
-        let (source, target) = line.split_once('\t').map_or((line, None), |(source, target)| (source, Some(target)));
+        let (source, target) = columns(path, number, line)?;
         let mut ids = tokenizer.encode(source);
         ids.push(Dictionary::EOS);
         if let Some(limit) = config.max_source_positions.filter(|limit| ids.len() > *limit) {

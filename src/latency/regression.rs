@@ -82,17 +82,41 @@ fn change(index: usize, row: &Row, old: &BenchResult, threshold: f64) -> Result<
     let before = before.ok_or_else(|| differ("not measured", "measured"))?.turn_median;
     let after = row.turn_median;
     let few = "too few turns for an interval";
-    let ([old_low, old_high], [new_low, new_high]) = match (before.interval, after.interval) {
+    let (old_interval, new_interval) = match (before.interval, after.interval) {
         (Some(before), Some(after)) => (before, after),
         (None, _) => return Err(differ(few, "measured")),
         (_, None) => return Err(differ("measured", few)),
     };
-    let outcome = if new_low > old_high * (1.0 + threshold) {
+    let outcome = outcome(old_interval, new_interval, threshold);
+    Ok(Change { row: index, before, after, outcome })
+}
+
+/// What a median became whose interval was `old` and is `new`: another where even the nearest ends are `threshold` apart.
+fn outcome([old_low, old_high]: [f64; 2], [new_low, new_high]: [f64; 2], threshold: f64) -> Outcome {
+    if new_low > old_high * (1.0 + threshold) {
         Outcome::Slower
     } else if new_high * (1.0 + threshold) < old_low {
         Outcome::Faster
     } else {
         Outcome::Same
-    };
-    Ok(Change { row: index, before, after, outcome })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_ends_of_intervals_decide() {
+        for (old, new, threshold, expected) in [
+            ([100.0, 110.0], [112.0, 120.0], 0.01, Outcome::Slower),
+            ([100.0, 110.0], [112.0, 120.0], 0.05, Outcome::Same),
+            ([100.0, 110.0], [105.0, 300.0], 0.01, Outcome::Same),
+            ([112.0, 120.0], [100.0, 110.0], 0.01, Outcome::Faster),
+            ([112.0, 120.0], [100.0, 110.0], 0.05, Outcome::Same),
+            ([112.0, 120.0], [10.0, 113.0], 0.0, Outcome::Same),
+        ] {
+            assert_eq!(outcome(old, new, threshold), expected, "{old:?} {new:?} {threshold}");
+        }
+    }
 }

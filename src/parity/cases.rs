@@ -324,6 +324,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn padding_is_where_its_name_says() {
+        let real = |padding: Padding, is_last| padding.real(4, 3, is_last).map(u8::from).collect::<Vec<_>>();
+        assert_eq!(real(Padding::None, true), [1, 1, 1, 1]);
+        assert_eq!(real(Padding::Left, false), [0, 0, 0, 1]);
+        assert_eq!(real(Padding::Right, false), [1, 0, 0, 0]);
+        assert_eq!(real(Padding::WholeRow, false), [1, 1, 1, 1]);
+        assert_eq!(real(Padding::WholeRow, true), [0, 0, 0, 0]);
+        assert_eq!(Padding::Left.real(2, 9, false).collect::<Vec<_>>(), [false, true], "one stays");
+        let random = &mut Random::new(0);
+        assert_eq!(pads_of(random, 0, 9), 0);
+        assert!((1..9).all(|row| (1..9).contains(&pads_of(random, row, 9))));
+        let cases = token_cases(Vocabulary { size: 30, pad: 1, limit: usize::MAX }, random);
+        let padded = |case: &&Tokens| case.mask.contains(&0);
+        assert!(cases.iter().filter(padded).count() >= 3, "cases with padding");
+        let pads = cases.iter().flat_map(|case| case.ids.iter().zip(&case.mask)).filter(|(_, mask)| **mask == 0);
+        assert!(pads.into_iter().all(|(id, _)| *id == 1), "padding holds the id of padding");
+    }
+
+    #[test]
     fn every_case_has_the_sizes_that_backends_are_told() {
         for (size, limit) in [(30, usize::MAX), (4096, usize::MAX), (4096, 7), (4096, 1), (30, 2), (5000, usize::MAX)] {
             let vocabulary = Vocabulary { size, pad: 1, limit };

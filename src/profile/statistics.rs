@@ -179,6 +179,29 @@ mod tests {
     }
 
     #[test]
+    fn information_counts_every_choice_of_a_token() {
+        let mut tally = Tally::default();
+        let indices = [0, 1, 0, 1, 0, 1, 2, 3];
+        let scores = [0.4, 0.4, 0.1, 0.1, 0.4, 0.4, 0.1, 0.1, 0.4, 0.4, 0.1, 0.1, 0.1, 0.1, 0.4, 0.4];
+        let ids = [7, 7, 7, 8];
+        let chosen =
+            Seen { indices: &indices, scores: &scores, top_k: 2, experts: 4, real: &[true; 4], ids: Some(&ids) };
+        tally.add(&chosen).unwrap();
+        let pmi = pmi(&tally.by_token, &tally.counts, 2, PmiOptions { min_count: 1, top: 9 });
+        let found: Vec<_> = pmi.iter().map(|tokens| tokens[0].pmi).collect();
+        let (often, once) = ((4.0f64 / 3.0).log2(), 2.0);
+        assert!(found.iter().zip([often, often, once, once]).all(|(a, b)| (a - b).abs() < 1e-12), "{found:?}");
+    }
+
+    #[test]
+    fn margins_are_told_by_rank() {
+        let found = margin(Score::Logit, (1..=10).rev().map(f64::from).collect());
+        assert_eq!([found.min, found.p10, found.p50, found.p90, found.max], [1.0, 1.0, 5.0, 9.0, 10.0].map(Some));
+        let none = margin(Score::Logit, Vec::new());
+        assert_eq!((none.min, none.p50, none.max), (None, None, None));
+    }
+
+    #[test]
     fn impossible_choices_are_refused() {
         assert!(Tally::default().add(&seen(&[2], &[0.5; 2], &[true], &[7])).is_err());
         assert!(Tally::default().add(&seen(&[0], &[f32::NAN; 2], &[true], &[7])).is_err());

@@ -137,6 +137,19 @@ mod tests {
     }
 
     #[test]
+    fn each_language_has_its_own_dictionary() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in [("source", "one 2\ntwo 1\n"), ("target", "zwei 2\neins 1\ndrei 1\n")] {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        }
+        let read = |name| Dictionary::read(&folder.path().join(name)).unwrap();
+        let tokenizer = Tokenizer { source: read("source"), target: read("target"), segments: Segments::Words };
+        assert_eq!(tokenizer.encode("two eins"), [5, 3]);
+        assert_eq!(tokenizer.encode_all(&["two eins"]), [[5, 3]]);
+        assert_eq!(tokenizer.decode(&[4, 5, 6]), "zwei eins drei");
+    }
+
+    #[test]
     fn pieces_that_continue_a_word_carry_a_mark() {
         let codes = BpeCodes::parse("#version: 0.2\na b\n").unwrap();
         let tokenizer = tokenizer("ab@@ 2\nc 1\nb 1\n", Segments::Bpe(codes));

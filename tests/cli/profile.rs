@@ -112,6 +112,8 @@ fn pages_are_whole_files_that_need_no_other() {
 #[test]
 fn what_cannot_be_profiled_is_refused() {
     let scene = translator("function");
+    scene.write("three.tsv", "one\teins\n1\tone\teins\n");
+    scene.write("three.ids", "4\t5\t6\n");
     scene.write("words.ids", "4 five 2\t2 4\n");
     scene.write("short.ids", "4 5 2\n");
     scene.write("empty.txt", "\n\n");
@@ -120,6 +122,8 @@ fn what_cannot_be_profiled_is_refused() {
         ("profile out --inputs nix.txt", 5, "MOA-E0521", "nix.txt"),
         ("profile nix --inputs pairs.tsv", 5, "MOA-E0501", "nix"),
         ("profile out --inputs pairs.tsv --batch 0", 2, "MOA-E0201", "--batch"),
+        ("profile out --inputs three.tsv", 3, "MOA-E0329", "three.tsv, line 2: 3 columns, and at most two are read"),
+        ("profile out --format ids --inputs three.ids", 3, "MOA-E0329", "three.ids, line 1: 3 columns"),
         ("profile out --inputs words.ids", 3, "MOA-E0329", "line 1: \"five\""),
         ("profile out --inputs short.ids", 3, "MOA-E0329", "a tab"),
         ("profile out --inputs empty.txt", 3, "MOA-E0329", "no line"),

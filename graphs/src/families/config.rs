@@ -14,6 +14,9 @@ pub struct Config {
 /// Largest size that a configuration may state; products of three stay far below `u64::MAX`.
 const MAX_SIZE: u64 = 1 << 20;
 
+/// Models of more layers are refused.
+const MAX_LAYERS: usize = 4096;
+
 impl Config {
     /// Wraps the keys read from the file `origin`.
     pub fn new(origin: impl Into<String>, keys: Map<String, Value>) -> Self {
@@ -133,6 +136,22 @@ impl Config {
         size.map(Some).ok_or_else(|| self.invalid(key, format!("an integer from 1 to {MAX_SIZE}")))
     }
 
+    /// A number of layers that may be absent: a configuration alone can name as many as memory does not hold.
+    pub(crate) fn optional_layers(&self, key: &str) -> Result<Option<usize>, ImportError> {
+        match self.optional_size(key)? {
+            Some(layers) if layers > MAX_LAYERS => Err(self.invalid(key, format!("an integer from 1 to {MAX_LAYERS}"))),
+            layers => Ok(layers),
+        }
+    }
+
+    /// A token id that may be absent, or -1 where there is no such token.
+    pub(crate) fn optional_id(&self, key: &str) -> Result<Option<usize>, ImportError> {
+        match self.get(key) {
+            Some(value) if value.as_i64() != Some(-1) => self.id_or(key, 0).map(Some),
+            _ => Ok(None),
+        }
+    }
+
     /// An integer from 0, with a default.
     pub(crate) fn id_or(&self, key: &str, default: usize) -> Result<usize, ImportError> {
         let Some(value) = self.get(key) else { return Ok(default) };
@@ -203,6 +222,16 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn layers_are_limited_and_an_id_may_be_none() {
+        let config = config(r#"{"a": 4096, "b": 4097, "c": -1, "d": 7, "e": -2}"#);
+        assert_eq!(config.optional_layers("a").unwrap(), Some(4096));
+        let error = config.optional_layers("b").unwrap_err().to_string();
+        assert!(error.contains("\"b\" must be an integer from 1 to 4096, found 4097"), "{error}");
+        assert_eq!(["c", "d", "f"].map(|key| config.optional_id(key).unwrap()), [None, Some(7), None]);
+        assert!(config.optional_id("e").is_err());
     }
 
     #[test]

@@ -134,7 +134,7 @@ impl<A: StackAttention> Stack<A> {
             prefix: prefix.into(),
             width,
             source_width,
-            layers: config.size_or(&key("layers"), 6)?,
+            layers: config.optional_layers(&key("layers"))?.unwrap_or(6),
             hidden,
             attention,
             num_experts: num_experts(config)?,

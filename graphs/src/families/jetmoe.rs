@@ -44,7 +44,7 @@ pub(super) fn import(
         epsilon: config.epsilon_or("rms_norm_eps", LAYER_NORM_EPSILON)?,
     };
     importer.finish("jetmoe", |_| false)?;
-    let pad_token_id = config.id_or("pad_token_id", 0)?.min(tokens.shape()[0] - 1);
+    let pad_token_id = config.optional_id("pad_token_id")?.unwrap_or(0).min(tokens.shape()[0] - 1);
     Ok(Model::CausalLm(CausalLm { tokens, pad_token_id, layers, norm, output }))
 }
 
@@ -74,6 +74,7 @@ impl Sizes {
         let size = |old: &str, new: &str, default: usize| -> Result<usize, ImportError> {
             Ok(config.optional_size(old)?.or(config.optional_size(new)?).unwrap_or(default))
         };
+        let layers = config.optional_layers("num_layers")?.or(config.optional_layers("num_hidden_layers")?);
         let top_k = config.agreed_size(["moe_top_k", "num_experts_per_tok"])?;
         let missing = || config.size("num_experts_per_tok", "experts per token; it is never stored in tensors");
         let (top_k, top_k_key) = top_k.map_or_else(|| missing().map(|top_k| (top_k, "num_experts_per_tok")), Ok)?;
@@ -91,7 +92,7 @@ impl Sizes {
         }
         Ok(Self {
             width: config.size_or("hidden_size", 2048)?,
-            layers: size("num_layers", "num_hidden_layers", 12)?,
+            layers: layers.unwrap_or(12),
             hidden: size("ffn_hidden_size", "intermediate_size", 5632)?,
             top_k,
             num_experts: size("moe_num_experts", "num_local_experts", 8)?,

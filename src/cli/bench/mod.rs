@@ -19,7 +19,7 @@ use super::{
     apart::keep_apart,
     args::BackendArgument,
     interrupt::end_cleanly,
-    open_checkpoint, print_result,
+    open_checkpoint, print_aside, print_result,
     progress::{BenchProgress, VerifyProgress},
     report_file::ReportFile,
     run::{BackendOptions, backends},
@@ -331,7 +331,7 @@ impl Outputs {
         } else {
             return print_result(&(text::text(result) + &changes));
         }
-        let _closed_stderr_is_no_error = std::io::Write::write_all(&mut std::io::stderr(), changes.as_bytes());
+        print_aside(&changes);
         Ok(())
     }
 }
