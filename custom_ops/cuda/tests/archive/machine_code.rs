@@ -57,7 +57,7 @@ impl Unit {
             ("tensor", _) => tensor(&["HMMA.16816.F32"], [16, 8, 16]),
             ("turing", _) => tensor(&["HMMA.1688.F32"], [16, 8, 8]),
             ("tf32", _) => {
-                let tall = if capability < (10, 0) { 4 } else { 1 };
+                let tall = if capability == (9, 0) { 4 } else { 1 };
                 number_by_number(4, tall, Self { step: 8, ..tensor(&["HMMA.1688.F32.TF32"], [16, 8, 8]) })
             }
             // Four quad pairs of lanes multiply 8 x 8 x 4 each.
