@@ -91,7 +91,7 @@ fn change(index: usize, row: &Row, old: &BenchResult, threshold: f64) -> Result<
     Ok(Change { row: index, before, after, outcome })
 }
 
-/// What a median became whose interval was `old` and is `new`: another where even the nearest ends are `threshold` apart.
+/// What a median became, by its intervals before and now: another where even the nearest ends are `threshold` apart.
 fn outcome([old_low, old_high]: [f64; 2], [new_low, new_high]: [f64; 2], threshold: f64) -> Outcome {
     if new_low > old_high * (1.0 + threshold) {
         Outcome::Slower

@@ -16,8 +16,8 @@ use crate::attributes::AttributeSource;
 use crate::failure::{Failure, Fault};
 use crate::prepare::Constant;
 
-/// Version of the C API that this library asks for, whatever the build enables. ONNX Runtime 1.17 has all that is called
-/// here, but its type inference refuses the decoders of translation models.
+/// Version of the C API that this library asks for, whatever the build enables. ONNX Runtime 1.17 has all that is
+/// called here, but its type inference refuses the decoders of translation models.
 pub(crate) const API_VERSION: u32 = 18;
 
 /// Oldest C API; its first entry makes a status.
