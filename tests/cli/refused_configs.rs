@@ -95,10 +95,11 @@ fn switches_without_an_export_are_unsupported() {
 
 #[test]
 fn configurations_of_another_model_name_a_tensor_and_both_shapes() {
-    let cases: [(&str, Value, &[&str]); 10] = [
+    let cases: [(&str, Value, &[&str]); 11] = [
         ("encoder_layers", json!(3), &["encoder.layers.2.self_attn.q_proj.w_gate", "[24, 4]", "is missing"]),
         ("encoder_layers", json!(1), &["encoder.layers.1.", "belongs to no part"]),
-        ("encoder_layers", json!(1_048_576), &["encoder.layers.2.", "is missing"]),
+        ("encoder_layers", json!(4096), &["encoder.layers.2.", "is missing"]),
+        ("encoder_layers", json!(1_048_576), &["an integer from 1 to 4096, found 1048576"]),
         ("head_dim", json!(16), &["q_proj.experts.w", "[4, 24, 8]", "[4, 24, 16]"]),
         ("num_expert", json!(8), &["q_proj.w_gate", "[24, 4]", "[24, 8]"]),
         ("encoder_ffn_embed_dim", json!(64), &["fc1.weight", "[32, 24]", "[64, 24]"]),
