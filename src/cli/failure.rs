@@ -336,7 +336,7 @@ impl From<GenerateError> for Failure {
                 message,
                 Some("`moa-export generate --help` lists the options and their defaults"),
             ),
-            GenerateError::TooLong { .. } => Self::new(Code::TooLong, message, Some("split the line")),
+            GenerateError::TooLong { .. } => Self::too_long(message),
             GenerateError::TokenId { .. } => {
                 Self::new(Code::TokenId, message, Some("give ids of the tokenizer that the model was trained with"))
             }

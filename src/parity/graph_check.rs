@@ -47,7 +47,7 @@ impl GraphReport {
     /// Nothing was run yet.
     pub(super) fn of(file: &OnnxFile) -> Self {
         Self {
-            graph: file_name(file),
+            graph: file.name(),
             runs: 0,
             routing: RoutingComparison::default(),
             outputs: Comparison::default(),
@@ -61,11 +61,6 @@ impl GraphReport {
     pub const fn passed(&self) -> bool {
         self.failure.is_none() && self.runs > 0 && self.routing.passed() && self.outputs.passed()
     }
-}
-
-/// What reports call a file.
-pub(super) fn file_name(file: &OnnxFile) -> String {
-    file.path().file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// Why a case could not be compared.

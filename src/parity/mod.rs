@@ -38,7 +38,7 @@ use crate::{
     onnx::{OnnxFile, ReadError, read_model, weight_bytes},
     reference::{Part, Reference},
 };
-use graph_check::{GraphCheck, Truth, file_name};
+use graph_check::{GraphCheck, Truth};
 
 /// What the user may say about a verification.
 #[derive(Debug, Clone, Copy, Default)]
@@ -323,10 +323,8 @@ fn open_graph(path: PathBuf, family: &str) -> Result<OnnxFile, VerifyError> {
 fn audit(files: &Files, model: &Model, watch: &dyn Watch) -> Result<Vec<FileAudit>, VerifyError> {
     let Some(form) = files.form else {
         let why = format!("its metadata do not say in which form moa-export wrote it ({})", metadata::FORM);
-        let audit = |(_, file): &(Part, OnnxFile)| FileAudit {
-            graph: file_name(file),
-            constants: Constants::Skipped(why.clone()),
-        };
+        let audit =
+            |(_, file): &(Part, OnnxFile)| FileAudit { graph: file.name(), constants: Constants::Skipped(why.clone()) };
         return Ok(files.graphs.iter().map(audit).collect());
     };
     let (precision, last_logits) = (files.precision, files.last_logits);
@@ -336,7 +334,7 @@ fn audit(files: &Files, model: &Model, watch: &dyn Watch) -> Result<Vec<FileAudi
     let mut audits = Vec::new();
     for ((_, file), expected) in files.graphs.iter().zip(&expected) {
         let constants = Constants::Compared(WeightAudit::run(file, &expected.graph, watch)?);
-        audits.push(FileAudit { graph: file_name(file), constants });
+        audits.push(FileAudit { graph: file.name(), constants });
     }
     Ok(audits)
 }
