@@ -62,11 +62,9 @@ DEVICE void partial_logits(const Parameters &p, int first_token, int split, floa
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 if (fours) {
-                    struct alignas(16) Four {
-                        float element[4];
-                    } four = {{0, 0, 0, 0}};
+                    Floats4 four = {{0, 0, 0, 0}};
                     if (first_expert + half * 4 < p.experts) {
-                        four = *(const Four *)(row + half * 4);
+                        four = *(const Floats4 *)(row + half * 4);
                     }
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
