@@ -17,7 +17,7 @@ use crate::{
 #[cfg(test)]
 pub(crate) use planted::planted;
 
-/// Runs every check; true where all passed.
+/// Runs every check and tells last what failed, where a long log is cut; true where all passed.
 pub(crate) fn run(project: &Project) -> Result<bool, String> {
     let operators = with_packages(&OPERATOR_CRATES);
     let compiler: Vec<_> = with_packages(&COMPILER_CRATES).into_iter().chain(["-p", "xtask"]).collect();
@@ -30,10 +30,11 @@ pub(crate) fn run(project: &Project) -> Result<bool, String> {
         process::run(project.cargo(words.copied()).env("RUSTDOCFLAGS", "-D warnings"))
     };
     let all_targets = |packages: &[&'static str]| clippy(&[&["--all-targets"], packages].concat());
-    let mut tally = Tally::default();
+    let (mut tally, mut failures) = (Tally::default(), Vec::new());
     let mut check = |title: &str, work: &dyn Fn() -> Result<(), String>| {
-        let passed = stage(title, || work().map_err(|message| eprintln!("error: {message}"))).0.is_ok();
-        tally = tally + Tally { passed: usize::from(passed), failed: usize::from(!passed), skipped: 0 };
+        let (result, _) = stage(title, || work().inspect_err(|message| eprintln!("error: {message}")));
+        tally = tally + Tally { passed: usize::from(result.is_ok()), failed: usize::from(result.is_err()), skipped: 0 };
+        failures.extend(result.err().map(|message| format!("{title}: {message}")));
     };
     check("formatting", &|| process::run(&mut project.cargo(["fmt", "--all", "--check"])));
     check("layers of modules", &|| report(layers::check(&project.root)));
@@ -45,7 +46,9 @@ pub(crate) fn run(project: &Project) -> Result<bool, String> {
     check("clippy: compile half alone", &|| clippy(&["-p", "moa-export", "--no-default-features"]));
     check("documentation: operator library", &|| doc(&operators));
     check("documentation: compiler", &|| doc(&compiler));
-    println!("\n{tally}");
+    println!();
+    failures.iter().for_each(|failure| println!("failed: {failure}"));
+    println!("{tally}");
     Ok(tally.failed == 0)
 }
 
@@ -53,11 +56,10 @@ fn with_packages(crates: &[&'static str]) -> Vec<&'static str> {
     crates.iter().flat_map(|name| ["-p", name]).collect()
 }
 
-/// Prints what was found.
+/// What was found, as an error.
 fn report(found: io::Result<Vec<String>>) -> Result<(), String> {
     let found = found.map_err(|error| format!("the sources cannot be read: {error}"))?;
-    found.iter().for_each(|violation| println!("{violation}"));
-    if found.is_empty() { Ok(()) } else { Err(format!("{} found", found.len())) }
+    if found.is_empty() { Ok(()) } else { Err(found.join("\n")) }
 }
 
 #[cfg(test)]

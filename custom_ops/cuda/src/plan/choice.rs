@@ -158,8 +158,8 @@ impl Choice {
         [scale, 1.0 / scale]
     }
 
-    /// Whether `blocks` blocks give at least three quarters of the multiprocessors work. The share is an estimate: below,
-    /// slower kernels that occupy all of them are expected to be faster. Not measured.
+    /// Whether `blocks` blocks give at least three quarters of the multiprocessors work. The share is an estimate:
+    /// below, slower kernels that occupy all of them are expected to be faster. Not measured.
     fn occupies(&self, blocks: usize) -> bool {
         4 * blocks >= 3 * self.multiprocessors()
     }
