@@ -38,7 +38,7 @@ impl Rows {
         self.sum[..count].fill(0.0);
         let mut found = [Magnitudes::default(); TILE_ROWS];
         let left = Left { data: stage.inputs.queries, starts: &self.starts[..count], inner: head };
-        unit.split_left(left, 0, head, &mut found);
+        unit.split_left(left, 0, head, None, &mut found);
         let suits: [bool; TILE_ROWS] = std::array::from_fn(|row| found[row].suit(keys, head));
         let longest = self.longest(0..count);
         for first in (0..longest).step_by(KEYS_PER_TILE) {

@@ -14,7 +14,7 @@ use crate::prepared::{Prepared, Weight};
 use crate::routing::{RouterInputs, Routing};
 use crate::rows::{RowProduct, TILE_ROWS, task_columns};
 use crate::scalar::Scalar;
-use crate::simd::{Isa, Left, PANEL};
+use crate::simd::{Epoch, Isa, Left, PANEL};
 use crate::{KernelError, ThreadPool, pool};
 
 /// Inputs of [`feed_forward`], row-major.
@@ -171,6 +171,7 @@ struct Hidden<'a> {
     inputs: HiddenInputs<'a>,
     experts: &'a [usize],
     grid: Grid<'a, f32>,
+    epoch: Epoch,
 }
 
 impl HiddenScratch {
@@ -184,7 +185,7 @@ impl HiddenScratch {
         let wide = task_columns(inputs.isa, inputs.routing.rows(), self.experts.len(), hidden, COLUMNS_PER_TASK);
         let layout = Layout { stride: hidden, columns: hidden, tile_columns: wide.min(WIDEST_TASK) };
         let grid = Grid::new(rows, layout, &self.bounds, &mut self.claims);
-        Hidden { inputs, experts: &self.experts, grid }
+        Hidden { inputs, experts: &self.experts, grid, epoch: Epoch::new() }
     }
 
     /// Bytes held between calls.
@@ -217,6 +218,7 @@ impl Stage for Hidden<'_> {
             rows: &rows,
             factors: None,
             next: None,
+            epoch: Some(self.epoch),
         };
         product.compute(isa, &mut out);
         for row in 0..count {

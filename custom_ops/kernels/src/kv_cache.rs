@@ -9,7 +9,7 @@ use crate::pool::Stage;
 use crate::rope::Rotary;
 use crate::rows::{RowProduct, TILE_ROWS};
 use crate::scalar::Scalar;
-use crate::simd::{Isa, Left};
+use crate::simd::{Epoch, Isa, Left};
 
 /// Most new tokens that one task projects.
 const TOKENS_PER_TASK: usize = TILE_ROWS;
@@ -67,6 +67,7 @@ pub(crate) struct CacheInputs<'a, T> {
 pub(crate) struct Append<'a, T> {
     inputs: CacheInputs<'a, T>,
     grid: Grid<'a, f32>,
+    epoch: Epoch,
     stored: Option<Grid<'a, T>>,
 }
 
@@ -128,7 +129,7 @@ impl<'a, T: Scalar> Append<'a, T> {
     ) -> Self {
         let layout = Layout::whole(inputs.sizes.head);
         let stored = stored.map(|stored| Grid::new(stored, layout, bounds, stored_claims));
-        Self { inputs, grid: Grid::new(cache, layout, bounds, claims), stored }
+        Self { inputs, grid: Grid::new(cache, layout, bounds, claims), epoch: Epoch::new(), stored }
     }
 
     /// Takes rows of the past over; `to` are the same rows as `rows`, counted in the tile.
@@ -184,6 +185,7 @@ impl<'a, T: Scalar> Append<'a, T> {
             rows: &rows[..new.len()],
             factors: None,
             next: None,
+            epoch: Some(self.epoch),
         }
         .compute(isa, out);
         let mut stored = stored;

@@ -86,6 +86,7 @@ fn multiply(isa: Isa, [m, k, n]: [usize; 3], rows: &[f32], weights: &Packed, out
             rows: &places[..count],
             factors: None,
             next: None,
+            epoch: None,
         }
         .compute(isa, &mut Tile::dense(out, n));
     }
@@ -164,6 +165,7 @@ fn stream(isa: Isa, count: usize, weights: &Packed) {
                 rows: &places,
                 factors: None,
                 next: None,
+                epoch: None,
             }
             .compute(isa, &mut Tile::dense(&mut out, columns));
         }

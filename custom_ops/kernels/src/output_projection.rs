@@ -7,7 +7,7 @@ use crate::packed::Packed;
 use crate::pool::Stage;
 use crate::routing::Routing;
 use crate::rows::{RowProduct, TILE_ROWS, even};
-use crate::simd::{Isa, Left, PANEL};
+use crate::simd::{Epoch, Isa, Left, PANEL};
 
 /// Elements of one expert's weights that a task of few tokens keeps in a near cache.
 const STRIP: usize = 16384;
@@ -65,6 +65,7 @@ pub(crate) struct OutputScratch {
 pub(crate) struct OutputProjection<'a> {
     inputs: OutputInputs<'a>,
     grid: Grid<'a, f32>,
+    epoch: Epoch,
 }
 
 impl OutputScratch {
@@ -75,7 +76,7 @@ impl OutputScratch {
         cut(&mut self.bounds, inputs.routing.tokens(), tokens);
         let layout = Layout { stride: inputs.width, columns: inputs.width, tile_columns };
         let grid = Grid::new(output, layout, &self.bounds, &mut self.claims);
-        OutputProjection { inputs, grid }
+        OutputProjection { inputs, grid, epoch: Epoch::new() }
     }
 }
 
@@ -127,6 +128,7 @@ impl Stage for OutputProjection<'_> {
                     rows: &rows[..count],
                     factors: Some(&factors[..count]),
                     next,
+                    epoch: Some(self.epoch),
                 }
                 .compute(isa, &mut out);
             }

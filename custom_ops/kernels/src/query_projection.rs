@@ -7,7 +7,7 @@ use crate::pool::Stage;
 use crate::rope::Rotary;
 use crate::routing::Routing;
 use crate::rows::{RowProduct, TILE_ROWS, task_columns};
-use crate::simd::{Isa, LANES, Left, PANEL};
+use crate::simd::{Epoch, Isa, LANES, Left, PANEL};
 
 /// Elements between two rows of queries, and of what attention makes of them.
 ///
@@ -46,6 +46,7 @@ pub(crate) struct QueryProjection<'a> {
     inputs: QueryInputs<'a>,
     experts: &'a [usize],
     grid: Grid<'a, f32>,
+    epoch: Epoch,
 }
 
 impl QueryScratch {
@@ -65,7 +66,7 @@ impl QueryScratch {
         let layout = Layout { stride: row_stride(columns), columns, tile_columns };
         let queries = self.queries.take(inputs.routing.tokens() * inputs.routing.top_k * layout.stride);
         let grid = Grid::scattered(queries, layout, inputs.routing.order(), &self.bounds, &mut self.claims);
-        QueryProjection { inputs, experts: &self.experts, grid }
+        QueryProjection { inputs, experts: &self.experts, grid, epoch: Epoch::new() }
     }
 
     /// What the stage has filled.
@@ -79,12 +80,31 @@ impl QueryScratch {
     }
 }
 
+/// Tile `index` of `tiles`, `across` of them beside each other, in an order in which the experts take turns: those of
+/// one row of tiles each, then those of the next.
+fn in_turn(index: usize, experts: usize, across: usize, tiles: usize) -> usize {
+    let (place, column, down) = (index / across, index % across, tiles / across / experts);
+    (place % experts * down + place / experts) * across + column
+}
+
+impl QueryProjection<'_> {
+    /// The tile of a task: on AMX tiles, where every token has every expert, rows are split once for all of these.
+    fn by_rows(&self, index: usize) -> usize {
+        let experts = self.inputs.weights.geometry().matrices;
+        match self.inputs.isa.has_tiles() && self.inputs.routing.top_k == experts {
+            true => in_turn(index, experts, self.grid.across(), self.grid.len()),
+            false => index,
+        }
+    }
+}
+
 impl Stage for QueryProjection<'_> {
     fn tasks(&self) -> usize {
         self.grid.len()
     }
 
     fn run(&self, index: usize) {
+        let index = self.by_rows(index);
         let Some(mut out) = self.grid.tile(index) else { return };
         let QueryInputs { isa, routing, width, head, .. } = self.inputs;
         let (first, count) = (out.first_row(), out.rows());
@@ -102,6 +122,7 @@ impl Stage for QueryProjection<'_> {
             rows: &rows,
             factors: None,
             next: None,
+            epoch: Some(self.epoch),
         }
         .compute(isa, &mut out);
         for row in 0..count {
@@ -111,5 +132,16 @@ impl Stage for QueryProjection<'_> {
             }
             isa.scale(queries, self.inputs.scale);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn experts_take_turns_and_no_tile_is_left_out() {
+        let order: Vec<_> = (0..12).map(|index| in_turn(index, 3, 2, 12)).collect();
+        assert_eq!(order, [0, 1, 4, 5, 8, 9, 2, 3, 6, 7, 10, 11]);
     }
 }

@@ -148,6 +148,7 @@ impl Router<'_> {
             rows: &rows,
             factors: None,
             next: None,
+            epoch: None,
         }
         .compute(self.isa, &mut Tile::dense(logits, experts));
     }

@@ -7,7 +7,7 @@ use crate::grid::Tile;
 use crate::packed::{Packed, Panels};
 use crate::simd::magnitudes::Magnitudes;
 use crate::simd::tiles::{COLUMN_LIMIT, STRIP, SUM_STRIDE, Unit};
-use crate::simd::{Element, Isa, Left, PANEL, Product, ROWS, Right, Write, panels_at_once};
+use crate::simd::{Element, Epoch, Isa, Left, PANEL, Product, ROWS, Right, Write, panels_at_once};
 
 /// Most rows that one call multiplies.
 pub(crate) const TILE_ROWS: usize = 128;
@@ -57,6 +57,8 @@ pub(crate) struct RowProduct<'a> {
     pub(crate) factors: Option<&'a [f32]>,
     /// The matrix whose same columns are multiplied next, where that is known: they are fetched meanwhile.
     pub(crate) next: Option<usize>,
+    /// While what `left` holds does not change, where that is known: rows that come again are not split again.
+    pub(crate) epoch: Option<Epoch>,
 }
 
 impl RowProduct<'_> {
@@ -125,7 +127,7 @@ impl RowProduct<'_> {
             let first_panel = (self.first_column + column) / PANEL;
             let right = self.weights.geometry().right(panels, self.matrix, self.block, first_panel);
             let columns = column..self.columns.min(column + COLUMN_LIMIT);
-            let rows = unit.multiply(self.left, right, columns.len());
+            let rows = unit.multiply(self.left, right, columns.len(), self.epoch);
             let mut known = [Magnitudes::default(); COLUMN_LIMIT / PANEL];
             for (panel, known) in known.iter_mut().enumerate().take(columns.len().div_ceil(PANEL)) {
                 let values = &right.panels_from(panel).data[..right.panel_stride];

@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use super::*;
 use crate::packed::{Geometry, WeightData};
 use crate::simd::Instructions;
+use crate::simd::tiles::INNER_LIMIT;
 
 /// Vectors and tiles; nothing, and a word about it, where the processor has no tiles.
 fn levels() -> Option<[Isa; 2]> {
@@ -84,6 +85,18 @@ impl Case {
 
     /// Some rows, added with factors to 1 where there are factors.
     fn compute_rows(&self, isa: Isa, rows: Range<usize>, right: WeightData<'_>, factors: Option<&[f32]>) -> Vec<f32> {
+        self.compute_within(isa, rows, right, factors, None)
+    }
+
+    /// As [`Case::compute_rows`], within an epoch.
+    fn compute_within(
+        &self,
+        isa: Isa,
+        rows: Range<usize>,
+        right: WeightData<'_>,
+        factors: Option<&[f32]>,
+        epoch: Option<Epoch>,
+    ) -> Vec<f32> {
         let starts: Vec<usize> = rows.clone().map(|row| row * self.inner).collect();
         let places: Vec<usize> = (0..rows.len()).collect();
         let mut out = vec![1.0; rows.len() * self.columns];
@@ -97,6 +110,7 @@ impl Case {
             rows: &places,
             factors,
             next: None,
+            epoch,
         }
         .compute(isa, &mut Tile::dense(&mut out, self.columns));
         out
@@ -276,5 +290,36 @@ fn stored_weights_and_factors_keep_their_meaning() {
         for (index, (found, product)) in found.iter().zip(case.compute(levels[1])).enumerate() {
             assert_eq!(*found, factors[index / sizes[2]].mul_add(product, 1.0));
         }
+    }
+}
+
+/// Rows are split again as soon as something about them differs, and not before.
+#[test]
+fn known_rows_are_split_once_an_epoch() {
+    let Some([_, tiles]) = levels() else { return };
+    for (seed, sizes) in SIZES.into_iter().enumerate() {
+        let mut random = Random(500 + seed as u64);
+        let mut case = Case::random(&mut random, sizes);
+        let others: Vec<f32> = random.values(case.right.len());
+        let (all, epoch) = (0..sizes[0], Some(Epoch::new()));
+        let compute = |case: &Case, rows: &Range<usize>, right: &[f32], epoch| {
+            bits(&case.compute_within(tiles, rows.clone(), right.into(), None, epoch))
+        };
+        let before = compute(&case, &all, &case.right, None);
+        assert_eq!(compute(&case, &all, &case.right, epoch), before);
+        assert_eq!(compute(&case, &all, &others, epoch), compute(&case, &all, &others, None), "{sizes:?}: forgotten");
+        assert_eq!(compute(&case, &all, &case.right, epoch), before);
+
+        let fewer = 0..sizes[0] - 1;
+        let found = compute(&case, &fewer, &case.right, epoch);
+        assert_eq!(found, compute(&case, &fewer, &case.right, None), "{sizes:?}: other rows");
+        assert_eq!(compute(&case, &all, &case.right, epoch), before);
+        let values = random.values(case.left.len());
+        case.left.copy_from_slice(&values);
+        let strip = sizes[0] <= STRIP && sizes[1].is_multiple_of(32) && sizes[1] <= 4 * INNER_LIMIT;
+        let whole = sizes[1] <= INNER_LIMIT || strip;
+        assert_eq!(compute(&case, &all, &case.right, epoch) == before, whole, "{sizes:?}: whether rows stay split");
+        let after = compute(&case, &all, &case.right, Some(Epoch::new()));
+        assert_eq!(after, compute(&case, &all, &case.right, None), "{sizes:?}: another epoch");
     }
 }

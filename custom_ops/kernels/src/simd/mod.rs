@@ -7,7 +7,7 @@
 //! `few_keys` and `few_slots` are the doors to the attention of one token to few keys, and of few slots to many.
 //!
 //! `tiles` is the door to products of many rows on AMX tiles; `amx` asks for them and proves bounds, `amx_split` cuts
-//! f32 into bf16 parts, `amx_blocks` multiplies them.
+//! f32 into bf16 parts, `amx_blocks` multiplies them, `known_rows` knows what was split last.
 
 #[cfg_attr(not(target_arch = "x86_64"), path = "no_amx.rs")]
 #[allow(unsafe_code)]
@@ -32,6 +32,7 @@ mod element;
 mod few_keys;
 #[allow(unsafe_code)]
 mod few_slots;
+mod known_rows;
 mod lanes;
 pub(crate) mod magnitudes;
 mod one_token;
@@ -44,6 +45,7 @@ pub(crate) mod tiles;
 pub(crate) use element::Element;
 pub(crate) use few_keys::FewKeys;
 pub(crate) use few_slots::FewSlots;
+pub(crate) use known_rows::Epoch;
 pub(crate) use one_token::OneToken;
 pub(crate) use product::{Left, Product, Right, Write, panels_at_once};
 

@@ -35,6 +35,7 @@ use std::cell::Cell;
 use half::bf16;
 
 use super::amx::Tiles;
+use super::known_rows::{Epoch, KnownRows};
 use super::magnitudes::Magnitudes;
 use super::product::{Left, Right};
 use super::{Element, Isa, LANES, PANEL};
@@ -129,6 +130,8 @@ pub(super) const QUARTER: usize = TILE / 4;
 #[derive(Debug, Default)]
 struct Scratch {
     left: Buffer<bf16>,
+    /// What `left` holds the parts of.
+    known: KnownRows,
     /// One that is multiplied and one that is split.
     right: [Buffer<bf16>; 2],
     sums: Buffer,
@@ -141,7 +144,7 @@ const SCRATCH_LEN: [usize; 3] =
 /// Bytes that a thread keeps.
 pub(crate) const THREAD_BYTES: usize = {
     let [left, right, sums] = SCRATCH_LEN;
-    (left + 2 * right) * size_of::<bf16>() + sums * size_of::<f32>() + 4 * 64
+    (left + 2 * right) * size_of::<bf16>() + sums * size_of::<f32>() + 4 * 64 + KnownRows::BYTES
 };
 
 thread_local! {
@@ -200,13 +203,27 @@ impl Unit {
         self.tiles.magnitudes(values)
     }
 
-    /// Splits `inner` elements of up to [`ROW_LIMIT`] rows from element `first` on, and takes them into `found`.
-    pub(crate) fn split_left(&mut self, left: Left<'_>, first: usize, inner: usize, found: &mut [Magnitudes]) {
-        let strips = self.scratch.left.filled_mut().chunks_exact_mut(parts_len(PARTS, inner));
+    /// Splits `inner` elements of up to [`ROW_LIMIT`] rows from element `first` on, and takes them into `found`; whole
+    /// rows are not split again while they are those that were split last, within `epoch`.
+    pub(crate) fn split_left(
+        &mut self,
+        left: Left<'_>,
+        first: usize,
+        inner: usize,
+        epoch: Option<Epoch>,
+        found: &mut [Magnitudes],
+    ) {
+        let Scratch { left: parts, known, .. } = &mut self.scratch;
+        let epoch = epoch.filter(|_| first == 0 && inner == left.inner);
+        if let Some(known) = known.find(epoch, left) {
+            return found[..known.len()].copy_from_slice(known);
+        }
+        let strips = parts.filled_mut().chunks_exact_mut(parts_len(PARTS, inner));
         let rows = left.starts.chunks(STRIP).zip(found.chunks_mut(STRIP));
         for ((starts, found), strip) in rows.zip(strips) {
             self.tiles.split_strip::<true>(Left { starts, ..left }, first, inner, strip, found);
         }
+        known.remember(epoch, left, found);
     }
 
     /// Multiplies one of the strips that are split with a panel that was split, both of `inner` steps, into the sums
@@ -239,8 +256,8 @@ impl Unit {
         self.scratch.sums.filled_mut()
     }
 
-    /// Multiplies up to [`ROW_LIMIT`] rows with up to [`COLUMN_LIMIT`] columns of whole panels; gives the magnitudes of
-    /// the rows. The products are read with [`Unit::sums`].
+    /// Multiplies up to [`ROW_LIMIT`] rows, which do not change within `epoch`, with up to [`COLUMN_LIMIT`] columns of
+    /// whole panels; gives the magnitudes of the rows. The products are read with [`Unit::sums`].
     ///
     /// # Panics
     ///
@@ -250,23 +267,24 @@ impl Unit {
         left: Left<'_>,
         right: Right<'_, W>,
         columns: usize,
+        epoch: Option<Epoch>,
     ) -> [Magnitudes; ROW_LIMIT] {
         assert!(left.starts.len() <= ROW_LIMIT && columns <= COLUMN_LIMIT, "size of a product on tiles");
         let (mut rows, panels) = ([Magnitudes::default(); ROW_LIMIT], columns.div_ceil(PANEL));
         if let Some(data) = W::pairs(right.data) {
             assert!(right.stride == PANEL, "whole panels");
-            self.multiply_pairs(left, data, 2 * right.panel_stride, panels, &mut rows);
+            self.multiply_pairs(left, data, 2 * right.panel_stride, panels, epoch, &mut rows);
             return rows;
         }
         let streams = left.starts.len() <= STRIP && left.inner.is_multiple_of(STEP) && right.stride == PANEL;
         if let Some(data) = W::direct(right.data).filter(|_| streams) {
             let right = Right { data, stride: right.stride, panel_stride: right.panel_stride };
-            self.stream_panels(left, right, panels, &mut rows);
+            self.stream_panels(left, right, panels, epoch, &mut rows);
             return rows;
         }
         for first in (0..left.inner).step_by(INNER_LIMIT) {
             let inner = (left.inner - first).min(INNER_LIMIT);
-            self.split_left(left, first, inner, &mut rows);
+            self.split_left(left, first, inner, epoch, &mut rows);
             let at = |panel: usize| {
                 let data = &right.data[panel * right.panel_stride + first * right.stride..];
                 Right { data, ..right }
@@ -287,13 +305,14 @@ impl Unit {
         right: &[bf16],
         panel_stride: usize,
         panels: usize,
+        epoch: Option<Epoch>,
         found: &mut [Magnitudes],
     ) {
         let rows = left.starts.len();
         let most = STREAM_LIMIT / rows.div_ceil(STRIP).max(1) / STEP * STEP;
         for first in (0..left.inner).step_by(most) {
             let inner = (left.inner - first).min(most);
-            self.split_left(left, first, inner, found);
+            self.split_left(left, first, inner, epoch, found);
             for panel in 0..panels {
                 let data = &right[panel * panel_stride + first * PANEL..];
                 self.multiply_panel_of_pairs(rows, inner, data, panel, first > 0);
@@ -330,11 +349,18 @@ impl Unit {
 
     /// One strip of rows times panels of f32 that are split on the way, so that their parts never leave the nearest
     /// cache.
-    fn stream_panels(&mut self, left: Left<'_>, right: Right<'_>, panels: usize, found: &mut [Magnitudes]) {
+    fn stream_panels(
+        &mut self,
+        left: Left<'_>,
+        right: Right<'_>,
+        panels: usize,
+        epoch: Option<Epoch>,
+        found: &mut [Magnitudes],
+    ) {
         let Some(last) = panels.checked_sub(1) else { return };
         for first in (0..left.inner).step_by(STREAM_LIMIT) {
             let inner = (left.inner - first).min(STREAM_LIMIT);
-            self.split_left(left, first, inner, found);
+            self.split_left(left, first, inner, epoch, found);
             let in_a_row = right.panel_stride == inner * PANEL;
             let mut slot = None;
             for panel in 0..panels {
@@ -425,7 +451,8 @@ mod tests {
         let isa = Isa::at_most(Instructions::Amx);
         let Some(unit) = Unit::new(isa) else { return println!("skipped: no AMX tiles") };
         assert!(Unit::new(isa).is_none(), "two units of one thread");
-        let Scratch { left, right: [even, odd], sums } = &unit.scratch;
-        assert_eq!(left.bytes() + even.bytes() + odd.bytes() + sums.bytes(), THREAD_BYTES);
+        let Scratch { left, known, right: [even, odd], sums } = &unit.scratch;
+        let buffers = left.bytes() + even.bytes() + odd.bytes() + sums.bytes();
+        assert_eq!(buffers + known.bytes(), THREAD_BYTES);
     }
 }
