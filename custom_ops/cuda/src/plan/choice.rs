@@ -148,7 +148,8 @@ impl Choice {
         if bytes == 0 { 0 } else { bytes.div_ceil(64 * threads).clamp(1, 4 * self.multiprocessors()) }
     }
 
-    /// The factor on gates, and what undoes it.
+    /// The factor on gates of attention, whose results are no larger than values, and what undoes it. Hidden rows of a
+    /// feed-forward layer are as large as they will, and have none.
     pub(super) fn gate_scale(&self, experts: usize) -> [f32; 2] {
         if self.element != Element::F16 {
             return [1.0; 2];

@@ -105,7 +105,6 @@ impl Layer {
         sizes.check()?;
         let mut arena = Arena::default();
         let (tokens, pairs) = (sizes.all_tokens(), sizes.all_tokens() * sizes.top_k);
-        let [gate_scale, output_scale] = choice.gate_scale(sizes.experts);
         let length = 16 / choice.element.bytes();
         let half = if sizes.rotary_positions > 0 { 2 } else { 1 };
         let whole_runs = sizes.width.is_multiple_of(length) && sizes.head.is_multiple_of(half * length);
@@ -126,8 +125,8 @@ impl Layer {
             vectors: i32::from(whole_runs),
             key_splits: 1,
             output_splits: 1,
-            gate_scale,
-            output_scale,
+            gate_scale: 1.0,
+            output_scale: 1.0,
             slots: arena.take(sizes.experts * tokens),
             pair_experts: arena.take(pairs * 4),
             pair_gates: arena.take(pairs * 4),

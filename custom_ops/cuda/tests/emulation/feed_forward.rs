@@ -163,3 +163,18 @@ fn grouped_cases() {
         }
     }
 }
+
+/// Hidden rows near the end of the range of binary16, with a gate of 1 among many experts, stay finite.
+#[test]
+fn large_hidden_rows() {
+    let mut random = Random(7);
+    let dims = FeedForwardDims { batch: 1, tokens: 9, width: 32, experts: 20, top_k: 1, hidden: 48 };
+    let mut case = Case::random(&mut random, dims, Element::F16);
+    case.attributes.gate_mode = GateMode::TopkSoftmax;
+    (case.attributes.activation, case.attributes.gated) = (Activation::Relu, false);
+    case.input_weight = random.values(Element::F16, 20 * 32 * 48, 2048.0);
+    case.output_weight = random.values(Element::F16, 20 * 48 * 32, 2f32.powi(-12));
+    let largest = |x: &[f32]| case.expert(&widen(x), 0).iter().fold(0.0f64, |largest, y| largest.max(y.abs()));
+    assert!(case.hidden_states.chunks(32).map(largest).fold(0.0, f64::max) > 1.0, "the outputs are ordinary");
+    case.check();
+}
