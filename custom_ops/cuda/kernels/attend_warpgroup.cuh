@@ -37,13 +37,13 @@ struct WarpgroupAttention {
         const unsigned long long left =
             matrix_descriptor(SWIZZLE_128, queries + thread_index() / 128 * 64 * LINE, 0, Pattern<T>::BYTES);
         const unsigned long long right = matrix_descriptor(SWIZZLE_128, keys, 0, Pattern<T>::BYTES);
-        scores.clear();
-        warpgroup_fence();
+        warpgroup_fence(scores.block[0]);
+        warpgroup_multiply_add<false, false>(T(), scores.block[0], left, right);
 #pragma unroll
-        for (int d = 0; d < HEAD; d += 16) {
+        for (int d = 16; d < HEAD; d += 16) {
             const int line = d / LINE, bytes = d % LINE * (int)sizeof(T);
-            warpgroup_multiply_add<false>(T(), scores.block[0], advanced(left, line * ROWS * LINE_BYTES + bytes),
-                                          advanced(right, line * KEYS * LINE_BYTES + bytes));
+            warpgroup_multiply_add<false, true>(T(), scores.block[0], advanced(left, line * ROWS * LINE_BYTES + bytes),
+                                                advanced(right, line * KEYS * LINE_BYTES + bytes));
         }
         warpgroup_commit();
         warpgroup_wait<0>(scores.block[0]);
@@ -61,11 +61,12 @@ struct WarpgroupAttention {
             left[k][1] = pack(T(), low[2], low[3]);
             left[k][2] = pack(T(), high[0], high[1]);
             left[k][3] = pack(T(), high[2], high[3]);
+            keep_before_fence(left[k]);
         }
-        warpgroup_fence();
+        warpgroup_fence(mixed.block[0]);
 #pragma unroll
         for (int k = 0; k < KEYS / 16; k++) {
-            warpgroup_multiply_add<true>(T(), mixed.block[0], left[k], advanced(right, k * 16 * LINE_BYTES));
+            warpgroup_multiply_add<true, true>(T(), mixed.block[0], left[k], advanced(right, k * 16 * LINE_BYTES));
         }
         warpgroup_commit();
         warpgroup_wait<0>(mixed.block[0]);

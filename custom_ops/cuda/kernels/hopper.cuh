@@ -30,9 +30,6 @@ DEVICE unsigned long long advanced(unsigned long long descriptor, int bytes) { r
 // Hands what this thread wrote to shared memory, and waited for, over to the products that follow a barrier.
 DEVICE void fence_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Orders the registers of this warpgroup before the products that follow: behind every change of sums or left factors.
-DEVICE void warpgroup_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-
 // Closes a group of products.
 DEVICE void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
@@ -55,6 +52,22 @@ DEVICE void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;"
               "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
               "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
+// Orders the registers of this warpgroup before the products that follow, behind every change of `sum` or of left
+// factors; the compiler changes `sum` no later.
+#define WARPGROUP_FENCE(COLUMNS) \
+    DEVICE void warpgroup_fence(float (&sum)[COLUMNS / 8][4]) { \
+        asm volatile("wgmma.fence.sync.aligned;" : SUMS_##COLUMNS(0) : : "memory"); \
+    }
+
+WARPGROUP_FENCE(64)
+WARPGROUP_FENCE(128)
+WARPGROUP_FENCE(256)
+
+// The compiler has made left factors in registers where this stands, and no later.
+DEVICE void keep_before_fence(unsigned (&a)[4]) {
+    asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3]) : : "memory");
+}
+
 // Waits until at most the last `PENDING` groups are under way. `sum` is one that they write: the compiler reads it no
 // earlier.
 #define WARPGROUP_WAIT(COLUMNS, OPERAND) \
@@ -67,38 +80,38 @@ WARPGROUP_WAIT(64, "32")
 WARPGROUP_WAIT(128, "64")
 WARPGROUP_WAIT(256, "128")
 
-#define WARPGROUP_BEGIN(COLUMNS, NAME) \
-    "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\n" \
+#define WARPGROUP_BEGIN(COLUMNS, NAME, ADD) \
+    "{\n.reg .pred adds;\nsetp.ne.u32 adds, %" ADD ", 0;\n" \
     "wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32." NAME "." NAME " {" NAMES_##COLUMNS "}, "
 
 // sum [64, COLUMNS] += a [64, 16] * b [16, COLUMNS], in fragments as `FragmentSum` has them: the rows of warp `i` of the
 // warpgroup are `16 * i` and the 15 behind. The inner index of `a` runs along its rows; `B_OUTER` says whether the outer
-// one of `b` does, that is its column.
-#define WARPGROUP_PRODUCT(TYPE, NAME, COLUMNS, A, B, MAJOR) \
-    template <bool B_OUTER> \
+// one of `b` does, that is its column. Without `ADD` the product replaces the sum, which need not hold anything.
+#define WARPGROUP_PRODUCT(TYPE, NAME, COLUMNS, A, B, MAJOR, ADDS) \
+    template <bool B_OUTER, bool ADD> \
     DEVICE void warpgroup_multiply_add(TYPE, float (&sum)[COLUMNS / 8][4], unsigned long long a, unsigned long long b) { \
-        asm volatile(WARPGROUP_BEGIN(COLUMNS, NAME) "%" A ", %" B ", adds, 1, 1, 0, %" MAJOR ";\n}" \
+        asm volatile(WARPGROUP_BEGIN(COLUMNS, NAME, ADDS) "%" A ", %" B ", adds, 1, 1, 0, %" MAJOR ";\n}" \
                      : SUMS_##COLUMNS(0) \
-                     : "l"(a), "l"(b), "n"(B_OUTER ? 1 : 0) \
+                     : "l"(a), "l"(b), "n"(B_OUTER ? 1 : 0), "n"(ADD ? 1 : 0) \
                      : "memory"); \
     }
 
 // The same with `a` in registers, in the fragments of mma.m16n8k16.
-#define WARPGROUP_SUM_PRODUCT(TYPE, NAME, COLUMNS, A0, A1, A2, A3, B, MAJOR) \
-    template <bool B_OUTER> \
+#define WARPGROUP_SUM_PRODUCT(TYPE, NAME, COLUMNS, A0, A1, A2, A3, B, MAJOR, ADDS) \
+    template <bool B_OUTER, bool ADD> \
     DEVICE void warpgroup_multiply_add(TYPE, float (&sum)[COLUMNS / 8][4], const unsigned (&a)[4], unsigned long long b) { \
-        asm volatile(WARPGROUP_BEGIN(COLUMNS, NAME) "{%" A0 ", %" A1 ", %" A2 ", %" A3 "}, %" B ", adds, 1, 1, %" MAJOR ";\n}" \
+        asm volatile(WARPGROUP_BEGIN(COLUMNS, NAME, ADDS) "{%" A0 ", %" A1 ", %" A2 ", %" A3 "}, %" B ", adds, 1, 1, %" MAJOR ";\n}" \
                      : SUMS_##COLUMNS(0) \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(B_OUTER ? 1 : 0) \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(B_OUTER ? 1 : 0), "n"(ADD ? 1 : 0) \
                      : "memory"); \
     }
 
 #define WARPGROUP_PRODUCTS(TYPE, NAME) \
-    WARPGROUP_PRODUCT(TYPE, NAME, 64, "32", "33", "34") \
-    WARPGROUP_PRODUCT(TYPE, NAME, 128, "64", "65", "66") \
-    WARPGROUP_SUM_PRODUCT(TYPE, NAME, 64, "32", "33", "34", "35", "36", "37") \
-    WARPGROUP_SUM_PRODUCT(TYPE, NAME, 128, "64", "65", "66", "67", "68", "69") \
-    WARPGROUP_SUM_PRODUCT(TYPE, NAME, 256, "128", "129", "130", "131", "132", "133")
+    WARPGROUP_PRODUCT(TYPE, NAME, 64, "32", "33", "34", "35") \
+    WARPGROUP_PRODUCT(TYPE, NAME, 128, "64", "65", "66", "67") \
+    WARPGROUP_SUM_PRODUCT(TYPE, NAME, 64, "32", "33", "34", "35", "36", "37", "38") \
+    WARPGROUP_SUM_PRODUCT(TYPE, NAME, 128, "64", "65", "66", "67", "68", "69", "70") \
+    WARPGROUP_SUM_PRODUCT(TYPE, NAME, 256, "128", "129", "130", "131", "132", "133", "134")
 
 WARPGROUP_PRODUCTS(binary16, "f16")
 WARPGROUP_PRODUCTS(bfloat16, "bf16")

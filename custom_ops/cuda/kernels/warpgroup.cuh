@@ -62,11 +62,11 @@ struct WarpgroupTile {
             matrix_descriptor(SWIZZLE_128, stage + thread_index() / 128 * 64 * LINE, 0, PATTERN_BYTES);
         const unsigned long long right =
             matrix_descriptor(SWIZZLE_128, stage + LEFT_ELEMENTS, DEPTH * LINE_BYTES, PATTERN_BYTES);
-        warpgroup_fence();
+        warpgroup_fence(sum.block[0]);
 #pragma unroll
         for (int k = 0; k < DEPTH; k += STEP) {
-            warpgroup_multiply_add<true>(T(), sum.block[0], advanced(left, k * (int)sizeof(T)),
-                                         advanced(right, k * LINE_BYTES));
+            warpgroup_multiply_add<true, true>(T(), sum.block[0], advanced(left, k * (int)sizeof(T)),
+                                               advanced(right, k * LINE_BYTES));
         }
         warpgroup_commit();
     }

@@ -73,13 +73,13 @@ struct Factor {
 template <bool B_OUTER>
 void multiply(const Factor &left, const Factor &right, float (&sum)[16][4], Mistake mistake) {
     if (mistake != NO_FENCE) {
-        warpgroup_fence();
+        warpgroup_fence(sum);
     }
     for (int k = 0; k < DEPTH; k += 16) {
         const bool last = k == DEPTH - 16;
         const unsigned long long b = right.descriptor(k, last ? mistake : NONE);
         if (mistake != HALF_A_WARPGROUP || !last || thread_index() < 64) {
-            warpgroup_multiply_add<B_OUTER>(binary16(), sum, left.descriptor(k, NONE), b);
+            warpgroup_multiply_add<B_OUTER, true>(binary16(), sum, left.descriptor(k, NONE), b);
         }
     }
     if (mistake != NO_COMMIT) {

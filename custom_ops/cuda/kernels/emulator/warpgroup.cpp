@@ -21,7 +21,7 @@ struct Sum {
 
 struct Thread {
     std::map<float *, Sum> sums;
-    bool fenced = false;
+    const float *fenced = nullptr;  // the sum behind the last fence, until a group is closed
     int open = 0;             // products of the open group
     std::vector<int> groups;  // products of each closed group that was not waited for
     int retired = 0;          // products that were waited for
@@ -115,7 +115,7 @@ void perform(int first_thread, const Operation &operation) {
         std::vector<float> &sum = sum_of(first_thread + lane, operation.part[lane].sum).value;
         for (int i = 0; i < any.columns / 2; i++) {
             int row = lane / 32 * 16 + lane % 32 / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-            double total = sum[i];
+            double total = any.adds ? sum[i] : 0;
             for (int k = 0; k < DEPTH; k++) {
                 total += a[row * DEPTH + k] * b[column * DEPTH + k];
             }
@@ -153,7 +153,7 @@ void own(int thread, const WarpgroupProduct &part) {
     } else {
         const bool untouched = known && (int)sum.value.size() == count &&
                                memcmp(sum.value.data(), part.sum, count * sizeof(float)) == 0;
-        if (!state.fenced && (!untouched || part.fragment)) {
+        if (state.fenced != part.sum && (!untouched || part.fragment)) {
             fail("begins a product on registers without a fence");
         }
         sum.value.assign(part.sum, part.sum + count);
@@ -171,7 +171,7 @@ void issue(void *const (&operands)[WARPGROUP]) {
     for (int lane = 0; lane < WARPGROUP; lane++) {
         operation.part[lane] = *(const WarpgroupProduct *)operands[lane];
         const WarpgroupProduct &part = operation.part[lane], &first = operation.part[0];
-        if (part.a != first.a || part.b != first.b || part.columns != first.columns) {
+        if (part.a != first.a || part.b != first.b || part.columns != first.columns || part.adds != first.adds) {
             fail("brings other factors to a product than its warpgroup does");
         }
         if (part.fragment) {
@@ -211,9 +211,9 @@ void retire(int index, int count) {
 
 void warpgroup_product(const WarpgroupProduct &own) { warpgroup_collective(issue, (void *)&own); }
 
-void warpgroup_fence() {
+void warpgroup_fence(const float *sum) {
     sync_warp();
-    threads[thread()].fenced = true;
+    threads[thread()].fenced = sum;
 }
 
 void warpgroup_commit() {
@@ -221,7 +221,7 @@ void warpgroup_commit() {
     Thread &state = threads[thread()];
     state.groups.push_back(state.open);
     state.open = 0;
-    state.fenced = false;
+    state.fenced = nullptr;
 }
 
 void warpgroup_wait(int pending) {
