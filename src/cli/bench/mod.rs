@@ -335,3 +335,52 @@ impl Outputs {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        bench: BenchArguments,
+    }
+
+    fn arguments(line: &str) -> BenchArguments {
+        Line::try_parse_from(format!("bench m.onnx {line}").split_whitespace()).unwrap().bench
+    }
+
+    #[test]
+    fn an_engine_is_built_for_every_point_and_tuned_for_the_largest() {
+        let ranges = |line: &str| {
+            let Ranges { batch, past, tokens, named } = timed_ranges(&arguments(line), &[], None);
+            let named: Vec<_> = named.into_iter().map(|Sizes { name, sizes }| (name, sizes)).collect();
+            (batch, past, tokens, named)
+        };
+        assert_eq!(ranges(""), ([1; 3], [0; 3], [32; 3], vec![]));
+        let heads = vec![("heads".to_owned(), [6; 3])];
+        let line = "--batch 4,1,2 --seq 8,3 --past 5,0 --dim heads=6";
+        assert_eq!(ranges(line), ([1, 4, 4], [0, 5, 5], [3, 13, 13], heads));
+        assert_eq!(ranges("--seq 8,3 --past 5,0 --source 20,2"), ([1; 3], [0, 5, 5], [2, 20, 20], vec![]));
+    }
+
+    #[test]
+    fn sizes_and_limits_are_those_that_were_typed() {
+        let line = "--batch 4,1 --seq 8 --past 5 --source 20 --dim heads=6 --warm-up 2.5";
+        let grid = grid(&arguments(line)).unwrap();
+        assert_eq!((grid.batch, grid.sequence, grid.past, grid.source), (vec![4, 1], vec![8], vec![5], vec![20]));
+        assert_eq!(grid.others.into_iter().collect::<Vec<_>>(), [("heads".to_owned(), 6)]);
+        let half = Duration::from_millis(500);
+        for (line, end) in [
+            ("", End::Either(DEFAULT_SAMPLES, DEFAULT_TIME)),
+            ("--samples 7", End::Samples(7)),
+            ("--seconds 0.5", End::Time(half)),
+            ("--samples 7 --seconds 0.5", End::Either(7, half)),
+        ] {
+            assert_eq!(budget(&arguments(line)).end, end, "{line}");
+        }
+        assert_eq!(budget(&arguments(line)).warm_up, Duration::from_millis(2_500));
+    }
+}
