@@ -82,15 +82,19 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     let result = bench(&setup, receipt(arguments, &setup, threads)?);
     drop(progress);
     let result = result.map_err(|error| of_inputs(error, arguments))?;
-    let changes = old.map(|old| compare(&result, &old, arguments.threshold / 100.0)).transpose();
-    let changes = changes.map_err(|difference| {
-        let path = arguments.compare.as_deref().unwrap_or(Path::new("")).display().to_string();
-        let help = "compare results of the same command on the same machine";
-        Failure::usage(format!("{path} measured something else: {difference}"), Some(help))
-    });
+    let changes = old.map(|old| compared(arguments, &result, &old)).transpose();
     outputs.write(arguments, &result, changes.as_ref().ok().and_then(Option::as_deref))?;
     let slower = changes?.iter().flatten().any(|change| change.outcome == Outcome::Slower);
     Ok(if slower { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The result beside the older one of `--compare`.
+fn compared(arguments: &BenchArguments, result: &BenchResult, old: &BenchResult) -> Result<Vec<Change>, Failure> {
+    compare(result, old, arguments.threshold / 100.0).map_err(|difference| {
+        let path = arguments.compare.as_deref().unwrap_or(Path::new("")).display().to_string();
+        let help = "compare results of the same command on the same machine";
+        Failure::usage(format!("{path} measured something else: {difference}"), Some(help))
+    })
 }
 
 /// What is wrong with inputs names their file, where there is one.
@@ -341,6 +345,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::latency::{Estimate, sample};
 
     #[derive(Parser)]
     struct Line {
@@ -364,6 +369,23 @@ mod tests {
         let line = "--batch 4,1,2 --seq 8,3 --past 5,0 --dim heads=6";
         assert_eq!(ranges(line), ([1, 4, 4], [0, 5, 5], [3, 13, 13], heads));
         assert_eq!(ranges("--seq 8,3 --past 5,0 --source 20,2"), ([1; 3], [0, 5, 5], [2, 20, 20], vec![]));
+    }
+
+    #[test]
+    fn a_threshold_is_in_per_cent() {
+        let old = sample();
+        let mut new = old.clone();
+        new.rows[0].turn_median = Estimate { value: 1_500.0, interval: Some([1_450.0, 1_550.0]) };
+        let outcomes = |line: &str| {
+            let changes = compared(&arguments(&format!("--compare old.json {line}")), &new, &old).ok().unwrap();
+            changes.iter().map(|change| change.outcome).collect::<Vec<_>>()
+        };
+        assert_eq!(outcomes("--threshold 40"), [Outcome::Slower, Outcome::Same]);
+        assert_eq!(outcomes("--threshold 50"), [Outcome::Same; 2]);
+        assert_eq!(outcomes(""), [Outcome::Slower, Outcome::Same]);
+        new.receipt.options.seed = 1;
+        let failure = compared(&arguments("--compare old.json"), &new, &old).err().unwrap();
+        assert_eq!(failure.message, "old.json measured something else: seed: 0 then, 1 now");
     }
 
     #[test]
