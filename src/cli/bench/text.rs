@@ -351,7 +351,11 @@ pub(super) fn changes(result: &BenchResult, changes: &[Change], threshold: f64) 
         .collect();
     let slower = changes.iter().filter(|change| change.outcome == Outcome::Slower).count();
     let text = table(&["compared with the older result", "then", "now", "change", "verdict"], &rows);
-    let verdict = if slower > 0 { format!("{slower} rows became slower") } else { "no row became slower".to_owned() };
+    let verdict = match slower {
+        0 => "no row became slower".to_owned(),
+        1 => "1 row became slower".to_owned(),
+        _ => format!("{slower} rows became slower"),
+    };
     format!("\n{text}{verdict}, beyond both 95 % intervals and {threshold} %\n")
 }
 
@@ -414,6 +418,6 @@ mod tests {
         {
             assert!(found.contains(part), "{part} is not in\n{found}");
         }
-        assert!(found.ends_with("1 rows became slower, beyond both 95 % intervals and 5 %\n"), "{found}");
+        assert!(found.ends_with("1 row became slower, beyond both 95 % intervals and 5 %\n"), "{found}");
     }
 }
