@@ -49,7 +49,7 @@ fn two_dictionaries_keep_their_sides() {
     assert_eq!(export_named(&vocabulary, "nmt", &out(&folder)).unwrap(), 5);
     let written =
         ["dict.source.txt", "dict.target.txt"].map(|name| fs::read_to_string(out(&folder).join(name)).unwrap());
-    assert_eq!(written, [symbols, turned]);
+    assert!(written == [symbols, turned]);
     let config = GenerationConfig::read(&out(&folder)).unwrap();
     assert_eq!(config.segmentation, Segmentation::Words);
     assert_eq!([config.source_dictionary, config.target_dictionary], ["dict.source.txt", "dict.target.txt"]);
@@ -80,7 +80,7 @@ fn dictionaries_are_found_by_language() {
     assert_eq!([generation.source_dictionary, generation.target_dictionary], ["dict.source.txt", "dict.target.txt"]);
     assert_eq!(generation.bpe_codes.as_deref(), Some("bpe.codes"));
     for (name, symbols) in [("dict.source.txt", &english), ("dict.target.txt", &german)] {
-        assert_eq!(&fs::read_to_string(out(&folder).join(name)).unwrap(), symbols, "{name}");
+        assert!(fs::read_to_string(out(&folder).join(name)).unwrap() == *symbols, "{name}");
     }
     for source in ["fr", "../checkpoint/dict.en"] {
         fs::write(checkpoint.join("config.json"), named(source)).unwrap();
