@@ -391,11 +391,11 @@ pub fn point_text(point: &Sizes) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::{sampler::DeviceSeries, statistics::Times},
-        *,
+    use super::*;
+    use crate::{
+        backend::BackendError,
+        latency::{DeviceSeries, Times},
     };
-    use crate::backend::BackendError;
 
     /// Never called.
     struct Idle;

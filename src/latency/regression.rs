@@ -150,9 +150,11 @@ mod tests {
         }
     }
 
+    type Edit = fn(&mut BenchResult);
+
     #[test]
     fn what_was_measured_differently_is_not_compared() {
-        let changes: [(&str, fn(&mut BenchResult)); 8] = [
+        let changes: [(&str, Edit); 8] = [
             ("format: 1 then, 2 now", |new| new.format = 2),
             ("processor: a processor then, unknown now", |new| new.receipt.machine.cpu = None),
             ("usable processors: 6 then, 5 now", |new| new.receipt.machine.usable_cpus = 5),
