@@ -63,7 +63,7 @@ fn what_a_configuration_says_is_computed() {
         ("jetmoe/sharded", "rms_norm_eps", json!(0.25)),
         ("variants/v_ffd_moe", "activation_fn", json!("gelu")),
         ("variants/v_ffd_moe", "layer_norm_eps", json!(0.25)),
-        ("variants/v_prenorm", "activation_fn", json!("gelu")),
+        ("variants/v_prenorm", "activation_fn", json!("relu")),
         ("variants/v_prenorm", "layer_norm_eps", json!(0.25)),
         ("variants/v_prenorm", "no_scale_embedding", json!(true)),
         ("variants/v_learned_pos_lnemb", "layer_norm_eps", json!(0.25)),
