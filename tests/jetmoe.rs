@@ -204,13 +204,57 @@ fn generated_tokens_are_upstreams() {
     }
 }
 
+/// The sharded model, with another value for a key of its configuration.
+fn configured(key: &str, value: Value) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(data("jetmoe/sharded")).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let mut config = json("jetmoe/sharded/config.json");
+    config[key] = value;
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    folder
+}
+
+/// Upstream builds the norms of its layers without the epsilon of the configuration.
 #[test]
-fn experts_may_differ_in_number_and_the_layer_epsilon_is_not_the_configurations() {
-    let Model::CausalLm(model) = import(&Checkpoint::open(&data("jetmoe/sharded"), None).unwrap(), None).unwrap()
-    else {
+fn the_epsilon_of_the_configuration_is_that_of_the_last_norm_alone() {
+    let folder = configured("rms_norm_eps", 0.25.into());
+    let Model::CausalLm(model) = import(&Checkpoint::open(folder.path(), None).unwrap(), None).unwrap() else {
         panic!("not a causal language model");
     };
-    assert!(model.layers.iter().all(|layer| layer.attention_norm.epsilon == 1e-6));
+    let norms = model.layers.iter().flat_map(|layer| [&layer.attention_norm, &layer.feed_forward_norm]);
+    assert_eq!(norms.map(|norm| norm.epsilon).collect::<Vec<_>>(), [1e-6; 4]);
+    assert_eq!(model.norm.epsilon, 0.25);
     assert_eq!(model.output.shape(), model.tokens.shape());
     assert_ne!(model.output.to_f32().unwrap(), model.tokens.to_f32().unwrap(), "the head of this model is its own");
+}
+
+/// A logit is `r / sqrt(m + ε)` with `r` and `m` of its token, so that the inverse of its square rises evenly with the
+/// last ε. Layers have another, so that caches stay.
+#[test]
+fn logits_shrink_with_the_root_of_the_last_epsilon() {
+    let epsilons = [1e-6, 0.25, 0.75];
+    let folders = epsilons.map(|epsilon| configured("rms_norm_eps", epsilon.into()));
+    let all = folders.each_ref().map(|folder| implementations(folder.path().to_str().unwrap()));
+    let (ids, ones) = (integers(&[1, 4], vec![5, 9, 77, 31]), integers(&[1, 4], vec![1; 4]));
+    let inputs = inputs(ids, ones, counted(1, 0, 4), empty_past(MODELS[0].1, 1));
+    let [first, second, third] = all;
+    for (((name, mut first), (_, mut second)), (_, mut third)) in first.into_iter().zip(second).zip(third) {
+        let outputs = [first(&inputs), second(&inputs), third(&inputs)];
+        let [a, b, c] = outputs.each_ref().map(|outputs| {
+            let logits = outputs["logits"].to_f64();
+            let inverse = |row: &[f64]| 1.0 / row.iter().map(|logit| logit * logit).sum::<f64>();
+            logits.chunks(outputs["logits"].shape()[2]).map(inverse).collect::<Vec<_>>()
+        });
+        for token in 0..4 {
+            let rise = |to: &[f64], epsilon: f64| (to[token] - a[token]) / (epsilon - epsilons[0]);
+            let (near, far) = (rise(&b, epsilons[1]), rise(&c, epsilons[2]));
+            assert!(near > 0.0 && (near - far).abs() <= 1e-4 * far, "{name}, token {token}: {near} and {far}");
+        }
+        for (part, expected) in outputs[0].iter().filter(|(part, _)| part.starts_with("present.")) {
+            assert_eq!(outputs[2][part], *expected, "{name}: {part}");
+        }
+    }
 }

@@ -191,12 +191,29 @@ fn a_changed_expert_is_seen_in_numbers_of_reduced_precision() {
     }
 }
 
+/// A runtime ignores them, and a file that says more than the checkpoint is none of it.
+#[test]
+fn constants_that_the_checkpoint_does_not_give_are_found() {
+    let result = with_fault("variants/v_ffd_moe", Form::Standard, "encoder_model.onnx", |model| {
+        let graph = model.graph.as_mut().unwrap();
+        let more = graph.initializer.iter().find(|tensor| tensor.dims.len() == 1).unwrap().clone();
+        graph.initializer.push(TensorProto { name: "one.more".into(), ..more });
+    });
+    assert_eq!((differing_constants(&result), seen_in_numbers(&result), result.passed()), (1, false, false));
+    let Constants::Compared(weights) = &result.audits[0].constants else { panic!("{result:?}") };
+    assert_eq!(weights.faults, ["constant \"one.more\" does not come from the checkpoint"]);
+}
+
 #[test]
 fn every_opset_that_can_be_written_runs() {
     for opset in OPSETS {
         let directory = tempfile::tempdir().unwrap();
         let out = directory.path().join("out");
         export(&checkpoint("jetmoe/bf16"), &out, &ExportOptions { opset, ..options(Form::Function) }).unwrap();
+        let model = ModelProto::decode(std::fs::read(out.join("model.onnx")).unwrap().as_slice()).unwrap();
+        let bodies = model.functions.iter().flat_map(|body| &body.opset_import);
+        let written: Vec<_> = model.opset_import.iter().chain(bodies).filter(|set| set.domain.is_empty()).collect();
+        assert!(written.len() > 1 && written.iter().all(|set| set.version == opset), "{opset}: {written:?}");
         let result = check(&out, "jetmoe/bf16");
         assert!(
             result.passed() && result.backends.iter().all(|report| report.skipped.is_none()),

@@ -72,3 +72,41 @@ impl SearchOptions {
         positions.map_or(allowed, |positions| allowed.min(positions.saturating_sub(1)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_translation_may_be_as_long_as_the_source_and_the_model_let_it() {
+        let options = SearchOptions { max_len_a: 1.5, max_len_b: 3, ..SearchOptions::default() };
+        assert_eq!(options.max_len(5, None), 10);
+        assert_eq!(options.max_len(5, Some(8)), 7);
+        assert_eq!(SearchOptions::default().max_len(5, None), 200);
+        assert_eq!(SearchOptions { max_len_a: 1e300, ..options }.max_len(5, Some(8)), 7);
+    }
+
+    #[test]
+    fn options_out_of_range_are_named() {
+        let default = SearchOptions::default();
+        for (options, start) in [
+            (SearchOptions { beam: 0, ..default }, Some("beam 0")),
+            (SearchOptions { beam: 1025, ..default }, Some("beam 1025")),
+            (SearchOptions { nbest: 0, ..default }, Some("nbest 0")),
+            (SearchOptions { nbest: 5, ..default }, Some("nbest 5")),
+            (SearchOptions { length_penalty: 10.5, ..default }, Some("length penalty 10.5")),
+            (SearchOptions { length_penalty: f64::NAN, ..default }, Some("length penalty NaN")),
+            (SearchOptions { max_len_a: -0.5, ..default }, Some("max-len-a -0.5")),
+            (SearchOptions { max_len_a: f64::INFINITY, ..default }, Some("max-len-a inf")),
+            (SearchOptions { min_len: 201, ..default }, Some("min-len 201")),
+            (SearchOptions { min_len: 201, max_len_a: 1.0, ..default }, None),
+            (SearchOptions { beam: 1024, nbest: 1024, length_penalty: -10.0, ..default }, None),
+        ] {
+            let fault = options.fault();
+            match (&fault, start) {
+                (Some(fault), Some(start)) => assert!(fault.starts_with(start), "{fault}"),
+                _ => assert_eq!(fault.as_deref(), start),
+            }
+        }
+    }
+}

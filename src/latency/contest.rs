@@ -388,3 +388,70 @@ fn place_of_job(job: &Job, point: &Sizes) -> String {
 pub fn point_text(point: &Sizes) -> String {
     point.iter().map(|(axis, size)| format!("{axis} {size}")).collect::<Vec<_>>().join(", ")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        backend::BackendError,
+        latency::{DeviceSeries, Times},
+    };
+
+    /// Never called.
+    struct Idle;
+
+    impl Runner for Idle {
+        fn run(&mut self, _: &NamedTensors) -> Result<NamedTensors, BackendError> {
+            Ok(NamedTensors::new())
+        }
+    }
+
+    fn times(turns: &[u64]) -> Times {
+        let mut times = Times::new().unwrap();
+        turns.iter().for_each(|turn| times.add(*turn));
+        times
+    }
+
+    fn series(turn: u64, on_device: u64) -> Series {
+        let turns = vec![turn; 8];
+        let device = vec![on_device; 8];
+        let device = DeviceSeries { times: times(&device), turns: device };
+        Series { times: times(&turns), turns, device: Some(device), warm_up_calls: 16, steady: true }
+    }
+
+    #[test]
+    fn ratios_are_times_beside_those_of_the_first() {
+        let subject = Subject { model: "m.onnx".into(), backend: "ort".into(), part: "model".into(), module: None };
+        let first_calls = vec![7, 9];
+        let contestant = Contestant {
+            subject,
+            backend: 0,
+            member: 0,
+            first_calls,
+            runner: Box::new(Idle),
+            load: 1,
+            peak_memory: None,
+        };
+        let point =
+            Sizes::from([("batch".to_owned(), 2), ("sequence".to_owned(), 5), ("past_sequence".to_owned(), 40)]);
+        let (slow, first) = (series(2_000, 900), series(500, 300));
+        let alone = row(&contestant, &point, 0, &first, None).unwrap();
+        assert_eq!((alone.ratio, alone.first_call, alone.times.p50, alone.turns), (None, 7, 500, 8));
+        assert_eq!(alone.tokens_per_second, 10.0 / 500e-9);
+        let beside = row(&contestant, &point, 1, &slow, Some(&first)).unwrap();
+        let value = |ratio: Option<crate::latency::Estimate>| ratio.map(|ratio| (ratio.value, ratio.interval));
+        assert_eq!(value(beside.ratio), Some((4.0, Some([4.0; 2]))), "a slower one has a ratio above 1");
+        assert_eq!((beside.first_call, beside.turn_median.value), (9, 2_000.0));
+        let device = beside.on_device().unwrap();
+        assert_eq!((value(device.ratio), device.times.p50), (Some((3.0, Some([3.0; 2]))), 900));
+        assert!((device.tokens_per_second * 900e-9 - 10.0).abs() < 1e-9, "{}", device.tokens_per_second);
+    }
+
+    #[test]
+    fn tokens_must_go_where_they_were_sent() {
+        let wanted = [vec![0, 3], vec![2, 1]];
+        assert!(check_choice("m", &wanted, &[3, 0, 1, 2], 2).is_ok());
+        let error = check_choice("m", &wanted, &[3, 0, 1, 3], 2).unwrap_err().to_string();
+        assert!(error.contains("token 1 goes to experts [1, 3] instead of [1, 2]"), "{error}");
+    }
+}

@@ -29,6 +29,8 @@ pub use machine::{Machine, Moment};
 pub use operators::fold;
 pub use receipt::{Library, ModelFile, Options, Receipt, Threads, hash_file, now};
 pub use regression::{Change, Incomparable, Outcome, compare};
+#[cfg(test)]
+pub(crate) use result::sample;
 pub use result::{
     BenchResult, DeviceTimes, FORMAT, NodeTime, OperatorTimes, ParityRow, Row, SessionRow, Skipped, Subject, Verdict,
 };

@@ -154,33 +154,51 @@ impl Receipt {
     }
 }
 
+/// A receipt of a machine that is known in full, for tests.
+#[cfg(test)]
+pub(crate) fn sample() -> Receipt {
+    let moment = |load: f64| Moment { load: Some([load, load + 0.125, load + 0.25]), ..Moment::default() };
+    let file = |file: &str, sha256: &str| ModelFile {
+        model: "m.onnx".into(),
+        file: file.into(),
+        bytes: 9,
+        sha256: sha256.into(),
+    };
+    Receipt {
+        program: "0".into(),
+        unix_time: 1,
+        machine: Machine { cpu: Some("a processor".into()), cpus: 8, usable_cpus: 6, ..Machine::default() },
+        before: moment(0.5),
+        after: moment(1.5),
+        throttled: None,
+        threads: Threads { asked: None, onnx_runtime: 4, tract: 1 },
+        runtimes: Vec::new(),
+        files: vec![
+            file("encoder_model.onnx", "e"),
+            file("decoder_model.onnx", "d"),
+            file("decoder_model.onnx.data", "x"),
+        ],
+        options: Options {
+            routing: "data".into(),
+            inputs: None,
+            seed: 0,
+            samples: None,
+            seconds: None,
+            warm_up: 5.0,
+            allow_failed_parity: false,
+        },
+        warnings: Vec::new(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn receipt(machine: Machine, load: f64, threads: usize) -> Receipt {
         let before = Moment { load: Some([load, 0.0, 0.0]), ..Moment::default() };
-        Receipt {
-            program: String::new(),
-            unix_time: now(),
-            machine,
-            before,
-            after: Moment::default(),
-            throttled: None,
-            threads: Threads { asked: Some(threads), onnx_runtime: threads, tract: 1 },
-            runtimes: Vec::new(),
-            files: Vec::new(),
-            options: Options {
-                routing: "data".into(),
-                inputs: None,
-                seed: 0,
-                samples: None,
-                seconds: None,
-                warm_up: 5.0,
-                allow_failed_parity: false,
-            },
-            warnings: Vec::new(),
-        }
+        let threads = Threads { asked: Some(threads), onnx_runtime: threads, tract: 1 };
+        Receipt { machine, before, after: Moment::default(), threads, ..sample() }
     }
 
     #[test]
@@ -192,9 +210,18 @@ mod tests {
             governors: vec!["powersave".into()],
             virtual_machine: Some(true),
             quota: Some(1.5),
-            ..quiet
+            ..quiet.clone()
         };
         let warnings = receipt(busy, 1.8, 4).weaknesses().join("\n");
+        let during = |after: Moment, throttled: u64| {
+            let before = Moment { stolen: Some(0.25), ..Moment::default() };
+            let receipt = receipt(quiet.clone(), 0.4, 4);
+            Receipt { before, after, throttled: Some(throttled), ..receipt }.weaknesses()
+        };
+        let stolen = |share| Moment { stolen: Some(share), ..Moment::default() };
+        assert_eq!(during(stolen(0.2505), 0), [""; 0]);
+        assert_eq!(during(stolen(0.252), 0), ["other machines took processor time while this ran"]);
+        assert_eq!(during(stolen(0.25), 3), ["the processor was throttled 3 times while this ran"]);
         for part in ["load average was 1.80", "4 threads share 2", "powersave", "virtual machine", "1.50 processors"] {
             assert!(warnings.contains(part), "{part} is not in\n{warnings}");
         }

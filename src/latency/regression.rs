@@ -105,6 +105,7 @@ fn outcome([old_low, old_high]: [f64; 2], [new_low, new_high]: [f64; 2], thresho
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::latency::sample;
 
     #[test]
     fn the_nearest_ends_of_intervals_decide() {
@@ -118,5 +119,64 @@ mod tests {
         ] {
             assert_eq!(outcome(old, new, threshold), expected, "{old:?} {new:?} {threshold}");
         }
+    }
+
+    #[test]
+    fn rows_are_compared_with_themselves_in_their_own_units() {
+        let old = sample();
+        let mut new = old.clone();
+        new.rows.reverse();
+        for row in &mut new.rows {
+            row.turn_median = Estimate { value: 1_500.0, interval: Some([1_450.0, 1_550.0]) };
+        }
+        let outcomes = |threshold| -> Vec<_> {
+            let changes = compare(&new, &old, threshold).unwrap();
+            changes.iter().map(|change| (change.row, change.before.value, change.after.value, change.outcome)).collect()
+        };
+        let slower = (1, 1_000.0, 1_500.0, Outcome::Slower);
+        assert_eq!(outcomes(0.25), [(0, 2_000.0, 1_500.0, Outcome::Faster), slower]);
+        assert_eq!(outcomes(0.3), [(0, 2_000.0, 1_500.0, Outcome::Same), slower]);
+        let mut other = old.clone();
+        other.rows[0].point.insert("batch".into(), 3);
+        let what = compare(&other, &old, 0.0).unwrap_err().to_string();
+        assert!(
+            what.starts_with("m.onnx on ort, decoder_model, batch 3, ") && what.contains("not measured then"),
+            "{what}"
+        );
+        for (changed, text) in [(&mut new, "measured then, too few"), (&mut old.clone(), "measured now")] {
+            changed.rows[0].turn_median.interval = None;
+            let (new, old) = if text.ends_with("now") { (&old, &*changed) } else { (&*changed, &old) };
+            assert!(compare(new, old, 0.0).unwrap_err().to_string().contains(text));
+        }
+    }
+
+    type Edit = fn(&mut BenchResult);
+
+    #[test]
+    fn what_was_measured_differently_is_not_compared() {
+        let changes: [(&str, Edit); 8] = [
+            ("format: 1 then, 2 now", |new| new.format = 2),
+            ("processor: a processor then, unknown now", |new| new.receipt.machine.cpu = None),
+            ("usable processors: 6 then, 5 now", |new| new.receipt.machine.usable_cpus = 5),
+            ("threads: 4 of ONNX Runtime, 1 of tract then, 3 of", |new| new.receipt.threads.onnx_runtime = 3),
+            ("threads: 4 of ONNX Runtime, 1 of tract then, 4 of", |new| new.receipt.threads.tract = 2),
+            ("routing: data then, single now", |new| new.receipt.options.routing = "single".into()),
+            ("inputs: random then, a file now", |new| new.receipt.options.inputs = Some("a file".into())),
+            ("seed: 0 then, 1 now", |new| new.receipt.options.seed = 1),
+        ];
+        let old = sample();
+        for (text, change) in changes {
+            let mut new = old.clone();
+            change(&mut new);
+            let found = compare(&new, &old, 0.0).unwrap_err().to_string();
+            assert!(found.starts_with(text), "{found} instead of {text}");
+        }
+        let mut unknown = old.clone();
+        unknown.format = 2;
+        assert_eq!(compare(&unknown, &unknown, 0.0).unwrap_err().to_string(), "format: 2 then, 1 now");
+        let mut elsewhere = old.clone();
+        elsewhere.receipt.before = Default::default();
+        elsewhere.receipt.unix_time += 1;
+        assert!(compare(&elsewhere, &old, 0.0).is_ok());
     }
 }

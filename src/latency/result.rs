@@ -190,3 +190,59 @@ impl BenchResult {
         self.parity.iter().any(|row| matches!(row.verdict, Verdict::Failed { .. }))
     }
 }
+
+/// A result of two backends with another number at every place, for tests.
+#[cfg(test)]
+pub(crate) fn sample() -> BenchResult {
+    let subject = |backend: &str, module: Option<&str>| Subject {
+        model: "m.onnx".into(),
+        backend: backend.into(),
+        part: "decoder_model".into(),
+        module: module.map(str::to_owned),
+    };
+    let times = |first: u64| Summary {
+        samples: first,
+        min: first + 1,
+        mean: 0.25 + first as f64,
+        p50: first + 2,
+        p90: Some(first + 3),
+        p99: Some(first + 4),
+        p99_9: None,
+        max: first + 6,
+        histogram: vec![(first + 2, first)],
+    };
+    let estimate = |value: f64| Estimate { value, interval: Some([value - 0.5, value + 0.5]) };
+    let row = |subject: &Subject, first: u64, ratio: Option<f64>| Row {
+        subject: subject.clone(),
+        point: [("batch", 2), ("sequence", 3), ("past_sequence", 5), ("source", 7)]
+            .map(|(axis, size)| (axis.to_owned(), size))
+            .into(),
+        first_call: first + 7,
+        warm_up_calls: 16,
+        steady: ratio.is_none(),
+        times: times(first),
+        turns: 20,
+        turn_median: estimate(first as f64),
+        tokens_per_second: first as f64 + 0.5,
+        ratio: ratio.map(estimate),
+        device: None,
+    };
+    let subjects = [subject("ort", None), subject("tensorrt", Some("layers.0"))];
+    let mut rows = vec![row(&subjects[0], 1_000, None), row(&subjects[1], 2_000, Some(2.25))];
+    rows[1].device = Some(DeviceTimes { times: times(1_500), ratio: None });
+    let session = |subject: &Subject, first: u64| SessionRow {
+        subject: subject.clone(),
+        load: first,
+        peak_memory: Some(first + 1),
+    };
+    BenchResult {
+        format: FORMAT,
+        receipt: super::receipt::sample(),
+        parity: Vec::new(),
+        sessions: vec![session(&subjects[0], 3_000), session(&subjects[1], 4_000)],
+        skipped: Vec::new(),
+        rows,
+        experts: Vec::new(),
+        operators: Vec::new(),
+    }
+}

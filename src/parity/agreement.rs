@@ -298,3 +298,96 @@ fn moved(file: &OnnxFile) -> Result<OnnxFile, ReadError> {
     }
     file.with_model(model)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::{Tensor, TensorData};
+
+    fn module(indices: &[i64], weights: &[f64]) -> ModuleChoices {
+        let (indices, weights) = (indices.to_vec(), weights.to_vec());
+        ModuleChoices { batch: 1, tokens: indices.len() / 2, top_k: 2, indices, weights }
+    }
+
+    fn routed(found: &ModuleChoices, expected: &ModuleChoices) -> Agreement {
+        let mut agreement = Agreement::default();
+        agreement.add_routing("m", found, expected, 1e-3);
+        agreement
+    }
+
+    #[test]
+    fn another_expert_is_a_tie_where_its_weight_is_close_and_a_fault_elsewhere() {
+        let expected = module(&[0, 1, 2, 3], &[0.6, 0.4, 0.7, 0.3]);
+        let outcome = |indices: &[i64], weights: &[f64]| {
+            let agreement = routed(&module(indices, weights), &expected);
+            (agreement.decisions, agreement.ties, agreement.fault)
+        };
+        assert_eq!(outcome(&[1, 0, 3, 2], &[0.4, 0.6, 0.3, 0.7]), (2, 0, None), "an order is no choice");
+        assert_eq!(outcome(&[0, 1, 2, 4], &[0.6, 0.4, 0.7005, 0.2995]), (2, 1, None));
+        let fault = "module m, token 1 went to experts [2, 4] instead of [2, 3]".to_owned();
+        assert_eq!(outcome(&[0, 1, 4, 2], &[0.6, 0.4, 0.702, 0.298]), (2, 0, Some(fault)));
+        assert_eq!(outcome(&[0, 1, 9, 9], &[0.6, 0.4, 0.0, 0.0]).1, 0, "padding of one alone is no tie");
+        let padding = module(&[0, 1], &[0.0; 2]);
+        assert_eq!(routed(&module(&[2, 3], &[0.0; 2]), &padding), Agreement::default());
+        assert!(routed(&padding, &expected).fault.is_some_and(|fault| fault.contains("another number of tokens")));
+    }
+
+    fn tensor(values: &[f32]) -> Tensor {
+        Tensor::new([values.len()], TensorData::F32(values.to_vec())).unwrap()
+    }
+
+    #[test]
+    fn each_output_is_held_to_its_own_rounding() {
+        let expected = Expected {
+            outputs: [("a", 1.0), ("b", 1.0)].map(|(name, value)| (name.to_owned(), tensor(&[value; 2]))).into(),
+            choices: Choices::new(),
+            modules: Vec::new(),
+            rounding: [("b".to_owned(), 1e-3)].into(),
+            margin: MARGIN,
+            undecided: false,
+        };
+        let compared = |a: &[f32], b: &[f32]| {
+            let outputs = [("a".to_owned(), tensor(a)), ("b".to_owned(), tensor(b))].into();
+            expected.compare(&outputs, &NamedTensors::new()).unwrap()
+        };
+        let same = compared(&[1.0; 2], &[1.0, 1.007]);
+        assert!(same.passed() && same.values == 4 && (same.tolerance - 8e-3).abs() < 1e-12, "{same:?}");
+        for (a, b, place) in [
+            (&[1.0f32, 1.007][..], &[1.0f32; 2][..], "the first is a at [1]"),
+            (&[1.0; 2], &[1.009, 1.0], "the first is b at [0]"),
+            (&[1.0; 2], &[f32::NAN, 1.0], "the first is b at [0]"),
+            (&[1.0; 3], &[1.0; 2], "output \"a\" has shape [3], expected [2]"),
+        ] {
+            let found = compared(a, b);
+            assert!(found.fault.as_ref().is_some_and(|fault| fault.contains(place)), "{place}: {found:?}");
+        }
+        let missing = expected.compare(&[("a".to_owned(), tensor(&[1.0; 2]))].into(), &NamedTensors::new()).unwrap();
+        assert_eq!(missing.fault.as_deref(), Some("output \"b\" is missing, expected [2]"));
+    }
+
+    #[test]
+    fn weights_move_as_far_as_they_do_where_the_choice_stays() {
+        let choices = |first: &ModuleChoices, second: &ModuleChoices| -> Choices {
+            [("x".to_owned(), first.clone()), ("a".to_owned(), second.clone())].into()
+        };
+        let modules = ["x".to_owned(), "a".to_owned()];
+        let plain = module(&[0, 1, 2, 3], &[0.6, 0.4, 0.7, 0.3]);
+        let moved = module(&[1, 0, 2, 3], &[0.41, 0.59, 0.7, 0.3]);
+        let elsewhere = module(&[0, 1, 2, 4], &[0.6, 0.4, 0.2, 0.1]);
+        let effect = |a: &Choices, b: &Choices| effect_on_weights(a, b, &modules);
+        let both = choices(&plain, &plain);
+        assert!((effect(&both, &choices(&plain, &moved)) - 0.01).abs() < 1e-12);
+        assert!(same_choices(&both, &choices(&moved, &moved)) && !same_choices(&both, &choices(&plain, &elsewhere)));
+        assert_eq!(effect(&both, &choices(&elsewhere, &moved)), 0.0, "what follows a token that went elsewhere");
+    }
+
+    #[test]
+    fn a_weight_moves_by_its_last_place_and_stays_finite() {
+        let random = &mut Random::new(3);
+        let moved: Vec<f32> = (0..64).map(|_| step(2.0, [f32::EPSILON, f32::MAX], random) - 2.0).collect();
+        assert!(moved.iter().all(|change| change.abs() == 2.0 * f32::EPSILON), "{moved:?}");
+        assert!(moved.iter().any(|change| *change > 0.0) && moved.iter().any(|change| *change < 0.0));
+        let largest = f16::MAX.to_f32();
+        assert!((0..64).all(|_| step(largest, HALF, random) <= largest && step(f32::MAX, HALF, random) == f32::MAX));
+    }
+}

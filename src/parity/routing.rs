@@ -265,4 +265,29 @@ mod tests {
     fn a_repeated_expert_fails_even_in_a_tie() {
         assert!(!compare(&[0, 0], &[0.5, 0.25, 0.25]).passed());
     }
+
+    #[test]
+    fn an_expert_that_is_not_there_fails_even_in_a_tie() {
+        for expert in [-1, 3] {
+            assert_eq!(overturned_margin(&[0.5, 0.25, 0.25], &[0, expert], &[0, 1]), f64::INFINITY);
+        }
+    }
+
+    #[test]
+    fn the_place_of_a_fault_is_between_two_modules() {
+        let right = module(&[0.5, 0.3, 0.2], &[0, 1]);
+        let mut reference = Routing::new();
+        let mut choices = Choices::new();
+        for (name, added) in [("a", 0.0), ("b", 1e-7), ("c", 0.1), ("d", 0.2)] {
+            reference.insert(name.into(), right["m"].clone());
+            let mut found = right["m"].choices.clone();
+            found.weights.iter_mut().for_each(|weight| *weight += added);
+            choices.insert(name.into(), found);
+        }
+        let backend = BackendRouting { choices, order: ["a", "b", "c", "d"].map(str::to_owned).into() };
+        let mut comparison = RoutingComparison::default();
+        comparison.add("case", &backend, &reference, &reference);
+        let places = (comparison.last_agreeing.as_deref(), comparison.first_divergent.as_deref());
+        assert_eq!((places, comparison.decisions, comparison.equal), ((Some("b"), Some("c")), 4, 4));
+    }
 }

@@ -242,3 +242,35 @@ fn real_tokens(inputs: &NamedTensors, batch: usize, tokens: usize) -> Result<Vec
         .flat_map(|row| row[columns - tokens..].iter().map(|value| *value != 0.0))
         .collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn integers(shape: [usize; 2], values: &[i64]) -> Tensor {
+        Tensor::new(shape, TensorData::I64(values.to_vec())).unwrap()
+    }
+
+    #[test]
+    fn positions_count_the_real_tokens_before() {
+        let ids = integers([3, 4], &[7; 12]);
+        let mask = integers([3, 4], &[1, 1, 1, 1, 0, 0, 1, 1, 1, 0, 1, 0]);
+        let found = positions(&mask, &ids).unwrap();
+        assert_eq!((found.shape(), found.as_i64().unwrap()), (&[3, 4][..], &[0, 1, 2, 3, 0, 0, 0, 1, 0, 0, 1, 0][..]));
+        let cached = integers([2, 5], &[1, 1, 1, 1, 1, 0, 1, 1, 0, 1]);
+        assert_eq!(positions(&cached, &integers([2, 2], &[7; 4])).unwrap().as_i64(), Some(&[3, 4, 0, 2][..]));
+        let short = positions(&integers([2, 1], &[1; 2]), &integers([2, 2], &[7; 4]));
+        assert!(short.unwrap_err().to_string().contains("a value for each token"));
+    }
+
+    #[test]
+    fn the_last_columns_of_a_mask_are_those_of_the_routed_tokens() {
+        let mut inputs = NamedTensors::from([("attention_mask".to_owned(), integers([2, 3], &[1, 1, 0, 0, 1, 1]))]);
+        assert_eq!(real_tokens(&inputs, 2, 2).unwrap(), [true, false, true, true]);
+        for (batch, tokens) in [(1, 3), (2, 4)] {
+            assert!(real_tokens(&inputs, batch, tokens).is_err(), "{batch}, {tokens}");
+        }
+        inputs.insert("query_attention_mask".into(), integers([2, 2], &[0, 1, 1, 0]));
+        assert_eq!(real_tokens(&inputs, 2, 2).unwrap(), [false, true, true, false]);
+    }
+}

@@ -127,16 +127,6 @@ impl Pieces {
     }
 }
 
-#[cfg(all(test, unix))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_cannot_be_looked_at_is_not_absent() {
-        let folder = tempfile::tempdir().unwrap();
-        assert!(HubTokenizer::read(folder.path()).unwrap().is_none());
-        std::os::unix::fs::symlink(TOKENIZER_FILE, folder.path().join(TOKENIZER_FILE)).unwrap();
-        let error = HubTokenizer::read(folder.path()).unwrap_err();
-        assert!(matches!(&error, TextError::Io { path, .. } if path.ends_with(TOKENIZER_FILE)), "{error}");
-    }
-}
+#[cfg(test)]
+#[path = "hub_tokenizer_tests.rs"]
+mod tests;

@@ -110,6 +110,9 @@ fn the_load_of_every_expert_is_told() {
         assert_eq!((load["tokens"].as_u64(), counts % 18), (Some(18), 0), "{load}");
         assert!(counts > 18, "several experts a token: {load}");
     }
+    let other = bench(&scene, "--batch 3 --no-operators --seed 5");
+    assert_ne!(list(&other, "experts"), loads, "other tokens");
+    assert_eq!(other["receipt"]["options"]["seed"], 5);
     let standard = exported("--form standard");
     let same = bench(&standard, "--batch 3 --no-operators --backends ort");
     assert_eq!(list(&same, "experts")[0]["counts"], loads[0]["counts"]);

@@ -36,5 +36,6 @@ mod synthesize;
 mod tensorrt;
 mod tensorrt_engines;
 mod tensorrt_profiles;
+mod threads;
 mod usage;
 mod verify;

@@ -450,9 +450,13 @@ fn without_tensorrt_verify_and_bench_skip_it_or_say_why() {
     let stage = Stage(Scene::with_fixture("mlm"));
     stage.accepts("", "ck -o m.onnx");
     let verify = "verify m.onnx --checkpoint ck";
-    let printed =
-        stage.accepts("no-nvinfer", &format!("{verify} --backends tract,tensorrt --json -").replace(",tensorrt", ""));
-    assert!(!printed.contains("tensorrt"));
+    let printed = stage.accepts("no-nvinfer", &format!("{verify} --backends tract --json -"));
+    let value: Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!((value["backends"].as_array().unwrap().len(), &value["not_compared"]), (1, &Value::Array(vec![])));
+    let line = format!("{verify} --backends tract,tensorrt");
+    let outcome = stage.moa("no-nvinfer", &line);
+    outcome.assert_failed(&line, 6, &["backend tensorrt was not used: libnvinfer.so.10 cannot be opened"]);
+    assert!(outcome.stdout.contains("\nverified on 1 of 2 backends, 1 skipped\n"), "{}", outcome.stdout);
     let printed = stage.accepts("no-nvinfer", verify);
     assert!(
         printed.contains("skipped: libnvinfer.so.10 cannot be opened") && printed.contains("\nverified on "),

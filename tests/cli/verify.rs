@@ -52,7 +52,16 @@ fn exporting_with_verify_verifies() {
     let scene = Scene::with(&Model::translator());
     let printed = scene.accepts("ck -o out --verify --external-data always");
     assert!(printed.starts_with("wrote out/") && printed.contains("\nverified on "), "{printed}");
-    scene.accepts("verify out --checkpoint ck --backends ort,tract --seed 7 --threads 2");
+    let outputs = |seed: &str| {
+        let line = format!("verify out --checkpoint ck --backends ort-function --seed {seed} --threads 2 --json -");
+        let value = json(&scene.accepts(&line));
+        let graphs = value["backends"][0]["graphs"].as_array().unwrap().clone();
+        graphs.into_iter().map(|graph| graph["outputs"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(outputs("7"), outputs("7"));
+    for (first, second) in outputs("0").iter().zip(outputs("7")) {
+        assert_ne!(first["max_abs"], second["max_abs"], "another seed gives other inputs");
+    }
 }
 
 #[test]
@@ -300,6 +309,18 @@ fn runtimes_that_are_none() {
             outcome.stdout
         );
     }
+}
+
+/// Nothing was compared, which is neither a proof nor a fault of the export.
+#[test]
+fn a_verification_on_no_backend_is_none() {
+    let scene = exported("--form fused");
+    let line = "verify m.onnx --checkpoint ck";
+    let mut command: Command = scene.command(line);
+    command.env("MOA_ORT_LIBRARY", "nowhere.so").env("MOA_TENSORRT_LIBRARY", "nowhere.so");
+    let outcome = Outcome::of(command);
+    outcome.assert_failed(line, 6, &["backend ort was not used", "MOA_ORT_LIBRARY=nowhere.so"]);
+    assert!(outcome.stdout.ends_with("\nNOT verified\n"), "{}", outcome.stdout);
 }
 
 /// A library that cannot be loaded was named by the user: that is no failed verification.

@@ -76,6 +76,43 @@ fn n_best_lists_and_json_carry_scores() {
 }
 
 #[test]
+fn a_translation_is_as_long_as_was_allowed() {
+    let folder = exported(Form::Function);
+    let length = |options: &[&str]| {
+        // Three tokens with the end.
+        let input = ["--input", "nine hundred", "--beam", "1", "--json"];
+        let json = text(&generate(&out(&folder), &[&input[..], options].concat()));
+        let value: Value = serde_json::from_str(&json).unwrap();
+        value["translations"][0]["tokens"].as_array().unwrap().len() - 1
+    };
+    assert_eq!(length(&[]), 4);
+    assert_eq!(length(&["--max-len-b", "1"]), 1);
+    assert_eq!(length(&["--max-len-a", "1", "--max-len-b", "0"]), 3);
+    assert_eq!(length(&["--max-len-a", "0.7", "--max-len-b", "0"]), 2);
+    assert_eq!(length(&["--max-len-a", "0.4", "--max-len-b", "1"]), 2);
+    assert_eq!(length(&["--min-len", "40"]), 40);
+}
+
+/// Parts are printed one after the other, and lines of a part are translated by length.
+#[test]
+fn lines_carry_their_numbers() {
+    let folder = exported(Form::Function);
+    let lines = "nine hundred\nzero\n\n".repeat(12);
+    let json = text(&generate(&out(&folder), &["--input", &lines, "--json", "--batch", "1", "--beam", "1"]));
+    let found: Vec<_> = json.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).collect();
+    assert_eq!(found.len(), 36);
+    for ((number, line), found) in (1..).zip(lines.lines()).zip(&found) {
+        let translated = match line {
+            "zero" => serde_json::json!("null"),
+            "" => Value::Null,
+            _ => serde_json::json!("neunhundert"),
+        };
+        assert_eq!((&found["line"], &found["source"]), (&number.into(), &line.into()));
+        assert_eq!(found["translations"][0]["text"], translated);
+    }
+}
+
+#[test]
 fn the_profile_accounts_for_the_whole_time() {
     let folder = exported(Form::Function);
     let output = generate(&out(&folder), &["--input", "nine hundred", "--profile"]);
@@ -153,6 +190,14 @@ fn an_export_takes_the_vocabulary_beside_it_or_named() {
     assert_eq!(text(&generate(&out(&folder), &["--input", "twelve"])), "zwölf\n");
     let listed = text(&export(&["--force", "--dict", dictionary.to_str().unwrap()]));
     assert!(listed.contains("bpe.codes"), "{listed}");
+    let turned = folder.path().join("turned.txt");
+    let symbols = fs::read_to_string(&dictionary).unwrap();
+    fs::write(&turned, symbols.lines().rev().map(|line| format!("{line}\n")).collect::<String>()).unwrap();
+    let sides = ["--source-dict", dictionary.to_str().unwrap(), "--target-dict", turned.to_str().unwrap()];
+    text(&export(&[&["--force"], &sides[..]].concat()));
+    for (name, given) in [("dict.source.txt", &dictionary), ("dict.target.txt", &turned)] {
+        assert!(fs::read(out(&folder).join(name)).unwrap() == fs::read(given).unwrap(), "{name}");
+    }
     assert_eq!(failure(&export(&["--force", "--bpe-codes", codes.to_str().unwrap()])).0, 2);
     assert_eq!(failure(&export(&["--force", "--source-dict", dictionary.to_str().unwrap()])).0, 2);
 }

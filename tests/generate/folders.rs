@@ -41,11 +41,15 @@ fn export_named(vocabulary: &SideFileOptions, model: &str, out: &Path) -> Result
 fn two_dictionaries_keep_their_sides() {
     let folder = tempfile::tempdir().unwrap();
     let dictionaries = ["dict.en.txt", "dict.de.txt"].map(|name| folder.path().join(name));
-    for path in &dictionaries {
-        fs::copy(data("nmt/dict.txt"), path).unwrap();
-    }
+    let symbols = fs::read_to_string(data("nmt/dict.txt")).unwrap();
+    let turned: String = symbols.lines().rev().map(|line| format!("{line}\n")).collect();
+    fs::write(&dictionaries[0], &symbols).unwrap();
+    fs::write(&dictionaries[1], &turned).unwrap();
     let vocabulary = SideFileOptions { dictionaries: Some(dictionaries), ..SideFileOptions::default() };
     assert_eq!(export_named(&vocabulary, "nmt", &out(&folder)).unwrap(), 5);
+    let written =
+        ["dict.source.txt", "dict.target.txt"].map(|name| fs::read_to_string(out(&folder).join(name)).unwrap());
+    assert!(written == [symbols, turned]);
     let config = GenerationConfig::read(&out(&folder)).unwrap();
     assert_eq!(config.segmentation, Segmentation::Words);
     assert_eq!([config.source_dictionary, config.target_dictionary], ["dict.source.txt", "dict.target.txt"]);
@@ -62,10 +66,11 @@ fn dictionaries_are_found_by_language() {
     let named =
         |source: &str| config.replacen('{', &format!(r#"{{"source_lang": "{source}", "target_lang": "de","#), 1);
     fs::write(checkpoint.join("config.json"), named("en")).unwrap();
-    for name in ["dict.en.txt", "dict.de.txt", "bpecodes"] {
-        let file = if name == "bpecodes" { "nmt/bpe.codes" } else { "nmt/dict.txt" };
-        fs::copy(data(file), checkpoint.join(name)).unwrap();
-    }
+    let english = fs::read_to_string(data("nmt/dict.txt")).unwrap();
+    let german: String = english.lines().rev().map(|line| format!("{line}\n")).collect();
+    fs::write(checkpoint.join("dict.en.txt"), &english).unwrap();
+    fs::write(checkpoint.join("dict.de.txt"), &german).unwrap();
+    fs::copy(data("nmt/bpe.codes"), checkpoint.join("bpecodes")).unwrap();
     let files = |out: &Path| {
         let vocabulary = SideFileOptions { beside: Some(checkpoint.clone()), ..SideFileOptions::default() };
         export_named(&vocabulary, checkpoint.to_str().unwrap(), out).unwrap()
@@ -74,6 +79,9 @@ fn dictionaries_are_found_by_language() {
     let generation = GenerationConfig::read(&out(&folder)).unwrap();
     assert_eq!([generation.source_dictionary, generation.target_dictionary], ["dict.source.txt", "dict.target.txt"]);
     assert_eq!(generation.bpe_codes.as_deref(), Some("bpe.codes"));
+    for (name, symbols) in [("dict.source.txt", &english), ("dict.target.txt", &german)] {
+        assert!(fs::read_to_string(out(&folder).join(name)).unwrap() == *symbols, "{name}");
+    }
     for source in ["fr", "../checkpoint/dict.en"] {
         fs::write(checkpoint.join("config.json"), named(source)).unwrap();
         assert_eq!(files(&folder.path().join(source.replace('/', "_"))), 2, "{source}");

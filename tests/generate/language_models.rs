@@ -177,7 +177,23 @@ fn folders_of_others_are_read_by_their_genai_config() {
     fs::write(&path, config.to_string()).unwrap();
     assert!(holds_causal_lm(&place));
     let found = generator(&folder, OrtOperators::Library, 1).generate(&[Prompt::Tokens(vec![9])], &GREEDY);
-    assert_eq!(found.unwrap()[0].tokens.len(), 32);
+    let free = found.unwrap()[0].tokens.clone();
+    assert_eq!(free.len(), 32);
+    let options = SamplingOptions { ignore_eos: false, ..GREEDY };
+    let ends = |first: i64, second: i64| {
+        let mut config = config.clone();
+        config["model"]["eos_token_id"] = json!([first, second]);
+        fs::write(&path, config.to_string()).unwrap();
+        let found = generator(&folder, OrtOperators::Library, 1).generate(&[Prompt::Tokens(vec![9])], &options);
+        let found = found.unwrap().remove(0);
+        (found.tokens, found.finish)
+    };
+    let none = (0..128).find(|id| !free.contains(id)).unwrap();
+    let end = free[3];
+    let expected = &free[..=free.iter().position(|token| *token == end).unwrap()];
+    for (first, second) in [(none, end), (end, none)] {
+        assert_eq!(ends(first, second), (expected.to_vec(), Finish::Eos), "{first}, {second}");
+    }
     for (name, message) in [
         ("../decoder.onnx", "genai_config.json names it, and it is outside the folder"),
         ("none.onnx", "none.onnx is not there"),
@@ -310,8 +326,10 @@ fn refused(folder: &Path, arguments: &[&str]) -> (i32, String) {
 fn the_command_prints_text_ids_and_json() {
     let folder = exported("jetmoe/sharded", Form::Function, false);
     let place: PathBuf = out(&folder);
-    let options = ["--max-new", "3", "--ignore-eos"];
-    let run = |input: &str, more: &[&str]| stdout(command(&place, &[&["--input", input], &options[..], more].concat()));
+    let run = |input: &str, more: &[&str]| {
+        let most = if more.contains(&"--max-new") { &[][..] } else { &["--max-new", "3"] };
+        stdout(command(&place, &[&["--input", input, "--ignore-eos"], most, more].concat()))
+    };
     let one = run("50", &["--token-ids"]);
     assert_eq!(one.split(' ').count(), 3);
     let two = run("50\n50", &["--token-ids"]);
@@ -319,6 +337,22 @@ fn the_command_prints_text_ids_and_json() {
     let value: Value = serde_json::from_str(&run("50", &["--token-ids", "--json"])).unwrap();
     let shown = ids(&value["tokens"]).iter().map(i64::to_string).collect::<Vec<_>>().join(" ");
     assert_eq!((format!("{shown}\n"), &value["finish"]), (one, &"length".into()));
+    let greedy = run("50", &["--token-ids"]);
+    let drawn = |more: &[&str]| {
+        let options = ["--token-ids", "--max-new", "12"];
+        let streamed = run("50", &[&options[..], more].concat());
+        let collected: Value = serde_json::from_str(&run("50", &[&options[..], &["--json"], more].concat())).unwrap();
+        let shown = ids(&collected["tokens"]).iter().map(i64::to_string).collect::<Vec<_>>().join(" ");
+        assert_eq!(format!("{shown}\n"), streamed, "{more:?}");
+        streamed
+    };
+    let seeds = ["1", "2"].map(|seed| drawn(&["--temperature", "2", "--seed", seed]));
+    assert_ne!(seeds[0], seeds[1]);
+    assert_eq!(seeds[0], drawn(&["--temperature", "2", "--seed", "1"]));
+    for one in [["--top-k", "1"], ["--top-p", "0.000001"], ["--temperature", "0"]] {
+        assert!(drawn(&[&one[..], &["--seed", "1"]].concat()).starts_with(greedy.trim_end()), "{one:?}");
+    }
+    assert_ne!(drawn(&["--top-k", "0", "--seed", "1"]), drawn(&["--seed", "1"]), "sampling starts with a limit");
     write_tokenizer(&place);
     let text = run("t50", &[]);
     let expected: String = ids(&value["tokens"]).iter().map(|id| format!(" t{id}")).collect();

@@ -167,3 +167,24 @@ impl Weight {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packed(values: &[f32]) -> Prepared {
+        let mut prepared = Prepared::default();
+        prepared.pack(Weight::Router, [1, 3, 4], 1, values).unwrap();
+        prepared.pack(Weight::Query, [2, 3, 2], 2, values).unwrap();
+        prepared
+    }
+
+    #[test]
+    fn nodes_with_equal_weights_share_them() {
+        let values: Vec<f32> = (0u8..12).map(f32::from).collect();
+        let (first, second) = (packed(&values), packed(&values));
+        let both = first.weights.iter().flatten().zip(second.weights.iter().flatten());
+        assert_eq!(both.filter(|(first, second)| Arc::ptr_eq(first, second)).count(), 2);
+        assert!(first.weight_bytes() > 0 && first.weight_bytes() == second.weight_bytes());
+    }
+}

@@ -86,3 +86,7 @@ pub fn import(config: &Config, tensors: &dyn TensorDirectory, options: ImportOpt
     }
     (family.import)(config, tensors, options)
 }
+
+#[cfg(test)]
+#[path = "settings_tests.rs"]
+mod settings_tests;

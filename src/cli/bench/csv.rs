@@ -60,11 +60,59 @@ fn quoted(cell: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+    use crate::latency::sample;
 
     #[test]
     fn cells_with_commas_and_quotes_are_quoted() {
         assert_eq!(quoted("a"), "a");
         assert_eq!(quoted("a,\"b\""), "\"a,\"\"b\"\"\"");
+    }
+
+    /// Cells by the names of their columns.
+    fn by_name(line: &str) -> BTreeMap<&'static str, &str> {
+        let (names, cells): (Vec<_>, Vec<_>) = (HEADER.split(',').collect(), line.split(',').collect());
+        assert_eq!(names.len(), cells.len(), "{line}");
+        names.into_iter().zip(cells).collect()
+    }
+
+    #[test]
+    fn every_cell_stands_under_its_name() {
+        let text = csv(&sample());
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!((lines.len(), lines[0]), (4, HEADER), "two rows, and one of a device");
+        let expected = [
+            [("model", "m.onnx"), ("backend", "ort"), ("part", "decoder_model"), ("module", "")],
+            [("batch", "2"), ("sequence", "3"), ("past_sequence", "5"), ("source", "7")],
+            [("samples", "1000"), ("min_ns", "1001"), ("mean_ns", "1000.2"), ("p50_ns", "1002")],
+            [("p90_ns", "1003"), ("p99_ns", "1004"), ("p99_9_ns", ""), ("max_ns", "1006")],
+            [("tokens_per_second", "1000.5"), ("ratio", ""), ("ratio_low", ""), ("ratio_high", "")],
+            [("first_call_ns", "1007"), ("load_ns", "3000"), ("peak_memory_bytes", "3001"), ("steady", "true")],
+            [("parity_allowed_to_fail", "false"), ("cpu", "a processor"), ("threads", "4"), ("load_before", "0.5")],
+            [("load_after", "1.5"), ("routing", "data"), ("model_sha256", "d"), ("backend", "ort")],
+        ];
+        let first = by_name(lines[1]);
+        for (name, cell) in expected.into_iter().flatten() {
+            assert_eq!(first[name], cell, "{name}");
+        }
+        let second = by_name(lines[2]);
+        for (name, cell) in [
+            ("backend", "tensorrt"),
+            ("module", "layers.0"),
+            ("samples", "2000"),
+            ("ratio", "2.250000"),
+            ("ratio_low", "1.750000"),
+            ("ratio_high", "2.750000"),
+            ("load_ns", "4000"),
+            ("steady", "false"),
+        ] {
+            assert_eq!(second[name], cell, "{name}");
+        }
+        let device = lines[3].replace("\"tensorrt, CUDA events\"", "events");
+        let device = by_name(&device);
+        assert_eq!((device["backend"], device["samples"], device["min_ns"]), ("events", "1500", "1501"));
+        assert_eq!((device["ratio"], device["load_ns"]), ("", ""), "the device's own times have neither");
     }
 }

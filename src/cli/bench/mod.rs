@@ -82,15 +82,19 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     let result = bench(&setup, receipt(arguments, &setup, threads)?);
     drop(progress);
     let result = result.map_err(|error| of_inputs(error, arguments))?;
-    let changes = old.map(|old| compare(&result, &old, arguments.threshold / 100.0)).transpose();
-    let changes = changes.map_err(|difference| {
-        let path = arguments.compare.as_deref().unwrap_or(Path::new("")).display().to_string();
-        let help = "compare results of the same command on the same machine";
-        Failure::usage(format!("{path} measured something else: {difference}"), Some(help))
-    });
+    let changes = old.map(|old| compared(arguments, &result, &old)).transpose();
     outputs.write(arguments, &result, changes.as_ref().ok().and_then(Option::as_deref))?;
     let slower = changes?.iter().flatten().any(|change| change.outcome == Outcome::Slower);
     Ok(if slower { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The result beside the older one of `--compare`.
+fn compared(arguments: &BenchArguments, result: &BenchResult, old: &BenchResult) -> Result<Vec<Change>, Failure> {
+    compare(result, old, arguments.threshold / 100.0).map_err(|difference| {
+        let path = arguments.compare.as_deref().unwrap_or(Path::new("")).display().to_string();
+        let help = "compare results of the same command on the same machine";
+        Failure::usage(format!("{path} measured something else: {difference}"), Some(help))
+    })
 }
 
 /// What is wrong with inputs names their file, where there is one.
@@ -333,5 +337,72 @@ impl Outputs {
         }
         print_aside(&changes);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::latency::{Estimate, sample};
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        bench: BenchArguments,
+    }
+
+    fn arguments(line: &str) -> BenchArguments {
+        Line::try_parse_from(format!("bench m.onnx {line}").split_whitespace()).unwrap().bench
+    }
+
+    #[test]
+    fn an_engine_is_built_for_every_point_and_tuned_for_the_largest() {
+        let ranges = |line: &str| {
+            let Ranges { batch, past, tokens, named } = timed_ranges(&arguments(line), &[], None);
+            let named: Vec<_> = named.into_iter().map(|Sizes { name, sizes }| (name, sizes)).collect();
+            (batch, past, tokens, named)
+        };
+        assert_eq!(ranges(""), ([1; 3], [0; 3], [32; 3], vec![]));
+        let heads = vec![("heads".to_owned(), [6; 3])];
+        let line = "--batch 4,1,2 --seq 8,3 --past 5,0 --dim heads=6";
+        assert_eq!(ranges(line), ([1, 4, 4], [0, 5, 5], [3, 13, 13], heads));
+        assert_eq!(ranges("--seq 8,3 --past 5,0 --source 20,2"), ([1; 3], [0, 5, 5], [2, 20, 20], vec![]));
+    }
+
+    #[test]
+    fn a_threshold_is_in_per_cent() {
+        let old = sample();
+        let mut new = old.clone();
+        new.rows[0].turn_median = Estimate { value: 1_500.0, interval: Some([1_450.0, 1_550.0]) };
+        let outcomes = |line: &str| {
+            let changes = compared(&arguments(&format!("--compare old.json {line}")), &new, &old).ok().unwrap();
+            changes.iter().map(|change| change.outcome).collect::<Vec<_>>()
+        };
+        assert_eq!(outcomes("--threshold 40"), [Outcome::Slower, Outcome::Same]);
+        assert_eq!(outcomes("--threshold 50"), [Outcome::Same; 2]);
+        assert_eq!(outcomes(""), [Outcome::Slower, Outcome::Same]);
+        new.receipt.options.seed = 1;
+        let failure = compared(&arguments("--compare old.json"), &new, &old).err().unwrap();
+        assert_eq!(failure.message, "old.json measured something else: seed: 0 then, 1 now");
+    }
+
+    #[test]
+    fn sizes_and_limits_are_those_that_were_typed() {
+        let line = "--batch 4,1 --seq 8 --past 5 --source 20 --dim heads=6 --warm-up 2.5";
+        let grid = grid(&arguments(line)).unwrap();
+        assert_eq!((grid.batch, grid.sequence, grid.past, grid.source), (vec![4, 1], vec![8], vec![5], vec![20]));
+        assert_eq!(grid.others.into_iter().collect::<Vec<_>>(), [("heads".to_owned(), 6)]);
+        let half = Duration::from_millis(500);
+        for (line, end) in [
+            ("", End::Either(DEFAULT_SAMPLES, DEFAULT_TIME)),
+            ("--samples 7", End::Samples(7)),
+            ("--seconds 0.5", End::Time(half)),
+            ("--samples 7 --seconds 0.5", End::Either(7, half)),
+        ] {
+            assert_eq!(budget(&arguments(line)).end, end, "{line}");
+        }
+        assert_eq!(budget(&arguments(line)).warm_up, Duration::from_millis(2_500));
     }
 }

@@ -351,6 +351,73 @@ pub(super) fn changes(result: &BenchResult, changes: &[Change], threshold: f64) 
         .collect();
     let slower = changes.iter().filter(|change| change.outcome == Outcome::Slower).count();
     let text = table(&["compared with the older result", "then", "now", "change", "verdict"], &rows);
-    let verdict = if slower > 0 { format!("{slower} rows became slower") } else { "no row became slower".to_owned() };
+    let verdict = match slower {
+        0 => "no row became slower".to_owned(),
+        1 => "1 row became slower".to_owned(),
+        _ => format!("{slower} rows became slower"),
+    };
     format!("\n{text}{verdict}, beyond both 95 % intervals and {threshold} %\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::latency::{NodeTime, sample};
+
+    #[test]
+    fn times_change_units() {
+        for (nanoseconds, text) in [
+            (0, "0.0 µs"),
+            (1_500, "1.5 µs"),
+            (999_900, "999.9 µs"),
+            (1_000_000, "1.00 ms"),
+            (12_340_000, "12.34 ms"),
+            (1_000_000_000, "1.00 s"),
+            (90_000_000_000, "90.00 s"),
+        ] {
+            assert_eq!(duration(nanoseconds), text);
+        }
+    }
+
+    #[test]
+    fn every_number_stands_in_its_column() {
+        let mut result = sample();
+        let node = |module: &str, operator: &str, time: f64| NodeTime {
+            layer: "layers.0".into(),
+            module: module.into(),
+            operator: operator.into(),
+            nodes: 2.0,
+            time,
+        };
+        result.operators.push(OperatorTimes {
+            subject: result.rows[0].subject.clone(),
+            point: result.rows[0].point.clone(),
+            calls: 3,
+            nodes: vec![node("layers.0.attn", "MoA", 7_500.0), node("layers.0", "Add", 2_500.0)],
+        });
+        let text = text(&result);
+        for line in [
+            "part           module    batch  seq  past  source  backend                n     min     p50     p90     p99     p99.9  tokens/s  time beside the first",
+            "decoder_model            2      3    5     7       ort                    1000  1.0 µs  1.0 µs  1.0 µs  1.0 µs  –      1000      –",
+            "decoder_model  layers.0  2      3    5     7       tensorrt               2000  2.0 µs  2.0 µs  2.0 µs  2.0 µs  –      2000      2.250x [1.750, 2.750]",
+            "layers.0.attn            7.5 µs  75.0 %",
+            "MoA       7.5 µs  x2",
+            "m.onnx on ort, decoder_model                3.0 µs  1.0 µs      3.0 kB",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\nis no line of\n{text}");
+        }
+    }
+
+    #[test]
+    fn changes_are_told_in_per_cent() {
+        let old = sample();
+        let mut new = old.clone();
+        new.rows[0].turn_median = Estimate { value: 1_500_000.0, interval: Some([1_400_000.0, 1_600_000.0]) };
+        let found = changes(&new, &crate::latency::compare(&new, &old, 0.05).unwrap(), 5.0);
+        for part in ["1.0 µs [1.0 µs, 1.0 µs]", "1.50 ms [1.40 ms, 1.60 ms]", "+149900.0 %", "SLOWER", "+0.0 %", "same"]
+        {
+            assert!(found.contains(part), "{part} is not in\n{found}");
+        }
+        assert!(found.ends_with("1 row became slower, beyond both 95 % intervals and 5 %\n"), "{found}");
+    }
 }

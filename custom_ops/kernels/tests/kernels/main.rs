@@ -1,5 +1,5 @@
 //! The kernels against a naive f64 implementation, on random shapes, masks and routings.
-#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
 
 mod attention_reference;
 mod cross_attention;

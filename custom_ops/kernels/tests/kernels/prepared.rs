@@ -85,14 +85,6 @@ fn weights_of_another_shape_are_not_used() {
 }
 
 #[test]
-fn nodes_with_equal_weights_share_them() {
-    let case = case(10);
-    let (first, second) = (pack(&case, Instructions::default()), pack(&case, Instructions::default()));
-    assert_eq!(first.weight_bytes(), second.weight_bytes());
-    same(&case.compute_with(&first, &Sequential), &case.compute_with(&second, &Sequential));
-}
-
-#[test]
 fn a_weight_of_the_wrong_length_is_named() {
     let error = Prepared::default().pack(Weight::Output, [2, 3, 4], 1, &[0.0; 23]).unwrap_err();
     assert_eq!(error.to_string(), "`output_weight` must hold 24 elements, found 23");

@@ -1,0 +1,114 @@
+//! Tokenizers of words and of bytes.
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn read(tokenizer: &Value) -> HubTokenizer {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join(TOKENIZER_FILE), tokenizer.to_string()).unwrap();
+    HubTokenizer::read(folder.path()).unwrap().unwrap()
+}
+
+/// The letters that byte-level tokenizers write for bytes, byte by byte.
+fn letters() -> Vec<char> {
+    let printed = |byte: u32| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
+    let others = (0u32..256).filter(|byte| !printed(*byte)).collect::<Vec<_>>();
+    let place = |byte: u32| others.iter().position(|other| *other == byte).and_then(|place| u32::try_from(place).ok());
+    (0u32..256).map(|byte| char::from_u32(place(byte).map_or(byte, |place| 256 + place)).unwrap()).collect()
+}
+
+/// Every byte is a token whose id is the byte.
+fn of_bytes() -> HubTokenizer {
+    let vocabulary: serde_json::Map<String, Value> =
+        letters().into_iter().enumerate().map(|(byte, letter)| (letter.to_string(), byte.into())).collect();
+    let level = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false });
+    read(&json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": level, "post_processor": null, "decoder": level,
+        "model": { "type": "BPE", "vocab": vocabulary, "merges": [] },
+    }))
+}
+
+fn bytes(text: &[u8]) -> Vec<i64> {
+    text.iter().copied().map(i64::from).collect()
+}
+
+/// What is printed after each of `tokens`, and at the end.
+fn pieces(tokenizer: &HubTokenizer, prompt: &[i64], tokens: &[i64]) -> Vec<String> {
+    let mut pieces = Pieces::after(prompt);
+    let mut printed: Vec<_> = tokens.iter().map(|token| pieces.push(*token, tokenizer).unwrap()).collect();
+    printed.push(pieces.finish(tokenizer).unwrap());
+    printed
+}
+
+/// A tokenizer of words that cuts, pads and begins every text, with a special token that is not printed.
+fn of_words() -> HubTokenizer {
+    let special = |id: u32, content: &str| {
+        json!({
+            "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            "special": true,
+        })
+    };
+    read(&json!({
+        "version": "1.0",
+        "truncation": { "direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0 },
+        "padding": {
+            "strategy": { "Fixed": 9 }, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 1, "pad_type_id": 0,
+            "pad_token": "<pad>",
+        },
+        "added_tokens": [special(0, "<s>"), special(1, "<pad>")],
+        "normalizer": { "type": "Lowercase" },
+        "pre_tokenizer": { "type": "WhitespaceSplit" },
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{ "SpecialToken": { "id": "<s>", "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } }],
+            "pair": [{ "Sequence": { "id": "A", "type_id": 0 } }, { "Sequence": { "id": "B", "type_id": 1 } }],
+            "special_tokens": { "<s>": { "id": "<s>", "ids": [0], "tokens": ["<s>"] } },
+        },
+        "decoder": null,
+        "model": { "type": "WordLevel", "vocab": { "<s>": 0, "<pad>": 1, "a": 2, "b": 3, "?": 4 }, "unk_token": "?" },
+    }))
+}
+
+#[test]
+fn a_text_is_begun_and_neither_cut_nor_padded() {
+    let tokenizer = of_words();
+    assert_eq!(tokenizer.encode("a B a c a").unwrap(), [0, 2, 3, 2, 4, 2]);
+    assert_eq!(tokenizer.encode("b").unwrap(), [0, 3]);
+    assert_eq!(tokenizer.decode(&[0, 2, 1, 3, 1]).unwrap(), "a b");
+    assert_eq!(pieces(&tokenizer, &[0, 2], &[3, 0, 2]).concat(), " b a");
+}
+
+#[test]
+fn a_character_is_printed_when_it_is_whole() {
+    let tokenizer = of_bytes();
+    assert_eq!(tokenizer.encode("a€").unwrap(), bytes("a€".as_bytes()));
+    let printed = pieces(&tokenizer, &[], &bytes("a€ü🦀.".as_bytes()));
+    assert_eq!(printed, ["a", "", "", "€", "", "ü", "", "", "", "🦀", ".", ""]);
+    // A prompt may end within a character, and so may a text.
+    let euro = bytes("€".as_bytes());
+    assert_eq!(pieces(&tokenizer, &euro[..1], &euro[1..]).concat().chars().last(), Some('€'));
+    assert_eq!(pieces(&tokenizer, &[], &[bytes(b"a"), euro[..2].to_vec()].concat()), ["a", "", "", "\u{FFFD}"]);
+}
+
+proptest! {
+    #[test]
+    fn pieces_are_the_text(prompt in "[a-c €ü🦀]{0,4}", text in "[a-c €ü🦀\\n]{0,12}") {
+        let tokenizer = of_bytes();
+        let printed = pieces(&tokenizer, &bytes(prompt.as_bytes()), &bytes(text.as_bytes()));
+        prop_assert!(printed.iter().all(|piece| !piece.contains(INCOMPLETE)), "{printed:?}");
+        prop_assert_eq!(printed.concat(), text);
+    }
+}
+
+#[test]
+#[cfg(unix)]
+fn what_cannot_be_looked_at_is_not_absent() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(HubTokenizer::read(folder.path()).unwrap().is_none());
+    std::os::unix::fs::symlink(TOKENIZER_FILE, folder.path().join(TOKENIZER_FILE)).unwrap();
+    let error = HubTokenizer::read(folder.path()).unwrap_err();
+    assert!(matches!(&error, TextError::Io { path, .. } if path.ends_with(TOKENIZER_FILE)), "{error}");
+}
