@@ -414,6 +414,9 @@ impl From<ProfileError> for Failure {
     }
 }
 
+            ProfileError::Empty { name } => {
+                Some(format!("give at least 1, such as --dim {name}=1:OPT:MAX; only {PAST} may be 0"))
+            }
 /// An option for each dimension; only keys and values of the past may be of none.
 fn sizes_of(names: &[String]) -> String {
     let least = |name: &str| if name == PAST { "0" } else { "MIN" };
