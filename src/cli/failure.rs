@@ -241,6 +241,10 @@ impl From<WriteError> for Failure {
     }
 }
 
+            WriteError::Link { target, .. } => {
+                let help = format!("write to {} itself, or remove the link", target.display());
+                Self::new(Code::OutputKind, message, Some(&help))
+            }
 impl From<ExportError> for Failure {
     fn from(error: ExportError) -> Self {
         let message = error.to_string();

@@ -149,11 +149,18 @@ fn places_that_are_no_place_are_refused() {
     let cases: [(&str, u8, &[&str]); 14] = [
         ("ck -o taken", 2, &["taken/model.onnx", "regular file"]),
         ("ck -o taken --force", 2, &["taken/model.onnx", "regular file"]),
-        ("ck -o link.onnx", 2, &["link.onnx", "regular file"]),
-        ("ck -o link.onnx --force", 2, &["link.onnx", "regular file"]),
-        ("ck -o dangling.onnx --force", 2, &["dangling.onnx", "regular file"]),
-        ("ck -o dangling", 5, &["dangling"]),
-        ("ck -o dangling/m.onnx", 5, &["dangling"]),
+        ("ck -o link.onnx", 2, &["link.onnx is a link to file\n", "write to file itself, or remove the link"]),
+        ("ck -o link.onnx --force", 2, &["link.onnx is a link to file\n"]),
+        (
+            "ck -o dangling.onnx",
+            2,
+            &["dangling.onnx is a link to elsewhere.onnx, where nothing is\n", "remove the link"],
+        ),
+        ("ck -o dangling.onnx --force", 2, &["dangling.onnx is a link to elsewhere.onnx, where nothing is\n"]),
+        ("ck -o real/link.onnx", 2, &["real/link.onnx is a link to real/../nowhere, where nothing is\n"]),
+        ("ck -o dangling", 2, &["dangling is a link to nowhere, where nothing is\n", "write to nowhere itself"]),
+        ("ck -o dangling/m.onnx", 2, &["dangling is a link to nowhere, where nothing is\n"]),
+        ("ck -o dangling/new/m.onnx", 2, &["dangling is a link to nowhere, where nothing is\n"]),
         ("ck -o file", 2, &["file is not a folder"]),
         ("ck -o file/m.onnx", 2, &["file is not a folder"]),
         ("ck -o file/new/m.onnx", 5, &["file/new cannot be written"]),
@@ -182,6 +189,7 @@ fn failures_leave_no_folders_behind() {
     scene.refuses("nan -o n1/n2/m.onnx --force", 3, &["v_proj.weight"]);
     scene.refuses("nan -o n1/n2/m.onnx --force --external-data always", 3, &["v_proj.weight"]);
 }
+    symlink("../nowhere", scene.path("real/link.onnx")).unwrap();
 
 /// A folder on the way that is not there, and `..` behind it.
 #[test]
