@@ -137,9 +137,9 @@ fn usage(error: &clap::Error) -> ExitCode {
         return failure.exit_code();
     }
     let asked = !error.use_stderr();
-    if asked || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        let printed = printed(error.print().and_then(|()| std::io::stdout().flush()));
-        return match printed {
+    if asked || error.kind() == Misuse::DisplayHelpOnMissingArgumentOrSubcommand {
+        let printed = is_writable().and_then(|()| error.print()).and_then(|()| std::io::stdout().flush());
+        return match self::printed(printed) {
             Err(failure) if asked => {
                 failure.print();
                 failure.exit_code()
@@ -235,8 +235,25 @@ fn print_result(text: &str) -> Result<(), Failure> {
 /// Writes a part of a result to stdout; `Break` where nobody reads it any more.
 fn print_part(text: &str) -> Result<ControlFlow<()>, Failure> {
     let mut stdout = std::io::stdout().lock();
-    let text = if stdout.is_terminal() { visible(text) } else { text.into() };
-    printed(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
+    let shown = if stdout.is_terminal() { visible(text) } else { text.into() };
+    let written = is_writable().and_then(|()| stdout.write_all(shown.as_bytes()));
+    printed(written.and_then(|()| stdout.flush()))
+}
+
+/// Asks the system whether stdout can be written at all, which the standard library takes for granted.
+#[cfg(unix)]
+fn is_writable() -> std::io::Result<()> {
+    use std::os::fd::AsFd;
+    match std::io::stdout().as_fd().try_clone_to_owned() {
+        Ok(copy) => std::fs::File::from(copy).write(&[]).map(|_nothing| ()),
+        Err(_too_many_files) => Ok(()),
+    }
+}
+
+#[cfg(not(unix))]
+#[allow(clippy::unnecessary_wraps)]
+fn is_writable() -> std::io::Result<()> {
+    Ok(())
 }
 
 /// A reader of stdout that left early is no error.

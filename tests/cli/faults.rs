@@ -101,14 +101,38 @@ fn readers_may_leave() {
     assert_eq!(status.code(), Some(5), "stderr closed");
 }
 
+/// Each prints something.
+const PRINTING: [&str; 14] = [
+    "ops",
+    "ops --json",
+    "plan",
+    "plan --gpu h100 --json",
+    "inspect ck",
+    "inspect --table 3",
+    "inspect --preset list",
+    "ck -o a.onnx --force",
+    "ck -o b.onnx --json --force",
+    "prepare m.onnx -o x.onnx --force",
+    "--help",
+    "--version",
+    "verify -h",
+    "help",
+];
+
 #[test]
 fn results_that_cannot_be_printed_are_an_error() {
     let scene = Scene::with(&Model::layer());
-    for line in ["ops", "ops --json", "ck -o a.onnx", "ck -o b.onnx --json", "--help", "--version", "verify -h", "help"]
-    {
+    scene.accepts("ck -o m.onnx");
+    for line in PRINTING {
         let mut command = scene.command(line);
         command.stdout(File::options().write(true).open("/dev/full").unwrap());
         Outcome::of(command).assert_refused(line, 5, &["stdout", "o space left"]);
+        for closing in ["exec >&-", "exec <&- >&-"] {
+            let outcome = Outcome::of(scene.command_after(closing, line));
+            outcome.assert_refused(&format!("{line} after {closing}"), 5, &["stdout", "Bad file descriptor"]);
+        }
+        let unread = Outcome::of(scene.command_after("exec > /dev/null", line));
+        assert_eq!((unread.code, unread.stderr.as_str()), (Some(0), ""), "{line} > /dev/null");
     }
 }
 
