@@ -1,6 +1,9 @@
 //! `moa-export baseline NAME -o OUT`.
 
-use std::{path::PathBuf, process::ExitCode, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use clap::Args;
 use moa_graphs::{
@@ -82,8 +85,8 @@ pub(super) struct BaselineArguments {
 }
 
 pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
-    let progress = Arc::new(Progress::new(&arguments.output));
-    progress.end_when_told_to()?;
+    let progress = Progress::of_export(&arguments.output)?;
+    keep_configuration(arguments)?;
     let config = config(arguments)?;
     let tensors = SyntheticTensors::random(config.origin(), arguments.seed);
     let model = families::import(&config, &tensors, ImportOptions::default())?;
@@ -103,11 +106,12 @@ pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
         external_data: external_data(arguments.external_data),
         force: arguments.force,
     };
-    let exported = export_model_watched(config.model_type(), &model, &arguments.output, &options, progress.as_ref());
-    progress.finish();
+    let exported = export_model_watched(config.model_type(), &model, &arguments.output, &options, &progress);
+    let ending = progress.finish();
     let report = exported?;
     print_result(&match arguments.json {
         true => format!("{:#}\n", report_json(&report)),
+    ending.done();
         false => format!("{}next: moa-export inspect {}\n", wrote(&report), word(arguments.output.display())),
     })?;
     Ok(ExitCode::SUCCESS)

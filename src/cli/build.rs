@@ -11,8 +11,8 @@ use clap::{Args, builder::PossibleValuesParser};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{
-    Failure, note, plan::PlanDtype, print_result, run::output_place, shape_args::ShapeArguments, table::size,
-    tensorrt_args::CacheArguments, watch::Interruption,
+    Failure, apart::keep_apart, interrupt::Ending, must_be_open, note, plan::PlanDtype, print_result,
+    run::output_place, shape_args::ShapeArguments, table::size, tensorrt_args::CacheArguments,
 };
 use crate::{
     backend::{EngineError, Installation, Plan, PlanRequest},
@@ -135,13 +135,14 @@ pub(super) fn run(arguments: &BuildArguments) -> Result<ExitCode, Failure> {
     for graph in &graphs {
         must_be(here.device(), gpu.as_ref(), here.release(), dtype_of(&graph.file)).map_err(EngineError::from)?;
     }
-    let interruption = Interruption::of_build(&arguments.output)?;
+    let ending = Ending::at_once([arguments.output.as_path()])?;
+    ending.says("the build was interrupted, and nothing was written");
     let mut staging = Staging::begin(&folder, &names, arguments.force)?;
     let mut done = Vec::new();
     let mut known = timings.as_ref().map(|timings| timings.bytes.clone());
     for graph in &graphs {
         let start = Instant::now();
-        let plan = plan(arguments, &here, graph, known.as_deref(), &interruption)?;
+        let plan = plan(arguments, &here, graph, known.as_deref(), &ending)?;
         known = plan.timing_cache.clone().or(known);
         for (name, bytes) in [(&graph.plan, &plan.bytes), (&lock_of(&graph.plan), &plan.lock.to_json().into_bytes())] {
             let path = place(&folder, name);
@@ -151,12 +152,10 @@ pub(super) fn run(arguments: &BuildArguments) -> Result<ExitCode, Failure> {
         }
         done.push(Done { plan, path: place(&folder, &graph.plan), elapsed: start.elapsed() });
     }
-    interruption.check()?;
-    staging.commit()?;
-    if let Some((timings, bytes)) = timings.as_ref().zip(known) {
-        timings.write(&bytes)?;
-    }
-    interruption.finish();
+    ending.place(|| {
+        staging.commit()?;
+        timings.as_ref().zip(known).map_or(Ok(()), |(timings, bytes)| timings.write(&bytes))
+    })?;
     print_result(&if arguments.json { json(&done) } else { text(&done) })?;
     Ok(ExitCode::SUCCESS)
 }
@@ -216,13 +215,13 @@ fn plan(
     here: &Installation,
     graph: &Graph,
     timing_cache: Option<&[u8]>,
-    interruption: &Interruption,
+    ending: &Ending,
 ) -> Result<Plan, Failure> {
     let cache = arguments.cache.cache();
     let bar = spinner(&graph.file);
     let progress = |phase: &str, step: i32, steps: i32| {
         bar.set_message(if (1..steps).contains(&step) { format!("{phase}, {step} of {steps}") } else { phase.into() });
-        interruption.is_asked_for()
+        ending.is_asked_for()
     };
     let notice = |text: &str| bar.suspend(|| note(text));
     let request = PlanRequest {
@@ -237,11 +236,10 @@ fn plan(
         progress: Some(&progress),
         notice: Some(&notice),
     };
-    interruption.waits_for_answers(here.tells_progress());
+    ending.waits_for_answers(here.tells_progress());
     let plan = here.plan(&graph.file, &request);
     bar.finish_and_clear();
-    interruption.check()?;
-    Ok(plan?)
+    if ending.is_asked_for() { Err(ending.failure()) } else { Ok(plan?) }
 }
 
 /// Elapsed time on stderr, where that is a terminal.

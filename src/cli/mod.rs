@@ -33,7 +33,6 @@ mod table;
 mod tensorrt_args;
 mod verify;
 mod verify_report;
-mod watch;
 
 use std::{
     borrow::Cow,

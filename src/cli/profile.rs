@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 use super::{
     Failure,
     apart::keep_apart,
-    interrupt::end_cleanly,
-    print_result,
+    interrupt::Ending,
+    must_be_open, print_result,
     profile_args::ProfileArguments,
     profile_inputs::{Vocabulary, batches, folder},
     profile_report, progress,
-    report_file::ReportFile,
-    run::{BackendOptions, backend},
+    report_file::{ReportFile, commit_all},
+    run::{BackendOptions, backend, check_ort_options},
     table::table,
     tensorrt_args::TensorRtArguments,
 };
@@ -43,7 +43,7 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     if arguments.batch == 0 {
         return Err(Failure::usage("--batch must be at least 1, found 0", Some("leave it out for 32")));
     }
-    end_cleanly([&arguments.model].into_iter().chain(&arguments.report).map(PathBuf::as_path))?;
+    let ending = Ending::at_once([&arguments.model].into_iter().chain(&arguments.report).map(PathBuf::as_path))?;
     keep_apart(&[arguments.report.as_deref()], arguments.inputs())?;
     let page = arguments.report.as_deref().map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
     let dictionary = arguments.dict.as_deref().map(Dictionary::read).transpose()?;
@@ -75,8 +75,9 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
         true => format!("{:#}\n", profiled.json()),
         false => profiled.text(),
     });
-    let written = page.map(|page| page.write(&profile_report::page(&profiled).to_html()));
-    [printed].into_iter().chain(written).collect::<Result<(), _>>()?;
+    let page = page.map(|page| page.fill(&profile_report::page(&profiled).to_html()));
+    let written = commit_all([page], &ending);
+    printed.and(written)?;
     Ok(ExitCode::SUCCESS)
 }
 

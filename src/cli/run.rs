@@ -7,7 +7,7 @@ use super::{
     apart::keep_apart,
     args::{BackendArgument, RunArguments},
     failure::is_engine_name,
-    interrupt::end_cleanly,
+    interrupt::Ending,
     print_result,
 };
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
 };
 
 pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
-    end_cleanly([arguments.model.as_path(), &arguments.outputs])?;
+    let ending = Ending::at_once([arguments.model.as_path(), &arguments.outputs])?;
     keep_apart(&[Some(&arguments.outputs)], arguments.inputs())?;
     let runnable = Runnable::open(arguments)?;
     let inputs = tensor_file::read(&arguments.inputs)?;
@@ -31,7 +31,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     staging.file::<WriteError>(&name, |writer| {
         writer.write_all(&bytes).map_err(|source| WriteError::Io { path: arguments.outputs.clone(), source })
     })?;
-    staging.commit()?;
+    ending.place(|| Ok(staging.commit()?))?;
     let mut text = String::new();
     for (name, tensor) in &outputs {
         text.push_str(&format!("{name}  {} {:?}\n", tensor.data().type_name(), tensor.shape()));

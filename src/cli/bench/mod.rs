@@ -18,11 +18,11 @@ use super::{
     Failure,
     apart::keep_apart,
     args::BackendArgument,
-    interrupt::end_cleanly,
-    open_checkpoint, print_aside, print_result,
+    interrupt::Ending,
+    must_be_open, open_checkpoint, print_aside, print_result,
     progress::{BenchProgress, VerifyProgress},
-    report_file::ReportFile,
-    run::{BackendOptions, backends},
+    report_file::{ReportFile, commit_all},
+    run::{BackendOptions, backends, check_ort_options},
 };
 use crate::{
     backend::{self, Backend, OrtOptions, Ranges, Survey},
@@ -45,7 +45,7 @@ const DEFAULT_TIME: Duration = Duration::from_secs(10);
 pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     check_outputs(arguments)?;
     let outputs = [&arguments.json, &arguments.csv, &arguments.report].into_iter().flatten();
-    end_cleanly(arguments.models.iter().chain(outputs).map(PathBuf::as_path))?;
+    let ending = Ending::at_once(arguments.models.iter().chain(outputs).map(PathBuf::as_path))?;
     let old = arguments.compare.as_deref().map(read_result).transpose()?;
     let outputs = Outputs::begin(arguments)?;
     let models = Model::open_all(&arguments.models)?;
@@ -88,7 +88,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
         let help = "compare results of the same command on the same machine";
         Failure::usage(format!("{path} measured something else: {difference}"), Some(help))
     });
-    outputs.write(arguments, &result, changes.as_ref().ok().and_then(Option::as_deref))?;
+    outputs.write(arguments, &result, changes.as_ref().ok().and_then(Option::as_deref), &ending)?;
     let slower = changes?.iter().flatten().any(|change| change.outcome == Outcome::Slower);
     Ok(if slower { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -310,10 +310,11 @@ impl Outputs {
     ) -> Result<(), Failure> {
         let json = || serde_json::to_string_pretty(result).map(|text| text + "\n").unwrap_or_default();
         let printed = Self::print(arguments, result, changes, &json);
-        let json = self.json.map(|file| file.write(&json()));
-        let csv = self.csv.map(|file| file.write(&csv::csv(result)));
-        let report = self.report.map(|file| file.write(&html::html(result)));
-        [printed].into_iter().chain(json).chain(csv).chain(report).collect()
+        let json = self.json.map(|file| file.fill(&json()));
+        let csv = self.csv.map(|file| file.fill(&csv::csv(result)));
+        let report = self.report.map(|file| file.fill(&html::html(result)));
+        let written = commit_all([json, csv, report], ending);
+        printed.and(written)
     }
 
     fn print(
@@ -321,6 +322,7 @@ impl Outputs {
         result: &BenchResult,
         changes: Option<&[Change]>,
         json: &dyn Fn() -> String,
+        ending: &Ending,
     ) -> Result<(), Failure> {
         let to_stdout = |path: &Option<std::path::PathBuf>| path.as_deref() == Some(Path::new("-"));
         let changes = changes.map(|changes| text::changes(result, changes, arguments.threshold)).unwrap_or_default();
