@@ -177,6 +177,7 @@ fn graphs(arguments: &BuildArguments) -> Result<(PathBuf, Vec<Graph>), Failure> 
         if arguments.output.extension().is_some_and(|ending| ending == "plan") {
             let message = format!("{} is a folder, and -o names one plan", arguments.model.display());
             return Err(Failure::usage(message, Some("give a folder for the plans: -o PLANS")));
+    must_be_open(&arguments.model)?;
         }
         let plan = |path: PathBuf| {
             let name = name_of(&path.with_extension("plan"));

@@ -61,6 +61,12 @@ impl Failure {
         Self::new(Code::Io, format!("{place}: {error}"), help_with(error))
     }
 
+    /// Something that must not be looked at.
+    pub(super) fn closed(error: &std::io::Error, path: &Path) -> Self {
+        let help = "let your user read and enter the folder and those above it, or give a copy that it may read";
+        Self::new(Code::Io, format!("{}: {error}", path.display()), Some(help))
+    }
+
     #[cfg(feature = "ort")]
     pub(super) fn no_text(message: String) -> Self {
         Self::new(Code::NoText, message, Some("give UTF-8 text, one sentence a line"))

@@ -37,14 +37,14 @@ mod verify_report;
 use std::{
     borrow::Cow,
     ffi::OsString,
-    io::{IsTerminal, Write},
+    io::{ErrorKind, IsTerminal, Write},
     ops::ControlFlow,
     path::Path,
     process::ExitCode,
     sync::{Mutex, PoisonError},
 };
 
-use clap::{CommandFactory, FromArgMatches, error::ErrorKind};
+use clap::{CommandFactory, FromArgMatches, error::ErrorKind as Misuse};
 
 use crate::checkpoint::Checkpoint;
 use args::{Arguments, Command};
@@ -209,6 +209,14 @@ fn open_checkpoint(path: &Path, config: Option<&Path>) -> Result<Checkpoint, Fai
 
 /// Says on stderr what is no error.
 fn note(text: &str) {
+/// Refuses a model that cannot be looked at, and a folder that cannot be entered, whose files would seem to be missing.
+fn must_be_open(model: &Path) -> Result<(), Failure> {
+    match std::fs::metadata(model.join(".")) {
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => Err(Failure::closed(&error, model)),
+        _ => Ok(()),
+    }
+}
+
     print_aside(&format!("note: {text}\n"));
 }
 
@@ -259,7 +267,7 @@ fn is_writable() -> std::io::Result<()> {
 fn printed(outcome: std::io::Result<()>) -> Result<ControlFlow<()>, Failure> {
     match outcome {
         Ok(()) => Ok(ControlFlow::Continue(())),
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
         Err(error) => Err(Failure::io(&error, "stdout")),
     }
 }

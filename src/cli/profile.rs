@@ -46,6 +46,9 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     let ending = Ending::at_once([&arguments.model].into_iter().chain(&arguments.report).map(PathBuf::as_path))?;
     keep_apart(&[arguments.report.as_deref()], arguments.inputs())?;
     let page = arguments.report.as_deref().map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
+    must_be_open(&arguments.model)?;
+    check_ort_options(&[arguments.backend], arguments.library.as_deref(), arguments.threads)?;
+    check_lists(arguments)?;
     let dictionary = arguments.dict.as_deref().map(Dictionary::read).transpose()?;
     let vocabulary = Vocabulary::find(&folder(&arguments.model))?;
     let options = BackendOptions {

@@ -157,6 +157,34 @@ fn without_privileges(scene: &Scene, line: &str) -> Option<Outcome> {
     Some(Outcome::of(command))
 }
 
+/// Folders of exports that must not be entered, listed or both are not said to be empty or missing.
+#[test]
+fn exports_that_cannot_be_entered_are_said_to_be_closed() {
+    let scene = Scene::with_fixture("nmt");
+    scene.accepts("ck -o closed/out");
+    for (folder, rights) in [("closed/out", 0o000), ("closed/out", 0o400), ("closed", 0o000)] {
+        let lines = [
+            "generate closed/out --input text",
+            "generate closed/out --input text --max-new 3",
+            "verify closed/out --checkpoint ck",
+            "bench closed/out",
+            "profile closed/out --inputs lines.txt",
+            "build closed/out -o plans",
+            "inspect closed/out",
+            "run closed/out/encoder_model.onnx --inputs i --outputs o",
+            "verify closed/out/encoder_model.onnx --checkpoint ck",
+            "bench closed/out/encoder_model.onnx",
+        ];
+        fs::set_permissions(scene.path(folder), Permissions::from_mode(rights)).unwrap();
+        let outcomes = lines.map(|line| (line, without_privileges(&scene, line)));
+        fs::set_permissions(scene.path(folder), Permissions::from_mode(0o755)).unwrap();
+        for (line, outcome) in outcomes.iter().filter_map(|(line, outcome)| Some((line, outcome.as_ref()?))) {
+            outcome.assert_refused(&format!("{line}, {rights:o}"), 5, &["closed/out", "Permission denied"]);
+            assert!(!outcome.stderr.contains("no checkpoint"), "{line}: {}", outcome.stderr);
+        }
+    }
+}
+
 /// What cannot be looked at is not said to hold nothing; a path can be too long for what lies in a folder alone.
 #[test]
 fn folders_that_cannot_be_entered_are_said_to_be_closed() {

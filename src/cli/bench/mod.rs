@@ -44,6 +44,7 @@ const DEFAULT_TIME: Duration = Duration::from_secs(10);
 
 pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     check_outputs(arguments)?;
+    arguments.models.iter().try_for_each(|model| must_be_open(model))?;
     let outputs = [&arguments.json, &arguments.csv, &arguments.report].into_iter().flatten();
     let ending = Ending::at_once(arguments.models.iter().chain(outputs).map(PathBuf::as_path))?;
     let old = arguments.compare.as_deref().map(read_result).transpose()?;
