@@ -15,6 +15,7 @@ use serde_json::json;
 
 use super::{
     Failure,
+    apart::keep_apart,
     args::{DtypeArgument, ExternalDataArgument, FormArgument},
     export::{external_data, form, precision, report_json, wrote},
     inspect::{preset, with_vocabulary},
@@ -25,6 +26,7 @@ use super::{
 use crate::{
     checkpoint::read_config,
     export::{ExportOptions, export_model_watched},
+    file_names::{DECODER, ENCODER, MODEL, graph_file},
 };
 
 const DETAILS: &str = "\
@@ -109,12 +111,24 @@ pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
     let exported = export_model_watched(config.model_type(), &model, &arguments.output, &options, &progress);
     let ending = progress.finish();
     let report = exported?;
+    ending.done();
     print_result(&match arguments.json {
         true => format!("{:#}\n", report_json(&report)),
-    ending.done();
         false => format!("{}next: moa-export inspect {}\n", wrote(&report), word(arguments.output.display())),
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses to write over the configuration that is read.
+fn keep_configuration(arguments: &BaselineArguments) -> Result<(), Failure> {
+    let Some(config) = arguments.config.as_deref() else { return Ok(()) };
+    let beside = [ENCODER, DECODER, MODEL].map(|stem| arguments.output.join(graph_file(stem)));
+    for graph in beside.iter().chain([&arguments.output]) {
+        let mut data = graph.clone().into_os_string();
+        data.push(".data");
+        keep_apart(&[Some(graph), Some(Path::new(&data))], [config].into_iter())?;
+    }
+    Ok(())
 }
 
 fn config(arguments: &BaselineArguments) -> Result<Config, Failure> {

@@ -130,6 +130,7 @@ pub(super) fn run(arguments: &BuildArguments) -> Result<ExitCode, Failure> {
     }
     let lock_of = |plan: &String| PlanLock::path_of(Path::new(plan)).display().to_string();
     let names: Vec<String> = graphs.iter().flat_map(|graph| [graph.plan.clone(), lock_of(&graph.plan)]).collect();
+    keep_models(arguments, &folder, &names, &graphs)?;
     let timings = arguments.timing_cache.as_deref().map(TimingCache::open).transpose()?;
     let here = Installation::open()?;
     for graph in &graphs {
@@ -158,6 +159,15 @@ pub(super) fn run(arguments: &BuildArguments) -> Result<ExitCode, Failure> {
     })?;
     print_result(&if arguments.json { json(&done) } else { text(&done) })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses to write over a model, or one result over another, whatever may be replaced.
+fn keep_models(arguments: &BuildArguments, folder: &Path, names: &[String], graphs: &[Graph]) -> Result<(), Failure> {
+    let written: Vec<_> = names.iter().map(|name| place(folder, name)).chain(arguments.timing_cache.clone()).collect();
+    let written: Vec<_> = written.iter().map(|path| Some(path.as_path())).collect();
+    let of_graph = |graph: &Graph| [vec![graph.file.path().to_path_buf()], graph.file.data_files()].concat();
+    let read: Vec<_> = graphs.iter().flat_map(of_graph).collect();
+    keep_apart(&written, read.iter().map(PathBuf::as_path))
 }
 
 /// A file of `folder`, as users name it.

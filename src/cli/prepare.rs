@@ -130,7 +130,7 @@ fn is_named_like_a_model(output: &Path) -> Result<(), Failure> {
 /// `--force` replaces what was prepared before, and never the export itself, which other runtimes need.
 fn is_another_file(file: &OnnxFile, output: &Path) -> Result<(), Failure> {
     if apart::place(file.path()) != apart::place(output) {
-        return Ok(());
+        return apart::keep_apart(&[Some(output)], file.data_files().iter().map(PathBuf::as_path));
     }
     let message = format!("{} is the model that is prepared", file.path().display());
     Err(Failure::usage(message, Some("give -o another name, such as NAME.trt.onnx")))

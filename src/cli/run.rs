@@ -25,6 +25,8 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let inputs = tensor_file::read(&arguments.inputs)?;
     let (folder, name) = output_place(&arguments.outputs)?;
     let mut staging = Staging::begin(&folder, std::slice::from_ref(&name), arguments.force)?;
+    check_ort_options(&[runnable.backend(arguments)], arguments.library.as_deref(), arguments.threads)?;
+    keep_apart(&[Some(&arguments.outputs)], runnable.data_files().iter().map(PathBuf::as_path))?;
     let mut runner = runnable.load(arguments, &inputs)?;
     let outputs = runner.run(&inputs).map_err(|error| Failure::of_inputs(error, &arguments.inputs))?;
     let bytes = tensor_file::encode(&outputs)?;
@@ -65,6 +67,21 @@ impl Runnable {
     fn load(&self, arguments: &RunArguments, inputs: &NamedTensors) -> Result<Box<dyn Runner>, Failure> {
         let Self::Model(model) = self else {
             let options = arguments.tensorrt.options(Ranges::default());
+    fn backend(&self, arguments: &RunArguments) -> BackendArgument {
+        match self {
+            Self::Model(_) => arguments.backend.unwrap_or(BackendArgument::Ort),
+            Self::Plan => BackendArgument::Tensorrt,
+        }
+    }
+
+    /// Files of weights beside the model.
+    fn data_files(&self) -> Vec<PathBuf> {
+        match self {
+            Self::Model(model) => model.data_files(),
+            Self::Plan => Vec::new(),
+        }
+    }
+
             return Ok(backend::load_tensorrt_plan(&arguments.model, &options)?);
         };
         let chosen = arguments.backend.unwrap_or(BackendArgument::Ort);

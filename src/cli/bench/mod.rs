@@ -50,6 +50,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     let old = arguments.compare.as_deref().map(read_result).transpose()?;
     let outputs = Outputs::begin(arguments)?;
     let models = Model::open_all(&arguments.models)?;
+    keep_data(arguments, &models)?;
     let threads = arguments.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let named = !arguments.backends.is_empty();
     let chosen = if named { arguments.backends.as_slice() } else { &DEFAULT_BACKENDS };
@@ -134,8 +135,19 @@ fn check_outputs(arguments: &BenchArguments) -> Result<(), Failure> {
     if is_stdout(&arguments.report) {
         return Err(Failure::usage("--report needs a file", Some("give --report FILE.html")));
     }
-    let files = [&arguments.json, &arguments.csv, &arguments.report].map(|path| path.as_deref());
-    keep_apart(&files, arguments.inputs())
+    keep_apart(&files(arguments), arguments.inputs())
+}
+
+/// Refuses an output that holds the weights of a model.
+fn keep_data(arguments: &BenchArguments, models: &[Model]) -> Result<(), Failure> {
+    let graphs = models.iter().flat_map(|model| &model.parts);
+    let data: Vec<_> = graphs.flat_map(|(_, graph)| graph.data_files()).collect();
+    keep_apart(&files(arguments), data.iter().map(PathBuf::as_path))
+}
+
+/// Files to write; `-` is none.
+fn files(arguments: &BenchArguments) -> [Option<&Path>; 3] {
+    [&arguments.json, &arguments.csv, &arguments.report].map(|path| path.as_deref())
 }
 
 fn grid(arguments: &BenchArguments) -> Result<Grid, Failure> {
