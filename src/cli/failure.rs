@@ -49,8 +49,8 @@ impl Failure {
         Self::new(Code::Dtype, message, Some(&help))
     }
 
-    pub(super) fn too_long(message: String) -> Self {
-        Self::new(Code::TooLong, message, Some("split the line"))
+    pub(super) fn too_long(message: String, help: &str) -> Self {
+        Self::new(Code::TooLong, message, Some(help))
     }
 
     pub(super) fn runtime(message: impl Into<String>, help: Option<String>) -> Self {
@@ -346,11 +346,11 @@ impl From<GenerateError> for Failure {
                 message,
                 Some("`moa-export generate --help` lists the options and their defaults"),
             ),
-            GenerateError::TooLong { .. } => Self::too_long(message),
+            GenerateError::TooLong { .. } => Self::too_long(message, "split the line, or add --skip-long"),
             GenerateError::TokenId { .. } => {
                 Self::new(Code::TokenId, message, Some("give ids of the tokenizer that the model was trained with"))
             }
-            GenerateError::LongPrompt { .. } => Self::new(Code::TooLong, message, Some("shorten the prompt")),
+            GenerateError::LongPrompt { .. } => Self::too_long(message, "shorten the prompt"),
             GenerateError::NotFinite { .. } => {
                 Self::new(Code::NotFinite, message, Some("run `moa-export verify` on the folder"))
             }

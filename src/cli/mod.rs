@@ -12,6 +12,8 @@ mod failure;
 mod generate;
 mod generate_args;
 #[cfg(feature = "ort")]
+mod generate_input;
+#[cfg(feature = "ort")]
 mod generate_text;
 mod inspect;
 mod interrupt;
