@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     backend::{EngineError, Installation, Plan, PlanRequest},
-    engine::{BuildOptions, GPUS, Gpu, PlanLock, Profile, dtype_of, must_be, must_fit, must_have_positions},
+    engine::{BuildOptions, Dtype, GPUS, Gpu, PlanLock, Profile, dtype_of, must_be, must_fit, must_have_positions},
     file_names::graph_file,
     files::name_of,
     latency::PARTS,
@@ -177,6 +177,7 @@ fn place(folder: &Path, name: &str) -> PathBuf {
 
 /// The graphs, and the folder of their plans.
 fn graphs(arguments: &BuildArguments) -> Result<(PathBuf, Vec<Graph>), Failure> {
+    must_be_open(&arguments.model)?;
     let (folder, files) = if arguments.model.is_dir() {
         let file = |part: &&str| arguments.model.join(graph_file(part));
         let files: Vec<_> = PARTS.iter().map(file).filter(|path| path.exists()).collect();
@@ -187,7 +188,6 @@ fn graphs(arguments: &BuildArguments) -> Result<(PathBuf, Vec<Graph>), Failure> 
         if arguments.output.extension().is_some_and(|ending| ending == "plan") {
             let message = format!("{} is a folder, and -o names one plan", arguments.model.display());
             return Err(Failure::usage(message, Some("give a folder for the plans: -o PLANS")));
-    must_be_open(&arguments.model)?;
         }
         let plan = |path: PathBuf| {
             let name = name_of(&path.with_extension("plan"));
@@ -217,6 +217,10 @@ fn dtype_fits(arguments: &BuildArguments, gpu: Option<&Gpu>, file: &OnnxFile) ->
         let place = file.path().display();
         let message = format!("{place} is {}, and an engine has the types of its model", dtype.name());
         return Err(Failure::dtype(message, format!("export with --dtype {}", asked.name())));
+    }
+    if arguments.tf32 && dtype != Dtype::Fp32 {
+        let message = format!("--tf32 is for models of fp32, and {} is {}", file.path().display(), dtype.name());
+        return Err(Failure::usage(message, Some("leave out --tf32")));
     }
     Ok(must_fit(gpu, None, dtype)?)
 }

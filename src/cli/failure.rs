@@ -241,16 +241,16 @@ impl From<WriteError> for Failure {
         let message = error.to_string();
         match error {
             WriteError::Exists { .. } => Self::new(Code::OutputExists, message, Some("add --force to replace it")),
+            WriteError::Link { target, .. } => {
+                let help = format!("write to {} itself, or remove the link", target.display());
+                Self::new(Code::OutputKind, message, Some(&help))
+            }
             WriteError::WrongKind { .. } => Self::new(Code::OutputKind, message, Some("choose another output")),
             _ => Self::new(Code::WriteIo, message, Some("check that the folder exists, is writable and has room")),
         }
     }
 }
 
-            WriteError::Link { target, .. } => {
-                let help = format!("write to {} itself, or remove the link", target.display());
-                Self::new(Code::OutputKind, message, Some(&help))
-            }
 impl From<ExportError> for Failure {
     fn from(error: ExportError) -> Self {
         let message = error.to_string();
@@ -414,6 +414,9 @@ impl From<ProfileError> for Failure {
             ProfileError::Unknown { open, .. } => Some(format!("the model leaves open: {}", open.join(", "))),
             ProfileError::Shapes { inputs, .. } => Some(format!("the model's inputs: {inputs}")),
             ProfileError::Missing { names } => Some(format!("add{}", sizes_of(names))),
+            ProfileError::Empty { name } => {
+                Some(format!("give at least 1, such as --dim {name}=1:OPT:MAX; only {PAST} may be 0"))
+            }
             ProfileError::Positions { positions, .. } => {
                 Some(format!("give sizes for at most {positions} tokens a row"))
             }
@@ -424,9 +427,6 @@ impl From<ProfileError> for Failure {
     }
 }
 
-            ProfileError::Empty { name } => {
-                Some(format!("give at least 1, such as --dim {name}=1:OPT:MAX; only {PAST} may be 0"))
-            }
 /// An option for each dimension; only keys and values of the past may be of none.
 fn sizes_of(names: &[String]) -> String {
     let least = |name: &str| if name == PAST { "0" } else { "MIN" };

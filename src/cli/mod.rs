@@ -209,8 +209,6 @@ fn open_checkpoint(path: &Path, config: Option<&Path>) -> Result<Checkpoint, Fai
     Ok(checkpoint)
 }
 
-/// Says on stderr what is no error.
-fn note(text: &str) {
 /// Refuses a model that cannot be looked at, and a folder that cannot be entered, whose files would seem to be missing.
 fn must_be_open(model: &Path) -> Result<(), Failure> {
     match std::fs::metadata(model.join(".")) {
@@ -219,6 +217,8 @@ fn must_be_open(model: &Path) -> Result<(), Failure> {
     }
 }
 
+/// Says on stderr what is no error.
+fn note(text: &str) {
     print_aside(&format!("note: {text}\n"));
 }
 

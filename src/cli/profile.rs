@@ -68,7 +68,7 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
         progress.inc(1);
     }
     drop(progress);
-    let profile = profiler.finish(PmiOptions { min_count: arguments.min_count, top: arguments.top });
+    let profile = profiler.finish(PmiOptions { min_count: arguments.min_count(), top: arguments.top.unwrap_or(10) });
     if profile.modules.iter().all(|module| module.tokens == 0) {
         return Err(Failure::malformed("every token of the inputs is padding", Some("check the attention masks")));
     }
@@ -82,6 +82,19 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     let written = commit_all([page], &ending);
     printed.and(written)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses what changes lists of tokens alone where none is printed or written.
+fn check_lists(arguments: &ProfileArguments) -> Result<(), Failure> {
+    let ProfileArguments { min_count, top, pmi, json, report, .. } = arguments;
+    let given = [("--min-count", min_count.is_some()), ("--top", top.is_some())];
+    match given.into_iter().find(|(_, given)| *given) {
+        Some((flag, _)) if !pmi && !json && report.is_none() => {
+            let message = format!("{flag} changes the tokens that are listed for an expert, and none are listed");
+            Err(Failure::usage(message, Some("add --pmi, --json or --report FILE.html")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What is wrong with inputs names the file that they come from.
@@ -129,7 +142,7 @@ impl Profiled<'_> {
             "inputs": inputs,
             "backend": self.backend,
             "runs": self.runs,
-            "min_count": self.arguments.min_count,
+            "min_count": self.arguments.min_count(),
             "modules": modules,
         })
     }

@@ -49,6 +49,7 @@ pub(super) fn verify(
     let named = !arguments.backends.is_empty();
     let chosen = if named { arguments.backends.as_slice() } else { &ALL };
     arguments.tensorrt.check(chosen)?;
+    check_ort_options(chosen, arguments.library.as_deref(), arguments.threads)?;
     let backend_options = BackendOptions {
         threads: arguments.threads,
         library: arguments.library.clone(),

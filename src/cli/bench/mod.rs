@@ -55,6 +55,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     let named = !arguments.backends.is_empty();
     let chosen = if named { arguments.backends.as_slice() } else { &DEFAULT_BACKENDS };
     arguments.tensorrt.check(chosen)?;
+    check_ort_options(chosen, arguments.library.as_deref(), None)?;
     let inputs = arguments.inputs.as_deref().map(tensor_file::read).transpose()?;
     let backend_options = BackendOptions {
         threads: Some(threads),
@@ -320,6 +321,7 @@ impl Outputs {
         arguments: &BenchArguments,
         result: &BenchResult,
         changes: Option<&[Change]>,
+        ending: &Ending,
     ) -> Result<(), Failure> {
         let json = || serde_json::to_string_pretty(result).map(|text| text + "\n").unwrap_or_default();
         let printed = Self::print(arguments, result, changes, &json);
@@ -335,7 +337,6 @@ impl Outputs {
         result: &BenchResult,
         changes: Option<&[Change]>,
         json: &dyn Fn() -> String,
-        ending: &Ending,
     ) -> Result<(), Failure> {
         let to_stdout = |path: &Option<std::path::PathBuf>| path.as_deref() == Some(Path::new("-"));
         let changes = changes.map(|changes| text::changes(result, changes, arguments.threshold)).unwrap_or_default();
