@@ -108,7 +108,8 @@ impl InputFile {
         self.read_pieces(Pieces { offset, bytes, count: 1, stride: bytes }, take)
     }
 
-    /// Gives the bytes of all `pieces` to `take`, block by block, until it breaks; a block may hold several pieces, or a part of one.
+    /// Gives the bytes of all `pieces` to `take`, block by block, until it breaks; a block may hold several pieces, or
+    /// a part of one.
     pub(super) fn read_pieces(
         &self,
         pieces: Pieces,

@@ -100,7 +100,8 @@ impl View {
         self.layout.elements() * self.dtype.bits() / 8
     }
 
-    /// Gives the bytes of `pieces`, counted from the first value in row-major order, to `take`, block by block, until it breaks.
+    /// Gives the bytes of `pieces`, counted from the first value in row-major order, to `take`, block by block, until
+    /// it breaks.
     ///
     /// Of a view that is not contiguous, everything is read.
     pub(in crate::checkpoint) fn read_pieces(
