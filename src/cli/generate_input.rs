@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, BufRead, Read, StdinLock},
+    io::{self, BufRead, IsTerminal, Read, StdinLock},
     path::Path,
     sync::{
         Arc,
@@ -10,7 +10,9 @@ use std::{
     },
 };
 
-use super::{Failure, codes::INTERRUPTED, generate_args::GenerateArguments, interrupt::scratch, leave::leave, signals};
+use super::{
+    Failure, codes::INTERRUPTED, generate_args::GenerateArguments, interrupt::scratch, leave::leave, note, signals,
+};
 use crate::{generate::GenerateError, text::BYTE_ORDER_MARK};
 
 /// Most bytes that are read together.
@@ -92,6 +94,9 @@ impl Inputs {
             Self::Whole(input) => return Ok(input.take()),
             Self::Lines(lines) => lines,
         };
+        if *next == 1 && io::stdin().is_terminal() {
+            note("type a line and end it with return; Ctrl-D ends the input");
+        }
         let name = "stdin".to_owned();
         let read = interruption.while_waiting(|| read_lines(stdin, *together))?;
         let bytes = read.map_err(|error| Failure::io(&error, &name))?;

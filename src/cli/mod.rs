@@ -150,13 +150,35 @@ fn usage(error: &clap::Error) -> ExitCode {
     }
     let text = error.to_string();
     let mut paragraphs = text.split("\n\n").map(str::trim);
-    let message = in_words(paragraphs.next().unwrap_or_default().trim_start_matches("error: "));
+    let said = paragraphs.next().unwrap_or_default().trim_start_matches("error: ");
     let tip = paragraphs.find_map(|paragraph| paragraph.strip_prefix("tip: "));
     let tip = tip.filter(|tip| !tip.starts_with("to pass "));
-    let help = format!("run `moa-export{} --help`", named_command());
-    let failure = Failure::usage(message, Some(tip.unwrap_or(&help)));
+    let command = named_command();
+    let help = format!("run `moa-export{command} --help`");
+    let failure = match typed {
+        Some(typed) if said.starts_with("the subcommand '") && !typed.starts_with('-') => Failure::usage(
+            format!("there is neither a command nor a checkpoint called {typed:?}"),
+            Some("run `moa-export --help`, which lists the commands"),
+        ),
+        _ => Failure::usage(in_words(said), Some(tip.or_else(|| option_for(&command, said)).unwrap_or(&help))),
+    };
     failure.print();
     failure.exit_code()
+}
+
+/// Which option takes what was typed without one.
+fn option_for(command: &str, said: &str) -> Option<&'static str> {
+    let word = said.strip_prefix("unexpected argument '")?;
+    Some(match command.trim_start() {
+        _ if word.starts_with('-') => return None,
+        "generate" => "the input is given with --input; a text with spaces takes quotes: --input 'two words'",
+        "verify" => "the checkpoint is given with --checkpoint",
+        "run" => "inputs are given with --inputs, outputs with --outputs",
+        "profile" => "inputs are given with --inputs",
+        "plan" => "the GPU is given with --gpu",
+        "baseline" | "build" | "prepare" => "the output is given with -o",
+        _ => return None,
+    })
 }
 
 /// The parser writes ranges and faults of numbers as Rust does, and takes what follows a checkpoint for a command.

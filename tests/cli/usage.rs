@@ -119,6 +119,29 @@ fn more_threads_than_a_machine_can_serve_are_refused() {
     }
 }
 
+/// What takes an option is often typed without it, and a command of another program first.
+#[test]
+fn words_in_the_wrong_place_are_told_their_option() {
+    let scene = Scene::with(&Model::layer());
+    for (line, part) in [
+        ("generate out nine", "help: the input is given with --input"),
+        ("generate out --input nine hundred", "takes quotes: --input 'two words'"),
+        ("verify m.onnx ck", "help: the checkpoint is given with --checkpoint"),
+        ("run m.onnx i.safetensors", "help: inputs are given with --inputs"),
+        ("profile m.onnx i.safetensors", "help: inputs are given with --inputs"),
+        ("plan h100", "help: the GPU is given with --gpu"),
+        ("prepare m.onnx x.onnx", "help: the output is given with -o"),
+        ("build m.onnx m.plan", "help: the output is given with -o"),
+        ("baseline moa-base out", "help: the output is given with -o"),
+        ("inspect ck m.onnx", "help: run `moa-export inspect --help`"),
+        ("verify m.onnx --checkpont ck", "help: a similar argument exists"),
+        ("convert ck out", "there is neither a command nor a checkpoint called \"convert\""),
+        ("ck out", "'out' follows the checkpoint"),
+    ] {
+        scene.refuses(line, 2, &[part]);
+    }
+}
+
 #[test]
 fn mistyped_commands_are_guessed() {
     let scene = Scene::new();
