@@ -204,6 +204,11 @@ pub trait Watch: Sync {
     fn is_cancelled(&self) -> bool {
         false
     }
+
+    /// Whether the finished files may take their places; asked once, and [`Self::is_cancelled`] no more.
+    fn may_place(&self) -> bool {
+        !self.is_cancelled()
+    }
 }
 
 /// Nobody watches.
@@ -329,7 +334,8 @@ fn write_model(
         metadata_of(family, part, source_sha256, options)
     });
     match written {
-        _ if watch.is_cancelled() => Err(ExportError::Cancelled),
+        Err(_) if watch.is_cancelled() => Err(ExportError::Cancelled),
+        Ok(_) if !watch.may_place() => Err(ExportError::Cancelled),
         Ok(source_sha256) => Ok(ExportReport { family: family.into(), files: outputs.commit()?, source_sha256 }),
         Err(error) => Err(error),
     }

@@ -105,3 +105,15 @@ fn every_plot_has_a_name_and_its_numbers() {
     }
     assert_eq!(html.matches("<details><summary>Numbers</summary>").count(), plots);
 }
+
+/// Only where a browser cannot open what is folded, paper is spared its heading.
+#[test]
+fn what_is_folded_is_printed() {
+    let html = page(str::to_owned);
+    let print = html.split_once("@media print {").and_then(|(_, rest)| rest.split_once("</style>")).unwrap().0;
+    let shown = "details::details-content { display: block; content-visibility: visible;";
+    assert!(print.contains("@supports selector(details::details-content) {") && print.contains(shown), "{print}");
+    let hidden: Vec<_> = print.lines().filter(|line| line.contains("details") && line.contains("none; }")).collect();
+    let bare = |line: &&str| line.contains("display: none") && !line.contains("@supports not selector(");
+    assert!(!hidden.is_empty() && !hidden.iter().any(bare), "{hidden:?}");
+}

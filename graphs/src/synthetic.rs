@@ -1,6 +1,6 @@
 //! Tensors that no checkpoint holds: shapes alone, or random values.
 
-use std::{cell::RefCell, collections::BTreeMap, io, sync::Arc};
+use std::{cell::RefCell, collections::BTreeMap, io, ops::ControlFlow, sync::Arc};
 
 use crate::{FloatType, Rounding, Runs, TensorDirectory, TensorSource, Weight, WeightError};
 
@@ -96,7 +96,7 @@ impl TensorSource for Unknown {
         STORED_TYPE
     }
 
-    fn read_bytes(&self, _sink: &mut dyn FnMut(&[u8])) -> Result<(), WeightError> {
+    fn read_bytes(&self, _sink: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> Result<(), WeightError> {
         Err(self.error())
     }
 }
@@ -178,13 +178,15 @@ impl TensorSource for Uniform {
         STORED_TYPE
     }
 
-    fn read_bytes(&self, sink: &mut dyn FnMut(&[u8])) -> Result<(), WeightError> {
+    fn read_bytes(&self, sink: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> Result<(), WeightError> {
         let mut block = Vec::with_capacity(4 * BLOCK);
         for start in (0..self.len).step_by(BLOCK) {
             block.clear();
             let end = (start + BLOCK).min(self.len);
             block.extend((start..end).flat_map(|index| self.value(index).to_le_bytes()));
-            sink(&block);
+            if sink(&block).is_break() {
+                break;
+            }
         }
         Ok(())
     }
@@ -226,9 +228,20 @@ mod tests {
     fn bytes_are_the_values() {
         let weight = SyntheticTensors::random("seed", 3).make("x", &[3, BLOCK]).unwrap();
         let mut bytes = Vec::new();
-        weight.read_bytes(&mut |block| bytes.extend_from_slice(block)).unwrap();
+        let mut take = |block: &[u8]| {
+            bytes.extend_from_slice(block);
+            ControlFlow::Continue(())
+        };
+        weight.read_bytes(&mut take).unwrap();
         let expected: Vec<u8> = weight.to_f32().unwrap().iter().flat_map(|value| value.to_le_bytes()).collect();
         assert!(bytes == expected);
+        let mut blocks = 0;
+        let mut take = |_: &[u8]| {
+            blocks += 1;
+            ControlFlow::Break(())
+        };
+        weight.read_bytes(&mut take).unwrap();
+        assert_eq!(blocks, 1);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Trained tensors: described at once, read only when their values are needed.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, ops::ControlFlow, sync::Arc};
 
 use crate::{FloatType, Rounding};
 
@@ -111,12 +111,12 @@ pub trait TensorSource: Send + Sync {
     /// Bytes of the stored values.
     fn stored_bytes(&self) -> u64;
 
-    /// Gives the stored bytes, little-endian, block by block to `sink`.
+    /// Gives the stored bytes, little-endian, block by block to `sink`, until it breaks.
     ///
     /// # Errors
     ///
     /// [`WeightError::Io`].
-    fn read_bytes(&self, sink: &mut dyn FnMut(&[u8])) -> Result<(), WeightError>;
+    fn read_bytes(&self, sink: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> Result<(), WeightError>;
 }
 
 /// The tensors of one checkpoint, by name.
@@ -191,7 +191,7 @@ impl Weight {
     /// # Errors
     ///
     /// As [`TensorSource::read_bytes`].
-    pub fn read_bytes(&self, sink: &mut dyn FnMut(&[u8])) -> Result<(), WeightError> {
+    pub fn read_bytes(&self, sink: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> Result<(), WeightError> {
         self.source.read_bytes(sink)
     }
 

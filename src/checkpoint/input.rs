@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File, Metadata},
     io::{self, Read},
+    ops::ControlFlow,
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -97,13 +98,23 @@ impl InputFile {
         if Stamp::of(&file.metadata()?) == self.stamp { Ok(()) } else { Err(ReadError::Changed) }
     }
 
-    /// Gives `bytes` bytes from `offset` on to `take`, block by block.
-    pub(super) fn read_blocks(&self, offset: u64, bytes: u64, take: impl FnMut(&[u8])) -> Result<(), ReadError> {
+    /// Gives `bytes` bytes from `offset` on to `take`, block by block, until it breaks.
+    pub(super) fn read_blocks(
+        &self,
+        offset: u64,
+        bytes: u64,
+        take: impl FnMut(&[u8]) -> ControlFlow<()>,
+    ) -> Result<(), ReadError> {
         self.read_pieces(Pieces { offset, bytes, count: 1, stride: bytes }, take)
     }
 
-    /// Gives the bytes of all `pieces` to `take`, block by block; a block may hold several pieces, or a part of one.
-    pub(super) fn read_pieces(&self, pieces: Pieces, mut take: impl FnMut(&[u8])) -> Result<(), ReadError> {
+    /// Gives the bytes of all `pieces` to `take`, block by block, until it breaks; a block may hold several pieces, or
+    /// a part of one.
+    pub(super) fn read_pieces(
+        &self,
+        pieces: Pieces,
+        mut take: impl FnMut(&[u8]) -> ControlFlow<()>,
+    ) -> Result<(), ReadError> {
         let (file, stamp) = open_regular(&self.path)?;
         if stamp != self.stamp {
             return Err(ReadError::Changed);
@@ -116,7 +127,9 @@ impl InputFile {
             let end = at + pieces.bytes;
             while at < end {
                 if filled == block.len() {
-                    take(&block);
+                    if take(&block).is_break() {
+                        return Ok(());
+                    }
                     filled = 0;
                 }
                 let size = usize::try_from(end - at).unwrap_or(BLOCK).min(block.len() - filled);
@@ -125,8 +138,8 @@ impl InputFile {
                 at += size as u64;
             }
         }
-        if filled > 0 {
-            take(&block[..filled]);
+        if filled > 0 && take(&block[..filled]).is_break() {
+            return Ok(());
         }
         self.check_unchanged(&file)
     }

@@ -1,6 +1,6 @@
 //! The values of one stored tensor, read and converted when they are asked for.
 
-use std::{io, sync::Arc};
+use std::{io, ops::ControlFlow, sync::Arc};
 
 use half::{bf16, f16};
 use moa_graphs::{FloatType, Rounding, Runs, TensorSource, Weight, WeightError};
@@ -41,7 +41,7 @@ impl Place {
 
     /// Gives the bytes of `pieces`, counted from the first value in row-major order, to `take`, in blocks of whole
     /// elements.
-    fn read_pieces(&self, pieces: Pieces, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+    fn read_pieces(&self, pieces: Pieces, take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> io::Result<()> {
         match self {
             Self::Range { file, offset, .. } => {
                 let pieces = Pieces { offset: offset + pieces.offset, ..pieces };
@@ -51,8 +51,9 @@ impl Place {
         }
     }
 
-    /// Gives all values in row-major order to `take`, in blocks of whole elements.
-    fn read_blocks(&self, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+    /// Gives all values in row-major order to `take`, in blocks of whole elements,
+    /// until it breaks.
+    fn read_blocks(&self, take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> io::Result<()> {
         let bytes = self.bytes();
         self.read_pieces(Pieces { offset: 0, bytes, count: 1, stride: bytes }, take)
     }
@@ -115,6 +116,7 @@ impl StoredTensor {
                 }
                 seen += 1;
             }
+            ControlFlow::Continue(())
         });
         let (origin, tensor) = (self.origin(), self.name.clone());
         match (read, first, out_of_range) {
@@ -139,6 +141,7 @@ impl StoredTensor {
                     first.get_or_insert(index);
                 }
             }
+            ControlFlow::Continue(())
         });
         read.map_err(|error| self.unreadable(error))?;
         match first {
@@ -167,7 +170,10 @@ impl TensorSource for StoredTensor {
         out.reserve(runs.elements() * to.bytes());
         let mut fits = true;
         let pieces = Pieces { offset, bytes: length, count: runs.count as u64, stride };
-        let read = self.place.read_pieces(pieces, &mut |block| fits &= converter.append(block, to, out));
+        let read = self.place.read_pieces(pieces, &mut |block| {
+            fits &= converter.append(block, to, out);
+            ControlFlow::Continue(())
+        });
         read.map_err(|error| self.unreadable(error))?;
         if fits { Ok(()) } else { Err(self.misfit(to)) }
     }
@@ -180,7 +186,7 @@ impl TensorSource for StoredTensor {
         self.place.bytes()
     }
 
-    fn read_bytes(&self, sink: &mut dyn FnMut(&[u8])) -> Result<(), WeightError> {
+    fn read_bytes(&self, sink: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> Result<(), WeightError> {
         self.place.read_blocks(sink).map_err(|error| self.unreadable(error))
     }
 }

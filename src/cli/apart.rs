@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::Failure;
-use crate::{checkpoint, files::folder_of, side_files};
+use crate::{checkpoint, file_names::CONFIG, files::folder_of, side_files};
 
 /// Endings of the files that a model, a checkpoint or an exported folder consists of, where their names are free.
 const PARTS: [&str; 7] = ["bin", "data", "onnx", "plan", "pt", "safetensors", "txt"];
@@ -37,15 +37,36 @@ pub(super) fn place(path: &Path) -> PathBuf {
     path.canonicalize().ok().or_else(new).unwrap_or_else(|| path.to_path_buf())
 }
 
-/// Whether `output` is the file `input`, or part of what lies in the folder `input`.
+/// Whether `output` is the file `input`, lies beside that and is read with it, or is part of what lies in the folder
+/// `input`.
 fn is_of(output: &Path, input: &Path) -> bool {
     let (output, input) = (place(output), place(input));
-    if !input.is_dir() {
-        return output == input;
-    }
     let name = output.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let ending = Path::new(name).extension().and_then(|ending| ending.to_str()).unwrap_or_default();
-    let mut known = side_files::names().chain(checkpoint::NAMES);
-    let is_part = PARTS.contains(&ending) || known.any(|known| known == name);
+    if !input.is_dir() {
+        let lies_beside = || output.parent() == input.parent() && output.exists();
+        return output == input || is_read_with(name, &input) && lies_beside();
+    }
+    let is_part = PARTS.iter().any(|part| has_ending(Path::new(name), part)) || is_known(name);
     output.parent() == Some(&input) && output.exists() && is_part
+}
+
+fn has_ending(path: &Path, ending: &str) -> bool {
+    path.extension().is_some_and(|found| found.eq_ignore_ascii_case(ending))
+}
+
+/// Names that files beside graphs or checkpoints have wherever they lie.
+fn is_known(name: &str) -> bool {
+    side_files::names().chain(checkpoint::NAMES).any(|known| known == name)
+}
+
+/// Whether a file called `name` may be read where the file `input` beside it is: data, vocabulary and configuration of
+/// a model, the configuration of a checkpoint, or the lock of a plan.
+fn is_read_with(name: &str, input: &Path) -> bool {
+    let rest = input.file_name().and_then(|input| name.strip_prefix(input.to_str()?));
+    let is_dictionary = name.starts_with("dict.") && name.ends_with(".txt");
+    match rest {
+        Some(".data" | "_data" | ".lock.json") => true,
+        _ if has_ending(input, "onnx") => is_dictionary || side_files::names().any(|known| known == name),
+        _ => name == CONFIG,
+    }
 }

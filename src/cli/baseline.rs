@@ -1,6 +1,9 @@
 //! `moa-export baseline NAME -o OUT`.
 
-use std::{path::PathBuf, process::ExitCode, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use clap::Args;
 use moa_graphs::{
@@ -12,6 +15,7 @@ use serde_json::json;
 
 use super::{
     Failure,
+    apart::keep_apart,
     args::{DtypeArgument, ExternalDataArgument, FormArgument},
     export::{external_data, form, precision, report_json, wrote},
     inspect::{preset, with_vocabulary},
@@ -22,6 +26,7 @@ use super::{
 use crate::{
     checkpoint::read_config,
     export::{ExportOptions, export_model_watched},
+    file_names::{DECODER, ENCODER, MODEL, graph_file},
 };
 
 const DETAILS: &str = "\
@@ -82,8 +87,8 @@ pub(super) struct BaselineArguments {
 }
 
 pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
-    let progress = Arc::new(Progress::new(&arguments.output));
-    progress.end_when_told_to()?;
+    let progress = Progress::of_export(&arguments.output)?;
+    keep_configuration(arguments)?;
     let config = config(arguments)?;
     let tensors = SyntheticTensors::random(config.origin(), arguments.seed);
     let model = families::import(&config, &tensors, ImportOptions::default())?;
@@ -103,14 +108,27 @@ pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
         external_data: external_data(arguments.external_data),
         force: arguments.force,
     };
-    let exported = export_model_watched(config.model_type(), &model, &arguments.output, &options, progress.as_ref());
-    progress.finish();
+    let exported = export_model_watched(config.model_type(), &model, &arguments.output, &options, &progress);
+    let ending = progress.finish();
     let report = exported?;
+    ending.done();
     print_result(&match arguments.json {
         true => format!("{:#}\n", report_json(&report)),
         false => format!("{}next: moa-export inspect {}\n", wrote(&report), word(arguments.output.display())),
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses to write over the configuration that is read.
+fn keep_configuration(arguments: &BaselineArguments) -> Result<(), Failure> {
+    let Some(config) = arguments.config.as_deref() else { return Ok(()) };
+    let beside = [ENCODER, DECODER, MODEL].map(|stem| arguments.output.join(graph_file(stem)));
+    for graph in beside.iter().chain([&arguments.output]) {
+        let mut data = graph.clone().into_os_string();
+        data.push(".data");
+        keep_apart(&[Some(graph), Some(Path::new(&data))], [config].into_iter())?;
+    }
+    Ok(())
 }
 
 fn config(arguments: &BaselineArguments) -> Result<Config, Failure> {

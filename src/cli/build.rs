@@ -11,12 +11,12 @@ use clap::{Args, builder::PossibleValuesParser};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{
-    Failure, note, plan::PlanDtype, print_result, run::output_place, shape_args::ShapeArguments, table::size,
-    tensorrt_args::CacheArguments, watch::Interruption,
+    Failure, apart::keep_apart, interrupt::Ending, must_be_open, note, plan::PlanDtype, print_result,
+    run::output_place, shape_args::ShapeArguments, table::size, tensorrt_args::CacheArguments,
 };
 use crate::{
     backend::{EngineError, Installation, Plan, PlanRequest},
-    engine::{BuildOptions, GPUS, Gpu, PlanLock, Profile, dtype_of, must_be, must_fit, must_have_positions},
+    engine::{BuildOptions, Dtype, GPUS, Gpu, PlanLock, Profile, dtype_of, must_be, must_fit, must_have_positions},
     file_names::graph_file,
     files::name_of,
     latency::PARTS,
@@ -130,18 +130,20 @@ pub(super) fn run(arguments: &BuildArguments) -> Result<ExitCode, Failure> {
     }
     let lock_of = |plan: &String| PlanLock::path_of(Path::new(plan)).display().to_string();
     let names: Vec<String> = graphs.iter().flat_map(|graph| [graph.plan.clone(), lock_of(&graph.plan)]).collect();
+    keep_models(arguments, &folder, &names, &graphs)?;
     let timings = arguments.timing_cache.as_deref().map(TimingCache::open).transpose()?;
     let here = Installation::open()?;
     for graph in &graphs {
         must_be(here.device(), gpu.as_ref(), here.release(), dtype_of(&graph.file)).map_err(EngineError::from)?;
     }
-    let interruption = Interruption::of_build(&arguments.output)?;
+    let ending = Ending::at_once([arguments.output.as_path()])?;
+    ending.says("the build was interrupted, and nothing was written");
     let mut staging = Staging::begin(&folder, &names, arguments.force)?;
     let mut done = Vec::new();
     let mut known = timings.as_ref().map(|timings| timings.bytes.clone());
     for graph in &graphs {
         let start = Instant::now();
-        let plan = plan(arguments, &here, graph, known.as_deref(), &interruption)?;
+        let plan = plan(arguments, &here, graph, known.as_deref(), &ending)?;
         known = plan.timing_cache.clone().or(known);
         for (name, bytes) in [(&graph.plan, &plan.bytes), (&lock_of(&graph.plan), &plan.lock.to_json().into_bytes())] {
             let path = place(&folder, name);
@@ -151,14 +153,21 @@ pub(super) fn run(arguments: &BuildArguments) -> Result<ExitCode, Failure> {
         }
         done.push(Done { plan, path: place(&folder, &graph.plan), elapsed: start.elapsed() });
     }
-    interruption.check()?;
-    staging.commit()?;
-    if let Some((timings, bytes)) = timings.as_ref().zip(known) {
-        timings.write(&bytes)?;
-    }
-    interruption.finish();
+    ending.place(|| {
+        staging.commit()?;
+        timings.as_ref().zip(known).map_or(Ok(()), |(timings, bytes)| timings.write(&bytes))
+    })?;
     print_result(&if arguments.json { json(&done) } else { text(&done) })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses to write over a model, or one result over another, whatever may be replaced.
+fn keep_models(arguments: &BuildArguments, folder: &Path, names: &[String], graphs: &[Graph]) -> Result<(), Failure> {
+    let written: Vec<_> = names.iter().map(|name| place(folder, name)).chain(arguments.timing_cache.clone()).collect();
+    let written: Vec<_> = written.iter().map(|path| Some(path.as_path())).collect();
+    let of_graph = |graph: &Graph| [vec![graph.file.path().to_path_buf()], graph.file.data_files()].concat();
+    let read: Vec<_> = graphs.iter().flat_map(of_graph).collect();
+    keep_apart(&written, read.iter().map(PathBuf::as_path))
 }
 
 /// A file of `folder`, as users name it.
@@ -168,6 +177,7 @@ fn place(folder: &Path, name: &str) -> PathBuf {
 
 /// The graphs, and the folder of their plans.
 fn graphs(arguments: &BuildArguments) -> Result<(PathBuf, Vec<Graph>), Failure> {
+    must_be_open(&arguments.model)?;
     let (folder, files) = if arguments.model.is_dir() {
         let file = |part: &&str| arguments.model.join(graph_file(part));
         let files: Vec<_> = PARTS.iter().map(file).filter(|path| path.exists()).collect();
@@ -208,6 +218,10 @@ fn dtype_fits(arguments: &BuildArguments, gpu: Option<&Gpu>, file: &OnnxFile) ->
         let message = format!("{place} is {}, and an engine has the types of its model", dtype.name());
         return Err(Failure::dtype(message, format!("export with --dtype {}", asked.name())));
     }
+    if arguments.tf32 && dtype != Dtype::Fp32 {
+        let message = format!("--tf32 is for models of fp32, and {} is {}", file.path().display(), dtype.name());
+        return Err(Failure::usage(message, Some("leave out --tf32")));
+    }
     Ok(must_fit(gpu, None, dtype)?)
 }
 
@@ -216,13 +230,13 @@ fn plan(
     here: &Installation,
     graph: &Graph,
     timing_cache: Option<&[u8]>,
-    interruption: &Interruption,
+    ending: &Ending,
 ) -> Result<Plan, Failure> {
     let cache = arguments.cache.cache();
     let bar = spinner(&graph.file);
     let progress = |phase: &str, step: i32, steps: i32| {
         bar.set_message(if (1..steps).contains(&step) { format!("{phase}, {step} of {steps}") } else { phase.into() });
-        interruption.is_asked_for()
+        ending.is_asked_for()
     };
     let notice = |text: &str| bar.suspend(|| note(text));
     let request = PlanRequest {
@@ -237,11 +251,10 @@ fn plan(
         progress: Some(&progress),
         notice: Some(&notice),
     };
-    interruption.waits_for_answers(here.tells_progress());
+    ending.waits_for_answers(here.tells_progress());
     let plan = here.plan(&graph.file, &request);
     bar.finish_and_clear();
-    interruption.check()?;
-    Ok(plan?)
+    if ending.is_asked_for() { Err(ending.failure()) } else { Ok(plan?) }
 }
 
 /// Elapsed time on stderr, where that is a terminal.

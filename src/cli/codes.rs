@@ -21,7 +21,7 @@ codes! {
     Disagreement = 129, "`bench`: backends disagree, so nothing is timed";
     Usage = 201, "the command line, or options that do not go together";
     OutputExists = 211, "an output exists, and there is no `--force`";
-    OutputKind = 212, "an output is a folder and must be a file, or the other way round";
+    OutputKind = 212, "an output is a folder and must be a file, the other way round, or a link";
     OutputIsInput = 213, "an output would replace what the export is made from";
     OutputName = 214, "the name of an output is none of a model";
     OtherCheckpoint = 218, "the model comes from another family than the checkpoint";

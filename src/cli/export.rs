@@ -1,6 +1,6 @@
 //! `moa-export CHECKPOINT -o OUT`.
 
-use std::{path::Path, process::ExitCode, sync::Arc};
+use std::{path::Path, process::ExitCode};
 
 use moa_graphs::{Form, Options, Precision};
 use moa_schema::GateMode;
@@ -24,13 +24,16 @@ use crate::{
 
 pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
     let options = options(arguments)?;
-    let progress = Arc::new(Progress::new(&arguments.output));
-    progress.end_when_told_to()?;
+    let progress = Progress::of_export(&arguments.output)?;
     let checkpoint = open_checkpoint(&arguments.checkpoint, arguments.config.as_deref())?;
     let files = side_files(arguments)?;
-    let exported = export_watched(&checkpoint, &arguments.output, &options, &files, progress.as_ref());
-    progress.finish();
+    let exported = export_watched(&checkpoint, &arguments.output, &options, &files, &progress);
+    let ending = progress.finish();
     let report = exported?;
+    match arguments.verify {
+        true => ending.goes_on(format!("interrupted: {} is written, and not verified", arguments.output.display()))?,
+        false => ending.done(),
+    }
     let as_json = arguments.json.then(|| report_json(&report));
     match &as_json {
         Some(value) if !arguments.verify => print_result(&format!("{value:#}\n"))?,
@@ -57,7 +60,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
         force: false,
         tensorrt: TensorRtArguments::default(),
     };
-    verify::verify(&verification, &checkpoint, as_json)
+    verify::verify(&verification, &checkpoint, as_json, &ending)
 }
 
 pub(super) fn precision(dtype: DtypeArgument) -> Result<Precision, Failure> {

@@ -49,8 +49,8 @@ impl Failure {
         Self::new(Code::Dtype, message, Some(&help))
     }
 
-    pub(super) fn too_long(message: String) -> Self {
-        Self::new(Code::TooLong, message, Some("split the line"))
+    pub(super) fn too_long(message: String, help: &str) -> Self {
+        Self::new(Code::TooLong, message, Some(help))
     }
 
     pub(super) fn runtime(message: impl Into<String>, help: Option<String>) -> Self {
@@ -59,6 +59,12 @@ impl Failure {
 
     pub(super) fn io(error: &std::io::Error, place: &str) -> Self {
         Self::new(Code::Io, format!("{place}: {error}"), help_with(error))
+    }
+
+    /// Something that must not be looked at.
+    pub(super) fn closed(error: &std::io::Error, path: &Path) -> Self {
+        let help = "let your user read and enter the folder and those above it, or give a copy that it may read";
+        Self::new(Code::Io, format!("{}: {error}", path.display()), Some(help))
     }
 
     #[cfg(feature = "ort")]
@@ -235,6 +241,10 @@ impl From<WriteError> for Failure {
         let message = error.to_string();
         match error {
             WriteError::Exists { .. } => Self::new(Code::OutputExists, message, Some("add --force to replace it")),
+            WriteError::Link { target, .. } => {
+                let help = format!("write to {} itself, or remove the link", target.display());
+                Self::new(Code::OutputKind, message, Some(&help))
+            }
             WriteError::WrongKind { .. } => Self::new(Code::OutputKind, message, Some("choose another output")),
             _ => Self::new(Code::WriteIo, message, Some("check that the folder exists, is writable and has room")),
         }
@@ -336,11 +346,11 @@ impl From<GenerateError> for Failure {
                 message,
                 Some("`moa-export generate --help` lists the options and their defaults"),
             ),
-            GenerateError::TooLong { .. } => Self::too_long(message),
+            GenerateError::TooLong { .. } => Self::too_long(message, "split the line, or add --skip-long"),
             GenerateError::TokenId { .. } => {
                 Self::new(Code::TokenId, message, Some("give ids of the tokenizer that the model was trained with"))
             }
-            GenerateError::LongPrompt { .. } => Self::new(Code::TooLong, message, Some("shorten the prompt")),
+            GenerateError::LongPrompt { .. } => Self::too_long(message, "shorten the prompt"),
             GenerateError::NotFinite { .. } => {
                 Self::new(Code::NotFinite, message, Some("run `moa-export verify` on the folder"))
             }
@@ -404,6 +414,9 @@ impl From<ProfileError> for Failure {
             ProfileError::Unknown { open, .. } => Some(format!("the model leaves open: {}", open.join(", "))),
             ProfileError::Shapes { inputs, .. } => Some(format!("the model's inputs: {inputs}")),
             ProfileError::Missing { names } => Some(format!("add{}", sizes_of(names))),
+            ProfileError::Empty { name } => {
+                Some(format!("give at least 1, such as --dim {name}=1:OPT:MAX; only {PAST} may be 0"))
+            }
             ProfileError::Positions { positions, .. } => {
                 Some(format!("give sizes for at most {positions} tokens a row"))
             }

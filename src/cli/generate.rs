@@ -1,27 +1,12 @@
 //! `moa-export generate`.
 
-use std::{
-    fs,
-    io::{self, Read},
-    ops::ControlFlow,
-    path::Path,
-    process::ExitCode,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{ops::ControlFlow, path::Path, process::ExitCode, sync::Arc, time::Duration};
 
 use super::{
     Failure,
-    codes::INTERRUPTED,
     generate_args::{GenerateArguments, RuntimeArgument, StopArgument, TranslationArguments},
-    generate_text,
-    interrupt::scratch,
-    leave::leave,
-    print_aside, print_part, progress,
-    signals::on_end,
+    generate_input::{Input, Inputs, Interruption},
+    generate_text, must_be_open, note, print_aside, print_part, progress,
     table::table,
 };
 use crate::{
@@ -30,16 +15,13 @@ use crate::{
         GenerateError, Hypothesis, NodeTime, Profile, SearchOptions, Stop, Translator, TranslatorOptions,
         holds_causal_lm,
     },
-    text::BYTE_ORDER_MARK,
 };
 
 /// Batches whose lines are sorted by length together, and printed together.
 const BATCHES_PER_PART: usize = 16;
 
-/// Most bytes of input; all of it is checked before the first line is translated.
-const MAX_INPUT_BYTES: u64 = 1 << 30;
-
 pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
+    must_be_open(&arguments.folder)?;
     if !arguments.folder.exists() {
         return Err(GenerateError::Missing { path: arguments.folder.clone() }.into());
     }
@@ -47,6 +29,10 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
         let parent = arguments.folder.parent().filter(|parent| !parent.as_os_str().is_empty());
         let help = format!("give the folder that holds it: {}", parent.unwrap_or(Path::new(".")).display());
         return Err(Failure::usage(format!("{} is no folder", arguments.folder.display()), Some(&help)));
+    }
+    if let (RuntimeArgument::OrtFunction, Some(_)) = (arguments.backend, &arguments.library) {
+        let message = "--library is for the backend ort, which was not chosen";
+        return Err(Failure::usage(message, Some("choose that backend, or leave out --library")));
     }
     if holds_causal_lm(&arguments.folder) {
         return generate_text::run(arguments);
@@ -60,19 +46,27 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
         return Err(Failure::usage(message, Some(help)));
     }
     let search = search_options(&arguments.translation);
-    let input = input(&arguments.input)?;
-    let lines = input.lines();
-    let interrupted = Arc::new(AtomicBool::new(false));
+    let mut inputs = Inputs::open(arguments)?;
+    let interruption = Interruption::default();
     let loading = progress::loading();
-    let mut translator = Translator::open(&arguments.folder, options(arguments, &interrupted, false))?;
+    let mut translator = Translator::open(&arguments.folder, options(arguments, &interruption, false))?;
     drop(loading);
-    translator.check(&lines, 1, &search).map_err(|error| input.failure(error))?;
-    catch_interrupt(&interrupted)?;
-    let read = translate(&mut translator, &input, &search, arguments)?;
-    if arguments.translation.profile && read.is_continue() {
+    translator.check::<&str>(&[], 1, &search)?;
+    interruption.listen()?;
+    let mut translated = Vec::new();
+    while let Some(input) = inputs.next(&interruption)? {
+        let lines = lines_to_translate(&translator, &input, &search, arguments)?;
+        if translate(&mut translator, &input, &lines, &search, arguments)?.is_break() {
+            return Ok(ExitCode::SUCCESS);
+        }
+        if arguments.translation.profile {
+            translated.extend(lines.into_iter().map(str::to_owned));
+        }
+    }
+    if arguments.translation.profile {
         let timed = translator.profile()?;
-        let mut recorder = Translator::open(&arguments.folder, options(arguments, &interrupted, true))?;
-        for lines in lines.chunks(part(arguments)) {
+        let mut recorder = Translator::open(&arguments.folder, options(arguments, &interruption, true))?;
+        for lines in translated.chunks(part(arguments)) {
             recorder.translate_part(lines, 1, &search)?;
         }
         let recorded = recorder.profile()?;
@@ -81,8 +75,30 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The lines of `input`, all of them checked; those that are too long are refused, or left out with a word.
+fn lines_to_translate<'a>(
+    translator: &Translator,
+    input: &'a Input,
+    search: &SearchOptions,
+    arguments: &GenerateArguments,
+) -> Result<Vec<&'a str>, Failure> {
+    let mut lines = input.lines();
+    let too_long = |number: usize, line: &str| match translator.check(&[line], number, search) {
+        Err(error @ GenerateError::TooLong { .. }) => Some(input.failure(error).message),
+        _ => None,
+    };
+    for (number, line) in (input.first..).zip(&mut lines).filter(|_| arguments.translation.skip_long) {
+        if let Some(what) = too_long(number, line) {
+            note(&format!("{what}: left out"));
+            *line = "";
+        }
+    }
+    translator.check(&lines, input.first, search).map_err(|error| input.failure(error))?;
+    Ok(lines)
+}
+
 fn part(arguments: &GenerateArguments) -> usize {
-    arguments.batch.saturating_mul(BATCHES_PER_PART).max(1)
+    arguments.batch().saturating_mul(BATCHES_PER_PART).max(1)
 }
 
 fn search_options(arguments: &TranslationArguments) -> SearchOptions {
@@ -111,118 +127,35 @@ pub(super) fn runtime(arguments: &GenerateArguments) -> (OrtOperators, OrtOption
     (operators, OrtOptions { threads: arguments.threads, operator_library: arguments.library.clone() })
 }
 
-fn options(arguments: &GenerateArguments, interrupted: &Arc<AtomicBool>, profile: bool) -> TranslatorOptions {
+fn options(arguments: &GenerateArguments, interruption: &Interruption, profile: bool) -> TranslatorOptions {
     let (operators, runtime) = runtime(arguments);
-    TranslatorOptions { operators, runtime, batch: arguments.batch, profile, interrupted: Arc::clone(interrupted) }
-}
-
-/// What `--input` means.
-pub(super) struct Input {
-    /// Where errors say that it is.
-    pub(super) name: String,
-    /// Without a byte order mark.
-    pub(super) text: String,
-}
-
-impl Input {
-    fn lines(&self) -> Vec<&str> {
-        self.text.lines().collect()
-    }
-
-    /// An error of one line or prompt, with the name of what holds it.
-    pub(super) fn failure(&self, error: GenerateError) -> Failure {
-        let place = match error {
-            GenerateError::TooLong { .. }
-            | GenerateError::NotFinite { .. }
-            | GenerateError::TokenId { .. }
-            | GenerateError::LongPrompt { .. } => format!("{}, ", self.name),
-            _ => String::new(),
-        };
-        let mut failure = Failure::from(error);
-        failure.message.insert_str(0, &place);
-        failure
-    }
-}
-
-/// The text that `--input` means.
-pub(super) fn input(argument: &str) -> Result<Input, Failure> {
-    let path = Path::new(argument);
-    let (name, bytes) = if argument == "-" {
-        ("stdin".to_owned(), read(io::stdin().lock()).map_err(|error| Failure::io(&error, "stdin"))?)
-    } else if path.is_dir() {
-        return Err(Failure::usage(format!("{} is a folder", path.display()), Some("give a file of lines")));
-    } else if path.exists() {
-        let name = path.display().to_string();
-        let bytes = fs::File::open(path).and_then(read).map_err(|error| Failure::io(&error, &name))?;
-        (name, bytes)
-    } else if looks_like_a_file(argument) {
-        let help = "give a file that is there; a text that looks like one goes to stdin: `… --input -`";
-        return Err(Failure::usage(format!("--input {argument}: there is no such file"), Some(help)));
-    } else {
-        ("--input".to_owned(), argument.as_bytes().to_vec())
-    };
-    if bytes.len() as u64 > MAX_INPUT_BYTES {
-        return Err(Failure::too_much(format!("{name}: more than {MAX_INPUT_BYTES} bytes"), "split the file"));
-    }
-    let line_of = |place: usize| bytes[..place].iter().filter(|byte| **byte == b'\n').count() + 1;
-    if let Some(place) = bytes.iter().position(|byte| *byte == 0) {
-        return Err(Failure::no_text(format!("{name}, line {}: a zero byte: this is no text", line_of(place))));
-    }
-    match std::str::from_utf8(&bytes) {
-        Ok(text) => Ok(Input { name, text: text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text).to_owned() }),
-        Err(error) => {
-            let line = line_of(error.valid_up_to());
-            Err(Failure::no_text(format!("{name}, line {line}: not UTF-8: this is no text, or in another encoding")))
-        }
-    }
-}
-
-/// Whether `text` is one word with a folder before it, or with the ending of a file of text behind it.
-fn looks_like_a_file(text: &str) -> bool {
-    const ENDINGS: [&str; 8] = ["bpe", "csv", "ids", "json", "jsonl", "md", "tsv", "txt"];
-    let ending = Path::new(text).extension().and_then(|ending| ending.to_str());
-    let ends_like_one = ending.is_some_and(|ending| ENDINGS.contains(&ending.to_ascii_lowercase().as_str()));
-    !text.contains(char::is_whitespace) && (ends_like_one || text.starts_with(['/', '.', '~']) && text.contains('/'))
-}
-
-fn read(source: impl Read) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    source.take(MAX_INPUT_BYTES + 1).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// The first Ctrl-C or termination ends the work at its next step, the second one the program.
-pub(super) fn catch_interrupt(interrupted: &Arc<AtomicBool>) -> Result<(), Failure> {
-    let interrupted = Arc::clone(interrupted);
-    let caught = on_end(move || {
-        if interrupted.swap(true, Ordering::Relaxed) {
-            scratch().remove();
-            leave(INTERRUPTED);
-        }
-    });
-    caught.map_err(|error| Failure::io(&io::Error::other(error), "Ctrl-C"))
+    let interrupted = Arc::clone(&interruption.is_asked);
+    TranslatorOptions { operators, runtime, batch: arguments.batch(), profile, interrupted }
 }
 
 /// Translates and prints part by part, in the order of the lines, as long as somebody reads.
 fn translate(
     translator: &mut Translator,
     input: &Input,
+    lines: &[&str],
     search: &SearchOptions,
     arguments: &GenerateArguments,
 ) -> Result<ControlFlow<()>, Failure> {
-    let lines = input.lines();
     let progress = progress::lines(lines.len());
+    let sources = input.lines();
     let mut done = 0;
     for part in lines.chunks(part(arguments)) {
-        let results = match translator.translate_part(part, done + 1, search) {
+        let first = input.first + done;
+        let results = match translator.translate_part(part, first, search) {
             Ok(results) => results,
             Err(GenerateError::Interrupted) => {
-                return Err(Failure::interrupted(format!("interrupted after {done} of {} lines", lines.len())));
+                let of = if input.is_whole { format!(" of {}", lines.len()) } else { String::new() };
+                return Err(Failure::interrupted(format!("interrupted after {}{of} lines", first - 1)));
             }
             Err(error) => return Err(input.failure(error)),
         };
         let mut text = String::new();
-        for ((number, line), hypotheses) in (done + 1..).zip(part).zip(&results) {
+        for ((number, line), hypotheses) in (first..).zip(&sources[done..]).zip(&results) {
             match arguments.json {
                 true => text.push_str(&json(number, line, hypotheses)),
                 false => text.push_str(&plain(hypotheses, search.nbest)),
@@ -307,19 +240,4 @@ fn shares(name: &str, whole: Duration, steps: usize, places: &[(String, Duration
     let mut rows = vec![row(name, whole)];
     rows.extend(places.iter().map(|(name, time)| row(name, *time)));
     table(&["where", "ms", "us/step", "%"], &rows)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::looks_like_a_file;
-
-    #[test]
-    fn a_mistyped_file_is_no_text() {
-        for file in ["lines.txt", "data/Lines.TXT", "./lines", "/data/lines", "~/lines", "../x.tsv", "a.json"] {
-            assert!(looks_like_a_file(file), "{file}");
-        }
-        for text in ["nine hundred", "nine", "e.g.", "Hello.World", "and/or", "see notes.txt", "...", "3/4", "."] {
-            assert!(!looks_like_a_file(text), "{text}");
-        }
-    }
 }

@@ -14,9 +14,13 @@ pub(super) struct GenerateArguments {
     /// an empty one
     #[arg(long, value_name = "TEXT|FILE|-", allow_hyphen_values = true)]
     pub(super) input: String,
-    /// Most lines that are decoded together
-    #[arg(long, value_name = "N", default_value_t = 32)]
-    pub(super) batch: usize,
+    /// Lines of stdin that are read before they are answered; many are faster than an answer to each line [default:
+    /// 1 from a pipe or a terminal, or what --batch says; a file is read whole]
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "whole_input")]
+    pub(super) buffer: Option<usize>,
+    /// Most lines that are decoded together [default: 32]
+    #[arg(long, value_name = "N")]
+    pub(super) batch: Option<usize>,
     /// What runs the graphs
     #[arg(long, value_enum, default_value_t = RuntimeArgument::Ort)]
     pub(super) backend: RuntimeArgument,
@@ -33,6 +37,18 @@ pub(super) struct GenerateArguments {
     pub(super) translation: TranslationArguments,
     #[command(flatten)]
     pub(super) text: TextArguments,
+}
+
+#[cfg(feature = "ort")]
+impl GenerateArguments {
+    /// Most lines that are decoded together.
+    pub(super) fn batch(&self) -> usize {
+        self.batch.unwrap_or(32)
+    }
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.trim().parse().ok().filter(|number| *number > 0).ok_or_else(|| "it must be a whole number from 1".into())
 }
 
 /// Flags for translation models alone.
@@ -60,6 +76,10 @@ pub(super) struct TranslationArguments {
     /// See --max-len-a [default: 200]
     #[arg(long, value_name = "B")]
     pub(super) max_len_b: Option<usize>,
+    /// Leave out a line that is longer than the model's positions, with a note and an empty line in its place; without
+    /// it, such a line is refused before any of those that are read with it is translated
+    #[arg(long)]
+    pub(super) skip_long: bool,
     /// Say on stderr where the time goes; everything is translated twice for it
     #[arg(long)]
     pub(super) profile: bool,
@@ -77,6 +97,7 @@ impl TranslationArguments {
             ("--min-len", self.min_len.is_some()),
             ("--max-len-a", self.max_len_a.is_some()),
             ("--max-len-b", self.max_len_b.is_some()),
+            ("--skip-long", self.skip_long),
             ("--profile", self.profile),
         ];
         given.into_iter().find_map(|(flag, given)| given.then_some(flag))

@@ -10,12 +10,13 @@ use std::{
 
 use super::{
     Failure,
-    generate::{Input, catch_interrupt, input, runtime},
+    generate::runtime,
     generate_args::{GenerateArguments, TextArguments},
+    generate_input::{Input, Inputs, Interruption},
     note, print_part, progress,
 };
 use crate::generate::{
-    Continuation, Finish, GenerateError, Prompt, SamplingOptions, TextGenerator, TextGeneratorOptions,
+    Continuation, Finish, GenerateError, NewToken, Prompt, SamplingOptions, TextGenerator, TextGeneratorOptions,
 };
 
 impl TextArguments {
@@ -33,6 +34,24 @@ impl TextArguments {
     }
 }
 
+impl TextArguments {
+    /// Refuses what changes drawn tokens alone where none is drawn.
+    fn check(&self) -> Result<(), Failure> {
+        let given =
+            [("--top-k", self.top_k.is_some()), ("--top-p", self.top_p.is_some()), ("--seed", self.seed.is_some())];
+        match given.into_iter().find(|(_, given)| *given) {
+            Some((flag, _)) if self.options().temperature == 0.0 => {
+                let message = format!("{flag} is for tokens that are drawn, and the most probable one is taken here");
+                Err(Failure::usage(
+                    message,
+                    Some("give a --temperature above 0, or leave it out with --top-k or --top-p"),
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     if let Some(flag) = arguments.translation.given() {
         let message = format!("{flag} is for translation models, and {} holds another", arguments.folder.display());
@@ -42,34 +61,46 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
         };
         return Err(Failure::usage(message, Some(help)));
     }
-    let input = input(&arguments.input)?;
-    let prompts = prompts(&input, &arguments.text)?;
-    let interrupted = Arc::new(AtomicBool::new(false));
+    arguments.text.check()?;
+    let mut inputs = Inputs::open(arguments)?;
+    let interruption = Interruption::default();
     let (operators, runtime) = runtime(arguments);
-    let options =
-        TextGeneratorOptions { operators, runtime, batch: arguments.batch, interrupted: Arc::clone(&interrupted) };
+    let interrupted = Arc::clone(&interruption.is_asked);
+    let options = TextGeneratorOptions { operators, runtime, batch: arguments.batch(), interrupted };
     let loading = progress::loading();
     let mut generator = TextGenerator::open(&arguments.folder, options)?;
     drop(loading);
-    catch_interrupt(&interrupted)?;
-    let streamed = !arguments.json && prompts.len() == 1;
+    generator.generate(&[], &arguments.text.options())?;
+    interruption.listen()?;
     let mut tally = Tally { most: arguments.text.options().max_new, ..Tally::default() };
-    let outcome = match streamed {
-        true => stream(&mut generator, &prompts, &arguments.text, &mut tally, Printer::new(&interrupted)),
-        false => collect(&mut generator, &prompts, arguments, &mut tally, Printer::new(&interrupted)),
-    };
+    let outcome = all(&mut generator, &mut inputs, &interruption, arguments, &mut tally);
     if matches!(outcome, Err(Stopped::Unread)) {
         return Ok(ExitCode::SUCCESS);
     }
     tally.report(generator.context());
     match outcome {
-        Err(Stopped::Generate(GenerateError::Interrupted)) => {
-            Err(Failure::interrupted("interrupted before the last prompt was continued".into()))
-        }
-        Err(Stopped::Generate(error)) => Err(input.failure(error)),
-        Err(Stopped::Print(failure)) => Err(failure),
+        Err(Stopped::Failed(failure)) => Err(failure),
         Err(Stopped::Unread) | Ok(()) => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// Continues all prompts, those together that are read together.
+fn all(
+    generator: &mut TextGenerator,
+    inputs: &mut Inputs,
+    interruption: &Interruption,
+    arguments: &GenerateArguments,
+    tally: &mut Tally,
+) -> Result<(), Stopped> {
+    while let Some(input) = inputs.next(interruption).map_err(Stopped::Failed)? {
+        let prompts = prompts(&input, &arguments.text).map_err(Stopped::Failed)?;
+        let printer = Printer::new(&interruption.is_asked);
+        match prompts.len() == 1 && !arguments.json {
+            true => stream(generator, &prompts, &input, &arguments.text, tally, printer)?,
+            false => collect(generator, &prompts, &input, arguments, tally, printer)?,
+        }
+    }
+    Ok(())
 }
 
 /// Prompts that were continued by less than was asked for.
@@ -100,8 +131,7 @@ impl Tally {
 }
 
 enum Stopped {
-    Generate(GenerateError),
-    Print(Failure),
+    Failed(Failure),
     /// Nobody reads stdout any more.
     Unread,
 }
@@ -123,17 +153,22 @@ impl<'a> Printer<'a> {
         }
         self.stopped = match print_part(text) {
             Ok(read) => read.is_break().then_some(Stopped::Unread),
-            Err(failure) => Some(Stopped::Print(failure)),
+            Err(failure) => Some(Stopped::Failed(failure)),
         };
         if self.stopped.is_some() {
             self.end.store(true, Ordering::Relaxed);
         }
     }
 
-    fn outcome<T>(self, generated: Result<T, GenerateError>) -> Result<T, Stopped> {
-        match self.stopped {
-            Some(stopped) => Err(stopped),
-            None => generated.map_err(Stopped::Generate),
+    fn outcome<T>(self, generated: Result<T, GenerateError>, input: &Input) -> Result<T, Stopped> {
+        match (self.stopped, generated) {
+            (Some(stopped), _) => Err(stopped),
+            (None, Ok(generated)) => Ok(generated),
+            (None, Err(GenerateError::Interrupted)) => {
+                let message = "interrupted before the last prompt was continued";
+                Err(Stopped::Failed(Failure::interrupted(message.into())))
+            }
+            (None, Err(error)) => Err(Stopped::Failed(input.failure(error))),
         }
     }
 }
@@ -144,7 +179,7 @@ fn prompts(input: &Input, arguments: &TextArguments) -> Result<Vec<Prompt>, Fail
     }
     let prompt = |(index, line): (usize, &str)| match arguments.token_ids {
         true => token_ids(line).map(Prompt::Tokens).map_err(|word| {
-            let message = format!("{}, line {}: {word:?} is no token id", input.name, index + 1);
+            let message = format!("{}: {word:?} is no token id", input.place(index));
             Failure::usage(message, Some("give ids with spaces between"))
         }),
         false => Ok(Prompt::from(line)),
@@ -162,12 +197,13 @@ fn token_ids(line: &str) -> Result<Vec<i64>, String> {
 fn stream(
     generator: &mut TextGenerator,
     prompts: &[Prompt],
+    input: &Input,
     arguments: &TextArguments,
     tally: &mut Tally,
     mut printer: Printer<'_>,
 ) -> Result<(), Stopped> {
     let mut between = "";
-    let outcome = generator.generate_streaming(prompts, &arguments.options(), &mut |new| {
+    let mut print = |new: NewToken<'_>| {
         let piece = match arguments.token_ids {
             true => format!("{between}{}", new.token),
             false => new.text.to_owned(),
@@ -176,23 +212,26 @@ fn stream(
         if !piece.is_empty() {
             printer.print(&piece);
         }
-    });
+    };
+    let mut add = |found: Vec<Continuation>| tally.add(&found);
+    let outcome = generator.generate_batches(prompts, input.first - 1, &arguments.options(), &mut print, &mut add);
     if outcome.is_ok() || !between.is_empty() {
         printer.print("\n");
     }
-    printer.outcome(outcome).map(|found| tally.add(&found))
+    printer.outcome(outcome, input)
 }
 
 /// Prints all continuations batch by batch, in the order of the prompts.
 fn collect(
     generator: &mut TextGenerator,
     prompts: &[Prompt],
+    input: &Input,
     arguments: &GenerateArguments,
     tally: &mut Tally,
     mut printer: Printer<'_>,
 ) -> Result<(), Stopped> {
     let progress = progress::tokens();
-    let mut numbered = (1..).zip(prompts);
+    let mut numbered = (input.first..).zip(prompts);
     let mut print = |found: Vec<Continuation>| {
         tally.add(&found);
         let text = found.iter().zip(numbered.by_ref()).map(|(continuation, (number, prompt))| match arguments.json {
@@ -203,9 +242,10 @@ fn collect(
         progress.suspend(|| printer.print(&text));
     };
     let options = arguments.text.options();
-    let outcome = generator.generate_batches(prompts, &options, &mut |_| progress.inc(1), &mut print);
+    let first = input.first - 1;
+    let outcome = generator.generate_batches(prompts, first, &options, &mut |_| progress.inc(1), &mut print);
     drop(progress);
-    printer.outcome(outcome)
+    printer.outcome(outcome, input)
 }
 
 fn plain(continuation: &Continuation, token_ids: bool) -> String {

@@ -12,6 +12,8 @@ mod failure;
 mod generate;
 mod generate_args;
 #[cfg(feature = "ort")]
+mod generate_input;
+#[cfg(feature = "ort")]
 mod generate_text;
 mod inspect;
 mod interrupt;
@@ -33,19 +35,18 @@ mod table;
 mod tensorrt_args;
 mod verify;
 mod verify_report;
-mod watch;
 
 use std::{
     borrow::Cow,
     ffi::OsString,
-    io::{IsTerminal, Write},
+    io::{ErrorKind, IsTerminal, Write},
     ops::ControlFlow,
     path::Path,
     process::ExitCode,
     sync::{Mutex, PoisonError},
 };
 
-use clap::{CommandFactory, FromArgMatches, error::ErrorKind};
+use clap::{CommandFactory, FromArgMatches, error::ErrorKind as Misuse};
 
 use crate::checkpoint::Checkpoint;
 use args::{Arguments, Command};
@@ -137,9 +138,9 @@ fn usage(error: &clap::Error) -> ExitCode {
         return failure.exit_code();
     }
     let asked = !error.use_stderr();
-    if asked || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        let printed = printed(error.print().and_then(|()| std::io::stdout().flush()));
-        return match printed {
+    if asked || error.kind() == Misuse::DisplayHelpOnMissingArgumentOrSubcommand {
+        let printed = is_writable().and_then(|()| error.print()).and_then(|()| std::io::stdout().flush());
+        return match self::printed(printed) {
             Err(failure) if asked => {
                 failure.print();
                 failure.exit_code()
@@ -149,13 +150,35 @@ fn usage(error: &clap::Error) -> ExitCode {
     }
     let text = error.to_string();
     let mut paragraphs = text.split("\n\n").map(str::trim);
-    let message = in_words(paragraphs.next().unwrap_or_default().trim_start_matches("error: "));
+    let said = paragraphs.next().unwrap_or_default().trim_start_matches("error: ");
     let tip = paragraphs.find_map(|paragraph| paragraph.strip_prefix("tip: "));
     let tip = tip.filter(|tip| !tip.starts_with("to pass "));
-    let help = format!("run `moa-export{} --help`", named_command());
-    let failure = Failure::usage(message, Some(tip.unwrap_or(&help)));
+    let command = named_command();
+    let help = format!("run `moa-export{command} --help`");
+    let failure = match typed {
+        Some(typed) if said.starts_with("the subcommand '") && !typed.starts_with('-') => Failure::usage(
+            format!("there is neither a command nor a checkpoint called {typed:?}"),
+            Some("run `moa-export --help`, which lists the commands"),
+        ),
+        _ => Failure::usage(in_words(said), Some(tip.or_else(|| option_for(&command, said)).unwrap_or(&help))),
+    };
     failure.print();
     failure.exit_code()
+}
+
+/// Which option takes what was typed without one.
+fn option_for(command: &str, said: &str) -> Option<&'static str> {
+    let word = said.strip_prefix("unexpected argument '")?;
+    Some(match command.trim_start() {
+        _ if word.starts_with('-') => return None,
+        "generate" => "the input is given with --input; a text with spaces takes quotes: --input 'two words'",
+        "verify" => "the checkpoint is given with --checkpoint",
+        "run" => "inputs are given with --inputs, outputs with --outputs",
+        "profile" => "inputs are given with --inputs",
+        "plan" => "the GPU is given with --gpu",
+        "baseline" | "build" | "prepare" => "the output is given with -o",
+        _ => return None,
+    })
 }
 
 /// The parser writes ranges and faults of numbers as Rust does, and takes what follows a checkpoint for a command.
@@ -208,6 +231,14 @@ fn open_checkpoint(path: &Path, config: Option<&Path>) -> Result<Checkpoint, Fai
     Ok(checkpoint)
 }
 
+/// Refuses a model that cannot be looked at, and a folder that cannot be entered, whose files would seem to be missing.
+fn must_be_open(model: &Path) -> Result<(), Failure> {
+    match std::fs::metadata(model.join(".")) {
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => Err(Failure::closed(&error, model)),
+        _ => Ok(()),
+    }
+}
+
 /// Says on stderr what is no error.
 fn note(text: &str) {
     print_aside(&format!("note: {text}\n"));
@@ -235,15 +266,32 @@ fn print_result(text: &str) -> Result<(), Failure> {
 /// Writes a part of a result to stdout; `Break` where nobody reads it any more.
 fn print_part(text: &str) -> Result<ControlFlow<()>, Failure> {
     let mut stdout = std::io::stdout().lock();
-    let text = if stdout.is_terminal() { visible(text) } else { text.into() };
-    printed(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
+    let shown = if stdout.is_terminal() { visible(text) } else { text.into() };
+    let written = is_writable().and_then(|()| stdout.write_all(shown.as_bytes()));
+    printed(written.and_then(|()| stdout.flush()))
+}
+
+/// Asks the system whether stdout can be written at all, which the standard library takes for granted.
+#[cfg(unix)]
+fn is_writable() -> std::io::Result<()> {
+    use std::os::fd::AsFd;
+    match std::io::stdout().as_fd().try_clone_to_owned() {
+        Ok(copy) => std::fs::File::from(copy).write(&[]).map(|_nothing| ()),
+        Err(_too_many_files) => Ok(()),
+    }
+}
+
+#[cfg(not(unix))]
+#[allow(clippy::unnecessary_wraps)]
+fn is_writable() -> std::io::Result<()> {
+    Ok(())
 }
 
 /// A reader of stdout that left early is no error.
 fn printed(outcome: std::io::Result<()>) -> Result<ControlFlow<()>, Failure> {
     match outcome {
         Ok(()) => Ok(ControlFlow::Continue(())),
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
         Err(error) => Err(Failure::io(&error, "stdout")),
     }
 }

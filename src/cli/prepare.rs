@@ -10,7 +10,7 @@ use clap::{Args, builder::PossibleValuesParser};
 use prost::Message;
 
 use super::{
-    Failure, apart, interrupt::end_cleanly, print_result, run::output_place, shape_args::ShapeArguments, shell::word,
+    Failure, apart, interrupt::Ending, print_result, run::output_place, shape_args::ShapeArguments, shell::word,
 };
 use crate::{
     engine::{
@@ -63,7 +63,7 @@ pub(super) struct PrepareArguments {
 }
 
 pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
-    end_cleanly([arguments.output.as_path()])?;
+    let ending = Ending::at_once([arguments.output.as_path()])?;
     let file = read_model(&arguments.model)?;
     let gpu = arguments.gpu.as_deref().and_then(Gpu::named);
     let release = arguments.tensorrt.map(release_of).transpose()?;
@@ -87,7 +87,7 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
     staging.file::<WriteError>(&name, |writer| {
         writer.write_all(&bytes).map_err(|source| WriteError::Io { path: arguments.output.clone(), source })
     })?;
-    staging.commit()?;
+    ending.place(|| Ok(staging.commit()?))?;
     let mut command = trtexec(&arguments.output, release, dtype);
     for (index, shapes) in profiles.iter().enumerate() {
         if profiles.len() > 1 {
@@ -130,7 +130,7 @@ fn is_named_like_a_model(output: &Path) -> Result<(), Failure> {
 /// `--force` replaces what was prepared before, and never the export itself, which other runtimes need.
 fn is_another_file(file: &OnnxFile, output: &Path) -> Result<(), Failure> {
     if apart::place(file.path()) != apart::place(output) {
-        return Ok(());
+        return apart::keep_apart(&[Some(output)], file.data_files().iter().map(PathBuf::as_path));
     }
     let message = format!("{} is the model that is prepared", file.path().display());
     Err(Failure::usage(message, Some("give -o another name, such as NAME.trt.onnx")))

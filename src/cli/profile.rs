@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 use super::{
     Failure,
     apart::keep_apart,
-    interrupt::end_cleanly,
-    print_result,
+    interrupt::Ending,
+    must_be_open, print_result,
     profile_args::ProfileArguments,
     profile_inputs::{Vocabulary, batches, folder},
     profile_report, progress,
-    report_file::ReportFile,
-    run::{BackendOptions, backend},
+    report_file::{ReportFile, commit_all},
+    run::{BackendOptions, backend, check_ort_options},
     table::table,
     tensorrt_args::TensorRtArguments,
 };
@@ -43,9 +43,12 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     if arguments.batch == 0 {
         return Err(Failure::usage("--batch must be at least 1, found 0", Some("leave it out for 32")));
     }
-    end_cleanly([&arguments.model].into_iter().chain(&arguments.report).map(PathBuf::as_path))?;
+    let ending = Ending::at_once([&arguments.model].into_iter().chain(&arguments.report).map(PathBuf::as_path))?;
     keep_apart(&[arguments.report.as_deref()], arguments.inputs())?;
     let page = arguments.report.as_deref().map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
+    must_be_open(&arguments.model)?;
+    check_ort_options(&[arguments.backend], arguments.library.as_deref(), arguments.threads)?;
+    check_lists(arguments)?;
     let dictionary = arguments.dict.as_deref().map(Dictionary::read).transpose()?;
     let vocabulary = Vocabulary::find(&folder(&arguments.model))?;
     let options = BackendOptions {
@@ -65,7 +68,7 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
         progress.inc(1);
     }
     drop(progress);
-    let profile = profiler.finish(PmiOptions { min_count: arguments.min_count, top: arguments.top });
+    let profile = profiler.finish(PmiOptions { min_count: arguments.min_count(), top: arguments.top.unwrap_or(10) });
     if profile.modules.iter().all(|module| module.tokens == 0) {
         return Err(Failure::malformed("every token of the inputs is padding", Some("check the attention masks")));
     }
@@ -75,9 +78,23 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
         true => format!("{:#}\n", profiled.json()),
         false => profiled.text(),
     });
-    let written = page.map(|page| page.write(&profile_report::page(&profiled).to_html()));
-    [printed].into_iter().chain(written).collect::<Result<(), _>>()?;
+    let page = page.map(|page| page.fill(&profile_report::page(&profiled).to_html()));
+    let written = commit_all([page], &ending);
+    printed.and(written)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses what changes lists of tokens alone where none is printed or written.
+fn check_lists(arguments: &ProfileArguments) -> Result<(), Failure> {
+    let ProfileArguments { min_count, top, pmi, json, report, .. } = arguments;
+    let given = [("--min-count", min_count.is_some()), ("--top", top.is_some())];
+    match given.into_iter().find(|(_, given)| *given) {
+        Some((flag, _)) if !pmi && !json && report.is_none() => {
+            let message = format!("{flag} changes the tokens that are listed for an expert, and none are listed");
+            Err(Failure::usage(message, Some("add --pmi, --json or --report FILE.html")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What is wrong with inputs names the file that they come from.
@@ -125,7 +142,7 @@ impl Profiled<'_> {
             "inputs": inputs,
             "backend": self.backend,
             "runs": self.runs,
-            "min_count": self.arguments.min_count,
+            "min_count": self.arguments.min_count(),
             "modules": modules,
         })
     }

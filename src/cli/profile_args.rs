@@ -30,12 +30,12 @@ pub(super) struct ProfileArguments {
     /// Most lines that run together; only lines of the same length do
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub(super) batch: usize,
-    /// Leave out tokens that were seen less often from the PMI
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    pub(super) min_count: u64,
-    /// Tokens that are listed for each expert
-    #[arg(long, value_name = "N", default_value_t = 10)]
-    pub(super) top: usize,
+    /// Leave out tokens that were seen less often from the PMI [default: 5]
+    #[arg(long, value_name = "N")]
+    pub(super) min_count: Option<u64>,
+    /// Tokens that are listed for each expert [default: 10]
+    #[arg(long, value_name = "N")]
+    pub(super) top: Option<usize>,
     /// List the tokens of every expert in the table too; --json and --report always do
     #[arg(long)]
     pub(super) pmi: bool,
@@ -63,6 +63,11 @@ pub(super) struct ProfileArguments {
 }
 
 impl ProfileArguments {
+    /// How often a token must have been seen.
+    pub(super) fn min_count(&self) -> u64 {
+        self.min_count.unwrap_or(5)
+    }
+
     /// What no output may replace.
     pub(super) fn inputs(&self) -> impl Iterator<Item = &Path> {
         let Self { model, inputs, dict, library, .. } = self;

@@ -159,7 +159,7 @@ fn text_lines(
         ids.push(Dictionary::EOS);
         if let Some(limit) = config.max_source_positions.filter(|limit| ids.len() > *limit) {
             let message = format!("{}, line {number}: {} tokens, and {limit} are possible", path.display(), ids.len());
-            return Err(Failure::too_long(message));
+            return Err(Failure::too_long(message, "split the line"));
         }
         let mut decoded = vec![config.decoder_start()];
         match target {
@@ -172,7 +172,7 @@ fn text_lines(
         if let Some(limit) = config.max_target_positions.filter(|limit| decoded.len() > *limit) {
             let message =
                 format!("{}, line {number}: {} target tokens, and {limit} are possible", path.display(), decoded.len());
-            return Err(Failure::too_long(message));
+            return Err(Failure::too_long(message, "split the line"));
         }
         lines.push((ids, decoded));
     }

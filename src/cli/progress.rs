@@ -3,19 +3,15 @@
 use std::{
     io::{self, IsTerminal},
     path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicU8, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
-use super::{Failure, codes::INTERRUPTED, leave::leave, signals::on_end};
+use super::{Failure, interrupt::Ending};
 use crate::{
     export, latency,
-    onnx::Unfinished,
     parity::{self, Step},
 };
 
@@ -136,13 +132,6 @@ impl latency::Watch for BenchProgress {
     }
 }
 
-/// Nobody asked the export to end.
-const RUNNING: u8 = 0;
-/// Somebody did.
-const CANCELLED: u8 = 1;
-/// What follows does not ask.
-const FINISHED: u8 = 2;
-
 /// Exports that are written in an instant need no bar.
 const SHOWN_FROM_BYTES: u64 = 64 << 20;
 
@@ -150,34 +139,22 @@ const SHOWN_FROM_BYTES: u64 = 64 << 20;
 #[derive(Debug)]
 pub(super) struct Progress {
     bar: ProgressBar,
-    state: AtomicU8,
-    unfinished: Unfinished,
+    ending: Arc<Ending>,
 }
 
 impl Progress {
-    pub(super) fn new(out: &Path) -> Self {
-        let bar = ProgressBar::hidden();
-        Self { bar, state: AtomicU8::new(RUNNING), unfinished: Unfinished::before(out) }
-    }
-
-    /// The first Ctrl-C or termination ends the export at its next block, the second one, or one after the export, the
-    /// program at once; neither leaves anything unfinished behind.
-    pub(super) fn end_when_told_to(self: &Arc<Self>) -> Result<(), Failure> {
-        let progress = Arc::clone(self);
-        let caught = on_end(move || match progress.state.swap(CANCELLED, Ordering::Relaxed) {
-            RUNNING => {}
-            _ => {
-                progress.unfinished.remove();
-                leave(INTERRUPTED);
-            }
-        });
-        caught.map_err(|error| Failure::io(&io::Error::other(error), "Ctrl-C"))
+    /// The first Ctrl-C or termination ends the export to `out` at its next block, the second one at once.
+    pub(super) fn of_export(out: &Path) -> Result<Self, Failure> {
+        let ending = Arc::new(Ending::before([out]));
+        ending.waits_for_answers(true);
+        ending.listen()?;
+        Ok(Self { bar: ProgressBar::hidden(), ending })
     }
 
     /// The export has ended.
-    pub(super) fn finish(&self) {
+    pub(super) fn finish(self) -> Arc<Ending> {
         self.bar.finish_and_clear();
-        self.state.store(FINISHED, Ordering::Relaxed);
+        self.ending
     }
 }
 
@@ -193,6 +170,10 @@ impl export::Watch for Progress {
     }
 
     fn is_cancelled(&self) -> bool {
-        self.state.load(Ordering::Relaxed) == CANCELLED
+        self.ending.is_asked_for()
+    }
+
+    fn may_place(&self) -> bool {
+        self.ending.may_place()
     }
 }

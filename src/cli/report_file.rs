@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Failure, run::output_place};
+use super::{Failure, interrupt::Ending, run::output_place};
 use crate::onnx::{Staging, WriteError};
 
 /// A file that appears when its content is known; that it can is known before.
@@ -19,11 +19,28 @@ impl ReportFile {
         Ok(Self { path: path.into(), name, staging })
     }
 
-    pub(super) fn write(mut self, text: &str) -> Result<(), Failure> {
+    /// Writes the content, which has its name only after [`Self::commit`].
+    pub(super) fn fill(mut self, text: &str) -> Result<Self, Failure> {
         self.staging.file::<WriteError>(&self.name, |writer| {
             writer.write_all(text.as_bytes()).map_err(|source| WriteError::Io { path: self.path.clone(), source })
         })?;
+        Ok(self)
+    }
+
+    /// Moves the file to its place.
+    pub(super) fn commit(self) -> Result<(), Failure> {
         self.staging.commit()?;
         Ok(())
     }
+}
+
+/// Moves all files that could be filled to their places; the first fault is told when that is done.
+pub(super) fn commit_all<const COUNT: usize>(
+    files: [Option<Result<ReportFile, Failure>>; COUNT],
+    ending: &Ending,
+) -> Result<(), Failure> {
+    ending.place(|| {
+        let placed: Vec<_> = files.into_iter().flatten().map(|file| file.and_then(ReportFile::commit)).collect();
+        placed.into_iter().collect()
+    })
 }

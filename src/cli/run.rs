@@ -1,13 +1,16 @@
 //! `moa-export run`.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use super::{
     Failure,
     apart::keep_apart,
     args::{BackendArgument, RunArguments},
     failure::is_engine_name,
-    interrupt::end_cleanly,
+    interrupt::Ending,
     print_result,
 };
 use crate::{
@@ -19,9 +22,11 @@ use crate::{
 };
 
 pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
-    end_cleanly([arguments.model.as_path(), &arguments.outputs])?;
+    let ending = Ending::at_once([arguments.model.as_path(), &arguments.outputs])?;
     keep_apart(&[Some(&arguments.outputs)], arguments.inputs())?;
     let runnable = Runnable::open(arguments)?;
+    check_ort_options(&[runnable.backend(arguments)], arguments.library.as_deref(), arguments.threads)?;
+    keep_apart(&[Some(&arguments.outputs)], runnable.data_files().iter().map(PathBuf::as_path))?;
     let inputs = tensor_file::read(&arguments.inputs)?;
     let (folder, name) = output_place(&arguments.outputs)?;
     let mut staging = Staging::begin(&folder, std::slice::from_ref(&name), arguments.force)?;
@@ -31,7 +36,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     staging.file::<WriteError>(&name, |writer| {
         writer.write_all(&bytes).map_err(|source| WriteError::Io { path: arguments.outputs.clone(), source })
     })?;
-    staging.commit()?;
+    ending.place(|| Ok(staging.commit()?))?;
     let mut text = String::new();
     for (name, tensor) in &outputs {
         text.push_str(&format!("{name}  {} {:?}\n", tensor.data().type_name(), tensor.shape()));
@@ -62,22 +67,36 @@ impl Runnable {
         }
     }
 
+    fn backend(&self, arguments: &RunArguments) -> BackendArgument {
+        match self {
+            Self::Model(_) => arguments.backend.unwrap_or(BackendArgument::Ort),
+            Self::Plan => BackendArgument::Tensorrt,
+        }
+    }
+
+    /// Files of weights beside the model.
+    fn data_files(&self) -> Vec<PathBuf> {
+        match self {
+            Self::Model(model) => model.data_files(),
+            Self::Plan => Vec::new(),
+        }
+    }
+
     fn load(&self, arguments: &RunArguments, inputs: &NamedTensors) -> Result<Box<dyn Runner>, Failure> {
         let Self::Model(model) = self else {
             let options = arguments.tensorrt.options(Ranges::default());
             return Ok(backend::load_tensorrt_plan(&arguments.model, &options)?);
         };
-        let chosen = arguments.backend.unwrap_or(BackendArgument::Ort);
         let options = BackendOptions {
             threads: arguments.threads,
             library: arguments.library.clone(),
             tensorrt: arguments.tensorrt.options(Ranges::default().holding(model, inputs)),
         };
-        Ok(backend(chosen, &options)?.load(model)?)
+        Ok(backend(self.backend(arguments), &options)?.load(model)?)
     }
 }
 
-pub(super) fn output_place(path: &std::path::Path) -> Result<(PathBuf, String), Failure> {
+pub(super) fn output_place(path: &Path) -> Result<(PathBuf, String), Failure> {
     let name = path.file_name().and_then(|name| name.to_str());
     let Some(name) = name else {
         let help = "give the name of a file in UTF-8, not of a folder";
@@ -93,6 +112,24 @@ pub(super) struct BackendOptions {
     /// The operator library of ONNX Runtime.
     pub(super) library: Option<PathBuf>,
     pub(super) tensorrt: TensorRtOptions,
+}
+
+/// Refuses what none of the chosen backends would heed.
+pub(super) fn check_ort_options(
+    chosen: &[BackendArgument],
+    library: Option<&Path>,
+    threads: Option<usize>,
+) -> Result<(), Failure> {
+    let is_chosen = |backend: BackendArgument| chosen.contains(&backend);
+    let what = if library.is_some() && !is_chosen(BackendArgument::Ort) {
+        "--library is for the backend ort, which was not chosen"
+    } else if threads.is_some() && !is_chosen(BackendArgument::Ort) && !is_chosen(BackendArgument::OrtFunction) {
+        "--threads is for ONNX Runtime, and the backend is another"
+    } else {
+        return Ok(());
+    };
+    let flag = what.split(' ').next().unwrap_or_default();
+    Err(Failure::usage(what, Some(&format!("choose such a backend, or leave out {flag}"))))
 }
 
 /// The backends that `choices` name, each once.

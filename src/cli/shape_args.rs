@@ -5,7 +5,8 @@ use clap::{ArgMatches, Args, Command, FromArgMatches, error::Error};
 use super::Failure;
 use crate::{
     engine::{Profile, ProfileError, ShapeList, Sizes, listed_shapes, open_dims, shapes},
-    onnx::read::ValueInfo,
+    latency::PAST,
+    onnx::read::{Dim, ValueInfo},
 };
 
 #[derive(Debug, Args)]
@@ -149,6 +150,7 @@ impl ShapeArguments {
             let mut profiles: Vec<Profile> = Vec::new();
             for group in &groups {
                 let profile = group.profile(inputs)?;
+                nothing_is_empty(inputs, &profile)?;
                 if !profiles.contains(&profile) {
                     profiles.push(profile);
                 }
@@ -174,12 +176,27 @@ impl Group {
     }
 }
 
+/// Keys and values of the past alone may be of none.
+fn nothing_is_empty(inputs: &[ValueInfo], profile: &Profile) -> Result<(), ProfileError> {
+    for (input, shapes) in inputs.iter().zip(profile) {
+        let dims = input.dims.iter().flatten();
+        let empty = dims.zip(&shapes.min).find_map(|(dim, size)| match dim {
+            Dim::Symbolic(name) if *size == 0 && name != PAST => Some(name.clone()),
+            _ => None,
+        });
+        if let Some(name) = empty {
+            return Err(ProfileError::Empty { name });
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::onnx::{proto::tensor_proto::DataType, read::Dim};
+    use crate::onnx::proto::tensor_proto::DataType;
 
     #[derive(Debug, Parser)]
     struct Line {
@@ -241,6 +258,9 @@ mod tests {
             ("--profile=1 --opt x:1x1,y:1", "--profile=1 is not preceded by all lower numbers"),
             ("--profile=0 --opt x:1x1,y:1 --profile=0 --opt x:1x1,y:1", "--profile=0 is given twice"),
             ("--profile=0 --opt x:1x1,y:1 --profile=1", "no size is given to a, b"),
+            ("--dim a=0 --dim b=1", "a size of 0 is given to the dimension `a`"),
+            ("--dim a=1 --dim b=0:1:8", "a size of 0 is given to the dimension `b`"),
+            ("--min x:1x0,y:0 --max x:1x1,y:1", "a size of 0 is given to the dimension `b`"),
             ("--dim a=1 --profile=0 --dim a=1 --dim b=1", "the dimension `a` is given a size twice"),
             ("--profile=0 --dim c=1", "a size is given to the dimension `c`, which no input has"),
             ("--opt x:1x1", "--opt lacks the input `y`"),

@@ -8,11 +8,11 @@ use super::{
     Failure,
     apart::keep_apart,
     args::{BackendArgument, VerifyArguments},
-    interrupt::end_cleanly,
-    open_checkpoint, print_result,
+    interrupt::Ending,
+    must_be_open, open_checkpoint, print_result,
     progress::VerifyProgress,
-    report_file::ReportFile,
-    run::{BackendOptions, backends},
+    report_file::{ReportFile, commit_all},
+    run::{BackendOptions, backends, check_ort_options},
     table::table,
     verify_report,
 };
@@ -30,11 +30,13 @@ const ALL: [BackendArgument; 4] =
 
 pub(super) fn run(arguments: &VerifyArguments) -> Result<ExitCode, Failure> {
     let VerifyArguments { model, json, report, .. } = arguments;
-    end_cleanly([Some(model), json.as_ref(), report.as_ref()].into_iter().flatten().map(PathBuf::as_path))?;
+    let places = [Some(model), json.as_ref(), report.as_ref()].into_iter().flatten();
+    let ending = Ending::at_once(places.map(PathBuf::as_path))?;
+    must_be_open(model)?;
     check_tolerance("--atol", arguments.atol)?;
     check_tolerance("--rtol", arguments.rtol)?;
     let checkpoint = open_checkpoint(&arguments.checkpoint, arguments.config.as_deref())?;
-    verify(arguments, &checkpoint, None)
+    verify(arguments, &checkpoint, None, &ending)
 }
 
 /// Verifies; the result of an export that came before, where there is one, is printed with it.
@@ -42,10 +44,12 @@ pub(super) fn verify(
     arguments: &VerifyArguments,
     checkpoint: &Checkpoint,
     exported: Option<Value>,
+    ending: &Ending,
 ) -> Result<ExitCode, Failure> {
     let named = !arguments.backends.is_empty();
     let chosen = if named { arguments.backends.as_slice() } else { &ALL };
     arguments.tensorrt.check(chosen)?;
+    check_ort_options(chosen, arguments.library.as_deref(), arguments.threads)?;
     let backend_options = BackendOptions {
         threads: arguments.threads,
         library: arguments.library.clone(),
@@ -68,9 +72,10 @@ pub(super) fn verify(
         (Some(_), None) => format!("{:#}\n", merged(exported, json(&result))),
         _ => text(arguments, &result),
     });
-    let page = page.map(|page| page.write(&verify_report::page(arguments, &result).to_html()));
-    let file = report_file.map(|file| file.write(&format!("{:#}\n", json(&result))));
-    [printed].into_iter().chain(page).chain(file).collect::<Result<(), _>>()?;
+    let page = page.map(|page| page.fill(&verify_report::page(arguments, &result).to_html()));
+    let file = report_file.map(|file| file.fill(&format!("{:#}\n", json(&result))));
+    let written = commit_all([page, file], ending);
+    printed.and(written)?;
     let all_unused = result.backends.iter().all(|report| report.skipped.is_some());
     let is_asked_for = |report: &BackendReport| match report.backend.as_str() {
         "ort" => arguments.library.is_some(),

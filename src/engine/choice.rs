@@ -96,7 +96,7 @@ pub fn must_fit(gpu: Option<&Gpu>, release: Option<&'static Release>, dtype: Dty
     if misfits.len() < releases.len() {
         return Ok(());
     }
-    let of_dtype = misfits.iter().find(|why| matches!(why, Misfit::GpuBf16 { .. } | Misfit::ReleaseBf16 { .. }));
+    let of_dtype = misfits.iter().find(|why| why.is_of_dtype());
     let why = of_dtype.or(misfits.last()).copied();
     why.map_or(Ok(()), |why| Err(ChoiceError::Misfit { gpu: gpu.name.to_owned(), dtype, why }))
 }

@@ -237,6 +237,13 @@ pub enum Misfit {
     },
 }
 
+impl Misfit {
+    /// Whether a model of another type fits.
+    pub const fn is_of_dtype(&self) -> bool {
+        matches!(self, Self::GpuBf16 { .. } | Self::ReleaseBf16 { .. })
+    }
+}
+
 /// Whether a GPU, a release and a dtype go together.
 ///
 /// # Errors

@@ -94,6 +94,12 @@ pub enum ProfileError {
         /// The dimensions.
         names: Vec<String>,
     },
+    /// A dimension that every run has some of is given none.
+    #[error("a size of 0 is given to the dimension `{name}`")]
+    Empty {
+        /// The dimension.
+        name: String,
+    },
     /// An input has a dimension that has no name.
     #[error("input `{input}` has a dimension without a name, which cannot be given a size")]
     Unnamed {

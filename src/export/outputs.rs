@@ -89,7 +89,7 @@ impl<'a> Outputs<'a> {
             leader.finish();
             let hashed = match hashed {
                 Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-                Err(_no_thread) => hash(model, &mut Follower::alone()),
+                Err(_no_thread) => hash(model, &mut Follower::of(&pace, watch)),
             };
             Ok((encoded, hashed?.ok_or(ExportError::Cancelled)?))
         })

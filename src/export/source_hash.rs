@@ -1,5 +1,7 @@
 //! What was trained, as one number.
 
+use std::ops::ControlFlow;
+
 use moa_graphs::{WeightError, model::Model};
 use sha2::{Digest, Sha256};
 
@@ -29,9 +31,11 @@ pub(super) fn hash(model: &Model, follower: &mut Follower<'_>) -> Result<Option<
         }
         hash.update(weight.stored_type());
         weight.read_bytes(&mut |block| {
-            if follower.may_read(block.len() as u64) {
-                hash.update(block);
+            if !follower.may_read(block.len() as u64) {
+                return ControlFlow::Break(());
             }
+            hash.update(block);
+            ControlFlow::Continue(())
         })?;
         if follower.is_ended() {
             return Ok(None);
@@ -43,4 +47,47 @@ pub(super) fn hash(model: &Model, follower: &mut Follower<'_>) -> Result<Option<
 /// Bytes that [`hash`] reads.
 pub(super) fn stored_bytes(model: &Model) -> u64 {
     model.weights().iter().map(|weight| weight.stored_bytes()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use moa_graphs::{SyntheticTensors, families};
+
+    use super::*;
+    use crate::{
+        checkpoint::read_config,
+        export::{
+            Watch,
+            pace::{Leader, Pace},
+        },
+    };
+
+    /// Wants to go on so many times.
+    struct Patience {
+        asked: AtomicUsize,
+        most: usize,
+    }
+
+    impl Watch for Patience {
+        fn is_cancelled(&self) -> bool {
+            self.asked.fetch_add(1, Ordering::Relaxed) + 1 > self.most
+        }
+    }
+
+    #[test]
+    fn hashing_ends_within_a_weight() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/mlm/config.json");
+        let config = read_config(file.as_ref()).unwrap().with("vocab_size", 100_000.into());
+        let tensors = SyntheticTensors::random(config.origin(), 0);
+        let model = families::import(&config, &tensors, families::ImportOptions::default()).unwrap();
+        let pace = Pace::new(stored_bytes(&model), 0);
+        Leader::of(&pace).finish();
+        for most in [0, 1, 2] {
+            let watch = Patience { asked: AtomicUsize::new(0), most };
+            assert!(hash(&model, &mut Follower::of(&pace, &watch)).unwrap().is_none());
+            assert_eq!(watch.asked.into_inner(), most + 1, "nothing is read behind that");
+        }
+    }
 }

@@ -106,7 +106,7 @@ impl CausalFolder {
             let what = format!("{GENAI_CONFIG} names it, and it is outside the folder");
             return Err(GenerateError::Graph { path, what });
         }
-        if !path.exists() {
+        if matches!(path.try_exists(), Ok(false)) {
             return Err(GenerateError::Missing { path });
         }
         let graph = read_model(&path)?;

@@ -25,7 +25,7 @@ impl Graphs {
     pub(super) fn read(folder: &Path) -> Result<Self, GenerateError> {
         let paths = [ENCODER, DECODER].map(|stem| folder.join(graph_file(stem)));
         for path in paths.iter().chain([&folder.join(CONFIG_FILE)]) {
-            if !path.exists() {
+            if matches!(path.try_exists(), Ok(false)) {
                 return Err(GenerateError::Missing { path: path.clone() });
             }
         }

@@ -207,12 +207,12 @@ impl TextGenerator {
         sink: &mut dyn FnMut(NewToken<'_>),
     ) -> Result<Vec<Continuation>, GenerateError> {
         let mut results = Vec::with_capacity(prompts.len());
-        self.generate_batches(prompts, options, sink, &mut |batch| results.extend(batch))?;
+        self.generate_batches(prompts, 0, options, sink, &mut |batch| results.extend(batch))?;
         Ok(results)
     }
 
     /// [`Self::generate_streaming`], which hands over the results batch by batch, so that those before an error are
-    /// there.
+    /// there. `first` is the number of the first prompt, from 0: tokens are drawn by it.
     ///
     /// # Errors
     ///
@@ -220,6 +220,7 @@ impl TextGenerator {
     pub fn generate_batches(
         &mut self,
         prompts: &[Prompt],
+        first: usize,
         options: &SamplingOptions,
         sink: &mut dyn FnMut(NewToken<'_>),
         finished: &mut dyn FnMut(Vec<Continuation>),
@@ -227,7 +228,7 @@ impl TextGenerator {
         if let Some(fault) = options.fault() {
             return Err(GenerateError::Option(fault));
         }
-        let rows = prompts.iter().enumerate().map(|(index, prompt)| self.row(index, prompt, options));
+        let rows = (first..).zip(prompts).map(|(index, prompt)| self.row(index, prompt, options));
         let mut rows: Vec<_> = rows.collect::<Result<_, _>>()?;
         while !rows.is_empty() {
             let rest = rows.split_off(rows.len().min(self.batch));

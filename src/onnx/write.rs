@@ -71,6 +71,16 @@ pub enum WriteError {
         /// What it should be.
         expected: &'static str,
     },
+    /// A symbolic link stands in the place of an output.
+    #[error("{} is a link to {}{}", .path.display(), .target.display(), if *.is_dangling { ", where nothing is" } else { "" })]
+    Link {
+        /// The link.
+        path: PathBuf,
+        /// Where it leads.
+        target: PathBuf,
+        /// Whether nothing is there.
+        is_dangling: bool,
+    },
     /// The operating system refused.
     #[error("{} cannot be written: {source}", .path.display())]
     Io {
@@ -172,6 +182,7 @@ impl Staging {
                 drop(temporary_file(folder).map_err(WriteError::io(&last))?);
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                missing_folders(folder).iter().try_for_each(|missing| check_no_link(missing))?;
                 staging.parents = NewFolders::make(folder_of(folder)).map_err(WriteError::io(folder))?;
                 scratch::remove(folder_of(folder));
                 staging.new_folder = Some(temporary_folder(folder)?);
@@ -187,6 +198,7 @@ impl Staging {
     }
 
     fn check_target(&self, path: &Path) -> Result<(), WriteError> {
+        check_no_link(path)?;
         match fs::symlink_metadata(path) {
             Ok(found) if !found.is_file() => {
                 Err(WriteError::WrongKind { path: path.into(), expected: "a regular file" })
@@ -275,6 +287,14 @@ impl Staging {
         }
         sync_folder(&self.folder).map_err(WriteError::io(&self.folder))
     }
+}
+
+/// Refuses a symbolic link, which a rename would replace and not follow.
+fn check_no_link(path: &Path) -> Result<(), WriteError> {
+    let Ok(target) = fs::read_link(path) else { return Ok(()) };
+    let target = folder_of(path).join(target);
+    let target = target.strip_prefix(".").map(Path::to_path_buf).unwrap_or(target);
+    Err(WriteError::Link { path: path.into(), is_dangling: !path.exists(), target })
 }
 
 /// Gives a file, which will be known as `target`, the name `place`.

@@ -271,7 +271,7 @@ pub fn verify_watched(
 
 impl Files {
     fn open(path: &Path, family: &str, model: &Model) -> Result<Self, VerifyError> {
-        if !path.exists() {
+        if matches!(path.try_exists(), Ok(false)) {
             return Err(VerifyError::MissingGraph { path: path.into() });
         }
         if path.is_file() && matches!(model, Model::EncoderDecoder(_)) {
@@ -310,7 +310,7 @@ fn graph_in(folder: &Path, stem: &str, family: &str) -> Result<PathBuf, VerifyEr
 }
 
 fn open_graph(path: PathBuf, family: &str) -> Result<OnnxFile, VerifyError> {
-    if !path.exists() {
+    if matches!(path.try_exists(), Ok(false)) {
         return Err(VerifyError::MissingGraph { path });
     }
     let file = read_model(&path)?;

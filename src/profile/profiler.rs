@@ -51,7 +51,7 @@ impl Profiler {
             _ if encoder.exists() || decoder.exists() => vec![encoder, decoder],
             _ => vec![model],
         };
-        if let Some(path) = paths.iter().find(|path| !path.exists()) {
+        if let Some(path) = paths.iter().find(|path| matches!(path.try_exists(), Ok(false))) {
             return Err(ProfileError::Missing { path: path.clone() });
         }
         let graphs: Result<Vec<_>, _> = paths.iter().map(|path| Graph::load(&read_model(path)?, backend)).collect();

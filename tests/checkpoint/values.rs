@@ -1,6 +1,6 @@
 //! Values: exact, finite, read from an unchanged file.
 
-use std::{fs, io, time::Duration};
+use std::{fs, io, ops::ControlFlow, time::Duration};
 
 use moa_export::checkpoint::{Checkpoint, Dtype, ErrorKind};
 use moa_graphs::{FloatType, Rounding, Runs, TensorDirectory, Weight, WeightError};
@@ -219,7 +219,7 @@ fn a_file_that_changes_is_refused() {
         let error = weight.to_f32().unwrap_err();
         assert_eq!(ErrorKind::from(&error), ErrorKind::Io);
         assert!(error.to_string().contains("changed while it was read"), "{error}");
-        let error = weight.read_bytes(&mut |_| {}).unwrap_err();
+        let error = weight.read_bytes(&mut |_| ControlFlow::Continue(())).unwrap_err();
         assert!(error.to_string().contains("changed while it was read"), "{error}");
     }
 }
@@ -308,5 +308,20 @@ fn what_a_type_does_not_hold_is_named_wherever_reading_begins() {
             Err(WeightError::NonFinite { count: 2, first: 3500, .. }) => {}
             other => panic!("{other:?}"),
         }
+    }
+}
+
+/// Blocks of a file hold a mebibyte.
+#[test]
+fn nothing_is_read_behind_a_break() {
+    let (weight, _folder) = tensor("F32", "[1048576]", &[0; 4 << 20]);
+    for most in 1..=5 {
+        let mut blocks = 0;
+        let mut take = |_: &[u8]| {
+            blocks += 1;
+            if blocks == most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        weight.read_bytes(&mut take).unwrap();
+        assert_eq!(blocks, most.min(4));
     }
 }

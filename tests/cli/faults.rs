@@ -101,14 +101,38 @@ fn readers_may_leave() {
     assert_eq!(status.code(), Some(5), "stderr closed");
 }
 
+/// Each prints something.
+const PRINTING: [&str; 14] = [
+    "ops",
+    "ops --json",
+    "plan",
+    "plan --gpu h100 --json",
+    "inspect ck",
+    "inspect --table 3",
+    "inspect --preset list",
+    "ck -o a.onnx --force",
+    "ck -o b.onnx --json --force",
+    "prepare m.onnx -o x.onnx --force",
+    "--help",
+    "--version",
+    "verify -h",
+    "help",
+];
+
 #[test]
 fn results_that_cannot_be_printed_are_an_error() {
     let scene = Scene::with(&Model::layer());
-    for line in ["ops", "ops --json", "ck -o a.onnx", "ck -o b.onnx --json", "--help", "--version", "verify -h", "help"]
-    {
+    scene.accepts("ck -o m.onnx");
+    for line in PRINTING {
         let mut command = scene.command(line);
         command.stdout(File::options().write(true).open("/dev/full").unwrap());
         Outcome::of(command).assert_refused(line, 5, &["stdout", "o space left"]);
+        for closing in ["exec >&-", "exec <&- >&-"] {
+            let outcome = Outcome::of(scene.command_after(closing, line));
+            outcome.assert_refused(&format!("{line} after {closing}"), 5, &["stdout", "Bad file descriptor"]);
+        }
+        let unread = Outcome::of(scene.command_after("exec > /dev/null", line));
+        assert_eq!((unread.code, unread.stderr.as_str()), (Some(0), ""), "{line} > /dev/null");
     }
 }
 
@@ -131,6 +155,34 @@ fn without_privileges(scene: &Scene, line: &str) -> Option<Outcome> {
         return None;
     }
     Some(Outcome::of(command))
+}
+
+/// Folders of exports that must not be entered, listed or both are not said to be empty or missing.
+#[test]
+fn exports_that_cannot_be_entered_are_said_to_be_closed() {
+    let scene = Scene::with_fixture("nmt");
+    scene.accepts("ck -o closed/out");
+    for (folder, rights) in [("closed/out", 0o000), ("closed/out", 0o400), ("closed", 0o000)] {
+        let lines = [
+            "generate closed/out --input text",
+            "generate closed/out --input text --max-new 3",
+            "verify closed/out --checkpoint ck",
+            "bench closed/out",
+            "profile closed/out --inputs lines.txt",
+            "build closed/out -o plans",
+            "inspect closed/out",
+            "run closed/out/encoder_model.onnx --inputs i --outputs o",
+            "verify closed/out/encoder_model.onnx --checkpoint ck",
+            "bench closed/out/encoder_model.onnx",
+        ];
+        fs::set_permissions(scene.path(folder), Permissions::from_mode(rights)).unwrap();
+        let outcomes = lines.map(|line| (line, without_privileges(&scene, line)));
+        fs::set_permissions(scene.path(folder), Permissions::from_mode(0o755)).unwrap();
+        for (line, outcome) in outcomes.iter().filter_map(|(line, outcome)| Some((line, outcome.as_ref()?))) {
+            outcome.assert_refused(&format!("{line}, {rights:o}"), 5, &["closed/out", "Permission denied"]);
+            assert!(!outcome.stderr.contains("no checkpoint"), "{line}: {}", outcome.stderr);
+        }
+    }
 }
 
 /// What cannot be looked at is not said to hold nothing; a path can be too long for what lies in a folder alone.

@@ -92,6 +92,15 @@ fn a_length_that_counts_nothing_is_refused() {
         let parts = ["--target-seq counts nothing here", "help: give --seq alone"];
         scene.refuses(&format!("inspect {line} --target-seq 7"), 2, &parts);
     }
+    for line in ["ck", "layer.onnx", "nmt", "out", "out/encoder_model.onnx", "out/decoder_model.onnx"] {
+        scene.accepts(&format!("inspect {line} --seq 7"));
+    }
+    scene.refuses("inspect standard --seq 7", 2, &["--seq counts nothing here", "help: leave out --seq"]);
+    for option in ["--seq 7", "--target-seq 7", "--vocab 7"] {
+        let flag = option.split(' ').next().unwrap_or_default();
+        let part = format!("{flag} counts nothing here: --preset list names");
+        scene.refuses(&format!("inspect --preset list {option}"), 2, &[&part, "--preset NAME"]);
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::{PipeReader, Read, Write},
     process::{Child, Command, Stdio},
     thread,
     time::Duration,
@@ -106,4 +107,96 @@ fn what_a_killed_command_leaves_goes_with_the_next_one() {
     for (path, _) in scene.snapshot().iter().filter(|(path, _)| !before.contains_key(*path)) {
         assert!(path.starts_with("tmp"), "{}", path.display());
     }
+}
+
+/// A program whose stdout takes nothing until [`Blocked::drained`] is called.
+struct Blocked {
+    child: Child,
+    reader: PipeReader,
+}
+
+impl Blocked {
+    fn spawn(command: &Command) -> Self {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        // As much as a pipe of Linux holds, where nobody has changed that.
+        writer.write_all(&[b'#'; 1 << 16]).unwrap();
+        let mut command = hearing_signals(command);
+        let child = command.stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+        Self { child, reader }
+    }
+
+    fn until(&mut self, is_there: impl Fn() -> bool) {
+        while !is_there() {
+            assert_eq!(self.child.try_wait().unwrap(), None, "the command ended by itself");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn interrupt(&self) {
+        assert!(Command::new("kill").args(["-INT", &self.child.id().to_string()]).status().unwrap().success());
+    }
+
+    /// Where the program does not end within `wait`, its output is read to the end.
+    fn drained(mut self, wait: Duration) -> Outcome {
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < wait && self.child.try_wait().unwrap().is_none() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let mut reader = self.reader;
+        let read = thread::spawn(move || {
+            let mut stdout = String::new();
+            reader.read_to_string(&mut stdout).unwrap();
+            stdout.trim_start_matches('#').to_owned()
+        });
+        let outcome = Outcome::from(self.child.wait_with_output().unwrap());
+        Outcome { stdout: read.join().unwrap(), ..outcome }
+    }
+}
+
+/// Longer than the program takes to hear a signal.
+const HEARD: Duration = Duration::from_millis(300);
+
+#[test]
+fn an_interrupt_behind_the_last_file_comes_too_late() {
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o m.onnx");
+    for (line, file) in [
+        ("prepare m.onnx -o x.onnx", "x.onnx"),
+        ("ck -o y.onnx", "y.onnx"),
+        ("ck -o new/deep", "new/deep/model.onnx"),
+        ("baseline transformer-base --layers 1 --vocab 8 -o base", "base/decoder_model.onnx"),
+    ] {
+        let mut blocked = Blocked::spawn(&scene.command(line));
+        blocked.until(|| scene.path(file).exists());
+        blocked.interrupt();
+        let outcome = blocked.drained(HEARD);
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{line}");
+        assert!(outcome.stdout.starts_with("wrote ") && outcome.stdout.contains(file), "{line}: {}", outcome.stdout);
+    }
+}
+
+/// Nobody reads what it prints.
+#[test]
+fn a_second_interrupt_ends_a_command_that_cannot_print() {
+    let scene = Scene::with_fixture("mlm");
+    let mut blocked = Blocked::spawn(&scene.command("ck -o y.onnx"));
+    blocked.until(|| scene.path("y.onnx").exists());
+    blocked.interrupt();
+    thread::sleep(HEARD);
+    blocked.interrupt();
+    let outcome = blocked.drained(Duration::from_secs(20));
+    outcome.assert_refused("ck -o y.onnx", 130, &["interrupted after its files were written"]);
+    assert!(scene.path("y.onnx").exists());
+}
+
+#[test]
+fn an_export_that_is_interrupted_while_it_is_verified_says_so() {
+    require_runtime();
+    let scene = Scene::with_fixture("mlm");
+    let mut blocked = Blocked::spawn(&scene.command("ck -o y.onnx --verify"));
+    blocked.until(|| scene.path("y.onnx").exists());
+    blocked.interrupt();
+    let outcome = blocked.drained(Duration::from_secs(20));
+    outcome.assert_refused("ck -o y.onnx --verify", 130, &["interrupted: y.onnx is written, and not verified"]);
+    assert_eq!(scene.names("."), ["ck", "y.onnx"]);
 }

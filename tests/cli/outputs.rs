@@ -125,6 +125,43 @@ fn an_export_never_replaces_what_it_is_made_from() {
     layer.refuses("ck/m.onnx --config ck/n.onnx -o ck/n.onnx --force", 2, &["ck/n.onnx is read by this export"]);
 }
 
+/// Under `--force` too.
+#[test]
+fn no_result_replaces_what_is_read_beside_a_file() {
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o out/m.onnx --external-data always");
+    for name in ["out/dict.txt", "out/generation.json", "in.safetensors"] {
+        scene.write(name, "mine");
+    }
+    fs::copy(scene.path("ck/model.safetensors"), scene.path("out/c.safetensors")).unwrap();
+    fs::copy(scene.path("ck/config.json"), scene.path("out/config.json")).unwrap();
+    let (run, sizes) = ("run out/m.onnx --inputs in.safetensors --outputs", "--dim batch=1 --dim sequence=1");
+    for (line, output) in [
+        (run, "out/m.onnx.data"),
+        (run, "./out/../out/m.onnx.data"),
+        ("bench out/m.onnx --json", "out/m.onnx.data"),
+        ("bench out/m.onnx --checkpoint out/c.safetensors --csv", "out/config.json"),
+        ("verify out/m.onnx --checkpoint ck --report", "out/m.onnx.data"),
+        ("verify out/m.onnx --checkpoint out/c.safetensors --json", "out/config.json"),
+        ("profile out/m.onnx --inputs in.safetensors --report", "out/dict.txt"),
+        ("profile out/m.onnx --inputs in.safetensors --report", "out/generation.json"),
+        (&format!("build out/m.onnx {sizes} -o"), "out/m.onnx.data"),
+        (&format!("build out/m.onnx {sizes} -o out/m.plan --timing-cache"), "out/m.onnx"),
+        (&format!("build out/m.onnx {sizes} -o out/m.plan --timing-cache"), "out/m.onnx.data"),
+        ("baseline --config base.onnx -o", "base.onnx"),
+        ("baseline --config base/model.onnx.data -o", "base"),
+    ] {
+        if line.starts_with("baseline") {
+            fs::create_dir_all(scene.path("base")).unwrap();
+            fs::copy(scene.path("ck/config.json"), scene.path("base.onnx")).unwrap();
+            fs::copy(scene.path("ck/config.json"), scene.path("base/model.onnx.data")).unwrap();
+        }
+        scene.refuses(&format!("{line} {output} --force"), 2, &["is read by this command", "help: "]);
+    }
+    let parts = ["m.plan is named twice", "help: "];
+    scene.refuses(&format!("build out/m.onnx {sizes} -o out/m.plan --timing-cache out/m.plan"), 2, &parts);
+}
+
 #[test]
 fn existing_data_files_are_not_replaced_either() {
     let scene = Scene::with(&Model::layer());
@@ -145,15 +182,23 @@ fn places_that_are_no_place_are_refused() {
     symlink("elsewhere.onnx", scene.path("dangling.onnx")).unwrap();
     symlink("file", scene.path("link.onnx")).unwrap();
     symlink("nowhere", scene.path("dangling")).unwrap();
+    symlink("../nowhere", scene.path("real/link.onnx")).unwrap();
     let long = format!("ck -o {}.onnx", "x".repeat(300));
-    let cases: [(&str, u8, &[&str]); 14] = [
+    let cases: [(&str, u8, &[&str]); 17] = [
         ("ck -o taken", 2, &["taken/model.onnx", "regular file"]),
         ("ck -o taken --force", 2, &["taken/model.onnx", "regular file"]),
-        ("ck -o link.onnx", 2, &["link.onnx", "regular file"]),
-        ("ck -o link.onnx --force", 2, &["link.onnx", "regular file"]),
-        ("ck -o dangling.onnx --force", 2, &["dangling.onnx", "regular file"]),
-        ("ck -o dangling", 5, &["dangling"]),
-        ("ck -o dangling/m.onnx", 5, &["dangling"]),
+        ("ck -o link.onnx", 2, &["link.onnx is a link to file\n", "write to file itself, or remove the link"]),
+        ("ck -o link.onnx --force", 2, &["link.onnx is a link to file\n"]),
+        (
+            "ck -o dangling.onnx",
+            2,
+            &["dangling.onnx is a link to elsewhere.onnx, where nothing is\n", "remove the link"],
+        ),
+        ("ck -o dangling.onnx --force", 2, &["dangling.onnx is a link to elsewhere.onnx, where nothing is\n"]),
+        ("ck -o real/link.onnx", 2, &["real/link.onnx is a link to real/../nowhere, where nothing is\n"]),
+        ("ck -o dangling", 2, &["dangling is a link to nowhere, where nothing is\n", "write to nowhere itself"]),
+        ("ck -o dangling/m.onnx", 2, &["dangling is a link to nowhere, where nothing is\n"]),
+        ("ck -o dangling/new/m.onnx", 2, &["dangling is a link to nowhere, where nothing is\n"]),
         ("ck -o file", 2, &["file is not a folder"]),
         ("ck -o file/m.onnx", 2, &["file is not a folder"]),
         ("ck -o file/new/m.onnx", 5, &["file/new cannot be written"]),

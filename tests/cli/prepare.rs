@@ -102,6 +102,11 @@ fn sizes_of_open_dimensions_make_the_shapes_of_an_engine() {
     scene.accepts("ck -o out");
     let line = "prepare out/decoder_model.onnx -o d.onnx --dim batch=1:4:8 --dim source=2:3:5 --dim sequence=1:1:6";
     scene.refuses(line, 2, &["no size is given to past_sequence", "add --dim past_sequence=0:OPT:MAX"]);
+    for zero in ["batch=0", "batch=0:1:8"] {
+        let line = format!("prepare out/encoder_model.onnx -o e.onnx --dim {zero} --dim source=1:1:6");
+        scene.refuses(&line, 2, &["a size of 0 is given to the dimension `batch`", "--dim batch=1:OPT:MAX"]);
+        scene.refuses(&line.replace("prepare", "build").replace("e.onnx", "e.plan"), 2, &["a size of 0", "`batch`"]);
+    }
     scene.refuses(&format!("{line} --dim length=1:1:1"), 2, &["`length`, which no input has", "batch, sequence"]);
     scene.refuses(&format!("{line} --dim past_sequence=9:7:8"), 2, &["MIN may not exceed OPT"]);
     scene.refuses(&format!("{line} --dim past_sequence=9:9"), 2, &["expected NAME=MIN:OPT:MAX"]);
@@ -176,6 +181,14 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
         ("ck/config.json -o x.onnx", 3, "config.json"),
     ] {
         scene.refuses(&format!("prepare {line}"), code, &[parts]);
+    }
+    for (line, help) in [
+        ("model.onnx --tensorrt 8.5", "which releases of TensorRT serve which GPU; choose one"),
+        ("model.onnx --gpu v100 --tensorrt 10.5", "which releases of TensorRT serve which GPU; choose one"),
+        ("half.onnx --tensorrt 8.6", "export with another --dtype"),
+        ("half.onnx --gpu v100", "export with another --dtype"),
+    ] {
+        scene.refuses(&format!("prepare {line} -o x.onnx"), 4, &[help]);
     }
     let printed = scene.accepts("prepare fp16.onnx -o x.onnx --gpu v100 --tensorrt 8.6");
     assert!(printed.contains(", fp16\n") && printed.contains(" --fp16 --minShapes=… "), "{printed}");

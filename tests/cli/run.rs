@@ -339,9 +339,9 @@ fn existing_outputs_are_kept() {
     assert_eq!(outputs(&scene, "ort").len(), 1);
     symlink("ck", scene.path("link.safetensors")).unwrap();
     fs::create_dir(scene.path("folder.safetensors")).unwrap();
-    for name in ["link", "folder"] {
+    for (name, is) in [("link", "is a link to ck"), ("folder", "is not a regular file")] {
         let line = format!("run m.onnx --inputs inputs.safetensors --outputs {name}.safetensors --force");
-        scene.refuses(&line, 2, &[&format!("{name}.safetensors is not a regular file")]);
+        scene.refuses(&line, 2, &[&format!("{name}.safetensors {is}")]);
     }
     scene.accepts("run m.onnx --inputs inputs.safetensors --outputs new/newer/o.safetensors");
     assert_eq!(scene.names("new/newer"), ["o.safetensors"]);

@@ -119,6 +119,29 @@ fn more_threads_than_a_machine_can_serve_are_refused() {
     }
 }
 
+/// What takes an option is often typed without it, and a command of another program first.
+#[test]
+fn words_in_the_wrong_place_are_told_their_option() {
+    let scene = Scene::with(&Model::layer());
+    for (line, part) in [
+        ("generate out nine", "help: the input is given with --input"),
+        ("generate out --input nine hundred", "takes quotes: --input 'two words'"),
+        ("verify m.onnx ck", "help: the checkpoint is given with --checkpoint"),
+        ("run m.onnx i.safetensors", "help: inputs are given with --inputs"),
+        ("profile m.onnx i.safetensors", "help: inputs are given with --inputs"),
+        ("plan h100", "help: the GPU is given with --gpu"),
+        ("prepare m.onnx x.onnx", "help: the output is given with -o"),
+        ("build m.onnx m.plan", "help: the output is given with -o"),
+        ("baseline moa-base out", "help: the output is given with -o"),
+        ("inspect ck m.onnx", "help: run `moa-export inspect --help`"),
+        ("verify m.onnx --checkpont ck", "help: a similar argument exists"),
+        ("convert ck out", "there is neither a command nor a checkpoint called \"convert\""),
+        ("ck out", "'out' follows the checkpoint"),
+    ] {
+        scene.refuses(line, 2, &[part]);
+    }
+}
+
 #[test]
 fn mistyped_commands_are_guessed() {
     let scene = Scene::new();
@@ -181,4 +204,35 @@ fn checkpoints_that_are_not_there() {
         scene.refuses(line, 5, &["check the path"]);
     }
     scene.refuses("/dev/null -o out", 5, &["/dev/null: ", "a regular file"]);
+}
+
+/// Each is of no use where it is given.
+#[test]
+fn options_that_would_be_ignored_are_refused() {
+    let scene = Scene::with(&Model::layer());
+    scene.accepts("ck -o m.onnx");
+    scene.accepts("ck -o half.onnx --dtype fp16");
+    scene.write("i.safetensors", "");
+    let run = "run m.onnx --inputs i.safetensors --outputs o.safetensors";
+    let profile = "profile m.onnx --inputs i.safetensors";
+    for (line, part) in [
+        (format!("{run} --backend tract --library l.so"), "--library is for the backend ort"),
+        (format!("{run} --backend ort-function --library l.so"), "--library is for the backend ort"),
+        (format!("{run} --backend tract --threads 1"), "--threads is for ONNX Runtime"),
+        ("verify m.onnx --checkpoint ck --backends tract --threads 1".into(), "--threads is for ONNX Runtime"),
+        ("verify m.onnx --checkpoint ck --backends tract --library l.so".into(), "--library is for the backend ort"),
+        ("bench m.onnx --backends ort-function --library l.so".into(), "--library is for the backend ort"),
+        ("bench m.onnx --threshold 3".into(), "--compare"),
+        ("bench m.onnx --dim sequence=4 --seq 4".into(), "--seq gives the sizes of the axis sequence"),
+        (format!("{profile} --backend tract --threads 1"), "--threads is for ONNX Runtime"),
+        (format!("{profile} --top 3"), "--top changes the tokens that are listed"),
+        (format!("{profile} --min-count 3"), "--min-count changes the tokens that are listed"),
+        ("build half.onnx -o m.plan --dim batch=1 --dim sequence=1 --tf32".into(), "--tf32 is for models of fp32"),
+        ("generate ck --input text --backend ort-function --library l.so".into(), "--library is for the backend ort"),
+        ("generate ck --input text --buffer 3".into(), "--buffer is for --input -"),
+        ("generate ck --input - --buffer 0".into(), "'--buffer <N>': it must be a whole number from 1"),
+        ("generate ck --input - --buffer 2 --whole-input".into(), "cannot be used with"),
+    ] {
+        scene.refuses(&line, 2, &[part, "help: "]);
+    }
 }

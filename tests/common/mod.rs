@@ -8,7 +8,7 @@ pub(crate) mod golden;
 
 pub(crate) use data::data;
 
-use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
+use std::{collections::BTreeMap, fs, ops::ControlFlow, path::Path, sync::Arc};
 
 use moa_export::tensor::{NamedTensors, Tensor, TensorData};
 use moa_graphs::{
@@ -140,8 +140,8 @@ impl TensorSource for Values {
         self.0.len() as u64 * 4
     }
 
-    fn read_bytes(&self, sink: &mut dyn FnMut(&[u8])) -> Result<(), WeightError> {
-        self.0.iter().for_each(|value| sink(&value.to_le_bytes()));
+    fn read_bytes(&self, sink: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> Result<(), WeightError> {
+        let _until_it_breaks = self.0.iter().try_for_each(|value| sink(&value.to_le_bytes()));
         Ok(())
     }
 }

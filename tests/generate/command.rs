@@ -2,9 +2,12 @@
 
 use std::{
     fs,
-    io::Write,
+    io::{BufRead, BufReader, Write},
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::{Child, ChildStdin, Command, Output, Stdio},
+    sync::mpsc::{self, Receiver},
+    thread,
+    time::Duration,
 };
 
 use moa_graphs::Form;
@@ -234,23 +237,158 @@ fn a_translation_ends_where_nobody_reads_it() {
     assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""));
 }
 
+/// A program whose lines are answered while it waits for more.
+struct Conversation {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+}
+
+impl Conversation {
+    fn with(folder: &Path, arguments: &[&str]) -> Self {
+        let mut command = program();
+        command.arg("generate").arg(folder).args(["--input", "-", "--threads", "1"]).args(arguments);
+        let mut command = hearing_signals(&command);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        Self { stdin: child.stdin.take(), child, lines }
+    }
+
+    fn say(&mut self, text: &str) {
+        self.stdin.as_mut().unwrap().write_all(text.as_bytes()).unwrap();
+    }
+
+    /// The next line, which does not come where the program waits for the end of its input.
+    fn answer(&self) -> String {
+        self.lines.recv_timeout(Duration::from_secs(120)).expect("no answer")
+    }
+
+    fn end(mut self) -> (i32, String) {
+        drop(self.stdin.take());
+        let output = self.child.wait_with_output().unwrap();
+        assert_eq!(self.lines.iter().next(), None);
+        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+    }
+}
+
+#[test]
+fn lines_of_a_pipe_are_answered_as_they_come() {
+    let folder = exported(Form::Function);
+    let mut conversation = Conversation::with(&out(&folder), &["--json"]);
+    for (number, line, expected) in [(1, "nine hundred", "neunhundert"), (2, "twelve", "zwölf")] {
+        conversation.say(&format!("{line}\n"));
+        let value: Value = serde_json::from_str(&conversation.answer()).unwrap();
+        assert_eq!((&value["line"], &value["source"]), (&number.into(), &line.into()));
+        assert_eq!(value["translations"][0]["text"], expected);
+    }
+    conversation.say("\nzero");
+    drop(conversation.stdin.take());
+    let blank: Value = serde_json::from_str(&conversation.answer()).unwrap();
+    assert_eq!((&blank["line"], &blank["translations"]), (&3.into(), &serde_json::json!([])));
+    let last: Value = serde_json::from_str(&conversation.answer()).unwrap();
+    assert_eq!((&last["line"], &last["source"]), (&4.into(), &"zero".into()));
+    assert_eq!(conversation.end(), (0, String::new()));
+    for together in ["--buffer", "--batch"] {
+        let mut conversation = Conversation::with(&out(&folder), &[together, "2"]);
+        conversation.say("twelve\nzero\n");
+        assert_eq!([conversation.answer(), conversation.answer()], ["zwölf", "null"], "{together}");
+        conversation.say("nine hundred");
+        drop(conversation.stdin.take());
+        assert_eq!(conversation.answer(), "neunhundert", "{together}");
+        assert_eq!(conversation.end(), (0, String::new()), "{together}");
+    }
+}
+
+#[test]
+fn a_bad_line_of_a_pipe_is_told_with_its_number() {
+    let folder = exported(Form::Function);
+    let long = "two ".repeat(2000);
+    for (bad, part) in [("a\0b", "stdin, line 2: a zero byte"), (long.as_str(), "stdin, line 2: 2001 tokens")] {
+        let mut conversation = Conversation::with(&out(&folder), &[]);
+        conversation.say("twelve\n");
+        assert_eq!(conversation.answer(), "zwölf");
+        conversation.say(&format!("{bad}\n"));
+        let (code, message) = conversation.end();
+        assert!(code == 3 && message.contains(part), "{message}");
+    }
+    let output = generate(&out(&folder), &["--input", "-", "--nbest", "9"]);
+    assert_eq!(failure(&output).0, 2, "options are refused before anything is read");
+}
+
+#[test]
+fn lines_that_are_too_long_are_refused_or_left_out() {
+    let folder = exported(Form::Function);
+    let file = folder.path().join("lines.txt");
+    let long = "two ".repeat(2000);
+    fs::write(&file, format!("twelve\n{long}\nzero\n{long}\n")).unwrap();
+    let input = ["--input", file.to_str().unwrap()];
+    let (code, message) = failure(&generate(&out(&folder), &input));
+    assert!(code == 3 && message.contains(", line 2: 2001 tokens") && message.contains("--skip-long"), "{message}");
+    let output = generate(&out(&folder), &[&input[..], &["--skip-long"]].concat());
+    let notes = String::from_utf8(output.stderr.clone()).unwrap();
+    let note = |line| {
+        let place = file.display();
+        format!("note: {place}, line {line}: 2001 tokens with the end; the model has positions for 1024: left out\n")
+    };
+    assert_eq!(notes, note(2) + &note(4));
+    assert_eq!(text(&output), "zwölf\n\nnull\n\n");
+    let json = text(&generate(&out(&folder), &[&input[..], &["--skip-long", "--json"]].concat()));
+    let second: Value = serde_json::from_str(json.lines().nth(1).unwrap()).unwrap();
+    assert_eq!((&second["source"], &second["translations"]), (&long.as_str().into(), &serde_json::json!([])));
+}
+
+#[test]
+fn a_stdout_that_was_closed_is_an_error() {
+    let folder = exported(Form::Function);
+    let place = out(&folder);
+    for redirection in [">&-", "> /dev/full"] {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("exec \"$0\" \"$@\" {redirection}"), env!("CARGO_BIN_EXE_moa-export")]);
+        let output = shell.arg("generate").arg(&place).args(["--threads", "1", "--input", "twelve"]).output().unwrap();
+        let (code, message) = failure(&output);
+        assert!(code == 5 && message.starts_with("error[MOA-E0501]: stdout: "), "{redirection}: {message}");
+    }
+}
+
+#[cfg(unix)]
+fn interrupt(child: &Child) {
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+}
+
 #[cfg(unix)]
 #[test]
 fn an_interrupt_ends_cleanly() {
     let folder = exported(Form::Function);
-    let mut generate = program();
-    generate.arg("generate").arg(out(&folder)).args(["--input", "-", "--batch", "1", "--threads", "1"]);
-    let mut generate = hearing_signals(&generate);
-    let mut child = generate.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let file = folder.path().join("lines.txt");
     let lines = "nine hundred ninety-nine thousand nine hundred ninety-nine\n".repeat(200_000);
-    child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    fs::write(&file, lines).unwrap();
+    let mut generate = program();
+    generate.arg("generate").arg(out(&folder)).args(["--batch", "1", "--threads", "1", "--input"]).arg(&file);
+    let mut generate = hearing_signals(&generate);
+    let mut child = generate.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut first = [0; 1];
     std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut first).unwrap();
-    let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(interrupted.success());
+    interrupt(&child);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));
     let message = String::from_utf8(output.stderr).unwrap();
     assert!(message.contains("interrupted after ") && message.contains(" of 200000 lines"), "{message}");
     assert_eq!(output.stdout.last(), Some(&b'\n'), "only whole lines were printed");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_does_not_wait_for_a_line() {
+    let folder = exported(Form::Function);
+    let mut conversation = Conversation::with(&out(&folder), &[]);
+    conversation.say("twelve\n");
+    assert_eq!(conversation.answer(), "zwölf");
+    interrupt(&conversation.child);
+    let output = conversation.child.wait_with_output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(130) && message.contains(": interrupted"), "{message}");
+    assert_eq!(message.lines().count(), 1, "{message}");
+    drop(conversation.stdin);
 }

@@ -255,7 +255,7 @@ fn batches_are_handed_over_when_they_are_done() {
         sizes.push(batch.len());
         all.extend(batch);
     };
-    generator.generate_batches(&prompts, &GREEDY, &mut |_| seen += 1, &mut take).unwrap();
+    generator.generate_batches(&prompts, 0, &GREEDY, &mut |_| seen += 1, &mut take).unwrap();
     assert_eq!((sizes, seen), (vec![2, 2, 1], 5 * GREEDY.max_new));
     assert_eq!(all, generator.generate(&prompts, &GREEDY).unwrap());
 }
@@ -425,6 +425,31 @@ fn the_command_refuses_what_it_cannot_do() {
     ] {
         let (code, message) = refused(&folder, &["--input", input, flag, "9"]);
         assert_eq!((code, message.contains(instead)), (2, true), "{message}");
+    }
+}
+
+/// Tokens are drawn by the number of a prompt, whether prompts come one by one or in a file.
+#[test]
+fn prompts_of_a_pipe_are_continued_as_those_of_a_file() {
+    let folder = exported("jetmoe/bf16", Form::Function, false);
+    let options = ["--token-ids", "--ignore-eos", "--max-new", "4", "--temperature", "1", "--seed", "3"];
+    let prompts = "5 6\n5 6\n\n7\n";
+    for json in [&[][..], &["--json"]] {
+        let arguments = [&options[..], json].concat();
+        let expected =
+            stdout(command(&out(&folder), &[&["--input", prompts, "--batch", "1"], &arguments[..]].concat()));
+        let mut piped = Command::new(env!("CARGO_BIN_EXE_moa-export"));
+        piped.arg("generate").arg(out(&folder)).args(["--threads", "1", "--input", "-"]).args(&arguments);
+        let mut child = piped.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(prompts.as_bytes()).unwrap();
+        assert_eq!(stdout(child.wait_with_output().unwrap()), expected);
+        let lines: Vec<_> = expected.lines().collect();
+        assert!(lines.len() == 4 && lines[0] != lines[1], "{expected}");
+    }
+    for (flag, value) in [("--top-k", "3"), ("--top-p", "0.5"), ("--seed", "1")] {
+        let (code, message) =
+            refused(&out(&folder), &["--input", "5", "--token-ids", "--temperature", "0", flag, value]);
+        assert!(code == 2 && message.contains(&format!("{flag} is for tokens that are drawn")), "{message}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! The zip archive: its directory, its headers, its layout.
 
-use std::{collections::BTreeSet, fs, io};
+use std::{collections::BTreeSet, fs, io, ops::ControlFlow};
 
 use moa_export::checkpoint::{Checkpoint, ErrorKind};
 use moa_graphs::{TensorDirectory, WeightError};
@@ -163,7 +163,7 @@ fn wrong_checksum_is_refused() {
     assert_malformed(&zip.bytes(), &["\"checkpoint/data.pkl\" has another checksum"]);
     let (checkpoint, _folder) = opened(&changed(|member| member.crc = Some(1)));
     let weight = checkpoint.tensor("x").unwrap();
-    for error in [weight.to_f32().unwrap_err(), weight.read_bytes(&mut |_| {}).unwrap_err()] {
+    for error in [weight.to_f32().unwrap_err(), weight.read_bytes(&mut |_| ControlFlow::Continue(())).unwrap_err()] {
         assert!(error.to_string().contains("\"checkpoint/data/0\" has another checksum"), "{error}");
         assert_eq!(ErrorKind::from(&error), ErrorKind::Malformed);
     }

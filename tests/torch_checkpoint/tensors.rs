@@ -1,8 +1,10 @@
 //! Tensors: element types, strides, shared storages.
 
+use std::ops::ControlFlow;
+
 use half::{bf16, f16};
 use moa_export::checkpoint::{Dtype, ErrorKind};
-use moa_graphs::{FloatType, Runs, TensorDirectory};
+use moa_graphs::{FloatType, Runs, TensorDirectory, Weight};
 
 use super::{
     assert_refused, f32s, file_of, keys, opened, root,
@@ -19,6 +21,16 @@ fn bytes<const WIDTH: usize>(values: &[f64], convert: impl Fn(f64) -> [u8; WIDTH
     values.iter().flat_map(|value| convert(*value)).collect()
 }
 
+fn stored_bytes(weight: &Weight) -> Vec<u8> {
+    let mut stored = Vec::new();
+    let mut take = |block: &[u8]| {
+        stored.extend_from_slice(block);
+        ControlFlow::Continue(())
+    };
+    weight.read_bytes(&mut take).unwrap();
+    stored
+}
+
 #[test]
 fn every_weight_type_is_exact() {
     let values = [1.5, -2.0, 0.0, 0.25];
@@ -33,8 +45,7 @@ fn every_weight_type_is_exact() {
         let weight = checkpoint.tensor("x").unwrap();
         assert_eq!((checkpoint.dtype("x"), weight.stored_type()), (Some(dtype), dtype.name()));
         assert_eq!(weight.to_f64().unwrap(), values);
-        let mut stored = Vec::<u8>::new();
-        weight.read_bytes(&mut |block| stored.extend(block)).unwrap();
+        let stored = stored_bytes(&weight);
         assert_eq!(stored, data);
     }
 }
@@ -109,8 +120,7 @@ fn strided_views_are_read_in_row_major_order() {
         let weight = checkpoint.tensor("x").unwrap();
         assert_eq!(weight.shape(), shape.iter().map(|size| *size as usize).collect::<Vec<_>>());
         assert_eq!(weight.to_f32().unwrap(), expected);
-        let mut stored = Vec::<u8>::new();
-        weight.read_bytes(&mut |block| stored.extend(block)).unwrap();
+        let stored = stored_bytes(&weight);
         assert_eq!(stored, f32s(expected));
         for start in 0..expected.len() {
             let runs = Runs { start, length: 1, count: (expected.len() - start).div_ceil(2), stride: 2 };

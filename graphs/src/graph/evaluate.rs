@@ -363,7 +363,7 @@ mod tests {
             self.0 as u64 * 4
         }
 
-        fn read_bytes(&self, _: &mut dyn FnMut(&[u8])) -> Result<(), WeightError> {
+        fn read_bytes(&self, _: &mut dyn FnMut(&[u8]) -> std::ops::ControlFlow<()>) -> Result<(), WeightError> {
             panic!("values are read by runs")
         }
     }

@@ -190,7 +190,9 @@ impl EngineError {
                  TENSORRT_ROOT=… cargo xtask tensorrt"
             }
             Self::Choice(ChoiceError::OtherDevice { .. }) => "build on a machine with that GPU, or give --gpu auto",
-            Self::Choice(_) => "`moa-export plan` shows what fits; export with another --dtype",
+            Self::Choice(ChoiceError::NoBf16 { .. }) => BFLOAT16,
+            Self::Choice(ChoiceError::Misfit { why, .. }) if why.is_of_dtype() => BFLOAT16,
+            Self::Choice(_) => "`moa-export plan` shows which releases of TensorRT serve which GPU; choose one of them",
             Self::Prepare(error) => error.help(),
             Self::Profile(ProfileError::Unnamed { .. }) => "give the model's dimensions names",
             Self::Profile(_) => "give --dim NAME=MIN:OPT:MAX for every dimension that the model leaves open",
@@ -208,6 +210,8 @@ impl EngineError {
         })
     }
 }
+
+const BFLOAT16: &str = "`moa-export plan` shows what fits; export with another --dtype";
 
 /// Stage of loading `libmoa_tensorrt`.
 pub(super) const LOAD_PLUGIN: &str = "load the plugin";

@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    ops::ControlFlow,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -33,25 +34,29 @@ impl Storage {
         Self { file, name, entry, verified: AtomicBool::new(false) }
     }
 
-    /// Gives the bytes of `pieces`, counted from the start of the storage, to `take`, block by block.
-    fn read(&self, pieces: Pieces, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+    /// Gives the bytes of `pieces`, counted from the start of the storage, to `take`, block by block, until it breaks.
+    fn read(&self, pieces: Pieces, take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> io::Result<()> {
         if (pieces.offset, pieces.bytes, pieces.count) == (0, self.entry.bytes, 1) {
             return self.read_whole(take);
         }
         if !self.verified.load(Ordering::Relaxed) {
-            self.read_whole(&mut |_| {})?;
+            self.read_whole(&mut |_| ControlFlow::Continue(()))?;
         }
         let pieces = Pieces { offset: self.entry.offset + pieces.offset, ..pieces };
         self.file.read_pieces(pieces, take).map_err(|error| error.into_io())
     }
 
-    fn read_whole(&self, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
-        let mut crc = Crc32::new();
+    fn read_whole(&self, take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> io::Result<()> {
+        let (mut crc, mut went_on) = (Crc32::new(), ControlFlow::Continue(()));
         let read = self.file.read_blocks(self.entry.offset, self.entry.bytes, |block| {
             crc.update(block);
-            take(block);
+            went_on = take(block);
+            went_on
         });
         read.map_err(|error| error.into_io())?;
+        if went_on.is_break() {
+            return Ok(());
+        }
         if crc.value() != self.entry.crc {
             return Err(io::Error::new(io::ErrorKind::InvalidData, wrong_checksum(&self.name)));
         }
@@ -95,10 +100,15 @@ impl View {
         self.layout.elements() * self.dtype.bits() / 8
     }
 
-    /// Gives the bytes of `pieces`, counted from the first value in row-major order, to `take`, block by block.
+    /// Gives the bytes of `pieces`, counted from the first value in row-major order, to `take`, block by block, until
+    /// it breaks.
     ///
     /// Of a view that is not contiguous, everything is read.
-    pub(in crate::checkpoint) fn read_pieces(&self, pieces: Pieces, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+    pub(in crate::checkpoint) fn read_pieces(
+        &self,
+        pieces: Pieces,
+        take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>,
+    ) -> io::Result<()> {
         let width = self.dtype.bits() / 8;
         let (first, count) = self.layout.span();
         let (offset, bytes) = (first * width, count * width);
@@ -107,21 +117,24 @@ impl View {
         }
         let mut span = Vec::new();
         span.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX)).map_err(io::Error::from)?;
-        self.storage.read(Pieces { offset, bytes, count: 1, stride: bytes }, &mut |block| span.extend(block))?;
+        self.storage.read(Pieces { offset, bytes, count: 1, stride: bytes }, &mut |block| {
+            span.extend(block);
+            ControlFlow::Continue(())
+        })?;
         let mut block = Vec::with_capacity(BLOCK);
-        let mut at = 0;
+        let (mut at, mut went_on) = (0, ControlFlow::Continue(()));
         self.layout.gather(&span, self.dtype, |element| {
-            if pieces.holds(at) {
+            if went_on.is_continue() && pieces.holds(at) {
                 block.extend(element);
                 if block.len() >= BLOCK {
-                    take(&block);
+                    went_on = take(&block);
                     block.clear();
                 }
             }
             at += width;
         });
-        if !block.is_empty() {
-            take(&block);
+        if went_on.is_continue() && !block.is_empty() {
+            let _last = take(&block);
         }
         Ok(())
     }

@@ -18,11 +18,11 @@ use super::{
     Failure,
     apart::keep_apart,
     args::BackendArgument,
-    interrupt::end_cleanly,
-    open_checkpoint, print_aside, print_result,
+    interrupt::Ending,
+    must_be_open, open_checkpoint, print_aside, print_result,
     progress::{BenchProgress, VerifyProgress},
-    report_file::ReportFile,
-    run::{BackendOptions, backends},
+    report_file::{ReportFile, commit_all},
+    run::{BackendOptions, backends, check_ort_options},
 };
 use crate::{
     backend::{self, Backend, OrtOptions, Ranges, Survey},
@@ -44,15 +44,18 @@ const DEFAULT_TIME: Duration = Duration::from_secs(10);
 
 pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     check_outputs(arguments)?;
+    arguments.models.iter().try_for_each(|model| must_be_open(model))?;
     let outputs = [&arguments.json, &arguments.csv, &arguments.report].into_iter().flatten();
-    end_cleanly(arguments.models.iter().chain(outputs).map(PathBuf::as_path))?;
+    let ending = Ending::at_once(arguments.models.iter().chain(outputs).map(PathBuf::as_path))?;
     let old = arguments.compare.as_deref().map(read_result).transpose()?;
     let outputs = Outputs::begin(arguments)?;
     let models = Model::open_all(&arguments.models)?;
+    keep_data(arguments, &models)?;
     let threads = arguments.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let named = !arguments.backends.is_empty();
     let chosen = if named { arguments.backends.as_slice() } else { &DEFAULT_BACKENDS };
     arguments.tensorrt.check(chosen)?;
+    check_ort_options(chosen, arguments.library.as_deref(), None)?;
     let inputs = arguments.inputs.as_deref().map(tensor_file::read).transpose()?;
     let backend_options = BackendOptions {
         threads: Some(threads),
@@ -83,7 +86,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     drop(progress);
     let result = result.map_err(|error| of_inputs(error, arguments))?;
     let changes = old.map(|old| compared(arguments, &result, &old)).transpose();
-    outputs.write(arguments, &result, changes.as_ref().ok().and_then(Option::as_deref))?;
+    outputs.write(arguments, &result, changes.as_ref().ok().and_then(Option::as_deref), &ending)?;
     let slower = changes?.iter().flatten().any(|change| change.outcome == Outcome::Slower);
     Ok(if slower { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -137,8 +140,19 @@ fn check_outputs(arguments: &BenchArguments) -> Result<(), Failure> {
     if is_stdout(&arguments.report) {
         return Err(Failure::usage("--report needs a file", Some("give --report FILE.html")));
     }
-    let files = [&arguments.json, &arguments.csv, &arguments.report].map(|path| path.as_deref());
-    keep_apart(&files, arguments.inputs())
+    keep_apart(&files(arguments), arguments.inputs())
+}
+
+/// Refuses an output that holds the weights of a model.
+fn keep_data(arguments: &BenchArguments, models: &[Model]) -> Result<(), Failure> {
+    let graphs = models.iter().flat_map(|model| &model.parts);
+    let data: Vec<_> = graphs.flat_map(|(_, graph)| graph.data_files()).collect();
+    keep_apart(&files(arguments), data.iter().map(PathBuf::as_path))
+}
+
+/// Files to write; `-` is none.
+fn files(arguments: &BenchArguments) -> [Option<&Path>; 3] {
+    [&arguments.json, &arguments.csv, &arguments.report].map(|path| path.as_deref())
 }
 
 fn grid(arguments: &BenchArguments) -> Result<Grid, Failure> {
@@ -311,13 +325,15 @@ impl Outputs {
         arguments: &BenchArguments,
         result: &BenchResult,
         changes: Option<&[Change]>,
+        ending: &Ending,
     ) -> Result<(), Failure> {
         let json = || serde_json::to_string_pretty(result).map(|text| text + "\n").unwrap_or_default();
         let printed = Self::print(arguments, result, changes, &json);
-        let json = self.json.map(|file| file.write(&json()));
-        let csv = self.csv.map(|file| file.write(&csv::csv(result)));
-        let report = self.report.map(|file| file.write(&html::html(result)));
-        [printed].into_iter().chain(json).chain(csv).chain(report).collect()
+        let json = self.json.map(|file| file.fill(&json()));
+        let csv = self.csv.map(|file| file.fill(&csv::csv(result)));
+        let report = self.report.map(|file| file.fill(&html::html(result)));
+        let written = commit_all([json, csv, report], ending);
+        printed.and(written)
     }
 
     fn print(

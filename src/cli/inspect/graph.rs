@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{InspectArguments, PART_HEADER, conventions, grouped, line, right, target_counts};
+use super::{InspectArguments, PART_HEADER, conventions, grouped, lengths_count, line, right};
 use crate::{
     cli::{Failure, table::table},
     inspect::{File, GraphInspection, GraphPart, Lengths, Signature, inspect_graphs, model_files},
@@ -22,7 +22,7 @@ pub(super) fn is_exported(path: &Path) -> bool {
 pub(super) fn print(path: &Path, lengths: Lengths, arguments: &InspectArguments) -> Result<String, Failure> {
     let paths = model_files(path).map_err(|error| Failure::io(&error, &path.display().to_string()))?;
     let files = paths.iter().map(|path| read_model(path)).collect::<Result<Vec<_>, _>>()?;
-    target_counts(arguments, |lengths| inspect_graphs(&files, lengths).total)?;
+    lengths_count(arguments, |lengths| inspect_graphs(&files, lengths).total)?;
     let inspection = inspect_graphs(&files, lengths);
     Ok(match arguments.json {
         true => format!("{:#}\n", serde_json::to_value(&inspection).unwrap_or_default()),

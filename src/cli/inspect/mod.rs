@@ -45,6 +45,9 @@ Examples:
 /// Longest sequence for which multiply-accumulates are counted.
 const MAX_LENGTH: u64 = 1 << 20;
 
+/// The length where none is given.
+const DEFAULT_LENGTH: u64 = 10;
+
 #[derive(Debug, Args)]
 #[command(after_help = DETAILS)]
 pub(super) struct InspectArguments {
@@ -65,10 +68,10 @@ pub(super) struct InspectArguments {
     #[arg(long, value_name = "N", conflicts_with_all = ["path", "table"],
         value_parser = clap::value_parser!(u64).range(1..=MAX_LENGTH))]
     vocab: Option<u64>,
-    /// Tokens of the source, or of the only side, for which MACs are counted
-    #[arg(long, value_name = "T", default_value_t = 10, visible_alias = "source",
+    /// Tokens of the source, or of the only side, for which MACs are counted [default: 10]
+    #[arg(long, value_name = "T", visible_alias = "source",
         value_parser = clap::value_parser!(u64).range(1..=MAX_LENGTH))]
-    seq: u64,
+    seq: Option<u64>,
     /// Tokens of the target [default: as many as of the source]
     #[arg(long, value_name = "T", visible_alias = "target",
         value_parser = clap::value_parser!(u64).range(1..=MAX_LENGTH))]
@@ -79,7 +82,8 @@ pub(super) struct InspectArguments {
 }
 
 pub(super) fn run(arguments: &InspectArguments) -> Result<ExitCode, Failure> {
-    let lengths = Lengths { source: arguments.seq, target: arguments.target_seq.unwrap_or(arguments.seq) };
+    let source = arguments.seq.unwrap_or(DEFAULT_LENGTH);
+    let lengths = Lengths { source, target: arguments.target_seq.unwrap_or(source) };
     let printed = match (&arguments.path, &arguments.preset, arguments.table) {
         (Some(path), ..) if graph::is_exported(path) => {
             if arguments.config.is_some() {
@@ -88,7 +92,7 @@ pub(super) fn run(arguments: &InspectArguments) -> Result<ExitCode, Failure> {
             graph::print(path, lengths, arguments)?
         }
         (Some(path), ..) => shown(arguments, &of_checkpoint(path, lengths, arguments)?),
-        (None, Some(name), _) if name == "list" => list(arguments.json),
+        (None, Some(name), _) if name == "list" => list(arguments)?,
         (None, Some(name), _) => shown(arguments, &without_weights(preset(name)?.config(), lengths, arguments)?),
         (None, None, Some(table)) => paper::print(table, arguments.json)?,
         (None, None, None) => {
@@ -108,18 +112,22 @@ fn of_checkpoint(path: &Path, lengths: Lengths, arguments: &InspectArguments) ->
     let checkpoint = open_checkpoint(path, arguments.config.as_deref())?;
     let model = import(&checkpoint, None)?;
     let count = |lengths| inspect(checkpoint.config().model_type(), &model, lengths);
-    target_counts(arguments, |lengths| count(lengths).total)?;
+    lengths_count(arguments, |lengths| count(lengths).total)?;
     Ok(count(lengths))
 }
 
-/// Refuses the length of a target where nothing that is counted depends on it.
-fn target_counts<T: PartialEq>(arguments: &InspectArguments, total: impl Fn(Lengths) -> T) -> Result<(), Failure> {
-    let [one, two] = [1, 2].map(|target| Lengths { source: 1, target });
-    if arguments.target_seq.is_none() || total(one) != total(two) {
-        return Ok(());
+/// Refuses a length where nothing that is counted depends on it.
+fn lengths_count<T: PartialEq>(arguments: &InspectArguments, total: impl Fn(Lengths) -> T) -> Result<(), Failure> {
+    let [one, source, target] = [(1, 1), (2, 1), (1, 2)].map(|(source, target)| Lengths { source, target });
+    if arguments.seq.is_some() && total(one) == total(source) {
+        let message = "--seq counts nothing here: no multiply-accumulates are told, or none of the source";
+        return Err(Failure::usage(message, Some("leave out --seq, and --target-seq unless there is a target")));
     }
-    let message = "--target-seq counts nothing here: there is no target, or no multiply-accumulates are told";
-    Err(Failure::usage(message, Some("give --seq alone, which is the length of the only side")))
+    if arguments.target_seq.is_some() && total(one) == total(target) {
+        let message = "--target-seq counts nothing here: there is no target, or no multiply-accumulates are told";
+        return Err(Failure::usage(message, Some("give --seq alone, which is the length of the only side")));
+    }
+    Ok(())
 }
 
 /// The preset of this name.
@@ -136,7 +144,7 @@ fn without_weights(config: Config, lengths: Lengths, arguments: &InspectArgument
     let tensors = SyntheticTensors::shapes(config.origin());
     let model = families::import(&config, &tensors, ImportOptions::default())?;
     let count = |lengths| inspect(config.model_type(), &model, lengths);
-    target_counts(arguments, |lengths| count(lengths).total)?;
+    lengths_count(arguments, |lengths| count(lengths).total)?;
     Ok(Inspection { weights: Vec::new(), ..count(lengths) })
 }
 
@@ -148,14 +156,20 @@ pub(super) fn with_vocabulary(config: Config, vocabulary: Option<u64>) -> Config
     config.with("vocab_size", json!(rows))
 }
 
-fn list(as_json: bool) -> String {
-    if as_json {
+fn list(arguments: &InspectArguments) -> Result<String, Failure> {
+    let InspectArguments { seq, target_seq, vocab, .. } = arguments;
+    let ignored = [("--seq", seq.is_some()), ("--target-seq", target_seq.is_some()), ("--vocab", vocab.is_some())];
+    if let Some((flag, _)) = ignored.into_iter().find(|(_, given)| *given) {
+        let message = format!("{flag} counts nothing here: --preset list names configurations");
+        return Err(Failure::usage(message, Some("give --preset NAME, such as moa-base")));
+    }
+    if arguments.json {
         let presets: Vec<_> =
             PRESETS.iter().map(|preset| json!({ "name": preset.name, "title": preset.title })).collect();
-        return format!("{:#}\n", json!(presets));
+        return Ok(format!("{:#}\n", json!(presets)));
     }
     let rows: Vec<_> = PRESETS.iter().map(|preset| vec![preset.name.to_owned(), preset.title.to_owned()]).collect();
-    table(&["preset", "model"], &rows)
+    Ok(table(&["preset", "model"], &rows))
 }
 
 fn shown(arguments: &InspectArguments, inspection: &Inspection) -> String {

@@ -1,0 +1,267 @@
+//! What `generate --input` means: a text or a file that is read whole, or lines that are answered as they come.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufRead, IsTerminal, Read, StdinLock},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use super::{
+    Failure, codes::INTERRUPTED, generate_args::GenerateArguments, interrupt::scratch, leave::leave, note, signals,
+};
+use crate::{generate::GenerateError, text::BYTE_ORDER_MARK};
+
+/// Most bytes that are read together.
+const MAX_BYTES: u64 = 1 << 30;
+
+/// Lines that are read together.
+pub(super) struct Input {
+    /// Where errors say that they are.
+    name: String,
+    /// Without a byte order mark.
+    pub(super) text: String,
+    /// Number of the first line, from 1.
+    pub(super) first: usize,
+    /// Whether nothing stands before or behind them.
+    pub(super) is_whole: bool,
+}
+
+impl Input {
+    pub(super) fn lines(&self) -> Vec<&str> {
+        self.text.lines().collect()
+    }
+
+    /// Where the line stands with this index among [`Self::lines`].
+    pub(super) fn place(&self, index: usize) -> String {
+        format!("{}, line {}", self.name, self.first + index)
+    }
+
+    /// An error of one line or prompt, with the name of what holds it.
+    pub(super) fn failure(&self, error: GenerateError) -> Failure {
+        let place = match error {
+            GenerateError::TooLong { .. }
+            | GenerateError::NotFinite { .. }
+            | GenerateError::TokenId { .. }
+            | GenerateError::LongPrompt { .. } => format!("{}, ", self.name),
+            _ => String::new(),
+        };
+        let mut failure = Failure::from(error);
+        failure.message.insert_str(0, &place);
+        failure
+    }
+}
+
+/// Everything that `--input` names, part by part.
+pub(super) enum Inputs {
+    Whole(Option<Input>),
+    Lines(Lines),
+}
+
+/// A pipe or a terminal.
+pub(super) struct Lines {
+    stdin: StdinLock<'static>,
+    /// Lines that are read before they are answered.
+    together: usize,
+    /// Number of the next line.
+    next: usize,
+}
+
+impl Inputs {
+    /// Reads what is read whole.
+    pub(super) fn open(arguments: &GenerateArguments) -> Result<Self, Failure> {
+        let argument = arguments.input.as_str();
+        if arguments.buffer.is_some() && argument != "-" {
+            let message = "--buffer is for --input -: a text or a file is read whole";
+            return Err(Failure::usage(message, Some("leave out --buffer")));
+        }
+        let is_whole = arguments.text.whole_input || arguments.buffer.is_none() && stdin_is_file();
+        if argument == "-" && !is_whole {
+            let together = arguments.buffer.or(arguments.batch).unwrap_or(1);
+            return Ok(Self::Lines(Lines { stdin: io::stdin().lock(), together, next: 1 }));
+        }
+        let (name, bytes) = whole(argument)?;
+        let text = text(&name, bytes, 1)?;
+        Ok(Self::Whole(Some(Input { name, text, first: 1, is_whole: true })))
+    }
+
+    /// The next lines, as soon as they are there; `None` at the end.
+    pub(super) fn next(&mut self, interruption: &Interruption) -> Result<Option<Input>, Failure> {
+        let Lines { stdin, together, next } = match self {
+            Self::Whole(input) => return Ok(input.take()),
+            Self::Lines(lines) => lines,
+        };
+        if *next == 1 && io::stdin().is_terminal() {
+            note("type a line and end it with return; Ctrl-D ends the input");
+        }
+        let name = "stdin".to_owned();
+        let read = interruption.while_waiting(|| read_lines(stdin, *together))?;
+        let bytes = read.map_err(|error| Failure::io(&error, &name))?;
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        let text = text(&name, bytes, *next)?;
+        let input = Input { name, text, first: *next, is_whole: false };
+        *next += input.text.lines().count();
+        Ok(Some(input))
+    }
+}
+
+fn read_lines(source: &mut impl BufRead, count: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for _ in 0..count {
+        let room = (MAX_BYTES + 1).saturating_sub(bytes.len() as u64);
+        if source.take(room).read_until(b'\n', &mut bytes)? == 0 {
+            break;
+        }
+    }
+    Ok(bytes)
+}
+
+/// Whether all of stdin is there already.
+#[cfg(unix)]
+fn stdin_is_file() -> bool {
+    use std::os::fd::AsFd;
+    let stdin = io::stdin().as_fd().try_clone_to_owned().map(File::from);
+    stdin.and_then(|stdin| stdin.metadata()).is_ok_and(|found| found.is_file())
+}
+
+#[cfg(not(unix))]
+fn stdin_is_file() -> bool {
+    false
+}
+
+/// Name and bytes of what is read whole.
+fn whole(argument: &str) -> Result<(String, Vec<u8>), Failure> {
+    let read = |source: &mut dyn Read, name: &str| {
+        let mut bytes = Vec::new();
+        let read = source.take(MAX_BYTES + 1).read_to_end(&mut bytes);
+        read.map(|_| bytes).map_err(|error| Failure::io(&error, name))
+    };
+    if argument == "-" {
+        return Ok(("stdin".to_owned(), read(&mut io::stdin().lock(), "stdin")?));
+    }
+    let (path, name) = (Path::new(argument), argument.to_owned());
+    match fs::metadata(path) {
+        Ok(found) if found.is_dir() => {
+            Err(Failure::usage(format!("{} is a folder", path.display()), Some("give a file of lines")))
+        }
+        Ok(_) => {
+            let mut file = File::open(path).map_err(|error| Failure::io(&error, &name))?;
+            Ok((name.clone(), read(&mut file, &name)?))
+        }
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(Failure::io(&error, &name)),
+        Err(_) if looks_like_a_file(argument) => {
+            let help = "give a file that is there; a text that looks like one goes to stdin: `… --input -`";
+            Err(Failure::usage(format!("--input {argument}: there is no such file"), Some(help)))
+        }
+        Err(_) => Ok(("--input".to_owned(), argument.as_bytes().to_vec())),
+    }
+}
+
+/// The text that `bytes` are, whose first line has the number `first`.
+fn text(name: &str, bytes: Vec<u8>, first: usize) -> Result<String, Failure> {
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(Failure::too_much(format!("{name}: more than {MAX_BYTES} bytes"), "split the file"));
+    }
+    let line_of = |place: usize| first + bytes[..place].iter().filter(|byte| **byte == b'\n').count();
+    if let Some(place) = bytes.iter().position(|byte| *byte == 0) {
+        return Err(Failure::no_text(format!("{name}, line {}: a zero byte: this is no text", line_of(place))));
+    }
+    match std::str::from_utf8(&bytes) {
+        Ok(text) if first == 1 => Ok(text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text).to_owned()),
+        Ok(text) => Ok(text.to_owned()),
+        Err(error) => {
+            let line = line_of(error.valid_up_to());
+            Err(Failure::no_text(format!("{name}, line {line}: not UTF-8: this is no text, or in another encoding")))
+        }
+    }
+}
+
+/// Whether `text` is one word with a folder before it, or with the ending of a file of text behind it.
+fn looks_like_a_file(text: &str) -> bool {
+    const ENDINGS: [&str; 8] = ["bpe", "csv", "ids", "json", "jsonl", "md", "tsv", "txt"];
+    let ending = Path::new(text).extension().and_then(|ending| ending.to_str());
+    let ends_like_one = ending.is_some_and(|ending| ENDINGS.contains(&ending.to_ascii_lowercase().as_str()));
+    !text.contains(char::is_whitespace) && (ends_like_one || text.starts_with(['/', '.', '~']) && text.contains('/'))
+}
+
+/// Ctrl-C and termination of a generation.
+#[derive(Debug, Default)]
+pub(super) struct Interruption {
+    /// Becomes true where the work shall end at its next step.
+    pub(super) is_asked: Arc<AtomicBool>,
+    /// Whether there is no work, and no next step, until somebody types.
+    waits: Arc<AtomicBool>,
+}
+
+impl Interruption {
+    /// The first one ends the work at its next step, the second one, or one that finds no work, the program.
+    pub(super) fn listen(&self) -> Result<(), Failure> {
+        let (is_asked, waits) = (Arc::clone(&self.is_asked), Arc::clone(&self.waits));
+        let caught = signals::on_end(move || {
+            let again = is_asked.swap(true, Ordering::SeqCst);
+            let waits = waits.load(Ordering::SeqCst);
+            if again || waits {
+                scratch().remove();
+            }
+            if waits {
+                interrupted().print();
+            }
+            if again || waits {
+                leave(INTERRUPTED);
+            }
+        });
+        caught.map_err(|error| Failure::io(&io::Error::other(error), "Ctrl-C"))
+    }
+
+    /// What `wait` brings, which an interrupt does not wait for.
+    fn while_waiting<T>(&self, wait: impl FnOnce() -> T) -> Result<T, Failure> {
+        self.waits.store(true, Ordering::SeqCst);
+        if self.is_asked.load(Ordering::SeqCst) {
+            return Err(interrupted());
+        }
+        let brought = wait();
+        self.waits.store(false, Ordering::SeqCst);
+        Ok(brought)
+    }
+}
+
+fn interrupted() -> Failure {
+    Failure::interrupted("interrupted while it waited for input".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mistyped_file_is_no_text() {
+        for file in ["lines.txt", "data/Lines.TXT", "./lines", "/data/lines", "~/lines", "../x.tsv", "a.json"] {
+            assert!(looks_like_a_file(file), "{file}");
+        }
+        for text in ["nine hundred", "nine", "e.g.", "Hello.World", "and/or", "see notes.txt", "...", "3/4", "."] {
+            assert!(!looks_like_a_file(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn lines_are_read_together_up_to_the_last() {
+        let mut source = b"a\r\n\nb\nc".as_slice();
+        let mut next = |count| String::from_utf8(read_lines(&mut source, count).unwrap()).unwrap();
+        assert_eq!([next(2), next(1), next(2), next(1)], ["a\r\n\n", "b\n", "c", ""]);
+    }
+
+    #[test]
+    fn faults_of_later_lines_have_their_numbers() {
+        let fault = |bytes: &[u8]| text("stdin", bytes.to_vec(), 7).unwrap_err().message;
+        assert!(fault(b"a\n\0").starts_with("stdin, line 8: a zero byte"));
+        assert!(fault(b"\xff").starts_with("stdin, line 7: not UTF-8"));
+        let marked = "\u{feff}a";
+        assert_eq!(text("stdin", marked.into(), 1).unwrap(), "a");
+        assert_eq!(text("stdin", marked.into(), 2).unwrap(), marked);
+    }
+}
