@@ -285,7 +285,7 @@ impl From<TextError> for Failure {
         let (code, help) = match &error {
             TextError::Io { source, .. } => (Code::TextFileIo, help_with(source)),
             TextError::Limit { .. } => (Code::TextFileLimit, None),
-            TextError::Codes { .. } => (Code::TextFile, Some(CODES_HELP.into())),
+            TextError::Codes { .. } => (Code::TextFile, Some(CODES_HELP)),
             TextError::Malformed { .. } => (Code::TextFile, None),
         };
         Self::new(code, error.to_string(), help)
