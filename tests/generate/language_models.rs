@@ -209,7 +209,7 @@ fn checkpoint_that_ends(eos: Option<Value>, generation: Option<Value>) -> TempDi
 #[test]
 fn a_text_ends_where_transformers_ends_it() {
     let (prompts, expected): (Vec<_>, Vec<_>) = goldens("jetmoe/bf16").into_iter().unzip();
-    let row = expected.iter().position(|tokens| tokens.iter().any(|id| *id == 2)).unwrap();
+    let row = expected.iter().position(|tokens| tokens.contains(&2)).unwrap();
     let (prompt, tokens) = (&prompts[row], &expected[row]);
     let (first, end) = (tokens[0], tokens.iter().position(|id| *id == 2).unwrap());
     assert!(first != 2 && end + 1 < tokens.len() && !tokens[..end].contains(&0));
