@@ -161,6 +161,11 @@ impl Weight {
         Self { name: name.into(), shape, origin: origin.into(), source }
     }
 
+    /// The same tensor under another name.
+    pub(crate) fn renamed(self, name: String) -> Self {
+        Self { name, ..self }
+    }
+
     /// Name in the checkpoint.
     pub fn name(&self) -> &str {
         &self.name

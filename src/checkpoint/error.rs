@@ -154,6 +154,16 @@ pub enum CheckpointError {
         /// What is wrong, and in which entry.
         problem: String,
     },
+    /// Something follows the zip archive of a PyTorch file.
+    #[error("{file}: its zip archive ends at byte {end}, and {count} more bytes follow it")]
+    Behind {
+        /// The file.
+        file: String,
+        /// Bytes of the archive.
+        end: u64,
+        /// Bytes behind it.
+        count: u64,
+    },
     /// The pickle of a PyTorch file does not describe what it should.
     #[error("{file}: {problem}")]
     Pickle {
@@ -179,6 +189,14 @@ pub enum CheckpointError {
         file: String,
         /// What it holds.
         what: String,
+    },
+    /// A PyTorch file is well formed, but fairseq did not write it.
+    #[error("{file}: a PyTorch file that is no fairseq checkpoint ({found} without \"model\") is not supported")]
+    NoFairseq {
+        /// The file.
+        file: String,
+        /// What it holds.
+        found: String,
     },
     /// A PyTorch file holds no configuration that can be read.
     #[error("{file}: holds no configuration that can be read: {found}")]
@@ -215,6 +233,7 @@ impl CheckpointError {
             | Self::FileKind { .. }
             | Self::UnknownDtype { .. }
             | Self::Unsupported { .. }
+            | Self::NoFairseq { .. }
             | Self::NoModelKeys { .. } => ErrorKind::Unsupported,
             Self::Limit { .. } => ErrorKind::Limit,
             Self::SeveralModels { .. }
@@ -224,6 +243,7 @@ impl CheckpointError {
             | Self::Tensor { .. }
             | Self::Index { .. }
             | Self::Archive { .. }
+            | Self::Behind { .. }
             | Self::Pickle { .. }
             | Self::RefusedGlobal { .. } => ErrorKind::Malformed,
         }
@@ -249,7 +269,11 @@ impl CheckpointError {
             }
             Self::SeveralModels { .. } => "give the .safetensors file itself, or keep only one of them in the folder",
             Self::NoConfig { .. } => "put config.json beside the checkpoint, or name it with --config FILE",
-            Self::FileKind { found, .. } => return super::file_kind::help(found),
+            Self::FileKind { file, found } => return super::file_kind::help(found, file),
+            Self::Behind { file, end, .. } => {
+                let file = super::file_kind::shell_word(file);
+                return Some(format!("copy or download it again, or cut off what follows: truncate -s {end} {file}"));
+            }
             Self::UnknownDtype { .. } => "store the tensor as F32, F16 or BF16",
             Self::Size { expected, found, .. } if found < expected => {
                 "the file is cut short; copy or download it again"
@@ -270,6 +294,7 @@ impl CheckpointError {
             Self::Unsupported { .. } => {
                 "give a checkpoint that fairseq wrote for an MoA model, saved with the defaults of torch.save"
             }
+            Self::NoFairseq { file, .. } => return Some(super::file_kind::tensors_saved(file)),
             Self::NoModelKeys { .. } => "name a configuration with --config FILE",
             Self::Index { .. } | Self::NoShard { .. } => "copy or download the index and all its shards again",
             Self::Limit { .. } => "no model of a supported family needs that much; check where the file comes from",

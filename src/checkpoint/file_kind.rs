@@ -74,12 +74,14 @@ fn is_pickle(prefix: &[u8]) -> bool {
     matches!(prefix, [0x80, 2..=5, 1..=255, ..])
 }
 
-/// How to come from such a file to a supported one.
-pub(super) fn help(kind: &str) -> Option<String> {
+/// How to come from the file `file` of such a kind to a supported one.
+pub(super) fn help(kind: &str, file: &str) -> Option<String> {
     let help = match kind {
         PYTORCH_ZIP => "name the .pt file itself",
-        PICKLE | LEGACY => {
-            "where you trust it, load it with PyTorch and save it again: torch.save(torch.load(path, weights_only=False), path)"
+        PICKLE => return Some(saved_again("sys, pickle", r#"pickle.load(open(sys.argv[1], "rb"))"#, file)),
+        LEGACY => {
+            let loaded = r#"torch.load(sys.argv[1], map_location="cpu", weights_only=False)"#;
+            return Some(saved_again("sys", loaded, file));
         }
         PROGRAM => "give the checkpoint that the program was made from",
         LFS_POINTER => "fetch the file itself with \"git lfs pull\"",
@@ -88,4 +90,30 @@ pub(super) fn help(kind: &str) -> Option<String> {
         _ => "give the .safetensors file that the model was trained into",
     };
     Some(help.into())
+}
+
+/// The command that loads `file` in Python, which executes what it says, and saves it as `torch.save` does today.
+fn saved_again(modules: &str, loaded: &str, file: &str) -> String {
+    let (old, new) = (shell_word(file), shell_word(&format!("{file}.new.pt")));
+    format!(
+        "where you trust the file, for this runs code in it: python3 -c 'import {modules}, torch; \
+         torch.save({loaded}, sys.argv[2])' {old} {new}"
+    )
+}
+
+/// The command that saves the tensors of `file` as safetensors.
+pub(super) fn tensors_saved(file: &str) -> String {
+    let (old, new) = (shell_word(file), shell_word(&format!("{file}.safetensors")));
+    format!(
+        "give the checkpoint that fairseq wrote; or save a dictionary of tensors alone as safetensors, beside its \
+         config.json: python3 -c 'import sys, torch; from safetensors.torch import save_file; save_file({{k: \
+         v.clone().contiguous() for k, v in torch.load(sys.argv[1], map_location=\"cpu\").items()}}, \
+         sys.argv[2])' {old} {new}"
+    )
+}
+
+/// A path as a shell takes it for one word.
+pub(super) fn shell_word(path: &str) -> String {
+    let plain = |c: char| c.is_alphanumeric() || matches!(c, '.' | '_' | '-' | '/' | '+' | '=' | ',' | ':' | '@');
+    if path.chars().all(plain) { path.into() } else { format!("'{}'", path.replace('\'', r"'\''")) }
 }

@@ -41,6 +41,7 @@
 //! | shards | 4096 |
 //! | shard index | 64 MiB |
 //! | `config.json` | 4 MiB, nested 64 deep |
+//! | elements of a tensor of a PyTorch file that repeats those of its storage | 2^28 |
 //! | pickle | 64 MiB, 4 000 000 values, 1 000 000 memorised ones, 10 000 on its stack |
 //! | entries of a zip archive | 65 536, their directory 64 MiB |
 //!
@@ -136,8 +137,9 @@ impl Checkpoint {
 
     fn open_torch(origin: String, path: &Path, config: Option<&Path>) -> Result<Self, CheckpointError> {
         let config_file = config.map(Path::to_path_buf);
-        let TorchFile { tensors, aliases, config } = TorchFile::open(path, config)?;
-        Ok(Self { origin, config, config_file, tensors: Tensors::of_torch(tensors, aliases) })
+        let TorchFile { tensors, aliases, config, warnings } = TorchFile::open(path, config)?;
+        let tensors = Tensors { warnings, ..Tensors::of_torch(tensors, aliases) };
+        Ok(Self { origin, config, config_file, tensors })
     }
 
     /// The configuration.

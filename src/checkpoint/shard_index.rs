@@ -129,6 +129,7 @@ impl WeightMap<'_, '_> {
     /// Adds one entry.
     fn place(&mut self, name: String, shard: &str) -> Result<(), CheckpointError> {
         let Self { reader, index } = self;
+        let shard = shard.strip_prefix("./").unwrap_or(shard);
         if !is_plain_name(shard) {
             let problem = format!("tensor {}: {} is not a plain file name", quoted(&name), quoted(shard));
             return Err(CheckpointError::Index { file: reader.file.into(), problem });

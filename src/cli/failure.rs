@@ -24,6 +24,9 @@ use crate::{
     text::{CONFIG_FILE, TOKENIZER_FILE},
 };
 
+const CODES_HELP: &str = "give the codes that the training's texts were cut with, as `subword-nmt learn-bpe` writes \
+                          them, with --bpe-codes FILE, or as bpe.codes beside the dictionary";
+
 /// What went wrong, as the user sees it.
 #[derive(Debug)]
 pub(super) struct Failure {
@@ -292,6 +295,7 @@ impl From<TextError> for Failure {
         let (code, help) = match &error {
             TextError::Io { source, .. } => (Code::TextFileIo, help_with(source)),
             TextError::Limit { .. } => (Code::TextFileLimit, None),
+            TextError::Codes { .. } => (Code::TextFile, Some(CODES_HELP)),
             TextError::Malformed { .. } => (Code::TextFile, None),
         };
         Self::new(code, error.to_string(), help)

@@ -15,6 +15,8 @@ use crate::{
     text::{CONFIG_FILE as TRANSLATION_CONFIG, Keys, TextError},
 };
 
+const EOS: &str = "eos_token_id";
+
 /// Whether the folder is one for a [`TextGenerator`](super::TextGenerator), and not for a
 /// [`Translator`](super::Translator).
 pub fn holds_causal_lm(folder: &Path) -> bool {
@@ -68,6 +70,14 @@ impl Configs {
             generation: Keys::read(&folder.join(GENERATION_CONFIG))?,
             config: Keys::read(&folder.join(CONFIG))?,
         })
+    }
+
+    /// Tokens that end a text: by `genai_config.json`, else by `generation_config.json` alone, as transformers reads
+    /// it, else by the configuration.
+    fn eos(&self) -> Result<Vec<i64>, TextError> {
+        let genai = self.genai.as_ref().map(|[model, _]| model).filter(|model| model.has(EOS));
+        let keys = genai.or(self.generation.as_ref()).or(self.config.as_ref());
+        Ok(keys.map(|keys| keys.token_ids(EOS)).transpose()?.flatten().unwrap_or_default())
     }
 
     fn token_ids(&self, key: &str) -> Result<Option<Vec<i64>>, TextError> {
@@ -132,7 +142,7 @@ impl CausalFolder {
         };
         check(&graph, &names).map_err(refused)?;
         let vocabulary = check_logits(&graph, &names.logits).map_err(refused)?;
-        let eos = configs.token_ids("eos_token_id")?.unwrap_or_default();
+        let eos = configs.eos()?;
         let pad = configs.token_ids("pad_token_id")?.and_then(|ids| ids.first().copied());
         let pad = pad.or(eos.first().copied()).unwrap_or_default();
         Ok(Self { names, caches, vocabulary, context: configs.context()?, eos, pad, graph })

@@ -115,6 +115,9 @@ impl CausalLmFiles<'_> {
     }
 
     /// Ids from `generation_config.json` beside the checkpoint, else from the configuration.
+    ///
+    /// What ends a text is what does so in transformers: where `generation_config.json` is there, it alone says it;
+    /// the configuration's class has an end token where the key is absent, and none where it is `null`.
     fn special_ids(&self, options: &SideFileOptions) -> Result<SpecialIds, TextError> {
         let beside = options.checkpoint_folder().map(|folder| Keys::read(&folder.join(GENERATION_CONFIG)));
         let generation = beside.transpose()?.flatten();
@@ -123,15 +126,19 @@ impl CausalLmFiles<'_> {
             let given = generation.as_ref().map(|keys| keys.token_ids(key)).transpose()?.flatten();
             if given.is_some() { Ok(given) } else { config.token_ids(key) }
         };
-        let eos = ids("eos_token_id")?.filter(|ids| !ids.is_empty()).unwrap_or_else(|| vec![DEFAULT_EOS]);
+        let eos = match &generation {
+            None if !config.has("eos_token_id") => vec![DEFAULT_EOS],
+            keys => keys.as_ref().unwrap_or(&config).token_ids("eos_token_id")?.unwrap_or_default(),
+        };
         let first = |ids: Option<Vec<i64>>| ids.and_then(|ids| ids.first().copied());
         let bos = first(ids("bos_token_id")?).unwrap_or(DEFAULT_BOS);
-        let pad = first(ids("pad_token_id")?).unwrap_or(eos[0]);
+        let pad = first(ids("pad_token_id")?).or(eos.first().copied()).unwrap_or(0);
         Ok(SpecialIds { bos, eos, pad })
     }
 
     /// onnxruntime-genai chooses its decoding loop by `type` and knows no JetMoE; `llama` names its loop for
     /// decoders with one cache per layer. Caches are shared where the library is, which alone writes them in place.
+    /// Where no token ends a text, the list is empty; onnxruntime-genai then ends at padding, and knows no other way.
     fn genai_config(&self, ids: &SpecialIds, options: &SideFileOptions) -> Value {
         let context = self.model.max_positions();
         let with_library = options.operator_library.is_some() || self.form == Form::Fused;
@@ -187,7 +194,7 @@ const OLD_KEYS: [&str; 7] =
 
 struct SpecialIds {
     bos: i64,
-    /// At least one.
+    /// Empty where no token ends a text.
     eos: Vec<i64>,
     pad: i64,
 }

@@ -3,9 +3,12 @@
 use std::{collections::HashMap, ops::Range, path::Path};
 
 use super::error::{BYTE_ORDER_MARK, MARKED, TextError, read_text};
+use crate::files::escaped;
 
 const LIMIT: u64 = 64 << 20;
 const MAX_MERGES: usize = 1 << 20;
+/// Characters of a line that messages show.
+const LONGEST: usize = 60;
 const END_OF_WORD: &str = "</w>";
 
 /// Which symbols merge into which, and in what order.
@@ -37,7 +40,7 @@ impl BpeCodes {
     ///
     /// Where the file cannot be read, is no text, has another version, or a line is no pair; names the line.
     pub fn read(path: &Path) -> Result<Self, TextError> {
-        Self::parse(&read_text(path, LIMIT)?).map_err(|what| TextError::malformed(path, what))
+        Self::parse(&read_text(path, LIMIT)?).map_err(|what| TextError::Codes { path: path.into(), what })
     }
 
     pub(super) fn parse(text: &str) -> Result<Self, String> {
@@ -60,12 +63,22 @@ impl BpeCodes {
             let (Some(left), Some(right), None) = (parts.next(), parts.next(), parts.next()) else {
                 return Err(format!("line {}: expected two symbols that merge", index + 1));
             };
+            if codes.merges.is_empty() && !(is_character(left) && is_character(right)) {
+                let found = escaped(&format!("{left} {right}"), LONGEST);
+                return Err(format!(
+                    "line {}: the first merge must be of two characters, found \"{found}\"",
+                    index + 1
+                ));
+            }
             if index > MAX_MERGES {
                 return Err(format!("line {}: more than {MAX_MERGES} merges", index + 1));
             }
             let pair = (codes.intern(left), codes.intern(right));
             let merge = Merge { rank: index, symbol: codes.intern(&format!("{left}{right}")) };
             codes.merges.entry(pair).or_insert(merge);
+        }
+        if codes.merges.is_empty() {
+            return Err("holds no merges; a line is expected to be two symbols, such as `e n</w>`".into());
         }
         Ok(codes)
     }
@@ -130,6 +143,12 @@ impl BpeCodes {
     }
 }
 
+/// Whether a symbol is what words are cut into before the first merge.
+fn is_character(symbol: &str) -> bool {
+    let character = symbol.strip_suffix(END_OF_WORD).unwrap_or(symbol);
+    symbol == END_OF_WORD || character.chars().count() == 1
+}
+
 #[cfg(test)]
 mod tests {
     use super::BpeCodes;
@@ -174,6 +193,14 @@ mod tests {
         assert_eq!(BpeCodes::parse("#version: 0.2\na b\nc\n").unwrap_err(), "line 3: expected two symbols that merge");
         assert_eq!(BpeCodes::parse("a b c\n").unwrap_err(), "line 1: expected two symbols that merge");
         assert!(BpeCodes::parse("\u{feff}#version: 0.2\na b\n").unwrap_err().contains("byte order mark"));
+        for text in ["", "\n", "#version: 0.2", "#version: 0.2\n\n"] {
+            assert!(BpeCodes::parse(text).unwrap_err().starts_with("holds no merges"), "{text:?}");
+        }
+        for (text, line) in [("the 1234\n", 1), ("#version: 0.2\nhello world\n", 2), ("e 12\n", 1), ("a</w>b c", 1)] {
+            let error = BpeCodes::parse(text).unwrap_err();
+            assert!(error.starts_with(&format!("line {line}: the first merge must be of two characters")), "{error}");
+        }
+        assert!(BpeCodes::parse("e </w>\n").is_ok() && BpeCodes::parse("#version: 0.2\nä ß</w>\n").is_ok());
         let refused = BpeCodes::parse("#version: 0.3\n").unwrap_err();
         assert_eq!(refused, "line 1: version \"0.3\" of the codes; 0.1 and 0.2 are read");
     }

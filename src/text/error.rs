@@ -30,6 +30,14 @@ pub enum TextError {
         /// What was found, and where.
         what: String,
     },
+    /// A file holds no merges of subword-nmt.
+    #[error("{}: {what}", .path.display())]
+    Codes {
+        /// The file.
+        path: PathBuf,
+        /// What was found, and where.
+        what: String,
+    },
     /// The file is larger than this program is willing to read.
     #[error("{}: more than {limit} bytes", .path.display())]
     Limit {

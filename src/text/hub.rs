@@ -45,6 +45,11 @@ impl Keys {
         }
     }
 
+    /// Whether there is a key, with `null` too.
+    pub fn has(&self, key: &str) -> bool {
+        self.map.contains_key(key)
+    }
+
     /// The object under a key; `null` counts as absent.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     common::data,
-    model::Model,
+    model::{Model, Stored},
     scene::{Entry, Outcome, Scene, require_runtime},
 };
 
@@ -50,6 +50,42 @@ fn a_folder_that_lacks_the_library_it_names_says_so() {
         assert_eq!((outcome.code, outcome.stderr.starts_with(note)), (Some(0), noted), "{options}: {}", outcome.stderr);
         assert!(noted || outcome.stderr.is_empty(), "{options}: {}", outcome.stderr);
     }
+}
+
+/// As transformers saves the model without its head, and as older versions saved the frequencies too.
+#[test]
+fn jetmoe_without_prefixes_and_with_frequencies() {
+    const BUFFER: &str = "model.layers.1.self_attention.rotary_emb.inv_freq";
+    let plain = Model::read("jetmoe/bf16");
+    let scene = Scene::with(&plain);
+    let expected = exported(&scene, "ck", "out");
+    let short =
+        |(name, tensor): (&String, &Stored)| (name.strip_prefix("model.").unwrap_or(name).to_owned(), tensor.clone());
+    let bare = Model { tensors: plain.tensors.iter().map(short).collect(), ..plain.clone() };
+    assert!(bare.tensors.contains_key("norm.weight"));
+    bare.write(&scene.path("bare"));
+    assert!(exported(&scene, "bare", "from_bare") == expected);
+
+    let frequencies: Vec<_> = (0..8u8).map(|index| 10_000f32.powf(-f32::from(index) / 8.0)).collect();
+    let mut buffered = plain.clone();
+    buffered.tensors.insert(BUFFER.into(), Stored::floats(&[8], &frequencies));
+    buffered.write(&scene.path("buffered"));
+    assert!(exported(&scene, "buffered", "from_buffered") == expected);
+    buffered.convert_one(BUFFER, Dtype::BF16);
+    buffered.write(&scene.path("rounded"));
+    assert!(exported(&scene, "rounded", "from_rounded") == expected);
+
+    buffered.tensors.insert(BUFFER.into(), Stored::floats(&[8], &frequencies));
+    buffered.tensor(BUFFER).set(3, 0.5);
+    buffered.write(&scene.path("other"));
+    scene.refuses("other -o out2", 4, &["other/config.json", BUFFER, "0.5 at index 3", "rope_theta"]);
+    buffered.tensors.insert(BUFFER.into(), Stored::floats(&[4], &frequencies[..4]));
+    buffered.write(&scene.path("short"));
+    scene.refuses("short -o out2", 3, &[BUFFER, "[4]", "[8]"]);
+    let mut mixed = bare.clone();
+    mixed.tensors.insert("model.norm.weight".into(), bare.tensors["norm.weight"].clone());
+    mixed.write(&scene.path("mixed"));
+    scene.refuses("mixed -o out2", 3, &["model.embed_tokens.weight", "is missing"]);
 }
 
 /// Shards, aliases, metadata and the order of tensors are no part of a model.
@@ -179,6 +215,7 @@ fn buffers_are_not_weights() {
     let buffer = model.tensor("encoder.version");
     (buffer.dtype, buffer.bytes) = (Dtype::I64, vec![7; 8]);
     model.tensor("decoder.version").set(0, f32::NAN);
+    model.tensors.insert("encoder.layers.0._extra_state".into(), Stored::floats(&[1], &[f32::NAN]));
     model.write(&scene.path("ck"));
     scene.accepts("ck -o b");
     assert_eq!(scene.read("a/encoder_model.onnx"), scene.read("b/encoder_model.onnx"));

@@ -113,6 +113,11 @@ impl Model {
         self.tensors.get_mut(name).unwrap_or_else(|| panic!("no tensor {name}"))
     }
 
+    pub(crate) fn convert_one(&mut self, name: &str, dtype: Dtype) {
+        let tensor = self.tensor(name);
+        *tensor = tensor.converted(dtype);
+    }
+
     /// Stores every tensor as another type of float.
     pub(crate) fn convert(&mut self, dtype: Dtype) {
         for tensor in self.tensors.values_mut() {

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::{model::Model, scene::Scene};
+use crate::{common::data, model::Model, scene::Scene};
 
 const TENSOR: &str = r#""x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}"#;
 
@@ -155,7 +155,11 @@ fn folders_that_hold_no_checkpoint() {
 fn shards_that_disagree_with_their_index() {
     type Edit = fn(&mut Value);
     const SECOND: &str = "model-00002-of-00002.safetensors";
-    let cases: [(Edit, u8, &[&str]); 8] = [
+    let cases: [(Edit, u8, &[&str]); 12] = [
+        (|index| index["weight_map"]["k_proj.weight"] = "./../x".into(), 3, &["k_proj.weight", "\"../x\""]),
+        (|index| index["weight_map"]["k_proj.weight"] = "./".into(), 3, &["k_proj.weight", "plain file name"]),
+        (|index| index["weight_map"]["k_proj.weight"] = ".//etc/x".into(), 3, &["k_proj.weight", "\"/etc/x\""]),
+        (|index| index["weight_map"]["k_proj.weight"] = "a/../x".into(), 3, &["k_proj.weight", "\"a/../x\""]),
         (
             |index| index["weight_map"]["k_proj.weight"] = "model-00003-of-00002.safetensors".into(),
             3,
@@ -179,8 +183,32 @@ fn shards_that_disagree_with_their_index() {
     }
     let scene = Scene::new();
     Model::layer().write_sharded(&scene.path("ck"), 2);
+    let index = "ck/model.safetensors.index.json";
+    let text = String::from_utf8(scene.read(index)).unwrap();
+    scene.write(index, text.replacen("\"model-0000", "\"./model-0000", 3));
+    scene.accepts("ck -o out");
+    fs::remove_dir_all(scene.path("out")).unwrap();
     fs::remove_file(scene.path("ck").join(SECOND)).unwrap();
     scene.refuses("ck -o out", 5, &[SECOND, "is not there", "all its shards again"]);
     scene.write("ck/model.safetensors", Model::layer().file());
     scene.refuses("ck -o out", 3, &["several checkpoints"]);
+}
+
+/// Files that would cut no word, so that a model would be fed characters.
+#[test]
+fn codes_that_are_none() {
+    let scene = Scene::with_fixture("nmt");
+    fs::copy(data("nmt/dict.txt"), scene.path("ck/dict.txt")).unwrap();
+    let help = "subword-nmt learn-bpe";
+    for (codes, found) in [
+        (Vec::new(), "bpe.codes: holds no merges; a line is expected to be two symbols"),
+        (b"#version: 0.2\n".to_vec(), "bpe.codes: holds no merges"),
+        (scene.read("ck/dict.txt"), "bpe.codes: line 1: the first merge must be of two characters, found"),
+        (b"#version: 0.2\ne n\nen d x\n".to_vec(), "bpe.codes: line 3: expected two symbols that merge"),
+    ] {
+        scene.write("ck/bpe.codes", codes);
+        scene.refuses("ck -o out", 3, &[found, help]);
+    }
+    fs::copy(data("nmt/bpe.codes"), scene.path("ck/bpe.codes")).unwrap();
+    scene.accepts("ck -o out");
 }

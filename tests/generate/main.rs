@@ -4,6 +4,7 @@
 #![cfg(feature = "ort")]
 
 mod command;
+mod ends;
 mod folders;
 mod goldens;
 mod language_models;

@@ -1,6 +1,6 @@
 //! The zip archive: its directory, its headers, its layout.
 
-use std::{collections::BTreeSet, fs, io, ops::ControlFlow};
+use std::{collections::BTreeSet, fs, io, ops::ControlFlow, process::Command};
 
 use moa_export::checkpoint::{Checkpoint, ErrorKind};
 use moa_graphs::{TensorDirectory, WeightError};
@@ -81,13 +81,25 @@ fn truncation_is_refused_at_every_64_bytes() {
 
 #[test]
 fn what_follows_the_archive_is_refused() {
-    let mut bytes = archive().bytes();
-    bytes.push(0);
-    assert_malformed(&bytes, &["does not end with the directory"]);
-    let bytes = Zip { comment: b"hello".to_vec(), ..archive() }.bytes();
-    assert_malformed(&bytes, &["does not end with the directory"]);
-    let bytes = Zip { comment: archive().bytes(), ..archive() }.bytes();
-    assert_malformed(&bytes, &["zip directory"]);
+    for long in [false, true] {
+        let archive = || Zip { long, ..archive() };
+        let sound = archive().bytes();
+        for rest in [b"\0".to_vec(), b"<html>".to_vec(), vec![b'P'; 70_000], b"PK\x05\x06".repeat(30)] {
+            let end = format!("ends at byte {}, and {} more bytes follow", sound.len(), rest.len());
+            assert_malformed(&[sound.clone(), rest].concat(), &[&end]);
+        }
+        let bytes = Zip { comment: b"hello".to_vec(), ..archive() }.bytes();
+        assert_malformed(&bytes, &["has a comment of 5 bytes"]);
+        let bytes = Zip { comment: archive().bytes(), ..archive() }.bytes();
+        assert_malformed(&bytes, &["zip directory"]);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a file.pt");
+    fs::write(&path, [archive().bytes(), vec![0; 9]].concat()).unwrap();
+    let help = Checkpoint::open(&path, None).unwrap_err().help().unwrap();
+    let command = help.split_once(": ").unwrap().1;
+    assert!(Command::new("sh").args(["-c", command]).status().unwrap().success(), "{command}");
+    assert_eq!(Checkpoint::open(&path, None).unwrap().names(), ["x"]);
 }
 
 #[test]
@@ -213,10 +225,20 @@ fn old_formats_are_named_with_the_way_out() {
     assert_refused(legacy, ErrorKind::Unsupported, &["the old format", "no zip archive", "not supported"]);
     assert_refused(b"\x80\x04\x95\x10\0\0\0\0\0\0\0}", ErrorKind::Unsupported, &["a Python pickle is not supported"]);
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join(NAME);
-    fs::write(&path, legacy).unwrap();
-    let help = Checkpoint::open(&path, None).unwrap_err().help().unwrap();
-    assert!(help.contains("torch.save(torch.load(path, weights_only=False), path)"), "{help}");
+    for (name, bytes, loaded) in [
+        ("it's old.pt", legacy.as_slice(), r#"torch.load(sys.argv[1], map_location="cpu", weights_only=False)"#),
+        ("plain.pt", b"\x80\x04\x95\x10\0\0\0\0\0\0\0}", r#"pickle.load(open(sys.argv[1], "rb"))"#),
+    ] {
+        let path = folder.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        let help = Checkpoint::open(&path, None).unwrap_err().help().unwrap();
+        assert!(help.contains(&format!("torch.save({loaded}, sys.argv[2])")), "{help}");
+        let words = "printf '%s\\n' ".to_owned() + help.split_once("python3 ").unwrap().1;
+        let said = Command::new("sh").args(["-c", &words]).output().unwrap();
+        let said = String::from_utf8(said.stdout).unwrap();
+        let [_, _, old, new] = said.lines().collect::<Vec<_>>()[..] else { panic!("{said}") };
+        assert_eq!((old, new), (path.to_str().unwrap(), format!("{}.new.pt", path.display()).as_str()));
+    }
 }
 
 #[test]

@@ -118,13 +118,16 @@ fn other_values_are_refused_where_a_family_reads_them() {
 
 #[test]
 fn languages_come_from_the_model_or_the_task() {
-    let languages = |model: Py| {
-        let task = dict([("source_lang", text("en")), ("target_lang", text("de"))]);
+    let languages_of = |model: Py, task: Py| {
         let cfg = dict([("model", model), ("task", task)]);
         let (checkpoint, _folder) = opened(&zip(&dict([("model", dict([])), ("cfg", cfg)]).pickle(), &[]));
         ["source_lang", "target_lang"].map(|key| checkpoint.config().name(key).unwrap_or_default().to_owned())
     };
+    let task = || dict([("source_lang", text("en")), ("target_lang", text("de"))]);
+    let languages = |model: Py| languages_of(model, task());
     let arch = || ("arch", text("moa_transformer"));
+    assert_eq!(languages_of(dict([arch()]), namespace(task())), ["en", "de"]);
+    assert_eq!(languages_of(namespace(dict([arch()])), namespace(dict([("source_lang", Py::Int(1))]))), ["", ""]);
     assert_eq!(languages(dict([arch()])), ["en", "de"]);
     assert_eq!(languages(dict([arch(), ("source_lang", text("fr")), ("target_lang", Py::None)])), ["fr", "de"]);
 }

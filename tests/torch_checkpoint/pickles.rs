@@ -4,7 +4,7 @@ use moa_export::checkpoint::ErrorKind;
 use moa_graphs::TensorDirectory;
 
 use super::{
-    assert_refused, f32s, file_of, keys, opened, root,
+    NAME, assert_refused, f32s, file_of, keys, open_bytes, opened, root,
     writer::{Py, dict, global, ordered_dict, text, whole},
     zip,
 };
@@ -246,7 +246,15 @@ fn roots_without_a_model_are_unsupported() {
     let file = zip(&root(Py::Int(5), keys()).pickle(), &[]);
     assert_refused(&file, ErrorKind::Malformed, &["\"model\" must be a dictionary, found an integer"]);
     let state_dict = dict([("weight", whole("FloatStorage", "0", 1))]);
-    assert_refused(&zip(&state_dict.pickle(), &[]), ErrorKind::Unsupported, &["no fairseq checkpoint"]);
+    let folder = tempfile::tempdir().unwrap();
+    let error = open_bytes(&folder, &zip(&state_dict.pickle(), &[])).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let path = folder.path().join(NAME).display().to_string();
+    let help = error.help().unwrap();
+    assert!(
+        help.contains("save_file({k: v.clone()") && help.ends_with(&format!("{path} {path}.safetensors")),
+        "{help}"
+    );
 }
 
 #[test]

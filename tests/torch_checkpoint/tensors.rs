@@ -7,8 +7,8 @@ use moa_export::checkpoint::{Dtype, ErrorKind};
 use moa_graphs::{FloatType, Runs, TensorDirectory, Weight};
 
 use super::{
-    assert_refused, f32s, file_of, keys, opened, root,
-    writer::{Py, dict, global, ints, ordered_dict, storage, tensor, text, whole},
+    NAME, assert_refused, f32s, file_of, keys, opened, root,
+    writer::{Py, dict, global, ints, namespace, ordered_dict, storage, tensor, text, whole},
     zip,
 };
 
@@ -105,8 +105,12 @@ fn storages_of_bytes_are_read() {
 fn strided_views_are_read_in_row_major_order() {
     let values: Vec<f32> = (0..12u8).map(f32::from).collect();
     type Case<'a> = (i64, &'a [i64], &'a [i64], &'a [f32]);
-    let cases: [Case<'_>; 7] = [
+    let cases: [Case<'_>; 11] = [
         (0, &[3, 4], &[4, 1], &values),
+        (7, &[3], &[0], &[7., 7., 7.]),
+        (4, &[2, 3], &[0, 1], &[4., 5., 6., 4., 5., 6.]),
+        (4, &[3, 2], &[1, 0], &[4., 4., 5., 5., 6., 6.]),
+        (8, &[2, 3], &[1, 1], &[8., 9., 10., 9., 10., 11.]),
         (0, &[4, 3], &[1, 4], &[0., 4., 8., 1., 5., 9., 2., 6., 10., 3., 7., 11.]),
         (5, &[2, 2], &[4, 1], &[5., 6., 9., 10.]),
         (1, &[2, 2, 1], &[6, 2, 9], &[1., 3., 7., 9.]),
@@ -149,9 +153,9 @@ fn impossible_views_are_refused() {
         (single(12, &[1], &[1], 12), "needs 13 elements"),
         (single(0, &[3, 4], &[5, 1], 12), "needs 14 elements"),
         (single(-1, &[3], &[1], 12), "starts at element -1"),
-        (single(0, &[3], &[-1], 12), "stride -1; strides must be positive"),
-        (single(0, &[3], &[0], 12), "stride 0; strides must be positive"),
-        (single(0, &[3, 3], &[1, 1], 12), "overlaps itself"),
+        (single(0, &[3], &[-1], 12), "stride -1; strides must not be negative"),
+        (single(12, &[3], &[0], 12), "needs 13 elements"),
+        (single(0, &[3, 3], &[5, 1], 12), "needs 13 elements"),
         (single(0, &[-3], &[1], 12), "has the shape [-3]"),
         (single(0, &[3], &[], 12), "1 dimensions, but 0 strides"),
         (single(0, &[1 << 62, 1 << 62], &[1, 1], 12), "more elements than any file holds"),
@@ -161,6 +165,10 @@ fn impossible_views_are_refused() {
     for (tensor, part) in cases {
         let file = file_of([("x", tensor)], &[("0", &[0; 48])]);
         assert_refused(&file, ErrorKind::Malformed, &["tensor \"x\"", part]);
+    }
+    for shape in [[1 << 20, (1 << 8) + 1], [1, 1 << 62]] {
+        let file = file_of([("x", single(0, &shape, &[0, 0], 12))], &[("0", &[0; 48])]);
+        assert_refused(&file, ErrorKind::Limit, &["tensor \"x\"", "elements", "268435456"]);
     }
     let file = file_of([("x", single(0, &[1; 9], &[1; 9], 12))], &[("0", &[0; 48])]);
     assert_refused(&file, ErrorKind::Limit, &["dimensions of a tensor", "8"]);
@@ -244,10 +252,9 @@ fn wrapped_tensors_are_read() {
 #[test]
 fn what_is_no_tensor_is_refused() {
     let function = || Box::new(global("torch._utils", "_rebuild_tensor_v2"));
-    let cases: [(Py, &str); 9] = [
-        (Py::None, "must be a tensor, found None"),
-        (Py::Float(0.5), "found a float"),
-        (text("x"), "found a text"),
+    let cases: [(Py, &str); 8] = [
+        (dict([("y", single(0, &[1], &[1], 1))]), "must be a tensor, found a dictionary"),
+        (Py::List(vec![single(0, &[1], &[1], 1)]), "must be a tensor, found a list"),
         (storage(global("torch", "FloatStorage"), "0", 1), "found a storage"),
         (ordered_dict(Vec::new()), "found an object of collections.OrderedDict"),
         (Py::Call(function(), vec![]), "too few arguments"),
@@ -264,6 +271,33 @@ fn what_is_no_tensor_is_refused() {
     assert_refused(&file, ErrorKind::Unsupported, &["tensor \"x\" with a pending negation"]);
     let file = zip(&root(Py::Dict(vec![(Py::Int(1), Py::None)]), keys()).pickle(), &[]);
     assert_refused(&file, ErrorKind::Malformed, &["a key that is an integer"]);
+}
+
+/// `num_updates`, `_extra_state` and their like; a tensor is missing where one of them stands in its place.
+#[test]
+fn values_that_are_no_weights_are_left_out_and_named() {
+    let tensor = || ("x", single(0, &[1], &[1], 1));
+    let long = Py::Raw(b"\x8a\x09\0\0\0\0\0\0\0\0\x01".to_vec());
+    let plain = [Py::None, Py::Bool(true), Py::Int(7), Py::Float(0.5), text("v2"), long, dict([])];
+    let nested = dict([("a", Py::List(vec![ints(&[1]), Py::None])), ("b", text("c"))]);
+    for value in plain.into_iter().chain([nested]) {
+        let (checkpoint, _folder) =
+            opened(&file_of([tensor(), ("layers.0._extra_state", value.clone())], &[("0", &f32s(&[1.5]))]));
+        assert_eq!(checkpoint.names(), ["x"], "{value:?}");
+        let [warning] = checkpoint.warnings() else { panic!("{value:?}") };
+        assert!(warning.contains(NAME) && warning.contains("\"layers.0._extra_state\""), "{warning}");
+    }
+    assert!(opened(&file_of([tensor()], &[("0", &[0; 4])])).0.warnings().is_empty());
+    let keys = namespace(dict([
+        ("arch", text("moa_transformer")),
+        ("encoder_attention_heads", Py::Int(2)),
+        ("decoder_attention_heads", Py::Int(2)),
+    ]));
+    let file = zip(&root(dict([("decoder.embed_tokens.weight", Py::None)]), keys).pickle(), &[]);
+    let error = moa_export::export::import(&opened(&file).0, None).unwrap_err().to_string();
+    assert!(error.contains("embed_tokens.weight\"") && error.contains("is missing"), "{error}");
+    let twice = Py::Dict(vec![(text("x"), Py::None), (text("x"), single(0, &[1], &[1], 1))]);
+    assert_refused(&zip(&root(twice, super::keys()).pickle(), &[("0", &[0; 4])]), ErrorKind::Malformed, &["repeated"]);
 }
 
 #[test]

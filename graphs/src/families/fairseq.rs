@@ -20,7 +20,7 @@ const SMALLEST_SINUSOID_WIDTH: usize = 4;
 /// Names of stored buffers that are no weights.
 pub(super) fn is_buffer(name: &str) -> bool {
     let last = name.rsplit('.').next().unwrap_or(name);
-    matches!(last, "version" | "_float_tensor" | "w_noise")
+    matches!(last, "version" | "_float_tensor" | "w_noise" | "_extra_state")
 }
 
 /// Which half of an encoder–decoder a key belongs to.

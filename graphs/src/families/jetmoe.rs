@@ -2,7 +2,12 @@
 
 use moa_schema::{Activation, GateMode};
 
-use super::{Config, ImportOptions, importer::Importer, rotary::rotary};
+use super::{
+    Config, ImportOptions,
+    importer::Importer,
+    prefixed::Prefixed,
+    rotary::{self, rotary},
+};
 use crate::{
     ImportError, TensorDirectory, Weight,
     model::{
@@ -12,6 +17,8 @@ use crate::{
 
 const TOKENS: &str = "model.embed_tokens.weight";
 const OUTPUT: &str = "lm_head.weight";
+/// Before every name but that of the output, unless the model was saved without its head.
+const PREFIX: &str = "model.";
 
 /// `vocab_size` of the configuration class.
 const DEFAULT_VOCABULARY: usize = 32_000;
@@ -30,6 +37,10 @@ pub(super) fn import(
         );
     }
     let sizes = Sizes::new(config, options)?;
+    let names = tensors.names();
+    let is_bare = names.contains(&&TOKENS[PREFIX.len()..]) && !names.iter().any(|name| name.starts_with(PREFIX));
+    let bare = is_bare.then(|| Prefixed::new(tensors, PREFIX, OUTPUT));
+    let tensors = bare.as_ref().map_or(tensors, |bare| bare);
     let mut importer = Importer::new(tensors);
     let tied = config.flag_or("tie_word_embeddings", true)?;
     let (vocabulary, width) = (config.optional_size("vocab_size")?, sizes.width);
@@ -43,6 +54,10 @@ pub(super) fn import(
         weight: importer.take("model.norm.weight", &[width])?,
         epsilon: config.epsilon_or("rms_norm_eps", LAYER_NORM_EPSILON)?,
     };
+    for name in tensors.names().into_iter().filter(|name| name.ends_with(rotary::BUFFER)) {
+        let weight = importer.take(name, &[sizes.head_size / 2])?;
+        rotary::check_buffer(config, &weight, sizes.rotary, sizes.head_size)?;
+    }
     importer.finish("jetmoe", |_| false)?;
     let pad_token_id = config.optional_id("pad_token_id")?.unwrap_or(0).min(tokens.shape()[0] - 1);
     Ok(Model::CausalLm(CausalLm { tokens, pad_token_id, layers, norm, output }))

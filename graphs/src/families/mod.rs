@@ -8,6 +8,7 @@ mod importer;
 mod jetmoe;
 mod masked_lm;
 mod moa_layer;
+mod prefixed;
 mod rotary;
 mod translation;
 

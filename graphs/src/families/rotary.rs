@@ -1,7 +1,13 @@
 //! Rotary embedding as Hugging Face configurations describe it.
 
 use super::Config;
-use crate::{ImportError, model::Rotary};
+use crate::{ImportError, Weight, model::Rotary};
+
+/// End of the names of frequencies that older versions of transformers stored.
+pub(super) const BUFFER: &str = ".rotary_emb.inv_freq";
+
+/// How far stored frequencies may be from those of the base, relatively: bf16 keeps eight bits.
+const TOLERANCE: f64 = 1.0 / 128.0;
 
 /// Base where no key names it.
 const DEFAULT_BASE: f64 = 10_000.0;
@@ -29,6 +35,27 @@ pub(super) fn rotary(config: &Config, positions: usize) -> Result<Rotary, Import
         (base, nested) => base.or(nested).unwrap_or(DEFAULT_BASE),
     };
     Ok(Rotary { base, positions })
+}
+
+/// Refuses stored frequencies that are not those of the configuration.
+pub(super) fn check_buffer(
+    config: &Config,
+    stored: &Weight,
+    rotary: Rotary,
+    head_size: usize,
+) -> Result<(), ImportError> {
+    for (index, found) in stored.to_f64()?.into_iter().enumerate() {
+        let expected = rotary.base.powf(-((2 * index) as f64) / head_size as f64);
+        if (found - expected).abs() > TOLERANCE * expected {
+            let name = stored.name();
+            let base = rotary.base;
+            return Err(config.unsupported(format!(
+                "tensor \"{name}\" has the frequency {found} at index {index}, and \"rope_theta\" {base} \
+                 makes it {expected}"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses scaled positions or frequencies.

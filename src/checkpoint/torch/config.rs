@@ -79,7 +79,10 @@ impl<'a, 'p> Keys<'a, 'p> {
 
     /// Adds the languages of `cfg["task"]`, where the model's own keys do not name them.
     fn add_languages(&self, json: &mut Map<String, Json>) -> Result<(), CheckpointError> {
-        let inner = |keys: &Self, key: &str| keys.get(key).and_then(|value| self.pickle.entries(value));
+        let inner = |keys: &Self, key: &str| {
+            let value = keys.get(key)?;
+            self.pickle.namespace(value).or_else(|| self.pickle.entries(value))
+        };
         let Some(cfg) = inner(self, "cfg") else { return Ok(()) };
         let Some(task) = inner(&Keys::new(self.file, self.pickle, &cfg)?, "task") else { return Ok(()) };
         let task = Keys::new(self.file, self.pickle, &task)?;

@@ -2,7 +2,7 @@
 
 use crate::checkpoint::dtype::Dtype;
 
-/// A strided view of a storage, proven to stay inside of it and to name no element twice.
+/// A strided view of a storage, proven to stay inside of it; it may name an element several times.
 ///
 /// Strides of dimensions of one element are zero, so that equal views are equal.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,8 +31,8 @@ impl Layout {
         let mut steps = Vec::new();
         for (size, stride) in sizes.iter().zip(strides) {
             let step = match u64::try_from(*stride) {
-                Ok(step) if step > 0 || *size <= 1 => step,
-                _ => return Err(format!("has the stride {stride}; strides must be positive")),
+                Ok(step) => step,
+                Err(_) => return Err(format!("has the stride {stride}; strides must not be negative")),
             };
             steps.push(if *size <= 1 || empty { 0 } else { step });
         }
@@ -99,19 +99,12 @@ impl Layout {
     }
 }
 
-/// The last element counted from the first one, where no two indices name the same element.
+/// The last element counted from the first one.
 fn reach(sizes: &[usize], steps: &[u64]) -> Result<u64, String> {
-    let mut order: Vec<_> = steps.iter().zip(sizes).filter(|(_, size)| **size > 1).collect();
-    order.sort_unstable();
-    let mut reach = 0u64;
-    for (step, size) in order {
-        if *step <= reach {
-            return Err(format!("of shape {sizes:?} overlaps itself: two of its elements are the same"));
-        }
-        let further = step.checked_mul(*size as u64 - 1).and_then(|length| length.checked_add(reach));
-        reach = further.ok_or_else(|| format!("of shape {sizes:?} has strides beyond any file"))?;
-    }
-    Ok(reach)
+    let reach = sizes.iter().zip(steps).try_fold(0u64, |reach, (size, step)| {
+        step.checked_mul((*size as u64).saturating_sub(1)).and_then(|length| length.checked_add(reach))
+    });
+    reach.ok_or_else(|| format!("of shape {sizes:?} has strides beyond any file"))
 }
 
 #[cfg(test)]
@@ -143,6 +136,15 @@ mod tests {
     }
 
     #[test]
+    fn elements_may_be_named_several_times() {
+        let spread = Layout::new(2, &[3, 2], &[0, 1], 4).unwrap();
+        assert_eq!((spread.span(), spread.elements(), spread.is_contiguous()), ((2, 2), 6, false));
+        assert_eq!(gathered(&spread, 4), [2, 3, 2, 3, 2, 3]);
+        assert_eq!(gathered(&Layout::new(0, &[2, 3], &[1, 1], 4).unwrap(), 4), [0, 1, 2, 1, 2, 3]);
+        assert_eq!(gathered(&Layout::new(3, &[2, 2], &[0, 0], 4).unwrap(), 4), [3, 3, 3, 3]);
+    }
+
+    #[test]
     fn one_element_has_any_stride() {
         let single = Layout::new(3, &[1, 4], &[i64::MAX, 1], 8).unwrap();
         assert_eq!(single, Layout::new(3, &[1, 4], &[0, 1], 8).unwrap());
@@ -151,15 +153,14 @@ mod tests {
 
     #[test]
     fn impossible_views_are_refused() {
-        let cases: [(i64, &[i64], &[i64], &str); 10] = [
+        let cases: [(i64, &[i64], &[i64], &str); 9] = [
             (0, &[3], &[1, 1], "has 1 dimensions, but 2 strides"),
             (-1, &[3], &[1], "starts at element -1"),
             (0, &[-3], &[1], "has the shape [-3]"),
-            (0, &[2], &[0], "has the stride 0"),
             (0, &[2], &[-1], "has the stride -1"),
             (0, &[1], &[-1], "has the stride -1"),
             (6, &[3], &[1], "needs 9 elements of its storage, which has 8"),
-            (0, &[3, 3], &[1, 1], "overlaps itself"),
+            (0, &[3, 3], &[4, 1], "needs 11 elements of its storage, which has 8"),
             (0, &[i64::MAX, i64::MAX], &[1, 1], "more elements than any file"),
             (0, &[i64::MAX, 2], &[3, 1], "beyond any file"),
         ];
@@ -167,6 +168,7 @@ mod tests {
             let problem = Layout::new(offset, shape, strides, 8).expect_err(part);
             assert!(problem.contains(part), "{problem}");
         }
+        assert!(Layout::new(1, &[i64::MAX, 1], &[0, 1], 1).is_err());
         assert!(Layout::new(i64::MAX, &[2], &[i64::MAX], 8).is_err());
         assert!(Layout::new(i64::MAX, &[2, 2], &[i64::MAX, 1], 8).is_err());
     }

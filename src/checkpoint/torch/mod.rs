@@ -27,7 +27,7 @@ use std::{
 use moa_graphs::families::Config;
 
 use super::{
-    error::{CheckpointError, quoted},
+    error::{CheckpointError, listed, quoted},
     file_kind,
     input::{InputFile, ReadError},
     limits,
@@ -55,6 +55,8 @@ pub(super) struct TorchFile {
     /// Stored name of each tensor that is a second name of the same values.
     pub(super) aliases: BTreeMap<String, String>,
     pub(super) config: Config,
+    /// What is odd about the file but does no harm.
+    pub(super) warnings: Vec<String>,
 }
 
 impl TorchFile {
@@ -70,6 +72,7 @@ impl TorchFile {
             Some(path) => super::config::read(path)?,
             None => model.configuration()?,
         };
+        let warnings = model.warnings();
         let storages = model.storages(&contents.archive, &input)?;
         let (mut kept, mut tensors, mut aliases) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         for (name, tensor) in model.dict.tensors {
@@ -82,7 +85,7 @@ impl TorchFile {
                 aliases.insert(name.to_owned(), first.to_owned());
             }
         }
-        Ok(Self { tensors, aliases, config })
+        Ok(Self { tensors, aliases, config, warnings })
     }
 }
 
@@ -203,8 +206,7 @@ impl<'a, 'p> Model<'a, 'p> {
         let dict = keys.as_ref().and_then(|keys| keys.get("model"));
         let (Some(keys), Some(dict)) = (keys, dict) else {
             let found = pickle.kind(pickle.root);
-            let what = format!("a PyTorch file that is no fairseq checkpoint ({found} without \"model\")");
-            return Err(CheckpointError::Unsupported { file: file.into(), what });
+            return Err(CheckpointError::NoFairseq { file: file.into(), found });
         };
         let dict = StateDict::new(file, pickle, dict, "\"model\"")?;
         Ok(Self { file, keys, dict })
@@ -212,6 +214,14 @@ impl<'a, 'p> Model<'a, 'p> {
 
     fn configuration(&self) -> Result<Config, CheckpointError> {
         self.keys.configuration(&self.dict)
+    }
+
+    /// Names what lies among the tensors and is none.
+    fn warnings(&self) -> Vec<String> {
+        let others = &self.dict.others;
+        let names = listed(others.iter().copied());
+        let left = || format!("{}: left out of \"model\", since they are no tensors: {names}", self.file);
+        (!others.is_empty()).then(left).into_iter().collect()
     }
 
     /// The storages that the tensors name, which must be entries of the right size.

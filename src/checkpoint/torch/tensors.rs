@@ -1,6 +1,6 @@
 //! From the description of a state dictionary to described tensors.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     globals::{self, Elements, Rebuild},
@@ -48,6 +48,8 @@ impl StorageInfo {
 pub(super) struct StateDict<'p> {
     pub(super) tensors: BTreeMap<&'p str, Described<'p>>,
     pub(super) storages: BTreeMap<&'p str, StorageInfo>,
+    /// Names of what is no tensor and holds none.
+    pub(super) others: BTreeSet<&'p str>,
 }
 
 impl<'p> StateDict<'p> {
@@ -60,7 +62,7 @@ impl<'p> StateDict<'p> {
             guard.check(*value, &name)?;
         }
         guard.check(value, place)?;
-        let mut reader = Reader { file, pickle, name: "", dict: Self::default() };
+        let mut reader = Reader { file, pickle, name: "", dict: Self::default(), left: limits::TENSORS };
         let Some(entries) = entries else {
             return Err(reader.malformed(format!("{place} must be a dictionary, found {}", pickle.kind(value))));
         };
@@ -114,6 +116,8 @@ struct Reader<'a, 'p> {
     /// The tensor that is being read.
     name: &'p str,
     dict: StateDict<'p>,
+    /// How many values may still lie in containers that are no tensors.
+    left: usize,
 }
 
 impl<'p> Reader<'_, 'p> {
@@ -127,15 +131,20 @@ impl<'p> Reader<'_, 'p> {
         if name.chars().any(char::is_control) {
             return Err(self.malformed(format!("tensor name {} holds a control character", quoted(name))));
         }
-        if self.dict.tensors.len() >= limits::TENSORS {
+        if self.dict.tensors.len() + self.dict.others.len() >= limits::TENSORS {
             return Err(self.limit("the number of tensors", limits::TENSORS));
         }
         self.name = name;
-        let described = self.describe(value)?;
-        match self.dict.tensors.insert(name, described) {
-            None => Ok(()),
-            Some(_) => Err(self.malformed(format!("tensor {} is repeated", quoted(name)))),
+        if self.dict.tensors.contains_key(name) || self.dict.others.contains(name) {
+            return Err(self.malformed(format!("tensor {} is repeated", quoted(name))));
         }
+        if self.pickle.is_plain(value, &mut self.left) {
+            self.dict.others.insert(name);
+        } else {
+            let described = self.describe(value)?;
+            self.dict.tensors.insert(name, described);
+        }
+        Ok(())
     }
 
     fn describe(&mut self, value: Value) -> Result<Described<'p>, CheckpointError> {
@@ -207,6 +216,11 @@ impl<'p> Reader<'_, 'p> {
             return Err(self.faulty("has an offset, shape or strides that are no integers".into()));
         };
         let layout = Layout::new(offset, &shape, &strides, available).map_err(|problem| self.faulty(problem))?;
+        if layout.elements() > available.max(limits::EXPANDED) {
+            let file = format!("{}: tensor {}", self.file, quoted(self.name));
+            let what = "the number of elements that it makes of those of its storage";
+            return Err(CheckpointError::Limit { file, what, limit: limits::EXPANDED });
+        }
         Ok(Described { storage: key, layout, dtype })
     }
 

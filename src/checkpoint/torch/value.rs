@@ -155,6 +155,22 @@ impl Pickle {
         call.state.map_or(Some(Vec::new()), |state| self.entries(state))
     }
 
+    /// Whether a value is a number, a text or `None`, or a container of such values alone; takes what containers hold
+    /// from `left`, and is `false` where they hold more.
+    pub(super) fn is_plain(&self, value: Value, left: &mut usize) -> bool {
+        let mut open = vec![value];
+        while let Some(value) = open.pop() {
+            if matches!(self.object(value), Some(Object::Call(_) | Object::Global { .. } | Object::Persistent(_))) {
+                return false;
+            }
+            let before = open.len();
+            self.parts(value, |part| open.push(part));
+            let Some(rest) = left.checked_sub(open.len() - before) else { return false };
+            *left = rest;
+        }
+        true
+    }
+
     /// What messages call a value.
     pub(super) fn kind(&self, value: Value) -> String {
         let kind = match value {

@@ -21,6 +21,7 @@ use crate::checkpoint::{
 /// Bytes of the header before an entry.
 const HEADER: u64 = 30;
 const END: u64 = 22;
+const END_MAGIC: &[u8] = b"PK\x05\x06";
 const LOCATOR: u64 = 20;
 const END64: u64 = 56;
 
@@ -130,8 +131,8 @@ fn directory<R: Read + Seek>(source: &mut Source<'_, R>) -> Result<Directory, Ch
     };
     let Some(end_at) = size.checked_sub(END) else { return Err(cut(source)) };
     let record = source.at(end_at, END as usize)?;
-    if !record.starts_with(b"PK\x05\x06") {
-        return Err(cut(source));
+    if !record.starts_with(END_MAGIC) {
+        return Err(behind(source)?.unwrap_or_else(|| cut(source)));
     }
     let (stated, alone) = end_of_directory(&record).ok_or_else(|| cut(source))?;
     if !alone {
@@ -163,6 +164,35 @@ fn directory<R: Read + Seek>(source: &mut Source<'_, R>) -> Result<Directory, Ch
         return Err(source.limit("the size of the zip directory", limits::ZIP_DIRECTORY));
     }
     Ok(directory)
+}
+
+/// What is wrong with a file whose archive ends before it does; nothing where there is no such end.
+fn behind<R: Read + Seek>(source: &mut Source<'_, R>) -> Result<Option<CheckpointError>, CheckpointError> {
+    const SEARCHED: u64 = 1 << 20;
+    const TRIED: usize = 1 << 10;
+    let from = source.size.saturating_sub(SEARCHED);
+    let bytes = source.at(from, usize::try_from(source.size - from).unwrap_or(0))?;
+    let places = bytes.windows(END as usize).enumerate().rev().filter(|(_, record)| record.starts_with(END_MAGIC));
+    for (place, record) in places.take(TRIED) {
+        let at = from + place as u64;
+        let comment = u64::from(u16::from_le_bytes([record[20], record[21]]));
+        let Some((stated, _)) = end_of_directory(record) else { continue };
+        let (offset, end) = match end64(source, at) {
+            Ok(Some((directory, _))) => (directory.offset, at + END + comment),
+            _ => (stated.offset, at + END + comment),
+        };
+        let is_directory = offset < at && source.at(offset, 4).is_ok_and(|magic| magic == b"PK\x01\x02");
+        if !is_directory || end > source.size {
+            continue;
+        }
+        return Ok(Some(match source.size - end {
+            0 => {
+                source.malformed(format!("its zip archive has a comment of {comment} bytes, as torch.save writes none"))
+            }
+            count => CheckpointError::Behind { file: source.file.into(), end, count },
+        }));
+    }
+    Ok(None)
 }
 
 /// What the last record says, and whether it stands for a whole archive without comment.

@@ -1,0 +1,98 @@
+//! Where a continuation ends: at end tokens, as transformers finds them.
+
+use std::{fs, path::Path};
+
+use moa_export::{
+    backend::OrtOperators,
+    checkpoint::Checkpoint,
+    export::{ExportOptions, SideFileOptions, export_with},
+    generate::{Finish, SamplingOptions},
+};
+use moa_graphs::Form;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::language_models::{GREEDY, exported, generator, goldens, read};
+use crate::{data, out};
+
+#[test]
+fn an_end_token_ends_its_row_alone() {
+    let folder = exported("jetmoe/bf16", Form::Function, false);
+    let (prompts, expected): (Vec<_>, Vec<_>) = goldens("jetmoe/bf16").into_iter().unzip();
+    let options = SamplingOptions { ignore_eos: false, ..GREEDY };
+    let found = generator(&folder, OrtOperators::Library, 32).generate(&prompts, &options).unwrap();
+    let mut ended = 0;
+    for (expected, found) in expected.iter().zip(&found) {
+        match expected.iter().position(|id| *id == 2) {
+            Some(end) => {
+                ended += 1;
+                assert_eq!((&found.tokens[..], found.finish), (&expected[..=end], Finish::Eos));
+            }
+            None => assert_eq!((&found.tokens, found.finish), (expected, Finish::Length)),
+        }
+    }
+    assert!((1..expected.len()).contains(&ended), "{ended} rows ended");
+}
+
+/// A checkpoint of the fixture whose configuration has `eos`, and a `generation_config.json` where there is one.
+fn checkpoint_that_ends(eos: Option<Value>, generation: Option<Value>) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::copy(data("jetmoe/bf16/model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    let mut config = read(&data("jetmoe/bf16/config.json"));
+    config.as_object_mut().unwrap().remove("eos_token_id");
+    if let Some(eos) = eos {
+        config["eos_token_id"] = eos;
+    }
+    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    if let Some(generation) = generation {
+        fs::write(folder.path().join("generation_config.json"), generation.to_string()).unwrap();
+    }
+    folder
+}
+
+/// What transformers 4.57 takes for the end of a text in the same files.
+#[test]
+fn a_text_ends_where_transformers_ends_it() {
+    let (prompts, expected): (Vec<_>, Vec<_>) = goldens("jetmoe/bf16").into_iter().unzip();
+    let row = expected.iter().position(|tokens| tokens.contains(&2)).unwrap();
+    let (prompt, tokens) = (&prompts[row], &expected[row]);
+    let (first, end) = (tokens[0], tokens.iter().position(|id| *id == 2).unwrap());
+    assert!(first != 2 && end + 1 < tokens.len() && !tokens[..end].contains(&0));
+    let all = tokens.len();
+    type Case = (Option<Value>, Option<Value>, Value, usize);
+    let cases: [Case; 8] = [
+        (None, None, json!(2), end + 1),
+        (Some(Value::Null), None, json!([]), all),
+        (Some(json!([])), None, json!([]), all),
+        (Some(json!([127, first])), None, json!([127, first]), 1),
+        (Some(json!(2)), Some(json!({})), json!([]), all),
+        (Some(json!(2)), Some(json!({ "eos_token_id": null })), json!([]), all),
+        (Some(Value::Null), Some(json!({ "eos_token_id": first })), json!(first), 1),
+        (Some(json!(first)), Some(json!({ "eos_token_id": [2] })), json!(2), end + 1),
+    ];
+    for (eos, generation, named, length) in cases {
+        let what = format!("{eos:?}, {generation:?}");
+        let (checkpoint, folder) = (checkpoint_that_ends(eos, generation), tempfile::tempdir().unwrap());
+        let files = SideFileOptions { beside: Some(checkpoint.path().into()), ..SideFileOptions::default() };
+        let opened = Checkpoint::open(checkpoint.path(), None).unwrap();
+        export_with(&opened, &out(&folder), &ExportOptions::default(), &files).unwrap();
+        let genai = out(&folder).join("genai_config.json");
+        assert_eq!(read(&genai)["model"]["eos_token_id"], named, "{what}");
+        let options = SamplingOptions { max_new: all, ignore_eos: false, ..GREEDY };
+        let generated = |folder| {
+            let found = generator(folder, OrtOperators::Library, 1).generate(std::slice::from_ref(prompt), &options);
+            found.unwrap().remove(0).tokens
+        };
+        assert_eq!(generated(&folder), tokens[..length], "{what}");
+        if eos_is_stated(checkpoint.path()) {
+            fs::remove_file(genai).unwrap();
+            assert_eq!(generated(&folder), tokens[..length], "{what}, without genai_config.json");
+        }
+    }
+}
+
+/// Whether a folder's own files name the end; an absent key has a default that only the class of JetMoE knows.
+fn eos_is_stated(folder: &Path) -> bool {
+    folder.join("generation_config.json").exists()
+        || read(&folder.join("config.json")).as_object().unwrap().contains_key("eos_token_id")
+}
