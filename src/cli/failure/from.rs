@@ -1,0 +1,395 @@
+//! Every typed error as a failure.
+
+use std::path::Path;
+
+use moa_graphs::{FloatType, ImportError, LowerError, WeightError};
+
+use super::{Code, Failure, help_with, is_engine_name};
+use crate::{
+    backend::{BackendError, BackendErrorKind, EngineError},
+    checkpoint::CheckpointError,
+    cli::codes::{CHECKPOINT, ONNX, WEIGHT},
+    engine::{ChoiceError, LockError, PrepareError, ProfileError},
+    export::{ExportError, OPSETS, VocabularyError},
+    files::ErrorKind,
+    latency::{LatencyError, PAST},
+    onnx::{EncodeError, ReadError, WriteError},
+    parity::{AuditError, VerifyError},
+    tensor_file::TensorFileError,
+    text::TextError,
+};
+#[cfg(feature = "ort")]
+use crate::{
+    generate::GenerateError,
+    text::{CONFIG_FILE, TOKENIZER_FILE},
+};
+
+const CODES_HELP: &str = "give the codes that the training's texts were cut with, as `subword-nmt learn-bpe` writes \
+                          them, with --bpe-codes FILE, or as bpe.codes beside the dictionary";
+
+impl From<CheckpointError> for Failure {
+    fn from(error: CheckpointError) -> Self {
+        let engine = matches!(&error, CheckpointError::Header { file, .. } if is_engine_name(Path::new(file)));
+        let help = match engine {
+            true => Some("an engine is no checkpoint; give what the engine's ONNX file was exported from".into()),
+            false => error.help(),
+        };
+        Self { help, ..Self::new(CHECKPOINT.of(error.kind()), error.to_string(), None) }
+    }
+}
+
+impl From<ReadError> for Failure {
+    fn from(error: ReadError) -> Self {
+        let engine =
+            "give the ONNX file that the engine was built from, and with `--backends tensorrt` the engine as --plan";
+        let named_so = matches!(&error, ReadError::Refused { path, .. } if is_engine_name(path));
+        let help = error.help().or_else(|| named_so.then_some(engine));
+        Self::new(ONNX.of(error.kind()), error.to_string(), help)
+    }
+}
+
+impl From<WeightError> for Failure {
+    fn from(error: WeightError) -> Self {
+        let message = error.to_string();
+        match error {
+            WeightError::NonFinite { .. } => Self::new(
+                Code::WeightMalformed,
+                message,
+                Some("the checkpoint is damaged or training diverged; export a sound one"),
+            ),
+            WeightError::OutOfRange { to, .. } => {
+                let help = match to {
+                    FloatType::F16 => "export with --dtype bf16 or --dtype fp32",
+                    _ => "export with --dtype fp32",
+                };
+                Self::new(Code::WeightUnsupported, message, Some(help))
+            }
+            error => Self::new(WEIGHT.of(ErrorKind::from(&error)), message, None),
+        }
+    }
+}
+
+impl From<ImportError> for Failure {
+    fn from(error: ImportError) -> Self {
+        let message = error.to_string();
+        match error {
+            ImportError::Weight(error) => error.into(),
+            ImportError::Family { .. } => Self::new(
+                Code::ModelUnsupported,
+                message,
+                Some("models with Mixture-of-Attention layers alone are exported here; Optimum exports others"),
+            ),
+            ImportError::Unsupported { .. } => Self::new(
+                Code::ModelUnsupported,
+                message,
+                Some(
+                    "where the weights need no such setting, correct the configuration or give another with --config FILE",
+                ),
+            ),
+            ImportError::MissingKey { .. } | ImportError::InvalidKey { .. } => Self::new(
+                Code::ConfigKey,
+                message,
+                Some("correct the configuration, or give another one with --config FILE"),
+            ),
+            ImportError::ExtraTensors { .. } => Self::new(
+                Code::ExtraTensors,
+                message,
+                Some("the configuration may name another family or fewer layers than the checkpoint has"),
+            ),
+            _ => Self::new(
+                Code::OtherConfig,
+                message,
+                Some(
+                    "configuration and checkpoint must come from the same model; give another configuration with --config FILE",
+                ),
+            ),
+        }
+    }
+}
+
+impl From<LowerError> for Failure {
+    fn from(error: LowerError) -> Self {
+        let help = match error {
+            LowerError::ExpertBias { .. } => "set \"expert_bias\" to false in the configuration",
+            LowerError::LastLogits => "leave out --last-logits",
+            _ => "export with --form standard or --form fused",
+        };
+        Self::new(Code::FormUnsupported, error.to_string(), Some(help))
+    }
+}
+
+impl From<EncodeError> for Failure {
+    fn from(error: EncodeError) -> Self {
+        let message = error.to_string();
+        match error {
+            EncodeError::Weight(error) => error.into(),
+            EncodeError::Data(_) => {
+                Self::new(Code::DataIo, message, Some("free disk space, or write elsewhere with -o"))
+            }
+            _ => Self::new(Code::DataUnsupported, message, Some("leave out --external-data never")),
+        }
+    }
+}
+
+impl From<WriteError> for Failure {
+    fn from(error: WriteError) -> Self {
+        let message = error.to_string();
+        match error {
+            WriteError::Exists { .. } => Self::new(Code::OutputExists, message, Some("add --force to replace it")),
+            WriteError::Link { target, .. } => {
+                let help = format!("write to {} itself, or remove the link", target.display());
+                Self::new(Code::OutputKind, message, Some(&help))
+            }
+            WriteError::WrongKind { .. } => Self::new(Code::OutputKind, message, Some("choose another output")),
+            _ => Self::new(Code::WriteIo, message, Some("check that the folder exists, is writable and has room")),
+        }
+    }
+}
+
+impl From<ExportError> for Failure {
+    fn from(error: ExportError) -> Self {
+        let message = error.to_string();
+        match error {
+            ExportError::Checkpoint(error) => error.into(),
+            ExportError::Import(error) => error.into(),
+            ExportError::Lower(error) => error.into(),
+            ExportError::Encode(error) => error.into(),
+            ExportError::Weight(error) => error.into(),
+            ExportError::Write(error) => error.into(),
+            ExportError::Vocabulary(error) => error.into(),
+            ExportError::Cancelled => Self::new(Code::Interrupted, message, None),
+            ExportError::NoVocabulary { .. } => Self::new(
+                Code::NoVocabulary,
+                message,
+                Some("leave out --dict, --source-dict, --target-dict and --bpe-codes"),
+            ),
+            ExportError::OwnFolder { .. } => Self::new(
+                Code::OutputIsInput,
+                message,
+                Some("give another folder with -o OUT, or a file: -o model.onnx"),
+            ),
+            ExportError::Input { .. } => Self::new(Code::OutputIsInput, message, Some("write elsewhere with -o OUT")),
+            ExportError::NeedsFolder { .. } => Self::new(Code::NeedsFolder, message, Some("give a folder: -o OUT")),
+            ExportError::NotText { .. } => Self::new(Code::OutputName, message, Some("choose another output with -o")),
+            ExportError::WrongEnding { .. } => {
+                Self::new(Code::OutputName, message, Some("give -o NAME.onnx or a folder"))
+            }
+            ExportError::Opset { .. } => {
+                let help = format!("give --opset {} to {}", OPSETS.start(), OPSETS.end());
+                Self::new(Code::Opset, message, Some(&help))
+            }
+        }
+    }
+}
+
+impl From<TextError> for Failure {
+    fn from(error: TextError) -> Self {
+        let (code, help) = match &error {
+            TextError::Io { source, .. } => (Code::TextFileIo, help_with(source)),
+            TextError::Limit { .. } => (Code::TextFileLimit, None),
+            TextError::Codes { .. } => (Code::TextFile, Some(CODES_HELP)),
+            TextError::Malformed { .. } => (Code::TextFile, None),
+        };
+        Self::new(code, error.to_string(), help)
+    }
+}
+
+impl From<VocabularyError> for Failure {
+    fn from(error: VocabularyError) -> Self {
+        let message = error.to_string();
+        match error {
+            VocabularyError::Text(error) => error.into(),
+            VocabularyError::Size { .. } => {
+                let help = "name the dictionary of this model with --dict, or with --source-dict and --target-dict";
+                Self::new(Code::OtherDictionary, message, Some(help))
+            }
+            VocabularyError::NoDictionary { .. } => {
+                let help = "name it with --dict, or with --source-dict and --target-dict";
+                Self::new(Code::NoDictionary, message, Some(help))
+            }
+            VocabularyError::Padding { .. } => Self::new(Code::Padding, message, None),
+        }
+    }
+}
+
+#[cfg(feature = "ort")]
+impl From<GenerateError> for Failure {
+    fn from(error: GenerateError) -> Self {
+        let message = error.to_string();
+        match error {
+            GenerateError::Text(error) => error.into(),
+            GenerateError::Read(error) => error.into(),
+            GenerateError::Backend(error) => error.into(),
+            GenerateError::Missing { path } => {
+                let help = match path.file_name().and_then(|name| name.to_str()) {
+                    Some(CONFIG_FILE) => "export again with --dict FILE, or with dict.txt beside the checkpoint",
+                    Some(TOKENIZER_FILE) => "give token ids with --token-ids, or put the model's tokenizer.json there",
+                    _ => "give the folder that `moa-export CHECKPOINT -o OUT` wrote for a model that generates text",
+                };
+                Self::new(Code::MissingFile, message, Some(help))
+            }
+            GenerateError::Graph { .. } => {
+                let help = "generate runs the translation models and the causal language models that this version of \
+                            moa-export writes: both decode step by step with caches";
+                Self::new(Code::NoGenerator, message, Some(help))
+            }
+            GenerateError::Vocabulary { .. } => {
+                let help = "put the dictionary of this model there, or export again with --dict FILE";
+                Self::new(Code::OtherDictionary, message, Some(help))
+            }
+            GenerateError::Option(_) => Self::new(
+                Code::GenerationOption,
+                message,
+                Some("`moa-export generate --help` lists the options and their defaults"),
+            ),
+            GenerateError::TooLong { .. } => Self::too_long(message, "split the line, or add --skip-long"),
+            GenerateError::TokenId { .. } => {
+                Self::new(Code::TokenId, message, Some("give ids of the tokenizer that the model was trained with"))
+            }
+            GenerateError::LongPrompt { .. } => Self::too_long(message, "shorten the prompt"),
+            GenerateError::NotFinite { .. } => {
+                Self::new(Code::NotFinite, message, Some("run `moa-export verify` on the folder"))
+            }
+            GenerateError::Interrupted => Self::new(Code::Interrupted, message, None),
+        }
+    }
+}
+
+impl From<BackendError> for Failure {
+    fn from(error: BackendError) -> Self {
+        let code = match error.kind() {
+            BackendErrorKind::Unsupported => Code::BackendUnsupported,
+            BackendErrorKind::Input => Code::Inputs,
+            BackendErrorKind::Failed => Code::RuntimeFailed,
+            _ => Code::RuntimeMissing,
+        };
+        match error {
+            BackendError::Model(error) => error.into(),
+            BackendError::Engine(error) => error.into(),
+            error => Self::new(code, error.to_string(), error.help()),
+        }
+    }
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Self {
+        let code = match &error {
+            EngineError::Io { .. } | EngineError::Lock(LockError::Missing { .. }) => Code::EngineIo,
+            EngineError::Profile(_) => Code::ProfileSizes,
+            EngineError::Cancelled => Code::Interrupted,
+            error => match error.kind() {
+                BackendErrorKind::Unsupported => Code::EngineUnsupported,
+                BackendErrorKind::Input => Code::Inputs,
+                BackendErrorKind::Model => Code::Plan,
+                BackendErrorKind::Failed => Code::EngineFailed,
+                _ => Code::RuntimeMissing,
+            },
+        };
+        match error {
+            EngineError::Read(error) => error.into(),
+            error => Self::new(code, error.to_string(), error.help()),
+        }
+    }
+}
+
+impl From<ChoiceError> for Failure {
+    fn from(error: ChoiceError) -> Self {
+        EngineError::from(error).into()
+    }
+}
+
+impl From<PrepareError> for Failure {
+    fn from(error: PrepareError) -> Self {
+        EngineError::from(error).into()
+    }
+}
+
+impl From<ProfileError> for Failure {
+    fn from(error: ProfileError) -> Self {
+        let help = match &error {
+            ProfileError::Unknown { open, .. } => Some(format!("the model leaves open: {}", open.join(", "))),
+            ProfileError::Shapes { inputs, .. } => Some(format!("the model's inputs: {inputs}")),
+            ProfileError::Missing { names } => Some(format!("add{}", sizes_of(names))),
+            ProfileError::Empty { name } => {
+                Some(format!("give at least 1, such as --dim {name}=1:OPT:MAX; only {PAST} may be 0"))
+            }
+            ProfileError::Positions { positions, .. } => {
+                Some(format!("give sizes for at most {positions} tokens a row"))
+            }
+            _ => None,
+        };
+        let failure = Self::from(EngineError::from(error));
+        Self { help: help.or(failure.help), ..failure }
+    }
+}
+
+/// An option for each dimension; only keys and values of the past may be of none.
+fn sizes_of(names: &[String]) -> String {
+    let least = |name: &str| if name == PAST { "0" } else { "MIN" };
+    names.iter().map(|name| format!(" --dim {name}={}:OPT:MAX", least(name))).collect()
+}
+
+impl From<TensorFileError> for Failure {
+    fn from(error: TensorFileError) -> Self {
+        let code = match &error {
+            TensorFileError::Io { .. } => Code::TensorFileIo,
+            TensorFileError::Dtype { .. } => Code::TensorType,
+            _ => Code::TensorFile,
+        };
+        Self::new(code, error.to_string(), Some("inputs are one .safetensors file with a tensor per graph input"))
+    }
+}
+
+impl From<VerifyError> for Failure {
+    fn from(error: VerifyError) -> Self {
+        let message = error.to_string();
+        match error {
+            VerifyError::Export(error) => error.into(),
+            VerifyError::Given(error) => error.into(),
+            VerifyError::Read(error) | VerifyError::Audit(AuditError::Read(error)) => error.into(),
+            VerifyError::Weight(error) | VerifyError::Audit(AuditError::Weight(error)) => error.into(),
+            VerifyError::MissingGraph { .. } => Self::new(
+                Code::MissingGraph,
+                message,
+                Some("give the file or folder that `moa-export CHECKPOINT -o OUT` wrote"),
+            ),
+            VerifyError::NeedsFolder { .. } => {
+                Self::new(Code::NeedsFolder, message, Some("give the folder that holds it"))
+            }
+            VerifyError::WrongFamily { .. } => {
+                Self::new(Code::OtherCheckpoint, message, Some("give the checkpoint that the model was exported from"))
+            }
+        }
+    }
+}
+
+impl From<LatencyError> for Failure {
+    fn from(error: LatencyError) -> Self {
+        let message = error.to_string();
+        let form = "export with --form function, whose MoA operators are nodes";
+        let (code, help) = match error {
+            LatencyError::Read(error) => return error.into(),
+            LatencyError::Backend(error) => return error.into(),
+            LatencyError::Shape(_) | LatencyError::Histogram(_) => (Code::BenchModel, None),
+            LatencyError::NoGraph { .. } => (Code::BenchUsage, Some("give what `moa-export CHECKPOINT -o OUT` wrote")),
+            LatencyError::NothingInCommon { .. } => (Code::BenchUsage, Some("compare models of one kind")),
+            LatencyError::UnknownAxis { .. } => (Code::BenchUsage, Some("give it with --dim AXIS=N")),
+            LatencyError::UnusedAxis { .. } => (Code::BenchUsage, Some("leave out the option that gives it a size")),
+            LatencyError::UnknownInput { .. } => (Code::BenchUsage, Some("give all inputs with --inputs FILE")),
+            LatencyError::MissingInput { .. } => {
+                (Code::Inputs, Some("inputs are one .safetensors file with a tensor per graph input"))
+            }
+            LatencyError::TooLong { .. } => (Code::BenchUsage, Some("give smaller sizes to --seq and --past")),
+            LatencyError::NoOperators { .. } | LatencyError::Cut { .. } => (Code::BenchUnsupported, Some(form)),
+            LatencyError::Steering { .. } => (Code::BenchUnsupported, Some("leave out --routing")),
+            LatencyError::Trace { .. } => {
+                (Code::Content, Some("give outputs of `moa-export run` for a model exported with --router-outputs"))
+            }
+            LatencyError::Disagreement { .. } => {
+                let help = "run `moa-export verify`; --allow-failed-parity times it all the same and says so";
+                return Self::new(Code::Disagreement, format!("parity: {message}"), Some(help));
+            }
+        };
+        Self::new(code, message, help)
+    }
+}
