@@ -19,7 +19,7 @@ impl Epoch {
 }
 
 /// Rows whose parts stand in the memory of a thread, if any do.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct KnownRows {
     epoch: Option<Epoch>,
     data: usize,
@@ -28,16 +28,15 @@ pub(super) struct KnownRows {
     magnitudes: Vec<Magnitudes>,
 }
 
-impl Default for KnownRows {
-    fn default() -> Self {
-        let (starts, magnitudes) = (Vec::with_capacity(ROW_LIMIT), Vec::with_capacity(ROW_LIMIT));
-        Self { epoch: None, data: 0, inner: 0, starts, magnitudes }
-    }
-}
-
 impl KnownRows {
     /// Bytes of the memory that it keeps.
     pub(super) const BYTES: usize = ROW_LIMIT * (size_of::<usize>() + size_of::<Magnitudes>());
+
+    /// Takes that memory, where it was not taken before.
+    pub(super) fn make_room(&mut self) {
+        self.starts.reserve_exact(ROW_LIMIT.saturating_sub(self.starts.len()));
+        self.magnitudes.reserve_exact(ROW_LIMIT.saturating_sub(self.magnitudes.len()));
+    }
 
     /// Bytes held.
     #[cfg(test)]

@@ -183,6 +183,7 @@ impl Unit {
         // SAFETY: `Isa` proves that this process may use tiles, and the memory that the thread has no other unit.
         let tiles = unsafe { Tiles::configure() }?;
         let [left, right, sums] = SCRATCH_LEN;
+        scratch.known.make_room();
         scratch.left.take(left);
         scratch.right.iter_mut().for_each(|buffer| _ = buffer.take(right));
         scratch.sums.take(sums);
