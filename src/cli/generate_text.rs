@@ -35,20 +35,14 @@ impl TextArguments {
 }
 
 impl TextArguments {
-    /// Refuses what changes drawn tokens alone where none is drawn.
+    /// Refuses a seed where nothing asks for tokens that are drawn; a temperature of 0 that was given may have one, as
+    /// the end of a row of temperatures.
     fn check(&self) -> Result<(), Failure> {
-        let given =
-            [("--top-k", self.top_k.is_some()), ("--top-p", self.top_p.is_some()), ("--seed", self.seed.is_some())];
-        match given.into_iter().find(|(_, given)| *given) {
-            Some((flag, _)) if self.options().temperature == 0.0 => {
-                let message = format!("{flag} is for tokens that are drawn, and the most probable one is taken here");
-                Err(Failure::usage(
-                    message,
-                    Some("give a --temperature above 0, or leave it out with --top-k or --top-p"),
-                ))
-            }
-            _ => Ok(()),
+        if self.seed.is_none() || self.temperature.is_some() || self.options().temperature > 0.0 {
+            return Ok(());
         }
+        let message = "--seed is for tokens that are drawn, and the most probable one is taken here";
+        Err(Failure::usage(message, Some("add --temperature, --top-k or --top-p")))
     }
 }
 
