@@ -173,7 +173,7 @@ DEVICE void set_apart(typename A::Element *values, int first_key, int first_part
 
 // Factor on a finished row: the token's gate over the sum of weights; 0 where no key is visible.
 DEVICE float row_factor(const QueryRows &rows, int row, float sum) {
-    const float gate = rows.p.pair_gates[rows.pair(row)] * rows.p.gate_scale;
+    const float gate = rows.p.pair_gates[rows.pair(row)];
     return sum == 0 ? gate * 0 : gate / sum;
 }
 

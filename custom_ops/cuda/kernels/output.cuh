@@ -90,7 +90,7 @@ DEVICE int list_visited(const Parameters &p, int first_row, int rows, unsigned s
 const int MAX_EXPERTS = 256;
 const int VISITED_BYTES = MAX_EXPERTS * 3 + 16;
 
-// One run of the output: scaled back, with bias; 0 for a token that is routed nowhere.
+// One run of the output, with bias; 0 for a token that is routed nowhere.
 template <class T>
 DEVICE void store_output(const Parameters &p, size_t token, int column, float (&values)[Run<T>::LENGTH]) {
     const T *bias = (const T *)p.output_bias;
@@ -99,7 +99,7 @@ DEVICE void store_output(const Parameters &p, size_t token, int column, float (&
 #pragma unroll
     for (int i = 0; i < Run<T>::LENGTH; i++) {
         float added = bias && i < valid ? to_float(bias[column + i]) : 0;
-        values[i] = routed ? values[i] * p.output_scale + added : 0;
+        values[i] = routed ? values[i] + added : 0;
     }
     store_run((T *)p.output + token * p.width + column, values, valid, p.vectors != 0);
 }
@@ -190,10 +190,6 @@ DEVICE void output(const Parameters &p) {
         float values[TileType::LENGTH];
         sum_run<TileType, TileType::LENGTH>(shared, row, column, values);
         if (listed) {
-#pragma unroll
-            for (int j = 0; j < TileType::LENGTH; j++) {
-                values[j] *= p.output_scale;
-            }
             T *to = (T *)p.partial_rows + (size_t)pairs[row] * p.width + first_column + column;
             store_run(to, values, valid, p.vectors != 0);
         } else if (p.output_splits == 1) {

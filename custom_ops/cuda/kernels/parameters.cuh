@@ -21,7 +21,7 @@ struct Parameters {
     void *key;  // [B, G, key_rows, D]: the keys behind the past are its last rows.
     void *value;  // [B, G, value_rows, D], the same of values.
     void *rows;  // [N, E, w] where every expert is computed, else [N, k, w]: queries or hidden rows.
-    void *attended;  // [N, k, w] times gate and gate_scale; slots by rising expert.
+    void *attended;  // [N, k, w] times gate; slots by rising expert.
     void *partial_rows;  // [N, k, C] products of single slots, or [output_splits, N, C] f32.
     float *partial_attention;  // For every row and split: maximum, sum, D values.
     unsigned char *slots;  // [E, N]: slot of a token's expert, 255 where it is not chosen.
@@ -68,9 +68,7 @@ struct Parameters {
     int output_tiles;  // Tiles over the columns of the output.
     int output_splits;  // Parts into which the inner dimension of the output projection is cut.
     float scale;  // Factor on query · key.
-    float gate_scale;  // Power of two on gates, so that products stay normal numbers in binary16.
-    float output_scale;  // 1 / gate_scale.
 };
 
 const int PARAMETERS_POINTERS = 29;
-static_assert(sizeof(Parameters) == 392, "the fields have no padding between them");
+static_assert(sizeof(Parameters) == 384, "the fields have no padding between them");

@@ -201,7 +201,7 @@ DEVICE void finish_tile(const Parameters &p, const unsigned char *shared, const 
         }
         if (activated) {
             size_t pair = job.pairs ? job.pairs[row] : (size_t)token * p.top_k + job.slots[token];
-            float factor = p.pair_gates[pair] * p.gate_scale;
+            float factor = p.pair_gates[pair];
 #pragma unroll
             for (int j = 0; j < LENGTH; j++) {
                 values[j] = activate(p.activation, values[j]) * (gated ? partners[j] : 1) * factor;

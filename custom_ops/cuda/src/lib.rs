@@ -29,8 +29,7 @@
 //! A feed-forward layer routes first (one launch), then computes hidden rows and output. Routing sorts nothing: a
 //! token's experts are a byte each in `[E, N]`, its slots rise with the expert, and one block an expert turns its bytes
 //! into a list. The gate is folded into the rows that enter the output projection, so the weighted sum over experts is
-//! part of that product's inner dimension; in binary16 gates are scaled by a power of two of at most 32, so that small
-//! ones keep their bits (so a gated row must stay below 2047 there).
+//! part of that product's inner dimension.
 //! Attention reads each key once for all `k` queries of a token; with few queries, blocks cut the keys and the last to
 //! arrive combines their parts.
 //!
@@ -50,7 +49,8 @@
 //! # Precision
 //!
 //! The router is f32 whatever the element type is. Sums are f32. Queries, new keys and values, weights of attention,
-//! gated rows and, in the last regime, the products of single slots are rounded to the element type. f32 is computed by
+//! gated rows and, in the last regime, the products of single slots are rounded to the element type; in binary16 what a
+//! gate makes smaller than `2^-14` keeps `2^-25` of absolute precision, as the output itself does. f32 is computed by
 //! fused multiply-add in f32, or with factors rounded to TF32 where [`Options::tf32`] allows it.
 //!
 //! # Which units

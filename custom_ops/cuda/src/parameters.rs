@@ -88,7 +88,7 @@ parameters! {
         key: "void *", "`[B, G, key_rows, D]`: the keys behind the past are its last rows.";
         value: "void *", "`[B, G, value_rows, D]`, the same of values.";
         rows: "void *", "`[N, E, w]` where every expert is computed, else `[N, k, w]`: queries or hidden rows.";
-        attended: "void *", "`[N, k, w]` times gate and `gate_scale`; slots by rising expert.";
+        attended: "void *", "`[N, k, w]` times gate; slots by rising expert.";
         partial_rows: "void *", "`[N, k, C]` products of single slots, or `[output_splits, N, C]` f32.";
         partial_attention: "float *", "For every row and split: maximum, sum, `D` values.";
         slots: "unsigned char *", "`[E, N]`: slot of a token's expert, 255 where it is not chosen.";
@@ -139,8 +139,6 @@ parameters! {
     }
     floats {
         scale, "Factor on query · key.";
-        gate_scale, "Power of two on gates, so that products stay normal numbers in binary16.";
-        output_scale, "`1 / gate_scale`.";
     }
 }
 

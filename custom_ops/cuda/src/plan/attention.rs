@@ -130,7 +130,6 @@ pub fn cross_attention(
 
 /// Launches of an attention layer; `copies` says whether a cache that is returned has a past.
 fn plan(mut layer: Layer, copies: bool) -> Result<Plan, PlanError> {
-    [layer.base.gate_scale, layer.base.output_scale] = layer.choice.gate_scale(layer.sizes.experts);
     let appends = layer.base.kv_weight != Buffer::Null;
     let Sizes { batch, tokens, past, keys, top_k, kv_heads, head, experts, .. } = layer.sizes;
     let (rows, pairs) = (tokens * top_k, batch * kv_heads);

@@ -26,9 +26,6 @@ const INNER_PER_SPLIT: usize = 256;
 const NARROW_COLUMNS: usize = 16;
 const WIDE_COLUMNS: usize = 64;
 
-/// Largest power of two on gates in binary16: above, ordinary attention outputs could overflow.
-const MAX_GATE_EXPONENT: u32 = 5;
-
 /// How `tokens` tokens are computed.
 pub(super) fn regime(tokens: usize, experts: usize, top_k: usize) -> Regime {
     if tokens <= SPARSE_TOKENS && tokens * top_k < experts {
@@ -146,17 +143,6 @@ impl Choice {
     /// Blocks that copy `bytes` bytes.
     pub(super) fn copy_blocks(&self, bytes: usize, threads: usize) -> usize {
         if bytes == 0 { 0 } else { bytes.div_ceil(64 * threads).clamp(1, 4 * self.multiprocessors()) }
-    }
-
-    /// The factor on gates of attention, whose results are no larger than values, and what undoes it. Hidden rows of a
-    /// feed-forward layer are as large as they will, and have none.
-    pub(super) fn gate_scale(&self, experts: usize) -> [f32; 2] {
-        if self.element != Element::F16 {
-            return [1.0; 2];
-        }
-        let exponent = experts.next_power_of_two().trailing_zeros().min(MAX_GATE_EXPONENT);
-        let scale = (1_u32 << exponent) as f32;
-        [scale, 1.0 / scale]
     }
 
     /// Whether `blocks` blocks give at least three quarters of the multiprocessors work. The share is an estimate:

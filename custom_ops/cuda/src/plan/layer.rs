@@ -125,8 +125,6 @@ impl Layer {
             vectors: i32::from(whole_runs),
             key_splits: 1,
             output_splits: 1,
-            gate_scale: 1.0,
-            output_scale: 1.0,
             slots: arena.take(sizes.experts * tokens),
             pair_experts: arena.take(pairs * 4),
             pair_gates: arena.take(pairs * 4),
