@@ -88,6 +88,23 @@ fn jetmoe_without_prefixes_and_with_frequencies() {
     scene.refuses("mixed -o out2", 3, &["model.embed_tokens.weight", "is missing"]);
 }
 
+/// As PyTorch's parallel modules name their state.
+#[test]
+fn names_of_parallel_modules() {
+    for plain in [Model::read("jetmoe/bf16"), Model::translator()] {
+        let scene = Scene::with(&plain);
+        let expected = exported(&scene, "ck", "out");
+        let mut wrapped = plain.clone();
+        wrapped.tensors =
+            plain.tensors.iter().map(|(name, tensor)| (format!("module.{name}"), tensor.clone())).collect();
+        wrapped.write(&scene.path("wrapped"));
+        assert!(exported(&scene, "wrapped", "from_wrapped") == expected);
+        wrapped.tensors.insert("other.weight".into(), Stored::floats(&[1], &[0.0]));
+        wrapped.write(&scene.path("mixed"));
+        scene.refuses("mixed -o out2", 3, &["is missing"]);
+    }
+}
+
 /// Shards, aliases, metadata and the order of tensors are no part of a model.
 #[test]
 fn the_same_weights_give_the_same_bytes_however_they_are_stored() {

@@ -88,12 +88,12 @@ fn names_of_globals_are_escaped_and_cut() {
 }
 
 #[test]
-fn protocols_two_to_four_are_read() {
+fn protocols_two_to_five_are_read() {
     let model = b"}X\x05\0\0\0model}sX\x03\0\0\0cfg}X\x05\0\0\0model}X\x04\0\0\0archX\x0f\0\0\0moa_transformersss.";
-    for protocol in 2..=4 {
+    for protocol in 2..=5 {
         assert!(opened(&zip(&[&[0x80, protocol], model.as_slice()].concat(), &[])).0.names().is_empty());
     }
-    for protocol in [0, 1, 5, 255] {
+    for protocol in [0, 1, 6, 255] {
         let bytes = zip(&[&[0x80, protocol], model.as_slice()].concat(), &[]);
         assert_refused(&bytes, ErrorKind::Unsupported, &[&format!("protocol {protocol}")]);
     }

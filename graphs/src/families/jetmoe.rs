@@ -5,7 +5,7 @@ use moa_schema::{Activation, GateMode};
 use super::{
     Config, ImportOptions,
     importer::Importer,
-    prefixed::Prefixed,
+    renamed::Renamed,
     rotary::{self, rotary},
 };
 use crate::{
@@ -26,6 +26,11 @@ const DEFAULT_VOCABULARY: usize = 32_000;
 /// The norms inside a layer are built without the configuration's epsilon; only the final one reads it.
 const LAYER_NORM_EPSILON: f32 = 1e-6;
 
+/// The name that a tensor has in a model with its head.
+fn full_name(bare: &str) -> String {
+    if bare == OUTPUT { bare.into() } else { format!("{PREFIX}{bare}") }
+}
+
 pub(super) fn import(
     config: &Config,
     tensors: &dyn TensorDirectory,
@@ -39,7 +44,7 @@ pub(super) fn import(
     let sizes = Sizes::new(config, options)?;
     let names = tensors.names();
     let is_bare = names.contains(&&TOKENS[PREFIX.len()..]) && !names.iter().any(|name| name.starts_with(PREFIX));
-    let bare = is_bare.then(|| Prefixed::new(tensors, PREFIX, OUTPUT));
+    let bare = is_bare.then(|| Renamed::new(tensors, full_name));
     let tensors = bare.as_ref().map_or(tensors, |bare| bare);
     let mut importer = Importer::new(tensors);
     let tied = config.flag_or("tie_word_embeddings", true)?;

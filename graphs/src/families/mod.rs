@@ -8,7 +8,7 @@ mod importer;
 mod jetmoe;
 mod masked_lm;
 mod moa_layer;
-mod prefixed;
+mod renamed;
 mod rotary;
 mod translation;
 
@@ -16,7 +16,11 @@ pub use config::Config;
 
 use moa_schema::GateMode;
 
+use self::renamed::Renamed;
 use crate::{ImportError, TensorDirectory, model::Model};
+
+/// Before every name of a model that `DistributedDataParallel` or `DataParallel` of PyTorch held.
+const PARALLEL_PREFIX: &str = "module.";
 
 /// What the user may say about a model beyond its checkpoint and configuration.
 #[derive(Debug, Clone, Copy, Default)]
@@ -85,7 +89,11 @@ pub fn import(config: &Config, tensors: &dyn TensorDirectory, options: ImportOpt
     if !tensors.is_synthetic() && config.flag_or("expert_bias", false)? {
         return Err(config.unsupported("\"expert_bias\": true".into()));
     }
-    (family.import)(config, tensors, options)
+    let names = tensors.names();
+    if names.is_empty() || !names.iter().all(|name| name.starts_with(PARALLEL_PREFIX)) {
+        return (family.import)(config, tensors, options);
+    }
+    (family.import)(config, &Renamed::new(tensors, |name| name[PARALLEL_PREFIX.len()..].into()), options)
 }
 
 #[cfg(test)]

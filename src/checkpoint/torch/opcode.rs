@@ -1,4 +1,4 @@
-//! The opcodes of pickle protocols 2 to 4.
+//! The opcodes of pickle protocols 2 to 4, which are all that `torch.save` writes in protocol 5 too.
 
 macro_rules! opcodes {
     ($($name:ident $code:literal,)*) => {
@@ -75,7 +75,7 @@ opcodes! {
     FRAME 0x95,
 }
 
-/// Opcodes that Python knows, but that no pickle of protocols 2 to 4 by `torch.save` holds.
+/// Opcodes that Python knows, but that no pickle of protocols 2 to 5 by `torch.save` holds.
 const OTHERS: [(u8, &str); 18] = [
     (b'F', "FLOAT"),
     (b'I', "INT"),

@@ -124,9 +124,9 @@ impl<'a> Machine<'a> {
     fn announcement(&mut self, opcode: Opcode) -> Done {
         if opcode == Opcode::PROTO {
             return match self.fixed::<1>()?[0] {
-                2..=4 if self.opcode == 0 => Ok(()),
-                2..=4 => Err(self.malformed("the protocol is repeated")),
-                other => Err(self.unsupported(format!("a pickle of protocol {other} (supported: 2, 3, 4)"))),
+                2..=5 if self.opcode == 0 => Ok(()),
+                2..=5 => Err(self.malformed("the protocol is repeated")),
+                other => Err(self.unsupported(format!("a pickle of protocol {other} (supported: 2 to 5)"))),
             };
         }
         let frame = u64::from_le_bytes(self.fixed()?);
