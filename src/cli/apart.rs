@@ -1,9 +1,12 @@
 //! Files to write that are neither read by the same command nor written twice.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use super::Failure;
-use crate::{checkpoint, file_names::CONFIG, files::folder_of, side_files};
+use crate::{checkpoint, file_names::CONFIG, files::folder_of, onnx::read_model, side_files};
 
 /// Endings of the files that a model, a checkpoint or an exported folder consists of, where their names are free.
 const PARTS: [&str; 7] = ["bin", "data", "onnx", "plan", "pt", "safetensors", "txt"];
@@ -44,10 +47,22 @@ fn is_of(output: &Path, input: &Path) -> bool {
     let name = output.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     if !input.is_dir() {
         let lies_beside = || output.parent() == input.parent() && output.exists();
-        return output == input || is_read_with(name, &input) && lies_beside();
+        return output == input || lies_beside() && (is_read_with(name, &input) || is_data_of(&output, &input));
     }
-    let is_part = PARTS.iter().any(|part| has_ending(Path::new(name), part)) || is_known(name);
-    output.parent() == Some(&input) && output.exists() && is_part
+    let is_part = || PARTS.iter().any(|part| has_ending(Path::new(name), part)) || is_known(name);
+    let is_data = || files_of(&input).iter().any(|file| is_data_of(&output, file));
+    output.parent() == Some(&input) && output.exists() && (is_part() || is_data())
+}
+
+fn files_of(folder: &Path) -> Vec<PathBuf> {
+    fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+/// Whether the model in the file `input` keeps weights in the file `output`, whatever that is called.
+fn is_data_of(output: &Path, input: &Path) -> bool {
+    let reads_data =
+        || read_model(input).is_ok_and(|model| model.data_files().iter().any(|data| place(data) == output));
+    has_ending(input, "onnx") && reads_data()
 }
 
 fn has_ending(path: &Path, ending: &str) -> bool {

@@ -4,9 +4,11 @@ use std::{ops::ControlFlow, path::Path, process::ExitCode, sync::Arc, time::Dura
 
 use super::{
     Failure,
+    args::BackendArgument,
     generate_args::{GenerateArguments, RuntimeArgument, StopArgument, TranslationArguments},
     generate_input::{Input, Inputs, Interruption},
     generate_text, must_be_open, note, print_aside, print_part, progress,
+    run::check_ort_options,
     table::table,
 };
 use crate::{
@@ -30,10 +32,11 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
         let help = format!("give the folder that holds it: {}", parent.unwrap_or(Path::new(".")).display());
         return Err(Failure::usage(format!("{} is no folder", arguments.folder.display()), Some(&help)));
     }
-    if let (RuntimeArgument::OrtFunction, Some(_)) = (arguments.backend, &arguments.library) {
-        let message = "--library is for the backend ort, which was not chosen";
-        return Err(Failure::usage(message, Some("choose that backend, or leave out --library")));
-    }
+    let backend = match arguments.backend {
+        RuntimeArgument::Ort => BackendArgument::Ort,
+        RuntimeArgument::OrtFunction => BackendArgument::OrtFunction,
+    };
+    check_ort_options(&[backend], arguments.library.as_deref(), arguments.threads)?;
     if holds_causal_lm(&arguments.folder) {
         return generate_text::run(arguments);
     }

@@ -5,9 +5,11 @@ use std::{
     io::{self, BufRead, IsTerminal, Read, StdinLock},
     path::Path,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    thread,
+    time::Duration,
 };
 
 use super::{
@@ -17,6 +19,9 @@ use crate::{generate::GenerateError, text::BYTE_ORDER_MARK};
 
 /// Most bytes that are read together.
 const MAX_BYTES: u64 = 1 << 30;
+
+/// What ends a program that writes lines ends this one too, a little later: how long the end of lines waits for that.
+const END_TOGETHER: Duration = Duration::from_millis(50);
 
 /// Lines that are read together.
 pub(super) struct Input {
@@ -98,8 +103,14 @@ impl Inputs {
             note("type a line and end it with return; Ctrl-D ends the input");
         }
         let name = "stdin".to_owned();
-        let read = interruption.while_waiting(|| read_lines(stdin, *together))?;
-        let bytes = read.map_err(|error| Failure::io(&error, &name))?;
+        let read = interruption.while_waiting(|| {
+            let read = read_lines(stdin, *together);
+            if read.as_ref().is_ok_and(|(_, is_end)| *is_end) {
+                thread::sleep(END_TOGETHER);
+            }
+            read
+        })?;
+        let (bytes, _) = read.map_err(|error| Failure::io(&error, &name))?;
         if bytes.is_empty() {
             return Ok(None);
         }
@@ -110,15 +121,16 @@ impl Inputs {
     }
 }
 
-fn read_lines(source: &mut impl BufRead, count: usize) -> io::Result<Vec<u8>> {
+/// Up to `count` lines, and whether the source ended before or within the last of them.
+fn read_lines(source: &mut impl BufRead, count: usize) -> io::Result<(Vec<u8>, bool)> {
     let mut bytes = Vec::new();
     for _ in 0..count {
         let room = (MAX_BYTES + 1).saturating_sub(bytes.len() as u64);
-        if source.take(room).read_until(b'\n', &mut bytes)? == 0 {
-            break;
+        if source.take(room).read_until(b'\n', &mut bytes)? == 0 || bytes.last() != Some(&b'\n') {
+            return Ok((bytes, true));
         }
     }
-    Ok(bytes)
+    Ok((bytes, false))
 }
 
 /// Whether all of stdin is there already.
@@ -195,7 +207,7 @@ pub(super) struct Interruption {
     /// Becomes true where the work shall end at its next step.
     pub(super) is_asked: Arc<AtomicBool>,
     /// Whether there is no work, and no next step, until somebody types.
-    waits: Arc<AtomicBool>,
+    waits: Arc<Mutex<bool>>,
 }
 
 impl Interruption {
@@ -203,15 +215,11 @@ impl Interruption {
     pub(super) fn listen(&self) -> Result<(), Failure> {
         let (is_asked, waits) = (Arc::clone(&self.is_asked), Arc::clone(&self.waits));
         let caught = signals::on_end(move || {
-            let again = is_asked.swap(true, Ordering::SeqCst);
-            let waits = waits.load(Ordering::SeqCst);
-            if again || waits {
+            // Locked until the program is gone, so that no other end is told meanwhile.
+            let waits = lock(&waits);
+            if is_asked.swap(true, Ordering::SeqCst) || *waits {
                 scratch().remove();
-            }
-            if waits {
-                interrupted().print();
-            }
-            if again || waits {
+                if *waits { interrupted() } else { Failure::interrupted("interrupted".into()) }.print();
                 leave(INTERRUPTED);
             }
         });
@@ -220,14 +228,21 @@ impl Interruption {
 
     /// What `wait` brings, which an interrupt does not wait for.
     fn while_waiting<T>(&self, wait: impl FnOnce() -> T) -> Result<T, Failure> {
-        self.waits.store(true, Ordering::SeqCst);
-        if self.is_asked.load(Ordering::SeqCst) {
-            return Err(interrupted());
+        {
+            let mut waits = lock(&self.waits);
+            if self.is_asked.load(Ordering::SeqCst) {
+                return Err(interrupted());
+            }
+            *waits = true;
         }
         let brought = wait();
-        self.waits.store(false, Ordering::SeqCst);
+        *lock(&self.waits) = false;
         Ok(brought)
     }
+}
+
+fn lock(waits: &Mutex<bool>) -> MutexGuard<'_, bool> {
+    waits.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn interrupted() -> Failure {
@@ -251,8 +266,10 @@ mod tests {
     #[test]
     fn lines_are_read_together_up_to_the_last() {
         let mut source = b"a\r\n\nb\nc".as_slice();
-        let mut next = |count| String::from_utf8(read_lines(&mut source, count).unwrap()).unwrap();
-        assert_eq!([next(2), next(1), next(2), next(1)], ["a\r\n\n", "b\n", "c", ""]);
+        for (count, lines, is_end) in [(2, "a\r\n\n", false), (1, "b\n", false), (1, "c", true), (1, "", true)] {
+            assert_eq!(read_lines(&mut source, count).unwrap(), (lines.as_bytes().to_vec(), is_end));
+        }
+        assert_eq!(read_lines(&mut b"a\nb\n".as_slice(), 3).unwrap(), (b"a\nb\n".to_vec(), true));
     }
 
     #[test]

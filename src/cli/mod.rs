@@ -139,7 +139,8 @@ fn usage(error: &clap::Error) -> ExitCode {
     }
     let asked = !error.use_stderr();
     if asked || error.kind() == Misuse::DisplayHelpOnMissingArgumentOrSubcommand {
-        let printed = is_writable().and_then(|()| error.print()).and_then(|()| std::io::stdout().flush());
+        let can_print = if asked { is_writable() } else { Ok(()) };
+        let printed = can_print.and_then(|()| error.print()).and_then(|()| std::io::stdout().flush());
         return match self::printed(printed) {
             Err(failure) if asked => {
                 failure.print();
@@ -169,16 +170,20 @@ fn usage(error: &clap::Error) -> ExitCode {
 /// Which option takes what was typed without one.
 fn option_for(command: &str, said: &str) -> Option<&'static str> {
     let word = said.strip_prefix("unexpected argument '")?;
-    Some(match command.trim_start() {
+    let (option, help) = match command.trim_start() {
         _ if word.starts_with('-') => return None,
-        "generate" => "the input is given with --input; a text with spaces takes quotes: --input 'two words'",
-        "verify" => "the checkpoint is given with --checkpoint",
-        "run" => "inputs are given with --inputs, outputs with --outputs",
-        "profile" => "inputs are given with --inputs",
-        "plan" => "the GPU is given with --gpu",
-        "baseline" | "build" | "prepare" => "the output is given with -o",
+        "generate" => {
+            return Some("the input is given with --input; a text with spaces takes quotes: --input 'two words'");
+        }
+        "verify" => ("--checkpoint", "the checkpoint is given with --checkpoint"),
+        "run" => ("--outputs", "inputs are given with --inputs, outputs with --outputs"),
+        "profile" => ("--inputs", "inputs are given with --inputs"),
+        "plan" => ("--gpu", "the GPU is given with --gpu"),
+        "baseline" | "build" | "prepare" => ("-o", "the output is given with -o"),
         _ => return None,
-    })
+    };
+    let is_given = std::env::args().any(|typed| typed.split('=').next() == Some(option));
+    (!is_given).then_some(help)
 }
 
 /// The parser writes ranges and faults of numbers as Rust does, and takes what follows a checkpoint for a command.

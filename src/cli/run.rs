@@ -26,7 +26,6 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     keep_apart(&[Some(&arguments.outputs)], arguments.inputs())?;
     let runnable = Runnable::open(arguments)?;
     check_ort_options(&[runnable.backend(arguments)], arguments.library.as_deref(), arguments.threads)?;
-    keep_apart(&[Some(&arguments.outputs)], runnable.data_files().iter().map(PathBuf::as_path))?;
     let inputs = tensor_file::read(&arguments.inputs)?;
     let (folder, name) = output_place(&arguments.outputs)?;
     let mut staging = Staging::begin(&folder, std::slice::from_ref(&name), arguments.force)?;
@@ -71,14 +70,6 @@ impl Runnable {
         match self {
             Self::Model(_) => arguments.backend.unwrap_or(BackendArgument::Ort),
             Self::Plan => BackendArgument::Tensorrt,
-        }
-    }
-
-    /// Files of weights beside the model.
-    fn data_files(&self) -> Vec<PathBuf> {
-        match self {
-            Self::Model(model) => model.data_files(),
-            Self::Plan => Vec::new(),
         }
     }
 

@@ -134,6 +134,11 @@ fn results_that_cannot_be_printed_are_an_error() {
         let unread = Outcome::of(scene.command_after("exec > /dev/null", line));
         assert_eq!((unread.code, unread.stderr.as_str()), (Some(0), ""), "{line} > /dev/null");
     }
+    let help = Outcome::of(scene.command_after("exec >&-", ""));
+    assert!(
+        help.code == Some(2) && help.stderr.contains("Usage: moa-export"),
+        "help that nobody asked for is no result"
+    );
 }
 
 /// The program with `line`, held to the rights of files even where it is started by root: in a name space of its own,

@@ -162,6 +162,35 @@ fn no_result_replaces_what_is_read_beside_a_file() {
     scene.refuses(&format!("build out/m.onnx {sizes} -o out/m.plan --timing-cache out/m.plan"), 2, &parts);
 }
 
+/// Weights lie where the model says, whatever their file is called; other files beside a model may be replaced.
+#[test]
+fn no_result_replaces_weights_under_another_name() {
+    const NAME: &[u8] = b"weights.raw";
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o out/m.onnx --external-data always");
+    let mut model = scene.read("out/m.onnx");
+    let old = b"m.onnx.data";
+    while let Some(place) = model.windows(old.len()).position(|bytes| bytes == old) {
+        model[place..place + NAME.len()].copy_from_slice(NAME);
+    }
+    scene.write("out/m.onnx", model);
+    fs::rename(scene.path("out/m.onnx.data"), scene.path("out/weights.raw")).unwrap();
+    scene.write("in.safetensors", "no tensors");
+    for line in [
+        "run out/m.onnx --inputs in.safetensors --outputs",
+        "bench out/m.onnx --json",
+        "bench out --csv",
+        "verify out/m.onnx --checkpoint ck --report",
+        "profile out/m.onnx --inputs in.safetensors --report",
+        "build out/m.onnx --dim batch=1 --dim sequence=1 -o out/m.plan --timing-cache",
+    ] {
+        let parts = ["weights.raw is read by this command", "help: "];
+        scene.refuses(&format!("{line} out/weights.raw --force"), 2, &parts);
+    }
+    scene.write("out/notes.html", "old");
+    scene.accepts("verify out/m.onnx --checkpoint ck --backends tract --report out/notes.html --force");
+}
+
 #[test]
 fn existing_data_files_are_not_replaced_either() {
     let scene = Scene::with(&Model::layer());

@@ -133,6 +133,7 @@ fn words_in_the_wrong_place_are_told_their_option() {
         ("prepare m.onnx x.onnx", "help: the output is given with -o"),
         ("build m.onnx m.plan", "help: the output is given with -o"),
         ("baseline moa-base out", "help: the output is given with -o"),
+        ("verify m.onnx --checkpoint ck another", "help: run `moa-export verify --help`"),
         ("inspect ck m.onnx", "help: run `moa-export inspect --help`"),
         ("verify m.onnx --checkpont ck", "help: a similar argument exists"),
         ("convert ck out", "there is neither a command nor a checkpoint called \"convert\""),

@@ -392,3 +392,32 @@ fn an_interrupt_does_not_wait_for_a_line() {
     assert_eq!(message.lines().count(), 1, "{message}");
     drop(conversation.stdin);
 }
+
+/// Ctrl-C at a terminal ends what stands before the pipe too, and with it the lines.
+#[cfg(unix)]
+#[test]
+fn lines_that_an_interrupt_ended_are_not_all() {
+    const PRODUCER: &str = r#"echo twelve; read answered; printf %s "$1"; exec >&-; kill -INT "$0""#;
+    let folder = exported(Form::Function);
+    for cut in ["", "nine hund"] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let mut generate = program();
+        generate.arg("generate").arg(out(&folder)).args(["--input", "-", "--threads", "1"]);
+        let mut generate = hearing_signals(&generate);
+        let mut child = generate.stdin(reader).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let producer = Command::new("sh")
+            .args(["-c", PRODUCER, &child.id().to_string(), cut])
+            .stdin(Stdio::piped())
+            .stdout(writer)
+            .spawn();
+        let mut producer = producer.unwrap();
+        let mut answers = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert_eq!(answers.next().unwrap().unwrap(), "zwölf");
+        drop(producer.stdin.take());
+        assert!(producer.wait().unwrap().success());
+        let output = child.wait_with_output().unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(130) && message.contains(": interrupted while it waited"), "{message}");
+        assert_eq!((message.lines().count(), answers.count()), (1, 0), "{message}");
+    }
+}

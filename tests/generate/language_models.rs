@@ -442,7 +442,7 @@ fn a_generation_ends_where_nobody_reads_it() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_moa-export"));
         command.arg("generate").arg(out(&folder)).args(["--token-ids", "--ignore-eos", "--threads", "1"]);
         let mut child = command
-            .args(["--max-new", "3000", "--batch", "1", "--input", "-"])
+            .args(["--max-new", "3000", "--batch", "1", "--input", "-", "--buffer", &prompts.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

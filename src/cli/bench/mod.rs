@@ -50,12 +50,11 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     let old = arguments.compare.as_deref().map(read_result).transpose()?;
     let outputs = Outputs::begin(arguments)?;
     let models = Model::open_all(&arguments.models)?;
-    keep_data(arguments, &models)?;
     let threads = arguments.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let named = !arguments.backends.is_empty();
     let chosen = if named { arguments.backends.as_slice() } else { &DEFAULT_BACKENDS };
     arguments.tensorrt.check(chosen)?;
-    check_ort_options(chosen, arguments.library.as_deref(), None)?;
+    check_ort_options(chosen, arguments.library.as_deref(), arguments.threads)?;
     let inputs = arguments.inputs.as_deref().map(tensor_file::read).transpose()?;
     let backend_options = BackendOptions {
         threads: Some(threads),
@@ -141,13 +140,6 @@ fn check_outputs(arguments: &BenchArguments) -> Result<(), Failure> {
         return Err(Failure::usage("--report needs a file", Some("give --report FILE.html")));
     }
     keep_apart(&files(arguments), arguments.inputs())
-}
-
-/// Refuses an output that holds the weights of a model.
-fn keep_data(arguments: &BenchArguments, models: &[Model]) -> Result<(), Failure> {
-    let graphs = models.iter().flat_map(|model| &model.parts);
-    let data: Vec<_> = graphs.flat_map(|(_, graph)| graph.data_files()).collect();
-    keep_apart(&files(arguments), data.iter().map(PathBuf::as_path))
 }
 
 /// Files to write; `-` is none.

@@ -51,7 +51,7 @@ fn machine(receipt: &Receipt) -> String {
     let load =
         |moment: &crate::latency::Moment| moment.load.map_or_else(|| NONE.into(), |[one, ..]| format!("{one:.2}"));
     format!(
-        "{}, {} of {} processors (list {}), {} threads, governor {governor}{mhz}, clocks locked: {locked}\n{}, {}; GPUs: {gpus}\nmoa-export {}, {}\nload average {} before, {} after; routing {}\n",
+        "{}, {} of {} processors (list {}), {} threads of ONNX Runtime, governor {governor}{mhz}, clocks locked: {locked}\n{}, {}; GPUs: {gpus}\nmoa-export {}, {}\nload average {} before, {} after; routing {}\n",
         or_unknown(&machine.cpu),
         machine.usable_cpus,
         machine.cpus,

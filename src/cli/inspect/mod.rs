@@ -36,7 +36,8 @@ MACs, full: the same without biases, and both attention products.
 
 Examples:
   moa-export inspect model.safetensors                a checkpoint
-  moa-export inspect OUT --seq 20 --target-seq 30     an export, or any .onnx file
+  moa-export inspect model.onnx                       any .onnx file, or a folder of exports
+  moa-export inspect OUT --seq 20 --target-seq 30     a translation export, other lengths
   moa-export inspect --config config.json             a configuration without weights
   moa-export inspect --preset list                    names of known configurations
   moa-export inspect --table 3                        the paper's Table 3 beside ours
