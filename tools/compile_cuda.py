@@ -43,6 +43,12 @@ COUNTED = re.compile(r"([DHIQ]?G?MMA|LDSM|LDGSTS|UBLKCP|UTMA\w+|LDL|STL|ATOM[GS]
 #: Instructions that are counted by the name in front of the first dot.
 COUNTED_BRIEFLY = re.compile(r"FFMA\b")
 
+#: A wait of a warpgroup, with the number of groups of products that it leaves under way.
+PRODUCTS_WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([0-9a-f]+)")
+
+#: The form of an exponential that passes beside products: behind a wait that left some, in front of the next one.
+BESIDE_PRODUCTS = "MUFU.EX2 beside products"
+
 #: Bytes of one instruction.
 INSTRUCTION_BYTES = 16
 
@@ -144,15 +150,19 @@ def kernel_bytes(code):
 
 def instructions(text):
     """How many instructions the disassembly `text` has, and how many of each counted form, by kernel."""
-    kernels, own = {}, None
+    kernels, own, under_way = {}, None, 0
     for line in text.splitlines():
+        if wait := PRODUCTS_WAIT.search(line):
+            under_way = int(wait.group(1), 16)
         if start := re.match(r"\.text\.(\w+):", line):
-            own = kernels.setdefault(start.group(1), {"all": 0, "forms": {}})
+            own, under_way = kernels.setdefault(start.group(1), {"all": 0, "forms": {}}), 0
         elif (found := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", line)) and own:
             own["all"] += 1
             form = found.group(1)
             if brief := COUNTED_BRIEFLY.match(form):
                 form = brief.group()
+            elif form == "MUFU.EX2" and under_way:
+                form = BESIDE_PRODUCTS
             elif not COUNTED.match(form):
                 continue
             own["forms"][form] = own["forms"].get(form, 0) + 1

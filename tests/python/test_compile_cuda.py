@@ -29,6 +29,14 @@ DISASSEMBLY = """\
         /*0010*/                   FFMA R0, R0, R1, R2 ;
         /*0020*/                   FFMA.FTZ R0, R0, R1, R2 ;
         /*0030*/                   STL [R1], R0 ;
+.text.three:
+        /*0000*/                   MUFU.EX2 R1, R2 ;
+        /*0010*/                   HGMMA.64x64x16.F32 R88, R120, gdesc[UR8], R88, gsb0 ;
+        /*0020*/                   WARPGROUP.DEPBAR.LE gsb0, 0x1 ;
+        /*0030*/                   MUFU.EX2 R1, R2 ;
+        /*0040*/               @P0 MUFU.EX2 R3, R4 ;
+        /*0050*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*0060*/                   MUFU.EX2 R1, R2 ;
 """
 
 REPORT = """\
@@ -63,7 +71,9 @@ class Reports(unittest.TestCase):
         found = compile_cuda.instructions(DISASSEMBLY)
         one = {"LDGSTS.E.BYPASS.128": 1, "LDSM.16.M88.4": 1, "HMMA.16816.F32.BF16": 1, "ATOMG.E.ADD.STRONG.GPU": 1, "LDL.64": 1}
         two = {"RED.E.ADD.F32.FTZ.RN.STRONG.GPU": 1, "FFMA": 2, "STL": 1}
-        self.assertEqual(found, {"one": {"all": 7, "forms": one}, "two": {"all": 4, "forms": two}})
+        three = {"HGMMA.64x64x16.F32": 1, compile_cuda.BESIDE_PRODUCTS: 2}
+        counts = {"one": {"all": 7, "forms": one}, "two": {"all": 4, "forms": two}, "three": {"all": 7, "forms": three}}
+        self.assertEqual(found, counts)
 
     def test_the_bytes_of_kernels_are_read(self):
         self.assertEqual(compile_cuda.kernel_bytes(elf(80, {"one": 112, "two": 64})), {"one": 112, "two": 64})
@@ -79,11 +89,11 @@ class Reports(unittest.TestCase):
         done = subprocess.CompletedProcess([], 0, DISASSEMBLY, "")
         with tempfile.TemporaryDirectory() as folder, mock.patch("subprocess.run", return_value=done):
             path = Path(folder, "f16.sm_80")
-            path.write_bytes(elf(80, {"one": size, "two": 4 * 16}))
+            path.write_bytes(elf(80, {"one": size, "two": 4 * 16, "three": 7 * 16}))
             return reader.count(path, "sm_80")
 
     def test_bytes_that_are_not_read_are_refused(self):
-        self.assertEqual(set(self.count(7 * 16)), {"one", "two"})
+        self.assertEqual(set(self.count(7 * 16)), {"one", "two", "three"})
         with self.assertRaisesRegex(RuntimeError, "reads .*'one': 112.* bytes of .* holds .*'one': 128"):
             self.count(8 * 16)
 

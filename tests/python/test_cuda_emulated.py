@@ -16,8 +16,8 @@ from test_cuda_abi import FAKE, LIBRARY, ROOT, compile_with
 
 KERNELS = ROOT / "custom_ops/cuda/kernels"
 OPTIONS = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas", "-fPIC"]
-UNITS = [*(KERNELS / f"{module}.cu" for module in ("f32", "f16", "bf16")), KERNELS / "emulator/block.cpp"]
-UNITS += [KERNELS / "emulator/warp.cpp", KERNELS / "emulator/warpgroup.cpp", FAKE.parent / "emulated.cpp"]
+UNITS = [*(KERNELS / f"{module}.cu" for module in ("f32", "f16", "bf16")), FAKE.parent / "emulated.cpp"]
+UNITS += [KERNELS / f"emulator/{name}.cpp" for name in ("block", "signal", "warp", "warpgroup")]
 
 #: One seed for every run, so that a run fails for a reason; EMULATION_SEED names another one.
 SEED = os.environ.get("EMULATION_SEED", "1")

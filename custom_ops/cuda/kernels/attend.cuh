@@ -25,6 +25,7 @@ struct Attention {
     static constexpr int SCRATCH_BYTES = ROW_WARPS * KEY_WARPS * 16 * SCRATCH_STRIDE * 4;
     static constexpr int SHARED_BYTES = QUERY_BYTES + TILE_BYTES + SCRATCH_BYTES + 16;
     static constexpr int LENGTH = Run<Element>::LENGTH, RUNS = HEAD / LENGTH;
+    static constexpr int COPIERS = THREADS, RUNS_AT_ONCE = RUNS;
     // Where blocks see few tiles, values come beside the keys, for one more barrier.
     static constexpr bool VALUES_BESIDE_KEYS = KEY_WARPS > 1 && !Engine::HELD;
     typedef typename Engine::template Sum<16, WARP_KEYS> Scores;
@@ -37,6 +38,7 @@ struct Attention {
     static constexpr int QUERY_LAYOUT = STRIDE, KEY_LAYOUT = STRIDE, VALUE_LAYOUT = VALUE_STRIDE;
     DEVICE static int place(int layout, int row, int d) { return row * layout + d; }
     DEVICE static constexpr int rows_apart(int layout, int rows) { return rows * layout; }
+    DEVICE static constexpr int parts_apart(int, int) { return 0; }
 };
 
 // Maximum and sum of the rows of a warp, and how far each may look.
@@ -69,22 +71,28 @@ struct KeyMask {
     }
 };
 
-// Scores become weights; the sums so far are scaled to the new maximum. Bit `i` of `visible` says whether key
-// `first_key + i` is one that some row of the tile sees.
+// Scores become weights; `shrink` is what scales earlier sums of each row to the new maximum. Bit `i` of `visible` says
+// whether key `first_key + i` is one that some row of the tile sees.
 template <class A>
 DEVICE void weigh(const Parameters &p, int first_key, unsigned long long visible, typename A::Scores &scores,
-                  typename A::Mixed &mixed, RowState<A> &state) {
-    const float factor = p.scale * 1.44269504088896341f;
+                  RowState<A> &state, float (&shrink)[RowState<A>::ROWS]) {
     const unsigned long long ALL = A::WARP_KEYS == 64 ? ~0ull : (1ull << A::WARP_KEYS % 64) - 1;
+    float factor = p.scale * 1.44269504088896341f;
     visible &= ALL;
+    // The largest score is that of the largest product, and stays finite beside masked ones, by a factor above 0 alone.
+    if (!(factor > 0)) {
+#pragma unroll
+        for (int i = 0; i < RowState<A>::ROWS; i++) {
+#pragma unroll
+            for (int j = 0; j < A::Scores::COLUMNS; j++) {
+                scores.at(i, j) *= factor;
+            }
+        }
+        factor = 1;
+    }
 #pragma unroll
     for (int i = 0; i < RowState<A>::ROWS; i++) {
-        float largest = state.largest[i];
         const bool sees_all = visible == ALL && first_key + A::WARP_KEYS - 1 <= state.last_key[i];
-#pragma unroll
-        for (int j = 0; j < A::Scores::COLUMNS; j++) {
-            scores.at(i, j) *= factor;
-        }
         if (!sees_all) {
 #pragma unroll
             for (int j = 0; j < A::Scores::COLUMNS; j++) {
@@ -93,48 +101,60 @@ DEVICE void weigh(const Parameters &p, int first_key, unsigned long long visible
                 scores.at(i, j) = seen ? scores.at(i, j) : -infinity();
             }
         }
+        float largest = scores.at(i, 0);
 #pragma unroll
-        for (int j = 0; j < A::Scores::COLUMNS; j++) {
+        for (int j = 1; j < A::Scores::COLUMNS; j++) {
             largest = maximum(largest, scores.at(i, j));
         }
 #pragma unroll
         for (int mask = 1; mask < A::Engine::ROW_LANES; mask *= 2) {
             largest = maximum(largest, shuffle_xor(largest, mask * A::Engine::ROW_STEP));
         }
+        largest = maximum(state.largest[i], largest * factor);
         const float base = largest == -infinity() ? 0 : largest;
-        const float shrink = exponential2(state.largest[i] - base);
+        shrink[i] = exponential2(state.largest[i] - base);
         float sum = 0;
 #pragma unroll
         for (int j = 0; j < A::Scores::COLUMNS; j++) {
-            float weight = exponential2(scores.at(i, j) - base);
+            float weight = exponential2(fused_multiply_add(scores.at(i, j), factor, -base));
             scores.at(i, j) = weight;
             sum += weight;
         }
         state.largest[i] = largest;
-        state.sum[i] = state.sum[i] * shrink + sum;
+        state.sum[i] = state.sum[i] * shrink[i] + sum;
+    }
+}
+
+// Scales the rows of a sum.
+template <class A>
+DEVICE void scale_rows(typename A::Mixed &mixed, const float (&factors)[RowState<A>::ROWS]) {
+#pragma unroll
+    for (int i = 0; i < RowState<A>::ROWS; i++) {
 #pragma unroll
         for (int j = 0; j < A::Mixed::COLUMNS; j++) {
-            mixed.at(i, j) *= shrink;
+            mixed.at(i, j) *= factors[i];
         }
     }
 }
 
 // Waits for the warps that share the keys of this one.
 template <class A>
-DEVICE void sync_sharers() {
-    if (A::ROW_WARPS > 1) {
-        sync_block();
-    } else {
-        sync_warp();
+struct Sharers {
+    DEVICE void operator()() {
+        if (A::ROW_WARPS > 1) {
+            sync_block();
+        } else {
+            sync_warp();
+        }
     }
-}
+};
 
 // Where a value that is not finite belongs to a key that some rows of the tile do not see, 0 times it would reach them.
 // Such values become zeros in the tile and are added to the rows that see them: no weight would have made them finite.
-// Keys from `first_partial` to `end_key` may be such.
-template <class A>
+// Keys from `first_partial` to `end_key` may be such. `sync` waits for the warps that share them.
+template <class A, class Sync>
 DEVICE void set_apart(typename A::Element *values, int first_key, int first_partial, int end_key,
-                      typename A::Mixed &mixed, const RowState<A> &state) {
+                      typename A::Mixed &mixed, const RowState<A> &state, Sync &sync) {
     const int begin = first_partial > first_key ? first_partial - first_key : 0;
     const int end = smaller(A::WARP_KEYS, end_key - first_key);
     bool finite = true;
@@ -148,7 +168,7 @@ DEVICE void set_apart(typename A::Element *values, int first_key, int first_part
     if (ballot(finite) == 0xffffffffu) {
         return;
     }
-    sync_sharers<A>();
+    sync();
     for (int key = begin; key < end; key++) {
 #pragma unroll
         for (int j = 0; j < A::Mixed::COLUMNS; j++) {
@@ -160,7 +180,7 @@ DEVICE void set_apart(typename A::Element *values, int first_key, int first_part
             }
         }
     }
-    sync_sharers<A>();
+    sync();
     const int step = A::ROW_WARPS > 1 ? A::THREADS : 32, own = A::ROW_WARPS > 1 ? thread_index() : lane_index();
     for (int i = begin * A::HEAD + own; i < end * A::HEAD; i += step) {
         typename A::Element &value = values[A::place(A::VALUE_LAYOUT, i / A::HEAD, i % A::HEAD)];
@@ -168,7 +188,7 @@ DEVICE void set_apart(typename A::Element *values, int first_key, int first_part
             from_float(value, 0);
         }
     }
-    sync_sharers<A>();
+    sync();
 }
 
 // Factor on a finished row: the token's gate over the sum of weights; 0 where no key is visible.
@@ -367,7 +387,7 @@ DEVICE void attend(const Parameters &p) {
         key_copier.begin(begin, keys, visible);
     }
     wait_for_previous_grid();
-    stage_queries<A>(rows, queries);
+    stage_queries<A>(rows, queries, p.vectors != 0);
     copy_commit();
     if (begin < end && !in_past) {
         key_copier.begin(begin, keys, visible);
@@ -394,7 +414,9 @@ DEVICE void attend(const Parameters &p) {
             Engine::multiply_transposed(scores, own_queries + d, A::STRIDE, own_keys + d, A::STRIDE);
         }
         const int first_key = tile * A::KEYS + key_part * A::WARP_KEYS;
-        weigh<A>(p, first_key, visible >> key_part * A::WARP_KEYS, scores, mixed, state);
+        float shrink[RowState<A>::ROWS];
+        weigh<A>(p, first_key, visible >> key_part * A::WARP_KEYS, scores, state, shrink);
+        scale_rows<A>(mixed, shrink);
         visible = next.bits();
         value_copier.end(values);
         copy_wait<0>();
@@ -404,7 +426,8 @@ DEVICE void attend(const Parameters &p) {
         }
         T *own_values = values + key_part * A::WARP_KEYS * A::VALUE_STRIDE;
         if (p.causal) {
-            set_apart<A>(own_values, first_key, p.past + rows.place(0) + 1, end_key, mixed, state);
+            Sharers<A> sync;
+            set_apart<A>(own_values, first_key, p.past + rows.place(0) + 1, end_key, mixed, state, sync);
         }
         Engine::multiply_sum(mixed, scores, scratch, own_values, A::VALUE_STRIDE);
         if (tile + 1 < end) {

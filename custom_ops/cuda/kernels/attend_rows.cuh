@@ -14,9 +14,12 @@ struct QueryRows {
 
     DEVICE size_t pair(int row) const { return (size_t)batch * p.tokens * p.top_k + first + row; }
 
-    // Row of `rows`, or a negative number for a token that is routed nowhere.
+    // Row of `rows`, or a negative number where a token is known to be routed nowhere.
     DEVICE long long source(int row) const {
         const size_t own = pair(row);
+        if (slots_are_experts(p)) {
+            return (long long)own;
+        }
         const int expert = p.pair_experts[own];
         const bool every_expert = p.row_mode == ALL_ROWS || p.row_mode == ROUTED_ROWS;
         if (expert < 0 || !every_expert) {
@@ -27,10 +30,10 @@ struct QueryRows {
 };
 
 template <class A>
-DEVICE void stage_queries(const QueryRows &rows, typename A::Element *to) {
+DEVICE void stage_queries(const QueryRows &rows, typename A::Element *to, bool vectors) {
     typedef typename A::Element T;
     const Parameters &p = rows.p;
-    stage_runs<A::ROWS * A::RUNS, A::THREADS, T>(p.vectors != 0, [&](int, int i, T *&target, const T *&from) {
+    stage_runs<A::ROWS * A::RUNS, A::COPIERS, T>(vectors, [&](int, int i, T *&target, const T *&from) {
         int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH;
         target = to + A::place(A::QUERY_LAYOUT, row, d);
         long long source = rows.exists(row) ? rows.source(row) : -1;
@@ -70,25 +73,33 @@ DEVICE Cache<T> cache_of(const QueryRows &rows) {
                                : Cache<T>(rows, p.past_value, p.value, p.value_rows);
 }
 
-// Copies tile after tile of keys or values to shared memory. A thread has the same run of some rows of every tile, so
+// Copies tile after tile of keys or values to shared memory. A thread has the same runs of some rows of every tile, so
 // that a copy is little more than its own instruction: addresses move from tile to tile. `begin` starts a copy, which
 // must be closed by `end`, with the same place, behind the next `copy_wait`.
+//
+// `A::COPIERS` threads, the last of the block, copy `A::RUNS_AT_ONCE` runs of some rows in one pass.
 template <class A, CachePart PART, int LAYOUT>
 struct CacheCopier {
     typedef typename A::Element T;
-    static constexpr int ROW_STEP = A::THREADS / A::RUNS, PASSES = A::KEYS / ROW_STEP;
-    static constexpr int APART = A::rows_apart(LAYOUT, ROW_STEP);
+    static constexpr int ROW_STEP = A::COPIERS / A::RUNS_AT_ONCE, PARTS = A::RUNS / A::RUNS_AT_ONCE;
+    static constexpr int PASSES = A::KEYS / ROW_STEP * PARTS;
+    static constexpr int PART_WIDTH = A::RUNS_AT_ONCE * A::LENGTH;
     static constexpr bool HELD = A::Engine::HELD && PASSES <= 8;  // of more, registers would spill
     static constexpr int UNROLL = HELD ? PASSES : PASSES > 8 ? 4 : 8;
     static constexpr bool CARRIED = A::HEAD <= 128;  // else registers are full, and each tile computes its address
-    static_assert(A::THREADS % A::RUNS == 0 && A::KEYS % ROW_STEP == 0, "every thread copies as many rows");
+    static_assert(A::COPIERS % A::RUNS_AT_ONCE == 0 && A::KEYS % ROW_STEP == 0, "every thread copies as many rows");
 
     const QueryRows &rows;
     unsigned long long from;  // `address` of the next tile
     Vector16 held[HELD ? PASSES : 1];
 
-    DEVICE static int row() { return thread_index() / A::RUNS; }
-    DEVICE static int run() { return thread_index() % A::RUNS * A::LENGTH; }
+    DEVICE static int row() { return thread_index() % A::COPIERS / A::RUNS_AT_ONCE; }
+    DEVICE static int run() { return thread_index() % A::RUNS_AT_ONCE * A::LENGTH; }
+
+    // Elements of the tile from a thread's first run to that of pass `i`.
+    DEVICE static constexpr int apart(int i) {
+        return A::rows_apart(LAYOUT, i / PARTS * ROW_STEP) + A::parts_apart(LAYOUT, i % PARTS);
+    }
 
     // Bytes from where a row behind the past would lie in the past to where it is.
     DEVICE unsigned long long behind() const {
@@ -135,14 +146,16 @@ struct CacheCopier {
         seen = run() < rows.p.head ? seen >> row() : 0;
 #pragma unroll (CROSSES && !HELD ? 1 : UNROLL)
         for (int i = 0; i < PASSES; i++) {
-            const bool is_behind = CROSSES && first + row() + i * ROW_STEP >= rows.p.past;
-            const void *at = (const void *)(from + i * step + (is_behind ? jump : 0));
-            const bool exists = (seen >> i * ROW_STEP & 1) != 0;
+            const int below = i / PARTS, part = i % PARTS * PART_WIDTH;
+            const bool is_behind = CROSSES && first + row() + below * ROW_STEP >= rows.p.past;
+            const void *at = (const void *)(from + below * step + part * sizeof(T) + (is_behind ? jump : 0));
+            const bool in_head = PARTS == 1 || run() + part < rows.p.head;
+            const bool exists = in_head && (seen >> below * ROW_STEP & 1) != 0;
             if constexpr (HELD) {
                 const Vector16 zero = {{0, 0, 0, 0}};
                 held[i] = exists ? *(const Vector16 *)at : zero;
             } else {
-                copy_async(to, at, exists, i * APART * (int)sizeof(T));
+                copy_async(to, at, exists, apart(i) * (int)sizeof(T));
             }
         }
     }
@@ -153,7 +166,7 @@ struct CacheCopier {
 #pragma unroll
             for (int i = 0; i < PASSES; i++) {
                 if (rows.p.vectors) {
-                    *(Vector16 *)(to + i * APART) = held[i];
+                    *(Vector16 *)(to + apart(i)) = held[i];
                 }
             }
         }
@@ -162,7 +175,7 @@ struct CacheCopier {
     // The same where addresses allow no vectors.
     DEVICE void copy_elements(int first, T *tile, unsigned long long seen) {
         const Cache<T> cache = cache_of<T, PART>(rows);
-        stage_runs<A::KEYS * A::RUNS, A::THREADS, T>(false, [&](int, int i, T *&to, const T *&source) {
+        stage_runs<A::KEYS * A::RUNS, A::COPIERS, T>(false, [&](int, int i, T *&to, const T *&source) {
             int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH;
             int valid = (seen >> row & 1) != 0 ? cache.head - d : 0;
             to = tile + A::place(LAYOUT, row, d);

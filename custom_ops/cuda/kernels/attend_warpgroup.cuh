@@ -1,5 +1,9 @@
-// Attention by two warpgroups (wgmma), for many queries of 16-bit elements: a tile of 128 rows against tiles of 64 keys,
-// of which the next is loaded meanwhile. One warpgroup weighs its scores while the other multiplies.
+// Attention by warpgroups (wgmma), for many queries of 16-bit elements: a tile of 128 rows against tiles of 64 keys. One
+// warpgroup copies tiles while two multiply, 64 rows each. These take turns, so that one's softmax passes beside the
+// other's products; and the scores of a tile are under way together with the mix of the tile before, so that a softmax
+// passes beside the mix of its own warpgroup too. Blocks stay: a block's next tile is copied while it ends the one before.
+//
+// The schedule is that of Shah et al., "FlashAttention-3", 2024, sections 3.1 and 3.2.
 #pragma once
 
 #include "attend.cuh"
@@ -11,144 +15,470 @@ template <class T, int HEAD_>
 struct WarpgroupAttention {
     typedef T Element;
     typedef TensorCores<T> Engine;  // whose lanes hold a row alike
-    static constexpr int HEAD = HEAD_, ROWS = 128, KEYS = 64, WARP_KEYS = KEYS, THREADS = 256;
-    static constexpr int ROW_WARPS = THREADS / 32, KEY_WARPS = 1;
+    static constexpr int HEAD = HEAD_, ROWS = 128, KEYS = 64, WARP_KEYS = KEYS;
+    // Threads that multiply, those behind them that copy, and the registers of each.
+    static constexpr int THREADS = 256, COPIERS = 128, MULTIPLIER_REGISTERS = 224, COPIER_REGISTERS = 56;
+    static constexpr int ROW_WARPS = THREADS / 32, TEAM_WARPS = 4;
     static constexpr int LINE = Pattern<T>::LINE, LINE_BYTES = Pattern<T>::LINE_BYTES;
-    static constexpr int STRIDE = HEAD;  // of finished rows, where queries were
     static constexpr int QUERY_ELEMENTS = ROWS * HEAD, TILE_ELEMENTS = KEYS * HEAD;
-    static constexpr int SHARED_BYTES = (QUERY_ELEMENTS + 4 * TILE_ELEMENTS) * (int)sizeof(T);
-    static constexpr int LENGTH = Run<T>::LENGTH, RUNS = HEAD / LENGTH;
+    // Tiles of keys, and of values, that are there or on their way.
+    static constexpr int STAGES = HEAD <= 64 ? 4 : HEAD <= 128 ? 3 : 2;
+    static constexpr int LENGTH = Run<T>::LENGTH, RUNS = HEAD / LENGTH, RUNS_AT_ONCE = RUNS < 16 ? RUNS : 16;
+    // Wider queries are read from shared memory by every product.
+    static constexpr bool KEEPS_QUERIES = HEAD <= 128;
     typedef FragmentSum<16, KEYS> Scores;
     typedef FragmentSum<16, HEAD> Mixed;
+    // Left factors of products: 16 columns each.
+    typedef unsigned Queries[KEEPS_QUERIES ? HEAD / 16 : 1][4];
+    typedef unsigned Weights[KEYS / 16][4];
 
-    static_assert(HEAD % LINE == 0, "rows are whole lines");
-    static_assert(THREADS / RUNS % 8 == 0, "the rows that a thread copies lie alike in their lines");
+    // `full` where something was copied, `free` where nobody needs it any more.
+    struct Signals {
+        Signal queries_full, queries_free, keys_full[STAGES], keys_free[STAGES], values_full[STAGES], values_free[STAGES];
+        Signal turn[2], meeting;
+    };
+    static constexpr int SHARED_BYTES =
+        (QUERY_ELEMENTS + 2 * STAGES * TILE_ELEMENTS) * (int)sizeof(T) + (int)sizeof(Signals);
+
+    static_assert(HEAD % LINE == 0 && 32 % RUNS == 0, "rows are whole lines, and warps copy whole rows");
+    static_assert(ROWS == COPIERS, "each copier looks for one row");
+    static_assert(COPIERS / RUNS_AT_ONCE % 8 == 0, "the rows that a thread copies lie alike in their lines");
+    static_assert(RUNS_AT_ONCE * LENGTH % LINE == 0, "and so do the runs of a row");
+    // What a block is given when it begins is all that its threads may share: what a register file of 64 Ki has for each.
+    static constexpr int REGISTERS = (64 << 10) / (THREADS + COPIERS) / 8 * 8;
+    static_assert(THREADS * (MULTIPLIER_REGISTERS - REGISTERS) <= COPIERS * (REGISTERS - COPIER_REGISTERS),
+                  "those that multiply claim what the others release");
 
     // A layout is the number of rows: the first lines of all, then the second ones.
     static constexpr int QUERY_LAYOUT = ROWS, KEY_LAYOUT = KEYS, VALUE_LAYOUT = KEYS;
     DEVICE static int place(int layout, int row, int d) {
         return d / LINE * layout * LINE + Pattern<T>::place(row, d % LINE);
     }
-    // Of whole patterns of rows.
+    // Of whole patterns of rows, and from part to part of a row.
     DEVICE static constexpr int rows_apart(int, int rows) { return rows * LINE; }
+    DEVICE static constexpr int parts_apart(int layout, int parts) { return parts * RUNS_AT_ONCE * LENGTH * layout; }
 
-    // scores [64, KEYS] = queries [64, HEAD] * keys [KEYS, HEAD] transposed, of this warpgroup.
-    DEVICE static void score(Scores &scores, const T *queries, const T *keys) {
-        const unsigned long long left =
-            matrix_descriptor(SWIZZLE_128, queries + thread_index() / 128 * 64 * LINE, 0, Pattern<T>::BYTES);
-        const unsigned long long right = matrix_descriptor(SWIZZLE_128, keys, 0, Pattern<T>::BYTES);
-        warpgroup_fence(scores.block[0]);
-        warpgroup_multiply_add<false, false>(T(), scores.block[0], left, right);
+    // The 64 rows that this warpgroup has of the queries.
+    DEVICE static const T *own_rows(const T *queries) { return queries + thread_index() / 128 * 64 * LINE; }
+
+    DEVICE static void load_queries(Queries &to, const T *queries) {
+        if constexpr (KEEPS_QUERIES) {
+            const int row = thread_index() / 32 * 16 + lane_index() % 16;
 #pragma unroll
-        for (int d = 16; d < HEAD; d += 16) {
-            const int line = d / LINE, bytes = d % LINE * (int)sizeof(T);
-            warpgroup_multiply_add<false, true>(T(), scores.block[0], advanced(left, line * ROWS * LINE_BYTES + bytes),
-                                                advanced(right, line * KEYS * LINE_BYTES + bytes));
+            for (int k = 0; k < HEAD / 16; k++) {
+                load_matrices(to[k], queries + place(QUERY_LAYOUT, row, k * 16 + lane_index() / 16 * LENGTH));
+            }
         }
-        warpgroup_commit();
-        warpgroup_wait<0>(scores.block[0]);
     }
 
-    // mixed [64, HEAD] += weights [64, KEYS] * values [KEYS, HEAD], of this warpgroup.
-    DEVICE static void mix(Mixed &mixed, const Scores &weights, const T *values) {
-        const unsigned long long right =
-            matrix_descriptor(SWIZZLE_128, values, KEYS * LINE_BYTES, Pattern<T>::BYTES);
-        unsigned left[KEYS / 16][4];
+    // scores [64, KEYS] = queries [64, HEAD] * keys [KEYS, HEAD] transposed, of this warpgroup: a group of products.
+    DEVICE static void score(Scores &scores, Queries &kept, const T *queries, const T *keys) {
+        const unsigned long long right = matrix_descriptor(SWIZZLE_128, keys, 0, Pattern<T>::BYTES);
+        if constexpr (KEEPS_QUERIES) {
+#pragma unroll
+            for (int k = 0; k < HEAD / 16; k++) {
+                keep_before_fence(kept[k]);
+            }
+            warpgroup_fence(scores.block[0]);
+            warpgroup_multiply_add<false, false>(T(), scores.block[0], kept[0], right);
+#pragma unroll
+            for (int k = 1; k < HEAD / 16; k++) {
+                warpgroup_multiply_add<false, true>(T(), scores.block[0], kept[k], advanced(right, step_bytes(KEYS, k)));
+            }
+        } else {
+            const unsigned long long left = matrix_descriptor(SWIZZLE_128, own_rows(queries), 0, Pattern<T>::BYTES);
+            warpgroup_fence(scores.block[0]);
+            warpgroup_multiply_add<false, false>(T(), scores.block[0], left, right);
+#pragma unroll
+            for (int k = 1; k < HEAD / 16; k++) {
+                warpgroup_multiply_add<false, true>(T(), scores.block[0], advanced(left, step_bytes(ROWS, k)),
+                                                    advanced(right, step_bytes(KEYS, k)));
+            }
+        }
+        warpgroup_commit();
+    }
+
+    // Bytes from the first 16 columns of a layout to those of step `k`.
+    DEVICE static constexpr int step_bytes(int layout, int k) {
+        return k * 16 / LINE * layout * LINE_BYTES + k * 16 % LINE * (int)sizeof(T);
+    }
+
+    DEVICE static void pack_weights(Weights &to, const Scores &weights) {
 #pragma unroll
         for (int k = 0; k < KEYS / 16; k++) {
             const float(&low)[4] = weights.block[0][2 * k], (&high)[4] = weights.block[0][2 * k + 1];
-            left[k][0] = pack(T(), low[0], low[1]);
-            left[k][1] = pack(T(), low[2], low[3]);
-            left[k][2] = pack(T(), high[0], high[1]);
-            left[k][3] = pack(T(), high[2], high[3]);
-            keep_before_fence(left[k]);
+            to[k][0] = pack(T(), low[0], low[1]);
+            to[k][1] = pack(T(), low[2], low[3]);
+            to[k][2] = pack(T(), high[0], high[1]);
+            to[k][3] = pack(T(), high[2], high[3]);
+        }
+    }
+
+    // mixed [64, HEAD] += weights [64, KEYS] * values [KEYS, HEAD], of this warpgroup: a group of products.
+    DEVICE static void mix(Mixed &mixed, Weights &weights, const T *values) {
+        const unsigned long long right =
+            matrix_descriptor(SWIZZLE_128, values, KEYS * LINE_BYTES, Pattern<T>::BYTES);
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; k++) {
+            keep_before_fence(weights[k]);
         }
         warpgroup_fence(mixed.block[0]);
 #pragma unroll
         for (int k = 0; k < KEYS / 16; k++) {
-            warpgroup_multiply_add<true, true>(T(), mixed.block[0], left[k], advanced(right, k * 16 * LINE_BYTES));
+            warpgroup_multiply_add<true, true>(T(), mixed.block[0], weights[k], advanced(right, k * 16 * LINE_BYTES));
         }
         warpgroup_commit();
-        warpgroup_wait<0>(mixed.block[0]);
     }
 };
 
+// What the parts of a block share.
 template <class A>
-DEVICE void attend_warpgroups(const Parameters &p) {
+struct AttentionMemory {
     typedef typename A::Element T;
-    DYNAMIC_SHARED(shared);
-    release_next_grid();
-    wait_for_previous_grid();
-    const int pairs = p.batch * p.kv_heads, pair = block_index() % pairs;
-    const int query_tile = p.query_tiles - 1 - block_index() / pairs;
-    const QueryRows rows = {p, pair / p.kv_heads, pair % p.kv_heads, query_tile * A::ROWS};
-    T *queries = (T *)shared, *tiles = queries + A::QUERY_ELEMENTS;
+    T *queries, *tiles;
+    typename A::Signals &signals;
 
-    RowState<A> state;
-    typename A::Mixed mixed;
-    mixed.clear();
-#pragma unroll
-    for (int i = 0; i < RowState<A>::ROWS; i++) {
-        state.largest[i] = -infinity();
-        state.sum[i] = 0;
-        state.last_key[i] = p.causal ? p.past + rows.place(thread_index() / 32 * 16 + A::Scores::row(i)) : p.keys;
-    }
-    int end_key = p.keys;
-    if (p.causal) {
-        int last_row = smaller(rows.first + A::ROWS, p.tokens * p.top_k) - 1;
-        end_key = smaller(end_key, p.past + last_row / p.top_k + 1);
-    }
-    // From here on some rows of the tile may not look.
-    const int first_partial = p.causal ? p.past + rows.place(0) + 1 : end_key;
-    const int count = ceil_div(end_key, A::KEYS);
+    DEVICE explicit AttentionMemory(unsigned char *shared)
+        : queries((T *)shared), tiles(queries + A::QUERY_ELEMENTS),
+          signals(*(typename A::Signals *)(tiles + 2 * A::STAGES * A::TILE_ELEMENTS)) {}
 
-    CacheCopier<A, CACHED_KEYS, A::KEY_LAYOUT> key_copier(rows, 0);
-    CacheCopier<A, CACHED_VALUES, A::VALUE_LAYOUT> value_copier(rows, 0);
-    auto keys_of = [&](int tile) { return tiles + tile % 2 * 2 * A::TILE_ELEMENTS; };
-    auto fill = [&](int tile, unsigned long long seen) {
-        key_copier.begin(tile, keys_of(tile), seen);
-        value_copier.begin(tile, keys_of(tile) + A::TILE_ELEMENTS, seen);
-    };
-    unsigned long long visible = KeyMask<A::KEYS>(rows, 0, end_key).bits();
-    KeyMask<A::KEYS> ahead(rows, A::KEYS, end_key);
-    stage_queries<A>(rows, queries);
-    copy_commit();
-    if (count > 0) {
-        fill(0, visible);
+    DEVICE T *keys(int stage) const { return tiles + 2 * stage * A::TILE_ELEMENTS; }
+    DEVICE T *values(int stage) const { return keys(stage) + A::TILE_ELEMENTS; }
+
+    // By one thread.
+    DEVICE void begin() const {
+        signal_init(signals.queries_full, A::COPIERS);
+        signal_init(signals.queries_free, A::ROW_WARPS);
+        for (int stage = 0; stage < A::STAGES; stage++) {
+            signal_init(signals.keys_full[stage], A::COPIERS);
+            signal_init(signals.values_full[stage], A::COPIERS);
+            signal_init(signals.keys_free[stage], A::ROW_WARPS);
+            signal_init(signals.values_free[stage], A::ROW_WARPS);
+        }
+        signal_init(signals.turn[0], A::TEAM_WARPS);
+        signal_init(signals.turn[1], A::TEAM_WARPS);
+        signal_init(signals.meeting, A::ROW_WARPS);
     }
+};
+
+// Arrives for a warp.
+DEVICE void signal_of_warp(Signal &signal) {
+    sync_warp();
+    if (lane_index() == 0) {
+        signal_arrive(signal);
+    }
+}
+
+// The tile of rows that a block takes in its turn `turn`, and the keys that the tile sees. Tiles of many keys come first;
+// odd turns give them to the blocks in reverse, so that all get alike.
+template <class A>
+struct TileInTurn {
+    int index;  // Of all tiles; there are no more of this block where `exists` says so.
+
+    DEVICE explicit TileInTurn(int turn) {
+        index = turn * block_count() + (turn % 2 == 0 ? block_index() : block_count() - 1 - block_index());
+    }
+
+    DEVICE bool exists(const Parameters &p) const { return index < p.query_tiles * p.batch * p.kv_heads; }
+
+    DEVICE QueryRows rows(const Parameters &p) const {
+        const int pairs = p.batch * p.kv_heads, pair = index % pairs;
+        return {p, pair / p.kv_heads, pair % p.kv_heads, (p.query_tiles - 1 - index / pairs) * A::ROWS};
+    }
+
+    // Keys that some row sees are in front of this one.
+    DEVICE static int end_key(const QueryRows &rows) {
+        const Parameters &p = rows.p;
+        const int last_row = smaller(rows.first + A::ROWS, p.tokens * p.top_k) - 1;
+        return p.causal ? smaller(p.keys, p.past + last_row / p.top_k + 1) : p.keys;
+    }
+};
+
+// Copies the queries of a tile. Each lane looks up where one row of its warp's lies, so that all are looked up at once.
+template <class A>
+DEVICE void copy_queries(const QueryRows &rows, typename A::Element *to) {
+    typedef typename A::Element T;
+    const Parameters &p = rows.p;
+    if (!p.vectors) {
+        stage_queries<A>(rows, to, false);
+        return;
+    }
+    const int first = thread_index() % A::COPIERS / 32 * 32, own = first + lane_index();
+    const int row = lane_index() / A::RUNS, d = lane_index() % A::RUNS * A::LENGTH;
+    const long long found = rows.exists(own) ? rows.source(own) : -1;
+    const T *const from = (const T *)p.rows + rows.head * p.head + d;
+#pragma unroll 4
+    for (int below = 0; below < 32; below += 32 / A::RUNS) {
+        const long long source = shuffle_from(found, below + row);
+        const bool exists = source >= 0 && d < p.head;
+        copy_async(to + A::place(A::QUERY_LAYOUT, first + below + row, d), from + (exists ? source * p.columns : 0), exists);
+    }
+}
+
+// Says in `full` that this thread has begun all of its copies, or has made them where addresses allow no vectors.
+DEVICE void signal_copies(const Parameters &p, Signal &full) {
+    if (p.vectors) {
+        signal_when_copied(full);
+    } else {
+        signal_arrive(full);
+    }
+}
+
+// What the warpgroup that copies does.
+template <class A>
+DEVICE void copy_tiles(const Parameters &p, const AttentionMemory<A> &memory) {
+    typename A::Signals &signals = memory.signals;
+    int filled = 0;
 #pragma unroll 1
-    for (int tile = 0; tile < count; tile++) {
-        T *keys = keys_of(tile), *values = keys + A::TILE_ELEMENTS;
-        const int first_key = tile * A::KEYS;
-        const unsigned long long next = ahead.bits();
-        ahead = KeyMask<A::KEYS>(rows, first_key + 2 * A::KEYS, end_key);
-        copy_wait<0>();
-        fence_products();
-        sync_block();
-        if (tile + 1 < count) {
-            fill(tile + 1, next);
+    for (int turn = 0; TileInTurn<A>(turn).exists(p); turn++) {
+        const QueryRows rows = TileInTurn<A>(turn).rows(p);
+        const int end_key = TileInTurn<A>::end_key(rows), count = ceil_div(end_key, A::KEYS);
+        CacheCopier<A, CACHED_KEYS, A::KEY_LAYOUT> key_copier(rows, 0);
+        CacheCopier<A, CACHED_VALUES, A::VALUE_LAYOUT> value_copier(rows, 0);
+        KeyMask<A::KEYS> mask(rows, 0, end_key);
+        signal_wait(signals.queries_free, turn - 1);
+        copy_queries<A>(rows, memory.queries);
+        signal_copies(p, signals.queries_full);
+#pragma unroll 1
+        for (int tile = 0; tile < count; tile++, filled++) {
+            const int stage = filled % A::STAGES, round = filled / A::STAGES;
+            const unsigned long long visible = mask.bits();
+            mask = KeyMask<A::KEYS>(rows, (tile + 1) * A::KEYS, end_key);
+            signal_wait(signals.keys_free[stage], round - 1);
+            key_copier.begin(tile, memory.keys(stage), visible);
+            signal_copies(p, signals.keys_full[stage]);
+            signal_wait(signals.values_free[stage], round - 1);
+            value_copier.begin(tile, memory.values(stage), visible);
+            signal_copies(p, signals.values_full[stage]);
         }
-        typename A::Scores scores;
-        A::score(scores, queries, keys);
-        weigh<A>(p, first_key, visible, scores, mixed, state);
-        visible = next;
-        if (first_partial < first_key + A::KEYS && p.causal) {
-            set_apart<A>(values, first_key, first_partial, end_key, mixed, state);
-            fence_products();
-            sync_block();
-        }
-        A::mix(mixed, scores, values);
     }
     copy_wait<0>();
-    sync_block();
-#pragma unroll
-    for (int i = 0; i < RowState<A>::ROWS; i++) {
-#pragma unroll
-        for (int mask = 1; mask < A::Engine::ROW_LANES; mask *= 2) {
-            state.sum[i] += shuffle_xor(state.sum[i], mask * A::Engine::ROW_STEP);
+}
+
+// Turns of the two warpgroups that multiply: the first one begins.
+struct ProductTurns {
+    Signal (&turn)[2];
+    int team, taken;
+
+    DEVICE explicit ProductTurns(Signal (&of)[2]) : turn(of), team(thread_index() / 128), taken(0) {
+        if (team == 1) {
+            pass();
         }
     }
-    store_rows<A>(rows, queries, mixed, state);
+
+    DEVICE void take() { signal_wait(turn[team], taken++); }
+    DEVICE void pass() { signal_of_warp(turn[1 - team]); }
+};
+
+// Waits for all warps that multiply.
+struct MultipliersMeeting {
+    Signal &signal;
+    int held;
+
+    DEVICE void operator()() {
+        signal_of_warp(signal);
+        signal_wait(signal, held++);
+    }
+};
+
+// Writes the rows of a warp. The four lanes of a row exchange pairs of columns, so that each has runs of it.
+template <class A>
+DEVICE void store_runs(const QueryRows &rows, typename A::Mixed &mixed, const RowState<A> &state) {
+    typedef typename A::Element T;
+    const Parameters &p = rows.p;
+    const int own = lane_index() % 4;
+#pragma unroll
+    for (int i = 0; i < RowState<A>::ROWS; i++) {
+        const int row = thread_index() / 32 * 16 + A::Mixed::row(i);
+        const bool exists = rows.exists(row);
+        const float factor = exists ? row_factor(rows, row, state.sum[i]) : 0;
+        T *const to = (T *)p.attended + (exists ? rows.pair(row) : 0) * p.columns + rows.head * p.head;
+#pragma unroll
+        for (int first = 0; first < A::RUNS; first += 4) {
+            // Of run `first + j`, the columns 2 * own and the next; then, of run `first + own`, the columns 2 * j and the next.
+            float values[8];
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                values[j] = mixed.at(i, 2 * first + j) * factor;
+            }
+#pragma unroll
+            for (int step = 1; step < 4; step *= 2) {
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    if (j / 2 % (2 * step) < step) {
+                        float &low = values[j], &high = values[j + 2 * step];
+                        const float other = shuffle_xor((own & step) ? low : high, step);
+                        ((own & step) ? low : high) = other;
+                    }
+                }
+            }
+            const int d = (first + own) * A::LENGTH;
+            store_run(to + d, values, exists ? p.head - d : 0, p.vectors != 0);
+        }
+    }
+}
+
+// What a warpgroup that multiplies does with one tile of rows.
+template <class A>
+struct RowTile {
+    typedef typename A::Element T;
+    const AttentionMemory<A> &memory;
+    ProductTurns &turns;
+    MultipliersMeeting &meeting;
+    QueryRows rows;
+    int end_key, first_partial;  // From the second on some rows of the tile may not look.
+    typename A::Scores scores;
+    typename A::Weights weights;
+    typename A::Mixed mixed;
+    typename A::Queries queries;
+    RowState<A> state;
+
+    DEVICE RowTile(const AttentionMemory<A> &memory, ProductTurns &turns, MultipliersMeeting &meeting, const QueryRows &rows)
+        : memory(memory), turns(turns), meeting(meeting), rows(rows), end_key(TileInTurn<A>::end_key(rows)) {
+        const Parameters &p = rows.p;
+        first_partial = p.causal ? p.past + rows.place(0) + 1 : end_key;
+        mixed.clear();
+#pragma unroll
+        for (int i = 0; i < RowState<A>::ROWS; i++) {
+            state.largest[i] = -infinity();
+            state.sum[i] = 0;
+            state.last_key[i] = p.causal ? p.past + rows.place(thread_index() / 32 * 16 + A::Scores::row(i)) : p.keys;
+        }
+    }
+
+    // Begins the scores of a tile whose keys are in stage `filled`.
+    DEVICE void begin_scores(int filled) {
+        A::score(scores, queries, memory.queries, memory.keys(filled % A::STAGES));
+    }
+
+    // Scores of tile `tile` become weights.
+    DEVICE void end_scores(int filled, int tile, unsigned long long visible, float (&shrink)[RowState<A>::ROWS]) {
+        signal_of_warp(memory.signals.keys_free[filled % A::STAGES]);
+        weigh<A>(rows.p, tile * A::KEYS, visible, scores, state, shrink);
+    }
+
+    DEVICE void wait_for_keys(int filled) { signal_wait(memory.signals.keys_full[filled % A::STAGES], filled / A::STAGES); }
+
+    // Behind the softmax of the tile: the assembler would move most of it behind the next wait for products, beside which
+    // it should pass. So the phase is one that the sums, which are never below 0, have a part in.
+    DEVICE void wait_for_values(int filled) {
+        const int after_softmax = state.sum[0] + state.sum[1] < 0;
+        signal_wait(memory.signals.values_full[filled % A::STAGES], filled / A::STAGES + after_softmax);
+    }
+
+    // Of tile `tile`, whose values are there in stage `filled`, before their mix.
+    DEVICE void set_values_apart(int filled, int tile) {
+        const int first_key = tile * A::KEYS;
+        if (rows.p.causal && first_partial < first_key + A::KEYS) {
+            set_apart<A>(memory.values(filled % A::STAGES), first_key, first_partial, end_key, mixed, state, meeting);
+        }
+    }
+
+    DEVICE void begin_mix(int filled) { A::mix(mixed, weights, memory.values(filled % A::STAGES)); }
+
+    DEVICE void end_mix(int filled) {
+        warpgroup_wait<0>(mixed.block[0]);
+        signal_of_warp(memory.signals.values_free[filled % A::STAGES]);
+    }
+
+    // All tiles of keys, of which `filled` is the first one's stage.
+    DEVICE void attend(int filled) {
+        const int count = ceil_div(end_key, A::KEYS);
+        float shrink[RowState<A>::ROWS];
+        unsigned long long visible = KeyMask<A::KEYS>(rows, 0, end_key).bits();
+        KeyMask<A::KEYS> ahead(rows, A::KEYS, end_key);
+        wait_for_keys(filled);
+        fence_products();
+        turns.take();
+        begin_scores(filled);
+        turns.pass();
+        warpgroup_wait<0>(scores.block[0]);
+        end_scores(filled, 0, visible, shrink);
+        wait_for_values(filled);
+        A::pack_weights(weights, scores);
+        set_values_apart(filled, 0);
+#pragma unroll 1
+        for (int tile = 1; tile < count; tile++) {
+            visible = ahead.bits();
+            wait_for_keys(filled + 1);
+            fence_products();
+            turns.take();
+            begin_scores(filled + 1);
+            begin_mix(filled);
+            turns.pass();
+            ahead = KeyMask<A::KEYS>(rows, (tile + 1) * A::KEYS, end_key);
+            warpgroup_wait<1>(scores.block[0]);
+            end_scores(filled + 1, tile, visible, shrink);
+            wait_for_values(filled + 1);
+            end_mix(filled);
+            scale_rows<A>(mixed, shrink);
+            A::pack_weights(weights, scores);
+            filled++;
+            set_values_apart(filled, tile);
+        }
+        fence_products();
+        turns.take();
+        begin_mix(filled);
+        turns.pass();
+        end_mix(filled);
+    }
+
+    DEVICE void store() {
+#pragma unroll
+        for (int i = 0; i < RowState<A>::ROWS; i++) {
+#pragma unroll
+            for (int mask = 1; mask < A::Engine::ROW_LANES; mask *= 2) {
+                state.sum[i] += shuffle_xor(state.sum[i], mask * A::Engine::ROW_STEP);
+            }
+        }
+        store_runs<A>(rows, mixed, state);
+    }
+};
+
+// What the warpgroups that multiply do.
+template <class A>
+DEVICE void attend_tiles(const Parameters &p, const AttentionMemory<A> &memory) {
+    ProductTurns turns(memory.signals.turn);
+    MultipliersMeeting meeting = {memory.signals.meeting, 0};
+    int filled = 0;
+#pragma unroll 1
+    for (int turn = 0; TileInTurn<A>(turn).exists(p); turn++) {
+        RowTile<A> tile(memory, turns, meeting, TileInTurn<A>(turn).rows(p));
+        const int count = ceil_div(tile.end_key, A::KEYS);
+        signal_wait(memory.signals.queries_full, turn);
+        fence_products();
+        A::load_queries(tile.queries, memory.queries);
+        if (A::KEEPS_QUERIES) {
+            signal_of_warp(memory.signals.queries_free);
+        }
+        if (count > 0) {
+            tile.attend(filled);
+        }
+        if (!A::KEEPS_QUERIES) {
+            signal_of_warp(memory.signals.queries_free);
+        }
+        filled += count;
+        tile.store();
+    }
+}
+
+template <class A>
+DEVICE void attend_warpgroups(const Parameters &p) {
+    DYNAMIC_SHARED(shared);
+    const AttentionMemory<A> memory(shared);
+    release_next_grid();
+    if (thread_index() == 0) {
+        memory.begin();
+    }
+    sync_block();
+    wait_for_previous_grid();
+    if (thread_index() >= A::THREADS) {
+        release_registers<A::COPIER_REGISTERS>();
+        copy_tiles<A>(p, memory);
+    } else {
+        claim_registers<A::MULTIPLIER_REGISTERS>();
+        attend_tiles<A>(p, memory);
+    }
 }
 
 #endif

@@ -25,6 +25,7 @@ struct alignas(16) Floats4 {
 #define HAS_WARPGROUP_PRODUCTS 1
 #define HAS_TURING_CORES 1
 #define HAS_VOLTA_CORES 1
+#define GRIDS_MAY_OVERLAP 1
 #define NEEDS_PLAIN_UNITS_BF16 1
 #define SPARES_REGISTERS 1
 
@@ -41,6 +42,7 @@ struct alignas(16) Floats4 {
 #endif
 #define HAS_TURING_CORES (__CUDA_ARCH__ >= 750 && __CUDA_ARCH__ < 800)
 #define HAS_VOLTA_CORES (__CUDA_ARCH__ < 750)
+#define GRIDS_MAY_OVERLAP (__CUDA_ARCH__ >= 900)
 #define NEEDS_PLAIN_UNITS_BF16 (__CUDA_ARCH__ < 800)
 
 // Whether a second turn of TF32 products fits into 128 registers beside 64 sums.
@@ -78,26 +80,28 @@ static_assert(sizeof(void *) == 8, "64-bit addresses");
 DEVICE int thread_index() { return threadIdx.x; }
 DEVICE int lane_index() { return threadIdx.x % 32; }
 DEVICE int block_index() { return blockIdx.x; }
+DEVICE int block_count() { return gridDim.x; }
 
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_warp() { __syncwarp(); }
 
 DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 DEVICE int shuffle_xor(int value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+DEVICE long long shuffle_from(long long value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
 DEVICE int shuffle_up(int value, int delta) { return __shfl_up_sync(0xffffffffu, value, delta); }
 DEVICE unsigned ballot(bool predicate) { return __ballot_sync(0xffffffffu, predicate); }
 DEVICE int count_bits(unsigned bits) { return __popc(bits); }
 
 // Waits until the grids that this one may overlap have ended and their writes are visible.
 DEVICE void wait_for_previous_grid() {
-#if __CUDA_ARCH__ >= 900
+#if GRIDS_MAY_OVERLAP
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
 // Lets the next grid begin as far as it does not wait for this one.
 DEVICE void release_next_grid() {
-#if __CUDA_ARCH__ >= 900
+#if GRIDS_MAY_OVERLAP
     asm volatile("griddepcontrol.launch_dependents;" :::);
 #endif
 }

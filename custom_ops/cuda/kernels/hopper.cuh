@@ -1,6 +1,7 @@
-// Products of whole warpgroups on matrices in shared memory, compute capability 9.0 alone; from the PTX ISA, "Asynchronous
-// Warpgroup Level Matrix Instructions". Included by hardware.cuh on both sides: what follows the descriptor is the
-// device's; the emulator's is emulator/warpgroup.h.
+// Products of whole warpgroups on matrices in shared memory, and barriers at which some threads arrive and others wait,
+// compute capability 9.0 alone; from the PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "mbarrier".
+// Included by hardware.cuh on both sides: what follows the descriptor is the device's; the emulator's is
+// emulator/warpgroup.h and emulator/signal.h.
 //
 // 128 threads, four whole warps from a multiple of 128 on, multiply together. A product is asynchronous: its sums, and
 // the shared memory that it reads, belong to it until `warpgroup_wait`.
@@ -23,11 +24,56 @@ DEVICE unsigned long long matrix_descriptor(Swizzle swizzle, const void *start, 
 // The same factor, `bytes` further on.
 DEVICE unsigned long long advanced(unsigned long long descriptor, int bytes) { return descriptor + (bytes >> 4); }
 
+// A barrier in shared memory (mbarrier). Its phases, numbered from 0, end one after the other, each when as many have
+// arrived as `signal_init` said.
+struct Signal {
+    unsigned long long state;
+};
+
 #ifdef __CUDACC__
 
 #if HAS_WARPGROUP_PRODUCTS
 
-// Hands what this thread wrote to shared memory, and waited for, over to the products that follow a barrier.
+// By one thread, with a barrier of the block behind it.
+DEVICE void signal_init(Signal &signal, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&signal)), "r"(count) : "memory");
+}
+
+// What this thread read and wrote happened before what those do who wait for the phase.
+DEVICE void signal_arrive(Signal &signal) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&signal)) : "memory");
+}
+
+// Arrives once all copies are there that this thread has begun.
+DEVICE void signal_when_copied(Signal &signal) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&signal)) : "memory");
+}
+
+// Waits for the end of phase `number`, while the phase in front of it, or this one, is under way.
+DEVICE void signal_wait(Signal &signal, int number) {
+    unsigned ended;
+    do {
+        asm volatile("{\n.reg .pred ended;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 ended, [%1], %2;\nselp.u32 %0, 1, 0, ended;\n}"
+                     : "=r"(ended)
+                     : "r"(shared_address(&signal)), "r"(number & 1)
+                     : "memory");
+    } while (!ended);
+}
+
+// Gives back, or asks for, registers of every thread of this warpgroup, down or up to `COUNT`.
+template <int COUNT>
+DEVICE void release_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT>
+DEVICE void claim_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// Hands what this thread wrote to shared memory, or waited for, over to the products that follow a barrier, and what it
+// waited for at a signal to those of its warpgroup, all of whose threads do the same.
 DEVICE void fence_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Closes a group of products.

@@ -9,9 +9,10 @@ struct Run {
     static constexpr int LENGTH = 16 / (int)sizeof(T);
 };
 
-// Fills `COUNT` runs of shared memory with a block of `THREADS`. `place(pass, i, to, from)` says where run `i` lies and
-// returns how many of its elements exist, the rest are zeros; a thread's runs are numbered by `pass`, -1 where it
-// varies. With `vectors`, that is none or all of them, `from` is a multiple of 16 bytes, and the copies are asynchronous.
+// Fills `COUNT` runs of shared memory with the `THREADS` threads of a block, or the last `THREADS` of it.
+// `place(pass, i, to, from)` says where run `i` lies and returns how many of its elements exist, the rest are zeros; a
+// thread's runs are numbered by `pass`, -1 where it varies. With `vectors`, that is none or all of them, `from` is a
+// multiple of 16 bytes, and the copies are asynchronous.
 template <int COUNT, int THREADS, class T, class Place>
 DEVICE void stage_runs(bool vectors, Place place) {
     T *to = nullptr;
@@ -19,7 +20,7 @@ DEVICE void stage_runs(bool vectors, Place place) {
     if (vectors) {
 #pragma unroll 4
         for (int pass = 0; pass < (COUNT + THREADS - 1) / THREADS; pass++) {
-            int i = pass * THREADS + thread_index();
+            int i = pass * THREADS + thread_index() % THREADS;
             if (COUNT % THREADS == 0 || i < COUNT) {
                 bool exists = place(pass, i, to, from) > 0;
                 copy_async(to, from, exists);
@@ -28,7 +29,7 @@ DEVICE void stage_runs(bool vectors, Place place) {
         return;
     }
 #pragma unroll 1
-    for (int i = thread_index(); i < COUNT; i += THREADS) {
+    for (int i = thread_index() % THREADS; i < COUNT; i += THREADS) {
         int valid = place(-1, i, to, from);
         T zero;
         from_float(zero, 0);

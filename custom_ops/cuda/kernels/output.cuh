@@ -9,14 +9,15 @@ template <class TileType>
 struct AttendedSource {
     typedef typename TileType::Element T;
     const Parameters &p;
-    const unsigned short *visited;  // experts of the tile
+    const unsigned short *visited;  // experts of the tile, or null: all
     int first_chunk;
     int chunks_per_expert;
     int first_row, rows, first_column;
     const int *pairs;  // of the tile's rows, or null: then rows are tokens
+    bool waits;
 
     // One segment an expert.
-    static constexpr bool HAS_SEGMENTS = true;
+    static constexpr bool HAS_SEGMENTS = true, WAITS = TileType::READS_AHEAD;
 
     DEVICE void locate(int chunk, int &segment, int &inner) const {
         segment = (first_chunk + chunk) / chunks_per_expert;
@@ -29,13 +30,14 @@ struct AttendedSource {
             return nullptr;
         }
         const size_t token = first_row + row;
-        const int slot = pairs ? 0 : p.slots[(size_t)visited[segment] * (p.batch * p.tokens) + token];
+        const int slot = pairs ? 0 : visited ? p.slots[(size_t)visited[segment] * (p.batch * p.tokens) + token] : segment;
         const size_t pair = pairs ? (size_t)pairs[row] : token * p.top_k + slot;
         return slot == NO_SLOT ? nullptr : (const T *)p.attended + pair * p.columns;
     }
 
     DEVICE Columns<T> columns(int segment) const {
-        const T *weight = (const T *)p.output_weight + (size_t)visited[segment] * p.columns * p.width;
+        const size_t expert = visited ? visited[segment] : segment;
+        const T *weight = (const T *)p.output_weight + expert * p.columns * p.width;
         return {weight, (size_t)p.width, p.columns, first_column, p.width, 0};
     }
 
@@ -150,14 +152,18 @@ DEVICE void output(const Parameters &p) {
     typedef typename TileType::Element T;
     DYNAMIC_SHARED(shared);
     release_next_grid();
-    wait_for_previous_grid();
+    const bool listed = p.row_mode == LISTED_ROWS, all = !listed && slots_are_experts(p);
+    // Where nobody looks for experts, weights are read in front of the wait.
+    const bool waits = TileType::READS_AHEAD && all && p.vectors != 0;
+    if (!waits) {
+        wait_for_previous_grid();
+    }
     unsigned short *visited = (unsigned short *)(shared + TileType::SHARED_BYTES + 16);
     unsigned char *flags = (unsigned char *)(visited + MAX_EXPERTS);
     const int tile = block_index() / p.output_splits, split = block_index() % p.output_splits;
     int row_tile, column_tile;
     tile_of_block(tile, p.row_tiles, p.output_tiles, row_tile, column_tile);
     const int first_column = column_tile * TileType::COLUMNS;
-    const bool listed = p.row_mode == LISTED_ROWS;
     int first_row = row_tile * TileType::ROWS, rows = p.batch * p.tokens, count = 1;
     const int *pairs = nullptr;
     if (listed) {
@@ -172,14 +178,16 @@ DEVICE void output(const Parameters &p) {
         sync_block();
     }
     rows = smaller(TileType::ROWS, rows - first_row);
-    if (!listed) {
+    if (all) {
+        count = p.experts;
+    } else if (!listed) {
         count = list_visited<TileType>(p, first_row, rows, visited, flags);
     }
     const int per_expert = ceil_div(p.columns, TileType::DEPTH);
     const int chunks = count * per_expert;
     const int begin = (int)((long long)chunks * split / p.output_splits);
     const int end = (int)((long long)chunks * (split + 1) / p.output_splits);
-    AttendedSource<TileType> source = {p, visited, begin, per_expert, first_row, rows, first_column, pairs};
+    AttendedSource<TileType> source = {p, all ? nullptr : visited, begin, per_expert, first_row, rows, first_column, pairs, waits};
     TileType::compute(shared, end - begin, source, p.vectors != 0);
     for (int i = thread_index(); i < TileType::ROWS * TileType::RIGHT_RUNS; i += TileType::THREADS) {
         int row = i / TileType::RIGHT_RUNS, column = i % TileType::RIGHT_RUNS * TileType::LENGTH;

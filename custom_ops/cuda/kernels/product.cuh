@@ -31,6 +31,8 @@ struct Tile {
     static constexpr int LEFT_PASSES = passes_of(ROWS * LEFT_RUNS, THREADS);
     static constexpr int PASSES = LEFT_PASSES + passes_of(DEPTH * RIGHT_RUNS, THREADS);
     typedef typename Engine::template Sum<WARP_ROWS, WARP_COLUMNS> Sum;
+    // Whether weights are worth reading before the rows are there: calls of many rows have other blocks in front.
+    static constexpr bool READS_AHEAD = GRIDS_MAY_OVERLAP && !Engine::HELD && ROWS <= 64;
 
     static_assert(WARP_DEPTH % Engine::STEP == 0, "a warp's depth is whole steps");
     static_assert(STAGES >= 2, "one stage is computed while another is loaded");
@@ -110,7 +112,8 @@ DEVICE void add_stage(typename TileType::Sum &sum, const typename TileType::Elem
 // whether there are several.
 // * `locate(chunk, segment, inner)`: where a chunk begins;
 // * `row(segment, row)`: inner index 0 of a row, null where the row is zeros;
-// * `columns(segment)`: the right factor.
+// * `columns(segment)`: the right factor;
+// * `WAITS`: whether the left factor may be the work of the grid in front, for which `waits` says that nobody has waited.
 template <class TileType, class Source>
 struct Copier {
     typedef typename TileType::Element T;
@@ -159,14 +162,16 @@ struct Copier {
         }
     }
 
-    // Copies the next chunk.
-    DEVICE void stage(T *left_factor, T *right_factor) {
+    DEVICE void enter_next() {
         if (Source::HAS_SEGMENTS && left <= 0) {
             segment++;
             enter(0);
         }
+    }
+
+    DEVICE void copy_left(T *factor) {
         const bool has_run = run_in_row() < left;
-        T *to = left_factor + TileType::left_place(first_row(), run_in_row());
+        T *to = factor + TileType::left_place(first_row(), run_in_row());
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             if (TileType::ROWS % ROW_STEP == 0 || first_row() + i * ROW_STEP < TileType::ROWS) {
@@ -174,7 +179,10 @@ struct Copier {
             }
             rows[i] += DEPTH;
         }
-        to = right_factor + TileType::right_place(first_inner(), run_in_line());
+    }
+
+    DEVICE void copy_right(T *factor) {
+        T *to = factor + TileType::right_place(first_inner(), run_in_line());
 #pragma unroll
         for (int i = 0; i < INNERS; i++) {
             const int inner = first_inner() + i * INNER_STEP;
@@ -185,6 +193,27 @@ struct Copier {
             column += INNER_STEP * stride;
         }
         column -= (INNERS * INNER_STEP - DEPTH) * stride;
+    }
+
+    // Copies the next chunk.
+    DEVICE void stage(T *left_factor, T *right_factor) {
+        enter_next();
+        copy_left(left_factor);
+        copy_right(right_factor);
+        left -= DEPTH;
+    }
+
+    // Copies one half of it.
+    DEVICE void stage_left(T *left_factor) {
+        enter_next();
+        copy_left(left_factor);
+        column += DEPTH * stride;
+        left -= DEPTH;
+    }
+
+    DEVICE void stage_right(T *right_factor) {
+        enter_next();
+        copy_right(right_factor);
         left -= DEPTH;
     }
 };
@@ -216,6 +245,41 @@ struct Filler {
     }
 
     DEVICE void end(T *, int) {}
+
+    // Begins the first `COUNT` stages.
+    template <int COUNT>
+    DEVICE void begin_first(T *stages) {
+        if constexpr (Source::WAITS) {
+            if (copier.source.waits) {
+                begin_behind_weights<COUNT>(stages);
+                return;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            begin(stages + i * TileType::STAGE_ELEMENTS, i);
+        }
+    }
+
+    // The same with the right factors, which nobody computes, in front of the wait for the left ones.
+    template <int COUNT>
+    DEVICE void begin_behind_weights(T *stages) {
+        Copier<TileType, Source> ahead = copier;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            if (i < chunks) {
+                ahead.stage_right(stages + i * TileType::STAGE_ELEMENTS + TileType::LEFT_ELEMENTS);
+            }
+        }
+        wait_for_previous_grid();
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            if (i < chunks) {
+                copier.stage_left(stages + i * TileType::STAGE_ELEMENTS);
+            }
+            copy_commit();
+        }
+    }
 };
 
 // The same through registers.
@@ -241,6 +305,13 @@ struct Filler<TileType, Source, true> {
             source.stage(writer, stage, stage + TileType::LEFT_ELEMENTS, chunk);
         }
     }
+
+    template <int COUNT>
+    DEVICE void begin_first(T *stages) {
+        static_assert(COUNT == 1, "one stage is on its way");
+        begin(stages, 0);
+        end(stages, 0);
+    }
 };
 
 // Adds up `chunks` stages. Then writes the sums to shared memory, where `sum_run` reads them.
@@ -253,11 +324,7 @@ DEVICE void compute_tile(unsigned char *shared, int chunks, Source &source, bool
     auto stage_of = [&](int chunk) { return stages + chunk % STAGES * TileType::STAGE_ELEMENTS; };
     typename TileType::Sum sum;
     sum.clear();
-#pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) {
-        filler.begin(stage_of(i), i);
-        filler.end(stage_of(i), i);
-    }
+    filler.template begin_first<STAGES - 1>(stages);
     for (int chunk = 0; chunk < chunks; chunk++) {
         const int next = chunk + STAGES - 1;
         copy_wait<STAGES - 2>();

@@ -12,6 +12,10 @@ enum RowMode {
     ROUTED_ROWS = 3,  // as ALL_ROWS, for the experts that some token chose; every block routes the tokens itself
 };
 
+// Whether slot `e` of every token of an attention layer is expert `e`, so that nobody need look. A token that is routed
+// nowhere has rows too; the output leaves them out.
+DEVICE bool slots_are_experts(const Parameters &p) { return p.top_k == p.experts && p.activation < 0; }
+
 enum Activation { NO_ACTIVATION = -1, RELU = 0, GELU = 1, SILU = 2 };
 
 DEVICE float activate(int activation, float x) {
@@ -115,7 +119,7 @@ struct HiddenSource {
     }
 
     // One segment: the whole width of one matrix.
-    static constexpr bool HAS_SEGMENTS = false;
+    static constexpr bool HAS_SEGMENTS = false, WAITS = false;
 
     DEVICE void locate(int chunk, int &segment, int &inner) const {
         segment = 0;

@@ -36,6 +36,7 @@ struct WarpgroupTile {
     static constexpr int STEP = 16;
     // The fragments of one warp: 16 rows.
     typedef FragmentSum<16, COLUMNS> Sum;
+    static constexpr bool READS_AHEAD = false;
 
     static_assert(DEPTH == LINE && COLUMNS % (2 * LINE) == 0, "rows of the left factor, and halves, are whole lines");
     static_assert(STAGE_ELEMENTS * sizeof(T) % PATTERN_BYTES == 0, "stages begin where the pattern does");
@@ -78,10 +79,7 @@ struct WarpgroupTile {
         Filler<WarpgroupTile, Source, false> filler(source, chunks, vectors);
         Sum sum;
         sum.clear();
-#pragma unroll
-        for (int i = 0; i < STAGES - 1; i++) {
-            filler.begin(stages + i * STAGE_ELEMENTS, i);
-        }
+        filler.template begin_first<STAGES - 1>(stages);
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++) {
             copy_wait<STAGES - 2>();

@@ -262,9 +262,14 @@ impl AttendKernel {
         self.key_warps > 1
     }
 
-    /// Threads of a block.
+    /// Threads of a block: beside those that multiply, one warpgroup copies for them.
     pub(crate) fn threads(&self) -> usize {
-        32 * self.row_warps * self.key_warps
+        32 * self.row_warps * self.key_warps + if self.stays() { 128 } else { 0 }
+    }
+
+    /// Whether a block computes tile after tile, so that no more of them than run at one time are worth launching.
+    pub(crate) fn stays(&self) -> bool {
+        self.engine == Engine::Wgmma
     }
 
     /// Blocks of one multiprocessor that registers must allow where its shared memory does: with one row of tiles,
@@ -279,7 +284,12 @@ impl AttendKernel {
         let queries = self.rows() * (self.head + pad) * element.bytes();
         let tile = self.keys * (2 * self.head + pad + value_pad) * element.bytes();
         if self.engine == Engine::Wgmma {
-            return queries + 2 * tile;
+            let stages = match self.head {
+                0..=64 => 4,
+                65..=128 => 3,
+                _ => 2,
+            };
+            return queries + stages * tile + 8 * (5 + 4 * stages);
         }
         let merge = if self.cuts_keys() { self.key_warps * self.rows() * (self.head + 4) * 4 } else { 0 };
         let warps = self.row_warps * self.key_warps;

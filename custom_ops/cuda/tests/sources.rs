@@ -15,7 +15,11 @@ fn check(name: &str, text: &str) {
         std::fs::write(&path, text).unwrap();
     }
     let found = std::fs::read_to_string(&path).unwrap_or_default();
-    assert_eq!(found, text, "{name} is not what the tables say; {UPDATE}=1 cargo test -p moa-cuda writes it");
+    let advice = format!("is not what the tables say; {UPDATE}=1 cargo test -p moa-cuda --test sources writes it");
+    for (index, (found, expected)) in found.lines().zip(text.lines()).enumerate() {
+        assert_eq!(found, expected, "line {} of {name} {advice}", index + 1);
+    }
+    assert_eq!(found.len(), text.len(), "the end of {name} {advice}");
 }
 
 #[test]

@@ -10,11 +10,12 @@ use super::{Build, FIXED, FOLDERS, SANITIZERS, counted};
 use crate::{process, tally::Tally};
 
 /// Sources of the emulator, in `custom_ops/cuda`.
-const EMULATED: [&str; 7] = [
+const EMULATED: [&str; 8] = [
     "kernels/f32.cu",
     "kernels/f16.cu",
     "kernels/bf16.cu",
     "kernels/emulator/block.cpp",
+    "kernels/emulator/signal.cpp",
     "kernels/emulator/warp.cpp",
     "kernels/emulator/warpgroup.cpp",
     "fake/emulated.cpp",

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <vector>
 
 #include "fiber.h"
@@ -21,21 +22,18 @@ const size_t STACK_BYTES = 64 << 10;
 const size_t MAX_SHARED_BYTES = 228 << 10;
 const unsigned SYSTEM_BYTES = 1024;
 
-enum class State { ready, at_collective, at_block, done };
+enum class State { ready, lingering, at_collective, at_signal, at_block, done };
 
-struct Copy {
-    void *to;
-    const void *from;
-    bool keep;
-    unsigned number;
-};
+typedef std::vector<Copy *> Copies;
 
 struct Thread {
     Fiber fiber;
     State state = State::done;
-    std::vector<Copy> open;
-    std::vector<std::vector<Copy>> groups;
-    std::vector<Copy> waited;  // and not handed over
+    Copies open;
+    std::vector<Copies> groups;
+    Copies to_announce;
+    Copies waited;  // and not handed over
+    bool waited_for_grid = false;
 };
 
 // Threads on their way to one collective operation.
@@ -50,9 +48,12 @@ Fiber scheduler;
 std::vector<Thread> threads(MAX_THREADS);
 std::vector<Meeting<WARP>> warps(MAX_THREADS / WARP);
 std::vector<Meeting<WARPGROUP>> warpgroups(MAX_THREADS / WARPGROUP);
+// All copies of the block.
+std::deque<Copy> copies;
 // Of every 16 bytes of shared memory, the number of the copy to them that was not handed over, or 0.
 std::vector<unsigned> copied(MAX_SHARED_BYTES / 16);
-unsigned copies = 0;
+// The event that they belong to instead, or 0.
+std::vector<unsigned> events(MAX_SHARED_BYTES / 16);
 // And the number of barriers in front of where it was handed over.
 std::vector<unsigned> handed(MAX_SHARED_BYTES / 16);
 unsigned barriers = 0;
@@ -60,7 +61,7 @@ unsigned char *stacks = nullptr;
 unsigned char *shared_end = nullptr;
 size_t shared_bytes = 0;
 int current = 0;
-int current_block = 0;
+int current_block = 0, block_total = 0;
 const char *kernel_name = "";
 void (*kernel_function)(const Parameters &) = nullptr;
 const Parameters *kernel_parameters = nullptr;
@@ -88,20 +89,6 @@ std::vector<int> order_of(int count) {
         }
     }
     return order;
-}
-
-void perform(const Copy &copy) {
-    if (copy.keep) {
-        memcpy(copy.to, copy.from, 16);
-    } else {
-        memset(copy.to, 0, 16);
-    }
-}
-
-void perform(const std::vector<Copy> &copies) {
-    for (const Copy &copy : copies) {
-        perform(copy);
-    }
 }
 
 void yield(State state) {
@@ -134,9 +121,9 @@ size_t piece_of(const void *address) { return ((const unsigned char *)address - 
 unsigned &copied_to(const void *address) { return copied[piece_of(address)]; }
 
 // Keeps a list of copies short in kernels that never hand them over.
-void forget_overwritten(std::vector<Copy> &waited) {
+void forget_overwritten(Copies &waited) {
     if (waited.size() > 4096) {
-        auto is_overwritten = [](const Copy &copy) { return copied_to(copy.to) != copy.number; };
+        auto is_overwritten = [](const Copy *copy) { return copied_to(copy->to) != copy->number; };
         waited.erase(std::remove_if(waited.begin(), waited.end(), is_overwritten), waited.end());
     }
 }
@@ -145,10 +132,13 @@ void run_thread() {
     kernel_function(*kernel_parameters);
     Thread &own = threads[current];
     end_products();
+    if (!own.waited_for_grid) {
+        fail("ends without having waited for the grid in front");
+    }
     if (!own.open.empty()) {
         fail("ends with asynchronous copies that were never committed");
     }
-    for (const std::vector<Copy> &group : own.groups) {
+    for (const Copies &group : own.groups) {
         if (!group.empty()) {
             fail("ends with asynchronous copies that were never waited for");
         }
@@ -173,6 +163,18 @@ bool run_warp(int warp, int count, const std::vector<int> &lanes) {
     return any;
 }
 
+// Whether some thread lingered, and goes on.
+bool end_lingering(int count) {
+    bool any = false;
+    for (int index = 0; index < count; index++) {
+        if (threads[index].state == State::lingering) {
+            threads[index].state = State::ready;
+            any = true;
+        }
+    }
+    return any;
+}
+
 // Runs the warps until each thread waits for the block or for ever, or has ended.
 void run_warps(int count) {
     bool progress = true;
@@ -182,6 +184,7 @@ void run_warps(int count) {
         for (int warp : order_of((count + WARP - 1) / WARP)) {
             progress = run_warp(warp, count, lanes) || progress;
         }
+        progress = progress || end_lingering(count);
     }
 }
 
@@ -192,7 +195,9 @@ void run_block(int count) {
         thread.state = State::ready;
         thread.open.clear();
         thread.groups.clear();
+        thread.to_announce.clear();
         thread.waited.clear();
+        thread.waited_for_grid = false;
         thread.fiber.prepare(stacks + index * STACK_BYTES, STACK_BYTES, run_thread);
     }
     for (Meeting<WARP> &warp : warps) {
@@ -201,10 +206,13 @@ void run_block(int count) {
     for (Meeting<WARPGROUP> &warpgroup : warpgroups) {
         warpgroup.arrived = 0;
     }
+    copies.clear();
     std::fill(copied.begin(), copied.end(), 0);
+    std::fill(events.begin(), events.end(), 0);
     std::fill(handed.begin(), handed.end(), 0);
     barriers = 1;
     begin_products(count);
+    begin_signals(count);
     while (true) {
         run_warps(count);
         int waiting = 0, done = 0;
@@ -216,7 +224,7 @@ void run_block(int count) {
             return;
         }
         if (waiting + done < count) {
-            fail("waits for ever: some threads are at a collective operation that others of their warp or warpgroup never reach");
+            fail("waits for ever: some threads are at a signal that too few reach, or at a collective operation that others of their warp or warpgroup never reach");
         }
         if (done != 0) {
             fail("waits at a barrier of the block that other threads ended without");
@@ -240,7 +248,9 @@ void describe_place(const char *what) { fprintf(stderr, "kernel %s, block %d, th
 unsigned char *shared_memory() { return shared_end - shared_bytes; }
 int thread() { return current; }
 int block() { return current_block; }
+int blocks() { return block_total; }
 
+void wait_for_grid() { threads[current].waited_for_grid = true; }
 void block_barrier() { yield(State::at_block); }
 
 void collective(WarpWork work, void *operand) { meet(warps, work, operand); }
@@ -256,18 +266,32 @@ void check_shared(const void *address, int bytes) {
     }
 }
 
+void perform(Copy &copy) {
+    if (copy.happened) {
+        return;
+    }
+    copy.happened = true;
+    if (copy.keep) {
+        memcpy(copy.to, copy.from, 16);
+    } else {
+        memset(copy.to, 0, 16);
+    }
+}
+
 void copy(void *to, const void *from, bool keep) {
     check_shared(to, 16);
     if (keep && (uintptr_t)from % 16 != 0) {
         fail("an asynchronous copy reads from an address that is not aligned");
     }
-    Copy copy = {to, from, keep, ++copies};
+    copies.push_back({to, from, keep, (unsigned)copies.size() + 1, false});
+    Copy &copy = copies.back();
     copied_to(to) = copy.number;
+    events[piece_of(to)] = 0;
     if (schedule.eager_copies) {
         perform(copy);
-        copy.keep = false;
     }
-    threads[current].open.push_back(copy);
+    threads[current].open.push_back(&copy);
+    threads[current].to_announce.push_back(&copy);
 }
 
 void commit() {
@@ -279,9 +303,9 @@ void commit() {
 void wait(int pending) {
     Thread &own = threads[current];
     while ((int)own.groups.size() > pending) {
-        const std::vector<Copy> &oldest = own.groups.front();
-        if (!schedule.eager_copies) {
-            perform(oldest);
+        const Copies &oldest = own.groups.front();
+        for (Copy *copy : oldest) {
+            perform(*copy);
         }
         own.waited.insert(own.waited.end(), oldest.begin(), oldest.end());
         forget_overwritten(own.waited);
@@ -290,17 +314,40 @@ void wait(int pending) {
 }
 
 void hand_over() {
-    for (const Copy &copy : threads[current].waited) {
-        if (copied_to(copy.to) == copy.number) {
-            copied_to(copy.to) = 0;
-            handed[piece_of(copy.to)] = barriers;
+    for (const Copy *copy : threads[current].waited) {
+        if (copied_to(copy->to) == copy->number) {
+            copied_to(copy->to) = 0;
+            handed[piece_of(copy->to)] = barriers;
         }
     }
     threads[current].waited.clear();
+    fence_events();
 }
 
+Copies copies_to_announce() {
+    Copies found = std::move(threads[current].to_announce);
+    threads[current].to_announce.clear();
+    return found;
+}
+
+void hand_to_event(const Copy &copy, unsigned event) {
+    if (copied_to(copy.to) == copy.number) {
+        copied_to(copy.to) = 0;
+        events[piece_of(copy.to)] = event;
+    }
+}
+
+bool copies_are_eager() { return schedule.eager_copies; }
+void suspend() { yield(State::at_signal); }
+void linger() { yield(State::lingering); }
+void resume(int thread) { threads[thread].state = State::ready; }
+
 unsigned barriers_passed() { return barriers; }
-bool is_handed_over(const void *address, unsigned passed) {
+bool is_handed_over(const void *address, unsigned passed, int warpgroup) {
+    const unsigned event = events[piece_of(address)];
+    if (event != 0) {
+        return is_fenced(event, warpgroup);
+    }
     return copied_to(address) == 0 && handed[piece_of(address)] < passed;
 }
 bool products_happen_at_once() { return !schedule.eager_copies; }
@@ -332,6 +379,7 @@ void run_grid(const Kernel &kernel, const Grid &grid, const Parameters &paramete
     if (grid.block != kernel.threads || grid.block % WARP != 0 || shared_bytes > MAX_SHARED_BYTES) {
         fail("cannot be launched like this");
     }
+    block_total = grid.blocks;
     for (int block : order_of(grid.blocks)) {
         current_block = block;
         run_block(grid.block);

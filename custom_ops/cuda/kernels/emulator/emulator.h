@@ -2,9 +2,9 @@
 //
 // What is checked on the way: every lane of a warp meets at the same collective operation; addresses of asynchronous
 // copies and of matrix loads lie in this block's shared memory and are aligned; every asynchronous copy is waited for;
-// no thread waits for ever; and what warpgroup.h says of products of warpgroups. Shared memory begins as 0xff and ends at a guard page, as do all buffers. The order in which
-// warps and lanes run between two barriers, and whether an asynchronous copy happens when it is issued or when it is
-// waited for, are parameters: a missing barrier changes the result in one of them.
+// no thread waits for ever, and each waits for the grid in front; and what warpgroup.h and signal.h say. Shared memory begins as 0xff and ends at a guard page,
+// as do all buffers. The order in which warps and lanes run between two barriers, and whether an asynchronous copy happens
+// when it is issued or when it is waited for, are parameters: a missing barrier changes the result in one of them.
 #pragma once
 
 #include <cmath>
@@ -29,6 +29,7 @@ struct Registration {
 unsigned char *shared_memory();
 int thread();
 int block();
+int blocks();
 void block_barrier();
 
 // Meets the other lanes of the warp; the last one to come runs `work` on the operands of all 32.
@@ -40,6 +41,9 @@ const int WARPGROUP = 128;
 typedef void (*WarpgroupWork)(void *const (&operands)[WARPGROUP]);
 void warpgroup_collective(WarpgroupWork work, void *operand);
 
+// That a thread never does is refused.
+void wait_for_grid();
+
 void copy(void *to, const void *from, bool keep);
 void commit();
 void wait(int pending);
@@ -49,10 +53,11 @@ void check_shared(const void *address, int bytes);
 unsigned shared_offset(const void *address);
 unsigned char *shared_at(unsigned offset);
 
-// Hands the copies that this thread has waited for over to products that are issued behind the next barrier.
+// Hands the copies that this thread has waited for over to products that are issued behind the next barrier, and what it
+// has waited for at signals to those of its warpgroup, once all threads of it have.
 void hand_over();
 unsigned barriers_passed();
-bool is_handed_over(const void *address, unsigned barriers);
+bool is_handed_over(const void *address, unsigned barriers, int warpgroup);
 bool products_happen_at_once();
 
 inline float float_of(uint32_t bits) {
@@ -72,15 +77,17 @@ inline uint32_t bits_of(float x) {
 inline int thread_index() { return emulator::thread(); }
 inline int lane_index() { return emulator::thread() % 32; }
 inline int block_index() { return emulator::block(); }
+inline int block_count() { return emulator::blocks(); }
 inline void sync_block() { emulator::block_barrier(); }
 void sync_warp();
 float shuffle_xor(float value, int mask);
 int shuffle_xor(int value, int mask);
+long long shuffle_from(long long value, int lane);
 int shuffle_up(int value, int delta);
 unsigned ballot(bool predicate);
 inline int count_bits(unsigned bits) { return __builtin_popcount(bits); }
 
-inline void wait_for_previous_grid() {}
+inline void wait_for_previous_grid() { emulator::wait_for_grid(); }
 inline void release_next_grid() {}
 inline void fence_device() {}
 
@@ -144,4 +151,5 @@ void multiply_add_quad_pairs(float (&sum)[8], const unsigned *a, const unsigned 
 void multiply_add_quad_pairs_transposed(float (&sum)[8], const unsigned *a, const unsigned *b);
 void multiply_add_tf32(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
 
+#include "signal.h"
 #include "warpgroup.h"

@@ -1,5 +1,5 @@
-// A product of one warpgroup in every layout that a descriptor knows, and the same with one mistake: what the emulator
-// is expected to find. Not compiled for a device.
+// A product of one warpgroup in every layout that a descriptor knows, one of two warpgroups that takes what a third one
+// copies, and the same with one mistake: what the emulator is expected to find. Not compiled for a device.
 //
 // Parameters: `hidden_states` a [64, 64], `input_weight` b [64, 128], `kv_weight` its transpose, `output` f32 [64, 128];
 // `gate_mode` is the swizzle, `gated` whether b lies with its columns in a row, `activation` the mistake.
@@ -25,6 +25,20 @@ enum Mistake {
     OTHER_LEADING,
     BASE_OFFSET,
     HALF_A_WARPGROUP,
+    NOT_BEGUN,
+    BEGUN_LATE,
+    WRITTEN_OVER,
+    NO_SIGNAL_WAIT,
+    HALF_WAITS,
+    ONE_TEAM_WAITS,
+    NO_SIGNAL_HAND_OVER,
+    OTHER_PHASE,
+    TOO_FEW_ARRIVE,
+    EARLY_ARRIVAL,
+    NO_FREE_WAIT,
+    NO_GRID_WAIT,
+    TOO_MANY_REGISTERS,
+    FREED_EARLY,
 };
 
 const int ROWS = 64, COLUMNS = 128, DEPTH = 64;
@@ -63,7 +77,7 @@ struct Factor {
 
     void fill(const binary16 *from) const {
         const int across = outer_in_line ? DEPTH : outer, along = outer_in_line ? outer : DEPTH;
-        for (int i = thread_index(); i < across * along / 8; i += 128) {
+        for (int i = thread_index() % 128; i < across * along / 8; i += 128) {
             int row = i / (along / 8), column = i % (along / 8) * 8;
             copy_async(outer_in_line ? run(column, row) : run(row, column), from + i * 8, true);
         }
@@ -90,6 +104,9 @@ void multiply(const Factor &left, const Factor &right, float (&sum)[16][4], Mist
 void probe(const Parameters &p) {
     DYNAMIC_SHARED(shared);
     const Mistake mistake = (Mistake)p.activation;
+    if (mistake != NO_GRID_WAIT) {
+        wait_for_previous_grid();
+    }
     const Factor left = {(Swizzle)p.gate_mode, ROWS, false, (binary16 *)shared};
     const Factor right = {(Swizzle)p.gate_mode, COLUMNS, p.gated != 0, (binary16 *)shared + ROWS * DEPTH};
     left.fill((const binary16 *)p.hidden_states);
@@ -130,6 +147,84 @@ void probe(const Parameters &p) {
     }
 }
 
+// Two teams multiply what a third warpgroup copies, twice through the same memory: `hidden_states` is [128, 64], its upper
+// half comes first. The first team keeps the first product, the second one the second: `output` is [128, 128].
+void probe_signals(const Parameters &p) {
+    DYNAMIC_SHARED(shared);
+    const Mistake mistake = (Mistake)p.activation;
+    if (mistake != NO_GRID_WAIT) {
+        wait_for_previous_grid();
+    }
+    const Factor left = {SWIZZLE_128, ROWS, false, (binary16 *)shared};
+    const Factor right = {SWIZZLE_128, COLUMNS, true, (binary16 *)shared + ROWS * DEPTH};
+    Signal *signals = (Signal *)(right.start + DEPTH * COLUMNS), &full = signals[0], &free = signals[1];
+    const bool early = mistake != BEGUN_LATE;
+    for (int turn = 0; turn < 2; turn++) {
+        if (thread_index() == 0 && turn == (early ? 0 : 1) && mistake != NOT_BEGUN) {
+            signal_init(full, mistake == TOO_FEW_ARRIVE ? 129 : 128);
+            signal_init(free, 256);
+        }
+        if (turn == 0) {
+            sync_block();
+        }
+    }
+    if (mistake == WRITTEN_OVER && thread_index() == 256) {
+        full.state = 0;
+    }
+    if (thread_index() >= 256) {
+        release_registers<40>();
+    } else if (mistake == TOO_MANY_REGISTERS) {
+        claim_registers<240>();
+    } else {
+        claim_registers<232>();
+    }
+    FragmentSum<16, COLUMNS> sum;
+    for (int turn = 0; turn < 2; turn++) {
+        if (thread_index() >= 256) {
+            if (mistake != NO_FREE_WAIT) {
+                signal_wait(free, turn - 1);
+            }
+            left.fill((const binary16 *)p.hidden_states + turn * ROWS * DEPTH);
+            right.fill((const binary16 *)p.input_weight);
+            if (mistake == EARLY_ARRIVAL) {
+                signal_arrive(full);
+            } else {
+                signal_when_copied(full);
+            }
+            copy_commit();
+            continue;
+        }
+        const bool waits = mistake == NO_SIGNAL_WAIT   ? false
+                           : mistake == HALF_WAITS     ? thread_index() % 64 < 32
+                           : mistake == ONE_TEAM_WAITS ? thread_index() < 128
+                                                       : true;
+        if (waits) {
+            signal_wait(full, mistake == OTHER_PHASE ? 1 - turn : turn);
+        }
+        if (mistake != NO_SIGNAL_HAND_OVER) {
+            fence_products();
+        }
+        sum.clear();
+        multiply<true>(left, right, sum.block[0], NONE);
+        if (mistake == FREED_EARLY) {
+            signal_arrive(free);
+        }
+        warpgroup_wait<0>(sum.block[0]);
+        if (mistake != FREED_EARLY) {
+            signal_arrive(free);
+        }
+        const int team = thread_index() / 128;
+        for (int i = 0; team == turn && i < sum.ROWS; i++) {
+            for (int j = 0; j < sum.COLUMNS; j++) {
+                int row = turn * ROWS + thread_index() % 128 / 32 * 16 + sum.row(i);
+                ((float *)p.output)[row * COLUMNS + sum.column(j)] = sum.at(i, j);
+            }
+        }
+    }
+    copy_wait<0>();
+}
+
 }  // namespace
 
+KERNEL(moa_probe_signals, 384, 1, probe_signals(p))
 KERNEL(moa_probe_warpgroup, 128, 1, probe(p))

@@ -54,6 +54,13 @@ void do_shuffle_xor(void *const (&operands)[32]) {
     }
 }
 
+void do_shuffle_from(void *const (&operands)[32]) {
+    for (int lane = 0; lane < 32; lane++) {
+        Exchange<long long> &own = *(Exchange<long long> *)operands[lane];
+        own.result = ((Exchange<long long> *)operands[own.argument % 32])->value;
+    }
+}
+
 void do_shuffle_up(void *const (&operands)[32]) {
     for (int lane = 0; lane < 32; lane++) {
         Exchange<int> &own = *(Exchange<int> *)operands[lane];
@@ -236,6 +243,12 @@ float shuffle_xor(float value, int mask) {
 int shuffle_xor(int value, int mask) {
     Exchange<int> exchange = {value, mask, 0};
     emulator::collective(do_shuffle_xor<int>, &exchange);
+    return exchange.result;
+}
+
+long long shuffle_from(long long value, int lane) {
+    Exchange<long long> exchange = {value, lane, 0};
+    emulator::collective(do_shuffle_from, &exchange);
     return exchange.result;
 }
 

@@ -31,6 +31,7 @@ struct Operation {
     WarpgroupProduct part[WARPGROUP];
     unsigned fragment[WARPGROUP][4];
     unsigned barriers;  // passed before it was issued
+    int warpgroup;
 };
 
 struct Group {
@@ -58,7 +59,7 @@ Descriptor decode(uint64_t bits) {
 const int LINE_BYTES[] = {16, 128, 64, 32};
 
 // The 16-bit element `(outer, inner)` of a factor.
-uint16_t element(const Descriptor &from, bool outer_along_line, int outer, int inner, unsigned barriers) {
+uint16_t element(const Descriptor &from, bool outer_along_line, int outer, int inner, const Operation &operation) {
     const int line_bytes = LINE_BYTES[from.swizzle], line = line_bytes / 2;
     int place;
     if (from.swizzle == NO_SWIZZLE) {
@@ -74,8 +75,8 @@ uint16_t element(const Descriptor &from, bool outer_along_line, int outer, int i
     address ^= (address >> 7 & (line_bytes / 16 - 1)) << 4;
     const unsigned char *at = shared_at(address);
     check_shared(at, 2);
-    if (!is_handed_over(at, barriers)) {
-        fail("a product reads shared memory whose copies were not waited for, handed over and behind a barrier");
+    if (!is_handed_over(at, operation.barriers, operation.warpgroup)) {
+        fail("a product reads shared memory whose copies were not waited for, handed over and behind a barrier or signal");
     }
     uint16_t bits;
     memcpy(&bits, at, 2);
@@ -98,10 +99,10 @@ void read_factors(const Operation &operation, std::vector<double> &a, std::vecto
     }
     for (int k = 0; k < DEPTH; k++) {
         for (int row = 0; !any.fragment && row < ROWS; row++) {
-            a[row * DEPTH + k] = any.value(element(left, false, row, k, operation.barriers));
+            a[row * DEPTH + k] = any.value(element(left, false, row, k, operation));
         }
         for (int column = 0; column < any.columns; column++) {
-            b[column * DEPTH + k] = any.value(element(right, any.b_outer, column, k, operation.barriers));
+            b[column * DEPTH + k] = any.value(element(right, any.b_outer, column, k, operation));
         }
     }
 }
@@ -180,6 +181,7 @@ void issue(void *const (&operands)[WARPGROUP]) {
         own(group * WARPGROUP + lane, part);
     }
     operation.barriers = barriers_passed();
+    operation.warpgroup = group;
     groups[group].operations.push_back(operation);
     if (products_happen_at_once()) {
         perform_until(group, (int)groups[group].operations.size());
@@ -196,7 +198,12 @@ void retire(int index, int count) {
     const int group = index / WARPGROUP;
     perform_until(group, state.retired + count);
     for (int i = 0; i < count; i++) {
-        const WarpgroupProduct &part = groups[group].operations[state.retired++].part[index % WARPGROUP];
+        const Operation &operation = groups[group].operations[state.retired++];
+        const WarpgroupProduct &part = operation.part[index % WARPGROUP];
+        const unsigned(&fragment)[4] = operation.fragment[index % WARPGROUP];
+        if (part.fragment && memcmp(part.fragment, fragment, sizeof fragment) != 0) {
+            fail("changes the left factor of a product under way");
+        }
         Sum &sum = state.sums[part.sum];
         if (!all_owned(part.sum, part.columns / 2)) {
             fail("writes to registers that a product under way owns");

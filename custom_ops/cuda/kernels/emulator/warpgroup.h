@@ -3,8 +3,9 @@
 // What is checked on the way: all threads of a warpgroup meet at every product; descriptors are well formed and what
 // they describe lies in this block's shared memory; what copies wrote there was waited for, handed over and
 // behind a barrier before a product reads it; sums are fenced before the first product that uses them, hold nothing
-// until the product is waited for, and are not written meanwhile; every product is waited for. A product happens when
-// it is issued in those schedules in which copies happen late, and when it is waited for in the others.
+// until the product is waited for, and are not written meanwhile, nor are left factors in registers, which are kept as
+// long; every product is waited for. A product happens when it is issued in those schedules in which copies happen
+// late, and when it is waited for in the others.
 #pragma once
 
 namespace emulator {

@@ -170,6 +170,6 @@ fn push_attend(layer: &mut Layer, kernel: &AttendKernel, tiles: usize, splits: u
         parameters.partial_attention = layer.arena.take(tiles * pairs * splits * kernel.rows() * (head + 4) * 4);
     }
     let shared = kernel.shared_bytes(layer.choice.element);
-    let blocks = tiles.saturating_mul(pairs).saturating_mul(splits);
+    let blocks = layer.choice.attend_blocks(kernel, tiles.saturating_mul(pairs).saturating_mul(splits))?;
     layer.push(kernel.symbol(), blocks, kernel.threads(), shared, parameters)
 }

@@ -2,6 +2,7 @@
 
 use moa_schema::GateMode;
 
+use super::layer::INT;
 use super::{PlanError, Regime};
 use crate::catalog::{AttendKernel, Engine, ProductKernel};
 use crate::{Device, Element, Options};
@@ -115,6 +116,17 @@ impl Choice {
     /// Parts into which the keys of `tiles` tiles of queries are cut.
     pub(super) fn key_splits(&self, kernel: &AttendKernel, tiles: usize, keys: usize) -> usize {
         if kernel.cuts_keys() { self.splits(tiles, keys.div_ceil(kernel.keys) / 2) } else { 1 }
+    }
+
+    /// Blocks that compute `tiles` tiles.
+    pub(super) fn attend_blocks(&self, kernel: &AttendKernel, tiles: usize) -> Result<usize, PlanError> {
+        // Blocks that stay count on, to one tile each behind the last.
+        let limit = INT / 2;
+        match kernel.stays() {
+            true if tiles > limit => Err(PlanError::Limit { name: "tiles of queries", limit, found: tiles }),
+            true => Ok(tiles.min(self.multiprocessors())),
+            false => Ok(tiles),
+        }
     }
 
     /// Parts into which the inner dimension, `inner`, of `tiles` tiles is cut.

@@ -71,7 +71,7 @@ impl Sizes {
 }
 
 /// Largest count that kernels keep in an `int`, with room to round up to a tile.
-const INT: usize = (i32::MAX - 1024) as usize;
+pub(super) const INT: usize = (i32::MAX - 1024) as usize;
 
 /// Largest count that the workspace is made for.
 const FAR: usize = 1 << 42;

@@ -16,6 +16,9 @@ const COPY: &str = "LDGSTS.E.BYPASS.128";
 /// Four 8 x 8 matrices of 16-bit elements from shared memory, and their transposes.
 const LOAD: [&str; 2] = ["LDSM.16.M88.4", "LDSM.16.MT88.4"];
 
+/// Exponentials while products of the same warpgroup are under way.
+const BESIDE_PRODUCTS: &str = "MUFU.EX2 beside products";
+
 /// What ends the wait for the grid in front, and what lets the next one begin.
 const OVERLAP: [&str; 2] = ["ACQBULK", "PREEXIT"];
 
@@ -136,8 +139,16 @@ fn of_warpgroups(family: &str, numbers: &[u32], threads: u32, element: Element) 
     match (family, numbers) {
         ("attend", &[head]) => {
             let keys = 64;
-            multiply(keys, head);
-            multiply(head, keys);
+            // The first scores, and the last mix, are outside of the loop.
+            for _ in 0..2 {
+                multiply(keys, head);
+                multiply(head, keys);
+            }
+            // A lane's part of two rows, and what scales each.
+            add(&mut census, BESIDE_PRODUCTS, keys / 2 + 2);
+            if head <= 128 {
+                add(&mut census, LOAD[0], head / 16);
+            }
         }
         ("project" | "output", &[columns, stages]) => {
             let depth = 64;
@@ -164,6 +175,14 @@ fn expected(element: Element, capability: (u32, u32), kernel: &str, threads: u32
     }
     if capability >= (9, 0) {
         OVERLAP.iter().for_each(|form| add(&mut census, form, 1));
+        if let ["moa", "output", unit, tile] = words[..] {
+            // These wait behind the first weights, too; of which their stages are one less than the tile has.
+            if unit != "wgmma" && !tile.starts_with("128x") {
+                add(&mut census, OVERLAP[0], 1);
+                let numbers = numbers(element, kernel);
+                add_stages(&mut census, numbers[6] - 1, [numbers[0], numbers[1], numbers[2]], threads, element);
+            }
+        }
     }
     census
 }

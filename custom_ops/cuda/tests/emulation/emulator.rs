@@ -10,13 +10,14 @@ use moa_cuda::Buffer;
 use moa_cuda::plan::Plan;
 use sha2::{Digest, Sha256};
 
-const UNITS: [&str; 8] = [
+const UNITS: [&str; 9] = [
     "f32.cu",
     "f16.cu",
     "bf16.cu",
     "emulator/block.cpp",
     "emulator/main.cpp",
     "emulator/probe.cpp",
+    "emulator/signal.cpp",
     "emulator/warp.cpp",
     "emulator/warpgroup.cpp",
 ];

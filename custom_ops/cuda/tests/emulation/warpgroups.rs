@@ -76,6 +76,8 @@ fn attention_of_many_queries() {
         (50, 20, 72, 4, 1, false),
         (33, 70, 200, 4, 1, false),
         (75, 64, 256, 1, 1, true),
+        // A tile's keys are all there before its queries are read, and so may be those of the next.
+        (140, 50, 64, 2, 1, false),
     ]
     .into_iter()
     .enumerate()
@@ -84,7 +86,10 @@ fn attention_of_many_queries() {
             let mut random = Random(index as u64);
             let dims = SelfAttentionDims { batch: 2, tokens, past, width: 24, experts: 4, top_k, kv_heads, head };
             let mut case = attention::Case::random(&mut random, dims, element, is_cross);
-            (case.device, case.options) = (HOPPER, WGMMA);
+            // Blocks that stay take several tiles, to and fro.
+            let tiles = (tokens * top_k).div_ceil(128) * 2 * kv_heads;
+            let multiprocessors = ((index as u32 + 2) % 3 + 1).min(tiles as u32);
+            (case.device, case.options) = (Device { multiprocessors, ..HOPPER }, WGMMA);
             case.attributes.causal = causal && !is_cross;
             case.offset = if index == 1 { 8 } else { 0 };
             let kernels: Vec<_> = case.plan().launches.into_iter().map(|launch| launch.kernel).collect();
@@ -95,22 +100,36 @@ fn attention_of_many_queries() {
     }
 }
 
-/// One product of `kernels/emulator/probe.cpp`.
+/// One kernel of `kernels/emulator/probe.cpp`.
 #[derive(Debug, Clone, Copy)]
 struct Probe {
+    kernel: &'static str,
+    /// Threads of a block.
+    threads: u32,
+    rows: usize,
     swizzle: i32,
     columns_in_line: bool,
     mistake: i32,
 }
 
 impl Probe {
-    const ROWS: usize = 64;
     const COLUMNS: usize = 128;
     const DEPTH: usize = 64;
 
+    /// One warpgroup.
+    fn product(swizzle: i32, columns_in_line: bool, mistake: i32) -> Self {
+        Self { kernel: "moa_probe_warpgroup", threads: 128, rows: 64, swizzle, columns_in_line, mistake }
+    }
+
+    /// Two that multiply and one that copies, one half of the rows after the other.
+    fn signals(mistake: i32) -> Self {
+        let (kernel, threads, rows) = ("moa_probe_signals", 384, 128);
+        Self { kernel, threads, rows, swizzle: 1, columns_in_line: true, mistake }
+    }
+
     /// The largest error of the product, or what the emulator complains of.
     fn run(self) -> Result<f64, String> {
-        let (rows, columns, depth) = (Self::ROWS, Self::COLUMNS, Self::DEPTH);
+        let (rows, columns, depth) = (self.rows, Self::COLUMNS, Self::DEPTH);
         let mut random = Random(7);
         let a = random.values(Element::F16, rows * depth, 1.0);
         let b = random.values(Element::F16, depth * columns, 1.0);
@@ -127,10 +146,10 @@ impl Probe {
         };
         let launch = Launch {
             element: Element::F16,
-            kernel: "moa_probe_warpgroup".into(),
+            kernel: self.kernel.into(),
             grid: 1,
-            block: 128,
-            shared_bytes: (2 * depth * (rows + columns)) as u32,
+            block: self.threads,
+            shared_bytes: (2 * depth * (64 + columns) + 16) as u32,
             overlap: false,
             parameters,
         };
@@ -143,13 +162,26 @@ impl Probe {
         let error = found.iter().zip(&expected).map(|(found, expected)| (f64::from(*found) - expected).abs());
         Ok(error.fold(0.0, |largest, error| if error > largest || error.is_nan() { error } else { largest }))
     }
+
+    /// Its mistake is complained of, or makes a wrong result where no complaint is expected.
+    fn fails_with(self, complaint: &str) {
+        match self.run() {
+            Ok(error) => {
+                assert!(
+                    complaint.is_empty() && (error.is_nan() || error > 0.1),
+                    "{self:?} is not found: error {error}"
+                );
+            }
+            Err(message) => assert!(message.contains(complaint), "{self:?}: {message}"),
+        }
+    }
 }
 
 #[test]
 fn every_layout_of_a_descriptor() {
     for swizzle in 0..4 {
         for columns_in_line in [false, true] {
-            let probe = Probe { swizzle, columns_in_line, mistake: 0 };
+            let probe = Probe::product(swizzle, columns_in_line, 0);
             let error = probe.run().unwrap();
             assert!(error < 1e-4, "{probe:?}: {error}");
         }
@@ -175,15 +207,31 @@ fn mistakes_are_found() {
         (13, "a base offset"),
         (14, "waits for ever"),
     ] {
-        let probe = Probe { swizzle: 1, columns_in_line: true, mistake };
-        match probe.run() {
-            Ok(error) => {
-                assert!(
-                    complaint.is_empty() && (error.is_nan() || error > 0.1),
-                    "{probe:?} is not found: error {error}"
-                );
-            }
-            Err(message) => assert!(message.contains(complaint), "{probe:?}: {message}"),
-        }
+        Probe::product(1, true, mistake).fails_with(complaint);
+    }
+}
+
+/// The same of signals between warpgroups.
+#[test]
+fn mistakes_at_signals_are_found() {
+    let error = Probe::signals(0).run().unwrap();
+    assert!(error < 1e-4, "{error}");
+    for (mistake, complaint) in [
+        (15, "not begun in front of a barrier"),
+        (16, "not begun in front of a barrier"),
+        (17, "wrote over a signal"),
+        (18, "not waited for, handed over"),
+        (19, "not waited for, handed over"),
+        (20, "not waited for, handed over"),
+        (21, "not waited for, handed over"),
+        (22, "would take for another one"),
+        (23, "waits for ever"),
+        (24, "not waited for, handed over"),
+        (25, ""),
+        (26, "waited for the grid in front"),
+        (27, "registers that its block was not given"),
+        (28, "not waited for, handed over"),
+    ] {
+        Probe::signals(mistake).fails_with(complaint);
     }
 }
