@@ -18,9 +18,9 @@ use crate::{
 const EOS: &str = "eos_token_id";
 
 /// Whether the folder is one for a [`TextGenerator`](super::TextGenerator), and not for a
-/// [`Translator`](super::Translator).
+/// [`Translator`](super::Translator); a link counts, wherever it leads.
 pub fn holds_causal_lm(folder: &Path) -> bool {
-    let holds = |name: &str| folder.join(name).exists();
+    let holds = |name: &str| folder.join(name).symlink_metadata().is_ok();
     let is_translation = holds(&graph_file(ENCODER)) || holds(TRANSLATION_CONFIG);
     (holds(&graph_file(MODEL)) || holds(GENAI_CONFIG)) && !is_translation
 }
@@ -57,6 +57,7 @@ pub(super) struct CausalFolder {
 struct Configs {
     /// `model` of `genai_config.json`, and its `decoder`.
     genai: Option<[Keys; 2]>,
+    /// Where transformers goes by it.
     generation: Option<Keys>,
     config: Option<Keys>,
 }
@@ -65,15 +66,13 @@ impl Configs {
     fn read(folder: &Path) -> Result<Self, TextError> {
         let model = Keys::read(&folder.join(GENAI_CONFIG))?.map(|keys| keys.object("model")).transpose()?.flatten();
         let decoder = model.as_ref().map(|model| model.object("decoder")).transpose()?.flatten();
-        Ok(Self {
-            genai: model.zip(decoder).map(<[Keys; 2]>::from),
-            generation: Keys::read(&folder.join(GENERATION_CONFIG))?,
-            config: Keys::read(&folder.join(CONFIG))?,
-        })
+        let config = Keys::read(&folder.join(CONFIG))?;
+        let generation = Keys::read_generation(&folder.join(GENERATION_CONFIG), config.as_ref())?;
+        Ok(Self { genai: model.zip(decoder).map(<[Keys; 2]>::from), generation, config })
     }
 
-    /// Tokens that end a text: by `genai_config.json`, else by `generation_config.json` alone, as transformers reads
-    /// it, else by the configuration.
+    /// Tokens that end a text: by `genai_config.json`, else by `generation_config.json` alone, as transformers 4.57
+    /// reads it, else by the configuration.
     fn eos(&self) -> Result<Vec<i64>, TextError> {
         let genai = self.genai.as_ref().map(|[model, _]| model).filter(|model| model.has(EOS));
         let keys = genai.or(self.generation.as_ref()).or(self.config.as_ref());

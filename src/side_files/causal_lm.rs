@@ -116,12 +116,12 @@ impl CausalLmFiles<'_> {
 
     /// Ids from `generation_config.json` beside the checkpoint, else from the configuration.
     ///
-    /// What ends a text is what does so in transformers: where `generation_config.json` is there, it alone says it;
-    /// the configuration's class has an end token where the key is absent, and none where it is `null`.
+    /// What ends a text is what does so in transformers 4.57: where it goes by `generation_config.json`, that file
+    /// alone says it; the configuration's class has an end token where the key is absent, and none where it is `null`.
     fn special_ids(&self, options: &SideFileOptions) -> Result<SpecialIds, TextError> {
-        let beside = options.checkpoint_folder().map(|folder| Keys::read(&folder.join(GENERATION_CONFIG)));
-        let generation = beside.transpose()?.flatten();
         let config = Keys::new(self.config.origin(), self.config.keys().clone());
+        let read = |folder: &Path| Keys::read_generation(&folder.join(GENERATION_CONFIG), Some(&config));
+        let generation = options.checkpoint_folder().map(read).transpose()?.flatten();
         let ids = |key: &str| -> Result<Option<Vec<i64>>, TextError> {
             let given = generation.as_ref().map(|keys| keys.token_ids(key)).transpose()?.flatten();
             if given.is_some() { Ok(given) } else { config.token_ids(key) }

@@ -12,6 +12,39 @@ pub const TOKENIZER_FILE: &str = "tokenizer.json";
 /// What configurations hold where a vocabulary has no such token.
 const NO_TOKEN: i64 = -1;
 
+/// Settings of generation that a configuration may hold, with their defaults in transformers, truth as 1.
+const SETTINGS: [(&str, f64); 19] = [
+    ("max_length", 20.0),
+    ("min_length", 0.0),
+    ("do_sample", 0.0),
+    ("early_stopping", 0.0),
+    ("num_beams", 1.0),
+    ("temperature", 1.0),
+    ("top_k", 50.0),
+    ("top_p", 1.0),
+    ("typical_p", 1.0),
+    ("repetition_penalty", 1.0),
+    ("length_penalty", 1.0),
+    ("no_repeat_ngram_size", 0.0),
+    ("encoder_no_repeat_ngram_size", 0.0),
+    ("num_return_sequences", 1.0),
+    ("output_scores", 0.0),
+    ("return_dict_in_generate", 0.0),
+    ("remove_invalid_values", 0.0),
+    ("num_beam_groups", 1.0),
+    ("diversity_penalty", 0.0),
+];
+
+/// Those that are absent by default.
+const ABSENT_SETTINGS: [&str; 6] = [
+    "bad_words_ids",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "exponential_decay_length_penalty",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+];
+
 /// Larger files are no configuration.
 const LIMIT: u64 = 1 << 22;
 
@@ -43,6 +76,31 @@ impl Keys {
             Ok(_) => Err(TextError::malformed(path, "no JSON object")),
             Err(error) => Err(TextError::malformed(path, format!("no JSON: {error}"))),
         }
+    }
+
+    /// Reads the `generation_config.json` at `path`; nothing where transformers goes by `config` instead.
+    ///
+    /// That is so where there is no such file, and where it says that it was made of the configuration and this has a
+    /// setting of generation that is not the default. Source: `_prepare_generation_config` of
+    /// `transformers/generation/utils.py`, 4.57.6, for configurations whose class keeps the defaults of all.
+    /// transformers 5 may differ.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::read`].
+    pub fn read_generation(path: &Path, config: Option<&Self>) -> Result<Option<Self>, TextError> {
+        let is_own = |keys: &Self| keys.map.get("_from_model_config") != Some(&Value::Bool(true));
+        let keys = Self::read(path)?;
+        Ok(keys.filter(|keys| is_own(keys) || !config.is_some_and(Self::sets_generation)))
+    }
+
+    fn sets_generation(&self) -> bool {
+        let differs = |(key, default): (&str, f64)| {
+            let Some(value) = self.get(key) else { return false };
+            let number = value.as_bool().map(|flag| f64::from(u8::from(flag))).or(value.as_f64());
+            number != Some(default)
+        };
+        SETTINGS.into_iter().any(differs) || ABSENT_SETTINGS.into_iter().any(|key| self.get(key).is_some())
     }
 
     /// Whether there is a key, with `null` too.
@@ -84,7 +142,7 @@ impl Keys {
         size.map(Some).ok_or_else(|| self.wrong(key, "a positive integer"))
     }
 
-    /// The token ids under a key, which holds one or a list of them; `null` and -1 count as absent.
+    /// The token ids under a key, which holds one or a list of them; `null` and -1 count as absent, also in a list.
     ///
     /// # Errors
     ///
@@ -93,7 +151,7 @@ impl Keys {
         let Some(value) = self.get(key).filter(|value| value.as_i64() != Some(NO_TOKEN)) else { return Ok(None) };
         let values = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok()).map(i64::from);
-        let ids: Option<Vec<i64>> = values.iter().map(id).collect();
+        let ids: Option<Vec<i64>> = values.iter().filter(|value| value.as_i64() != Some(NO_TOKEN)).map(id).collect();
         ids.map(Some).ok_or_else(|| self.wrong(key, "a token id or a list of them"))
     }
 
@@ -121,12 +179,34 @@ mod tests {
 
     #[test]
     fn ids_are_one_or_several() {
-        let keys = keys(r#"{"a": 2, "b": [2, 7], "c": null, "none": -1}"#);
+        let keys = keys(r#"{"a": 2, "b": [2, 7], "c": null, "none": -1, "some": [2, -1, 7], "empty": [-1]}"#);
         assert_eq!(keys.token_ids("a").unwrap(), Some(vec![2]));
         assert_eq!(keys.token_ids("b").unwrap(), Some(vec![2, 7]));
         assert_eq!(keys.token_ids("c").unwrap(), None);
         assert_eq!(keys.token_ids("d").unwrap(), None);
         assert_eq!(keys.token_ids("none").unwrap(), None);
+        assert_eq!(keys.token_ids("some").unwrap(), Some(vec![2, 7]));
+        assert_eq!(keys.token_ids("empty").unwrap(), Some(vec![]));
+    }
+
+    #[test]
+    fn settings_that_are_not_the_default_are_seen() {
+        for text in [
+            "{}",
+            r#"{"num_beams": 1, "top_p": 1, "temperature": 1.0, "do_sample": false, "top_k": null}"#,
+            r#"{"do_sample": 0, "num_beams": true, "suppress_tokens": null, "use_cache": false, "min_new_tokens": 3}"#,
+        ] {
+            assert!(!keys(text).sets_generation(), "{text}");
+        }
+        for text in [
+            r#"{"temperature": 0.7}"#,
+            r#"{"do_sample": true}"#,
+            r#"{"max_length": 50}"#,
+            r#"{"suppress_tokens": []}"#,
+            r#"{"early_stopping": "never"}"#,
+        ] {
+            assert!(keys(text).sets_generation(), "{text}");
+        }
     }
 
     #[test]

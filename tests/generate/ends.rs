@@ -1,6 +1,6 @@
 //! Where a continuation ends: at end tokens, as transformers finds them.
 
-use std::{fs, path::Path};
+use std::fs;
 
 use moa_export::{
     backend::OrtOperators,
@@ -34,15 +34,13 @@ fn an_end_token_ends_its_row_alone() {
     assert!((1..expected.len()).contains(&ended), "{ended} rows ended");
 }
 
-/// A checkpoint of the fixture whose configuration has `eos`, and a `generation_config.json` where there is one.
-fn checkpoint_that_ends(eos: Option<Value>, generation: Option<Value>) -> TempDir {
+/// A checkpoint of the fixture with these keys and no other end token, and perhaps a `generation_config.json`.
+fn checkpoint_that_ends(keys: &Value, generation: Option<Value>) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::copy(data("jetmoe/bf16/model.safetensors"), folder.path().join("model.safetensors")).unwrap();
     let mut config = read(&data("jetmoe/bf16/config.json"));
     config.as_object_mut().unwrap().remove("eos_token_id");
-    if let Some(eos) = eos {
-        config["eos_token_id"] = eos;
-    }
+    config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
     fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
     if let Some(generation) = generation {
         fs::write(folder.path().join("generation_config.json"), generation.to_string()).unwrap();
@@ -59,20 +57,31 @@ fn a_text_ends_where_transformers_ends_it() {
     let (first, end) = (tokens[0], tokens.iter().position(|id| *id == 2).unwrap());
     assert!(first != 2 && end + 1 < tokens.len() && !tokens[..end].contains(&0));
     let all = tokens.len();
-    type Case = (Option<Value>, Option<Value>, Value, usize);
-    let cases: [Case; 8] = [
-        (None, None, json!(2), end + 1),
-        (Some(Value::Null), None, json!([]), all),
-        (Some(json!([])), None, json!([]), all),
-        (Some(json!([127, first])), None, json!([127, first]), 1),
-        (Some(json!(2)), Some(json!({})), json!([]), all),
-        (Some(json!(2)), Some(json!({ "eos_token_id": null })), json!([]), all),
-        (Some(Value::Null), Some(json!({ "eos_token_id": first })), json!(first), 1),
-        (Some(json!(first)), Some(json!({ "eos_token_id": [2] })), json!(2), end + 1),
+    let from_config = |eos: Value| Some(json!({ "_from_model_config": true, "eos_token_id": eos }));
+    type Case = (Value, Option<Value>, Value, usize);
+    let cases: [Case; 16] = [
+        (json!({}), None, json!(2), end + 1),
+        (json!({ "eos_token_id": null }), None, json!([]), all),
+        (json!({ "eos_token_id": [] }), None, json!([]), all),
+        (json!({ "eos_token_id": [127, first] }), None, json!([127, first]), 1),
+        (json!({ "eos_token_id": [2, -1] }), None, json!(2), end + 1),
+        (json!({ "eos_token_id": [-1] }), None, json!([]), all),
+        (json!({ "eos_token_id": 2 }), Some(json!({})), json!([]), all),
+        (json!({ "eos_token_id": 2 }), Some(json!({ "eos_token_id": null })), json!([]), all),
+        (json!({ "eos_token_id": null }), Some(json!({ "eos_token_id": first })), json!(first), 1),
+        (json!({ "eos_token_id": first }), Some(json!({ "eos_token_id": [2] })), json!(2), end + 1),
+        (json!({ "eos_token_id": first }), from_config(json!(2)), json!(2), end + 1),
+        (json!({ "eos_token_id": first, "top_p": 0.9 }), Some(json!({ "eos_token_id": 2 })), json!(2), end + 1),
+        (json!({ "eos_token_id": first, "top_p": 0.9 }), from_config(json!(2)), json!(first), 1),
+        (json!({ "eos_token_id": first, "max_length": 50 }), from_config(Value::Null), json!(first), 1),
+        (json!({ "eos_token_id": null, "top_p": 0.9 }), from_config(json!(first)), json!([]), all),
+        (json!({ "do_sample": true }), from_config(json!(first)), json!(2), end + 1),
     ];
-    for (eos, generation, named, length) in cases {
-        let what = format!("{eos:?}, {generation:?}");
-        let (checkpoint, folder) = (checkpoint_that_ends(eos, generation), tempfile::tempdir().unwrap());
+    for (keys, generation, named, length) in cases {
+        let what = format!("{keys}, {generation:?}");
+        let is_named = generation.as_ref().is_some_and(|generation| generation.get("_from_model_config").is_none())
+            || keys.as_object().unwrap().contains_key("eos_token_id");
+        let (checkpoint, folder) = (checkpoint_that_ends(&keys, generation), tempfile::tempdir().unwrap());
         let files = SideFileOptions { beside: Some(checkpoint.path().into()), ..SideFileOptions::default() };
         let opened = Checkpoint::open(checkpoint.path(), None).unwrap();
         export_with(&opened, &out(&folder), &ExportOptions::default(), &files).unwrap();
@@ -84,15 +93,10 @@ fn a_text_ends_where_transformers_ends_it() {
             found.unwrap().remove(0).tokens
         };
         assert_eq!(generated(&folder), tokens[..length], "{what}");
-        if eos_is_stated(checkpoint.path()) {
+        // An absent key has a default that only the class of JetMoE knows.
+        if is_named {
             fs::remove_file(genai).unwrap();
             assert_eq!(generated(&folder), tokens[..length], "{what}, without genai_config.json");
         }
     }
-}
-
-/// Whether a folder's own files name the end; an absent key has a default that only the class of JetMoE knows.
-fn eos_is_stated(folder: &Path) -> bool {
-    folder.join("generation_config.json").exists()
-        || read(&folder.join("config.json")).as_object().unwrap().contains_key("eos_token_id")
 }

@@ -411,6 +411,16 @@ fn the_command_refuses_what_it_cannot_do() {
     }
 }
 
+/// A link that leads nowhere is a graph that cannot be read, and no sign of a translation model.
+#[test]
+#[cfg(unix)]
+fn a_graph_that_is_a_link_to_itself_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink("model.onnx", folder.path().join("model.onnx")).unwrap();
+    let (code, message) = refused(folder.path(), &["--input", "5", "--token-ids"]);
+    assert_eq!((code, message.contains("model.onnx: ")), (5, true), "{message}");
+}
+
 /// Tokens are drawn by the number of a prompt, whether prompts come one by one or in a file.
 #[test]
 fn prompts_of_a_pipe_are_continued_as_those_of_a_file() {
