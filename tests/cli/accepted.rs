@@ -2,6 +2,7 @@
 
 use std::{fs, os::unix::fs::symlink};
 
+use half::f16;
 use safetensors::Dtype;
 use serde_json::{Value, json};
 
@@ -74,7 +75,15 @@ fn jetmoe_without_prefixes_and_with_frequencies() {
     buffered.convert_one(BUFFER, Dtype::BF16);
     buffered.write(&scene.path("rounded"));
     assert!(exported(&scene, "rounded", "from_rounded") == expected);
+    let rounded = frequencies.iter().map(|value| f16::from_f32(*value).to_f32()).collect::<Vec<_>>();
+    buffered.tensors.insert(BUFFER.into(), Stored::floats(&[8], &rounded));
+    buffered.write(&scene.path("widened"));
+    assert!(exported(&scene, "widened", "from_widened") == expected);
 
+    let near = (0..8u8).map(|index| 10_075f32.powf(-f32::from(index) / 8.0)).collect::<Vec<_>>();
+    buffered.tensors.insert(BUFFER.into(), Stored::floats(&[8], &near));
+    buffered.write(&scene.path("near"));
+    scene.refuses("near -o out2", 4, &["near/config.json", BUFFER, "at index 1", "rope_theta"]);
     buffered.tensors.insert(BUFFER.into(), Stored::floats(&[8], &frequencies));
     buffered.tensor(BUFFER).set(3, 0.5);
     buffered.write(&scene.path("other"));
@@ -102,6 +111,33 @@ fn names_of_parallel_modules() {
         wrapped.tensors.insert("other.weight".into(), Stored::floats(&[1], &[0.0]));
         wrapped.write(&scene.path("mixed"));
         scene.refuses("mixed -o out2", 3, &["is missing"]);
+    }
+}
+
+/// The second name of a tensor is read however the names of all are prefixed.
+#[test]
+fn aliases_have_the_prefixes_of_their_tensors() {
+    const NAMES: [&str; 2] = ["model.embed_tokens.weight", "lm_head.weight"];
+    let mut plain = Model::read("jetmoe/bf16");
+    plain.set("tie_word_embeddings", false);
+    let embedding = plain.tensors.remove(NAMES[0]).unwrap();
+    let scene = Scene::new();
+    for [kept, alias] in [NAMES, [NAMES[1], NAMES[0]]] {
+        let full = |name: &str| name.to_owned();
+        let bare = |name: &str| name.strip_prefix("model.").unwrap_or(name).to_owned();
+        let write = |folder: &str, rename: &dyn Fn(&str) -> String| {
+            let tensors = plain.tensors.iter().map(|(name, tensor)| (rename(name), tensor.clone()));
+            let mut model = Model { tensors: tensors.collect(), ..plain.clone() };
+            model.tensors.insert(rename(kept), embedding.clone());
+            model.metadata.insert(rename(alias), rename(kept));
+            model.write(&scene.path(folder));
+            exported(&scene, folder, &format!("of-{folder}"))
+        };
+        let of = |start: &str| format!("{start}.{kept}");
+        let expected = write(&of("full"), &full);
+        assert!(write(&of("bare"), &bare) == expected, "{kept}");
+        assert!(write(&of("module"), &|name| format!("module.{name}")) == expected, "{kept}");
+        assert!(write(&of("both"), &|name| format!("module.{}", bare(name))) == expected, "{kept}");
     }
 }
 

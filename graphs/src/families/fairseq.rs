@@ -287,12 +287,13 @@ impl<A: StackAttention> Stack<A> {
 }
 
 /// Padding must be a token of the vocabulary.
-pub(super) fn check_padding(config: &Config, tokens: &Weight) -> Result<(), ImportError> {
+pub(super) fn check_padding(config: &Config, importer: &Importer<'_>, tokens: &Weight) -> Result<(), ImportError> {
     let rows = tokens.shape()[0];
     if config.id_or("pad_token_id", 1)? < rows {
         return Ok(());
     }
-    Err(config.invalid("pad_token_id", format!("below {rows}, the rows of \"{}\"", tokens.name())))
+    let tokens = importer.stored_name(tokens.name());
+    Err(config.invalid("pad_token_id", format!("below {rows}, the rows of \"{tokens}\"")))
 }
 
 fn stated_vocabulary(config: &Config, keys: &[&str]) -> Result<usize, ImportError> {

@@ -7,6 +7,9 @@ use crate::{ImportError, TensorDirectory, Weight};
 /// A dimension that is known, or any (`None`).
 pub(super) type Dim = Option<usize>;
 
+/// Elements of two tensors that are compared at once.
+const COMPARED: usize = 1 << 20;
+
 pub(super) struct Importer<'a> {
     tensors: &'a dyn TensorDirectory,
     taken: BTreeSet<String>,
@@ -21,6 +24,11 @@ impl<'a> Importer<'a> {
         self.tensors.tensor(name).is_some()
     }
 
+    /// What messages call the tensor `name`.
+    pub(super) fn stored_name(&self, name: &str) -> String {
+        self.tensors.stored_name(name)
+    }
+
     /// The tensor `name`, which must have exactly `shape`.
     pub(super) fn take(&mut self, name: &str, shape: &[usize]) -> Result<Weight, ImportError> {
         let pattern: Vec<Dim> = shape.iter().copied().map(Some).collect();
@@ -33,11 +41,11 @@ impl<'a> Importer<'a> {
         let Some(weight) = stored.or_else(|| self.make(name, pattern)) else {
             return Err(ImportError::MissingTensor {
                 origin: self.tensors.origin().into(),
-                tensor: name.into(),
+                tensor: self.stored_name(name),
                 expected: pattern_text(pattern),
             });
         };
-        check_shape(name, &weight, pattern)?;
+        self.check_shape(name, &weight, pattern)?;
         self.taken.insert(name.into());
         self.taken.insert(weight.name().into());
         Ok(weight)
@@ -74,21 +82,40 @@ impl<'a> Importer<'a> {
         Ok(kept)
     }
 
+    fn check_shape(&self, name: &str, weight: &Weight, pattern: &[Dim]) -> Result<(), ImportError> {
+        let shape = weight.shape();
+        let fits = shape.len() == pattern.len()
+            && shape.iter().zip(pattern).all(|(found, expected)| *found > 0 && expected.is_none_or(|e| e == *found));
+        if fits {
+            return Ok(());
+        }
+        Err(ImportError::WrongShape {
+            origin: weight.origin().into(),
+            tensor: self.stored_name(name),
+            expected: pattern_text(pattern),
+            found: format!("{shape:?}"),
+        })
+    }
+
     fn check_equal(&self, first: &Weight, second: &Weight) -> Result<(), ImportError> {
         let conflict = |index| ImportError::AliasConflict {
             origin: self.tensors.origin().into(),
-            first: first.name().into(),
-            second: second.name().into(),
+            first: self.stored_name(first.name()),
+            second: self.stored_name(second.name()),
             index,
         };
         if first.shape() != second.shape() {
             return Err(conflict(0));
         }
-        let (a, b) = (first.to_f64()?, second.to_f64()?);
-        match a.iter().zip(&b).position(|(a, b)| a.to_bits() != b.to_bits()) {
-            Some(index) => Err(conflict(index)),
-            None => Ok(()),
+        let elements: usize = first.shape().iter().product();
+        for start in (0..elements).step_by(COMPARED) {
+            let part = start..elements.min(start + COMPARED);
+            let (a, b) = (first.part_to_f64(part.clone())?, second.part_to_f64(part)?);
+            if let Some(index) = a.iter().zip(&b).position(|(a, b)| a.to_bits() != b.to_bits()) {
+                return Err(conflict(start + index));
+            }
         }
+        Ok(())
     }
 
     /// Fails where a tensor was neither taken nor is known to be no weight.
@@ -101,28 +128,90 @@ impl<'a> Importer<'a> {
             origin: self.tensors.origin().into(),
             family: family.into(),
             count: extra.len(),
-            tensor: (*first).into(),
+            tensor: self.stored_name(first),
             found,
         })
     }
 }
 
-fn check_shape(name: &str, weight: &Weight, pattern: &[Dim]) -> Result<(), ImportError> {
-    let shape = weight.shape();
-    let fits = shape.len() == pattern.len()
-        && shape.iter().zip(pattern).all(|(found, expected)| *found > 0 && expected.is_none_or(|e| e == *found));
-    if fits {
-        return Ok(());
-    }
-    Err(ImportError::WrongShape {
-        origin: weight.origin().into(),
-        tensor: name.into(),
-        expected: pattern_text(pattern),
-        found: format!("{shape:?}"),
-    })
-}
-
 fn pattern_text(pattern: &[Dim]) -> String {
     let dims: Vec<_> = pattern.iter().map(|dim| dim.map_or_else(|| "any".to_owned(), |d| d.to_string())).collect();
     format!("[{}]", dims.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        ops::{ControlFlow, Range},
+        sync::Arc,
+    };
+
+    use super::*;
+    use crate::{FloatType, Runs, TensorSource, WeightError};
+
+    const ELEMENTS: usize = COMPARED + 9;
+
+    /// Ones, and a two at this place; they are read in parts only.
+    struct Ones(usize);
+
+    impl TensorSource for Ones {
+        fn read_f32(&self) -> Result<Vec<f32>, WeightError> {
+            panic!("all values are read")
+        }
+
+        fn read_f64(&self) -> Result<Vec<f64>, WeightError> {
+            panic!("all values are read")
+        }
+
+        fn read_f64_part(&self, part: Range<usize>) -> Result<Vec<f64>, WeightError> {
+            assert!(part.len() <= COMPARED && part.end <= ELEMENTS, "{part:?}");
+            Ok(part.map(|index| if index == self.0 { 2.0 } else { 1.0 }).collect())
+        }
+
+        fn read_runs(&self, _: Runs, _: FloatType, _: &mut Vec<u8>) -> Result<(), WeightError> {
+            panic!("nothing is written")
+        }
+
+        fn stored_type(&self) -> &'static str {
+            "F64"
+        }
+
+        fn stored_bytes(&self) -> u64 {
+            0
+        }
+
+        fn read_bytes(&self, _: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> Result<(), WeightError> {
+            panic!("nothing is hashed")
+        }
+    }
+
+    struct Pair(usize);
+
+    impl TensorDirectory for Pair {
+        fn names(&self) -> Vec<&str> {
+            vec!["a", "b"]
+        }
+
+        fn tensor(&self, name: &str) -> Option<Weight> {
+            let at = if name == "b" { self.0 } else { ELEMENTS };
+            Some(Weight::new(name, vec![ELEMENTS], "memory", Arc::new(Ones(at))))
+        }
+
+        fn origin(&self) -> &str {
+            "memory"
+        }
+    }
+
+    #[test]
+    fn two_names_of_a_parameter_are_compared_part_by_part() {
+        let taken =
+            |pair: &Pair| Importer::new(pair).take_shared(&["a", "b"], &[None]).map(|kept| kept.name().to_owned());
+        assert_eq!(taken(&Pair(ELEMENTS)).unwrap(), "a");
+        for place in [0, COMPARED - 1, COMPARED, ELEMENTS - 1] {
+            match taken(&Pair(place)) {
+                Err(ImportError::AliasConflict { index, .. }) => assert_eq!(index, place),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
 }

@@ -5,7 +5,7 @@ use moa_schema::{Activation, GateMode};
 use super::{
     Config, ImportOptions,
     importer::Importer,
-    renamed::Renamed,
+    renamed::{Naming, Renamed},
     rotary::{self, rotary},
 };
 use crate::{
@@ -26,10 +26,11 @@ const DEFAULT_VOCABULARY: usize = 32_000;
 /// The norms inside a layer are built without the configuration's epsilon; only the final one reads it.
 const LAYER_NORM_EPSILON: f32 = 1e-6;
 
-/// The name that a tensor has in a model with its head.
-fn full_name(bare: &str) -> String {
-    if bare == OUTPUT { bare.into() } else { format!("{PREFIX}{bare}") }
-}
+/// From the names of a model without its head to those of a model with it.
+const BARE: Naming = Naming {
+    rename: |bare| if bare == OUTPUT { bare.into() } else { format!("{PREFIX}{bare}") },
+    restore: |full| full.strip_prefix(PREFIX).unwrap_or(full).into(),
+};
 
 pub(super) fn import(
     config: &Config,
@@ -42,9 +43,9 @@ pub(super) fn import(
         );
     }
     let sizes = Sizes::new(config, options)?;
-    let names = tensors.names();
-    let is_bare = names.contains(&&TOKENS[PREFIX.len()..]) && !names.iter().any(|name| name.starts_with(PREFIX));
-    let bare = is_bare.then(|| Renamed::new(tensors, full_name));
+    let has_prefix = tensors.names().iter().any(|name| name.starts_with(PREFIX));
+    let is_bare = !has_prefix && tensors.tensor(&(BARE.restore)(TOKENS)).is_some();
+    let bare = is_bare.then(|| Renamed::new(tensors, BARE));
     let tensors = bare.as_ref().map_or(tensors, |bare| bare);
     let mut importer = Importer::new(tensors);
     let tied = config.flag_or("tie_word_embeddings", true)?;
@@ -61,7 +62,7 @@ pub(super) fn import(
     };
     for name in tensors.names().into_iter().filter(|name| name.ends_with(rotary::BUFFER)) {
         let weight = importer.take(name, &[sizes.head_size / 2])?;
-        rotary::check_buffer(config, &weight, sizes.rotary, sizes.head_size)?;
+        rotary::check_buffer(config, &importer.stored_name(name), &weight, sizes.rotary, sizes.head_size)?;
     }
     importer.finish("jetmoe", |_| false)?;
     let pad_token_id = config.optional_id("pad_token_id")?.unwrap_or(0).min(tokens.shape()[0] - 1);

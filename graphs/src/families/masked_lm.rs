@@ -27,10 +27,11 @@ pub(super) fn import<A: StackAttention>(
     let mut importer = Importer::new(tensors);
     let token_names: &[&str] = if tied { &[OUTPUT, TOKENS] } else { &[TOKENS] };
     let embedding = stack.embedding(config, &mut importer, token_names, &["vocab_size"])?;
-    check_padding(config, &embedding.tokens)?;
+    check_padding(config, &importer, &embedding.tokens)?;
     let vocabulary = embedding.tokens.shape()[0];
     if config.optional_size("vocab_size")?.is_some_and(|size| size != vocabulary) {
-        return Err(config.invalid("vocab_size", format!("{vocabulary}, the rows of \"{}\"", embedding.tokens.name())));
+        let tokens = importer.stored_name(embedding.tokens.name());
+        return Err(config.invalid("vocab_size", format!("{vocabulary}, the rows of \"{tokens}\"")));
     }
     let encoder = stack.encoder(&mut importer, embedding)?;
     let output_names: &[&str] = if tied { &[OUTPUT, TOKENS] } else { &[OUTPUT] };

@@ -16,11 +16,15 @@ pub use config::Config;
 
 use moa_schema::GateMode;
 
-use self::renamed::Renamed;
+use self::renamed::{Naming, Renamed};
 use crate::{ImportError, TensorDirectory, model::Model};
 
 /// Before every name of a model that `DistributedDataParallel` or `DataParallel` of PyTorch held.
-const PARALLEL_PREFIX: &str = "module.";
+pub const PARALLEL_PREFIX: &str = "module.";
+const PARALLEL: Naming = Naming {
+    rename: |stored| stored.strip_prefix(PARALLEL_PREFIX).unwrap_or(stored).into(),
+    restore: |name| format!("{PARALLEL_PREFIX}{name}"),
+};
 
 /// What the user may say about a model beyond its checkpoint and configuration.
 #[derive(Debug, Clone, Copy, Default)]
@@ -93,7 +97,7 @@ pub fn import(config: &Config, tensors: &dyn TensorDirectory, options: ImportOpt
     if names.is_empty() || !names.iter().all(|name| name.starts_with(PARALLEL_PREFIX)) {
         return (family.import)(config, tensors, options);
     }
-    (family.import)(config, &Renamed::new(tensors, |name| name[PARALLEL_PREFIX.len()..].into()), options)
+    (family.import)(config, &Renamed::new(tensors, PARALLEL), options)
 }
 
 #[cfg(test)]

@@ -1,35 +1,48 @@
 //! Tensors under other names than those that they are stored under.
 
-use std::collections::BTreeMap;
-
 use crate::{TensorDirectory, Weight};
+
+/// A way to name tensors, and the way back.
+#[derive(Clone, Copy)]
+pub(super) struct Naming {
+    /// The name that a stored one becomes, another for each.
+    pub(super) rename: fn(&str) -> String,
+    /// The stored name of what `rename` made.
+    pub(super) restore: fn(&str) -> String,
+}
 
 /// Another directory, each of whose tensors has a name of its own.
 pub(super) struct Renamed<'a> {
     stored: &'a dyn TensorDirectory,
-    rename: fn(&str) -> String,
-    /// The stored name of each.
-    names: BTreeMap<String, &'a str>,
+    naming: Naming,
+    names: Vec<String>,
 }
 
 impl<'a> Renamed<'a> {
-    /// Gives every tensor the name that `rename` makes of its stored one, another for each.
-    pub(super) fn new(stored: &'a dyn TensorDirectory, rename: fn(&str) -> String) -> Self {
-        let names = stored.names().into_iter().map(|name| (rename(name), name)).collect();
-        Self { stored, rename, names }
+    pub(super) fn new(stored: &'a dyn TensorDirectory, naming: Naming) -> Self {
+        let mut names: Vec<_> = stored.names().into_iter().map(naming.rename).collect();
+        names.sort_unstable();
+        Self { stored, naming, names }
     }
 }
 
 impl TensorDirectory for Renamed<'_> {
     fn names(&self) -> Vec<&str> {
-        self.names.keys().map(String::as_str).collect()
+        self.names.iter().map(String::as_str).collect()
     }
 
+    /// Asks for the stored name, which may be an alias that no list of names holds.
     fn tensor(&self, name: &str) -> Option<Weight> {
-        let weight = self.stored.tensor(self.names.get(name)?)?;
+        let Naming { rename, restore } = self.naming;
+        let stored = restore(name);
+        let weight = self.stored.tensor(&stored).filter(|_| rename(&stored) == name)?;
         // A shared tensor has the name of the one that it is stored as.
-        let name = (self.rename)(weight.name());
+        let name = rename(weight.name());
         Some(weight.renamed(name))
+    }
+
+    fn stored_name(&self, name: &str) -> String {
+        self.stored.stored_name(&(self.naming.restore)(name))
     }
 
     fn origin(&self) -> &str {

@@ -1,13 +1,12 @@
 //! Rotary embedding as Hugging Face configurations describe it.
 
+use half::{bf16, f16};
+
 use super::Config;
 use crate::{ImportError, Weight, model::Rotary};
 
 /// End of the names of frequencies that older versions of transformers stored.
 pub(super) const BUFFER: &str = ".rotary_emb.inv_freq";
-
-/// How far stored frequencies may be from those of the base, relatively: bf16 keeps eight bits.
-const TOLERANCE: f64 = 1.0 / 128.0;
 
 /// Base where no key names it.
 const DEFAULT_BASE: f64 = 10_000.0;
@@ -37,25 +36,55 @@ pub(super) fn rotary(config: &Config, positions: usize) -> Result<Rotary, Import
     Ok(Rotary { base, positions })
 }
 
-/// Refuses stored frequencies that are not those of the configuration.
+/// Refuses the frequencies stored as `name` where they are not those of the configuration.
+///
+/// transformers computes them as f32, stores them no longer and reads no stored ones, and the export computes its own.
+/// So values that were rounded to f16 or bf16, all in the same way, before they were stored in another type, as
+/// `.half().float()` does, are those of the configuration.
 pub(super) fn check_buffer(
     config: &Config,
+    name: &str,
     stored: &Weight,
     rotary: Rotary,
     head_size: usize,
 ) -> Result<(), ImportError> {
-    for (index, found) in stored.to_f64()?.into_iter().enumerate() {
-        let expected = rotary.base.powf(-((2 * index) as f64) / head_size as f64);
-        if (found - expected).abs() > TOLERANCE * expected {
-            let name = stored.name();
-            let base = rotary.base;
-            return Err(config.unsupported(format!(
-                "tensor \"{name}\" has the frequency {found} at index {index}, and \"rope_theta\" {base} \
-                 makes it {expected}"
-            )));
-        }
-    }
-    Ok(())
+    let values = stored.to_f64()?;
+    let index = explained(&values, stored.stored_type(), rotary.base, head_size);
+    let Some(found) = values.get(index) else { return Ok(()) };
+    let (base, expected) = (rotary.base, frequency(rotary.base, index, head_size));
+    Err(config.unsupported(format!(
+        "tensor \"{name}\" has the frequency {found} at index {index}, and \"rope_theta\" {base} makes it {expected}"
+    )))
+}
+
+fn frequency(base: f64, index: usize, head_size: usize) -> f64 {
+    base.powf(-((2 * index) as f64) / head_size as f64)
+}
+
+/// How many of the first frequencies are those of `base`.
+fn explained(values: &[f64], stored_type: &str, base: f64, head_size: usize) -> usize {
+    let [as_is, to_f16, to_bf16]: [fn(f64) -> f64; 3] =
+        [|value| value, |value| f16::from_f64(value).to_f64(), |value| bf16::from_f64(value).to_f64()];
+    let store = match stored_type {
+        "F16" => to_f16,
+        "BF16" => to_bf16,
+        _ => as_is,
+    };
+    let error = f32_error(base);
+    let fits = |round: fn(f64) -> f64, (index, value): (usize, &f64)| {
+        let expected = frequency(base, index, head_size);
+        let [low, high] = [1.0 - error, 1.0 + error].map(|factor| store(round(expected * factor)));
+        (low..=high).contains(value)
+    };
+    let first = |round| values.iter().enumerate().position(|pair| !fits(round, pair)).unwrap_or(values.len());
+    [as_is, to_f16, to_bf16].into_iter().map(first).max().unwrap_or_default()
+}
+
+/// Bound of the relative error of `1 / base^(2 i / D)` as f32: four units in the last place of the power, one each of
+/// the base and the quotient, and the exponent, below 1, rounded once.
+fn f32_error(base: f64) -> f64 {
+    let unit = f64::from(f32::EPSILON);
+    6.0 * unit + base.ln().abs() * unit / 2.0
 }
 
 /// Refuses scaled positions or frequencies.
@@ -114,5 +143,51 @@ mod tests {
             let error = read(text).expect_err(text);
             assert!(error.contains(expected), "{text}: {error}");
         }
+    }
+
+    /// As transformers computes them.
+    fn computed(base: f64, head_size: usize) -> Vec<f32> {
+        let exponent = |index: usize| (2 * index) as f32 / head_size as f32;
+        (0..head_size / 2).map(|index| 1.0 / (base as f32).powf(exponent(index))).collect()
+    }
+
+    /// All ways to store f32 values, with the name of the type that they end in.
+    fn stored(values: &[f32]) -> [(&'static str, Vec<f64>); 7] {
+        let all = |round: fn(f32) -> f64| values.iter().map(|value| round(*value)).collect();
+        [
+            ("F32", all(f64::from)),
+            ("F64", all(f64::from)),
+            ("F16", all(|value| f16::from_f32(value).to_f64())),
+            ("BF16", all(|value| bf16::from_f32(value).to_f64())),
+            ("F32", all(|value| f16::from_f32(value).to_f64())),
+            ("F32", all(|value| bf16::from_f32(value).to_f64())),
+            ("F16", all(|value| f16::from_f32(bf16::from_f32(value).to_f32()).to_f64())),
+        ]
+    }
+
+    #[test]
+    fn frequencies_are_those_of_their_base_in_every_type() {
+        for base in [10.0, 8084.123, 1e4, 5e5, 1e8] {
+            for head_size in [2, 16, 80, 128] {
+                for (way, (stored_type, values)) in stored(&computed(base, head_size)).iter().enumerate() {
+                    let what = format!("{base}, {head_size}, {stored_type}, {way}");
+                    assert_eq!(explained(values, stored_type, base, head_size), head_size / 2, "{what}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn frequencies_of_another_base_are_refused() {
+        for (way, factor) in [1.00002, 1.00002, 1.01, 1.1, 1.01, 1.1, 1.1].into_iter().enumerate() {
+            for base in [1e4, 5e5] {
+                let (stored_type, values) = &stored(&computed(base * factor, 128))[way];
+                let index = explained(values, stored_type, base, 128);
+                assert!((1..=8).contains(&index), "{base}, {stored_type}, {way}: {index}");
+            }
+        }
+        let [.., half, brain, _] = stored(&computed(1e4, 16)).map(|(_, values)| values);
+        let mixed = [&half[..4], &brain[4..]].concat();
+        assert!((4..8).contains(&explained(&mixed, "F32", 1e4, 16)));
     }
 }

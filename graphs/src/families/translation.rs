@@ -30,7 +30,7 @@ pub(super) fn import<A: StackAttention>(
     let mut importer = Importer::new(tensors);
     let embeddings = Embeddings::new(config)?;
     let embedding = encoder.embedding(config, &mut importer, embeddings.encoder, SOURCE_VOCABULARY)?;
-    check_vocabulary(config, SOURCE_VOCABULARY, &embedding.tokens)?;
+    check_vocabulary(config, SOURCE_VOCABULARY, &importer, &embedding.tokens)?;
     let encoder = encoder.encoder(&mut importer, embedding)?;
     let decoder = import_decoder(config, &mut importer, &decoder, &embeddings)?;
     importer.finish(config.model_type(), is_buffer)?;
@@ -65,7 +65,7 @@ fn import_decoder<A: StackAttention>(
     embeddings: &Embeddings,
 ) -> Result<Decoder<A>, ImportError> {
     let embedding = stack.embedding(config, importer, embeddings.decoder, TARGET_VOCABULARY)?;
-    check_vocabulary(config, TARGET_VOCABULARY, &embedding.tokens)?;
+    check_vocabulary(config, TARGET_VOCABULARY, importer, &embedding.tokens)?;
     let vocabulary = embedding.tokens.shape()[0];
     let output = importer.take_shared(embeddings.output, &[Some(vocabulary), Some(stack.width)])?;
     let layers = (0..stack.layers).map(|index| decoder_layer(importer, stack, index)).collect::<Result<_, _>>()?;
@@ -102,8 +102,13 @@ fn check_decoder_widths(config: &Config, width: usize) -> Result<(), ImportError
 }
 
 /// The first of `keys` that the configuration has must agree with the embedding.
-fn check_vocabulary(config: &Config, keys: &[&str], tokens: &Weight) -> Result<(), ImportError> {
-    check_padding(config, tokens)?;
+fn check_vocabulary(
+    config: &Config,
+    keys: &[&str],
+    importer: &Importer<'_>,
+    tokens: &Weight,
+) -> Result<(), ImportError> {
+    check_padding(config, importer, tokens)?;
     for key in keys {
         let Some(size) = config.optional_size(key)? else { continue };
         let shape = tokens.shape();
@@ -112,7 +117,7 @@ fn check_vocabulary(config: &Config, keys: &[&str], tokens: &Weight) -> Result<(
         }
         return Err(ImportError::WrongShape {
             origin: tokens.origin().into(),
-            tensor: tokens.name().into(),
+            tensor: importer.stored_name(tokens.name()),
             expected: format!("[{size}, {}] (\"{key}\" of {})", shape[1], config.origin()),
             found: format!("{shape:?}"),
         });
