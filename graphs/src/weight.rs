@@ -1,6 +1,10 @@
 //! Trained tensors: described at once, read only when their values are needed.
 
-use std::{fmt, ops::ControlFlow, sync::Arc};
+use std::{
+    fmt,
+    ops::{ControlFlow, Range},
+    sync::Arc,
+};
 
 use crate::{FloatType, Rounding};
 
@@ -97,6 +101,15 @@ pub trait TensorSource: Send + Sync {
     /// [`WeightError::Io`], or [`WeightError::NonFinite`] where a value is NaN or infinite as it is stored.
     fn read_f64(&self) -> Result<Vec<f64>, WeightError>;
 
+    /// The values `part` as f64, exact for every stored type; unless overridden, all values are read for it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::read_f64`].
+    fn read_f64_part(&self, part: Range<usize>) -> Result<Vec<f64>, WeightError> {
+        Ok(self.read_f64()?.get(part).unwrap_or_default().to_vec())
+    }
+
     /// Appends the values of `runs` to `out` as `to`, little-endian, each rounded once to nearest, ties to even.
     ///
     /// # Errors
@@ -111,7 +124,8 @@ pub trait TensorSource: Send + Sync {
     /// Bytes of the stored values.
     fn stored_bytes(&self) -> u64;
 
-    /// Gives the stored bytes, little-endian, block by block to `sink`, until it breaks.
+    /// Gives the stored bytes, little-endian, block by block to `sink`, until it breaks; empty blocks ask whether to go
+    /// on.
     ///
     /// # Errors
     ///
@@ -126,6 +140,11 @@ pub trait TensorDirectory {
 
     /// The tensor stored under `name`, or under the name that the checkpoint says `name` is an alias of.
     fn tensor(&self, name: &str) -> Option<Weight>;
+
+    /// The name under which the tensor that is called `name` here is, or would be, stored.
+    fn stored_name(&self, name: &str) -> String {
+        name.into()
+    }
 
     /// What messages call the place where tensors are looked for: a file or folder.
     fn origin(&self) -> &str;
@@ -166,7 +185,7 @@ impl Weight {
         Self { name, ..self }
     }
 
-    /// Name in the checkpoint.
+    /// Name in the checkpoint, without what may stand before the names of all; see [`TensorDirectory::stored_name`].
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -225,6 +244,15 @@ impl Weight {
     /// As [`TensorSource::read_f64`].
     pub fn to_f64(&self) -> Result<Vec<f64>, WeightError> {
         self.source.read_f64()
+    }
+
+    /// Some of the values as f64; see [`TensorSource::read_f64_part`].
+    ///
+    /// # Errors
+    ///
+    /// As [`TensorSource::read_f64_part`].
+    pub fn part_to_f64(&self, part: Range<usize>) -> Result<Vec<f64>, WeightError> {
+        self.source.read_f64_part(part)
     }
 }
 

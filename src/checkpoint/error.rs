@@ -4,7 +4,10 @@ use std::{io, path::Path};
 
 use moa_graphs::WeightError;
 
-use super::dtype::Dtype;
+use super::{
+    dtype::Dtype,
+    file_kind::{NO_COMMAND, shell_word, tensors_saved},
+};
 use crate::files::ErrorKind;
 
 /// Why a checkpoint cannot be opened.
@@ -197,6 +200,8 @@ pub enum CheckpointError {
         file: String,
         /// What it holds.
         found: String,
+        /// Whether that is a dictionary with tensors in it.
+        has_tensors: bool,
     },
     /// A PyTorch file holds no configuration that can be read.
     #[error("{file}: holds no configuration that can be read: {found}")]
@@ -271,8 +276,11 @@ impl CheckpointError {
             Self::NoConfig { .. } => "put config.json beside the checkpoint, or name it with --config FILE",
             Self::FileKind { file, found } => return super::file_kind::help(found, file),
             Self::Behind { file, end, .. } => {
-                let file = super::file_kind::shell_word(file);
-                return Some(format!("copy or download it again, or cut off what follows: truncate -s {end} {file}"));
+                let again = "copy or download it again, or cut off what follows";
+                return Some(match shell_word(file) {
+                    Some(file) => format!("{again}: truncate -c -s {end} {file}"),
+                    None => format!("{again} byte {end}; {NO_COMMAND}"),
+                });
             }
             Self::UnknownDtype { .. } => "store the tensor as F32, F16 or BF16",
             Self::Size { expected, found, .. } if found < expected => {
@@ -294,7 +302,8 @@ impl CheckpointError {
             Self::Unsupported { .. } => {
                 "give a checkpoint that fairseq wrote for an MoA model, saved with the defaults of torch.save"
             }
-            Self::NoFairseq { file, .. } => return Some(super::file_kind::tensors_saved(file)),
+            Self::NoFairseq { file, has_tensors: true, .. } => return Some(tensors_saved(file)),
+            Self::NoFairseq { .. } => "give the checkpoint that fairseq wrote",
             Self::NoModelKeys { .. } => "name a configuration with --config FILE",
             Self::Index { .. } | Self::NoShard { .. } => "copy or download the index and all its shards again",
             Self::Limit { .. } => "no model of a supported family needs that much; check where the file comes from",

@@ -94,26 +94,40 @@ pub(super) fn help(kind: &str, file: &str) -> Option<String> {
 
 /// The command that loads `file` in Python, which executes what it says, and saves it as `torch.save` does today.
 fn saved_again(modules: &str, loaded: &str, file: &str) -> String {
-    let (old, new) = (shell_word(file), shell_word(&format!("{file}.new.pt")));
+    let (Some(old), Some(new)) = (shell_word(file), shell_word(&format!("{file}.new.pt"))) else {
+        return format!(
+            "where you trust the file, for this runs code in it: load it in Python and save it with torch.save; {NO_COMMAND}"
+        );
+    };
     format!(
         "where you trust the file, for this runs code in it: python3 -c 'import {modules}, torch; \
          torch.save({loaded}, sys.argv[2])' {old} {new}"
     )
 }
 
-/// The command that saves the tensors of `file` as safetensors.
+/// The command that saves the tensors of the dictionary in `file` as safetensors, and executes nothing of it.
 pub(super) fn tensors_saved(file: &str) -> String {
-    let (old, new) = (shell_word(file), shell_word(&format!("{file}.safetensors")));
+    let way = "give the checkpoint that fairseq wrote; or save a dictionary of tensors alone as safetensors, beside its \
+               config.json";
+    let (Some(old), Some(new)) = (shell_word(file), shell_word(&format!("{file}.safetensors"))) else {
+        return format!("{way}; {NO_COMMAND}");
+    };
     format!(
-        "give the checkpoint that fairseq wrote; or save a dictionary of tensors alone as safetensors, beside its \
-         config.json: python3 -c 'import sys, torch; from safetensors.torch import save_file; save_file({{k: \
-         v.clone().contiguous() for k, v in torch.load(sys.argv[1], map_location=\"cpu\").items()}}, \
-         sys.argv[2])' {old} {new}"
+        "{way}: python3 -c 'import sys, torch; from safetensors.torch import save_file; save_file({{k: \
+         v.clone().contiguous() for k, v in torch.load(sys.argv[1], map_location=\"cpu\", weights_only=True).items() \
+         if torch.is_tensor(v)}}, sys.argv[2])' {old} {new}"
     )
 }
 
-/// A path as a shell takes it for one word.
-pub(super) fn shell_word(path: &str) -> String {
+/// Said where [`shell_word`] gives none.
+pub(super) const NO_COMMAND: &str = "no command is given, since its name holds characters that are shown otherwise";
+
+/// A path as a shell takes it for one word and no option; `None` where what messages show of it may be another path.
+pub(super) fn shell_word(shown: &str) -> Option<String> {
+    if shown.contains(['\\', char::REPLACEMENT_CHARACTER]) {
+        return None;
+    }
+    let path = if shown.starts_with('-') { format!("./{shown}") } else { shown.to_owned() };
     let plain = |c: char| c.is_alphanumeric() || matches!(c, '.' | '_' | '-' | '/' | '+' | '=' | ',' | ':' | '@');
-    if path.chars().all(plain) { path.into() } else { format!("'{}'", path.replace('\'', r"'\''")) }
+    Some(if path.chars().all(plain) { path } else { format!("'{}'", path.replace('\'', r"'\''")) })
 }

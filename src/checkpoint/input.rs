@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File, Metadata},
     io::{self, Read},
-    ops::ControlFlow,
+    ops::{ControlFlow, Range},
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -98,6 +98,12 @@ impl InputFile {
         if Stamp::of(&file.metadata()?) == self.stamp { Ok(()) } else { Err(ReadError::Changed) }
     }
 
+    /// Opens the file, which must be in its first state.
+    pub(super) fn reopen(&self) -> Result<File, ReadError> {
+        let (file, stamp) = open_regular(&self.path)?;
+        if stamp == self.stamp { Ok(file) } else { Err(ReadError::Changed) }
+    }
+
     /// Gives `bytes` bytes from `offset` on to `take`, block by block, until it breaks.
     pub(super) fn read_blocks(
         &self,
@@ -115,16 +121,11 @@ impl InputFile {
         pieces: Pieces,
         mut take: impl FnMut(&[u8]) -> ControlFlow<()>,
     ) -> Result<(), ReadError> {
-        let (file, stamp) = open_regular(&self.path)?;
-        if stamp != self.stamp {
-            return Err(ReadError::Changed);
-        }
+        let file = self.reopen()?;
         let all = pieces.bytes.saturating_mul(pieces.count);
         let mut block = vec![0; usize::try_from(all).unwrap_or(BLOCK).min(BLOCK)];
         let mut filled = 0;
-        for piece in 0..pieces.count {
-            let mut at = pieces.offset + piece * pieces.stride;
-            let end = at + pieces.bytes;
+        for Range { start: mut at, end } in pieces.ranges() {
             while at < end {
                 if filled == block.len() {
                     if take(&block).is_break() {
@@ -159,13 +160,12 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// Whether the byte `at` belongs to a piece.
-    pub(super) const fn holds(self, at: u64) -> bool {
-        match at.checked_sub(self.offset) {
-            Some(at) if self.count > 1 => at / self.stride < self.count && at % self.stride < self.bytes,
-            Some(at) => at < self.bytes,
-            None => false,
-        }
+    /// The bytes of each piece.
+    pub(super) fn ranges(self) -> impl Iterator<Item = Range<u64>> {
+        (0..self.count).map(move |piece| {
+            let start = self.offset + piece * self.stride;
+            start..start + self.bytes
+        })
     }
 }
 

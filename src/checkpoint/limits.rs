@@ -10,7 +10,7 @@ pub(super) const TENSORS: usize = 200_000;
 pub(super) const RANK: usize = 8;
 /// Bytes of a tensor's name.
 pub(super) const NAME: usize = 1024;
-/// Elements of a tensor that names elements of its storage several times.
+/// Elements that the tensors of a PyTorch file have beyond those of their storages, unless all storages hold more.
 pub(super) const EXPANDED: u64 = 1 << 28;
 /// Files of a sharded checkpoint.
 pub(super) const SHARDS: usize = 4096;

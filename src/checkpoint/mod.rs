@@ -12,7 +12,7 @@
 //! # PyTorch files
 //!
 //! A file written by `torch.save` since PyTorch 1.6: a zip archive of stored entries. Its pickle, protocol 2
-//! to 4, is read into a description and never executed; a class or function in the state dictionary that no
+//! to 5, is read into a description and never executed; a class or function in the state dictionary that no
 //! tensor needs is refused by name. The headers of all entries are checked when the file is opened, the
 //! checksum of an entry when its values are read. Values that are no numbers, texts, booleans or `None` in the
 //! configuration cannot be used by any family.
@@ -41,7 +41,7 @@
 //! | shards | 4096 |
 //! | shard index | 64 MiB |
 //! | `config.json` | 4 MiB, nested 64 deep |
-//! | elements of a tensor of a PyTorch file that repeats those of its storage | 2^28 |
+//! | elements that the tensors of a PyTorch file have beyond those of their storages | 2^28, or what all storages hold |
 //! | pickle | 64 MiB, 4 000 000 values, 1 000 000 memorised ones, 10 000 on its stack |
 //! | entries of a zip archive | 65 536, their directory 64 MiB |
 //!

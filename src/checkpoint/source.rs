@@ -1,6 +1,10 @@
 //! The values of one stored tensor, read and converted when they are asked for.
 
-use std::{io, ops::ControlFlow, sync::Arc};
+use std::{
+    io,
+    ops::{ControlFlow, Range},
+    sync::Arc,
+};
 
 use half::{bf16, f16};
 use moa_graphs::{FloatType, Rounding, Runs, TensorSource, Weight, WeightError};
@@ -40,7 +44,7 @@ impl Place {
     }
 
     /// Gives the bytes of `pieces`, counted from the first value in row-major order, to `take`, in blocks of whole
-    /// elements.
+    /// elements, which may be empty, until it breaks.
     fn read_pieces(&self, pieces: Pieces, take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> io::Result<()> {
         match self {
             Self::Range { file, offset, .. } => {
@@ -89,6 +93,11 @@ impl StoredTensor {
         self.place.file().shown().into()
     }
 
+    /// Bytes of so many elements.
+    const fn bytes(&self, elements: usize) -> u64 {
+        elements as u64 * self.dtype.bits() / 8
+    }
+
     fn unreadable(&self, source: io::Error) -> WeightError {
         WeightError::Io { origin: self.origin(), tensor: self.name.clone(), source }
     }
@@ -99,8 +108,8 @@ impl StoredTensor {
         self.unreadable(io::Error::new(io::ErrorKind::Unsupported, text))
     }
 
-    /// Why the values do not fit `to`, found by looking at all of them.
-    fn misfit(&self, to: FloatType) -> WeightError {
+    /// Why the values do not fit `to` or are not finite, found by looking at all of them.
+    fn misfit(&self, is_finite: fn(f64) -> bool, to: FloatType) -> WeightError {
         let (mut seen, mut count, mut first, mut out_of_range) = (0, 0, None, None);
         let Some(decode) = f64_decoder(self.dtype) else { return self.unsupported() };
         let mut values = Vec::new();
@@ -108,7 +117,7 @@ impl StoredTensor {
             values.clear();
             decode(block, &mut values);
             for value in &values {
-                if !FloatType::F32.holds(*value) {
+                if !is_finite(*value) {
                     count += 1;
                     first.get_or_insert(seen);
                 } else if !to.holds(*value) {
@@ -163,10 +172,24 @@ impl TensorSource for StoredTensor {
         self.read(f64_decoder(self.dtype), |value| value.is_finite())
     }
 
+    fn read_f64_part(&self, part: Range<usize>) -> Result<Vec<f64>, WeightError> {
+        let decode = f64_decoder(self.dtype).ok_or_else(|| self.unsupported())?;
+        let (offset, bytes) = (self.bytes(part.start), self.bytes(part.len()));
+        let mut values = Vec::with_capacity(part.len());
+        let read = self.place.read_pieces(Pieces { offset, bytes, count: 1, stride: bytes }, &mut |block| {
+            decode(block, &mut values);
+            ControlFlow::Continue(())
+        });
+        read.map_err(|error| self.unreadable(error))?;
+        if values.iter().all(|value| value.is_finite()) {
+            return Ok(values);
+        }
+        Err(self.misfit(f64::is_finite, FloatType::F32))
+    }
+
     fn read_runs(&self, runs: Runs, to: FloatType, out: &mut Vec<u8>) -> Result<(), WeightError> {
         let mut converter = Converter::new(self.dtype, to).ok_or_else(|| self.unsupported())?;
-        let bytes = |elements: usize| elements as u64 * self.dtype.bits() / 8;
-        let (offset, length, stride) = (bytes(runs.start), bytes(runs.length), bytes(runs.stride));
+        let (offset, length, stride) = (self.bytes(runs.start), self.bytes(runs.length), self.bytes(runs.stride));
         out.reserve(runs.elements() * to.bytes());
         let mut fits = true;
         let pieces = Pieces { offset, bytes: length, count: runs.count as u64, stride };
@@ -175,7 +198,7 @@ impl TensorSource for StoredTensor {
             ControlFlow::Continue(())
         });
         read.map_err(|error| self.unreadable(error))?;
-        if fits { Ok(()) } else { Err(self.misfit(to)) }
+        if fits { Ok(()) } else { Err(self.misfit(|value| FloatType::F32.holds(value), to)) }
     }
 
     fn stored_type(&self) -> &'static str {

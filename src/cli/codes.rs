@@ -76,7 +76,7 @@ codes! {
     RuntimeMissing = 616, "a runtime or library is missing, too old or cannot be loaded";
     RuntimeFailed = 617, "ONNX Runtime or tract failed";
     EngineFailed = 630, "TensorRT, its plugin or the GPU failed";
-    CheckpointLimit = 702, "the checkpoint is larger than is read";
+    CheckpointLimit = 702, "the checkpoint is larger than is read, or its tensors repeat too many elements";
     OnnxLimit = 703, "the ONNX file is larger or deeper than is read";
     TextFileLimit = 721, "a dictionary, codes or a JSON file is larger than is read";
     TextLimit = 728, "an input text is larger than is read";

@@ -91,6 +91,35 @@ fn copies_of_a_shared_parameter_must_agree() {
     refused(|model| model.tensor("decoder.output_projection.weight").set(479, 9.0), 3, &output);
 }
 
+/// Names that all have a prefix, or lack one, are told as they are stored.
+#[test]
+fn names_are_those_of_the_file() {
+    let told = |plain: Model, rename: fn(&str) -> String, edit: &dyn Fn(&mut Model), names: &[&str]| {
+        let tensors = plain.tensors.iter().map(|(name, tensor)| (rename(name), tensor.clone()));
+        let mut model = Model { tensors: tensors.collect(), ..plain.clone() };
+        edit(&mut model);
+        let names: Vec<_> = names.iter().map(|name| format!("\"{name}\"")).collect();
+        let names: Vec<_> = names.iter().map(String::as_str).collect();
+        Scene::with(&model).refuses("ck -o new/out", 3, &names);
+    };
+    let [gate, fc1, again] = [GATE, FC1, FC1_AGAIN].map(|name| format!("module.{name}"));
+    let parallel = |edit: &dyn Fn(&mut Model), names: &[&str]| {
+        told(Model::translator(), |name| format!("module.{name}"), edit, names);
+    };
+    parallel(&|model| drop(model.tensors.remove(&gate)), &[&gate]);
+    parallel(&|model| model.tensor(&gate).shape = vec![4, 24], &[&gate]);
+    let extra = |model: &mut Model| drop(model.tensors.insert("module.zz".into(), Stored::floats(&[1], &[0.0])));
+    parallel(&extra, &["module.zz"]);
+    parallel(&|model| model.tensor(&again).set(5, 9.0), &[&fc1, &again]);
+    let tokens = "module.decoder.embed_tokens.weight";
+    parallel(&|model| model.set("pad_token_id", 20), &["pad_token_id", tokens]);
+
+    let bare = |name: &str| name.strip_prefix("model.").unwrap_or(name).to_owned();
+    let jetmoe = |edit: &dyn Fn(&mut Model), name: &str| told(Model::read("jetmoe/bf16"), bare, edit, &[name]);
+    jetmoe(&|model| drop(model.tensors.remove("norm.weight")), "norm.weight");
+    jetmoe(&|model| drop(model.tensors.insert("zz".into(), Stored::floats(&[1], &[0.0]))), "zz");
+}
+
 /// Names come from the file: what they hold must not reach a terminal.
 #[test]
 fn names_are_shown_harmlessly() {

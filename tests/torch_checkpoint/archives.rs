@@ -1,16 +1,17 @@
 //! The zip archive: its directory, its headers, its layout.
 
-use std::{collections::BTreeSet, fs, io, ops::ControlFlow, process::Command};
+use std::{collections::BTreeSet, fs, io, ops::ControlFlow, path::Path, process::Command};
 
-use moa_export::checkpoint::{Checkpoint, ErrorKind};
+use moa_export::checkpoint::{Checkpoint, CheckpointError, ErrorKind};
 use moa_graphs::{TensorDirectory, WeightError};
 
 use super::{
     NAME, assert_refused,
     data::data,
-    f32s, file_of, keys, members, opened, refusal, root,
+    f32s, file_of, keys, members, open_bytes, opened, refusal, root,
     tensors::single,
     writer::{Member, TRAILING, Zip, dict, whole},
+    zip,
 };
 
 fn pickle() -> Vec<u8> {
@@ -91,15 +92,71 @@ fn what_follows_the_archive_is_refused() {
         let bytes = Zip { comment: b"hello".to_vec(), ..archive() }.bytes();
         assert_malformed(&bytes, &["has a comment of 5 bytes"]);
         let bytes = Zip { comment: archive().bytes(), ..archive() }.bytes();
-        assert_malformed(&bytes, &["zip directory"]);
+        assert_malformed(&bytes, &["has a comment of", "as torch.save writes none"]);
+        let end = format!("ends at byte {0}, and {0} more bytes follow", sound.len());
+        assert_malformed(&sound.repeat(2), &[&end]);
+        let bytes = [Zip { comment: b"hello".to_vec(), ..archive() }.bytes(), vec![0; 9]].concat();
+        assert_malformed(&bytes, &["has a comment of 5 bytes", "9 more bytes follow it"]);
+        let help = open_bytes(&tempfile::tempdir().unwrap(), &bytes).unwrap_err().help().unwrap();
+        assert!(!help.contains("truncate"), "{help}");
     }
+}
+
+/// An archive that ends too far before its file is not found.
+#[test]
+fn long_files_without_an_end_are_not_called_cut_short() {
+    let sound = archive().bytes();
+    let (_, text) = refusal(&[sound.clone(), vec![0; 1 << 20]].concat());
+    assert!(text.contains("does not end with the directory of a zip archive"), "{text}");
+    assert!(!text.contains("cut short"), "{text}");
+    assert_malformed(&sound[..sound.len() - 1], &["does not end with the directory of a zip archive: it is cut short"]);
+    let near = [sound.clone(), vec![0; (1 << 20) - 22]].concat();
+    assert_malformed(&near, &[&format!("ends at byte {}", sound.len())]);
+}
+
+/// The command behind the colon of a help, run by a shell in a folder.
+fn run_help(help: &str, folder: &Path) {
+    let command = help.split_once(": ").unwrap().1;
+    let status = Command::new("sh").args(["-c", command]).current_dir(folder).status().unwrap();
+    assert!(status.success(), "{command}");
+}
+
+#[test]
+fn what_follows_the_archive_is_cut_off_by_the_command() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a file.pt");
     fs::write(&path, [archive().bytes(), vec![0; 9]].concat()).unwrap();
     let help = Checkpoint::open(&path, None).unwrap_err().help().unwrap();
-    let command = help.split_once(": ").unwrap().1;
-    assert!(Command::new("sh").args(["-c", command]).status().unwrap().success(), "{command}");
+    run_help(&help, folder.path());
     assert_eq!(Checkpoint::open(&path, None).unwrap().names(), ["x"]);
+    fs::remove_file(&path).unwrap();
+    run_help(&help, folder.path());
+    assert!(!path.exists(), "a file was made");
+    let dash = folder.path().join("-o.pt");
+    fs::write(&dash, archive().bytes()).unwrap();
+    let (file, end, count) = ("-o.pt".into(), 7, 1);
+    run_help(&CheckpointError::Behind { file, end, count }.help().unwrap(), folder.path());
+    assert_eq!(fs::metadata(&dash).unwrap().len(), 7);
+}
+
+/// Messages escape such names, so that a command would name another file.
+#[test]
+fn names_that_are_shown_otherwise_are_in_no_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let legacy = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.".to_vec();
+    let plain = zip(&dict([("x", single(0, &[1], &[1], 1))]).pickle(), &[("0", &[0; 4])]);
+    for name in ["gro\u{308}ße.pt", "a\nb.pt", "\u{202e}.pt", "a\\u{e}.pt"] {
+        let path = folder.path().join(name);
+        for bytes in [[archive().bytes(), vec![0; 9]].concat(), legacy.clone(), plain.clone()] {
+            fs::write(&path, bytes).unwrap();
+            let help = Checkpoint::open(&path, None).unwrap_err().help().unwrap();
+            assert!(help.contains("no command is given"), "{help}");
+            assert!(!help.contains("truncate") && !help.contains("python3"), "{help}");
+        }
+    }
+    let path = folder.path().join("größe.pt");
+    fs::write(&path, [archive().bytes(), vec![0; 9]].concat()).unwrap();
+    assert!(Checkpoint::open(&path, None).unwrap_err().help().unwrap().ends_with("größe.pt"));
 }
 
 #[test]

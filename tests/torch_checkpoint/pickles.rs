@@ -210,7 +210,7 @@ fn memo_bombs_are_shared() {
         assert_eq!(checkpoint.config().model_type(), "moa_transformer");
         let model = dict([("x", bomb(levels, b')'))]);
         let file = zip(&root(model, keys()).pickle(), &[]);
-        assert_refused(&file, ErrorKind::Malformed, &["tensor \"x\" must be a tensor, found a tuple"]);
+        assert_refused(&file, ErrorKind::Limit, &["values among its tensors"]);
     }
 }
 
@@ -223,9 +223,9 @@ fn values_that_hold_themselves_are_harmless() {
     let circle = Py::Raw(b"]q\x00h\x00a".to_vec());
     assert!(opened(&beside(circle.clone())).0.tensor("x").is_some());
     let file = zip(&root(dict([("x", circle)]), keys()).pickle(), &[]);
-    assert_refused(&file, ErrorKind::Malformed, &["must be a tensor, found a list"]);
+    assert_refused(&file, ErrorKind::Limit, &["values among its tensors"]);
     let model = Py::Raw(b"}q\x00(X\x01\0\0\0xh\x00u".to_vec());
-    assert_refused(&zip(&root(model, keys()).pickle(), &[]), ErrorKind::Malformed, &["found a dictionary"]);
+    assert_refused(&zip(&root(model, keys()).pickle(), &[]), ErrorKind::Limit, &["values among its tensors"]);
 }
 
 #[test]
@@ -245,16 +245,29 @@ fn roots_without_a_model_are_unsupported() {
     }
     let file = zip(&root(Py::Int(5), keys()).pickle(), &[]);
     assert_refused(&file, ErrorKind::Malformed, &["\"model\" must be a dictionary, found an integer"]);
-    let state_dict = dict([("weight", whole("FloatStorage", "0", 1))]);
+}
+
+/// What is no dictionary of tensors cannot be saved as one.
+#[test]
+fn dictionaries_of_tensors_are_saved_without_running_code() {
     let folder = tempfile::tempdir().unwrap();
-    let error = open_bytes(&folder, &zip(&state_dict.pickle(), &[])).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let help = |root: Py| {
+        let error = open_bytes(&folder, &zip(&root.pickle(), &[])).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        error.help().unwrap()
+    };
+    let weight = || whole("FloatStorage", "0", 1);
     let path = folder.path().join(NAME).display().to_string();
-    let help = error.help().unwrap();
-    assert!(
-        help.contains("save_file({k: v.clone()") && help.ends_with(&format!("{path} {path}.safetensors")),
-        "{help}"
-    );
+    for root in [dict([("weight", weight()), ("epoch", Py::Int(1))]), ordered_dict(vec![(text("weight"), weight())])] {
+        let help = help(root);
+        for part in ["save_file({k: v.clone()", "weights_only=True)", "if torch.is_tensor(v)}"] {
+            assert!(help.contains(part), "{part:?} in {help}");
+        }
+        assert!(help.ends_with(&format!("{path} {path}.safetensors")), "{help}");
+    }
+    for root in [Py::None, Py::List(vec![weight()]), dict([("state_dict", dict([("weight", weight())]))]), weight()] {
+        assert_eq!(help(root), "give the checkpoint that fairseq wrote");
+    }
 }
 
 #[test]

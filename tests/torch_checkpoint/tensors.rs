@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use half::{bf16, f16};
 use moa_export::checkpoint::{Dtype, ErrorKind};
-use moa_graphs::{FloatType, Runs, TensorDirectory, Weight};
+use moa_graphs::{FloatType, Runs, TensorDirectory, Weight, WeightError};
 
 use super::{
     NAME, assert_refused, f32s, file_of, keys, opened, root,
@@ -131,8 +131,22 @@ fn strided_views_are_read_in_row_major_order() {
             let mut picked = Vec::new();
             weight.read_runs(runs, FloatType::F32, &mut picked).unwrap();
             assert_eq!(picked, f32s(&expected.iter().skip(start).step_by(2).copied().collect::<Vec<_>>()));
+            let part: Vec<_> = expected[start..].iter().map(|value| f64::from(*value)).collect();
+            assert_eq!(weight.part_to_f64(start..expected.len()).unwrap(), part);
         }
     }
+}
+
+/// All values are counted, whatever part was read.
+#[test]
+fn parts_with_values_that_are_not_finite_are_refused() {
+    let values = bytes(&[1.0, f64::NAN, 1e300, f64::INFINITY], f64::to_le_bytes);
+    let (checkpoint, _folder) = opened(&file_of([("x", whole("DoubleStorage", "0", 4))], &[("0", &values)]));
+    let weight = checkpoint.tensor("x").unwrap();
+    assert_eq!(weight.part_to_f64(2..3).unwrap(), [1e300]);
+    let error = weight.part_to_f64(2..4).unwrap_err();
+    let WeightError::NonFinite { count, first, .. } = error else { panic!("{error}") };
+    assert_eq!((count, first), (2, 1));
 }
 
 #[test]
@@ -172,6 +186,28 @@ fn impossible_views_are_refused() {
     }
     let file = file_of([("x", single(0, &[1; 9], &[1; 9], 12))], &[("0", &[0; 48])]);
     assert_refused(&file, ErrorKind::Limit, &["dimensions of a tensor", "8"]);
+}
+
+/// What the tensors of a file repeat is bounded for all of them together.
+#[test]
+fn repeated_elements_are_bounded_in_the_file() {
+    let half = |shape: &[i64]| single(0, shape, &[0, 0], 12);
+    let bytes = [0; 48];
+    let two = || [("a", half(&[1 << 13, 1 << 14])), ("b", half(&[1 << 14, 1 << 13]))];
+    opened(&file_of(two(), &[("0", &bytes)]));
+    let [a, b] = two();
+    opened(&file_of([a, b, ("again", half(&[1 << 14, 1 << 13]))], &[("0", &bytes)]));
+    let [a, b] = two();
+    let parts = ["tensor \"x\"", "beyond their storages", "268435456"];
+    let file = file_of([a, b, ("x", single(1, &[13], &[0], 12))], &[("0", &bytes)]);
+    assert_refused(&file, ErrorKind::Limit, &parts);
+    let shifted = |first: i64| (text(&format!("x{first:04}")), single(first, &[1 << 17], &[1], 1 << 18));
+    let file = |count| {
+        let tensors = Py::Dict((0..count).map(shifted).collect());
+        zip(&root(tensors, keys()).pickle(), &[("0", &vec![0; 4 << 18])])
+    };
+    opened(&file((1 << 11) + 2));
+    assert_refused(&file((1 << 11) + 3), ErrorKind::Limit, &["tensor \"x2050\"", "268435456"]);
 }
 
 #[test]
@@ -256,7 +292,7 @@ fn what_is_no_tensor_is_refused() {
         (dict([("y", single(0, &[1], &[1], 1))]), "must be a tensor, found a dictionary"),
         (Py::List(vec![single(0, &[1], &[1], 1)]), "must be a tensor, found a list"),
         (storage(global("torch", "FloatStorage"), "0", 1), "found a storage"),
-        (ordered_dict(Vec::new()), "found an object of collections.OrderedDict"),
+        (ordered_dict(vec![(text("y"), single(0, &[1], &[1], 1))]), "found an object of collections.OrderedDict"),
         (Py::Call(function(), vec![]), "too few arguments"),
         (Py::Call(function(), vec![Py::None; 6]), "has no storage"),
         (Py::Built(function(), Box::new(Py::None)), "must be a tensor"),
@@ -280,7 +316,9 @@ fn values_that_are_no_weights_are_left_out_and_named() {
     let long = Py::Raw(b"\x8a\x09\0\0\0\0\0\0\0\0\x01".to_vec());
     let plain = [Py::None, Py::Bool(true), Py::Int(7), Py::Float(0.5), text("v2"), long, dict([])];
     let nested = dict([("a", Py::List(vec![ints(&[1]), Py::None])), ("b", text("c"))]);
-    for value in plain.into_iter().chain([nested]) {
+    let ordered = ordered_dict(vec![(text("a"), ordered_dict(Vec::new())), (text("b"), Py::Int(1))]);
+    let others = [nested, ordered_dict(Vec::new()), dict([("a", ordered_dict(Vec::new()))]), ordered];
+    for value in plain.into_iter().chain(others) {
         let (checkpoint, _folder) =
             opened(&file_of([tensor(), ("layers.0._extra_state", value.clone())], &[("0", &f32s(&[1.5]))]));
         assert_eq!(checkpoint.names(), ["x"], "{value:?}");
@@ -298,6 +336,20 @@ fn values_that_are_no_weights_are_left_out_and_named() {
     assert!(error.contains("embed_tokens.weight\"") && error.contains("is missing"), "{error}");
     let twice = Py::Dict(vec![(text("x"), Py::None), (text("x"), single(0, &[1], &[1], 1))]);
     assert_refused(&zip(&root(twice, super::keys()).pickle(), &[("0", &[0; 4])]), ErrorKind::Malformed, &["repeated"]);
+}
+
+/// The values count together, and are not taken for a damaged tensor where they are too many.
+#[test]
+fn the_number_of_values_that_are_no_weights_is_bounded() {
+    let append = |count: usize| [b"(".as_slice(), &b"N".repeat(count), b"e"].concat();
+    let list =
+        |count: usize| Py::Raw([b"]".to_vec(), append(1000).repeat(count / 1000), append(count % 1000)].concat());
+    let tensor = || ("x", single(0, &[1], &[1], 1));
+    let file = |first, second| file_of([("a", list(first)), tensor(), ("z", list(second))], &[("0", &[0; 4])]);
+    assert_eq!(opened(&file(199_990, 10)).0.warnings().len(), 1);
+    for (first, second) in [(199_990, 11), (0, 200_001)] {
+        assert_refused(&file(first, second), ErrorKind::Limit, &["values among its tensors", "200000"]);
+    }
 }
 
 #[test]

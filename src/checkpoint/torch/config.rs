@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use moa_graphs::families::Config;
+use moa_graphs::families::{Config, PARALLEL_PREFIX};
 use serde_json::{Map, Number, Value as Json, json};
 
 use super::{
@@ -97,7 +97,7 @@ impl<'a, 'p> Keys<'a, 'p> {
     }
 
     fn family(&self, architecture: Option<&str>, tensors: &StateDict<'_>) -> Result<&'static str, CheckpointError> {
-        let mut names = tensors.tensors.keys();
+        let mut names = tensors.tensors.keys().map(|name| name.strip_prefix(PARALLEL_PREFIX).unwrap_or(name));
         if names.any(|name| name.starts_with(ROBERTA) && name.ends_with(ROUTER)) {
             return Ok("moa_roberta");
         }

@@ -1,6 +1,6 @@
 //! Which elements of a storage a tensor has, and in which order.
 
-use crate::checkpoint::dtype::Dtype;
+use std::ops::{ControlFlow, Range};
 
 /// A strided view of a storage, proven to stay inside of it; it may name an element several times.
 ///
@@ -76,27 +76,46 @@ impl Layout {
         true
     }
 
-    /// Gives the elements, in row-major order, out of the bytes of the span.
-    pub(super) fn gather<'b>(&self, span: &'b [u8], dtype: Dtype, mut take: impl FnMut(&'b [u8])) {
-        let width = usize::try_from(dtype.bits() / 8).unwrap_or(0);
-        let steps: Vec<_> = self.strides.iter().map(|step| usize::try_from(*step).unwrap_or(0)).collect();
-        let mut indices = vec![0; steps.len()];
-        let mut at = 0;
-        for _ in 0..self.elements() {
-            if let Some(element) = span.get(at * width..(at + 1) * width) {
-                take(element);
+    /// Gives the `elements`, counted in row-major order, as rows, until `take` breaks.
+    pub(super) fn rows(&self, elements: Range<u64>, mut take: impl FnMut(Row) -> ControlFlow<()>) -> ControlFlow<()> {
+        let mut outer = self.axes();
+        let (size, step) = outer.pop().unwrap_or((1, 0));
+        let mut at = elements.start;
+        while at < elements.end {
+            let (mut row, index) = (at / size, at % size);
+            let mut first = self.offset + index * step;
+            for (size, step) in outer.iter().rev() {
+                first += row % size * step;
+                row /= size;
             }
-            for ((index, step), size) in indices.iter_mut().zip(&steps).zip(&self.shape).rev() {
-                *index += 1;
-                at += step;
-                if *index < *size {
-                    break;
-                }
-                at -= *index * step;
-                *index = 0;
+            let count = (size - index).min(elements.end - at);
+            take(Row { first, step, count })?;
+            at += count;
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Sizes and strides, outermost first, where dimensions that are one in the storage are one.
+    fn axes(&self) -> Vec<(u64, u64)> {
+        let mut axes: Vec<(u64, u64)> = Vec::new();
+        let steps = self.shape.iter().map(|size| *size as u64).zip(self.strides.iter().copied());
+        for (size, step) in steps.filter(|(size, _)| *size != 1) {
+            match axes.last_mut() {
+                Some(outer) if step.checked_mul(size) == Some(outer.1) => *outer = (outer.0 * size, step),
+                _ => axes.push((size, step)),
             }
         }
+        axes
     }
+}
+
+/// Elements of a storage, equally far apart.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Row {
+    /// The first one, counted from the start of the storage.
+    pub(super) first: u64,
+    pub(super) step: u64,
+    pub(super) count: u64,
 }
 
 /// The last element counted from the first one.
@@ -111,13 +130,25 @@ fn reach(sizes: &[usize], steps: &[u64]) -> Result<u64, String> {
 mod tests {
     use super::*;
 
-    fn gathered(layout: &Layout, count: u8) -> Vec<u8> {
-        let (first, length) = layout.span();
-        let storage: Vec<u8> = (0..count).collect();
-        let mut elements = Vec::new();
-        let span = &storage[first as usize..(first + length) as usize];
-        layout.gather(span, Dtype::U8, |element| elements.extend(element));
-        elements
+    /// Places of the elements `range`.
+    fn part(layout: &Layout, range: Range<u64>) -> Vec<u64> {
+        let mut places = Vec::new();
+        let end = layout.rows(range, |row| {
+            places.extend((0..row.count).map(|index| row.first + index * row.step));
+            ControlFlow::Continue(())
+        });
+        assert!(end.is_continue());
+        places
+    }
+
+    /// Places of all elements, which must not depend on where they are cut.
+    fn places(layout: &Layout) -> Vec<u64> {
+        let all = part(layout, 0..layout.elements());
+        for cut in 0..layout.elements() {
+            let parts = [part(layout, 0..cut), part(layout, cut..layout.elements())].concat();
+            assert_eq!(parts, all, "cut at {cut}");
+        }
+        all
     }
 
     #[test]
@@ -127,10 +158,10 @@ mod tests {
         assert_eq!(rows.span(), (2, 6));
         let turned = Layout::new(1, &[3, 2], &[1, 3], 8).unwrap();
         assert!(!turned.is_contiguous());
-        assert_eq!(gathered(&turned, 8), [1, 4, 2, 5, 3, 6]);
+        assert_eq!(places(&turned), [1, 4, 2, 5, 3, 6]);
         let spread = Layout::new(0, &[2, 1, 2], &[5, 0, 2], 8).unwrap();
-        assert_eq!(gathered(&spread, 8), [0, 2, 5, 7]);
-        assert_eq!(gathered(&Layout::new(7, &[], &[], 8).unwrap(), 8), [7]);
+        assert_eq!(places(&spread), [0, 2, 5, 7]);
+        assert_eq!(places(&Layout::new(7, &[], &[], 8).unwrap()), [7]);
         let empty = Layout::new(9, &[3, 0], &[1, 1], 0).unwrap();
         assert_eq!((empty.span(), empty.elements(), empty.is_contiguous()), ((0, 0), 0, true));
     }
@@ -139,9 +170,27 @@ mod tests {
     fn elements_may_be_named_several_times() {
         let spread = Layout::new(2, &[3, 2], &[0, 1], 4).unwrap();
         assert_eq!((spread.span(), spread.elements(), spread.is_contiguous()), ((2, 2), 6, false));
-        assert_eq!(gathered(&spread, 4), [2, 3, 2, 3, 2, 3]);
-        assert_eq!(gathered(&Layout::new(0, &[2, 3], &[1, 1], 4).unwrap(), 4), [0, 1, 2, 1, 2, 3]);
-        assert_eq!(gathered(&Layout::new(3, &[2, 2], &[0, 0], 4).unwrap(), 4), [3, 3, 3, 3]);
+        assert_eq!(places(&spread), [2, 3, 2, 3, 2, 3]);
+        assert_eq!(places(&Layout::new(0, &[2, 3], &[1, 1], 4).unwrap()), [0, 1, 2, 1, 2, 3]);
+        assert_eq!(places(&Layout::new(3, &[2, 2], &[0, 0], 4).unwrap()), [3, 3, 3, 3]);
+    }
+
+    #[test]
+    fn dimensions_that_are_one_make_one_row() {
+        let rows = |shape: &[i64], strides: &[i64]| {
+            let layout = Layout::new(0, shape, strides, 64).unwrap();
+            let (mut rows, all) = (0, layout.elements());
+            let _never = layout.rows(0..all, |_| {
+                rows += 1;
+                ControlFlow::Continue(())
+            });
+            rows
+        };
+        assert_eq!(rows(&[4, 1, 2, 1], &[4, 9, 2, 9]), 1);
+        assert_eq!(rows(&[8, 8, 1], &[0, 0, 0]), 1);
+        assert_eq!(rows(&[3, 2, 2], &[8, 2, 1]), 3);
+        let broken = Layout::new(0, &[3, 2], &[1, 3], 6).unwrap().rows(0..6, |_| ControlFlow::Break(()));
+        assert!(broken.is_break());
     }
 
     #[test]

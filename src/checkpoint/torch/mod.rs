@@ -7,6 +7,7 @@
 mod config;
 mod crc32;
 mod fields;
+mod gather;
 mod globals;
 mod layout;
 mod opcode;
@@ -34,6 +35,7 @@ use super::{
 };
 use config::Keys;
 use crc32::Crc32;
+use gather::Kept;
 use storage::{Storage, wrong_checksum};
 use tensors::StateDict;
 use value::Pickle;
@@ -45,6 +47,8 @@ pub(super) use storage::View;
 /// How names of PyTorch files end.
 const ENDINGS: [&str; 3] = ["pt", "pth", "bin"];
 const PICKLE: &str = "data.pkl";
+/// Bytes that stay in memory of those that a strided tensor was last read from.
+const KEPT: u64 = 64 << 20;
 /// What an archive of a compiled program has besides.
 const PROGRAM: &str = "constants.pkl";
 
@@ -202,11 +206,12 @@ struct Model<'a, 'p> {
 impl<'a, 'p> Model<'a, 'p> {
     fn new(file: &'a str, pickle: &'p Pickle) -> Result<Self, CheckpointError> {
         let root = pickle.entries(pickle.root);
+        let has_tensors = root.iter().flatten().any(|(_, value)| tensors::is_made_as_one(pickle, *value));
         let keys = root.map(|entries| Keys::new(file, pickle, &entries)).transpose()?;
         let dict = keys.as_ref().and_then(|keys| keys.get("model"));
         let (Some(keys), Some(dict)) = (keys, dict) else {
             let found = pickle.kind(pickle.root);
-            return Err(CheckpointError::NoFairseq { file: file.into(), found });
+            return Err(CheckpointError::NoFairseq { file: file.into(), found, has_tensors });
         };
         let dict = StateDict::new(file, pickle, dict, "\"model\"")?;
         Ok(Self { file, keys, dict })
@@ -231,7 +236,7 @@ impl<'a, 'p> Model<'a, 'p> {
         input: &Arc<InputFile>,
     ) -> Result<BTreeMap<&'p str, Arc<Storage>>, CheckpointError> {
         let malformed = |problem| CheckpointError::Archive { file: self.file.into(), problem };
-        let mut storages = BTreeMap::new();
+        let (mut storages, kept) = (BTreeMap::new(), Arc::new(Kept::new(KEPT)));
         for (key, info) in &self.dict.storages {
             let name = format!("{}data/{key}", archive.folder());
             let Some(entry) = archive.entry(&name) else {
@@ -241,7 +246,7 @@ impl<'a, 'p> Model<'a, 'p> {
                 let found = entry.bytes;
                 malformed(format!("zip entry {} must have {expected} bytes, found {found}", quoted(&name)))
             })?;
-            storages.insert(*key, Arc::new(Storage::new(Arc::clone(input), name, entry.clone())));
+            storages.insert(*key, Arc::new(Storage::new(Arc::clone(input), name, entry.clone(), Arc::clone(&kept))));
         }
         Ok(storages)
     }

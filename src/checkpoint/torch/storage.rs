@@ -9,15 +9,18 @@ use std::{
     },
 };
 
-use super::{crc32::Crc32, layout::Layout, zip_entry::Entry};
+use super::{
+    crc32::Crc32,
+    gather::{Kept, Wanted},
+    layout::Layout,
+    zip_entry::Entry,
+};
 use crate::checkpoint::{
     dtype::Dtype,
     error::quoted,
-    input::{InputFile, Pieces},
+    input::{InputFile, Pieces, ReadError},
 };
-
-/// Bytes of a view that are given at once; a multiple of every element width.
-const BLOCK: usize = 1 << 16;
+use crate::files::read_exact_at;
 
 /// The data of one entry.
 #[derive(Debug)]
@@ -25,43 +28,86 @@ pub(in crate::checkpoint) struct Storage {
     file: Arc<InputFile>,
     name: String,
     entry: Entry,
+    kept: Arc<Kept>,
     /// Whether the checksum was seen to be right.
     verified: AtomicBool,
 }
 
 impl Storage {
-    pub(super) fn new(file: Arc<InputFile>, name: String, entry: Entry) -> Self {
-        Self { file, name, entry, verified: AtomicBool::new(false) }
+    /// The entry `name`; storages of one file share what is `kept`.
+    pub(super) fn new(file: Arc<InputFile>, name: String, entry: Entry, kept: Arc<Kept>) -> Self {
+        Self { file, name, entry, kept, verified: AtomicBool::new(false) }
     }
 
     /// Gives the bytes of `pieces`, counted from the start of the storage, to `take`, block by block, until it breaks.
+    ///
+    /// While the checksum is verified, `take` is given empty blocks.
     fn read(&self, pieces: Pieces, take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> io::Result<()> {
         if (pieces.offset, pieces.bytes, pieces.count) == (0, self.entry.bytes, 1) {
-            return self.read_whole(take);
+            return self.read_whole(take).map(drop);
         }
-        if !self.verified.load(Ordering::Relaxed) {
-            self.read_whole(&mut |_| ControlFlow::Continue(()))?;
+        if self.verify(take)?.is_break() {
+            return Ok(());
         }
         let pieces = Pieces { offset: self.entry.offset + pieces.offset, ..pieces };
-        self.file.read_pieces(pieces, take).map_err(|error| error.into_io())
+        self.file.read_pieces(pieces, take).map_err(ReadError::into_io)
     }
 
-    fn read_whole(&self, take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> io::Result<()> {
+    /// The `bytes` bytes from `offset` on, kept for the next one who asks for them; `None` where `take` broke, which is
+    /// given empty blocks meanwhile.
+    fn kept(
+        &self,
+        offset: u64,
+        bytes: u64,
+        take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>,
+    ) -> io::Result<Option<Arc<Vec<u8>>>> {
+        let start = self.entry.offset + offset;
+        self.kept.get(start..start + bytes, || {
+            let (mut read, mut went_on) = (Vec::new(), ControlFlow::Continue(()));
+            read.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX)).map_err(io::Error::from)?;
+            self.read(Pieces { offset, bytes, count: 1, stride: bytes }, &mut |block| {
+                read.extend_from_slice(block);
+                went_on = take(&[]);
+                went_on
+            })?;
+            Ok(went_on.is_continue().then_some(read))
+        })
+    }
+
+    /// Gives elements that lie anywhere to `take`, block by block, until it breaks.
+    fn read_scattered(&self, wanted: Wanted<'_>, take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> io::Result<()> {
+        if self.verify(take)?.is_break() {
+            return Ok(());
+        }
+        let file = self.file.reopen().map_err(ReadError::into_io)?;
+        wanted.read(|at, bytes| read_exact_at(&file, bytes, self.entry.offset + at), take)?;
+        self.file.check_unchanged(&file).map_err(ReadError::into_io)
+    }
+
+    /// Verifies the checksum, unless `take` breaks, which is given empty blocks.
+    fn verify(&self, take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> io::Result<ControlFlow<()>> {
+        if self.verified.load(Ordering::Relaxed) {
+            return Ok(ControlFlow::Continue(()));
+        }
+        self.read_whole(&mut |_| take(&[]))
+    }
+
+    /// Gives all bytes to `take`, and says whether it broke.
+    fn read_whole(&self, take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> io::Result<ControlFlow<()>> {
         let (mut crc, mut went_on) = (Crc32::new(), ControlFlow::Continue(()));
         let read = self.file.read_blocks(self.entry.offset, self.entry.bytes, |block| {
             crc.update(block);
             went_on = take(block);
             went_on
         });
-        read.map_err(|error| error.into_io())?;
-        if went_on.is_break() {
-            return Ok(());
+        read.map_err(ReadError::into_io)?;
+        if went_on.is_continue() {
+            if crc.value() != self.entry.crc {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, wrong_checksum(&self.name)));
+            }
+            self.verified.store(true, Ordering::Relaxed);
         }
-        if crc.value() != self.entry.crc {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, wrong_checksum(&self.name)));
-        }
-        self.verified.store(true, Ordering::Relaxed);
-        Ok(())
+        Ok(went_on)
     }
 }
 
@@ -102,8 +148,6 @@ impl View {
 
     /// Gives the bytes of `pieces`, counted from the first value in row-major order, to `take`, block by block, until
     /// it breaks.
-    ///
-    /// Of a view that is not contiguous, everything is read.
     pub(in crate::checkpoint) fn read_pieces(
         &self,
         pieces: Pieces,
@@ -115,27 +159,97 @@ impl View {
         if self.layout.is_contiguous() {
             return self.storage.read(Pieces { offset: offset + pieces.offset, ..pieces }, take);
         }
-        let mut span = Vec::new();
-        span.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX)).map_err(io::Error::from)?;
-        self.storage.read(Pieces { offset, bytes, count: 1, stride: bytes }, &mut |block| {
-            span.extend(block);
-            ControlFlow::Continue(())
-        })?;
-        let mut block = Vec::with_capacity(BLOCK);
-        let (mut at, mut went_on) = (0, ControlFlow::Continue(()));
-        self.layout.gather(&span, self.dtype, |element| {
-            if went_on.is_continue() && pieces.holds(at) {
-                block.extend(element);
-                if block.len() >= BLOCK {
-                    went_on = take(&block);
-                    block.clear();
-                }
-            }
-            at += width;
-        });
-        if went_on.is_continue() && !block.is_empty() {
-            let _last = take(&block);
+        let wanted = Wanted { layout: &self.layout, width, pieces };
+        if !self.storage.kept.has_room(bytes) {
+            return self.storage.read_scattered(wanted, take);
+        }
+        if let Some(span) = self.storage.kept(offset, bytes, take)? {
+            wanted.gather(&span, take);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// A view of floats in a file of its own, of whose bytes at most `most` are kept.
+    fn view(folder: &tempfile::TempDir, most: u64, shape: &[i64], strides: &[i64], storage: &[u8]) -> View {
+        let path = folder.path().join("storage");
+        fs::write(&path, [b"before".as_slice(), storage].concat()).unwrap();
+        let mut crc = Crc32::new();
+        crc.update(storage);
+        let entry = Entry { offset: 6, bytes: storage.len() as u64, crc: crc.value() };
+        let (file, _) = InputFile::open(&path).map_err(|error| error.to_string()).unwrap();
+        let storage = Storage::new(Arc::new(file), "data/0".into(), entry, Arc::new(Kept::new(most)));
+        let layout = Layout::new(1, shape, strides, storage.entry.bytes / 4).unwrap();
+        View::new(Arc::new(storage), layout, Dtype::F32)
+    }
+
+    fn read(view: &View, pieces: Pieces) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        view.read_pieces(pieces, &mut |block| {
+            bytes.extend_from_slice(block);
+            ControlFlow::Continue(())
+        })?;
+        Ok(bytes)
+    }
+
+    #[test]
+    fn rows_of_a_strided_view_are_read_from_the_file_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let storage: Vec<u8> = (0..28).collect();
+        let view = view(&folder, 64, &[3, 2], &[1, 3], &storage);
+        let row = |row: u64| read(&view, Pieces { offset: 8 * row, bytes: 8, count: 1, stride: 8 });
+        assert_eq!(row(0).unwrap(), [4, 5, 6, 7, 16, 17, 18, 19]);
+        fs::remove_file(folder.path().join("storage")).unwrap();
+        assert_eq!(row(2).unwrap(), [12, 13, 14, 15, 24, 25, 26, 27]);
+    }
+
+    #[test]
+    fn views_without_room_are_read_alike() {
+        let storage: Vec<u8> = (0..240).collect();
+        let cases: [(&[i64], &[i64]); 5] =
+            [(&[3, 4], &[1, 7]), (&[4, 5], &[0, 2]), (&[3, 3, 3], &[9, 1, 3]), (&[4, 4], &[1, 1]), (&[59], &[0])];
+        for (shape, strides) in cases {
+            let elements = shape.iter().product::<i64>() as u64;
+            let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+            let large = view(&folders[0], 1 << 10, shape, strides, &storage);
+            let small = view(&folders[1], 0, shape, strides, &storage);
+            for start in 0..elements {
+                let (count, stride) = ((elements - start).div_ceil(3), 12);
+                let pieces = Pieces { offset: 4 * start, bytes: 4, count, stride };
+                assert_eq!(read(&small, pieces).unwrap(), read(&large, pieces).unwrap(), "{shape:?} {strides:?}");
+            }
+            let all = Pieces { offset: 0, bytes: 4 * elements, count: 1, stride: 4 * elements };
+            assert_eq!(read(&small, all).unwrap(), read(&large, all).unwrap());
+        }
+    }
+
+    /// A reader that breaks at once is asked before the bytes that it waits for are there, and nothing is read then.
+    #[test]
+    fn breaking_off_is_followed_while_bytes_are_verified() {
+        let storage = vec![1; 3 << 20];
+        let cases: [(&[i64], &[i64], u64); 3] =
+            [(&[1 << 18], &[1], 0), (&[1 << 9, 1 << 9], &[1, 1 << 9], 4 << 20), (&[1 << 9, 1 << 9], &[1, 1 << 9], 0)];
+        for (shape, strides, most) in cases {
+            let folder = tempfile::tempdir().unwrap();
+            let view = view(&folder, most, shape, strides, &storage);
+            let pieces = Pieces { offset: 0, bytes: 1 << 20, count: 1, stride: 1 << 20 };
+            for allowed in [1, 2] {
+                let mut blocks = Vec::new();
+                view.read_pieces(pieces, &mut |block| {
+                    blocks.push(block.len());
+                    if blocks.len() < allowed { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                })
+                .unwrap();
+                assert_eq!(blocks, vec![0; allowed], "{shape:?}");
+            }
+            assert!(!view.storage.verified.load(Ordering::Relaxed));
+            assert_eq!(read(&view, pieces).unwrap(), vec![1; 1 << 20]);
+        }
     }
 }

@@ -41,6 +41,14 @@ impl StorageInfo {
         };
         if bytes / width == self.count { Ok(()) } else { Err(self.count.saturating_mul(width)) }
     }
+
+    /// How many elements of this type the storage holds.
+    fn held(&self, dtype: Dtype) -> u64 {
+        match self.elements {
+            Elements::Typed(_) => self.count,
+            Elements::Bytes | Elements::Unknown => self.count / (dtype.bits() / 8),
+        }
+    }
 }
 
 /// The tensors of one state dictionary.
@@ -69,8 +77,40 @@ impl<'p> StateDict<'p> {
         for (key, value) in entries {
             reader.add(key, value, place)?;
         }
+        reader.dict.check_repeats(file)?;
         Ok(reader.dict)
     }
+
+    /// Bounds what tensors have beyond the elements of their storages; those that are the same part count once.
+    fn check_repeats(&self, file: &str) -> Result<(), CheckpointError> {
+        let (mut seen, mut left) = (BTreeSet::new(), BTreeMap::new());
+        for tensor in self.tensors.values() {
+            let Some(info) = self.storages.get(tensor.storage) else { continue };
+            let held: &mut u64 = left.entry(tensor.storage).or_default();
+            *held = info.held(tensor.dtype).max(*held);
+        }
+        let limit = left.values().fold(0u64, |sum, held| sum.saturating_add(*held)).max(limits::EXPANDED);
+        let mut beyond = 0u64;
+        for (name, tensor) in &self.tensors {
+            if !seen.insert((tensor.storage, tensor.dtype.name(), &tensor.layout)) {
+                continue;
+            }
+            let (held, elements) = (left.entry(tensor.storage).or_default(), tensor.layout.elements());
+            beyond = beyond.saturating_add(elements.saturating_sub(*held));
+            *held = held.saturating_sub(elements);
+            if beyond > limit {
+                let file = format!("{file}: tensor {}", quoted(name));
+                let what = "the number of elements that it and those before it have beyond their storages";
+                return Err(CheckpointError::Limit { file, what, limit });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a value is made by a function that makes tensors.
+pub(super) fn is_made_as_one(pickle: &Pickle, value: Value) -> bool {
+    pickle.call(value).is_some_and(|(_, global)| globals::rebuild(global).is_some())
 }
 
 /// Looks for globals that no description of tensors needs.
@@ -138,7 +178,10 @@ impl<'p> Reader<'_, 'p> {
         if self.dict.tensors.contains_key(name) || self.dict.others.contains(name) {
             return Err(self.malformed(format!("tensor {} is repeated", quoted(name))));
         }
-        if self.pickle.is_plain(value, &mut self.left) {
+        let Some(is_plain) = self.pickle.is_plain(value, &mut self.left) else {
+            return Err(self.limit("the number of values among its tensors that are none", limits::TENSORS));
+        };
+        if is_plain {
             self.dict.others.insert(name);
         } else {
             let described = self.describe(value)?;
@@ -207,20 +250,12 @@ impl<'p> Reader<'_, 'p> {
             },
             (Elements::Bytes, None) => return Err(self.faulty("has no element type".into())),
         };
-        let available = match info.elements {
-            Elements::Typed(_) => info.count,
-            Elements::Bytes | Elements::Unknown => info.count / (dtype.bits() / 8),
-        };
+        let available = info.held(dtype);
         let (Value::Int(offset), Some(shape), Some(strides)) = (offset, self.sizes(shape)?, self.sizes(strides)?)
         else {
             return Err(self.faulty("has an offset, shape or strides that are no integers".into()));
         };
         let layout = Layout::new(offset, &shape, &strides, available).map_err(|problem| self.faulty(problem))?;
-        if layout.elements() > available.max(limits::EXPANDED) {
-            let file = format!("{}: tensor {}", self.file, quoted(self.name));
-            let what = "the number of elements that it makes of those of its storage";
-            return Err(CheckpointError::Limit { file, what, limit: limits::EXPANDED });
-        }
         Ok(Described { storage: key, layout, dtype })
     }
 

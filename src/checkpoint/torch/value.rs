@@ -156,19 +156,22 @@ impl Pickle {
     }
 
     /// Whether a value is a number, a text or `None`, or a container of such values alone; takes what containers hold
-    /// from `left`, and is `false` where they hold more.
-    pub(super) fn is_plain(&self, value: Value, left: &mut usize) -> bool {
+    /// from `left`, and gives `None` where they hold more.
+    pub(super) fn is_plain(&self, value: Value, left: &mut usize) -> Option<bool> {
         let mut open = vec![value];
         while let Some(value) = open.pop() {
-            if matches!(self.object(value), Some(Object::Call(_) | Object::Global { .. } | Object::Persistent(_))) {
-                return false;
-            }
             let before = open.len();
             self.parts(value, |part| open.push(part));
-            let Some(rest) = left.checked_sub(open.len() - before) else { return false };
-            *left = rest;
+            match self.object(value) {
+                Some(Object::Call(_)) if self.entries(value).is_some() => {
+                    let _callable = open.pop();
+                }
+                Some(Object::Call(_) | Object::Global { .. } | Object::Persistent(_)) => return Some(false),
+                _ => {}
+            }
+            *left = left.checked_sub(open.len() - before)?;
         }
-        true
+        Some(true)
     }
 
     /// What messages call a value.

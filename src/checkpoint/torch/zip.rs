@@ -24,6 +24,8 @@ const END: u64 = 22;
 const END_MAGIC: &[u8] = b"PK\x05\x06";
 const LOCATOR: u64 = 20;
 const END64: u64 = 56;
+/// Bytes at the end of a file in which the end of an archive is looked for.
+const SEARCHED: u64 = 1 << 20;
 
 /// The file of an archive, read at any place.
 pub(super) struct Source<'a, R> {
@@ -123,21 +125,40 @@ impl Archive {
 
 /// Finds the central directory from the end of the file.
 fn directory<R: Read + Seek>(source: &mut Source<'_, R>) -> Result<Directory, CheckpointError> {
-    let size = source.size;
-    let cut = |source: &Source<'_, R>| {
-        source.malformed(format!(
-            "has {size} bytes and does not end with the directory of a zip archive: it is cut short"
-        ))
-    };
-    let Some(end_at) = size.checked_sub(END) else { return Err(cut(source)) };
+    let end_at = source.size.checked_sub(END).ok_or_else(|| without_end(source))?;
     let record = source.at(end_at, END as usize)?;
-    if !record.starts_with(END_MAGIC) {
-        return Err(behind(source)?.unwrap_or_else(|| cut(source)));
-    }
-    let (stated, alone) = end_of_directory(&record).ok_or_else(|| cut(source))?;
-    if !alone {
+    let Some(end) = end_of_directory(&record) else {
+        return Err(behind(source)?.unwrap_or_else(|| without_end(source)));
+    };
+    if !end.is_single || end.comment > 0 {
         return Err(source.malformed("its zip archive is one of several parts or has a comment"));
     }
+    let directory = match matching(source, end.directory, end_at) {
+        Ok(directory) => directory,
+        Err(error) => return Err(behind(source)?.unwrap_or(error)),
+    };
+    if directory.entries > limits::ZIP_ENTRIES {
+        return Err(source.limit("the number of zip entries", limits::ZIP_ENTRIES));
+    }
+    if directory.bytes > limits::ZIP_DIRECTORY {
+        return Err(source.limit("the size of the zip directory", limits::ZIP_DIRECTORY));
+    }
+    Ok(directory)
+}
+
+/// The error for a file in which no end of an archive was found.
+fn without_end<R: Read + Seek>(source: &Source<'_, R>) -> CheckpointError {
+    let size = source.size;
+    let why = if size > SEARCHED { "" } else { ": it is cut short" };
+    source.malformed(format!("has {size} bytes and does not end with the directory of a zip archive{why}"))
+}
+
+/// The directory that the last record at `end_at` states, which must end where that and the ZIP64 records begin.
+fn matching<R: Read + Seek>(
+    source: &mut Source<'_, R>,
+    stated: Directory,
+    end_at: u64,
+) -> Result<Directory, CheckpointError> {
     let (directory, end) = match end64(source, end_at)? {
         None => (stated, end_at),
         Some((directory, at)) => {
@@ -157,53 +178,50 @@ fn directory<R: Read + Seek>(source: &mut Source<'_, R>) -> Result<Directory, Ch
             directory.bytes, directory.offset
         )));
     }
-    if directory.entries > limits::ZIP_ENTRIES {
-        return Err(source.limit("the number of zip entries", limits::ZIP_ENTRIES));
-    }
-    if directory.bytes > limits::ZIP_DIRECTORY {
-        return Err(source.limit("the size of the zip directory", limits::ZIP_DIRECTORY));
-    }
     Ok(directory)
 }
 
-/// What is wrong with a file whose archive ends before it does; nothing where there is no such end.
+/// What is wrong with a file whose archive ends before it does; nothing where no such end is near that of the file.
 fn behind<R: Read + Seek>(source: &mut Source<'_, R>) -> Result<Option<CheckpointError>, CheckpointError> {
-    const SEARCHED: u64 = 1 << 20;
     const TRIED: usize = 1 << 10;
     let from = source.size.saturating_sub(SEARCHED);
     let bytes = source.at(from, usize::try_from(source.size - from).unwrap_or(0))?;
-    let places = bytes.windows(END as usize).enumerate().rev().filter(|(_, record)| record.starts_with(END_MAGIC));
-    for (place, record) in places.take(TRIED) {
-        let at = from + place as u64;
-        let comment = u64::from(u16::from_le_bytes([record[20], record[21]]));
-        let Some((stated, _)) = end_of_directory(record) else { continue };
-        let (offset, end) = match end64(source, at) {
-            Ok(Some((directory, _))) => (directory.offset, at + END + comment),
-            _ => (stated.offset, at + END + comment),
-        };
-        let is_directory = offset < at && source.at(offset, 4).is_ok_and(|magic| magic == b"PK\x01\x02");
-        if !is_directory || end > source.size {
+    let records = bytes.windows(END as usize).enumerate().rev();
+    let ends = records.filter_map(|(place, record)| Some((from + place as u64, end_of_directory(record)?)));
+    for (at, LastRecord { directory, comment, .. }) in ends.take(TRIED) {
+        let end = at + END + comment;
+        let Ok(directory) = matching(source, directory, at) else { continue };
+        if end > source.size || !source.at(directory.offset, 4).is_ok_and(|magic| magic == b"PK\x01\x02") {
             continue;
         }
-        return Ok(Some(match source.size - end {
-            0 => {
-                source.malformed(format!("its zip archive has a comment of {comment} bytes, as torch.save writes none"))
-            }
-            count => CheckpointError::Behind { file: source.file.into(), end, count },
+        let commented = format!("its zip archive has a comment of {comment} bytes, as torch.save writes none");
+        return Ok(Some(match (source.size - end, comment) {
+            (0, _) => source.malformed(commented),
+            (count, 0) => CheckpointError::Behind { file: source.file.into(), end, count },
+            (count, _) => source.malformed(format!("{commented}, and {count} more bytes follow it")),
         }));
     }
     Ok(None)
 }
 
-/// What the last record says, and whether it stands for a whole archive without comment.
-fn end_of_directory(record: &[u8]) -> Option<(Directory, bool)> {
-    let mut fields = Fields(record.get(4..)?);
+/// What the last record of an archive says.
+struct LastRecord {
+    directory: Directory,
+    /// Whether the archive is one file.
+    is_single: bool,
+    /// Bytes of the comment that follows.
+    comment: u64,
+}
+
+/// What this record says, where it is the last of an archive.
+fn end_of_directory(record: &[u8]) -> Option<LastRecord> {
+    let mut fields = Fields(record.strip_prefix(END_MAGIC)?);
     let disks = (fields.u16()?, fields.u16()?);
     let (here, entries) = (fields.u16()?, fields.u16()?);
     let (bytes, offset) = (fields.u32()?, fields.u32()?);
-    let comment = fields.u16()?;
+    let comment = fields.u16()?.into();
     let directory = Directory { offset: offset.into(), bytes: bytes.into(), entries: entries.into() };
-    Some((directory, disks == (0, 0) && here == entries && comment == 0))
+    Some(LastRecord { directory, is_single: disks == (0, 0) && here == entries, comment })
 }
 
 /// The end of a ZIP64 directory and where it starts, where there is one.
