@@ -165,7 +165,7 @@ impl Decode<'_> {
         let (mut max, mut sum) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
         for (tile, places) in places.chunks(KEYS).enumerate() {
             let by_key = &mut scores.by_key[..places.len()];
-            self.score(queries, key, places, by_key);
+            self.score(queries, [key, value], places, by_key);
             let (before, mut tile_sum) = (max, [0.0; LANES]);
             isa.softmax_lanes(by_key, &mut max, &mut tile_sum);
             let mut factors = [0.0; LANES];
@@ -181,22 +181,23 @@ impl Decode<'_> {
         (0..top_k).for_each(|slot| isa.scale(out.row(first_row + slot), 1.0 / sum[slot]));
     }
 
-    /// Products of keys and queries.
-    fn score(&self, queries: &[f32], key: &[f32], places: &[usize], by_key: &mut [[f32; LANES]]) {
+    /// Products of keys and queries; values of the same places are fetched meanwhile.
+    fn score(&self, queries: &[f32], [key, value]: [&[f32]; 2], places: &[usize], by_key: &mut [[f32; LANES]]) {
         let head = self.inputs.head;
         let mut starts = [0; KEYS];
         starts.iter_mut().zip(places).for_each(|(start, place)| *start = place * head);
         let rows: [usize; KEYS] = std::array::from_fn(|row| row);
         let mut out = Tile::dense(by_key.as_flattened_mut(), LANES);
         for block in blocks(places.len()) {
+            let count = block.len();
             Product {
                 left: Left { data: key, starts: &starts[block.clone()], inner: head },
                 right: Right { data: queries, stride: LANES, panel_stride: 0 },
-                rows: &rows[block],
+                rows: &rows[block.clone()],
                 first_column: 0,
                 columns: LANES,
                 write: Write::Replace,
-                ahead: None,
+                ahead: starts[block].first().map(|start| &value[*start..][..count * head]),
             }
             .compute(self.inputs.isa, &mut out);
         }

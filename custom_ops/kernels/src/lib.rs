@@ -13,7 +13,7 @@
 //! 2. `query_projection`: the rows of each expert times its weights, rotated and scaled; an idle expert costs nothing.
 //!    `key_panels` beside it: keys and values in the order in which `attention` reads them.
 //! 3. `attention`: tiles of tokens, all `k` slots at once, with an online softmax; `decode` for single tokens.
-//! 4. `output_projection`: a strip of output columns at a time, expert by expert, each product added with its gate.
+//! 4. `output_projection`: some columns of some tokens at a time, expert by expert, each product added with its gate.
 //!
 //! `simd` holds the microkernels, `rows` gathers rows into blocks for them, `packed` the panels that they read.
 //!

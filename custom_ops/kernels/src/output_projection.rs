@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::grid::{Claims, Grid, Layout, cut};
-use crate::packed::Packed;
+use crate::packed::{Geometry, Packed};
 use crate::pool::Stage;
 use crate::routing::Routing;
 use crate::rows::{RowProduct, TILE_ROWS, even};
@@ -15,18 +15,63 @@ const STRIP: usize = 16384;
 /// Tasks that are enough.
 const TASKS: usize = 8;
 
-/// Tokens and columns that one task sums: where there are many tokens, wide strips read the expert rows less often; on
-/// tiles an expert should have many rows, and rows that are split many columns.
-fn task_size(isa: Isa, tokens: usize, [inner, width]: [usize; 2]) -> (usize, usize) {
-    if tokens > 256 {
-        return (256, 8 * PANEL);
+/// Multiply-adds of a task beside which handing it out costs little.
+const WORK: usize = 1 << 23;
+
+/// Rows of an expert, on average, from which on its weights are read for many at once.
+const MANY: usize = 32;
+
+/// Rows that an expert has on average in the tokens of a task, and panels of columns, from the best on: with many
+/// columns the expert rows are read less often, with many rows the weights.
+const SHARES: [(usize, usize); 5] = [(64, 16), (64, 8), (MANY, 16), (MANY, 8), (MANY, 4)];
+
+/// Most tokens of a task.
+const MOST: usize = 256;
+
+/// What is multiplied: `tokens` times `top_k` rows of `inner` elements, with `width` columns.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    tokens: usize,
+    top_k: usize,
+    experts: usize,
+    inner: usize,
+    width: usize,
+}
+
+impl Sizes {
+    /// Tokens and columns that one task sums.
+    fn task(&self, isa: Isa) -> (usize, usize) {
+        let Self { tokens, top_k, experts, inner, width } = *self;
+        if isa.has_tiles() {
+            return self.task_on_tiles();
+        }
+        if tokens * top_k < MANY * experts {
+            return self.narrow_task();
+        }
+        let size = |(rows, panels): (usize, usize)| ((rows * experts).div_ceil(top_k).min(MOST), panels * PANEL);
+        let tasks = |(rows, columns): (usize, usize)| tokens.div_ceil(rows) * width.div_ceil(columns);
+        let first = |wanted: usize| SHARES.map(size).into_iter().find(|share| tasks(*share) >= wanted);
+        let work = [top_k, inner, width].iter().fold(tokens, |work, size| work.saturating_mul(*size));
+        first((work / WORK).clamp(TASKS, 2 * TASKS)).or_else(|| first(TASKS)).unwrap_or_else(|| self.narrow_task())
     }
-    if isa.has_tiles() && tokens >= 96 {
-        let wide = tokens.div_ceil(128) * width.div_ceil(8 * PANEL) >= TASKS;
-        return (128, if wide { 8 * PANEL } else { 4 * PANEL });
+
+    /// As [`Self::task`]: on tiles an expert should have many rows, and rows that are split many columns.
+    fn task_on_tiles(&self) -> (usize, usize) {
+        match self.tokens {
+            tokens if tokens > MOST => (MOST, 8 * PANEL),
+            96.. => {
+                let wide = self.tokens.div_ceil(128) * self.width.div_ceil(8 * PANEL) >= TASKS;
+                (128, if wide { 8 * PANEL } else { 4 * PANEL })
+            }
+            _ => self.narrow_task(),
+        }
     }
-    let columns = (STRIP / inner.max(1) / PANEL).clamp(2, 4) * PANEL;
-    (8192 / columns, columns)
+
+    /// As [`Self::task`], where an expert has few rows.
+    fn narrow_task(&self) -> (usize, usize) {
+        let columns = (STRIP / self.inner.max(1) / PANEL).clamp(2, 4) * PANEL;
+        (8192 / columns, columns)
+    }
 }
 
 /// In which order the expert rows stand.
@@ -71,9 +116,10 @@ pub(crate) struct OutputProjection<'a> {
 impl OutputScratch {
     /// Prepares the stage.
     pub(crate) fn stage<'a>(&'a mut self, inputs: OutputInputs<'a>, output: &'a mut [f32]) -> OutputProjection<'a> {
-        let (tokens, tile_columns) =
-            task_size(inputs.isa, inputs.routing.tokens(), [inputs.weights.geometry().inner, inputs.width]);
-        cut(&mut self.bounds, inputs.routing.tokens(), tokens);
+        let Geometry { matrices: experts, inner, .. } = inputs.weights.geometry();
+        let (tokens, top_k) = (inputs.routing.tokens(), inputs.routing.top_k);
+        let (step, tile_columns) = Sizes { tokens, top_k, experts, inner, width: inputs.width }.task(inputs.isa);
+        cut(&mut self.bounds, tokens, step);
         let layout = Layout { stride: inputs.width, columns: inputs.width, tile_columns };
         let grid = Grid::new(output, layout, &self.bounds, &mut self.claims);
         OutputProjection { inputs, grid, epoch: Epoch::new() }
@@ -81,10 +127,14 @@ impl OutputScratch {
 }
 
 impl OutputProjection<'_> {
-    /// The tile of a task: neighbours share a strip of columns, and so the weights that they read.
-    fn by_strip(&self, index: usize) -> usize {
+    /// The tile of a task. Neighbours share tokens: a thread that takes tasks in a row has attended to most of them, and
+    /// does not read what another core wrote. On tiles they share a strip of columns, and so the weights that they read.
+    fn tile(&self, index: usize) -> usize {
         let (across, down) = (self.grid.across(), self.grid.len() / self.grid.across());
-        index % down * across + index / down
+        match self.inputs.isa.has_tiles() {
+            true => index % down * across + index / down,
+            false => index,
+        }
     }
 }
 
@@ -94,7 +144,7 @@ impl Stage for OutputProjection<'_> {
     }
 
     fn run(&self, index: usize) {
-        let Some(mut out) = self.grid.tile(self.by_strip(index)) else { return };
+        let Some(mut out) = self.grid.tile(self.tile(index)) else { return };
         let OutputInputs { isa, routing, order, stride, weights, .. } = self.inputs;
         let (tokens, first_column) = (out.first_row()..out.first_row() + out.rows(), out.first_column());
         let (inner, columns) = (weights.geometry().inner, out.columns());
@@ -132,6 +182,33 @@ impl Stage for OutputProjection<'_> {
                 }
                 .compute(isa, &mut out);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Instructions;
+
+    /// Sizes of layers, and the tokens and columns of a task.
+    #[test]
+    fn tasks_of_known_layers() {
+        let isa = Isa::at_most(Instructions::Portable);
+        for (layer, tokens, task) in [
+            ((8, 8, 128, 512), 1, (64, 128)),
+            ((8, 8, 128, 512), 10, (64, 128)),
+            ((8, 8, 128, 512), 128, (32, 256)),
+            ((8, 8, 128, 512), 2048, (64, 512)),
+            ((16, 32, 256, 512), 128, (64, 128)),
+            ((16, 32, 256, 512), 1024, (128, 256)),
+            ((2, 8, 2048, 2048), 1, (128, 64)),
+            ((2, 8, 2048, 2048), 128, (128, 128)),
+            ((2, 8, 2048, 2048), 1024, (256, 512)),
+            ((1, 64, 128, 512), 4096, (256, 512)),
+        ] {
+            let (top_k, experts, inner, width) = layer;
+            assert_eq!(Sizes { tokens, top_k, experts, inner, width }.task(isa), task, "{layer:?} {tokens}");
         }
     }
 }
