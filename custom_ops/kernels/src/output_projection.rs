@@ -127,8 +127,8 @@ impl OutputScratch {
 }
 
 impl OutputProjection<'_> {
-    /// The tile of a task. Neighbours share tokens: a thread that takes tasks in a row has attended to most of them, and
-    /// does not read what another core wrote. On tiles they share a strip of columns, and so the weights that they read.
+    /// The tile of a task. Neighbours share tokens: a thread that takes tasks in a row has attended to most of them, so
+    /// that little of what it reads was written by another core. On AMX tiles they share columns, and so weights.
     fn tile(&self, index: usize) -> usize {
         let (across, down) = (self.grid.across(), self.grid.len() / self.grid.across());
         match self.inputs.isa.has_tiles() {
