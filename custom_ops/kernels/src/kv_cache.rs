@@ -80,7 +80,7 @@ impl CacheSizes {
     /// Rows of the batch, with their past, that one task fills: several where each has few new tokens, so that their
     /// product has rows enough. The rows of one head lie side by side only where there is one.
     fn pairs_per_task(&self) -> usize {
-        if self.kv_heads == 1 { FEWER_TOKENS / self.tokens } else { 1 }
+        if self.kv_heads == 1 && self.batch > 1 { FEWER_TOKENS / self.tokens } else { 1 }
     }
 
     /// New tokens of one head that one task projects: weights are read once for all of them.
