@@ -12,10 +12,10 @@ use crate::simd::{Epoch, Isa, Left, PANEL};
 /// Elements of one expert's weights that a task of few tokens keeps in a near cache.
 const STRIP: usize = 16384;
 
-/// Tasks that are enough.
+/// Tasks that are enough; twice as many are made where each has much work.
 const TASKS: usize = 8;
 
-/// Multiply-adds of a task beside which handing it out costs little.
+/// Multiply-adds of a task that has much work: handing it out costs little beside them.
 const WORK: usize = 1 << 23;
 
 /// Rows of an expert, on average, from which on its weights are read for many at once.
