@@ -11,11 +11,14 @@ use crate::key_panels::{KEYS_PER_TILE, Panels, Visible};
 use crate::pool::Stage;
 use crate::query_projection::row_stride;
 use crate::routing::Routing;
-use crate::rows::{TILE_ROWS, blocks};
+use crate::rows::{TILE_ROWS, blocks, even};
 use crate::simd::{Isa, Left, PANEL, Product, ROWS, Write};
 
 /// Query rows (tokens times slots) that one task aims at, on vectors and on tiles.
 const QUERY_ROWS: [usize; 2] = [64, 128];
+
+/// Tasks that are enough for threads to share.
+const TASKS: usize = 4;
 
 /// Inputs of the attention of one call.
 #[derive(Clone, Copy)]
@@ -52,13 +55,15 @@ impl AttentionInputs<'_> {
 
 /// Cuts the pairs `[B, T, k]` at groups of whole tokens of one row of the batch.
 pub(crate) fn cut_pairs(bounds: &mut Vec<usize>, inputs: &AttentionInputs<'_>, on_tiles: bool) {
-    let top_k = inputs.routing.top_k;
-    let step = (QUERY_ROWS[usize::from(on_tiles)] / top_k).max(1);
+    let AttentionInputs { batch, tokens, kv_heads, routing: &Routing { top_k, .. }, .. } = *inputs;
+    let most = (QUERY_ROWS[usize::from(on_tiles)] / top_k).max(1);
+    let fair = tokens.div_ceil(TASKS.div_ceil((batch * kv_heads).max(1)));
     bounds.clear();
-    for batch in 0..inputs.batch {
-        bounds.extend((0..inputs.tokens).step_by(step).map(|token| (batch * inputs.tokens + token) * top_k));
+    for batch in 0..batch {
+        let groups = even(0..tokens, most.min(fair).max(1));
+        bounds.extend(groups.map(|group| (batch * tokens + group.start) * top_k));
     }
-    bounds.push(inputs.batch * inputs.tokens * top_k);
+    bounds.push(batch * tokens * top_k);
 }
 
 /// The stage that fills `attended [B * T * k, G * D]`, with rows `row_stride` apart: 0 where a token may see no key;
@@ -195,10 +200,15 @@ impl Rows {
         let common = seen[..block.len()].iter().copied().min().unwrap_or(0);
         let write = if keys.start == 0 { Write::Replace } else { Write::Resume(&factors) };
         self.mix(stage, block.clone(), keys.start..keys.start + common, &scores.0, write, out);
-        for (place, row) in block.enumerate().filter(|(place, _)| seen[*place] > common) {
-            let rest = keys.start + common..keys.start + seen[place];
-            let weights = &scores.0[place * KEYS_PER_TILE + common..];
-            self.mix(stage, row..row + 1, rest, weights, Write::Resume(&[1.0]), out);
+        let mut first = 0;
+        for alike in seen[..block.len()].chunk_by(|a, b| a == b) {
+            if alike[0] > common {
+                let rest = keys.start + common..keys.start + alike[0];
+                let rows = block.start + first..block.start + first + alike.len();
+                let weights = &scores.0[first * KEYS_PER_TILE + common..];
+                self.mix(stage, rows, rest, weights, Write::Resume(&[1.0; ROWS]), out);
+            }
+            first += alike.len();
         }
     }
 
