@@ -11,7 +11,7 @@ use crate::key_panels::Cache;
 use crate::pool::Stage;
 use crate::routing::Routing;
 use crate::rows::blocks;
-use crate::simd::{FewKeys, FewSlots, LANES, Left, OneToken, PANEL, Product, ROWS, Right, Write};
+use crate::simd::{Ahead, FewKeys, FewSlots, LANES, Left, OneToken, PANEL, Product, ROWS, Right, Write};
 
 /// Keys of one tile.
 const KEYS: usize = 128;
@@ -197,7 +197,7 @@ impl Decode<'_> {
                 first_column: 0,
                 columns: LANES,
                 write: Write::Replace,
-                ahead: starts[block].first().map(|start| &value[*start..][..count * head]),
+                ahead: starts[block].first().map(|start| Ahead::Later(&value[*start..][..count * head])),
             }
             .compute(self.inputs.isa, &mut out);
         }

@@ -7,7 +7,7 @@ use crate::grid::Tile;
 use crate::packed::{Packed, Panels};
 use crate::simd::magnitudes::Magnitudes;
 use crate::simd::tiles::{COLUMN_LIMIT, STRIP, SUM_STRIDE, Unit};
-use crate::simd::{Element, Epoch, Isa, Left, PANEL, Product, ROWS, Right, Write, panels_at_once};
+use crate::simd::{Ahead, Element, Epoch, Isa, Left, PANEL, Product, ROWS, Right, Write, panels_at_once};
 
 /// Most rows that one call multiplies.
 pub(crate) const TILE_ROWS: usize = 128;
@@ -34,12 +34,6 @@ const NEAR: usize = 262_144;
 
 /// Most bytes of weights that a first block fetches before it reads them.
 const EARLY: usize = 65536;
-
-/// Products with each four bytes of weights from which on a first block takes long over them.
-const LONG: usize = 8;
-
-/// Bytes between what a first block reads and what it fetches, where it takes less long and where it takes long.
-const DISTANCE: [usize; 2] = [4096, 8192];
 
 /// A product of gathered rows with a block of packed weights.
 pub(crate) struct RowProduct<'a> {
@@ -107,7 +101,7 @@ impl RowProduct<'_> {
                     },
                     ahead: match index.checked_sub(cold) {
                         None => first_ahead(isa, right, block.len(), panel_len, together),
-                        Some(index) => next.and_then(|next| part(next, index, total - cold)),
+                        Some(index) => next.and_then(|next| part(next, index, total - cold)).map(Ahead::Later),
                     },
                 }
                 .compute(isa, out);
@@ -211,20 +205,19 @@ fn first_ahead<'a, W: Element>(
     rows: usize,
     panel_len: usize,
     columns: usize,
-) -> Option<&'a [W]> {
+) -> Option<Ahead<'a, W>> {
     if rows == 1 {
         return None;
     }
     let bytes = panel_len * size_of::<W>();
-    let (start, len) = match panels_at_once(isa, rows, bytes).min(columns.div_ceil(PANEL)) {
-        1 => {
-            let long = rows * size_of::<f32>() * W::STEPS >= LONG * size_of::<W>();
-            (DISTANCE[usize::from(long)] / size_of::<W>(), panel_len)
+    match panels_at_once(isa, rows, bytes).min(columns.div_ceil(PANEL)) {
+        1 => Some(Ahead::Own),
+        panels if panels * bytes <= EARLY => {
+            let ahead = right.data.get(panels * panel_len..)?;
+            Some(Ahead::Later(&ahead[..ahead.len().min(panels * panel_len)]))
         }
-        panels if panels * bytes <= EARLY => (panels * panel_len, panels * panel_len),
-        _ => return None,
-    };
-    right.data.get(start..).map(|ahead| &ahead[..ahead.len().min(len)])
+        _ => None,
+    }
 }
 
 /// Share `index` of `total` of the panel at the start of `panels`.

@@ -6,12 +6,8 @@ use std::arch::x86_64::{
 };
 use std::marker::PhantomData;
 
-use super::product::{Kernel, LINE, Mode, Raw, STEPS};
+use super::product::{Fetch, Kernel, LINE, Mode, PAGE, Raw, STEPS};
 use super::{Element, LANES, PANEL, ROWS};
-
-/// Bytes between what a row reads of a panel and what it fetches: a page, because the processor's own look ahead ends
-/// at each page.
-const AHEAD: usize = 4096;
 
 /// Bytes of a panel up to which a row fetches what it is told to, and no page ahead: the panel is over before that
 /// helps.
@@ -57,6 +53,28 @@ pub(super) fn kernel<W: Element>(rows: usize, vectors: usize) -> Kernel<W> {
 fn mask(columns: usize, vector: usize) -> __mmask16 {
     let count = columns.saturating_sub(vector * LANES).min(LANES);
     ((1u32 << count) - 1) as __mmask16
+}
+
+/// Fetches what is due for [`STEPS`] inner steps, from `ahead` on: what comes then.
+///
+/// What is read next goes to the nearest cache. One line of it a page further goes to the second-level cache, where the
+/// processor looks ahead from there on: all of these would keep lines waiting that are needed before.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn fetch<W>(fetch: &Fetch<W>, mut ahead: *const i8) -> *const i8 {
+    if fetch.next {
+        _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(PAGE));
+        for _ in 0..fetch.lines {
+            _mm_prefetch::<_MM_HINT_T0>(ahead);
+            ahead = ahead.wrapping_add(LINE);
+        }
+    } else {
+        for _ in 0..fetch.lines {
+            _mm_prefetch::<_MM_HINT_T1>(ahead);
+            ahead = ahead.wrapping_add(LINE);
+        }
+    }
+    ahead
 }
 
 /// The first term of a chain.
@@ -140,12 +158,9 @@ unsafe fn block<W: Element, const M: usize, const V: usize>(raw: &Raw<W>) {
         }
         let mut left = [raw.left[0]; M];
         left.copy_from_slice(&raw.left[..M]);
-        let (mut right, mut ahead, mut inner) = (raw.right, raw.ahead.cast::<i8>(), 0);
+        let (mut right, mut ahead, mut inner) = (raw.right, raw.fetch.from.cast::<i8>(), 0);
         while inner + STEPS <= raw.inner {
-            for _ in 0..raw.ahead_lines {
-                _mm_prefetch::<_MM_HINT_T1>(ahead);
-                ahead = ahead.wrapping_add(LINE);
-            }
+            ahead = fetch(&raw.fetch, ahead);
             for step in 0..STEPS {
                 multiply_add(&mut sums, &left, [inner + step, step], right);
                 right = right.wrapping_add(W::passed(step, raw.stride));
@@ -214,15 +229,12 @@ unsafe fn wide_sums<W: Element, const M: usize, const V: usize>(
 ) {
     let mut left = [raw.left[0]; M];
     left.copy_from_slice(&raw.left[..M]);
-    let (mut right, mut ahead) = (raw.right, raw.ahead.cast::<i8>());
+    let (mut right, mut ahead) = (raw.right, raw.fetch.from.cast::<i8>());
     let mut one = |inner: usize, step: usize| {
         // SAFETY: by the caller's promise; what is fetched may lie anywhere.
         unsafe {
             if inner.is_multiple_of(STEPS) {
-                for _ in 0..raw.ahead_lines {
-                    _mm_prefetch::<_MM_HINT_T1>(ahead);
-                    ahead = ahead.wrapping_add(LINE);
-                }
+                ahead = fetch(&raw.fetch, ahead);
             }
             let values: [__m512; M] = left.map(|left| _mm512_set1_ps(*left.add(inner)));
             for (vector, offset) in offsets.into_iter().enumerate() {
@@ -252,7 +264,7 @@ unsafe fn long_row<W: Element, const V: usize>(sums: &mut [__m512; V], raw: &Raw
             let value = _mm512_set1_ps(*left.add(inner));
             for (vector, (sum, offset)) in sums.iter_mut().zip(offsets).enumerate() {
                 if (vector * LANES * size_of::<W>()).is_multiple_of(LINE) && step.is_multiple_of(W::STEPS) {
-                    let ahead = right.wrapping_add(offset + AHEAD / size_of::<W>());
+                    let ahead = right.wrapping_add(offset + PAGE / size_of::<W>());
                     _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
                 }
                 *sum = _mm512_fmadd_ps(value, W::load16(right.add(offset), step), *sum);

@@ -47,7 +47,7 @@ pub(crate) use few_keys::FewKeys;
 pub(crate) use few_slots::FewSlots;
 pub(crate) use known_rows::Epoch;
 pub(crate) use one_token::OneToken;
-pub(crate) use product::{Left, Product, Right, Write, panels_at_once};
+pub(crate) use product::{Ahead, Left, Product, Right, Write, panels_at_once};
 
 /// Rows of the largest block that one microkernel call computes.
 pub(crate) const ROWS: usize = 12;

@@ -75,8 +75,17 @@ pub(crate) struct Product<'a, W = f32> {
     /// Columns, from the first of the first panel on.
     pub(crate) columns: usize,
     pub(crate) write: Write<'a>,
-    /// Memory that is read soon, fetched into the cache on the way.
-    pub(crate) ahead: Option<&'a [W]>,
+    /// What is fetched on the way.
+    pub(crate) ahead: Option<Ahead<'a, W>>,
+}
+
+/// Memory that is read soon.
+#[derive(Clone, Copy)]
+pub(crate) enum Ahead<'a, W> {
+    /// What the product itself reads, a page before.
+    Own,
+    /// What is read after more than the nearest cache holds.
+    Later(&'a [W]),
 }
 
 /// How a microkernel ends.
@@ -103,12 +112,22 @@ pub(super) struct Raw<W> {
     pub(super) mode: Mode,
     /// One factor a row; null where [`Mode::Replace`] needs none.
     pub(super) factors: *const f32,
-    /// Memory that is read soon, null for none; it may lie anywhere.
-    pub(super) ahead: *const W,
-    /// Cache lines of it to fetch for each [`STEPS`] inner steps.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-    pub(super) ahead_lines: usize,
+    pub(super) fetch: Fetch<W>,
 }
+
+/// What a microkernel fetches; it may lie anywhere.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub(super) struct Fetch<W> {
+    pub(super) from: *const W,
+    /// Cache lines for each [`STEPS`] inner steps.
+    pub(super) lines: usize,
+    /// Whether it is read next, so that the nearest cache takes it.
+    pub(super) next: bool,
+}
+
+/// Bytes between what a product reads and what it fetches: a page, where the processor's own look ahead ends.
+pub(super) const PAGE: usize = 4096;
 
 /// Bytes of a cache line.
 pub(super) const LINE: usize = 64;
@@ -140,7 +159,6 @@ impl<W: Element> Product<'_, W> {
         };
         let inner = self.left.inner;
         let most = panels_at_once(isa, count, W::rows(inner) * PANEL * size_of::<W>()).saturating_mul(PANEL);
-        let ahead_len = self.ahead.map_or(0, size_of_val);
         let mut raw = Raw {
             rows: count,
             left: [null(); ROWS],
@@ -153,8 +171,7 @@ impl<W: Element> Product<'_, W> {
             columns: self.columns,
             mode,
             factors: factors.map_or(null(), <[f32]>::as_ptr),
-            ahead: self.ahead.map_or(null(), <[W]>::as_ptr),
-            ahead_lines: ahead_len.div_ceil(LINE * (inner / STEPS).max(1)),
+            fetch: self.fetch(),
         };
         self.check(out, factors);
         self.left.rows(&mut raw.left);
@@ -169,8 +186,22 @@ impl<W: Element> Product<'_, W> {
             unsafe { kernel(&raw) };
             let passed = raw.columns / PANEL * self.right.panel_stride;
             raw.right = raw.right.wrapping_add(passed);
-            raw.ahead = raw.ahead.wrapping_add(passed);
+            raw.fetch.from = raw.fetch.from.wrapping_add(passed);
         }
+    }
+
+    /// What the first call of the microkernel fetches.
+    fn fetch(&self) -> Fetch<W> {
+        let (next, from, bytes) = match self.ahead {
+            None => (false, null(), 0),
+            Some(Ahead::Later(memory)) => (false, memory.as_ptr(), size_of_val(memory)),
+            Some(Ahead::Own) => {
+                let bytes = W::rows(self.left.inner) * self.right.stride * size_of::<W>();
+                (true, self.right.data.as_ptr().wrapping_byte_add(PAGE), bytes)
+            }
+        };
+        let lines = bytes.div_ceil(LINE * (self.left.inner / STEPS).max(1));
+        Fetch { from, lines, next }
     }
 
     /// Proves the bounds of everything but the rows of both sides.
@@ -269,7 +300,7 @@ mod tests {
                 first_column: 2,
                 columns,
                 write,
-                ahead: Some(&right),
+                ahead: Some(if count.is_multiple_of(2) { Ahead::Own } else { Ahead::Later(&right) }),
             }
             .compute(isa, &mut Tile::dense(&mut out, width));
             for (index, (&found, &before)) in out.iter().zip(&start).enumerate() {
