@@ -45,18 +45,26 @@ def floor(result, fastest):
 
 def verdicts(name, result):
     """For each goal: what it is, what was found, and the most that the floor allows."""
-    goals, times, least = GOALS[name], result["times"], result["floor"]["ms"]
-    best = min((ratio["median"], rival) for rival, ratio in result["ratios"].items() if rival.startswith("standard:"))[1]
+    goals, times = GOALS[name], result["times"]
+    yield from against(goals, result, times["ours"], result["ratios"], "")
+    if "ratios_in_place" in result:
+        yield from against(goals, result, times["ours, in place"], result["ratios_in_place"], ", in place")
+
+
+def against(goals, result, ours, ratios, how):
+    """The goals as calls reach them that take the times `ours`."""
+    times, least = result["times"], min(result["floor"]["ms"], ours["min_ms"])
+    best = min((ratio["median"], rival) for rival, ratio in ratios.items() if rival.startswith("standard:"))[1]
     for rival, goal in (("mha", goals.mha), (best, goals.standard), ("eager", goals.eager)):
         if rival in times:
             most = times[rival]["min_ms"] / least
-            yield verdict(rival, result["ratios"][rival]["median"], result["ratios"][rival]["min"], goal, most)
+            yield verdict(rival + how, ratios[rival]["median"], ratios[rival]["min"], goal, most)
     if goals.ceiling:
-        yield verdict("of sgemm", result["of_sgemm_median"], result["of_sgemm_min"], goals.ceiling, None)
+        yield verdict("of sgemm" + how, result["of_sgemm_median"], result["of_sgemm_min"], goals.ceiling, None)
     if goals.bandwidth:
         read = result["weight_bytes"] / result["read_bytes_per_ms"]
-        shares = (read / times["ours"][f"{kind}_ms"] for kind in ("median", "min"))
-        yield verdict("of the read", *shares, goals.bandwidth, None)
+        shares = (read / ours[f"{kind}_ms"] for kind in ("median", "min"))
+        yield verdict("of the read" + how, *shares, goals.bandwidth, None)
 
 
 def verdict(what, median, fastest, goal, most):

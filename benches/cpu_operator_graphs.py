@@ -90,6 +90,12 @@ def make_feeds(shape, seed=1):
     return feeds
 
 
+def with_room(shape, feeds):
+    """Caches with a row for each new token behind the past: buffers that hold past and present."""
+    room = np.zeros((shape.batch, shape.heads, shape.tokens, shape.head), np.float32)
+    return {name: np.concatenate([value, room], axis=2) if "past" in name else value for name, value in feeds.items()}
+
+
 class Graph:
     """Nodes that are added one by one."""
 
