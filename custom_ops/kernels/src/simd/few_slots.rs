@@ -116,25 +116,36 @@ impl Block {
     }
 }
 
-/// The sums of the lanes of each of 16 vectors.
+/// For each quarter of the lanes, the sums of it in four vectors.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn sums_of_lanes(vectors: &[__m512; LANES]) -> __m512 {
-    let quads: [__m512; 4] = std::array::from_fn(|quad| {
-        let [a, b, c, d] = [0, 1, 2, 3].map(|vector| vectors[4 * quad + vector]);
-        let first = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
-        let second = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
-        let [low, high] = [_mm512_unpacklo_pd(first, second), _mm512_unpackhi_pd(first, second)];
-        _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
-    });
-    let join = |a: __m512, b: __m512| {
-        _mm512_add_ps(_mm512_shuffle_f32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b))
-    };
-    join(join(quads[0], quads[1]), join(quads[2], quads[3]))
+fn quarter_sums(a: __m512, b: __m512, c: __m512, d: __m512) -> __m512 {
+    let first = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+    let second = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
+    let (low, high) = (_mm512_unpacklo_pd(first, second), _mm512_unpackhi_pd(first, second));
+    _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
 }
 
-/// As [`Block::score`]; past the last key, scores of it are repeated up to a whole vector.
+/// The sums of neighbouring quarters of `a`, then those of `b`.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn join(a: __m512, b: __m512) -> __m512 {
+    _mm512_add_ps(_mm512_shuffle_f32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b))
+}
+
+/// The sums of the lanes of each of 16 vectors. Without closures: the compiler would call them, with vectors in memory.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn sums_of_lanes(v: &[__m512; LANES]) -> __m512 {
+    let first = join(quarter_sums(v[0], v[1], v[2], v[3]), quarter_sums(v[4], v[5], v[6], v[7]));
+    let second = join(quarter_sums(v[8], v[9], v[10], v[11]), quarter_sums(v[12], v[13], v[14], v[15]));
+    join(first, second)
+}
+
+/// As [`Block::score`]; what stands past the last key, up to a whole vector, are scores of others.
 ///
 /// # Safety
 ///
@@ -142,8 +153,8 @@ fn sums_of_lanes(vectors: &[__m512; LANES]) -> __m512 {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 unsafe fn score<const S: usize>(block: &Block, places: &[usize], scores: &mut Scores) {
+    let mut lanes = [[_mm512_setzero_ps(); LANES]; S];
     for (group, places) in places.chunks(LANES).enumerate() {
-        let mut lanes = [[_mm512_setzero_ps(); LANES]; S];
         for pair in (0..places.len()).step_by(2) {
             let pair = [pair, (pair + 1).min(places.len() - 1)];
             let mut sums = [[_mm512_setzero_ps(); 2]; S];
