@@ -9,7 +9,8 @@ use crate::query_projection::{QueryInputs, row_stride};
 use crate::rope::Rotary;
 use crate::routing::Routing;
 use crate::simd::Isa;
-use crate::{ThreadPool, attention_tiles, decode, pool};
+use crate::single_token::SingleInputs;
+use crate::{ThreadPool, attention_tiles, decode, pool, single_token};
 
 /// Inputs of the steps after routing and the cache.
 pub(crate) struct AttentionLayer<'a> {
@@ -25,6 +26,8 @@ pub(crate) struct AttentionLayer<'a> {
     pub(crate) key: &'a [f32],
     /// As `key`.
     pub(crate) value: &'a [f32],
+    /// `[B, G, P, D]` of keys and values: what `key` and `value` begin with, where it stands elsewhere too.
+    pub(crate) past: Option<[&'a [f32]; 2]>,
     /// `[B, S]`, 0 where the key is masked.
     pub(crate) key_mask: &'a [i32],
     pub(crate) rotary: Option<Rotary<'a>>,
@@ -49,10 +52,18 @@ impl AttentionLayer<'_> {
         output_scratch: &mut OutputScratch,
         output: &mut [f32],
     ) {
-        let LayerScratch { visible, queries, panels, decode, attended, bounds, claims } = layer;
+        let LayerScratch { visible, queries, panels, decode, single: single_token, attended, bounds, claims } = layer;
         let Self { routing, batch, tokens, keys, rows, kv_heads, head, .. } = *self;
         visible.read(self.key_mask, keys);
         let cache = Cache { key: self.key, value: self.value, visible, batch, keys, rows, kv_heads, head };
+        let sizes = [batch, tokens, kv_heads];
+        if single_token::serves(self.isa, sizes, routing.top_k, self.output_weight.geometry()) {
+            let (causal_past, output_weights) = (self.causal_past, self.output_weight);
+            let inputs =
+                SingleInputs { queries: self.query_inputs(), cache, past: self.past, causal_past, output_weights };
+            pool::run(pool, &[&single_token.stage(inputs)]);
+            return single_token.sum(self.isa, routing, self.output_bias, output);
+        }
         let single = decode::serves(tokens, routing.top_k, head);
         let on_tiles = attention_tiles::serves(self.isa, tokens * routing.top_k, keys, head);
         if single {

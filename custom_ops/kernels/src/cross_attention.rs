@@ -125,6 +125,7 @@ impl Prepared {
             output_bias: inputs.output_bias.map(|values| bias.widened(values)),
             key: key_scratch.widened(inputs.key),
             value: values.widened(inputs.value),
+            past: None,
             key_mask: inputs.key_mask,
             rotary: None,
             causal_past: None,

@@ -103,7 +103,7 @@ impl Stage for Decode<'_> {
                     FewKeys { token: self.one_token(&token), next }.attend(isa, &mut out, first_row);
                 }
                 _ if FewSlots::serves(isa, top_k, head) => {
-                    FewSlots(self.one_token(&token)).attend(isa, &mut out, first_row);
+                    FewSlots { token: self.one_token(&token), past: None }.attend(isa, &mut out, first_row);
                 }
                 _ => self.attend(&token, &mut lanes, &mut out),
             }

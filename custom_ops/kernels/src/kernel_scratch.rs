@@ -9,6 +9,7 @@ use crate::output_projection::OutputScratch;
 use crate::prepared::OwnWeights;
 use crate::query_projection::QueryScratch;
 use crate::routing::Routing;
+use crate::single_token::SingleScratch;
 
 /// Memory of every stage; a call uses the parts that it needs.
 #[derive(Debug, Default)]
@@ -48,6 +49,7 @@ pub(crate) struct LayerScratch {
     pub(crate) queries: QueryScratch,
     pub(crate) panels: PanelScratch,
     pub(crate) decode: DecodeScratch,
+    pub(crate) single: SingleScratch,
     pub(crate) attended: Buffer,
     pub(crate) bounds: Vec<usize>,
     pub(crate) claims: Claims,
@@ -56,8 +58,9 @@ pub(crate) struct LayerScratch {
 impl Scratch {
     /// Bytes held between calls.
     pub(crate) fn bytes(&self) -> usize {
-        let LayerScratch { visible, queries, panels, decode, attended, bounds, .. } = &self.layer;
-        let layer = visible.bytes() + queries.bytes() + panels.bytes() + decode.bytes() + attended.bytes();
+        let LayerScratch { visible, queries, panels, decode, single, attended, bounds, .. } = &self.layer;
+        let layer =
+            visible.bytes() + queries.bytes() + panels.bytes() + decode.bytes() + single.bytes() + attended.bytes();
         let words = (bounds.capacity() + self.cache.bounds.capacity()) * size_of::<usize>();
         let cache = self.cache.key.bytes() + self.cache.value.bytes();
         let BorderScratch { hidden_states, bias, keys, values, output } = &self.border;

@@ -15,6 +15,9 @@
 //! 3. `attention`: tiles of tokens, all `k` slots at once, with an online softmax; `decode` for single tokens.
 //! 4. `output_projection`: some columns of some tokens at a time, expert by expert, each product added with its gate.
 //!
+//! A token that is alone in its call, before one key/value head, goes another way from 2 on: `single_token` gives each
+//! task some of its slots, from the query to the product with the output weights.
+//!
 //! `simd` holds the microkernels, `rows` gathers rows into blocks for them, `packed` the panels that they read.
 //!
 //! # Same bits for every number of threads
@@ -75,6 +78,7 @@ mod rows;
 mod scalar;
 mod self_attention;
 mod simd;
+mod single_token;
 
 pub use cross_attention::{CrossAttentionInputs, CrossAttentionOutputs, cross_attention};
 pub use error::KernelError;

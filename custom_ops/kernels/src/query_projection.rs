@@ -1,7 +1,7 @@
 //! Queries of the chosen experts.
 
 use crate::buffer::Buffer;
-use crate::grid::{Claims, Grid, Layout};
+use crate::grid::{Claims, Grid, Layout, Tile};
 use crate::packed::Packed;
 use crate::pool::Stage;
 use crate::rope::Rotary;
@@ -26,6 +26,7 @@ pub(crate) struct QueryScratch {
 }
 
 /// What the stage reads.
+#[derive(Clone, Copy)]
 pub(crate) struct QueryInputs<'a> {
     pub(crate) isa: Isa,
     pub(crate) routing: &'a Routing,
@@ -38,6 +39,44 @@ pub(crate) struct QueryInputs<'a> {
     pub(crate) width: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head: usize,
+}
+
+impl QueryInputs<'_> {
+    /// Fills the columns of `out`, from column `column` of `G * D` on, with queries of one expert, one row for each of
+    /// up to [`TILE_ROWS`] tokens, rotated and scaled.
+    pub(crate) fn project(
+        &self,
+        expert: usize,
+        tokens: &[usize],
+        column: usize,
+        epoch: Option<Epoch>,
+        out: &mut Tile<'_, f32>,
+    ) {
+        let Self { isa, width, head, .. } = *self;
+        let (count, mut starts) = (tokens.len(), [0; TILE_ROWS]);
+        starts.iter_mut().zip(tokens).for_each(|(start, token)| *start = token * width);
+        let rows: [usize; TILE_ROWS] = std::array::from_fn(|row| row);
+        RowProduct {
+            left: Left { data: self.hidden_states, starts: &starts[..count], inner: width },
+            weights: self.weights,
+            matrix: expert,
+            block: column / head,
+            first_column: 0,
+            columns: out.columns(),
+            rows: &rows,
+            factors: None,
+            next: None,
+            epoch,
+        }
+        .compute(isa, out);
+        for (row, token) in tokens.iter().enumerate() {
+            let queries = out.row(row);
+            if let Some(rotary) = self.rotary {
+                queries.chunks_exact_mut(head).for_each(|query| rotary.rotate(*token, query));
+            }
+            isa.scale(queries, self.scale);
+        }
+    }
 }
 
 /// The stage that fills queries `[B * T * k, G * D]`, rotated and scaled, with rows [`row_stride`] apart; those of
@@ -106,32 +145,12 @@ impl Stage for QueryProjection<'_> {
     fn run(&self, index: usize) {
         let index = self.by_rows(index);
         let Some(mut out) = self.grid.tile(index) else { return };
-        let QueryInputs { isa, routing, width, head, .. } = self.inputs;
-        let (first, count) = (out.first_row(), out.rows());
-        let token = |row: usize| routing.pair(first + row) / routing.top_k;
-        let mut starts = [0; TILE_ROWS];
-        starts[..count].iter_mut().enumerate().for_each(|(row, start)| *start = token(row) * width);
-        let rows: [usize; TILE_ROWS] = std::array::from_fn(|row| row);
-        RowProduct {
-            left: Left { data: self.inputs.hidden_states, starts: &starts[..count], inner: width },
-            weights: self.inputs.weights,
-            matrix: self.experts[index / self.grid.across()],
-            block: out.first_column() / head,
-            first_column: 0,
-            columns: out.columns(),
-            rows: &rows,
-            factors: None,
-            next: None,
-            epoch: Some(self.epoch),
-        }
-        .compute(isa, &mut out);
-        for row in 0..count {
-            let queries = out.row(row);
-            if let Some(rotary) = self.inputs.rotary {
-                queries.chunks_exact_mut(head).for_each(|query| rotary.rotate(token(row), query));
-            }
-            isa.scale(queries, self.inputs.scale);
-        }
+        let (routing, first, count) = (self.inputs.routing, out.first_row(), out.rows());
+        let mut tokens = [0; TILE_ROWS];
+        let rows = first..first + count;
+        tokens.iter_mut().zip(rows).for_each(|(token, row)| *token = routing.pair(row) / routing.top_k);
+        let (expert, column) = (self.experts[index / self.grid.across()], out.first_column());
+        self.inputs.project(expert, &tokens[..count], column, Some(self.epoch), &mut out);
     }
 }
 

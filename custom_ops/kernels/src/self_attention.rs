@@ -92,7 +92,16 @@ struct Call<'a, T> {
     pool: &'a dyn ThreadPool,
 }
 
-impl<T> Call<'_, T> {
+impl<T: Scalar> Call<'_, T> {
+    /// Keys and values of the past where they are read as they are, beside the cache that they are copied to.
+    fn past_elsewhere(&self) -> Option<[&[f32]; 2]> {
+        let given = [self.inputs.past_key?, self.inputs.past_value?].map(T::direct);
+        match (self.inputs.capacity, given) {
+            (None, [Some(key), Some(value)]) => Some([key, value]),
+            _ => None,
+        }
+    }
+
     fn cache_sizes(&self) -> CacheSizes {
         let SelfAttentionDims { batch, tokens, past, kv_heads, head, .. } = *self.dims;
         CacheSizes { batch, kv_heads, past, tokens, rows: self.inputs.capacity.unwrap_or(past + tokens), head }
@@ -167,6 +176,7 @@ impl Prepared {
             output_bias: inputs.output_bias.map(|values| bias.widened(values)),
             key,
             value,
+            past: call.past_elsewhere(),
             key_mask: inputs.attention_mask,
             rotary: call.rotary,
             causal_past: call.attributes.causal.then_some(past),

@@ -33,22 +33,23 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn repeated_calls_allocate_nothing() {
-    for (tokens, past, width, head) in [(40, 0, 24, 16), (1, 20, 24, 16), (150, 30, 70, 64)] {
-        let columns = 2 * head;
-        let dims = SelfAttentionDims { batch: 2, tokens, past, width, experts: 5, top_k: 2, kv_heads: 2, head };
+    let shapes = [(2, 40, 0, 24, 2, 16), (2, 1, 20, 24, 2, 16), (1, 1, 50, 24, 1, 16), (2, 150, 30, 70, 2, 64)];
+    for (batch, tokens, past, width, kv_heads, head) in shapes {
+        let (columns, top_k) = (kv_heads * head, 5 - batch);
+        let dims = SelfAttentionDims { batch, tokens, past, width, experts: 5, top_k, kv_heads, head };
         let attributes = SelfAttentionAttributes {
-            top_k: 2,
-            kv_num_heads: 2,
+            top_k,
+            kv_num_heads: kv_heads,
             causal: true,
             scale: 0.25,
             gate_mode: GateMode::SoftmaxTopk,
             skip_padded_queries: true,
         };
         let ramp = |len: usize| (0..len).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.01).collect::<Vec<f32>>();
-        let (hidden_states, mask) = (ramp(2 * tokens * width), vec![1; 2 * (past + tokens)]);
+        let (hidden_states, mask) = (ramp(batch * tokens * width), vec![1; batch * (past + tokens)]);
         let (router, query, kv, output) =
             (ramp(width * 5), ramp(5 * width * columns), ramp(width * 2 * columns), ramp(5 * columns * width));
-        let cache = ramp(2 * 2 * past * head);
+        let cache = ramp(batch * kv_heads * past * head);
         let inputs = SelfAttentionInputs {
             hidden_states: &hidden_states,
             attention_mask: &mask,
@@ -65,8 +66,8 @@ fn repeated_calls_allocate_nothing() {
             position_ids: None,
         };
         let mut prepared = Prepared::default();
-        prepared.pack(Weight::Query, [5, width, columns], 2, &query).unwrap();
-        let mut result = vec![0.0; 2 * tokens * width];
+        prepared.pack(Weight::Query, [5, width, columns], kv_heads, &query).unwrap();
+        let mut result = vec![0.0; batch * tokens * width];
         let mut call = || {
             let mut outputs = SelfAttentionOutputs {
                 output: &mut result,
@@ -80,6 +81,6 @@ fn repeated_calls_allocate_nothing() {
         call();
         let before = ALLOCATIONS.get();
         (0..5).for_each(|_| call());
-        assert_eq!(ALLOCATIONS.get(), before, "{tokens} tokens");
+        assert_eq!(ALLOCATIONS.get(), before, "{dims:?}");
     }
 }

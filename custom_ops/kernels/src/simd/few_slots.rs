@@ -24,7 +24,11 @@ const KEYS: usize = 128;
 const WIDE: usize = 4;
 
 /// One token that has few slots.
-pub(crate) struct FewSlots<'a>(pub(crate) OneToken<'a>);
+pub(crate) struct FewSlots<'a> {
+    pub(crate) token: OneToken<'a>,
+    /// The first keys and values once more, read in place of those of the token.
+    pub(crate) past: Option<[&'a [f32]; 2]>,
+}
 
 /// Scores `[slot][key]` of some keys, then their weights.
 #[repr(align(64))]
@@ -41,17 +45,21 @@ impl FewSlots<'_> {
     ///
     /// # Panics
     ///
-    /// If the sizes are not served, there is no key, or a query, a key, a value or a row of `out` is not there.
+    /// If the sizes are not served, there is no key, a query, a key, a value or a row of `out` is not there, or the
+    /// past has not as many keys as values.
     pub(crate) fn attend(&self, isa: Isa, out: &mut Tile<'_, f32>, first_row: usize) {
-        let Self(token) = *self;
+        let Self { token, past } = *self;
         let OneToken { slots, head, key, value, places, .. } = token;
         assert!(Self::serves(isa, slots, head) && !places.is_empty(), "sizes of few slots");
         token.check(out);
+        let [past_key, past_value] = past.unwrap_or_default();
+        assert!(past_key.len() == past_value.len(), "keys and values of the past");
         let mut block = Block {
             queries: [std::ptr::null(); FEW],
             out: [std::ptr::null_mut(); FEW],
-            key: key.as_ptr(),
-            value: value.as_ptr(),
+            past: past_key.len() / head,
+            keys: [past_key.as_ptr(), key.as_ptr()],
+            values: [past_value.as_ptr(), value.as_ptr()],
             head,
         };
         let rows: [usize; FEW] = std::array::from_fn(|slot| first_row + slot);
@@ -75,9 +83,19 @@ impl FewSlots<'_> {
 struct Block {
     queries: [*const f32; FEW],
     out: [*mut f32; FEW],
-    key: *const f32,
-    value: *const f32,
+    /// Keys and values of the past, and those from there on; each has its place among all.
+    past: usize,
+    keys: [*const f32; 2],
+    values: [*const f32; 2],
     head: usize,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Block {
+    /// Where the row `place` of keys or values begins.
+    fn row(&self, rows: [*const f32; 2], place: usize) -> *const f32 {
+        rows[usize::from(place >= self.past)].wrapping_add(place * self.head)
+    }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -157,11 +175,12 @@ unsafe fn score<const S: usize>(block: &Block, places: &[usize], scores: &mut Sc
     for (group, places) in places.chunks(LANES).enumerate() {
         for pair in (0..places.len()).step_by(2) {
             let pair = [pair, (pair + 1).min(places.len() - 1)];
+            let rows = pair.map(|key| block.row(block.keys, places[key]));
             let mut sums = [[_mm512_setzero_ps(); 2]; S];
             for first in (0..block.head).step_by(LANES) {
                 // SAFETY: by the caller's promise.
                 unsafe {
-                    let keys = pair.map(|key| _mm512_loadu_ps(block.key.add(places[key] * block.head + first)));
+                    let keys = rows.map(|row| _mm512_loadu_ps(row.add(first)));
                     for (sums, query) in sums.iter_mut().zip(block.queries) {
                         let query = _mm512_loadu_ps(query.add(first));
                         *sums = [_mm512_fmadd_ps(query, keys[0], sums[0]), _mm512_fmadd_ps(query, keys[1], sums[1])];
@@ -235,10 +254,9 @@ unsafe fn add_values<const V: usize, const S: usize>(
 ) {
     let mut sums: [[__m512; V]; S] = std::array::from_fn(|slot| all[slot]);
     for (key, place) in places.iter().enumerate() {
+        let row = block.row(block.values, *place).wrapping_add(column);
         // SAFETY: by the caller's promise.
-        let value: [__m512; V] = std::array::from_fn(|vector| unsafe {
-            _mm512_loadu_ps(block.value.add(place * block.head + column + vector * LANES))
-        });
+        let value: [__m512; V] = std::array::from_fn(|vector| unsafe { _mm512_loadu_ps(row.add(vector * LANES)) });
         for (slot, sums) in sums.iter_mut().enumerate() {
             let weight = _mm512_set1_ps(scores.0[slot * KEYS + key]);
             for (sum, value) in sums.iter_mut().zip(value) {
@@ -276,7 +294,7 @@ mod tests {
                 let token =
                     OneToken { queries: &queries, stride, slots, head, key: &key, value: &value, places: &places };
                 let mut out = vec![f32::NAN; (slots + 2) * head];
-                FewSlots(token).attend(isa, &mut Tile::dense(&mut out, head), 1);
+                FewSlots { token, past: None }.attend(isa, &mut Tile::dense(&mut out, head), 1);
                 assert!(out[..head].iter().chain(&out[(slots + 1) * head..]).all(|other| other.is_nan()));
                 for (slot, found) in out[head..].chunks(head).take(slots).enumerate() {
                     let wanted = exact(&queries[slot * stride..][..head], &key, &value, &places);
@@ -303,7 +321,7 @@ mod tests {
             let attend = |queries: &[f32], key: &[f32], value: &[f32]| {
                 let mut out = vec![0.0; 4 * head];
                 let token = OneToken { queries, stride: head, slots: 4, head, key, value, places: &places };
-                FewSlots(token).attend(isa, &mut Tile::dense(&mut out, head), 0);
+                FewSlots { token, past: None }.attend(isa, &mut Tile::dense(&mut out, head), 0);
                 out
             };
             let plain = attend(&queries, &key, &value);
@@ -317,6 +335,30 @@ mod tests {
             queries[2 * head] = 0.0;
             key[7 * head] = 0.0;
             value[7 * head..][..head].fill(0.0);
+        }
+    }
+
+    /// Of a past that stands elsewhere too, only the copy elsewhere is read.
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has no maximum of AVX-512")]
+    fn the_past_is_read_where_it_is_said_to_be() {
+        let (head, count) = (32, 150);
+        let (key, value, queries) = (numbers(count * head, 1.0), numbers(count * head, 2.0), numbers(3 * head, 3.0));
+        let places: Vec<usize> = (0..count).filter(|key| *key != 7).collect();
+        for isa in every_isa().into_iter().filter(|isa| FewSlots::serves(*isa, 3, head)) {
+            let attend = |key: &[f32], value: &[f32], past| {
+                let mut out = vec![0.0; 3 * head];
+                let token = OneToken { queries: &queries, stride: head, slots: 3, head, key, value, places: &places };
+                FewSlots { token, past }.attend(isa, &mut Tile::dense(&mut out, head), 0);
+                out
+            };
+            let plain = attend(&key, &value, None);
+            for past in [0, 1, 128, 149, 150] {
+                let [mut new_key, mut new_value] = [key.clone(), value.clone()];
+                [&mut new_key, &mut new_value].into_iter().for_each(|rows| rows[..past * head].fill(f32::NAN));
+                let past = Some([&key[..past * head], &value[..past * head]]);
+                assert_eq!(attend(&new_key, &new_value, past), plain);
+            }
         }
     }
 

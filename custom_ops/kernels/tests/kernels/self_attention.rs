@@ -250,6 +250,58 @@ fn single_tokens_match_the_reference() {
     }
 }
 
+/// A layer whose only token may have its slots to itself, and some of another form.
+fn only_token(random: &mut Random, batch: usize, top_k: usize) -> Case {
+    let dims = SelfAttentionDims {
+        batch,
+        tokens: 1,
+        past: random.pick(&[0, 1, 15, 40, 127, 128, 300]),
+        width: random.between(1, 80),
+        experts: top_k + random.between(0, 9),
+        top_k,
+        kv_heads: 1,
+        head: random.pick(&[8, 16, 32, 48, 80, 128]),
+    };
+    Case::random(random, dims)
+}
+
+#[test]
+fn the_only_token_matches_the_reference() {
+    for seed in 0..120 {
+        let mut random = Random(seed);
+        let top_k = random.between(3, 18);
+        let case = only_token(&mut random, 1, top_k);
+        case.check();
+        assert_eq!(case.compute(&Threads(3)).bits(), case.compute(&Sequential).bits());
+    }
+}
+
+/// Where no more slots meet than attention takes at once, it does not matter who shares a call.
+#[test]
+fn the_only_token_has_the_bits_that_it_has_beside_another() {
+    for seed in 0..60 {
+        let both = only_token(&mut Random(seed), 2, 4);
+        let together = both.compute(&Sequential);
+        for row in 0..2 {
+            let mut alone = only_token(&mut Random(seed), 2, 4);
+            alone.dims.batch = 1;
+            for values in [&mut alone.hidden_states, &mut alone.past_key, &mut alone.past_value] {
+                *values = values[values.len() / 2 * row..][..values.len() / 2].to_vec();
+            }
+            alone.attention_mask = alone.attention_mask[row * (both.dims.past + 1)..][..both.dims.past + 1].to_vec();
+            if let Some(rotation) = &mut alone.rotation {
+                rotation.position_ids = vec![rotation.position_ids[row]];
+            }
+            let output = alone.compute(&Sequential).output;
+            assert_eq!(
+                bits(&output),
+                bits(&together.output[row * both.dims.width..][..both.dims.width]),
+                "{seed} {row}"
+            );
+        }
+    }
+}
+
 /// Heads and widths of several panels, with more keys and rows than a tile holds.
 #[test]
 fn wide_layers_match_the_reference() {

@@ -129,14 +129,18 @@ pub(crate) fn check<T: Scalar>(case: &Case, room: usize, in_place: [bool; 2], po
     }
 }
 
-/// Many rows of few tokens, which one task fills together; single tokens; more tokens than one task fills.
+/// Many rows of few tokens, which one task fills together; single tokens; more tokens than one task fills; one token.
 fn case(seed: u64) -> Case {
     let mut random = Random(seed);
     let dims = random_dims(&mut random);
-    let dims = match seed % 4 {
+    let dims = match seed % 5 {
         0 => SelfAttentionDims { batch: 7, tokens: 1 + dims.tokens % 5, kv_heads: 1, ..dims },
         1 => SelfAttentionDims { tokens: 1, head: 16, past: 150, ..dims },
         2 => SelfAttentionDims { tokens: 70, ..dims },
+        3 => {
+            let (experts, top_k, past) = (dims.experts + 6, dims.top_k.min(3) + 3, 20 * dims.past);
+            SelfAttentionDims { batch: 1, tokens: 1, kv_heads: 1, head: 32, experts, top_k, past, ..dims }
+        }
         _ => dims,
     };
     Case::random(&mut random, dims)
@@ -144,7 +148,7 @@ fn case(seed: u64) -> Case {
 
 #[test]
 fn shared_caches_change_no_bit() {
-    for seed in 0..80 {
+    for seed in 0..100 {
         let case = case(seed);
         for room in [0, 1, 9] {
             for in_place in [[true, true], [false, false], [true, false], [false, true]] {

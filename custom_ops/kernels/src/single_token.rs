@@ -1,0 +1,165 @@
+//! One token alone: its slots from queries to products with the output weights, a few of them a task.
+//!
+//! Threads that share a token stage by stage wait for each other, and read what another core has just written. Here a
+//! task keeps its slots to itself, and only their products, `C` elements each, are summed by one thread at the end, in
+//! the order in which [`crate::output_projection`] adds them, so that the bits are the same.
+
+use std::ops::RangeInclusive;
+
+use crate::buffer::Buffer;
+use crate::grid::{Claims, Grid, Layout, Tile, cut};
+use crate::key_panels::Cache;
+use crate::packed::{Geometry, Packed};
+use crate::pool::Stage;
+use crate::query_projection::QueryInputs;
+use crate::routing::Routing;
+use crate::rows::RowProduct;
+use crate::simd::{FewKeys, FewSlots, Isa, Left, OneToken};
+
+/// Tasks that are enough for threads to share, where keys and values stay near and where they do not: each task reads
+/// all of them.
+const TASKS: [usize; 2] = [4, 2];
+
+/// Elements of keys that stay near with their values.
+const NEAR: usize = 1 << 16;
+
+/// Most slots of a task.
+const MOST_SLOTS: usize = 4;
+
+/// Elements of the chosen experts' weights: with fewer, handing out tasks of so few slots takes longer than waiting for
+/// each other; with more, further tasks are worth it.
+const WEIGHTS: RangeInclusive<usize> = 1 << 18..=1 << 21;
+
+/// Memory that the stage keeps between calls.
+#[derive(Debug, Default)]
+pub(crate) struct SingleScratch {
+    rows: Buffer,
+    products: Buffer,
+    bounds: [Vec<usize>; 2],
+    claims: [Claims; 2],
+}
+
+/// What the stage reads.
+#[derive(Clone, Copy)]
+pub(crate) struct SingleInputs<'a> {
+    pub(crate) queries: QueryInputs<'a>,
+    pub(crate) cache: Cache<'a>,
+    /// Keys and values of the past where they stand beside the cache as well: reading what another core has just copied
+    /// takes longer.
+    pub(crate) past: Option<[&'a [f32]; 2]>,
+    /// `Some(P)`: the token sees the keys `0 ..= P` only.
+    pub(crate) causal_past: Option<usize>,
+    /// `[E, D, C]`.
+    pub(crate) output_weights: &'a Packed,
+}
+
+/// The stage that fills products `[k, C]` of what each slot attended to and its expert's output weights; nothing where
+/// the token is not routed.
+pub(crate) struct SingleToken<'a> {
+    inputs: SingleInputs<'a>,
+    /// For each task `[2, slots, D]`: queries, and what they attended to.
+    rows: Grid<'a, f32>,
+    products: Grid<'a, f32>,
+}
+
+/// Whether the stage serves a call of these sizes.
+pub(crate) fn serves(isa: Isa, [batch, tokens, kv_heads]: [usize; 3], top_k: usize, output: Geometry) -> bool {
+    let Geometry { inner: head, columns: width, .. } = output;
+    let weights = [2, head, width].iter().fold(top_k, |all, size| all.saturating_mul(*size));
+    [batch, tokens, kv_heads] == [1; 3]
+        && top_k >= TASKS[0]
+        && WEIGHTS.contains(&weights)
+        && FewSlots::serves(isa, 1, head)
+}
+
+impl SingleScratch {
+    /// Prepares the stage.
+    pub(crate) fn stage<'a>(&'a mut self, inputs: SingleInputs<'a>) -> SingleToken<'a> {
+        let (top_k, head) = (inputs.queries.routing.top_k, inputs.queries.head);
+        let width = inputs.output_weights.geometry().columns;
+        let far = inputs.cache.keys.saturating_mul(head) > NEAR;
+        let slots = top_k.div_ceil(TASKS[usize::from(far)]).min(MOST_SLOTS);
+        let [tasks, bounds] = &mut self.bounds;
+        cut(bounds, top_k, slots);
+        cut(tasks, bounds.len() - 1, 1);
+        let [row_claims, claims] = &mut self.claims;
+        let row_len = 2 * slots * head;
+        let (rows, products) = (self.rows.take((tasks.len() - 1) * row_len), self.products.take(top_k * width));
+        SingleToken {
+            inputs,
+            rows: Grid::new(rows, Layout::whole(row_len), tasks, row_claims),
+            products: Grid::new(products, Layout::whole(width), bounds, claims),
+        }
+    }
+
+    /// Fills `out [C]` with the bias and the products of the stage, each times its weight; 0 where the token is not
+    /// routed.
+    pub(crate) fn sum(&self, isa: Isa, routing: &Routing, bias: Option<&[f32]>, out: &mut [f32]) {
+        match bias.filter(|_| routing.routed[0]) {
+            Some(bias) => out.copy_from_slice(bias),
+            None => out.fill(0.0),
+        }
+        for pair in routing.order().numbers() {
+            let product = &self.products.filled()[pair * out.len()..][..out.len()];
+            isa.add_scaled(out, routing.topk_weights[*pair], product);
+        }
+    }
+
+    /// Bytes held between calls.
+    pub(crate) fn bytes(&self) -> usize {
+        let bounds: usize = self.bounds.iter().map(Vec::capacity).sum();
+        self.rows.bytes() + self.products.bytes() + bounds * size_of::<usize>()
+    }
+}
+
+impl Stage for SingleToken<'_> {
+    fn tasks(&self) -> usize {
+        self.products.len()
+    }
+
+    fn run(&self, index: usize) {
+        let (Some(mut rows), Some(mut products)) = (self.rows.tile(index), self.products.tile(index)) else { return };
+        let QueryInputs { isa, routing, head, .. } = self.inputs.queries;
+        if !routing.routed[0] {
+            return;
+        }
+        let rows = rows.row(0);
+        let (queries, attended) = rows.split_at_mut(rows.len() / 2);
+        let experts = &routing.topk_indices[products.first_row()..][..products.rows()];
+        for (query, expert) in queries.chunks_mut(head).zip(experts) {
+            self.inputs.queries.project(*expert as usize, &[0], 0, None, &mut Tile::dense(query, head));
+        }
+        self.attend(queries, experts.len(), &mut Tile::dense(attended, head));
+        for (slot, expert) in experts.iter().enumerate() {
+            RowProduct {
+                left: Left { data: attended, starts: &[slot * head], inner: head },
+                weights: self.inputs.output_weights,
+                matrix: *expert as usize,
+                block: 0,
+                first_column: 0,
+                columns: products.columns(),
+                rows: &[slot],
+                factors: None,
+                next: None,
+                epoch: None,
+            }
+            .compute(isa, &mut products);
+        }
+    }
+}
+
+impl SingleToken<'_> {
+    /// Fills a row of `out` for each slot.
+    fn attend(&self, queries: &[f32], slots: usize, out: &mut Tile<'_, f32>) {
+        let SingleInputs { queries: QueryInputs { isa, head, .. }, cache, past, causal_past, .. } = self.inputs;
+        let places = cache.visible.of(0);
+        let seen = causal_past.map_or(places.len(), |past| places.partition_point(|&key| key <= past));
+        let [key, value] = [cache.key, cache.value].map(|rows| &rows[..cache.keys * head]);
+        let token = OneToken { queries, stride: head, slots, head, key, value, places: &places[..seen] };
+        match seen {
+            0 => (0..slots).for_each(|slot| out.row(slot).fill(0.0)),
+            _ if FewKeys::serves(isa, seen, head) => FewKeys { token, next: 0 }.attend(isa, out, 0),
+            _ => FewSlots { token, past }.attend(isa, out, 0),
+        }
+    }
+}
