@@ -33,7 +33,7 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn repeated_calls_allocate_nothing() {
-    let shapes = [(2, 40, 0, 24, 2, 16), (2, 1, 20, 24, 2, 16), (1, 1, 50, 24, 1, 16), (2, 150, 30, 70, 2, 64)];
+    let shapes = [(2, 40, 0, 24, 2, 16), (2, 1, 20, 24, 2, 16), (1, 1, 50, 256, 1, 128), (2, 150, 30, 70, 2, 64)];
     for (batch, tokens, past, width, kv_heads, head) in shapes {
         let (columns, top_k) = (kv_heads * head, 5 - batch);
         let dims = SelfAttentionDims { batch, tokens, past, width, experts: 5, top_k, kv_heads, head };
