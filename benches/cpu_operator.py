@@ -140,7 +140,7 @@ def contenders(shape, args, torch):
     runs = {"ours": OrtRun(graphs.operator(shape, weights, feeds), feeds, args.threads)}
     if shape.past:
         roomy = graphs.with_room(shape, feeds)
-        runs[IN_PLACE] = OrtRun(graphs.operator(shape, weights, roomy), roomy, args.threads, in_place=True)
+        runs[goals.IN_PLACE] = OrtRun(graphs.operator(shape, weights, roomy), roomy, args.threads, in_place=True)
     dense_feeds, model = graphs.mha_feeds(shape, feeds), graphs.mha(shape, weights, feeds | graphs.mha_feeds(shape, feeds))
     runs["mha"] = OrtRun(model, dense_feeds, args.threads)
     check("mha", runs["mha"](), mha_reference(model, dense_feeds, shape.mha_heads()[0]))
@@ -155,8 +155,6 @@ def contenders(shape, args, torch):
     return runs | ceilings(shape, args, torch)
 
 
-# The operator once more, where past and present are one buffer each: its rivals have to copy them.
-IN_PLACE = "ours, in place"
 CEILINGS = ("sgemm", "empty", "bf16", "read")
 
 
@@ -205,21 +203,18 @@ def measure(name, shape, args, torch, bandwidth):
     result["mha"] = {"heads": heads, "head": head, "macs": shape.mha_macs(heads * head)}
     result["times"] = {contender: summary(bursts) for contender, bursts in found.items()}
     ours = result["times"]["ours"]
-    rivals = {n: t for n, t in result["times"].items() if n not in ("ours", IN_PLACE, *CEILINGS)}
+    rivals = {n: t for n, t in result["times"].items() if n not in ("ours", goals.IN_PLACE, *CEILINGS)}
     result["ratios"] = {name: ratio(times, ours) for name, times in rivals.items()}
-    if IN_PLACE in result["times"]:
-        in_place = result["times"][IN_PLACE]
+    if in_place := result["times"].get(goals.IN_PLACE):
         result["ratios_in_place"] = {name: ratio(times, in_place) for name, times in rivals.items()}
-    sgemm = result["times"]["sgemm"]
-    for kind in ("median", "min"):
-        rate = math.prod(SGEMM) / sgemm[f"{kind}_ms"]
-        result[f"sgemm_gflops_{kind}"] = 2e-6 * rate
-        result[f"of_sgemm_{kind}"] = shape.macs() / ours[f"{kind}_ms"] / rate
+    result |= {"sgemm_macs": math.prod(SGEMM), "bf16_macs": math.prod(BF16)}
+    for kind in goals.KINDS:
+        result[f"sgemm_gflops_{kind}"] = 2e-6 * math.prod(SGEMM) / result["times"]["sgemm"][f"{kind}_ms"]
+        result[f"of_sgemm_{kind}"] = goals.of_sgemm(result, ours, kind)
     result["weight_bytes"] = shape.weight_bytes()
     result["gigabytes_per_second"] = shape.weight_bytes() / ours["median_ms"] * 1e-6
     fastest = {kind: times["min_ms"] for kind, times in result["times"].items()}
     read = shape.weight_bytes() / fastest["read"] if "read" in fastest else 0.0
-    result |= {"sgemm_macs": math.prod(SGEMM), "bf16_macs": math.prod(BF16)}
     result["read_bytes_per_ms"] = max(read, bandwidth * 1e-3)
     result["floor"] = goals.floor(result, fastest)
     result["goals"] = list(goals.verdicts(name, result))

@@ -11,13 +11,13 @@ use crate::key_panels::{KEYS_PER_TILE, Panels, Visible};
 use crate::pool::Stage;
 use crate::query_projection::row_stride;
 use crate::routing::Routing;
-use crate::rows::{TILE_ROWS, blocks, even};
+use crate::rows::{TILE_ROWS, blocks};
 use crate::simd::{Isa, Left, PANEL, Product, ROWS, Write};
 
 /// Query rows (tokens times slots) that one task aims at, on vectors and on tiles.
 const QUERY_ROWS: [usize; 2] = [64, 128];
 
-/// Tasks that are enough for threads to share.
+/// Tasks on vectors that are enough for threads to share.
 const TASKS: usize = 4;
 
 /// Inputs of the attention of one call.
@@ -45,23 +45,20 @@ impl AttentionInputs<'_> {
 
     /// How many visible keys a token sees.
     fn seen(&self, batch: usize, token: usize) -> usize {
-        let visible = self.visible.of(batch);
-        match self.causal_past {
-            Some(past) => visible.partition_point(|&key| key <= past + token),
-            None => visible.len(),
-        }
+        self.visible.up_to(self.causal_past.map(|past| past + token), batch).len()
     }
 }
 
-/// Cuts the pairs `[B, T, k]` at groups of whole tokens of one row of the batch.
+/// Cuts the pairs `[B, T, k]` at groups of whole tokens of one row of the batch, as even as can be but on tiles.
 pub(crate) fn cut_pairs(bounds: &mut Vec<usize>, inputs: &AttentionInputs<'_>, on_tiles: bool) {
     let AttentionInputs { batch, tokens, kv_heads, routing: &Routing { top_k, .. }, .. } = *inputs;
     let most = (QUERY_ROWS[usize::from(on_tiles)] / top_k).max(1);
-    let fair = tokens.div_ceil(TASKS.div_ceil((batch * kv_heads).max(1)));
+    let fair = tokens.div_ceil(TASKS.div_ceil((batch * kv_heads).max(1))).max(1);
+    let groups = tokens.div_ceil(if on_tiles { most } else { most.min(fair) });
+    let start = |group: usize| if on_tiles { group * most } else { group * tokens / groups };
     bounds.clear();
     for batch in 0..batch {
-        let groups = even(0..tokens, most.min(fair).max(1));
-        bounds.extend(groups.map(|group| (batch * tokens + group.start) * top_k));
+        bounds.extend((0..groups).map(|group| (batch * tokens + start(group)) * top_k));
     }
     bounds.push(batch * tokens * top_k);
 }

@@ -88,17 +88,16 @@ impl Stage for Decode<'_> {
             if !routing.routed[batch] {
                 continue;
             }
-            let places = self.cache.visible.of(batch);
-            let seen = causal_past.map_or(places.len(), |past| places.partition_point(|&key| key <= past));
+            let places = self.cache.visible.up_to(causal_past, batch);
             let token = Token {
                 pair: batch * kv_heads + group,
                 queries: &self.inputs.queries[batch * top_k * stride + group * head..],
-                places: &places[..seen],
+                places,
                 first_row,
             };
-            match seen {
+            match places.len() {
                 0 => (0..top_k).for_each(|slot| out.row(first_row + slot).fill(0.0)),
-                _ if FewKeys::serves(isa, seen, head) => {
+                seen if FewKeys::serves(isa, seen, head) => {
                     let next = kv_heads * self.cache.rows * head;
                     FewKeys { token: self.one_token(&token), next }.attend(isa, &mut out, first_row);
                 }

@@ -61,6 +61,13 @@ impl Visible {
         }
     }
 
+    /// As [`Self::of`], of those the keys up to `last`; all of them where that is `None`.
+    pub(crate) fn up_to(&self, last: Option<usize>, batch: usize) -> &[usize] {
+        let places = self.of(batch);
+        let seen = last.map_or(places.len(), |last| places.partition_point(|&key| key <= last));
+        &places[..seen]
+    }
+
     /// Bytes held between calls.
     pub(crate) fn bytes(&self) -> usize {
         (self.places.capacity() + self.offsets.capacity()) * size_of::<usize>()

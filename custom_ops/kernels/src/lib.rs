@@ -15,8 +15,8 @@
 //! 3. `attention`: tiles of tokens, all `k` slots at once, with an online softmax; `decode` for single tokens.
 //! 4. `output_projection`: some columns of some tokens at a time, expert by expert, each product added with its gate.
 //!
-//! A token that is alone in its call, before one key/value head, goes another way from 2 on: `single_token` gives each
-//! task some of its slots, from the query to the product with the output weights.
+//! Where a small layer with one key/value head has a single token, and the processor AVX-512, `single_token` stands for
+//! 2 to 4: each task takes some slots from the query to the product with the output weights.
 //!
 //! `simd` holds the microkernels, `rows` gathers rows into blocks for them, `packed` the panels that they read.
 //!

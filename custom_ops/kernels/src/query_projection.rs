@@ -42,16 +42,9 @@ pub(crate) struct QueryInputs<'a> {
 }
 
 impl QueryInputs<'_> {
-    /// Fills the columns of `out`, from column `column` of `G * D` on, with queries of one expert, one row for each of
-    /// up to [`TILE_ROWS`] tokens, rotated and scaled.
-    pub(crate) fn project(
-        &self,
-        expert: usize,
-        tokens: &[usize],
-        column: usize,
-        epoch: Option<Epoch>,
-        out: &mut Tile<'_, f32>,
-    ) {
+    /// Fills `out`, some columns of `G * D`, with queries of one expert, rotated and scaled: a row for each of up to
+    /// [`TILE_ROWS`] tokens.
+    pub(crate) fn project(&self, expert: usize, tokens: &[usize], epoch: Option<Epoch>, out: &mut Tile<'_, f32>) {
         let Self { isa, width, head, .. } = *self;
         let (count, mut starts) = (tokens.len(), [0; TILE_ROWS]);
         starts.iter_mut().zip(tokens).for_each(|(start, token)| *start = token * width);
@@ -60,7 +53,7 @@ impl QueryInputs<'_> {
             left: Left { data: self.hidden_states, starts: &starts[..count], inner: width },
             weights: self.weights,
             matrix: expert,
-            block: column / head,
+            block: out.first_column() / head,
             first_column: 0,
             columns: out.columns(),
             rows: &rows,
@@ -149,8 +142,8 @@ impl Stage for QueryProjection<'_> {
         let mut tokens = [0; TILE_ROWS];
         let rows = first..first + count;
         tokens.iter_mut().zip(rows).for_each(|(token, row)| *token = routing.pair(row) / routing.top_k);
-        let (expert, column) = (self.experts[index / self.grid.across()], out.first_column());
-        self.inputs.project(expert, &tokens[..count], column, Some(self.epoch), &mut out);
+        let expert = self.experts[index / self.grid.across()];
+        self.inputs.project(expert, &tokens[..count], Some(self.epoch), &mut out);
     }
 }
 

@@ -127,7 +127,7 @@ impl Stage for SingleToken<'_> {
         let (queries, attended) = rows.split_at_mut(rows.len() / 2);
         let experts = &routing.topk_indices[products.first_row()..][..products.rows()];
         for (query, expert) in queries.chunks_mut(head).zip(experts) {
-            self.inputs.queries.project(*expert as usize, &[0], 0, None, &mut Tile::dense(query, head));
+            self.inputs.queries.project(*expert as usize, &[0], None, &mut Tile::dense(query, head));
         }
         self.attend(queries, experts.len(), &mut Tile::dense(attended, head));
         for (slot, expert) in experts.iter().enumerate() {
@@ -152,13 +152,12 @@ impl SingleToken<'_> {
     /// Fills a row of `out` for each slot.
     fn attend(&self, queries: &[f32], slots: usize, out: &mut Tile<'_, f32>) {
         let SingleInputs { queries: QueryInputs { isa, head, .. }, cache, past, causal_past, .. } = self.inputs;
-        let places = cache.visible.of(0);
-        let seen = causal_past.map_or(places.len(), |past| places.partition_point(|&key| key <= past));
+        let places = cache.visible.up_to(causal_past, 0);
         let [key, value] = [cache.key, cache.value].map(|rows| &rows[..cache.keys * head]);
-        let token = OneToken { queries, stride: head, slots, head, key, value, places: &places[..seen] };
-        match seen {
+        let token = OneToken { queries, stride: head, slots, head, key, value, places };
+        match places.len() {
             0 => (0..slots).for_each(|slot| out.row(slot).fill(0.0)),
-            _ if FewKeys::serves(isa, seen, head) => FewKeys { token, next: 0 }.attend(isa, out, 0),
+            seen if FewKeys::serves(isa, seen, head) => FewKeys { token, next: 0 }.attend(isa, out, 0),
             _ => FewSlots { token, past }.attend(isa, out, 0),
         }
     }

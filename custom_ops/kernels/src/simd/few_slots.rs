@@ -345,7 +345,11 @@ mod tests {
         let (head, count) = (32, 150);
         let (key, value, queries) = (numbers(count * head, 1.0), numbers(count * head, 2.0), numbers(3 * head, 3.0));
         let places: Vec<usize> = (0..count).filter(|key| *key != 7).collect();
-        for isa in every_isa().into_iter().filter(|isa| FewSlots::serves(*isa, 3, head)) {
+        let served: Vec<Isa> = every_isa().into_iter().filter(|isa| FewSlots::serves(*isa, 3, head)).collect();
+        if served.is_empty() {
+            println!("skipped: no AVX-512");
+        }
+        for isa in served {
             let attend = |key: &[f32], value: &[f32], past| {
                 let mut out = vec![0.0; 3 * head];
                 let token = OneToken { queries: &queries, stride: head, slots: 3, head, key, value, places: &places };
