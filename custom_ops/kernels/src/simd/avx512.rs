@@ -6,12 +6,8 @@ use std::arch::x86_64::{
 };
 use std::marker::PhantomData;
 
-use super::product::{Fetch, Kernel, LINE, Mode, PAGE, Raw, STEPS};
+use super::product::{Fetch, Kernel, LINE, LONG, Mode, PAGE, Raw, STEPS};
 use super::{Element, LANES, PANEL, ROWS};
-
-/// Bytes of a panel up to which a row fetches what it is told to, and no page ahead: the panel is over before that
-/// helps.
-const LONG: usize = 65536;
 
 /// The microkernels of one type of weights.
 struct Kernels<W>(PhantomData<W>);
@@ -202,8 +198,8 @@ unsafe fn wide<W: Element, const M: usize, const V: usize>(raw: &Raw<W>) {
                 *sum = first_term(raw, row, out, mask(raw.columns, vector));
             }
         }
-        if M == 1 && W::rows(raw.inner) * raw.stride * size_of::<W>() > LONG {
-            long_row(&mut sums[0], raw, offsets);
+        if M == 1 && V <= PANEL / LANES && W::rows(raw.inner) * raw.stride * size_of::<W>() > LONG {
+            long_row(&mut sums[0], raw);
         } else {
             wide_sums(&mut sums, raw, offsets);
         }
@@ -249,25 +245,25 @@ unsafe fn wide_sums<W: Element, const M: usize, const V: usize>(
     in_pairs(raw.inner, &mut one);
 }
 
-/// [`wide_sums`] of one row and long panels.
+/// [`wide_sums`] of one row and a long panel.
 ///
 /// # Safety
 ///
 /// As [`wide_sums`].
 #[target_feature(enable = "avx512f")]
 #[inline]
-unsafe fn long_row<W: Element, const V: usize>(sums: &mut [__m512; V], raw: &Raw<W>, offsets: [usize; V]) {
+unsafe fn long_row<W: Element, const V: usize>(sums: &mut [__m512; V], raw: &Raw<W>) {
     let (left, mut right) = (raw.left[0], raw.right);
     let mut one = |inner: usize, step: usize| {
         // SAFETY: by the caller's promise; what is fetched may lie anywhere.
         unsafe {
             let value = _mm512_set1_ps(*left.add(inner));
-            for (vector, (sum, offset)) in sums.iter_mut().zip(offsets).enumerate() {
+            for (vector, sum) in sums.iter_mut().enumerate() {
+                let lanes = right.add(vector * LANES);
                 if (vector * LANES * size_of::<W>()).is_multiple_of(LINE) && step.is_multiple_of(W::STEPS) {
-                    let ahead = right.wrapping_add(offset + PAGE / size_of::<W>());
-                    _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                    _mm_prefetch::<_MM_HINT_T0>(lanes.wrapping_byte_add(PAGE).cast());
                 }
-                *sum = _mm512_fmadd_ps(value, W::load16(right.add(offset), step), *sum);
+                *sum = _mm512_fmadd_ps(value, W::load16(lanes, step), *sum);
             }
         }
         right = right.wrapping_add(W::passed(step, raw.stride));

@@ -135,6 +135,10 @@ pub(super) const LINE: usize = 64;
 /// Bytes of a panel of which several rows read more than one at once.
 const SHORT: usize = 16384;
 
+/// Bytes of a panel up to which a row reads several panels at once, and fetches what it is told to. Longer ones are
+/// expected to come from memory, which gives one stream faster than several: they are read one by one, a page ahead.
+pub(super) const LONG: usize = 65536;
+
 /// Inner steps between two looks ahead.
 pub(super) const STEPS: usize = 4;
 
@@ -229,6 +233,7 @@ impl<W: Element> Product<'_, W> {
 pub(crate) fn panels_at_once(isa: Isa, rows: usize, bytes: usize) -> usize {
     match isa.0 {
         Instructions::Portable | Instructions::Avx2 => usize::MAX,
+        Instructions::Avx512 | Instructions::Amx if rows == 1 && bytes > LONG => 1,
         Instructions::Avx512 | Instructions::Amx if rows == 1 || rows <= FEW_ROWS && bytes <= SHORT => ROW_PANELS,
         Instructions::Avx512 | Instructions::Amx => 1,
     }
