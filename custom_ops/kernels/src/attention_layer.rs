@@ -1,6 +1,7 @@
 //! What both attention operators do once keys and values are known.
 
 use crate::attention::{Attention, AttentionInputs, cut_pairs};
+use crate::few_tokens::FewInputs;
 use crate::kernel_scratch::LayerScratch;
 use crate::key_panels::Cache;
 use crate::output_projection::{Order, OutputInputs, OutputScratch};
@@ -10,7 +11,7 @@ use crate::rope::Rotary;
 use crate::routing::Routing;
 use crate::simd::Isa;
 use crate::single_token::SingleInputs;
-use crate::{ThreadPool, attention_tiles, decode, pool, single_token};
+use crate::{ThreadPool, attention_tiles, decode, few_tokens, pool, single_token};
 
 /// Inputs of the steps after routing and the cache.
 pub(crate) struct AttentionLayer<'a> {
@@ -52,25 +53,29 @@ impl AttentionLayer<'_> {
         output_scratch: &mut OutputScratch,
         output: &mut [f32],
     ) {
-        let LayerScratch { visible, queries, panels, decode, single: single_token, attended, bounds, claims } = layer;
+        let LayerScratch { visible, queries, panels, decode, single: single_token, few, attended, bounds, claims } =
+            layer;
         let Self { routing, batch, tokens, keys, rows, kv_heads, head, .. } = *self;
         visible.read(self.key_mask, keys);
         let cache = Cache { key: self.key, value: self.value, visible, batch, keys, rows, kv_heads, head };
-        let sizes = [batch, tokens, kv_heads];
-        if single_token::serves(self.isa, sizes, routing.top_k, self.output_weight.geometry()) {
-            let (causal_past, output_weights) = (self.causal_past, self.output_weight);
-            let inputs =
-                SingleInputs { queries: self.query_inputs(), cache, past: self.past, causal_past, output_weights };
+        let (sizes, past, queries_of) = ([batch, tokens, kv_heads], self.past, self.query_inputs());
+        let (causal_past, output_weights) = (self.causal_past, self.output_weight);
+        if single_token::serves(self.isa, sizes, routing.top_k, output_weights.geometry()) {
+            let inputs = SingleInputs { queries: queries_of, cache, past, causal_past, output_weights };
             pool::run(pool, &[&single_token.stage(inputs)]);
             return single_token.sum(self.isa, routing, self.output_bias, output);
+        }
+        if few_tokens::serves(self.isa, sizes, keys, routing.top_k, output_weights.geometry()) {
+            pool::run(pool, &[&few.stage(FewInputs { queries: queries_of, cache, causal_past, output_weights })]);
+            return pool::run(pool, &[&few.sum(self.isa, routing, self.output_bias, output)]);
         }
         let single = decode::serves(tokens, routing.top_k, head);
         let on_tiles = attention_tiles::serves(self.isa, tokens * routing.top_k, keys, head);
         if single {
-            pool::run(pool, &[&queries.stage(self.query_inputs())]);
+            pool::run(pool, &[&queries.stage(queries_of)]);
         } else {
             let (pack_keys, pack_values) = panels.stages(cache, on_tiles.then_some(self.isa));
-            pool::run(pool, &[&queries.stage(self.query_inputs()), &pack_keys, &pack_values]);
+            pool::run(pool, &[&queries.stage(queries_of), &pack_keys, &pack_values]);
         }
 
         let inputs = AttentionInputs {
@@ -78,7 +83,7 @@ impl AttentionLayer<'_> {
             routing,
             queries: queries.queries(),
             visible,
-            causal_past: self.causal_past,
+            causal_past,
             batch,
             tokens,
             kv_heads,
@@ -99,7 +104,7 @@ impl AttentionLayer<'_> {
             expert_rows: attended.filled(),
             stride: row_stride(kv_heads * head),
             order: Order::Pairs,
-            weights: self.output_weight,
+            weights: output_weights,
             bias: self.output_bias,
             width: self.width,
         };

@@ -3,6 +3,7 @@
 use crate::buffer::Buffer;
 use crate::decode::DecodeScratch;
 use crate::feed_forward::HiddenScratch;
+use crate::few_tokens::FewScratch;
 use crate::grid::Claims;
 use crate::key_panels::{PanelScratch, Visible};
 use crate::output_projection::OutputScratch;
@@ -50,6 +51,7 @@ pub(crate) struct LayerScratch {
     pub(crate) panels: PanelScratch,
     pub(crate) decode: DecodeScratch,
     pub(crate) single: SingleScratch,
+    pub(crate) few: FewScratch,
     pub(crate) attended: Buffer,
     pub(crate) bounds: Vec<usize>,
     pub(crate) claims: Claims,
@@ -58,9 +60,14 @@ pub(crate) struct LayerScratch {
 impl Scratch {
     /// Bytes held between calls.
     pub(crate) fn bytes(&self) -> usize {
-        let LayerScratch { visible, queries, panels, decode, single, attended, bounds, .. } = &self.layer;
-        let layer =
-            visible.bytes() + queries.bytes() + panels.bytes() + decode.bytes() + single.bytes() + attended.bytes();
+        let LayerScratch { visible, queries, panels, decode, single, few, attended, bounds, .. } = &self.layer;
+        let layer = visible.bytes()
+            + queries.bytes()
+            + panels.bytes()
+            + decode.bytes()
+            + single.bytes()
+            + few.bytes()
+            + attended.bytes();
         let words = (bounds.capacity() + self.cache.bounds.capacity()) * size_of::<usize>();
         let cache = self.cache.key.bytes() + self.cache.value.bytes();
         let BorderScratch { hidden_states, bias, keys, values, output } = &self.border;

@@ -16,7 +16,8 @@
 //! 4. `output_projection`: some columns of some tokens at a time, expert by expert, each product added with its gate.
 //!
 //! Where a small layer with one key/value head has a single token, and the processor AVX-512, `single_token` stands for
-//! 2 to 4: each task takes some slots from the query to the product with the output weights.
+//! 2 to 4: each task takes some slots from the query to the product with the output weights. `few_tokens` does so for
+//! the rows of an expert where there are few tokens and keys.
 //!
 //! `simd` holds the microkernels, `rows` gathers rows into blocks for them, `packed` the panels that they read.
 //!
@@ -32,6 +33,7 @@
 //!   never do;
 //! * an attention row visits its visible keys in rising order, 256 at a time (128 where there is one token); inside a
 //!   tile, the sum of the weights is taken in 16 lanes, which are then added in pairs;
+//! * where up to four slots are attended with at once, a score is taken in 16 lanes too, each a chain by rising index;
 //! * an output row is the bias (or 0), then gate times product of the chosen experts in rising order.
 //!
 //! The bits differ between levels of instructions: without fused multiply-add each step rounds twice.
@@ -60,6 +62,7 @@ mod cross_attention;
 mod decode;
 mod error;
 mod feed_forward;
+mod few_tokens;
 mod grid;
 mod huge_pages;
 mod kernel_scratch;

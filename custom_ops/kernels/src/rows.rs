@@ -26,6 +26,11 @@ fn on_tiles<W: Element>(isa: Isa, rows: usize, inner: usize, columns: usize) -> 
     isa.has_tiles() && enough && rows * columns >= AREA_ON_TILES[usize::from(many)] && (W::PARTS != 2 || rows >= STRIP)
 }
 
+/// Whether products of so many rows may be made on tiles.
+pub(crate) fn may_meet_tiles(isa: Isa, rows: usize) -> bool {
+    isa.has_tiles() && rows >= ON_TILES[0]
+}
+
 /// Tasks of a stage that are enough to keep threads evenly loaded.
 const TASKS: usize = 16;
 

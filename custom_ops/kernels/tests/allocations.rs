@@ -33,9 +33,9 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn repeated_calls_allocate_nothing() {
-    let only = (1, 1, 50, 256, 4, 1, 128);
+    let (only, few) = ((1, 1, 50, 256, 4, 1, 128), (1, 9, 30, 64, 4, 1, 32));
     for (batch, tokens, past, width, top_k, kv_heads, head) in
-        [(2, 40, 0, 24, 2, 2, 16), (2, 1, 20, 24, 2, 2, 16), only, (2, 150, 30, 70, 2, 2, 64)]
+        [(2, 40, 0, 24, 2, 2, 16), (2, 1, 20, 24, 2, 2, 16), only, few, (2, 150, 30, 70, 2, 2, 64)]
     {
         let columns = kv_heads * head;
         let dims = SelfAttentionDims { batch, tokens, past, width, experts: 5, top_k, kv_heads, head };
