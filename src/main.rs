@@ -33,7 +33,7 @@ extern "C" fn refuse_closed_stdout() {
 
 /// Turns the telemetry of ONNX Runtime off where the user has not decided.
 ///
-/// ONNX Runtime 1.31 reports the process that loads it before any call can turn that off.
+/// ONNX Runtime 1.31 and 1.32 report the process that loads them before any call can turn that off.
 #[allow(unsafe_code)]
 fn silence_onnxruntime() {
     const VARIABLE: &str = "ORT_DISABLE_TELEMETRY";

@@ -105,7 +105,7 @@ fn a_plan_is_for_tensorrt_alone() {
     assert!(outcome.stderr.contains("backend tensorrt was not used"), "{}", outcome.stderr);
 }
 
-/// ONNX Runtime 1.31 keeps a database of its own beside other caches where it reports what runs.
+/// ONNX Runtime 1.31 and 1.32 keep a database of their own beside other caches where they report what runs.
 #[test]
 fn a_run_leaves_nothing_behind_but_its_outputs() {
     let scene = exported("");
