@@ -57,7 +57,7 @@ pub(crate) struct FewInputs<'a> {
 pub(crate) struct FewTokens<'a> {
     inputs: FewInputs<'a>,
     experts: &'a [usize],
-    /// For each task `[2, rows, D]`: queries, and what they attended to.
+    /// For each task `[2, T, D]`: queries, and what they attended to.
     rows: Grid<'a, f32>,
     products: Grid<'a, f32>,
 }
@@ -76,7 +76,7 @@ pub(crate) fn serves(isa: Isa, sizes: [usize; 3], keys: usize, top_k: usize, out
     let ([batch, tokens, kv_heads], Geometry { inner: head, columns: width, .. }) = (sizes, output);
     let products = [top_k, width].iter().fold(tokens, |all, size| all.saturating_mul(*size));
     [batch, kv_heads] == [1; 2]
-        && tokens > 1
+        && (2..=TILE_ROWS).contains(&tokens)
         && keys <= KEYS
         && top_k >= SLOTS
         && products <= PRODUCTS
@@ -88,18 +88,18 @@ impl FewScratch {
     /// Prepares the first stage.
     pub(crate) fn stage<'a>(&'a mut self, inputs: FewInputs<'a>) -> FewTokens<'a> {
         let QueryInputs { routing, head, .. } = inputs.queries;
-        let width = inputs.output_weights.geometry().columns;
+        let Geometry { matrices, columns: width, .. } = inputs.output_weights.geometry();
+        let (tokens, pairs) = (routing.tokens(), routing.tokens() * routing.top_k);
         self.experts.clear();
         self.experts.extend(routing.tiles(TILE_ROWS).map(|(_, expert)| expert));
         self.bounds.clear();
         self.bounds.extend(routing.tiles(TILE_ROWS).map(|(start, _)| start));
         self.bounds.push(routing.rows());
-        let most = self.bounds.windows(2).map(|bounds| bounds[1] - bounds[0]).max().unwrap_or(0).max(1);
-        let row_len = 2 * most * head;
+        let row_len = 2 * tokens * head;
         cut(&mut self.tasks, self.experts.len(), 1);
         let [row_claims, claims, _] = &mut self.claims;
-        let rows = self.rows.take(self.experts.len() * row_len);
-        let products = self.products.take(routing.rows() * width);
+        let rows = self.rows.take(pairs.min(matrices) * row_len);
+        let products = self.products.take(pairs * width);
         FewTokens {
             inputs,
             experts: &self.experts,

@@ -344,6 +344,22 @@ fn few_tokens_match_the_reference() {
     }
 }
 
+/// Memory depends on sizes alone, so that a call that chooses experts unevenly grows nothing.
+#[test]
+fn few_tokens_take_memory_by_size() {
+    let dims =
+        SelfAttentionDims { batch: 1, tokens: 9, past: 0, width: 40, experts: 20, top_k: 4, kv_heads: 1, head: 32 };
+    let [alike, apart] = [0.0, 1.0].map(|factor| {
+        let mut case = Case::random(&mut Random(3), dims);
+        case.attention_mask.fill(1);
+        case.router_weight.iter_mut().for_each(|weight| *weight *= factor);
+        let prepared = Prepared::default();
+        case.compute_with(&prepared, &Sequential);
+        prepared.scratch_bytes()
+    });
+    assert!(alike.abs_diff(apart) < 4096, "{alike} {apart}");
+}
+
 /// Nothing of an earlier call is left in what tokens get that see no key, or are not routed.
 #[test]
 fn few_tokens_get_the_bias_where_they_see_no_key() {
