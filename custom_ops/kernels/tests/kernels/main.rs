@@ -4,6 +4,7 @@
 mod attention_reference;
 mod cross_attention;
 mod feed_forward;
+mod few_tokens;
 mod memory;
 mod prepared;
 mod refusals;
