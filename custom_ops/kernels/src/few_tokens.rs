@@ -7,6 +7,7 @@
 use crate::buffer::Buffer;
 use crate::grid::{Claims, Grid, Layout, Tile, cut};
 use crate::key_panels::Cache;
+use crate::output_projection::begin;
 use crate::packed::{Geometry, Packed};
 use crate::pool::Stage;
 use crate::query_projection::QueryInputs;
@@ -22,9 +23,6 @@ const KEYS: usize = 64;
 
 /// Fewest slots of a token.
 const SLOTS: usize = 4;
-
-/// Most rows that are attended with at once.
-const TOGETHER: usize = 4;
 
 /// Tokens that one task sums.
 const SUMMED: usize = 4;
@@ -171,7 +169,7 @@ impl FewTokens<'_> {
         let places = |token: usize| cache.visible.up_to(causal_past.map(|past| past + token), 0);
         let mut first = 0;
         for alike in tokens.chunk_by(|a, b| places(*a).len() == places(*b).len()) {
-            for rows in even(first..first + alike.len(), TOGETHER) {
+            for rows in even(first..first + alike.len(), FewSlots::MOST) {
                 let (queries, slots, places) = (&queries[rows.start * head..], rows.len(), places(alike[0]));
                 let token = OneToken { queries, stride: head, slots, head, key, value, places };
                 match places.len() {
@@ -193,11 +191,7 @@ impl Stage for SumProducts<'_> {
         let Some(mut out) = self.grid.tile(index) else { return };
         let tokens = out.first_row()..out.first_row() + out.rows();
         for token in tokens.clone() {
-            let row = out.row(token - tokens.start);
-            match self.bias.filter(|_| self.routing.routed[token]) {
-                Some(bias) => row.copy_from_slice(bias),
-                None => row.fill(0.0),
-            }
+            begin(out.row(token - tokens.start), self.bias, self.routing.routed[token]);
         }
         let width = out.columns();
         for (_, own) in self.routing.experts() {

@@ -126,6 +126,14 @@ impl OutputScratch {
     }
 }
 
+/// What a row of the output is before products are added: the bias, or 0 where the token is not routed.
+pub(crate) fn begin(row: &mut [f32], bias: Option<&[f32]>, routed: bool) {
+    match bias.filter(|_| routed) {
+        Some(bias) => row.copy_from_slice(bias),
+        None => row.fill(0.0),
+    }
+}
+
 impl OutputProjection<'_> {
     /// The tile of a task. Neighbours share tokens: a thread that takes tasks in a row has attended to most of them, so
     /// that little of what it reads was written by another core. On AMX tiles they share columns, and so weights.
@@ -149,11 +157,8 @@ impl Stage for OutputProjection<'_> {
         let (tokens, first_column) = (out.first_row()..out.first_row() + out.rows(), out.first_column());
         let (inner, columns) = (weights.geometry().inner, out.columns());
         for token in tokens.clone() {
-            let row = out.row(token - tokens.start);
-            match self.inputs.bias.filter(|_| routing.routed[token]) {
-                Some(bias) => row.copy_from_slice(&bias[first_column..first_column + columns]),
-                None => row.fill(0.0),
-            }
+            let bias = self.inputs.bias.map(|bias| &bias[first_column..first_column + columns]);
+            begin(out.row(token - tokens.start), bias, routing.routed[token]);
         }
         let (mut starts, mut rows, mut factors) = ([0; TILE_ROWS], [0; TILE_ROWS], [0.0; TILE_ROWS]);
         let chosen = routing.experts().map(|(expert, own)| (expert, routing.within(own, &tokens)));

@@ -9,6 +9,7 @@ use std::ops::RangeInclusive;
 use crate::buffer::Buffer;
 use crate::grid::{Claims, Grid, Layout, Tile, cut};
 use crate::key_panels::Cache;
+use crate::output_projection::begin;
 use crate::packed::{Geometry, Packed};
 use crate::pool::Stage;
 use crate::query_projection::QueryInputs;
@@ -22,9 +23,6 @@ const TASKS: [usize; 2] = [4, 2];
 
 /// Elements of keys that stay near with their values.
 const NEAR: usize = 1 << 16;
-
-/// Most slots of a task.
-const MOST_SLOTS: usize = 4;
 
 /// Elements of the chosen experts' weights: with fewer, handing out tasks of so few slots takes longer than waiting for
 /// each other; with more, further tasks are worth it.
@@ -78,7 +76,7 @@ impl SingleScratch {
         let (top_k, head) = (inputs.queries.routing.top_k, inputs.queries.head);
         let width = inputs.output_weights.geometry().columns;
         let far = inputs.cache.keys.saturating_mul(head) > NEAR;
-        let slots = top_k.div_ceil(TASKS[usize::from(far)]).min(MOST_SLOTS);
+        let slots = top_k.div_ceil(TASKS[usize::from(far)]).min(FewSlots::MOST);
         let [tasks, bounds] = &mut self.bounds;
         cut(bounds, top_k, slots);
         cut(tasks, bounds.len() - 1, 1);
@@ -95,10 +93,7 @@ impl SingleScratch {
     /// Fills `out [C]` with the bias and the products of the stage, each times its weight; 0 where the token is not
     /// routed.
     pub(crate) fn sum(&self, isa: Isa, routing: &Routing, bias: Option<&[f32]>, out: &mut [f32]) {
-        match bias.filter(|_| routing.routed[0]) {
-            Some(bias) => out.copy_from_slice(bias),
-            None => out.fill(0.0),
-        }
+        begin(out, bias, routing.routed[0]);
         for pair in routing.order().numbers() {
             let product = &self.products.filled()[pair * out.len()..][..out.len()];
             isa.add_scaled(out, routing.topk_weights[*pair], product);

@@ -1,4 +1,4 @@
-//! Attention of the few slots of one token to many keys, in vectors of 16 lanes.
+//! Attention of few slots that see the same keys, of one token or of several, in vectors of 16 lanes.
 //!
 //! Lane `l` of a vector multiplies the elements `l, l + 16, …` of a query and a key; the lanes of 16 keys are summed
 //! together. Keys and values are read once for each four slots.
@@ -13,8 +13,7 @@ use std::arch::x86_64::{
 use super::{Instructions, Isa, LANES, OneToken, ROWS};
 use crate::grid::Tile;
 
-/// Most slots of a [`FewSlots`].
-const FEW: usize = 4;
+const FEW: usize = FewSlots::MOST;
 
 /// Keys between two updates of the softmax.
 const KEYS: usize = 128;
@@ -35,6 +34,9 @@ pub(crate) struct FewSlots<'a> {
 struct Scores([f32; FEW * KEYS]);
 
 impl FewSlots<'_> {
+    /// Most slots.
+    pub(crate) const MOST: usize = 4;
+
     /// Whether these sizes are served with the instructions of `isa`.
     pub(crate) fn serves(isa: Isa, slots: usize, head: usize) -> bool {
         isa.0 >= Instructions::Avx512 && (1..=FEW).contains(&slots) && head > 0 && head.is_multiple_of(LANES)

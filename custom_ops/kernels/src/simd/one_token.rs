@@ -2,7 +2,7 @@
 
 use crate::grid::Tile;
 
-/// The slots of one token before the keys that it sees.
+/// The slots of one token, or of several that see the same keys, before these keys.
 #[derive(Clone, Copy)]
 pub(crate) struct OneToken<'a> {
     /// Queries `[slots, D]`, `stride` elements apart.

@@ -46,7 +46,8 @@ fn few_tokens_take_memory_by_size() {
         case.compute_with(&prepared, &Sequential);
         prepared.scratch_bytes()
     });
-    assert!(alike.abs_diff(apart) < 4096, "{alike} {apart}");
+    // Lists of experts may be shorter; queries of one expert alone have more bytes.
+    assert!(alike.abs_diff(apart) < dims.tokens * dims.head * size_of::<f32>(), "{alike} {apart}");
 }
 
 /// Nothing of an earlier call is left in what tokens get that see no key, or are not routed.
