@@ -32,7 +32,7 @@ fn gate(
     let softmax = |scores: &mut [[f32; LANES]]| {
         let (mut max, mut sum) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
         isa.softmax_lanes(scores, &mut max, &mut sum);
-        isa.divide_lanes(scores, &sum);
+        isa.divide_lanes(scores.as_flattened_mut(), &sum);
     };
     match mode {
         GateMode::SoftmaxTopk => {
@@ -44,7 +44,7 @@ fn gate(
             isa.top_lanes(logits, weights, experts);
             let mut sum = [0.0; LANES];
             weights.iter().for_each(|slot| sum.iter_mut().zip(slot).for_each(|(sum, weight)| *sum += weight));
-            isa.divide_lanes(weights, &sum);
+            isa.divide_lanes(weights.as_flattened_mut(), &sum);
         }
         GateMode::TopkSoftmax => {
             isa.top_lanes(logits, weights, experts);

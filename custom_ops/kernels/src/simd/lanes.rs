@@ -93,14 +93,14 @@ impl Isa {
     }
 
     every_level! {
-        /// Divides the elements of each lane by its divisor.
-        divide_lanes(values: &mut [[f32; LANES]], divisors: &[f32; LANES]), divide_lanes
+        /// Divides the elements of each lane by its divisor; there are as many lanes as divisors.
+        divide_lanes(values: &mut [f32], divisors: &[f32]), divide_lanes
     }
 
     every_level! {
-        /// Moves the largest scores of each lane to `best`, one to each group and falling, and their places in the lane
-        /// to `places`; of equal ones the first place comes first. What was moved is negative infinity in `scores`.
-        top_lanes(scores: &mut [[f32; LANES]], best: &mut [[f32; LANES]], places: &mut [[f32; LANES]]), top_lanes
+        /// Copies the largest scores of each lane to `best`, one to each group and falling, and their places in the lane
+        /// to `places`; of equal ones the first place comes first.
+        top_lanes(scores: &[[f32; LANES]], best: &mut [[f32; LANES]], places: &mut [[f32; LANES]]), top_lanes
     }
 
     every_level! {
@@ -247,28 +247,30 @@ fn softmax_lanes<const FMA: bool>(scores: &mut [[f32; LANES]], max: &mut [f32; L
     *sum = sums;
 }
 
+/// With a known number of lanes the compiler would divide groups side by side, by gathers and scatters.
 #[inline(always)]
-fn divide_lanes<const FMA: bool>(values: &mut [[f32; LANES]], divisors: &[f32; LANES]) {
-    for group in values {
+fn divide_lanes<const FMA: bool>(values: &mut [f32], divisors: &[f32]) {
+    for group in values.chunks_exact_mut(divisors.len()) {
         group.iter_mut().zip(divisors).for_each(|(value, divisor)| *value /= divisor);
     }
 }
 
+/// Scores that were taken are told by their order, not overwritten: that loop the compiler would turn into gathers and
+/// scatters.
 #[inline(always)]
-fn top_lanes<const FMA: bool>(scores: &mut [[f32; LANES]], best: &mut [[f32; LANES]], places: &mut [[f32; LANES]]) {
+fn top_lanes<const FMA: bool>(scores: &[[f32; LANES]], best: &mut [[f32; LANES]], places: &mut [[f32; LANES]]) {
+    let (mut last, mut last_at) = ([f32::INFINITY; LANES], [-1.0; LANES]);
     for (best, places) in best.iter_mut().zip(places) {
         let (mut most, mut at) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
         for (place, group) in scores.iter().enumerate() {
             for lane in 0..LANES {
-                let larger = group[lane] > most[lane];
-                most[lane] = if larger { group[lane] } else { most[lane] };
-                at[lane] = if larger { place as f32 } else { at[lane] };
+                let behind = (group[lane] < last[lane]) | (group[lane] == last[lane]) & (place as f32 > last_at[lane]);
+                let score = if behind { group[lane] } else { f32::NEG_INFINITY };
+                at[lane] = if score > most[lane] { place as f32 } else { at[lane] };
+                most[lane] = larger(score, most[lane]);
             }
         }
-        for (place, group) in scores.iter_mut().enumerate() {
-            let kept = *group;
-            *group = std::array::from_fn(|lane| if at[lane] == place as f32 { f32::NEG_INFINITY } else { kept[lane] });
-        }
+        (last, last_at) = (most, at);
         (*best, *places) = (most, at);
     }
 }
@@ -339,17 +341,16 @@ mod tests {
         let score = |place: usize, lane: usize| ((place * 7 + lane * 3) % 11) as f32 - 5.0;
         for isa in every_isa() {
             for (count, k) in [(1, 1), (8, 4), (8, 8), (40, 3)] {
-                let mut scores: Vec<[f32; LANES]> =
+                let scores: Vec<[f32; LANES]> =
                     (0..count).map(|place| std::array::from_fn(|lane| score(place, lane))).collect();
                 let (mut best, mut places) = (vec![[f32::NAN; LANES]; k], vec![[f32::NAN; LANES]; k]);
-                isa.top_lanes(&mut scores, &mut best, &mut places);
+                isa.top_lanes(&scores, &mut best, &mut places);
                 for lane in 0..LANES {
                     let mut order: Vec<usize> = (0..count).collect();
                     order.sort_by(|a, b| score(*b, lane).total_cmp(&score(*a, lane)));
                     for slot in 0..k {
                         assert_eq!(places[slot][lane], order[slot] as f32, "{isa:?} {count} {k}");
                         assert_eq!(best[slot][lane], score(order[slot], lane), "{isa:?} {count} {k}");
-                        assert_eq!(scores[order[slot]][lane], f32::NEG_INFINITY, "{isa:?} {count} {k}");
                     }
                 }
             }
