@@ -237,7 +237,7 @@ impl Prepared {
         let (value, stored_value) = destinations(present.1, value, sizes.len());
         let append_keys = Append::new(keys, key, stored_key, bounds, key_claims);
         let append_values = Append::new(values, value, stored_value, bounds, value_claims);
-        pool::run(call.pool, &[&append_keys, &append_values, &routes]);
+        pool::run(call.pool, &[&routes, &append_keys, &append_values]);
         routes.finish()?;
         Ok((key, value))
     }
