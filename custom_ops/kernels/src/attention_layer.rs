@@ -57,11 +57,12 @@ impl AttentionLayer<'_> {
             layer;
         let Self { routing, batch, tokens, keys, rows, kv_heads, head, .. } = *self;
         visible.read(self.key_mask, keys);
-        let cache = Cache { key: self.key, value: self.value, visible, batch, keys, rows, kv_heads, head };
-        let (sizes, past, queries_of) = ([batch, tokens, kv_heads], self.past, self.query_inputs());
+        let cache =
+            Cache { key: self.key, value: self.value, past: self.past, visible, batch, keys, rows, kv_heads, head };
+        let (sizes, queries_of) = ([batch, tokens, kv_heads], self.query_inputs());
         let (causal_past, output_weights) = (self.causal_past, self.output_weight);
         if single_token::serves(self.isa, sizes, routing.top_k, output_weights.geometry()) {
-            let inputs = SingleInputs { queries: queries_of, cache, past, causal_past, output_weights };
+            let inputs = SingleInputs { queries: queries_of, cache, causal_past, output_weights };
             pool::run(pool, &[&single_token.stage(inputs)]);
             return single_token.sum(self.isa, routing, self.output_bias, output);
         }

@@ -11,7 +11,7 @@ use crate::key_panels::Cache;
 use crate::pool::Stage;
 use crate::routing::Routing;
 use crate::rows::blocks;
-use crate::simd::{Ahead, FewKeys, FewSlots, LANES, Left, OneToken, PANEL, Product, ROWS, Right, Write};
+use crate::simd::{Ahead, FewKeys, FewSlots, Isa, LANES, Left, OneToken, PANEL, Product, ROWS, Right, Write};
 
 /// Keys of one tile.
 const KEYS: usize = 128;
@@ -102,12 +102,18 @@ impl Stage for Decode<'_> {
                     FewKeys { token: self.one_token(&token), next }.attend(isa, &mut out, first_row);
                 }
                 _ if FewSlots::serves(isa, top_k, head) => {
-                    FewSlots { token: self.one_token(&token), past: None }.attend(isa, &mut out, first_row);
+                    FewSlots { token: self.one_token(&token), past: self.past(&token) }
+                        .attend(isa, &mut out, first_row);
                 }
                 _ => self.attend(&token, &mut lanes, &mut out),
             }
         }
     }
+}
+
+/// Whether the stage reads a past that stands elsewhere too from there.
+pub(crate) fn reads_past(isa: Isa, tokens: usize, top_k: usize, head: usize) -> bool {
+    serves(tokens, top_k, head) && FewSlots::serves(isa, top_k, head)
 }
 
 /// One token before one key/value head.
@@ -141,6 +147,12 @@ impl Decode<'_> {
     fn keys_and_values(&self, token: &Token<'_>) -> [&[f32]; 2] {
         let (start, len) = (token.pair * self.cache.rows * self.inputs.head, self.cache.keys * self.inputs.head);
         [self.cache.key, self.cache.value].map(|rows| &rows[start..][..len])
+    }
+
+    /// Keys and values `[P, D]` of the past, where they stand elsewhere too.
+    fn past(&self, token: &Token<'_>) -> Option<[&[f32]; 2]> {
+        let pairs = self.cache.batch * self.cache.kv_heads;
+        self.cache.past.map(|both| both.map(|rows| &rows[token.pair * (rows.len() / pairs)..][..rows.len() / pairs]))
     }
 
     /// A token as the doors to other ways of attending take it.

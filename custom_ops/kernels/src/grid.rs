@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -223,6 +224,21 @@ impl<'a, T> Tile<'a, T> {
         assert!(rows.is_empty() || last.is_some_and(|last| furthest <= last), "row past the matrix");
     }
 
+    /// The elements of some rows, counted in the tile, which stand one behind the other without gaps.
+    ///
+    /// # Panics
+    ///
+    /// If they do not, or there are no such rows.
+    pub(crate) fn rows_in_line(&mut self, rows: Range<usize>) -> &mut [T] {
+        assert!(self.order.is_none() && self.stride == self.columns, "gaps between rows");
+        assert!(rows.start <= rows.end && rows.end <= self.rows, "rows of a tile");
+        let [start, end] = [rows.start, rows.end].map(|row| (self.first_row + row).checked_mul(self.columns));
+        assert!(end.is_some_and(|end| end <= self.len), "rows past the matrix");
+        // SAFETY: the rows lie in the matrix, all columns of them are the tile's, and no other tile has them: bounds
+        // rise. `self` is borrowed for as long as they are.
+        unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr().add(start.unwrap_or(0)), rows.len() * self.columns) }
+    }
+
     /// The elements of one row, counted in the tile.
     ///
     /// # Panics
@@ -289,6 +305,34 @@ mod tests {
         let (mut data, mut claims) = ([0; 5], Claims::default());
         let grid = Grid::new(&mut data, Layout::whole(3), &[0, 2], &mut claims);
         grid.tile(0).unwrap().row(1);
+    }
+
+    #[test]
+    fn rows_in_line_are_those_of_the_tile() {
+        let (mut data, mut claims) = ((0..15).collect::<Vec<_>>(), Claims::default());
+        let grid = Grid::new(&mut data, Layout::whole(3), &[0, 1, 4, 5], &mut claims);
+        let mut tile = grid.tile(1).unwrap();
+        assert_eq!(tile.rows_in_line(1..3), [6, 7, 8, 9, 10, 11]);
+        assert!(tile.rows_in_line(3..3).is_empty());
+        tile.rows_in_line(0..1).fill(0);
+        assert_eq!(data[..7], [0, 1, 2, 0, 0, 0, 6]);
+    }
+
+    #[test]
+    fn rows_that_are_not_in_line_are_refused() {
+        let refused = |layout: Layout, rows: Range<usize>| {
+            let start = move || {
+                let (mut data, mut claims) = ([0; 12], Claims::default());
+                let grid = Grid::new(&mut data, layout, &[0, 3], &mut claims);
+                grid.tile(0).unwrap().rows_in_line(rows);
+            };
+            std::panic::catch_unwind(start).is_err()
+        };
+        assert!(!refused(Layout::whole(4), 0..3));
+        assert!(refused(Layout::whole(4), 0..4));
+        assert!(refused(Layout::whole(5), 0..3));
+        assert!(refused(Layout { stride: 4, columns: 3, tile_columns: 3 }, 0..1));
+        assert!(refused(Layout { stride: 4, columns: 4, tile_columns: 2 }, 0..1));
     }
 
     #[test]

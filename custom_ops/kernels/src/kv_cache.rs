@@ -9,7 +9,7 @@ use crate::pool::Stage;
 use crate::rope::Rotary;
 use crate::rows::{RowProduct, TILE_ROWS};
 use crate::scalar::Scalar;
-use crate::simd::{Epoch, Isa, Left};
+use crate::simd::{Epoch, Isa, Left, copy_past_caches};
 
 /// Most new tokens that one task projects.
 const TOKENS_PER_TASK: usize = TILE_ROWS;
@@ -41,6 +41,8 @@ pub(crate) enum Past<'a, T> {
         values: &'a [T],
         /// Rows of each head, of which the past is the first.
         rows: usize,
+        /// Whether the caches keep what is copied; f16 is widened and always kept.
+        kept: bool,
     },
     /// In the cache itself, which keeps them and what no token fills.
     InPlace,
@@ -145,15 +147,18 @@ impl<'a, T: Scalar> Append<'a, T> {
         match (self.inputs.past, stored) {
             (Past::InPlace, None) => {}
             (Past::InPlace, Some(stored)) => {
-                (to..to + rows.len()).for_each(|row| T::widen(stored.row(row), out.row(row)));
+                let to = to..to + rows.len();
+                T::widen(stored.rows_in_line(to.clone()), out.rows_in_line(to));
             }
-            (Past::Given { values, rows: step }, mut stored) => {
-                let source = values[(pair * step + rows.start) * head..].chunks(head);
-                for (row, source) in (to..to + rows.len()).zip(source) {
-                    T::widen(source, out.row(row));
-                    if let Some(stored) = &mut stored {
-                        stored.row(row).copy_from_slice(source);
-                    }
+            (Past::Given { values, rows: step, kept }, stored) => {
+                let source = &values[(pair * step + rows.start) * head..][..rows.len() * head];
+                let to = to..to + rows.len();
+                match (T::direct(source), kept) {
+                    (Some(source), false) => copy_past_caches(source, out.rows_in_line(to.clone())),
+                    _ => T::widen(source, out.rows_in_line(to.clone())),
+                }
+                if let Some(stored) = stored {
+                    stored.rows_in_line(to).copy_from_slice(source);
                 }
             }
         }

@@ -11,7 +11,11 @@ use crate::prepared::{CallWeights, Prepared, Weight};
 use crate::rope::{Rotary, RotaryInputs};
 use crate::routing::{RouterInputs, Routing};
 use crate::scalar::Scalar;
-use crate::{KernelError, ThreadPool, pool};
+use crate::simd::Isa;
+use crate::{KernelError, ThreadPool, decode, pool};
+
+/// Elements of weights that one call reads and the caches do not keep.
+const FAR: usize = 1 << 23;
 
 /// Inputs of [`self_attention`], row-major.
 #[derive(Debug, Clone, Copy)]
@@ -107,11 +111,21 @@ impl<T: Scalar> Call<'_, T> {
         CacheSizes { batch, kv_heads, past, tokens, rows: self.inputs.capacity.unwrap_or(past + tokens), head }
     }
 
-    fn past<'a>(&self, values: Option<&'a [T]>) -> Past<'a, T> {
+    /// Whether the copy of the past is left to memory: attention reads the past where it was, and the weights drive the
+    /// copy out of the caches before the next call.
+    fn copies_past_caches(&self, isa: Isa) -> bool {
+        let SelfAttentionDims { batch, tokens, width, experts, top_k, kv_heads, head, .. } = *self.dims;
+        let matrices = 1 + batch.saturating_mul(top_k).min(experts);
+        let weights = [2, width, kv_heads, head].iter().fold(matrices, |all, size| all.saturating_mul(*size));
+        weights > FAR && decode::reads_past(isa, tokens, top_k, head) && self.past_elsewhere().is_some()
+    }
+
+    fn past<'a>(&self, isa: Isa, values: Option<&'a [T]>) -> Past<'a, T> {
+        let kept = !self.copies_past_caches(isa);
         match (self.inputs.capacity, values) {
             (Some(_), None) => Past::InPlace,
-            (Some(rows), Some(values)) => Past::Given { values, rows },
-            (None, values) => Past::Given { values: values.unwrap_or_default(), rows: self.dims.past },
+            (Some(rows), Some(values)) => Past::Given { values, rows, kept },
+            (None, values) => Past::Given { values: values.unwrap_or_default(), rows: self.dims.past, kept },
         }
     }
 }
@@ -225,14 +239,18 @@ impl Prepared {
             isa: self.isa,
             hidden_states: call.hidden_states,
             kv_weight: weights.get(Weight::KeyValue),
-            past: call.past(inputs.past_key),
+            past: call.past(self.isa, inputs.past_key),
             rotary: call.rotary,
             first_block: 0,
             width,
             sizes,
         };
-        let values =
-            CacheInputs { past: call.past(inputs.past_value), rotary: None, first_block: sizes.kv_heads, ..keys };
+        let values = CacheInputs {
+            past: call.past(self.isa, inputs.past_value),
+            rotary: None,
+            first_block: sizes.kv_heads,
+            ..keys
+        };
         let (key, stored_key) = destinations(present.0, key, sizes.len());
         let (value, stored_value) = destinations(present.1, value, sizes.len());
         let append_keys = Append::new(keys, key, stored_key, bounds, key_claims);

@@ -42,9 +42,6 @@ pub(crate) struct SingleScratch {
 pub(crate) struct SingleInputs<'a> {
     pub(crate) queries: QueryInputs<'a>,
     pub(crate) cache: Cache<'a>,
-    /// Keys and values of the past where they stand beside the cache as well: reading what another core has just copied
-    /// takes longer.
-    pub(crate) past: Option<[&'a [f32]; 2]>,
     /// `Some(P)`: the token sees the keys `0 ..= P` only.
     pub(crate) causal_past: Option<usize>,
     /// `[E, D, C]`.
@@ -146,14 +143,14 @@ impl Stage for SingleToken<'_> {
 impl SingleToken<'_> {
     /// Fills a row of `out` for each slot.
     fn attend(&self, queries: &[f32], slots: usize, out: &mut Tile<'_, f32>) {
-        let SingleInputs { queries: QueryInputs { isa, head, .. }, cache, past, causal_past, .. } = self.inputs;
+        let SingleInputs { queries: QueryInputs { isa, head, .. }, cache, causal_past, .. } = self.inputs;
         let places = cache.visible.up_to(causal_past, 0);
         let [key, value] = [cache.key, cache.value].map(|rows| &rows[..cache.keys * head]);
         let token = OneToken { queries, stride: head, slots, head, key, value, places };
         match places.len() {
             0 => (0..slots).for_each(|slot| out.row(slot).fill(0.0)),
             seen if FewKeys::serves(isa, seen, head) => FewKeys { token, next: 0 }.attend(isa, out, 0),
-            _ => FewSlots { token, past }.attend(isa, out, 0),
+            _ => FewSlots { token, past: cache.past }.attend(isa, out, 0),
         }
     }
 }

@@ -98,8 +98,8 @@ impl Isa {
     }
 
     every_level! {
-        /// Copies the largest scores of each lane to `best`, one to each group and falling, and their places in the lane
-        /// to `places`; of equal ones the first place comes first.
+        /// Copies the largest scores of each lane to `best`, one to each group and falling, and their places in the
+        /// lane to `places`; of equal ones the first place comes first.
         top_lanes(scores: &[[f32; LANES]], best: &mut [[f32; LANES]], places: &mut [[f32; LANES]]), top_lanes
     }
 

@@ -4,7 +4,8 @@
 //! functions, written once and compiled for each level. Every element of a product is one chain of adds in rising
 //! order of the inner index, whatever the size of the block it is computed in.
 //!
-//! `few_keys` and `few_slots` are the doors to the attention of one token to few keys, and of few slots to many.
+//! `few_keys` and `few_slots` are the doors to the attention of one token to few keys, and of few slots to many;
+//! `past_caches` is that to copies that the caches do not keep.
 //!
 //! `tiles` is the door to products of many rows on AMX tiles; `amx` asks for them and proves bounds, `amx_split` cuts
 //! f32 into bf16 parts, `amx_blocks` multiplies them, `known_rows` knows what was split last.
@@ -37,6 +38,8 @@ mod lanes;
 pub(crate) mod magnitudes;
 mod one_token;
 #[allow(unsafe_code)]
+mod past_caches;
+#[allow(unsafe_code)]
 mod portable;
 mod product;
 #[allow(unsafe_code)]
@@ -47,6 +50,7 @@ pub(crate) use few_keys::FewKeys;
 pub(crate) use few_slots::FewSlots;
 pub(crate) use known_rows::Epoch;
 pub(crate) use one_token::OneToken;
+pub(crate) use past_caches::copy_past_caches;
 pub(crate) use product::{Ahead, Left, Product, Right, Write, panels_at_once};
 
 /// Rows of the largest block that one microkernel call computes.

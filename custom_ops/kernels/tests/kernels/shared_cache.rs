@@ -167,6 +167,20 @@ fn shared_caches_change_no_bit_of_the_only_token() {
     }
 }
 
+/// So many weights that the past is copied past the caches, and read from where it was.
+#[test]
+fn weights_that_no_cache_keeps_change_nothing() {
+    for (seed, (batch, past)) in [(1, 1), (2, 150), (3, 40)].into_iter().enumerate() {
+        let mut random = Random(seed as u64);
+        let dims =
+            SelfAttentionDims { batch, tokens: 1, past, width: 450, experts: 6, top_k: 4, kv_heads: 31, head: 64 };
+        let mut case = Case::random(&mut random, dims);
+        case.output_weight.iter_mut().for_each(|weight| *weight *= (31.0f32 * 64.0).powf(-0.5));
+        case.check();
+        check::<f32>(&case, 2, [false, false], &Threads(3));
+    }
+}
+
 /// Token by token into one buffer gives what one pass gives; the buffer is full at the end.
 #[test]
 fn steps_in_place_agree_with_one_pass() {
