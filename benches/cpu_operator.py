@@ -57,12 +57,12 @@ def library():
 
 
 class OrtRun:
-    """A session with every input and output bound once; `in_place`: past and present are one buffer."""
+    """A session of `args.threads` with every input and output bound once; `in_place`: past and present are one buffer."""
 
-    def __init__(self, model, feeds, threads, in_place=False):
+    def __init__(self, model, feeds, args, in_place=False):
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.register_custom_ops_library(LIBRARY)
+        options.intra_op_num_threads = args.threads
+        options.register_custom_ops_library(args.library)
         self.session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         self.binding = self.session.io_binding()
         self.feeds = {name: np.ascontiguousarray(value) for name, value in feeds.items()}
@@ -137,15 +137,15 @@ def ratio(rival, ours):
 
 def contenders(shape, args, torch):
     weights, feeds = graphs.make_weights(shape), graphs.make_feeds(shape)
-    runs = {"ours": OrtRun(graphs.operator(shape, weights, feeds), feeds, args.threads)}
+    runs = {"ours": OrtRun(graphs.operator(shape, weights, feeds), feeds, args)}
     if shape.past:
         roomy = graphs.with_room(shape, feeds)
-        runs[goals.IN_PLACE] = OrtRun(graphs.operator(shape, weights, roomy), roomy, args.threads, in_place=True)
+        runs[goals.IN_PLACE] = OrtRun(graphs.operator(shape, weights, roomy), roomy, args, in_place=True)
     dense_feeds, model = graphs.mha_feeds(shape, feeds), graphs.mha(shape, weights, feeds | graphs.mha_feeds(shape, feeds))
-    runs["mha"] = OrtRun(model, dense_feeds, args.threads)
+    runs["mha"] = OrtRun(model, dense_feeds, args)
     check("mha", runs["mha"](), mha_reference(model, dense_feeds, shape.mha_heads()[0]))
     for name, graph in graphs.standard_graphs(shape, weights, feeds).items():
-        runs[f"standard:{name}"] = OrtRun(graph, feeds, args.threads)
+        runs[f"standard:{name}"] = OrtRun(graph, feeds, args)
     if torch:
         runs["eager"] = eager.Layer(torch, shape, weights, feeds)
     ours = np.array(runs["ours"]())
@@ -162,8 +162,8 @@ def ceilings(shape, args, torch):
     """What bounds every contender: f32 and bf16 products, a call that computes nothing, reading the weights."""
     rows, inner, columns = SGEMM
     runs = {
-        "sgemm": OrtRun(graphs.matmul(rows, inner, columns), {"x": np.ones((rows, inner), np.float32)}, args.threads),
-        "empty": OrtRun(graphs.matmul(1, 1, 1), {"x": np.ones((1, 1), np.float32)}, args.threads),
+        "sgemm": OrtRun(graphs.matmul(rows, inner, columns), {"x": np.ones((rows, inner), np.float32)}, args),
+        "empty": OrtRun(graphs.matmul(1, 1, 1), {"x": np.ones((1, 1), np.float32)}, args),
     }
     if torch:
         rows, inner, columns = BF16
@@ -241,7 +241,6 @@ def report(name, result):
 
 
 def main():
-    global LIBRARY
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
@@ -252,7 +251,7 @@ def main():
     args = parser.parse_args()
     if args.clock == "thread" and args.threads != 1:
         parser.error("--clock thread counts the calling thread alone: it needs --threads 1")
-    LIBRARY = library()
+    args.library = library()
     torch = eager.load()
     if torch:
         torch.set_num_threads(args.threads)

@@ -1,0 +1,128 @@
+"""Builds of the operator library beside each other, in one run.
+
+    python3 -m pip install numpy onnx onnxruntime
+    python3 benches/cpu_operator_builds.py BEFORE.so AFTER.so [--shapes NAME ...] [--turns 14] [--threads 2] [--json FILE]
+
+Every build gets a session of its own in this process, and bursts of calls take turns, in another order each turn. A ratio
+is the time of the first build / that of another, both from the same turn: from medians of bursts, from their 5th
+percentiles, and from the fastest calls of all turns. Besides the shapes of `cpu_operator.py`, a name of the form
+`512,8,32,128,1,1,1,128` is width, k, E, head, heads, batch, tokens and past. Builds whose outputs differ are named.
+"""
+
+import argparse
+import json
+import pathlib
+import random
+import statistics
+import time
+
+import numpy as np
+
+import cpu_operator_graphs as graphs
+from cpu_operator import SHAPES, OrtRun, burst
+from cpu_operator_graphs import Shape
+
+
+def shape_of(name):
+    if name in SHAPES:
+        return SHAPES[name]
+    try:
+        return Shape(*(int(size) for size in name.split(",")))
+    except (TypeError, ValueError):
+        known = ", ".join(SHAPES)
+        raise argparse.ArgumentTypeError(f"{name}: expected one of {known}, or eight sizes with commas between") from None
+
+
+def sessions(shape, args):
+    """A run for each build; with `--in-place` past and present of each are one buffer."""
+    weights, feeds = graphs.make_weights(shape), graphs.make_feeds(shape)
+    in_place = args.in_place and shape.past > 0
+    if in_place:
+        feeds = graphs.with_room(shape, feeds)
+    runs = []
+    for library in args.libraries:
+        own = {name: value.copy() for name, value in feeds.items()}
+        build = argparse.Namespace(threads=args.threads, library=str(library.resolve()))
+        runs.append(OrtRun(graphs.operator(shape, weights, own), own, build, in_place))
+    return runs
+
+
+def take_turns(runs, turns, seconds):
+    """For each run the times of its calls, turn by turn."""
+    found, order = [[] for _ in runs], list(range(len(runs)))
+    for _ in range(turns):
+        random.shuffle(order)
+        for build in order:
+            found[build].append(burst(runs[build], seconds, time.perf_counter))
+    return found
+
+
+def fifth_percentile(times):
+    return sorted(times)[len(times) // 20]
+
+
+def compare(first, other):
+    """Ratios of the times of two builds."""
+    result = {}
+    for name, statistic in (("median", statistics.median), ("5th percentile", fifth_percentile)):
+        ratios = [statistic(a) / statistic(b) for a, b in zip(first, other)]
+        quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        result[name] = {"ratio": statistics.median(ratios), "quartiles": [quartiles[0], quartiles[2]]}
+    result["min"] = {"ratio": min(map(min, first)) / min(map(min, other))}
+    return result
+
+
+def report(library, times, ratios, same):
+    median = statistics.median(statistics.median(turn) for turn in times)
+    line = f"  {library}: {1e3 * median:.4f} ms, min {1e3 * min(map(min, times)):.4f}"
+    if ratios:
+        median, fifth = ratios["median"], ratios["5th percentile"]
+        line += f"; {median['ratio']:.3f} times as fast [{median['quartiles'][0]:.3f}, {median['quartiles'][1]:.3f}]"
+        line += f", 5th percentile {fifth['ratio']:.3f}, min {ratios['min']['ratio']:.3f}; "
+        line += "the same bits" if same else "OTHER BITS"
+    print(line, flush=True)
+
+
+def measure(shape, args):
+    runs = sessions(shape, args)
+    for run in runs:
+        run()
+    outputs = [{name: value.copy() for name, value in run.values.items()} for run in runs]
+    found = take_turns(runs, args.turns, args.seconds)
+    results = []
+    for library, times, output in zip(args.libraries, found, outputs):
+        ratios = compare(found[0], times) if times is not found[0] else None
+        same = all(np.array_equal(value, outputs[0][name]) for name, value in output.items())
+        medians = [1e3 * statistics.median(turn) for turn in times]
+        results.append({"library": str(library), "burst_medians_ms": medians, "ratios": ratios, "same_bits": same})
+        report(library, times, ratios, same)
+    return results
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("libraries", type=pathlib.Path, nargs="+", metavar="LIBRARY", help="the first is what others are held against")
+    parser.add_argument("--shapes", type=str, nargs="+", default=list(SHAPES), metavar="SHAPE")
+    parser.add_argument("--turns", type=int, default=14)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=0.05, help="length of a burst")
+    parser.add_argument("--in-place", action="store_true", help="past and present are one buffer")
+    parser.add_argument("--json", type=pathlib.Path)
+    args = parser.parse_args()
+    for library in args.libraries:
+        if not library.is_file():
+            parser.error(f"{library}: no such file; `cargo build --release -p moa-ort` makes target/release/libmoa_ort.so")
+    try:
+        shapes = {name: shape_of(name) for name in args.shapes}
+    except argparse.ArgumentTypeError as wrong:
+        parser.error(str(wrong))
+    results = {}
+    for name, shape in shapes.items():
+        print(f"{name}, {args.threads} threads{', in place' if args.in_place else ''}")
+        results[name] = measure(shape, args)
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
