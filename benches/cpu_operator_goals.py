@@ -1,5 +1,15 @@
-"""What the operator should reach, and the most that the highest rates of a run allow."""
+"""What the operator should reach, and the most that the highest rates of a run allow.
 
+    python3 benches/cpu_operator_goals.py benches/results/FILE.json ...
+
+prints runs of `cpu_operator.py` as tables: median / least of ours in ms; for each rival the ratio of medians / of the
+fastest calls, and the most that the run allows; shares of sgemm's rate and of the plain read. Goals that were met are
+bold, those that the run's own rates forbid are struck through.
+"""
+
+import json
+import pathlib
+import sys
 from dataclasses import dataclass
 
 
@@ -65,9 +75,15 @@ def against(goals, result, ours, ratios, how):
     if goals.ceiling:
         yield verdict("of sgemm" + how, *(of_sgemm(result, ours, kind) for kind in KINDS), goals.ceiling, None)
     if goals.bandwidth:
-        read = result["weight_bytes"] / result["read_bytes_per_ms"]
-        shares = (read / ours[f"{kind}_ms"] for kind in KINDS)
+        shares = (read_ms(result, kind) / ours[f"{kind}_ms"] for kind in KINDS)
         yield verdict("of the read" + how, *shares, goals.bandwidth, None)
+
+
+def read_ms(result, kind):
+    """The time in which a plain loop reads as many bytes in this run: what its bursts took at their median, or the least."""
+    if kind == "median" and "read" in result["times"]:
+        return result["times"]["read"]["median_ms"]
+    return result["weight_bytes"] / result["read_bytes_per_ms"]
 
 
 def of_sgemm(result, ours, kind):
@@ -83,3 +99,39 @@ def verdict(what, median, fastest, goal, most):
     else:
         word = "missed"
     return {"what": what, "median": median, "min": fastest, "goal": goal, "most": most, "verdict": word}
+
+
+MARKS = {"met": "**", "out of reach": "~~", "missed": ""}
+
+
+def table(name, results):
+    """Lines of Markdown."""
+    yield f"{name}:\n"
+    yield "| shape | ours, ms | (a) MHA | (b) best standard graph | (c) eager | of sgemm or the read |"
+    yield "|---|---|---|---|---|---|"
+    for shape, result in results.items():
+        for how, times in (("", result["times"]["ours"]), (", in place", result["times"].get(IN_PLACE))):
+            if times:
+                own = (goal for goal in verdicts(shape, result) if goal["what"].endswith(", in place") == bool(how))
+                cells = [cell(goal, how) for goal in own]
+                ours = " / ".join(f"{times[f'{kind}_ms']:#.3g}".rstrip(".") for kind in KINDS)
+                yield f"| {shape}{how} | {ours} | " + " | ".join(cells + ["-"] * (4 - len(cells))) + " |"
+
+
+def cell(goal, how):
+    if goal["most"] is None:
+        text = f"{100 * goal['median']:.0f} / {100 * goal['min']:.0f} %"
+    else:
+        text = f"{goal['median']:.2f} / {goal['min']:.2f}, {goal['most']:.2f}"
+    graph = goal["what"].removesuffix(how).removeprefix("standard:")
+    kind = f" {graph}" if goal["what"].startswith("standard:") else ""
+    return f"{MARKS[goal['verdict']]}{text}{MARKS[goal['verdict']]}{kind}"
+
+
+def main():
+    for path in map(pathlib.Path, sys.argv[1:]):
+        print("\n".join(table(path.name, json.loads(path.read_text())["results"])) + "\n")
+
+
+if __name__ == "__main__":
+    main()
