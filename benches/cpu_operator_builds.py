@@ -36,14 +36,13 @@ def shape_of(name):
 def sessions(shape, args):
     """A run for each build; with `--in-place` past and present of each are one buffer."""
     weights, feeds = graphs.make_weights(shape), graphs.make_feeds(shape)
-    in_place = args.in_place and shape.past > 0
-    if in_place:
+    if args.in_place:
         feeds = graphs.with_room(shape, feeds)
     runs = []
     for library in args.libraries:
         own = {name: value.copy() for name, value in feeds.items()}
         build = argparse.Namespace(threads=args.threads, library=str(library.resolve()))
-        runs.append(OrtRun(graphs.operator(shape, weights, own), own, build, in_place))
+        runs.append(OrtRun(graphs.operator(shape, weights, own), own, build, args.in_place))
     return runs
 
 
@@ -116,6 +115,8 @@ def main():
         shapes = {name: shape_of(name) for name in args.shapes}
     except argparse.ArgumentTypeError as wrong:
         parser.error(str(wrong))
+    if args.in_place and not all(shape.past for shape in shapes.values()):
+        parser.error("--in-place: a shape without a past has no cache to share; name others with --shapes")
     results = {}
     for name, shape in shapes.items():
         print(f"{name}, {args.threads} threads{', in place' if args.in_place else ''}")
