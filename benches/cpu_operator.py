@@ -195,6 +195,18 @@ def read_bandwidth(threads, megabytes=512, repeats=7):
     return best
 
 
+def machine(args):
+    """What a run was made on and with."""
+    cpu = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), platform.processor())
+    versions = {"onnxruntime": onnxruntime.__version__, "numpy": np.__version__}
+    return {"cpu": cpu, "cores": os.cpu_count(), "threads": args.threads, "versions": versions, "load_before": os.getloadavg()}
+
+
+def write_json(path, machine, results):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"machine": machine, "results": results}, indent=1) + "\n")
+
+
 def measure(name, shape, args, torch, bandwidth):
     runs = contenders(shape, args, torch)
     found = interleave(runs, args.rounds, args.seconds, CLOCKS[args.clock])
@@ -255,20 +267,18 @@ def main():
     torch = eager.load()
     if torch:
         torch.set_num_threads(args.threads)
-    cpu = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), platform.processor())
+    head = machine(args)
+    head["versions"]["torch"] = torch and torch.__version__
     bandwidth = read_bandwidth(args.threads)
-    versions = {"onnxruntime": onnxruntime.__version__, "numpy": np.__version__, "torch": torch and torch.__version__}
-    head = {"cpu": cpu, "cores": os.cpu_count(), "threads": args.threads, "clock": args.clock, "versions": versions}
-    head |= {"read_gigabytes_per_second": bandwidth * 1e-9, "load_before": os.getloadavg(), "rounds": args.rounds}
-    print(f"{cpu}, {os.cpu_count()} cores, {args.threads} threads; {versions}; read {bandwidth * 1e-9:.1f} GB/s")
+    head |= {"clock": args.clock, "read_gigabytes_per_second": bandwidth * 1e-9, "rounds": args.rounds}
+    print(f"{head['cpu']}, {head['cores']} cores, {args.threads} threads; {head['versions']}; read {bandwidth * 1e-9:.1f} GB/s")
     results = {}
     for name in args.only:
         results[name] = measure(name, SHAPES[name], args, torch, bandwidth)
         report(name, results[name])
     head["load_after"] = os.getloadavg()
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps({"machine": head, "results": results}, indent=1) + "\n")
+        write_json(args.json, head, results)
 
 
 if __name__ == "__main__":

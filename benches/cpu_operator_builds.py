@@ -6,20 +6,19 @@
 Every build gets a session of its own in this process, and bursts of calls take turns, in another order each turn. A ratio
 is the time of the first build / that of another, both from the same turn: from medians of bursts, from their 5th
 percentiles, and from the fastest calls of all turns. Besides the shapes of `cpu_operator.py`, a name of the form
-`512,8,32,128,1,1,1,128` is width, k, E, head, heads, batch, tokens and past. Builds whose outputs differ are named.
+`512,8,32,128,1,1,1,128` is width, k, E, head, heads, batch, tokens and past. Builds whose outputs differ are named. JSON
+names builds by the SHA-256 of their files, in the order in which they were given.
 """
 
 import argparse
-import json
+import hashlib
 import pathlib
-import random
 import statistics
-import time
 
 import numpy as np
 
 import cpu_operator_graphs as graphs
-from cpu_operator import SHAPES, OrtRun, burst
+from cpu_operator import SHAPES, OrtRun, interleave, machine, summary, write_json
 from cpu_operator_graphs import Shape
 
 
@@ -34,26 +33,16 @@ def shape_of(name):
 
 
 def sessions(shape, args):
-    """A run for each build; with `--in-place` past and present of each are one buffer."""
+    """A run for each build, by number; with `--in-place` past and present of each are one buffer."""
     weights, feeds = graphs.make_weights(shape), graphs.make_feeds(shape)
     if args.in_place:
         feeds = graphs.with_room(shape, feeds)
-    runs = []
-    for library in args.libraries:
+    runs = {}
+    for number, library in enumerate(args.libraries):
         own = {name: value.copy() for name, value in feeds.items()}
         build = argparse.Namespace(threads=args.threads, library=str(library.resolve()))
-        runs.append(OrtRun(graphs.operator(shape, weights, own), own, build, args.in_place))
+        runs[number] = OrtRun(graphs.operator(shape, weights, own), own, build, args.in_place)
     return runs
-
-
-def take_turns(runs, turns, seconds):
-    """For each run the times of its calls, turn by turn."""
-    found, order = [[] for _ in runs], list(range(len(runs)))
-    for _ in range(turns):
-        random.shuffle(order)
-        for build in order:
-            found[build].append(burst(runs[build], seconds, time.perf_counter))
-    return found
 
 
 def fifth_percentile(times):
@@ -71,30 +60,28 @@ def compare(first, other):
     return result
 
 
-def report(library, times, ratios, same):
-    median = statistics.median(statistics.median(turn) for turn in times)
-    line = f"  {library}: {1e3 * median:.4f} ms, min {1e3 * min(map(min, times)):.4f}"
-    if ratios:
+def report(library, result):
+    line = f"  {library}: {result['median_ms']:.4f} ms, min {result['min_ms']:.4f}"
+    if ratios := result["ratios"]:
         median, fifth = ratios["median"], ratios["5th percentile"]
         line += f"; {median['ratio']:.3f} times as fast [{median['quartiles'][0]:.3f}, {median['quartiles'][1]:.3f}]"
         line += f", 5th percentile {fifth['ratio']:.3f}, min {ratios['min']['ratio']:.3f}; "
-        line += "the same bits" if same else "OTHER BITS"
+        line += "the same bits" if result["same_bits"] else "OTHER BITS"
     print(line, flush=True)
 
 
 def measure(shape, args):
     runs = sessions(shape, args)
-    for run in runs:
+    for run in runs.values():
         run()
-    outputs = [{name: value.copy() for name, value in run.values.items()} for run in runs]
-    found = take_turns(runs, args.turns, args.seconds)
+    outputs = [{name: value.copy() for name, value in run.values.items()} for run in runs.values()]
+    found = interleave(runs, args.turns, args.seconds)
     results = []
-    for library, times, output in zip(args.libraries, found, outputs):
-        ratios = compare(found[0], times) if times is not found[0] else None
-        same = all(np.array_equal(value, outputs[0][name]) for name, value in output.items())
-        medians = [1e3 * statistics.median(turn) for turn in times]
-        results.append({"library": str(library), "burst_medians_ms": medians, "ratios": ratios, "same_bits": same})
-        report(library, times, ratios, same)
+    for number, library in enumerate(args.libraries):
+        ratios = compare(found[0], found[number]) if number else None
+        same = all(np.array_equal(value, outputs[0][name]) for name, value in outputs[number].items())
+        results.append(summary(found[number]) | {"ratios": ratios, "same_bits": same})
+        report(library, results[-1])
     return results
 
 
@@ -117,12 +104,14 @@ def main():
         parser.error(str(wrong))
     if args.in_place and not all(shape.past for shape in shapes.values()):
         parser.error("--in-place: a shape without a past has no cache to share; name others with --shapes")
+    head = machine(args) | {"in_place": args.in_place, "turns": args.turns, "seconds": args.seconds}
+    head["builds"] = [hashlib.sha256(library.read_bytes()).hexdigest() for library in args.libraries]
     results = {}
     for name, shape in shapes.items():
         print(f"{name}, {args.threads} threads{', in place' if args.in_place else ''}")
         results[name] = measure(shape, args)
     if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        write_json(args.json, head, results)
 
 
 if __name__ == "__main__":

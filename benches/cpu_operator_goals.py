@@ -110,22 +110,21 @@ def table(name, results):
     yield "| shape | ours, ms | (a) MHA | (b) best standard graph | (c) eager | of sgemm or the read |"
     yield "|---|---|---|---|---|---|"
     for shape, result in results.items():
-        for how, times in (("", result["times"]["ours"]), (", in place", result["times"].get(IN_PLACE))):
-            if times:
-                own = (goal for goal in verdicts(shape, result) if goal["what"].endswith(", in place") == bool(how))
-                cells = [cell(goal, how) for goal in own]
-                ours = " / ".join(f"{times[f'{kind}_ms']:#.3g}".rstrip(".") for kind in KINDS)
-                yield f"| {shape}{how} | {ours} | " + " | ".join(cells + ["-"] * (4 - len(cells))) + " |"
+        for how, ours, ratios in (("", "ours", "ratios"), (", in place", IN_PLACE, "ratios_in_place")):
+            if times := result["times"].get(ours):
+                cells = [cell(goal) for goal in against(GOALS[shape], result, times, result[ratios], "")]
+                ms = " / ".join(f"{times[f'{kind}_ms']:#.3g}".rstrip(".") for kind in KINDS)
+                yield f"| {shape}{how} | {ms} | " + " | ".join(cells + ["-"] * (4 - len(cells))) + " |"
 
 
-def cell(goal, how):
+def cell(goal):
     if goal["most"] is None:
         text = f"{100 * goal['median']:.0f} / {100 * goal['min']:.0f} %"
     else:
         text = f"{goal['median']:.2f} / {goal['min']:.2f}, {goal['most']:.2f}"
-    graph = goal["what"].removesuffix(how).removeprefix("standard:")
-    kind = f" {graph}" if goal["what"].startswith("standard:") else ""
-    return f"{MARKS[goal['verdict']]}{text}{MARKS[goal['verdict']]}{kind}"
+    mark = MARKS[goal["verdict"]]
+    _, _, graph = goal["what"].partition("standard:")
+    return f"{mark}{text}{mark} {graph}".rstrip()
 
 
 def main():

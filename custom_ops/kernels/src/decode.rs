@@ -111,7 +111,7 @@ impl Stage for Decode<'_> {
     }
 }
 
-/// Whether the stage reads a past that stands elsewhere too from there.
+/// Whether the stage serves a call of these sizes, and reads a past where it stood before it was copied.
 pub(crate) fn reads_past(isa: Isa, tokens: usize, top_k: usize, head: usize) -> bool {
     serves(tokens, top_k, head) && FewSlots::serves(isa, top_k, head)
 }

@@ -120,8 +120,7 @@ impl<T: Scalar> Call<'_, T> {
         weights > FAR && decode::reads_past(isa, tokens, top_k, head) && self.past_elsewhere().is_some()
     }
 
-    fn past<'a>(&self, isa: Isa, values: Option<&'a [T]>) -> Past<'a, T> {
-        let kept = !self.copies_past_caches(isa);
+    fn past<'a>(&self, values: Option<&'a [T]>, kept: bool) -> Past<'a, T> {
         match (self.inputs.capacity, values) {
             (Some(_), None) => Past::InPlace,
             (Some(rows), Some(values)) => Past::Given { values, rows, kept },
@@ -233,24 +232,20 @@ impl Prepared {
         let routes = routing.router(self.isa, &router, routed)?;
 
         let CacheScratch { key, value, bounds, claims: [key_claims, value_claims] } = cache;
-        let sizes = call.cache_sizes();
+        let (sizes, kept) = (call.cache_sizes(), !call.copies_past_caches(self.isa));
         sizes.cut(bounds);
         let keys = CacheInputs {
             isa: self.isa,
             hidden_states: call.hidden_states,
             kv_weight: weights.get(Weight::KeyValue),
-            past: call.past(self.isa, inputs.past_key),
+            past: call.past(inputs.past_key, kept),
             rotary: call.rotary,
             first_block: 0,
             width,
             sizes,
         };
-        let values = CacheInputs {
-            past: call.past(self.isa, inputs.past_value),
-            rotary: None,
-            first_block: sizes.kv_heads,
-            ..keys
-        };
+        let values =
+            CacheInputs { past: call.past(inputs.past_value, kept), rotary: None, first_block: sizes.kv_heads, ..keys };
         let (key, stored_key) = destinations(present.0, key, sizes.len());
         let (value, stored_value) = destinations(present.1, value, sizes.len());
         let append_keys = Append::new(keys, key, stored_key, bounds, key_claims);

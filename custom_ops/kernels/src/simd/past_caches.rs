@@ -8,35 +8,31 @@
 /// # Panics
 ///
 /// If they are not.
-#[cfg(target_arch = "x86_64")]
 pub(crate) fn copy_past_caches(from: &[f32], to: &mut [f32]) {
-    use std::arch::x86_64::{__m128, _mm_loadu_ps, _mm_sfence, _mm_stream_ps};
-
     assert!(from.len() == to.len(), "lengths of a copy");
-    const LANES: usize = size_of::<__m128>() / size_of::<f32>();
-    let before = to.as_ptr().align_offset(align_of::<__m128>()).min(to.len());
-    let ((first, from), (to_first, to)) = (from.split_at(before), to.split_at_mut(before));
-    to_first.copy_from_slice(first);
-    let whole = to.len() / LANES * LANES;
-    for place in (0..whole).step_by(LANES) {
-        // SAFETY: both slices hold the lanes from `place` on, `to` begins at an address that the store asks for, and
-        // every x86-64 has these instructions. Nobody else reads or writes `to`, which is borrowed until the fence.
-        unsafe { _mm_stream_ps(to.as_mut_ptr().add(place), _mm_loadu_ps(from.as_ptr().add(place))) };
-    }
-    to[whole..].copy_from_slice(&from[whole..]);
-    // SAFETY: every x86-64 has the instruction.
-    unsafe { _mm_sfence() };
+    #[cfg(target_arch = "x86_64")]
+    stream(from, to);
+    #[cfg(not(target_arch = "x86_64"))]
+    to.copy_from_slice(from);
 }
 
-/// Copies values that nothing reads soon; both slices are equally long.
-///
-/// # Panics
-///
-/// If they are not.
-#[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn copy_past_caches(from: &[f32], to: &mut [f32]) {
-    assert!(from.len() == to.len(), "lengths of a copy");
-    to.copy_from_slice(from);
+#[cfg(target_arch = "x86_64")]
+fn stream(from: &[f32], to: &mut [f32]) {
+    use std::arch::x86_64::{__m128, _mm_loadu_ps, _mm_sfence, _mm_stream_ps};
+
+    const LANES: usize = size_of::<__m128>() / size_of::<f32>();
+    let before = to.as_ptr().align_offset(align_of::<__m128>()).min(to.len());
+    let ((from_first, from), (to_first, to)) = (from.split_at(before), to.split_at_mut(before));
+    to_first.copy_from_slice(from_first);
+    let ((from, from_last), (to, to_last)) = (from.as_chunks::<LANES>(), to.as_chunks_mut::<LANES>());
+    for (from, to) in from.iter().zip(to) {
+        // SAFETY: both hold the lanes, `to` is aligned as the store asks for, and every x86-64 has the instructions.
+        // Nobody else reads or writes `to`, which is borrowed until the fence.
+        unsafe { _mm_stream_ps(to.as_mut_ptr(), _mm_loadu_ps(from.as_ptr())) };
+    }
+    to_last.copy_from_slice(from_last);
+    // SAFETY: every x86-64 has the instruction.
+    unsafe { _mm_sfence() };
 }
 
 #[cfg(test)]
