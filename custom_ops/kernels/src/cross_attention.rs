@@ -5,6 +5,7 @@ use moa_schema::{CrossAttentionAttributes, CrossAttentionDims};
 use crate::attention_layer::AttentionLayer;
 use crate::check::{at_least_one, length, optional_length};
 use crate::kernel_scratch::{BorderScratch, Scratch};
+use crate::kv_cache::Given;
 use crate::packed::{Geometry, WeightData};
 use crate::prepared::{Prepared, Weight};
 use crate::routing::RouterInputs;
@@ -112,19 +113,14 @@ impl Prepared {
             gate_mode: attributes.gate_mode,
         };
         let routed = inputs.query_mask.iter().map(|&mask| mask != 0 || !attributes.skip_padded_queries);
-        let stage = routing.router(self.isa, &router, routed)?;
-        pool::run(pool, &[&stage]);
-        stage.finish()?;
-        routing.count(experts);
+        let stage = routing.router(self.isa, router, routed)?;
         let layer_inputs = AttentionLayer {
             isa: self.isa,
-            routing,
+            pool,
             hidden_states,
             query_weight: weights.get(Weight::Query),
             output_weight: weights.get(Weight::Output),
             output_bias: inputs.output_bias.map(|values| bias.widened(values)),
-            key: key_scratch.widened(inputs.key),
-            value: values.widened(inputs.value),
             past: None,
             key_mask: inputs.key_mask,
             rotary: None,
@@ -132,13 +128,26 @@ impl Prepared {
             scale: attributes.scale,
             batch,
             tokens,
+            top_k,
             keys,
             rows: keys,
             width,
             kv_heads,
             head,
         };
-        result.rounded_into(outputs.output, |out| layer_inputs.compute(pool, layer, output, out));
+        let keys_and_values = [key_scratch.widened(inputs.key), values.widened(inputs.value)];
+        if layer_inputs.is_one() {
+            layer_inputs.compute_one(stage, &Given(keys_and_values), layer)?;
+            routing.count(experts);
+            result.rounded_into(outputs.output, |out| layer_inputs.sum_one(routing, layer, out));
+        } else {
+            pool::run(pool, &[&stage]);
+            stage.finish()?;
+            routing.count(experts);
+            result.rounded_into(outputs.output, |out| {
+                layer_inputs.compute(routing, keys_and_values, layer, output, out);
+            });
+        }
         routing.export(outputs.topk_indices.as_deref_mut(), outputs.topk_weights.as_deref_mut());
         Ok(())
     }

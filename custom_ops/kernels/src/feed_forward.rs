@@ -110,7 +110,7 @@ impl Prepared {
             top_k,
             gate_mode: attributes.gate_mode,
         };
-        let stage = routing.router(self.isa, &router, (0..batch * tokens).map(|_| true))?;
+        let stage = routing.router(self.isa, router, (0..batch * tokens).map(|_| true))?;
         pool::run(pool, &[&stage]);
         stage.finish()?;
         routing.count(experts);

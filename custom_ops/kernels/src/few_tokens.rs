@@ -43,6 +43,7 @@ pub(crate) struct FewScratch {
 #[derive(Clone, Copy)]
 pub(crate) struct FewInputs<'a> {
     pub(crate) queries: QueryInputs<'a>,
+    pub(crate) routing: &'a Routing,
     pub(crate) cache: Cache<'a>,
     /// `Some(P)`: token `i` sees the keys `0 ..= P + i` only.
     pub(crate) causal_past: Option<usize>,
@@ -85,7 +86,7 @@ pub(crate) fn serves(isa: Isa, sizes: [usize; 3], keys: usize, top_k: usize, out
 impl FewScratch {
     /// Prepares the first stage.
     pub(crate) fn stage<'a>(&'a mut self, inputs: FewInputs<'a>) -> FewTokens<'a> {
-        let QueryInputs { routing, head, .. } = inputs.queries;
+        let FewInputs { queries: QueryInputs { head, .. }, routing, .. } = inputs;
         let Geometry { matrices, columns: width, .. } = inputs.output_weights.geometry();
         let (tokens, pairs) = (routing.tokens(), routing.tokens() * routing.top_k);
         self.experts.clear();
@@ -134,7 +135,7 @@ impl Stage for FewTokens<'_> {
 
     fn run(&self, index: usize) {
         let (Some(mut rows), Some(mut products)) = (self.rows.tile(index), self.products.tile(index)) else { return };
-        let QueryInputs { isa, routing, head, .. } = self.inputs.queries;
+        let FewInputs { queries: QueryInputs { isa, head, .. }, routing, .. } = self.inputs;
         let (first, count, expert) = (products.first_row(), products.rows(), self.experts[index]);
         let (mut tokens, mut starts) = ([0; TILE_ROWS], [0; TILE_ROWS]);
         for row in 0..count {

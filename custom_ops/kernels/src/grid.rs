@@ -1,17 +1,20 @@
 //! A matrix cut into tiles that tasks write at the same time.
 //!
-//! A tile is handed out once, so no element is ever borrowed twice, whatever a thread pool does.
+//! A tile is handed out once, so no element is ever borrowed twice, whatever a thread pool does. The whole matrix may be
+//! read once all tiles have come back.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// One bit for each tile of a grid: whether it was handed out. Kept between calls so that nothing is allocated.
+/// One bit for each tile of a grid: whether it was handed out; and how many have come back. Kept between calls so that
+/// nothing is allocated.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     bits: Vec<AtomicU64>,
+    returned: AtomicUsize,
 }
 
 /// How the rows of a matrix stand in memory, and how they are cut.
@@ -76,12 +79,13 @@ pub(crate) struct Grid<'a, T> {
     layout: Layout,
     order: Option<&'a [usize]>,
     bounds: &'a [usize],
-    taken: &'a [AtomicU64],
+    claims: &'a Claims,
     lifetime: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a grid gives each element to one tile at most, and a tile to one thread.
-unsafe impl<T: Send> Sync for Grid<'_, T> {}
+// SAFETY: a grid gives each element to one tile at most, a tile to one thread, and all elements to every thread once no
+// tile is left or out.
+unsafe impl<T: Send + Sync> Sync for Grid<'_, T> {}
 
 /// The only door to a rectangle of a matrix.
 pub(crate) struct Tile<'a, T> {
@@ -93,11 +97,21 @@ pub(crate) struct Tile<'a, T> {
     rows: usize,
     first_column: usize,
     columns: usize,
+    returned: Option<&'a AtomicUsize>,
     lifetime: PhantomData<&'a mut [T]>,
 }
 
 // SAFETY: a tile is the only door to its elements, as `&mut [T]` is.
 unsafe impl<T: Send> Send for Tile<'_, T> {}
+
+impl<T> Drop for Tile<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(returned) = self.returned {
+            returned.fetch_add(1, Ordering::Release);
+        }
+    }
+}
 
 impl<'a, T> Grid<'a, T> {
     /// Tile `i` of the rows is `bounds[i] .. bounds[i + 1]`; rows outside all bounds stay untouched.
@@ -111,8 +125,9 @@ impl<'a, T> Grid<'a, T> {
         let count = bounds.len().saturating_sub(1) * layout.columns.div_ceil(layout.tile_columns);
         claims.bits.clear();
         claims.bits.resize_with(count.div_ceil(64), AtomicU64::default);
+        *claims.returned.get_mut() = 0;
         let (len, data) = (data.len(), NonNull::from(data).cast());
-        Self { data, len, layout, order: None, bounds, taken: &claims.bits, lifetime: PhantomData }
+        Self { data, len, layout, order: None, bounds, claims, lifetime: PhantomData }
     }
 
     /// As [`Grid::new`]; row `i` of the tiles is row `order[i]` of the matrix.
@@ -145,7 +160,7 @@ impl<'a, T> Grid<'a, T> {
     pub(crate) fn tile(&self, index: usize) -> Option<Tile<'a, T>> {
         assert!(index < self.len(), "tile index");
         let bit = 1 << (index % 64);
-        if self.taken[index / 64].fetch_or(bit, Ordering::Relaxed) & bit != 0 {
+        if self.claims.bits[index / 64].fetch_or(bit, Ordering::Relaxed) & bit != 0 {
             return None;
         }
         let (down, along) = (index / self.across(), index % self.across());
@@ -159,8 +174,20 @@ impl<'a, T> Grid<'a, T> {
             rows: self.bounds[down + 1] - self.bounds[down],
             first_column,
             columns: self.layout.tile_columns.min(self.layout.columns - first_column),
+            returned: Some(&self.claims.returned),
             lifetime: PhantomData,
         })
+    }
+
+    /// The whole matrix, once every tile was handed out and dropped; `None` before.
+    pub(crate) fn finished(&self) -> Option<&'a [T]> {
+        if self.claims.returned.load(Ordering::Acquire) < self.len() {
+            return None;
+        }
+        // SAFETY: every tile is gone, so that nothing borrows an element any more, and none is handed out twice; what
+        // was written through them happened before, since each was released as it was counted. The grid holds the
+        // matrix for its lifetime.
+        Some(unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.len) })
     }
 }
 
@@ -178,6 +205,7 @@ impl<'a, T> Tile<'a, T> {
             rows,
             first_column: 0,
             columns: row_len,
+            returned: None,
             lifetime,
         }
     }
@@ -300,6 +328,47 @@ mod tests {
     }
 
     #[test]
+    fn a_matrix_is_whole_once_its_tiles_are_back() {
+        let (mut data, mut claims) = ([0; 7], Claims::default());
+        let grid = Grid::new(&mut data, Layout::whole(2), &[0, 1, 2, 3], &mut claims);
+        let mut first = grid.tile(0).unwrap();
+        grid.tile(2).unwrap().row(0).fill(2);
+        assert!(grid.tile(2).is_none() && grid.finished().is_none());
+        let last = grid.tile(1);
+        assert!(grid.finished().is_none());
+        drop(last);
+        first.row(0).fill(1);
+        assert!(grid.finished().is_none());
+        drop(first);
+        assert_eq!(grid.finished(), Some(&[1, 1, 0, 0, 2, 2, 0][..]));
+        assert!(Grid::new(&mut data, Layout::whole(2), &[0, 3], &mut claims).finished().is_none());
+    }
+
+    #[test]
+    fn a_thread_reads_what_others_wrote_before_it_was_whole() {
+        let (mut data, mut claims, mut bounds) = (vec![0; 64], Claims::default(), Vec::new());
+        cut(&mut bounds, 64, 1);
+        let grid = Grid::new(&mut data, Layout::whole(1), &bounds, &mut claims);
+        let written = || {
+            (0..grid.len()).filter_map(|index| grid.tile(index)).for_each(|mut tile| {
+                let row = tile.first_row();
+                tile.row(0)[0] = row;
+            });
+            loop {
+                match grid.finished() {
+                    Some(data) => break data,
+                    None => std::thread::yield_now(),
+                }
+            }
+        };
+        let expected: Vec<_> = (0..64).collect();
+        std::thread::scope(|scope| {
+            let threads = [(); 3].map(|()| scope.spawn(written));
+            threads.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap(), expected));
+        });
+    }
+
+    #[test]
     #[should_panic(expected = "row past the matrix")]
     fn a_row_past_the_matrix_is_refused() {
         let (mut data, mut claims) = ([0; 5], Claims::default());
@@ -315,6 +384,7 @@ mod tests {
         assert_eq!(tile.rows_in_line(1..3), [6, 7, 8, 9, 10, 11]);
         assert!(tile.rows_in_line(3..3).is_empty());
         tile.rows_in_line(0..1).fill(0);
+        drop(tile);
         assert_eq!(data[..7], [0, 1, 2, 0, 0, 0, 6]);
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::buffer::Buffer;
 use crate::grid::{Claims, Grid, Layout, Tile};
 use crate::packed::Packed;
-use crate::pool::Stage;
+use crate::pool::{Awaited, Stage};
 use crate::rope::Rotary;
 use crate::rows::{RowProduct, TILE_ROWS};
 use crate::scalar::Scalar;
@@ -120,9 +120,76 @@ impl CacheSizes {
     }
 }
 
-impl<'a, T: Scalar> Append<'a, T> {
-    /// Prepares the stage; `bounds` comes from [`CacheSizes::cut`], the destinations from [`destinations`].
+/// The stages of both caches, which are cut alike.
+pub(crate) struct Caches<'a, T> {
+    pub(crate) keys: Append<'a, T>,
+    pub(crate) values: Append<'a, T>,
+}
+
+impl<'a, T: Scalar> Caches<'a, T> {
+    /// Prepares the stages; `inputs` and `claims` are those of keys and of values, `bounds` comes from
+    /// [`CacheSizes::cut`], the destinations from [`destinations`].
     pub(crate) fn new(
+        [keys, values]: [CacheInputs<'a, T>; 2],
+        [(key, stored_key), (value, stored_value)]: [(&'a mut [f32], Option<&'a mut [T]>); 2],
+        bounds: &'a [usize],
+        [key_claims, value_claims]: &'a mut [[Claims; 2]; 2],
+    ) -> Self {
+        Self {
+            keys: Append::new(keys, key, stored_key, bounds, key_claims),
+            values: Append::new(values, value, stored_value, bounds, value_claims),
+        }
+    }
+
+    /// Keys and values as f32, once all tasks have ended; `None` before.
+    pub(crate) fn finished(&self) -> Option<[&'a [f32]; 2]> {
+        Some([self.keys.grid.finished()?, self.values.grid.finished()?])
+    }
+}
+
+/// Keys and values `[B, G, rows, D]` that other tasks may still be filling.
+pub(crate) trait KeysAndValues: Stage {
+    /// Both, once the tasks of the stage have ended; `None` where one was left out.
+    fn wait(&self) -> Option<[&[f32]; 2]>;
+}
+
+impl<T: Scalar> KeysAndValues for Awaited<Caches<'_, T>> {
+    fn wait(&self) -> Option<[&[f32]; 2]> {
+        self.wait().finished()
+    }
+}
+
+/// Keys and values that are there.
+pub(crate) struct Given<'a>(pub(crate) [&'a [f32]; 2]);
+
+impl Stage for Given<'_> {
+    fn tasks(&self) -> usize {
+        0
+    }
+
+    fn run(&self, _: usize) {}
+}
+
+impl KeysAndValues for Given<'_> {
+    fn wait(&self) -> Option<[&[f32]; 2]> {
+        Some(self.0)
+    }
+}
+
+/// Both in turn, new tokens before the past: these take longest, and are waited for.
+impl<T: Scalar> Stage for Caches<'_, T> {
+    fn tasks(&self) -> usize {
+        self.keys.tasks() + self.values.tasks()
+    }
+
+    fn run(&self, index: usize) {
+        let stage = [&self.keys, &self.values][index % 2];
+        stage.run(stage.tasks() - 1 - index / 2);
+    }
+}
+
+impl<'a, T: Scalar> Append<'a, T> {
+    fn new(
         inputs: CacheInputs<'a, T>,
         cache: &'a mut [f32],
         stored: Option<&'a mut [T]>,

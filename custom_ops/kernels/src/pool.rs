@@ -1,9 +1,14 @@
-//! Threads that a caller lends, and the one way in which the kernels use them.
+//! Threads that a caller lends, and the ways in which the kernels use them.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Looks at work of another thread before the processor is offered to others: some 20 us.
+const LOOKS: usize = 1 << 10;
 
 /// Threads lent by the caller for one kernel call.
 pub trait ThreadPool: Sync {
     /// Calls `task(i)` once for every `i` in `0 .. total`, in any order and on any threads, and returns when the last
-    /// call has returned.
+    /// call has returned. A call may wait for another one that has begun, so what has begun must not wait for its end.
     fn parallel_for(&self, total: usize, task: &(dyn Fn(usize) + Sync));
 }
 
@@ -51,6 +56,70 @@ pub(crate) fn run(pool: &dyn ThreadPool, stages: &[&dyn Stage]) {
     }
 }
 
+/// Runs every task of some stages in their order, so that a task may wait for earlier stages: a thread takes the first
+/// task that nobody has begun, and tasks that have begun wait for none that has not.
+pub(crate) fn run_in_order(pool: &dyn ThreadPool, stages: &[&dyn Stage]) {
+    let total = stages.iter().map(|stage| stage.tasks()).sum();
+    let begun = AtomicUsize::new(0);
+    pool.parallel_for(total, &|_| {
+        let mut index = begun.fetch_add(1, Ordering::Relaxed);
+        for stage in stages {
+            match index.checked_sub(stage.tasks()) {
+                None => return stage.run(index),
+                Some(rest) => index = rest,
+            }
+        }
+    });
+}
+
+/// A stage that tasks of later ones wait for, see [`run_in_order`].
+pub(crate) struct Awaited<S> {
+    stage: S,
+    ended: AtomicUsize,
+}
+
+impl<S: Stage> Awaited<S> {
+    /// Before any of its tasks.
+    pub(crate) fn new(stage: S) -> Self {
+        Self { stage, ended: AtomicUsize::new(0) }
+    }
+
+    /// The stage, once all its tasks have ended, be it in a panic.
+    pub(crate) fn wait(&self) -> &S {
+        let mut looks = 0;
+        while self.ended.load(Ordering::Acquire) < self.stage.tasks() {
+            looks += 1;
+            if looks < LOOKS { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+        &self.stage
+    }
+
+    /// The stage.
+    pub(crate) fn into_inner(self) -> S {
+        self.stage
+    }
+}
+
+impl<S: Stage> Stage for Awaited<S> {
+    fn tasks(&self) -> usize {
+        self.stage.tasks()
+    }
+
+    fn run(&self, index: usize) {
+        let _end = End(&self.ended);
+        self.stage.run(index);
+    }
+}
+
+/// Counts a task as it ends.
+struct End<'a>(&'a AtomicUsize);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Release);
+    }
+}
+
 /// Place `index` of `total`, `own` of which are ours, as evenly spread as can be: its number among ours, or else among
 /// the others.
 fn spread(index: usize, own: usize, total: usize) -> Result<usize, usize> {
@@ -61,6 +130,7 @@ fn spread(index: usize, own: usize, total: usize) -> Result<usize, usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Mutex;
 
     use super::*;
@@ -104,5 +174,90 @@ mod tests {
                 assert_eq!(*stage.0.lock().unwrap(), vec![1; size]);
             }
         }
+    }
+
+    /// Threads that begin with the last task.
+    struct Backwards(usize);
+
+    impl ThreadPool for Backwards {
+        fn parallel_for(&self, total: usize, task: &(dyn Fn(usize) + Sync)) {
+            let left = AtomicUsize::new(total);
+            let next = || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).ok();
+            std::thread::scope(|scope| {
+                for _ in 0..self.0 {
+                    scope.spawn(|| {
+                        while let Some(before) = next() {
+                            let _ = catch_unwind(AssertUnwindSafe(|| task(before - 1)));
+                        }
+                    });
+                }
+            });
+        }
+    }
+
+    /// Waits for an earlier stage and adds what its tasks have done.
+    struct Adder<'a>(&'a Awaited<Counter>, Counter);
+
+    impl Stage for Adder<'_> {
+        fn tasks(&self) -> usize {
+            self.1.tasks()
+        }
+
+        fn run(&self, index: usize) {
+            let earlier: usize = self.0.wait().0.lock().unwrap().iter().sum();
+            self.1.0.lock().unwrap()[index] += earlier;
+        }
+    }
+
+    fn counter(tasks: usize) -> Counter {
+        Counter(Mutex::new(vec![0; tasks]))
+    }
+
+    #[test]
+    fn tasks_wait_for_earlier_stages_on_any_pool() {
+        let pools: [&dyn ThreadPool; 4] = [&Sequential, &Backwards(1), &Backwards(2), &Backwards(5)];
+        for pool in pools {
+            for (first, then) in [(1, 4), (5, 3), (0, 2), (3, 0)] {
+                let stage = Awaited::new(counter(first));
+                let adder = Adder(&stage, counter(then));
+                run_in_order(pool, &[&stage, &adder]);
+                assert_eq!(*adder.1.0.lock().unwrap(), vec![first; then]);
+                assert_eq!(*stage.into_inner().0.lock().unwrap(), vec![1; first]);
+            }
+        }
+    }
+
+    /// Breaks in every task.
+    struct Broken(usize);
+
+    impl Stage for Broken {
+        fn tasks(&self) -> usize {
+            self.0
+        }
+
+        fn run(&self, index: usize) {
+            panic!("task {index} broke");
+        }
+    }
+
+    struct Waiter<'a>(&'a Awaited<Broken>, AtomicUsize);
+
+    impl Stage for Waiter<'_> {
+        fn tasks(&self) -> usize {
+            2
+        }
+
+        fn run(&self, _: usize) {
+            self.0.wait();
+            self.1.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_ever_behind_a_panic() {
+        let stage = Awaited::new(Broken(3));
+        let waiter = Waiter(&stage, AtomicUsize::new(0));
+        run_in_order(&Backwards(2), &[&stage, &waiter]);
+        assert_eq!(waiter.1.into_inner(), 2);
     }
 }

@@ -29,7 +29,6 @@ pub(crate) struct QueryScratch {
 #[derive(Clone, Copy)]
 pub(crate) struct QueryInputs<'a> {
     pub(crate) isa: Isa,
-    pub(crate) routing: &'a Routing,
     /// `[B * T, C]`.
     pub(crate) hidden_states: &'a [f32],
     /// `[E, C, G * D]`, a block for each head.
@@ -76,6 +75,7 @@ impl QueryInputs<'_> {
 /// tokens that are not routed are unspecified.
 pub(crate) struct QueryProjection<'a> {
     inputs: QueryInputs<'a>,
+    routing: &'a Routing,
     experts: &'a [usize],
     grid: Grid<'a, f32>,
     epoch: Epoch,
@@ -83,22 +83,22 @@ pub(crate) struct QueryProjection<'a> {
 
 impl QueryScratch {
     /// Prepares the stage.
-    pub(crate) fn stage<'a>(&'a mut self, inputs: QueryInputs<'a>) -> QueryProjection<'a> {
+    pub(crate) fn stage<'a>(&'a mut self, inputs: QueryInputs<'a>, routing: &'a Routing) -> QueryProjection<'a> {
         self.experts.clear();
-        self.experts.extend(inputs.routing.tiles(TILE_ROWS).map(|(_, expert)| expert));
+        self.experts.extend(routing.tiles(TILE_ROWS).map(|(_, expert)| expert));
         self.bounds.clear();
-        self.bounds.extend(inputs.routing.tiles(TILE_ROWS).map(|(start, _)| start));
-        self.bounds.push(inputs.routing.rows());
+        self.bounds.extend(routing.tiles(TILE_ROWS).map(|(start, _)| start));
+        self.bounds.push(routing.rows());
         let columns = inputs.kv_heads * inputs.head;
         let tile_columns = if inputs.head.is_multiple_of(PANEL) {
-            task_columns(inputs.isa, inputs.routing.rows(), self.experts.len(), columns, inputs.head)
+            task_columns(inputs.isa, routing.rows(), self.experts.len(), columns, inputs.head)
         } else {
             inputs.head
         };
         let layout = Layout { stride: row_stride(columns), columns, tile_columns };
-        let queries = self.queries.take(inputs.routing.tokens() * inputs.routing.top_k * layout.stride);
-        let grid = Grid::scattered(queries, layout, inputs.routing.order(), &self.bounds, &mut self.claims);
-        QueryProjection { inputs, experts: &self.experts, grid, epoch: Epoch::new() }
+        let queries = self.queries.take(routing.tokens() * routing.top_k * layout.stride);
+        let grid = Grid::scattered(queries, layout, routing.order(), &self.bounds, &mut self.claims);
+        QueryProjection { inputs, routing, experts: &self.experts, grid, epoch: Epoch::new() }
     }
 
     /// What the stage has filled.
@@ -123,7 +123,7 @@ impl QueryProjection<'_> {
     /// The tile of a task: on AMX tiles, where every token has every expert, rows are split once for all of these.
     fn by_rows(&self, index: usize) -> usize {
         let experts = self.inputs.weights.geometry().matrices;
-        match self.inputs.isa.has_tiles() && self.inputs.routing.top_k == experts {
+        match self.inputs.isa.has_tiles() && self.routing.top_k == experts {
             true => in_turn(index, experts, self.grid.across(), self.grid.len()),
             false => index,
         }
@@ -138,7 +138,7 @@ impl Stage for QueryProjection<'_> {
     fn run(&self, index: usize) {
         let index = self.by_rows(index);
         let Some(mut out) = self.grid.tile(index) else { return };
-        let (routing, first, count) = (self.inputs.routing, out.first_row(), out.rows());
+        let (routing, first, count) = (self.routing, out.first_row(), out.rows());
         let mut tokens = [0; TILE_ROWS];
         let rows = first..first + count;
         tokens.iter_mut().zip(rows).for_each(|(token, row)| *token = routing.pair(row) / routing.top_k);

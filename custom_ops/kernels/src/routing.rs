@@ -91,7 +91,7 @@ pub(crate) struct RouterInputs<'a> {
 /// The stage that fills `topk_indices` and `topk_weights`.
 pub(crate) struct Router<'a> {
     isa: Isa,
-    inputs: &'a RouterInputs<'a>,
+    inputs: RouterInputs<'a>,
     routed: &'a [bool],
     /// For each task: logits by token, then by expert, then what is chosen.
     scratch: Grid<'a, f32>,
@@ -108,7 +108,7 @@ impl Stage for Router<'_> {
     fn run(&self, index: usize) {
         let tiles = (self.scratch.tile(index), self.indices.tile(index), self.weights.tile(index));
         let (Some(mut scratch), Some(mut indices), Some(mut weights)) = tiles else { return };
-        let RouterInputs { experts, top_k, .. } = *self.inputs;
+        let RouterInputs { experts, top_k, .. } = self.inputs;
         let (first, count) = (indices.first_row(), indices.rows());
         let (logits, lanes) = scratch.row(0).split_at_mut(TOKENS_PER_TASK * experts);
         self.logits(first, &mut logits[..count * experts]);
@@ -135,7 +135,7 @@ impl Stage for Router<'_> {
 impl Router<'_> {
     /// Computes the logits of the tokens from `first` on, `[token, E]`.
     fn logits(&self, first: usize, logits: &mut [f32]) {
-        let RouterInputs { width, experts, .. } = *self.inputs;
+        let RouterInputs { width, experts, .. } = self.inputs;
         let starts: [usize; TOKENS_PER_TASK] = std::array::from_fn(|row| (first + row) * width);
         let rows: [usize; TOKENS_PER_TASK] = std::array::from_fn(|row| row);
         RowProduct {
@@ -151,6 +151,13 @@ impl Router<'_> {
             epoch: None,
         }
         .compute(self.isa, &mut Tile::dense(logits, experts));
+    }
+
+    /// The experts `[k]` of a token, once all tasks have ended; `None` before, and where the token is not routed.
+    pub(crate) fn experts_of(&self, token: usize) -> Option<&[i64]> {
+        let top_k = self.inputs.top_k;
+        let chosen = self.indices.finished()?;
+        self.routed[token].then(|| &chosen[token * top_k..][..top_k])
     }
 
     /// Names the first routed token with a logit that is not finite.
@@ -174,7 +181,7 @@ impl Routing {
     pub(crate) fn router<'a>(
         &'a mut self,
         isa: Isa,
-        inputs: &'a RouterInputs<'a>,
+        inputs: RouterInputs<'a>,
         routed: impl Iterator<Item = bool>,
     ) -> Result<Router<'a>, KernelError> {
         let (top_k, experts) = (inputs.top_k, inputs.experts);
@@ -362,7 +369,7 @@ mod tests {
                 top_k: 1,
                 gate_mode: GateMode::SoftmaxTopk,
             };
-            Routing::default().router(isa(), &inputs, std::iter::empty()).err()
+            Routing::default().router(isa(), inputs, std::iter::empty()).err()
         };
         assert_eq!(refused(MOST_EXPERTS), None);
         let (experts, most) = (MOST_EXPERTS + 1, MOST_EXPERTS);
@@ -387,7 +394,7 @@ mod tests {
         };
         let mut routing = Routing::default();
         let routed = [true, false, true, true, true, true];
-        let router = routing.router(isa(), &inputs, routed.into_iter()).unwrap();
+        let router = routing.router(isa(), inputs, routed.into_iter()).unwrap();
         pool::run(&Sequential, &[&router]);
         assert_eq!(router.finish(), Err(KernelError::RouterLogits { batch: 1, token: 1 }));
     }

@@ -5,11 +5,12 @@ use moa_schema::{SelfAttentionAttributes, SelfAttentionDims};
 use crate::attention_layer::AttentionLayer;
 use crate::check::{at_least_one, length, optional_length};
 use crate::kernel_scratch::{BorderScratch, CacheScratch, Scratch};
-use crate::kv_cache::{Append, CacheInputs, CacheSizes, Past, destinations};
+use crate::kv_cache::{CacheInputs, CacheSizes, Caches, Past, destinations};
 use crate::packed::{Geometry, WeightData};
+use crate::pool::Awaited;
 use crate::prepared::{CallWeights, Prepared, Weight};
 use crate::rope::{Rotary, RotaryInputs};
-use crate::routing::{RouterInputs, Routing};
+use crate::routing::{Router, RouterInputs, Routing};
 use crate::scalar::Scalar;
 use crate::simd::Isa;
 use crate::{KernelError, ThreadPool, decode, pool};
@@ -163,7 +164,7 @@ impl Prepared {
         outputs: &mut SelfAttentionOutputs<'_, T>,
         scratch: &mut Scratch,
     ) -> Result<(), KernelError> {
-        let SelfAttentionDims { batch, tokens, past, width, experts, kv_heads, head, .. } = *call.dims;
+        let SelfAttentionDims { batch, tokens, past, width, experts, top_k, kv_heads, head } = *call.dims;
         let Scratch { routing, weights, cache, layer, output, border, .. } = scratch;
         let BorderScratch { bias, output: result, .. } = border;
         let inputs = call.inputs;
@@ -178,17 +179,14 @@ impl Prepared {
             call.pool,
         );
         let present = (outputs.present_key.as_deref_mut(), outputs.present_value.as_deref_mut());
-        let (key, value) = self.route_and_append(call, present, &weights, routing, cache)?;
-        routing.count(experts);
+        let (routes, caches) = self.first_stages(call, present, &weights, routing, cache)?;
         let layer_inputs = AttentionLayer {
             isa: self.isa,
-            routing,
+            pool: call.pool,
             hidden_states: call.hidden_states,
             query_weight: weights.get(Weight::Query),
             output_weight: weights.get(Weight::Output),
             output_bias: inputs.output_bias.map(|values| bias.widened(values)),
-            key,
-            value,
             past: call.past_elsewhere(),
             key_mask: inputs.attention_mask,
             rotary: call.rotary,
@@ -196,26 +194,39 @@ impl Prepared {
             scale: call.attributes.scale,
             batch,
             tokens,
+            top_k,
             keys: past + tokens,
             rows: call.cache_sizes().rows,
             width,
             kv_heads,
             head,
         };
-        result.rounded_into(outputs.output, |out| layer_inputs.compute(call.pool, layer, output, out));
+        if layer_inputs.is_one() {
+            layer_inputs.compute_one(routes, &Awaited::new(caches), layer)?;
+            routing.count(experts);
+            result.rounded_into(outputs.output, |out| layer_inputs.sum_one(routing, layer, out));
+        } else {
+            pool::run(call.pool, &[&routes, &caches.keys, &caches.values]);
+            routes.finish()?;
+            routing.count(experts);
+            let Some(keys_and_values) = caches.finished() else { return Ok(()) };
+            result.rounded_into(outputs.output, |out| {
+                layer_inputs.compute(routing, keys_and_values, layer, output, out);
+            });
+        }
         routing.export(outputs.topk_indices.as_deref_mut(), outputs.topk_weights.as_deref_mut());
         Ok(())
     }
 
-    /// Routes the tokens, and fills the cache beside it.
-    fn route_and_append<'a, T: Scalar>(
+    /// Prepares routing of the tokens, and the caches, which are filled beside it.
+    fn first_stages<'r, 'a: 'r, T: Scalar>(
         &self,
-        call: &Call<'_, T>,
+        call: &'a Call<'_, T>,
         present: (Option<&'a mut [T]>, Option<&'a mut [T]>),
-        weights: &CallWeights<'_>,
-        routing: &mut Routing,
+        weights: &'a CallWeights<'_>,
+        routing: &'r mut Routing,
         cache: &'a mut CacheScratch,
-    ) -> Result<(&'a [f32], &'a [f32]), KernelError> {
+    ) -> Result<(Router<'r>, Caches<'a, T>), KernelError> {
         let SelfAttentionDims { tokens, past, width, experts, top_k, .. } = *call.dims;
         let inputs = call.inputs;
         let router = RouterInputs {
@@ -229,9 +240,9 @@ impl Prepared {
         };
         let rows = inputs.attention_mask.chunks(past + tokens);
         let routed = rows.flat_map(|row| &row[past..]).map(|&mask| mask != 0 || !call.attributes.skip_padded_queries);
-        let routes = routing.router(self.isa, &router, routed)?;
+        let routes = routing.router(self.isa, router, routed)?;
 
-        let CacheScratch { key, value, bounds, claims: [key_claims, value_claims] } = cache;
+        let CacheScratch { key, value, bounds, claims } = cache;
         let (sizes, kept) = (call.cache_sizes(), !call.copies_past_caches(self.isa));
         sizes.cut(bounds);
         let keys = CacheInputs {
@@ -246,13 +257,9 @@ impl Prepared {
         };
         let values =
             CacheInputs { past: call.past(inputs.past_value, kept), rotary: None, first_block: sizes.kv_heads, ..keys };
-        let (key, stored_key) = destinations(present.0, key, sizes.len());
-        let (value, stored_value) = destinations(present.1, value, sizes.len());
-        let append_keys = Append::new(keys, key, stored_key, bounds, key_claims);
-        let append_values = Append::new(values, value, stored_value, bounds, value_claims);
-        pool::run(call.pool, &[&routes, &append_keys, &append_values]);
-        routes.finish()?;
-        Ok((key, value))
+        let key = destinations(present.0, key, sizes.len());
+        let value = destinations(present.1, value, sizes.len());
+        Ok((routes, Caches::new([keys, values], [key, value], bounds, claims)))
     }
 }
 

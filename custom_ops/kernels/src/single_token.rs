@@ -2,18 +2,21 @@
 //!
 //! Threads that share a token stage by stage wait for each other, and read what another core has just written. Here a
 //! task keeps its slots to itself, and only their products, `C` elements each, are summed by one thread at the end, in
-//! the order in which [`crate::output_projection`] adds them, so that the bits are the same.
+//! the order in which [`crate::output_projection`] adds them, so that the bits are the same. Routing and the
+//! caches are tasks of the same run of the pool: a task of slots waits for the experts before it projects, and for keys
+//! and values before it attends, while other threads may still be routing or copying the past.
 
 use std::ops::RangeInclusive;
 
 use crate::buffer::Buffer;
 use crate::grid::{Claims, Grid, Layout, Tile, cut};
-use crate::key_panels::Cache;
+use crate::key_panels::Visible;
+use crate::kv_cache::KeysAndValues;
 use crate::output_projection::begin;
 use crate::packed::{Geometry, Packed};
-use crate::pool::Stage;
+use crate::pool::{Awaited, Stage};
 use crate::query_projection::QueryInputs;
-use crate::routing::Routing;
+use crate::routing::{Router, Routing};
 use crate::rows::RowProduct;
 use crate::simd::{FewKeys, FewSlots, Isa, Left, OneToken};
 
@@ -41,7 +44,14 @@ pub(crate) struct SingleScratch {
 #[derive(Clone, Copy)]
 pub(crate) struct SingleInputs<'a> {
     pub(crate) queries: QueryInputs<'a>,
-    pub(crate) cache: Cache<'a>,
+    pub(crate) routes: &'a Awaited<Router<'a>>,
+    pub(crate) top_k: usize,
+    /// `[rows, D]`, of which the first `S` rows are keys.
+    pub(crate) keys_and_values: &'a dyn KeysAndValues,
+    pub(crate) keys: usize,
+    pub(crate) visible: &'a Visible,
+    /// As in [`crate::key_panels::Cache`].
+    pub(crate) past: Option<[&'a [f32]; 2]>,
     /// `Some(P)`: the token sees the keys `0 ..= P` only.
     pub(crate) causal_past: Option<usize>,
     /// `[E, D, C]`.
@@ -70,9 +80,9 @@ pub(crate) fn serves(isa: Isa, [batch, tokens, kv_heads]: [usize; 3], top_k: usi
 impl SingleScratch {
     /// Prepares the stage.
     pub(crate) fn stage<'a>(&'a mut self, inputs: SingleInputs<'a>) -> SingleToken<'a> {
-        let (top_k, head) = (inputs.queries.routing.top_k, inputs.queries.head);
+        let (top_k, head) = (inputs.top_k, inputs.queries.head);
         let width = inputs.output_weights.geometry().columns;
-        let far = inputs.cache.keys.saturating_mul(head) > NEAR;
+        let far = inputs.keys.saturating_mul(head) > NEAR;
         let slots = top_k.div_ceil(TASKS[usize::from(far)]).min(FewSlots::MOST);
         let [tasks, bounds] = &mut self.bounds;
         cut(bounds, top_k, slots);
@@ -111,13 +121,11 @@ impl Stage for SingleToken<'_> {
 
     fn run(&self, index: usize) {
         let (Some(mut rows), Some(mut products)) = (self.rows.tile(index), self.products.tile(index)) else { return };
-        let QueryInputs { isa, routing, head, .. } = self.inputs.queries;
-        if !routing.routed[0] {
-            return;
-        }
+        let QueryInputs { isa, head, .. } = self.inputs.queries;
+        let Some(experts) = self.inputs.routes.wait().experts_of(0) else { return };
+        let experts = &experts[products.first_row()..][..products.rows()];
         let rows = rows.row(0);
         let (queries, attended) = rows.split_at_mut(rows.len() / 2);
-        let experts = &routing.topk_indices[products.first_row()..][..products.rows()];
         for (query, expert) in queries.chunks_mut(head).zip(experts) {
             self.inputs.queries.project(*expert as usize, &[0], None, &mut Tile::dense(query, head));
         }
@@ -143,14 +151,15 @@ impl Stage for SingleToken<'_> {
 impl SingleToken<'_> {
     /// Fills a row of `out` for each slot.
     fn attend(&self, queries: &[f32], slots: usize, out: &mut Tile<'_, f32>) {
-        let SingleInputs { queries: QueryInputs { isa, head, .. }, cache, causal_past, .. } = self.inputs;
-        let places = cache.visible.up_to(causal_past, 0);
-        let [key, value] = [cache.key, cache.value].map(|rows| &rows[..cache.keys * head]);
+        let SingleInputs { queries: QueryInputs { isa, head, .. }, keys, visible, past, causal_past, .. } = self.inputs;
+        let Some(rows) = self.inputs.keys_and_values.wait() else { return };
+        let places = visible.up_to(causal_past, 0);
+        let [key, value] = rows.map(|rows| &rows[..keys * head]);
         let token = OneToken { queries, stride: head, slots, head, key, value, places };
         match places.len() {
             0 => (0..slots).for_each(|slot| out.row(slot).fill(0.0)),
             seen if FewKeys::serves(isa, seen, head) => FewKeys { token, next: 0 }.attend(isa, out, 0),
-            _ => FewSlots { token, past: cache.past }.attend(isa, out, 0),
+            _ => FewSlots { token, past }.attend(isa, out, 0),
         }
     }
 }
