@@ -71,8 +71,8 @@ class OrtRun:
         self.values = {}
         for output in self.session.get_outputs():
             past = self.feeds.get(output.name.replace("present", "past")) if in_place else None
-            value = self.values[output.name] = np.zeros(output.shape, np.float32) if past is None else past
-            self.binding.bind_output(output.name, "cpu", 0, np.float32, value.shape, value.ctypes.data)
+            value = self.values[output.name] = np.zeros(output.shape, self.feeds["x"].dtype) if past is None else past
+            self.binding.bind_output(output.name, "cpu", 0, value.dtype, value.shape, value.ctypes.data)
 
     def __call__(self):
         self.session.run_with_iobinding(self.binding)

@@ -1,7 +1,8 @@
 """Builds of the operator library beside each other, in one run.
 
     python3 -m pip install numpy onnx onnxruntime
-    python3 benches/cpu_operator_builds.py BEFORE.so AFTER.so [--shapes NAME ...] [--turns 14] [--threads 2] [--json FILE]
+    python3 benches/cpu_operator_builds.py BEFORE.so AFTER.so [--shapes NAME ...] [--turns 14] [--threads 2]
+        [--dtype fp16] [--in-place] [--json FILE]
 
 Every build gets a session of its own in this process, and bursts of calls take turns, in another order each turn. A ratio
 is the time of the first build / that of another, both from the same turn: from medians of bursts, from their 5th
@@ -35,6 +36,8 @@ def shape_of(name):
 def sessions(shape, args):
     """A run for each build, by number; with `--in-place` past and present of each are one buffer."""
     weights, feeds = graphs.make_weights(shape), graphs.make_feeds(shape)
+    if args.dtype == "fp16":
+        weights, feeds = graphs.halved(weights, feeds)
     if args.in_place:
         feeds = graphs.with_room(shape, feeds)
     runs = {}
@@ -92,6 +95,7 @@ def main():
     parser.add_argument("--turns", type=int, default=14)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=0.05, help="length of a burst")
+    parser.add_argument("--dtype", choices=["fp32", "fp16"], default="fp32", help="of matrices, activations and caches")
     parser.add_argument("--in-place", action="store_true", help="past and present are one buffer")
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
@@ -104,11 +108,11 @@ def main():
         parser.error(str(wrong))
     if args.in_place and not all(shape.past for shape in shapes.values()):
         parser.error("--in-place: a shape without a past has no cache to share; name others with --shapes")
-    head = machine(args) | {"in_place": args.in_place, "turns": args.turns, "seconds": args.seconds}
+    head = machine(args) | {"dtype": args.dtype, "in_place": args.in_place, "turns": args.turns, "seconds": args.seconds}
     head["builds"] = [hashlib.sha256(library.read_bytes()).hexdigest() for library in args.libraries]
     results = {}
     for name, shape in shapes.items():
-        print(f"{name}, {args.threads} threads{', in place' if args.in_place else ''}")
+        print(f"{name}, {args.dtype}, {args.threads} threads{', in place' if args.in_place else ''}")
         results[name] = measure(shape, args)
     if args.json:
         write_json(args.json, head, results)

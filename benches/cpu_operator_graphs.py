@@ -90,9 +90,16 @@ def make_feeds(shape, seed=1):
     return feeds
 
 
+def halved(weights, feeds):
+    """What an export in fp16 stores and takes: matrices of experts, activations and caches."""
+    kept = ("router", "cos", "sin")
+    weights = {name: value if name in kept else value.astype(np.float16) for name, value in weights.items()}
+    return weights, {name: value.astype(np.float16) for name, value in feeds.items()}
+
+
 def with_room(shape, feeds):
     """Caches with a row for each new token behind the past: buffers that hold past and present."""
-    room = np.zeros((shape.batch, shape.heads, shape.tokens, shape.head), np.float32)
+    room = np.zeros((shape.batch, shape.heads, shape.tokens, shape.head), feeds["x"].dtype)
     return {name: np.concatenate([value, room], axis=2) if "past" in name else value for name, value in feeds.items()}
 
 
@@ -118,8 +125,8 @@ class Graph:
         return names[0] if len(names) == 1 else names
 
     def model(self, shape, feeds, outputs):
-        inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, v.shape) for n, v in feeds.items()]
-        wanted = [helper.make_tensor_value_info(n, TensorProto.FLOAT, d) for n, d in outputs.items()]
+        inputs = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in feeds.items()]
+        wanted = [helper.make_tensor_value_info(n, inputs[0].type.tensor_type.elem_type, d) for n, d in outputs.items()]
         graph = helper.make_graph(self.nodes, "layer", inputs, wanted, self.initializers)
         opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.moa", 1), helper.make_opsetid("com.microsoft", 1)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()

@@ -1,17 +1,17 @@
 //! What both attention operators do once keys and values are known.
 
 use crate::attention::{Attention, AttentionInputs, cut_pairs};
+use crate::cached::{CacheRows, Cached, KeysAndValues};
 use crate::few_tokens::FewInputs;
 use crate::kernel_scratch::LayerScratch;
-use crate::key_panels::Cache;
-use crate::kv_cache::KeysAndValues;
+use crate::key_panels::{Cache, Visible};
 use crate::output_projection::{Order, OutputInputs, OutputScratch};
 use crate::packed::Packed;
 use crate::pool::Awaited;
 use crate::query_projection::{QueryInputs, row_stride};
 use crate::rope::Rotary;
 use crate::routing::{Router, Routing};
-use crate::simd::Isa;
+use crate::simd::{FewKeys, Isa};
 use crate::single_token::SingleInputs;
 use crate::{KernelError, ThreadPool, attention_tiles, decode, few_tokens, pool, single_token};
 
@@ -25,8 +25,6 @@ pub(crate) struct AttentionLayer<'a> {
     pub(crate) output_weight: &'a Packed,
     /// `[C]`.
     pub(crate) output_bias: Option<&'a [f32]>,
-    /// `[B, G, P, D]` of keys and values: what these begin with, where it stands elsewhere too.
-    pub(crate) past: Option<[&'a [f32]; 2]>,
     /// `[B, S]`, 0 where the key is masked.
     pub(crate) key_mask: &'a [i32],
     pub(crate) rotary: Option<Rotary<'a>>,
@@ -37,6 +35,7 @@ pub(crate) struct AttentionLayer<'a> {
     pub(crate) tokens: usize,
     pub(crate) top_k: usize,
     pub(crate) keys: usize,
+    /// Rows of the caches, of which the first are keys.
     pub(crate) rows: usize,
     pub(crate) width: usize,
     pub(crate) kv_heads: usize,
@@ -49,6 +48,12 @@ impl AttentionLayer<'_> {
     pub(crate) fn is_one(&self) -> bool {
         let sizes = [self.batch, self.tokens, self.kv_heads];
         single_token::serves(self.isa, sizes, self.top_k, self.output_weight.geometry())
+    }
+
+    /// Whether keys and values are read once each, as they are stored: they are not worth being widened before.
+    pub(crate) fn reads_stored(&self) -> bool {
+        (self.is_one() || decode::reads_stored(self.isa, self.tokens, self.top_k, self.head))
+            && !FewKeys::serves(self.isa, self.keys, self.head)
     }
 
     /// Routes the only token, fills keys and values and computes the products of its slots.
@@ -71,7 +76,6 @@ impl AttentionLayer<'_> {
             keys_and_values,
             keys: self.keys,
             visible,
-            past: self.past,
             causal_past: self.causal_past,
             output_weights: self.output_weight,
         };
@@ -84,52 +88,39 @@ impl AttentionLayer<'_> {
         layer.single.sum(self.isa, routing, self.output_bias, output);
     }
 
-    /// Fills `output [B * T, C]`; keys and values are `[B, G, rows, D]`, of which the first `S` rows are keys.
+    /// Fills `output [B * T, C]`.
     pub(crate) fn compute(
         &self,
         routing: &Routing,
-        [key, value]: [&[f32]; 2],
+        cached: Cached<'_>,
         layer: &mut LayerScratch,
         output_scratch: &mut OutputScratch,
         output: &mut [f32],
     ) {
-        let LayerScratch { visible, queries, panels, decode, few, attended, bounds, claims, .. } = layer;
-        let Self { pool, past, batch, tokens, keys, rows, kv_heads, head, .. } = *self;
+        let LayerScratch { visible, queries, panels, decode, few, wide, attended, bounds, claims, .. } = layer;
+        let Self { pool, batch, tokens, keys, rows, kv_heads, head, causal_past, .. } = *self;
+        let attended_len = batch * tokens * self.top_k * row_stride(kv_heads * head);
         visible.read(self.key_mask, keys);
-        let cache = Cache { key, value, past, visible, batch, keys, rows, kv_heads, head };
-        let (sizes, queries_of) = ([batch, tokens, kv_heads], self.query_inputs());
-        let (causal_past, output_weights) = (self.causal_past, self.output_weight);
-        if few_tokens::serves(self.isa, sizes, keys, routing.top_k, output_weights.geometry()) {
-            let inputs = FewInputs { queries: queries_of, routing, cache, causal_past, output_weights };
-            pool::run(pool, &[&few.stage(inputs)]);
-            return pool::run(pool, &[&few.sum(self.isa, routing, self.output_bias, output)]);
-        }
-        let single = decode::serves(tokens, routing.top_k, head);
-        let on_tiles = attention_tiles::serves(self.isa, tokens * routing.top_k, keys, head);
-        if single {
-            pool::run(pool, &[&queries.stage(queries_of, routing)]);
+        if decode::serves(tokens, self.top_k, head) {
+            let cached = if self.reads_stored() { cached } else { Cached::F32(cached.widened(wide)) };
+            pool::run(pool, &[&queries.stage(self.query_inputs(), routing)]);
+            let inputs = self.attention_inputs(routing, queries.queries(), visible);
+            pool::run(pool, &[&decode.stage(inputs, cached, keys, attended.take(attended_len))]);
         } else {
+            let CacheRows { key, value, .. } = cached.widened(wide);
+            let cache = Cache { key, value, visible, batch, keys, rows, kv_heads, head };
+            let (sizes, output_weights) = ([batch, tokens, kv_heads], self.output_weight);
+            if few_tokens::serves(self.isa, sizes, keys, self.top_k, output_weights.geometry()) {
+                let queries = self.query_inputs();
+                pool::run(pool, &[&few.stage(FewInputs { queries, routing, cache, causal_past, output_weights })]);
+                return pool::run(pool, &[&few.sum(self.isa, routing, self.output_bias, output)]);
+            }
+            let on_tiles = attention_tiles::serves(self.isa, tokens * self.top_k, keys, head);
             let (pack_keys, pack_values) = panels.stages(cache, on_tiles.then_some(self.isa));
-            pool::run(pool, &[&queries.stage(queries_of, routing), &pack_keys, &pack_values]);
-        }
-
-        let inputs = AttentionInputs {
-            isa: self.isa,
-            routing,
-            queries: queries.queries(),
-            visible,
-            causal_past,
-            batch,
-            tokens,
-            kv_heads,
-            head,
-        };
-        let out = attended.take(batch * tokens * routing.top_k * inputs.layout().stride);
-        if single {
-            pool::run(pool, &[&decode.stage(inputs, cache, out)]);
-        } else {
+            pool::run(pool, &[&queries.stage(self.query_inputs(), routing), &pack_keys, &pack_values]);
+            let inputs = self.attention_inputs(routing, queries.queries(), visible);
             cut_pairs(bounds, &inputs, on_tiles);
-            let panels = panels.panels(keys, head);
+            let (panels, out) = (panels.panels(keys, head), attended.take(attended_len));
             pool::run(pool, &[&Attention::new(inputs, panels, out, bounds, claims, on_tiles)]);
         }
 
@@ -139,11 +130,21 @@ impl AttentionLayer<'_> {
             expert_rows: attended.filled(),
             stride: row_stride(kv_heads * head),
             order: Order::Pairs,
-            weights: output_weights,
+            weights: self.output_weight,
             bias: self.output_bias,
             width: self.width,
         };
         pool::run(pool, &[&output_scratch.stage(outputs, output)]);
+    }
+
+    fn attention_inputs<'b>(
+        &self,
+        routing: &'b Routing,
+        queries: &'b [f32],
+        visible: &'b Visible,
+    ) -> AttentionInputs<'b> {
+        let Self { isa, causal_past, batch, tokens, kv_heads, head, .. } = *self;
+        AttentionInputs { isa, routing, queries, visible, causal_past, batch, tokens, kv_heads, head }
     }
 
     fn query_inputs(&self) -> QueryInputs<'_> {

@@ -3,9 +3,9 @@
 use moa_schema::{CrossAttentionAttributes, CrossAttentionDims};
 
 use crate::attention_layer::AttentionLayer;
+use crate::cached::{CacheRows, Cached, Given};
 use crate::check::{at_least_one, length, optional_length};
 use crate::kernel_scratch::{BorderScratch, Scratch};
-use crate::kv_cache::Given;
 use crate::packed::{Geometry, WeightData};
 use crate::prepared::{Prepared, Weight};
 use crate::routing::RouterInputs;
@@ -92,7 +92,7 @@ impl Prepared {
     ) -> Result<(), KernelError> {
         let CrossAttentionDims { batch, tokens, keys, width, experts, top_k, kv_heads, head } = *dims;
         let Scratch { routing, weights, layer, output, border, .. } = scratch;
-        let BorderScratch { hidden_states: hidden, bias, keys: key_scratch, values, output: result } = border;
+        let BorderScratch { hidden_states: hidden, bias, output: result } = border;
         let hidden_states = hidden.widened(inputs.hidden_states);
         let weights = self.weights(
             weights,
@@ -121,7 +121,6 @@ impl Prepared {
             query_weight: weights.get(Weight::Query),
             output_weight: weights.get(Weight::Output),
             output_bias: inputs.output_bias.map(|values| bias.widened(values)),
-            past: None,
             key_mask: inputs.key_mask,
             rotary: None,
             causal_past: None,
@@ -135,9 +134,9 @@ impl Prepared {
             kv_heads,
             head,
         };
-        let keys_and_values = [key_scratch.widened(inputs.key), values.widened(inputs.value)];
+        let cached = Cached::of(CacheRows { key: inputs.key, value: inputs.value, past: None });
         if layer_inputs.is_one() {
-            layer_inputs.compute_one(stage, &Given(keys_and_values), layer)?;
+            layer_inputs.compute_one(stage, &Given(cached), layer)?;
             routing.count(experts);
             result.rounded_into(outputs.output, |out| layer_inputs.sum_one(routing, layer, out));
         } else {
@@ -145,7 +144,7 @@ impl Prepared {
             stage.finish()?;
             routing.count(experts);
             result.rounded_into(outputs.output, |out| {
-                layer_inputs.compute(routing, keys_and_values, layer, output, out);
+                layer_inputs.compute(routing, cached, layer, output, out);
             });
         }
         routing.export(outputs.topk_indices.as_deref_mut(), outputs.topk_weights.as_deref_mut());

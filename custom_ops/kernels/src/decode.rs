@@ -6,12 +6,12 @@
 
 use crate::attention::AttentionInputs;
 use crate::buffer::Buffer;
+use crate::cached::{CacheRows, Cached};
 use crate::grid::{Claims, Grid, Layout, Tile, cut};
-use crate::key_panels::Cache;
 use crate::pool::Stage;
 use crate::routing::Routing;
-use crate::rows::blocks;
-use crate::simd::{Ahead, FewKeys, FewSlots, Isa, LANES, Left, OneToken, PANEL, Product, ROWS, Right, Write};
+use crate::rows::{blocks, even};
+use crate::simd::{Ahead, Element, FewKeys, FewSlots, Isa, LANES, Left, OneToken, PANEL, Product, ROWS, Right, Write};
 
 /// Keys of one tile.
 const KEYS: usize = 128;
@@ -33,7 +33,8 @@ pub(crate) struct DecodeScratch {
 /// The stage that fills `attended [B * k, G * D]` of `B` tokens.
 pub(crate) struct Decode<'a> {
     inputs: AttentionInputs<'a>,
-    cache: Cache<'a>,
+    cached: Cached<'a>,
+    keys: usize,
     queries: Grid<'a, f32>,
     grid: Grid<'a, f32>,
 }
@@ -44,11 +45,12 @@ pub(crate) fn serves(tokens: usize, top_k: usize, head: usize) -> bool {
 }
 
 impl DecodeScratch {
-    /// Prepares the stage.
+    /// Prepares the stage; of what is cached, each head has `keys` rows.
     pub(crate) fn stage<'a>(
         &'a mut self,
         inputs: AttentionInputs<'a>,
-        cache: Cache<'a>,
+        cached: Cached<'a>,
+        keys: usize,
         attended: &'a mut [f32],
     ) -> Decode<'a> {
         let AttentionInputs { routing: &Routing { top_k, .. }, batch, kv_heads, head, .. } = inputs;
@@ -60,7 +62,8 @@ impl DecodeScratch {
         let (query_len, queries) = (head * LANES, self.queries.take(tasks * head * LANES));
         Decode {
             inputs,
-            cache,
+            cached,
+            keys,
             queries: Grid::new(queries, Layout::whole(query_len), &self.bounds[0], query_claims),
             grid: Grid::new(attended, inputs.layout(), &self.bounds[1], claims),
         }
@@ -80,7 +83,7 @@ impl Stage for Decode<'_> {
 
     fn run(&self, index: usize) {
         let (Some(mut out), Some(mut queries)) = (self.grid.tile(index), self.queries.tile(index)) else { return };
-        let AttentionInputs { isa, routing, kv_heads, head, causal_past, .. } = self.inputs;
+        let AttentionInputs { routing, visible, kv_heads, head, causal_past, .. } = self.inputs;
         let (group, top_k, stride) = (index % kv_heads, routing.top_k, self.inputs.layout().stride);
         let mut lanes = Lanes { queries: queries.row(0), scores: None };
         for first_row in (0..out.rows()).step_by(top_k) {
@@ -88,32 +91,36 @@ impl Stage for Decode<'_> {
             if !routing.routed[batch] {
                 continue;
             }
-            let places = self.cache.visible.up_to(causal_past, batch);
+            let places = visible.up_to(causal_past, batch);
             let token = Token {
                 pair: batch * kv_heads + group,
                 queries: &self.inputs.queries[batch * top_k * stride + group * head..],
                 places,
                 first_row,
             };
-            match places.len() {
-                0 => (0..top_k).for_each(|slot| out.row(first_row + slot).fill(0.0)),
-                seen if FewKeys::serves(isa, seen, head) => {
-                    let next = kv_heads * self.cache.rows * head;
-                    FewKeys { token: self.one_token(&token), next }.attend(isa, &mut out, first_row);
-                }
-                _ if FewSlots::serves(isa, top_k, head) => {
-                    FewSlots { token: self.one_token(&token), past: self.past(&token) }
-                        .attend(isa, &mut out, first_row);
-                }
-                _ => self.attend(&token, &mut lanes, &mut out),
+            match self.cached {
+                _ if places.is_empty() => (0..top_k).for_each(|slot| out.row(first_row + slot).fill(0.0)),
+                Cached::F32(rows) => self.attend_to_wide(rows, &token, &mut lanes, &mut out),
+                Cached::F16(rows) => self.few_slots(rows, &token, &mut out),
             }
         }
     }
 }
 
+/// Whether slots attend a few at a time to keys and values of f32, as they do to those of f16: with more groups than
+/// two, the lanes of more slots are as fast.
+fn in_groups(isa: Isa, top_k: usize, head: usize) -> bool {
+    top_k <= 2 * FewSlots::MOST && FewSlots::serves(isa, 1, head)
+}
+
+/// Whether the stage serves a call of these sizes, and reads caches as they are stored.
+pub(crate) fn reads_stored(isa: Isa, tokens: usize, top_k: usize, head: usize) -> bool {
+    serves(tokens, top_k, head) && FewSlots::serves(isa, 1, head)
+}
+
 /// Whether the stage serves a call of these sizes, and reads a past where it stood before it was copied.
 pub(crate) fn reads_past(isa: Isa, tokens: usize, top_k: usize, head: usize) -> bool {
-    serves(tokens, top_k, head) && FewSlots::serves(isa, top_k, head)
+    serves(tokens, top_k, head) && in_groups(isa, top_k, head)
 }
 
 /// One token before one key/value head.
@@ -144,29 +151,47 @@ struct Scores {
 
 impl Decode<'_> {
     /// Keys and values `[S, D]` that a token sees some of.
-    fn keys_and_values(&self, token: &Token<'_>) -> [&[f32]; 2] {
-        let (start, len) = (token.pair * self.cache.rows * self.inputs.head, self.cache.keys * self.inputs.head);
-        [self.cache.key, self.cache.value].map(|rows| &rows[start..][..len])
-    }
-
-    /// Keys and values `[P, D]` of the past, where they stand elsewhere too.
-    fn past(&self, token: &Token<'_>) -> Option<[&[f32]; 2]> {
-        let pairs = self.cache.batch * self.cache.kv_heads;
-        self.cache.past.map(|both| both.map(|rows| &rows[token.pair * (rows.len() / pairs)..][..rows.len() / pairs]))
+    fn of<'b, T>(&self, rows: CacheRows<'b, T>, token: &Token<'_>) -> CacheRows<'b, T> {
+        let AttentionInputs { batch, kv_heads, head, .. } = self.inputs;
+        rows.of(token.pair, batch * kv_heads, self.keys * head)
     }
 
     /// A token as the doors to other ways of attending take it.
-    fn one_token<'b>(&'b self, token: &Token<'b>) -> OneToken<'b> {
-        let [key, value] = self.keys_and_values(token);
+    fn one_token<'b, T>(&self, CacheRows { key, value, .. }: CacheRows<'b, T>, token: &Token<'b>) -> OneToken<'b, T> {
         let Token { queries, places, .. } = *token;
         let (stride, slots) = (self.inputs.layout().stride, self.inputs.routing.top_k);
         OneToken { queries, stride, slots, head: self.inputs.head, key, value, places }
     }
 
-    fn attend(&self, token: &Token<'_>, lanes: &mut Lanes<'_>, out: &mut Tile<'_, f32>) {
+    /// Attends for few slots at a time, which share what is read.
+    fn few_slots<T: Element>(&self, rows: CacheRows<'_, T>, token: &Token<'_>, out: &mut Tile<'_, f32>) {
+        let rows = self.of(rows, token);
+        let all = self.one_token(rows, token);
+        for slots in even(0..all.slots, FewSlots::MOST) {
+            let queries = &all.queries[slots.start * all.stride..];
+            let token_rows = OneToken { queries, slots: slots.len(), ..all };
+            let few = FewSlots { token: token_rows, past: rows.past };
+            few.attend(self.inputs.isa, out, token.first_row + slots.start);
+        }
+    }
+
+    fn attend_to_wide(&self, rows: CacheRows<'_>, token: &Token<'_>, lanes: &mut Lanes<'_>, out: &mut Tile<'_, f32>) {
+        let AttentionInputs { isa, routing, batch, head, .. } = self.inputs;
+        if FewKeys::serves(isa, token.places.len(), head) {
+            let token_rows = self.one_token(self.of(rows, token), token);
+            let few = FewKeys { token: token_rows, next: rows.key.len() / batch };
+            few.attend(isa, out, token.first_row);
+        } else if in_groups(isa, routing.top_k, head) {
+            self.few_slots(rows, token, out);
+        } else {
+            self.attend(self.of(rows, token), token, lanes, out);
+        }
+    }
+
+    fn attend(&self, rows: CacheRows<'_>, token: &Token<'_>, lanes: &mut Lanes<'_>, out: &mut Tile<'_, f32>) {
         let Token { places, first_row, .. } = *token;
         let (isa, top_k) = (self.inputs.isa, self.inputs.routing.top_k);
-        let [key, value] = self.keys_and_values(token);
+        let CacheRows { key, value, .. } = rows;
         let Lanes { queries, scores } = lanes;
         let scores = scores.get_or_insert_with(|| {
             queries.fill(0.0);

@@ -6,6 +6,7 @@ use crate::feed_forward::HiddenScratch;
 use crate::few_tokens::FewScratch;
 use crate::grid::Claims;
 use crate::key_panels::{PanelScratch, Visible};
+use crate::kv_cache::CacheBounds;
 use crate::output_projection::OutputScratch;
 use crate::prepared::OwnWeights;
 use crate::query_projection::QueryScratch;
@@ -29,8 +30,6 @@ pub(crate) struct Scratch {
 pub(crate) struct BorderScratch {
     pub(crate) hidden_states: Buffer,
     pub(crate) bias: Buffer,
-    pub(crate) keys: Buffer,
-    pub(crate) values: Buffer,
     pub(crate) output: Buffer,
 }
 
@@ -39,7 +38,7 @@ pub(crate) struct BorderScratch {
 pub(crate) struct CacheScratch {
     pub(crate) key: Buffer,
     pub(crate) value: Buffer,
-    pub(crate) bounds: Vec<usize>,
+    pub(crate) bounds: CacheBounds,
     pub(crate) claims: [[Claims; 2]; 2],
 }
 
@@ -52,6 +51,7 @@ pub(crate) struct LayerScratch {
     pub(crate) decode: DecodeScratch,
     pub(crate) single: SingleScratch,
     pub(crate) few: FewScratch,
+    pub(crate) wide: [Buffer; 2],
     pub(crate) attended: Buffer,
     pub(crate) bounds: Vec<usize>,
     pub(crate) claims: Claims,
@@ -60,18 +60,19 @@ pub(crate) struct LayerScratch {
 impl Scratch {
     /// Bytes held between calls.
     pub(crate) fn bytes(&self) -> usize {
-        let LayerScratch { visible, queries, panels, decode, single, few, attended, bounds, .. } = &self.layer;
+        let LayerScratch { visible, queries, panels, decode, single, few, wide, attended, bounds, .. } = &self.layer;
         let layer = visible.bytes()
             + queries.bytes()
             + panels.bytes()
             + decode.bytes()
             + single.bytes()
             + few.bytes()
+            + wide.iter().map(Buffer::bytes).sum::<usize>()
             + attended.bytes();
-        let words = (bounds.capacity() + self.cache.bounds.capacity()) * size_of::<usize>();
+        let words = bounds.capacity() * size_of::<usize>() + self.cache.bounds.bytes();
         let cache = self.cache.key.bytes() + self.cache.value.bytes();
-        let BorderScratch { hidden_states, bias, keys, values, output } = &self.border;
-        let border = [hidden_states, bias, keys, values, output].iter().map(|buffer| buffer.bytes()).sum::<usize>();
+        let BorderScratch { hidden_states, bias, output } = &self.border;
+        let border = [hidden_states, bias, output].iter().map(|buffer| buffer.bytes()).sum::<usize>();
         border + self.routing.bytes() + self.weights.bytes() + layer + cache + words + self.hidden.bytes()
     }
 }

@@ -22,9 +22,6 @@ pub(crate) struct Cache<'a> {
     pub(crate) key: &'a [f32],
     /// As `key`.
     pub(crate) value: &'a [f32],
-    /// `[B, G, P, D]` of keys and values: what `key` and `value` begin with, where it stands elsewhere too. Reading
-    /// what another core has just copied, or what was copied past the caches, takes longer.
-    pub(crate) past: Option<[&'a [f32]; 2]>,
     pub(crate) visible: &'a Visible,
     pub(crate) batch: usize,
     pub(crate) keys: usize,
@@ -351,10 +348,8 @@ mod tests {
         let (ones, mut visible, mut scratch) = ([1.0; 3 * 4], Visible::default(), PanelScratch::default());
         visible.read(&[1; 3], 3);
         let (key, value, visible) = (&ones[..], &ones[..], &visible);
-        let (keys, values) = scratch.stages(
-            Cache { key, value, past: None, visible, batch: 1, keys: 3, rows: 3, kv_heads: 1, head: 4 },
-            Some(isa),
-        );
+        let (keys, values) =
+            scratch.stages(Cache { key, value, visible, batch: 1, keys: 3, rows: 3, kv_heads: 1, head: 4 }, Some(isa));
         pool::run(&Sequential, &[&keys, &values]);
         assert_eq!(scratch.panels(3, 4).magnitudes(0), [Magnitudes::UNKNOWN; 2]);
         drop(taken);

@@ -3,13 +3,14 @@
 use std::ops::Range;
 
 use crate::buffer::Buffer;
+use crate::cached::{CacheRows, Cached, KeysAndValues};
 use crate::grid::{Claims, Grid, Layout, Tile};
 use crate::packed::Packed;
 use crate::pool::{Awaited, Stage};
 use crate::rope::Rotary;
 use crate::rows::{RowProduct, TILE_ROWS};
 use crate::scalar::Scalar;
-use crate::simd::{Epoch, Isa, Left, copy_past_caches};
+use crate::simd::{Epoch, Isa, Left};
 
 /// Most new tokens that one task projects.
 const TOKENS_PER_TASK: usize = TILE_ROWS;
@@ -41,7 +42,7 @@ pub(crate) enum Past<'a, T> {
         values: &'a [T],
         /// Rows of each head, of which the past is the first.
         rows: usize,
-        /// Whether the caches keep what is copied; f16 is widened and always kept.
+        /// Whether the processor's caches keep what is copied; what is widened is always kept.
         kept: bool,
     },
     /// In the cache itself, which keeps them and what no token fills.
@@ -65,12 +66,42 @@ pub(crate) struct CacheInputs<'a, T> {
     pub(crate) sizes: CacheSizes,
 }
 
+/// Where a cache goes.
+pub(crate) struct Destination<'a, T> {
+    /// The cache as f32, or its new rows alone.
+    wide: &'a mut [f32],
+    new_alone: bool,
+    /// The cache as `T`, where that is not f32.
+    stored: Option<&'a mut [T]>,
+}
+
+/// Rows at which tasks begin and end.
+#[derive(Debug, Default)]
+pub(crate) struct CacheBounds {
+    /// Of the cache.
+    all: Vec<usize>,
+    /// Of the new rows alone.
+    new: Vec<usize>,
+}
+
 /// The stage that fills a cache: the past, then the new tokens, whose keys are rotated; all of it as `T` keeps it.
 pub(crate) struct Append<'a, T> {
     inputs: CacheInputs<'a, T>,
-    grid: Grid<'a, f32>,
+    bounds: &'a [usize],
+    wide: Grid<'a, f32>,
+    new_alone: bool,
     epoch: Epoch,
     stored: Option<Grid<'a, T>>,
+}
+
+/// A new row that a task projects.
+#[derive(Clone, Copy, Default)]
+struct NewRow {
+    /// By number `b * T + t`.
+    token: usize,
+    /// Its place in the task's tile of f32, and in that of the stored cache.
+    wide: usize,
+    stored: usize,
 }
 
 impl CacheSizes {
@@ -91,9 +122,14 @@ impl CacheSizes {
         if tasks < TASKS { FEWER_TOKENS } else { TOKENS_PER_TASK }
     }
 
+    /// Elements of its new rows.
+    fn new_len(&self) -> usize {
+        self.batch * self.kv_heads * self.tokens * self.head
+    }
+
     /// Cuts the rows of the cache: into groups of whole (batch, head) pairs, or for each pair the past, groups of new
     /// tokens, and what is left.
-    pub(crate) fn cut(&self, bounds: &mut Vec<usize>) {
+    pub(crate) fn cut(&self, CacheBounds { all: bounds, new }: &mut CacheBounds) {
         let &Self { past, tokens, rows, .. } = self;
         let (pairs, group) = (self.batch * self.kv_heads, self.pairs_per_task());
         bounds.clear();
@@ -107,6 +143,9 @@ impl CacheSizes {
             }
         }
         bounds.push(pairs * rows);
+        let new_before = |row: usize| row / rows * tokens + (row % rows).saturating_sub(past).min(tokens);
+        new.clear();
+        new.extend(bounds.iter().map(|row| new_before(*row)));
     }
 
     /// Rows `rows` of the cache by (batch, head) pair, counted in the pair.
@@ -117,6 +156,13 @@ impl CacheSizes {
             let first = pair * step;
             (pair, rows.start.max(first) - first..rows.end.min(first + step) - first)
         })
+    }
+}
+
+impl CacheBounds {
+    /// Bytes held between calls.
+    pub(crate) fn bytes(&self) -> usize {
+        (self.all.capacity() + self.new.capacity()) * size_of::<usize>()
     }
 }
 
@@ -131,48 +177,33 @@ impl<'a, T: Scalar> Caches<'a, T> {
     /// [`CacheSizes::cut`], the destinations from [`destinations`].
     pub(crate) fn new(
         [keys, values]: [CacheInputs<'a, T>; 2],
-        [(key, stored_key), (value, stored_value)]: [(&'a mut [f32], Option<&'a mut [T]>); 2],
-        bounds: &'a [usize],
+        [key, value]: [Destination<'a, T>; 2],
+        bounds: &'a CacheBounds,
         [key_claims, value_claims]: &'a mut [[Claims; 2]; 2],
     ) -> Self {
         Self {
-            keys: Append::new(keys, key, stored_key, bounds, key_claims),
-            values: Append::new(values, value, stored_value, bounds, value_claims),
+            keys: Append::new(keys, key, bounds, key_claims),
+            values: Append::new(values, value, bounds, value_claims),
         }
     }
 
-    /// Keys and values as f32, once all tasks have ended; `None` before.
-    pub(crate) fn finished(&self) -> Option<[&'a [f32]; 2]> {
-        Some([self.keys.grid.finished()?, self.values.grid.finished()?])
+    /// Keys and values, once all tasks have ended; `None` before.
+    pub(crate) fn cached(&self) -> Option<Cached<'a>> {
+        let Self { keys, values } = self;
+        let past = keys.past_elsewhere().zip(values.past_elsewhere());
+        if keys.new_alone {
+            let [key, value] = [keys, values].map(|cache| cache.stored.as_ref()?.finished());
+            let past = past.map(|(key, value)| [key, value]);
+            return Some(Cached::of(CacheRows { key: key?, value: value?, past }));
+        }
+        let past = past.and_then(|(key, value)| Some([T::direct(key)?, T::direct(value)?]));
+        Some(Cached::F32(CacheRows { key: keys.wide.finished()?, value: values.wide.finished()?, past }))
     }
-}
-
-/// Keys and values `[B, G, rows, D]` that other tasks may still be filling.
-pub(crate) trait KeysAndValues: Stage {
-    /// Both, once the tasks of the stage have ended; `None` where one was left out.
-    fn wait(&self) -> Option<[&[f32]; 2]>;
 }
 
 impl<T: Scalar> KeysAndValues for Awaited<Caches<'_, T>> {
-    fn wait(&self) -> Option<[&[f32]; 2]> {
-        self.wait().finished()
-    }
-}
-
-/// Keys and values that are there.
-pub(crate) struct Given<'a>(pub(crate) [&'a [f32]; 2]);
-
-impl Stage for Given<'_> {
-    fn tasks(&self) -> usize {
-        0
-    }
-
-    fn run(&self, _: usize) {}
-}
-
-impl KeysAndValues for Given<'_> {
-    fn wait(&self) -> Option<[&[f32]; 2]> {
-        Some(self.0)
+    fn wait(&self) -> Option<Cached<'_>> {
+        self.wait().cached()
     }
 }
 
@@ -191,61 +222,71 @@ impl<T: Scalar> Stage for Caches<'_, T> {
 impl<'a, T: Scalar> Append<'a, T> {
     fn new(
         inputs: CacheInputs<'a, T>,
-        cache: &'a mut [f32],
-        stored: Option<&'a mut [T]>,
-        bounds: &'a [usize],
+        Destination { wide, new_alone, stored }: Destination<'a, T>,
+        CacheBounds { all: bounds, new }: &'a CacheBounds,
         [claims, stored_claims]: &'a mut [Claims; 2],
     ) -> Self {
         let layout = Layout::whole(inputs.sizes.head);
+        let wide = Grid::new(wide, layout, if new_alone { new } else { bounds }, claims);
         let stored = stored.map(|stored| Grid::new(stored, layout, bounds, stored_claims));
-        Self { inputs, grid: Grid::new(cache, layout, bounds, claims), epoch: Epoch::new(), stored }
+        Self { inputs, bounds, wide, new_alone, epoch: Epoch::new(), stored }
+    }
+
+    /// The past where it stands without gaps beside the cache.
+    fn past_elsewhere(&self) -> Option<&'a [T]> {
+        match self.inputs.past {
+            Past::Given { values, rows, .. } if rows == self.inputs.sizes.past => Some(values),
+            _ => None,
+        }
     }
 
     /// Takes rows of the past over; `to` are the same rows as `rows`, counted in the tile.
     fn keep(
         &self,
-        out: &mut Tile<'_, f32>,
+        wide: &mut Tile<'_, f32>,
         stored: Option<&mut Tile<'_, T>>,
         pair: usize,
         rows: Range<usize>,
         to: usize,
     ) {
-        let head = self.inputs.sizes.head;
+        let to = to..to + rows.len();
         match (self.inputs.past, stored) {
-            (Past::InPlace, None) => {}
-            (Past::InPlace, Some(stored)) => {
-                let to = to..to + rows.len();
-                T::widen(stored.rows_in_line(to.clone()), out.rows_in_line(to));
+            (Past::InPlace, Some(stored)) if !self.new_alone => {
+                T::widen(stored.rows_in_line(to.clone()), wide.rows_in_line(to));
             }
+            (Past::InPlace, _) => {}
             (Past::Given { values, rows: step, kept }, stored) => {
+                let head = self.inputs.sizes.head;
                 let source = &values[(pair * step + rows.start) * head..][..rows.len() * head];
-                let to = to..to + rows.len();
                 match (T::direct(source), kept) {
-                    (Some(source), false) => copy_past_caches(source, out.rows_in_line(to.clone())),
-                    _ => T::widen(source, out.rows_in_line(to.clone())),
+                    _ if self.new_alone => {}
+                    (Some(source), false) => f32::copy_past_caches(source, wide.rows_in_line(to.clone())),
+                    _ => T::widen(source, wide.rows_in_line(to.clone())),
                 }
-                if let Some(stored) = stored {
-                    stored.rows_in_line(to).copy_from_slice(source);
+                match stored.map(|stored| stored.rows_in_line(to)) {
+                    Some(stored) if kept || !self.new_alone => stored.copy_from_slice(source),
+                    Some(stored) => T::copy_past_caches(source, stored),
+                    None => {}
                 }
             }
         }
     }
 
     /// Sets rows of the tile to 0 where the cache is not the past's own.
-    fn clear(&self, out: &mut Tile<'_, f32>, stored: Option<&mut Tile<'_, T>>, rows: Range<usize>) {
+    fn clear(&self, wide: &mut Tile<'_, f32>, stored: Option<&mut Tile<'_, T>>, rows: Range<usize>) {
         match (self.inputs.past, stored) {
             (Past::InPlace, _) => {}
-            (Past::Given { .. }, None) => rows.for_each(|row| out.row(row).fill(0.0)),
+            (Past::Given { .. }, None) => rows.for_each(|row| wide.row(row).fill(0.0)),
             (Past::Given { .. }, Some(stored)) => rows.for_each(|row| stored.row(row).fill(T::default())),
         }
     }
 
-    /// Projects the new tokens `tokens`, by number `b * T + t`, into the rows `rows` of the tile.
-    fn project(&self, out: &mut Tile<'_, f32>, stored: Option<&mut Tile<'_, T>>, pair: usize, new: &[(usize, usize)]) {
+    /// Projects new tokens into their rows.
+    fn project(&self, wide: &mut Tile<'_, f32>, mut stored: Option<&mut Tile<'_, T>>, pair: usize, new: &[NewRow]) {
         let CacheInputs { isa, width, sizes, .. } = self.inputs;
         let (mut starts, mut rows) = ([0; TOKENS_PER_TASK], [0; TOKENS_PER_TASK]);
-        for (place, (token, row)) in new.iter().enumerate() {
-            (starts[place], rows[place]) = (token * width, *row);
+        for (place, new) in new.iter().enumerate() {
+            (starts[place], rows[place]) = (new.token * width, new.wide);
         }
         RowProduct {
             left: Left { data: self.inputs.hidden_states, starts: &starts[..new.len()], inner: width },
@@ -259,63 +300,69 @@ impl<'a, T: Scalar> Append<'a, T> {
             next: None,
             epoch: Some(self.epoch),
         }
-        .compute(isa, out);
-        let mut stored = stored;
-        for &(token, row) in new {
-            let values = out.row(row);
+        .compute(isa, wide);
+        for new in new {
+            let values = wide.row(new.wide);
             if let Some(rotary) = self.inputs.rotary {
-                rotary.rotate(token, values);
+                rotary.rotate(new.token, values);
             }
             T::round_in_place(values);
             if let Some(stored) = &mut stored {
-                T::round(values, stored.row(row));
+                T::round(values, stored.row(new.stored));
             }
         }
     }
 }
 
-/// Where a cache of `len` elements goes as f32, and beside it as `T`: `present` takes it where that is f32, else `own`.
-pub(crate) fn destinations<'a, T: Scalar>(
+/// Where a cache goes: into `present` where that is f32, else beside it into `own`, of which the new rows are enough
+/// where attention reads what is stored.
+pub(crate) fn destination<'a, T: Scalar>(
     present: Option<&'a mut [T]>,
     own: &'a mut Buffer,
-    len: usize,
-) -> (&'a mut [f32], Option<&'a mut [T]>) {
+    sizes: CacheSizes,
+    reads_stored: bool,
+) -> Destination<'a, T> {
     match present.map(T::direct_mut) {
-        Some(Ok(present)) => (present, None),
-        Some(Err(present)) => (own.take(len), Some(present)),
-        None => (own.take(len), None),
+        Some(Ok(wide)) => Destination { wide, new_alone: false, stored: None },
+        Some(Err(stored)) if reads_stored => {
+            Destination { wide: own.take(sizes.new_len()), new_alone: true, stored: Some(stored) }
+        }
+        Some(Err(stored)) => Destination { wide: own.take(sizes.len()), new_alone: false, stored: Some(stored) },
+        None => Destination { wide: own.take(sizes.len()), new_alone: false, stored: None },
     }
 }
 
 impl<T: Scalar> Stage for Append<'_, T> {
     fn tasks(&self) -> usize {
-        self.grid.len()
+        self.wide.len()
     }
 
     fn run(&self, index: usize) {
-        let Some(mut out) = self.grid.tile(index) else { return };
+        let Some(mut wide) = self.wide.tile(index) else { return };
         let mut stored = self.stored.as_ref().and_then(|stored| stored.tile(index));
         let CacheSizes { kv_heads, past, tokens, .. } = self.inputs.sizes;
-        let first = out.first_row();
-        let (mut new, mut count) = ([(0, 0); TOKENS_PER_TASK], 0);
-        for (pair, rows) in self.inputs.sizes.by_pair(first..first + out.rows()) {
+        let (first, end) = (self.bounds[index], self.bounds[index + 1]);
+        let (mut new, mut count) = ([NewRow::default(); TOKENS_PER_TASK], 0);
+        for (pair, rows) in self.inputs.sizes.by_pair(first..end) {
             let in_tile = |row: usize| pair * self.inputs.sizes.rows + row - first;
             let kept = rows.start..rows.end.min(past);
             if !kept.is_empty() {
-                self.keep(&mut out, stored.as_mut(), pair, kept.clone(), in_tile(kept.start));
+                self.keep(&mut wide, stored.as_mut(), pair, kept.clone(), in_tile(kept.start));
             }
             let left = rows.start.max(past + tokens)..rows.end;
             if !left.is_empty() {
-                self.clear(&mut out, stored.as_mut(), in_tile(left.start)..in_tile(left.end));
+                self.clear(&mut wide, stored.as_mut(), in_tile(left.start)..in_tile(left.end));
             }
             for row in rows.start.max(past)..rows.end.min(past + tokens) {
-                new[count] = (pair / kv_heads * tokens + row - past, in_tile(row));
+                let stored = in_tile(row);
+                let wide = if self.new_alone { count } else { stored };
+                new[count] = NewRow { token: pair / kv_heads * tokens + row - past, wide, stored };
                 count += 1;
             }
         }
         if count > 0 {
             let pair = first / self.inputs.sizes.rows;
-            self.project(&mut out, stored.as_mut(), pair, &new[..count]);
+            self.project(&mut wide, stored.as_mut(), pair, &new[..count]);
         }
     }
 }

@@ -187,6 +187,14 @@ impl Packed {
         self.geometry
     }
 
+    /// Bytes of a weight.
+    pub(crate) fn bytes_each(&self) -> usize {
+        match self.panels {
+            Panels::F32(_) => size_of::<f32>(),
+            Panels::Bf16(_) | Panels::F16(_) => size_of::<f16>(),
+        }
+    }
+
     /// The panels, to be read with [`Geometry::right`].
     pub(crate) fn panels(&self) -> &Panels {
         &self.panels

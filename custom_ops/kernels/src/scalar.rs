@@ -2,11 +2,16 @@
 
 use half::{f16, slice::HalfFloatSliceExt};
 
+use crate::simd::copy_past_caches;
+
 /// A float of the tensors that go in and out: f32 is read and written where it stands; f16 is widened on entry and
 /// rounded once on exit.
 pub trait Scalar: Copy + Default + std::fmt::Debug + Send + Sync + 'static {
     /// The values where they are f32.
     fn direct(values: &[Self]) -> Option<&[f32]>;
+
+    /// The values as they are stored.
+    fn stored<const N: usize>(values: [&[Self]; N]) -> Stored<'_, N>;
 
     /// The values where they are f32, else as they were.
     ///
@@ -14,6 +19,9 @@ pub trait Scalar: Copy + Default + std::fmt::Debug + Send + Sync + 'static {
     ///
     /// The values, where they are not f32.
     fn direct_mut(values: &mut [Self]) -> Result<&mut [f32], &mut [Self]>;
+
+    /// Copies values that nothing reads soon, past the processor's caches; both slices are equally long.
+    fn copy_past_caches(values: &[Self], out: &mut [Self]);
 
     /// Writes the values as f32, exactly; both slices are equally long.
     fn widen(values: &[Self], out: &mut [f32]);
@@ -25,13 +33,30 @@ pub trait Scalar: Copy + Default + std::fmt::Debug + Send + Sync + 'static {
     fn round_in_place(values: &mut [f32]);
 }
 
+/// Some slices of one type of [`Scalar`].
+#[derive(Debug, Clone, Copy)]
+pub enum Stored<'a, const N: usize> {
+    /// Of f32.
+    F32([&'a [f32]; N]),
+    /// Of f16.
+    F16([&'a [f16]; N]),
+}
+
 impl Scalar for f32 {
     fn direct(values: &[Self]) -> Option<&[f32]> {
         Some(values)
     }
 
+    fn stored<const N: usize>(values: [&[Self]; N]) -> Stored<'_, N> {
+        Stored::F32(values)
+    }
+
     fn direct_mut(values: &mut [Self]) -> Result<&mut [f32], &mut [Self]> {
         Ok(values)
+    }
+
+    fn copy_past_caches(values: &[Self], out: &mut [Self]) {
+        copy_past_caches(values, out);
     }
 
     fn widen(values: &[Self], out: &mut [f32]) {
@@ -50,8 +75,16 @@ impl Scalar for f16 {
         None
     }
 
+    fn stored<const N: usize>(values: [&[Self]; N]) -> Stored<'_, N> {
+        Stored::F16(values)
+    }
+
     fn direct_mut(values: &mut [Self]) -> Result<&mut [f32], &mut [Self]> {
         Err(values)
+    }
+
+    fn copy_past_caches(values: &[Self], out: &mut [Self]) {
+        copy_past_caches(values, out);
     }
 
     fn widen(values: &[Self], out: &mut [f32]) {
@@ -89,5 +122,7 @@ mod tests {
         f16::round_in_place(&mut values);
         assert_eq!(values, back);
         assert!(f16::direct(&stored).is_none() && f32::direct(&back).is_some());
+        assert!(matches!(f16::stored([&stored]), Stored::F16([values]) if values == stored));
+        assert!(matches!(f32::stored([&back]), Stored::F32([values]) if values == back));
     }
 }

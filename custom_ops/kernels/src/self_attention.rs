@@ -5,18 +5,17 @@ use moa_schema::{SelfAttentionAttributes, SelfAttentionDims};
 use crate::attention_layer::AttentionLayer;
 use crate::check::{at_least_one, length, optional_length};
 use crate::kernel_scratch::{BorderScratch, CacheScratch, Scratch};
-use crate::kv_cache::{CacheInputs, CacheSizes, Caches, Past, destinations};
+use crate::kv_cache::{CacheInputs, CacheSizes, Caches, Past, destination};
 use crate::packed::{Geometry, WeightData};
 use crate::pool::Awaited;
 use crate::prepared::{CallWeights, Prepared, Weight};
 use crate::rope::{Rotary, RotaryInputs};
 use crate::routing::{Router, RouterInputs, Routing};
 use crate::scalar::Scalar;
-use crate::simd::Isa;
 use crate::{KernelError, ThreadPool, decode, pool};
 
-/// Elements of weights that one call reads and the caches do not keep.
-const FAR: usize = 1 << 23;
+/// Bytes of weights that one call reads and the caches do not keep.
+const FAR: usize = 1 << 25;
 
 /// Inputs of [`self_attention`], row-major.
 #[derive(Debug, Clone, Copy)]
@@ -98,15 +97,6 @@ struct Call<'a, T> {
 }
 
 impl<T: Scalar> Call<'_, T> {
-    /// Keys and values of the past where they are read as they are, beside the cache that they are copied to.
-    fn past_elsewhere(&self) -> Option<[&[f32]; 2]> {
-        let given = [self.inputs.past_key?, self.inputs.past_value?].map(T::direct);
-        match (self.inputs.capacity, given) {
-            (None, [Some(key), Some(value)]) => Some([key, value]),
-            _ => None,
-        }
-    }
-
     fn cache_sizes(&self) -> CacheSizes {
         let SelfAttentionDims { batch, tokens, past, kv_heads, head, .. } = *self.dims;
         CacheSizes { batch, kv_heads, past, tokens, rows: self.inputs.capacity.unwrap_or(past + tokens), head }
@@ -114,11 +104,13 @@ impl<T: Scalar> Call<'_, T> {
 
     /// Whether the copy of the past is left to memory: attention reads the past where it was, and the weights drive the
     /// copy out of the caches before the next call.
-    fn copies_past_caches(&self, isa: Isa) -> bool {
+    fn copies_past_caches(&self, layer: &AttentionLayer<'_>, reads_stored: bool) -> bool {
         let SelfAttentionDims { batch, tokens, width, experts, top_k, kv_heads, head, .. } = *self.dims;
         let matrices = 1 + batch.saturating_mul(top_k).min(experts);
-        let weights = [2, width, kv_heads, head].iter().fold(matrices, |all, size| all.saturating_mul(*size));
-        weights > FAR && decode::reads_past(isa, tokens, top_k, head) && self.past_elsewhere().is_some()
+        let bytes = [2, width, kv_heads, head, layer.query_weight.bytes_each()];
+        let weights = bytes.iter().fold(matrices, |all, size| all.saturating_mul(*size));
+        let reads_past = T::direct(&[]).is_some() && decode::reads_past(layer.isa, tokens, top_k, head);
+        weights > FAR && (reads_past || reads_stored) && self.inputs.capacity.is_none()
     }
 
     fn past<'a>(&self, values: Option<&'a [T]>, kept: bool) -> Past<'a, T> {
@@ -178,8 +170,6 @@ impl Prepared {
             ],
             call.pool,
         );
-        let present = (outputs.present_key.as_deref_mut(), outputs.present_value.as_deref_mut());
-        let (routes, caches) = self.first_stages(call, present, &weights, routing, cache)?;
         let layer_inputs = AttentionLayer {
             isa: self.isa,
             pool: call.pool,
@@ -187,7 +177,6 @@ impl Prepared {
             query_weight: weights.get(Weight::Query),
             output_weight: weights.get(Weight::Output),
             output_bias: inputs.output_bias.map(|values| bias.widened(values)),
-            past: call.past_elsewhere(),
             key_mask: inputs.attention_mask,
             rotary: call.rotary,
             causal_past: call.attributes.causal.then_some(past),
@@ -201,6 +190,8 @@ impl Prepared {
             kv_heads,
             head,
         };
+        let present = [outputs.present_key.as_deref_mut(), outputs.present_value.as_deref_mut()];
+        let (routes, caches) = self.first_stages(call, present, &layer_inputs, &weights, (routing, cache))?;
         if layer_inputs.is_one() {
             layer_inputs.compute_one(routes, &Awaited::new(caches), layer)?;
             routing.count(experts);
@@ -209,9 +200,9 @@ impl Prepared {
             pool::run(call.pool, &[&routes, &caches.keys, &caches.values]);
             routes.finish()?;
             routing.count(experts);
-            let Some(keys_and_values) = caches.finished() else { return Ok(()) };
+            let Some(cached) = caches.cached() else { return Ok(()) };
             result.rounded_into(outputs.output, |out| {
-                layer_inputs.compute(routing, keys_and_values, layer, output, out);
+                layer_inputs.compute(routing, cached, layer, output, out);
             });
         }
         routing.export(outputs.topk_indices.as_deref_mut(), outputs.topk_weights.as_deref_mut());
@@ -222,10 +213,10 @@ impl Prepared {
     fn first_stages<'r, 'a: 'r, T: Scalar>(
         &self,
         call: &'a Call<'_, T>,
-        present: (Option<&'a mut [T]>, Option<&'a mut [T]>),
+        present: [Option<&'a mut [T]>; 2],
+        layer: &AttentionLayer<'_>,
         weights: &'a CallWeights<'_>,
-        routing: &'r mut Routing,
-        cache: &'a mut CacheScratch,
+        (routing, cache): (&'r mut Routing, &'a mut CacheScratch),
     ) -> Result<(Router<'r>, Caches<'a, T>), KernelError> {
         let SelfAttentionDims { tokens, past, width, experts, top_k, .. } = *call.dims;
         let inputs = call.inputs;
@@ -243,7 +234,9 @@ impl Prepared {
         let routes = routing.router(self.isa, router, routed)?;
 
         let CacheScratch { key, value, bounds, claims } = cache;
-        let (sizes, kept) = (call.cache_sizes(), !call.copies_past_caches(self.isa));
+        let sizes = call.cache_sizes();
+        let reads_stored = layer.reads_stored() && present.iter().all(Option::is_some);
+        let kept = !call.copies_past_caches(layer, reads_stored);
         sizes.cut(bounds);
         let keys = CacheInputs {
             isa: self.isa,
@@ -257,8 +250,9 @@ impl Prepared {
         };
         let values =
             CacheInputs { past: call.past(inputs.past_value, kept), rotary: None, first_block: sizes.kv_heads, ..keys };
-        let key = destinations(present.0, key, sizes.len());
-        let value = destinations(present.1, value, sizes.len());
+        let [present_key, present_value] = present;
+        let key = destination(present_key, key, sizes, reads_stored);
+        let value = destination(present_value, value, sizes, reads_stored);
         Ok((routes, Caches::new([keys, values], [key, value], bounds, claims)))
     }
 }

@@ -9,16 +9,16 @@
 use std::ops::RangeInclusive;
 
 use crate::buffer::Buffer;
+use crate::cached::{CacheRows, Cached, KeysAndValues};
 use crate::grid::{Claims, Grid, Layout, Tile, cut};
 use crate::key_panels::Visible;
-use crate::kv_cache::KeysAndValues;
 use crate::output_projection::begin;
 use crate::packed::{Geometry, Packed};
 use crate::pool::{Awaited, Stage};
 use crate::query_projection::QueryInputs;
 use crate::routing::{Router, Routing};
 use crate::rows::RowProduct;
-use crate::simd::{FewKeys, FewSlots, Isa, Left, OneToken};
+use crate::simd::{Element, FewKeys, FewSlots, Isa, Left, OneToken};
 
 /// Tasks that are enough for threads to share, where keys and values stay near and where they do not: each task reads
 /// all of them.
@@ -50,8 +50,6 @@ pub(crate) struct SingleInputs<'a> {
     pub(crate) keys_and_values: &'a dyn KeysAndValues,
     pub(crate) keys: usize,
     pub(crate) visible: &'a Visible,
-    /// As in [`crate::key_panels::Cache`].
-    pub(crate) past: Option<[&'a [f32]; 2]>,
     /// `Some(P)`: the token sees the keys `0 ..= P` only.
     pub(crate) causal_past: Option<usize>,
     /// `[E, D, C]`.
@@ -151,15 +149,27 @@ impl Stage for SingleToken<'_> {
 impl SingleToken<'_> {
     /// Fills a row of `out` for each slot.
     fn attend(&self, queries: &[f32], slots: usize, out: &mut Tile<'_, f32>) {
-        let SingleInputs { queries: QueryInputs { isa, head, .. }, keys, visible, past, causal_past, .. } = self.inputs;
-        let Some(rows) = self.inputs.keys_and_values.wait() else { return };
-        let places = visible.up_to(causal_past, 0);
-        let [key, value] = rows.map(|rows| &rows[..keys * head]);
-        let token = OneToken { queries, stride: head, slots, head, key, value, places };
-        match places.len() {
-            0 => (0..slots).for_each(|slot| out.row(slot).fill(0.0)),
-            seen if FewKeys::serves(isa, seen, head) => FewKeys { token, next: 0 }.attend(isa, out, 0),
-            _ => FewSlots { token, past }.attend(isa, out, 0),
+        let SingleInputs { queries: QueryInputs { isa, head, .. }, visible, causal_past, .. } = self.inputs;
+        let Some(cached) = self.inputs.keys_and_values.wait() else { return };
+        let seen = visible.up_to(causal_past, 0).len();
+        match cached {
+            _ if seen == 0 => (0..slots).for_each(|slot| out.row(slot).fill(0.0)),
+            Cached::F32(rows) if FewKeys::serves(isa, seen, head) => {
+                FewKeys { token: self.one_token(rows, queries, slots), next: 0 }.attend(isa, out, 0);
+            }
+            Cached::F32(rows) => self.few_slots(rows, queries, slots, out),
+            Cached::F16(rows) => self.few_slots(rows, queries, slots, out),
         }
+    }
+
+    fn few_slots<T: Element>(&self, rows: CacheRows<'_, T>, queries: &[f32], slots: usize, out: &mut Tile<'_, f32>) {
+        let token = self.one_token(rows, queries, slots);
+        FewSlots { token, past: rows.past }.attend(self.inputs.queries.isa, out, 0);
+    }
+
+    fn one_token<'b, T>(&'b self, rows: CacheRows<'b, T>, queries: &'b [f32], slots: usize) -> OneToken<'b, T> {
+        let SingleInputs { queries: QueryInputs { head, .. }, keys, visible, causal_past, .. } = self.inputs;
+        let CacheRows { key, value, .. } = rows.of(0, 1, keys * head);
+        OneToken { queries, stride: head, slots, head, key, value, places: visible.up_to(causal_past, 0) }
     }
 }

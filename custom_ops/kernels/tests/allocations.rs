@@ -4,7 +4,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use moa_kernels::{Prepared, SelfAttentionInputs, SelfAttentionOutputs, Sequential, Weight};
+use moa_kernels::{Prepared, Scalar, SelfAttentionInputs, SelfAttentionOutputs, Sequential, Weight};
 use moa_schema::{GateMode, SelfAttentionAttributes, SelfAttentionDims};
 
 struct Counting;
@@ -33,6 +33,11 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn repeated_calls_allocate_nothing() {
+    allocate_nothing::<f32>();
+    allocate_nothing::<half::f16>();
+}
+
+fn allocate_nothing<T: Scalar>() {
     let (only, few) = ((1, 1, 50, 256, 4, 1, 128), (1, 9, 30, 64, 4, 1, 32));
     for (batch, tokens, past, width, top_k, kv_heads, head) in
         [(2, 40, 0, 24, 2, 2, 16), (2, 1, 20, 24, 2, 2, 16), only, few, (2, 150, 30, 70, 2, 2, 64)]
@@ -48,10 +53,16 @@ fn repeated_calls_allocate_nothing() {
             skip_padded_queries: true,
         };
         let ramp = |len: usize| (0..len).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.01).collect::<Vec<f32>>();
-        let (hidden_states, mask) = (ramp(batch * tokens * width), vec![1; batch * (past + tokens)]);
+        let stored = |values: Vec<f32>| {
+            let mut stored = vec![T::default(); values.len()];
+            T::round(&values, &mut stored);
+            stored
+        };
+        let (hidden_states, mask) = (stored(ramp(batch * tokens * width)), vec![1; batch * (past + tokens)]);
         let (router, query, kv, output) =
             (ramp(width * 5), ramp(5 * width * columns), ramp(width * 2 * columns), ramp(5 * columns * width));
-        let cache = ramp(batch * kv_heads * past * head);
+        let cache = stored(ramp(batch * kv_heads * past * head));
+        let mut present = [(); 2].map(|()| stored(vec![0.0; batch * kv_heads * (past + tokens) * head]));
         let inputs = SelfAttentionInputs {
             hidden_states: &hidden_states,
             attention_mask: &mask,
@@ -69,12 +80,13 @@ fn repeated_calls_allocate_nothing() {
         };
         let mut prepared = Prepared::default();
         prepared.pack(Weight::Query, [5, width, columns], kv_heads, &query).unwrap();
-        let mut result = vec![0.0; batch * tokens * width];
+        let mut result = vec![T::default(); batch * tokens * width];
         let mut call = || {
+            let [key, value] = &mut present;
             let mut outputs = SelfAttentionOutputs {
                 output: &mut result,
-                present_key: None,
-                present_value: None,
+                present_key: Some(key),
+                present_value: Some(value),
                 topk_indices: None,
                 topk_weights: None,
             };

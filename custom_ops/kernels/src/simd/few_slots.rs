@@ -1,7 +1,7 @@
 //! Attention of few slots that see the same keys, of one token or of several, in vectors of 16 lanes.
 //!
 //! Lane `l` of a vector multiplies the elements `l, l + 16, …` of a query and a key; the lanes of 16 keys are summed
-//! together. Keys and values are read once for each four slots.
+//! together. Keys and values are read once for each four slots, those of f16 widened in registers.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
@@ -10,7 +10,7 @@ use std::arch::x86_64::{
     _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 
-use super::{Instructions, Isa, LANES, OneToken, ROWS};
+use super::{Element, Instructions, Isa, LANES, OneToken, ROWS};
 use crate::grid::Tile;
 
 const FEW: usize = FewSlots::MOST;
@@ -23,10 +23,10 @@ const KEYS: usize = 128;
 const WIDE: usize = 4;
 
 /// One token that has few slots.
-pub(crate) struct FewSlots<'a> {
-    pub(crate) token: OneToken<'a>,
+pub(crate) struct FewSlots<'a, T = f32> {
+    pub(crate) token: OneToken<'a, T>,
     /// The first keys and values once more, read in place of those of the token.
-    pub(crate) past: Option<[&'a [f32]; 2]>,
+    pub(crate) past: Option<[&'a [T]; 2]>,
 }
 
 /// Scores `[slot][key]` of some keys, then their weights.
@@ -41,7 +41,9 @@ impl FewSlots<'_> {
     pub(crate) fn serves(isa: Isa, slots: usize, head: usize) -> bool {
         isa.0 >= Instructions::Avx512 && (1..=FEW).contains(&slots) && head > 0 && head.is_multiple_of(LANES)
     }
+}
 
+impl<T: Element> FewSlots<'_, T> {
     /// Fills the rows from `first_row` on, one for each slot, with the values weighted by the softmax of query times
     /// key.
     ///
@@ -52,7 +54,7 @@ impl FewSlots<'_> {
     pub(crate) fn attend(&self, isa: Isa, out: &mut Tile<'_, f32>, first_row: usize) {
         let Self { token, past } = *self;
         let OneToken { slots, head, key, value, places, .. } = token;
-        assert!(Self::serves(isa, slots, head) && !places.is_empty(), "sizes of few slots");
+        assert!(FewSlots::serves(isa, slots, head) && !places.is_empty(), "sizes of few slots");
         token.check(out);
         let [past_key, past_value] = past.unwrap_or_default();
         assert!(past_key.len() == past_value.len(), "keys and values of the past");
@@ -82,42 +84,42 @@ impl FewSlots<'_> {
 }
 
 /// Slots whose queries and destinations hold a head, and keys and values, all in bounds.
-struct Block {
+struct Block<T> {
     queries: [*const f32; FEW],
     out: [*mut f32; FEW],
     /// Keys and values of the past, and those from there on; each has its place among all.
     past: usize,
-    keys: [*const f32; 2],
-    values: [*const f32; 2],
+    keys: [*const T; 2],
+    values: [*const T; 2],
     head: usize,
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Block {
+impl<T: Element> Block<T> {
     /// Where the row `place` of keys or values begins.
-    fn row(&self, rows: [*const f32; 2], place: usize) -> *const f32 {
+    fn row(&self, rows: [*const T; 2], place: usize) -> *const T {
         rows[usize::from(place >= self.past)].wrapping_add(place * self.head)
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-impl Block {
+impl<T: Element> Block<T> {
     fn score(&self, _: usize, _: &[usize], _: &mut Scores) {}
 
     fn mix(&self, _: usize, _: &[usize], _: &Scores, _: Option<&[f32; ROWS]>) {}
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Block {
+impl<T: Element> Block<T> {
     /// Products of the queries and up to [`KEYS`] keys.
     fn score(&self, slots: usize, places: &[usize], scores: &mut Scores) {
         // SAFETY: `FewSlots::attend` proved the bounds and the instructions.
         unsafe {
             match slots {
-                1 => score::<1>(self, places, scores),
-                2 => score::<2>(self, places, scores),
-                3 => score::<3>(self, places, scores),
-                _ => score::<4>(self, places, scores),
+                1 => score::<T, 1>(self, places, scores),
+                2 => score::<T, 2>(self, places, scores),
+                3 => score::<T, 3>(self, places, scores),
+                _ => score::<T, 4>(self, places, scores),
             }
         }
     }
@@ -127,10 +129,10 @@ impl Block {
         // SAFETY: as above; `column` stays inside a head.
         unsafe {
             for column in (0..self.head / (WIDE * LANES)).map(|wide| wide * WIDE * LANES) {
-                mix_columns::<WIDE>(self, slots, places, scores, (column, factors));
+                mix_columns::<T, WIDE>(self, slots, places, scores, (column, factors));
             }
             for column in (self.head / (WIDE * LANES) * WIDE * LANES..self.head).step_by(LANES) {
-                mix_columns::<1>(self, slots, places, scores, (column, factors));
+                mix_columns::<T, 1>(self, slots, places, scores, (column, factors));
             }
         }
     }
@@ -172,7 +174,7 @@ fn sums_of_lanes(v: &[__m512; LANES]) -> __m512 {
 /// `S` queries must hold a head, `places` must be 1 to [`KEYS`] rows of keys; the processor must have AVX-512 F.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-unsafe fn score<const S: usize>(block: &Block, places: &[usize], scores: &mut Scores) {
+unsafe fn score<T: Element, const S: usize>(block: &Block<T>, places: &[usize], scores: &mut Scores) {
     let mut lanes = [[_mm512_setzero_ps(); LANES]; S];
     for (group, places) in places.chunks(LANES).enumerate() {
         for pair in (0..places.len()).step_by(2) {
@@ -182,7 +184,7 @@ unsafe fn score<const S: usize>(block: &Block, places: &[usize], scores: &mut Sc
             for first in (0..block.head).step_by(LANES) {
                 // SAFETY: by the caller's promise.
                 unsafe {
-                    let keys = rows.map(|row| _mm512_loadu_ps(row.add(first)));
+                    let keys = rows.map(|row| T::load16(row.add(first), 0));
                     for (sums, query) in sums.iter_mut().zip(block.queries) {
                         let query = _mm512_loadu_ps(query.add(first));
                         *sums = [_mm512_fmadd_ps(query, keys[0], sums[0]), _mm512_fmadd_ps(query, keys[1], sums[1])];
@@ -209,8 +211,8 @@ unsafe fn score<const S: usize>(block: &Block, places: &[usize], scores: &mut Sc
 /// AVX-512 F.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-unsafe fn mix_columns<const V: usize>(
-    block: &Block,
+unsafe fn mix_columns<T: Element, const V: usize>(
+    block: &Block<T>,
     slots: usize,
     places: &[usize],
     scores: &Scores,
@@ -226,10 +228,10 @@ unsafe fn mix_columns<const V: usize>(
             }
         }
         match slots {
-            1 => add_values::<V, 1>(block, places, scores, column, &mut sums),
-            2 => add_values::<V, 2>(block, places, scores, column, &mut sums),
-            3 => add_values::<V, 3>(block, places, scores, column, &mut sums),
-            _ => add_values::<V, 4>(block, places, scores, column, &mut sums),
+            1 => add_values::<T, V, 1>(block, places, scores, column, &mut sums),
+            2 => add_values::<T, V, 2>(block, places, scores, column, &mut sums),
+            3 => add_values::<T, V, 3>(block, places, scores, column, &mut sums),
+            _ => add_values::<T, V, 4>(block, places, scores, column, &mut sums),
         }
         for (slot, sums) in sums.iter().enumerate().take(slots) {
             for (vector, sum) in sums.iter().enumerate() {
@@ -247,8 +249,8 @@ unsafe fn mix_columns<const V: usize>(
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 #[inline]
-unsafe fn add_values<const V: usize, const S: usize>(
-    block: &Block,
+unsafe fn add_values<T: Element, const V: usize, const S: usize>(
+    block: &Block<T>,
     places: &[usize],
     scores: &Scores,
     column: usize,
@@ -258,7 +260,7 @@ unsafe fn add_values<const V: usize, const S: usize>(
     for (key, place) in places.iter().enumerate() {
         let row = block.row(block.values, *place).wrapping_add(column);
         // SAFETY: by the caller's promise.
-        let value: [__m512; V] = std::array::from_fn(|vector| unsafe { _mm512_loadu_ps(row.add(vector * LANES)) });
+        let value: [__m512; V] = std::array::from_fn(|vector| unsafe { T::load16(row.add(vector * LANES), 0) });
         for (slot, sums) in sums.iter_mut().enumerate() {
             let weight = _mm512_set1_ps(scores.0[slot * KEYS + key]);
             for (sum, value) in sums.iter_mut().zip(value) {

@@ -4,21 +4,21 @@ use crate::grid::Tile;
 
 /// The slots of one token, or of several that see the same keys, before these keys.
 #[derive(Clone, Copy)]
-pub(crate) struct OneToken<'a> {
+pub(crate) struct OneToken<'a, T = f32> {
     /// Queries `[slots, D]`, `stride` elements apart.
     pub(crate) queries: &'a [f32],
     pub(crate) stride: usize,
     pub(crate) slots: usize,
     pub(crate) head: usize,
     /// Rows of `D` elements.
-    pub(crate) key: &'a [f32],
+    pub(crate) key: &'a [T],
     /// As `key`.
-    pub(crate) value: &'a [f32],
+    pub(crate) value: &'a [T],
     /// Rows that the token sees.
     pub(crate) places: &'a [usize],
 }
 
-impl OneToken<'_> {
+impl<T> OneToken<'_, T> {
     /// Proves that every place is a row of keys and values, and that rows of `out` hold a head.
     ///
     /// # Panics

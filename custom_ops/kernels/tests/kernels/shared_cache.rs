@@ -67,28 +67,35 @@ impl<T: Scalar> Stored<T> {
     }
 }
 
-fn compute<T: Scalar>(
+/// Output and chosen experts.
+fn call<T: Scalar>(
     case: &Case,
     inputs: &SelfAttentionInputs<'_, T>,
-    present: [Vec<T>; 2],
+    [present_key, present_value]: [Option<&mut [T]>; 2],
     pool: &dyn ThreadPool,
-) -> Results<T> {
+) -> (Vec<T>, Vec<i64>) {
     let SelfAttentionDims { batch, tokens, width, top_k, .. } = case.dims;
-    let mut results = Results {
-        output: vec![T::default(); batch * tokens * width],
-        present,
-        topk_indices: vec![-1; batch * tokens * top_k],
-    };
-    let [key, value] = &mut results.present;
+    let mut output = vec![T::default(); batch * tokens * width];
+    let mut topk_indices = vec![-1; batch * tokens * top_k];
     let mut outputs = SelfAttentionOutputs {
-        output: &mut results.output,
-        present_key: Some(key),
-        present_value: Some(value),
-        topk_indices: Some(&mut results.topk_indices),
+        output: &mut output,
+        present_key,
+        present_value,
+        topk_indices: Some(&mut topk_indices),
         topk_weights: None,
     };
     Prepared::default().self_attention(&case.dims, &case.attributes, inputs, &mut outputs, pool).unwrap();
-    results
+    (output, topk_indices)
+}
+
+fn compute<T: Scalar>(
+    case: &Case,
+    inputs: &SelfAttentionInputs<'_, T>,
+    mut present: [Vec<T>; 2],
+    pool: &dyn ThreadPool,
+) -> Results<T> {
+    let (output, topk_indices) = call(case, inputs, present.each_mut().map(|part| Some(part.as_mut_slice())), pool);
+    Results { output, present, topk_indices }
 }
 
 /// Each head's `from` rows as the first of `to`, the others junk; or its first `to` rows where those are fewer.
@@ -167,6 +174,44 @@ fn shared_caches_change_no_bit_of_the_only_token() {
     }
 }
 
+/// A step that keeps caches of f16 attends to these as they are stored, and one that keeps none to widened copies.
+#[test]
+fn halves_are_the_same_stored_and_widened() {
+    for seed in 0..120 {
+        let mut random = Random(seed);
+        let (head, top_k) = (random.pick(&[16, 48, 64, 128]), random.between(1, 8));
+        let few = matches!(head, 64 | 128);
+        let dims = SelfAttentionDims {
+            batch: random.between(1, 5),
+            tokens: 1,
+            past: random.pick(&[if few { 32 } else { 1 }, 40, 127, 128, 260]),
+            width: random.between(1, 40),
+            experts: top_k + random.between(0, 3),
+            top_k,
+            kv_heads: random.between(1, 3),
+            head,
+        };
+        let mut case = match seed % 3 {
+            0 => only_token(&mut random, 1, 4 + seed as usize % 9, 0),
+            _ => Case::random(&mut random, dims),
+        };
+        let SelfAttentionDims { batch, past, kv_heads, head, .. } = case.dims;
+        if matches!(head, 32 | 64 | 128) {
+            // Fewer keys are attended to in another way where they are wide.
+            case.attention_mask.fill(1);
+        }
+        let given = Stored::<f16>::of(&case);
+        let inputs = given.inputs(&case);
+        let cache = vec![f16::NAN; batch * kv_heads * (past + 1) * head];
+        let stored = compute(&case, &inputs, [cache.clone(), cache.clone()], &Threads(3));
+        let widened = call(&case, &inputs, [None, None], &Sequential);
+        assert_eq!((bits(&stored.output), stored.topk_indices), (bits(&widened.0), widened.1), "{:?}", case.dims);
+        let mut key = cache;
+        let half = call(&case, &inputs, [Some(&mut key), None], &Sequential);
+        assert_eq!((bits(&half.0), bits(&key)), (bits(&widened.0), bits(&stored.present[0])), "{:?}", case.dims);
+    }
+}
+
 /// So many weights that the past is copied past the caches, and read from where it was.
 #[test]
 fn weights_that_no_cache_keeps_change_nothing() {
@@ -178,6 +223,7 @@ fn weights_that_no_cache_keeps_change_nothing() {
         case.output_weight.iter_mut().for_each(|weight| *weight *= (31.0f32 * 64.0).powf(-0.5));
         case.check();
         check::<f32>(&case, 2, [false, false], &Threads(3));
+        check::<f16>(&case, 2, [false, false], &Threads(3));
     }
 }
 

@@ -224,25 +224,34 @@ fn half_activations_are_rounded_once() {
 /// Where no cache is kept, an f16 result is the f32 result rounded.
 #[test]
 fn half_results_of_cross_attention_are_those_of_f32_rounded() {
-    let (mut random, dims) = (
-        Random(9),
-        CrossAttentionDims { batch: 2, tokens: 3, keys: 11, width: 24, experts: 6, top_k: 3, kv_heads: 2, head: 16 },
-    );
+    let dims =
+        CrossAttentionDims { batch: 2, tokens: 3, keys: 11, width: 24, experts: 6, top_k: 3, kv_heads: 2, head: 16 };
+    let only = CrossAttentionDims { batch: 1, width: 256, top_k: 4, kv_heads: 1, head: 128, ..dims };
+    half_cross_attention(dims);
+    half_cross_attention(CrossAttentionDims { tokens: 1, keys: 40, ..dims });
+    half_cross_attention(CrossAttentionDims { tokens: 1, keys: 140, top_k: 6, ..dims });
+    half_cross_attention(CrossAttentionDims { tokens: 1, keys: 40, ..only });
+}
+
+fn half_cross_attention(dims: CrossAttentionDims) {
+    let CrossAttentionDims { batch, tokens, keys, width, experts, top_k, kv_heads, head } = dims;
+    let (mut random, columns, fan_in) = (Random(9), kv_heads * head, (width as f32).powf(-0.5));
     let attributes = CrossAttentionAttributes {
-        top_k: 3,
-        kv_num_heads: 2,
+        top_k,
+        kv_num_heads: kv_heads,
         scale: 0.25,
         gate_mode: GateMode::SoftmaxTopk,
         skip_padded_queries: true,
     };
-    let (mut hidden, mut key, mut value) =
-        (random.values(2 * 3 * 24, 1.0), random.values(2 * 2 * 11 * 16, 1.0), random.values(2 * 2 * 11 * 16, 1.0));
-    let (router, query, output) =
-        (random.values(24 * 6, 1.0), random.values(6 * 24 * 32, 0.3), random.values(6 * 32 * 24, 0.3));
+    let (mut hidden, cache_len) = (random.values(batch * tokens * width, 1.0), batch * keys * columns);
+    let (mut key, mut value) = (random.values(cache_len, 1.0), random.values(cache_len, 1.0));
+    let (router, query) = (random.values(width * experts, 1.0), random.values(experts * width * columns, fan_in));
+    let output = random.values(experts * columns * width, 0.1);
     let (narrow_hidden, narrow_key, narrow_value) = (rounded(&mut hidden), rounded(&mut key), rounded(&mut value));
-    let mut bias = random.values(24, 1.0);
+    let mut bias = random.values(width, 1.0);
     let narrow_bias = rounded(&mut bias);
-    let (key_mask, query_mask) = (vec![1; 22], vec![1, 1, 0, 1, 1, 1]);
+    let (key_mask, mut query_mask) = (vec![1; batch * keys], vec![1; batch * tokens]);
+    query_mask[batch * tokens / 3] = i32::from(tokens == 1);
     let wide = CrossAttentionInputs {
         hidden_states: hidden.as_slice(),
         key: &key,
@@ -265,7 +274,7 @@ fn half_results_of_cross_attention_are_those_of_f32_rounded() {
         output_weight: (&output).into(),
         output_bias: Some(&narrow_bias),
     };
-    let (mut expected, mut found) = (vec![0.0f32; 2 * 3 * 24], vec![f16::ZERO; 2 * 3 * 24]);
+    let (mut expected, mut found) = (vec![0.0f32; hidden.len()], vec![f16::ZERO; hidden.len()]);
     let prepared = Prepared::default();
     let mut outputs = CrossAttentionOutputs { output: &mut expected, topk_indices: None, topk_weights: None };
     prepared.cross_attention(&dims, &attributes, &wide, &mut outputs, &Sequential).unwrap();
