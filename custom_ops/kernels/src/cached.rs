@@ -6,6 +6,9 @@ use crate::buffer::Buffer;
 use crate::pool::Stage;
 use crate::scalar::{Scalar, Stored};
 
+/// Bytes of keys and values that a core's own caches keep from step to step.
+const NEAR: usize = 1 << 20;
+
 /// Keys and values `[B, G, rows, D]`, of which the first rows of each head count.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CacheRows<'a, T = f32> {
@@ -22,6 +25,11 @@ impl<T> CacheRows<'_, T> {
         let of = |all: &'_ [T]| pair * (all.len() / pairs)..(pair + 1) * (all.len() / pairs);
         let [key, value] = [self.key, self.value].map(|rows| &rows[of(rows)][..len]);
         Self { key, value, past: self.past.map(|both| both.map(|rows| &rows[of(rows)])) }
+    }
+
+    /// Whether so many elements of keys, and as many of values, come from far away.
+    pub(crate) fn is_far(elements: usize) -> bool {
+        elements.saturating_mul(2 * size_of::<T>()) > NEAR
     }
 }
 

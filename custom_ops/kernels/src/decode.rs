@@ -165,12 +165,14 @@ impl Decode<'_> {
 
     /// Attends for few slots at a time, which share what is read.
     fn few_slots<T: Element>(&self, rows: CacheRows<'_, T>, token: &Token<'_>, out: &mut Tile<'_, f32>) {
+        let AttentionInputs { batch, kv_heads, head, .. } = self.inputs;
+        let far = CacheRows::<T>::is_far(batch * kv_heads * self.keys * head);
         let rows = self.of(rows, token);
         let all = self.one_token(rows, token);
         for slots in even(0..all.slots, FewSlots::MOST) {
             let queries = &all.queries[slots.start * all.stride..];
             let token_rows = OneToken { queries, slots: slots.len(), ..all };
-            let few = FewSlots { token: token_rows, past: rows.past };
+            let few = FewSlots { token: token_rows, past: rows.past, far: far && slots.start == 0 };
             few.attend(self.inputs.isa, out, token.first_row + slots.start);
         }
     }

@@ -175,7 +175,7 @@ impl FewTokens<'_> {
                 let token = OneToken { queries, stride: head, slots, head, key, value, places };
                 match places.len() {
                     0 => rows.for_each(|row| out.row(row).fill(0.0)),
-                    _ => FewSlots { token, past: None }.attend(isa, out, rows.start),
+                    _ => FewSlots { token, past: None, far: false }.attend(isa, out, rows.start),
                 }
             }
             first += alike.len();

@@ -164,7 +164,8 @@ impl SingleToken<'_> {
 
     fn few_slots<T: Element>(&self, rows: CacheRows<'_, T>, queries: &[f32], slots: usize, out: &mut Tile<'_, f32>) {
         let token = self.one_token(rows, queries, slots);
-        FewSlots { token, past: rows.past }.attend(self.inputs.queries.isa, out, 0);
+        let far = CacheRows::<T>::is_far(self.inputs.keys * token.head);
+        FewSlots { token, past: rows.past, far }.attend(self.inputs.queries.isa, out, 0);
     }
 
     fn one_token<'b, T>(&'b self, rows: CacheRows<'b, T>, queries: &'b [f32], slots: usize) -> OneToken<'b, T> {

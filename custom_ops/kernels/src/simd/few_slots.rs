@@ -1,15 +1,18 @@
 //! Attention of few slots that see the same keys, of one token or of several, in vectors of 16 lanes.
 //!
 //! Lane `l` of a vector multiplies the elements `l, l + 16, …` of a query and a key; the lanes of 16 keys are summed
-//! together. Keys and values are read once for each four slots, those of f16 widened in registers.
+//! together. Keys and values are read once for each four slots, those of f16 widened in registers. Where rows come
+//! from far away, values are fetched while their keys are read, and the keys of the next tile while values are mixed.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
-    __m512, _mm512_add_ps, _mm512_castpd_ps, _mm512_castps_pd, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mul_ps,
-    _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_f32x4, _mm512_storeu_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps,
-    _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+    __m512, _MM_HINT_T1, _mm_prefetch, _mm512_add_ps, _mm512_castpd_ps, _mm512_castps_pd, _mm512_fmadd_ps,
+    _mm512_loadu_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_f32x4, _mm512_storeu_ps,
+    _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 
+#[cfg(target_arch = "x86_64")]
+use super::product::LINE;
 use super::{Element, Instructions, Isa, LANES, OneToken, ROWS};
 use crate::grid::Tile;
 
@@ -27,6 +30,8 @@ pub(crate) struct FewSlots<'a, T = f32> {
     pub(crate) token: OneToken<'a, T>,
     /// The first keys and values once more, read in place of those of the token.
     pub(crate) past: Option<[&'a [T]; 2]>,
+    /// Whether rows come from far away, so that they are fetched early.
+    pub(crate) far: bool,
 }
 
 /// Scores `[slot][key]` of some keys, then their weights.
@@ -52,7 +57,7 @@ impl<T: Element> FewSlots<'_, T> {
     /// If the sizes are not served, there is no key, a query, a key, a value or a row of `out` is not there, or the
     /// past has not as many keys as values.
     pub(crate) fn attend(&self, isa: Isa, out: &mut Tile<'_, f32>, first_row: usize) {
-        let Self { token, past } = *self;
+        let Self { token, past, far } = *self;
         let OneToken { slots, head, key, value, places, .. } = token;
         assert!(FewSlots::serves(isa, slots, head) && !places.is_empty(), "sizes of few slots");
         token.check(out);
@@ -65,6 +70,7 @@ impl<T: Element> FewSlots<'_, T> {
             keys: [past_key.as_ptr(), key.as_ptr()],
             values: [past_value.as_ptr(), value.as_ptr()],
             head,
+            far,
         };
         let rows: [usize; FEW] = std::array::from_fn(|slot| first_row + slot);
         out.starts(&rows[..slots], 0, &mut block.out);
@@ -73,11 +79,13 @@ impl<T: Element> FewSlots<'_, T> {
         }
         let (mut max, mut sum) = ([f32::NEG_INFINITY; FEW], [0.0; FEW]);
         let mut scores = Scores([0.0; FEW * KEYS]);
-        for (tile, places) in places.chunks(KEYS).enumerate() {
+        for (tile, later) in (0..places.len()).step_by(KEYS).map(|first| &places[first..]).enumerate() {
+            let (places, later) = later.split_at(KEYS.min(later.len()));
+            let later = if far { later } else { &[] };
             block.score(slots, places, &mut scores);
             let seen = [places.len(); ROWS];
             let factors = isa.softmax_rows(&mut scores.0, KEYS, &seen, &mut max[..slots], &mut sum[..slots]);
-            block.mix(slots, places, &scores, (tile > 0).then_some(&factors));
+            block.mix(slots, [places, later], &scores, (tile > 0).then_some(&factors));
         }
         (0..slots).for_each(|slot| isa.scale(out.row(first_row + slot), 1.0 / sum[slot]));
     }
@@ -92,6 +100,7 @@ struct Block<T> {
     keys: [*const T; 2],
     values: [*const T; 2],
     head: usize,
+    far: bool,
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -106,7 +115,7 @@ impl<T: Element> Block<T> {
 impl<T: Element> Block<T> {
     fn score(&self, _: usize, _: &[usize], _: &mut Scores) {}
 
-    fn mix(&self, _: usize, _: &[usize], _: &Scores, _: Option<&[f32; ROWS]>) {}
+    fn mix(&self, _: usize, _: [&[usize]; 2], _: &Scores, _: Option<&[f32; ROWS]>) {}
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -124,8 +133,9 @@ impl<T: Element> Block<T> {
         }
     }
 
-    /// Adds the weighted values to what the destinations hold times `factors`; `None` where they hold nothing.
-    fn mix(&self, slots: usize, places: &[usize], scores: &Scores, factors: Option<&[f32; ROWS]>) {
+    /// Adds the weighted values to what the destinations hold times `factors`; `None` where they hold nothing. Fetches
+    /// the keys that come next, at the second `places`.
+    fn mix(&self, slots: usize, places: [&[usize]; 2], scores: &Scores, factors: Option<&[f32; ROWS]>) {
         // SAFETY: as above; `column` stays inside a head.
         unsafe {
             for column in (0..self.head / (WIDE * LANES)).map(|wide| wide * WIDE * LANES) {
@@ -180,10 +190,14 @@ unsafe fn score<T: Element, const S: usize>(block: &Block<T>, places: &[usize], 
         for pair in (0..places.len()).step_by(2) {
             let pair = [pair, (pair + 1).min(places.len() - 1)];
             let rows = pair.map(|key| block.row(block.keys, places[key]));
+            let values = pair.map(|key| block.row(block.values, places[key]));
             let mut sums = [[_mm512_setzero_ps(); 2]; S];
             for first in (0..block.head).step_by(LANES) {
                 // SAFETY: by the caller's promise.
                 unsafe {
+                    if block.far && (first * size_of::<T>()).is_multiple_of(LINE) {
+                        values.iter().for_each(|row| _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(first).cast()));
+                    }
                     let keys = rows.map(|row| T::load16(row.add(first), 0));
                     for (sums, query) in sums.iter_mut().zip(block.queries) {
                         let query = _mm512_loadu_ps(query.add(first));
@@ -207,14 +221,14 @@ unsafe fn score<T: Element, const S: usize>(block: &Block<T>, places: &[usize], 
 ///
 /// # Safety
 ///
-/// `slots` destinations must hold the columns, `places` must be up to [`KEYS`] rows of values; the processor must have
-/// AVX-512 F.
+/// `slots` destinations must hold the columns, the first `places` must be up to [`KEYS`] rows of values; the processor
+/// must have AVX-512 F.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 unsafe fn mix_columns<T: Element, const V: usize>(
     block: &Block<T>,
     slots: usize,
-    places: &[usize],
+    places: [&[usize]; 2],
     scores: &Scores,
     (column, factors): (usize, Option<&[f32; ROWS]>),
 ) {
@@ -251,7 +265,7 @@ unsafe fn mix_columns<T: Element, const V: usize>(
 #[inline]
 unsafe fn add_values<T: Element, const V: usize, const S: usize>(
     block: &Block<T>,
-    places: &[usize],
+    [places, later]: [&[usize]; 2],
     scores: &Scores,
     column: usize,
     all: &mut [[__m512; V]; FEW],
@@ -259,6 +273,12 @@ unsafe fn add_values<T: Element, const V: usize, const S: usize>(
     let mut sums: [[__m512; V]; S] = std::array::from_fn(|slot| all[slot]);
     for (key, place) in places.iter().enumerate() {
         let row = block.row(block.values, *place).wrapping_add(column);
+        if let Some(later) = later.get(key) {
+            let row = block.row(block.keys, *later).wrapping_add(column).cast::<i8>();
+            for byte in (0..V * LANES * size_of::<T>()).step_by(LINE) {
+                _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(byte));
+            }
+        }
         // SAFETY: by the caller's promise.
         let value: [__m512; V] = std::array::from_fn(|vector| unsafe { T::load16(row.add(vector * LANES), 0) });
         for (slot, sums) in sums.iter_mut().enumerate() {
@@ -298,7 +318,7 @@ mod tests {
                 let token =
                     OneToken { queries: &queries, stride, slots, head, key: &key, value: &value, places: &places };
                 let mut out = vec![f32::NAN; (slots + 2) * head];
-                FewSlots { token, past: None }.attend(isa, &mut Tile::dense(&mut out, head), 1);
+                FewSlots { token, past: None, far: true }.attend(isa, &mut Tile::dense(&mut out, head), 1);
                 assert!(out[..head].iter().chain(&out[(slots + 1) * head..]).all(|other| other.is_nan()));
                 for (slot, found) in out[head..].chunks(head).take(slots).enumerate() {
                     let wanted = exact(&queries[slot * stride..][..head], &key, &value, &places);
@@ -325,7 +345,7 @@ mod tests {
             let attend = |queries: &[f32], key: &[f32], value: &[f32]| {
                 let mut out = vec![0.0; 4 * head];
                 let token = OneToken { queries, stride: head, slots: 4, head, key, value, places: &places };
-                FewSlots { token, past: None }.attend(isa, &mut Tile::dense(&mut out, head), 0);
+                FewSlots { token, past: None, far: true }.attend(isa, &mut Tile::dense(&mut out, head), 0);
                 out
             };
             let plain = attend(&queries, &key, &value);
@@ -354,18 +374,19 @@ mod tests {
             println!("skipped: no AVX-512");
         }
         for isa in served {
-            let attend = |key: &[f32], value: &[f32], past| {
+            let attend = |key: &[f32], value: &[f32], past, far| {
                 let mut out = vec![0.0; 3 * head];
                 let token = OneToken { queries: &queries, stride: head, slots: 3, head, key, value, places: &places };
-                FewSlots { token, past }.attend(isa, &mut Tile::dense(&mut out, head), 0);
+                FewSlots { token, past, far }.attend(isa, &mut Tile::dense(&mut out, head), 0);
                 out
             };
-            let plain = attend(&key, &value, None);
+            let plain = attend(&key, &value, None, false);
             for past in [0, 1, 128, 149, 150] {
                 let [mut new_key, mut new_value] = [key.clone(), value.clone()];
                 [&mut new_key, &mut new_value].into_iter().for_each(|rows| rows[..past * head].fill(f32::NAN));
                 let past = Some([&key[..past * head], &value[..past * head]]);
-                assert_eq!(attend(&new_key, &new_value, past), plain);
+                assert_eq!(attend(&new_key, &new_value, past, false), plain);
+                assert_eq!(attend(&new_key, &new_value, past, true), plain);
             }
         }
     }
