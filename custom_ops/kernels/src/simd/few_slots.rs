@@ -57,20 +57,26 @@ impl<T: Element> FewSlots<'_, T> {
     /// If the sizes are not served, there is no key, a query, a key, a value or a row of `out` is not there, or the
     /// past has not as many keys as values.
     pub(crate) fn attend(&self, isa: Isa, out: &mut Tile<'_, f32>, first_row: usize) {
-        let Self { token, past, far } = *self;
+        match self.far {
+            true => self.attend_from::<true>(isa, out, first_row),
+            false => self.attend_from::<false>(isa, out, first_row),
+        }
+    }
+
+    fn attend_from<const FAR: bool>(&self, isa: Isa, out: &mut Tile<'_, f32>, first_row: usize) {
+        let Self { token, past, .. } = *self;
         let OneToken { slots, head, key, value, places, .. } = token;
         assert!(FewSlots::serves(isa, slots, head) && !places.is_empty(), "sizes of few slots");
         token.check(out);
         let [past_key, past_value] = past.unwrap_or_default();
         assert!(past_key.len() == past_value.len(), "keys and values of the past");
-        let mut block = Block {
+        let mut block = Block::<T, FAR> {
             queries: [std::ptr::null(); FEW],
             out: [std::ptr::null_mut(); FEW],
             past: past_key.len() / head,
             keys: [past_key.as_ptr(), key.as_ptr()],
             values: [past_value.as_ptr(), value.as_ptr()],
             head,
-            far,
         };
         let rows: [usize; FEW] = std::array::from_fn(|slot| first_row + slot);
         out.starts(&rows[..slots], 0, &mut block.out);
@@ -81,7 +87,6 @@ impl<T: Element> FewSlots<'_, T> {
         let mut scores = Scores([0.0; FEW * KEYS]);
         for (tile, later) in (0..places.len()).step_by(KEYS).map(|first| &places[first..]).enumerate() {
             let (places, later) = later.split_at(KEYS.min(later.len()));
-            let later = if far { later } else { &[] };
             block.score(slots, places, &mut scores);
             let seen = [places.len(); ROWS];
             let factors = isa.softmax_rows(&mut scores.0, KEYS, &seen, &mut max[..slots], &mut sum[..slots]);
@@ -91,8 +96,9 @@ impl<T: Element> FewSlots<'_, T> {
     }
 }
 
-/// Slots whose queries and destinations hold a head, and keys and values, all in bounds.
-struct Block<T> {
+/// Slots whose queries and destinations hold a head, and keys and values, all in bounds; `FAR` where these are fetched,
+/// known to the compiler: another branch for each vector takes 1 to 2 % of a short call.
+struct Block<T, const FAR: bool> {
     queries: [*const f32; FEW],
     out: [*mut f32; FEW],
     /// Keys and values of the past, and those from there on; each has its place among all.
@@ -100,11 +106,10 @@ struct Block<T> {
     keys: [*const T; 2],
     values: [*const T; 2],
     head: usize,
-    far: bool,
 }
 
 #[cfg(target_arch = "x86_64")]
-impl<T: Element> Block<T> {
+impl<T: Element, const FAR: bool> Block<T, FAR> {
     /// Where the row `place` of keys or values begins.
     fn row(&self, rows: [*const T; 2], place: usize) -> *const T {
         rows[usize::from(place >= self.past)].wrapping_add(place * self.head)
@@ -112,23 +117,23 @@ impl<T: Element> Block<T> {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-impl<T: Element> Block<T> {
+impl<T: Element, const FAR: bool> Block<T, FAR> {
     fn score(&self, _: usize, _: &[usize], _: &mut Scores) {}
 
     fn mix(&self, _: usize, _: [&[usize]; 2], _: &Scores, _: Option<&[f32; ROWS]>) {}
 }
 
 #[cfg(target_arch = "x86_64")]
-impl<T: Element> Block<T> {
+impl<T: Element, const FAR: bool> Block<T, FAR> {
     /// Products of the queries and up to [`KEYS`] keys.
     fn score(&self, slots: usize, places: &[usize], scores: &mut Scores) {
         // SAFETY: `FewSlots::attend` proved the bounds and the instructions.
         unsafe {
             match slots {
-                1 => score::<T, 1>(self, places, scores),
-                2 => score::<T, 2>(self, places, scores),
-                3 => score::<T, 3>(self, places, scores),
-                _ => score::<T, 4>(self, places, scores),
+                1 => score::<T, FAR, 1>(self, places, scores),
+                2 => score::<T, FAR, 2>(self, places, scores),
+                3 => score::<T, FAR, 3>(self, places, scores),
+                _ => score::<T, FAR, 4>(self, places, scores),
             }
         }
     }
@@ -139,10 +144,10 @@ impl<T: Element> Block<T> {
         // SAFETY: as above; `column` stays inside a head.
         unsafe {
             for column in (0..self.head / (WIDE * LANES)).map(|wide| wide * WIDE * LANES) {
-                mix_columns::<T, WIDE>(self, slots, places, scores, (column, factors));
+                mix_columns::<T, FAR, WIDE>(self, slots, places, scores, (column, factors));
             }
             for column in (self.head / (WIDE * LANES) * WIDE * LANES..self.head).step_by(LANES) {
-                mix_columns::<T, 1>(self, slots, places, scores, (column, factors));
+                mix_columns::<T, FAR, 1>(self, slots, places, scores, (column, factors));
             }
         }
     }
@@ -184,7 +189,11 @@ fn sums_of_lanes(v: &[__m512; LANES]) -> __m512 {
 /// `S` queries must hold a head, `places` must be 1 to [`KEYS`] rows of keys; the processor must have AVX-512 F.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-unsafe fn score<T: Element, const S: usize>(block: &Block<T>, places: &[usize], scores: &mut Scores) {
+unsafe fn score<T: Element, const FAR: bool, const S: usize>(
+    block: &Block<T, FAR>,
+    places: &[usize],
+    scores: &mut Scores,
+) {
     let mut lanes = [[_mm512_setzero_ps(); LANES]; S];
     for (group, places) in places.chunks(LANES).enumerate() {
         for pair in (0..places.len()).step_by(2) {
@@ -195,7 +204,7 @@ unsafe fn score<T: Element, const S: usize>(block: &Block<T>, places: &[usize], 
             for first in (0..block.head).step_by(LANES) {
                 // SAFETY: by the caller's promise.
                 unsafe {
-                    if block.far && (first * size_of::<T>()).is_multiple_of(LINE) {
+                    if FAR && (first * size_of::<T>()).is_multiple_of(LINE) {
                         values.iter().for_each(|row| _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(first).cast()));
                     }
                     let keys = rows.map(|row| T::load16(row.add(first), 0));
@@ -225,8 +234,8 @@ unsafe fn score<T: Element, const S: usize>(block: &Block<T>, places: &[usize], 
 /// must have AVX-512 F.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-unsafe fn mix_columns<T: Element, const V: usize>(
-    block: &Block<T>,
+unsafe fn mix_columns<T: Element, const FAR: bool, const V: usize>(
+    block: &Block<T, FAR>,
     slots: usize,
     places: [&[usize]; 2],
     scores: &Scores,
@@ -242,10 +251,10 @@ unsafe fn mix_columns<T: Element, const V: usize>(
             }
         }
         match slots {
-            1 => add_values::<T, V, 1>(block, places, scores, column, &mut sums),
-            2 => add_values::<T, V, 2>(block, places, scores, column, &mut sums),
-            3 => add_values::<T, V, 3>(block, places, scores, column, &mut sums),
-            _ => add_values::<T, V, 4>(block, places, scores, column, &mut sums),
+            1 => add_values::<T, FAR, V, 1>(block, places, scores, column, &mut sums),
+            2 => add_values::<T, FAR, V, 2>(block, places, scores, column, &mut sums),
+            3 => add_values::<T, FAR, V, 3>(block, places, scores, column, &mut sums),
+            _ => add_values::<T, FAR, V, 4>(block, places, scores, column, &mut sums),
         }
         for (slot, sums) in sums.iter().enumerate().take(slots) {
             for (vector, sum) in sums.iter().enumerate() {
@@ -263,8 +272,8 @@ unsafe fn mix_columns<T: Element, const V: usize>(
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 #[inline]
-unsafe fn add_values<T: Element, const V: usize, const S: usize>(
-    block: &Block<T>,
+unsafe fn add_values<T: Element, const FAR: bool, const V: usize, const S: usize>(
+    block: &Block<T, FAR>,
     [places, later]: [&[usize]; 2],
     scores: &Scores,
     column: usize,
@@ -273,7 +282,7 @@ unsafe fn add_values<T: Element, const V: usize, const S: usize>(
     let mut sums: [[__m512; V]; S] = std::array::from_fn(|slot| all[slot]);
     for (key, place) in places.iter().enumerate() {
         let row = block.row(block.values, *place).wrapping_add(column);
-        if let Some(later) = later.get(key) {
+        if FAR && let Some(later) = later.get(key) {
             let row = block.row(block.keys, *later).wrapping_add(column).cast::<i8>();
             for byte in (0..V * LANES * size_of::<T>()).step_by(LINE) {
                 _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(byte));
