@@ -121,9 +121,24 @@ impl Attention<'_> {
     fn attend(&self, rows: &mut Rows, out: &mut Tile<'_, f32>) {
         match self.on_tiles {
             true => rows.attend_on_tiles(self, out),
-            false => rows.attend(self, out),
+            false => rows.attend(&self.attending(), out),
         }
     }
+
+    /// What rows attend with on vectors.
+    pub(crate) fn attending(&self) -> Attending<'_> {
+        let AttentionInputs { isa, queries, head, .. } = self.inputs;
+        Attending { isa, queries, panels: self.panels, head }
+    }
+}
+
+/// Where queries, keys and values of some rows stand.
+#[derive(Clone, Copy)]
+pub(crate) struct Attending<'a> {
+    pub(crate) isa: Isa,
+    pub(crate) queries: &'a [f32],
+    pub(crate) panels: Panels<'a>,
+    pub(crate) head: usize,
 }
 
 /// Query rows of one task and their running softmax.
@@ -159,7 +174,7 @@ impl Rows {
     }
 
     /// Attends with all rows, writes the results and forgets the rows.
-    pub(crate) fn attend(&mut self, stage: &Attention<'_>, out: &mut Tile<'_, f32>) {
+    pub(crate) fn attend(&mut self, with: &Attending<'_>, out: &mut Tile<'_, f32>) {
         let count = std::mem::take(&mut self.count);
         self.max[..count].fill(f32::NEG_INFINITY);
         self.sum[..count].fill(0.0);
@@ -169,83 +184,83 @@ impl Rows {
             for block in blocks(count) {
                 let longest = self.seen[block.clone()].iter().copied().max().unwrap_or(0);
                 if first < longest {
-                    self.visit(stage, block, first..longest.min(first + KEYS_PER_TILE), &mut scores, out);
+                    self.visit(with, block, first..longest.min(first + KEYS_PER_TILE), &mut scores, out);
                 }
             }
         }
         for row in 0..count {
-            stage.inputs.isa.scale(out.row(self.places[row]), 1.0 / self.sum[row]);
+            with.isa.scale(out.row(self.places[row]), 1.0 / self.sum[row]);
         }
     }
 
     /// Takes one tile of keys into the softmax of one block of rows.
     fn visit(
         &mut self,
-        stage: &Attention<'_>,
+        with: &Attending<'_>,
         block: Range<usize>,
         keys: Range<usize>,
         scores: &mut Scores,
         out: &mut Tile<'_, f32>,
     ) {
-        self.score(stage, block.clone(), &keys, scores);
+        self.score(with, block.clone(), &keys, scores);
         let mut seen = [0; ROWS];
         for (seen, total) in seen.iter_mut().zip(&self.seen[block.clone()]) {
             *seen = (*total).clamp(keys.start, keys.end) - keys.start;
         }
         let (max, sum) = (&mut self.max[block.clone()], &mut self.sum[block.clone()]);
-        let factors = stage.inputs.isa.softmax_rows(&mut scores.0, KEYS_PER_TILE, &seen, max, sum);
+        let factors = with.isa.softmax_rows(&mut scores.0, KEYS_PER_TILE, &seen, max, sum);
         let common = seen[..block.len()].iter().copied().min().unwrap_or(0);
         let write = if keys.start == 0 { Write::Replace } else { Write::Resume(&factors) };
-        self.mix(stage, block.clone(), keys.start..keys.start + common, &scores.0, write, out);
+        self.mix(with, block.clone(), keys.start..keys.start + common, &scores.0, write, out);
         let mut first = 0;
         for alike in seen[..block.len()].chunk_by(|a, b| a == b) {
             if alike[0] > common {
                 let rest = keys.start + common..keys.start + alike[0];
                 let rows = block.start + first..block.start + first + alike.len();
                 let weights = &scores.0[first * KEYS_PER_TILE + common..];
-                self.mix(stage, rows, rest, weights, Write::Resume(&[1.0; ROWS]), out);
+                self.mix(with, rows, rest, weights, Write::Resume(&[1.0; ROWS]), out);
             }
             first += alike.len();
         }
     }
 
     /// Products of queries and keys.
-    fn score(&self, stage: &Attention<'_>, block: Range<usize>, keys: &Range<usize>, scores: &mut Scores) {
-        let inputs = &stage.inputs;
+    fn score(&self, with: &Attending<'_>, block: Range<usize>, keys: &Range<usize>, scores: &mut Scores) {
         let rows: [usize; ROWS] = std::array::from_fn(|row| row);
         Product {
-            left: Left { data: inputs.queries, starts: &self.starts[block], inner: inputs.head },
-            right: stage.panels.key(self.pair, keys.start / PANEL),
+            left: Left { data: with.queries, starts: &self.starts[block], inner: with.head },
+            right: with.panels.key(self.pair, keys.start / PANEL),
             rows: &rows,
             first_column: 0,
             columns: keys.len(),
             write: Write::Replace,
             ahead: None,
+            soon: &[],
         }
-        .compute(inputs.isa, &mut Tile::dense(&mut scores.0, KEYS_PER_TILE));
+        .compute(with.isa, &mut Tile::dense(&mut scores.0, KEYS_PER_TILE));
     }
 
     /// Adds the values of `keys`, which every row of the block sees.
     fn mix(
         &self,
-        stage: &Attention<'_>,
+        with: &Attending<'_>,
         block: Range<usize>,
         keys: Range<usize>,
         weights: &[f32],
         write: Write<'_>,
         out: &mut Tile<'_, f32>,
     ) {
-        let inputs = &stage.inputs;
         let starts: [usize; ROWS] = std::array::from_fn(|row| row * KEYS_PER_TILE);
         Product {
             left: Left { data: weights, starts: &starts[..block.len()], inner: keys.len() },
-            right: stage.panels.value(self.pair, keys.start),
+            right: with.panels.value(self.pair, keys.start),
             rows: &self.places[block],
             first_column: 0,
-            columns: inputs.head,
+            columns: with.head,
             write,
             ahead: None,
+            soon: &[],
         }
-        .compute(inputs.isa, out);
+        .compute(with.isa, out);
     }
 }

@@ -31,7 +31,7 @@ impl Rows {
         let [keys, values] = stage.panels.magnitudes(self.pair);
         let suit = self.count > 0 && values.suit_weights();
         let Some(mut unit) = suit.then(|| Unit::new(stage.inputs.isa)).flatten() else {
-            return self.attend(stage, out);
+            return self.attend(&stage.attending(), out);
         };
         let (count, head) = (std::mem::take(&mut self.count), stage.inputs.head);
         self.max[..count].fill(f32::NEG_INFINITY);
@@ -59,7 +59,7 @@ impl Rows {
         for row in (0..count).filter(|row| !suits[*row]) {
             others.push(self.starts[row], self.places[row], self.seen[row]);
         }
-        others.attend(stage, out);
+        others.attend(&stage.attending(), out);
     }
 
     /// The most keys that one of the rows sees.

@@ -2,6 +2,7 @@
 
 use crate::buffer::Buffer;
 use crate::decode::DecodeScratch;
+use crate::expert_attention::ExpertScratch;
 use crate::feed_forward::HiddenScratch;
 use crate::few_tokens::FewScratch;
 use crate::grid::Claims;
@@ -47,12 +48,19 @@ pub(crate) struct CacheScratch {
 pub(crate) struct LayerScratch {
     pub(crate) visible: Visible,
     pub(crate) queries: QueryScratch,
-    pub(crate) panels: PanelScratch,
     pub(crate) decode: DecodeScratch,
     pub(crate) single: SingleScratch,
     pub(crate) few: FewScratch,
+    pub(crate) many: ManyScratch,
     pub(crate) wide: [Buffer; 2],
     pub(crate) attended: Buffer,
+}
+
+/// Keys and values as many queries read them, and the borders of tasks.
+#[derive(Debug, Default)]
+pub(crate) struct ManyScratch {
+    pub(crate) panels: PanelScratch,
+    pub(crate) experts: ExpertScratch,
     pub(crate) bounds: Vec<usize>,
     pub(crate) claims: Claims,
 }
@@ -60,13 +68,15 @@ pub(crate) struct LayerScratch {
 impl Scratch {
     /// Bytes held between calls.
     pub(crate) fn bytes(&self) -> usize {
-        let LayerScratch { visible, queries, panels, decode, single, few, wide, attended, bounds, .. } = &self.layer;
+        let LayerScratch { visible, queries, decode, single, few, many, wide, attended } = &self.layer;
+        let ManyScratch { panels, experts, bounds, .. } = many;
         let layer = visible.bytes()
             + queries.bytes()
-            + panels.bytes()
             + decode.bytes()
             + single.bytes()
             + few.bytes()
+            + panels.bytes()
+            + experts.bytes()
             + wide.iter().map(Buffer::bytes).sum::<usize>()
             + attended.bytes();
         let words = bounds.capacity() * size_of::<usize>() + self.cache.bounds.bytes();

@@ -18,6 +18,9 @@
 //! Where a small layer with one key/value head has a single token, and the processor AVX-512, `single_token` stands for
 //! 2 to 4: each task takes some slots from the query to the product with the output weights. `few_tokens` does so for
 //! the rows of an expert where there are few tokens and keys.
+//! Where near caches do not hold what all slots attend to,
+//! and experts have many rows, `expert_attention` stands for 2 and 3 on vectors: a task takes rows of one expert from
+//! their queries to what they attended to.
 //!
 //! `simd` holds the microkernels, `rows` gathers rows into blocks for them, `packed` the panels that they read.
 //!
@@ -62,6 +65,7 @@ mod check;
 mod cross_attention;
 mod decode;
 mod error;
+mod expert_attention;
 mod feed_forward;
 mod few_tokens;
 mod grid;

@@ -41,9 +41,16 @@ pub(crate) struct QueryInputs<'a> {
 }
 
 impl QueryInputs<'_> {
-    /// Fills `out`, some columns of `G * D`, with queries of one expert, rotated and scaled: a row for each of up to
+    /// Fills `out` with queries of one expert, from the head `group` on, rotated and scaled: a row for each of up to
     /// [`TILE_ROWS`] tokens.
-    pub(crate) fn project(&self, expert: usize, tokens: &[usize], epoch: Option<Epoch>, out: &mut Tile<'_, f32>) {
+    pub(crate) fn project(
+        &self,
+        expert: usize,
+        group: usize,
+        tokens: &[usize],
+        epoch: Option<Epoch>,
+        out: &mut Tile<'_, f32>,
+    ) {
         let Self { isa, width, head, .. } = *self;
         let (count, mut starts) = (tokens.len(), [0; TILE_ROWS]);
         starts.iter_mut().zip(tokens).for_each(|(start, token)| *start = token * width);
@@ -52,7 +59,7 @@ impl QueryInputs<'_> {
             left: Left { data: self.hidden_states, starts: &starts[..count], inner: width },
             weights: self.weights,
             matrix: expert,
-            block: out.first_column() / head,
+            block: group,
             first_column: 0,
             columns: out.columns(),
             rows: &rows,
@@ -143,7 +150,8 @@ impl Stage for QueryProjection<'_> {
         let rows = first..first + count;
         tokens.iter_mut().zip(rows).for_each(|(token, row)| *token = routing.pair(row) / routing.top_k);
         let expert = self.experts[index / self.grid.across()];
-        self.inputs.project(expert, &tokens[..count], Some(self.epoch), &mut out);
+        let group = out.first_column() / self.inputs.head;
+        self.inputs.project(expert, group, &tokens[..count], Some(self.epoch), &mut out);
     }
 }
 

@@ -7,7 +7,7 @@ use crate::grid::Tile;
 use crate::packed::{Packed, Panels};
 use crate::simd::magnitudes::Magnitudes;
 use crate::simd::tiles::{COLUMN_LIMIT, STRIP, SUM_STRIDE, Unit};
-use crate::simd::{Ahead, Element, Epoch, Isa, Left, PANEL, Product, ROWS, Right, Write, panels_at_once};
+use crate::simd::{Ahead, Element, Epoch, Isa, Left, PANEL, Product, ROWS, Right, Write, panels_at_once, part};
 
 /// Most rows that one call multiplies.
 pub(crate) const TILE_ROWS: usize = 128;
@@ -54,10 +54,33 @@ pub(crate) struct RowProduct<'a> {
     pub(crate) rows: &'a [usize],
     /// `Some`: added to the destination with one factor for each row.
     pub(crate) factors: Option<&'a [f32]>,
-    /// The matrix whose same columns are multiplied next, where that is known: they are fetched meanwhile.
-    pub(crate) next: Option<usize>,
+    /// What is multiplied next, where that is known.
+    pub(crate) next: Option<Next<'a>>,
     /// While what `left` holds does not change, where that is known: rows that come again are not split again.
     pub(crate) epoch: Option<Epoch>,
+}
+
+/// A product behind another one.
+#[derive(Clone, Copy)]
+pub(crate) struct Next<'a> {
+    /// The matrix whose same columns are multiplied: they are fetched meanwhile.
+    pub(crate) matrix: usize,
+    /// Its first rows, where the rows of both lie one behind the other: so many streams at once the processor does not
+    /// see coming, so that those of each block are fetched while the one before it is multiplied.
+    pub(crate) rows: Option<&'a [f32]>,
+}
+
+impl<'a> RowProduct<'a> {
+    /// The rows behind the first `passed` ones that are to be fetched.
+    fn soon(&self, passed: usize) -> &'a [f32] {
+        let Some(next) = self.next.and_then(|next| next.rows) else { return &[] };
+        let Left { data, starts, inner } = self.left;
+        let starts = &starts[passed..starts.len().min(passed + ROWS)];
+        match starts.first().zip(starts.last()) {
+            Some((first, last)) => &data[*first..(*last).max(*first) + inner],
+            None => next,
+        }
+    }
 }
 
 impl RowProduct<'_> {
@@ -85,7 +108,7 @@ impl RowProduct<'_> {
         for column in (0..self.columns).step_by(together.max(1)) {
             let right = self.right(panels, self.matrix, column);
             let next = match self.next.filter(|_| column + together >= self.columns) {
-                Some(matrix) => self.right(panels, matrix, 0).data.get(..panel_len),
+                Some(Next { matrix, .. }) => self.right(panels, matrix, 0).data.get(..panel_len),
                 None => {
                     let start = together.div_ceil(PANEL) * panel_len;
                     right.data.get(start..start + panel_len)
@@ -106,8 +129,9 @@ impl RowProduct<'_> {
                     },
                     ahead: match index.checked_sub(cold) {
                         None => first_ahead(isa, right, block.len(), panel_len, together),
-                        Some(index) => next.and_then(|next| part(next, index, total - cold)).map(Ahead::Later),
+                        Some(index) => next.map(|next| Ahead::Later(part(next, index, total - cold))),
                     },
+                    soon: if column == 0 { self.soon(block.end) } else { &[] },
                 }
                 .compute(isa, out);
             }
@@ -184,6 +208,7 @@ impl RowProduct<'_> {
                 None => Write::Replace,
             },
             ahead: None,
+            soon: &[],
         }
         .compute(isa, out);
     }
@@ -223,12 +248,6 @@ fn first_ahead<'a, W: Element>(
         }
         _ => None,
     }
-}
-
-/// Share `index` of `total` of the panel at the start of `panels`.
-fn part<W>(panels: &[W], index: usize, total: usize) -> Option<&[W]> {
-    let len = panels.len();
-    panels.get(len * index / total..len * (index + 1) / total)
 }
 
 /// Cuts `count` rows into the fewest blocks of at most [`ROWS`], as even as can be.

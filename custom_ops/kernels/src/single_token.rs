@@ -125,7 +125,7 @@ impl Stage for SingleToken<'_> {
         let rows = rows.row(0);
         let (queries, attended) = rows.split_at_mut(rows.len() / 2);
         for (query, expert) in queries.chunks_mut(head).zip(experts) {
-            self.inputs.queries.project(*expert as usize, &[0], None, &mut Tile::dense(query, head));
+            self.inputs.queries.project(*expert as usize, 0, &[0], None, &mut Tile::dense(query, head));
         }
         self.attend(queries, experts.len(), &mut Tile::dense(attended, head));
         for (slot, expert) in experts.iter().enumerate() {

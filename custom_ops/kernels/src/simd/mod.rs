@@ -51,7 +51,7 @@ pub(crate) use few_slots::FewSlots;
 pub(crate) use known_rows::Epoch;
 pub(crate) use one_token::OneToken;
 pub(crate) use past_caches::copy_past_caches;
-pub(crate) use product::{Ahead, Left, Product, Right, Write, panels_at_once};
+pub(crate) use product::{Ahead, Left, Product, Right, Write, panels_at_once, part};
 
 /// Rows of the largest block that one microkernel call computes.
 pub(crate) const ROWS: usize = 12;

@@ -3,6 +3,7 @@
 
 mod attention_reference;
 mod cross_attention;
+mod expert_rows;
 mod feed_forward;
 mod few_tokens;
 mod memory;
