@@ -37,6 +37,14 @@ const TASKS: usize = 16;
 /// Bytes of weights that stay in a core's own caches while blocks of rows pass, and the next ones come.
 const NEAR: usize = 262_144;
 
+/// Bytes of a panel from which on a single row reads one after the other, a page ahead: such weights come from memory,
+/// which gives one stream faster than several.
+const LONG: usize = 65536;
+
+/// As [`LONG`], of all weights, where the last cache gives one stream faster too. Nearer caches give several, since a
+/// panel alone has too few sums under way.
+const FAR: usize = 1 << 22;
+
 /// Most bytes of weights that a first block fetches before it reads them.
 const EARLY: usize = 65536;
 
@@ -128,7 +136,7 @@ impl RowProduct<'_> {
                         None => Write::Replace,
                     },
                     ahead: match index.checked_sub(cold) {
-                        None => first_ahead(isa, right, block.len(), panel_len, together),
+                        None => first_ahead(isa, right, block.len(), [panel_len, panels.filled().len()], together),
                         Some(index) => next.map(|next| Ahead::Later(part(next, index, total - cold))),
                     },
                     soon: if column == 0 { self.soon(block.end) } else { &[] },
@@ -227,19 +235,20 @@ pub(crate) fn task_columns(isa: Isa, rows: usize, tiles: usize, columns: usize, 
     (1..=widest).rev().find(enough).unwrap_or(1) * unit
 }
 
-/// What the first block of `rows` rows fetches of `right`, whose panels have `panel_len` elements, for `columns`
-/// columns: a single row nothing, since what follows may belong to an expert that nobody chose.
+/// What the first block of `rows` rows fetches of `right`, a part of `all` elements, whose panels have `panel_len`
+/// elements, for `columns` columns.
 fn first_ahead<'a, W: Element>(
     isa: Isa,
     right: Right<'a, W>,
     rows: usize,
-    panel_len: usize,
+    [panel_len, all]: [usize; 2],
     columns: usize,
 ) -> Option<Ahead<'a, W>> {
-    if rows == 1 {
-        return None;
-    }
     let bytes = panel_len * size_of::<W>();
+    if rows == 1 {
+        let far = bytes > LONG || isa.reads_one_stream() && all * size_of::<W>() > FAR;
+        return far.then_some(Ahead::Own);
+    }
     match panels_at_once(isa, rows, bytes).min(columns.div_ceil(PANEL)) {
         1 => Some(Ahead::Own),
         panels if panels * bytes <= EARLY => {
@@ -269,6 +278,44 @@ mod on_tiles;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::packed::{Geometry, WeightData};
+    use crate::simd::every_isa;
+
+    /// Weights that near caches do not hold, stored in every way, times one row and two.
+    #[test]
+    #[cfg_attr(miri, ignore = "too many weights")]
+    fn far_weights_are_read_alike_in_one_stream_and_in_several() {
+        let (inner, columns) = (1101, 1950);
+        let weights: Vec<f32> = (0..inner * columns).map(|i| (i % 509) as f32 - 254.0).collect();
+        let half: Vec<half::bf16> = weights.iter().copied().map(half::bf16::from_f32).collect();
+        let row: Vec<f32> = (0..2 * inner).map(|i| (i as f32 * 0.37).sin()).collect();
+        for data in [WeightData::F32(&weights), WeightData::Bf16(&half)] {
+            let packed = Packed::new(Geometry { matrices: 1, blocks: 1, inner, columns }, data).unwrap();
+            let compute = |isa: Isa, rows: usize, [first_column, columns]: [usize; 2]| {
+                let mut out = vec![0.0; rows * columns];
+                RowProduct {
+                    left: Left { data: &row, starts: &[0, inner][..rows], inner },
+                    weights: &packed,
+                    matrix: 0,
+                    block: 0,
+                    first_column,
+                    columns,
+                    rows: &[0, 1],
+                    factors: None,
+                    next: None,
+                    epoch: None,
+                }
+                .compute(isa, &mut Tile::dense(&mut out, columns));
+                out
+            };
+            for isa in every_isa() {
+                let both = compute(isa, 2, [0, columns]);
+                assert!(both.iter().all(|value| *value != 0.0), "{isa:?}");
+                assert!(compute(isa, 1, [0, columns]) == both[..columns], "{isa:?}");
+                assert!(compute(isa, 1, [64, 1001]) == both[64..1065], "{isa:?}");
+            }
+        }
+    }
 
     #[test]
     fn blocks_are_even_and_complete() {

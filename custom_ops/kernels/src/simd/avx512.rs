@@ -6,7 +6,7 @@ use std::arch::x86_64::{
 };
 use std::marker::PhantomData;
 
-use super::product::{Fetch, Kernel, LINE, LONG, Mode, PAGE, Raw, STEPS};
+use super::product::{Fetch, Kernel, LINE, Mode, PAGE, Raw, STEPS};
 use super::{Element, LANES, PANEL, ROWS};
 
 /// The microkernels of one type of weights.
@@ -198,8 +198,8 @@ unsafe fn wide<W: Element, const M: usize, const V: usize>(raw: &Raw<W>) {
                 *sum = first_term(raw, row, out, mask(raw.columns, vector));
             }
         }
-        if M == 1 && V <= PANEL / LANES && W::rows(raw.inner) * raw.stride * size_of::<W>() > LONG {
-            long_row(&mut sums[0], raw);
+        if M == 1 && V <= PANEL / LANES && raw.fetch.next {
+            one_stream(&mut sums[0], raw);
         } else {
             wide_sums(&mut sums, raw, offsets);
         }
@@ -245,14 +245,14 @@ unsafe fn wide_sums<W: Element, const M: usize, const V: usize>(
     in_pairs(raw.inner, &mut one);
 }
 
-/// [`wide_sums`] of one row and a long panel.
+/// [`wide_sums`] of one row and one panel, which is fetched a page ahead.
 ///
 /// # Safety
 ///
 /// As [`wide_sums`].
 #[target_feature(enable = "avx512f")]
 #[inline]
-unsafe fn long_row<W: Element, const V: usize>(sums: &mut [__m512; V], raw: &Raw<W>) {
+unsafe fn one_stream<W: Element, const V: usize>(sums: &mut [__m512; V], raw: &Raw<W>) {
     let (left, mut right) = (raw.left[0], raw.right);
     let mut one = |inner: usize, step: usize| {
         // SAFETY: by the caller's promise; what is fetched may lie anywhere.

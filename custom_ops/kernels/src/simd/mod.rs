@@ -42,6 +42,7 @@ mod past_caches;
 #[allow(unsafe_code)]
 mod portable;
 mod product;
+mod streams;
 #[allow(unsafe_code)]
 pub(crate) mod tiles;
 
@@ -52,6 +53,8 @@ pub(crate) use known_rows::Epoch;
 pub(crate) use one_token::OneToken;
 pub(crate) use past_caches::copy_past_caches;
 pub(crate) use product::{Ahead, Left, Product, Right, Write, panels_at_once, part};
+
+use streams::Streams;
 
 /// Rows of the largest block that one microkernel call computes.
 pub(crate) const ROWS: usize = 12;
@@ -82,30 +85,36 @@ pub enum Instructions {
     Amx,
 }
 
-/// A level of instructions that this processor has.
+/// A level of instructions that this processor has, and how it reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Isa(Instructions);
+pub(crate) struct Isa(Instructions, Streams);
 
 impl Isa {
     /// The widest level that the processor has, at most `limit`.
     pub(crate) fn at_most(limit: Instructions) -> Self {
+        let streams = streams::fastest();
         #[cfg(target_arch = "x86_64")]
         {
             let fused = is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
             let avx2 = is_x86_feature_detected!("avx2") && fused;
             let avx512 = avx2 && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq");
             if avx512 && limit >= Instructions::Amx && amx::available() {
-                return Self(Instructions::Amx);
+                return Self(Instructions::Amx, streams);
             }
             if avx512 && limit >= Instructions::Avx512 {
-                return Self(Instructions::Avx512);
+                return Self(Instructions::Avx512, streams);
             }
             if avx2 && limit >= Instructions::Avx2 {
-                return Self(Instructions::Avx2);
+                return Self(Instructions::Avx2, streams);
             }
         }
         let _ = limit;
-        Self(Instructions::Portable)
+        Self(Instructions::Portable, streams)
+    }
+
+    /// Whether a single row takes far weights in one stream.
+    pub(crate) fn reads_one_stream(self) -> bool {
+        self.1 == Streams::One
     }
 
     /// Whether products of many rows go to tiles.
@@ -114,11 +123,13 @@ impl Isa {
     }
 }
 
+/// Every level that the processor has, and every way to read.
 #[cfg(test)]
 pub(crate) fn every_isa() -> Vec<Isa> {
-    let mut all: Vec<Isa> = [Instructions::Portable, Instructions::Avx2, Instructions::Avx512, Instructions::Amx]
-        .map(Isa::at_most)
-        .to_vec();
+    let levels =
+        [Instructions::Portable, Instructions::Avx2, Instructions::Avx512, Instructions::Amx].map(Isa::at_most);
+    let ways = [Streams::Several, Streams::One];
+    let mut all: Vec<Isa> = levels.iter().flat_map(|level| ways.map(|streams| Isa(level.0, streams))).collect();
     all.dedup();
     all
 }

@@ -86,7 +86,7 @@ pub(crate) struct Product<'a, W = f32> {
 /// Memory that is read soon.
 #[derive(Clone, Copy)]
 pub(crate) enum Ahead<'a, W> {
-    /// What the product itself reads, a page before.
+    /// What the product itself reads, a page before. A single row then reads its panels one by one.
     Own,
     /// What is read after more than the nearest cache holds.
     Later(&'a [W]),
@@ -139,10 +139,6 @@ pub(super) const LINE: usize = 64;
 /// Bytes of a panel of which several rows read more than one at once.
 const SHORT: usize = 16384;
 
-/// Bytes of a panel up to which a row reads several panels at once, and fetches what it is told to. Longer ones are
-/// expected to come from memory, which gives one stream faster than several: they are read one by one, a page ahead.
-pub(super) const LONG: usize = 65536;
-
 /// Inner steps between two looks ahead.
 pub(super) const STEPS: usize = 4;
 
@@ -166,7 +162,11 @@ impl<W: Element> Product<'_, W> {
             Write::AddScaled(factors) => (Mode::AddScaled, Some(factors)),
         };
         let inner = self.left.inner;
-        let most = panels_at_once(isa, count, W::rows(inner) * PANEL * size_of::<W>()).saturating_mul(PANEL);
+        let most = match panels_at_once(isa, count, W::rows(inner) * PANEL * size_of::<W>()) {
+            usize::MAX => usize::MAX,
+            _ if count == 1 && matches!(self.ahead, Some(Ahead::Own)) => PANEL,
+            panels => panels * PANEL,
+        };
         let mut raw = Raw {
             rows: count,
             left: [null(); ROWS],
@@ -255,7 +255,6 @@ pub(crate) fn part<T>(all: &[T], index: usize, total: usize) -> &[T] {
 pub(crate) fn panels_at_once(isa: Isa, rows: usize, bytes: usize) -> usize {
     match isa.0 {
         Instructions::Portable | Instructions::Avx2 => usize::MAX,
-        Instructions::Avx512 | Instructions::Amx if rows == 1 && bytes > LONG => 1,
         Instructions::Avx512 | Instructions::Amx if rows == 1 || rows <= FEW_ROWS && bytes <= SHORT => ROW_PANELS,
         Instructions::Avx512 | Instructions::Amx => 1,
     }
