@@ -235,7 +235,6 @@ impl Rows {
             columns: keys.len(),
             write: Write::Replace,
             ahead: None,
-            soon: &[],
         }
         .compute(with.isa, &mut Tile::dense(&mut scores.0, KEYS_PER_TILE));
     }
@@ -259,7 +258,6 @@ impl Rows {
             columns: with.head,
             write,
             ahead: None,
-            soon: &[],
         }
         .compute(with.isa, out);
     }

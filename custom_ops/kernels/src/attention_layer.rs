@@ -1,21 +1,20 @@
 //! What both attention operators do once keys and values are known.
 
 use crate::attention::{Attention, AttentionInputs, cut_pairs};
-use crate::buffer::Buffer;
 use crate::cached::{CacheRows, Cached, KeysAndValues};
-use crate::expert_attention::ExpertInputs;
 use crate::few_tokens::FewInputs;
-use crate::kernel_scratch::{LayerScratch, ManyScratch};
-use crate::key_panels::{Cache, Visible};
+use crate::kernel_scratch::LayerScratch;
+use crate::key_panels::{Cache, Panels, Visible};
+use crate::many_tokens::ManyInputs;
 use crate::output_projection::{Order, OutputInputs, OutputScratch};
 use crate::packed::Packed;
 use crate::pool::Awaited;
-use crate::query_projection::{QueryInputs, QueryScratch, row_stride};
+use crate::query_projection::{QueryInputs, row_stride};
 use crate::rope::Rotary;
 use crate::routing::{Router, Routing};
 use crate::simd::{FewKeys, Isa};
 use crate::single_token::SingleInputs;
-use crate::{KernelError, ThreadPool, attention_tiles, decode, expert_attention, few_tokens, pool, single_token};
+use crate::{KernelError, ThreadPool, attention_tiles, decode, few_tokens, many_tokens, pool, single_token};
 
 /// Inputs of the steps after routing and the cache.
 pub(crate) struct AttentionLayer<'a> {
@@ -99,15 +98,15 @@ impl AttentionLayer<'_> {
         output_scratch: &mut OutputScratch,
         output: &mut [f32],
     ) {
-        let LayerScratch { visible, queries, decode, few, many, wide, attended, .. } = layer;
+        let LayerScratch { visible, queries, panels, decode, few, many, wide, attended, bounds, claims, .. } = layer;
         let Self { pool, batch, tokens, keys, rows, kv_heads, head, causal_past, .. } = *self;
+        let attended_len = batch * tokens * self.top_k * row_stride(kv_heads * head);
         visible.read(self.key_mask, keys);
-        let order = if decode::serves(tokens, self.top_k, head) {
+        if decode::serves(tokens, self.top_k, head) {
             let cached = if self.reads_stored() { cached } else { Cached::F32(cached.widened(wide)) };
             pool::run(pool, &[&queries.stage(self.query_inputs(), routing)]);
             let inputs = self.attention_inputs(routing, queries.queries(), visible);
-            pool::run(pool, &[&decode.stage(inputs, cached, keys, attended.take(self.attended_len()))]);
-            Order::Pairs
+            pool::run(pool, &[&decode.stage(inputs, cached, keys, attended.take(attended_len))]);
         } else {
             let CacheRows { key, value, .. } = cached.widened(wide);
             let cache = Cache { key, value, visible, batch, keys, rows, kv_heads, head };
@@ -117,15 +116,27 @@ impl AttentionLayer<'_> {
                 pool::run(pool, &[&few.stage(FewInputs { queries, routing, cache, causal_past, output_weights })]);
                 return pool::run(pool, &[&few.sum(self.isa, routing, self.output_bias, output)]);
             }
-            self.attend_to_many(routing, cache, queries, many, attended)
-        };
+            if let Some(block) = self.block_of_many() {
+                let (pack_keys, pack_values) = panels.stages(cache, None);
+                pool::run(pool, &[&pack_keys, &pack_values]);
+                let many_inputs = self.many_inputs(routing, panels.panels(keys, head), visible);
+                return pool::run(pool, &[&many.stage(many_inputs, block, output)]);
+            }
+            let on_tiles = attention_tiles::serves(self.isa, tokens * self.top_k, keys, head);
+            let (pack_keys, pack_values) = panels.stages(cache, on_tiles.then_some(self.isa));
+            pool::run(pool, &[&queries.stage(self.query_inputs(), routing), &pack_keys, &pack_values]);
+            let inputs = self.attention_inputs(routing, queries.queries(), visible);
+            cut_pairs(bounds, &inputs, on_tiles);
+            let (panels, out) = (panels.panels(keys, head), attended.take(attended_len));
+            pool::run(pool, &[&Attention::new(inputs, panels, out, bounds, claims, on_tiles)]);
+        }
 
         let outputs = OutputInputs {
             isa: self.isa,
             routing,
             expert_rows: attended.filled(),
             stride: row_stride(kv_heads * head),
-            order,
+            order: Order::Pairs,
             weights: self.output_weight,
             bias: self.output_bias,
             width: self.width,
@@ -133,45 +144,25 @@ impl AttentionLayer<'_> {
         pool::run(pool, &[&output_scratch.stage(outputs, output)]);
     }
 
-    /// Fills `attended`, in the order that it returns, where there are too many tokens for the other ways.
-    fn attend_to_many(
-        &self,
-        routing: &Routing,
-        cache: Cache<'_>,
-        queries: &mut QueryScratch,
-        many: &mut ManyScratch,
-        attended: &mut Buffer,
-    ) -> Order {
-        let ManyScratch { panels, experts, bounds, claims } = many;
-        let Self { pool, batch, tokens, keys, head, causal_past, .. } = *self;
-        let visible = cache.visible;
-        let on_tiles = attention_tiles::serves(self.isa, tokens * self.top_k, keys, head);
-        let (pack_keys, pack_values) = panels.stages(cache, on_tiles.then_some(self.isa));
-        let attended = attended.take(self.attended_len());
-        if self.has_experts_in_turn() {
-            pool::run(pool, &[&pack_keys, &pack_values]);
-            let (queries, panels) = (self.query_inputs(), panels.panels(keys, head));
-            let inputs = ExpertInputs { queries, routing, panels, visible, causal_past, batch, tokens };
-            pool::run(pool, &[&experts.stage(inputs, attended)]);
-            return Order::Rows;
-        }
-        pool::run(pool, &[&queries.stage(self.query_inputs(), routing), &pack_keys, &pack_values]);
-        let inputs = self.attention_inputs(routing, queries.queries(), visible);
-        cut_pairs(bounds, &inputs, on_tiles);
-        pool::run(pool, &[&Attention::new(inputs, panels.panels(keys, head), attended, bounds, claims, on_tiles)]);
-        Order::Pairs
-    }
-
-    /// Elements of what all slots attend to.
-    fn attended_len(&self) -> usize {
-        self.batch * self.tokens * self.top_k * row_stride(self.kv_heads * self.head)
-    }
-
-    /// Whether tasks take rows of one expert from queries through attention.
-    fn has_experts_in_turn(&self) -> bool {
-        let Self { isa, tokens, top_k, head, .. } = *self;
+    /// Tokens of a block, where there are so many that blocks of them are tasks.
+    fn block_of_many(&self) -> Option<usize> {
+        let Self { isa, batch, tokens, top_k, kv_heads, head, .. } = *self;
         let experts = self.output_weight.geometry().matrices;
-        expert_attention::serves(isa, self.attended_len(), tokens * top_k / experts.max(1), head)
+        many_tokens::block(isa, [batch, tokens, top_k, experts, kv_heads * head])
+    }
+
+    fn many_inputs<'b>(&'b self, routing: &'b Routing, panels: Panels<'b>, visible: &'b Visible) -> ManyInputs<'b> {
+        ManyInputs {
+            queries: self.query_inputs(),
+            routing,
+            panels,
+            visible,
+            causal_past: self.causal_past,
+            batch: self.batch,
+            tokens: self.tokens,
+            output_weights: self.output_weight,
+            bias: self.output_bias,
+        }
     }
 
     fn attention_inputs<'b>(

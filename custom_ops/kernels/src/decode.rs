@@ -236,7 +236,6 @@ impl Decode<'_> {
                 columns: LANES,
                 write: Write::Replace,
                 ahead: starts[block].first().map(|start| Ahead::Later(&value[*start..][..count * head])),
-                soon: &[],
             }
             .compute(self.inputs.isa, &mut out);
         }
@@ -270,7 +269,6 @@ impl Decode<'_> {
                         _ => Write::Resume(&ONES[..ROWS]),
                     },
                     ahead: None,
-                    soon: &[],
                 }
                 .compute(self.inputs.isa, out);
             }

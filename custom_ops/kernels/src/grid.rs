@@ -1,7 +1,7 @@
 //! A matrix cut into tiles that tasks write at the same time.
 //!
-//! A tile is handed out once, so no element is ever borrowed twice, whatever a thread pool does. The whole matrix may be
-//! read once all tiles have come back.
+//! A tile is handed out once, so no element is ever borrowed twice, whatever a thread pool does. The whole matrix may
+//! be read once all tiles have come back.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -208,6 +208,17 @@ impl<'a, T> Tile<'a, T> {
             returned: None,
             lifetime,
         }
+    }
+
+    /// Some columns of a whole matrix whose rows are `stride` elements apart.
+    ///
+    /// # Panics
+    ///
+    /// If a row does not hold them.
+    pub(crate) fn columns_of(data: &'a mut [T], stride: usize, first_column: usize, columns: usize) -> Self {
+        let end = first_column.checked_add(columns);
+        assert!(end.is_some_and(|end| end <= stride), "columns of a row");
+        Self { first_column, columns, ..Self::dense(data, stride) }
     }
 
     /// First row, counted in the matrix, or in the order of a scattered one.

@@ -2,12 +2,12 @@
 
 use crate::buffer::Buffer;
 use crate::decode::DecodeScratch;
-use crate::expert_attention::ExpertScratch;
 use crate::feed_forward::HiddenScratch;
 use crate::few_tokens::FewScratch;
 use crate::grid::Claims;
 use crate::key_panels::{PanelScratch, Visible};
 use crate::kv_cache::CacheBounds;
+use crate::many_tokens::ManyScratch;
 use crate::output_projection::OutputScratch;
 use crate::prepared::OwnWeights;
 use crate::query_projection::QueryScratch;
@@ -48,19 +48,13 @@ pub(crate) struct CacheScratch {
 pub(crate) struct LayerScratch {
     pub(crate) visible: Visible,
     pub(crate) queries: QueryScratch,
+    pub(crate) panels: PanelScratch,
     pub(crate) decode: DecodeScratch,
     pub(crate) single: SingleScratch,
     pub(crate) few: FewScratch,
     pub(crate) many: ManyScratch,
     pub(crate) wide: [Buffer; 2],
     pub(crate) attended: Buffer,
-}
-
-/// Keys and values as many queries read them, and the borders of tasks.
-#[derive(Debug, Default)]
-pub(crate) struct ManyScratch {
-    pub(crate) panels: PanelScratch,
-    pub(crate) experts: ExpertScratch,
     pub(crate) bounds: Vec<usize>,
     pub(crate) claims: Claims,
 }
@@ -68,15 +62,15 @@ pub(crate) struct ManyScratch {
 impl Scratch {
     /// Bytes held between calls.
     pub(crate) fn bytes(&self) -> usize {
-        let LayerScratch { visible, queries, decode, single, few, many, wide, attended } = &self.layer;
-        let ManyScratch { panels, experts, bounds, .. } = many;
+        let LayerScratch { visible, queries, panels, decode, single, few, many, wide, attended, bounds, .. } =
+            &self.layer;
         let layer = visible.bytes()
             + queries.bytes()
+            + panels.bytes()
             + decode.bytes()
             + single.bytes()
             + few.bytes()
-            + panels.bytes()
-            + experts.bytes()
+            + many.bytes()
             + wide.iter().map(Buffer::bytes).sum::<usize>()
             + attended.bytes();
         let words = bounds.capacity() * size_of::<usize>() + self.cache.bounds.bytes();

@@ -18,9 +18,8 @@
 //! Where a small layer with one key/value head has a single token, and the processor AVX-512, `single_token` stands for
 //! 2 to 4: each task takes some slots from the query to the product with the output weights. `few_tokens` does so for
 //! the rows of an expert where there are few tokens and keys.
-//! Where near caches do not hold what all slots attend to,
-//! and experts have many rows, `expert_attention` stands for 2 and 3 on vectors: a task takes rows of one expert from
-//! their queries to what they attended to.
+//! Many tokens, whose slots attend to more than near caches hold, are cut into blocks by `many_tokens`, which takes
+//! each through 2 to 4.
 //!
 //! `simd` holds the microkernels, `rows` gathers rows into blocks for them, `packed` the panels that they read.
 //!
@@ -65,7 +64,6 @@ mod check;
 mod cross_attention;
 mod decode;
 mod error;
-mod expert_attention;
 mod feed_forward;
 mod few_tokens;
 mod grid;
@@ -73,6 +71,7 @@ mod huge_pages;
 mod kernel_scratch;
 mod key_panels;
 mod kv_cache;
+mod many_tokens;
 #[cfg(feature = "measure")]
 pub mod measure;
 mod output_projection;

@@ -6,8 +6,8 @@ use crate::grid::{Claims, Grid, Layout, cut};
 use crate::packed::{Geometry, Packed};
 use crate::pool::Stage;
 use crate::routing::Routing;
-use crate::rows::{Next, RowProduct, TILE_ROWS, even};
-use crate::simd::{Epoch, Isa, Left, PANEL, ROWS};
+use crate::rows::{RowProduct, TILE_ROWS, even};
+use crate::simd::{Epoch, Isa, Left, PANEL};
 
 /// Elements of one expert's weights that a task of few tokens keeps in a near cache.
 const STRIP: usize = 16384;
@@ -164,13 +164,7 @@ impl Stage for OutputProjection<'_> {
         let chosen = routing.experts().map(|(expert, own)| (expert, routing.within(own, &tokens)));
         let mut chosen = chosen.filter(|(_, own)| !own.is_empty()).peekable();
         while let Some((expert, own)) = chosen.next() {
-            let next = chosen.peek().map(|(matrix, own)| Next {
-                matrix: *matrix,
-                rows: (order == Order::Rows).then(|| {
-                    let first = own.start * stride;
-                    &self.inputs.expert_rows[first..first + (own.len().min(ROWS) - 1) * stride + inner]
-                }),
-            });
+            let next = chosen.peek().map(|(next, _)| *next);
             for Range { start: first, end } in even(own, TILE_ROWS) {
                 let count = end - first;
                 for place in 0..count {

@@ -7,7 +7,7 @@ use crate::grid::Tile;
 use crate::packed::{Packed, Panels};
 use crate::simd::magnitudes::Magnitudes;
 use crate::simd::tiles::{COLUMN_LIMIT, STRIP, SUM_STRIDE, Unit};
-use crate::simd::{Ahead, Element, Epoch, Isa, Left, PANEL, Product, ROWS, Right, Write, panels_at_once, part};
+use crate::simd::{Ahead, Element, Epoch, Isa, Left, PANEL, Product, ROWS, Right, Write, panels_at_once};
 
 /// Most rows that one call multiplies.
 pub(crate) const TILE_ROWS: usize = 128;
@@ -62,33 +62,10 @@ pub(crate) struct RowProduct<'a> {
     pub(crate) rows: &'a [usize],
     /// `Some`: added to the destination with one factor for each row.
     pub(crate) factors: Option<&'a [f32]>,
-    /// What is multiplied next, where that is known.
-    pub(crate) next: Option<Next<'a>>,
+    /// The matrix whose same columns are multiplied next, where that is known: they are fetched meanwhile.
+    pub(crate) next: Option<usize>,
     /// While what `left` holds does not change, where that is known: rows that come again are not split again.
     pub(crate) epoch: Option<Epoch>,
-}
-
-/// A product behind another one.
-#[derive(Clone, Copy)]
-pub(crate) struct Next<'a> {
-    /// The matrix whose same columns are multiplied: they are fetched meanwhile.
-    pub(crate) matrix: usize,
-    /// Its first rows, where the rows of both lie one behind the other: so many streams at once the processor does not
-    /// see coming, so that those of each block are fetched while the one before it is multiplied.
-    pub(crate) rows: Option<&'a [f32]>,
-}
-
-impl<'a> RowProduct<'a> {
-    /// The rows behind the first `passed` ones that are to be fetched.
-    fn soon(&self, passed: usize) -> &'a [f32] {
-        let Some(next) = self.next.and_then(|next| next.rows) else { return &[] };
-        let Left { data, starts, inner } = self.left;
-        let starts = &starts[passed..starts.len().min(passed + ROWS)];
-        match starts.first().zip(starts.last()) {
-            Some((first, last)) => &data[*first..(*last).max(*first) + inner],
-            None => next,
-        }
-    }
 }
 
 impl RowProduct<'_> {
@@ -116,7 +93,7 @@ impl RowProduct<'_> {
         for column in (0..self.columns).step_by(together.max(1)) {
             let right = self.right(panels, self.matrix, column);
             let next = match self.next.filter(|_| column + together >= self.columns) {
-                Some(Next { matrix, .. }) => self.right(panels, matrix, 0).data.get(..panel_len),
+                Some(matrix) => self.right(panels, matrix, 0).data.get(..panel_len),
                 None => {
                     let start = together.div_ceil(PANEL) * panel_len;
                     right.data.get(start..start + panel_len)
@@ -139,7 +116,6 @@ impl RowProduct<'_> {
                         None => first_ahead(isa, right, block.len(), [panel_len, panels.filled().len()], together),
                         Some(index) => next.map(|next| Ahead::Later(part(next, index, total - cold))),
                     },
-                    soon: if column == 0 { self.soon(block.end) } else { &[] },
                 }
                 .compute(isa, out);
             }
@@ -216,7 +192,6 @@ impl RowProduct<'_> {
                 None => Write::Replace,
             },
             ahead: None,
-            soon: &[],
         }
         .compute(isa, out);
     }
@@ -257,6 +232,11 @@ fn first_ahead<'a, W: Element>(
         }
         _ => None,
     }
+}
+
+/// Share `index` of `total` of a slice.
+fn part<T>(all: &[T], index: usize, total: usize) -> &[T] {
+    &all[all.len() * index / total..all.len() * (index + 1) / total]
 }
 
 /// Cuts `count` rows into the fewest blocks of at most [`ROWS`], as even as can be.

@@ -52,7 +52,7 @@ pub(crate) use few_slots::FewSlots;
 pub(crate) use known_rows::Epoch;
 pub(crate) use one_token::OneToken;
 pub(crate) use past_caches::copy_past_caches;
-pub(crate) use product::{Ahead, Left, Product, Right, Write, panels_at_once, part};
+pub(crate) use product::{Ahead, Left, Product, Right, Write, panels_at_once};
 
 use streams::Streams;
 

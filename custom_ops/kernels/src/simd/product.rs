@@ -1,8 +1,6 @@
 //! The door to the microkernels: checked views in, one block of a product out.
 #![allow(unsafe_code)]
 
-#[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::ptr::{null, null_mut};
 
 use super::{Element, FEW_ROWS, Instructions, Isa, LANES, PANEL, ROW_PANELS, ROWS, portable};
@@ -79,8 +77,6 @@ pub(crate) struct Product<'a, W = f32> {
     pub(crate) write: Write<'a>,
     /// What is fetched on the way.
     pub(crate) ahead: Option<Ahead<'a, W>>,
-    /// Rows of the left factor that are read next, where they are fetched too.
-    pub(crate) soon: &'a [f32],
 }
 
 /// Memory that is read soon.
@@ -184,9 +180,7 @@ impl<W: Element> Product<'_, W> {
         self.check(out, factors);
         self.left.rows(&mut raw.left);
         out.starts(&self.rows[..count], self.first_column, &mut raw.out);
-        let calls = self.columns.div_ceil(most);
-        for (call, column) in (0..self.columns).step_by(most).enumerate() {
-            fetch_rows(part(self.soon, call, calls));
+        for column in (0..self.columns).step_by(most) {
             (raw.first, raw.columns) = (column, most.min(self.columns - column));
             let kernel = kernel(isa, count, raw.columns.div_ceil(LANES));
             // SAFETY: `Left::rows` proved that `inner` elements of every left row are in bounds, `check` that `inner`
@@ -233,22 +227,6 @@ impl<W: Element> Product<'_, W> {
         let columns = self.first_column.checked_add(self.columns);
         assert!(columns.is_some_and(|end| end <= out.columns()), "destination columns");
     }
-}
-
-/// Fetches rows into the second-level cache: the nearest one holds what is read now.
-fn fetch_rows(rows: &[f32]) {
-    #[cfg(target_arch = "x86_64")]
-    for line in rows.chunks(LINE / size_of::<f32>()) {
-        // SAFETY: every x86-64 has the instruction, which takes any address.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = rows;
-}
-
-/// Share `index` of `total` of a slice.
-pub(crate) fn part<T>(all: &[T], index: usize, total: usize) -> &[T] {
-    &all[all.len() * index / total..all.len() * (index + 1) / total]
 }
 
 /// Panels that one call of a microkernel multiplies with `rows` rows; each has `bytes` bytes.
@@ -327,7 +305,6 @@ mod tests {
                 columns,
                 write,
                 ahead: Some(if count.is_multiple_of(2) { Ahead::Own } else { Ahead::Later(&right) }),
-                soon: &left,
             }
             .compute(isa, &mut Tile::dense(&mut out, width));
             for (index, (&found, &before)) in out.iter().zip(&start).enumerate() {
@@ -363,7 +340,6 @@ mod tests {
                     columns,
                     write: Write::Replace,
                     ahead: None,
-                    soon: &[],
                 }
                 .compute(isa, &mut Tile::dense(&mut out, columns));
                 out
@@ -394,7 +370,6 @@ mod tests {
             columns: PANEL,
             write: Write::Replace,
             ahead: None,
-            soon: &[],
         }
         .compute(Isa::at_most(Instructions::Portable), &mut Tile::dense(&mut out, PANEL));
     }
@@ -411,7 +386,6 @@ mod tests {
             columns: PANEL,
             write: Write::Replace,
             ahead: None,
-            soon: &[],
         }
         .compute(Isa::at_most(Instructions::Portable), &mut Tile::dense(&mut out, PANEL));
     }

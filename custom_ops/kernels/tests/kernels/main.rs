@@ -3,9 +3,9 @@
 
 mod attention_reference;
 mod cross_attention;
-mod expert_rows;
 mod feed_forward;
 mod few_tokens;
+mod many_tokens;
 mod memory;
 mod prepared;
 mod refusals;
