@@ -146,9 +146,7 @@ impl AttentionLayer<'_> {
 
     /// Tokens of a block, where there are so many that blocks of them are tasks.
     fn block_of_many(&self) -> Option<usize> {
-        let Self { isa, batch, tokens, top_k, kv_heads, head, .. } = *self;
-        let experts = self.output_weight.geometry().matrices;
-        many_tokens::block(isa, [batch, tokens, top_k, experts, kv_heads * head])
+        many_tokens::block(self.isa, [self.batch, self.tokens, self.top_k], self.output_weight.geometry())
     }
 
     fn many_inputs<'b>(&'b self, routing: &'b Routing, panels: Panels<'b>, visible: &'b Visible) -> ManyInputs<'b> {

@@ -11,7 +11,7 @@ use crate::buffer::Buffer;
 use crate::grid::{Claims, Grid, Layout, Tile, cut};
 use crate::key_panels::{Panels, Visible};
 use crate::output_projection::begin;
-use crate::packed::Packed;
+use crate::packed::{Geometry, Packed};
 use crate::pool::Stage;
 use crate::query_projection::{QueryInputs, row_stride};
 use crate::routing::Routing;
@@ -22,7 +22,10 @@ use crate::simd::{Isa, Left, ROWS};
 const NEAR: usize = 1 << 20;
 
 /// Rows of an expert on average that a block aims at, from the best on: its weights are read once for all of them.
-const ROWS_OF_EXPERTS: [usize; 3] = [128, 64, 32];
+const ROWS_OF_EXPERT: [usize; 2] = [128, 64];
+
+/// Elements of the weights of an expert that do not cost more to read for every block than blocks save.
+const WEIGHTS: usize = 1 << 19;
 
 /// Most tokens of a block, whose output stays near.
 const MOST: usize = 256;
@@ -64,17 +67,18 @@ pub(crate) struct ManyTokens<'a> {
     out: Grid<'a, f32>,
 }
 
-/// Tokens of a block, for the sizes that blocks serve: `[B, T, k, E, G * D]`. Products on AMX tiles want the rows of
-/// the whole batch together.
-pub(crate) fn block(isa: Isa, [batch, tokens, top_k, experts, columns]: [usize; 5]) -> Option<usize> {
+/// Tokens of a block, for the sizes that blocks serve: `[B, T, k]`, and `[E, G * D, C]` of the output weights. Products
+/// on AMX tiles want the rows of the whole batch together.
+pub(crate) fn block(isa: Isa, [batch, tokens, top_k]: [usize; 3], weights: Geometry) -> Option<usize> {
+    let Geometry { matrices: experts, inner, columns, .. } = weights;
     let slots = tokens.saturating_mul(top_k);
-    let attended = batch.saturating_mul(slots).saturating_mul(row_stride(columns));
-    if isa.has_tiles() || attended <= NEAR {
+    let attended = batch.saturating_mul(slots).saturating_mul(row_stride(inner));
+    if isa.has_tiles() || attended <= NEAR || inner.saturating_mul(columns) > WEIGHTS / 2 {
         return None;
     }
     let blocks = |rows: usize| (rows.saturating_mul(experts) / top_k).clamp(1, MOST.min(tokens));
     let serves = |block: &usize| batch * tokens.div_ceil(*block) >= BLOCKS && block * top_k >= ROWS * experts;
-    ROWS_OF_EXPERTS.into_iter().map(blocks).find(serves)
+    ROWS_OF_EXPERT.into_iter().map(blocks).find(serves)
 }
 
 impl ManyScratch {
@@ -183,22 +187,23 @@ mod tests {
     use super::*;
     use crate::simd::Instructions;
 
-    /// Sizes of layers `[B, T, k, E, G * D]`, and the tokens of a block.
+    /// Sizes of layers, `[B, T, k]` and `[E, G * D, C]`, and the tokens of a block.
     #[test]
     fn blocks_of_known_layers() {
         let isa = Isa::at_most(Instructions::Portable);
-        for (sizes, tokens) in [
-            ([1, 128, 8, 8, 128], None),
-            ([1, 128, 16, 32, 256], None),
-            ([4, 128, 16, 32, 256], Some(64)),
-            ([8, 128, 16, 32, 256], Some(128)),
-            ([8, 256, 8, 32, 128], Some(256)),
-            ([1, 2048, 8, 8, 128], Some(128)),
-            ([1, 512, 2, 8, 2048], None),
-            ([1, 2048, 2, 8, 2048], Some(256)),
-            ([64, 40, 8, 64, 256], None),
+        for (sizes, [matrices, inner, columns], tokens) in [
+            ([1, 128, 8], [8, 128, 512], None),
+            ([1, 128, 16], [32, 256, 512], None),
+            ([4, 128, 16], [32, 256, 512], None),
+            ([8, 128, 16], [32, 256, 512], Some(128)),
+            ([8, 256, 8], [32, 128, 512], Some(256)),
+            ([1, 2048, 8], [8, 128, 512], Some(128)),
+            ([1, 512, 8], [8, 128, 512], None),
+            ([1, 600, 16], [16, 128, 512], Some(64)),
+            ([1, 2048, 2], [8, 2048, 2048], None),
+            ([64, 40, 8], [64, 256, 512], None),
         ] {
-            assert_eq!(block(isa, sizes), tokens, "{sizes:?}");
+            assert_eq!(block(isa, sizes, Geometry { matrices, blocks: 1, inner, columns }), tokens, "{sizes:?}");
         }
     }
 }
