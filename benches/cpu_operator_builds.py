@@ -1,19 +1,21 @@
 """Builds of the operator library beside each other, in one run.
 
     python3 -m pip install numpy onnx onnxruntime
-    python3 benches/cpu_operator_builds.py BEFORE.so AFTER.so [--shapes NAME ...] [--turns 14] [--threads 2]
-        [--dtype fp16] [--in-place] [--json FILE]
+    python3 benches/cpu_operator_builds.py BEFORE.so AFTER.so [--shapes NAME ...] [--sessions 4] [--turns 5]
+        [--threads 2] [--dtype fp16] [--in-place] [--json FILE]
 
-Every build gets a session of its own in this process, and bursts of calls take turns, in another order each turn. A ratio
-is the time of the first build / that of another, both from the same turn: from medians of bursts, from their 5th
-percentiles, and from the fastest calls of all turns. Besides the shapes of `cpu_operator.py`, a name of the form
-`512,8,32,128,1,1,1,128` is width, k, E, head, heads, batch, tokens and past. Builds whose outputs differ are named. JSON
-names builds by the SHA-256 of their files, in the order in which they were given.
+Every build gets sessions of its own in this process, made in random order, one after the other: where the pages of a
+session lie counts for some % of a short call. Bursts of calls take turns, in another order each turn. A ratio is the time
+of the first build / that of another, both from the same turn: from medians of bursts, from their 5th percentiles, and
+from the fastest calls of all turns. Besides the shapes of `cpu_operator.py`, a name of the form `512,8,32,128,1,1,1,128` is
+width, k, E, head, heads, batch, tokens and past. Builds whose outputs differ are named. JSON names builds by the SHA-256
+of their files, in the order in which they were given.
 """
 
 import argparse
 import hashlib
 import pathlib
+import random
 import statistics
 
 import numpy as np
@@ -41,11 +43,11 @@ def sessions(shape, args):
     if args.in_place:
         feeds = graphs.with_room(shape, feeds)
     runs = {}
-    for number, library in enumerate(args.libraries):
+    for number, library in random.sample(list(enumerate(args.libraries)), len(args.libraries)):
         own = {name: value.copy() for name, value in feeds.items()}
         build = argparse.Namespace(threads=args.threads, library=str(library.resolve()))
         runs[number] = OrtRun(graphs.operator(shape, weights, own), own, build, args.in_place)
-    return runs
+    return dict(sorted(runs.items()))
 
 
 def fifth_percentile(times):
@@ -74,12 +76,14 @@ def report(library, result):
 
 
 def measure(shape, args):
-    runs = sessions(shape, args)
-    for run in runs.values():
-        run()
-    outputs = [{name: value.copy() for name, value in run.values.items()} for run in runs.values()]
-    found = interleave(runs, args.turns, args.seconds)
-    results = []
+    found, outputs, results = {}, [], []
+    for _ in range(args.sessions):
+        runs = sessions(shape, args)
+        for run in runs.values():
+            run()
+        outputs = [{name: value.copy() for name, value in run.values.items()} for run in runs.values()]
+        for number, bursts in interleave(runs, args.turns, args.seconds).items():
+            found.setdefault(number, []).extend(bursts)
     for number, library in enumerate(args.libraries):
         ratios = compare(found[0], found[number]) if number else None
         same = all(np.array_equal(value, outputs[0][name]) for name, value in outputs[number].items())
@@ -92,7 +96,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("libraries", type=pathlib.Path, nargs="+", metavar="LIBRARY", help="the first is what others are held against")
     parser.add_argument("--shapes", type=str, nargs="+", default=list(SHAPES), metavar="SHAPE")
-    parser.add_argument("--turns", type=int, default=14)
+    parser.add_argument("--sessions", type=int, default=4, help="how often sessions are made anew")
+    parser.add_argument("--turns", type=int, default=5, help="of each set of sessions")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=0.05, help="length of a burst")
     parser.add_argument("--dtype", choices=["fp32", "fp16"], default="fp32", help="of matrices, activations and caches")
@@ -108,7 +113,7 @@ def main():
         parser.error(str(wrong))
     if args.in_place and not all(shape.past for shape in shapes.values()):
         parser.error("--in-place: a shape without a past has no cache to share; name others with --shapes")
-    head = machine(args) | {"dtype": args.dtype, "in_place": args.in_place, "turns": args.turns, "seconds": args.seconds}
+    head = machine(args) | {"dtype": args.dtype, "in_place": args.in_place, "sessions": args.sessions, "turns": args.turns, "seconds": args.seconds}
     head["builds"] = [hashlib.sha256(library.read_bytes()).hexdigest() for library in args.libraries]
     results = {}
     for name, shape in shapes.items():
