@@ -70,17 +70,19 @@ impl AttentionLayer<'_> {
     ) -> Result<(), KernelError> {
         visible.read(self.key_mask, self.keys);
         let routes = Awaited::new(routes);
-        let inputs = SingleInputs {
-            queries: self.query_inputs(),
-            routes: &routes,
-            top_k: self.top_k,
-            keys_and_values,
-            keys: self.keys,
-            visible,
-            causal_past: self.causal_past,
-            output_weights: self.output_weight,
-        };
-        pool::run_in_order(self.pool, &[&routes, keys_and_values, &single.stage(inputs)]);
+        single.run(
+            self.pool,
+            SingleInputs {
+                queries: self.query_inputs(),
+                routes: &routes,
+                top_k: self.top_k,
+                keys_and_values,
+                keys: self.keys,
+                visible,
+                causal_past: self.causal_past,
+                output_weights: self.output_weight,
+            },
+        );
         routes.into_inner().finish()
     }
 

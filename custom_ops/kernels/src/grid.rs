@@ -7,14 +7,14 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One bit for each tile of a grid: whether it was handed out; and how many have come back. Kept between calls so that
+/// One bit for each tile of a grid: whether it was handed out, and whether it has come back. Kept between calls so that
 /// nothing is allocated.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
-    bits: Vec<AtomicU64>,
-    returned: AtomicUsize,
+    out: Vec<AtomicU64>,
+    back: Vec<AtomicU64>,
 }
 
 /// How the rows of a matrix stand in memory, and how they are cut.
@@ -97,7 +97,8 @@ pub(crate) struct Tile<'a, T> {
     rows: usize,
     first_column: usize,
     columns: usize,
-    returned: Option<&'a AtomicUsize>,
+    /// Where it is noted that the tile has come back.
+    back: Option<(&'a AtomicU64, u64)>,
     lifetime: PhantomData<&'a mut [T]>,
 }
 
@@ -107,8 +108,8 @@ unsafe impl<T: Send> Send for Tile<'_, T> {}
 impl<T> Drop for Tile<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(returned) = self.returned {
-            returned.fetch_add(1, Ordering::Release);
+        if let Some((word, bit)) = self.back {
+            word.fetch_or(bit, Ordering::Release);
         }
     }
 }
@@ -123,9 +124,10 @@ impl<'a, T> Grid<'a, T> {
         assert!(layout.columns > 0 && layout.tile_columns > 0 && layout.stride >= layout.columns, "layout of tiles");
         assert!(bounds.is_sorted(), "falling bounds");
         let count = bounds.len().saturating_sub(1) * layout.columns.div_ceil(layout.tile_columns);
-        claims.bits.clear();
-        claims.bits.resize_with(count.div_ceil(64), AtomicU64::default);
-        *claims.returned.get_mut() = 0;
+        for bits in [&mut claims.out, &mut claims.back] {
+            bits.clear();
+            bits.resize_with(count.div_ceil(64), AtomicU64::default);
+        }
         let (len, data) = (data.len(), NonNull::from(data).cast());
         Self { data, len, layout, order: None, bounds, claims, lifetime: PhantomData }
     }
@@ -159,8 +161,8 @@ impl<'a, T> Grid<'a, T> {
     #[inline]
     pub(crate) fn tile(&self, index: usize) -> Option<Tile<'a, T>> {
         assert!(index < self.len(), "tile index");
-        let bit = 1 << (index % 64);
-        if self.claims.bits[index / 64].fetch_or(bit, Ordering::Relaxed) & bit != 0 {
+        let (word, bit) = (index / 64, 1 << (index % 64));
+        if self.claims.out[word].fetch_or(bit, Ordering::Relaxed) & bit != 0 {
             return None;
         }
         let (down, along) = (index / self.across(), index % self.across());
@@ -174,20 +176,45 @@ impl<'a, T> Grid<'a, T> {
             rows: self.bounds[down + 1] - self.bounds[down],
             first_column,
             columns: self.layout.tile_columns.min(self.layout.columns - first_column),
-            returned: Some(&self.claims.returned),
+            back: Some((&self.claims.back[word], bit)),
             lifetime: PhantomData,
         })
     }
 
     /// The whole matrix, once every tile was handed out and dropped; `None` before.
     pub(crate) fn finished(&self) -> Option<&'a [T]> {
-        if self.claims.returned.load(Ordering::Acquire) < self.len() {
+        if !self.are_back(0..self.len()) {
             return None;
         }
         // SAFETY: every tile is gone, so that nothing borrows an element any more, and none is handed out twice; what
-        // was written through them happened before, since each was released as it was counted. The grid holds the
+        // was written through them happened before, since each was released as it came back. The grid holds the
         // matrix for its lifetime.
         Some(unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.len) })
+    }
+
+    /// The rows of some tiles of a matrix that has neither gaps nor an order, and is cut at rows alone, once these
+    /// tiles were handed out and dropped; `None` before.
+    ///
+    /// # Panics
+    ///
+    /// If the matrix is not such a one, or there are no such tiles.
+    pub(crate) fn finished_rows(&self, tiles: Range<usize>) -> Option<&'a [T]> {
+        let Layout { stride, columns, .. } = self.layout;
+        assert!(self.order.is_none() && stride == columns && self.across() == 1, "gaps between rows");
+        assert!(tiles.start <= tiles.end && tiles.end <= self.len(), "tile index");
+        if !self.are_back(tiles.clone()) {
+            return None;
+        }
+        let [start, end] = [tiles.start, tiles.end].map(|tile| self.bounds[tile].checked_mul(columns));
+        let (start, end) = start.zip(end).filter(|(_, end)| *end <= self.len)?;
+        // SAFETY: the rows lie in the matrix. Their tiles are gone and none is handed out twice, other tiles do not
+        // meet them since bounds rise, and what was written happened before, as above.
+        Some(unsafe { std::slice::from_raw_parts(self.data.as_ptr().add(start), end - start) })
+    }
+
+    /// Whether tiles have been dropped.
+    fn are_back(&self, mut tiles: Range<usize>) -> bool {
+        tiles.all(|tile| self.claims.back[tile / 64].load(Ordering::Acquire) >> (tile % 64) & 1 == 1)
     }
 }
 
@@ -205,7 +232,7 @@ impl<'a, T> Tile<'a, T> {
             rows,
             first_column: 0,
             columns: row_len,
-            returned: None,
+            back: None,
             lifetime,
         }
     }
@@ -353,6 +380,39 @@ mod tests {
         drop(first);
         assert_eq!(grid.finished(), Some(&[1, 1, 0, 0, 2, 2, 0][..]));
         assert!(Grid::new(&mut data, Layout::whole(2), &[0, 3], &mut claims).finished().is_none());
+    }
+
+    #[test]
+    fn rows_can_be_read_once_their_tiles_are_back() {
+        let (mut data, mut claims, mut bounds) = (vec![0; 2 * 70], Claims::default(), Vec::new());
+        cut(&mut bounds, 70, 1);
+        let grid = Grid::new(&mut data, Layout::whole(2), &bounds, &mut claims);
+        assert_eq!(grid.finished_rows(3..3), Some(&[][..]));
+        let [mut first, last] = [63, 64].map(|index| grid.tile(index).unwrap());
+        first.row(0).fill(1);
+        drop(first);
+        assert_eq!(grid.finished_rows(63..64), Some(&[1, 1][..]));
+        assert!(grid.finished_rows(63..65).is_none() && grid.finished_rows(62..64).is_none());
+        drop(last);
+        assert_eq!(grid.finished_rows(63..65), Some(&[1, 1, 0, 0][..]));
+        assert!(grid.finished().is_none());
+    }
+
+    #[test]
+    fn rows_with_gaps_or_of_no_tile_cannot_be_read() {
+        let refused = |layout: Layout, tiles: Range<usize>| {
+            let read = move || {
+                let (mut data, mut claims) = ([0; 12], Claims::default());
+                let grid = Grid::new(&mut data, layout, &[0, 1, 2], &mut claims);
+                (0..grid.len()).for_each(|index| drop(grid.tile(index)));
+                assert_eq!(grid.finished_rows(tiles), Some(&[0; 8][..]));
+            };
+            std::panic::catch_unwind(read).is_err()
+        };
+        assert!(!refused(Layout::whole(4), 0..2));
+        assert!(refused(Layout::whole(4), 0..3));
+        assert!(refused(Layout { stride: 5, columns: 4, tile_columns: 4 }, 0..2));
+        assert!(refused(Layout { stride: 4, columns: 4, tile_columns: 2 }, 0..2));
     }
 
     #[test]

@@ -56,20 +56,37 @@ pub(crate) fn run(pool: &dyn ThreadPool, stages: &[&dyn Stage]) {
     }
 }
 
-/// Runs every task of some stages in their order, so that a task may wait for earlier stages: a thread takes the first
-/// task that nobody has begun, and tasks that have begun wait for none that has not.
+/// Runs every task of some stages in their order, so that a task may wait for earlier ones: a thread takes the first
+/// task that nobody has begun, again and again, and tasks that have begun wait for none that has not.
 pub(crate) fn run_in_order(pool: &dyn ThreadPool, stages: &[&dyn Stage]) {
     let total = stages.iter().map(|stage| stage.tasks()).sum();
     let begun = AtomicUsize::new(0);
-    pool.parallel_for(total, &|_| {
-        let mut index = begun.fetch_add(1, Ordering::Relaxed);
+    let run = |mut index: usize| {
         for stage in stages {
             match index.checked_sub(stage.tasks()) {
                 None => return stage.run(index),
                 Some(rest) => index = rest,
             }
         }
+    };
+    let next = || Some(begun.fetch_add(1, Ordering::Relaxed)).filter(|index| *index < total);
+    pool.parallel_for(total, &|_| {
+        while let Some(index) = next() {
+            run(index);
+        }
     });
+}
+
+/// What `ready` yields once it yields something; for results of tasks that have begun.
+pub(crate) fn wait_for<T>(mut ready: impl FnMut() -> Option<T>) -> T {
+    let mut looks = 0;
+    loop {
+        if let Some(result) = ready() {
+            return result;
+        }
+        looks += 1;
+        if looks < LOOKS { std::hint::spin_loop() } else { std::thread::yield_now() }
+    }
 }
 
 /// A stage that tasks of later ones wait for, see [`run_in_order`].
@@ -86,12 +103,7 @@ impl<S: Stage> Awaited<S> {
 
     /// The stage, once all its tasks have ended, be it in a panic.
     pub(crate) fn wait(&self) -> &S {
-        let mut looks = 0;
-        while self.ended.load(Ordering::Acquire) < self.stage.tasks() {
-            looks += 1;
-            if looks < LOOKS { std::hint::spin_loop() } else { std::thread::yield_now() }
-        }
-        &self.stage
+        wait_for(|| (self.ended.load(Ordering::Acquire) >= self.stage.tasks()).then_some(&self.stage))
     }
 
     /// The stage.

@@ -21,6 +21,10 @@ const FEW: usize = FewSlots::MOST;
 /// Keys between two updates of the softmax.
 const KEYS: usize = 128;
 
+/// Keys that are multiplied together: four slots have so many sums under way that none waits for itself.
+#[cfg(target_arch = "x86_64")]
+const TOGETHER: usize = 4;
+
 /// Vectors of a value that are mixed together.
 #[cfg(target_arch = "x86_64")]
 const WIDE: usize = 4;
@@ -196,11 +200,11 @@ unsafe fn score<T: Element, const FAR: bool, const S: usize>(
 ) {
     let mut lanes = [[_mm512_setzero_ps(); LANES]; S];
     for (group, places) in places.chunks(LANES).enumerate() {
-        for pair in (0..places.len()).step_by(2) {
-            let pair = [pair, (pair + 1).min(places.len() - 1)];
-            let rows = pair.map(|key| block.row(block.keys, places[key]));
-            let values = pair.map(|key| block.row(block.values, places[key]));
-            let mut sums = [[_mm512_setzero_ps(); 2]; S];
+        for first in (0..places.len()).step_by(TOGETHER) {
+            let near: [usize; TOGETHER] = std::array::from_fn(|key| (first + key).min(places.len() - 1));
+            let rows = near.map(|key| block.row(block.keys, places[key]));
+            let values = near.map(|key| block.row(block.values, places[key]));
+            let mut sums = [[_mm512_setzero_ps(); TOGETHER]; S];
             for first in (0..block.head).step_by(LANES) {
                 // SAFETY: by the caller's promise.
                 unsafe {
@@ -210,12 +214,14 @@ unsafe fn score<T: Element, const FAR: bool, const S: usize>(
                     let keys = rows.map(|row| T::load16(row.add(first), 0));
                     for (sums, query) in sums.iter_mut().zip(block.queries) {
                         let query = _mm512_loadu_ps(query.add(first));
-                        *sums = [_mm512_fmadd_ps(query, keys[0], sums[0]), _mm512_fmadd_ps(query, keys[1], sums[1])];
+                        for (sum, key) in sums.iter_mut().zip(keys) {
+                            *sum = _mm512_fmadd_ps(query, key, *sum);
+                        }
                     }
                 }
             }
             for (lanes, sums) in lanes.iter_mut().zip(sums) {
-                (lanes[pair[0]], lanes[pair[1]]) = (sums[0], sums[1]);
+                near.into_iter().zip(sums).for_each(|(key, sum)| lanes[key] = sum);
             }
         }
         for (slot, lanes) in lanes.iter().enumerate() {
@@ -316,7 +322,7 @@ mod tests {
             (64, 3, 128),
             (80, 4, 129),
             (128, 2, 15),
-            (128, 1, 300),
+            (128, 1, 302),
             (144, 2, 256),
             (272, 3, 17),
         ] {
