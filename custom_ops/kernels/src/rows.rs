@@ -45,6 +45,10 @@ const LONG: usize = 65536;
 /// panel alone has too few sums under way.
 const FAR: usize = 1 << 22;
 
+/// Most rows, of panels up to [`LONG`], for which a processor that sees one stream coming is left to look ahead alone:
+/// they take as many loads as fetches do, and leave none over.
+const ALONE: usize = 4;
+
 /// Most bytes of weights that a first block fetches before it reads them.
 const EARLY: usize = 65536;
 
@@ -223,6 +227,9 @@ fn first_ahead<'a, W: Element>(
     if rows == 1 {
         let far = bytes > LONG || isa.reads_one_stream() && all * size_of::<W>() > FAR;
         return far.then_some(Ahead::Own);
+    }
+    if rows <= ALONE && bytes <= LONG && isa.reads_one_stream() {
+        return None;
     }
     match panels_at_once(isa, rows, bytes).min(columns.div_ceil(PANEL)) {
         1 => Some(Ahead::Own),
