@@ -82,7 +82,8 @@ pub(crate) fn serves(isa: Isa, [batch, tokens, kv_heads]: [usize; 3], top_k: usi
         && FewSlots::serves(isa, 1, head)
 }
 
-/// Cuts slots into an even number of groups, as even as can be, of which two threads get the same, and these into parts.
+/// Cuts slots into an even number of groups, so that two threads get the same, and these into parts; all as even as can
+/// be.
 fn cut_groups(top_k: usize, groups: &mut Vec<usize>, parts: &mut Vec<usize>) {
     let count = top_k.div_ceil(FewSlots::MOST).next_multiple_of(2);
     groups.clear();
