@@ -70,19 +70,17 @@ impl AttentionLayer<'_> {
     ) -> Result<(), KernelError> {
         visible.read(self.key_mask, self.keys);
         let routes = Awaited::new(routes);
-        single.run(
-            self.pool,
-            SingleInputs {
-                queries: self.query_inputs(),
-                routes: &routes,
-                top_k: self.top_k,
-                keys_and_values,
-                keys: self.keys,
-                visible,
-                causal_past: self.causal_past,
-                output_weights: self.output_weight,
-            },
-        );
+        let inputs = SingleInputs {
+            queries: self.query_inputs(),
+            routes: &routes,
+            top_k: self.top_k,
+            keys_and_values,
+            keys: self.keys,
+            visible,
+            causal_past: self.causal_past,
+            output_weights: self.output_weight,
+        };
+        single.run(self.pool, inputs);
         routes.into_inner().finish()
     }
 

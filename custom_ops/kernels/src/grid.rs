@@ -197,7 +197,7 @@ impl<'a, T> Grid<'a, T> {
     ///
     /// # Panics
     ///
-    /// If the matrix is not such a one, or there are no such tiles.
+    /// If the matrix is not such a one, there are no such tiles, or they reach past it.
     pub(crate) fn finished_rows(&self, tiles: Range<usize>) -> Option<&'a [T]> {
         let Layout { stride, columns, .. } = self.layout;
         assert!(self.order.is_none() && stride == columns && self.across() == 1, "gaps between rows");
@@ -205,11 +205,11 @@ impl<'a, T> Grid<'a, T> {
         if !self.are_back(tiles.clone()) {
             return None;
         }
-        let [start, end] = [tiles.start, tiles.end].map(|tile| self.bounds[tile].checked_mul(columns));
-        let (start, end) = start.zip(end).filter(|(_, end)| *end <= self.len)?;
+        let rows = self.bounds[tiles.start]..self.bounds[tiles.end];
+        assert!(rows.end.checked_mul(columns).is_some_and(|end| end <= self.len), "rows past the matrix");
         // SAFETY: the rows lie in the matrix. Their tiles are gone and none is handed out twice, other tiles do not
         // meet them since bounds rise, and what was written happened before, as above.
-        Some(unsafe { std::slice::from_raw_parts(self.data.as_ptr().add(start), end - start) })
+        Some(unsafe { std::slice::from_raw_parts(self.data.as_ptr().add(rows.start * columns), rows.len() * columns) })
     }
 
     /// Whether tiles have been dropped.
@@ -400,19 +400,20 @@ mod tests {
 
     #[test]
     fn rows_with_gaps_or_of_no_tile_cannot_be_read() {
-        let refused = |layout: Layout, tiles: Range<usize>| {
+        let refused = |layout: Layout, last: usize, tiles: Range<usize>| {
             let read = move || {
-                let (mut data, mut claims) = ([0; 12], Claims::default());
-                let grid = Grid::new(&mut data, layout, &[0, 1, 2], &mut claims);
+                let (mut data, mut claims, bounds) = ([0; 12], Claims::default(), [0, 1, last]);
+                let grid = Grid::new(&mut data, layout, &bounds, &mut claims);
                 (0..grid.len()).for_each(|index| drop(grid.tile(index)));
-                assert_eq!(grid.finished_rows(tiles), Some(&[0; 8][..]));
+                assert_eq!(grid.finished_rows(tiles).map(<[_]>::len), Some(4 * last));
             };
             std::panic::catch_unwind(read).is_err()
         };
-        assert!(!refused(Layout::whole(4), 0..2));
-        assert!(refused(Layout::whole(4), 0..3));
-        assert!(refused(Layout { stride: 5, columns: 4, tile_columns: 4 }, 0..2));
-        assert!(refused(Layout { stride: 4, columns: 4, tile_columns: 2 }, 0..2));
+        assert!(!refused(Layout::whole(4), 2, 0..2) && !refused(Layout::whole(4), 3, 0..2));
+        assert!(refused(Layout::whole(4), 4, 0..2) && refused(Layout::whole(4), usize::MAX, 0..2));
+        assert!(refused(Layout::whole(4), 2, 0..3));
+        assert!(refused(Layout { stride: 5, columns: 4, tile_columns: 4 }, 2, 0..2));
+        assert!(refused(Layout { stride: 4, columns: 4, tile_columns: 2 }, 2, 0..2));
     }
 
     #[test]

@@ -56,8 +56,8 @@ pub(crate) fn run(pool: &dyn ThreadPool, stages: &[&dyn Stage]) {
     }
 }
 
-/// Runs every task of some stages in their order, so that a task may wait for earlier ones: a thread takes the first
-/// task that nobody has begun, again and again, and tasks that have begun wait for none that has not.
+/// Runs every task of some stages in their order: a thread takes the first task that nobody has begun, again and again.
+/// So a task may wait for earlier ones, and for what another one that has begun ends without waiting for it.
 pub(crate) fn run_in_order(pool: &dyn ThreadPool, stages: &[&dyn Stage]) {
     let total = stages.iter().map(|stage| stage.tasks()).sum();
     let begun = AtomicUsize::new(0);

@@ -45,8 +45,8 @@ const LONG: usize = 65536;
 /// panel alone has too few sums under way.
 const FAR: usize = 1 << 22;
 
-/// Most rows, of panels up to [`LONG`], for which a processor that sees one stream coming is left to look ahead alone:
-/// they take as many loads as fetches do, and leave none over.
+/// Most rows whose panels, up to [`LONG`], a processor that reads one stream fastest is left to fetch itself: a fetch
+/// takes a load, and so few rows need all of these.
 const ALONE: usize = 4;
 
 /// Most bytes of weights that a first block fetches before it reads them.

@@ -33,7 +33,7 @@ const PARTS: usize = 2;
 /// each other; with more, further tasks are worth it.
 const WEIGHTS: RangeInclusive<usize> = 1 << 18..=1 << 21;
 
-/// Memory that the stages keep between calls.
+/// Memory that the stage keeps between calls.
 #[derive(Debug, Default)]
 pub(crate) struct SingleScratch {
     queries: Buffer,
@@ -44,7 +44,7 @@ pub(crate) struct SingleScratch {
     claims: [Claims; 3],
 }
 
-/// What the stages read.
+/// What the stage reads.
 #[derive(Clone, Copy)]
 pub(crate) struct SingleInputs<'a> {
     pub(crate) queries: QueryInputs<'a>,
@@ -72,7 +72,7 @@ struct SingleToken<'a> {
     products: Grid<'a, f32>,
 }
 
-/// Whether the stages serve a call of these sizes.
+/// Whether the stage serves a call of these sizes.
 pub(crate) fn serves(isa: Isa, [batch, tokens, kv_heads]: [usize; 3], top_k: usize, output: Geometry) -> bool {
     let Geometry { inner: head, columns: width, .. } = output;
     let weights = [2, head, width].iter().fold(top_k, |all, size| all.saturating_mul(*size));
@@ -89,7 +89,9 @@ fn cut_groups(top_k: usize, groups: &mut Vec<usize>, parts: &mut Vec<usize>) {
     groups.clear();
     groups.extend((0..=count).map(|group| group * top_k / count));
     parts.clear();
-    parts.extend(groups.windows(2).flat_map(|group| [group[0], (group[0] + group[1]).div_ceil(PARTS)]));
+    for (first, slots) in groups.windows(2).map(|group| (group[0], group[1] - group[0])) {
+        parts.extend((0..PARTS).map(|part| first + (part * slots).div_ceil(PARTS)));
+    }
     parts.push(top_k);
 }
 
