@@ -12,7 +12,7 @@ use super::{
     apart::keep_apart,
     interrupt::Ending,
     must_be_open, print_result,
-    profile_args::ProfileArguments,
+    profile_args::{InputFormat, ProfileArguments},
     profile_inputs::{Vocabulary, batches, folder},
     profile_report, progress,
     report_file::{ReportFile, commit_all},
@@ -40,9 +40,7 @@ pub(super) struct Profiled<'a> {
 }
 
 pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
-    if arguments.batch == 0 {
-        return Err(Failure::usage("--batch must be at least 1, found 0", Some("leave it out for 32")));
-    }
+    check_batch(arguments)?;
     let ending = Ending::at_once([&arguments.model].into_iter().chain(&arguments.report).map(PathBuf::as_path))?;
     keep_apart(&[arguments.report.as_deref()], arguments.inputs())?;
     let page = arguments.report.as_deref().map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
@@ -82,6 +80,19 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     let written = commit_all([page], &ending);
     printed.and(written)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses a batch of no lines, and one where no input has lines.
+fn check_batch(arguments: &ProfileArguments) -> Result<(), Failure> {
+    let has_lines = || arguments.inputs.iter().any(|path| arguments.format_of(path) != InputFormat::Tensors);
+    match arguments.batch {
+        Some(0) => Err(Failure::usage("--batch must be at least 1, found 0", Some("leave it out for 32"))),
+        Some(_) if !has_lines() => {
+            let message = "--batch is for lines, and tensor files are batches already";
+            Err(Failure::usage(message, Some("leave it out, or give --inputs a file of lines")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses what changes lists of tokens alone where none is printed or written.

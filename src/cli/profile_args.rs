@@ -27,9 +27,9 @@ pub(super) struct ProfileArguments {
     /// What the files hold
     #[arg(long, value_enum, default_value_t = InputFormat::Auto)]
     pub(super) format: InputFormat,
-    /// Most lines that run together; only lines of the same length do
-    #[arg(long, value_name = "N", default_value_t = 32)]
-    pub(super) batch: usize,
+    /// Most lines that run together; only lines of the same length do [default: 32]
+    #[arg(long, value_name = "N")]
+    pub(super) batch: Option<usize>,
     /// Leave out tokens that were seen less often from the PMI [default: 5]
     #[arg(long, value_name = "N")]
     pub(super) min_count: Option<u64>,
@@ -63,6 +63,21 @@ pub(super) struct ProfileArguments {
 }
 
 impl ProfileArguments {
+    /// Most lines that run together.
+    pub(super) fn batch(&self) -> usize {
+        self.batch.unwrap_or(32)
+    }
+
+    /// What an input holds.
+    pub(super) fn format_of(&self, input: &Path) -> InputFormat {
+        match (self.format, input.extension().and_then(|ending| ending.to_str())) {
+            (InputFormat::Auto, Some("safetensors")) => InputFormat::Tensors,
+            (InputFormat::Auto, Some("ids")) => InputFormat::Ids,
+            (InputFormat::Auto, _) => InputFormat::Text,
+            (format, _) => format,
+        }
+    }
+
     /// How often a token must have been seen.
     pub(super) fn min_count(&self) -> u64 {
         self.min_count.unwrap_or(5)

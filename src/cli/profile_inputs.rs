@@ -53,13 +53,7 @@ pub(super) fn batches<'a>(
 ) -> Result<Vec<(&'a Path, NamedTensors)>, Failure> {
     let mut batches = Vec::new();
     for path in &arguments.inputs {
-        let ending = path.extension().and_then(|ending| ending.to_str());
-        let format = match (arguments.format, ending) {
-            (InputFormat::Auto, Some("safetensors")) => InputFormat::Tensors,
-            (InputFormat::Auto, Some("ids")) => InputFormat::Ids,
-            (InputFormat::Auto, _) => InputFormat::Text,
-            (format, _) => format,
-        };
+        let format = arguments.format_of(path);
         if format == InputFormat::Tensors {
             let tensors = tensor_file::read(path)?;
             let pad = vocabulary.filter(|_| profiler.is_encoder_decoder());
@@ -81,7 +75,7 @@ pub(super) fn batches<'a>(
             return Err(Failure::malformed(message, Some("give one sequence a line; blank lines are left out")));
         }
         let of_file = |error| Failure::from(ProfileError::Shape(error)).of_file(path);
-        let of_lines = batched(lines, arguments.batch, profiler.is_encoder_decoder()).map_err(of_file)?;
+        let of_lines = batched(lines, arguments.batch(), profiler.is_encoder_decoder()).map_err(of_file)?;
         batches.extend(of_lines.into_iter().map(|batch| (path.as_path(), batch)));
     }
     Ok(batches)
@@ -198,7 +192,7 @@ fn translated(arguments: &ProfileArguments, sources: &[&str]) -> Result<Vec<Vec<
         BackendArgument::Tract | BackendArgument::Tensorrt => return Err(no_target()),
     };
     let runtime = OrtOptions { threads: arguments.threads, operator_library: arguments.library.clone() };
-    let options = TranslatorOptions { operators, runtime, batch: arguments.batch, ..TranslatorOptions::default() };
+    let options = TranslatorOptions { operators, runtime, batch: arguments.batch(), ..TranslatorOptions::default() };
     let mut translator = Translator::open(&arguments.model, options)?;
     let search = SearchOptions { beam: 1, nbest: 1, ..SearchOptions::default() };
     let best = translator.translate(sources, &search)?;

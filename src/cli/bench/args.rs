@@ -85,9 +85,9 @@ pub(in crate::cli) struct BenchArguments {
     /// Threads of ONNX Runtime, at most 4 for each processor [default: the processors that this process may use]
     #[arg(long, value_name = "N", value_parser = threads, allow_negative_numbers = true)]
     pub(super) threads: Option<usize>,
-    /// Seed of random inputs
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub(super) seed: u64,
+    /// Seed of random inputs, here and where --checkpoint verifies [default: 0]
+    #[arg(long, value_name = "N")]
+    pub(super) seed: Option<u64>,
     /// Verify every model against this checkpoint before
     #[arg(long, value_name = "CHECKPOINT")]
     pub(super) checkpoint: Option<PathBuf>,
@@ -127,6 +127,11 @@ pub(in crate::cli) struct BenchArguments {
 }
 
 impl BenchArguments {
+    /// Seed of random inputs.
+    pub(super) fn seed(&self) -> u64 {
+        self.seed.unwrap_or(0)
+    }
+
     /// What no output may replace.
     pub(super) fn inputs(&self) -> impl Iterator<Item = &Path> {
         let Self { models, inputs, checkpoint, config, compare, library, tensorrt, routing, .. } = self;

@@ -55,6 +55,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     let chosen = if named { arguments.backends.as_slice() } else { &DEFAULT_BACKENDS };
     arguments.tensorrt.check(chosen)?;
     check_ort_options(chosen, arguments.library.as_deref(), arguments.threads)?;
+    check_seed(arguments)?;
     let inputs = arguments.inputs.as_deref().map(tensor_file::read).transpose()?;
     let backend_options = BackendOptions {
         threads: Some(threads),
@@ -74,7 +75,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
         grid: grid(arguments)?,
         inputs,
         choice: choice(&arguments.routing)?,
-        seed: arguments.seed,
+        seed: arguments.seed(),
         budget: budget(arguments),
         verified: verified(arguments, &models, &backends)?,
         allow_failed_parity: arguments.allow_failed_parity,
@@ -88,6 +89,15 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     outputs.write(arguments, &result, changes.as_ref().ok().and_then(Option::as_deref), &ending)?;
     let slower = changes?.iter().flatten().any(|change| change.outcome == Outcome::Slower);
     Ok(if slower { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Refuses a seed where nothing is random.
+fn check_seed(arguments: &BenchArguments) -> Result<(), Failure> {
+    if arguments.seed.is_none() || arguments.inputs.is_none() || arguments.checkpoint.is_some() {
+        return Ok(());
+    }
+    let message = "--seed is for random inputs, and --inputs gives them";
+    Err(Failure::usage(message, Some("leave one of them out, or add --checkpoint to verify with random inputs too")))
 }
 
 /// The result beside the older one of `--compare`.
@@ -193,7 +203,7 @@ fn verified(
 ) -> Result<Option<Vec<Vec<Verdict>>>, Failure> {
     let Some(path) = &arguments.checkpoint else { return Ok(None) };
     let checkpoint = open_checkpoint(path, arguments.config.as_deref())?;
-    let options = VerifyOptions { tolerance: ToleranceOptions::default(), seed: arguments.seed };
+    let options = VerifyOptions { tolerance: ToleranceOptions::default(), seed: arguments.seed() };
     let (mut all, progress) = (Vec::new(), VerifyProgress::new());
     for model in models {
         let result = verify_watched(&model.path, &checkpoint, backends, options, &progress)?;
