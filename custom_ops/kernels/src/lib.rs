@@ -16,8 +16,8 @@
 //! 4. `output_projection`: some columns of some tokens at a time, expert by expert, each product added with its gate.
 //!
 //! Where a small layer with one key/value head has a single token, and the processor AVX-512, `single_token` stands for
-//! 2 to 4: each task takes some slots from the query to the product with the output weights. `few_tokens` does so for
-//! the rows of an expert where there are few tokens and keys.
+//! 2 to 4: each task takes a group of slots from the query to the product with the output weights. `few_tokens` does so
+//! for the rows of an expert where there are few tokens and keys.
 //! Many tokens, whose slots attend to more than near caches hold, are cut into blocks by `many_tokens`, which takes
 //! each through 2 to 4.
 //!

@@ -200,8 +200,8 @@ unsafe fn score<T: Element, const FAR: bool, const S: usize>(
 ) {
     let mut lanes = [[_mm512_setzero_ps(); LANES]; S];
     for (group, places) in places.chunks(LANES).enumerate() {
-        for first in (0..places.len()).step_by(TOGETHER) {
-            let near: [usize; TOGETHER] = std::array::from_fn(|key| (first + key).min(places.len() - 1));
+        for from in (0..places.len()).step_by(TOGETHER) {
+            let near: [usize; TOGETHER] = std::array::from_fn(|key| (from + key).min(places.len() - 1));
             let rows = near.map(|key| block.row(block.keys, places[key]));
             let values = near.map(|key| block.row(block.values, places[key]));
             let mut sums = [[_mm512_setzero_ps(); TOGETHER]; S];
