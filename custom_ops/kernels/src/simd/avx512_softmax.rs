@@ -10,6 +10,12 @@ use std::arch::x86_64::{
 use super::lanes::{LN2, TERMS};
 use super::{LANES, ROWS};
 
+/// Vectors of a row that go through [`exps`] together.
+const VECTORS: usize = 4;
+
+/// Scores of these.
+const STEP: usize = VECTORS * LANES;
+
 /// The first `count` lanes, all of them from [`LANES`] on.
 fn first_lanes(count: usize) -> __mmask16 {
     ((1u32 << count.min(LANES)) - 1) as __mmask16
@@ -27,18 +33,39 @@ fn larger(part: __m512, lanes: __m512) -> __m512 {
 #[target_feature(enable = "avx512f")]
 #[inline]
 pub(super) fn exp(x: __m512) -> __m512 {
+    let [value] = exps([x]);
+    value
+}
+
+/// [`exp`] of some vectors, a step of all of them at a time: one after the other, the steps of the first would fill the
+/// queue in which the processor looks for work while they wait for each other.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn exps<const N: usize>(x: [__m512; N]) -> [__m512; N] {
     // The second operand is the result where one is NaN; below the bound the result rounds to 0.
-    let x = _mm512_max_ps(_mm512_set1_ps(-104.0), x);
-    let power = _mm512_mul_ps(x, _mm512_set1_ps(std::f32::consts::LOG2_E));
-    let power = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(power);
-    let rest = _mm512_fnmadd_ps(power, _mm512_set1_ps(LN2[0]), x);
-    let rest = _mm512_fnmadd_ps(power, _mm512_set1_ps(LN2[1]), rest);
-    let mut sum = _mm512_set1_ps(TERMS[4]);
+    let x = x.map(|x| _mm512_max_ps(_mm512_set1_ps(-104.0), x));
+    let powers = x.map(|x| _mm512_mul_ps(x, _mm512_set1_ps(std::f32::consts::LOG2_E)));
+    let powers = powers.map(|x| _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x));
+    let rests = pairs(powers, x, |power, x| _mm512_fnmadd_ps(power, _mm512_set1_ps(LN2[0]), x));
+    let rests = pairs(powers, rests, |power, rest| _mm512_fnmadd_ps(power, _mm512_set1_ps(LN2[1]), rest));
+    let mut sums = [_mm512_set1_ps(TERMS[4]); N];
     for term in [TERMS[3], TERMS[2], TERMS[1], TERMS[0]] {
-        sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(term));
+        sums = pairs(sums, rests, |sum, rest| _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(term)));
     }
-    let value = _mm512_add_ps(_mm512_fmadd_ps(sum, _mm512_mul_ps(rest, rest), rest), _mm512_set1_ps(1.0));
-    _mm512_scalef_ps(value, power)
+    let sums = pairs(sums, rests, |sum, rest| _mm512_fmadd_ps(sum, _mm512_mul_ps(rest, rest), rest));
+    let values = sums.map(|sum| _mm512_add_ps(sum, _mm512_set1_ps(1.0)));
+    pairs(values, powers, |value, power| _mm512_scalef_ps(value, power))
+}
+
+/// What `join` makes of each pair of vectors.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn pairs<const N: usize>(a: [__m512; N], b: [__m512; N], join: impl Fn(__m512, __m512) -> __m512) -> [__m512; N] {
+    let mut joined = a;
+    for (joined, b) in joined.iter_mut().zip(b) {
+        *joined = join(*joined, b);
+    }
+    joined
 }
 
 /// [`super::Isa::softmax_rows`] for slices that are long enough.
@@ -74,7 +101,17 @@ pub(super) unsafe fn softmax_rows(
         for row in 0..count {
             let (place, whole, rest) = (scores.add(row * stride), seen[row] / LANES * LANES, seen[row] % LANES);
             let (shift, mut lanes) = (_mm512_set1_ps(new[row]), _mm512_setzero_ps());
-            for first in (0..whole).step_by(LANES) {
+            let together = whole / STEP * STEP;
+            for first in (0..together).step_by(STEP) {
+                let parts: [__m512; VECTORS] = std::array::from_fn(|vector| {
+                    _mm512_sub_ps(_mm512_loadu_ps(place.add(first + vector * LANES)), shift)
+                });
+                for (vector, part) in exps(parts).into_iter().enumerate() {
+                    _mm512_storeu_ps(place.add(first + vector * LANES), part);
+                    lanes = _mm512_add_ps(lanes, part);
+                }
+            }
+            for first in (together..whole).step_by(LANES) {
                 let part = exp(_mm512_sub_ps(_mm512_loadu_ps(place.add(first)), shift));
                 _mm512_storeu_ps(place.add(first), part);
                 lanes = _mm512_add_ps(lanes, part);
