@@ -25,7 +25,7 @@ const TASKS: usize = 4;
 pub(crate) struct AttentionInputs<'a> {
     pub(crate) isa: Isa,
     pub(crate) routing: &'a Routing,
-    /// `[B * T * k, G * D]`, rotated and scaled, with rows `row_stride` apart.
+    /// `[B * T * k, G * D]`, rotated, with rows `row_stride` apart; scaled where the keys are not.
     pub(crate) queries: &'a [f32],
     pub(crate) visible: &'a Visible,
     /// `Some(P)`: query `i` sees the keys `0 ..= P + i` only.

@@ -117,14 +117,14 @@ impl AttentionLayer<'_> {
                 return pool::run(pool, &[&few.sum(self.isa, routing, self.output_bias, output)]);
             }
             if let Some(block) = self.block_of_many() {
-                let (pack_keys, pack_values) = panels.stages(cache, None);
+                let (pack_keys, pack_values) = panels.stages(cache, self.scale, None);
                 pool::run(pool, &[&pack_keys, &pack_values]);
                 let many_inputs = self.many_inputs(routing, panels.panels(keys, head), visible);
                 return pool::run(pool, &[&many.stage(many_inputs, block, output)]);
             }
             let on_tiles = attention_tiles::serves(self.isa, tokens * self.top_k, keys, head);
-            let (pack_keys, pack_values) = panels.stages(cache, on_tiles.then_some(self.isa));
-            pool::run(pool, &[&queries.stage(self.query_inputs(), routing), &pack_keys, &pack_values]);
+            let (pack_keys, pack_values) = panels.stages(cache, self.scale, on_tiles.then_some(self.isa));
+            pool::run(pool, &[&queries.stage(self.unscaled_queries(), routing), &pack_keys, &pack_values]);
             let inputs = self.attention_inputs(routing, queries.queries(), visible);
             cut_pairs(bounds, &inputs, on_tiles);
             let (panels, out) = (panels.panels(keys, head), attended.take(attended_len));
@@ -151,7 +151,7 @@ impl AttentionLayer<'_> {
 
     fn many_inputs<'b>(&'b self, routing: &'b Routing, panels: Panels<'b>, visible: &'b Visible) -> ManyInputs<'b> {
         ManyInputs {
-            queries: self.query_inputs(),
+            queries: self.unscaled_queries(),
             routing,
             panels,
             visible,
@@ -173,13 +173,18 @@ impl AttentionLayer<'_> {
         AttentionInputs { isa, routing, queries, visible, causal_past, batch, tokens, kv_heads, head }
     }
 
+    /// Queries of keys that are scaled as they are packed.
+    fn unscaled_queries(&self) -> QueryInputs<'_> {
+        QueryInputs { scale: None, ..self.query_inputs() }
+    }
+
     fn query_inputs(&self) -> QueryInputs<'_> {
         QueryInputs {
             isa: self.isa,
             hidden_states: self.hidden_states,
             weights: self.query_weight,
             rotary: self.rotary,
-            scale: self.scale,
+            scale: Some(self.scale),
             width: self.width,
             kv_heads: self.kv_heads,
             head: self.head,

@@ -1,4 +1,7 @@
 //! The visible keys and values of one call, in the order in which the microkernels read them.
+//!
+//! Keys are scaled as they are packed: there are `k` queries for each of them in self-attention, and a pass over these
+//! is saved.
 
 use half::bf16;
 
@@ -161,9 +164,10 @@ impl PartTiles<'_> {
     }
 }
 
-/// The stage that transposes keys into panels `[B * G, ceil(S / PANEL), D, PANEL]`.
+/// The stage that scales keys and transposes them into panels `[B * G, ceil(S / PANEL), D, PANEL]`.
 pub(crate) struct PackKeys<'a> {
     cache: Cache<'a>,
+    scale: f32,
     grid: Grid<'a, f32>,
     parts: Option<PartGrids<'a>>,
 }
@@ -192,7 +196,12 @@ type Parts<'a> = (&'a [bf16], &'a [Magnitudes]);
 
 impl PanelScratch {
     /// Prepares the two stages; `tiles` are the instructions where the panels are split for AMX tiles too.
-    pub(crate) fn stages<'a>(&'a mut self, cache: Cache<'a>, tiles: Option<Isa>) -> (PackKeys<'a>, PackValues<'a>) {
+    pub(crate) fn stages<'a>(
+        &'a mut self,
+        cache: Cache<'a>,
+        scale: f32,
+        tiles: Option<Isa>,
+    ) -> (PackKeys<'a>, PackValues<'a>) {
         let pairs = cache.batch * cache.kv_heads;
         let (key_panels, value_panels) = (cache.keys.div_ceil(PANEL), cache.head.div_ceil(PANEL));
         self.key_bounds.clear();
@@ -212,7 +221,8 @@ impl PanelScratch {
         let value_parts = tiles.map(|isa| value_scratch.grids(isa, pairs * value_panels, groups, inner, value_bounds));
         let keys = Grid::new(keys, Layout::whole(key_len), key_bounds, key_claims);
         let values = Grid::new(values, Layout::whole(value_len), value_bounds, value_claims);
-        (PackKeys { cache, grid: keys, parts: key_parts }, PackValues { cache, grid: values, parts: value_parts })
+        let values = PackValues { cache, grid: values, parts: value_parts };
+        (PackKeys { cache, scale, grid: keys, parts: key_parts }, values)
     }
 
     /// What the stages have filled.
@@ -245,7 +255,7 @@ impl Stage for PackKeys<'_> {
             let places = self.cache.visible.of(pair / kv_heads);
             let places = &places[places.len().min(panel * PANEL)..places.len().min((panel + 1) * PANEL)];
             let source = &self.cache.key[pair * rows * head..][..keys * head];
-            transpose(source, head, places, out.row(row));
+            transpose(source, head, places, self.scale, out.row(row));
             if let Some(parts) = &mut parts {
                 parts.split(row, out.row(row), head);
             }
@@ -253,8 +263,8 @@ impl Stage for PackKeys<'_> {
     }
 }
 
-/// Fills `out [D, PANEL]` with the rows `places` as columns, and zeros after them.
-fn transpose(source: &[f32], head: usize, places: &[usize], out: &mut [f32]) {
+/// Fills `out [D, PANEL]` with the rows `places`, scaled, as columns, and zeros after them.
+fn transpose(source: &[f32], head: usize, places: &[usize], scale: f32, out: &mut [f32]) {
     const BLOCK: usize = 8;
     for (first, places) in (0..PANEL).step_by(BLOCK).zip(places.chunks(BLOCK).map(Some).chain(std::iter::repeat(None)))
     {
@@ -266,7 +276,7 @@ fn transpose(source: &[f32], head: usize, places: &[usize], out: &mut [f32]) {
         for (inner, out) in out.chunks_exact_mut(PANEL).enumerate() {
             let out = &mut out[first..first + BLOCK];
             for (value, row) in out.iter_mut().zip(rows) {
-                *value = row.get(inner).copied().unwrap_or(0.0);
+                *value = row.get(inner).map_or(0.0, |element| element * scale);
             }
         }
     }
@@ -348,10 +358,25 @@ mod tests {
         let (ones, mut visible, mut scratch) = ([1.0; 3 * 4], Visible::default(), PanelScratch::default());
         visible.read(&[1; 3], 3);
         let (key, value, visible) = (&ones[..], &ones[..], &visible);
-        let (keys, values) =
-            scratch.stages(Cache { key, value, visible, batch: 1, keys: 3, rows: 3, kv_heads: 1, head: 4 }, Some(isa));
+        let cache = Cache { key, value, visible, batch: 1, keys: 3, rows: 3, kv_heads: 1, head: 4 };
+        let (keys, values) = scratch.stages(cache, 1.0, Some(isa));
         pool::run(&Sequential, &[&keys, &values]);
         assert_eq!(scratch.panels(3, 4).magnitudes(0), [Magnitudes::UNKNOWN; 2]);
         drop(taken);
+    }
+
+    #[test]
+    fn visible_keys_are_scaled_columns_and_their_values_rows() {
+        let (rows, mut visible, mut scratch) =
+            ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], Visible::default(), PanelScratch::default());
+        visible.read(&[1, 0, 1], 3);
+        let cache =
+            Cache { key: &rows, value: &rows, visible: &visible, batch: 1, keys: 3, rows: 3, kv_heads: 1, head: 2 };
+        let (keys, values) = scratch.stages(cache, -0.5, None);
+        pool::run(&Sequential, &[&keys, &values]);
+        let panels = scratch.panels(3, 2);
+        let row = |first: f32, second: f32| [&[first, second][..], &[0.0; PANEL - 2]].concat();
+        assert_eq!(panels.key(0, 0).data, [row(-0.5, -2.5), row(-1.0, -3.0)].concat());
+        assert_eq!(panels.value(0, 0).data[..2 * PANEL], [row(1.0, 2.0), row(5.0, 6.0)].concat());
     }
 }

@@ -34,15 +34,16 @@ pub(crate) struct QueryInputs<'a> {
     /// `[E, C, G * D]`, a block for each head.
     pub(crate) weights: &'a Packed,
     pub(crate) rotary: Option<Rotary<'a>>,
-    pub(crate) scale: f32,
+    /// What queries are multiplied with; `None` where the keys are, see [`crate::key_panels`].
+    pub(crate) scale: Option<f32>,
     pub(crate) width: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head: usize,
 }
 
 impl QueryInputs<'_> {
-    /// Fills `out` with queries of one expert, from the head `group` on, rotated and scaled: a row for each of up to
-    /// [`TILE_ROWS`] tokens.
+    /// Fills `out` with queries of one expert, from the head `group` on, rotated, and scaled where they are: a row for
+    /// each of up to [`TILE_ROWS`] tokens.
     pub(crate) fn project(
         &self,
         expert: usize,
@@ -73,13 +74,15 @@ impl QueryInputs<'_> {
             if let Some(rotary) = self.rotary {
                 queries.chunks_exact_mut(head).for_each(|query| rotary.rotate(*token, query));
             }
-            isa.scale(queries, self.scale);
+            if let Some(scale) = self.scale {
+                isa.scale(queries, scale);
+            }
         }
     }
 }
 
-/// The stage that fills queries `[B * T * k, G * D]`, rotated and scaled, with rows [`row_stride`] apart; those of
-/// tokens that are not routed are unspecified.
+/// The stage that fills queries `[B * T * k, G * D]`, as [`QueryInputs::project`] does, with rows [`row_stride`] apart;
+/// those of tokens that are not routed are unspecified.
 pub(crate) struct QueryProjection<'a> {
     inputs: QueryInputs<'a>,
     routing: &'a Routing,
