@@ -1,15 +1,20 @@
 """What the operator should reach, and the most that the highest rates of a run allow.
 
-    python3 benches/cpu_operator_goals.py benches/results/FILE.json ...
+    python3 benches/cpu_operator_goals.py [--limits LIMITS.json] [--together] benches/results/FILE.json ...
 
 prints runs of `cpu_operator.py` as tables: median / least of ours in ms; for each rival the ratio of medians / of the
 fastest calls, and the most that the run allows; shares of sgemm's rate and of the plain read. Goals that were met are
-bold, those that the run's own rates forbid are struck through.
+bold, those that the run's own rates forbid are struck through; with `--limits` those too that the limits of the processor
+forbid, which `cargo bench -p moa-kernels --features measure --bench limits -- --json LIMITS.json` measures.
+
+`--together` prints one table of all runs: the least and the largest median of ours, of the ratios of medians and of the
+most, and in how many runs a goal was met and how many forbid it. It is bold where all met it, and struck through where
+all forbid it.
 """
 
+import argparse
 import json
 import pathlib
-import sys
 from dataclasses import dataclass
 
 
@@ -101,20 +106,25 @@ def verdict(what, median, fastest, goal, most):
     return {"what": what, "median": median, "min": fastest, "goal": goal, "most": most, "verdict": word}
 
 
+HEAD = (
+    "| shape | ours, ms | (a) MHA | (b) best standard graph | (c) eager | of sgemm or the read |",
+    "|---|---|---|---|---|---|",
+)
+# What a row adds to the name of its shape, and where its times and ratios stand.
+WAYS = (("", "ours", "ratios"), (", in place", IN_PLACE, "ratios_in_place"))
 MARKS = {"met": "**", "out of reach": "~~", "missed": ""}
 
 
 def table(name, results):
     """Lines of Markdown."""
     yield f"{name}:\n"
-    yield "| shape | ours, ms | (a) MHA | (b) best standard graph | (c) eager | of sgemm or the read |"
-    yield "|---|---|---|---|---|---|"
+    yield from HEAD
     for shape, result in results.items():
-        for how, ours, ratios in (("", "ours", "ratios"), (", in place", IN_PLACE, "ratios_in_place")):
+        for how, ours, ratios in WAYS:
             if times := result["times"].get(ours):
                 cells = [cell(goal) for goal in against(GOALS[shape], result, times, result[ratios], "")]
                 ms = " / ".join(f"{times[f'{kind}_ms']:#.3g}".rstrip(".") for kind in KINDS)
-                yield f"| {shape}{how} | {ms} | " + " | ".join(cells + ["-"] * (4 - len(cells))) + " |"
+                yield row(shape + how, ms, cells)
 
 
 def cell(goal):
@@ -127,9 +137,74 @@ def cell(goal):
     return f"{mark}{text}{mark} {graph}".rstrip()
 
 
+def together(runs):
+    """Lines of Markdown: one table of the results of several runs."""
+    yield f"{len(runs)} runs:\n"
+    yield from HEAD
+    for shape in runs[0]:
+        for how, ours, ratios in WAYS:
+            results = [results[shape] for results in runs if ours in results[shape]["times"]]
+            if results:
+                found = [list(against(GOALS[shape], own, own["times"][ours], own[ratios], "")) for own in results]
+                cells = [joint_cell(list(goals)) for goals in zip(*found, strict=True)]
+                ms = span([own["times"][ours]["median_ms"] for own in results], "#.3g")
+                yield row(shape + how, ms, cells)
+
+
+def span(values, kind):
+    """The least and the largest value."""
+    ends = [format(value, kind).rstrip(".") for value in (min(values), max(values))]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def joint_cell(goals):
+    """One goal in several runs."""
+    medians, most = [goal["median"] for goal in goals], [goal["most"] for goal in goals]
+    if None in most:
+        text = span([100 * median for median in medians], ".0f") + " %"
+    else:
+        text = f"{span(medians, '.2f')}, {span(most, '.2f')}"
+    words = [goal["verdict"] for goal in goals]
+    mark = MARKS[words[0]] if len(set(words)) == 1 else ""
+    parts = [goal["what"].partition("standard:")[2] for goal in goals]
+    graphs = " or ".join(dict.fromkeys(filter(None, parts)))
+    counts = [f"{word} in {words.count(word)}" for word in ("met", "out of reach") if not mark and word in words]
+    return ", ".join([f"{mark}{text}{mark} {graphs}".rstrip(), *counts])
+
+
+def row(shape, ms, cells):
+    return f"| {shape} | {ms} | " + " | ".join(cells + ["-"] * (4 - len(cells))) + " |"
+
+
+def raise_floors(results, limits):
+    """Raises the floor of each shape to the least that its kinds of work take one after the other, where that is more.
+
+    Products in blocks whose operands are near, then exponentials, which need the same ports; or reading, where that takes
+    longer; and a call of the runtime that computes nothing.
+    """
+    for shape, least in limits["least_ms"].items():
+        if shape in results:
+            floor = results[shape]["floor"]
+            work = max(least["blocks"] + least["exponentials"], least["read"] or 0.0)
+            floor["ms"] = max(floor["ms"], floor["empty_ms"] + work)
+
+
 def main():
-    for path in map(pathlib.Path, sys.argv[1:]):
-        print("\n".join(table(path.name, json.loads(path.read_text())["results"])) + "\n")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limits", type=pathlib.Path, metavar="LIMITS.json")
+    parser.add_argument("--together", action="store_true")
+    parser.add_argument("runs", type=pathlib.Path, nargs="+", metavar="FILE.json")
+    args = parser.parse_args()
+    limits = json.loads(args.limits.read_text())["limits"] if args.limits else []
+    runs = {path.name: json.loads(path.read_text()) for path in args.runs}
+    for run in runs.values():
+        for own in limits:
+            if own["threads"] == run["machine"]["threads"]:
+                raise_floors(run["results"], own)
+    tables = {name: run["results"] for name, run in runs.items()}
+    texts = [together(list(tables.values()))] if args.together else [table(*one) for one in tables.items()]
+    for text in texts:
+        print("\n".join(text) + "\n")
 
 
 if __name__ == "__main__":

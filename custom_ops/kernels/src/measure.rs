@@ -1,6 +1,9 @@
 //! Speed of the block products on packed weights beside the `gemm` crate; `cargo bench` prints it.
 #![allow(unsafe_code)]
 
+#[cfg(target_arch = "x86_64")]
+pub mod limits;
+
 use std::time::Instant;
 
 use crate::{

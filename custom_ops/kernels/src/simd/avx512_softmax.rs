@@ -11,10 +11,10 @@ use super::lanes::{LN2, TERMS};
 use super::{LANES, ROWS};
 
 /// Vectors of a row that go through [`exps`] together.
-const VECTORS: usize = 4;
+pub(super) const VECTORS: usize = 4;
 
 /// Scores of these.
-const STEP: usize = VECTORS * LANES;
+pub(super) const STEP: usize = VECTORS * LANES;
 
 /// The first `count` lanes, all of them from [`LANES`] on.
 fn first_lanes(count: usize) -> __mmask16 {
@@ -41,7 +41,7 @@ pub(super) fn exp(x: __m512) -> __m512 {
 /// queue in which the processor looks for work while they wait for each other.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn exps<const N: usize>(x: [__m512; N]) -> [__m512; N] {
+pub(super) fn exps<const N: usize>(x: [__m512; N]) -> [__m512; N] {
     // The second operand is the result where one is NaN; below the bound the result rounds to 0.
     let x = x.map(|x| _mm512_max_ps(_mm512_set1_ps(-104.0), x));
     let powers = x.map(|x| _mm512_mul_ps(x, _mm512_set1_ps(std::f32::consts::LOG2_E)));

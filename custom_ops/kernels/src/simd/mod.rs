@@ -35,6 +35,9 @@ mod few_keys;
 mod few_slots;
 mod known_rows;
 mod lanes;
+#[cfg(all(feature = "measure", target_arch = "x86_64"))]
+#[allow(unsafe_code)]
+pub(crate) mod limits;
 pub(crate) mod magnitudes;
 mod one_token;
 #[allow(unsafe_code)]

@@ -1,0 +1,141 @@
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use moa_kernels::measure::limits::{End, Limits, limits};
+use serde_json::{Value, json};
+
+/// A layer and a call of it.
+struct Shape {
+    name: &'static str,
+    /// Width, k, experts and head.
+    layer: [usize; 4],
+    /// Batch, tokens and past.
+    call: [usize; 3],
+}
+
+/// Those of `benches/README.md` with one head of keys and values.
+const SHAPES: [Shape; 6] = [
+    Shape { name: "E8-1x128", layer: [512, 8, 8, 128], call: [1, 128, 0] },
+    Shape { name: "E32-1x128", layer: [512, 16, 32, 256], call: [1, 128, 0] },
+    Shape { name: "E32-8x128", layer: [512, 16, 32, 256], call: [8, 128, 0] },
+    Shape { name: "E8-1x2048", layer: [512, 8, 8, 128], call: [1, 2048, 0] },
+    Shape { name: "E8-1x10", layer: [512, 8, 8, 128], call: [1, 10, 0] },
+    Shape { name: "E32-1x1-past128", layer: [512, 8, 32, 128], call: [1, 1, 128] },
+];
+
+/// Fewest rows of an expert with which blocks are whole; fewer are multiplied at the rate of registers here.
+const ROWS: usize = 12;
+
+/// Most keys that one product with values takes.
+const KEYS: usize = 256;
+
+/// Milliseconds that a call takes at least, by kind of work.
+struct Least {
+    /// All products at the rate of registers, and each at that of its blocks.
+    products: f64,
+    blocks: f64,
+    exponentials: f64,
+    /// What a call of one token reads: more tokens share it.
+    read: Option<f64>,
+}
+
+pub(super) fn main() -> ExitCode {
+    let most = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut all = Vec::new();
+    for threads in if most > 1 { vec![1, most] } else { vec![1] } {
+        let Some(limits) = limits(threads) else {
+            println!("not measured: no AVX-512");
+            return ExitCode::SUCCESS;
+        };
+        let least = SHAPES.map(|shape| (shape.name, shape.least(threads, &limits)));
+        print(threads, &limits, &least);
+        all.push(record(threads, &limits, &least));
+    }
+    let Some(path) = json_path() else { return ExitCode::SUCCESS };
+    match std::fs::write(&path, format!("{:#}\n", json!({ "limits": all }))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{}: {error}", path.display());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What follows `--json`, from where the command was called: benches run in the directory of their crate.
+fn json_path() -> Option<PathBuf> {
+    let path = std::env::args_os().skip_while(|argument| argument != "--json").nth(1)?;
+    Some(std::env::var_os("PWD").map_or_else(PathBuf::new, PathBuf::from).join(path))
+}
+
+impl Shape {
+    /// Multiply-adds, with the inner steps and the end of their blocks.
+    fn products(&self) -> [(usize, End, usize); 4] {
+        let ([width, top_k, experts, head], [batch, tokens, past]) = (self.layer, self.call);
+        let (rows, keys) = (batch * tokens * top_k, past + tokens);
+        let scores = rows * keys * head;
+        let mixed = if keys > KEYS { (KEYS, End::Resume, scores) } else { (128, End::Replace, scores) };
+        let shared = batch * tokens * width * (experts + 2 * head);
+        [
+            (width, End::Replace, rows * width * head + shared),
+            (head, End::Replace, scores),
+            mixed,
+            (head, End::AddScaled, rows * head * width),
+        ]
+    }
+
+    fn least(&self, threads: usize, limits: &Limits) -> Least {
+        let ([width, top_k, experts, head], [batch, tokens, past]) = (self.layer, self.call);
+        let rows = batch * tokens * top_k;
+        let at = |rate: f64, count: usize| 2e-6 * count as f64 / rate / threads as f64;
+        let rate = |inner: usize, end: End| {
+            let found = limits.blocks.iter().find(|block| (block.0, block.1) == (inner, end));
+            found.filter(|_| rows >= ROWS * experts).map_or(limits.multiply_adds, |block| block.2)
+        };
+        let products = self.products();
+        let read = 4 * (width * (experts + 2 * head) + 2 * top_k * width * head + 2 * past * head);
+        Least {
+            products: at(limits.multiply_adds, products.iter().map(|product| product.2).sum()),
+            blocks: products.into_iter().map(|(inner, end, count)| at(rate(inner, end), count)).sum(),
+            exponentials: 1e-6 * limits.exponentials * (rows * (past + tokens)) as f64 / 16.0 / threads as f64,
+            read: (tokens == 1).then(|| 1e-6 * read as f64 / limits.reads[0].2 / threads as f64),
+        }
+    }
+}
+
+fn print(threads: usize, limits: &Limits, all: &[(&str, Least)]) {
+    println!("\n{threads} at once, each; the best of many turns of the slowest");
+    println!("  {:38} {:8.1} GFLOP/s", "multiply-adds on registers", limits.multiply_adds);
+    for (inner, end, rate) in &limits.blocks {
+        println!("  {:38} {rate:8.1} GFLOP/s", format!("12 x {inner} x 128, near, {end:?}"));
+    }
+    println!("  {:38} {:8.3} ns", "16 exponentials, near", limits.exponentials);
+    println!("  {:38} {:8.3} ns", "16 scores in the online softmax, near", limits.softmax);
+    for (count, len, rate) in &limits.reads {
+        println!("  {:38} {rate:8.1} GB/s", format!("read of {count} x {} KiB", len / 256));
+    }
+    println!(
+        "  {:18} {:>10} {:>10} {:>14} {:>8}",
+        "least of a call, ms", "products", "in blocks", "exponentials", "read"
+    );
+    for (name, Least { products, blocks, exponentials, read }) in all {
+        let read = read.map_or("-".into(), |read| format!("{read:.4}"));
+        println!("  {name:18} {products:>11.4} {blocks:>10.4} {exponentials:>14.4} {read:>8}");
+    }
+}
+
+fn record(threads: usize, limits: &Limits, all: &[(&str, Least)]) -> Value {
+    let blocks = limits.blocks.iter().map(|(inner, end, rate)| json!([inner, format!("{end:?}"), rate]));
+    let least = all.iter().map(|(name, Least { products, blocks, exponentials, read })| {
+        let least = json!({ "products": products, "blocks": blocks, "exponentials": exponentials, "read": read });
+        ((*name).to_owned(), least)
+    });
+    json!({
+        "threads": threads,
+        "multiply_adds_gflops": limits.multiply_adds,
+        "blocks_gflops": blocks.collect::<Vec<_>>(),
+        "exponentials_ns": limits.exponentials,
+        "softmax_ns": limits.softmax,
+        "reads_gigabytes_per_second": limits.reads,
+        "least_ms": least.collect::<serde_json::Map<_, _>>(),
+    })
+}
