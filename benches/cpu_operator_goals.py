@@ -13,6 +13,7 @@ all forbid it.
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 from dataclasses import dataclass
@@ -176,17 +177,18 @@ def row(shape, ms, cells):
     return f"| {shape} | {ms} | " + " | ".join(cells + ["-"] * (4 - len(cells))) + " |"
 
 
-def raise_floors(results, limits):
+def raise_floors(run, least_ms):
     """Raises the floor of each shape to the least that its kinds of work take one after the other, where that is more.
 
     Products in blocks whose operands are near, then exponentials, which need the same ports; or reading, where that takes
-    longer; and a call of the runtime that computes nothing.
+    longer; and a call of the runtime that computes nothing. `least_ms` are those of one thread that is alone, which is
+    never slower than one of several.
     """
-    for shape, least in limits["least_ms"].items():
-        if shape in results:
-            floor = results[shape]["floor"]
+    for shape, least in least_ms.items():
+        if shape in run["results"]:
+            floor = run["results"][shape]["floor"]
             work = max(least["blocks"] + least["exponentials"], least["read"] or 0.0)
-            floor["ms"] = max(floor["ms"], floor["empty_ms"] + work)
+            floor["ms"] = max(floor["ms"], floor["empty_ms"] + work / run["machine"]["threads"])
 
 
 def main():
@@ -197,10 +199,9 @@ def main():
     args = parser.parse_args()
     limits = json.loads(args.limits.read_text())["limits"] if args.limits else []
     runs = {path.name: json.loads(path.read_text()) for path in args.runs}
-    for run in runs.values():
-        for own in limits:
-            if own["threads"] == run["machine"]["threads"]:
-                raise_floors(run["results"], own)
+    alone = [limit["least_ms"] for limit in limits if limit["threads"] == 1]
+    for run, least_ms in itertools.product(runs.values(), alone):
+        raise_floors(run, least_ms)
     tables = {name: run["results"] for name, run in runs.items()}
     texts = [together(list(tables.values()))] if args.together else [table(*one) for one in tables.items()]
     for text in texts:

@@ -10,13 +10,16 @@ use crate::simd::{Isa, LANES, Left, PANEL, Product, ROWS, Right, Write};
 /// Times that each loop runs; the fastest counts.
 const TURNS: usize = 2000;
 
+/// Times that short work is done in a turn, since a clock has a grain.
+const TIMES: usize = 32;
+
 /// Multiply-adds of a vector, exponentials and scores of one run.
 const MULTIPLY_ADDS: usize = 240_000;
 const EXPONENTIALS: usize = 4096;
 const KEYS: usize = 256;
 
-/// What a thread reads in turn: matrices of so many elements, which lie apart from each other as those of chosen experts
-/// do, within the last cache; and one that is larger than most of these.
+/// What a thread reads in turn: matrices of so many elements, which lie apart from each other as those of chosen
+/// experts do, within the last cache; and one that is larger than most of these.
 const READ: [(usize, usize); 2] = [(9, 1 << 16), (1, 1 << 26)];
 
 /// From one of these matrices to the next, of every [`MATRICES`].
@@ -72,7 +75,7 @@ pub fn limits(threads: usize) -> Option<Limits> {
     let near = vec![-0.5f32; EXPONENTIALS];
     let seconds = |run: &(dyn Fn() + Sync)| slowest(threads, TURNS, || run);
     let multiply_adds = seconds(&|| Loop::MultiplyAdds(MULTIPLY_ADDS).run(isa));
-    let exponentials = seconds(&|| Loop::Exponentials(&near).run(isa));
+    let exponentials = seconds(&|| (0..TIMES).for_each(|_| Loop::Exponentials(&near).run(isa)));
     let block =
         |(inner, end)| (inner, end, 2e-9 * (ROWS * inner * COLUMNS) as f64 / block_seconds(isa, threads, inner, end));
     let read = |(count, len): (usize, usize)| {
@@ -82,7 +85,7 @@ pub fn limits(threads: usize) -> Option<Limits> {
     Some(Limits {
         multiply_adds: 2e-9 * (MULTIPLY_ADDS * LANES) as f64 / multiply_adds,
         blocks: BLOCKS.map(block).into(),
-        exponentials: 1e9 * exponentials / (EXPONENTIALS / LANES) as f64,
+        exponentials: 1e9 * exponentials / (TIMES * EXPONENTIALS / LANES) as f64,
         softmax: 1e9 * softmax_seconds(isa, threads) / (ROWS * KEYS / LANES) as f64,
         reads: READ.map(read).into(),
     })
@@ -111,7 +114,6 @@ fn slowest<R: FnMut()>(threads: usize, turns: usize, make: impl Fn() -> R + Sync
 
 /// Seconds of one block.
 fn block_seconds(isa: Isa, threads: usize, inner: usize, end: End) -> f64 {
-    const TIMES: usize = 64;
     let rows: [usize; ROWS] = std::array::from_fn(|row| row);
     let stride = inner + LANES;
     let starts = rows.map(|row| row * stride);
@@ -142,7 +144,6 @@ fn block_seconds(isa: Isa, threads: usize, inner: usize, end: End) -> f64 {
 
 /// Seconds of the softmax of a block of rows.
 fn softmax_seconds(isa: Isa, threads: usize) -> f64 {
-    const TIMES: usize = 16;
     let make = || {
         let mut scores = vec![-0.5; ROWS * KEYS];
         move || {
