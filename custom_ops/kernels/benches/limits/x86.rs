@@ -40,6 +40,10 @@ struct Least {
 }
 
 pub(super) fn main() -> ExitCode {
+    let Ok(path) = json_path() else {
+        eprintln!("--json: expected the file to write behind it");
+        return ExitCode::from(2);
+    };
     let most = std::thread::available_parallelism().map_or(1, usize::from);
     let mut all = Vec::new();
     for threads in if most > 1 { vec![1, most] } else { vec![1] } {
@@ -51,7 +55,7 @@ pub(super) fn main() -> ExitCode {
         print(threads, &limits, &least);
         all.push(record(threads, &limits, &least));
     }
-    let Some(path) = json_path() else { return ExitCode::SUCCESS };
+    let Some(path) = path else { return ExitCode::SUCCESS };
     match std::fs::write(&path, format!("{:#}\n", json!({ "limits": all }))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -61,10 +65,15 @@ pub(super) fn main() -> ExitCode {
     }
 }
 
-/// What follows `--json`, from where the command was called: benches run in the directory of their crate.
-fn json_path() -> Option<PathBuf> {
-    let path = std::env::args_os().skip_while(|argument| argument != "--json").nth(1)?;
-    Some(std::env::var_os("PWD").map_or_else(PathBuf::new, PathBuf::from).join(path))
+/// What follows `--json`, from where the command was called: benches run in the directory of their crate. An error where
+/// nothing follows it.
+fn json_path() -> Result<Option<PathBuf>, ()> {
+    let mut rest = std::env::args_os().skip_while(|argument| argument != "--json");
+    if rest.next().is_none() {
+        return Ok(None);
+    }
+    let path = rest.next().filter(|path| path != "--bench").ok_or(())?;
+    Ok(Some(std::env::var_os("PWD").map_or_else(PathBuf::new, PathBuf::from).join(path)))
 }
 
 impl Shape {
