@@ -65,8 +65,8 @@ pub(super) fn main() -> ExitCode {
     }
 }
 
-/// What follows `--json`, from where the command was called: benches run in the directory of their crate. An error where
-/// nothing follows it.
+/// What follows `--json`, from where the command was called: benches run in the directory of their crate. An error
+/// where nothing follows it.
 fn json_path() -> Result<Option<PathBuf>, ()> {
     let mut rest = std::env::args_os().skip_while(|argument| argument != "--json");
     if rest.next().is_none() {
