@@ -4,8 +4,8 @@
 
 prints runs of `cpu_operator.py` as tables: median / least of ours in ms; for each rival the ratio of medians / of the
 fastest calls, and the most that the run allows; shares of sgemm's rate and of the plain read. Goals that were met are
-bold, those that the run's own rates forbid are struck through; with `--limits` those too that the limits of the processor
-forbid, which `cargo bench -p moa-kernels --features measure --bench limits -- --json LIMITS.json` measures.
+bold, those that the run's own rates forbid are struck through; with `--limits` those too that the operator's blocks and
+exponentials forbid at their best, which `cargo bench -p moa-kernels --features measure --bench limits -- --json LIMITS.json` measures.
 
 `--together` prints one table of all runs: the least and the largest median of ours, of the ratios of medians and of the
 most, and in how many runs a goal was met and how many forbid it. It is bold where all met it, and struck through where
@@ -142,10 +142,10 @@ def together(runs):
     """Lines of Markdown: one table of the results of several runs."""
     yield f"{len(runs)} runs:\n"
     yield from HEAD
-    for shape in runs[0]:
+    for shape in dict.fromkeys(itertools.chain(*runs)):
+        of_shape = [run[shape] for run in runs if shape in run]
         for how, ours, ratios in WAYS:
-            results = [results[shape] for results in runs if ours in results[shape]["times"]]
-            if results:
+            if results := [own for own in of_shape if ours in own["times"]]:
                 found = [list(against(GOALS[shape], own, own["times"][ours], own[ratios], "")) for own in results]
                 cells = [joint_cell(list(goals)) for goals in zip(*found, strict=True)]
                 ms = span([own["times"][ours]["median_ms"] for own in results], "#.3g")
@@ -180,9 +180,9 @@ def row(shape, ms, cells):
 def raise_floors(run, least_ms):
     """Raises the floor of each shape to the least that its kinds of work take one after the other, where that is more.
 
-    Products in blocks whose operands are near, then exponentials, which need the same ports; or reading, where that takes
-    longer; and a call of the runtime that computes nothing. `least_ms` are those of one thread that is alone, which is
-    never slower than one of several.
+    Products in blocks whose operands are near, then exponentials; or reading, where that takes longer; and a call of the
+    runtime that computes nothing. Blocks and exponentials are the operator's own at their best, so that this bounds its
+    code and not all code. `least_ms` are those of one thread that is alone.
     """
     for shape, least in least_ms.items():
         if shape in run["results"]:
