@@ -1,104 +1,213 @@
-//! Microkernels of 8 lanes; a block is cut into pieces of 4 rows and 16 columns.
+//! Microkernels of 8 lanes; a block is cut into pieces whose sums take at most 12 of the 16 registers.
 
 use std::arch::x86_64::{
-    __m256, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_mul_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps,
+    __m256, _MM_HINT_T0, _mm_prefetch, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_mul_ps, _mm256_set1_ps,
+    _mm256_setzero_ps, _mm256_storeu_ps,
 };
 
-use super::product::{Mode, Raw};
-use super::{Element, LANES, PANEL};
+use super::product::{Kernel, LINE, Mode, PAGE, Raw, STEPS};
+use super::{Element, PANEL};
 
 /// Elements of one vector.
 const WIDTH: usize = 8;
 
-/// Rows of one piece.
-const PIECE: usize = 4;
+/// Vectors that the processor names.
+const REGISTERS: usize = 16;
 
-/// All rows times all columns.
+/// Rows of the largest piece, which has two vectors of columns: elements of several inner steps stay in registers until
+/// the last of these.
+const fn most_rows<W: Element>() -> usize {
+    if W::STEPS == 1 { 6 } else { 5 }
+}
+
+/// The microkernel for `rows` rows, of which one call multiplies a panel.
+pub(super) fn kernel<W: Element>(rows: usize) -> Kernel<W> {
+    match rows {
+        1 => few::<W, 1, 8>,
+        2 => few::<W, 2, 4>,
+        3 => few::<W, 3, 4>,
+        _ => block::<W>,
+    }
+}
+
+/// Blocks of more rows than [`few`] serves: as few pieces as there can be, as even as can be, so of three rows or more.
 ///
 /// # Safety
 ///
 /// As `Kernel`s are called: `raw` describes a block that is in bounds; the processor must have AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn block<W: Element>(raw: &Raw<W>) {
-    for column in (0..raw.columns).step_by(LANES) {
-        for first in (0..raw.rows).step_by(PIECE) {
+unsafe fn block<W: Element>(raw: &Raw<W>) {
+    let pieces = raw.rows.div_ceil(most_rows::<W>());
+    for column in (0..raw.columns).step_by(2 * WIDTH) {
+        for index in 0..pieces {
+            let (first, end) = (index * raw.rows / pieces, (index + 1) * raw.rows / pieces);
+            let ahead = index == 0 && raw.fetch.next;
             // SAFETY: by the caller's promise.
             unsafe {
-                match raw.rows - first {
-                    1 => piece::<W, 1>(raw, first, column),
-                    2 => piece::<W, 2>(raw, first, column),
-                    3 => piece::<W, 3>(raw, first, column),
-                    _ => piece::<W, PIECE>(raw, first, column),
+                match end - first {
+                    ..=3 => piece::<W, 3, 2>(raw, first, column, ahead),
+                    4 => piece::<W, 4, 2>(raw, first, column, ahead),
+                    5 => piece::<W, 5, 2>(raw, first, column, ahead),
+                    _ => piece::<W, 6, 2>(raw, first, column, ahead),
                 }
             }
         }
     }
 }
 
-/// The rows `first .. first + M` times the 16 columns from `column`.
+/// `M` rows, all there are, times all columns, `V` vectors at a time.
 ///
 /// # Safety
 ///
 /// As [`block`].
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn piece<W: Element, const M: usize>(raw: &Raw<W>, first: usize, column: usize) {
-    let count = (raw.columns - column).min(LANES);
-    let mut sums = [[_mm256_setzero_ps(); 2]; M];
-    // SAFETY: every pointer is in bounds by the caller's promise; whole vectors of the right factor are readable.
+unsafe fn few<W: Element, const M: usize, const V: usize>(raw: &Raw<W>) {
+    for column in (0..raw.columns).step_by(V * WIDTH) {
+        // SAFETY: by the caller's promise.
+        unsafe { piece::<W, M, V>(raw, 0, column, raw.fetch.next) };
+    }
+}
+
+/// The rows `first .. first + M` times `V` vectors from `column` on.
+///
+/// # Safety
+///
+/// As [`block`].
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn piece<W: Element, const M: usize, const V: usize>(raw: &Raw<W>, first: usize, column: usize, ahead: bool) {
+    let mut sums = [[_mm256_setzero_ps(); V]; M];
+    let columns = raw.columns - column;
+    let last = columns.div_ceil(2 * WIDTH) * 2 - 1;
+    let offsets: [usize; V] = std::array::from_fn(|vector| {
+        let column = column + vector.min(last) * WIDTH;
+        column / PANEL * raw.panel_stride + column % PANEL
+    });
+    let place = |row: usize, vector: usize| {
+        let at = vector * WIDTH;
+        (raw.out[first + row].wrapping_add(raw.first + column + at), columns.saturating_sub(at))
+    };
+    // SAFETY: every pointer is in bounds by the caller's promise; whole pairs of vectors of the right factor are
+    // readable, and a vector past these reads the last one.
     unsafe {
         if raw.mode == Mode::Resume {
             for (row, sums) in sums.iter_mut().enumerate() {
                 let factor = _mm256_set1_ps(*raw.factors.add(first + row));
-                let before = load(raw.out[first + row].add(column), count);
-                *sums = [_mm256_mul_ps(factor, before[0]), _mm256_mul_ps(factor, before[1])];
+                for (vector, sum) in sums.iter_mut().enumerate() {
+                    let (out, count) = place(row, vector);
+                    *sum = _mm256_mul_ps(factor, load(out, count));
+                }
             }
         }
         let mut left = [raw.left[first]; M];
         left.copy_from_slice(&raw.left[first..first + M]);
-        let mut right = raw.right.add(column / PANEL * raw.panel_stride + column % PANEL);
-        let mut step = |inner: usize, within: usize| {
-            let lanes = [W::load8(right, within), W::load8(right.add(WIDTH), within)];
-            for (sums, left) in sums.iter_mut().zip(left) {
-                let value = _mm256_set1_ps(*left.add(inner));
-                for (sum, lanes) in sums.iter_mut().zip(lanes) {
-                    *sum = _mm256_fmadd_ps(value, lanes, *sum);
+        let (mut right, mut inner) = (raw.right, 0);
+        while inner + STEPS <= raw.inner {
+            for step in 0..STEPS {
+                if ahead && step.is_multiple_of(W::STEPS) {
+                    fetch(right, &offsets);
                 }
+                multiply_add(&mut sums, &left, [inner + step, step], right, &offsets);
+                right = right.wrapping_add(W::passed(step, raw.stride));
             }
-            right = right.wrapping_add(W::passed(within, raw.stride));
-        };
-        let even = raw.inner & !1;
-        for inner in (0..even).step_by(2) {
-            step(inner, 0);
-            step(inner + 1, 1);
+            inner += STEPS;
         }
-        if even < raw.inner {
-            step(even, 0);
+        for inner in inner..raw.inner {
+            multiply_add(&mut sums, &left, [inner, inner], right, &offsets);
+            right = right.wrapping_add(W::passed(inner, raw.stride));
         }
-        for (row, mut sums) in sums.into_iter().enumerate() {
-            let out = raw.out[first + row].add(column);
-            if raw.mode == Mode::AddScaled {
-                let (factor, before) = (_mm256_set1_ps(*raw.factors.add(first + row)), load(out, count));
-                sums = [_mm256_fmadd_ps(factor, sums[0], before[0]), _mm256_fmadd_ps(factor, sums[1], before[1])];
+        for (row, sums) in sums.into_iter().enumerate() {
+            for (vector, mut sum) in sums.into_iter().enumerate() {
+                let (out, count) = place(row, vector);
+                if raw.mode == Mode::AddScaled {
+                    sum = _mm256_fmadd_ps(_mm256_set1_ps(*raw.factors.add(first + row)), sum, load(out, count));
+                }
+                store(out, count, sum);
             }
-            let mut lanes = [0.0; LANES];
-            _mm256_storeu_ps(lanes.as_mut_ptr(), sums[0]);
-            _mm256_storeu_ps(lanes.as_mut_ptr().add(WIDTH), sums[1]);
-            std::ptr::copy_nonoverlapping(lanes.as_ptr(), out, count);
         }
     }
 }
 
-/// `count` elements and zeros after them.
+/// Fetches what is read a page later, into the nearest cache.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn fetch<W: Element, const V: usize>(right: *const W, offsets: &[usize; V]) {
+    for offset in offsets.iter().step_by(LINE / (WIDTH * size_of::<W>())) {
+        _mm_prefetch::<_MM_HINT_T0>(right.wrapping_add(*offset).wrapping_byte_add(PAGE).cast());
+    }
+}
+
+/// One inner step of a piece, `step` of those of an element.
 ///
 /// # Safety
 ///
-/// `count` elements, at most [`LANES`], must be readable at `from`; the processor must have AVX2.
+/// Element `inner` of every left row and vectors at every offset from `right` on must be readable; the processor must
+/// have AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn load(from: *const f32, count: usize) -> [__m256; 2] {
-    let mut lanes = [0.0; LANES];
+#[inline]
+unsafe fn multiply_add<W: Element, const M: usize, const V: usize>(
+    sums: &mut [[__m256; V]; M],
+    left: &[*const f32; M],
+    [inner, step]: [usize; 2],
+    right: *const W,
+    offsets: &[usize; V],
+) {
     // SAFETY: by the caller's promise.
     unsafe {
+        if M * V + V >= REGISTERS {
+            let values = left.map(|left| _mm256_set1_ps(*left.add(inner)));
+            for (vector, offset) in offsets.iter().enumerate() {
+                let lanes = W::load8(right.add(*offset), step);
+                for (sums, value) in sums.iter_mut().zip(values) {
+                    sums[vector] = _mm256_fmadd_ps(value, lanes, sums[vector]);
+                }
+            }
+            return;
+        }
+        let panel = offsets.map(|offset| W::load8(right.add(offset), step));
+        for (sums, left) in sums.iter_mut().zip(left) {
+            let value = _mm256_set1_ps(*left.add(inner));
+            for (sum, lanes) in sums.iter_mut().zip(panel) {
+                *sum = _mm256_fmadd_ps(value, lanes, *sum);
+            }
+        }
+    }
+}
+
+/// The first `count` elements, at most a vector of them, and zeros after them.
+///
+/// # Safety
+///
+/// They must be readable at `from`; the processor must have AVX2.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn load(from: *const f32, count: usize) -> __m256 {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        if count >= WIDTH {
+            return _mm256_loadu_ps(from);
+        }
+        let mut lanes = [0.0; WIDTH];
         std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count);
-        [_mm256_loadu_ps(lanes.as_ptr()), _mm256_loadu_ps(lanes.as_ptr().add(WIDTH))]
+        _mm256_loadu_ps(lanes.as_ptr())
+    }
+}
+
+/// Writes the first `count` elements, at most a vector of them.
+///
+/// # Safety
+///
+/// They must be ours to write at `out`; the processor must have AVX2.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn store(out: *mut f32, count: usize, sum: __m256) {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        if count >= WIDTH {
+            return _mm256_storeu_ps(out, sum);
+        }
+        let mut lanes = [0.0; WIDTH];
+        _mm256_storeu_ps(lanes.as_mut_ptr(), sum);
+        std::ptr::copy_nonoverlapping(lanes.as_ptr(), out, count);
     }
 }

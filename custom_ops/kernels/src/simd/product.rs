@@ -232,7 +232,9 @@ impl<W: Element> Product<'_, W> {
 /// Panels that one call of a microkernel multiplies with `rows` rows; each has `bytes` bytes.
 pub(crate) fn panels_at_once(isa: Isa, rows: usize, bytes: usize) -> usize {
     match isa.0 {
-        Instructions::Portable | Instructions::Avx2 => usize::MAX,
+        Instructions::Portable => usize::MAX,
+        Instructions::Avx2 if rows == 1 => 2,
+        Instructions::Avx2 => 1,
         Instructions::Avx512 | Instructions::Amx if rows == 1 || rows <= FEW_ROWS && bytes <= SHORT => ROW_PANELS,
         Instructions::Avx512 | Instructions::Amx => 1,
     }
@@ -243,7 +245,7 @@ pub(crate) fn panels_at_once(isa: Isa, rows: usize, bytes: usize) -> usize {
 fn kernel<W: Element>(isa: Isa, rows: usize, vectors: usize) -> Kernel<W> {
     match isa.0 {
         Instructions::Portable => portable::block,
-        Instructions::Avx2 => avx2::block,
+        Instructions::Avx2 => avx2::kernel(rows),
         Instructions::Avx512 | Instructions::Amx => avx512::kernel(rows, vectors),
     }
 }
