@@ -6,7 +6,7 @@ use std::arch::x86_64::{
 };
 
 use super::product::{Kernel, LINE, Mode, PAGE, Raw, STEPS};
-use super::{Element, PANEL};
+use super::{Element, PANEL, ROW_PANELS_OF_AVX2, ROWS};
 
 /// Elements of one vector.
 const WIDTH: usize = 8;
@@ -14,18 +14,22 @@ const WIDTH: usize = 8;
 /// Vectors that the processor names.
 const REGISTERS: usize = 16;
 
+/// Most columns of one call.
+const MOST_COLUMNS: usize = ROW_PANELS_OF_AVX2 * PANEL;
+
 /// Rows of the largest piece, which has two vectors of columns: elements of several inner steps stay in registers until
 /// the last of these.
 const fn most_rows<W: Element>() -> usize {
     if W::STEPS == 1 { 6 } else { 5 }
 }
 
-/// The microkernel for `rows` rows, of which one call multiplies a panel.
-pub(super) fn kernel<W: Element>(rows: usize) -> Kernel<W> {
-    match rows {
-        1 => few::<W, 1, 8>,
-        2 => few::<W, 2, 4>,
-        3 => few::<W, 3, 4>,
+/// The microkernel for `rows` rows and `vectors` vectors of 16 columns, at most [`MOST_COLUMNS`].
+pub(super) fn kernel<W: Element>(rows: usize, vectors: usize) -> Kernel<W> {
+    match (rows, vectors) {
+        (1, ..3) => few::<W, 1, 4>,
+        (1, _) => few::<W, 1, 8>,
+        (2, _) => few::<W, 2, 4>,
+        (3, _) => few::<W, 3, 4>,
         _ => block::<W>,
     }
 }
@@ -37,6 +41,22 @@ pub(super) fn kernel<W: Element>(rows: usize) -> Kernel<W> {
 /// As `Kernel`s are called: `raw` describes a block that is in bounds; the processor must have AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn block<W: Element>(raw: &Raw<W>) {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        match raw.columns.is_multiple_of(2 * WIDTH) {
+            true => pieces(raw),
+            false => through_lanes(raw, pieces),
+        }
+    }
+}
+
+/// All rows times all columns, two vectors at a time; whole vectors are written.
+///
+/// # Safety
+///
+/// As [`block`].
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn pieces<W: Element>(raw: &Raw<W>) {
     let pieces = raw.rows.div_ceil(most_rows::<W>());
     for column in (0..raw.columns).step_by(2 * WIDTH) {
         for index in 0..pieces {
@@ -55,38 +75,70 @@ unsafe fn block<W: Element>(raw: &Raw<W>) {
     }
 }
 
-/// `M` rows, all there are, times all columns, `V` vectors at a time.
+/// `M` rows, all there are, times at most `V` vectors of columns.
 ///
 /// # Safety
 ///
 /// As [`block`].
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn few<W: Element, const M: usize, const V: usize>(raw: &Raw<W>) {
-    for column in (0..raw.columns).step_by(V * WIDTH) {
-        // SAFETY: by the caller's promise.
-        unsafe { piece::<W, M, V>(raw, 0, column, raw.fetch.next) };
+    // SAFETY: by the caller's promise.
+    unsafe {
+        match raw.columns == V * WIDTH {
+            true => few_rows::<W, M, V>(raw),
+            false => through_lanes(raw, few_rows::<W, M, V>),
+        }
     }
 }
 
-/// The rows `first .. first + M` times `V` vectors from `column` on.
+/// As [`few`]; whole vectors are written.
 ///
 /// # Safety
 ///
 /// As [`block`].
 #[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn few_rows<W: Element, const M: usize, const V: usize>(raw: &Raw<W>) {
+    // SAFETY: by the caller's promise.
+    unsafe { piece::<W, M, V>(raw, 0, 0, raw.fetch.next) };
+}
+
+/// Runs a kernel that writes whole vectors where the destination does not end with one.
+///
+/// # Safety
+///
+/// As [`block`].
+#[cold]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn through_lanes<W: Element>(raw: &Raw<W>, kernel: Kernel<W>) {
+    let mut lanes = [[0.0f32; MOST_COLUMNS]; ROWS];
+    let out = lanes.each_mut().map(|row| row.as_mut_ptr());
+    let rows = || raw.out.into_iter().map(|row| row.wrapping_add(raw.first)).zip(out).take(raw.rows);
+    // SAFETY: by the caller's promise the destination holds the columns, which are at most `MOST_COLUMNS`.
+    unsafe {
+        rows().for_each(|(row, lanes)| std::ptr::copy_nonoverlapping(row, lanes, raw.columns));
+        kernel(&Raw { out, first: 0, ..*raw });
+        rows().for_each(|(row, lanes)| std::ptr::copy_nonoverlapping(lanes, row, raw.columns));
+    }
+}
+
+/// The rows `first .. first + M` times `V` vectors from `column` on; whole vectors are written.
+///
+/// # Safety
+///
+/// As [`block`], where every destination holds the vectors.
+#[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 unsafe fn piece<W: Element, const M: usize, const V: usize>(raw: &Raw<W>, first: usize, column: usize, ahead: bool) {
     let mut sums = [[_mm256_setzero_ps(); V]; M];
-    let columns = raw.columns - column;
-    let last = columns.div_ceil(2 * WIDTH) * 2 - 1;
+    let last = (raw.columns - column).div_ceil(2 * WIDTH) * 2 - 1;
     let offsets: [usize; V] = std::array::from_fn(|vector| {
         let column = column + vector.min(last) * WIDTH;
         column / PANEL * raw.panel_stride + column % PANEL
     });
-    let place = |row: usize, vector: usize| {
-        let at = vector * WIDTH;
-        (raw.out[first + row].wrapping_add(raw.first + column + at), columns.saturating_sub(at))
-    };
+    let (mut left, mut out) = ([raw.left[first]; M], [raw.out[first]; M]);
+    left.copy_from_slice(&raw.left[first..first + M]);
+    out.copy_from_slice(&raw.out[first..first + M]);
+    let out = out.map(|row| row.wrapping_add(raw.first + column));
     // SAFETY: every pointer is in bounds by the caller's promise; whole pairs of vectors of the right factor are
     // readable, and a vector past these reads the last one.
     unsafe {
@@ -94,13 +146,10 @@ unsafe fn piece<W: Element, const M: usize, const V: usize>(raw: &Raw<W>, first:
             for (row, sums) in sums.iter_mut().enumerate() {
                 let factor = _mm256_set1_ps(*raw.factors.add(first + row));
                 for (vector, sum) in sums.iter_mut().enumerate() {
-                    let (out, count) = place(row, vector);
-                    *sum = _mm256_mul_ps(factor, load(out, count));
+                    *sum = _mm256_mul_ps(factor, _mm256_loadu_ps(out[row].add(vector * WIDTH)));
                 }
             }
         }
-        let mut left = [raw.left[first]; M];
-        left.copy_from_slice(&raw.left[first..first + M]);
         let (mut right, mut inner) = (raw.right, 0);
         while inner + STEPS <= raw.inner {
             for step in 0..STEPS {
@@ -116,13 +165,17 @@ unsafe fn piece<W: Element, const M: usize, const V: usize>(raw: &Raw<W>, first:
             multiply_add(&mut sums, &left, [inner, inner], right, &offsets);
             right = right.wrapping_add(W::passed(inner, raw.stride));
         }
-        for (row, sums) in sums.into_iter().enumerate() {
-            for (vector, mut sum) in sums.into_iter().enumerate() {
-                let (out, count) = place(row, vector);
-                if raw.mode == Mode::AddScaled {
-                    sum = _mm256_fmadd_ps(_mm256_set1_ps(*raw.factors.add(first + row)), sum, load(out, count));
+        if raw.mode == Mode::AddScaled {
+            for (row, sums) in sums.iter_mut().enumerate() {
+                let factor = _mm256_set1_ps(*raw.factors.add(first + row));
+                for (vector, sum) in sums.iter_mut().enumerate() {
+                    *sum = _mm256_fmadd_ps(factor, *sum, _mm256_loadu_ps(out[row].add(vector * WIDTH)));
                 }
-                store(out, count, sum);
+            }
+        }
+        for (out, sums) in out.into_iter().zip(sums) {
+            for (vector, sum) in sums.into_iter().enumerate() {
+                _mm256_storeu_ps(out.add(vector * WIDTH), sum);
             }
         }
     }
@@ -171,43 +224,5 @@ unsafe fn multiply_add<W: Element, const M: usize, const V: usize>(
                 *sum = _mm256_fmadd_ps(value, lanes, *sum);
             }
         }
-    }
-}
-
-/// The first `count` elements, at most a vector of them, and zeros after them.
-///
-/// # Safety
-///
-/// They must be readable at `from`; the processor must have AVX2.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-unsafe fn load(from: *const f32, count: usize) -> __m256 {
-    // SAFETY: by the caller's promise.
-    unsafe {
-        if count >= WIDTH {
-            return _mm256_loadu_ps(from);
-        }
-        let mut lanes = [0.0; WIDTH];
-        std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count);
-        _mm256_loadu_ps(lanes.as_ptr())
-    }
-}
-
-/// Writes the first `count` elements, at most a vector of them.
-///
-/// # Safety
-///
-/// They must be ours to write at `out`; the processor must have AVX2.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-unsafe fn store(out: *mut f32, count: usize, sum: __m256) {
-    // SAFETY: by the caller's promise.
-    unsafe {
-        if count >= WIDTH {
-            return _mm256_storeu_ps(out, sum);
-        }
-        let mut lanes = [0.0; WIDTH];
-        _mm256_storeu_ps(lanes.as_mut_ptr(), sum);
-        std::ptr::copy_nonoverlapping(lanes.as_ptr(), out, count);
     }
 }

@@ -1,18 +1,14 @@
-//! Attention of few slots that see the same keys, of one token or of several, in vectors of 16 lanes.
+//! Attention of few slots that see the same keys, of one token or of several, in vectors of `L` lanes, 8 or 16.
 //!
-//! Lane `l` of a vector multiplies the elements `l, l + 16, …` of a query and a key; the lanes of 16 keys are summed
+//! Lane `l` of a vector multiplies the elements `l, l + L, …` of a query and a key; the lanes of `L` keys are summed
 //! together. Keys and values are read once for each four slots, those of f16 widened in registers. Where rows come
 //! from far away, values are fetched while their keys are read, and the keys of the next tile while values are mixed.
 
 #[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{
-    __m512, _MM_HINT_T1, _mm_prefetch, _mm512_add_ps, _mm512_castpd_ps, _mm512_castps_pd, _mm512_fmadd_ps,
-    _mm512_loadu_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_f32x4, _mm512_storeu_ps,
-    _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
-};
-
+mod avx2;
 #[cfg(target_arch = "x86_64")]
-use super::product::LINE;
+mod avx512;
+
 use super::{Element, Instructions, Isa, LANES, OneToken, ROWS};
 use crate::grid::Tile;
 
@@ -20,14 +16,6 @@ const FEW: usize = FewSlots::MOST;
 
 /// Keys between two updates of the softmax.
 const KEYS: usize = 128;
-
-/// Keys that are multiplied together: four slots have so many sums under way that none waits for itself.
-#[cfg(target_arch = "x86_64")]
-const TOGETHER: usize = 4;
-
-/// Vectors of a value that are mixed together.
-#[cfg(target_arch = "x86_64")]
-const WIDE: usize = 4;
 
 /// One token that has few slots.
 pub(crate) struct FewSlots<'a, T = f32> {
@@ -48,7 +36,7 @@ impl FewSlots<'_> {
 
     /// Whether these sizes are served with the instructions of `isa`.
     pub(crate) fn serves(isa: Isa, slots: usize, head: usize) -> bool {
-        isa.0 >= Instructions::Avx512 && (1..=FEW).contains(&slots) && head > 0 && head.is_multiple_of(LANES)
+        isa.0 >= Instructions::Avx2 && (1..=FEW).contains(&slots) && head > 0 && head.is_multiple_of(LANES)
     }
 }
 
@@ -91,10 +79,10 @@ impl<T: Element> FewSlots<'_, T> {
         let mut scores = Scores([0.0; FEW * KEYS]);
         for (tile, later) in (0..places.len()).step_by(KEYS).map(|first| &places[first..]).enumerate() {
             let (places, later) = later.split_at(KEYS.min(later.len()));
-            block.score(slots, places, &mut scores);
+            block.score(isa, slots, places, &mut scores);
             let seen = [places.len(); ROWS];
             let factors = isa.softmax_rows(&mut scores.0, KEYS, &seen, &mut max[..slots], &mut sum[..slots]);
-            block.mix(slots, [places, later], &scores, (tile > 0).then_some(&factors));
+            block.mix(isa, slots, [places, later], &scores, (tile > 0).then_some(&factors));
         }
         (0..slots).for_each(|slot| isa.scale(out.row(first_row + slot), 1.0 / sum[slot]));
     }
@@ -122,188 +110,35 @@ impl<T: Element, const FAR: bool> Block<T, FAR> {
 
 #[cfg(not(target_arch = "x86_64"))]
 impl<T: Element, const FAR: bool> Block<T, FAR> {
-    fn score(&self, _: usize, _: &[usize], _: &mut Scores) {}
+    fn score(&self, _: Isa, _: usize, _: &[usize], _: &mut Scores) {}
 
-    fn mix(&self, _: usize, _: [&[usize]; 2], _: &Scores, _: Option<&[f32; ROWS]>) {}
+    fn mix(&self, _: Isa, _: usize, _: [&[usize]; 2], _: &Scores, _: Option<&[f32; ROWS]>) {}
 }
 
 #[cfg(target_arch = "x86_64")]
 impl<T: Element, const FAR: bool> Block<T, FAR> {
     /// Products of the queries and up to [`KEYS`] keys.
-    fn score(&self, slots: usize, places: &[usize], scores: &mut Scores) {
-        // SAFETY: `FewSlots::attend` proved the bounds and the instructions.
+    fn score(&self, isa: Isa, slots: usize, places: &[usize], scores: &mut Scores) {
+        // SAFETY: `FewSlots::attend` proved the bounds, and `Isa` the instructions.
         unsafe {
-            match slots {
-                1 => score::<T, FAR, 1>(self, places, scores),
-                2 => score::<T, FAR, 2>(self, places, scores),
-                3 => score::<T, FAR, 3>(self, places, scores),
-                _ => score::<T, FAR, 4>(self, places, scores),
+            match isa.0 >= Instructions::Avx512 {
+                true => avx512::scores(self, slots, places, scores),
+                false => avx2::scores(self, slots, places, scores),
             }
         }
     }
 
     /// Adds the weighted values to what the destinations hold times `factors`; `None` where they hold nothing. Fetches
     /// the keys that come next, at the second `places`.
-    fn mix(&self, slots: usize, places: [&[usize]; 2], scores: &Scores, factors: Option<&[f32; ROWS]>) {
-        // SAFETY: as above; `column` stays inside a head.
+    fn mix(&self, isa: Isa, slots: usize, places: [&[usize]; 2], scores: &Scores, factors: Option<&[f32; ROWS]>) {
+        // SAFETY: as above.
         unsafe {
-            for column in (0..self.head / (WIDE * LANES)).map(|wide| wide * WIDE * LANES) {
-                mix_columns::<T, FAR, WIDE>(self, slots, places, scores, (column, factors));
-            }
-            for column in (self.head / (WIDE * LANES) * WIDE * LANES..self.head).step_by(LANES) {
-                mix_columns::<T, FAR, 1>(self, slots, places, scores, (column, factors));
+            match isa.0 >= Instructions::Avx512 {
+                true => avx512::mix(self, slots, places, scores, factors),
+                false => avx2::mix(self, slots, places, scores, factors),
             }
         }
     }
-}
-
-/// For each quarter of the lanes, the sums of it in four vectors.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-#[inline]
-fn quarter_sums(a: __m512, b: __m512, c: __m512, d: __m512) -> __m512 {
-    let first = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
-    let second = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
-    let (low, high) = (_mm512_unpacklo_pd(first, second), _mm512_unpackhi_pd(first, second));
-    _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
-}
-
-/// The sums of neighbouring quarters of `a`, then those of `b`.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-#[inline]
-fn join(a: __m512, b: __m512) -> __m512 {
-    _mm512_add_ps(_mm512_shuffle_f32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b))
-}
-
-/// The sums of the lanes of each of 16 vectors. Without closures: the compiler would call them, with vectors in memory.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-#[inline]
-fn sums_of_lanes(v: &[__m512; LANES]) -> __m512 {
-    let first = join(quarter_sums(v[0], v[1], v[2], v[3]), quarter_sums(v[4], v[5], v[6], v[7]));
-    let second = join(quarter_sums(v[8], v[9], v[10], v[11]), quarter_sums(v[12], v[13], v[14], v[15]));
-    join(first, second)
-}
-
-/// As [`Block::score`]; what stands past the last key, up to a whole vector, are scores of others.
-///
-/// # Safety
-///
-/// `S` queries must hold a head, `places` must be 1 to [`KEYS`] rows of keys; the processor must have AVX-512 F.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-unsafe fn score<T: Element, const FAR: bool, const S: usize>(
-    block: &Block<T, FAR>,
-    places: &[usize],
-    scores: &mut Scores,
-) {
-    let mut lanes = [[_mm512_setzero_ps(); LANES]; S];
-    for (group, places) in places.chunks(LANES).enumerate() {
-        for from in (0..places.len()).step_by(TOGETHER) {
-            let near: [usize; TOGETHER] = std::array::from_fn(|key| (from + key).min(places.len() - 1));
-            let rows = near.map(|key| block.row(block.keys, places[key]));
-            let values = near.map(|key| block.row(block.values, places[key]));
-            let mut sums = [[_mm512_setzero_ps(); TOGETHER]; S];
-            for first in (0..block.head).step_by(LANES) {
-                // SAFETY: by the caller's promise.
-                unsafe {
-                    if FAR && (first * size_of::<T>()).is_multiple_of(LINE) {
-                        values.iter().for_each(|row| _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(first).cast()));
-                    }
-                    let keys = rows.map(|row| T::load16(row.add(first), 0));
-                    for (sums, query) in sums.iter_mut().zip(block.queries) {
-                        let query = _mm512_loadu_ps(query.add(first));
-                        for (sum, key) in sums.iter_mut().zip(keys) {
-                            *sum = _mm512_fmadd_ps(query, key, *sum);
-                        }
-                    }
-                }
-            }
-            for (lanes, sums) in lanes.iter_mut().zip(sums) {
-                near.into_iter().zip(sums).for_each(|(key, sum)| lanes[key] = sum);
-            }
-        }
-        for (slot, lanes) in lanes.iter().enumerate() {
-            let place = slot * KEYS + group * LANES;
-            // SAFETY: a slot has room for whole vectors of its keys.
-            unsafe { _mm512_storeu_ps(scores.0.as_mut_ptr().add(place), sums_of_lanes(lanes)) };
-        }
-    }
-}
-
-/// As [`Block::mix`] for `V` vectors from a column on.
-///
-/// # Safety
-///
-/// `slots` destinations must hold the columns, the first `places` must be up to [`KEYS`] rows of values; the processor
-/// must have AVX-512 F.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-unsafe fn mix_columns<T: Element, const FAR: bool, const V: usize>(
-    block: &Block<T, FAR>,
-    slots: usize,
-    places: [&[usize]; 2],
-    scores: &Scores,
-    (column, factors): (usize, Option<&[f32; ROWS]>),
-) {
-    let mut sums = [[_mm512_setzero_ps(); V]; FEW];
-    // SAFETY: by the caller's promise.
-    unsafe {
-        if let Some(factors) = factors {
-            for (slot, sums) in sums.iter_mut().enumerate().take(slots) {
-                let (factor, out) = (_mm512_set1_ps(factors[slot]), block.out[slot].add(column));
-                *sums = std::array::from_fn(|vector| _mm512_mul_ps(_mm512_loadu_ps(out.add(vector * LANES)), factor));
-            }
-        }
-        match slots {
-            1 => add_values::<T, FAR, V, 1>(block, places, scores, column, &mut sums),
-            2 => add_values::<T, FAR, V, 2>(block, places, scores, column, &mut sums),
-            3 => add_values::<T, FAR, V, 3>(block, places, scores, column, &mut sums),
-            _ => add_values::<T, FAR, V, 4>(block, places, scores, column, &mut sums),
-        }
-        for (slot, sums) in sums.iter().enumerate().take(slots) {
-            for (vector, sum) in sums.iter().enumerate() {
-                _mm512_storeu_ps(block.out[slot].add(column + vector * LANES), *sum);
-            }
-        }
-    }
-}
-
-/// Adds weight times value to the sums of `S` slots.
-///
-/// # Safety
-///
-/// As for [`mix_columns`].
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-#[inline]
-unsafe fn add_values<T: Element, const FAR: bool, const V: usize, const S: usize>(
-    block: &Block<T, FAR>,
-    [places, later]: [&[usize]; 2],
-    scores: &Scores,
-    column: usize,
-    all: &mut [[__m512; V]; FEW],
-) {
-    let mut sums: [[__m512; V]; S] = std::array::from_fn(|slot| all[slot]);
-    for (key, place) in places.iter().enumerate() {
-        let row = block.row(block.values, *place).wrapping_add(column);
-        if FAR && let Some(later) = later.get(key) {
-            let row = block.row(block.keys, *later).wrapping_add(column).cast::<i8>();
-            for byte in (0..V * LANES * size_of::<T>()).step_by(LINE) {
-                _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(byte));
-            }
-        }
-        // SAFETY: by the caller's promise.
-        let value: [__m512; V] = std::array::from_fn(|vector| unsafe { T::load16(row.add(vector * LANES), 0) });
-        for (slot, sums) in sums.iter_mut().enumerate() {
-            let weight = _mm512_set1_ps(scores.0[slot * KEYS + key]);
-            for (sum, value) in sums.iter_mut().zip(value) {
-                *sum = _mm512_fmadd_ps(weight, value, *sum);
-            }
-        }
-    }
-    all[..S].copy_from_slice(&sums);
 }
 
 #[cfg(test)]
@@ -344,7 +179,7 @@ mod tests {
             }
         }
         if served == 0 {
-            println!("skipped: no AVX-512");
+            println!("skipped: no AVX2");
         }
     }
 
@@ -386,7 +221,7 @@ mod tests {
         let places: Vec<usize> = (0..count).filter(|key| *key != 7).collect();
         let served: Vec<Isa> = every_isa().into_iter().filter(|isa| FewSlots::serves(*isa, 3, head)).collect();
         if served.is_empty() {
-            println!("skipped: no AVX-512");
+            println!("skipped: no AVX2");
         }
         for isa in served {
             let attend = |key: &[f32], value: &[f32], past, far| {

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
-use super::{Instructions, avx512_softmax};
+use super::{Instructions, avx2_softmax, avx512_softmax};
 use super::{Isa, LANES, ROWS};
 
 /// `ln(2)` in two parts; multiples of the first are exact.
@@ -10,6 +10,12 @@ pub(super) const LN2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
 
 /// `(exp(r) - 1 - r) / r²` for `|r| ≤ ln(2) / 2`, fitted to a relative error of 4e-9 in `exp(r)`.
 pub(super) const TERMS: [f32; 5] = [0.499_999_94, 0.166_665_21, 0.041_668_393, 0.008_368_745, 0.001_381_453_1];
+
+/// Adding it rounds to an integer that stands in the low bits.
+pub(super) const ROUND: f32 = 12_582_912.0;
+
+/// Below, an exponential is 0.
+pub(super) const SMALLEST: f32 = -87.336;
 
 /// Defines a function that runs `$body::<FMA>` compiled for the level of an [`Isa`].
 macro_rules! every_level {
@@ -71,6 +77,11 @@ impl Isa {
         if self.0 >= Instructions::Avx512 {
             // SAFETY: the rows lie in `scores`; `Isa` proves that the processor has the instructions.
             return unsafe { avx512_softmax::softmax_rows(scores, stride, seen, max, sum) };
+        }
+        #[cfg(target_arch = "x86_64")]
+        if self.0 == Instructions::Avx2 {
+            // SAFETY: as above.
+            return unsafe { avx2_softmax::softmax_rows(scores, stride, seen, max, sum) };
         }
         self.softmax_rows_in_lanes(scores, stride, seen, max, sum)
     }
@@ -151,8 +162,6 @@ fn multiply_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
 /// for NaN.
 #[inline(always)]
 fn exp<const FMA: bool>(x: f32) -> f32 {
-    /// Adding it rounds to an integer that stands in the low bits.
-    const ROUND: f32 = 12_582_912.0;
     let shifted = multiply_add::<FMA>(x, std::f32::consts::LOG2_E, ROUND);
     let power = shifted - ROUND;
     let rest = multiply_add::<FMA>(power, -LN2[1], multiply_add::<FMA>(power, -LN2[0], x));
@@ -163,17 +172,17 @@ fn exp<const FMA: bool>(x: f32) -> f32 {
     sum = multiply_add::<FMA>(sum, rest, TERMS[0]);
     let value = multiply_add::<FMA>(sum, rest * rest, rest) + 1.0;
     let scaled = value * f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
-    if x < -87.336 { 0.0 } else { scaled }
+    if x < SMALLEST { 0.0 } else { scaled }
 }
 
 #[inline(always)]
-fn larger(a: f32, b: f32) -> f32 {
+pub(super) fn larger(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }
 
 /// Joins lanes in pairs: 8 apart, then 4, 2 and 1.
 #[inline(always)]
-fn in_pairs(mut lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
+pub(super) fn in_pairs(mut lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
     for width in [8, 4, 2, 1] {
         for lane in 0..width {
             lanes[lane] = join(lanes[lane], lanes[lane + width]);

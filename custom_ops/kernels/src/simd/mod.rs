@@ -24,6 +24,9 @@ mod amx_split;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
+mod avx2_softmax;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
@@ -73,6 +76,9 @@ const FEW_ROWS: usize = 3;
 
 /// Panels that one call multiplies with so few rows.
 const ROW_PANELS: usize = 4;
+
+/// Panels that one call multiplies with a single row, where vectors have 8 lanes and there are half as many.
+const ROW_PANELS_OF_AVX2: usize = 2;
 
 /// Instructions that the kernels may use; the processor decides where it has fewer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]

@@ -3,7 +3,7 @@
 
 use std::ptr::{null, null_mut};
 
-use super::{Element, FEW_ROWS, Instructions, Isa, LANES, PANEL, ROW_PANELS, ROWS, portable};
+use super::{Element, FEW_ROWS, Instructions, Isa, LANES, PANEL, ROW_PANELS, ROW_PANELS_OF_AVX2, ROWS, portable};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
 use crate::grid::Tile;
@@ -117,6 +117,7 @@ pub(super) struct Raw<W> {
 }
 
 /// What a microkernel fetches; it may lie anywhere.
+#[derive(Clone, Copy)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(super) struct Fetch<W> {
     pub(super) from: *const W,
@@ -233,7 +234,7 @@ impl<W: Element> Product<'_, W> {
 pub(crate) fn panels_at_once(isa: Isa, rows: usize, bytes: usize) -> usize {
     match isa.0 {
         Instructions::Portable => usize::MAX,
-        Instructions::Avx2 if rows == 1 => 2,
+        Instructions::Avx2 if rows == 1 => ROW_PANELS_OF_AVX2,
         Instructions::Avx2 => 1,
         Instructions::Avx512 | Instructions::Amx if rows == 1 || rows <= FEW_ROWS && bytes <= SHORT => ROW_PANELS,
         Instructions::Avx512 | Instructions::Amx => 1,
@@ -245,7 +246,7 @@ pub(crate) fn panels_at_once(isa: Isa, rows: usize, bytes: usize) -> usize {
 fn kernel<W: Element>(isa: Isa, rows: usize, vectors: usize) -> Kernel<W> {
     match isa.0 {
         Instructions::Portable => portable::block,
-        Instructions::Avx2 => avx2::kernel(rows),
+        Instructions::Avx2 => avx2::kernel(rows, vectors),
         Instructions::Avx512 | Instructions::Amx => avx512::kernel(rows, vectors),
     }
 }
