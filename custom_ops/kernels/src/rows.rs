@@ -37,8 +37,8 @@ const TASKS: usize = 16;
 /// Bytes of weights that stay in a core's own caches while blocks of rows pass, and the next ones come.
 const NEAR: usize = 262_144;
 
-/// Bytes of a panel from which on a single row reads one after the other, a page ahead: such weights come from memory,
-/// which gives one stream faster than several.
+/// Bytes of a panel from which on a single row fetches a page ahead, and with AVX-512 reads one after the other: such
+/// weights come from memory, which gives one stream faster than several there.
 const LONG: usize = 65536;
 
 /// As [`LONG`], of all weights, where the last cache gives one stream faster too. Nearer caches give several, since a

@@ -82,7 +82,7 @@ pub(crate) struct Product<'a, W = f32> {
 /// Memory that is read soon.
 #[derive(Clone, Copy)]
 pub(crate) enum Ahead<'a, W> {
-    /// What the product itself reads, a page before. A single row then reads its panels one by one.
+    /// What the product itself reads, a page before. With AVX-512 a single row then reads its panels one by one.
     Own,
     /// What is read after more than the nearest cache holds.
     Later(&'a [W]),
@@ -161,7 +161,7 @@ impl<W: Element> Product<'_, W> {
         let inner = self.left.inner;
         let most = match panels_at_once(isa, count, W::rows(inner) * PANEL * size_of::<W>()) {
             usize::MAX => usize::MAX,
-            _ if count == 1 && matches!(self.ahead, Some(Ahead::Own)) => PANEL,
+            _ if count == 1 && isa.0 >= Instructions::Avx512 && matches!(self.ahead, Some(Ahead::Own)) => PANEL,
             panels => panels * PANEL,
         };
         let mut raw = Raw {
