@@ -48,7 +48,7 @@ pub(super) fn main() -> ExitCode {
     let mut all = Vec::new();
     for threads in if most > 1 { vec![1, most] } else { vec![1] } {
         let Some(limits) = limits(threads) else {
-            println!("not measured: no AVX-512");
+            println!("not measured: neither AVX-512 nor AVX2");
             return ExitCode::SUCCESS;
         };
         let least = SHAPES.map(|shape| (shape.name, shape.least(threads, &limits)));

@@ -65,7 +65,7 @@ pub struct Limits {
     pub reads: Vec<(usize, usize, f64)>,
 }
 
-/// The limits of each of `threads` threads; nothing without AVX-512.
+/// The limits of each of `threads` threads; nothing without AVX2.
 #[must_use]
 pub fn limits(threads: usize) -> Option<Limits> {
     let isa = Isa::at_most(crate::Instructions::Avx512);

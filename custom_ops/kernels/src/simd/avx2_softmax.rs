@@ -12,18 +12,21 @@ use super::lanes::{LN2, ROUND, SMALLEST, TERMS, in_pairs, larger};
 use super::{LANES, ROWS};
 
 /// Elements of one vector.
-const WIDTH: usize = 8;
+pub(super) const WIDTH: usize = 8;
 
 /// Vectors that stand for all lanes.
 const PAIR: usize = LANES / WIDTH;
 
 /// Vectors of a row whose exponentials are taken together: steps of one wait for each other.
-const VECTORS: usize = 2 * PAIR;
+pub(super) const VECTORS: usize = 2 * PAIR;
+
+/// Scores of these.
+pub(super) const STEP: usize = VECTORS * WIDTH;
 
 /// `exp(x)` of some vectors, as [`super::lanes`] takes it.
 #[target_feature(enable = "avx2,fma")]
 #[inline]
-fn exps<const N: usize>(x: [__m256; N]) -> [__m256; N] {
+pub(super) fn exps<const N: usize>(x: [__m256; N]) -> [__m256; N] {
     let round = _mm256_set1_ps(ROUND);
     let shifted = x.map(|x| _mm256_fmadd_ps(x, _mm256_set1_ps(std::f32::consts::LOG2_E), round));
     let powers = shifted.map(|shifted| _mm256_sub_ps(shifted, round));
@@ -124,10 +127,10 @@ unsafe fn largest(place: *const f32, seen: usize, max: f32) -> f32 {
 #[inline]
 unsafe fn exponentials(place: *mut f32, seen: usize, max: f32) -> f32 {
     let (mut lanes, whole, rest) = ([_mm256_setzero_ps(); PAIR], seen / LANES * LANES, seen % LANES);
-    let (together, shift) = (whole / (VECTORS * WIDTH) * VECTORS * WIDTH, _mm256_set1_ps(max));
+    let (together, shift) = (whole / STEP * STEP, _mm256_set1_ps(max));
     // SAFETY: by the caller's promise; masks keep to the scores.
     unsafe {
-        for first in (0..together).step_by(VECTORS * WIDTH) {
+        for first in (0..together).step_by(STEP) {
             let parts = exps(load::<VECTORS>(place.add(first)).map(|part| _mm256_sub_ps(part, shift)));
             for (vector, part) in parts.into_iter().enumerate() {
                 _mm256_storeu_ps(place.add(first + vector * WIDTH), part);

@@ -1,36 +1,27 @@
 //! Loops of one kind of work each, whose rates bound what any loop of it can reach.
 
-use std::arch::x86_64::{
-    __m512, _MM_HINT_T0, _mm_prefetch, _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_reduce_add_ps,
-    _mm512_set1_ps, _mm512_setzero_ps,
-};
 use std::hint::black_box;
 
-use super::avx512_softmax::{STEP, VECTORS, exps};
-use super::product::{LINE, PAGE};
-use super::{Instructions, Isa, LANES};
+use super::{Instructions, Isa};
 
-/// Sums under way, more than the processor needs to be busy.
-const SUMS: usize = 16;
-
-/// Vectors that a step of [`read`] adds.
-const READS: usize = 8;
+mod avx2;
+mod avx512;
 
 /// A loop and how much of its work it does.
 #[derive(Clone, Copy)]
 pub(crate) enum Loop<'a> {
-    /// So many multiply-adds of a vector, a multiple of the sums under way, on registers alone.
+    /// So many multiply-adds of 16 lanes, a multiple of 48, on registers alone.
     MultiplyAdds(usize),
     /// An exponential of each element; whole steps of the softmax.
     Exponentials(&'a [f32]),
-    /// A read of each element, in whole steps of eight vectors.
+    /// A read of each element, in whole steps of 128.
     Read(&'a [f32]),
 }
 
 impl Loop<'_> {
     /// Whether the instructions of `isa` serve.
     pub(crate) fn serves(isa: Isa) -> bool {
-        isa.0 >= Instructions::Avx512
+        isa.0 >= Instructions::Avx2
     }
 
     /// Runs it.
@@ -39,63 +30,17 @@ impl Loop<'_> {
     ///
     /// If the instructions do not serve.
     pub(crate) fn run(self, isa: Isa) {
-        assert!(Self::serves(isa), "AVX-512");
+        assert!(Self::serves(isa), "AVX2");
         // SAFETY: `Isa` proves that the processor has the instructions.
         black_box(unsafe {
-            match self {
-                Self::MultiplyAdds(count) => multiply_adds(count),
-                Self::Exponentials(values) => exponentials(values),
-                Self::Read(values) => read(values, isa.reads_one_stream()),
+            match (self, isa.0 >= Instructions::Avx512) {
+                (Self::MultiplyAdds(count), true) => avx512::multiply_adds(count),
+                (Self::MultiplyAdds(count), false) => avx2::multiply_adds(count),
+                (Self::Exponentials(values), true) => avx512::exponentials(values),
+                (Self::Exponentials(values), false) => avx2::exponentials(values),
+                (Self::Read(values), true) => avx512::read(values, isa.reads_one_stream()),
+                (Self::Read(values), false) => avx2::read(values),
             }
         });
     }
-}
-
-/// The sum of all lanes.
-#[target_feature(enable = "avx512f")]
-#[inline]
-fn total<const N: usize>(sums: [__m512; N]) -> f32 {
-    sums.into_iter().map(|sum| _mm512_reduce_add_ps(sum)).sum()
-}
-
-#[target_feature(enable = "avx512f")]
-fn multiply_adds(count: usize) -> f32 {
-    let [a, b] = black_box([0.5, 0.25]).map(|value| _mm512_set1_ps(value));
-    let mut sums = [_mm512_setzero_ps(); SUMS];
-    for _ in 0..count / SUMS {
-        for sum in &mut sums {
-            *sum = _mm512_fmadd_ps(a, b, *sum);
-        }
-    }
-    total(sums)
-}
-
-#[target_feature(enable = "avx512f")]
-fn exponentials(values: &[f32]) -> f32 {
-    let mut sums = [_mm512_setzero_ps(); VECTORS];
-    for step in values.as_chunks::<STEP>().0 {
-        // SAFETY: a step holds the lanes of every vector.
-        let vectors: [_; VECTORS] =
-            std::array::from_fn(|vector| unsafe { _mm512_loadu_ps(step.as_ptr().add(vector * LANES)) });
-        for (sum, part) in sums.iter_mut().zip(exps(vectors)) {
-            *sum = _mm512_add_ps(*sum, part);
-        }
-    }
-    total(sums)
-}
-
-#[target_feature(enable = "avx512f")]
-fn read(values: &[f32], ahead: bool) -> f32 {
-    let mut sums = [_mm512_setzero_ps(); READS];
-    for step in values.as_chunks::<{ READS * LANES }>().0 {
-        for (vector, sum) in sums.iter_mut().enumerate() {
-            let place = step.as_ptr().wrapping_add(vector * LANES);
-            if ahead && (vector * LANES * size_of::<f32>()).is_multiple_of(LINE) {
-                _mm_prefetch::<_MM_HINT_T0>(place.wrapping_byte_add(PAGE).cast());
-            }
-            // SAFETY: a step holds the lanes of every vector.
-            *sum = _mm512_add_ps(*sum, unsafe { _mm512_loadu_ps(place) });
-        }
-    }
-    total(sums)
 }
