@@ -15,8 +15,8 @@
 //! 3. `attention`: tiles of tokens, all `k` slots at once, with an online softmax; `decode` for single tokens.
 //! 4. `output_projection`: some columns of some tokens at a time, expert by expert, each product added with its gate.
 //!
-//! Where a small layer with one key/value head has a single token, and the processor AVX-512, `single_token` stands for
-//! 2 to 4: each task takes a group of slots from the query to the product with the output weights. `few_tokens` does so
+//! Where a small layer with one key/value head has a single token, and the processor AVX2, `single_token` stands for 2
+//! to 4: each task takes a group of slots from the query to the product with the output weights. `few_tokens` does so
 //! for the rows of an expert where there are few tokens and keys.
 //! Many tokens, whose slots attend to more than near caches hold, are cut into blocks by `many_tokens`, which takes
 //! each through 2 to 4.
@@ -35,7 +35,8 @@
 //!   never do;
 //! * an attention row visits its visible keys in rising order, 256 at a time (128 where there is one token); inside a
 //!   tile, the sum of the weights is taken in 16 lanes, which are then added in pairs;
-//! * where up to four slots are attended with at once, a score is taken in 16 lanes too, each a chain by rising index;
+//! * where up to four slots are attended with at once, a score is taken in the lanes of a vector, 16 or with AVX2 8, each
+//!   a chain by rising index;
 //! * an output row is the bias (or 0), then gate times product of the chosen experts in rising order.
 //!
 //! The bits differ between levels of instructions: without fused multiply-add each step rounds twice.
