@@ -35,8 +35,8 @@
 //!   never do;
 //! * an attention row visits its visible keys in rising order, 256 at a time (128 where there is one token); inside a
 //!   tile, the sum of the weights is taken in 16 lanes, which are then added in pairs;
-//! * where up to four slots are attended with at once, a score is taken in the lanes of a vector, 16 or with AVX2 8, each
-//!   a chain by rising index;
+//! * where up to four slots are attended with at once, a score is taken in the lanes of a vector, 16 or with AVX2 8,
+//!   each a chain by rising index;
 //! * an output row is the bias (or 0), then gate times product of the chosen experts in rising order.
 //!
 //! The bits differ between levels of instructions: without fused multiply-add each step rounds twice.

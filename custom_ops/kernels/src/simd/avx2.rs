@@ -9,7 +9,7 @@ use super::product::{Kernel, LINE, Mode, PAGE, Raw, STEPS};
 use super::{Element, PANEL, ROW_PANELS_OF_AVX2, ROWS};
 
 /// Elements of one vector.
-const WIDTH: usize = 8;
+pub(super) const WIDTH: usize = 8;
 
 /// Vectors that the processor names.
 const REGISTERS: usize = 16;

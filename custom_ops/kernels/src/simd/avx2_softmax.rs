@@ -8,11 +8,9 @@ use std::arch::x86_64::{
     _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_storeu_ps, _mm256_sub_ps,
 };
 
+use super::avx2::WIDTH;
 use super::lanes::{LN2, ROUND, SMALLEST, TERMS, in_pairs, larger};
 use super::{LANES, ROWS};
-
-/// Elements of one vector.
-pub(super) const WIDTH: usize = 8;
 
 /// Vectors that stand for all lanes.
 const PAIR: usize = LANES / WIDTH;

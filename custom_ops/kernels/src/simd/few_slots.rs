@@ -2,8 +2,8 @@
 //!
 //! Lane `l` of a vector multiplies the elements `l, l + L, …` of a query and a key; the lanes of `L` keys are summed
 //! together. Keys and values are read once for each four slots, those of f16 widened in registers. Where rows come
-//! from far away, with 16 lanes values are fetched while their keys are read, and the keys of the next tile while values
-//! are mixed.
+//! from far away, with 16 lanes values are fetched while their keys are read, and the keys of the next tile while
+//! values are mixed.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

@@ -73,21 +73,20 @@ impl Isa {
         for (row, seen) in seen.iter().enumerate().take(max.len()) {
             assert!(row * stride + seen <= scores.len() && *seen <= stride, "scores of a block");
         }
+        // SAFETY: the rows lie in `scores`; `Isa` proves that the processor has the instructions.
         #[cfg(target_arch = "x86_64")]
-        if self.0 >= Instructions::Avx512 {
-            // SAFETY: the rows lie in `scores`; `Isa` proves that the processor has the instructions.
-            return unsafe { avx512_softmax::softmax_rows(scores, stride, seen, max, sum) };
-        }
-        #[cfg(target_arch = "x86_64")]
-        if self.0 == Instructions::Avx2 {
-            // SAFETY: as above.
-            return unsafe { avx2_softmax::softmax_rows(scores, stride, seen, max, sum) };
+        unsafe {
+            match self.0 {
+                Instructions::Portable => {}
+                Instructions::Avx2 => return avx2_softmax::softmax_rows(scores, stride, seen, max, sum),
+                _ => return avx512_softmax::softmax_rows(scores, stride, seen, max, sum),
+            }
         }
         self.softmax_rows_in_lanes(scores, stride, seen, max, sum)
     }
 
     every_level! {
-        /// [`Isa::softmax_rows`] without vectors of 16 lanes.
+        /// [`Isa::softmax_rows`] in plain arithmetic.
         softmax_rows_in_lanes(
             scores: &mut [f32],
             stride: usize,

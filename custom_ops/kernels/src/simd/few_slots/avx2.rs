@@ -6,10 +6,8 @@ use std::arch::x86_64::{
     _mm256_unpackhi_ps, _mm256_unpacklo_pd, _mm256_unpacklo_ps,
 };
 
+use super::super::avx2::WIDTH;
 use super::{Block, Element, KEYS, ROWS, Scores};
-
-/// Elements of one vector.
-const WIDTH: usize = 8;
 
 /// Vectors of columns that every head has a multiple of.
 const NARROW: usize = 2;

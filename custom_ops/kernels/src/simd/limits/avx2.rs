@@ -6,7 +6,8 @@ use std::arch::x86_64::{
 use std::hint::black_box;
 
 use super::super::LANES;
-use super::super::avx2_softmax::{STEP, VECTORS, WIDTH, exps};
+use super::super::avx2::WIDTH;
+use super::super::avx2_softmax::{STEP, VECTORS, exps};
 
 /// Sums under way: with the factors, registers have room for no more that are even.
 const SUMS: usize = 12;
