@@ -37,12 +37,16 @@ const TASKS: usize = 16;
 /// Bytes of weights that stay in a core's own caches while blocks of rows pass, and the next ones come.
 const NEAR: usize = 262_144;
 
+/// As [`NEAR`] without AVX-512, where second caches of 512 KiB are common.
+const NEAR_IN_SMALL_CACHES: usize = 131_072;
+
 /// Bytes of a panel from which on a single row fetches a page ahead, and with AVX-512 reads one after the other: such
 /// weights come from memory, which gives one stream faster than several there.
 const LONG: usize = 65536;
 
 /// As [`LONG`], of all weights, where the last cache gives one stream faster too. Nearer caches give several, since a
-/// panel alone has too few sums under way.
+/// panel alone has too few sums under way. With AVX2 blocks fetch the next panels of such weights alone: where the last
+/// cache holds them, fetching costs more than it saves.
 const FAR: usize = 1 << 22;
 
 /// Most rows whose panels, up to [`LONG`], a processor that reads one stream fastest is left to fetch itself: a fetch
@@ -90,10 +94,12 @@ impl RowProduct<'_> {
             return self.compute_on_tiles(unit, panels, isa, out);
         }
         let panel_len = self.weights.geometry().panel_len::<W>();
+        let near = if isa.has_wide_vectors() { NEAR } else { NEAR_IN_SMALL_CACHES };
         let together = match count {
             ..=ROWS => self.columns,
-            _ => self.columns.min((NEAR / (panel_len * size_of::<W>()).max(1)).max(1) * PANEL),
+            _ => self.columns.min((near / (panel_len * size_of::<W>()).max(1)).max(1) * PANEL),
         };
+        let fetches = isa.has_wide_vectors() || size_of_val(panels.filled()) > FAR;
         for column in (0..self.columns).step_by(together.max(1)) {
             let right = self.right(panels, self.matrix, column);
             let next = match self.next.filter(|_| column + together >= self.columns) {
@@ -118,7 +124,9 @@ impl RowProduct<'_> {
                     },
                     ahead: match index.checked_sub(cold) {
                         None => first_ahead(isa, right, block.len(), [panel_len, panels.filled().len()], together),
-                        Some(index) => next.map(|next| Ahead::Later(part(next, index, total - cold))),
+                        Some(index) => {
+                            next.filter(|_| fetches).map(|next| Ahead::Later(part(next, index, total - cold)))
+                        }
                     },
                 }
                 .compute(isa, out);

@@ -126,6 +126,11 @@ impl Isa {
         self.1 == Streams::One
     }
 
+    /// Whether vectors have 16 lanes.
+    pub(crate) fn has_wide_vectors(self) -> bool {
+        self.0 >= Instructions::Avx512
+    }
+
     /// Whether products of many rows go to tiles.
     pub(crate) fn has_tiles(self) -> bool {
         self.0 == Instructions::Amx

@@ -123,6 +123,8 @@ pub(super) struct Fetch<W> {
     pub(super) from: *const W,
     /// Cache lines for each [`STEPS`] inner steps.
     pub(super) lines: usize,
+    /// Cache lines in all.
+    pub(super) all: usize,
     /// Whether it is read next, so that the nearest cache takes it.
     pub(super) next: bool,
 }
@@ -206,7 +208,7 @@ impl<W: Element> Product<'_, W> {
             }
         };
         let lines = bytes.div_ceil(LINE * (self.left.inner / STEPS).max(1));
-        Fetch { from, lines, next }
+        Fetch { from, lines, all: bytes.div_ceil(LINE), next }
     }
 
     /// Proves the bounds of everything but the rows of both sides.
