@@ -167,10 +167,25 @@ def ceilings(shape, args, torch):
     }
     if torch:
         rows, inner, columns = BF16
-        left, right = torch.ones(rows, inner).bfloat16(), torch.ones(inner, columns).bfloat16()
         weights = torch.ones(shape.weight_bytes() // 4)
-        runs |= {"bf16": lambda: torch.mm(left, right), "read": weights.sum}
+        runs["read"] = weights.sum
+        if BF16_FLAGS & set(processor("flags").split()):
+            left, right = torch.ones(rows, inner).bfloat16(), torch.ones(inner, columns).bfloat16()
+            runs["bf16"] = lambda: torch.mm(left, right)
     return runs
+
+
+# Processors that multiply bf16; others take seconds for what bounds nothing.
+BF16_FLAGS = {"amx_bf16", "avx512_bf16"}
+
+
+def processor(key):
+    """What Linux tells of the first processor under a name; nothing elsewhere."""
+    try:
+        lines = open("/proc/cpuinfo", encoding="utf-8").read().splitlines()
+    except OSError:
+        return ""
+    return next((value.strip() for name, _, value in (line.partition(":") for line in lines) if name.strip() == key), "")
 
 
 def check(name, found, expected):
@@ -197,7 +212,7 @@ def read_bandwidth(threads, megabytes=512, repeats=7):
 
 def machine(args):
     """What a run was made on and with."""
-    cpu = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), platform.processor())
+    cpu = processor("model name") or platform.processor()
     versions = {"onnxruntime": onnxruntime.__version__, "numpy": np.__version__}
     return {"cpu": cpu, "cores": os.cpu_count(), "threads": args.threads, "versions": versions, "load_before": os.getloadavg()}
 
