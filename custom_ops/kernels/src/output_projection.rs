@@ -23,7 +23,11 @@ const MANY: usize = 32;
 
 /// Rows that an expert has on average in the tokens of a task, and panels of columns, from the best on: with many
 /// columns the expert rows are read less often, with many rows the weights.
-const SHARES: [(usize, usize); 5] = [(64, 16), (64, 8), (MANY, 16), (MANY, 8), (MANY, 4)];
+const SHARES: [(usize, usize); 6] = [(64, 16), (64, 8), (MANY, 16), (MANY, 8), NARROW, (MANY, 4)];
+
+/// Without AVX-512 alone, and where fewer rows would not be all tokens: there weights that are read once for all rows of
+/// an expert are worth more than rows that are read less often.
+const NARROW: (usize, usize) = (64, 2);
 
 /// Most tokens of a task.
 const MOST: usize = 256;
@@ -50,7 +54,9 @@ impl Sizes {
         }
         let size = |(rows, panels): (usize, usize)| ((rows * experts).div_ceil(top_k).min(MOST), panels * PANEL);
         let tasks = |(rows, columns): (usize, usize)| tokens.div_ceil(rows) * width.div_ceil(columns);
-        let first = |wanted: usize| SHARES.map(size).into_iter().find(|share| tasks(*share) >= wanted);
+        let narrow = !isa.has_wide_vectors() && MANY * experts < tokens * top_k;
+        let shares = SHARES.into_iter().filter(|share| narrow || *share != NARROW).map(size);
+        let first = |wanted: usize| shares.clone().find(|share| tasks(*share) >= wanted);
         let work = [top_k, inner, width].iter().fold(tokens, |work, size| work.saturating_mul(*size));
         first((work / WORK).clamp(TASKS, 2 * TASKS)).or_else(|| first(TASKS)).unwrap_or_else(|| self.narrow_task())
     }
@@ -205,7 +211,7 @@ mod tests {
             ((8, 8, 128, 512), 10, (64, 128)),
             ((8, 8, 128, 512), 128, (32, 256)),
             ((8, 8, 128, 512), 2048, (64, 512)),
-            ((16, 32, 256, 512), 128, (64, 128)),
+            ((16, 32, 256, 512), 128, (128, 64)),
             ((16, 32, 256, 512), 1024, (128, 256)),
             ((2, 8, 2048, 2048), 1, (128, 64)),
             ((2, 8, 2048, 2048), 128, (128, 128)),
