@@ -3,6 +3,7 @@
 use std::sync::Barrier;
 use std::time::Instant;
 
+use crate::buffer::Buffer;
 use crate::grid::Tile;
 use crate::simd::limits::Loop;
 use crate::simd::{Isa, LANES, Left, PANEL, Product, ROWS, Right, Write};
@@ -118,13 +119,17 @@ fn block_seconds(isa: Isa, threads: usize, inner: usize, end: End) -> f64 {
     let stride = inner + LANES;
     let starts = rows.map(|row| row * stride);
     let make = || {
-        let (left, right) = (vec![0.5; ROWS * stride], vec![0.25; COLUMNS * inner]);
-        let mut out = vec![0.0; ROWS * COLUMNS];
+        let [left, right, mut out] =
+            [(0.5, ROWS * stride), (0.25, COLUMNS * inner), (0.0, ROWS * COLUMNS)].map(|(value, len)| {
+                let mut values = Buffer::default();
+                values.take(len).fill(value);
+                values
+            });
         move || {
             for _ in 0..TIMES {
                 Product {
-                    left: Left { data: &left, starts: &starts, inner },
-                    right: Right { data: &right, stride: PANEL, panel_stride: inner * PANEL },
+                    left: Left { data: left.filled(), starts: &starts, inner },
+                    right: Right { data: right.filled(), stride: PANEL, panel_stride: inner * PANEL },
                     rows: &rows,
                     first_column: 0,
                     columns: COLUMNS,
@@ -135,7 +140,7 @@ fn block_seconds(isa: Isa, threads: usize, inner: usize, end: End) -> f64 {
                     },
                     ahead: None,
                 }
-                .compute(isa, &mut Tile::dense(&mut out, COLUMNS));
+                .compute(isa, &mut Tile::dense(out.filled_mut(), COLUMNS));
             }
         }
     };
