@@ -25,8 +25,8 @@ const MANY: usize = 32;
 /// columns the expert rows are read less often, with many rows the weights.
 const SHARES: [(usize, usize); 6] = [(64, 16), (64, 8), (MANY, 16), (MANY, 8), NARROW, (MANY, 4)];
 
-/// Without AVX-512 alone, and where fewer rows would not be all tokens: there weights that are read once for all rows of
-/// an expert are worth more than rows that are read less often.
+/// Without AVX-512 alone, and where fewer rows would not be all tokens: there weights that are read once for all rows
+/// of an expert are worth more than rows that are read less often.
 const NARROW: (usize, usize) = (64, 2);
 
 /// Most tokens of a task.
