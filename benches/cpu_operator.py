@@ -42,6 +42,8 @@ SHAPES = {
 }
 SGEMM = (512, 512, 1024)
 BF16 = (1024, 1024, 1024)
+# Processors that multiply bf16; others take seconds for what bounds nothing.
+BF16_FLAGS = {"amx_bf16", "avx512_bf16"}
 CLOCKS = {"wall": time.perf_counter, "thread": time.thread_time}
 TOLERANCE = 2e-4
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -175,10 +177,6 @@ def ceilings(shape, args, torch):
     return runs
 
 
-# Processors that multiply bf16; others take seconds for what bounds nothing.
-BF16_FLAGS = {"amx_bf16", "avx512_bf16"}
-
-
 def processor(key):
     """What Linux tells of the first processor under a name; nothing elsewhere."""
     try:
@@ -210,11 +208,14 @@ def read_bandwidth(threads, megabytes=512, repeats=7):
     return best
 
 
+def cpu_name():
+    return processor("model name") or platform.processor()
+
+
 def machine(args):
     """What a run was made on and with."""
-    cpu = processor("model name") or platform.processor()
     versions = {"onnxruntime": onnxruntime.__version__, "numpy": np.__version__}
-    return {"cpu": cpu, "cores": os.cpu_count(), "threads": args.threads, "versions": versions, "load_before": os.getloadavg()}
+    return {"cpu": cpu_name(), "cores": os.cpu_count(), "threads": args.threads, "versions": versions, "load_before": os.getloadavg()}
 
 
 def write_json(path, machine, results):

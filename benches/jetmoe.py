@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
@@ -335,8 +334,7 @@ def main():
 
     torch.set_num_threads(args.threads)
     versions = {"onnxruntime": onnxruntime.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
-    cpu = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), platform.processor())
-    head = {"cpu": cpu, "cores": os.cpu_count(), "threads": args.threads, "versions": versions, "rounds": args.rounds}
+    head = {"cpu": bench.cpu_name(), "cores": os.cpu_count(), "threads": args.threads, "versions": versions, "rounds": args.rounds}
     head |= {"sizes": SIZES, "load_before": os.getloadavg()}
     with tempfile.TemporaryDirectory() as temporary:
         work = args.work or pathlib.Path(temporary)
