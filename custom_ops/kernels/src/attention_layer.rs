@@ -8,18 +8,18 @@ use crate::key_panels::{Cache, Panels, Visible};
 use crate::many_tokens::ManyInputs;
 use crate::output_projection::{Order, OutputInputs, OutputScratch};
 use crate::packed::Packed;
-use crate::pool::Awaited;
+use crate::pool::{Awaited, Counted};
 use crate::query_projection::{QueryInputs, row_stride};
 use crate::rope::Rotary;
 use crate::routing::{Router, Routing};
 use crate::simd::{FewKeys, Isa};
 use crate::single_token::SingleInputs;
-use crate::{KernelError, ThreadPool, attention_tiles, decode, few_tokens, many_tokens, pool, single_token};
+use crate::{KernelError, attention_tiles, decode, few_tokens, many_tokens, pool, single_token};
 
 /// Inputs of the steps after routing and the cache.
 pub(crate) struct AttentionLayer<'a> {
     pub(crate) isa: Isa,
-    pub(crate) pool: &'a dyn ThreadPool,
+    pub(crate) pool: &'a Counted<'a>,
     /// `[B * T, C]`.
     pub(crate) hidden_states: &'a [f32],
     pub(crate) query_weight: &'a Packed,
@@ -116,11 +116,11 @@ impl AttentionLayer<'_> {
                 pool::run(pool, &[&few.stage(FewInputs { queries, routing, cache, causal_past, output_weights })]);
                 return pool::run(pool, &[&few.sum(self.isa, routing, self.output_bias, output)]);
             }
-            if let Some(block) = self.block_of_many() {
+            if let Some(cut) = self.blocks_of_many(routing) {
                 let (pack_keys, pack_values) = panels.stages(cache, self.scale, None);
                 pool::run(pool, &[&pack_keys, &pack_values]);
                 let many_inputs = self.many_inputs(routing, panels.panels(keys, head), visible);
-                return pool::run(pool, &[&many.stage(many_inputs, block, output)]);
+                return pool::run(pool, &[&many.stage(many_inputs, cut, output)]);
             }
             let on_tiles = attention_tiles::serves(self.isa, tokens * self.top_k, keys, head);
             let (pack_keys, pack_values) = panels.stages(cache, self.scale, on_tiles.then_some(self.isa));
@@ -144,9 +144,12 @@ impl AttentionLayer<'_> {
         pool::run(pool, &[&output_scratch.stage(outputs, output)]);
     }
 
-    /// Tokens of a block, where there are so many that blocks of them are tasks.
-    fn block_of_many(&self) -> Option<usize> {
-        many_tokens::block(self.isa, [self.batch, self.tokens, self.top_k], self.output_weight.geometry())
+    /// Into how many blocks each row of the batch is cut, where there are so many tokens that blocks of them are tasks.
+    fn blocks_of_many(&self, routing: &Routing) -> Option<usize> {
+        let Self { isa, pool, batch, tokens, top_k, .. } = *self;
+        let alike = batch == 1 || routing.rows() == batch * tokens * top_k;
+        let sizes = many_tokens::Sizes { batch, tokens, top_k, alike, threads: pool.threads() };
+        many_tokens::blocks(isa, sizes, self.output_weight.geometry())
     }
 
     fn many_inputs<'b>(&'b self, routing: &'b Routing, panels: Panels<'b>, visible: &'b Visible) -> ManyInputs<'b> {

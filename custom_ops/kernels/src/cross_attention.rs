@@ -7,6 +7,7 @@ use crate::cached::{CacheRows, Cached, Given};
 use crate::check::{at_least_one, length, optional_length};
 use crate::kernel_scratch::{BorderScratch, Scratch};
 use crate::packed::{Geometry, WeightData};
+use crate::pool::Counted;
 use crate::prepared::{Prepared, Weight};
 use crate::routing::RouterInputs;
 use crate::scalar::Scalar;
@@ -78,6 +79,7 @@ impl Prepared {
         pool: &dyn ThreadPool,
     ) -> Result<(), KernelError> {
         check(dims, inputs, outputs)?;
+        let pool = &Counted::new(pool, &self.threads);
         self.with_scratch(|scratch| self.compute_cross(dims, attributes, inputs, outputs, pool, scratch))
     }
 
@@ -87,7 +89,7 @@ impl Prepared {
         attributes: &CrossAttentionAttributes,
         inputs: &CrossAttentionInputs<'_, T>,
         outputs: &mut CrossAttentionOutputs<'_, T>,
-        pool: &dyn ThreadPool,
+        pool: &Counted<'_>,
         scratch: &mut Scratch,
     ) -> Result<(), KernelError> {
         let CrossAttentionDims { batch, tokens, keys, width, experts, top_k, kv_heads, head } = *dims;

@@ -18,15 +18,16 @@
 //! Where a small layer with one key/value head has a single token, and the processor AVX2, `single_token` stands for 2
 //! to 4: each task takes a group of slots from the query to the product with the output weights. `few_tokens` does so
 //! for the rows of an expert where there are few tokens and keys.
-//! Many tokens, whose slots attend to more than near caches hold, are cut into blocks by `many_tokens`, which takes
+//! Many tokens are cut into blocks by `many_tokens`, as evenly as the threads of the call can share them, which takes
 //! each through 2 to 4.
 //!
 //! `simd` holds the microkernels, `rows` gathers rows into blocks for them, `packed` the panels that they read.
 //!
 //! # Same bits for every number of threads
 //!
-//! Work is cut into tiles whose borders depend on the shapes and the routing, never on the number of threads; each
-//! element of a result is written by one task, which adds in one order:
+//! Work is cut into tiles whose borders depend on the shapes and the routing, and those of blocks of tokens on the
+//! number of threads; each element of a result is written by one task, which adds in one order, whatever else the tile
+//! holds:
 //!
 //! * an element of a product is one chain of fused multiply-adds by rising inner index, from 0, whatever the block that
 //!   it is computed in; so a token takes the same experts alone and in every batch;

@@ -16,22 +16,30 @@ use crate::pool::Stage;
 use crate::query_projection::{QueryInputs, row_stride};
 use crate::routing::Routing;
 use crate::rows::{RowProduct, TILE_ROWS, even};
-use crate::simd::{Isa, Left, ROWS};
+use crate::simd::{Isa, Left};
 
-/// Elements of what all slots attend to that caches near the cores hold: stages that share it are faster up to here.
+/// Elements of what all slots attend to up to which stages that share it are faster, on processors that multiply a near
+/// row as fast as they read it.
 const NEAR: usize = 1 << 20;
 
-/// Rows of an expert on average that a block aims at, from the best on: its weights are read once for all of them.
-const ROWS_OF_EXPERT: [usize; 2] = [128, 64];
+/// Most rows of an expert on average, which read its weights once, and most tokens of a block, whose output stays near.
+const MOST: (usize, usize) = (128, 256);
 
-/// Elements of the weights of an expert that do not cost more to read for every block than blocks save.
-const WEIGHTS: usize = 1 << 19;
+/// Rows of an expert that blocks have where there are many of them.
+const ROWS: usize = 64;
 
-/// Most tokens of a block, whose output stays near.
-const MOST: usize = 256;
+/// Blocks of each thread that are many: none of them waits long for another.
+const MANY: usize = 4;
 
-/// Blocks that are enough for threads to share.
-const BLOCKS: usize = 8;
+/// As [`ROWS`] where there are few blocks, on processors that take longer to multiply with a weight than to read it.
+const FEWEST: usize = 24;
+
+/// Where more than one place in so many would stay empty, threads wait for longer than blocks save.
+const IDLE: usize = 25;
+
+/// Elements of the weights of an expert, of its queries or its output, that do not cost more to read for every block
+/// than blocks save.
+const WEIGHTS: usize = 1 << 18;
 
 /// Memory that the stage keeps between calls.
 #[derive(Debug, Default)]
@@ -67,36 +75,57 @@ pub(crate) struct ManyTokens<'a> {
     out: Grid<'a, f32>,
 }
 
-/// Tokens of a block, for the sizes that blocks serve: `[B, T, k]`, and `[E, G * D, C]` of the output weights. Products
-/// on AMX tiles want the rows of the whole batch together.
-pub(crate) fn block(isa: Isa, [batch, tokens, top_k]: [usize; 3], weights: Geometry) -> Option<usize> {
-    let Geometry { matrices: experts, inner, columns, .. } = weights;
-    let slots = tokens.saturating_mul(top_k);
-    let attended = batch.saturating_mul(slots).saturating_mul(row_stride(inner));
-    if isa.has_tiles() || attended <= NEAR || inner.saturating_mul(columns) > WEIGHTS / 2 {
+/// What decides whether blocks serve, and how many.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes {
+    pub(crate) batch: usize,
+    pub(crate) tokens: usize,
+    pub(crate) top_k: usize,
+    /// Whether all rows of the batch have as many tokens that are routed.
+    pub(crate) alike: bool,
+    pub(crate) threads: usize,
+}
+
+/// Into how many blocks each row of the batch is cut where blocks serve; `weights` are those of the output. Products on
+/// AMX tiles want the rows of the whole batch together.
+pub(crate) fn blocks(isa: Isa, sizes: Sizes, weights: Geometry) -> Option<usize> {
+    let (Sizes { batch, tokens, top_k, alike, threads }, Geometry { matrices, inner, columns, .. }) = (sizes, weights);
+    let attended = [tokens, top_k, row_stride(inner)].iter().fold(batch, |all, size| all.saturating_mul(*size));
+    let near = isa.multiplies_whole_vectors() && attended <= NEAR;
+    if isa.has_tiles() || near || inner.saturating_mul(columns) > WEIGHTS {
         return None;
     }
-    let blocks = |rows: usize| (rows.saturating_mul(experts) / top_k).clamp(1, MOST.min(tokens));
-    let serves = |block: &usize| batch * tokens.div_ceil(*block) >= BLOCKS && block * top_k >= ROWS * experts;
-    ROWS_OF_EXPERT.into_iter().map(blocks).find(serves)
+    let tokens_of = |rows: usize| rows.saturating_mul(matrices).div_ceil(top_k);
+    let fewest_blocks = tokens.div_ceil(tokens_of(MOST.0).clamp(1, MOST.1));
+    // Where one thread has been seen, another may have been late.
+    let threads = threads.max(2);
+    let shared = |blocks: usize| blocks.next_multiple_of(threads) - blocks <= blocks / IDLE;
+    let first = |rows: usize, least: usize| {
+        let large = (fewest_blocks..).take_while(|count| tokens / count >= tokens_of(rows));
+        large.map(|count| (count, batch * count)).find(|(_, all)| *all >= least && shared(*all))
+    };
+    let fewest_rows = if isa.multiplies_whole_vectors() { ROWS } else { FEWEST };
+    let found = first(ROWS, MANY * threads).or_else(|| first(fewest_rows, threads).filter(|_| alike));
+    found.map(|(count, _)| count)
 }
 
 impl ManyScratch {
-    /// Prepares the stage for blocks of `block` tokens.
+    /// Prepares the stage for rows of the batch that are cut into `count` blocks of much the same work.
     pub(crate) fn stage<'a>(
         &'a mut self,
         inputs: ManyInputs<'a>,
-        block: usize,
+        count: usize,
         output: &'a mut [f32],
     ) -> ManyTokens<'a> {
         let QueryInputs { kv_heads, head, width, .. } = inputs.queries;
         self.bounds.clear();
-        for first in (0..inputs.batch).map(|row| row * inputs.tokens) {
-            self.bounds.extend((0..inputs.tokens).step_by(block).map(|token| first + token));
+        for row in 0..inputs.batch {
+            cut_evenly(&mut self.bounds, row * inputs.tokens, inputs.tokens, count, |token| inputs.work(row, token));
         }
         self.bounds.push(inputs.batch * inputs.tokens);
         cut(&mut self.tasks, self.bounds.len() - 1, 1);
-        let row_len = block.min(TILE_ROWS) * (head + row_stride(kv_heads * head));
+        let longest = self.bounds.windows(2).map(|bounds| bounds[1] - bounds[0]).max().unwrap_or(0);
+        let row_len = longest.min(TILE_ROWS) * (head + row_stride(kv_heads * head));
         let rows = self.rows.take((self.bounds.len() - 1) * row_len);
         let [row_claims, claims] = &mut self.claims;
         ManyTokens {
@@ -109,6 +138,35 @@ impl ManyScratch {
     /// Bytes held between calls.
     pub(crate) fn bytes(&self) -> usize {
         self.rows.bytes() + (self.bounds.capacity() + self.tasks.capacity()) * size_of::<usize>()
+    }
+}
+
+impl ManyInputs<'_> {
+    /// How many of the keys a token of a row of the batch sees.
+    fn seen(&self, row: usize, token: usize) -> usize {
+        self.visible.up_to(self.causal_past.map(|past| past + token), row).len()
+    }
+
+    /// Work of a token, in products of a slot and an element of a head.
+    fn work(&self, row: usize, token: usize) -> usize {
+        match self.routing.routed[row * self.tokens + token] {
+            true => self.queries.width + self.seen(row, token),
+            false => 0,
+        }
+    }
+}
+
+/// Cuts `tokens` tokens from `first` on into at most `count` blocks of much the same work: where each begins.
+fn cut_evenly(bounds: &mut Vec<usize>, first: usize, tokens: usize, count: usize, work: impl Fn(usize) -> usize) {
+    let work = |token: usize| work(token).saturating_add(1);
+    let all = (0..tokens).map(work).fold(0, usize::saturating_add);
+    let (mut begun, mut done) = (0, 0usize);
+    for token in 0..tokens {
+        if done as u128 * count as u128 >= begun as u128 * all as u128 {
+            bounds.push(first + token);
+            begun += 1;
+        }
+        done = done.saturating_add(work(token));
     }
 }
 
@@ -166,14 +224,14 @@ impl ManyTokens<'_> {
 
     /// Fills the columns of a head in `attended`, a row for each token: 0 where it may see no key.
     fn attend(&self, expert: usize, group: usize, tokens: &[usize], queries: &mut [f32], attended: &mut [f32]) {
-        let ManyInputs { queries: inputs, panels, visible, causal_past, tokens: per_row, .. } = self.inputs;
+        let ManyInputs { queries: inputs, panels, tokens: per_row, .. } = self.inputs;
         let QueryInputs { isa, kv_heads, head, .. } = inputs;
         inputs.project(expert, group, tokens, None, &mut Tile::dense(queries, head));
         let mut out = Tile::columns_of(attended, row_stride(kv_heads * head), group * head, head);
         let batch = tokens[0] / per_row;
         let mut rows = Rows::new(batch * kv_heads + group);
         for (row, token) in tokens.iter().enumerate() {
-            match visible.up_to(causal_past.map(|past| past + token % per_row), batch).len() {
+            match self.inputs.seen(batch, token % per_row) {
                 0 => out.row(row).fill(0.0),
                 seen => rows.push(row * head, row, seen),
             }
@@ -185,25 +243,66 @@ impl ManyTokens<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::Instructions;
+    use crate::simd::every_isa;
 
-    /// Sizes of layers, `[B, T, k]` and `[E, G * D, C]`, and the tokens of a block.
+    /// Sizes of layers, `[B, T, k]`, `[E, G * D, C]` of the output weights and threads, and how many blocks each row of
+    /// the batch is then cut into, on processors that need many rows and on others.
     #[test]
     fn blocks_of_known_layers() {
-        let isa = Isa::at_most(Instructions::Portable);
-        for (sizes, [matrices, inner, columns], tokens) in [
-            ([1, 128, 8], [8, 128, 512], None),
-            ([1, 128, 16], [32, 256, 512], None),
-            ([4, 128, 16], [32, 256, 512], None),
-            ([8, 128, 16], [32, 256, 512], Some(128)),
-            ([8, 256, 8], [32, 128, 512], Some(256)),
-            ([1, 2048, 8], [8, 128, 512], Some(128)),
-            ([1, 512, 8], [8, 128, 512], None),
-            ([1, 600, 16], [16, 128, 512], Some(64)),
-            ([1, 2048, 2], [8, 2048, 2048], None),
-            ([64, 40, 8], [64, 256, 512], None),
+        for (sizes, weights, threads, counts) in [
+            ([1, 128, 8], [8, 128, 512], 1, [None, Some(2)]),
+            ([1, 128, 8], [8, 128, 512], 2, [None, Some(2)]),
+            ([1, 128, 8], [8, 128, 512], 3, [None, Some(3)]),
+            ([1, 128, 8], [8, 128, 512], 4, [None, Some(4)]),
+            ([1, 128, 8], [8, 128, 512], 5, [None, Some(5)]),
+            ([1, 128, 8], [8, 128, 512], 6, [None; 2]),
+            ([1, 128, 16], [32, 256, 512], 2, [None, Some(2)]),
+            ([1, 128, 16], [32, 256, 512], 4, [None; 2]),
+            ([4, 128, 16], [32, 256, 512], 2, [Some(1); 2]),
+            ([8, 128, 16], [32, 256, 512], 2, [Some(1); 2]),
+            ([8, 128, 16], [32, 256, 512], 3, [None; 2]),
+            ([8, 128, 16], [32, 256, 512], 16, [None, Some(2)]),
+            ([8, 256, 8], [32, 128, 512], 2, [Some(1); 2]),
+            ([1, 2048, 8], [8, 128, 512], 2, [Some(16); 2]),
+            ([1, 2048, 8], [8, 128, 512], 16, [Some(16); 2]),
+            ([1, 512, 8], [8, 128, 512], 2, [None, Some(8)]),
+            ([4, 512, 8], [8, 128, 512], 2, [Some(4); 2]),
+            ([1, 40, 8], [8, 128, 512], 2, [None; 2]),
+            ([1, 2048, 2], [8, 2048, 2048], 2, [None; 2]),
+            ([64, 40, 8], [64, 256, 512], 2, [None; 2]),
         ] {
-            assert_eq!(block(isa, sizes, Geometry { matrices, blocks: 1, inner, columns }), tokens, "{sizes:?}");
+            let ([batch, tokens, top_k], [matrices, inner, columns]) = (sizes, weights);
+            let sizes = Sizes { batch, tokens, top_k, alike: true, threads };
+            let geometry = Geometry { matrices, blocks: 1, inner, columns };
+            for isa in every_isa().into_iter().filter(|isa| !isa.has_tiles()) {
+                let expected = counts[usize::from(!isa.multiplies_whole_vectors())];
+                assert_eq!(blocks(isa, sizes, geometry), expected, "{sizes:?} {weights:?} {isa:?}");
+            }
         }
+    }
+
+    /// Rows of which some are padding are cut into many blocks, or into none.
+    #[test]
+    fn few_blocks_need_rows_that_are_alike() {
+        let isa = Isa::at_most(crate::Instructions::Portable);
+        let geometry = Geometry { matrices: 8, blocks: 1, inner: 128, columns: 512 };
+        let count = |batch, alike| blocks(isa, Sizes { batch, tokens: 128, top_k: 8, alike, threads: 2 }, geometry);
+        assert_eq!([count(2, true), count(2, false)], [Some(1), None]);
+        assert_eq!([count(4, true), count(4, false)], [Some(2), Some(2)]);
+    }
+
+    #[test]
+    fn blocks_have_much_the_same_work() {
+        let cut = |tokens, count, work: &dyn Fn(usize) -> usize| {
+            let mut bounds = Vec::new();
+            cut_evenly(&mut bounds, 100, tokens, count, work);
+            bounds
+        };
+        assert_eq!(cut(8, 4, &|_| 50), [100, 102, 104, 106]);
+        assert_eq!(cut(9, 2, &|_| 50), [100, 105]);
+        assert_eq!(cut(8, 2, &|token| if token < 4 { 1000 } else { 0 }), [100, 103]);
+        assert_eq!(cut(100, 2, &|token| token), [100, 171]);
+        assert_eq!(cut(4, 3, &|token| if token == 0 { 1000 } else { 0 }), [100, 101, 102]);
+        assert_eq!(cut(3, 2, &|_| 0), [100, 102]);
     }
 }

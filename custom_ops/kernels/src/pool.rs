@@ -24,6 +24,61 @@ impl ThreadPool for Sequential {
     }
 }
 
+/// Most threads that are told apart.
+const MOST_THREADS: usize = 64;
+
+/// The threads of one call, counted as they take tasks.
+pub(crate) struct Counted<'a> {
+    pool: &'a dyn ThreadPool,
+    /// Names of the threads seen, in the order in which they came; 0 where there is none yet.
+    seen: [AtomicUsize; MOST_THREADS],
+    most: &'a AtomicUsize,
+}
+
+impl<'a> Counted<'a> {
+    /// `most` is the largest number of threads that any call had, and is kept so.
+    pub(crate) fn new(pool: &'a dyn ThreadPool, most: &'a AtomicUsize) -> Self {
+        Self { pool, seen: [const { AtomicUsize::new(0) }; MOST_THREADS], most }
+    }
+
+    /// Threads that may be expected to take part; at least 1.
+    pub(crate) fn threads(&self) -> usize {
+        let seen = self.seen.iter().take_while(|name| name.load(Ordering::Relaxed) != 0).count();
+        self.most.fetch_max(seen, Ordering::Relaxed).max(seen).max(1)
+    }
+
+    /// Counts this thread where it is new.
+    fn count(&self) {
+        let name = name_of_thread();
+        for place in &self.seen {
+            let found = match place.load(Ordering::Relaxed) {
+                0 => {
+                    place.compare_exchange(0, name, Ordering::Relaxed, Ordering::Relaxed).unwrap_or_else(|found| found)
+                }
+                found => found,
+            };
+            if found == 0 || found == name {
+                return;
+            }
+        }
+    }
+}
+
+impl ThreadPool for Counted<'_> {
+    fn parallel_for(&self, total: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.pool.parallel_for(total, &|index| {
+            self.count();
+            task(index);
+        });
+    }
+}
+
+/// What no other thread has while this one lives: where one of its own variables stands.
+fn name_of_thread() -> usize {
+    thread_local!(static OWN: u8 = const { 0 });
+    OWN.with(|own| std::ptr::from_ref(own).addr())
+}
+
 /// Work in independent tasks.
 pub(crate) trait Stage: Sync {
     /// Number of tasks.
@@ -204,6 +259,44 @@ mod tests {
                     });
                 }
             });
+        }
+    }
+
+    /// A thread for each task, all at once.
+    struct Crowd;
+
+    impl ThreadPool for Crowd {
+        fn parallel_for(&self, total: usize, task: &(dyn Fn(usize) + Sync)) {
+            let all = std::sync::Barrier::new(total);
+            std::thread::scope(|scope| {
+                for index in 0..total {
+                    let all = &all;
+                    scope.spawn(move || {
+                        all.wait();
+                        task(index);
+                    });
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn threads_are_counted_once_each_and_the_most_of_any_call_is_kept() {
+        let most = AtomicUsize::new(0);
+        let after = |pool: &dyn ThreadPool, total: usize| {
+            let counted = Counted::new(pool, &most);
+            let stage = Counter(Mutex::new(vec![0; total]));
+            run(&counted, &[&stage, &stage]);
+            assert_eq!(*stage.0.lock().unwrap(), vec![2; total]);
+            counted.threads()
+        };
+        assert_eq!(after(&Sequential, 0), 1);
+        assert_eq!(after(&Sequential, 9), 1);
+        assert_eq!(after(&Crowd, 2), 4);
+        assert_eq!(after(&Sequential, 5), 4);
+        assert_eq!(after(&Crowd, 4), 8);
+        if !cfg!(miri) {
+            assert_eq!(after(&Crowd, MOST_THREADS), MOST_THREADS);
         }
     }
 

@@ -1,5 +1,6 @@
 //! What a node keeps between calls: packed weights and scratch memory.
 
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::check::length;
@@ -39,6 +40,8 @@ pub struct Prepared {
     // In boxes, because a call takes one and gives it back: small steps feel a move of all its fields.
     #[allow(clippy::vec_box)]
     scratch: Mutex<Vec<Box<Scratch>>>,
+    /// The most threads that a call had.
+    pub(crate) threads: AtomicUsize,
 }
 
 impl Default for Prepared {
@@ -64,7 +67,12 @@ pub(crate) struct CallWeights<'a> {
 impl Prepared {
     /// Nothing packed; instructions up to `limit` are used where the processor has them.
     pub fn new(limit: Instructions) -> Self {
-        Self { isa: Isa::at_most(limit), weights: Default::default(), scratch: Mutex::default() }
+        Self {
+            isa: Isa::at_most(limit),
+            weights: Default::default(),
+            scratch: Mutex::default(),
+            threads: AtomicUsize::new(0),
+        }
     }
 
     /// Packs a weight `[matrices, inner, blocks * columns]` that never changes; equal weights of other nodes and

@@ -7,7 +7,7 @@ use crate::check::{at_least_one, length, optional_length};
 use crate::kernel_scratch::{BorderScratch, CacheScratch, Scratch};
 use crate::kv_cache::{CacheInputs, CacheSizes, Caches, Past, destination};
 use crate::packed::{Geometry, WeightData};
-use crate::pool::Awaited;
+use crate::pool::{Awaited, Counted};
 use crate::prepared::{CallWeights, Prepared, Weight};
 use crate::rope::{Rotary, RotaryInputs};
 use crate::routing::{Router, RouterInputs, Routing};
@@ -93,7 +93,7 @@ struct Call<'a, T> {
     /// `[B, T, C]`.
     hidden_states: &'a [f32],
     rotary: Option<Rotary<'a>>,
-    pool: &'a dyn ThreadPool,
+    pool: &'a Counted<'a>,
 }
 
 impl<T: Scalar> Call<'_, T> {
@@ -143,6 +143,7 @@ impl Prepared {
         self.with_scratch(|scratch| {
             let mut hidden = std::mem::take(&mut scratch.border.hidden_states);
             let hidden_states = hidden.widened(inputs.hidden_states);
+            let pool = &Counted::new(pool, &self.threads);
             let call = Call { dims, attributes, inputs, hidden_states, rotary, pool };
             let result = self.compute_self(&call, outputs, scratch);
             scratch.border.hidden_states = hidden;

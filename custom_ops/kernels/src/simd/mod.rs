@@ -36,6 +36,7 @@ mod element;
 mod few_keys;
 #[allow(unsafe_code)]
 mod few_slots;
+mod habits;
 mod known_rows;
 mod lanes;
 #[cfg(all(feature = "measure", target_arch = "x86_64"))]
@@ -48,7 +49,6 @@ mod past_caches;
 #[allow(unsafe_code)]
 mod portable;
 mod product;
-mod streams;
 #[allow(unsafe_code)]
 pub(crate) mod tiles;
 
@@ -60,7 +60,7 @@ pub(crate) use one_token::OneToken;
 pub(crate) use past_caches::copy_past_caches;
 pub(crate) use product::{Ahead, Left, Product, Right, Write, panels_at_once};
 
-use streams::Streams;
+use habits::{Habits, Streams};
 
 /// Rows of the largest block that one microkernel call computes.
 pub(crate) const ROWS: usize = 12;
@@ -94,41 +94,46 @@ pub enum Instructions {
     Amx,
 }
 
-/// A level of instructions that this processor has, and how it reads.
+/// A level of instructions that this processor has, and how it uses them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Isa(Instructions, Streams);
+pub(crate) struct Isa(Instructions, Habits);
 
 impl Isa {
     /// The widest level that the processor has, at most `limit`.
     pub(crate) fn at_most(limit: Instructions) -> Self {
-        let streams = streams::fastest();
+        let habits = habits::known();
         #[cfg(target_arch = "x86_64")]
         {
             let fused = is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
             let avx2 = is_x86_feature_detected!("avx2") && fused;
             let avx512 = avx2 && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq");
             if avx512 && limit >= Instructions::Amx && amx::available() {
-                return Self(Instructions::Amx, streams);
+                return Self(Instructions::Amx, habits);
             }
             if avx512 && limit >= Instructions::Avx512 {
-                return Self(Instructions::Avx512, streams);
+                return Self(Instructions::Avx512, habits);
             }
             if avx2 && limit >= Instructions::Avx2 {
-                return Self(Instructions::Avx2, streams);
+                return Self(Instructions::Avx2, habits);
             }
         }
         let _ = limit;
-        Self(Instructions::Portable, streams)
+        Self(Instructions::Portable, habits)
     }
 
     /// Whether a single row takes far weights in one stream.
     pub(crate) fn reads_one_stream(self) -> bool {
-        self.1 == Streams::One
+        self.1.streams == Streams::One
     }
 
     /// Whether vectors have 16 lanes.
     pub(crate) fn has_wide_vectors(self) -> bool {
         self.0 >= Instructions::Avx512
+    }
+
+    /// Whether 16 lanes are multiplied at once and not in two passes: such products wait for memory sooner.
+    pub(crate) fn multiplies_whole_vectors(self) -> bool {
+        self.has_wide_vectors() && !self.1.two_passes
     }
 
     /// Whether products of many rows go to tiles.
@@ -143,8 +148,9 @@ pub(crate) fn every_isa() -> Vec<Isa> {
     let levels =
         [Instructions::Portable, Instructions::Avx2, Instructions::Avx512, Instructions::Amx].map(Isa::at_most);
     let ways = [Streams::Several, Streams::One];
-    let mut all: Vec<Isa> = levels.iter().flat_map(|level| ways.map(|streams| Isa(level.0, streams))).collect();
-    all.retain(|isa| isa.0 >= Instructions::Avx512 || isa.1 == Streams::Several);
+    let way = |level: &Isa, streams| Isa(level.0, Habits { streams, ..level.1 });
+    let mut all: Vec<Isa> = levels.iter().flat_map(|level| ways.map(|streams| way(level, streams))).collect();
+    all.retain(|isa| isa.0 >= Instructions::Avx512 || isa.1.streams == Streams::Several);
     all.dedup();
     all
 }

@@ -4,15 +4,15 @@ use moa_kernels::{Instructions, Prepared, Sequential};
 use moa_schema::SelfAttentionDims;
 
 use crate::self_attention::{Case, Rotation};
-use crate::support::{Random, Threads, bits};
+use crate::support::{Crowd, Random, Threads, bits};
 
 /// Rows of the batch that are a block each.
 fn short_rows(random: &mut Random) -> Case {
     let (kv_heads, head) = random.pick(&[(1, 160), (3, 64), (2, 96)]);
     let top_k = random.between(4, 6);
     let dims = SelfAttentionDims {
-        batch: 40,
-        tokens: random.between(40, 44),
+        batch: 8,
+        tokens: random.between(100, 104),
         past: random.between(30, 40),
         width: random.pick(&[16, 40]),
         experts: top_k + random.between(0, 2),
@@ -32,6 +32,21 @@ fn long_rows(random: &mut Random) -> Case {
     case.attention_mask.fill(1);
     (0..dims.top_k).for_each(|expert| case.router_weight[2 * expert] = 40.0 + expert as f32);
     case
+}
+
+/// One row that is two blocks for few threads.
+fn one_row(random: &mut Random) -> Case {
+    let dims = SelfAttentionDims {
+        batch: 1,
+        tokens: random.between(130, 140),
+        past: random.between(0, 9),
+        width: random.pick(&[16, 40]),
+        experts: 6,
+        top_k: 6,
+        kv_heads: random.between(1, 2),
+        head: 64,
+    };
+    Case::random(random, dims)
 }
 
 /// One row of the batch.
@@ -60,17 +75,19 @@ fn alone(case: &Case, row: usize) -> Case {
     }
 }
 
-/// Each row of the batch alone has so few slots that queries, attention and output are stages of their own. Nothing is
-/// left of an earlier call.
+/// In one thread, and in any number of threads, the bits are those of rows that are alone with more threads than blocks
+/// serve, so that queries, attention and output are stages of their own. Nothing is left of an earlier call.
 fn check(mut case: Case, limit: Instructions) {
-    let prepared = Prepared::new(limit);
+    let [blocks, stages] = [Prepared::new(limit), Prepared::new(limit)];
     let visible = vec![1; case.attention_mask.len()];
     let mask = std::mem::replace(&mut case.attention_mask, visible);
-    case.compute_with(&prepared, &Threads(3));
+    case.compute_with(&blocks, &Sequential);
     case.attention_mask = mask;
-    let all = case.compute_with(&prepared, &Threads(3));
-    for (row, output) in all.output.chunks(all.output.len() / case.dims.batch).enumerate() {
-        let alone = alone(&case, row).compute_with(&prepared, &Sequential);
+    let all = case.compute_with(&blocks, &Sequential).bits();
+    assert_eq!(case.compute_with(&Prepared::new(limit), &Threads(3)).bits(), all);
+    let together = case.compute_with(&blocks, &Sequential).output;
+    for (row, output) in together.chunks(together.len() / case.dims.batch).enumerate() {
+        let alone = alone(&case, row).compute_with(&stages, &Crowd);
         assert!(bits(output) == bits(&alone.output), "row {row} of {:?}", case.dims);
     }
 }
@@ -87,4 +104,14 @@ fn blocks_of_short_rows_have_the_bits_of_stages() {
 #[test]
 fn blocks_of_long_rows_have_the_bits_of_stages() {
     check(long_rows(&mut Random(5)), Instructions::Avx512);
+}
+
+#[test]
+fn two_blocks_of_one_row_have_the_bits_of_stages() {
+    for seed in 0..6 {
+        let limit = [Instructions::Avx512, Instructions::Avx2][seed as usize % 2];
+        let mut case = one_row(&mut Random(seed));
+        case.attributes.skip_padded_queries = seed % 3 > 0;
+        check(case, limit);
+    }
 }

@@ -1,5 +1,6 @@
 //! Random numbers, thread pools and comparison.
 
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use moa_kernels::ThreadPool;
@@ -83,6 +84,24 @@ impl ThreadPool for Threads {
                         }
                         task(index);
                     }
+                });
+            }
+        });
+    }
+}
+
+/// A thread for each task, all at once.
+pub(crate) struct Crowd;
+
+impl ThreadPool for Crowd {
+    fn parallel_for(&self, total: usize, task: &(dyn Fn(usize) + Sync)) {
+        let all = Barrier::new(total);
+        std::thread::scope(|scope| {
+            for index in 0..total {
+                let all = &all;
+                scope.spawn(move || {
+                    all.wait();
+                    task(index);
                 });
             }
         });
