@@ -1,10 +1,10 @@
 //! Layers of few tokens, whose experts are tasks.
 
-use moa_kernels::{Prepared, Sequential};
+use moa_kernels::{Instructions, Prepared, Sequential, ThreadPool};
 use moa_schema::SelfAttentionDims;
 
 use crate::self_attention::Case;
-use crate::support::{Random, Threads};
+use crate::support::{Crowd, Random, Threads};
 
 /// A few tokens and keys, on both sides of what tasks of an expert's rows take.
 fn few_tokens(random: &mut Random) -> Case {
@@ -29,7 +29,11 @@ fn few_tokens_match_the_reference() {
     for seed in 0..150 {
         let case = few_tokens(&mut Random(seed));
         case.check();
-        assert_eq!(case.compute(&Threads(3)).bits(), case.compute(&Sequential).bits(), "{seed}");
+        for limit in [Instructions::default(), Instructions::Avx2] {
+            let compute = |pool: &dyn ThreadPool| case.compute_with(&Prepared::new(limit), pool).bits();
+            let alone = compute(&Sequential);
+            assert!([compute(&Threads(3)), compute(&Crowd)].iter().all(|bits| *bits == alone), "{seed}, {limit:?}");
+        }
     }
 }
 
