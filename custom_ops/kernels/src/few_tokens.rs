@@ -143,7 +143,7 @@ impl Stage for FewTokens<'_> {
         }
         let rows = rows.row(0);
         let (queries, attended) = rows.split_at_mut(rows.len() / 2);
-        self.inputs.queries.project(expert, 0, &tokens[..count], None, &mut Tile::dense(queries, head));
+        self.inputs.queries.project(expert, 0, &tokens[..count], None, None, &mut Tile::dense(queries, head));
         self.attend(queries, &tokens[..count], &mut Tile::dense(attended, head));
         let places: [usize; TILE_ROWS] = std::array::from_fn(|row| row);
         RowProduct {

@@ -15,7 +15,7 @@ use crate::packed::{Geometry, Packed};
 use crate::pool::Stage;
 use crate::query_projection::{QueryInputs, row_stride};
 use crate::routing::Routing;
-use crate::rows::{RowProduct, TILE_ROWS, even};
+use crate::rows::{Next, RowProduct, TILE_ROWS, are_far, even};
 use crate::simd::{Isa, Left};
 
 /// Elements of what all slots attend to up to which stages that share it are faster, on processors that multiply a near
@@ -33,6 +33,9 @@ const MANY: usize = 4;
 
 /// As [`ROWS`] where there are few blocks, on processors that take longer to multiply with a weight than to read it.
 const FEWEST: usize = 24;
+
+/// Most rows of an expert whose products fetch far weights of the next one: more rows wait too seldom for weights.
+const HURRIED: usize = 48;
 
 /// Where more than one place in so many would stay empty, threads wait for longer than blocks save.
 const IDLE: usize = 25;
@@ -183,18 +186,23 @@ impl Stage for ManyTokens<'_> {
             begin(out.row(token - block.start), bias, routing.routed[token]);
         }
         let rows = rows.row(0);
-        for (expert, own) in routing.experts() {
-            for own in even(routing.within(own, &block), TILE_ROWS) {
-                self.take(expert, own, rows, &mut out);
+        let chosen = routing.experts().map(|(expert, own)| (expert, routing.within(own, &block)));
+        let mut chosen = chosen.filter(|(_, own)| !own.is_empty()).peekable();
+        while let Some((expert, own)) = chosen.next() {
+            let then = chosen.peek().map(|(then, _)| *then);
+            for own in even(own, TILE_ROWS) {
+                self.take(expert, then, own, rows, &mut out);
             }
         }
     }
 }
 
 impl ManyTokens<'_> {
-    /// Takes at most [`TILE_ROWS`] rows of an expert through the layer and adds them to the output.
-    fn take(&self, expert: usize, own: Range<usize>, memory: &mut [f32], out: &mut Tile<'_, f32>) {
-        let ManyInputs { queries: QueryInputs { isa, kv_heads, head, .. }, routing, output_weights, .. } = self.inputs;
+    /// Takes at most [`TILE_ROWS`] rows of an expert through the layer and adds them to the output; another expert may
+    /// come `then`.
+    fn take(&self, expert: usize, then: Option<usize>, own: Range<usize>, memory: &mut [f32], out: &mut Tile<'_, f32>) {
+        let ManyInputs { queries: inputs, routing, output_weights, .. } = self.inputs;
+        let QueryInputs { isa, kv_heads, head, .. } = inputs;
         let (count, stride, first) = (own.len(), row_stride(kv_heads * head), out.first_row());
         let (mut tokens, mut starts, mut factors) = ([0; TILE_ROWS], [0; TILE_ROWS], [0.0; TILE_ROWS]);
         for (row, pair) in own.map(|row| routing.pair(row)).enumerate() {
@@ -204,7 +212,12 @@ impl ManyTokens<'_> {
         let (queries, attended) = memory.split_at_mut(count * head);
         let attended = &mut attended[..count * stride];
         for group in 0..kv_heads {
-            self.attend(expert, group, &tokens[..count], queries, attended);
+            let next = match group + 1 < kv_heads {
+                true => next(count, inputs.weights, expert, group + 1),
+                false => next(count, output_weights, expert, 0),
+            };
+            inputs.project(expert, group, &tokens[..count], None, next, &mut Tile::dense(queries, head));
+            self.attend(group, &tokens[..count], queries, attended);
         }
         let rows = tokens.map(|token| token.saturating_sub(first));
         RowProduct {
@@ -216,17 +229,15 @@ impl ManyTokens<'_> {
             columns: out.columns(),
             rows: &rows[..count],
             factors: Some(&factors[..count]),
-            next: None,
+            next: then.and_then(|then| next(count, inputs.weights, then, 0)),
             epoch: None,
         }
         .compute(isa, out);
     }
 
     /// Fills the columns of a head in `attended`, a row for each token: 0 where it may see no key.
-    fn attend(&self, expert: usize, group: usize, tokens: &[usize], queries: &mut [f32], attended: &mut [f32]) {
-        let ManyInputs { queries: inputs, panels, tokens: per_row, .. } = self.inputs;
-        let QueryInputs { isa, kv_heads, head, .. } = inputs;
-        inputs.project(expert, group, tokens, None, &mut Tile::dense(queries, head));
+    fn attend(&self, group: usize, tokens: &[usize], queries: &[f32], attended: &mut [f32]) {
+        let ManyInputs { queries: QueryInputs { isa, kv_heads, head, .. }, panels, tokens: per_row, .. } = self.inputs;
         let mut out = Tile::columns_of(attended, row_stride(kv_heads * head), group * head, head);
         let batch = tokens[0] / per_row;
         let mut rows = Rows::new(batch * kv_heads + group);
@@ -238,6 +249,11 @@ impl ManyTokens<'_> {
         }
         rows.attend(&Attending { isa, queries, panels, head }, &mut out);
     }
+}
+
+/// What `rows` rows fetch of the weights that are multiplied next.
+fn next(rows: usize, weights: &Packed, matrix: usize, block: usize) -> Option<Next<'_>> {
+    (rows <= HURRIED && are_far(weights)).then_some(Next { weights, matrix, block, first_column: 0 })
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use crate::grid::{Claims, Grid, Layout, cut};
 use crate::packed::{Geometry, Packed};
 use crate::pool::Stage;
 use crate::routing::Routing;
-use crate::rows::{RowProduct, TILE_ROWS, even};
+use crate::rows::{Next, RowProduct, TILE_ROWS, even};
 use crate::simd::{Epoch, Isa, Left, PANEL};
 
 /// Elements of one expert's weights that a task of few tokens keeps in a near cache.
@@ -188,7 +188,7 @@ impl Stage for OutputProjection<'_> {
                     columns,
                     rows: &rows[..count],
                     factors: Some(&factors[..count]),
-                    next,
+                    next: next.map(|matrix| Next { weights, matrix, block: 0, first_column }),
                     epoch: Some(self.epoch),
                 }
                 .compute(isa, &mut out);

@@ -6,7 +6,7 @@ use crate::packed::Packed;
 use crate::pool::Stage;
 use crate::rope::Rotary;
 use crate::routing::Routing;
-use crate::rows::{RowProduct, TILE_ROWS, task_columns};
+use crate::rows::{Next, RowProduct, TILE_ROWS, task_columns};
 use crate::simd::{Epoch, Isa, LANES, Left, PANEL};
 
 /// Elements between two rows of queries, and of what attention makes of them.
@@ -43,13 +43,14 @@ pub(crate) struct QueryInputs<'a> {
 
 impl QueryInputs<'_> {
     /// Fills `out` with queries of one expert, from the head `group` on, rotated, and scaled where they are: a row for
-    /// each of up to [`TILE_ROWS`] tokens.
+    /// each of up to [`TILE_ROWS`] tokens; `next` is multiplied then.
     pub(crate) fn project(
         &self,
         expert: usize,
         group: usize,
         tokens: &[usize],
         epoch: Option<Epoch>,
+        next: Option<Next<'_>>,
         out: &mut Tile<'_, f32>,
     ) {
         let Self { isa, width, head, .. } = *self;
@@ -65,7 +66,7 @@ impl QueryInputs<'_> {
             columns: out.columns(),
             rows: &rows,
             factors: None,
-            next: None,
+            next,
             epoch,
         }
         .compute(isa, out);
@@ -154,7 +155,7 @@ impl Stage for QueryProjection<'_> {
         tokens.iter_mut().zip(rows).for_each(|(token, row)| *token = routing.pair(row) / routing.top_k);
         let expert = self.experts[index / self.grid.across()];
         let group = out.first_column() / self.inputs.head;
-        self.inputs.project(expert, group, &tokens[..count], Some(self.epoch), &mut out);
+        self.inputs.project(expert, group, &tokens[..count], Some(self.epoch), None, &mut out);
     }
 }
 

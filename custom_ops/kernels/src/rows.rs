@@ -49,12 +49,35 @@ const LONG: usize = 65536;
 /// cache holds them, fetching costs more than it saves.
 const FAR: usize = 1 << 22;
 
+/// Whether the last cache may not hold weights until they are read again.
+pub(crate) fn are_far(weights: &Packed) -> bool {
+    weights.bytes() > FAR
+}
+
 /// Most rows whose panels, up to [`LONG`], a processor that reads one stream fastest is left to fetch itself: a fetch
 /// takes a load, and so few rows need all of these.
 const ALONE: usize = 4;
 
 /// Most bytes of weights that a first block fetches before it reads them.
 const EARLY: usize = 65536;
+
+/// Where weights begin that are multiplied next.
+#[derive(Clone, Copy)]
+pub(crate) struct Next<'a> {
+    pub(crate) weights: &'a Packed,
+    pub(crate) matrix: usize,
+    pub(crate) block: usize,
+    /// A multiple of [`PANEL`].
+    pub(crate) first_column: usize,
+}
+
+impl<'a> Next<'a> {
+    /// The panels, where they hold elements of this type.
+    fn memory<W: Element>(self) -> Option<&'a [W]> {
+        let panels = self.weights.panels_of::<W>()?;
+        Some(self.weights.geometry().right(panels, self.matrix, self.block, self.first_column / PANEL).data)
+    }
+}
 
 /// A product of gathered rows with a block of packed weights.
 pub(crate) struct RowProduct<'a> {
@@ -70,8 +93,8 @@ pub(crate) struct RowProduct<'a> {
     pub(crate) rows: &'a [usize],
     /// `Some`: added to the destination with one factor for each row.
     pub(crate) factors: Option<&'a [f32]>,
-    /// The matrix whose same columns are multiplied next, where that is known: they are fetched meanwhile.
-    pub(crate) next: Option<usize>,
+    /// What is multiplied next, which is fetched meanwhile; where that is not known, what stands next.
+    pub(crate) next: Option<Next<'a>>,
     /// While what `left` holds does not change, where that is known: rows that come again are not split again.
     pub(crate) epoch: Option<Epoch>,
 }
@@ -80,13 +103,13 @@ impl RowProduct<'_> {
     /// Computes the product into the columns `0 .. columns` of `out`.
     pub(crate) fn compute(&self, isa: Isa, out: &mut Tile<'_, f32>) {
         match self.weights.panels() {
-            Panels::F32(panels) => self.compute_with(panels, isa, out),
-            Panels::Bf16(panels) => self.compute_with(panels, isa, out),
-            Panels::F16(panels) => self.compute_with(panels, isa, out),
+            Panels::F32(panels) => self.compute_with(panels, self.next.and_then(Next::memory), isa, out),
+            Panels::Bf16(panels) => self.compute_with(panels, self.next.and_then(Next::memory), isa, out),
+            Panels::F16(panels) => self.compute_with(panels, self.next.and_then(Next::memory), isa, out),
         }
     }
 
-    fn compute_with<W: Element>(&self, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
+    fn compute_with<W: Element>(&self, panels: &Buffer<W>, next: Option<&[W]>, isa: Isa, out: &mut Tile<'_, f32>) {
         let count = self.left.starts.len();
         if on_tiles::<W>(isa, count, self.left.inner, self.columns)
             && let Some(unit) = Unit::new(isa)
@@ -102,13 +125,12 @@ impl RowProduct<'_> {
         let fetches = isa.has_wide_vectors() || size_of_val(panels.filled()) > FAR;
         for column in (0..self.columns).step_by(together.max(1)) {
             let right = self.right(panels, self.matrix, column);
-            let next = match self.next.filter(|_| column + together >= self.columns) {
-                Some(matrix) => self.right(panels, matrix, 0).data.get(..panel_len),
-                None => {
-                    let start = together.div_ceil(PANEL) * panel_len;
-                    right.data.get(start..start + panel_len)
-                }
+            // Beside each panel that is multiplied its share of a panel is fetched.
+            let next = match next.filter(|_| column + together >= self.columns) {
+                Some(next) => next,
+                None => right.data.get(together.div_ceil(PANEL) * panel_len..).unwrap_or_default(),
             };
+            let next = &next[..panel_len.min(next.len())];
             let total = count.div_ceil(ROWS);
             let cold = usize::from(column == 0);
             for (index, block) in blocks(count).enumerate() {
@@ -124,9 +146,7 @@ impl RowProduct<'_> {
                     },
                     ahead: match index.checked_sub(cold) {
                         None => first_ahead(isa, right, block.len(), [panel_len, panels.filled().len()], together),
-                        Some(index) => {
-                            next.filter(|_| fetches).map(|next| Ahead::Later(part(next, index, total - cold)))
-                        }
+                        Some(index) => fetches.then(|| Ahead::Later(part(next, index, total - cold))),
                     },
                 }
                 .compute(isa, out);

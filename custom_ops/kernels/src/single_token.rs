@@ -162,7 +162,7 @@ impl SingleToken<'_> {
         let head = out.columns();
         for (row, expert) in experts[out.first_row()..][..out.rows()].iter().enumerate() {
             let mut query = Tile::dense(out.row(row), head);
-            self.inputs.queries.project(*expert as usize, 0, &[0], None, &mut query);
+            self.inputs.queries.project(*expert as usize, 0, &[0], None, None, &mut query);
         }
     }
 

@@ -238,7 +238,7 @@ pub(crate) fn panels_at_once(isa: Isa, rows: usize, bytes: usize) -> usize {
         Instructions::Portable => usize::MAX,
         Instructions::Avx2 if rows == 1 => ROW_PANELS_OF_AVX2,
         Instructions::Avx2 => 1,
-        // One panel's two sums keep vectors busy that take two passes, and short panels come faster one after the other.
+        // Two sums keep vectors busy that take two passes, and short panels come faster one after the other.
         Instructions::Avx512 if rows == 1 && bytes <= SHORT && !isa.multiplies_whole_vectors() => 1,
         Instructions::Avx512 | Instructions::Amx if rows == 1 || rows <= FEW_ROWS && bytes <= SHORT => ROW_PANELS,
         Instructions::Avx512 | Instructions::Amx => 1,
