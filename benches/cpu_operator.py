@@ -10,6 +10,7 @@ most that the rates measured in the run allow (`cpu_operator_goals.py`).
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
@@ -46,6 +47,8 @@ BF16 = (1024, 1024, 1024)
 BF16_FLAGS = {"amx_bf16", "avx512_bf16"}
 CLOCKS = {"wall": time.perf_counter, "thread": time.thread_time}
 TOLERANCE = 2e-4
+# Seconds for which threads of a session look for work after its last call: 36 to 40 ms were seen.
+LOOKING = 0.06
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -58,12 +61,42 @@ def library():
     return str(target / "release" / "libmoa_ort.so")
 
 
+def processors(threads):
+    """One processor for each thread, the caller's first; nothing where there are too few, or a system has no such choice."""
+    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return allowed[:threads] if threads <= len(allowed) else []
+
+
+@contextlib.contextmanager
+def held(chosen):
+    """Keeps the calling thread on the first of some processors: it may otherwise share one with a thread of its session for
+    as long as a burst takes."""
+    if not chosen:
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, chosen[:1])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def session_options(threads):
+    """Those of a session whose threads stay on the other ones of `processors`."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    if len(chosen := processors(threads)) > 1:
+        others = ";".join(str(processor + 1) for processor in chosen[1:])
+        options.add_session_config_entry("session.intra_op_thread_affinities", others)
+    return options
+
+
 class OrtRun:
     """A session of `args.threads` with every input and output bound once; `in_place`: past and present are one buffer."""
 
     def __init__(self, model, feeds, args, in_place=False):
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = args.threads
+        options = session_options(args.threads)
         options.register_custom_ops_library(args.library)
         self.session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         self.binding = self.session.io_binding()
@@ -99,9 +132,13 @@ def mha_reference(model, feeds, heads):
 
 
 def burst(run, seconds, clock):
-    """Times of calls in a row, after a few that are not counted."""
-    for _ in range(3):
+    """Times of calls in a row, after some that are not counted: for as long as threads of the contender before look for
+    work, which takes a processor from this one. After a pause in their place, graphs of many nodes were 1.5 times as
+    slow for whole bursts."""
+    calls, end = 0, time.perf_counter() + LOOKING
+    while calls < 3 or time.perf_counter() < end:
         run()
+        calls += 1
     times, end = [], time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < end:
         start = clock()
@@ -110,14 +147,14 @@ def burst(run, seconds, clock):
     return times
 
 
-def interleave(runs, rounds, seconds, clock=time.perf_counter):
+def interleave(runs, rounds, seconds, threads, clock=time.perf_counter):
     """Bursts of every contender in turn, in another order each round."""
     found, order = {name: [] for name in runs}, list(runs)
     for _ in range(rounds):
         random.shuffle(order)
         for name in order:
-            found[name].append(burst(runs[name], seconds, clock))
-            time.sleep(0.004)
+            with held(processors(threads)):
+                found[name].append(burst(runs[name], seconds, clock))
     return found
 
 
@@ -225,7 +262,7 @@ def write_json(path, machine, results):
 
 def measure(name, shape, args, torch, bandwidth):
     runs = contenders(shape, args, torch)
-    found = interleave(runs, args.rounds, args.seconds, CLOCKS[args.clock])
+    found = interleave(runs, args.rounds, args.seconds, args.threads, CLOCKS[args.clock])
     result = {"shape": dataclasses.asdict(shape), "macs": shape.macs(), "load": os.getloadavg()}
     heads, head = shape.mha_heads()
     result["mha"] = {"heads": heads, "head": head, "macs": shape.mha_macs(heads * head)}

@@ -82,7 +82,7 @@ def measure(shape, args):
         for run in runs.values():
             run()
         outputs = [{name: value.copy() for name, value in run.values.items()} for run in runs.values()]
-        for number, bursts in interleave(runs, args.turns, args.seconds).items():
+        for number, bursts in interleave(runs, args.turns, args.seconds, args.threads).items():
             found.setdefault(number, []).extend(bursts)
     for number, library in enumerate(args.libraries):
         ratios = compare(found[0], found[number]) if number else None

@@ -140,8 +140,7 @@ class EagerRun:
 
 
 def open_session(path, args, library=None):
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = args.threads
+    options = bench.session_options(args.threads)
     if library:
         options.register_custom_ops_library(library)
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -262,7 +261,7 @@ def measure(name, sessions, model, args, bandwidth):
     for contender in wrong:
         print(f"{name}: {contender} is wrong ({result['relative_error'][contender]:.1e}) and is not timed")
         del runs[contender]
-    bursts = bench.interleave(runs, args.rounds, args.seconds)
+    bursts = bench.interleave(runs, args.rounds, args.seconds, args.threads)
     result["times"] = {contender: bench.summary(times) for contender, times in bursts.items()}
     ours = result["times"]["ours"]
     result["ratios"] = {n: bench.ratio(times, ours) for n, times in result["times"].items() if n != "ours"}
