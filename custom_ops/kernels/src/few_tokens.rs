@@ -12,7 +12,7 @@ use crate::packed::{Geometry, Packed};
 use crate::pool::Stage;
 use crate::query_projection::QueryInputs;
 use crate::routing::Routing;
-use crate::rows::{RowProduct, TILE_ROWS, even, may_meet_tiles};
+use crate::rows::{IN_ORDER, RowProduct, TILE_ROWS, even, may_meet_tiles};
 use crate::simd::{FewSlots, Isa, Left, OneToken};
 
 /// Most elements of all products: they are written once and read once more than where rows are added as they come.
@@ -145,7 +145,6 @@ impl Stage for FewTokens<'_> {
         let (queries, attended) = rows.split_at_mut(rows.len() / 2);
         self.inputs.queries.project(expert, 0, &tokens[..count], None, None, &mut Tile::dense(queries, head));
         self.attend(queries, &tokens[..count], &mut Tile::dense(attended, head));
-        let places: [usize; TILE_ROWS] = std::array::from_fn(|row| row);
         RowProduct {
             left: Left { data: attended, starts: &starts[..count], inner: head },
             weights: self.inputs.output_weights,
@@ -153,7 +152,7 @@ impl Stage for FewTokens<'_> {
             block: 0,
             first_column: 0,
             columns: products.columns(),
-            rows: &places[..count],
+            rows: &IN_ORDER[..count],
             factors: None,
             next: None,
             epoch: None,

@@ -6,8 +6,8 @@ use crate::packed::Packed;
 use crate::pool::Stage;
 use crate::rope::Rotary;
 use crate::routing::Routing;
-use crate::rows::{Next, RowProduct, TILE_ROWS, task_columns};
-use crate::simd::{Epoch, Isa, LANES, Left, PANEL};
+use crate::rows::{IN_ORDER, Next, RowProduct, TILE_ROWS, task_columns};
+use crate::simd::{Epoch, Isa, LANES, Left, PANEL, ROWS};
 
 /// Elements between two rows of queries, and of what attention makes of them.
 ///
@@ -54,17 +54,21 @@ impl QueryInputs<'_> {
         out: &mut Tile<'_, f32>,
     ) {
         let Self { isa, width, head, .. } = *self;
-        let (count, mut starts) = (tokens.len(), [0; TILE_ROWS]);
+        // A single row feels how long it takes to clear more.
+        let (count, mut few, mut many) = (tokens.len(), [0; ROWS], None);
+        let starts = match few.get_mut(..count) {
+            Some(starts) => starts,
+            None => &mut many.insert([0; TILE_ROWS])[..count],
+        };
         starts.iter_mut().zip(tokens).for_each(|(start, token)| *start = token * width);
-        let rows: [usize; TILE_ROWS] = std::array::from_fn(|row| row);
         RowProduct {
-            left: Left { data: self.hidden_states, starts: &starts[..count], inner: width },
+            left: Left { data: self.hidden_states, starts, inner: width },
             weights: self.weights,
             matrix: expert,
             block: group,
             first_column: 0,
             columns: out.columns(),
-            rows: &rows,
+            rows: &IN_ORDER[..count],
             factors: None,
             next,
             epoch,

@@ -12,6 +12,17 @@ use crate::simd::{Ahead, Element, Epoch, Isa, Left, PANEL, Product, ROWS, Right,
 /// Most rows that one call multiplies.
 pub(crate) const TILE_ROWS: usize = 128;
 
+/// Rows of a destination in their order.
+pub(crate) static IN_ORDER: [usize; TILE_ROWS] = {
+    let mut rows = [0; TILE_ROWS];
+    let mut row = 0;
+    while row < TILE_ROWS {
+        rows[row] = row;
+        row += 1;
+    }
+    rows
+};
+
 /// Fewest rows, inner steps and columns of a product on AMX tiles, and fewest elements of one strip of rows and of
 /// more: below, splitting rows and the first panel costs more than tiles gain.
 const ON_TILES: [usize; 3] = [16, 64, 64];
