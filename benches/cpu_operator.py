@@ -61,7 +61,7 @@ def library():
     return str(target / "release" / "libmoa_ort.so")
 
 
-def processors(threads):
+def cpus(threads):
     """One processor for each thread, the caller's first; nothing where there are too few, or a system has no such choice."""
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return allowed[:threads] if threads <= len(allowed) else []
@@ -83,11 +83,11 @@ def held(chosen):
 
 
 def session_options(threads):
-    """Those of a session whose threads stay on the other ones of `processors`."""
+    """Those of a session whose threads stay on the other ones of `cpus`."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    if len(chosen := processors(threads)) > 1:
-        others = ";".join(str(processor + 1) for processor in chosen[1:])
+    if len(chosen := cpus(threads)) > 1:
+        others = ";".join(str(cpu + 1) for cpu in chosen[1:])
         options.add_session_config_entry("session.intra_op_thread_affinities", others)
     return options
 
@@ -153,7 +153,7 @@ def interleave(runs, rounds, seconds, threads, clock=time.perf_counter):
     for _ in range(rounds):
         random.shuffle(order)
         for name in order:
-            with held(processors(threads)):
+            with held(cpus(threads)):
                 found[name].append(burst(runs[name], seconds, clock))
     return found
 

@@ -11,7 +11,7 @@ use crate::key_panels::{KEYS_PER_TILE, Panels, Visible};
 use crate::pool::Stage;
 use crate::query_projection::row_stride;
 use crate::routing::Routing;
-use crate::rows::{TILE_ROWS, blocks};
+use crate::rows::{IN_ORDER, TILE_ROWS, blocks};
 use crate::simd::{Isa, Left, PANEL, Product, ROWS, Write};
 
 /// Query rows (tokens times slots) that one task aims at, on vectors and on tiles.
@@ -226,11 +226,10 @@ impl Rows {
 
     /// Products of queries and keys.
     fn score(&self, with: &Attending<'_>, block: Range<usize>, keys: &Range<usize>, scores: &mut Scores) {
-        let rows: [usize; ROWS] = std::array::from_fn(|row| row);
         Product {
             left: Left { data: with.queries, starts: &self.starts[block], inner: with.head },
             right: with.panels.key(self.pair, keys.start / PANEL),
-            rows: &rows,
+            rows: &IN_ORDER,
             first_column: 0,
             columns: keys.len(),
             write: Write::Replace,

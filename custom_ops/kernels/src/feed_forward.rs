@@ -12,7 +12,7 @@ use crate::packed::{Geometry, Packed, WeightData};
 use crate::pool::Stage;
 use crate::prepared::{Prepared, Weight};
 use crate::routing::{RouterInputs, Routing};
-use crate::rows::{RowProduct, TILE_ROWS, task_columns};
+use crate::rows::{IN_ORDER, RowProduct, TILE_ROWS, task_columns};
 use crate::scalar::Scalar;
 use crate::simd::{Epoch, Isa, Left, PANEL};
 use crate::{KernelError, ThreadPool, pool};
@@ -207,7 +207,6 @@ impl Stage for Hidden<'_> {
         for (row, start) in starts[..count].iter_mut().enumerate() {
             *start = routing.pair(out.first_row() + row) / routing.top_k * width;
         }
-        let rows: [usize; TILE_ROWS] = std::array::from_fn(|row| row);
         let mut product = RowProduct {
             left: Left { data: self.inputs.hidden_states, starts: &starts[..count], inner: width },
             weights: self.inputs.weights,
@@ -215,7 +214,7 @@ impl Stage for Hidden<'_> {
             block: 0,
             first_column: out.first_column(),
             columns,
-            rows: &rows,
+            rows: &IN_ORDER,
             factors: None,
             next: None,
             epoch: Some(self.epoch),

@@ -22,8 +22,11 @@ use crate::simd::{Isa, Left};
 /// row as fast as they read it.
 const NEAR: usize = 1 << 20;
 
-/// Most rows of an expert on average, which read its weights once, and most tokens of a block, whose output stays near.
-const MOST: (usize, usize) = (128, 256);
+/// Most rows of an expert on average, which read its weights once.
+const MOST_ROWS: usize = 128;
+
+/// Most tokens of a block, whose output stays near.
+const MOST_TOKENS: usize = 256;
 
 /// Rows of an expert that blocks have where there are many of them.
 const ROWS: usize = 64;
@@ -99,17 +102,16 @@ pub(crate) fn blocks(isa: Isa, sizes: Sizes, weights: Geometry) -> Option<usize>
         return None;
     }
     let tokens_of = |rows: usize| rows.saturating_mul(matrices).div_ceil(top_k);
-    let fewest_blocks = tokens.div_ceil(tokens_of(MOST.0).clamp(1, MOST.1));
+    let fewest_blocks = tokens.div_ceil(tokens_of(MOST_ROWS).clamp(1, MOST_TOKENS));
     // Where one thread has been seen, another may have been late.
     let threads = threads.max(2);
     let shared = |blocks: usize| blocks.next_multiple_of(threads) - blocks <= blocks / IDLE;
     let first = |rows: usize, least: usize| {
-        let large = (fewest_blocks..).take_while(|count| tokens / count >= tokens_of(rows));
-        large.map(|count| (count, batch * count)).find(|(_, all)| *all >= least && shared(*all))
+        let mut large = (fewest_blocks..).take_while(|count| tokens / count >= tokens_of(rows));
+        large.find(|count| batch * count >= least && shared(batch * count))
     };
     let fewest_rows = if isa.multiplies_whole_vectors() { ROWS } else { FEWEST };
-    let found = first(ROWS, MANY * threads).or_else(|| first(fewest_rows, threads).filter(|_| alike));
-    found.map(|(count, _)| count)
+    first(ROWS, MANY * threads).or_else(|| first(fewest_rows, threads).filter(|_| alike))
 }
 
 impl ManyScratch {

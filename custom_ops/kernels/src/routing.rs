@@ -10,8 +10,8 @@ use crate::buffer::Buffer;
 use crate::grid::{Claims, Distinct, Grid, Layout, Tile, cut};
 use crate::packed::Packed;
 use crate::pool::Stage;
-use crate::rows::RowProduct;
 use crate::rows::even;
+use crate::rows::{IN_ORDER, RowProduct};
 use crate::simd::{Isa, LANES, Left};
 
 /// Tokens that one task routes, side by side.
@@ -137,7 +137,6 @@ impl Router<'_> {
     fn logits(&self, first: usize, logits: &mut [f32]) {
         let RouterInputs { width, experts, .. } = self.inputs;
         let starts: [usize; TOKENS_PER_TASK] = std::array::from_fn(|row| (first + row) * width);
-        let rows: [usize; TOKENS_PER_TASK] = std::array::from_fn(|row| row);
         RowProduct {
             left: Left { data: self.inputs.hidden_states, starts: &starts[..logits.len() / experts], inner: width },
             weights: self.inputs.router_weight,
@@ -145,7 +144,7 @@ impl Router<'_> {
             block: 0,
             first_column: 0,
             columns: experts,
-            rows: &rows,
+            rows: &IN_ORDER,
             factors: None,
             next: None,
             epoch: None,

@@ -133,7 +133,8 @@ impl RowProduct<'_> {
             ..=ROWS => self.columns,
             _ => self.columns.min((near / (panel_len * size_of::<W>()).max(1)).max(1) * PANEL),
         };
-        let fetches = isa.has_wide_vectors() || size_of_val(panels.filled()) > FAR;
+        let far = are_far(self.weights);
+        let fetches = isa.has_wide_vectors() || far;
         for column in (0..self.columns).step_by(together.max(1)) {
             let right = self.right(panels, self.matrix, column);
             // Beside each panel that is multiplied its share of a panel is fetched.
@@ -156,7 +157,7 @@ impl RowProduct<'_> {
                         None => Write::Replace,
                     },
                     ahead: match index.checked_sub(cold) {
-                        None => first_ahead(isa, right, block.len(), [panel_len, panels.filled().len()], together),
+                        None => first_ahead(isa, right, block.len(), (panel_len, far), together),
                         Some(index) => fetches.then(|| Ahead::Later(part(next, index, total - cold))),
                     },
                 }
@@ -253,19 +254,18 @@ pub(crate) fn task_columns(isa: Isa, rows: usize, tiles: usize, columns: usize, 
     (1..=widest).rev().find(enough).unwrap_or(1) * unit
 }
 
-/// What the first block of `rows` rows fetches of `right`, a part of `all` elements, whose panels have `panel_len`
-/// elements, for `columns` columns.
+/// What the first block of `rows` rows fetches of `right`, whose panels have `panel_len` elements, for `columns`
+/// columns; the weights may be `far`.
 fn first_ahead<'a, W: Element>(
     isa: Isa,
     right: Right<'a, W>,
     rows: usize,
-    [panel_len, all]: [usize; 2],
+    (panel_len, far): (usize, bool),
     columns: usize,
 ) -> Option<Ahead<'a, W>> {
     let bytes = panel_len * size_of::<W>();
     if rows == 1 {
-        let far = bytes > LONG || isa.reads_one_stream() && all * size_of::<W>() > FAR;
-        return far.then_some(Ahead::Own);
+        return (bytes > LONG || isa.reads_one_stream() && far).then_some(Ahead::Own);
     }
     if rows <= ALONE && bytes <= LONG && isa.reads_one_stream() {
         return None;
