@@ -59,7 +59,8 @@ pub(super) unsafe fn mix<T: Element, const FAR: bool>(
         }
     }
 }
-/// For each quarter of the lanes, the sums of it in four vectors.
+/// For each quarter of the lanes, the sums of it in four vectors. Without closures: the compiler would call them, with
+/// vectors in memory.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn quarter_sums(a: __m512, b: __m512, c: __m512, d: __m512) -> __m512 {
@@ -76,15 +77,6 @@ fn join(a: __m512, b: __m512) -> __m512 {
     _mm512_add_ps(_mm512_shuffle_f32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b))
 }
 
-/// The sums of the lanes of each of 16 vectors. Without closures: the compiler would call them, with vectors in memory.
-#[target_feature(enable = "avx512f")]
-#[inline]
-fn sums_of_lanes(v: &[__m512; LANES]) -> __m512 {
-    let first = join(quarter_sums(v[0], v[1], v[2], v[3]), quarter_sums(v[4], v[5], v[6], v[7]));
-    let second = join(quarter_sums(v[8], v[9], v[10], v[11]), quarter_sums(v[12], v[13], v[14], v[15]));
-    join(first, second)
-}
-
 /// As [`Block::score`]; what stands past the last key, up to a whole vector, are scores of others.
 ///
 /// # Safety
@@ -96,9 +88,9 @@ unsafe fn score<T: Element, const FAR: bool, const S: usize>(
     places: &[usize],
     scores: &mut Scores,
 ) {
-    let mut lanes = [[_mm512_setzero_ps(); LANES]; S];
+    let mut quarters = [[_mm512_setzero_ps(); LANES / TOGETHER]; S];
     for (group, places) in places.chunks(LANES).enumerate() {
-        for from in (0..places.len()).step_by(TOGETHER) {
+        for (quarter, from) in (0..places.len()).step_by(TOGETHER).enumerate() {
             let near: [usize; TOGETHER] = std::array::from_fn(|key| (from + key).min(places.len() - 1));
             let rows = near.map(|key| block.row(block.keys, places[key]));
             let values = near.map(|key| block.row(block.values, places[key]));
@@ -118,14 +110,14 @@ unsafe fn score<T: Element, const FAR: bool, const S: usize>(
                     }
                 }
             }
-            for (lanes, sums) in lanes.iter_mut().zip(sums) {
-                near.into_iter().zip(sums).for_each(|(key, sum)| lanes[key] = sum);
+            for (quarters, [a, b, c, d]) in quarters.iter_mut().zip(sums) {
+                quarters[quarter] = quarter_sums(a, b, c, d);
             }
         }
-        for (slot, lanes) in lanes.iter().enumerate() {
-            let place = slot * KEYS + group * LANES;
+        for (slot, [a, b, c, d]) in quarters.into_iter().enumerate() {
+            let (place, sums) = (slot * KEYS + group * LANES, join(join(a, b), join(c, d)));
             // SAFETY: a slot has room for whole vectors of its keys.
-            unsafe { _mm512_storeu_ps(scores.0.as_mut_ptr().add(place), sums_of_lanes(lanes)) };
+            unsafe { _mm512_storeu_ps(scores.0.as_mut_ptr().add(place), sums) };
         }
     }
 }
