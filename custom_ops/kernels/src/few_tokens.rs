@@ -14,6 +14,7 @@ use crate::query_projection::QueryInputs;
 use crate::routing::Routing;
 use crate::rows::{IN_ORDER, RowProduct, TILE_ROWS, even, may_meet_tiles};
 use crate::simd::{FewSlots, Isa, Left, OneToken};
+use crate::terms::Terms;
 
 /// Most elements of all products: they are written once and read once more than where rows are added as they come.
 const PRODUCTS: usize = 1 << 17;
@@ -24,8 +25,8 @@ const KEYS: usize = 64;
 /// Fewest slots of a token.
 const SLOTS: usize = 4;
 
-/// Tokens that one task sums.
-const SUMMED: usize = 4;
+/// Most tokens that one task sums.
+const SUMMED: usize = 6;
 
 /// Memory that the stages keep between calls.
 #[derive(Debug, Default)]
@@ -115,8 +116,9 @@ impl FewScratch {
         bias: Option<&'a [f32]>,
         output: &'a mut [f32],
     ) -> SumProducts<'a> {
-        let width = output.len() / routing.tokens();
-        cut(&mut self.tokens, routing.tokens(), SUMMED);
+        let (tokens, width) = (routing.tokens(), output.len() / routing.tokens());
+        // Even numbers of tasks are shared evenly by two threads.
+        cut(&mut self.tokens, tokens, tokens.div_ceil(tokens.div_ceil(SUMMED).next_multiple_of(2)));
         let grid = Grid::new(output, Layout::whole(width), &self.tokens, &mut self.claims[2]);
         SumProducts { isa, routing, products: self.products.filled(), bias, grid }
     }
@@ -193,14 +195,14 @@ impl Stage for SumProducts<'_> {
         for token in tokens.clone() {
             begin(out.row(token - tokens.start), self.bias, self.routing.routed[token]);
         }
-        let width = out.columns();
-        for (_, own) in self.routing.experts() {
-            for row in self.routing.within(own, &tokens) {
-                let pair = self.routing.pair(row);
-                let product = &self.products[row * width..][..width];
-                let out = out.row(pair / self.routing.top_k - tokens.start);
-                self.isa.add_scaled(out, self.routing.topk_weights[pair], product);
-            }
+        let (top_k, width) = (self.routing.top_k, out.columns());
+        let own = tokens.start * top_k..tokens.end * top_k;
+        let mut terms = [Terms::new(self.isa); SUMMED];
+        let rows = self.routing.order().numbers().iter().enumerate();
+        for (row, pair) in rows.filter(|(_, pair)| own.contains(pair)) {
+            let (place, product) = (pair / top_k - tokens.start, &self.products[row * width..][..width]);
+            terms[place].push(self.routing.topk_weights[*pair], product, out.row(place));
         }
+        (0..tokens.len()).for_each(|place| terms[place].add_to(out.row(place)));
     }
 }

@@ -88,6 +88,7 @@ mod scalar;
 mod self_attention;
 mod simd;
 mod single_token;
+mod terms;
 
 pub use cross_attention::{CrossAttentionInputs, CrossAttentionOutputs, cross_attention};
 pub use error::KernelError;

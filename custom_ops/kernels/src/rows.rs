@@ -211,7 +211,7 @@ impl RowProduct<'_> {
     fn write(&self, row: usize, columns: Range<usize>, product: &[f32], isa: Isa, out: &mut Tile<'_, f32>) {
         let place = &mut out.row(self.rows[row])[columns];
         match self.factors {
-            Some(factors) => isa.add_scaled(place, factors[row], product),
+            Some(factors) => isa.add_terms(place, &[(factors[row], product)]),
             None => isa.replace(place, product),
         }
     }

@@ -22,6 +22,7 @@ use crate::query_projection::QueryInputs;
 use crate::routing::{Router, Routing};
 use crate::rows::RowProduct;
 use crate::simd::{Element, FewKeys, FewSlots, Isa, Left, OneToken};
+use crate::terms::Terms;
 
 /// Fewest slots.
 const SLOTS: usize = 4;
@@ -119,10 +120,12 @@ impl SingleScratch {
     /// routed.
     pub(crate) fn sum(&self, isa: Isa, routing: &Routing, bias: Option<&[f32]>, out: &mut [f32]) {
         begin(out, bias, routing.routed[0]);
+        let mut terms = Terms::new(isa);
         for pair in routing.order().numbers() {
             let product = &self.products.filled()[pair * out.len()..][..out.len()];
-            isa.add_scaled(out, routing.topk_weights[*pair], product);
+            terms.push(routing.topk_weights[*pair], product, out);
         }
+        terms.add_to(out);
     }
 
     /// Bytes held between calls.

@@ -146,8 +146,12 @@ impl Isa {
     }
 
     every_level! {
-        /// `out += factor · product`.
-        add_scaled(out: &mut [f32], factor: f32, product: &[f32]), add_scaled
+        /// `out += factor · product` for one term `(factor, product)` after the other.
+        ///
+        /// # Panics
+        ///
+        /// If a product is shorter than `out`.
+        add_terms(out: &mut [f32], terms: &[(f32, &[f32])]), add_terms
     }
 }
 
@@ -319,8 +323,21 @@ fn resume<const FMA: bool>(out: &mut [f32], factor: f32, product: &[f32]) {
 }
 
 #[inline(always)]
-fn add_scaled<const FMA: bool>(out: &mut [f32], factor: f32, product: &[f32]) {
-    out.iter_mut().zip(product).for_each(|(out, product)| *out = multiply_add::<FMA>(factor, *product, *out));
+fn add_terms<const FMA: bool>(out: &mut [f32], terms: &[(f32, &[f32])]) {
+    let (groups, rest) = out.as_chunks_mut::<LANES>();
+    let whole = groups.len() * LANES;
+    for (first, out) in (0..whole).step_by(LANES).zip(groups) {
+        let mut sums = *out;
+        for (factor, product) in terms {
+            let values = product[first..][..LANES].iter();
+            sums.iter_mut().zip(values).for_each(|(sum, value)| *sum = multiply_add::<FMA>(*factor, *value, *sum));
+        }
+        *out = sums;
+    }
+    for (factor, product) in terms {
+        let values = product[whole..][..rest.len()].iter();
+        rest.iter_mut().zip(values).for_each(|(sum, value)| *sum = multiply_add::<FMA>(*factor, *value, *sum));
+    }
 }
 
 #[cfg(test)]
@@ -402,8 +419,8 @@ mod tests {
             assert_eq!(out.map(f32::to_bits), [0.0f32, 3.0, -1.0].map(f32::to_bits), "{isa:?}");
             isa.resume(&mut out, 2.0, &[1.0, 1.0, 4.0]);
             assert_eq!(out, [1.0, 7.0, 2.0], "{isa:?}");
-            isa.add_scaled(&mut out, -2.0, &[1.0, 3.0, 0.5]);
-            assert_eq!(out, [-1.0, 1.0, 1.0], "{isa:?}");
+            isa.add_terms(&mut out, &[(-2.0, &[1.0, 3.0, 0.5]), (3.0, &[0.0, 1.0, 2.0, 9.0])]);
+            assert_eq!(out, [-1.0, 4.0, 7.0], "{isa:?}");
         }
     }
 
