@@ -24,7 +24,7 @@ const TASKS: usize = 4;
 #[derive(Clone, Copy)]
 pub(crate) struct AttentionInputs<'a> {
     pub(crate) isa: Isa,
-    pub(crate) routing: &'a Routing,
+    pub(crate) routing: Routing<'a>,
     /// `[B * T * k, G * D]`, rotated, with rows `row_stride` apart; scaled where the keys are not.
     pub(crate) queries: &'a [f32],
     pub(crate) visible: &'a Visible,
@@ -51,7 +51,7 @@ impl AttentionInputs<'_> {
 
 /// Cuts the pairs `[B, T, k]` at groups of whole tokens of one row of the batch, as even as can be but on tiles.
 pub(crate) fn cut_pairs(bounds: &mut Vec<usize>, inputs: &AttentionInputs<'_>, on_tiles: bool) {
-    let AttentionInputs { batch, tokens, kv_heads, routing: &Routing { top_k, .. }, .. } = *inputs;
+    let AttentionInputs { batch, tokens, kv_heads, routing: Routing { top_k, .. }, .. } = *inputs;
     let most = (QUERY_ROWS[usize::from(on_tiles)] / top_k).max(1);
     let fair = tokens.div_ceil(TASKS.div_ceil((batch * kv_heads).max(1))).max(1);
     let groups = tokens.div_ceil(if on_tiles { most } else { most.min(fair) });

@@ -11,7 +11,7 @@ use crate::packed::Packed;
 use crate::pool::{Awaited, Counted};
 use crate::query_projection::{QueryInputs, row_stride};
 use crate::rope::Rotary;
-use crate::routing::{Router, Routing};
+use crate::routing::{ByExpert, Router, Routing};
 use crate::simd::{FewKeys, Isa};
 use crate::single_token::SingleInputs;
 use crate::{KernelError, attention_tiles, decode, few_tokens, many_tokens, pool, single_token};
@@ -43,12 +43,22 @@ pub(crate) struct AttentionLayer<'a> {
     pub(crate) head: usize,
 }
 
+/// The stages before those of the layer, which runs them too.
+pub(crate) struct FirstStages<'a> {
+    pub(crate) router: &'a Awaited<Router<'a>>,
+    pub(crate) by_expert: &'a mut ByExpert,
+    pub(crate) keys_and_values: &'a dyn KeysAndValues,
+}
+
 impl AttentionLayer<'_> {
-    /// Whether one token is computed alone, by [`Self::compute_one`] and [`Self::sum_one`] in place of
-    /// [`Self::compute`].
-    pub(crate) fn is_one(&self) -> bool {
+    fn is_one(&self) -> bool {
         let sizes = [self.batch, self.tokens, self.kv_heads];
         single_token::serves(self.isa, sizes, self.top_k, self.output_weight.geometry())
+    }
+
+    fn is_few(&self) -> bool {
+        let sizes = [self.batch, self.tokens, self.kv_heads];
+        few_tokens::serves(self.isa, sizes, self.keys, self.top_k, self.output_weight.geometry())
     }
 
     /// Whether keys and values are read once each, as they are stored: they are not worth being widened before.
@@ -57,51 +67,82 @@ impl AttentionLayer<'_> {
             && !FewKeys::serves(self.isa, self.keys, self.head)
     }
 
-    /// Routes the only token, fills keys and values and computes the products of its slots.
+    /// Routes the tokens, fills keys and values and `output [B * T, C]`.
     ///
     /// # Errors
     ///
-    /// As [`Router::finish`].
-    pub(crate) fn compute_one(
+    /// As [`Router::check`].
+    pub(crate) fn run(
         &self,
-        routes: Router<'_>,
-        keys_and_values: &dyn KeysAndValues,
-        LayerScratch { visible, single, .. }: &mut LayerScratch,
+        first: FirstStages<'_>,
+        layer: &mut LayerScratch,
+        output_scratch: &mut OutputScratch,
+        output: &mut [f32],
     ) -> Result<(), KernelError> {
-        visible.read(self.key_mask, self.keys);
-        let routes = Awaited::new(routes);
+        layer.visible.read(self.key_mask, self.keys);
+        let router = first.router;
+        if self.is_one() {
+            self.run_one(first, layer, output);
+        } else if self.is_few() {
+            self.run_few(first, layer, output);
+        } else {
+            pool::run(self.pool, &[router, first.keys_and_values]);
+            router.stage().check()?;
+            let routing = router.stage().routing(first.by_expert);
+            if let Some((routing, cached)) = routing.zip(first.keys_and_values.cached()) {
+                self.compute(routing, cached, layer, output_scratch, output);
+            }
+        }
+        router.stage().check()
+    }
+
+    fn run_one(&self, first: FirstStages<'_>, layer: &mut LayerScratch, output: &mut [f32]) {
+        let LayerScratch { visible, single, .. } = layer;
         let inputs = SingleInputs {
             queries: self.query_inputs(),
-            routes: &routes,
+            routes: first.router,
             top_k: self.top_k,
-            keys_and_values,
+            keys_and_values: first.keys_and_values,
             keys: self.keys,
             visible,
             causal_past: self.causal_past,
             output_weights: self.output_weight,
         };
         single.run(self.pool, inputs);
-        routes.into_inner().finish()
+        if let Some(routing) = first.router.stage().routing(first.by_expert) {
+            single.sum(self.isa, routing, self.output_bias, output);
+        }
     }
 
-    /// Fills `output [C]` after [`Self::compute_one`].
-    pub(crate) fn sum_one(&self, routing: &Routing, layer: &LayerScratch, output: &mut [f32]) {
-        layer.single.sum(self.isa, routing, self.output_bias, output);
+    fn run_few(&self, first: FirstStages<'_>, layer: &mut LayerScratch, output: &mut [f32]) {
+        let LayerScratch { visible, few, .. } = layer;
+        let inputs = FewInputs {
+            queries: self.query_inputs(),
+            router: first.router,
+            keys_and_values: first.keys_and_values,
+            tokens: self.tokens,
+            top_k: self.top_k,
+            keys: self.keys,
+            visible,
+            causal_past: self.causal_past,
+            output_weights: self.output_weight,
+            bias: self.output_bias,
+        };
+        few.run(self.pool, inputs, first.by_expert, output);
     }
 
-    /// Fills `output [B * T, C]`.
-    pub(crate) fn compute(
+    /// Fills `output [B * T, C]` where the first stages have run.
+    fn compute(
         &self,
-        routing: &Routing,
+        routing: Routing<'_>,
         cached: Cached<'_>,
         layer: &mut LayerScratch,
         output_scratch: &mut OutputScratch,
         output: &mut [f32],
     ) {
-        let LayerScratch { visible, queries, panels, decode, few, many, wide, attended, bounds, claims, .. } = layer;
-        let Self { pool, batch, tokens, keys, rows, kv_heads, head, causal_past, .. } = *self;
+        let LayerScratch { visible, queries, panels, decode, many, wide, attended, bounds, claims, .. } = layer;
+        let Self { pool, batch, tokens, keys, rows, kv_heads, head, .. } = *self;
         let attended_len = batch * tokens * self.top_k * row_stride(kv_heads * head);
-        visible.read(self.key_mask, keys);
         if decode::serves(tokens, self.top_k, head) {
             let cached = if self.reads_stored() { cached } else { Cached::F32(cached.widened(wide)) };
             pool::run(pool, &[&queries.stage(self.query_inputs(), routing)]);
@@ -110,12 +151,6 @@ impl AttentionLayer<'_> {
         } else {
             let CacheRows { key, value, .. } = cached.widened(wide);
             let cache = Cache { key, value, visible, batch, keys, rows, kv_heads, head };
-            let (sizes, output_weights) = ([batch, tokens, kv_heads], self.output_weight);
-            if few_tokens::serves(self.isa, sizes, keys, self.top_k, output_weights.geometry()) {
-                let queries = self.query_inputs();
-                pool::run(pool, &[&few.stage(FewInputs { queries, routing, cache, causal_past, output_weights })]);
-                return pool::run(pool, &[&few.sum(self.isa, routing, self.output_bias, output)]);
-            }
             if let Some(cut) = self.blocks_of_many(routing) {
                 let (pack_keys, pack_values) = panels.stages(cache, self.scale, None);
                 pool::run(pool, &[&pack_keys, &pack_values]);
@@ -145,14 +180,14 @@ impl AttentionLayer<'_> {
     }
 
     /// Into how many blocks each row of the batch is cut, where there are so many tokens that blocks of them are tasks.
-    fn blocks_of_many(&self, routing: &Routing) -> Option<usize> {
+    fn blocks_of_many(&self, routing: Routing<'_>) -> Option<usize> {
         let Self { isa, pool, batch, tokens, top_k, .. } = *self;
         let alike = batch == 1 || routing.rows() == batch * tokens * top_k;
         let sizes = many_tokens::Sizes { batch, tokens, top_k, alike, threads: pool.threads() };
         many_tokens::blocks(isa, sizes, self.output_weight.geometry())
     }
 
-    fn many_inputs<'b>(&'b self, routing: &'b Routing, panels: Panels<'b>, visible: &'b Visible) -> ManyInputs<'b> {
+    fn many_inputs<'b>(&'b self, routing: Routing<'b>, panels: Panels<'b>, visible: &'b Visible) -> ManyInputs<'b> {
         ManyInputs {
             queries: self.unscaled_queries(),
             routing,
@@ -168,7 +203,7 @@ impl AttentionLayer<'_> {
 
     fn attention_inputs<'b>(
         &self,
-        routing: &'b Routing,
+        routing: Routing<'b>,
         queries: &'b [f32],
         visible: &'b Visible,
     ) -> AttentionInputs<'b> {

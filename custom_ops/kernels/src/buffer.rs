@@ -57,13 +57,14 @@ impl Buffer {
     }
 
     /// Runs `fill` on the destination, or on this memory, which is then rounded into the destination.
-    pub(crate) fn rounded_into<T: Scalar>(&mut self, out: &mut [T], fill: impl FnOnce(&mut [f32])) {
+    pub(crate) fn rounded_into<T: Scalar, R>(&mut self, out: &mut [T], fill: impl FnOnce(&mut [f32]) -> R) -> R {
         match T::direct_mut(out) {
             Ok(out) => fill(out),
             Err(out) => {
                 let values = self.take(out.len());
-                fill(values);
+                let result = fill(values);
                 T::round(values, out);
+                result
             }
         }
     }

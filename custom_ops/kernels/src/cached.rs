@@ -65,6 +65,9 @@ impl<'a> Cached<'a> {
 pub(crate) trait KeysAndValues: Stage {
     /// Both, once the tasks of the stage have ended; `None` where one was left out.
     fn wait(&self) -> Option<Cached<'_>>;
+
+    /// As [`Self::wait`], without waiting; `None` before, too.
+    fn cached(&self) -> Option<Cached<'_>>;
 }
 
 /// Keys and values that are there.
@@ -80,6 +83,10 @@ impl Stage for Given<'_> {
 
 impl KeysAndValues for Given<'_> {
     fn wait(&self) -> Option<Cached<'_>> {
+        Some(self.0)
+    }
+
+    fn cached(&self) -> Option<Cached<'_>> {
         Some(self.0)
     }
 }

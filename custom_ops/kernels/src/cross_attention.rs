@@ -2,16 +2,16 @@
 
 use moa_schema::{CrossAttentionAttributes, CrossAttentionDims};
 
-use crate::attention_layer::AttentionLayer;
+use crate::attention_layer::{AttentionLayer, FirstStages};
 use crate::cached::{CacheRows, Cached, Given};
 use crate::check::{at_least_one, length, optional_length};
 use crate::kernel_scratch::{BorderScratch, Scratch};
 use crate::packed::{Geometry, WeightData};
-use crate::pool::Counted;
+use crate::pool::{Awaited, Counted};
 use crate::prepared::{Prepared, Weight};
 use crate::routing::RouterInputs;
 use crate::scalar::Scalar;
-use crate::{KernelError, ThreadPool, pool};
+use crate::{KernelError, ThreadPool};
 
 /// Inputs of [`cross_attention`], row-major.
 #[derive(Debug, Clone, Copy)]
@@ -115,7 +115,8 @@ impl Prepared {
             gate_mode: attributes.gate_mode,
         };
         let routed = inputs.query_mask.iter().map(|&mask| mask != 0 || !attributes.skip_padded_queries);
-        let stage = routing.router(self.isa, router, routed)?;
+        let (router, by_expert) = routing.router(self.isa, router, routed)?;
+        let router = Awaited::new(router);
         let layer_inputs = AttentionLayer {
             isa: self.isa,
             pool,
@@ -136,20 +137,10 @@ impl Prepared {
             kv_heads,
             head,
         };
-        let cached = Cached::of(CacheRows { key: inputs.key, value: inputs.value, past: None });
-        if layer_inputs.is_one() {
-            layer_inputs.compute_one(stage, &Given(cached), layer)?;
-            routing.count(experts);
-            result.rounded_into(outputs.output, |out| layer_inputs.sum_one(routing, layer, out));
-        } else {
-            pool::run(pool, &[&stage]);
-            stage.finish()?;
-            routing.count(experts);
-            result.rounded_into(outputs.output, |out| {
-                layer_inputs.compute(routing, cached, layer, output, out);
-            });
-        }
-        routing.export(outputs.topk_indices.as_deref_mut(), outputs.topk_weights.as_deref_mut());
+        let given = Given(Cached::of(CacheRows { key: inputs.key, value: inputs.value, past: None }));
+        let first = FirstStages { router: &router, by_expert, keys_and_values: &given };
+        result.rounded_into(outputs.output, |out| layer_inputs.run(first, layer, output, out))?;
+        router.stage().export(outputs.topk_indices.as_deref_mut(), outputs.topk_weights.as_deref_mut());
         Ok(())
     }
 }

@@ -53,7 +53,7 @@ impl DecodeScratch {
         keys: usize,
         attended: &'a mut [f32],
     ) -> Decode<'a> {
-        let AttentionInputs { routing: &Routing { top_k, .. }, batch, kv_heads, head, .. } = inputs;
+        let AttentionInputs { routing: Routing { top_k, .. }, batch, kv_heads, head, .. } = inputs;
         let tokens = (batch * kv_heads / FEWEST_TASKS).clamp(1, MOST_TOKENS);
         let tasks = batch.div_ceil(tokens) * kv_heads;
         cut(&mut self.bounds[0], tasks, 1);

@@ -110,10 +110,10 @@ impl Prepared {
             top_k,
             gate_mode: attributes.gate_mode,
         };
-        let stage = routing.router(self.isa, router, (0..batch * tokens).map(|_| true))?;
-        pool::run(pool, &[&stage]);
-        stage.finish()?;
-        routing.count(experts);
+        let (router, by_expert) = routing.router(self.isa, router, (0..batch * tokens).map(|_| true))?;
+        pool::run(pool, &[&router]);
+        router.check()?;
+        let Some(routing) = router.routing(by_expert) else { return Ok(()) };
         let hidden_inputs = HiddenInputs {
             isa: self.isa,
             routing,
@@ -135,7 +135,7 @@ impl Prepared {
             width,
         };
         result.rounded_into(outputs.output, |out| pool::run(pool, &[&output.stage(output_inputs, out)]));
-        routing.export(outputs.topk_indices.as_deref_mut(), outputs.topk_weights.as_deref_mut());
+        router.export(outputs.topk_indices.as_deref_mut(), outputs.topk_weights.as_deref_mut());
         Ok(())
     }
 }
@@ -158,7 +158,7 @@ pub(crate) struct HiddenScratch {
 /// What the hidden layer reads.
 struct HiddenInputs<'a> {
     isa: Isa,
-    routing: &'a Routing,
+    routing: Routing<'a>,
     hidden_states: &'a [f32],
     weights: &'a Packed,
     function: fn(f32) -> f32,

@@ -1,19 +1,23 @@
 //! Few tokens with few keys: the rows of an expert from queries to products with its output weights, an expert a task.
 //!
 //! As in [`crate::single_token`], a task keeps its rows to itself, so that threads neither wait for each other between
-//! these steps nor read what another core has just written. The products, `C` elements a row, are summed at the end, in
-//! the order in which [`crate::output_projection`] adds them.
+//! these steps nor read what another core has just written, and it begins before all keys and values are there. The
+//! products, `C` elements a row, are summed at the end, in the order in which [`crate::output_projection`] adds them.
 
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use crate::ThreadPool;
 use crate::buffer::Buffer;
+use crate::cached::{CacheRows, Cached, KeysAndValues};
 use crate::grid::{Claims, Grid, Layout, Tile, cut};
-use crate::key_panels::Cache;
+use crate::key_panels::Visible;
 use crate::output_projection::begin;
 use crate::packed::{Geometry, Packed};
-use crate::pool::Stage;
+use crate::pool::{Awaited, Stage, run_in_order};
 use crate::query_projection::QueryInputs;
-use crate::routing::Routing;
+use crate::routing::{ByExpert, Router, Routing};
 use crate::rows::{IN_ORDER, RowProduct, TILE_ROWS, even, may_meet_tiles};
-use crate::simd::{FewSlots, Isa, Left, OneToken};
+use crate::simd::{Element, FewSlots, Isa, Left, OneToken};
 use crate::terms::Terms;
 
 /// Most elements of all products: they are written once and read once more than where rows are added as they come.
@@ -31,44 +35,70 @@ const SUMMED: usize = 6;
 /// Memory that the stages keep between calls.
 #[derive(Debug, Default)]
 pub(crate) struct FewScratch {
+    experts: ExpertScratch,
+    tokens: Vec<usize>,
+    claims: Claims,
+}
+
+/// Memory of the experts' tasks.
+#[derive(Debug, Default)]
+struct ExpertScratch {
     rows: Buffer,
     products: Buffer,
     experts: Vec<usize>,
     bounds: Vec<usize>,
     tasks: Vec<usize>,
-    tokens: Vec<usize>,
-    claims: [Claims; 3],
+    claims: [Claims; 2],
 }
 
-/// What the first stage reads.
+/// What the stages read, and the stages that they wait for.
 #[derive(Clone, Copy)]
 pub(crate) struct FewInputs<'a> {
     pub(crate) queries: QueryInputs<'a>,
-    pub(crate) routing: &'a Routing,
-    pub(crate) cache: Cache<'a>,
-    /// `Some(P)`: token `i` sees the keys `0 ..= P + i` only.
+    pub(crate) router: &'a Awaited<Router<'a>>,
+    pub(crate) keys_and_values: &'a dyn KeysAndValues,
+    pub(crate) tokens: usize,
+    pub(crate) top_k: usize,
+    pub(crate) keys: usize,
+    pub(crate) visible: &'a Visible,
+    /// `Some(P)`: query `i` sees the keys `0 ..= P + i` only.
     pub(crate) causal_past: Option<usize>,
     /// `[E, D, C]`.
     pub(crate) output_weights: &'a Packed,
+    /// `[C]`.
+    pub(crate) bias: Option<&'a [f32]>,
 }
 
-/// The stage that fills products `[rows, C]` of what each row of the routing attended to and its expert's output
-/// weights.
-pub(crate) struct FewTokens<'a> {
+/// The stage that cuts the other stages' work once the tokens are routed.
+struct Plan<'a> {
     inputs: FewInputs<'a>,
+    /// Taken by the only task.
+    memory: Mutex<Option<(&'a mut ByExpert, &'a mut ExpertScratch)>>,
+    experts: OnceLock<Experts<'a>>,
+}
+
+/// The chosen experts: the attended rows of each, times its output weights.
+struct Experts<'a> {
+    inputs: FewInputs<'a>,
+    routing: Routing<'a>,
     experts: &'a [usize],
-    /// For each task `[2, T, D]`: queries, and what they attended to.
+    /// For each expert queries, then what they attended to.
     rows: Grid<'a, f32>,
+    /// `[rows of the routing, C]`.
     products: Grid<'a, f32>,
 }
 
-/// The stage that sums the products of each token.
-pub(crate) struct SumProducts<'a> {
-    isa: Isa,
-    routing: &'a Routing,
-    products: &'a [f32],
-    bias: Option<&'a [f32]>,
-    grid: Grid<'a, f32>,
+/// The stage of [`Experts`], of as many tasks as there may be at most.
+struct Products<'s, 'a> {
+    plan: &'s Awaited<Plan<'a>>,
+    most: usize,
+}
+
+/// The stage that fills `output [T, C]`: the bias, then weight times product for the chosen experts in rising order; 0
+/// for a token that is not routed.
+struct Sums<'s, 'a> {
+    products: &'s Awaited<Products<'s, 'a>>,
+    output: Grid<'s, f32>,
 }
 
 /// Whether the stages serve a call of these sizes.
@@ -85,68 +115,114 @@ pub(crate) fn serves(isa: Isa, sizes: [usize; 3], keys: usize, top_k: usize, out
 }
 
 impl FewScratch {
-    /// Prepares the first stage.
-    pub(crate) fn stage<'a>(&'a mut self, inputs: FewInputs<'a>) -> FewTokens<'a> {
-        let FewInputs { queries: QueryInputs { head, .. }, routing, .. } = inputs;
+    /// Runs the stages that are waited for, and fills `output [T, C]`.
+    pub(crate) fn run(
+        &mut self,
+        pool: &dyn ThreadPool,
+        inputs: FewInputs<'_>,
+        by_expert: &mut ByExpert,
+        output: &mut [f32],
+    ) {
+        let FewInputs { router, keys_and_values, tokens, top_k, .. } = inputs;
         let Geometry { matrices, columns: width, .. } = inputs.output_weights.geometry();
-        let (tokens, pairs) = (routing.tokens(), routing.tokens() * routing.top_k);
+        let Self { experts, tokens: bounds, claims } = self;
+        // Two threads share an even number of tasks evenly.
+        cut(bounds, tokens, tokens.div_ceil(tokens.div_ceil(SUMMED).next_multiple_of(2)));
+        let memory = Mutex::new(Some((by_expert, experts)));
+        let plan = Awaited::new(Plan { inputs, memory, experts: OnceLock::new() });
+        let products = Awaited::new(Products { plan: &plan, most: matrices.min(tokens * top_k) });
+        let sums = Sums { products: &products, output: Grid::new(output, Layout::whole(width), bounds, claims) };
+        run_in_order(pool, &[router, keys_and_values, &plan, &products, &sums]);
+    }
+
+    /// Bytes held between calls.
+    pub(crate) fn bytes(&self) -> usize {
+        let ExpertScratch { rows, products, experts, bounds, tasks, .. } = &self.experts;
+        let words: usize = [experts, bounds, tasks, &self.tokens].map(Vec::capacity).iter().sum();
+        rows.bytes() + products.bytes() + words * size_of::<usize>()
+    }
+}
+
+impl ExpertScratch {
+    fn experts<'a>(&'a mut self, inputs: FewInputs<'a>, routing: Routing<'a>) -> Experts<'a> {
+        let FewInputs { queries: QueryInputs { head, .. }, tokens, top_k, .. } = inputs;
+        let Geometry { matrices, columns: width, .. } = inputs.output_weights.geometry();
         self.experts.clear();
         self.experts.extend(routing.tiles(TILE_ROWS).map(|(_, expert)| expert));
         self.bounds.clear();
         self.bounds.extend(routing.tiles(TILE_ROWS).map(|(start, _)| start));
         self.bounds.push(routing.rows());
-        let row_len = 2 * tokens * head;
         cut(&mut self.tasks, self.experts.len(), 1);
-        let [row_claims, claims, _] = &mut self.claims;
+        let (pairs, row_len) = (tokens * top_k, 2 * tokens * head);
+        let [row_claims, claims] = &mut self.claims;
         let rows = self.rows.take(pairs.min(matrices) * row_len);
         let products = self.products.take(pairs * width);
-        FewTokens {
+        Experts {
             inputs,
+            routing,
             experts: &self.experts,
             rows: Grid::new(rows, Layout::whole(row_len), &self.tasks, row_claims),
             products: Grid::new(products, Layout::whole(width), &self.bounds, claims),
         }
     }
+}
 
-    /// Prepares the second stage, which fills `output [T, C]`.
-    pub(crate) fn sum<'a>(
-        &'a mut self,
-        isa: Isa,
-        routing: &'a Routing,
-        bias: Option<&'a [f32]>,
-        output: &'a mut [f32],
-    ) -> SumProducts<'a> {
-        let (tokens, width) = (routing.tokens(), output.len() / routing.tokens());
-        // Even numbers of tasks are shared evenly by two threads.
-        cut(&mut self.tokens, tokens, tokens.div_ceil(tokens.div_ceil(SUMMED).next_multiple_of(2)));
-        let grid = Grid::new(output, Layout::whole(width), &self.tokens, &mut self.claims[2]);
-        SumProducts { isa, routing, products: self.products.filled(), bias, grid }
+impl Stage for Plan<'_> {
+    fn tasks(&self) -> usize {
+        1
     }
 
-    /// Bytes held between calls.
-    pub(crate) fn bytes(&self) -> usize {
-        let words = [&self.experts, &self.bounds, &self.tasks, &self.tokens];
-        self.rows.bytes() + self.products.bytes() + words.map(Vec::capacity).iter().sum::<usize>() * size_of::<usize>()
+    fn run(&self, _: usize) {
+        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some((by_expert, scratch)) = memory else { return };
+        let Some(routing) = self.inputs.router.wait().routing(by_expert) else { return };
+        self.experts.get_or_init(|| scratch.experts(self.inputs, routing));
     }
 }
 
-impl Stage for FewTokens<'_> {
+impl Stage for Products<'_, '_> {
     fn tasks(&self) -> usize {
-        self.products.len()
+        self.most
     }
 
     fn run(&self, index: usize) {
+        if let Some(experts) = self.plan.wait().experts.get()
+            && index < experts.experts.len()
+        {
+            experts.multiply(index);
+        }
+    }
+}
+
+impl Stage for Sums<'_, '_> {
+    fn tasks(&self) -> usize {
+        self.output.len()
+    }
+
+    fn run(&self, index: usize) {
+        let experts = self.products.wait().plan.stage().experts.get();
+        let (Some(experts), Some(mut out)) = (experts, self.output.tile(index)) else { return };
+        experts.sum(&mut out);
+    }
+}
+
+impl Experts<'_> {
+    fn multiply(&self, index: usize) {
         let (Some(mut rows), Some(mut products)) = (self.rows.tile(index), self.products.tile(index)) else { return };
-        let FewInputs { queries: QueryInputs { isa, head, .. }, routing, .. } = self.inputs;
+        let QueryInputs { isa, head, .. } = self.inputs.queries;
         let (first, count, expert) = (products.first_row(), products.rows(), self.experts[index]);
         let (mut tokens, mut starts) = ([0; TILE_ROWS], [0; TILE_ROWS]);
         for row in 0..count {
-            (tokens[row], starts[row]) = (routing.pair(first + row) / routing.top_k, row * head);
+            (tokens[row], starts[row]) = (self.routing.pair(first + row) / self.routing.top_k, row * head);
         }
         let rows = rows.row(0);
         let (queries, attended) = rows.split_at_mut(rows.len() / 2);
         self.inputs.queries.project(expert, 0, &tokens[..count], None, None, &mut Tile::dense(queries, head));
-        self.attend(queries, &tokens[..count], &mut Tile::dense(attended, head));
+        match self.inputs.keys_and_values.wait() {
+            Some(Cached::F32(rows)) => self.attend(rows, queries, &tokens[..count], &mut Tile::dense(attended, head)),
+            Some(Cached::F16(rows)) => self.attend(rows, queries, &tokens[..count], &mut Tile::dense(attended, head)),
+            None => return,
+        }
         RowProduct {
             left: Left { data: attended, starts: &starts[..count], inner: head },
             weights: self.inputs.output_weights,
@@ -161,14 +237,12 @@ impl Stage for FewTokens<'_> {
         }
         .compute(isa, &mut products);
     }
-}
 
-impl FewTokens<'_> {
-    /// Fills a row of `out` for each query, which belongs to a token of `tokens`.
-    fn attend(&self, queries: &[f32], tokens: &[usize], out: &mut Tile<'_, f32>) {
-        let FewInputs { queries: QueryInputs { isa, head, .. }, cache, causal_past, .. } = self.inputs;
-        let [key, value] = [cache.key, cache.value].map(|rows| &rows[..cache.keys * head]);
-        let places = |token: usize| cache.visible.up_to(causal_past.map(|past| past + token), 0);
+    /// Fills `out [tokens, D]`; tokens that see the same keys attend to them a few at a time.
+    fn attend<T: Element>(&self, rows: CacheRows<'_, T>, queries: &[f32], tokens: &[usize], out: &mut Tile<'_, f32>) {
+        let FewInputs { queries: QueryInputs { isa, head, .. }, keys, visible, causal_past, .. } = self.inputs;
+        let CacheRows { key, value, past } = rows.of(0, 1, keys * head);
+        let places = |token: usize| visible.up_to(causal_past.map(|past| past + token), 0);
         let mut first = 0;
         for alike in tokens.chunk_by(|a, b| places(*a).len() == places(*b).len()) {
             for rows in even(first..first + alike.len(), FewSlots::MOST) {
@@ -176,31 +250,26 @@ impl FewTokens<'_> {
                 let token = OneToken { queries, stride: head, slots, head, key, value, places };
                 match places.len() {
                     0 => rows.for_each(|row| out.row(row).fill(0.0)),
-                    _ => FewSlots { token, past: None, far: false }.attend(isa, out, rows.start),
+                    _ => FewSlots { token, past, far: false }.attend(isa, out, rows.start),
                 }
             }
             first += alike.len();
         }
     }
-}
 
-impl Stage for SumProducts<'_> {
-    fn tasks(&self) -> usize {
-        self.grid.len()
-    }
-
-    fn run(&self, index: usize) {
-        let Some(mut out) = self.grid.tile(index) else { return };
-        let tokens = out.first_row()..out.first_row() + out.rows();
+    /// Fills rows of the output, `[tokens, C]`, once all products are there.
+    fn sum(&self, out: &mut Tile<'_, f32>) {
+        let Some(products) = self.products.finished() else { return };
+        let FewInputs { queries: QueryInputs { isa, .. }, top_k, bias, .. } = self.inputs;
+        let (tokens, width) = (out.first_row()..out.first_row() + out.rows(), out.columns());
         for token in tokens.clone() {
-            begin(out.row(token - tokens.start), self.bias, self.routing.routed[token]);
+            begin(out.row(token - tokens.start), bias, self.routing.routed[token]);
         }
-        let (top_k, width) = (self.routing.top_k, out.columns());
         let own = tokens.start * top_k..tokens.end * top_k;
-        let mut terms = [Terms::new(self.isa); SUMMED];
+        let mut terms = [Terms::new(isa); SUMMED];
         let rows = self.routing.order().numbers().iter().enumerate();
         for (row, pair) in rows.filter(|(_, pair)| own.contains(pair)) {
-            let (place, product) = (pair / top_k - tokens.start, &self.products[row * width..][..width]);
+            let (place, product) = (pair / top_k - tokens.start, &products[row * width..][..width]);
             terms[place].push(self.routing.topk_weights[*pair], product, out.row(place));
         }
         (0..tokens.len()).for_each(|place| terms[place].add_to(out.row(place)));

@@ -86,6 +86,8 @@ pub(crate) struct Grid<'a, T> {
 // SAFETY: a grid gives each element to one tile at most, a tile to one thread, and all elements to every thread once no
 // tile is left or out.
 unsafe impl<T: Send + Sync> Sync for Grid<'_, T> {}
+// SAFETY: a grid holds its elements as `&mut [T]` does, whichever thread it is on.
+unsafe impl<T: Send + Sync> Send for Grid<'_, T> {}
 
 /// The only door to a rectangle of a matrix.
 pub(crate) struct Tile<'a, T> {

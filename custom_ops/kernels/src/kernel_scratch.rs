@@ -11,13 +11,13 @@ use crate::many_tokens::ManyScratch;
 use crate::output_projection::OutputScratch;
 use crate::prepared::OwnWeights;
 use crate::query_projection::QueryScratch;
-use crate::routing::Routing;
+use crate::routing::RoutingScratch;
 use crate::single_token::SingleScratch;
 
 /// Memory of every stage; a call uses the parts that it needs.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
-    pub(crate) routing: Routing,
+    pub(crate) routing: RoutingScratch,
     pub(crate) weights: OwnWeights,
     pub(crate) cache: CacheScratch,
     pub(crate) layer: LayerScratch,

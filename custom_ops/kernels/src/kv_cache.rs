@@ -205,6 +205,10 @@ impl<T: Scalar> KeysAndValues for Awaited<Caches<'_, T>> {
     fn wait(&self) -> Option<Cached<'_>> {
         self.wait().cached()
     }
+
+    fn cached(&self) -> Option<Cached<'_>> {
+        self.stage().cached()
+    }
 }
 
 /// Both in turn, new tokens before the past: these take longest, and are waited for.

@@ -17,7 +17,7 @@
 //!
 //! Where a small layer with one key/value head has a single token, and the processor AVX2, `single_token` stands for 2
 //! to 4: each task takes a group of slots from the query to the product with the output weights. `few_tokens` does so
-//! for the rows of an expert where there are few tokens and keys.
+//! for the rows of an expert where there are few tokens and keys. Both begin beside 1.
 //! Many tokens are cut into blocks by `many_tokens`, as evenly as the threads of the call can share them, which takes
 //! each through 2 to 4.
 //!

@@ -60,7 +60,7 @@ pub(crate) struct ManyScratch {
 #[derive(Clone, Copy)]
 pub(crate) struct ManyInputs<'a> {
     pub(crate) queries: QueryInputs<'a>,
-    pub(crate) routing: &'a Routing,
+    pub(crate) routing: Routing<'a>,
     pub(crate) panels: Panels<'a>,
     pub(crate) visible: &'a Visible,
     /// `Some(P)`: token `i` sees the keys `0 ..= P + i` only.

@@ -92,7 +92,7 @@ pub(crate) enum Order {
 /// What the stage reads.
 pub(crate) struct OutputInputs<'a> {
     pub(crate) isa: Isa,
-    pub(crate) routing: &'a Routing,
+    pub(crate) routing: Routing<'a>,
     /// Rows of `inner` elements, `stride` apart, in `order`.
     pub(crate) expert_rows: &'a [f32],
     pub(crate) stride: usize,

@@ -162,8 +162,8 @@ impl<S: Stage> Awaited<S> {
     }
 
     /// The stage.
-    pub(crate) fn into_inner(self) -> S {
-        self.stage
+    pub(crate) fn stage(&self) -> &S {
+        &self.stage
     }
 }
 
@@ -327,7 +327,7 @@ mod tests {
                 let adder = Adder(&stage, counter(then));
                 run_in_order(pool, &[&stage, &adder]);
                 assert_eq!(*adder.1.0.lock().unwrap(), vec![first; then]);
-                assert_eq!(*stage.into_inner().0.lock().unwrap(), vec![1; first]);
+                assert_eq!(*stage.stage().0.lock().unwrap(), vec![1; first]);
             }
         }
     }

@@ -90,7 +90,7 @@ impl QueryInputs<'_> {
 /// those of tokens that are not routed are unspecified.
 pub(crate) struct QueryProjection<'a> {
     inputs: QueryInputs<'a>,
-    routing: &'a Routing,
+    routing: Routing<'a>,
     experts: &'a [usize],
     grid: Grid<'a, f32>,
     epoch: Epoch,
@@ -98,7 +98,7 @@ pub(crate) struct QueryProjection<'a> {
 
 impl QueryScratch {
     /// Prepares the stage.
-    pub(crate) fn stage<'a>(&'a mut self, inputs: QueryInputs<'a>, routing: &'a Routing) -> QueryProjection<'a> {
+    pub(crate) fn stage<'a>(&'a mut self, inputs: QueryInputs<'a>, routing: Routing<'a>) -> QueryProjection<'a> {
         self.experts.clear();
         self.experts.extend(routing.tiles(TILE_ROWS).map(|(_, expert)| expert));
         self.bounds.clear();

@@ -53,23 +53,36 @@ fn gate(
     }
 }
 
-/// The experts of every token, and the (token, slot) pairs in expert order.
+/// What the router of a layer has chosen, and the (token, slot) pairs in expert order.
 ///
 /// A pair has the number `token * k + slot`, a token the number `b * T + t`. A row is the place of a pair in expert
 /// order: expert by expert, and inside one expert by rising pair. Tokens that are not routed have no rows.
-#[derive(Debug, Default)]
-pub(crate) struct Routing {
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Routing<'a> {
     pub(crate) top_k: usize,
-    /// `[B * T]`: set by the caller before the gate runs.
-    pub(crate) routed: Vec<bool>,
-    /// `[B * T, k]`, falling score; `0 .. k` for a token that is not routed.
-    pub(crate) topk_indices: Vec<i64>,
-    /// `[B * T, k]`; 0 for a token that is not routed.
-    pub(crate) topk_weights: Vec<f32>,
-    /// `[E + 1]`: expert `e` owns the rows `expert_offsets[e] .. expert_offsets[e + 1]`.
-    expert_offsets: Vec<usize>,
+    /// `[B * T]`.
+    pub(crate) routed: &'a [bool],
+    /// `[B * T, k]`, falling; 0 for a token that is not routed.
+    pub(crate) topk_weights: &'a [f32],
+    by_expert: &'a ByExpert,
+}
+
+/// The pairs in expert order.
+#[derive(Debug, Default)]
+pub(crate) struct ByExpert {
+    /// `[E + 1]`: expert `e` owns the rows `offsets[e] .. offsets[e + 1]`.
+    offsets: Vec<usize>,
     next: Vec<usize>,
     pairs_by_row: Distinct,
+}
+
+/// Memory that routing keeps between calls.
+#[derive(Debug, Default)]
+pub(crate) struct RoutingScratch {
+    routed: Vec<bool>,
+    topk_indices: Vec<i64>,
+    topk_weights: Vec<f32>,
+    by_expert: ByExpert,
     scratch: Buffer,
     bounds: [Vec<usize>; 2],
     claims: [Claims; 3],
@@ -88,7 +101,8 @@ pub(crate) struct RouterInputs<'a> {
     pub(crate) gate_mode: GateMode,
 }
 
-/// The stage that fills `topk_indices` and `topk_weights`.
+/// The stage that chooses experts and their weights, `[B * T, k]` each, by falling score; `0 .. k` and 0 for a token
+/// that is not routed.
 pub(crate) struct Router<'a> {
     isa: Isa,
     inputs: RouterInputs<'a>,
@@ -132,7 +146,7 @@ impl Stage for Router<'_> {
     }
 }
 
-impl Router<'_> {
+impl<'a> Router<'a> {
     /// Computes the logits of the tokens from `first` on, `[token, E]`.
     fn logits(&self, first: usize, logits: &mut [f32]) {
         let RouterInputs { width, experts, .. } = self.inputs;
@@ -160,8 +174,8 @@ impl Router<'_> {
     }
 
     /// Names the first routed token with a logit that is not finite.
-    pub(crate) fn finish(self) -> Result<(), KernelError> {
-        match self.first_bad.into_inner() {
+    pub(crate) fn check(&self) -> Result<(), KernelError> {
+        match self.first_bad.load(Ordering::Relaxed) {
             usize::MAX => Ok(()),
             bad => Err(KernelError::RouterLogits {
                 batch: bad / self.inputs.tokens_per_row,
@@ -169,9 +183,53 @@ impl Router<'_> {
             }),
         }
     }
+
+    /// What was chosen, in expert order, once all tasks have ended; `None` where one was left out.
+    pub(crate) fn routing<'b>(&self, by_expert: &'b mut ByExpert) -> Option<Routing<'b>>
+    where
+        'a: 'b,
+    {
+        let RouterInputs { experts, top_k, .. } = self.inputs;
+        let (indices, topk_weights) = (self.indices.finished()?, self.weights.finished()?);
+        by_expert.sort(experts, top_k, self.routed, indices);
+        Some(Routing { top_k, routed: self.routed, topk_weights, by_expert })
+    }
+
+    /// Copies the choice into the optional outputs, each `[B, T, k]`, once all tasks have ended.
+    pub(crate) fn export(&self, topk_indices: Option<&mut [i64]>, topk_weights: Option<&mut [f32]>) {
+        if let Some((out, indices)) = topk_indices.zip(self.indices.finished()) {
+            out.copy_from_slice(indices);
+        }
+        if let Some((out, weights)) = topk_weights.zip(self.weights.finished()) {
+            out.copy_from_slice(weights);
+        }
+    }
 }
 
-impl Routing {
+impl ByExpert {
+    /// Counting sort of the pairs of routed tokens.
+    fn sort(&mut self, experts: usize, top_k: usize, routed: &[bool], indices: &[i64]) {
+        let Self { offsets, next, pairs_by_row } = self;
+        offsets.clear();
+        offsets.resize(experts + 1, 0);
+        for (experts, _) in indices.chunks_exact(top_k).zip(routed).filter(|(_, routed)| **routed) {
+            experts.iter().for_each(|&expert| offsets[expert as usize + 1] += 1);
+        }
+        for expert in 0..experts {
+            offsets[expert + 1] += offsets[expert];
+        }
+        next.clone_from(offsets);
+        let pairs = indices.chunks_exact(top_k).zip(routed).enumerate().filter(|(_, (_, routed))| **routed);
+        let pairs = pairs.flat_map(|(token, _)| token * top_k..(token + 1) * top_k);
+        pairs_by_row.fill(offsets[experts], pairs, |pair| {
+            let next = &mut next[indices[pair] as usize];
+            *next += 1;
+            *next - 1
+        });
+    }
+}
+
+impl RoutingScratch {
     /// Says which tokens are routed, and prepares the stage that routes them.
     ///
     /// # Errors
@@ -182,7 +240,7 @@ impl Routing {
         isa: Isa,
         inputs: RouterInputs<'a>,
         routed: impl Iterator<Item = bool>,
-    ) -> Result<Router<'a>, KernelError> {
+    ) -> Result<(Router<'a>, &'a mut ByExpert), KernelError> {
         let (top_k, experts) = (inputs.top_k, inputs.experts);
         if !(1..=experts).contains(&top_k) {
             return Err(KernelError::TopK { top_k, experts });
@@ -190,7 +248,6 @@ impl Routing {
         if experts > MOST_EXPERTS {
             return Err(KernelError::Experts { experts, most: MOST_EXPERTS });
         }
-        self.top_k = top_k;
         self.routed.clear();
         self.routed.extend(routed);
         let tokens = self.routed.len();
@@ -204,7 +261,7 @@ impl Routing {
         let [a, b, c] = &mut self.claims;
         let scratch_len = TOKENS_PER_TASK * (2 * experts + 2 * top_k);
         let scratch = self.scratch.take(tokens.div_ceil(TOKENS_PER_TASK) * scratch_len);
-        Ok(Router {
+        let router = Router {
             isa,
             inputs,
             routed: &self.routed,
@@ -212,86 +269,56 @@ impl Routing {
             indices: Grid::new(&mut self.topk_indices, Layout::whole(top_k), bounds, b),
             weights: Grid::new(&mut self.topk_weights, Layout::whole(top_k), bounds, c),
             first_bad: AtomicUsize::new(usize::MAX),
-        })
+        };
+        Ok((router, &mut self.by_expert))
     }
 
-    /// Counting sort of the pairs by expert, after the router has run.
-    pub(crate) fn count(&mut self, experts: usize) {
-        let (top_k, routed, indices) = (self.top_k, &self.routed, &self.topk_indices);
-        self.expert_offsets.clear();
-        self.expert_offsets.resize(experts + 1, 0);
-        for (experts, _) in indices.chunks_exact(top_k).zip(routed).filter(|(_, routed)| **routed) {
-            experts.iter().for_each(|&expert| self.expert_offsets[expert as usize + 1] += 1);
-        }
-        for expert in 0..experts {
-            self.expert_offsets[expert + 1] += self.expert_offsets[expert];
-        }
-        let next = &mut self.next;
-        next.clone_from(&self.expert_offsets);
-        let pairs = indices.chunks_exact(top_k).zip(routed).enumerate().filter(|(_, (_, routed))| **routed);
-        let pairs = pairs.flat_map(|(token, _)| token * top_k..(token + 1) * top_k);
-        self.pairs_by_row.fill(self.expert_offsets[experts], pairs, |pair| {
-            let next = &mut next[indices[pair] as usize];
-            *next += 1;
-            *next - 1
-        });
+    /// Bytes held between calls.
+    pub(crate) fn bytes(&self) -> usize {
+        let ([tasks, bounds], ByExpert { offsets, next, pairs_by_row }) = (&self.bounds, &self.by_expert);
+        let words: usize = [offsets, next, tasks, bounds].iter().map(|v| v.capacity()).sum();
+        let words = words + self.topk_indices.capacity() + pairs_by_row.numbers().len();
+        words * 8 + self.topk_weights.capacity() * 4 + self.routed.capacity() + self.scratch.bytes()
     }
+}
 
+impl<'a> Routing<'a> {
     /// Rows in all: `k` for each routed token.
-    pub(crate) fn rows(&self) -> usize {
-        self.pairs_by_row.numbers().len()
+    pub(crate) fn rows(self) -> usize {
+        self.by_expert.pairs_by_row.numbers().len()
     }
 
     /// The pairs by row.
-    pub(crate) fn order(&self) -> &Distinct {
-        &self.pairs_by_row
+    pub(crate) fn order(self) -> &'a Distinct {
+        &self.by_expert.pairs_by_row
     }
 
     /// Tokens, routed or not.
-    pub(crate) fn tokens(&self) -> usize {
+    pub(crate) fn tokens(self) -> usize {
         self.routed.len()
     }
 
     /// The pair `token * k + slot` of a row.
-    pub(crate) fn pair(&self, row: usize) -> usize {
-        self.pairs_by_row.numbers()[row]
+    pub(crate) fn pair(self, row: usize) -> usize {
+        self.by_expert.pairs_by_row.numbers()[row]
     }
 
     /// The rows of each expert.
-    pub(crate) fn experts(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
-        self.expert_offsets.windows(2).map(|bounds| bounds[0]..bounds[1]).enumerate()
+    pub(crate) fn experts(self) -> impl Iterator<Item = (usize, Range<usize>)> {
+        self.by_expert.offsets.windows(2).map(|bounds| bounds[0]..bounds[1]).enumerate()
     }
 
     /// Those of `rows`, the rows of one expert, that belong to `tokens`.
-    pub(crate) fn within(&self, rows: Range<usize>, tokens: &Range<usize>) -> Range<usize> {
-        let pairs = &self.pairs_by_row.numbers()[rows.clone()];
+    pub(crate) fn within(self, rows: Range<usize>, tokens: &Range<usize>) -> Range<usize> {
+        let pairs = &self.by_expert.pairs_by_row.numbers()[rows.clone()];
         let before = |token: usize| rows.start + pairs.partition_point(|&pair| pair < token * self.top_k);
         before(tokens.start)..before(tokens.end)
     }
 
     /// Cuts the rows of each expert into the fewest tiles of at most `most` rows, as even as can be: where each begins,
     /// and whose it is.
-    pub(crate) fn tiles(&self, most: usize) -> impl Iterator<Item = (usize, usize)> {
+    pub(crate) fn tiles(self, most: usize) -> impl Iterator<Item = (usize, usize)> {
         self.experts().flat_map(move |(expert, rows)| even(rows, most).map(move |tile| (tile.start, expert)))
-    }
-
-    /// Copies the choice into the optional outputs, each `[B, T, k]`.
-    pub(crate) fn export(&self, topk_indices: Option<&mut [i64]>, topk_weights: Option<&mut [f32]>) {
-        if let Some(out) = topk_indices {
-            out.copy_from_slice(&self.topk_indices);
-        }
-        if let Some(out) = topk_weights {
-            out.copy_from_slice(&self.topk_weights);
-        }
-    }
-
-    /// Bytes held between calls.
-    pub(crate) fn bytes(&self) -> usize {
-        let [tasks, bounds] = &self.bounds;
-        let words = [&self.expert_offsets, &self.next, tasks, bounds];
-        let words: usize =
-            words.iter().map(|v| v.capacity()).sum::<usize>() + self.topk_indices.capacity() + self.rows();
-        words * 8 + self.topk_weights.capacity() * 4 + self.routed.capacity() + self.scratch.bytes()
     }
 }
 
@@ -339,14 +366,10 @@ mod tests {
 
     #[test]
     fn rows_are_ordered_by_expert_then_pair() {
-        let mut routing = Routing {
-            top_k: 2,
-            topk_indices: vec![2, 0, 0, 1, 2, 1],
-            routed: vec![true, false, true],
-            ..Routing::default()
-        };
-        routing.count(4);
-        assert_eq!(routing.expert_offsets, [0, 1, 2, 4, 4]);
+        let (mut by_expert, routed) = (ByExpert::default(), [true, false, true]);
+        by_expert.sort(4, 2, &routed, &[2, 0, 0, 1, 2, 1]);
+        assert_eq!(by_expert.offsets, [0, 1, 2, 4, 4]);
+        let routing = Routing { top_k: 2, routed: &routed, topk_weights: &[0.5; 6], by_expert: &by_expert };
         assert_eq!(routing.order().numbers(), [1, 5, 0, 4]);
         assert_eq!(routing.tiles(1).collect::<Vec<_>>(), [(0, 0), (1, 1), (2, 2), (3, 2)]);
         assert_eq!(routing.tiles(8).collect::<Vec<_>>(), [(0, 0), (1, 1), (2, 2)]);
@@ -368,7 +391,7 @@ mod tests {
                 top_k: 1,
                 gate_mode: GateMode::SoftmaxTopk,
             };
-            Routing::default().router(isa(), inputs, std::iter::empty()).err()
+            RoutingScratch::default().router(isa(), inputs, std::iter::empty()).err()
         };
         assert_eq!(refused(MOST_EXPERTS), None);
         let (experts, most) = (MOST_EXPERTS + 1, MOST_EXPERTS);
@@ -391,10 +414,10 @@ mod tests {
             top_k: 1,
             gate_mode: GateMode::SoftmaxTopk,
         };
-        let mut routing = Routing::default();
+        let mut scratch = RoutingScratch::default();
         let routed = [true, false, true, true, true, true];
-        let router = routing.router(isa(), inputs, routed.into_iter()).unwrap();
+        let (router, _) = scratch.router(isa(), inputs, routed.into_iter()).unwrap();
         pool::run(&Sequential, &[&router]);
-        assert_eq!(router.finish(), Err(KernelError::RouterLogits { batch: 1, token: 1 }));
+        assert_eq!(router.check(), Err(KernelError::RouterLogits { batch: 1, token: 1 }));
     }
 }

@@ -2,7 +2,7 @@
 
 use moa_schema::{SelfAttentionAttributes, SelfAttentionDims};
 
-use crate::attention_layer::AttentionLayer;
+use crate::attention_layer::{AttentionLayer, FirstStages};
 use crate::check::{at_least_one, length, optional_length};
 use crate::kernel_scratch::{BorderScratch, CacheScratch, Scratch};
 use crate::kv_cache::{CacheInputs, CacheSizes, Caches, Past, destination};
@@ -10,9 +10,9 @@ use crate::packed::{Geometry, WeightData};
 use crate::pool::{Awaited, Counted};
 use crate::prepared::{CallWeights, Prepared, Weight};
 use crate::rope::{Rotary, RotaryInputs};
-use crate::routing::{Router, RouterInputs, Routing};
+use crate::routing::{ByExpert, Router, RouterInputs, RoutingScratch};
 use crate::scalar::Scalar;
-use crate::{KernelError, ThreadPool, decode, pool};
+use crate::{KernelError, ThreadPool, decode};
 
 /// Bytes of weights that one call reads and the caches do not keep.
 const FAR: usize = 1 << 25;
@@ -192,21 +192,12 @@ impl Prepared {
             head,
         };
         let present = [outputs.present_key.as_deref_mut(), outputs.present_value.as_deref_mut()];
-        let (routes, caches) = self.first_stages(call, present, &layer_inputs, &weights, (routing, cache))?;
-        if layer_inputs.is_one() {
-            layer_inputs.compute_one(routes, &Awaited::new(caches), layer)?;
-            routing.count(experts);
-            result.rounded_into(outputs.output, |out| layer_inputs.sum_one(routing, layer, out));
-        } else {
-            pool::run(call.pool, &[&routes, &caches.keys, &caches.values]);
-            routes.finish()?;
-            routing.count(experts);
-            let Some(cached) = caches.cached() else { return Ok(()) };
-            result.rounded_into(outputs.output, |out| {
-                layer_inputs.compute(routing, cached, layer, output, out);
-            });
-        }
-        routing.export(outputs.topk_indices.as_deref_mut(), outputs.topk_weights.as_deref_mut());
+        let (router, by_expert, caches) =
+            self.first_stages(call, present, &layer_inputs, &weights, (routing, cache))?;
+        let (router, caches) = (Awaited::new(router), Awaited::new(caches));
+        let first = FirstStages { router: &router, by_expert, keys_and_values: &caches };
+        result.rounded_into(outputs.output, |out| layer_inputs.run(first, layer, output, out))?;
+        router.stage().export(outputs.topk_indices.as_deref_mut(), outputs.topk_weights.as_deref_mut());
         Ok(())
     }
 
@@ -217,8 +208,8 @@ impl Prepared {
         present: [Option<&'a mut [T]>; 2],
         layer: &AttentionLayer<'_>,
         weights: &'a CallWeights<'_>,
-        (routing, cache): (&'r mut Routing, &'a mut CacheScratch),
-    ) -> Result<(Router<'r>, Caches<'a, T>), KernelError> {
+        (routing, cache): (&'r mut RoutingScratch, &'a mut CacheScratch),
+    ) -> Result<(Router<'r>, &'r mut ByExpert, Caches<'a, T>), KernelError> {
         let SelfAttentionDims { tokens, past, width, experts, top_k, .. } = *call.dims;
         let inputs = call.inputs;
         let router = RouterInputs {
@@ -232,7 +223,7 @@ impl Prepared {
         };
         let rows = inputs.attention_mask.chunks(past + tokens);
         let routed = rows.flat_map(|row| &row[past..]).map(|&mask| mask != 0 || !call.attributes.skip_padded_queries);
-        let routes = routing.router(self.isa, router, routed)?;
+        let (router, by_expert) = routing.router(self.isa, router, routed)?;
 
         let CacheScratch { key, value, bounds, claims } = cache;
         let sizes = call.cache_sizes();
@@ -254,7 +245,7 @@ impl Prepared {
         let [present_key, present_value] = present;
         let key = destination(present_key, key, sizes, reads_stored);
         let value = destination(present_value, value, sizes, reads_stored);
-        Ok((routes, Caches::new([keys, values], [key, value], bounds, claims)))
+        Ok((router, by_expert, Caches::new([keys, values], [key, value], bounds, claims)))
     }
 }
 

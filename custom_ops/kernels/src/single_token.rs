@@ -118,7 +118,7 @@ impl SingleScratch {
 
     /// Fills `out [C]` with the bias and the products of the slots, each times its weight; 0 where the token is not
     /// routed.
-    pub(crate) fn sum(&self, isa: Isa, routing: &Routing, bias: Option<&[f32]>, out: &mut [f32]) {
+    pub(crate) fn sum(&self, isa: Isa, routing: Routing<'_>, bias: Option<&[f32]>, out: &mut [f32]) {
         begin(out, bias, routing.routed[0]);
         let mut terms = Terms::new(isa);
         for pair in routing.order().numbers() {
