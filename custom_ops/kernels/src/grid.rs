@@ -9,12 +9,17 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One bit for each tile of a grid: whether it was handed out, and whether it has come back. Kept between calls so that
-/// nothing is allocated.
+/// One bit for each of some tiles: whether it was handed out, and whether it has come back.
+#[derive(Debug, Default)]
+struct Word {
+    out: AtomicU64,
+    back: AtomicU64,
+}
+
+/// The words of the tiles that a grid's own has no room for. Kept between calls so that nothing is allocated.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
-    out: Vec<AtomicU64>,
-    back: Vec<AtomicU64>,
+    words: Vec<Word>,
 }
 
 /// How the rows of a matrix stand in memory, and how they are cut.
@@ -79,6 +84,8 @@ pub(crate) struct Grid<'a, T> {
     layout: Layout,
     order: Option<&'a [usize]>,
     bounds: &'a [usize],
+    /// That of the first tiles, beside what else a thread reads to get one: few tiles cost no other cache line.
+    first: Word,
     claims: &'a Claims,
     lifetime: PhantomData<&'a mut [T]>,
 }
@@ -126,12 +133,10 @@ impl<'a, T> Grid<'a, T> {
         assert!(layout.columns > 0 && layout.tile_columns > 0 && layout.stride >= layout.columns, "layout of tiles");
         assert!(bounds.is_sorted(), "falling bounds");
         let count = bounds.len().saturating_sub(1) * layout.columns.div_ceil(layout.tile_columns);
-        for bits in [&mut claims.out, &mut claims.back] {
-            bits.clear();
-            bits.resize_with(count.div_ceil(64), AtomicU64::default);
-        }
+        claims.words.clear();
+        claims.words.resize_with(count.div_ceil(64).saturating_sub(1), Word::default);
         let (len, data) = (data.len(), NonNull::from(data).cast());
-        Self { data, len, layout, order: None, bounds, claims, lifetime: PhantomData }
+        Self { data, len, layout, order: None, bounds, first: Word::default(), claims, lifetime: PhantomData }
     }
 
     /// As [`Grid::new`]; row `i` of the tiles is row `order[i]` of the matrix.
@@ -161,10 +166,10 @@ impl<'a, T> Grid<'a, T> {
     ///
     /// If there is no such tile.
     #[inline]
-    pub(crate) fn tile(&self, index: usize) -> Option<Tile<'a, T>> {
+    pub(crate) fn tile(&self, index: usize) -> Option<Tile<'_, T>> {
         assert!(index < self.len(), "tile index");
-        let (word, bit) = (index / 64, 1 << (index % 64));
-        if self.claims.out[word].fetch_or(bit, Ordering::Relaxed) & bit != 0 {
+        let (word, bit) = (self.word(index), 1 << (index % 64));
+        if word.out.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
             return None;
         }
         let (down, along) = (index / self.across(), index % self.across());
@@ -178,7 +183,7 @@ impl<'a, T> Grid<'a, T> {
             rows: self.bounds[down + 1] - self.bounds[down],
             first_column,
             columns: self.layout.tile_columns.min(self.layout.columns - first_column),
-            back: Some((&self.claims.back[word], bit)),
+            back: Some((&word.back, bit)),
             lifetime: PhantomData,
         })
     }
@@ -216,7 +221,14 @@ impl<'a, T> Grid<'a, T> {
 
     /// Whether tiles have been dropped.
     fn are_back(&self, mut tiles: Range<usize>) -> bool {
-        tiles.all(|tile| self.claims.back[tile / 64].load(Ordering::Acquire) >> (tile % 64) & 1 == 1)
+        tiles.all(|tile| self.word(tile).back.load(Ordering::Acquire) >> (tile % 64) & 1 == 1)
+    }
+
+    fn word(&self, tile: usize) -> &Word {
+        match (tile / 64).checked_sub(1) {
+            None => &self.first,
+            Some(more) => &self.claims.words[more],
+        }
     }
 }
 
