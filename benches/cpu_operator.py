@@ -12,6 +12,7 @@ most that the rates measured in the run allow (`cpu_operator_goals.py`).
 import argparse
 import contextlib
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -324,7 +325,9 @@ def main():
     head["versions"]["torch"] = torch and torch.__version__
     bandwidth = read_bandwidth(args.threads)
     head |= {"clock": args.clock, "read_gigabytes_per_second": bandwidth * 1e-9, "rounds": args.rounds}
+    head["build"] = hashlib.sha256(pathlib.Path(args.library).read_bytes()).hexdigest()
     print(f"{head['cpu']}, {head['cores']} cores, {args.threads} threads; {head['versions']}; read {bandwidth * 1e-9:.1f} GB/s")
+    print(f"{args.library}, {head['build'][:12]}")
     results = {}
     for name in args.only:
         results[name] = measure(name, SHAPES[name], args, torch, bandwidth)
