@@ -100,7 +100,7 @@ impl AttentionLayer<'_> {
         let LayerScratch { visible, single, .. } = layer;
         let inputs = SingleInputs {
             queries: self.query_inputs(),
-            routes: first.router,
+            router: first.router,
             top_k: self.top_k,
             keys_and_values: first.keys_and_values,
             keys: self.keys,

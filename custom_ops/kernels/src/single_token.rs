@@ -49,7 +49,7 @@ pub(crate) struct SingleScratch {
 #[derive(Clone, Copy)]
 pub(crate) struct SingleInputs<'a> {
     pub(crate) queries: QueryInputs<'a>,
-    pub(crate) routes: &'a Awaited<Router<'a>>,
+    pub(crate) router: &'a Awaited<Router<'a>>,
     pub(crate) top_k: usize,
     /// `[rows, D]`, of which the first `S` rows are keys.
     pub(crate) keys_and_values: &'a dyn KeysAndValues,
@@ -113,7 +113,7 @@ impl SingleScratch {
             attended: Grid::new(attended, head, groups, second),
             products: Grid::new(products, width, parts, third),
         };
-        run_in_order(pool, &[inputs.routes, inputs.keys_and_values, &stage]);
+        run_in_order(pool, &[inputs.router, inputs.keys_and_values, &stage]);
     }
 
     /// Fills `out [C]` with the bias and the products of the slots, each times its weight; 0 where the token is not
@@ -142,7 +142,7 @@ impl Stage for SingleToken<'_> {
     }
 
     fn run(&self, index: usize) {
-        let Some(experts) = self.inputs.routes.wait().experts_of(0) else { return };
+        let Some(experts) = self.inputs.router.wait().experts_of(0) else { return };
         let group = index % self.attended.len();
         let parts = group * PARTS..(group + 1) * PARTS;
         for part in parts.clone() {
