@@ -1,6 +1,6 @@
 //! Layers of few tokens, whose experts are tasks.
 
-use moa_kernels::{Instructions, Prepared, Sequential, ThreadPool};
+use moa_kernels::{Instructions, KernelError, Prepared, SelfAttentionOutputs, Sequential, ThreadPool};
 use moa_schema::SelfAttentionDims;
 
 use crate::self_attention::Case;
@@ -34,6 +34,32 @@ fn few_tokens_match_the_reference() {
             let alone = compute(&Sequential);
             assert!([compute(&Threads(3)), compute(&Crowd)].iter().all(|bits| *bits == alone), "{seed}, {limit:?}");
         }
+    }
+}
+
+/// All stages run, since they wait for each other, and the next call finds nothing of this one.
+#[test]
+fn a_token_that_cannot_be_routed_is_named_once_all_tasks_have_ended() {
+    let dims =
+        SelfAttentionDims { batch: 1, tokens: 6, past: 2, width: 40, experts: 7, top_k: 4, kv_heads: 1, head: 32 };
+    let mut good = Case::random(&mut Random(5), dims);
+    good.attention_mask.fill(1);
+    let mut bad = Case::random(&mut Random(5), dims);
+    bad.attention_mask.fill(1);
+    bad.hidden_states[3 * dims.width + 7] = f32::NAN;
+    let expected = good.compute(&Sequential).bits();
+    for pool in [&Sequential as &dyn ThreadPool, &Threads(3), &Crowd] {
+        let (prepared, mut output) = (Prepared::default(), vec![0.0; dims.tokens * dims.width]);
+        let mut outputs = SelfAttentionOutputs {
+            output: &mut output,
+            present_key: None,
+            present_value: None,
+            topk_indices: None,
+            topk_weights: None,
+        };
+        let result = prepared.self_attention(&dims, &bad.attributes, &bad.inputs(), &mut outputs, pool);
+        assert_eq!(result, Err(KernelError::RouterLogits { batch: 0, token: 3 }));
+        assert_eq!(good.compute_with(&prepared, pool).bits(), expected);
     }
 }
 

@@ -231,6 +231,7 @@ fn half_results_of_cross_attention_are_those_of_f32_rounded() {
     half_cross_attention(CrossAttentionDims { tokens: 1, keys: 40, ..dims });
     half_cross_attention(CrossAttentionDims { tokens: 1, keys: 140, top_k: 6, ..dims });
     half_cross_attention(CrossAttentionDims { tokens: 1, keys: 40, ..only });
+    half_cross_attention(only);
 }
 
 fn half_cross_attention(dims: CrossAttentionDims) {
