@@ -15,6 +15,9 @@ const PREFILL: SelfAttentionDims =
 /// Of the stage for single tokens.
 const STEP: SelfAttentionDims = SelfAttentionDims { tokens: 1, head: 16, ..PREFILL };
 
+/// Of experts that are tasks.
+const FEW: SelfAttentionDims = SelfAttentionDims { experts: 4, top_k: 4, kv_heads: 1, head: 16, ..PREFILL };
+
 /// Of several tiles in every stage.
 const TILES: SelfAttentionDims =
     SelfAttentionDims { batch: 2, tokens: 70, past: 9, width: 150, experts: 5, top_k: 2, kv_heads: 2, head: 40 };
@@ -29,7 +32,7 @@ fn case(dims: SelfAttentionDims) -> Case {
 
 #[test]
 fn threads_share_the_tiles_of_self_attention() {
-    for dims in [PREFILL, STEP] {
+    for dims in [PREFILL, STEP, FEW] {
         let case = case(dims);
         assert_eq!(case.compute(&Threads(2)).bits(), case.compute(&Sequential).bits());
     }
