@@ -340,7 +340,7 @@ def main():
         work.mkdir(parents=True, exist_ok=True)
         model = make_checkpoint(work / "checkpoint")
         sessions, head["rivals"] = prepare(work, args, model)
-        print(f"{cpu}, {os.cpu_count()} cores, {args.threads} threads; {versions}")
+        print(f"{head['cpu']}, {os.cpu_count()} cores, {args.threads} threads; {versions}")
         for name, note in head["rivals"].items():
             print(f"{name}: {note}")
         results, reads = {}, [bench.read_bandwidth(args.threads)]
