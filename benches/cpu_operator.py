@@ -62,6 +62,11 @@ def library():
     return str(target / "release" / "libmoa_ort.so")
 
 
+def build_of(path):
+    """What tells one build of the library from another."""
+    return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
+
+
 def cpus(threads):
     """One processor for each thread, the caller's first; nothing where there are too few, or a system has no such choice."""
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -325,7 +330,7 @@ def main():
     head["versions"]["torch"] = torch and torch.__version__
     bandwidth = read_bandwidth(args.threads)
     head |= {"clock": args.clock, "read_gigabytes_per_second": bandwidth * 1e-9, "rounds": args.rounds}
-    head["build"] = hashlib.sha256(pathlib.Path(args.library).read_bytes()).hexdigest()
+    head["build"] = build_of(args.library)
     print(f"{head['cpu']}, {head['cores']} cores, {args.threads} threads; {head['versions']}; read {bandwidth * 1e-9:.1f} GB/s")
     print(f"{args.library}, {head['build'][:12]}")
     results = {}

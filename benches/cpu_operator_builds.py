@@ -13,7 +13,6 @@ of their files, in the order in which they were given.
 """
 
 import argparse
-import hashlib
 import pathlib
 import random
 import statistics
@@ -21,7 +20,7 @@ import statistics
 import numpy as np
 
 import cpu_operator_graphs as graphs
-from cpu_operator import SHAPES, OrtRun, interleave, machine, summary, write_json
+from cpu_operator import SHAPES, OrtRun, build_of, interleave, machine, summary, write_json
 from cpu_operator_graphs import Shape
 
 
@@ -114,7 +113,7 @@ def main():
     if args.in_place and not all(shape.past for shape in shapes.values()):
         parser.error("--in-place: a shape without a past has no cache to share; name others with --shapes")
     head = machine(args) | {"dtype": args.dtype, "in_place": args.in_place, "sessions": args.sessions, "turns": args.turns, "seconds": args.seconds}
-    head["builds"] = [hashlib.sha256(library.read_bytes()).hexdigest() for library in args.libraries]
+    head["builds"] = [build_of(library) for library in args.libraries]
     results = {}
     for name, shape in shapes.items():
         print(f"{name}, {args.dtype}, {args.threads} threads{', in place' if args.in_place else ''}")

@@ -91,7 +91,6 @@ struct Experts<'a> {
 /// The stage of [`Experts`], of as many tasks as there may be at most.
 struct Products<'s, 'a> {
     plan: &'s Awaited<Plan<'a>>,
-    most: usize,
 }
 
 /// The stage that fills `output [T, C]`: the bias, then weight times product for the chosen experts in rising order; 0
@@ -123,14 +122,14 @@ impl FewScratch {
         by_expert: &mut ByExpert,
         output: &mut [f32],
     ) {
-        let FewInputs { router, keys_and_values, tokens, top_k, .. } = inputs;
-        let Geometry { matrices, columns: width, .. } = inputs.output_weights.geometry();
+        let FewInputs { router, keys_and_values, tokens, .. } = inputs;
+        let Geometry { columns: width, .. } = inputs.output_weights.geometry();
         let Self { experts, tokens: bounds, claims } = self;
         // Two threads share an even number of tasks evenly.
         cut(bounds, tokens, tokens.div_ceil(tokens.div_ceil(SUMMED).next_multiple_of(2)));
         let memory = Mutex::new(Some((by_expert, experts)));
         let plan = Awaited::new(Plan { inputs, memory, experts: OnceLock::new() });
-        let products = Awaited::new(Products { plan: &plan, most: matrices.min(tokens * top_k) });
+        let products = Awaited::new(Products { plan: &plan });
         let sums = Sums { products: &products, output: Grid::new(output, Layout::whole(width), bounds, claims) };
         run_in_order(pool, &[router, keys_and_values, &plan, &products, &sums]);
     }
@@ -143,20 +142,27 @@ impl FewScratch {
     }
 }
 
+impl FewInputs<'_> {
+    /// Most experts that the tokens may choose.
+    fn most_experts(&self) -> usize {
+        self.output_weights.geometry().matrices.min(self.tokens * self.top_k)
+    }
+}
+
 impl ExpertScratch {
     fn experts<'a>(&'a mut self, inputs: FewInputs<'a>, routing: Routing<'a>) -> Experts<'a> {
         let FewInputs { queries: QueryInputs { head, .. }, tokens, top_k, .. } = inputs;
-        let Geometry { matrices, columns: width, .. } = inputs.output_weights.geometry();
+        let Geometry { columns: width, .. } = inputs.output_weights.geometry();
         self.experts.clear();
         self.experts.extend(routing.tiles(TILE_ROWS).map(|(_, expert)| expert));
         self.bounds.clear();
         self.bounds.extend(routing.tiles(TILE_ROWS).map(|(start, _)| start));
         self.bounds.push(routing.rows());
         cut(&mut self.tasks, self.experts.len(), 1);
-        let (pairs, row_len) = (tokens * top_k, 2 * tokens * head);
+        let row_len = 2 * tokens * head;
         let [row_claims, claims] = &mut self.claims;
-        let rows = self.rows.take(pairs.min(matrices) * row_len);
-        let products = self.products.take(pairs * width);
+        let rows = self.rows.take(inputs.most_experts() * row_len);
+        let products = self.products.take(tokens * top_k * width);
         Experts {
             inputs,
             routing,
@@ -182,7 +188,7 @@ impl Stage for Plan<'_> {
 
 impl Stage for Products<'_, '_> {
     fn tasks(&self) -> usize {
-        self.most
+        self.plan.stage().inputs.most_experts()
     }
 
     fn run(&self, index: usize) {

@@ -1,9 +1,9 @@
 //! Layers of few tokens, whose experts are tasks.
 
-use moa_kernels::{Instructions, KernelError, Prepared, SelfAttentionOutputs, Sequential, ThreadPool};
+use moa_kernels::{Instructions, KernelError, Prepared, Sequential, ThreadPool};
 use moa_schema::SelfAttentionDims;
 
-use crate::self_attention::Case;
+use crate::self_attention::{Case, output_alone};
 use crate::support::{Crowd, Random, Threads};
 
 /// A few tokens and keys, on both sides of what tasks of an expert's rows take.
@@ -50,13 +50,7 @@ fn a_token_that_cannot_be_routed_is_named_once_all_tasks_have_ended() {
     let expected = good.compute(&Sequential).bits();
     for pool in [&Sequential as &dyn ThreadPool, &Threads(3), &Crowd] {
         let (prepared, mut output) = (Prepared::default(), vec![0.0; dims.tokens * dims.width]);
-        let mut outputs = SelfAttentionOutputs {
-            output: &mut output,
-            present_key: None,
-            present_value: None,
-            topk_indices: None,
-            topk_weights: None,
-        };
+        let mut outputs = output_alone(&mut output);
         let result = prepared.self_attention(&dims, &bad.attributes, &bad.inputs(), &mut outputs, pool);
         assert_eq!(result, Err(KernelError::RouterLogits { batch: 0, token: 3 }));
         assert_eq!(good.compute_with(&prepared, pool).bits(), expected);

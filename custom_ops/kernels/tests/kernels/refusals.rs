@@ -3,7 +3,7 @@
 use moa_kernels::{KernelError, SelfAttentionInputs, SelfAttentionOutputs, Sequential, self_attention};
 use moa_schema::SelfAttentionDims;
 
-use crate::self_attention::{Case, Rotation};
+use crate::self_attention::{Case, Rotation, output_alone};
 use crate::support::Random;
 
 const DIMS: SelfAttentionDims =
@@ -21,13 +21,7 @@ fn refusal<'a>(case: &'a Case, change: impl FnOnce(&mut SelfAttentionInputs<'a>)
     let mut inputs = case.inputs();
     change(&mut inputs);
     let mut output = vec![0.0; 2 * 3 * 4];
-    let mut outputs = SelfAttentionOutputs {
-        output: &mut output,
-        present_key: None,
-        present_value: None,
-        topk_indices: None,
-        topk_weights: None,
-    };
+    let mut outputs = output_alone(&mut output);
     self_attention(&case.dims, &case.attributes, &inputs, &mut outputs, &Sequential).err()
 }
 

@@ -192,6 +192,11 @@ impl Case {
     }
 }
 
+/// The output and nothing else.
+pub(crate) fn output_alone(output: &mut [f32]) -> SelfAttentionOutputs<'_> {
+    SelfAttentionOutputs { output, present_key: None, present_value: None, topk_indices: None, topk_weights: None }
+}
+
 pub(crate) fn random_dims(random: &mut Random) -> SelfAttentionDims {
     let experts = random.between(1, 9);
     SelfAttentionDims {
@@ -416,13 +421,7 @@ fn outputs_that_nobody_wants_change_nothing() {
     let dims = random_dims(&mut random);
     let case = Case::random(&mut random, dims);
     let mut output = vec![f32::NAN; dims.batch * dims.tokens * dims.width];
-    let mut outputs = SelfAttentionOutputs {
-        output: &mut output,
-        present_key: None,
-        present_value: None,
-        topk_indices: None,
-        topk_weights: None,
-    };
+    let mut outputs = output_alone(&mut output);
     self_attention(&case.dims, &case.attributes, &case.inputs(), &mut outputs, &Sequential).unwrap();
     assert_eq!(bits(&output), bits(&case.compute(&Sequential).output));
 }
