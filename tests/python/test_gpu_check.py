@@ -2,11 +2,13 @@
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
+import zipfile
 from pathlib import Path
 from unittest import mock
 
@@ -353,20 +355,39 @@ class Choices(unittest.TestCase):
 
 
 class Pieces(unittest.TestCase):
-    def test_what_is_split_is_joined(self):
+    def test_what_is_packed_is_unpacked(self):
         with tempfile.TemporaryDirectory() as folder:
-            source, parts, target = (Path(folder, name) for name in ("wheel.whl", "parts", "target"))
-            content = bytes(range(256)) * 40
-            source.write_bytes(content)
-            made = pieces.split(source, parts, piece_bytes=1000)
-            self.assertEqual(len(made), 11)
-            self.assertEqual(pieces.join(parts, target).read_bytes(), content)
-            made[3].write_bytes(b"x" * 1000)
-            with self.assertRaisesRegex(ValueError, "differs from what was split"):
-                pieces.join(parts, target)
-            made[3].unlink()
-            with self.assertRaisesRegex(ValueError, "lacks wheel.whl.part03"):
-                pieces.join(parts, target)
+            wheel, parts, target = (Path(folder, name) for name in ("wheel.whl", "parts", "target"))
+            contents = {"a/b.so": random.Random(1).randbytes(5000), "a/c.so": bytes(3000), "d.py": b"x", "empty.so": b""}
+            with zipfile.ZipFile(wheel, "w") as archive:
+                for name, content in contents.items():
+                    archive.writestr(name, content)
+            made = pieces.pack(wheel, parts, ["*.so"], piece_bytes=2500, block_bytes=1000)
+            self.assertEqual(len(made), 3)
+            self.assertTrue(all(piece.stat().st_size <= 2500 for piece in made))
+            pieces.unpack(parts, target)
+            found = {str(path.relative_to(target)): path.read_bytes() for path in target.rglob("*") if path.is_file()}
+            self.assertEqual(found, {name: content for name, content in contents.items() if name != "d.py"})
+            self.spoil(parts, made[1], target)
+
+    def spoil(self, parts, piece, target):
+        content = piece.read_bytes()
+        piece.write_bytes(bytes(len(content)))
+        with self.assertRaisesRegex(ValueError, "wheel.whl.part01 differs from what was packed"):
+            pieces.unpack(parts, target)
+        piece.write_bytes(content)
+        manifest = (parts / pieces.MANIFEST).read_text()
+        facts = json.loads(manifest)
+        facts["files"]["a/b.so"]["sha256"] = "0"
+        (parts / pieces.MANIFEST).write_text(json.dumps(facts))
+        with self.assertRaisesRegex(ValueError, "a/b.so differs from what was packed"):
+            pieces.unpack(parts, target)
+        piece.unlink()
+        with self.assertRaisesRegex(ValueError, "lacks wheel.whl.part01"):
+            pieces.unpack(parts, target)
+        (parts / pieces.MANIFEST).unlink()
+        with self.assertRaisesRegex(ValueError, "holds no pieces.json"):
+            pieces.unpack(parts, target)
 
 
 class Slim(unittest.TestCase):

@@ -262,7 +262,7 @@ class Steps(unittest.TestCase):
             for name in tensorrt_stage.LIBRARIES:
                 archive.writestr(f"tensorrt/{name}", os.urandom(1000))
             archive.writestr("tensorrt/__init__.py", "")
-        pieces.split(wheel, self.place / "pieces", 400)
+        pieces.pack(wheel, self.place / "pieces", tensorrt_kit.PACKED, 700, 400)
         libraries = tensorrt_stage.unpack(self.place / "pieces", there)
         self.assertEqual(sorted(file.name for file in libraries.iterdir()), tensorrt_stage.LIBRARIES)
         self.assertEqual([file.name for file in there.iterdir()], ["tensorrt"])
@@ -277,9 +277,9 @@ class Steps(unittest.TestCase):
             with zipfile.ZipFile(wheel, "w") as archive:
                 for name in names:
                     archive.writestr(f"tensorrt/{name}", os.urandom(1000))
-            parts = pieces.split(wheel, whole, 400)
+            parts = pieces.pack(wheel, whole, tensorrt_kit.PACKED, 700, 400)
             if why == "differs":
-                parts[1].write_bytes(bytes(400))
+                parts[1].write_bytes(bytes(700))
             with self.assertRaisesRegex(ValueError, why):
                 tensorrt_stage.unpack(whole, there)
             self.assertEqual(list(there.iterdir()), [])

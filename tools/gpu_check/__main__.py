@@ -6,7 +6,7 @@ import sys
 import traceback
 
 from . import table
-from .conductor import BUDGET, Run
+from .conductor import BUDGET, CHECK_SHARE, Run
 
 
 def main():
@@ -14,11 +14,15 @@ def main():
     parser.add_argument("--kit", required=True, help="folder that `cargo xtask gpu-check` prepared")
     parser.add_argument("--out", required=True, help="folder for results.json, table.txt and log.txt")
     parser.add_argument("--budget", type=float, default=BUDGET, help="seconds of the whole run (default %(default).0f)")
+    parser.add_argument(
+        "--check-share", type=float, default=CHECK_SHARE, help="share of it that checks have (default %(default)s)"
+    )
     parser.add_argument("--stages", help="some of check,sanitize,ceilings,times,onnxruntime")
     options = parser.parse_args()
     # Ends what was started, as an interrupt does; what was found is on disk.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    run = Run(options.kit, options.out, options.budget, options.stages and options.stages.split(","))
+    stages = options.stages and options.stages.split(",")
+    run = Run(options.kit, options.out, options.budget, stages, options.check_share)
     try:
         run.everything()
     except Exception:  # noqa: BLE001 — what was found until now is still worth its table.

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from . import cases, table
+from . import cases, pieces, table
 
 #: Seconds of the whole run, and shares of it.
 BUDGET = 540.0
@@ -225,9 +225,9 @@ def read_lines(path):
 class Run:
     """One run of everything."""
 
-    def __init__(self, kit, out, budget=BUDGET, stages=None):
+    def __init__(self, kit, out, budget=BUDGET, stages=None, check_share=CHECK_SHARE):
         self.kit, self.out = Path(kit).resolve(), Path(out).resolve()
-        self.begin, self.budget = time.monotonic(), budget
+        self.begin, self.budget, self.check_share = time.monotonic(), budget, check_share
         self.stages = stages or ["check", "sanitize", "ceilings", "times", "onnxruntime"]
         self.out.mkdir(parents=True, exist_ok=True)
         self.work = self.kit / "work"
@@ -326,7 +326,7 @@ class Run:
     def checks(self):
         """Checks on every path; beside them, once the GPU's own have had a start, what `_beside` says."""
         begin = time.monotonic()
-        limit = begin + min(CHECK_SHARE * self.budget, self.left())
+        limit = begin + min(self.check_share * self.budget, self.left())
         running = self._paths(limit) if "check" in self.stages else []
 
         def beside():
@@ -459,7 +459,7 @@ def tail(path, size=4000):
 
 
 def has_onnxruntime(kit):
-    return any(Path(kit, "onnxruntime").glob("*.whl")) or any(Path(kit, "onnxruntime").glob("*.part*"))
+    return any(Path(kit, "onnxruntime").glob("*.whl")) or Path(kit, "onnxruntime", pieces.MANIFEST).exists()
 
 
 def machine_facts():

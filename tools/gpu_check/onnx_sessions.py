@@ -25,12 +25,12 @@ SMALL = {"small": (512, 8, 8, 128, 1, 1, 16, 0), "small decode": (256, 8, 8, 64,
 
 
 def install(kit, site):
-    """Unpacks the wheel of the kit, put together from its pieces where it came in pieces."""
+    """Unpacks the wheel of the kit, or its pieces."""
     from . import pieces
 
     folder = Path(kit, "onnxruntime")
-    if not list(folder.glob("*.whl")):
-        pieces.join(folder, folder)
+    if (folder / pieces.MANIFEST).exists():
+        pieces.unpack(folder, site)
     for wheel in folder.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(site)

@@ -30,6 +30,9 @@ ROOT = Path(__file__).resolve().parents[2]
 #: In the wheel; only this one names libraries of CUDA.
 LINKED = "libnvinfer_plugin.so.8"
 
+#: What engines are built, read and run with.
+PACKED = ["tensorrt/libnvinfer*.so*", "tensorrt/libnvonnxparser.so*"]
+
 #: The code of cuBLAS and of cuDNN for a library that was not initialised.
 REFUSED = 1
 
@@ -92,7 +95,7 @@ def main():
     stand_ins(options.wheel, options.kit / "stand_ins")
     checkpoints(options.kit / "checkpoints")
     pack(options.kit / "moa-export")
-    parts = pieces.split(options.wheel, options.kit.with_name(options.kit.name + "-pieces"))
+    parts = pieces.pack(options.wheel, options.kit.with_name(options.kit.name + "-pieces"), PACKED)
     print(json.dumps({"pieces": len(parts), "folder": str(parts[0].parent)}))
 
 

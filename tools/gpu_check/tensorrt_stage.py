@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import zipfile
 from pathlib import Path
 
 from . import pieces
@@ -140,12 +139,10 @@ def unpack(wheel_pieces, place):
     if libraries.exists():
         return libraries
     with tempfile.TemporaryDirectory(dir=place, prefix="unpacking-") as folder:
-        wheel = pieces.join(wheel_pieces, folder)
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder, [name for name in archive.namelist() if ".so" in name])
+        pieces.unpack(wheel_pieces, folder)
         missing = [name for name in LIBRARIES if not Path(folder, "tensorrt", name).exists()]
         if missing:
-            raise ValueError(f"{wheel.name} lacks {', '.join(missing)}")
+            raise ValueError(f"{wheel_pieces} lacks {', '.join(missing)}")
         Path(folder, "tensorrt").rename(libraries)
     return libraries
 
@@ -156,7 +153,7 @@ def unpack_all(kit, wheel_pieces, place):
     try:
         unpack(wheel_pieces, place)
         unpacked(kit, place)
-    except (OSError, ValueError, EOFError, lzma.LZMAError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, lzma.LZMAError) as error:
         return {"state": "failed", "why": f"{type(error).__name__}: {error}"}
     return {"state": "passed", "seconds": round(time.monotonic() - start, 2)}
 
