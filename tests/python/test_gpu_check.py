@@ -362,6 +362,7 @@ class Pieces(unittest.TestCase):
             with zipfile.ZipFile(wheel, "w") as archive:
                 for name, content in contents.items():
                     archive.writestr(name, content)
+                archive.writestr("folder.so/", b"")
             made = pieces.pack(wheel, parts, ["*.so"], piece_bytes=2500, block_bytes=1000)
             self.assertEqual(len(made), 3)
             self.assertTrue(all(piece.stat().st_size <= 2500 for piece in made))

@@ -30,7 +30,9 @@ def pack(wheel, folder, names=("*",), piece_bytes=PIECE_BYTES, block_bytes=BLOCK
     folder.mkdir(parents=True)
     files, places = {}, []
     with zipfile.ZipFile(wheel) as archive, multiprocessing.Pool() as pool:
-        members = [one for one in archive.namelist() if any(fnmatch.fnmatch(one, name) for name in names)]
+        # Entries of folders are no files; `unpack` makes the folders of files.
+        every = [one for one in archive.namelist() if not one.endswith("/")]
+        members = [one for one in every if any(fnmatch.fnmatch(one, name) for name in names)]
         writer = _Writer(folder, Path(wheel).name, piece_bytes)
         for member in members:
             with archive.open(member) as file:
