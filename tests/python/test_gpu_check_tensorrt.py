@@ -23,10 +23,10 @@ from gpu_check import pieces, tensorrt_kit, tensorrt_stage
 
 SYMBOLS = """
    7: 0000000000000000     0 FUNC    GLOBAL DEFAULT  UND cudnnCreate@libcudnn.so.8 (4)
-   8: 0000000000000000     0 FUNC    GLOBAL DEFAULT  UND cublasSgemm_v2@libcublas.so.12 (5)
-   9: 0000000000000000     0 FUNC    GLOBAL DEFAULT  UND cublasCreate_v2@libcublas.so.12 (5)
-  10: 0000000000000000     0 FUNC    GLOBAL DEFAULT  UND memcpy@GLIBC_2.14 (6)
-  11: 0000000000001000     8 FUNC    GLOBAL DEFAULT   12 cublasOwn@@libcublas.so.12
+   8: 0000000000000000     0 FUNC    GLOBAL DEFAULT  UND initLibNvInferPlugins
+   9: 0000000000000000     0 OBJECT  GLOBAL DEFAULT  UND _ZTVN8nvinfer16pluginE
+  10: 0000000000001000     8 FUNC    GLOBAL DEFAULT   12 createNvOnnxParser_INTERNAL@@libnvonnxparser.so.8
+  11: 0000000000001000     8 FUNC    WEAK   DEFAULT   12 weak
 """
 
 #: Seconds that nothing here takes, however busy the machine is.
@@ -64,18 +64,29 @@ if words[0] == "run":
 
 
 class StandIns(unittest.TestCase):
-    def test_functions_of_missing_libraries_are_found(self):
-        expected = {"libcublas.so.12": ["cublasCreate_v2", "cublasSgemm_v2"], "libcudnn.so.8": ["cudnnCreate"]}
-        self.assertEqual(tensorrt_kit.undefined(SYMBOLS), expected)
+    def test_functions_of_a_library_are_found(self):
+        self.assertEqual(tensorrt_kit.functions(SYMBOLS, False), {"cudnnCreate", "initLibNvInferPlugins"})
+        self.assertEqual(tensorrt_kit.functions(SYMBOLS, True), {"createNvOnnxParser_INTERNAL", "weak"})
+
+    def stand_ins(self, folder, parser):
+        """The stand-in for the plugins of a wheel whose parser is `parser`, in C."""
+        (folder / "tensorrt").mkdir()
+        wheel, plugins = folder / "tensorrt.whl", "int initLibNvInferPlugins(void) { return 0; } int other(void) { return 0; }"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for name, source in [(tensorrt_kit.PLUGINS, plugins), (tensorrt_kit.PARSER, parser)]:
+                command = [os.environ.get("CC", "cc"), "-shared", "-fPIC", "-x", "c", "-", "-o", folder / name]
+                subprocess.run(command, input=source, text=True, check=True)
+                archive.write(folder / name, f"tensorrt/{name}")
+        tensorrt_kit.stand_ins(wheel, folder / "stand_ins")
+        return ctypes.CDLL(f"{folder}/stand_ins/{tensorrt_kit.PLUGINS}")
 
     @unittest.skipUnless(shutil.which(os.environ.get("CC", "cc")), "there is no C compiler")
-    def test_a_stand_in_refuses_under_its_version(self):
+    def test_a_stand_in_has_what_the_parser_calls(self):
         with tempfile.TemporaryDirectory() as folder:
-            tensorrt_kit.stand_in("libcudnn.so.8", ["cudnnCreate"], folder)
-            library = ctypes.CDLL(f"{folder}/libcudnn.so.8")
-            self.assertEqual(library.cudnnCreate(), tensorrt_kit.REFUSED)
-            symbols = subprocess.run(["readelf", "--dyn-syms", "-W", f"{folder}/libcudnn.so.8"], capture_output=True, text=True)
-            self.assertIn("cudnnCreate@@libcudnn.so.8", symbols.stdout)
+            parser = "int initLibNvInferPlugins(); int parse(void) { return initLibNvInferPlugins(); }"
+            self.assertEqual(self.stand_ins(Path(folder), parser).initLibNvInferPlugins(None, b""), 1)
+        with tempfile.TemporaryDirectory() as folder, self.assertRaisesRegex(ValueError, "calls other of libnvinfer_plugin"):
+            self.stand_ins(Path(folder), "int other(); int parse(void) { return other(); }")
 
 
 @unittest.skipUnless(os.environ.get("MOA_EXPORT"), "MOA_EXPORT names no program")
@@ -261,7 +272,8 @@ class Steps(unittest.TestCase):
         with zipfile.ZipFile(wheel, "w") as archive:
             for name in tensorrt_stage.LIBRARIES:
                 archive.writestr(f"tensorrt/{name}", os.urandom(1000))
-            archive.writestr("tensorrt/__init__.py", "")
+            for name in ["__init__.py", tensorrt_kit.PLUGINS, "libnvparsers.so.8"]:
+                archive.writestr(f"tensorrt/{name}", "")
         pieces.pack(wheel, self.place / "pieces", tensorrt_kit.PACKED, 700, 400)
         libraries = tensorrt_stage.unpack(self.place / "pieces", there)
         self.assertEqual(sorted(file.name for file in libraries.iterdir()), tensorrt_stage.LIBRARIES)

@@ -1,11 +1,10 @@
-"""Fills the folder that `tensorrt_stage` runs from: checkpoints, libraries that stand in for cuBLAS and cuDNN, and TensorRT's
-wheel in pieces.
+"""Fills the folder that `tensorrt_stage` runs from: checkpoints, a library that stands in for TensorRT's own plugins, and
+TensorRT's wheel in pieces.
 
     python3 tools/gpu_check/tensorrt_kit.py KIT WHEEL
 
-TensorRT 8.6's parser is linked to libnvinfer_plugin, and that to cuBLAS and cuDNN, of which none of our engines calls a
-function. They are larger than all the rest, so libraries with the same names and symbols stand for them: every function
-returns an error.
+TensorRT 8.6's parser is linked to libnvinfer_plugin, and that to cuBLAS and cuDNN, which are larger than all the rest. None of
+our engines has one of those plugins, so a library of the same name, which registers none, stands for it.
 """
 
 import argparse
@@ -27,41 +26,44 @@ from gpu_check import pieces
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: In the wheel; only this one names libraries of CUDA.
-LINKED = "libnvinfer_plugin.so.8"
+#: Links cuBLAS and cuDNN, and is linked by the parser.
+PLUGINS = "libnvinfer_plugin.so.8"
+
+PARSER = "libnvonnxparser.so.8"
+
+#: All that the parser calls of TensorRT's plugins; it registers them, and is true where it did.
+CALLED = "initLibNvInferPlugins"
 
 #: What engines are built, read and run with.
-PACKED = ["tensorrt/libnvinfer*.so*", "tensorrt/libnvonnxparser.so*"]
-
-#: The code of cuBLAS and of cuDNN for a library that was not initialised.
-REFUSED = 1
+PACKED = ["tensorrt/libnvinfer.so*", "tensorrt/libnvinfer_builder_resource.so*", f"tensorrt/{PARSER}*"]
 
 
-def undefined(symbols):
-    """The functions of other libraries in what `readelf --dyn-syms` writes, by library."""
-    found = {}
-    for name, library in re.findall(r"UND (\w+)@+(lib(?:cublas|cublasLt|cudnn)\.so\.\d+)", symbols):
-        found.setdefault(library, set()).add(name)
-    return {library: sorted(names) for library, names in sorted(found.items())}
+def functions(symbols, defined):
+    """The functions that a library defines, or else takes from others, in what `readelf --dyn-syms` writes."""
+    found = re.findall(r"^ *\d+: .* FUNC +\w+ +DEFAULT +(\w+) +([\w.]+)", symbols, re.MULTILINE)
+    return {name for section, name in found if (section != "UND") == defined}
 
 
-def stand_in(library, names, folder):
-    """A library with these functions, which do nothing, under the symbol version that callers ask for."""
-    with tempfile.TemporaryDirectory() as place:
-        source, versions = Path(place, "stand_in.c"), Path(place, "versions.map")
-        source.write_text("".join(f"int {name}(void) {{ return {REFUSED}; }}\n" for name in names))
-        versions.write_text(f"{library} {{ global: {' '.join(name + ';' for name in names)} local: *; }};\n")
-        options = ["-shared", "-fPIC", "-O1", f"-Wl,-soname,{library}", f"-Wl,--version-script={versions}"]
-        subprocess.run([os.environ.get("CC", "cc"), *options, source, "-o", Path(folder, library)], check=True)
+def stand_in(folder):
+    """A library of the name of TensorRT's plugins that has none."""
+    source = f"int {CALLED}(void *logger, const char *space) {{ (void)logger; (void)space; return 1; }}\n"
+    options = ["-shared", "-fPIC", "-O1", f"-Wl,-soname,{PLUGINS}", "-x", "c", "-"]
+    command = [os.environ.get("CC", "cc"), *options, "-o", Path(folder, PLUGINS)]
+    subprocess.run(command, input=source, text=True, check=True)
 
 
 def stand_ins(wheel, folder):
+    """The folder with the stand-in, where the wheel's parser calls nothing that it lacks."""
     folder.mkdir(parents=True, exist_ok=True)
+    symbols = {}
     with tempfile.TemporaryDirectory() as place, zipfile.ZipFile(wheel) as archive:
-        linked = archive.extract(f"tensorrt/{LINKED}", place)
-        symbols = subprocess.run(["readelf", "--dyn-syms", "-W", linked], check=True, capture_output=True, text=True)
-    for library, names in undefined(symbols.stdout).items():
-        stand_in(library, names, folder)
+        for name in (PARSER, PLUGINS):
+            library = archive.extract(f"tensorrt/{name}", place)
+            found = subprocess.run(["readelf", "--dyn-syms", "-W", library], check=True, capture_output=True, text=True)
+            symbols[name] = found.stdout
+    if more := functions(symbols[PARSER], False) & functions(symbols[PLUGINS], True) - {CALLED}:
+        raise ValueError(f"{PARSER} calls {', '.join(sorted(more))} of {PLUGINS}, which its stand-in lacks")
+    stand_in(folder)
 
 
 def checkpoints(folder):

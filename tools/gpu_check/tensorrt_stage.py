@@ -174,7 +174,7 @@ def program_of(kit, place):
 
 def environment(kit, place):
     found, libraries = dict(os.environ), place / "tensorrt"
-    folders = [str(libraries), str(kit / "stand_ins"), found.get("LD_LIBRARY_PATH", "")]
+    folders = [str(kit / "stand_ins"), str(libraries), found.get("LD_LIBRARY_PATH", "")]
     found["LD_LIBRARY_PATH"] = ":".join(filter(None, folders))
     found["TENSORRT_ROOT"] = str(libraries)
     found["XDG_CACHE_HOME"] = str(place / "cache")
