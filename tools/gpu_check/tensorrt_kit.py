@@ -40,7 +40,7 @@ PACKED = ["tensorrt/libnvinfer.so*", "tensorrt/libnvinfer_builder_resource.so*",
 
 def functions(symbols, defined):
     """The functions that a library defines, or else takes from others, in what `readelf --dyn-syms` writes."""
-    found = re.findall(r"^ *\d+: .* FUNC +\w+ +DEFAULT +(\w+) +([\w.]+)", symbols, re.MULTILINE)
+    found = re.findall(r"^ *\d+: .* (?:FUNC|NOTYPE) +\w+ +DEFAULT +(\w+) +([\w.]+)", symbols, re.MULTILINE)
     return {name for section, name in found if (section != "UND") == defined}
 
 
