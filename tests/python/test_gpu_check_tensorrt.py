@@ -10,9 +10,11 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 import unittest
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -49,7 +51,8 @@ if words[0] == "ops":
 if words[0] == "build":
     folder = words[words.index("-o") + 1]
     os.makedirs(folder, exist_ok=True)
-    open(os.path.join(folder, "model.plan"), "wb").write(b"a plan")
+    for name in ["model.plan", "encoder_model.plan"]:
+        open(os.path.join(folder, name), "wb").write(b"a plan")
 if words[0] == "bench":
     open(words[words.index("--json") + 1], "w").write('{"rows": 2}')
 if words[0] == "run":
@@ -107,7 +110,8 @@ class RealProgram(unittest.TestCase):
     def ended(self, step, words, model):
         """The one step that `step` of the stage is, with a program that plays TensorRT as `words` say."""
         stage = tensorrt_stage.Stage(self.place, {**self.variables, "MOA_FAKE": words}, time.monotonic() + LONG)
-        stage.ok = dict.fromkeys([tensorrt_stage.FIRST, "export base_layer fp32 fused", "build base_layer fp32 fused"], True)
+        passed = [tensorrt_stage.FIRST, "export base_layer fp32 fused", "build base_layer fp32 fused"]
+        stage.states = dict.fromkeys(passed, "passed")
         with mock.patch("builtins.print"):
             step(stage, os.environ["MOA_EXPORT"], self.place, "base_layer", "fp32", (model, self.place / "plans"))
         (only,) = stage.steps
@@ -150,14 +154,15 @@ class Steps(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.place = Path(folder.name)
         self.kit, self.out, self.log = self.place / "kit", self.place / "out", self.place / "log"
+        self.work = self.place / "there/work"
         self.kit.mkdir()
         program = self.kit / "moa-export"
         program.write_text(f"#!{sys.executable}\n{textwrap.dedent(PROGRAM)}")
         program.chmod(program.stat().st_mode | stat.S_IEXEC)
 
-    def run_stage(self, fail="", salt="equal", budget=str(LONG), unpack=lambda *_: None):
+    def run_stage(self, fail="", salt="equal", budget=str(LONG), unpack=lambda *_: None, models="base_layer", dtypes="fp32"):
         words = ["stage", "--kit", self.kit, "--pieces", self.place, "--out", self.out, "--place", self.place / "there"]
-        words += ["--models", "base_layer", "--dtypes", "fp32", "--budget", budget]
+        words += ["--models", models, "--dtypes", dtypes, "--budget", budget]
         variables = {"FAIL": fail, "SALT": salt, "LOG": str(self.log)}
         with (
             mock.patch.object(sys, "argv", [str(word) for word in words]),
@@ -168,18 +173,23 @@ class Steps(unittest.TestCase):
         ):
             tensorrt_stage.main()
         steps = json.loads((self.out / "tensorrt.json").read_text())["steps"]
+        self.assertEqual(len({step["name"] for step in steps}), len(steps))
         return bool(ended.exception.code), {step["name"]: step["state"] for step in steps}
+
+    def commands(self):
+        """What the program was called with, in order."""
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
 
     def test_all_steps_pass(self):
         failed, states = self.run_stage()
         self.assertEqual((failed, set(states.values())), (False, {"passed"}), states)
-        commands = [json.loads(line) for line in self.log.read_text().splitlines()]
+        commands = self.commands()
         builds = [words for words in commands if words[0] == "build" and "--timing-cache" in words]
         self.assertEqual(len(builds), 2)
         self.assertIn("sequence=1:128:2048", builds[0])
-        benches = [words for words in commands if words[0] == "bench"]
+        benches = [words for words in commands if words[0] == "bench" and words[2] != "--backends"]
         self.assertEqual([Path(place).name for place in benches[0][1:3]], ["base_layer-fp32-fused", "base_layer-fp32-standard"])
-        self.assertEqual(len(benches), 3)
+        self.assertEqual([words[words.index("--seconds") + 1] for words in benches], ["2"] * 3)
         self.assertIn("refuse a cut plan base_layer fp32 fused", states)
         self.assertIn("refuse a missing TensorRT base_layer fp32 fused", states)
         self.assertIn("refuse other shapes base_layer fp32 fused", states)
@@ -192,6 +202,8 @@ class Steps(unittest.TestCase):
         self.assertTrue((self.out / "tensorrt.txt").read_text().startswith("GPU: NVIDIA X, compute capability 9.0\n"))
         reports = {step["name"].split()[0]: step["report"] for step in found["steps"] if "report" in step}
         self.assertEqual(reports, {"verify": None, "bench": {"rows": 2}})
+
+    def test_the_gpu_is_not_told_where_nothing_ran(self):
         self.run_stage(budget="1")
         self.assertTrue((self.out / "tensorrt.txt").read_text().startswith("GPU: not told\n"))
 
@@ -199,11 +211,11 @@ class Steps(unittest.TestCase):
         self.run_stage()
         failed, states = self.run_stage()
         self.assertEqual((failed, set(states.values())), (False, {"passed"}), states)
-        for words in map(json.loads, self.log.read_text().splitlines()):
+        for words in self.commands():
             self.assertEqual("--force" in words, words[0] != "ops", words)
 
     def test_a_failure_leaves_the_rest_alone(self):
-        failed, states = self.run_stage(fail="fp32-standard-plan")
+        failed, states = self.run_stage(fail=f"fp32-standard-plan,bench {self.work}/base_layer-fp32-standard")
         self.assertTrue(failed)
         self.assertEqual(states["build base_layer fp32 standard"], "failed")
         self.assertIn("code 5: error[MOA-E5]: it fails", (self.out / "tensorrt.txt").read_text())
@@ -221,7 +233,7 @@ class Steps(unittest.TestCase):
             shutil.rmtree(self.place / "there")
             failed, states = self.run_stage(fail=fault)
             alone = [name for name in states if name.endswith(" alone")]
-            self.assertEqual((failed, [name for name in states if name not in alone]), (True, list(whole)), fault)
+            self.assertEqual((failed, {name for name in states if name not in alone}), (True, set(whole)), fault)
         self.assertEqual(self.run_stage(budget="1")[1], dict.fromkeys(whole, "skipped"))
 
     def test_without_tensorrt_everything_else_is_skipped(self):
@@ -239,13 +251,80 @@ class Steps(unittest.TestCase):
 
     def test_a_step_that_hangs_leaves_time_for_the_others(self):
         stage = tensorrt_stage.Stage(self.place, dict(os.environ), time.monotonic() + LONG)
-        stage.ok[tensorrt_stage.FIRST] = True
+        stage.states[tensorrt_stage.FIRST] = "passed"
         with mock.patch("builtins.print"), mock.patch.object(tensorrt_stage, "LONGEST", 0.5):
             hangs = stage.run("hangs", [sys.executable, "-c", f"print('begun', flush=True); import time; time.sleep({LONG})"])
         with mock.patch("builtins.print"):
             ends = stage.run("ends", [sys.executable, "-c", ""])
         self.assertEqual((hangs, ends), (False, True))
         self.assertEqual(stage.steps[0]["code"], "time")
+
+    def test_engines_are_built_before_what_is_worth_most_is_timed(self):
+        failed, states = self.run_stage(models="base_layer,masked_lm,number_words", dtypes="fp32,fp16")
+        self.assertEqual((failed, set(states.values())), (False, {"passed"}), states)
+        names = list(states)
+        timed = [name for name in names if name.startswith("bench")]
+        self.assertEqual(names[-len(timed) :], timed)
+        first = ["base_layer fp32 1x128", "base_layer fp16 1x128", "base_layer fp16 8x128", "masked_lm fp32 8x128"]
+        first += ["base_layer fp16 1x2048", "number_words fp32 8x16"]
+        self.assertEqual(timed[: len(first)], [f"bench {point}" for point in first])
+        self.assertEqual(len(timed), 14)
+        self.assertEqual(sum(name.startswith("engines") for name in names), 2 * len(timed))
+
+    def test_jobs_share_no_file(self):
+        """Of all commands that may run at once, no two write to one place."""
+        self.run_stage(models="base_layer,number_words", dtypes="fp32,fp16")
+        written = [words[words.index("--json") + 1] for words in self.commands() if words[0] in ("bench", "verify")]
+        self.assertEqual(len(written), len(set(written)))
+        written = [words[words.index("--timing-cache") + 1] for words in self.commands() if "--timing-cache" in words]
+        self.assertEqual(len(written), len(set(written)))
+        written = [words[words.index("--outputs") + 1] for words in self.commands() if words[0] == "run"]
+        self.assertEqual(len(written), len(set(written)))
+
+    def test_engines_that_were_not_built_in_time_are_built_where_they_are_timed(self):
+        with mock.patch.object(tensorrt_stage, "BUILDING", 0.0):
+            failed, states = self.run_stage()
+        self.assertFalse(failed)
+        self.assertEqual(states["build base_layer fp32 fused"], "skipped")
+        self.assertEqual(states["engines base_layer fp32 1x128 fused"], "skipped")
+        self.assertEqual(states["bench base_layer fp32 1x128"], "passed")
+
+    def test_jobs_run_at_once(self):
+        """Two steps that wait for each other both end."""
+        stage = tensorrt_stage.Stage(self.place, dict(os.environ), time.monotonic() + LONG)
+        stage.states[tensorrt_stage.FIRST] = "passed"
+        meeting = threading.Barrier(2, timeout=LONG)
+
+        def body(_):
+            meeting.wait()
+            return {"state": "passed"}
+
+        with mock.patch("builtins.print"), ThreadPoolExecutor(2) as pool:
+            self.assertEqual(list(pool.map(lambda name: stage.step(name, [], body), ["one", "other"])), [True, True])
+        self.assertEqual(json.loads((self.place / "tensorrt.json").read_text())["counts"]["passed"], 2)
+
+    def test_a_job_that_raises_is_written_down(self):
+        with mock.patch.object(tensorrt_stage, "refuse_a_cut_plan", side_effect=OSError("the disk is full")):
+            failed, states = self.run_stage()
+        self.assertTrue(failed)
+        self.assertEqual(states["job OSError('the disk is full')"], "failed")
+        self.assertEqual(states["bench base_layer fp32 1x128"], "passed")
+
+    def test_a_signal_leaves_a_backtrace(self):
+        debugger = self.place / "cuda-gdb"
+        debugger.write_text("#!/bin/sh\necho \"$@\"\n")
+        debugger.chmod(0o755)
+        dies = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+        for places, said in [(f"{self.place}:{os.environ['PATH']}", "-batch -ex run -ex bt"), ("", "there is no debugger")]:
+            stage = tensorrt_stage.Stage(self.place, {**os.environ, "PATH": places}, time.monotonic() + LONG)
+            stage.states[tensorrt_stage.FIRST] = "passed"
+            with mock.patch("builtins.print"), mock.patch.object(tensorrt_stage, "TOOLKIT", "/nowhere"):
+                self.assertFalse(stage.run("dies", dies))
+            self.assertEqual((stage.steps[0]["code"], stage.steps[0]["why"]), (-9, "code -9"))
+            self.assertIn(said, stage.steps[0]["backtrace"])
+        with stage.tracing:
+            stage.environment["PATH"] = str(self.place)
+            self.assertIn("another program was traced", stage.backtrace(dies, 9.0))
 
     def test_outputs_that_differ_between_processes_are_a_failure(self):
         failed, states = self.run_stage(salt="")

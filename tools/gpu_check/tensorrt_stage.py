@@ -2,8 +2,9 @@
 
     python3 -m gpu_check.tensorrt_stage --kit KIT --pieces PIECES --out OUT [--models base_layer] [--budget 540]
 
-A step that fails is written down with the end of what it said, and the rest goes on; what depends on it is skipped. Writes
-OUT/tensorrt.json, with the reports of `verify` and `bench`, and OUT/tensorrt.txt.
+Engines are built beside each other, in the order of what is worth most; then, alone, each point is timed. A step that fails is
+written down with the end of what it said, and the rest goes on; what depends on it is skipped. Writes OUT/tensorrt.json, with
+the reports of `verify` and `bench`, and OUT/tensorrt.txt.
 """
 
 import argparse
@@ -13,11 +14,15 @@ import math
 import os
 import random
 import re
+import shutil
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from . import pieces
@@ -25,7 +30,11 @@ from . import pieces
 #: The plan of each model that is run by itself, sizes of its open dimensions, which hold every case of `verify` (80 tokens on
 #: either side, and as many in a cache), and the points that are timed.
 MODELS = {
-    "base_layer": {"plan": "model.plan", "dims": ["batch=1:1:8", "sequence=1:128:2048"], "points": [["1", "128"], ["8", "128"], ["1", "2048"]]},
+    "base_layer": {
+        "plan": "model.plan",
+        "dims": ["batch=1:1:8", "sequence=1:128:2048"],
+        "points": [["1", "128"], ["8", "128"], ["1", "2048"]],
+    },
     "masked_lm": {"plan": "model.plan", "dims": ["batch=1:1:8", "sequence=1:32:128"], "points": [["1", "32"], ["8", "128"]]},
     "number_words": {
         "plan": "encoder_model.plan",
@@ -36,22 +45,48 @@ MODELS = {
 FORMS = ["fused", "standard"]
 DTYPES = ["fp32", "fp16"]
 
-#: Of what a step said, this much is kept.
-KEPT = 4000
+#: The points that come before all others.
+FIRST_POINTS = [
+    ("base_layer", "fp32", "1", "128"),
+    ("base_layer", "fp16", "1", "128"),
+    ("base_layer", "fp16", "8", "128"),
+    ("masked_lm", "fp32", "8", "128"),
+    ("base_layer", "fp16", "1", "2048"),
+    ("number_words", "fp32", "8", "16"),
+]
+
+#: Of what a step said, this much is kept, and of what a debugger said.
+KEPT, TRACED = 4000, 3000
 
 #: Seconds that one step may take: a build that hangs leaves time for the others.
 LONGEST = 240.0
+
+#: Seconds that a program may take once more, under a debugger.
+TRACING = 60.0
+
+#: Where CUDA's programs lie, beside the PATH.
+TOOLKIT = "/usr/local/cuda/bin"
+
+#: How much of all seconds the engines may take; the rest is for what is timed.
+BUILDING = 0.6
+
+#: Programs that build at once, for each processor: one takes 4.5 GB, and more than one thread now and then.
+BUILDERS = 0.75
 
 #: What all other steps need.
 FIRST = "unpack"
 
 
 class Stage:
-    """Steps, in order, each a process; `ok` says how each ended."""
+    """Steps, each a process, in the order in which they ended; `states` says how. Threads may take steps at once."""
 
     def __init__(self, out, environment, deadline):
         self.out, self.environment, self.deadline = out, environment, deadline
-        self.steps, self.ok = [], {}
+        self.steps, self.states = [], {}
+        self.door, self.tracing = threading.RLock(), threading.Lock()
+
+    def passed(self, name):
+        return self.states.get(name) == "passed"
 
     def run(self, name, command, needs=(), expected=0, says=None, report=None):
         """A process that ends with the code `expected` and says `says`; it may write a `report`, which is kept."""
@@ -67,36 +102,45 @@ class Stage:
 
     def step(self, name, needs, body, command=()):
         """`body`, of the seconds that are left, says how it ended; it is not called where something that it needs is not there."""
-        missing = [need for need in (FIRST, *needs) if not self.ok.get(need, need == name)]
+        missing = [need for need in (FIRST, *needs) if need != name and not self.passed(need)]
         left = self.deadline - time.monotonic()
         why = f"{missing[0]} has not passed" if missing else "the time is over" if left < 5 else None
         step = {"name": name, "command": list(command)}
         step |= {"state": "skipped", "why": why} if why else body(min(left, LONGEST))
-        self.ok[name] = step["state"] == "passed"
-        self.steps.append(step)
-        print(f"{step['state']:8} {name} {step.get('seconds', '')} {step.get('why', '')}".rstrip(), flush=True)
-        self.write()
-        return self.ok[name]
+        with self.door:
+            self.states[name] = step["state"]
+            self.steps.append(step)
+            print(f"{step['state']:8} {name} {step.get('seconds', '')} {step.get('why', '')}".rstrip(), flush=True)
+            self.write()
+        return self.passed(name)
 
     def process(self, command, left, expected, says):
         start = time.monotonic()
-        try:
-            done = subprocess.run(
-                command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=left
-            )
-            code, text = done.returncode, done.stdout.decode(errors="replace")
-        except subprocess.TimeoutExpired as error:
-            code, text = "time", (error.stdout or b"").decode(errors="replace")
-        except OSError as error:
-            code, text = "start", str(error)
+        code, text = ended(command, self.environment, left)
         found = {"code": code, "seconds": round(time.monotonic() - start, 2), "said": text[-KEPT:]}
         if code == "time":
             return {"state": "failed", "why": f"ended after {left:.0f} s: {reason(text)[:200]}".rstrip(": "), **found}
         if code != expected:
-            return {"state": "failed", "why": f"code {code}: {reason(text)[:200]}", **found}
+            if is_signal(code):
+                found["backtrace"] = self.backtrace(command, left - found["seconds"])
+            return {"state": "failed", "why": f"code {code}: {reason(text)[:200]}".rstrip(": "), **found}
         if says is not None and says not in text:
             return {"state": "failed", "why": f"does not say {says!r}", **found}
         return {"state": "passed", **found}
+
+    def backtrace(self, command, left):
+        """What a debugger says where a program ends by a signal again; debuggers of one GPU shut each other out."""
+        places = f"{self.environment.get('PATH', '')}:{TOOLKIT}"
+        debugger = shutil.which("cuda-gdb", path=places) or shutil.which("gdb", path=places)
+        if debugger is None:
+            return "there is no debugger"
+        if not self.tracing.acquire(blocking=False):
+            return "another program was traced at that time"
+        try:
+            words = [debugger, "-batch", "-ex", "run", "-ex", "bt", "-ex", "quit", "--args", *command]
+            return ended(words, self.environment, max(1.0, min(left, TRACING)))[1][-TRACED:]
+        finally:
+            self.tracing.release()
 
     def write(self):
         counts = {state: sum(step["state"] == state for step in self.steps) for state in ("passed", "failed", "skipped")}
@@ -113,6 +157,28 @@ class Stage:
         said = next((step.get("said", "") for step in self.steps if step["name"] == "ops"), "")
         found = re.search(r"^GPU +(.+)", said, re.MULTILINE)
         return found and found[1]
+
+
+def ended(command, environment, seconds):
+    """How a program ended, and all that it said: its code, `time` where it was ended, `start` where it did not begin."""
+    with tempfile.TemporaryFile() as said:
+        places = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": subprocess.STDOUT}
+        try:
+            process = subprocess.Popen(command, env=environment, start_new_session=True, **places)
+        except OSError as error:
+            return "start", str(error)
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            code = "time"
+        said.seek(0)
+        return code, said.read().decode(errors="replace")
+
+
+def is_signal(code):
+    return isinstance(code, int) and code < 0
 
 
 def read_json(path):
@@ -188,31 +254,68 @@ def dims(model):
     return [word for dim in MODELS[model]["dims"] for word in ("--dim", dim)]
 
 
-def build_and_verify(stage, program, kit, work, model, dtype, form):
-    """Exports, builds and proves one form; returns the place of the export."""
-    label = f"{model} {dtype} {form}"
-    checkpoint, out = kit / "checkpoints" / model, work / f"{model}-{dtype}-{form}"
-    plan = work / f"{model}-{dtype}-{form}-plan"
-    stage.run(f"export {label}", [program, checkpoint, "-o", out, "--form", form, "--dtype", dtype, "--force"])
-    command = [program, "build", out, "-o", plan, *dims(model), "--timing-cache", work / "timings", "--force", "--json"]
-    stage.run(f"build {label}", command, needs=[f"export {label}"])
-    report = work / "report.json"
-    command = [program, "verify", out, "--checkpoint", checkpoint, "--backends", "tensorrt", "--plan", plan, "--json", report, "--force"]
-    stage.run(f"verify {label}", command, needs=[f"build {label}"], report=report)
-    return out, plan
+class Job:
+    """What one model in one type needs: programs, and places that no other job writes to."""
 
+    def __init__(self, stage, program, kit, work, model, dtype):
+        self.stage, self.program, self.model, self.dtype = stage, program, model, dtype
+        self.checkpoint, self.work = kit / "checkpoints" / model, work
 
-def time_forms(stage, program, work, model, dtype, places):
-    """Our plugin beside TensorRT's own build of the standard form, in one process; a form by itself where the other has no engine."""
-    built = [form for form in FORMS if stage.ok.get(f"build {model} {dtype} {form}")]
-    for batch, tokens in MODELS[model]["points"]:
-        for forms in [FORMS, *([form] for form in built if len(built) < len(FORMS))]:
-            name = " ".join([f"bench {model} {dtype} {batch}x{tokens}", *(f"{form} alone" for form in forms if forms != FORMS)])
-            report = work / "report.json"
-            size = ["--batch", batch, "--seq", tokens, "--seconds", "5", "--no-operators"]
-            models = [places[form][0] for form in forms]
-            command = [program, "bench", *models, "--backends", "tensorrt", *size, "--json", report, "--force"]
-            stage.run(name, command, needs=[f"build {model} {dtype} {form}" for form in forms], report=report)
+    def export_of(self, form):
+        return self.work / f"{self.model}-{self.dtype}-{form}"
+
+    def plan_of(self, form):
+        return self.work / f"{self.model}-{self.dtype}-{form}-plan"
+
+    def files(self, *words):
+        """A folder of the job's own."""
+        place = self.work / "-".join([self.model, self.dtype, *words, "files"])
+        place.mkdir(exist_ok=True)
+        return place
+
+    def export(self, form):
+        command = [self.program, self.checkpoint, "-o", self.export_of(form), "--form", form, "--dtype", self.dtype, "--force"]
+        self.stage.run(f"export {self.model} {self.dtype} {form}", command)
+
+    def prove(self, form):
+        """Builds one form and proves it; of the fused one, what it refuses and that it can be loaded again."""
+        label, files = f"{self.model} {self.dtype} {form}", self.files(form)
+        export, plan = self.export_of(form), self.plan_of(form)
+        command = [self.program, "build", export, "-o", plan, *dims(self.model), "--timing-cache", files / "timings"]
+        self.stage.run(f"build {label}", [*command, "--force", "--json"], needs=[f"export {label}"])
+        report = files / "report.json"
+        command = [self.program, "verify", export, "--checkpoint", self.checkpoint, "--backends", "tensorrt", "--plan", plan]
+        command += ["--json", report, "--force"]
+        self.stage.run(f"verify {label}", command, needs=[f"build {label}"], report=report)
+        if form == "fused":
+            for step in (reload, refuse_without_tensorrt, refuse_a_cut_plan, refuse_other_shapes):
+                step(self.stage, self.program, files, self.model, self.dtype, (export, plan))
+
+    def bench(self, forms, point, files, seconds):
+        """The words that time `forms` at one point."""
+        batch, tokens = point
+        size = ["--batch", batch, "--seq", tokens, "--seconds", seconds, "--warm-up", seconds, "--no-operators"]
+        models = [self.export_of(form) for form in forms]
+        return [self.program, "bench", *models, "--backends", "tensorrt", *size, "--json", files / "report.json", "--force"]
+
+    def engines_name(self, form, point):
+        return f"engines {self.model} {self.dtype} {'x'.join(point)} {form}"
+
+    def engines(self, form, point):
+        """Has the cache hold what `time` will load: a bench that times next to nothing."""
+        command = self.bench([form], point, self.files(form, *point), "0.1")
+        self.stage.run(self.engines_name(form, point), command, needs=[f"export {self.model} {self.dtype} {form}"])
+
+    def time(self, point):
+        """Our plugin beside TensorRT's own build of the standard form, in one process; where one fails, the other by itself."""
+        broken = [form for form in FORMS if self.stage.states.get(self.engines_name(form, point)) == "failed"]
+        for forms in [FORMS, *([form] for form in FORMS if broken and form not in broken)]:
+            alone = [f"{form} alone" for form in forms if forms != FORMS]
+            files = self.files(*point)
+            needs = [f"export {self.model} {self.dtype} {form}" for form in forms]
+            needs += [self.engines_name(form, point) for form in forms if form in broken]
+            name = " ".join([f"bench {self.model} {self.dtype} {'x'.join(point)}", *alone])
+            self.stage.run(name, self.bench(forms, point, files, "2"), needs=needs, report=files / "report.json")
 
 
 #: Starts a program that finds no TensorRT.
@@ -256,13 +359,13 @@ def plan_of(model, place):
     return place[1] / MODELS[model]["plan"]
 
 
-def reload(stage, program, kit, work, model, dtype, place):
+def reload(stage, program, work, model, dtype, place):
     """The same plan in two new processes: equal outputs, bit by bit."""
     label = f"{model} {dtype} fused"
     plan = plan_of(model, place)
     inputs = work / "in.safetensors"
     write_inputs(inputs, model, dtype)
-    results = [work / f"{model}-{dtype}-{turn}.safetensors" for turn in range(2)]
+    results = [work / f"out-{turn}.safetensors" for turn in range(2)]
     for turn, result in enumerate(results):
         command = [program, "run", plan, "--inputs", inputs, "--outputs", result, "--force"]
         stage.run(f"run {label} in process {turn}", command, needs=[f"build {label}"])
@@ -288,6 +391,36 @@ def write_inputs(path, model, dtype, rows=2):
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, len(content)]}
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + content)
+
+
+def points_of(models, dtypes):
+    """Model, type and size of all points, those that are worth most first."""
+    every = [(model, dtype, *point) for model in models for dtype in dtypes for point in MODELS[model]["points"]]
+    return sorted(every, key=lambda point: FIRST_POINTS.index(point) if point in FIRST_POINTS else len(FIRST_POINTS))
+
+
+def all_steps(stage, options, work):
+    """All steps behind the first two: exports, then engines beside each other, then what is timed."""
+    program, end = program_of(options.kit, options.place), stage.deadline
+    points = points_of(options.models, options.dtypes)
+    jobs = {key: Job(stage, program, options.kit, work, *key) for key in dict.fromkeys(point[:2] for point in points)}
+    for job in jobs.values():
+        for form in FORMS:
+            job.export(form)
+    now = time.monotonic()
+    stage.deadline = now + BUILDING * (end - now)
+    begun, calls = set(), []
+    with ThreadPoolExecutor(max(2, round(BUILDERS * (os.cpu_count() or 1)))) as pool:
+        for *key, batch, tokens in points:
+            job = jobs[tuple(key)]
+            calls += [pool.submit(job.prove, form) for form in FORMS if job not in begun]
+            calls += [pool.submit(job.engines, form, [batch, tokens]) for form in FORMS]
+            begun.add(job)
+    stage.deadline = end
+    for error in filter(None, (call.exception() for call in calls)):
+        stage.step(f"job {error!r}", [], lambda _: {"state": "failed", "why": "it was not done"})
+    for *key, batch, tokens in points:
+        jobs[tuple(key)].time([batch, tokens])
 
 
 def words(known):
@@ -320,14 +453,7 @@ def main():
     stage.step(FIRST, [], lambda _: unpack_all(options.kit, options.pieces, options.place))
     program = program_of(options.kit, options.place)
     stage.run("ops", [program, "ops"], says="compute capability")
-    for model in options.models:
-        for dtype in options.dtypes:
-            places = {form: build_and_verify(stage, program, options.kit, work, model, dtype, form) for form in FORMS}
-            time_forms(stage, program, work, model, dtype, places)
-            reload(stage, program, options.kit, work, model, dtype, places["fused"])
-            refuse_without_tensorrt(stage, program, work, model, dtype, places["fused"])
-            refuse_a_cut_plan(stage, program, work, model, dtype, places["fused"])
-            refuse_other_shapes(stage, program, work, model, dtype, places["fused"])
+    all_steps(stage, options, work)
     print(f"{options.out}/tensorrt.txt")
     sys.exit(any(step["state"] == "failed" for step in stage.steps))
 
