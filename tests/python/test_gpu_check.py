@@ -17,7 +17,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from gpu_check import abi, cases, conductor, device, pieces, roofline, sanitize, slim, stats, table
+from gpu_check import abi, cases, conductor, device, onnx_sessions, pieces, roofline, sanitize, slim, stats, table
 from test_cuda_abi import archive
 
 
@@ -410,6 +410,54 @@ class Slim(unittest.TestCase):
     def parts(self, archive):
         length = int.from_bytes(archive[8:16], "little")
         return json.loads(archive[16 : 16 + length]), archive[16 + length :]
+
+
+class Layers(unittest.TestCase):
+    """The ONNX Runtime stage without ONNX Runtime."""
+
+    def test_a_layer_that_dies_costs_no_other(self):
+        program = """
+import json, os, sys
+report, name = sys.argv[1:]
+if name == "dies":
+    os.abort()
+print(json.dumps({"name": name, "found": {}, "text": ""}), file=open(report, "a"))
+sys.exit(name == "fails")
+"""
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder, "report.jsonl")
+            command = [sys.executable, "-c", program, report]
+            self.assertTrue(onnx_sessions.run_layers(["one", "dies", "fails", "two"], command, report))
+            records = conductor.read_lines(report)
+            self.assertEqual([record["name"] for record in records], ["one", "dies", "fails", "two"])
+            self.assertEqual(records[1]["failed"], "ended with code -6")
+            self.assertFalse(onnx_sessions.run_layers(["dies", "fails"], command, report))
+
+    def test_a_layer_that_hangs_is_ended(self):
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(onnx_sessions, "LONGEST", 0.5):
+            report = Path(folder, "report.jsonl")
+            command = [sys.executable, "-c", "import time; time.sleep(3600)"]
+            self.assertFalse(onnx_sessions.run_layers(["hangs"], command, report))
+            self.assertEqual([record["name"] for record in conductor.read_lines(report)], ["hangs"])
+
+    def test_contestants_take_turns(self):
+        calls = []
+
+        class Bound:
+            def __init__(self, name, graph, fails=False):
+                self.name, self.graph, self.fails = name, graph, fails
+
+            def seconds(self):
+                calls.append(self.name)
+                if self.fails and len(calls) > 3:
+                    raise RuntimeError("illegal memory\nand more")
+                return float(len(calls))
+
+        found = {}
+        onnx_sessions.time_in_turns({"a": Bound("a", True), "b": Bound("b", False, fails=True)}, found)
+        self.assertEqual("".join(calls), "ababaaa")
+        self.assertEqual(found["a"], {"seconds": 5.0, "iqr": 3.0, "graph": True})
+        self.assertEqual(found["b"], {"failed": "illegal memory"})
 
 
 @unittest.skipUnless(os.environ.get("MOA_ORT_LIBRARY"), "MOA_ORT_LIBRARY is not set")

@@ -137,7 +137,7 @@ class Stage:
         if not self.tracing.acquire(blocking=False):
             return "another program was traced at that time"
         try:
-            words = [debugger, "-batch", "-ex", "run", "-ex", "bt", "-ex", "quit", "--args", *command]
+            words = [debugger, "-batch", "-ex", "run", "-ex", "bt 20", "-ex", "quit", "--args", *command]
             return ended(words, self.environment, max(1.0, min(left, TRACING)))[1][-TRACED:]
         finally:
             self.tracing.release()
