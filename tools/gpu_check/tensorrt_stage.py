@@ -296,7 +296,9 @@ class Job:
         batch, tokens = point
         size = ["--batch", batch, "--seq", tokens, "--seconds", seconds, "--warm-up", seconds, "--no-operators"]
         models = [self.export_of(form) for form in forms]
-        return [self.program, "bench", *models, "--backends", "tensorrt", *size, "--json", files / "report.json", "--force"]
+        # What computes something else is timed too, and the report says so: `verify` is the step that fails.
+        size += ["--allow-failed-parity", "--json", files / "report.json", "--force"]
+        return [self.program, "bench", *models, "--backends", "tensorrt", *size]
 
     def engines_name(self, form, point):
         return f"engines {self.model} {self.dtype} {'x'.join(point)} {form}"
