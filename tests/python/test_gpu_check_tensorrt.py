@@ -312,15 +312,16 @@ class Steps(unittest.TestCase):
 
     def test_a_signal_leaves_a_backtrace(self):
         debugger = self.place / "cuda-gdb"
-        debugger.write_text("#!/bin/sh\necho \"$@\"\n")
+        debugger.write_text("#!/bin/sh\necho \"log $MOA_TENSORRT_LOG $@\"\n")
         debugger.chmod(0o755)
-        dies = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
-        for places, said in [(f"{self.place}:{os.environ['PATH']}", "-batch -ex run -ex bt"), ("", "there is no debugger")]:
+        says = "import os, signal; print('log', os.environ.get('MOA_TENSORRT_LOG'), flush=True)"
+        dies = [sys.executable, "-c", f"{says}; os.kill(os.getpid(), signal.SIGKILL)"]
+        for places, said in [(f"{self.place}:{os.environ['PATH']}", "log 4 -batch -ex run -ex bt"), ("", "log 4")]:
             stage = tensorrt_stage.Stage(self.place, {**os.environ, "PATH": places}, time.monotonic() + LONG)
             stage.states[tensorrt_stage.FIRST] = "passed"
             with mock.patch("builtins.print"), mock.patch.object(tensorrt_stage, "TOOLKIT", "/nowhere"):
                 self.assertFalse(stage.run("dies", dies))
-            self.assertEqual((stage.steps[0]["code"], stage.steps[0]["why"]), (-9, "code -9"))
+            self.assertEqual((stage.steps[0]["code"], stage.steps[0]["why"]), (-9, "code -9: log None"))
             self.assertIn(said, stage.steps[0]["backtrace"])
         with stage.tracing:
             stage.environment["PATH"] = str(self.place)

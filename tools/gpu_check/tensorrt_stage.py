@@ -55,8 +55,8 @@ FIRST_POINTS = [
     ("number_words", "fp32", "8", "16"),
 ]
 
-#: Of what a step said, this much is kept, and of what a debugger said.
-KEPT, TRACED = 4000, 3000
+#: Of what a step said, this much is kept, and of what it said once more behind a signal.
+KEPT, TRACED = 4000, 6000
 
 #: Seconds that one step may take: a build that hangs leaves time for the others.
 LONGEST = 240.0
@@ -129,16 +129,15 @@ class Stage:
         return {"state": "passed", **found}
 
     def backtrace(self, command, left):
-        """What a debugger says where a program ends by a signal again; debuggers of one GPU shut each other out."""
+        """What TensorRT's log and a debugger say where a program ends by a signal again; debuggers of one GPU shut each other out."""
         places = f"{self.environment.get('PATH', '')}:{TOOLKIT}"
         debugger = shutil.which("cuda-gdb", path=places) or shutil.which("gdb", path=places)
-        if debugger is None:
-            return "there is no debugger"
+        words = [debugger, "-batch", "-ex", "run", "-ex", "bt 20", "-ex", "quit", "--args", *command] if debugger else command
         if not self.tracing.acquire(blocking=False):
             return "another program was traced at that time"
         try:
-            words = [debugger, "-batch", "-ex", "run", "-ex", "bt 20", "-ex", "quit", "--args", *command]
-            return ended(words, self.environment, max(1.0, min(left, TRACING)))[1][-TRACED:]
+            environment = {**self.environment, "MOA_TENSORRT_LOG": "4"}
+            return ended(words, environment, max(1.0, min(left, TRACING)))[1][-TRACED:]
         finally:
             self.tracing.release()
 

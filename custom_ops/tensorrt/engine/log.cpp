@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <mutex>
 
 #include "library.h"
@@ -62,11 +64,21 @@ void note_warning(const std::string &line) {
 
 namespace {
 
+// Names the least grave severity that is written to the standard error too, for a process that dies within TensorRT.
+constexpr const char *severity_variable = "MOA_TENSORRT_LOG";
+
+void tell_the_user(std::int32_t severity, const char *line) {
+    const char *const least = std::getenv(severity_variable);
+    if (least == nullptr || *least == '\0' || severity > std::atoi(least)) return;
+    std::fprintf(stderr, "TensorRT %d: %s\n", static_cast<int>(severity), line);
+}
+
 void log_line(std::int32_t severity, const char *text) noexcept {
     try {
         const std::string line = text == nullptr ? "" : text;
         auto &shared = state();
         const std::lock_guard<std::mutex> lock(shared.door);
+        tell_the_user(severity, line.c_str());
         if (severity <= MOA_TRT_LOG_ERROR && !line.empty()) note_error(line, false);
         if (severity == MOA_TRT_LOG_WARNING) note_warning(line);
         for (const Sink *const sink : shared.sinks) {

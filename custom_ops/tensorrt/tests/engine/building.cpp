@@ -1,5 +1,10 @@
 // What a builder is told, and what it refuses.
 
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+
 #include "headers.h"
 #include "models.h"
 
@@ -276,6 +281,37 @@ TEST(what_callers_get_wrong_is_refused) {
     EQUAL(api().build(library.handle, nullptr, &plan, nullptr), MOA_TRT_ARGUMENT);
     CHECK(api().plan_data(nullptr) == nullptr && api().plan_bytes(nullptr) == 0);
     CHECK(api().plan_timing_cache(nullptr) == nullptr && api().plan_timing_cache_bytes(nullptr) == 0);
+}
+
+// What `body` writes to the standard error.
+template <class Body>
+std::string said(Body &&body) {
+    std::FILE *const file = std::tmpfile();
+    const int before = dup(STDERR_FILENO);
+    dup2(fileno(file), STDERR_FILENO);
+    body();
+    dup2(before, STDERR_FILENO);
+    close(before);
+    std::rewind(file);
+    std::string text(1 << 16, '\0');
+    text.resize(std::fread(text.data(), 1, text.size(), file));
+    std::fclose(file);
+    return text;
+}
+
+TEST(the_environment_has_the_log_written_to_the_standard_error) {
+    const auto build = [] {
+        const LibraryOf library;
+        Asked asked(golden());
+        PlanOf plan;
+        DONE(asked.build(library, plan));
+    };
+    CHECK(said(build).empty());
+    setenv("MOA_TENSORRT_LOG", "2", 1);
+    CHECK(said(build).find("a builder is made") == std::string::npos);
+    setenv("MOA_TENSORRT_LOG", "3", 1);
+    CHECK(said(build).find("TensorRT 3: [fake] a builder is made\n") != std::string::npos);
+    unsetenv("MOA_TENSORRT_LOG");
 }
 
 TEST(the_log_of_the_builder_is_handed_on) {
