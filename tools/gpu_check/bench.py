@@ -21,11 +21,11 @@ COMPILE = {"dynamic": False}
 
 
 class Ours(NamedTuple):
-    """Our kernels as they come, without overlap of one with the next, and with warpgroup products, None where these broke."""
+    """Our kernels as they come, without overlap of one with the next, and without warpgroup products, None where none are used."""
 
     kernels: object
     serial: object
-    wgmma: object
+    without_wgmma: object
 
 
 def tensor_bytes(held):
@@ -61,8 +61,8 @@ class CaseRun:
     def add_ours(self):
         """Our kernels over copies of all inputs; and, where a cache grows, again with the whole new cache written."""
         plans = {cases.OURS: (self.ours.kernels, ["output"]), cases.SERIAL: (self.ours.serial, ["output"])}
-        if self.ours.wgmma is not None and self.case.rows > cases.WGMMA_ROWS:
-            plans[cases.WGMMA] = (self.ours.wgmma, ["output"])
+        if self.ours.without_wgmma is not None and self.case.rows > cases.WGMMA_ROWS:
+            plans[cases.WITHOUT_WGMMA] = (self.ours.without_wgmma, ["output"])
         if self.case.past:
             plans[cases.PRESENT] = (self.ours.kernels, ["output", "present_key", "present_value"])
         copies = [self.feeds]

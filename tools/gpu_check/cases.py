@@ -21,8 +21,8 @@ OURS = "moa"
 PRESENT = f"{OURS}+present"
 WARM = f"{OURS}, warm cache"
 SERIAL = f"{OURS}, no overlap"
-#: And with the warpgroup products of Hopper, which plans use where they are asked for.
-WGMMA = f"{OURS}, wgmma"
+#: And without the warpgroup products of Hopper, which plans use for large products unless `MOA_CUDA_WGMMA` is 0.
+WITHOUT_WGMMA = f"{OURS}, no wgmma"
 
 #: Tokens of a call up to which no product is large enough for them.
 WGMMA_ROWS = 256

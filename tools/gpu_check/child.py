@@ -142,10 +142,11 @@ def times(options, report):
     from .cases import TIMED
     from .roofline import Ceilings
 
-    kernels = kernels_of(options)
+    path = "native" if options.no_wgmma else "wgmma"
+    kernels = kernels_of(options, path)
     with mock.patch.dict(os.environ, {"MOA_CUDA_OVERLAP": "0"}):
-        serial = kernels_of(options)
-    ours = Ours(kernels, serial, None if options.no_wgmma else kernels_of(options, "wgmma"))
+        serial = kernels_of(options, path)
+    ours = Ours(kernels, serial, None if options.no_wgmma else kernels_of(options))
     for one in filter(None, ours):
         one.load("bf16")
     found = Ceilings.read(options.ceilings)

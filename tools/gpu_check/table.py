@@ -1,7 +1,5 @@
 """The small table that a run ends with."""
 
-import math
-
 from . import cases
 
 NOT_MEASURED = "not measured"
@@ -22,12 +20,9 @@ SHORT = {
 }
 RIVALS = list(SHORT)
 
-#: Our time over that with warpgroup products.
-WGMMA = "/wgmma"
-
 #: Ours in other circumstances, in microseconds.
-OWN = {cases.WARM: "warm", cases.SERIAL: "serial", cases.PRESENT: "+present"}
-HEADER = ["bf16, graph, cold cache", "moa us", "iqr", *OWN.values(), WGMMA, "% floor", "regime", *SHORT.values()]
+OWN = {cases.WARM: "warm", cases.SERIAL: "serial", cases.WITHOUT_WGMMA: "no wgmma", cases.PRESENT: "+present"}
+HEADER = ["bf16, graph, cold cache", "moa us", "iqr", *OWN.values(), "% floor", "regime", *SHORT.values()]
 
 
 def grid(header, rows):
@@ -70,33 +65,6 @@ def found_times(results):
     return {record["name"]: record["found"] for record in records if record.get("found")}
 
 
-def wgmma_ratio(one):
-    """Our median over that with warpgroup products; None where either was not measured or is wrong."""
-    wrong = one["notes"].get("wrong", {})
-    own, other = (one["times"].get(name) for name in (cases.OURS, cases.WGMMA))
-    if not own or not other or cases.OURS in wrong or cases.WGMMA in wrong:
-        return None
-    return own["median"] / other["median"]
-
-
-def with_wgmma(one, figure, unit="", digits=2):
-    """What a figure of ours would be with warpgroup products; nothing where that was not measured."""
-    ratio = wgmma_ratio(one)
-    return "" if ratio is None else f", with wgmma {figure * ratio:.{digits}f}{unit}"
-
-
-def wgmma_verdict(results):
-    """Whether warpgroup products should be the default: one line."""
-    ratios = [ratio for one in found_times(results).values() if (ratio := wgmma_ratio(one)) is not None]
-    if not ratios:
-        return f"wgmma: {NOT_MEASURED}"
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    return (
-        f"wgmma: {mean:.2f} times as fast as the default over {len(ratios)} cases "
-        f"({min(ratios):.2f} to {max(ratios):.2f}); the default should change where all are above 1"
-    )
-
-
 def time_rows(results):
     """One row for each timed case: our time, its share of the floor, and each rival's time over ours."""
     found, rows, missed, met = found_times(results), [], [], []
@@ -111,7 +79,6 @@ def time_rows(results):
         share = one["floor"] and one["floor"] / own["median"]
         row = [case.name, microseconds(own["median"]) + wrong, microseconds(own["iqr"])]
         row += [microseconds(one["times"][name]["median"]) if name in one["times"] else "" for name in OWN]
-        row.append("" if (ratio := wgmma_ratio(one)) is None else f"{ratio:.2f}")
         row += [f"{100 * share:.0f}" if share else "", one["notes"].get("moa", {}).get("regime", "")]
         for rival in RIVALS:
             other = one["times"].get(rival)
@@ -126,13 +93,11 @@ def time_rows(results):
             row.append(f"{ratio:.2f}{mark}")
             if target and target.gate:
                 line = f"{case.name} {rival}: {ratio:.2f}, gate {target.gate}, goal {target.goal or '-'}"
-                line += with_wgmma(one, ratio)
                 (met if mark in "+*" and mark else missed).append(line)
         if case.floor_gate and not share:
             missed.append(f"{case.name}, share of the floor: {NOT_MEASURED}")
         elif case.floor_gate:
             line = f"{case.name}: {100 * share:.0f} % of the floor, gate {100 * case.floor_gate:.0f} %"
-            line += with_wgmma(one, 100 * share, " %", 0)
             (met if share >= case.floor_gate and not wrong else missed).append(line)
         rows.append(row)
     return rows, met, missed
@@ -231,7 +196,6 @@ def render(results):
     parts.append(grid(HEADER, rows))
     parts.append("ratio = rival / moa; * goal met, + gate met, ! gate missed, - goal missed, ? wrong result")
     parts.append(", ".join(f"{short} {name}" for name, short in SHORT.items()))
-    parts.append(wgmma_verdict(results))
     other = results.get("onnxruntime", {})
     parts.append(f"ONNX Runtime CUDA: {other.get('skipped') or other_summary(other)}")
     unmeasured = [line for line in missed if line.endswith(NOT_MEASURED)]

@@ -281,7 +281,7 @@ struct MultipliersMeeting {
     }
 };
 
-// Writes the rows of a warp. The four lanes of a row exchange pairs of columns, so that each has runs of it.
+// Writes the rows of a warp.
 template <class A>
 DEVICE void store_runs(const QueryRows &rows, typename A::Mixed &mixed, const RowState<A> &state) {
     typedef typename A::Element T;
@@ -295,22 +295,11 @@ DEVICE void store_runs(const QueryRows &rows, typename A::Mixed &mixed, const Ro
         T *const to = (T *)p.attended + (exists ? rows.pair(row) : 0) * p.columns + rows.head * p.head;
 #pragma unroll
         for (int first = 0; first < A::RUNS; first += 4) {
-            // Of run `first + j`, the columns 2 * own and the next; then, of run `first + own`, the columns 2 * j and the next.
-            float values[8];
+            float values[A::LENGTH];
+            exchange_runs(mixed, i, first, values);
 #pragma unroll
-            for (int j = 0; j < 8; j++) {
-                values[j] = mixed.at(i, 2 * first + j) * factor;
-            }
-#pragma unroll
-            for (int step = 1; step < 4; step *= 2) {
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    if (j / 2 % (2 * step) < step) {
-                        float &low = values[j], &high = values[j + 2 * step];
-                        const float other = shuffle_xor((own & step) ? low : high, step);
-                        ((own & step) ? low : high) = other;
-                    }
-                }
+            for (int j = 0; j < A::LENGTH; j++) {
+                values[j] *= factor;
             }
             const int d = (first + own) * A::LENGTH;
             store_run(to + d, values, exists ? p.head - d : 0, p.vectors != 0);

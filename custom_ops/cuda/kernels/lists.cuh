@@ -5,6 +5,26 @@
 
 const int LIST_THREADS = 256;
 
+// Tokens that a warp has on their way at a time, in groups of 32.
+const int LIST_GROUPS = 16;
+
+// Gives `take` the slots of the tokens from `first` to `end`, one a lane, by rising token.
+template <class Take>
+DEVICE void each_slot(const unsigned char *slots, int first, int end, Take take) {
+    for (int token = first; token < end; token += 32 * LIST_GROUPS) {
+        int slot[LIST_GROUPS];
+#pragma unroll
+        for (int i = 0; i < LIST_GROUPS; i++) {
+            const int own = token + 32 * i + lane_index();
+            slot[i] = own < end ? slots[own] : NO_SLOT;
+        }
+#pragma unroll
+        for (int i = 0; i < LIST_GROUPS; i++) {
+            take(token + 32 * i + lane_index(), slot[i]);
+        }
+    }
+}
+
 // One block an expert: its pairs, by rising token.
 DEVICE void list_pairs(const Parameters &p) {
     DYNAMIC_SHARED(shared);
@@ -18,10 +38,7 @@ DEVICE void list_pairs(const Parameters &p) {
     const int span = ceil_div(ceil_div(tokens, WARPS), 32) * 32;
     const int first = warp * span, end = smaller(tokens, first + span);
     int count = 0;
-    for (int token = first; token < end; token += 32) {
-        int own = token + lane;
-        count += count_bits(ballot(own < end && slots[own] != NO_SLOT));
-    }
+    each_slot(slots, first, end, [&](int, int slot) { count += count_bits(ballot(slot != NO_SLOT)); });
     if (lane == 0) {
         warp_counts[warp] = count;
     }
@@ -35,15 +52,13 @@ DEVICE void list_pairs(const Parameters &p) {
         p.expert_counts[expert] = all;
     }
     int *pairs = p.expert_pairs + (size_t)expert * tokens;
-    for (int token = first; token < end; token += 32) {
-        int own = token + lane;
-        int slot = own < end ? slots[own] : NO_SLOT;
-        unsigned chosen = ballot(slot != NO_SLOT);
+    each_slot(slots, first, end, [&](int token, int slot) {
+        const unsigned chosen = ballot(slot != NO_SLOT);
         if (slot != NO_SLOT) {
-            pairs[place + count_bits(chosen & ((1u << lane) - 1))] = own * p.top_k + slot;
+            pairs[place + count_bits(chosen & ((1u << lane) - 1))] = token * p.top_k + slot;
         }
         place += count_bits(chosen);
-    }
+    });
 }
 
 // output [N, C] = bias + the sum of the slots of `partial_rows [N, k, C]`, by rising expert.

@@ -9,7 +9,8 @@ template <class TileType>
 struct AttendedSource {
     typedef typename TileType::Element T;
     const Parameters &p;
-    const unsigned short *visited;  // experts of the tile, or null: all
+    const unsigned short *visited;  // experts of the tile; or null: all, whose rows and weights follow each other as one
+    int inner;                      // of an expert, or of all
     int first_chunk;
     int chunks_per_expert;
     int first_row, rows, first_column;
@@ -30,15 +31,15 @@ struct AttendedSource {
             return nullptr;
         }
         const size_t token = first_row + row;
-        const int slot = pairs ? 0 : visited ? p.slots[(size_t)visited[segment] * (p.batch * p.tokens) + token] : segment;
+        const int slot = pairs ? 0 : visited ? p.slots[(size_t)visited[segment] * (p.batch * p.tokens) + token] : 0;
         const size_t pair = pairs ? (size_t)pairs[row] : token * p.top_k + slot;
         return slot == NO_SLOT ? nullptr : (const T *)p.attended + pair * p.columns;
     }
 
     DEVICE Columns<T> columns(int segment) const {
-        const size_t expert = visited ? visited[segment] : segment;
+        const size_t expert = visited ? visited[segment] : 0;
         const T *weight = (const T *)p.output_weight + expert * p.columns * p.width;
-        return {weight, (size_t)p.width, p.columns, first_column, p.width, 0};
+        return {weight, (size_t)p.width, inner, first_column, p.width, 0};
     }
 
     template <class Mover>
@@ -49,7 +50,7 @@ struct AttendedSource {
             p.vectors != 0, [&](int, int i, T *&target, const T *&from) {
                 int row = i / TileType::LEFT_RUNS, k = i % TileType::LEFT_RUNS * TileType::LENGTH;
                 const T *start = this->row(segment, row);
-                int valid = start ? p.columns - (first + k) : 0;
+                int valid = start ? inner - (first + k) : 0;
                 target = left + TileType::left_place(row, k);
                 from = valid > 0 ? start + first + k : (const T *)p.attended;
                 return valid;
@@ -92,12 +93,14 @@ DEVICE int list_visited(const Parameters &p, int first_row, int rows, unsigned s
 const int MAX_EXPERTS = 256;
 const int VISITED_BYTES = MAX_EXPERTS * 3 + 16;
 
-// One run of the output, with bias; 0 for a token that is routed nowhere.
+// Whether a token is routed anywhere.
+DEVICE bool is_routed(const Parameters &p, size_t token) { return p.pair_experts[token * p.top_k] >= 0; }
+
+// One run of the output, with bias; 0 for a token that is not `routed`.
 template <class T>
-DEVICE void store_output(const Parameters &p, size_t token, int column, float (&values)[Run<T>::LENGTH]) {
+DEVICE void store_output(const Parameters &p, size_t token, bool routed, int column, float (&values)[Run<T>::LENGTH]) {
     const T *bias = (const T *)p.output_bias;
     const int valid = p.width - column;
-    const bool routed = p.pair_experts[token * p.top_k] >= 0;
 #pragma unroll
     for (int i = 0; i < Run<T>::LENGTH; i++) {
         float added = bias && i < valid ? to_float(bias[column + i]) : 0;
@@ -143,13 +146,76 @@ DEVICE void add_parts(const Parameters &p, unsigned char *shared, int tile, int 
                 values[j] += own[j];
             }
         }
-        store_output<T>(p, first_row + row, column, values);
+        store_output<T>(p, first_row + row, is_routed(p, first_row + row), column, values);
+    }
+}
+
+// Where the sums of a tile belong.
+template <class TileType>
+struct OutputRows {
+    typedef typename TileType::Element T;
+    static constexpr int LENGTH = TileType::LENGTH;
+    const Parameters &p;
+    const int *pairs;  // of the rows, or null: then rows are tokens
+    int split, first_row, rows, first_column;
+    int row;
+    bool routed;
+
+    DEVICE bool begin(int which) {
+        row = which;
+        routed = row < rows && !pairs && is_routed(p, first_row + row);
+        return row < rows;
+    }
+
+    // The run of the row from `column` of the tile on.
+    DEVICE void store(int column, float (&values)[LENGTH]) const {
+        const int first = first_column + column, valid = p.width - first;
+        if (valid <= 0) {
+            return;
+        }
+        if (pairs) {
+            store_run((T *)p.partial_rows + (size_t)pairs[row] * p.width + first, values, valid, p.vectors != 0);
+        } else if (p.output_splits == 1) {
+            store_output<T>(p, first_row + row, routed, first, values);
+        } else {
+            const size_t at = (size_t)split * p.batch * p.tokens + first_row + row;
+            store_floats((float *)p.partial_rows + at * p.width + first, values, valid, p.vectors != 0);
+        }
+    }
+
+    DEVICE void end(int column, float (&low)[LENGTH], float (&high)[LENGTH]) const {
+        store(column, low);
+        store(column + TileType::COLUMNS / 2, high);
+    }
+};
+
+// Multiplies, and writes what comes of it.
+template <class TileType>
+DEVICE void output_tile(unsigned char *shared, int chunks, AttendedSource<TileType> &source, OutputRows<TileType> &rows) {
+    const bool vectors = source.p.vectors != 0;
+    if constexpr (TileType::HANDS_OVER) {
+        typename TileType::Sum sum;
+        TileType::add_up(sum, shared, chunks, source, vectors);
+        if (vectors) {
+            TileType::hand_over(sum, rows);
+            return;
+        }
+        TileType::spread(sum, shared);
+    } else {
+        TileType::compute(shared, chunks, source, vectors);
+    }
+    for (int i = thread_index(); i < TileType::ROWS * TileType::RIGHT_RUNS; i += TileType::THREADS) {
+        const int column = i % TileType::RIGHT_RUNS * TileType::LENGTH;
+        if (rows.begin(i / TileType::RIGHT_RUNS)) {
+            float values[TileType::LENGTH];
+            sum_run<TileType, TileType::LENGTH>(shared, rows.row, column, values);
+            rows.store(column, values);
+        }
     }
 }
 
 template <class TileType>
 DEVICE void output(const Parameters &p) {
-    typedef typename TileType::Element T;
     DYNAMIC_SHARED(shared);
     release_next_grid();
     const bool listed = p.row_mode == LISTED_ROWS, all = !listed && slots_are_experts(p);
@@ -178,36 +244,17 @@ DEVICE void output(const Parameters &p) {
         sync_block();
     }
     rows = smaller(TileType::ROWS, rows - first_row);
-    if (all) {
-        count = p.experts;
-    } else if (!listed) {
+    if (!all && !listed) {
         count = list_visited<TileType>(p, first_row, rows, visited, flags);
     }
-    const int per_expert = ceil_div(p.columns, TileType::DEPTH);
+    const int inner = all ? p.experts * p.columns : p.columns;
+    const int per_expert = ceil_div(inner, TileType::DEPTH);
     const int chunks = count * per_expert;
     const int begin = (int)((long long)chunks * split / p.output_splits);
     const int end = (int)((long long)chunks * (split + 1) / p.output_splits);
-    AttendedSource<TileType> source = {p, all ? nullptr : visited, begin, per_expert, first_row, rows, first_column, pairs, waits};
-    TileType::compute(shared, end - begin, source, p.vectors != 0);
-    for (int i = thread_index(); i < TileType::ROWS * TileType::RIGHT_RUNS; i += TileType::THREADS) {
-        int row = i / TileType::RIGHT_RUNS, column = i % TileType::RIGHT_RUNS * TileType::LENGTH;
-        int valid = p.width - (first_column + column);
-        if (row >= rows || valid <= 0) {
-            continue;
-        }
-        float values[TileType::LENGTH];
-        sum_run<TileType, TileType::LENGTH>(shared, row, column, values);
-        if (listed) {
-            T *to = (T *)p.partial_rows + (size_t)pairs[row] * p.width + first_column + column;
-            store_run(to, values, valid, p.vectors != 0);
-        } else if (p.output_splits == 1) {
-            store_output<T>(p, first_row + row, first_column + column, values);
-        } else {
-            float *to = (float *)p.partial_rows + ((size_t)split * p.batch * p.tokens + first_row + row) * p.width +
-                        first_column + column;
-            store_floats(to, values, valid, p.vectors != 0);
-        }
-    }
+    AttendedSource<TileType> source = {p, all ? nullptr : visited, inner, begin, per_expert, first_row, rows, first_column, pairs, waits};
+    OutputRows<TileType> targets = {p, pairs, split, first_row, rows, first_column, 0, false};
+    output_tile<TileType>(shared, end - begin, source, targets);
     if (p.output_splits > 1) {
         add_parts<TileType>(p, shared, tile, first_row, rows, first_column);
     }

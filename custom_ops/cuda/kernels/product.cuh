@@ -31,6 +31,8 @@ struct Tile {
     static constexpr int LEFT_PASSES = passes_of(ROWS * LEFT_RUNS, THREADS);
     static constexpr int PASSES = LEFT_PASSES + passes_of(DEPTH * RIGHT_RUNS, THREADS);
     typedef typename Engine::template Sum<WARP_ROWS, WARP_COLUMNS> Sum;
+    // Whether sums go from registers to where they belong.
+    static constexpr bool HANDS_OVER = false;
     // Whether weights are worth reading before the rows are there: calls of many rows have other blocks in front.
     static constexpr bool READS_AHEAD = GRIDS_MAY_OVERLAP && !Engine::HELD && ROWS <= 64;
 
@@ -123,13 +125,13 @@ struct Copier {
     static_assert(THREADS % TileType::LEFT_RUNS == 0 && THREADS % TileType::RIGHT_RUNS == 0, "a thread has one run of a row");
 
     const Source &source;
-    int segment;
-    int left;            // inner indices of the segment that are not copied yet
-    unsigned present;    // bit `i`: row `i` is not zeros
-    const T *rows[ROWS]; // next run
-    const T *column;     // next run
-    bool has_column;
-    size_t stride;       // from one inner index to the next
+    int segment = 0;
+    int left = 0;               // inner indices of the segment that are not copied yet
+    unsigned present = 0;       // bit `i`: row `i` is not zeros
+    const T *rows[ROWS] = {};   // next run
+    const T *column = nullptr;  // next run
+    bool has_column = false;
+    size_t stride = 0;          // from one inner index to the next
 
     DEVICE static int first_row() { return thread_index() / TileType::LEFT_RUNS; }
     DEVICE static int run_in_row() { return thread_index() % TileType::LEFT_RUNS * TileType::LENGTH; }
@@ -246,33 +248,30 @@ struct Filler {
 
     DEVICE void end(T *, int) {}
 
-    // Begins the first `COUNT` stages.
+    // Where the left factors are the work of the grid in front: begins the first `COUNT` stages, the right factors, which
+    // nobody computes, in front of the wait. False where it does nothing.
     template <int COUNT>
-    DEVICE void begin_first(T *stages) {
+    DEVICE bool begin_first(T *stages) {
         if constexpr (Source::WAITS) {
             if (copier.source.waits) {
                 begin_behind_weights<COUNT>(stages);
-                return;
+                return true;
             }
         }
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            begin(stages + i * TileType::STAGE_ELEMENTS, i);
-        }
+        return false;
     }
 
-    // The same with the right factors, which nobody computes, in front of the wait for the left ones.
     template <int COUNT>
     DEVICE void begin_behind_weights(T *stages) {
         Copier<TileType, Source> ahead = copier;
-#pragma unroll
+#pragma unroll 1
         for (int i = 0; i < COUNT; i++) {
             if (i < chunks) {
                 ahead.stage_right(stages + i * TileType::STAGE_ELEMENTS + TileType::LEFT_ELEMENTS);
             }
         }
         wait_for_previous_grid();
-#pragma unroll
+#pragma unroll 1
         for (int i = 0; i < COUNT; i++) {
             if (i < chunks) {
                 copier.stage_left(stages + i * TileType::STAGE_ELEMENTS);
@@ -307,10 +306,9 @@ struct Filler<TileType, Source, true> {
     }
 
     template <int COUNT>
-    DEVICE void begin_first(T *stages) {
+    DEVICE bool begin_first(T *) {
         static_assert(COUNT == 1, "one stage is on its way");
-        begin(stages, 0);
-        end(stages, 0);
+        return false;
     }
 };
 
@@ -324,13 +322,19 @@ DEVICE void compute_tile(unsigned char *shared, int chunks, Source &source, bool
     auto stage_of = [&](int chunk) { return stages + chunk % STAGES * TileType::STAGE_ELEMENTS; };
     typename TileType::Sum sum;
     sum.clear();
-    filler.template begin_first<STAGES - 1>(stages);
-    for (int chunk = 0; chunk < chunks; chunk++) {
+    // The first rounds only begin stages: the code of a round is there once, for blocks are short, and read it from far.
+    const bool begun = filler.template begin_first<STAGES - 1>(stages);
+#pragma unroll 1
+    for (int chunk = begun ? 0 : 1 - STAGES; chunk < chunks; chunk++) {
         const int next = chunk + STAGES - 1;
-        copy_wait<STAGES - 2>();
-        sync_block();
+        if (chunk >= 0) {
+            copy_wait<STAGES - 2>();
+            sync_block();
+        }
         filler.begin(stage_of(next), next);
-        add_stage<TileType>(sum, stage_of(chunk));
+        if (chunk >= 0) {
+            add_stage<TileType>(sum, stage_of(chunk));
+        }
         filler.end(stage_of(next), next);
     }
     copy_wait<0>();

@@ -149,15 +149,21 @@ struct HiddenSource {
     }
 };
 
-// Turns first columns and their partners by the angles of a token's position.
-template <int LENGTH>
-DEVICE void rotate(const Parameters &p, int token, int first_unit, float (&a)[LENGTH], float (&b)[LENGTH]) {
+// The row of the rotary caches for a token's position; negative, and a fault, where there is none.
+DEVICE int rotary_row(const Parameters &p, int token) {
     const long long position = p.position_ids[token];
     const bool exists = position >= 0 && position < p.rotary_positions;
     if (!exists && p.status) {
         atomic_or(p.status, FAULT_POSITION);
     }
-    const size_t start = (size_t)(exists ? position : 0) * (p.head / 2) + first_unit;
+    return exists ? (int)position : -1;
+}
+
+// Turns first columns and their partners by the angles of a row of the rotary caches.
+template <int LENGTH>
+DEVICE void rotate(const Parameters &p, int rotary_row, int first_unit, float (&a)[LENGTH], float (&b)[LENGTH]) {
+    const bool exists = rotary_row >= 0;
+    const size_t start = (size_t)(exists ? rotary_row : 0) * (p.head / 2) + first_unit;
 #pragma unroll
     for (int i = 0; i < LENGTH; i++) {
         float cosine = exists ? p.cos_cache[start + i] : not_a_number();
@@ -180,38 +186,164 @@ DEVICE void store_piece(T *to, const float (&values)[LENGTH]) {
     *(Piece *)to = piece;
 }
 
-// Writes the finished tile, `LENGTH` values at a time: rotated, or activated and times the gate.
+// Writes the values of a row from `column` of the tile on: rotated with their partners, or activated and times the gate.
+template <class TileType, int LENGTH>
+DEVICE void finish_run(const Parameters &p, const Job<TileType> &job, int row, int token, int column, float (&values)[LENGTH],
+                       float (&partners)[LENGTH]) {
+    const bool paired = job.columns.pair_offset != 0, gated = p.gated && job.part == EXPERTS;
+    const int unit = job.columns.first + column;
+    if (unit >= job.columns.units) {
+        return;
+    }
+    if (paired && !gated) {
+        rotate(p, rotary_row(p, token), unit, values, partners);
+        store_piece(job.place(p, row, token, job.first_column + unit + job.columns.pair_offset), partners);
+    }
+    if (job.part == EXPERTS && p.activation != NO_ACTIVATION) {
+        size_t pair = job.pairs ? job.pairs[row] : (size_t)token * p.top_k + job.slots[token];
+        float factor = p.pair_gates[pair];
+#pragma unroll
+        for (int j = 0; j < LENGTH; j++) {
+            values[j] = activate(p.activation, values[j]) * (gated ? partners[j] : 1) * factor;
+        }
+    }
+    store_piece(job.place(p, row, token, job.first_column + unit), values);
+}
+
+// Writes the finished tile out of shared memory, `LENGTH` values at a time.
 template <class TileType, int LENGTH>
 DEVICE void finish_tile(const Parameters &p, const unsigned char *shared, const Job<TileType> &job) {
     const int HALF = TileType::COLUMNS / 2;
-    const bool paired = job.columns.pair_offset != 0, gated = p.gated && job.part == EXPERTS;
-    const bool activated = job.part == EXPERTS && p.activation != NO_ACTIVATION;
+    const bool paired = job.columns.pair_offset != 0;
     const int runs = (paired ? HALF : TileType::COLUMNS) / LENGTH;
 #pragma unroll 1
     for (int i = thread_index(); i < TileType::ROWS * runs; i += TileType::THREADS) {
         int row = i / runs, column = i % runs * LENGTH;
-        int token = job.token(p, row), unit = job.columns.first + column;
-        if (token < 0 || unit >= job.columns.units) {
+        int token = job.token(p, row);
+        if (token < 0) {
             continue;
         }
         float values[LENGTH], partners[LENGTH] = {};
         sum_run<TileType, LENGTH>(shared, row, column, values);
         if (paired) {
             sum_run<TileType, LENGTH>(shared, row, column + HALF, partners);
-            if (!gated) {
-                rotate(p, token, unit, values, partners);
-                store_piece(job.place(p, row, token, job.first_column + unit + job.columns.pair_offset), partners);
-            }
         }
-        if (activated) {
-            size_t pair = job.pairs ? job.pairs[row] : (size_t)token * p.top_k + job.slots[token];
-            float factor = p.pair_gates[pair];
-#pragma unroll
-            for (int j = 0; j < LENGTH; j++) {
-                values[j] = activate(p.activation, values[j]) * (gated ? partners[j] : 1) * factor;
-            }
+        finish_run<TileType, LENGTH>(p, job, row, token, column, values, partners);
+    }
+}
+
+// Get finished rows out of registers. Of a tile that is stored as it is, in one piece a row.
+template <class TileType>
+struct PlainRows {
+    typedef typename TileType::Element T;
+    static constexpr int LENGTH = TileType::LENGTH, HALF = TileType::COLUMNS / 2;
+    const Parameters &p;
+    const Job<TileType> &job;
+    T *to;
+
+    DEVICE static bool suits(const Parameters &p, const Job<TileType> &job) {
+        return job.columns.pair_offset == 0 && (job.part == EXPERTS ? p.activation < 0 : p.head % TileType::COLUMNS == 0);
+    }
+
+    DEVICE bool begin(int row) {
+        const int token = job.token(p, row);
+        to = token < 0 ? nullptr : job.place(p, row, token, job.columns.first);
+        return token >= 0;
+    }
+
+    DEVICE void end(int column, float (&low)[LENGTH], float (&high)[LENGTH]) const {
+        const int left = job.columns.units - job.columns.first - column;
+        if (left > 0) {
+            store_piece(to + column, low);
         }
-        store_piece(job.place(p, row, token, job.first_column + unit), values);
+        if (left > HALF) {
+            store_piece(to + column + HALF, high);
+        }
+    }
+};
+
+// Of a tile whose halves are rotated.
+template <class TileType>
+struct RotatedRows {
+    typedef typename TileType::Element T;
+    static constexpr int LENGTH = TileType::LENGTH;
+    const Parameters &p;
+    const Job<TileType> &job;
+    T *to;
+    int angles;
+
+    DEVICE bool begin(int row) {
+        const int token = job.token(p, row);
+        if (token >= 0) {
+            to = job.place(p, row, token, job.first_column);
+            angles = rotary_row(p, token);
+        }
+        return token >= 0;
+    }
+
+    DEVICE void end(int column, float (&low)[LENGTH], float (&high)[LENGTH]) const {
+        const int unit = job.columns.first + column;
+        if (unit < job.columns.units) {
+            rotate(p, angles, unit, low, high);
+            store_piece(to + unit, low);
+            store_piece(to + unit + job.columns.pair_offset, high);
+        }
+    }
+};
+
+// Of any tile.
+template <class TileType>
+struct ProjectedRows {
+    static constexpr int LENGTH = TileType::LENGTH;
+    const Parameters &p;
+    const Job<TileType> &job;
+    int row, token;
+
+    DEVICE bool begin(int which) {
+        row = which;
+        token = job.token(p, row);
+        return token >= 0;
+    }
+
+    DEVICE void end(int column, float (&low)[LENGTH], float (&high)[LENGTH]) {
+        finish_run<TileType, LENGTH>(p, job, row, token, column, low, high);
+        if (job.columns.pair_offset == 0) {
+            finish_run<TileType, LENGTH>(p, job, row, token, column + TileType::COLUMNS / 2, high, low);
+        }
+    }
+};
+
+// Multiplies, and writes what comes of it.
+template <class TileType>
+DEVICE void project_tile(const Parameters &p, unsigned char *shared, const Job<TileType> &job) {
+    const HiddenSource<TileType> source(p, job);
+    const int chunks = ceil_div(p.width, TileType::DEPTH);
+    if constexpr (TileType::HANDS_OVER) {
+        typename TileType::Sum sum;
+        TileType::add_up(sum, shared, chunks, source, p.vectors != 0);
+        if (p.vectors && PlainRows<TileType>::suits(p, job)) {
+            PlainRows<TileType> rows = {p, job, nullptr};
+            TileType::hand_over(sum, rows);
+            return;
+        }
+        if (p.vectors && job.columns.pair_offset != 0 && !(p.gated && job.part == EXPERTS)) {
+            RotatedRows<TileType> rows = {p, job, nullptr, 0};
+            TileType::hand_over(sum, rows);
+            return;
+        }
+        if (p.vectors) {
+            ProjectedRows<TileType> rows = {p, job, 0, 0};
+            TileType::hand_over(sum, rows);
+            return;
+        }
+        TileType::spread(sum, shared);
+    } else {
+        TileType::compute(shared, chunks, source, p.vectors != 0);
+    }
+    if (p.vectors) {
+        finish_tile<TileType, TileType::LENGTH>(p, shared, job);
+    } else {
+        finish_tile<TileType, 1>(p, shared, job);
     }
 }
 
@@ -327,11 +459,5 @@ DEVICE void project(const Parameters &p) {
         sync_block();
     }
     job.choose_columns(p);
-    const HiddenSource<TileType> source(p, job);
-    TileType::compute(shared, ceil_div(p.width, TileType::DEPTH), source, p.vectors != 0);
-    if (p.vectors) {
-        finish_tile<TileType, TileType::LENGTH>(p, shared, job);
-    } else {
-        finish_tile<TileType, 1>(p, shared, job);
-    }
+    project_tile<TileType>(p, shared, job);
 }

@@ -43,49 +43,68 @@ DEVICE void add_over_lanes(float *value) {
     }
 }
 
+// Adds the products of a group's tokens, from `hidden` on, with the weights of 8 experts, from `weights` on, over the part
+// of the width that belongs to `split`. A lane takes two inner indices at a time: width and experts are multiples of 8.
+template <class T>
+DEVICE void add_pairs(const Parameters &p, const T *hidden, const float *weights, int split, float (&sum)[32]) {
+    struct alignas(2 * sizeof(T)) Pair {
+        T element[2];
+    };
+#pragma unroll 2
+    for (int c = 2 * (split * 32 + lane_index()); c < p.width; c += p.route_splits * 64) {
+        Pair x[GROUP_TOKENS];
+        Floats4 weight[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            weight[i] = *(const Floats4 *)(weights + (size_t)(c + i / 2) * p.experts + i % 2 * 4);
+        }
+#pragma unroll
+        for (int token = 0; token < GROUP_TOKENS; token++) {
+            x[token] = *(const Pair *)(hidden + (size_t)token * p.width + c);
+        }
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            const int token = i / 16, expert = i % 8, second = i / 8 % 2;
+            const float factor = weight[second * 2 + expert / 4].element[expert % 4];
+            sum[token * 8 + expert] = fused_multiply_add(to_float(x[token].element[second]), factor, sum[token * 8 + expert]);
+        }
+    }
+}
+
+// The same for any sizes, and `tokens` tokens alone.
+template <class T>
+DEVICE void add_singles(const Parameters &p, const T *hidden, const float *weights, int tokens, int experts, int split,
+                        float (&sum)[32]) {
+#pragma unroll 1
+    for (int c = split * 32 + lane_index(); c < p.width; c += p.route_splits * 32) {
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            const int token = i / 8, expert = i % 8;
+            if (token < tokens && expert < experts) {
+                const float factor = weights[(size_t)c * p.experts + expert];
+                sum[i] = fused_multiply_add(to_float(hidden[(size_t)token * p.width + c]), factor, sum[i]);
+            }
+        }
+    }
+}
+
 // Logits of one group over the part of the width that belongs to `split`, into `to [GROUP_TOKENS, E]`.
 template <class T>
 DEVICE void partial_logits(const Parameters &p, int first_token, int split, float *to) {
-    const T *hidden = (const T *)p.hidden_states;
-    const int tokens = p.batch * p.tokens;
-    const bool fours = p.experts % 4 == 0 && p.vectors;
+    const T *hidden = (const T *)p.hidden_states + (size_t)first_token * p.width;
+    const int tokens = p.batch * p.tokens - first_token;
+    const bool whole = p.experts % 8 == 0 && p.vectors && tokens >= GROUP_TOKENS;
+#pragma unroll 1
     for (int first_expert = 0; first_expert < p.experts; first_expert += 8) {
         float sum[32];
 #pragma unroll
         for (int i = 0; i < 32; i++) {
             sum[i] = 0;
         }
-#pragma unroll 4
-        for (int c = split * 32 + lane_index(); c < p.width; c += p.route_splits * 32) {
-            const float *row = p.router_weight + (size_t)c * p.experts + first_expert;
-            float weight[8];
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                if (fours) {
-                    Floats4 four = {{0, 0, 0, 0}};
-                    if (first_expert + half * 4 < p.experts) {
-                        four = *(const Floats4 *)(row + half * 4);
-                    }
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        weight[half * 4 + i] = four.element[i];
-                    }
-                } else {
-#pragma unroll
-                    for (int i = half * 4; i < half * 4 + 4; i++) {
-                        weight[i] = first_expert + i < p.experts ? row[i] : 0;
-                    }
-                }
-            }
-#pragma unroll
-            for (int token = 0; token < GROUP_TOKENS; token++) {
-                bool exists = first_token + token < tokens;
-                float x = exists ? to_float(hidden[(size_t)(first_token + token) * p.width + c]) : 0;
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    sum[token * 8 + i] = fused_multiply_add(x, weight[i], sum[token * 8 + i]);
-                }
-            }
+        if (whole) {
+            add_pairs(p, hidden, p.router_weight + first_expert, split, sum);
+        } else {
+            add_singles(p, hidden, p.router_weight + first_expert, tokens, p.experts - first_expert, split, sum);
         }
         add_over_lanes<16>(sum);
         int expert = first_expert + lane_index() % 8;
@@ -259,19 +278,109 @@ DEVICE void publish(const Parameters &p, int token, bool routed, const float *ga
     }
 }
 
+// Of up to 32 experts, `SPAN` lanes choose for one token, lane `e` of them for expert `e`. Adds up over these lanes.
+template <int SPAN>
+DEVICE float span_sum(float x) {
+#pragma unroll
+    for (int mask = SPAN / 2; mask > 0; mask /= 2) {
+        x += shuffle_xor(x, mask);
+    }
+    return x;
+}
+
+template <int SPAN>
+DEVICE float span_maximum(float x) {
+#pragma unroll
+    for (int mask = SPAN / 2; mask > 0; mask /= 2) {
+        x = maximum(x, shuffle_xor(x, mask));
+    }
+    return x;
+}
+
+// As `gate` and `publish`, for `32 / SPAN` tokens of `memory` from `first` on, `token` being the first one of the block;
+// at most `SPAN` experts. One warp.
+template <int SPAN>
+DEVICE void choose(const Parameters &p, const RouteMemory &memory, int token, int first, int count, bool publishes) {
+    const int expert = lane_index() % SPAN, own = first + lane_index() / SPAN;
+    const int shift = lane_index() / SPAN * SPAN;
+    const bool exists = own < count, here = exists && expert < p.experts;
+    const bool routed = exists && routing_mask(p, token + own) != 0;
+    float score = here ? memory.scores[own * p.experts + expert] : -infinity();
+    const unsigned SPAN_BITS = SPAN == 32 ? 0xffffffffu : (1u << SPAN % 32) - 1;
+    const bool finite = (ballot(here && !is_finite(score)) >> shift & SPAN_BITS) == 0;
+    float power = exponential(score - span_maximum<SPAN>(score));
+    if (p.gate_mode != TOPK_SOFTMAX) {
+        power = power / span_sum<SPAN>(power);
+        score = here ? power : score;
+    }
+    int rank = 0;
+    for (int other = 0; other < p.experts; other++) {
+        const float theirs = shuffle_from(score, shift + other);
+        rank += theirs > score || (theirs == score && other < expert);
+    }
+    rank = finite && routed ? rank : expert;
+    const bool chosen = here && rank < p.top_k;
+    if (p.gate_mode != SOFTMAX_TOPK) {
+        power = power / span_sum<SPAN>(chosen ? power : 0);
+    }
+    const unsigned all = ballot(chosen) >> shift & SPAN_BITS;
+    const int slot = count_bits(all & ((1u << expert) - 1));
+    const float weight = !routed ? 0 : finite ? power : not_a_number();
+    if (chosen) {
+        memory.experts[own * p.top_k + rank] = routed ? expert : -1;
+    }
+    if (!publishes) {
+        return;
+    }
+    const size_t pairs = (size_t)(token + own) * p.top_k;
+    if (chosen) {
+        if (p.topk_indices) {
+            p.topk_indices[pairs + rank] = expert;
+        }
+        if (p.topk_weights) {
+            p.topk_weights[pairs + rank] = weight;
+        }
+        p.pair_experts[pairs + slot] = routed ? expert : -1;
+        p.pair_gates[pairs + slot] = weight;
+    }
+    if (here) {
+        p.slots[expert * (size_t)p.batch * p.tokens + token + own] = chosen && routed ? (unsigned char)slot : NO_SLOT;
+    }
+    if (here && expert == 0 && routed && !finite && p.status) {
+        atomic_or(p.status, FAULT_ROUTER_LOGITS);
+    }
+}
+
+// The same for any number of experts, token by token.
+template <int WARPS>
+DEVICE void choose_one_by_one(const Parameters &p, const RouteMemory &memory, int token, int count, bool publishes) {
+    for (int i = thread_index() / 32; i < count; i += WARPS) {
+        float *gates = memory.gates + i * p.top_k;
+        int *experts = memory.experts + i * p.top_k;
+        const bool routed = routing_mask(p, token + i) != 0;
+        if (routed && !gate(p, memory.scores + i * p.experts, gates, experts) && publishes && lane_index() == 0 && p.status) {
+            atomic_or(p.status, FAULT_ROUTER_LOGITS);
+        }
+        if (publishes) {
+            publish(p, token + i, routed, gates, experts);
+        }
+        for (int slot = lane_index(); !routed && slot < p.top_k; slot += 32) {
+            experts[slot] = -1;
+        }
+    }
+}
+
 // Routes the tokens from `first_token` on, as many as the warps of the block take. Leaves experts in `memory`, and
 // writes the choice where `publishes` is set. Returns how many tokens it takes.
 template <class T, int THREADS>
 DEVICE int route_tokens(const Parameters &p, const RouteMemory &memory, int first_token, bool publishes) {
     const int WARPS = THREADS / 32;
     const int groups = WARPS / p.route_splits;
-    const int warp = thread_index() / 32, lane = lane_index();
+    const int warp = thread_index() / 32;
     const int group = warp / p.route_splits, split = warp % p.route_splits;
     const bool shares = p.route_splits > 1;
     float *to = shares ? memory.sums + warp * GROUP_TOKENS * p.experts
                        : memory.scores + group * GROUP_TOKENS * p.experts;
-    // Read early, asked late.
-    const int first_mask = first_token + warp < p.batch * p.tokens ? routing_mask(p, first_token + warp) : 0;
     partial_logits<T>(p, first_token + group * GROUP_TOKENS, split, to);
     sync_block();
     if (shares) {
@@ -286,21 +395,16 @@ DEVICE int route_tokens(const Parameters &p, const RouteMemory &memory, int firs
         sync_block();
     }
     const int tokens = smaller(groups * GROUP_TOKENS, p.batch * p.tokens - first_token);
-    for (int i = warp; i < tokens; i += WARPS) {
-        float *gates = memory.gates + i * p.top_k;
-        int *experts = memory.experts + i * p.top_k;
-        const bool routed = (i == warp ? first_mask : routing_mask(p, first_token + i)) != 0;
-        if (routed && !gate(p, memory.scores + i * p.experts, gates, experts) && publishes && lane == 0 && p.status) {
-            atomic_or(p.status, FAULT_ROUTER_LOGITS);
+    if (p.experts <= 8) {
+        for (int i = warp * 4; i < tokens; i += WARPS * 4) {
+            choose<8>(p, memory, first_token, i, tokens, publishes);
         }
-        if (publishes) {
-            publish(p, first_token + i, routed, gates, experts);
+    } else if (p.experts <= 32) {
+        for (int i = warp; i < tokens; i += WARPS) {
+            choose<32>(p, memory, first_token, i, tokens, publishes);
         }
-        if (!routed) {
-            for (int slot = lane; slot < p.top_k; slot += 32) {
-                experts[slot] = -1;
-            }
-        }
+    } else {
+        choose_one_by_one<WARPS>(p, memory, first_token, tokens, publishes);
     }
     sync_block();
     return tokens;

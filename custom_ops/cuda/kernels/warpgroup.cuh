@@ -17,6 +17,28 @@ struct Pattern {
     }
 };
 
+// The four lanes of a row exchange pairs of columns, so that each has a run of it. `values` is, of run `first + j`, the
+// columns 2 * own and the next; then, of run `first + own`, the columns 2 * j and the next.
+template <class Sum>
+DEVICE void exchange_runs(Sum &sum, int row, int first, float (&values)[8]) {
+    const int own = lane_index() % 4;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        values[j] = sum.at(row, 2 * first + j);
+    }
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            if (j / 2 % (2 * step) < step) {
+                float &low = values[j], &high = values[j + 2 * step];
+                const float other = shuffle_xor((own & step) ? low : high, step);
+                ((own & step) ? low : high) = other;
+            }
+        }
+    }
+}
+
 // A tile of 128 rows: each warpgroup has 64 of them, and all columns.
 template <class T, int COLUMNS_, int STAGES_>
 struct WarpgroupTile {
@@ -36,7 +58,7 @@ struct WarpgroupTile {
     static constexpr int STEP = 16;
     // The fragments of one warp: 16 rows.
     typedef FragmentSum<16, COLUMNS> Sum;
-    static constexpr bool READS_AHEAD = false;
+    static constexpr bool READS_AHEAD = false, HANDS_OVER = true;
 
     static_assert(DEPTH == LINE && COLUMNS % (2 * LINE) == 0, "rows of the left factor, and halves, are whole lines");
     static_assert(STAGE_ELEMENTS * sizeof(T) % PATTERN_BYTES == 0, "stages begin where the pattern does");
@@ -72,14 +94,16 @@ struct WarpgroupTile {
         warpgroup_commit();
     }
 
-    // As `compute_tile`.
+    // Adds up `chunks` stages.
     template <class Source>
-    DEVICE static void compute(unsigned char *shared, int chunks, Source &source, bool vectors) {
+    DEVICE static void add_up(Sum &sum, unsigned char *shared, int chunks, Source &source, bool vectors) {
         T *stages = (T *)shared;
         Filler<WarpgroupTile, Source, false> filler(source, chunks, vectors);
-        Sum sum;
         sum.clear();
-        filler.template begin_first<STAGES - 1>(stages);
+#pragma unroll 1
+        for (int next = 0; next < STAGES - 1; next++) {
+            filler.begin(stages + next * STAGE_ELEMENTS, next);
+        }
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++) {
             copy_wait<STAGES - 2>();
@@ -93,6 +117,30 @@ struct WarpgroupTile {
         }
         copy_wait<0>();
         sync_block();
+    }
+
+    // Hands sums from registers to `rows`, whatever their warps do: `rows.begin(row)` says whether a row is wanted, and
+    // `rows.end(column, low, high)` gets runs of it, the columns from `column` on and those half a tile behind.
+    template <class Rows>
+    DEVICE static void hand_over(Sum &sum, Rows &rows) {
+        const int HALF = RIGHT_RUNS / 2;
+#pragma unroll
+        for (int i = 0; i < Sum::ROWS; i++) {
+            const bool wanted = rows.begin(warp() * 16 + sum.row(i));
+#pragma unroll
+            for (int first = 0; first < HALF; first += 4) {
+                float low[LENGTH], high[LENGTH];
+                exchange_runs(sum, i, first, low);
+                exchange_runs(sum, i, first + HALF, high);
+                if (wanted) {
+                    rows.end((first + lane_index() % 4) * LENGTH, low, high);
+                }
+            }
+        }
+    }
+
+    // Writes the sums to shared memory, as `compute_tile`.
+    DEVICE static void spread(Sum &sum, unsigned char *shared) {
         float *sums = (float *)shared + warp() * 16 * SUM_STRIDE;
 #pragma unroll
         for (int i = 0; i < Sum::ROWS; i++) {

@@ -127,7 +127,7 @@ impl KernelSet {
         drop(entered);
         let asked = std::env::var_os(OVERLAP_VARIABLE).is_none_or(|value| value != "0");
         let overlaps = asked && version >= OVERLAP_VERSION;
-        let wgmma = std::env::var_os(WGMMA_VARIABLE).is_some_and(|value| value == "1");
+        let wgmma = std::env::var_os(WGMMA_VARIABLE).is_none_or(|value| value != "0");
         Ok(Self { driver, context, retained: None, facts, archive, loaded: Mutex::default(), status, overlaps, wgmma })
     }
 
@@ -240,8 +240,7 @@ impl KernelSet {
         options: Options,
     ) -> Result<BoundPlan, Error> {
         let loaded = self.loaded(element)?;
-        let options = Options { wgmma: options.wgmma || self.wgmma, ..options };
-        let options = Options { wgmma: options.wgmma && loaded.has_wgmma, ..options };
+        let options = Options { wgmma: (options.wgmma || self.wgmma) && loaded.has_wgmma, ..options };
         let plan = node.plan(inputs, wanted, element, &planned_for(self.facts.device)?, options)?;
         let functions = plan.launches.iter().map(|launch| {
             let lacks = || Error::NoKernel { module: element.module(), kernel: launch.kernel.clone() };

@@ -83,6 +83,7 @@ void sync_warp();
 float shuffle_xor(float value, int mask);
 int shuffle_xor(int value, int mask);
 long long shuffle_from(long long value, int lane);
+float shuffle_from(float value, int lane);
 int shuffle_up(int value, int delta);
 unsigned ballot(bool predicate);
 inline int count_bits(unsigned bits) { return __builtin_popcount(bits); }

@@ -1,6 +1,8 @@
 // Collective operations of a warp, with the fragment layouts of the PTX ISA.
 #include "../hardware.cuh"
 
+#include <cstring>
+
 float to_float(binary16 x) {
     uint32_t sign = (uint32_t)(x.bits & 0x8000) << 16;
     uint32_t exponent = x.bits >> 10 & 0x1f;
@@ -250,6 +252,14 @@ long long shuffle_from(long long value, int lane) {
     Exchange<long long> exchange = {value, lane, 0};
     emulator::collective(do_shuffle_from, &exchange);
     return exchange.result;
+}
+
+float shuffle_from(float value, int lane) {
+    int bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    bits = (int)shuffle_from((long long)bits, lane);
+    std::memcpy(&value, &bits, sizeof(bits));
+    return value;
 }
 
 int shuffle_up(int value, int delta) {

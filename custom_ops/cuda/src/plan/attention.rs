@@ -133,7 +133,7 @@ fn plan(mut layer: Layer, copies: bool) -> Result<Plan, PlanError> {
     let appends = layer.base.kv_weight != Buffer::Null;
     let Sizes { batch, tokens, past, keys, top_k, kv_heads, head, experts, .. } = layer.sizes;
     let (rows, pairs) = (tokens * top_k, batch * kv_heads);
-    let attend = layer.choice.attend(rows, pairs, head)?;
+    let attend = layer.choice.attend(rows, pairs, head, keys)?;
     let query_tiles = rows.div_ceil(attend.rows());
     let splits = layer.choice.key_splits(&attend, query_tiles * pairs, keys);
     layer.place_rows();

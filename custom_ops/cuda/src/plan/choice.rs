@@ -23,6 +23,9 @@ const MAX_SPLITS: usize = 32;
 /// Inner indices that a part of an inner dimension is worth.
 const INNER_PER_SPLIT: usize = 256;
 
+/// Keys from which on one tile of rows is work enough for a block that stays.
+const LONG_KEYS: usize = 512;
+
 /// Columns of the tiles of few rows.
 const NARROW_COLUMNS: usize = 16;
 const WIDE_COLUMNS: usize = 64;
@@ -70,17 +73,21 @@ impl Choice {
     ) -> Result<ProductKernel, PlanError> {
         let Work { rows, columns, parts, routes } = work;
         let available = self.device.shared_bytes_per_block;
+        // One block of warpgroup products has a multiprocessor's share of work, of others two have.
+        let full = if self.large.is_some() { self.multiprocessors() } else { 2 * self.multiprocessors() };
         let height = match rows {
             0..=32 => 16,
+            // Parts of a sum are written and read again: the fewer rows a tile has, the fewer parts it needs.
+            33..=128 if parts > 1 => 16,
             33..=256 => 64,
-            _ if rows.div_ceil(128) * columns.div_ceil(128) < 2 * self.multiprocessors() => 64,
+            _ if rows.div_ceil(128) * columns.div_ceil(128) < full => 64,
             _ => 128,
         };
         let tiles =
             |across: usize| rows.div_ceil(height).saturating_mul(columns.div_ceil(across)).saturating_mul(parts);
         let reads = |across: usize| tiles(across).max(self.multiprocessors()).saturating_mul(rows.min(height) + across);
         let idles = rows <= 256 && !self.occupies(tiles(WIDE_COLUMNS));
-        let narrow = !routes && (idles || reads(NARROW_COLUMNS) <= reads(WIDE_COLUMNS));
+        let narrow = height < 128 && !routes && (idles || reads(NARROW_COLUMNS) <= reads(WIDE_COLUMNS));
         let engines = std::iter::once(self.engine).chain(self.large);
         let kernels = engines.flat_map(ProductKernel::all);
         let fitting = kernels.filter(|kernel| kernel.rows <= height && bytes(kernel) <= available as usize);
@@ -89,15 +96,25 @@ impl Choice {
         best.ok_or(PlanError::SharedMemory { kernel: "product", available })
     }
 
-    /// The attention kernel for `rows` rows in each of `pairs` pairs of batch row and head.
-    pub(super) fn attend(&self, rows: usize, pairs: usize, head: usize) -> Result<AttendKernel, PlanError> {
+    /// The attention kernel for `rows` rows in each of `pairs` pairs of batch row and head, which see up to `keys` keys.
+    pub(super) fn attend(
+        &self,
+        rows: usize,
+        pairs: usize,
+        head: usize,
+        keys: usize,
+    ) -> Result<AttendKernel, PlanError> {
         let available = self.device.shared_bytes_per_block;
         let fits =
             |kernel: &AttendKernel| kernel.head >= head && kernel.shared_bytes(self.element) <= available as usize;
         let blocks = |kernel: &AttendKernel| rows.div_ceil(kernel.rows()) * pairs;
         let fills = |kernel: &AttendKernel| blocks(kernel) >= self.multiprocessors();
         let large = self.large.map(AttendKernel::all).unwrap_or_default().into_iter().find(fits);
-        let suits = |kernel: &AttendKernel| rows > kernel.rows() / 2 && self.occupies(blocks(kernel));
+        // Blocks that stay earn their long beginning by a second tile of rows, or by many keys.
+        let lasts = |kernel: &AttendKernel| keys >= LONG_KEYS || blocks(kernel) >= 2 * self.multiprocessors();
+        let suits = |kernel: &AttendKernel| {
+            rows > kernel.rows() / 2 && self.occupies(blocks(kernel)) && lasts(kernel)
+        };
         if let Some(kernel) = large.filter(suits) {
             return Ok(kernel);
         }
