@@ -245,10 +245,10 @@ class Calls(unittest.TestCase):
             """
         names = self.kernel_names(str(large), ["output"])
         wgmma = [f"moa_{name}" for name in ("project_wgmma_128x128", "attend_wgmma_d128_r128", "output_wgmma_128x128")]
-        asked = {"MOA_CUDA_WGMMA": "1"}
-        self.assertFalse(any(self.run_script(script, names + wgmma)))
-        self.assertFalse(any(self.run_script(script, names, variables=asked)), "the archive has none")
-        self.assertTrue(any(self.run_script(script, names + wgmma, variables=asked)))
+        refused = {"MOA_CUDA_WGMMA": "0"}
+        self.assertTrue(any(self.run_script(script, names + wgmma)))
+        self.assertFalse(any(self.run_script(script, names)), "the archive has none")
+        self.assertFalse(any(self.run_script(script, names + wgmma, variables=refused)))
 
     def test_every_refusal_has_its_code_and_its_line(self):
         answers = self.run_script(

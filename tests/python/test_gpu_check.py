@@ -231,8 +231,15 @@ class Sets(unittest.TestCase):
 
     def test_memcheck_sees_every_kind_and_what_nothing_else_checks_first(self):
         kinds = conductor.TOOLS["memcheck"].split(",")
-        self.assertEqual(sorted(kinds), sorted(sanitize.KINDS))
+        self.assertEqual(sorted(kinds), sorted(kind for kind in sanitize.KINDS if "elementwise" not in kind))
         self.assertEqual(kinds[:2], ["wgmma-f16", "tf32"])
+
+    def test_racecheck_sees_warpgroups_without_asynchronous_copies(self):
+        kinds = conductor.TOOLS["racecheck"].split(",")
+        self.assertEqual([kind for kind in kinds if sanitize.KINDS[kind][2]], ["elementwise-wgmma-f16"])
+        calls = sanitize.calls_of("elementwise-wgmma-f16")
+        self.assertTrue(calls and all(call[4] % 8 and call[8] % 8 for call in calls))
+        self.assertEqual({sanitize.multiprocessors(call) for call in calls}, {1})
 
 
 class Calls:

@@ -161,7 +161,7 @@ class Runs(unittest.TestCase):
     def test_what_is_beside_the_checks_begins_behind_the_native_one(self):
         """Or when its head start is over; all of it ends with the checks."""
         for head, ends_first in [(1.0, True), (0.0, False)]:
-            begun, every = [], len(conductor.CHECKS) + len(conductor.TOOLS) + 3
+            begun, every = [], len(conductor.CHECKS) + len(conductor.TOOLS) + conductor.WARMERS
 
             class Fake:
                 def __init__(self, run, name, *options, limit=None):

@@ -17,12 +17,13 @@ def main():
     parser.add_argument(
         "--check-share", type=float, default=CHECK_SHARE, help="share of it that checks have (default %(default)s)"
     )
+    parser.add_argument("--without", default="", help="rivals that are not timed, such as upstream-compiled")
     parser.add_argument("--stages", help="some of check,sanitize,ceilings,times,onnxruntime")
     options = parser.parse_args()
     # Ends what was started, as an interrupt does; what was found is on disk.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     stages = options.stages and options.stages.split(",")
-    run = Run(options.kit, options.out, options.budget, stages, options.check_share)
+    run = Run(options.kit, options.out, options.budget, stages, options.check_share, options.without)
     try:
         run.everything()
     except Exception:  # noqa: BLE001 — what was found until now is still worth its table.

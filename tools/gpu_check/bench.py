@@ -171,10 +171,10 @@ class CaseRun:
             call.close()
 
 
-def run_case(case, kernels, ceilings, l2_bytes, seed, seconds):
+def run_case(case, kernels, ceilings, l2_bytes, seed, seconds, without=()):
     """Everything about one case within about `seconds`; rivals that no time is left for are named as such.
 
-    Without `ceilings` there are no floors. `kernels` are `Ours`.
+    Without `ceilings` there are no floors. `kernels` are `Ours`; rivals in `without` are not timed.
     """
     torch._dynamo.reset()
     begin = time.monotonic()
@@ -182,6 +182,9 @@ def run_case(case, kernels, ceilings, l2_bytes, seed, seconds):
     try:
         run.add_ours()
         for name, make in rivals_of(case, run.attributes, feeds.DTYPES[ELEMENT]).items():
+            if name in without:
+                run.notes.setdefault("failed", {})[name] = "was not asked for"
+                continue
             if time.monotonic() - begin > 0.7 * seconds:
                 run.notes.setdefault("failed", {})[name] = "no time was left"
                 continue
@@ -192,7 +195,7 @@ def run_case(case, kernels, ceilings, l2_bytes, seed, seconds):
         run.close()
 
 
-def warm_up(case, seed):
+def warm_up(case, seed, without=()):
     """Compiles what the case will compile, into the cache on disk that every process shares; says what it could not."""
     torch._dynamo.reset()
     dtype = feeds.DTYPES[ELEMENT]
@@ -201,7 +204,7 @@ def warm_up(case, seed):
     backends = {cases.DENSE: ("flash", "cudnn"), cases.UPSTREAM_COMPILED: (None,), cases.GROUPED: (None,)}
     missing = []
     for name, make in rivals_of(case, attributes, dtype).items():
-        for backend in backends.get(name, ()):
+        for backend in () if name in without else backends.get(name, ()):
             try:
                 with torch.no_grad():
                     rival = make(backend, COMPILE)

@@ -161,7 +161,7 @@ def times(options, report):
             continue
         seconds = min(45.0, max(8.0, 1.4 * left / waiting))
         work = lambda case=case, seconds=seconds: run_case(  # noqa: E731
-            case, ours, found, l2_bytes, secrets.randbits(32), min(seconds, left)
+            case, ours, found, l2_bytes, secrets.randbits(32), min(seconds, left), options.without
         )
         if not guarded(report, place, case.name, work):
             os._exit(3)
@@ -178,7 +178,7 @@ def warm(options, report):
     torch.set_grad_enabled(False)
     for place in range(options.start, len(options.cases)):
         case = TIMED[options.cases[place]]
-        if not guarded(report, place, f"compile {case.name}", lambda case=case, place=place: warm_up(case, place)):
+        if not guarded(report, place, f"compile {case.name}", lambda case=case, place=place: warm_up(case, place, options.without)):
             os._exit(3)
     report.line(finished=True)
 
@@ -197,6 +197,7 @@ def main():
     parser.add_argument("--until", type=float, default=float("inf"), help="when to begin nothing more, as time.time()")
     parser.add_argument("--ceilings")
     parser.add_argument("--no-wgmma", action="store_true")
+    parser.add_argument("--without", type=lambda text: text.split(","), default=[])
     parser.add_argument("--cases", type=lambda text: [int(word) for word in text.split(",")], default=[])
     options = parser.parse_args()
     STAGES[options.stage](options, Report(options.report))

@@ -32,11 +32,14 @@ CHECKS = [
 #: What each tool of the sanitizer looks at: of `sanitize.KINDS`.
 TOOLS = {
     "memcheck": "wgmma-f16,tf32,f16,f32,wgmma-bf16,bf16",
-    "racecheck": "f16,wgmma-f16,f32",
+    "racecheck": "f16,elementwise-wgmma-f16,f32",
     "initcheck": "f16,wgmma-f16",
     "synccheck": "f16,wgmma-f16",
 }
 RESTARTS = 6
+
+#: Processes that compile the rivals.
+WARMERS = 5
 
 #: Seconds without a line after which a stage hangs: until it begins its first case, and from then on. Importing torch
 #: and loading PTX take less than the one, a case less than the other; `warm` and `times` compile rivals in theirs.
@@ -225,9 +228,10 @@ def read_lines(path):
 class Run:
     """One run of everything."""
 
-    def __init__(self, kit, out, budget=BUDGET, stages=None, check_share=CHECK_SHARE):
+    def __init__(self, kit, out, budget=BUDGET, stages=None, check_share=CHECK_SHARE, without=""):
         self.kit, self.out = Path(kit).resolve(), Path(out).resolve()
         self.begin, self.budget, self.check_share = time.monotonic(), budget, check_share
+        self.without = without
         self.stages = stages or ["check", "sanitize", "ceilings", "times", "onnxruntime"]
         self.out.mkdir(parents=True, exist_ok=True)
         self.work = self.kit / "work"
@@ -242,8 +246,8 @@ class Run:
             "PYTHONUNBUFFERED": "1",
             "TORCHINDUCTOR_CACHE_DIR": str(self.work / "inductor"),
             "TRITON_CACHE_DIR": str(self.work / "triton"),
-            # Three processes compile at a time, beside all checks.
-            "TORCHINDUCTOR_COMPILE_THREADS": "4",
+            # `WARMERS` processes compile at a time, beside all checks.
+            "TORCHINDUCTOR_COMPILE_THREADS": "3",
             "HF_HUB_OFFLINE": "1",
         }
 
@@ -351,9 +355,10 @@ class Run:
             until = min(limit, time.monotonic() + SANITIZE_SECONDS)
             running += [Sanitizer(self, tool, kinds, until) for tool, kinds in TOOLS.items()]
         if "times" in self.stages:
-            for part in range(3):
-                mine = ",".join(str(index) for index in range(part, len(cases.TIMED), 3))
-                running.append(Stage(self, f"warm-{part}", "warm", "--cases", mine, limit=limit))
+            for part in range(WARMERS):
+                mine = ",".join(str(index) for index in range(part, len(cases.TIMED), WARMERS))
+                options = ("--cases", mine, "--without", self.without)
+                running.append(Stage(self, f"warm-{part}", "warm", *options, limit=limit))
         return running
 
     def wait(self, running, more=None):
@@ -415,6 +420,7 @@ class Run:
         seconds = self.left() - reserve
         options = ["--ceilings", str(self.work / "ceilings.json"), "--until", str(time.time() + seconds)]
         options += ["--cases", ",".join(str(index) for index in range(len(cases.TIMED)))]
+        options += ["--without", self.without]
         if not self.wgmma:
             options.append("--no-wgmma")
         self.wait([Stage(self, "times", "times", *options, limit=time.monotonic() + seconds + 8.0)])

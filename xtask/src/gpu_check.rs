@@ -18,8 +18,8 @@ use crate::{
 /// Largest size of the folder in bytes: it is carried to the machine with the GPU.
 const MAX_BYTES: u64 = 45 << 20;
 
-/// Newest version of glibc that the libraries may ask for: Ubuntu 22.04 has it.
-const NEWEST_GLIBC: (u32, u32) = (2, 35);
+/// Newest version of glibc that the libraries may ask for: Ubuntu 24.04 has it.
+const NEWEST_GLIBC: (u32, u32) = (2, 39);
 
 /// What the folder begins with; Python is looked for in the `PATH` alone.
 const RUN: &str = r#"#!/bin/sh

@@ -346,10 +346,10 @@ DEVICE void attend(const Parameters &p) {
     typedef typename A::Engine Engine;
     DYNAMIC_SHARED(shared);
     release_next_grid();
-    const int split = block_index() % p.key_splits, pairs = p.batch * p.kv_heads;
-    const int pair = block_index() / p.key_splits % pairs;
-    const int query_tile = p.query_tiles - 1 - block_index() / p.key_splits / pairs;
-    const QueryRows rows = {p, pair / p.kv_heads, pair % p.kv_heads, query_tile * A::ROWS};
+    const int pairs = p.batch * p.kv_heads, whole = divided(block_index(), p.key_splits), behind = divided(whole, pairs);
+    const int split = block_index() - whole * p.key_splits, pair = whole - behind * pairs;
+    const int query_tile = p.query_tiles - 1 - behind, batch = divided(pair, p.kv_heads);
+    const QueryRows rows = {p, batch, pair - batch * p.kv_heads, query_tile * A::ROWS};
     const int warp = thread_index() / 32;
     const int row_part = A::ROW_WARPS > 1 ? warp : 0, key_part = A::KEY_WARPS > 1 ? warp : 0;
     T *queries = (T *)shared, *keys = (T *)(shared + A::QUERY_BYTES), *values = keys + A::KEYS * A::STRIDE;
@@ -376,7 +376,7 @@ DEVICE void attend(const Parameters &p) {
         end_key = smaller(end_key, p.past + last_row / p.top_k + 1);
     }
     const int tiles = ceil_div(end_key, A::KEYS);
-    const int begin = tiles * split / p.key_splits, end = tiles * (split + 1) / p.key_splits;
+    const int begin = divided(tiles * split, p.key_splits), end = divided(tiles * (split + 1), p.key_splits);
 
     CacheCopier<A, CACHED_KEYS, A::KEY_LAYOUT> key_copier(rows, begin);
     CacheCopier<A, CACHED_VALUES, A::VALUE_LAYOUT> value_copier(rows, begin);

@@ -23,9 +23,9 @@ static_assert(Tile<TensorCores<bfloat16>, 16, 64, 64, 1, 1, 4, 6>::SHARED_BYTES 
 KERNEL(moa_project_tensor_64x16, 128, 2, project<Tile<TensorCores<bfloat16>, 64, 16, 64, 1, 1, 4, 6>>(p))
 KERNEL(moa_output_tensor_64x16, 128, 2, output<Tile<TensorCores<bfloat16>, 64, 16, 64, 1, 1, 4, 6>>(p))
 static_assert(Tile<TensorCores<bfloat16>, 64, 16, 64, 1, 1, 4, 6>::SHARED_BYTES == 73728, "as the planner has it");
-KERNEL(moa_project_tensor_64x64, 128, 3, project<Tile<TensorCores<bfloat16>, 64, 64, 32, 2, 2, 1, 4>>(p))
-KERNEL(moa_output_tensor_64x64, 128, 3, output<Tile<TensorCores<bfloat16>, 64, 64, 32, 2, 2, 1, 4>>(p))
-static_assert(Tile<TensorCores<bfloat16>, 64, 64, 32, 2, 2, 1, 4>::SHARED_BYTES == 38912, "as the planner has it");
+KERNEL(moa_project_tensor_64x64, 128, 3, project<Tile<TensorCores<bfloat16>, 64, 64, 64, 2, 2, 1, 4>>(p))
+KERNEL(moa_output_tensor_64x64, 128, 3, output<Tile<TensorCores<bfloat16>, 64, 64, 64, 2, 2, 1, 4>>(p))
+static_assert(Tile<TensorCores<bfloat16>, 64, 64, 64, 2, 2, 1, 4>::SHARED_BYTES == 73728, "as the planner has it");
 KERNEL(moa_project_tensor_128x128, 256, 2, project<Tile<TensorCores<bfloat16>, 128, 128, 32, 2, 4, 1, 4>>(p))
 KERNEL(moa_output_tensor_128x128, 256, 2, output<Tile<TensorCores<bfloat16>, 128, 128, 32, 2, 4, 1, 4>>(p))
 static_assert(Tile<TensorCores<bfloat16>, 128, 128, 32, 2, 4, 1, 4>::SHARED_BYTES == 75776, "as the planner has it");
@@ -65,9 +65,9 @@ static_assert(Tile<PlainUnits<bfloat16>, 16, 64, 32, 1, 1, 4, 4>::SHARED_BYTES =
 KERNEL(moa_project_plain_64x16, 128, 2, project<Tile<PlainUnits<bfloat16>, 64, 16, 32, 1, 1, 4, 4>>(p))
 KERNEL(moa_output_plain_64x16, 128, 2, output<Tile<PlainUnits<bfloat16>, 64, 16, 32, 1, 1, 4, 4>>(p))
 static_assert(Tile<PlainUnits<bfloat16>, 64, 16, 32, 1, 1, 4, 4>::SHARED_BYTES == 26624, "as the planner has it");
-KERNEL(moa_project_plain_64x64, 128, 3, project<Tile<PlainUnits<bfloat16>, 64, 64, 16, 2, 2, 1, 4>>(p))
-KERNEL(moa_output_plain_64x64, 128, 3, output<Tile<PlainUnits<bfloat16>, 64, 64, 16, 2, 2, 1, 4>>(p))
-static_assert(Tile<PlainUnits<bfloat16>, 64, 64, 16, 2, 2, 1, 4>::SHARED_BYTES == 21504, "as the planner has it");
+KERNEL(moa_project_plain_64x64, 128, 3, project<Tile<PlainUnits<bfloat16>, 64, 64, 32, 2, 2, 1, 4>>(p))
+KERNEL(moa_output_plain_64x64, 128, 3, output<Tile<PlainUnits<bfloat16>, 64, 64, 32, 2, 2, 1, 4>>(p))
+static_assert(Tile<PlainUnits<bfloat16>, 64, 64, 32, 2, 2, 1, 4>::SHARED_BYTES == 38912, "as the planner has it");
 KERNEL(moa_project_plain_128x128, 256, 1, project<Tile<PlainUnits<bfloat16>, 128, 128, 16, 2, 4, 1, 4>>(p))
 KERNEL(moa_output_plain_128x128, 256, 1, output<Tile<PlainUnits<bfloat16>, 128, 128, 16, 2, 4, 1, 4>>(p))
 static_assert(Tile<PlainUnits<bfloat16>, 128, 128, 16, 2, 4, 1, 4>::SHARED_BYTES == 67584, "as the planner has it");

@@ -23,9 +23,9 @@ static_assert(Tile<TensorCores<binary16>, 16, 64, 64, 1, 1, 4, 6>::SHARED_BYTES 
 KERNEL(moa_project_tensor_64x16, 128, 2, project<Tile<TensorCores<binary16>, 64, 16, 64, 1, 1, 4, 6>>(p))
 KERNEL(moa_output_tensor_64x16, 128, 2, output<Tile<TensorCores<binary16>, 64, 16, 64, 1, 1, 4, 6>>(p))
 static_assert(Tile<TensorCores<binary16>, 64, 16, 64, 1, 1, 4, 6>::SHARED_BYTES == 73728, "as the planner has it");
-KERNEL(moa_project_tensor_64x64, 128, 3, project<Tile<TensorCores<binary16>, 64, 64, 32, 2, 2, 1, 4>>(p))
-KERNEL(moa_output_tensor_64x64, 128, 3, output<Tile<TensorCores<binary16>, 64, 64, 32, 2, 2, 1, 4>>(p))
-static_assert(Tile<TensorCores<binary16>, 64, 64, 32, 2, 2, 1, 4>::SHARED_BYTES == 38912, "as the planner has it");
+KERNEL(moa_project_tensor_64x64, 128, 3, project<Tile<TensorCores<binary16>, 64, 64, 64, 2, 2, 1, 4>>(p))
+KERNEL(moa_output_tensor_64x64, 128, 3, output<Tile<TensorCores<binary16>, 64, 64, 64, 2, 2, 1, 4>>(p))
+static_assert(Tile<TensorCores<binary16>, 64, 64, 64, 2, 2, 1, 4>::SHARED_BYTES == 73728, "as the planner has it");
 KERNEL(moa_project_tensor_128x128, 256, 2, project<Tile<TensorCores<binary16>, 128, 128, 32, 2, 4, 1, 4>>(p))
 KERNEL(moa_output_tensor_128x128, 256, 2, output<Tile<TensorCores<binary16>, 128, 128, 32, 2, 4, 1, 4>>(p))
 static_assert(Tile<TensorCores<binary16>, 128, 128, 32, 2, 4, 1, 4>::SHARED_BYTES == 75776, "as the planner has it");
@@ -65,9 +65,9 @@ static_assert(Tile<TensorCores<binary16, true>, 16, 64, 64, 1, 1, 4, 2>::SHARED_
 KERNEL(moa_project_turing_64x16, 128, 2, project<Tile<TensorCores<binary16, true>, 64, 16, 64, 1, 1, 4, 2>>(p))
 KERNEL(moa_output_turing_64x16, 128, 2, output<Tile<TensorCores<binary16, true>, 64, 16, 64, 1, 1, 4, 2>>(p))
 static_assert(Tile<TensorCores<binary16, true>, 64, 16, 64, 1, 1, 4, 2>::SHARED_BYTES == 24576, "as the planner has it");
-KERNEL(moa_project_turing_64x64, 128, 3, project<Tile<TensorCores<binary16, true>, 64, 64, 32, 2, 2, 1, 2>>(p))
-KERNEL(moa_output_turing_64x64, 128, 3, output<Tile<TensorCores<binary16, true>, 64, 64, 32, 2, 2, 1, 2>>(p))
-static_assert(Tile<TensorCores<binary16, true>, 64, 64, 32, 2, 2, 1, 2>::SHARED_BYTES == 19456, "as the planner has it");
+KERNEL(moa_project_turing_64x64, 128, 3, project<Tile<TensorCores<binary16, true>, 64, 64, 64, 2, 2, 1, 2>>(p))
+KERNEL(moa_output_turing_64x64, 128, 3, output<Tile<TensorCores<binary16, true>, 64, 64, 64, 2, 2, 1, 2>>(p))
+static_assert(Tile<TensorCores<binary16, true>, 64, 64, 64, 2, 2, 1, 2>::SHARED_BYTES == 36864, "as the planner has it");
 KERNEL(moa_attend_turing_d64_r64, 128, 1, attend<Attention<TensorCores<binary16, true>, 64, 4, 1, 64>>(p))
 static_assert(Attention<TensorCores<binary16, true>, 64, 4, 1, 64>::SHARED_BYTES == 27664, "as the planner has it");
 KERNEL(moa_attend_turing_d64_r16, 128, 1, attend<Attention<TensorCores<binary16, true>, 64, 1, 4, 64>>(p))
@@ -92,9 +92,9 @@ static_assert(Tile<VoltaCores, 16, 64, 64, 1, 1, 4, 2>::SHARED_BYTES == 23040, "
 KERNEL(moa_project_volta_64x16, 128, 2, project<Tile<VoltaCores, 64, 16, 64, 1, 1, 4, 2>>(p))
 KERNEL(moa_output_volta_64x16, 128, 2, output<Tile<VoltaCores, 64, 16, 64, 1, 1, 4, 2>>(p))
 static_assert(Tile<VoltaCores, 64, 16, 64, 1, 1, 4, 2>::SHARED_BYTES == 24576, "as the planner has it");
-KERNEL(moa_project_volta_64x64, 128, 3, project<Tile<VoltaCores, 64, 64, 32, 2, 2, 1, 2>>(p))
-KERNEL(moa_output_volta_64x64, 128, 3, output<Tile<VoltaCores, 64, 64, 32, 2, 2, 1, 2>>(p))
-static_assert(Tile<VoltaCores, 64, 64, 32, 2, 2, 1, 2>::SHARED_BYTES == 19456, "as the planner has it");
+KERNEL(moa_project_volta_64x64, 128, 3, project<Tile<VoltaCores, 64, 64, 64, 2, 2, 1, 2>>(p))
+KERNEL(moa_output_volta_64x64, 128, 3, output<Tile<VoltaCores, 64, 64, 64, 2, 2, 1, 2>>(p))
+static_assert(Tile<VoltaCores, 64, 64, 64, 2, 2, 1, 2>::SHARED_BYTES == 36864, "as the planner has it");
 KERNEL(moa_project_volta_128x128, 256, 1, project<Tile<VoltaCores, 128, 128, 32, 2, 4, 1, 2>>(p))
 KERNEL(moa_output_volta_128x128, 256, 1, output<Tile<VoltaCores, 128, 128, 32, 2, 4, 1, 2>>(p))
 static_assert(Tile<VoltaCores, 128, 128, 32, 2, 4, 1, 2>::SHARED_BYTES == 67584, "as the planner has it");

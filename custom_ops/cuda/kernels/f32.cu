@@ -23,9 +23,9 @@ static_assert(Tile<Tf32Cores, 16, 64, 32, 1, 1, 4, 4>::SHARED_BYTES == 46080, "a
 KERNEL(moa_project_tf32_64x16, 128, 2, project<Tile<Tf32Cores, 64, 16, 32, 1, 1, 4, 4>>(p))
 KERNEL(moa_output_tf32_64x16, 128, 2, output<Tile<Tf32Cores, 64, 16, 32, 1, 1, 4, 4>>(p))
 static_assert(Tile<Tf32Cores, 64, 16, 32, 1, 1, 4, 4>::SHARED_BYTES == 49152, "as the planner has it");
-KERNEL(moa_project_tf32_64x64, 128, 3, project<Tile<Tf32Cores, 64, 64, 16, 2, 2, 1, 4>>(p))
-KERNEL(moa_output_tf32_64x64, 128, 3, output<Tile<Tf32Cores, 64, 64, 16, 2, 2, 1, 4>>(p))
-static_assert(Tile<Tf32Cores, 64, 64, 16, 2, 2, 1, 4>::SHARED_BYTES == 38912, "as the planner has it");
+KERNEL(moa_project_tf32_64x64, 128, 3, project<Tile<Tf32Cores, 64, 64, 32, 2, 2, 1, 4>>(p))
+KERNEL(moa_output_tf32_64x64, 128, 3, output<Tile<Tf32Cores, 64, 64, 32, 2, 2, 1, 4>>(p))
+static_assert(Tile<Tf32Cores, 64, 64, 32, 2, 2, 1, 4>::SHARED_BYTES == 73728, "as the planner has it");
 KERNEL(moa_project_tf32_128x128, 256, 2, project<Tile<Tf32Cores, 128, 128, 16, 2, 4, 1, 4>>(p))
 KERNEL(moa_output_tf32_128x128, 256, 2, output<Tile<Tf32Cores, 128, 128, 16, 2, 4, 1, 4>>(p))
 static_assert(Tile<Tf32Cores, 128, 128, 16, 2, 4, 1, 4>::SHARED_BYTES == 75776, "as the planner has it");
@@ -53,9 +53,9 @@ static_assert(Tile<PlainUnits<float>, 16, 64, 32, 1, 1, 4, 4>::SHARED_BYTES == 4
 KERNEL(moa_project_plain_64x16, 128, 2, project<Tile<PlainUnits<float>, 64, 16, 32, 1, 1, 4, 4>>(p))
 KERNEL(moa_output_plain_64x16, 128, 2, output<Tile<PlainUnits<float>, 64, 16, 32, 1, 1, 4, 4>>(p))
 static_assert(Tile<PlainUnits<float>, 64, 16, 32, 1, 1, 4, 4>::SHARED_BYTES == 47104, "as the planner has it");
-KERNEL(moa_project_plain_64x64, 128, 3, project<Tile<PlainUnits<float>, 64, 64, 16, 2, 2, 1, 4>>(p))
-KERNEL(moa_output_plain_64x64, 128, 3, output<Tile<PlainUnits<float>, 64, 64, 16, 2, 2, 1, 4>>(p))
-static_assert(Tile<PlainUnits<float>, 64, 64, 16, 2, 2, 1, 4>::SHARED_BYTES == 37888, "as the planner has it");
+KERNEL(moa_project_plain_64x64, 128, 3, project<Tile<PlainUnits<float>, 64, 64, 32, 2, 2, 1, 4>>(p))
+KERNEL(moa_output_plain_64x64, 128, 3, output<Tile<PlainUnits<float>, 64, 64, 32, 2, 2, 1, 4>>(p))
+static_assert(Tile<PlainUnits<float>, 64, 64, 32, 2, 2, 1, 4>::SHARED_BYTES == 71680, "as the planner has it");
 KERNEL(moa_project_plain_128x128, 256, 1, project<Tile<PlainUnits<float>, 128, 128, 16, 2, 4, 1, 4>>(p))
 KERNEL(moa_output_plain_128x128, 256, 1, output<Tile<PlainUnits<float>, 128, 128, 16, 2, 4, 1, 4>>(p))
 static_assert(Tile<PlainUnits<float>, 128, 128, 16, 2, 4, 1, 4>::SHARED_BYTES == 74752, "as the planner has it");

@@ -179,12 +179,15 @@ DEVICE void store_floats(float *to, const float (&values)[LENGTH], int valid, bo
 DEVICE int smaller(int a, int b) { return a < b ? a : b; }
 DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
+// Where `b` is often 1: a division is some thirty instructions, which short blocks read from far.
+DEVICE int divided(int a, int b) { return b == 1 ? a : a / b; }
+
 // Block `block` of a grid of tiles: groups of 32 row tiles, in which all blocks of one column come before the next, so
 // that the rows of a group and a column of weights stay in the cache.
 DEVICE void tile_of_block(int block, int row_tiles, int column_tiles, int &row, int &column) {
     const int GROUP = 32;
-    const int group = block / (GROUP * column_tiles), inside = block % (GROUP * column_tiles);
-    const int rows = smaller(GROUP, row_tiles - group * GROUP);
-    row = group * GROUP + inside % rows;
-    column = inside / rows;
+    const int group = row_tiles <= GROUP ? 0 : block / (GROUP * column_tiles);
+    const int inside = block - group * GROUP * column_tiles, rows = smaller(GROUP, row_tiles - group * GROUP);
+    column = divided(inside, rows);
+    row = group * GROUP + inside - column * rows;
 }

@@ -21,8 +21,9 @@ struct AttendedSource {
     static constexpr bool HAS_SEGMENTS = true, WAITS = TileType::READS_AHEAD;
 
     DEVICE void locate(int chunk, int &segment, int &inner) const {
-        segment = (first_chunk + chunk) / chunks_per_expert;
-        inner = (first_chunk + chunk) % chunks_per_expert * TileType::DEPTH;
+        const int at = first_chunk + chunk;
+        segment = at < chunks_per_expert ? 0 : at / chunks_per_expert;
+        inner = (at - segment * chunks_per_expert) * TileType::DEPTH;
     }
 
     // Null where the row's token did not choose the segment's expert.
@@ -226,7 +227,7 @@ DEVICE void output(const Parameters &p) {
     }
     unsigned short *visited = (unsigned short *)(shared + TileType::SHARED_BYTES + 16);
     unsigned char *flags = (unsigned char *)(visited + MAX_EXPERTS);
-    const int tile = block_index() / p.output_splits, split = block_index() % p.output_splits;
+    const int tile = divided(block_index(), p.output_splits), split = block_index() - tile * p.output_splits;
     int row_tile, column_tile;
     tile_of_block(tile, p.row_tiles, p.output_tiles, row_tile, column_tile);
     const int first_column = column_tile * TileType::COLUMNS;
@@ -250,8 +251,7 @@ DEVICE void output(const Parameters &p) {
     const int inner = all ? p.experts * p.columns : p.columns;
     const int per_expert = ceil_div(inner, TileType::DEPTH);
     const int chunks = count * per_expert;
-    const int begin = (int)((long long)chunks * split / p.output_splits);
-    const int end = (int)((long long)chunks * (split + 1) / p.output_splits);
+    const int begin = divided(chunks * split, p.output_splits), end = divided(chunks * (split + 1), p.output_splits);
     AttendedSource<TileType> source = {p, all ? nullptr : visited, inner, begin, per_expert, first_row, rows, first_column, pairs, waits};
     OutputRows<TileType> targets = {p, pairs, split, first_row, rows, first_column, 0, false};
     output_tile<TileType>(shared, end - begin, source, targets);

@@ -322,19 +322,20 @@ DEVICE void compute_tile(unsigned char *shared, int chunks, Source &source, bool
     auto stage_of = [&](int chunk) { return stages + chunk % STAGES * TileType::STAGE_ELEMENTS; };
     typename TileType::Sum sum;
     sum.clear();
-    // The first rounds only begin stages: the code of a round is there once, for blocks are short, and read it from far.
+    // Not unrolled, and the other loop neither: blocks are short, and read their code from far.
     const bool begun = filler.template begin_first<STAGES - 1>(stages);
 #pragma unroll 1
-    for (int chunk = begun ? 0 : 1 - STAGES; chunk < chunks; chunk++) {
+    for (int next = begun ? STAGES - 1 : 0; next < STAGES - 1; next++) {
+        filler.begin(stages + next * TileType::STAGE_ELEMENTS, next);
+        filler.end(stages + next * TileType::STAGE_ELEMENTS, next);
+    }
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; chunk++) {
         const int next = chunk + STAGES - 1;
-        if (chunk >= 0) {
-            copy_wait<STAGES - 2>();
-            sync_block();
-        }
+        copy_wait<STAGES - 2>();
+        sync_block();
         filler.begin(stage_of(next), next);
-        if (chunk >= 0) {
-            add_stage<TileType>(sum, stage_of(chunk));
-        }
+        add_stage<TileType>(sum, stage_of(chunk));
         filler.end(stage_of(next), next);
     }
     copy_wait<0>();

@@ -74,14 +74,14 @@ struct Job {
         const bool rotary = p.rotary_positions > 0 && part != VALUES;
         const bool gated = p.gated && part == EXPERTS;
         const int pair_offset = rotary ? p.head / 2 : gated ? p.columns : 0;
-        const int units = pair_offset ? pair_offset : p.columns;
-        const int tile_units = pair_offset ? TileType::COLUMNS / 2 : TileType::COLUMNS;
-        const int tiles = ceil_div(units, tile_units);
+        const int HALF = TileType::COLUMNS / 2, units = pair_offset ? pair_offset : p.columns;
+        const int head = rotary ? column_tile / ceil_div(units, HALF) : 0;
+        const int unit_tile = column_tile - (rotary ? head * ceil_div(units, HALF) : 0);
         const T *weight = part == EXPERTS ? (const T *)p.input_weight + (size_t)expert * p.width * p.input_columns
                                           : (const T *)p.kv_weight + (part == VALUES ? p.columns : 0);
-        first_column = rotary ? column_tile / tiles * p.head : 0;
+        first_column = head * p.head;
         const size_t stride = part == EXPERTS ? p.input_columns : 2 * (size_t)p.columns;
-        columns = {weight + first_column, stride, p.width, column_tile % tiles * tile_units, units, pair_offset};
+        columns = {weight + first_column, stride, p.width, unit_tile * (pair_offset ? HALF : TileType::COLUMNS), units, pair_offset};
     }
 
     // Where a value belongs.
@@ -407,8 +407,8 @@ DEVICE Job<TileType> job_of(const Parameters &p, int block) {
         job.pairs = p.expert_pairs + (size_t)job.expert * tokens + job.first_row;
         return job;
     }
-    job.expert = job.column_tile / p.input_tiles;
-    job.column_tile = job.column_tile % p.input_tiles;
+    job.expert = divided(job.column_tile, p.input_tiles);
+    job.column_tile -= job.expert * p.input_tiles;
     job.first_row = row_tile * TileType::ROWS;
     job.slots = p.row_mode == CHOSEN_ROWS ? p.slots + (size_t)job.expert * tokens : nullptr;
     return job;
@@ -433,9 +433,11 @@ DEVICE void project(const Parameters &p) {
         return;
     }
     const bool routes = block < 0, routes_itself = !routes && p.row_mode == ROUTED_ROWS && block < expert_blocks;
-    RouteMemory memory(p, shared, TileType::THREADS / 32);
+    const int *routed = nullptr;
     int routed_pairs = 0;
     if (routes || routes_itself) {
+        const RouteMemory memory(p, shared, TileType::THREADS / 32);
+        routed = memory.experts;
         if (block == -p.route_blocks) {
             for (int i = thread_index(); i < p.tickets_count; i += TileType::THREADS) {
                 p.tickets[i] = 0;
@@ -453,7 +455,7 @@ DEVICE void project(const Parameters &p) {
         return;
     }
     if (routes_itself || job.slots) {
-        if (!is_chosen(p, job, memory.experts, routed_pairs)) {
+        if (!is_chosen(p, job, routed, routed_pairs)) {
             return;
         }
         sync_block();

@@ -45,12 +45,13 @@ DEVICE void add_over_lanes(float *value) {
 
 // Adds the products of a group's tokens, from `hidden` on, with the weights of 8 experts, from `weights` on, over the part
 // of the width that belongs to `split`. A lane takes two inner indices at a time: width and experts are multiples of 8.
+// Behind the last of `tokens` it is taken again, for sums that nobody asks for.
 template <class T>
-DEVICE void add_pairs(const Parameters &p, const T *hidden, const float *weights, int split, float (&sum)[32]) {
+DEVICE void add_pairs(const Parameters &p, const T *hidden, const float *weights, int tokens, int split, float (&sum)[32]) {
     struct alignas(2 * sizeof(T)) Pair {
         T element[2];
     };
-#pragma unroll 2
+#pragma unroll 1
     for (int c = 2 * (split * 32 + lane_index()); c < p.width; c += p.route_splits * 64) {
         Pair x[GROUP_TOKENS];
         Floats4 weight[4];
@@ -60,7 +61,7 @@ DEVICE void add_pairs(const Parameters &p, const T *hidden, const float *weights
         }
 #pragma unroll
         for (int token = 0; token < GROUP_TOKENS; token++) {
-            x[token] = *(const Pair *)(hidden + (size_t)token * p.width + c);
+            x[token] = *(const Pair *)(hidden + (size_t)smaller(token, tokens - 1) * p.width + c);
         }
 #pragma unroll
         for (int i = 0; i < 64; i++) {
@@ -71,19 +72,22 @@ DEVICE void add_pairs(const Parameters &p, const T *hidden, const float *weights
     }
 }
 
-// The same for any sizes, and `tokens` tokens alone.
+// The same for any sizes.
 template <class T>
 DEVICE void add_singles(const Parameters &p, const T *hidden, const float *weights, int tokens, int experts, int split,
                         float (&sum)[32]) {
 #pragma unroll 1
     for (int c = split * 32 + lane_index(); c < p.width; c += p.route_splits * 32) {
+        float factor[8];
+#pragma unroll
+        for (int expert = 0; expert < 8; expert++) {
+            factor[expert] = expert < experts ? weights[(size_t)c * p.experts + expert] : 0;
+        }
 #pragma unroll
         for (int i = 0; i < 32; i++) {
-            const int token = i / 8, expert = i % 8;
-            if (token < tokens && expert < experts) {
-                const float factor = weights[(size_t)c * p.experts + expert];
-                sum[i] = fused_multiply_add(to_float(hidden[(size_t)token * p.width + c]), factor, sum[i]);
-            }
+            const int token = i / 8;
+            const float x = token < tokens ? to_float(hidden[(size_t)token * p.width + c]) : 0;
+            sum[i] = fused_multiply_add(x, factor[i % 8], sum[i]);
         }
     }
 }
@@ -93,7 +97,7 @@ template <class T>
 DEVICE void partial_logits(const Parameters &p, int first_token, int split, float *to) {
     const T *hidden = (const T *)p.hidden_states + (size_t)first_token * p.width;
     const int tokens = p.batch * p.tokens - first_token;
-    const bool whole = p.experts % 8 == 0 && p.vectors && tokens >= GROUP_TOKENS;
+    const bool in_pairs = p.experts % 8 == 0 && p.vectors && tokens > 0;
 #pragma unroll 1
     for (int first_expert = 0; first_expert < p.experts; first_expert += 8) {
         float sum[32];
@@ -101,8 +105,8 @@ DEVICE void partial_logits(const Parameters &p, int first_token, int split, floa
         for (int i = 0; i < 32; i++) {
             sum[i] = 0;
         }
-        if (whole) {
-            add_pairs(p, hidden, p.router_weight + first_expert, split, sum);
+        if (in_pairs) {
+            add_pairs(p, hidden, p.router_weight + first_expert, tokens, split, sum);
         } else {
             add_singles(p, hidden, p.router_weight + first_expert, tokens, p.experts - first_expert, split, sum);
         }

@@ -164,7 +164,7 @@ impl ProductKernel {
             kernel(16, 16, 64, [1, 1, 8], 2),
             kernel(16, 64, 32, [1, 1, 4], 2),
             kernel(64, 16, 32, [1, 1, 4], 2),
-            kernel(64, 64, 16, [2, 2, 1], 3),
+            kernel(64, 64, 32, [2, 2, 1], 3),
         ];
         // The sums of so large a tile are more than 7.5 has room for.
         if engine != Engine::Turing {

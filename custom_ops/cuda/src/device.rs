@@ -66,7 +66,7 @@ pub struct Options {
     /// Whether products of f32 tensors may round their factors to TF32 (10 bits), where the device can.
     pub tf32: bool,
     /// Whether large products, and attention of many queries, use warpgroup products (`wgmma`) on 16-bit elements,
-    /// where the device has them: compute capability 9.0. Not measured; else they run the path of 8.0.
+    /// where the device has them: compute capability 9.0; else they run the path of 8.0.
     pub wgmma: bool,
 }
 

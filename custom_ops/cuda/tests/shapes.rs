@@ -175,7 +175,8 @@ fn warpgroup_products_of_known_layers() {
     }
 }
 
-/// Products of a few tokens give most multiprocessors a block, unless a block routes for itself.
+/// Products of a few tokens give most multiprocessors a block, unless a block routes for itself or sums are short: parts
+/// of these would be written and read again.
 #[test]
 fn few_tokens_fill_the_device() {
     for (kind, layer, batch) in [V100, A100, H200]
@@ -184,7 +185,8 @@ fn few_tokens_fill_the_device() {
     {
         let multiprocessors = kind.0.multiprocessors;
         for launch in plan_of(layer, batch, 1, 127, kind).launches {
-            if launch.kernel.contains("attend") {
+            let short = launch.kernel.contains("output") && layer.experts * layer.kv_heads * layer.head <= 1024;
+            if launch.kernel.contains("attend") || short {
                 continue;
             }
             let blocks = launch.grid;

@@ -29,8 +29,8 @@ const OVERLAP_VERSION: u32 = 12_030;
 /// driver runs machine code of newer compilers of its major version, and no PTX of theirs.
 const PTX_VERSION: u32 = 12_090;
 
-/// Set to `1`, it lets large products of 16-bit tensors use warpgroup products ([`Options::wgmma`]) on a device of
-/// compute capability 9.0 whose machine code is in the archive. Not measured. Read when a kernel set is made.
+/// Set to `0`, it keeps large products of 16-bit tensors from warpgroup products ([`Options::wgmma`]) on a device of
+/// compute capability 9.0 whose machine code is in the archive. Read when a kernel set is made.
 pub const WGMMA_VARIABLE: &str = "MOA_CUDA_WGMMA";
 
 /// Set to a number, plans are made as for a device of so many multiprocessors, so that small calls take the kernels of

@@ -21,7 +21,7 @@ pub(super) const GROUP_TOKENS: usize = 4;
 const MAX_SPLITS: usize = 32;
 
 /// Inner indices that a part of an inner dimension is worth.
-const INNER_PER_SPLIT: usize = 256;
+const INNER_PER_SPLIT: usize = 1024;
 
 /// Keys from which on one tile of rows is work enough for a block that stays.
 const LONG_KEYS: usize = 512;
@@ -71,20 +71,20 @@ impl Choice {
         work: Work,
         bytes: impl Fn(&ProductKernel) -> usize,
     ) -> Result<ProductKernel, PlanError> {
-        let Work { rows, columns, parts, routes } = work;
+        let Work { rows, columns, parts, routes, output } = work;
         let available = self.device.shared_bytes_per_block;
-        // One block of warpgroup products has a multiprocessor's share of work, of others two have.
-        let full = if self.large.is_some() { self.multiprocessors() } else { 2 * self.multiprocessors() };
+        let covers = |height: usize, across: usize| rows.div_ceil(height).saturating_mul(columns.div_ceil(across));
+        let large = covers(128, 128);
         let height = match rows {
             0..=32 => 16,
-            // Parts of a sum are written and read again: the fewer rows a tile has, the fewer parts it needs.
-            33..=128 if parts > 1 => 16,
+            65.. if self.large.is_some() && large >= self.multiprocessors() / if rows <= 256 { 2 } else { 1 } => 128,
+            // Parts of a sum are written and read again: of lower tiles there are as many, with fewer parts.
+            33..=128 if output && covers(64, WIDE_COLUMNS).saturating_mul(parts) < 2 * self.multiprocessors() => 16,
             33..=256 => 64,
-            _ if rows.div_ceil(128) * columns.div_ceil(128) < full => 64,
+            _ if large < 2 * self.multiprocessors() => 64,
             _ => 128,
         };
-        let tiles =
-            |across: usize| rows.div_ceil(height).saturating_mul(columns.div_ceil(across)).saturating_mul(parts);
+        let tiles = |across: usize| covers(height, across).saturating_mul(parts);
         let reads = |across: usize| tiles(across).max(self.multiprocessors()).saturating_mul(rows.min(height) + across);
         let idles = rows <= 256 && !self.occupies(tiles(WIDE_COLUMNS));
         let narrow = height < 128 && !routes && (idles || reads(NARROW_COLUMNS) <= reads(WIDE_COLUMNS));
@@ -196,6 +196,8 @@ pub(super) struct Work {
     pub(super) parts: usize,
     /// Whether every block routes the tokens itself, and more blocks are more work.
     pub(super) routes: bool,
+    /// Whether the rows are there, and the inner dimension may be cut into parts.
+    pub(super) output: bool,
 }
 
 /// Largest number of parts of an inner dimension.

@@ -174,7 +174,7 @@ impl Layer {
             |kernel: &ProductKernel| route_bytes(kernel, self.choice.route_splits(kernel, tokens), experts, top_k);
         let bytes = |kernel: &ProductKernel| kernel.project_bytes(self.choice.element, router(kernel));
         let rows = if columns == 0 { 0 } else { tokens };
-        let work = Work { rows, columns, parts: 1, routes: self.regime == Regime::Sparse };
+        let work = Work { rows, columns, parts: 1, routes: self.regime == Regime::Sparse, output: false };
         let kernel = self.choice.product(work, bytes)?;
         let shared = bytes(&kernel);
         let splits = self.choice.route_splits(&kernel, tokens);
@@ -224,7 +224,7 @@ impl Layer {
         let tokens = self.sizes.all_tokens();
         let rows = if self.is_grouped() { (tokens * top_k).div_ceil(experts) } else { tokens };
         let columns = self.sizes.columns() * experts.min(tokens * top_k) * if gated { 2 } else { 1 };
-        let work = Work { rows, columns, parts: 1, routes: false };
+        let work = Work { rows, columns, parts: 1, routes: false, output: false };
         let kernel = self.choice.product(work, |kernel| kernel.project_bytes(self.choice.element, 0))?;
         let mut parameters = self.base;
         parameters.route_splits = 1;
@@ -277,7 +277,7 @@ impl Layer {
         let columns = if reduces { width * experts } else { width };
         let inner = experts.min(tokens * top_k) * self.sizes.columns();
         let parts = if reduces { 1 } else { output_parts(inner) };
-        let work = Work { rows, columns, parts, routes: false };
+        let work = Work { rows, columns, parts, routes: false, output: true };
         let kernel = self.choice.product(work, |kernel| kernel.output_bytes(self.choice.element))?;
         if reduces {
             let rows = (tokens * top_k + experts * (kernel.rows - 1)) / kernel.rows;

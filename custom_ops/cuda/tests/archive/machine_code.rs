@@ -90,6 +90,9 @@ fn add(census: &mut Census, form: &str, count: u32) {
     *census.entry(form.to_owned()).or_default() += count;
 }
 
+/// How often the copies of a stage are written: in front of the loop over chunks, and in it.
+const STAGE_COPIES: u32 = 2;
+
 /// Copies of `stages` stages of a tile, which begins with `shape`, by blocks of `threads`.
 fn add_stages(census: &mut Census, stages: u32, [rows, columns, depth]: [u32; 3], threads: u32, element: Element) {
     let run = 16 / element.bytes() as u32;
@@ -116,14 +119,14 @@ fn of_warps(family: &str, unit: Unit, numbers: &[u32], threads: u32, element: El
             unit.add_loads(&mut census, LOAD[0], (rows + keys) * written);
             unit.add_loads(&mut census, LOAD[1], keys * head);
         }
-        ("project" | "output", &[rows, columns, depth, row_warps, column_warps, depth_warps, stages]) => {
+        ("project" | "output", &[rows, columns, depth, row_warps, column_warps, depth_warps, _]) => {
             let (own_rows, own_columns) = (rows / row_warps, columns / column_warps);
             let turns = if own_rows * own_columns < 64 * 32 { unit.unroll } else { unit.tall_unroll };
             let written = (depth / depth_warps).min(turns * unit.step);
             unit.add_products(&mut census, [own_rows, own_columns, written]);
             unit.add_loads(&mut census, LOAD[0], own_rows * written);
             unit.add_loads(&mut census, LOAD[1], own_columns * written);
-            add_stages(&mut census, stages, [rows, columns, depth], threads, element);
+            add_stages(&mut census, STAGE_COPIES, [rows, columns, depth], threads, element);
         }
         _ => panic!("{family} has no tile of {numbers:?}"),
     }
@@ -150,10 +153,10 @@ fn of_warpgroups(family: &str, numbers: &[u32], threads: u32, element: Element) 
                 add(&mut census, LOAD[0], head / 16);
             }
         }
-        ("project" | "output", &[columns, stages]) => {
+        ("project" | "output", &[columns, _]) => {
             let depth = 64;
             multiply(columns, depth);
-            add_stages(&mut census, stages, [128, columns, depth], threads, element);
+            add_stages(&mut census, STAGE_COPIES, [128, columns, depth], threads, element);
         }
         _ => panic!("{family} has no tile of {numbers:?}"),
     }
@@ -176,11 +179,11 @@ fn expected(element: Element, capability: (u32, u32), kernel: &str, threads: u32
     if capability >= (9, 0) {
         OVERLAP.iter().for_each(|form| add(&mut census, form, 1));
         if let ["moa", "output", unit, tile] = words[..] {
-            // These wait behind the first weights, too; of which their stages are one less than the tile has.
+            // These wait behind the first weights, too, which have copies of their own.
             if unit != "wgmma" && !tile.starts_with("128x") {
                 add(&mut census, OVERLAP[0], 1);
                 let numbers = numbers(element, kernel);
-                add_stages(&mut census, numbers[6] - 1, [numbers[0], numbers[1], numbers[2]], threads, element);
+                add_stages(&mut census, 1, [numbers[0], numbers[1], numbers[2]], threads, element);
             }
         }
     }

@@ -88,7 +88,7 @@ fn attention_of_many_queries() {
             let mut case = attention::Case::random(&mut random, dims, element, is_cross);
             // Blocks that stay take several tiles, to and fro.
             let tiles = (tokens * top_k).div_ceil(128) * 2 * kv_heads;
-            let multiprocessors = ((index as u32 + 2) % 3 + 1).min(tiles as u32);
+            let multiprocessors = ((index as u32 + 2) % 3 + 1).min(tiles as u32 / 2);
             (case.device, case.options) = (Device { multiprocessors, ..HOPPER }, WGMMA);
             case.attributes.causal = causal && !is_cross;
             case.offset = if index == 1 { 8 } else { 0 };
