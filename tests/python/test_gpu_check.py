@@ -234,9 +234,10 @@ class Sets(unittest.TestCase):
         self.assertEqual(sorted(kinds), sorted(kind for kind in sanitize.KINDS if "elementwise" not in kind))
         self.assertEqual(kinds[:2], ["wgmma-f16", "tf32"])
 
-    def test_racecheck_sees_warpgroups_without_asynchronous_copies(self):
+    def test_racecheck_sees_warpgroups_with_and_without_asynchronous_copies(self):
         kinds = conductor.TOOLS["racecheck"].split(",")
-        self.assertEqual([kind for kind in kinds if sanitize.KINDS[kind][2]], ["elementwise-wgmma-f16"])
+        warpgroups = [kind for kind in kinds if sanitize.KINDS[kind][2]]
+        self.assertEqual(warpgroups, ["wgmma-f16", "elementwise-wgmma-f16"])
         calls = sanitize.calls_of("elementwise-wgmma-f16")
         self.assertTrue(calls and all(call[4] % 8 and call[8] % 8 for call in calls))
         self.assertEqual({sanitize.multiprocessors(call) for call in calls}, {1})

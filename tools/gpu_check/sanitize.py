@@ -26,8 +26,8 @@ KINDS = {
     "elementwise-wgmma-f16": ("f16", False, True),
 }
 
-#: Columns that these lack, so that no vector fits and nothing is copied asynchronously: racecheck does not follow copies
-#: that arrive at a barrier in shared memory (`cp.async.mbarrier.arrive`), and takes every read behind one for a race.
+#: Columns that these lack, so that no vector fits and nothing is copied asynchronously: older releases of racecheck do not
+#: follow copies that arrive at a barrier in shared memory (`cp.async.mbarrier.arrive`).
 ELEMENTWISE, LACKING = "elementwise-", 4
 
 #: Logit margins under which rounding may choose another expert.

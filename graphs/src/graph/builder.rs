@@ -294,9 +294,12 @@ impl Builder {
         self.op("Slice", &[input, start, end, &axis], [])
     }
 
-    /// Size of one axis, as a list of one integer.
+    /// Size of one axis, as a list of one integer. Without `start` and `end` of `Shape`: TensorRT 8.6's parser reads these
+    /// as if they were not there.
     pub fn size(&mut self, input: &Value, axis: i64) -> Value {
-        self.op("Shape", &[input], [("start", Attribute::Int(axis)), ("end", Attribute::Int(axis + 1))])
+        let axis = self.ints(&[axis]);
+        let shape = self.op("Shape", &[input], []);
+        self.op("Gather", &[&shape, &axis], [])
     }
 
     /// Registers the meaning of an operator; `false` where another meaning is registered already.

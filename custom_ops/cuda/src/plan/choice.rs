@@ -11,6 +11,9 @@ use crate::{Device, Element, Options};
 /// products that nobody needs.
 const DENSE_TOKENS: usize = 256;
 
+/// Tokens up to which kernels overlap.
+const OVERLAP_TOKENS: usize = 256;
+
 /// Tokens that every block may route for itself: one group of the router.
 const SPARSE_TOKENS: usize = 4;
 
@@ -163,10 +166,11 @@ impl Choice {
         if tokens.div_ceil(GROUP_TOKENS) <= 2 * self.multiprocessors() { kernel.threads() / 32 } else { 1 }
     }
 
-    /// Whether kernels wait on the device for the grid in front of them (`griddepcontrol.wait`); those of an older
-    /// architecture would read what is not written yet.
-    pub(super) fn waits_on_device(&self) -> bool {
-        self.device.compute_capability >= (9, 0)
+    /// Whether a kernel begins before the grid in front of it has ended. Those of an older architecture would read what
+    /// is not written yet, since they do not wait on the device (`griddepcontrol.wait`); and of more tokens, blocks that
+    /// wait only take room from those that work.
+    pub(super) fn overlaps(&self, tokens: usize) -> bool {
+        self.device.compute_capability >= (9, 0) && tokens <= OVERLAP_TOKENS
     }
 
     /// Blocks that copy `bytes` bytes.
@@ -175,7 +179,7 @@ impl Choice {
     }
 
     /// Whether `blocks` blocks give at least three quarters of the multiprocessors work. The share is an estimate:
-    /// below, slower kernels that occupy all of them are expected to be faster. Not measured.
+    /// below, slower kernels that occupy all of them are expected to be faster.
     fn occupies(&self, blocks: usize) -> bool {
         4 * blocks >= 3 * self.multiprocessors()
     }

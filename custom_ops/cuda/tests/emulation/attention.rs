@@ -381,7 +381,7 @@ fn wide_heads() {
 #[test]
 fn decoding() {
     let (mut cut_keys, mut cut_sums, mut sparse) = (0, 0, 0);
-    for seed in 0..24 {
+    for seed in 0..32 {
         let mut random = Random(seed);
         let experts = random.pick(&[1, 2, 6, 8, 16, 33]);
         let dims = SelfAttentionDims {
@@ -391,7 +391,7 @@ fn decoding() {
             width: random.pick(&[16, 24, 64, 96]),
             experts,
             top_k: random.pick(&[1, 2.min(experts), experts.div_ceil(2), experts]),
-            kv_heads: random.between(1, 3),
+            kv_heads: random.between(1, 5),
             head: random.pick(&[32, 64, 128]),
         };
         let element = random.pick(&Element::ALL);
