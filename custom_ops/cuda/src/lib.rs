@@ -62,11 +62,11 @@
 //! | f32 | plain units | plain units | plain units, or tensor cores with TF32 |
 //!
 //! Before 8.0 there are no asynchronous copies: on tensor cores, what is loaded next waits in registers while a tile is
-//! computed. Compute capability 9.0 runs the path of 8.0 and, where [`Options::wgmma`] asks for it as drivers do,
+//! computed. Compute capability 9.0 runs the path of 8.0 and, where [`Options::wgmma`] asks for it, as the driver does,
 //! warpgroup products (`wgmma`) on 16-bit elements: for products that fill the device with tiles of 128 x 128, and for
-//! attention that fills it with tiles of 128 queries. Asynchronous copies put the factors into the 128-byte pattern that
-//! these products read from shared memory; weights as they are, rows gathered by the lists of experts. On an H100 they
-//! make calls of 2048 tokens and more 1.3 to 2 times as fast (`results/` beside this crate).
+//! attention that fills it with tiles of 128 queries. Asynchronous copies put the factors into the 128-byte pattern
+//! that these products read from shared memory; weights as they are, rows gathered by the lists of experts. On an H100
+//! they make calls of 2048 tokens and more 1.3 to 1.9 times as fast (`benches/README.md`).
 //!
 //! Not there: weights of another type than activations ([`Element::of`]); TF32 by warpgroup products, which read 32-bit
 //! factors along the inner index alone while weights lie across it; bulk tensor copies, which cannot gather rows.

@@ -177,8 +177,8 @@ fn warpgroup_products_of_known_layers() {
     }
 }
 
-/// Products of a few tokens give most multiprocessors a block, unless a block routes for itself or sums are short: parts
-/// of these would be written and read again.
+/// Products of a few tokens give most multiprocessors a block, unless a block routes for itself or sums are short:
+/// parts of these would be written and read again.
 #[test]
 fn few_tokens_fill_the_device() {
     for (kind, layer, batch) in [V100, A100, H200]

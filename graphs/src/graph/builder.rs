@@ -294,8 +294,8 @@ impl Builder {
         self.op("Slice", &[input, start, end, &axis], [])
     }
 
-    /// Size of one axis, as a list of one integer. Without `start` and `end` of `Shape`: TensorRT 8.6's parser reads these
-    /// as if they were not there.
+    /// Size of one axis, as a list of one integer. Without `start` and `end` of `Shape`, over which TensorRT 8.6's
+    /// parser reads.
     pub fn size(&mut self, input: &Value, axis: i64) -> Value {
         let axis = self.ints(&[axis]);
         let shape = self.op("Shape", &[input], []);

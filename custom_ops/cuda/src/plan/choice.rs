@@ -99,7 +99,8 @@ impl Choice {
         best.ok_or(PlanError::SharedMemory { kernel: "product", available })
     }
 
-    /// The attention kernel for `rows` rows in each of `pairs` pairs of batch row and head, which see up to `keys` keys.
+    /// The attention kernel for `rows` rows in each of `pairs` pairs of batch row and head, which see at most `keys`
+    /// keys.
     pub(super) fn attend(
         &self,
         rows: usize,
@@ -115,9 +116,7 @@ impl Choice {
         let large = self.large.map(AttendKernel::all).unwrap_or_default().into_iter().find(fits);
         // Blocks that stay earn their long beginning by a second tile of rows, or by many keys.
         let lasts = |kernel: &AttendKernel| keys >= LONG_KEYS || blocks(kernel) >= 2 * self.multiprocessors();
-        let suits = |kernel: &AttendKernel| {
-            rows > kernel.rows() / 2 && self.occupies(blocks(kernel)) && lasts(kernel)
-        };
+        let suits = |kernel: &AttendKernel| rows > kernel.rows() / 2 && self.occupies(blocks(kernel)) && lasts(kernel);
         if let Some(kernel) = large.filter(suits) {
             return Ok(kernel);
         }
@@ -167,8 +166,8 @@ impl Choice {
     }
 
     /// Whether a kernel begins before the grid in front of it has ended. Those of an older architecture would read what
-    /// is not written yet, since they do not wait on the device (`griddepcontrol.wait`); and of more tokens, blocks that
-    /// wait only take room from those that work.
+    /// is not written yet, since they do not wait on the device (`griddepcontrol.wait`); of more tokens, blocks that
+    /// wait take room from those that work.
     pub(super) fn overlaps(&self, tokens: usize) -> bool {
         self.device.compute_capability >= (9, 0) && tokens <= OVERLAP_TOKENS
     }
