@@ -334,13 +334,14 @@ def main():
     torch.set_num_threads(args.threads)
     versions = {"onnxruntime": onnxruntime.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
     head = {"cpu": bench.cpu_name(), "cores": os.cpu_count(), "threads": args.threads, "versions": versions, "rounds": args.rounds}
-    head |= {"sizes": SIZES, "load_before": os.getloadavg()}
+    head |= {"sizes": SIZES, "build": bench.build_of(LIBRARY), "load_before": os.getloadavg()}
     with tempfile.TemporaryDirectory() as temporary:
         work = args.work or pathlib.Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
         model = make_checkpoint(work / "checkpoint")
         sessions, head["rivals"] = prepare(work, args, model)
         print(f"{head['cpu']}, {os.cpu_count()} cores, {args.threads} threads; {versions}")
+        print(f"{LIBRARY}, {head['build'][:12]}")
         for name, note in head["rivals"].items():
             print(f"{name}: {note}")
         results, reads = {}, [bench.read_bandwidth(args.threads)]
