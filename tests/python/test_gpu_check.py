@@ -1,5 +1,6 @@
 """tools/gpu_check without a GPU: floors, statistics, tables, and what its files are made of."""
 
+import io
 import json
 import os
 import random
@@ -9,7 +10,9 @@ import sys
 import tempfile
 import unittest
 import zipfile
+from contextlib import redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -17,7 +20,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from gpu_check import abi, cases, conductor, device, onnx_sessions, pieces, roofline, sanitize, slim, stats, table
+from gpu_check import abi, cases, conductor, counters, device, onnx_sessions, pieces, roofline, sanitize, slim, stats, table
 from test_cuda_abi import archive
 
 
@@ -384,6 +387,27 @@ class Pieces(unittest.TestCase):
         (parts / pieces.MANIFEST).unlink()
         with self.assertRaisesRegex(ValueError, "holds no pieces.json"):
             pieces.unpack(parts, target)
+
+
+class Counters(unittest.TestCase):
+    HEADER = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
+
+    def test_kernels_belong_to_the_case_in_front_of_them(self):
+        rows = [(0, "moa_a", 1500), (1, "moa_b", 2500), (2, "moa_a", "1,000")]
+        lines = [counters.MARK + json.dumps({"name": name, "launches": count}) for name, count in (("x", 2), ("y", 1))]
+        lines += [self.HEADER, *(f'"{place}","{name}","gpu__time_duration.sum","ns","{ns}"' for place, name, ns in rows)]
+        found = counters.parse("\n".join(["==PROF== noise", *lines]))
+        self.assertEqual([[one["ns"] for one in case["kernels"]] for case in found], [[1500.0, 2500.0], [1000.0]])
+        self.assertIn("2.5 us", counters.table(found))
+
+    def test_a_program_that_is_not_there_is_said(self):
+        with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()) as printed:
+            out = Path(folder, "counters.json")
+            options = SimpleNamespace(kit=folder, out=out, cases=[0], no_wgmma=False, seconds=30.0)
+            with mock.patch.object(conductor, "find_tool", return_value=str(Path(folder, "ncu"))):
+                self.assertEqual(counters.watch(options), 1)
+            self.assertIn("ncu", json.loads(out.read_text())["said"])
+        self.assertTrue(printed.getvalue().startswith("nothing was counted: "))
 
 
 class Slim(unittest.TestCase):

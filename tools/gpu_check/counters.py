@@ -1,6 +1,6 @@
 """What Nsight Compute counts of each of our kernels, in the timed cases: time, memory and tensor pipes.
 
-    python3 -m gpu_check.counters --kit KIT --out counters.json [--wgmma] [--cases 0,1,2]
+    python3 -m gpu_check.counters --kit KIT --out counters.json [--no-wgmma] [--cases 0,1,2]
 
 Kernels run one at a time with the caches flushed, so that their sum is more than the time of a call. Needs `ncu`, which is
 given `--clock-control none`: clocks are left as they are.
@@ -13,6 +13,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+
+from .cases import TIMED
 
 METRICS = {
     "gpu__time_duration.sum": "ns",
@@ -32,14 +34,14 @@ def inside(options):
     """The calls themselves, in a process that ncu watches: one line for each case, then one profiled call."""
     import torch
 
-    from . import cases, feeds
+    from . import feeds
     from .child import kernels_of
     from .ours import Call
 
-    kernels = kernels_of(options, "wgmma" if options.wgmma else "native")
+    kernels = kernels_of(options, "native" if options.no_wgmma else "wgmma")
     kernels.load("bf16")
     for place in options.cases:
-        case = cases.TIMED[place]
+        case = TIMED[place]
         attributes, given, _ = feeds.self_attention(
             feeds.Source(place, feeds.DEVICE), case, feeds.DTYPES["bf16"], present=False
         )
@@ -92,25 +94,34 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kit", required=True)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--wgmma", action="store_true")
+    parser.add_argument("--no-wgmma", action="store_true")
     parser.add_argument("--seconds", type=float, default=90.0, help="after which it is ended")
-    parser.add_argument("--cases", type=lambda text: [int(word) for word in text.split(",")], default=list(range(17)))
+    parser.add_argument("--cases", type=lambda text: [int(word) for word in text.split(",")], default=None)
     options = parser.parse_args()
+    options.cases = options.cases or list(range(len(TIMED)))
     if options.out is None:
         return inside(options)
+    return watch(options)
+
+
+def watch(options):
+    """Runs `inside` under ncu, and writes and prints what it counted."""
     from .conductor import find_tool
 
-    command = [find_tool("ncu") or "ncu", "--csv", "--print-units", "base", "--clock-control", "none", "--profile-from-start", "off"]
-    command += ["--kernel-name", "regex:^moa_", "--metrics", ",".join(METRICS), sys.executable, "-m", "gpu_check.counters"]
-    command += ["--kit", options.kit, "--cases", ",".join(map(str, options.cases)), *(["--wgmma"] if options.wgmma else [])]
+    command = [find_tool("ncu") or "ncu", "--csv", "--print-units", "base", "--clock-control", "none"]
+    command += ["--profile-from-start", "off", "--kernel-name", "regex:^moa_", "--metrics", ",".join(METRICS)]
+    command += [sys.executable, "-m", "gpu_check.counters", "--kit", options.kit]
+    command += ["--cases", ",".join(map(str, options.cases)), *(["--no-wgmma"] if options.no_wgmma else [])]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=options.seconds)
         text, why = done.stdout, done.stderr[-2000:]
-    except subprocess.TimeoutExpired as error:
-        text, why = (error.stdout or b"").decode(errors="replace"), "ended for time"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        text, why = (getattr(error, "stdout", None) or b"").decode(errors="replace"), str(error)
     found = parse(text)
-    options.out.write_text(json.dumps({"cases": found, "said": why or text[-2000:] if not any(one["kernels"] for one in found) else ""}, indent=1))
-    print(table(found), why if not found else "")
+    counted = any(case["kernels"] for case in found)
+    options.out.write_text(json.dumps({"cases": found, "said": "" if counted else why or text[-2000:]}, indent=1))
+    print(table(found) if counted else f"nothing was counted: {why or text[-2000:]}")
+    return 0 if counted else 1
 
 
 if __name__ == "__main__":
