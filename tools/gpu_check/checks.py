@@ -14,6 +14,9 @@ ODD = cases.Layer("odd", 72, 5, 2, 3, 24, "softmax_topk_renorm")
 #: The same, with products that are large enough for warpgroups.
 WIDE = cases.Layer("wide", 520, 7, 3, 2, 72, "softmax_topk_renorm")
 
+#: More experts than a warp has lanes.
+MANY = cases.Layer("many", 64, 40, 3, 1, 64, "softmax_topk_renorm")
+
 #: Element types, and whether products may round to TF32.
 KINDS = {"f32": ("f32", False), "tf32": ("f32", True), "f16": ("f16", False), "bf16": ("bf16", False)}
 
@@ -111,6 +114,8 @@ def all_checks():
         Check(_case(jetmoe, 1, 600, causal=True), routing="same"),
         *(Check(_case(_with(ODD, mode), 2, 19, causal=True), pads="mixed") for mode in cases_gate_modes()),
         Check(_case(ODD, 1, 1, 7, True)),
+        *(Check(_case(_with(MANY, mode), 2, 33, causal=True), pads="mixed") for mode in cases_gate_modes()),
+        Check(_case(MANY, 1, 1, 7, True)),
         Check(_case(ODD, 3, 200), routing="idle"),
         Check(_case(base, 2, 128), unaligned=True),
         Check(_case(jetmoe, 2, 150, causal=True), unaligned=True),
