@@ -51,6 +51,7 @@ CALLS = [
 LARGE_CALLS = [
     ("MoASelfAttention", 1, 20, 0, 64, 4, 2, 1, 64, {}),
     ("MoASelfAttention", 1, 40, 0, 64, 4, 2, 1, 64, {}),
+    ("MoASelfAttention", 1, 150, 0, 64, 4, 2, 1, 64, {}),
     ("MoASelfAttention", 1, 300, 0, 64, 4, 4, 1, 64, {}),
     ("MoASelfAttention", 2, 150, 9, 72, 4, 4, 1, 128, {"rope": True, "bias": True}),
     ("MoASelfAttention", 2, 150, 0, 64, 4, 2, 1, 256, {}),

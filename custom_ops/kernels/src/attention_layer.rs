@@ -2,7 +2,6 @@
 
 use crate::attention::{Attention, AttentionInputs, cut_pairs};
 use crate::cached::{CacheRows, Cached, KeysAndValues};
-use crate::few_tokens::FewInputs;
 use crate::kernel_scratch::LayerScratch;
 use crate::key_panels::{Cache, Panels, Visible};
 use crate::many_tokens::ManyInputs;
@@ -13,7 +12,7 @@ use crate::query_projection::{QueryInputs, row_stride};
 use crate::rope::Rotary;
 use crate::routing::{ByExpert, Router, Routing};
 use crate::simd::{FewKeys, Isa};
-use crate::single_token::SingleInputs;
+use crate::waiting_inputs::WaitingInputs;
 use crate::{KernelError, attention_tiles, decode, few_tokens, many_tokens, pool, single_token};
 
 /// Inputs of the steps after routing and the cache.
@@ -82,9 +81,11 @@ impl AttentionLayer<'_> {
         layer.visible.read(self.key_mask, self.keys);
         let router = first.router;
         if self.is_one() {
-            self.run_one(first, layer, output);
+            let LayerScratch { visible, single, .. } = layer;
+            single.run(self.pool, self.waiting_inputs(&first, visible), first.by_expert, output);
         } else if self.is_few() {
-            self.run_few(first, layer, output);
+            let LayerScratch { visible, few, .. } = layer;
+            few.run(self.pool, self.waiting_inputs(&first, visible), first.by_expert, output);
         } else {
             pool::run(self.pool, &[router, first.keys_and_values]);
             router.stage().check()?;
@@ -96,27 +97,9 @@ impl AttentionLayer<'_> {
         router.stage().check()
     }
 
-    fn run_one(&self, first: FirstStages<'_>, layer: &mut LayerScratch, output: &mut [f32]) {
-        let LayerScratch { visible, single, .. } = layer;
-        let inputs = SingleInputs {
-            queries: self.query_inputs(),
-            router: first.router,
-            top_k: self.top_k,
-            keys_and_values: first.keys_and_values,
-            keys: self.keys,
-            visible,
-            causal_past: self.causal_past,
-            output_weights: self.output_weight,
-        };
-        single.run(self.pool, inputs);
-        if let Some(routing) = first.router.stage().routing(first.by_expert) {
-            single.sum(self.isa, routing, self.output_bias, output);
-        }
-    }
-
-    fn run_few(&self, first: FirstStages<'_>, layer: &mut LayerScratch, output: &mut [f32]) {
-        let LayerScratch { visible, few, .. } = layer;
-        let inputs = FewInputs {
+    /// What the stages of one token, or of few, read.
+    fn waiting_inputs<'a>(&'a self, first: &FirstStages<'a>, visible: &'a Visible) -> WaitingInputs<'a> {
+        WaitingInputs {
             queries: self.query_inputs(),
             router: first.router,
             keys_and_values: first.keys_and_values,
@@ -127,8 +110,7 @@ impl AttentionLayer<'_> {
             causal_past: self.causal_past,
             output_weights: self.output_weight,
             bias: self.output_bias,
-        };
-        few.run(self.pool, inputs, first.by_expert, output);
+        }
     }
 
     /// Fills `output [B * T, C]` where the first stages have run.

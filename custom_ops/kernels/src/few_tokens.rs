@@ -8,17 +8,17 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::ThreadPool;
 use crate::buffer::Buffer;
-use crate::cached::{CacheRows, Cached, KeysAndValues};
+use crate::cached::{CacheRows, Cached};
 use crate::grid::{Claims, Grid, Layout, Tile, cut};
-use crate::key_panels::Visible;
 use crate::output_projection::begin;
-use crate::packed::{Geometry, Packed};
+use crate::packed::Geometry;
 use crate::pool::{Awaited, Stage, run_in_order};
 use crate::query_projection::QueryInputs;
-use crate::routing::{ByExpert, Router, Routing};
+use crate::routing::{ByExpert, Routing};
 use crate::rows::{IN_ORDER, RowProduct, TILE_ROWS, even, may_meet_tiles};
 use crate::simd::{Element, FewSlots, Isa, Left, OneToken};
 use crate::terms::Terms;
+use crate::waiting_inputs::WaitingInputs;
 
 /// Most elements of all products: they are written once and read once more than where rows are added as they come.
 const PRODUCTS: usize = 1 << 17;
@@ -51,27 +51,9 @@ struct ExpertScratch {
     claims: [Claims; 2],
 }
 
-/// What the stages read, and the stages that they wait for.
-#[derive(Clone, Copy)]
-pub(crate) struct FewInputs<'a> {
-    pub(crate) queries: QueryInputs<'a>,
-    pub(crate) router: &'a Awaited<Router<'a>>,
-    pub(crate) keys_and_values: &'a dyn KeysAndValues,
-    pub(crate) tokens: usize,
-    pub(crate) top_k: usize,
-    pub(crate) keys: usize,
-    pub(crate) visible: &'a Visible,
-    /// `Some(P)`: query `i` sees the keys `0 ..= P + i` only.
-    pub(crate) causal_past: Option<usize>,
-    /// `[E, D, C]`.
-    pub(crate) output_weights: &'a Packed,
-    /// `[C]`.
-    pub(crate) bias: Option<&'a [f32]>,
-}
-
 /// The stage that cuts the other stages' work once the tokens are routed.
 struct Plan<'a> {
-    inputs: FewInputs<'a>,
+    inputs: WaitingInputs<'a>,
     /// Taken by the only task.
     memory: Mutex<Option<(&'a mut ByExpert, &'a mut ExpertScratch)>>,
     experts: OnceLock<Experts<'a>>,
@@ -79,7 +61,7 @@ struct Plan<'a> {
 
 /// The chosen experts: the attended rows of each, times its output weights.
 struct Experts<'a> {
-    inputs: FewInputs<'a>,
+    inputs: WaitingInputs<'a>,
     routing: Routing<'a>,
     experts: &'a [usize],
     /// For each expert queries, then what they attended to.
@@ -118,11 +100,11 @@ impl FewScratch {
     pub(crate) fn run(
         &mut self,
         pool: &dyn ThreadPool,
-        inputs: FewInputs<'_>,
+        inputs: WaitingInputs<'_>,
         by_expert: &mut ByExpert,
         output: &mut [f32],
     ) {
-        let FewInputs { router, keys_and_values, tokens, .. } = inputs;
+        let WaitingInputs { router, keys_and_values, tokens, .. } = inputs;
         let Geometry { columns: width, .. } = inputs.output_weights.geometry();
         let Self { experts, tokens: bounds, claims } = self;
         // Two threads share an even number of tasks evenly.
@@ -142,16 +124,14 @@ impl FewScratch {
     }
 }
 
-impl FewInputs<'_> {
-    /// Most experts that the tokens may choose.
-    fn most_experts(&self) -> usize {
-        self.output_weights.geometry().matrices.min(self.tokens * self.top_k)
-    }
+/// Most experts that the tokens may choose.
+fn most_experts(inputs: &WaitingInputs<'_>) -> usize {
+    inputs.output_weights.geometry().matrices.min(inputs.tokens * inputs.top_k)
 }
 
 impl ExpertScratch {
-    fn experts<'a>(&'a mut self, inputs: FewInputs<'a>, routing: Routing<'a>) -> Experts<'a> {
-        let FewInputs { queries: QueryInputs { head, .. }, tokens, top_k, .. } = inputs;
+    fn experts<'a>(&'a mut self, inputs: WaitingInputs<'a>, routing: Routing<'a>) -> Experts<'a> {
+        let WaitingInputs { queries: QueryInputs { head, .. }, tokens, top_k, .. } = inputs;
         let Geometry { columns: width, .. } = inputs.output_weights.geometry();
         self.experts.clear();
         self.experts.extend(routing.tiles(TILE_ROWS).map(|(_, expert)| expert));
@@ -161,7 +141,7 @@ impl ExpertScratch {
         cut(&mut self.tasks, self.experts.len(), 1);
         let row_len = 2 * tokens * head;
         let [row_claims, claims] = &mut self.claims;
-        let rows = self.rows.take(inputs.most_experts() * row_len);
+        let rows = self.rows.take(most_experts(&inputs) * row_len);
         let products = self.products.take(tokens * top_k * width);
         Experts {
             inputs,
@@ -188,7 +168,7 @@ impl Stage for Plan<'_> {
 
 impl Stage for Products<'_, '_> {
     fn tasks(&self) -> usize {
-        self.plan.stage().inputs.most_experts()
+        most_experts(&self.plan.stage().inputs)
     }
 
     fn run(&self, index: usize) {
@@ -246,7 +226,7 @@ impl Experts<'_> {
 
     /// Fills `out [tokens, D]`; tokens that see the same keys attend to them a few at a time.
     fn attend<T: Element>(&self, rows: CacheRows<'_, T>, queries: &[f32], tokens: &[usize], out: &mut Tile<'_, f32>) {
-        let FewInputs { queries: QueryInputs { isa, head, .. }, keys, visible, causal_past, .. } = self.inputs;
+        let WaitingInputs { queries: QueryInputs { isa, head, .. }, keys, visible, causal_past, .. } = self.inputs;
         let CacheRows { key, value, past } = rows.of(0, 1, keys * head);
         let places = |token: usize| visible.up_to(causal_past.map(|past| past + token), 0);
         let mut first = 0;
@@ -266,7 +246,7 @@ impl Experts<'_> {
     /// Fills rows of the output, `[tokens, C]`, once all products are there.
     fn sum(&self, out: &mut Tile<'_, f32>) {
         let Some(products) = self.products.finished() else { return };
-        let FewInputs { queries: QueryInputs { isa, .. }, top_k, bias, .. } = self.inputs;
+        let WaitingInputs { queries: QueryInputs { isa, .. }, top_k, bias, .. } = self.inputs;
         let (tokens, width) = (out.first_row()..out.first_row() + out.rows(), out.columns());
         for token in tokens.clone() {
             begin(out.row(token - tokens.start), bias, self.routing.routed[token]);

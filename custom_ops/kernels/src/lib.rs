@@ -89,6 +89,7 @@ mod self_attention;
 mod simd;
 mod single_token;
 mod terms;
+mod waiting_inputs;
 
 pub use cross_attention::{CrossAttentionInputs, CrossAttentionOutputs, cross_attention};
 pub use error::KernelError;

@@ -12,17 +12,17 @@ use std::ops::RangeInclusive;
 
 use crate::ThreadPool;
 use crate::buffer::Buffer;
-use crate::cached::{CacheRows, Cached, KeysAndValues};
+use crate::cached::{CacheRows, Cached};
 use crate::grid::{Claims, Grid, Layout, Tile};
-use crate::key_panels::Visible;
 use crate::output_projection::begin;
-use crate::packed::{Geometry, Packed};
-use crate::pool::{Awaited, Stage, run_in_order, wait_for};
+use crate::packed::Geometry;
+use crate::pool::{Stage, run_in_order, wait_for};
 use crate::query_projection::QueryInputs;
-use crate::routing::{Router, Routing};
+use crate::routing::{ByExpert, Routing};
 use crate::rows::RowProduct;
 use crate::simd::{Element, FewKeys, FewSlots, Isa, Left, OneToken};
 use crate::terms::Terms;
+use crate::waiting_inputs::WaitingInputs;
 
 /// Fewest slots.
 const SLOTS: usize = 4;
@@ -45,26 +45,10 @@ pub(crate) struct SingleScratch {
     claims: [Claims; 3],
 }
 
-/// What the stage reads.
-#[derive(Clone, Copy)]
-pub(crate) struct SingleInputs<'a> {
-    pub(crate) queries: QueryInputs<'a>,
-    pub(crate) router: &'a Awaited<Router<'a>>,
-    pub(crate) top_k: usize,
-    /// `[rows, D]`, of which the first `S` rows are keys.
-    pub(crate) keys_and_values: &'a dyn KeysAndValues,
-    pub(crate) keys: usize,
-    pub(crate) visible: &'a Visible,
-    /// `Some(P)`: the token sees the keys `0 ..= P` only.
-    pub(crate) causal_past: Option<usize>,
-    /// `[E, D, C]`.
-    pub(crate) output_weights: &'a Packed,
-}
-
 /// The stage that fills products `[k, C]` of what each slot attended to and its expert's output weights; nothing where
 /// the token is not routed.
 struct SingleToken<'a> {
-    inputs: SingleInputs<'a>,
+    inputs: WaitingInputs<'a>,
     /// Where each group of slots begins.
     groups: &'a [usize],
     /// `[k, D]`, as what the slots attend to.
@@ -97,8 +81,22 @@ fn cut_groups(top_k: usize, groups: &mut Vec<usize>, parts: &mut Vec<usize>) {
 }
 
 impl SingleScratch {
-    /// Routes the token, fills keys and values, and computes the products of its slots.
-    pub(crate) fn run(&mut self, pool: &dyn ThreadPool, inputs: SingleInputs<'_>) {
+    /// Routes the token, fills keys and values, and `output [C]`, nothing where the token cannot be routed.
+    pub(crate) fn run(
+        &mut self,
+        pool: &dyn ThreadPool,
+        inputs: WaitingInputs<'_>,
+        by_expert: &mut ByExpert,
+        output: &mut [f32],
+    ) {
+        self.multiply(pool, inputs);
+        if let Some(routing) = inputs.router.stage().routing(by_expert) {
+            self.sum(inputs, routing, output);
+        }
+    }
+
+    /// Computes the products of the token's slots, and what they wait for.
+    fn multiply(&mut self, pool: &dyn ThreadPool, inputs: WaitingInputs<'_>) {
         let (top_k, head) = (inputs.top_k, inputs.queries.head);
         let width = inputs.output_weights.geometry().columns;
         let Self { queries, attended, products, bounds: [groups, parts], claims: [first, second, third] } = self;
@@ -118,9 +116,9 @@ impl SingleScratch {
 
     /// Fills `out [C]` with the bias and the products of the slots, each times its weight; 0 where the token is not
     /// routed.
-    pub(crate) fn sum(&self, isa: Isa, routing: Routing<'_>, bias: Option<&[f32]>, out: &mut [f32]) {
-        begin(out, bias, routing.routed[0]);
-        let mut terms = Terms::new(isa);
+    fn sum(&self, inputs: WaitingInputs<'_>, routing: Routing<'_>, out: &mut [f32]) {
+        begin(out, inputs.bias, routing.routed[0]);
+        let mut terms = Terms::new(inputs.queries.isa);
         for pair in routing.order().numbers() {
             let product = &self.products.filled()[pair * out.len()..][..out.len()];
             terms.push(routing.topk_weights[*pair], product, out);
@@ -171,7 +169,7 @@ impl SingleToken<'_> {
 
     /// Fills a row of `out` for each query.
     fn attend(&self, queries: &[f32], out: &mut Tile<'_, f32>) {
-        let SingleInputs { queries: QueryInputs { isa, head, .. }, visible, causal_past, .. } = self.inputs;
+        let WaitingInputs { queries: QueryInputs { isa, head, .. }, visible, causal_past, .. } = self.inputs;
         let Some(cached) = self.inputs.keys_and_values.wait() else { return };
         let seen = visible.up_to(causal_past, 0).len();
         match cached {
@@ -191,7 +189,7 @@ impl SingleToken<'_> {
     }
 
     fn one_token<'b, T>(&'b self, rows: CacheRows<'b, T>, queries: &'b [f32]) -> OneToken<'b, T> {
-        let SingleInputs { queries: QueryInputs { head, .. }, keys, visible, causal_past, .. } = self.inputs;
+        let WaitingInputs { queries: QueryInputs { head, .. }, keys, visible, causal_past, .. } = self.inputs;
         let CacheRows { key, value, .. } = rows.of(0, 1, keys * head);
         let places = visible.up_to(causal_past, 0);
         OneToken { queries, stride: head, slots: queries.len() / head, head, key, value, places }
