@@ -422,7 +422,7 @@ class Run:
     def times(self):
         if "times" not in self.stages:
             return
-        reserve = 12.0 + (40.0 if "onnxruntime" in self.stages and has_onnxruntime(self.kit) else 0.0)
+        reserve = 12.0 + (70.0 if "onnxruntime" in self.stages and has_onnxruntime(self.kit) else 0.0)
         seconds = self.left() - reserve
         options = ["--ceilings", str(self.work / "ceilings.json"), "--until", str(time.time() + seconds)]
         options += ["--cases", ",".join(str(index) for index in range(len(cases.TIMED)))]

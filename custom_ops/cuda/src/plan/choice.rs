@@ -166,10 +166,10 @@ impl Choice {
     }
 
     /// Whether a kernel begins before the grid in front of it has ended. Those of an older architecture would read what
-    /// is not written yet, since they do not wait on the device (`griddepcontrol.wait`); of more tokens, blocks that
-    /// wait take room from those that work.
-    pub(super) fn overlaps(&self, tokens: usize) -> bool {
-        self.device.compute_capability >= (9, 0) && tokens <= OVERLAP_TOKENS
+    /// is not written yet, since they do not wait on the device (`griddepcontrol.wait`); of more tokens, and where most
+    /// blocks find no token of theirs, blocks that wait take room from those that work.
+    pub(super) fn overlaps(&self, tokens: usize, regime: Regime) -> bool {
+        self.device.compute_capability >= (9, 0) && tokens <= OVERLAP_TOKENS && regime != Regime::Sparse
     }
 
     /// Blocks that copy `bytes` bytes.

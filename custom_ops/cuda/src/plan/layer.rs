@@ -340,7 +340,7 @@ impl Layer {
             grid,
             block: narrow(threads),
             shared_bytes: narrow(shared),
-            overlap: !self.launches.is_empty() && self.choice.overlaps(self.sizes.all_tokens()),
+            overlap: !self.launches.is_empty() && self.choice.overlaps(self.sizes.all_tokens(), self.regime),
             parameters,
         });
         Ok(())
