@@ -271,6 +271,13 @@ class WithoutGpu(unittest.TestCase):
             len(originals),
         )
 
+    def test_rivals_that_are_not_asked_for_are_neither_timed_nor_failures(self):
+        case = replace(cases.tiny(cases.TIMED[0]), targets={})
+        with mock.patch.object(bench, "ROUNDS", 2):
+            found = bench.run_case(case, OURS, None, 1000, 5, 60.0, without=[cases.MHA])
+        self.assertTrue({cases.OURS, cases.DENSE} <= set(found["times"]))
+        self.assertNotIn(cases.MHA, {**found["times"], **found["notes"].get("failed", {})})
+
     def test_warpgroup_products_that_broke_are_not_timed(self):
         case = replace(cases.tiny(cases.TIMED[0]), targets={})
         run = bench.CaseRun(case, OURS._replace(without_wgmma=None), 1000, 5)

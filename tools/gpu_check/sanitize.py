@@ -213,7 +213,7 @@ def main():
     for kind in options.kinds.split(","):
         for call in calls_of(kind):
             found = compute(sets.of(kind), gpu, call, kind, random)
-            wrong += not found["error"] <= TOLERANCE[KINDS[kind][0] if not KINDS[kind][1] else kind]
+            wrong += not found["error"] <= TOLERANCE[kind.rpartition("-")[2]]
             print(json.dumps({"call": f"{call[0]} {call[1:9]} {kind}", **found}), flush=True)
     sets.close()
     print(json.dumps({"wrong": wrong}), flush=True)
