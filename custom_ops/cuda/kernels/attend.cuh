@@ -3,8 +3,11 @@
 // then blocks may cut the keys too, and the last to arrive combines the parts in their order.
 #pragma once
 
-#include "attend_rows.cuh"
+#include "attend_softmax.cuh"
 #include "engine.cuh"
+
+// Parts into which keys are cut at most; as MAX_SPLITS in src/plan/choice.rs.
+const int MAX_KEY_SPLITS = 32;
 
 template <class EngineType, int HEAD_, int ROW_WARPS_, int KEY_WARPS_, int KEYS_>
 struct Attention {
@@ -25,7 +28,8 @@ struct Attention {
     static constexpr int SCRATCH_BYTES = ROW_WARPS * KEY_WARPS * 16 * SCRATCH_STRIDE * 4;
     static constexpr int SHARED_BYTES = QUERY_BYTES + TILE_BYTES + SCRATCH_BYTES + 16;
     static constexpr int LENGTH = Run<Element>::LENGTH, RUNS = HEAD / LENGTH;
-    static constexpr int COPIERS = THREADS, RUNS_AT_ONCE = RUNS;
+    static constexpr int KEPT_POWERS = 0;  // sums are scaled to every new maximum
+    static constexpr int COPIERS = THREADS, ALL_THREADS = THREADS, RUNS_AT_ONCE = RUNS;
     // Where blocks see few tiles, values come beside the keys, for one more barrier.
     static constexpr bool VALUES_BESIDE_KEYS = KEY_WARPS > 1 && !Engine::HELD;
     typedef typename Engine::template Sum<16, WARP_KEYS> Scores;
@@ -33,6 +37,7 @@ struct Attention {
 
     static_assert(WARP_KEYS % Engine::STEP == 0 && WARP_KEYS <= 64, "the keys of a warp are whole steps of one mask");
     static_assert(ROW_WARPS == 1 || KEY_WARPS == 1, "warps cut rows or keys");
+    static_assert(KEY_WARPS == 1 || MERGE_BYTES >= ROWS * MAX_KEY_SPLITS * 8, "two floats of every part and row");
 
     // Where an element of a row of queries, keys or values lies, by its layout.
     static constexpr int QUERY_LAYOUT = STRIDE, KEY_LAYOUT = STRIDE, VALUE_LAYOUT = VALUE_STRIDE;
@@ -40,102 +45,6 @@ struct Attention {
     DEVICE static constexpr int rows_apart(int layout, int rows) { return rows * layout; }
     DEVICE static constexpr int parts_apart(int, int) { return 0; }
 };
-
-// Maximum and sum of the rows of a warp, and how far each may look.
-template <class A>
-struct RowState {
-    static constexpr int ROWS = A::Scores::ROWS;
-    float largest[ROWS], sum[ROWS];
-    int last_key[ROWS];
-};
-
-// The mask of `KEYS` keys, of which a lane reads up to two: read early, asked late.
-template <int KEYS>
-struct KeyMask {
-    static_assert(KEYS <= 64, "one bit a key");
-    int low, high;
-
-    // Of the keys from `first` on; those from `end` on are as if masked, and are not read.
-    DEVICE KeyMask(const QueryRows &rows, int first, int end) {
-        const int *mask = rows.p.key_mask + (size_t)rows.batch * rows.p.keys;
-        const int key = first + lane_index();
-        low = key < end ? mask[key] : 0;
-        high = KEYS > 32 && key + 32 < end ? mask[key + 32] : 0;
-    }
-
-    // Bit `i`: key `first + i` is not masked.
-    DEVICE unsigned long long bits() const {
-        const unsigned long long upper = KEYS > 32 ? ballot(high != 0) : 0;
-        const unsigned lower = ballot(low != 0);
-        return upper << 32 | (KEYS < 32 ? lower & ((1u << KEYS % 32) - 1) : lower);
-    }
-};
-
-// Scores become weights; `shrink` is what scales earlier sums of each row to the new maximum. Bit `i` of `visible` says
-// whether key `first_key + i` is one that some row of the tile sees.
-template <class A>
-DEVICE void weigh(const Parameters &p, int first_key, unsigned long long visible, typename A::Scores &scores,
-                  RowState<A> &state, float (&shrink)[RowState<A>::ROWS]) {
-    const unsigned long long ALL = A::WARP_KEYS == 64 ? ~0ull : (1ull << A::WARP_KEYS % 64) - 1;
-    float factor = p.scale * 1.44269504088896341f;
-    visible &= ALL;
-    // The largest score is that of the largest product, and stays finite beside masked ones, by a factor above 0 alone.
-    if (!(factor > 0)) {
-#pragma unroll
-        for (int i = 0; i < RowState<A>::ROWS; i++) {
-#pragma unroll
-            for (int j = 0; j < A::Scores::COLUMNS; j++) {
-                scores.at(i, j) *= factor;
-            }
-        }
-        factor = 1;
-    }
-#pragma unroll
-    for (int i = 0; i < RowState<A>::ROWS; i++) {
-        const bool sees_all = visible == ALL && first_key + A::WARP_KEYS - 1 <= state.last_key[i];
-        if (!sees_all) {
-#pragma unroll
-            for (int j = 0; j < A::Scores::COLUMNS; j++) {
-                int column = scores.column(j);
-                bool seen = (visible >> column & 1) != 0 && first_key + column <= state.last_key[i];
-                scores.at(i, j) = seen ? scores.at(i, j) : -infinity();
-            }
-        }
-        float largest = scores.at(i, 0);
-#pragma unroll
-        for (int j = 1; j < A::Scores::COLUMNS; j++) {
-            largest = maximum(largest, scores.at(i, j));
-        }
-#pragma unroll
-        for (int mask = 1; mask < A::Engine::ROW_LANES; mask *= 2) {
-            largest = maximum(largest, shuffle_xor(largest, mask * A::Engine::ROW_STEP));
-        }
-        largest = maximum(state.largest[i], largest * factor);
-        const float base = largest == -infinity() ? 0 : largest;
-        shrink[i] = exponential2(state.largest[i] - base);
-        float sum = 0;
-#pragma unroll
-        for (int j = 0; j < A::Scores::COLUMNS; j++) {
-            float weight = exponential2(fused_multiply_add(scores.at(i, j), factor, -base));
-            scores.at(i, j) = weight;
-            sum += weight;
-        }
-        state.largest[i] = largest;
-        state.sum[i] = state.sum[i] * shrink[i] + sum;
-    }
-}
-
-// Scales the rows of a sum.
-template <class A>
-DEVICE void scale_rows(typename A::Mixed &mixed, const float (&factors)[RowState<A>::ROWS]) {
-#pragma unroll
-    for (int i = 0; i < RowState<A>::ROWS; i++) {
-#pragma unroll
-        for (int j = 0; j < A::Mixed::COLUMNS; j++) {
-            mixed.at(i, j) *= factors[i];
-        }
-    }
-}
 
 // Waits for the warps that share the keys of this one.
 template <class A>
@@ -230,16 +139,22 @@ DEVICE void store_rows(const QueryRows &rows, typename A::Element *queries, type
     }
 }
 
-// One run of a row whose keys were cut into `parts`, each a maximum, a sum and a row, `stride` floats apart; `COHERENT`:
-// by other blocks.
+// The parts of a row whose keys were cut: `count` rows, `stride` floats apart, and of each the maximum and the sum,
+// `head_stride` floats apart.
+struct RowParts {
+    const float *heads, *rows;
+    int count;
+    size_t head_stride, stride;
+};
+
+// One run of a row that was cut; `COHERENT`: its rows are other blocks' work.
 template <class A, bool COHERENT>
-DEVICE void combine(const float *parts, int count, size_t stride, int d, int valid, bool vectors, float &largest,
-                    float &sum, float (&values)[A::LENGTH]) {
+DEVICE void combine(const RowParts &parts, int d, int valid, bool vectors, float &largest, float &sum,
+                    float (&values)[A::LENGTH]) {
     largest = -infinity();
 #pragma unroll 4
-    for (int part = 0; part < count; part++) {
-        const float *at = parts + part * stride;
-        largest = maximum(largest, COHERENT ? load_coherent(at) : *at);
+    for (int part = 0; part < parts.count; part++) {
+        largest = maximum(largest, parts.heads[part * parts.head_stride]);
     }
     const float base = largest == -infinity() ? 0 : largest;
     sum = 0;
@@ -247,13 +162,13 @@ DEVICE void combine(const float *parts, int count, size_t stride, int d, int val
     for (int j = 0; j < A::LENGTH; j++) {
         values[j] = 0;
     }
-#pragma unroll 4
-    for (int part = 0; part < count; part++) {
-        const float *at = parts + part * stride;
+#pragma unroll (COHERENT ? 8 : 4)
+    for (int part = 0; part < parts.count; part++) {
+        const float *head = parts.heads + part * parts.head_stride;
         float own[A::LENGTH];
-        load_floats<COHERENT>(own, at + 4 + d, valid, vectors);
-        float shrink = exponential2((COHERENT ? load_coherent(at) : at[0]) - base);
-        sum += shrink * (COHERENT ? load_coherent(at + 1) : at[1]);
+        load_floats<COHERENT>(own, parts.rows + part * parts.stride + d, valid, vectors);
+        float shrink = exponential2(head[0] - base);
+        sum += shrink * head[1];
 #pragma unroll
         for (int j = 0; j < A::LENGTH; j++) {
             values[j] += shrink * own[j];
@@ -266,6 +181,22 @@ struct KeptPlace {
     unsigned arrived;
     int tile, split, unused;
 };
+
+// Reads maximum and sum of every part of every row, `part_floats` floats apart, all of them at one time: each run of a
+// row asks for them. With barriers around.
+template <class A>
+DEVICE void read_heads(const QueryRows &rows, const float *parts, size_t part_floats, float *heads) {
+    const int splits = rows.p.key_splits;
+    for (int i = thread_index(); i < A::ROWS * splits; i += A::THREADS) {
+        const int row = i / splits;
+        if (rows.exists(row)) {
+            const float *head = parts + (i - row * splits) * part_floats + row * (rows.p.head + 4);
+            heads[2 * i] = load_coherent(head);
+            heads[2 * i + 1] = load_coherent(head + 1);
+        }
+    }
+    sync_block();
+}
 
 // Combines the parts of the warps, then those of the blocks.
 template <class A>
@@ -293,6 +224,9 @@ DEVICE void merge_rows(const QueryRows &rows, unsigned char *shared, typename A:
     float *parts = p.partial_attention + (size_t)tile * p.key_splits * part_floats;
     for (int pass = 0; pass < 2; pass++) {
         const bool from_blocks = pass == 1;
+        if (from_blocks) {
+            read_heads<A>(rows, parts, part_floats, merge);
+        }
         for (int i = thread_index(); i < A::ROWS * A::RUNS; i += A::THREADS) {
             int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH, valid = p.head - d;
             if (valid <= 0 || !rows.exists(row)) {
@@ -300,11 +234,14 @@ DEVICE void merge_rows(const QueryRows &rows, unsigned char *shared, typename A:
             }
             float largest, sum, values[A::LENGTH];
             if (from_blocks) {
-                combine<A, true>(parts + row * (p.head + 4), p.key_splits, part_floats, d, valid, p.vectors != 0, largest,
-                                 sum, values);
+                const float *first = parts + row * (p.head + 4) + 4;
+                const RowParts of_row = {merge + row * p.key_splits * 2, first, p.key_splits, 2, part_floats};
+                combine<A, true>(of_row, d, valid, p.vectors != 0, largest, sum, values);
             } else {
-                combine<A, false>(merge + row * A::MERGE_STRIDE, A::KEY_WARPS, A::ROWS * A::MERGE_STRIDE, d, A::LENGTH,
-                                  true, largest, sum, values);
+                const float *first = merge + row * A::MERGE_STRIDE;
+                const size_t apart = A::ROWS * A::MERGE_STRIDE;
+                const RowParts of_row = {first, first + 4, A::KEY_WARPS, apart, apart};
+                combine<A, false>(of_row, d, A::LENGTH, true, largest, sum, values);
             }
             if (!from_blocks && p.key_splits > 1) {
                 float *to = parts + split * part_floats + row * (p.head + 4);
@@ -392,6 +329,9 @@ DEVICE void attend(const Parameters &p) {
     if (begin < end && !in_past) {
         key_copier.begin(begin, keys, visible);
         key_copier.end(keys);
+    }
+    if (A::ROW_WARPS > 1) {
+        ask_weights(p);
     }
     for (int tile = begin; tile < end; tile++) {
         const KeyMask<A::KEYS> next(rows, (tile + 1) * A::KEYS, end_key);

@@ -64,6 +64,40 @@ struct Cache {
     DEVICE const T *row(int key) const { return (key < past_rows ? past : behind) + (long long)key * head; }
 };
 
+// Asks weights of the output, which the next launch reads, into the cache, while memory has little to do.
+DEVICE void ask_weights(const Parameters &p) {
+    if (p.vectors && thread_index() == 0) {
+        ask_share(p.output_weight, p.ahead_bytes);
+    }
+}
+
+// A bit for each of 128 keys.
+struct WideBits {
+    unsigned long long low, high;
+};
+
+// Bit `i`; of wide bits, `is_high` says in which word that is.
+DEVICE bool has_bit(unsigned long long bits, int i, bool) { return (bits >> i & 1) != 0; }
+DEVICE bool has_bit(const WideBits &bits, int i, bool is_high) { return ((is_high ? bits.high : bits.low) >> i % 64 & 1) != 0; }
+
+// Whether all of the first `KEYS` bits are set.
+template <int KEYS>
+DEVICE bool has_all(unsigned long long bits) {
+    const unsigned long long ALL = KEYS == 64 ? ~0ull : (1ull << KEYS % 64) - 1;
+    return (bits & ALL) == ALL;
+}
+
+template <int KEYS>
+DEVICE bool has_all(const WideBits &bits) {
+    return (bits.low & bits.high) == ~0ull;
+}
+
+// Bits moved down, within their words, so far that none is asked for that leaves its word.
+DEVICE unsigned long long moved_down(unsigned long long bits, int by, bool wanted) { return wanted ? bits >> by : 0; }
+DEVICE WideBits moved_down(const WideBits &bits, int by, bool wanted) {
+    return {moved_down(bits.low, by, wanted), moved_down(bits.high, by, wanted)};
+}
+
 enum CachePart { CACHED_KEYS = 0, CACHED_VALUES = 1 };
 
 template <class T, CachePart PART>
@@ -86,6 +120,8 @@ struct CacheCopier {
     static constexpr int PART_WIDTH = A::RUNS_AT_ONCE * A::LENGTH;
     static constexpr bool HELD = A::Engine::HELD && PASSES <= 8;  // of more, registers would spill
     static constexpr int UNROLL = HELD ? PASSES : PASSES > 8 ? 4 : 8;
+    // Where copies are all that some warps do, beside others that have the multiprocessor's turns to wait for.
+    static constexpr bool COPIES_WHOLE = A::COPIERS < A::ALL_THREADS;
     static constexpr bool CARRIED = A::HEAD <= 128;  // else registers are full, and each tile computes its address
     static_assert(A::COPIERS % A::RUNS_AT_ONCE == 0 && A::KEYS % ROW_STEP == 0, "every thread copies as many rows");
 
@@ -119,7 +155,8 @@ struct CacheCopier {
     }
 
     // Copies tile `index`, the next one; bit `i` of `seen` says whether row `i` is more than zeros, which are not read.
-    DEVICE void begin(int index, T *tile, unsigned long long seen) {
+    template <class Bits>
+    DEVICE void begin(int index, T *tile, const Bits &seen) {
         const Parameters &p = rows.p;
         const int first = index * A::KEYS;
         const bool ends_past = first < p.past && first + A::KEYS >= p.past;
@@ -128,6 +165,8 @@ struct CacheCopier {
             copy_elements(first, tile, seen);
         } else if (ends_past && first + A::KEYS > p.past) {
             copy_runs<true>(first, tile, seen);
+        } else if (COPIES_WHOLE && p.head == A::HEAD && has_all<A::KEYS>(seen)) {
+            copy_whole(tile);
         } else {
             copy_runs<false>(first, tile, seen);
         }
@@ -137,20 +176,30 @@ struct CacheCopier {
         copy_commit();
     }
 
+    // Every run of a tile that nothing hides or cuts: all distances are constants.
+    DEVICE void copy_whole(T *tile) {
+        T *to = tile + A::place(LAYOUT, row(), run());
+#pragma unroll
+        for (int i = 0; i < PASSES; i++) {
+            const int distance = (i / PARTS * ROW_STEP * A::HEAD + i % PARTS * PART_WIDTH) * (int)sizeof(T);
+            copy_async(to, (const void *)(from + distance), true, apart(i) * (int)sizeof(T));
+        }
+    }
+
     // `CROSSES`: the past ends inside the tile.
-    template <bool CROSSES>
-    DEVICE void copy_runs(int first, T *tile, unsigned long long seen) {
+    template <bool CROSSES, class Bits>
+    DEVICE void copy_runs(int first, T *tile, const Bits &all_seen) {
         const unsigned long long step = (unsigned long long)ROW_STEP * rows.p.head * sizeof(T);
         const unsigned long long jump = CROSSES ? behind() : 0;
         T *to = tile + A::place(LAYOUT, row(), run());
-        seen = run() < rows.p.head ? seen >> row() : 0;
+        const Bits seen = moved_down(all_seen, row(), run() < rows.p.head);
 #pragma unroll (CROSSES && !HELD ? 1 : UNROLL)
         for (int i = 0; i < PASSES; i++) {
             const int below = i / PARTS, part = i % PARTS * PART_WIDTH;
             const bool is_behind = CROSSES && first + row() + below * ROW_STEP >= rows.p.past;
             const void *at = (const void *)(from + below * step + part * sizeof(T) + (is_behind ? jump : 0));
             const bool in_head = PARTS == 1 || run() + part < rows.p.head;
-            const bool exists = in_head && (seen >> below * ROW_STEP & 1) != 0;
+            const bool exists = in_head && has_bit(seen, below * ROW_STEP, below * ROW_STEP >= 64);
             if constexpr (HELD) {
                 const Vector16 zero = {{0, 0, 0, 0}};
                 held[i] = exists ? *(const Vector16 *)at : zero;
@@ -173,11 +222,12 @@ struct CacheCopier {
     }
 
     // The same where addresses allow no vectors.
-    DEVICE void copy_elements(int first, T *tile, unsigned long long seen) {
+    template <class Bits>
+    DEVICE void copy_elements(int first, T *tile, const Bits &seen) {
         const Cache<T> cache = cache_of<T, PART>(rows);
         stage_runs<A::KEYS * A::RUNS, A::COPIERS, T>(false, [&](int, int i, T *&to, const T *&source) {
             int row = i / A::RUNS, d = i % A::RUNS * A::LENGTH;
-            int valid = (seen >> row & 1) != 0 ? cache.head - d : 0;
+            int valid = has_bit(seen, row, row >= 64) ? cache.head - d : 0;
             to = tile + A::place(LAYOUT, row, d);
             source = valid > 0 ? cache.row(first + row) + d : cache.past;
             return valid;

@@ -1,7 +1,8 @@
-// Attention by warpgroups (wgmma), for many queries of 16-bit elements: a tile of 128 rows against tiles of 64 keys. One
-// warpgroup copies tiles while two multiply, 64 rows each. These take turns, so that one's softmax passes beside the
-// other's products; and the scores of a tile are under way together with the mix of the tile before, so that a softmax
-// passes beside the mix of its own warpgroup too. Blocks stay: a block's next tile is copied while it ends the one before.
+// Attention by warpgroups (wgmma), for many queries of 16-bit elements: a tile of 128 rows against tiles of 128 keys, or
+// of 64 where heads are wide. One warpgroup copies tiles while two multiply, 64 rows each. These take turns, so that one's
+// softmax passes beside the other's products; and the scores of a tile are under way together with the mix of the tile
+// before, so that a softmax passes beside the mix of its own warpgroup too. Blocks stay: a block's next tile is copied
+// while it ends the one before.
 //
 // The schedule is that of Shah et al., "FlashAttention-3", 2024, sections 3.1 and 3.2.
 #pragma once
@@ -15,17 +16,20 @@ template <class T, int HEAD_>
 struct WarpgroupAttention {
     typedef T Element;
     typedef TensorCores<T> Engine;  // whose lanes hold a row alike
-    static constexpr int HEAD = HEAD_, ROWS = 128, KEYS = 64, WARP_KEYS = KEYS;
+    static constexpr int HEAD = HEAD_, ROWS = 128, KEYS = HEAD <= 128 ? 128 : 64, WARP_KEYS = KEYS;
     // Threads that multiply, those behind them that copy, and the registers of each.
-    static constexpr int THREADS = 256, COPIERS = 128, MULTIPLIER_REGISTERS = 224, COPIER_REGISTERS = 56;
+    static constexpr int THREADS = 256, COPIERS = 128, ALL_THREADS = THREADS + COPIERS;
+    static constexpr int MULTIPLIER_REGISTERS = 224, COPIER_REGISTERS = 56;
     static constexpr int ROW_WARPS = THREADS / 32, TEAM_WARPS = 4;
     static constexpr int LINE = Pattern<T>::LINE, LINE_BYTES = Pattern<T>::LINE_BYTES;
     static constexpr int QUERY_ELEMENTS = ROWS * HEAD, TILE_ELEMENTS = KEYS * HEAD;
     // Tiles of keys, and of values, that are there or on their way.
-    static constexpr int STAGES = HEAD <= 64 ? 4 : HEAD <= 128 ? 3 : 2;
+    static constexpr int STAGES = HEAD <= 64 ? 4 : 2;
     static constexpr int LENGTH = Run<T>::LENGTH, RUNS = HEAD / LENGTH, RUNS_AT_ONCE = RUNS < 16 ? RUNS : 16;
+    // How far a maximum grows, as a power of 2, before sums are scaled to it.
+    static constexpr int KEPT_POWERS = 8;
     // Wider queries are read from shared memory by every product.
-    static constexpr bool KEEPS_QUERIES = HEAD <= 128;
+    static constexpr bool KEEPS_QUERIES = HEAD * KEYS <= 128 * 64;
     typedef FragmentSum<16, KEYS> Scores;
     typedef FragmentSum<16, HEAD> Mixed;
     // Left factors of products: 16 columns each.
@@ -59,7 +63,7 @@ struct WarpgroupAttention {
     DEVICE static constexpr int parts_apart(int layout, int parts) { return parts * RUNS_AT_ONCE * LENGTH * layout; }
 
     // The 64 rows that this warpgroup has of the queries.
-    DEVICE static const T *own_rows(const T *queries) { return queries + thread_index() / 128 * 64 * LINE; }
+    DEVICE static const T *own_rows(const T *queries) { return queries + alike(thread_index() / 128) * 64 * LINE; }
 
     DEVICE static void load_queries(Queries &to, const T *queries) {
         if constexpr (KEEPS_QUERIES) {
@@ -242,7 +246,7 @@ DEVICE void copy_tiles(const Parameters &p, const AttentionMemory<A> &memory) {
 #pragma unroll 1
         for (int tile = 0; tile < count; tile++, filled++) {
             const int stage = filled % A::STAGES, round = filled / A::STAGES;
-            const unsigned long long visible = mask.bits();
+            const auto visible = mask.bits();
             mask = KeyMask<A::KEYS>(rows, (tile + 1) * A::KEYS, end_key);
             signal_wait(signals.keys_free[stage], round - 1);
             key_copier.begin(tile, memory.keys(stage), visible);
@@ -260,7 +264,7 @@ struct ProductTurns {
     Signal (&turn)[2];
     int team, taken;
 
-    DEVICE explicit ProductTurns(Signal (&of)[2]) : turn(of), team(thread_index() / 128), taken(0) {
+    DEVICE explicit ProductTurns(Signal (&of)[2]) : turn(of), team(alike(thread_index() / 128)), taken(0) {
         if (team == 1) {
             pass();
         }
@@ -337,11 +341,12 @@ struct RowTile {
 
     // Begins the scores of a tile whose keys are in stage `filled`.
     DEVICE void begin_scores(int filled) {
-        A::score(scores, queries, memory.queries, memory.keys(filled % A::STAGES));
+        A::score(scores, queries, memory.queries, memory.keys(alike(filled % A::STAGES)));
     }
 
     // Scores of tile `tile` become weights.
-    DEVICE void end_scores(int filled, int tile, unsigned long long visible, float (&shrink)[RowState<A>::ROWS]) {
+    template <class Bits>
+    DEVICE void end_scores(int filled, int tile, const Bits &visible, float (&shrink)[RowState<A>::ROWS]) {
         signal_of_warp(memory.signals.keys_free[filled % A::STAGES]);
         weigh<A>(rows.p, tile * A::KEYS, visible, scores, state, shrink);
     }
@@ -363,7 +368,7 @@ struct RowTile {
         }
     }
 
-    DEVICE void begin_mix(int filled) { A::mix(mixed, weights, memory.values(filled % A::STAGES)); }
+    DEVICE void begin_mix(int filled) { A::mix(mixed, weights, memory.values(alike(filled % A::STAGES))); }
 
     DEVICE void end_mix(int filled) {
         warpgroup_wait<0>(mixed.block[0]);
@@ -374,7 +379,7 @@ struct RowTile {
     DEVICE void attend(int filled) {
         const int count = ceil_div(end_key, A::KEYS);
         float shrink[RowState<A>::ROWS];
-        unsigned long long visible = KeyMask<A::KEYS>(rows, 0, end_key).bits();
+        auto visible = KeyMask<A::KEYS>(rows, 0, end_key).bits();
         KeyMask<A::KEYS> ahead(rows, A::KEYS, end_key);
         wait_for_keys(filled);
         fence_products();
@@ -459,9 +464,10 @@ DEVICE void attend_warpgroups(const Parameters &p) {
     if (thread_index() == 0) {
         memory.begin();
     }
+    ask_weights(p);
     sync_block();
     wait_for_previous_grid();
-    if (thread_index() >= A::THREADS) {
+    if (alike(thread_index() / 128) * 128 >= A::THREADS) {
         release_registers<A::COPIER_REGISTERS>();
         copy_tiles<A>(p, memory);
     } else {

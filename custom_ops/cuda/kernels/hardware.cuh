@@ -89,6 +89,8 @@ DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xfffff
 DEVICE int shuffle_xor(int value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 DEVICE long long shuffle_from(long long value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
 DEVICE float shuffle_from(float value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
+// What all lanes of a warp have alike, in a form of which the compiler knows that.
+DEVICE int alike(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 DEVICE int shuffle_up(int value, int delta) { return __shfl_up_sync(0xffffffffu, value, delta); }
 DEVICE unsigned ballot(bool predicate) { return __ballot_sync(0xffffffffu, predicate); }
 DEVICE int count_bits(unsigned bits) { return __popc(bits); }
@@ -133,6 +135,13 @@ DEVICE void copy_async(void *to, const void *from, bool keep, int offset = 0) {
 #else
     Vector16 zero = {{0, 0, 0, 0}};
     *(Vector16 *)((char *)to + offset) = keep ? *(const Vector16 *)from : zero;
+#endif
+}
+
+// Asks for bytes, a multiple of 16 from a multiple of 16 on, to be in the cache of the second level; nobody waits for them.
+DEVICE void ask_ahead(const void *from, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
 #endif
 }
 

@@ -11,7 +11,8 @@
 enum Swizzle { NO_SWIZZLE = 0, SWIZZLE_128 = 1, SWIZZLE_64 = 2, SWIZZLE_32 = 3 };
 
 // A factor in shared memory. Its pattern repeats from a multiple of 1024, 512 or 256 bytes on; `start` may lie a whole
-// number of steps inside. With a swizzle of `s` bytes:
+// number of steps inside. Where the compiler knows that all lanes of a warp have it alike, units that count for the whole
+// warp move on from product to product, and products follow each other closely. With a swizzle of `s` bytes:
 // * the inner index runs along a row of `s` bytes, rows follow each other: `stride_bytes` from 8 rows to the next 8;
 // * or the outer index runs along it: `stride_bytes` from 8 inner indices to the next 8, `leading_bytes` from `s` bytes
 //   of outer indices to the next.

@@ -176,6 +176,14 @@ DEVICE void store_floats(float *to, const float (&values)[LENGTH], int valid, bo
     }
 }
 
+// Asks this block's share of `bytes` bytes into the cache, by one thread; blocks have like shares.
+DEVICE void ask_share(const void *from, size_t bytes) {
+    const size_t LINE = 128, share = (bytes / block_count() / LINE + 1) * LINE, first = block_index() * share;
+    if (first < bytes) {
+        ask_ahead((const char *)from + first, (unsigned)(bytes - first < share ? bytes - first : share));
+    }
+}
+
 DEVICE int smaller(int a, int b) { return a < b ? a : b; }
 DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 

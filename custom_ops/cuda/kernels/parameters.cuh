@@ -65,6 +65,7 @@ struct Parameters {
     int tickets_count;  // Tickets to set to 0.
     int query_tiles;  // Tiles over the rows T * k of one batch row and head.
     int key_splits;  // Parts into which the keys of one tile of queries are cut.
+    int ahead_bytes;  // Weights of the output, from the first on, that attention asks into the cache, in bytes.
     int output_tiles;  // Tiles over the columns of the output.
     int output_splits;  // Parts into which the inner dimension of the output projection is cut.
     float scale;  // Factor on query · key.

@@ -1,5 +1,5 @@
-// One tile of a matrix product by two warpgroups (wgmma), for 16-bit elements. Copies put rows of both factors into the
-// 128-byte pattern that the products read; a stage is refilled while the next one is multiplied.
+// One tile of a matrix product by warpgroups (wgmma), for 16-bit elements. Copies put rows of both factors into the
+// 128-byte pattern that the products read; a stage is refilled while others are multiplied.
 #pragma once
 
 #include "product.cuh"
@@ -39,11 +39,13 @@ DEVICE void exchange_runs(Sum &sum, int row, int first, float (&values)[8]) {
     }
 }
 
-// A tile of 128 rows: each warpgroup has 64 of them, and all columns.
-template <class T, int COLUMNS_, int STAGES_>
+// A tile whose warpgroups have 64 rows each, and all columns. With four stages the products of one begin before those of
+// the stage in front have ended (`BEHIND`).
+template <class T, int ROWS_, int COLUMNS_, int STAGES_>
 struct WarpgroupTile {
     typedef T Element;
-    static constexpr int ROWS = 128, COLUMNS = COLUMNS_, DEPTH = 64, WARPS_DEPTH = 1, STAGES = STAGES_, THREADS = 256;
+    static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, DEPTH = 64, WARPS_DEPTH = 1, STAGES = STAGES_;
+    static constexpr int THREADS = ROWS / 64 * 128, BEHIND = STAGES > 3 ? 1 : 0;
     static constexpr int LINE_BYTES = Pattern<T>::LINE_BYTES, LINE = Pattern<T>::LINE;
     static constexpr int PATTERN_BYTES = Pattern<T>::BYTES;
     static constexpr int LEFT_ELEMENTS = ROWS * DEPTH, STAGE_ELEMENTS = LEFT_ELEMENTS + DEPTH * COLUMNS;
@@ -62,7 +64,7 @@ struct WarpgroupTile {
 
     static_assert(DEPTH == LINE && COLUMNS % (2 * LINE) == 0, "rows of the left factor, and halves, are whole lines");
     static_assert(STAGE_ELEMENTS * sizeof(T) % PATTERN_BYTES == 0, "stages begin where the pattern does");
-    static_assert(STAGES >= 3, "one stage is computed while another is loaded and a third one waited for");
+    static_assert(STAGES >= 3 + BEHIND, "one stage is computed while another is loaded and a third one waited for");
 
     // Lines of the left factor are its rows.
     DEVICE static int left_place(int row, int inner) { return Pattern<T>::place(row, inner); }
@@ -79,10 +81,10 @@ struct WarpgroupTile {
 
     DEVICE static int warp() { return thread_index() / 32; }
 
-    // Begins the products of one stage.
-    DEVICE static void multiply(Sum &sum, const T *stage) {
+    // Begins the products of one stage, of warpgroup `team`.
+    DEVICE static void multiply(Sum &sum, const T *stage, int team) {
         const unsigned long long left =
-            matrix_descriptor(SWIZZLE_128, stage + thread_index() / 128 * 64 * LINE, 0, PATTERN_BYTES);
+            matrix_descriptor(SWIZZLE_128, stage + team * 64 * LINE, 0, PATTERN_BYTES);
         const unsigned long long right =
             matrix_descriptor(SWIZZLE_128, stage + LEFT_ELEMENTS, DEPTH * LINE_BYTES, PATTERN_BYTES);
         warpgroup_fence(sum.block[0]);
@@ -99,22 +101,24 @@ struct WarpgroupTile {
     DEVICE static void add_up(Sum &sum, unsigned char *shared, int chunks, Source &source, bool vectors) {
         T *stages = (T *)shared;
         Filler<WarpgroupTile, Source, false> filler(source, chunks, vectors);
+        const int team = alike(thread_index() / 128);
         sum.clear();
 #pragma unroll 1
-        for (int next = 0; next < STAGES - 1; next++) {
+        for (int next = 0; next < STAGES - 1 - BEHIND; next++) {
             filler.begin(stages + next * STAGE_ELEMENTS, next);
         }
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++) {
-            copy_wait<STAGES - 2>();
+            copy_wait<STAGES - 2 - BEHIND>();
             fence_products();
             sync_block();
-            multiply(sum, stages + chunk % STAGES * STAGE_ELEMENTS);
-            // The products of the chunk before have read the stage that this one fills.
-            const int next = chunk + STAGES - 1;
+            multiply(sum, stages + chunk % STAGES * STAGE_ELEMENTS, team);
+            // All warps have waited for the products that read the stage which this one fills.
+            const int next = chunk + STAGES - 1 - BEHIND;
             filler.begin(stages + next % STAGES * STAGE_ELEMENTS, next);
-            warpgroup_wait<0>(sum.block[0]);
+            warpgroup_wait<BEHIND>(sum.block[0]);
         }
+        warpgroup_wait<0>(sum.block[0]);
         copy_wait<0>();
         sync_block();
     }

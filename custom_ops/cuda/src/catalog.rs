@@ -109,7 +109,8 @@ impl Engine {
     fn stages(self, rows: usize, columns: usize) -> usize {
         match self {
             Self::Turing | Self::Volta => 2,
-            Self::Wgmma => 3,
+            Self::Wgmma if rows == 128 => 3,
+            Self::Wgmma => 4,
             Self::Tensor if rows.max(columns) == 16 => 5,
             Self::Tensor if rows.min(columns) == 16 => 6,
             Self::Tensor | Self::Tf32 | Self::Plain => 4,
@@ -145,7 +146,7 @@ pub(crate) const MAX_TOP_K: usize = 128;
 pub(crate) const MAX_HEAD: usize = 256;
 
 impl ProductKernel {
-    /// Kernels of an engine: of 16 rows, of 64, each narrow and wide, and of 128.
+    /// Kernels of an engine: of 16 rows, of 64, each narrow and wide, and of 128; of warpgroups, of 64 and 128.
     pub(crate) fn all(engine: Engine) -> Vec<Self> {
         let deep = if matches!(engine, Engine::Tf32 | Engine::Plain) { 1 } else { 2 };
         let kernel = |rows, columns, depth: usize, warps, blocks| Self {
@@ -158,7 +159,7 @@ impl ProductKernel {
             blocks,
         };
         if engine == Engine::Wgmma {
-            return vec![kernel(128, 128, 32, [8, 1, 1], 2)];
+            return [64, 128].map(|rows| kernel(rows, 128, 32, [rows / 16, 1, 1], 2)).to_vec();
         }
         let mut all = vec![
             kernel(16, 16, 64, [1, 1, 8], 2),
@@ -205,7 +206,7 @@ impl ProductKernel {
     fn c_type(&self, element: Element) -> String {
         let Self { engine, rows, columns, depth, warps: [a, b, c], stages, .. } = self;
         if *engine == Engine::Wgmma {
-            return format!("WarpgroupTile<{}, {columns}, {stages}>", engine.c_type(element));
+            return format!("WarpgroupTile<{}, {rows}, {columns}, {stages}>", engine.c_type(element));
         }
         format!("Tile<{}, {rows}, {columns}, {depth}, {a}, {b}, {c}, {stages}>", engine.c_type(element))
     }
@@ -238,7 +239,7 @@ impl AttendKernel {
     pub(crate) fn all(engine: Engine) -> Vec<Self> {
         // Warps along rows, warps along keys, keys of a tile.
         let table: &[(usize, usize, usize)] = match engine {
-            Engine::Wgmma => &[(8, 1, 64), (8, 1, 64), (8, 1, 64)],
+            Engine::Wgmma => &[(8, 1, 128), (8, 1, 128), (8, 1, 64)],
             Engine::Tensor => &[(4, 1, 64), (1, 4, 64), (4, 1, 64), (1, 4, 64), (4, 1, 32), (1, 4, 64)],
             // 7.5 has 64 KiB of shared memory.
             Engine::Turing => &[(4, 1, 64), (1, 4, 64), (4, 1, 64), (1, 4, 64), (2, 1, 32), (1, 2, 32)],
@@ -286,7 +287,6 @@ impl AttendKernel {
         if self.engine == Engine::Wgmma {
             let stages = match self.head {
                 0..=64 => 4,
-                65..=128 => 3,
                 _ => 2,
             };
             return queries + stages * tile + 8 * (5 + 4 * stages);

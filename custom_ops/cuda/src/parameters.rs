@@ -134,6 +134,7 @@ parameters! {
         tickets_count, "Tickets to set to 0.";
         query_tiles, "Tiles over the rows `T * k` of one batch row and head.";
         key_splits, "Parts into which the keys of one tile of queries are cut.";
+        ahead_bytes, "Weights of the output, from the first on, that attention asks into the cache, in bytes.";
         output_tiles, "Tiles over the columns of the output.";
         output_splits, "Parts into which the inner dimension of the output projection is cut.";
     }

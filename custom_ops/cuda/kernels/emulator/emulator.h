@@ -45,6 +45,7 @@ void warpgroup_collective(WarpgroupWork work, void *operand);
 void wait_for_grid();
 
 void copy(void *to, const void *from, bool keep);
+void ask(const void *from, unsigned bytes);
 void commit();
 void wait(int pending);
 void check_shared(const void *address, int bytes);
@@ -85,6 +86,7 @@ int shuffle_xor(int value, int mask);
 long long shuffle_from(long long value, int lane);
 float shuffle_from(float value, int lane);
 int shuffle_up(int value, int delta);
+inline int alike(int value) { return value; }
 unsigned ballot(bool predicate);
 inline int count_bits(unsigned bits) { return __builtin_popcount(bits); }
 
@@ -105,6 +107,7 @@ inline Floats4 load_coherent(const Floats4 *address) { return *address; }
 inline void copy_async(void *to, const void *from, bool keep, int offset = 0) {
     emulator::copy((char *)to + offset, from, keep);
 }
+inline void ask_ahead(const void *from, unsigned bytes) { emulator::ask(from, bytes); }
 inline void copy_commit() { emulator::commit(); }
 
 template <int PENDING>

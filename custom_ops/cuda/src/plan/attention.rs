@@ -128,6 +128,9 @@ pub fn cross_attention(
     plan(layer, false)
 }
 
+/// Weights that wait in the cache of the second level for the launch that reads them, in bytes: an H100 has 50 MB.
+const AHEAD_BYTES: usize = 16 << 20;
+
 /// Launches of an attention layer; `copies` says whether a cache that is returned has a past.
 fn plan(mut layer: Layer, copies: bool) -> Result<Plan, PlanError> {
     let appends = layer.base.kv_weight != Buffer::Null;
@@ -139,6 +142,9 @@ fn plan(mut layer: Layer, copies: bool) -> Result<Plan, PlanError> {
     layer.place_rows();
     layer.place_tickets(if splits > 1 { query_tiles * pairs } else { 0 })?;
     let grouped = layer.is_grouped();
+    let inner = experts.saturating_mul(layer.sizes.columns());
+    let output_bytes = inner.saturating_mul(layer.sizes.width * layer.choice.element.bytes());
+    layer.base.ahead_bytes = int(if grouped { 0 } else { output_bytes.min(AHEAD_BYTES) });
     let columns = layer.sizes.columns();
     let all_columns = if grouped { 0 } else { experts * columns } + if appends { 2 * columns } else { 0 };
     layer.push_first(all_columns, |layer, kernel, parameters| {

@@ -93,7 +93,9 @@ impl Choice {
         let idles = rows <= 256 && !self.occupies(tiles(WIDE_COLUMNS));
         let narrow = height < 128 && !routes && (idles || reads(NARROW_COLUMNS) <= reads(WIDE_COLUMNS));
         let engines = std::iter::once(self.engine).chain(self.large);
-        let kernels = engines.flat_map(ProductKernel::all);
+        // Of few rows, weights are what takes the time, and smaller blocks have more of them on their way.
+        let pays = |kernel: &ProductKernel| Some(kernel.engine) != self.large || kernel.rows > 64 || rows > 256;
+        let kernels = engines.flat_map(ProductKernel::all).filter(pays);
         let fitting = kernels.filter(|kernel| kernel.rows <= height && bytes(kernel) <= available as usize);
         // Of the largest, the last.
         let best = fitting.max_by_key(|kernel| ((kernel.columns < WIDE_COLUMNS) == narrow, kernel.rows));

@@ -8,15 +8,27 @@ use crate::emulator::{Tensors, try_run};
 use crate::support::{Random, decode, encode, matmul, widen};
 use crate::{attention, feed_forward};
 
-/// One multiprocessor, so that few tiles are many.
+/// Few multiprocessors, so that few tiles are many.
 const HOPPER: Device = Device { compute_capability: (9, 0), multiprocessors: 1, shared_bytes_per_block: 232_448 };
 
 const WGMMA: Options = Options { tf32: false, wgmma: true };
 
-/// Launches of warpgroup products: of `project`, of `output`.
-fn count(plan: &Plan) -> [usize; 2] {
-    ["moa_project_wgmma_128x128", "moa_output_wgmma_128x128"]
-        .map(|kernel| plan.launches.iter().filter(|launch| launch.kernel == kernel).count())
+/// Rows of the tiles of warpgroup products.
+const TILES: [u32; 2] = [64, 128];
+
+/// Launches of tiles of warpgroup products of so many rows.
+fn count(plan: &Plan, rows: u32) -> usize {
+    let is_product = |kernel: &str| kernel.contains("_wgmma_") && kernel.ends_with(&format!("_{rows}x128"));
+    plan.launches.iter().filter(|launch| is_product(&launch.kernel)).count()
+}
+
+/// The device whose plan has most tiles of so many rows: how many multiprocessors there are decides.
+fn device_with(rows: u32, mut plan: impl FnMut(Device) -> Plan) -> Device {
+    let devices = (1..=24).map(|multiprocessors| Device { multiprocessors, ..HOPPER });
+    let (device, launches) =
+        devices.map(|device| (device, count(&plan(device), rows))).max_by_key(|(_, n)| *n).unwrap();
+    assert!(launches > 0, "no device has tiles of {rows} rows");
+    device
 }
 
 /// Every expert for every token: whole and ragged tiles, columns alone and in pairs, keys and values; addresses that
@@ -36,9 +48,14 @@ fn dense_attention() {
                 break case;
             }
         };
-        (case.device, case.options, case.offset) = (HOPPER, WGMMA, offset);
-        assert_eq!(count(&case.plan()), [1, 1]);
-        assert_eq!(case.check(), Regime::Dense);
+        (case.options, case.offset) = (WGMMA, offset);
+        for rows in TILES {
+            case.device = device_with(rows, |device| {
+                case.device = device;
+                case.plan()
+            });
+            assert_eq!(case.check(), Regime::Dense);
+        }
     }
 }
 
@@ -59,9 +76,40 @@ fn grouped_feed_forward() {
                     break case;
                 }
             };
-            (case.device, case.options) = (HOPPER, WGMMA);
-            assert_eq!(count(&case.plan()), [1, 1]);
-            assert_eq!(case.check(), regime);
+            case.options = WGMMA;
+            for rows in TILES {
+                case.device = device_with(rows, |device| {
+                    case.device = device;
+                    case.plan()
+                });
+                assert_eq!(case.check(), regime);
+            }
+        }
+    }
+}
+
+/// The router of many tokens, on tensor cores: experts of one pass and of two, a width that its warps share unevenly, and
+/// more experts than it takes.
+#[test]
+fn routers_of_many_tokens() {
+    for (experts, top_k, width, element) in [
+        (12, 3, 104, Element::F16),
+        (33, 2, 104, Element::Bf16),
+        (40, 3, 520, Element::F16),
+        (72, 2, 64, Element::Bf16),
+    ] {
+        let mut random = Random(experts as u64);
+        let (tokens, kv_heads) = (330, 2);
+        let dims = SelfAttentionDims { batch: 1, tokens, past: 0, width, experts, top_k, kv_heads, head: 64 };
+        let mut case = attention::Case::random(&mut random, dims, element, false);
+        case.options = WGMMA;
+        for rows in TILES {
+            case.device = device_with(rows, |device| {
+                case.device = device;
+                case.plan()
+            });
+            assert_eq!(case.plan().launches[0].parameters.route_splits, 1, "each block has its tokens for itself");
+            assert_eq!(case.check(), Regime::GroupedReduce);
         }
     }
 }

@@ -1,0 +1,142 @@
+// The online softmax of a tile's scores, in the registers of the lanes that share its rows.
+#pragma once
+
+#include "attend_rows.cuh"
+
+// Maximum and sum of the rows of a warp, and how far each may look.
+template <class A>
+struct RowState {
+    static constexpr int ROWS = A::Scores::ROWS;
+    float largest[ROWS], sum[ROWS];
+    int last_key[ROWS];
+};
+
+// The mask of `KEYS` keys, of which a lane reads up to two: read early, asked late.
+template <int KEYS, bool IS_WIDE = (KEYS > 64)>
+struct KeyMask {
+    int low, high;
+
+    // Of the keys from `first` on; those from `end` on are as if masked, and are not read.
+    DEVICE KeyMask(const QueryRows &rows, int first, int end) {
+        const int *mask = rows.p.key_mask + (size_t)rows.batch * rows.p.keys;
+        const int key = first + lane_index();
+        low = key < end ? mask[key] : 0;
+        high = KEYS > 32 && key + 32 < end ? mask[key + 32] : 0;
+    }
+
+    // Bit `i`: key `first + i` is not masked.
+    DEVICE unsigned long long bits() const {
+        const unsigned long long upper = KEYS > 32 ? ballot(high != 0) : 0;
+        const unsigned lower = ballot(low != 0);
+        return upper << 32 | (KEYS < 32 ? lower & ((1u << KEYS % 32) - 1) : lower);
+    }
+};
+
+// The same of 128 keys.
+template <int KEYS>
+struct KeyMask<KEYS, true> {
+    static_assert(KEYS == 128, "two words");
+    KeyMask<64> lower, upper;
+
+    DEVICE KeyMask(const QueryRows &rows, int first, int end) : lower(rows, first, end), upper(rows, first + 64, end) {}
+
+    DEVICE WideBits bits() const { return {lower.bits(), upper.bits()}; }
+};
+
+// Scores become weights; `shrink` is what scales earlier sums of each row to the new maximum, or to one that is smaller by
+// `A::KEPT_POWERS` powers of 2 at most, in which case it is often 1. Bit `i` of `visible` says
+// whether key `first_key + i` is one that some row of the tile sees.
+template <class A, class Bits>
+DEVICE void weigh(const Parameters &p, int first_key, const Bits &visible, typename A::Scores &scores,
+                  RowState<A> &state, float (&shrink)[RowState<A>::ROWS]) {
+    float factor = p.scale * 1.44269504088896341f;
+    // The largest score is that of the largest product, and stays finite beside masked ones, by a factor above 0 alone.
+    if (!(factor > 0)) {
+#pragma unroll
+        for (int i = 0; i < RowState<A>::ROWS; i++) {
+#pragma unroll
+            for (int j = 0; j < A::Scores::COLUMNS; j++) {
+                scores.at(i, j) *= factor;
+            }
+        }
+        factor = 1;
+    }
+    bool sees_all = has_all<A::WARP_KEYS>(visible);
+#pragma unroll
+    for (int i = 0; i < RowState<A>::ROWS; i++) {
+        sees_all = sees_all && first_key + A::WARP_KEYS - 1 <= state.last_key[i];
+    }
+    if (!sees_all) {
+#pragma unroll
+        for (int i = 0; i < RowState<A>::ROWS; i++) {
+#pragma unroll
+            for (int j = 0; j < A::Scores::COLUMNS; j++) {
+                int column = scores.column(j);
+                bool seen = has_bit(visible, column, j * 2 >= A::Scores::COLUMNS) && first_key + column <= state.last_key[i];
+                scores.at(i, j) = seen ? scores.at(i, j) : -infinity();
+            }
+        }
+    }
+    // Rows side by side: each is a chain of operations that wait for each other.
+    float largest[RowState<A>::ROWS], base[RowState<A>::ROWS], sum[RowState<A>::ROWS];
+#pragma unroll
+    for (int j = 0; j < A::Scores::COLUMNS; j++) {
+#pragma unroll
+        for (int i = 0; i < RowState<A>::ROWS; i++) {
+            largest[i] = j == 0 ? scores.at(i, j) : maximum(largest[i], scores.at(i, j));
+        }
+    }
+#pragma unroll
+    for (int mask = 1; mask < A::Engine::ROW_LANES; mask *= 2) {
+#pragma unroll
+        for (int i = 0; i < RowState<A>::ROWS; i++) {
+            largest[i] = maximum(largest[i], shuffle_xor(largest[i], mask * A::Engine::ROW_STEP));
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < RowState<A>::ROWS; i++) {
+        largest[i] = maximum(state.largest[i], largest[i] * factor);
+        if (A::KEPT_POWERS > 0 && largest[i] - state.largest[i] <= A::KEPT_POWERS) {
+            largest[i] = state.largest[i];
+        }
+        base[i] = largest[i] == -infinity() ? 0 : largest[i];
+        shrink[i] = exponential2(state.largest[i] - base[i]);
+        sum[i] = 0;
+    }
+#pragma unroll
+    for (int j = 0; j < A::Scores::COLUMNS; j++) {
+#pragma unroll
+        for (int i = 0; i < RowState<A>::ROWS; i++) {
+            float weight = exponential2(fused_multiply_add(scores.at(i, j), factor, -base[i]));
+            scores.at(i, j) = weight;
+            sum[i] += weight;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < RowState<A>::ROWS; i++) {
+        state.largest[i] = largest[i];
+        state.sum[i] = state.sum[i] * shrink[i] + sum[i];
+    }
+}
+
+// Scales the rows of a sum.
+template <class A>
+DEVICE void scale_rows(typename A::Mixed &mixed, const float (&factors)[RowState<A>::ROWS]) {
+    if (A::KEPT_POWERS > 0) {
+        bool keeps = true;
+#pragma unroll
+        for (int i = 0; i < RowState<A>::ROWS; i++) {
+            keeps = keeps && factors[i] == 1;
+        }
+        if (ballot(keeps) == 0xffffffffu) {
+            return;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < RowState<A>::ROWS; i++) {
+#pragma unroll
+        for (int j = 0; j < A::Mixed::COLUMNS; j++) {
+            mixed.at(i, j) *= factors[i];
+        }
+    }
+}
