@@ -417,6 +417,9 @@ DEVICE Job<TileType> job_of(const Parameters &p, int block) {
 template <class TileType>
 DEVICE void project(const Parameters &p) {
     typedef typename TileType::Element T;
+    constexpr bool IS_LARGE = TileType::ROWS * TileType::COLUMNS > 64 * 64;
+    static_assert(!IS_LARGE || sizeof(T) != 2 || TileType::SHARED_BYTES >= ProductRouteMemory<TileType::THREADS / 32>::BYTES,
+                  "a large tile has room for the router of many tokens");
     DYNAMIC_SHARED(shared);
     release_next_grid();
     wait_for_previous_grid();
@@ -445,7 +448,7 @@ DEVICE void project(const Parameters &p) {
         }
         const int tokens = TileType::THREADS / 32 / p.route_splits * GROUP_TOKENS;
         const int first = routes ? block_index() * tokens : 0;
-        routed_pairs = route_tokens<T, TileType::THREADS>(p, memory, first, routes) * p.top_k;
+        routed_pairs = route_tokens<T, TileType::THREADS, IS_LARGE>(p, memory, first, routes) * p.top_k;
     }
     if (routes) {
         return;

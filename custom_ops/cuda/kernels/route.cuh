@@ -3,7 +3,7 @@
 // Groups of 4 tokens; the warps of a group share the width, and their sums are added in the order of the warps.
 #pragma once
 
-#include "memory.cuh"
+#include "route_products.cuh"
 
 enum GateMode { SOFTMAX_TOPK = 0, SOFTMAX_TOPK_RENORM = 1, TOPK_SOFTMAX = 2 };
 
@@ -375,18 +375,29 @@ DEVICE void choose_one_by_one(const Parameters &p, const RouteMemory &memory, in
 }
 
 // Routes the tokens from `first_token` on, as many as the warps of the block take. Leaves experts in `memory`, and
-// writes the choice where `publishes` is set. Returns how many tokens it takes.
-template <class T, int THREADS>
+// writes the choice where `publishes` is set. Returns how many tokens it takes. `FOR_MANY`: whether tokens may be so many
+// that tensor cores are worth their code.
+template <class T, int THREADS, bool FOR_MANY>
 DEVICE int route_tokens(const Parameters &p, const RouteMemory &memory, int first_token, bool publishes) {
     const int WARPS = THREADS / 32;
     const int groups = WARPS / p.route_splits;
     const int warp = thread_index() / 32;
     const int group = warp / p.route_splits, split = warp % p.route_splits;
     const bool shares = p.route_splits > 1;
-    float *to = shares ? memory.sums + warp * GROUP_TOKENS * p.experts
-                       : memory.scores + group * GROUP_TOKENS * p.experts;
-    partial_logits<T>(p, first_token + group * GROUP_TOKENS, split, to);
-    sync_block();
+    bool is_done = false;
+    if constexpr (FOR_MANY && HAS_TENSOR_CORES_16 && sizeof(T) == 2) {
+        is_done = !shares && p.vectors && p.experts <= MOST_MULTIPLIED_EXPERTS;
+        if (is_done) {
+            float *parts = (float *)(memory.experts + WARPS * GROUP_TOKENS * p.top_k);
+            route_by_products<T, WARPS>(p, first_token, memory.scores, parts);
+        }
+    }
+    if (!is_done) {
+        float *to = shares ? memory.sums + warp * GROUP_TOKENS * p.experts
+                           : memory.scores + group * GROUP_TOKENS * p.experts;
+        partial_logits<T>(p, first_token + group * GROUP_TOKENS, split, to);
+        sync_block();
+    }
     if (shares) {
         const int count = GROUP_TOKENS * p.experts;
         for (int i = thread_index(); i < groups * count; i += THREADS) {

@@ -141,7 +141,7 @@ fn of_warpgroups(family: &str, numbers: &[u32], threads: u32, element: Element) 
         |columns: u32, depth: u32| add(&mut census, &format!("HGMMA.64x{columns}x16.F32{kind}"), depth / 16);
     match (family, numbers) {
         ("attend", &[head]) => {
-            let keys = 64;
+            let keys = if head <= 128 { 128 } else { 64 };
             // The first scores, and the last mix, are outside of the loop.
             for _ in 0..2 {
                 multiply(keys, head);
@@ -149,18 +149,25 @@ fn of_warpgroups(family: &str, numbers: &[u32], threads: u32, element: Element) 
             }
             // A lane's part of two rows, and what scales each.
             add(&mut census, BESIDE_PRODUCTS, keys / 2 + 2);
-            if head <= 128 {
+            if head == 64 {
                 add(&mut census, LOAD[0], head / 16);
             }
         }
-        ("project" | "output", &[columns, _]) => {
+        ("project" | "output", &[rows, columns, _]) => {
             let depth = 64;
             multiply(columns, depth);
-            add_stages(&mut census, STAGE_COPIES, [128, columns, depth], threads, element);
+            add_stages(&mut census, STAGE_COPIES, [rows, columns, depth], threads, element);
         }
         _ => panic!("{family} has no tile of {numbers:?}"),
     }
     census
+}
+
+/// The products of the router in large tiles: of 4 tokens a warp and 32 experts, over 32 inner indices, with a weight in
+/// three parts, and an element of binary16 in two, of which the second one leaves the smallest part out.
+fn add_router(census: &mut Census, threads: u32, element: Element) {
+    let fragments = (threads / 32 * 4 / 16) * (32 / 8) * (32 / 16);
+    add(census, "HMMA.16816.F32.BF16", fragments * if element == Element::Bf16 { 3 } else { 3 + 2 });
 }
 
 /// What a kernel comes to on devices of a compute capability.
@@ -175,6 +182,10 @@ fn expected(element: Element, capability: (u32, u32), kernel: &str, threads: u32
     };
     if capability < (8, 0) {
         census.remove(COPY);
+    }
+    let is_large = ["tensor_128x128", "wgmma_64x128", "wgmma_128x128"].iter().any(|tile| kernel.ends_with(tile));
+    if is_large && words[1] == "project" {
+        add_router(&mut census, threads, element);
     }
     if capability >= (9, 0) {
         OVERLAP.iter().for_each(|form| add(&mut census, form, 1));
