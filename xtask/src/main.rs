@@ -39,7 +39,7 @@ cargo xtask COMMAND
   gpu-check [sm_90a …]
           fill a folder that checks and times the CUDA kernels on a machine with a GPU; with machine code of
           these architectures only, if any is named
-  gpu-check tensorrt WHEEL sm_90a …
+  gpu-check tensorrt WHEEL sm_90a compute_80 …
           fill a folder that builds, proves and times TensorRT engines there; WHEEL is PyPI's tensorrt 8.6.0, which is
           cut into pieces beside it, and TENSORRT_ROOT holds the headers of 8.6
   tensorrt [test]

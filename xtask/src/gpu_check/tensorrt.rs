@@ -48,7 +48,11 @@ pub(crate) fn run(project: &Project, wheel: &str, targets: &[&str]) -> Result<bo
     process::run(command.arg("tools/gpu_check/tensorrt_kit.py").arg(&kit).arg(wheel))?;
     let bytes = size(&kit).map_err(|error| format!("{}: {error}", kit.display()))?;
     if bytes > MAX_BYTES {
-        return Err(format!("{} holds {bytes} bytes, and {MAX_BYTES} are allowed", project.shown(&kit)));
+        return Err(format!(
+            "{} holds {bytes} bytes, and {MAX_BYTES} are allowed; name one PTX beside the machine code, and no other \
+             stays: `cargo xtask gpu-check tensorrt WHEEL sm_90a compute_80`",
+            project.shown(&kit)
+        ));
     }
     let place = project.shown(&kit);
     println!(
