@@ -163,8 +163,8 @@ fn of_warpgroups(family: &str, numbers: &[u32], threads: u32, element: Element) 
     census
 }
 
-/// The products of the router in large tiles: of 4 tokens a warp and 32 experts, over 32 inner indices, with a weight in
-/// three parts, and an element of binary16 in two, of which the second one leaves the smallest part out.
+/// The products of the router in large tiles: of 4 tokens a warp and 32 experts, over 32 inner indices, with a weight
+/// in three parts, and an element of binary16 in two, of which the second one leaves the smallest part out.
 fn add_router(census: &mut Census, threads: u32, element: Element) {
     let fragments = (threads / 32 * 4 / 16) * (32 / 8) * (32 / 16);
     add(census, "HMMA.16816.F32.BF16", fragments * if element == Element::Bf16 { 3 } else { 3 + 2 });

@@ -88,8 +88,8 @@ fn grouped_feed_forward() {
     }
 }
 
-/// The router of many tokens, on tensor cores: experts of one pass and of two, a width that its warps share unevenly, and
-/// more experts than it takes.
+/// The router of many tokens, on tensor cores: experts of one pass and of two, a width that its warps share unevenly,
+/// and more experts than it takes.
 #[test]
 fn routers_of_many_tokens() {
     for (experts, top_k, width, element) in [
