@@ -21,7 +21,7 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from gpu_check import pieces, tensorrt_kit, tensorrt_stage
+from gpu_check import pieces, tensorrt_kit, tensorrt_stage, tensors
 
 SYMBOLS = """
    7: 0000000000000000     0 FUNC    GLOBAL DEFAULT  UND cudnnCreate@libcudnn.so.8 (4)
@@ -36,7 +36,9 @@ LONG = 3600
 
 #: Plays moa-export: notes its words, fails where FAIL names one of them, and writes what the real one writes.
 PROGRAM = """
-import json, os, sys
+import json, os, pathlib, sys
+sys.path.insert(0, TOOLS)
+from gpu_check import tensors
 words = sys.argv[1:]
 with open(os.environ["LOG"], "a") as log:
     log.write(json.dumps(words) + "\\n")
@@ -49,13 +51,17 @@ if os.environ["TENSORRT_ROOT"] == "/nowhere" and words[0] != "ops":
 if words[0] == "ops":
     print("TensorRT      8.6.0\\nGPU           NVIDIA X, compute capability 9.0")
 if words[0] == "build":
-    folder = words[words.index("-o") + 1]
-    os.makedirs(folder, exist_ok=True)
-    for name in ["model.plan", "encoder_model.plan"]:
-        open(os.path.join(folder, name), "wb").write(b"a plan")
+    target = words[words.index("-o") + 1]
+    os.makedirs(os.path.dirname(target) if target.endswith(".plan") else target, exist_ok=True)
+    for name in [""] if target.endswith(".plan") else ["model.plan", "encoder_model.plan"]:
+        open(os.path.join(target, name) if name else target, "wb").write(b"a plan")
 if words[0] == "bench":
     open(words[words.index("--json") + 1], "w").write('{"rows": 2}')
-if words[0] == "run":
+if words[0] == "run" and "compared" in words[3]:
+    of_runtime = "ort-function" in words
+    numbers = {"out": ("F32", [2], [1.0, 2.0 + (0.5 if os.environ["SALT"] == "far" and not of_runtime else 0.0)])}
+    tensors.write(pathlib.Path(words[words.index("--outputs") + 1]), numbers)
+elif words[0] == "run":
     if open(words[1], "rb").read() != b"a plan":
         print("error[MOA-E3]: the plan is cut")
         sys.exit(3)
@@ -157,7 +163,7 @@ class Steps(unittest.TestCase):
         self.work = self.place / "there/work"
         self.kit.mkdir()
         program = self.kit / "moa-export"
-        program.write_text(f"#!{sys.executable}\n{textwrap.dedent(PROGRAM)}")
+        program.write_text(f"#!{sys.executable}\n{textwrap.dedent(PROGRAM).replace('TOOLS', repr(str(ROOT / 'tools')), 1)}")
         program.chmod(program.stat().st_mode | stat.S_IEXEC)
 
     def run_stage(self, fail="", salt="equal", budget=str(LONG), unpack=lambda *_: None, models="base_layer", dtypes="fp32"):
@@ -193,6 +199,31 @@ class Steps(unittest.TestCase):
         self.assertIn("refuse a cut plan base_layer fp32 fused", states)
         self.assertIn("refuse a missing TensorRT base_layer fp32 fused", states)
         self.assertIn("refuse other shapes base_layer fp32 fused", states)
+
+    def test_one_graph_is_held_beside_onnx_runtime(self):
+        failed, states = self.run_stage(models="encoder", salt="near")
+        self.assertEqual((failed, set(states.values())), (False, {"passed"}), states)
+        self.assertIn("compare encoder fp32 standard", states)
+        self.assertFalse([name for name in states if name.startswith(("verify", "bench", "engines"))])
+        builds = [words for words in self.commands() if words[0] == "build" and "--timing-cache" in words]
+        self.assertEqual({Path(words[1]).name for words in builds}, {"encoder_model.onnx"})
+        self.assertEqual({Path(words[words.index("-o") + 1]).name for words in builds}, {"encoder_model.plan"})
+
+    def test_a_graph_whose_outputs_are_far_fails(self):
+        failed, states = self.run_stage(models="encoder", salt="far")
+        self.assertTrue(failed)
+        faults = {name for name, state in states.items() if state == "failed"}
+        self.assertEqual(faults, {"compare encoder fp32 fused", "compare encoder fp32 standard"})
+
+    def test_distances_of_tensors(self):
+        file = self.place / "a.safetensors"
+        tensors.write(file, {"a": ("F32", [2, 1], [1.0, -4.0]), "b": ("I64", [1], [7])})
+        found = tensors.read(file)
+        self.assertEqual(found, {"a": ([2, 1], (1.0, -4.0)), "b": ([1], (7,))})
+        self.assertEqual(tensors.furthest(found, found), 0.0)
+        self.assertEqual(tensors.furthest(found | {"a": ([2, 1], (2.0, -4.0))}, found), 0.25)
+        for other in ({"a": found["a"]}, found | {"a": ([1, 2], (1.0, -4.0))}, found | {"a": ([2, 1], (float("nan"), -4.0))}):
+            self.assertEqual(tensors.furthest(other, found), float("inf"))
 
     def test_reports_and_the_gpu_are_in_two_files(self):
         self.run_stage(fail="verify")

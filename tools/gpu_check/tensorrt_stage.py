@@ -16,7 +16,6 @@ import random
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from . import pieces
+from . import pieces, tensors
 
 #: The plan of each model that is run by itself, sizes of its open dimensions, which hold every case of `verify` (80 tokens on
 #: either side, and as many in a cache), and the points that are timed.
@@ -41,7 +40,11 @@ MODELS = {
         "dims": ["batch=1:1:8", "source=1:16:80", "sequence=1:1:80", "past_sequence=0:16:80"],
         "points": [["1", "16"], ["8", "16"]],
     },
+    # One graph of an export, which is neither proved nor timed without the other: its outputs are held beside ONNX Runtime's.
+    "encoder": {"plan": "encoder_model.plan", "dims": ["batch=1:1:8", "source=1:16:80"], "points": []},
 }
+#: How far outputs may lie from those of ONNX Runtime, over the largest of them.
+FAR = {"fp32": 1e-4, "fp16": 4e-3}
 FORMS = ["fused", "standard"]
 DTYPES = ["fp32", "fp16"]
 
@@ -260,13 +263,22 @@ class Job:
 
     def __init__(self, stage, program, kit, work, model, dtype):
         self.stage, self.program, self.model, self.dtype = stage, program, model, dtype
-        self.checkpoint, self.work = kit / "checkpoints" / model, work
+        self.checkpoint, self.work = kit / "checkpoints" / {"encoder": "number_words"}.get(model, model), work
+        self.graph = "encoder_model" if model == "encoder" else None
 
     def export_of(self, form):
         return self.work / f"{self.model}-{self.dtype}-{form}"
 
     def plan_of(self, form):
         return self.work / f"{self.model}-{self.dtype}-{form}-plan"
+
+    def built(self, form):
+        """What an engine is built of, and where it goes: an export and a folder, or one graph and its plan."""
+        export, plan = self.export_of(form), self.plan_of(form)
+        if self.graph is None:
+            return export, plan
+        plan.mkdir(exist_ok=True)
+        return export / f"{self.graph}.onnx", plan / MODELS[self.model]["plan"]
 
     def files(self, *words):
         """A folder of the job's own."""
@@ -281,16 +293,37 @@ class Job:
     def prove(self, form):
         """Builds one form and proves it; of the fused one, what it refuses and that it can be loaded again."""
         label, files = f"{self.model} {self.dtype} {form}", self.files(form)
-        export, plan = self.export_of(form), self.plan_of(form)
-        command = [self.program, "build", export, "-o", plan, *dims(self.model), "--timing-cache", files / "timings"]
+        source, target = self.built(form)
+        command = [self.program, "build", source, "-o", target, *dims(self.model), "--timing-cache", files / "timings"]
         self.stage.run(f"build {label}", [*command, "--force", "--json"], needs=[f"export {label}"])
-        report = files / "report.json"
-        command = [self.program, "verify", export, "--checkpoint", self.checkpoint, "--backends", "tensorrt", "--plan", plan]
-        command += ["--json", report, "--force"]
-        self.stage.run(f"verify {label}", command, needs=[f"build {label}"], report=report)
+        if self.graph is None:
+            report = files / "report.json"
+            command = [self.program, "verify", source, "--checkpoint", self.checkpoint, "--backends", "tensorrt", "--plan", target]
+            command += ["--json", report, "--force"]
+            self.stage.run(f"verify {label}", command, needs=[f"build {label}"], report=report)
+        else:
+            self.compare(form, label, files)
         if form == "fused":
             for step in (reload, refuse_without_tensorrt, refuse_a_cut_plan, refuse_other_shapes):
-                step(self.stage, self.program, files, self.model, self.dtype, (export, plan))
+                step(self.stage, self.program, files, self.model, self.dtype, (source, self.plan_of(form)))
+
+    def compare(self, form, label, files):
+        """The outputs of one graph beside those of the standard form in ONNX Runtime."""
+        inputs, outputs, expected = (files / f"compared-{name}.safetensors" for name in ("in", "out", "expected"))
+        write_inputs(inputs, self.model, self.dtype)
+        words = ["--inputs", inputs, "--outputs", outputs, "--force"]
+        self.stage.run(f"run {label}", [self.program, "run", self.built(form)[1], *words], needs=[f"build {label}"])
+        words = ["--inputs", inputs, "--outputs", expected, "--force", "--backend", "ort-function"]
+        command = [self.program, "run", self.built("standard")[0], *words]
+        beside = f"run {label} in ONNX Runtime"
+        self.stage.run(beside, command, needs=[f"export {self.model} {self.dtype} standard"])
+
+        def body(_):
+            far = tensors.furthest(tensors.read(outputs), tensors.read(expected))
+            state = "passed" if far <= FAR[self.dtype] else "failed"
+            return {"state": state, "why": f"{far:.1e} from ONNX Runtime, {FAR[self.dtype]:.0e} is allowed"}
+
+        self.stage.step(f"compare {label}", [f"run {label}", beside], body)
 
     def bench(self, forms, point, files, seconds):
         """The words that time `forms` at one point."""
@@ -386,14 +419,8 @@ def write_inputs(path, model, dtype, rows=2):
     else:
         name, kind, shape = "input_ids", "I64", [rows, 32]
         values = [draw.randrange(4, 16) for _ in range(math.prod(shape))]
-    tensors = {name: (kind, shape, values), "attention_mask": ("I64", shape[:2], [1] * math.prod(shape[:2]))}
-    letters = {"F32": "f", "F16": "e", "I64": "q"}
-    header, content = {}, b""
-    for name, (kind, shape, values) in tensors.items():
-        begin, content = len(content), content + struct.pack(f"<{len(values)}{letters[kind]}", *values)
-        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, len(content)]}
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + content)
+    mask = ("I64", shape[:2], [1] * math.prod(shape[:2]))
+    tensors.write(path, {name: (kind, shape, values), "attention_mask": mask})
 
 
 def points_of(models, dtypes):
@@ -406,7 +433,9 @@ def all_steps(stage, options, work):
     """All steps behind the first two: exports, then engines beside each other, then what is timed."""
     program, end = program_of(options.kit, options.place), stage.deadline
     points = points_of(options.models, options.dtypes)
-    jobs = {key: Job(stage, program, options.kit, work, *key) for key in dict.fromkeys(point[:2] for point in points)}
+    untimed = [(model, dtype) for model in options.models for dtype in options.dtypes if not MODELS[model]["points"]]
+    keys = dict.fromkeys([*untimed, *(point[:2] for point in points)])
+    jobs = {key: Job(stage, program, options.kit, work, *key) for key in keys}
     for job in jobs.values():
         for form in FORMS:
             job.export(form)
@@ -414,6 +443,7 @@ def all_steps(stage, options, work):
     stage.deadline = now + BUILDING * (end - now)
     begun, calls = set(), []
     with ThreadPoolExecutor(max(2, round(BUILDERS * (os.cpu_count() or 1)))) as pool:
+        calls += [pool.submit(jobs[key].prove, form) for key in untimed for form in FORMS]
         for *key, batch, tokens in points:
             job = jobs[tuple(key)]
             calls += [pool.submit(job.prove, form) for form in FORMS if job not in begun]
