@@ -86,7 +86,7 @@ int shuffle_xor(int value, int mask);
 long long shuffle_from(long long value, int lane);
 float shuffle_from(float value, int lane);
 int shuffle_up(int value, int delta);
-inline int alike(int value) { return value; }
+int alike(int value);
 unsigned ballot(bool predicate);
 inline int count_bits(unsigned bits) { return __builtin_popcount(bits); }
 

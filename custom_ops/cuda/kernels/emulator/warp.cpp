@@ -81,6 +81,14 @@ void do_ballot(void *const (&operands)[32]) {
     }
 }
 
+void do_alike(void *const (&operands)[32]) {
+    for (int lane = 1; lane < 32; lane++) {
+        if (((Exchange<int> *)operands[lane])->value != ((Exchange<int> *)operands[0])->value) {
+            emulator::fail("lanes of a warp differ in what they are said to have alike");
+        }
+    }
+}
+
 struct MatrixLoad {
     const unsigned char *row;
     unsigned (*to)[4];
@@ -272,6 +280,12 @@ unsigned ballot(bool predicate) {
     Exchange<int> exchange = {predicate, 0, 0};
     emulator::collective(do_ballot, &exchange);
     return (unsigned)exchange.result;
+}
+
+int alike(int value) {
+    Exchange<int> exchange = {value, 0, 0};
+    emulator::collective(do_alike, &exchange);
+    return value;
 }
 
 void load_matrices(unsigned (&to)[4], const void *row) {

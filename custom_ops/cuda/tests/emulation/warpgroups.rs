@@ -254,6 +254,7 @@ fn mistakes_are_found() {
         (12, ""),
         (13, "a base offset"),
         (14, "waits for ever"),
+        (29, "said to have alike"),
     ] {
         Probe::product(1, true, mistake).fails_with(complaint);
     }
