@@ -15,7 +15,7 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from gpu_check import conductor, counters, pieces, slim
+from gpu_check import barriers, conductor, counters, pieces, slim
 from test_cuda_abi import archive
 
 
@@ -75,6 +75,32 @@ class Counters(unittest.TestCase):
                 self.assertEqual(counters.watch(options), 1)
             self.assertIn("ncu", json.loads(out.read_text())["said"])
         self.assertTrue(printed.getvalue().startswith("nothing was counted: "))
+
+
+class Barriers(unittest.TestCase):
+    def test_races_belong_to_their_programs(self):
+        line = "========= Error: Race reported between Write access at {}+0x1a0\n=========     and Read access at {}+0x2b0 [31 hazards]"
+        text = "\n".join(line.format(name, name) for name in ["nobody_waits", "copies_arrive", "copies_arrive"])
+        races = barriers.reported(text)
+        self.assertEqual({name: count for name, count in races.items() if count}, {"nobody_waits": 1, "copies_arrive": 2})
+        lines, follows = barriers.verdict(races)
+        self.assertFalse(follows)
+        self.assertEqual([one.split()[0] for one in lines if "the tool is wrong" in one], ["copies_arrive"])
+        self.assertTrue(barriers.verdict(dict.fromkeys(barriers.PROGRAMS, 0) | {"nobody_waits": 3})[1])
+        self.assertFalse(barriers.verdict(dict.fromkeys(barriers.PROGRAMS, 0))[1])
+
+    def test_every_program_is_in_the_source(self):
+        for name in barriers.PROGRAMS:
+            self.assertIn(f"PROGRAM({name}, ", barriers.SOURCE)
+
+    def test_a_sanitizer_that_is_not_there_is_said(self):
+        with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()) as printed:
+            out = Path(folder, "barriers.json")
+            with mock.patch.object(conductor, "find_tool", return_value=str(Path(folder, "compute-sanitizer"))):
+                self.assertEqual(barriers.watch(out), 1)
+            found = json.loads(out.read_text())
+            self.assertEqual((found["ended"], found["follows"]), (False, False))
+        self.assertTrue(printed.getvalue().startswith("nothing was checked: "))
 
 
 class Slim(unittest.TestCase):
