@@ -144,6 +144,7 @@ def large_checks():
         Check(_case(WIDE, 190, 65, causal=True), pads="ragged"),
         Check(_case(replace(base, head=64), 67, 128, causal=True), pads="mixed"),
         Check(_case(base, 9, 256, 300, True), pads="ragged"),
+        Check(_case(replace(base, head=64), 3, 100, causal=True), pads="ragged", multiprocessors=20),
         Check(_case(big, 40, 130), **ffn, extent=520),
         Check(_case(jetmoe, 33, 100), **ffn, extent=704, gated=True),
     ]

@@ -47,8 +47,10 @@ CALLS = [
     ("MoASelfAttention", 1, 2, 130, 64, 4, 4, 1, 256, {}),
 ]
 
-#: The same, planned as for one multiprocessor: small calls with the tiles of large ones.
+#: The same, planned as for one multiprocessor, or for so few that tiles of 64 rows are many: small calls with the tiles of
+#: large ones.
 LARGE_CALLS = [
+    ("MoASelfAttention", 1, 300, 0, 512, 4, 4, 1, 64, {"multiprocessors": 16}),
     ("MoASelfAttention", 1, 20, 0, 64, 4, 2, 1, 64, {}),
     ("MoASelfAttention", 1, 40, 0, 64, 4, 2, 1, 64, {}),
     ("MoASelfAttention", 1, 150, 0, 64, 4, 2, 1, 64, {}),
@@ -74,7 +76,7 @@ def narrower(call):
 
 def multiprocessors(call):
     """As for how many multiprocessors a call is planned; None for those of the device."""
-    return None if call in CALLS else 1
+    return None if call in CALLS else call[-1].get("multiprocessors", 1)
 
 
 def to_bits(values, element):
