@@ -11,7 +11,7 @@ use crate::output_projection::{Order, OutputInputs};
 use crate::packed::{Geometry, Packed, WeightData};
 use crate::pool::Stage;
 use crate::prepared::{Prepared, Weight};
-use crate::routing::{RouterInputs, Routing};
+use crate::routing::{ExpertTiles, RouterInputs, Routing};
 use crate::rows::{IN_ORDER, RowProduct, TILE_ROWS, task_columns};
 use crate::scalar::Scalar;
 use crate::simd::{Epoch, Isa, Left, PANEL};
@@ -150,8 +150,7 @@ const WIDEST_TASK: usize = 2 * COLUMNS_PER_TASK;
 #[derive(Debug, Default)]
 pub(crate) struct HiddenScratch {
     rows: Buffer,
-    bounds: Vec<usize>,
-    experts: Vec<usize>,
+    tiles: ExpertTiles,
     claims: Claims,
 }
 
@@ -176,21 +175,18 @@ struct Hidden<'a> {
 
 impl HiddenScratch {
     fn stage<'a>(&'a mut self, inputs: HiddenInputs<'a>, hidden: usize) -> Hidden<'a> {
-        self.experts.clear();
-        self.experts.extend(inputs.routing.tiles(TILE_ROWS).map(|(_, expert)| expert));
-        self.bounds.clear();
-        self.bounds.extend(inputs.routing.tiles(TILE_ROWS).map(|(start, _)| start));
-        self.bounds.push(inputs.routing.rows());
+        self.tiles.fill(inputs.routing, TILE_ROWS);
+        let ExpertTiles { experts, bounds } = &self.tiles;
         let rows = self.rows.take(inputs.routing.rows() * hidden);
-        let wide = task_columns(inputs.isa, inputs.routing.rows(), self.experts.len(), hidden, COLUMNS_PER_TASK);
+        let wide = task_columns(inputs.isa, inputs.routing.rows(), experts.len(), hidden, COLUMNS_PER_TASK);
         let layout = Layout { stride: hidden, columns: hidden, tile_columns: wide.min(WIDEST_TASK) };
-        let grid = Grid::new(rows, layout, &self.bounds, &mut self.claims);
-        Hidden { inputs, experts: &self.experts, grid, epoch: Epoch::new() }
+        let grid = Grid::new(rows, layout, bounds, &mut self.claims);
+        Hidden { inputs, experts, grid, epoch: Epoch::new() }
     }
 
     /// Bytes held between calls.
     pub(crate) fn bytes(&self) -> usize {
-        self.rows.bytes() + (self.bounds.capacity() + self.experts.capacity()) * size_of::<usize>()
+        self.rows.bytes() + self.tiles.bytes()
     }
 }
 

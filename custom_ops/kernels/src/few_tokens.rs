@@ -14,7 +14,7 @@ use crate::output_projection::begin;
 use crate::packed::Geometry;
 use crate::pool::{Awaited, Stage, run_in_order};
 use crate::query_projection::QueryInputs;
-use crate::routing::{ByExpert, Routing};
+use crate::routing::{ByExpert, ExpertTiles, Routing};
 use crate::rows::{IN_ORDER, RowProduct, TILE_ROWS, even, may_meet_tiles};
 use crate::simd::{Element, FewSlots, Isa, Left, OneToken};
 use crate::terms::Terms;
@@ -45,8 +45,7 @@ pub(crate) struct FewScratch {
 struct ExpertScratch {
     rows: Buffer,
     products: Buffer,
-    experts: Vec<usize>,
-    bounds: Vec<usize>,
+    tiles: ExpertTiles,
     tasks: Vec<usize>,
     claims: [Claims; 2],
 }
@@ -118,9 +117,9 @@ impl FewScratch {
 
     /// Bytes held between calls.
     pub(crate) fn bytes(&self) -> usize {
-        let ExpertScratch { rows, products, experts, bounds, tasks, .. } = &self.experts;
-        let words: usize = [experts, bounds, tasks, &self.tokens].map(Vec::capacity).iter().sum();
-        rows.bytes() + products.bytes() + words * size_of::<usize>()
+        let ExpertScratch { rows, products, tiles, tasks, .. } = &self.experts;
+        let words = tasks.capacity() + self.tokens.capacity();
+        rows.bytes() + products.bytes() + tiles.bytes() + words * size_of::<usize>()
     }
 }
 
@@ -133,12 +132,9 @@ impl ExpertScratch {
     fn experts<'a>(&'a mut self, inputs: WaitingInputs<'a>, routing: Routing<'a>) -> Experts<'a> {
         let WaitingInputs { queries: QueryInputs { head, .. }, tokens, top_k, .. } = inputs;
         let Geometry { columns: width, .. } = inputs.output_weights.geometry();
-        self.experts.clear();
-        self.experts.extend(routing.tiles(TILE_ROWS).map(|(_, expert)| expert));
-        self.bounds.clear();
-        self.bounds.extend(routing.tiles(TILE_ROWS).map(|(start, _)| start));
-        self.bounds.push(routing.rows());
-        cut(&mut self.tasks, self.experts.len(), 1);
+        self.tiles.fill(routing, TILE_ROWS);
+        let ExpertTiles { experts, bounds } = &self.tiles;
+        cut(&mut self.tasks, experts.len(), 1);
         let row_len = 2 * tokens * head;
         let [row_claims, claims] = &mut self.claims;
         let rows = self.rows.take(most_experts(&inputs) * row_len);
@@ -146,9 +142,9 @@ impl ExpertScratch {
         Experts {
             inputs,
             routing,
-            experts: &self.experts,
+            experts,
             rows: Grid::new(rows, Layout::whole(row_len), &self.tasks, row_claims),
-            products: Grid::new(products, Layout::whole(width), &self.bounds, claims),
+            products: Grid::new(products, Layout::whole(width), bounds, claims),
         }
     }
 }

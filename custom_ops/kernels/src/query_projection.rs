@@ -5,7 +5,7 @@ use crate::grid::{Claims, Grid, Layout, Tile};
 use crate::packed::Packed;
 use crate::pool::Stage;
 use crate::rope::Rotary;
-use crate::routing::Routing;
+use crate::routing::{ExpertTiles, Routing};
 use crate::rows::{IN_ORDER, Next, RowProduct, TILE_ROWS, task_columns};
 use crate::simd::{Epoch, Isa, LANES, Left, PANEL, ROWS};
 
@@ -20,8 +20,7 @@ pub(crate) fn row_stride(columns: usize) -> usize {
 #[derive(Debug, Default)]
 pub(crate) struct QueryScratch {
     queries: Buffer,
-    bounds: Vec<usize>,
-    experts: Vec<usize>,
+    tiles: ExpertTiles,
     claims: Claims,
 }
 
@@ -99,21 +98,18 @@ pub(crate) struct QueryProjection<'a> {
 impl QueryScratch {
     /// Prepares the stage.
     pub(crate) fn stage<'a>(&'a mut self, inputs: QueryInputs<'a>, routing: Routing<'a>) -> QueryProjection<'a> {
-        self.experts.clear();
-        self.experts.extend(routing.tiles(TILE_ROWS).map(|(_, expert)| expert));
-        self.bounds.clear();
-        self.bounds.extend(routing.tiles(TILE_ROWS).map(|(start, _)| start));
-        self.bounds.push(routing.rows());
+        self.tiles.fill(routing, TILE_ROWS);
+        let ExpertTiles { experts, bounds } = &self.tiles;
         let columns = inputs.kv_heads * inputs.head;
         let tile_columns = if inputs.head.is_multiple_of(PANEL) {
-            task_columns(inputs.isa, routing.rows(), self.experts.len(), columns, inputs.head)
+            task_columns(inputs.isa, routing.rows(), experts.len(), columns, inputs.head)
         } else {
             inputs.head
         };
         let layout = Layout { stride: row_stride(columns), columns, tile_columns };
         let queries = self.queries.take(routing.tokens() * routing.top_k * layout.stride);
-        let grid = Grid::scattered(queries, layout, routing.order(), &self.bounds, &mut self.claims);
-        QueryProjection { inputs, routing, experts: &self.experts, grid, epoch: Epoch::new() }
+        let grid = Grid::scattered(queries, layout, routing.order(), bounds, &mut self.claims);
+        QueryProjection { inputs, routing, experts, grid, epoch: Epoch::new() }
     }
 
     /// What the stage has filled.
@@ -123,7 +119,7 @@ impl QueryScratch {
 
     /// Bytes held between calls.
     pub(crate) fn bytes(&self) -> usize {
-        self.queries.bytes() + (self.bounds.capacity() + self.experts.capacity()) * size_of::<usize>()
+        self.queries.bytes() + self.tiles.bytes()
     }
 }
 

@@ -322,6 +322,31 @@ impl<'a> Routing<'a> {
     }
 }
 
+/// The tiles of all experts, for a stage whose tasks compute them; kept between calls.
+#[derive(Debug, Default)]
+pub(crate) struct ExpertTiles {
+    /// Whose each tile is.
+    pub(crate) experts: Vec<usize>,
+    /// Where each tile begins, and where the last one ends.
+    pub(crate) bounds: Vec<usize>,
+}
+
+impl ExpertTiles {
+    /// Lists the tiles of at most `most` rows.
+    pub(crate) fn fill(&mut self, routing: Routing<'_>, most: usize) {
+        self.experts.clear();
+        self.experts.extend(routing.tiles(most).map(|(_, expert)| expert));
+        self.bounds.clear();
+        self.bounds.extend(routing.tiles(most).map(|(start, _)| start));
+        self.bounds.push(routing.rows());
+    }
+
+    /// Bytes held between calls.
+    pub(crate) fn bytes(&self) -> usize {
+        (self.experts.capacity() + self.bounds.capacity()) * size_of::<usize>()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
