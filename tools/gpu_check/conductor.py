@@ -38,8 +38,8 @@ TOOLS = {
 }
 RESTARTS = 6
 
-#: Barriers in shared memory (`mbarrier`) that the sanitizer follows in a block: compilers do not count those of inline
-#: PTX, and behind one that is not followed racecheck takes every read of a copy for a race.
+#: Barriers in shared memory (`mbarrier`) that the sanitizer may follow in a block: compilers do not count those of inline
+#: PTX. Which of ours it follows, `barriers` asks.
 BARRIERS = 64
 
 #: Processes that compile the rivals.

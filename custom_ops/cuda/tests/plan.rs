@@ -183,6 +183,12 @@ fn check_output(launch: &Launch, shape: &Shape) {
     }
 }
 
+/// Parts of keys whose maxima and sums the kernels have shared memory for.
+fn max_key_splits() -> i32 {
+    let constant = |line: &str| line.strip_prefix("const int MAX_KEY_SPLITS = ")?.strip_suffix(';')?.parse().ok();
+    include_str!("../kernels/attend.cuh").lines().find_map(constant).unwrap()
+}
+
 fn check_attend(launch: &Launch, shape: &Shape, device: &Device) {
     let p = &launch.parameters;
     let rows: usize = launch.kernel.rsplit_once("_r").unwrap().1.parse().unwrap();
@@ -193,6 +199,7 @@ fn check_attend(launch: &Launch, shape: &Shape, device: &Device) {
     let stays = launch.kernel.contains("_wgmma_");
     let at_one_time = if stays { device.multiprocessors.max(1) as usize } else { usize::MAX };
     assert_eq!(launch.grid as usize, blocks.min(at_one_time));
+    assert!(p.key_splits <= max_key_splits(), "{} parts of keys", p.key_splits);
     assert!(p.key_splits == 1 || (rows == 16 && p.tickets != Buffer::Null), "only short tiles cut keys");
 }
 
