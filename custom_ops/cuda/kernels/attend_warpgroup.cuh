@@ -63,7 +63,7 @@ struct WarpgroupAttention {
     DEVICE static constexpr int parts_apart(int layout, int parts) { return parts * RUNS_AT_ONCE * LENGTH * layout; }
 
     // The 64 rows that this warpgroup has of the queries.
-    DEVICE static const T *own_rows(const T *queries) { return queries + alike(thread_index() / 128) * 64 * LINE; }
+    DEVICE static const T *own_rows(const T *queries) { return queries + warpgroup_index() * 64 * LINE; }
 
     DEVICE static void load_queries(Queries &to, const T *queries) {
         if constexpr (KEEPS_QUERIES) {
@@ -264,7 +264,7 @@ struct ProductTurns {
     Signal (&turn)[2];
     int team, taken;
 
-    DEVICE explicit ProductTurns(Signal (&of)[2]) : turn(of), team(alike(thread_index() / 128)), taken(0) {
+    DEVICE explicit ProductTurns(Signal (&of)[2]) : turn(of), team(warpgroup_index()), taken(0) {
         if (team == 1) {
             pass();
         }
@@ -467,7 +467,7 @@ DEVICE void attend_warpgroups(const Parameters &p) {
     ask_weights(p);
     sync_block();
     wait_for_previous_grid();
-    if (alike(thread_index() / 128) * 128 >= A::THREADS) {
+    if (warpgroup_index() * 128 >= A::THREADS) {
         release_registers<A::COPIER_REGISTERS>();
         copy_tiles<A>(p, memory);
     } else {

@@ -7,6 +7,9 @@
 // the shared memory that it reads, belong to it until `warpgroup_wait`.
 #pragma once
 
+// Which warpgroup of its block this thread is of.
+DEVICE int warpgroup_index() { return alike(thread_index() / 128); }
+
 // How the 16-byte pieces of shared memory are permuted: bits 4 and up of an address are xored with the bits from 7 on.
 enum Swizzle { NO_SWIZZLE = 0, SWIZZLE_128 = 1, SWIZZLE_64 = 2, SWIZZLE_32 = 3 };
 

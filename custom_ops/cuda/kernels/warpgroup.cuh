@@ -101,7 +101,7 @@ struct WarpgroupTile {
     DEVICE static void add_up(Sum &sum, unsigned char *shared, int chunks, Source &source, bool vectors) {
         T *stages = (T *)shared;
         Filler<WarpgroupTile, Source, false> filler(source, chunks, vectors);
-        const int team = alike(thread_index() / 128);
+        const int team = warpgroup_index();
         sum.clear();
 #pragma unroll 1
         for (int next = 0; next < STAGES - 1 - BEHIND; next++) {

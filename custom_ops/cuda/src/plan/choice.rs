@@ -93,8 +93,8 @@ impl Choice {
         let idles = rows <= 256 && !self.occupies(tiles(WIDE_COLUMNS));
         let narrow = height < 128 && !routes && (idles || reads(NARROW_COLUMNS) <= reads(WIDE_COLUMNS));
         let engines = std::iter::once(self.engine).chain(self.large);
-        // Tiles of 64 rows by a warpgroup are faster than others for 2048 rows on an H200, and slower for 64, where weights
-        // are what takes the time. The bounds in between are estimates.
+        // Tiles of 64 rows by a warpgroup are faster than others for 2048 rows on an H200, and slower for 64, where
+        // weights are what takes the time. The bounds in between are estimates.
         let spreads = rows > 256 && self.occupies(covers(64, 128));
         let pays = |kernel: &ProductKernel| Some(kernel.engine) != self.large || kernel.rows > 64 || spreads;
         let kernels = engines.flat_map(ProductKernel::all).filter(pays);
