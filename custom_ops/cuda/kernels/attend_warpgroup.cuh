@@ -165,14 +165,6 @@ struct AttentionMemory {
     }
 };
 
-// Arrives for a warp.
-DEVICE void signal_of_warp(Signal &signal) {
-    sync_warp();
-    if (lane_index() == 0) {
-        signal_arrive(signal);
-    }
-}
-
 // The tile of rows that a block takes in its turn `turn`, and the keys that the tile sees. Tiles of many keys come first;
 // odd turns give them to the blocks in reverse, so that all get alike.
 template <class A>

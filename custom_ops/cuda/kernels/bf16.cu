@@ -9,6 +9,7 @@
 #include "volta.cuh"
 #include "warpgroup.cuh"
 #include "attend_warpgroup.cuh"
+#include "persistent_layer.cuh"
 
 KERNEL(moa_list_pairs, 256, 1, list_pairs(p))
 KERNEL(moa_sum_slots, 256, 1, sum_slots<bfloat16>(p))
@@ -50,6 +51,9 @@ static_assert(WarpgroupTile<bfloat16, 64, 128, 4>::SHARED_BYTES == 98304, "as th
 KERNEL(moa_project_wgmma_128x128, 256, 2, project<WarpgroupTile<bfloat16, 128, 128, 3>>(p))
 KERNEL(moa_output_wgmma_128x128, 256, 2, output<WarpgroupTile<bfloat16, 128, 128, 3>>(p))
 static_assert(WarpgroupTile<bfloat16, 128, 128, 3>::SHARED_BYTES == 98304, "as the planner has it");
+KERNEL(moa_project_wgmma_128x256, 384, 1, project_tiles<PersistentTile<bfloat16, 128, 256, 4>>(p))
+KERNEL(moa_output_wgmma_128x256, 384, 1, output_tiles<PersistentTile<bfloat16, 128, 256, 4>>(p))
+static_assert(PersistentTile<bfloat16, 128, 256, 4>::SHARED_BYTES == 197704, "as the planner has it");
 KERNEL(moa_attend_wgmma_d64_r128, 384, 1, attend_warpgroups<WarpgroupAttention<bfloat16, 64>>(p))
 static_assert(WarpgroupAttention<bfloat16, 64>::SHARED_BYTES == 147624, "as the planner has it");
 KERNEL(moa_attend_wgmma_d128_r128, 384, 1, attend_warpgroups<WarpgroupAttention<bfloat16, 128>>(p))

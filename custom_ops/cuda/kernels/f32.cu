@@ -9,6 +9,7 @@
 #include "volta.cuh"
 #include "warpgroup.cuh"
 #include "attend_warpgroup.cuh"
+#include "persistent_layer.cuh"
 
 KERNEL(moa_list_pairs, 256, 1, list_pairs(p))
 KERNEL(moa_sum_slots, 256, 1, sum_slots<float>(p))

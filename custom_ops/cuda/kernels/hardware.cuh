@@ -14,6 +14,10 @@ struct alignas(16) Vector16 {
     unsigned word[4];
 };
 
+struct alignas(8) Floats2 {
+    float element[2];
+};
+
 struct alignas(16) Floats4 {
     float element[4];
 };

@@ -17,6 +17,14 @@ struct Pattern {
     }
 };
 
+// Arrives for a warp.
+DEVICE void signal_of_warp(Signal &signal) {
+    sync_warp();
+    if (lane_index() == 0) {
+        signal_arrive(signal);
+    }
+}
+
 // The four lanes of a row exchange pairs of columns, so that each has a run of it. `values` is, of run `first + j`, the
 // columns 2 * own and the next; then, of run `first + own`, the columns 2 * j and the next.
 template <class Sum>

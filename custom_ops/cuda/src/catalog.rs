@@ -109,7 +109,7 @@ impl Engine {
     fn stages(self, rows: usize, columns: usize) -> usize {
         match self {
             Self::Turing | Self::Volta => 2,
-            Self::Wgmma if rows == 128 => 3,
+            Self::Wgmma if (rows, columns) == (128, 128) => 3,
             Self::Wgmma => 4,
             Self::Tensor if rows.max(columns) == 16 => 5,
             Self::Tensor if rows.min(columns) == 16 => 6,
@@ -135,6 +135,9 @@ pub(crate) struct ProductKernel {
 
 /// Bytes behind a tile of the output projection: a ticket and the visited experts.
 const VISITED_BYTES: usize = MAX_EXPERTS * 3 + 16;
+
+/// Columns of the tiles whose blocks stay.
+const PERSISTENT_COLUMNS: usize = 256;
 
 /// Experts that the kernels take.
 pub(crate) const MAX_EXPERTS: usize = 256;
@@ -175,13 +178,30 @@ impl ProductKernel {
         all
     }
 
-    /// Threads of a block.
+    /// The kernel of an engine whose blocks compute tile after tile.
+    pub(crate) fn persistent(engine: Engine) -> Option<Self> {
+        let (rows, columns) = (128, PERSISTENT_COLUMNS);
+        let stages = engine.stages(rows, columns);
+        (engine == Engine::Wgmma).then_some(Self { engine, rows, columns, depth: 64, warps: [8, 1, 1], stages, blocks: 1 })
+    }
+
+    /// Whether a block computes tile after tile.
+    pub(crate) fn stays(&self) -> bool {
+        self.columns == PERSISTENT_COLUMNS
+    }
+
+    /// Threads of a block: beside those that multiply, one warpgroup copies for them.
     pub(crate) fn threads(&self) -> usize {
-        32 * self.warps.iter().product::<usize>()
+        32 * self.warps.iter().product::<usize>() + if self.stays() { 128 } else { 0 }
     }
 
     /// Bytes of shared memory that the tile takes.
     fn tile_bytes(&self, element: Element) -> usize {
+        if self.stays() {
+            let stage = (self.rows + self.columns) * self.depth * element.bytes();
+            let lists = (4 * (MAX_EXPERTS + 1)).next_multiple_of(8);
+            return self.stages * (stage + 2 * 8) + lists;
+        }
         let [left, right] = self.engine.padding(element);
         let stage = self.rows * (self.depth + left) + self.depth * (self.columns + right);
         let sums = self.warps[2] * self.rows * (self.columns + 4) * 4;
@@ -195,7 +215,7 @@ impl ProductKernel {
 
     /// Bytes of shared memory of an `output` launch.
     pub(crate) fn output_bytes(&self, element: Element) -> usize {
-        self.tile_bytes(element) + 16 + VISITED_BYTES
+        self.tile_bytes(element) + if self.stays() { 0 } else { 16 + VISITED_BYTES }
     }
 
     /// Symbol in a family, `project` or `output`.
@@ -206,7 +226,8 @@ impl ProductKernel {
     fn c_type(&self, element: Element) -> String {
         let Self { engine, rows, columns, depth, warps: [a, b, c], stages, .. } = self;
         if *engine == Engine::Wgmma {
-            return format!("WarpgroupTile<{}, {rows}, {columns}, {stages}>", engine.c_type(element));
+            let kind = if self.stays() { "PersistentTile" } else { "WarpgroupTile" };
+            return format!("{kind}<{}, {rows}, {columns}, {stages}>", engine.c_type(element));
         }
         format!("Tile<{}, {rows}, {columns}, {depth}, {a}, {b}, {c}, {stages}>", engine.c_type(element))
     }
@@ -215,7 +236,8 @@ impl ProductKernel {
         let (tile, threads) = (self.c_type(element), self.threads());
         for family in ["project", "output"] {
             let (symbol, blocks) = (self.symbol(family), self.blocks);
-            let _ = writeln!(text, "KERNEL({symbol}, {threads}, {blocks}, {family}<{tile}>(p))");
+            let function = if self.stays() { format!("{family}_tiles") } else { family.to_owned() };
+            let _ = writeln!(text, "KERNEL({symbol}, {threads}, {blocks}, {function}<{tile}>(p))");
         }
         let bytes = self.tile_bytes(element);
         let _ = writeln!(text, "static_assert({tile}::SHARED_BYTES == {bytes}, \"as the planner has it\");");
@@ -332,7 +354,7 @@ pub fn entry_points(element: Element, compute_capability: (u32, u32)) -> Vec<Str
     let device = Device { compute_capability, multiprocessors: 1, shared_bytes_per_block: 0 };
     let mut names = vec![LIST_PAIRS.to_owned(), SUM_SLOTS.to_owned()];
     for engine in Engine::all(element).iter().filter(|engine| engine.exists(element, &device)) {
-        for kernel in ProductKernel::all(*engine) {
+        for kernel in ProductKernel::all(*engine).into_iter().chain(ProductKernel::persistent(*engine)) {
             names.extend(["project", "output"].map(|family| kernel.symbol(family)));
         }
         names.extend(AttendKernel::all(*engine).iter().map(AttendKernel::symbol));
@@ -350,14 +372,17 @@ pub fn module_source(element: Element) -> String {
     };
     let mut text = String::from("// Made from src/catalog.rs; a test compares the two.\n");
     let _ = writeln!(text, "#define MODULE \"{}\"\n", element.module());
-    for header in ["parameters", "attend", "lists", "output", "project", "volta", "warpgroup", "attend_warpgroup"] {
+    for header in
+        ["parameters", "attend", "lists", "output", "project", "volta", "warpgroup", "attend_warpgroup", "persistent_layer"]
+    {
         let _ = writeln!(text, "#include \"{header}.cuh\"");
     }
     let _ = writeln!(text, "\nKERNEL({LIST_PAIRS}, {LIST_THREADS}, 1, list_pairs(p))");
     let _ = writeln!(text, "KERNEL({SUM_SLOTS}, {LIST_THREADS}, 1, sum_slots<{c_element}>(p))");
     for engine in Engine::all(element) {
         let _ = writeln!(text, "\n#if {}", engine.c_condition(element));
-        ProductKernel::all(*engine).iter().for_each(|kernel| kernel.write(element, &mut text));
+        let products = ProductKernel::all(*engine).into_iter().chain(ProductKernel::persistent(*engine));
+        products.for_each(|kernel| kernel.write(element, &mut text));
         AttendKernel::all(*engine).iter().for_each(|kernel| kernel.write(element, &mut text));
         text.push_str("#endif\n");
     }

@@ -147,21 +147,31 @@ fn plan(mut layer: Layer, copies: bool) -> Result<Plan, PlanError> {
     layer.base.ahead_bytes = int(if grouped { 0 } else { output_bytes.min(AHEAD_BYTES) });
     let columns = layer.sizes.columns();
     let all_columns = if grouped { 0 } else { experts * columns } + if appends { 2 * columns } else { 0 };
+    let persistent = layer.persistent_project(appends);
     layer.push_first(all_columns, |layer, kernel, parameters| {
+        if appends {
+            let past_bytes = if copies { pairs * past * head * layer.choice.element.bytes() } else { 0 };
+            parameters.copy_blocks = int(layer.choice.copy_blocks(past_bytes, kernel.threads()));
+        }
+        if persistent.is_some() {
+            return;
+        }
         if !grouped {
             layer.fill_experts(kernel, parameters);
         }
         if appends {
-            let past_bytes = if copies { pairs * past * head * layer.choice.element.bytes() } else { 0 };
             parameters.kv_row_tiles = int(layer.sizes.all_tokens().div_ceil(kernel.rows));
             parameters.key_tiles = int(layer.input_tiles(kernel, false));
             parameters.value_tiles = int(columns.div_ceil(kernel.columns));
-            parameters.copy_blocks = int(layer.choice.copy_blocks(past_bytes, kernel.threads()));
         }
     })?;
     if grouped {
         layer.push_lists()?;
-        layer.push_experts()?;
+    }
+    match persistent {
+        Some(persistent) => layer.push_persistent(&persistent)?,
+        None if grouped => layer.push_experts()?,
+        None => {}
     }
     push_attend(&mut layer, &attend, query_tiles, splits)?;
     layer.push_output()?;

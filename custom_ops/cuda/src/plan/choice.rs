@@ -104,6 +104,21 @@ impl Choice {
         best.ok_or(PlanError::SharedMemory { kernel: "product", available })
     }
 
+    /// The tile whose blocks stay, for matrices of `rows` rows, where there are so many `tiles` of it that few
+    /// multiprocessors wait for the last ones: an estimate.
+    pub(super) fn persistent(&self, rows: usize, tiles: impl Fn(&ProductKernel) -> usize) -> Option<ProductKernel> {
+        let kernel = self.large.and_then(ProductKernel::persistent).filter(|kernel| rows >= kernel.rows)?;
+        let fits = kernel.project_bytes(self.element, 0) <= self.device.shared_bytes_per_block as usize;
+        let (tiles, at_once) = (tiles(&kernel), self.multiprocessors());
+        let places = tiles.div_ceil(at_once).saturating_mul(at_once);
+        (fits && tiles > 0 && 4 * tiles >= 3 * places).then_some(kernel)
+    }
+
+    /// Blocks that stay, for so many tiles.
+    pub(super) fn staying_blocks(&self, tiles: usize) -> usize {
+        tiles.min(self.multiprocessors())
+    }
+
     /// The attention kernel for `rows` rows in each of `pairs` pairs of batch row and head, which see at most `keys`
     /// keys.
     pub(super) fn attend(
@@ -148,7 +163,7 @@ impl Choice {
         let limit = INT / 2;
         match kernel.stays() {
             true if tiles > limit => Err(PlanError::Limit { name: "tiles of queries", limit, found: tiles }),
-            true => Ok(tiles.min(self.multiprocessors())),
+            true => Ok(self.staying_blocks(tiles)),
             false => Ok(tiles),
         }
     }

@@ -85,6 +85,20 @@ pub(super) fn int(value: usize) -> i32 {
     i32::try_from(value).unwrap_or(i32::MAX)
 }
 
+/// The first projections by blocks that stay.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Persistent {
+    kernel: ProductKernel,
+    /// Tiles over the rows of experts, at most.
+    row_tiles: usize,
+    /// Tiles over tokens.
+    token_tiles: usize,
+    /// Tiles over the columns of experts, keys and values; of keys and values together where these have none.
+    columns: [usize; 3],
+    /// All tiles.
+    tiles: usize,
+}
+
 /// A plan on its way.
 #[derive(Debug)]
 pub(super) struct Layer {
@@ -233,6 +247,80 @@ impl Layer {
         self.push_project(&kernel, shared, parameters, true)
     }
 
+    /// Columns of all tiles of the first projections whose blocks stay: of experts, keys and values.
+    fn persistent_columns(&self, kernel: &ProductKernel, appends: bool) -> [usize; 3] {
+        let Sizes { experts, rotary_positions, .. } = self.sizes;
+        let columns = self.sizes.columns();
+        let matrices = if self.is_grouped() { 1 } else { experts };
+        let tiles = |columns: usize| columns.div_ceil(kernel.columns);
+        let cache = match (appends, rotary_positions > 0) {
+            (false, _) => [0, 0],
+            (true, false) => [tiles(2 * columns), 0],
+            (true, true) => [tiles(columns); 2],
+        };
+        [tiles(matrices * columns), cache[0], cache[1]]
+    }
+
+    /// Whether rows are whole runs, so few that kernels count them in 32 bits.
+    fn has_near_runs(&self) -> bool {
+        let Sizes { top_k, width, .. } = self.sizes;
+        let row = width.max(top_k.saturating_mul(self.sizes.columns()));
+        self.base.vectors != 0 && product(&[self.sizes.all_tokens(), row]) <= 1 << 35
+    }
+
+    /// The first projections by blocks that stay, where that suits: tiles over rows, over tokens, and over columns.
+    ///
+    /// Rotated heads must be two lines of 64 columns, others whole lines.
+    pub(super) fn persistent_project(&self, appends: bool) -> Option<Persistent> {
+        let Sizes { experts, top_k, head, rotary_positions, is_attention, .. } = self.sizes;
+        let whole_lines = if rotary_positions > 0 { head == 128 } else { head.is_multiple_of(64) };
+        let has_rows = matches!(self.row_mode(), ALL_ROWS | LISTED_ROWS);
+        if !self.has_near_runs() || !is_attention || !has_rows || !whole_lines {
+            return None;
+        }
+        let tokens = self.sizes.all_tokens();
+        let rows = if self.is_grouped() { tokens * top_k / experts } else { tokens };
+        let of = |kernel: &ProductKernel| {
+            let token_tiles = tokens.div_ceil(kernel.rows);
+            let row_tiles =
+                if self.is_grouped() { (tokens * top_k + experts * (kernel.rows - 1)) / kernel.rows } else { token_tiles };
+            let columns = self.persistent_columns(kernel, appends);
+            let tiles = product(&[row_tiles, columns[0]]).saturating_add(product(&[token_tiles, columns[1] + columns[2]]));
+            Persistent { kernel: *kernel, row_tiles, token_tiles, columns, tiles }
+        };
+        self.choice.persistent(rows, |kernel| of(kernel).tiles).map(|kernel| of(&kernel))
+    }
+
+    /// Keys, values and rows of experts in one launch behind the router.
+    pub(super) fn push_persistent(&mut self, persistent: &Persistent) -> Result<(), PlanError> {
+        let Persistent { kernel, row_tiles, token_tiles, columns, tiles } = persistent;
+        let parameters = Parameters {
+            row_tiles: int(*row_tiles),
+            input_tiles: int(columns[0]),
+            kv_row_tiles: int(*token_tiles),
+            key_tiles: int(columns[1]),
+            value_tiles: int(columns[2]),
+            ..self.base
+        };
+        let shared = kernel.project_bytes(self.choice.element, 0);
+        self.push_staying(kernel, "project", *tiles, shared, parameters)
+    }
+
+    fn push_staying(
+        &mut self,
+        kernel: &ProductKernel,
+        family: &str,
+        tiles: usize,
+        shared: usize,
+        parameters: Parameters,
+    ) -> Result<(), PlanError> {
+        if tiles > INT / 2 {
+            return Err(PlanError::Limit { name: "tiles of a product", limit: INT / 2, found: tiles });
+        }
+        let blocks = self.choice.staying_blocks(tiles);
+        self.push(kernel.symbol(family), blocks, kernel.threads(), shared, parameters)
+    }
+
     fn push_project(
         &mut self,
         kernel: &ProductKernel,
@@ -277,13 +365,20 @@ impl Layer {
         let columns = if reduces { width * experts } else { width };
         let inner = experts.min(tokens * top_k) * self.sizes.columns();
         let parts = if reduces { 1 } else { output_parts(inner) };
+        let row_tiles = |kernel: &ProductKernel| match reduces {
+            true => (tokens * top_k + experts * (kernel.rows - 1)) / kernel.rows,
+            false => tokens.div_ceil(kernel.rows),
+        };
+        let tiles = |kernel: &ProductKernel| product(&[row_tiles(kernel), width.div_ceil(kernel.columns)]);
+        if let Some(kernel) = self.choice.persistent(rows, tiles).filter(|_| self.has_near_runs()) {
+            return Ok((kernel, row_tiles(&kernel), 1));
+        }
         let work = Work { rows, columns, parts, routes: false, output: true };
         let kernel = self.choice.product(work, |kernel| kernel.output_bytes(self.choice.element))?;
+        let row_tiles = row_tiles(&kernel);
         if reduces {
-            let rows = (tokens * top_k + experts * (kernel.rows - 1)) / kernel.rows;
-            return Ok((kernel, rows, 1));
+            return Ok((kernel, row_tiles, 1));
         }
-        let row_tiles = tokens.div_ceil(kernel.rows);
         let splits = self.choice.output_splits(row_tiles * width.div_ceil(kernel.columns), inner);
         Ok((kernel, row_tiles, splits))
     }
@@ -312,8 +407,12 @@ impl Layer {
             tickets: if splits > 1 { tickets } else { Buffer::Null },
             ..self.base
         };
-        let (threads, shared) = (kernel.threads(), kernel.output_bytes(element));
-        self.push(kernel.symbol("output"), product(&[row_tiles, columns, splits]), threads, shared, parameters)?;
+        let (tiles, shared) = (product(&[row_tiles, columns, splits]), kernel.output_bytes(element));
+        if kernel.stays() {
+            self.push_staying(&kernel, "output", tiles, shared, parameters)?;
+        } else {
+            self.push(kernel.symbol("output"), tiles, kernel.threads(), shared, parameters)?;
+        }
         if reduces {
             let runs = tokens * width.div_ceil(16 / element.bytes());
             self.push(SUM_SLOTS.to_owned(), runs.div_ceil(LIST_THREADS), LIST_THREADS, 0, self.base)?;

@@ -59,6 +59,42 @@ fn dense_attention() {
     }
 }
 
+/// Blocks that stay: every expert for every token and listed rows, whole and ragged tiles, heads that rotate; addresses
+/// that allow vectors and that do not.
+#[test]
+fn products_of_blocks_that_stay() {
+    // Tokens, past, width, experts, chosen ones, heads, head width, whether it rotates, and bytes behind an aligned address.
+    let cases = [
+        (300, 3, 72, 2, 2, 2, 64, false, 0, Regime::Dense),
+        (140, 2, 136, 3, 3, 3, 128, true, 0, Regime::Dense),
+        (300, 0, 88, 4, 2, 1, 64, false, 8, Regime::Grouped),
+        (330, 0, 64, 4, 2, 2, 128, true, 0, Regime::Grouped),
+        (700, 0, 200, 5, 2, 5, 64, false, 0, Regime::GroupedReduce),
+        (150, 0, 64, 2, 2, 1, 128, true, 8, Regime::Dense),
+        (530, 70, 24, 4, 2, 1, 64, false, 0, Regime::Grouped),
+    ];
+    for (index, (tokens, past, width, experts, top_k, kv_heads, head, rotates, offset, regime)) in
+        cases.into_iter().enumerate()
+    {
+        let is_cross = index == 6;
+        let mut random = Random(index as u64);
+        let dims = SelfAttentionDims { batch: 1, tokens, past, width, experts, top_k, kv_heads, head };
+        let element = [Element::F16, Element::Bf16][index % 2];
+        let mut case = loop {
+            let case = attention::Case::random(&mut random, dims, element, is_cross);
+            if case.rotation.is_some() == rotates {
+                break case;
+            }
+        };
+        (case.options, case.offset) = (WGMMA, offset);
+        case.device = Device { multiprocessors: index as u32 % 2 + 1, ..HOPPER };
+        let kernels: Vec<_> = case.plan().launches.into_iter().map(|launch| launch.kernel).collect();
+        let stays = kernels.iter().filter(|kernel| kernel.ends_with("_wgmma_128x256")).count();
+        assert_eq!(stays, 2, "case {index}: {kernels:?}");
+        assert_eq!(case.check(), regime);
+    }
+}
+
 /// Listed rows, and rows that are left out; matrices of one and of several segments.
 #[test]
 fn grouped_feed_forward() {
