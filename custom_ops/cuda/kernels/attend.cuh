@@ -29,6 +29,8 @@ struct Attention {
     static constexpr int SHARED_BYTES = QUERY_BYTES + TILE_BYTES + SCRATCH_BYTES + 16;
     static constexpr int LENGTH = Run<Element>::LENGTH, RUNS = HEAD / LENGTH;
     static constexpr int KEPT_POWERS = 0;  // sums are scaled to every new maximum
+    static constexpr bool HIDES_BY_LIMIT = false;  // code that a short block would read from far
+    static constexpr int CHAINS = 1;
     static constexpr int COPIERS = THREADS, ALL_THREADS = THREADS, RUNS_AT_ONCE = RUNS;
     // Where blocks see few tiles, values come beside the keys, for one more barrier.
     static constexpr bool VALUES_BESIDE_KEYS = KEY_WARPS > 1 && !Engine::HELD;
@@ -116,9 +118,9 @@ DEVICE void set_apart(typename A::Element *values, const PartialKeys<A> &keys, t
 }
 
 // Factor on a finished row: the token's gate over the sum of weights; 0 where no key is visible.
+DEVICE float row_factor(float gate, float sum) { return sum == 0 ? gate * 0 : gate / sum; }
 DEVICE float row_factor(const QueryRows &rows, int row, float sum) {
-    const float gate = rows.p.pair_gates[rows.pair(row)];
-    return sum == 0 ? gate * 0 : gate / sum;
+    return row_factor(rows.p.pair_gates[rows.pair(row)], sum);
 }
 
 // Writes the rows of a warp that saw every key, through the shared memory of its queries.

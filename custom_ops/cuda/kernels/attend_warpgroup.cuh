@@ -27,6 +27,10 @@ struct WarpgroupAttention {
     static constexpr int LENGTH = Run<T>::LENGTH, RUNS = HEAD / LENGTH, RUNS_AT_ONCE = RUNS < 16 ? RUNS : 16;
     // How far a maximum grows, as a power of 2, before sums are scaled to it.
     static constexpr int KEPT_POWERS = 8;
+    // Whether scores of a tile without masked keys are hidden by the last key of their row alone.
+    static constexpr bool HIDES_BY_LIMIT = true;
+    // Maxima of a row that a lane looks for side by side.
+    static constexpr int CHAINS = 2;
     // Wider queries are read from shared memory by every product.
     static constexpr bool KEEPS_QUERIES = HEAD * KEYS <= 128 * 64;
     // Tiles of queries, the next one beside that which is read to its end; where heads are wide there is room for one.
@@ -167,7 +171,8 @@ struct MultipliersMeeting {
 
 // Writes the rows of a warp.
 template <class A>
-DEVICE void store_runs(const QueryRows &rows, typename A::Mixed &mixed, const RowState<A> &state) {
+DEVICE void store_runs(const QueryRows &rows, typename A::Mixed &mixed, const RowState<A> &state,
+                       const float (&gates)[RowState<A>::ROWS]) {
     typedef typename A::Element T;
     const Parameters &p = rows.p;
     const int own = lane_index() % 4;
@@ -175,7 +180,7 @@ DEVICE void store_runs(const QueryRows &rows, typename A::Mixed &mixed, const Ro
     for (int i = 0; i < RowState<A>::ROWS; i++) {
         const int row = thread_index() / 32 * 16 + A::Mixed::row(i);
         const bool exists = rows.exists(row);
-        const float factor = exists ? row_factor(rows, row, state.sum[i]) : 0;
+        const float factor = row_factor(gates[i], state.sum[i]);
         T *const to = (T *)p.attended + (exists ? rows.pair(row) : 0) * p.columns + rows.head * p.head;
 #pragma unroll
         for (int first = 0; first < A::RUNS; first += 4) {
@@ -206,6 +211,7 @@ struct RowTile {
     typename A::Mixed mixed;
     typename A::Queries queries;
     RowState<A> state;
+    float gates[RowState<A>::ROWS];
 
     DEVICE RowTile(const AttentionMemory<A> &memory, ProductTurns &turns, MultipliersMeeting &meeting, const Parameters &p,
                    int turn)
@@ -216,7 +222,7 @@ struct RowTile {
         for (int i = 0; i < RowState<A>::ROWS; i++) {
             state.largest[i] = -infinity();
             state.sum[i] = 0;
-            state.last_key[i] = p.causal ? p.past + rows.place(thread_index() / 32 * 16 + A::Scores::row(i)) : p.keys;
+            state.last_key[i] = p.causal ? p.past + rows.place(thread_index() / 32 * 16 + A::Scores::row(i)) : end_key - 1;
         }
     }
 
@@ -254,10 +260,18 @@ struct RowTile {
         }
     }
 
+    // Before they are needed, and not so early that the loop had to keep them.
+    DEVICE void read_gates() {
+#pragma unroll
+        for (int i = 0; i < RowState<A>::ROWS; i++) {
+            const int row = thread_index() / 32 * 16 + A::Mixed::row(i);
+            gates[i] = rows.exists(row) ? rows.p.pair_gates[rows.pair(row)] : 0;
+        }
+    }
+
     DEVICE void free_queries() { signal_of_warp(memory.signals.queries_free[turn % A::QUERY_STAGES]); }
 
-    // Waits for the queries of the tile.
-    DEVICE void begin() {
+    DEVICE void wait_for_queries() {
         signal_wait(memory.signals.queries_full[turn % A::QUERY_STAGES], turn / A::QUERY_STAGES);
         A::load_queries(queries, memory.queries(turn % A::QUERY_STAGES));
         if (A::KEEPS_QUERIES) {
@@ -276,13 +290,16 @@ struct RowTile {
     DEVICE void attend(int filled) {
         const int count = ceil_div(end_key, A::KEYS);
         float shrink[RowState<A>::ROWS];
-        auto visible = KeyMask<A::KEYS>(rows, 0, end_key).bits();
-        KeyMask<A::KEYS> ahead(rows, A::KEYS, end_key);
+        // Keys behind the last one need no mask: no row sees them.
+        KeyMask<A::KEYS> ahead(rows, 0, end_key, 1);
+        wait_for_queries();
         wait_for_keys(filled);
         fence_products();
         turns.take();
         begin_scores(filled);
         turns.pass();
+        auto visible = ahead.bits();
+        ahead = KeyMask<A::KEYS>(rows, A::KEYS, end_key, 1);
         warpgroup_wait<0>(scores.block[0]);
         end_scores(filled, 0, visible, shrink);
         wait_for_values(filled);
@@ -297,7 +314,7 @@ struct RowTile {
             begin_scores(filled + 1);
             begin_mix(filled);
             turns.pass();
-            ahead = KeyMask<A::KEYS>(rows, (tile + 1) * A::KEYS, end_key);
+            ahead = KeyMask<A::KEYS>(rows, (tile + 1) * A::KEYS, end_key, 1);
             warpgroup_wait<1>(scores.block[0]);
             end_scores(filled + 1, tile, visible, shrink);
             wait_for_values(filled + 1);
@@ -307,6 +324,7 @@ struct RowTile {
             filled++;
             set_values_apart(filled, tile);
         }
+        read_gates();
         fence_products();
         turns.take();
         begin_mix(filled);
@@ -322,7 +340,7 @@ struct RowTile {
                 state.sum[i] += shuffle_xor(state.sum[i], mask * A::Engine::ROW_STEP);
             }
         }
-        store_runs<A>(rows, mixed, state);
+        store_runs<A>(rows, mixed, state, gates);
     }
 };
 
@@ -337,8 +355,9 @@ DEVICE void attend_tiles(const Parameters &p, const AttentionMemory<A> &memory) 
         RowTile<A> tile(memory, turns, meeting, p, turn);
         const int count = ceil_div(tile.end_key, A::KEYS);
         if (count > 0) {
-            tile.begin();
             tile.attend(filled);
+        } else {
+            tile.read_gates();
         }
         filled += count;
         tile.store();
