@@ -48,8 +48,8 @@ DEVICE void signal_of_warp(Signal &signal) {
     }
 }
 
-// The tile of rows that a block takes in its turn `turn`, and the keys that the tile sees. Tiles of many keys come first;
-// odd turns give them to the blocks in reverse, so that all get alike.
+// The tile of rows that a block takes in its turn `turn`. Tiles of many keys come first; odd turns give them to the
+// blocks in reverse, so that all get alike.
 template <class A>
 struct TileInTurn {
     int index;  // Of all tiles; there are no more of this block where `exists` says so.
@@ -64,18 +64,28 @@ struct TileInTurn {
         const int pairs = p.batch * p.kv_heads, pair = index % pairs;
         return {p, pair / p.kv_heads, pair % p.kv_heads, (p.query_tiles - 1 - index / pairs) * A::ROWS};
     }
+};
 
-    // Keys that some row sees are in front of this one.
-    DEVICE static int end_key(const QueryRows &rows) {
-        const Parameters &p = rows.p;
-        const int last_row = smaller(rows.first + A::ROWS, p.tokens * p.top_k) - 1;
-        return p.causal ? smaller(p.keys, p.past + last_row / p.top_k + 1) : p.keys;
+// The keys that the rows of a tile see. Tokens of rows are found from the first one's, with a factor that makes up for the
+// division by k: exactly, for as few rows as a tile and those of its first token are.
+template <class A>
+struct SeenKeys {
+    const Parameters &p;
+    int past, before, factor;
+    int end, first_partial;  // Of what some row sees, and of what not all do.
+
+    DEVICE explicit SeenKeys(const QueryRows &rows) : p(rows.p) {
+        const int token = rows.place(0);
+        past = p.past + token;
+        before = rows.first - token * p.top_k;
+        factor = (1 << 16) / p.top_k + 1;
+        const int last_row = smaller(A::ROWS, p.tokens * p.top_k - rows.first) - 1;
+        end = p.causal ? smaller(p.keys, last_key(last_row) + 1) : p.keys;
+        first_partial = p.causal ? last_key(0) + 1 : end;
     }
 
-    // From this key on there are some that not all rows see.
-    DEVICE static int first_partial(const QueryRows &rows, int end_key) {
-        return rows.p.causal ? rows.p.past + rows.place(0) + 1 : end_key;
-    }
+    // The last key that a row sees where the mask is causal.
+    DEVICE int last_key(int row) const { return past + ((before + row) * factor >> 16); }
 };
 
 // Copies the queries of a tile. Each lane looks up where one row of its warp's lies, so that all are looked up at once.
@@ -162,8 +172,8 @@ DEVICE void copy_tiles(const Parameters &p, const AttentionMemory<A> &memory) {
 #pragma unroll 1
     for (int turn = 0; TileInTurn<A>(turn).exists(p); turn++) {
         const QueryRows rows = TileInTurn<A>(turn).rows(p);
-        const int end_key = TileInTurn<A>::end_key(rows), count = ceil_div(end_key, A::KEYS);
-        const int first_partial = TileInTurn<A>::first_partial(rows, end_key);
+        const SeenKeys<A> seen(rows);
+        const int end_key = seen.end, first_partial = seen.first_partial, count = ceil_div(end_key, A::KEYS);
         CacheCopier<A, CACHED_KEYS, A::KEY_LAYOUT> key_copier(rows, 0);
         CacheCopier<A, CACHED_VALUES, A::VALUE_LAYOUT> value_copier(rows, 0);
         KeyMask<A::KEYS> mask(rows, 0, end_key);

@@ -215,14 +215,16 @@ struct RowTile {
 
     DEVICE RowTile(const AttentionMemory<A> &memory, ProductTurns &turns, MultipliersMeeting &meeting, const Parameters &p,
                    int turn)
-        : memory(memory), turns(turns), meeting(meeting), rows(TileInTurn<A>(turn).rows(p)), turn(turn),
-          end_key(TileInTurn<A>::end_key(rows)), first_partial(TileInTurn<A>::first_partial(rows, end_key)) {
+        : memory(memory), turns(turns), meeting(meeting), rows(TileInTurn<A>(turn).rows(p)), turn(turn) {
+        const SeenKeys<A> seen(rows);
+        end_key = seen.end;
+        first_partial = seen.first_partial;
         mixed.clear();
 #pragma unroll
         for (int i = 0; i < RowState<A>::ROWS; i++) {
             state.largest[i] = -infinity();
             state.sum[i] = 0;
-            state.last_key[i] = p.causal ? p.past + rows.place(thread_index() / 32 * 16 + A::Scores::row(i)) : end_key - 1;
+            state.last_key[i] = p.causal ? seen.last_key(thread_index() / 32 * 16 + A::Scores::row(i)) : end_key - 1;
         }
     }
 
