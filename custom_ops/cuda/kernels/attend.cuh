@@ -60,8 +60,8 @@ struct Sharers {
     }
 };
 
-// The keys of a warp's tile that some rows of it do not see, those from `begin` to `end` of it at most; in the whole row
-// of keys they are from `first_partial` to `end_key`.
+// The keys of a warp's tile that some rows of it do not see, those from `begin` to `end` of it at most; among all keys
+// they are from `first_partial` to `end_key`.
 template <class A>
 struct PartialKeys {
     int first_key, begin, end;

@@ -66,8 +66,8 @@ struct TileInTurn {
     }
 };
 
-// The keys that the rows of a tile see. Tokens of rows are found from the first one's, with a factor that makes up for the
-// division by k: exactly, for as few rows as a tile and those of its first token are.
+// The keys that the rows of a tile see. Tokens of rows are found from the first one's, with a factor that makes up for
+// the division by k: exactly, for as few rows as a tile and those of its first token are.
 template <class A>
 struct SeenKeys {
     const Parameters &p;
