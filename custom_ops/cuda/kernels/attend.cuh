@@ -29,6 +29,8 @@ struct Attention {
     static constexpr int SHARED_BYTES = QUERY_BYTES + TILE_BYTES + SCRATCH_BYTES + 16;
     static constexpr int LENGTH = Run<Element>::LENGTH, RUNS = HEAD / LENGTH;
     static constexpr int KEPT_POWERS = 0;  // sums are scaled to every new maximum
+    static constexpr bool HIDES_BY_LIMIT = false;  // code that a short block would read from far
+    static constexpr int CHAINS = 1;
     static constexpr int COPIERS = THREADS, ALL_THREADS = THREADS, RUNS_AT_ONCE = RUNS;
     // Where blocks see few tiles, values come beside the keys, for one more barrier.
     static constexpr bool VALUES_BESIDE_KEYS = KEY_WARPS > 1 && !Engine::HELD;
@@ -58,40 +60,38 @@ struct Sharers {
     }
 };
 
+// The keys of a warp's tile that some rows of it do not see, those from `begin` to `end` of it at most; among all keys
+// they are from `first_partial` to `end_key`.
+template <class A>
+struct PartialKeys {
+    int first_key, begin, end;
+
+    DEVICE PartialKeys(int first_key, int first_partial, int end_key)
+        : first_key(first_key), begin(first_partial > first_key ? first_partial - first_key : 0),
+          end(smaller(A::WARP_KEYS, end_key - first_key)) {}
+};
+
 // Where a value that is not finite belongs to a key that some rows of the tile do not see, 0 times it would reach them.
 // Such values become zeros in the tile and are added to the rows that see them: no weight would have made them finite.
-// Keys from `first_partial` to `end_key` may be such. `sync` waits for the warps that share them.
+// `sync` waits for the warps that share the values.
 template <class A, class Sync>
-DEVICE void set_apart(typename A::Element *values, int first_key, int first_partial, int end_key,
-                      typename A::Mixed &mixed, const RowState<A> &state, Sync &sync) {
-    const int begin = first_partial > first_key ? first_partial - first_key : 0;
-    const int end = smaller(A::WARP_KEYS, end_key - first_key);
-    bool finite = true;
-    for (int i = begin * A::RUNS + lane_index(); i < end * A::RUNS; i += 32) {
-        const typename A::Element *run = values + A::place(A::VALUE_LAYOUT, i / A::RUNS, i % A::RUNS * A::LENGTH);
-#pragma unroll
-        for (int j = 0; j < A::LENGTH; j++) {
-            finite = finite && is_finite(to_float(run[j]));
-        }
-    }
-    if (ballot(finite) == 0xffffffffu) {
-        return;
-    }
+DEVICE void move_apart(typename A::Element *values, const PartialKeys<A> &keys, typename A::Mixed &mixed,
+                       const RowState<A> &state, Sync &sync) {
     sync();
-    for (int key = begin; key < end; key++) {
+    for (int key = keys.begin; key < keys.end; key++) {
 #pragma unroll
         for (int j = 0; j < A::Mixed::COLUMNS; j++) {
             const float value = to_float(values[A::place(A::VALUE_LAYOUT, key, A::Mixed::column(j))]);
 #pragma unroll
             for (int i = 0; i < RowState<A>::ROWS; i++) {
-                const bool seen = first_key + key <= state.last_key[i];
+                const bool seen = keys.first_key + key <= state.last_key[i];
                 mixed.at(i, j) += seen && !is_finite(value) ? value : 0;
             }
         }
     }
     sync();
     const int step = A::ROW_WARPS > 1 ? A::THREADS : 32, own = A::ROW_WARPS > 1 ? thread_index() : lane_index();
-    for (int i = begin * A::HEAD + own; i < end * A::HEAD; i += step) {
+    for (int i = keys.begin * A::HEAD + own; i < keys.end * A::HEAD; i += step) {
         typename A::Element &value = values[A::place(A::VALUE_LAYOUT, i / A::HEAD, i % A::HEAD)];
         if (!is_finite(to_float(value))) {
             from_float(value, 0);
@@ -100,10 +100,27 @@ DEVICE void set_apart(typename A::Element *values, int first_key, int first_part
     sync();
 }
 
+// The same, where it is not known whether there is such a value.
+template <class A, class Sync>
+DEVICE void set_apart(typename A::Element *values, const PartialKeys<A> &keys, typename A::Mixed &mixed,
+                      const RowState<A> &state, Sync &sync) {
+    bool finite = true;
+    for (int i = keys.begin * A::RUNS + lane_index(); i < keys.end * A::RUNS; i += 32) {
+        const typename A::Element *run = values + A::place(A::VALUE_LAYOUT, i / A::RUNS, i % A::RUNS * A::LENGTH);
+#pragma unroll
+        for (int j = 0; j < A::LENGTH; j++) {
+            finite = finite && is_finite(to_float(run[j]));
+        }
+    }
+    if (ballot(finite) != 0xffffffffu) {
+        move_apart<A>(values, keys, mixed, state, sync);
+    }
+}
+
 // Factor on a finished row: the token's gate over the sum of weights; 0 where no key is visible.
+DEVICE float row_factor(float gate, float sum) { return sum == 0 ? gate * 0 : gate / sum; }
 DEVICE float row_factor(const QueryRows &rows, int row, float sum) {
-    const float gate = rows.p.pair_gates[rows.pair(row)];
-    return sum == 0 ? gate * 0 : gate / sum;
+    return row_factor(rows.p.pair_gates[rows.pair(row)], sum);
 }
 
 // Writes the rows of a warp that saw every key, through the shared memory of its queries.
@@ -367,7 +384,7 @@ DEVICE void attend(const Parameters &p) {
         T *own_values = values + key_part * A::WARP_KEYS * A::VALUE_STRIDE;
         if (p.causal) {
             Sharers<A> sync;
-            set_apart<A>(own_values, first_key, p.past + rows.place(0) + 1, end_key, mixed, state, sync);
+            set_apart<A>(own_values, {first_key, p.past + rows.place(0) + 1, end_key}, mixed, state, sync);
         }
         Engine::multiply_sum(mixed, scores, scratch, own_values, A::VALUE_STRIDE);
         if (tile + 1 < end) {

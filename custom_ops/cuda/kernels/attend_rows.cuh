@@ -25,7 +25,7 @@ struct QueryRows {
         if (expert < 0 || !every_expert) {
             return expert < 0 ? -1 : (long long)own;
         }
-        return (long long)(own / p.top_k) * p.experts + expert;
+        return ((long long)batch * p.tokens + place(row)) * p.experts + expert;
     }
 };
 

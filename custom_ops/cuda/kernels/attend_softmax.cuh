@@ -16,12 +16,12 @@ template <int KEYS, bool IS_WIDE = (KEYS > 64)>
 struct KeyMask {
     int low, high;
 
-    // Of the keys from `first` on; those from `end` on are as if masked, and are not read.
-    DEVICE KeyMask(const QueryRows &rows, int first, int end) {
+    // Of the keys from `first` on; those from `end` on are not read, and as if their mask were `behind`.
+    DEVICE KeyMask(const QueryRows &rows, int first, int end, int behind = 0) {
         const int *mask = rows.p.key_mask + (size_t)rows.batch * rows.p.keys;
         const int key = first + lane_index();
-        low = key < end ? mask[key] : 0;
-        high = KEYS > 32 && key + 32 < end ? mask[key + 32] : 0;
+        low = key < end ? mask[key] : behind;
+        high = KEYS > 32 && key + 32 < end ? mask[key + 32] : behind;
     }
 
     // Bit `i`: key `first + i` is not masked.
@@ -38,10 +38,71 @@ struct KeyMask<KEYS, true> {
     static_assert(KEYS == 128, "two words");
     KeyMask<64> lower, upper;
 
-    DEVICE KeyMask(const QueryRows &rows, int first, int end) : lower(rows, first, end), upper(rows, first + 64, end) {}
+    DEVICE KeyMask(const QueryRows &rows, int first, int end, int behind = 0)
+        : lower(rows, first, end, behind), upper(rows, first + 64, end, behind) {}
 
     DEVICE WideBits bits() const { return {lower.bits(), upper.bits()}; }
 };
+
+// Hides the scores of keys that are masked, or that a row does not see.
+template <class A, class Bits>
+DEVICE void hide_unseen(int first_key, const Bits &visible, typename A::Scores &scores, const RowState<A> &state) {
+#pragma unroll
+    for (int i = 0; i < RowState<A>::ROWS; i++) {
+#pragma unroll
+        for (int j = 0; j < A::Scores::COLUMNS; j++) {
+            int column = scores.column(j);
+            bool seen = has_bit(visible, column, j * 2 >= A::Scores::COLUMNS) && first_key + column <= state.last_key[i];
+            scores.at(i, j) = seen ? scores.at(i, j) : -infinity();
+        }
+    }
+}
+
+// The same where no key is masked: each score is held against a constant.
+template <class A>
+DEVICE void hide_later(int first_key, typename A::Scores &scores, const RowState<A> &state) {
+#pragma unroll
+    for (int i = 0; i < RowState<A>::ROWS; i++) {
+        const int last = state.last_key[i] - first_key - A::Scores::column(0);
+#pragma unroll
+        for (int j = 0; j < A::Scores::COLUMNS; j++) {
+            scores.at(i, j) = A::Scores::columns_apart(j) <= last ? scores.at(i, j) : -infinity();
+        }
+    }
+}
+
+template <class A, class Bits>
+DEVICE void hide(int first_key, const Bits &visible, bool all_visible, typename A::Scores &scores, const RowState<A> &state) {
+    if constexpr (A::HIDES_BY_LIMIT) {
+        if (all_visible) {
+            hide_later<A>(first_key, scores, state);
+            return;
+        }
+    }
+    hide_unseen<A>(first_key, visible, scores, state);
+}
+
+// Of each row the largest of this lane's scores.
+template <class A>
+DEVICE void find_largest(typename A::Scores &scores, float (&largest)[RowState<A>::ROWS]) {
+    float chain[RowState<A>::ROWS][A::CHAINS];
+#pragma unroll
+    for (int j = 0; j < A::Scores::COLUMNS; j++) {
+#pragma unroll
+        for (int i = 0; i < RowState<A>::ROWS; i++) {
+            float &of = chain[i][j % A::CHAINS];
+            of = j < A::CHAINS ? scores.at(i, j) : maximum(of, scores.at(i, j));
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < RowState<A>::ROWS; i++) {
+        largest[i] = chain[i][0];
+#pragma unroll
+        for (int j = 1; j < A::CHAINS; j++) {
+            largest[i] = maximum(largest[i], chain[i][j]);
+        }
+    }
+}
 
 // Scores become weights; `shrink` is what scales earlier sums of each row to the new maximum, or to one that is smaller by
 // `A::KEPT_POWERS` powers of 2 at most, in which case it is often 1. Bit `i` of `visible` says
@@ -61,31 +122,18 @@ DEVICE void weigh(const Parameters &p, int first_key, const Bits &visible, typen
         }
         factor = 1;
     }
-    bool sees_all = has_all<A::WARP_KEYS>(visible);
+    const bool all_visible = has_all<A::WARP_KEYS>(visible);
+    bool sees_all = all_visible;
 #pragma unroll
     for (int i = 0; i < RowState<A>::ROWS; i++) {
         sees_all = sees_all && first_key + A::WARP_KEYS - 1 <= state.last_key[i];
     }
     if (!sees_all) {
-#pragma unroll
-        for (int i = 0; i < RowState<A>::ROWS; i++) {
-#pragma unroll
-            for (int j = 0; j < A::Scores::COLUMNS; j++) {
-                int column = scores.column(j);
-                bool seen = has_bit(visible, column, j * 2 >= A::Scores::COLUMNS) && first_key + column <= state.last_key[i];
-                scores.at(i, j) = seen ? scores.at(i, j) : -infinity();
-            }
-        }
+        hide<A>(first_key, visible, all_visible, scores, state);
     }
     // Rows side by side: each is a chain of operations that wait for each other.
     float largest[RowState<A>::ROWS], base[RowState<A>::ROWS], sum[RowState<A>::ROWS];
-#pragma unroll
-    for (int j = 0; j < A::Scores::COLUMNS; j++) {
-#pragma unroll
-        for (int i = 0; i < RowState<A>::ROWS; i++) {
-            largest[i] = j == 0 ? scores.at(i, j) : maximum(largest[i], scores.at(i, j));
-        }
-    }
+    find_largest<A>(scores, largest);
 #pragma unroll
     for (int mask = 1; mask < A::Engine::ROW_LANES; mask *= 2) {
 #pragma unroll

@@ -7,8 +7,7 @@
 // The schedule is that of Shah et al., "FlashAttention-3", 2024, sections 3.1 and 3.2.
 #pragma once
 
-#include "attend.cuh"
-#include "warpgroup.cuh"
+#include "attend_copies.cuh"
 
 #if HAS_WARPGROUP_PRODUCTS
 
@@ -28,8 +27,14 @@ struct WarpgroupAttention {
     static constexpr int LENGTH = Run<T>::LENGTH, RUNS = HEAD / LENGTH, RUNS_AT_ONCE = RUNS < 16 ? RUNS : 16;
     // How far a maximum grows, as a power of 2, before sums are scaled to it.
     static constexpr int KEPT_POWERS = 8;
+    // Whether scores of a tile without masked keys are hidden by the last key of their row alone.
+    static constexpr bool HIDES_BY_LIMIT = true;
+    // Maxima of a row that a lane looks for side by side.
+    static constexpr int CHAINS = 2;
     // Wider queries are read from shared memory by every product.
     static constexpr bool KEEPS_QUERIES = HEAD * KEYS <= 128 * 64;
+    // Tiles of queries, the next one beside that which is read to its end; where heads are wide there is room for one.
+    static constexpr int QUERY_STAGES = !KEEPS_QUERIES && HEAD <= 128 ? 2 : 1;
     typedef FragmentSum<16, KEYS> Scores;
     typedef FragmentSum<16, HEAD> Mixed;
     // Left factors of products: 16 columns each.
@@ -38,11 +43,14 @@ struct WarpgroupAttention {
 
     // `full` where something was copied, `free` where nobody needs it any more.
     struct Signals {
-        Signal queries_full, queries_free, keys_full[STAGES], keys_free[STAGES], values_full[STAGES], values_free[STAGES];
+        Signal queries_full[QUERY_STAGES], queries_free[QUERY_STAGES];
+        Signal keys_full[STAGES], keys_free[STAGES], values_full[STAGES], values_free[STAGES];
         Signal turn[2], meeting;
+        // The last filling of a stage that holds values which are not finite and which not all rows see.
+        int doubtful[STAGES];
     };
     static constexpr int SHARED_BYTES =
-        (QUERY_ELEMENTS + 2 * STAGES * TILE_ELEMENTS) * (int)sizeof(T) + (int)sizeof(Signals);
+        (QUERY_STAGES * QUERY_ELEMENTS + 2 * STAGES * TILE_ELEMENTS) * (int)sizeof(T) + (int)sizeof(Signals);
 
     static_assert(HEAD % LINE == 0 && 32 % RUNS == 0, "rows are whole lines, and warps copy whole rows");
     static_assert(ROWS == COPIERS, "each copier looks for one row");
@@ -135,122 +143,6 @@ struct WarpgroupAttention {
     }
 };
 
-// What the parts of a block share.
-template <class A>
-struct AttentionMemory {
-    typedef typename A::Element T;
-    T *queries, *tiles;
-    typename A::Signals &signals;
-
-    DEVICE explicit AttentionMemory(unsigned char *shared)
-        : queries((T *)shared), tiles(queries + A::QUERY_ELEMENTS),
-          signals(*(typename A::Signals *)(tiles + 2 * A::STAGES * A::TILE_ELEMENTS)) {}
-
-    DEVICE T *keys(int stage) const { return tiles + 2 * stage * A::TILE_ELEMENTS; }
-    DEVICE T *values(int stage) const { return keys(stage) + A::TILE_ELEMENTS; }
-
-    // By one thread.
-    DEVICE void begin() const {
-        signal_init(signals.queries_full, A::COPIERS);
-        signal_init(signals.queries_free, A::ROW_WARPS);
-        for (int stage = 0; stage < A::STAGES; stage++) {
-            signal_init(signals.keys_full[stage], A::COPIERS);
-            signal_init(signals.values_full[stage], A::COPIERS);
-            signal_init(signals.keys_free[stage], A::ROW_WARPS);
-            signal_init(signals.values_free[stage], A::ROW_WARPS);
-        }
-        signal_init(signals.turn[0], A::TEAM_WARPS);
-        signal_init(signals.turn[1], A::TEAM_WARPS);
-        signal_init(signals.meeting, A::ROW_WARPS);
-    }
-};
-
-// The tile of rows that a block takes in its turn `turn`, and the keys that the tile sees. Tiles of many keys come first;
-// odd turns give them to the blocks in reverse, so that all get alike.
-template <class A>
-struct TileInTurn {
-    int index;  // Of all tiles; there are no more of this block where `exists` says so.
-
-    DEVICE explicit TileInTurn(int turn) {
-        index = turn * block_count() + (turn % 2 == 0 ? block_index() : block_count() - 1 - block_index());
-    }
-
-    DEVICE bool exists(const Parameters &p) const { return index < p.query_tiles * p.batch * p.kv_heads; }
-
-    DEVICE QueryRows rows(const Parameters &p) const {
-        const int pairs = p.batch * p.kv_heads, pair = index % pairs;
-        return {p, pair / p.kv_heads, pair % p.kv_heads, (p.query_tiles - 1 - index / pairs) * A::ROWS};
-    }
-
-    // Keys that some row sees are in front of this one.
-    DEVICE static int end_key(const QueryRows &rows) {
-        const Parameters &p = rows.p;
-        const int last_row = smaller(rows.first + A::ROWS, p.tokens * p.top_k) - 1;
-        return p.causal ? smaller(p.keys, p.past + last_row / p.top_k + 1) : p.keys;
-    }
-};
-
-// Copies the queries of a tile. Each lane looks up where one row of its warp's lies, so that all are looked up at once.
-template <class A>
-DEVICE void copy_queries(const QueryRows &rows, typename A::Element *to) {
-    typedef typename A::Element T;
-    const Parameters &p = rows.p;
-    if (!p.vectors) {
-        stage_queries<A>(rows, to, false);
-        return;
-    }
-    const int first = thread_index() % A::COPIERS / 32 * 32, own = first + lane_index();
-    const int row = lane_index() / A::RUNS, d = lane_index() % A::RUNS * A::LENGTH;
-    const long long found = rows.exists(own) ? rows.source(own) : -1;
-    const T *const from = (const T *)p.rows + rows.head * p.head + d;
-#pragma unroll 4
-    for (int below = 0; below < 32; below += 32 / A::RUNS) {
-        const long long source = shuffle_from(found, below + row);
-        const bool exists = source >= 0 && d < p.head;
-        copy_async(to + A::place(A::QUERY_LAYOUT, first + below + row, d), from + (exists ? source * p.columns : 0), exists);
-    }
-}
-
-// Says in `full` that this thread has begun all of its copies, or has made them where addresses allow no vectors.
-DEVICE void signal_copies(const Parameters &p, Signal &full) {
-    if (p.vectors) {
-        signal_when_copied(full);
-    } else {
-        signal_arrive(full);
-    }
-}
-
-// What the warpgroup that copies does.
-template <class A>
-DEVICE void copy_tiles(const Parameters &p, const AttentionMemory<A> &memory) {
-    typename A::Signals &signals = memory.signals;
-    int filled = 0;
-#pragma unroll 1
-    for (int turn = 0; TileInTurn<A>(turn).exists(p); turn++) {
-        const QueryRows rows = TileInTurn<A>(turn).rows(p);
-        const int end_key = TileInTurn<A>::end_key(rows), count = ceil_div(end_key, A::KEYS);
-        CacheCopier<A, CACHED_KEYS, A::KEY_LAYOUT> key_copier(rows, 0);
-        CacheCopier<A, CACHED_VALUES, A::VALUE_LAYOUT> value_copier(rows, 0);
-        KeyMask<A::KEYS> mask(rows, 0, end_key);
-        signal_wait(signals.queries_free, turn - 1);
-        copy_queries<A>(rows, memory.queries);
-        signal_copies(p, signals.queries_full);
-#pragma unroll 1
-        for (int tile = 0; tile < count; tile++, filled++) {
-            const int stage = filled % A::STAGES, round = filled / A::STAGES;
-            const auto visible = mask.bits();
-            mask = KeyMask<A::KEYS>(rows, (tile + 1) * A::KEYS, end_key);
-            signal_wait(signals.keys_free[stage], round - 1);
-            key_copier.begin(tile, memory.keys(stage), visible);
-            signal_copies(p, signals.keys_full[stage]);
-            signal_wait(signals.values_free[stage], round - 1);
-            value_copier.begin(tile, memory.values(stage), visible);
-            signal_copies(p, signals.values_full[stage]);
-        }
-    }
-    copy_wait<0>();
-}
-
 // Turns of the two warpgroups that multiply: the first one begins.
 struct ProductTurns {
     Signal (&turn)[2];
@@ -279,7 +171,8 @@ struct MultipliersMeeting {
 
 // Writes the rows of a warp.
 template <class A>
-DEVICE void store_runs(const QueryRows &rows, typename A::Mixed &mixed, const RowState<A> &state) {
+DEVICE void store_runs(const QueryRows &rows, typename A::Mixed &mixed, const RowState<A> &state,
+                       const float (&gates)[RowState<A>::ROWS]) {
     typedef typename A::Element T;
     const Parameters &p = rows.p;
     const int own = lane_index() % 4;
@@ -287,7 +180,7 @@ DEVICE void store_runs(const QueryRows &rows, typename A::Mixed &mixed, const Ro
     for (int i = 0; i < RowState<A>::ROWS; i++) {
         const int row = thread_index() / 32 * 16 + A::Mixed::row(i);
         const bool exists = rows.exists(row);
-        const float factor = exists ? row_factor(rows, row, state.sum[i]) : 0;
+        const float factor = row_factor(gates[i], state.sum[i]);
         T *const to = (T *)p.attended + (exists ? rows.pair(row) : 0) * p.columns + rows.head * p.head;
 #pragma unroll
         for (int first = 0; first < A::RUNS; first += 4) {
@@ -311,35 +204,43 @@ struct RowTile {
     ProductTurns &turns;
     MultipliersMeeting &meeting;
     QueryRows rows;
+    int turn;
     int end_key, first_partial;  // From the second on some rows of the tile may not look.
     typename A::Scores scores;
     typename A::Weights weights;
     typename A::Mixed mixed;
     typename A::Queries queries;
     RowState<A> state;
+    float gates[RowState<A>::ROWS];
 
-    DEVICE RowTile(const AttentionMemory<A> &memory, ProductTurns &turns, MultipliersMeeting &meeting, const QueryRows &rows)
-        : memory(memory), turns(turns), meeting(meeting), rows(rows), end_key(TileInTurn<A>::end_key(rows)) {
-        const Parameters &p = rows.p;
-        first_partial = p.causal ? p.past + rows.place(0) + 1 : end_key;
+    DEVICE RowTile(const AttentionMemory<A> &memory, ProductTurns &turns, MultipliersMeeting &meeting, const Parameters &p,
+                   int turn)
+        : memory(memory), turns(turns), meeting(meeting), rows(TileInTurn<A>(turn).rows(p)), turn(turn) {
+        const SeenKeys<A> seen(rows);
+        end_key = seen.end;
+        first_partial = seen.first_partial;
         mixed.clear();
 #pragma unroll
         for (int i = 0; i < RowState<A>::ROWS; i++) {
             state.largest[i] = -infinity();
             state.sum[i] = 0;
-            state.last_key[i] = p.causal ? p.past + rows.place(thread_index() / 32 * 16 + A::Scores::row(i)) : p.keys;
+            state.last_key[i] = p.causal ? seen.last_key(thread_index() / 32 * 16 + A::Scores::row(i)) : end_key - 1;
         }
     }
 
     // Begins the scores of a tile whose keys are in stage `filled`.
     DEVICE void begin_scores(int filled) {
-        A::score(scores, queries, memory.queries, memory.keys(alike(filled % A::STAGES)));
+        const int place = A::QUERY_STAGES > 1 ? alike(turn % A::QUERY_STAGES) : 0;
+        A::score(scores, queries, memory.queries(place), memory.keys(alike(filled % A::STAGES)));
     }
 
     // Scores of tile `tile` become weights.
     template <class Bits>
     DEVICE void end_scores(int filled, int tile, const Bits &visible, float (&shrink)[RowState<A>::ROWS]) {
         signal_of_warp(memory.signals.keys_free[filled % A::STAGES]);
+        if (!A::KEEPS_QUERIES && (tile + 1) * A::KEYS >= end_key) {
+            free_queries();
+        }
         weigh<A>(rows.p, tile * A::KEYS, visible, scores, state, shrink);
     }
 
@@ -355,8 +256,28 @@ struct RowTile {
     // Of tile `tile`, whose values are there in stage `filled`, before their mix.
     DEVICE void set_values_apart(int filled, int tile) {
         const int first_key = tile * A::KEYS;
-        if (rows.p.causal && first_partial < first_key + A::KEYS) {
-            set_apart<A>(memory.values(filled % A::STAGES), first_key, first_partial, end_key, mixed, state, meeting);
+        if (rows.p.causal && first_partial < first_key + A::KEYS && memory.signals.doubtful[filled % A::STAGES] == filled) {
+            const PartialKeys<A> keys(first_key, first_partial, end_key);
+            move_apart<A>(memory.values(filled % A::STAGES), keys, mixed, state, meeting);
+        }
+    }
+
+    // Before they are needed, and not so early that the loop had to keep them.
+    DEVICE void read_gates() {
+#pragma unroll
+        for (int i = 0; i < RowState<A>::ROWS; i++) {
+            const int row = thread_index() / 32 * 16 + A::Mixed::row(i);
+            gates[i] = rows.exists(row) ? rows.p.pair_gates[rows.pair(row)] : 0;
+        }
+    }
+
+    DEVICE void free_queries() { signal_of_warp(memory.signals.queries_free[turn % A::QUERY_STAGES]); }
+
+    DEVICE void wait_for_queries() {
+        signal_wait(memory.signals.queries_full[turn % A::QUERY_STAGES], turn / A::QUERY_STAGES);
+        A::load_queries(queries, memory.queries(turn % A::QUERY_STAGES));
+        if (A::KEEPS_QUERIES) {
+            free_queries();
         }
     }
 
@@ -371,13 +292,16 @@ struct RowTile {
     DEVICE void attend(int filled) {
         const int count = ceil_div(end_key, A::KEYS);
         float shrink[RowState<A>::ROWS];
-        auto visible = KeyMask<A::KEYS>(rows, 0, end_key).bits();
-        KeyMask<A::KEYS> ahead(rows, A::KEYS, end_key);
+        // Keys behind the last one need no mask: no row sees them.
+        KeyMask<A::KEYS> ahead(rows, 0, end_key, 1);
+        wait_for_queries();
         wait_for_keys(filled);
         fence_products();
         turns.take();
         begin_scores(filled);
         turns.pass();
+        auto visible = ahead.bits();
+        ahead = KeyMask<A::KEYS>(rows, A::KEYS, end_key, 1);
         warpgroup_wait<0>(scores.block[0]);
         end_scores(filled, 0, visible, shrink);
         wait_for_values(filled);
@@ -392,7 +316,7 @@ struct RowTile {
             begin_scores(filled + 1);
             begin_mix(filled);
             turns.pass();
-            ahead = KeyMask<A::KEYS>(rows, (tile + 1) * A::KEYS, end_key);
+            ahead = KeyMask<A::KEYS>(rows, (tile + 1) * A::KEYS, end_key, 1);
             warpgroup_wait<1>(scores.block[0]);
             end_scores(filled + 1, tile, visible, shrink);
             wait_for_values(filled + 1);
@@ -402,6 +326,7 @@ struct RowTile {
             filled++;
             set_values_apart(filled, tile);
         }
+        read_gates();
         fence_products();
         turns.take();
         begin_mix(filled);
@@ -417,7 +342,7 @@ struct RowTile {
                 state.sum[i] += shuffle_xor(state.sum[i], mask * A::Engine::ROW_STEP);
             }
         }
-        store_runs<A>(rows, mixed, state);
+        store_runs<A>(rows, mixed, state, gates);
     }
 };
 
@@ -429,19 +354,12 @@ DEVICE void attend_tiles(const Parameters &p, const AttentionMemory<A> &memory) 
     int filled = 0;
 #pragma unroll 1
     for (int turn = 0; TileInTurn<A>(turn).exists(p); turn++) {
-        RowTile<A> tile(memory, turns, meeting, TileInTurn<A>(turn).rows(p));
+        RowTile<A> tile(memory, turns, meeting, p, turn);
         const int count = ceil_div(tile.end_key, A::KEYS);
-        signal_wait(memory.signals.queries_full, turn);
-        fence_products();
-        A::load_queries(tile.queries, memory.queries);
-        if (A::KEEPS_QUERIES) {
-            signal_of_warp(memory.signals.queries_free);
-        }
         if (count > 0) {
             tile.attend(filled);
-        }
-        if (!A::KEEPS_QUERIES) {
-            signal_of_warp(memory.signals.queries_free);
+        } else {
+            tile.read_gates();
         }
         filled += count;
         tile.store();

@@ -36,7 +36,9 @@ struct FragmentSum {
 
     DEVICE float &at(int i, int j) { return block[i / 2][j / 2][i % 2 * 2 + j % 2]; }
     DEVICE static int row(int i) { return i * 8 + lane_index() / 4; }
-    DEVICE static int column(int j) { return j / 2 * 8 + lane_index() % 4 * 2 + j % 2; }
+    DEVICE static int column(int j) { return columns_apart(j) + lane_index() % 4 * 2; }
+    // From a lane's first column.
+    DEVICE static constexpr int columns_apart(int j) { return j / 2 * 8 + j % 2; }
 };
 
 // 16-bit elements on tensor cores, fragments by ldmatrix: mma.m16n8k16, or two of mma.m16n8k8 where `HALF_DEPTH` is set.

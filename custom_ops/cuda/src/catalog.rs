@@ -307,11 +307,13 @@ impl AttendKernel {
         let queries = self.rows() * (self.head + pad) * element.bytes();
         let tile = self.keys * (2 * self.head + pad + value_pad) * element.bytes();
         if self.engine == Engine::Wgmma {
-            let stages = match self.head {
-                0..=64 => 4,
-                _ => 2,
+            // Tiles of queries, and of keys and of values.
+            let (query_stages, stages) = match self.head {
+                0..=64 => (1, 4),
+                65..=128 => (2, 2),
+                _ => (1, 2),
             };
-            return queries + stages * tile + 8 * (5 + 4 * stages);
+            return query_stages * (queries + 16) + stages * (tile + 4 * 8 + 4) + 3 * 8;
         }
         let merge = if self.cuts_keys() { self.key_warps * self.rows() * (self.head + 4) * 4 } else { 0 };
         let warps = self.row_warps * self.key_warps;

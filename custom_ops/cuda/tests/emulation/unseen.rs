@@ -1,5 +1,6 @@
 //! What a token does not see never changes its result, whatever it holds.
 
+use moa_cuda::plan::Launch;
 use moa_cuda::{Element, Options};
 use moa_schema::SelfAttentionDims;
 
@@ -76,17 +77,19 @@ fn outputs(case: &Case) -> Vec<f32> {
 }
 
 fn check(shape: &Shape, element: Element, tf32: bool, compute_capability: (u32, u32), poison: Poison) {
-    let mut case = case(shape, element, tf32, compute_capability);
+    check_token(shape, case(shape, element, tf32, compute_capability), shape.tokens / 2, poison);
+}
+
+fn check_token(shape: &Shape, mut case: Case, token: usize, poison: Poison) {
     let clean = outputs(&case);
     let runs: &[bool] = if poison == Poison::Values { &[false] } else { &[false, true] };
     for &masked in runs {
-        let token = shape.tokens / 2;
         spoil(&mut case, token, poison);
         case.key_mask[shape.past + token] = i32::from(!masked);
         let found = outputs(&case);
         for (index, (found, clean)) in found.chunks(16).zip(clean.chunks(16)).enumerate() {
-            let place =
-                format!("{element:?} {compute_capability:?} {poison:?}, masked {masked}, token {index} of {token}");
+            let (element, device) = (case.element, case.device.compute_capability);
+            let place = format!("{element:?} {device:?} {poison:?}, masked {masked}, token {index} of {token}");
             let sees = index < shape.tokens && index >= token;
             if !sees {
                 assert_eq!(found, clean, "{place}");
@@ -120,6 +123,28 @@ fn a_later_token_or_a_masked_key_may_hold_anything() {
                 let value = [f32::NAN, f32::INFINITY][index % 2];
                 check(shape, element, tf32, compute_capability, Poison::Token(value));
             }
+        }
+    }
+}
+
+/// The same in large tiles of rows: the changed token is one of either warpgroup's rows, and its value in the first tile
+/// of keys or in a later one; addresses allow vectors or do not.
+#[test]
+fn a_later_token_of_a_large_tile_may_hold_anything() {
+    for (shape, token) in [
+        (Shape { tokens: 70, past: 100, head: 64, top_k: 2, multiprocessors: 1 }, 20),
+        (Shape { tokens: 70, past: 100, head: 64, top_k: 2, multiprocessors: 1 }, 40),
+        (Shape { tokens: 40, past: 0, head: 128, top_k: 4, multiprocessors: 1 }, 5),
+        (Shape { tokens: 40, past: 110, head: 128, top_k: 4, multiprocessors: 1 }, 25),
+        (Shape { tokens: 40, past: 110, head: 75, top_k: 4, multiprocessors: 1 }, 20),
+        (Shape { tokens: 40, past: 50, head: 200, top_k: 4, multiprocessors: 1 }, 5),
+        (Shape { tokens: 40, past: 50, head: 201, top_k: 4, multiprocessors: 1 }, 20),
+    ] {
+        for element in [Element::F16, Element::Bf16] {
+            let case = case(&shape, element, false, (9, 0));
+            let is_large = |launch: &Launch| launch.kernel.contains("_attend_wgmma_");
+            assert!(case.plan().launches.iter().any(is_large), "head {}", shape.head);
+            check_token(&shape, case, token, Poison::Values);
         }
     }
 }

@@ -178,6 +178,10 @@ fn attention_of_many_queries() {
             (case.device, case.options) = (Device { multiprocessors, ..HOPPER }, WGMMA);
             case.attributes.causal = causal && !is_cross;
             case.offset = if index == 1 { 8 } else { 0 };
+            // Where no key is masked, the end of the keys and the causal limit hide scores alone.
+            if index % 2 == 0 {
+                case.key_mask.fill(1);
+            }
             let kernels: Vec<_> = case.plan().launches.into_iter().map(|launch| launch.kernel).collect();
             let width = head.next_power_of_two().max(64);
             assert!(kernels.contains(&format!("moa_attend_wgmma_d{width}_r128")), "{kernels:?}");
