@@ -372,7 +372,8 @@ DEVICE void attend(const Parameters &p) {
         }
         const int first_key = tile * A::KEYS + key_part * A::WARP_KEYS;
         float shrink[RowState<A>::ROWS];
-        weigh<A>(p, first_key, visible >> key_part * A::WARP_KEYS, scores, state, shrink);
+        const float factor = prepare_scores<A>(p, first_key, visible >> key_part * A::WARP_KEYS, scores, state);
+        weigh<A>(factor, scores, state, shrink);
         scale_rows<A>(mixed, shrink);
         visible = next.bits();
         value_copier.end(values);

@@ -29,7 +29,7 @@ struct AttentionMemory {
         }
         for (int stage = 0; stage < A::STAGES; stage++) {
             signals.doubtful[stage] = -1;
-            signal_init(signals.keys_full[stage], A::COPIERS);
+            signal_init(signals.keys_full[stage], A::COPIERS + 1);
             signal_init(signals.values_full[stage], A::COPIERS + A::COPIERS / 32);
             signal_init(signals.keys_free[stage], A::ROW_WARPS);
             signal_init(signals.values_free[stage], A::ROW_WARPS);
@@ -40,21 +40,25 @@ struct AttentionMemory {
     }
 };
 
-// The tile of rows that a block takes in its turn `turn`. Tiles of many keys come first; odd turns give them to the
-// blocks in reverse, so that all get alike.
+// The tile of rows that a block takes in its turn `turn`. All tiles of a pair of batch row and head follow each other, so
+// that few pairs are read at a time, and their keys and values stay in the cache. Where rows see the more keys the later
+// they are, one with many follows one with few, and a block takes both, so that all blocks have as much to do.
 template <class A>
 struct TileInTurn {
+    const Parameters &p;
     int index;  // Of all tiles; there are no more of this block where `exists` says so.
 
-    DEVICE explicit TileInTurn(int turn) {
-        index = turn * block_count() + (turn % 2 == 0 ? block_index() : block_count() - 1 - block_index());
+    DEVICE TileInTurn(const Parameters &parameters, int turn) : p(parameters) {
+        const int both = p.causal ? 2 : 1;
+        index = (turn / both * block_count() + block_index()) * both + turn % both;
     }
 
-    DEVICE bool exists(const Parameters &p) const { return index < p.query_tiles * p.batch * p.kv_heads; }
+    DEVICE bool exists() const { return index < p.query_tiles * p.batch * p.kv_heads; }
 
-    DEVICE QueryRows rows(const Parameters &p) const {
-        const int pairs = p.batch * p.kv_heads, pair = index % pairs;
-        return {p, pair / p.kv_heads, pair % p.kv_heads, (p.query_tiles - 1 - index / pairs) * A::ROWS};
+    DEVICE QueryRows rows() const {
+        const int pair = index / p.query_tiles, place = index - pair * p.query_tiles, batch = divided(pair, p.kv_heads);
+        const int tile = place % 2 == 0 ? p.query_tiles - 1 - place / 2 : place / 2;
+        return {p, batch, pair - batch * p.kv_heads, tile * A::ROWS};
     }
 };
 
@@ -162,8 +166,8 @@ DEVICE void copy_tiles(const Parameters &p, const AttentionMemory<A> &memory) {
     typename A::Signals &signals = memory.signals;
     int filled = 0;
 #pragma unroll 1
-    for (int turn = 0; TileInTurn<A>(turn).exists(p); turn++) {
-        const QueryRows rows = TileInTurn<A>(turn).rows(p);
+    for (int turn = 0; TileInTurn<A>(p, turn).exists(); turn++) {
+        const QueryRows rows = TileInTurn<A>(p, turn).rows();
         const SeenKeys<A> seen(rows);
         const int end_key = seen.end, first_partial = seen.first_partial, count = ceil_div(end_key, A::KEYS);
         CacheCopier<A, CACHED_KEYS, A::KEY_LAYOUT> key_copier(rows, 0);
@@ -177,6 +181,10 @@ DEVICE void copy_tiles(const Parameters &p, const AttentionMemory<A> &memory) {
             signal_wait(signals.keys_free[stage], round - 1);
             key_copier.begin(tile, memory.keys(stage), visible);
             signal_copies(p, signals.keys_full[stage]);
+            if (thread_index() % A::COPIERS == 0) {
+                signals.visible[stage] = set_from(visible, end_key - tile * A::KEYS);
+                signal_arrive(signals.keys_full[stage]);
+            }
             if (tile == 0) {
                 // Behind the keys, which have a place sooner.
                 const int place = turn % A::QUERY_STAGES;

@@ -92,6 +92,12 @@ DEVICE bool has_all(const WideBits &bits) {
     return (bits.low & bits.high) == ~0ull;
 }
 
+// The same, with all bits set from `count` on.
+DEVICE unsigned long long set_from(unsigned long long bits, int count) { return count < 64 ? bits | ~0ull << count : bits; }
+DEVICE WideBits set_from(const WideBits &bits, int count) {
+    return {set_from(bits.low, count), count < 64 ? ~0ull : set_from(bits.high, count - 64)};
+}
+
 // Bits moved down, within their words, so far that none is asked for that leaves its word.
 DEVICE unsigned long long moved_down(unsigned long long bits, int by, bool wanted) { return wanted ? bits >> by : 0; }
 DEVICE WideBits moved_down(const WideBits &bits, int by, bool wanted) {

@@ -14,18 +14,19 @@ struct RowState {
 // The mask of `KEYS` keys, of which a lane reads up to two: read early, asked late.
 template <int KEYS, bool IS_WIDE = (KEYS > 64)>
 struct KeyMask {
+    typedef unsigned long long Bits;
     int low, high;
 
-    // Of the keys from `first` on; those from `end` on are not read, and as if their mask were `behind`.
-    DEVICE KeyMask(const QueryRows &rows, int first, int end, int behind = 0) {
+    // Of the keys from `first` on; those from `end` on are as if masked, and are not read.
+    DEVICE KeyMask(const QueryRows &rows, int first, int end) {
         const int *mask = rows.p.key_mask + (size_t)rows.batch * rows.p.keys;
         const int key = first + lane_index();
-        low = key < end ? mask[key] : behind;
-        high = KEYS > 32 && key + 32 < end ? mask[key + 32] : behind;
+        low = key < end ? mask[key] : 0;
+        high = KEYS > 32 && key + 32 < end ? mask[key + 32] : 0;
     }
 
     // Bit `i`: key `first + i` is not masked.
-    DEVICE unsigned long long bits() const {
+    DEVICE Bits bits() const {
         const unsigned long long upper = KEYS > 32 ? ballot(high != 0) : 0;
         const unsigned lower = ballot(low != 0);
         return upper << 32 | (KEYS < 32 ? lower & ((1u << KEYS % 32) - 1) : lower);
@@ -36,12 +37,13 @@ struct KeyMask {
 template <int KEYS>
 struct KeyMask<KEYS, true> {
     static_assert(KEYS == 128, "two words");
+    typedef WideBits Bits;
     KeyMask<64> lower, upper;
 
-    DEVICE KeyMask(const QueryRows &rows, int first, int end, int behind = 0)
-        : lower(rows, first, end, behind), upper(rows, first + 64, end, behind) {}
+    DEVICE KeyMask(const QueryRows &rows, int first, int end)
+        : lower(rows, first, end), upper(rows, first + 64, end) {}
 
-    DEVICE WideBits bits() const { return {lower.bits(), upper.bits()}; }
+    DEVICE Bits bits() const { return {lower.bits(), upper.bits()}; }
 };
 
 // Hides the scores of keys that are masked, or that a row does not see.
@@ -104,12 +106,11 @@ DEVICE void find_largest(typename A::Scores &scores, float (&largest)[RowState<A
     }
 }
 
-// Scores become weights; `shrink` is what scales earlier sums of each row to the new maximum, or to one that is smaller by
-// `A::KEPT_POWERS` powers of 2 at most, in which case it is often 1. Bit `i` of `visible` says
-// whether key `first_key + i` is one that some row of the tile sees.
+// Hides scores, and returns what they are to be multiplied by, above 0. Bit `i` of `visible` says whether key
+// `first_key + i` is one that some row of the tile sees.
 template <class A, class Bits>
-DEVICE void weigh(const Parameters &p, int first_key, const Bits &visible, typename A::Scores &scores,
-                  RowState<A> &state, float (&shrink)[RowState<A>::ROWS]) {
+DEVICE float prepare_scores(const Parameters &p, int first_key, const Bits &visible, typename A::Scores &scores,
+                            const RowState<A> &state) {
     float factor = p.scale * 1.44269504088896341f;
     // The largest score is that of the largest product, and stays finite beside masked ones, by a factor above 0 alone.
     if (!(factor > 0)) {
@@ -131,6 +132,13 @@ DEVICE void weigh(const Parameters &p, int first_key, const Bits &visible, typen
     if (!sees_all) {
         hide<A>(first_key, visible, all_visible, scores, state);
     }
+    return factor;
+}
+
+// Scores become weights; `shrink` is what scales earlier sums of each row to the new maximum, or to one that is smaller by
+// `A::KEPT_POWERS` powers of 2 at most, in which case it is often 1.
+template <class A>
+DEVICE void weigh(float factor, typename A::Scores &scores, RowState<A> &state, float (&shrink)[RowState<A>::ROWS]) {
     // Rows side by side: each is a chain of operations that wait for each other.
     float largest[RowState<A>::ROWS], base[RowState<A>::ROWS], sum[RowState<A>::ROWS];
     find_largest<A>(scores, largest);

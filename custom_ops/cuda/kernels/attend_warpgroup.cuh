@@ -25,8 +25,10 @@ struct WarpgroupAttention {
     // Tiles of keys, and of values, that are there or on their way.
     static constexpr int STAGES = HEAD <= 64 ? 4 : 2;
     static constexpr int LENGTH = Run<T>::LENGTH, RUNS = HEAD / LENGTH, RUNS_AT_ONCE = RUNS < 16 ? RUNS : 16;
-    // How far a maximum grows, as a power of 2, before sums are scaled to it.
+    // How far a maximum grows, as a power of 2, before sums are scaled to it; and what the weights of a lane in one tile
+    // may come to where nobody looks for the maximum.
     static constexpr int KEPT_POWERS = 8;
+    static constexpr float MOST_WEIGHT = 8192;
     // Whether scores of a tile without masked keys are hidden by the last key of their row alone.
     static constexpr bool HIDES_BY_LIMIT = true;
     // Maxima of a row that a lane looks for side by side.
@@ -41,11 +43,15 @@ struct WarpgroupAttention {
     typedef unsigned Queries[KEEPS_QUERIES ? HEAD / 16 : 1][4];
     typedef unsigned Weights[KEYS / 16][4];
 
+    typedef typename KeyMask<KEYS>::Bits Bits;
+
     // `full` where something was copied, `free` where nobody needs it any more.
     struct Signals {
         Signal queries_full[QUERY_STAGES], queries_free[QUERY_STAGES];
         Signal keys_full[STAGES], keys_free[STAGES], values_full[STAGES], values_free[STAGES];
         Signal turn[2], meeting;
+        // Bit `i`: key `i` of a stage is not masked, or no row sees it.
+        Bits visible[STAGES];
         // The last filling of a stage that holds values which are not finite and which not all rows see.
         int doubtful[STAGES];
     };
@@ -196,6 +202,42 @@ DEVICE void store_runs(const QueryRows &rows, typename A::Mixed &mixed, const Ro
     }
 }
 
+// Weights by the maxima of earlier tiles, in pairs as products take them. False where some row has none, or grows so much
+// that its maximum has to be looked for; that takes as long as the weights, and is seldom needed.
+template <class A>
+DEVICE bool weigh_by_last(float factor, const typename A::Scores &scores, RowState<A> &state, typename A::Weights &to) {
+    float sum[RowState<A>::ROWS];
+    bool fits = true;
+#pragma unroll
+    for (int i = 0; i < RowState<A>::ROWS; i++) {
+        fits = fits && state.largest[i] > -infinity();
+        sum[i] = 0;
+    }
+#pragma unroll
+    for (int column = 0; column < A::KEYS / 8; column++) {
+        float weight[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            weight[j] = exponential2(fused_multiply_add(scores.block[0][column][j], factor, -state.largest[j / 2]));
+            sum[j / 2] += weight[j];
+        }
+        to[column / 2][column % 2 * 2] = pack(typename A::Element(), weight[0], weight[1]);
+        to[column / 2][column % 2 * 2 + 1] = pack(typename A::Element(), weight[2], weight[3]);
+    }
+#pragma unroll
+    for (int i = 0; i < RowState<A>::ROWS; i++) {
+        fits = fits && sum[i] <= A::MOST_WEIGHT;
+    }
+    if (ballot(fits) != 0xffffffffu) {
+        return false;
+    }
+#pragma unroll
+    for (int i = 0; i < RowState<A>::ROWS; i++) {
+        state.sum[i] += sum[i];
+    }
+    return true;
+}
+
 // What a warpgroup that multiplies does with one tile of rows.
 template <class A>
 struct RowTile {
@@ -204,10 +246,10 @@ struct RowTile {
     ProductTurns &turns;
     MultipliersMeeting &meeting;
     QueryRows rows;
-    int turn;
+    int turn, query_stage;
     int end_key, first_partial;  // From the second on some rows of the tile may not look.
     typename A::Scores scores;
-    typename A::Weights weights;
+    typename A::Weights weights, next_weights;
     typename A::Mixed mixed;
     typename A::Queries queries;
     RowState<A> state;
@@ -215,7 +257,8 @@ struct RowTile {
 
     DEVICE RowTile(const AttentionMemory<A> &memory, ProductTurns &turns, MultipliersMeeting &meeting, const Parameters &p,
                    int turn)
-        : memory(memory), turns(turns), meeting(meeting), rows(TileInTurn<A>(turn).rows(p)), turn(turn) {
+        : memory(memory), turns(turns), meeting(meeting), rows(TileInTurn<A>(p, turn).rows()), turn(turn),
+          query_stage(A::QUERY_STAGES > 1 ? alike(turn % A::QUERY_STAGES) : 0) {
         const SeenKeys<A> seen(rows);
         end_key = seen.end;
         first_partial = seen.first_partial;
@@ -230,18 +273,40 @@ struct RowTile {
 
     // Begins the scores of a tile whose keys are in stage `filled`.
     DEVICE void begin_scores(int filled) {
-        const int place = A::QUERY_STAGES > 1 ? alike(turn % A::QUERY_STAGES) : 0;
-        A::score(scores, queries, memory.queries(place), memory.keys(alike(filled % A::STAGES)));
+        A::score(scores, queries, memory.queries(query_stage), memory.keys(alike(filled % A::STAGES)));
     }
 
-    // Scores of tile `tile` become weights.
-    template <class Bits>
-    DEVICE void end_scores(int filled, int tile, const Bits &visible, float (&shrink)[RowState<A>::ROWS]) {
+    // Scores of tile `tile` become the next weights. Whether earlier sums are to be scaled, by `shrink`.
+    DEVICE bool end_scores(int filled, int tile, float (&shrink)[RowState<A>::ROWS]) {
+        const typename A::Bits visible = memory.signals.visible[filled % A::STAGES];
         signal_of_warp(memory.signals.keys_free[filled % A::STAGES]);
         if (!A::KEEPS_QUERIES && (tile + 1) * A::KEYS >= end_key) {
             free_queries();
         }
-        weigh<A>(rows.p, tile * A::KEYS, visible, scores, state, shrink);
+        const float factor = prepare_scores<A>(rows.p, tile * A::KEYS, visible, scores, state);
+        const bool is_known = tile > 0 && weigh_by_last<A>(factor, scores, state, next_weights);
+        if (!is_known) {
+            weigh<A>(factor, scores, state, shrink);
+            A::pack_weights(next_weights, scores);
+        }
+#pragma unroll
+        for (int k = 0; k < A::KEYS / 16; k++) {
+            keep_before_fence(next_weights[k]);
+        }
+        return !is_known;
+    }
+
+    // Behind the products that read the weights before, of which this keeps the registers until then: the assembler would
+    // give them to the next ones, and let the products wait for each other.
+    DEVICE void take_weights() {
+        const unsigned nothing = (unsigned)(rows.p.batch >> 31);
+#pragma unroll
+        for (int k = 0; k < A::KEYS / 16; k++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                weights[k][i] = next_weights[k][i] ^ (weights[k][i] & nothing);
+            }
+        }
     }
 
     DEVICE void wait_for_keys(int filled) { signal_wait(memory.signals.keys_full[filled % A::STAGES], filled / A::STAGES); }
@@ -271,11 +336,11 @@ struct RowTile {
         }
     }
 
-    DEVICE void free_queries() { signal_of_warp(memory.signals.queries_free[turn % A::QUERY_STAGES]); }
+    DEVICE void free_queries() { signal_of_warp(memory.signals.queries_free[query_stage]); }
 
     DEVICE void wait_for_queries() {
-        signal_wait(memory.signals.queries_full[turn % A::QUERY_STAGES], turn / A::QUERY_STAGES);
-        A::load_queries(queries, memory.queries(turn % A::QUERY_STAGES));
+        signal_wait(memory.signals.queries_full[query_stage], turn / A::QUERY_STAGES);
+        A::load_queries(queries, memory.queries(query_stage));
         if (A::KEEPS_QUERIES) {
             free_queries();
         }
@@ -292,37 +357,33 @@ struct RowTile {
     DEVICE void attend(int filled) {
         const int count = ceil_div(end_key, A::KEYS);
         float shrink[RowState<A>::ROWS];
-        // Keys behind the last one need no mask: no row sees them.
-        KeyMask<A::KEYS> ahead(rows, 0, end_key, 1);
         wait_for_queries();
         wait_for_keys(filled);
         fence_products();
         turns.take();
         begin_scores(filled);
         turns.pass();
-        auto visible = ahead.bits();
-        ahead = KeyMask<A::KEYS>(rows, A::KEYS, end_key, 1);
         warpgroup_wait<0>(scores.block[0]);
-        end_scores(filled, 0, visible, shrink);
+        end_scores(filled, 0, shrink);
         wait_for_values(filled);
         A::pack_weights(weights, scores);
         set_values_apart(filled, 0);
 #pragma unroll 1
         for (int tile = 1; tile < count; tile++) {
-            visible = ahead.bits();
             wait_for_keys(filled + 1);
             fence_products();
             turns.take();
             begin_scores(filled + 1);
             begin_mix(filled);
             turns.pass();
-            ahead = KeyMask<A::KEYS>(rows, (tile + 1) * A::KEYS, end_key, 1);
             warpgroup_wait<1>(scores.block[0]);
-            end_scores(filled + 1, tile, visible, shrink);
+            const bool grows = end_scores(filled + 1, tile, shrink);
             wait_for_values(filled + 1);
             end_mix(filled);
-            scale_rows<A>(mixed, shrink);
-            A::pack_weights(weights, scores);
+            if (grows) {
+                scale_rows<A>(mixed, shrink);
+            }
+            take_weights();
             filled++;
             set_values_apart(filled, tile);
         }
@@ -353,7 +414,7 @@ DEVICE void attend_tiles(const Parameters &p, const AttentionMemory<A> &memory) 
     MultipliersMeeting meeting = {memory.signals.meeting, 0};
     int filled = 0;
 #pragma unroll 1
-    for (int turn = 0; TileInTurn<A>(turn).exists(p); turn++) {
+    for (int turn = 0; TileInTurn<A>(p, turn).exists(); turn++) {
         RowTile<A> tile(memory, turns, meeting, p, turn);
         const int count = ceil_div(tile.end_key, A::KEYS);
         if (count > 0) {

@@ -300,39 +300,47 @@ DEVICE void store_pairs(T *to, const unsigned (&pairs)[4], int valid, bool vecto
     }
 }
 
-// Hands sums from registers to `rows`. `look_up(row, column)` is what rows need of a column of any line, and its next;
-// `change(row, column, found, low, high)` gets two neighbours of a row, and those half a tile behind; `end(row,
-// column, low, high)` gets what became of them as runs. `row` is one of those of this lane.
+// Hands sums from registers to `rows`. `look_up(row, column)` is what rows need of a column of any line, and its next, a
+// part of a line ahead, of which `rows.first` are those of the first part; `change(row, column, found, low, high)` gets
+// two neighbours of a row, and those half a tile behind; `end(row, column, low, high)` gets what became of them as runs.
+// `row` is one of those of this lane.
 template <class TileType, class Rows>
 DEVICE void hand_over_pairs(typename TileType::Sum &sum, const Rows &rows) {
     typedef typename TileType::Element T;
-    const int RUNS = TileType::RIGHT_RUNS / 2, LINE_RUNS = TileType::LEFT_RUNS, LENGTH = TileType::LENGTH;
-    const int own = lane_index() % 4;
+    const int RUNS = TileType::RIGHT_RUNS / 2, PARTS = TileType::LEFT_RUNS / 4, LENGTH = TileType::LENGTH;
+    const int own = lane_index() % 4, ALL_PARTS = TileType::Sum::ROWS * PARTS;
+    typename Rows::Found found[4];
 #pragma unroll
-    for (int i = 0; i < TileType::Sum::ROWS; i++) {
+    for (int j = 0; j < 4; j++) {
+        found[j] = rows.first(j);
+    }
 #pragma unroll
-        for (int part = 0; part < LINE_RUNS; part += 4) {
-            typename Rows::Found found[4];
+    for (int part = 0; part < ALL_PARTS; part++) {
+        const int i = part / PARTS;
+        typename Rows::Found next[4] = {};
+#pragma unroll
+        for (int j = 0; part + 1 < ALL_PARTS && j < 4; j++) {
+            next[j] = rows.look_up((part + 1) / PARTS, ((part + 1) % PARTS * 4 + j) * LENGTH + 2 * own);
+        }
+#pragma unroll
+        for (int first = part % PARTS * 4; first < RUNS; first += 4 * PARTS) {
+            unsigned low[4], high[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                found[j] = rows.look_up(i, (part + j) * LENGTH + 2 * own);
+                const int at = 2 * (first + j);
+                float a[2] = {sum.at(i, at), sum.at(i, at + 1)};
+                float b[2] = {sum.at(i, at + 2 * RUNS), sum.at(i, at + 2 * RUNS + 1)};
+                rows.change(i, (first + j) * LENGTH + 2 * own, found[j], a, b);
+                low[j] = pack(T(), a[0], a[1]);
+                high[j] = pack(T(), b[0], b[1]);
             }
+            exchange_pairs(low);
+            exchange_pairs(high);
+            rows.end(i, (first + own) * LENGTH, low, high);
+        }
 #pragma unroll
-            for (int first = part; first < RUNS; first += LINE_RUNS) {
-                unsigned low[4], high[4];
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    const int at = 2 * (first + j);
-                    float a[2] = {sum.at(i, at), sum.at(i, at + 1)};
-                    float b[2] = {sum.at(i, at + 2 * RUNS), sum.at(i, at + 2 * RUNS + 1)};
-                    rows.change(i, (first + j) * LENGTH + 2 * own, found[j], a, b);
-                    low[j] = pack(T(), a[0], a[1]);
-                    high[j] = pack(T(), b[0], b[1]);
-                }
-                exchange_pairs(low);
-                exchange_pairs(high);
-                rows.end(i, (first + own) * LENGTH, low, high);
-            }
+        for (int j = 0; j < 4; j++) {
+            found[j] = next[j];
         }
     }
 }

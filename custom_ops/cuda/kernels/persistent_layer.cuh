@@ -128,6 +128,11 @@ struct ProjectWork {
     }
 };
 
+// Of two neighbours of a rotated head.
+struct Angles {
+    float cosine[2], sine[2];
+};
+
 // Where the rows of a lane belong. The columns of a line, which lies in one head, follow each other.
 template <class TileType>
 struct WidePlaces {
@@ -137,6 +142,7 @@ struct WidePlaces {
     T *to[ROWS][LINES];
     bool exists[ROWS];
     int angles[ROWS];  // rows of the rotary caches
+    Angles angles_ahead[4];
 
     DEVICE explicit WidePlaces(const ProjectWork<TileType> &of) : work(of) {}
 
@@ -146,6 +152,10 @@ struct WidePlaces {
         const int at = exists[i] ? row : 0, pair = work.pairs ? work.pairs[at] : 0;
         const int token = work.pairs ? pair / p.top_k : work.first_row + at;
         angles[i] = work.factor.rotates ? rotary_row(p, token) : 0;
+#pragma unroll
+        for (int j = 0; i == 0 && j < 4; j++) {
+            angles_ahead[j] = work.factor.rotates ? look_up(0, j * TileType::LENGTH + lane_index() % 4 * 2) : Angles();
+        }
         if (work.part == EXPERTS) {
             const size_t place = work.pairs ? (size_t)pair : (size_t)token * p.experts;
             T *const start = (T *)p.rows + place * p.columns;
@@ -160,6 +170,17 @@ struct WidePlaces {
         for (int line = 0; line < LINES; line++) {
             to[i][line] = in_cache(batch, token - batch * p.tokens, column(line));
         }
+    }
+
+    // The angles of a column of any line, and of its next.
+    DEVICE Angles look_up(int i, int column) const {
+        const Parameters &p = work.p;
+        const bool exists = angles[i] >= 0;
+        const size_t at = (size_t)(exists ? angles[i] : 0) * LINE + column;
+        const Floats2 cosine = *(const Floats2 *)(p.cos_cache + at), sine = *(const Floats2 *)(p.sin_cache + at);
+        const float none = not_a_number();
+        return {{exists ? cosine.element[0] : none, exists ? cosine.element[1] : none},
+                {exists ? sine.element[0] : none, exists ? sine.element[1] : none}};
     }
 
     // The first column of a line.
@@ -191,6 +212,7 @@ struct WidePlain {
     struct Found {};
     const WidePlaces<TileType> &places;
 
+    DEVICE Found first(int) const { return {}; }
     DEVICE Found look_up(int, int) const { return {}; }
     DEVICE void change(int, int, Found, float (&)[2], float (&)[2]) const {}
 
@@ -203,20 +225,11 @@ struct WidePlain {
 // Columns that are rotated with their partners, all lines by the same angles.
 template <class TileType>
 struct WideRotated {
-    struct Found {
-        float cosine[2], sine[2];
-    };
+    typedef Angles Found;
     const WidePlaces<TileType> &places;
 
-    DEVICE Found look_up(int i, int column) const {
-        const Parameters &p = places.work.p;
-        const bool exists = places.angles[i] >= 0;
-        const size_t at = (size_t)(exists ? places.angles[i] : 0) * TileType::LINE + column;
-        const Floats2 cosine = *(const Floats2 *)(p.cos_cache + at), sine = *(const Floats2 *)(p.sin_cache + at);
-        const float none = not_a_number();
-        return {{exists ? cosine.element[0] : none, exists ? cosine.element[1] : none},
-                {exists ? sine.element[0] : none, exists ? sine.element[1] : none}};
-    }
+    DEVICE Found first(int j) const { return places.angles_ahead[j]; }
+    DEVICE Found look_up(int i, int column) const { return places.look_up(i, column); }
 
     DEVICE void change(int, int, const Found &found, float (&low)[2], float (&high)[2]) const {
 #pragma unroll
@@ -336,6 +349,7 @@ struct WideOutput {
         to[i] = (T *)(work.pairs ? p.partial_rows : p.output) + place * p.width + work.first_column;
     }
 
+    DEVICE Found first(int) const { return {}; }
     DEVICE Found look_up(int, int) const { return {}; }
 
     DEVICE void change(int, int column, Found, float (&low)[2], float (&high)[2]) const {

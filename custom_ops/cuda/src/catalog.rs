@@ -313,7 +313,7 @@ impl AttendKernel {
                 65..=128 => (2, 2),
                 _ => (1, 2),
             };
-            return query_stages * (queries + 16) + stages * (tile + 4 * 8 + 4) + 3 * 8;
+            return query_stages * (queries + 16) + stages * (tile + 4 * 8 + 4 + self.keys / 8) + 3 * 8;
         }
         let merge = if self.cuts_keys() { self.key_warps * self.rows() * (self.head + 4) * 4 } else { 0 };
         let warps = self.row_warps * self.key_warps;
