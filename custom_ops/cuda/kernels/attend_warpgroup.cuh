@@ -89,8 +89,9 @@ struct WarpgroupAttention {
         }
     }
 
-    // scores [64, KEYS] = queries [64, HEAD] * keys [KEYS, HEAD] transposed, of this warpgroup: a group of products.
-    DEVICE static void score(Scores &scores, Queries &kept, const T *queries, const T *keys) {
+    // scores [64, KEYS] = queries [64, HEAD] * keys [KEYS, HEAD] transposed, of this warpgroup, whose rows are `own`: a
+    // group of products.
+    DEVICE static void score(Scores &scores, Queries &kept, const T *own, const T *keys) {
         const unsigned long long right = matrix_descriptor(SWIZZLE_128, keys, 0, Pattern<T>::BYTES);
         if constexpr (KEEPS_QUERIES) {
 #pragma unroll
@@ -104,7 +105,7 @@ struct WarpgroupAttention {
                 warpgroup_multiply_add<false, true>(T(), scores.block[0], kept[k], advanced(right, step_bytes(KEYS, k)));
             }
         } else {
-            const unsigned long long left = matrix_descriptor(SWIZZLE_128, own_rows(queries), 0, Pattern<T>::BYTES);
+            const unsigned long long left = matrix_descriptor(SWIZZLE_128, own, 0, Pattern<T>::BYTES);
             warpgroup_fence(scores.block[0]);
             warpgroup_multiply_add<false, false>(T(), scores.block[0], left, right);
 #pragma unroll
@@ -202,6 +203,19 @@ DEVICE void store_runs(const QueryRows &rows, typename A::Mixed &mixed, const Ro
     }
 }
 
+// A tile of keys, and of values, of a block: its stage, and how often that was filled before.
+template <class A>
+struct Filling {
+    int stage, round;
+
+    DEVICE Filling next() const {
+        const bool is_last = stage + 1 == A::STAGES;
+        return {is_last ? 0 : stage + 1, is_last ? round + 1 : round};
+    }
+
+    DEVICE int number() const { return round * A::STAGES + stage; }
+};
+
 // Weights by the maxima of earlier tiles, in pairs as products take them. False where some row has none, or grows so much
 // that its maximum has to be looked for; that takes as long as the weights, and is seldom needed.
 template <class A>
@@ -271,15 +285,15 @@ struct RowTile {
         }
     }
 
-    // Begins the scores of a tile whose keys are in stage `filled`.
-    DEVICE void begin_scores(int filled) {
-        A::score(scores, queries, memory.queries(query_stage), memory.keys(alike(filled % A::STAGES)));
-    }
+    // Begins the scores of a tile whose keys are in a stage.
+    DEVICE void begin_scores(const T *own, int stage) { A::score(scores, queries, own, memory.keys(stage)); }
+
+    DEVICE const T *own_queries() const { return A::own_rows(memory.queries(query_stage)); }
 
     // Scores of tile `tile` become the next weights. Whether earlier sums are to be scaled, by `shrink`.
-    DEVICE bool end_scores(int filled, int tile, float (&shrink)[RowState<A>::ROWS]) {
-        const typename A::Bits visible = memory.signals.visible[filled % A::STAGES];
-        signal_of_warp(memory.signals.keys_free[filled % A::STAGES]);
+    DEVICE bool end_scores(const Filling<A> &keys, int tile, typename A::Bits visible,
+                           float (&shrink)[RowState<A>::ROWS]) {
+        signal_of_warp(memory.signals.keys_free[keys.stage]);
         if (!A::KEEPS_QUERIES && (tile + 1) * A::KEYS >= end_key) {
             free_queries();
         }
@@ -309,21 +323,21 @@ struct RowTile {
         }
     }
 
-    DEVICE void wait_for_keys(int filled) { signal_wait(memory.signals.keys_full[filled % A::STAGES], filled / A::STAGES); }
+    DEVICE void wait_for_keys(const Filling<A> &keys) { signal_wait(memory.signals.keys_full[keys.stage], keys.round); }
 
     // Behind the softmax of the tile: the assembler would move most of it behind the next wait for products, beside which
     // it should pass. So the phase is one that the sums, which are never below 0, have a part in.
-    DEVICE void wait_for_values(int filled) {
+    DEVICE void wait_for_values(const Filling<A> &values) {
         const int after_softmax = state.sum[0] + state.sum[1] < 0;
-        signal_wait(memory.signals.values_full[filled % A::STAGES], filled / A::STAGES + after_softmax);
+        signal_wait(memory.signals.values_full[values.stage], values.round + after_softmax);
     }
 
-    // Of tile `tile`, whose values are there in stage `filled`, before their mix.
-    DEVICE void set_values_apart(int filled, int tile) {
+    // Of tile `tile`, whose values are there, before their mix.
+    DEVICE void set_values_apart(const Filling<A> &values, int tile) {
         const int first_key = tile * A::KEYS;
-        if (rows.p.causal && first_partial < first_key + A::KEYS && memory.signals.doubtful[filled % A::STAGES] == filled) {
+        if (rows.p.causal && first_partial < first_key + A::KEYS && memory.signals.doubtful[values.stage] == values.number()) {
             const PartialKeys<A> keys(first_key, first_partial, end_key);
-            move_apart<A>(memory.values(filled % A::STAGES), keys, mixed, state, meeting);
+            move_apart<A>(memory.values(values.stage), keys, mixed, state, meeting);
         }
     }
 
@@ -346,51 +360,57 @@ struct RowTile {
         }
     }
 
-    DEVICE void begin_mix(int filled) { A::mix(mixed, weights, memory.values(alike(filled % A::STAGES))); }
+    DEVICE void begin_mix(int stage) { A::mix(mixed, weights, memory.values(stage)); }
 
-    DEVICE void end_mix(int filled) {
+    DEVICE void end_mix(const Filling<A> &values) {
         warpgroup_wait<0>(mixed.block[0]);
-        signal_of_warp(memory.signals.values_free[filled % A::STAGES]);
+        signal_of_warp(memory.signals.values_free[values.stage]);
     }
 
-    // All tiles of keys, of which `filled` is the first one's stage.
-    DEVICE void attend(int filled) {
+    // All tiles of keys, of which `filled` is the first one.
+    DEVICE void attend(Filling<A> filled) {
         const int count = ceil_div(end_key, A::KEYS);
         float shrink[RowState<A>::ROWS];
         wait_for_queries();
         wait_for_keys(filled);
+        const typename A::Bits first_visible = memory.signals.visible[filled.stage];
         fence_products();
         turns.take();
-        begin_scores(filled);
+        begin_scores(own_queries(), alike(filled.stage));
         turns.pass();
         warpgroup_wait<0>(scores.block[0]);
-        end_scores(filled, 0, shrink);
+        end_scores(filled, 0, first_visible, shrink);
         wait_for_values(filled);
         A::pack_weights(weights, scores);
         set_values_apart(filled, 0);
 #pragma unroll 1
         for (int tile = 1; tile < count; tile++) {
-            wait_for_keys(filled + 1);
+            const Filling<A> next = filled.next();
+            // Known before what is waited for.
+            const int key_stage = alike(next.stage), value_stage = alike(filled.stage);
+            const T *const own = own_queries();
+            wait_for_keys(next);
+            const typename A::Bits visible = memory.signals.visible[next.stage];
             fence_products();
             turns.take();
-            begin_scores(filled + 1);
-            begin_mix(filled);
+            begin_scores(own, key_stage);
+            begin_mix(value_stage);
             turns.pass();
             warpgroup_wait<1>(scores.block[0]);
-            const bool grows = end_scores(filled + 1, tile, shrink);
-            wait_for_values(filled + 1);
+            const bool grows = end_scores(next, tile, visible, shrink);
+            wait_for_values(next);
             end_mix(filled);
             if (grows) {
                 scale_rows<A>(mixed, shrink);
             }
             take_weights();
-            filled++;
+            filled = next;
             set_values_apart(filled, tile);
         }
         read_gates();
         fence_products();
         turns.take();
-        begin_mix(filled);
+        begin_mix(alike(filled.stage));
         turns.pass();
         end_mix(filled);
     }
@@ -418,7 +438,7 @@ DEVICE void attend_tiles(const Parameters &p, const AttentionMemory<A> &memory) 
         RowTile<A> tile(memory, turns, meeting, p, turn);
         const int count = ceil_div(tile.end_key, A::KEYS);
         if (count > 0) {
-            tile.attend(filled);
+            tile.attend({filled % A::STAGES, filled / A::STAGES});
         } else {
             tile.read_gates();
         }
