@@ -153,6 +153,11 @@ fn of_warpgroups(family: &str, numbers: &[u32], threads: u32, element: Element) 
                 add(&mut census, LOAD[0], head / 16);
             }
         }
+        ("project" | "output", &[rows, columns @ 256, _]) => {
+            let (depth, copiers) = (64, 128);
+            multiply(columns, depth);
+            add_stages(&mut census, 1, [rows, columns, depth], copiers, element);
+        }
         ("project" | "output", &[rows, columns, _]) => {
             let depth = 64;
             multiply(columns, depth);
