@@ -11,7 +11,7 @@
 #include "attend_warpgroup.cuh"
 #include "persistent_layer.cuh"
 
-KERNEL(moa_list_pairs, 256, 1, list_pairs(p))
+KERNEL(moa_list_pairs, 1024, 1, list_pairs(p))
 KERNEL(moa_sum_slots, 256, 1, sum_slots<float>(p))
 
 #if HAS_TENSOR_CORES_TF32

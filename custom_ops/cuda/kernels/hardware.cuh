@@ -92,6 +92,7 @@ DEVICE void sync_warp() { __syncwarp(); }
 DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 DEVICE int shuffle_xor(int value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 DEVICE long long shuffle_from(long long value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
+DEVICE int shuffle_from(int value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
 DEVICE float shuffle_from(float value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
 // What all lanes of a warp have alike, in a form of which the compiler knows that.
 DEVICE int alike(int value) { return __shfl_sync(0xffffffffu, value, 0); }

@@ -341,8 +341,9 @@ impl AttendKernel {
     }
 }
 
-/// Threads of the two small kernels.
-pub(crate) const LIST_THREADS: usize = 256;
+/// Threads of the kernels that list pairs and that sum slots.
+pub(crate) const LIST_THREADS: usize = 1024;
+pub(crate) const SUM_THREADS: usize = 256;
 
 /// Symbol of the kernel that lists the pairs of each expert.
 pub(crate) const LIST_PAIRS: &str = "moa_list_pairs";
@@ -380,7 +381,7 @@ pub fn module_source(element: Element) -> String {
         let _ = writeln!(text, "#include \"{header}.cuh\"");
     }
     let _ = writeln!(text, "\nKERNEL({LIST_PAIRS}, {LIST_THREADS}, 1, list_pairs(p))");
-    let _ = writeln!(text, "KERNEL({SUM_SLOTS}, {LIST_THREADS}, 1, sum_slots<{c_element}>(p))");
+    let _ = writeln!(text, "KERNEL({SUM_SLOTS}, {SUM_THREADS}, 1, sum_slots<{c_element}>(p))");
     for engine in Engine::all(element) {
         let _ = writeln!(text, "\n#if {}", engine.c_condition(element));
         let products = ProductKernel::all(*engine).into_iter().chain(ProductKernel::persistent(*engine));

@@ -84,6 +84,7 @@ void sync_warp();
 float shuffle_xor(float value, int mask);
 int shuffle_xor(int value, int mask);
 long long shuffle_from(long long value, int lane);
+int shuffle_from(int value, int lane);
 float shuffle_from(float value, int lane);
 int shuffle_up(int value, int delta);
 int alike(int value);

@@ -3,7 +3,7 @@
 use super::arena::Arena;
 use super::choice::{Choice, GROUP_TOKENS, Work, output_parts, regime, route_bytes};
 use super::{Launch, Plan, PlanError, Regime};
-use crate::catalog::{LIST_PAIRS, LIST_THREADS, MAX_EXPERTS, MAX_HEAD, MAX_TOP_K, ProductKernel, SUM_SLOTS};
+use crate::catalog::{LIST_PAIRS, LIST_THREADS, MAX_EXPERTS, MAX_HEAD, MAX_TOP_K, ProductKernel, SUM_SLOTS, SUM_THREADS};
 use crate::{Buffer, Parameters};
 
 /// As `RowMode` in `kernels/project.cuh`.
@@ -415,7 +415,7 @@ impl Layer {
         }
         if reduces {
             let runs = tokens * width.div_ceil(16 / element.bytes());
-            self.push(SUM_SLOTS.to_owned(), runs.div_ceil(LIST_THREADS), LIST_THREADS, 0, self.base)?;
+            self.push(SUM_SLOTS.to_owned(), runs.div_ceil(SUM_THREADS), SUM_THREADS, 0, self.base)?;
         }
         Ok(())
     }
