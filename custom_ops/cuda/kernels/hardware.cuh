@@ -169,6 +169,8 @@ DEVICE float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a,
 DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
 DEVICE float not_a_number() { return __int_as_float(0x7fffffff); }
 DEVICE float infinity() { return __int_as_float(0x7f800000); }
+DEVICE int to_bits(float x) { return __float_as_int(x); }
+DEVICE float from_bits(int bits) { return __int_as_float(bits); }
 DEVICE bool is_finite(float x) { return (__float_as_int(x) & 0x7f800000) != 0x7f800000; }
 DEVICE float exponential(float x) { return expf(x); }
 DEVICE float complementary_error(float x) { return erfcf(x); }

@@ -120,6 +120,8 @@ inline float fused_multiply_add(float a, float b, float c) { return __builtin_fm
 inline float maximum(float a, float b) { return fmaxf(a, b); }
 inline float not_a_number() { return emulator::float_of(0x7fffffff); }
 inline float infinity() { return emulator::float_of(0x7f800000); }
+inline int to_bits(float x) { return (int)emulator::bits_of(x); }
+inline float from_bits(int bits) { return emulator::float_of((uint32_t)bits); }
 inline bool is_finite(float x) { return (emulator::bits_of(x) & 0x7f800000) != 0x7f800000; }
 inline float exponential(float x) { return expf(x); }
 inline float complementary_error(float x) { return erfcf(x); }
