@@ -10,8 +10,9 @@
 #include "warpgroup.cuh"
 #include "attend_warpgroup.cuh"
 #include "persistent_layer.cuh"
+#include "route_tokens.cuh"
 
-KERNEL(moa_list_pairs, 256, 1, list_pairs(p))
+KERNEL(moa_list_pairs, 1024, 1, list_pairs(p))
 KERNEL(moa_sum_slots, 256, 1, sum_slots<bfloat16>(p))
 
 #if HAS_TENSOR_CORES_16
@@ -42,6 +43,7 @@ KERNEL(moa_attend_tensor_d256_r64, 128, 1, attend<Attention<TensorCores<bfloat16
 static_assert(Attention<TensorCores<bfloat16>, 256, 4, 1, 32>::SHARED_BYTES == 67600, "as the planner has it");
 KERNEL(moa_attend_tensor_d256_r16, 128, 1, attend<Attention<TensorCores<bfloat16>, 256, 1, 4, 64>>(p))
 static_assert(Attention<TensorCores<bfloat16>, 256, 1, 4, 64>::SHARED_BYTES == 76048, "as the planner has it");
+KERNEL(moa_route_tokens, 256, 1, route_many<bfloat16>(p))
 #endif
 
 #if HAS_WARPGROUP_PRODUCTS

@@ -10,8 +10,9 @@
 #include "warpgroup.cuh"
 #include "attend_warpgroup.cuh"
 #include "persistent_layer.cuh"
+#include "route_tokens.cuh"
 
-KERNEL(moa_list_pairs, 256, 1, list_pairs(p))
+KERNEL(moa_list_pairs, 1024, 1, list_pairs(p))
 KERNEL(moa_sum_slots, 256, 1, sum_slots<float>(p))
 
 #if HAS_TENSOR_CORES_TF32

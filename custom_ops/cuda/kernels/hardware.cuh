@@ -92,6 +92,7 @@ DEVICE void sync_warp() { __syncwarp(); }
 DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 DEVICE int shuffle_xor(int value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 DEVICE long long shuffle_from(long long value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
+DEVICE int shuffle_from(int value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
 DEVICE float shuffle_from(float value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
 // What all lanes of a warp have alike, in a form of which the compiler knows that.
 DEVICE int alike(int value) { return __shfl_sync(0xffffffffu, value, 0); }
@@ -168,6 +169,8 @@ DEVICE float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a,
 DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
 DEVICE float not_a_number() { return __int_as_float(0x7fffffff); }
 DEVICE float infinity() { return __int_as_float(0x7f800000); }
+DEVICE int to_bits(float x) { return __float_as_int(x); }
+DEVICE float from_bits(int bits) { return __int_as_float(bits); }
 DEVICE bool is_finite(float x) { return (__float_as_int(x) & 0x7f800000) != 0x7f800000; }
 DEVICE float exponential(float x) { return expf(x); }
 DEVICE float complementary_error(float x) { return erfcf(x); }

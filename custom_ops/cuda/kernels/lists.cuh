@@ -3,25 +3,49 @@
 
 #include "route.cuh"
 
-const int LIST_THREADS = 256;
+const int LIST_THREADS = 1024, SUM_THREADS = 256;
 
-// Tokens that a warp has on their way at a time, in groups of 32.
+// Groups of 32 tokens that a warp has on their way at a time.
 const int LIST_GROUPS = 16;
 
-// Gives `take` the slots of the tokens from `first` to `end`, one a lane, by rising token.
-template <class Take>
-DEVICE void each_slot(const unsigned char *slots, int first, int end, Take take) {
-    for (int token = first; token < end; token += 32 * LIST_GROUPS) {
-        int slot[LIST_GROUPS];
+// The pairs of one expert among the tokens from `first` to `end`, at most `32 * LIST_GROUPS` a warp: `place` is how many
+// are listed in front of them, and becomes how many are behind them. A lane has a token of each group, so that a warp
+// writes the pairs of a group side by side.
+DEVICE void list_some(const Parameters &p, const unsigned char *slots, int *pairs, int first, int end, int *warp_counts,
+                      int &place) {
+    const int warp = thread_index() / 32, lane = lane_index();
+    const int span = ceil_div(end - first, LIST_THREADS) * 32;
+    const int own = first + warp * span + lane, own_end = smaller(end, first + (warp + 1) * span);
+    int slot[LIST_GROUPS], count = 0;
 #pragma unroll
-        for (int i = 0; i < LIST_GROUPS; i++) {
-            const int own = token + 32 * i + lane_index();
-            slot[i] = own < end ? slots[own] : NO_SLOT;
-        }
+    for (int i = 0; i < LIST_GROUPS; i++) {
+        slot[i] = own + 32 * i < own_end ? slots[own + 32 * i] : NO_SLOT;
+    }
 #pragma unroll
-        for (int i = 0; i < LIST_GROUPS; i++) {
-            take(token + 32 * i + lane_index(), slot[i]);
+    for (int i = 0; i < LIST_GROUPS; i++) {
+        count += count_bits(ballot(slot[i] != NO_SLOT));
+    }
+    if (lane == 0) {
+        warp_counts[warp] = count;
+    }
+    sync_block();
+    // Lane `i` has the pairs of warp `i`, then those of the warps up to it.
+    static_assert(LIST_THREADS == 32 * 32, "a lane for every warp");
+    int behind = warp_counts[lane];
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        const int others = shuffle_up(behind, distance);
+        behind += lane >= distance ? others : 0;
+    }
+    int to = place + shuffle_from(behind, warp) - count;
+    place += shuffle_from(behind, 31);
+#pragma unroll
+    for (int i = 0; i < LIST_GROUPS; i++) {
+        const unsigned chosen = ballot(slot[i] != NO_SLOT);
+        if (slot[i] != NO_SLOT) {
+            pairs[to + count_bits(chosen & ((1u << lane) - 1))] = (own + 32 * i) * p.top_k + slot[i];
         }
+        to += count_bits(chosen);
     }
 }
 
@@ -30,35 +54,19 @@ DEVICE void list_pairs(const Parameters &p) {
     DYNAMIC_SHARED(shared);
     release_next_grid();
     wait_for_previous_grid();
-    const int WARPS = LIST_THREADS / 32;
-    int *warp_counts = (int *)shared;
-    const int expert = block_index(), warp = thread_index() / 32, lane = lane_index();
-    const int tokens = p.batch * p.tokens;
+    const int STEP = LIST_THREADS * LIST_GROUPS;
+    const int expert = block_index(), tokens = p.batch * p.tokens;
     const unsigned char *slots = p.slots + (size_t)expert * tokens;
-    const int span = ceil_div(ceil_div(tokens, WARPS), 32) * 32;
-    const int first = warp * span, end = smaller(tokens, first + span);
-    int count = 0;
-    each_slot(slots, first, end, [&](int, int slot) { count += count_bits(ballot(slot != NO_SLOT)); });
-    if (lane == 0) {
-        warp_counts[warp] = count;
-    }
-    sync_block();
-    int place = 0, all = 0;
-    for (int i = 0; i < WARPS; i++) {
-        place += i < warp ? warp_counts[i] : 0;
-        all += warp_counts[i];
+    int *pairs = p.expert_pairs + (size_t)expert * tokens;
+    int place = 0;
+#pragma unroll 1
+    for (int first = 0; first < tokens; first += STEP) {
+        list_some(p, slots, pairs, first, smaller(tokens, first + STEP), (int *)shared, place);
+        sync_block();
     }
     if (thread_index() == 0) {
-        p.expert_counts[expert] = all;
+        p.expert_counts[expert] = place;
     }
-    int *pairs = p.expert_pairs + (size_t)expert * tokens;
-    each_slot(slots, first, end, [&](int token, int slot) {
-        const unsigned chosen = ballot(slot != NO_SLOT);
-        if (slot != NO_SLOT) {
-            pairs[place + count_bits(chosen & ((1u << lane) - 1))] = token * p.top_k + slot;
-        }
-        place += count_bits(chosen);
-    });
 }
 
 // output [N, C] = bias + the sum of the slots of `partial_rows [N, k, C]`, by rising expert.
@@ -68,7 +76,7 @@ DEVICE void sum_slots(const Parameters &p) {
     wait_for_previous_grid();
     const int LENGTH = Run<T>::LENGTH;
     const int runs = ceil_div(p.width, LENGTH);
-    const size_t i = (size_t)block_index() * LIST_THREADS + thread_index();
+    const size_t i = (size_t)block_index() * SUM_THREADS + thread_index();
     const size_t token = i / runs;
     const int column = (int)(i % runs) * LENGTH;
     if (token >= (size_t)p.batch * p.tokens) {

@@ -344,8 +344,41 @@ impl AttendKernel {
     }
 }
 
-/// Threads of the two small kernels.
-pub(crate) const LIST_THREADS: usize = 256;
+/// Threads of the kernels that list pairs and that sum slots.
+pub(crate) const LIST_THREADS: usize = 1024;
+pub(crate) const SUM_THREADS: usize = 256;
+
+/// The kernel that routes many tokens.
+pub(crate) mod route {
+    /// Symbol.
+    pub(crate) const SYMBOL: &str = "moa_route_tokens";
+
+    /// Threads of a block, of which each warp takes so many tokens together with others.
+    pub(crate) const THREADS: usize = 256;
+    const ROWS: usize = 32;
+
+    /// Experts that it takes.
+    pub(crate) const MAX_EXPERTS: usize = 64;
+
+    /// Bytes of weights that shared memory holds at a time, and of those of 64 inner indices and 8 experts.
+    const SLICE_BYTES: usize = 96 << 10;
+    const CHUNK_BYTES: usize = 64 * 8 * 3 * 2;
+
+    /// Tokens of a block whose warps share tokens by `splits`.
+    pub(crate) fn tokens(splits: usize) -> usize {
+        THREADS / 32 / splits * ROWS
+    }
+
+    /// Bytes of shared memory: scores, and one after the other weights, sums and choices.
+    pub(crate) fn shared_bytes(splits: usize, width: usize, experts: usize, top_k: usize) -> usize {
+        let (tokens, blocks) = (tokens(splits), experts.div_ceil(8).next_power_of_two());
+        let columns = blocks.min(4);
+        let weights = width.div_ceil(64).saturating_mul(columns * CHUNK_BYTES).min(SLICE_BYTES);
+        let sums = splits * tokens * experts.max(columns * 8 + 4) * 4;
+        let choices = tokens * (experts + 2 * 4 * top_k);
+        tokens * (8 * blocks + 4) * 4 + weights.max(sums).max(choices)
+    }
+}
 
 /// Symbol of the kernel that lists the pairs of each expert.
 pub(crate) const LIST_PAIRS: &str = "moa_list_pairs";
@@ -363,6 +396,7 @@ pub fn entry_points(element: Element, compute_capability: (u32, u32)) -> Vec<Str
             names.extend(["project", "output"].map(|family| kernel.symbol(family)));
         }
         names.extend(AttendKernel::all(*engine).iter().map(AttendKernel::symbol));
+        names.extend((*engine == Engine::Tensor).then(|| route::SYMBOL.to_owned()));
     }
     names.sort();
     names
@@ -377,18 +411,30 @@ pub fn module_source(element: Element) -> String {
     };
     let mut text = String::from("// Made from src/catalog.rs; a test compares the two.\n");
     let _ = writeln!(text, "#define MODULE \"{}\"\n", element.module());
-    for header in
-        ["parameters", "attend", "lists", "output", "project", "volta", "warpgroup", "attend_warpgroup", "persistent_layer"]
-    {
+    for header in [
+        "parameters",
+        "attend",
+        "lists",
+        "output",
+        "project",
+        "volta",
+        "warpgroup",
+        "attend_warpgroup",
+        "persistent_layer",
+        "route_tokens",
+    ] {
         let _ = writeln!(text, "#include \"{header}.cuh\"");
     }
     let _ = writeln!(text, "\nKERNEL({LIST_PAIRS}, {LIST_THREADS}, 1, list_pairs(p))");
-    let _ = writeln!(text, "KERNEL({SUM_SLOTS}, {LIST_THREADS}, 1, sum_slots<{c_element}>(p))");
+    let _ = writeln!(text, "KERNEL({SUM_SLOTS}, {SUM_THREADS}, 1, sum_slots<{c_element}>(p))");
     for engine in Engine::all(element) {
         let _ = writeln!(text, "\n#if {}", engine.c_condition(element));
         let products = ProductKernel::all(*engine).into_iter().chain(ProductKernel::persistent(*engine));
         products.for_each(|kernel| kernel.write(element, &mut text));
         AttendKernel::all(*engine).iter().for_each(|kernel| kernel.write(element, &mut text));
+        if *engine == Engine::Tensor {
+            let _ = writeln!(text, "KERNEL({}, {}, 1, route_many<{c_element}>(p))", route::SYMBOL, route::THREADS);
+        }
         text.push_str("#endif\n");
     }
     text

@@ -84,6 +84,7 @@ void sync_warp();
 float shuffle_xor(float value, int mask);
 int shuffle_xor(int value, int mask);
 long long shuffle_from(long long value, int lane);
+int shuffle_from(int value, int lane);
 float shuffle_from(float value, int lane);
 int shuffle_up(int value, int delta);
 int alike(int value);
@@ -119,6 +120,8 @@ inline float fused_multiply_add(float a, float b, float c) { return __builtin_fm
 inline float maximum(float a, float b) { return fmaxf(a, b); }
 inline float not_a_number() { return emulator::float_of(0x7fffffff); }
 inline float infinity() { return emulator::float_of(0x7f800000); }
+inline int to_bits(float x) { return (int)emulator::bits_of(x); }
+inline float from_bits(int bits) { return emulator::float_of((uint32_t)bits); }
 inline bool is_finite(float x) { return (emulator::bits_of(x) & 0x7f800000) != 0x7f800000; }
 inline float exponential(float x) { return expf(x); }
 inline float complementary_error(float x) { return erfcf(x); }

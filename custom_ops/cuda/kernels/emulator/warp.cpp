@@ -262,6 +262,8 @@ long long shuffle_from(long long value, int lane) {
     return exchange.result;
 }
 
+int shuffle_from(int value, int lane) { return (int)shuffle_from((long long)value, lane); }
+
 float shuffle_from(float value, int lane) {
     int bits;
     std::memcpy(&bits, &value, sizeof(bits));

@@ -134,7 +134,7 @@ const AHEAD_BYTES: usize = 16 << 20;
 /// Launches of an attention layer; `copies` says whether a cache that is returned has a past.
 fn plan(mut layer: Layer, copies: bool) -> Result<Plan, PlanError> {
     let appends = layer.base.kv_weight != Buffer::Null;
-    let Sizes { batch, tokens, past, keys, top_k, kv_heads, head, experts, .. } = layer.sizes;
+    let Sizes { batch, tokens, keys, top_k, kv_heads, head, experts, .. } = layer.sizes;
     let (rows, pairs) = (tokens * top_k, batch * kv_heads);
     let attend = layer.choice.attend(rows, pairs, head, keys)?;
     let query_tiles = rows.div_ceil(attend.rows());
@@ -148,23 +148,10 @@ fn plan(mut layer: Layer, copies: bool) -> Result<Plan, PlanError> {
     let columns = layer.sizes.columns();
     let all_columns = if grouped { 0 } else { experts * columns } + if appends { 2 * columns } else { 0 };
     let persistent = layer.persistent_project(appends);
-    layer.push_first(all_columns, |layer, kernel, parameters| {
-        if appends {
-            let past_bytes = if copies { pairs * past * head * layer.choice.element.bytes() } else { 0 };
-            parameters.copy_blocks = int(layer.choice.copy_blocks(past_bytes, kernel.threads()));
-        }
-        if persistent.is_some() {
-            return;
-        }
-        if !grouped {
-            layer.fill_experts(kernel, parameters);
-        }
-        if appends {
-            parameters.kv_row_tiles = int(layer.sizes.all_tokens().div_ceil(kernel.rows));
-            parameters.key_tiles = int(layer.input_tiles(kernel, false));
-            parameters.value_tiles = int(columns.div_ceil(kernel.columns));
-        }
-    })?;
+    let routes_apart = persistent.is_some() && !copies && layer.push_router()?;
+    if !routes_apart {
+        push_first(&mut layer, all_columns, copies, persistent.is_some())?;
+    }
     if grouped {
         layer.push_lists()?;
     }
@@ -176,6 +163,31 @@ fn plan(mut layer: Layer, copies: bool) -> Result<Plan, PlanError> {
     push_attend(&mut layer, &attend, query_tiles, splits)?;
     layer.push_output()?;
     Ok(layer.finish())
+}
+
+/// The router, and the first projections of `all_columns` columns unless they are `apart`; the past with them.
+fn push_first(layer: &mut Layer, all_columns: usize, copies: bool, apart: bool) -> Result<(), PlanError> {
+    let appends = layer.base.kv_weight != Buffer::Null;
+    let Sizes { batch, past, kv_heads, head, .. } = layer.sizes;
+    let columns = layer.sizes.columns();
+    layer.push_first(all_columns, |layer, kernel, parameters| {
+        if appends {
+            let past_rows = if copies { batch * kv_heads * past } else { 0 };
+            let past_bytes = past_rows * head * layer.choice.element.bytes();
+            parameters.copy_blocks = int(layer.choice.copy_blocks(past_bytes, kernel.threads()));
+        }
+        if apart {
+            return;
+        }
+        if !layer.is_grouped() {
+            layer.fill_experts(kernel, parameters);
+        }
+        if appends {
+            parameters.kv_row_tiles = int(layer.sizes.all_tokens().div_ceil(kernel.rows));
+            parameters.key_tiles = int(layer.input_tiles(kernel, false));
+            parameters.value_tiles = int(columns.div_ceil(kernel.columns));
+        }
+    })
 }
 
 fn push_attend(layer: &mut Layer, kernel: &AttendKernel, tiles: usize, splits: usize) -> Result<(), PlanError> {

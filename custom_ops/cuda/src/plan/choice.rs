@@ -4,7 +4,7 @@ use moa_schema::GateMode;
 
 use super::layer::INT;
 use super::{PlanError, Regime};
-use crate::catalog::{AttendKernel, Engine, ProductKernel};
+use crate::catalog::{AttendKernel, Engine, ProductKernel, route};
 use crate::{Device, Element, Options};
 
 /// Tokens up to which every expert is computed for every token: below, reading the weights takes longer than the
@@ -183,6 +183,15 @@ impl Choice {
     /// Warps that share the tokens of one group of the router.
     pub(super) fn route_splits(&self, kernel: &ProductKernel, tokens: usize) -> usize {
         if tokens.div_ceil(GROUP_TOKENS) <= 2 * self.multiprocessors() { kernel.threads() / 32 } else { 1 }
+    }
+
+    /// Warps that share tokens in a launch that routes many of them and does nothing else, where that suits: blocks of
+    /// more tokens split weights less often, and are fewer.
+    pub(super) fn route_many(&self, tokens: usize, width: usize, experts: usize, top_k: usize) -> Option<usize> {
+        let [few, many] = [2, 4];
+        let splits = if tokens.div_ceil(route::tokens(many)) > self.multiprocessors() { few } else { many };
+        let fits = route::shared_bytes(splits, width, experts, top_k) <= self.device.shared_bytes_per_block as usize;
+        (self.engine == Engine::Tensor && experts <= route::MAX_EXPERTS && fits).then_some(splits)
     }
 
     /// Whether a kernel begins before the grid in front of it has ended. Those of an older architecture would read what

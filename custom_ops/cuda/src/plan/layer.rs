@@ -3,7 +3,9 @@
 use super::arena::Arena;
 use super::choice::{Choice, GROUP_TOKENS, Work, output_parts, regime, route_bytes};
 use super::{Launch, Plan, PlanError, Regime};
-use crate::catalog::{LIST_PAIRS, LIST_THREADS, MAX_EXPERTS, MAX_HEAD, MAX_TOP_K, ProductKernel, SUM_SLOTS};
+use crate::catalog::{
+    LIST_PAIRS, LIST_THREADS, MAX_EXPERTS, MAX_HEAD, MAX_TOP_K, ProductKernel, SUM_SLOTS, SUM_THREADS, route,
+};
 use crate::{Buffer, Parameters};
 
 /// As `RowMode` in `kernels/project.cuh`.
@@ -79,6 +81,9 @@ const FAR: usize = 1 << 42;
 fn product(factors: &[usize]) -> usize {
     factors.iter().fold(1, |product, factor| product.saturating_mul(*factor))
 }
+
+/// Tokens from which on a launch that only routes has a kernel of its own, where others would take it too.
+const MANY_TOKENS: usize = 1024;
 
 /// A size as kernels take it; sizes are checked to fit.
 pub(super) fn int(value: usize) -> i32 {
@@ -184,6 +189,9 @@ impl Layer {
     ) -> Result<(), PlanError> {
         let Sizes { experts, top_k, .. } = self.sizes;
         let tokens = self.sizes.all_tokens();
+        if columns == 0 && tokens >= MANY_TOKENS && self.push_router()? {
+            return Ok(());
+        }
         let router =
             |kernel: &ProductKernel| route_bytes(kernel, self.choice.route_splits(kernel, tokens), experts, top_k);
         let bytes = |kernel: &ProductKernel| kernel.project_bytes(self.choice.element, router(kernel));
@@ -198,6 +206,24 @@ impl Layer {
         parameters.tickets_count = int(self.tickets[0] + self.tickets[1]);
         fill(self, &kernel, &mut parameters);
         self.push_project(&kernel, shared, parameters, false)
+    }
+
+    /// The router of many tokens as the first launch; false where it does not suit.
+    pub(super) fn push_router(&mut self) -> Result<bool, PlanError> {
+        let Sizes { width, experts, top_k, .. } = self.sizes;
+        let tokens = self.sizes.all_tokens();
+        let splits = self.choice.route_many(tokens, width, experts, top_k).filter(|_| self.base.vectors != 0);
+        let Some(splits) = splits else { return Ok(false) };
+        let blocks = tokens.div_ceil(route::tokens(splits));
+        let parameters = Parameters {
+            route_splits: int(splits),
+            route_blocks: int(blocks),
+            tickets_count: int(self.tickets[0] + self.tickets[1]),
+            ..self.base
+        };
+        let shared = route::shared_bytes(splits, width, experts, top_k);
+        self.push(route::SYMBOL.to_owned(), blocks, route::THREADS, shared, parameters)?;
+        Ok(true)
     }
 
     /// Tiles over rows and columns of the experts.
@@ -415,7 +441,7 @@ impl Layer {
         }
         if reduces {
             let runs = tokens * width.div_ceil(16 / element.bytes());
-            self.push(SUM_SLOTS.to_owned(), runs.div_ceil(LIST_THREADS), LIST_THREADS, 0, self.base)?;
+            self.push(SUM_SLOTS.to_owned(), runs.div_ceil(SUM_THREADS), SUM_THREADS, 0, self.base)?;
         }
         Ok(())
     }

@@ -175,6 +175,16 @@ fn add_router(census: &mut Census, threads: u32, element: Element) {
     add(census, "HMMA.16816.F32.BF16", fragments * if element == Element::Bf16 { 3 } else { 3 + 2 });
 }
 
+/// The products of the router of many tokens: of 32 tokens a warp, over chunks of 64 inner indices. With 8 experts four
+/// chunks, and two parts of weights in one product; with 16 and 32 experts two chunks.
+fn of_router(element: Element) -> Census {
+    let mut census = Census::new();
+    let (fragments, [paired, single]) =
+        ((32 / 8) * (64 / 16), if element == Element::Bf16 { [2, 3] } else { [2 + 1, 3 + 2] });
+    add(&mut census, "HMMA.16816.F32.BF16", fragments * (4 * paired + 2 * (1 + 2) * single));
+    census
+}
+
 /// What a kernel comes to on devices of a compute capability.
 fn expected(element: Element, capability: (u32, u32), kernel: &str, threads: u32) -> Census {
     let words: Vec<_> = kernel.split('_').collect();
@@ -183,6 +193,7 @@ fn expected(element: Element, capability: (u32, u32), kernel: &str, threads: u32
         ["moa", family, unit, _] | ["moa", family, unit, _, _] => {
             of_warps(family, Unit::named(unit, element, capability), &numbers(element, kernel), threads, element)
         }
+        ["moa", "route", _] => of_router(element),
         _ => Census::new(),
     };
     if capability < (8, 0) {

@@ -128,7 +128,8 @@ fn kernels_use_the_units_that_they_name() {
         ] {
             let text = String::from_utf8(archive.bytes(image(archive, element, target)).to_vec()).unwrap();
             let (copies, loads) = (target == "compute_80", matches!(unit, "tensor" | "turing"));
-            for (name, body) in entries(&text) {
+            // The router takes parts of bfloat16 whatever the elements are.
+            for (name, body) in entries(&text).filter(|(name, _)| !name.starts_with("moa_route_")) {
                 let is_tile = name.split('_').count() > 3;
                 let own = name.split('_').nth(2) == Some(unit);
                 assert_eq!(body.contains(mma), own, "{name}: {mma}");

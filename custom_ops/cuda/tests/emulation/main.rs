@@ -16,6 +16,7 @@ mod feed_forward;
 mod grouped;
 #[path = "../../../kernels/tests/kernels/routing_reference.rs"]
 mod routing_reference;
+mod routers;
 mod scales;
 mod support;
 mod unseen;
