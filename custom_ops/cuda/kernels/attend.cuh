@@ -23,12 +23,7 @@ struct Attention {
     static constexpr int VALUE_BYTES = KEYS * VALUE_STRIDE * (int)sizeof(Element);
     static constexpr int MERGE_STRIDE = HEAD + 4;  // maximum, sum, 2 unused, the row
     static constexpr int MERGE_BYTES = KEY_WARPS > 1 ? KEY_WARPS * ROWS * MERGE_STRIDE * 4 : 0;
-    // Whether the next tile is copied while one is computed: where blocks see few rows, bytes on their way are everything.
-    // Wider heads are left out, since devices of 8.6 have no room for them.
-    static constexpr bool COPIES_AHEAD =
-        KEY_WARPS > 1 && !Engine::HELD && !Engine::SCRATCH && sizeof(Element) == 2 && HEAD <= 128;
-    static constexpr int STAGE_BYTES = KEY_BYTES + VALUE_BYTES, STAGES_BYTES = STAGE_BYTES * (COPIES_AHEAD ? 2 : 1);
-    static constexpr int TILE_BYTES = STAGES_BYTES > MERGE_BYTES ? STAGES_BYTES : MERGE_BYTES;
+    static constexpr int TILE_BYTES = KEY_BYTES + VALUE_BYTES > MERGE_BYTES ? KEY_BYTES + VALUE_BYTES : MERGE_BYTES;
     static constexpr int SCRATCH_STRIDE = Engine::SCRATCH ? WARP_KEYS + Engine::SCRATCH : 0;
     static constexpr int SCRATCH_BYTES = ROW_WARPS * KEY_WARPS * 16 * SCRATCH_STRIDE * 4;
     static constexpr int SHARED_BYTES = QUERY_BYTES + TILE_BYTES + SCRATCH_BYTES + 16;
@@ -299,84 +294,64 @@ DEVICE void merge_rows(const QueryRows &rows, unsigned char *shared, typename A:
     }
 }
 
-// What a block computes: tiles of keys from `begin` to `end`; keys behind `end_key` are seen by no row.
 template <class A>
-struct RowWork {
+DEVICE void attend(const Parameters &p) {
     typedef typename A::Element T;
     typedef typename A::Engine Engine;
-    const QueryRows &rows;
-    unsigned char *shared;
-    int begin, end, end_key;
-    typename A::Mixed mixed;
+    DYNAMIC_SHARED(shared);
+    release_next_grid();
+    const int pairs = p.batch * p.kv_heads, whole = divided(block_index(), p.key_splits), behind = divided(whole, pairs);
+    const int split = block_index() - whole * p.key_splits, pair = whole - behind * pairs;
+    const int query_tile = p.query_tiles - 1 - behind, batch = divided(pair, p.kv_heads);
+    const QueryRows rows = {p, batch, pair - batch * p.kv_heads, query_tile * A::ROWS};
+    const int warp = thread_index() / 32;
+    const int row_part = A::ROW_WARPS > 1 ? warp : 0, key_part = A::KEY_WARPS > 1 ? warp : 0;
+    T *queries = (T *)shared, *keys = (T *)(shared + A::QUERY_BYTES), *values = keys + A::KEYS * A::STRIDE;
+    float *scratch = (float *)(shared + A::QUERY_BYTES + A::TILE_BYTES) + warp * 16 * A::SCRATCH_STRIDE;
+
+    if (A::KEY_WARPS > 1 && thread_index() == 0) {
+        KeptPlace &kept = *(KeptPlace *)(shared + A::SHARED_BYTES - sizeof(KeptPlace));
+        kept.tile = query_tile * pairs + pair;
+        kept.split = split;
+    }
+
     RowState<A> state;
-
-    DEVICE static int row_part() { return A::ROW_WARPS > 1 ? thread_index() / 32 : 0; }
-    DEVICE static int key_part() { return A::KEY_WARPS > 1 ? thread_index() / 32 : 0; }
-
-    DEVICE T *queries() const { return (T *)shared; }
-    DEVICE T *keys(int stage) const { return (T *)(shared + A::QUERY_BYTES + stage * A::STAGE_BYTES); }
-    DEVICE T *values(int stage) const { return keys(stage) + A::KEYS * A::STRIDE; }
-
-    DEVICE KeyMask<A::KEYS> mask(int tile) const { return KeyMask<A::KEYS>(rows, tile * A::KEYS, end_key); }
-
-    // Whether the keys of the first tile are inputs of the call, as the mask is: they were there when its first grid began.
-    DEVICE bool begins_in_past() const { return !Engine::HELD && begin < end && (begin + 1) * A::KEYS <= rows.p.past; }
-
-    // Weights of a tile; sums are scaled to their maxima.
-    DEVICE void weigh_tile(int tile, unsigned long long visible, int stage, typename A::Scores &scores) {
-        const T *own_queries = queries() + row_part() * 16 * A::STRIDE;
-        const T *own_keys = keys(stage) + key_part() * A::WARP_KEYS * A::STRIDE;
-        scores.clear();
-#pragma unroll Engine::UNROLL
-        for (int d = 0; d < A::HEAD; d += Engine::STEP) {
-            Engine::multiply_transposed(scores, own_queries + d, A::STRIDE, own_keys + d, A::STRIDE);
-        }
-        const int first_key = tile * A::KEYS + key_part() * A::WARP_KEYS;
-        float shrink[RowState<A>::ROWS];
-        const unsigned long long own_visible = visible >> key_part() * A::WARP_KEYS;
-        const float factor = prepare_scores<A>(rows.p, first_key, own_visible, scores, state);
-        weigh<A>(factor, scores, state, shrink);
-        scale_rows<A>(mixed, shrink);
+    typename A::Mixed mixed;
+    mixed.clear();
+#pragma unroll
+    for (int i = 0; i < RowState<A>::ROWS; i++) {
+        state.largest[i] = -infinity();
+        state.sum[i] = 0;
+        state.last_key[i] = p.causal ? p.past + rows.place(row_part * 16 + A::Scores::row(i)) : p.keys;
     }
-
-    // Adds the values of a tile, times their weights.
-    DEVICE void mix_tile(int tile, int stage, typename A::Scores &weights) {
-        const Parameters &p = rows.p;
-        T *own_values = values(stage) + key_part() * A::WARP_KEYS * A::VALUE_STRIDE;
-        if (p.causal) {
-            Sharers<A> sync;
-            const int first_key = tile * A::KEYS + key_part() * A::WARP_KEYS;
-            set_apart<A>(own_values, {first_key, p.past + rows.place(0) + 1, end_key}, mixed, state, sync);
-        }
-        float *scratch = (float *)(shared + A::QUERY_BYTES + A::TILE_BYTES) + thread_index() / 32 * 16 * A::SCRATCH_STRIDE;
-        Engine::multiply_sum(mixed, weights, scratch, own_values, A::VALUE_STRIDE);
+    int end_key = p.keys;
+    if (p.causal) {
+        int last_row = smaller(rows.first + A::ROWS, p.tokens * p.top_k) - 1;
+        end_key = smaller(end_key, p.past + last_row / p.top_k + 1);
     }
-};
+    const int tiles = ceil_div(end_key, A::KEYS);
+    const int begin = divided(tiles * split, p.key_splits), end = divided(tiles * (split + 1), p.key_splits);
 
-// All tiles, each copied when the one before has made room.
-template <class A>
-DEVICE void attend_in_turn(RowWork<A> &work) {
-    const Parameters &p = work.rows.p;
-    typename A::Element *const keys = work.keys(0), *const values = work.values(0);
-    CacheCopier<A, CACHED_KEYS, A::KEY_LAYOUT> key_copier(work.rows, work.begin);
-    CacheCopier<A, CACHED_VALUES, A::VALUE_LAYOUT> value_copier(work.rows, work.begin);
-    const bool in_past = work.begins_in_past();
-    unsigned long long visible = work.mask(work.begin).bits();
+    CacheCopier<A, CACHED_KEYS, A::KEY_LAYOUT> key_copier(rows, begin);
+    CacheCopier<A, CACHED_VALUES, A::VALUE_LAYOUT> value_copier(rows, begin);
+    // Mask and past are inputs of the call, which were there when its first grid began.
+    const bool in_past = !Engine::HELD && begin < end && (begin + 1) * A::KEYS <= p.past;
+    unsigned long long visible = KeyMask<A::KEYS>(rows, begin * A::KEYS, end_key).bits();
     if (in_past) {
-        key_copier.begin(work.begin, keys, visible);
+        key_copier.begin(begin, keys, visible);
     }
     wait_for_previous_grid();
-    stage_queries<A>(work.rows, work.queries(), p.vectors != 0);
+    stage_queries<A>(rows, queries, p.vectors != 0);
     copy_commit();
-    if (work.begin < work.end && !in_past) {
-        key_copier.begin(work.begin, keys, visible);
+    if (begin < end && !in_past) {
+        key_copier.begin(begin, keys, visible);
         key_copier.end(keys);
     }
     if (A::ROW_WARPS > 1) {
         ask_weights(p);
     }
-    for (int tile = work.begin; tile < work.end; tile++) {
-        const KeyMask<A::KEYS> next = work.mask(tile + 1);
+    for (int tile = begin; tile < end; tile++) {
+        const KeyMask<A::KEYS> next(rows, (tile + 1) * A::KEYS, end_key);
         if (A::VALUES_BESIDE_KEYS) {
             sync_block();
             value_copier.begin(tile, values, visible);
@@ -388,97 +363,34 @@ DEVICE void attend_in_turn(RowWork<A> &work) {
             value_copier.begin(tile, values, visible);
         }
         typename A::Scores scores;
-        work.weigh_tile(tile, visible, 0, scores);
+        scores.clear();
+        const T *own_queries = queries + row_part * 16 * A::STRIDE;
+        const T *own_keys = keys + key_part * A::WARP_KEYS * A::STRIDE;
+#pragma unroll Engine::UNROLL
+        for (int d = 0; d < A::HEAD; d += Engine::STEP) {
+            Engine::multiply_transposed(scores, own_queries + d, A::STRIDE, own_keys + d, A::STRIDE);
+        }
+        const int first_key = tile * A::KEYS + key_part * A::WARP_KEYS;
+        float shrink[RowState<A>::ROWS];
+        const float factor = prepare_scores<A>(p, first_key, visible >> key_part * A::WARP_KEYS, scores, state);
+        weigh<A>(factor, scores, state, shrink);
+        scale_rows<A>(mixed, shrink);
         visible = next.bits();
         value_copier.end(values);
         copy_wait<0>();
         sync_block();
-        if (tile + 1 < work.end) {
+        if (tile + 1 < end) {
             key_copier.begin(tile + 1, keys, visible);
         }
-        work.mix_tile(tile, 0, scores);
-        if (tile + 1 < work.end) {
+        T *own_values = values + key_part * A::WARP_KEYS * A::VALUE_STRIDE;
+        if (p.causal) {
+            Sharers<A> sync;
+            set_apart<A>(own_values, {first_key, p.past + rows.place(0) + 1, end_key}, mixed, state, sync);
+        }
+        Engine::multiply_sum(mixed, scores, scratch, own_values, A::VALUE_STRIDE);
+        if (tile + 1 < end) {
             key_copier.end(keys);
         }
-    }
-}
-
-// The same where each warp copies the keys and values that it reads, a tile ahead, and waits for no other.
-template <class A>
-DEVICE void attend_ahead(RowWork<A> &work) {
-    const Parameters &p = work.rows.p;
-    CacheCopier<A, CACHED_KEYS, A::KEY_LAYOUT> key_copier(work.rows, work.begin);
-    CacheCopier<A, CACHED_VALUES, A::VALUE_LAYOUT> value_copier(work.rows, work.begin);
-    auto copy = [&](int tile, unsigned long long visible) {
-        key_copier.begin(tile, work.keys((tile - work.begin) % 2), visible);
-        value_copier.begin(tile, work.values((tile - work.begin) % 2), visible);
-    };
-    const bool in_past = work.begins_in_past();
-    unsigned long long visible = work.mask(work.begin).bits();
-    KeyMask<A::KEYS> next = work.mask(work.begin + 1);
-    if (in_past) {
-        copy(work.begin, visible);
-    }
-    wait_for_previous_grid();
-    stage_queries<A>(work.rows, work.queries(), p.vectors != 0);
-    copy_commit();
-    if (work.begin < work.end && !in_past) {
-        copy(work.begin, visible);
-    }
-    copy_wait<0>();
-    sync_block();
-    for (int tile = work.begin; tile < work.end; tile++) {
-        const unsigned long long next_visible = next.bits();
-        copy_wait<0>();
-        if (p.vectors) {
-            sync_warp();
-        } else {
-            sync_block();
-        }
-        if (tile + 1 < work.end) {
-            copy(tile + 1, next_visible);
-            next = work.mask(tile + 2);
-        }
-        typename A::Scores scores;
-        work.weigh_tile(tile, visible, (tile - work.begin) % 2, scores);
-        work.mix_tile(tile, (tile - work.begin) % 2, scores);
-        visible = next_visible;
-    }
-}
-
-template <class A>
-DEVICE void attend(const Parameters &p) {
-    typedef typename A::Engine Engine;
-    DYNAMIC_SHARED(shared);
-    release_next_grid();
-    const int pairs = p.batch * p.kv_heads, whole = divided(block_index(), p.key_splits), behind = divided(whole, pairs);
-    const int split = block_index() - whole * p.key_splits, pair = whole - behind * pairs;
-    const int query_tile = p.query_tiles - 1 - behind, batch = divided(pair, p.kv_heads);
-    const QueryRows rows = {p, batch, pair - batch * p.kv_heads, query_tile * A::ROWS};
-    if (A::KEY_WARPS > 1 && thread_index() == 0) {
-        KeptPlace &kept = *(KeptPlace *)(shared + A::SHARED_BYTES - sizeof(KeptPlace));
-        kept.tile = query_tile * pairs + pair;
-        kept.split = split;
-    }
-    int end_key = p.keys;
-    if (p.causal) {
-        int last_row = smaller(rows.first + A::ROWS, p.tokens * p.top_k) - 1;
-        end_key = smaller(end_key, p.past + last_row / p.top_k + 1);
-    }
-    const int tiles = ceil_div(end_key, A::KEYS);
-    const int begin = divided(tiles * split, p.key_splits), end = divided(tiles * (split + 1), p.key_splits);
-    RowWork<A> work = {rows, shared, begin, end, end_key, {}, {}};
-    work.mixed.clear();
-#pragma unroll
-    for (int i = 0; i < RowState<A>::ROWS; i++) {
-        work.state.largest[i] = -infinity();
-        work.state.sum[i] = 0;
-        work.state.last_key[i] = p.causal ? p.past + rows.place(work.row_part() * 16 + A::Scores::row(i)) : p.keys;
-    }
-    if constexpr (A::COPIES_AHEAD) {
-        attend_ahead<A>(work);
-    } else {
-        attend_in_turn<A>(work);
     }
     copy_wait<0>();
     sync_block();
@@ -486,12 +398,12 @@ DEVICE void attend(const Parameters &p) {
     for (int i = 0; i < RowState<A>::ROWS; i++) {
 #pragma unroll
         for (int mask = 1; mask < Engine::ROW_LANES; mask *= 2) {
-            work.state.sum[i] += shuffle_xor(work.state.sum[i], mask * Engine::ROW_STEP);
+            state.sum[i] += shuffle_xor(state.sum[i], mask * Engine::ROW_STEP);
         }
     }
     if (A::KEY_WARPS == 1) {
-        store_rows<A>(rows, work.queries(), work.mixed, work.state);
+        store_rows<A>(rows, queries, mixed, state);
     } else {
-        merge_rows<A>(rows, shared, work.mixed, work.state);
+        merge_rows<A>(rows, shared, mixed, state);
     }
 }

@@ -121,27 +121,21 @@ DEVICE Cache<T> cache_of(const QueryRows &rows) {
 template <class A, CachePart PART, int LAYOUT>
 struct CacheCopier {
     typedef typename A::Element T;
-    // Whether warps copy the rows that they read.
-    static constexpr bool OWN_ROWS = A::COPIES_AHEAD;
-    static constexpr int SHARERS = OWN_ROWS ? 32 : A::COPIERS, SHARED_ROWS = OWN_ROWS ? A::WARP_KEYS : A::KEYS;
-    static constexpr int ROW_STEP = SHARERS / A::RUNS_AT_ONCE, PARTS = A::RUNS / A::RUNS_AT_ONCE;
-    static constexpr int PASSES = SHARED_ROWS / ROW_STEP * PARTS;
+    static constexpr int ROW_STEP = A::COPIERS / A::RUNS_AT_ONCE, PARTS = A::RUNS / A::RUNS_AT_ONCE;
+    static constexpr int PASSES = A::KEYS / ROW_STEP * PARTS;
     static constexpr int PART_WIDTH = A::RUNS_AT_ONCE * A::LENGTH;
     static constexpr bool HELD = A::Engine::HELD && PASSES <= 8;  // of more, registers would spill
     static constexpr int UNROLL = HELD ? PASSES : PASSES > 8 ? 4 : 8;
     // Where copies are all that some warps do, beside others that have the multiprocessor's turns to wait for.
     static constexpr bool COPIES_WHOLE = A::COPIERS < A::ALL_THREADS;
     static constexpr bool CARRIED = A::HEAD <= 128;  // else registers are full, and each tile computes its address
-    static_assert(SHARERS % A::RUNS_AT_ONCE == 0 && SHARED_ROWS % ROW_STEP == 0, "every thread copies as many rows");
+    static_assert(A::COPIERS % A::RUNS_AT_ONCE == 0 && A::KEYS % ROW_STEP == 0, "every thread copies as many rows");
 
     const QueryRows &rows;
     unsigned long long from;  // `address` of the next tile
     Vector16 held[HELD ? PASSES : 1];
 
-    DEVICE static int row() {
-        const int first = OWN_ROWS ? thread_index() / 32 * A::WARP_KEYS : 0;
-        return first + thread_index() % SHARERS / A::RUNS_AT_ONCE;
-    }
+    DEVICE static int row() { return thread_index() % A::COPIERS / A::RUNS_AT_ONCE; }
     DEVICE static int run() { return thread_index() % A::RUNS_AT_ONCE * A::LENGTH; }
 
     // Elements of the tile from a thread's first run to that of pass `i`.

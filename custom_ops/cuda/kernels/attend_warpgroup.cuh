@@ -31,7 +31,6 @@ struct WarpgroupAttention {
     static constexpr float MOST_WEIGHT = 8192;
     // Whether scores of a tile without masked keys are hidden by the last key of their row alone.
     static constexpr bool HIDES_BY_LIMIT = true;
-    static constexpr bool COPIES_AHEAD = false;  // other warps do
     // Maxima of a row that a lane looks for side by side.
     static constexpr int CHAINS = 2;
     // Wider queries are read from shared memory by every product.

@@ -33,12 +33,12 @@ KERNEL(moa_output_tensor_128x128, 256, 2, output<Tile<TensorCores<binary16>, 128
 static_assert(Tile<TensorCores<binary16>, 128, 128, 32, 2, 4, 1, 4>::SHARED_BYTES == 75776, "as the planner has it");
 KERNEL(moa_attend_tensor_d64_r64, 128, 1, attend<Attention<TensorCores<binary16>, 64, 4, 1, 64>>(p))
 static_assert(Attention<TensorCores<binary16>, 64, 4, 1, 64>::SHARED_BYTES == 27664, "as the planner has it");
-KERNEL(moa_attend_tensor_d64_r16, 128, BLOCKS(3, 39184), attend<Attention<TensorCores<binary16>, 64, 1, 4, 64>>(p))
-static_assert(Attention<TensorCores<binary16>, 64, 1, 4, 64>::SHARED_BYTES == 39184, "as the planner has it");
+KERNEL(moa_attend_tensor_d64_r16, 128, BLOCKS(3, 20752), attend<Attention<TensorCores<binary16>, 64, 1, 4, 64>>(p))
+static_assert(Attention<TensorCores<binary16>, 64, 1, 4, 64>::SHARED_BYTES == 20752, "as the planner has it");
 KERNEL(moa_attend_tensor_d128_r64, 128, 1, attend<Attention<TensorCores<binary16>, 128, 4, 1, 64>>(p))
 static_assert(Attention<TensorCores<binary16>, 128, 4, 1, 64>::SHARED_BYTES == 52240, "as the planner has it");
-KERNEL(moa_attend_tensor_d128_r16, 128, BLOCKS(3, 74000), attend<Attention<TensorCores<binary16>, 128, 1, 4, 64>>(p))
-static_assert(Attention<TensorCores<binary16>, 128, 1, 4, 64>::SHARED_BYTES == 74000, "as the planner has it");
+KERNEL(moa_attend_tensor_d128_r16, 128, BLOCKS(3, 39184), attend<Attention<TensorCores<binary16>, 128, 1, 4, 64>>(p))
+static_assert(Attention<TensorCores<binary16>, 128, 1, 4, 64>::SHARED_BYTES == 39184, "as the planner has it");
 KERNEL(moa_attend_tensor_d256_r64, 128, 1, attend<Attention<TensorCores<binary16>, 256, 4, 1, 32>>(p))
 static_assert(Attention<TensorCores<binary16>, 256, 4, 1, 32>::SHARED_BYTES == 67600, "as the planner has it");
 KERNEL(moa_attend_tensor_d256_r16, 128, 1, attend<Attention<TensorCores<binary16>, 256, 1, 4, 64>>(p))

@@ -316,9 +316,6 @@ impl AttendKernel {
             return query_stages * (queries + 16) + stages * (tile + 4 * 8 + 4 + self.keys / 8) + 3 * 8;
         }
         let merge = if self.cuts_keys() { self.key_warps * self.rows() * (self.head + 4) * 4 } else { 0 };
-        // Few rows of heads that leave room for it have a tile ahead.
-        let ahead = self.engine == Engine::Tensor && self.cuts_keys() && self.head < MAX_HEAD;
-        let tile = if ahead { 2 * tile } else { tile };
         let warps = self.row_warps * self.key_warps;
         let scratch = if self.engine == Engine::Plain { warps * 16 * (self.keys / self.key_warps + 4) * 4 } else { 0 };
         queries + tile.max(merge) + scratch + 16
