@@ -182,7 +182,15 @@ impl ProductKernel {
     pub(crate) fn persistent(engine: Engine) -> Option<Self> {
         let (rows, columns) = (128, PERSISTENT_COLUMNS);
         let stages = engine.stages(rows, columns);
-        (engine == Engine::Wgmma).then_some(Self { engine, rows, columns, depth: 64, warps: [8, 1, 1], stages, blocks: 1 })
+        (engine == Engine::Wgmma).then_some(Self {
+            engine,
+            rows,
+            columns,
+            depth: 64,
+            warps: [8, 1, 1],
+            stages,
+            blocks: 1,
+        })
     }
 
     /// Whether a block computes tile after tile.

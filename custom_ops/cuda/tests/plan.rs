@@ -40,8 +40,10 @@ fn size(limit: usize) -> impl Strategy<Value = usize> {
 
 prop_compose! {
     fn shapes()(
-        batch in size(300), tokens in size(5000), past in prop_oneof![Just(0), size(100_000)], width in size(9000),
-        experts in size(256), share in 0.0..1.0_f64, kv_heads in size(32), head in size(256), hidden in size(20_000),
+        batch in size(300), tokens in size(5000), past in prop_oneof![Just(0), size(100_000)],
+        width in prop_oneof![size(9000), (1..=64_usize).prop_map(|lines| 64 * lines)],
+        experts in size(256), share in 0.0..1.0_f64, kv_heads in size(32),
+        head in prop_oneof![size(256), (1..=4_usize).prop_map(|lines| 64 * lines)], hidden in size(20_000),
         rotary in any::<bool>(), gated in any::<bool>(), returns_cache in any::<bool>(),
     ) -> Shape {
         let top_k = 1 + (share * experts.min(128) as f64) as usize;
@@ -125,6 +127,41 @@ fn assert_cover(what: &str, tiles: usize, step: usize, extent: usize) {
     assert!(tiles * step >= extent && (tiles * step < extent + step), "{what}: {tiles} tiles of {step} for {extent}");
 }
 
+/// Whether blocks of a launch compute tile after tile.
+fn stays(launch: &Launch) -> bool {
+    ["_attend_wgmma_", "_wgmma_128x256"].iter().any(|part| launch.kernel.contains(part))
+}
+
+/// Blocks of a launch that has so many `tiles`.
+fn assert_grid(launch: &Launch, tiles: usize, device: &Device) {
+    let at_one_time = if stays(launch) { device.multiprocessors.max(1) as usize } else { usize::MAX };
+    assert_eq!(launch.grid as usize, tiles.min(at_one_time), "{}", launch.kernel);
+}
+
+/// Tiles of blocks that stay cover the columns of all experts, or of one where rows are listed, and of keys and values,
+/// which share theirs unless heads are rotated.
+fn check_staying_project(launch: &Launch, shape: &Shape, device: &Device) {
+    let p = &launch.parameters;
+    let (rows, columns) = tile_of(launch);
+    let tokens = shape.batch * shape.tokens;
+    let (listed, rotates) = (p.row_mode == 1, p.rotary_positions > 0);
+    assert_eq!((wide(p.head) % 64, p.copy_blocks, p.route_blocks, p.activation), (0, 0, 0, -1));
+    assert!(!rotates || p.head == 128);
+    let matrices = if listed { 1 } else { shape.experts };
+    assert_cover("columns of experts", wide(p.input_tiles), columns, matrices * wide(p.columns));
+    let pairs = tokens * shape.top_k;
+    let row_tiles = if listed { (pairs + shape.experts * (rows - 1)) / rows } else { tokens.div_ceil(rows) };
+    assert_eq!(wide(p.row_tiles), row_tiles);
+    if p.kv_weight != Buffer::Null {
+        let together = if rotates { 1 } else { 2 };
+        assert_cover("keys", wide(p.key_tiles), columns, together * wide(p.columns));
+        assert_eq!(p.value_tiles, if rotates { p.key_tiles } else { 0 });
+        assert_cover("tokens", wide(p.kv_row_tiles), rows, tokens);
+    }
+    let cache_tiles = wide(p.kv_row_tiles) * (wide(p.key_tiles) + wide(p.value_tiles));
+    assert_grid(launch, row_tiles * wide(p.input_tiles) + cache_tiles, device);
+}
+
 /// Blocks of the roles of a `project` launch add up to its grid, and their tiles cover their matrices.
 fn check_project(launch: &Launch, shape: &Shape, regime: Regime) {
     let p = &launch.parameters;
@@ -169,11 +206,11 @@ fn check_project(launch: &Launch, shape: &Shape, regime: Regime) {
     }
 }
 
-fn check_output(launch: &Launch, shape: &Shape) {
+fn check_output(launch: &Launch, shape: &Shape, device: &Device) {
     let p = &launch.parameters;
     let (rows, columns) = tile_of(launch);
     let tokens = shape.batch * shape.tokens;
-    assert_eq!(launch.grid as usize, wide(p.row_tiles) * wide(p.output_tiles) * wide(p.output_splits));
+    assert_grid(launch, wide(p.row_tiles) * wide(p.output_tiles) * wide(p.output_splits), device);
     assert_cover("output columns", wide(p.output_tiles), columns, shape.width);
     if p.row_mode == 2 {
         assert_cover("output rows", wide(p.row_tiles), rows, tokens);
@@ -196,9 +233,7 @@ fn check_attend(launch: &Launch, shape: &Shape, device: &Device) {
     assert!(head >= shape.head);
     assert_cover("queries", wide(p.query_tiles), rows, shape.tokens * shape.top_k);
     let blocks = wide(p.query_tiles) * shape.batch * shape.kv_heads * wide(p.key_splits);
-    let stays = launch.kernel.contains("_wgmma_");
-    let at_one_time = if stays { device.multiprocessors.max(1) as usize } else { usize::MAX };
-    assert_eq!(launch.grid as usize, blocks.min(at_one_time));
+    assert_grid(launch, blocks, device);
     assert!(p.key_splits <= max_key_splits(), "{} parts of keys", p.key_splits);
     assert!(p.key_splits == 1 || (rows == 16 && p.tickets != Buffer::Null), "only short tiles cut keys");
 }
@@ -276,10 +311,12 @@ fn check(plan: &Plan, shape: &Shape, element: Element, device: &Device) {
         let waits = index > 0 && device.compute_capability >= (9, 0) && few;
         assert_eq!(launch.overlap, waits, "the first launch waits for what was there before, and old code for nothing");
         assert_eq!(launch.element, element);
-        if launch.kernel.contains("project") {
+        if launch.kernel.contains("project") && stays(launch) {
+            check_staying_project(launch, shape, device);
+        } else if launch.kernel.contains("project") {
             check_project(launch, shape, plan.regime);
         } else if launch.kernel.contains("output") {
-            check_output(launch, shape);
+            check_output(launch, shape, device);
         } else if launch.kernel.contains("attend") {
             check_attend(launch, shape, device);
         }

@@ -308,10 +308,14 @@ impl Layer {
         let rows = if self.is_grouped() { tokens * top_k / experts } else { tokens };
         let of = |kernel: &ProductKernel| {
             let token_tiles = tokens.div_ceil(kernel.rows);
-            let row_tiles =
-                if self.is_grouped() { (tokens * top_k + experts * (kernel.rows - 1)) / kernel.rows } else { token_tiles };
+            let row_tiles = if self.is_grouped() {
+                (tokens * top_k + experts * (kernel.rows - 1)) / kernel.rows
+            } else {
+                token_tiles
+            };
             let columns = self.persistent_columns(kernel, appends);
-            let tiles = product(&[row_tiles, columns[0]]).saturating_add(product(&[token_tiles, columns[1] + columns[2]]));
+            let tiles =
+                product(&[row_tiles, columns[0]]).saturating_add(product(&[token_tiles, columns[1] + columns[2]]));
             Persistent { kernel: *kernel, row_tiles, token_tiles, columns, tiles }
         };
         self.choice.persistent(rows, |kernel| of(kernel).tiles).map(|kernel| of(&kernel))

@@ -14,9 +14,9 @@ mod emulator;
 mod faults;
 mod feed_forward;
 mod grouped;
+mod routers;
 #[path = "../../../kernels/tests/kernels/routing_reference.rs"]
 mod routing_reference;
-mod routers;
 mod scales;
 mod support;
 mod unseen;
