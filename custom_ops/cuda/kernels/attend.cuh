@@ -28,7 +28,7 @@ struct Attention {
     static constexpr int SCRATCH_BYTES = ROW_WARPS * KEY_WARPS * 16 * SCRATCH_STRIDE * 4;
     static constexpr int SHARED_BYTES = QUERY_BYTES + TILE_BYTES + SCRATCH_BYTES + 16;
     static constexpr int LENGTH = Run<Element>::LENGTH, RUNS = HEAD / LENGTH;
-    static constexpr int KEPT_POWERS = 0;  // sums are scaled to every new maximum
+    static constexpr bool KEEPS_MAXIMA = false;  // sums are scaled to every new one
     static constexpr bool HIDES_BY_LIMIT = false;  // code that a short block would read from far
     static constexpr int CHAINS = 1;
     static constexpr int COPIERS = THREADS, ALL_THREADS = THREADS, RUNS_AT_ONCE = RUNS;
@@ -373,7 +373,8 @@ DEVICE void attend(const Parameters &p) {
         const int first_key = tile * A::KEYS + key_part * A::WARP_KEYS;
         float shrink[RowState<A>::ROWS];
         const float factor = prepare_scores<A>(p, first_key, visible >> key_part * A::WARP_KEYS, scores, state);
-        weigh<A>(factor, scores, state, shrink);
+        const bool keeps[RowState<A>::ROWS] = {};
+        weigh<A>(factor, scores, keeps, state, shrink);
         scale_rows<A>(mixed, shrink);
         visible = next.bits();
         value_copier.end(values);

@@ -135,10 +135,11 @@ DEVICE float prepare_scores(const Parameters &p, int first_key, const Bits &visi
     return factor;
 }
 
-// Scores become weights; `shrink` is what scales earlier sums of each row to the new maximum, or to one that is smaller by
-// `A::KEPT_POWERS` powers of 2 at most, in which case it is often 1.
+// Scores become weights; `shrink` is what scales earlier sums of each row to the new maximum, 1 for a row that `keeps` the
+// one before.
 template <class A>
-DEVICE void weigh(float factor, typename A::Scores &scores, RowState<A> &state, float (&shrink)[RowState<A>::ROWS]) {
+DEVICE void weigh(float factor, typename A::Scores &scores, const bool (&keeps)[RowState<A>::ROWS], RowState<A> &state,
+                  float (&shrink)[RowState<A>::ROWS]) {
     // Rows side by side: each is a chain of operations that wait for each other.
     float largest[RowState<A>::ROWS], base[RowState<A>::ROWS], sum[RowState<A>::ROWS];
     find_largest<A>(scores, largest);
@@ -152,7 +153,7 @@ DEVICE void weigh(float factor, typename A::Scores &scores, RowState<A> &state, 
 #pragma unroll
     for (int i = 0; i < RowState<A>::ROWS; i++) {
         largest[i] = maximum(state.largest[i], largest[i] * factor);
-        if (A::KEPT_POWERS > 0 && largest[i] - state.largest[i] <= A::KEPT_POWERS) {
+        if (A::KEEPS_MAXIMA && keeps[i]) {
             largest[i] = state.largest[i];
         }
         base[i] = largest[i] == -infinity() ? 0 : largest[i];
@@ -178,7 +179,7 @@ DEVICE void weigh(float factor, typename A::Scores &scores, RowState<A> &state, 
 // Scales the rows of a sum.
 template <class A>
 DEVICE void scale_rows(typename A::Mixed &mixed, const float (&factors)[RowState<A>::ROWS]) {
-    if (A::KEPT_POWERS > 0) {
+    if (A::KEEPS_MAXIMA) {
         bool keeps = true;
 #pragma unroll
         for (int i = 0; i < RowState<A>::ROWS; i++) {

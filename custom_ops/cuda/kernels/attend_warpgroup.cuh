@@ -25,9 +25,8 @@ struct WarpgroupAttention {
     // Tiles of keys, and of values, that are there or on their way.
     static constexpr int STAGES = HEAD <= 64 ? 4 : 2;
     static constexpr int LENGTH = Run<T>::LENGTH, RUNS = HEAD / LENGTH, RUNS_AT_ONCE = RUNS < 16 ? RUNS : 16;
-    // How far a maximum grows, as a power of 2, before sums are scaled to it; and what the weights of a lane in one tile
-    // may come to where nobody looks for the maximum.
-    static constexpr int KEPT_POWERS = 8;
+    // Whether a row keeps its maximum from tile to tile, as long as its weights come to no more than this in one lane.
+    static constexpr bool KEEPS_MAXIMA = true;
     static constexpr float MOST_WEIGHT = 8192;
     // Whether scores of a tile without masked keys are hidden by the last key of their row alone.
     static constexpr bool HIDES_BY_LIMIT = true;
@@ -217,16 +216,12 @@ struct Filling {
 };
 
 // Weights by the maxima of earlier tiles, in pairs as products take them. False where some row has none, or grows so much
-// that its maximum has to be looked for; that takes as long as the weights, and is seldom needed.
+// that its maximum has to be looked for; that takes as long as the weights, and is seldom needed. Then `keeps` says which
+// rows need it not, so that none depends on what others are.
 template <class A>
-DEVICE bool weigh_by_last(float factor, const typename A::Scores &scores, RowState<A> &state, typename A::Weights &to) {
-    float sum[RowState<A>::ROWS];
-    bool fits = true;
-#pragma unroll
-    for (int i = 0; i < RowState<A>::ROWS; i++) {
-        fits = fits && state.largest[i] > -infinity();
-        sum[i] = 0;
-    }
+DEVICE bool weigh_by_last(float factor, const typename A::Scores &scores, RowState<A> &state, typename A::Weights &to,
+                          bool (&keeps)[RowState<A>::ROWS]) {
+    float sum[RowState<A>::ROWS] = {};
 #pragma unroll
     for (int column = 0; column < A::KEYS / 8; column++) {
         float weight[4];
@@ -238,11 +233,18 @@ DEVICE bool weigh_by_last(float factor, const typename A::Scores &scores, RowSta
         to[column / 2][column % 2 * 2] = pack(typename A::Element(), weight[0], weight[1]);
         to[column / 2][column % 2 * 2 + 1] = pack(typename A::Element(), weight[2], weight[3]);
     }
+    bool all_keep = true;
 #pragma unroll
     for (int i = 0; i < RowState<A>::ROWS; i++) {
-        fits = fits && sum[i] <= A::MOST_WEIGHT;
+        keeps[i] = state.largest[i] > -infinity() && sum[i] <= A::MOST_WEIGHT;
+        all_keep = all_keep && keeps[i];
     }
-    if (ballot(fits) != 0xffffffffu) {
+    if (ballot(all_keep) != 0xffffffffu) {
+#pragma unroll
+        for (int i = 0; i < RowState<A>::ROWS; i++) {
+            const unsigned row = (1u << A::Engine::ROW_LANES) - 1, own = lane_index() / A::Engine::ROW_LANES * A::Engine::ROW_LANES;
+            keeps[i] = (ballot(keeps[i]) >> own & row) == row;
+        }
         return false;
     }
 #pragma unroll
@@ -298,9 +300,10 @@ struct RowTile {
             free_queries();
         }
         const float factor = prepare_scores<A>(rows.p, tile * A::KEYS, visible, scores, state);
-        const bool is_known = tile > 0 && weigh_by_last<A>(factor, scores, state, next_weights);
+        bool keeps[RowState<A>::ROWS] = {};
+        const bool is_known = tile > 0 && weigh_by_last<A>(factor, scores, state, next_weights, keeps);
         if (!is_known) {
-            weigh<A>(factor, scores, state, shrink);
+            weigh<A>(factor, scores, keeps, state, shrink);
             A::pack_weights(next_weights, scores);
         }
 #pragma unroll

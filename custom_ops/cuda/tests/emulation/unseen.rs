@@ -145,6 +145,8 @@ fn a_later_token_of_a_large_tile_may_hold_anything() {
             let is_large = |launch: &Launch| launch.kernel.contains("_attend_wgmma_");
             assert!(case.plan().launches.iter().any(is_large), "head {}", shape.head);
             check_token(&shape, case, token, Poison::Values);
+            let case = self::case(&shape, element, false, (9, 0));
+            check_token(&shape, case, token, Poison::Token(f32::NAN));
         }
     }
 }

@@ -190,6 +190,36 @@ fn attention_of_many_queries() {
     }
 }
 
+/// Scores of later keys are ever larger, by more than weights beside the maxima before may come to, in rows of all
+/// tokens and of some: causal ones see few of them.
+#[test]
+fn maxima_that_grow() {
+    for (index, (tokens, past, head, top_k, causal)) in
+        [(70, 330, 64, 2, true), (40, 400, 128, 4, false), (35, 420, 128, 4, true), (40, 300, 256, 4, false)]
+            .into_iter()
+            .enumerate()
+    {
+        let mut random = Random(index as u64);
+        let dims = SelfAttentionDims { batch: 1, tokens, past, width: 24, experts: 4, top_k, kv_heads: 1, head };
+        // Whose queries are rounded little enough beside such scores.
+        let mut case = loop {
+            let case = attention::Case::random(&mut random, dims, Element::F16, false);
+            if case.key_mask.iter().all(|&mask| mask != 0) {
+                break case;
+            }
+        };
+        for (key, row) in case.past_key.chunks_mut(head).enumerate() {
+            row.iter_mut().for_each(|value| *value *= f32::powi(2.0, (key / 100) as i32));
+        }
+        case.options = WGMMA;
+        case.device = HOPPER;
+        case.attributes.causal = causal;
+        let kernels: Vec<_> = case.plan().launches.into_iter().map(|launch| launch.kernel).collect();
+        assert!(kernels.iter().any(|kernel| kernel.contains("_attend_wgmma_")), "{kernels:?}");
+        case.check();
+    }
+}
+
 /// One kernel of `kernels/emulator/probe.cpp`.
 #[derive(Debug, Clone, Copy)]
 struct Probe {
