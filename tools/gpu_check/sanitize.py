@@ -47,14 +47,15 @@ CALLS = [
     ("MoASelfAttention", 1, 2, 130, 64, 4, 4, 1, 256, {}),
 ]
 
-#: The same, planned as for one multiprocessor, or for so few that tiles of 64 rows are many: small calls with the tiles of
-#: large ones.
+#: The same, planned as for one multiprocessor, or for so few that tiles of 64 rows are many, or blocks that stay would wait
+#: for the last of them: small calls with the tiles of large ones.
 LARGE_CALLS = [
     ("MoASelfAttention", 1, 300, 0, 512, 4, 4, 1, 64, {"multiprocessors": 16}),
     ("MoASelfAttention", 1, 20, 0, 64, 4, 2, 1, 64, {}),
     ("MoASelfAttention", 1, 40, 0, 64, 4, 2, 1, 64, {}),
     ("MoASelfAttention", 1, 150, 0, 64, 4, 2, 1, 64, {}),
     ("MoASelfAttention", 1, 300, 0, 64, 4, 4, 1, 64, {}),
+    ("MoASelfAttention", 1, 520, 0, 64, 4, 4, 1, 64, {"multiprocessors": 4}),
     ("MoASelfAttention", 2, 150, 9, 72, 4, 4, 1, 128, {"rope": True, "bias": True}),
     ("MoASelfAttention", 2, 150, 0, 64, 4, 2, 1, 256, {}),
     ("MoEFeedForward", 2, 280, 0, 64, 2, 1, 1, 136, {"gated": 1}),

@@ -63,10 +63,10 @@
 //!
 //! Before 8.0 there are no asynchronous copies: on tensor cores, what is loaded next waits in registers while a tile is
 //! computed. Compute capability 9.0 runs the path of 8.0 and, where [`Options::wgmma`] asks for it, as the driver does,
-//! warpgroup products (`wgmma`) on 16-bit elements: for products that fill the device with tiles of 128 x 128, and for
-//! attention that fills it with tiles of 128 queries. Asynchronous copies put the factors into the 128-byte pattern
-//! that these products read from shared memory; weights as they are, rows gathered by the lists of experts. On an H100
-//! they make calls of 2048 tokens and more 1.3 to 1.9 times as fast (`benches/README.md`).
+//! warpgroup products (`wgmma`) on 16-bit elements: for products that fill the device with tiles of 128 x 128 or, by
+//! blocks that stay, 128 x 256, and for attention that fills it with tiles of 128 queries. Asynchronous copies put the
+//! factors into the 128-byte pattern that these products read from shared memory; weights as they are, rows gathered by
+//! the lists of experts. What they gain is in `benches/README.md`.
 //!
 //! Not there: weights of another type than activations ([`Element::of`]); TF32 by warpgroup products, which read 32-bit
 //! factors along the inner index alone while weights lie across it; bulk tensor copies, which cannot gather rows.
@@ -82,7 +82,7 @@
 //!
 //! `kernels/hardware.cuh` holds every use of the hardware; `kernels/emulator` gives the same functions on the host, and
 //! the tests run the very sources, launched as planned, against the contract in f64, under several orders of threads.
-//! No kernel has run on a GPU yet, and nothing is measured.
+//! `cargo xtask gpu-check` does the same on a GPU, and measures.
 
 pub mod archive;
 mod catalog;
