@@ -10,8 +10,12 @@
 // Inner indices that a warp takes at a time.
 const int ROUTE_DEPTH = 64;
 
-// Chunks of hidden states that a lane has on their way: the more of them, the fewer sums are in registers beside them.
-DEVICE constexpr int route_stages(int columns) { return columns == 1 ? 4 : 2; }
+// Chunks of hidden states that a lane has on their way: the more of them, the fewer sums, and parts of elements, are in
+// registers beside them.
+template <class T>
+DEVICE constexpr int route_stages(int columns) {
+    return columns == 1 ? 4 : columns == 4 && Limbs<T>::COUNT > 1 ? 1 : 2;
+}
 
 // Bytes of the weights that shared memory holds at a time.
 const int ROUTE_SLICE_BYTES = 96 << 10;
@@ -209,7 +213,7 @@ struct RouteSums {
 // `memory.sums [route_splits, tokens, row]`; returns `row`.
 template <class T, int COLUMNS>
 DEVICE int multiply_many(const Parameters &p, const ManyRouteMemory &memory, int first_token, int first_expert) {
-    constexpr int STAGES = route_stages(COLUMNS), PARTS = 2 * COLUMNS * 3 * 32;
+    constexpr int STAGES = route_stages<T>(COLUMNS), PARTS = 2 * COLUMNS * 3 * 32;
     constexpr int SLICE = ROUTE_SLICE_BYTES / (PARTS * (int)sizeof(Vector16));
     static_assert(SLICE % (4 * STAGES) == 0, "a slice is whole rounds of up to four warps");
     const int warp = thread_index() / 32, split = warp % p.route_splits, chunks = ceil_div(p.width, ROUTE_DEPTH);

@@ -147,8 +147,8 @@ fn of_warpgroups(family: &str, numbers: &[u32], threads: u32, element: Element) 
                 multiply(keys, head);
                 multiply(head, keys);
             }
-            // A lane's part of two rows, and what scales each.
-            add(&mut census, BESIDE_PRODUCTS, keys / 2 + 2);
+            // A lane's part of two rows, by the maxima before or by new ones, and what scales each to these.
+            add(&mut census, BESIDE_PRODUCTS, keys + 2);
             if head == 64 {
                 add(&mut census, LOAD[0], head / 16);
             }
@@ -176,12 +176,12 @@ fn add_router(census: &mut Census, threads: u32, element: Element) {
 }
 
 /// The products of the router of many tokens: of 32 tokens a warp, over chunks of 64 inner indices. With 8 experts four
-/// chunks, and two parts of weights in one product; with 16 and 32 experts two chunks.
+/// chunks, and two parts of weights in one product; with 16 experts two, and with 32, of tiles twice as many, one of binary16.
 fn of_router(element: Element) -> Census {
     let mut census = Census::new();
-    let (fragments, [paired, single]) =
-        ((32 / 8) * (64 / 16), if element == Element::Bf16 { [2, 3] } else { [2 + 1, 3 + 2] });
-    add(&mut census, "HMMA.16816.F32.BF16", fragments * (4 * paired + 2 * (1 + 2) * single));
+    let fragments = (32 / 8) * (64 / 16);
+    let (paired, single, chunks) = if element == Element::Bf16 { (2, 3, 2) } else { (2 + 1, 3 + 2, 1) };
+    add(&mut census, "HMMA.16816.F32.BF16", fragments * (4 * paired + (2 + chunks * 2) * single));
     census
 }
 
