@@ -145,9 +145,9 @@ fn launches_of_known_layers() {
     }
 }
 
-/// Where they are asked for, warpgroup products take the place of the largest tiles, two blocks on a multiprocessor, and
-/// of attention of many queries, one block that stays on each. Of more tokens, blocks that stay take the first projections
-/// in one launch behind a router, and the output. Nothing else changes, and nothing where they do not exist.
+/// Where they are asked for, warpgroup products take the place of the largest tiles, two blocks on a multiprocessor,
+/// and of attention of many queries, one block that stays on each. Of more tokens, blocks that stay take the first
+/// projections in one launch behind a router, and the output. Nothing changes where there are none.
 #[test]
 fn warpgroup_products_of_known_layers() {
     let options = Options { wgmma: true, ..Options::default() };

@@ -176,7 +176,8 @@ fn add_router(census: &mut Census, threads: u32, element: Element) {
 }
 
 /// The products of the router of many tokens: of 32 tokens a warp, over chunks of 64 inner indices. With 8 experts four
-/// chunks, and two parts of weights in one product; with 16 experts two, and with 32, of tiles twice as many, one of binary16.
+/// chunks, and two parts of weights in one product; with 16 experts two chunks, and with 32, which have twice as many
+/// tiles, two as well, but one of binary16.
 fn of_router(element: Element) -> Census {
     let mut census = Census::new();
     let fragments = (32 / 8) * (64 / 16);

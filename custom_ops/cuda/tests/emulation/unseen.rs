@@ -127,8 +127,8 @@ fn a_later_token_or_a_masked_key_may_hold_anything() {
     }
 }
 
-/// The same in large tiles of rows: the changed token is one of either warpgroup's rows, and its value in the first tile
-/// of keys or in a later one; addresses allow vectors or do not.
+/// The same in large tiles of rows: the changed token is one of either warpgroup's rows, and its value in the first
+/// tile of keys or in a later one; addresses allow vectors or do not.
 #[test]
 fn a_later_token_of_a_large_tile_may_hold_anything() {
     for (shape, token) in [

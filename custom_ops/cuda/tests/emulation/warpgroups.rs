@@ -63,7 +63,8 @@ fn dense_attention() {
 /// that allow vectors and that do not.
 #[test]
 fn products_of_blocks_that_stay() {
-    // Tokens, past, width, experts, chosen ones, heads, head width, whether it rotates, and bytes behind an aligned address.
+    // Tokens, past, width, experts, chosen ones, heads, head width, whether it rotates, and bytes behind an aligned
+    // address.
     let cases = [
         (300, 3, 72, 2, 2, 2, 64, false, 0, Regime::Dense),
         (140, 2, 136, 3, 3, 3, 128, true, 0, Regime::Dense),
