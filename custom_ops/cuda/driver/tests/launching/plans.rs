@@ -171,7 +171,7 @@ fn warpgroup_products_run_where_they_are() {
     let hidden = [1, tokens, 512];
     let mask = [1, tokens];
     let shapes = [hidden.as_slice(), &mask, &[512, 4], &[4, 512, 128], &[512, 256], &[4, 128, 512]].map(Some);
-    for (kernels, expected) in [(&every, 3), (&without, 0)] {
+    for (kernels, expected) in [(&every, 2), (&without, 0)] {
         let archive = archive(&["sm_90a"], kernels);
         let set = KernelSet::on_device(Arc::clone(&fake.driver), archive.into(), 0, None).unwrap();
         let bound = Arc::new(set).plan(&node(), ELEMENT, &shapes, &[true], Options::default()).unwrap();
@@ -179,7 +179,7 @@ fn warpgroup_products_run_where_they_are() {
         let buffers = Buffers { inputs: &inputs, outputs: &[1 << 60], workspace: 1 << 61, workspace_bytes: 1 << 40 };
         fake.taken_log();
         bound.enqueue(&buffers, Stream(3)).unwrap();
-        let found = fake.taken_log().iter().filter(|line| line.contains("_wgmma_128x128")).count();
+        let found = fake.taken_log().iter().filter(|line| line.contains("_wgmma_128x256")).count();
         assert_eq!(found, expected);
     }
 }
