@@ -148,6 +148,10 @@ fn check_staying_project(launch: &Launch, shape: &Shape, device: &Device) {
     assert_eq!((wide(p.head) % 64, p.copy_blocks, p.route_blocks, p.activation), (0, 0, 0, -1));
     assert!(!rotates || p.head == 128);
     let matrices = if listed { 1 } else { shape.experts };
+    assert!(
+        i32::try_from(matrices * shape.width * wide(p.columns)).is_ok(),
+        "columns are counted from the first matrix"
+    );
     assert_cover("columns of experts", wide(p.input_tiles), columns, matrices * wide(p.columns));
     let pairs = tokens * shape.top_k;
     let row_tiles = if listed { (pairs + shape.experts * (rows - 1)) / rows } else { tokens.div_ceil(rows) };

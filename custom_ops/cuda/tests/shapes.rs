@@ -185,6 +185,18 @@ fn warpgroup_products_of_known_layers() {
     }
 }
 
+/// Blocks that stay count the columns of all experts from those of the first, as far as they can.
+#[test]
+fn experts_far_apart_have_tiles_of_their_own() {
+    let options = Options { wgmma: true, ..Options::default() };
+    for (experts, stays) in [(16, true), (32, false)] {
+        let layer = (8192, experts, experts, 32, 256, false);
+        let plan = plan_with(layer, 1, 2048, 0, H200, options);
+        let is_project = |launch: &&Launch| launch.kernel.contains("_project_") && launch.kernel.ends_with("x256");
+        assert_eq!(plan.launches.iter().filter(is_project).count(), usize::from(stays), "{}", summary(&plan));
+    }
+}
+
 /// Products of a few tokens give most multiprocessors a block, unless a block routes for itself or sums are short:
 /// parts of these would be written and read again.
 #[test]

@@ -296,12 +296,16 @@ impl Layer {
 
     /// The first projections by blocks that stay, where that suits: tiles over rows, over tokens, and over columns.
     ///
-    /// Rotated heads must be two lines of 64 columns, others whole lines.
+    /// Rotated heads must be two lines of 64 columns, others whole lines; where every expert takes every token, kernels
+    /// count the elements of all matrices in 31 bits.
     pub(super) fn persistent_project(&self, appends: bool) -> Option<Persistent> {
-        let Sizes { experts, top_k, head, rotary_positions, is_attention, .. } = self.sizes;
+        let Sizes { experts, top_k, width, head, rotary_positions, is_attention, .. } = self.sizes;
         let whole_lines = if rotary_positions > 0 { head == 128 } else { head.is_multiple_of(64) };
-        let has_rows = matches!(self.row_mode(), ALL_ROWS | LISTED_ROWS);
-        if !self.has_near_runs() || !is_attention || !has_rows || !whole_lines {
+        let is_near = match self.row_mode() {
+            ALL_ROWS => product(&[experts, width, self.sizes.columns()]) <= i32::MAX as usize,
+            mode => mode == LISTED_ROWS,
+        };
+        if !self.has_near_runs() || !is_attention || !is_near || !whole_lines {
             return None;
         }
         let tokens = self.sizes.all_tokens();
