@@ -49,15 +49,31 @@ struct TileInTurn {
     int index;  // Of all tiles; there are no more of this block where `exists` says so.
 
     DEVICE TileInTurn(const Parameters &parameters, int turn) : p(parameters) {
-        const int both = p.causal ? 2 : 1;
-        index = (turn / both * block_count() + block_index()) * both + turn % both;
+        const int both = takes_both() ? 2 : 1;
+        const bool back = p.causal && both == 1 && turn % 2 != 0;
+        const int place = back ? block_count() - 1 - block_index() : block_index();
+        index = (turn / both * block_count() + place) * both + turn % both;
     }
 
-    DEVICE bool exists() const { return index < p.query_tiles * p.batch * p.kv_heads; }
+    DEVICE int count() const { return p.query_tiles * p.batch * p.kv_heads; }
+    DEVICE bool exists() const { return index < count(); }
+
+    // Of few tiles a block gets one after the other, those of many keys first, to and fro; and behind a long past all see
+    // about as many.
+    DEVICE bool takes_both() const { return p.causal && p.past <= p.tokens && count() >= 4 * block_count(); }
 
     DEVICE QueryRows rows() const {
-        const int pair = index / p.query_tiles, place = index - pair * p.query_tiles, batch = divided(pair, p.kv_heads);
-        const int tile = place % 2 == 0 ? p.query_tiles - 1 - place / 2 : place / 2;
+        const int pairs = p.batch * p.kv_heads;
+        int pair, tile;
+        if (p.causal && !takes_both()) {
+            tile = p.query_tiles - 1 - index / pairs;
+            pair = index % pairs;
+        } else {
+            pair = index / p.query_tiles;
+            const int place = index - pair * p.query_tiles;
+            tile = place % 2 == 0 ? p.query_tiles - 1 - place / 2 : place / 2;
+        }
+        const int batch = divided(pair, p.kv_heads);
         return {p, batch, pair - batch * p.kv_heads, tile * A::ROWS};
     }
 };

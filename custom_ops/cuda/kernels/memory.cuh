@@ -157,6 +157,14 @@ DEVICE void load_floats(float (&values)[LENGTH], const float *from, int valid, b
     }
 }
 
+// Reads two floats; with `vectors`, in one piece.
+DEVICE Floats2 load_pair(const float *from, bool vectors) {
+    if (vectors) {
+        return *(const Floats2 *)from;
+    }
+    return {{from[0], from[1]}};
+}
+
 // Writes the first `valid` of `LENGTH` floats; as `load_floats`.
 template <int LENGTH>
 DEVICE void store_floats(float *to, const float (&values)[LENGTH], int valid, bool vectors) {

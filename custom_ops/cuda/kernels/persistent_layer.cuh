@@ -177,7 +177,7 @@ struct WidePlaces {
         const Parameters &p = work.p;
         const bool exists = angles[i] >= 0;
         const size_t at = (size_t)(exists ? angles[i] : 0) * LINE + column;
-        const Floats2 cosine = *(const Floats2 *)(p.cos_cache + at), sine = *(const Floats2 *)(p.sin_cache + at);
+        const Floats2 cosine = load_pair(p.cos_cache + at, p.vectors != 0), sine = load_pair(p.sin_cache + at, p.vectors != 0);
         const float none = not_a_number();
         return {{exists ? cosine.element[0] : none, exists ? cosine.element[1] : none},
                 {exists ? sine.element[0] : none, exists ? sine.element[1] : none}};

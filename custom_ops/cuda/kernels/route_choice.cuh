@@ -56,6 +56,13 @@ struct EightScores {
         }
     }
 
+    DEVICE void store(float *to) const {
+#pragma unroll
+        for (int i = 0; i < 8; i += 4) {
+            *(Floats4 *)(to + i) = {{score[i], score[i + 1], score[i + 2], score[i + 3]}};
+        }
+    }
+
     // How many scores of the token are in front of each of these: larger ones, and equal ones of a lower index. All of
     // them begin at `from`, and these are block `own` of `blocks`. As floats, which take two instructions to count.
     DEVICE void rank(const float *from, int own, int blocks, float (&ranks)[8]) const {
@@ -127,6 +134,15 @@ struct EightChoices {
         EightScores scores;
         scores.load(from + block * 8);
         const bool finite = scores.raise(here, blocks, gates);
+        if (p.gate_mode != TOPK_SOFTMAX) {
+            // Those of the softmax, of which more are equal.
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                scores.score[i] = i < here ? gates[i] : -infinity();
+            }
+            scores.store(memory.scores + own * memory.stride + block * 8);
+            sync_warp();
+        }
         scores.rank(from, block, blocks, ranks);
         float sum = 0;
         chosen = 0;

@@ -24,6 +24,7 @@ struct Shape {
     rotary: bool,
     gated: bool,
     returns_cache: bool,
+    wgmma: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -44,12 +45,12 @@ prop_compose! {
         width in prop_oneof![size(9000), (1..=64_usize).prop_map(|lines| 64 * lines)],
         experts in size(256), share in 0.0..1.0_f64, kv_heads in size(32),
         head in prop_oneof![size(256), (1..=4_usize).prop_map(|lines| 64 * lines)], hidden in size(20_000),
-        rotary in any::<bool>(), gated in any::<bool>(), returns_cache in any::<bool>(),
+        rotary in any::<bool>(), gated in any::<bool>(), returns_cache in any::<bool>(), wgmma in any::<bool>(),
     ) -> Shape {
         let top_k = 1 + (share * experts.min(128) as f64) as usize;
         let top_k = top_k.min(experts).min(128);
         let rotary = rotary && head % 2 == 0;
-        Shape { batch, tokens, past, width, experts, top_k, kv_heads, head, hidden, rotary, gated, returns_cache }
+        Shape { batch, tokens, past, width, experts, top_k, kv_heads, head, hidden, rotary, gated, returns_cache, wgmma }
     }
 }
 
@@ -78,7 +79,7 @@ fn operators() -> impl Strategy<Value = Operator> {
 fn plan_of(operator: Operator, shape: &Shape, element: Element, device: &Device) -> Result<Plan, PlanError> {
     let Shape { batch, tokens, past, width, experts, top_k, kv_heads, head, hidden, .. } = *shape;
     let (scale, gate_mode, skip_padded_queries) = (1.0, GateMode::SoftmaxTopk, true);
-    let options = Options { tf32: shape.gated, wgmma: shape.returns_cache };
+    let options = Options { tf32: shape.gated, wgmma: shape.wgmma };
     match operator {
         Operator::SelfAttention => {
             let dims = SelfAttentionDims { batch, tokens, past, width, experts, top_k, kv_heads, head };
@@ -353,7 +354,7 @@ proptest! {
     ) {
         let shape = Shape {
             batch, tokens, past: 0, width, experts: 8, top_k: 2, kv_heads: 2, head: 64, hidden: width, rotary: false,
-            gated: true, returns_cache: true,
+            gated: true, returns_cache: true, wgmma: true,
         };
         let device = Device { compute_capability: (9, 0), multiprocessors: 132, shared_bytes_per_block: 232_448 };
         if tokens > 1 << 40 || width > 1 << 40 {
@@ -378,6 +379,7 @@ fn limits_are_named() {
         rotary: false,
         gated: false,
         returns_cache: false,
+        wgmma: false,
     };
     let device = Device { compute_capability: (8, 0), multiprocessors: 108, shared_bytes_per_block: 166_912 };
     let error = |shape: &Shape, device: &Device| {
@@ -426,6 +428,7 @@ fn regimes_follow_from_sizes() {
             rotary: false,
             gated: false,
             returns_cache: true,
+            wgmma: true,
         };
         let plan = plan_of(Operator::SelfAttention, &shape, Element::Bf16, &device).unwrap();
         assert_eq!((plan.regime, plan.launches.len()), (regime, attention));

@@ -22,8 +22,19 @@ const UNITS: [&str; 9] = [
     "emulator/warpgroup.cpp",
 ];
 
-const FLAGS: [&str; 8] =
-    ["-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-c"];
+/// A load or store of a vector from an address that does not allow it ends the emulator, as it would end the GPU's context.
+const FLAGS: [&str; 10] = [
+    "-std=c++17",
+    "-O1",
+    "-ffp-contract=off",
+    "-fsanitize=alignment",
+    "-fsanitize-undefined-trap-on-error",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-unknown-pragmas",
+    "-c",
+];
 
 fn kernels() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("kernels")

@@ -63,23 +63,24 @@ fn dense_attention() {
 /// that allow vectors and that do not.
 #[test]
 fn products_of_blocks_that_stay() {
-    // Tokens, past, width, experts, chosen ones, heads, head width, whether it rotates, and bytes behind an aligned
-    // address.
+    // Batch, tokens, past, width, experts, chosen ones, heads, head width, whether it rotates, and bytes behind an
+    // aligned address.
     let cases = [
-        (300, 3, 72, 2, 2, 2, 64, false, 0, Regime::Dense),
-        (140, 2, 136, 3, 3, 3, 128, true, 0, Regime::Dense),
-        (300, 0, 88, 4, 2, 1, 64, false, 8, Regime::Grouped),
-        (330, 0, 64, 4, 2, 2, 128, true, 0, Regime::Grouped),
-        (700, 0, 200, 5, 2, 5, 64, false, 0, Regime::GroupedReduce),
-        (150, 0, 64, 2, 2, 1, 128, true, 8, Regime::Dense),
-        (530, 70, 24, 4, 2, 1, 64, false, 0, Regime::Grouped),
+        (1, 300, 3, 72, 2, 2, 2, 64, false, 0, Regime::Dense),
+        (2, 70, 2, 136, 3, 3, 3, 128, true, 0, Regime::Dense),
+        (3, 100, 0, 88, 4, 2, 1, 64, false, 8, Regime::Grouped),
+        (2, 165, 0, 64, 4, 2, 2, 128, true, 0, Regime::Grouped),
+        (1, 700, 0, 200, 5, 2, 5, 64, false, 0, Regime::GroupedReduce),
+        (1, 150, 0, 64, 2, 2, 1, 128, true, 8, Regime::Dense),
+        (1, 530, 70, 24, 4, 2, 1, 64, false, 0, Regime::Grouped),
+        (1, 560, 0, 16, 33, 8, 1, 64, false, 0, Regime::GroupedReduce),
     ];
-    for (index, (tokens, past, width, experts, top_k, kv_heads, head, rotates, offset, regime)) in
+    for (index, (batch, tokens, past, width, experts, top_k, kv_heads, head, rotates, offset, regime)) in
         cases.into_iter().enumerate()
     {
         let is_cross = index == 6;
         let mut random = Random(index as u64);
-        let dims = SelfAttentionDims { batch: 1, tokens, past, width, experts, top_k, kv_heads, head };
+        let dims = SelfAttentionDims { batch, tokens, past, width, experts, top_k, kv_heads, head };
         let element = [Element::F16, Element::Bf16][index % 2];
         let mut case = loop {
             let case = attention::Case::random(&mut random, dims, element, is_cross);
@@ -121,6 +122,9 @@ fn grouped_feed_forward() {
                 });
                 assert_eq!(case.check(), regime);
             }
+            case.device = HOPPER;
+            assert!(case.plan().launches.iter().any(|launch| launch.kernel == "moa_output_wgmma_128x256"));
+            assert_eq!(case.check(), regime);
         }
     }
 }
