@@ -57,8 +57,8 @@ struct Parameters {
     int route_blocks;  // Blocks that route, the first of the grid.
     int route_splits;  // Warps that share the tokens of one group.
     int row_tiles;  // Tiles over rows of one expert, or of all experts together where rows are listed.
-    int input_tiles;  // Tiles over the columns of one expert's input_weight.
-    int key_tiles;  // Tiles over the columns of keys.
+    int input_tiles;  // Tiles over the columns of one expert's input_weight, or of all, one behind the other, where blocks stay and rows are not listed.
+    int key_tiles;  // Tiles over the columns of keys, and of values behind them where blocks stay and these have none.
     int value_tiles;  // Tiles over the columns of values.
     int kv_row_tiles;  // Tiles over tokens for keys and values.
     int copy_blocks;  // Blocks that copy the past, the last of the grid.

@@ -126,8 +126,8 @@ parameters! {
         route_blocks, "Blocks that route, the first of the grid.";
         route_splits, "Warps that share the tokens of one group.";
         row_tiles, "Tiles over rows of one expert, or of all experts together where rows are listed.";
-        input_tiles, "Tiles over the columns of one expert's `input_weight`.";
-        key_tiles, "Tiles over the columns of keys.";
+        input_tiles, "Tiles over the columns of one expert's `input_weight`, or of all, one behind the other, where blocks stay and rows are not listed.";
+        key_tiles, "Tiles over the columns of keys, and of values behind them where blocks stay and these have none.";
         value_tiles, "Tiles over the columns of values.";
         kv_row_tiles, "Tiles over tokens for keys and values.";
         copy_blocks, "Blocks that copy the past, the last of the grid.";

@@ -82,7 +82,7 @@ fn product(factors: &[usize]) -> usize {
     factors.iter().fold(1, |product, factor| product.saturating_mul(*factor))
 }
 
-/// Tokens from which on a launch that only routes has a kernel of its own, where others would take it too.
+/// Tokens from which on a launch that only routes has a kernel of its own, where others would take it too: an estimate.
 const MANY_TOKENS: usize = 1024;
 
 /// A size as kernels take it; sizes are checked to fit.

@@ -22,7 +22,8 @@ const UNITS: [&str; 9] = [
     "emulator/warpgroup.cpp",
 ];
 
-/// A load or store of a vector from an address that does not allow it ends the emulator, as it would end the GPU's context.
+/// A load or store of a vector at an address that does not allow it ends the emulator, as it would end the GPU's
+/// context.
 const FLAGS: [&str; 10] = [
     "-std=c++17",
     "-O1",
