@@ -244,7 +244,8 @@ class Calls(unittest.TestCase):
             print(json.dumps(["_wgmma_" in line for line in log() if line.startswith("cuLaunch")]))
             """
         names = self.kernel_names(str(large), ["output"])
-        wgmma = [f"moa_{name}" for name in ("project_wgmma_128x128", "attend_wgmma_d128_r128", "output_wgmma_128x128")]
+        of_many = ("route_tokens", "project_wgmma_128x256", "attend_wgmma_d128_r128", "output_wgmma_128x256")
+        wgmma = [f"moa_{name}" for name in of_many]
         refused = {"MOA_CUDA_WGMMA": "0"}
         self.assertTrue(any(self.run_script(script, names + wgmma)))
         self.assertFalse(any(self.run_script(script, names)), "the archive has none")
