@@ -92,7 +92,7 @@ DEVICE bool has_all(const WideBits &bits) {
     return (bits.low & bits.high) == ~0ull;
 }
 
-// The same, with all bits set from `count` on.
+// Bits of which those from `count` on are set too.
 DEVICE unsigned long long set_from(unsigned long long bits, int count) { return count < 64 ? bits | ~0ull << count : bits; }
 DEVICE WideBits set_from(const WideBits &bits, int count) {
     return {set_from(bits.low, count), count < 64 ? ~0ull : set_from(bits.high, count - 64)};

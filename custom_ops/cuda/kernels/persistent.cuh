@@ -69,6 +69,23 @@ DEVICE int expert_of_tile(const int *list_starts, int experts, int tile) {
     return expert;
 }
 
+// The rows of tile `row_tile`: of an expert's list, which `pairs` are from the tile's first row on, or tokens. Returns the
+// expert, 0 where none has a list; `row_count` is that of its list, or of tokens.
+template <class TileType>
+DEVICE int rows_of_tile(const Parameters &p, const int *list_starts, int row_tile, int &first_row, int &row_count,
+                        const int *&pairs) {
+    first_row = row_tile * TileType::ROWS;
+    row_count = p.batch * p.tokens;
+    if (p.row_mode != LISTED_ROWS) {
+        return 0;
+    }
+    const int expert = expert_of_tile(list_starts, p.experts, row_tile);
+    first_row -= list_starts[expert] * TileType::ROWS;
+    pairs = p.expert_pairs + (size_t)expert * row_count + first_row;
+    row_count = p.expert_counts[expert];
+    return expert;
+}
+
 // The columns of a tile, counted over matrices that lie `matrix_stride` elements apart, `units` in each of them. Where
 // heads are rotated, a head is two lines, units are the columns of all first ones, the first half of a tile are units,
 // and the second half their partners.

@@ -33,9 +33,8 @@ struct ProjectWork {
         const bool listed = p.row_mode == LISTED_ROWS;
         const int row_tiles = listed ? shared.list_starts[p.experts] : p.row_tiles;
         const int expert_tiles = row_tiles * p.input_tiles;
-        int row_tile, column_tile, expert = 0;
+        int row_tile, column_tile;
         pairs = nullptr;
-        row_count = p.batch * p.tokens;
         if (tile >= expert_tiles) {
             const int columns = p.key_tiles + p.value_tiles;
             if (tile - expert_tiles >= p.kv_row_tiles * columns) {
@@ -43,17 +42,12 @@ struct ProjectWork {
             }
             tile_of_block(tile - expert_tiles, p.kv_row_tiles, columns, row_tile, column_tile);
             first_row = row_tile * TileType::ROWS;
+            row_count = p.batch * p.tokens;
             take_cache(column_tile);
             return true;
         }
         tile_of_block(tile, row_tiles, p.input_tiles, row_tile, column_tile);
-        first_row = row_tile * TileType::ROWS;
-        if (listed) {
-            expert = expert_of_tile(shared.list_starts, p.experts, row_tile);
-            first_row -= shared.list_starts[expert] * TileType::ROWS;
-            pairs = p.expert_pairs + (size_t)expert * row_count + first_row;
-            row_count = p.expert_counts[expert];
-        }
+        const int expert = rows_of_tile<TileType>(p, shared.list_starts, row_tile, first_row, row_count, pairs);
         take_experts(column_tile, expert);
         return true;
     }
@@ -275,14 +269,7 @@ struct OutputWork {
         }
         int row_tile, column_tile;
         tile_of_block(tile, row_tiles, p.output_tiles, row_tile, column_tile);
-        first_row = row_tile * TileType::ROWS;
-        row_count = p.batch * p.tokens;
-        if (listed()) {
-            expert = expert_of_tile(shared.list_starts, p.experts, row_tile);
-            first_row -= shared.list_starts[expert] * TileType::ROWS;
-            pairs = p.expert_pairs + (size_t)expert * row_count + first_row;
-            row_count = p.expert_counts[expert];
-        }
+        expert = rows_of_tile<TileType>(p, shared.list_starts, row_tile, first_row, row_count, pairs);
         row_count = smaller(TileType::ROWS, row_count - first_row);
         first_column = column_tile * TileType::COLUMNS;
         return true;

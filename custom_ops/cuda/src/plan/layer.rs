@@ -226,15 +226,20 @@ impl Layer {
         Ok(true)
     }
 
+    /// Tiles over tokens or, at most, over the lists of all experts.
+    fn row_tiles(&self, kernel: &ProductKernel, listed: bool) -> usize {
+        let Sizes { experts, top_k, .. } = self.sizes;
+        let tokens = self.sizes.all_tokens();
+        match listed {
+            true => (tokens * top_k + experts * (kernel.rows - 1)) / kernel.rows,
+            false => tokens.div_ceil(kernel.rows),
+        }
+    }
+
     /// Tiles over rows and columns of the experts.
     pub(super) fn fill_experts(&self, kernel: &ProductKernel, parameters: &mut Parameters) {
         let tokens = self.sizes.all_tokens();
-        let rows = if self.is_grouped() {
-            (tokens * self.sizes.top_k + self.sizes.experts * (kernel.rows - 1)) / kernel.rows
-        } else {
-            tokens.div_ceil(kernel.rows)
-        };
-        parameters.row_tiles = int(rows);
+        parameters.row_tiles = int(self.row_tiles(kernel, self.is_grouped()));
         parameters.input_tiles = int(self.input_tiles(kernel, self.sizes.gated));
     }
 
@@ -311,12 +316,8 @@ impl Layer {
         let tokens = self.sizes.all_tokens();
         let rows = if self.is_grouped() { tokens * top_k / experts } else { tokens };
         let of = |kernel: &ProductKernel| {
-            let token_tiles = tokens.div_ceil(kernel.rows);
-            let row_tiles = if self.is_grouped() {
-                (tokens * top_k + experts * (kernel.rows - 1)) / kernel.rows
-            } else {
-                token_tiles
-            };
+            let token_tiles = self.row_tiles(kernel, false);
+            let row_tiles = self.row_tiles(kernel, self.is_grouped());
             let columns = self.persistent_columns(kernel, appends);
             let tiles =
                 product(&[row_tiles, columns[0]]).saturating_add(product(&[token_tiles, columns[1] + columns[2]]));
@@ -399,10 +400,7 @@ impl Layer {
         let columns = if reduces { width * experts } else { width };
         let inner = experts.min(tokens * top_k) * self.sizes.columns();
         let parts = if reduces { 1 } else { output_parts(inner) };
-        let row_tiles = |kernel: &ProductKernel| match reduces {
-            true => (tokens * top_k + experts * (kernel.rows - 1)) / kernel.rows,
-            false => tokens.div_ceil(kernel.rows),
-        };
+        let row_tiles = |kernel: &ProductKernel| self.row_tiles(kernel, reduces);
         let tiles = |kernel: &ProductKernel| product(&[row_tiles(kernel), width.div_ceil(kernel.columns)]);
         if let Some(kernel) = self.choice.persistent(rows, tiles).filter(|_| self.has_near_runs()) {
             return Ok((kernel, row_tiles(&kernel), 1));

@@ -83,6 +83,25 @@ fn ties_take_the_lower_expert() {
     }
 }
 
+/// Where the softmax is chosen from, logits so small that it is 0 are equal; else the larger one is chosen.
+#[test]
+fn what_the_softmax_cannot_tell_apart_is_equal() {
+    for (experts, mode, expected) in [
+        (6, GateMode::SoftmaxTopk, [0, 1]),
+        (24, GateMode::SoftmaxTopkRenorm, [0, 1]),
+        (6, GateMode::TopkSoftmax, [0, 2]),
+        (24, GateMode::TopkSoftmax, [0, 2]),
+    ] {
+        let mut case = case(shape([experts, 2, 1024, 16], 40, 0), Element::Bf16, mode);
+        case.hidden_states.fill(1.0);
+        let logit = |expert: usize| [0.0, -400.0, -200.0].get(expert).copied().unwrap_or(-800.0);
+        case.router_weight.iter_mut().enumerate().for_each(|(i, weight)| *weight = logit(i % experts) / 16.0);
+        let results = run(&case.plan(), &case.tensors());
+        let indices: Vec<u8> = (0..1024).flat_map(|_| expected.map(i64::to_le_bytes)).flatten().collect();
+        assert_eq!(results.outputs[1].as_ref(), Some(&indices), "{experts} experts, {mode:?}");
+    }
+}
+
 /// Tokens with a logit that is not finite become NaN; others, and masked ones, do not.
 #[test]
 fn logits_that_are_not_finite() {
