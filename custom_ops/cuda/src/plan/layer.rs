@@ -238,7 +238,6 @@ impl Layer {
 
     /// Tiles over rows and columns of the experts.
     pub(super) fn fill_experts(&self, kernel: &ProductKernel, parameters: &mut Parameters) {
-        let tokens = self.sizes.all_tokens();
         parameters.row_tiles = int(self.row_tiles(kernel, self.is_grouped()));
         parameters.input_tiles = int(self.input_tiles(kernel, self.sizes.gated));
     }
