@@ -22,6 +22,9 @@ pub const CUDA_VARIABLE: &str = "MOA_CUDA_LIBRARY";
 /// Environment variable that names the folder of an installation of TensorRT.
 pub const TENSORRT_ROOT: &str = "TENSORRT_ROOT";
 
+/// The Python package that the operator library is installed in by pip.
+const OWN_PACKAGE: &str = "moa_export";
+
 const PLUGIN: &str = "the TensorRT plugin libmoa_tensorrt";
 const PLUGIN_HELP: &str = "build it with `cargo xtask tensorrt`, or set MOA_TENSORRT_LIBRARY to it";
 
@@ -48,6 +51,11 @@ impl Search {
         }
         self.looked_in.push(path.display().to_string());
         None
+    }
+
+    /// The library `name`, without what the system puts before and behind it, where it lies in `folder`.
+    fn library(&mut self, folder: &Path, name: &str) -> Option<PathBuf> {
+        self.file(folder.join(format!("{}{name}{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX)))
     }
 
     /// The first library in `folder` whose name is that of ONNX Runtime, with or without a version.
@@ -96,7 +104,8 @@ fn is_runtime_name(name: &str) -> bool {
     before.or(after).is_some_and(version)
 }
 
-/// Finds `libonnxruntime`: `ORT_DYLIB_PATH`, beside the executable, the active Python, the system.
+/// Finds `libonnxruntime`: `ORT_DYLIB_PATH`, beside the executable, the active virtual environment, the environment of
+/// Python that the program was installed in, `python3`, the system.
 ///
 /// # Errors
 ///
@@ -113,7 +122,9 @@ pub fn find_onnxruntime() -> Result<PathBuf, BackendError> {
         Ok(None) => {}
         Err(()) => return Err(missing(search)),
     }
-    let folders = executable_folder().into_iter().chain(virtual_environment_folders("onnxruntime/capi"));
+    let environments =
+        virtual_environment_folders("onnxruntime/capi").into_iter().chain(own_folders("onnxruntime/capi"));
+    let folders = executable_folder().into_iter().chain(environments);
     let mut found = None;
     for folder in folders {
         found = found.or_else(|| search.runtime_in(&folder));
@@ -131,7 +142,8 @@ pub fn find_onnxruntime() -> Result<PathBuf, BackendError> {
     found.ok_or_else(|| missing(search))
 }
 
-/// Finds the operator library: `explicit`, `MOA_ORT_LIBRARY`, beside the executable.
+/// Finds the operator library: `explicit`, `MOA_ORT_LIBRARY`, beside the executable, the Python package `moa_export` of
+/// the environment that the program was installed in.
 ///
 /// # Errors
 ///
@@ -142,7 +154,8 @@ pub fn find_operator_library(explicit: Option<&Path>) -> Result<PathBuf, Backend
         Some(path) => search.file(path.to_owned()),
         None => match search.variable(OPERATORS_VARIABLE) {
             Ok(Some(path)) => Some(path),
-            Ok(None) => beside_executable(&mut search, "moa_ort", &["deps", "..", "../lib"]),
+            Ok(None) => beside_executable(&mut search, "moa_ort", &["deps", "..", "../lib"])
+                .or_else(|| own_folders(OWN_PACKAGE).into_iter().find_map(|folder| search.library(&folder, "moa_ort"))),
             Err(()) => None,
         },
     };
@@ -180,6 +193,7 @@ pub(super) fn tensorrt_folder() -> Option<PathBuf> {
         return ["lib", "lib64"].iter().map(|name| root.join(name)).find(|folder| folder.is_dir()).or(Some(root));
     }
     let active = TENSORRT_PACKAGES.into_iter().flat_map(virtual_environment_folders);
+    let active = active.chain(TENSORRT_PACKAGES.into_iter().flat_map(own_folders));
     let python = TENSORRT_PACKAGES.into_iter().filter_map(package_folder);
     active.chain(python).find(|folder| holds_tensorrt(folder))
 }
@@ -195,7 +209,6 @@ fn holds_tensorrt(folder: &Path) -> bool {
 
 /// The library `name` in the folder of the executable, or in one of `others` as seen from there.
 fn beside_executable(search: &mut Search, name: &str, others: &[&str]) -> Option<PathBuf> {
-    let name = format!("{}{name}{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
     let folder = executable_folder()?;
     let parent = folder.parent().map(Path::to_owned).unwrap_or_default();
     let place = |other: &&str| match other.strip_prefix("..") {
@@ -203,7 +216,7 @@ fn beside_executable(search: &mut Search, name: &str, others: &[&str]) -> Option
         None => folder.join(other),
     };
     let mut folders = std::iter::once(folder.clone()).chain(others.iter().map(place));
-    folders.find_map(|folder| search.file(folder.join(&name)))
+    folders.find_map(|folder| search.library(&folder, name))
 }
 
 fn executable_folder() -> Option<PathBuf> {
@@ -212,13 +225,23 @@ fn executable_folder() -> Option<PathBuf> {
 
 /// The folders of a package in the active virtual environment.
 fn virtual_environment_folders(package: &str) -> Vec<PathBuf> {
-    let Some(root) = env::var_os("VIRTUAL_ENV").filter(|value| !value.is_empty()).map(PathBuf::from) else {
-        return Vec::new();
-    };
+    let root = env::var_os("VIRTUAL_ENV").filter(|value| !value.is_empty()).map(PathBuf::from);
+    root.map(|root| environment_folders(&root, package)).unwrap_or_default()
+}
+
+/// The folders of a package in the environment of Python that the program was installed in, if it was.
+fn own_folders(package: &str) -> Vec<PathBuf> {
+    let root = executable_folder().and_then(|folder| folder.parent().map(Path::to_owned));
+    root.map(|root| environment_folders(&root, package)).unwrap_or_default()
+}
+
+/// The folders of a package below `root`, one for each version of Python; Debian's own Python has packages elsewhere.
+fn environment_folders(root: &Path, package: &str) -> Vec<PathBuf> {
     let versions = fs::read_dir(root.join("lib")).into_iter().flatten().flatten().map(|entry| entry.path());
     let mut libraries: Vec<PathBuf> = versions.chain([root.join("Lib")]).collect();
     libraries.sort();
-    libraries.into_iter().map(|folder| folder.join("site-packages").join(package)).filter(|f| f.is_dir()).collect()
+    let places = libraries.iter().flat_map(|folder| ["site-packages", "dist-packages"].map(|name| folder.join(name)));
+    places.map(|folder| folder.join(package)).filter(|folder| folder.is_dir()).collect()
 }
 
 /// Folder of a package of the active Python.

@@ -23,7 +23,7 @@ codes! {
     OutputExists = 211, "an output exists, and there is no `--force`";
     OutputKind = 212, "an output is a folder and must be a file, the other way round, or a link";
     OutputIsInput = 213, "an output would replace what the export is made from";
-    OutputName = 214, "the name of an output is none of a model";
+    OutputName = 214, "the name of an output is not one of a model file";
     OtherCheckpoint = 218, "the model comes from another family than the checkpoint";
     NoVocabulary = 220, "a dictionary or codes for a model that has none";
     NoDictionary = 222, "codes are given and no dictionary";
@@ -54,7 +54,7 @@ codes! {
     ModelUnsupported = 405, "the configuration's family or a setting of it has no export";
     FormUnsupported = 409, "the model has no graph in this form or with this option";
     DataUnsupported = 410, "the weights do not fit into one model file";
-    Opset = 415, "`--opset` is none that is written";
+    Opset = 415, "`--opset` is not supported";
     BackendUnsupported = 416, "the backend does not take this model";
     TensorType = 419, "a named tensor has a type that no input takes";
     Padding = 422, "the dictionary pads with another token than the model";

@@ -7,7 +7,7 @@ from pathlib import Path
 from pyflakes.checker import Checker
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ["benches", "examples", "tests", "tools"]
+FOLDERS = ["benches", "examples", "python", "tests", "tools"]
 
 
 def findings(source, name):
@@ -19,7 +19,7 @@ def findings(source, name):
 
 class PythonFiles(unittest.TestCase):
     def test_every_name_is_defined_and_used(self):
-        files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+        files = [ROOT / "setup.py", *(path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))]
         self.assertIn(ROOT / "benches" / "jetmoe.py", files)
         for path in files:
             with self.subTest(str(path.relative_to(ROOT))):

@@ -25,7 +25,7 @@ use project::Project;
 const HELP: &str = "\
 cargo xtask COMMAND
 
-  demo    export the bundled translation model, verify it on every backend, translate
+  demo    export the bundled translation model, verify it in ONNX Runtime and tract, translate
   test    run every test of the project, Rust and Python
           --optimum: the tests with Hugging Face's Optimum alone, which need PyTorch
   check   formatting, clippy, documentation, the compile half alone, layers, sizes

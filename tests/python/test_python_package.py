@@ -1,0 +1,59 @@
+"""`pip install .` gives the program, and a Python package with the operator library."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from exports import DATA
+
+ROOT = pathlib.Path(__file__).parents[2]
+# Runs the model in argv[1], which has nothing but our operators for its layers, and prints where they come from.
+SCRIPT = """
+import sys
+import moa_export, numpy, onnxruntime
+options = onnxruntime.SessionOptions()
+assert moa_export.session_options(options) is options
+for chosen in (options, moa_export.session_options()):
+    session = onnxruntime.InferenceSession(sys.argv[1], chosen, providers=["CPUExecutionProvider"])
+    inputs = {value.name: numpy.ones((1, 2), numpy.int64) for value in session.get_inputs()}
+    assert numpy.isfinite(session.run(None, inputs)[0]).all()
+print(moa_export.library())
+"""
+
+
+class PythonPackage(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.prefix = pathlib.Path(folder.name, "environment")
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command = [*pip, "--ignore-installed", "--prefix", str(cls.prefix), str(ROOT)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        [program] = cls.prefix.rglob("bin/moa-export")
+        [package] = cls.prefix.rglob("*-packages/moa_export")
+        cls.program, cls.package = program, package
+        keep = {name: value for name, value in os.environ.items() if name not in ("MOA_ORT_LIBRARY", "VIRTUAL_ENV")}
+        path = os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", "")])
+        cls.environment = keep | {"PYTHONPATH": path}
+
+    def output(self, *command):
+        found = subprocess.run(command, env=self.environment, capture_output=True, text=True, cwd=self.prefix)
+        self.assertEqual(found.returncode, 0, found.stderr)
+        return found.stdout
+
+    def test_the_program_finds_the_library_of_its_package(self):
+        self.assertIn(str(self.package / "libmoa_ort.so"), self.output(self.program, "ops"))
+
+    def test_exports_run_in_python(self):
+        model = self.prefix / "model.onnx"
+        self.output(self.program, DATA / "mlm", "-o", model, "--form", "fused")
+        printed = self.output(sys.executable, "-c", SCRIPT, model)
+        self.assertEqual(printed.strip(), str(self.package / "libmoa_ort.so"))
+
+
+if __name__ == "__main__":
+    unittest.main()
