@@ -65,7 +65,9 @@ impl Plan {
             let files = vec![file(name.to_owned(), graph)];
             return Ok(Self { folder: folder_of(out).into(), whole_folder: false, files });
         }
-        if FOREIGN_ENDINGS.iter().any(|foreign| ending.eq_ignore_ascii_case(foreign)) {
+        let stem = out.file_stem().map(Path::new).and_then(Path::extension);
+        let is_packed = stem.is_some_and(|inner| inner.eq_ignore_ascii_case("onnx"));
+        if is_packed || FOREIGN_ENDINGS.iter().any(|foreign| ending.eq_ignore_ascii_case(foreign)) {
             return Err(ExportError::WrongEnding { path: out.into() });
         }
         let files = graphs.iter().map(|graph| file(graph_file(graph.stem), graph)).collect();
@@ -84,7 +86,15 @@ mod tests {
         let constant = Constant { shape: vec![elements], values: ConstantValues::Float32(Vec::new()) };
         let weight = Initializer { name: "w".into(), shape: vec![elements], data: Data::Literal(constant) };
         let (inputs, outputs, nodes, functions) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let graph = Graph { name: "g".into(), inputs, outputs, initializers: vec![weight], nodes, functions };
+        let graph = Graph {
+            name: "g".into(),
+            inputs,
+            outputs,
+            values: Vec::new(),
+            initializers: vec![weight],
+            nodes,
+            functions,
+        };
         NamedGraph { stem: "model", graph }
     }
 

@@ -97,7 +97,12 @@ pub fn encode<'a>(graph: &'a Graph, opset: i64, mut data: Option<DataFile<'_>>) 
         .iter()
         .map(|initializer| encode_initializer(initializer, data.as_mut()))
         .collect::<Result<_, _>>()?;
-    let model = ModelProto {
+    Encoded::new(structure(graph, opset), initializers)
+}
+
+/// The message of `graph`, without its weights.
+pub fn structure(graph: &Graph, opset: i64) -> ModelProto {
+    ModelProto {
         ir_version: IR_VERSION,
         producer_name: env!("CARGO_PKG_NAME").into(),
         producer_version: env!("CARGO_PKG_VERSION").into(),
@@ -106,13 +111,13 @@ pub fn encode<'a>(graph: &'a Graph, opset: i64, mut data: Option<DataFile<'_>>) 
             node: graph.nodes.iter().map(encode_node).collect(),
             input: graph.inputs.iter().map(encode_value_info).collect(),
             output: graph.outputs.iter().map(encode_value_info).collect(),
+            value_info: graph.values.iter().map(encode_value_info).collect(),
             ..GraphProto::default()
         }),
         opset_import: opset_imports(graph, opset),
         functions: graph.functions.iter().map(|function| encode_function(function, opset)).collect(),
         ..ModelProto::default()
-    };
-    Encoded::new(model, initializers)
+    }
 }
 
 fn opset_imports(graph: &Graph, opset: i64) -> Vec<OperatorSetIdProto> {
@@ -175,10 +180,11 @@ fn encode_initializer<'a>(
 #[allow(clippy::cast_possible_wrap)]
 fn encode_value_info(value: &ValueInfo) -> ValueInfoProto {
     let dim = |dim: &Dim| Dimension {
-        value: Some(match dim {
-            Dim::Fixed(size) => dimension::Value::DimValue(*size as i64),
-            Dim::Symbolic(name) => dimension::Value::DimParam(name.clone()),
-        }),
+        value: match dim {
+            Dim::Fixed(size) => Some(dimension::Value::DimValue(*size as i64)),
+            Dim::Symbolic(name) => Some(dimension::Value::DimParam(name.clone())),
+            Dim::Unknown => None,
+        },
     };
     let tensor = type_proto::Tensor {
         elem_type: data_type(value.dtype) as i32,

@@ -53,6 +53,7 @@ impl<'a> Encoded<'a> {
             graph_tail: GraphProto {
                 input: mem::take(&mut graph.input),
                 output: mem::take(&mut graph.output),
+                value_info: mem::take(&mut graph.value_info),
                 ..GraphProto::default()
             },
             graph_head: graph,
@@ -167,6 +168,7 @@ mod tests {
             name: name.into(),
             inputs: vec![value("in")],
             outputs: vec![value("out")],
+            values: vec![],
             initializers,
             nodes: vec![],
             functions: vec![],

@@ -7,7 +7,7 @@ pub mod proto;
 pub mod read;
 mod write;
 
-pub use encode::{DataFile, EncodeError, INLINE_LIMIT, encode, weight_bytes};
+pub use encode::{DataFile, EncodeError, INLINE_LIMIT, encode, structure, weight_bytes};
 pub use encoded::Encoded;
 pub use inline::InlineError;
 pub use read::{OnnxFile, ReadError, read_model};

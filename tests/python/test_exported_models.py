@@ -365,6 +365,44 @@ class Numbers(unittest.TestCase):
 
         self.each(LAYERS, check)
 
+    def test_masks_of_another_shape_are_refused(self):
+        """A runtime would spread the mask of one token over all of them."""
+
+        def check(name, form, library):
+            golden = read_tensors(f"{name}.safetensors")
+            feeds = {key[len("input.") :]: value for key, value in golden.items() if key.startswith("input.")}
+            feeds["attention_mask"] = 1 - golden["key_padding_mask"].astype(np.int64)
+            if layer_case(name)["kind"] == "cross":
+                feeds["query_attention_mask"] = 1 - golden["query_padding_mask"].astype(np.int64)
+            running = session(export(name, form) / "model.onnx", library)
+            run(running, feeds)
+            for mask in [key for key in feeds if key.endswith("attention_mask")]:
+                whole = feeds[mask]
+                for other in (whole[:, :1], whole[:1], whole.T, whole[:, :-1]):
+                    with self.subTest(mask=mask, shape=other.shape), self.assertRaises(Exception):
+                        run(running, {**feeds, mask: np.ascontiguousarray(other)})
+
+        self.each(LAYERS, check)
+
+    def test_masks_of_other_numbers_and_negative_ids(self):
+        golden = read_tensors("mlm/goldens.safetensors")
+
+        def check(name, form, library):
+            tokens = golden["padleft.tokens"]
+            running = session(export(name, form) / "model.onnx", library)
+            feeds = {"input_ids": tokens, "attention_mask": token_mask(tokens)}
+            expected = run(running, feeds)["logits"]
+            for factor in (2, -1):
+                found = run(running, {**feeds, "attention_mask": factor * feeds["attention_mask"]})["logits"]
+                np.testing.assert_array_equal(found, expected)
+            for wrong in (-1, 1000):
+                ids = tokens.copy()
+                ids[0, -1] = wrong
+                with self.subTest(id=wrong), self.assertRaises(Exception):
+                    run(running, {**feeds, "input_ids": ids})
+
+        self.each(["mlm"], check)
+
     def test_experts_of_translators(self):
         def check(name, model, golden):
             decided = 0

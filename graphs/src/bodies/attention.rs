@@ -70,16 +70,13 @@ pub(crate) fn self_attention(
         None => b.ints(&[0]),
     };
     let end = b.ints(&[i64::MAX]);
-    let query_mask = b.slice(&values.attention_mask, &past_size, &end, 1);
+    let rotary = values.rotary.as_ref().map(|[cos, sin, ids]| [cos.clone(), sin.clone(), b.without_negative(ids)]);
+    let [key, value] = keys_and_values(b, values, rotary.as_ref(), heads);
+    let mask = checked_mask(b, &values.attention_mask, &key, [0, 2]);
+    let query_mask = b.slice(&mask, &past_size, &end, 1);
     let query_mask = query_mask_of(b, &query_mask, attributes.skip_padded_queries);
     let routing =
         route(b, hidden, &values.router_weight, attributes.gate_mode, attributes.top_k, query_mask.as_ref(), names);
-    let rotary = values.rotary.as_ref().map(|[cos, sin, ids]| [cos.clone(), sin.clone(), without_negative(b, ids)]);
-    let [key, value] = keys_and_values(b, values, rotary.as_ref(), heads);
-    let mask = match values.past {
-        Some(_) => mask_of_keys(b, &values.attention_mask, &key),
-        None => values.attention_mask.clone(),
-    };
     let keys = KeySet { key: &key, value: &value, mask: &mask };
     let causal = attributes.causal.then(|| causal_mask(b, hidden, &past_size, &key));
     let query = Query { scale: attributes.scale, rotary: rotary.as_ref(), causal };
@@ -98,10 +95,12 @@ pub(crate) fn cross_attention(
     names: &Routed,
 ) -> Value {
     let hidden = &values.hidden_states;
-    let query_mask = query_mask_of(b, &values.query_mask, attributes.skip_padded_queries);
+    let query_mask = checked_mask(b, &values.query_mask, hidden, [0, 1]);
+    let query_mask = query_mask_of(b, &query_mask, attributes.skip_padded_queries);
+    let key_mask = checked_mask(b, &values.key_mask, &values.key, [0, 2]);
     let routing =
         route(b, hidden, &values.router_weight, attributes.gate_mode, attributes.top_k, query_mask.as_ref(), names);
-    let keys = KeySet { key: &values.key, value: &values.value, mask: &values.key_mask };
+    let keys = KeySet { key: &values.key, value: &values.value, mask: &key_mask };
     let query = Query { scale: attributes.scale, rotary: None, causal: None };
     let attended = attend(b, &routing, hidden, &values.query_weight, heads, &keys, &query);
     project_back(b, &routing, &attended, &values.output_weight, values.output_bias.as_ref(), query_mask, heads)
@@ -148,13 +147,6 @@ fn heads_first(b: &mut Builder, value: &Value, heads: Heads) -> Value {
     b.transpose(&split, &[0, 2, 1, 3])
 }
 
-/// Positions with what no table has in place of negative ones, which `Gather` counts from the table's end.
-fn without_negative(b: &mut Builder, positions: &Value) -> Value {
-    let (zero, none) = (b.int(0), b.int(i32::MAX.into()));
-    let negative = b.op("Less", &[positions, &zero], []);
-    b.op("Where", &[&negative, &none, positions], [])
-}
-
 /// Rotate-half rotary embedding of `[.., D]`, in f32; `axis` is where the head axis sits in `[B, .., ..]`.
 #[allow(clippy::cast_possible_wrap)]
 fn rotate(b: &mut Builder, value: &Value, [cos, sin, positions]: &[Value; 3], head: usize, axis: i64) -> Value {
@@ -177,15 +169,16 @@ fn rotate(b: &mut Builder, value: &Value, [cos, sin, positions]: &[Value; 3], he
     b.from_float32(&turned)
 }
 
-/// `[T, 1, S]` bool: query `i` sees keys `0 ..= P + i`.
+/// `[T, 1, S]` bool: query `i` sees keys `0 ..= P + i`. Places are f32, which holds them exactly up to 2^24: tract
+/// computes with the sizes of integers before it knows them, and wrongly where a row has no past.
 fn causal_mask(b: &mut Builder, hidden: &Value, past_size: &Value, key: &Value) -> Value {
     let axis = b.ints(&[0]);
-    let (zero, one) = (b.int(0), b.int(1));
-    let total = b.size(key, 2);
-    let tokens = b.size(hidden, 1);
-    let past = b.op("Squeeze", &[past_size, &axis], []);
-    let tokens = b.op("Squeeze", &[&tokens, &axis], []);
-    let total = b.op("Squeeze", &[&total, &axis], []);
+    let (zero, one) = (b.float32(0.0), b.float32(1.0));
+    let (total, tokens) = (b.size(key, 2), b.size(hidden, 1));
+    let [past, tokens, total] = [past_size, &tokens, &total].map(|size| {
+        let size = b.op("Squeeze", &[size, &axis], []);
+        b.cast(&size, DType::Float32)
+    });
     let rows = b.op("Range", &[&zero, &tokens, &one], []);
     let rows = b.op("Add", &[&rows, &past], []);
     let rows = b.unsqueeze(&rows, &[1, 2]);
@@ -193,12 +186,13 @@ fn causal_mask(b: &mut Builder, hidden: &Value, past_size: &Value, key: &Value) 
     b.op("LessOrEqual", &[&columns, &rows], [])
 }
 
-/// The mask `[B, S]` of `key` `[B, G, S, D]`, given that shape once more: a runtime refuses a mask of another length,
-/// and would spread one of a single column over all keys.
-fn mask_of_keys(b: &mut Builder, mask: &Value, key: &Value) -> Value {
-    let (sizes, places) = (b.op("Shape", &[key], []), b.ints(&[0, 2]));
+/// `mask`, where a runtime finds that its shape is that of the axes `axes` of `masked`. It would spread a mask of one
+/// row or column over all of them; no other shape has as many elements and can be spread over that one.
+fn checked_mask(b: &mut Builder, mask: &Value, masked: &Value, axes: [i64; 2]) -> Value {
+    let (sizes, places) = (b.op("Shape", &[masked], []), b.ints(&axes));
     let shape = b.op("Gather", &[&sizes, &places], [("axis", Attribute::Int(0))]);
-    b.op("Reshape", &[mask, &shape], [])
+    let shaped = b.op("Reshape", &[mask, &shape], []);
+    b.op("Max", &[mask, &shaped], [])
 }
 
 struct KeySet<'a> {

@@ -37,6 +37,7 @@ pub struct Builder {
     counters: HashMap<String, usize>,
     inputs: Vec<ValueInfo>,
     outputs: Vec<ValueInfo>,
+    values: Vec<ValueInfo>,
     initializers: Vec<Initializer>,
     literals: Vec<(Constant, Value)>,
     weights: BTreeMap<String, (WeightExpr, FloatType)>,
@@ -74,6 +75,11 @@ impl Builder {
         self.outputs.push(ValueInfo { name: name.into(), dtype, shape: shape.to_vec() });
     }
 
+    /// Says what a value in between is.
+    pub fn describe(&mut self, value: &Value, dtype: DType, shape: &[Dim]) {
+        self.values.push(ValueInfo { name: value.0.clone(), dtype, shape: shape.to_vec() });
+    }
+
     /// Calls a value `name`: a copy where it is an input, an initializer or an output under another name.
     pub fn rename(&mut self, value: &Value, name: &str) -> Value {
         let renamed = Value(name.into());
@@ -91,6 +97,7 @@ impl Builder {
                 *known = name.into();
             }
         }
+        self.values.iter_mut().filter(|known| known.name == value.0).for_each(|known| known.name = name.into());
         renamed
     }
 
@@ -302,6 +309,13 @@ impl Builder {
         self.op("Gather", &[&shape, &axis], [])
     }
 
+    /// Integers with what no table has in place of negative ones, which `Gather` counts from the table's end.
+    pub fn without_negative(&mut self, indices: &Value) -> Value {
+        let (zero, none) = (self.int(0), self.int(i32::MAX.into()));
+        let negative = self.op("Less", &[indices, &zero], []);
+        self.op("Where", &[&negative, &none, indices], [])
+    }
+
     /// Registers the meaning of an operator; `false` where another meaning is registered already.
     pub fn function(&mut self, function: Function) -> bool {
         match self.functions.iter().find(|known| known.op == function.op) {
@@ -317,10 +331,12 @@ impl Builder {
     pub fn into_graph(self, name: &str) -> Graph {
         let read: BTreeSet<_> = self.nodes.iter().flat_map(|node| &node.inputs).collect();
         let initializers = self.initializers.into_iter().filter(|i| read.contains(&i.name)).collect();
+        let outputs: BTreeSet<_> = self.outputs.iter().map(|output| output.name.clone()).collect();
         Graph {
             name: name.into(),
             inputs: self.inputs,
             outputs: self.outputs,
+            values: self.values.into_iter().filter(|value| !outputs.contains(&value.name)).collect(),
             initializers,
             nodes: self.nodes,
             functions: self.functions,

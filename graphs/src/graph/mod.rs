@@ -70,6 +70,8 @@ pub enum Dim {
     Fixed(usize),
     /// Known when it runs; equal names are equal sizes.
     Symbolic(String),
+    /// Of a value in between, whose size a runtime finds: tract takes a name there for one that it must prove.
+    Unknown,
 }
 
 impl From<usize> for Dim {
@@ -88,6 +90,7 @@ impl fmt::Display for Dim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Fixed(size) => write!(f, "{size}"),
+            Self::Unknown => f.write_str("?"),
             Self::Symbolic(name) => f.write_str(name),
         }
     }
@@ -207,6 +210,8 @@ pub struct Graph {
     pub inputs: Vec<ValueInfo>,
     /// What callers get.
     pub outputs: Vec<ValueInfo>,
+    /// Types and shapes of values in between that no tool can infer, since they come from operators of ours.
+    pub values: Vec<ValueInfo>,
     /// Constants, in order of first use.
     pub initializers: Vec<Initializer>,
     /// Operations in topological order.

@@ -104,7 +104,7 @@ impl Lowering {
     /// which would widen it together with an attention node that reads it, weights and all.
     pub(super) fn embed(&mut self, embedding: &Embedding, tokens: &Tokens<'_>) -> Value {
         self.b.set_prefix(&embedding.prefix);
-        let mut x = self.rows(&embedding.tokens, tokens.ids);
+        let mut x = self.token_rows(&embedding.tokens, tokens.ids);
         #[allow(clippy::float_cmp)]
         if embedding.scale != 1.0 {
             let scale = self.b.float(embedding.scale);
@@ -129,8 +129,14 @@ impl Lowering {
         self.b.from_float32(&x)
     }
 
+    /// Rows of the table of tokens, in the type of activations; a negative id is an error.
+    pub(super) fn token_rows(&mut self, table: &crate::Weight, ids: &Value) -> Value {
+        let ids = self.b.without_negative(ids);
+        self.rows(table, &ids)
+    }
+
     /// Rows of a trained table, in the type of activations.
-    pub(super) fn rows(&mut self, table: &crate::Weight, ids: &Value) -> Value {
+    fn rows(&mut self, table: &crate::Weight, ids: &Value) -> Value {
         let table = self.b.matrix(table.name(), table);
         let rows = self.b.op("Gather", &[&table, ids], [("axis", Attribute::Int(0))]);
         self.b.widen(&rows)
@@ -163,7 +169,9 @@ impl Lowering {
     fn token_count(&mut self, tokens: &Tokens<'_>) -> Value {
         let real = self.b.cast(tokens.mask, DType::Bool);
         let (axis, zero) = (self.b.int(1), self.b.int(0));
-        let count = self.b.op("CumSum", &[tokens.mask, &axis], []);
+        // A mask may hold other numbers than 1. Not by a cast to int64, which tract takes for a size.
+        let ones = self.b.op("Where", &[&real, &axis, &zero], []);
+        let count = self.b.op("CumSum", &[&ones, &axis], []);
         let count = self.b.op("Where", &[&real, &count, &zero], []);
         let Some(past) = tokens.past else { return count };
         let end = self.b.ints(&[i64::MAX]);

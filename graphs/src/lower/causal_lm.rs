@@ -30,7 +30,7 @@ pub(super) fn lower(model: &CausalLm, options: Options) -> Result<Vec<NamedGraph
             ["key", "value"].map(|part| l.b.input(&format!("past_key_values.{index}.{part}"), floats, &shape))
         })
         .collect();
-    let mut x = l.rows(&model.tokens, &ids);
+    let mut x = l.token_rows(&model.tokens, &ids);
     let mut present = Vec::new();
     for (layer, past) in model.layers.iter().zip(caches) {
         let output = l.causal_layer(layer, &x, [&mask, &positions], past)?;

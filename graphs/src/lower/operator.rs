@@ -8,7 +8,7 @@ use moa_schema::{
     feed_forward, self_attention,
 };
 
-use super::{Form, LowerAttention, LowerError, Lowering};
+use super::{Dim, Form, LowerAttention, LowerError, Lowering};
 use crate::{
     Precision, Weight,
     bodies::{self, CrossValues, FeedForwardSizes, FeedForwardValues, Heads, Routed, SelfValues},
@@ -101,7 +101,7 @@ impl Lowering {
         let node =
             Node { operator: &SELF_ATTENTION, module: &attention.module, attributes: self_attributes(&attributes) };
         let heads = heads(attention);
-        let [output, key, value] = self.operator(node, inputs, &routed, |b, inputs, routed| {
+        let [output, key, value] = self.operator((node, attention.width), inputs, &routed, |b, inputs, routed| {
             bodies::self_attention(b, &self_values(inputs), &attributes, heads, routed)
         })?;
         Ok(SelfAttentionOutput { output, present: [key, value] })
@@ -138,7 +138,7 @@ impl Lowering {
         let node =
             Node { operator: &CROSS_ATTENTION, module: &attention.module, attributes: cross_attributes(&attributes) };
         let heads = heads(attention);
-        let [output] = self.operator(node, inputs, &routed, |b, inputs, routed| {
+        let [output] = self.operator((node, attention.width), inputs, &routed, |b, inputs, routed| {
             [bodies::cross_attention(b, &cross_values(inputs), &attributes, heads, routed)]
         })?;
         Ok(output)
@@ -167,7 +167,7 @@ impl Lowering {
         let node =
             Node { operator: &FEED_FORWARD, module: &block.module, attributes: feed_forward_attributes(&attributes) };
         let sizes = FeedForwardSizes { experts: block.num_experts, hidden: block.hidden, width: block.width };
-        let [output] = self.operator(node, inputs, &routed, |b, inputs, routed| {
+        let [output] = self.operator((node, block.width), inputs, &routed, |b, inputs, routed| {
             [bodies::feed_forward(b, &feed_forward_values(inputs), &attributes, sizes, routed)]
         })?;
         Ok(output)
@@ -185,11 +185,11 @@ impl Lowering {
 
     /// One of our operators as the form asks: its body, or a node, with the body as a function in [`Form::Function`].
     ///
-    /// `body` is given values for the inputs in the schema's order, absent ones included, and gives the outputs before
-    /// the routing.
+    /// The first output is `[B, T, width]`. `body` is given values for the inputs in the schema's order, absent ones
+    /// included, and gives the outputs before the routing.
     fn operator<const N: usize>(
         &mut self,
-        node: Node<'_>,
+        (node, width): (Node<'_>, usize),
         inputs: Vec<Value>,
         routed: &Routed,
         body: impl Fn(&mut Builder, &[Value], &Routed) -> [Value; N],
@@ -211,6 +211,9 @@ impl Lowering {
             }
         };
         self.node(node, &inputs, &outputs, routed, formal_body)?;
+        let activations = self.b.activations();
+        let shape = [Dim::Unknown, Dim::Unknown, Dim::from(width)];
+        self.b.describe(&self.b.named(&outputs[0]), activations, &shape);
         Ok(std::array::from_fn(|index| self.b.named(&outputs[index])))
     }
 

@@ -21,6 +21,14 @@ pub enum ReadError {
         /// What to do about it.
         help: Option<&'static str>,
     },
+    /// The file with the weights is not there.
+    #[error("{}: its weights lie in {}, which is not there", path.display(), data.display())]
+    NoData {
+        /// The model file.
+        path: PathBuf,
+        /// What it names.
+        data: PathBuf,
+    },
     /// The system refused to read the file or its data.
     #[error("{}: {source}", path.display())]
     Io {
@@ -36,7 +44,7 @@ impl ReadError {
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Refused { kind, .. } => *kind,
-            Self::Io { .. } => ErrorKind::Io,
+            Self::NoData { .. } | Self::Io { .. } => ErrorKind::Io,
         }
     }
 
@@ -44,6 +52,7 @@ impl ReadError {
     pub fn help(&self) -> Option<&'static str> {
         match self {
             Self::Refused { help, .. } => *help,
+            Self::NoData { .. } => Some("copy it beside the model, under this name; both are one export"),
             Self::Io { source, .. } => (source.kind() == io::ErrorKind::NotFound).then_some("check the path"),
         }
     }

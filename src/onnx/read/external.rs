@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Metadata};
+use std::io;
 use std::path::Path;
 
 use prost::bytes::Bytes;
@@ -152,7 +153,10 @@ fn open_beside(model: &Path, location: &str) -> Result<(File, u64), ReadError> {
     let path = model.with_file_name(location);
     let refuse =
         |what: &str| Fault::malformed(format!("external data {} is {what}", shown(location))).help(HELP).at(model);
-    let before = fs::symlink_metadata(&path).map_err(|error| ReadError::io(&path, error))?;
+    let before = fs::symlink_metadata(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => ReadError::NoData { path: model.to_owned(), data: path.clone() },
+        _ => ReadError::io(&path, error),
+    })?;
     if before.is_symlink() {
         return Err(refuse("a symbolic link"));
     }

@@ -18,10 +18,26 @@ impl OnnxFile {
     /// Graph inputs that are the indices of a `Gather` of rows of a weight, with the number of rows.
     pub fn looked_up_rows(&self) -> BTreeMap<String, i64> {
         let inputs: Vec<String> = self.inputs().into_iter().map(|input| input.name).collect();
-        self.row_gathers()
+        let plain = self
+            .row_gathers()
             .filter(|(_, indices)| inputs.contains(indices))
-            .filter_map(|(weight, indices)| Some((indices.clone(), *self.initializer(weight)?.dims.first()?)))
-            .collect()
+            .filter_map(|(weight, indices)| Some((indices.clone(), *self.initializer(weight)?.dims.first()?)));
+        let guarded = self.guarded_lookups().into_iter().filter(|(_, tables)| tables.len() == 1);
+        plain.chain(guarded.filter_map(|(ids, tables)| Some((ids, *tables.values().next()?)))).collect()
+    }
+
+    /// Graph inputs whose values are rows of weights, negative ones being made an error, with these weights and their
+    /// rows. A table of tokens is alone; cosines and sines are two.
+    pub(super) fn guarded_lookups(&self) -> BTreeMap<String, BTreeMap<&str, i64>> {
+        let mut lookups = BTreeMap::<_, BTreeMap<_, _>>::new();
+        for (weight, indices) in self.row_gathers() {
+            let ids = self.guarded(indices).and_then(|ids| self.graph_input_behind(ids));
+            let rows = self.initializer(weight).and_then(|table| table.dims.first());
+            if let (Some(ids), Some(rows)) = (ids, rows) {
+                lookups.entry(ids).or_default().insert(weight.as_str(), *rows);
+            }
+        }
+        lookups
     }
 
     /// Tables of positions: weights whose rows a graph of ours finds by counting tokens, and the tables of the

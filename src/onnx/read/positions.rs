@@ -6,11 +6,15 @@ use super::{OnnxFile, PositionTable, ValueInfo};
 use crate::onnx::proto::{NodeProto, tensor_proto::DataType};
 
 impl OnnxFile {
-    /// The input whose ones a graph of ours counts to find positions, with the smallest table that they are looked up
-    /// in.
+    /// The input whose real tokens a graph of ours counts to find positions, with the smallest table that they are
+    /// looked up in.
     pub fn counted_positions(&self) -> Option<(String, PositionTable)> {
         let counted = self.nodes().filter(|node| node.op_type == "CumSum" && node.domain.is_empty());
-        let mut masks = counted.map(|node| self.graph_input_behind(node.input.first()?));
+        let mut masks = counted.map(|node| {
+            let ones = node.input.first()?;
+            let chosen = self.producer(ones).filter(|node| node.op_type == "Where" && node.domain.is_empty());
+            self.graph_input_behind(chosen.map_or(Some(ones), |node| node.input.first())?)
+        });
         let mask = masks.next()??;
         let is_only = masks.all(|other| other.as_ref() == Some(&mask));
         let given: Vec<&str> = self.rotary_operators().map(|(_, table)| table).collect();
@@ -26,13 +30,8 @@ impl OnnxFile {
             let ids = operator_input(node, "position_ids")?;
             Some((self.graph_input_behind(ids)?, rows(table)?))
         });
-        let gathers = self.nodes().filter(|node| node.op_type == "Gather" && node.domain.is_empty());
-        let bodies = gathers.filter_map(|node| match node.input.as_slice() {
-            [table, ids] if node.attribute.iter().all(|axis| axis.i == Some(0)) => {
-                Some((self.graph_input_behind(self.guarded(ids)?)?, rows(table)?))
-            }
-            _ => None,
-        });
+        let tables = self.guarded_lookups().into_iter().filter(|(_, tables)| tables.len() > 1);
+        let bodies = tables.flat_map(|(ids, tables)| tables.into_values().map(move |rows| (ids.clone(), rows)));
         let mut inputs = BTreeMap::new();
         for (ids, rows) in ours.chain(bodies) {
             let least = inputs.entry(ids).or_insert(rows);
@@ -63,7 +62,7 @@ impl OnnxFile {
     }
 
     /// The values in `name`, where it holds them with what no table has in place of negative ones.
-    fn guarded(&self, name: &str) -> Option<&str> {
+    pub(super) fn guarded(&self, name: &str) -> Option<&str> {
         let guard = self.producer(name).filter(|node| node.op_type == "Where" && node.domain.is_empty())?;
         let [is_negative, none, values] = guard.input.as_slice() else { return None };
         let less = self.producer(is_negative).filter(|node| node.op_type == "Less" && node.domain.is_empty())?;
@@ -91,7 +90,7 @@ impl OnnxFile {
     }
 
     /// The input of the graph that `name` is, or was before casts.
-    fn graph_input_behind(&self, name: &str) -> Option<String> {
+    pub(super) fn graph_input_behind(&self, name: &str) -> Option<String> {
         let mut name = name;
         // Nodes are sorted, so that a chain of casts ends.
         while let Some(node) = self.producer(name) {
