@@ -138,6 +138,11 @@ pub trait TensorDirectory {
     /// Every stored name, sorted.
     fn names(&self) -> Vec<&str>;
 
+    /// Every further name of a stored tensor, sorted.
+    fn aliases(&self) -> Vec<&str> {
+        Vec::new()
+    }
+
     /// The tensor stored under `name`, or under the name that the checkpoint says `name` is an alias of.
     fn tensor(&self, name: &str) -> Option<Weight>;
 

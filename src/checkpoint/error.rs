@@ -55,6 +55,14 @@ pub enum CheckpointError {
         /// File names that would do.
         looked_for: String,
     },
+    /// A file is one of several that are a checkpoint together.
+    #[error("{file}: is one of the shards that {index} lists")]
+    OneShard {
+        /// The file.
+        file: String,
+        /// Name of the list beside it.
+        index: &'static str,
+    },
     /// A folder holds its weights only as a Python pickle.
     #[error("{folder}: {found} is not supported (supported in a folder: {supported})")]
     PickledModel {
@@ -234,7 +242,8 @@ impl CheckpointError {
             | Self::NoModel { .. }
             | Self::NoShard { .. }
             | Self::NoConfig { .. } => ErrorKind::Io,
-            Self::PickledModel { .. }
+            Self::OneShard { .. }
+            | Self::PickledModel { .. }
             | Self::FileKind { .. }
             | Self::UnknownDtype { .. }
             | Self::Unsupported { .. }
@@ -269,6 +278,7 @@ impl CheckpointError {
             Self::ClosedFolder { .. } => "let your user read and enter the folder, or give a copy that it may read",
             Self::Changed { .. } => "wait until nothing writes to the checkpoint, then try again",
             Self::NoModel { .. } => "give a folder that holds one of them, or the .safetensors file itself",
+            Self::OneShard { .. } => "give the folder that holds them all",
             Self::PickledModel { .. } => {
                 "convert it to safetensors: load the model with transformers and call save_pretrained(FOLDER)"
             }

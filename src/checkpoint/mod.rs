@@ -169,6 +169,10 @@ impl TensorDirectory for Checkpoint {
         self.tensors.stored.keys().map(String::as_str).collect()
     }
 
+    fn aliases(&self) -> Vec<&str> {
+        self.tensors.aliases.keys().map(String::as_str).collect()
+    }
+
     fn tensor(&self, name: &str) -> Option<Weight> {
         let name = match self.tensors.aliases.get(name) {
             Some(kept) => kept,
@@ -194,6 +198,9 @@ impl Location {
     fn of(path: &Path) -> Result<Self, CheckpointError> {
         let metadata = fs::metadata(path).map_err(|source| CheckpointError::Io { file: shown(path), source })?;
         if !metadata.is_dir() {
+            if is_shard(path) && path.with_file_name(INDEX).exists() {
+                return Err(CheckpointError::OneShard { file: shown(path), index: INDEX });
+            }
             return Ok(Self::Single(path.into()));
         }
         let holds = |name: &str| match fs::symlink_metadata(path.join(name)) {
@@ -217,6 +224,15 @@ impl Location {
             }
         }
     }
+}
+
+/// Whether a file is named as transformers names shards: `NAME-00001-of-00008.safetensors`.
+fn is_shard(path: &Path) -> bool {
+    let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+    let mut parts = stem.rsplitn(4, '-');
+    let is_number = |part: Option<&str>| part.is_some_and(|part| part.parse::<u32>().is_ok());
+    let (count, of, index) = (parts.next(), parts.next(), parts.next());
+    of == Some("of") && is_number(count) && is_number(index)
 }
 
 /// All tensors of a checkpoint.

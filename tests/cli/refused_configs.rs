@@ -84,6 +84,9 @@ fn switches_without_an_export_are_unsupported() {
         ("scale_fc", json!(true), "scale_fc"),
         ("scale_heads", json!(true), "scale_heads"),
         ("scale_resids", json!(true), "scale_resids"),
+        ("encoder_layers_to_keep", json!("0"), "encoder_layers_to_keep"),
+        ("decoder_layers_to_keep", json!("0,1"), "decoder_layers_to_keep"),
+        ("quant_noise_scalar", json!(0.5), "\"quant_noise_scalar\": 0.5"),
         ("activation_fn", json!("swish"), "relu, gelu"),
         ("decoder_input_dim", json!(12), "decoder_input_dim"),
         ("decoder_output_dim", json!(12), "decoder_output_dim"),
@@ -114,6 +117,16 @@ fn configurations_of_another_model_name_a_tensor_and_both_shapes() {
     }
 }
 
+/// Defaults of upstream's classes may be none of the checkpoint's.
+#[test]
+fn sizes_that_are_left_out_are_named_where_a_shape_differs() {
+    let parts = ["[24, 12] with the default of \"num_expert\", 12, which ck/config.json leaves out", "[24, 4]"];
+    refused("num_expert", &Value::Null, 3, &parts);
+    let mut model = Model::read("jetmoe/bf16");
+    model.config.remove("kv_channels");
+    Scene::with(&model).refuses("ck -o out", 3, &["default of \"kv_channels\", 128, which"]);
+}
+
 /// Ids that no token has would be padding that never occurs.
 #[test]
 fn padding_must_be_a_token() {
@@ -126,11 +139,17 @@ fn layers_that_contradict_themselves() {
         ("top_k", json!(5), "at most num_expert = 4"),
         ("kdim", json!(16), "embed_dim = 8"),
         ("causal", json!("no"), "true or false"),
+        ("vdim", json!(5), "8, the width of keys"),
     ];
     for (key, value, expected) in cases {
         let mut model = Model::layer();
         model.set(key, value);
         Scene::with(&model).refuses("ck -o m.onnx", 3, &[&format!("key \"{key}\" must be"), expected]);
+    }
+    for key in ["add_zero_attn", "add_bias_kv", "bias"] {
+        let mut model = Model::layer();
+        model.set(key, true);
+        Scene::with(&model).refuses("ck -o m.onnx", 4, &[&format!("not supported: \"{key}\": true")]);
     }
     let mut model = Model::layer();
     model.set("cross_attention", true);
@@ -141,7 +160,13 @@ fn layers_that_contradict_themselves() {
 /// What neither a shape nor a tensor can show must not be guessed.
 #[test]
 fn jetmoe_configurations_that_contradict_themselves() {
-    let cases: [(&str, Value, u8, &[&str]); 7] = [
+    let cases: [(&str, Value, u8, &[&str]); 13] = [
+        ("num_local_experts", json!(8), 3, &["\"num_local_experts\" must be 4, the experts of", "found 8"]),
+        ("pad_token_id", json!(128), 3, &["\"pad_token_id\" must be below 128", "model.embed_tokens.weight"]),
+        ("bos_token_id", json!(999), 3, &["\"bos_token_id\" must be below 128"]),
+        ("eos_token_id", json!([2, 500]), 3, &["\"eos_token_id\" must be below 128", "[2,500]"]),
+        ("eos_token_id", json!([2, "a"]), 3, &["\"eos_token_id\" must be an integer from 0", "or a list of such"]),
+        ("rope_scaling", json!({"rope_theta": 500.0}), 3, &["key \"rope_theta\" must be 500.0"]),
         ("moe_top_k", json!(1), 3, &["key \"moe_top_k\" must be 2, as \"num_experts_per_tok\" says"]),
         ("num_experts_per_tok", json!(1), 3, &["\"num_attention_heads\" must be 2", "(2) times", "(1), found 4"]),
         ("num_attention_heads", json!(8), 3, &["\"num_attention_heads\" must be 4", "found 8"]),

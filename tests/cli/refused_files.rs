@@ -150,6 +150,15 @@ fn folders_that_hold_no_checkpoint() {
     scene.refuses("ck -o out2", 5, &["ck/model.safetensors", "found a folder"]);
 }
 
+#[test]
+fn a_shard_alone_is_no_checkpoint() {
+    let scene = Scene::new();
+    Model::layer().write_sharded(&scene.path("ck"), 2);
+    let parts = ["is one of the shards that model.safetensors.index.json lists", "help: give the folder"];
+    scene.refuses("ck/model-00001-of-00002.safetensors -o m.onnx", 4, &parts);
+    scene.accepts("ck -o m.onnx");
+}
+
 /// Every way in which an index and its shards can disagree.
 #[test]
 fn shards_that_disagree_with_their_index() {

@@ -58,6 +58,10 @@ fn tensors_that_are_missing_or_too_many() {
     let more = |model: &mut Model| drop(model.tensors.insert("zz.extra".into(), Stored::floats(&[2, 3], &[0.0; 6])));
     refused(more, 3, &["\"zz.extra\"", "1 such in all", "[2, 3]"]);
     refused(|model| model.tensors.clear(), 3, &["is missing"]);
+    for (name, kept) in [("encoder.layers.7.fc1.weight", FC1), ("decoder.project_out_dim.weight", GATE)] {
+        let alias = |model: &mut Model| drop(model.metadata.insert(name.into(), kept.into()));
+        refused(alias, 3, &[name, "1 such in all", "belongs to no part"]);
+    }
 }
 
 #[test]

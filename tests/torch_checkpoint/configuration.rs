@@ -48,6 +48,16 @@ fn keys_come_from_cfg_or_args() {
     }
 }
 
+/// As fairseq does.
+#[test]
+fn args_are_taken_before_cfg() {
+    let keys = |arch, layers| namespace(dict([("arch", text(arch)), ("encoder_layers", Py::Int(layers))]));
+    let cfg = dict([("model", keys("transformer", 3))]);
+    let root = dict([("model", dict([])), ("args", keys("moa_transformer", 5)), ("cfg", cfg)]);
+    let (checkpoint, _folder) = opened(&zip(&root.pickle(), &[]));
+    assert_eq!(checkpoint.config().keys()["encoder_layers"], 5);
+}
+
 #[test]
 fn checkpoints_without_keys_are_unsupported() {
     let model = || ("model", dict([]));

@@ -1,5 +1,10 @@
 //! A model's configuration, read key by key with errors that name the key.
 
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
 use serde_json::{Map, Value};
 
 use crate::ImportError;
@@ -9,6 +14,8 @@ use crate::ImportError;
 pub struct Config {
     origin: String,
     keys: Map<String, Value>,
+    /// Sizes that were asked for and are not there, with the default that was taken; shared by copies.
+    assumed: Arc<Mutex<BTreeMap<String, usize>>>,
 }
 
 /// Largest size that a configuration may state; products of three stay far below `u64::MAX`.
@@ -20,7 +27,7 @@ const MAX_LAYERS: usize = 4096;
 impl Config {
     /// Wraps the keys read from the file `origin`.
     pub fn new(origin: impl Into<String>, keys: Map<String, Value>) -> Self {
-        Self { origin: origin.into(), keys }
+        Self { origin: origin.into(), keys, assumed: Arc::default() }
     }
 
     /// The same keys with one more, or with another value for it.
@@ -125,7 +132,37 @@ impl Config {
 
     /// A positive integer with a default.
     pub(crate) fn size_or(&self, key: &str, default: usize) -> Result<usize, ImportError> {
-        Ok(self.optional_size(key)?.unwrap_or(default))
+        Ok(self.optional_size(key)?.unwrap_or_else(|| self.assume(key, default)))
+    }
+
+    /// The default of a size that is absent, which errors about shapes will name.
+    pub(crate) fn assume(&self, key: &str, default: usize) -> usize {
+        self.assumed.lock().unwrap_or_else(PoisonError::into_inner).insert(key.into(), default);
+        default
+    }
+
+    /// A shape that is not `found`, with the defaults among its sizes, which the configuration might have to state.
+    pub(crate) fn with_defaults(&self, expected: String, found: &str) -> String {
+        let sizes = |shape: &str| -> Vec<usize> {
+            let inside = shape.trim_start_matches('[').split(']').next().unwrap_or_default();
+            inside.split(", ").filter_map(|size| size.parse().ok()).collect()
+        };
+        let (wanted, there) = (sizes(&expected), sizes(found));
+        let assumed = self.assumed.lock().unwrap_or_else(PoisonError::into_inner);
+        let explain = |(key, size): (&String, &usize)| {
+            let fits = |dim: &usize| dim.is_multiple_of(*size);
+            let is_part = wanted.iter().zip(&there).any(|(wanted, there)| fits(wanted) && !fits(there));
+            is_part.then(|| format!("\"{key}\", {size}"))
+        };
+        let defaults: Vec<_> = assumed.iter().filter_map(explain).collect();
+        match defaults.is_empty() {
+            true => expected,
+            false => format!(
+                "{expected} with the default of {}, which {} leaves out",
+                defaults.join(" and of "),
+                self.origin
+            ),
+        }
     }
 
     /// A positive integer that may be absent.
@@ -152,11 +189,18 @@ impl Config {
         }
     }
 
+    /// One token id or a list of them, without -1 where there is no such token.
+    pub(crate) fn optional_ids(&self, key: &str) -> Result<Vec<usize>, ImportError> {
+        let Some(Value::Array(ids)) = self.get(key) else { return Ok(self.optional_id(key)?.into_iter().collect()) };
+        let ids = ids.iter().filter(|id| id.as_i64() != Some(-1));
+        let ids: Option<Vec<_>> = ids.map(as_id).collect();
+        ids.ok_or_else(|| self.invalid(key, format!("an integer from 0 to {MAX_SIZE}, or a list of such")))
+    }
+
     /// An integer from 0, with a default.
     pub(crate) fn id_or(&self, key: &str, default: usize) -> Result<usize, ImportError> {
         let Some(value) = self.get(key) else { return Ok(default) };
-        let id = value.as_u64().filter(|id| *id <= MAX_SIZE).and_then(|id| usize::try_from(id).ok());
-        id.ok_or_else(|| self.invalid(key, format!("an integer from 0 to {MAX_SIZE}")))
+        as_id(value).ok_or_else(|| self.invalid(key, format!("an integer from 0 to {MAX_SIZE}")))
     }
 
     /// `true` or `false`, with a default.
@@ -168,6 +212,12 @@ impl Config {
     pub(crate) fn number_or(&self, key: &str, default: f64) -> Result<f64, ImportError> {
         let Some(value) = self.get(key) else { return Ok(default) };
         value.as_f64().filter(|number| *number > 0.0).ok_or_else(|| self.invalid(key, "a positive number"))
+    }
+
+    /// A number from 0, with a default.
+    pub(crate) fn non_negative_or(&self, key: &str, default: f64) -> Result<f64, ImportError> {
+        let Some(value) = self.get(key) else { return Ok(default) };
+        value.as_f64().filter(|number| *number >= 0.0).ok_or_else(|| self.invalid(key, "a number from 0"))
     }
 
     /// A small positive number, with a default.
@@ -182,6 +232,11 @@ impl Config {
     pub(crate) fn refuse_flag(&self, key: &str) -> Result<(), ImportError> {
         if self.flag_or(key, false)? { Err(self.unsupported(format!("\"{key}\": true"))) } else { Ok(()) }
     }
+}
+
+/// A token id.
+fn as_id(value: &Value) -> Option<usize> {
+    value.as_u64().filter(|id| *id <= MAX_SIZE).and_then(|id| usize::try_from(id).ok())
 }
 
 /// A value as JSON, cut where it is long.

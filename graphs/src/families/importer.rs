@@ -47,7 +47,6 @@ impl<'a> Importer<'a> {
         };
         self.check_shape(name, &weight, pattern)?;
         self.taken.insert(name.into());
-        self.taken.insert(weight.name().into());
         Ok(weight)
     }
 
@@ -118,10 +117,10 @@ impl<'a> Importer<'a> {
         Ok(())
     }
 
-    /// Fails where a tensor was neither taken nor is known to be no weight.
+    /// Fails where a name of a tensor, be it an alias, was neither asked for nor is known to be that of no weight.
     pub(super) fn finish(self, family: &str, is_buffer: impl Fn(&str) -> bool) -> Result<(), ImportError> {
-        let names = self.tensors.names();
-        let extra: Vec<_> = names.into_iter().filter(|name| !self.taken.contains(*name) && !is_buffer(name)).collect();
+        let names = self.tensors.names().into_iter().chain(self.tensors.aliases());
+        let extra: Vec<_> = names.filter(|name| !self.taken.contains(*name) && !is_buffer(name)).collect();
         let Some(first) = extra.first() else { return Ok(()) };
         let found = self.tensors.tensor(first).map_or_else(String::new, |weight| format!("{:?}", weight.shape()));
         Err(ImportError::ExtraTensors {

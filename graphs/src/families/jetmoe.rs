@@ -23,6 +23,9 @@ const PREFIX: &str = "model.";
 /// `vocab_size` of the configuration class.
 const DEFAULT_VOCABULARY: usize = 32_000;
 
+/// `num_local_experts` of the configuration class.
+const DEFAULT_EXPERTS: usize = 8;
+
 /// The norms inside a layer are built without the configuration's epsilon; only the final one reads it.
 const LAYER_NORM_EPSILON: f32 = 1e-6;
 
@@ -60,13 +63,28 @@ pub(super) fn import(
         weight: importer.take("model.norm.weight", &[width])?,
         epsilon: config.epsilon_or("rms_norm_eps", LAYER_NORM_EPSILON)?,
     };
-    for name in tensors.names().into_iter().filter(|name| name.ends_with(rotary::BUFFER)) {
+    let names = tensors.names().into_iter().chain(tensors.aliases());
+    for name in names.filter(|name| name.ends_with(rotary::BUFFER)) {
         let weight = importer.take(name, &[sizes.head_size / 2])?;
         rotary::check_buffer(config, &importer.stored_name(name), &weight, sizes.rotary, sizes.head_size)?;
     }
+    check_ids(config, &importer, &tokens)?;
     importer.finish("jetmoe", |_| false)?;
-    let pad_token_id = config.optional_id("pad_token_id")?.unwrap_or(0).min(tokens.shape()[0] - 1);
+    let pad_token_id = config.optional_id("pad_token_id")?.unwrap_or(0);
     Ok(Model::CausalLm(CausalLm { tokens, pad_token_id, layers, norm, output }))
+}
+
+/// Refuses special tokens that the embedding has no row for.
+fn check_ids(config: &Config, importer: &Importer<'_>, tokens: &Weight) -> Result<(), ImportError> {
+    let rows = tokens.shape()[0];
+    for key in ["pad_token_id", "bos_token_id", "eos_token_id"] {
+        let ids = config.optional_ids(key)?;
+        if ids.into_iter().any(|id| id >= rows) {
+            let tokens = importer.stored_name(tokens.name());
+            return Err(config.invalid(key, format!("below {rows}, the rows of \"{tokens}\"")));
+        }
+    }
+    Ok(())
 }
 
 /// The keys of the configuration.
@@ -75,8 +93,8 @@ struct Sizes {
     layers: usize,
     hidden: usize,
     top_k: usize,
-    /// Experts, where no tensor says it.
-    num_experts: usize,
+    /// Experts, and the key of the configuration that says it; tensors say it too.
+    num_experts: Option<(usize, &'static str)>,
     /// Key of the configuration that gives `top_k`.
     top_k_key: &'static str,
     kv_num_heads: usize,
@@ -93,13 +111,15 @@ impl Sizes {
     /// must agree.
     fn new(config: &Config, options: ImportOptions) -> Result<Self, ImportError> {
         let size = |old: &str, new: &str, default: usize| -> Result<usize, ImportError> {
-            Ok(config.optional_size(old)?.or(config.optional_size(new)?).unwrap_or(default))
+            let stated = config.optional_size(old)?.or(config.optional_size(new)?);
+            Ok(stated.unwrap_or_else(|| config.assume(new, default)))
         };
         let layers = config.optional_layers("num_layers")?.or(config.optional_layers("num_hidden_layers")?);
         let top_k = config.agreed_size(["moe_top_k", "num_experts_per_tok"])?;
         let missing = || config.size("num_experts_per_tok", "experts per token; it is never stored in tensors");
         let (top_k, top_k_key) = top_k.map_or_else(|| missing().map(|top_k| (top_k, "num_experts_per_tok")), Ok)?;
-        let (head_size, head_key) = config.agreed_size(["kv_channels", "head_dim"])?.unwrap_or((128, "kv_channels"));
+        let head = config.agreed_size(["kv_channels", "head_dim"])?;
+        let (head_size, head_key) = head.unwrap_or_else(|| (config.assume("kv_channels", 128), "kv_channels"));
         if !head_size.is_multiple_of(2) {
             return Err(config.invalid(head_key, "an even number, as rotary embedding needs it"));
         }
@@ -116,7 +136,7 @@ impl Sizes {
             layers: layers.unwrap_or(12),
             hidden: size("ffn_hidden_size", "intermediate_size", 5632)?,
             top_k,
-            num_experts: size("moe_num_experts", "num_local_experts", 8)?,
+            num_experts: config.agreed_size(["moe_num_experts", "num_local_experts"])?,
             top_k_key,
             kv_num_heads,
             head_size,
@@ -151,9 +171,12 @@ impl Sizes {
         importer: &mut Importer<'_>,
         module: &str,
     ) -> Result<(Weight, usize), ImportError> {
-        let experts = importer.or_stated(Some(self.num_experts));
+        let experts = importer.or_stated(Some(self.num_experts.map_or(DEFAULT_EXPERTS, |(experts, _)| experts)));
         let router = importer.take_any(&format!("{module}.router.layer.weight"), &[experts, Some(self.width)])?;
         let experts = router.shape()[0];
+        if let Some((_, key)) = self.num_experts.filter(|(stated, _)| *stated != experts) {
+            return Err(config.invalid(key, format!("{experts}, the experts of \"{module}\"")));
+        }
         if self.top_k > experts {
             return Err(config.invalid(self.top_k_key, format!("at most {experts}, the experts of \"{module}\"")));
         }

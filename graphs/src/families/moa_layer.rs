@@ -17,10 +17,16 @@ pub(super) fn import(
     tensors: &dyn TensorDirectory,
     options: ImportOptions,
 ) -> Result<Model, ImportError> {
+    for key in ["add_zero_attn", "add_bias_kv", "bias"] {
+        config.refuse_flag(key)?;
+    }
     let width = config.size("embed_dim", "width of queries and output")?;
     let cross_attention = config.flag_or("cross_attention", false)?;
     let causal = config.flag_or("causal", false)?;
     let source_width = config.size_or("kdim", width)?;
+    if config.optional_size("vdim")?.is_some_and(|vdim| vdim != source_width) {
+        return Err(config.invalid("vdim", format!("{source_width}, the width of keys")));
+    }
     let num_experts = config.size("num_expert", "number of experts")?;
     let top_k = config.size("top_k", "experts per token; it is never stored in tensors")?;
     if top_k > num_experts {

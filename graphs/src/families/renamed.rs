@@ -16,19 +16,27 @@ pub(super) struct Renamed<'a> {
     stored: &'a dyn TensorDirectory,
     naming: Naming,
     names: Vec<String>,
+    aliases: Vec<String>,
 }
 
 impl<'a> Renamed<'a> {
     pub(super) fn new(stored: &'a dyn TensorDirectory, naming: Naming) -> Self {
-        let mut names: Vec<_> = stored.names().into_iter().map(naming.rename).collect();
-        names.sort_unstable();
-        Self { stored, naming, names }
+        let renamed = |names: Vec<&str>| {
+            let mut names: Vec<_> = names.into_iter().map(naming.rename).collect();
+            names.sort_unstable();
+            names
+        };
+        Self { stored, naming, names: renamed(stored.names()), aliases: renamed(stored.aliases()) }
     }
 }
 
 impl TensorDirectory for Renamed<'_> {
     fn names(&self) -> Vec<&str> {
         self.names.iter().map(String::as_str).collect()
+    }
+
+    fn aliases(&self) -> Vec<&str> {
+        self.aliases.iter().map(String::as_str).collect()
     }
 
     /// Asks for the stored name, which may be an alias that no list of names holds.

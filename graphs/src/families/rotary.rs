@@ -15,11 +15,12 @@ const DEFAULT_BASE: f64 = 10_000.0;
 ///
 /// # Errors
 ///
-/// Where the two contradict each other, or where `rope_scaling`, `rope_parameters` or `partial_rotary_factor` ask for
-/// other angles than `position / base^(2 i / D)` on all of a head.
+/// Where the two contradict each other, or a base in `rope_scaling` does, which transformers 5 reads and older ones do
+/// not; where `rope_scaling`, `rope_parameters` or `partial_rotary_factor` ask for other angles than
+/// `position / base^(2 i / D)` on all of a head.
 pub(super) fn rotary(config: &Config, positions: usize) -> Result<Rotary, ImportError> {
-    let parameters = config.object("rope_parameters")?;
-    for described in [config.object("rope_scaling")?.as_ref(), parameters.as_ref()].into_iter().flatten() {
+    let (scaling, parameters) = (config.object("rope_scaling")?, config.object("rope_parameters")?);
+    for described in [scaling.as_ref(), parameters.as_ref()].into_iter().flatten() {
         plain(described)?;
     }
     full(config)?;
@@ -33,6 +34,11 @@ pub(super) fn rotary(config: &Config, positions: usize) -> Result<Rotary, Import
         }
         (base, nested) => base.or(nested).unwrap_or(DEFAULT_BASE),
     };
+    if let Some(scaled) = scaling.as_ref().map(stated).transpose()?.flatten()
+        && scaled.to_bits() != base.to_bits()
+    {
+        return Err(config.invalid("rope_theta", format!("{scaled:?}, as \"rope_scaling\" says")));
+    }
     Ok(Rotary { base, positions })
 }
 
@@ -122,6 +128,7 @@ mod tests {
             (r#"{"rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}"#, 100.0),
             (r#"{"rope_parameters": {"rope_type": "default"}, "rope_theta": 7.5}"#, 7.5),
             (r#"{"rope_theta": 100, "rope_parameters": {"rope_theta": 100.0}}"#, 100.0),
+            (r#"{"rope_theta": 500, "rope_scaling": {"rope_theta": 500.0}}"#, 500.0),
             (r#"{"rope_scaling": {"type": "default"}, "partial_rotary_factor": 1}"#, 10_000.0),
         ] {
             assert_eq!(read(text), Ok(base), "{text}");
@@ -137,6 +144,8 @@ mod tests {
             (r#"{"partial_rotary_factor": 0.5}"#, r#""partial_rotary_factor": 0.5"#),
             (r#"{"rope_parameters": {"partial_rotary_factor": 0.5}}"#, r#""partial_rotary_factor": 0.5"#),
             (r#"{"rope_theta": 100, "rope_parameters": {"rope_theta": 10000}}"#, r#"key "rope_theta" must be 10000.0"#),
+            (r#"{"rope_scaling": {"type": "default", "rope_theta": 500}}"#, r#"key "rope_theta" must be 500.0"#),
+            (r#"{"rope_theta": 7, "rope_scaling": {"rope_theta": 500}}"#, r#"key "rope_theta" must be 500.0"#),
             (r#"{"rope_scaling": "linear"}"#, r#"key "rope_scaling" must be an object"#),
             (r#"{"rope_parameters": {"rope_theta": -1}}"#, r#"key "rope_theta" must be a positive number"#),
         ] {

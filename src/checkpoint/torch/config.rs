@@ -58,18 +58,18 @@ impl<'a, 'p> Keys<'a, 'p> {
         Ok(Config::new(self.file, json))
     }
 
-    /// `cfg["model"]`, or `args` of older versions.
+    /// `args` of older versions, or `cfg["model"]`; fairseq takes the former where both are there.
     fn model_keys(&self) -> Result<Keys<'a, 'p>, CheckpointError> {
         let missing = |found: String| CheckpointError::NoModelKeys { file: self.file.into(), found };
-        let model = match self.get("cfg") {
-            None => None,
+        let model = match self.get("cfg").filter(|_| self.get("args").is_none()) {
+            None => self.get("args"),
             Some(cfg) => {
                 let entries = self.pickle.entries(cfg);
                 let entries = entries.ok_or_else(|| missing(format!("\"cfg\" is {}", self.pickle.kind(cfg))))?;
                 Keys::new(self.file, self.pickle, &entries)?.get("model")
             }
         };
-        let Some(keys) = model.or_else(|| self.get("args")) else {
+        let Some(keys) = model else {
             return Err(missing("neither \"cfg\" nor \"args\" is there".into()));
         };
         let entries = self.pickle.namespace(keys).or_else(|| self.pickle.entries(keys));
@@ -77,13 +77,13 @@ impl<'a, 'p> Keys<'a, 'p> {
         Keys::new(self.file, self.pickle, &entries)
     }
 
-    /// Adds the languages of `cfg["task"]`, where the model's own keys do not name them.
+    /// Adds the languages of `cfg["task"]`, where the model's own keys come from `cfg` and do not name them.
     fn add_languages(&self, json: &mut Map<String, Json>) -> Result<(), CheckpointError> {
         let inner = |keys: &Self, key: &str| {
             let value = keys.get(key)?;
             self.pickle.namespace(value).or_else(|| self.pickle.entries(value))
         };
-        let Some(cfg) = inner(self, "cfg") else { return Ok(()) };
+        let Some(cfg) = inner(self, "cfg").filter(|_| self.get("args").is_none()) else { return Ok(()) };
         let Some(task) = inner(&Keys::new(self.file, self.pickle, &cfg)?, "task") else { return Ok(()) };
         let task = Keys::new(self.file, self.pickle, &task)?;
         for key in LANGUAGES {
