@@ -20,8 +20,8 @@ use crate::{
     backend::{BackendErrorKind, Ranges},
     checkpoint::Checkpoint,
     parity::{
-        BackendReport, Comparison, Constants, Difference, FileAudit, GraphReport, MOST_ROWS, MOST_TOKENS, Skip,
-        ToleranceOptions, Verification, VerifyOptions, verify_watched,
+        BackendReport, Comparison, Constants, Difference, FileAudit, GraphReport, MOST_ROWS, MOST_TOKENS, NodeAudit,
+        Skip, ToleranceOptions, Verification, VerifyOptions, verify_watched,
     },
 };
 
@@ -184,10 +184,15 @@ pub(super) fn verified(result: &Verification) -> String {
         0 => "verified on every backend".to_owned(),
         _ => format!("verified on {} of {all} backends, {skipped} skipped", all - skipped),
     };
-    let unread = result.audits.iter().filter(|audit| matches!(audit.constants, Constants::Skipped(_)));
-    let unread: Vec<_> = unread.map(|audit| audit.graph.as_str()).collect();
-    if !unread.is_empty() {
-        text.push_str(&format!("; the weights of {} were NOT compared", unread.join(" and ")));
+    let named = |of: fn(&FileAudit) -> bool| {
+        let names: Vec<_> = result.audits.iter().filter(|audit| of(audit)).map(|audit| audit.graph.as_str()).collect();
+        Some(names.join(" and ")).filter(|names| !names.is_empty())
+    };
+    if let Some(names) = named(|audit| matches!(audit.constants, Constants::Skipped(_))) {
+        text.push_str(&format!("; the weights of {names} were NOT compared"));
+    }
+    if let Some(names) = named(|audit| audit.nodes.as_ref().is_some_and(|nodes| nodes.difference.is_some())) {
+        text.push_str(&format!("; the graph of {names} was changed, and is proved for these inputs alone"));
     }
     text
 }
@@ -204,12 +209,22 @@ pub(super) fn audit_line(audit: &FileAudit) -> String {
         Constants::Compared(weights) => weights,
         Constants::Skipped(why) => return format!("weights of {name}: skipped, {why}\n"),
     };
-    if weights.passed() {
-        return format!("weights of {name}: {} constants equal the checkpoint bit for bit\n", weights.tensors);
-    }
-    let mut text = format!("weights of {name}: {} FAULTS\n", weights.fault_count);
+    let mut text = match weights.fault_count {
+        0 => format!("weights of {name}: {} constants equal the checkpoint bit for bit\n", weights.tensors),
+        1 => format!("weights of {name}: 1 FAULT\n"),
+        count => format!("weights of {name}: {count} FAULTS\n"),
+    };
     for fault in &weights.faults {
         text.push_str(&format!("  {fault}\n"));
+    }
+    match &audit.nodes {
+        Some(NodeAudit { nodes, difference: None }) => {
+            text.push_str(&format!("graph of {name}: {nodes} nodes are those that the checkpoint gives\n"));
+        }
+        Some(NodeAudit { difference: Some(found), .. }) => {
+            text.push_str(&format!("graph of {name}: {found} is NOT what the checkpoint gives; outputs alone tell\n"));
+        }
+        None => {}
     }
     text
 }

@@ -5,7 +5,7 @@ use super::{
     verify::{audit_line, details, left_out, tolerance, verified},
 };
 use crate::{
-    parity::{BackendReport, Constants, Difference, FileAudit, GraphReport, Verification},
+    parity::{BackendReport, Constants, Difference, FileAudit, GraphReport, NodeAudit, Verification},
     report::{Axis, Bars, Cell, Column, Report, Section, Status, Table},
 };
 
@@ -13,14 +13,17 @@ pub(super) fn page(arguments: &VerifyArguments, result: &Verification) -> Report
     let subtitle = format!("{} beside {}", arguments.model.display(), arguments.checkpoint.display());
     let mut report = Report::new("Verification", subtitle);
     report.footer(format!("moa-export {}", env!("CARGO_PKG_VERSION")));
-    let unread = result.audits.iter().any(|audit| matches!(audit.constants, Constants::Skipped(_)));
-    match (result.passed(), unread) {
+    let unread = |audit: &FileAudit| match &audit.nodes {
+        None => true,
+        Some(nodes) => nodes.difference.is_some(),
+    };
+    match (result.passed(), result.audits.iter().any(unread)) {
         (true, false) => report.verdict(Status::Good, verified(result)),
         (true, true) => report.verdict(Status::Warning, verified(result)),
         (false, _) => report.verdict(Status::Bad, "not verified"),
     };
     about(report.section("Export"), arguments, result);
-    constants(report.section("Constants"), result);
+    constants(report.section("Constants and nodes"), result);
     let section = report.section("Backends");
     backends(section, result);
     differences(section, result);
@@ -42,7 +45,8 @@ fn graphs(result: &Verification) -> impl Iterator<Item = (&BackendReport, &Graph
 }
 
 fn about(section: &mut Section, arguments: &VerifyArguments, result: &Verification) {
-    let mut facts = vec![("family", result.family.clone()), ("form", result.form.clone())];
+    let mut facts =
+        vec![("family", result.family.clone()), ("form", result.form.clone()), ("dtype", result.dtype.clone())];
     let replaced = result.gate_mode.as_ref().map(|mode| format!("{mode}, in place of the family's"));
     facts.push(("gates", replaced.unwrap_or_else(|| "of the family".into())));
     facts.push(("seed of the inputs", arguments.seed.to_string()));
@@ -60,15 +64,22 @@ fn about(section: &mut Section, arguments: &VerifyArguments, result: &Verificati
 }
 
 fn constants(section: &mut Section, result: &Verification) {
-    let columns =
-        [Column::text("graph"), Column::number("constants"), Column::number("faults"), Column::text("verdict")];
+    let columns = [
+        Column::text("graph"),
+        Column::text("verdict"),
+        Column::number("constants"),
+        Column::number("faults"),
+        Column::number("nodes"),
+        Column::text("nodes beside the checkpoint's"),
+    ];
     let mut table = Table::new(columns);
     for audit in &result.audits {
         let weights = match &audit.constants {
             Constants::Compared(weights) => weights,
             Constants::Skipped(why) => {
                 let verdict = Cell::Status(Status::Warning, format!("skipped: {why}"));
-                table.push([audit.graph.as_str().into(), "–".into(), "–".into(), verdict]);
+                let [a, b, c, d] = ["–"; 4].map(Cell::from);
+                table.push([audit.graph.as_str().into(), verdict, a, b, c, d]);
                 continue;
             }
         };
@@ -76,7 +87,17 @@ fn constants(section: &mut Section, result: &Verification) {
             true => Cell::Status(Status::Good, "bit for bit".into()),
             false => Cell::Status(Status::Bad, "differ".into()),
         };
-        table.push([audit.graph.as_str().into(), weights.tensors.into(), weights.fault_count.into(), verdict]);
+        let (count, same) = match &audit.nodes {
+            None => ("–".into(), "–".into()),
+            Some(NodeAudit { nodes, difference: None }) => {
+                ((*nodes).into(), Cell::Status(Status::Good, "the same".into()))
+            }
+            Some(NodeAudit { nodes, difference: Some(found) }) => {
+                ((*nodes).into(), Cell::Status(Status::Warning, format!("others: {found}")))
+            }
+        };
+        let graph = audit.graph.as_str().into();
+        table.push([graph, verdict, weights.tensors.into(), weights.fault_count.into(), count, same]);
     }
     section.table(table);
     let different = |audit: &&FileAudit| matches!(&audit.constants, Constants::Compared(weights) if !weights.passed());
@@ -88,14 +109,14 @@ fn constants(section: &mut Section, result: &Verification) {
 }
 
 fn backends(section: &mut Section, result: &Verification) {
-    let numbers = ["runs", "values", "mismatches", "max |diff|", "max ULP", "tolerance"].map(Column::number);
-    let columns = ["backend", "graph", "activations"].map(Column::text).into_iter().chain(numbers);
-    let mut table = Table::new(columns.chain([Column::text("verdict")]));
+    let texts = ["backend", "graph", "verdict", "activations"].map(Column::text);
+    let numbers = ["runs", "values", "mismatches", "max |diff|", "tolerance"].map(Column::number);
+    let mut table = Table::new(texts.into_iter().chain(numbers));
     for backend in &result.backends {
         if backend.skipped.is_some() {
-            let mut row = vec![Cell::from(backend.backend.as_str())];
+            let mut row =
+                vec![backend.backend.as_str().into(), "–".into(), Cell::Status(Status::Neutral, "skipped".into())];
             row.resize(9, "–".into());
-            row.push(Cell::Status(Status::Neutral, "skipped".into()));
             table.push(row);
         }
         for graph in &backend.graphs {
@@ -103,14 +124,13 @@ fn backends(section: &mut Section, result: &Verification) {
             table.push([
                 backend.backend.as_str().into(),
                 graph.graph.as_str().into(),
+                verdict(graph.passed()),
                 backend.activations.to_string().into(),
                 graph.runs.into(),
                 outputs.values.into(),
                 outputs.mismatches.into(),
-                format!("{:.1e}", outputs.max_abs).into(),
-                outputs.max_ulp.round().into(),
-                tolerance(outputs).into(),
-                verdict(graph.passed()),
+                seen(graph, format!("{:.1e}", outputs.max_abs)),
+                seen(graph, tolerance(outputs)),
             ]);
         }
     }
@@ -140,13 +160,24 @@ fn backends(section: &mut Section, result: &Verification) {
     section.table(worst);
 }
 
+/// What the runs of a graph showed, where there were any.
+fn seen(graph: &GraphReport, found: String) -> Cell {
+    if graph.runs == 0 { "–".into() } else { found.into() }
+}
+
 fn verdict(passed: bool) -> Cell {
     if passed { Cell::Status(Status::Good, "ok".into()) } else { Cell::Status(Status::Bad, "failed".into()) }
 }
 
+/// Shares of the tolerance up to which the tolerance can be seen beside them on a linear axis.
+const LINEAR: f64 = 20.0;
+
 /// The largest difference of each graph as a share of the tolerance of its value.
 fn differences(section: &mut Section, result: &Verification) {
-    let mut bars = Bars::new("Largest difference by tolerance", Axis::linear("|diff| / tolerance", "%"));
+    let largest = graphs(result).map(|(_, graph)| graph.outputs.largest_share).fold(0.0, f64::max);
+    let (title, unit) = ("|diff| / tolerance", "%");
+    let axis = if largest > LINEAR { Axis::log(title, unit) } else { Axis::linear(title, unit) };
+    let mut bars = Bars::new("Largest difference by tolerance", axis);
     let mut any = false;
     let granted = |graph: &GraphReport| graph.outputs.atol > 0.0 || graph.outputs.rtol > 0.0;
     for (backend, graph) in graphs(result).filter(|(_, graph)| granted(graph)) {
@@ -166,19 +197,19 @@ fn routing(section: &mut Section, result: &Verification) {
          takes the top k before its softmax.",
     );
     let numbers = ["routed tokens", "same experts", "ties", "margin", "unexplained"].map(Column::number);
-    let columns = [Column::text("backend"), Column::text("graph")].into_iter().chain(numbers);
-    let mut table = Table::new(columns.chain([Column::text("verdict")]));
+    let texts = ["backend", "graph", "verdict"].map(Column::text);
+    let mut table = Table::new(texts.into_iter().chain(numbers));
     for (backend, graph) in graphs(result) {
         let routing = &graph.routing;
         table.push([
             backend.backend.as_str().into(),
             graph.graph.as_str().into(),
+            if graph.runs == 0 { Cell::Status(Status::Neutral, "not seen".into()) } else { verdict(routing.passed()) },
             routing.decisions.into(),
             routing.equal.into(),
             routing.ties.into(),
-            format!("{:.1e}", routing.margin).into(),
+            seen(graph, format!("{:.1e}", routing.margin)),
             routing.unexplained_count.into(),
-            verdict(routing.passed()),
         ]);
     }
     section.table(table);

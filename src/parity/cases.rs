@@ -116,6 +116,7 @@ pub(super) fn token_cases(vocabulary: impl Into<Vocabulary>, random: &mut Random
     let vocabulary = vocabulary.into();
     let limit = vocabulary.limit;
     let mut shapes = vec![
+        ("two tokens", 2, 2, Padding::None),
         ("one token", 1, 1, Padding::None),
         ("odd length", 1, 7, Padding::None),
         ("padding on the right", 3, 11, Padding::Right),
@@ -159,14 +160,15 @@ const fn other_than(id: usize, pad: usize, vocabulary: usize) -> usize {
     if id == pad { (id + 1) % vocabulary } else { id }
 }
 
-/// Every token of the vocabulary once, where it is not too large, in as few cases as their rows allow.
+/// Every token of the vocabulary once, where it is not too large, that of padding as a real token too; in as few cases
+/// as their rows allow.
 #[allow(clippy::cast_possible_wrap)]
-fn vocabulary_sweep(Vocabulary { size, pad, limit }: Vocabulary) -> Vec<Tokens> {
+fn vocabulary_sweep(Vocabulary { size, limit, .. }: Vocabulary) -> Vec<Tokens> {
     if size > LARGEST_SWEEP {
         return Vec::new();
     }
     let length = limit.min(LONGEST_SWEPT);
-    let ids: Vec<_> = (0..size.next_multiple_of(length)).map(|i| other_than(i % size, pad, size) as i64).collect();
+    let ids: Vec<_> = (0..size.next_multiple_of(length)).map(|i| (i % size) as i64).collect();
     let case = |ids: &[i64]| {
         let name = "every token of the vocabulary".into();
         Tokens { name, batch: ids.len() / length, length, ids: ids.to_vec(), mask: vec![1; ids.len()] }
@@ -174,40 +176,74 @@ fn vocabulary_sweep(Vocabulary { size, pad, limit }: Vocabulary) -> Vec<Tokens> 
     ids.chunks(length * MOST_ROWS).map(case).collect()
 }
 
-/// Rows of the other side of a translation, as many as `batch`, padded on the left.
-pub(super) fn companion(vocabulary: impl Into<Vocabulary>, random: &mut Random, batch: usize) -> Tokens {
+/// Rows of the other side of a translation, as many as `batch`; those of `turn` differ from those of the next one in
+/// length and padding.
+pub(super) fn companion(
+    vocabulary: impl Into<Vocabulary>,
+    random: &mut Random,
+    (batch, turn): (usize, usize),
+) -> Tokens {
     let vocabulary = vocabulary.into();
-    let length = vocabulary.limit.min(9);
-    random_tokens(vocabulary, random, "source", [batch, length], Padding::Left)
+    let shapes =
+        [(9, Padding::Left), (12, Padding::Right), (1, Padding::None), (37, Padding::Left), (5, Padding::None)];
+    let (length, padding) = shapes[turn % shapes.len()];
+    random_tokens(vocabulary, random, "source", [batch, vocabulary.limit.min(length)], padding)
 }
 
-/// Target rows for decoding step by step: whole sequence, and how much of it is given at once first.
-pub(super) fn step_cases(vocabulary: impl Into<Vocabulary>, random: &mut Random) -> Vec<(Tokens, usize)> {
+/// Rows that are decoded piece by piece over the caches of the piece before.
+#[derive(Debug, Clone)]
+pub(super) struct Steps {
+    /// The whole rows.
+    pub(super) tokens: Tokens,
+    /// Where each piece ends, the last of them with the rows.
+    pub(super) ends: Vec<usize>,
+}
+
+impl Steps {
+    /// So many tokens at once, then one by one.
+    fn after(prefix: usize, tokens: Tokens) -> Self {
+        let ends = (prefix..=tokens.length).collect();
+        Self { tokens, ends }
+    }
+
+    /// Pieces of `piece` tokens, each behind the cache of those before.
+    fn in_pieces(piece: usize, name: &str, tokens: Tokens) -> Self {
+        let ends = (0..tokens.length).step_by(piece).skip(1).chain([tokens.length]).collect();
+        Self { tokens: Tokens { name: name.into(), ..tokens }, ends }
+    }
+}
+
+/// Target rows for decoding over a cache.
+pub(super) fn step_cases(vocabulary: impl Into<Vocabulary>, random: &mut Random) -> Vec<Steps> {
     let vocabulary = vocabulary.into();
     let length = vocabulary.limit.min(8);
+    let first = random_tokens(vocabulary, random, "step by step from the first token", [2, length], Padding::None);
+    let plain = random_tokens(vocabulary, random, "step by step after a prefix", [3, length], Padding::None);
+    let prefix = length.min(4);
     let mut cases = vec![
-        (random_tokens(vocabulary, random, "step by step from the first token", [2, length], Padding::None), 1),
-        (random_tokens(vocabulary, random, "step by step after a prefix", [3, length], Padding::None), length.min(4)),
+        Steps::after(1, first),
+        Steps::after(prefix, plain.clone()),
+        Steps::in_pieces(3, "in pieces of three tokens", plain.clone()),
     ];
     if length > 3 {
-        let (mut tokens, prefix) = cases[1].clone();
-        tokens.name = "step by step after a padded prefix".into();
-        tokens.mask[length + 2] = 0;
+        let mut padded = Tokens { name: "step by step after a padded prefix".into(), ..plain };
+        padded.mask[length + 2] = 0;
         #[allow(clippy::cast_possible_wrap)]
         let pad = vocabulary.pad as i64;
-        tokens.ids[length + 2] = pad;
-        cases.push((tokens, prefix));
+        padded.ids[length + 2] = pad;
+        cases.push(Steps::after(prefix, padded.clone()));
+        cases.push(Steps::in_pieces(3, "in pieces of three tokens, one of them padding", padded));
     }
     cases
 }
 
-/// Rows of several lengths as generation batches them, padded on the left, to be decoded after a common prefix; none
-/// where the positions are too few.
-pub(super) fn left_padded_steps(vocabulary: impl Into<Vocabulary>, random: &mut Random) -> Option<(Tokens, usize)> {
+/// Rows of several lengths as generation batches them, padded on the left, to be decoded after a common prefix and in
+/// pieces; none where the positions are too few.
+pub(super) fn left_padded_steps(vocabulary: impl Into<Vocabulary>, random: &mut Random) -> Vec<Steps> {
     let vocabulary = vocabulary.into();
     let (length, prefix) = (vocabulary.limit.min(9), 6);
     if length <= prefix {
-        return None;
+        return Vec::new();
     }
     let name = "step by step after left padding";
     let mut tokens = random_tokens(vocabulary, random, name, [3, length], Padding::None);
@@ -219,7 +255,8 @@ pub(super) fn left_padded_steps(vocabulary: impl Into<Vocabulary>, random: &mut 
             tokens.ids[place] = pad;
         }
     }
-    Some((tokens, prefix))
+    let pieces = Steps::in_pieces(4, "in pieces of four tokens after left padding", tokens.clone());
+    vec![Steps::after(prefix, tokens), pieces]
 }
 
 /// Inputs of a single layer, each with a name.
@@ -233,6 +270,7 @@ pub(super) fn layer_cases(
 ) -> Result<Vec<(String, NamedTensors)>, LayerCaseError> {
     let mut cases = Vec::new();
     let shapes = [
+        ("two tokens", 2, 2, 2, Padding::None),
         ("one token", 1, 1, 3, Padding::None),
         ("odd length", 2, 7, 5, Padding::None),
         ("padding on the right", 3, 11, 9, Padding::Right),
@@ -343,6 +381,18 @@ mod tests {
     }
 
     #[test]
+    fn several_tokens_come_behind_a_cache() {
+        let vocabulary = Vocabulary { size: 30, pad: 1, limit: usize::MAX };
+        let random = &mut Random::new(0);
+        let all = [step_cases(vocabulary, random), left_padded_steps(vocabulary, random)];
+        let behind = |steps: &Steps| steps.ends.windows(2).any(|ends| ends[1] - ends[0] > 1);
+        assert_eq!(all.map(|steps| steps.iter().filter(|steps| behind(steps)).count()), [2, 1]);
+        let sources = (0..5).map(|turn| companion(vocabulary, random, (2, turn)));
+        let ends = |source: &Tokens| (source.length, source.mask[source.length], source.mask[2 * source.length - 1]);
+        assert!(sources.map(|source| ends(&source)).eq([(9, 0, 1), (12, 1, 0), (1, 1, 1), (37, 0, 1), (5, 1, 1)]));
+    }
+
+    #[test]
     fn every_case_has_the_sizes_that_backends_are_told() {
         for (size, limit) in [(30, usize::MAX), (4096, usize::MAX), (4096, 7), (4096, 1), (30, 2), (5000, usize::MAX)] {
             let vocabulary = Vocabulary { size, pad: 1, limit };
@@ -352,9 +402,12 @@ mod tests {
                 all.iter().filter(|case| case.name.starts_with("every")).map(|case| case.ids.len()).sum();
             let expected = if left_out(vocabulary).is_some() { 0 } else { size };
             assert!(swept >= expected && (expected > 0 || swept == 0), "{swept} of {size}");
-            all.push(companion(vocabulary, random, 3));
-            all.extend(step_cases(vocabulary, random).into_iter().map(|(tokens, _)| tokens));
-            all.extend(left_padded_steps(vocabulary, random).map(|(tokens, _)| tokens));
+            all.extend((0..5).map(|turn| companion(vocabulary, random, (3, turn))));
+            for steps in step_cases(vocabulary, random).into_iter().chain(left_padded_steps(vocabulary, random)) {
+                assert!(steps.ends.is_sorted_by(|a, b| a < b) && steps.ends[0] > 0, "{:?}", steps.ends);
+                assert_eq!(steps.ends.last(), Some(&steps.tokens.length));
+                all.push(steps.tokens);
+            }
             for case in all {
                 assert!(
                     case.batch <= MOST_ROWS && case.length <= MOST_TOKENS.min(limit),

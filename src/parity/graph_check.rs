@@ -10,15 +10,15 @@ use moa_schema::FloatType;
 use crate::{
     backend::{Backend, BackendError, Runner},
     onnx::{OnnxFile, proto::tensor_proto::DataType},
-    reference::{Choices, Part, Reference, ReferenceError},
-    tensor::{NamedTensors, Tensor, TensorData},
+    reference::{Choices, ModuleChoices, ModuleRouting, Part, Reference, ReferenceError, Routing},
+    tensor::{NamedTensors, Tensor, TensorData, TensorShapeError},
 };
 
 use super::{
     Watch,
     compare::{Comparison, Tolerance, ToleranceOptions, largest, largest_difference},
     instrument::expose_routing,
-    routing::{BackendRouting, RoutingComparison, backend_routing, without_routing},
+    routing::{BackendRouting, RoutingComparison, backend_routing, output_name, without_routing},
 };
 
 const LOGITS: &str = "logits";
@@ -71,6 +71,8 @@ pub(super) enum CheckError {
     Backend(#[from] BackendError),
     #[error("reference: {0}")]
     Reference(#[from] ReferenceError),
+    #[error(transparent)]
+    Tensor(#[from] TensorShapeError),
     #[error("output \"{0}\" is missing or no routing")]
     Routing(String),
     #[error("output \"{name}\" is missing")]
@@ -105,6 +107,8 @@ pub(super) struct GraphCheck<'a> {
     /// The same graph with its routing as outputs.
     routed: Box<dyn Runner>,
     modules: Vec<String>,
+    /// Modules whose weights are outputs of the file.
+    weighted: Vec<String>,
     /// Inputs that the graph takes as f16.
     half: BTreeSet<String>,
     /// What is out of tolerance by the effects that were seen so far.
@@ -131,8 +135,11 @@ impl<'a> GraphCheck<'a> {
         truth: Truth<'a>,
     ) -> Result<Self, BackendError> {
         let mut model = file.model().clone();
+        let outputs: BTreeSet<_> = file.outputs().into_iter().map(|output| output.name).collect();
         let modules = expose_routing(&mut model);
+        let weighted = modules.iter().filter(|module| outputs.contains(&output_name(module, "weights")));
         Ok(Self {
+            weighted: weighted.cloned().collect(),
             part,
             last_logits,
             truth,
@@ -179,38 +186,58 @@ impl<'a> GraphCheck<'a> {
         for (name, expected) in &expected.outputs {
             let found = outputs.get(name).ok_or_else(|| CheckError::MissingOutput { name: name.clone() })?;
             let expected = [Some(expected), rounded.outputs.get(name)];
-            self.compare(&format!("{case}: {name}"), (name, 1), found, expected)?;
+            self.compare(&format!("{case}: {name}"), (name, None), found, expected)?;
         }
+        self.compare_weights(case, &routing, [&expected.routing, &rounded.routing])?;
         Ok(Run { outputs, routing })
     }
 
-    /// Compares `found` with the reference's output `name` for `inputs`; where the graph computes the last logits
-    /// only, with as many positions from the end as `found` has.
-    pub(super) fn check_output(
+    /// Compares the weights that are outputs of the file, slot by slot, as any other output.
+    fn compare_weights(
+        &mut self,
+        case: &str,
+        routing: &BackendRouting,
+        [expected, rounded]: [&Routing; 2],
+    ) -> Result<(), CheckError> {
+        for module in self.weighted.clone() {
+            let name = output_name(&module, "weights");
+            let (Some(found), Some(expected)) = (routing.choices.get(&module), expected.get(&module)) else {
+                return Err(CheckError::Routing(name));
+            };
+            let rounded = rounded.get(&module).map(|rounded| routed_weights(&rounded.choices, expected)).transpose()?;
+            let (found, expected) = (routed_weights(found, expected)?, routed_weights(&expected.choices, expected)?);
+            self.compare(&format!("{case}: {name}"), (&name, None), &found, [Some(&expected), rounded.as_ref()])?;
+        }
+        Ok(())
+    }
+
+    /// Compares logits that were computed in pieces with those of one pass over all `inputs`; where the graph computes
+    /// the last logits only, `found` has those of the positions before `ends`.
+    pub(super) fn check_logits(
         &mut self,
         case: &str,
         inputs: &NamedTensors,
         replay: &Choices,
-        name: &str,
-        found: &Tensor,
+        (found, ends): (&Tensor, &[usize]),
     ) -> Result<(), CheckError> {
         let expected = self.truth.reference.run(self.part, inputs, Some(replay))?;
         let rounded = self.truth.reference.run_rounded(self.part, inputs, Some(replay))?;
-        let positions = found.shape().get(1).copied().unwrap_or_default();
-        self.compare(case, (name, positions), found, [expected.outputs.get(name), rounded.outputs.get(name)])
+        let both = [expected.outputs.get(LOGITS), rounded.outputs.get(LOGITS)];
+        self.compare(case, (LOGITS, Some(ends)), found, both)
     }
 
-    /// `last` positions of the logits are compared where the graph computes no others.
+    /// Where the graph computes the last logits only, those of the positions before `ends` are compared, or of the last
+    /// one.
     fn compare(
         &mut self,
         place: &str,
-        (name, last): (&str, usize),
+        (name, ends): (&str, Option<&[usize]>),
         found: &Tensor,
         [expected, rounded]: [Option<&Tensor>; 2],
     ) -> Result<(), CheckError> {
         let expected = expected.ok_or_else(|| CheckError::MissingOutput { name: name.to_owned() })?;
         let cut = self.last_logits && name == LOGITS;
-        let kept = |tensor| if cut { last_positions(tensor, last) } else { Cow::Borrowed(tensor) };
+        let kept = |tensor| if cut { positions_before(tensor, ends) } else { Cow::Borrowed(tensor) };
         let (expected, rounded) = (kept(expected), rounded.map(kept));
         if found.shape() != expected.shape() {
             let (found, expected) = (found.shape().to_vec(), expected.shape().to_vec());
@@ -244,6 +271,13 @@ impl<'a> GraphCheck<'a> {
     }
 }
 
+/// The weights of `choices`, 0 where `routing` sends a token nowhere: what stands there has no meaning.
+fn routed_weights(choices: &ModuleChoices, routing: &ModuleRouting) -> Result<Tensor, TensorShapeError> {
+    let tokens = choices.weights.chunks(choices.top_k.max(1)).zip(&routing.routed);
+    let weights = tokens.flat_map(|(weights, routed)| weights.iter().map(|weight| if *routed { *weight } else { 0.0 }));
+    Tensor::new([choices.batch, choices.tokens, choices.top_k], TensorData::F64(weights.collect()))
+}
+
 /// Whether `others` has the outputs of `some`, to the bit.
 fn same_bits(some: &NamedTensors, others: &NamedTensors) -> bool {
     let bits = |tensor: &Tensor| tensor.to_f64().iter().map(|value| value.to_bits()).collect::<Vec<_>>();
@@ -255,14 +289,14 @@ fn scale(expected: &Tensor) -> f64 {
     largest(expected).max(1.0)
 }
 
-/// The last `count` positions of `[batch, positions, width]`; the tensor itself where it has no more.
-fn last_positions(tensor: &Tensor, count: usize) -> Cow<'_, Tensor> {
+/// The positions before `ends` of `[batch, positions, width]`, or the last one.
+fn positions_before<'a>(tensor: &'a Tensor, ends: Option<&[usize]>) -> Cow<'a, Tensor> {
     let [batch, positions, width] = *tensor.shape() else { return Cow::Borrowed(tensor) };
-    if count >= positions {
-        return Cow::Borrowed(tensor);
-    }
+    let last = [positions];
+    let ends = ends.unwrap_or(&last);
     let values = tensor.to_f64();
     let rows = values.chunks_exact((positions * width).max(1));
-    let kept = rows.flat_map(|row| row[(positions - count) * width..].to_vec()).collect();
-    Tensor::new([batch, count, width], TensorData::F64(kept)).map_or(Cow::Borrowed(tensor), Cow::Owned)
+    let before = |row: &[f64]| ends.iter().flat_map(|end| row[(end - 1) * width..end * width].to_vec()).collect();
+    let kept = rows.flat_map(|row| -> Vec<f64> { before(row) }).collect();
+    Tensor::new([batch, ends.len(), width], TensorData::F64(kept)).map_or(Cow::Borrowed(tensor), Cow::Owned)
 }

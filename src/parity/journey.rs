@@ -10,7 +10,8 @@ use crate::{
 
 use super::{
     cases::{
-        LayerCaseError, Tokens, companion, ints, layer_cases, left_out, left_padded_steps, step_cases, token_cases,
+        LayerCaseError, Steps, Tokens, companion, ints, layer_cases, left_out, left_padded_steps, step_cases,
+        token_cases,
     },
     graph_check::{CheckError, GraphCheck, Run},
 };
@@ -107,13 +108,11 @@ pub(super) fn causal_lm(model: &CausalLm, check: &mut GraphCheck<'_>, seed: u64)
             check.check(&numbering.of_case(&tokens.name), &inputs)?;
         }
     }
-    for (mut tokens, prefix) in step_cases(model, &mut random).into_iter().chain(left_padded_steps(model, &mut random))
-    {
-        let name = tokens.name.clone();
-        for numbering in numberings(&tokens) {
-            tokens.name = numbering.of_case(&name);
-            let inputs = |range, past: Option<&_>| causal_inputs(model, &tokens, numbering, range, past);
-            decode_in_steps(check, &tokens, prefix, inputs)?;
+    for steps in step_cases(model, &mut random).into_iter().chain(left_padded_steps(model, &mut random)) {
+        for numbering in numberings(&steps.tokens) {
+            let name = numbering.of_case(&steps.tokens.name);
+            let inputs = |range, past: Option<&_>| causal_inputs(model, &steps.tokens, numbering, range, past);
+            decode_in_steps(check, &name, &steps, inputs)?;
         }
     }
     Ok(())
@@ -175,15 +174,17 @@ pub(super) fn decoder(
 ) -> Result<(), JourneyError> {
     let mut random = Random::new(seed);
     check.report.left_out = left_out(&model.decoder.embedding);
-    for target in token_cases(&model.decoder.embedding, &mut random) {
-        let source = companion(&model.encoder.embedding, &mut random, target.batch);
+    for (turn, target) in token_cases(&model.decoder.embedding, &mut random).into_iter().enumerate() {
+        let source = companion(&model.encoder.embedding, &mut random, (target.batch, turn));
         let memory = encode(encoder, &source)?;
         check.check(&target.name, &decoder_inputs(model, &target, 0..target.length, &memory, None)?)?;
     }
-    for (target, prefix) in step_cases(&model.decoder.embedding, &mut random) {
-        let source = companion(&model.encoder.embedding, &mut random, target.batch);
+    for (turn, steps) in step_cases(&model.decoder.embedding, &mut random).into_iter().enumerate() {
+        let target = &steps.tokens;
+        let source = companion(&model.encoder.embedding, &mut random, (target.batch, turn));
         let memory = encode(encoder, &source)?;
-        decode_in_steps(check, &target, prefix, |range, past| decoder_inputs(model, &target, range, &memory, past))?;
+        let inputs = |range, past: Option<&_>| decoder_inputs(model, target, range, &memory, past);
+        decode_in_steps(check, &target.name, &steps, inputs)?;
     }
     Ok(())
 }
@@ -216,26 +217,25 @@ fn decoder_inputs(
     Ok(inputs)
 }
 
-/// One step after another, each beside the reference; then all logits beside one full pass.
+/// One piece after another, each beside the reference; then all logits beside one full pass.
 fn decode_in_steps(
     check: &mut GraphCheck<'_>,
-    target: &Tokens,
-    prefix: usize,
+    name: &str,
+    Steps { tokens: target, ends }: &Steps,
     inputs_for: impl Fn(std::ops::Range<usize>, Option<&NamedTensors>) -> Result<NamedTensors, JourneyError>,
 ) -> Result<(), JourneyError> {
     let mut runs: Vec<Run> = Vec::new();
     let mut start = 0;
-    while start < target.length {
-        let end = if start == 0 { prefix } else { start + 1 };
-        let inputs = inputs_for(start..end, runs.last().map(|run| &run.outputs))?;
-        runs.push(check.check(&format!("{}, token {start}", target.name), &inputs)?);
-        start = end;
+    for end in ends {
+        let inputs = inputs_for(start..*end, runs.last().map(|run| &run.outputs))?;
+        runs.push(check.check(&format!("{name}, token {start}"), &inputs)?);
+        start = *end;
     }
     let logits = join_logits(&runs, target.batch)?;
     let choices = join_choices(&runs);
     let inputs = inputs_for(0..target.length, None)?;
-    let place = format!("{}, beside one full pass: logits", target.name);
-    check.check_output(&place, &inputs, &choices, "logits", &logits)?;
+    let place = format!("{name}, beside one full pass: logits");
+    check.check_logits(&place, &inputs, &choices, (&logits, ends))?;
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! Proof that exported files say what the checkpoint says.
 //!
-//! In order: the constants of the files, bit for bit; then on every backend, for inputs of shapes that no
-//! export ever saw, the chosen experts and the outputs, beside an f64 evaluation of the checkpoint that never
+//! In order: the constants of the files, bit for bit, and their nodes; then on every backend, for inputs of shapes that
+//! no export ever saw, the chosen experts and the outputs, beside an f64 evaluation of the checkpoint that never
 //! touches a graph. Another choice of experts needs scores as close as rounding explains, see [`MARGIN`]; outputs are
 //! compared with the backend's own routing replayed in the reference, so that a near-tie neither hides nor
 //! fakes an error.
@@ -12,6 +12,7 @@ mod compare;
 mod graph_check;
 mod instrument;
 mod journey;
+mod nodes;
 mod routing;
 mod verdict;
 mod weights;
@@ -26,6 +27,7 @@ pub use cases::{MOST_ROWS, MOST_TOKENS};
 pub use compare::{Comparison, Difference, Tolerance, ToleranceOptions};
 pub use graph_check::GraphReport;
 pub use instrument::expose_routing;
+pub use nodes::NodeAudit;
 pub use routing::{Disagreement, MARGIN, RoutingComparison, output_name};
 pub use verdict::Finding;
 pub use weights::{AuditError, WeightAudit};
@@ -126,6 +128,16 @@ pub enum VerifyError {
         /// What the checkpoint says.
         expected: String,
     },
+    /// What a file says of its export is none of the words for it.
+    #[error("{graph}: metadata \"{key}\" says {found:?}, which no export does")]
+    Metadata {
+        /// File name.
+        graph: String,
+        /// The key.
+        key: &'static str,
+        /// What it says.
+        found: String,
+    },
     /// What the user gave a backend, such as a plan, does not serve: nothing was verified.
     #[error(transparent)]
     Given(BackendError),
@@ -163,7 +175,7 @@ fn as_text<S: serde::Serializer>(value: &impl std::fmt::Display, serializer: S) 
     serializer.collect_str(value)
 }
 
-/// Outcome on one file's constants.
+/// Outcome on what one file holds.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct FileAudit {
     /// File name.
@@ -171,6 +183,8 @@ pub struct FileAudit {
     /// Outcome.
     #[serde(flatten)]
     pub constants: Constants,
+    /// Its nodes; nothing where constants were not compared.
+    pub nodes: Option<NodeAudit>,
 }
 
 /// What became of the audit of a file.
@@ -210,6 +224,8 @@ struct Files {
     precision: Precision,
     /// Whether `logits` holds the last position only.
     last_logits: bool,
+    /// Whether routing is a graph output.
+    router_outputs: bool,
 }
 
 /// Compares the export at `path` with `checkpoint` on `backends`.
@@ -290,13 +306,28 @@ impl Files {
             };
             graphs.push((*part, open_graph(path, family)?));
         }
-        let said = |key| graphs.first().and_then(|(_, file)| file.metadata(key));
-        let gate_mode = said(metadata::GATE_MODE).and_then(GateMode::parse);
-        let form = said(metadata::FORM).and_then(Form::parse);
-        let last_logits = said(metadata::LOGITS) == Some(metadata::LAST);
-        let precision = said(metadata::DTYPE).and_then(Precision::parse).unwrap_or_default();
-        Ok(Self { graphs, gate_mode, form, precision, last_logits })
+        let first = graphs.first().map(|(_, file)| file);
+        let said = |key| first.and_then(|file| file.metadata(key));
+        Ok(Self {
+            gate_mode: known(first, metadata::GATE_MODE, GateMode::parse)?,
+            form: known(first, metadata::FORM, Form::parse)?,
+            precision: known(first, metadata::DTYPE, Precision::parse)?.unwrap_or_default(),
+            last_logits: said(metadata::LOGITS) == Some(metadata::LAST),
+            router_outputs: said(metadata::ROUTER_OUTPUTS) == Some("true"),
+            graphs,
+        })
     }
+}
+
+/// What a file says under `key`, if it does.
+fn known<T>(
+    file: Option<&OnnxFile>,
+    key: &'static str,
+    parse: fn(&str) -> Option<T>,
+) -> Result<Option<T>, VerifyError> {
+    let Some((file, found)) = file.and_then(|file| Some((file, file.metadata(key)?))) else { return Ok(None) };
+    let unknown = || VerifyError::Metadata { graph: file.name(), key, found: found.into() };
+    parse(found).map(Some).ok_or_else(unknown)
 }
 
 /// The graph `stem` of a folder; where there is none, the graph of another family says so.
@@ -323,18 +354,22 @@ fn open_graph(path: PathBuf, family: &str) -> Result<OnnxFile, VerifyError> {
 fn audit(files: &Files, model: &Model, watch: &dyn Watch) -> Result<Vec<FileAudit>, VerifyError> {
     let Some(form) = files.form else {
         let why = format!("its metadata do not say in which form moa-export wrote it ({})", metadata::FORM);
-        let audit =
-            |(_, file): &(Part, OnnxFile)| FileAudit { graph: file.name(), constants: Constants::Skipped(why.clone()) };
+        let audit = |(_, file): &(Part, OnnxFile)| FileAudit {
+            graph: file.name(),
+            constants: Constants::Skipped(why.clone()),
+            nodes: None,
+        };
         return Ok(files.graphs.iter().map(audit).collect());
     };
-    let (precision, last_logits) = (files.precision, files.last_logits);
-    let expected = moa_graphs::lower(model, Options { form, precision, router_outputs: false, last_logits })
+    let Files { precision, last_logits, router_outputs, .. } = *files;
+    let expected = moa_graphs::lower(model, Options { form, precision, router_outputs, last_logits })
         .map_err(ExportError::from)?;
     watch.begin(Step::Weights { bytes: expected.iter().map(|graph| weight_bytes(&graph.graph)).sum() });
     let mut audits = Vec::new();
     for ((_, file), expected) in files.graphs.iter().zip(&expected) {
         let constants = Constants::Compared(WeightAudit::run(file, &expected.graph, watch)?);
-        audits.push(FileAudit { graph: file.name(), constants });
+        let nodes = Some(NodeAudit::run(file, &expected.graph));
+        audits.push(FileAudit { graph: file.name(), constants, nodes });
     }
     Ok(audits)
 }

@@ -52,7 +52,13 @@ impl Verification {
     fn audits_left_out(&self) -> impl Iterator<Item = String> + '_ {
         self.audits.iter().filter_map(|audit| match &audit.constants {
             Constants::Skipped(why) => Some(format!("weights of {}: {why}", audit.graph)),
-            Constants::Compared(_) => None,
+            Constants::Compared(_) => {
+                let found = audit.nodes.as_ref()?.difference.as_ref()?;
+                Some(format!(
+                    "graph of {}: {found} is not what the checkpoint gives; outputs alone were compared",
+                    audit.graph
+                ))
+            }
         })
     }
 }

@@ -84,7 +84,7 @@ fn a_changed_weight_is_a_failure_of_verification() {
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(1), ""));
     let text = outcome.stdout;
     assert!(
-        text.contains("1 FAULTS") && text.contains("v_proj.weight") && text.ends_with("\nNOT verified\n"),
+        text.contains("1 FAULT\n") && text.contains("v_proj.weight") && text.ends_with("\nNOT verified\n"),
         "{text}"
     );
 }

@@ -356,12 +356,18 @@ impl From<VerifyError> for Failure {
             VerifyError::NeedsFolder { .. } => {
                 Self::new(Code::NeedsFolder, message, Some("give the folder that holds it"))
             }
+            VerifyError::Metadata { .. } => {
+                Self::new(Code::OnnxMalformed, message, Some("give the file that `moa-export CHECKPOINT -o OUT` wrote"))
+            }
             VerifyError::WrongFamily { .. } => {
                 Self::new(Code::OtherCheckpoint, message, Some("give the checkpoint that the model was exported from"))
             }
         }
     }
 }
+
+/// What makes results of `bench` comparable.
+pub(in crate::cli) const COMPARABLE: &str = "compare results of the same command on the same machine";
 
 impl From<LatencyError> for Failure {
     fn from(error: LatencyError) -> Self {
@@ -370,6 +376,7 @@ impl From<LatencyError> for Failure {
         let (code, help) = match error {
             LatencyError::Read(error) => return error.into(),
             LatencyError::Backend(error) => return error.into(),
+            LatencyError::Incomparable(_) => (Code::Usage, Some(COMPARABLE)),
             LatencyError::Shape(_) | LatencyError::Histogram(_) => (Code::BenchModel, None),
             LatencyError::NoGraph { .. } => (Code::BenchUsage, Some("give what `moa-export CHECKPOINT -o OUT` wrote")),
             LatencyError::NothingInCommon { .. } => (Code::BenchUsage, Some("compare models of one kind")),

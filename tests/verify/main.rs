@@ -4,8 +4,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-#[path = "common/data.rs"]
+#[path = "../common/data.rs"]
 mod data;
+mod graphs;
 
 use std::path::Path;
 

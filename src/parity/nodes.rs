@@ -1,0 +1,96 @@
+//! Graph audit: the nodes of a file, and the bodies of its operators, beside those that the checkpoint gives today.
+//!
+//! Runs show what a graph computes for their inputs; this shows that it computes nothing else for others.
+
+use moa_graphs::graph::Graph;
+
+use crate::onnx::{
+    OnnxFile,
+    proto::{FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto},
+    structure,
+};
+
+/// Outcome of the audit of one file.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct NodeAudit {
+    /// Nodes of the graph that the checkpoint gives.
+    pub nodes: usize,
+    /// The first thing that is another one than in that graph, if something is.
+    pub difference: Option<String>,
+}
+
+impl NodeAudit {
+    /// Compares the graph of `file`, its weights apart, with `expected`.
+    pub(super) fn run(file: &OnnxFile, expected: &Graph) -> Self {
+        let found = file.model();
+        let standard = found.opset_import.iter().find(|import| import.domain.is_empty());
+        let expected = structure(expected, standard.map_or(0, |import| import.version));
+        Self { nodes: nodes(&expected).len(), difference: difference(found, &expected) }
+    }
+}
+
+fn nodes(model: &ModelProto) -> &[NodeProto] {
+    model.graph.as_ref().map_or(&[], |graph| &graph.node)
+}
+
+fn difference(found: &ModelProto, expected: &ModelProto) -> Option<String> {
+    let values = |of: fn(&GraphProto) -> &Vec<ValueInfoProto>| {
+        [found, expected].map(|model| model.graph.as_ref().map_or_else(Vec::new, |graph| bare(of(graph))))
+    };
+    let graph_nodes = || first_node(nodes(found), nodes(expected));
+    let ends = || {
+        let [inputs, outputs] = [values(|graph| &graph.input), values(|graph| &graph.output)];
+        let named = |what: &str, [found, expected]: [Vec<ValueInfoProto>; 2]| {
+            let other = found.iter().find(|value| !expected.contains(value));
+            let gone = expected.iter().find(|value| !found.contains(value));
+            let value = other.or(gone).map(|value| format!("{what} \"{}\"", value.name));
+            value.or_else(|| (found != expected).then(|| format!("the order of {what}s")))
+        };
+        named("input", inputs).or_else(|| named("output", outputs))
+    };
+    let bodies = || {
+        let body = |function: &FunctionProto| {
+            let counterpart = expected.functions.iter().find(|other| name(other) == name(function));
+            first_of_body(function, counterpart)
+        };
+        let gone = |function: &&FunctionProto| found.functions.iter().all(|other| name(other) != name(function));
+        let missing = || expected.functions.iter().find(gone).map(|function| format!("the body of {}", function.name));
+        found.functions.iter().find_map(body).or_else(missing)
+    };
+    graph_nodes().or_else(ends).or_else(bodies)
+}
+
+fn name(function: &FunctionProto) -> (&str, &str) {
+    (&function.domain, &function.name)
+}
+
+/// Without what is written for readers alone.
+fn bare(values: &[ValueInfoProto]) -> Vec<ValueInfoProto> {
+    values.iter().map(|value| ValueInfoProto { doc_string: String::new(), ..value.clone() }).collect()
+}
+
+fn first_of_body(function: &FunctionProto, expected: Option<&FunctionProto>) -> Option<String> {
+    let body = format!("the body of {}", function.name);
+    let Some(expected) = expected else { return Some(body) };
+    let node = first_node(&function.node, &expected.node).map(|node| format!("{node} in {body}"));
+    let plain = |of: &FunctionProto| FunctionProto {
+        node: Vec::new(),
+        value_info: Vec::new(),
+        doc_string: String::new(),
+        ..of.clone()
+    };
+    let others = || (plain(function) != plain(expected)).then(|| format!("the parameters of {body}"));
+    node.or_else(others)
+}
+
+/// The first node that is another one, by its name, or by its operator where it has none.
+fn first_node(found: &[NodeProto], expected: &[NodeProto]) -> Option<String> {
+    let same = |(a, b): &(&NodeProto, &NodeProto)| {
+        let plain = |node: &NodeProto| NodeProto { doc_string: String::new(), ..node.clone() };
+        plain(a) == plain(b)
+    };
+    let first = found.iter().zip(expected).take_while(same).count();
+    let node = found.get(first).or_else(|| expected.get(first))?;
+    let called = if node.name.is_empty() { &node.op_type } else { &node.name };
+    Some(format!("node {first}, \"{called}\","))
+}

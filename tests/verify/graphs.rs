@@ -1,0 +1,125 @@
+//! Graphs that compute something else than the checkpoint says, for some inputs or under other names.
+
+use moa_export::{
+    export::{ExportOptions, export, metadata},
+    onnx::proto::{AttributeProto, ModelProto, NodeProto, ValueInfoProto},
+    parity::{Finding, Verification, VerifyOptions, verify},
+};
+use moa_graphs::{Form, Options};
+use prost::Message;
+
+use crate::{backends, check, checkpoint, differing_constants, options, with_fault};
+
+fn node(op_type: &str, inputs: &[&str], output: &str) -> NodeProto {
+    let input = inputs.iter().map(|input| (*input).to_owned()).collect();
+    NodeProto { op_type: op_type.into(), input, output: vec![output.into()], ..NodeProto::default() }
+}
+
+fn place_of(nodes: &[NodeProto], output: &str) -> usize {
+    nodes.iter().position(|node| node.output.iter().any(|name| name == output)).unwrap()
+}
+
+/// A graph that serves whole rows and single tokens behind a cache, and nothing in between.
+#[test]
+fn several_tokens_behind_a_cache_are_checked() {
+    let result = with_fault("jetmoe/bf16", Form::Standard, "model.onnx", |model| {
+        let nodes = &mut model.graph.as_mut().unwrap().node;
+        let compared = nodes.iter().find(|node| node.op_type == "LessOrEqual").unwrap().input[1].clone();
+        let rows = nodes[place_of(nodes, &compared)].input[0].clone();
+        let add = place_of(nodes, &rows);
+        let [range, past] = [0, 1].map(|input| nodes[add].input[input].clone());
+        let [tokens, one] = [1, 2].map(|input| nodes[place_of(nodes, &range)].input[input].clone());
+        let to = AttributeProto { name: "to".into(), r#type: 2, i: Some(1), ..AttributeProto::default() };
+        let cast = NodeProto { attribute: vec![to], ..node("Cast", &["is_one"], "is_one_as_float") };
+        nodes[add].input[1] = "past_of_one".into();
+        let more =
+            [node("Equal", &[&tokens, &one], "is_one"), cast, node("Mul", &[&past, "is_one_as_float"], "past_of_one")];
+        nodes.splice(add..add, more);
+    });
+    assert_eq!(differing_constants(&result), 0);
+    for report in &result.backends {
+        let first = report.graphs[0].outputs.first.as_ref().unwrap();
+        assert!(first.place.starts_with("in pieces of three tokens"), "{}: {first:?}", report.backend);
+    }
+}
+
+fn with_router_outputs(form: Form, edit: impl FnOnce(&mut ModelProto)) -> Verification {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    let graph = Options { router_outputs: true, ..options(form).graph };
+    export(&checkpoint("mlm"), &out, &ExportOptions { graph, ..options(form) }).unwrap();
+    let path = out.join("model.onnx");
+    let mut model = ModelProto::decode(std::fs::read(&path).unwrap().as_slice()).unwrap();
+    edit(&mut model);
+    std::fs::write(&path, model.encode_to_vec()).unwrap();
+    check(&out, "mlm")
+}
+
+#[test]
+fn router_outputs_are_outputs() {
+    for form in Form::ALL {
+        let sound = with_router_outputs(form, |_| {});
+        assert!(sound.passed() && sound.not_compared().len() == usize::from(form == Form::Fused) * 2, "{sound:?}");
+        let doubled = with_router_outputs(form, |model| {
+            let graph = model.graph.as_mut().unwrap();
+            let weights = graph.output.iter().find(|output| output.name.ends_with(".weights")).unwrap().name.clone();
+            let place = place_of(&graph.node, &weights);
+            for name in graph.node.iter_mut().flat_map(|node| node.input.iter_mut().chain(&mut node.output)) {
+                if *name == weights {
+                    *name = "single".into();
+                }
+            }
+            graph.node.insert(place + 1, node("Add", &["single", "single"], &weights));
+        });
+        assert_eq!(differing_constants(&doubled), 0);
+        let first = doubled.backends[0].graphs[0].outputs.first.as_ref().unwrap();
+        assert!(first.place.ends_with(".weights"), "{form:?}: {first:?}");
+    }
+}
+
+/// Runs cannot show that a graph computes nothing else for other inputs.
+#[test]
+fn nodes_that_the_checkpoint_does_not_give_are_told() {
+    type Fault = fn(&mut ModelProto);
+    let identity: Fault = |model| {
+        let nodes = &mut model.graph.as_mut().unwrap().node;
+        let name = std::mem::replace(&mut nodes[2].input[0], "the same".into());
+        nodes.insert(2, node("Identity", &[&name], "the same"));
+    };
+    let in_body: Fault = |model| {
+        let body = &mut model.functions[0].node;
+        let place = body.iter().position(|node| node.op_type == "MatMul").unwrap();
+        let name = std::mem::replace(&mut body[place].input[0], "the same".into());
+        body.insert(place, node("Identity", &[&name], "the same"));
+    };
+    let output: Fault = |model| {
+        let graph = model.graph.as_mut().unwrap();
+        let more = graph.output[0].clone();
+        graph.node.push(node("Identity", &[&more.name], "once more"));
+        graph.output.push(ValueInfoProto { name: "once more".into(), ..more });
+    };
+    for (fault, told) in [(identity, "node 2, "), (in_body, " in the body of MoA"), (output, "node ")] {
+        let result = with_fault("variants/v_ffd_moe", Form::Function, "encoder_model.onnx", fault);
+        let found = result.audits[0].nodes.as_ref().unwrap().difference.clone().unwrap();
+        assert!(found.contains(told), "{found}");
+        assert!(result.passed() && result.not_compared()[0].contains(&found), "{result:?}");
+        assert!(matches!(result.finding(&result.backends[0]), Finding::NotCompared(_)), "{result:?}");
+        assert_eq!(result.audits[1].nodes.as_ref().unwrap().difference, None);
+    }
+}
+
+#[test]
+fn metadata_that_no_export_has_are_refused() {
+    for key in [metadata::FORM, metadata::DTYPE, metadata::GATE_MODE] {
+        let directory = tempfile::tempdir().unwrap();
+        let out = directory.path().join("out");
+        let gate_mode = Some(moa_schema::GateMode::SoftmaxTopk);
+        export(&checkpoint("mlm"), &out, &ExportOptions { gate_mode, ..options(Form::Function) }).unwrap();
+        let path = out.join("model.onnx");
+        let mut model = ModelProto::decode(std::fs::read(&path).unwrap().as_slice()).unwrap();
+        model.metadata_props.iter_mut().find(|entry| entry.key == key).unwrap().value = "banana".into();
+        std::fs::write(&path, model.encode_to_vec()).unwrap();
+        let error = verify(&out, &checkpoint("mlm"), &backends(), VerifyOptions::default()).unwrap_err().to_string();
+        assert!(error.contains("model.onnx") && error.contains(key) && error.contains("banana"), "{error}");
+    }
+}
