@@ -72,15 +72,16 @@ fn sound<T>(path: &Path, work: impl FnOnce() -> tokenizers::Result<T>) -> Result
 /// Tokens before a new one that its text may depend on: a space may belong to either, a character to several.
 const CONTEXT: usize = 6;
 
-/// Stands for bytes that are no character yet.
+/// Most tokens of one character, which are bytes.
+const LONGEST_CHARACTER: usize = 4;
+
+/// Stands for bytes that are no character, or none yet.
 const INCOMPLETE: char = '\u{FFFD}';
 
 /// The text that continues a prompt, piece by piece as tokens come.
 #[derive(Debug, Clone)]
 pub struct Pieces {
     ids: Vec<i64>,
-    /// First token of those that are decoded together.
-    start: usize,
     /// First token whose text was not returned.
     unread: usize,
 }
@@ -88,8 +89,8 @@ pub struct Pieces {
 impl Pieces {
     /// The text after `prompt`.
     pub fn after(prompt: &[i64]) -> Self {
-        let ids = prompt[prompt.len().saturating_sub(CONTEXT)..].to_vec();
-        Self { start: 0, unread: ids.len(), ids }
+        let ids = prompt[prompt.len().saturating_sub(CONTEXT + LONGEST_CHARACTER)..].to_vec();
+        Self { unread: ids.len(), ids }
     }
 
     /// Adds a token and returns the text that is now certain; nothing in the middle of a character.
@@ -99,11 +100,12 @@ impl Pieces {
     /// Where the tokenizer fails.
     pub fn push(&mut self, token: i64, tokenizer: &HubTokenizer) -> Result<String, TextError> {
         self.ids.push(token);
-        let text = tokenizer.decode(&self.ids[self.start..])?;
+        let start = self.start(tokenizer)?;
+        let text = tokenizer.decode(&self.ids[start..])?;
         if text.ends_with(INCOMPLETE) {
             return Ok(String::new());
         }
-        self.read(&text, tokenizer)
+        self.read(start, &text, tokenizer)
     }
 
     /// What was held back.
@@ -112,17 +114,29 @@ impl Pieces {
     ///
     /// Where the tokenizer fails.
     pub fn finish(&mut self, tokenizer: &HubTokenizer) -> Result<String, TextError> {
-        let text = tokenizer.decode(&self.ids[self.start..])?;
-        self.read(&text, tokenizer)
+        let start = self.start(tokenizer)?;
+        let text = tokenizer.decode(&self.ids[start..])?;
+        self.read(start, &text, tokenizer)
     }
 
-    /// The part of `text` that follows what was returned.
-    fn read(&mut self, text: &str, tokenizer: &HubTokenizer) -> Result<String, TextError> {
-        let known = tokenizer.decode(&self.ids[self.start..self.unread])?;
+    /// First token of those that are decoded together. It begins a character: where one byte of a run is none, some
+    /// tokenizers give none of the run's characters.
+    fn start(&self, tokenizer: &HubTokenizer) -> Result<usize, TextError> {
+        let latest = self.unread.saturating_sub(CONTEXT);
+        for start in (latest.saturating_sub(LONGEST_CHARACTER - 1)..=latest).rev() {
+            if !tokenizer.decode(&self.ids[start..self.unread])?.starts_with(INCOMPLETE) {
+                return Ok(start);
+            }
+        }
+        Ok(latest)
+    }
+
+    /// The part of `text`, of the tokens from `start` on, that follows what was returned.
+    fn read(&mut self, start: usize, text: &str, tokenizer: &HubTokenizer) -> Result<String, TextError> {
+        let known = tokenizer.decode(&self.ids[start..self.unread])?;
         let common = known.char_indices().zip(text.chars()).take_while(|((_, a), b)| a == b);
         let end = common.map(|((place, letter), _)| place + letter.len_utf8()).last().unwrap_or_default();
         self.unread = self.ids.len();
-        self.start = self.ids.len().saturating_sub(CONTEXT);
         Ok(text[end..].to_owned())
     }
 }

@@ -31,6 +31,25 @@ fn of_bytes() -> HubTokenizer {
     }))
 }
 
+/// Every byte is a token, in the way of SentencePiece, and so is every small letter.
+fn of_bytes_and_letters() -> HubTokenizer {
+    let bytes = (0..256).map(|byte| format!("<0x{byte:02X}>"));
+    let letters = ('a'..='z').chain(['▁']).map(String::from);
+    let vocabulary: serde_json::Map<String, Value> =
+        bytes.chain(letters).enumerate().map(|(id, token)| (token, id.into())).collect();
+    read(&json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "post_processor": null,
+        "normalizer": { "type": "Replace", "pattern": { "String": " " }, "content": "▁" },
+        "pre_tokenizer": null,
+        "decoder": { "type": "Sequence", "decoders": [
+            { "type": "Replace", "pattern": { "String": "▁" }, "content": " " },
+            { "type": "ByteFallback" },
+            { "type": "Fuse" },
+        ] },
+        "model": { "type": "BPE", "vocab": vocabulary, "merges": [], "byte_fallback": true, "unk_token": "<0x00>" },
+    }))
+}
+
 fn bytes(text: &[u8]) -> Vec<i64> {
     text.iter().copied().map(i64::from).collect()
 }
@@ -101,6 +120,25 @@ proptest! {
         prop_assert!(printed.iter().all(|piece| !piece.contains(INCOMPLETE)), "{printed:?}");
         prop_assert_eq!(printed.concat(), text);
     }
+}
+
+proptest! {
+    #[test]
+    fn pieces_of_bytes_between_letters_are_the_text(prompt in "[ab €ü🦀漢]{0,9}", text in "[ab €ü🦀漢]{0,20}") {
+        let tokenizer = of_bytes_and_letters();
+        let [prompt, tokens] = [&prompt, &text].map(|text| tokenizer.encode(text).unwrap());
+        let printed = pieces(&tokenizer, &prompt, &tokens);
+        prop_assert!(printed.iter().all(|piece| !piece.contains(INCOMPLETE)), "{printed:?}");
+        prop_assert_eq!(printed.concat(), text);
+    }
+}
+
+#[test]
+fn bytes_that_are_no_character_are_told_once() {
+    let tokenizer = of_bytes_and_letters();
+    let tokens = [tokenizer.encode("a漢").unwrap(), vec![0xFF], tokenizer.encode("b🦀").unwrap()].concat();
+    let printed = pieces(&tokenizer, &tokenizer.encode("🦀🦀").unwrap(), &tokens);
+    assert!(printed.concat().starts_with('a') && printed.concat().ends_with("b🦀"), "{printed:?}");
 }
 
 #[test]
