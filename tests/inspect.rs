@@ -125,7 +125,7 @@ fn options(form: Form) -> ExportOptions {
 }
 
 fn of_graphs(folder: &Path) -> GraphInspection {
-    let files: Vec<_> = model_files(folder).unwrap().iter().map(|path| read_model(path).unwrap()).collect();
+    let files: Vec<_> = model_files(folder).unwrap().model.iter().map(|path| read_model(path).unwrap()).collect();
     inspect_graphs(&files, LENGTHS)
 }
 

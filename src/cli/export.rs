@@ -1,6 +1,9 @@
 //! `moa-export CHECKPOINT -o OUT`.
 
-use std::{path::Path, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use moa_graphs::{Form, Options, Precision};
 use moa_schema::GateMode;
@@ -42,6 +45,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
     }
     note_of_pieces(&report)?;
     note_of_library(&report, arguments);
+    note_of_old_data(&report);
     if !arguments.verify {
         return Ok(ExitCode::SUCCESS);
     }
@@ -147,6 +151,17 @@ fn note_of_library(report: &ExportReport, arguments: &ExportArguments) {
             "{GENAI_CONFIG} names the operator library, which onnxruntime-genai takes from the folder: copy it there, or \
              export with --with-library"
         ));
+    }
+}
+
+/// Names files with weights of an export that was replaced by one without such files.
+fn note_of_old_data(report: &ExportReport) {
+    let written = |path: &Path| report.files.iter().any(|file| file.path == path);
+    for file in report.files.iter().filter(|file| file.path.extension().is_some_and(|ending| ending == "onnx")) {
+        let data = PathBuf::from(format!("{}.data", file.path.display()));
+        if !written(&data) && data.is_file() {
+            note(&format!("{} is of an earlier export; nothing reads it now", data.display()));
+        }
     }
 }
 

@@ -2,6 +2,8 @@
 
 mod from;
 
+pub(super) use from::COMPARABLE;
+
 use std::path::Path;
 use std::process::ExitCode;
 

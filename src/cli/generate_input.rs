@@ -165,7 +165,9 @@ fn whole(argument: &str) -> Result<(String, Vec<u8>), Failure> {
             let mut file = File::open(path).map_err(|error| Failure::io(&error, &name))?;
             Ok((name.clone(), read(&mut file, &name)?))
         }
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(Failure::io(&error, &name)),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied || path.is_symlink() => {
+            Err(Failure::io(&error, &name))
+        }
         Err(_) if looks_like_a_file(argument) => {
             let help = "give a file that is there; a text that looks like one goes to stdin: `… --input -`";
             Err(Failure::usage(format!("--input {argument}: there is no such file"), Some(help)))

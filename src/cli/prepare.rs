@@ -7,16 +7,19 @@ use std::{
 };
 
 use clap::{Args, builder::PossibleValuesParser};
+use moa_graphs::Form;
 use prost::Message;
 
 use super::{
     Failure, apart, interrupt::Ending, print_result, run::output_place, shape_args::ShapeArguments, shell::word,
 };
 use crate::{
+    backend::find_tensorrt_plugin,
     engine::{
         Dtype, GPUS, Gpu, InputShapes, Plugin, Release, Version, dtype_of, must_fit, must_have_positions, open_dims,
         prepare, release_of,
     },
+    export::metadata,
     files::folder_of,
     onnx::{
         OnnxFile, Staging, WriteError,
@@ -80,7 +83,10 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
     is_named_like_a_model(&arguments.output)?;
     is_another_file(&file, &arguments.output)?;
     data_stays_beside(&file, &folder)?;
-    let prepared = prepare(file.model())?;
+    let mut prepared = prepare(file.model())?;
+    for entry in prepared.model.metadata_props.iter_mut().filter(|entry| entry.key == metadata::FORM) {
+        entry.value = Form::Fused.as_str().into();
+    }
     let checked = file.with_model(prepared.model)?;
     let mut staging = Staging::begin(&folder, std::slice::from_ref(&name), arguments.force)?;
     let bytes = checked.model().encode_to_vec();
@@ -149,10 +155,11 @@ fn data_stays_beside(file: &OnnxFile, folder: &Path) -> Result<(), Failure> {
 
 /// The line that builds an engine, but for its shapes.
 fn trtexec(onnx: &Path, release: Option<&Release>, dtype: Dtype) -> String {
+    let plugin = find_tensorrt_plugin().unwrap_or_else(|_| "libmoa_tensorrt.so".into());
     let mut words = vec![
         "trtexec".to_owned(),
         word(format!("--onnx={}", onnx.display())),
-        "--dynamicPlugins=libmoa_tensorrt.so".to_owned(),
+        word(format!("--dynamicPlugins={}", plugin.display())),
         word(format!("--saveEngine={}", onnx.with_extension("plan").display())),
     ];
     match release {

@@ -17,7 +17,7 @@ CV (standard deviation by mean), entropy (1 is equal, 0 is one expert). A margin
 expert less that of the next. PMI is log2 (p(token, expert) / (p(token) p(expert))). Padding does not count.";
 
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, override_usage = "moa-export profile <MODEL> --inputs <FILE>... [OPTIONS]")]
 pub(super) struct ProfileArguments {
     /// Exported model file or folder, in any form
     pub(super) model: PathBuf,

@@ -24,10 +24,14 @@ use crate::{
 pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let ending = Ending::at_once([arguments.model.as_path(), &arguments.outputs])?;
     keep_apart(&[Some(&arguments.outputs)], arguments.inputs())?;
+    let (folder, name) = output_place(&arguments.outputs)?;
+    if let Some(ending) = [".npz", ".npy"].into_iter().find(|ending| name.ends_with(ending)) {
+        let message = format!("{}: outputs are written as safetensors, not as {ending}", arguments.outputs.display());
+        return Err(Failure::usage(message, Some("give --outputs NAME.safetensors")));
+    }
     let runnable = Runnable::open(arguments)?;
     check_ort_options(&[runnable.backend(arguments)], arguments.library.as_deref(), arguments.threads)?;
     let inputs = tensor_file::read(&arguments.inputs)?;
-    let (folder, name) = output_place(&arguments.outputs)?;
     let mut staging = Staging::begin(&folder, std::slice::from_ref(&name), arguments.force)?;
     let mut runner = runnable.load(arguments, &inputs)?;
     let outputs = runner.run(&inputs).map_err(|error| Failure::of_inputs(error, &arguments.inputs))?;

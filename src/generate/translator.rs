@@ -154,6 +154,12 @@ impl Translator {
         self.translate_part(lines, 1, options)
     }
 
+    /// How many tokens each line has, without an end, and how many of them the dictionary does not have.
+    pub fn unknown_tokens<L: AsRef<str>>(&self, lines: &[L]) -> Vec<(usize, usize)> {
+        let lines = self.tokenizer.encode_all(lines).into_iter();
+        lines.map(|ids| (ids.len(), ids.iter().filter(|id| **id == Dictionary::UNK).count())).collect()
+    }
+
     /// Checks options and lines without translating; `first` is the number of the first line.
     ///
     /// # Errors

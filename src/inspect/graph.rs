@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     export::metadata,
-    file_names::ENCODER,
+    file_names::{DECODER, ENCODER, MODEL},
     onnx::{
         OnnxFile,
         proto::{TensorProto, tensor_proto::DataType},
@@ -144,14 +144,24 @@ pub struct GraphInspection {
     pub files: Vec<File>,
 }
 
-/// The model files of `path`: itself, or every `.onnx` file of a folder, an encoder before its decoder.
+/// The `.onnx` files of a folder.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ModelFiles {
+    /// Those of one model, an encoder before its decoder.
+    pub model: Vec<PathBuf>,
+    /// Those beside it, such as one that was prepared for TensorRT.
+    pub others: Vec<PathBuf>,
+}
+
+/// The model files of `path`: itself, or those of a folder. Where some have the names that exports have, the model is
+/// these; else it is all of them.
 ///
 /// # Errors
 ///
 /// Where the folder cannot be read.
-pub fn model_files(path: &Path) -> io::Result<Vec<PathBuf>> {
+pub fn model_files(path: &Path) -> io::Result<ModelFiles> {
     if !path.is_dir() {
-        return Ok(vec![path.into()]);
+        return Ok(ModelFiles { model: vec![path.into()], others: Vec::new() });
     }
     let mut files = Vec::new();
     for entry in fs::read_dir(path)? {
@@ -162,7 +172,11 @@ pub fn model_files(path: &Path) -> io::Result<Vec<PathBuf>> {
         }
     }
     files.sort_by_key(|file| (file.file_stem().is_none_or(|stem| stem != ENCODER), file.clone()));
-    Ok(files)
+    let is =
+        |file: &PathBuf, names: &[&str]| file.file_stem().is_some_and(|stem| names.iter().any(|name| stem == *name));
+    let known = [&[ENCODER, DECODER][..], &[MODEL]].into_iter().find(|names| files.iter().any(|file| is(file, names)));
+    let (model, others) = files.into_iter().partition(|file| known.is_none_or(|names| is(file, names)));
+    Ok(ModelFiles { model, others })
 }
 
 /// Counts what the files of one model hold and cost.

@@ -17,7 +17,8 @@ use moa_graphs::{Weight, model::Model};
 
 pub use cost::{Cost, Lengths};
 pub use graph::{
-    File, FunctionBody, GraphInspection, GraphPart, GraphWeights, OperatorCount, Signature, inspect_graphs, model_files,
+    File, FunctionBody, GraphInspection, GraphPart, GraphWeights, ModelFiles, OperatorCount, Signature, inspect_graphs,
+    model_files,
 };
 
 /// One part of a model.

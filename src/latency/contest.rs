@@ -379,7 +379,7 @@ pub fn place(subject: &Subject, point: Option<&Sizes>) -> String {
     format!("{model} on {backend}, {part}{module}{point}")
 }
 
-fn place_of_job(job: &Job, point: &Sizes) -> String {
+pub(super) fn place_of_job(job: &Job, point: &Sizes) -> String {
     let module = job.module.as_ref().map(|module| format!(" {module}")).unwrap_or_default();
     format!("{}{module}, {}", job.part, point_text(point))
 }

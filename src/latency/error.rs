@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::regression::Incomparable;
 use crate::{backend::BackendError, onnx::ReadError, tensor::TensorShapeError};
 
 /// A benchmark could not be done.
@@ -17,6 +18,9 @@ pub enum LatencyError {
     /// A tensor does not fit its shape.
     #[error(transparent)]
     Shape(#[from] TensorShapeError),
+    /// The older result measured something else.
+    #[error(transparent)]
+    Incomparable(#[from] Incomparable),
     /// The histogram could not be made.
     #[error("the histogram of times: {0}")]
     Histogram(#[from] hdrhistogram::CreationError),

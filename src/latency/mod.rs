@@ -63,6 +63,8 @@ pub struct Setup<'a> {
     pub ort: OrtOptions,
     /// Shapes of random inputs.
     pub grid: Grid,
+    /// What the result will be compared with.
+    pub older: Option<&'a BenchResult>,
     /// Inputs, where they are not random.
     pub inputs: Option<NamedTensors>,
     /// Who decides about the experts; anything but the data times operators one by one.
@@ -100,6 +102,10 @@ pub trait Watch {
 /// Where a model, an input or a runtime is missing or does not fit, and where backends disagree.
 pub fn bench(setup: &Setup<'_>, mut receipt: Receipt) -> Result<BenchResult, LatencyError> {
     let jobs = setup.jobs()?;
+    if let Some(older) = setup.older {
+        let points = jobs.iter().flat_map(|job| job.points.iter().map(move |point| (job, point)));
+        regression::can_be_compared(&receipt, points, older)?;
+    }
     receipt.before = Moment::read();
     let mut result = BenchResult {
         format: FORMAT,

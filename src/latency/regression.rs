@@ -1,9 +1,12 @@
 //! A result beside an older one.
 
 use super::{
-    contest::place,
+    contest::{place, place_of_job},
+    receipt::Receipt,
     result::{BenchResult, FORMAT, Row},
+    shapes::Sizes,
     statistics::Estimate,
+    subjects::Job,
 };
 
 /// One row beside its older self.
@@ -49,16 +52,35 @@ pub struct Incomparable {
 ///
 /// Where processor, threads, routing or inputs differ, a row is new, or there were too few turns for an interval.
 pub fn compare(new: &BenchResult, old: &BenchResult, threshold: f64) -> Result<Vec<Change>, Incomparable> {
-    same_circumstances(new, old)?;
+    same_circumstances((new.format, &new.receipt), old)?;
     new.rows.iter().enumerate().map(|(index, row)| change(index, row, old, threshold)).collect()
 }
 
-fn same_circumstances(new: &BenchResult, old: &BenchResult) -> Result<(), Incomparable> {
-    let facts = |result: &BenchResult| {
-        let receipt = &result.receipt;
+/// Makes sure, before anything is timed, that [`compare`] will find `points` in `old`.
+///
+/// # Errors
+///
+/// Where processor, threads, routing or inputs differ, or a point is new.
+pub(super) fn can_be_compared<'a>(
+    receipt: &Receipt,
+    mut points: impl Iterator<Item = (&'a Job, &'a Sizes)>,
+    old: &BenchResult,
+) -> Result<(), Incomparable> {
+    same_circumstances((FORMAT, receipt), old)?;
+    let is_known = |(job, point): &(&Job, &Sizes)| {
+        let subject = |row: &Row| row.subject.part == job.part && row.subject.module == job.module;
+        old.rows.iter().any(|row| subject(row) && row.point == **point)
+    };
+    let (before, after) = ("not measured".to_owned(), "asked for".to_owned());
+    let new = points.find(|point| !is_known(point));
+    new.map_or(Ok(()), |(job, point)| Err(Incomparable { what: place_of_job(job, point), before, after }))
+}
+
+fn same_circumstances(new: (u32, &Receipt), old: &BenchResult) -> Result<(), Incomparable> {
+    let facts = |(format, receipt): (u32, &Receipt)| {
         let threads = receipt.threads;
         [
-            ("format", result.format.to_string()),
+            ("format", format.to_string()),
             ("processor", receipt.machine.cpu.clone().unwrap_or_else(|| "unknown".into())),
             ("usable processors", receipt.machine.usable_cpus.to_string()),
             ("threads", format!("{} of ONNX Runtime, {} of tract", threads.onnx_runtime, threads.tract)),
@@ -67,7 +89,7 @@ fn same_circumstances(new: &BenchResult, old: &BenchResult) -> Result<(), Incomp
             ("seed", receipt.options.seed.to_string()),
         ]
     };
-    let pairs = facts(old).into_iter().zip(facts(new));
+    let pairs = facts((old.format, &old.receipt)).into_iter().zip(facts(new));
     match pairs.into_iter().find(|((_, before), (_, after))| before != after) {
         Some(((what, before), (_, after))) => Err(Incomparable { what: what.to_owned(), before, after }),
         None if old.format == FORMAT => Ok(()),

@@ -320,6 +320,7 @@ fn older_results_are_a_gate() {
     write("some.json", &|old| old["rows"] = Value::Array(vec![old["rows"][0].clone()]));
     refused("some.json", &["ort-function", "not measured then"], "");
     write("same.json", &|_| ());
+    refused("same.json", &["sequence 9", "not measured then, asked for now"], "--seq 9");
     let more = result["receipt"]["threads"]["onnx_runtime"].as_u64().unwrap() + 1;
     refused("same.json", &["threads"], &format!("--threads {more}"));
     refused("same.json", &["routing: data then, single now"], "--routing single");

@@ -127,3 +127,18 @@ fn what_cannot_be_inspected_is_refused() {
     scene.write("family.json", r#"{"model_type": "bert"}"#);
     scene.refuses("inspect --config family.json", 4, &["bert", "moa_transformer"]);
 }
+
+/// A file that was made of the model beside it is no part of it.
+#[test]
+fn other_files_of_a_folder_are_not_counted() {
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    scene.accepts("ck -o out");
+    let before = json(&scene, "inspect out");
+    let prepared = scene.accepts("prepare out/model.onnx -o out/model.trt.onnx");
+    assert!(prepared.contains("wrote out/model.trt.onnx"), "{prepared}");
+    let outcome = scene.moa("inspect out --json");
+    assert_eq!(serde_json::from_str::<Value>(&outcome.stdout).unwrap(), before);
+    assert!(outcome.stderr.contains("note: out/model.trt.onnx is not counted"), "{}", outcome.stderr);
+    let alone = json(&scene, "inspect out/model.trt.onnx");
+    assert_eq!((&alone["form"], &alone["total"]), (&"fused".into(), &before["total"]));
+}

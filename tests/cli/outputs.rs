@@ -196,7 +196,8 @@ fn existing_data_files_are_not_replaced_either() {
     let scene = Scene::with(&Model::layer());
     scene.write("m.onnx.data", "mine");
     scene.refuses("ck -o m.onnx --external-data always", 2, &["m.onnx.data exists already", "--force"]);
-    scene.accepts("ck -o m.onnx");
+    let outcome = scene.moa("ck -o m.onnx");
+    assert_eq!((outcome.code, outcome.stderr.contains("m.onnx.data is of an earlier export")), (Some(0), true));
     assert_eq!(scene.read("m.onnx.data"), b"mine");
     scene.accepts("ck -o m.onnx --external-data always --force");
     assert_ne!(scene.read("m.onnx.data"), b"mine");
@@ -302,4 +303,24 @@ fn the_umask_is_respected() {
             assert_eq!(format!("{:o}", mode(model.parent().unwrap())), format!("{folder:o}"), "umask {mask}, {out}");
         }
     }
+}
+
+#[test]
+fn packed_models_and_arrays_of_numpy_are_not_written() {
+    let scene = Scene::with(&Model::layer());
+    for name in ["m.onnx.gz", "m.ONNX.zip"] {
+        scene.refuses(&format!("ck -o {name}"), 2, &[name, "ending of another format"]);
+    }
+    scene.accepts("ck -o m.onnx");
+    scene.write("in.safetensors", "no tensors");
+    scene.refuses("run m.onnx --inputs in.safetensors --outputs o.npz", 2, &["o.npz", "safetensors", "not as .npz"]);
+}
+
+#[test]
+fn weights_that_are_gone_are_named_with_their_model() {
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o m.onnx --external-data always");
+    fs::rename(scene.path("m.onnx"), scene.path("n.onnx")).unwrap();
+    fs::remove_file(scene.path("m.onnx.data")).unwrap();
+    scene.refuses("inspect n.onnx", 5, &["n.onnx: its weights lie in m.onnx.data", "help: copy it beside"]);
 }

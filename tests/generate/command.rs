@@ -318,6 +318,45 @@ fn a_bad_line_of_a_pipe_is_told_with_its_number() {
 }
 
 #[test]
+fn tokens_that_no_dictionary_has_are_told_once() {
+    let folder = exported(Form::Function);
+    let out = out(&folder);
+    let notes = |text: &str| {
+        let file = folder.path().join("lines.txt");
+        fs::write(&file, text).unwrap();
+        let output = generate(&out, &["--input", file.to_str().unwrap()]);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert_eq!(notes("one\ntwelve\n"), "");
+    let one = notes("one\ntwelve 日\n");
+    assert!(
+        one.starts_with("note: ") && one.ends_with("lines.txt, line 2: 1 of 5 tokens are not in the dictionary\n"),
+        "{one}"
+    );
+    let several = notes("日\n\none 日\ntwo\n本 日\n");
+    assert!(
+        several.ends_with("line 1: 1 of 1 tokens are not in the dictionary, and 2 more lines have such tokens\n"),
+        "{several}"
+    );
+}
+
+/// A text that names a place in the file system is none, even where the place cannot be reached.
+#[test]
+#[cfg(unix)]
+fn links_that_lead_nowhere_are_no_text() {
+    let folder = exported(Form::Function);
+    let out = out(&folder);
+    for (link, target) in [("dangling", "nothing"), ("loop", "loop")] {
+        std::os::unix::fs::symlink(target, folder.path().join(link)).unwrap();
+        let output =
+            program().current_dir(folder.path()).arg("generate").arg(&out).args(["--input", link]).output().unwrap();
+        let (code, message) = failure(&output);
+        assert!(code == 5 && message.contains(link), "{code} {message}");
+    }
+}
+
+#[test]
 fn lines_that_are_too_long_are_refused_or_left_out() {
     let folder = exported(Form::Function);
     let file = folder.path().join("lines.txt");

@@ -110,11 +110,11 @@ impl<'a> Shapes<'a> {
         self.error(&format!("top_k is {top_k}, but the router has {experts} experts"))
     }
 
-    fn check_tokens(&self, batch: usize, tokens: usize) -> Result<(), ShapeError> {
-        if batch > 0 && tokens > 0 {
-            return Ok(());
+    fn check_tokens(&self, [batch, tokens, width]: [usize; 3]) -> Result<(), ShapeError> {
+        if batch == 0 || tokens == 0 {
+            return self.error(&format!("hidden_states holds no token (batch {batch}, sequence {tokens})"));
         }
-        self.error(&format!("hidden_states holds no token (batch {batch}, sequence {tokens})"))
+        if width == 0 { self.error("hidden_states has no columns") } else { Ok(()) }
     }
 
     /// Splits `G * D` columns into heads.
@@ -169,7 +169,7 @@ impl SelfAttentionDims {
         let [batch, tokens, width] = s.required(own::HIDDEN_STATES)?;
         let [_, experts] = s.required(own::ROUTER_WEIGHT)?;
         let [_, _, columns] = s.required(own::QUERY_WEIGHT)?;
-        s.check_tokens(batch, tokens)?;
+        s.check_tokens([batch, tokens, width])?;
         s.check_top_k(attributes.top_k, experts)?;
         let kv_heads = attributes.kv_num_heads;
         let head = s.head(columns, kv_heads)?;
@@ -214,7 +214,7 @@ impl CrossAttentionDims {
         let [_, _, keys, _] = s.required(cross::KEY)?;
         let [_, experts] = s.required(cross::ROUTER_WEIGHT)?;
         let [_, _, columns] = s.required(cross::QUERY_WEIGHT)?;
-        s.check_tokens(batch, tokens)?;
+        s.check_tokens([batch, tokens, width])?;
         s.check_top_k(attributes.top_k, experts)?;
         let kv_heads = attributes.kv_num_heads;
         let head = s.head(columns, kv_heads)?;
@@ -241,8 +241,11 @@ impl FeedForwardDims {
         let [batch, tokens, width] = s.required(ffn::HIDDEN_STATES)?;
         let [_, experts] = s.required(ffn::ROUTER_WEIGHT)?;
         let [_, hidden, _] = s.required(ffn::OUTPUT_WEIGHT)?;
-        s.check_tokens(batch, tokens)?;
+        s.check_tokens([batch, tokens, width])?;
         s.check_top_k(attributes.top_k, experts)?;
+        if hidden == 0 {
+            return s.error("output_weight has no rows");
+        }
         let columns = if attributes.gated { 2 * hidden } else { hidden };
         s.expect(ffn::ROUTER_WEIGHT, &[width, experts])?;
         s.expect(ffn::INPUT_WEIGHT, &[experts, width, columns])?;

@@ -220,6 +220,24 @@ fn a_call_without_a_token_is_refused() {
 }
 
 #[test]
+fn sizes_of_nothing_are_refused() {
+    let empty = |mut shapes: Vec<Vec<usize>>, axes: &[(usize, usize)]| {
+        axes.iter().for_each(|(input, axis)| shapes[*input][*axis] = 0);
+        shapes
+    };
+    let attributes = feed_forward(false, 2);
+    for error in [
+        dims(&empty(shapes(), &[(0, 2)])).unwrap_err().to_string(),
+        cross_dims(&empty(cross_shapes(), &[(0, 2)]), &CROSS).unwrap_err(),
+        feed_forward_dims(&empty(feed_forward_shapes(false), &[(0, 2)]), &attributes).unwrap_err(),
+    ] {
+        assert!(error.contains("hidden_states has no columns"), "{error}");
+    }
+    let error = feed_forward_dims(&empty(feed_forward_shapes(false), &[(2, 2), (3, 1)]), &attributes).unwrap_err();
+    assert!(error.contains("output_weight has no rows"), "{error}");
+}
+
+#[test]
 fn attributes_of_self_attention_fit_its_weights() {
     let with = |top_k, kv_num_heads| {
         let attributes = SelfAttentionAttributes { top_k, kv_num_heads, ..ATTRIBUTES };

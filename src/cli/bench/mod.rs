@@ -18,6 +18,7 @@ use super::{
     Failure,
     apart::keep_apart,
     args::BackendArgument,
+    failure::COMPARABLE,
     interrupt::Ending,
     must_be_open, open_checkpoint, print_aside, print_result,
     progress::{BenchProgress, VerifyProgress},
@@ -28,8 +29,8 @@ use crate::{
     backend::{self, Backend, OrtOptions, Ranges, Survey},
     engine::{Device, Sizes},
     latency::{
-        BenchResult, Budget, Change, Choice, End, Grid, LatencyError, Library, Machine, Model, Moment, Options,
-        Outcome, Receipt, Setup, Threads, Verdict, bench, compare, hash_file, now,
+        BenchResult, Budget, Change, Choice, End, Grid, Incomparable, LatencyError, Library, Machine, Model, Moment,
+        Options, Outcome, Receipt, Setup, Threads, Verdict, bench, compare, hash_file, now,
     },
     parity::{Finding, ToleranceOptions, VerifyOptions, verify_watched},
     tensor::NamedTensors,
@@ -73,6 +74,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
         bodies: bodies.as_deref(),
         ort,
         grid: grid(arguments)?,
+        older: old.as_ref(),
         inputs,
         choice: choice(&arguments.routing)?,
         seed: arguments.seed(),
@@ -85,7 +87,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     let result = bench(&setup, receipt(arguments, &setup, threads)?);
     drop(progress);
     let result = result.map_err(|error| of_inputs(error, arguments))?;
-    let changes = old.map(|old| compared(arguments, &result, &old)).transpose();
+    let changes = old.as_ref().map(|old| compared(arguments, &result, old)).transpose();
     outputs.write(arguments, &result, changes.as_ref().ok().and_then(Option::as_deref), &ending)?;
     let slower = changes?.iter().flatten().any(|change| change.outcome == Outcome::Slower);
     Ok(if slower { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -102,16 +104,18 @@ fn check_seed(arguments: &BenchArguments) -> Result<(), Failure> {
 
 /// The result beside the older one of `--compare`.
 fn compared(arguments: &BenchArguments, result: &BenchResult, old: &BenchResult) -> Result<Vec<Change>, Failure> {
-    compare(result, old, arguments.threshold / 100.0).map_err(|difference| {
-        let path = arguments.compare.as_deref().unwrap_or(Path::new("")).display().to_string();
-        let help = "compare results of the same command on the same machine";
-        Failure::usage(format!("{path} measured something else: {difference}"), Some(help))
-    })
+    compare(result, old, arguments.threshold / 100.0).map_err(|difference| incomparable(&difference, arguments))
+}
+
+fn incomparable(difference: &Incomparable, arguments: &BenchArguments) -> Failure {
+    let path = arguments.compare.as_deref().unwrap_or(Path::new("")).display();
+    Failure::usage(format!("{path} measured something else: {difference}"), Some(COMPARABLE))
 }
 
 /// What is wrong with inputs names their file, where there is one.
 fn of_inputs(error: LatencyError, arguments: &BenchArguments) -> Failure {
     match (error, &arguments.inputs) {
+        (LatencyError::Incomparable(difference), _) => incomparable(&difference, arguments),
         (LatencyError::Backend(error), Some(path)) => Failure::of_inputs(error, path),
         (error @ LatencyError::MissingInput { .. }, Some(path)) => Failure::from(error).of_file(path),
         (error, _) => error.into(),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{InspectArguments, PART_HEADER, conventions, grouped, lengths_count, line, right};
 use crate::{
-    cli::{Failure, table::table},
+    cli::{Failure, note, table::table},
     inspect::{File, GraphInspection, GraphPart, Lengths, Signature, inspect_graphs, model_files},
     onnx::read_model,
 };
@@ -16,12 +16,15 @@ pub(super) fn is_exported(path: &Path) -> bool {
     }
     let is_checkpoint =
         ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| path.join(name).exists());
-    !is_checkpoint && model_files(path).is_ok_and(|files| !files.is_empty())
+    !is_checkpoint && model_files(path).is_ok_and(|files| !files.model.is_empty())
 }
 
 pub(super) fn print(path: &Path, lengths: Lengths, arguments: &InspectArguments) -> Result<String, Failure> {
     let paths = model_files(path).map_err(|error| Failure::io(&error, &path.display().to_string()))?;
-    let files = paths.iter().map(|path| read_model(path)).collect::<Result<Vec<_>, _>>()?;
+    for other in &paths.others {
+        note(&format!("{} is not counted; give the file itself", other.display()));
+    }
+    let files = paths.model.iter().map(|path| read_model(path)).collect::<Result<Vec<_>, _>>()?;
     lengths_count(arguments, |lengths| inspect_graphs(&files, lengths).total)?;
     let inspection = inspect_graphs(&files, lengths);
     Ok(match arguments.json {
