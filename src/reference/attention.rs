@@ -4,7 +4,9 @@ use moa_graphs::{Weight, WeightError, model};
 
 use super::{
     ReferenceError,
-    math::{Sums, add_scaled, dot, softmax, transpose, vector_matrix},
+    blocks::{TOGETHER, slices},
+    math::{Sums, add_scaled, dot, softmax, transpose},
+    matrix::{Matrices, Outputs, in_order},
     router::{Router, Tape},
     sequence::{Heads, Mask, Sequence},
     stored::Stored,
@@ -42,13 +44,13 @@ impl KeyValues {
 pub(super) struct Attention {
     router: Router,
     /// `[E, C, G·D]`.
-    query: Vec<f64>,
+    query: Matrices,
     /// `[source width, G·D]`.
-    key: Vec<f64>,
+    key: Matrices,
     /// `[source width, G·D]`.
-    value: Vec<f64>,
+    value: Matrices,
     /// `[E, G·D, C]`.
-    output: Vec<f64>,
+    output: Matrices,
     /// `[C]`.
     bias: Option<Vec<f64>>,
     rotary: Option<Rotary>,
@@ -62,20 +64,17 @@ pub(super) struct Attention {
 impl Attention {
     pub(super) fn new(model: &model::Attention, stored: Stored) -> Result<Self, WeightError> {
         let (width, columns) = (model.width, model.kv_num_heads * model.head_size);
-        let (key, value) = match &model.keys_values {
-            model::KeyValueWeights::Separate { key, value } => (stored.matrix(key)?, stored.matrix(value)?),
-            model::KeyValueWeights::Joint(both) => {
-                let mut key = stored.matrix(both)?;
-                let value = key.split_off(columns * model.source_width);
-                (key, value)
-            }
+        let shape = [1, columns, model.source_width];
+        let [(key, first_key), (value, first_value)] = match &model.keys_values {
+            model::KeyValueWeights::Separate { key, value } => [(key, 0), (value, 0)],
+            model::KeyValueWeights::Joint(both) => [(both, 0), (both, columns * model.source_width)],
         };
         let router = router_matrix(&model.router, model.layout, width)?;
         Ok(Self {
             router: Router::new(&model.module, router, model.num_experts, model.top_k, model.gate_mode),
             query: expert_matrices(&model.query, model.layout, stored)?,
-            key: transpose(&key, model.source_width),
-            value: transpose(&value, model.source_width),
+            key: Matrices::read(stored, key, first_key, shape, Outputs::Rows)?,
+            value: Matrices::read(stored, value, first_value, shape, Outputs::Rows)?,
             output: expert_matrices(&model.output, model.layout, stored)?,
             bias: model.output_bias.as_ref().map(|bias| stored.bias(bias)).transpose()?,
             rotary: model.rotary.map(|rotary| Rotary::new(rotary, model.head_size)),
@@ -105,15 +104,14 @@ impl Attention {
     /// The same for tokens at `positions`, `[B, S]`.
     pub(super) fn keys_values_at(&self, source: &Sequence, positions: Option<&Positions>) -> KeyValues {
         let columns = self.kv_num_heads * self.head_size;
-        let project = |w: &[f64]| source.map(columns, |z| vector_matrix(source.sums(), z, w, columns));
-        let mut key = project(&self.key);
+        let mut key = self.key.map(source);
         if let Some((rotary, positions)) = self.rotary.as_ref().zip(positions) {
             for (index, position) in positions.0.iter().enumerate() {
                 rotary.turn(&mut key.values[index * columns..(index + 1) * columns], *position);
             }
         }
         let split = |projected: &Sequence| Heads::split(projected, self.kv_num_heads);
-        KeyValues { key: split(&key), value: split(&project(&self.value)) }
+        KeyValues { key: split(&key), value: split(&self.value.map(source)) }
     }
 
     /// The layer's output for `x`, `[B, T, C]`, whose real tokens are `queries`, attending to the tokens of
@@ -144,52 +142,46 @@ impl Attention {
     ) -> Result<Sequence, ReferenceError> {
         let routed = queries.real.iter().map(|real| *real || !self.skip_padded_queries).collect();
         let routing = self.router.route(x, routed, tape)?;
-        let (past, sums) = (source.key.tokens.saturating_sub(x.tokens), x.sums());
-        let mut values = Vec::with_capacity(x.values.len());
-        for b in 0..x.batch {
-            for t in 0..x.tokens {
-                let end = if self.causal { past + t + 1 } else { source.key.tokens };
-                let visible: Vec<usize> = (0..end).filter(|s| keys.is_real(b, *s)).collect();
-                let mut y = vec![0.0; self.width];
-                let position = positions.map(|positions| positions.0[b * x.tokens + t]);
-                for (expert, weight) in routing.choice(b, t) {
-                    let query = self.query(sums, expert, x.row(b, t), position);
-                    add_scaled(sums, &mut y, weight, &self.expert(sums, expert, &query, source, b, &visible));
-                }
-                if let (Some(bias), true) = (&self.bias, routing.routed[b * x.tokens + t]) {
+        let sums = x.sums();
+        let mut values = Vec::with_capacity(x.batch * x.tokens);
+        for slots in routing.slots(TOGETHER) {
+            let rows: Vec<&[f64]> = slots.tokens.iter().map(|token| x.token(*token)).collect();
+            let mut queries = self.query.each(sums, &rows, &slots.experts);
+            if let Some((rotary, positions)) = self.rotary.as_ref().zip(positions) {
+                let tokens = queries.iter_mut().zip(&slots.tokens);
+                tokens.for_each(|(query, token)| rotary.turn(query, positions.0[*token]));
+            }
+            let attended = self.attend(sums, &queries, &slots.tokens, x.tokens, source, keys);
+            let outputs = self.output.each(sums, &slices(&attended), &slots.experts);
+            for (token, mut y) in slots.range.clone().zip(slots.sums(sums, self.width, &outputs)) {
+                if let (Some(bias), true) = (&self.bias, routing.routed[token]) {
                     add_scaled(sums, &mut y, 1.0, bias);
                 }
-                values.extend(y);
+                values.push(y);
             }
         }
-        Ok(Sequence { values, ..*x }.rounded())
+        Ok(x.with(self.width, values))
     }
 
-    /// `x · query[expert]` for the token `x`, `[C]`, at `position`: `[G·D]`.
-    fn query(&self, sums: Sums, expert: usize, x: &[f64], position: Option<usize>) -> Vec<f64> {
-        let columns = self.kv_num_heads * self.head_size;
-        let size = self.width * columns;
-        let mut query = vector_matrix(sums, x, &self.query[expert * size..(expert + 1) * size], columns);
-        if let Some((rotary, position)) = self.rotary.as_ref().zip(position) {
-            rotary.turn(&mut query, position);
-        }
-        query
-    }
-
-    /// `o · output[expert]` for the `query`, `[G·D]`, of a token of row `b`: `[C]`.
-    fn expert(
+    /// What each of the `queries`, `[G·D]`, of the tokens `of`, counted over rows of `tokens`, attends to: `[G·D]`.
+    fn attend(
         &self,
         sums: Sums,
-        expert: usize,
-        query: &[f64],
+        queries: &[Vec<f64>],
+        of: &[usize],
+        tokens: usize,
         source: &KeyValues,
-        b: usize,
-        visible: &[usize],
-    ) -> Vec<f64> {
-        let size = self.width * query.len();
-        let heads = query.chunks_exact(self.head_size).enumerate();
-        let attended: Vec<f64> = heads.flat_map(|(g, query)| attend(sums, query, source, b, g, visible)).collect();
-        vector_matrix(sums, &attended, &self.output[expert * size..(expert + 1) * size], self.width)
+        keys: &Mask,
+    ) -> Vec<Vec<f64>> {
+        let past = source.key.tokens.saturating_sub(tokens);
+        let work = 2 * queries.len() * source.key.tokens * self.kv_num_heads * self.head_size;
+        in_order(queries.len(), work, |index| {
+            let (b, t) = (of[index] / tokens, of[index] % tokens);
+            let end = if self.causal { past + t + 1 } else { source.key.tokens };
+            let visible: Vec<usize> = (0..end).filter(|s| keys.is_real(b, *s)).collect();
+            let heads = queries[index].chunks_exact(self.head_size).enumerate();
+            heads.flat_map(|(g, query)| attend(sums, query, source, b, g, &visible)).collect()
+        })
     }
 }
 
@@ -244,15 +236,13 @@ pub(super) fn expert_matrices(
     weight: &Weight,
     layout: model::ExpertLayout,
     stored: Stored,
-) -> Result<Vec<f64>, WeightError> {
-    let values = stored.matrix(weight)?;
-    let [_, rows, columns] = *weight.shape() else { return Ok(values) };
-    Ok(match layout {
-        model::ExpertLayout::InOut => values,
-        model::ExpertLayout::OutIn => {
-            values.chunks_exact(rows * columns).flat_map(|matrix| transpose(matrix, columns)).collect()
-        }
-    })
+) -> Result<Matrices, WeightError> {
+    let shape = *weight.shape().first_chunk().unwrap_or(&[0; 3]);
+    let outputs = match layout {
+        model::ExpertLayout::InOut => Outputs::Columns,
+        model::ExpertLayout::OutIn => Outputs::Rows,
+    };
+    Matrices::read(stored, weight, 0, shape, outputs)
 }
 
 /// `softmax(query · D^-1/2 · Kᵀ) · V` over the `visible` tokens of row `b`, head `g`; 0 where there are none.

@@ -7,37 +7,47 @@ use super::{
     ReferenceError,
     attention::{expert_matrices, router_matrix},
     inputs::TokenIds,
-    math::{Sums, activate, add_scaled, layer_norm, transpose, vector_matrix},
+    math::{Sums, activate, add_scaled, layer_norm},
+    matrix::{Matrices, Outputs},
     router::{Router, Tape},
     sequence::{Mask, Sequence},
     stored::Stored,
 };
 
+/// Tokens whose vectors are in memory together.
+pub(super) const TOGETHER: usize = 256;
+
+/// Every vector of a list.
+pub(super) fn slices(vectors: &[Vec<f64>]) -> Vec<&[f64]> {
+    vectors.iter().map(Vec::as_slice).collect()
+}
+
 /// `x · weightᵀ + bias`.
 #[derive(Debug)]
 pub(super) struct Linear {
     /// `[in, out]`.
-    weight: Vec<f64>,
+    weight: Matrices,
     /// `[out]`.
     bias: Vec<f64>,
 }
 
 impl Linear {
     pub(super) fn new(model: &model::Linear, stored: Stored) -> Result<Self, WeightError> {
-        let inputs = model.weight.shape()[1];
-        Ok(Self { weight: transpose(&stored.matrix(&model.weight)?, inputs), bias: stored.bias(&model.bias)? })
+        let (outputs, inputs) = (model.weight.shape()[0], model.weight.shape()[1]);
+        let weight = Matrices::read(stored, &model.weight, 0, [1, outputs, inputs], Outputs::Rows)?;
+        Ok(Self { weight, bias: stored.bias(&model.bias)? })
     }
 
-    /// `[in]` to `[out]`.
-    pub(super) fn apply(&self, sums: Sums, x: &[f64]) -> Vec<f64> {
-        let mut y = vector_matrix(sums, x, &self.weight, self.bias.len());
-        add_scaled(sums, &mut y, 1.0, &self.bias);
-        y
+    /// `[in]` to `[out]`, of every vector; nothing but sums is rounded.
+    pub(super) fn apply(&self, sums: Sums, x: &[&[f64]]) -> Vec<Vec<f64>> {
+        let mut all = self.weight.product(sums, 0, x);
+        all.iter_mut().for_each(|y| add_scaled(sums, y, 1.0, &self.bias));
+        all
     }
 
     /// `[B, T, in]` to `[B, T, out]`.
     pub(super) fn run(&self, x: &Sequence) -> Sequence {
-        x.map(self.bias.len(), |row| self.apply(x.sums(), row))
+        x.with(self.bias.len(), self.apply(x.sums(), &x.rows()))
     }
 }
 
@@ -110,11 +120,15 @@ impl FeedForward {
     /// `[B, T, C]` to `[B, T, C]`.
     pub(super) fn run(&self, x: &Sequence, tape: &mut Tape<'_>) -> Result<Sequence, ReferenceError> {
         match self {
-            Self::Dense { input, activation, output } => Ok(x.map(x.width, |row| {
-                let hidden = input.apply(x.sums(), row);
-                let hidden: Vec<f64> = hidden.into_iter().map(|h| activate(*activation, h)).collect();
-                output.apply(x.sums(), &hidden)
-            })),
+            Self::Dense { input, activation, output } => {
+                let mut values = Vec::with_capacity(x.batch * x.tokens);
+                for rows in x.rows().chunks(TOGETHER) {
+                    let mut hidden = input.apply(x.sums(), rows);
+                    hidden.iter_mut().flatten().for_each(|h| *h = activate(*activation, *h));
+                    values.extend(output.apply(x.sums(), &slices(&hidden)));
+                }
+                Ok(x.with(x.width, values))
+            }
             Self::Experts(experts) => experts.run(x, tape),
         }
     }
@@ -125,14 +139,13 @@ impl FeedForward {
 pub(super) struct ExpertFeedForward {
     router: Router,
     /// `[E, C, F]`, or `[E, C, 2·F]` where gated.
-    input: Vec<f64>,
+    input: Matrices,
     /// `[E, F, C]`.
-    output: Vec<f64>,
+    output: Matrices,
     /// `[C]`.
     bias: Option<Vec<f64>>,
     hidden: usize,
     activation: Activation,
-    gated: bool,
 }
 
 impl ExpertFeedForward {
@@ -145,43 +158,33 @@ impl ExpertFeedForward {
             bias: model.output_bias.as_ref().map(|bias| stored.bias(bias)).transpose()?,
             hidden: model.hidden,
             activation: model.activation,
-            gated: model.gated,
         })
     }
 
     /// `[B, T, C]` to `[B, T, C]`; padding is routed like every other token.
     pub(super) fn run(&self, x: &Sequence, tape: &mut Tape<'_>) -> Result<Sequence, ReferenceError> {
         let (routing, sums) = (self.router.route(x, vec![true; x.batch * x.tokens], tape)?, x.sums());
-        let mut values = Vec::with_capacity(x.values.len());
-        for b in 0..x.batch {
-            for t in 0..x.tokens {
-                let mut y = vec![0.0; x.width];
-                for (expert, weight) in routing.choice(b, t) {
-                    let size = x.width * self.hidden;
-                    let hidden = self.hidden_row(sums, expert, x.row(b, t));
-                    let output = &self.output[expert * size..(expert + 1) * size];
-                    add_scaled(sums, &mut y, weight, &vector_matrix(sums, &hidden, output, x.width));
-                }
+        let mut values = Vec::with_capacity(x.batch * x.tokens);
+        for slots in routing.slots(TOGETHER) {
+            let rows: Vec<&[f64]> = slots.tokens.iter().map(|token| x.token(*token)).collect();
+            let mut hidden = self.input.each(sums, &rows, &slots.experts);
+            hidden.iter_mut().for_each(|row| self.activate(row));
+            let outputs = self.output.each(sums, &slices(&hidden), &slots.experts);
+            for mut y in slots.sums(sums, x.width, &outputs) {
                 if let Some(bias) = &self.bias {
                     add_scaled(sums, &mut y, 1.0, bias);
                 }
-                values.extend(y);
+                values.push(y);
             }
         }
-        Ok(Sequence { values, ..*x }.rounded())
+        Ok(x.with(x.width, values))
     }
-}
 
-impl ExpertFeedForward {
-    /// `activation(x · input[expert])`, or `activation(first half) · second half` of it where gated: `[F]`.
-    fn hidden_row(&self, sums: Sums, expert: usize, x: &[f64]) -> Vec<f64> {
-        let columns = if self.gated { 2 * self.hidden } else { self.hidden };
-        let size = x.len() * columns;
-        let mut row = vector_matrix(sums, x, &self.input[expert * size..(expert + 1) * size], columns);
+    /// `activation(row)`, or `activation(first half) · second half` of it where gated: `[F]`.
+    fn activate(&self, row: &mut Vec<f64>) {
         let linear = row.split_off(self.hidden);
         row.iter_mut().for_each(|h| *h = activate(self.activation, *h));
         row.iter_mut().zip(&linear).for_each(|(h, linear)| *h *= linear);
-        row
     }
 }
 
@@ -211,7 +214,7 @@ impl RmsNorm {
 #[derive(Debug)]
 pub(super) struct Embedding {
     /// `[V, C]`.
-    tokens: Vec<f64>,
+    tokens: Matrices,
     width: usize,
     scale: f64,
     /// `[rows, C]`.
@@ -225,7 +228,7 @@ impl Embedding {
     pub(super) fn new(model: &model::Embedding, stored: Stored) -> Result<Self, WeightError> {
         let width = model.width();
         Ok(Self {
-            tokens: stored.matrix(&model.tokens)?,
+            tokens: Matrices::read(stored, &model.tokens, 0, [1, model.tokens.shape()[0], width], Outputs::Columns)?,
             width,
             scale: f64::from(model.scale),
             positions: match &model.positions {
@@ -267,10 +270,10 @@ impl Embedding {
     }
 
     /// The row of the token at `index` of `ids`.
-    fn token(&self, ids: TokenIds<'_>, index: usize) -> Result<&[f64], ReferenceError> {
-        let (id, vocabulary) = (ids.ids[index], self.tokens.len() / self.width);
+    fn token(&self, ids: TokenIds<'_>, index: usize) -> Result<Vec<f64>, ReferenceError> {
+        let (id, vocabulary) = (ids.ids[index], self.tokens.rows());
         match usize::try_from(id).ok().filter(|id| *id < vocabulary) {
-            Some(id) => Ok(&self.tokens[id * self.width..(id + 1) * self.width]),
+            Some(id) => Ok(self.tokens.row(id)),
             None => Err(ReferenceError::TokenId { input: ids.input.into(), index, id, vocabulary }),
         }
     }

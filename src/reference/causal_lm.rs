@@ -8,7 +8,7 @@ use super::{
     blocks::{ExpertFeedForward, RmsNorm},
     encoder_decoder::{insert_key_values, key_values},
     inputs::{Dim, Inputs},
-    math::{transpose, vector_matrix},
+    matrix::{Matrices, Outputs},
     router::Tape,
     sequence::Sequence,
     stored::Stored,
@@ -19,11 +19,10 @@ use crate::tensor::NamedTensors;
 #[derive(Debug)]
 pub(super) struct CausalLm {
     /// `[V, C]`.
-    tokens: Vec<f64>,
+    tokens: Matrices,
     /// `[C, V]`.
-    output: Vec<f64>,
+    output: Matrices,
     width: usize,
-    vocabulary: usize,
     max_positions: Option<usize>,
     layers: Vec<CausalLayer>,
     norm: RmsNorm,
@@ -53,10 +52,9 @@ impl CausalLm {
     pub(super) fn new(model: &model::CausalLm, stored: Stored) -> Result<Self, WeightError> {
         let [vocabulary, width] = [model.output.shape()[0], model.output.shape()[1]];
         Ok(Self {
-            tokens: stored.matrix(&model.tokens)?,
-            output: transpose(&stored.matrix(&model.output)?, width),
+            tokens: Matrices::read(stored, &model.tokens, 0, [1, model.tokens.shape()[0], width], Outputs::Columns)?,
+            output: Matrices::read(stored, &model.output, 0, [1, vocabulary, width], Outputs::Rows)?,
             width,
-            vocabulary,
             max_positions: model.max_positions(),
             layers: model.layers.iter().map(|layer| CausalLayer::new(layer, stored)).collect::<Result<_, _>>()?,
             norm: RmsNorm::new(&model.norm)?,
@@ -71,11 +69,11 @@ impl CausalLm {
         let positions = self.positions(inputs, [ids.batch, ids.tokens])?;
         let mut values = Vec::with_capacity(ids.ids.len() * self.width);
         for (index, id) in ids.ids.iter().enumerate() {
-            let Some(row) = usize::try_from(*id).ok().filter(|id| *id < self.tokens.len() / self.width) else {
-                let (input, vocabulary) = (ids.input.into(), self.tokens.len() / self.width);
+            let Some(row) = usize::try_from(*id).ok().filter(|id| *id < self.tokens.rows()) else {
+                let (input, vocabulary) = (ids.input.into(), self.tokens.rows());
                 return Err(ReferenceError::TokenId { input, index, id: *id, vocabulary });
             };
-            values.extend_from_slice(&self.tokens[row * self.width..(row + 1) * self.width]);
+            values.extend(self.tokens.row(row));
         }
         let mut x =
             Sequence { precision: ids.precision, batch: ids.batch, tokens: ids.tokens, width: self.width, values };
@@ -91,8 +89,7 @@ impl CausalLm {
             x = x.plus(&added);
             insert_key_values(&mut outputs, &format!("present.{index}"), present)?;
         }
-        let sums = x.sums();
-        let logits = self.norm.run(&x).map(self.vocabulary, |x| vector_matrix(sums, x, &self.output, self.vocabulary));
+        let logits = self.output.map(&self.norm.run(&x));
         outputs.insert("logits".into(), logits.into_tensor()?);
         Ok(outputs)
     }

@@ -7,7 +7,7 @@ use super::{
     attention::{Attention, KeyValues},
     blocks::{Embedding, FeedForward, LayerNorm, residual},
     inputs::{Dim, Inputs, TokenIds},
-    math::{transpose, vector_matrix},
+    matrix::{Matrices, Outputs},
     router::Tape,
     sequence::{Mask, Sequence},
     stored::Stored,
@@ -87,8 +87,7 @@ struct Decoder {
     layers: Vec<DecoderLayer>,
     norm: Option<LayerNorm>,
     /// `[C, V]`.
-    output: Vec<f64>,
-    vocabulary: usize,
+    output: Matrices,
 }
 
 #[derive(Debug)]
@@ -144,8 +143,7 @@ impl Decoder {
             embedding: Embedding::new(&model.embedding, stored)?,
             layers: model.layers.iter().map(|layer| DecoderLayer::new(layer, stored)).collect::<Result<_, _>>()?,
             norm: LayerNorm::optional(model.norm.as_ref())?,
-            output: transpose(&stored.matrix(&model.output)?, width),
-            vocabulary,
+            output: Matrices::read(stored, &model.output, 0, [1, vocabulary, width], Outputs::Rows)?,
         })
     }
 
@@ -169,7 +167,7 @@ impl Decoder {
         if let Some(norm) = &self.norm {
             x = norm.run(&x);
         }
-        let logits = x.map(self.vocabulary, |row| vector_matrix(x.sums(), row, &self.output, self.vocabulary));
+        let logits = self.output.map(&x);
         outputs.insert("logits".into(), logits.into_tensor()?);
         Ok(outputs)
     }

@@ -41,11 +41,9 @@ impl MaskedLm {
         let ids = inputs.token_ids("input_ids")?;
         let mask = inputs.mask("attention_mask", ids.batch, Dim::Is(ids.tokens))?;
         let x = self.encoder.run(ids, &mask, tape)?;
-        let x = x.map(x.width, |row| {
-            let dense = self.dense.apply(x.sums(), row);
-            let dense: Vec<f64> = dense.into_iter().map(|h| activate(self.activation, h)).collect();
-            self.norm.apply(x.sums(), &dense)
-        });
+        let mut dense = self.dense.apply(x.sums(), &x.rows());
+        dense.iter_mut().flatten().for_each(|h| *h = activate(self.activation, *h));
+        let x = x.with(x.width, dense.iter().map(|row| self.norm.apply(x.sums(), row)).collect());
         Ok(NamedTensors::from([("logits".into(), self.output.run(&x).into_tensor()?)]))
     }
 }

@@ -48,9 +48,21 @@ pub(super) fn dot(sums: Sums, a: &[f64], b: &[f64]) -> f64 {
     sums.sum(a.iter().zip(b).map(|(a, b)| a * b))
 }
 
-/// `[R, C]` to `[C, R]`.
+/// `[R, C]` to `[C, R]`, in tiles that stay near.
 pub(super) fn transpose(matrix: &[f64], columns: usize) -> Vec<f64> {
-    (0..columns).flat_map(|column| matrix.iter().skip(column).step_by(columns).copied()).collect()
+    const TILE: usize = 32;
+    let rows = matrix.len() / columns.max(1);
+    let mut transposed = vec![0.0; matrix.len()];
+    for first_row in (0..rows).step_by(TILE) {
+        for first_column in (0..columns).step_by(TILE) {
+            for row in first_row..rows.min(first_row + TILE) {
+                for column in first_column..columns.min(first_column + TILE) {
+                    transposed[column * rows + row] = matrix[row * columns + column];
+                }
+            }
+        }
+    }
+    transposed
 }
 
 /// `exp(x[i]) / Σ exp(x[j])`, shifted by the maximum; nothing for no value.
@@ -185,6 +197,10 @@ mod tests {
     fn products_follow_their_layouts() {
         let w = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
         assert_eq!(transpose(&w, 3), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+        let wide: Vec<f64> = (0..70 * 45).map(f64::from).collect();
+        let tall = transpose(&wide, 45);
+        assert!((0..70).all(|row| (0..45).all(|column| tall[column * 70 + row] == wide[row * 45 + column])));
+        assert_eq!(transpose(&tall, 70), wide);
         assert_eq!(vector_matrix(Sums::Double, &[1.0, 10.0], &w, 3), [41.0, 52.0, 63.0]);
         assert_eq!(dot(Sums::Double, &[1.0, 2.0], &[3.0, 4.0]), 11.0);
     }

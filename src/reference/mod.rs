@@ -27,11 +27,12 @@ mod inputs;
 mod layer;
 mod masked_lm;
 mod math;
+mod matrix;
 mod router;
 mod sequence;
 mod stored;
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc};
 
 use moa_graphs::{FloatType, Precision as Floats, WeightError, model::Model};
 
@@ -100,13 +101,46 @@ pub struct ModuleRouting {
 }
 
 impl ModuleRouting {
-    /// Expert and weight in every slot of token `t` of row `b`; nothing where the token is not routed.
-    fn choice(&self, b: usize, t: usize) -> impl Iterator<Item = (usize, f64)> + '_ {
-        let ModuleChoices { tokens, top_k, indices, weights, .. } = &self.choices;
-        let token = b * tokens + t;
-        let slots = if self.routed[token] { token * top_k..(token + 1) * top_k } else { 0..0 };
-        let experts = indices[slots.clone()].iter().filter_map(|index| usize::try_from(*index).ok());
-        experts.zip(weights[slots].iter().copied())
+    /// The slots of all tokens, `together` tokens at a time.
+    fn slots(&self, together: usize) -> impl Iterator<Item = Slots> + '_ {
+        let tokens = self.routed.len();
+        (0..tokens).step_by(together).map(move |first| self.slots_of(first..tokens.min(first + together)))
+    }
+
+    fn slots_of(&self, range: Range<usize>) -> Slots {
+        let ModuleChoices { top_k, indices, weights, .. } = &self.choices;
+        let mut slots = Slots { range: range.clone(), tokens: Vec::new(), experts: Vec::new(), weights: Vec::new() };
+        for token in range.filter(|token| self.routed[*token]) {
+            for slot in token * top_k..(token + 1) * top_k {
+                if let Ok(expert) = usize::try_from(indices[slot]) {
+                    slots.tokens.push(token);
+                    slots.experts.push(expert);
+                    slots.weights.push(weights[slot]);
+                }
+            }
+        }
+        slots
+    }
+}
+
+/// Tokens, counted over all rows, each as often as it is routed.
+struct Slots {
+    /// All tokens, routed or not.
+    range: Range<usize>,
+    /// The token of each slot, rising.
+    tokens: Vec<usize>,
+    experts: Vec<usize>,
+    weights: Vec<f64>,
+}
+
+impl Slots {
+    /// `Σ weight · outputs` over the slots of every token of the range, `[width]` each.
+    fn sums(&self, sums: math::Sums, width: usize, outputs: &[Vec<f64>]) -> Vec<Vec<f64>> {
+        let mut all = vec![vec![0.0; width]; self.range.len()];
+        for ((token, weight), output) in self.tokens.iter().zip(&self.weights).zip(outputs) {
+            math::add_scaled(sums, &mut all[token - self.range.start], *weight, output);
+        }
+        all
     }
 }
 

@@ -64,8 +64,22 @@ impl Sequence {
 
     /// The vector of token `t` in row `b`.
     pub(super) fn row(&self, b: usize, t: usize) -> &[f64] {
-        let start = (b * self.tokens + t) * self.width;
-        &self.values[start..start + self.width]
+        self.token(b * self.tokens + t)
+    }
+
+    /// The vector of a token, counted over all rows.
+    pub(super) fn token(&self, index: usize) -> &[f64] {
+        &self.values[index * self.width..(index + 1) * self.width]
+    }
+
+    /// All vectors.
+    pub(super) fn rows(&self) -> Vec<&[f64]> {
+        (0..self.batch * self.tokens).map(|index| self.token(index)).collect()
+    }
+
+    /// Other vectors, of `width` values, in the place of these.
+    pub(super) fn with(&self, width: usize, vectors: Vec<Vec<f64>>) -> Self {
+        Self { width, values: vectors.concat(), ..*self }.rounded()
     }
 
     /// `f` of every vector; its results have `width` values.

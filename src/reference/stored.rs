@@ -1,5 +1,7 @@
 //! Weights as an export stores them.
 
+use std::ops::Range;
+
 use moa_graphs::{FloatType, Precision, Weight, WeightError};
 
 /// How the values of trained weights are read.
@@ -22,6 +24,11 @@ impl Stored {
         Ok(rounded(weight.to_f64()?, self.matrices))
     }
 
+    /// A part of a matrix or of several.
+    pub(super) fn matrix_part(self, weight: &Weight, part: Range<usize>) -> Result<Vec<f64>, WeightError> {
+        Ok(rounded(weight.part_to_f64(part)?, self.matrices))
+    }
+
     /// A bias of a matrix.
     pub(super) fn bias(self, weight: &Weight) -> Result<Vec<f64>, WeightError> {
         Ok(rounded(weight.to_f64()?, self.biases))
@@ -32,7 +39,10 @@ fn rounded(mut values: Vec<f64>, to: FloatType) -> Vec<f64> {
     match to {
         FloatType::F32 => {}
         FloatType::F16 => values.iter_mut().for_each(|value| *value = to_f16(*value)),
-        FloatType::Bf16 => values.iter_mut().for_each(|value| *value = to_bf16(*value)),
+        FloatType::Bf16 => {
+            let rounded = values.iter_mut().filter(|value| !is_kept_by_bf16(**value));
+            rounded.for_each(|value| *value = to_bf16(*value));
+        }
     }
     values
 }
@@ -47,6 +57,12 @@ pub(super) fn to_f16(value: f64) -> f64 {
 /// The nearest bf16, whose range is that of f32.
 pub(super) fn to_bf16(value: f64) -> f64 {
     nearest(value, 8, -126)
+}
+
+/// Whether `value` is a bf16: an f32 whose lower half is 0.
+#[allow(clippy::cast_possible_truncation)]
+pub(super) fn is_kept_by_bf16(value: f64) -> bool {
+    f64::from(f32::from_bits((value as f32).to_bits() & 0xffff_0000)).to_bits() == value.to_bits()
 }
 
 /// The nearest number of `digits` binary digits, ties to even, that is a multiple of `2^(lowest - digits + 1)`.
@@ -74,9 +90,10 @@ mod tests {
             assert_eq!(to_f16((value + next) / 2.0), even);
             assert_eq!(to_f16(-(value + next) / 2.0), -even);
         }
+        assert!([0.1, 1.0 + 2f64.powi(-8), 2f64.powi(-140), 1e300].iter().all(|value| !is_kept_by_bf16(*value)));
         for bits in (0..0x7f7fu16).step_by(3) {
             let [value, next] = [bits, bits + 1].map(|bits| half::bf16::from_bits(bits).to_f64());
-            assert_eq!(to_bf16(value), value);
+            assert!(to_bf16(value) == value && is_kept_by_bf16(value) && is_kept_by_bf16(-value));
             assert_eq!(to_bf16((value + next) / 2.0), if bits % 2 == 0 { value } else { next });
             assert_eq!(to_bf16(value + (next - value) * 0.500_000_001), next);
         }

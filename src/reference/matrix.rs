@@ -1,0 +1,363 @@
+//! Matrices in the fewest bytes that hold them, and their products with many vectors.
+//!
+//! A product adds its terms in ascending order, one after the other, whatever is computed beside it: neither the number
+//! of vectors nor that of threads changes a bit.
+
+use std::{
+    num::NonZero,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+};
+
+use moa_graphs::{Weight, WeightError};
+
+use super::{
+    math::{Sums, transpose},
+    sequence::Sequence,
+    stored::{Stored, is_kept_by_bf16},
+};
+
+/// Columns of a product that are computed together.
+const COLUMNS: usize = 128;
+/// Vectors whose sums stay near while a part of the matrix is read.
+const ROWS: usize = 16;
+/// Terms of a sum that are added in one go.
+const TERMS: usize = 4;
+/// Values that are read together.
+const PART: usize = 1 << 18;
+/// Products of fewer multiply-accumulates are not worth a thread.
+const LEAST_WORK: usize = 1 << 21;
+
+/// Matrices of one shape, `[M, I, O]`.
+#[derive(Debug)]
+pub(super) struct Matrices {
+    values: Values,
+    inputs: usize,
+    outputs: usize,
+}
+
+/// Which index of a stored matrix, `[R, C]`, is that of its outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outputs {
+    /// The first: rows and columns are exchanged.
+    Rows,
+    /// The last.
+    Columns,
+}
+
+/// Numbers in the narrowest of these types that holds all of them.
+#[derive(Debug)]
+enum Values {
+    /// bf16: the upper halves of f32.
+    Half(Vec<u16>),
+    Single(Vec<f32>),
+    Double(Vec<f64>),
+}
+
+fn of_upper_half(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+impl Values {
+    fn zeros(count: usize) -> Self {
+        Self::Half(vec![0; count])
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Half(values) => values.len(),
+            Self::Single(values) => values.len(),
+            Self::Double(values) => values.len(),
+        }
+    }
+
+    /// Becomes a wider type where this one does not hold `values`.
+    #[allow(clippy::cast_possible_truncation)]
+    fn hold(&mut self, values: &[f64]) {
+        if let Self::Half(narrow) = self
+            && !values.iter().all(|value| is_kept_by_bf16(*value))
+        {
+            *self = Self::Single(narrow.iter().map(|bits| of_upper_half(*bits)).collect());
+        }
+        let is_single = |value: &f64| f64::from(*value as f32).to_bits() == value.to_bits();
+        if let Self::Single(narrow) = self
+            && !values.iter().all(is_single)
+        {
+            *self = Self::Double(narrow.iter().map(|value| f64::from(*value)).collect());
+        }
+    }
+
+    /// Writes `values`, which it must [`Self::hold`], from `start` on.
+    #[allow(clippy::cast_possible_truncation)]
+    fn fill(&mut self, start: usize, values: &[f64]) {
+        let range = start..start + values.len();
+        match self {
+            Self::Half(all) => all[range].iter_mut().zip(values).for_each(|(to, value)| {
+                *to = ((*value as f32).to_bits() >> 16) as u16;
+            }),
+            Self::Single(all) => all[range].iter_mut().zip(values).for_each(|(to, value)| *to = *value as f32),
+            Self::Double(all) => all[range].copy_from_slice(values),
+        }
+    }
+
+    /// Fills `to` with the values from `start` on.
+    fn widen(&self, start: usize, to: &mut [f64]) {
+        let range = start..start + to.len();
+        match self {
+            Self::Half(all) => {
+                to.iter_mut().zip(&all[range]).for_each(|(to, bits)| *to = f64::from(of_upper_half(*bits)));
+            }
+            Self::Single(all) => to.iter_mut().zip(&all[range]).for_each(|(to, value)| *to = f64::from(*value)),
+            Self::Double(all) => to.copy_from_slice(&all[range]),
+        }
+    }
+}
+
+impl Matrices {
+    /// The matrices, `[M, R, C]`, that `weight` holds from its element `first` on; they are read part by part.
+    ///
+    /// # Errors
+    ///
+    /// Where the weight cannot be read or is not finite.
+    pub(super) fn read(
+        stored: Stored,
+        weight: &Weight,
+        first: usize,
+        [matrices, rows, columns]: [usize; 3],
+        outputs: Outputs,
+    ) -> Result<Self, WeightError> {
+        let mut values = Values::zeros(matrices * rows * columns);
+        let together = (PART / columns.max(1)).max(1);
+        for matrix in 0..matrices {
+            let base = matrix * rows * columns;
+            for row in (0..rows).step_by(together) {
+                let (start, end) = (base + row * columns, base + rows.min(row + together) * columns);
+                let part = stored.matrix_part(weight, first + start..first + end)?;
+                values.hold(&part);
+                match outputs {
+                    Outputs::Columns => values.fill(start, &part),
+                    Outputs::Rows => {
+                        let count = part.len() / columns.max(1);
+                        let exchanged = transpose(&part, columns);
+                        for (column, part) in exchanged.chunks_exact(count.max(1)).enumerate() {
+                            values.fill(base + column * rows + row, part);
+                        }
+                    }
+                }
+            }
+        }
+        let [inputs, outputs] = if outputs == Outputs::Rows { [columns, rows] } else { [rows, columns] };
+        Ok(Self { values, inputs, outputs })
+    }
+
+    /// `I`, over all matrices.
+    pub(super) fn rows(&self) -> usize {
+        self.values.len() / self.outputs.max(1)
+    }
+
+    /// Row `index` over all matrices, `[O]`.
+    pub(super) fn row(&self, index: usize) -> Vec<f64> {
+        let mut row = vec![0.0; self.outputs];
+        self.values.widen(index * self.outputs, &mut row);
+        row
+    }
+
+    /// `x · matrix` for every vector of `x`, `[B, T, I]`, and the first matrix.
+    pub(super) fn map(&self, x: &Sequence) -> Sequence {
+        x.with(self.outputs, self.product(x.sums(), 0, &x.rows()))
+    }
+
+    /// `x[i] · matrix[of[i]]` for every vector.
+    pub(super) fn each(&self, sums: Sums, x: &[&[f64]], of: &[usize]) -> Vec<Vec<f64>> {
+        let mut results = vec![Vec::new(); x.len()];
+        let mut matrices = of.to_vec();
+        matrices.sort_unstable();
+        matrices.dedup();
+        for matrix in matrices {
+            let places: Vec<usize> = (0..of.len()).filter(|place| of[*place] == matrix).collect();
+            let rows: Vec<&[f64]> = places.iter().map(|place| x[*place]).collect();
+            for (place, row) in places.into_iter().zip(self.product(sums, matrix, &rows)) {
+                results[place] = row;
+            }
+        }
+        results
+    }
+
+    /// `x · matrix[index]` for every vector of `x`, `[I]` each.
+    pub(super) fn product(&self, sums: Sums, index: usize, x: &[&[f64]]) -> Vec<Vec<f64>> {
+        let mut results: Vec<Vec<f64>> = x.iter().map(|_| Vec::with_capacity(self.outputs)).collect();
+        let blocks = self.outputs.div_ceil(COLUMNS);
+        let block = |block: usize| match sums {
+            Sums::Double => self.block::<false>(index, block * COLUMNS, x),
+            Sums::Single => self.block::<true>(index, block * COLUMNS, x),
+        };
+        for columns in in_order(blocks, x.len() * self.inputs * self.outputs, block) {
+            let width = columns.len() / x.len().max(1);
+            for (result, part) in results.iter_mut().zip(columns.chunks_exact(width.max(1))) {
+                result.extend_from_slice(part);
+            }
+        }
+        results
+    }
+
+    /// Columns of the product from `first` on, `[vectors, columns]`.
+    fn block<const SINGLE: bool>(&self, index: usize, first: usize, x: &[&[f64]]) -> Vec<f64> {
+        let columns = COLUMNS.min(self.outputs - first);
+        let start = index * self.inputs * self.outputs + first;
+        let mut results = vec![0.0; x.len() * columns];
+        let mut rows = [[0.0; COLUMNS]; TERMS];
+        for (x, results) in x.chunks(ROWS).zip(results.chunks_mut(ROWS * columns)) {
+            for term in (0..self.inputs).step_by(TERMS) {
+                let terms = TERMS.min(self.inputs - term);
+                for (offset, row) in rows[..terms].iter_mut().enumerate() {
+                    self.values.widen(start + (term + offset) * self.outputs, &mut row[..columns]);
+                }
+                for (sums, x) in results.chunks_exact_mut(columns).zip(x) {
+                    match <&[f64; TERMS]>::try_from(&x[term..term + terms]) {
+                        Ok(x) => add_terms::<SINGLE>(sums, x, &rows),
+                        Err(_) => x[term..].iter().zip(&rows).for_each(|(x, row)| add::<SINGLE>(sums, *x, row)),
+                    }
+                }
+            }
+        }
+        results
+    }
+}
+
+/// `sums += x · row`.
+#[allow(clippy::cast_possible_truncation)]
+fn add<const SINGLE: bool>(sums: &mut [f64], x: f64, row: &[f64; COLUMNS]) {
+    for (sum, weight) in sums.iter_mut().zip(row) {
+        *sum += x * weight;
+        if SINGLE {
+            *sum = f64::from(*sum as f32);
+        }
+    }
+}
+
+/// [`add`] of several terms, in order.
+#[allow(clippy::cast_possible_truncation)]
+fn add_terms<const SINGLE: bool>(sums: &mut [f64], x: &[f64; TERMS], [a, b, c, d]: &[[f64; COLUMNS]; TERMS]) {
+    let rounded = |sum: f64| if SINGLE { f64::from(sum as f32) } else { sum };
+    let columns = sums.len();
+    let [a, b, c, d] = [a, b, c, d].map(|row| &row[..columns]);
+    for column in 0..columns {
+        let first = rounded(rounded(sums[column] + x[0] * a[column]) + x[1] * b[column]);
+        sums[column] = rounded(rounded(first + x[2] * c[column]) + x[3] * d[column]);
+    }
+}
+
+/// The results of `tasks` tasks, in order, by threads where there is `work` for them.
+pub(super) fn in_order<T: Send>(tasks: usize, work: usize, task: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let useful = tasks.min(work / LEAST_WORK);
+    if useful < 2 {
+        return (0..tasks).map(task).collect();
+    }
+    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(useful);
+    let next = AtomicUsize::new(0);
+    let take = || {
+        let mut done = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= tasks {
+                return done;
+            }
+            done.push((index, task(index)));
+        }
+    };
+    let mut all = thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(take)).collect();
+        let mut all = take();
+        for other in others {
+            match other.join() {
+                Ok(done) => all.extend(done),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        all
+    });
+    all.sort_unstable_by_key(|(index, _)| *index);
+    all.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::math::{add_scaled, dot};
+
+    /// Numbers from -1 to 1 with all digits of f32.
+    fn numbers(count: usize, seed: u64) -> Vec<f64> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            f64::from((state >> 40) as f32 / (1 << 23) as f32 - 1.0)
+        };
+        (0..count).map(|_| next()).collect()
+    }
+
+    /// Whatever is computed beside a sum, and by however many threads, its terms are added in order.
+    #[test]
+    fn products_are_those_of_one_vector_after_the_other() {
+        for (inputs, outputs, vectors) in [(1, 1, 1), (5, 3, 2), (4, 128, 16), (131, 257, 35), (512, 1030, 20)] {
+            let values = numbers(3 * inputs * outputs, 1);
+            let mut kept = Values::zeros(values.len());
+            kept.hold(&values);
+            kept.fill(0, &values);
+            let matrices = Matrices { values: kept, inputs, outputs };
+            let x: Vec<Vec<f64>> = (0..vectors).map(|seed| numbers(inputs, 7 + seed)).collect();
+            let x: Vec<&[f64]> = x.iter().map(Vec::as_slice).collect();
+            for sums in [Sums::Double, Sums::Single] {
+                for index in 0..3 {
+                    let matrix = &values[index * inputs * outputs..(index + 1) * inputs * outputs];
+                    let expected: Vec<Vec<f64>> = x
+                        .iter()
+                        .map(|x| {
+                            let mut y = vec![0.0; outputs];
+                            x.iter().zip(matrix.chunks(outputs)).for_each(|(x, row)| add_scaled(sums, &mut y, *x, row));
+                            y
+                        })
+                        .collect();
+                    assert_eq!(matrices.product(sums, index, &x), expected);
+                    let column: Vec<f64> = matrix.iter().step_by(outputs).copied().collect();
+                    assert_eq!(expected[0][0], dot(sums, x[0], &column));
+                }
+                let of: Vec<usize> = (0..x.len()).map(|place| place * 2 % 3).collect();
+                let each = matrices.each(sums, &x, &of);
+                let alone = |place: usize| matrices.product(sums, of[place], &x[place..=place]).remove(0);
+                assert_eq!(each, (0..x.len()).map(alone).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    #[test]
+    fn values_are_kept_in_the_narrowest_type_that_has_them_all() {
+        let kind = |parts: &[&[f64]]| {
+            let mut values = Values::zeros(parts.concat().len());
+            let mut start = 0;
+            for part in parts {
+                values.hold(part);
+                values.fill(start, part);
+                start += part.len();
+            }
+            let mut back = vec![1.0; start];
+            values.widen(0, &mut back);
+            assert!(back.iter().zip(parts.concat()).all(|(a, b)| a.to_bits() == b.to_bits()), "{parts:?}");
+            std::mem::discriminant(&values)
+        };
+        let [half, single, double] = [Values::Half(Vec::new()), Values::Single(Vec::new()), Values::Double(Vec::new())]
+            .map(|values| std::mem::discriminant(&values));
+        let short = [1.0, -0.0, 2f64.powi(-126), 1.0 + 2f64.powi(-7)];
+        assert_eq!(kind(&[&short, &short]), half);
+        assert_eq!(kind(&[&short, &[1.0 + 2f64.powi(-23), -0.0]]), single);
+        assert_eq!(kind(&[&short, &[0.1], &short]), double);
+        assert_eq!(kind(&[&[1.0 + 2f64.powi(-10)], &[1e300]]), double);
+    }
+
+    #[test]
+    fn tasks_come_back_in_order() {
+        for work in [0, usize::MAX] {
+            assert_eq!(in_order(100, work, |index| index * index), (0..100).map(|i| i * i).collect::<Vec<_>>());
+        }
+        assert!(in_order(0, usize::MAX, |index| index).is_empty());
+    }
+}
