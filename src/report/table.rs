@@ -138,7 +138,7 @@ impl Table {
     }
 
     pub(super) fn render(&self, html: &mut String) {
-        html.push_str("<div class=\"table\"><table>\n");
+        html.push_str("<div class=\"table\" tabindex=\"0\"><table>\n");
         if !self.caption.is_empty() {
             let _ = writeln!(html, "<caption>{}</caption>", Escaped(&self.caption));
         }

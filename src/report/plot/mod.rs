@@ -91,7 +91,7 @@ impl Plot {
         let view = format!("0 0 {} {}", super::markup::Px(frame::WIDTH), super::markup::Px(*height));
         let _ = writeln!(
             html,
-            "<div class=\"plot\"><svg viewBox=\"{view}\" role=\"img\" aria-labelledby=\"{id}\">\n{content}</svg></div>"
+            "<div class=\"plot\" tabindex=\"0\"><svg viewBox=\"{view}\" role=\"img\" aria-labelledby=\"{id}\">\n{content}</svg></div>"
         );
         if !drawing.note.is_empty() {
             let _ = writeln!(html, "<p class=\"note\">{}</p>", Escaped(&drawing.note));
