@@ -237,8 +237,9 @@ fn own_folders(package: &str) -> Vec<PathBuf> {
 
 /// The folders of a package below `root`, one for each version of Python; Debian's own Python has packages elsewhere.
 fn environment_folders(root: &Path, package: &str) -> Vec<PathBuf> {
-    let versions = fs::read_dir(root.join("lib")).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut libraries: Vec<PathBuf> = versions.chain([root.join("Lib")]).collect();
+    let entries = fs::read_dir(root.join("lib")).into_iter().flatten().flatten();
+    let versions = entries.filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with("py")));
+    let mut libraries: Vec<PathBuf> = versions.map(|entry| entry.path()).chain([root.join("Lib")]).collect();
     libraries.sort();
     let places = libraries.iter().flat_map(|folder| ["site-packages", "dist-packages"].map(|name| folder.join(name)));
     places.map(|folder| folder.join(package)).filter(|folder| folder.is_dir()).collect()

@@ -20,6 +20,14 @@ pub(super) fn used(model: &ModelProto) -> BTreeSet<String> {
     names
 }
 
+/// Says that the operators `missing` have no body.
+#[cfg(any(feature = "ort", feature = "tract"))]
+pub(super) fn without_bodies(missing: &BTreeSet<String>) -> String {
+    let names: Vec<&str> = missing.iter().map(String::as_str).collect();
+    let have = if names.len() == 1 { "has" } else { "have" };
+    format!("{} {have} no body", names.join(", "))
+}
+
 /// Names of those that the model does not define by a function.
 #[cfg(any(feature = "ort", feature = "tract"))]
 pub(super) fn without_body(model: &ModelProto) -> BTreeSet<String> {

@@ -131,9 +131,8 @@ fn require_bodies(missing: &BTreeSet<String>) -> Result<(), BackendError> {
     if missing.is_empty() {
         return Ok(());
     }
-    let names: Vec<&str> = missing.iter().map(String::as_str).collect();
     Err(BackendError::Unsupported {
-        why: format!("the model is in fused form: {} has no body", names.join(", ")),
+        why: format!("the model is in fused form: {}", operators::without_bodies(missing)),
         help: Some("use the backend `ort`, which computes it in the operator library, or export with --form function"),
     })
 }

@@ -35,12 +35,12 @@ impl Backend for TractBackend {
     }
 
     fn load(&self, model: &OnnxFile) -> Result<Box<dyn Runner>, BackendError> {
-        let missing: Vec<String> = operators::without_body(model.model()).into_iter().collect();
+        let missing = operators::without_body(model.model());
         if !missing.is_empty() {
             return Err(BackendError::Unsupported {
                 why: format!(
-                    "the model is in fused form: {} has no body, and tract has no operator for it",
-                    missing.join(", ")
+                    "the model is in fused form: {}, and tract has no such operators",
+                    operators::without_bodies(&missing)
                 ),
                 help: Some("export with --form standard or --form function"),
             });
