@@ -1,7 +1,6 @@
 """Builds the program and the operator library with cargo, where pip builds a package of this folder."""
 
 import re
-import sys
 from pathlib import Path
 
 from setuptools import setup
@@ -9,7 +8,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools_rust import Binding, RustBin, RustExtension, build_rust
 
 ROOT = Path(__file__).parent
-LIBRARY = "libmoa_ort.dylib" if sys.platform == "darwin" else "libmoa_ort.so"
+LIBRARY = "libmoa_ort.so"
 
 
 class BuildRust(build_rust):

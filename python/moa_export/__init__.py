@@ -4,7 +4,6 @@
     session = onnxruntime.InferenceSession("model.onnx", moa_export.session_options())
 """
 
-import sys
 from pathlib import Path
 
 __all__ = ["library", "session_options"]
@@ -12,8 +11,7 @@ __all__ = ["library", "session_options"]
 
 def library() -> str:
     """The path of the operator library, for `SessionOptions.register_custom_ops_library` and `custom_ops_library`."""
-    name = "libmoa_ort.dylib" if sys.platform == "darwin" else "libmoa_ort.so"
-    return str(Path(__file__).with_name(name))
+    return str(Path(__file__).with_name("libmoa_ort.so"))
 
 
 def session_options(options=None):

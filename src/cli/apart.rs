@@ -6,7 +6,13 @@ use std::{
 };
 
 use super::Failure;
-use crate::{checkpoint, file_names::CONFIG, files::folder_of, onnx::read_model, side_files};
+use crate::{
+    checkpoint,
+    file_names::{CONFIG, DATA},
+    files::folder_of,
+    onnx::read_model,
+    side_files,
+};
 
 /// Endings of the files that a model, a checkpoint or an exported folder consists of, where their names are free.
 const PARTS: [&str; 7] = ["bin", "data", "onnx", "plan", "pt", "safetensors", "txt"];
@@ -80,7 +86,7 @@ fn is_read_with(name: &str, input: &Path) -> bool {
     let rest = input.file_name().and_then(|input| name.strip_prefix(input.to_str()?));
     let is_dictionary = name.starts_with("dict.") && name.ends_with(".txt");
     match rest {
-        Some(".data" | "_data" | ".lock.json") => true,
+        Some(DATA | "_data" | ".lock.json") => true,
         _ if has_ending(input, "onnx") => is_dictionary || side_files::names().any(|known| known == name),
         _ => name == CONFIG,
     }

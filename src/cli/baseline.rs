@@ -1,9 +1,6 @@
 //! `moa-export baseline NAME -o OUT`.
 
-use std::{
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 use moa_graphs::{
@@ -26,7 +23,7 @@ use super::{
 use crate::{
     checkpoint::read_config,
     export::{ExportOptions, export_model_watched},
-    file_names::{DECODER, ENCODER, MODEL, graph_file},
+    file_names::{DECODER, ENCODER, MODEL, data_file, graph_file},
 };
 
 const DETAILS: &str = "\
@@ -124,9 +121,7 @@ fn keep_configuration(arguments: &BaselineArguments) -> Result<(), Failure> {
     let Some(config) = arguments.config.as_deref() else { return Ok(()) };
     let beside = [ENCODER, DECODER, MODEL].map(|stem| arguments.output.join(graph_file(stem)));
     for graph in beside.iter().chain([&arguments.output]) {
-        let mut data = graph.clone().into_os_string();
-        data.push(".data");
-        keep_apart(&[Some(graph), Some(Path::new(&data))], [config].into_iter())?;
+        keep_apart(&[Some(graph), Some(&data_file(graph))], [config].into_iter())?;
     }
     Ok(())
 }

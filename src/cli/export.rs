@@ -1,9 +1,6 @@
 //! `moa-export CHECKPOINT -o OUT`.
 
-use std::{
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::{path::Path, process::ExitCode};
 
 use moa_graphs::{Form, Options, Precision};
 use moa_schema::GateMode;
@@ -21,7 +18,7 @@ use super::{
 use crate::{
     backend::find_operator_library,
     export::{ExportOptions, ExportReport, ExternalData, SideFileOptions, export_watched},
-    file_names::GENAI_CONFIG,
+    file_names::{GENAI_CONFIG, data_file},
     text::{CONFIG_FILE, GenerationConfig, Segmentation, Tokenizer},
 };
 
@@ -158,7 +155,7 @@ fn note_of_library(report: &ExportReport, arguments: &ExportArguments) {
 fn note_of_old_data(report: &ExportReport) {
     let written = |path: &Path| report.files.iter().any(|file| file.path == path);
     for file in report.files.iter().filter(|file| file.path.extension().is_some_and(|ending| ending == "onnx")) {
-        let data = PathBuf::from(format!("{}.data", file.path.display()));
+        let data = data_file(&file.path);
         if !written(&data) && data.is_file() {
             note(&format!("{} is of an earlier export; nothing reads it now", data.display()));
         }

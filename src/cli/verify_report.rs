@@ -13,10 +13,7 @@ pub(super) fn page(arguments: &VerifyArguments, result: &Verification) -> Report
     let subtitle = format!("{} beside {}", arguments.model.display(), arguments.checkpoint.display());
     let mut report = Report::new("Verification", subtitle);
     report.footer(format!("moa-export {}", env!("CARGO_PKG_VERSION")));
-    let unread = |audit: &FileAudit| match &audit.nodes {
-        None => true,
-        Some(nodes) => nodes.difference.is_some(),
-    };
+    let unread = |audit: &FileAudit| audit.nodes.as_ref().is_none_or(|nodes| nodes.difference.is_some());
     match (result.passed(), result.audits.iter().any(unread)) {
         (true, false) => report.verdict(Status::Good, verified(result)),
         (true, true) => report.verdict(Status::Warning, verified(result)),

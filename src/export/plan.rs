@@ -6,7 +6,7 @@ use moa_graphs::NamedGraph;
 
 use super::{ExportError, ExternalData};
 use crate::{
-    file_names::graph_file,
+    file_names::{DATA, graph_file},
     files::folder_of,
     onnx::{INLINE_LIMIT, weight_bytes},
 };
@@ -50,7 +50,7 @@ impl Plan {
             ExternalData::Auto => weight_bytes(&graph.graph) > INLINE_LIMIT,
         };
         let file = |model: String, graph: &NamedGraph| PlannedFile {
-            data: external(graph).then(|| format!("{model}.data")),
+            data: external(graph).then(|| format!("{model}{DATA}")),
             model,
         };
         if ending.eq_ignore_ascii_case("onnx") && !out.is_dir() {

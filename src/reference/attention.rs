@@ -4,9 +4,8 @@ use moa_graphs::{Weight, WeightError, model};
 
 use super::{
     ReferenceError,
-    blocks::{TOGETHER, slices},
     math::{Sums, add_scaled, dot, softmax, transpose},
-    matrix::{Matrices, Outputs, in_order},
+    matrix::{Matrices, Outputs, in_order, slices},
     router::{Router, Tape},
     sequence::{Heads, Mask, Sequence},
     stored::Stored,
@@ -144,7 +143,7 @@ impl Attention {
         let routing = self.router.route(x, routed, tape)?;
         let sums = x.sums();
         let mut values = Vec::with_capacity(x.batch * x.tokens);
-        for slots in routing.slots(TOGETHER) {
+        for slots in routing.slots() {
             let rows: Vec<&[f64]> = slots.tokens.iter().map(|token| x.token(*token)).collect();
             let mut queries = self.query.each(sums, &rows, &slots.experts);
             if let Some((rotary, positions)) = self.rotary.as_ref().zip(positions) {

@@ -8,19 +8,11 @@ use super::{
     attention::{expert_matrices, router_matrix},
     inputs::TokenIds,
     math::{Sums, activate, add_scaled, layer_norm},
-    matrix::{Matrices, Outputs},
+    matrix::{Matrices, Outputs, slices},
     router::{Router, Tape},
-    sequence::{Mask, Sequence},
+    sequence::{Mask, Sequence, TOGETHER},
     stored::Stored,
 };
-
-/// Tokens whose vectors are in memory together.
-pub(super) const TOGETHER: usize = 256;
-
-/// Every vector of a list.
-pub(super) fn slices(vectors: &[Vec<f64>]) -> Vec<&[f64]> {
-    vectors.iter().map(Vec::as_slice).collect()
-}
 
 /// `x · weightᵀ + bias`.
 #[derive(Debug)]
@@ -165,7 +157,7 @@ impl ExpertFeedForward {
     pub(super) fn run(&self, x: &Sequence, tape: &mut Tape<'_>) -> Result<Sequence, ReferenceError> {
         let (routing, sums) = (self.router.route(x, vec![true; x.batch * x.tokens], tape)?, x.sums());
         let mut values = Vec::with_capacity(x.batch * x.tokens);
-        for slots in routing.slots(TOGETHER) {
+        for slots in routing.slots() {
             let rows: Vec<&[f64]> = slots.tokens.iter().map(|token| x.token(*token)).collect();
             let mut hidden = self.input.each(sums, &rows, &slots.experts);
             hidden.iter_mut().for_each(|row| self.activate(row));

@@ -247,6 +247,11 @@ fn add_terms<const SINGLE: bool>(sums: &mut [f64], x: &[f64; TERMS], [a, b, c, d
     }
 }
 
+/// Every vector of a list.
+pub(super) fn slices(vectors: &[Vec<f64>]) -> Vec<&[f64]> {
+    vectors.iter().map(Vec::as_slice).collect()
+}
+
 /// The results of `tasks` tasks, in order, by threads where there is `work` for them.
 pub(super) fn in_order<T: Send>(tasks: usize, work: usize, task: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let useful = tasks.min(work / LEAST_WORK);

@@ -39,8 +39,14 @@ use moa_graphs::{FloatType, Precision as Floats, WeightError, model::Model};
 pub use error::ReferenceError;
 
 use self::{
-    causal_lm::CausalLm, encoder_decoder::EncoderDecoder, inputs::Inputs, layer::MoaLayer, masked_lm::MaskedLm,
-    router::Tape, sequence::Precision, stored::Stored,
+    causal_lm::CausalLm,
+    encoder_decoder::EncoderDecoder,
+    inputs::Inputs,
+    layer::MoaLayer,
+    masked_lm::MaskedLm,
+    router::Tape,
+    sequence::{Precision, TOGETHER},
+    stored::Stored,
 };
 use crate::tensor::NamedTensors;
 
@@ -101,10 +107,10 @@ pub struct ModuleRouting {
 }
 
 impl ModuleRouting {
-    /// The slots of all tokens, `together` tokens at a time.
-    fn slots(&self, together: usize) -> impl Iterator<Item = Slots> + '_ {
+    /// The slots of all tokens, [`TOGETHER`] tokens at a time.
+    fn slots(&self) -> impl Iterator<Item = Slots> + '_ {
         let tokens = self.routed.len();
-        (0..tokens).step_by(together).map(move |first| self.slots_of(first..tokens.min(first + together)))
+        (0..tokens).step_by(TOGETHER).map(move |first| self.slots_of(first..tokens.min(first + TOGETHER)))
     }
 
     fn slots_of(&self, range: Range<usize>) -> Slots {

@@ -6,6 +6,9 @@ use super::{
 };
 use crate::tensor::{Tensor, TensorData, TensorShapeError};
 
+/// Tokens whose vectors between two products are in memory together.
+pub(super) const TOGETHER: usize = 256;
+
 /// What vectors are rounded to whenever they are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Precision {

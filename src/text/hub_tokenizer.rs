@@ -100,12 +100,12 @@ impl Pieces {
     /// Where the tokenizer fails.
     pub fn push(&mut self, token: i64, tokenizer: &HubTokenizer) -> Result<String, TextError> {
         self.ids.push(token);
-        let start = self.start(tokenizer)?;
+        let (start, known) = self.known(tokenizer)?;
         let text = tokenizer.decode(&self.ids[start..])?;
         if text.ends_with(INCOMPLETE) {
             return Ok(String::new());
         }
-        self.read(start, &text, tokenizer)
+        Ok(self.read(&known, &text))
     }
 
     /// What was held back.
@@ -114,30 +114,31 @@ impl Pieces {
     ///
     /// Where the tokenizer fails.
     pub fn finish(&mut self, tokenizer: &HubTokenizer) -> Result<String, TextError> {
-        let start = self.start(tokenizer)?;
+        let (start, known) = self.known(tokenizer)?;
         let text = tokenizer.decode(&self.ids[start..])?;
-        self.read(start, &text, tokenizer)
+        Ok(self.read(&known, &text))
     }
 
-    /// First token of those that are decoded together. It begins a character: where one byte of a run is none, some
-    /// tokenizers give none of the run's characters.
-    fn start(&self, tokenizer: &HubTokenizer) -> Result<usize, TextError> {
+    /// First token of those that are decoded together, and what of their text was returned. It begins a character:
+    /// where one byte of a run is none, some tokenizers give none of the run's characters.
+    fn known(&self, tokenizer: &HubTokenizer) -> Result<(usize, String), TextError> {
+        let text = |start: usize| tokenizer.decode(&self.ids[start..self.unread]);
         let latest = self.unread.saturating_sub(CONTEXT);
         for start in (latest.saturating_sub(LONGEST_CHARACTER - 1)..=latest).rev() {
-            if !tokenizer.decode(&self.ids[start..self.unread])?.starts_with(INCOMPLETE) {
-                return Ok(start);
+            let known = text(start)?;
+            if !known.starts_with(INCOMPLETE) {
+                return Ok((start, known));
             }
         }
-        Ok(latest)
+        Ok((latest, text(latest)?))
     }
 
-    /// The part of `text`, of the tokens from `start` on, that follows what was returned.
-    fn read(&mut self, start: usize, text: &str, tokenizer: &HubTokenizer) -> Result<String, TextError> {
-        let known = tokenizer.decode(&self.ids[start..self.unread])?;
+    /// The part of `text` that follows what is `known`, and was returned.
+    fn read(&mut self, known: &str, text: &str) -> String {
         let common = known.char_indices().zip(text.chars()).take_while(|((_, a), b)| a == b);
         let end = common.map(|((place, letter), _)| place + letter.len_utf8()).last().unwrap_or_default();
         self.unread = self.ids.len();
-        Ok(text[end..].to_owned())
+        text[end..].to_owned()
     }
 }
 

@@ -134,7 +134,7 @@ proptest! {
 }
 
 #[test]
-fn bytes_that_are_no_character_are_told_once() {
+fn bytes_that_are_no_character_do_not_end_a_text() {
     let tokenizer = of_bytes_and_letters();
     let tokens = [tokenizer.encode("a漢").unwrap(), vec![0xFF], tokenizer.encode("b🦀").unwrap()].concat();
     let printed = pieces(&tokenizer, &tokenizer.encode("🦀🦀").unwrap(), &tokens);

@@ -75,6 +75,16 @@ def translator_contract(config):
     return {"encoder_model": encoder, "decoder_model": decoder}
 
 
+def layer_golden(name):
+    """Upstream's tensors of a layer, and its inputs as an export takes them."""
+    golden = read_tensors(f"{name}.safetensors")
+    feeds = {key[len("input.") :]: value for key, value in golden.items() if key.startswith("input.")}
+    feeds["attention_mask"] = 1 - golden["key_padding_mask"].astype(np.int64)
+    if layer_case(name)["kind"] == "cross":
+        feeds["query_attention_mask"] = 1 - golden["query_padding_mask"].astype(np.int64)
+    return golden, feeds
+
+
 def layer_contract(name):
     case = layer_case(name)
     width = case["embed_dim"]
@@ -352,11 +362,7 @@ class Numbers(unittest.TestCase):
 
     def test_layers(self):
         def check(name, form, library):
-            golden = read_tensors(f"{name}.safetensors")
-            feeds = {key[len("input.") :]: value for key, value in golden.items() if key.startswith("input.")}
-            feeds["attention_mask"] = 1 - golden["key_padding_mask"].astype(np.int64)
-            if layer_case(name)["kind"] == "cross":
-                feeds["query_attention_mask"] = 1 - golden["query_padding_mask"].astype(np.int64)
+            golden, feeds = layer_golden(name)
             found = run(session(export(name, form) / "model.onnx", library), feeds)["output"]
             self.close(found, golden["output"], name, name)
             padded = feeds.get("query_attention_mask", feeds["attention_mask"]) == 0
@@ -369,11 +375,7 @@ class Numbers(unittest.TestCase):
         """A runtime would spread the mask of one token over all of them."""
 
         def check(name, form, library):
-            golden = read_tensors(f"{name}.safetensors")
-            feeds = {key[len("input.") :]: value for key, value in golden.items() if key.startswith("input.")}
-            feeds["attention_mask"] = 1 - golden["key_padding_mask"].astype(np.int64)
-            if layer_case(name)["kind"] == "cross":
-                feeds["query_attention_mask"] = 1 - golden["query_padding_mask"].astype(np.int64)
+            _, feeds = layer_golden(name)
             running = session(export(name, form) / "model.onnx", library)
             run(running, feeds)
             for mask in [key for key in feeds if key.endswith("attention_mask")]:

@@ -110,7 +110,7 @@ impl<'a> Shapes<'a> {
         self.error(&format!("top_k is {top_k}, but the router has {experts} experts"))
     }
 
-    fn check_tokens(&self, [batch, tokens, width]: [usize; 3]) -> Result<(), ShapeError> {
+    fn check_hidden(&self, [batch, tokens, width]: [usize; 3]) -> Result<(), ShapeError> {
         if batch == 0 || tokens == 0 {
             return self.error(&format!("hidden_states holds no token (batch {batch}, sequence {tokens})"));
         }
@@ -169,7 +169,7 @@ impl SelfAttentionDims {
         let [batch, tokens, width] = s.required(own::HIDDEN_STATES)?;
         let [_, experts] = s.required(own::ROUTER_WEIGHT)?;
         let [_, _, columns] = s.required(own::QUERY_WEIGHT)?;
-        s.check_tokens([batch, tokens, width])?;
+        s.check_hidden([batch, tokens, width])?;
         s.check_top_k(attributes.top_k, experts)?;
         let kv_heads = attributes.kv_num_heads;
         let head = s.head(columns, kv_heads)?;
@@ -214,7 +214,7 @@ impl CrossAttentionDims {
         let [_, _, keys, _] = s.required(cross::KEY)?;
         let [_, experts] = s.required(cross::ROUTER_WEIGHT)?;
         let [_, _, columns] = s.required(cross::QUERY_WEIGHT)?;
-        s.check_tokens([batch, tokens, width])?;
+        s.check_hidden([batch, tokens, width])?;
         s.check_top_k(attributes.top_k, experts)?;
         let kv_heads = attributes.kv_num_heads;
         let head = s.head(columns, kv_heads)?;
@@ -241,7 +241,7 @@ impl FeedForwardDims {
         let [batch, tokens, width] = s.required(ffn::HIDDEN_STATES)?;
         let [_, experts] = s.required(ffn::ROUTER_WEIGHT)?;
         let [_, hidden, _] = s.required(ffn::OUTPUT_WEIGHT)?;
-        s.check_tokens([batch, tokens, width])?;
+        s.check_hidden([batch, tokens, width])?;
         s.check_top_k(attributes.top_k, experts)?;
         if hidden == 0 {
             return s.error("output_weight has no rows");

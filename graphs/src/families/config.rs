@@ -141,28 +141,19 @@ impl Config {
         default
     }
 
-    /// A shape that is not `found`, with the defaults among its sizes, which the configuration might have to state.
-    pub(crate) fn with_defaults(&self, expected: String, found: &str) -> String {
-        let sizes = |shape: &str| -> Vec<usize> {
-            let inside = shape.trim_start_matches('[').split(']').next().unwrap_or_default();
-            inside.split(", ").filter_map(|size| size.parse().ok()).collect()
-        };
-        let (wanted, there) = (sizes(&expected), sizes(found));
+    /// Names the defaults that sizes of `pattern` are made of and those of `found` are not; empty where there are none.
+    pub(crate) fn defaults_in(&self, pattern: &[Option<usize>], found: &[usize]) -> String {
         let assumed = self.assumed.lock().unwrap_or_else(PoisonError::into_inner);
-        let explain = |(key, size): (&String, &usize)| {
-            let fits = |dim: &usize| dim.is_multiple_of(*size);
-            let is_part = wanted.iter().zip(&there).any(|(wanted, there)| fits(wanted) && !fits(there));
-            is_part.then(|| format!("\"{key}\", {size}"))
+        let is_part = |size: usize| {
+            let mut pairs = pattern.iter().zip(found);
+            pairs.any(|(wanted, found)| wanted.is_some_and(|w| w.is_multiple_of(size)) && !found.is_multiple_of(size))
         };
-        let defaults: Vec<_> = assumed.iter().filter_map(explain).collect();
-        match defaults.is_empty() {
-            true => expected,
-            false => format!(
-                "{expected} with the default of {}, which {} leaves out",
-                defaults.join(" and of "),
-                self.origin
-            ),
+        let parts = assumed.iter().filter(|(_, size)| is_part(**size));
+        let names: Vec<_> = parts.map(|(key, size)| format!("\"{key}\", {size}")).collect();
+        if names.is_empty() {
+            return String::new();
         }
+        format!(" with the default of {}, which {} leaves out", names.join(" and of "), self.origin)
     }
 
     /// A positive integer that may be absent.

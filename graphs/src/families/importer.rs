@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::Config;
 use crate::{ImportError, TensorDirectory, Weight};
 
 /// A dimension that is known, or any (`None`).
@@ -11,13 +12,14 @@ pub(super) type Dim = Option<usize>;
 const COMPARED: usize = 1 << 20;
 
 pub(super) struct Importer<'a> {
+    config: &'a Config,
     tensors: &'a dyn TensorDirectory,
     taken: BTreeSet<String>,
 }
 
 impl<'a> Importer<'a> {
-    pub(super) fn new(tensors: &'a dyn TensorDirectory) -> Self {
-        Self { tensors, taken: BTreeSet::new() }
+    pub(super) fn new(config: &'a Config, tensors: &'a dyn TensorDirectory) -> Self {
+        Self { config, tensors, taken: BTreeSet::new() }
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
@@ -91,7 +93,7 @@ impl<'a> Importer<'a> {
         Err(ImportError::WrongShape {
             origin: weight.origin().into(),
             tensor: self.stored_name(name),
-            expected: pattern_text(pattern),
+            expected: pattern_text(pattern) + &self.config.defaults_in(pattern, shape),
             found: format!("{shape:?}"),
         })
     }
@@ -203,8 +205,10 @@ mod tests {
 
     #[test]
     fn two_names_of_a_parameter_are_compared_part_by_part() {
-        let taken =
-            |pair: &Pair| Importer::new(pair).take_shared(&["a", "b"], &[None]).map(|kept| kept.name().to_owned());
+        let config = Config::new("config.json", serde_json::Map::new());
+        let taken = |pair: &Pair| {
+            Importer::new(&config, pair).take_shared(&["a", "b"], &[None]).map(|kept| kept.name().to_owned())
+        };
         assert_eq!(taken(&Pair(ELEMENTS)).unwrap(), "a");
         for place in [0, COMPARED - 1, COMPARED, ELEMENTS - 1] {
             match taken(&Pair(place)) {

@@ -50,7 +50,7 @@ pub(super) fn import(
     let is_bare = !has_prefix && tensors.tensor(&(BARE.restore)(TOKENS)).is_some();
     let bare = is_bare.then(|| Renamed::new(tensors, BARE));
     let tensors = bare.as_ref().map_or(tensors, |bare| bare);
-    let mut importer = Importer::new(tensors);
+    let mut importer = Importer::new(config, tensors);
     let tied = config.flag_or("tie_word_embeddings", true)?;
     let (vocabulary, width) = (config.optional_size("vocab_size")?, sizes.width);
     let vocabulary = vocabulary.or(importer.or_stated(Some(DEFAULT_VOCABULARY)));

@@ -24,7 +24,7 @@ pub(super) fn import<A: StackAttention>(
     refuse_unsupported(config)?;
     let stack = Stack::new(config, Side::Encoder, PREFIX, POSITIONS, options)?;
     let tied = !config.flag_or("untie_weights_roberta", false)?;
-    let mut importer = Importer::new(tensors);
+    let mut importer = Importer::new(config, tensors);
     let token_names: &[&str] = if tied { &[OUTPUT, TOKENS] } else { &[TOKENS] };
     let embedding = stack.embedding(config, &mut importer, token_names, &["vocab_size"])?;
     check_padding(config, &importer, &embedding.tokens)?;

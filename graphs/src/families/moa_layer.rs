@@ -42,7 +42,7 @@ pub(super) fn import(
     let gate_mode = options.gate_mode.unwrap_or(GateMode::SoftmaxTopk);
     let sizes = RoutedSizes { top_k, num_experts, head_size, gate_mode, biases: false };
     let widths = Widths { width, source: source_width };
-    let mut importer = Importer::new(tensors);
+    let mut importer = Importer::new(config, tensors);
     let attention = attention(&mut importer, "", sizes, widths, causal)?;
     importer.finish("moa_layer", is_buffer)?;
     Ok(Model::Layer(MoaLayer { attention, cross_attention }))

@@ -94,18 +94,10 @@ pub fn import(config: &Config, tensors: &dyn TensorDirectory, options: ImportOpt
         return Err(config.unsupported("\"expert_bias\": true".into()));
     }
     let names = tensors.names();
-    let is_parallel = !names.is_empty() && names.iter().all(|name| name.starts_with(PARALLEL_PREFIX));
-    let model = match is_parallel {
-        true => (family.import)(config, &Renamed::new(tensors, PARALLEL), options),
-        false => (family.import)(config, tensors, options),
-    };
-    model.map_err(|error| match error {
-        ImportError::WrongShape { origin, tensor, expected, found } => {
-            let expected = config.with_defaults(expected, &found);
-            ImportError::WrongShape { origin, tensor, expected, found }
-        }
-        error => error,
-    })
+    if names.is_empty() || !names.iter().all(|name| name.starts_with(PARALLEL_PREFIX)) {
+        return (family.import)(config, tensors, options);
+    }
+    (family.import)(config, &Renamed::new(tensors, PARALLEL), options)
 }
 
 #[cfg(test)]

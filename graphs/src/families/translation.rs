@@ -27,7 +27,7 @@ pub(super) fn import<A: StackAttention>(
     let encoder = Stack::new(config, Side::Encoder, "encoder", "max_source_positions", options)?;
     let decoder = Stack::new(config, Side::Decoder, "decoder", "max_target_positions", options)?;
     check_decoder_widths(config, decoder.width)?;
-    let mut importer = Importer::new(tensors);
+    let mut importer = Importer::new(config, tensors);
     let embeddings = Embeddings::new(config)?;
     let embedding = encoder.embedding(config, &mut importer, embeddings.encoder, SOURCE_VOCABULARY)?;
     check_vocabulary(config, SOURCE_VOCABULARY, &importer, &embedding.tokens)?;
