@@ -1,15 +1,24 @@
-//! Weights are written in the type that their initializer has, inline and in a file of their own.
+//! Weights are written in the type that their initializer has, inline and in a file of their own, and once.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "common/mod.rs"]
 mod common;
+#[path = "common/data.rs"]
+mod data;
+
+use std::{collections::HashSet, fs};
 
 use common::weight;
+use data::data;
 use half::{bf16, f16};
-use moa_export::onnx::{DataFile, encode, proto::tensor_proto::DataType, read_model};
+use moa_export::{
+    checkpoint::Checkpoint,
+    export::{ExportOptions, export},
+    onnx::{DataFile, encode, proto::tensor_proto::DataType, read_model},
+};
 use moa_graphs::{
-    FloatType, Precision,
+    FloatType, Form, Options, Precision,
     graph::{Buffers, Builder, DType, Dim, Graph},
 };
 
@@ -66,6 +75,30 @@ fn files_hold_the_rounded_and_transposed_values() {
             assert!(read.initializer_values("w/transposed.10").unwrap() == expected, "{float}, external {external}");
             let bias = read.initializer("b").unwrap();
             assert_eq!((bias.data_type, bias.external_data.len()), (DataType::Float as i32, 0));
+        }
+    }
+}
+
+#[test]
+fn tensors_of_a_checkpoint_stand_once_in_a_file() {
+    for model in ["mlm", "nmt", "jetmoe/sharded", "variants/v_shared_dec_only", "variants/v_untied"] {
+        let checkpoint = Checkpoint::open(&data(model), None).unwrap();
+        for form in [Form::Fused, Form::Function, Form::Standard] {
+            let folder = tempfile::tempdir().unwrap();
+            let graph = Options { form, ..ExportOptions::default().graph };
+            let options = ExportOptions { graph, ..ExportOptions::default() };
+            export(&checkpoint, folder.path(), &options).unwrap();
+            for file in fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()) {
+                if file.extension().is_none_or(|extension| extension != "onnx") {
+                    continue;
+                }
+                let read = read_model(&file).unwrap();
+                let mut seen = HashSet::new();
+                for tensor in &read.graph().unwrap().initializer {
+                    let stored = tensor.name.split('/').next().unwrap();
+                    assert!(tensor.name.starts_with("constant") || seen.insert(stored), "{model} {form:?}: {stored}");
+                }
+            }
         }
     }
 }

@@ -316,6 +316,11 @@ impl Builder {
         self.op("Where", &[&negative, &none, indices], [])
     }
 
+    /// Whether a node reads `value`.
+    pub fn is_read(&self, value: &Value) -> bool {
+        self.nodes.iter().any(|node| node.inputs.contains(&value.0))
+    }
+
     /// Registers the meaning of an operator; `false` where another meaning is registered already.
     pub fn function(&mut self, function: Function) -> bool {
         match self.functions.iter().find(|known| known.op == function.op) {

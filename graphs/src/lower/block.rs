@@ -81,10 +81,14 @@ impl Lowering {
         self.b.op("Add", &[&product, &bias], [])
     }
 
-    /// `x · weightᵀ`.
+    /// `x · weightᵀ`. A matrix that a node reads as it is, such as a table of tokens tied to the output, stays one
+    /// initializer: runtimes turn it once, when they load the model.
     pub(super) fn matmul_transposed(&mut self, x: &Value, weight: &crate::Weight) -> Value {
-        let weight = self.b.matrix(weight.name(), weight);
-        let weight = self.b.transpose(&weight, &[1, 0]);
+        let stored = self.b.matrix(weight.name(), weight);
+        let weight = match self.b.is_read(&stored) {
+            true => self.b.op("Transpose", &[&stored], [("perm", Attribute::Ints(vec![1, 0]))]),
+            false => self.b.transpose(&stored, &[1, 0]),
+        };
         let weight = self.b.widen(&weight);
         self.b.op("MatMul", &[x, &weight], [])
     }
