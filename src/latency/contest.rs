@@ -336,6 +336,7 @@ fn row(contestant: &Contestant, point: &Sizes, index: usize, series: &Series, be
         times,
         turns: turns.len(),
         turn_median: estimate_median(&turns)?,
+        turn_medians: series.turns.clone(),
         ratio: beside.and_then(|beside| paired_ratio(&series.turns, &beside.turns)),
         device: device_times(series, beside),
     })
@@ -348,6 +349,7 @@ fn device_times(series: &Series, beside: Option<&Series>) -> Option<DeviceTimes>
     Some(DeviceTimes {
         times: series.times.summary()?,
         ratio: beside.and_then(|beside| paired_ratio(&series.turns, &beside.turns)),
+        turn_medians: series.turns.clone(),
     })
 }
 

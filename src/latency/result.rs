@@ -66,6 +66,10 @@ pub struct Row {
     pub turns: usize,
     /// Median of the turns' medians.
     pub turn_median: Estimate,
+    /// The median of each turn, in the order in which they were timed: turn `i` of the contestants of a point followed
+    /// each other. Absent in results of older versions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub turn_medians: Vec<u64>,
     /// New tokens a second at the median.
     pub tokens_per_second: f64,
     /// Time beside that of the point's first contestant; absent for that one.
@@ -84,17 +88,20 @@ pub struct DeviceTimes {
     pub times: Summary,
     /// Time beside that of the point's first contestant, where that has such times too.
     pub ratio: Option<Estimate>,
+    /// As [`Row::turn_medians`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub turn_medians: Vec<u64>,
 }
 
 impl Row {
     /// The row of the device's own times, as tables show it under the other.
     #[allow(clippy::cast_precision_loss)]
     pub fn on_device(&self) -> Option<Self> {
-        let DeviceTimes { times, ratio } = self.device.clone()?;
+        let DeviceTimes { times, ratio, turn_medians } = self.device.clone()?;
         let subject = Subject { backend: format!("{}, CUDA events", self.subject.backend), ..self.subject.clone() };
         let faster = self.times.p50 as f64 / times.p50.max(1) as f64;
         let tokens_per_second = self.tokens_per_second * faster;
-        Some(Self { subject, times, ratio, tokens_per_second, device: None, ..self.clone() })
+        Some(Self { subject, times, ratio, turn_medians, tokens_per_second, device: None, ..self.clone() })
     }
 }
 
@@ -223,13 +230,14 @@ pub(crate) fn sample() -> BenchResult {
         times: times(first),
         turns: 20,
         turn_median: estimate(first as f64),
+        turn_medians: vec![first; 20],
         tokens_per_second: first as f64 + 0.5,
         ratio: ratio.map(estimate),
         device: None,
     };
     let subjects = [subject("ort", None), subject("tensorrt", Some("layers.0"))];
     let mut rows = vec![row(&subjects[0], 1_000, None), row(&subjects[1], 2_000, Some(2.25))];
-    rows[1].device = Some(DeviceTimes { times: times(1_500), ratio: None });
+    rows[1].device = Some(DeviceTimes { times: times(1_500), ratio: None, turn_medians: vec![1_500; 20] });
     let session = |subject: &Subject, first: u64| SessionRow {
         subject: subject.clone(),
         load: first,

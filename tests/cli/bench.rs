@@ -73,6 +73,10 @@ fn times_come_with_a_receipt_and_everything_that_they_need_to_be_believed() {
     for (index, row) in rows.iter().enumerate() {
         let times = &row["times"];
         assert_eq!((times["samples"].as_u64(), row["turns"].as_u64()), (Some(12), Some(12)));
+        let mut turns: Vec<_> = list(row, "turn_medians").iter().map(|turn| turn.as_u64().unwrap()).collect();
+        turns.sort_unstable();
+        let median = row["turn_median"]["value"].as_f64().unwrap();
+        assert!(turns.len() == 12 && turns[5] as f64 <= median && median <= turns[6] as f64, "{row}");
         assert!(times["p90"].is_null() && times["p99"].is_null() && times["p99_9"].is_null(), "{times}");
         assert_eq!(row["ratio"].is_null(), index % 2 == 0, "{row}");
         assert!(row["first_call"].as_u64() > Some(0) && row["tokens_per_second"].as_f64() > Some(0.0), "{row}");

@@ -100,7 +100,7 @@ pub(in crate::cli) struct BenchArguments {
     /// Leave out the pass that says where the time goes
     #[arg(long)]
     pub(super) no_operators: bool,
-    /// Write the result as JSON to FILE (`-` for stdout, in place of the table)
+    /// Write the result as JSON to FILE, with the median of every turn (`-` for stdout, in place of the table)
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
     /// Write the times as CSV to FILE (`-` for stdout, in place of the table)
