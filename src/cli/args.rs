@@ -5,7 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{
+    Args, Parser, Subcommand, ValueEnum,
+    builder::{PathBufValueParser, TypedValueParser},
+};
 
 use super::{
     baseline::BaselineArguments, generate_args::GenerateArguments, inspect::InspectArguments,
@@ -67,7 +70,7 @@ pub(super) struct ExportArguments {
     /// `.safetensors` file, fairseq `.pt` file, or a folder with config.json and `.safetensors` files
     pub(super) checkpoint: PathBuf,
     /// Model file (`model.onnx`) or folder to write; an encoder-decoder needs a folder
-    #[arg(short, long, value_name = "OUT")]
+    #[arg(short, long, value_name = "OUT", value_parser = written())]
     pub(super) output: PathBuf,
     /// Configuration, where it is not config.json beside the checkpoint
     #[arg(long, value_name = "FILE")]
@@ -198,7 +201,7 @@ pub(super) struct VerifyArguments {
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
     /// Write the result as a page, readable without a network
-    #[arg(long, value_name = "FILE.html")]
+    #[arg(long, value_name = "FILE.html", value_parser = written())]
     pub(super) report: Option<PathBuf>,
     /// Replace existing files of --json and --report
     #[arg(long)]
@@ -262,7 +265,7 @@ pub(super) struct RunArguments {
     #[arg(long, value_name = "FILE")]
     pub(super) inputs: PathBuf,
     /// Where outputs go by name, a `.safetensors` file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = written())]
     pub(super) outputs: PathBuf,
     /// What runs the model [default: ort; tensorrt for a plan]
     #[arg(long, value_enum)]
@@ -293,6 +296,14 @@ pub(super) struct OpsArguments {
     /// Print the result as JSON
     #[arg(long)]
     pub(super) json: bool,
+}
+
+/// Takes the path of what is written to files alone.
+pub(super) fn written() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| match path.as_os_str() == "-" {
+        true => Err("it cannot go to the standard output; name a file or folder (`./-` is one of that name)"),
+        false => Ok(path),
+    })
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use serde_json::json;
 use super::{
     Failure,
     apart::keep_apart,
-    args::{DtypeArgument, ExternalDataArgument, FormArgument},
+    args::{DtypeArgument, ExternalDataArgument, FormArgument, written},
     export::{external_data, form, precision, report_json, wrote},
     inspect::{preset, with_vocabulary},
     print_result,
@@ -49,7 +49,7 @@ pub(super) struct BaselineArguments {
     #[arg(long, value_name = "FILE", conflicts_with = "name")]
     config: Option<PathBuf>,
     /// Model file (`model.onnx`) or folder to write; an encoder-decoder needs a folder
-    #[arg(short, long, value_name = "OUT")]
+    #[arg(short, long, value_name = "OUT", value_parser = written())]
     output: PathBuf,
     /// How attention is written; see below [default: standard for a Transformer, else function]
     #[arg(long, value_enum, hide_possible_values = true, value_name = "function|fused|standard")]

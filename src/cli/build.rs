@@ -11,7 +11,7 @@ use clap::{Args, builder::PossibleValuesParser};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{
-    Failure, apart::keep_apart, interrupt::Ending, must_be_open, note, plan::PlanDtype, print_result,
+    Failure, apart::keep_apart, args::written, interrupt::Ending, must_be_open, note, plan::PlanDtype, print_result,
     run::output_place, shape_args::ShapeArguments, table::size, tensorrt_args::CacheArguments,
 };
 use crate::{
@@ -53,7 +53,7 @@ pub(super) struct BuildArguments {
     /// Model file, or the folder of an export
     model: PathBuf,
     /// Plan to write; for a folder, the folder of the plans
-    #[arg(short, long, value_name = "PLAN")]
+    #[arg(short, long, value_name = "PLAN", value_parser = written())]
     output: PathBuf,
     /// GPU that the engine is for, which must be the one here; `auto` is any
     #[arg(long, value_name = "GPU", default_value = AUTO, ignore_case = true)]

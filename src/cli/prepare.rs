@@ -11,7 +11,8 @@ use moa_graphs::Form;
 use prost::Message;
 
 use super::{
-    Failure, apart, interrupt::Ending, print_result, run::output_place, shape_args::ShapeArguments, shell::word,
+    Failure, apart, args::written, interrupt::Ending, print_result, run::output_place, shape_args::ShapeArguments,
+    shell::word,
 };
 use crate::{
     backend::find_tensorrt_plugin,
@@ -46,7 +47,7 @@ pub(super) struct PrepareArguments {
     /// Model file of an export
     model: PathBuf,
     /// Model file to write
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE", value_parser = written())]
     output: PathBuf,
     /// GPU that must fit [default: any]
     #[arg(long, value_name = "GPU", ignore_case = true)]

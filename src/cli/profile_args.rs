@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 
-use super::args::{BackendArgument, threads};
+use super::args::{BackendArgument, threads, written};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -55,7 +55,7 @@ pub(super) struct ProfileArguments {
     #[arg(long)]
     pub(super) json: bool,
     /// Write a page with plots, readable without a network
-    #[arg(long, value_name = "FILE.html")]
+    #[arg(long, value_name = "FILE.html", value_parser = written())]
     pub(super) report: Option<PathBuf>,
     /// Replace an existing FILE of --report
     #[arg(long)]

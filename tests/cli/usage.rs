@@ -81,7 +81,11 @@ fn values_out_of_range_are_refused() {
         let range = format!("{oldest} to {newest}");
         scene.refuses(&format!("ck -o n.onnx --opset {opset}"), 4, &[&format!("opset {opset}"), &range]);
     }
-    let cases: [(&str, u8, &[&str]); 6] = [
+    let cases: [(&str, u8, &[&str]); 10] = [
+        ("ck -o -", 2, &["--output <OUT>", "standard output", "./-"]),
+        ("baseline mlm-8k8e128d -o -", 2, &["--output <OUT>", "standard output"]),
+        ("run m.onnx --inputs ck/model.safetensors --outputs -", 2, &["--outputs <FILE>", "standard output"]),
+        ("verify m.onnx --checkpoint ck --report -", 2, &["--report <FILE.html>", "standard output"]),
         ("verify m.onnx --checkpoint ck --backends tract,ort,tract", 2, &["backend tract is named twice", "help: "]),
         ("verify m.onnx --checkpoint ck --atol=-1", 2, &["--atol", "-1"]),
         ("verify m.onnx --checkpoint ck --atol NaN", 2, &["--atol", "NaN"]),

@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::{
     cli::{
-        args::{BackendArgument, threads},
+        args::{BackendArgument, threads, written},
         tensorrt_args::TensorRtArguments,
     },
     latency::{BATCH, PAST, SEQUENCE, SOURCE},
@@ -107,7 +107,7 @@ pub(in crate::cli) struct BenchArguments {
     #[arg(long, value_name = "FILE")]
     pub(super) csv: Option<PathBuf>,
     /// Write the result as one HTML file with pictures
-    #[arg(long, value_name = "FILE.html")]
+    #[arg(long, value_name = "FILE.html", value_parser = written())]
     pub(super) report: Option<PathBuf>,
     /// Compare with an older result of --json; exit code 1 where a row became slower
     #[arg(long, value_name = "OLD.json")]
