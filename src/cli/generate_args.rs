@@ -59,7 +59,7 @@ pub(super) struct TranslationArguments {
     #[arg(long, value_name = "N")]
     pub(super) beam: Option<usize>,
     /// Length penalty, -10 to 10: a score is the sum of log-probabilities over length^X [default: 1]
-    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    #[arg(long, value_name = "X")]
     pub(super) lenpen: Option<f64>,
     /// Translations of each line, best first; with more than 1, score and tab before each [default: 1]
     #[arg(long, value_name = "N")]

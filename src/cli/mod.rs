@@ -63,12 +63,13 @@ pub fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| {
         *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = panic.to_string();
     }));
-    let matches = with_negative_numbers(Arguments::command()).try_get_matches_from(typed());
-    let arguments = match matches.and_then(|matches| Arguments::from_arg_matches(&matches)) {
-        Ok(arguments) => arguments,
-        Err(error) => return usage(&error),
-    };
-    let outcome = std::panic::catch_unwind(|| dispatch(arguments));
+    let outcome = std::panic::catch_unwind(|| {
+        let matches = with_negative_numbers(Arguments::command()).try_get_matches_from(typed());
+        match matches.and_then(|matches| Arguments::from_arg_matches(&matches)) {
+            Ok(arguments) => dispatch(arguments),
+            Err(error) => usage(&error),
+        }
+    });
     let outcome =
         outcome.unwrap_or_else(|_| Err(Failure::bug(&LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner))));
     match outcome {
@@ -90,6 +91,11 @@ fn typed() -> Vec<OsString> {
         words.remove(1);
     }
     words
+}
+
+/// What follows the name of this program, where it is text.
+fn first_word() -> Option<String> {
+    typed().into_iter().nth(1)?.into_string().ok()
 }
 
 /// A number below zero is the value of an option, whose range is checked, and no option of its own.
@@ -121,32 +127,26 @@ fn meant(typed: &str) -> Option<String> {
 /// The command that was typed, after a space; nothing where it is the export that needs none.
 fn named_command() -> String {
     let names = Arguments::command();
-    let typed = std::env::args().nth(1).filter(|typed| names.find_subcommand(typed).is_some());
+    let typed = first_word().filter(|typed| names.find_subcommand(typed).is_some());
     typed.map(|name| format!(" {name}")).unwrap_or_default()
 }
 
-/// Prints what is wrong with the arguments; help and version go to stdout and are no error.
-fn usage(error: &clap::Error) -> ExitCode {
-    let typed = std::env::args().nth(1).filter(|typed| !std::path::Path::new(typed).exists());
+/// What is wrong with the arguments; help and version go to stdout and are no error.
+fn usage(error: &clap::Error) -> Result<ExitCode, Failure> {
+    let typed = first_word().filter(|typed| !Path::new(typed).exists());
     if let (true, Some(command)) = (error.use_stderr(), typed.as_deref().and_then(meant)) {
-        let typed = typed.unwrap_or_default();
-        let failure = Failure::usage(
-            format!("there is neither a command nor a checkpoint called {typed:?}"),
+        return Err(Failure::usage(
+            format!("there is neither a command nor a checkpoint called {:?}", typed.unwrap_or_default()),
             Some(&format!("did you mean `moa-export {command}`?")),
-        );
-        failure.print();
-        return failure.exit_code();
+        ));
     }
     let asked = !error.use_stderr();
     if asked || error.kind() == Misuse::DisplayHelpOnMissingArgumentOrSubcommand {
         let can_print = if asked { is_writable() } else { Ok(()) };
         let printed = can_print.and_then(|()| error.print()).and_then(|()| std::io::stdout().flush());
         return match self::printed(printed) {
-            Err(failure) if asked => {
-                failure.print();
-                failure.exit_code()
-            }
-            _ => ExitCode::from(if asked { 0 } else { codes::Code::Usage.exit() }),
+            Err(failure) if asked => Err(failure),
+            _ => Ok(ExitCode::from(if asked { 0 } else { codes::Code::Usage.exit() })),
         };
     }
     let text = error.to_string();
@@ -156,15 +156,13 @@ fn usage(error: &clap::Error) -> ExitCode {
     let tip = tip.filter(|tip| !tip.starts_with("to pass "));
     let command = named_command();
     let help = format!("run `moa-export{command} --help`");
-    let failure = match typed {
+    Err(match typed {
         Some(typed) if said.starts_with("the subcommand '") && !typed.starts_with('-') => Failure::usage(
             format!("there is neither a command nor a checkpoint called {typed:?}"),
             Some("run `moa-export --help`, which lists the commands"),
         ),
         _ => Failure::usage(in_words(said), Some(tip.or_else(|| option_for(&command, said)).unwrap_or(&help))),
-    };
-    failure.print();
-    failure.exit_code()
+    })
 }
 
 /// Which option takes what was typed without one.
@@ -182,16 +180,19 @@ fn option_for(command: &str, said: &str) -> Option<&'static str> {
         "baseline" | "build" | "prepare" => ("-o", "the output is given with -o"),
         _ => return None,
     };
-    let is_given = std::env::args().any(|typed| typed.split('=').next() == Some(option));
+    let is_given = typed().iter().any(|typed| typed.to_string_lossy().split('=').next() == Some(option));
     (!is_given).then_some(help)
 }
 
 /// The parser writes ranges and faults of numbers as Rust does, and takes what follows a checkpoint for a command.
 fn in_words(message: &str) -> String {
-    const NUMBERS: [(&str, &str); 3] = [
+    const NUMBERS: [(&str, &str); 6] = [
         ("invalid digit found in string", "it must be a whole number, 0 or more"),
+        ("cannot parse integer from empty string", "it must be a whole number, 0 or more"),
         ("number too large to fit in target type", "it is too large"),
+        ("number too small to fit in target type", "it is too small"),
         ("invalid float literal", "it must be a number"),
+        ("cannot parse float from empty string", "it must be a number"),
     ];
     let second = message.strip_prefix("the subcommand '");
     if let Some(second) = second.and_then(|rest| rest.strip_suffix("' cannot be used with '<CHECKPOINT>'")) {

@@ -81,7 +81,10 @@ fn values_out_of_range_are_refused() {
         let range = format!("{oldest} to {newest}");
         scene.refuses(&format!("ck -o n.onnx --opset {opset}"), 4, &[&format!("opset {opset}"), &range]);
     }
-    let cases: [(&str, u8, &[&str]); 10] = [
+    let cases: [(&str, u8, &[&str]); 13] = [
+        ("ck -o n.onnx --opset -99999999999999999999", 2, &["--opset", "it is too small"]),
+        ("generate out --input x --beam=", 2, &["--beam", "it must be a whole number"]),
+        ("generate out --input x --lenpen --beam 3", 2, &["--lenpen", "a value is required"]),
         ("ck -o -", 2, &["--output <OUT>", "standard output", "./-"]),
         ("baseline mlm-8k8e128d -o -", 2, &["--output <OUT>", "standard output"]),
         ("run m.onnx --inputs ck/model.safetensors --outputs -", 2, &["--outputs <FILE>", "standard output"]),
@@ -144,6 +147,22 @@ fn words_in_the_wrong_place_are_told_their_option() {
         ("ck out", "'out' follows the checkpoint"),
     ] {
         scene.refuses(line, 2, &[part]);
+    }
+}
+
+/// What is no text in UTF-8 stays what it is: a path that is not there, or one that an option does not take.
+#[cfg(target_os = "linux")]
+#[test]
+fn arguments_need_not_be_text() {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+    let scene = Scene::new();
+    let path = OsStr::from_bytes(b"m\xff.pt");
+    for (words, part) in
+        [(&["-o", "out"][..], "No such file"), (&["-o", "out", "--bogus"], "--bogus"), (&[], "--output")]
+    {
+        let mut command = scene.command("");
+        command.arg(path).args(words);
+        Outcome::of(command).assert_refused(part, if part == "No such file" { 5 } else { 2 }, &[part]);
     }
 }
 
