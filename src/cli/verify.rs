@@ -84,11 +84,10 @@ pub(super) fn verify(
     };
     let must_run = |report: &BackendReport| named || all_unused || is_asked_for(report);
     let unused = |report| must_run(report).then_some(report).and_then(unused_backend);
-    match result.backends.iter().find_map(unused) {
-        Some(failure) => Err(failure),
-        None if result.passed() => Ok(ExitCode::SUCCESS),
-        None => Ok(ExitCode::FAILURE),
+    if result.differs() {
+        return Ok(ExitCode::FAILURE);
     }
+    result.backends.iter().find_map(unused).map_or(Ok(ExitCode::SUCCESS), Err)
 }
 
 /// Sizes that hold every case of a verification.

@@ -17,8 +17,12 @@ impl Verification {
     /// Whether everything that was compared agrees, and at least one backend was. What was not compared is told by
     /// [`Self::not_compared`].
     pub fn passed(&self) -> bool {
-        let differs = |report| matches!(self.finding(report), Finding::Differs(_));
-        self.backends.iter().any(|report| report.skipped.is_none()) && !self.backends.iter().any(differs)
+        self.backends.iter().any(|report| report.skipped.is_none()) && !self.differs()
+    }
+
+    /// Whether something that was compared differs.
+    pub fn differs(&self) -> bool {
+        self.backends.iter().any(|report| matches!(self.finding(report), Finding::Differs(_)))
     }
 
     /// What was skipped, each with the reason.

@@ -311,6 +311,20 @@ fn runtimes_that_are_none() {
     }
 }
 
+/// A difference that was found is the answer, whichever backend was missing.
+#[test]
+fn a_difference_counts_more_than_a_backend_that_is_missing() {
+    let scene = exported("");
+    damage(&scene);
+    for backends in ["tract,ort", "ort"] {
+        let mut command = scene.command(&format!("verify m.onnx --checkpoint ck --backends {backends}"));
+        command.env("MOA_ORT_LIBRARY", "nowhere.so");
+        let outcome = Outcome::of(command);
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(1), ""), "{}", outcome.stdout);
+        assert!(outcome.stdout.ends_with("\nNOT verified\n"), "{}", outcome.stdout);
+    }
+}
+
 /// Nothing was compared, which is neither a proof nor a fault of the export.
 #[test]
 fn a_verification_on_no_backend_is_none() {
