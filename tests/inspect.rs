@@ -282,6 +282,16 @@ fn operators_with_impossible_attributes_are_not_counted() {
     }
 }
 
+#[test]
+fn what_no_number_holds_stays_at_the_largest() {
+    let largest = [("hidden_size", 1 << 20), ("num_key_value_heads", 1 << 10), ("kv_channels", 1 << 16)];
+    let config = largest.into_iter().fold(Preset::find("jetmoe-8b").unwrap().config(), |config, (key, size)| {
+        config.with(key, json!(size)).with("num_local_experts", json!(1 << 18))
+    });
+    let total = without_weights(&config, LENGTHS).total;
+    assert_eq!((total.parameters, total.active_parameters > 1 << 50), (u64::MAX, true), "{total:?}");
+}
+
 /// The masked language model in the form of functions.
 fn masked_lm() -> (tempfile::TempDir, OnnxFile) {
     let folder = tempfile::tempdir().unwrap();

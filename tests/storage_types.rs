@@ -4,13 +4,10 @@
 
 #[path = "common/mod.rs"]
 mod common;
-#[path = "common/data.rs"]
-mod data;
 
 use std::{collections::HashSet, fs};
 
-use common::weight;
-use data::data;
+use common::{data, weight};
 use half::{bf16, f16};
 use moa_export::{
     checkpoint::Checkpoint,

@@ -102,7 +102,7 @@ impl RoutedAttention {
     pub(super) fn macs(&self, queries: u64, keys: u64) -> Cost {
         let chosen = self.top_k * self.columns();
         Cost::product(self.width * self.experts, queries)
-            + Cost::product(2 * self.width * chosen, queries)
+            + Cost::product((2 * self.width).saturating_mul(chosen), queries)
             + Cost::attention(queries, keys, chosen)
     }
 

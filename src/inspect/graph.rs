@@ -224,10 +224,10 @@ fn cache_bytes_per_token(files: &[OnnxFile]) -> Option<u64> {
             Dim::Fixed(size) => Some(*size as u64),
             _ => None,
         });
-        Some(fixed.product::<u64>() * past.data_type.bits()? as u64 / 8)
+        Some(fixed.fold(past.data_type.bits()? as u64, u64::saturating_mul) / 8)
     });
     let bytes: Vec<u64> = bytes.collect::<Option<_>>()?;
-    if bytes.is_empty() { None } else { Some(bytes.iter().sum()) }
+    if bytes.is_empty() { None } else { Some(bytes.into_iter().fold(0, u64::saturating_add)) }
 }
 
 fn describe(file: &OnnxFile) -> File {
@@ -277,9 +277,9 @@ fn signature(value: &ValueInfo) -> Signature {
     }
 }
 
-/// Number of values; the sizes of a file that was read are checked.
+/// Number of values.
 pub(super) fn values(tensor: &TensorProto) -> u64 {
-    tensor.dims.iter().map(|dim| u64::try_from(*dim).unwrap_or(0)).product()
+    tensor.dims.iter().fold(1, |values, dim| values.saturating_mul(u64::try_from(*dim).unwrap_or(0)))
 }
 
 fn weights(file: &OnnxFile) -> Vec<GraphWeights> {
@@ -290,7 +290,8 @@ fn weights(file: &OnnxFile) -> Vec<GraphWeights> {
         let entry =
             by_type.entry(dtype).or_insert(GraphWeights { dtype, tensors: 0, values: 0, bytes: 0, external_bytes: 0 });
         let text_bytes: usize = tensor.string_data.iter().map(Vec::len).sum();
-        let bytes = data_type.bits().map_or(text_bytes as u64, |bits| (values(tensor) * bits as u64).div_ceil(8));
+        let bytes =
+            data_type.bits().map_or(text_bytes as u64, |bits| values(tensor).saturating_mul(bits as u64).div_ceil(8));
         entry.tensors += 1;
         entry.values += values(tensor);
         entry.bytes += bytes;

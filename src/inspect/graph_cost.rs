@@ -358,7 +358,7 @@ impl<'a> Walk<'a> {
         let (output, _) = self.dims(node, &FEED_FORWARD, "output_weight")?;
         let [experts, width, _] = dims[..] else { return None };
         let top_k = int(node, "top_k").filter(|top_k| *top_k <= experts)?;
-        let sizes = RoutedFeedForward { width, top_k, experts, matrices: values(input) + values(output) };
+        let sizes = RoutedFeedForward { width, top_k, experts, matrices: values(input).saturating_add(values(output)) };
         let part = self.part_of(stored_name(&input.name), false);
         ledger.add(part, sizes.macs(self.tokens()));
         Self::deactivate(ledger, part, [input, output], top_k, experts);
@@ -368,7 +368,7 @@ impl<'a> Walk<'a> {
     /// Of the matrices of experts a token uses `top_k` shares.
     fn deactivate(ledger: &mut Ledger, part: &'static str, matrices: [&TensorProto; 2], top_k: u64, experts: u64) {
         let Some(cost) = ledger.costs.get_mut(part) else { return };
-        let all: u64 = matrices.iter().map(|tensor| values(tensor)).sum();
+        let all = matrices.into_iter().map(values).fold(0, u64::saturating_add);
         let idle = all - (all / experts).saturating_mul(top_k);
         cost.active_parameters = cost.active_parameters.saturating_sub(idle);
     }

@@ -86,7 +86,7 @@ fn stored(model: &Model) -> Vec<StoredWeights> {
         let dtype = weight.stored_type();
         let entry = by_type.entry(dtype).or_insert(StoredWeights { dtype, tensors: 0, values: 0 });
         entry.tensors += 1;
-        entry.values += model::elements(weight);
+        entry.values = entry.values.saturating_add(model::elements(weight));
     }
     by_type.into_values().collect()
 }

@@ -14,7 +14,7 @@ use super::cost::{Cost, Lengths, RoutedAttention, RoutedFeedForward};
 
 /// Values of one tensor.
 pub(super) fn elements(weight: &Weight) -> u64 {
-    weight.shape().iter().map(|dim| *dim as u64).product()
+    weight.shape().iter().fold(1, |values, dim| values.saturating_mul(*dim as u64))
 }
 
 /// Counts every stored tensor once.
@@ -80,7 +80,11 @@ impl Counted for DenseAttention {
 impl<'a> Counter<'a> {
     fn new_values(&mut self, weights: &[&'a Weight]) -> u64 {
         let seen = &mut self.seen;
-        weights.iter().filter(|weight| seen.insert(weight.name())).map(|weight| elements(weight)).sum()
+        weights
+            .iter()
+            .filter(|weight| seen.insert(weight.name()))
+            .map(|weight| elements(weight))
+            .fold(0, u64::saturating_add)
     }
 
     /// Parameters that every token uses.

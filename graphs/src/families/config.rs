@@ -18,7 +18,7 @@ pub struct Config {
     assumed: Arc<Mutex<BTreeMap<String, usize>>>,
 }
 
-/// Largest size that a configuration may state; products of three stay far below `u64::MAX`.
+/// Largest size that a configuration may state; a width that is the product of three stays far below `usize::MAX`.
 const MAX_SIZE: u64 = 1 << 20;
 
 /// Models of more layers are refused.

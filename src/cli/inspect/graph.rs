@@ -103,28 +103,42 @@ fn file_text(file: &File) -> String {
     text
 }
 
-/// One line a value; values of one type whose names differ in their first number share a line.
+/// Values of one type whose names differ in their first number alone, which counts up from one to the next.
+struct Series<'a> {
+    before: &'a str,
+    first: &'a str,
+    last: &'a str,
+    after: String,
+}
+
+impl Series<'_> {
+    fn goes_on_with(&self, number: &str) -> bool {
+        self.last.parse::<u64>().is_ok_and(|last| number == last.saturating_add(1).to_string())
+    }
+
+    fn line(&self) -> String {
+        let Self { before, first, last, after } = self;
+        if first == last { format!("{before}{first}{after}") } else { format!("{before}{{{first}..{last}}}{after}") }
+    }
+}
+
+/// One line a value, or a series of them.
 fn folded(values: &[Signature]) -> Vec<String> {
-    let mut groups: Vec<(String, Vec<&str>)> = Vec::new();
+    let mut all: Vec<Series> = Vec::new();
     for value in values {
         let (before, number, after) = first_number(&value.name);
         let shape = match &value.shape {
             None => "of unknown rank".into(),
             Some(dims) => format!("[{}]", dims.join(", ")),
         };
-        let mark = if number.is_empty() { "" } else { "{}" };
-        let pattern = format!("{before}{mark}{after} {} {shape}", value.dtype);
-        match groups.iter_mut().find(|(known, _)| *known == pattern && !number.is_empty()) {
-            Some((_, numbers)) => numbers.push(number),
-            None => groups.push((pattern, vec![number])),
+        let after = format!("{after} {} {shape}", value.dtype);
+        let mut series = all.iter_mut().filter(|series| series.before == before && series.after == after);
+        match series.find(|series| series.goes_on_with(number)) {
+            Some(series) => series.last = number,
+            None => all.push(Series { before, first: number, last: number, after }),
         }
     }
-    let line = |(pattern, numbers): &(String, Vec<&str>)| match numbers.as_slice() {
-        [first, .., last] => pattern.replacen("{}", &format!("{{{first}..{last}}}"), 1),
-        [number] => pattern.replacen("{}", number, 1),
-        [] => pattern.clone(),
-    };
-    groups.iter().map(line).collect()
+    all.iter().map(Series::line).collect()
 }
 
 /// What stands before, in and after the first number of a name.
