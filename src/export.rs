@@ -101,7 +101,7 @@ impl Default for ExportOptions {
 /// Why there is no export.
 ///
 /// No file has appeared then, unless moving the finished files of an export into a folder that was there fails on the
-/// way: those moved by then are whole, and stay.
+/// way: those moved by then are whole, and stay; old files that several new ones should replace come back.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {

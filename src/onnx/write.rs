@@ -278,14 +278,50 @@ impl Staging {
     }
 
     fn move_files(&self, files: Vec<(TempPath, PathBuf)>) -> Result<(), WriteError> {
-        if self.force {
-            remove_stale(&files)?;
-        }
+        let old = if self.force { SetAside::begin(&files)? } else { SetAside::default() };
         for (file, target) in files {
             let place = self.folder.join(target.file_name().unwrap_or_default());
             persist(file, &place, &target, self.force)?;
         }
+        old.forget();
         sync_folder(&self.folder).map_err(WriteError::io(&self.folder))
+    }
+}
+
+/// Files that several new ones replace, under other names until all of these are in place: no old model meets new
+/// weights, and all are back where one cannot be replaced.
+#[derive(Default)]
+struct SetAside(Vec<(TempPath, PathBuf)>);
+
+impl SetAside {
+    /// Takes the old models away first, as [`Staging::commit`] puts the new ones in place last.
+    fn begin(files: &[(TempPath, PathBuf)]) -> Result<Self, WriteError> {
+        let mut aside = Self::default();
+        for (_, target) in files.iter().rev().filter(|_| files.len() > 1) {
+            let place = temporary_file(folder_of(target)).map_err(WriteError::io(target))?.into_temp_path();
+            match fs::rename(target, &place) {
+                Ok(()) => aside.0.push((place, target.clone())),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(WriteError::io(target)(error)),
+            }
+        }
+        Ok(aside)
+    }
+
+    /// Removes the old files.
+    fn forget(mut self) {
+        self.0.clear();
+    }
+}
+
+impl Drop for SetAside {
+    fn drop(&mut self) {
+        for (file, target) in self.0.drain(..).rev() {
+            if let Err(error) = file.persist(target) {
+                // Under its other name until something is written there again: more than nothing.
+                let _kept = error.path.keep();
+            }
+        }
     }
 }
 
@@ -309,20 +345,6 @@ fn persist(file: TempPath, place: &Path, target: &Path, force: bool) -> Result<(
 /// Whether a folder could not be given its name because somebody else has made one of that name meanwhile.
 fn is_there(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists)
-}
-
-/// Where several files replace old ones, the old models go first, so that no old model meets new weights.
-fn remove_stale(files: &[(TempPath, PathBuf)]) -> Result<(), WriteError> {
-    if files.len() < 2 {
-        return Ok(());
-    }
-    for (_, target) in files.iter().rev() {
-        match fs::remove_file(target) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(WriteError::io(target)(error)),
-            _ => {}
-        }
-    }
-    Ok(())
 }
 
 #[cfg(unix)]
@@ -390,5 +412,27 @@ mod tests {
             let left = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
             assert!(left.into_iter().all(|name| !name.to_string_lossy().starts_with('.')), "{}", folder.display());
         }
+    }
+    /// The second file can neither be replaced nor set aside: a folder of its name has come meanwhile.
+    #[test]
+    fn old_files_stay_where_new_ones_cannot_replace_all_of_them() {
+        let root = tempfile::tempdir().unwrap();
+        let names = ["a.data", "b.data", "c.onnx"];
+        for name in names {
+            fs::write(root.path().join(name), format!("old {name}")).unwrap();
+        }
+        let mut staging = Staging::begin(root.path(), &names.map(str::to_owned), true).unwrap();
+        for name in names {
+            staging
+                .file::<WriteError>(name, |writer| writer.write_all(b"new").map_err(WriteError::io(name.as_ref())))
+                .unwrap();
+        }
+        fs::remove_file(root.path().join("b.data")).unwrap();
+        fs::create_dir(root.path().join("b.data")).unwrap();
+        assert!(matches!(staging.commit(), Err(WriteError::Io { path, .. }) if path.ends_with("b.data")));
+        for name in ["a.data", "c.onnx"] {
+            assert_eq!(fs::read_to_string(root.path().join(name)).unwrap(), format!("old {name}"));
+        }
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 3);
     }
 }
