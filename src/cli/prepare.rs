@@ -17,8 +17,8 @@ use super::{
 use crate::{
     backend::find_tensorrt_plugin,
     engine::{
-        Dtype, GPUS, Gpu, InputShapes, Plugin, Release, Version, dtype_of, must_fit, must_have_positions, open_dims,
-        prepare, release_of,
+        Dtype, GPUS, Gpu, InputShapes, Plugin, Release, ReleaseNumber, dtype_of, must_fit, must_have_positions,
+        open_dims, prepare, release_of,
     },
     export::metadata,
     files::folder_of,
@@ -55,7 +55,7 @@ pub(super) struct PrepareArguments {
     gpu: Option<String>,
     /// Release of TensorRT that must fit, such as 10.4 [default: any]
     #[arg(long, value_name = "VERSION")]
-    tensorrt: Option<Version>,
+    tensorrt: Option<ReleaseNumber>,
     #[command(flatten, next_help_heading = "For the line that builds an engine")]
     shapes: ShapeArguments,
     /// Replace an existing file

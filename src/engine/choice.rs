@@ -1,6 +1,6 @@
 //! Whether a model, a GPU, a release of TensorRT and the device at hand go together.
 
-use super::{Dtype, GPUS, Gpu, Misfit, RELEASES, Release, Version, fit};
+use super::{Dtype, GPUS, Gpu, Misfit, RELEASES, Release, ReleaseNumber, Version, fit};
 use crate::onnx::{OnnxFile, proto::tensor_proto::DataType};
 
 /// The GPU that CUDA found.
@@ -16,11 +16,14 @@ pub struct Device {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChoiceError {
-    /// The table knows no release that is as old.
-    #[error("TensorRT {version} is too old: {} is the oldest", RELEASES[0].first)]
-    TooOld {
-        /// The version.
-        version: Version,
+    /// The plugin serves no release of that major number, which is no newer one.
+    #[error(
+        "TensorRT {number} is not served: {} are",
+        RELEASES.iter().map(|release| release.name).collect::<Vec<_>>().join(", ")
+    )]
+    NotServed {
+        /// The release.
+        number: ReleaseNumber,
     },
     /// The release has no bfloat16.
     #[error("TensorRT {release} has no bfloat16, and the model is bf16")]
@@ -55,13 +58,16 @@ pub enum ChoiceError {
     },
 }
 
-/// What the table knows of a version; newer ones than it knows are taken for its newest.
+/// What the table knows of a release; newer ones than it knows are taken for its newest.
 ///
 /// # Errors
 ///
-/// [`ChoiceError::TooOld`].
-pub fn release_of(version: Version) -> Result<&'static Release, ChoiceError> {
-    RELEASES.iter().rev().find(|release| release.first <= version).ok_or(ChoiceError::TooOld { version })
+/// [`ChoiceError::NotServed`].
+pub fn release_of(number: ReleaseNumber) -> Result<&'static Release, ChoiceError> {
+    let newest = &RELEASES[RELEASES.len() - 1];
+    let is_served = |release: &&Release| release.first.0 == number.0 || release.name == newest.name;
+    let found = RELEASES.iter().rev().find(|release| release.first <= number);
+    found.filter(is_served).ok_or(ChoiceError::NotServed { number })
 }
 
 /// The type of weights and activations: that of the weights which are not f32 everywhere.
@@ -183,8 +189,21 @@ mod tests {
 
     #[test]
     fn versions_find_their_release() {
-        assert_eq!(release_of(Version(10, 4)).unwrap().name, "10.0 to 10.4");
-        assert_eq!(release_of(Version(13, 0)).unwrap().name, "11.0 to 11.4");
-        assert_eq!(release_of(Version(8, 5)).unwrap_err().to_string(), "TensorRT 8.5 is too old: 8.6 is the oldest");
+        let name = |text: &str| release_of(text.parse().unwrap()).map(|release| release.name).ok();
+        for (text, expected) in [
+            ("8.6", Some("8.6")),
+            ("8.6.1.6", Some("8.6")),
+            ("10.4", Some("10.0 to 10.4")),
+            ("10.13.0.35", Some("10.8 to 10.13.0")),
+            ("10.13.2", Some("10.13.2 to 10.16")),
+            ("10.13", Some("10.13.2 to 10.16")),
+            ("13.0", Some("11.0 to 11.4")),
+            ("9.3", None),
+            ("8.5", None),
+        ] {
+            assert_eq!(name(text), expected, "{text}");
+        }
+        let error = release_of(ReleaseNumber(9, 3, u16::MAX)).unwrap_err().to_string();
+        assert!(error.starts_with("TensorRT 9.3 is not served: 8.6, 10.0 to 10.4, "), "{error}");
     }
 }

@@ -29,6 +29,33 @@ impl FromStr for Version {
     }
 }
 
+/// Number of a TensorRT release: major, minor and patch. One that is given by two numbers is the last of these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ReleaseNumber(pub u16, pub u16, pub u16);
+
+impl fmt::Display for ReleaseNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self(major, minor, u16::MAX) => write!(f, "{major}.{minor}"),
+            Self(major, minor, patch) => write!(f, "{major}.{minor}.{patch}"),
+        }
+    }
+}
+
+impl FromStr for ReleaseNumber {
+    type Err = String;
+
+    /// Reads a release such as `10.4` or `10.13.0.35`; what follows the third number is left out.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers: Result<Vec<u16>, _> = text.split('.').take(3).map(str::parse).collect();
+        match numbers.as_deref() {
+            Ok([major, minor]) => Ok(Self(*major, *minor, u16::MAX)),
+            Ok([major, minor, patch]) => Ok(Self(*major, *minor, *patch)),
+            _ => Err("expected a release such as 10.4 or 10.13.0".into()),
+        }
+    }
+}
+
 /// A type of weights and activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dtype {
@@ -114,7 +141,7 @@ pub struct Release {
     /// First and last, as NVIDIA numbers them.
     pub name: &'static str,
     /// First release.
-    pub first: Version,
+    pub first: ReleaseNumber,
     /// Lowest and highest compute capability.
     pub capability: (Version, Version),
     /// Oldest and newest CUDA toolkit that it is built for.
@@ -132,7 +159,7 @@ pub struct Release {
 
 const OLDER: Release = Release {
     name: "8.6",
-    first: Version(8, 6),
+    first: ReleaseNumber(8, 6, 0),
     capability: (Version(6, 0), Version(9, 0)),
     cuda: (Version(11, 0), Version(12, 1)),
     bf16: false,
@@ -143,7 +170,7 @@ const OLDER: Release = Release {
 
 const WITH_VOLTA: Release = Release {
     name: "10.0 to 10.4",
-    first: Version(10, 0),
+    first: ReleaseNumber(10, 0, 0),
     capability: (Version(7, 0), Version(9, 0)),
     cuda: (Version(11, 8), Version(12, 9)),
     bf16: true,
@@ -151,25 +178,29 @@ const WITH_VOLTA: Release = Release {
     ..OLDER
 };
 
-const WITHOUT_VOLTA: Release =
-    Release { name: "10.5 to 10.6", first: Version(10, 5), capability: (Version(7, 5), Version(9, 0)), ..WITH_VOLTA };
+const WITHOUT_VOLTA: Release = Release {
+    name: "10.5 to 10.6",
+    first: ReleaseNumber(10, 5, 0),
+    capability: (Version(7, 5), Version(9, 0)),
+    ..WITH_VOLTA
+};
 
 /// The releases that our plugin serves, oldest first.
 pub const RELEASES: [Release; 7] = [
     OLDER,
     WITH_VOLTA,
     WITHOUT_VOLTA,
-    Release { name: "10.7", first: Version(10, 7), body_first: false, ..WITHOUT_VOLTA },
+    Release { name: "10.7", first: ReleaseNumber(10, 7, 0), body_first: false, ..WITHOUT_VOLTA },
     Release {
         name: "10.8 to 10.13.0",
-        first: Version(10, 8),
+        first: ReleaseNumber(10, 8, 0),
         capability: (Version(7, 5), Version(12, 0)),
         body_first: false,
         ..WITH_VOLTA
     },
     Release {
         name: "10.13.2 to 10.16",
-        first: Version(10, 13),
+        first: ReleaseNumber(10, 13, 2),
         capability: (Version(7, 5), Version(12, 0)),
         cuda: (Version(12, 0), Version(13, 0)),
         body_first: false,
@@ -177,7 +208,7 @@ pub const RELEASES: [Release; 7] = [
     },
     Release {
         name: "11.0 to 11.4",
-        first: Version(11, 0),
+        first: ReleaseNumber(11, 0, 0),
         capability: (Version(7, 5), Version(12, 0)),
         cuda: (Version(12, 9), Version(13, 3)),
         body_first: false,
@@ -315,7 +346,7 @@ mod tests {
         assert!(RELEASES.windows(2).all(|pair| pair[0].first < pair[1].first));
         for release in RELEASES {
             assert!(release.capability.0 <= release.capability.1 && release.cuda.0 <= release.cuda.1);
-            assert!(release.plugin == Plugin::V3 || release.first < Version(10, 0));
+            assert!(release.plugin == Plugin::V3 || release.first < ReleaseNumber(10, 0, 0));
         }
     }
 }

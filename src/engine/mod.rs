@@ -13,7 +13,7 @@ mod shape_list;
 pub use cache::{Cache, Cached};
 pub use choice::{ChoiceError, Device, dtype_of, must_be, must_fit, release_of};
 pub use lock::{BuildOptions, LOCK_FORMAT, LockError, Machine, ModelHash, PLAN_WARNING, PlanLock, PluginHash, Recipe};
-pub use matrix::{Dtype, Fit, GPUS, Gpu, Misfit, Plugin, RELEASES, Release, Version, fit};
+pub use matrix::{Dtype, Fit, GPUS, Gpu, Misfit, Plugin, RELEASES, Release, ReleaseNumber, Version, fit};
 pub use positions::must_have_positions;
 pub use prepare::{PrepareError, Prepared, prepare};
 pub use profile::{InputShapes, Profile, ProfileError, Sizes, open_dims, shapes};

@@ -16,7 +16,7 @@ use crate::{
         libraries::{find_cuda_kernels, find_tensorrt_plugin, tensorrt_folder},
     },
     digest::sha256_of_file,
-    engine::{Device, Machine, Plugin, PluginHash, Release, Version, release_of},
+    engine::{Device, Machine, Plugin, PluginHash, Release, ReleaseNumber, Version, release_of},
 };
 
 /// Environment variable that names an archive of CUDA kernels, as the kernels' own library reads it.
@@ -52,7 +52,8 @@ impl Installation {
         let library = Library::load(path).map_err(at(LOAD_PLUGIN))?;
         let tensorrt = library.open(tensorrt_folder().as_deref(), ORDINAL).map_err(at(OPEN))?;
         let numbers = tensorrt.versions().map_err(at(OPEN))?.numbers;
-        let release = release_of(short(numbers[0], numbers[1]))?;
+        let [major, minor, patch] = [numbers[0], numbers[1], numbers[2]].map(short);
+        let release = release_of(ReleaseNumber(major, minor, patch))?;
         let found = library.device(ORDINAL).map_err(at(FIND_DEVICE))?;
         let device = device(&found);
         Ok(Self {
@@ -105,13 +106,13 @@ fn at(stage: &'static str) -> impl Fn(DoorError) -> EngineError {
     move |error| EngineError::of(stage, error)
 }
 
-fn short(major: u32, minor: u32) -> Version {
-    let short = |number| u16::try_from(number).unwrap_or(u16::MAX);
-    Version(short(major), short(minor))
+fn short(number: u32) -> u16 {
+    u16::try_from(number).unwrap_or(u16::MAX)
 }
 
 fn device(found: &CudaDevice) -> Device {
-    Device { name: found.name.clone(), capability: short(found.capability.0, found.capability.1) }
+    let (major, minor) = found.capability;
+    Device { name: found.name.clone(), capability: Version(short(major), short(minor)) }
 }
 
 fn hashes(plugin: &Path) -> Result<PluginHash, EngineError> {
