@@ -33,12 +33,10 @@ exec "${PYTHON:-python3}" -m gpu_check --kit "$kit" --out "$out" "$@"
 "#;
 
 /// Prepares the folder, with machine code for `targets` or for every architecture, and says how to run it.
-pub(crate) fn run(project: &Project, targets: &[&str]) -> Result<bool, String> {
+pub(crate) fn run(project: &Project, targets: &[&str]) -> Result<(), String> {
     let kit = project.target.join("gpu-check");
     let archive = project.target.join("cuda/kernels.bin");
-    if !cuda::run(project)? {
-        return Ok(false);
-    }
+    cuda::run(project)?;
     let libraries = stage("build", || build(project)).0?;
     stage("fill the folder", || {
         fill(project, &kit, &archive, &libraries)?;
@@ -56,7 +54,7 @@ pub(crate) fn run(project: &Project, targets: &[&str]) -> Result<bool, String> {
     let place = project.shown(&kit);
     println!("\n{place}: {:.1} MiB. On a machine with a GPU, PyTorch and Triton:", bytes as f64 / f64::from(1 << 20));
     println!("    sh {place}/run.sh OUT");
-    Ok(true)
+    Ok(())
 }
 
 /// Builds the libraries and proves that they load on older systems than this one.
@@ -66,20 +64,24 @@ fn build(project: &Project) -> Result<[PathBuf; 2], String> {
     }
     let libraries = [project.cuda_library(), project.operator_library()];
     for library in &libraries {
-        let bytes = fs::read(library).map_err(|error| format!("{}: {error}", library.display()))?;
-        let newest = newest_glibc(&bytes);
-        println!("{}: GLIBC {}.{}", project.shown(library), newest.0, newest.1);
-        if newest > NEWEST_GLIBC {
-            let (major, minor) = NEWEST_GLIBC;
-            return Err(format!(
-                "{} needs GLIBC {}.{}, and {major}.{minor} is the newest that is allowed; build it on an older system",
-                project.shown(library),
-                newest.0,
-                newest.1
-            ));
-        }
+        let (major, minor) = runs_elsewhere(project, library)?;
+        println!("{}: GLIBC {major}.{minor}", project.shown(library));
     }
     Ok(libraries)
+}
+
+/// The version of glibc that a program or library asks for, which no machine with a GPU may lack.
+fn runs_elsewhere(project: &Project, file: &Path) -> Result<(u32, u32), String> {
+    let bytes = fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    let newest = newest_glibc(&bytes);
+    if newest <= NEWEST_GLIBC {
+        return Ok(newest);
+    }
+    let ((major, minor), file) = (NEWEST_GLIBC, project.shown(file));
+    Err(format!(
+        "{file} needs GLIBC {}.{}, and {major}.{minor} is the newest that is allowed; build it on an older system",
+        newest.0, newest.1
+    ))
 }
 
 /// The newest version of glibc whose symbols a library names.

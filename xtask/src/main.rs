@@ -61,16 +61,19 @@ fn main() -> ExitCode {
         ["test"] => Project::find().map(|project| test::run(&project)),
         ["test", "--optimum"] => Project::find().map(|project| test::run_optimum(&project)),
         ["check"] => Project::find().and_then(|project| check::run(&project)),
-        ["cuda"] => Project::find().and_then(|project| cuda::run(&project)),
+        ["cuda"] => Project::find().and_then(|project| cuda::run(&project)).map(|()| true),
         ["miri"] => Project::find().map(|project| miri::run(&project)),
         ["sanitize"] => Project::find().map(|project| sanitize::run(&project)),
+        ["gpu-check", "tensorrt"] => Err("name the wheel: `cargo xtask gpu-check tensorrt WHEEL`".into()),
         ["gpu-check", "tensorrt", wheel, targets @ ..] => {
-            Project::find().and_then(|project| gpu_check::tensorrt::run(&project, wheel, targets))
+            Project::find().and_then(|project| gpu_check::tensorrt::run(&project, wheel, targets)).map(|()| true)
         }
-        ["gpu-check", targets @ ..] => Project::find().and_then(|project| gpu_check::run(&project, targets)),
-        ["tensorrt"] => Project::find().and_then(|project| tensorrt::run(&project)),
+        ["gpu-check", targets @ ..] => {
+            Project::find().and_then(|project| gpu_check::run(&project, targets)).map(|()| true)
+        }
+        ["tensorrt"] => Project::find().and_then(|project| tensorrt::run(&project)).map(|()| true),
         ["tensorrt", "test"] => Project::find().and_then(|project| tensorrt::run_tests(&project)),
-        ["synthesize", arguments @ ..] => synthesize::run(arguments),
+        ["synthesize", arguments @ ..] => synthesize::run(arguments).map(|()| true),
         [] | ["help" | "-h" | "--help"] => {
             println!("{HELP}");
             return ExitCode::SUCCESS;

@@ -128,14 +128,14 @@ impl Tensor {
 }
 
 /// Runs the command with these arguments.
-pub(crate) fn run(arguments: &[&str]) -> Result<bool, String> {
+pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
     let request = Request::parse(arguments)?;
     let start = Instant::now();
     let bytes = write(&request)?;
     let seconds = start.elapsed().as_secs_f64();
     let rate = bytes as f64 / seconds / 1e9;
     println!("wrote {}  {bytes} bytes in {seconds:.1} s, {rate:.2} GB/s", request.out.display());
-    Ok(true)
+    Ok(())
 }
 
 impl Request {

@@ -28,7 +28,7 @@ impl Tally {
         if self.failed == 0 && (nothing || !runner_succeeded) { self + Self::FAILURE } else { self }
     }
 
-    /// Runs a command of Rust's test runner.
+    /// Runs Rust's test runner, or a program that says what it says.
     pub(crate) fn of_cargo(command: &mut Command) -> Result<Self, String> {
         let mut tally = Self::default();
         let status = process::watch(command, Stream::Stdout, |line| tally = tally + Self::of_cargo_line(line))?;

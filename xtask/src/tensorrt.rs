@@ -11,11 +11,7 @@ use std::{
     process::Command,
 };
 
-use crate::{
-    process::{self, Stream},
-    project::Project,
-    tally::Tally,
-};
+use crate::{process, project::Project, tally::Tally};
 use headers::Headers;
 
 /// Warnings are errors in our own code.
@@ -36,15 +32,9 @@ pub(crate) fn named_release() -> Result<Option<(u32, u32)>, String> {
     Ok(Headers::named()?.map(|headers| (headers.major, headers.minor)))
 }
 
-/// Builds the library, or says why not; true where it is there.
-pub(crate) fn run(project: &Project) -> Result<bool, String> {
-    let headers = match Headers::named()?.map_or_else(|| Headers::fetched(project), Ok) {
-        Ok(headers) => headers,
-        Err(why) => {
-            println!("skipped: {why}");
-            return Ok(true);
-        }
-    };
+/// Builds the library.
+pub(crate) fn run(project: &Project) -> Result<(), String> {
+    let headers = Headers::named()?.map_or_else(|| Headers::fetched(project), Ok)?;
     let build = Build::new(project, headers)?;
     let library = build.library("libmoa_tensorrt.so", &FOLDERS, &["-O2", "-static-libstdc++", "-static-libgcc"])?;
     process::run(&mut project.cargo(["build", "--release", "-p", "moa-cuda-c"]))?;
@@ -52,7 +42,7 @@ pub(crate) fn run(project: &Project) -> Result<bool, String> {
     fs::copy(project.target.join("release/libmoa_cuda.so"), &kernels)
         .map_err(|error| format!("{}: {error}", kernels.display()))?;
     println!("\n{}, and beside it libmoa_cuda.so", project.shown(&library));
-    Ok(true)
+    Ok(())
 }
 
 /// `cargo xtask tensorrt test`: the tests of the plugin alone; true where none failed.
@@ -201,15 +191,8 @@ impl<'a> Build<'a> {
         if is_of_another {
             run.env("MOA_TEST_OTHER_RELEASE", "1");
         }
-        counted(&mut run)
+        Tally::of_cargo(&mut run)
     }
-}
-
-/// Runs a program of tests.
-fn counted(program: &mut Command) -> Result<Tally, String> {
-    let mut tally = Tally::default();
-    let status = process::watch(program, Stream::Stdout, |line| tally = tally + Tally::of_cargo_line(line))?;
-    Ok(tally.confirmed(status.success()))
 }
 
 /// `path` where it is a file.

@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path};
 
-use super::{MAX_BYTES, copy_sources, newest_glibc, size, slim};
+use super::{MAX_BYTES, copy_sources, runs_elsewhere, size, slim};
 use crate::{
     process,
     project::Project,
@@ -27,7 +27,7 @@ exec "${PYTHON:-python3}" -m gpu_check.tensorrt_stage --kit "$kit" --pieces "$pi
 "#;
 
 /// Prepares both folders and says how to use them.
-pub(crate) fn run(project: &Project, wheel: &str, targets: &[&str]) -> Result<bool, String> {
+pub(crate) fn run(project: &Project, wheel: &str, targets: &[&str]) -> Result<(), String> {
     let version =
         tensorrt::named_release()?.ok_or("set TENSORRT_ROOT to a folder that holds TensorRT 8.6's `include`")?;
     if version != RELEASE {
@@ -60,7 +60,7 @@ pub(crate) fn run(project: &Project, wheel: &str, targets: &[&str]) -> Result<bo
         bytes as f64 / f64::from(1 << 20)
     );
     println!("    sh {place}/run.sh PIECES OUT");
-    Ok(true)
+    Ok(())
 }
 
 /// Copies what was built into a fresh folder.
@@ -81,16 +81,4 @@ fn fill(project: &Project, kit: &Path) -> Result<(), String> {
         fs::copy(file, kit.join(file.file_name().unwrap_or_default())).map_err(at(file))?;
     }
     fs::write(kit.join("run.sh"), RUN).map_err(at(kit))
-}
-
-/// That a program or library asks for no newer glibc than the machine has.
-fn runs_elsewhere(project: &Project, file: &Path) -> Result<(), String> {
-    let bytes = fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
-    let newest = newest_glibc(&bytes);
-    if newest <= super::NEWEST_GLIBC {
-        return Ok(());
-    }
-    let (major, minor) = super::NEWEST_GLIBC;
-    let file = project.shown(file);
-    Err(format!("{file} needs GLIBC {}.{}, and {major}.{minor} is the newest that is allowed", newest.0, newest.1))
 }

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Build, FIXED, FOLDERS, SANITIZERS, counted};
+use super::{Build, FIXED, FOLDERS, SANITIZERS};
 use crate::{process, tally::Tally};
 
 /// Sources of the emulator, in `custom_ops/cuda`.
@@ -44,7 +44,7 @@ pub(super) fn test(build: &Build<'_>) -> Result<Tally, String> {
     for variable in ["MOA_CUDA_LIBRARY", "MOA_CUDA_KERNELS", "MOA_FAKE_TENSORRT"] {
         run.env_remove(variable);
     }
-    counted(&mut run)
+    Tally::of_cargo(&mut run)
 }
 
 /// Where the tests lie.
