@@ -23,8 +23,11 @@ pub(super) struct PlanArguments {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum PlanDtype {
+    #[value(aliases = ["f32", "float32"])]
     Fp32,
+    #[value(aliases = ["f16", "float16"])]
     Fp16,
+    #[value(alias = "bfloat16")]
     Bf16,
 }
 

@@ -165,9 +165,8 @@ impl Profiled<'_> {
         let rows: Vec<_> = labels(modules).iter().zip(modules).map(|(label, module)| row(label, module)).collect();
         let mut text = format!("{} on {}, {} runs\n\n", self.arguments.model.display(), self.backend, self.runs);
         text.push_str(&table(&header, &rows));
-        let apart: u64 = modules.iter().map(|module| module.tokens_apart_from_scores).sum();
-        if apart > 0 {
-            text.push_str(&format!("\n{apart} choices differ from the recomputed scores: near-ties\n"));
+        if let Some(apart) = apart_from_scores(modules) {
+            text.push_str(&format!("\n{apart}\n"));
         }
         if self.arguments.pmi {
             text.push_str(&self.pmi_text());
@@ -194,6 +193,13 @@ impl Profiled<'_> {
         let one = |token: &crate::profile::TokenPmi| format!("{} ({:.1})", self.symbol(module, token.token), token.pmi);
         tokens.iter().map(one).collect::<Vec<_>>().join("  ")
     }
+}
+
+/// How many choices the scores do not explain, and how far they are from it.
+pub(super) fn apart_from_scores(modules: &[ModuleProfile]) -> Option<String> {
+    let apart: u64 = modules.iter().map(|module| module.tokens_apart_from_scores).sum();
+    let gap = modules.iter().map(|module| module.largest_gap_apart).fold(0.0, f64::max);
+    (apart > 0).then(|| format!("{apart} choices differ from the recomputed scores, by scores {gap:.1e} apart at most"))
 }
 
 fn row(label: &str, module: &ModuleProfile) -> Vec<String> {
@@ -283,6 +289,7 @@ mod tests {
             balance,
             margin,
             tokens_apart_from_scores: 0,
+            largest_gap_apart: 0.0,
             pmi: None,
         }
     }

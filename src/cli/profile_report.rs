@@ -1,6 +1,6 @@
 //! The page of `moa-export profile`.
 
-use super::profile::{Profiled, labels, sorted_loads};
+use super::profile::{Profiled, apart_from_scores, labels, sorted_loads};
 use crate::{
     profile::{ModuleProfile, Score},
     report::{Axis, Bars, Cell, Column, Distribution, HeatMap, Lines, Report, Section, Series, Table},
@@ -38,9 +38,8 @@ fn overview(section: &mut Section, profiled: &Profiled<'_>) {
         "Padded tokens are not counted. Chosen experts are those that the runtime chose; scores are what its router \
          ranks, read from the graph in the standard form and computed again beside the operator in the others.",
     );
-    let apart: u64 = modules.iter().map(|module| module.tokens_apart_from_scores).sum();
-    if apart > 0 {
-        section.paragraph(format!("{apart} choices differ from the computed scores; these are near-ties."));
+    if let Some(apart) = apart_from_scores(modules) {
+        section.paragraph(format!("{apart}."));
     }
 }
 

@@ -17,6 +17,7 @@ use crate::{
     file_names::{DECODER, ENCODER, MODEL},
     onnx::{
         OnnxFile,
+        operator_node::operator_input,
         proto::{
             NodeProto, TensorProto, ValueInfoProto,
             tensor_proto::DataType,
@@ -311,10 +312,9 @@ impl<'a> Walk<'a> {
         value
     }
 
-    /// Dimensions of the weight that `operator` calls `name`.
-    fn dims(&self, node: &'a NodeProto, operator: &Operator, name: &str) -> Option<(&'a TensorProto, Vec<u64>)> {
-        let index = operator.inputs.iter().position(|input| input.name == name)?;
-        let tensor = self.weight(node.input.get(index)?)?;
+    /// Dimensions of the weight that a node of ours reads as `name`.
+    fn dims(&self, node: &'a NodeProto, name: &str) -> Option<(&'a TensorProto, Vec<u64>)> {
+        let tensor = self.weight(operator_input(node, name)?)?;
         let size = |dim: &i64| u64::try_from(*dim).ok().filter(|size| *size > 0);
         Some((tensor, tensor.dims.iter().map(size).collect::<Option<_>>()?))
     }
@@ -326,8 +326,8 @@ impl<'a> Walk<'a> {
     }
 
     fn try_routed_attention(&self, node: &'a NodeProto, operator: &Operator, ledger: &mut Ledger) -> Option<()> {
-        let (query, query_dims) = self.dims(node, operator, "query_weight")?;
-        let (output, _) = self.dims(node, operator, "output_weight")?;
+        let (query, query_dims) = self.dims(node, "query_weight")?;
+        let (output, _) = self.dims(node, "output_weight")?;
         let [experts, width, columns] = query_dims[..] else { return None };
         let top_k = int(node, "top_k").filter(|top_k| *top_k <= experts)?;
         let kv_heads = int(node, "kv_num_heads")?;
@@ -339,7 +339,7 @@ impl<'a> Walk<'a> {
         let keys = if is_cross { self.lengths.source } else { queries };
         ledger.add(part, sizes.macs(queries, keys));
         if !is_cross {
-            let (keys_and_values, _) = self.dims(node, operator, "kv_weight")?;
+            let (keys_and_values, _) = self.dims(node, "kv_weight")?;
             ledger.add(part, Cost::product(values(keys_and_values), keys));
         }
         Self::deactivate(ledger, part, [query, output], top_k, experts);
@@ -354,8 +354,8 @@ impl<'a> Walk<'a> {
     }
 
     fn try_routed_feed_forward(&self, node: &'a NodeProto, ledger: &mut Ledger) -> Option<()> {
-        let (input, dims) = self.dims(node, &FEED_FORWARD, "input_weight")?;
-        let (output, _) = self.dims(node, &FEED_FORWARD, "output_weight")?;
+        let (input, dims) = self.dims(node, "input_weight")?;
+        let (output, _) = self.dims(node, "output_weight")?;
         let [experts, width, _] = dims[..] else { return None };
         let top_k = int(node, "top_k").filter(|top_k| *top_k <= experts)?;
         let sizes = RoutedFeedForward { width, top_k, experts, matrices: values(input).saturating_add(values(output)) };

@@ -1,6 +1,6 @@
 //! One operator of a graph as a graph of its own, with the weights it has there.
 
-use moa_schema::{DOMAIN, ElementType, OPERATORS, Operator, Parameter};
+use moa_schema::{DOMAIN, ElementType, Operator, Parameter};
 
 use super::{
     LatencyError,
@@ -9,6 +9,7 @@ use super::{
 };
 use crate::onnx::{
     OnnxFile,
+    operator_node::{module_of, operator_input, operator_of},
     proto::{
         FunctionProto, GraphProto, NodeProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto,
         tensor_proto::DataType,
@@ -40,8 +41,7 @@ pub struct CutOperator {
 /// Where there is none, or one of them computes its weights instead of holding them.
 pub fn cut_operators(file: &OnnxFile) -> Result<Vec<CutOperator>, LatencyError> {
     let nodes = file.graph().into_iter().flat_map(|graph| &graph.node);
-    let operator = |node: &NodeProto| OPERATORS.into_iter().find(|operator| operator.name == node.op_type);
-    let ours = nodes.filter(|node| node.domain == DOMAIN).filter_map(|node| Some((node, operator(node)?)));
+    let ours = nodes.filter_map(|node| Some((node, operator_of(node)?)));
     let cut = ours.map(|(node, operator)| Cut { file, node, operator }.graph()).collect::<Result<Vec<_>, _>>()?;
     if cut.is_empty() {
         return Err(LatencyError::NoOperators { model: file.path().to_path_buf() });
@@ -53,12 +53,12 @@ pub fn cut_operators(file: &OnnxFile) -> Result<Vec<CutOperator>, LatencyError> 
 struct Cut<'a> {
     file: &'a OnnxFile,
     node: &'a NodeProto,
-    operator: Operator,
+    operator: &'static Operator,
 }
 
 impl Cut<'_> {
     fn module(&self) -> String {
-        if self.node.name == self.node.op_type { String::new() } else { self.node.name.clone() }
+        module_of(self.node).to_owned()
     }
 
     fn fail(&self, why: impl Into<String>) -> LatencyError {
@@ -67,9 +67,7 @@ impl Cut<'_> {
 
     /// The weight that the parameter `name` is given.
     fn weight(&self, name: &str) -> Result<&TensorProto, LatencyError> {
-        let index = self.operator.inputs.iter().position(|input| input.name == name);
-        let given = index.and_then(|index| self.node.input.get(index));
-        let weight = given.and_then(|given| self.file.initializer(given));
+        let weight = operator_input(self.node, name).and_then(|given| self.file.initializer(given));
         weight.ok_or_else(|| self.fail(format!("its {name} is computed in the graph")))
     }
 
@@ -80,8 +78,7 @@ impl Cut<'_> {
     }
 
     fn is_given(&self, name: &str) -> bool {
-        let index = self.operator.inputs.iter().position(|input| input.name == name);
-        index.and_then(|index| self.node.input.get(index)).is_some_and(|given| !given.is_empty())
+        operator_input(self.node, name).is_some()
     }
 
     fn graph(&self) -> Result<CutOperator, LatencyError> {

@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use moa_schema::{DOMAIN, OPERATORS};
 use serde::{Deserialize, Serialize};
 
 use super::shapes::Sizes;
-use crate::onnx::{OnnxFile, proto::NodeProto};
+use crate::onnx::{
+    OnnxFile,
+    operator_node::{module_of, module_of_indices, operator_input, operator_of},
+    proto::NodeProto,
+};
 
 /// Tokens by expert, in one module on one input.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -57,16 +60,13 @@ pub(super) fn count(indices: &[i64], weights: &[f64], top_k: usize, experts: usi
 /// Experts of every routed module, as far as the graph says: the columns of its router.
 pub(super) fn experts_by_module(file: &OnnxFile) -> BTreeMap<String, usize> {
     let nodes = || file.graph().into_iter().flat_map(|graph| &graph.node);
-    let columns = |name: &String| usize::try_from(*file.initializer(name)?.dims.get(1)?).ok();
+    let columns = |name: &str| usize::try_from(*file.initializer(name)?.dims.get(1)?).ok();
     let producer = |name: &String| nodes().find(|node| node.output.contains(name));
     let mut experts = BTreeMap::new();
     for node in nodes() {
-        let found = match OPERATORS.iter().find(|operator| operator.name == node.op_type && node.domain == DOMAIN) {
-            Some(operator) => {
-                let index = operator.inputs.iter().position(|input| input.name == "router_weight");
-                let module = if node.name == node.op_type { String::new() } else { node.name.clone() };
-                index.and_then(|index| Some((module, columns(node.input.get(index)?)?)))
-            }
+        let found = match operator_of(node) {
+            Some(_) => operator_input(node, "router_weight")
+                .and_then(|weight| Some((module_of(node).to_owned(), columns(weight)?))),
             None => standard_module(node).and_then(|module| {
                 let scores = producer(node.input.first()?)?;
                 let logits = if scores.op_type == "Softmax" { producer(scores.input.first()?)? } else { scores };
@@ -80,8 +80,8 @@ pub(super) fn experts_by_module(file: &OnnxFile) -> BTreeMap<String, usize> {
 
 /// The module that a node of the standard form routes.
 fn standard_module(node: &NodeProto) -> Option<String> {
-    let indices = node.output.iter().find_map(|name| name.strip_prefix("router.")?.strip_suffix("indices"))?;
-    Some(indices.trim_end_matches('.').to_owned()).filter(|_| node.op_type == "TopK")
+    let module = node.output.iter().find_map(|name| module_of_indices(name))?;
+    (node.op_type == "TopK").then(|| module.to_owned())
 }
 
 #[cfg(test)]

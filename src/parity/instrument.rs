@@ -3,8 +3,9 @@
 use moa_schema::{DOMAIN, OPERATORS};
 
 use super::routing::output_name;
-use crate::onnx::proto::{
-    FunctionProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, tensor_proto::DataType, type_proto,
+use crate::onnx::{
+    operator_node::{module_of, module_of_indices, operator_of},
+    proto::{FunctionProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, tensor_proto::DataType, type_proto},
 };
 
 /// Makes the routing of every routed module a graph output; returns the modules in the order of the graph.
@@ -35,11 +36,10 @@ fn declare_routing(function: &mut FunctionProto) {
 /// The module that a node routes, if it does; a node of ours then writes its routing.
 fn routed_module(node: &mut NodeProto) -> Option<String> {
     if node.domain != DOMAIN {
-        let indices = node.output.iter().find_map(|name| name.strip_prefix("router.")?.strip_suffix("indices"))?;
-        return Some(indices.trim_end_matches('.').to_owned());
+        return node.output.iter().find_map(|name| module_of_indices(name)).map(str::to_owned);
     }
-    let operator = OPERATORS.iter().find(|operator| operator.name == node.op_type)?;
-    let module = if node.name == node.op_type { String::new() } else { node.name.clone() };
+    let operator = operator_of(node)?;
+    let module = module_of(node).to_owned();
     for part in ["indices", "weights"] {
         let position = operator.outputs.iter().position(|output| output.name == format!("topk_{part}"))?;
         if node.output.len() <= position {

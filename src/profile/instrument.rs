@@ -1,11 +1,12 @@
 //! The same graph, with choices and scores of every router as outputs.
 
-use moa_schema::{DOMAIN, GateMode, OPERATORS};
+use moa_schema::{DOMAIN, GateMode};
 
 use super::{ProfileError, Score};
 use crate::{
     onnx::{
         OnnxFile,
+        operator_node::{operator_input, operator_of},
         proto::{
             AttributeProto, GraphProto, NodeProto, TypeProto, ValueInfoProto, attribute_proto::AttributeType,
             tensor_proto::DataType, type_proto,
@@ -66,11 +67,8 @@ fn ranked(graph: &GraphProto, node: &NodeProto) -> Result<(String, Score), &'sta
 
 /// Adds nodes that compute the scores of an operator once more, in f32.
 fn operator_scores(graph: &mut GraphProto, node: &NodeProto, module: &str) -> Result<(String, Score), &'static str> {
-    let operator = OPERATORS.iter().find(|operator| operator.name == node.op_type).ok_or("an unknown operator")?;
-    let input = |name: &str| {
-        let place = operator.inputs.iter().position(|input| input.name == name)?;
-        node.input.get(place).filter(|input| !input.is_empty()).cloned()
-    };
+    operator_of(node).ok_or("an unknown operator")?;
+    let input = |name: &str| operator_input(node, name).map(str::to_owned);
     let (hidden, weight) = input("hidden_states").zip(input("router_weight")).ok_or("it lacks a required input")?;
     let gate_mode = node.attribute.iter().find(|attribute| attribute.name == "gate_mode");
     let gate_mode = gate_mode.and_then(|attribute| GateMode::parse(std::str::from_utf8(attribute.s.as_deref()?).ok()?));

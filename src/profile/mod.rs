@@ -55,8 +55,11 @@ pub struct ModuleProfile {
     pub balance: Balance,
     /// How clearly the k-th expert was preferred to the next.
     pub margin: Margin,
-    /// Tokens whose chosen experts are not the k best of the recomputed scores: near-ties that rounding decides.
+    /// Tokens whose chosen experts are not the k best of the recomputed scores.
     pub tokens_apart_from_scores: u64,
+    /// By how much the score of an expert that such a token did not choose exceeds one that it chose, at most: where
+    /// rounding alone decided, next to nothing.
+    pub largest_gap_apart: f64,
     /// Tokens that each expert prefers, by falling information; `None` where the graph takes no token ids.
     pub pmi: Option<Vec<Vec<TokenPmi>>>,
 }

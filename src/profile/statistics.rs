@@ -12,6 +12,7 @@ pub(super) struct Tally {
     counts: Vec<u64>,
     margins: Vec<f64>,
     apart: u64,
+    largest_gap: f64,
     /// By token id: how often it was seen, and how often with each expert.
     by_token: BTreeMap<i64, (u64, Vec<u64>)>,
 }
@@ -61,7 +62,12 @@ impl Tally {
         if k < ranked.len() {
             self.margins.push(f64::from(scores[ranked[k - 1]]) - f64::from(scores[ranked[k]]));
         }
-        self.apart += u64::from(ranked[..k].iter().any(|expert| !chosen.contains(expert)));
+        let passed_over = ranked[..k].iter().find(|expert| !chosen.contains(expert));
+        let taken = ranked[k..].iter().rfind(|expert| chosen.contains(expert));
+        self.apart += u64::from(passed_over.is_some());
+        if let (Some(better), Some(worse)) = (passed_over, taken) {
+            self.largest_gap = self.largest_gap.max(f64::from(scores[*better]) - f64::from(scores[*worse]));
+        }
     }
 
     pub(super) fn finish(self, graph: &str, module: &str, score: Score, options: PmiOptions) -> ModuleProfile {
@@ -77,6 +83,7 @@ impl Tally {
             load_percent,
             margin: margin(score, self.margins),
             tokens_apart_from_scores: self.apart,
+            largest_gap_apart: self.largest_gap,
             pmi,
             counts: self.counts,
         }
@@ -173,9 +180,16 @@ mod tests {
     fn information_is_one_bit_where_the_expert_halves_the_choices() {
         let mut tally = Tally::default();
         tally.add(&seen(&[0, 0, 1, 1], &[0.5; 8], &[true; 4], &[7, 7, 8, 9])).unwrap();
-        assert_eq!(tally.apart, 2, "equal scores rank the lower index first");
+        assert_eq!((tally.apart, tally.largest_gap), (2, 0.0), "equal scores rank the lower index first");
         let pmi = pmi(&tally.by_token, &tally.counts, 1, PmiOptions { min_count: 2, top: 9 });
         assert_eq!(pmi, [vec![TokenPmi { token: 7, count: 2, with_expert: 2, pmi: 1.0 }], vec![]]);
+    }
+
+    #[test]
+    fn choices_that_the_scores_do_not_explain_tell_how_far_they_are_from_it() {
+        let mut tally = Tally::default();
+        tally.add(&seen(&[1, 0, 0], &[0.75, 0.25, 0.5, 0.625, 1.0, 0.0], &[true; 3], &[7, 7, 8])).unwrap();
+        assert_eq!((tally.apart, tally.largest_gap), (2, 0.5));
     }
 
     #[test]

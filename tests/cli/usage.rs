@@ -197,6 +197,7 @@ fn other_names_of_types_are_understood() {
     for (dtype, named) in [("float32", "fp32"), ("f16", "fp16"), ("bfloat16", "bf16")] {
         scene.accepts(&format!("ck -o {dtype}.onnx --dtype {dtype}"));
         assert!(scene.accepts(&format!("inspect {dtype}.onnx")).contains(&format!("moa.dtype = {named}")));
+        assert_eq!(scene.accepts(&format!("plan --dtype {dtype}")), scene.accepts(&format!("plan --dtype {named}")));
     }
 }
 

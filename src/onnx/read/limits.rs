@@ -75,7 +75,7 @@ pub(super) fn check(bytes: &[u8]) -> Result<(), Fault> {
 impl Scan {
     fn message(&mut self, mut bytes: &[u8], message: Message, depth: usize) -> Result<(), Fault> {
         if depth > MAX_DEPTH {
-            return Err(Fault::malformed("graphs are nested too deeply".into()));
+            return Err(Fault::limit(format!("graphs are nested deeper than {MAX_DEPTH} messages")));
         }
         while !bytes.is_empty() {
             self.fields += 1;

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::{OnnxFile, PositionTable, ValueInfo};
-use crate::onnx::proto::{NodeProto, tensor_proto::DataType};
+use crate::onnx::{
+    operator_node::operator_input,
+    proto::{NodeProto, tensor_proto::DataType},
+};
 
 impl OnnxFile {
     /// The input whose real tokens a graph of ours counts to find positions, with the smallest table that they are
@@ -85,8 +88,7 @@ impl OnnxFile {
 
     /// Operators of ours that rotate, with the names of their tables.
     pub(super) fn rotary_operators(&self) -> impl Iterator<Item = (&NodeProto, &str)> {
-        let ours = self.nodes().filter(|node| node.domain == moa_schema::DOMAIN);
-        ours.filter_map(|node| Some((node, operator_input(node, "cos_cache")?)))
+        self.nodes().filter_map(|node| Some((node, operator_input(node, "cos_cache")?)))
     }
 
     /// The input of the graph that `name` is, or was before casts.
@@ -99,11 +101,4 @@ impl OnnxFile {
         let is_input = self.initializer(name).is_none() && self.inputs().iter().any(|input| input.name == name);
         is_input.then(|| name.to_owned())
     }
-}
-
-/// What one of our operators reads as its parameter `parameter`, where it reads one.
-fn operator_input<'a>(node: &'a NodeProto, parameter: &str) -> Option<&'a str> {
-    let operator = moa_schema::OPERATORS.iter().find(|operator| operator.name == node.op_type)?;
-    let index = operator.inputs.iter().position(|input| input.name == parameter)?;
-    node.input.get(index).map(String::as_str).filter(|name| !name.is_empty())
 }

@@ -250,7 +250,7 @@ impl<'a> Scope<'a> {
     fn graph(&mut self, graph: &'a GraphProto) -> Result<(), Fault> {
         let is_outermost = self.names.is_empty() && self.function.is_none();
         if self.names.len() >= MAX_GRAPH_DEPTH {
-            return Err(Fault::malformed("graphs are nested too deeply".into()));
+            return Err(Fault::limit(format!("more than {MAX_GRAPH_DEPTH} graphs are nested")));
         }
         if !graph.sparse_initializer.is_empty() {
             return Err(Fault::unsupported("sparse weights".into()));
