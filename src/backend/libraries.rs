@@ -215,7 +215,9 @@ fn beside_executable(search: &mut Search, name: &str, others: &[&str]) -> Option
         Some(inner) => parent.join(inner.trim_start_matches('/')),
         None => folder.join(other),
     };
-    let mut folders = std::iter::once(folder.clone()).chain(others.iter().map(place));
+    // Tests lie in a folder `deps` of the one with the libraries; the folder above any other program is not its own.
+    let others = others.iter().filter(|other| **other != ".." || folder.ends_with("deps"));
+    let mut folders = std::iter::once(folder.clone()).chain(others.map(place));
     folders.find_map(|folder| search.library(&folder, name))
 }
 

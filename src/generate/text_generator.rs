@@ -260,7 +260,7 @@ impl TextGenerator {
             prompt: index,
             prompt_tokens: ids.len(),
             most: options.max_new.min(limit - ids.len()),
-            pieces: Pieces::after(&ids),
+            pieces: self.tokenizer.as_ref().map(|tokenizer| Pieces::after(&ids, tokenizer)).unwrap_or_default(),
             next: ids,
             mask: Vec::new(),
             tokens: Vec::new(),

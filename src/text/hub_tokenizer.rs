@@ -49,6 +49,12 @@ impl HubTokenizer {
         Ok(encoding.get_ids().iter().copied().map(i64::from).collect())
     }
 
+    /// Whether a token is special, and so no part of a text.
+    fn is_special(&self, id: i64) -> bool {
+        let token = u32::try_from(id).ok().and_then(|id| self.tokenizer.id_to_token(id));
+        token.is_some_and(|token| self.tokenizer.get_added_vocabulary().is_special_token(&token))
+    }
+
     /// The text of ids, without special tokens.
     ///
     /// # Errors
@@ -79,8 +85,9 @@ const LONGEST_CHARACTER: usize = 4;
 const INCOMPLETE: char = '\u{FFFD}';
 
 /// The text that continues a prompt, piece by piece as tokens come.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Pieces {
+    /// Tokens that are not special.
     ids: Vec<i64>,
     /// First token whose text was not returned.
     unread: usize,
@@ -88,8 +95,10 @@ pub struct Pieces {
 
 impl Pieces {
     /// The text after `prompt`.
-    pub fn after(prompt: &[i64]) -> Self {
-        let ids = prompt[prompt.len().saturating_sub(CONTEXT + LONGEST_CHARACTER)..].to_vec();
+    pub fn after(prompt: &[i64], tokenizer: &HubTokenizer) -> Self {
+        let visible = prompt.iter().rev().copied().filter(|id| !tokenizer.is_special(*id));
+        let mut ids: Vec<_> = visible.take(CONTEXT + LONGEST_CHARACTER).collect();
+        ids.reverse();
         Self { unread: ids.len(), ids }
     }
 
@@ -99,6 +108,9 @@ impl Pieces {
     ///
     /// Where the tokenizer fails.
     pub fn push(&mut self, token: i64, tokenizer: &HubTokenizer) -> Result<String, TextError> {
+        if tokenizer.is_special(token) {
+            return Ok(String::new());
+        }
         self.ids.push(token);
         let (start, known) = self.known(tokenizer)?;
         let text = tokenizer.decode(&self.ids[start..])?;

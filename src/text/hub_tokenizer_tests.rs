@@ -56,7 +56,7 @@ fn bytes(text: &[u8]) -> Vec<i64> {
 
 /// What is printed after each of `tokens`, and at the end.
 fn pieces(tokenizer: &HubTokenizer, prompt: &[i64], tokens: &[i64]) -> Vec<String> {
-    let mut pieces = Pieces::after(prompt);
+    let mut pieces = Pieces::after(prompt, tokenizer);
     let mut printed: Vec<_> = tokens.iter().map(|token| pieces.push(*token, tokenizer).unwrap()).collect();
     printed.push(pieces.finish(tokenizer).unwrap());
     printed
@@ -98,6 +98,32 @@ fn a_text_is_begun_and_neither_cut_nor_padded() {
     assert_eq!(tokenizer.encode("b").unwrap(), [0, 3]);
     assert_eq!(tokenizer.decode(&[0, 2, 1, 3, 1]).unwrap(), "a b");
     assert_eq!(pieces(&tokenizer, &[0, 2], &[3, 0, 2]).concat(), " b a");
+}
+
+/// Words that begin with their space, the first of which a text drops, and a special token.
+fn of_spaced_words() -> HubTokenizer {
+    let end = json!({
+        "id": 0, "content": "</s>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        "special": true,
+    });
+    let space = json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true });
+    read(&json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [end], "normalizer": null,
+        "pre_tokenizer": space, "post_processor": null, "decoder": space,
+        "model": { "type": "WordLevel", "vocab": { "</s>": 0, "▁a": 1, "▁fox": 2 }, "unk_token": "▁a" },
+    }))
+}
+
+#[test]
+fn special_tokens_take_no_space_away() {
+    let tokenizer = of_spaced_words();
+    for specials in [0, 1, 5, 6, 7, 40] {
+        let ends = vec![0; specials];
+        let tokens = [&[1][..], &ends, &[2], &ends, &[1]].concat();
+        assert_eq!(tokenizer.decode(&[&[2][..], &tokens].concat()).unwrap(), "fox a fox a");
+        assert_eq!(pieces(&tokenizer, &[2], &tokens).concat(), " a fox a", "{specials}");
+        assert_eq!(pieces(&tokenizer, &[&[2][..], &ends].concat(), &tokens).concat(), " a fox a", "{specials}");
+    }
 }
 
 #[test]
