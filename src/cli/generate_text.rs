@@ -65,6 +65,7 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     let mut generator = TextGenerator::open(&arguments.folder, options)?;
     drop(loading);
     generator.generate(&[], &arguments.text.options())?;
+    note_settings(&generator, &arguments.text.options());
     interruption.listen()?;
     let mut tally = Tally { most: arguments.text.options().max_new, ..Tally::default() };
     let outcome = all(&mut generator, &mut inputs, &interruption, arguments, &mut tally);
@@ -75,6 +76,21 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     match outcome {
         Err(Stopped::Failed(failure)) => Err(failure),
         Err(Stopped::Unread) | Ok(()) => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Settings for which there is an option.
+const OPTIONS: [&str; 5] = ["do_sample", "temperature", "top_k", "top_p", "max_length"];
+
+/// Says which settings of the folder others would heed.
+fn note_settings(generator: &TextGenerator, options: &SamplingOptions) {
+    let is_drawn = options.temperature > 0.0;
+    let (known, unknown): (Vec<_>, Vec<_>) = generator.settings().iter().partition(|key| OPTIONS.contains(key));
+    if !unknown.is_empty() {
+        note(&format!("generation_config.json sets {}, which nothing here heeds", unknown.join(", ")));
+    }
+    if known.contains(&"do_sample") && !is_drawn {
+        note("generation_config.json asks for tokens that are drawn, as --temperature, --top-k and --top-p do");
     }
 }
 

@@ -51,6 +51,8 @@ pub(super) struct CausalFolder {
     /// Tokens that end a text.
     pub(super) eos: Vec<i64>,
     pub(super) pad: i64,
+    /// Settings of `generation_config.json` that are not the default.
+    pub(super) settings: Vec<&'static str>,
 }
 
 /// What the JSON files say.
@@ -144,7 +146,8 @@ impl CausalFolder {
         let eos = configs.eos()?;
         let pad = configs.token_ids("pad_token_id")?.and_then(|ids| ids.first().copied());
         let pad = pad.or(eos.first().copied()).unwrap_or_default();
-        Ok(Self { names, caches, vocabulary, context: configs.context()?, eos, pad, graph })
+        let settings = configs.generation.iter().flat_map(Keys::generation_settings).collect();
+        Ok(Self { names, caches, vocabulary, context: configs.context()?, eos, pad, settings, graph })
     }
 }
 

@@ -102,6 +102,7 @@ pub struct TextGenerator {
     context: Option<usize>,
     eos: Vec<i64>,
     pad: i64,
+    settings: Vec<&'static str>,
     batch: usize,
     interrupted: Arc<AtomicBool>,
 }
@@ -156,14 +157,28 @@ impl TextGenerator {
         if options.batch == 0 {
             return Err(GenerateError::Option("batch 0: it must be at least 1".into()));
         }
-        let CausalFolder { graph, names, caches, vocabulary, context, eos, pad } = CausalFolder::read(folder)?;
+        let CausalFolder { graph, names, caches, vocabulary, context, eos, pad, settings } =
+            CausalFolder::read(folder)?;
         let tokenizer = HubTokenizer::read(folder)?;
         let outputs = [&names.logits].into_iter().chain(&names.present).cloned().collect();
         let caches = CacheLayout::new(&graph, options.operators, names.past.clone(), names.present.clone(), &caches);
         let session = OrtSession::load(&graph, outputs, options.operators, options.runtime, None)?;
         let (batch, interrupted) = (options.batch, options.interrupted);
         let folder = folder.to_path_buf();
-        Ok(Self { folder, tokenizer, session, names, caches, vocabulary, context, eos, pad, batch, interrupted })
+        Ok(Self {
+            folder,
+            tokenizer,
+            session,
+            names,
+            caches,
+            vocabulary,
+            context,
+            eos,
+            pad,
+            settings,
+            batch,
+            interrupted,
+        })
     }
 
     /// Whether the folder has a `tokenizer.json`; without it prompts are token ids.
@@ -179,6 +194,11 @@ impl TextGenerator {
     /// Most tokens of a prompt and its continuation, where the folder says so.
     pub const fn context(&self) -> Option<usize> {
         self.context
+    }
+
+    /// Settings in the folder's `generation_config.json` that are not the default, and of which nothing is read.
+    pub fn settings(&self) -> &[&'static str] {
+        &self.settings
     }
 
     /// Continues every prompt; the results are in their order. A blank text, or one without tokens, is continued by

@@ -91,16 +91,20 @@ impl Keys {
     pub fn read_generation(path: &Path, config: Option<&Self>) -> Result<Option<Self>, TextError> {
         let is_own = |keys: &Self| keys.map.get("_from_model_config") != Some(&Value::Bool(true));
         let keys = Self::read(path)?;
-        Ok(keys.filter(|keys| is_own(keys) || !config.is_some_and(Self::sets_generation)))
+        Ok(keys
+            .filter(|keys| is_own(keys) || config.is_none_or(|config| config.generation_settings().next().is_none())))
     }
 
-    fn sets_generation(&self) -> bool {
-        let differs = |(key, default): (&str, f64)| {
-            let Some(value) = self.get(key) else { return false };
+    /// Settings of generation that are here and not the default.
+    pub fn generation_settings(&self) -> impl Iterator<Item = &'static str> {
+        let differs = |(_, default): &(&str, Option<f64>), value: &Value| {
             let number = value.as_bool().map(|flag| f64::from(u8::from(flag))).or(value.as_f64());
-            number != Some(default)
+            default.is_none() || number != *default
         };
-        SETTINGS.into_iter().any(differs) || ABSENT_SETTINGS.into_iter().any(|key| self.get(key).is_some())
+        let set = |(key, default): (&'static str, Option<f64>)| Some((key, default)).zip(self.get(key));
+        let known = SETTINGS.map(|(key, default)| (key, Some(default))).into_iter();
+        let all = known.chain(ABSENT_SETTINGS.map(|key| (key, None)));
+        all.filter_map(set).filter(move |(setting, value)| differs(setting, value)).map(|((key, _), _)| key)
     }
 
     /// Whether there is a key, with `null` too.
@@ -196,7 +200,7 @@ mod tests {
             r#"{"num_beams": 1, "top_p": 1, "temperature": 1.0, "do_sample": false, "top_k": null}"#,
             r#"{"do_sample": 0, "num_beams": true, "suppress_tokens": null, "use_cache": false, "min_new_tokens": 3}"#,
         ] {
-            assert!(!keys(text).sets_generation(), "{text}");
+            assert!(keys(text).generation_settings().next().is_none(), "{text}");
         }
         for text in [
             r#"{"temperature": 0.7}"#,
@@ -205,7 +209,7 @@ mod tests {
             r#"{"suppress_tokens": []}"#,
             r#"{"early_stopping": "never"}"#,
         ] {
-            assert!(keys(text).sets_generation(), "{text}");
+            assert!(keys(text).generation_settings().next().is_some(), "{text}");
         }
     }
 

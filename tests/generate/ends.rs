@@ -12,7 +12,7 @@ use moa_graphs::Form;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::language_models::{GREEDY, exported, generator, goldens, read};
+use crate::language_models::{GREEDY, command, exported, generator, goldens, read};
 use crate::{data, out};
 
 #[test]
@@ -99,4 +99,25 @@ fn a_text_ends_where_transformers_ends_it() {
             assert_eq!(generated(&folder), tokens[..length], "{what}, without genai_config.json");
         }
     }
+}
+
+/// transformers would heed them, so that its tokens are others.
+#[test]
+fn settings_of_generation_are_no_silent_ones() {
+    let folder = exported("jetmoe/bf16", Form::Function, false);
+    let notes = |settings: &Value, more: &[&str]| {
+        fs::write(out(&folder).join("generation_config.json"), settings.to_string()).unwrap();
+        let output = command(&out(&folder), &[&["--input", "5 6", "--token-ids", "--max-new", "1"], more].concat());
+        assert!(output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let unheeded = json!({ "repetition_penalty": 1.2, "suppress_tokens": [7], "max_length": 99, "top_k": 50 });
+    let told = "note: generation_config.json sets repetition_penalty, suppress_tokens, which nothing here heeds\n";
+    assert_eq!(notes(&unheeded, &[]), told);
+    let drawn = json!({ "do_sample": true, "temperature": 0.7 });
+    let told =
+        "note: generation_config.json asks for tokens that are drawn, as --temperature, --top-k and --top-p do\n";
+    assert_eq!(notes(&drawn, &[]), told);
+    assert_eq!(notes(&drawn, &["--temperature", "0.7"]), "");
+    assert_eq!(notes(&json!({ "do_sample": false, "num_beams": 1, "suppress_tokens": null }), &[]), "");
 }

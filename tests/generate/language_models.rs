@@ -286,7 +286,7 @@ fn the_folder_describes_the_model_to_other_tools() {
     assert_eq!(report.files.len(), 1, "one file was asked for");
 }
 
-fn command(folder: &Path, arguments: &[&str]) -> Output {
+pub(crate) fn command(folder: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_moa-export"));
     command.arg("generate").arg(folder).args(["--threads", "1"]).args(arguments).output().unwrap()
 }

@@ -87,6 +87,21 @@ fn check_ids(config: &Config, importer: &Importer<'_>, tokens: &Weight) -> Resul
     Ok(())
 }
 
+/// Refuses what makes transformers let a token see other tokens than all before it: keys that JetMoE's own
+/// configuration does not have, and that the library heeds in any.
+fn check_visible(config: &Config, positions: usize) -> Result<(), ImportError> {
+    if !config.flag_or("is_causal", true)? {
+        return Err(config.unsupported("\"is_causal\": false (supported: true)".into()));
+    }
+    for key in ["sliding_window", "attention_chunk_size"] {
+        if let Some(tokens) = config.optional_size(key)?.filter(|tokens| *tokens < positions) {
+            let all = format!("supported: null, or all {positions} positions");
+            return Err(config.unsupported(format!("\"{key}\": {tokens} ({all})")));
+        }
+    }
+    Ok(())
+}
+
 /// The keys of the configuration.
 struct Sizes {
     width: usize,
@@ -131,6 +146,8 @@ impl Sizes {
             );
             return Err(config.invalid("num_attention_heads", expected));
         }
+        let rotary = rotary(config, size("n_positions", "max_position_embeddings", 4096)?)?;
+        check_visible(config, rotary.positions)?;
         Ok(Self {
             width: config.size_or("hidden_size", 2048)?,
             layers: layers.unwrap_or(12),
@@ -140,7 +157,7 @@ impl Sizes {
             top_k_key,
             kv_num_heads,
             head_size,
-            rotary: rotary(config, size("n_positions", "max_position_embeddings", 4096)?)?,
+            rotary,
             activation: activation(config)?,
             gated: config.flag_or("glu", true)?,
             bias: config.flag_or("bias", true)?,

@@ -265,6 +265,27 @@ fn jetmoe_takes_what_its_configuration_says() {
 }
 
 #[test]
+fn jetmoe_sees_all_tokens_before_each() {
+    for keys in [
+        json!({ "is_causal": true, "sliding_window": null }),
+        json!({ "sliding_window": 40, "max_position_embeddings": 40 }),
+        json!({ "attention_chunk_size": 4096 }),
+    ] {
+        causal(keys);
+    }
+    let base = json!({ "model_type": "jetmoe", "num_experts_per_tok": 2 });
+    for (keys, named) in [
+        (json!({ "is_causal": false }), "\"is_causal\": false"),
+        (json!({ "sliding_window": 39, "max_position_embeddings": 40 }), "\"sliding_window\": 39"),
+        (json!({ "attention_chunk_size": 4095 }), "\"attention_chunk_size\": 4095"),
+    ] {
+        let tensors = SyntheticTensors::shapes("memory");
+        let error = import(&config(&base, &keys), &tensors, ImportOptions::default()).unwrap_err();
+        assert!(matches!(&error, ImportError::Unsupported { what, .. } if what.starts_with(named)), "{error}");
+    }
+}
+
+#[test]
 fn a_layer_takes_what_its_configuration_says() {
     let base = json!({ "model_type": "moa_layer", "embed_dim": 16, "num_expert": 6, "top_k": 2, "head_dim": 8 });
     let layer = |keys: Value| {

@@ -91,6 +91,13 @@ impl From<ImportError> for Failure {
                 message,
                 Some("correct the configuration, or give another one with --config FILE"),
             ),
+            ImportError::AliasConflict { .. } => Self::new(
+                Code::OtherConfig,
+                message,
+                Some(
+                    "where they are two, say so in the configuration, such as \"tie_word_embeddings\": false, or in another one with --config FILE",
+                ),
+            ),
             ImportError::ExtraTensors { .. } => Self::new(
                 Code::ExtraTensors,
                 message,
