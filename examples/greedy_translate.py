@@ -167,6 +167,8 @@ def main():
     parser.add_argument("--max-tokens", type=int, default=200, help="longest translation (default: 200)")
     arguments = parser.parse_intermixed_args()
     models = [arguments.folder / f"{part}_model.onnx" for part in ("encoder", "decoder")]
+    if arguments.codes and not arguments.dict:
+        parser.error("--codes goes with --dict")
     vocabulary = [arguments.dict, arguments.codes] if arguments.dict else [arguments.folder / "generation.json"]
     for path in [*models, *filter(None, [*vocabulary, arguments.library])]:
         if not path.is_file():

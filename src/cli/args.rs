@@ -23,7 +23,7 @@ Examples:
   moa-export generate OUT --input 'nine hundred'      translate, or continue a prompt
   moa-export ops                                      where the operator library is
 
-Exit codes: 0 ok, 1 verification failed, 2 usage, 3 malformed input, 4 unsupported, 5 I/O,
+Exit codes: 0 ok, 1 a check failed, 2 usage, 3 malformed input, 4 unsupported, 5 I/O,
 6 runtime missing or too old, 7 limit exceeded, 70 a bug of ours, 130 interrupted.";
 
 /// Compile trained Mixture-of-Attention-heads (MoA) weights to verified ONNX.
@@ -41,7 +41,7 @@ pub(super) struct Arguments {
 pub(super) enum Command {
     /// Export a checkpoint (the default: `moa-export CHECKPOINT -o OUT`)
     Export(ExportArguments),
-    /// Compare an export with its checkpoint, on every backend
+    /// Compare an export with its checkpoint, on every backend that is present
     Verify(VerifyArguments),
     /// Run one graph on named tensors
     Run(RunArguments),
@@ -53,15 +53,15 @@ pub(super) enum Command {
     Inspect(InspectArguments),
     /// Build a model of a known configuration with random weights, to measure others against
     Baseline(BaselineArguments),
-    /// Say which TensorRT, CUDA and dtypes fit which GPU, and why not
+    /// Show which TensorRT, CUDA and dtypes fit which GPU, and why not
     Plan(super::plan::PlanArguments),
-    /// Write an export as TensorRT's parser takes it, with our operators as plugins
+    /// Write an export for TensorRT's parser, with our operators as plugins
     Prepare(super::prepare::PrepareArguments),
     /// Build a TensorRT engine on this machine's GPU: a plan, and a lock that says what it fits
     Build(Box<super::build::BuildArguments>),
     /// Count which experts real inputs go to, and which tokens an expert prefers
     Profile(super::profile_args::ProfileArguments),
-    /// Say where the operator library is and how to register it
+    /// Show the libraries that are found, and how to register ours
     Ops(OpsArguments),
 }
 
@@ -81,13 +81,13 @@ pub(super) struct ExportArguments {
     /// Type of weights and activations
     #[arg(long, value_enum, default_value_t = DtypeArgument::Fp32)]
     pub(super) dtype: DtypeArgument,
-    /// Replace the family's gates, where a model was trained with others than the released code
+    /// Gates to use instead of the family's, if the model was trained with others
     #[arg(long, value_enum)]
     pub(super) gate_mode: Option<GateModeArgument>,
     /// Version of the ONNX operator set, 18 to 20
     #[arg(long, value_name = "N", default_value_t = crate::export::DEFAULT_OPSET)]
     pub(super) opset: i64,
-    /// Keep weights in NAME.onnx.data beside the model; `auto` does from 1.5 GB on
+    /// Keep weights in NAME.onnx.data beside the model
     #[arg(long, value_enum, default_value_t = ExternalDataArgument::Auto)]
     pub(super) external_data: ExternalDataArgument,
     /// Add `router.{module}.indices` and `router.{module}.weights` as outputs
@@ -103,10 +103,10 @@ pub(super) struct ExportArguments {
     /// checkpoint, dict.SOURCE.txt and dict.TARGET.txt of its two languages, or dict.txt]
     #[arg(long, value_name = "FILE", conflicts_with_all = ["source_dict", "target_dict"])]
     pub(super) dict: Option<PathBuf>,
-    /// fairseq dictionary of the source language
+    /// fairseq dictionary of the source language, with --target-dict
     #[arg(long, value_name = "FILE", requires = "target_dict")]
     pub(super) source_dict: Option<PathBuf>,
-    /// fairseq dictionary of the target language
+    /// fairseq dictionary of the target language, with --source-dict
     #[arg(long, value_name = "FILE", requires = "source_dict")]
     pub(super) target_dict: Option<PathBuf>,
     /// subword-nmt codes [default: bpe.codes or bpecodes beside the dictionary]
@@ -138,7 +138,7 @@ pub(super) enum DtypeArgument {
     /// 32-bit floats
     #[value(aliases = ["f32", "float32"])]
     Fp32,
-    /// 16-bit floats: weights, activations, key/value caches
+    /// 16-bit floats: weights, activations, key/value caches; routers, norms and logits stay 32-bit
     #[value(aliases = ["f16", "float16"])]
     Fp16,
     /// Matrices stored as bfloat16; activations and caches stay 32-bit
@@ -155,7 +155,7 @@ pub(super) enum DtypeArgument {
 pub(super) enum GateModeArgument {
     /// Softmax over all experts, top-k kept as they are (released MoA code)
     SoftmaxTopk,
-    /// The same, divided by their sum (MoA paper)
+    /// As softmax_topk, divided by their sum (MoA paper)
     SoftmaxTopkRenorm,
     /// Softmax over the top-k logits (JetMoE)
     TopkSoftmax,
@@ -184,17 +184,17 @@ pub(super) struct VerifyArguments {
     /// Backends; one that is named and missing is an error [default: all that are present]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(super) backends: Vec<BackendArgument>,
-    /// Absolute part of what a value may be off: |found - expected| <= atol + rtol * |expected|
-    /// [default: what rounding activations to their type explains for this model]
+    /// Absolute tolerance: |found - expected| <= atol + rtol * |expected| [default: this model's rounding error, in the
+    /// type of its activations]
     #[arg(long, value_name = "X")]
     pub(super) atol: Option<f64>,
-    /// Relative part, added to the absolute one, derived or given [default: 0]
+    /// Relative tolerance, added to the absolute one [default: 0]
     #[arg(long, value_name = "X")]
     pub(super) rtol: Option<f64>,
     /// Seed of the inputs
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) seed: u64,
-    /// Threads of a backend that takes a number, at most 4 for each processor
+    /// Threads of ONNX Runtime, at most 4 for each processor
     #[arg(long, value_name = "N", value_parser = threads)]
     pub(super) threads: Option<usize>,
     /// Write the result as JSON to FILE (`-` for stdout, in place of the table)
@@ -270,7 +270,7 @@ pub(super) struct RunArguments {
     /// What runs the model [default: ort; tensorrt for a plan]
     #[arg(long, value_enum)]
     pub(super) backend: Option<BackendArgument>,
-    /// Threads of a backend that takes a number, at most 4 for each processor
+    /// Threads of ONNX Runtime, at most 4 for each processor
     #[arg(long, value_name = "N", value_parser = threads)]
     pub(super) threads: Option<usize>,
     /// Operator library, where it is not beside this program

@@ -55,7 +55,7 @@ pub(super) struct BuildArguments {
     /// Plan to write; for a folder, the folder of the plans
     #[arg(short, long, value_name = "PLAN", value_parser = written())]
     output: PathBuf,
-    /// GPU that the engine is for, which must be the one here; `auto` is any
+    /// GPU that must be here; `auto` takes any
     #[arg(long, value_name = "GPU", default_value = AUTO, ignore_case = true)]
     #[arg(value_parser = PossibleValuesParser::new(gpu_names()))]
     gpu: String,
@@ -64,11 +64,10 @@ pub(super) struct BuildArguments {
     /// Type that the model must have [default: any]
     #[arg(long, value_enum)]
     dtype: Option<PlanDtype>,
-    /// Let products of fp32 round their factors to TF32, which `verify` does not take for equal
+    /// Let products of fp32 round their factors to TF32, which `verify` rejects
     #[arg(long)]
     tf32: bool,
-    /// Most memory that a layer of TensorRT's own may use while it runs, such as 512M or 4G [default: TensorRT's
-    /// choice]
+    /// Memory limit of TensorRT's own layers, such as 512M or 4G [default: TensorRT's choice]
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     workspace: Option<u64>,
     /// Effort of the search for fast kernels, 1 to 5 [default: TensorRT's choice]

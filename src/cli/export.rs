@@ -18,7 +18,7 @@ use super::{
 use crate::{
     backend::find_operator_library,
     export::{ExportOptions, ExportReport, ExternalData, SideFileOptions, export_watched},
-    file_names::{GENAI_CONFIG, data_file},
+    file_names::{ENCODER, GENAI_CONFIG, data_file, graph_file},
     text::{CONFIG_FILE, GenerationConfig, Segmentation, Tokenizer},
 };
 
@@ -124,10 +124,15 @@ fn side_files(arguments: &ExportArguments) -> Result<SideFileOptions, Failure> {
     })
 }
 
+/// The file of the export that is called `name`.
+fn written<'a>(report: &'a ExportReport, name: &str) -> Option<&'a Path> {
+    let mut paths = report.files.iter().map(|file| file.path.as_path());
+    paths.find(|path| path.file_name() == Some(name.as_ref()))
+}
+
 /// Says that text must be split before it is given, where the dictionary holds pieces and no codes were found.
 fn note_of_pieces(report: &ExportReport) -> Result<(), Failure> {
-    let mut paths = report.files.iter().map(|file| file.path.as_path());
-    let Some(config) = paths.find(|path| path.file_name() == Some(CONFIG_FILE.as_ref())) else { return Ok(()) };
+    let Some(config) = written(report, CONFIG_FILE) else { return Ok(()) };
     let folder = config.parent().unwrap_or(Path::new("."));
     let config = GenerationConfig::read(folder)?;
     if config.segmentation == Segmentation::Words && Tokenizer::read(folder, &config)?.source().has_pieces() {
@@ -153,10 +158,10 @@ fn note_of_library(report: &ExportReport, arguments: &ExportArguments) {
 
 /// Names files with weights of an export that was replaced by one without such files.
 fn note_of_old_data(report: &ExportReport) {
-    let written = |path: &Path| report.files.iter().any(|file| file.path == path);
+    let is_written = |path: &Path| report.files.iter().any(|file| file.path == path);
     for file in report.files.iter().filter(|file| file.path.extension().is_some_and(|ending| ending == "onnx")) {
         let data = data_file(&file.path);
-        if !written(&data) && data.is_file() {
+        if !is_written(&data) && data.is_file() {
             note(&format!("{} is of an earlier export; nothing reads it now", data.display()));
         }
     }
@@ -169,6 +174,9 @@ pub(super) fn wrote(report: &ExportReport) -> String {
 
 fn text(report: &ExportReport, arguments: &ExportArguments) -> String {
     let mut text = wrote(report);
+    if written(report, &graph_file(ENCODER)).is_some() && written(report, CONFIG_FILE).is_none() {
+        text.push_str("no dictionary was found: `generate` needs --dict FILE, or --source-dict and --target-dict\n");
+    }
     if !arguments.verify {
         let ExportArguments { output, checkpoint, config, .. } = arguments;
         let [output, checkpoint] = [output, checkpoint].map(|path| word(path.display()));

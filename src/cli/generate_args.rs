@@ -14,11 +14,11 @@ pub(super) struct GenerateArguments {
     /// an empty one
     #[arg(long, value_name = "TEXT|FILE|-", allow_hyphen_values = true)]
     pub(super) input: String,
-    /// Lines of stdin that are read before they are answered; many are faster than an answer to each line [default:
-    /// 1 from a pipe or a terminal, or what --batch says; a file is read whole]
+    /// Lines of stdin to read before they are answered; more is faster [default: 1 from a pipe or a terminal, or what
+    /// --batch says; a file is read whole]
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "whole_input")]
     pub(super) buffer: Option<usize>,
-    /// Most lines that are decoded together [default: 32]
+    /// Lines to decode together, at most [default: 32]
     #[arg(long, value_name = "N")]
     pub(super) batch: Option<usize>,
     /// What runs the graphs
@@ -76,11 +76,11 @@ pub(super) struct TranslationArguments {
     /// See --max-len-a [default: 200]
     #[arg(long, value_name = "B")]
     pub(super) max_len_b: Option<usize>,
-    /// Leave out a line that is longer than the model's positions, with a note and an empty line in its place; without
-    /// it, such a line is refused before any of those that are read with it is translated
+    /// Leave out a line that is longer than the model's positions, with a note and an empty line in its place; otherwise
+    /// it is an error, before anything read with it is translated
     #[arg(long)]
     pub(super) skip_long: bool,
-    /// Say on stderr where the time goes; everything is translated twice for it
+    /// Say on stderr where the time goes; translates everything twice
     #[arg(long)]
     pub(super) profile: bool,
 }
@@ -156,7 +156,7 @@ impl TextArguments {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum StopArgument {
-    /// When `beam` hypotheses have ended, however bad: as fairseq
+    /// When `beam` hypotheses have ended, as fairseq does
     Fairseq,
     /// When no live hypothesis can still win
     Best,

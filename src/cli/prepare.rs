@@ -31,7 +31,7 @@ use crate::{
 
 const DETAILS: &str = "\
 The file that is written holds the same weights and computes the same values. Bodies of our operators are gone, their \
-nodes name the plugin, inputs that are absent are told by an attribute, and outputs that nobody reads are cut. The form \
+nodes name the plugin, an attribute lists the inputs that are present, and outputs that nobody reads are cut. The form \
 `standard` is not prepared: TensorRT takes it as it is. The plugin is built by `cargo xtask tensorrt`.
 
 Examples:
@@ -49,11 +49,11 @@ pub(super) struct PrepareArguments {
     /// Model file to write
     #[arg(short, long, value_name = "FILE", value_parser = written())]
     output: PathBuf,
-    /// GPU that must fit [default: any]
+    /// GPU to check for [default: any]
     #[arg(long, value_name = "GPU", ignore_case = true)]
     #[arg(value_parser = PossibleValuesParser::new(GPUS.map(|gpu| gpu.name)))]
     gpu: Option<String>,
-    /// Release of TensorRT that must fit, such as 10.4 [default: any]
+    /// Release of TensorRT to check for, such as 10.4 [default: any]
     #[arg(long, value_name = "VERSION")]
     tensorrt: Option<ReleaseNumber>,
     #[command(flatten, next_help_heading = "For the line that builds an engine")]
@@ -117,7 +117,7 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
             let mut text = format!("wrote {place}: {} nodes for the plugin, {}\n", prepared.plugins, dtype.name());
             text.push_str(&match choose.is_empty() {
                 true => format!("next: {command}\n"),
-                false => format!("next: {command} --minShapes=… --optShapes=… --maxShapes=…, which{choose} fills in\n"),
+                false => format!("next: {command} --minShapes=… --optShapes=… --maxShapes=…\nto have the shapes filled in: add{choose}\n"),
             });
             text
         }

@@ -163,7 +163,8 @@ impl Profiled<'_> {
         let header =
             ["module", "tokens", "k/E", "max/mean", "CV", "entropy", "idle", "margin p10", "p50", "load %, sorted"];
         let rows: Vec<_> = labels(modules).iter().zip(modules).map(|(label, module)| row(label, module)).collect();
-        let mut text = format!("{} on {}, {} runs\n\n", self.arguments.model.display(), self.backend, self.runs);
+        let runs = if self.runs == 1 { "1 run".to_owned() } else { format!("{} runs", self.runs) };
+        let mut text = format!("{} on {}, {runs}\n\n", self.arguments.model.display(), self.backend);
         text.push_str(&table(&header, &rows));
         if let Some(apart) = apart_from_scores(modules) {
             text.push_str(&format!("\n{apart}\n"));

@@ -27,10 +27,10 @@ pub(super) struct ProfileArguments {
     /// What the files hold
     #[arg(long, value_enum, default_value_t = InputFormat::Auto)]
     pub(super) format: InputFormat,
-    /// Most lines that run together; only lines of the same length do [default: 32]
+    /// Lines to run together, at most; all have one length [default: 32]
     #[arg(long, value_name = "N")]
     pub(super) batch: Option<usize>,
-    /// Leave out tokens that were seen less often from the PMI [default: 5]
+    /// Leave tokens that were seen less often out of the PMI [default: 5]
     #[arg(long, value_name = "N")]
     pub(super) min_count: Option<u64>,
     /// Tokens that are listed for each expert [default: 10]
@@ -45,7 +45,7 @@ pub(super) struct ProfileArguments {
     /// What runs the model
     #[arg(long, value_enum, default_value_t = BackendArgument::Ort)]
     pub(super) backend: BackendArgument,
-    /// Threads of a backend that takes a number, at most 4 for each processor
+    /// Threads of ONNX Runtime, at most 4 for each processor
     #[arg(long, value_name = "N", value_parser = threads)]
     pub(super) threads: Option<usize>,
     /// Operator library, where it is not beside this program

@@ -11,8 +11,8 @@ use crate::{
 
 #[derive(Debug, Args)]
 struct Typed {
-    /// Smallest, most frequent and largest size of a dimension that the model leaves open, or one size; repeatable, and
-    /// before the first --profile for all of them
+    /// Smallest, most frequent and largest size of a dimension that the model leaves open, or one size; repeatable;
+    /// before the first --profile, for all profiles
     #[arg(long = "dim", value_name = "NAME=MIN:OPT:MAX")]
     dims: Vec<Sizes>,
     /// Smallest shapes of the inputs, in place of --dim [default: those of --opt, else of --max]
@@ -24,8 +24,8 @@ struct Typed {
     /// Largest shapes [default: those of --opt, else of --min]
     #[arg(long, visible_alias = "maxShapes", value_name = "INPUT:8x512,…")]
     max: Vec<ShapeList>,
-    /// The sizes and shapes behind it are those of optimisation profile N, from 0; a run takes the first profile that
-    /// holds its shapes
+    /// Start optimisation profile N, from 0, to which the sizes and shapes behind it belong; a run takes the first
+    /// profile that holds its shapes
     #[arg(long, value_name = "N")]
     profile: Vec<usize>,
 }

@@ -137,7 +137,7 @@ fn merged(exported: Option<Value>, verification: Value) -> Value {
 
 fn text(arguments: &VerifyArguments, result: &Verification) -> String {
     let mut text = format!(
-        "{} beside {} ({}, {} form, {})\n",
+        "{} compared with {} ({}, {} form, {})\n",
         arguments.model.display(),
         arguments.checkpoint.display(),
         result.family,
@@ -179,8 +179,9 @@ fn text(arguments: &VerifyArguments, result: &Verification) -> String {
 pub(super) fn verified(result: &Verification) -> String {
     let all = result.backends.len();
     let skipped = result.backends.iter().filter(|report| report.skipped.is_some()).count();
+    let names = || result.backends.iter().map(|report| report.backend.as_str()).collect::<Vec<_>>().join(", ");
     let mut text = match skipped {
-        0 => "verified on every backend".to_owned(),
+        0 => format!("verified on {}", names()),
         _ => format!("verified on {} of {all} backends, {skipped} skipped", all - skipped),
     };
     let named = |of: fn(&FileAudit) -> bool| {
@@ -221,7 +222,9 @@ pub(super) fn audit_line(audit: &FileAudit) -> String {
             text.push_str(&format!("graph of {name}: {nodes} nodes are those that the checkpoint gives\n"));
         }
         Some(NodeAudit { difference: Some(found), .. }) => {
-            text.push_str(&format!("graph of {name}: {found} is NOT what the checkpoint gives; outputs alone tell\n"));
+            text.push_str(&format!(
+                "graph of {name}: {found} is NOT what the checkpoint gives; only the outputs were checked\n"
+            ));
         }
         None => {}
     }

@@ -10,7 +10,7 @@ use crate::{
 };
 
 pub(super) fn page(arguments: &VerifyArguments, result: &Verification) -> Report {
-    let subtitle = format!("{} beside {}", arguments.model.display(), arguments.checkpoint.display());
+    let subtitle = format!("{} compared with {}", arguments.model.display(), arguments.checkpoint.display());
     let mut report = Report::new("Verification", subtitle);
     report.footer(format!("moa-export {}", env!("CARGO_PKG_VERSION")));
     let unread = |audit: &FileAudit| audit.nodes.as_ref().is_none_or(|nodes| nodes.difference.is_some());

@@ -418,7 +418,7 @@ fn existing_files_are_kept_and_known_before() {
     }
     let line = format!("bench m.onnx {QUICK} --no-operators --force --json r.json --csv r.csv --report r.html");
     let text = scene.accepts(&line);
-    assert!(text.contains("time beside the first"), "{text}");
+    assert!(text.contains("relative to the first"), "{text}");
     assert_eq!(json(&String::from_utf8(scene.read("r.json")).unwrap())["format"], 1);
     assert_eq!(String::from_utf8(scene.read("r.csv")).unwrap().lines().count(), 3);
     let html = String::from_utf8(scene.read("r.html")).unwrap();

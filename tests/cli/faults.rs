@@ -247,9 +247,9 @@ fn what_was_computed_is_printed_though_a_file_cannot_be_written() {
     scene.write("lines.ids", "4 5 6\n");
     let bench = "bench m.onnx --samples 8 --warm-up 0.05 --seq 6 --no-operators";
     for (line, printed) in [
-        (format!("{bench} --json r"), "time beside the first"),
+        (format!("{bench} --json r"), "relative to the first"),
         (format!("{bench} --json - --csv r"), "\"receipt\""),
-        (format!("{bench} --report r"), "time beside the first"),
+        (format!("{bench} --report r"), "relative to the first"),
         ("verify m.onnx --checkpoint ck --backends ort-function --json r".into(), "\nverified on "),
         ("verify m.onnx --checkpoint ck --backends ort-function --json - --report r".into(), "\"passed\""),
         ("profile m.onnx --inputs lines.ids --report r".into(), "max/mean"),

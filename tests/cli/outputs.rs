@@ -324,3 +324,12 @@ fn weights_that_are_gone_are_named_with_their_model() {
     fs::remove_file(scene.path("m.onnx.data")).unwrap();
     scene.refuses("inspect n.onnx", 5, &["n.onnx: its weights lie in m.onnx.data", "help: copy it beside"]);
 }
+
+#[test]
+fn a_translator_without_its_dictionary_says_what_is_missing() {
+    let scene = Scene::with_fixture("nmt");
+    let told = "no dictionary was found: `generate` needs --dict FILE";
+    assert!(scene.accepts("ck -o out").contains(told));
+    scene.write("words.txt", fs::read(data("nmt/dict.txt")).unwrap());
+    assert!(!scene.accepts("ck -o other --dict words.txt").contains(told));
+}

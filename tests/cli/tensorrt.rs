@@ -241,7 +241,7 @@ fn what_is_missing_or_does_not_fit_is_said_before_anything_is_built() {
             6,
             &["libnvinfer is TensorRT 8.6.1, and the plugin was built for 10", "cargo xtask tensorrt"],
         ),
-        ("ancient", BUILD, 4, &["TensorRT 8.4 is too old: 8.6 is the oldest"]),
+        ("ancient", BUILD, 4, &["TensorRT 8.4.0 is not served: 8.6, 10.0"]),
         ("no-device", BUILD, 6, &["there is no CUDA driver", "NVIDIA's driver"]),
         ("abi", BUILD, 6, &["its engine interface has version 99, and version 2 is needed", "cargo xtask tensorrt"]),
         ("", h100, 4, &["the engine is for h100 (compute capability 9.0), and the device here is NVIDIA H200 (9.0)"]),

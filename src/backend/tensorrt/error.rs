@@ -178,8 +178,8 @@ impl EngineError {
     pub fn help(&self) -> Option<&'static str> {
         Some(match self {
             Self::Missing { .. } => {
-                "`moa-export ops` shows what was found; set TENSORRT_ROOT to an installation of TensorRT, or \
-                 python3 -m pip install tensorrt"
+                "`moa-export ops` shows what was found; set TENSORRT_ROOT to a TensorRT of the plugin's major version, or \
+                 install that of the Python package tensorrt"
             }
             Self::Plugin { .. } => "build it with `cargo xtask tensorrt`, or set MOA_TENSORRT_LIBRARY to it",
             Self::NoDevice { .. } => {

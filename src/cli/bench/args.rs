@@ -18,15 +18,15 @@ backends of one point take turns (A B A B ...) in one process; a ratio is the me
 model on the first backend, with a 95 % interval between order statistics. With TensorRT, inputs and outputs stay on the \
 device, and a call ends when the GPU has finished; its engine is built for the sizes of all points and tuned for the largest.
 
-A turn is a call that is not timed, where others were called before, and 1 to 5 timed ones.
-Warm-up: until the medians of the last 8 calls and of the 8 before differ by at most 5 % for everybody.
-Medians and percentiles are nearest ranks, times that were measured and no mean of two: the median of an even number is the \
-lower one of the middle two. The column p50 and tokens/s are of all samples; --compare, as ratios do, takes turns, each by \
+A turn is 1 to 5 timed calls, behind one that is not timed if others ran before.
+Warm-up: until the medians of the last 8 calls and of the 8 before differ by at most 5 % for all.
+Medians and percentiles are nearest ranks: measured times, never averages; of an even number the lower middle one is the \
+median. The column p50 and tokens/s are of all samples; --compare, as ratios do, takes turns, each by \
 the median of its calls. Percentiles need 10 samples beyond them: p90 from 100, p99 from 1,000, p99.9 from 10,000 samples; else there is a dash.
 
-Routing: with `data` whole graphs run on their inputs. A whole graph cannot be forced to another routing honestly, so \
+Routing: with `data` whole graphs run on their inputs. A whole graph cannot be rerouted faithfully, so \
 `uniform`, `zipf:S`, `single` and `trace:FILE` time every MoA operator by itself, cut out of the model with its own \
-weights, on hidden states for which its own router makes the asked choice; that it does is read back. FILE holds \
+weights, on hidden states for which its own router makes the asked choice, which is checked. FILE holds \
 router.{module}.indices, as `moa-export run` writes them for a model exported with --router-outputs.
 
 Parity: before anything is timed, all backends of a model must agree on the timed inputs with ONNX Runtime computing \
@@ -70,13 +70,13 @@ pub(in crate::cli) struct BenchArguments {
     /// Inputs by name, a `.safetensors` file, in place of random ones
     #[arg(long, value_name = "FILE", conflicts_with_all = ["batch", "seq", "past", "source", "dim", "routing"])]
     pub(super) inputs: Option<PathBuf>,
-    /// Who decides about the experts: data, uniform, zipf:S, single or trace:FILE; see --help
+    /// How experts are chosen: data, uniform, zipf:S, single or trace:FILE; see --help
     #[arg(long, value_name = "WHO", default_value = "data", value_parser = routing)]
     pub(super) routing: RoutingArgument,
-    /// Samples that end a point [default: 1000, or 10 seconds]
+    /// Stop a point after N samples [default: 1000, or 10 seconds]
     #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     pub(super) samples: Option<usize>,
-    /// Seconds of timed calls that end a point; with --samples, what comes first
+    /// Stop a point after T seconds of timed calls; with --samples, at the first of both
     #[arg(long, value_name = "T", value_parser = seconds, allow_negative_numbers = true)]
     pub(super) seconds: Option<f64>,
     /// Most seconds of a warm-up
@@ -85,10 +85,10 @@ pub(in crate::cli) struct BenchArguments {
     /// Threads of ONNX Runtime, at most 4 for each processor [default: the processors that this process may use]
     #[arg(long, value_name = "N", value_parser = threads, allow_negative_numbers = true)]
     pub(super) threads: Option<usize>,
-    /// Seed of random inputs, here and where --checkpoint verifies [default: 0]
+    /// Seed of random inputs, those of --checkpoint too [default: 0]
     #[arg(long, value_name = "N")]
     pub(super) seed: Option<u64>,
-    /// Verify every model against this checkpoint before
+    /// First verify every model against this checkpoint
     #[arg(long, value_name = "CHECKPOINT")]
     pub(super) checkpoint: Option<PathBuf>,
     /// Configuration of the checkpoint, where it is not config.json beside it

@@ -65,7 +65,7 @@ fn times(section: &mut Section, result: &BenchResult, part: &Place) {
     let own = with_devices(rows(result, part));
     let names = Names::of(&own).without_place();
     let mut columns: Vec<Column> = names.header().into_iter().map(Column::text).collect();
-    columns.extend(["n", "p50", "beside the first", "min", "p90", "p99", "p99.9", "tokens/s"].map(Column::number));
+    columns.extend(["n", "p50", "relative to the first", "min", "p90", "p99", "p99.9", "tokens/s"].map(Column::number));
     let mut table = Table::new(columns);
     let optional = |time: Option<u64>| Cell::from(time.map_or_else(|| "–".to_owned(), duration));
     for row in &own {

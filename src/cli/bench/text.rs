@@ -143,7 +143,7 @@ impl Names {
 fn times(result: &BenchResult) -> String {
     let names = Names::of(&result.rows);
     let mut header = names.header();
-    header.extend(["n", "min", "p50", "p90", "p99", "p99.9", "tokens/s", "time beside the first"].map(str::to_owned));
+    header.extend(["n", "min", "p50", "p90", "p99", "p99.9", "tokens/s", "relative to the first"].map(str::to_owned));
     let optional = |time: Option<u64>| time.map_or_else(|| NONE.to_owned(), duration);
     let row = |row: &Row| {
         let mut cells = names.cells(&row.subject, &row.point);
@@ -397,7 +397,7 @@ mod tests {
         });
         let text = text(&result);
         for line in [
-            "part           module    batch  seq  past  source  backend                n     min     p50     p90     p99     p99.9  tokens/s  time beside the first",
+            "part           module    batch  seq  past  source  backend                n     min     p50     p90     p99     p99.9  tokens/s  relative to the first",
             "decoder_model            2      3    5     7       ort                    1000  1.0 µs  1.0 µs  1.0 µs  1.0 µs  –      1000      –",
             "decoder_model  layers.0  2      3    5     7       tensorrt               2000  2.0 µs  2.0 µs  2.0 µs  2.0 µs  –      2000      2.250x [1.750, 2.750]",
             "layers.0.attn            7.5 µs  75.0 %",

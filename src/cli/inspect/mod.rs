@@ -40,7 +40,7 @@ Examples:
   moa-export inspect OUT --seq 20 --target-seq 30     a translation export, other lengths
   moa-export inspect --config config.json             a configuration without weights
   moa-export inspect --preset list                    names of known configurations
-  moa-export inspect --table 3                        the paper's Table 3 beside ours
+  moa-export inspect --table 3                        the paper's Table 3 compared with ours
 ";
 
 /// Longest sequence for which multiply-accumulates are counted.
@@ -55,7 +55,7 @@ pub(super) struct InspectArguments {
     /// Checkpoint (`.safetensors` file, fairseq `.pt` file or folder), `.onnx` file, or exported folder
     #[arg(required_unless_present_any = ["config", "preset", "table"])]
     path: Option<PathBuf>,
-    /// Configuration, where it is not config.json beside the checkpoint; by itself it is counted without weights
+    /// Configuration, where it is not config.json beside the checkpoint; alone, it is counted without weights
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// A known configuration, without weights; `list` names all
@@ -203,7 +203,7 @@ fn text(inspection: &Inspection) -> String {
     text
 }
 
-const PART_HEADER: [&str; 5] = ["part", "    parameters", "active a token", "   MACs, paper", "    MACs, full"];
+const PART_HEADER: [&str; 5] = ["part", "    parameters", "active / token", "   MACs, paper", "    MACs, full"];
 
 /// A number as a column of [`PART_HEADER`] shows it.
 fn right(number: &str) -> String {
