@@ -77,7 +77,8 @@ def main():
     parser = argparse.ArgumentParser(description="Continue token ids with an exported causal language model.")
     parser.add_argument("folder", type=pathlib.Path, help="folder with model.onnx")
     parser.add_argument("ids", nargs="+", type=int, help="token ids of the prompt")
-    parser.add_argument("--library", type=pathlib.Path, required=True, help="operator library (libmoa_ort.so), whose path `moa-export ops` prints")
+    parser.add_argument("--library", type=pathlib.Path, required=True,
+                        help="operator library (libmoa_ort.so), whose path `moa-export ops` prints")
     parser.add_argument("--threads", type=int, default=0, help="threads of ONNX Runtime (default: all cores)")
     parser.add_argument("--max-new", type=int, default=32, help="new tokens (default: 32)")
     arguments = parser.parse_intermixed_args()
