@@ -22,8 +22,6 @@ use inputs::keep_inputs;
 use outputs::Outputs;
 use plan::Plan;
 
-pub use source_hash::weights_sha256;
-
 pub use crate::side_files::{SideFileOptions, VocabularyError};
 
 /// Versions of the standard operator set that can be written.
@@ -34,7 +32,7 @@ pub const DEFAULT_OPSET: i64 = 18;
 
 /// Keys of the metadata that every exported file carries.
 pub mod metadata {
-    /// SHA-256 of the trained values; see [`super::weights_sha256`].
+    /// SHA-256 of the trained values: for every weight rank, dimensions, name of the stored type and stored bytes.
     pub const SOURCE: &str = "moa.source.sha256";
     /// `model_type` of the configuration.
     pub const FAMILY: &str = "moa.family";
@@ -223,7 +221,7 @@ pub struct ExportReport {
     pub family: String,
     /// Written files, models and data files.
     pub files: Vec<WrittenFile>,
-    /// SHA-256 of the trained values; see [`weights_sha256`].
+    /// SHA-256 of the trained values: for every weight rank, dimensions, name of the stored type and stored bytes.
     pub source_sha256: String,
 }
 

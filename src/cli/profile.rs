@@ -257,9 +257,9 @@ impl From<ProfileError> for Failure {
             ProfileError::Read(error) => error.into(),
             ProfileError::Backend(error) => error.into(),
             ProfileError::NoRouting { .. } | ProfileError::Scores { .. } => Self::unsupported(message, again()),
-            ProfileError::Missing { .. } => {
+            ProfileError::Missing { path } => {
                 let error = std::io::Error::new(std::io::ErrorKind::NotFound, "there is no such file");
-                Self::io(&error, message.trim_end_matches(" is missing"))
+                Self::io(&error, &path.display().to_string())
             }
             ProfileError::Input { .. } | ProfileError::Shape(_) => {
                 let help =

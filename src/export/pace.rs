@@ -79,32 +79,27 @@ impl Drop for Leader<'_> {
 
 /// The other reader.
 pub(super) struct Follower<'a> {
-    follows: Option<(&'a Pace, &'a dyn Watch)>,
+    pace: &'a Pace,
+    watch: &'a dyn Watch,
     read: u64,
     ended: bool,
 }
 
 impl<'a> Follower<'a> {
-    /// One that follows nobody.
-    pub(super) const fn alone() -> Self {
-        Self { follows: None, read: 0, ended: false }
-    }
-
     pub(super) const fn of(pace: &'a Pace, watch: &'a dyn Watch) -> Self {
-        Self { follows: Some((pace, watch)), read: 0, ended: false }
+        Self { pace, watch, read: 0, ended: false }
     }
 
     /// Waits until `bytes` more bytes may be read; `false` where there is no need to read anything more.
     pub(super) fn may_read(&mut self, bytes: u64) -> bool {
-        let Some((pace, watch)) = self.follows else { return true };
-        let mut limit = pace.limit();
+        let mut limit = self.pace.limit();
         self.read += bytes;
         loop {
             match *limit {
-                _ if watch.is_cancelled() => self.ended = true,
+                _ if self.watch.is_cancelled() => self.ended = true,
                 Limit::Ended => self.ended = true,
                 Limit::Bytes(most) if self.read > most => {
-                    limit = pace.changed.wait(limit).unwrap_or_else(PoisonError::into_inner);
+                    limit = self.pace.changed.wait(limit).unwrap_or_else(PoisonError::into_inner);
                     continue;
                 }
                 Limit::Bytes(_) | Limit::None => {}
@@ -168,6 +163,5 @@ mod tests {
         assert!(follower.is_ended());
         let pace = Pace::new(1, 1);
         assert!(!Follower::of(&pace, &Cancelled).may_read(1));
-        assert!(Follower::alone().may_read(u64::MAX));
     }
 }

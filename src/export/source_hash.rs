@@ -9,18 +9,10 @@ use super::pace::Follower;
 use crate::digest::hexadecimal;
 
 /// SHA-256, in hexadecimal, of what was trained: for every weight of the model, in the order of its
-/// structure, rank, dimensions (64 bits each, little-endian), name of the stored type and stored bytes.
+/// structure, rank, dimensions (64 bits each, little-endian), name of the stored type and stored bytes. `None` where
+/// `follower` was told to end.
 ///
 /// The same weights give the same hash whatever file format, sharding or aliases they were stored with.
-///
-/// # Errors
-///
-/// Where a weight cannot be read.
-pub fn weights_sha256(model: &Model) -> Result<String, WeightError> {
-    Ok(hash(model, &mut Follower::alone())?.unwrap_or_default())
-}
-
-/// The hash; `None` where `follower` was told to end.
 pub(super) fn hash(model: &Model, follower: &mut Follower<'_>) -> Result<Option<String>, WeightError> {
     let mut hash = Sha256::new();
     for weight in model.weights() {

@@ -396,7 +396,7 @@ mod tests {
     use super::*;
     use crate::{
         backend::BackendError,
-        latency::{DeviceSeries, Times},
+        latency::{Times, sampler::DeviceSeries},
     };
 
     /// Never called.

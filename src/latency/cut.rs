@@ -19,11 +19,11 @@ use crate::onnx::{
 };
 
 /// Name of the hidden states in a graph that was cut out.
-pub const HIDDEN_STATES: &str = "hidden_states";
+pub(super) const HIDDEN_STATES: &str = "hidden_states";
 
 /// A graph of one operator.
 #[derive(Debug, Clone)]
-pub struct CutOperator {
+pub(super) struct CutOperator {
     /// Module of the layer.
     pub module: String,
     /// The graph; its inputs have the names of the operator's contract.
@@ -39,7 +39,7 @@ pub struct CutOperator {
 /// # Errors
 ///
 /// Where there is none, or one of them computes its weights instead of holding them.
-pub fn cut_operators(file: &OnnxFile) -> Result<Vec<CutOperator>, LatencyError> {
+pub(super) fn cut_operators(file: &OnnxFile) -> Result<Vec<CutOperator>, LatencyError> {
     let nodes = file.graph().into_iter().flat_map(|graph| &graph.node);
     let ours = nodes.filter_map(|node| Some((node, operator_of(node)?)));
     let cut = ours.map(|(node, operator)| Cut { file, node, operator }.graph()).collect::<Result<Vec<_>, _>>()?;

@@ -11,6 +11,7 @@ mod cut;
 mod error;
 mod experts;
 mod machine;
+#[cfg(feature = "ort")]
 mod operators;
 mod receipt;
 mod regression;
@@ -22,11 +23,9 @@ mod steering;
 mod subjects;
 
 pub use contest::{place, point_text};
-pub use cut::{CutOperator, HIDDEN_STATES, cut_operators};
 pub use error::LatencyError;
 pub use experts::ExpertLoad;
 pub use machine::{Machine, Moment};
-pub use operators::fold;
 pub use receipt::{Library, ModelFile, Options, Receipt, Threads, hash_file, now};
 pub use regression::{Change, Incomparable, Outcome, compare};
 #[cfg(test)]
@@ -34,14 +33,16 @@ pub(crate) use result::sample;
 pub use result::{
     BenchResult, DeviceTimes, FORMAT, NodeTime, OperatorTimes, ParityRow, Row, SessionRow, Skipped, Subject, Verdict,
 };
-pub use sampler::{Budget, CallTime, DeviceSeries, End, Series, TimedCall, interleave, nanoseconds};
-pub use shapes::{BATCH, Grid, PAST, SEQUENCE, SOURCE, Sizes, axes, point_of, random_inputs, tokens};
-pub use statistics::{Estimate, Summary, Times, estimate_median, is_supported, median, paired_ratio};
-pub use steering::{Choice, Router};
-pub use subjects::{Job, Member, Model, PARTS};
+pub use sampler::{Budget, End, Series, nanoseconds};
+pub use shapes::{BATCH, Grid, PAST, SEQUENCE, SOURCE, Sizes, axes, tokens};
+pub use statistics::{Estimate, Summary, Times, median};
+pub use steering::Choice;
+pub use subjects::{Model, PARTS};
 
 use contest::Contest;
-use subjects::{common_parts, jobs};
+use cut::HIDDEN_STATES;
+use shapes::{point_of, random_inputs};
+use subjects::{Job, common_parts, jobs};
 
 use crate::{
     backend::{Backend, OrtOptions},

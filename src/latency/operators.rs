@@ -1,19 +1,15 @@
 //! Where the time goes, node by node, folded by the layers that the nodes' names give.
 
+use super::LatencyError;
 use super::result::NodeTime;
-#[cfg(feature = "ort")]
-use super::{LatencyError, result::OperatorTimes};
 
 /// Calls that are recorded, where they are fast.
-#[cfg(feature = "ort")]
 const CALLS: usize = 10;
 
 /// Calls before those.
-#[cfg(feature = "ort")]
 const WARM_UP_CALLS: usize = 3;
 
 /// About how long the recorded calls may take.
-#[cfg(feature = "ort")]
 const NANOSECONDS: u64 = 2_000_000_000;
 
 /// Records every node of `file` on ONNX Runtime. Bodies are put in the place of their operators before, where the
@@ -22,7 +18,6 @@ const NANOSECONDS: u64 = 2_000_000_000;
 /// # Errors
 ///
 /// Where the runtime fails.
-#[cfg(feature = "ort")]
 pub(super) fn record(
     file: &crate::onnx::OnnxFile,
     operators: crate::backend::OrtOperators,
@@ -62,7 +57,6 @@ pub(super) fn record(
 
 /// Folds the nodes of `calls` equal calls: of every node the median over the calls after the warm-up, so that one
 /// interruption weighs nothing.
-#[cfg(feature = "ort")]
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn fold_calls(runs: &[crate::backend::NodeRun], calls: usize, alone: &[&str]) -> Vec<NodeTime> {
     let nodes = runs.len() / calls.max(1);
@@ -72,15 +66,14 @@ fn fold_calls(runs: &[crate::backend::NodeRun], calls: usize, alone: &[&str]) ->
         let time = super::median(&times).unwrap_or_default().round() as u64;
         (measured[node].node.as_str(), measured[node].operator.as_str(), time)
     });
-    fold(times, 1, alone)
+    fold(times, alone)
 }
 
 /// Sums up nodes by module and operator, in the order in which they come first. `alone` names the nodes of the graph
 /// that belong to no module, to whose names the runtime adds a slash and more where it fuses them with others.
 #[allow(clippy::cast_precision_loss)]
-pub fn fold<'a>(runs: impl Iterator<Item = (&'a str, &'a str, u64)>, calls: usize, alone: &[&str]) -> Vec<NodeTime> {
+fn fold<'a>(runs: impl Iterator<Item = (&'a str, &'a str, u64)>, alone: &[&str]) -> Vec<NodeTime> {
     let mut folded: Vec<NodeTime> = Vec::new();
-    let calls = calls.max(1) as f64;
     for (node, operator, time) in runs {
         let module = module_of(node, operator, alone);
         let known = folded.iter_mut().find(|known| known.module == module && known.operator == operator);
@@ -93,8 +86,8 @@ pub fn fold<'a>(runs: impl Iterator<Item = (&'a str, &'a str, u64)>, calls: usiz
                 &mut folded[last]
             }
         };
-        entry.nodes += 1.0 / calls;
-        entry.time += time as f64 / calls;
+        entry.nodes += 1.0;
+        entry.time += time as f64;
     }
     folded
 }
@@ -126,14 +119,6 @@ fn layer_of(module: &str) -> &str {
     module
 }
 
-#[cfg(feature = "ort")]
-impl OperatorTimes {
-    /// Time of all nodes of a call.
-    pub fn total(&self) -> f64 {
-        self.nodes.iter().map(|node| node.time).sum()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,7 +144,7 @@ mod tests {
             ("Cast", "Cast", 4),
             ("Mul_1/SimplifiedLayerNormFusion/", "SimplifiedLayerNormalization", 6),
         ];
-        let folded = fold(runs.into_iter().chain(runs), 2, &["Cast", "Mul_1"]);
+        let folded = fold(runs.into_iter(), &["Cast", "Mul_1"]);
         let texts: Vec<_> = folded
             .iter()
             .map(|node| (node.layer.as_str(), node.module.as_str(), node.operator.as_str(), node.nodes, node.time))

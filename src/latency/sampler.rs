@@ -98,7 +98,7 @@ pub struct DeviceSeries {
 
 /// How long a call took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CallTime {
+pub(super) struct CallTime {
     /// By the host's clock, from the call to its return.
     pub wall: Duration,
     /// Between two events on the device, where the backend tells.
@@ -112,7 +112,7 @@ impl From<Duration> for CallTime {
 }
 
 /// One call of a contestant, and how long it took.
-pub type TimedCall<'a, E> = Box<dyn FnMut() -> Result<CallTime, E> + 'a>;
+pub(super) type TimedCall<'a, E> = Box<dyn FnMut() -> Result<CallTime, E> + 'a>;
 
 /// Warms up, then times the contestants in turns.
 ///
@@ -124,7 +124,7 @@ pub type TimedCall<'a, E> = Box<dyn FnMut() -> Result<CallTime, E> + 'a>;
 /// # Errors
 ///
 /// The first error of a call.
-pub fn interleave<E: From<CreationError>>(
+pub(super) fn interleave<E: From<CreationError>>(
     contestants: &mut [TimedCall<'_, E>],
     budget: &Budget,
 ) -> Result<Vec<Series>, E> {

@@ -131,7 +131,7 @@ pub(super) fn check_length(file: &OnnxFile, point: &Sizes) -> Result<(), Latency
 /// # Errors
 ///
 /// Where nothing is known of an input.
-pub fn random_inputs(file: &OnnxFile, point: &Sizes, random: &mut Random) -> Result<NamedTensors, LatencyError> {
+pub(super) fn random_inputs(file: &OnnxFile, point: &Sizes, random: &mut Random) -> Result<NamedTensors, LatencyError> {
     let rows = file.looked_up_rows();
     let mut inputs = NamedTensors::new();
     for input in file.inputs() {
@@ -193,7 +193,7 @@ fn values(
 /// # Errors
 ///
 /// Where an input is missing.
-pub fn point_of(file: &OnnxFile, inputs: &NamedTensors) -> Result<Sizes, LatencyError> {
+pub(super) fn point_of(file: &OnnxFile, inputs: &NamedTensors) -> Result<Sizes, LatencyError> {
     let mut point = Sizes::new();
     for input in file.inputs() {
         let missing = || LatencyError::MissingInput { input: input.name.clone() };

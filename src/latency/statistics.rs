@@ -100,7 +100,7 @@ impl Times {
 
 /// Whether ten of `samples` lie beyond `quantile`.
 #[allow(clippy::cast_precision_loss)]
-pub fn is_supported(samples: u64, quantile: f64) -> bool {
+pub(super) fn is_supported(samples: u64, quantile: f64) -> bool {
     // 1 - 0.999 is no exact number.
     samples as f64 * (1.0 - quantile) > BEYOND - 1e-6
 }
@@ -118,7 +118,7 @@ pub struct Estimate {
 /// are cut off at each end as leave a binomial chance of 95 % (David and Nagaraja, *Order Statistics*, 7.1).
 ///
 /// `None` where there is no value.
-pub fn estimate_median(values: &[f64]) -> Option<Estimate> {
+pub(super) fn estimate_median(values: &[f64]) -> Option<Estimate> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let value = median_of_sorted(&sorted)?;
@@ -164,7 +164,7 @@ fn cut(count: usize) -> Option<usize> {
 ///
 /// `None` where there is no common round.
 #[allow(clippy::cast_precision_loss)]
-pub fn paired_ratio(turns: &[u64], beside: &[u64]) -> Option<Estimate> {
+pub(super) fn paired_ratio(turns: &[u64], beside: &[u64]) -> Option<Estimate> {
     let ratios: Vec<f64> = turns.iter().zip(beside).map(|(a, b)| *a as f64 / (*b).max(1) as f64).collect();
     estimate_median(&ratios)
 }

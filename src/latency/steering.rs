@@ -121,7 +121,7 @@ fn draw(exponent: f64, [experts, top_k]: [usize; 2], random: &mut Random) -> Vec
 
 /// A router's matrix.
 #[derive(Debug, Clone)]
-pub struct Router {
+pub(super) struct Router {
     /// Width of a hidden state.
     pub width: usize,
     /// Experts.
@@ -147,7 +147,7 @@ impl Router {
     ///
     /// Where the columns of the matrix depend on each other, so that some choices are impossible; the text says so.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
-    pub fn steer(&self, wanted: &[Vec<usize>], random: &mut Random) -> Result<Vec<f32>, String> {
+    pub(super) fn steer(&self, wanted: &[Vec<usize>], random: &mut Random) -> Result<Vec<f32>, String> {
         let factor = self.factor().ok_or("the columns of its matrix depend on each other")?;
         let mut states = Vec::with_capacity(wanted.len() * self.width);
         for chosen in wanted {

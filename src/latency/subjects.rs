@@ -106,7 +106,7 @@ impl Model {
 
 /// One model's share of a [`Job`].
 #[derive(Debug, Clone)]
-pub struct Member {
+pub(super) struct Member {
     /// Place of the model.
     pub model: usize,
     /// Its graph.
@@ -117,7 +117,7 @@ pub struct Member {
 
 /// Graphs that are timed beside each other.
 #[derive(Debug, Clone)]
-pub struct Job {
+pub(super) struct Job {
     /// Part of the models.
     pub part: String,
     /// Layer, where its operator was cut out.

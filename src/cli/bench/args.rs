@@ -51,18 +51,15 @@ pub(in crate::cli) struct BenchArguments {
     pub(super) backends: Vec<BackendArgument>,
     /// Rows of a call
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1", value_parser = positive)]
-    #[arg(allow_negative_numbers = true)]
     pub(super) batch: Vec<usize>,
     /// New tokens of a row
     #[arg(long, value_name = "T,…", value_delimiter = ',', default_value = "32", value_parser = positive)]
-    #[arg(allow_negative_numbers = true)]
     pub(super) seq: Vec<usize>,
     /// Tokens of a row whose keys and values are cached
     #[arg(long, value_name = "P,…", value_delimiter = ',', default_value = "0", value_parser = size)]
-    #[arg(allow_negative_numbers = true)]
     pub(super) past: Vec<usize>,
     /// Source tokens of a row, in graphs that read a source too [default: cached and new tokens together]
-    #[arg(long, value_name = "S,…", value_delimiter = ',', value_parser = positive, allow_negative_numbers = true)]
+    #[arg(long, value_name = "S,…", value_delimiter = ',', value_parser = positive)]
     pub(super) source: Vec<usize>,
     /// Size of another axis of the graph
     #[arg(long, value_name = "AXIS=N", value_parser = axis)]
@@ -74,16 +71,16 @@ pub(in crate::cli) struct BenchArguments {
     #[arg(long, value_name = "WHO", default_value = "data", value_parser = routing)]
     pub(super) routing: RoutingArgument,
     /// Stop a point after N samples [default: 1000, or 10 seconds]
-    #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = positive)]
     pub(super) samples: Option<usize>,
     /// Stop a point after T seconds of timed calls; with --samples, at the first of both
-    #[arg(long, value_name = "T", value_parser = seconds, allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", value_parser = seconds)]
     pub(super) seconds: Option<f64>,
     /// Most seconds of a warm-up
-    #[arg(long, value_name = "T", default_value = "5", value_parser = seconds, allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", default_value = "5", value_parser = seconds)]
     pub(super) warm_up: f64,
     /// Threads of ONNX Runtime, at most 4 for each processor [default: the processors that this process may use]
-    #[arg(long, value_name = "N", value_parser = threads, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub(super) threads: Option<usize>,
     /// Seed of random inputs, those of --checkpoint too [default: 0]
     #[arg(long, value_name = "N")]
@@ -113,7 +110,7 @@ pub(in crate::cli) struct BenchArguments {
     #[arg(long, value_name = "OLD.json")]
     pub(super) compare: Option<PathBuf>,
     /// How much slower a row may become, beyond both intervals
-    #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = percent, allow_negative_numbers = true)]
+    #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = percent)]
     #[arg(requires = "compare")]
     pub(super) threshold: f64,
     /// Operator library, where it is not beside this program

@@ -150,9 +150,6 @@ fn check_outputs(arguments: &BenchArguments) -> Result<(), Failure> {
     if is_stdout(&arguments.json) && is_stdout(&arguments.csv) {
         return Err(Failure::usage("--json and --csv cannot both go to stdout", Some("give one of them a file")));
     }
-    if is_stdout(&arguments.report) {
-        return Err(Failure::usage("--report needs a file", Some("give --report FILE.html")));
-    }
     keep_apart(&files(arguments), arguments.inputs())
 }
 

@@ -99,18 +99,9 @@ impl Names {
         let models: BTreeSet<&str> = rows.iter().map(|row| row.subject.model.as_str()).collect();
         let known = [BATCH, SEQUENCE, PAST, SOURCE].map(str::to_owned);
         let all: BTreeSet<String> = rows.iter().flat_map(|row| row.point.keys().cloned()).collect();
-        let (first, rest): (Vec<_>, Vec<_>) = known
-            .iter()
-            .filter(|axis| all.contains(*axis))
-            .chain(all.iter().filter(|axis| !known.contains(axis)))
-            .cloned()
-            .partition(|axis| known.contains(axis));
-        Self {
-            part: true,
-            model: models.len() > 1,
-            module: rows.iter().any(|row| row.subject.module.is_some()),
-            axes: first.into_iter().chain(rest).collect(),
-        }
+        let first = known.iter().filter(|axis| all.contains(*axis));
+        let axes = first.chain(all.iter().filter(|axis| !known.contains(axis))).cloned().collect();
+        Self { part: true, model: models.len() > 1, module: rows.iter().any(|row| row.subject.module.is_some()), axes }
     }
 
     /// Without the part and the module, where these stand in a heading.
