@@ -23,7 +23,7 @@ codes! {
     OutputExists = 211, "an output exists, and there is no `--force`";
     OutputKind = 212, "an output is a folder and must be a file, the other way round, or a link";
     OutputIsInput = 213, "an output would replace what the export is made from";
-    OutputName = 214, "the name of an output is not one of a model file";
+    OutputName = 214, "the name of an output does not end in `.onnx`";
     OtherCheckpoint = 218, "the model comes from another family than the checkpoint";
     NoVocabulary = 220, "a dictionary or codes for a model that has none";
     NoDictionary = 222, "codes are given and no dictionary";
@@ -47,7 +47,7 @@ codes! {
     Content = 329, "a file given to a command holds something else than it reads";
     Plan = 330, "a plan or its lock is damaged, or belongs to another model";
     TokenId = 332, "a token id that the model does not have";
-    BenchModel = 333, "`bench`: sizes or times that cannot be written down";
+    BenchModel = 333, "`bench`: sizes or times that cannot be stored";
     CheckpointUnsupported = 402, "the checkpoint is of a format that is not read";
     OnnxUnsupported = 403, "the ONNX file is of a version or kind that is not read";
     WeightUnsupported = 404, "a weight is of a type that is not read, or beyond the range of `--dtype`";
@@ -59,9 +59,9 @@ codes! {
     TensorType = 419, "a named tensor has a type that no input takes";
     Padding = 422, "the dictionary pads with another token than the model";
     NoGenerator = 424, "the folder holds no model that `generate` runs";
-    BenchUnsupported = 429, "`bench`: operators cannot be cut out, or not be routed as asked";
+    BenchUnsupported = 429, "`bench`: operators cannot be isolated, or routed as asked";
     EngineUnsupported = 430, "TensorRT or the GPU cannot take this model";
-    Dtype = 431, "`--dtype` is none that can be written, or built for this GPU or model";
+    Dtype = 431, "`--dtype` cannot be written, or built for this GPU or model";
     Io = 501, "a file or a stream cannot be read or written";
     CheckpointIo = 502, "the checkpoint cannot be read";
     OnnxIo = 503, "the ONNX file cannot be read";
