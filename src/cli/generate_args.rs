@@ -76,8 +76,8 @@ pub(super) struct TranslationArguments {
     /// See --max-len-a [default: 200]
     #[arg(long, value_name = "B")]
     pub(super) max_len_b: Option<usize>,
-    /// Leave out a line that is longer than the model's positions, with a note and an empty line in its place; otherwise
-    /// it is an error, before anything read with it is translated
+    /// Leave out a line that is longer than the model's positions, with a note and an empty line in its place; else it
+    /// is an error, before anything read with it is translated
     #[arg(long)]
     pub(super) skip_long: bool,
     /// Say on stderr where the time goes; translates everything twice

@@ -11,10 +11,9 @@ use moa_schema::{
 };
 
 use super::bf16::{Casts, activations, bf16_weights, cast_edges, cast_to_bf16, declared_narrow, has_bf16_matrices};
-use crate::onnx::operator_node;
 use crate::onnx::proto::attribute_proto::AttributeType;
 use crate::onnx::proto::{AttributeProto, GraphProto, ModelProto, NodeProto};
-use crate::onnx::read::for_each_node;
+use crate::onnx::read::{self, for_each_node};
 
 /// A model for TensorRT.
 #[derive(Debug, Clone, PartialEq)]
@@ -145,7 +144,7 @@ fn wrong(node: &NodeProto, why: impl Into<String>) -> PrepareError {
 
 /// The operator of a node that is as the contract says.
 fn operator_of(node: &NodeProto) -> Result<&'static Operator, PrepareError> {
-    let Some(operator) = operator_node::operator_of(node) else {
+    let Some(operator) = read::operator_of(node) else {
         return Err(wrong(node, format!("{DOMAIN} has no operator {}", node.op_type)));
     };
     if node.input.len() > operator.inputs.len() || node.output.len() > operator.outputs.len() {

@@ -17,13 +17,13 @@ use crate::{
     file_names::{DECODER, ENCODER, MODEL},
     onnx::{
         OnnxFile,
-        operator_node::operator_input,
         proto::{
             NodeProto, TensorProto, ValueInfoProto,
             tensor_proto::DataType,
             tensor_shape_proto::{Dimension, dimension},
             type_proto,
         },
+        read::operator_input,
     },
 };
 

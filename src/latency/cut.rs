@@ -9,13 +9,13 @@ use super::{
 };
 use crate::onnx::{
     OnnxFile,
-    operator_node::{module_of, operator_input, operator_of},
     proto::{
         FunctionProto, GraphProto, NodeProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto,
         tensor_proto::DataType,
         tensor_shape_proto::{Dimension, dimension},
         type_proto,
     },
+    read::{module_of, operator_input, operator_of},
 };
 
 /// Name of the hidden states in a graph that was cut out.

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::shapes::Sizes;
 use crate::onnx::{
     OnnxFile,
-    operator_node::{module_of, module_of_indices, operator_input, operator_of},
     proto::NodeProto,
+    read::{module_of, module_of_indices, operator_input, operator_of},
 };
 
 /// Tokens by expert, in one module on one input.

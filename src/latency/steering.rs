@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::LatencyError;
-use crate::{onnx::operator_node::module_of_indices, random::Random, tensor::NamedTensors};
+use crate::{onnx::read::module_of_indices, random::Random, tensor::NamedTensors};
 
 /// What decides which experts a token goes to.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,7 +3,6 @@
 mod encode;
 mod encoded;
 pub mod inline;
-pub(crate) mod operator_node;
 pub mod proto;
 pub mod read;
 mod write;

@@ -4,8 +4,8 @@ use moa_schema::{DOMAIN, OPERATORS};
 
 use super::routing::output_name;
 use crate::onnx::{
-    operator_node::{module_of, module_of_indices, operator_of},
     proto::{FunctionProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, tensor_proto::DataType, type_proto},
+    read::{module_of, module_of_indices, operator_of},
 };
 
 /// Makes the routing of every routed module a graph output; returns the modules in the order of the graph.

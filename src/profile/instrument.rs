@@ -6,11 +6,11 @@ use super::{ProfileError, Score};
 use crate::{
     onnx::{
         OnnxFile,
-        operator_node::{operator_input, operator_of},
         proto::{
             AttributeProto, GraphProto, NodeProto, TypeProto, ValueInfoProto, attribute_proto::AttributeType,
             tensor_proto::DataType, type_proto,
         },
+        read::{operator_input, operator_of},
     },
     parity::{expose_routing, output_name},
 };

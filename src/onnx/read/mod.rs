@@ -8,6 +8,7 @@ mod error;
 mod external;
 mod limits;
 mod lookups;
+mod operator_node;
 mod positions;
 mod structure;
 mod tensor;
@@ -27,6 +28,7 @@ use error::Fault;
 pub use error::ReadError;
 use external::DataFiles;
 pub use lookups::PositionTable;
+pub(crate) use operator_node::{module_of, module_of_indices, operator_input, operator_of};
 pub(super) use structure::canonical_domain;
 pub use structure::for_each_node;
 

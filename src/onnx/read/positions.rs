@@ -2,11 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{OnnxFile, PositionTable, ValueInfo};
-use crate::onnx::{
-    operator_node::operator_input,
-    proto::{NodeProto, tensor_proto::DataType},
-};
+use super::{OnnxFile, PositionTable, ValueInfo, operator_input};
+use crate::onnx::proto::{NodeProto, tensor_proto::DataType};
 
 impl OnnxFile {
     /// The input whose real tokens a graph of ours counts to find positions, with the smallest table that they are

@@ -2,7 +2,7 @@
 
 use moa_schema::{DOMAIN, OPERATORS, Operator};
 
-use super::proto::NodeProto;
+use crate::onnx::proto::NodeProto;
 
 /// The operator that `node` calls, where it is one of ours.
 pub(crate) fn operator_of(node: &NodeProto) -> Option<&'static Operator> {
@@ -15,7 +15,8 @@ pub(crate) fn operator_input<'a>(node: &'a NodeProto, parameter: &str) -> Option
     node.input.get(index).map(String::as_str).filter(|name| !name.is_empty())
 }
 
-/// The module that a node of ours computes; empty for a layer that is a whole model, whose node has the operator's name.
+/// The module that a node of ours computes; empty for a layer that is a whole model, whose node has its operator's
+/// name.
 pub(crate) fn module_of(node: &NodeProto) -> &str {
     if node.name == node.op_type { "" } else { &node.name }
 }
