@@ -69,7 +69,7 @@ pub enum Finish {
 /// What follows a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Continuation {
-    /// The text, without special tokens; absent where the folder has no tokenizer.
+    /// The text, without special tokens, as the tokenizer decodes all of it; absent where the folder has no tokenizer.
     pub text: Option<String>,
     /// New token ids.
     pub tokens: Vec<i64>,
@@ -380,16 +380,17 @@ impl TextGenerator {
                 true => Some(Finish::Eos),
                 false => (row.tokens.len() >= row.most).then_some(Finish::Length),
             };
-            let start = row.text.len();
+            let mut text = String::new();
             if let Some(tokenizer) = &self.tokenizer {
                 if !ended {
-                    row.text.push_str(&row.pieces.push(token, tokenizer)?);
+                    text = row.pieces.push(token, tokenizer)?;
                 }
                 if row.finish.is_some() {
-                    row.text.push_str(&row.pieces.finish(tokenizer)?);
+                    text.push_str(&row.pieces.finish(tokenizer)?);
+                    row.text = row.pieces.whole(tokenizer)?;
                 }
             }
-            sink(NewToken { prompt: row.prompt, token, text: &row.text[start..] });
+            sink(NewToken { prompt: row.prompt, token, text: &text });
         }
         Ok(())
     }

@@ -87,8 +87,10 @@ const INCOMPLETE: char = '\u{FFFD}';
 /// The text that continues a prompt, piece by piece as tokens come.
 #[derive(Debug, Clone, Default)]
 pub struct Pieces {
-    /// Tokens that are not special.
+    /// Tokens that are not special: the last ones of the prompt, then those that follow it.
     ids: Vec<i64>,
+    /// How many of them are the prompt's.
+    prompt: usize,
     /// First token whose text was not returned.
     unread: usize,
 }
@@ -99,7 +101,7 @@ impl Pieces {
         let visible = prompt.iter().rev().copied().filter(|id| !tokenizer.is_special(*id));
         let mut ids: Vec<_> = visible.take(CONTEXT + LONGEST_CHARACTER).collect();
         ids.reverse();
-        Self { unread: ids.len(), ids }
+        Self { prompt: ids.len(), unread: ids.len(), ids }
     }
 
     /// Adds a token and returns the text that is now certain; nothing in the middle of a character.
@@ -129,6 +131,15 @@ impl Pieces {
         let (start, known) = self.known(tokenizer)?;
         let text = tokenizer.decode(&self.ids[start..])?;
         Ok(self.read(&known, &text))
+    }
+
+    /// All of the text, which is that of the pieces but for runs of bytes that turned out to be no characters.
+    ///
+    /// # Errors
+    ///
+    /// Where the tokenizer fails.
+    pub fn whole(&self, tokenizer: &HubTokenizer) -> Result<String, TextError> {
+        Self { unread: self.prompt, ..self.clone() }.finish(tokenizer)
     }
 
     /// First token of those that are decoded together, and what of their text was returned. It begins a character:

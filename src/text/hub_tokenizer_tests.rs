@@ -159,6 +159,26 @@ proptest! {
     }
 }
 
+proptest! {
+    /// Bytes of which some are no characters, where the prompt ends with one.
+    #[test]
+    fn the_whole_text_is_what_the_tokenizer_decodes(
+        prompt in "[ab €🦀]{0,9}",
+        tokens in proptest::collection::vec(prop_oneof![0x61i64..0x64, 0x80i64..0x100, 256i64..282], 0..24),
+    ) {
+        let tokenizer = of_bytes_and_letters();
+        let prompt = [tokenizer.encode(&prompt).unwrap(), vec![256]].concat();
+        let mut pieces = Pieces::after(&prompt, &tokenizer);
+        for token in &tokens {
+            pieces.push(*token, &tokenizer).unwrap();
+        }
+        pieces.finish(&tokenizer).unwrap();
+        let all = tokenizer.decode(&[prompt.as_slice(), &tokens].concat()).unwrap();
+        let known = tokenizer.decode(&prompt).unwrap();
+        prop_assert_eq!(known + &pieces.whole(&tokenizer).unwrap(), all);
+    }
+}
+
 #[test]
 fn bytes_that_are_no_character_do_not_end_a_text() {
     let tokenizer = of_bytes_and_letters();
