@@ -171,7 +171,13 @@ pub(super) enum ExternalDataArgument {
     Never,
 }
 
+const VERIFY_EXAMPLES: &str = "\
+Examples:
+  moa-export verify OUT --checkpoint CHECKPOINT
+  moa-export verify model.onnx --checkpoint CHECKPOINT --backends ort,tract --report page.html";
+
 #[derive(Debug, Args)]
+#[command(after_help = VERIFY_EXAMPLES)]
 pub(super) struct VerifyArguments {
     /// Exported model file or folder
     pub(super) model: PathBuf,
@@ -257,7 +263,13 @@ fn threads_on(processors: usize, text: &str) -> Result<usize, String> {
     }
 }
 
+const RUN_EXAMPLES: &str = "\
+Examples:
+  moa-export run model.onnx --inputs in.safetensors --outputs out.safetensors
+  moa-export run model.plan --inputs in.safetensors --outputs out.safetensors";
+
 #[derive(Debug, Args)]
+#[command(after_help = RUN_EXAMPLES)]
 pub(super) struct RunArguments {
     /// Model file, or a plan of TensorRT
     pub(super) model: PathBuf,

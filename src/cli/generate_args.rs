@@ -6,7 +6,15 @@ use clap::{Args, ValueEnum};
 
 use super::args::threads;
 
+const EXAMPLES: &str = "\
+Examples:
+  moa-export generate OUT --input 'nine hundred'                  a text, or a prompt
+  moa-export generate OUT --input lines.txt --beam 4 --nbest 2    the lines of a file
+  moa-export generate OUT --input -                               lines of a pipe as they come
+  moa-export generate OUT --input 'Once upon a time' --top-p 0.9 --seed 1";
+
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct GenerateArguments {
     /// Folder that `moa-export CHECKPOINT -o OUT` wrote, with the vocabulary or tokenizer beside the graphs
     pub(super) folder: PathBuf,
