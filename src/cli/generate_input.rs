@@ -47,17 +47,22 @@ impl Input {
 
     /// An error of one line or prompt, with the name of what holds it.
     pub(super) fn failure(&self, error: GenerateError) -> Failure {
-        let place = match error {
-            GenerateError::TooLong { .. }
-            | GenerateError::NotFinite { .. }
-            | GenerateError::TokenId { .. }
-            | GenerateError::LongPrompt { .. } => format!("{}, ", self.name),
-            _ => String::new(),
-        };
-        let mut failure = Failure::from(error);
-        failure.message.insert_str(0, &place);
-        failure
+        failure_in(&self.name, error)
     }
+}
+
+/// An error of one line or prompt of what is called `name`.
+pub(super) fn failure_in(name: &str, error: GenerateError) -> Failure {
+    let place = match error {
+        GenerateError::TooLong { .. }
+        | GenerateError::NotFinite { .. }
+        | GenerateError::TokenId { .. }
+        | GenerateError::LongPrompt { .. } => format!("{name}, "),
+        _ => String::new(),
+    };
+    let mut failure = Failure::from(error);
+    failure.message.insert_str(0, &place);
+    failure
 }
 
 /// Everything that `--input` names, part by part.

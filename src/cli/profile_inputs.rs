@@ -146,7 +146,9 @@ fn text_lines(
         let help = "give token ids with --format ids, named tensors in a .safetensors file, or a translation folder";
         return Err(Failure::usage(message, Some(help)));
     };
-    let (mut lines, mut open, mut sources) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut lines, mut open) = (Vec::new(), Vec::new());
+    // Those without a target, each at its place in the file, as errors count them.
+    let mut sources = vec![""; text.lines().count()];
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
         let (source, target) = columns(path, number, line)?;
         let mut ids = tokenizer.encode(source);
@@ -159,8 +161,8 @@ fn text_lines(
         match target {
             Some(target) => decoded.extend(tokenizer.encode_target(target)),
             None => {
-                open.push(lines.len());
-                sources.push(source);
+                open.push((lines.len(), number - 1));
+                sources[number - 1] = source;
             }
         }
         if let Some(limit) = config.max_target_positions.filter(|limit| decoded.len() > *limit) {
@@ -170,9 +172,10 @@ fn text_lines(
         }
         lines.push((ids, decoded));
     }
-    if !sources.is_empty() {
-        for (place, tokens) in open.into_iter().zip(translated(arguments, &sources)?) {
-            lines[place].1.extend(tokens);
+    if !open.is_empty() {
+        let found = translated(arguments, path, &sources)?;
+        for (place, source) in open {
+            lines[place].1.extend_from_slice(&found[source]);
         }
     }
     Ok(lines)
@@ -180,8 +183,8 @@ fn text_lines(
 
 /// What greedy search makes of each line, without the end.
 #[cfg(feature = "ort")]
-fn translated(arguments: &ProfileArguments, sources: &[&str]) -> Result<Vec<Vec<i64>>, Failure> {
-    use super::args::BackendArgument;
+fn translated(arguments: &ProfileArguments, path: &Path, sources: &[&str]) -> Result<Vec<Vec<i64>>, Failure> {
+    use super::{args::BackendArgument, generate_input::failure_in};
     use crate::{
         backend::{OrtOperators, OrtOptions},
         generate::{SearchOptions, Translator, TranslatorOptions},
@@ -195,7 +198,8 @@ fn translated(arguments: &ProfileArguments, sources: &[&str]) -> Result<Vec<Vec<
     let options = TranslatorOptions { operators, runtime, batch: arguments.batch(), ..TranslatorOptions::default() };
     let mut translator = Translator::open(&arguments.model, options)?;
     let search = SearchOptions { beam: 1, nbest: 1, ..SearchOptions::default() };
-    let best = translator.translate(sources, &search)?;
+    let best = translator.translate(sources, &search);
+    let best = best.map_err(|error| failure_in(&path.display().to_string(), error))?;
     let tokens = |found: Vec<crate::generate::Hypothesis>| {
         let mut tokens = found.into_iter().next().map_or_else(Vec::new, |best| best.tokens);
         tokens.pop_if(|last| *last == Dictionary::EOS);
@@ -205,7 +209,7 @@ fn translated(arguments: &ProfileArguments, sources: &[&str]) -> Result<Vec<Vec<
 }
 
 #[cfg(not(feature = "ort"))]
-fn translated(_: &ProfileArguments, _: &[&str]) -> Result<Vec<Vec<i64>>, Failure> {
+fn translated(_: &ProfileArguments, _: &Path, _: &[&str]) -> Result<Vec<Vec<i64>>, Failure> {
     Err(no_target())
 }
 
