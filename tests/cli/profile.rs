@@ -39,6 +39,13 @@ fn a_greedy_translation_that_is_right_is_routed_as_its_target() {
     let forced = json(&scene, "out --inputs pairs.tsv --min-count 2 --top 3");
     let decoded = json(&scene, "out --inputs sources.txt --min-count 2 --top 3");
     assert_eq!(forced["modules"], decoded["modules"]);
+    let pairs = String::from_utf8(scene.read("pairs.tsv")).unwrap();
+    let every_second = |(index, line): (usize, &str)| match index % 2 {
+        0 => format!("{line}\n"),
+        _ => format!("\n{}\n", line.split('\t').next().unwrap()),
+    };
+    scene.write("mixed.tsv", pairs.lines().enumerate().map(every_second).collect::<String>());
+    assert_eq!(json(&scene, "out --inputs mixed.tsv --min-count 2 --top 3")["modules"], forced["modules"]);
     let first = &forced["modules"][0];
     assert_eq!(first["counts"].as_array().unwrap().len(), 8);
     let tokens = first["pmi"][0].as_array().unwrap();
