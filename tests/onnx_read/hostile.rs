@@ -48,7 +48,7 @@ fn bombs_are_refused_before_they_are_decoded() {
         inner = GraphProto { node: vec![node], ..GraphProto::default() };
     }
     let deep = ModelProto { graph: Some(inner), ..valid() };
-    assert_eq!(read(&deep).expect_err("34 graphs").kind(), Malformed);
+    assert_eq!(read(&deep).expect_err("34 graphs").kind(), Limit);
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn graphs_may_nest_sixteen_deep() {
         read(&ModelProto { graph: Some(inner), ..valid() })
     };
     assert!(nested(16).is_ok());
-    assert_eq!(nested(17).expect_err("17 graphs").kind(), Malformed);
+    assert_eq!(nested(17).expect_err("17 graphs").kind(), Limit);
 }
 
 #[test]
