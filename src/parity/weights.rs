@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use moa_graphs::graph::{Buffers, Data, Graph};
+use moa_graphs::graph::{Attribute, Buffers, Data, Graph, Initializer, turned_name};
 
 use super::Watch;
 use crate::onnx::{OnnxFile, ReadError, proto::TensorProto};
@@ -46,7 +46,8 @@ impl WeightAudit {
         }
     }
 
-    /// Compares the constants of `file` with those of `expected`, the graph that the checkpoint gives.
+    /// Compares the constants of `file` with those of `expected`, the graph that the checkpoint gives, and with those
+    /// that it has where a weight was turned before it was written.
     ///
     /// # Errors
     ///
@@ -61,34 +62,67 @@ impl WeightAudit {
             .collect();
         for initializer in &expected.initializers {
             let name = initializer.name.as_str();
-            audit.tensors += 1;
-            let Some(tensor) = found.remove(name) else {
-                audit.fault(format!("constant \"{name}\" is missing"));
-                continue;
-            };
-            let shape: Vec<_> = initializer.shape.iter().map(|dim| i64::try_from(*dim).unwrap_or(i64::MAX)).collect();
-            if tensor.dims != shape {
-                audit.fault(format!("constant \"{name}\" has shape {:?}, the checkpoint gives {shape:?}", tensor.dims));
-                continue;
-            }
-            let data_type = i64::from(tensor.data_type);
-            if data_type != initializer.dtype().onnx_number() {
-                let expected = initializer.dtype();
-                audit.fault(format!(
-                    "constant \"{name}\" has element type {data_type}, the checkpoint gives {expected:?}"
-                ));
-                continue;
-            }
-            if let Some(index) = difference(file, tensor, &initializer.data, &mut buffers)? {
-                audit.fault(format!("constant \"{name}\" differs from the checkpoint from byte {index} on"));
+            match found.remove(name) {
+                Some(tensor) => audit.compare(file, tensor, initializer, &mut buffers)?,
+                None => {
+                    audit.tensors += 1;
+                    audit.fault(format!("constant \"{name}\" is missing"));
+                }
             }
             watch.advance(initializer.bytes());
+        }
+        for initializer in turned(expected) {
+            if let Some(tensor) = found.remove(initializer.name.as_str()) {
+                audit.compare(file, tensor, &initializer, &mut buffers)?;
+            }
         }
         for name in found.keys() {
             audit.fault(format!("constant \"{name}\" does not come from the checkpoint"));
         }
         Ok(audit)
     }
+
+    fn compare(
+        &mut self,
+        file: &OnnxFile,
+        tensor: &TensorProto,
+        expected: &Initializer,
+        buffers: &mut AuditBuffers,
+    ) -> Result<(), AuditError> {
+        let name = expected.name.as_str();
+        self.tensors += 1;
+        let shape: Vec<_> = expected.shape.iter().map(|dim| i64::try_from(*dim).unwrap_or(i64::MAX)).collect();
+        let data_type = i64::from(tensor.data_type);
+        if tensor.dims != shape {
+            self.fault(format!("constant \"{name}\" has shape {:?}, the checkpoint gives {shape:?}", tensor.dims));
+        } else if data_type != expected.dtype().onnx_number() {
+            let expected = expected.dtype();
+            self.fault(format!("constant \"{name}\" has element type {data_type}, the checkpoint gives {expected:?}"));
+        } else if let Some(index) = difference(file, tensor, &expected.data, buffers)? {
+            self.fault(format!("constant \"{name}\" differs from the checkpoint from byte {index} on"));
+        }
+        Ok(())
+    }
+}
+
+/// Weights that nodes turn, as runtimes write them when they save a graph: under the name of the node's output, or, as
+/// other graphs of ours have them, under that of the weight.
+fn turned(graph: &Graph) -> Vec<Initializer> {
+    let turned = graph.nodes.iter().filter(|node| node.op.op_type == "Transpose").filter_map(|node| {
+        let (input, output) = (node.inputs.first()?, node.outputs.first()?);
+        let initializer = graph.initializers.iter().find(|initializer| initializer.name == *input)?;
+        let Data::Weight(expr, float) = &initializer.data else { return None };
+        let Some(Attribute::Ints(order)) = node.attributes.get("perm") else { return None };
+        let order: Vec<usize> = order.iter().filter_map(|axis| usize::try_from(*axis).ok()).collect();
+        let turned = expr.clone().transposed(&order);
+        let shape = turned.shape();
+        Some([output.clone(), turned_name(input, &order)].map(|name| Initializer {
+            name,
+            shape: shape.clone(),
+            data: Data::Weight(turned.clone(), *float),
+        }))
+    });
+    turned.flatten().collect()
 }
 
 /// Memory for both sides of a comparison.

@@ -205,6 +205,37 @@ fn constants_that_the_checkpoint_does_not_give_are_found() {
     assert_eq!(weights.faults, ["constant \"one.more\" does not come from the checkpoint"]);
 }
 
+/// What ONNX Runtime saves of a table that is tied to the output: a second constant, turned, under the name of the node
+/// that turned it. It is compared like every other.
+#[test]
+fn a_weight_that_a_runtime_has_turned_is_compared() {
+    let folded = |change: u8| {
+        with_fault("mlm", Form::Standard, "model.onnx", |model| {
+            let graph = model.graph.as_mut().unwrap();
+            let place = graph.node.iter().position(|node| node.output[0] == "lm_head/Transpose").unwrap();
+            let node = graph.node.remove(place);
+            let table = graph.initializer.iter().find(|tensor| tensor.name == node.input[0]).unwrap();
+            let (rows, columns) = (table.dims[0] as usize, table.dims[1] as usize);
+            let bytes = table.raw_data.as_ref().unwrap();
+            let turned = (0..columns).flat_map(|column| (0..rows).map(move |row| 4 * (row * columns + column)));
+            let mut turned: Vec<u8> = turned.flat_map(|at| bytes[at..at + 4].to_vec()).collect();
+            turned[2] ^= change;
+            graph.initializer.push(TensorProto {
+                name: node.output[0].clone(),
+                dims: vec![table.dims[1], table.dims[0]],
+                data_type: table.data_type,
+                raw_data: Some(Bytes::from(turned)),
+                ..TensorProto::default()
+            });
+        })
+    };
+    let sound = folded(0);
+    assert!(sound.passed() && differing_constants(&sound) == 0, "{sound:?}");
+    assert!(sound.audits[0].nodes.as_ref().unwrap().difference.is_some());
+    let faulty = folded(1);
+    assert_eq!((differing_constants(&faulty), faulty.passed()), (1, false));
+}
+
 #[test]
 fn every_opset_that_can_be_written_runs() {
     for opset in OPSETS {

@@ -24,6 +24,12 @@ impl Value {
     }
 }
 
+/// Name of the initializer that holds the weight `name` with its axes reordered.
+pub fn turned_name(name: &str, permutation: &[usize]) -> String {
+    let order: Vec<_> = permutation.iter().map(ToString::to_string).collect();
+    format!("{name}/transposed.{}", order.join(""))
+}
+
 /// Builds one graph, or the body of one operator.
 ///
 /// In a graph, constants are initializers, and transposing or reshaping a trained weight is done when it is
@@ -262,8 +268,7 @@ impl Builder {
     /// Axes reordered; of a trained weight, when it is written.
     pub fn transpose(&mut self, input: &Value, permutation: &[usize]) -> Value {
         if let Some((expr, float)) = self.weights.get(input.name()).cloned() {
-            let order: Vec<_> = permutation.iter().map(ToString::to_string).collect();
-            let name = format!("{}/transposed.{}", input.name(), order.join(""));
+            let name = turned_name(input.name(), permutation);
             return self.weight_as(&name, expr.transposed(permutation), float);
         }
         #[allow(clippy::cast_possible_wrap)]

@@ -9,7 +9,7 @@ mod tables;
 mod turn;
 mod view;
 
-pub use builder::{Builder, Value};
+pub use builder::{Builder, Value, turned_name};
 pub use data::{Data, WeightExpr};
 pub use evaluate::{Blocks, Buffers};
 pub use tables::{RotaryTable, Sinusoids};
