@@ -16,7 +16,7 @@ pub struct Device {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChoiceError {
-    /// The plugin serves no release of that major number, which is no newer one.
+    /// The table has no release of that major number, and is not older than it.
     #[error(
         "TensorRT {number} is not served: {} are",
         RELEASES.iter().map(|release| release.name).collect::<Vec<_>>().join(", ")
