@@ -52,11 +52,11 @@ fn about(section: &mut Section, arguments: &VerifyArguments, result: &Verificati
     }
     section.facts(facts);
     section.paragraph(
-        "Each backend ran inputs of shapes that no export saw, beside an f64 evaluation of the checkpoint that never \
-         touches a graph. The reference replays the experts that the backend chose. A value may be apart from the \
-         reference by the absolute tolerance and the relative one times the reference. Where none is given, the absolute \
-         one is what rounding activations to the type in the table explains, by the case where it explains most, and \
-         the relative one is 0.",
+        "Each backend ran inputs of shapes that no export saw, and is compared with an f64 evaluation of the checkpoint \
+         that never touches a graph. This reference replays the experts that the backend chose. A value may differ from \
+         the reference by the absolute tolerance plus the relative one times the reference. If none is given, the \
+         absolute one is the model's rounding error in the type of its activations, in the case where that is largest, \
+         and the relative one is 0.",
     );
 }
 
@@ -67,7 +67,7 @@ fn constants(section: &mut Section, result: &Verification) {
         Column::number("constants"),
         Column::number("faults"),
         Column::number("nodes"),
-        Column::text("nodes beside the checkpoint's"),
+        Column::text("compared with the checkpoint's"),
     ];
     let mut table = Table::new(columns);
     for audit in &result.audits {
