@@ -263,7 +263,7 @@ def machine(args):
 
 def write_json(path, machine, results):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": machine, "results": results}, indent=1) + "\n")
+    path.write_text(json.dumps({"machine": machine, "results": results}, separators=(",", ":")) + "\n")
 
 
 def measure(name, shape, args, torch, bandwidth):
