@@ -125,14 +125,14 @@ fn side_files(arguments: &ExportArguments) -> Result<SideFileOptions, Failure> {
 }
 
 /// The file of the export that is called `name`.
-fn written<'a>(report: &'a ExportReport, name: &str) -> Option<&'a Path> {
+fn file_of<'a>(report: &'a ExportReport, name: &str) -> Option<&'a Path> {
     let mut paths = report.files.iter().map(|file| file.path.as_path());
     paths.find(|path| path.file_name() == Some(name.as_ref()))
 }
 
 /// Says that text must be split before it is given, where the dictionary holds pieces and no codes were found.
 fn note_of_pieces(report: &ExportReport) -> Result<(), Failure> {
-    let Some(config) = written(report, CONFIG_FILE) else { return Ok(()) };
+    let Some(config) = file_of(report, CONFIG_FILE) else { return Ok(()) };
     let folder = config.parent().unwrap_or(Path::new("."));
     let config = GenerationConfig::read(folder)?;
     if config.segmentation == Segmentation::Words && Tokenizer::read(folder, &config)?.source().has_pieces() {
@@ -174,7 +174,7 @@ pub(super) fn wrote(report: &ExportReport) -> String {
 
 fn text(report: &ExportReport, arguments: &ExportArguments) -> String {
     let mut text = wrote(report);
-    if written(report, &graph_file(ENCODER)).is_some() && written(report, CONFIG_FILE).is_none() {
+    if file_of(report, &graph_file(ENCODER)).is_some() && file_of(report, CONFIG_FILE).is_none() {
         text.push_str("no dictionary was found: `generate` needs --dict FILE, or --source-dict and --target-dict\n");
     }
     if !arguments.verify {

@@ -117,7 +117,10 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
             let mut text = format!("wrote {place}: {} nodes for the plugin, {}\n", prepared.plugins, dtype.name());
             text.push_str(&match choose.is_empty() {
                 true => format!("next: {command}\n"),
-                false => format!("next: {command} --minShapes=… --optShapes=… --maxShapes=…\nto have the shapes filled in: add{choose}\n"),
+                false => format!(
+                    "next: {command} --minShapes=… --optShapes=… --maxShapes=…\n\
+                     to have the shapes filled in: add{choose}\n"
+                ),
             });
             text
         }

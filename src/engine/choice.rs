@@ -16,7 +16,7 @@ pub struct Device {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChoiceError {
-    /// The table has no release of that major number, and is not older than it.
+    /// No release of the table has that major number, and the number is not newer than the table.
     #[error(
         "TensorRT {number} is not served: {} are",
         RELEASES.iter().map(|release| release.name).collect::<Vec<_>>().join(", ")
@@ -64,8 +64,8 @@ pub enum ChoiceError {
 ///
 /// [`ChoiceError::NotServed`].
 pub fn release_of(number: ReleaseNumber) -> Result<&'static Release, ChoiceError> {
-    let newest = &RELEASES[RELEASES.len() - 1];
-    let is_served = |release: &&Release| release.first.0 == number.0 || release.name == newest.name;
+    let newest = RELEASES[RELEASES.len() - 1].first;
+    let is_served = |release: &&Release| release.first.0 == number.0 || release.first == newest;
     let found = RELEASES.iter().rev().find(|release| release.first <= number);
     found.filter(is_served).ok_or(ChoiceError::NotServed { number })
 }

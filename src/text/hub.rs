@@ -12,37 +12,34 @@ pub const TOKENIZER_FILE: &str = "tokenizer.json";
 /// What configurations hold where a vocabulary has no such token.
 const NO_TOKEN: i64 = -1;
 
-/// Settings of generation that a configuration may hold, with their defaults in transformers, truth as 1.
-const SETTINGS: [(&str, f64); 19] = [
-    ("max_length", 20.0),
-    ("min_length", 0.0),
-    ("do_sample", 0.0),
-    ("early_stopping", 0.0),
-    ("num_beams", 1.0),
-    ("temperature", 1.0),
-    ("top_k", 50.0),
-    ("top_p", 1.0),
-    ("typical_p", 1.0),
-    ("repetition_penalty", 1.0),
-    ("length_penalty", 1.0),
-    ("no_repeat_ngram_size", 0.0),
-    ("encoder_no_repeat_ngram_size", 0.0),
-    ("num_return_sequences", 1.0),
-    ("output_scores", 0.0),
-    ("return_dict_in_generate", 0.0),
-    ("remove_invalid_values", 0.0),
-    ("num_beam_groups", 1.0),
-    ("diversity_penalty", 0.0),
-];
-
-/// Those that are absent by default.
-const ABSENT_SETTINGS: [&str; 6] = [
-    "bad_words_ids",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "exponential_decay_length_penalty",
-    "suppress_tokens",
-    "begin_suppress_tokens",
+/// Settings of generation that a configuration may hold, with their defaults in transformers, truth as 1; without one
+/// where they are absent by default.
+const SETTINGS: [(&str, Option<f64>); 25] = [
+    ("max_length", Some(20.0)),
+    ("min_length", Some(0.0)),
+    ("do_sample", Some(0.0)),
+    ("early_stopping", Some(0.0)),
+    ("num_beams", Some(1.0)),
+    ("temperature", Some(1.0)),
+    ("top_k", Some(50.0)),
+    ("top_p", Some(1.0)),
+    ("typical_p", Some(1.0)),
+    ("repetition_penalty", Some(1.0)),
+    ("length_penalty", Some(1.0)),
+    ("no_repeat_ngram_size", Some(0.0)),
+    ("encoder_no_repeat_ngram_size", Some(0.0)),
+    ("num_return_sequences", Some(1.0)),
+    ("output_scores", Some(0.0)),
+    ("return_dict_in_generate", Some(0.0)),
+    ("remove_invalid_values", Some(0.0)),
+    ("num_beam_groups", Some(1.0)),
+    ("diversity_penalty", Some(0.0)),
+    ("bad_words_ids", None),
+    ("forced_bos_token_id", None),
+    ("forced_eos_token_id", None),
+    ("exponential_decay_length_penalty", None),
+    ("suppress_tokens", None),
+    ("begin_suppress_tokens", None),
 ];
 
 /// Larger files are no configuration.
@@ -97,14 +94,13 @@ impl Keys {
 
     /// Settings of generation that are here and not the default.
     pub fn generation_settings(&self) -> impl Iterator<Item = &'static str> {
-        let differs = |(_, default): &(&str, Option<f64>), value: &Value| {
+        let differs = |default: Option<f64>, value: &Value| {
             let number = value.as_bool().map(|flag| f64::from(u8::from(flag))).or(value.as_f64());
-            default.is_none() || number != *default
+            default.is_none() || number != default
         };
-        let set = |(key, default): (&'static str, Option<f64>)| Some((key, default)).zip(self.get(key));
-        let known = SETTINGS.map(|(key, default)| (key, Some(default))).into_iter();
-        let all = known.chain(ABSENT_SETTINGS.map(|key| (key, None)));
-        all.filter_map(set).filter(move |(setting, value)| differs(setting, value)).map(|((key, _), _)| key)
+        let is_set =
+            move |(key, default): &(&str, Option<f64>)| self.get(key).is_some_and(|value| differs(*default, value));
+        SETTINGS.into_iter().filter(is_set).map(|(key, _)| key)
     }
 
     /// Whether there is a key, with `null` too.

@@ -157,12 +157,10 @@ fn arguments_need_not_be_text() {
     use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
     let scene = Scene::new();
     let path = OsStr::from_bytes(b"m\xff.pt");
-    for (words, part) in
-        [(&["-o", "out"][..], "No such file"), (&["-o", "out", "--bogus"], "--bogus"), (&[], "--output")]
-    {
+    for (line, code, part) in [("-o out", 5, "No such file"), ("-o out --bogus", 2, "--bogus"), ("", 2, "--output")] {
         let mut command = scene.command("");
-        command.arg(path).args(words);
-        Outcome::of(command).assert_refused(part, if part == "No such file" { 5 } else { 2 }, &[part]);
+        command.arg(path).args(line.split_whitespace());
+        Outcome::of(command).assert_refused(line, code, &[part]);
     }
 }
 
