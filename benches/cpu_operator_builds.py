@@ -2,7 +2,7 @@
 
     python3 -m pip install numpy onnx onnxruntime
     python3 benches/cpu_operator_builds.py BEFORE.so AFTER.so [--shapes NAME ...] [--sessions 4] [--turns 5]
-        [--threads 2] [--dtype fp16] [--in-place] [--json FILE]
+        [--threads 2] [--dtype fp16] [--values bf16] [--in-place] [--json FILE]
 
 Every build gets sessions of its own in this process, made in random order, one after the other: where the pages of a
 session lie counts for some % of a short call. Bursts of calls take turns, in another order each turn. A ratio is the time
@@ -39,6 +39,7 @@ def sessions(shape, args):
     weights, feeds = graphs.make_weights(shape), graphs.make_feeds(shape)
     if args.dtype == "fp16":
         weights, feeds = graphs.halved(weights, feeds)
+    weights = graphs.rounded(weights, args.values)
     if args.in_place:
         feeds = graphs.with_room(shape, feeds)
     runs = {}
@@ -100,6 +101,7 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=0.05, help="length of a burst")
     parser.add_argument("--dtype", choices=["fp32", "fp16"], default="fp32", help="of matrices, activations and caches")
+    parser.add_argument("--values", choices=["fp32", "bf16", "fp16"], default="fp32", help="what the values of the matrices are rounded to")
     parser.add_argument("--in-place", action="store_true", help="past and present are one buffer")
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
@@ -112,11 +114,11 @@ def main():
         parser.error(str(wrong))
     if args.in_place and not all(shape.past for shape in shapes.values()):
         parser.error("--in-place: a shape without a past has no cache to share; name others with --shapes")
-    head = machine(args) | {"dtype": args.dtype, "in_place": args.in_place, "sessions": args.sessions, "turns": args.turns, "seconds": args.seconds}
+    head = machine(args) | {"dtype": args.dtype, "values": args.values, "in_place": args.in_place, "sessions": args.sessions, "turns": args.turns, "seconds": args.seconds}
     head["builds"] = [build_of(library) for library in args.libraries]
     results = {}
     for name, shape in shapes.items():
-        print(f"{name}, {args.dtype}, {args.threads} threads{', in place' if args.in_place else ''}")
+        print(f"{name}, {args.dtype}, values of {args.values}, {args.threads} threads{', in place' if args.in_place else ''}")
         results[name] = measure(shape, args)
     if args.json:
         write_json(args.json, head, results)

@@ -97,6 +97,21 @@ def halved(weights, feeds):
     return weights, {name: value.astype(np.float16) for name, value in feeds.items()}
 
 
+def rounded(weights, values):
+    """Matrices of f32 whose values are those of a narrower type, as of a checkpoint that stores them so."""
+    kept = ("cos", "sin")
+
+    def narrow(value):
+        if values == "fp16":
+            return value.astype(np.float16).astype(value.dtype)
+        bits = value.astype(np.float32).view(np.uint32)
+        return (bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+    if values == "fp32":
+        return weights
+    return {name: value if name in kept else narrow(value) for name, value in weights.items()}
+
+
 def with_room(shape, feeds):
     """Caches with a row for each new token behind the past: buffers that hold past and present."""
     room = np.zeros((shape.batch, shape.heads, shape.tokens, shape.head), feeds["x"].dtype)

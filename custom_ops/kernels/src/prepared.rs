@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::check::length;
 use crate::kernel_scratch::Scratch;
+use crate::narrowed::Narrowed;
 use crate::packed::{Geometry, PackScratch, Packed, WeightData};
 use crate::simd::{Instructions, Isa, tiles};
 use crate::{KernelError, ThreadPool};
@@ -81,6 +82,9 @@ impl Prepared {
     /// `blocks` is `G` for [`Weight::Query`], `2 * G` for [`Weight::KeyValue`], 2 for a gated [`Weight::Input`] and 1
     /// for the others; `matrices` is `E`, and 1 for [`Weight::Router`] and [`Weight::KeyValue`].
     ///
+    /// f32 whose every value is a bf16 is packed as such, with the same results from half of the memory; so is f16,
+    /// except where products may go to AMX tiles, since small ones have other bits there.
+    ///
     /// # Errors
     ///
     /// [`KernelError::Length`] where `data` does not have that shape.
@@ -97,7 +101,8 @@ impl Prepared {
         let columns = row.checked_div(blocks).unwrap_or(0);
         let geometry = Geometry { matrices, blocks, inner, columns };
         length(weight.name(), geometry.len(), &shape)?;
-        self.weights[weight as usize] = Packed::shared(geometry, data);
+        let narrowed = Narrowed::exact(data, !self.isa.has_tiles());
+        self.weights[weight as usize] = Packed::shared(geometry, narrowed.as_ref().map_or(data, Narrowed::data));
         Ok(())
     }
 

@@ -90,7 +90,18 @@ fn assert_same(found: &Computed, expected: &Computed) {
     assert_eq!(found.topk_indices, expected.topk_indices);
 }
 
-/// Two bytes a weight give the bits that four give for the same values, packed before or not, on every level.
+fn packed(dims: &SelfAttentionDims, limit: Instructions, [query, kv, output]: [WeightData<'_>; 3]) -> Prepared {
+    let SelfAttentionDims { width, experts, kv_heads, head, .. } = *dims;
+    let columns = kv_heads * head;
+    let mut prepared = Prepared::new(limit);
+    prepared.pack(Weight::Query, [experts, width, columns], kv_heads, query).unwrap();
+    prepared.pack(Weight::KeyValue, [1, width, 2 * columns], 2 * kv_heads, kv).unwrap();
+    prepared.pack(Weight::Output, [experts, columns, width], 1, output).unwrap();
+    prepared
+}
+
+/// Two bytes a weight give the bits that four give for the same values, packed before or not, on every level; and four
+/// are packed in two where these hold them.
 #[test]
 fn self_attention_has_the_bits_of_widened_weights() {
     for seed in 0..24 {
@@ -109,13 +120,13 @@ fn self_attention_has_the_bits_of_widened_weights() {
         for limit in LEVELS {
             let expected = compute(&case, &wide, &Prepared::new(limit));
             assert_same(&compute(&case, &narrow, &Prepared::new(limit)), &expected);
-            let SelfAttentionDims { width, experts, kv_heads, head, .. } = case.dims;
-            let columns = kv_heads * head;
-            let mut prepared = Prepared::new(limit);
-            prepared.pack(Weight::Query, [experts, width, columns], kv_heads, query.data()).unwrap();
-            prepared.pack(Weight::KeyValue, [1, width, 2 * columns], 2 * kv_heads, kv.data()).unwrap();
-            prepared.pack(Weight::Output, [experts, columns, width], 1, output.data()).unwrap();
-            assert_same(&compute(&case, &narrow, &prepared), &expected);
+            let stored = packed(&case.dims, limit, [narrow.query_weight, narrow.kv_weight, narrow.output_weight]);
+            assert_same(&compute(&case, &narrow, &stored), &expected);
+            let exact = packed(&case.dims, limit, [wide.query_weight, wide.kv_weight, wide.output_weight]);
+            assert_same(&compute(&case, &wide, &exact), &expected);
+            if brain || limit < Instructions::Amx {
+                assert_eq!(exact.weight_bytes(), stored.weight_bytes());
+            }
         }
     }
 }

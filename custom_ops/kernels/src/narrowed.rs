@@ -1,0 +1,103 @@
+//! f32 weights that two bytes hold exactly, as those of a checkpoint in bf16 or f16 do after it was widened.
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use crate::packed::WeightData;
+
+/// Values that are judged at a time.
+const CHUNK: usize = 4096;
+
+/// Weights in the type of two bytes that holds each of them.
+pub(crate) enum Narrowed {
+    Bf16(Vec<bf16>),
+    F16(Vec<f16>),
+}
+
+impl Narrowed {
+    /// `None` where `data` is not f32, or no admitted type holds all of it bit by bit.
+    pub(crate) fn exact(data: WeightData<'_>, admits_f16: bool) -> Option<Self> {
+        let WeightData::F32(values) = data else { return None };
+        if values.iter().all(|value| value.to_bits().trailing_zeros() >= u16::BITS) {
+            let upper = |value: &f32| bf16::from_bits((value.to_bits() >> u16::BITS) as u16);
+            return Some(Self::Bf16(values.iter().map(upper).collect()));
+        }
+        (admits_f16 && values.chunks(CHUNK).all(are_f16)).then(|| {
+            let mut halves = vec![f16::ZERO; values.len()];
+            halves.convert_from_f32_slice(values);
+            Self::F16(halves)
+        })
+    }
+
+    pub(crate) fn data(&self) -> WeightData<'_> {
+        match self {
+            Self::Bf16(values) => WeightData::Bf16(values),
+            Self::F16(values) => WeightData::F16(values),
+        }
+    }
+}
+
+/// Whether f16 holds up to [`CHUNK`] values.
+fn are_f16(values: &[f32]) -> bool {
+    let (mut halves, mut back) = ([f16::ZERO; CHUNK], [0.0f32; CHUNK]);
+    let (halves, back) = (&mut halves[..values.len()], &mut back[..values.len()]);
+    halves.convert_from_f32_slice(values);
+    halves.convert_to_f32_slice(back);
+    values.iter().zip(back).all(|(value, back)| value.to_bits() == back.to_bits())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exact(values: &[f32]) -> Option<Narrowed> {
+        Narrowed::exact(WeightData::F32(values), true)
+    }
+
+    fn widened(narrowed: &Narrowed) -> Vec<u32> {
+        match narrowed {
+            Narrowed::Bf16(values) => values.iter().map(|value| u32::from(value.to_bits()) << u16::BITS).collect(),
+            Narrowed::F16(values) => values.iter().map(|value| value.to_f32().to_bits()).collect(),
+        }
+    }
+
+    fn bits(values: &[f32]) -> Vec<u32> {
+        values.iter().map(|value| value.to_bits()).collect()
+    }
+
+    /// Signed zeros, subnormal numbers, infinities and NaN with its payload are bf16.
+    #[test]
+    fn every_bf16_is_kept_bit_by_bit() {
+        let all: Vec<f32> = (0..=u16::MAX).map(|upper| f32::from_bits(u32::from(upper) << 16)).collect();
+        let Some(narrowed @ Narrowed::Bf16(_)) = exact(&all) else { panic!("not in bf16") };
+        assert!(widened(&narrowed) == bits(&all));
+    }
+
+    #[test]
+    fn every_f16_that_is_no_nan_is_kept_bit_by_bit() {
+        let all: Vec<f32> = (0..=u16::MAX).map(|half| f16::from_bits(half).to_f32()).filter(|v| !v.is_nan()).collect();
+        let Some(narrowed @ Narrowed::F16(_)) = exact(&all) else { panic!("not in f16") };
+        assert!(widened(&narrowed) == bits(&all));
+        assert!(Narrowed::exact(WeightData::F32(&all), false).is_none(), "f16 was not admitted");
+    }
+
+    /// One value that needs four bytes, anywhere, keeps all of them.
+    #[test]
+    fn other_values_stay_as_they_are() {
+        let mut values = vec![f16::from_f32(0.1).to_f32(); 2 * CHUNK + 7];
+        assert!(matches!(exact(&values), Some(Narrowed::F16(_))));
+        for other in [0.1, 65536.0 + 8.0, f32::from_bits(1), 2f32.powi(-25), f32::from_bits(0x7fc0_0001)] {
+            for place in [0, CHUNK, 2 * CHUNK + 6] {
+                let before = std::mem::replace(&mut values[place], other);
+                assert!(exact(&values).is_none(), "{other} at {place}");
+                values[place] = before;
+            }
+        }
+    }
+
+    #[test]
+    fn stored_halves_are_left_alone() {
+        assert!(Narrowed::exact(WeightData::F16(&[f16::ONE]), true).is_none());
+        assert!(Narrowed::exact(WeightData::Bf16(&[bf16::ONE]), true).is_none());
+    }
+}
