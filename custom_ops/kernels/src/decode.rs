@@ -11,7 +11,9 @@ use crate::grid::{Claims, Grid, Layout, Tile, cut};
 use crate::pool::Stage;
 use crate::routing::Routing;
 use crate::rows::{blocks, even};
-use crate::simd::{Ahead, Element, FewKeys, FewSlots, Isa, LANES, Left, OneToken, PANEL, Product, ROWS, Right, Write};
+use crate::simd::{
+    Ahead, Element, FewKeys, FewSlots, Isa, LANES, Left, Memory, OneToken, PANEL, Product, ROWS, Right, Write,
+};
 
 /// Keys of one tile.
 const KEYS: usize = 128;
@@ -235,7 +237,7 @@ impl Decode<'_> {
                 first_column: 0,
                 columns: LANES,
                 write: Write::Replace,
-                ahead: starts[block].first().map(|start| Ahead::Later(&value[*start..][..count * head])),
+                ahead: starts[block].first().map(|start| Ahead::Later(Memory::of(&value[*start..][..count * head]))),
             }
             .compute(self.inputs.isa, &mut out);
         }

@@ -44,12 +44,12 @@
 //!
 //! # Types
 //!
-//! Weights are f32, f16 or bf16 ([`WeightData`]), packed as they are stored and widened in registers; f32 that two bytes
-//! hold exactly are packed in two. Widening is exact and the order of adding the same, so the results have the bits of
-//! the same weights as f32. Activations are f32 or
-//! f16 ([`Scalar`]): f16 is widened on entry and rounded once on exit, and new keys and values are rounded before they
-//! are attended to, as a later step finds them in the cache. Activations are never rounded to bf16: tiles multiply all
-//! three bf16 parts of an f32, of which a bf16 weight has one.
+//! Weights are f32, f16 or bf16 ([`WeightData`]), packed as they are stored and widened in registers; f32 that two
+//! bytes hold exactly are packed in two. Widening is exact and the order of adding the same, so the results have the
+//! bits of the same weights as f32. Activations are f32 or f16 ([`Scalar`]): f16 is widened on entry and rounded once
+//! on exit, and new keys and values are rounded before they are attended to, as a later step finds them in the cache.
+//! Activations are never rounded to bf16: tiles multiply all three bf16 parts of an f32, of which a bf16 weight has
+//! one.
 //!
 //! # Padding
 //!

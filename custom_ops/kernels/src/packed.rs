@@ -1,6 +1,5 @@
 //! Weights in the order in which the microkernels read them.
 
-use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -199,16 +198,6 @@ impl Packed {
     /// The panels, to be read with [`Geometry::right`].
     pub(crate) fn panels(&self) -> &Panels {
         &self.panels
-    }
-
-    /// As [`Self::panels`], where they hold elements of type `W`.
-    pub(crate) fn panels_of<W: Element>(&self) -> Option<&Buffer<W>> {
-        let panels: &dyn Any = match &self.panels {
-            Panels::F32(panels) => panels,
-            Panels::Bf16(panels) => panels,
-            Panels::F16(panels) => panels,
-        };
-        panels.downcast_ref()
     }
 
     /// Magnitudes of a panel, `compute`d the first time that somebody asks.

@@ -7,7 +7,7 @@ use crate::check::length;
 use crate::kernel_scratch::Scratch;
 use crate::narrowed::Narrowed;
 use crate::packed::{Geometry, PackScratch, Packed, WeightData};
-use crate::simd::{Instructions, Isa, tiles};
+use crate::simd::{Instructions, Isa, tiles, widened};
 use crate::{KernelError, ThreadPool};
 
 /// Names of the weights that can be packed once.
@@ -111,10 +111,14 @@ impl Prepared {
         self.weights.iter().flatten().map(|packed| packed.bytes()).sum()
     }
 
-    /// Bytes that each thread keeps besides, for all nodes together, once it has multiplied on AMX tiles; 0 without
-    /// tiles.
+    /// Bytes that each thread keeps besides, for all nodes together, once it has multiplied on AMX tiles, or where AVX2
+    /// is all there is, many rows by weights in f16.
     pub fn thread_bytes(&self) -> usize {
-        if self.isa.has_tiles() { tiles::THREAD_BYTES } else { 0 }
+        match self.isa {
+            isa if isa.has_tiles() => tiles::THREAD_BYTES,
+            isa if isa.is_avx2() => widened::THREAD_BYTES,
+            _ => 0,
+        }
     }
 
     /// Bytes of scratch memory that is kept for later calls.

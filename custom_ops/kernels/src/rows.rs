@@ -7,7 +7,8 @@ use crate::grid::Tile;
 use crate::packed::{Packed, Panels};
 use crate::simd::magnitudes::Magnitudes;
 use crate::simd::tiles::{COLUMN_LIMIT, STRIP, SUM_STRIDE, Unit};
-use crate::simd::{Ahead, Element, Epoch, Isa, Left, PANEL, Product, ROWS, Right, Write, panels_at_once};
+use crate::simd::widened::{self, with_widened};
+use crate::simd::{Ahead, Element, Epoch, Isa, Left, Memory, PANEL, Product, ROWS, Right, Write, panels_at_once};
 
 /// Most rows that one call multiplies.
 pub(crate) const TILE_ROWS: usize = 128;
@@ -35,6 +36,17 @@ fn on_tiles<W: Element>(isa: Isa, rows: usize, inner: usize, columns: usize) -> 
     let enough = [rows, inner, columns].iter().zip(ON_TILES).all(|(size, fewest)| *size >= fewest);
     let many = rows > STRIP || W::PARTS == 2;
     isa.has_tiles() && enough && rows * columns >= AREA_ON_TILES[usize::from(many)] && (W::PARTS != 2 || rows >= STRIP)
+}
+
+/// Fewest rows for which panels of f16 are widened once, with AVX2.
+const WIDENED_ONCE: usize = 24;
+
+/// Whether panels are widened once for all blocks of rows.
+///
+/// With AVX2 a block has so few rows that widening f16 for each takes a quarter of the time. bf16 is widened beside
+/// products, and with AVX-512 a block has rows enough.
+fn widens_once<W: Element>(isa: Isa, rows: usize, inner: usize) -> bool {
+    W::PARTS == 2 && isa.is_avx2() && rows >= WIDENED_ONCE && widened::fits(inner)
 }
 
 /// Whether products of so many rows may be made on tiles.
@@ -82,11 +94,16 @@ pub(crate) struct Next<'a> {
     pub(crate) first_column: usize,
 }
 
-impl<'a> Next<'a> {
-    /// The panels, where they hold elements of this type.
-    fn memory<W: Element>(self) -> Option<&'a [W]> {
-        let panels = self.weights.panels_of::<W>()?;
-        Some(self.weights.geometry().right(panels, self.matrix, self.block, self.first_column / PANEL).data)
+impl Next<'_> {
+    /// Where its panels stand.
+    fn memory(self) -> Memory {
+        let Self { weights, matrix, block, first_column } = self;
+        let (geometry, panel) = (weights.geometry(), first_column / PANEL);
+        match weights.panels() {
+            Panels::F32(panels) => Memory::of(geometry.right(panels, matrix, block, panel).data),
+            Panels::Bf16(panels) => Memory::of(geometry.right(panels, matrix, block, panel).data),
+            Panels::F16(panels) => Memory::of(geometry.right(panels, matrix, block, panel).data),
+        }
     }
 }
 
@@ -114,55 +131,78 @@ impl RowProduct<'_> {
     /// Computes the product into the columns `0 .. columns` of `out`.
     pub(crate) fn compute(&self, isa: Isa, out: &mut Tile<'_, f32>) {
         match self.weights.panels() {
-            Panels::F32(panels) => self.compute_with(panels, self.next.and_then(Next::memory), isa, out),
-            Panels::Bf16(panels) => self.compute_with(panels, self.next.and_then(Next::memory), isa, out),
-            Panels::F16(panels) => self.compute_with(panels, self.next.and_then(Next::memory), isa, out),
+            Panels::F32(panels) => self.compute_with(panels, isa, out),
+            Panels::Bf16(panels) => self.compute_with(panels, isa, out),
+            Panels::F16(panels) => self.compute_with(panels, isa, out),
         }
     }
 
-    fn compute_with<W: Element>(&self, panels: &Buffer<W>, next: Option<&[W]>, isa: Isa, out: &mut Tile<'_, f32>) {
-        let count = self.left.starts.len();
-        if on_tiles::<W>(isa, count, self.left.inner, self.columns)
+    fn compute_with<W: Element>(&self, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
+        let (count, inner) = (self.left.starts.len(), self.left.inner);
+        if on_tiles::<W>(isa, count, inner, self.columns)
             && let Some(unit) = Unit::new(isa)
         {
             return self.compute_on_tiles(unit, panels, isa, out);
         }
-        let panel_len = self.weights.geometry().panel_len::<W>();
+        let (panel_len, widens) = (self.weights.geometry().panel_len::<W>(), widens_once::<W>(isa, count, inner));
+        let met = if widens { widened::bytes(inner) } else { panel_len * size_of::<W>() };
         let near = if isa.has_wide_vectors() { NEAR } else { NEAR_IN_SMALL_CACHES };
         let together = match count {
-            ..=ROWS => self.columns,
-            _ => self.columns.min((near / (panel_len * size_of::<W>()).max(1)).max(1) * PANEL),
+            ..=ROWS => self.columns.max(1),
+            _ => (near / met.max(1)).max(1) * PANEL,
         };
-        let far = are_far(self.weights);
-        let fetches = isa.has_wide_vectors() || far;
-        for column in (0..self.columns).step_by(together.max(1)) {
+        let (far, total) = (are_far(self.weights), count.div_ceil(ROWS));
+        for column in (0..self.columns).step_by(together) {
             let right = self.right(panels, self.matrix, column);
+            let columns = column..self.columns.min(column + together);
+            let met_panels = columns.len().div_ceil(PANEL);
             // Beside each panel that is multiplied its share of a panel is fetched.
-            let next = match next.filter(|_| column + together >= self.columns) {
-                Some(next) => next,
-                None => right.data.get(together.div_ceil(PANEL) * panel_len..).unwrap_or_default(),
+            let later = match self.next.filter(|_| columns.end == self.columns) {
+                Some(next) => next.memory(),
+                None => Memory::of(right.data.get(met_panels * panel_len..).unwrap_or_default()),
             };
-            let next = &next[..panel_len.min(next.len())];
-            let total = count.div_ceil(ROWS);
-            let cold = usize::from(column == 0);
-            for (index, block) in blocks(count).enumerate() {
-                Product {
-                    left: Left { starts: &self.left.starts[block.clone()], ..self.left },
-                    right,
-                    rows: &self.rows[block.clone()],
-                    first_column: column,
-                    columns: together.min(self.columns - column),
-                    write: match self.factors {
-                        Some(factors) => Write::AddScaled(&factors[block.clone()]),
-                        None => Write::Replace,
-                    },
-                    ahead: match index.checked_sub(cold) {
-                        None => first_ahead(isa, right, block.len(), (panel_len, far), together),
-                        Some(index) => fetches.then(|| Ahead::Later(part(next, index, total - cold))),
-                    },
-                }
-                .compute(isa, out);
+            let later = later.first(panel_len * size_of::<W>());
+            let share = |index, total| Ahead::Later(later.share(index, total));
+            let fetches = isa.has_wide_vectors() || far;
+            if widens {
+                with_widened(isa, right, inner, met_panels, |right| {
+                    self.compute_blocks(right, columns, |index| fetches.then(|| share(index, total)), isa, out);
+                });
+                continue;
             }
+            let cold = usize::from(column == 0);
+            let rows = blocks(count).next().map_or(0, |block| block.len());
+            let ahead = |index: usize| match index.checked_sub(cold) {
+                None => first_ahead(isa, right, rows, (panel_len, far), met_panels),
+                Some(index) => fetches.then(|| share(index, total - cold)),
+            };
+            self.compute_blocks(right, columns, ahead, isa, out);
+        }
+    }
+
+    /// Every block of rows times the columns `columns`; block `index` fetches `ahead(index)`.
+    fn compute_blocks<W: Element>(
+        &self,
+        right: Right<'_, W>,
+        columns: Range<usize>,
+        ahead: impl Fn(usize) -> Option<Ahead>,
+        isa: Isa,
+        out: &mut Tile<'_, f32>,
+    ) {
+        for (index, block) in blocks(self.left.starts.len()).enumerate() {
+            Product {
+                left: Left { starts: &self.left.starts[block.clone()], ..self.left },
+                right,
+                rows: &self.rows[block.clone()],
+                first_column: columns.start,
+                columns: columns.len(),
+                write: match self.factors {
+                    Some(factors) => Write::AddScaled(&factors[block.clone()]),
+                    None => Write::Replace,
+                },
+                ahead: ahead(index),
+            }
+            .compute(isa, out);
         }
     }
 
@@ -254,15 +294,15 @@ pub(crate) fn task_columns(isa: Isa, rows: usize, tiles: usize, columns: usize, 
     (1..=widest).rev().find(enough).unwrap_or(1) * unit
 }
 
-/// What the first block of `rows` rows fetches of `right`, whose panels have `panel_len` elements, for `columns`
-/// columns; the weights may be `far`.
-fn first_ahead<'a, W: Element>(
+/// What the first block of `rows` rows fetches of `right`, whose panels have `panel_len` elements, where it meets
+/// `met` of them; the weights may be `far`.
+fn first_ahead<W: Element>(
     isa: Isa,
-    right: Right<'a, W>,
+    right: Right<'_, W>,
     rows: usize,
     (panel_len, far): (usize, bool),
-    columns: usize,
-) -> Option<Ahead<'a, W>> {
+    met: usize,
+) -> Option<Ahead> {
     let bytes = panel_len * size_of::<W>();
     if rows == 1 {
         return (bytes > LONG || isa.reads_one_stream() && far).then_some(Ahead::Own);
@@ -270,19 +310,14 @@ fn first_ahead<'a, W: Element>(
     if rows <= ALONE && bytes <= LONG && isa.reads_one_stream() {
         return None;
     }
-    match panels_at_once(isa, rows, bytes).min(columns.div_ceil(PANEL)) {
+    match panels_at_once(isa, rows, bytes).min(met) {
         1 => Some(Ahead::Own),
         panels if panels * bytes <= EARLY => {
             let ahead = right.data.get(panels * panel_len..)?;
-            Some(Ahead::Later(&ahead[..ahead.len().min(panels * panel_len)]))
+            Some(Ahead::Later(Memory::of(ahead).first(panels * bytes)))
         }
         _ => None,
     }
-}
-
-/// Share `index` of `total` of a slice.
-fn part<T>(all: &[T], index: usize, total: usize) -> &[T] {
-    &all[all.len() * index / total..all.len() * (index + 1) / total]
 }
 
 /// Cuts `count` rows into the fewest blocks of at most [`ROWS`], as even as can be.
@@ -339,6 +374,43 @@ mod tests {
                 assert!(both.iter().all(|value| *value != 0.0), "{isa:?}");
                 assert!(compute(isa, 1, [0, columns]) == both[..columns], "{isa:?}");
                 assert!(compute(isa, 1, [64, 1001]) == both[64..1065], "{isa:?}");
+            }
+        }
+    }
+
+    /// Weights in f16, widened once or by each block, with panels that the memory of a thread holds and larger ones.
+    #[test]
+    #[cfg_attr(miri, ignore = "too many weights")]
+    fn many_rows_times_halves_have_the_bits_of_wide_weights() {
+        let rows: Vec<usize> = (0..40).collect();
+        for (inner, columns) in [(3, 70), (100, 300), (2048, 70), (2049, 33)] {
+            let half: Vec<half::f16> =
+                (0..inner * columns).map(|i| half::f16::from_f32((i as f32 * 0.7).sin())).collect();
+            let wide: Vec<f32> = half.iter().map(|value| value.to_f32()).collect();
+            let left: Vec<f32> = (0..rows.len() * inner).map(|i| (i as f32 * 0.37).sin()).collect();
+            let starts: Vec<usize> = rows.iter().map(|row| row * inner).collect();
+            let compute = |isa: Isa, data: WeightData<'_>, count: usize| {
+                let mut out = vec![0.0; count * columns];
+                RowProduct {
+                    left: Left { data: &left, starts: &starts[..count], inner },
+                    weights: &Packed::new(Geometry { matrices: 1, blocks: 1, inner, columns }, data).unwrap(),
+                    matrix: 0,
+                    block: 0,
+                    first_column: 0,
+                    columns,
+                    rows: &rows,
+                    factors: None,
+                    next: None,
+                    epoch: None,
+                }
+                .compute(isa, &mut Tile::dense(&mut out, columns));
+                out
+            };
+            for isa in every_isa().into_iter().filter(|isa| !isa.has_tiles()) {
+                for count in [WIDENED_ONCE - 1, WIDENED_ONCE, 40] {
+                    let expected = compute(isa, (&wide).into(), count);
+                    assert!(compute(isa, WeightData::F16(&half), count) == expected, "{isa:?} {inner} {count}");
+                }
             }
         }
     }

@@ -39,10 +39,10 @@ impl Fetches {
     const NOTHING: Self = Self { own: false, later: null(), lines: 0 };
 
     /// Share `index` of `total` of what a block fetches for later.
-    fn share<W>(fetch: &Fetch<W>, index: usize, total: usize) -> Self {
+    fn share(fetch: &Fetch, index: usize, total: usize) -> Self {
         let most = fetch.all.div_ceil(total);
         let before = (index * most).min(fetch.all);
-        let later = fetch.from.cast::<u8>().wrapping_add(before * LINE);
+        let later = fetch.from.wrapping_add(before * LINE);
         Self { own: false, later, lines: most.min(fetch.all - before) }
     }
 
@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn pieces_fetch_every_line_once() {
         for (all, total) in [(0, 1), (1, 4), (205, 16), (256, 16), (7, 7), (10, 4)] {
-            let fetch = Fetch { from: null::<f32>(), lines: 0, all, next: false };
+            let fetch = Fetch { from: null(), lines: 0, all, next: false };
             let shares = (0..total).map(|index| Fetches::share(&fetch, index, total));
             let lines: Vec<usize> =
                 shares.flat_map(|share| (0..share.lines).map(move |line| share.later.addr() / LINE + line)).collect();

@@ -57,7 +57,7 @@ fn mask(columns: usize, vector: usize) -> __mmask16 {
 /// processor looks ahead from there on: all of these would keep lines waiting that are needed before.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn fetch<W>(fetch: &Fetch<W>, mut ahead: *const i8) -> *const i8 {
+fn fetch(fetch: &Fetch, mut ahead: *const i8) -> *const i8 {
     if fetch.next {
         _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(PAGE));
         for _ in 0..fetch.lines {

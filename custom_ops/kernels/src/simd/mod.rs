@@ -7,6 +7,8 @@
 //! `few_keys` and `few_slots` are the doors to the attention of one token to few keys, and of few slots to many;
 //! `past_caches` is that to copies that the caches do not keep.
 //!
+//! `widened` is the door to panels that are widened for many blocks of rows.
+//!
 //! `tiles` is the door to products of many rows on AMX tiles; `amx` asks for them and proves bounds, `amx_split` cuts
 //! f32 into bf16 parts, `amx_blocks` multiplies them, `known_rows` knows what was split last.
 
@@ -51,6 +53,8 @@ mod portable;
 mod product;
 #[allow(unsafe_code)]
 pub(crate) mod tiles;
+#[allow(unsafe_code)]
+pub(crate) mod widened;
 
 pub(crate) use element::Element;
 pub(crate) use few_keys::FewKeys;
@@ -58,7 +62,7 @@ pub(crate) use few_slots::FewSlots;
 pub(crate) use known_rows::Epoch;
 pub(crate) use one_token::OneToken;
 pub(crate) use past_caches::copy_past_caches;
-pub(crate) use product::{Ahead, Left, Product, Right, Write, panels_at_once};
+pub(crate) use product::{Ahead, Left, Memory, Product, Right, Write, panels_at_once};
 
 use habits::{Habits, Streams};
 
@@ -134,6 +138,11 @@ impl Isa {
     /// Whether 16 lanes are multiplied at once and not in two passes: such products wait for memory sooner.
     pub(crate) fn multiplies_whole_vectors(self) -> bool {
         self.has_wide_vectors() && !self.1.two_passes
+    }
+
+    /// Whether vectors have 8 lanes.
+    pub(crate) fn is_avx2(self) -> bool {
+        self.0 == Instructions::Avx2
     }
 
     /// Whether products of many rows go to tiles.

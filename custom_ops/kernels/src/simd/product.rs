@@ -76,16 +76,40 @@ pub(crate) struct Product<'a, W = f32> {
     pub(crate) columns: usize,
     pub(crate) write: Write<'a>,
     /// What is fetched on the way.
-    pub(crate) ahead: Option<Ahead<'a, W>>,
+    pub(crate) ahead: Option<Ahead>,
 }
 
 /// Memory that is read soon.
 #[derive(Clone, Copy)]
-pub(crate) enum Ahead<'a, W> {
+pub(crate) enum Ahead {
     /// What the product itself reads, a page before. With AVX-512 a single row then reads its panels one by one.
     Own,
     /// What is read after more than the nearest cache holds.
-    Later(&'a [W]),
+    Later(Memory),
+}
+
+/// Where values lie, whatever their type is; they are fetched and not read.
+#[derive(Clone, Copy)]
+pub(crate) struct Memory {
+    from: *const u8,
+    bytes: usize,
+}
+
+impl Memory {
+    pub(crate) fn of<T>(values: &[T]) -> Self {
+        Self { from: values.as_ptr().cast(), bytes: size_of_val(values) }
+    }
+
+    /// The first `bytes` bytes of it.
+    pub(crate) fn first(self, bytes: usize) -> Self {
+        Self { bytes: self.bytes.min(bytes), ..self }
+    }
+
+    /// Share `index` of `total`.
+    pub(crate) fn share(self, index: usize, total: usize) -> Self {
+        let [before, end] = [index, index + 1].map(|index| self.bytes * index / total);
+        Self { from: self.from.wrapping_add(before), bytes: end - before }
+    }
 }
 
 /// How a microkernel ends.
@@ -113,14 +137,14 @@ pub(super) struct Raw<W> {
     /// One factor a row; null where [`Mode::Replace`] needs none.
     pub(super) factors: *const f32,
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-    pub(super) fetch: Fetch<W>,
+    pub(super) fetch: Fetch,
 }
 
 /// What a microkernel fetches; it may lie anywhere.
 #[derive(Clone, Copy)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-pub(super) struct Fetch<W> {
-    pub(super) from: *const W,
+pub(super) struct Fetch {
+    pub(super) from: *const u8,
     /// Cache lines for each [`STEPS`] inner steps.
     pub(super) lines: usize,
     /// Cache lines in all.
@@ -193,18 +217,18 @@ impl<W: Element> Product<'_, W> {
             unsafe { kernel(&raw) };
             let passed = raw.columns / PANEL * self.right.panel_stride;
             raw.right = raw.right.wrapping_add(passed);
-            raw.fetch.from = raw.fetch.from.wrapping_add(passed);
+            raw.fetch.from = raw.fetch.from.wrapping_add(passed * size_of::<W>());
         }
     }
 
     /// What the first call of the microkernel fetches.
-    fn fetch(&self) -> Fetch<W> {
+    fn fetch(&self) -> Fetch {
         let (next, from, bytes) = match self.ahead {
             None => (false, null(), 0),
-            Some(Ahead::Later(memory)) => (false, memory.as_ptr(), size_of_val(memory)),
+            Some(Ahead::Later(memory)) => (false, memory.from, memory.bytes),
             Some(Ahead::Own) => {
                 let bytes = W::rows(self.left.inner) * self.right.stride * size_of::<W>();
-                (true, self.right.data.as_ptr().wrapping_byte_add(PAGE), bytes)
+                (true, self.right.data.as_ptr().cast::<u8>().wrapping_add(PAGE), bytes)
             }
         };
         let lines = bytes.div_ceil(LINE * (self.left.inner / STEPS).max(1));
@@ -311,7 +335,7 @@ mod tests {
                 first_column: 2,
                 columns,
                 write,
-                ahead: Some(if count.is_multiple_of(2) { Ahead::Own } else { Ahead::Later(&right) }),
+                ahead: Some(if count.is_multiple_of(2) { Ahead::Own } else { Ahead::Later(Memory::of(&right)) }),
             }
             .compute(isa, &mut Tile::dense(&mut out, width));
             for (index, (&found, &before)) in out.iter().zip(&start).enumerate() {
