@@ -1,7 +1,7 @@
 """The CPU operator beside its rivals, in one run.
 
     python3 -m pip install numpy onnx onnxruntime torch
-    python3 benches/cpu_operator.py [--threads 2] [--rounds 15] [--only NAME ...] [--json FILE]
+    python3 benches/cpu_operator.py [--threads 2] [--rounds 15] [--values bf16] [--only NAME ...] [--json FILE]
 
 Builds libmoa_ort.so where MOA_ORT_LIBRARY does not name it. Every contender of a shape runs in bursts that take turns;
 a burst starts with calls that are not counted. A ratio is the median over the rounds of rival / ours, both the median
@@ -181,7 +181,7 @@ def ratio(rival, ours):
 
 
 def contenders(shape, args, torch):
-    weights, feeds = graphs.make_weights(shape), graphs.make_feeds(shape)
+    weights, feeds = graphs.rounded(graphs.make_weights(shape), args.values), graphs.make_feeds(shape)
     runs = {"ours": OrtRun(graphs.operator(shape, weights, feeds), feeds, args)}
     if shape.past:
         roomy = graphs.with_room(shape, feeds)
@@ -212,7 +212,7 @@ def ceilings(shape, args, torch):
     }
     if torch:
         rows, inner, columns = BF16
-        weights = torch.ones(shape.weight_bytes() // 4)
+        weights = torch.ones(shape.weight_bytes(graphs.PACKED[args.values]) // 4)
         runs["read"] = weights.sum
         if BF16_FLAGS & set(processor("flags").split()):
             left, right = torch.ones(rows, inner).bfloat16(), torch.ones(inner, columns).bfloat16()
@@ -282,10 +282,10 @@ def measure(name, shape, args, torch, bandwidth):
     for kind in goals.KINDS:
         result[f"sgemm_gflops_{kind}"] = 2e-6 * math.prod(SGEMM) / result["times"]["sgemm"][f"{kind}_ms"]
         result[f"of_sgemm_{kind}"] = goals.of_sgemm(result, ours, kind)
-    result["weight_bytes"] = shape.weight_bytes()
-    result["gigabytes_per_second"] = shape.weight_bytes() / ours["median_ms"] * 1e-6
+    result["weight_bytes"] = bytes_read = shape.weight_bytes(graphs.PACKED[args.values])
+    result["gigabytes_per_second"] = bytes_read / ours["median_ms"] * 1e-6
     fastest = {kind: times["min_ms"] for kind, times in result["times"].items()}
-    read = shape.weight_bytes() / fastest["read"] if "read" in fastest else 0.0
+    read = bytes_read / fastest["read"] if "read" in fastest else 0.0
     result["read_bytes_per_ms"] = max(read, bandwidth * 1e-3)
     result["floor"] = goals.floor(result, fastest)
     result["goals"] = list(goals.verdicts(name, result))
@@ -317,6 +317,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.05, help="length of a burst")
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="thread: for one thread on a busy machine")
+    parser.add_argument("--values", choices=list(graphs.PACKED), default="fp32", help="what the values of all f32 matrices are rounded to")
     parser.add_argument("--only", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
@@ -329,9 +330,9 @@ def main():
     head = machine(args)
     head["versions"]["torch"] = torch and torch.__version__
     bandwidth = read_bandwidth(args.threads)
-    head |= {"clock": args.clock, "read_gigabytes_per_second": bandwidth * 1e-9, "rounds": args.rounds}
+    head |= {"clock": args.clock, "values": args.values, "read_gigabytes_per_second": bandwidth * 1e-9, "rounds": args.rounds}
     head["build"] = build_of(args.library)
-    print(f"{head['cpu']}, {head['cores']} cores, {args.threads} threads; {head['versions']}; read {bandwidth * 1e-9:.1f} GB/s")
+    print(f"{head['cpu']}, {head['cores']} cores, {args.threads} threads; values of {args.values}; {head['versions']}; read {bandwidth * 1e-9:.1f} GB/s")
     print(f"{args.library}, {head['build'][:12]}")
     results = {}
     for name in args.only:

@@ -2,13 +2,14 @@
 
     python3 -m pip install numpy onnx onnxruntime
     python3 benches/cpu_operator_builds.py BEFORE.so AFTER.so [--shapes NAME ...] [--sessions 4] [--turns 5]
-        [--threads 2] [--dtype fp16] [--values bf16] [--in-place] [--json FILE]
+        [--layers 18] [--threads 2] [--dtype fp16] [--values bf16] [--in-place] [--json FILE]
 
 Every build gets sessions of its own in this process, made in random order, one after the other: where the pages of a
 session lie counts for some % of a short call. Bursts of calls take turns, in another order each turn. A ratio is the time
 of the first build / that of another, both from the same turn: from medians of bursts, from their 5th percentiles, and
 from the fastest calls of all turns. Besides the shapes of `cpu_operator.py`, a name of the form `512,8,32,128,1,1,1,128` is
-width, k, E, head, heads, batch, tokens and past. Builds whose outputs differ are named. JSON names builds by the SHA-256
+width, k, E, head, heads, batch, tokens and past. With `--layers` each layer has weights of its own and the next one takes its
+output, as in a model, whose weights come from memory. Builds whose outputs differ are named. JSON names builds by the SHA-256
 of their files, in the order in which they were given.
 """
 
@@ -36,17 +37,17 @@ def shape_of(name):
 
 def sessions(shape, args):
     """A run for each build, by number; with `--in-place` past and present of each are one buffer."""
-    weights, feeds = graphs.make_weights(shape), graphs.make_feeds(shape)
+    layers, feeds = [graphs.make_weights(shape, seed) for seed in range(args.layers)], graphs.make_feeds(shape)
     if args.dtype == "fp16":
-        weights, feeds = graphs.halved(weights, feeds)
-    weights = graphs.rounded(weights, args.values)
+        layers, feeds = [graphs.halved(weights) for weights in layers], graphs.halved(feeds)
+    layers = [graphs.rounded(weights, args.values) for weights in layers]
     if args.in_place:
         feeds = graphs.with_room(shape, feeds)
     runs = {}
     for number, library in random.sample(list(enumerate(args.libraries)), len(args.libraries)):
         own = {name: value.copy() for name, value in feeds.items()}
         build = argparse.Namespace(threads=args.threads, library=str(library.resolve()))
-        runs[number] = OrtRun(graphs.operator(shape, weights, own), own, build, args.in_place)
+        runs[number] = OrtRun(graphs.operators(shape, layers, own), own, build, args.in_place)
     return dict(sorted(runs.items()))
 
 
@@ -98,10 +99,11 @@ def main():
     parser.add_argument("--shapes", type=str, nargs="+", default=list(SHAPES), metavar="SHAPE")
     parser.add_argument("--sessions", type=int, default=4, help="how often sessions are made anew")
     parser.add_argument("--turns", type=int, default=5, help="of each set of sessions")
+    parser.add_argument("--layers", type=int, default=1, help="layers one behind the other")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=0.05, help="length of a burst")
     parser.add_argument("--dtype", choices=["fp32", "fp16"], default="fp32", help="of matrices, activations and caches")
-    parser.add_argument("--values", choices=["fp32", "bf16", "fp16"], default="fp32", help="what the values of the matrices are rounded to")
+    parser.add_argument("--values", choices=list(graphs.PACKED), default="fp32", help="what the values of f32 matrices are rounded to")
     parser.add_argument("--in-place", action="store_true", help="past and present are one buffer")
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
@@ -112,13 +114,16 @@ def main():
         shapes = {name: shape_of(name) for name in args.shapes}
     except argparse.ArgumentTypeError as wrong:
         parser.error(str(wrong))
+    if args.dtype == "fp16" and args.values != "fp32":
+        parser.error("--values: the values of fp16 matrices are those of fp16")
     if args.in_place and not all(shape.past for shape in shapes.values()):
         parser.error("--in-place: a shape without a past has no cache to share; name others with --shapes")
-    head = machine(args) | {"dtype": args.dtype, "values": args.values, "in_place": args.in_place, "sessions": args.sessions, "turns": args.turns, "seconds": args.seconds}
+    kept = ("dtype", "values", "layers", "in_place", "sessions", "turns", "seconds")
+    head = machine(args) | {name: getattr(args, name) for name in kept}
     head["builds"] = [build_of(library) for library in args.libraries]
     results = {}
     for name, shape in shapes.items():
-        print(f"{name}, {args.dtype}, values of {args.values}, {args.threads} threads{', in place' if args.in_place else ''}")
+        print(f"{name}, {args.layers} layers, {args.dtype}, values of {args.values}, {args.threads} threads{', in place' if args.in_place else ''}")
         results[name] = measure(shape, args)
     if args.json:
         write_json(args.json, head, results)

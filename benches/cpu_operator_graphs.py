@@ -54,11 +54,11 @@ class Shape:
                 best = min(best or (rank, count, head), (rank, count, head))
         return best[1], best[2]
 
-    def weight_bytes(self):
-        """Bytes of weights and cache that one call must read at least, where every token takes other experts."""
+    def weight_bytes(self, width=4):
+        """Bytes of weights, `width` each, and cache that one call must read at least, where every token takes other experts."""
         used = min(self.experts, self.k * self.batch * self.tokens)
         weights = self.width * (self.experts + 2 * used * self.columns + 2 * self.columns)
-        return 4 * (weights + 2 * self.batch * self.columns * self.past)
+        return width * weights + 4 * 2 * self.batch * self.columns * self.past
 
 
 def make_weights(shape, seed=0):
@@ -90,26 +90,27 @@ def make_feeds(shape, seed=1):
     return feeds
 
 
-def halved(weights, feeds):
+def halved(values):
     """What an export in fp16 stores and takes: matrices of experts, activations and caches."""
     kept = ("router", "cos", "sin")
-    weights = {name: value if name in kept else value.astype(np.float16) for name, value in weights.items()}
-    return weights, {name: value.astype(np.float16) for name, value in feeds.items()}
+    return {name: value if name in kept else value.astype(np.float16) for name, value in values.items()}
 
 
-def rounded(weights, values):
-    """Matrices of f32 whose values are those of a narrower type, as of a checkpoint that stores them so."""
-    kept = ("cos", "sin")
+# Bytes in which the operator library keeps f32 weights whose values are those of a type.
+PACKED = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def rounded(weights, dtype):
+    """f32 whose values are those of a narrower type, as a checkpoint in that type gives them to an export in fp32."""
 
     def narrow(value):
-        if values == "fp16":
-            return value.astype(np.float16).astype(value.dtype)
-        bits = value.astype(np.float32).view(np.uint32)
-        return (bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+        if dtype == "fp16":
+            return value.astype(np.float16).astype(np.float32)
+        bits = value.view(np.uint32)
+        return (bits + (bits >> 16 & 1) + 0x7FFF & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
-    if values == "fp32":
-        return weights
-    return {name: value if name in kept else narrow(value) for name, value in weights.items()}
+    matrices = () if dtype == "fp32" else ("router", "query", "kv", "output")
+    return {name: narrow(value) if name in matrices else value for name, value in weights.items()}
 
 
 def with_room(shape, feeds):
@@ -157,21 +158,28 @@ def layer_outputs(shape, heads=None, head=None):
 
 def operator(shape, weights, feeds):
     """The layer as one `ai.moa.MoASelfAttention` node."""
+    return operators(shape, [weights], feeds)
+
+
+def operators(shape, layers, feeds):
+    """A node for each of `layers`, one behind the other, with one past for all; the last one's outputs are the model's."""
     g = Graph()
-    mask = g.constant(np.ones((shape.batch, shape.keys), np.int32))
-    names = [g.constant(weights[name]) for name in ("router", "query", "kv", "output")]
-    inputs = ["x", mask, *names, ""]
-    inputs += ["past_key", "past_value"] if shape.past else ["", ""]
-    if shape.jetmoe:
-        positions = np.tile(np.arange(shape.past, shape.keys), (shape.batch, 1))
-        inputs += [g.constant(weights["cos"]), g.constant(weights["sin"]), g.constant(positions)]
-    while not inputs[-1]:
-        inputs.pop()
-    g.add(
-        "MoASelfAttention", *inputs, names=list(layer_outputs(shape)), domain="ai.moa",
-        top_k=shape.k, kv_num_heads=shape.heads, causal=int(shape.jetmoe), scale=shape.head**-0.5,
-        gate_mode=shape.gate_mode, skip_padded_queries=1,
-    )  # fmt: skip
+    x, mask = "x", g.constant(np.ones((shape.batch, shape.keys), np.int32))
+    for number, weights in enumerate(layers):
+        inputs = [x, mask, *(g.constant(weights[name]) for name in ("router", "query", "kv", "output")), ""]
+        inputs += ["past_key", "past_value"] if shape.past else ["", ""]
+        if shape.jetmoe:
+            positions = np.tile(np.arange(shape.past, shape.keys), (shape.batch, 1))
+            inputs += [g.constant(weights["cos"]), g.constant(weights["sin"]), g.constant(positions)]
+        while not inputs[-1]:
+            inputs.pop()
+        outputs = [name if number == len(layers) - 1 else f"{name}_{number}" for name in layer_outputs(shape)]
+        g.add(
+            "MoASelfAttention", *inputs, names=outputs, domain="ai.moa",
+            top_k=shape.k, kv_num_heads=shape.heads, causal=int(shape.jetmoe), scale=shape.head**-0.5,
+            gate_mode=shape.gate_mode, skip_padded_queries=1,
+        )  # fmt: skip
+        x = outputs[0]
     return g.model(shape, feeds, layer_outputs(shape))
 
 

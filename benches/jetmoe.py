@@ -3,7 +3,8 @@
     python3 -m pip install numpy onnx onnxruntime torch "transformers==4.57.6" mobius-onnx
     python3 benches/jetmoe.py [--threads 2] [--rounds 9] [--only CASE ...] [--rivals NAME ...] [--json FILE]
 
-Random weights, d 2048, 16 key/value heads of 128, E 8, k 2, MLP 1408, vocabulary 4096. The rivals: PyTorch eager of
+Random weights whose values are bf16, as those of jetmoe/jetmoe-8b, d 2048, 16 key/value heads of 128, E 8, k 2, MLP 1408,
+vocabulary 4096. The rivals: PyTorch eager of
 transformers; mobius' graph on the same ONNX Runtime; torch.onnx with dynamo and eager attention. Every output is compared
 with PyTorch's first, and what is wrong is not timed. Bursts take turns as in cpu_operator.py, which see for ratios.
 `--dtype bf16` adds our export with weights stored in bf16. A decode step of ours writes its caches in place; beside it
@@ -39,7 +40,6 @@ GOALS = [
     ("T512", "eager", 1.6),
 ]
 READ_GOAL = 0.75
-BF16_GOAL = 1.7
 
 
 def make_checkpoint(folder):
@@ -232,13 +232,13 @@ def prepare(work, args, model):
     return sessions, notes
 
 
-def read_bytes(past, width):
-    """Weights and cache that one token needs; `width` is the size of a weight."""
+def read_bytes(past):
+    """Bytes that one token needs: matrices of layers, whose values are bf16, in two each, and head, routers and cache in
+    four."""
     d, heads, e, k = SIZES["hidden_size"], SIZES["num_key_value_heads"] * SIZES["kv_channels"], 8, 2
     layer = k * d * heads + 2 * d * heads + k * heads * d + 3 * k * d * SIZES["intermediate_size"]
     layers = SIZES["num_hidden_layers"]
-    weights = layers * layer + d * SIZES["vocab_size"]
-    return weights * width + layers * (4 * 2 * d * e + 4 * 2 * past * heads)
+    return layers * (2 * layer + 4 * 2 * d * e + 4 * 2 * past * heads) + 4 * d * SIZES["vocab_size"]
 
 
 def measure(name, sessions, model, args, bandwidth):
@@ -277,7 +277,7 @@ def measure(name, sessions, model, args, bandwidth):
             result.setdefault("bf16", {})[f"bf16{way}"] = bench.ratio(*pair)
     if tokens == 1:
         for contender in [name for name in runs if name.startswith("ours")]:
-            amount = read_bytes(past, 2 if "bf16" in contender else 4)
+            amount = read_bytes(past)
             rate = amount / result["times"][contender]["median_ms"] * 1e3
             result.setdefault("read", {})[contender] = {"bytes": amount, "rate": rate, "share": rate / bandwidth}
     return result
@@ -310,10 +310,6 @@ def report_goals(results):
     if read:
         verdict = "met" if read["share"] >= READ_GOAL else "NOT met"
         print(f"decode-past128: {100 * read['share']:.0f} % of a plain read, goal {100 * READ_GOAL:.0f} %: {verdict}")
-    bf16 = results.get("decode-past128", {}).get("bf16", {}).get("bf16")
-    if bf16:
-        verdict = "met" if bf16["median"] >= BF16_GOAL else "NOT met"
-        print(f"decode-past128: bf16 {bf16['median']:.2f} x f32, goal {BF16_GOAL}: {verdict}")
 
 
 def arguments():
