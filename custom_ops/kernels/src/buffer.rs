@@ -21,8 +21,10 @@ impl<T: Copy + Default> Buffer<T> {
     /// `len` elements with unspecified values; allocates only where no earlier call needed as many.
     pub(crate) fn take(&mut self, len: usize) -> &mut [T] {
         if self.data.len() < self.start + len {
-            self.data = vec![T::default(); len + Self::PER_LINE];
-            huge_pages::prefer(&mut self.data);
+            // A page that holds a value stays as small as it is, so huge ones are asked for before.
+            self.data = Vec::with_capacity(len + Self::PER_LINE);
+            huge_pages::prefer(self.data.spare_capacity_mut());
+            self.data.resize(len + Self::PER_LINE, T::default());
             self.start = self.data.as_ptr().align_offset(LINE).min(Self::PER_LINE);
         }
         self.len = len;
