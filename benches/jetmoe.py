@@ -354,8 +354,7 @@ def main():
     head |= {"read_gigabytes_per_second": [read * 1e-9 for read in reads], "load_after": os.getloadavg()}
     report_goals(results)
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps({"machine": head, "results": results}, indent=1) + "\n")
+        bench.write_json(args.json, head, results)
 
 
 if __name__ == "__main__":
