@@ -2,13 +2,14 @@
 
 use crate::attention::{Attention, AttentionInputs, cut_pairs};
 use crate::cached::{CacheRows, Cached, KeysAndValues};
+use crate::hidden_states::{HiddenStates, row_stride};
 use crate::kernel_scratch::LayerScratch;
 use crate::key_panels::{Cache, Panels, Visible};
 use crate::many_tokens::ManyInputs;
 use crate::output_projection::{Order, OutputInputs, OutputScratch};
 use crate::packed::Packed;
 use crate::pool::{Awaited, Counted};
-use crate::query_projection::{QueryInputs, row_stride};
+use crate::query_projection::QueryInputs;
 use crate::rope::Rotary;
 use crate::routing::{ByExpert, Router, Routing};
 use crate::simd::{FewKeys, Isa};
@@ -20,7 +21,7 @@ pub(crate) struct AttentionLayer<'a> {
     pub(crate) isa: Isa,
     pub(crate) pool: &'a Counted<'a>,
     /// `[B * T, C]`.
-    pub(crate) hidden_states: &'a [f32],
+    pub(crate) hidden_states: HiddenStates<'a>,
     pub(crate) query_weight: &'a Packed,
     pub(crate) output_weight: &'a Packed,
     /// `[C]`.
@@ -37,7 +38,6 @@ pub(crate) struct AttentionLayer<'a> {
     pub(crate) keys: usize,
     /// Rows of the caches, of which the first are keys.
     pub(crate) rows: usize,
-    pub(crate) width: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head: usize,
 }
@@ -156,7 +156,7 @@ impl AttentionLayer<'_> {
             order: Order::Pairs,
             weights: self.output_weight,
             bias: self.output_bias,
-            width: self.width,
+            width: self.hidden_states.width(),
         };
         pool::run(pool, &[&output_scratch.stage(outputs, output)]);
     }
@@ -205,7 +205,6 @@ impl AttentionLayer<'_> {
             weights: self.query_weight,
             rotary: self.rotary,
             scale: Some(self.scale),
-            width: self.width,
             kv_heads: self.kv_heads,
             head: self.head,
         }

@@ -5,6 +5,7 @@ use moa_schema::{CrossAttentionAttributes, CrossAttentionDims};
 use crate::attention_layer::{AttentionLayer, FirstStages};
 use crate::cached::{CacheRows, Cached, Given};
 use crate::check::{at_least_one, length, optional_length};
+use crate::hidden_states::HiddenStates;
 use crate::kernel_scratch::{BorderScratch, Scratch};
 use crate::packed::{Geometry, WeightData};
 use crate::pool::{Awaited, Counted};
@@ -95,7 +96,7 @@ impl Prepared {
         let CrossAttentionDims { batch, tokens, keys, width, experts, top_k, kv_heads, head } = *dims;
         let Scratch { routing, weights, layer, output, border, .. } = scratch;
         let BorderScratch { hidden_states: hidden, bias, output: result } = border;
-        let hidden_states = hidden.widened(inputs.hidden_states);
+        let hidden_states = HiddenStates::new(self.isa, inputs.hidden_states, width, hidden);
         let weights = self.weights(
             weights,
             &[
@@ -109,7 +110,6 @@ impl Prepared {
             hidden_states,
             router_weight: weights.get(Weight::Router),
             tokens_per_row: tokens,
-            width,
             experts,
             top_k,
             gate_mode: attributes.gate_mode,
@@ -133,7 +133,6 @@ impl Prepared {
             top_k,
             keys,
             rows: keys,
-            width,
             kv_heads,
             head,
         };

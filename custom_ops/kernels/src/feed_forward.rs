@@ -6,6 +6,7 @@ use crate::activation;
 use crate::buffer::Buffer;
 use crate::check::{at_least_one, length, optional_length};
 use crate::grid::{Claims, Grid, Layout, Tile};
+use crate::hidden_states::{HiddenStates, row_stride};
 use crate::kernel_scratch::{BorderScratch, Scratch};
 use crate::output_projection::{Order, OutputInputs};
 use crate::packed::{Geometry, Packed, WeightData};
@@ -14,7 +15,7 @@ use crate::prepared::{Prepared, Weight};
 use crate::routing::{ExpertTiles, RouterInputs, Routing};
 use crate::rows::{IN_ORDER, RowProduct, TILE_ROWS, task_columns};
 use crate::scalar::Scalar;
-use crate::simd::{Epoch, Isa, Left, PANEL};
+use crate::simd::{Epoch, Isa, PANEL};
 use crate::{KernelError, ThreadPool, pool};
 
 /// Inputs of [`feed_forward`], row-major.
@@ -90,7 +91,7 @@ impl Prepared {
         let FeedForwardDims { batch, tokens, width, experts, top_k, hidden } = *dims;
         let Scratch { routing, weights, hidden: hidden_scratch, output, border, .. } = scratch;
         let BorderScratch { hidden_states, bias, output: result, .. } = border;
-        let hidden_states = hidden_states.widened(inputs.hidden_states);
+        let hidden_states = HiddenStates::new(self.isa, inputs.hidden_states, width, hidden_states);
         let blocks = if attributes.gated { 2 } else { 1 };
         let weights = self.weights(
             weights,
@@ -105,7 +106,6 @@ impl Prepared {
             hidden_states,
             router_weight: weights.get(Weight::Router),
             tokens_per_row: tokens,
-            width,
             experts,
             top_k,
             gate_mode: attributes.gate_mode,
@@ -121,14 +121,13 @@ impl Prepared {
             weights: weights.get(Weight::Input),
             function: activation::function(attributes.activation),
             gated: attributes.gated,
-            width,
         };
         pool::run(pool, &[&hidden_scratch.stage(hidden_inputs, hidden)]);
         let output_inputs = OutputInputs {
             isa: self.isa,
             routing,
             expert_rows: hidden_scratch.rows.filled(),
-            stride: hidden,
+            stride: row_stride(hidden),
             order: Order::Rows,
             weights: weights.get(Weight::Output),
             bias: inputs.output_bias.map(|values| bias.widened(values)),
@@ -158,14 +157,13 @@ pub(crate) struct HiddenScratch {
 struct HiddenInputs<'a> {
     isa: Isa,
     routing: Routing<'a>,
-    hidden_states: &'a [f32],
+    hidden_states: HiddenStates<'a>,
     weights: &'a Packed,
     function: fn(f32) -> f32,
     gated: bool,
-    width: usize,
 }
 
-/// The stage that fills `[rows of the routing, F]` with the activated hidden rows.
+/// The stage that fills `[rows of the routing, F]`, with rows [`row_stride`] apart, with the activated hidden rows.
 struct Hidden<'a> {
     inputs: HiddenInputs<'a>,
     experts: &'a [usize],
@@ -177,9 +175,10 @@ impl HiddenScratch {
     fn stage<'a>(&'a mut self, inputs: HiddenInputs<'a>, hidden: usize) -> Hidden<'a> {
         self.tiles.fill(inputs.routing, TILE_ROWS);
         let ExpertTiles { experts, bounds } = &self.tiles;
-        let rows = self.rows.take(inputs.routing.rows() * hidden);
+        let stride = row_stride(hidden);
+        let rows = self.rows.take(inputs.routing.rows() * stride);
         let wide = task_columns(inputs.isa, inputs.routing.rows(), experts.len(), hidden, COLUMNS_PER_TASK);
-        let layout = Layout { stride: hidden, columns: hidden, tile_columns: wide.min(WIDEST_TASK) };
+        let layout = Layout { stride, columns: hidden, tile_columns: wide.min(WIDEST_TASK) };
         let grid = Grid::new(rows, layout, bounds, &mut self.claims);
         Hidden { inputs, experts, grid, epoch: Epoch::new() }
     }
@@ -197,14 +196,14 @@ impl Stage for Hidden<'_> {
 
     fn run(&self, index: usize) {
         let Some(mut out) = self.grid.tile(index) else { return };
-        let HiddenInputs { isa, routing, function, width, .. } = self.inputs;
+        let HiddenInputs { isa, routing, hidden_states, function, .. } = self.inputs;
         let (count, columns) = (out.rows(), out.columns());
         let mut starts = [0; TILE_ROWS];
         for (row, start) in starts[..count].iter_mut().enumerate() {
-            *start = routing.pair(out.first_row() + row) / routing.top_k * width;
+            *start = hidden_states.start(routing.pair(out.first_row() + row) / routing.top_k);
         }
         let mut product = RowProduct {
-            left: Left { data: self.inputs.hidden_states, starts: &starts[..count], inner: width },
+            left: hidden_states.rows(&starts[..count]),
             weights: self.inputs.weights,
             matrix: self.experts[index / self.grid.across()],
             block: 0,

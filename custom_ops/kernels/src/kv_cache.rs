@@ -5,12 +5,13 @@ use std::ops::Range;
 use crate::buffer::Buffer;
 use crate::cached::{CacheRows, Cached, KeysAndValues};
 use crate::grid::{Claims, Grid, Layout, Tile};
+use crate::hidden_states::HiddenStates;
 use crate::packed::Packed;
 use crate::pool::{Awaited, Stage};
 use crate::rope::Rotary;
 use crate::rows::{RowProduct, TILE_ROWS};
 use crate::scalar::Scalar;
-use crate::simd::{Epoch, Isa, Left};
+use crate::simd::{Epoch, Isa};
 
 /// Most new tokens that one task projects.
 const TOKENS_PER_TASK: usize = TILE_ROWS;
@@ -54,7 +55,7 @@ pub(crate) enum Past<'a, T> {
 pub(crate) struct CacheInputs<'a, T> {
     pub(crate) isa: Isa,
     /// `[B * T, C]`.
-    pub(crate) hidden_states: &'a [f32],
+    pub(crate) hidden_states: HiddenStates<'a>,
     /// `[C, 2 * G * D]`, a block for each head, keys first.
     pub(crate) kv_weight: &'a Packed,
     pub(crate) past: Past<'a, T>,
@@ -62,7 +63,6 @@ pub(crate) struct CacheInputs<'a, T> {
     pub(crate) rotary: Option<Rotary<'a>>,
     /// First block of the weights: 0 for keys, `G` for values.
     pub(crate) first_block: usize,
-    pub(crate) width: usize,
     pub(crate) sizes: CacheSizes,
 }
 
@@ -287,13 +287,13 @@ impl<'a, T: Scalar> Append<'a, T> {
 
     /// Projects new tokens into their rows.
     fn project(&self, wide: &mut Tile<'_, f32>, mut stored: Option<&mut Tile<'_, T>>, pair: usize, new: &[NewRow]) {
-        let CacheInputs { isa, width, sizes, .. } = self.inputs;
+        let CacheInputs { isa, hidden_states, sizes, .. } = self.inputs;
         let (mut starts, mut rows) = ([0; TOKENS_PER_TASK], [0; TOKENS_PER_TASK]);
         for (place, new) in new.iter().enumerate() {
-            (starts[place], rows[place]) = (new.token * width, new.wide);
+            (starts[place], rows[place]) = (hidden_states.start(new.token), new.wide);
         }
         RowProduct {
-            left: Left { data: self.inputs.hidden_states, starts: &starts[..new.len()], inner: width },
+            left: hidden_states.rows(&starts[..new.len()]),
             weights: self.inputs.kv_weight,
             matrix: 0,
             block: self.inputs.first_block + pair % sizes.kv_heads,

@@ -70,6 +70,7 @@ mod error;
 mod feed_forward;
 mod few_tokens;
 mod grid;
+mod hidden_states;
 mod huge_pages;
 mod kernel_scratch;
 mod key_panels;

@@ -9,11 +9,12 @@ use std::ops::Range;
 use crate::attention::{Attending, Rows};
 use crate::buffer::Buffer;
 use crate::grid::{Claims, Grid, Layout, Tile, cut};
+use crate::hidden_states::row_stride;
 use crate::key_panels::{Panels, Visible};
 use crate::output_projection::begin;
 use crate::packed::{Geometry, Packed};
 use crate::pool::Stage;
-use crate::query_projection::{QueryInputs, row_stride};
+use crate::query_projection::QueryInputs;
 use crate::routing::Routing;
 use crate::rows::{Next, RowProduct, TILE_ROWS, are_far, even};
 use crate::simd::{Isa, Left};
@@ -122,7 +123,7 @@ impl ManyScratch {
         count: usize,
         output: &'a mut [f32],
     ) -> ManyTokens<'a> {
-        let QueryInputs { kv_heads, head, width, .. } = inputs.queries;
+        let QueryInputs { kv_heads, head, hidden_states, .. } = inputs.queries;
         self.bounds.clear();
         for row in 0..inputs.batch {
             cut_evenly(&mut self.bounds, row * inputs.tokens, inputs.tokens, count, |token| inputs.work(row, token));
@@ -136,7 +137,7 @@ impl ManyScratch {
         ManyTokens {
             inputs,
             rows: Grid::new(rows, Layout::whole(row_len), &self.tasks, row_claims),
-            out: Grid::new(output, Layout::whole(width), &self.bounds, claims),
+            out: Grid::new(output, Layout::whole(hidden_states.width()), &self.bounds, claims),
         }
     }
 
@@ -155,7 +156,7 @@ impl ManyInputs<'_> {
     /// Work of a token, in products of a slot and an element of a head.
     fn work(&self, row: usize, token: usize) -> usize {
         match self.routing.routed[row * self.tokens + token] {
-            true => self.queries.width + self.seen(row, token),
+            true => self.queries.hidden_states.width() + self.seen(row, token),
             false => 0,
         }
     }

@@ -2,19 +2,13 @@
 
 use crate::buffer::Buffer;
 use crate::grid::{Claims, Grid, Layout, Tile};
+use crate::hidden_states::{HiddenStates, row_stride};
 use crate::packed::Packed;
 use crate::pool::Stage;
 use crate::rope::Rotary;
 use crate::routing::{ExpertTiles, Routing};
 use crate::rows::{IN_ORDER, Next, RowProduct, TILE_ROWS, task_columns};
-use crate::simd::{Epoch, Isa, LANES, Left, PANEL, ROWS};
-
-/// Elements between two rows of queries, and of what attention makes of them.
-///
-/// The gap keeps rows of one expert from meeting in the same few sets of a cache.
-pub(crate) fn row_stride(columns: usize) -> usize {
-    columns.next_multiple_of(LANES) + LANES
-}
+use crate::simd::{Epoch, Isa, PANEL, ROWS};
 
 /// Memory that the stage keeps between calls.
 #[derive(Debug, Default)]
@@ -29,13 +23,12 @@ pub(crate) struct QueryScratch {
 pub(crate) struct QueryInputs<'a> {
     pub(crate) isa: Isa,
     /// `[B * T, C]`.
-    pub(crate) hidden_states: &'a [f32],
+    pub(crate) hidden_states: HiddenStates<'a>,
     /// `[E, C, G * D]`, a block for each head.
     pub(crate) weights: &'a Packed,
     pub(crate) rotary: Option<Rotary<'a>>,
     /// What queries are multiplied with; `None` where the keys are, see [`crate::key_panels`].
     pub(crate) scale: Option<f32>,
-    pub(crate) width: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head: usize,
 }
@@ -52,16 +45,16 @@ impl QueryInputs<'_> {
         next: Option<Next<'_>>,
         out: &mut Tile<'_, f32>,
     ) {
-        let Self { isa, width, head, .. } = *self;
+        let Self { isa, hidden_states, head, .. } = *self;
         // A single row feels how long it takes to clear more.
         let (count, mut few, mut many) = (tokens.len(), [0; ROWS], None);
         let starts = match few.get_mut(..count) {
             Some(starts) => starts,
             None => &mut many.insert([0; TILE_ROWS])[..count],
         };
-        starts.iter_mut().zip(tokens).for_each(|(start, token)| *start = token * width);
+        starts.iter_mut().zip(tokens).for_each(|(start, token)| *start = hidden_states.start(*token));
         RowProduct {
-            left: Left { data: self.hidden_states, starts, inner: width },
+            left: hidden_states.rows(starts),
             weights: self.weights,
             matrix: expert,
             block: group,

@@ -8,11 +8,12 @@ use moa_schema::GateMode;
 use crate::KernelError;
 use crate::buffer::Buffer;
 use crate::grid::{Claims, Distinct, Grid, Layout, Tile, cut};
+use crate::hidden_states::HiddenStates;
 use crate::packed::Packed;
 use crate::pool::Stage;
 use crate::rows::even;
 use crate::rows::{IN_ORDER, RowProduct};
-use crate::simd::{Isa, LANES, Left};
+use crate::simd::{Isa, LANES};
 
 /// Tokens that one task routes, side by side.
 const TOKENS_PER_TASK: usize = LANES;
@@ -91,11 +92,10 @@ pub(crate) struct RoutingScratch {
 /// What the router of one call reads.
 pub(crate) struct RouterInputs<'a> {
     /// `[B * T, C]`.
-    pub(crate) hidden_states: &'a [f32],
+    pub(crate) hidden_states: HiddenStates<'a>,
     /// `[C, E]`.
     pub(crate) router_weight: &'a Packed,
     pub(crate) tokens_per_row: usize,
-    pub(crate) width: usize,
     pub(crate) experts: usize,
     pub(crate) top_k: usize,
     pub(crate) gate_mode: GateMode,
@@ -149,10 +149,10 @@ impl Stage for Router<'_> {
 impl<'a> Router<'a> {
     /// Computes the logits of the tokens from `first` on, `[token, E]`.
     fn logits(&self, first: usize, logits: &mut [f32]) {
-        let RouterInputs { width, experts, .. } = self.inputs;
-        let starts: [usize; TOKENS_PER_TASK] = std::array::from_fn(|row| (first + row) * width);
+        let RouterInputs { hidden_states, experts, .. } = self.inputs;
+        let starts: [usize; TOKENS_PER_TASK] = std::array::from_fn(|row| hidden_states.start(first + row));
         RowProduct {
-            left: Left { data: self.inputs.hidden_states, starts: &starts[..logits.len() / experts], inner: width },
+            left: hidden_states.rows(&starts[..logits.len() / experts]),
             weights: self.inputs.router_weight,
             matrix: 0,
             block: 0,
@@ -407,11 +407,11 @@ mod tests {
         assert_eq!([MOST_EXPERTS - 1, MOST_EXPERTS].map(|expert| expert as f32 as usize), [16_777_215, 16_777_216]);
         let weight = Packed::new(Geometry { matrices: 1, blocks: 1, inner: 1, columns: 1 }, &[0.0f32]).unwrap();
         let refused = |experts| {
+            let mut memory = Buffer::default();
             let inputs = RouterInputs {
-                hidden_states: &[],
+                hidden_states: HiddenStates::new(isa(), &[0.0f32; 0], 1, &mut memory),
                 router_weight: &weight,
                 tokens_per_row: 1,
-                width: 1,
                 experts,
                 top_k: 1,
                 gate_mode: GateMode::SoftmaxTopk,
@@ -425,16 +425,15 @@ mod tests {
 
     #[test]
     fn first_token_without_finite_logits_is_named() {
-        let mut hidden_states = vec![1.0; 6 * 2];
+        let (mut hidden_states, mut memory) = (vec![1.0f32; 6 * 2], Buffer::default());
         for token in [1, 4, 5] {
             hidden_states[token * 2] = f32::NAN;
         }
         let weight = Packed::new(Geometry { matrices: 1, blocks: 1, inner: 2, columns: 3 }, &[0.0f32; 2 * 3]).unwrap();
         let inputs = RouterInputs {
-            hidden_states: &hidden_states,
+            hidden_states: HiddenStates::new(isa(), &hidden_states, 2, &mut memory),
             router_weight: &weight,
             tokens_per_row: 3,
-            width: 2,
             experts: 3,
             top_k: 1,
             gate_mode: GateMode::SoftmaxTopk,

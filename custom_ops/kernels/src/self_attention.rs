@@ -4,6 +4,7 @@ use moa_schema::{SelfAttentionAttributes, SelfAttentionDims};
 
 use crate::attention_layer::{AttentionLayer, FirstStages};
 use crate::check::{at_least_one, length, optional_length};
+use crate::hidden_states::HiddenStates;
 use crate::kernel_scratch::{BorderScratch, CacheScratch, Scratch};
 use crate::kv_cache::{CacheInputs, CacheSizes, Caches, Past, destination};
 use crate::packed::{Geometry, WeightData};
@@ -91,7 +92,7 @@ struct Call<'a, T> {
     attributes: &'a SelfAttentionAttributes,
     inputs: &'a SelfAttentionInputs<'a, T>,
     /// `[B, T, C]`.
-    hidden_states: &'a [f32],
+    hidden_states: HiddenStates<'a>,
     rotary: Option<Rotary<'a>>,
     pool: &'a Counted<'a>,
 }
@@ -142,7 +143,7 @@ impl Prepared {
         let rotary = Rotary::new(rotary, dims.batch, dims.tokens, dims.head)?;
         self.with_scratch(|scratch| {
             let mut hidden = std::mem::take(&mut scratch.border.hidden_states);
-            let hidden_states = hidden.widened(inputs.hidden_states);
+            let hidden_states = HiddenStates::new(self.isa, inputs.hidden_states, dims.width, &mut hidden);
             let pool = &Counted::new(pool, &self.threads);
             let call = Call { dims, attributes, inputs, hidden_states, rotary, pool };
             let result = self.compute_self(&call, outputs, scratch);
@@ -187,7 +188,6 @@ impl Prepared {
             top_k,
             keys: past + tokens,
             rows: call.cache_sizes().rows,
-            width,
             kv_heads,
             head,
         };
@@ -210,13 +210,12 @@ impl Prepared {
         weights: &'a CallWeights<'_>,
         (routing, cache): (&'r mut RoutingScratch, &'a mut CacheScratch),
     ) -> Result<(Router<'r>, &'r mut ByExpert, Caches<'a, T>), KernelError> {
-        let SelfAttentionDims { tokens, past, width, experts, top_k, .. } = *call.dims;
+        let SelfAttentionDims { tokens, past, experts, top_k, .. } = *call.dims;
         let inputs = call.inputs;
         let router = RouterInputs {
             hidden_states: call.hidden_states,
             router_weight: weights.get(Weight::Router),
             tokens_per_row: tokens,
-            width,
             experts,
             top_k,
             gate_mode: call.attributes.gate_mode,
@@ -237,7 +236,6 @@ impl Prepared {
             past: call.past(inputs.past_key, kept),
             rotary: call.rotary,
             first_block: 0,
-            width,
             sizes,
         };
         let values =
