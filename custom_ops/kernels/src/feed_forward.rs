@@ -1,6 +1,6 @@
 //! `MoEFeedForward`.
 
-use moa_schema::{FeedForwardAttributes, FeedForwardDims};
+use moa_schema::{Activation, FeedForwardAttributes, FeedForwardDims};
 
 use crate::activation;
 use crate::buffer::Buffer;
@@ -119,7 +119,7 @@ impl Prepared {
             routing,
             hidden_states,
             weights: weights.get(Weight::Input),
-            function: activation::function(attributes.activation),
+            activation: attributes.activation,
             gated: attributes.gated,
         };
         pool::run(pool, &[&hidden_scratch.stage(hidden_inputs, hidden)]);
@@ -159,7 +159,7 @@ struct HiddenInputs<'a> {
     routing: Routing<'a>,
     hidden_states: HiddenStates<'a>,
     weights: &'a Packed,
-    function: fn(f32) -> f32,
+    activation: Activation,
     gated: bool,
 }
 
@@ -196,7 +196,7 @@ impl Stage for Hidden<'_> {
 
     fn run(&self, index: usize) {
         let Some(mut out) = self.grid.tile(index) else { return };
-        let HiddenInputs { isa, routing, hidden_states, function, .. } = self.inputs;
+        let HiddenInputs { isa, routing, hidden_states, activation, .. } = self.inputs;
         let (count, columns) = (out.rows(), out.columns());
         let mut starts = [0; TILE_ROWS];
         for (row, start) in starts[..count].iter_mut().enumerate() {
@@ -216,7 +216,7 @@ impl Stage for Hidden<'_> {
         };
         product.compute(isa, &mut out);
         for row in 0..count {
-            out.row(row).iter_mut().for_each(|value| *value = function(*value));
+            activation::apply(isa, activation, out.row(row));
         }
         if self.inputs.gated {
             let mut factors = [0.0; TILE_ROWS * WIDEST_TASK];

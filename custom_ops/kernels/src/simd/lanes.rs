@@ -1,6 +1,7 @@
 //! Row functions in plain arithmetic on groups of 16 lanes, compiled once for each level of instructions.
 #![allow(unsafe_code)]
 
+use super::levels::every_level;
 #[cfg(target_arch = "x86_64")]
 use super::{Instructions, avx2_softmax, avx512_softmax};
 use super::{Isa, LANES, ROWS};
@@ -16,34 +17,6 @@ pub(super) const ROUND: f32 = 12_582_912.0;
 
 /// Below, an exponential is 0.
 pub(super) const SMALLEST: f32 = -87.336;
-
-/// Defines a function that runs `$body::<FMA>` compiled for the level of an [`Isa`].
-macro_rules! every_level {
-    ($(#[$doc:meta])* $name:ident($($argument:ident: $kind:ty),*) $(-> $out:ty)?, $body:ident) => {
-        $(#[$doc])*
-        pub(crate) fn $name(self, $($argument: $kind),*) $(-> $out)? {
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512dq,avx2,fma")]
-            fn avx512($($argument: $kind),*) $(-> $out)? {
-                $body::<true>($($argument),*)
-            }
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma")]
-            fn avx2($($argument: $kind),*) $(-> $out)? {
-                $body::<true>($($argument),*)
-            }
-            match self.0 {
-                // SAFETY: `Isa` proves that the processor has the instructions.
-                #[cfg(target_arch = "x86_64")]
-                Instructions::Avx512 | Instructions::Amx => unsafe { avx512($($argument),*) },
-                // SAFETY: as above.
-                #[cfg(target_arch = "x86_64")]
-                Instructions::Avx2 => unsafe { avx2($($argument),*) },
-                _ => $body::<{ cfg!(target_arch = "aarch64") }>($($argument),*),
-            }
-        }
-    };
-}
 
 impl Isa {
     #[cfg(test)]
@@ -165,6 +138,14 @@ fn multiply_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
 /// for NaN.
 #[inline(always)]
 fn exp<const FMA: bool>(x: f32) -> f32 {
+    let (value, power) = exp_parts::<FMA>(x);
+    let scaled = value * f32::from_bits(power.wrapping_add(127).cast_unsigned() << 23);
+    if x < SMALLEST { 0.0 } else { scaled }
+}
+
+/// `exp(x)` as a number near 1 and the power of 2 that it is multiplied with.
+#[inline(always)]
+pub(super) fn exp_parts<const FMA: bool>(x: f32) -> (f32, i32) {
     let shifted = multiply_add::<FMA>(x, std::f32::consts::LOG2_E, ROUND);
     let power = shifted - ROUND;
     let rest = multiply_add::<FMA>(power, -LN2[1], multiply_add::<FMA>(power, -LN2[0], x));
@@ -174,8 +155,7 @@ fn exp<const FMA: bool>(x: f32) -> f32 {
     sum = multiply_add::<FMA>(sum, rest, TERMS[1]);
     sum = multiply_add::<FMA>(sum, rest, TERMS[0]);
     let value = multiply_add::<FMA>(sum, rest * rest, rest) + 1.0;
-    let scaled = value * f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
-    if x < SMALLEST { 0.0 } else { scaled }
+    (value, shifted.to_bits().wrapping_sub(ROUND.to_bits()).cast_signed())
 }
 
 #[inline(always)]

@@ -1,7 +1,7 @@
 //! Small matrix products and row functions, in the widest instructions that the processor has.
 //!
 //! `product` is the door to the products: it proves every slice before a microkernel touches it. `lanes` holds the row
-//! functions, written once and compiled for each level. Every element of a product is one chain of adds in rising
+//! functions, written once and compiled for each level, `activations` those of hidden rows. Every element of a product is one chain of adds in rising
 //! order of the inner index, whatever the size of the block it is computed in.
 //!
 //! `few_keys` and `few_slots` are the doors to the attention of one token to few keys, and of few slots to many;
@@ -12,6 +12,7 @@
 //! `tiles` is the door to products of many rows on AMX tiles; `amx` asks for them and proves bounds, `amx_split` cuts
 //! f32 into bf16 parts, `amx_blocks` multiplies them, `known_rows` knows what was split last.
 
+mod activations;
 #[cfg_attr(not(target_arch = "x86_64"), path = "no_amx.rs")]
 #[allow(unsafe_code)]
 mod amx;
@@ -41,6 +42,7 @@ mod few_slots;
 mod habits;
 mod known_rows;
 mod lanes;
+mod levels;
 #[cfg(all(feature = "measure", target_arch = "x86_64"))]
 #[allow(unsafe_code)]
 pub(crate) mod limits;

@@ -1,0 +1,83 @@
+//! Element-wise functions of hidden rows, in plain arithmetic that is compiled once for each level of instructions.
+#![allow(unsafe_code)]
+
+#[cfg(target_arch = "x86_64")]
+use super::Instructions;
+use super::Isa;
+use super::lanes::{SMALLEST, exp_parts};
+use super::levels::every_level;
+
+/// Above, an exponential is infinite.
+const LARGEST: f32 = 88.722_83;
+
+impl Isa {
+    every_level! {
+        /// `max(x, 0)` of every element, NaN of NaN.
+        relu(values: &mut [f32]), relu
+    }
+
+    every_level! {
+        /// `x / (1 + exp(-x))` of every element.
+        silu(values: &mut [f32]), silu
+    }
+}
+
+#[inline(always)]
+fn relu<const FMA: bool>(values: &mut [f32]) {
+    values.iter_mut().for_each(|value| *value = if *value < 0.0 { 0.0 } else { *value });
+}
+
+#[inline(always)]
+fn silu<const FMA: bool>(values: &mut [f32]) {
+    values.iter_mut().for_each(|value| *value /= 1.0 + exp::<FMA>(-*value));
+}
+
+/// `exp(x)` within 2 units in the last place; 0 below the smallest normal result, NaN for NaN.
+#[inline(always)]
+fn exp<const FMA: bool>(x: f32) -> f32 {
+    let (value, power) = exp_parts::<FMA>(x);
+    // In two steps, since the largest power is beyond an f32.
+    let half = power >> 1;
+    let [first, second] = [half, power - half].map(|power| f32::from_bits(((power + 127) << 23).cast_unsigned()));
+    let scaled = value * first * second;
+    let scaled = if x > LARGEST { f32::INFINITY } else { scaled };
+    if x < SMALLEST { 0.0 } else { scaled }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::every_isa;
+    use super::*;
+
+    #[test]
+    fn exponentials_of_both_signs_are_within_two_units_in_the_last_place() {
+        for step in -87_300..=88_700 {
+            let x = step as f32 * 0.001;
+            let expected = f64::from(x).exp();
+            for found in [exp::<true>(x), exp::<false>(x)] {
+                let unit = f64::from(f32::from_bits((expected as f32).to_bits() + 1) - expected as f32);
+                assert!((f64::from(found) - expected).abs() <= 2.0 * unit, "exp({x}) = {found}, not {expected}");
+            }
+        }
+        for (x, expected) in [(LARGEST, f32::MAX), (88.73, f32::INFINITY), (f32::INFINITY, f32::INFINITY), (-90.0, 0.0)]
+        {
+            assert!((exp::<true>(x) - expected).abs() <= 1e-4 * expected || exp::<true>(x) == expected, "exp({x})");
+        }
+        assert!(exp::<true>(f32::NAN).is_nan() && exp::<true>(f32::NEG_INFINITY) == 0.0);
+    }
+
+    #[test]
+    fn every_level_gives_every_element() {
+        for isa in every_isa() {
+            let values: Vec<f32> = (0..70).map(|i| i as f32 - 35.0).collect();
+            let (mut silu, mut relu) = (values.clone(), values.clone());
+            isa.silu(&mut silu);
+            isa.relu(&mut relu);
+            for ((x, silu), relu) in values.into_iter().zip(silu).zip(relu) {
+                assert_eq!(relu, x.max(0.0), "{isa:?}");
+                let expected = x / (1.0 + (-x).exp());
+                assert!((silu - expected).abs() <= 4e-7 * expected.abs(), "{isa:?} {x}: {silu}, not {expected}");
+            }
+        }
+    }
+}
