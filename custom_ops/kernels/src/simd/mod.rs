@@ -1,8 +1,9 @@
 //! Small matrix products and row functions, in the widest instructions that the processor has.
 //!
 //! `product` is the door to the products: it proves every slice before a microkernel touches it. `lanes` holds the row
-//! functions, written once and compiled for each level, `activations` those of hidden rows. Every element of a product is one chain of adds in rising
-//! order of the inner index, whatever the size of the block it is computed in.
+//! functions, `activations` those of hidden rows; both are written once and compiled for each of the `levels`. Every
+//! element of a product is one chain of adds in rising order of the inner index, whatever the size of the block that
+//! it is computed in.
 //!
 //! `few_keys` and `few_slots` are the doors to the attention of one token to few keys, and of few slots to many;
 //! `past_caches` is that to copies that the caches do not keep.
