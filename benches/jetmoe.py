@@ -233,12 +233,11 @@ def prepare(work, args, model):
 
 
 def read_bytes(past):
-    """Bytes that one token needs: matrices of layers, whose values are bf16, in two each, and head, routers and cache in
-    four."""
+    """Bytes that one token needs: matrices of layers, whose values are bf16, in two each, and head and cache in four."""
     d, heads, e, k = SIZES["hidden_size"], SIZES["num_key_value_heads"] * SIZES["kv_channels"], 8, 2
     layer = k * d * heads + 2 * d * heads + k * heads * d + 3 * k * d * SIZES["intermediate_size"]
     layers = SIZES["num_hidden_layers"]
-    return layers * (2 * layer + 4 * 2 * d * e + 4 * 2 * past * heads) + 4 * d * SIZES["vocab_size"]
+    return layers * (2 * layer + 2 * 2 * d * e + 4 * 2 * past * heads) + 4 * d * SIZES["vocab_size"]
 
 
 def measure(name, sessions, model, args, bandwidth):

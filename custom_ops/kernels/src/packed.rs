@@ -120,7 +120,7 @@ pub(crate) enum Panels {
 }
 
 /// Weights in panels `[matrices, blocks, ceil(columns / PANEL), inner, PANEL]`, the last panel of a block padded with
-/// zeros, in the type in which they are stored; two inner steps of bf16 stand side by side.
+/// zeros, in the type in which they are given; two inner steps of bf16 stand side by side.
 #[derive(Debug)]
 pub(crate) struct Packed {
     geometry: Geometry,

@@ -1,4 +1,4 @@
-//! Weights as they are packed, widened to f32 in registers.
+//! Weights as they are packed, and as f32.
 //!
 //! Widening is exact, so a product with stored weights has the bits of the product with the same weights as f32.
 #![allow(unsafe_code)]
