@@ -103,7 +103,7 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=0.05, help="length of a burst")
     parser.add_argument("--dtype", choices=["fp32", "fp16"], default="fp32", help="of matrices, activations and caches")
-    parser.add_argument("--values", choices=list(graphs.PACKED), default="fp32", help="what the values of f32 matrices are rounded to")
+    parser.add_argument("--values", choices=graphs.VALUES, default="fp32", help="what the values of f32 matrices are rounded to")
     parser.add_argument("--in-place", action="store_true", help="past and present are one buffer")
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
@@ -116,6 +116,8 @@ def main():
         parser.error(str(wrong))
     if args.dtype == "fp16" and args.values != "fp32":
         parser.error("--values: the values of fp16 matrices are those of fp16")
+    if args.layers < 1 or args.in_place and args.layers > 1:
+        parser.error("--layers: a number from 1 on; with --in-place 1, since layers share one past")
     if args.in_place and not all(shape.past for shape in shapes.values()):
         parser.error("--in-place: a shape without a past has no cache to share; name others with --shapes")
     kept = ("dtype", "values", "layers", "in_place", "sessions", "turns", "seconds")

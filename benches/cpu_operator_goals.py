@@ -199,8 +199,11 @@ def main():
     args = parser.parse_args()
     limits = json.loads(args.limits.read_text())["limits"] if args.limits else []
     runs = {path.name: json.loads(path.read_text()) for path in args.runs}
-    if narrow := [name for name, run in runs.items() if run["machine"].get("values", "fp32") != "fp32"]:
-        limits and parser.error(f"--limits: its reads are of four bytes a weight, and {narrow[0]} has weights that two bytes hold")
+    values = {name: run["machine"].get("values", "fp32") for name, run in runs.items()}
+    if limits and set(values.values()) != {"fp32"}:
+        parser.error("--limits: its reads are of four bytes a weight, and a run has weights that two bytes hold")
+    if args.together and len(set(values.values())) > 1:
+        parser.error(f"--together: the runs have values of {', '.join(f'{kind} ({name})' for name, kind in values.items())}")
     alone = [limit["least_ms"] for limit in limits if limit["threads"] == 1]
     for run, least_ms in itertools.product(runs.values(), alone):
         raise_floors(run, least_ms)

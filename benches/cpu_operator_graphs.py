@@ -96,8 +96,7 @@ def halved(values):
     return {name: value if name in kept else value.astype(np.float16) for name, value in values.items()}
 
 
-# Bytes in which the operator library keeps f32 weights whose values are those of a type.
-PACKED = {"fp32": 4, "bf16": 2, "fp16": 2}
+VALUES = ("fp32", "bf16", "fp16")
 
 
 def rounded(weights, dtype):

@@ -4,9 +4,8 @@
     python3 benches/jetmoe.py [--threads 2] [--rounds 9] [--only CASE ...] [--rivals NAME ...] [--json FILE]
 
 Random weights whose values are bf16, as those of jetmoe/jetmoe-8b, d 2048, 16 key/value heads of 128, E 8, k 2, MLP 1408,
-vocabulary 4096. The rivals: PyTorch eager of
-transformers; mobius' graph on the same ONNX Runtime; torch.onnx with dynamo and eager attention. Every output is compared
-with PyTorch's first, and what is wrong is not timed. Bursts take turns as in cpu_operator.py, which see for ratios.
+vocabulary 4096. The rivals: PyTorch eager of transformers; mobius' graph on the same ONNX Runtime; torch.onnx with dynamo and
+eager attention. Every output is compared with PyTorch's first, and what is wrong is not timed. Bursts take turns as in cpu_operator.py, which see for ratios.
 `--dtype bf16` adds our export with weights stored in bf16. A decode step of ours writes its caches in place; beside it
 stands "copying", where past and present are buffers of their own.
 """

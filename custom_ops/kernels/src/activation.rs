@@ -25,8 +25,8 @@ mod tests {
 
     #[test]
     fn activations_follow_their_f64_definition() {
-        let step = if cfg!(miri) { 97 } else { 1 };
-        let values: Vec<f32> = (-1200..=1200).step_by(step).map(|step| step as f32 * 0.01).collect();
+        let by = if cfg!(miri) { 97 } else { 1 };
+        let values: Vec<f32> = (-1200..=1200).step_by(by).map(|step| step as f32 * 0.01).collect();
         for isa in every_isa() {
             for activation in Activation::ALL {
                 let mut found = values.clone();

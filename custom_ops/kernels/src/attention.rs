@@ -7,10 +7,10 @@
 use std::ops::Range;
 
 use crate::grid::{Claims, Grid, Layout, Tile};
-use crate::hidden_states::row_stride;
 use crate::key_panels::{KEYS_PER_TILE, Panels, Visible};
 use crate::pool::Stage;
 use crate::routing::Routing;
+use crate::row_stride::row_stride;
 use crate::rows::{IN_ORDER, TILE_ROWS, blocks};
 use crate::simd::{Isa, Left, PANEL, Product, ROWS, Write};
 

@@ -2,7 +2,7 @@
 
 use crate::attention::{Attention, AttentionInputs, cut_pairs};
 use crate::cached::{CacheRows, Cached, KeysAndValues};
-use crate::hidden_states::{HiddenStates, row_stride};
+use crate::hidden_states::HiddenStates;
 use crate::kernel_scratch::LayerScratch;
 use crate::key_panels::{Cache, Panels, Visible};
 use crate::many_tokens::ManyInputs;
@@ -12,6 +12,7 @@ use crate::pool::{Awaited, Counted};
 use crate::query_projection::QueryInputs;
 use crate::rope::Rotary;
 use crate::routing::{ByExpert, Router, Routing};
+use crate::row_stride::row_stride;
 use crate::simd::{FewKeys, Isa};
 use crate::waiting_inputs::WaitingInputs;
 use crate::{KernelError, attention_tiles, decode, few_tokens, many_tokens, pool, single_token};

@@ -26,7 +26,7 @@ pub(crate) struct Scratch {
     pub(crate) border: BorderScratch,
 }
 
-/// Activations that are not f32 outside, as f32.
+/// Activations that are not f32 outside, as f32, and hidden states whose rows are moved apart.
 #[derive(Debug, Default)]
 pub(crate) struct BorderScratch {
     pub(crate) hidden_states: Buffer,

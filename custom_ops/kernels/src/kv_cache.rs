@@ -174,7 +174,7 @@ pub(crate) struct Caches<'a, T> {
 
 impl<'a, T: Scalar> Caches<'a, T> {
     /// Prepares the stages; `inputs` and `claims` are those of keys and of values, `bounds` comes from
-    /// [`CacheSizes::cut`], the destinations from [`destinations`].
+    /// [`CacheSizes::cut`], the destinations from [`destination`].
     pub(crate) fn new(
         [keys, values]: [CacheInputs<'a, T>; 2],
         [key, value]: [Destination<'a, T>; 2],

@@ -86,6 +86,7 @@ mod prepared;
 mod query_projection;
 mod rope;
 mod routing;
+mod row_stride;
 mod rows;
 mod scalar;
 mod self_attention;

@@ -9,13 +9,13 @@ use std::ops::Range;
 use crate::attention::{Attending, Rows};
 use crate::buffer::Buffer;
 use crate::grid::{Claims, Grid, Layout, Tile, cut};
-use crate::hidden_states::row_stride;
 use crate::key_panels::{Panels, Visible};
 use crate::output_projection::begin;
 use crate::packed::{Geometry, Packed};
 use crate::pool::Stage;
 use crate::query_projection::QueryInputs;
 use crate::routing::Routing;
+use crate::row_stride::row_stride;
 use crate::rows::{Next, RowProduct, TILE_ROWS, are_far, even};
 use crate::simd::{Isa, Left};
 

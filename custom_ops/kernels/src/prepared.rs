@@ -82,8 +82,9 @@ impl Prepared {
     /// `blocks` is `G` for [`Weight::Query`], `2 * G` for [`Weight::KeyValue`], 2 for a gated [`Weight::Input`] and 1
     /// for the others; `matrices` is `E`, and 1 for [`Weight::Router`] and [`Weight::KeyValue`].
     ///
-    /// f32 whose every value is a bf16 is packed as such, with the same results from half of the memory; so is f32 whose
-    /// every value is an f16, except where products may go to AMX tiles, since small ones have other bits there.
+    /// f32 whose every value is a bf16 is packed as such, with the same results from half of the memory; so is f32
+    /// whose every value is an f16, except where products may go to AMX tiles, since small ones have other bits there.
+    /// While it is packed there is one more copy in two bytes.
     ///
     /// # Errors
     ///
@@ -114,10 +115,12 @@ impl Prepared {
     /// Bytes that each thread keeps besides, for all nodes together, once it has multiplied on AMX tiles or, where AVX2
     /// is all there is, many rows by weights packed in f16; 0 elsewhere.
     pub fn thread_bytes(&self) -> usize {
-        match self.isa {
-            isa if isa.has_tiles() => tiles::THREAD_BYTES,
-            isa if isa.is_avx2() => widened::THREAD_BYTES,
-            _ => 0,
+        if self.isa.has_tiles() {
+            tiles::THREAD_BYTES
+        } else if self.isa.is_avx2() {
+            widened::THREAD_BYTES
+        } else {
+            0
         }
     }
 

@@ -2,11 +2,12 @@
 
 use crate::buffer::Buffer;
 use crate::grid::{Claims, Grid, Layout, Tile};
-use crate::hidden_states::{HiddenStates, row_stride};
+use crate::hidden_states::HiddenStates;
 use crate::packed::Packed;
 use crate::pool::Stage;
 use crate::rope::Rotary;
 use crate::routing::{ExpertTiles, Routing};
+use crate::row_stride::row_stride;
 use crate::rows::{IN_ORDER, Next, RowProduct, TILE_ROWS, task_columns};
 use crate::simd::{Epoch, Isa, PANEL, ROWS};
 

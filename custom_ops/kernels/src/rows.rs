@@ -145,27 +145,27 @@ impl RowProduct<'_> {
             return self.compute_on_tiles(unit, panels, isa, out);
         }
         let (panel_len, widens) = (self.weights.geometry().panel_len::<W>(), widens_once::<W>(isa, count, inner));
-        let met = if widens { widened::bytes(inner) } else { panel_len * size_of::<W>() };
+        let near_bytes = if widens { widened::bytes(inner) } else { panel_len * size_of::<W>() };
         let near = if isa.has_wide_vectors() { NEAR } else { NEAR_IN_SMALL_CACHES };
         let together = match count {
             ..=ROWS => self.columns.max(1),
-            _ => (near / met.max(1)).max(1) * PANEL,
+            _ => (near / near_bytes.max(1)).max(1) * PANEL,
         };
         let (far, total) = (are_far(self.weights), count.div_ceil(ROWS));
         for column in (0..self.columns).step_by(together) {
             let right = self.right(panels, self.matrix, column);
             let columns = column..self.columns.min(column + together);
-            let met_panels = columns.len().div_ceil(PANEL);
+            let met = columns.len().div_ceil(PANEL);
             // Beside each panel that is multiplied its share of a panel is fetched.
             let later = match self.next.filter(|_| columns.end == self.columns) {
                 Some(next) => next.memory(),
-                None => Memory::of(right.data.get(met_panels * panel_len..).unwrap_or_default()),
+                None => Memory::of(right.data.get(met * panel_len..).unwrap_or_default()),
             };
-            let later = later.first(panel_len * size_of::<W>());
+            let later = later.panels(panel_len * size_of::<W>());
             let share = |index, total| Ahead::Later(later.share(index, total));
             let fetches = isa.has_wide_vectors() || far;
             if widens {
-                with_widened(isa, right, inner, met_panels, |right| {
+                with_widened(isa, right, inner, met, |right| {
                     self.compute_blocks(right, columns, |index| fetches.then(|| share(index, total)), isa, out);
                 });
                 continue;
@@ -173,7 +173,7 @@ impl RowProduct<'_> {
             let cold = usize::from(column == 0);
             let rows = blocks(count).next().map_or(0, |block| block.len());
             let ahead = |index: usize| match index.checked_sub(cold) {
-                None => first_ahead(isa, right, rows, (panel_len, far), met_panels),
+                None => first_ahead(isa, right, rows, (panel_len, far), met),
                 Some(index) => fetches.then(|| share(index, total - cold)),
             };
             self.compute_blocks(right, columns, ahead, isa, out);
@@ -314,7 +314,7 @@ fn first_ahead<W: Element>(
         1 => Some(Ahead::Own),
         panels if panels * bytes <= EARLY => {
             let ahead = right.data.get(panels * panel_len..)?;
-            Some(Ahead::Later(Memory::of(ahead).first(panels * bytes)))
+            Some(Ahead::Later(Memory::of(ahead).panels(panels * bytes)))
         }
         _ => None,
     }
@@ -378,36 +378,40 @@ mod tests {
         }
     }
 
-    /// Weights in f16, widened once or by each block, with panels that the memory of a thread holds and larger ones.
+    /// Weights in f16, near and far, widened once or by each block, with panels that the memory of a thread holds and
+    /// larger ones, added with factors from the second panel on.
     #[test]
     #[cfg_attr(miri, ignore = "too many weights")]
     fn many_rows_times_halves_have_the_bits_of_wide_weights() {
         let rows: Vec<usize> = (0..40).collect();
-        for (inner, columns) in [(3, 70), (100, 300), (2048, 70), (2049, 33)] {
+        for (inner, columns) in [(3, 70), (100, 300), (2048, 70), (2049, 33), (1000, 2100)] {
             let half: Vec<half::f16> =
                 (0..inner * columns).map(|i| half::f16::from_f32((i as f32 * 0.7).sin())).collect();
             let wide: Vec<f32> = half.iter().map(|value| value.to_f32()).collect();
             let left: Vec<f32> = (0..rows.len() * inner).map(|i| (i as f32 * 0.37).sin()).collect();
+            let factors: Vec<f32> = rows.iter().map(|row| *row as f32 - 7.5).collect();
             let starts: Vec<usize> = rows.iter().map(|row| row * inner).collect();
             let compute = |isa: Isa, data: WeightData<'_>, count: usize| {
-                let mut out = vec![0.0; count * columns];
+                let mut out = vec![1.0; count * (columns - 32)];
                 RowProduct {
                     left: Left { data: &left, starts: &starts[..count], inner },
                     weights: &Packed::new(Geometry { matrices: 1, blocks: 1, inner, columns }, data).unwrap(),
                     matrix: 0,
                     block: 0,
-                    first_column: 0,
-                    columns,
+                    first_column: 32,
+                    columns: columns - 32,
                     rows: &rows,
-                    factors: None,
+                    factors: Some(&factors),
                     next: None,
                     epoch: None,
                 }
-                .compute(isa, &mut Tile::dense(&mut out, columns));
+                .compute(isa, &mut Tile::dense(&mut out, columns - 32));
                 out
             };
             for isa in every_isa().into_iter().filter(|isa| !isa.has_tiles()) {
                 for count in [WIDENED_ONCE - 1, WIDENED_ONCE, 40] {
+                    let once = isa.is_avx2() && count >= WIDENED_ONCE && inner <= 2048;
+                    assert_eq!(widens_once::<half::f16>(isa, count, inner), once, "{isa:?} {inner} {count}");
                     let expected = compute(isa, (&wide).into(), count);
                     assert!(compute(isa, WeightData::F16(&half), count) == expected, "{isa:?} {inner} {count}");
                 }

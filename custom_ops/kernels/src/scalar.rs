@@ -4,8 +4,8 @@ use half::{f16, slice::HalfFloatSliceExt};
 
 use crate::simd::copy_past_caches;
 
-/// A float of the tensors that go in and out: f32 is mostly read and written where it stands; f16 is widened on entry and
-/// rounded once on exit.
+/// A float of the tensors that go in and out: f32 is mostly read and written where it stands; f16 is widened on entry
+/// and rounded once on exit.
 pub trait Scalar: Copy + Default + std::fmt::Debug + Send + Sync + 'static {
     /// The values where they are f32.
     fn direct(values: &[Self]) -> Option<&[f32]>;

@@ -39,8 +39,9 @@ fn repeated_calls_allocate_nothing() {
 
 fn allocate_nothing<T: Scalar>() {
     let (only, few, many) = ((1, 1, 50, 256, 4, 1, 128), (1, 9, 30, 64, 4, 1, 32), (40, 35, 0, 16, 5, 1, 160));
+    let apart = (1, 33, 0, 1024, 2, 2, 16);
     for (batch, tokens, past, width, top_k, kv_heads, head) in
-        [(2, 40, 0, 24, 2, 2, 16), (2, 1, 20, 24, 2, 2, 16), only, few, (2, 150, 30, 70, 2, 2, 64), many]
+        [(2, 40, 0, 24, 2, 2, 16), (2, 1, 20, 24, 2, 2, 16), only, few, (2, 150, 30, 70, 2, 2, 64), many, apart]
     {
         let columns = kv_heads * head;
         let dims = SelfAttentionDims { batch, tokens, past, width, experts: 5, top_k, kv_heads, head };

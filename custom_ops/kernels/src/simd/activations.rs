@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn exponentials_of_both_signs_are_within_two_units_in_the_last_place() {
-        for step in -87_300..=88_700 {
+        for step in (-87_300..=88_700).step_by(if cfg!(miri) { 997 } else { 1 }) {
             let x = step as f32 * 0.001;
             let expected = f64::from(x).exp();
             for found in [exp::<true>(x), exp::<false>(x)] {
@@ -69,15 +69,20 @@ mod tests {
     #[test]
     fn every_level_gives_every_element() {
         for isa in every_isa() {
-            let values: Vec<f32> = (0..70).map(|i| i as f32 - 35.0).collect();
+            let mut values: Vec<f32> = (0..70).map(|i| i as f32 - 35.0).collect();
+            values.extend([88.7, -88.7, 200.0, 1e30, f32::INFINITY]);
             let (mut silu, mut relu) = (values.clone(), values.clone());
             isa.silu(&mut silu);
             isa.relu(&mut relu);
             for ((x, silu), relu) in values.into_iter().zip(silu).zip(relu) {
                 assert_eq!(relu, x.max(0.0), "{isa:?}");
                 let expected = x / (1.0 + (-x).exp());
-                assert!((silu - expected).abs() <= 4e-7 * expected.abs(), "{isa:?} {x}: {silu}, not {expected}");
+                let close = silu == expected || (silu - expected).abs() <= 4e-7 * expected.abs();
+                assert!(close, "{isa:?} {x}: {silu}, not {expected}");
             }
+            let mut ends = [-89.0, -1e30, f32::NEG_INFINITY, f32::NAN];
+            isa.silu(&mut ends);
+            assert!(ends[..2] == [0.0, 0.0] && ends[2..].iter().all(|end| end.is_nan()), "{isa:?} {ends:?}");
         }
     }
 }

@@ -148,6 +148,11 @@ impl Isa {
         self.0 == Instructions::Avx2
     }
 
+    /// The same without tiles.
+    pub(crate) fn without_tiles(self) -> Self {
+        Self(self.0.min(Instructions::Avx512), self.1)
+    }
+
     /// Whether products of many rows go to tiles.
     pub(crate) fn has_tiles(self) -> bool {
         self.0 == Instructions::Amx

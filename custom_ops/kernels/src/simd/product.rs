@@ -89,26 +89,29 @@ pub(crate) enum Ahead {
 }
 
 /// Where values lie, whatever their type is; they are fetched and not read.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Memory {
     from: *const u8,
     bytes: usize,
+    /// Bytes from what is fetched beside a panel to what is fetched beside the next one.
+    step: usize,
 }
 
 impl Memory {
+    /// For a product of one panel.
     pub(crate) fn of<T>(values: &[T]) -> Self {
-        Self { from: values.as_ptr().cast(), bytes: size_of_val(values) }
+        Self { from: values.as_ptr().cast(), bytes: size_of_val(values), step: 0 }
     }
 
-    /// The first `bytes` bytes of it.
-    pub(crate) fn first(self, bytes: usize) -> Self {
-        Self { bytes: self.bytes.min(bytes), ..self }
+    /// The first `bytes` bytes, and beside each further panel as many that lie `bytes` bytes further.
+    pub(crate) fn panels(self, bytes: usize) -> Self {
+        Self { bytes: self.bytes.min(bytes), step: bytes, ..self }
     }
 
     /// Share `index` of `total`.
     pub(crate) fn share(self, index: usize, total: usize) -> Self {
         let [before, end] = [index, index + 1].map(|index| self.bytes * index / total);
-        Self { from: self.from.wrapping_add(before), bytes: end - before }
+        Self { from: self.from.wrapping_add(before), bytes: end - before, ..self }
     }
 }
 
@@ -207,6 +210,10 @@ impl<W: Element> Product<'_, W> {
         self.check(out, factors);
         self.left.rows(&mut raw.left);
         out.starts(&self.rows[..count], self.first_column, &mut raw.out);
+        let step = match self.ahead {
+            Some(Ahead::Later(memory)) => memory.step,
+            _ => self.right.panel_stride * size_of::<W>(),
+        };
         for column in (0..self.columns).step_by(most) {
             (raw.first, raw.columns) = (column, most.min(self.columns - column));
             let kernel = kernel(isa, count, raw.columns.div_ceil(LANES));
@@ -215,9 +222,9 @@ impl<W: Element> Product<'_, W> {
             // `columns` elements of every destination row are; the destination is borrowed mutably, so it meets neither
             // factor. `Isa` proves that the processor has the instructions.
             unsafe { kernel(&raw) };
-            let passed = raw.columns / PANEL * self.right.panel_stride;
-            raw.right = raw.right.wrapping_add(passed);
-            raw.fetch.from = raw.fetch.from.wrapping_add(passed * size_of::<W>());
+            let passed = raw.columns / PANEL;
+            raw.right = raw.right.wrapping_add(passed * self.right.panel_stride);
+            raw.fetch.from = raw.fetch.from.wrapping_add(passed * step);
         }
     }
 
@@ -387,6 +394,23 @@ mod tests {
                 assert_eq!(compute(count, 4 * PANEL, 0), several, "{isa:?} {count}");
             }
         }
+    }
+
+    #[test]
+    fn shares_of_memory_are_all_of_it() {
+        let values = [0.0f32; 1000];
+        let panels = Memory::of(&values).panels(1001);
+        assert_eq!((panels.bytes, panels.step), (1001, 1001));
+        for total in [1, 3, 7, 64] {
+            let shares: Vec<Memory> = (0..total).map(|index| panels.share(index, total)).collect();
+            let mut next = panels.from;
+            for share in &shares {
+                assert_eq!((share.from, share.step), (next, panels.step));
+                next = next.wrapping_add(share.bytes);
+            }
+            assert_eq!(next, panels.from.wrapping_add(1001), "{total}");
+        }
+        assert_eq!(Memory::of(&values[..10]).panels(1001).bytes, 40);
     }
 
     #[test]

@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn every_element_is_widened_to_its_place() {
         for inner in [1, 2, 7] {
-            all_are_widened(inner, |number| f16::from_f32(number as f32 - 100.5));
+            all_are_widened(inner, |number| f16::from_f32_const(number as f32 - 100.5));
             all_are_widened(inner, |number| [number, number + 1000].map(|number| bf16::from_f32(number as f32)));
         }
     }

@@ -89,7 +89,7 @@ impl Case {
         (output, topk_indices, topk_weights)
     }
 
-    fn check(&self) {
+    pub(crate) fn check(&self) {
         let (output, indices, weights) = self.compute(&Sequential);
         let routed: Vec<bool> =
             self.query_mask.iter().map(|&mask| mask != 0 || !self.attributes.skip_padded_queries).collect();

@@ -83,7 +83,7 @@ impl Case {
         matmul(&activated, &widen(&self.output_weight[expert * hidden * width..][..hidden * width]), 1, hidden, width)
     }
 
-    fn check(&self) {
+    pub(crate) fn check(&self) {
         let FeedForwardDims { width, top_k, .. } = self.dims;
         let (output, indices, weights) = self.compute(&Sequential);
         let gate = Gate {

@@ -16,3 +16,4 @@ mod small;
 mod stored;
 mod support;
 mod tiles;
+mod wide_rows;
