@@ -34,7 +34,7 @@ impl Narrowed {
     }
 }
 
-/// Whether an f16 has this value; not asked of NaN.
+/// Whether an f16 has this value; no NaN is taken for one.
 fn is_f16(value: f32) -> bool {
     let bits = value.to_bits();
     let (exponent, fraction) = (bits >> 23 & 0xff, bits & 0x007f_ffff);
