@@ -97,13 +97,16 @@ pub(crate) struct Next<'a> {
 impl Next<'_> {
     /// Where its panels stand.
     fn memory(self) -> Memory {
-        let Self { weights, matrix, block, first_column } = self;
-        let (geometry, panel) = (weights.geometry(), first_column / PANEL);
-        match weights.panels() {
-            Panels::F32(panels) => Memory::of(geometry.right(panels, matrix, block, panel).data),
-            Panels::Bf16(panels) => Memory::of(geometry.right(panels, matrix, block, panel).data),
-            Panels::F16(panels) => Memory::of(geometry.right(panels, matrix, block, panel).data),
+        match self.weights.panels() {
+            Panels::F32(panels) => self.of(panels),
+            Panels::Bf16(panels) => self.of(panels),
+            Panels::F16(panels) => self.of(panels),
         }
+    }
+
+    fn of<W: Element>(self, panels: &Buffer<W>) -> Memory {
+        let Self { weights, matrix, block, first_column } = self;
+        Memory::of(weights.geometry().right(panels, matrix, block, first_column / PANEL).data)
     }
 }
 
@@ -145,15 +148,15 @@ impl RowProduct<'_> {
             return self.compute_on_tiles(unit, panels, isa, out);
         }
         let (panel_len, widens) = (self.weights.geometry().panel_len::<W>(), widens_once::<W>(isa, count, inner));
-        let near_bytes = if widens { widened::bytes(inner) } else { panel_len * size_of::<W>() };
+        let panel_bytes = if widens { widened::bytes(inner) } else { panel_len * size_of::<W>() };
         let near = if isa.has_wide_vectors() { NEAR } else { NEAR_IN_SMALL_CACHES };
         let together = match count {
             ..=ROWS => self.columns.max(1),
-            _ => (near / near_bytes.max(1)).max(1) * PANEL,
+            _ => (near / panel_bytes.max(1)).max(1) * PANEL,
         };
         let (far, total) = (are_far(self.weights), count.div_ceil(ROWS));
         for column in (0..self.columns).step_by(together) {
-            let right = self.right(panels, self.matrix, column);
+            let right = self.right(panels, column);
             let columns = column..self.columns.min(column + together);
             let met = columns.len().div_ceil(PANEL);
             // Beside each panel that is multiplied its share of a panel is fetched.
@@ -207,8 +210,8 @@ impl RowProduct<'_> {
     }
 
     /// The panels of a matrix from column `column` of the product on, and what follows them.
-    fn right<'w, W: Element>(&self, panels: &'w Buffer<W>, matrix: usize, column: usize) -> Right<'w, W> {
-        self.weights.geometry().right(panels, matrix, self.block, (self.first_column + column) / PANEL)
+    fn right<'w, W: Element>(&self, panels: &'w Buffer<W>, column: usize) -> Right<'w, W> {
+        self.weights.geometry().right(panels, self.matrix, self.block, (self.first_column + column) / PANEL)
     }
 }
 
@@ -216,7 +219,7 @@ impl RowProduct<'_> {
     fn compute_on_tiles<W: Element>(&self, mut unit: Unit, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
         for column in (0..self.columns).step_by(COLUMN_LIMIT) {
             let first_panel = (self.first_column + column) / PANEL;
-            let right = self.weights.geometry().right(panels, self.matrix, self.block, first_panel);
+            let right = self.right(panels, column);
             let columns = column..self.columns.min(column + COLUMN_LIMIT);
             let rows = unit.multiply(self.left, right, columns.len(), self.epoch);
             let mut known = [Magnitudes::default(); COLUMN_LIMIT / PANEL];

@@ -1,19 +1,31 @@
 //! Packed weights, scratch memory and levels of instructions.
 
-use moa_kernels::{Instructions, Prepared, Sequential, Weight};
+use moa_kernels::{Instructions, Prepared, Sequential, Weight, WeightData};
 use moa_schema::SelfAttentionDims;
 
 use crate::self_attention::{Case, Computed, random_dims};
 use crate::support::{Random, Threads, assert_close, bits, widen};
 
+/// All weights of a case.
 pub(crate) fn pack(case: &Case, limit: Instructions) -> Prepared {
-    let SelfAttentionDims { width, experts, kv_heads, head, .. } = case.dims;
+    let matrices = [&case.query_weight, &case.kv_weight, &case.output_weight].map(WeightData::from);
+    let mut prepared = pack_matrices(&case.dims, limit, matrices);
+    prepared.pack(Weight::Router, [1, case.dims.width, case.dims.experts], 1, &case.router_weight).unwrap();
+    prepared
+}
+
+/// Weights of queries, of keys and values, and of the output.
+pub(crate) fn pack_matrices(
+    dims: &SelfAttentionDims,
+    limit: Instructions,
+    [query, kv, output]: [WeightData<'_>; 3],
+) -> Prepared {
+    let SelfAttentionDims { width, experts, kv_heads, head, .. } = *dims;
     let columns = kv_heads * head;
     let mut prepared = Prepared::new(limit);
-    prepared.pack(Weight::Router, [1, width, experts], 1, &case.router_weight).unwrap();
-    prepared.pack(Weight::Query, [experts, width, columns], kv_heads, &case.query_weight).unwrap();
-    prepared.pack(Weight::KeyValue, [1, width, 2 * columns], 2 * kv_heads, &case.kv_weight).unwrap();
-    prepared.pack(Weight::Output, [experts, columns, width], 1, &case.output_weight).unwrap();
+    prepared.pack(Weight::Query, [experts, width, columns], kv_heads, query).unwrap();
+    prepared.pack(Weight::KeyValue, [1, width, 2 * columns], 2 * kv_heads, kv).unwrap();
+    prepared.pack(Weight::Output, [experts, columns, width], 1, output).unwrap();
     prepared
 }
 

@@ -3,13 +3,14 @@
 use half::{bf16, f16};
 use moa_kernels::{
     CrossAttentionInputs, CrossAttentionOutputs, FeedForwardInputs, FeedForwardOutputs, Instructions, Prepared, Scalar,
-    SelfAttentionInputs, SelfAttentionOutputs, Sequential, Weight, WeightData,
+    SelfAttentionInputs, SelfAttentionOutputs, Sequential, WeightData,
 };
 use moa_schema::{
     Activation, CrossAttentionAttributes, CrossAttentionDims, FeedForwardAttributes, FeedForwardDims, GateMode,
     SelfAttentionDims,
 };
 
+use crate::prepared::pack_matrices;
 use crate::self_attention::{Case, Computed, random_dims};
 use crate::support::{Random, Threads, bits};
 use crate::tiles::large_dims;
@@ -90,16 +91,6 @@ fn assert_same(found: &Computed, expected: &Computed) {
     assert_eq!(found.topk_indices, expected.topk_indices);
 }
 
-fn packed(dims: &SelfAttentionDims, limit: Instructions, [query, kv, output]: [WeightData<'_>; 3]) -> Prepared {
-    let SelfAttentionDims { width, experts, kv_heads, head, .. } = *dims;
-    let columns = kv_heads * head;
-    let mut prepared = Prepared::new(limit);
-    prepared.pack(Weight::Query, [experts, width, columns], kv_heads, query).unwrap();
-    prepared.pack(Weight::KeyValue, [1, width, 2 * columns], 2 * kv_heads, kv).unwrap();
-    prepared.pack(Weight::Output, [experts, columns, width], 1, output).unwrap();
-    prepared
-}
-
 /// Two bytes a weight give the bits that four give for the same values, packed before or not, on every level; and four
 /// are packed in two where these hold them.
 #[test]
@@ -120,9 +111,10 @@ fn self_attention_has_the_bits_of_widened_weights() {
         for limit in LEVELS {
             let expected = compute(&case, &wide, &Prepared::new(limit));
             assert_same(&compute(&case, &narrow, &Prepared::new(limit)), &expected);
-            let stored = packed(&case.dims, limit, [narrow.query_weight, narrow.kv_weight, narrow.output_weight]);
+            let stored =
+                pack_matrices(&case.dims, limit, [narrow.query_weight, narrow.kv_weight, narrow.output_weight]);
             assert_same(&compute(&case, &narrow, &stored), &expected);
-            let exact = packed(&case.dims, limit, [wide.query_weight, wide.kv_weight, wide.output_weight]);
+            let exact = pack_matrices(&case.dims, limit, [wide.query_weight, wide.kv_weight, wide.output_weight]);
             assert_same(&compute(&case, &wide, &exact), &expected);
             if brain || limit < Instructions::Amx {
                 assert_eq!(exact.weight_bytes(), stored.weight_bytes());
