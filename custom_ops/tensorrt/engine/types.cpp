@@ -9,7 +9,12 @@ void moa::engine::hold_types(nvinfer1::INetworkDefinition &, nvinfer1::IBuilderC
 
 #else
 
+#include <cstring>
+#include <map>
 #include <optional>
+#include <vector>
+
+#include "contract.h"
 
 namespace moa::engine {
 
@@ -38,18 +43,62 @@ bool is_typed_itself(LayerType type) {
     }
 }
 
-// The floating type that a layer computes in: that of its first such input, else of its first such output.
-std::optional<DataType> real_type(const ILayer &layer) {
-    for (std::int32_t index = 0; index < layer.getNbInputs(); ++index) {
-        const ITensor *const input = layer.getInput(index);
-        if (input != nullptr && is_real(input->getType())) return input->getType();
-    }
-    for (std::int32_t index = 0; index < layer.getNbOutputs(); ++index) {
-        const ITensor *const output = layer.getOutput(index);
-        if (output != nullptr && is_real(output->getType())) return output->getType();
-    }
-    return {};
+// The operator of ours that a layer is; NULL where it is something else.
+const nvinfer1::IPluginV2DynamicExt *ours(ILayer &layer) {
+    if (layer.getType() != LayerType::kPLUGIN_V2) return nullptr;
+    nvinfer1::IPluginV2 &plugin = static_cast<nvinfer1::IPluginV2Layer &>(layer).getPlugin();
+    const bool is_ours = std::strcmp(plugin.getPluginNamespace(), contract::domain) == 0;
+    return is_ours ? static_cast<const nvinfer1::IPluginV2DynamicExt *>(&plugin) : nullptr;
 }
+
+// The types that tensors have in the model. A network says f32 of every real output of a plugin but those that it
+// returns, and of what is computed from one.
+class Types {
+public:
+    DataType of(const ITensor &tensor) const {
+        const auto found = known_.find(&tensor);
+        return found == known_.end() ? tensor.getType() : found->second;
+    }
+
+    // The types of the outputs of `layer`, whose inputs are known; the type that it computes in, if that is real.
+    std::optional<DataType> learn(ILayer &layer) {
+        if (const auto *const plugin = ours(layer)) {
+            learn(layer, *plugin);
+            return {};
+        }
+        const auto type = is_typed_itself(layer.getType()) ? std::nullopt : computed(layer);
+        if (!type) return {};
+        for (std::int32_t index = 0; index < layer.getNbOutputs(); ++index) {
+            const ITensor *const output = layer.getOutput(index);
+            if (output != nullptr && is_real(output->getType())) known_[output] = *type;
+        }
+        return type;
+    }
+
+private:
+    void learn(const ILayer &layer, const nvinfer1::IPluginV2DynamicExt &plugin) {
+        std::vector<DataType> inputs;
+        for (std::int32_t index = 0; index < layer.getNbInputs(); ++index) inputs.push_back(of(*layer.getInput(index)));
+        for (std::int32_t index = 0; index < layer.getNbOutputs(); ++index) {
+            known_[layer.getOutput(index)] = plugin.getOutputDataType(index, inputs.data(), layer.getNbInputs());
+        }
+    }
+
+    // That of its first real input, else of its first real output.
+    std::optional<DataType> computed(const ILayer &layer) const {
+        for (std::int32_t index = 0; index < layer.getNbInputs(); ++index) {
+            const ITensor *const input = layer.getInput(index);
+            if (input != nullptr && is_real(of(*input))) return of(*input);
+        }
+        for (std::int32_t index = 0; index < layer.getNbOutputs(); ++index) {
+            const ITensor *const output = layer.getOutput(index);
+            if (output != nullptr && is_real(output->getType())) return output->getType();
+        }
+        return {};
+    }
+
+    std::map<const ITensor *, DataType> known_;
+};
 
 }  // namespace
 
@@ -70,15 +119,16 @@ void hold_types(nvinfer1::INetworkDefinition &network, nvinfer1::IBuilderConfig 
     if (has_bytes) config.setFlag(nvinfer1::BuilderFlag::kINT8);
     config.setFlag(is_preferred_only ? nvinfer1::BuilderFlag::kPREFER_PRECISION_CONSTRAINTS
                                      : nvinfer1::BuilderFlag::kOBEY_PRECISION_CONSTRAINTS);
+    Types types;
     for (std::int32_t index = 0; index < network.getNbLayers(); ++index) {
         ILayer &layer = *network.getLayer(index);
-        const auto type = is_typed_itself(layer.getType()) ? std::nullopt : real_type(layer);
-        if (!type) continue;
+        const auto type = types.learn(layer);
         // A plugin has inputs of several types, and computes in the one that its outputs are held to.
-        if (layer.getType() != LayerType::kPLUGIN_V2) layer.setPrecision(*type);
+        if (type) layer.setPrecision(*type);
+        if (!type && layer.getType() != LayerType::kPLUGIN_V2) continue;
         for (std::int32_t output = 0; output < layer.getNbOutputs(); ++output) {
             const ITensor *const made = layer.getOutput(output);
-            if (made != nullptr && is_real(made->getType())) layer.setOutputType(output, made->getType());
+            if (made != nullptr && is_real(made->getType())) layer.setOutputType(output, types.of(*made));
         }
     }
 }

@@ -178,6 +178,25 @@ void configure(const Graph &graph, const Profile &profile, std::vector<std::size
     }
 }
 
+#if MOA_PLUGIN_V2
+// Plugins that are held to a type must have a format in which their output has it.
+void check_held(const Network &network, const Profile &profile) {
+    std::map<std::string, Dims> shapes;
+    for (const Value &input : network.graph.model.inputs) {
+        const auto found = profile.find(input.name);
+        shapes[input.name] = found == profile.end() ? dims_of(input.dims) : found->second.most;
+    }
+    const Known known = network.graph.known(shapes);
+    for (const Layer &layer : network.layers) {
+        for (std::size_t output = 0; layer.is_plugin && output < layer.outputs.size(); ++output) {
+            const std::int32_t held = layer.output_types[output];
+            if (held < 0 || held == static_cast<std::int32_t>(known.at(layer.outputs[output]->name).first)) continue;
+            throw Refused("Assertion !n->candidateRequirements.empty() failed. No supported formats for " + layer.outputs[output]->name);
+        }
+    }
+}
+#endif
+
 IHostMemory *build(Network &network, BuilderConfig &config) {
     if (is_told("build_fails")) return report(ErrorCode::kINTERNAL_ERROR, "Could not find any implementation for node {layers.0}."), nullptr;
     if (is_told("build_silent")) return nullptr;
@@ -186,6 +205,9 @@ IHostMemory *build(Network &network, BuilderConfig &config) {
         Plan plan;
         plan.profiles = config.profiles.empty() ? std::vector<Profile>(1) : config.profiles;
         plan.workspaces.resize(network.graph.plugins.size());
+#if MOA_PLUGIN_V2
+        check_held(network, plan.profiles.front());
+#endif
         Steps steps(config, plan.profiles.size());
         for (const Profile &profile : plan.profiles) {
             configure(network.graph, profile, plan.workspaces);

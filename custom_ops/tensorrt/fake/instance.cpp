@@ -1,5 +1,6 @@
 #include "instance.h"
 
+#include <algorithm>
 #include <deque>
 
 namespace fake {
@@ -131,6 +132,16 @@ public:
         }
         return found;
     }
+    // A network of 8.6 shows plugins f32 for every real type, and takes every real type of theirs as f32.
+    std::vector<DataType> told_types(const std::vector<DataType> &inputs) const override {
+        const auto shown = [](DataType type) { return type == DataType::kHALF ? DataType::kFLOAT : type; };
+        std::vector<DataType> given = inputs;
+        std::transform(given.begin(), given.end(), given.begin(), shown);
+        std::vector<DataType> found = types(given);
+        std::transform(found.begin(), found.end(), found.begin(), shown);
+        return found;
+    }
+    IPluginV2 *plugin() const override { return plugin_; }
     std::vector<Dims> shapes(const std::vector<Dims> &inputs) override {
         Numbers numbers;
         const auto given = numbers.shapes(inputs);

@@ -31,6 +31,12 @@ public:
                                               const std::string &state);
 
     virtual std::vector<nvinfer1::DataType> types(const std::vector<nvinfer1::DataType> &inputs) const = 0;
+    // Types of the outputs as a network tells them.
+    virtual std::vector<nvinfer1::DataType> told_types(const std::vector<nvinfer1::DataType> &inputs) const { return types(inputs); }
+#if MOA_PLUGIN_V2
+    // NULL: it is no plugin.
+    virtual nvinfer1::IPluginV2 *plugin() const { return nullptr; }
+#endif
     virtual std::vector<nvinfer1::Dims> shapes(const std::vector<nvinfer1::Dims> &inputs) = 0;
     // Asks for formats and configures; bytes of workspace.
     virtual std::size_t build(const std::vector<Described> &inputs, const std::vector<Described> &outputs) = 0;

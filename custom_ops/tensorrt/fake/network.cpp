@@ -110,6 +110,16 @@ const LayerTable &layer_table() {
     return table;
 }
 
+#if MOA_PLUGIN_V2
+using PluginTable = Table<apiv::VPluginV2Layer, Layer>;
+
+const PluginTable &plugin_table() {
+    static const PluginTable table = PluginTable().on(
+        &apiv::VPluginV2Layer::getPlugin, [](auto *face) -> IPluginV2 & { return *face->owner->instance.plugin(); });
+    return table;
+}
+#endif
+
 const NetworkTable &network_table() {
     static const NetworkTable table =
         NetworkTable()
@@ -127,10 +137,14 @@ Tensor::Tensor(std::string name, DataType type, Dims dims)
     mImpl = face_.as_interface();
 }
 
-Layer::Layer(std::vector<Tensor *> inputs, std::vector<Tensor *> outputs, bool is_plugin)
-    : inputs(std::move(inputs)), outputs(std::move(outputs)), is_plugin(is_plugin), output_types(this->outputs.size(), -1),
-      face_(layer_table().face(this)) {
+Layer::Layer(std::vector<Tensor *> inputs, std::vector<Tensor *> outputs, const Instance &instance, bool is_plugin)
+    : inputs(std::move(inputs)), outputs(std::move(outputs)), instance(instance), is_plugin(is_plugin),
+      output_types(this->outputs.size(), -1), face_(layer_table().face(this)) {
     mLayer = face_.as_interface();
+#if MOA_PLUGIN_V2
+    plugin_face_ = plugin_table().face(this);
+    mImpl = plugin_face_.as_interface();
+#endif
 }
 
 Network::Network(std::uint32_t flags) : flags(flags), face_(network_table().face(this)) { mImpl = face_.as_interface(); }
@@ -162,14 +176,18 @@ std::vector<Problem> Network::fill(const std::string &bytes, const std::string &
                 from.push_back(found->second);
                 types.push_back(found->second->type);
             }
-            const auto made = graph.plugins.back()->types(types);
+            const auto made = graph.plugins.back()->told_types(types);
             for (std::size_t output = 0; output < node.outputs.size(); ++output) {
                 to.push_back(add(node.outputs[output], made.at(output), Dims{}));
             }
-            layers.emplace_back(from, to, node.op != "Cast");
+            layers.emplace_back(from, to, *graph.plugins.back(), node.op != "Cast");
         } catch (const Refused &refused) {
             problems.push_back({ErrorCode::kUNSUPPORTED_NODE, static_cast<std::int32_t>(index), node.name, node.op, refused.what()});
         }
+    }
+    for (const Value &output : graph.model.outputs) {
+        const auto found = by_name.find(output.name);
+        if (found != by_name.end()) found->second->type = type_of(output.element);
     }
     return problems;
 }

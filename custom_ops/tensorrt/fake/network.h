@@ -53,11 +53,18 @@ private:
     Face<nvinfer1::apiv::VTensor, Tensor> face_;
 };
 
-class Layer final : public nvinfer1::ILayer {
+#if MOA_PLUGIN_V2
+using AnyLayer = nvinfer1::IPluginV2Layer;
+#else
+using AnyLayer = nvinfer1::ILayer;
+#endif
+
+class Layer final : public AnyLayer {
 public:
-    Layer(std::vector<Tensor *> inputs, std::vector<Tensor *> outputs, bool is_plugin);
+    Layer(std::vector<Tensor *> inputs, std::vector<Tensor *> outputs, const Instance &instance, bool is_plugin);
 
     std::vector<Tensor *> inputs, outputs;
+    const Instance &instance;
     bool is_plugin;
     // What a network of 8.6 was told; -1: nothing.
     std::int32_t precision = -1;
@@ -65,6 +72,9 @@ public:
 
 private:
     Face<nvinfer1::apiv::VLayer, Layer> face_;
+#if MOA_PLUGIN_V2
+    Face<nvinfer1::apiv::VPluginV2Layer, Layer> plugin_face_;
+#endif
 };
 
 struct Problem {

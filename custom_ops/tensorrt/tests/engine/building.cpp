@@ -71,6 +71,13 @@ TEST(networks_are_typed_by_the_model) {
     const std::string copied = held.substr(held.find("copied"));
     EQUAL(number(copied, "precision"), static_cast<std::uint32_t>(nvinfer1::DataType::kFLOAT));
     EQUAL(number(copied, "output"), static_cast<std::uint32_t>(nvinfer1::DataType::kFLOAT));
+    // What nobody returns is f32 for the network, and f16 for the plugin and for what reads it.
+    halves.is_routed = true;
+    halves.copied = "key";
+    Asked routed(halves);
+    const std::string behind = told(routed).substr(told(routed).find("copied"));
+    EQUAL(number(behind, "precision"), static_cast<std::uint32_t>(nvinfer1::DataType::kHALF));
+    EQUAL(number(behind, "output"), static_cast<std::uint32_t>(nvinfer1::DataType::kHALF));
     half.options.flags = MOA_TRT_PREFER_TYPES;
     const std::string preferred = told(half);
     CHECK(!has_flag(preferred, BuilderFlag::kOBEY_PRECISION_CONSTRAINTS));

@@ -119,7 +119,7 @@ std::string LayerModel::bytes() const {
     node += attribute("plugin_version", version) + attribute("plugin_namespace", std::string("ai.moa"));
     graph += field(1, node);
     if (is_copied) {
-        graph += field(1, field(1, std::string("router")) + field(2, std::string("copy")) + field(3, std::string("copied")) +
+        graph += field(1, field(1, copied) + field(2, std::string("copy")) + field(3, std::string("copied")) +
                               field(4, std::string("Cast")) + attribute("to", std::int64_t{1}));
     }
     for (const Constant &constant : constants) graph += field(5, tensor(constant, is_half && constant.name != "router"));
