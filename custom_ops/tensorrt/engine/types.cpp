@@ -43,6 +43,18 @@ bool is_typed_itself(LayerType type) {
     }
 }
 
+// Layers that move values and compute none. They are left to TensorRT: 8.6.0 finds no implementation of layers that it
+// fuses where such a one among them is held to a type.
+bool moves_alone(LayerType type) {
+    switch (type) {
+        case LayerType::kSHUFFLE:
+        case LayerType::kGATHER:
+        case LayerType::kSLICE:
+        case LayerType::kCONCATENATION: return true;
+        default: return false;
+    }
+}
+
 // The operator of ours that a layer is; NULL where it is something else.
 const nvinfer1::IPluginV2DynamicExt *ours(ILayer &layer) {
     if (layer.getType() != LayerType::kPLUGIN_V2) return nullptr;
@@ -124,6 +136,7 @@ void hold_types(nvinfer1::INetworkDefinition &network, nvinfer1::IBuilderConfig 
         ILayer &layer = *network.getLayer(index);
         const auto type = types.learn(layer);
         // A plugin has inputs of several types, and computes in the one that its outputs are held to.
+        if (moves_alone(layer.getType())) continue;
         if (type) layer.setPrecision(*type);
         if (!type && layer.getType() != LayerType::kPLUGIN_V2) continue;
         for (std::int32_t output = 0; output < layer.getNbOutputs(); ++output) {

@@ -317,14 +317,14 @@ PluginTensorDesc plain(DataType type, const Dims &dims) {
 }
 
 std::unique_ptr<Instance> Instance::of_node(IPluginRegistry &registry, const Node &node) {
-    if (node.op == "Cast") return cast_of(node);
+    if (is_copy(node)) return cast_of(node);
     Creator &creator = creator_of(registry, node);
     const Fields fields(node, creator.getFieldNames());
     return built(creator, node, fields.collection);
 }
 
 std::unique_ptr<Instance> Instance::of_state(IPluginRegistry &registry, const Node &node, const std::string &state) {
-    if (node.op == "Cast") return cast_of(node);
+    if (is_copy(node)) return cast_of(node);
     return restored(creator_of(registry, node), node, state);
 }
 

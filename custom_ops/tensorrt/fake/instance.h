@@ -47,7 +47,8 @@ public:
                          const std::vector<void *> &to, void *workspace, cudaStream_t stream) = 0;
 };
 
-// ONNX's Cast, which needs no plugin.
+// ONNX's Cast, which needs no plugin, and Reshape, which plays one.
+inline bool is_copy(const Node &node) { return node.op == "Cast" || node.op == "Reshape"; }
 std::unique_ptr<Instance> cast_of(const Node &node);
 
 nvinfer1::PluginTensorDesc plain(nvinfer1::DataType type, const nvinfer1::Dims &dims);

@@ -88,7 +88,7 @@ const LayerTable &layer_table() {
         LayerTable made;
         made.on(&apiv::VLayer::getType, [](auto *face) {
                 // What is no plugin plays a layer whose types TensorRT chooses.
-                if (!face->owner->is_plugin) return LayerType::kELEMENTWISE;
+                if (!face->owner->is_plugin) return face->owner->moves_alone ? LayerType::kSHUFFLE : LayerType::kELEMENTWISE;
 #if MOA_PLUGIN_V2
                 return LayerType::kPLUGIN_V2;
 #else
@@ -137,8 +137,8 @@ Tensor::Tensor(std::string name, DataType type, Dims dims)
     mImpl = face_.as_interface();
 }
 
-Layer::Layer(std::vector<Tensor *> inputs, std::vector<Tensor *> outputs, const Instance &instance, bool is_plugin)
-    : inputs(std::move(inputs)), outputs(std::move(outputs)), instance(instance), is_plugin(is_plugin),
+Layer::Layer(std::vector<Tensor *> inputs, std::vector<Tensor *> outputs, const Instance &instance, const Node &node)
+    : inputs(std::move(inputs)), outputs(std::move(outputs)), instance(instance), is_plugin(!is_copy(node)), moves_alone(node.op == "Reshape"),
       output_types(this->outputs.size(), -1), face_(layer_table().face(this)) {
     mLayer = face_.as_interface();
 #if MOA_PLUGIN_V2
@@ -180,7 +180,7 @@ std::vector<Problem> Network::fill(const std::string &bytes, const std::string &
             for (std::size_t output = 0; output < node.outputs.size(); ++output) {
                 to.push_back(add(node.outputs[output], made.at(output), Dims{}));
             }
-            layers.emplace_back(from, to, *graph.plugins.back(), node.op != "Cast");
+            layers.emplace_back(from, to, *graph.plugins.back(), node);
         } catch (const Refused &refused) {
             problems.push_back({ErrorCode::kUNSUPPORTED_NODE, static_cast<std::int32_t>(index), node.name, node.op, refused.what()});
         }

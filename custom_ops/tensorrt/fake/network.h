@@ -61,11 +61,11 @@ using AnyLayer = nvinfer1::ILayer;
 
 class Layer final : public AnyLayer {
 public:
-    Layer(std::vector<Tensor *> inputs, std::vector<Tensor *> outputs, const Instance &instance, bool is_plugin);
+    Layer(std::vector<Tensor *> inputs, std::vector<Tensor *> outputs, const Instance &instance, const Node &node);
 
     std::vector<Tensor *> inputs, outputs;
     const Instance &instance;
-    bool is_plugin;
+    bool is_plugin, moves_alone;
     // What a network of 8.6 was told; -1: nothing.
     std::int32_t precision = -1;
     std::vector<std::int32_t> output_types;

@@ -78,6 +78,12 @@ TEST(networks_are_typed_by_the_model) {
     const std::string behind = told(routed).substr(told(routed).find("copied"));
     EQUAL(number(behind, "precision"), static_cast<std::uint32_t>(nvinfer1::DataType::kHALF));
     EQUAL(number(behind, "output"), static_cast<std::uint32_t>(nvinfer1::DataType::kHALF));
+    // What moves values alone is left to TensorRT.
+    halves.copied_by = "Reshape";
+    Asked moved(halves);
+    const std::string left = told(moved).substr(told(moved).find("copied"));
+    EQUAL(number(left, "precision"), static_cast<std::uint32_t>(-1));
+    EQUAL(number(left, "output"), static_cast<std::uint32_t>(-1));
     half.options.flags = MOA_TRT_PREFER_TYPES;
     const std::string preferred = told(half);
     CHECK(!has_flag(preferred, BuilderFlag::kOBEY_PRECISION_CONSTRAINTS));

@@ -120,7 +120,7 @@ std::string LayerModel::bytes() const {
     graph += field(1, node);
     if (is_copied) {
         graph += field(1, field(1, copied) + field(2, std::string("copy")) + field(3, std::string("copied")) +
-                              field(4, std::string("Cast")) + attribute("to", std::int64_t{1}));
+                              field(4, copied_by) + attribute("to", std::int64_t{1}));
     }
     for (const Constant &constant : constants) graph += field(5, tensor(constant, is_half && constant.name != "router"));
     const std::int64_t batch = is_fixed ? 1 : -1, tokens = is_fixed ? 7 : -2;

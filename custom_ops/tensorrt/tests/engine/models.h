@@ -30,8 +30,8 @@ struct LayerModel {
     // `is_routed`: the chosen experts are an output of the model too.
     // `is_copied`: a Cast of the router's weight follows, which is f32 whatever the others are.
     bool is_fixed = false, is_half = false, is_routed = false, is_copied = false;
-    // What the copy is of.
-    std::string copied = "router";
+    // What the copy is of, and what it is.
+    std::string copied = "router", copied_by = "Cast";
     std::vector<Constant> constants;
 
     // The layer `self_small`, whose output is stored.
