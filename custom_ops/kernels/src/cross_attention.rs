@@ -96,7 +96,9 @@ impl Prepared {
         let CrossAttentionDims { batch, tokens, keys, width, experts, top_k, kv_heads, head } = *dims;
         let Scratch { routing, weights, layer, output, border, .. } = scratch;
         let BorderScratch { hidden_states: hidden, bias, output: result } = border;
-        let hidden_states = HiddenStates::new(self.isa, inputs.hidden_states, width, hidden);
+        let given = [(Weight::Query, inputs.query_weight), (Weight::Output, inputs.output_weight)];
+        let isa = self.attention_isa(batch * tokens, [top_k, experts], given);
+        let hidden_states = HiddenStates::new(isa, inputs.hidden_states, width, hidden);
         let weights = self.weights(
             weights,
             &[
@@ -115,10 +117,10 @@ impl Prepared {
             gate_mode: attributes.gate_mode,
         };
         let routed = inputs.query_mask.iter().map(|&mask| mask != 0 || !attributes.skip_padded_queries);
-        let (router, by_expert) = routing.router(self.isa, router, routed)?;
+        let (router, by_expert) = routing.router(isa, router, routed)?;
         let router = Awaited::new(router);
         let layer_inputs = AttentionLayer {
-            isa: self.isa,
+            isa,
             pool,
             hidden_states,
             query_weight: weights.get(Weight::Query),

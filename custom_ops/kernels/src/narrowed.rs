@@ -15,7 +15,7 @@ impl Narrowed {
     /// `None` where `data` is not f32, or no admitted type holds all of it bit by bit.
     pub(crate) fn exact(data: WeightData<'_>, admits_f16: bool) -> Option<Self> {
         let WeightData::F32(values) = data else { return None };
-        if values.iter().all(|value| value.to_bits().trailing_zeros() >= u16::BITS) {
+        if values.iter().copied().all(is_bf16) {
             let upper = |value: &f32| bf16::from_bits((value.to_bits() >> u16::BITS) as u16);
             return Some(Self::Bf16(values.iter().map(upper).collect()));
         }
@@ -32,6 +32,16 @@ impl Narrowed {
             Self::F16(values) => WeightData::F16(values),
         }
     }
+}
+
+/// Whether `data` is f32, of which neither bf16 nor f16 holds all.
+pub(crate) fn needs_four_bytes(data: WeightData<'_>) -> bool {
+    let WeightData::F32(values) = data else { return false };
+    !values.iter().copied().all(is_bf16) && !values.iter().copied().all(is_f16)
+}
+
+fn is_bf16(value: f32) -> bool {
+    value.to_bits().trailing_zeros() >= u16::BITS
 }
 
 /// Whether an f16 has this value; no NaN is taken for one.
@@ -106,10 +116,12 @@ mod tests {
     fn other_values_stay_as_they_are() {
         let mut values = vec![f16::from_f32(0.1).to_f32(); 100];
         assert!(matches!(exact(&values), Some(Narrowed::F16(_))));
+        assert!(!needs_four_bytes(WeightData::F32(&values)));
         for other in [0.1, 65536.0 + 8.0, f32::from_bits(1), 2f32.powi(-25), f32::from_bits(0x7fc0_0001)] {
             for place in [0, 50, 99] {
                 let before = std::mem::replace(&mut values[place], other);
                 assert!(exact(&values).is_none(), "{other} at {place}");
+                assert!(needs_four_bytes(WeightData::F32(&values)), "{other} at {place}");
                 values[place] = before;
             }
         }
@@ -119,5 +131,6 @@ mod tests {
     fn stored_halves_are_left_alone() {
         assert!(Narrowed::exact(WeightData::F16(&[f16::ONE]), true).is_none());
         assert!(Narrowed::exact(WeightData::Bf16(&[bf16::ONE]), true).is_none());
+        assert!(!needs_four_bytes(WeightData::F16(&[f16::ONE])) && !needs_four_bytes(WeightData::F32(&[1.0])));
     }
 }

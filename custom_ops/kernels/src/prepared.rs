@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::check::length;
 use crate::kernel_scratch::Scratch;
-use crate::narrowed::Narrowed;
+use crate::narrowed::{Narrowed, needs_four_bytes};
 use crate::packed::{Geometry, PackScratch, Packed, WeightData};
 use crate::simd::{Instructions, Isa, tiles, widened};
 use crate::{KernelError, ThreadPool};
@@ -28,6 +28,11 @@ pub enum Weight {
 /// Number of [`Weight`]s.
 const WEIGHTS: usize = 5;
 
+/// Fewest tokens whose attention is computed on AMX tiles where each takes some of the experts and weights need all bits
+/// of an f32: with fewer, splitting the weights of an expert costs what tiles gain, and more beside other work on the
+/// same core.
+const FEWEST_ON_TILES: usize = 192;
+
 /// Most scratch memories that are kept for later calls.
 const KEPT: usize = 8;
 
@@ -38,6 +43,8 @@ const KEPT: usize = 8;
 pub struct Prepared {
     pub(crate) isa: Isa,
     weights: [Option<Arc<Packed>>; WEIGHTS],
+    /// Whether the values of a packed weight need four bytes.
+    wide: [bool; WEIGHTS],
     // In boxes, because a call takes one and gives it back: small steps feel a move of all its fields.
     #[allow(clippy::vec_box)]
     scratch: Mutex<Vec<Box<Scratch>>>,
@@ -71,6 +78,7 @@ impl Prepared {
         Self {
             isa: Isa::at_most(limit),
             weights: Default::default(),
+            wide: [false; WEIGHTS],
             scratch: Mutex::default(),
             threads: AtomicUsize::new(0),
         }
@@ -104,7 +112,24 @@ impl Prepared {
         length(weight.name(), geometry.len(), &shape)?;
         let narrowed = Narrowed::exact(data, !self.isa.has_tiles());
         self.weights[weight as usize] = Packed::shared(geometry, narrowed.as_ref().map_or(data, Narrowed::data));
+        self.wide[weight as usize] = narrowed.is_none() && needs_four_bytes(data);
         Ok(())
+    }
+
+    /// The instructions for attention of `tokens` tokens, each of which takes `top_k` of `experts` experts with these
+    /// weights; what a weight is stored in, and whether it is packed already, makes no difference.
+    pub(crate) fn attention_isa(
+        &self,
+        tokens: usize,
+        [top_k, experts]: [usize; 2],
+        given: [(Weight, WeightData<'_>); 2],
+    ) -> Isa {
+        let is_wide = |(weight, data)| match &self.weights[weight as usize] {
+            Some(_) => self.wide[weight as usize],
+            None => needs_four_bytes(data),
+        };
+        let few = self.isa.has_tiles() && tokens < FEWEST_ON_TILES && top_k < experts;
+        if few && given.into_iter().any(is_wide) { self.isa.without_tiles() } else { self.isa }
     }
 
     /// Bytes of the packed weights; those shared with others count too.

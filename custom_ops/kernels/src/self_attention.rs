@@ -13,6 +13,7 @@ use crate::prepared::{CallWeights, Prepared, Weight};
 use crate::rope::{Rotary, RotaryInputs};
 use crate::routing::{ByExpert, Router, RouterInputs, RoutingScratch};
 use crate::scalar::Scalar;
+use crate::simd::Isa;
 use crate::{KernelError, ThreadPool, decode};
 
 /// Bytes of weights that one call reads and the caches do not keep.
@@ -95,6 +96,7 @@ struct Call<'a, T> {
     hidden_states: HiddenStates<'a>,
     rotary: Option<Rotary<'a>>,
     pool: &'a Counted<'a>,
+    isa: Isa,
 }
 
 impl<T: Scalar> Call<'_, T> {
@@ -141,11 +143,13 @@ impl Prepared {
         let SelfAttentionInputs { cos_cache, sin_cache, position_ids, .. } = *inputs;
         let rotary = RotaryInputs { cos_cache, sin_cache, position_ids };
         let rotary = Rotary::new(rotary, dims.batch, dims.tokens, dims.head)?;
+        let given = [(Weight::Query, inputs.query_weight), (Weight::Output, inputs.output_weight)];
+        let isa = self.attention_isa(dims.batch * dims.tokens, [dims.top_k, dims.experts], given);
         self.with_scratch(|scratch| {
             let mut hidden = std::mem::take(&mut scratch.border.hidden_states);
-            let hidden_states = HiddenStates::new(self.isa, inputs.hidden_states, dims.width, &mut hidden);
+            let hidden_states = HiddenStates::new(isa, inputs.hidden_states, dims.width, &mut hidden);
             let pool = &Counted::new(pool, &self.threads);
-            let call = Call { dims, attributes, inputs, hidden_states, rotary, pool };
+            let call = Call { dims, attributes, inputs, hidden_states, rotary, pool, isa };
             let result = self.compute_self(&call, outputs, scratch);
             scratch.border.hidden_states = hidden;
             result
@@ -173,7 +177,7 @@ impl Prepared {
             call.pool,
         );
         let layer_inputs = AttentionLayer {
-            isa: self.isa,
+            isa: call.isa,
             pool: call.pool,
             hidden_states: call.hidden_states,
             query_weight: weights.get(Weight::Query),
@@ -222,7 +226,7 @@ impl Prepared {
         };
         let rows = inputs.attention_mask.chunks(past + tokens);
         let routed = rows.flat_map(|row| &row[past..]).map(|&mask| mask != 0 || !call.attributes.skip_padded_queries);
-        let (router, by_expert) = routing.router(self.isa, router, routed)?;
+        let (router, by_expert) = routing.router(call.isa, router, routed)?;
 
         let CacheScratch { key, value, bounds, claims } = cache;
         let sizes = call.cache_sizes();
@@ -230,7 +234,7 @@ impl Prepared {
         let kept = !call.copies_past_caches(layer, reads_stored);
         sizes.cut(bounds);
         let keys = CacheInputs {
-            isa: self.isa,
+            isa: call.isa,
             hidden_states: call.hidden_states,
             kv_weight: weights.get(Weight::KeyValue),
             past: call.past(inputs.past_key, kept),
