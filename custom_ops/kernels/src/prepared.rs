@@ -28,9 +28,9 @@ pub enum Weight {
 /// Number of [`Weight`]s.
 const WEIGHTS: usize = 5;
 
-/// Fewest tokens whose attention is computed on AMX tiles where each takes some of the experts and weights need all bits
-/// of an f32: with fewer, splitting the weights of an expert costs what tiles gain, and more beside other work on the
-/// same core.
+/// Fewest tokens whose attention is computed on AMX tiles where each takes some of the experts and weights need all
+/// bits of an f32: with fewer, splitting the weights of an expert costs what tiles gain, and more beside other work on
+/// the same core.
 const FEWEST_ON_TILES: usize = 192;
 
 /// Most scratch memories that are kept for later calls.
