@@ -358,6 +358,20 @@ class Steps(unittest.TestCase):
             stage.environment["PATH"] = str(self.place)
             self.assertIn("another program was traced", stage.backtrace(dies, 9.0))
 
+    def test_a_layer_without_implementation_leaves_what_was_left_out(self):
+        skips = "print('TensorRT 4: Skipping tactic 0x0 due to exception Mismatched type\\n' * 2)"
+        says = f"import os; {skips} if os.environ.get('MOA_TENSORRT_LOG') == '4' else None"
+        fails = [sys.executable, "-c", f"{says}; raise SystemExit('error[MOA-E0630]: Could not find any implementation for x')"]
+        stage = tensorrt_stage.Stage(self.place, dict(os.environ), time.monotonic() + LONG)
+        stage.states[tensorrt_stage.FIRST] = "passed"
+        with mock.patch("builtins.print"):
+            self.assertFalse(stage.run("fails", fails))
+            self.assertFalse(stage.run("fails otherwise", [sys.executable, "-c", "raise SystemExit(1)"]))
+        self.assertEqual(stage.steps[0]["tactics"], "TensorRT 4: Skipping tactic 0x0 due to exception Mismatched type")
+        self.assertNotIn("tactics", stage.steps[1])
+        with stage.tracing:
+            self.assertIn("another program was traced", stage.left_out(fails, 9.0))
+
     def test_outputs_that_differ_between_processes_are_a_failure(self):
         failed, states = self.run_stage(salt="")
         self.assertTrue(failed)

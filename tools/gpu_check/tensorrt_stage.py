@@ -15,8 +15,6 @@ import os
 import random
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -25,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from . import pieces, tensors
+from .programs import ended, is_signal, reason
 
 #: The plan of each model that is run by itself, sizes of its open dimensions, which hold every case of `verify` (80 tokens on
 #: either side, and as many in a cache), and the points that are timed.
@@ -61,6 +60,9 @@ FIRST_POINTS = [
 
 #: Of what a step said, this much is kept, and of what it said once more behind a signal.
 KEPT, TRACED = 4000, 4000
+
+#: What TensorRT says where it builds no engine since a layer has no implementation, and in its log of each that it left out.
+NOT_IMPLEMENTED, LEFT_OUT = "Could not find any implementation", "Skipping tactic"
 
 #: Seconds that one step may take: a build that hangs leaves time for the others.
 LONGEST = 240.0
@@ -127,6 +129,8 @@ class Stage:
         if code != expected:
             if is_signal(code):
                 found["backtrace"] = self.backtrace(command, left - found["seconds"])
+            elif NOT_IMPLEMENTED in text:
+                found["tactics"] = self.left_out(command, left - found["seconds"])
             return {"state": "failed", "why": f"code {code}: {reason(text)[:200]}".rstrip(": "), **found}
         if says is not None and says not in text:
             return {"state": "failed", "why": f"does not say {says!r}", **found}
@@ -147,6 +151,16 @@ class Stage:
         finally:
             self.tracing.release()
 
+    def left_out(self, command, left):
+        """Why TensorRT left out every implementation of a layer, by its log of the same program again; one at a time."""
+        if not self.tracing.acquire(blocking=False):
+            return "another program was traced at that time"
+        try:
+            text = ended(command, {**self.environment, "MOA_TENSORRT_LOG": "4"}, max(1.0, min(left, TRACING)))[1]
+            return "\n".join(dict.fromkeys(line for line in text.splitlines() if LEFT_OUT in line))[:TRACED]
+        finally:
+            self.tracing.release()
+
     def write(self):
         counts = {state: sum(step["state"] == state for step in self.steps) for state in ("passed", "failed", "skipped")}
         found = {"gpu": self.gpu(), "counts": counts, "steps": self.steps}
@@ -164,40 +178,12 @@ class Stage:
         return found and found[1]
 
 
-def ended(command, environment, seconds):
-    """How a program ended, and all that it said: its code, `time` where it was ended, `start` where it did not begin."""
-    with tempfile.TemporaryFile() as said:
-        places = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": subprocess.STDOUT}
-        try:
-            process = subprocess.Popen(command, env=environment, start_new_session=True, **places)
-        except OSError as error:
-            return "start", str(error)
-        try:
-            code = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            code = "time"
-        said.seek(0)
-        return code, said.read().decode(errors="replace")
-
-
-def is_signal(code):
-    return isinstance(code, int) and code < 0
-
-
 def read_json(path):
     """What a file of JSON holds; None where there is none, or half of one."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-
-
-def reason(text):
-    """The line of `text` that says why a program failed: its error, what stopped it, or its last line."""
-    lines = text.strip().splitlines() or [""]
-    return next((line.strip() for line in lines if line.lstrip().startswith(("error[", "stopped:"))), lines[-1])
 
 
 #: What engines cannot be had without.
