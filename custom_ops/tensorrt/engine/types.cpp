@@ -90,7 +90,10 @@ public:
 private:
     void learn(const ILayer &layer, const nvinfer1::IPluginV2DynamicExt &plugin) {
         std::vector<DataType> inputs;
-        for (std::int32_t index = 0; index < layer.getNbInputs(); ++index) inputs.push_back(of(*layer.getInput(index)));
+        for (std::int32_t index = 0; index < layer.getNbInputs(); ++index) {
+            const ITensor *const input = layer.getInput(index);
+            inputs.push_back(input == nullptr ? DataType::kFLOAT : of(*input));
+        }
         for (std::int32_t index = 0; index < layer.getNbOutputs(); ++index) {
             known_[layer.getOutput(index)] = plugin.getOutputDataType(index, inputs.data(), layer.getNbInputs());
         }
@@ -134,11 +137,11 @@ void hold_types(nvinfer1::INetworkDefinition &network, nvinfer1::IBuilderConfig 
     Types types;
     for (std::int32_t index = 0; index < network.getNbLayers(); ++index) {
         ILayer &layer = *network.getLayer(index);
+        const bool is_plugin = layer.getType() == LayerType::kPLUGIN_V2;
         const auto type = types.learn(layer);
+        if (moves_alone(layer.getType()) || !(type || is_plugin)) continue;
         // A plugin has inputs of several types, and computes in the one that its outputs are held to.
-        if (moves_alone(layer.getType())) continue;
-        if (type) layer.setPrecision(*type);
-        if (!type && layer.getType() != LayerType::kPLUGIN_V2) continue;
+        if (!is_plugin) layer.setPrecision(*type);
         for (std::int32_t output = 0; output < layer.getNbOutputs(); ++output) {
             const ITensor *const made = layer.getOutput(output);
             if (made != nullptr && is_real(made->getType())) layer.setOutputType(output, types.of(*made));
