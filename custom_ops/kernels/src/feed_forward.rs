@@ -92,7 +92,9 @@ impl Prepared {
         let FeedForwardDims { batch, tokens, width, experts, top_k, hidden } = *dims;
         let Scratch { routing, weights, hidden: hidden_scratch, output, border, .. } = scratch;
         let BorderScratch { hidden_states, bias, output: result, .. } = border;
-        let hidden_states = HiddenStates::new(self.isa, inputs.hidden_states, width, hidden_states);
+        let given = [(Weight::Input, inputs.input_weight), (Weight::Output, inputs.output_weight)];
+        let isa = self.isa_of(batch * tokens, [top_k, experts], given);
+        let hidden_states = HiddenStates::new(isa, inputs.hidden_states, width, hidden_states);
         let blocks = if attributes.gated { 2 } else { 1 };
         let weights = self.weights(
             weights,
@@ -111,12 +113,12 @@ impl Prepared {
             top_k,
             gate_mode: attributes.gate_mode,
         };
-        let (router, by_expert) = routing.router(self.isa, router, (0..batch * tokens).map(|_| true))?;
+        let (router, by_expert) = routing.router(isa, router, (0..batch * tokens).map(|_| true))?;
         pool::run(pool, &[&router]);
         router.check()?;
         let Some(routing) = router.routing(by_expert) else { return Ok(()) };
         let hidden_inputs = HiddenInputs {
-            isa: self.isa,
+            isa,
             routing,
             hidden_states,
             weights: weights.get(Weight::Input),
@@ -125,7 +127,7 @@ impl Prepared {
         };
         pool::run(pool, &[&hidden_scratch.stage(hidden_inputs, hidden)]);
         let output_inputs = OutputInputs {
-            isa: self.isa,
+            isa,
             routing,
             expert_rows: hidden_scratch.rows.filled(),
             stride: row_stride(hidden),

@@ -28,9 +28,9 @@ pub enum Weight {
 /// Number of [`Weight`]s.
 const WEIGHTS: usize = 5;
 
-/// Fewest tokens whose attention is computed on AMX tiles where each takes some of the experts and weights need all
-/// bits of an f32: with fewer, splitting the weights of an expert costs what tiles gain, and more beside other work on
-/// the same core.
+/// Fewest tokens whose products go to AMX tiles where each takes some of the experts and weights need all bits of an
+/// f32: with fewer, splitting the weights of an expert costs what tiles gain, and more beside other work on the same
+/// core.
 const FEWEST_ON_TILES: usize = 192;
 
 /// Most scratch memories that are kept for later calls.
@@ -116,9 +116,9 @@ impl Prepared {
         Ok(())
     }
 
-    /// The instructions for attention of `tokens` tokens, each of which takes `top_k` of `experts` experts with these
-    /// weights; what a weight is stored in, and whether it is packed already, makes no difference.
-    pub(crate) fn attention_isa(
+    /// The instructions for `tokens` tokens, each of which takes `top_k` of `experts` experts with these weights; what a
+    /// weight is stored in, and whether it is packed already, makes no difference.
+    pub(crate) fn isa_of(
         &self,
         tokens: usize,
         [top_k, experts]: [usize; 2],

@@ -123,7 +123,7 @@ fn self_attention_has_the_bits_of_widened_weights() {
     }
 }
 
-fn feed_forward<T: Scalar>(
+pub(crate) fn feed_forward<T: Scalar>(
     dims: &FeedForwardDims,
     gated: bool,
     inputs: &FeedForwardInputs<'_, T>,

@@ -1,10 +1,11 @@
 //! Layers of the sizes that go to AMX tiles where the processor has them; elsewhere the same tests run on vectors.
 
-use moa_kernels::{Instructions, Prepared, Sequential};
-use moa_schema::{GateMode, SelfAttentionDims};
+use moa_kernels::{FeedForwardInputs, Instructions, Prepared, Sequential};
+use moa_schema::{FeedForwardDims, GateMode, SelfAttentionDims};
 
 use crate::prepared::pack;
 use crate::self_attention::Case;
+use crate::stored::feed_forward;
 use crate::support::{Random, Threads, assert_close, bits, widen};
 
 /// Rows, keys and heads of several tiles, strips and panels, and of parts of them.
@@ -108,6 +109,11 @@ fn levels_of_instructions_agree_on_large_layers() {
     assert!(on_tiles >= 4, "products of {on_tiles} layers went to tiles");
 }
 
+/// Rounds to bf16.
+fn round_where(rounds: bool, weights: &mut [f32]) {
+    weights.iter_mut().filter(|_| rounds).for_each(|weight| *weight = half::bf16::from_f32(*weight).to_f32());
+}
+
 /// Few routed tokens go to tiles where two bytes hold the weights, and whether they are packed makes no difference.
 #[test]
 fn few_routed_tokens_go_to_tiles_by_their_weights() {
@@ -119,12 +125,39 @@ fn few_routed_tokens_go_to_tiles_by_their_weights() {
     for (rounds, on_tiles) in [(false, false), (true, true)] {
         let mut case = case_of(&mut random, dims);
         for weights in [&mut case.query_weight, &mut case.kv_weight, &mut case.output_weight] {
-            let rounded = |value: f32| if rounds { half::bf16::from_f32(value).to_f32() } else { value };
-            weights.iter_mut().for_each(|weight| *weight = rounded(*weight));
+            round_where(rounds, weights);
         }
         let compute = |limit| bits(&case.compute_with(&pack(&case, limit), &Sequential).output);
         assert_eq!(compute(Instructions::Amx) != compute(Instructions::Avx512), on_tiles, "rounded: {rounds}");
         assert_eq!(bits(&case.compute(&Sequential).output), compute(Instructions::Amx));
+    }
+}
+
+#[test]
+fn feed_forward_of_few_tokens_goes_to_tiles_by_its_weights() {
+    if !has_tiles() {
+        return;
+    }
+    let mut random = Random(2);
+    let (width, experts, hidden) = (96, 4, 160);
+    for (tokens, rounds, on_tiles) in [(120, false, false), (120, true, true), (192, false, true)] {
+        let dims = FeedForwardDims { batch: 1, tokens, width, experts, top_k: 3, hidden };
+        let hidden_states = random.values(tokens * width, 1.0);
+        let router = random.values(width * experts, 1.0);
+        let (mut input, mut output) =
+            (random.values(experts * width * hidden, 0.3), random.values(experts * hidden * width, 0.3));
+        round_where(rounds, &mut input);
+        round_where(rounds, &mut output);
+        let inputs = FeedForwardInputs {
+            hidden_states: &hidden_states,
+            router_weight: &router,
+            input_weight: (&input).into(),
+            output_weight: (&output).into(),
+            output_bias: None,
+        };
+        let compute = |limit| bits(&feed_forward(&dims, false, &inputs, limit));
+        let differs = compute(Instructions::Amx) != compute(Instructions::Avx512);
+        assert_eq!(differs, on_tiles, "{tokens} tokens, rounded: {rounds}");
     }
 }
 
