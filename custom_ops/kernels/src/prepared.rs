@@ -116,8 +116,8 @@ impl Prepared {
         Ok(())
     }
 
-    /// The instructions for `tokens` tokens, each of which takes `top_k` of `experts` experts with these weights; what a
-    /// weight is stored in, and whether it is packed already, makes no difference.
+    /// The instructions for `tokens` tokens, each of which takes `top_k` of `experts` experts with these weights; what
+    /// a weight is stored in, and whether it is packed already, makes no difference.
     pub(crate) fn isa_of(
         &self,
         tokens: usize,
