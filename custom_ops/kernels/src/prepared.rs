@@ -29,8 +29,8 @@ pub enum Weight {
 const WEIGHTS: usize = 5;
 
 /// Fewest tokens whose products go to AMX tiles where each takes some of the experts and weights need all bits of an
-/// f32: with fewer, splitting the weights of an expert costs what tiles gain, and more beside other work on the same
-/// core.
+/// f32: with fewer, splitting the weights of an expert costs what tiles gain, and more in noisy minutes of a shared
+/// machine.
 const FEWEST_ON_TILES: usize = 192;
 
 /// Most scratch memories that are kept for later calls.

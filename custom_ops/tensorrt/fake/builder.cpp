@@ -158,8 +158,20 @@ std::vector<Described> described(const std::vector<std::string> &names, const Kn
     return all;
 }
 
+// Plugins that a network of 8.6 holds to a type must have a format in which their output has it.
+void check_held(const Network &network, const Known &known) {
+    for (const Layer &layer : network.layers) {
+        for (std::size_t output = 0; layer.is_plugin && output < layer.outputs.size(); ++output) {
+            const std::int32_t held = layer.output_types[output];
+            if (held < 0 || held == static_cast<std::int32_t>(known.at(layer.outputs[output]->name).first)) continue;
+            throw Refused("Assertion !n->candidateRequirements.empty() failed. No supported formats for " + layer.outputs[output]->name);
+        }
+    }
+}
+
 // Configures every plugin for one profile.
-void configure(const Graph &graph, const Profile &profile, std::vector<std::size_t> &workspaces) {
+void configure(const Network &network, const Profile &profile, std::vector<std::size_t> &workspaces) {
+    const Graph &graph = network.graph;
     std::map<std::string, Dims> shapes[3];
     for (const Value &input : graph.model.inputs) {
         const auto found = profile.find(input.name);
@@ -170,6 +182,7 @@ void configure(const Graph &graph, const Profile &profile, std::vector<std::size
         shapes[2][input.name] = range.most;
     }
     const Known least = graph.known(shapes[0]), usual = graph.known(shapes[1]), most = graph.known(shapes[2]);
+    check_held(network, most);
     for (std::size_t index = 0; index < graph.plugins.size(); ++index) {
         const Node &node = graph.model.nodes[index];
         const std::size_t bytes = graph.plugins[index]->build(described(node.inputs, least, usual, most),
@@ -177,25 +190,6 @@ void configure(const Graph &graph, const Profile &profile, std::vector<std::size
         workspaces[index] = std::max(workspaces[index], bytes);
     }
 }
-
-#if MOA_PLUGIN_V2
-// Plugins that are held to a type must have a format in which their output has it.
-void check_held(const Network &network, const Profile &profile) {
-    std::map<std::string, Dims> shapes;
-    for (const Value &input : network.graph.model.inputs) {
-        const auto found = profile.find(input.name);
-        shapes[input.name] = found == profile.end() ? dims_of(input.dims) : found->second.most;
-    }
-    const Known known = network.graph.known(shapes);
-    for (const Layer &layer : network.layers) {
-        for (std::size_t output = 0; layer.is_plugin && output < layer.outputs.size(); ++output) {
-            const std::int32_t held = layer.output_types[output];
-            if (held < 0 || held == static_cast<std::int32_t>(known.at(layer.outputs[output]->name).first)) continue;
-            throw Refused("Assertion !n->candidateRequirements.empty() failed. No supported formats for " + layer.outputs[output]->name);
-        }
-    }
-}
-#endif
 
 IHostMemory *build(Network &network, BuilderConfig &config) {
     if (is_told("build_fails")) return report(ErrorCode::kINTERNAL_ERROR, "Could not find any implementation for node {layers.0}."), nullptr;
@@ -205,12 +199,9 @@ IHostMemory *build(Network &network, BuilderConfig &config) {
         Plan plan;
         plan.profiles = config.profiles.empty() ? std::vector<Profile>(1) : config.profiles;
         plan.workspaces.resize(network.graph.plugins.size());
-#if MOA_PLUGIN_V2
-        check_held(network, plan.profiles.front());
-#endif
         Steps steps(config, plan.profiles.size());
         for (const Profile &profile : plan.profiles) {
-            configure(network.graph, profile, plan.workspaces);
+            configure(network, profile, plan.workspaces);
             if (!steps.next()) return report(ErrorCode::kUNSPECIFIED_ERROR, "Build was cancelled"), nullptr;
         }
         plan.told = told(network, config);
