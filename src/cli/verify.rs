@@ -291,10 +291,16 @@ pub(super) fn details(backend: &str, graph: &GraphReport) -> String {
     if graph.runs == 0 {
         return text;
     }
-    text.push_str(&match (&graph.routing.last_agreeing, &graph.routing.first_divergent) {
-        (Some(last), Some(first)) => format!("  arises after the router of {last} and before or in that of {first}\n"),
-        (None, Some(first)) => format!("  arises before or in the router of {first}\n"),
-        _ => String::from("  every router agrees: arises after the last one\n"),
+    let routing = &graph.routing;
+    text.push_str(&match (&routing.last_agreeing, &routing.first_divergent, &routing.unexplained) {
+        (Some(last), Some(first), _) => {
+            format!("  arises after the router of {last} and before or in that of {first}\n")
+        }
+        (None, Some(first), _) => format!("  arises before or in the router of {first}\n"),
+        (_, None, Some(choice)) => {
+            format!("  arises where {} chooses: the weights of what routers chose agree\n", choice.module)
+        }
+        (_, None, None) => String::from("  every router agrees: arises after the last one\n"),
     });
     if let Some(case) = &graph.altered {
         text.push_str(&format!(

@@ -116,7 +116,7 @@ impl Comparison {
             if distance > 0.0 {
                 self.largest_share = self.largest_share.max(distance / granted);
             }
-            let within = distance <= granted;
+            let within = distance.is_finite() && distance <= granted;
             if !within {
                 self.mismatches += 1;
                 self.first.get_or_insert_with(|| difference(index, found, expected));
@@ -177,6 +177,16 @@ mod tests {
             let comparison = compare(&[found], &[expected]);
             assert!(!comparison.passed());
             assert_eq!(comparison.max_abs, f64::INFINITY);
+        }
+    }
+
+    #[test]
+    fn no_tolerance_grants_what_is_no_number() {
+        let granted = Tolerance { atol: f64::INFINITY, rtol: 0.0 };
+        for (found, passes) in [(f64::NAN, false), (f64::INFINITY, false), (1e300, true)] {
+            let mut comparison = Comparison::default();
+            comparison.add("x", &tensor(&[found]), &tensor(&[1.0]), granted);
+            assert_eq!(comparison.passed(), passes, "{found}");
         }
     }
 

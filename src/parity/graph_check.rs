@@ -244,8 +244,10 @@ impl<'a> GraphCheck<'a> {
             return Err(CheckError::Shape { name: name.into(), found, expected });
         }
         let rounding = rounded.map_or(0.0, |rounded| largest_difference(&rounded, &expected));
+        // Where rounding makes a value infinite or none, it explains nothing.
+        let rounding = if rounding.is_finite() { rounding / scale(&expected) } else { 0.0 };
         let effect = self.effects.entry(name.to_owned()).or_default();
-        *effect = effect.max(rounding / scale(&expected));
+        *effect = effect.max(rounding);
         let mut judged = self.report.outputs.clone();
         judged.add(place, found, &expected, self.tolerance(name, &expected));
         if judged.mismatches == self.report.outputs.mismatches {
@@ -267,6 +269,7 @@ impl<'a> GraphCheck<'a> {
         for Doubtful { place, name, found, expected } in std::mem::take(&mut self.doubtful) {
             self.report.outputs.add(&place, &found, &expected, self.tolerance(&name, &expected));
         }
+        self.report.routing.finish();
         self.report
     }
 }

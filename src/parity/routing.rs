@@ -34,6 +34,10 @@ pub struct RoutingComparison {
     pub first_divergent: Option<String>,
     /// Last module before that one.
     pub last_agreeing: Option<String>,
+    /// Modules in the order of the graph: how far their weights are from the reference's, and what is granted, each the
+    /// most of any case. A case by itself may be few numbers, whose roundings cancel by chance.
+    #[serde(skip)]
+    weights: Vec<(String, [f64; 2])>,
 }
 
 /// One token whose experts differ.
@@ -100,28 +104,35 @@ impl RoutingComparison {
     /// Adds one case: what a backend chose beside the scores of a reference that replayed those choices; `rounded` is
     /// the same with what rounding beyond f32 does.
     pub(super) fn add(&mut self, case: &str, backend: &BackendRouting, reference: &Routing, rounded: &Routing) {
-        let mut previous = None;
-        let mut divergent = None;
         for module in &backend.order {
             let (Some(found), Some(expected)) = (backend.choices.get(module), reference.get(module)) else { continue };
             let moved = |of: fn(&ModuleRouting) -> &[f64], least: f64| {
                 let rounded = rounded.get(module).map_or(&[][..], of);
                 let distances = of(expected).iter().zip(rounded).map(|(a, b)| (a - b).abs());
-                least.max(ROUNDINGS * distances.fold(0.0, f64::max))
+                // Where rounding makes a score infinite or none, it explains nothing.
+                least.max(ROUNDINGS * distances.filter(|distance| distance.is_finite()).fold(0.0, f64::max))
             };
             let margin = moved(|routing| &routing.scores, MARGIN);
             self.margin = self.margin.max(margin);
             self.add_module(case, module, found, expected, margin);
-            let tolerance = moved(|routing| &routing.choices.weights, WEIGHT_TOLERANCE);
-            if divergent.is_none() && !weights_agree(found, expected, tolerance) {
-                divergent = Some((previous, module));
-            }
-            previous = Some(module);
+            let granted = moved(|routing| &routing.choices.weights, WEIGHT_TOLERANCE);
+            self.add_weights(module, [weights_distance(found, expected), granted]);
         }
-        if let (None, Some((previous, module))) = (&self.first_divergent, divergent) {
-            self.first_divergent = Some(module.clone());
-            self.last_agreeing = previous.cloned();
+    }
+
+    fn add_weights(&mut self, module: &str, found: [f64; 2]) {
+        match self.weights.iter_mut().find(|(name, _)| name == module) {
+            Some((_, most)) => *most = [most[0].max(found[0]), most[1].max(found[1])],
+            None => self.weights.push((module.to_owned(), found)),
         }
+    }
+
+    /// Finds the first module whose weights differ, once all cases were added.
+    pub(super) fn finish(&mut self) {
+        let first = self.weights.iter().position(|(_, [distance, granted])| distance > granted);
+        let name = |place: usize| self.weights.get(place).map(|(name, _)| name.clone());
+        self.last_agreeing = first.and_then(|place| place.checked_sub(1)).and_then(name);
+        self.first_divergent = first.and_then(name);
     }
 
     fn add_module(
@@ -189,16 +200,20 @@ fn overturned_margin(scores: &[f64], chosen: &[i64], best: &[i64]) -> f64 {
     if distinct { best_missed - worst_chosen } else { f64::INFINITY }
 }
 
-fn weights_agree(found: &ModuleChoices, expected: &ModuleRouting, tolerance: f64) -> bool {
+/// Largest distance of a chosen expert's weight; infinite where other experts were chosen, or a weight is NaN.
+fn weights_distance(found: &ModuleChoices, expected: &ModuleRouting) -> f64 {
     let (top_k, chosen) = (expected.choices.top_k, &expected.choices);
-    routed_tokens(expected).all(|token| {
+    let of_token = |token: usize| {
         let slots = token * top_k..(token + 1) * top_k;
         let mut found: Vec<_> = found.indices[slots.clone()].iter().zip(&found.weights[slots.clone()]).collect();
         let mut expected: Vec<_> = chosen.indices[slots.clone()].iter().zip(&chosen.weights[slots]).collect();
         found.sort_by_key(|(expert, _)| **expert);
         expected.sort_by_key(|(expert, _)| **expert);
-        found.iter().zip(&expected).all(|((a, x), (b, y))| a == b && (**x - **y).abs() <= tolerance)
-    })
+        let distances =
+            found.iter().zip(&expected).map(|((a, x), (b, y))| if a == b { (**x - **y).abs() } else { f64::NAN });
+        distances.map(|distance| if distance.is_nan() { f64::INFINITY } else { distance }).fold(0.0, f64::max)
+    };
+    routed_tokens(expected).map(of_token).fold(0.0, f64::max)
 }
 
 /// The outputs that are no routing.
@@ -254,6 +269,48 @@ mod tests {
     }
 
     #[test]
+    fn rounding_that_leaves_the_range_explains_nothing() {
+        for moved in [f64::INFINITY, f64::NAN] {
+            let comparison = compare_rounded(&[0, 2], &[0.5, 0.3, 0.2], &[moved, 0.3, 0.2]);
+            assert_eq!((comparison.margin, comparison.passed()), (MARGIN, false));
+        }
+    }
+
+    /// A margin of 0.9e-5 is a tie, one of 2e-5 is none.
+    #[test]
+    fn the_margin_of_f32_is_one_in_a_hundred_thousand() {
+        for (margin, is_tie) in [(0.9e-5, true), (2e-5, false)] {
+            assert_eq!(compare(&[0, 2], &[0.5, 0.25 + margin, 0.25]).passed(), is_tie, "{margin}");
+        }
+    }
+
+    /// The first module with weights that are off by `added` in the cases that say so; rounding moves those of the
+    /// second case by `moved`.
+    fn first_divergent(added: [f64; 2], moved: f64) -> Option<String> {
+        let reference = module(&[0.5, 0.3, 0.2], &[0, 1]);
+        let mut rounded = reference.clone();
+        rounded.get_mut("m").unwrap().choices.weights[0] += moved;
+        let mut comparison = RoutingComparison::default();
+        for (added, rounded) in added.into_iter().zip([&reference, &rounded]) {
+            let mut found = reference["m"].choices.clone();
+            found.weights[0] += added;
+            let backend = BackendRouting { choices: [("m".to_owned(), found)].into(), order: vec!["m".into()] };
+            comparison.add("case", &backend, &reference, rounded);
+        }
+        comparison.finish();
+        comparison.first_divergent
+    }
+
+    #[test]
+    fn weights_are_granted_what_rounding_does_in_any_case() {
+        assert_eq!(first_divergent([0.0, 0.9e-5], 0.0), None);
+        assert_eq!(first_divergent([0.0, 1.1e-5], 0.0).as_deref(), Some("m"));
+        assert_eq!(first_divergent([7e-4, 0.0], 1e-4), None);
+        assert_eq!(first_divergent([9e-4, 0.0], 1e-4).as_deref(), Some("m"));
+        assert_eq!(first_divergent([f64::NAN, 0.0], 1e-4).as_deref(), Some("m"));
+    }
+
+    #[test]
     fn another_expert_without_a_tie_fails() {
         let comparison = compare(&[0, 2], &[0.5, 0.3, 0.2]);
         let disagreement = comparison.unexplained.unwrap();
@@ -287,6 +344,7 @@ mod tests {
         let backend = BackendRouting { choices, order: ["a", "b", "c", "d"].map(str::to_owned).into() };
         let mut comparison = RoutingComparison::default();
         comparison.add("case", &backend, &reference, &reference);
+        comparison.finish();
         let places = (comparison.last_agreeing.as_deref(), comparison.first_divergent.as_deref());
         assert_eq!((places, comparison.decisions, comparison.equal), ((Some("b"), Some("c")), 4, 4));
     }

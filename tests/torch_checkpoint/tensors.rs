@@ -101,6 +101,47 @@ fn storages_of_bytes_are_read() {
     assert_eq!(opened(&file_of([("x", small)], &[("0", &[0; 4])])).0.dtype("x"), Some(Dtype::F8_E4M3));
 }
 
+/// More elements of the stated type than the storage has bytes for.
+#[test]
+fn a_typed_storage_says_the_type_of_its_tensors() {
+    let halves = |dtype| untyped(global("torch", "HalfStorage"), dtype, 8, &[8], &[1]);
+    let (checkpoint, _folder) = opened(&file_of([("x", halves("float16"))], &[("0", &[0; 16])]));
+    assert_eq!(checkpoint.dtype("x"), Some(Dtype::F16));
+    for other in ["float32", "bfloat16", "int8"] {
+        let parts = ["tensor \"x\" has another element type than its storage"];
+        assert_refused(&file_of([("x", halves(other))], &[("0", &[0; 16])]), ErrorKind::Malformed, &parts);
+    }
+}
+
+/// What PyTorch would do with these changes the values.
+#[test]
+fn a_tensor_is_what_made_it_and_nothing_later() {
+    let made = |opcodes: &mut dyn FnMut(&mut Vec<u8>)| {
+        let mut bytes = Vec::new();
+        whole("FloatStorage", "0", 1).write(&mut bytes);
+        opcodes(&mut bytes);
+        file_of([("x", Py::Raw(bytes))], &[("0", &[0; 4])])
+    };
+    let built = made(&mut |bytes| {
+        ints(&[1, 2]).write(bytes);
+        bytes.push(b'b');
+    });
+    let filled = made(&mut |bytes| {
+        bytes.push(b'(');
+        [Py::Int(0), Py::Float(9.0)].iter().for_each(|part| part.write(bytes));
+        bytes.push(b'u');
+    });
+    let appended = made(&mut |bytes| {
+        bytes.push(b'(');
+        Py::Int(0).write(bytes);
+        bytes.push(b'e');
+    });
+    for file in [built, filled, appended] {
+        let parts = ["tensor \"x\" whose values are set after it was made"];
+        assert_refused(&file, ErrorKind::Unsupported, &parts);
+    }
+}
+
 #[test]
 fn strided_views_are_read_in_row_major_order() {
     let values: Vec<f32> = (0..12u8).map(f32::from).collect();

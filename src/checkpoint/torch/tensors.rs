@@ -213,8 +213,15 @@ impl<'p> Reader<'_, 'p> {
     /// The function that makes a tensor, and its arguments.
     fn made(&self, value: Value) -> Result<(Rebuild, &'p [Value]), CheckpointError> {
         let made = self.pickle.call(value).filter(|(call, _)| call.made == Made::Reduce);
-        let made = made.and_then(|(call, global)| Some((globals::rebuild(global)?, self.pickle.tuple(call.args)?)));
-        made.ok_or_else(|| self.faulty(format!("must be a tensor, found {}", self.pickle.kind(value))))
+        let made =
+            made.and_then(|(call, global)| Some((call, globals::rebuild(global)?, self.pickle.tuple(call.args)?)));
+        match made {
+            Some((call, ..)) if call.state.is_some() || !call.items.is_empty() || !call.list.is_empty() => {
+                Err(self.unsupported("whose values are set after it was made"))
+            }
+            Some((_, rebuild, args)) => Ok((rebuild, args)),
+            None => Err(self.faulty(format!("must be a tensor, found {}", self.pickle.kind(value)))),
+        }
     }
 
     fn inner(&self, function: Value, class: Value, args: Value) -> Result<(Rebuild, &'p [Value]), CheckpointError> {
@@ -244,8 +251,9 @@ impl<'p> Reader<'_, 'p> {
         let dtype = match (info.elements, dtype) {
             (Elements::Typed(dtype), None) => dtype,
             (Elements::Unknown, _) => return Err(self.unsupported("of an element type that cannot be described")),
-            (_, Some(dtype)) => match self.pickle.global(dtype).and_then(globals::dtype) {
-                Some(dtype) => dtype,
+            (elements, Some(dtype)) => match self.pickle.global(dtype).and_then(globals::dtype) {
+                Some(dtype) if elements == Elements::Bytes || elements == Elements::Typed(dtype) => dtype,
+                Some(_) => return Err(self.faulty("has another element type than its storage".into())),
                 None => return Err(self.unsupported("of an element type that cannot be described")),
             },
             (Elements::Bytes, None) => return Err(self.faulty("has no element type".into())),
