@@ -171,6 +171,38 @@ class Table(unittest.TestCase):
         self.assertIn("native f16: b: `output` is off", lines)
         self.assertIn("check-native ended with code 3", lines)
 
+    def test_a_run_fails_where_ours_is_wrong_or_a_stage_found_nothing(self):
+        held = {"index": 0, "name": "native f16: a", "found": {"errors": {}, "problems": []}}
+        tool = {"tool": "memcheck", "summary": "ERROR SUMMARY: 0 errors"}
+        right = {
+            "stages": {"check-native-f16": [held], "sanitize": [tool], "times": [timed("base", 1e-6)]},
+            "onnxruntime": {"records": [{"name": "base", "found": {}, "problems": []}]},
+            "lost": [],
+        }
+        stages = ["check", "sanitize", "times", "onnxruntime"]
+        self.assertFalse(table.is_wrong(right, stages))
+        hazards = {"tool": "racecheck", "problem": "35 hazards"}
+        self.assertFalse(table.is_wrong({**right, "stages": {**right["stages"], "sanitize": [tool, hazards]}}, stages))
+        rival = timed("base", 1e-6)
+        rival["found"]["notes"]["failed"] = {cases.MHA: "RuntimeError: no back end"}
+        self.assertFalse(table.is_wrong({**right, "stages": {**right["stages"], "times": [rival]}}, stages))
+        in_place = timed("base", 1e-6)
+        in_place["found"]["notes"]["failed"] = {cases.IN_PLACE: "CallError: no memory"}
+        faults = {
+            "check-native-f16": [{**held, "found": {"errors": {}, "problems": ["off"]}}],
+            "check-native-f32": [{"index": 0, "name": "native f32: a", "failed": "CallError: limit (unsupported)"}],
+            "sanitize": [{"tool": "memcheck", "problem": "512 errors"}],
+            "times": [timed("base", 1e-6, wrong=True)],
+        }
+        faulty = [{**right, "stages": {**right["stages"], name: records}} for name, records in faults.items()]
+        faulty += [{**right, "stages": {**right["stages"], "times": found}} for found in ([in_place], [{"index": 0, "failed": "x"}])]
+        faulty += [{**right, "onnxruntime": {"records": [record]}} for record in ({"failed": "x"}, {"found": {}, "problems": ["x"]})]
+        faulty += [{**right, "lost": ["a stage"]}]
+        faulty += [{**right, "stages": {n: r for n, r in right["stages"].items() if n != name}} for name in right["stages"]]
+        for number, results in enumerate(faulty):
+            self.assertTrue(table.is_wrong(results, stages), number)
+        self.assertEqual(conductor.judge_sanitizer("nothing", 0, False)["problem"], "ended with code 0: nothing")
+
     def test_volta_on_a_newer_gpu_is_no_proof_of_its_instruction(self):
         for kind, said in [("native f16", 0), ("sm70 f32", 0), ("sm70 f16", 1)]:
             record = {"index": 0, "name": f"{kind}: a", "found": {"errors": {}, "problems": []}}

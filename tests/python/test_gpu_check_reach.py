@@ -100,8 +100,10 @@ def reached_by_checks():
             reached = found.setdefault(f"{path} {element}", set())
             for check in checks.checks_of(path):
                 attributes, given, wanted = check.make(Shapes(), feeds.DTYPES[element])
+                shared = check.room is not None
+                given = feeds.with_room(given, check.case.tokens + check.room) if shared else given
                 shapes = {name: tuple(tensor.shape) for name, tensor in given.items()}
-                options = (tf32, check.multiprocessors)
+                options = (tf32, check.multiprocessors, shared)
                 reached |= launches.of(kernels, check.operator, attributes, element, shapes, wanted, *options)
     return found
 

@@ -28,6 +28,10 @@ GATE_MODES = ["softmax_topk", "softmax_topk_renorm", "topk_softmax"]
 ACTIVATIONS = ["relu", "gelu", "silu"]
 REGIMES = ["dense", "sparse", "grouped", "grouped-reduce"]
 TF32 = 1
+SHARED_CACHES = 2
+
+#: Outputs that are the memory of inputs where caches are shared.
+SHARED = {"present_key": "past_key", "present_value": "past_value"}
 
 #: Makes small calls take the kernels of large ones (custom_ops/cuda/driver).
 MULTIPROCESSORS = "MOA_CUDA_MULTIPROCESSORS"
@@ -259,15 +263,16 @@ class Kernels:
         self.library.call("moa_cuda_faults", self.handle, byref(bits))
         return bits.value
 
-    def plan(self, operator, attributes, element, shapes, wanted, tf32=False, multiprocessors=None):
-        """A plan, as for a device of so many multiprocessors where a number is given."""
+    def plan(self, operator, attributes, element, shapes, wanted, tf32=False, multiprocessors=None, shared=False):
+        """A plan, as for a device of so many multiprocessors where a number is given; `shared`: caches may have room."""
+        flags = (TF32 if tf32 else 0) | (SHARED_CACHES if shared else 0)
         with variable(MULTIPROCESSORS, None if multiprocessors is None else str(multiprocessors)):
-            return Plan(self, operator, attributes, element, shapes, wanted, tf32)
+            return Plan(self, operator, attributes, element, shapes, wanted, flags)
 
 
-def node_of(operator, attributes, element, tf32=False):
+def node_of(operator, attributes, element, flags=0):
     """The structure for an operator, its attributes by name and an element type."""
-    node = Node(operator_id=OPERATORS.index(operator), element=ELEMENTS.index(element), flags=TF32 if tf32 else 0)
+    node = Node(operator_id=OPERATORS.index(operator), element=ELEMENTS.index(element), flags=flags)
     names = {"gate_mode": GATE_MODES, "activation": ACTIVATIONS}
     for name, value in attributes.items():
         setattr(node, name, names[name].index(value) if name in names else value)
@@ -277,18 +282,18 @@ def node_of(operator, attributes, element, tf32=False):
 class Plan:
     """One node for one set of shapes, by names of the schema; `wanted` names the outputs that somebody asks for."""
 
-    def __init__(self, kernels, operator, attributes, element, shapes, wanted, tf32):
+    def __init__(self, kernels, operator, attributes, element, shapes, wanted, flags):
         self.library, self.handle = kernels.library, c_void_p()
         self.operator, self.inputs, self.outputs = operator, INPUTS[operator], OUTPUTS[operator]
-        node = node_of(operator, attributes, element, tf32)
+        node = node_of(operator, attributes, element, flags)
         raw = (Shape * len(self.inputs))(*[Shape.of(shapes.get(name)) for name in self.inputs])
-        flags = (c_uint8 * len(self.outputs))(*[name in wanted for name in self.outputs])
+        asked = (c_uint8 * len(self.outputs))(*[name in wanted for name in self.outputs])
         count, outputs = len(raw), (Shape * len(self.outputs))()
         self.library.call("moa_cuda_output_shapes", byref(node), raw, count, outputs, len(outputs))
         dims = {name: tuple(shape.dims[: shape.rank]) for name, shape in zip(self.outputs, outputs)}
         self.output_shapes = {name: dims[name] for name in self.outputs if name in wanted}
         handle = byref(self.handle)
-        self.library.call("moa_cuda_plan_create", kernels.handle, byref(node), raw, count, flags, len(flags), handle)
+        self.library.call("moa_cuda_plan_create", kernels.handle, byref(node), raw, count, asked, len(asked), handle)
         info = PlanInfo()
         self.library.call("moa_cuda_plan_describe", self.handle, byref(info))
         self.workspace_bytes, self.launches = info.workspace_bytes, info.launches

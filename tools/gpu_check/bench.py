@@ -59,7 +59,8 @@ class CaseRun:
         return copies_of(self.case, held, self.l2_bytes)
 
     def add_ours(self):
-        """Our kernels over copies of all inputs; and, where a cache grows, again with the whole new cache written."""
+        """Our kernels over copies of all inputs; and, where a cache grows, again with the whole new cache written, and
+        with caches that grow in place."""
         plans = {cases.OURS: (self.ours.kernels, ["output"]), cases.SERIAL: (self.ours.serial, ["output"])}
         if self.ours.without_wgmma is not None and self.case.rows > cases.WGMMA_ROWS:
             plans[cases.WITHOUT_WGMMA] = (self.ours.without_wgmma, ["output"])
@@ -74,9 +75,20 @@ class CaseRun:
                 if name == cases.OURS:
                     raise
                 self._note_failure(name, error)
+        if self.case.past:
+            try:
+                self._add_in_place(copies)
+            except Exception as error:  # noqa: BLE001
+                self._note_failure(cases.IN_PLACE, error)
+
+    def _add_in_place(self, copies):
+        """A call writes the same rows again and again: of a cache that is read to its end, the time is the same."""
+        grown = [feeds.with_room(copy, self.case.tokens) for copy in copies]
+        self._add_own(cases.IN_PLACE, self.ours.kernels, ["output", "present_key", "present_value"], grown)
 
     def _add_own(self, name, kernels, wanted, copies):
-        call = Call(kernels, "MoASelfAttention", self.attributes, ELEMENT, self.feeds, wanted)
+        shared = name == cases.IN_PLACE
+        call = Call(kernels, "MoASelfAttention", self.attributes, ELEMENT, copies[0], wanted, shared=shared)
         self.calls.append(call)
         runs = [call.bind(copy) for copy in copies]
         runs[-1]()

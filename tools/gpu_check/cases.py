@@ -17,8 +17,10 @@ DENSE = "dense-compiled"
 GROUPED = "grouped-triton"
 OURS = "moa"
 
-#: Ours again: writing the whole new cache, with the inputs in the cache, and without overlap of kernels.
+#: Ours again: writing the whole new cache, growing it in place, with the inputs in the cache, and without overlap of
+#: kernels.
 PRESENT = f"{OURS}+present"
+IN_PLACE = f"{OURS}, in place"
 WARM = f"{OURS}, warm cache"
 SERIAL = f"{OURS}, no overlap"
 #: And without the warpgroup products of Hopper, which plans use for large products unless `MOA_CUDA_WGMMA` is 0.

@@ -42,6 +42,8 @@ class Check:
     skip: bool = True
     #: Planned as for a device of so few, so that a small call takes the kernels of a large one.
     multiprocessors: int | None = None
+    #: Rows behind those that the call adds to caches that grow in place.
+    room: int | None = None
 
     @property
     def name(self):
@@ -55,6 +57,7 @@ class Check:
             "unaligned" if self.unaligned else "",
             "" if self.skip else "pads routed",
             f"as on {self.multiprocessors} SM" if self.multiprocessors else "",
+            f"in place, {self.room} to spare" if self.room is not None else "",
         ]
         layer, case = self.case.layer, self.case
         return " ".join([layer.name, layer.gate_mode, f"{case.batch}x{case.tokens}", *filter(None, notes)])
@@ -117,6 +120,10 @@ def all_checks():
         *(Check(_case(_with(MANY, mode), 2, 33, causal=True), pads="mixed") for mode in cases_gate_modes()),
         Check(_case(MANY, 1, 1, 7, True)),
         Check(_case(ODD, 3, 200), routing="idle"),
+        Check(_case(base, 3, 1, 200, True), room=55),
+        Check(_case(base, 2, 90, 37, True), pads="ragged", room=0),
+        Check(_case(jetmoe, 8, 1, 127, True), room=384),
+        Check(_case(ODD, 2, 7, 5, True), pads="mixed", room=3),
         Check(_case(base, 2, 128), unaligned=True),
         Check(_case(jetmoe, 2, 150, causal=True), unaligned=True),
         Check(_case(base, 3, 40), **cross, extent=57, pads="mixed"),
@@ -185,16 +192,20 @@ def run_check(kernels, check, kind, seed):
     """One check with one element type: what was found, as JSON."""
     element, tf32 = KINDS[kind]
     attributes, given, wanted = check.make(feeds.Source(seed, feeds.DEVICE), feeds.DTYPES[element])
-    call = Call(kernels, check.operator, attributes, element, given, wanted, tf32, check.multiprocessors)
+    shared = check.room is not None
+    held = feeds.with_room(given, check.case.tokens + check.room) if shared else given
+    call = Call(kernels, check.operator, attributes, element, held, wanted, tf32, check.multiprocessors, shared)
     try:
-        run = call.bind(given)
+        run = call.bind(held)
         call.poison()
         run()
         torch.cuda.synchronize()
         first = call.copies()
+        caches = {name: held[past][:, :, : check.case.keys].clone() for name, past in call.shared.items()}
         evaluate = reference.OPERATORS[check.operator]
-        verdict = compare(first, lambda indices: evaluate(attributes, given, indices), kind)
+        verdict = compare(first | caches, lambda indices: evaluate(attributes, given, indices), kind)
         verdict.problems += repeats(call, run, first)
+        verdict.problems += changes(check, call, held, caches)
         found = {"regime": call.plan.regime, "launches": call.plan.launches, "workspace": call.plan.workspace_bytes}
         return {**found, "errors": verdict.errors, "swapped": verdict.swapped, "problems": verdict.problems}
     finally:
@@ -220,6 +231,17 @@ def repeats(call, run, first):
         if not bitwise_equal(call.outputs, first):
             problems.append(f"replay {replay} of a captured graph differs")
             break
+    return problems
+
+
+def changes(check, call, held, caches):
+    """Problems of caches that grew in place: other bits after later runs, or something behind the new rows."""
+    problems = []
+    for name, past in call.shared.items():
+        if not torch.equal(held[past][:, :, : check.case.keys].view(torch.uint8), caches[name].view(torch.uint8)):
+            problems.append(f"later runs change {name}")
+        if not held[past][:, :, check.case.keys :].isnan().all():
+            problems.append(f"something was written behind the new rows of {name}")
     return problems
 
 

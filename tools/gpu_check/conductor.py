@@ -180,6 +180,10 @@ def kill(process):
         return -9
 
 
+#: What a run may do, in this order.
+STAGES = ["check", "sanitize", "ceilings", "times", "onnxruntime"]
+
+
 def judge_sanitizer(text, code, late):
     """What the output of one tool says."""
     lines = text.splitlines()
@@ -193,7 +197,7 @@ def judge_sanitizer(text, code, late):
     if code == 9 or (summary and counted(summary) != 0):
         first = next((line.strip("= ") for line in lines if line.startswith("=========") and "COMPUTE" not in line), "")
         return {**found, "problem": f"{summary}; first: {first}"}
-    if code:
+    if code or not summary:
         return {**found, "problem": f"ended with code {code}: {lines[-1] if lines else ''}"[:300]}
     return found
 
@@ -238,7 +242,7 @@ class Run:
         self.kit, self.out = Path(kit).resolve(), Path(out).resolve()
         self.begin, self.budget, self.check_share = time.monotonic(), budget, check_share
         self.without = without
-        self.stages = stages or ["check", "sanitize", "ceilings", "times", "onnxruntime"]
+        self.stages = stages or STAGES
         self.out.mkdir(parents=True, exist_ok=True)
         self.work = self.kit / "work"
         shutil.rmtree(self.work, ignore_errors=True)

@@ -106,6 +106,16 @@ def self_attention(source, case, dtype, pads="none", routing="even", present=Tru
     return attributes, feeds, outputs
 
 
+def with_room(feeds, rows):
+    """The same feeds with `rows` rows behind the past, for the new tokens and more; what stands there is never read."""
+    grown = dict(feeds)
+    for name in ("past_key", "past_value"):
+        past = feeds[name]
+        room = torch.full((*past.shape[:2], rows, past.shape[3]), float("nan"), dtype=past.dtype, device=past.device)
+        grown[name] = torch.cat([past, room], dim=2).contiguous()
+    return grown
+
+
 def cross_attention(source, case, dtype, keys, pads="none", routing="even"):
     """Feeds and attributes of `MoACrossAttention`: the layer of `case` over `keys` given keys and values."""
     attributes, feeds, _ = self_attention(source, case, dtype, routing=routing)

@@ -188,7 +188,7 @@ def compare_layer(ort, name, sizes, library, provider):
         found[f"operator {kind}"]["error"] = error
         if not error <= limit:
             problems.append(f"{kind} is off by {error:.1e}")
-    return {"name": name, "found": found, "text": line_of(found, problems)}
+    return {"name": name, "found": found, "problems": problems, "text": line_of(found, problems)}
 
 
 def line_of(found, problems):

@@ -3,6 +3,7 @@
 import torch
 
 from . import feeds
+from .abi import SHARED
 
 
 def stream():
@@ -23,13 +24,17 @@ def output_dtype(name, element):
 
 
 class Call:
-    """One operator for one set of shapes, with outputs and a workspace of its own."""
+    """One operator for one set of shapes, with outputs and a workspace of its own; `shared` caches are no outputs of its
+    own, but grow where `feeds` has them."""
 
-    def __init__(self, kernels, operator, attributes, element, feeds, wanted, tf32=False, multiprocessors=None):
+    def __init__(self, kernels, operator, attributes, element, feeds, wanted, tf32=False, multiprocessors=None, shared=False):
         shapes = {name: tuple(tensor.shape) for name, tensor in feeds.items()}
-        self.plan = kernels.plan(operator, attributes, element, shapes, wanted, tf32, multiprocessors)
+        self.plan = kernels.plan(operator, attributes, element, shapes, wanted, tf32, multiprocessors, shared)
+        self.shared = SHARED if shared else {}
         self.outputs = {
-            name: poisoned(shape, output_dtype(name, element)) for name, shape in self.plan.output_shapes.items()
+            name: poisoned(shape, output_dtype(name, element))
+            for name, shape in self.plan.output_shapes.items()
+            if name not in self.shared
         }
         self.workspace = poisoned((self.plan.workspace_bytes + 256,), torch.uint8)
         start = self.workspace.data_ptr()
@@ -42,6 +47,7 @@ class Call:
                 raise ValueError(f"{name} is not contiguous")
         inputs = {name: tensor.data_ptr() for name, tensor in feeds.items()}
         outputs = {name: tensor.data_ptr() for name, tensor in self.outputs.items()}
+        outputs |= {name: inputs[past] for name, past in self.shared.items()}
         launch = self.plan.bind(inputs, outputs, self.workspace_address)
 
         def run():

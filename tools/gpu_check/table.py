@@ -21,7 +21,13 @@ SHORT = {
 RIVALS = list(SHORT)
 
 #: Ours in other circumstances, in microseconds.
-OWN = {cases.WARM: "warm", cases.SERIAL: "serial", cases.WITHOUT_WGMMA: "no wgmma", cases.PRESENT: "+present"}
+OWN = {
+    cases.WARM: "warm",
+    cases.SERIAL: "serial",
+    cases.WITHOUT_WGMMA: "no wgmma",
+    cases.PRESENT: "+present",
+    cases.IN_PLACE: "in place",
+}
 HEADER = ["bf16, graph, cold cache", "moa us", "iqr", *OWN.values(), "% floor", "regime", *SHORT.values()]
 
 
@@ -153,6 +159,35 @@ def problems(results, most=14):
     lines += results.get("lost", [])
     shown = [line.replace("\n", " ")[:200] for line in lines[:most]]
     return shown + ([f"… and {len(lines) - most} more in results.json"] if len(lines) > most else [])
+
+
+#: Its hazards are told and fail nothing: it does not follow barriers at which one lane arrives for its warp, which
+#: `barriers` shows.
+UNSURE = "racecheck"
+
+
+def is_wrong(results, stages):
+    """Whether something of ours is wrong, or a stage that was asked for found nothing."""
+    rows, found = check_rows(results), results.get("stages", {})
+    if results["lost"] or any(row[2] or (row[3] and row[0].startswith("native")) for row in rows):
+        return True
+    tools = [record for record in found.get("sanitize", []) if record["tool"] != UNSURE]
+    times = [record for record in found.get("times", []) if "index" in record]
+    sessions = results.get("onnxruntime") or {}
+    records = sessions.get("records", [])
+    nothing = {"check": not rows, "sanitize": not tools, "times": not times}
+    return (
+        any(nothing.get(stage) for stage in stages)
+        or any("problem" in record for record in tools)
+        or any("found" not in record or is_ours_wrong(record["found"]) for record in times)
+        or any("found" not in record or record.get("problems") for record in records)
+    )
+
+
+def is_ours_wrong(found):
+    """Whether a timed case has a wrong or failed contestant of ours."""
+    names = [name for what in ("wrong", "failed") for name in found.get("notes", {}).get(what, {})]
+    return any(name == cases.OURS or name in OWN for name in names)
 
 
 def gpu_line(results):

@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from . import pieces, tensors
+from .arguments import words
 from .programs import ended, is_signal, reason
 
 #: The plan of each model that is run by itself, sizes of its open dimensions, which hold every case of `verify` (80 tokens on
@@ -299,9 +300,9 @@ class Job:
         """The outputs of one graph beside those of the standard form in ONNX Runtime."""
         inputs, outputs, expected = (files / f"compared-{name}.safetensors" for name in ("in", "out", "expected"))
         write_inputs(inputs, self.model, self.dtype)
-        words = ["--inputs", inputs, "--outputs", outputs, "--force"]
-        self.stage.run(f"run {label}", [self.program, "run", self.built(form)[1], *words], needs=[f"build {label}"])
-        words = ["--inputs", inputs, "--outputs", expected, "--force", "--backend", "ort-function"]
+        files = ["--inputs", inputs, "--outputs", outputs, "--force"]
+        self.stage.run(f"run {label}", [self.program, "run", self.built(form)[1], *files], needs=[f"build {label}"])
+        files = ["--inputs", inputs, "--outputs", expected, "--force", "--backend", "ort-function"]
         command = [self.program, "run", self.export_of("standard") / f"{self.graph}.onnx", *words]
         beside = f"run {label} in ONNX Runtime"
         self.stage.run(beside, command, needs=[f"export {self.model} {self.dtype} standard"])
@@ -444,17 +445,6 @@ def all_steps(stage, options, work):
         jobs[tuple(key)].time([batch, tokens])
 
 
-def words(known):
-    """Reads names of `known` with commas between them."""
-
-    def read(text):
-        if unknown := [word for word in text.split(",") if word not in known]:
-            raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is none of {', '.join(known)}")
-        return text.split(",")
-
-    return read
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kit", type=Path, required=True)
@@ -476,7 +466,8 @@ def main():
     stage.run("ops", [program, "ops"], says="compute capability")
     all_steps(stage, options, work)
     print(f"{options.out}/tensorrt.txt")
-    sys.exit(any(step["state"] == "failed" for step in stage.steps))
+    states = [step["state"] for step in stage.steps]
+    sys.exit("failed" in states or "passed" not in states)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@
  * another call uses it, or while work that it enqueued is pending, or a graph that holds such work may still run.
  *
  * The environment variable MOA_CUDA_OVERLAP=0 keeps kernels from starting before the one in front of them has ended.
- * MOA_CUDA_WGMMA=1 lets large products of f16 and bf16 tensors use the warpgroup products of compute capability 9.0
- * (not measured). Both are read by moa_cuda_create. MOA_CUDA_MULTIPROCESSORS=N, read by moa_cuda_plan_create, plans as
+ * MOA_CUDA_WGMMA=0 keeps large products of f16 and bf16 tensors from the warpgroup products of compute capability 9.0.
+ * Both are read by moa_cuda_create. MOA_CUDA_MULTIPROCESSORS=N, read by moa_cuda_plan_create, plans as
  * for a device of N multiprocessors, for checks.
  *
  * Structures begin with their size, which the caller sets to sizeof: a newer library takes the structures of an older
@@ -66,6 +66,8 @@ extern "C" {
 
 /* flags of moa_cuda_node. */
 #define MOA_CUDA_TF32 1u /* products of f32 tensors may round their factors to TF32 */
+#define MOA_CUDA_SHARED_CACHES 2u /* caches of self-attention may have room, and are updated in place then: the schema's
+                                     "Shared caches"; the new ones are wanted and have the addresses of the past */
 
 #define MOA_CUDA_MAX_RANK 4
 

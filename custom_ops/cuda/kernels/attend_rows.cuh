@@ -57,8 +57,8 @@ struct Cache {
         const size_t pair = (size_t)rows.batch * p.kv_heads + rows.head;
         past_rows = p.past;
         head = p.head;
-        past = (const T *)past_cache + pair * p.past * p.head;
-        behind = (const T *)cache + ((pair + 1) * cache_rows - p.keys) * p.head;
+        past = (const T *)past_cache + pair * p.past_rows * p.head;
+        behind = (const T *)cache + (pair * cache_rows + first_new_row(p, cache_rows)) * p.head - (size_t)p.past * p.head;
     }
 
     DEVICE const T *row(int key) const { return (key < past_rows ? past : behind) + (long long)key * head; }

@@ -10,15 +10,15 @@ struct Parameters {
     const void *kv_weight;  // [C, 2 * w], keys first.
     const void *output_weight;  // [E, w, C].
     const void *output_bias;  // [C], or null.
-    const void *past_key;  // [B, G, P, D].
-    const void *past_value;  // [B, G, P, D].
+    const void *past_key;  // [B, G, past_rows, D]: the past is the first P rows.
+    const void *past_value;  // [B, G, past_rows, D], the same of values.
     const float *cos_cache;  // [rotary_positions, D / 2].
     const float *sin_cache;  // [rotary_positions, D / 2].
     const long long *position_ids;  // [N].
     void *output;  // [N, C].
     long long *topk_indices;  // [N, k], or null.
     float *topk_weights;  // [N, k], or null.
-    void *key;  // [B, G, key_rows, D]: the keys behind the past are its last rows.
+    void *key;  // [B, G, key_rows, D]: the keys behind the past stand behind its P rows, or are all there is.
     void *value;  // [B, G, value_rows, D], the same of values.
     void *rows;  // [N, E, w] where every expert is computed, else [N, k, w]: queries or hidden rows.
     void *attended;  // [N, k, w] times gate; slots by rising expert.
@@ -35,7 +35,8 @@ struct Parameters {
     int tokens;  // T.
     int past;  // P.
     int keys;  // S.
-    int key_rows;  // S where the past belongs into key, else the keys behind the past.
+    int past_rows;  // P, or the capacity M of caches that are updated in place.
+    int key_rows;  // S where the past is copied into key, M where key is past_key, else the keys behind the past.
     int value_rows;  // The same of value.
     int width;  // C.
     int experts;  // E.
@@ -72,4 +73,4 @@ struct Parameters {
 };
 
 const int PARAMETERS_POINTERS = 29;
-static_assert(sizeof(Parameters) == 384, "the fields have no padding between them");
+static_assert(sizeof(Parameters) == 392, "the fields have no padding between them");

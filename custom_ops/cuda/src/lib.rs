@@ -94,6 +94,9 @@ pub use catalog::{entry_points, module_source};
 pub use device::{Device, Element, Options};
 pub use parameters::{Buffer, Parameters, c_header};
 
+/// SHA-256 of the kernel sources in hexadecimal: the planner, and what the kernels take, are for these alone.
+pub const SOURCE_HASH: &str = env!("MOA_CUDA_SOURCE_HASH");
+
 /// Alignment of the workspace and of everything in it, in bytes.
 pub const WORKSPACE_ALIGNMENT: usize = 256;
 

@@ -77,15 +77,15 @@ parameters! {
         kv_weight: "const void *", "`[C, 2 * w]`, keys first.";
         output_weight: "const void *", "`[E, w, C]`.";
         output_bias: "const void *", "`[C]`, or null.";
-        past_key: "const void *", "`[B, G, P, D]`.";
-        past_value: "const void *", "`[B, G, P, D]`.";
+        past_key: "const void *", "`[B, G, past_rows, D]`: the past is the first `P` rows.";
+        past_value: "const void *", "`[B, G, past_rows, D]`, the same of values.";
         cos_cache: "const float *", "`[rotary_positions, D / 2]`.";
         sin_cache: "const float *", "`[rotary_positions, D / 2]`.";
         position_ids: "const long long *", "`[N]`.";
         output: "void *", "`[N, C]`.";
         topk_indices: "long long *", "`[N, k]`, or null.";
         topk_weights: "float *", "`[N, k]`, or null.";
-        key: "void *", "`[B, G, key_rows, D]`: the keys behind the past are its last rows.";
+        key: "void *", "`[B, G, key_rows, D]`: the keys behind the past stand behind its `P` rows, or are all there is.";
         value: "void *", "`[B, G, value_rows, D]`, the same of values.";
         rows: "void *", "`[N, E, w]` where every expert is computed, else `[N, k, w]`: queries or hidden rows.";
         attended: "void *", "`[N, k, w]` times gate; slots by rising expert.";
@@ -104,7 +104,8 @@ parameters! {
         tokens, "`T`.";
         past, "`P`.";
         keys, "`S`.";
-        key_rows, "`S` where the past belongs into `key`, else the keys behind the past.";
+        past_rows, "`P`, or the capacity `M` of caches that are updated in place.";
+        key_rows, "`S` where the past is copied into `key`, `M` where `key` is `past_key`, else the keys behind the past.";
         value_rows, "The same of `value`.";
         width, "`C`.";
         experts, "`E`.";

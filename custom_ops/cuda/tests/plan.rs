@@ -24,6 +24,8 @@ struct Shape {
     rotary: bool,
     gated: bool,
     returns_cache: bool,
+    /// Rows to spare of caches that are updated in place.
+    room: Option<usize>,
     wgmma: bool,
 }
 
@@ -45,12 +47,15 @@ prop_compose! {
         width in prop_oneof![size(9000), (1..=64_usize).prop_map(|lines| 64 * lines)],
         experts in size(256), share in 0.0..1.0_f64, kv_heads in size(32),
         head in prop_oneof![size(256), (1..=4_usize).prop_map(|lines| 64 * lines)], hidden in size(20_000),
-        rotary in any::<bool>(), gated in any::<bool>(), returns_cache in any::<bool>(), wgmma in any::<bool>(),
+        rotary in any::<bool>(), gated in any::<bool>(), returns_cache in any::<bool>(),
+        room in prop::option::of(0..5000_usize), wgmma in any::<bool>(),
     ) -> Shape {
         let top_k = 1 + (share * experts.min(128) as f64) as usize;
         let top_k = top_k.min(experts).min(128);
         let rotary = rotary && head % 2 == 0;
-        Shape { batch, tokens, past, width, experts, top_k, kv_heads, head, hidden, rotary, gated, returns_cache, wgmma }
+        Shape {
+            batch, tokens, past, width, experts, top_k, kv_heads, head, hidden, rotary, gated, returns_cache, room, wgmma,
+        }
     }
 }
 
@@ -93,6 +98,7 @@ fn plan_of(operator: Operator, shape: &Shape, element: Element, device: &Device)
             };
             let settings = SelfAttentionSettings {
                 rotary_positions: shape.rotary.then_some(past + tokens),
+                capacity: shape.room.map(|rows| past + tokens + rows),
                 returns_keys: shape.returns_cache,
                 returns_values: shape.returns_cache,
             };
@@ -354,7 +360,7 @@ proptest! {
     ) {
         let shape = Shape {
             batch, tokens, past: 0, width, experts: 8, top_k: 2, kv_heads: 2, head: 64, hidden: width, rotary: false,
-            gated: true, returns_cache: true, wgmma: true,
+            gated: true, returns_cache: true, room: None, wgmma: true,
         };
         let device = Device { compute_capability: (9, 0), multiprocessors: 132, shared_bytes_per_block: 232_448 };
         if tokens > 1 << 40 || width > 1 << 40 {
@@ -379,6 +385,7 @@ fn limits_are_named() {
         rotary: false,
         gated: false,
         returns_cache: false,
+        room: None,
         wgmma: false,
     };
     let device = Device { compute_capability: (8, 0), multiprocessors: 108, shared_bytes_per_block: 166_912 };
@@ -428,6 +435,7 @@ fn regimes_follow_from_sizes() {
             rotary: false,
             gated: false,
             returns_cache: true,
+            room: None,
             wgmma: true,
         };
         let plan = plan_of(Operator::SelfAttention, &shape, Element::Bf16, &device).unwrap();

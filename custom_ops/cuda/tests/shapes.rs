@@ -48,8 +48,7 @@ fn plan_with(
     };
     let settings = SelfAttentionSettings {
         rotary_positions: rotates.then_some(past + tokens),
-        returns_keys: false,
-        returns_values: false,
+        ..SelfAttentionSettings::default()
     };
     plan::self_attention(&dims, &attributes, &settings, element, &device, options).unwrap()
 }

@@ -13,10 +13,6 @@ use crate::attributes::Attributes;
 use crate::failure::{Failure, catch};
 use crate::ffi::{Activation, Call, Inputs};
 
-/// When a cache may have room.
-const ONE_BUFFER: &str =
-    "where past_key and present_key, and past_value and present_value, are bound to one buffer each";
-
 impl From<ShapeError> for Failure {
     fn from(error: ShapeError) -> Self {
         Self::argument(error.to_string())
@@ -67,7 +63,7 @@ fn self_attention<T: Activation>(
         position_ids: inputs.optional(own::POSITION_IDS, Inputs::longs)?,
     };
     if let (Some(rows), true) = (capacity, given.past_key.is_some() || given.past_value.is_some()) {
-        return Err(dims.short_mask(rows, ONE_BUFFER).into());
+        return Err(dims.separate_caches(rows).into());
     }
     let mut wanted = SelfAttentionOutputs {
         output: outputs.required::<T>(own::OUTPUT)?,

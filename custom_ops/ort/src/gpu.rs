@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use moa_cuda::{Element, Options};
-use moa_cuda_driver::{BoundPlan, Buffers, Context, Driver, Error, KernelSet, Node, Stream, find_archive};
+use moa_cuda_driver::{BoundPlan, Buffers, Caches, Context, Driver, Error, KernelSet, Node, Stream, find_archive};
 
 use crate::attributes::Attributes;
 use crate::failure::{Failure, Fault};
@@ -28,7 +28,7 @@ impl From<Error> for Failure {
 impl From<&Attributes> for Node {
     fn from(attributes: &Attributes) -> Self {
         match *attributes {
-            Attributes::SelfAttention(attributes) => Self::SelfAttention(attributes),
+            Attributes::SelfAttention(attributes) => Self::SelfAttention(attributes, Caches::Shared),
             Attributes::CrossAttention(attributes) => Self::CrossAttention(attributes),
             Attributes::FeedForward(attributes) => Self::FeedForward(attributes),
         }

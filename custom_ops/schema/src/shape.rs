@@ -138,13 +138,19 @@ impl SelfAttentionDims {
     pub fn new(shapes: &[Option<&[usize]>], attributes: &SelfAttentionAttributes) -> Result<Self, ShapeError> {
         match Self::with_capacity(shapes, attributes)? {
             (dims, None) => Ok(dims),
-            (dims, Some(rows)) => Err(dims.short_mask(rows, "which the CPU kernel alone takes")),
+            (dims, Some(rows)) => Err(dims.short_mask(rows, "which ONNX Runtime's kernels take")),
         }
     }
 
-    /// Why a mask is refused that covers fewer tokens than a cache of `rows` rows and the new ones; `room` says when a
-    /// cache may have room.
-    pub fn short_mask(&self, rows: usize, room: &str) -> ShapeError {
+    /// Why a mask is refused that covers fewer tokens than a cache of `rows` rows and the new ones, for an
+    /// implementation that serves shared caches, which these are not.
+    pub fn separate_caches(&self, rows: usize) -> ShapeError {
+        let room = "where past_key and present_key, and past_value and present_value, are bound to one buffer each";
+        self.short_mask(rows, room)
+    }
+
+    /// `room` says when a cache may have room.
+    fn short_mask(&self, rows: usize, room: &str) -> ShapeError {
         let Self { tokens, past, .. } = *self;
         ShapeError(format!(
             "{}: attention_mask has {} columns, expected {}: {rows} of the past and {tokens} of hidden_states; fewer are \

@@ -85,7 +85,7 @@ fn the_mask_says_whether_a_cache_is_shared() {
 #[test]
 fn a_shared_cache_is_refused_where_none_is_served() {
     let expected = "MoASelfAttention: attention_mask has 9 columns, expected 35: 30 of the past and 5 of hidden_states; \
-                    fewer are for caches with room, which the CPU kernel alone takes";
+                    fewer are for caches with room, which ONNX Runtime's kernels take";
     assert_eq!(dims(&shared(30, 9)).unwrap_err().to_string(), expected);
 }
 

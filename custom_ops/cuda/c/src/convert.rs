@@ -2,7 +2,7 @@
 
 use moa_cuda::Element;
 use moa_cuda::plan::Regime;
-use moa_cuda_driver::Node;
+use moa_cuda_driver::{Caches, Node};
 use moa_schema::{Activation, CrossAttentionAttributes, FeedForwardAttributes, GateMode, SelfAttentionAttributes};
 
 use crate::failure::Failure;
@@ -10,6 +10,9 @@ use crate::types::{MAX_RANK, RawNode, RawShape};
 
 /// `MOA_CUDA_TF32`.
 const TF32: u32 = 1;
+
+/// `MOA_CUDA_SHARED_CACHES`.
+const SHARED_CACHES: u32 = 2;
 
 /// The member of `all` that `number` numbers.
 fn member<T: Copy>(what: &str, number: u32, all: &[T]) -> Result<T, Failure> {
@@ -29,7 +32,7 @@ pub(crate) fn element(number: u32) -> Result<Element, Failure> {
 impl RawNode {
     /// The operator with its attributes.
     pub(crate) fn node(&self) -> Result<Node, Failure> {
-        if self.flags & !TF32 != 0 {
+        if self.flags & !(TF32 | SHARED_CACHES) != 0 {
             return Err(Failure::argument(format!("`flags` has unknown bits: {:#x}", self.flags)));
         }
         let (top_k, kv_num_heads) = (self.top_k as usize, self.kv_num_heads as usize);
@@ -43,15 +46,15 @@ impl RawNode {
             }
         }
         let skip_padded_queries = flag("skip_padded_queries", self.skip_padded_queries)?;
+        let caches = if self.flags & SHARED_CACHES == 0 { Caches::Separate } else { Caches::Shared };
         match self.operator_id {
-            0 => Ok(Node::SelfAttention(SelfAttentionAttributes {
-                top_k,
-                kv_num_heads,
-                causal: flag("causal", self.causal)?,
-                scale: self.scale,
-                gate_mode,
-                skip_padded_queries,
-            })),
+            0 => {
+                let causal = flag("causal", self.causal)?;
+                let scale = self.scale;
+                let attributes =
+                    SelfAttentionAttributes { top_k, kv_num_heads, causal, scale, gate_mode, skip_padded_queries };
+                Ok(Node::SelfAttention(attributes, caches))
+            }
             1 => Ok(Node::CrossAttention(CrossAttentionAttributes {
                 top_k,
                 kv_num_heads,

@@ -37,6 +37,7 @@ impl From<Error> for Failure {
             | Error::OldDriver { .. }
             | Error::OldDriverForPtx { .. }
             | Error::NoArchive { .. }
+            | Error::OtherSources { .. }
             | Error::ArchiveFile { .. }
             | Error::Archive(_)
             | Error::NoKernel { .. } => Code::Missing,

@@ -1,5 +1,6 @@
 //! Why something on the device cannot be done.
 
+use moa_cuda::SOURCE_HASH;
 use moa_cuda::archive::ArchiveError;
 use moa_cuda::plan::PlanError;
 use moa_schema::ShapeError;
@@ -80,6 +81,15 @@ pub enum Error {
     /// The file of kernels is malformed.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
+    /// The archive was compiled from other sources than those that this library plans for.
+    #[error(
+        "the kernel archive was compiled from other sources ({found}) than this library ({SOURCE_HASH}); write it again \
+         with `cargo xtask cuda`, from the sources of the library"
+    )]
+    OtherSources {
+        /// SHA-256 of the archive's sources.
+        found: String,
+    },
     /// No image of the archive runs on the device.
     #[error("the kernel archive has no {module} kernels for compute capability {major}.{minor}")]
     NoImage {

@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use moa_cuda::archive::Archive;
-use moa_cuda::{Device, Element, Options};
+use moa_cuda::{Device, Element, Options, SOURCE_HASH};
 
 use crate::context::Entered;
 use crate::error::{DriverError, Error};
@@ -119,7 +119,10 @@ impl KernelSet {
         context: Context,
         capability: Option<(u32, u32)>,
     ) -> Result<Self, Error> {
-        Archive::parse(&archive)?;
+        let found = Archive::parse(&archive)?.manifest().source_hash.clone();
+        if found != SOURCE_HASH {
+            return Err(Error::OtherSources { found });
+        }
         let version = driver.version()?;
         let entered = Entered::new(&driver, context)?;
         let facts = facts(&driver, capability)?;

@@ -27,5 +27,5 @@ pub use archive_file::{ARCHIVE_VARIABLE, find_archive};
 pub use error::{DriverError, Error};
 pub use ffi::{Context, Driver, Stream};
 pub use kernels::{DeviceFacts, KernelSet, MULTIPROCESSORS_VARIABLE, OVERLAP_VARIABLE, WGMMA_VARIABLE};
-pub use node::Node;
+pub use node::{Caches, Node};
 pub use plan::{BoundPlan, Buffers};

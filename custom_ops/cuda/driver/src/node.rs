@@ -10,22 +10,45 @@ use moa_schema::{
 
 use crate::error::Error;
 
+/// Where the new caches of `MoASelfAttention` may stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Caches {
+    /// In memory of their own.
+    Separate,
+    /// As [`Self::Separate`]; or, where the mask says that the caches have room, in the memory of the past.
+    Shared,
+}
+
 /// One operator with its attributes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Node {
     /// `MoASelfAttention`.
-    SelfAttention(SelfAttentionAttributes),
+    SelfAttention(SelfAttentionAttributes, Caches),
     /// `MoACrossAttention`.
     CrossAttention(CrossAttentionAttributes),
     /// `MoEFeedForward`.
     FeedForward(FeedForwardAttributes),
 }
 
+impl Caches {
+    /// Sizes, and the rows of caches that have room.
+    fn dims(
+        self,
+        inputs: &[Option<&[usize]>],
+        attributes: &SelfAttentionAttributes,
+    ) -> Result<(SelfAttentionDims, Option<usize>), ShapeError> {
+        match self {
+            Self::Separate => Ok((SelfAttentionDims::new(inputs, attributes)?, None)),
+            Self::Shared => SelfAttentionDims::with_capacity(inputs, attributes),
+        }
+    }
+}
+
 impl Node {
     /// The contract of the operator.
     pub const fn operator(&self) -> &'static Operator {
         match self {
-            Self::SelfAttention(_) => &SELF_ATTENTION,
+            Self::SelfAttention(..) => &SELF_ATTENTION,
             Self::CrossAttention(_) => &CROSS_ATTENTION,
             Self::FeedForward(_) => &FEED_FORWARD,
         }
@@ -38,9 +61,9 @@ impl Node {
     /// Names the first input whose shape does not fit.
     pub fn output_shapes(&self, inputs: &[Option<&[usize]>]) -> Result<Vec<Vec<usize>>, ShapeError> {
         Ok(match self {
-            Self::SelfAttention(attributes) => {
-                let d = SelfAttentionDims::new(inputs, attributes)?;
-                let cache = vec![d.batch, d.kv_heads, d.past + d.tokens, d.head];
+            Self::SelfAttention(attributes, caches) => {
+                let (d, capacity) = caches.dims(inputs, attributes)?;
+                let cache = vec![d.batch, d.kv_heads, capacity.unwrap_or(d.past + d.tokens), d.head];
                 let chosen = vec![d.batch, d.tokens, d.top_k];
                 vec![vec![d.batch, d.tokens, d.width], cache.clone(), cache, chosen.clone(), chosen]
             }
@@ -57,6 +80,14 @@ impl Node {
         })
     }
 
+    /// The error of a call whose new caches are not in the memory of the past, where these shapes ask for that; `None`
+    /// where they do not.
+    pub(crate) fn shares_caches(&self, inputs: &[Option<&[usize]>]) -> Result<Option<ShapeError>, ShapeError> {
+        let Self::SelfAttention(attributes, caches) = self else { return Ok(None) };
+        let (dims, capacity) = caches.dims(inputs, attributes)?;
+        Ok(capacity.map(|rows| dims.separate_caches(rows)))
+    }
+
     /// Plans the launches; `wanted[i]` says whether somebody asks for output `i`.
     pub(crate) fn plan(
         &self,
@@ -67,12 +98,13 @@ impl Node {
         options: Options,
     ) -> Result<Plan, Error> {
         Ok(match self {
-            Self::SelfAttention(attributes) => {
-                let dims = SelfAttentionDims::new(inputs, attributes)?;
+            Self::SelfAttention(attributes, caches) => {
+                let (dims, capacity) = caches.dims(inputs, attributes)?;
                 let is_wanted = |output: usize| wanted.get(output).copied().unwrap_or(false);
                 let positions = inputs.get(own::COS_CACHE).copied().flatten().and_then(|shape| shape.first().copied());
                 let settings = SelfAttentionSettings {
                     rotary_positions: positions,
+                    capacity,
                     returns_keys: is_wanted(own::PRESENT_KEY),
                     returns_values: is_wanted(own::PRESENT_VALUE),
                 };

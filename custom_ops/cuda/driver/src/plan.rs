@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use moa_cuda::plan::{Plan, Regime};
 use moa_cuda::{Buffer, Element, WORKSPACE_ALIGNMENT};
-use moa_schema::Parameter;
+use moa_schema::{Parameter, ShapeError, self_attention as own};
 
 use crate::context::Entered;
 use crate::error::Error;
@@ -34,7 +34,12 @@ pub struct BoundPlan {
     functions: Vec<Function>,
     inputs: Vec<Tensor>,
     outputs: Vec<Tensor>,
+    /// The error of a call in which [`SHARED`] are not one buffer each, where they must be.
+    separate: Option<ShapeError>,
 }
+
+/// The pasts and the caches that are updated in their place: inputs and outputs.
+const SHARED: [(usize, usize); 2] = [(own::PAST_KEY, own::PRESENT_KEY), (own::PAST_VALUE, own::PRESENT_VALUE)];
 
 /// A tensor that a call must give.
 struct Tensor {
@@ -68,7 +73,8 @@ impl BoundPlan {
             let asked = wanted.get(index).copied().unwrap_or(false);
             Tensor::new(output, element, asked.then_some(shape.as_slice()))
         });
-        Ok(Self { inputs: inputs.collect(), outputs: made.collect(), kernels, plan, functions })
+        let separate = node.shares_caches(shapes)?;
+        Ok(Self { inputs: inputs.collect(), outputs: made.collect(), kernels, plan, functions, separate })
     }
 
     /// Bytes of workspace that a call needs.
@@ -97,12 +103,11 @@ impl BoundPlan {
         self.check(buffers)?;
         let driver = self.kernels.driver();
         let _entered = Entered::new(driver, self.kernels.context())?;
-        let tensor = |addresses: &[u64], index: usize| addresses.get(index).copied().unwrap_or(0);
         for (launch, function) in self.plan.launches.iter().zip(&self.functions) {
             let parameters = launch.parameters.bytes(|buffer| match buffer {
                 Buffer::Null => 0,
-                Buffer::Input(index) => tensor(buffers.inputs, index),
-                Buffer::Output(index) => tensor(buffers.outputs, index),
+                Buffer::Input(index) => address(buffers.inputs, index),
+                Buffer::Output(index) => address(buffers.outputs, index),
                 Buffer::Workspace(offset) => buffers.workspace + offset as u64,
                 Buffer::Status => self.kernels.status_address(),
             });
@@ -153,25 +158,32 @@ impl BoundPlan {
                 }
             }
         }
+        if let Some(separate) = &self.separate
+            && SHARED.iter().any(|&(past, present)| address(buffers.inputs, past) != address(buffers.outputs, present))
+        {
+            return Err(separate.clone().into());
+        }
         self.check_outputs(buffers)
     }
 
-    /// Outputs share memory with nothing.
+    /// Outputs share memory with nothing but the caches that they update.
     fn check_outputs(&self, buffers: &Buffers<'_>) -> Result<(), Error> {
         for (index, output) in self.outputs.iter().enumerate() {
             let range = output.range(buffers.outputs, index);
-            let shares = |tensors: &[Tensor], addresses| {
-                let others =
-                    tensors.iter().enumerate().map(|(place, tensor)| (tensor.name, tensor.range(addresses, place)));
-                others.into_iter().find(|(_, other)| meet(other, &range)).map(|(name, _)| name)
+            let own_past = SHARED.iter().find(|(_, present)| self.separate.is_some() && *present == index);
+            let own_past = own_past.map(|(past, _)| *past);
+            let shares = |tensors: &[Tensor], addresses, but: Option<usize>| {
+                let others = tensors.iter().enumerate().filter(|(place, _)| Some(*place) != but);
+                let mut others = others.map(|(place, tensor)| (tensor.name, tensor.range(addresses, place)));
+                others.find(|(_, other)| meet(other, &range)).map(|(name, _)| name)
             };
-            if let Some(input) = shares(&self.inputs, buffers.inputs) {
+            if let Some(input) = shares(&self.inputs, buffers.inputs, own_past) {
                 return Err(Error::Argument(format!(
                     "output `{}` shares memory with input `{input}`; bind them to different buffers",
                     output.name
                 )));
             }
-            if shares(&self.outputs[..index], buffers.outputs).is_some() {
+            if shares(&self.outputs[..index], buffers.outputs, None).is_some() {
                 return Err(Error::Argument(format!("output `{}` shares memory with another", output.name)));
             }
         }
@@ -181,9 +193,14 @@ impl BoundPlan {
 
 impl Tensor {
     fn range(&self, addresses: &[u64], index: usize) -> Range<u64> {
-        let start = addresses.get(index).copied().unwrap_or(0);
+        let start = address(addresses, index);
         start..start.saturating_add(self.bytes as u64)
     }
+}
+
+/// The address of tensor `index`, 0 where it is absent.
+fn address(addresses: &[u64], index: usize) -> u64 {
+    addresses.get(index).copied().unwrap_or(0)
 }
 
 fn meet(a: &Range<u64>, b: &Range<u64>) -> bool {

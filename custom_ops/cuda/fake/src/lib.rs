@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{fs, process};
 
 use libloading::Library;
-use moa_cuda::Element;
 use moa_cuda::archive::{Image, KernelResources, MAGIC, Manifest};
+use moa_cuda::{Element, SOURCE_HASH};
 use moa_cuda_driver::Driver;
 
 /// A fake driver of one test: a library of its own, so that no two tests share a log.
@@ -112,8 +112,8 @@ pub fn archive(targets: &[&str], kernels: &[String]) -> Vec<u8> {
             payload.extend(text.into_bytes());
         }
     }
-    let manifest =
-        Manifest { source_hash: String::new(), script_hash: None, compiler: String::new(), disassembler: None, images };
+    let source_hash = SOURCE_HASH.to_owned();
+    let manifest = Manifest { source_hash, script_hash: None, compiler: String::new(), disassembler: None, images };
     let json = serde_json::to_vec(&manifest).unwrap();
     [&MAGIC[..], &(json.len() as u64).to_le_bytes(), &json, &payload].concat()
 }

@@ -16,6 +16,9 @@ use crate::{Buffer, Device, Element, Options, Parameters};
 pub struct SelfAttentionSettings {
     /// Rows of `cos_cache`, where the node has rotary inputs.
     pub rotary_positions: Option<usize>,
+    /// Rows `M` of caches that are updated in place: a new cache that is wanted is the memory of the past then, which
+    /// is its first `P` rows.
+    pub capacity: Option<usize>,
     /// Whether the output `present_key` is wanted.
     pub returns_keys: bool,
     /// Whether the output `present_value` is wanted.
@@ -40,6 +43,7 @@ pub fn self_attention(
         batch,
         tokens,
         past,
+        past_rows: settings.capacity.unwrap_or(past),
         keys: past.saturating_add(tokens),
         width,
         experts,
@@ -79,13 +83,14 @@ pub fn self_attention(
     let mut layer = Layer::new(sizes, Choice::new(element, device, options)?, parameters)?;
     let new_bytes = batch * kv_heads * tokens * head * element.bytes();
     let mut cache = |wanted, output| match wanted {
-        true => (Buffer::Output(output), past + tokens),
+        true => (Buffer::Output(output), settings.capacity.unwrap_or(past + tokens)),
         false => (layer.arena.take(new_bytes), tokens),
     };
     let (key, key_rows) = cache(settings.returns_keys, own::PRESENT_KEY);
     let (value, value_rows) = cache(settings.returns_values, own::PRESENT_VALUE);
     layer.base = Parameters { key, key_rows: int(key_rows), value, value_rows: int(value_rows), ..layer.base };
-    plan(layer, key_rows > tokens || value_rows > tokens)
+    let returns_cache = settings.returns_keys || settings.returns_values;
+    plan(layer, returns_cache && past > 0 && settings.capacity.is_none())
 }
 
 /// Plans `MoACrossAttention`.

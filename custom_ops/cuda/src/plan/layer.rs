@@ -20,6 +20,8 @@ pub(super) struct Sizes {
     pub(super) batch: usize,
     pub(super) tokens: usize,
     pub(super) past: usize,
+    /// Rows of the tensors that hold the past: as many, or more where these have room.
+    pub(super) past_rows: usize,
     pub(super) keys: usize,
     pub(super) width: usize,
     pub(super) experts: usize,
@@ -54,7 +56,7 @@ impl Sizes {
             ("rotary positions", self.rotary_positions, INT),
             ("model width", self.width, INT),
             ("rows of chosen experts", product(&[self.batch, self.tokens, self.top_k]), INT),
-            ("keys", product(&[self.batch, self.kv_heads, self.keys]), INT / 2),
+            ("keys", product(&[self.batch, self.kv_heads, self.keys.max(self.past_rows)]), INT / 2),
             (
                 "elements of the rows of all experts",
                 product(&[self.batch, self.tokens, self.experts, self.columns()]),
@@ -131,6 +133,7 @@ impl Layer {
             batch: int(sizes.batch),
             tokens: int(sizes.tokens),
             past: int(sizes.past),
+            past_rows: int(sizes.past_rows),
             keys: int(sizes.keys),
             width: int(sizes.width),
             experts: int(sizes.experts),

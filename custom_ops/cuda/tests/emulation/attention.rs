@@ -26,6 +26,8 @@ pub(crate) struct Case {
     pub(crate) is_cross: bool,
     /// Whether optional outputs are asked for.
     pub(crate) all_outputs: bool,
+    /// Rows of caches that are updated in place.
+    pub(crate) capacity: Option<usize>,
     pub(crate) offset: usize,
     pub(crate) hidden_states: Vec<f32>,
     /// `[B, S]`.
@@ -76,6 +78,7 @@ impl Case {
             options: Options::default(),
             is_cross,
             all_outputs: random.chance(60),
+            capacity: None,
             offset: 0,
             hidden_states: random.hidden_states(element, batch * tokens, width),
             key_mask: (0..batch).flat_map(|_| random.mask(keys)).collect(),
@@ -97,7 +100,22 @@ impl Case {
 
     /// Not with every set of optional outputs.
     fn returns_keys(&self) -> bool {
-        self.all_outputs && !self.dims.past.is_multiple_of(3)
+        self.all_outputs && (self.capacity.is_some() || !self.dims.past.is_multiple_of(3))
+    }
+
+    /// Asks for caches of `rows` rows that are updated in place.
+    fn update_in_place(&mut self, rows: usize) {
+        (self.all_outputs, self.capacity) = (true, Some(rows));
+    }
+
+    /// `[B, G, rows, D]` with the rows of `values` in front; what stands behind them is never read.
+    fn with_room(&self, values: &[f32], rows: usize) -> Vec<f32> {
+        let SelfAttentionDims { batch, past, kv_heads, head, .. } = self.dims;
+        let pair = |pair: usize| {
+            let own = values[pair * past * head..][..past * head].iter().copied();
+            own.chain(std::iter::repeat_n(f32::NAN, (rows - past) * head))
+        };
+        (0..batch * kv_heads).flat_map(pair).collect()
     }
 
     fn cross_dims(&self) -> CrossAttentionDims {
@@ -115,6 +133,7 @@ impl Case {
         }
         let settings = SelfAttentionSettings {
             rotary_positions: self.rotation.as_ref().map(|rotation| rotation.cos.len() / (self.dims.head / 2)),
+            capacity: self.capacity,
             returns_keys: self.returns_keys(),
             returns_values: self.all_outputs,
         };
@@ -129,7 +148,7 @@ impl Case {
         let chosen = batch * tokens * top_k;
         let optional = |bytes: usize| self.all_outputs.then_some(bytes);
         let output = Some(batch * tokens * width * self.element.bytes());
-        let cache = batch * kv_heads * (past + tokens) * head * self.element.bytes();
+        let cache = batch * kv_heads * self.capacity.unwrap_or(past + tokens) * head * self.element.bytes();
         let offset = self.offset;
         if self.is_cross {
             let inputs = vec![
@@ -143,9 +162,14 @@ impl Case {
                 float(&self.output_weight),
                 bias,
             ];
-            return Tensors { inputs, outputs: vec![output, optional(chosen * 8), optional(chosen * 4)], offset };
+            let outputs = vec![output, optional(chosen * 8), optional(chosen * 4)];
+            return Tensors { inputs, outputs, offset, ..Tensors::default() };
         }
-        let past_of = |values: &[f32]| if past > 0 { float(values) } else { None };
+        let past_of = |values: &[f32]| match self.capacity {
+            Some(rows) => float(&self.with_room(values, rows)),
+            None if past > 0 => float(values),
+            None => None,
+        };
         let rotary = |part: fn(&Rotation) -> Vec<u8>| self.rotation.as_ref().map(part);
         let inputs = vec![
             float(&self.hidden_states),
@@ -163,7 +187,20 @@ impl Case {
         ];
         let keys = self.returns_keys().then_some(cache);
         let outputs = vec![output, keys, optional(cache), optional(chosen * 8), optional(chosen * 4)];
-        Tensors { inputs, outputs, offset }
+        let in_place = if self.capacity.is_some() { vec![(7, 1), (8, 2)] } else { Vec::new() };
+        Tensors { inputs, outputs, in_place, offset }
+    }
+
+    /// The rows of a cache that a call leaves; what is behind them must be as it was.
+    fn rows_of_cache(&self, found: &[f32]) -> Vec<f32> {
+        let SelfAttentionDims { tokens, past, head, .. } = self.dims;
+        let rows = self.capacity.unwrap_or(past + tokens);
+        let pairs = found.chunks_exact(rows * head).map(|pair| pair.split_at((past + tokens) * head));
+        let own = pairs.map(|(own, behind)| {
+            assert!(behind.iter().all(|value| value.is_nan()), "something stands behind the new rows: {behind:?}");
+            own
+        });
+        own.flatten().copied().collect()
     }
 
     /// `[B, G, S, D]` in f64, `part` 0 for keys and 1 for values.
@@ -256,7 +293,7 @@ impl Case {
         if self.all_outputs && !self.is_cross {
             for (index, expected) in [(1, &key), (2, &value)] {
                 let Some(found) = results.outputs[index].as_ref() else { continue };
-                let found = decode(self.element, found);
+                let found = self.rows_of_cache(&decode(self.element, found));
                 assert_rows_close("cache", &found, expected, head, tolerance);
             }
         }
@@ -407,6 +444,29 @@ fn decoding() {
     }
     println!("{cut_keys} with cut keys, {cut_sums} with cut sums, {sparse} sparse");
     assert!(cut_keys >= 5 && cut_sums >= 5 && sparse >= 2);
+}
+
+/// Caches with room are updated in place, as full as can be and with rows to spare.
+#[test]
+fn caches_with_room() {
+    for seed in more(0..24) {
+        let mut random = Random(seed);
+        let odd = random_dims(&mut random);
+        let large = SelfAttentionDims {
+            tokens: random.pick(&[1, 7, 65, 150]),
+            past: random.pick(&[0, 1, 63, 64, 200]),
+            width: 64,
+            head: random.pick(&[32, 64, 128]),
+            ..odd
+        };
+        let dims = random.pick(&[odd, large]);
+        let mut case = Case::random(&mut random, dims, Element::ALL[seed as usize % 3], false);
+        case.device.multiprocessors = random.pick(&[1, 16, 132]);
+        case.update_in_place(dims.past + dims.tokens + random.pick(&[0, 1, 40]));
+        println!("seed {seed}: {dims:?} {:?} {:?}", case.capacity, case.device);
+        case.check();
+        assert!(case.plan().launches.iter().all(|launch| launch.parameters.copy_blocks == 0), "nothing is copied");
+    }
 }
 
 /// A chosen expert, a masked key and a padded query each leave the others alone.

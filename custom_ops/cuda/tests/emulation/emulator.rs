@@ -109,6 +109,8 @@ pub(crate) struct Tensors {
     pub(crate) inputs: Vec<Option<Vec<u8>>>,
     /// Length in bytes of the outputs by position; `None` where nobody asks.
     pub(crate) outputs: Vec<Option<usize>>,
+    /// Inputs, and the outputs that stand in their memory.
+    pub(crate) in_place: Vec<(usize, usize)>,
     /// Bytes that every tensor begins behind a multiple of 16.
     pub(crate) offset: usize,
 }
@@ -126,8 +128,8 @@ pub(crate) struct Results {
 struct Request {
     buffers: Vec<u8>,
     count: u64,
-    /// Lengths of those that may be written.
-    writable: Vec<usize>,
+    /// Addresses and lengths of those that may be written.
+    writable: Vec<(u64, usize)>,
 }
 
 impl Request {
@@ -137,11 +139,19 @@ impl Request {
         self.buffers.extend((padded.len() as u64).to_le_bytes());
         self.buffers.extend(u64::from(writable).to_le_bytes());
         self.buffers.extend(&padded);
-        if writable {
-            self.writable.push(padded.len());
-        }
         self.count += 1;
-        (self.count << 40) + offset as u64
+        let address = (self.count << 40) + offset as u64;
+        if writable {
+            self.writable.push((address, padded.len()));
+        }
+        address
+    }
+
+    /// Takes what stands at the writable buffer `address` at the end apart from what stands at the others.
+    fn content<'a>(&self, contents: &'a [u8], address: u64) -> &'a [u8] {
+        let place = self.writable.iter().position(|(other, _)| *other == address).unwrap();
+        let before: usize = self.writable[..place].iter().map(|(_, length)| length).sum();
+        &contents[before..before + self.writable[place].1]
     }
 }
 
@@ -149,16 +159,18 @@ impl Request {
 pub(crate) fn try_run(plan: &Plan, tensors: &Tensors) -> Result<Results, String> {
     let mut request = Request { buffers: Vec::new(), count: 0, writable: Vec::new() };
     let offset = tensors.offset;
-    let inputs: Vec<u64> = tensors
-        .inputs
-        .iter()
-        .map(|input| input.as_ref().map_or(0, |input| request.add(input, false, offset)))
+    let is_updated = |index| tensors.in_place.iter().any(|(input, _)| *input == index);
+    let given = tensors.inputs.iter().enumerate();
+    let inputs: Vec<u64> = given
+        .map(|(index, input)| input.as_ref().map_or(0, |input| request.add(input, is_updated(index), offset)))
         .collect();
-    let outputs: Vec<u64> = tensors
-        .outputs
-        .iter()
-        .map(|length| length.map_or(0, |length| request.add(&vec![0xFF; length], true, offset)))
-        .collect();
+    let mut output = |(index, length): (usize, &Option<usize>)| {
+        let (Some(length), place) = (length, tensors.in_place.iter().find(|(_, output)| *output == index)) else {
+            return 0;
+        };
+        place.map_or_else(|| request.add(&vec![0xFF; *length], true, offset), |(input, _)| inputs[*input])
+    };
+    let outputs: Vec<u64> = tensors.outputs.iter().enumerate().map(&mut output).collect();
     let workspace = request.add(&vec![0xFF; plan.workspace_bytes], true, 0);
     let status = request.add(&[0; 4], true, 0);
     let address = |buffer: Buffer| match buffer {
@@ -181,16 +193,9 @@ pub(crate) fn try_run(plan: &Plan, tensors: &Tensors) -> Result<Results, String>
         bytes.extend(launch.parameters.bytes(address));
     }
     let contents = execute(&bytes)?;
-    let mut rest = contents.as_slice();
-    let mut written = request.writable.iter().map(|length| {
-        let (own, behind) = rest.split_at(*length);
-        rest = behind;
-        own.to_vec()
-    });
-    let outputs =
-        tensors.outputs.iter().map(|length| length.map(|_| written.next().unwrap().split_off(offset))).collect();
-    let status = written.nth(1).unwrap();
-    Ok(Results { outputs, status: u32::from_le_bytes([status[0], status[1], status[2], status[3]]) })
+    let output = |address: &u64| (*address != 0).then(|| request.content(&contents, *address)[offset..].to_vec());
+    let status = request.content(&contents, status).try_into().unwrap();
+    Ok(Results { outputs: outputs.iter().map(output).collect(), status: u32::from_le_bytes(status) })
 }
 
 /// Runs a plan that must run.

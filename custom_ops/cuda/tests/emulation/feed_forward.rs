@@ -79,7 +79,7 @@ impl Case {
         ];
         let tokens = batch * tokens;
         let outputs = [tokens * width * self.element.bytes(), tokens * top_k * 8, tokens * top_k * 4];
-        Tensors { inputs, outputs: outputs.map(Some).to_vec(), offset: 0 }
+        Tensors { inputs, outputs: outputs.map(Some).to_vec(), ..Tensors::default() }
     }
 
     /// One expert's `[C]` for one token, before its weight.

@@ -281,7 +281,7 @@ impl Probe {
         let inputs = [&a, &b, &transposed].map(|values| Some(encode(Element::F16, values)));
         let outputs = vec![Some(4 * rows * columns)];
         let plan = Plan { launches: vec![launch], workspace_bytes: 0, regime: Regime::Dense };
-        let results = try_run(&plan, &Tensors { inputs: inputs.into(), outputs, offset: 0 })?;
+        let results = try_run(&plan, &Tensors { inputs: inputs.into(), outputs, ..Tensors::default() })?;
         let found = decode(Element::F32, results.outputs[0].as_ref().unwrap());
         let expected = matmul(&widen(&a), &widen(&b), rows, depth, columns);
         let error = found.iter().zip(&expected).map(|(found, expected)| (f64::from(*found) - expected).abs());

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use moa_cuda::{Buffer, Element, Options, entry_points};
-use moa_cuda_driver::{Buffers, KernelSet, Stream};
+use moa_cuda::{Buffer, Element, Options, SOURCE_HASH, entry_points};
+use moa_cuda_driver::{Buffers, Caches, KernelSet, Node, Stream};
 use moa_cuda_fake::{Fake, archive};
 
 use crate::support::{ELEMENT, SHAPES, WANTED, bind, kernels, node, plan};
@@ -146,6 +146,35 @@ fn memory_that_cannot_be_right_is_refused_before_anything_is_launched() {
     assert!(error.starts_with("the workspace holds 0 bytes, "), "{error}");
 }
 
+/// As [`SHAPES`], behind caches of 8 rows.
+const WITH_ROOM: [Option<&[usize]>; 9] = {
+    let cache: Option<&[usize]> = Some(&[2, 1, 8, 64]);
+    let [hidden, mask, router, query, kv, output, bias, ..] = SHAPES;
+    [hidden, mask, router, query, kv, output, bias, cache, cache]
+};
+
+#[test]
+fn caches_with_room_are_the_memory_of_the_past() {
+    let fake = Fake::load();
+    let kernels = kernels(&fake);
+    assert_eq!(node().output_shapes(&WITH_ROOM).unwrap()[1], [2, 1, 8, 64]);
+    let bound = kernels.plan(&node(), ELEMENT, &WITH_ROOM, &WANTED, Options::default()).unwrap();
+    let shared = [OUTPUTS[0], INPUTS[7], INPUTS[8]];
+    bound.enqueue(&Buffers { outputs: &shared, ..BUFFERS }, Stream(3)).unwrap();
+    fake.taken_log();
+    let refused = |outputs: &[u64]| bound.enqueue(&Buffers { outputs, ..BUFFERS }, Stream(3)).unwrap_err().to_string();
+    for outputs in [OUTPUTS, [OUTPUTS[0], INPUTS[7], OUTPUTS[2]], [OUTPUTS[0], INPUTS[8], INPUTS[7]]] {
+        assert!(refused(&outputs).contains("attention_mask has 7 columns, expected 11: 8 of the past and 3"));
+    }
+    let error = refused(&[INPUTS[7] + 64, INPUTS[7], INPUTS[8]]);
+    assert_eq!(error, "output `output` shares memory with input `past_key`; bind them to different buffers");
+    let Node::SelfAttention(attributes, _) = node() else { panic!("another node") };
+    let separate = Node::SelfAttention(attributes, Caches::Separate);
+    assert!(separate.output_shapes(&WITH_ROOM).is_err());
+    assert!(kernels.plan(&separate, ELEMENT, &WITH_ROOM, &WANTED, Options::default()).is_err());
+    assert_eq!(fake.taken_log().iter().filter(|line| line.starts_with("cuLaunch")).count(), 0);
+}
+
 #[test]
 fn shapes_and_versions_that_do_not_fit_are_named() {
     let fake = Fake::load();
@@ -154,6 +183,12 @@ fn shapes_and_versions_that_do_not_fit_are_named() {
     shapes[4] = Some(&[64, 64]);
     let error = kernels.plan(&node(), ELEMENT, &shapes, &WANTED, Options::default()).err().unwrap().to_string();
     assert!(error.starts_with("MoASelfAttention: input `kv_weight` must be [C, 2 * G * D]"), "{error}");
+
+    let other = String::from_utf8(archive(&["sm_90a"], &entry_points(ELEMENT, (9, 0)))).unwrap();
+    let other = other.replace(SOURCE_HASH, &"0".repeat(64)).into_bytes();
+    let error = KernelSet::on_device(Arc::clone(&fake.driver), other.into(), 0, None).err().unwrap().to_string();
+    let text = format!("compiled from other sources ({}) than this library ({SOURCE_HASH})", "0".repeat(64));
+    assert!(error.contains(&text), "{error}");
 
     let old = archive(&["sm_90a"], &["another".to_owned()]);
     let old = Arc::new(KernelSet::on_device(Arc::clone(&fake.driver), old.into(), 0, None).unwrap());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use moa_cuda::{Element, Options, entry_points};
-use moa_cuda_driver::{BoundPlan, Error, KernelSet, Node};
+use moa_cuda_driver::{BoundPlan, Caches, Error, KernelSet, Node};
 use moa_cuda_fake::{Fake, archive};
 use moa_schema::{GateMode, SelfAttentionAttributes};
 
@@ -26,22 +26,23 @@ pub(crate) const WANTED: [bool; 3] = [true, true, true];
 pub(crate) const ELEMENT: Element = Element::F16;
 
 pub(crate) fn node() -> Node {
-    Node::SelfAttention(SelfAttentionAttributes {
+    let attributes = SelfAttentionAttributes {
         top_k: 2,
         kv_num_heads: 1,
         causal: true,
         scale: 0.125,
         gate_mode: GateMode::SoftmaxTopk,
         skip_padded_queries: true,
-    })
+    };
+    Node::SelfAttention(attributes, Caches::Shared)
 }
 
 /// The plan of [`node`], from the planner itself.
 pub(crate) fn plan(device: &moa_cuda::Device) -> moa_cuda::plan::Plan {
-    let Node::SelfAttention(attributes) = node() else { panic!("another node") };
+    let Node::SelfAttention(attributes, _) = node() else { panic!("another node") };
     let dims = moa_schema::SelfAttentionDims::new(&SHAPES, &attributes).unwrap();
     let settings =
-        moa_cuda::plan::SelfAttentionSettings { rotary_positions: None, returns_keys: true, returns_values: true };
+        moa_cuda::plan::SelfAttentionSettings { returns_keys: true, returns_values: true, ..Default::default() };
     moa_cuda::plan::self_attention(&dims, &attributes, &settings, ELEMENT, device, Options::default()).unwrap()
 }
 

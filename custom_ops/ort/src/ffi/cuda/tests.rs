@@ -285,6 +285,42 @@ fn errors_are_those_of_the_cpu() {
     assert!(error.starts_with(text), "{error}");
 }
 
+/// Caches of 16 rows behind a mask of 9 keys, 3 of them new, at the addresses of buffers `key` and `value`.
+fn call_with_room(key: usize, value: usize) -> Context {
+    let mut call = call(3, 7);
+    call.inputs[1].as_mut().unwrap().dims[1] = 9;
+    call.inputs.push(None);
+    call.inputs.extend([key, value].map(|number| {
+        let dims = vec![2, 1, 16, 64];
+        Some(Tensor { code: F16, dims, data: device(number) })
+    }));
+    call.outputs = vec![true, true, true];
+    call
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "Miri cannot run the fake driver, which is C++")]
+fn caches_with_room_are_updated_in_place() {
+    let fake = Fake::load();
+    let kernel = kernel(&fake);
+    let given = call_with_room(41, 42);
+    compute(&kernel, &given).unwrap();
+    let cache = vec![2, 1, 16, 64];
+    let shapes: Vec<_> = given.made.borrow().iter().map(|tensor| tensor.dims.clone()).collect();
+    assert_eq!(shapes[..3], [vec![2, 3, 64], cache.clone(), cache]);
+    fake.taken_log();
+    for (key, value) in [(8, 9), (41, 9), (42, 41)] {
+        let error = compute(&kernel, &call_with_room(key, value)).unwrap_err().text;
+        let end = "fewer are for caches with room, where past_key and present_key, and past_value and present_value, are \
+                   bound to one buffer each";
+        assert!(error.starts_with("MoASelfAttention node `n`: ") && error.ends_with(end), "{error}");
+    }
+    let mut unwanted = call_with_room(41, 42);
+    unwanted.outputs.pop();
+    assert!(compute(&kernel, &unwanted).unwrap_err().text.contains("expected 19: 16 of the past and 3"));
+    assert_eq!(launches(&fake.taken_log()).len(), 0);
+}
+
 #[test]
 #[cfg_attr(miri, ignore = "Miri cannot run the fake driver, which is C++")]
 fn shapes_are_planned_once() {
