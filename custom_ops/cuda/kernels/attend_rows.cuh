@@ -58,7 +58,7 @@ struct Cache {
         past_rows = p.past;
         head = p.head;
         past = (const T *)past_cache + pair * p.past_rows * p.head;
-        behind = (const T *)cache + (pair * cache_rows + first_new_row(p, cache_rows)) * p.head - (size_t)p.past * p.head;
+        behind = (const T *)cache + ((pair + 1) * cache_rows - p.rows_behind - p.past) * p.head;
     }
 
     DEVICE const T *row(int key) const { return (key < past_rows ? past : behind) + (long long)key * head; }

@@ -18,7 +18,7 @@ struct Parameters {
     void *output;  // [N, C].
     long long *topk_indices;  // [N, k], or null.
     float *topk_weights;  // [N, k], or null.
-    void *key;  // [B, G, key_rows, D]: the keys behind the past stand behind its P rows, or are all there is.
+    void *key;  // [B, G, key_rows, D]: the last rows_behind rows begin with the keys behind the past.
     void *value;  // [B, G, value_rows, D], the same of values.
     void *rows;  // [N, E, w] where every expert is computed, else [N, k, w]: queries or hidden rows.
     void *attended;  // [N, k, w] times gate; slots by rising expert.
@@ -38,6 +38,7 @@ struct Parameters {
     int past_rows;  // P, or the capacity M of caches that are updated in place.
     int key_rows;  // S where the past is copied into key, M where key is past_key, else the keys behind the past.
     int value_rows;  // The same of value.
+    int rows_behind;  // Rows of key and of value behind the past: T, or M - P where they are updated in place.
     int width;  // C.
     int experts;  // E.
     int top_k;  // k.

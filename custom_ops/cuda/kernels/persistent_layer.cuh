@@ -187,7 +187,7 @@ struct WidePlaces {
         const bool is_value = work.part == VALUES || is_behind_keys;
         const int inside = column - (is_behind_keys ? p.columns : 0), head = inside / p.head;
         const int cache_rows = is_value ? p.value_rows : p.key_rows;
-        const size_t at = ((size_t)batch * p.kv_heads + head) * cache_rows + first_new_row(p, cache_rows) + token;
+        const size_t at = ((size_t)batch * p.kv_heads + head + 1) * cache_rows - p.rows_behind + token;
         return (T *)(is_value ? p.value : p.key) + at * p.head + inside - head * p.head;
     }
 

@@ -43,9 +43,6 @@ DEVICE int listed_expert(const Parameters &p, int tile, int &first_row, int &row
     return p.experts;
 }
 
-// The row of `key` or `value`, whose pairs of a batch row and a head have `cache_rows` rows each, behind the past.
-DEVICE int first_new_row(const Parameters &p, int cache_rows) { return cache_rows < p.keys ? 0 : p.past; }
-
 enum Part { KEYS = 0, VALUES = 1, EXPERTS = 2 };
 
 // What one block multiplies.
@@ -97,7 +94,7 @@ struct Job {
         }
         const int cache_rows = part == KEYS ? p.key_rows : p.value_rows;
         const size_t pair = (size_t)(token / p.tokens) * p.kv_heads + column / p.head;
-        const size_t at = pair * cache_rows + first_new_row(p, cache_rows) + token % p.tokens;
+        const size_t at = pair * cache_rows + cache_rows - p.rows_behind + token % p.tokens;
         return (T *)(part == KEYS ? p.key : p.value) + at * p.head + column % p.head;
     }
 };

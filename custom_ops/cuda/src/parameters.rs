@@ -85,7 +85,7 @@ parameters! {
         output: "void *", "`[N, C]`.";
         topk_indices: "long long *", "`[N, k]`, or null.";
         topk_weights: "float *", "`[N, k]`, or null.";
-        key: "void *", "`[B, G, key_rows, D]`: the keys behind the past stand behind its `P` rows, or are all there is.";
+        key: "void *", "`[B, G, key_rows, D]`: the last `rows_behind` rows begin with the keys behind the past.";
         value: "void *", "`[B, G, value_rows, D]`, the same of values.";
         rows: "void *", "`[N, E, w]` where every expert is computed, else `[N, k, w]`: queries or hidden rows.";
         attended: "void *", "`[N, k, w]` times gate; slots by rising expert.";
@@ -107,6 +107,7 @@ parameters! {
         past_rows, "`P`, or the capacity `M` of caches that are updated in place.";
         key_rows, "`S` where the past is copied into `key`, `M` where `key` is `past_key`, else the keys behind the past.";
         value_rows, "The same of `value`.";
+        rows_behind, "Rows of `key` and of `value` behind the past: `T`, or `M - P` where they are updated in place.";
         width, "`C`.";
         experts, "`E`.";
         top_k, "`k`.";

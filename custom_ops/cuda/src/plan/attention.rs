@@ -81,14 +81,16 @@ pub fn self_attention(
         ..Parameters::default()
     };
     let mut layer = Layer::new(sizes, Choice::new(element, device, options)?, parameters)?;
-    let new_bytes = batch * kv_heads * tokens * head * element.bytes();
+    let rows = settings.capacity.unwrap_or(past + tokens);
+    let rows_behind = rows.saturating_sub(past);
+    let new_bytes = batch * kv_heads * rows_behind * head * element.bytes();
     let mut cache = |wanted, output| match wanted {
-        true => (Buffer::Output(output), settings.capacity.unwrap_or(past + tokens)),
-        false => (layer.arena.take(new_bytes), tokens),
+        true => (Buffer::Output(output), int(rows)),
+        false => (layer.arena.take(new_bytes), int(rows_behind)),
     };
     let (key, key_rows) = cache(settings.returns_keys, own::PRESENT_KEY);
     let (value, value_rows) = cache(settings.returns_values, own::PRESENT_VALUE);
-    layer.base = Parameters { key, key_rows: int(key_rows), value, value_rows: int(value_rows), ..layer.base };
+    layer.base = Parameters { key, key_rows, value, value_rows, rows_behind: int(rows_behind), ..layer.base };
     let returns_cache = settings.returns_keys || settings.returns_values;
     plan(layer, returns_cache && past > 0 && settings.capacity.is_none())
 }
@@ -129,7 +131,7 @@ pub fn cross_attention(
         ..Parameters::default()
     };
     let mut layer = Layer::new(sizes, Choice::new(element, device, options)?, parameters)?;
-    (layer.base.key_rows, layer.base.value_rows) = (int(keys), int(keys));
+    (layer.base.key_rows, layer.base.value_rows, layer.base.rows_behind) = (int(keys), int(keys), int(keys));
     plan(layer, false)
 }
 
