@@ -4,6 +4,9 @@ use std::{fmt, iter::Sum, ops::Add, process::Command};
 
 use crate::process::{self, Stream};
 
+/// What a test says that has found out that it cannot run.
+const SAID_SKIPPED: &str = "skipped: ";
+
 /// Numbers of tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Tally {
@@ -28,11 +31,21 @@ impl Tally {
         if self.failed == 0 && (nothing || !runner_succeeded) { self + Self::FAILURE } else { self }
     }
 
-    /// Runs Rust's test runner, or a program that says what it says.
+    /// Runs Rust's test runner, or a program that says what it says. A test that cannot run here writes a line with
+    /// [`SAID_SKIPPED`] past the runner, which counts it as passed.
     pub(crate) fn of_cargo(command: &mut Command) -> Result<Self, String> {
-        let mut tally = Self::default();
-        let status = process::watch(command, Stream::Stdout, |line| tally = tally + Self::of_cargo_line(line))?;
-        Ok(tally.confirmed(status.success()))
+        let (mut tally, mut said) = (Self::default(), 0);
+        let status = process::watch(command, Stream::Stdout, |line| {
+            tally = tally + Self::of_cargo_line(line);
+            said += usize::from(line.contains(SAID_SKIPPED));
+        })?;
+        Ok(tally.with_skipped(said).confirmed(status.success()))
+    }
+
+    /// The same where `said` of those that passed were not run.
+    fn with_skipped(self, said: usize) -> Self {
+        let said = said.min(self.passed);
+        Self { passed: self.passed - said, skipped: self.skipped + said, ..self }
     }
 
     /// What a `test result:` line of Rust's test runner says.
@@ -122,6 +135,12 @@ mod tests {
         for other in ["test some::test ... ok", "running 3 tests", "", "test result: "] {
             assert_eq!(Tally::of_cargo_line(other), Tally::default(), "{other}");
         }
+    }
+
+    #[test]
+    fn tests_that_say_that_they_were_skipped_did_not_pass() {
+        assert_eq!(tally(5, 1, 1).with_skipped(2), tally(3, 1, 3));
+        assert_eq!(tally(1, 0, 0).with_skipped(2), tally(0, 0, 1));
     }
 
     fn unittest(lines: &[&str]) -> Tally {

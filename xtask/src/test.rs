@@ -39,7 +39,7 @@ fn run_stages(project: &Project, summary: &mut Summary) -> Result<(), String> {
     summary.add("Rust: xtask", || cargo(&["xtask"]))?;
     plugin(project, &variables, summary)?;
     let newest = [Packages::Test, Packages::Runtime];
-    let unittest = |packages: &[Packages]| python_test(project, &python, packages, &variables, "tests/python");
+    let unittest = |packages: &[Packages]| python_test(project, &python, packages, &variables, ("tests/python", ALL));
     summary.add("Python", || unittest(&newest))?;
     let title = "Python, on the oldest ONNX Runtime";
     let oldest = [Packages::Oldest, Packages::Test, Packages::Runtime];
@@ -81,15 +81,30 @@ const OPTIMUM: &str = "Python, with Optimum";
 fn run_optimum_stages(project: &Project, summary: &mut Summary) -> Result<(), String> {
     let python = Python::find(project)?;
     let packages = [Packages::Runtime, Packages::Optimum, Packages::Torch];
+    let for_gpu_check = [Packages::Test, Packages::Runtime, Packages::Optimum, Packages::Torch];
     stage("Python packages", || {
-        let mut missing = packages.iter().filter(|set| **set != Packages::Torch || given_pytorch().is_none());
+        let mut missing = for_gpu_check.iter().filter(|set| **set != Packages::Torch || given_pytorch().is_none());
         missing.try_for_each(|set| python.install(*set))
     })
     .0?;
     stage("build", || project.build()).0?;
     let variables = variables(project, &python)?;
-    summary.add(OPTIMUM, || python_test(project, &python, &packages, &variables, "tests/optimum"))
+    summary.add(OPTIMUM, || python_test(project, &python, &packages, &variables, ("tests/optimum", ALL)))?;
+    for (title, pattern) in WITH_PYTORCH {
+        let place = ("tests/python", pattern);
+        summary.add(title, || python_test(project, &python, &for_gpu_check, &variables, place))?;
+    }
+    Ok(())
 }
+
+/// Files of tests.
+const ALL: &str = "test*.py";
+
+/// Those of `tests/python` that skip tests where there is no PyTorch.
+const WITH_PYTORCH: [(&str, &str); 2] = [
+    ("Python, gpu-check with PyTorch", "test_gpu_check*.py"),
+    ("Python, emulated kernels with PyTorch", "test_cuda_emulated.py"),
+];
 
 /// Where the tests find program, library and runtime.
 fn variables(project: &Project, python: &Python) -> Result<[(&'static str, OsString); 4], String> {
@@ -112,10 +127,10 @@ fn python_test(
     python: &Python,
     packages: &[Packages],
     variables: &[(&str, OsString)],
-    folder: &str,
+    (folder, pattern): (&str, &str),
 ) -> Result<Tally, String> {
     let mut command = python.command(project, packages)?;
-    command.args(["-m", "unittest", "discover", "-v", "-s", folder]);
+    command.args(["-m", "unittest", "discover", "-v", "-s", folder, "-p", pattern]);
     command.envs(variables.iter().map(|(name, value)| (name, value)));
     let mut seen = Unittest::default();
     let status = process::watch(&mut command, Stream::Stderr, |line| seen.see(line))?;

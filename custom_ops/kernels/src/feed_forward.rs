@@ -16,7 +16,7 @@ use crate::routing::{ExpertTiles, RouterInputs, Routing};
 use crate::row_stride::row_stride;
 use crate::rows::{IN_ORDER, RowProduct, TILE_ROWS, task_columns};
 use crate::scalar::Scalar;
-use crate::simd::{Epoch, Isa, PANEL};
+use crate::simd::{Epoch, Isa, PANEL, ROWS};
 use crate::{KernelError, ThreadPool, pool};
 
 /// Inputs of [`feed_forward`], row-major.
@@ -222,9 +222,20 @@ impl Stage for Hidden<'_> {
             activation::apply(isa, activation, out.row(row));
         }
         if self.inputs.gated {
-            let mut factors = [0.0; TILE_ROWS * WIDEST_TASK];
+            // A single row feels how long it takes to clear more.
+            let (mut few, mut many): ([f32; ROWS * WIDEST_TASK], [f32; TILE_ROWS * WIDEST_TASK]);
+            let factors = match count <= ROWS {
+                true => {
+                    few = [0.0; _];
+                    &mut few[..]
+                }
+                false => {
+                    many = [0.0; _];
+                    &mut many[..]
+                }
+            };
             product.block = 1;
-            product.compute(isa, &mut Tile::dense(&mut factors, WIDEST_TASK));
+            product.compute(isa, &mut Tile::dense(factors, WIDEST_TASK));
             for (row, factors) in factors.chunks(WIDEST_TASK).enumerate().take(count) {
                 out.row(row).iter_mut().zip(factors).for_each(|(value, factor)| *value *= factor);
             }

@@ -100,7 +100,7 @@ pub use error::KernelError;
 pub use feed_forward::{FeedForwardInputs, FeedForwardOutputs, feed_forward};
 pub use packed::WeightData;
 pub use pool::{Sequential, ThreadPool};
-pub use prepared::{Prepared, Weight};
+pub use prepared::{Prepared, ScratchPool, Weight};
 pub use scalar::{Scalar, Stored};
 pub use self_attention::{SelfAttentionInputs, SelfAttentionOutputs, self_attention};
 pub use simd::Instructions;

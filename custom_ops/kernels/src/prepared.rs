@@ -1,7 +1,7 @@
 //! What a node keeps between calls: packed weights and scratch memory.
 
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::check::length;
 use crate::kernel_scratch::Scratch;
@@ -36,6 +36,25 @@ const FEWEST_ON_TILES: usize = 192;
 /// Most scratch memories that are kept for later calls.
 const KEPT: usize = 8;
 
+/// Scratch memory of calls, which nodes may share: those of a graph run one after the other.
+// In boxes, because a call takes one and gives it back: small steps feel a move of all its fields.
+#[allow(clippy::vec_box)]
+#[derive(Debug, Default)]
+pub struct ScratchPool(Mutex<Vec<Box<Scratch>>>);
+
+impl ScratchPool {
+    /// The one of this process; it lasts as long as somebody holds it.
+    pub fn of_process() -> Arc<Self> {
+        static SHARED: Mutex<Weak<ScratchPool>> = Mutex::new(Weak::new());
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.upgrade().unwrap_or_else(|| {
+            let made = Arc::default();
+            *shared = Arc::downgrade(&made);
+            made
+        })
+    }
+}
+
 /// Packed weights and scratch memory of one node, for any number of calls at the same time.
 ///
 /// Without a prepared weight a call packs the weight that it is given.
@@ -45,9 +64,7 @@ pub struct Prepared {
     weights: [Option<Arc<Packed>>; WEIGHTS],
     /// Whether the values of a packed weight need four bytes.
     wide: [bool; WEIGHTS],
-    // In boxes, because a call takes one and gives it back: small steps feel a move of all its fields.
-    #[allow(clippy::vec_box)]
-    scratch: Mutex<Vec<Box<Scratch>>>,
+    scratch: Arc<ScratchPool>,
     /// The most threads that a call had.
     pub(crate) threads: AtomicUsize,
 }
@@ -79,9 +96,15 @@ impl Prepared {
             isa: Isa::at_most(limit),
             weights: Default::default(),
             wide: [false; WEIGHTS],
-            scratch: Mutex::default(),
+            scratch: Arc::default(),
             threads: AtomicUsize::new(0),
         }
+    }
+
+    /// The same with scratch memory that other nodes may use too.
+    #[must_use]
+    pub fn with_pool(self, scratch: Arc<ScratchPool>) -> Self {
+        Self { scratch, ..self }
     }
 
     /// Packs a weight `[matrices, inner, blocks * columns]` that never changes; equal weights of other nodes and
@@ -149,17 +172,17 @@ impl Prepared {
         }
     }
 
-    /// Bytes of scratch memory that is kept for later calls.
+    /// Bytes of scratch memory that is kept for later calls, those of nodes that share it included.
     pub fn scratch_bytes(&self) -> usize {
-        self.scratch.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|scratch| scratch.bytes()).sum()
+        self.scratch.0.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|scratch| scratch.bytes()).sum()
     }
 
     /// Runs `body` with scratch memory that no other call uses.
     pub(crate) fn with_scratch<T>(&self, body: impl FnOnce(&mut Scratch) -> T) -> T {
-        let kept = self.scratch.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let kept = self.scratch.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut scratch = kept.unwrap_or_default();
         let result = body(&mut scratch);
-        let mut all = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.scratch.0.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() < KEPT {
             all.push(scratch);
         }
@@ -222,6 +245,19 @@ mod tests {
         prepared.pack(Weight::Router, [1, 3, 4], 1, values).unwrap();
         prepared.pack(Weight::Query, [2, 3, 2], 2, values).unwrap();
         prepared
+    }
+
+    #[test]
+    fn nodes_of_a_process_share_their_scratch_memory() {
+        let pool = ScratchPool::of_process();
+        assert!(Arc::ptr_eq(&pool, &ScratchPool::of_process()));
+        let [first, second] = [(); 2].map(|()| Prepared::default().with_pool(Arc::clone(&pool)));
+        let taken = |prepared: &Prepared| prepared.with_scratch(|scratch| scratch.border.output.take(1000).as_ptr());
+        let place = taken(&first);
+        let held = first.scratch_bytes();
+        assert!(held >= 4000);
+        assert_eq!((taken(&second), second.scratch_bytes()), (place, held));
+        assert_eq!(Prepared::default().scratch_bytes(), 0);
     }
 
     #[test]

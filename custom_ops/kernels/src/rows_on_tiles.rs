@@ -1,5 +1,7 @@
 //! Products on AMX tiles beside those on vectors and beside f64.
 
+use std::io::{self, Write as _};
+
 use half::{bf16, f16};
 
 use super::*;
@@ -11,7 +13,7 @@ use crate::simd::tiles::INNER_LIMIT;
 fn levels() -> Option<[Isa; 2]> {
     let levels = [Instructions::Avx512, Instructions::Amx].map(Isa::at_most);
     if !levels[1].has_tiles() {
-        println!("skipped: no AMX tiles");
+        let _ = writeln!(io::stdout(), "skipped: no AMX tiles");
     }
     levels[1].has_tiles().then_some(levels)
 }

@@ -2,7 +2,7 @@
 
 use moa_schema::{
     Activation, CROSS_ATTENTION, CrossAttentionAttributes, DOMAIN, FEED_FORWARD, FeedForwardAttributes, GateMode,
-    OPSET_VERSION, Operator, PLUGIN_VERSION, SELF_ATTENTION, SelfAttentionAttributes,
+    OPSET_VERSION, Operator, PLUGIN_VERSION, PRESENT_INPUTS, SELF_ATTENTION, SelfAttentionAttributes,
 };
 
 use crate::failure::Failure;
@@ -66,6 +66,17 @@ pub(crate) fn check_version(source: &dyn AttributeSource) -> Result<(), Failure>
              libmoa_ort of the moa-export that wrote the model"
         ))),
     }
+}
+
+/// Refuses a node whose inputs were moved together for TensorRT, so that they do not stand where the schema has them.
+pub(crate) fn check_inputs(source: &dyn AttributeSource) -> Result<(), Failure> {
+    let present = source.int(PRESENT_INPUTS).unwrap_or_default();
+    if present & present.wrapping_add(1) == 0 {
+        return Ok(());
+    }
+    Err(Failure::argument(
+        "the node was prepared for TensorRT, which moves its inputs: run the export that it was prepared from",
+    ))
 }
 
 struct Reader<'a> {

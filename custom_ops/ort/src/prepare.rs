@@ -1,6 +1,6 @@
 //! Weights that never change, packed when the kernel of a node is created.
 
-use moa_kernels::{Prepared, Weight, WeightData};
+use moa_kernels::{Prepared, ScratchPool, Weight, WeightData};
 use moa_schema::{cross_attention as cross, feed_forward as ffn, self_attention as own};
 
 use crate::attributes::Attributes;
@@ -14,7 +14,7 @@ pub(crate) struct Constant<'a> {
 
 /// Packs what `constant` knows; an input that is not constant, or does not fit, is left to each call.
 pub(crate) fn prepare<'a>(attributes: &Attributes, constant: &dyn Fn(usize) -> Option<Constant<'a>>) -> Prepared {
-    let mut prepared = Prepared::default();
+    let mut prepared = Prepared::default().with_pool(ScratchPool::of_process());
     let weights: Vec<(Weight, usize, usize)> = match attributes {
         Attributes::SelfAttention(attributes) => vec![
             (Weight::Router, own::ROUTER_WEIGHT, 1),

@@ -144,6 +144,8 @@ impl<T: Element, const FAR: bool> Block<T, FAR> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{self, Write as _};
+
     use super::super::{every_isa, few_keys::tests::exact, few_keys::tests::numbers};
     use super::*;
 
@@ -181,7 +183,7 @@ mod tests {
             }
         }
         if served == 0 {
-            println!("skipped: no AVX2");
+            let _ = writeln!(io::stdout(), "skipped: no AVX2");
         }
     }
 
@@ -221,7 +223,7 @@ mod tests {
         let places: Vec<usize> = (0..count).filter(|key| *key != 7).collect();
         let served: Vec<Isa> = every_isa().into_iter().filter(|isa| FewSlots::serves(*isa, 3, head)).collect();
         if served.is_empty() {
-            println!("skipped: no AVX2");
+            let _ = writeln!(io::stdout(), "skipped: no AVX2");
         }
         for isa in served {
             let attend = |key: &[f32], value: &[f32], past, far| {

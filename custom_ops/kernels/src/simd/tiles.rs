@@ -443,6 +443,9 @@ impl Unit {
 #[cfg(test)]
 mod tests {
     #[cfg(target_arch = "x86_64")]
+    use std::io::{self, Write as _};
+
+    #[cfg(target_arch = "x86_64")]
     use super::super::Instructions;
     use super::*;
 
@@ -450,7 +453,10 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     fn a_thread_keeps_what_is_stated() {
         let isa = Isa::at_most(Instructions::Amx);
-        let Some(unit) = Unit::new(isa) else { return println!("skipped: no AMX tiles") };
+        let Some(unit) = Unit::new(isa) else {
+            let _ = writeln!(io::stdout(), "skipped: no AMX tiles");
+            return;
+        };
         assert!(Unit::new(isa).is_none(), "two units of one thread");
         let Scratch { left, known, right: [even, odd], sums } = &unit.scratch;
         let buffers = left.bytes() + even.bytes() + odd.bytes() + sums.bytes();

@@ -1,5 +1,7 @@
 //! Layers of the sizes that go to AMX tiles where the processor has them; elsewhere the same tests run on vectors.
 
+use std::io::{self, Write as _};
+
 use moa_kernels::{FeedForwardInputs, Instructions, Prepared, Sequential};
 use moa_schema::{FeedForwardDims, GateMode, SelfAttentionDims};
 
@@ -82,7 +84,7 @@ fn has_tiles() -> bool {
     let bytes = |limit| Prepared::new(limit).thread_bytes();
     let found = bytes(Instructions::Amx) > bytes(Instructions::Avx512);
     if !found {
-        println!("skipped: no AMX tiles");
+        let _ = writeln!(io::stdout(), "skipped: no AMX tiles");
     }
     found
 }

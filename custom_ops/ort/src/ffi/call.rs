@@ -171,9 +171,11 @@ unsafe fn read_tensor<'a>(
     // SAFETY: `value` is a tensor; the pointer is only read from.
     unsafe { ort!(api, GetTensorMutableData(value.cast_mut(), &mut data)) }.check()?;
     let len = shape.as_slice().iter().product();
-    // SAFETY: the data of a tensor of this type holds `len` aligned elements, every one of them initialised.
+    let kind = float_type(parameter.element, types);
+    check_aligned("input", parameter, data, element_bytes(parameter.element, kind))?;
+    // SAFETY: the data of a tensor of this type holds `len` elements, every one of them initialised; they are aligned.
     let elements = unsafe {
-        match float_type(parameter.element, types) {
+        match kind {
             Some(FloatType::F32) => Elements::Float(slice(data, len)),
             Some(FloatType::F16) => Elements::Half(slice(data, len)),
             Some(FloatType::Bf16) => Elements::Brain(slice(data, len)),
@@ -182,6 +184,27 @@ unsafe fn read_tensor<'a>(
         }
     };
     Ok(Some(Tensor { shape, elements }))
+}
+
+/// Bytes of an element of a parameter, a float of type `kind` or an integer.
+fn element_bytes(element: ElementType, kind: Option<FloatType>) -> usize {
+    match kind {
+        Some(kind) => kind.bytes(),
+        None if element == ElementType::Int32 => size_of::<i32>(),
+        None => size_of::<i64>(),
+    }
+}
+
+/// Refuses a tensor whose elements of `bytes` bytes are not aligned: the runtime takes any memory that it is given, such
+/// as external data at an odd offset, or a part of a buffer.
+fn check_aligned(kind: &str, parameter: &Parameter, data: *const c_void, bytes: usize) -> Result<(), Failure> {
+    if data.addr().is_multiple_of(bytes) {
+        return Ok(());
+    }
+    Err(Failure::argument(format!(
+        "{kind} `{}` begins at an address that is no multiple of its elements' {bytes} bytes; give it aligned memory",
+        parameter.name
+    )))
 }
 
 /// A tensor of floats; `None` where it is absent or holds something else.
@@ -353,7 +376,9 @@ impl<'a> OutputSlots<'a> {
                 continue;
             }
             let kind = float_type(parameter.element, self.types);
-            let bytes = len * kind.map_or(size_of::<i64>(), FloatType::bytes);
+            let element_bytes = element_bytes(parameter.element, kind);
+            check_aligned("output", parameter, data, element_bytes)?;
+            let bytes = len * element_bytes;
             let range = data.addr()..data.addr() + bytes;
             if let Some((_, input)) = in_place.iter().find(|(output, _)| *output == index) {
                 inputs.give_up(*input, &range);
@@ -368,7 +393,7 @@ impl<'a> OutputSlots<'a> {
                 return Err(Failure::argument(format!("output `{}` shares memory with another", parameter.name)));
             }
             used.push(range);
-            // SAFETY: the runtime allocated `len` aligned elements of this type; they meet no input that is still there
+            // SAFETY: the runtime allocated `len` elements of this type, which are aligned; they meet no input that is still there
             // and no other output, `allocate` cannot run twice, and no slice of an input has left `inputs` yet. Nobody
             // need have written them since, but they come from code that the compiler does not see, so it takes their
             // bytes for initialised, every pattern of them is a number, and kernels write an element before they read

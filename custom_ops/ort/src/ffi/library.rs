@@ -15,7 +15,7 @@ use ort_sys::{
 use super::api::{API_VERSION, Api, KernelInfo, Support, ort};
 use super::call::{Call, element_code};
 use super::shape::Shape;
-use crate::attributes::{Attributes, check_version};
+use crate::attributes::{Attributes, check_inputs, check_version};
 use crate::compute;
 use crate::failure::{Failure, catch};
 use crate::prepare::prepare;
@@ -274,7 +274,8 @@ unsafe extern "system" fn create(
         // SAFETY: the runtime passes what was registered and the info of the kernel being created.
         let (entry, info) = unsafe { (entry(op), KernelInfo::new(api, info)) };
         let (operator, types, node) = (&entry.operator, entry.types, info.node_name());
-        let attributes = check_version(&info).and_then(|()| Attributes::read(operator, &info));
+        let written_for_us = check_version(&info).and_then(|()| check_inputs(&info));
+        let attributes = written_for_us.and_then(|()| Attributes::read(operator, &info));
         let attributes = attributes.map_err(|failure| failure.at_node(operator.name, &node))?;
         let prepared = prepare(&attributes, &|index| info.constant(index, &operator.inputs[index], types));
         let shapes = operator.inputs.iter().enumerate();
