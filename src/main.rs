@@ -37,7 +37,7 @@ extern "C" fn refuse_closed_stdout() {
 #[allow(unsafe_code)]
 fn silence_onnxruntime() {
     const VARIABLE: &str = "ORT_DISABLE_TELEMETRY";
-    if env::var_os(VARIABLE).is_none() {
+    if env::var_os(VARIABLE).is_none_or(|value| value.is_empty()) {
         // SAFETY: `main` has started no thread, so nothing else reads or writes the environment.
         unsafe { env::set_var(VARIABLE, "1") };
     }

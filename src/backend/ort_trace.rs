@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use std::{env, fs};
+use std::{env, fs, io};
 
 use serde::Deserialize;
 use tempfile::TempDir;
@@ -33,7 +33,11 @@ impl OrtTrace {
     ///
     /// Where the folder for temporary files cannot be written.
     pub fn begin() -> Result<Self, BackendError> {
-        scratch_folder(&env::temp_dir()).map(Self).map_err(|error| failed(&error.to_string()))
+        let folder = env::temp_dir();
+        let no_folder = |error: io::Error| {
+            failed(&format!("{}, the folder for temporary files: {}", folder.display(), error.kind()))
+        };
+        scratch_folder(&folder).map(Self).map_err(no_folder)
     }
 
     /// What [`super::OrtSession::load`] takes as its `profile`.

@@ -10,7 +10,7 @@ use super::{
     args::{DtypeArgument, ExportArguments, ExternalDataArgument, FormArgument, GateModeArgument, VerifyArguments},
     note, open_checkpoint, print_result,
     progress::Progress,
-    shell::word,
+    shell::path_word,
     table::size,
     tensorrt_args::TensorRtArguments,
     verify,
@@ -113,6 +113,12 @@ pub(super) const fn external_data(argument: ExternalDataArgument) -> ExternalDat
 }
 
 fn side_files(arguments: &ExportArguments) -> Result<SideFileOptions, Failure> {
+    if arguments.with_library && arguments.form == FormArgument::Standard {
+        return Err(Failure::usage(
+            "--with-library copies the operator library, which computes nothing in --form standard",
+            Some("leave out one of the two"),
+        ));
+    }
     let joined = arguments.dict.as_ref().map(|path| [path.clone(), path.clone()]);
     let separate = arguments.source_dict.clone().zip(arguments.target_dict.clone());
     let operator_library = arguments.with_library.then(|| find_operator_library(None)).transpose()?;
@@ -175,13 +181,19 @@ pub(super) fn wrote(report: &ExportReport) -> String {
 fn text(report: &ExportReport, arguments: &ExportArguments) -> String {
     let mut text = wrote(report);
     if file_of(report, &graph_file(ENCODER)).is_some() && file_of(report, CONFIG_FILE).is_none() {
-        text.push_str("no dictionary was found: `generate` needs --dict FILE, or --source-dict and --target-dict\n");
+        text.push_str(
+            "no dictionary was found, and `generate` needs one: export with --dict FILE, or --source-dict and --target-dict\n",
+        );
     }
     if !arguments.verify {
         let ExportArguments { output, checkpoint, config, .. } = arguments;
-        let [output, checkpoint] = [output, checkpoint].map(|path| word(path.display()));
-        let config = config.as_ref().map(|path| format!(" --config {}", word(path.display()))).unwrap_or_default();
-        text.push_str(&format!("next: moa-export verify {output} --checkpoint {checkpoint}{config}\n"));
+        let config = config.as_deref().map(path_word).map(|path| path.map(|path| format!(" --config {path}")));
+        let paths = [output, checkpoint].map(|path| path_word(path));
+        // A path that is no text is shown otherwise than it is, so there is no command to copy.
+        if let ([Some(output), Some(checkpoint)], Some(config)) = (paths, config.unwrap_or_else(|| Some(String::new())))
+        {
+            text.push_str(&format!("next: moa-export verify {output} --checkpoint {checkpoint}{config}\n"));
+        }
     }
     text
 }

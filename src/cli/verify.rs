@@ -1,6 +1,6 @@
 //! `moa-export verify`.
 
-use std::{collections::BTreeSet, path::PathBuf, process::ExitCode};
+use std::{collections::BTreeSet, env, path::PathBuf, process::ExitCode};
 
 use serde_json::Value;
 
@@ -17,7 +17,7 @@ use super::{
     verify_report,
 };
 use crate::{
-    backend::{BackendErrorKind, Ranges},
+    backend::{BackendErrorKind, OPERATORS_VARIABLE, RUNTIME_VARIABLE, Ranges},
     checkpoint::Checkpoint,
     parity::{
         BackendReport, Comparison, Constants, Difference, FileAudit, GraphReport, MOST_ROWS, MOST_TOKENS, NodeAudit,
@@ -78,7 +78,8 @@ pub(super) fn verify(
     printed.and(written)?;
     let all_unused = result.backends.iter().all(|report| report.skipped.is_some());
     let is_asked_for = |report: &BackendReport| match report.backend.as_str() {
-        "ort" => arguments.library.is_some(),
+        "ort" => arguments.library.is_some() || names_nothing(report, &[OPERATORS_VARIABLE, RUNTIME_VARIABLE]),
+        "ort-function" => names_nothing(report, &[RUNTIME_VARIABLE]),
         "tensorrt" => arguments.tensorrt.plan.is_some(),
         _ => false,
     };
@@ -88,6 +89,13 @@ pub(super) fn verify(
         return Ok(ExitCode::FAILURE);
     }
     result.backends.iter().find_map(unused).map_or(Ok(ExitCode::SUCCESS), Err)
+}
+
+/// Whether a backend lacks its runtime although one of these variables names it.
+fn names_nothing(report: &BackendReport, variables: &[&str]) -> bool {
+    let is_set = |name: &&str| env::var_os(name).is_some_and(|value| !value.is_empty());
+    let lacks = report.skipped.as_ref().is_some_and(|skip| skip.kind == BackendErrorKind::Runtime);
+    lacks && variables.iter().any(is_set)
 }
 
 /// Sizes that hold every case of a verification.

@@ -149,6 +149,8 @@ struct Walk<'a> {
     producers: HashMap<&'a str, &'a NodeProto>,
     /// [`ENCODER`], [`DECODER`] or [`MODEL`].
     part: &'a str,
+    /// Whether the logits are those of the last position alone.
+    last_logits: bool,
     lengths: Lengths,
     incomplete: Vec<String>,
     uncounted: Uncounted,
@@ -166,6 +168,7 @@ impl<'a> Walk<'a> {
             input_dims: graph.iter().flat_map(|graph| &graph.input).map(input_dims).collect(),
             producers: nodes.iter().flat_map(outputs).collect(),
             part: file.metadata(metadata::PART).unwrap_or(MODEL),
+            last_logits: file.metadata(metadata::LOGITS) == Some(metadata::LAST),
             lengths,
             incomplete: Vec::new(),
             uncounted: Uncounted::default(),
@@ -268,8 +271,13 @@ impl<'a> Walk<'a> {
         };
         let rows = operands(node).and_then(|operands| node.input.get(operands.rows));
         let is_memory = rows.is_some_and(|rows| self.unrounded(rows) == "memory");
-        let tokens = if is_memory { self.lengths.source } else { self.tokens() };
-        ledger.add(self.part_of(stored_name(&tensor.name), false), Cost::product(values(tensor), tokens));
+        let part = self.part_of(stored_name(&tensor.name), false);
+        let tokens = match (is_memory, part == OUTPUT && self.last_logits) {
+            (true, _) => self.lengths.source,
+            (false, true) => 1,
+            (false, false) => self.tokens(),
+        };
+        ledger.add(part, Cost::product(values(tensor), tokens));
         let bias = operands(node).and_then(|operands| self.weight(node.input.get(operands.bias?)?));
         self.add_bias(bias, ledger);
     }

@@ -51,6 +51,8 @@ fn a_folder_that_lacks_the_library_it_names_says_so() {
         assert_eq!((outcome.code, outcome.stderr.starts_with(note)), (Some(0), noted), "{options}: {}", outcome.stderr);
         assert!(noted || outcome.stderr.is_empty(), "{options}: {}", outcome.stderr);
     }
+    let told = ["--with-library copies the operator library, which computes nothing in --form standard"];
+    scene.refuses(&format!("{} -o other --form standard --with-library", checkpoint.display()), 2, &told);
 }
 
 /// As transformers saves the model without its head, and as older versions saved the frequencies too.

@@ -328,7 +328,7 @@ fn weights_that_are_gone_are_named_with_their_model() {
 #[test]
 fn a_translator_without_its_dictionary_says_what_is_missing() {
     let scene = Scene::with_fixture("nmt");
-    let told = "no dictionary was found: `generate` needs --dict FILE";
+    let told = "no dictionary was found, and `generate` needs one: export with --dict FILE";
     assert!(scene.accepts("ck -o out").contains(told));
     scene.write("words.txt", fs::read(data("nmt/dict.txt")).unwrap());
     let outcome = scene.moa("ck -o other --dict words.txt");

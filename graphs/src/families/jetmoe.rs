@@ -146,7 +146,8 @@ impl Sizes {
             );
             return Err(config.invalid("num_attention_heads", expected));
         }
-        let rotary = rotary(config, size("n_positions", "max_position_embeddings", 4096)?)?;
+        let positions = config.agreed_size(["max_position_embeddings", "n_positions"])?.map(|(positions, _)| positions);
+        let rotary = rotary(config, positions.unwrap_or_else(|| config.assume("max_position_embeddings", 4096)))?;
         check_visible(config, rotary.positions)?;
         Ok(Self {
             width: config.size_or("hidden_size", 2048)?,
