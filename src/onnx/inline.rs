@@ -3,7 +3,7 @@
 //! The result has no functions, computes the same values, and keeps the names of inputs, outputs, weights and of
 //! every value of the main graph. Names from within a function get the name of the calling node as a prefix.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use prost::Message;
 
@@ -13,6 +13,7 @@ use super::read::{canonical_domain, for_each_node};
 
 const MAX_NODES: usize = 1 << 20;
 const MAX_BYTES: usize = i32::MAX as usize;
+const MAX_DECODED: usize = 1 << 30;
 
 /// A model whose functions cannot be replaced by their nodes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -65,9 +66,11 @@ pub fn inline_functions(model: &ModelProto) -> Result<ModelProto, InlineError> {
         functions,
         imports: model.opset_import.clone(),
         used: used_names(model),
+        numbers: HashMap::new(),
         active: Vec::new(),
         nodes: 0,
         bytes: 0,
+        decoded: 0,
     };
     let graph = model.graph.as_ref().map(|graph| inliner.graph(graph)).transpose()?;
     let mut inlined = ModelProto {
@@ -127,9 +130,13 @@ struct Inliner<'a> {
     functions: HashMap<Key, &'a FunctionProto>,
     imports: Vec<OperatorSetIdProto>,
     used: BTreeSet<String>,
+    /// The last number that made a prefix of this base a free one.
+    numbers: HashMap<String, usize>,
     active: Vec<Key>,
     nodes: usize,
     bytes: usize,
+    /// Bytes of nodes and attributes in memory, what they point to apart.
+    decoded: usize,
 }
 
 impl<'a> Inliner<'a> {
@@ -211,10 +218,20 @@ impl<'a> Inliner<'a> {
         let (names, copies) = bind(function, node);
         let renaming = Renaming { names, prefix: self.free_prefix(node), attributes: bound_attributes(function, node) };
         let mut body = Vec::with_capacity(function.node.len() + copies.len());
+        let mut names = HashSet::new();
+        let mut repeats = HashMap::<String, usize>::new();
         for inner in &function.node {
-            let inner = renaming.node(inner).map_err(misfit)?;
+            let mut inner = renaming.node(inner).map_err(misfit)?;
+            let written = inner.name.clone();
+            while !names.insert(inner.name.clone()) {
+                let number = repeats.entry(written.clone()).or_insert(1);
+                *number += 1;
+                inner.name = format!("{written}_{number}");
+            }
+            let held = size_of::<NodeProto>() + inner.attribute.len() * size_of::<AttributeProto>();
             self.bytes = self.bytes.saturating_add(inner.encoded_len());
-            if self.bytes > MAX_BYTES {
+            self.decoded = self.decoded.saturating_add(held);
+            if self.bytes > MAX_BYTES || self.decoded > MAX_DECODED {
                 return Err(InlineError::TooLarge);
             }
             self.used.extend(inner.output.iter().cloned());
@@ -230,19 +247,20 @@ impl<'a> Inliner<'a> {
     }
 
     /// A prefix with which no name of the model begins.
-    fn free_prefix(&self, node: &NodeProto) -> String {
+    fn free_prefix(&mut self, node: &NodeProto) -> String {
         let base = if node.name.is_empty() { &node.op_type } else { &node.name };
         let is_free = |prefix: &str| {
             let first =
                 self.used.range::<str, _>((std::ops::Bound::Included(prefix), std::ops::Bound::Unbounded)).next();
             first.is_none_or(|name| !name.starts_with(prefix))
         };
-        let mut prefix = format!("{base}/");
-        let mut number = 1usize;
-        while !is_free(&prefix) {
+        let numbered = |number: usize| if number == 1 { format!("{base}/") } else { format!("{base}_{number}/") };
+        let mut number = self.numbers.get(base).copied().unwrap_or(1);
+        while !is_free(&numbered(number)) {
             number += 1;
-            prefix = format!("{base}_{number}/");
         }
+        let prefix = numbered(number);
+        self.numbers.insert(base.clone(), number);
         prefix
     }
 }
@@ -495,5 +513,30 @@ mod tests {
         bomb.push(function("F40", &["a"], &["b"], vec![node("Neg", "", &["a"], &["b"])]));
         let calls = vec![node("F0", "f", &["x"], &["y"])];
         assert_eq!(inline_functions(&model(calls, bomb)), Err(InlineError::TooLarge));
+    }
+
+    fn inlined(functions: Vec<FunctionProto>, nodes: Vec<NodeProto>) -> Result<ModelProto, InlineError> {
+        let graph = GraphProto { node: nodes, ..GraphProto::default() };
+        let opset_import = vec![import("", 18), import("f", 1)];
+        inline_functions(&ModelProto { graph: Some(graph), functions, opset_import, ..ModelProto::default() })
+    }
+
+    #[test]
+    fn every_node_gets_a_name_of_its_own() {
+        let body =
+            vec![node("Neg", "", &["x"], &["t"]), node("Neg", "", &["t"], &["u"]), node("Neg", "", &["u"], &["y"])];
+        let calls = (0..3).map(|i| node("F", "f", &["a"], &[&format!("b{i}")])).collect();
+        let model = inlined(vec![function("F", &["x"], &["y"], body)], calls).unwrap();
+        let names: Vec<_> = model.graph.unwrap().node.into_iter().map(|node| node.name).collect();
+        assert_eq!(names[..4], ["F/Neg", "F/Neg_2", "F/Neg_3", "F_2/Neg"]);
+        assert_eq!(names.iter().collect::<HashSet<_>>().len(), 9);
+    }
+
+    #[test]
+    fn what_would_take_more_memory_than_it_has_bytes_is_refused() {
+        let mut large = node("Neg", "", &["x"], &["y"]);
+        large.attribute = vec![AttributeProto::default(); 10_000];
+        let calls = (0..100).map(|i| node("F", "f", &["a"], &[&format!("b{i}")])).collect();
+        assert_eq!(inlined(vec![function("F", &["x"], &["y"], vec![large])], calls), Err(InlineError::TooLarge));
     }
 }

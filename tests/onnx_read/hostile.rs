@@ -35,6 +35,22 @@ fn bombs_are_refused_before_they_are_decoded() {
     let error = read_bytes(&bomb).expect_err("twenty million nodes");
     assert_eq!(error.kind(), Limit, "{error}");
 
+    // Fewer fields than are allowed, each of which takes more than a thousand bytes.
+    let attributes = vec![AttributeProto::default(); 1];
+    let node = NodeProto { op_type: "Cast".into(), attribute: attributes, ..NodeProto::default() };
+    let mut graph = prost::Message::encode_to_vec(&GraphProto { node: vec![node], ..GraphProto::default() });
+    assert!(graph.ends_with(&[0x2a, 0x00]), "an empty attribute ends the graph");
+    let empty_attributes = [0x2a, 0x00].repeat(1_000_000);
+    let node = [&graph[2..], &empty_attributes].concat();
+    graph = vec![0x0a];
+    prost::encoding::encode_varint(node.len() as u64, &mut graph);
+    graph.extend(node);
+    let mut bomb = vec![0x08, 0x09, 0x3a];
+    prost::encoding::encode_varint(graph.len() as u64, &mut bomb);
+    bomb.extend(graph);
+    let error = read_bytes(&bomb).expect_err("a million attributes");
+    assert_eq!(error.kind(), Limit, "{error}");
+
     let mut integers = weight("w", &[0], &[]);
     integers.int64_data = vec![0; (1 << 26) + 1];
     let mut model = valid();

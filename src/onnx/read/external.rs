@@ -51,7 +51,13 @@ impl DataFiles {
     /// The values of a tensor.
     pub(super) fn values(&self, path: &Path, tensor: &TensorProto) -> Result<Bytes, ReadError> {
         let size = tensor::byte_size(tensor).map_err(|fault| fault.at(path))?;
-        let mut bytes = vec![0; size];
+        let mut bytes = Vec::new();
+        if bytes.try_reserve_exact(size).is_err() {
+            let fault =
+                Fault::limit(format!("tensor {} takes {size} bytes, more than memory has", shown(&tensor.name)));
+            return Err(fault.at(path));
+        }
+        bytes.resize(size, 0);
         self.read(path, tensor, 0, &mut bytes)?;
         Ok(bytes.into())
     }

@@ -1,12 +1,19 @@
 //! A pass over the wire format before anything is decoded: bounds what decoding may allocate.
 
 use super::error::Fault;
+use crate::onnx::proto::{
+    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, TensorShapeProto,
+    TypeProto, ValueInfoProto, type_proto,
+};
 
 /// Largest model file; a protobuf message cannot be larger.
 pub(super) const MAX_FILE_BYTES: u64 = i32::MAX as u64;
 
-/// Most fields of all messages together; each costs up to a few hundred bytes once decoded.
+/// Most fields of all messages together; those that hold no message cost some ten bytes once decoded.
 const MAX_FIELDS: usize = 4_000_000;
+
+/// Most bytes of all messages together once they are decoded, what they point to apart.
+const MAX_DECODED: usize = 1 << 30;
 
 /// Most values in packed lists of integers; each costs up to eight times its size in the file.
 const MAX_PACKED_INTEGERS: usize = 1 << 26;
@@ -40,6 +47,25 @@ enum Payload {
 }
 
 impl Message {
+    /// Bytes of the message once it is decoded, what it points to apart.
+    const fn decoded(self) -> usize {
+        match self {
+            Self::Model => size_of::<ModelProto>(),
+            Self::Graph => size_of::<GraphProto>(),
+            Self::Node => size_of::<NodeProto>(),
+            Self::Attribute => size_of::<AttributeProto>(),
+            Self::Tensor => size_of::<TensorProto>(),
+            Self::SparseTensor => size_of::<SparseTensorProto>(),
+            Self::ValueInfo => size_of::<ValueInfoProto>(),
+            Self::Type => size_of::<TypeProto>(),
+            Self::TensorType => size_of::<type_proto::Tensor>(),
+            Self::Shape => size_of::<TensorShapeProto>(),
+            Self::Function => size_of::<FunctionProto>(),
+            // The largest of those that hold no further message has two names.
+            Self::Leaf => 2 * size_of::<String>(),
+        }
+    }
+
     const fn payload(self, field: u64) -> Payload {
         use Message::{
             Attribute, Function, Graph, Leaf, Model, Node, Shape, SparseTensor, Tensor, TensorType, Type, ValueInfo,
@@ -65,17 +91,24 @@ impl Message {
 struct Scan {
     fields: usize,
     integers: usize,
+    decoded: usize,
 }
 
 /// Checks that `bytes` are well-formed on the wire and decode to bounded memory.
 pub(super) fn check(bytes: &[u8]) -> Result<(), Fault> {
-    Scan { fields: 0, integers: 0 }.message(bytes, Message::Model, 0)
+    Scan { fields: 0, integers: 0, decoded: 0 }.message(bytes, Message::Model, 0)
 }
 
 impl Scan {
     fn message(&mut self, mut bytes: &[u8], message: Message, depth: usize) -> Result<(), Fault> {
         if depth > MAX_DEPTH {
             return Err(Fault::limit(format!("graphs are nested deeper than {MAX_DEPTH} messages")));
+        }
+        self.decoded = self.decoded.saturating_add(message.decoded());
+        if self.decoded > MAX_DECODED {
+            return Err(Fault::limit(format!(
+                "the nodes of the model take more than {MAX_DECODED} bytes once they are read"
+            )));
         }
         while !bytes.is_empty() {
             self.fields += 1;

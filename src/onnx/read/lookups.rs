@@ -1,6 +1,6 @@
 //! Which tables a graph looks rows up in, and how many rows they have.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::OnnxFile;
 use crate::onnx::proto::tensor_proto::DataType;
@@ -43,10 +43,12 @@ impl OnnxFile {
     /// Tables of positions: weights whose rows a graph of ours finds by counting tokens, and the tables of the
     /// rotary embedding.
     pub fn position_tables(&self) -> Vec<PositionTable> {
-        let inputs: Vec<String> = self.inputs().into_iter().map(|input| input.name).collect();
-        let counted = self.row_gathers().filter(|(_, indices)| !inputs.contains(indices)).filter_map(|(weight, by)| {
+        let inputs: HashSet<String> = self.inputs().into_iter().map(|input| input.name).collect();
+        let mut firsts = HashMap::new();
+        let gathers = self.row_gathers().filter(|(_, indices)| !inputs.contains(*indices));
+        let counted = gathers.filter_map(|(weight, by)| {
             let rows = *self.initializer(weight)?.dims.first()?;
-            let first = self.first_position(by)?;
+            let first = (*firsts.entry(by.as_str()).or_insert_with(|| self.first_position(by)))?;
             Some((weight.clone(), rows.checked_sub(first)?))
         });
         let rotary = self.rotary_operators();
@@ -93,7 +95,10 @@ impl OnnxFile {
                 node.attribute.iter().find_map(|attribute| attribute.t.as_ref())?
             }
         };
-        let bytes = self.values(tensor).ok().filter(|_| tensor.data_type == DataType::Int64 as i32)?;
+        if tensor.data_type != DataType::Int64 as i32 || tensor.dims.iter().any(|size| *size != 1) {
+            return None;
+        }
+        let bytes = self.values(tensor).ok()?;
         Some(i64::from_le_bytes(bytes.as_ref().try_into().ok()?))
     }
 }
