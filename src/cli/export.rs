@@ -18,7 +18,8 @@ use super::{
 use crate::{
     backend::find_operator_library,
     export::{ExportOptions, ExportReport, ExternalData, SideFileOptions, export_watched},
-    file_names::{ENCODER, GENAI_CONFIG, data_file, graph_file},
+    file_names::{DECODER, ENCODER, GENAI_CONFIG, MODEL, data_file, graph_file},
+    side_files,
     text::{CONFIG_FILE, GenerationConfig, Segmentation, Tokenizer},
 };
 
@@ -26,7 +27,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
     let options = options(arguments)?;
     let progress = Progress::of_export(&arguments.output)?;
     let checkpoint = open_checkpoint(&arguments.checkpoint, arguments.config.as_deref())?;
-    let files = side_files(arguments)?;
+    let files = side_file_options(arguments)?;
     let exported = export_watched(&checkpoint, &arguments.output, &options, &files, &progress);
     let ending = progress.finish();
     let report = exported?;
@@ -43,6 +44,9 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
     note_of_pieces(&report)?;
     note_of_library(&report, arguments);
     note_of_old_data(&report);
+    if arguments.output.is_dir() && !same_folder(&arguments.output, &arguments.checkpoint) {
+        note_of_old_files(&report, &arguments.output);
+    }
     if !arguments.verify {
         return Ok(ExitCode::SUCCESS);
     }
@@ -112,7 +116,7 @@ pub(super) const fn external_data(argument: ExternalDataArgument) -> ExternalDat
     }
 }
 
-fn side_files(arguments: &ExportArguments) -> Result<SideFileOptions, Failure> {
+fn side_file_options(arguments: &ExportArguments) -> Result<SideFileOptions, Failure> {
     if arguments.with_library && arguments.form == FormArgument::Standard {
         return Err(Failure::usage(
             "--with-library copies the operator library, which computes nothing in --form standard",
@@ -170,6 +174,20 @@ fn note_of_old_data(report: &ExportReport) {
         if !is_written(&data) && data.is_file() {
             note(&format!("{} is of an earlier export; nothing reads it now", data.display()));
         }
+    }
+}
+
+fn same_folder(one: &Path, other: &Path) -> bool {
+    one.canonicalize().ok().zip(other.canonicalize().ok()).is_some_and(|(one, other)| one == other)
+}
+
+/// Names files of a folder that other programs and `generate` read, and that this export did not write.
+fn note_of_old_files(report: &ExportReport, folder: &Path) {
+    let is_written = |path: &Path| report.files.iter().any(|file| file.path == path);
+    let graphs = [ENCODER, DECODER, MODEL].map(graph_file).into_iter();
+    let names = graphs.chain(side_files::names().map(str::to_owned));
+    for path in names.map(|name| folder.join(name)).filter(|path| path.is_file() && !is_written(path)) {
+        note(&format!("{} is of an earlier export, and would be read with this one: remove it", path.display()));
     }
 }
 

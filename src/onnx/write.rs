@@ -298,7 +298,7 @@ impl SetAside {
     fn begin(files: &[(TempPath, PathBuf)]) -> Result<Self, WriteError> {
         let mut aside = Self::default();
         for (_, target) in files.iter().rev().filter(|_| files.len() > 1) {
-            let place = temporary_file(folder_of(target)).map_err(WriteError::io(target))?.into_temp_path();
+            let place = kept_file(target).map_err(WriteError::io(target))?.into_temp_path();
             match fs::rename(target, &place) {
                 Ok(()) => aside.0.push((place, target.clone())),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -323,6 +323,13 @@ impl Drop for SetAside {
             }
         }
     }
+}
+
+/// A place beside `target` for what it held, under a name that nothing removes: a process that is killed while it
+/// replaces files leaves the old ones there.
+fn kept_file(target: &Path) -> io::Result<NamedTempFile> {
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    Builder::new().prefix(&format!(".{name}-old-")).rand_bytes(scratch::RANDOM).tempfile_in(folder_of(target))
 }
 
 /// Refuses a symbolic link, which a rename would replace and not follow.

@@ -333,4 +333,7 @@ fn a_translator_without_its_dictionary_says_what_is_missing() {
     scene.write("words.txt", fs::read(data("nmt/dict.txt")).unwrap());
     let outcome = scene.moa("ck -o other --dict words.txt");
     assert!(outcome.code == Some(0) && !outcome.stdout.contains(told), "{}", outcome.stdout);
+    let outcome = scene.moa("ck -o other --force");
+    let note = "dict.txt is of an earlier export, and would be read with this one: remove it";
+    assert!(outcome.code == Some(0) && outcome.stderr.contains(note), "{}", outcome.stderr);
 }
