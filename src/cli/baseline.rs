@@ -93,6 +93,9 @@ pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
         Model::Transformer(_) | Model::TransformerMaskedLm(_) => Form::Standard,
         _ => Form::Function,
     };
+    if arguments.router_outputs && default == Form::Standard {
+        return Err(nothing("--router-outputs", "a standard Transformer routes nothing"));
+    }
     let options = ExportOptions {
         graph: Options {
             form: arguments.form.map_or(default, form),
@@ -116,6 +119,11 @@ pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// An option that changes nothing of this model.
+fn nothing(option: &str, why: &str) -> Failure {
+    Failure::usage(format!("{option} changes nothing here: {why}"), Some("leave it out"))
+}
+
 /// Refuses to write over the configuration that is read.
 fn keep_configuration(arguments: &BaselineArguments) -> Result<(), Failure> {
     let Some(config) = arguments.config.as_deref() else { return Ok(()) };
@@ -131,6 +139,12 @@ fn config(arguments: &BaselineArguments) -> Result<Config, Failure> {
         (_, Some(file)) => read_config(file)?,
         (name, None) => preset(name.as_deref().unwrap_or_default())?.config().with("expert_bias", json!(false)),
     };
+    if config.model_type() == "moa_layer" {
+        let given = [("--layers", arguments.layers.is_some()), ("--vocab", arguments.vocab.is_some())];
+        if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
+            return Err(nothing(option, "a moa_layer is one layer without embeddings"));
+        }
+    }
     let config = with_vocabulary(config, arguments.vocab);
     let Some(layers) = arguments.layers else { return Ok(config) };
     let keys = match config.model_type() {

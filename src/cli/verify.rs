@@ -225,6 +225,9 @@ pub(super) fn audit_line(audit: &FileAudit) -> String {
     for fault in &weights.faults {
         text.push_str(&format!("  {fault}\n"));
     }
+    if let Some(more) = weights.fault_count.checked_sub(weights.faults.len()).filter(|more| *more > 0) {
+        text.push_str(&format!("  and {more} more\n"));
+    }
     match &audit.nodes {
         Some(NodeAudit { nodes, difference: None }) => {
             text.push_str(&format!("graph of {name}: {nodes} nodes are those that the checkpoint gives\n"));

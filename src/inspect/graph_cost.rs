@@ -60,7 +60,7 @@ const OUTPUT: &str = "output";
 const OTHER: &str = "other";
 
 pub(super) fn accounts(files: &[OnnxFile], family: Option<&str>, lengths: Lengths) -> Accounts {
-    let (told, not_told) = told(files, family);
+    let (told, mut not_told) = told(files, family);
     let mut ledger = Ledger::default();
     for file in files {
         let mut walk = Walk::new(file, lengths);
@@ -71,7 +71,6 @@ pub(super) fn accounts(files: &[OnnxFile], family: Option<&str>, lengths: Length
         ledger.incomplete.append(&mut walk.incomplete);
         ledger.uncounted.append(walk.uncounted);
     }
-    let mut not_told = not_told;
     not_told.append(&mut ledger.uncounted.not_told());
     let complete = ledger.incomplete.is_empty() && not_told.is_empty();
     if !ledger.incomplete.is_empty() {
@@ -80,8 +79,7 @@ pub(super) fn accounts(files: &[OnnxFile], family: Option<&str>, lengths: Length
     let told = Told { linear: told.linear && complete, attention: told.attention && complete };
     let order = PARTS.into_iter().chain([OUTPUT, OTHER]);
     let parts = order.filter_map(|name| ledger.costs.get(name).map(|cost| (name, *cost))).collect();
-    let mut sizes = layers(&ledger.layers);
-    sizes.append(&mut ledger.sizes);
+    let sizes = [layers(&ledger.layers), ledger.sizes].concat();
     Accounts { told, parts, sizes, not_told }
 }
 
@@ -272,11 +270,8 @@ impl<'a> Walk<'a> {
         let rows = operands(node).and_then(|operands| node.input.get(operands.rows));
         let is_memory = rows.is_some_and(|rows| self.unrounded(rows) == "memory");
         let part = self.part_of(stored_name(&tensor.name), false);
-        let tokens = match (is_memory, part == OUTPUT && self.last_logits) {
-            (true, _) => self.lengths.source,
-            (false, true) => 1,
-            (false, false) => self.tokens(),
-        };
+        let all = if is_memory { self.lengths.source } else { self.tokens() };
+        let tokens = if part == OUTPUT && self.last_logits { 1 } else { all };
         ledger.add(part, Cost::product(values(tensor), tokens));
         let bias = operands(node).and_then(|operands| self.weight(node.input.get(operands.bias?)?));
         self.add_bias(bias, ledger);

@@ -51,6 +51,16 @@ fn what_cannot_be_built_is_refused() {
     scene.refuses("baseline transformer-base -o a --dtype int8", 4, &["--dtype int8", "fp32, fp16, bf16"]);
     scene.refuses("baseline transformer-base -o a --opset 21", 4, &["opset 21"]);
     scene.refuses("baseline transformer-base -o a --layers 0", 2, &["--layers"]);
+    scene.refuses("baseline transformer-base -o a --router-outputs", 2, &["--router-outputs changes nothing here"]);
+    scene.write(
+        "layer.json",
+        r#"{"model_type": "moa_layer", "embed_dim": 8, "num_expert": 3, "top_k": 2, "head_dim": 4}"#,
+    );
+    for option in ["--layers 3", "--vocab 99"] {
+        let line = format!("baseline --config layer.json -o a {option}");
+        scene.refuses(&line, 2, &["changes nothing here: a moa_layer is one layer without embeddings"]);
+    }
+    scene.refuses("inspect --config layer.json --vocab 99", 2, &["--vocab counts nothing here"]);
     scene.write(
         "heads.json",
         r#"{"model_type": "transformer", "encoder_embed_dim": 32, "vocab_size": 9,

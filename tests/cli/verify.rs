@@ -280,7 +280,7 @@ fn named_backends_must_take_the_form() {
     scene.accepts("verify m.onnx --checkpoint ck --backends ort");
 }
 
-/// What is wrong with a runtime is said; other backends go on where none was named.
+/// What is wrong with a runtime is said. Other backends go on where none was named; a variable names what it must find.
 #[test]
 fn runtimes_that_are_none() {
     let scene = exported("");
@@ -302,7 +302,12 @@ fn runtimes_that_are_none() {
         let outcome = with("verify m.onnx --checkpoint ck --backends ort");
         outcome.assert_failed(&what, 6, &["backend ort was not used", named]);
         let outcome = with("verify m.onnx --checkpoint ck");
-        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{what}: {}", outcome.stdout);
+        assert_eq!(outcome.code, Some(6), "{what}: {}", outcome.stdout);
+        assert!(
+            outcome.stderr.contains("backend ort was not used") && outcome.stderr.contains(named),
+            "{}",
+            outcome.stderr
+        );
         assert!(
             outcome.stdout.contains("skipped: ") && outcome.stdout.contains("\nverified on "),
             "{}",

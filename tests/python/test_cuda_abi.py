@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
+import compile_cuda
 from gpu_check import abi
 
 LIBRARY = os.environ.get("MOA_CUDA_LIBRARY")
@@ -329,7 +330,9 @@ def archive(kernels, targets=("sm_90a", "compute_70", "compute_80")):
             place = {"offset": len(payload), "bytes": len(text)}
             images.append({"module": module, "target": target, **place, "kernels": resources})
             payload += text
-    manifest = json.dumps({"source_hash": "", "compiler": "", "images": images}).encode()
+    kernels = [path for ending in ("cu", "cuh") for path in (ROOT / "custom_ops/cuda/kernels").glob(f"*.{ending}")]
+    source_hash = compile_cuda.source_hash({path.name: path.read_text() for path in kernels})
+    manifest = json.dumps({"source_hash": source_hash, "compiler": "", "images": images}).encode()
     return b"MOACUDA1" + struct.pack("<Q", len(manifest)) + manifest + payload
 
 

@@ -63,10 +63,12 @@ class Launches:
         os.environ["MOA_CUDA_WGMMA"] = "1" if wgmma else "0"
         return self.abi.Kernels(self.library, self.archive, device=0, path=path)
 
-    def of(self, kernels, operator, attributes, element, shapes, wanted, *options):
-        plan = kernels.plan(operator, attributes, element, shapes, wanted, *options)
+    def of(self, kernels, operator, attributes, element, shapes, wanted, tf32, multiprocessors, shared=False):
+        plan = kernels.plan(operator, attributes, element, shapes, wanted, tf32, multiprocessors, shared)
         far = iter(range(1, 99))
         places = [{name: next(far) << 48 for name in names} for names in (shapes, plan.output_shapes)]
+        if shared:
+            places[1] |= {present: places[0][past] for present, past in self.abi.SHARED.items()}
         self.fake.fake_clear()
         plan.bind(*places, next(far) << 48)(None)
         plan.close()

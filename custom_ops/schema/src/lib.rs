@@ -40,9 +40,9 @@
 //! step to the next. The mask tells: where it covers `M + T` tokens, the cache holds a past of `P = M`, and present is
 //! `[B, G, P + T, D]`. Where it covers `T <= L <= M` tokens, the first `P = L - T` rows of each head are the past, and
 //! present is `[B, G, M, D]` with rows `P .. L` for the new tokens, nothing else of which is written. The kernels
-//! of ONNX Runtime, on the CPU and on CUDA, serve this ([`SelfAttentionDims::with_capacity`]), and only where the memory
-//! of present is that of past: elsewhere such a mask is one that its user forgot to extend. The TensorRT plugin refuses
-//! it ([`SelfAttentionDims::new`]), and the bodies of standard operators end with an error.
+//! of ONNX Runtime, on the CPU and on CUDA, serve this ([`SelfAttentionDims::with_capacity`]), and only where present
+//! is the memory of past: elsewhere such a mask is one that its user forgot to extend. The TensorRT plugin refuses it
+//! ([`SelfAttentionDims::new`]), and the bodies of standard operators end with an error.
 
 mod operator;
 mod panic;

@@ -9,7 +9,17 @@ namespace moa {
 
 namespace {
 
-constexpr std::size_t most_visits = 16384;
+constexpr std::size_t most_visits = 4096;
+
+// Which sizes stand for those between them: every one up to `dense`, then steps by `ratio`.
+struct Steps {
+    std::int64_t dense;
+    double ratio;
+};
+
+// From the finest on. Short inputs are cut into parts that fill the device, so that one token more may double the need.
+constexpr Steps finest_first[] = {{most_visits, 1.1}, {1024, 1.1}, {512, 1.1}, {256, 1.15}, {128, 1.25},
+                                  {64, 1.25},      {16, 1.25},  {1, 1.25},  {1, 1.5625}, {1, 2}};
 
 // Sizes that may vary: batch, tokens, and past or source tokens.
 enum Symbol : std::size_t { batch, tokens, others, symbol_count };
@@ -42,11 +52,12 @@ std::vector<Place> places(std::size_t operator_index) {
     return {{forward::hidden_states, 0, false, false}, {forward::hidden_states, 1, true, false}};
 }
 
-std::vector<std::int64_t> points(std::int64_t least, std::int64_t most, double ratio) {
+std::vector<std::int64_t> points(std::int64_t least, std::int64_t most, const Steps &steps) {
     std::vector<std::int64_t> found{most};
     for (std::int64_t point = std::max<std::int64_t>(least, 1); point < most;) {
         found.push_back(point);
-        point = std::max(point + 1, static_cast<std::int64_t>(std::ceil(static_cast<double>(point) * ratio)));
+        const double next = point < steps.dense ? 0 : std::ceil(static_cast<double>(point) * steps.ratio);
+        point = std::max(point + 1, static_cast<std::int64_t>(next));
     }
     found.push_back(least);
     std::sort(found.begin(), found.end());
@@ -71,10 +82,10 @@ void for_each_size(const Node &node, const std::vector<std::size_t> &positions, 
         most[symbol] = std::max<std::int64_t>(least[symbol], range.most[input].dims.d[place.axis]);
     }
     std::vector<std::int64_t> grid[symbol_count];
-    for (double ratio = 1.25;; ratio *= 1.25) {
+    for (const Steps &steps : finest_first) {
         std::size_t visits = 1;
         for (std::size_t symbol = 0; symbol < symbol_count; ++symbol) {
-            grid[symbol] = points(least[symbol], most[symbol], ratio);
+            grid[symbol] = points(least[symbol], most[symbol], steps);
             visits *= grid[symbol].size();
         }
         if (visits <= most_visits) break;

@@ -115,8 +115,8 @@ impl<A: StackAttention> Stack<A> {
         let (width, hidden) = match side {
             Side::Encoder => (source_width, encoder_hidden),
             Side::Decoder => (
-                config.size_or("decoder_embed_dim", source_width)?,
-                config.size_or("decoder_ffn_embed_dim", encoder_hidden)?,
+                config.optional_size("decoder_embed_dim")?.unwrap_or(source_width),
+                config.optional_size("decoder_ffn_embed_dim")?.unwrap_or(encoder_hidden),
             ),
         };
         let attention = A::sizes(config, side, width, options)?;

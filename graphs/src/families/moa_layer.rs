@@ -23,7 +23,7 @@ pub(super) fn import(
     let width = config.size("embed_dim", "width of queries and output")?;
     let cross_attention = config.flag_or("cross_attention", false)?;
     let causal = config.flag_or("causal", false)?;
-    let source_width = config.size_or("kdim", width)?;
+    let source_width = config.optional_size("kdim")?.unwrap_or(width);
     if config.optional_size("vdim")?.is_some_and(|vdim| vdim != source_width) {
         return Err(config.invalid("vdim", format!("{source_width}, the width of keys")));
     }

@@ -93,7 +93,7 @@ fn decoder_layer<A: StackAttention>(
 /// Upstream can project into and out of the decoder; the export cannot.
 fn check_decoder_widths(config: &Config, width: usize) -> Result<(), ImportError> {
     for key in ["decoder_input_dim", "decoder_output_dim"] {
-        let found = config.size_or(key, width)?;
+        let found = config.optional_size(key)?.unwrap_or(width);
         if found != width {
             return Err(config.unsupported(format!("\"{key}\": {found} beside \"decoder_embed_dim\": {width}")));
         }

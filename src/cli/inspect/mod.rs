@@ -141,6 +141,10 @@ pub(super) fn preset(name: &str) -> Result<&'static Preset, Failure> {
 }
 
 fn without_weights(config: Config, lengths: Lengths, arguments: &InspectArguments) -> Result<Inspection, Failure> {
+    if arguments.vocab.is_some() && config.model_type() == "moa_layer" {
+        let message = "--vocab counts nothing here: a moa_layer has no embeddings";
+        return Err(Failure::usage(message, Some("leave it out")));
+    }
     let config = with_vocabulary(config, arguments.vocab);
     let tensors = SyntheticTensors::shapes(config.origin());
     let model = families::import(&config, &tensors, ImportOptions::default())?;

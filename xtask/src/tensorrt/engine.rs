@@ -36,6 +36,7 @@ pub(super) fn test(build: &Build<'_>) -> Result<Tally, String> {
     emulator(build, &folder)?;
     let program = folder.join("engine");
     let mut command = build.compile(&options);
+    command.arg(format!("-DMOA_CUDA_SOURCE_HASH=\"{}\"", moa_cuda::SOURCE_HASH));
     command.args(build.sources("tests/engine")?).arg(build.project.root.join("custom_ops/tensorrt/tests/harness.cpp"));
     process::run(command.args([FIXED, "-ldl", "-pthread", "-o"]).arg(&program))?;
     let mut run = build.project.command(&program);

@@ -103,21 +103,6 @@ impl Case {
         self.all_outputs && (self.capacity.is_some() || !self.dims.past.is_multiple_of(3))
     }
 
-    /// Asks for caches of `rows` rows that are updated in place.
-    fn update_in_place(&mut self, rows: usize) {
-        (self.all_outputs, self.capacity) = (true, Some(rows));
-    }
-
-    /// `[B, G, rows, D]` with the rows of `values` in front; what stands behind them is never read.
-    fn with_room(&self, values: &[f32], rows: usize) -> Vec<f32> {
-        let SelfAttentionDims { batch, past, kv_heads, head, .. } = self.dims;
-        let pair = |pair: usize| {
-            let own = values[pair * past * head..][..past * head].iter().copied();
-            own.chain(std::iter::repeat_n(f32::NAN, (rows - past) * head))
-        };
-        (0..batch * kv_heads).flat_map(pair).collect()
-    }
-
     fn cross_dims(&self) -> CrossAttentionDims {
         let SelfAttentionDims { batch, tokens, past, width, experts, top_k, kv_heads, head } = self.dims;
         CrossAttentionDims { batch, tokens, keys: past, width, experts, top_k, kv_heads, head }
@@ -189,18 +174,6 @@ impl Case {
         let outputs = vec![output, keys, optional(cache), optional(chosen * 8), optional(chosen * 4)];
         let in_place = if self.capacity.is_some() { vec![(7, 1), (8, 2)] } else { Vec::new() };
         Tensors { inputs, outputs, in_place, offset }
-    }
-
-    /// The rows of a cache that a call leaves; what is behind them must be as it was.
-    fn rows_of_cache(&self, found: &[f32]) -> Vec<f32> {
-        let SelfAttentionDims { tokens, past, head, .. } = self.dims;
-        let rows = self.capacity.unwrap_or(past + tokens);
-        let pairs = found.chunks_exact(rows * head).map(|pair| pair.split_at((past + tokens) * head));
-        let own = pairs.map(|(own, behind)| {
-            assert!(behind.iter().all(|value| value.is_nan()), "something stands behind the new rows: {behind:?}");
-            own
-        });
-        own.flatten().copied().collect()
     }
 
     /// `[B, G, S, D]` in f64, `part` 0 for keys and 1 for values.
@@ -394,13 +367,9 @@ fn wide_heads() {
     let shapes =
         [(3, 70, 40, 24), (1, 300, 64, 16), (33, 0, 65, 17), (2, 200, 128, 32), (20, 5, 200, 24), (5, 130, 256, 16)];
     for (index, (tokens, past, head, width)) in shapes.into_iter().enumerate() {
-        for (element, compute_capability) in [
-            (Element::F32, (8, 0)),
-            (Element::F16, (7, 0)),
-            (Element::F16, (7, 5)),
-            (Element::F16, (8, 0)),
-            (Element::Bf16, (8, 0)),
-        ] {
+        let halves = [(7, 0), (7, 5), (8, 0)].map(|capability| (Element::F16, capability));
+        for (element, compute_capability) in halves.into_iter().chain([(Element::F32, (8, 0)), (Element::Bf16, (8, 0))])
+        {
             for multiprocessors in [1, 132] {
                 let mut random = Random(index as u64);
                 let dims = SelfAttentionDims { batch: 1, tokens, past, width, experts: 5, top_k: 3, kv_heads: 2, head };
@@ -444,29 +413,6 @@ fn decoding() {
     }
     println!("{cut_keys} with cut keys, {cut_sums} with cut sums, {sparse} sparse");
     assert!(cut_keys >= 5 && cut_sums >= 5 && sparse >= 2);
-}
-
-/// Caches with room are updated in place, as full as can be and with rows to spare.
-#[test]
-fn caches_with_room() {
-    for seed in more(0..24) {
-        let mut random = Random(seed);
-        let odd = random_dims(&mut random);
-        let large = SelfAttentionDims {
-            tokens: random.pick(&[1, 7, 65, 150]),
-            past: random.pick(&[0, 1, 63, 64, 200]),
-            width: 64,
-            head: random.pick(&[32, 64, 128]),
-            ..odd
-        };
-        let dims = random.pick(&[odd, large]);
-        let mut case = Case::random(&mut random, dims, Element::ALL[seed as usize % 3], false);
-        case.device.multiprocessors = random.pick(&[1, 16, 132]);
-        case.update_in_place(dims.past + dims.tokens + random.pick(&[0, 1, 40]));
-        println!("seed {seed}: {dims:?} {:?} {:?}", case.capacity, case.device);
-        case.check();
-        assert!(case.plan().launches.iter().all(|launch| launch.parameters.copy_blocks == 0), "nothing is copied");
-    }
 }
 
 /// A chosen expert, a masked key and a padded query each leave the others alone.

@@ -18,6 +18,7 @@ mod routers;
 #[path = "../../../kernels/tests/kernels/routing_reference.rs"]
 mod routing_reference;
 mod scales;
+mod shared_caches;
 mod support;
 mod unseen;
 mod warpgroups;

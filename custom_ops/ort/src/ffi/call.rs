@@ -195,8 +195,8 @@ fn element_bytes(element: ElementType, kind: Option<FloatType>) -> usize {
     }
 }
 
-/// Refuses a tensor whose elements of `bytes` bytes are not aligned: the runtime takes any memory that it is given, such
-/// as external data at an odd offset, or a part of a buffer.
+/// Refuses a tensor whose elements of `bytes` bytes are not aligned: the runtime takes any memory that it is given,
+/// such as external data at an odd offset, or a part of a buffer.
 fn check_aligned(kind: &str, parameter: &Parameter, data: *const c_void, bytes: usize) -> Result<(), Failure> {
     if data.addr().is_multiple_of(bytes) {
         return Ok(());
@@ -393,11 +393,11 @@ impl<'a> OutputSlots<'a> {
                 return Err(Failure::argument(format!("output `{}` shares memory with another", parameter.name)));
             }
             used.push(range);
-            // SAFETY: the runtime allocated `len` elements of this type, which are aligned; they meet no input that is still there
-            // and no other output, `allocate` cannot run twice, and no slice of an input has left `inputs` yet. Nobody
-            // need have written them since, but they come from code that the compiler does not see, so it takes their
-            // bytes for initialised, every pattern of them is a number, and kernels write an element before they read
-            // it.
+            // SAFETY: the runtime allocated `len` elements of this type, which are aligned; they meet no input that is
+            // still there and no other output, `allocate` cannot run twice, and no slice of an input has left `inputs`
+            // yet. Nobody need have written them since, but they come from code that the compiler does not see, so it
+            // takes their bytes for initialised, every pattern of them is a number, and kernels write an element before
+            // they read it.
             buffers.push(Some(unsafe {
                 match kind {
                     None => Buffer::Long(slice_mut(data, len)),

@@ -48,7 +48,8 @@ std::string archive(const std::string &emulator) {
                   std::to_string(payload.size()) + ",\"bytes\":" + std::to_string(image.size()) + ",\"kernels\":[" + kernels + "]}";
         payload += image;
     }
-    const std::string manifest = "{\"source_hash\":\"\",\"compiler\":\"\",\"images\":[" + images + "]}";
+    const std::string source = MOA_CUDA_SOURCE_HASH;
+    const std::string manifest = "{\"source_hash\":\"" + source + "\",\"compiler\":\"\",\"images\":[" + images + "]}";
     std::uint64_t length = manifest.size();
     return "MOACUDA1" + std::string(reinterpret_cast<const char *>(&length), sizeof length) + manifest + payload;
 }
