@@ -1,5 +1,7 @@
 //! Regular files that are read piece by piece and must not change meanwhile.
 
+#[cfg(unix)]
+use std::os::unix::fs::MetadataExt;
 use std::{
     fs::{self, File, Metadata},
     io::{self, Read},
@@ -54,11 +56,17 @@ impl From<io::Error> for ReadError {
 struct Stamp {
     size: u64,
     modified: Option<SystemTime>,
+    /// Device and number of the file there, where the system tells them.
+    place: Option<[u64; 2]>,
 }
 
 impl Stamp {
     fn of(metadata: &Metadata) -> Self {
-        Self { size: metadata.len(), modified: metadata.modified().ok() }
+        #[cfg(unix)]
+        let place = Some([metadata.dev(), metadata.ino()]);
+        #[cfg(not(unix))]
+        let place = None;
+        Self { size: metadata.len(), modified: metadata.modified().ok(), place }
     }
 }
 

@@ -205,10 +205,11 @@ fn file(name: &str, value: &Value) -> SideFile {
 
 fn copied(folder: &Path, name: &str) -> Result<Option<SideFile>, TextError> {
     let path = folder.join(name);
-    if !path.is_file() {
+    let io = |source| TextError::Io { path: path.clone(), source };
+    // A link that leads nowhere is a file that is missing, not one that was left out.
+    if !path.is_file() && path.symlink_metadata().is_err() {
         return Ok(None);
     }
-    let io = |source| TextError::Io { path: path.clone(), source };
     if path.metadata().map_err(io)?.len() > LARGEST {
         return Err(TextError::Limit { path, limit: LARGEST });
     }

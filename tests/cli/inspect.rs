@@ -142,3 +142,19 @@ fn other_files_of_a_folder_are_not_counted() {
     let alone = json(&scene, "inspect out/model.trt.onnx");
     assert_eq!((&alone["form"], &alone["total"]), (&"fused".into(), &before["total"]));
 }
+
+/// Source: `base_architecture` of `fairseq/models/roberta/model.py`, 0.12.2.
+#[test]
+fn a_masked_language_model_has_the_sizes_of_its_own_source() {
+    let scene = Scene::new();
+    let keys = r#"{"model_type": "roberta", "vocab_size": 50265, "encoder_attention_heads": 12"#;
+    let total = |more: &str| {
+        scene.write("config.json", format!("{keys}{more}}}"));
+        json(&scene, "inspect --config config.json")["total"].clone()
+    };
+    let sizes = r#", "encoder_layers": 12, "encoder_embed_dim": 768, "encoder_ffn_embed_dim": 3072"#;
+    assert_eq!(total(""), total(sizes));
+    let positions = total(r#", "max_positions": 40"#);
+    assert_eq!(total(r#", "max_positions": 40, "max_source_positions": 99"#), positions);
+    assert_ne!(total(r#", "max_source_positions": 99"#), positions);
+}

@@ -1,6 +1,6 @@
 //! Files and folders that are no checkpoint.
 
-use std::fs;
+use std::{fs, os::unix::fs::symlink};
 
 use serde_json::{Value, json};
 
@@ -220,4 +220,16 @@ fn codes_that_are_none() {
     }
     fs::copy(data("nmt/bpe.codes"), scene.path("ck/bpe.codes")).unwrap();
     scene.accepts("ck -o out");
+}
+
+/// As a cache of Hugging Face is that was copied without its blobs: what is missing is no file that was left out.
+#[test]
+fn side_files_that_lead_nowhere_are_missing() {
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    for name in ["tokenizer.json", "generation_config.json"] {
+        let _ = fs::remove_file(scene.path("ck").join(name));
+        symlink("../../blobs/0", scene.path("ck").join(name)).unwrap();
+        scene.refuses("ck -o out", 5, &[name, "No such file"]);
+        fs::remove_file(scene.path("ck").join(name)).unwrap();
+    }
 }

@@ -39,8 +39,7 @@ pub(crate) fn run(project: &Project) -> Result<(), String> {
     let library = build.library("libmoa_tensorrt.so", &FOLDERS, &["-O2", "-static-libstdc++", "-static-libgcc"])?;
     process::run(&mut project.cargo(["build", "--release", "-p", "moa-cuda-c"]))?;
     let kernels = build.out.join("libmoa_cuda.so");
-    fs::copy(project.target.join("release/libmoa_cuda.so"), &kernels)
-        .map_err(|error| format!("{}: {error}", kernels.display()))?;
+    engine::copy(&project.target.join("release/libmoa_cuda.so"), &kernels)?;
     println!("\n{}, and beside it libmoa_cuda.so", project.shown(&library));
     Ok(())
 }

@@ -139,7 +139,7 @@ int32_t moa_cuda_load(moa_cuda_kernels *kernels, uint32_t element, moa_cuda_erro
 int32_t moa_cuda_device_facts(const moa_cuda_kernels *kernels, moa_cuda_device *device, moa_cuda_error *error);
 
 /* Bits that kernels set where a result holds NaN because of its inputs: 1 a router logit that is not finite, 2 a
- * position outside the rotary caches. Waits for the device. */
+ * position outside the rotary caches. Work on streams that do not wait for the legacy stream must have ended before. */
 int32_t moa_cuda_faults(const moa_cuda_kernels *kernels, uint32_t *faults, moa_cuda_error *error);
 
 /* Shapes of a node's outputs; `outputs` holds as many as the operator has. */

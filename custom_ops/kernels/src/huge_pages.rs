@@ -5,7 +5,7 @@
 const HUGE: usize = 2 << 20;
 
 /// Asks that the huge pages that lie in `memory` be mapped as such: code that streams it then waits for fewer
-/// translations of addresses. Values stay as they are, and a system that cannot is not asked twice.
+/// translations of addresses. Values stay as they are, and so do pages of a system that cannot.
 pub(crate) fn prefer<T>(memory: &mut [T]) {
     let bytes = memory.as_mut_ptr_range();
     let start = bytes.start.addr().next_multiple_of(HUGE);

@@ -30,8 +30,9 @@
 //! * A token whose query mask is 0 is routed nowhere (`skip_padded_queries = 1`): its output is exactly 0.
 //! * A query that may attend to no key yields 0, never NaN.
 //! * Activations, keys and values must be finite at masked positions too for the bodies of standard operators, which
-//!   multiply them by 0: 0 times NaN is NaN. No result of the library depends on a masked position.
-//! * A real token whose router logits are NaN or infinite makes the library refuse the whole call.
+//!   multiply them by 0: 0 times NaN is NaN. No result of the library depends on a masked position that is not routed.
+//! * A token that is routed and whose router logits are NaN or infinite makes the library refuse the whole call; with
+//!   `skip_padded_queries = 0` masked tokens are routed too.
 //! * The query head of slot `s` and key/value head `g` reads key/value head `g`.
 //!
 //! # Shared caches

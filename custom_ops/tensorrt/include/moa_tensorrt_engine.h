@@ -66,7 +66,7 @@ extern "C" {
 #define MOA_TRT_MODEL 4        /* the parser refuses the model: every error of it is in the text */
 #define MOA_TRT_PROFILE 5      /* a shape outside the profile, or a profile that does not fit the network */
 #define MOA_TRT_PLAN 6         /* the bytes are no plan, or not all of one */
-#define MOA_TRT_UNSUPPORTED 7  /* what this interface or release cannot do: shapes that depend on data, progress in 8.6 */
+#define MOA_TRT_UNSUPPORTED 7  /* what this interface or release cannot do: shapes that depend on data */
 #define MOA_TRT_CANCELLED 8    /* the progress callback asked for it */
 #define MOA_TRT_MEMORY 9       /* the host or the device has not enough memory */
 #define MOA_TRT_RUNTIME 10     /* TensorRT failed otherwise; the text is its own */

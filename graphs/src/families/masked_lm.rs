@@ -54,14 +54,20 @@ pub(super) fn import<A: StackAttention>(
 ///
 /// Source: `base_architecture` and `RobertaModel` of `fairseq/models/roberta/model.py`, 0.12.2.
 fn with_defaults(config: Config) -> Config {
-    let positions = ["max_positions", "tokens_per_sample"].into_iter().find(|key| config.has(key));
-    let positions = positions.and_then(|key| config.keys().get(key)).cloned().unwrap_or_else(|| 512.into());
+    let stated = ["max_positions", "tokens_per_sample"].into_iter().find(|key| config.has(key));
+    let config = match stated.and_then(|key| config.keys().get(key)).cloned() {
+        Some(positions) => config.with(POSITIONS, positions),
+        None => config,
+    };
     let defaults = [
+        ("encoder_layers", 12.into()),
+        ("encoder_embed_dim", 768.into()),
+        ("encoder_ffn_embed_dim", 3072.into()),
         ("encoder_learned_pos", true.into()),
         ("layernorm_embedding", true.into()),
         ("no_scale_embedding", true.into()),
         ("activation_fn", "gelu".into()),
-        (POSITIONS, positions),
+        (POSITIONS, 512.into()),
     ];
     defaults.into_iter().fold(config, |config, (key, value)| match config.has(key) {
         true => config,

@@ -103,7 +103,7 @@ fn emulator(build: &Build<'_>, folder: &Path) -> Result<(), String> {
 }
 
 /// Copies a file, as a new one: the old one may be loaded.
-fn copy(from: &Path, to: &Path) -> Result<(), String> {
+pub(super) fn copy(from: &Path, to: &Path) -> Result<(), String> {
     let _ = fs::remove_file(to);
     fs::copy(from, to).map(drop).map_err(at(from))
 }
