@@ -300,9 +300,9 @@ class Job:
         """The outputs of one graph beside those of the standard form in ONNX Runtime."""
         inputs, outputs, expected = (files / f"compared-{name}.safetensors" for name in ("in", "out", "expected"))
         write_inputs(inputs, self.model, self.dtype)
-        files = ["--inputs", inputs, "--outputs", outputs, "--force"]
-        self.stage.run(f"run {label}", [self.program, "run", self.built(form)[1], *files], needs=[f"build {label}"])
-        files = ["--inputs", inputs, "--outputs", expected, "--force", "--backend", "ort-function"]
+        words = ["--inputs", inputs, "--outputs", outputs, "--force"]
+        self.stage.run(f"run {label}", [self.program, "run", self.built(form)[1], *words], needs=[f"build {label}"])
+        words = ["--inputs", inputs, "--outputs", expected, "--force", "--backend", "ort-function"]
         command = [self.program, "run", self.export_of("standard") / f"{self.graph}.onnx", *words]
         beside = f"run {label} in ONNX Runtime"
         self.stage.run(beside, command, needs=[f"export {self.model} {self.dtype} standard"])
