@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "failure.h"
 
@@ -19,7 +20,7 @@ struct Steps {
 
 // From the finest on. Short inputs are cut into parts that fill the device, so that one token more may double the need.
 constexpr Steps finest_first[] = {{most_visits, 1.1}, {1024, 1.1}, {512, 1.1}, {256, 1.15}, {128, 1.25},
-                                  {64, 1.25},      {16, 1.25},  {1, 1.25},  {1, 1.5625}, {1, 2}};
+                                  {64, 1.25},      {16, 1.25},  {1, 1.25},  {1, 1.5625}};
 
 // Sizes that may vary: batch, tokens, and past or source tokens.
 enum Symbol : std::size_t { batch, tokens, others, symbol_count };
@@ -82,13 +83,17 @@ void for_each_size(const Node &node, const std::vector<std::size_t> &positions, 
         most[symbol] = std::max<std::int64_t>(least[symbol], range.most[input].dims.d[place.axis]);
     }
     std::vector<std::int64_t> grid[symbol_count];
-    for (const Steps &steps : finest_first) {
+    const auto cut = [&](const Steps &steps) {
         std::size_t visits = 1;
         for (std::size_t symbol = 0; symbol < symbol_count; ++symbol) {
             grid[symbol] = points(least[symbol], most[symbol], steps);
             visits *= grid[symbol].size();
         }
-        if (visits <= most_visits) break;
+        return visits <= most_visits;
+    };
+    if (std::none_of(std::begin(finest_first), std::end(finest_first), cut)) {
+        for (double ratio = 2; !cut({1, ratio}); ratio *= 1.25) {
+        }
     }
     Tensors tensors = range.most;
     for (const std::int64_t b : grid[batch]) {
