@@ -139,15 +139,10 @@ fn config(arguments: &BaselineArguments) -> Result<Config, Failure> {
         (_, Some(file)) => read_config(file)?,
         (name, None) => preset(name.as_deref().unwrap_or_default())?.config().with("expert_bias", json!(false)),
     };
-    if config.model_type() == "moa_layer" {
-        let given = [("--layers", arguments.layers.is_some()), ("--vocab", arguments.vocab.is_some())];
-        if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
-            return Err(nothing(option, "a moa_layer is one layer without embeddings"));
-        }
-    }
-    let config = with_vocabulary(config, arguments.vocab);
+    let config = with_vocabulary(config, arguments.vocab)?;
     let Some(layers) = arguments.layers else { return Ok(config) };
     let keys = match config.model_type() {
+        "moa_layer" => return Err(nothing("--layers", "a moa_layer is one layer without embeddings")),
         "jetmoe" => ["num_layers", "num_hidden_layers"],
         _ => ["encoder_layers", "decoder_layers"],
     };

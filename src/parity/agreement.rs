@@ -11,7 +11,7 @@ use prost::bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    compare::{Comparison, Difference, ROUNDINGS, Tolerance, ToleranceOptions, largest, largest_difference},
+    compare::{Comparison, Difference, ROUNDINGS, Tolerance, ToleranceOptions, effect_of_rounding, largest},
     instrument::expose_routing,
     routing::{MARGIN, backend_routing, without_routing},
 };
@@ -105,11 +105,7 @@ impl Yardstick {
         let undecided = !same_choices(&choices, &moved_choices);
         let margin = MARGIN.max(ROUNDINGS * effect_on_weights(&choices, &moved_choices, &self.modules));
         let outputs: NamedTensors = without_routing(outputs).collect();
-        let effect = |(name, output): (&String, _)| {
-            let effect = moved.get(name).map(|moved| largest_difference(moved, output))?;
-            // Where rounding makes a value infinite or none, it explains nothing.
-            effect.is_finite().then(|| (name.clone(), effect))
-        };
+        let effect = |(name, output): (&String, _)| Some((name.clone(), effect_of_rounding(moved.get(name)?, output)?));
         let rounding = outputs.iter().filter_map(effect).collect();
         Ok(Expected { outputs, choices, modules: self.modules.clone(), rounding, margin, undecided })
     }

@@ -109,8 +109,7 @@ impl Comparison {
         self.rtol = self.rtol.max(tolerance.rtol);
         for (index, (found, expected)) in found.to_f64().into_iter().zip(expected.to_f64()).enumerate() {
             self.values += 1;
-            let distance = (found - expected).abs();
-            let distance = if distance.is_nan() { f64::INFINITY } else { distance };
+            let distance = distance(found, expected);
             self.max_ulp = self.max_ulp.max(distance / ulp(expected));
             let granted = tolerance.atol + tolerance.rtol * expected.abs();
             if distance > 0.0 {
@@ -145,10 +144,17 @@ fn unravel(mut index: usize, shape: &[usize]) -> Vec<usize> {
     result
 }
 
-/// Largest absolute difference of two tensors of one shape; 0 where there is none, infinite at NaN.
-pub(super) fn largest_difference(a: &Tensor, b: &Tensor) -> f64 {
-    let distances = a.to_f64().into_iter().zip(b.to_f64()).map(|(a, b)| (a - b).abs());
-    distances.fold(0.0, |largest, distance| if distance.is_nan() { f64::INFINITY } else { largest.max(distance) })
+/// Absolute difference, infinite at NaN.
+pub(super) fn distance(a: f64, b: f64) -> f64 {
+    let distance = (a - b).abs();
+    if distance.is_nan() { f64::INFINITY } else { distance }
+}
+
+/// Largest absolute difference that rounding makes between two tensors of one shape, 0 where there is none; `None` where
+/// it makes a value infinite or NaN, and so explains nothing.
+pub(super) fn effect_of_rounding(rounded: &Tensor, exact: &Tensor) -> Option<f64> {
+    let distances = rounded.to_f64().into_iter().zip(exact.to_f64()).map(|(a, b)| distance(a, b));
+    Some(distances.fold(0.0, f64::max)).filter(|effect| effect.is_finite())
 }
 
 /// Largest absolute value of a tensor, 0 for an empty one.

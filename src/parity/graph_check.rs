@@ -16,7 +16,7 @@ use crate::{
 
 use super::{
     Watch,
-    compare::{Comparison, Tolerance, ToleranceOptions, largest, largest_difference},
+    compare::{Comparison, Tolerance, ToleranceOptions, effect_of_rounding, largest},
     instrument::expose_routing,
     routing::{BackendRouting, RoutingComparison, backend_routing, output_name, without_routing},
 };
@@ -243,11 +243,9 @@ impl<'a> GraphCheck<'a> {
             let (found, expected) = (found.shape().to_vec(), expected.shape().to_vec());
             return Err(CheckError::Shape { name: name.into(), found, expected });
         }
-        let rounding = rounded.map_or(0.0, |rounded| largest_difference(&rounded, &expected));
-        // Where rounding makes a value infinite or none, it explains nothing.
-        let rounding = if rounding.is_finite() { rounding / scale(&expected) } else { 0.0 };
+        let rounding = rounded.and_then(|rounded| effect_of_rounding(&rounded, &expected)).unwrap_or_default();
         let effect = self.effects.entry(name.to_owned()).or_default();
-        *effect = effect.max(rounding);
+        *effect = effect.max(rounding / scale(&expected));
         let mut judged = self.report.outputs.clone();
         judged.add(place, found, &expected, self.tolerance(name, &expected));
         if judged.mismatches == self.report.outputs.mismatches {

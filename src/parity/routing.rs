@@ -1,6 +1,6 @@
 //! Routing comparison: the same experts, or a margin that explains why not.
 
-use super::compare::ROUNDINGS;
+use super::compare::{ROUNDINGS, distance};
 use crate::{
     reference::{Choices, ModuleChoices, ModuleRouting, Routing},
     tensor::{NamedTensors, Tensor},
@@ -209,9 +209,8 @@ fn weights_distance(found: &ModuleChoices, expected: &ModuleRouting) -> f64 {
         let mut expected: Vec<_> = chosen.indices[slots.clone()].iter().zip(&chosen.weights[slots]).collect();
         found.sort_by_key(|(expert, _)| **expert);
         expected.sort_by_key(|(expert, _)| **expert);
-        let distances =
-            found.iter().zip(&expected).map(|((a, x), (b, y))| if a == b { (**x - **y).abs() } else { f64::NAN });
-        distances.map(|distance| if distance.is_nan() { f64::INFINITY } else { distance }).fold(0.0, f64::max)
+        let pairs = found.iter().zip(&expected);
+        pairs.map(|((a, x), (b, y))| if a == b { distance(**x, **y) } else { f64::INFINITY }).fold(0.0, f64::max)
     };
     routed_tokens(expected).map(of_token).fold(0.0, f64::max)
 }

@@ -60,7 +60,7 @@ fn what_cannot_be_built_is_refused() {
         let line = format!("baseline --config layer.json -o a {option}");
         scene.refuses(&line, 2, &["changes nothing here: a moa_layer is one layer without embeddings"]);
     }
-    scene.refuses("inspect --config layer.json --vocab 99", 2, &["--vocab counts nothing here"]);
+    scene.refuses("inspect --config layer.json --vocab 99", 2, &["--vocab changes nothing here"]);
     scene.write(
         "heads.json",
         r#"{"model_type": "transformer", "encoder_embed_dim": 32, "vocab_size": 9,

@@ -1,7 +1,7 @@
 //! What a node keeps between calls: packed weights and scratch memory.
 
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::check::length;
 use crate::kernel_scratch::Scratch;
@@ -52,6 +52,28 @@ impl ScratchPool {
             *shared = Arc::downgrade(&made);
             made
         })
+    }
+
+    /// Bytes that are kept for later calls.
+    fn bytes(&self) -> usize {
+        self.kept().iter().map(|scratch| scratch.bytes()).sum()
+    }
+
+    /// Runs `body` with scratch memory that no other call uses.
+    fn with<T>(&self, body: impl FnOnce(&mut Scratch) -> T) -> T {
+        let taken = self.kept().pop();
+        let mut scratch = taken.unwrap_or_default();
+        let result = body(&mut scratch);
+        let mut kept = self.kept();
+        if kept.len() < KEPT {
+            kept.push(scratch);
+        }
+        result
+    }
+
+    #[allow(clippy::vec_box)]
+    fn kept(&self) -> MutexGuard<'_, Vec<Box<Scratch>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -174,19 +196,12 @@ impl Prepared {
 
     /// Bytes of scratch memory that is kept for later calls, those of nodes that share it included.
     pub fn scratch_bytes(&self) -> usize {
-        self.scratch.0.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|scratch| scratch.bytes()).sum()
+        self.scratch.bytes()
     }
 
     /// Runs `body` with scratch memory that no other call uses.
     pub(crate) fn with_scratch<T>(&self, body: impl FnOnce(&mut Scratch) -> T) -> T {
-        let kept = self.scratch.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let mut scratch = kept.unwrap_or_default();
-        let result = body(&mut scratch);
-        let mut all = self.scratch.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() < KEPT {
-            all.push(scratch);
-        }
-        result
+        self.scratch.with(body)
     }
 
     /// The weights of one call: what is prepared, and the others packed now, on the threads of the call.

@@ -43,8 +43,7 @@ fn self_attention<T: Activation>(
     let SelfAttentionDims { batch, tokens, past, width, top_k, kv_heads, head, .. } = dims;
     let cache = [batch, kv_heads, capacity.unwrap_or(past + tokens), head];
     let chosen = [batch, tokens, top_k];
-    let in_place = [(own::PRESENT_KEY, own::PAST_KEY), (own::PRESENT_VALUE, own::PAST_VALUE)];
-    let in_place = if capacity.is_some() { &in_place[..] } else { &[] };
+    let in_place = if capacity.is_some() { &own::SHARED_CACHES[..] } else { &[] };
     let shapes: [&[usize]; 5] = [&[batch, tokens, width], &cache, &cache, &chosen, &chosen];
     let (inputs, mut outputs, pool) = call.allocate(&shapes, in_place)?;
     let given = SelfAttentionInputs {

@@ -228,6 +228,9 @@ pub mod self_attention {
     pub const PRESENT_VALUE: usize = 2;
     pub const TOPK_INDICES: usize = 3;
     pub const TOPK_WEIGHTS: usize = 4;
+
+    /// The pasts, and the outputs that are the same memory where caches are shared.
+    pub const SHARED_CACHES: [(usize, usize); 2] = [(PAST_KEY, PRESENT_KEY), (PAST_VALUE, PRESENT_VALUE)];
 }
 
 /// Positions of the parameters of [`CROSS_ATTENTION`].

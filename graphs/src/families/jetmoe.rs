@@ -125,10 +125,7 @@ impl Sizes {
     /// Reads each key under its old name, then under its new one, then takes the class default; what no shape can check
     /// must agree.
     fn new(config: &Config, options: ImportOptions) -> Result<Self, ImportError> {
-        let size = |old: &str, new: &str, default: usize| -> Result<usize, ImportError> {
-            let stated = config.optional_size(old)?.or(config.optional_size(new)?);
-            Ok(stated.unwrap_or_else(|| config.assume(new, default)))
-        };
+        let hidden = config.optional_size("ffn_hidden_size")?.or(config.optional_size("intermediate_size")?);
         let layers = config.optional_layers("num_layers")?.or(config.optional_layers("num_hidden_layers")?);
         let top_k = config.agreed_size(["moe_top_k", "num_experts_per_tok"])?;
         let missing = || config.size("num_experts_per_tok", "experts per token; it is never stored in tensors");
@@ -152,7 +149,7 @@ impl Sizes {
         Ok(Self {
             width: config.size_or("hidden_size", 2048)?,
             layers: layers.unwrap_or(12),
-            hidden: size("ffn_hidden_size", "intermediate_size", 5632)?,
+            hidden: hidden.unwrap_or_else(|| config.assume("intermediate_size", 5632)),
             top_k,
             num_experts: config.agreed_size(["moe_num_experts", "num_local_experts"])?,
             top_k_key,

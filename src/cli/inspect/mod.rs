@@ -141,11 +141,7 @@ pub(super) fn preset(name: &str) -> Result<&'static Preset, Failure> {
 }
 
 fn without_weights(config: Config, lengths: Lengths, arguments: &InspectArguments) -> Result<Inspection, Failure> {
-    if arguments.vocab.is_some() && config.model_type() == "moa_layer" {
-        let message = "--vocab counts nothing here: a moa_layer has no embeddings";
-        return Err(Failure::usage(message, Some("leave it out")));
-    }
-    let config = with_vocabulary(config, arguments.vocab);
+    let config = with_vocabulary(config, arguments.vocab)?;
     let tensors = SyntheticTensors::shapes(config.origin());
     let model = families::import(&config, &tensors, ImportOptions::default())?;
     let count = |lengths| inspect(config.model_type(), &model, lengths);
@@ -153,12 +149,16 @@ fn without_weights(config: Config, lengths: Lengths, arguments: &InspectArgument
     Ok(Inspection { weights: Vec::new(), ..count(lengths) })
 }
 
-/// `config` with embeddings of so many rows.
-pub(super) fn with_vocabulary(config: Config, vocabulary: Option<u64>) -> Config {
-    let Some(rows) = vocabulary else { return config };
+/// `config` with embeddings of so many rows; an error where it has none.
+pub(super) fn with_vocabulary(config: Config, vocabulary: Option<u64>) -> Result<Config, Failure> {
+    let Some(rows) = vocabulary else { return Ok(config) };
+    if config.model_type() == "moa_layer" {
+        let message = "--vocab changes nothing here: a moa_layer is one layer without embeddings";
+        return Err(Failure::usage(message, Some("leave it out")));
+    }
     let sided = ["src_vocab_size", "tgt_vocab_size"];
     let config = sided.into_iter().fold(config, |config, key| config.with(key, json!(null)));
-    config.with("vocab_size", json!(rows))
+    Ok(config.with("vocab_size", json!(rows)))
 }
 
 fn list(arguments: &InspectArguments) -> Result<String, Failure> {

@@ -13,7 +13,7 @@ pub(super) const MAX_FILE_BYTES: u64 = i32::MAX as u64;
 const MAX_FIELDS: usize = 4_000_000;
 
 /// Most bytes of all messages together once they are decoded, what they point to apart.
-const MAX_DECODED: usize = 1 << 30;
+pub(in crate::onnx) const MAX_DECODED: usize = 1 << 30;
 
 /// Most values in packed lists of integers; each costs up to eight times its size in the file.
 const MAX_PACKED_INTEGERS: usize = 1 << 26;

@@ -27,6 +27,7 @@ use crate::files::name_of;
 use error::Fault;
 pub use error::ReadError;
 use external::DataFiles;
+pub(super) use limits::MAX_DECODED;
 pub use lookups::PositionTable;
 pub(crate) use operator_node::{module_of, module_of_indices, operator_input, operator_of};
 pub(super) use structure::canonical_domain;

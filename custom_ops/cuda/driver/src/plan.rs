@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use moa_cuda::plan::{Plan, Regime};
 use moa_cuda::{Buffer, Element, WORKSPACE_ALIGNMENT};
-use moa_schema::{Parameter, ShapeError, self_attention as own};
+use moa_schema::{Parameter, ShapeError, self_attention::SHARED_CACHES};
 
 use crate::context::Entered;
 use crate::error::Error;
@@ -34,12 +34,9 @@ pub struct BoundPlan {
     functions: Vec<Function>,
     inputs: Vec<Tensor>,
     outputs: Vec<Tensor>,
-    /// The error of a call in which [`SHARED`] are not one buffer each, where they must be.
+    /// The error of a call in which [`SHARED_CACHES`] are not one buffer each, where they must be.
     separate: Option<ShapeError>,
 }
-
-/// The pasts and the caches that are updated in their place: inputs and outputs.
-const SHARED: [(usize, usize); 2] = [(own::PAST_KEY, own::PRESENT_KEY), (own::PAST_VALUE, own::PRESENT_VALUE)];
 
 /// A tensor that a call must give.
 struct Tensor {
@@ -159,7 +156,9 @@ impl BoundPlan {
             }
         }
         if let Some(separate) = &self.separate
-            && SHARED.iter().any(|&(past, present)| address(buffers.inputs, past) != address(buffers.outputs, present))
+            && SHARED_CACHES
+                .iter()
+                .any(|&(past, present)| address(buffers.inputs, past) != address(buffers.outputs, present))
         {
             return Err(separate.clone().into());
         }
@@ -170,7 +169,7 @@ impl BoundPlan {
     fn check_outputs(&self, buffers: &Buffers<'_>) -> Result<(), Error> {
         for (index, output) in self.outputs.iter().enumerate() {
             let range = output.range(buffers.outputs, index);
-            let own_past = SHARED.iter().find(|(_, present)| self.separate.is_some() && *present == index);
+            let own_past = SHARED_CACHES.iter().find(|(_, present)| self.separate.is_some() && *present == index);
             let own_past = own_past.map(|(past, _)| *past);
             let shares = |tensors: &[Tensor], addresses, but: Option<usize>| {
                 let others = tensors.iter().enumerate().filter(|(place, _)| Some(*place) != but);

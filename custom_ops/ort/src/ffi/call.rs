@@ -70,7 +70,7 @@ impl<'a> Call<'a> {
 
     /// Allocates output `i` with shape `shapes[i]`; outputs that the node does not have stay absent.
     ///
-    /// `in_place` are outputs that may have the memory of an input; an input that gives its memory is absent
+    /// `in_place` are inputs and the outputs that may have their memory; an input that gives its memory is absent
     /// afterwards.
     pub(crate) fn allocate(
         mut self,
@@ -380,7 +380,7 @@ impl<'a> OutputSlots<'a> {
             check_aligned("output", parameter, data, element_bytes)?;
             let bytes = len * element_bytes;
             let range = data.addr()..data.addr() + bytes;
-            if let Some((_, input)) = in_place.iter().find(|(output, _)| *output == index) {
+            if let Some((input, _)) = in_place.iter().find(|(_, output)| *output == index) {
                 inputs.give_up(*input, &range);
             }
             if let Some(input) = inputs.sharing(&range) {

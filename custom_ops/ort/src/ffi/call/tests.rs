@@ -59,7 +59,7 @@ fn refusal(context: &mut Context, in_place: &[(usize, usize)]) -> String {
     for index in [OUTPUT, TOPK_WEIGHTS] {
         outputs.floats(index).unwrap().into_iter().for_each(|values| values.fill(7.0));
     }
-    for &(_, input) in in_place {
+    for &(input, _) in in_place {
         assert!(inputs.floats(input).is_err(), "an input that gave its memory can still be read");
     }
     String::new()
@@ -98,8 +98,8 @@ fn an_input_gives_its_memory_where_the_output_has_exactly_that() {
     let mut context = Context::default();
     context.inputs[HIDDEN_STATES] = floats(start, 4);
     context.outputs[OUTPUT] = floats(start, 4);
-    assert_eq!(refusal(&mut context, &[(OUTPUT, HIDDEN_STATES)]), "");
+    assert_eq!(refusal(&mut context, &[(HIDDEN_STATES, OUTPUT)]), "");
     context.outputs[OUTPUT] = floats(start, 5);
     let text = "output `output` shares memory with input `hidden_states`; bind them to different buffers";
-    assert_eq!(refusal(&mut context, &[(OUTPUT, HIDDEN_STATES)]), text);
+    assert_eq!(refusal(&mut context, &[(HIDDEN_STATES, OUTPUT)]), text);
 }
