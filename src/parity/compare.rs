@@ -150,8 +150,8 @@ pub(super) fn distance(a: f64, b: f64) -> f64 {
     if distance.is_nan() { f64::INFINITY } else { distance }
 }
 
-/// Largest absolute difference that rounding makes between two tensors of one shape, 0 where there is none; `None` where
-/// it makes a value infinite or NaN, and so explains nothing.
+/// Largest absolute difference that rounding makes between two tensors of one shape, 0 where there is none; `None`
+/// where it makes a value infinite or NaN, and so explains nothing.
 pub(super) fn effect_of_rounding(rounded: &Tensor, exact: &Tensor) -> Option<f64> {
     let distances = rounded.to_f64().into_iter().zip(exact.to_f64()).map(|(a, b)| distance(a, b));
     Some(distances.fold(0.0, f64::max)).filter(|effect| effect.is_finite())
