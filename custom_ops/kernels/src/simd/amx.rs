@@ -10,8 +10,9 @@ use half::bf16;
 use super::amx_blocks::{self, Raw};
 use super::magnitudes::Magnitudes;
 use super::product::{Left, Right};
+use super::strip_softmax::Beside;
 use super::tiles::{Block, Job, PARTS, QUARTER, STEP, STRIP, SUM_STRIDE, Stream, TILE, parts_len};
-use super::{Element, LANES, PANEL, amx_split};
+use super::{Element, LANES, PANEL, amx_softmax, amx_split};
 
 /// Whether processor and system let this process use tiles; the system is asked once.
 pub(super) fn available() -> bool {
@@ -260,6 +261,33 @@ impl Tiles {
                 (_, false) => amx_blocks::three_parts_low(&raw),
             }
         }
+    }
+
+    /// As [`Tiles::multiply`] with a panel of [`PARTS`] parts, while pieces of a softmax are done; a strip of one tile of
+    /// rows does none.
+    ///
+    /// # Panics
+    ///
+    /// If something does not fit its slice.
+    pub(super) fn multiply_beside(&self, rows: usize, block: Block<'_>, beside: Option<Beside<'_>>) {
+        assert!(block.parts == PARTS && !block.add, "block beside a softmax");
+        let Some(beside) = beside.filter(|_| rows > TILE) else { return self.multiply(rows, block) };
+        beside.check();
+        let raw = self.check(rows, block);
+        let (scores, parts) = (beside.scores.as_ptr(), beside.parts.as_mut_ptr());
+        // SAFETY: the bounds are proved, and `self` that the tiles of this thread are configured.
+        unsafe { amx_blocks::beside_softmax(&raw, beside.softmax, scores, parts) }
+    }
+
+    /// Does all pieces of a softmax that are left.
+    ///
+    /// # Panics
+    ///
+    /// If something does not fit its slice.
+    pub(super) fn finish(&self, beside: Beside<'_>) {
+        beside.check();
+        // SAFETY: the bounds are proved, and tiles come with the instructions.
+        unsafe { amx_softmax::finish(beside.softmax, beside.scores.as_ptr(), beside.parts.as_mut_ptr()) }
     }
 
     /// Proves the bounds.

@@ -9,8 +9,9 @@ use std::arch::x86_64::_mm512_set1_epi32;
 
 use half::bf16;
 
-use super::amx_split;
-use super::tiles::{SUM_STRIDE, TILE};
+use super::strip_softmax::StripSoftmax;
+use super::tiles::{PARTS, STEP, SUM_STRIDE, TILE, parts_len};
+use super::{amx_softmax, amx_split};
 
 /// A block whose bounds are proved.
 pub(super) struct Raw {
@@ -196,6 +197,68 @@ block!(
     right!("0"),
     products!(1)
 );
+
+/// Runs instructions on a strip of two tiles of rows and a panel of three parts; tiles keep what they hold until the
+/// next ones.
+macro_rules! on_tiles {
+    ($left:expr, $right:expr, $($instructions:expr),+) => {
+        asm!(
+            concat!($($instructions),+),
+            left = in(reg) $left,
+            right = in(reg) $right,
+            line = in(reg) 64usize,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack, preserves_flags),
+        )
+    };
+}
+
+/// A strip of two tiles of rows times a panel of three parts, while `softmax` goes on.
+///
+/// # Safety
+///
+/// [`Tiles`] must be configured on this thread, `steps` positive, and `raw` describe a block that is in bounds and not
+/// added to; as for [`amx_softmax::step`].
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn beside_softmax(raw: &Raw, softmax: &mut StripSoftmax, scores: *const f32, parts: *mut bf16) {
+    let Raw { left, right, steps, sums, .. } = *raw;
+    let order = amx_split::in_turn();
+    // SAFETY: by the caller's promise. Compiled code has no use for tiles, so what one `asm!` leaves in them the next
+    // one finds, although each tells the compiler no more than that it changes them.
+    unsafe {
+        let mut go_on = || {
+            for _ in 0..softmax.pieces() {
+                amx_softmax::step(softmax, scores, parts, order);
+            }
+        };
+        asm!(
+            "tilezero tmm0\n tilezero tmm1\n tilezero tmm2\n tilezero tmm3",
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            options(nostack, nomem, preserves_flags),
+        );
+        for step in 0..steps {
+            let (left, right) = (left.add(step * STEP_LEN), right.add(step * STEP_LEN));
+            on_tiles!(left, right, left!(2, "4096"), right!("0"), products!(2));
+            go_on();
+            on_tiles!(left, right, left!(2, "2048"), products!(2), "/* {right} */");
+            go_on();
+            on_tiles!(left, right, right!("2048"), products!(2), "/* {left} */");
+            go_on();
+            on_tiles!(left, right, left!(2, "0"), products!(2), "/* {right} */");
+            go_on();
+            on_tiles!(left, right, right!("4096"), products!(2), "/* {left} */");
+            go_on();
+            on_tiles!(left, right, right!("0"), products!(2), "/* {left} */");
+            go_on();
+        }
+        let (stride, lower) = (SUM_STRIDE * size_of::<f32>(), sums.add(TILE * SUM_STRIDE));
+        asm!(accumulators!(store 2), out = in(reg) sums, lower = in(reg) lower, stride = in(reg) stride, options(nostack));
+    }
+}
+
+/// Elements of the parts of a step.
+const STEP_LEN: usize = parts_len(PARTS, STEP);
 
 /// Loads the right tiles where they stand beside each other, in rows of 128 bytes.
 macro_rules! pairs {

@@ -53,6 +53,27 @@ pub(super) fn pairs() -> __m512i {
     unsafe { _mm512_loadu_si512(IN_PAIRS.as_ptr().cast()) }
 }
 
+/// The order of [`IN_TURN`] for `vpermt2w`.
+#[target_feature(enable = "avx512f")]
+pub(super) fn in_turn() -> __m512i {
+    // SAFETY: the array has the size of a vector.
+    unsafe { _mm512_loadu_si512(IN_TURN.as_ptr().cast()) }
+}
+
+/// Writes the parts of one row of a step of a strip: `values`, in the `order` of [`in_turn`].
+///
+/// # Safety
+///
+/// Lines of all parts must be ours to write from `out` on; the processor must have AVX-512 F and BW.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+pub(super) unsafe fn store_step([a, b]: [__m512; 2], order: __m512i, out: *mut bf16) {
+    for (part, (a, b)) in parts(a).into_iter().zip(parts(b)).enumerate() {
+        // SAFETY: by the caller's promise.
+        unsafe { _mm512_storeu_si512(out.add(part * 2 * TILE_LEN).cast(), _mm512_permutex2var_epi16(a, order, b)) };
+    }
+}
+
 /// Parts of 16 values, each in the upper half of a lane; what stands in the lower halves has no meaning.
 #[target_feature(enable = "avx512f")]
 #[inline]
@@ -120,7 +141,7 @@ pub(super) unsafe fn rows<const N: usize, const JUDGE: bool>(
     let mut lanes = [Lanes::new(); N];
     // SAFETY: by the caller's promise; masks keep the last loads inside a row.
     unsafe {
-        let order = _mm512_loadu_si512(IN_TURN.as_ptr().cast());
+        let order = in_turn();
         let mut out = strip.add(row / TILE * TILE_LEN + row % TILE * STEP);
         let mut step = |load: &dyn Fn(*const f32) -> [__m512; 2]| {
             for (row, (from, lanes)) in from.iter().zip(&mut lanes).enumerate() {
@@ -129,10 +150,7 @@ pub(super) unsafe fn rows<const N: usize, const JUDGE: bool>(
                     lanes.take(a);
                     lanes.take(b);
                 }
-                for (part, (a, b)) in parts(a).into_iter().zip(parts(b)).enumerate() {
-                    let out = out.add(row * STEP + part * 2 * TILE_LEN);
-                    _mm512_storeu_si512(out.cast(), _mm512_permutex2var_epi16(a, order, b));
-                }
+                store_step([a, b], order, out.add(row * STEP));
             }
             out = out.wrapping_add(PARTS * 2 * TILE_LEN);
         };

@@ -17,14 +17,14 @@ pub(super) const VECTORS: usize = 4;
 pub(super) const STEP: usize = VECTORS * LANES;
 
 /// The first `count` lanes, all of them from [`LANES`] on.
-fn first_lanes(count: usize) -> __mmask16 {
+pub(super) fn first_lanes(count: usize) -> __mmask16 {
     ((1u32 << count.min(LANES)) - 1) as __mmask16
 }
 
 /// The larger of each pair of lanes, and that of `lanes` where the other is NaN.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn larger(part: __m512, lanes: __m512) -> __m512 {
+pub(super) fn larger(part: __m512, lanes: __m512) -> __m512 {
     // The second operand is the result where one is NaN.
     _mm512_max_ps(part, lanes)
 }

@@ -10,8 +10,9 @@
 //!
 //! `widened` is the door to panels that are widened for many blocks of rows.
 //!
-//! `tiles` is the door to products of many rows on AMX tiles; `amx` asks for them and proves bounds, `amx_split` cuts
-//! f32 into bf16 parts, `amx_blocks` multiplies them, `known_rows` knows what was split last.
+//! `tiles` is the door to products of many rows on AMX tiles, `strip_softmax` that to attention on them; `amx` asks for
+//! tiles and proves bounds, `amx_split` cuts f32 into bf16 parts, `amx_blocks` multiplies them, `amx_softmax` stands
+//! between these products, `known_rows` knows what was split last.
 
 mod activations;
 #[cfg_attr(not(target_arch = "x86_64"), path = "no_amx.rs")]
@@ -20,6 +21,9 @@ mod amx;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod amx_blocks;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod amx_softmax;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod amx_split;
@@ -54,6 +58,7 @@ mod past_caches;
 #[allow(unsafe_code)]
 mod portable;
 mod product;
+pub(crate) mod strip_softmax;
 #[allow(unsafe_code)]
 pub(crate) mod tiles;
 #[allow(unsafe_code)]

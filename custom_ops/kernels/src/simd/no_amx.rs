@@ -7,6 +7,7 @@ use half::bf16;
 use super::Element;
 use super::magnitudes::Magnitudes;
 use super::product::{Left, Right};
+use super::strip_softmax::Beside;
 use super::tiles::{Block, Job, Stream};
 
 /// Tiles that cannot be.
@@ -46,6 +47,14 @@ impl Tiles {
     }
 
     pub(super) fn multiply_stream(&self, _: usize, _: Stream<'_>) {
+        match *self {}
+    }
+
+    pub(super) fn multiply_beside(&self, _: usize, _: Block<'_>, _: Option<Beside<'_>>) {
+        match *self {}
+    }
+
+    pub(super) fn finish(&self, _: Beside<'_>) {
         match *self {}
     }
 

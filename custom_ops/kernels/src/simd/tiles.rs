@@ -128,13 +128,13 @@ pub(super) const QUARTER: usize = TILE / 4;
 
 /// Memory of one thread for products on tiles.
 #[derive(Debug, Default)]
-struct Scratch {
-    left: Buffer<bf16>,
+pub(super) struct Scratch {
+    pub(super) left: Buffer<bf16>,
     /// What `left` holds the parts of.
     known: KnownRows,
     /// One that is multiplied and one that is split.
-    right: [Buffer<bf16>; 2],
-    sums: Buffer,
+    pub(super) right: [Buffer<bf16>; 2],
+    pub(super) sums: Buffer,
 }
 
 /// Elements of the three parts of [`Scratch`].
@@ -163,8 +163,8 @@ fn job_pairs(rows: usize) -> usize {
 
 /// The tiles of this thread and their memory.
 pub(crate) struct Unit {
-    scratch: Scratch,
-    tiles: Tiles,
+    pub(super) scratch: Scratch,
+    pub(super) tiles: Tiles,
 }
 
 impl Drop for Unit {
@@ -225,31 +225,6 @@ impl Unit {
             self.tiles.split_strip::<true>(Left { starts, ..left }, first, inner, strip, found);
         }
         known.remember(epoch, left, found);
-    }
-
-    /// Multiplies one of the strips that are split with a panel that was split, both of `inner` steps, into the sums
-    /// from column `column` on.
-    pub(crate) fn multiply_strip(&mut self, strip: usize, rows: usize, inner: usize, panel: &[bf16], column: usize) {
-        let len = parts_len(PARTS, inner);
-        let left = &self.scratch.left.filled()[strip * len..][..len];
-        let sums = &mut self.scratch.sums.filled_mut()[column..];
-        self.tiles.multiply(rows, Block { left, right: panel, parts: PARTS, inner, sums, add: false });
-    }
-
-    /// Splits the first `inner` sums of `rows` rows, a strip at most, to multiply them with [`Unit::multiply_sums`].
-    pub(crate) fn split_sums(&mut self, rows: usize, inner: usize) {
-        let Scratch { right: [right, _], sums, .. } = &mut self.scratch;
-        let starts: [usize; STRIP] = std::array::from_fn(|row| row * SUM_STRIDE);
-        let left = Left { data: sums.filled(), starts: &starts[..rows], inner };
-        let none = &mut [Magnitudes::default(); STRIP];
-        self.tiles.split_strip::<false>(left, 0, inner, right.filled_mut(), none);
-    }
-
-    /// Multiplies the sums that were split with a panel, into the rows of sums from [`STRIP`] on.
-    pub(crate) fn multiply_sums(&mut self, rows: usize, inner: usize, panel: &[bf16], column: usize) {
-        let Scratch { right: [right, _], sums, .. } = &mut self.scratch;
-        let (left, sums) = (right.filled(), &mut sums.filled_mut()[STRIP * SUM_STRIDE + column..]);
-        self.tiles.multiply(rows, Block { left, right: panel, parts: PARTS, inner, sums, add: false });
     }
 
     /// The sums, in rows [`SUM_STRIDE`] apart.

@@ -1,0 +1,150 @@
+//! The softmax of a strip of scores in pieces that stand between products of tiles.
+
+use std::arch::x86_64::{
+    __m512, __m512i, _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_mov_ps, _mm512_maskz_loadu_ps,
+    _mm512_maskz_mov_ps, _mm512_reduce_add_ps, _mm512_reduce_max_ps, _mm512_set1_ps, _mm512_storeu_ps, _mm512_sub_ps,
+};
+
+use half::bf16;
+
+use super::avx512_softmax::{STEP as PIECE, VECTORS, exp, exps, first_lanes, larger};
+use super::strip_softmax::{PIECE_LEN, StripSoftmax};
+use super::tiles::{PARTS, STEP, STRIP, SUM_STRIDE, TILE, TILE_LEN};
+use super::{LANES, amx_split};
+
+const _: () = assert!(PIECE_LEN == PIECE && PIECE == 2 * STEP);
+
+/// Does the next piece; none where all are done.
+///
+/// # Safety
+///
+/// `scores` must be readable in `softmax.rows` rows [`SUM_STRIDE`] apart, of `softmax.keys` elements up to a whole
+/// piece; the parts of a strip of as many inner steps must be ours to write at `out`; the processor must have AVX-512 F
+/// and BW.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+pub(super) unsafe fn step(softmax: &mut StripSoftmax, scores: *const f32, out: *mut bf16, order: __m512i) {
+    let row = softmax.row;
+    if row >= softmax.rows {
+        return finish_rows(softmax);
+    }
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let scores = scores.add(row * SUM_STRIDE);
+        let Some(first) = softmax.first else {
+            softmax.new[row] = largest(scores, softmax.seen[row], softmax.max[row]);
+            softmax.lanes = [0.0; LANES];
+            softmax.first = Some(0);
+            return;
+        };
+        let out = out.add(row / TILE * TILE_LEN + row % TILE * STEP + first / STEP * PARTS * 2 * TILE_LEN);
+        let seen = softmax.seen[row].saturating_sub(first);
+        match seen >= PIECE {
+            true => weights::<true>(softmax, scores.add(first), out, PIECE, order),
+            false => weights::<false>(softmax, scores.add(first), out, seen, order),
+        }
+        if first + PIECE < softmax.keys {
+            softmax.first = Some(first + PIECE);
+            return;
+        }
+        softmax.added[row] = _mm512_reduce_add_ps(_mm512_loadu_ps(softmax.lanes.as_ptr()));
+    }
+    (softmax.row, softmax.first) = (row + 1, None);
+}
+
+/// Does all pieces that are left.
+///
+/// # Safety
+///
+/// As for [`step`].
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn finish(softmax: &mut StripSoftmax, scores: *const f32, out: *mut bf16) {
+    let order = amx_split::in_turn();
+    while !softmax.done() {
+        // SAFETY: by the caller's promise.
+        unsafe { step(softmax, scores, out, order) };
+    }
+}
+
+/// The largest of `seen` scores and `max`.
+///
+/// # Safety
+///
+/// The scores must be readable; the processor must have AVX-512 F.
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn largest(scores: *const f32, seen: usize, max: f32) -> f32 {
+    let mut lanes = _mm512_set1_ps(max);
+    let whole = seen / LANES * LANES;
+    // SAFETY: by the caller's promise; the mask keeps the last load inside.
+    unsafe {
+        for first in (0..whole).step_by(LANES) {
+            lanes = larger(_mm512_loadu_ps(scores.add(first)), lanes);
+        }
+        if whole < seen {
+            let mask = first_lanes(seen - whole);
+            lanes = _mm512_mask_mov_ps(lanes, mask, larger(_mm512_maskz_loadu_ps(mask, scores.add(whole)), lanes));
+        }
+    }
+    _mm512_reduce_max_ps(lanes)
+}
+
+/// The weights of a piece, of whose keys the row sees `seen`, split into two steps of the strip.
+///
+/// # Safety
+///
+/// `seen` scores must be readable, all of the piece if `WHOLE`; two steps must be ours to write at `out`; the processor
+/// must have AVX-512 F and BW.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+unsafe fn weights<const WHOLE: bool>(
+    softmax: &mut StripSoftmax,
+    scores: *const f32,
+    out: *mut bf16,
+    seen: usize,
+    order: __m512i,
+) {
+    let masks: [_; VECTORS] = std::array::from_fn(|vector| first_lanes(seen.saturating_sub(vector * LANES)));
+    let shift = _mm512_set1_ps(softmax.new[softmax.row]);
+    // SAFETY: by the caller's promise; masks keep loads inside the scores.
+    unsafe {
+        let shifted: [__m512; VECTORS] = std::array::from_fn(|vector| {
+            let place = scores.wrapping_add(vector * LANES);
+            let scores = if WHOLE { _mm512_loadu_ps(place) } else { _mm512_maskz_loadu_ps(masks[vector], place) };
+            _mm512_sub_ps(scores, shift)
+        });
+        let mut weights = exps(shifted);
+        let mut lanes = _mm512_loadu_ps(softmax.lanes.as_ptr());
+        for (weights, mask) in weights.iter_mut().zip(masks) {
+            if !WHOLE {
+                *weights = _mm512_maskz_mov_ps(mask, *weights);
+            }
+            lanes = _mm512_add_ps(lanes, *weights);
+        }
+        _mm512_storeu_ps(softmax.lanes.as_mut_ptr(), lanes);
+        let [a, b, c, d] = weights;
+        amx_split::store_step([a, b], order, out);
+        amx_split::store_step([c, d], order, out.add(PARTS * 2 * TILE_LEN));
+    }
+}
+
+/// The last piece: what all rows have so far.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn finish_rows(softmax: &mut StripSoftmax) {
+    if softmax.done() {
+        return;
+    }
+    for first in (0..STRIP).step_by(LANES) {
+        // SAFETY: the arrays have `STRIP` elements, whole vectors of them.
+        unsafe {
+            let at = |values: &[f32; STRIP]| _mm512_loadu_ps(values.as_ptr().add(first));
+            let factors = exp(_mm512_sub_ps(at(&softmax.max), at(&softmax.new)));
+            let sum = _mm512_fmadd_ps(at(&softmax.sum), factors, at(&softmax.added));
+            _mm512_storeu_ps(softmax.factors.as_mut_ptr().add(first), factors);
+            _mm512_storeu_ps(softmax.sum.as_mut_ptr().add(first), sum);
+        }
+    }
+    softmax.max = softmax.new;
+    softmax.row += 1;
+}

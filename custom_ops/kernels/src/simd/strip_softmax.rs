@@ -1,0 +1,251 @@
+//! Attention on tiles, a strip of query rows and a tile of keys at a time, with the softmax of one strip done in pieces
+//! beside the products of others.
+//!
+//! A product of tiles takes 16 cycles, in which the vector units have nothing to do. So while one strip is multiplied
+//! with values, and the one after the next with keys, the scores of the next become weights, and weights parts.
+
+use half::bf16;
+
+use super::tiles::{Block, PARTS, STEP, STRIP, SUM_STRIDE, Unit, parts_len};
+use super::{LANES, PANEL};
+
+/// Scores of one row that one piece turns into weights.
+pub(super) const PIECE_LEN: usize = 64;
+
+/// Products of parts in an inner step.
+const PRODUCTS: usize = 6;
+
+/// The softmax of a strip of scores, as far as it is done: for each row its maximum first, then its weights.
+pub(crate) struct StripSoftmax {
+    pub(super) rows: usize,
+    pub(super) keys: usize,
+    /// How many of the keys each row sees.
+    pub(super) seen: [usize; STRIP],
+    /// The row that is next; behind the last, what all rows have; behind that, nothing.
+    pub(super) row: usize,
+    /// The first score of the next piece; `None` before the maximum is known.
+    pub(super) first: Option<usize>,
+    /// Sums of the weights of the row so far.
+    pub(super) lanes: [f32; LANES],
+    pub(super) new: [f32; STRIP],
+    pub(super) added: [f32; STRIP],
+    /// Maxima of the rows: without these scores until all is done.
+    pub(crate) max: [f32; STRIP],
+    /// Sums of their weights: without these scores until all is done.
+    pub(crate) sum: [f32; STRIP],
+    /// By how much what was summed before shrinks, once all is done.
+    pub(crate) factors: [f32; STRIP],
+    pace: Pace,
+}
+
+/// How many pieces stand beside how many products of parts, evenly.
+#[derive(Clone, Copy)]
+struct Pace {
+    pieces: usize,
+    products: usize,
+    due: usize,
+}
+
+impl StripSoftmax {
+    /// Of rows that see `seen` of the `keys` keys of a tile, with heads of `head` elements.
+    ///
+    /// # Panics
+    ///
+    /// If there are more rows than a strip has, or other numbers of maxima and sums, or a row sees more than all keys.
+    pub(crate) fn new(seen: &[usize], keys: usize, head: usize, max: &[f32], sum: &[f32]) -> Self {
+        assert!(seen.iter().all(|seen| *seen <= keys), "keys of a tile");
+        let (rows, zeros) = (seen.len(), [0.0; STRIP]);
+        let filled = |values: &[f32]| {
+            let mut all = zeros;
+            all[..rows].copy_from_slice(values);
+            all
+        };
+        let mut all = [0; STRIP];
+        all[..rows].copy_from_slice(seen);
+        let products = 2 * PRODUCTS * keys.div_ceil(STEP) * head.div_ceil(STEP);
+        let pace = Pace { pieces: rows * (1 + keys.div_ceil(PIECE_LEN)) + 1, products, due: 0 };
+        let (max, sum) = (filled(max), filled(sum));
+        Self {
+            rows,
+            keys,
+            seen: all,
+            row: 0,
+            first: None,
+            lanes: [0.0; LANES],
+            new: zeros,
+            added: zeros,
+            max,
+            sum,
+            factors: zeros,
+            pace,
+        }
+    }
+
+    /// Whether all pieces are done.
+    pub(super) fn done(&self) -> bool {
+        self.row > self.rows
+    }
+
+    /// How many pieces stand behind the next product of parts.
+    pub(super) fn pieces(&mut self) -> usize {
+        let Pace { pieces, products, due } = &mut self.pace;
+        *due += *pieces;
+        let mut now = 0;
+        while *due >= *products {
+            *due -= *products;
+            now += 1;
+        }
+        now
+    }
+}
+
+/// A softmax, the scores that it is of, and where the parts of its weights go.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub(super) struct Beside<'a> {
+    pub(super) softmax: &'a mut StripSoftmax,
+    /// Rows [`SUM_STRIDE`] apart.
+    pub(super) scores: &'a [f32],
+    pub(super) parts: &'a mut [bf16],
+}
+
+impl Beside<'_> {
+    /// # Panics
+    ///
+    /// If the scores or the parts do not fit their slices.
+    pub(super) fn check(&self) {
+        let StripSoftmax { rows, keys, .. } = *self.softmax;
+        let keys = keys.next_multiple_of(PIECE_LEN);
+        assert!(keys <= SUM_STRIDE && self.scores.len() + SUM_STRIDE >= rows * SUM_STRIDE + keys, "scores of a strip");
+        assert!(rows <= STRIP && self.parts.len() >= parts_len(PARTS, keys), "room for a strip");
+    }
+}
+
+/// Elements of the sums of a strip.
+const STRIP_LEN: usize = STRIP * SUM_STRIDE;
+
+/// Two places for the scores of a strip and the parts of its weights, used in turn, and sums of values behind them.
+impl Unit {
+    /// The scores of strip `strip` of the rows that are split, of `head` elements, with `keys` keys in panels, into place
+    /// `place`, while `beside`, whose scores are in the other place, goes on.
+    pub(crate) fn score<'a>(
+        &mut self,
+        [strip, rows, head]: [usize; 3],
+        panels: impl Iterator<Item = &'a [bf16]>,
+        place: usize,
+        mut beside: Option<&mut StripSoftmax>,
+    ) {
+        let len = parts_len(PARTS, head);
+        let left = &self.scratch.left.filled()[strip * len..][..len];
+        let (even, odd) = self.scratch.sums.filled_mut().split_at_mut(STRIP_LEN);
+        let (sums, scores) = if place == 0 { (even, odd) } else { (odd, even) };
+        for (column, right) in panels.enumerate() {
+            let block = Block { left, right, parts: PARTS, inner: head, sums: &mut sums[column * PANEL..], add: false };
+            let parts = self.scratch.right[1 - place].filled_mut();
+            let beside = beside.as_deref_mut().map(|softmax| Beside { softmax, scores, parts });
+            self.tiles.multiply_beside(rows, block, beside);
+        }
+    }
+
+    /// Does what is left of `softmax`, whose scores are in place `place`.
+    pub(crate) fn finish(&mut self, softmax: &mut StripSoftmax, place: usize) {
+        let scores = &self.scratch.sums.filled()[place * STRIP_LEN..][..STRIP_LEN];
+        let parts = self.scratch.right[place].filled_mut();
+        self.tiles.finish(Beside { softmax, scores, parts });
+    }
+
+    /// The weights of `rows` rows in place `place` times `keys` values in panels, while `beside`, whose scores are in the
+    /// other place, goes on; gives the sums, in rows [`SUM_STRIDE`] apart.
+    pub(crate) fn mix<'a>(
+        &mut self,
+        [rows, keys]: [usize; 2],
+        panels: impl Iterator<Item = &'a [bf16]>,
+        place: usize,
+        mut beside: Option<&mut StripSoftmax>,
+    ) -> &[f32] {
+        let (scores, sums) = self.scratch.sums.filled_mut().split_at_mut(2 * STRIP_LEN);
+        let scores = &scores[(1 - place) * STRIP_LEN..][..STRIP_LEN];
+        let [even, odd] = &mut self.scratch.right;
+        let (left, parts) = if place == 0 { (even, odd) } else { (odd, even) };
+        let (left, parts) = (left.filled(), parts.filled_mut());
+        for (column, right) in panels.enumerate() {
+            let block = Block { left, right, parts: PARTS, inner: keys, sums: &mut sums[column * PANEL..], add: false };
+            let beside = beside.as_deref_mut().map(|softmax| Beside { softmax, scores, parts: &mut *parts });
+            self.tiles.multiply_beside(rows, block, beside);
+        }
+        sums
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{self, Write as _};
+
+    use super::super::magnitudes::Magnitudes;
+    use super::super::product::Left;
+    use super::super::{Instructions, Isa, ROWS};
+    use super::*;
+
+    /// Scores that have nothing in common, with one in ten far below the others.
+    fn score(place: usize) -> f32 {
+        let bits = (place as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
+        let value = bits as f32 / (1 << 20) as f32 - 8.0;
+        if bits.is_multiple_of(10) { value * 20.0 } else { value }
+    }
+
+    #[test]
+    fn pieces_give_the_bits_of_rows() {
+        let isa = Isa::at_most(Instructions::Amx);
+        let Some(mut unit) = Unit::new(isa) else {
+            let _ = writeln!(io::stdout(), "skipped: no AMX tiles");
+            return;
+        };
+        for (rows, keys) in [(1, 1), (3, 64), (12, 65), (16, 100), (17, 255), (31, 33), (32, 256)] {
+            let seen: Vec<usize> =
+                (0..rows).map(|row| if row % 3 == 0 { keys } else { row * 37 % (keys + 1) }).collect();
+            let (max, sum): (Vec<f32>, Vec<f32>) =
+                (0..rows).map(|row| (row as f32 - 9.0, row as f32 * 0.3 + 1.0)).unzip();
+            for place in 0..2 {
+                let sums = unit.scratch.sums.filled_mut();
+                sums.iter_mut().enumerate().for_each(|(place, sum)| *sum = score(place));
+                let mut expected = sums[place * STRIP_LEN..][..STRIP_LEN].to_vec();
+                let mut softmax = StripSoftmax::new(&seen, keys, 128, &max, &sum);
+                unit.finish(&mut softmax, place);
+                let (mut max, mut sum) = (max.clone(), sum.clone());
+                for first in (0..rows).step_by(ROWS) {
+                    let block = first..rows.min(first + ROWS);
+                    let mut own = [0; ROWS];
+                    own[..block.len()].copy_from_slice(&seen[block.clone()]);
+                    let scores = &mut expected[first * SUM_STRIDE..];
+                    let factors =
+                        isa.softmax_rows(scores, SUM_STRIDE, &own, &mut max[block.clone()], &mut sum[block.clone()]);
+                    assert_eq!(softmax.factors[block.clone()], factors[..block.len()], "{rows} {keys}");
+                }
+                assert_eq!((&softmax.max[..rows], &softmax.sum[..rows]), (&max[..], &sum[..]), "{rows} {keys}");
+                for (row, seen) in seen.iter().enumerate() {
+                    expected[row * SUM_STRIDE + seen..(row + 1) * SUM_STRIDE].fill(0.0);
+                }
+                let starts: Vec<usize> = (0..rows).map(|row| row * SUM_STRIDE).collect();
+                let left = Left { data: &expected, starts: &starts, inner: keys };
+                let parts = unit.scratch.right[place].filled()[..parts_len(PARTS, keys)].to_vec();
+                let mut others = parts.clone();
+                unit.tiles.split_strip::<false>(left, 0, keys, &mut others, &mut [Magnitudes::default(); STRIP]);
+                assert!(parts == others, "{rows} {keys}: parts of weights");
+                assert!(parts.iter().any(|part| *part != bf16::ZERO), "{rows} {keys}: no weights");
+            }
+        }
+    }
+
+    /// Whole strips are done when both products that they stand beside are.
+    #[test]
+    fn pieces_are_spread_over_all_products() {
+        for (rows, keys, head) in [(32, 256, 128), (32, 256, 64), (17, 64, 256), (32, 100, 512)] {
+            let (seen, zeros) = (vec![keys; rows], vec![0.0; rows]);
+            let mut softmax = StripSoftmax::new(&seen, keys, head, &zeros, &zeros);
+            let products = 2 * PRODUCTS * keys.div_ceil(STEP) * head.div_ceil(STEP);
+            let half: usize = (0..products / 2).map(|_| softmax.pieces()).sum();
+            let all = half + (0..products / 2).map(|_| softmax.pieces()).sum::<usize>();
+            assert_eq!(all, rows * (1 + keys.div_ceil(PIECE_LEN)) + 1);
+            assert!(half == all / 2, "{half} of {all}");
+        }
+    }
+}
