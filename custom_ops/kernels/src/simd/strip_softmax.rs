@@ -16,6 +16,7 @@ pub(super) const PIECE_LEN: usize = 64;
 const PRODUCTS: usize = 6;
 
 /// The softmax of a strip of scores, as far as it is done: for each row its maximum first, then its weights.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) struct StripSoftmax {
     pub(super) rows: usize,
     pub(super) keys: usize,
@@ -46,6 +47,7 @@ struct Pace {
     due: usize,
 }
 
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 impl StripSoftmax {
     /// Of rows that see `seen` of the `keys` keys of a tile, with heads of `head` elements.
     ///
@@ -108,6 +110,7 @@ pub(super) struct Beside<'a> {
     pub(super) parts: &'a mut [bf16],
 }
 
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 impl Beside<'_> {
     /// # Panics
     ///
