@@ -73,6 +73,24 @@ fn other_types_are_known_and_no_weights() {
     assert_refused(&file, ErrorKind::Malformed, &["refused global my.Storage in tensor \"x\""]);
 }
 
+#[test]
+fn tensors_that_are_not_dense_are_not_supported() {
+    for (function, kind) in [
+        ("_rebuild_qtensor", "is quantized"),
+        ("_rebuild_sparse_tensor", "is sparse"),
+        ("_rebuild_sparse_csr_tensor", "is sparse"),
+        ("_rebuild_nested_tensor", "is nested"),
+        ("_rebuild_meta_tensor_no_storage", "is on the device `meta`, without values"),
+        ("_rebuild_wrapper_subclass", "is of a subclass of torch.Tensor"),
+        ("_rebuild_device_tensor_from_numpy", "is on an accelerator"),
+        ("_rebuild_device_tensor_from_cpu_tensor", "is on an accelerator"),
+    ] {
+        let made = Py::Call(Box::new(global("torch._utils", function)), vec![whole("FloatStorage", "0", 1)]);
+        let part = format!("tensor \"x\", which {kind}, is not supported");
+        assert_refused(&file_of([("x", made)], &[("0", &[0; 4])]), ErrorKind::Unsupported, &[&part]);
+    }
+}
+
 /// A tensor of a storage of bytes.
 fn untyped(class: Py, dtype: &str, count: i64, shape: &[i64], strides: &[i64]) -> Py {
     let hooks = ordered_dict(Vec::new());

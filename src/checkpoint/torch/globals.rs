@@ -32,6 +32,22 @@ pub(super) fn rebuild(global: Global<'_>) -> Option<Rebuild> {
     }
 }
 
+/// What a tensor is that PyTorch makes with this function, where its values are not read.
+pub(super) fn unread((module, name): Global<'_>) -> Option<&'static str> {
+    if module != "torch._utils" {
+        return None;
+    }
+    Some(match name {
+        "_rebuild_qtensor" => "is quantized",
+        "_rebuild_sparse_tensor" | "_rebuild_sparse_csr_tensor" => "is sparse",
+        "_rebuild_nested_tensor" => "is nested",
+        "_rebuild_meta_tensor_no_storage" => "is on the device `meta`, without values",
+        "_rebuild_wrapper_subclass" => "is of a subclass of torch.Tensor",
+        "_rebuild_device_tensor_from_numpy" | "_rebuild_device_tensor_from_cpu_tensor" => "is on an accelerator",
+        _ => return None,
+    })
+}
+
 /// Whether a class is `torch.Tensor` or `torch.nn.Parameter`.
 pub(super) fn is_tensor_class(global: Global<'_>) -> bool {
     matches!(global, ("torch", "Tensor") | ("torch.nn.parameter", "Parameter"))

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    globals::{self, Elements, Rebuild},
+    globals::{self, Elements, Global, Rebuild},
     layout::Layout,
     value::{Made, Object, Pickle, Value},
 };
@@ -131,13 +131,7 @@ impl Guard<'_, '_> {
                 _ => continue,
             }
             match (self.pickle.object(value), self.pickle.global(value)) {
-                (_, Some(global)) if !globals::is_allowed(global) => {
-                    return Err(CheckpointError::RefusedGlobal {
-                        file: self.file.into(),
-                        place: place.into(),
-                        global: globals::shown(global),
-                    });
-                }
+                (_, Some(global)) if !globals::is_allowed(global) => return Err(self.refused(global, place)),
                 (Some(Object::Call(call)), _) if self.pickle.global(call.callable).is_none() => {
                     let found = self.pickle.kind(call.callable);
                     let problem = format!("{place}: expected a call of a global, found one of {found}");
@@ -147,6 +141,14 @@ impl Guard<'_, '_> {
             }
         }
         Ok(())
+    }
+
+    fn refused(&self, global: Global<'_>, place: &str) -> CheckpointError {
+        let file = self.file.into();
+        match globals::unread(global) {
+            Some(kind) => CheckpointError::Unsupported { file, what: format!("{place}, which {kind},") },
+            None => CheckpointError::RefusedGlobal { file, place: place.into(), global: globals::shown(global) },
+        }
     }
 }
 
