@@ -1,6 +1,11 @@
 //! Byte-pair codes of subword-nmt, versions 0.1 and 0.2.
 
-use std::{collections::HashMap, ops::Range, path::Path};
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap, binary_heap::PeekMut},
+    ops::Range,
+    path::Path,
+};
 
 use super::error::{BYTE_ORDER_MARK, MARKED, TextError, read_text};
 use crate::files::escaped;
@@ -31,6 +36,15 @@ struct Merge {
 struct Piece {
     bytes: Range<usize>,
     symbol: Option<usize>,
+    /// Places of its neighbours; there is none before the first, and nothing at that after the last.
+    before: Option<usize>,
+    next: usize,
+}
+
+impl Piece {
+    fn new(bytes: Range<usize>, symbol: Option<usize>, place: usize) -> Self {
+        Self { bytes, symbol, before: place.checked_sub(1), next: place + 1 }
+    }
 }
 
 impl BpeCodes {
@@ -88,27 +102,54 @@ impl BpeCodes {
         *self.symbols.entry(symbol.to_owned()).or_insert(next)
     }
 
-    /// The pieces of one word, in order, without marks.
+    /// The pieces of one word, in order, without marks: the merge of the lowest rank is applied wherever it fits, from
+    /// the left, until none fits. The time is that of sorting the characters.
     pub fn split<'a>(&self, word: &'a str) -> Vec<&'a str> {
-        let mut pieces = self.characters(word);
-        while let Some(best) = self.best_pair(&pieces) {
-            pieces = self.merge_all(&pieces, best);
+        let mut pieces = Pieces::new(self.characters(word));
+        let mut fitting: BinaryHeap<_> =
+            (0..pieces.all.len()).filter_map(|place| self.fitting(&pieces, place)).map(Reverse).collect();
+        let mut alike = Vec::new();
+        while let Some(Reverse((rank, first))) = fitting.pop() {
+            alike.push(first);
+            while let Some(next) = fitting.peek_mut().filter(|next| next.0.0 == rank) {
+                alike.push(PeekMut::pop(next).0.1);
+            }
+            for place in alike.drain(..) {
+                let Some(merge) = self.merge_at(&pieces, place).filter(|merge| merge.rank == rank) else { continue };
+                let before = pieces.merge(place, merge.symbol);
+                fitting.extend(
+                    before.into_iter().chain([place]).filter_map(|place| self.fitting(&pieces, place)).map(Reverse),
+                );
+            }
         }
-        pieces.into_iter().map(|piece| &word[piece.bytes]).filter(|text| !text.is_empty()).collect()
+        pieces.all.iter().flatten().map(|piece| &word[piece.bytes.clone()]).filter(|text| !text.is_empty()).collect()
+    }
+
+    /// The rank of what fits at a place, and the place.
+    fn fitting(&self, pieces: &Pieces, place: usize) -> Option<(usize, usize)> {
+        Some((self.merge_at(pieces, place)?.rank, place))
+    }
+
+    /// What the piece at a place merges into with the one after it.
+    fn merge_at(&self, pieces: &Pieces, place: usize) -> Option<Merge> {
+        let piece = pieces.at(place)?;
+        self.merge(piece, pieces.at(piece.next)?)
     }
 
     fn characters(&self, word: &str) -> Vec<Piece> {
         let mut pieces: Vec<_> = word
             .char_indices()
-            .map(|(start, character)| {
+            .enumerate()
+            .map(|(place, (start, character))| {
                 let bytes = start..start + character.len_utf8();
                 let last = bytes.end == word.len() && !self.separate_end;
                 let text = format!("{character}{}", if last { END_OF_WORD } else { "" });
-                Piece { bytes, symbol: self.symbols.get(&text).copied() }
+                Piece::new(bytes, self.symbols.get(&text).copied(), place)
             })
             .collect();
         if self.separate_end {
-            pieces.push(Piece { bytes: word.len()..word.len(), symbol: self.symbols.get(END_OF_WORD).copied() });
+            let end = self.symbols.get(END_OF_WORD).copied();
+            pieces.push(Piece::new(word.len()..word.len(), end, pieces.len()));
         }
         pieces
     }
@@ -116,30 +157,32 @@ impl BpeCodes {
     fn merge(&self, left: &Piece, right: &Piece) -> Option<Merge> {
         self.merges.get(&(left.symbol?, right.symbol?)).copied()
     }
+}
 
-    /// The merge of the lowest rank among neighbours.
-    fn best_pair(&self, pieces: &[Piece]) -> Option<Merge> {
-        pieces.windows(2).filter_map(|pair| self.merge(&pair[0], &pair[1])).min_by_key(|merge| merge.rank)
+/// The pieces of a word, each where its first character was.
+struct Pieces {
+    all: Vec<Option<Piece>>,
+}
+
+impl Pieces {
+    fn new(pieces: Vec<Piece>) -> Self {
+        Self { all: pieces.into_iter().map(Some).collect() }
     }
 
-    /// Applies one merge wherever it fits, from the left.
-    fn merge_all(&self, pieces: &[Piece], best: Merge) -> Vec<Piece> {
-        let mut merged = Vec::with_capacity(pieces.len());
-        let mut index = 0;
-        while let Some(piece) = pieces.get(index) {
-            let next = pieces.get(index + 1);
-            match next.filter(|next| self.merge(piece, next).is_some_and(|merge| merge.rank == best.rank)) {
-                Some(next) => {
-                    merged.push(Piece { bytes: piece.bytes.start..next.bytes.end, symbol: Some(best.symbol) });
-                    index += 2;
-                }
-                None => {
-                    merged.push(piece.clone());
-                    index += 1;
-                }
-            }
+    fn at(&self, place: usize) -> Option<&Piece> {
+        self.all.get(place)?.as_ref()
+    }
+
+    /// Joins a piece with the one after it; gives the place of the one before it.
+    fn merge(&mut self, place: usize, symbol: usize) -> Option<usize> {
+        let next = self.at(place)?.next;
+        let joined = self.all.get_mut(next).and_then(Option::take)?;
+        if let Some(Some(after)) = self.all.get_mut(joined.next) {
+            after.before = Some(place);
         }
-        merged
+        let piece = self.all.get_mut(place)?.as_mut()?;
+        (piece.bytes.end, piece.symbol, piece.next) = (joined.bytes.end, Some(symbol), joined.next);
+        piece.before
     }
 }
 
@@ -151,6 +194,8 @@ fn is_character(symbol: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::{collection::vec, prelude::*};
+
     use super::BpeCodes;
 
     #[test]
@@ -179,6 +224,46 @@ mod tests {
         let codes = BpeCodes::parse("a b\nab </w>\n").unwrap();
         assert_eq!(codes.split("cab"), ["c", "ab"]);
         assert_eq!(codes.split("abc"), ["ab", "c"]);
+    }
+
+    /// The definition: one merge after the other, each in a pass over the whole word.
+    fn split_by_passes<'a>(codes: &BpeCodes, word: &'a str) -> Vec<&'a str> {
+        let mut pieces = codes.characters(word);
+        while let Some(best) =
+            pieces.windows(2).filter_map(|pair| codes.merge(&pair[0], &pair[1])).min_by_key(|merge| merge.rank)
+        {
+            let mut index = 0;
+            while index + 1 < pieces.len() {
+                let merge = codes.merge(&pieces[index], &pieces[index + 1]);
+                if merge.is_some_and(|merge| merge.rank == best.rank) {
+                    pieces[index].bytes.end = pieces[index + 1].bytes.end;
+                    pieces[index].symbol = Some(best.symbol);
+                    pieces.remove(index + 1);
+                }
+                index += 1;
+            }
+        }
+        pieces.into_iter().map(|piece| &word[piece.bytes]).filter(|text| !text.is_empty()).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn words_are_split_as_by_passes(
+            version in prop_oneof![Just("#version: 0.2\n"), Just("")],
+            merges in vec(("[ab]{1,3}", "[ab]{1,3}(</w>)?"), 1..20),
+            word in "[abc]{0,40}",
+        ) {
+            let lines: String = merges.iter().map(|(left, right)| format!("{left} {right}\n")).collect();
+            let codes = BpeCodes::parse(&format!("{version}a b\n{lines}")).unwrap();
+            prop_assert_eq!(codes.split(&word), split_by_passes(&codes, &word));
+        }
+    }
+
+    #[test]
+    fn a_lower_rank_waits_until_a_merge_was_applied_everywhere() {
+        let codes = BpeCodes::parse("#version: 0.2\nx z\nxy x\nx y\n").unwrap();
+        assert_eq!(codes.split("xyxy_"), ["xy", "xy", "_"]);
+        assert_eq!(codes.split("xyxyx_"), ["xy", "xyx", "_"]);
     }
 
     #[test]
