@@ -1,7 +1,13 @@
 //! What the kernels refuse, and how.
 
-use moa_kernels::{KernelError, SelfAttentionInputs, SelfAttentionOutputs, Sequential, self_attention};
-use moa_schema::SelfAttentionDims;
+use moa_kernels::{
+    CrossAttentionInputs, CrossAttentionOutputs, FeedForwardInputs, FeedForwardOutputs, KernelError,
+    SelfAttentionInputs, SelfAttentionOutputs, Sequential, cross_attention, feed_forward, self_attention,
+};
+use moa_schema::{
+    Activation, CrossAttentionAttributes, CrossAttentionDims, FeedForwardAttributes, FeedForwardDims, GateMode,
+    SelfAttentionDims,
+};
 
 use crate::self_attention::{Case, Rotation, output_alone};
 use crate::support::Random;
@@ -61,6 +67,85 @@ fn short_outputs_are_named() {
     };
     let error = self_attention(&case.dims, &case.attributes, &case.inputs(), &mut outputs, &Sequential).err();
     assert_eq!(error, Some(KernelError::Length { name: "topk_weights", expected: 12, found: 11 }));
+}
+
+#[test]
+fn every_short_slice_of_cross_attention_is_named() {
+    let dims =
+        CrossAttentionDims { batch: 2, tokens: 3, keys: 5, width: 4, experts: 3, top_k: 2, kv_heads: 2, head: 4 };
+    let (gate_mode, skip_padded_queries) = (GateMode::ALL[0], false);
+    let attributes = CrossAttentionAttributes { top_k: 2, kv_num_heads: 2, scale: 0.5, gate_mode, skip_padded_queries };
+    let (values, masks) = ([0.25; 96], [1; 10]);
+    let refusal = |change: fn(&mut CrossAttentionInputs<'_>), outputs: [usize; 3]| {
+        let mut inputs = CrossAttentionInputs {
+            hidden_states: &values[..24],
+            key: &values[..80],
+            value: &values[..80],
+            key_mask: &masks,
+            query_mask: &masks[..6],
+            router_weight: &values[..12],
+            query_weight: values[..].into(),
+            output_weight: values[..].into(),
+            output_bias: Some(&values[..4]),
+        };
+        change(&mut inputs);
+        let (mut output, mut indices, mut weights) =
+            (vec![0.0; outputs[0]], vec![0; outputs[1]], vec![0.0; outputs[2]]);
+        let (topk_indices, topk_weights) = (Some(&mut indices[..]), Some(&mut weights[..]));
+        let mut outputs = CrossAttentionOutputs { output: &mut output, topk_indices, topk_weights };
+        cross_attention(&dims, &attributes, &inputs, &mut outputs, &Sequential).err()
+    };
+    let all = [24, 12, 12];
+    assert_eq!(refusal(|_| {}, all), None);
+    let length = |name, expected, found| Some(KernelError::Length { name, expected, found });
+    assert_eq!(refusal(|i| i.hidden_states = &i.hidden_states[1..], all), length("hidden_states", 24, 23));
+    assert_eq!(refusal(|i| i.key = &i.key[1..], all), length("key", 80, 79));
+    assert_eq!(refusal(|i| i.value = &i.value[1..], all), length("value", 80, 79));
+    assert_eq!(refusal(|i| i.key_mask = &i.key_mask[1..], all), length("key_mask", 10, 9));
+    assert_eq!(refusal(|i| i.query_mask = &i.query_mask[1..], all), length("query_mask", 6, 5));
+    assert_eq!(refusal(|i| i.router_weight = &i.router_weight[1..], all), length("router_weight", 12, 11));
+    assert_eq!(refusal(|i| i.query_weight = [0.0; 95][..].into(), all), length("query_weight", 96, 95));
+    assert_eq!(refusal(|i| i.output_weight = [0.0; 97][..].into(), all), length("output_weight", 96, 97));
+    assert_eq!(refusal(|i| i.output_bias = Some(&[0.0]), all), length("output_bias", 4, 1));
+    assert_eq!(refusal(|_| {}, [23, 12, 12]), length("output", 24, 23));
+    assert_eq!(refusal(|_| {}, [24, 11, 12]), length("topk_indices", 12, 11));
+    assert_eq!(refusal(|_| {}, [24, 12, 13]), length("topk_weights", 12, 13));
+}
+
+#[test]
+fn every_short_slice_of_a_feed_forward_layer_is_named() {
+    let dims = FeedForwardDims { batch: 2, tokens: 3, width: 4, experts: 3, top_k: 2, hidden: 8 };
+    let values = [0.25; 192];
+    for (gated, columns) in [(false, 96), (true, 192)] {
+        let attributes =
+            FeedForwardAttributes { top_k: 2, gate_mode: GateMode::ALL[0], activation: Activation::Silu, gated };
+        let refusal = |change: fn(&mut FeedForwardInputs<'_>), outputs: [usize; 3]| {
+            let mut inputs = FeedForwardInputs {
+                hidden_states: &values[..24],
+                router_weight: &values[..12],
+                input_weight: values[..columns].into(),
+                output_weight: values[..96].into(),
+                output_bias: Some(&values[..4]),
+            };
+            change(&mut inputs);
+            let (mut output, mut indices, mut weights) =
+                (vec![0.0; outputs[0]], vec![0; outputs[1]], vec![0.0; outputs[2]]);
+            let (topk_indices, topk_weights) = (Some(&mut indices[..]), Some(&mut weights[..]));
+            let mut outputs = FeedForwardOutputs { output: &mut output, topk_indices, topk_weights };
+            feed_forward(&dims, &attributes, &inputs, &mut outputs, &Sequential).err()
+        };
+        let all = [24, 12, 12];
+        assert_eq!(refusal(|_| {}, all), None);
+        let length = |name, expected, found| Some(KernelError::Length { name, expected, found });
+        assert_eq!(refusal(|i| i.hidden_states = &i.hidden_states[1..], all), length("hidden_states", 24, 23));
+        assert_eq!(refusal(|i| i.router_weight = &i.router_weight[1..], all), length("router_weight", 12, 11));
+        assert_eq!(refusal(|i| i.input_weight = [0.0; 95][..].into(), all), length("input_weight", columns, 95));
+        assert_eq!(refusal(|i| i.output_weight = [0.0; 95][..].into(), all), length("output_weight", 96, 95));
+        assert_eq!(refusal(|i| i.output_bias = Some(&[0.0]), all), length("output_bias", 4, 1));
+        assert_eq!(refusal(|_| {}, [25, 12, 12]), length("output", 24, 25));
+        assert_eq!(refusal(|_| {}, [24, 11, 12]), length("topk_indices", 12, 11));
+        assert_eq!(refusal(|_| {}, [24, 12, 11]), length("topk_weights", 12, 11));
+    }
 }
 
 #[test]
