@@ -5,9 +5,7 @@
 
 use std::ops::Range;
 
-use half::bf16;
-
-use crate::attention::{Attention, Rows};
+use crate::attention::{Attention, AttentionInputs, Rows};
 use crate::grid::Tile;
 use crate::key_panels::KEYS_PER_TILE;
 use crate::rows::TILE_ROWS;
@@ -18,6 +16,9 @@ use crate::simd::{Isa, Left, PANEL};
 
 /// Fewest query rows, keys and elements of a head for which tiles are faster than vectors.
 const FEWEST: [usize; 3] = [STRIP, 64, 64];
+
+/// Strips of the rows that attend together.
+const STRIPS: usize = TILE_ROWS / STRIP;
 
 /// Elements of the longest head whose parts, and whose row of sums, a thread has room for.
 const LONGEST_HEAD: usize = if INNER_LIMIT < COLUMN_LIMIT { INNER_LIMIT } else { COLUMN_LIMIT };
@@ -37,16 +38,17 @@ impl Rows {
             return self.attend(&stage.attending(), out);
         };
         let (count, head) = (std::mem::take(&mut self.count), stage.inputs.head);
-        self.max[..count].fill(f32::NEG_INFINITY);
-        self.sum[..count].fill(0.0);
         let mut found = [Magnitudes::default(); TILE_ROWS];
         let left = Left { data: stage.inputs.queries, starts: &self.starts[..count], inner: head };
         unit.split_left(left, 0, head, None, &mut found);
         let suits: [bool; TILE_ROWS] = std::array::from_fn(|row| found[row].suit(keys, head));
-        self.visit_strips(stage, &mut unit, count, &suits, out);
+        let strip =
+            |strip: usize| StripSoftmax::new(&self.seen[count.min(strip * STRIP)..count.min((strip + 1) * STRIP)]);
+        let mut strips: [StripSoftmax; STRIPS] = std::array::from_fn(strip);
+        self.visit_strips(stage, &mut unit, &mut strips, &suits, out);
         drop(unit);
         for row in (0..count).filter(|row| suits[*row]) {
-            stage.inputs.isa.scale(out.row(self.places[row]), 1.0 / self.sum[row]);
+            stage.inputs.isa.scale(out.row(self.places[row]), 1.0 / strips[row / STRIP].sum[row % STRIP]);
         }
         let mut others = Rows::new(self.pair);
         for row in (0..count).filter(|row| !suits[*row]) {
@@ -55,114 +57,59 @@ impl Rows {
         others.attend(&stage.attending(), out);
     }
 
-    /// Takes all keys into the softmax of `count` rows, a tile of keys and a strip of rows at a time.
+    /// Takes all keys into the softmax of the strips, and writes the sums of values.
     fn visit_strips(
-        &mut self,
+        &self,
         stage: &Attention<'_>,
         unit: &mut Unit,
-        count: usize,
+        strips: &mut [StripSoftmax; STRIPS],
         suits: &[bool; TILE_ROWS],
         out: &mut Tile<'_, f32>,
     ) {
-        let (pair, head) = (self.pair, stage.inputs.head);
-        let mut visits = Visits { seen: self.seen, count, keys: 0, row: 0 };
+        let (pair, AttentionInputs { isa, head, .. }) = (self.pair, stage.inputs);
+        let key_parts = |keys: &Range<usize>| {
+            let panels = keys.start / PANEL..keys.end.div_ceil(PANEL);
+            panels.map(|panel| stage.panels.key_parts(pair, panel))
+        };
+        let mut visits = visits(strips.each_ref().map(StripSoftmax::longest));
         let (mut visit, mut place) = (visits.next(), 0);
-        let mut softmax = visit.as_ref().map(|visit| self.softmax(visit, head));
-        if let Some(visit) = &visit {
-            unit.score(visit.queries(head), visit.keys(stage, pair), place, None);
+        if let Some((strip, keys)) = &visit {
+            unit.score([*strip, strips[*strip].rows(), head], key_parts(keys), place, None);
+            strips[*strip].begin(keys.clone(), head);
         }
-        while let Some((now, mut done)) = visit.zip(softmax) {
+        while let Some((strip, keys)) = visit {
             visit = visits.next();
-            if let Some(next) = &visit {
-                unit.score(next.queries(head), next.keys(stage, pair), 1 - place, Some(&mut done));
+            if let Some((next, keys)) = &visit {
+                let sizes = [*next, strips[*next].rows(), head];
+                unit.score(sizes, key_parts(keys), 1 - place, Some(&mut strips[strip]));
             }
-            unit.finish(&mut done, place);
-            self.max[now.rows()].copy_from_slice(&done.max[..now.count]);
-            self.sum[now.rows()].copy_from_slice(&done.sum[..now.count]);
-            softmax = visit.as_ref().map(|next| self.softmax(next, head));
-            let sums = unit.mix([now.count, now.keys.len()], now.values(stage, pair), place, softmax.as_mut());
-            let results = now.rows().zip(done.factors).zip(sums.chunks(SUM_STRIDE));
-            for ((row, factor), sums) in results.filter(|((row, _), _)| suits[*row]) {
-                match now.keys.start {
-                    0 => stage.inputs.isa.replace(out.row(self.places[row]), sums),
-                    _ => stage.inputs.isa.resume(out.row(self.places[row]), factor, sums),
+            unit.finish(&mut strips[strip], place);
+            let (rows, factors) = (strips[strip].rows(), strips[strip].factors);
+            let next = visit.as_ref().map(|(next, keys)| {
+                strips[*next].begin(keys.clone(), head);
+                &mut strips[*next]
+            });
+            let value_parts = (0..head.div_ceil(PANEL)).map(|panel| stage.panels.value_parts(pair, panel, keys.start));
+            let sums = unit.mix([rows, keys.len()], value_parts, place, next);
+            for ((row, factor), sums) in (strip * STRIP..).zip(&factors[..rows]).zip(sums.chunks(SUM_STRIDE)) {
+                match keys.start {
+                    _ if !suits[row] => {}
+                    0 => isa.replace(out.row(self.places[row]), sums),
+                    _ => isa.resume(out.row(self.places[row]), *factor, sums),
                 }
             }
             place = 1 - place;
         }
     }
-
-    /// The softmax of what a visit scores, before any of it is done.
-    fn softmax(&self, visit: &Visit, head: usize) -> StripSoftmax {
-        let Visit { keys, count, .. } = visit;
-        let mut seen = [0; STRIP];
-        for (seen, total) in seen.iter_mut().zip(&self.seen[visit.rows()]) {
-            *seen = (*total).clamp(keys.start, keys.end) - keys.start;
-        }
-        StripSoftmax::new(&seen[..*count], keys.len(), head, &self.max[visit.rows()], &self.sum[visit.rows()])
-    }
 }
 
-/// A strip of rows and the keys of a tile that one of them sees.
-struct Visit {
-    row: usize,
-    count: usize,
-    keys: Range<usize>,
-}
-
-impl Visit {
-    fn rows(&self) -> Range<usize> {
-        self.row..self.row + self.count
-    }
-
-    /// The strip, its rows and the elements of a query.
-    fn queries(&self, head: usize) -> [usize; 3] {
-        [self.row / STRIP, self.count, head]
-    }
-
-    /// The panels of the keys.
-    fn keys<'a>(&self, stage: &'a Attention<'_>, pair: usize) -> impl Iterator<Item = &'a [bf16]> {
-        (self.keys.start / PANEL..self.keys.end.div_ceil(PANEL)).map(move |panel| stage.panels.key_parts(pair, panel))
-    }
-
-    /// The panels of their values.
-    fn values<'a>(&self, stage: &'a Attention<'_>, pair: usize) -> impl Iterator<Item = &'a [bf16]> {
-        let (panels, first) = (stage.inputs.head.div_ceil(PANEL), self.keys.start);
-        (0..panels).map(move |panel| stage.panels.value_parts(pair, panel, first))
-    }
-}
-
-/// All visits of `count` rows: the strips of one tile of keys before the next tile.
-struct Visits {
-    seen: [usize; TILE_ROWS],
-    count: usize,
-    keys: usize,
-    row: usize,
-}
-
-impl Visits {
-    /// The most keys that one of the rows sees.
-    fn longest(&self, rows: Range<usize>) -> usize {
-        self.seen[rows].iter().copied().max().unwrap_or(0)
-    }
-}
-
-impl Iterator for Visits {
-    type Item = Visit;
-
-    fn next(&mut self) -> Option<Visit> {
-        while self.keys < self.longest(0..self.count) {
-            let (first, row) = (self.keys, self.row);
-            let rows = row..self.count.min(row + STRIP);
-            self.row = rows.end;
-            if self.row == self.count {
-                (self.row, self.keys) = (0, first + KEYS_PER_TILE);
-            }
-            let longest = self.longest(rows.clone());
-            if first < longest {
-                return Some(Visit { row, count: rows.len(), keys: first..longest.min(first + KEYS_PER_TILE) });
-            }
-        }
-        None
-    }
+/// Strips and keys that some of their rows see, of which strips see so many: all strips of one tile of keys before the
+/// next tile.
+fn visits(longest: [usize; STRIPS]) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let most = longest.into_iter().max().unwrap_or(0);
+    let tile = move |first: usize| {
+        let seeing = longest.into_iter().enumerate().filter(move |(_, longest)| first < *longest);
+        seeing.map(move |(strip, longest)| (strip, first..longest.min(first + KEYS_PER_TILE)))
+    };
+    (0..most).step_by(KEYS_PER_TILE).flat_map(tile)
 }

@@ -18,32 +18,32 @@ const _: () = assert!(PIECE_LEN == PIECE && PIECE == 2 * STEP);
 ///
 /// # Safety
 ///
-/// `scores` must be readable in `softmax.rows` rows [`SUM_STRIDE`] apart, of `softmax.keys` elements up to a whole
-/// piece; the parts of a strip of as many inner steps must be ours to write at `out`; the processor must have AVX-512 F
-/// and BW.
+/// `scores` must be readable in as many rows as `softmax` has, [`SUM_STRIDE`] apart, of as many elements as the tile has
+/// keys, up to a whole piece; the parts of a strip of as many inner steps must be ours to write at `out`; the processor
+/// must have AVX-512 F and BW.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
 pub(super) unsafe fn step(softmax: &mut StripSoftmax, scores: *const f32, out: *mut bf16, order: __m512i) {
     let row = softmax.row;
-    if row >= softmax.rows {
+    if row >= softmax.rows() {
         return finish_rows(softmax);
     }
     // SAFETY: by the caller's promise.
     unsafe {
         let scores = scores.add(row * SUM_STRIDE);
         let Some(first) = softmax.first else {
-            softmax.new[row] = largest(scores, softmax.seen[row], softmax.max[row]);
+            softmax.new[row] = largest(scores, softmax.seen(row), softmax.max[row]);
             softmax.lanes = [0.0; LANES];
             softmax.first = Some(0);
             return;
         };
         let out = out.add(row / TILE * TILE_LEN + row % TILE * STEP + first / STEP * PARTS * 2 * TILE_LEN);
-        let seen = softmax.seen[row].saturating_sub(first);
+        let seen = softmax.seen(row).saturating_sub(first);
         match seen >= PIECE {
             true => weights::<true>(softmax, scores.add(first), out, PIECE, order),
             false => weights::<false>(softmax, scores.add(first), out, seen, order),
         }
-        if first + PIECE < softmax.keys {
+        if first + PIECE < softmax.keys() {
             softmax.first = Some(first + PIECE);
             return;
         }

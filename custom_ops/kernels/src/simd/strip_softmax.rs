@@ -4,6 +4,8 @@
 //! A product of tiles takes 16 cycles, in which the vector units have nothing to do. So while one strip is multiplied
 //! with values, and the one after the next with keys, the scores of the next become weights, and weights parts.
 
+use std::ops::Range;
+
 use half::bf16;
 
 use super::tiles::{Block, PARTS, STEP, STRIP, SUM_STRIDE, Unit, parts_len};
@@ -15,32 +17,36 @@ pub(super) const PIECE_LEN: usize = 64;
 /// Products of parts in an inner step.
 const PRODUCTS: usize = 6;
 
-/// The softmax of a strip of scores, as far as it is done: for each row its maximum first, then its weights.
+/// The softmax of a strip of rows over the keys that were visited, and that of one more tile of keys as far as it is
+/// done: for each row its maximum first, then its weights.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) struct StripSoftmax {
-    pub(super) rows: usize,
-    pub(super) keys: usize,
-    /// How many of the keys each row sees.
-    pub(super) seen: [usize; STRIP],
+    rows: usize,
+    /// How many of all keys each row sees.
+    sees: [usize; STRIP],
+    /// The keys of the tile.
+    keys: Range<usize>,
     /// The row that is next; behind the last, what all rows have; behind that, nothing.
     pub(super) row: usize,
     /// The first score of the next piece; `None` before the maximum is known.
     pub(super) first: Option<usize>,
     /// Sums of the weights of the row so far.
     pub(super) lanes: [f32; LANES],
+    /// Maxima of the rows, with those of the tile.
     pub(super) new: [f32; STRIP],
+    /// Sums of the weights of the tile.
     pub(super) added: [f32; STRIP],
-    /// Maxima of the rows: without these scores until all is done.
+    /// Maxima of the rows, those of the tile when it is done.
     pub(crate) max: [f32; STRIP],
-    /// Sums of their weights: without these scores until all is done.
+    /// Sums of weights of the rows, those of the tile when it is done.
     pub(crate) sum: [f32; STRIP],
-    /// By how much what was summed before shrinks, once all is done.
+    /// By how much what was summed before shrinks, when the tile is done.
     pub(crate) factors: [f32; STRIP],
     pace: Pace,
 }
 
 /// How many pieces stand beside how many products of parts, evenly.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Pace {
     pieces: usize,
     products: usize,
@@ -49,38 +55,55 @@ struct Pace {
 
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 impl StripSoftmax {
-    /// Of rows that see `seen` of the `keys` keys of a tile, with heads of `head` elements.
+    /// Of rows of which each sees so many keys, before any of these was visited.
     ///
     /// # Panics
     ///
-    /// If there are more rows than a strip has, or other numbers of maxima and sums, or a row sees more than all keys.
-    pub(crate) fn new(seen: &[usize], keys: usize, head: usize, max: &[f32], sum: &[f32]) -> Self {
-        assert!(seen.iter().all(|seen| *seen <= keys), "keys of a tile");
-        let (rows, zeros) = (seen.len(), [0.0; STRIP]);
-        let filled = |values: &[f32]| {
-            let mut all = zeros;
-            all[..rows].copy_from_slice(values);
-            all
-        };
-        let mut all = [0; STRIP];
-        all[..rows].copy_from_slice(seen);
-        let products = 2 * PRODUCTS * keys.div_ceil(STEP) * head.div_ceil(STEP);
-        let pace = Pace { pieces: rows * (1 + keys.div_ceil(PIECE_LEN)) + 1, products, due: 0 };
-        let (max, sum) = (filled(max), filled(sum));
+    /// If there are more rows than a strip has.
+    pub(crate) fn new(seen: &[usize]) -> Self {
+        let (mut sees, zeros) = ([0; STRIP], [0.0; STRIP]);
+        sees[..seen.len()].copy_from_slice(seen);
         Self {
-            rows,
-            keys,
-            seen: all,
-            row: 0,
+            rows: seen.len(),
+            sees,
+            keys: 0..0,
+            row: STRIP + 1,
             first: None,
             lanes: [0.0; LANES],
             new: zeros,
             added: zeros,
-            max,
-            sum,
+            max: [f32::NEG_INFINITY; STRIP],
+            sum: zeros,
             factors: zeros,
-            pace,
+            pace: Pace::default(),
         }
+    }
+
+    /// Goes on to the keys `keys`, of heads of `head` elements.
+    pub(crate) fn begin(&mut self, keys: Range<usize>, head: usize) {
+        let products = 2 * PRODUCTS * keys.len().div_ceil(STEP) * head.div_ceil(STEP);
+        self.pace = Pace { pieces: self.rows * (1 + keys.len().div_ceil(PIECE_LEN)) + 1, products, due: 0 };
+        (self.row, self.first, self.keys) = (0, None, keys);
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The most keys that one of the rows sees.
+    pub(crate) fn longest(&self) -> usize {
+        self.sees.into_iter().max().unwrap_or(0)
+    }
+
+    /// Keys of the tile.
+    pub(super) fn keys(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// How many of these a row sees.
+    #[inline]
+    pub(super) fn seen(&self, row: usize) -> usize {
+        self.sees[row].clamp(self.keys.start, self.keys.end) - self.keys.start
     }
 
     /// Whether all pieces are done.
@@ -116,8 +139,7 @@ impl Beside<'_> {
     ///
     /// If the scores or the parts do not fit their slices.
     pub(super) fn check(&self) {
-        let StripSoftmax { rows, keys, .. } = *self.softmax;
-        let keys = keys.next_multiple_of(PIECE_LEN);
+        let (rows, keys) = (self.softmax.rows, self.softmax.keys().next_multiple_of(PIECE_LEN));
         assert!(keys <= SUM_STRIDE && self.scores.len() + SUM_STRIDE >= rows * SUM_STRIDE + keys, "scores of a strip");
         assert!(rows <= STRIP && self.parts.len() >= parts_len(PARTS, keys), "room for a strip");
     }
@@ -202,38 +224,48 @@ mod tests {
             let _ = writeln!(io::stdout(), "skipped: no AMX tiles");
             return;
         };
-        for (rows, keys) in [(1, 1), (3, 64), (12, 65), (16, 100), (17, 255), (31, 33), (32, 256)] {
-            let seen: Vec<usize> =
-                (0..rows).map(|row| if row % 3 == 0 { keys } else { row * 37 % (keys + 1) }).collect();
-            let (max, sum): (Vec<f32>, Vec<f32>) =
-                (0..rows).map(|row| (row as f32 - 9.0, row as f32 * 0.3 + 1.0)).unzip();
-            for place in 0..2 {
+        for (rows, tiles) in [
+            (1, [1, 1]),
+            (3, [64, 1]),
+            (12, [65, 200]),
+            (16, [100, 64]),
+            (17, [256, 255]),
+            (31, [256, 33]),
+            (32, [256; 2]),
+        ] {
+            let all: usize = tiles.iter().sum();
+            let seen: Vec<usize> = (0..rows).map(|row| if row % 3 == 0 { all } else { row * 97 % all + 1 }).collect();
+            let mut softmax = StripSoftmax::new(&seen);
+            let (mut max, mut sum) = (vec![f32::NEG_INFINITY; rows], vec![0.0; rows]);
+            for (place, keys) in [0..tiles[0], tiles[0]..all].into_iter().enumerate() {
                 let sums = unit.scratch.sums.filled_mut();
                 sums.iter_mut().enumerate().for_each(|(place, sum)| *sum = score(place));
                 let mut expected = sums[place * STRIP_LEN..][..STRIP_LEN].to_vec();
-                let mut softmax = StripSoftmax::new(&seen, keys, 128, &max, &sum);
+                softmax.begin(keys.clone(), 128);
                 unit.finish(&mut softmax, place);
-                let (mut max, mut sum) = (max.clone(), sum.clone());
+                let own: Vec<usize> =
+                    seen.iter().map(|seen| (*seen).clamp(keys.start, keys.end) - keys.start).collect();
                 for first in (0..rows).step_by(ROWS) {
                     let block = first..rows.min(first + ROWS);
-                    let mut own = [0; ROWS];
-                    own[..block.len()].copy_from_slice(&seen[block.clone()]);
+                    let mut seen = [0; ROWS];
+                    seen[..block.len()].copy_from_slice(&own[block.clone()]);
                     let scores = &mut expected[first * SUM_STRIDE..];
-                    let factors =
-                        isa.softmax_rows(scores, SUM_STRIDE, &own, &mut max[block.clone()], &mut sum[block.clone()]);
-                    assert_eq!(softmax.factors[block.clone()], factors[..block.len()], "{rows} {keys}");
+                    let (max, sum) = (&mut max[block.clone()], &mut sum[block.clone()]);
+                    let factors = isa.softmax_rows(scores, SUM_STRIDE, &seen, max, sum);
+                    assert_eq!(softmax.factors[block.clone()], factors[..block.len()], "{rows} {keys:?}");
                 }
-                assert_eq!((&softmax.max[..rows], &softmax.sum[..rows]), (&max[..], &sum[..]), "{rows} {keys}");
-                for (row, seen) in seen.iter().enumerate() {
+                assert_eq!((&softmax.max[..rows], &softmax.sum[..rows]), (&max[..], &sum[..]), "{rows} {keys:?}");
+                for (row, seen) in own.iter().enumerate() {
                     expected[row * SUM_STRIDE + seen..(row + 1) * SUM_STRIDE].fill(0.0);
                 }
                 let starts: Vec<usize> = (0..rows).map(|row| row * SUM_STRIDE).collect();
-                let left = Left { data: &expected, starts: &starts, inner: keys };
-                let parts = unit.scratch.right[place].filled()[..parts_len(PARTS, keys)].to_vec();
+                let left = Left { data: &expected, starts: &starts, inner: keys.len() };
+                let parts = unit.scratch.right[place].filled()[..parts_len(PARTS, keys.len())].to_vec();
                 let mut others = parts.clone();
-                unit.tiles.split_strip::<false>(left, 0, keys, &mut others, &mut [Magnitudes::default(); STRIP]);
-                assert!(parts == others, "{rows} {keys}: parts of weights");
-                assert!(parts.iter().any(|part| *part != bf16::ZERO), "{rows} {keys}: no weights");
+                unit.tiles.split_strip::<false>(left, 0, keys.len(), &mut others, &mut [Magnitudes::default(); STRIP]);
+                assert!(parts == others, "{rows} {keys:?}: parts of weights");
+                let weighs = parts.iter().any(|part| *part != bf16::ZERO);
+                assert!(weighs || keys.start > 0, "{rows} {keys:?}: no weights");
             }
         }
     }
@@ -242,8 +274,8 @@ mod tests {
     #[test]
     fn pieces_are_spread_over_all_products() {
         for (rows, keys, head) in [(32, 256, 128), (32, 256, 64), (17, 64, 256), (32, 100, 512)] {
-            let (seen, zeros) = (vec![keys; rows], vec![0.0; rows]);
-            let mut softmax = StripSoftmax::new(&seen, keys, head, &zeros, &zeros);
+            let mut softmax = StripSoftmax::new(&vec![keys; rows]);
+            softmax.begin(0..keys, head);
             let products = 2 * PRODUCTS * keys.div_ceil(STEP) * head.div_ceil(STEP);
             let half: usize = (0..products / 2).map(|_| softmax.pieces()).sum();
             let all = half + (0..products / 2).map(|_| softmax.pieces()).sum::<usize>();
