@@ -263,8 +263,8 @@ impl Tiles {
         }
     }
 
-    /// As [`Tiles::multiply`] with a panel of [`PARTS`] parts, while pieces of a softmax are done; a strip of one tile of
-    /// rows does none.
+    /// As [`Tiles::multiply`] with a panel of [`PARTS`] parts, while pieces of a softmax are done; none are beside a
+    /// strip of one tile of rows.
     ///
     /// # Panics
     ///

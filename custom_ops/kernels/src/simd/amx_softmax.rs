@@ -18,9 +18,9 @@ const _: () = assert!(PIECE_LEN == PIECE && PIECE == 2 * STEP);
 ///
 /// # Safety
 ///
-/// `scores` must be readable in as many rows as `softmax` has, [`SUM_STRIDE`] apart, of as many elements as the tile has
-/// keys, up to a whole piece; the parts of a strip of as many inner steps must be ours to write at `out`; the processor
-/// must have AVX-512 F and BW.
+/// `scores` must be readable in as many rows as `softmax` has, [`SUM_STRIDE`] apart, of as many elements as the tile
+/// has keys, up to a whole piece; the parts of a strip of as many inner steps must be ours to write at `out`; the
+/// processor must have AVX-512 F and BW.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
 pub(super) unsafe fn step(softmax: &mut StripSoftmax, scores: *const f32, out: *mut bf16, order: __m512i) {

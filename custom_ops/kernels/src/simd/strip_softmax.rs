@@ -150,7 +150,7 @@ const STRIP_LEN: usize = STRIP * SUM_STRIDE;
 
 /// Two places for the scores of a strip and the parts of its weights, used in turn, and sums of values behind them.
 impl Unit {
-    /// The scores of strip `strip` of the rows that are split, of `head` elements, with `keys` keys in panels, into place
+    /// The scores of strip `strip` of the rows that are split, of `head` elements, with keys in panels, into place
     /// `place`, while `beside`, whose scores are in the other place, goes on.
     pub(crate) fn score<'a>(
         &mut self,
@@ -178,8 +178,8 @@ impl Unit {
         self.tiles.finish(Beside { softmax, scores, parts });
     }
 
-    /// The weights of `rows` rows in place `place` times `keys` values in panels, while `beside`, whose scores are in the
-    /// other place, goes on; gives the sums, in rows [`SUM_STRIDE`] apart.
+    /// The weights of `rows` rows in place `place` times `keys` values in panels, while `beside`, whose scores are in
+    /// the other place, goes on; gives the sums, in rows [`SUM_STRIDE`] apart.
     pub(crate) fn mix<'a>(
         &mut self,
         [rows, keys]: [usize; 2],
