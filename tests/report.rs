@@ -11,10 +11,10 @@ fn page(name: impl Fn(&str) -> String) -> String {
     latency(report.section(name("Latency")), &name);
     let spread = report.section(name("Spread"));
     let samples = |scale: f64| (1..400).map(move |n| scale * (1.0 + f64::from(n * 7919 % 400) / 900.0).powi(3));
-    for (title, log) in [("Histogram", false), ("Cumulative", true)] {
+    for (title, log) in [("Linear", false), ("Logarithmic", true)] {
         let axis = if log { Axis::log(name("latency"), "ms") } else { Axis::linear(name("latency"), "ms") };
-        let plot = if log { Distribution::cumulative } else { Distribution::histogram };
-        spread.plot(plot(name(title), axis).series(name("ort"), samples(1.0)).series(name("tract"), samples(1.4)));
+        let plot = Distribution::cumulative(name(title), axis);
+        spread.plot(plot.series(name("ort"), samples(1.0)).series(name("tract"), samples(1.4)));
     }
     let load = report.section(name("Load"));
     let mut bars =

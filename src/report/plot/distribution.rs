@@ -14,24 +14,18 @@ use crate::report::{
 /// Points of a drawn cumulative curve at most.
 const CURVE_POINTS: usize = 400;
 
-/// A histogram, or the share of samples up to each value.
+/// The share of samples up to each value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Distribution {
     title: String,
     axis: Axis,
-    cumulative: bool,
     series: Vec<(String, Vec<f64>)>,
 }
 
 impl Distribution {
     /// For each value, the share of samples that are no larger (empirical cumulative distribution).
     pub fn cumulative(title: impl Into<String>, axis: Axis) -> Self {
-        Self { title: title.into(), axis, cumulative: true, series: Vec::new() }
-    }
-
-    /// The share of samples in each of the bins that all series have in common.
-    pub fn histogram(title: impl Into<String>, axis: Axis) -> Self {
-        Self { cumulative: false, ..Self::cumulative(title, axis) }
+        Self { title: title.into(), axis, series: Vec::new() }
     }
 
     /// Adds samples, in any order.
@@ -55,28 +49,18 @@ impl Distribution {
         let sorted = self.sorted();
         let drawn: usize = sorted.iter().map(Vec::len).sum();
         let given: usize = self.series.iter().map(|(_, samples)| samples.len()).sum();
-        let swatch = |index: usize| match self.cumulative {
-            true => format!("<path class=\"curve {}\"{} d=\"M1 6L25 6\"/>", colour(index), dashes(index)),
-            false => {
-                let (class, dashes) = (colour(index), dashes(index));
-                format!(
-                    "<path class=\"band {class}\" d=\"M2 1H24V11H2Z\"/><path class=\"curve {class}\"{dashes} d=\"M2 11V1H24V11\"/>"
-                )
-            }
-        };
+        let swatch =
+            |index: usize| format!("<path class=\"curve {}\"{} d=\"M1 6L25 6\"/>", colour(index), dashes(index));
         let legend = match self.series.len() {
             0 | 1 => Vec::new(),
             _ => self.series.iter().enumerate().map(|(index, (name, _))| (name.clone(), swatch(index))).collect(),
         };
-        let svg = (drawn > 0).then(|| {
-            let svg = if self.cumulative { self.cumulative_svg(&sorted) } else { self.histogram_svg(&sorted) };
-            (svg, Frame::height())
-        });
+        let svg = (drawn > 0).then(|| (self.svg(&sorted), Frame::height()));
         let numbers = self.numbers(&sorted);
         Drawing { title: self.title.clone(), legend, svg, left_out: given - drawn, note: String::new(), numbers }
     }
 
-    fn cumulative_svg(&self, sorted: &[Vec<f64>]) -> String {
+    fn svg(&self, sorted: &[Vec<f64>]) -> String {
         let share = Axis::linear("samples", "%").from_zero();
         let ends: Vec<f64> = sorted.iter().flat_map(|s| [s.first(), s.last()]).flatten().copied().collect();
         let mut frame = Frame::new(&self.axis, &share, &ends, &[0.0, 100.0]);
@@ -97,42 +81,6 @@ impl Distribution {
             );
         }
         frame.svg
-    }
-
-    fn histogram_svg(&self, sorted: &[Vec<f64>]) -> String {
-        let edges = self.edges(sorted);
-        let shares: Vec<Vec<f64>> = sorted.iter().map(|samples| shares(samples, &edges)).collect();
-        let all: Vec<f64> = shares.iter().flatten().copied().collect();
-        let mut frame = Frame::new(&self.axis, &Axis::linear("samples", "%").from_zero(), &edges, &all);
-        for (index, shares) in shares.iter().enumerate().filter(|(index, _)| !sorted[*index].is_empty()) {
-            let mut places = vec![(frame.x.at(edges[0]), Frame::floor())];
-            for (edges, share) in edges.windows(2).zip(shares) {
-                let y = frame.y.at(*share);
-                places.extend([(frame.x.at(edges[0]), y), (frame.x.at(edges[1]), y)]);
-            }
-            places.push((frame.x.at(edges[edges.len() - 1]), Frame::floor()));
-            let (outline, class) = (path(&places), colour(index));
-            let _ = writeln!(frame.svg, "<path class=\"band {class}\" d=\"{outline}Z\"/>");
-            let _ = writeln!(frame.svg, "<path class=\"curve {class}\"{} d=\"{outline}\"/>", dashes(index));
-        }
-        frame.svg
-    }
-
-    /// Edges of equal bins (by ratio on a logarithmic axis) after Freedman and Diaconis, 8 to 60 of them.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
-    fn edges(&self, sorted: &[Vec<f64>]) -> Vec<f64> {
-        let log = !self.axis.takes(0.0);
-        let mut all: Vec<f64> = sorted.iter().flatten().map(|v| if log { v.ln() } else { *v }).collect();
-        all.sort_by(f64::total_cmp);
-        let (low, high) = (all[0], all[all.len() - 1]);
-        let spread = quantile(&all, 0.75) - quantile(&all, 0.25);
-        let width = 2.0 * spread / (all.len() as f64).cbrt();
-        let count = ((high - low) / width).ceil();
-        let count = if count.is_finite() { (count as usize).clamp(8, 60) } else { 8 };
-        let (low, high) = if high > low { (low, high) } else { (low - 0.5, high + 0.5) };
-        let edge = |place: usize| low + (high - low) * place as f64 / count as f64;
-        let back = |value: f64| if log { value.exp() } else { value };
-        (0..=count).map(|place| back(edge(place))).collect()
     }
 
     fn numbers(&self, sorted: &[Vec<f64>]) -> Table {
@@ -161,16 +109,6 @@ fn steps(count: usize) -> impl Iterator<Item = usize> {
 #[allow(clippy::cast_precision_loss)]
 fn percent(part: usize, all: usize) -> f64 {
     100.0 * part as f64 / all.max(1) as f64
-}
-
-/// Per cent of `samples` in each bin; the last bin holds its upper edge.
-fn shares(samples: &[f64], edges: &[f64]) -> Vec<f64> {
-    let bins = edges.len() - 1;
-    let mut counts = vec![0; bins];
-    for sample in samples {
-        counts[edges[1..bins].partition_point(|edge| edge <= sample)] += 1;
-    }
-    counts.into_iter().map(|count| percent(count, samples.len())).collect()
 }
 
 /// Whether `samples` samples tell the quantile `q`: of those beyond the quartiles, ten must lie further out, as for the
@@ -203,19 +141,6 @@ mod tests {
     }
 
     #[test]
-    fn bins_hold_every_sample_once() {
-        let edges = [0.0, 1.0, 2.0, 3.0];
-        assert_eq!(shares(&[0.0, 0.5, 1.0, 3.0], &edges), [50.0, 25.0, 25.0]);
-        for axis in [Axis::linear("", ""), Axis::log("", "")] {
-            let samples: Vec<f64> = (1..500).map(|value| f64::from(value * value)).collect();
-            let plot = Distribution::histogram("t", axis).series("a", samples);
-            let sorted = plot.sorted();
-            let total: f64 = shares(&sorted[0], &plot.edges(&sorted)).iter().sum();
-            assert!((total - 100.0).abs() < 1e-9, "{total}");
-        }
-    }
-
-    #[test]
     fn quantiles_are_samples() {
         let samples = [1.0, 2.0, 3.0, 4.0];
         assert_eq!([0.01, 0.25, 0.5, 0.75, 0.99].map(|q| quantile(&samples, q)), [1.0, 1.0, 2.0, 3.0, 4.0]);
@@ -231,10 +156,9 @@ mod tests {
 
     #[test]
     fn equal_samples_and_none_at_all_can_be_drawn() {
-        for plot in [Distribution::histogram, Distribution::cumulative] {
-            let drawing = plot("t".to_owned(), Axis::linear("", "")).series("a", [2.0, 2.0]).series("b", []).draw();
-            assert!(!drawing.svg.unwrap().0.contains("NaN"));
-            assert!(plot("t".to_owned(), Axis::linear("", "")).series("a", [f64::NAN]).draw().svg.is_none());
-        }
+        let plot = || Distribution::cumulative("t", Axis::linear("", ""));
+        let drawing = plot().series("a", [2.0, 2.0]).series("b", []).draw();
+        assert!(!drawing.svg.unwrap().0.contains("NaN"));
+        assert!(plot().series("a", [f64::NAN]).draw().svg.is_none());
     }
 }

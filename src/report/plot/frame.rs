@@ -52,10 +52,6 @@ impl Frame {
         WIDTH - RIGHT
     }
 
-    pub(super) const fn floor() -> f64 {
-        TOP + PLOT_HEIGHT
-    }
-
     pub(super) const fn height() -> f64 {
         TOP + PLOT_HEIGHT + BELOW
     }
