@@ -6,16 +6,25 @@
 
 use std::ops::Range;
 
+use crate::attention_tiles;
 use crate::grid::{Claims, Grid, Layout, Tile};
 use crate::key_panels::{KEYS_PER_TILE, Panels, Visible};
 use crate::pool::Stage;
 use crate::routing::Routing;
 use crate::row_stride::row_stride;
-use crate::rows::{IN_ORDER, TILE_ROWS, blocks};
+use crate::rows::{IN_ORDER, blocks};
 use crate::simd::{Isa, Left, PANEL, Product, ROWS, Write};
 
-/// Query rows (tokens times slots) that one task aims at, on vectors and on tiles.
-const QUERY_ROWS: [usize; 2] = [64, 128];
+/// Query rows (tokens times slots) that one task on vectors aims at.
+const QUERY_ROWS: usize = 64;
+
+/// The same on tiles; the latter where as many tasks are left as [`TASKS_ON_TILES`], since keys are read once a task.
+const QUERY_ROWS_ON_TILES: [usize; 2] = [128, ATTENDED_ROWS];
+
+const TASKS_ON_TILES: usize = 32;
+
+/// Most query rows that walk the keys together.
+pub(crate) const ATTENDED_ROWS: usize = 256;
 
 /// Tasks on vectors that are enough for threads to share.
 const TASKS: usize = 4;
@@ -52,7 +61,8 @@ impl AttentionInputs<'_> {
 /// Cuts the pairs `[B, T, k]` at groups of whole tokens of one row of the batch, as even as can be but on tiles.
 pub(crate) fn cut_pairs(bounds: &mut Vec<usize>, inputs: &AttentionInputs<'_>, on_tiles: bool) {
     let AttentionInputs { batch, tokens, kv_heads, routing: Routing { top_k, .. }, .. } = *inputs;
-    let most = (QUERY_ROWS[usize::from(on_tiles)] / top_k).max(1);
+    let rows = if on_tiles { rows_on_tiles(inputs) } else { QUERY_ROWS };
+    let most = (rows / top_k).max(1);
     let fair = tokens.div_ceil(TASKS.div_ceil((batch * kv_heads).max(1))).max(1);
     let groups = tokens.div_ceil(if on_tiles { most } else { most.min(fair) });
     let start = |group: usize| if on_tiles { group * most } else { group * tokens / groups };
@@ -61,6 +71,16 @@ pub(crate) fn cut_pairs(bounds: &mut Vec<usize>, inputs: &AttentionInputs<'_>, o
         bounds.extend((0..groups).map(|group| (batch * tokens + start(group)) * top_k));
     }
     bounds.push(batch * tokens * top_k);
+}
+
+/// Query rows of a task on tiles.
+fn rows_on_tiles(inputs: &AttentionInputs<'_>) -> usize {
+    let [narrow, wide] = QUERY_ROWS_ON_TILES;
+    let tasks = inputs.batch * inputs.kv_heads * (inputs.tokens * inputs.routing.top_k).div_ceil(wide);
+    match attention_tiles::most_rows(inputs.head) >= wide && tasks >= TASKS_ON_TILES {
+        true => wide,
+        false => narrow,
+    }
 }
 
 /// The stage that fills `attended [B * T * k, G * D]`, with rows `row_stride` apart: 0 where a token may see no key;
@@ -96,6 +116,7 @@ impl Stage for Attention<'_> {
         let AttentionInputs { routing, tokens, kv_heads, head, .. } = self.inputs;
         let (batch, group) = (out.first_row() / (tokens * routing.top_k), index % kv_heads);
         let stride = self.inputs.layout().stride;
+        let most = if self.on_tiles { attention_tiles::most_rows(head) } else { ATTENDED_ROWS };
         let mut rows = Rows::new(batch * kv_heads + group);
         for row in 0..out.rows() {
             let pair = out.first_row() + row;
@@ -109,7 +130,7 @@ impl Stage for Attention<'_> {
                 continue;
             }
             rows.push(pair * stride + group * head, row, seen);
-            if rows.count == TILE_ROWS {
+            if rows.count == most {
                 self.attend(&mut rows, &mut out);
             }
         }
@@ -147,13 +168,13 @@ pub(crate) struct Rows {
     pub(crate) pair: usize,
     pub(crate) count: usize,
     /// Where each query begins.
-    pub(crate) starts: [usize; TILE_ROWS],
+    pub(crate) starts: [usize; ATTENDED_ROWS],
     /// Row of the tile where each result goes.
-    pub(crate) places: [usize; TILE_ROWS],
+    pub(crate) places: [usize; ATTENDED_ROWS],
     /// How many of the visible keys each row sees; at least 1.
-    pub(crate) seen: [usize; TILE_ROWS],
-    pub(crate) max: [f32; TILE_ROWS],
-    pub(crate) sum: [f32; TILE_ROWS],
+    pub(crate) seen: [usize; ATTENDED_ROWS],
+    pub(crate) max: [f32; ATTENDED_ROWS],
+    pub(crate) sum: [f32; ATTENDED_ROWS],
 }
 
 /// Scores of one block of rows and one tile of keys.
@@ -162,7 +183,7 @@ struct Scores([f32; ROWS * KEYS_PER_TILE]);
 
 impl Rows {
     pub(crate) fn new(pair: usize) -> Self {
-        let (indices, values) = ([0; TILE_ROWS], [0.0; TILE_ROWS]);
+        let (indices, values) = ([0; ATTENDED_ROWS], [0.0; ATTENDED_ROWS]);
         Self { pair, count: 0, starts: indices, places: indices, seen: indices, max: values, sum: values }
     }
 

@@ -5,20 +5,19 @@
 
 use std::ops::Range;
 
-use crate::attention::{Attention, AttentionInputs, Rows};
+use crate::attention::{ATTENDED_ROWS, Attention, AttentionInputs, Rows};
 use crate::grid::Tile;
 use crate::key_panels::KEYS_PER_TILE;
-use crate::rows::TILE_ROWS;
 use crate::simd::magnitudes::Magnitudes;
 use crate::simd::strip_softmax::StripSoftmax;
-use crate::simd::tiles::{COLUMN_LIMIT, INNER_LIMIT, STRIP, SUM_STRIDE, Unit};
+use crate::simd::tiles::{COLUMN_LIMIT, INNER_LIMIT, STRIP, SUM_STRIDE, Unit, strips_of};
 use crate::simd::{Isa, Left, PANEL};
 
 /// Fewest query rows, keys and elements of a head for which tiles are faster than vectors.
 const FEWEST: [usize; 3] = [STRIP, 64, 64];
 
 /// Strips of the rows that attend together.
-const STRIPS: usize = TILE_ROWS / STRIP;
+const STRIPS: usize = ATTENDED_ROWS / STRIP;
 
 /// Elements of the longest head whose parts, and whose row of sums, a thread has room for.
 const LONGEST_HEAD: usize = if INNER_LIMIT < COLUMN_LIMIT { INNER_LIMIT } else { COLUMN_LIMIT };
@@ -27,6 +26,11 @@ const LONGEST_HEAD: usize = if INNER_LIMIT < COLUMN_LIMIT { INNER_LIMIT } else {
 pub(crate) fn serves(isa: Isa, rows: usize, keys: usize, head: usize) -> bool {
     let enough = [rows, keys, head].iter().zip(FEWEST).all(|(size, fewest)| *size >= fewest);
     isa.has_tiles() && enough && head <= LONGEST_HEAD
+}
+
+/// Most rows of so many elements whose parts a thread has room for.
+pub(crate) fn most_rows(head: usize) -> usize {
+    strips_of(head.max(1)).saturating_mul(STRIP).min(ATTENDED_ROWS)
 }
 
 impl Rows {
@@ -38,10 +42,10 @@ impl Rows {
             return self.attend(&stage.attending(), out);
         };
         let (count, head) = (std::mem::take(&mut self.count), stage.inputs.head);
-        let mut found = [Magnitudes::default(); TILE_ROWS];
+        let mut found = [Magnitudes::default(); ATTENDED_ROWS];
         let left = Left { data: stage.inputs.queries, starts: &self.starts[..count], inner: head };
         unit.split_left(left, 0, head, None, &mut found);
-        let suits: [bool; TILE_ROWS] = std::array::from_fn(|row| found[row].suit(keys, head));
+        let suits: [bool; ATTENDED_ROWS] = std::array::from_fn(|row| found[row].suit(keys, head));
         let strip =
             |strip: usize| StripSoftmax::new(&self.seen[count.min(strip * STRIP)..count.min((strip + 1) * STRIP)]);
         let mut strips: [StripSoftmax; STRIPS] = std::array::from_fn(strip);
@@ -63,7 +67,7 @@ impl Rows {
         stage: &Attention<'_>,
         unit: &mut Unit,
         strips: &mut [StripSoftmax; STRIPS],
-        suits: &[bool; TILE_ROWS],
+        suits: &[bool; ATTENDED_ROWS],
         out: &mut Tile<'_, f32>,
     ) {
         let (pair, AttentionInputs { isa, head, .. }) = (self.pair, stage.inputs);

@@ -64,7 +64,10 @@ impl Sizes {
     /// As [`Self::task`]: on tiles an expert should have many rows, and rows that are split many columns.
     fn task_on_tiles(&self) -> (usize, usize) {
         match self.tokens {
-            tokens if tokens > MOST => (MOST, 8 * PANEL),
+            tokens if tokens > MOST => {
+                let wide = tokens.div_ceil(MOST) * self.width.div_ceil(16 * PANEL) >= TASKS;
+                (MOST, if wide { 16 * PANEL } else { 8 * PANEL })
+            }
             96.. => {
                 let wide = self.tokens.div_ceil(128) * self.width.div_ceil(8 * PANEL) >= TASKS;
                 (128, if wide { 8 * PANEL } else { 4 * PANEL })

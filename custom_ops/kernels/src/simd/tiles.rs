@@ -141,6 +141,11 @@ pub(super) struct Scratch {
 const SCRATCH_LEN: [usize; 3] =
     [ROW_LIMIT / STRIP * parts_len(PARTS, INNER_LIMIT), parts_len(PARTS, INNER_LIMIT), ROW_LIMIT * SUM_STRIDE];
 
+/// How many strips of `inner` elements a thread has room for.
+pub(crate) const fn strips_of(inner: usize) -> usize {
+    SCRATCH_LEN[0] / parts_len(PARTS, inner)
+}
+
 /// Bytes that a thread keeps.
 pub(crate) const THREAD_BYTES: usize = {
     let [left, right, sums] = SCRATCH_LEN;
@@ -204,8 +209,12 @@ impl Unit {
         self.tiles.magnitudes(values)
     }
 
-    /// Splits `inner` elements of up to [`ROW_LIMIT`] rows from element `first` on, and takes them into `found`; whole
-    /// rows are not split again while they are those that were split last, within `epoch`.
+    /// Splits `inner` elements of rows from element `first` on, and takes them into `found`; whole rows are not split
+    /// again while they are those that were split last, within `epoch`, of which there may be [`ROW_LIMIT`].
+    ///
+    /// # Panics
+    ///
+    /// If there are more strips than [`strips_of`] such elements.
     pub(crate) fn split_left(
         &mut self,
         left: Left<'_>,
@@ -214,6 +223,7 @@ impl Unit {
         epoch: Option<Epoch>,
         found: &mut [Magnitudes],
     ) {
+        assert!(left.starts.len().div_ceil(STRIP) <= strips_of(inner), "room for strips");
         let Scratch { left: parts, known, .. } = &mut self.scratch;
         let epoch = epoch.filter(|_| first == 0 && inner == left.inner);
         if let Some(known) = known.find(epoch, left) {

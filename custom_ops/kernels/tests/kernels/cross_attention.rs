@@ -1,5 +1,7 @@
 //! `MoACrossAttention`.
 
+use std::ops::Range;
+
 use moa_kernels::{CrossAttentionInputs, CrossAttentionOutputs, Sequential, ThreadPool, cross_attention};
 use moa_schema::{CrossAttentionAttributes, CrossAttentionDims, GateMode};
 
@@ -61,6 +63,30 @@ impl Case {
                     chunk.fill(f32::NAN);
                 }
             }
+        }
+    }
+
+    /// The same with padding routed as all else.
+    pub(crate) fn with_padding(mut self) -> Self {
+        self.attributes.skip_padded_queries = false;
+        self
+    }
+
+    /// The same layer for some tokens of the only row.
+    pub(crate) fn part(&self, tokens: Range<usize>) -> Self {
+        let width = self.dims.width;
+        Self {
+            dims: CrossAttentionDims { tokens: tokens.len(), ..self.dims },
+            hidden_states: self.hidden_states[tokens.start * width..tokens.end * width].to_vec(),
+            query_mask: self.query_mask[tokens].to_vec(),
+            key: self.key.clone(),
+            value: self.value.clone(),
+            key_mask: self.key_mask.clone(),
+            router_weight: self.router_weight.clone(),
+            query_weight: self.query_weight.clone(),
+            output_weight: self.output_weight.clone(),
+            output_bias: self.output_bias.clone(),
+            ..*self
         }
     }
 

@@ -3,8 +3,9 @@
 use std::io::{self, Write as _};
 
 use moa_kernels::{FeedForwardInputs, Instructions, Prepared, Sequential};
-use moa_schema::{FeedForwardDims, GateMode, SelfAttentionDims};
+use moa_schema::{CrossAttentionDims, FeedForwardDims, GateMode, SelfAttentionDims};
 
+use crate::cross_attention;
 use crate::prepared::pack;
 use crate::self_attention::Case;
 use crate::stored::feed_forward;
@@ -65,6 +66,21 @@ fn wide_case(seed: u64) -> Case {
 fn layers_of_many_heads_match_the_reference() {
     for seed in 0..4 {
         wide_case(seed).check();
+    }
+}
+
+/// Tasks of more rows where there are many, as far as a thread has room for their queries.
+#[test]
+fn many_tokens_have_the_bits_that_they_have_in_halves() {
+    for (head, keys, kv_heads) in [(64, 300, 1), (256, 65, 1), (300, 64, 2), (512, 64, 1)] {
+        let dims = CrossAttentionDims { batch: 1, tokens: 1024, keys, width: 64, experts: 8, top_k: 8, kv_heads, head };
+        let case = cross_attention::Case::random(&mut Random(head as u64), dims).with_padding();
+        let (output, indices, weights) = case.compute(&Threads(2));
+        let halves = [0..512, 512..1024].map(|tokens| case.part(tokens).compute(&Sequential));
+        let [first, second] = halves;
+        assert_eq!(bits(&output), [bits(&first.0), bits(&second.0)].concat(), "head of {head}");
+        assert_eq!(indices, [first.1, second.1].concat());
+        assert_eq!(bits(&weights), [bits(&first.2), bits(&second.2)].concat());
     }
 }
 
