@@ -30,7 +30,7 @@ pub(crate) fn serves(isa: Isa, rows: usize, keys: usize, head: usize) -> bool {
 
 /// Most rows of so many elements whose parts a thread has room for.
 pub(crate) fn most_rows(head: usize) -> usize {
-    strips_of(head.max(1)).saturating_mul(STRIP).min(ATTENDED_ROWS)
+    (strips_of(head) * STRIP).min(ATTENDED_ROWS)
 }
 
 impl Rows {

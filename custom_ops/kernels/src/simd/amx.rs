@@ -269,7 +269,7 @@ impl Tiles {
     /// # Panics
     ///
     /// If something does not fit its slice.
-    pub(super) fn multiply_beside(&self, rows: usize, block: Block<'_>, beside: Option<Beside<'_>>) {
+    pub(super) fn multiply_beside(&self, rows: usize, block: Block<'_>, beside: Option<&mut Beside<'_>>) {
         assert!(block.parts == PARTS && !block.add, "block beside a softmax");
         let Some(beside) = beside.filter(|_| rows > TILE) else { return self.multiply(rows, block) };
         beside.check();
@@ -284,7 +284,7 @@ impl Tiles {
     /// # Panics
     ///
     /// If something does not fit its slice.
-    pub(super) fn finish(&self, beside: Beside<'_>) {
+    pub(super) fn finish(&self, beside: &mut Beside<'_>) {
         beside.check();
         // SAFETY: the bounds are proved, and tiles come with the instructions.
         unsafe { amx_softmax::finish(beside.softmax, beside.scores.as_ptr(), beside.parts.as_mut_ptr()) }

@@ -1,13 +1,13 @@
 //! The softmax of a strip of scores in pieces that stand between products of tiles.
 
 use std::arch::x86_64::{
-    __m512, __m512i, _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_mov_ps, _mm512_maskz_loadu_ps,
-    _mm512_maskz_mov_ps, _mm512_reduce_add_ps, _mm512_reduce_max_ps, _mm512_set1_ps, _mm512_storeu_ps, _mm512_sub_ps,
+    __m512, __m512i, _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_maskz_loadu_ps, _mm512_maskz_mov_ps,
+    _mm512_reduce_add_ps, _mm512_set1_ps, _mm512_storeu_ps, _mm512_sub_ps,
 };
 
 use half::bf16;
 
-use super::avx512_softmax::{STEP as PIECE, VECTORS, exp, exps, first_lanes, larger};
+use super::avx512_softmax::{STEP as PIECE, VECTORS, exp, exps, first_lanes, largest};
 use super::strip_softmax::{PIECE_LEN, StripSoftmax};
 use super::tiles::{PARTS, STEP, STRIP, SUM_STRIDE, TILE, TILE_LEN};
 use super::{LANES, amx_split};
@@ -64,29 +64,6 @@ pub(super) unsafe fn finish(softmax: &mut StripSoftmax, scores: *const f32, out:
         // SAFETY: by the caller's promise.
         unsafe { step(softmax, scores, out, order) };
     }
-}
-
-/// The largest of `seen` scores and `max`.
-///
-/// # Safety
-///
-/// The scores must be readable; the processor must have AVX-512 F.
-#[target_feature(enable = "avx512f")]
-#[inline]
-unsafe fn largest(scores: *const f32, seen: usize, max: f32) -> f32 {
-    let mut lanes = _mm512_set1_ps(max);
-    let whole = seen / LANES * LANES;
-    // SAFETY: by the caller's promise; the mask keeps the last load inside.
-    unsafe {
-        for first in (0..whole).step_by(LANES) {
-            lanes = larger(_mm512_loadu_ps(scores.add(first)), lanes);
-        }
-        if whole < seen {
-            let mask = first_lanes(seen - whole);
-            lanes = _mm512_mask_mov_ps(lanes, mask, larger(_mm512_maskz_loadu_ps(mask, scores.add(whole)), lanes));
-        }
-    }
-    _mm512_reduce_max_ps(lanes)
 }
 
 /// The weights of a piece, of whose keys the row sees `seen`, split into two steps of the strip.

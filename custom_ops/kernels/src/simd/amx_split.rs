@@ -5,7 +5,7 @@
 //! left, 8 at most. A value that is a bf16 is its own `high`, and one of 11 bits (an f16) has no `low`.
 
 use std::arch::x86_64::{
-    __m512, __m512i, __mmask16, _MM_HINT_T1, _mm_prefetch, _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512,
+    __m512, __m512i, _MM_HINT_T1, _mm_prefetch, _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512,
     _mm512_castsi512_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_maskz_loadu_ps, _mm512_max_epu32,
     _mm512_min_epu32, _mm512_permutex2var_epi16, _mm512_reduce_max_epu32, _mm512_reduce_min_epu32, _mm512_set1_epi32,
     _mm512_setzero_ps, _mm512_setzero_si512, _mm512_storeu_si512, _mm512_sub_epi32, _mm512_sub_ps,
@@ -15,6 +15,7 @@ use std::ops::Range;
 
 use half::bf16;
 
+use super::avx512_softmax::first_lanes;
 use super::magnitudes::Magnitudes;
 use super::product::LINE;
 use super::tiles::{PARTS, STEP, TILE, TILE_LEN};
@@ -117,11 +118,6 @@ impl Lanes {
             below_smallest: _mm512_reduce_min_epu32(self.below_smallest),
         }
     }
-}
-
-/// The first `count` of 16 lanes.
-fn first_lanes(count: usize) -> __mmask16 {
-    ((1u32 << count.min(LANES)) - 1) as __mmask16
 }
 
 /// Splits `inner` elements of some rows into the tiles of a strip, from row `row` on, zeros after them; of no values

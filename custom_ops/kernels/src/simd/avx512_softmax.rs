@@ -24,9 +24,32 @@ pub(super) fn first_lanes(count: usize) -> __mmask16 {
 /// The larger of each pair of lanes, and that of `lanes` where the other is NaN.
 #[target_feature(enable = "avx512f")]
 #[inline]
-pub(super) fn larger(part: __m512, lanes: __m512) -> __m512 {
+fn larger(part: __m512, lanes: __m512) -> __m512 {
     // The second operand is the result where one is NaN.
     _mm512_max_ps(part, lanes)
+}
+
+/// The largest of `seen` scores and `max`.
+///
+/// # Safety
+///
+/// The scores must be readable; the processor must have AVX-512 F.
+#[target_feature(enable = "avx512f")]
+#[inline]
+pub(super) unsafe fn largest(scores: *const f32, seen: usize, max: f32) -> f32 {
+    let mut lanes = _mm512_set1_ps(max);
+    let whole = seen / LANES * LANES;
+    // SAFETY: by the caller's promise; the mask keeps the last load inside.
+    unsafe {
+        for first in (0..whole).step_by(LANES) {
+            lanes = larger(_mm512_loadu_ps(scores.add(first)), lanes);
+        }
+        if whole < seen {
+            let mask = first_lanes(seen - whole);
+            lanes = _mm512_mask_mov_ps(lanes, mask, larger(_mm512_maskz_loadu_ps(mask, scores.add(whole)), lanes));
+        }
+    }
+    _mm512_reduce_max_ps(lanes)
 }
 
 /// `exp(x)` for `x` that is not positive; NaN for NaN.
@@ -87,16 +110,7 @@ pub(super) unsafe fn softmax_rows(
     // SAFETY: by the caller's promise about the rows; masks keep every access inside them.
     unsafe {
         for row in 0..count {
-            let (place, whole, rest) = (scores.add(row * stride), seen[row] / LANES * LANES, seen[row] % LANES);
-            let mut lanes = _mm512_set1_ps(max[row]);
-            for first in (0..whole).step_by(LANES) {
-                lanes = larger(_mm512_loadu_ps(place.add(first)), lanes);
-            }
-            if rest > 0 {
-                let mask = first_lanes(rest);
-                lanes = _mm512_mask_mov_ps(lanes, mask, larger(_mm512_maskz_loadu_ps(mask, place.add(whole)), lanes));
-            }
-            new[row] = _mm512_reduce_max_ps(lanes);
+            new[row] = largest(scores.add(row * stride), seen[row], max[row]);
         }
         for row in 0..count {
             let (place, whole, rest) = (scores.add(row * stride), seen[row] / LANES * LANES, seen[row] % LANES);

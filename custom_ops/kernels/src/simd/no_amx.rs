@@ -50,11 +50,11 @@ impl Tiles {
         match *self {}
     }
 
-    pub(super) fn multiply_beside(&self, _: usize, _: Block<'_>, _: Option<Beside<'_>>) {
+    pub(super) fn multiply_beside(&self, _: usize, _: Block<'_>, _: Option<&mut Beside<'_>>) {
         match *self {}
     }
 
-    pub(super) fn finish(&self, _: Beside<'_>) {
+    pub(super) fn finish(&self, _: &mut Beside<'_>) {
         match *self {}
     }
 

@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use half::bf16;
 
+use super::amx::Tiles;
 use super::tiles::{Block, PARTS, STEP, STRIP, SUM_STRIDE, Unit, parts_len};
 use super::{LANES, PANEL};
 
@@ -157,25 +158,22 @@ impl Unit {
         [strip, rows, head]: [usize; 3],
         panels: impl Iterator<Item = &'a [bf16]>,
         place: usize,
-        mut beside: Option<&mut StripSoftmax>,
+        beside: Option<&mut StripSoftmax>,
     ) {
         let len = parts_len(PARTS, head);
         let left = &self.scratch.left.filled()[strip * len..][..len];
         let (even, odd) = self.scratch.sums.filled_mut().split_at_mut(STRIP_LEN);
         let (sums, scores) = if place == 0 { (even, odd) } else { (odd, even) };
-        for (column, right) in panels.enumerate() {
-            let block = Block { left, right, parts: PARTS, inner: head, sums: &mut sums[column * PANEL..], add: false };
-            let parts = self.scratch.right[1 - place].filled_mut();
-            let beside = beside.as_deref_mut().map(|softmax| Beside { softmax, scores, parts });
-            self.tiles.multiply_beside(rows, block, beside);
-        }
+        let parts = self.scratch.right[1 - place].filled_mut();
+        let beside = beside.map(|softmax| Beside { softmax, scores, parts });
+        multiply_panels(&self.tiles, rows, (left, head), panels, sums, beside);
     }
 
     /// Does what is left of `softmax`, whose scores are in place `place`.
     pub(crate) fn finish(&mut self, softmax: &mut StripSoftmax, place: usize) {
         let scores = &self.scratch.sums.filled()[place * STRIP_LEN..][..STRIP_LEN];
         let parts = self.scratch.right[place].filled_mut();
-        self.tiles.finish(Beside { softmax, scores, parts });
+        self.tiles.finish(&mut Beside { softmax, scores, parts });
     }
 
     /// The weights of `rows` rows in place `place` times `keys` values in panels, while `beside`, whose scores are in
@@ -185,19 +183,31 @@ impl Unit {
         [rows, keys]: [usize; 2],
         panels: impl Iterator<Item = &'a [bf16]>,
         place: usize,
-        mut beside: Option<&mut StripSoftmax>,
+        beside: Option<&mut StripSoftmax>,
     ) -> &[f32] {
         let (scores, sums) = self.scratch.sums.filled_mut().split_at_mut(2 * STRIP_LEN);
         let scores = &scores[(1 - place) * STRIP_LEN..][..STRIP_LEN];
         let [even, odd] = &mut self.scratch.right;
         let (left, parts) = if place == 0 { (even, odd) } else { (odd, even) };
         let (left, parts) = (left.filled(), parts.filled_mut());
-        for (column, right) in panels.enumerate() {
-            let block = Block { left, right, parts: PARTS, inner: keys, sums: &mut sums[column * PANEL..], add: false };
-            let beside = beside.as_deref_mut().map(|softmax| Beside { softmax, scores, parts: &mut *parts });
-            self.tiles.multiply_beside(rows, block, beside);
-        }
+        let beside = beside.map(|softmax| Beside { softmax, scores, parts });
+        multiply_panels(&self.tiles, rows, (left, keys), panels, sums, beside);
         sums
+    }
+}
+
+/// `rows` rows of a strip of so many elements times panels, into the sums, while `beside` goes on.
+fn multiply_panels<'a>(
+    tiles: &Tiles,
+    rows: usize,
+    (left, inner): (&[bf16], usize),
+    panels: impl Iterator<Item = &'a [bf16]>,
+    sums: &mut [f32],
+    mut beside: Option<Beside<'_>>,
+) {
+    for (column, right) in panels.enumerate() {
+        let block = Block { left, right, parts: PARTS, inner, sums: &mut sums[column * PANEL..], add: false };
+        tiles.multiply_beside(rows, block, beside.as_mut());
     }
 }
 
