@@ -158,6 +158,7 @@ impl AttentionLayer<'_> {
             weights: self.output_weight,
             bias: self.output_bias,
             width: self.hidden_states.width(),
+            threads: pool.threads(),
         };
         pool::run(pool, &[&output_scratch.stage(outputs, output)]);
     }

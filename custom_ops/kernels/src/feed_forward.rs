@@ -10,7 +10,7 @@ use crate::hidden_states::HiddenStates;
 use crate::kernel_scratch::{BorderScratch, Scratch};
 use crate::output_projection::{Order, OutputInputs};
 use crate::packed::{Geometry, Packed, WeightData};
-use crate::pool::Stage;
+use crate::pool::{Counted, Stage};
 use crate::prepared::{Prepared, Weight};
 use crate::routing::{ExpertTiles, RouterInputs, Routing};
 use crate::row_stride::row_stride;
@@ -90,6 +90,7 @@ impl Prepared {
         scratch: &mut Scratch,
     ) -> Result<(), KernelError> {
         let FeedForwardDims { batch, tokens, width, experts, top_k, hidden } = *dims;
+        let pool = &Counted::new(pool, &self.threads);
         let Scratch { routing, weights, hidden: hidden_scratch, output, border, .. } = scratch;
         let BorderScratch { hidden_states, bias, output: result, .. } = border;
         let given = [(Weight::Input, inputs.input_weight), (Weight::Output, inputs.output_weight)];
@@ -135,6 +136,7 @@ impl Prepared {
             weights: weights.get(Weight::Output),
             bias: inputs.output_bias.map(|values| bias.widened(values)),
             width,
+            threads: pool.threads(),
         };
         result.rounded_into(outputs.output, |out| pool::run(pool, &[&output.stage(output_inputs, out)]));
         router.export(outputs.topk_indices.as_deref_mut(), outputs.topk_weights.as_deref_mut());

@@ -29,6 +29,9 @@ const SHARES: [(usize, usize); 6] = [(64, 16), (64, 8), (MANY, 16), (MANY, 8), N
 /// of an expert are worth more than rows that are read less often.
 const NARROW: (usize, usize) = (64, 2);
 
+/// Wide tasks on tiles that each thread should have: with one fewer, one thread may wait for as long as another works.
+const SHARE: usize = 2;
+
 /// Most tokens of a task.
 const MOST: usize = 256;
 
@@ -40,12 +43,13 @@ struct Sizes {
     experts: usize,
     inner: usize,
     width: usize,
+    threads: usize,
 }
 
 impl Sizes {
     /// Tokens and columns that one task sums.
     fn task(&self, isa: Isa) -> (usize, usize) {
-        let Self { tokens, top_k, experts, inner, width } = *self;
+        let Self { tokens, top_k, experts, inner, width, .. } = *self;
         if isa.has_tiles() {
             return self.task_on_tiles();
         }
@@ -65,7 +69,9 @@ impl Sizes {
     fn task_on_tiles(&self) -> (usize, usize) {
         match self.tokens {
             tokens if tokens > MOST => {
-                let wide = tokens.div_ceil(MOST) * self.width.div_ceil(16 * PANEL) >= TASKS;
+                // Where one thread has been seen, another may have been late.
+                let enough = SHARE * self.threads.max(2);
+                let wide = tokens.div_ceil(MOST) * self.width.div_ceil(16 * PANEL) >= enough;
                 (MOST, if wide { 16 * PANEL } else { 8 * PANEL })
             }
             96.. => {
@@ -105,6 +111,8 @@ pub(crate) struct OutputInputs<'a> {
     /// `[C]`.
     pub(crate) bias: Option<&'a [f32]>,
     pub(crate) width: usize,
+    /// Threads that may be expected to take part.
+    pub(crate) threads: usize,
 }
 
 /// Memory that the stage keeps between calls.
@@ -127,7 +135,8 @@ impl OutputScratch {
     pub(crate) fn stage<'a>(&'a mut self, inputs: OutputInputs<'a>, output: &'a mut [f32]) -> OutputProjection<'a> {
         let Geometry { matrices: experts, inner, .. } = inputs.weights.geometry();
         let (tokens, top_k) = (inputs.routing.tokens(), inputs.routing.top_k);
-        let (step, tile_columns) = Sizes { tokens, top_k, experts, inner, width: inputs.width }.task(inputs.isa);
+        let (step, tile_columns) =
+            Sizes { tokens, top_k, experts, inner, width: inputs.width, threads: inputs.threads }.task(inputs.isa);
         cut(&mut self.bounds, tokens, step);
         let layout = Layout { stride: inputs.width, columns: inputs.width, tile_columns };
         let grid = Grid::new(output, layout, &self.bounds, &mut self.claims);
@@ -222,7 +231,27 @@ mod tests {
             ((1, 64, 128, 512), 4096, (256, 512)),
         ] {
             let (top_k, experts, inner, width) = layer;
-            assert_eq!(Sizes { tokens, top_k, experts, inner, width }.task(isa), task, "{layer:?} {tokens}");
+            let sizes = Sizes { tokens, top_k, experts, inner, width, threads: 2 };
+            assert_eq!(sizes.task(isa), task, "{layer:?} {tokens}");
+        }
+    }
+    /// On tiles: tokens, width and threads, and the tokens and columns of a task.
+    #[test]
+    fn tasks_on_tiles_are_wide_where_threads_have_two_each() {
+        for ([tokens, width, threads], task) in [
+            ([1024, 512, 1], (256, 512)),
+            ([1024, 512, 2], (256, 512)),
+            ([1024, 512, 3], (256, 256)),
+            ([2048, 512, 4], (256, 512)),
+            ([2048, 512, 5], (256, 256)),
+            ([512, 2048, 4], (256, 512)),
+            ([257, 512, 1], (256, 256)),
+            ([256, 512, 2], (128, 128)),
+            ([256, 2048, 2], (128, 256)),
+            ([95, 512, 2], (64, 128)),
+        ] {
+            let sizes = Sizes { tokens, top_k: 8, experts: 8, inner: 128, width, threads };
+            assert_eq!(sizes.task_on_tiles(), task, "{tokens} {width} {threads}");
         }
     }
 }
