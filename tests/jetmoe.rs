@@ -15,7 +15,10 @@ use moa_export::{
     reference::{Part, Reference},
     tensor::{NamedTensors, Tensor, TensorData},
 };
-use moa_graphs::{Form, Options, Precision, model::Model};
+use moa_graphs::{
+    Form, LowerError, Options, Precision, lower,
+    model::{MoaLayer, Model},
+};
 use serde_json::Value;
 
 /// Folders with their number of layers, key/value heads and head width.
@@ -255,6 +258,23 @@ fn logits_shrink_with_the_root_of_the_last_epsilon() {
         }
         for (part, expected) in outputs[0].iter().filter(|(part, _)| part.starts_with("present.")) {
             assert_eq!(outputs[2][part], *expected, "{name}: {part}");
+        }
+    }
+}
+
+/// No checkpoint gives such layers, and no graph but a causal language model's has an input of positions.
+#[test]
+fn layers_that_rotate_need_positions() {
+    let checkpoint = Checkpoint::open(&data("jetmoe/sharded"), None).unwrap();
+    let Model::CausalLm(model) = import(&checkpoint, None).unwrap() else { panic!("not a causal language model") };
+    let attention = model.layers[0].attention.clone();
+    let module = attention.module.clone();
+    for cross_attention in [false, true] {
+        let layer = Model::Layer(MoaLayer { attention: attention.clone(), cross_attention });
+        for form in [Form::Function, Form::Fused, Form::Standard] {
+            let options = Options { form, precision: Precision::Fp32, router_outputs: false, last_logits: false };
+            let refused = lower(&layer, options).unwrap_err();
+            assert_eq!(refused, LowerError::NoPositions { module: module.clone() });
         }
     }
 }

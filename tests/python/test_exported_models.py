@@ -386,6 +386,24 @@ class Numbers(unittest.TestCase):
 
         self.each(LAYERS, check)
 
+    def test_positions_of_another_shape_are_refused(self):
+        """A runtime would spread the position of one token over all of them."""
+
+        def check(name, form, library):
+            running = session(export(name, form) / "model.onnx", library)
+            ids = np.arange(6).reshape(2, 3) + 1
+            feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.tile(np.arange(3), (2, 1))}
+            for value in running.get_inputs():
+                if value.name.startswith("past_key_values."):
+                    feeds[value.name] = np.zeros([2, value.shape[1], 0, value.shape[3]], np.float32)
+            run(running, feeds)
+            for shape in ((2, 1), (1, 3), (1, 1), (3, 2), (2, 2)):
+                other = np.broadcast_to(np.arange(shape[1]), shape).copy()
+                with self.subTest(shape=shape), self.assertRaises(Exception):
+                    run(running, {**feeds, "position_ids": other})
+
+        self.each(["jetmoe/sharded"], check)
+
     def test_masks_of_other_numbers_and_negative_ids(self):
         golden = read_tensors("mlm/goldens.safetensors")
 

@@ -70,9 +70,12 @@ pub(crate) fn self_attention(
         None => b.ints(&[0]),
     };
     let end = b.ints(&[i64::MAX]);
-    let rotary = values.rotary.as_ref().map(|[cos, sin, ids]| [cos.clone(), sin.clone(), b.without_negative(ids)]);
+    let rotary = values.rotary.as_ref().map(|[cos, sin, ids]| {
+        let ids = b.without_negative(ids);
+        [cos.clone(), sin.clone(), of_shape(b, &ids, hidden, [0, 1])]
+    });
     let [key, value] = keys_and_values(b, values, rotary.as_ref(), heads);
-    let mask = checked_mask(b, &values.attention_mask, &key, [0, 2]);
+    let mask = of_shape(b, &values.attention_mask, &key, [0, 2]);
     let query_mask = b.slice(&mask, &past_size, &end, 1);
     let query_mask = query_mask_of(b, &query_mask, attributes.skip_padded_queries);
     let routing =
@@ -95,9 +98,9 @@ pub(crate) fn cross_attention(
     names: &Routed,
 ) -> Value {
     let hidden = &values.hidden_states;
-    let query_mask = checked_mask(b, &values.query_mask, hidden, [0, 1]);
+    let query_mask = of_shape(b, &values.query_mask, hidden, [0, 1]);
     let query_mask = query_mask_of(b, &query_mask, attributes.skip_padded_queries);
-    let key_mask = checked_mask(b, &values.key_mask, &values.key, [0, 2]);
+    let key_mask = of_shape(b, &values.key_mask, &values.key, [0, 2]);
     let routing =
         route(b, hidden, &values.router_weight, attributes.gate_mode, attributes.top_k, query_mask.as_ref(), names);
     let keys = KeySet { key: &values.key, value: &values.value, mask: &key_mask };
@@ -186,13 +189,14 @@ fn causal_mask(b: &mut Builder, hidden: &Value, past_size: &Value, key: &Value) 
     b.op("LessOrEqual", &[&columns, &rows], [])
 }
 
-/// `mask`, where a runtime finds that its shape is that of the axes `axes` of `masked`. It would spread a mask of one
-/// row or column over all of them; no other shape has as many elements and can be spread over that one.
-fn checked_mask(b: &mut Builder, mask: &Value, masked: &Value, axes: [i64; 2]) -> Value {
-    let (sizes, places) = (b.op("Shape", &[masked], []), b.ints(&axes));
+/// `matrix`, where a runtime finds that its shape is that of the axes `axes` of `other`. It would spread a mask, or
+/// positions, of one row or column over all of them; no other shape has as many elements and can be spread over that
+/// one.
+fn of_shape(b: &mut Builder, matrix: &Value, other: &Value, axes: [i64; 2]) -> Value {
+    let (sizes, places) = (b.op("Shape", &[other], []), b.ints(&axes));
     let shape = b.op("Gather", &[&sizes, &places], [("axis", Attribute::Int(0))]);
-    let shaped = b.op("Reshape", &[mask, &shape], []);
-    b.op("Max", &[mask, &shaped], [])
+    let shaped = b.op("Reshape", &[matrix, &shape], []);
+    b.op("Max", &[matrix, &shaped], [])
 }
 
 struct KeySet<'a> {

@@ -102,6 +102,14 @@ pub enum LowerError {
         /// The module.
         module: String,
     },
+    /// Only the graphs of causal language models have an input of positions.
+    #[error(
+        "module \"{module}\" rotates queries and keys by position, and this model is no causal language model, whose positions are an input"
+    )]
+    NoPositions {
+        /// The module.
+        module: String,
+    },
     /// Only causal language models predict the next token.
     #[error("logits of the last position alone are for causal language models, and this is none")]
     LastLogits,
@@ -112,8 +120,8 @@ pub enum LowerError {
 /// # Errors
 ///
 /// [`LowerError::SecondBody`] and [`LowerError::NoFunction`] in the form [`Form::Function`],
-/// [`LowerError::ExpertBias`], and [`LowerError::LastLogits`] where the option is set for another model than a causal
-/// language model.
+/// [`LowerError::ExpertBias`], and for another model than a causal language model [`LowerError::NoPositions`] where a layer
+/// has rotary positions, and [`LowerError::LastLogits`] where the option is set.
 pub fn lower(model: &Model, options: Options) -> Result<Vec<NamedGraph>, LowerError> {
     if options.last_logits && !matches!(model, Model::CausalLm(_)) {
         return Err(LowerError::LastLogits);

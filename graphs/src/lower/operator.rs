@@ -60,6 +60,10 @@ fn refuse_biases(attention: &Attention) -> Result<(), LowerError> {
     }
 }
 
+fn no_positions(attention: &Attention) -> LowerError {
+    LowerError::NoPositions { module: attention.module.clone() }
+}
+
 impl Lowering {
     /// `MoASelfAttention` over `hidden` `[B, T, C]` with `mask` int32 `[B, P + T]`.
     pub(super) fn self_attention(
@@ -92,7 +96,8 @@ impl Lowering {
             inputs[self_attention::PAST_KEY] = key;
             inputs[self_attention::PAST_VALUE] = value;
         }
-        if let Some((rotary, ids)) = attention.rotary.zip(position_ids) {
+        if let Some(rotary) = attention.rotary {
+            let ids = position_ids.ok_or_else(|| no_positions(attention))?;
             inputs[self_attention::COS_CACHE] = rotary_table(b, rotary, attention, false);
             inputs[self_attention::SIN_CACHE] = rotary_table(b, rotary, attention, true);
             inputs[self_attention::POSITION_IDS] = ids.clone();
@@ -116,6 +121,9 @@ impl Lowering {
         [key_mask, query_mask]: [&Value; 2],
     ) -> Result<Value, LowerError> {
         refuse_biases(attention)?;
+        if attention.rotary.is_some() {
+            return Err(no_positions(attention));
+        }
         let attributes = CrossAttentionAttributes {
             top_k: attention.top_k,
             kv_num_heads: attention.kv_num_heads,

@@ -119,6 +119,7 @@ impl From<LowerError> for Failure {
         let help = match error {
             LowerError::ExpertBias { .. } => "set \"expert_bias\" to false in the configuration",
             LowerError::LastLogits => "leave out --last-logits",
+            LowerError::NoPositions { .. } => "export the causal language model that the layer belongs to",
             _ => "export with --form standard or --form fused",
         };
         Self::new(Code::FormUnsupported, error.to_string(), Some(help))
