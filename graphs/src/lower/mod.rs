@@ -120,8 +120,8 @@ pub enum LowerError {
 /// # Errors
 ///
 /// [`LowerError::SecondBody`] and [`LowerError::NoFunction`] in the form [`Form::Function`],
-/// [`LowerError::ExpertBias`], and for another model than a causal language model [`LowerError::NoPositions`] where a layer
-/// has rotary positions, and [`LowerError::LastLogits`] where the option is set.
+/// [`LowerError::ExpertBias`], and for another model than a causal language model [`LowerError::NoPositions`] where a
+/// layer has rotary positions, and [`LowerError::LastLogits`] where the option is set.
 pub fn lower(model: &Model, options: Options) -> Result<Vec<NamedGraph>, LowerError> {
     if options.last_logits && !matches!(model, Model::CausalLm(_)) {
         return Err(LowerError::LastLogits);
