@@ -235,6 +235,7 @@ mod tests {
             assert_eq!(sizes.task(isa), task, "{layer:?} {tokens}");
         }
     }
+
     /// On tiles: tokens, width and threads, and the tokens and columns of a task.
     #[test]
     fn tasks_on_tiles_are_wide_where_threads_have_two_each() {
