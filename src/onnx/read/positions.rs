@@ -61,9 +61,12 @@ impl OnnxFile {
         self.inputs().into_iter().filter(is_mask).map(|input| input.name).collect()
     }
 
-    /// The values in `name`, where it holds them with what no table has in place of negative ones.
+    /// The values in `name`, where it holds them with what no table has in place of negative ones, whether or not their
+    /// shape is held against another.
     pub(super) fn guarded(&self, name: &str) -> Option<&str> {
-        let guard = self.producer(name).filter(|node| node.op_type == "Where" && node.domain.is_empty())?;
+        let guard = self
+            .producer(self.of_shape(name).unwrap_or(name))
+            .filter(|node| node.op_type == "Where" && node.domain.is_empty())?;
         let [is_negative, none, values] = guard.input.as_slice() else { return None };
         let less = self.producer(is_negative).filter(|node| node.op_type == "Less" && node.domain.is_empty())?;
         let [compared, zero] = less.input.as_slice() else { return None };
@@ -72,6 +75,14 @@ impl OnnxFile {
             number.and_then(|tensor| self.values(tensor).ok()).is_some_and(|bytes| *bytes == value.to_le_bytes())
         };
         (compared == values && is(zero, 0) && is(none, i32::MAX.into())).then_some(values)
+    }
+
+    /// The values in `name`, where it holds them as long as they have the shape that a body gives them.
+    fn of_shape(&self, name: &str) -> Option<&str> {
+        let both = self.producer(name).filter(|node| node.op_type == "Max" && node.domain.is_empty())?;
+        let [values, shaped] = both.input.as_slice() else { return None };
+        let reshape = self.producer(shaped).filter(|node| node.op_type == "Reshape" && node.domain.is_empty())?;
+        reshape.input.first().filter(|given| *given == values).map(String::as_str)
     }
 
     /// The node that computes `name`.
