@@ -27,3 +27,25 @@ pub(crate) fn data_file(model: &Path) -> PathBuf {
 pub(crate) fn graph_file(stem: &str) -> String {
     format!("{stem}.onnx")
 }
+
+/// Stems of all graphs that an exported folder may hold.
+pub(crate) const GRAPHS: [&str; 3] = [MODEL, ENCODER, DECODER];
+
+/// A folder that holds no graph of an export.
+#[derive(Debug, thiserror::Error)]
+#[error("{} holds no {}, {} or {}", folder.display(), graph_file(MODEL), graph_file(ENCODER), graph_file(DECODER))]
+pub struct NoGraph {
+    /// The folder.
+    pub folder: PathBuf,
+}
+
+/// Stems and files of the graphs that an exported folder holds, in the order of [`GRAPHS`].
+///
+/// # Errors
+///
+/// Where there are none.
+pub(crate) fn graphs_in(folder: &Path) -> Result<Vec<(&'static str, PathBuf)>, NoGraph> {
+    let graphs = GRAPHS.map(|stem| (stem, folder.join(graph_file(stem))));
+    let graphs: Vec<_> = graphs.into_iter().filter(|(_, file)| file.exists()).collect();
+    if graphs.is_empty() { Err(NoGraph { folder: folder.into() }) } else { Ok(graphs) }
+}

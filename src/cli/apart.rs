@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::Failure;
+use super::{Failure, report_file::is_stdout};
 use crate::{
     checkpoint,
     file_names::{CONFIG, DATA},
@@ -25,7 +25,7 @@ const PARTS: [&str; 7] = ["bin", "data", "onnx", "plan", "pt", "safetensors", "t
 /// Which output that is.
 pub(super) fn keep_apart<'a>(outputs: &[Option<&Path>], inputs: impl Iterator<Item = &'a Path>) -> Result<(), Failure> {
     let inputs: Vec<_> = inputs.collect();
-    let outputs: Vec<_> = outputs.iter().flatten().filter(|path| path.as_os_str() != "-").collect();
+    let outputs: Vec<_> = outputs.iter().flatten().filter(|path| !is_stdout(path)).collect();
     for (index, output) in outputs.iter().enumerate() {
         if outputs[..index].iter().any(|other| place(other) == place(output)) {
             let message = format!("{} is named twice", output.display());

@@ -11,7 +11,7 @@ use clap::{
 };
 
 use super::{
-    baseline::BaselineArguments, generate_args::GenerateArguments, inspect::InspectArguments,
+    baseline::BaselineArguments, generate_args::GenerateArguments, inspect::InspectArguments, report_file::is_stdout,
     tensorrt_args::TensorRtArguments,
 };
 
@@ -312,7 +312,7 @@ pub(super) struct OpsArguments {
 
 /// Takes the path of what is written to files alone.
 pub(super) fn written() -> impl TypedValueParser<Value = PathBuf> {
-    PathBufValueParser::new().try_map(|path| match path.as_os_str() == "-" {
+    PathBufValueParser::new().try_map(|path| match is_stdout(&path) {
         true => Err("it cannot go to the standard output; name a file or folder (`./-` is one of that name)"),
         false => Ok(path),
     })

@@ -23,7 +23,7 @@ use super::{
 use crate::{
     checkpoint::read_config,
     export::{ExportOptions, export_model_watched},
-    file_names::{DECODER, ENCODER, MODEL, data_file, graph_file},
+    file_names::{GRAPHS, data_file, graph_file},
 };
 
 const DETAILS: &str = "\
@@ -127,7 +127,7 @@ fn nothing(option: &str, why: &str) -> Failure {
 /// Refuses to write over the configuration that is read.
 fn keep_configuration(arguments: &BaselineArguments) -> Result<(), Failure> {
     let Some(config) = arguments.config.as_deref() else { return Ok(()) };
-    let beside = [ENCODER, DECODER, MODEL].map(|stem| arguments.output.join(graph_file(stem)));
+    let beside = GRAPHS.map(|stem| arguments.output.join(graph_file(stem)));
     for graph in beside.iter().chain([&arguments.output]) {
         keep_apart(&[Some(graph), Some(&data_file(graph))], [config].into_iter())?;
     }

@@ -17,9 +17,8 @@ use super::{
 use crate::{
     backend::{EngineError, Installation, Plan, PlanRequest},
     engine::{BuildOptions, Dtype, GPUS, Gpu, PlanLock, Profile, dtype_of, must_be, must_fit, must_have_positions},
-    file_names::graph_file,
+    file_names::graphs_in,
     files::name_of,
-    latency::PARTS,
     onnx::{OnnxFile, Staging, WriteError, read_model},
 };
 
@@ -178,17 +177,12 @@ fn place(folder: &Path, name: &str) -> PathBuf {
 fn graphs(arguments: &BuildArguments) -> Result<(PathBuf, Vec<Graph>), Failure> {
     must_be_open(&arguments.model)?;
     let (folder, files) = if arguments.model.is_dir() {
-        let file = |part: &&str| arguments.model.join(graph_file(part));
-        let files: Vec<_> = PARTS.iter().map(file).filter(|path| path.exists()).collect();
-        if files.is_empty() {
-            let message = format!("{} holds no exported graph", arguments.model.display());
-            return Err(Failure::usage(message, Some("give what `moa-export CHECKPOINT -o OUT` wrote")));
-        }
+        let files = graphs_in(&arguments.model)?;
         if arguments.output.extension().is_some_and(|ending| ending == "plan") {
             let message = format!("{} is a folder, and -o names one plan", arguments.model.display());
             return Err(Failure::usage(message, Some("give a folder for the plans: -o PLANS")));
         }
-        let plan = |path: PathBuf| {
+        let plan = |(_, path): (_, PathBuf)| {
             let name = name_of(&path.with_extension("plan"));
             (path, name)
         };

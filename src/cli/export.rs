@@ -10,6 +10,7 @@ use super::{
     args::{DtypeArgument, ExportArguments, ExternalDataArgument, FormArgument, GateModeArgument, VerifyArguments},
     note, open_checkpoint, print_result,
     progress::Progress,
+    report_file::STDOUT,
     shell::path_word,
     table::size,
     tensorrt_args::TensorRtArguments,
@@ -18,7 +19,7 @@ use super::{
 use crate::{
     backend::find_operator_library,
     export::{ExportOptions, ExportReport, ExternalData, SideFileOptions, export_watched},
-    file_names::{DECODER, ENCODER, GENAI_CONFIG, MODEL, data_file, graph_file},
+    file_names::{ENCODER, GENAI_CONFIG, GRAPHS, data_file, graph_file},
     side_files,
     text::{CONFIG_FILE, GenerationConfig, Segmentation, Tokenizer},
 };
@@ -59,7 +60,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
         rtol: None,
         seed: 0,
         threads: None,
-        json: arguments.json.then(|| "-".into()),
+        json: arguments.json.then(|| STDOUT.into()),
         report: None,
         library: None,
         force: false,
@@ -184,7 +185,7 @@ fn same_folder(one: &Path, other: &Path) -> bool {
 /// Names files of a folder that other programs and `generate` read, and that this export did not write.
 fn note_of_old_files(report: &ExportReport, folder: &Path) {
     let is_written = |path: &Path| report.files.iter().any(|file| file.path == path);
-    let graphs = [ENCODER, DECODER, MODEL].map(graph_file).into_iter();
+    let graphs = GRAPHS.map(graph_file).into_iter();
     let names = graphs.chain(side_files::names().map(str::to_owned));
     for path in names.map(|name| folder.join(name)).filter(|path| path.is_file() && !is_written(path)) {
         note(&format!("{} is of an earlier export, and would be read with this one: remove it", path.display()));

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{Failure, codes::INTERRUPTED, leave::leave, signals::on_end};
+use super::{Failure, codes::INTERRUPTED, leave::leave, report_file::is_stdout, signals::on_end};
 use crate::onnx::Unfinished;
 
 const BEFORE: &str = "interrupted";
@@ -67,7 +67,7 @@ impl Ending {
 
     /// To be made before anything is written; it hears nothing until [`Self::listen`].
     pub(super) fn before<'a>(places: impl IntoIterator<Item = &'a Path>) -> Self {
-        let places = places.into_iter().filter(|place| place.as_os_str() != "-");
+        let places = places.into_iter().filter(|place| !is_stdout(place));
         let state = State { stage: Stage::Working, is_patient: false, is_asked: false, message: BEFORE.into() };
         Self { state: Mutex::new(state), begun: places.map(Unfinished::before).chain([scratch()]).collect() }
     }

@@ -43,7 +43,7 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     check_batch(arguments)?;
     let ending = Ending::at_once([&arguments.model].into_iter().chain(&arguments.report).map(PathBuf::as_path))?;
     keep_apart(&[arguments.report.as_deref()], arguments.inputs())?;
-    let page = arguments.report.as_deref().map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
+    let page = ReportFile::begin(arguments.report.as_deref(), arguments.force)?;
     must_be_open(&arguments.model)?;
     check_ort_options(&[arguments.backend], arguments.library.as_deref(), arguments.threads)?;
     check_lists(arguments)?;
@@ -256,6 +256,7 @@ impl From<ProfileError> for Failure {
         match error {
             ProfileError::Read(error) => error.into(),
             ProfileError::Backend(error) => error.into(),
+            ProfileError::NoGraph(error) => error.into(),
             ProfileError::NoRouting { .. } | ProfileError::Scores { .. } => Self::unsupported(message, again()),
             ProfileError::Missing { path } => {
                 let error = std::io::Error::new(std::io::ErrorKind::NotFound, "there is no such file");

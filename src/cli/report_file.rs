@@ -12,11 +12,25 @@ pub(super) struct ReportFile {
     staging: Staging,
 }
 
+/// What stands for the standard output where a file of results is named.
+pub(super) const STDOUT: &str = "-";
+
+/// Whether `path` is [`STDOUT`].
+pub(super) fn is_stdout(path: &Path) -> bool {
+    path.as_os_str() == STDOUT
+}
+
 impl ReportFile {
-    pub(super) fn begin(path: &Path, force: bool) -> Result<Self, Failure> {
+    /// Begins the file `path`; none where nothing is named, or the standard output.
+    ///
+    /// # Errors
+    ///
+    /// Where there can be no such file, or there is one and `force` is not set.
+    pub(super) fn begin(path: Option<&Path>, force: bool) -> Result<Option<Self>, Failure> {
+        let Some(path) = path.filter(|path| !is_stdout(path)) else { return Ok(None) };
         let (folder, name) = output_place(path)?;
         let staging = Staging::begin(&folder, std::slice::from_ref(&name), force)?;
-        Ok(Self { path: path.into(), name, staging })
+        Ok(Some(Self { path: path.into(), name, staging }))
     }
 
     /// Writes the content, which has its name only after [`Self::commit`].

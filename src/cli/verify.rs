@@ -61,9 +61,8 @@ pub(super) fn verify(
         seed: arguments.seed,
     };
     keep_apart(&[arguments.json.as_deref(), arguments.report.as_deref()], arguments.inputs())?;
-    let report_file = arguments.json.as_deref().filter(|path| path.as_os_str() != "-");
-    let report_file = report_file.map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
-    let page = arguments.report.as_deref().map(|path| ReportFile::begin(path, arguments.force)).transpose()?;
+    let report_file = ReportFile::begin(arguments.json.as_deref(), arguments.force)?;
+    let page = ReportFile::begin(arguments.report.as_deref(), arguments.force)?;
     let progress = VerifyProgress::new();
     let result = verify_watched(&arguments.model, checkpoint, &backends, options, &progress);
     drop(progress);

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::regression::Incomparable;
-use crate::{backend::BackendError, onnx::ReadError, tensor::TensorShapeError};
+use crate::{backend::BackendError, file_names::NoGraph, onnx::ReadError, tensor::TensorShapeError};
 
 /// A benchmark could not be done.
 #[derive(Debug, thiserror::Error)]
@@ -24,12 +24,9 @@ pub enum LatencyError {
     /// The histogram could not be made.
     #[error("the histogram of times: {0}")]
     Histogram(#[from] hdrhistogram::CreationError),
-    /// A path holds no graph.
-    #[error("{} holds no model.onnx, encoder_model.onnx or decoder_model.onnx", .path.display())]
-    NoGraph {
-        /// The folder.
-        path: PathBuf,
-    },
+    /// A folder holds no graph.
+    #[error(transparent)]
+    NoGraph(#[from] NoGraph),
     /// Several models have no graph in common.
     #[error("the models have no part in common: {parts}")]
     NothingInCommon {

@@ -37,7 +37,9 @@ pub use sampler::{Budget, End, Series, nanoseconds};
 pub use shapes::{BATCH, Grid, PAST, SEQUENCE, SOURCE, Sizes, axes, tokens};
 pub use statistics::{Estimate, Summary, Times, median};
 pub use steering::Choice;
-pub use subjects::{Model, PARTS};
+pub use subjects::Model;
+
+pub use crate::file_names::NoGraph;
 
 use contest::Contest;
 use cut::HIDDEN_STATES;

@@ -13,13 +13,10 @@ use super::{
     steering::Choice,
 };
 use crate::{
-    file_names::{DECODER, ENCODER, MODEL, graph_file},
+    file_names::{GRAPHS, MODEL, graphs_in},
     files::name_of,
     onnx::{OnnxFile, read_model},
 };
-
-/// Names of graphs in a folder, without their ending, in the order in which they are timed.
-pub const PARTS: [&str; 3] = [MODEL, ENCODER, DECODER];
 
 /// An exported graph, or the graphs of an exported folder.
 #[derive(Debug, Clone)]
@@ -40,21 +37,15 @@ impl Model {
     /// Where there is none, or one cannot be read.
     pub fn open(path: &Path) -> Result<Self, LatencyError> {
         let label = path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into());
-        let mut parts = Vec::new();
-        if path.is_dir() {
-            for part in PARTS {
-                let file = path.join(graph_file(part));
-                if file.exists() {
-                    parts.push((part.to_owned(), read_model(&file)?));
-                }
-            }
+        let files = if path.is_dir() {
+            graphs_in(path)?
         } else {
-            let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-            let part = PARTS.into_iter().find(|part| *part == stem).unwrap_or(PARTS[0]);
-            parts.push((part.to_owned(), read_model(path)?));
-        }
-        if parts.is_empty() {
-            return Err(LatencyError::NoGraph { path: path.to_path_buf() });
+            let stem = path.file_stem().unwrap_or_default();
+            vec![(GRAPHS.into_iter().find(|part| *part == stem).unwrap_or(MODEL), path.into())]
+        };
+        let mut parts = Vec::new();
+        for (part, file) in files {
+            parts.push((part.to_owned(), read_model(&file)?));
         }
         Ok(Self { label, path: path.to_path_buf(), parts })
     }
@@ -170,7 +161,7 @@ pub(super) fn jobs(models: &[Model], grid: &Grid, choice: &Choice) -> Result<Vec
 /// Parts that every model has; all of them where there is one model.
 pub(super) fn common_parts(models: &[Model]) -> Result<Vec<(String, Vec<Member>)>, LatencyError> {
     let mut common = Vec::new();
-    for part in PARTS {
+    for part in GRAPHS {
         let graph = |model: &Model| model.parts.iter().find(|(name, _)| name == part).map(|(_, file)| file.clone());
         let members: Option<Vec<Member>> = models
             .iter()

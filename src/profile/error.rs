@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{backend::BackendError, onnx::ReadError, tensor::TensorShapeError};
+use crate::{backend::BackendError, file_names::NoGraph, onnx::ReadError, tensor::TensorShapeError};
 
 /// Why a model cannot be profiled.
 #[derive(Debug, thiserror::Error)]
@@ -17,7 +17,10 @@ pub enum ProfileError {
     /// A shape that cannot be.
     #[error(transparent)]
     Shape(#[from] TensorShapeError),
-    /// There is no graph at the path.
+    /// A folder holds no graph.
+    #[error(transparent)]
+    NoGraph(#[from] NoGraph),
+    /// There is no file at the path, or half of a pair is missing.
     #[error("{} is missing", .path.display())]
     Missing {
         /// The file.

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     backend::{Backend, Runner},
-    file_names::{DECODER, ENCODER, MODEL, graph_file},
+    file_names::{DECODER, ENCODER, MODEL, graph_file, graphs_in},
     onnx::{
         OnnxFile,
         proto::tensor_proto::DataType,
@@ -45,11 +45,12 @@ impl Profiler {
     ///
     /// Where a file is missing or broken, shows no routing, or is not taken by `backend`.
     pub fn open(path: &Path, backend: &dyn Backend) -> Result<Self, ProfileError> {
-        let [model, encoder, decoder] = [MODEL, ENCODER, DECODER].map(|stem| path.join(graph_file(stem)));
-        let paths = match path {
-            file if !file.is_dir() => vec![file.to_path_buf()],
-            _ if encoder.exists() || decoder.exists() => vec![encoder, decoder],
-            _ => vec![model],
+        let paths = if path.is_dir() {
+            let is_pair = graphs_in(path)?.iter().any(|(stem, _)| *stem != MODEL);
+            let stems = if is_pair { &[ENCODER, DECODER][..] } else { &[MODEL] };
+            stems.iter().map(|stem| path.join(graph_file(stem))).collect()
+        } else {
+            vec![path.to_path_buf()]
         };
         if let Some(path) = paths.iter().find(|path| matches!(path.try_exists(), Ok(false))) {
             return Err(ProfileError::Missing { path: path.clone() });

@@ -369,7 +369,7 @@ fn bad_shapes_and_empty_grids_are_refused() {
     for (line, parts) in cases {
         scene.refuses(line, 2, parts);
     }
-    scene.refuses("bench ck", 2, &["ck holds no model.onnx"]);
+    scene.refuses("bench ck", 5, &["ck holds no model.onnx"]);
     scene.refuses("bench nowhere.onnx", 5, &["nowhere.onnx"]);
     scene.refuses("bench ck/config.json", 3, &["ck/config.json"]);
 }

@@ -378,7 +378,7 @@ fn a_folder_becomes_a_folder_of_plans() {
     stage.refuses("", &line, 2, &["no size is given to past_sequence"]);
     stage.refuses("", &format!("{line} --dim length=1"), 2, &["`length`, which no input has"]);
     stage.refuses("", "build out -o out.plan", 2, &["out is a folder, and -o names one plan"]);
-    stage.refuses("", "build ck -o plans", 2, &["ck holds no exported graph"]);
+    stage.refuses("", "build ck -o plans", 5, &["ck holds no model.onnx"]);
     stage.accepts("", &format!("{line} --dim past_sequence=0:8:16 --timing-cache timings"));
     let expected =
         ["decoder_model", "encoder_model"].map(|part| [format!("{part}.plan"), format!("{part}.plan.lock.json")]);

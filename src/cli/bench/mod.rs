@@ -22,7 +22,7 @@ use super::{
     interrupt::Ending,
     must_be_open, open_checkpoint, print_aside, print_result,
     progress::{BenchProgress, VerifyProgress},
-    report_file::{ReportFile, commit_all},
+    report_file::{ReportFile, commit_all, is_stdout},
     run::{BackendOptions, backends, check_ort_options},
 };
 use crate::{
@@ -146,8 +146,7 @@ fn timed_ranges(arguments: &BenchArguments, models: &[Model], inputs: Option<&Na
 
 /// What is wrong with the names of outputs, before anything is timed.
 fn check_outputs(arguments: &BenchArguments) -> Result<(), Failure> {
-    let is_stdout = |path: &Option<std::path::PathBuf>| path.as_deref() == Some(Path::new("-"));
-    if is_stdout(&arguments.json) && is_stdout(&arguments.csv) {
+    if [&arguments.json, &arguments.csv].iter().all(|path| path.as_deref().is_some_and(is_stdout)) {
         return Err(Failure::usage("--json and --csv cannot both go to stdout", Some("give one of them a file")));
     }
     keep_apart(&files(arguments), arguments.inputs())
@@ -315,11 +314,8 @@ struct Outputs {
 
 impl Outputs {
     fn begin(arguments: &BenchArguments) -> Result<Self, Failure> {
-        let file = |path: &Option<std::path::PathBuf>| {
-            let path = path.as_deref().filter(|path| path.as_os_str() != "-");
-            path.map(|path| ReportFile::begin(path, arguments.force)).transpose()
-        };
-        Ok(Self { json: file(&arguments.json)?, csv: file(&arguments.csv)?, report: file(&arguments.report)? })
+        let [json, csv, report] = files(arguments).map(|path| ReportFile::begin(path, arguments.force));
+        Ok(Self { json: json?, csv: csv?, report: report? })
     }
 
     /// Prints the result and writes the files; what was measured is not lost where one of them fails.
@@ -345,7 +341,7 @@ impl Outputs {
         changes: Option<&[Change]>,
         json: &dyn Fn() -> String,
     ) -> Result<(), Failure> {
-        let to_stdout = |path: &Option<std::path::PathBuf>| path.as_deref() == Some(Path::new("-"));
+        let to_stdout = |path: &Option<PathBuf>| path.as_deref().is_some_and(is_stdout);
         let changes = changes.map(|changes| text::changes(result, changes, arguments.threshold)).unwrap_or_default();
         if to_stdout(&arguments.json) {
             print_result(&json())?;

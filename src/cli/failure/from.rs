@@ -11,6 +11,7 @@ use crate::{
     cli::codes::{CHECKPOINT, ONNX, WEIGHT},
     engine::{ChoiceError, LockError, PrepareError, ProfileError},
     export::{ExportError, OPSETS, VocabularyError},
+    file_names::NoGraph,
     files::ErrorKind,
     latency::{LatencyError, PAST},
     onnx::{EncodeError, ReadError, WriteError},
@@ -377,6 +378,12 @@ impl From<VerifyError> for Failure {
 /// What makes results of `bench` comparable.
 pub(in crate::cli) const COMPARABLE: &str = "compare results of the same command on the same machine";
 
+impl From<NoGraph> for Failure {
+    fn from(error: NoGraph) -> Self {
+        Self::new(Code::MissingGraph, error.to_string(), Some("give what `moa-export CHECKPOINT -o OUT` wrote"))
+    }
+}
+
 impl From<LatencyError> for Failure {
     fn from(error: LatencyError) -> Self {
         let message = error.to_string();
@@ -386,7 +393,7 @@ impl From<LatencyError> for Failure {
             LatencyError::Backend(error) => return error.into(),
             LatencyError::Incomparable(_) => (Code::Usage, Some(COMPARABLE)),
             LatencyError::Shape(_) | LatencyError::Histogram(_) => (Code::BenchModel, None),
-            LatencyError::NoGraph { .. } => (Code::BenchUsage, Some("give what `moa-export CHECKPOINT -o OUT` wrote")),
+            LatencyError::NoGraph(error) => return error.into(),
             LatencyError::NothingInCommon { .. } => (Code::BenchUsage, Some("compare models of one kind")),
             LatencyError::UnknownAxis { .. } => (Code::BenchUsage, Some("give it with --dim AXIS=N")),
             LatencyError::UnusedAxis { .. } => (Code::BenchUsage, Some("leave out the option that gives it a size")),
