@@ -5,7 +5,8 @@
 prints runs of `cpu_operator.py` as tables: median / least of ours in ms; for each rival the ratio of medians / of the
 fastest calls, and the most that the run's rates or the fastest call of ours allow; shares of sgemm's rate and of the plain read. Goals
 that were met are bold, those that the run's own rates forbid are struck through; with `--limits` those too that the operator's blocks and
-exponentials forbid at their best, which `cargo bench -p moa-kernels --features measure --bench limits -- --json LIMITS.json` measures.
+exponentials forbid at their best, which `cargo bench -p moa-kernels --features measure --bench limits -- --json LIMITS.json` measures;
+of several such files the least of each shape counts.
 
 `--together` prints one table of all runs: the least and the largest median of ours, of the ratios of medians and of the
 most, and in how many runs a goal was met and how many forbid it. It is bold where all met it, and struck through where
@@ -178,36 +179,50 @@ def row(shape, ms, cells):
     return f"| {shape} | {ms} | " + " | ".join(cells + ["-"] * (4 - len(cells))) + " |"
 
 
-def raise_floors(run, least_ms):
-    """Raises the floor of each shape to the least that its kinds of work take one after the other, where that is more.
+def least_work(limits):
+    """By shape, the ms that one thread which is alone needs at least, and whether that is on tiles; the least of all files.
 
-    Products in blocks whose operands are near, then exponentials; or reading, where that takes longer; and a call of the
-    runtime that computes nothing. Blocks and exponentials are the operator's own at their best, so that this bounds its
-    code and not all code. `least_ms` are those of one thread that is alone.
+    Products in blocks whose operands are near, then exponentials; or reading, where that takes longer.
     """
-    for shape, least in least_ms.items():
-        if shape in run["results"]:
-            floor = run["results"][shape]["floor"]
-            work = max(least["blocks"] + least["exponentials"], least["read"] or 0.0)
-            floor["ms"] = max(floor["ms"], floor["empty_ms"] + work / run["machine"]["threads"])
+    work = {}
+    for limit in limits:
+        if limit["threads"] == 1:
+            for shape, least in limit["least_ms"].items():
+                ms = max(least["blocks"] + least["exponentials"], least["read"] or 0.0)
+                work[shape] = min(work.get(shape, ms), ms)
+    return work, any(limit.get("tiles") for limit in limits)
+
+
+def raise_floors(run, work_ms, on_tiles):
+    """Raises the floor of each shape to its least work and a call of the runtime that computes nothing, where that is more.
+
+    Blocks and exponentials are the operator's own at their best, so that this bounds its code and not all code. Tiles
+    multiply faster than anything that a run has timed, so that the run's own rates of products bound nothing there.
+    """
+    for shape in run["results"].keys() & work_ms.keys():
+        floor = run["results"][shape]["floor"]
+        if on_tiles:
+            floor.update(ms=floor["empty_ms"] + floor["parts_ms"]["read"], bound="read")
+        work = floor["empty_ms"] + work_ms[shape] / run["machine"]["threads"]
+        if work > floor["ms"]:
+            floor.update(ms=work, bound="limits")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limits", type=pathlib.Path, metavar="LIMITS.json")
+    parser.add_argument("--limits", type=pathlib.Path, metavar="LIMITS.json", action="append", default=[])
     parser.add_argument("--together", action="store_true")
     parser.add_argument("runs", type=pathlib.Path, nargs="+", metavar="FILE.json")
     args = parser.parse_args()
-    limits = json.loads(args.limits.read_text())["limits"] if args.limits else []
+    limits = [limit for path in args.limits for limit in json.loads(path.read_text())["limits"]]
     runs = {path.name: json.loads(path.read_text()) for path in args.runs}
     values = {name: run["machine"].get("values", "fp32") for name, run in runs.items()}
     if limits and set(values.values()) != {"fp32"}:
         parser.error("--limits: its reads are of four bytes a weight, and a run has weights that two bytes hold")
     if args.together and len(set(values.values())) > 1:
         parser.error(f"--together: the runs have values of {', '.join(f'{kind} ({name})' for name, kind in values.items())}")
-    alone = [limit["least_ms"] for limit in limits if limit["threads"] == 1]
-    for run, least_ms in itertools.product(runs.values(), alone):
-        raise_floors(run, least_ms)
+    for run in runs.values() if limits else ():
+        raise_floors(run, *least_work(limits))
     tables = {name: run["results"] for name, run in runs.items()}
     texts = [together(list(tables.values()))] if args.together else [table(*one) for one in tables.items()]
     for text in texts:

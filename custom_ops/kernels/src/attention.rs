@@ -86,8 +86,8 @@ fn rows_on_tiles(inputs: &AttentionInputs<'_>) -> usize {
 /// The stage that fills `attended [B * T * k, G * D]`, with rows `row_stride` apart: 0 where a token may see no key;
 /// what stands where a token is not routed is unspecified.
 pub(crate) struct Attention<'a> {
-    pub(crate) inputs: AttentionInputs<'a>,
-    pub(crate) panels: Panels<'a>,
+    inputs: AttentionInputs<'a>,
+    panels: Panels<'a>,
     grid: Grid<'a, f32>,
     on_tiles: bool,
 }
@@ -140,16 +140,12 @@ impl Stage for Attention<'_> {
 
 impl Attention<'_> {
     fn attend(&self, rows: &mut Rows, out: &mut Tile<'_, f32>) {
-        match self.on_tiles {
-            true => rows.attend_on_tiles(self, out),
-            false => rows.attend(&self.attending(), out),
-        }
-    }
-
-    /// What rows attend with on vectors.
-    pub(crate) fn attending(&self) -> Attending<'_> {
         let AttentionInputs { isa, queries, head, .. } = self.inputs;
-        Attending { isa, queries, panels: self.panels, head }
+        let with = Attending { isa, queries, panels: self.panels, head };
+        match self.on_tiles {
+            true => rows.attend_on_tiles(&with, out),
+            false => rows.attend(&with, out),
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::attention::{ATTENDED_ROWS, Attention, AttentionInputs, Rows};
+use crate::attention::{ATTENDED_ROWS, Attending, Rows};
 use crate::grid::Tile;
 use crate::key_panels::KEYS_PER_TILE;
 use crate::simd::magnitudes::Magnitudes;
@@ -35,45 +35,45 @@ pub(crate) fn most_rows(head: usize) -> usize {
 
 impl Rows {
     /// [`Rows::attend`] on tiles; rows whose values do not suit, and all where keys or values do not, go to vectors.
-    pub(crate) fn attend_on_tiles(&mut self, stage: &Attention<'_>, out: &mut Tile<'_, f32>) {
-        let [keys, values] = stage.panels.magnitudes(self.pair);
+    pub(crate) fn attend_on_tiles(&mut self, with: &Attending<'_>, out: &mut Tile<'_, f32>) {
+        let [keys, values] = with.panels.magnitudes(self.pair);
         let suit = self.count > 0 && values.suit_weights();
-        let Some(mut unit) = suit.then(|| Unit::new(stage.inputs.isa)).flatten() else {
-            return self.attend(&stage.attending(), out);
+        let Some(mut unit) = suit.then(|| Unit::new(with.isa)).flatten() else {
+            return self.attend(with, out);
         };
-        let (count, head) = (std::mem::take(&mut self.count), stage.inputs.head);
+        let (count, head) = (std::mem::take(&mut self.count), with.head);
         let mut found = [Magnitudes::default(); ATTENDED_ROWS];
-        let left = Left { data: stage.inputs.queries, starts: &self.starts[..count], inner: head };
+        let left = Left { data: with.queries, starts: &self.starts[..count], inner: head };
         unit.split_left(left, 0, head, None, &mut found);
         let suits: [bool; ATTENDED_ROWS] = std::array::from_fn(|row| found[row].suit(keys, head));
         let strip =
             |strip: usize| StripSoftmax::new(&self.seen[count.min(strip * STRIP)..count.min((strip + 1) * STRIP)]);
         let mut strips: [StripSoftmax; STRIPS] = std::array::from_fn(strip);
-        self.visit_strips(stage, &mut unit, &mut strips, &suits, out);
+        self.visit_strips(with, &mut unit, &mut strips, &suits, out);
         drop(unit);
         for row in (0..count).filter(|row| suits[*row]) {
-            stage.inputs.isa.scale(out.row(self.places[row]), 1.0 / strips[row / STRIP].sum[row % STRIP]);
+            with.isa.scale(out.row(self.places[row]), 1.0 / strips[row / STRIP].sum[row % STRIP]);
         }
         let mut others = Rows::new(self.pair);
         for row in (0..count).filter(|row| !suits[*row]) {
             others.push(self.starts[row], self.places[row], self.seen[row]);
         }
-        others.attend(&stage.attending(), out);
+        others.attend(with, out);
     }
 
     /// Takes all keys into the softmax of the strips, and writes the sums of values.
     fn visit_strips(
         &self,
-        stage: &Attention<'_>,
+        with: &Attending<'_>,
         unit: &mut Unit,
         strips: &mut [StripSoftmax; STRIPS],
         suits: &[bool; ATTENDED_ROWS],
         out: &mut Tile<'_, f32>,
     ) {
-        let (pair, AttentionInputs { isa, head, .. }) = (self.pair, stage.inputs);
+        let (pair, Attending { isa, panels: stored, head, .. }) = (self.pair, *with);
         let key_parts = |keys: &Range<usize>| {
             let panels = keys.start / PANEL..keys.end.div_ceil(PANEL);
-            panels.map(|panel| stage.panels.key_parts(pair, panel))
+            panels.map(|panel| stored.key_parts(pair, panel))
         };
         let mut visits = visits(strips.each_ref().map(StripSoftmax::longest));
         let (mut visit, mut place) = (visits.next(), 0);
@@ -93,7 +93,7 @@ impl Rows {
                 strips[*next].begin(keys.clone(), head);
                 &mut strips[*next]
             });
-            let value_parts = (0..head.div_ceil(PANEL)).map(|panel| stage.panels.value_parts(pair, panel, keys.start));
+            let value_parts = (0..head.div_ceil(PANEL)).map(|panel| stored.value_parts(pair, panel, keys.start));
             let sums = unit.mix([rows, keys.len()], value_parts, place, next);
             for ((row, factor), sums) in (strip * STRIP..).zip(&factors[..rows]).zip(sums.chunks(SUM_STRIDE)) {
                 match keys.start {

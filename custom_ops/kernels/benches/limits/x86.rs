@@ -29,11 +29,16 @@ const ROWS: usize = 12;
 /// Most keys that one product with values takes.
 const KEYS: usize = 256;
 
+/// Scores that share an exponential's vector, and those of one visit on tiles.
+const LANES: f64 = 16.0;
+const VISIT: f64 = 32.0 * 256.0;
+
 /// Milliseconds that a call takes at least, by kind of work.
 struct Least {
     /// All products at the rate of registers, and each at that of its blocks.
     products: f64,
     blocks: f64,
+    /// None where blocks of tiles do them beside their products.
     exponentials: f64,
     /// What a call of one token reads: more tokens share it.
     read: Option<f64>,
@@ -94,18 +99,31 @@ impl Shape {
 
     fn least(&self, threads: usize, limits: &Limits) -> Least {
         let ([width, top_k, experts, head], [batch, tokens, past]) = (self.layer, self.call);
-        let rows = batch * tokens * top_k;
+        let (rows, keys) = (batch * tokens * top_k, past + tokens);
         let at = |rate: f64, count: usize| 2e-6 * count as f64 / rate / threads as f64;
+        let tiles = limits.tiles.as_ref().filter(|_| rows >= ROWS * experts);
+        let on_registers = limits.multiply_adds.max(tiles.map_or(0.0, |tiles| tiles.products));
         let rate = |inner: usize, end: End| {
-            let found = limits.blocks.iter().find(|block| (block.0, block.1) == (inner, end));
-            found.filter(|_| rows >= ROWS * experts).map_or(limits.multiply_adds, |block| block.2)
+            let of = |blocks: &[(usize, End, f64)]| {
+                blocks.iter().find(|block| (block.0, block.1) == (inner, end)).map(|block| block.2)
+            };
+            let found = of(&limits.blocks).filter(|_| rows >= ROWS * experts).unwrap_or(limits.multiply_adds);
+            found.max(tiles.and_then(|tiles| of(&tiles.blocks)).unwrap_or(0.0))
         };
         let products = self.products();
+        let [projected, scored, mixed, output] = products.map(|(inner, end, count)| at(rate(inner, end), count));
+        let exponentials = 1e-6 * limits.exponentials * (rows * keys) as f64 / LANES / threads as f64;
+        let attended = tiles.and_then(|tiles| tiles.attention.iter().find(|attention| attention.0 == head));
+        let attended = attended.map(|attention| 1e-6 * attention.1 * (rows * keys) as f64 / VISIT / threads as f64);
+        let (attention, exponentials) = match attended {
+            Some(attended) if attended < scored + mixed + exponentials => (attended, 0.0),
+            _ => (scored + mixed, exponentials),
+        };
         let read = 4 * (width * (experts + 2 * head) + 2 * top_k * width * head + 2 * past * head);
         Least {
-            products: at(limits.multiply_adds, products.iter().map(|product| product.2).sum()),
-            blocks: products.into_iter().map(|(inner, end, count)| at(rate(inner, end), count)).sum(),
-            exponentials: 1e-6 * limits.exponentials * (rows * (past + tokens)) as f64 / 16.0 / threads as f64,
+            products: at(on_registers, products.iter().map(|product| product.2).sum()),
+            blocks: projected + attention + output,
+            exponentials,
             read: (tokens == 1).then(|| 1e-6 * read as f64 / limits.reads[0].2 / threads as f64),
         }
     }
@@ -119,6 +137,15 @@ fn print(threads: usize, limits: &Limits, all: &[(&str, Least)]) {
     }
     println!("  {:38} {:8.3} ns", "16 exponentials, near", limits.exponentials);
     println!("  {:38} {:8.3} ns", "16 scores in the online softmax, near", limits.softmax);
+    if let Some(tiles) = &limits.tiles {
+        println!("  {:38} {:8.1} GFLOP/s", "products on registers of tiles", tiles.products);
+        for (inner, end, rate) in &tiles.blocks {
+            println!("  {:38} {rate:8.1} GFLOP/s", format!("128 x {inner} on tiles, near, {end:?}"));
+        }
+        for (head, ns) in &tiles.attention {
+            println!("  {:38} {ns:8.1} ns", format!("32 rows, 256 keys of {head}, near"));
+        }
+    }
     for (count, len, rate) in &limits.reads {
         println!("  {:38} {rate:8.1} GB/s", format!("read of {count} x {} KiB", len / 256));
     }
@@ -133,18 +160,28 @@ fn print(threads: usize, limits: &Limits, all: &[(&str, Least)]) {
 }
 
 fn record(threads: usize, limits: &Limits, all: &[(&str, Least)]) -> Value {
-    let blocks = limits.blocks.iter().map(|(inner, end, rate)| json!([inner, format!("{end:?}"), rate]));
+    let blocks = |blocks: &[(usize, End, f64)]| -> Vec<Value> {
+        blocks.iter().map(|(inner, end, rate)| json!([inner, format!("{end:?}"), rate])).collect()
+    };
     let least = all.iter().map(|(name, Least { products, blocks, exponentials, read })| {
         let least = json!({ "products": products, "blocks": blocks, "exponentials": exponentials, "read": read });
         ((*name).to_owned(), least)
     });
+    let tiles = limits.tiles.as_ref().map(|tiles| {
+        json!({
+            "products_gflops": tiles.products,
+            "blocks_gflops": blocks(&tiles.blocks),
+            "attention_ns": tiles.attention,
+        })
+    });
     json!({
         "threads": threads,
         "multiply_adds_gflops": limits.multiply_adds,
-        "blocks_gflops": blocks.collect::<Vec<_>>(),
+        "blocks_gflops": blocks(&limits.blocks),
         "exponentials_ns": limits.exponentials,
         "softmax_ns": limits.softmax,
         "reads_gigabytes_per_second": limits.reads,
+        "tiles": tiles,
         "least_ms": least.collect::<serde_json::Map<_, _>>(),
     })
 }

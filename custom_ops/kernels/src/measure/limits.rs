@@ -1,7 +1,11 @@
 //! What bounds a call on this machine: rates of loops that do one kind of work, and of blocks whose operands are near.
 
+mod tiles;
+
 use std::sync::Barrier;
 use std::time::Instant;
+
+pub use tiles::TileLimits;
 
 use crate::buffer::Buffer;
 use crate::grid::Tile;
@@ -64,6 +68,8 @@ pub struct Limits {
     pub softmax: f64,
     /// GB/s of a thread that reads so many matrices of so many elements again and again.
     pub reads: Vec<(usize, usize, f64)>,
+    /// Of AMX tiles, where there are any.
+    pub tiles: Option<TileLimits>,
 }
 
 /// The limits of each of `threads` threads; nothing without AVX2.
@@ -89,6 +95,7 @@ pub fn limits(threads: usize) -> Option<Limits> {
         exponentials: 1e9 * exponentials / (TIMES * EXPONENTIALS / LANES) as f64,
         softmax: 1e9 * softmax_seconds(isa, threads) / (ROWS * KEYS / LANES) as f64,
         reads: READ.map(read).into(),
+        tiles: tiles::limits(threads),
     })
 }
 

@@ -2,8 +2,12 @@
 
 use std::hint::black_box;
 
+use half::bf16;
+
+use super::tiles::Unit;
 use super::{Instructions, Isa};
 
+mod amx;
 mod avx2;
 mod avx512;
 
@@ -42,5 +46,19 @@ impl Loop<'_> {
                 (Self::Read(values), false) => avx2::read(values),
             }
         });
+    }
+}
+
+impl Unit {
+    /// Elements that [`Unit::multiply_on_registers`] reads.
+    pub(crate) const ON_REGISTERS: usize = amx::READ;
+
+    /// `steps` times four products of tiles that stay in registers.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer values than [`Unit::ON_REGISTERS`], or no steps.
+    pub(crate) fn multiply_on_registers(&self, values: &[bf16], steps: usize) {
+        amx::products(&self.tiles, values, steps);
     }
 }

@@ -9,14 +9,11 @@ use std::ops::Range;
 use half::bf16;
 
 use super::amx::Tiles;
-use super::tiles::{Block, PARTS, STEP, STRIP, SUM_STRIDE, Unit, parts_len};
+use super::tiles::{Block, PARTS, PRODUCTS, STEP, STRIP, SUM_STRIDE, Unit, parts_len};
 use super::{LANES, PANEL};
 
 /// Scores of one row that one piece turns into weights.
 pub(super) const PIECE_LEN: usize = 64;
-
-/// Products of parts in an inner step.
-const PRODUCTS: usize = 6;
 
 /// The softmax of a strip of rows over the keys that were visited, and that of one more tile of keys as far as it is
 /// done: for each row its maximum first, then its weights.

@@ -44,14 +44,17 @@ use crate::buffer::Buffer;
 /// Parts of an f32.
 pub(crate) const PARTS: usize = 3;
 
+/// Products of parts that one of f32 takes.
+pub(crate) const PRODUCTS: usize = 6;
+
 /// Rows of a tile.
-pub(super) const TILE: usize = 16;
+pub(crate) const TILE: usize = 16;
 
 /// Rows that one call of the microkernel multiplies.
 pub(crate) const STRIP: usize = 2 * TILE;
 
 /// Inner steps of a tile.
-pub(super) const STEP: usize = 32;
+pub(crate) const STEP: usize = 32;
 
 /// Elements of a tile of parts.
 pub(super) const TILE_LEN: usize = TILE * STEP;
