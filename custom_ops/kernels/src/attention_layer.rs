@@ -4,7 +4,7 @@ use crate::attention::{Attention, AttentionInputs, cut_pairs};
 use crate::cached::{CacheRows, Cached, KeysAndValues};
 use crate::hidden_states::HiddenStates;
 use crate::kernel_scratch::LayerScratch;
-use crate::key_panels::{Cache, Panels, Visible};
+use crate::key_panels::{Cache, KEYS_PER_TILE, Panels, Visible};
 use crate::many_tokens::ManyInputs;
 use crate::output_projection::{Order, OutputInputs, OutputScratch};
 use crate::packed::Packed;
@@ -19,7 +19,10 @@ use crate::{KernelError, attention_tiles, decode, few_tokens, many_tokens, pool,
 
 /// Inputs of the steps after routing and the cache.
 pub(crate) struct AttentionLayer<'a> {
+    /// That of products with weights.
     pub(crate) isa: Isa,
+    /// That of the processor.
+    pub(crate) widest_isa: Isa,
     pub(crate) pool: &'a Counted<'a>,
     /// `[B * T, C]`.
     pub(crate) hidden_states: HiddenStates<'a>,
@@ -134,19 +137,20 @@ impl AttentionLayer<'_> {
         } else {
             let CacheRows { key, value, .. } = cached.widened(wide);
             let cache = Cache { key, value, visible, batch, keys, rows, kv_heads, head };
-            if let Some(cut) = self.blocks_of_many(routing) {
+            let tiles = self.tiles();
+            if let Some(cut) = self.blocks_of_many(routing).filter(|_| tiles.is_none()) {
                 let (pack_keys, pack_values) = panels.stages(cache, self.scale, None);
                 pool::run(pool, &[&pack_keys, &pack_values]);
                 let many_inputs = self.many_inputs(routing, panels.panels(keys, head), visible);
                 return pool::run(pool, &[&many.stage(many_inputs, cut, output)]);
             }
-            let on_tiles = attention_tiles::serves(self.isa, tokens * self.top_k, keys, head);
-            let (pack_keys, pack_values) = panels.stages(cache, self.scale, on_tiles.then_some(self.isa));
+            let (pack_keys, pack_values) = panels.stages(cache, self.scale, tiles);
             pool::run(pool, &[&queries.stage(self.unscaled_queries(), routing), &pack_keys, &pack_values]);
             let inputs = self.attention_inputs(routing, queries.queries(), visible);
-            cut_pairs(bounds, &inputs, on_tiles);
+            let inputs = AttentionInputs { isa: tiles.unwrap_or(self.isa), ..inputs };
+            cut_pairs(bounds, &inputs, tiles.is_some());
             let (panels, out) = (panels.panels(keys, head), attended.take(attended_len));
-            pool::run(pool, &[&Attention::new(inputs, panels, out, bounds, claims, on_tiles)]);
+            pool::run(pool, &[&Attention::new(inputs, panels, out, bounds, claims, tiles.is_some())]);
         }
 
         let outputs = OutputInputs {
@@ -161,6 +165,14 @@ impl AttentionLayer<'_> {
             threads: pool.threads(),
         };
         pool::run(pool, &[&output_scratch.stage(outputs, output)]);
+    }
+
+    /// The instructions of attention where tiles serve it. Tokens may be too few for products with weights on tiles;
+    /// then a whole tile of keys pays for splitting them.
+    fn tiles(&self) -> Option<Isa> {
+        let Self { tokens, top_k, keys, head, .. } = *self;
+        let isa = if keys < KEYS_PER_TILE { self.isa } else { self.widest_isa };
+        attention_tiles::serves(isa, tokens * top_k, keys, head).then_some(isa)
     }
 
     /// Into how many blocks each row of the batch is cut, where there are so many tokens that blocks of them are tasks.

@@ -121,6 +121,7 @@ impl Prepared {
         let router = Awaited::new(router);
         let layer_inputs = AttentionLayer {
             isa,
+            widest_isa: self.isa,
             pool,
             hidden_states,
             query_weight: weights.get(Weight::Query),

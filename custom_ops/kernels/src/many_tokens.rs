@@ -104,8 +104,6 @@ pub(crate) fn blocks(isa: Isa, sizes: Sizes, weights: Geometry) -> Option<usize>
     }
     let tokens_of = |rows: usize| rows.saturating_mul(matrices).div_ceil(top_k);
     let fewest_blocks = tokens.div_ceil(tokens_of(MOST_ROWS).clamp(1, MOST_TOKENS));
-    // Where one thread has been seen, another may have been late.
-    let threads = threads.max(2);
     let shared = |blocks: usize| blocks.next_multiple_of(threads) - blocks <= blocks / IDLE;
     let first = |rows: usize, least: usize| {
         let mut large = (fewest_blocks..).take_while(|count| tokens / count >= tokens_of(rows));
@@ -269,7 +267,6 @@ mod tests {
     #[test]
     fn blocks_of_known_layers() {
         for (sizes, weights, threads, counts) in [
-            ([1, 128, 8], [8, 128, 512], 1, [None, Some(2)]),
             ([1, 128, 8], [8, 128, 512], 2, [None, Some(2)]),
             ([1, 128, 8], [8, 128, 512], 3, [None, Some(3)]),
             ([1, 128, 8], [8, 128, 512], 4, [None, Some(4)]),

@@ -69,8 +69,7 @@ impl Sizes {
     fn task_on_tiles(&self) -> (usize, usize) {
         match self.tokens {
             tokens if tokens > MOST => {
-                // Where one thread has been seen, another may have been late.
-                let enough = SHARE * self.threads.max(2);
+                let enough = SHARE * self.threads;
                 let wide = tokens.div_ceil(MOST) * self.width.div_ceil(16 * PANEL) >= enough;
                 (MOST, if wide { 16 * PANEL } else { 8 * PANEL })
             }
@@ -240,13 +239,13 @@ mod tests {
     #[test]
     fn tasks_on_tiles_are_wide_where_threads_have_two_each() {
         for ([tokens, width, threads], task) in [
-            ([1024, 512, 1], (256, 512)),
             ([1024, 512, 2], (256, 512)),
             ([1024, 512, 3], (256, 256)),
             ([2048, 512, 4], (256, 512)),
             ([2048, 512, 5], (256, 256)),
             ([512, 2048, 4], (256, 512)),
-            ([257, 512, 1], (256, 256)),
+            ([257, 512, 3], (256, 256)),
+            ([257, 512, 2], (256, 256)),
             ([256, 512, 2], (128, 128)),
             ([256, 2048, 2], (128, 256)),
             ([95, 512, 2], (64, 128)),

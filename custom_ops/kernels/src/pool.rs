@@ -41,10 +41,10 @@ impl<'a> Counted<'a> {
         Self { pool, seen: [const { AtomicUsize::new(0) }; MOST_THREADS], most }
     }
 
-    /// Threads that may be expected to take part; at least 1.
+    /// Threads that may be expected to take part; at least 2, since where one has been seen another may have been late.
     pub(crate) fn threads(&self) -> usize {
         let seen = self.seen.iter().take_while(|name| name.load(Ordering::Relaxed) != 0).count();
-        self.most.fetch_max(seen, Ordering::Relaxed).max(seen).max(1)
+        self.most.fetch_max(seen, Ordering::Relaxed).max(seen).max(2)
     }
 
     /// Counts this thread where it is new.
@@ -290,8 +290,8 @@ mod tests {
             assert_eq!(*stage.0.lock().unwrap(), vec![2; total]);
             counted.threads()
         };
-        assert_eq!(after(&Sequential, 0), 1);
-        assert_eq!(after(&Sequential, 9), 1);
+        assert_eq!(after(&Sequential, 0), 2);
+        assert_eq!(after(&Sequential, 9), 2);
         assert_eq!(after(&Crowd, 2), 4);
         assert_eq!(after(&Sequential, 5), 4);
         assert_eq!(after(&Crowd, 4), 8);

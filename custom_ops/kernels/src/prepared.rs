@@ -28,10 +28,10 @@ pub enum Weight {
 /// Number of [`Weight`]s.
 const WEIGHTS: usize = 5;
 
-/// Fewest tokens whose products go to AMX tiles where each takes some of the experts and weights need all bits of an
-/// f32: with fewer, splitting the weights of an expert costs what tiles gain, and more in noisy minutes of a shared
+/// Fewest tokens whose products go to AMX tiles where weights need all bits of an f32, if each token takes all experts,
+/// or some: with fewer, splitting the weights of an expert costs what tiles gain, and more in noisy minutes of a shared
 /// machine.
-const FEWEST_ON_TILES: usize = 192;
+const FEWEST_ON_TILES: [usize; 2] = [96, 192];
 
 /// Most scratch memories that are kept for later calls.
 const KEPT: usize = 8;
@@ -173,7 +173,7 @@ impl Prepared {
             Some(_) => self.wide[weight as usize],
             None => needs_four_bytes(data),
         };
-        let few = self.isa.has_tiles() && tokens < FEWEST_ON_TILES && top_k < experts;
+        let few = self.isa.has_tiles() && tokens < FEWEST_ON_TILES[usize::from(top_k < experts)];
         if few && given.into_iter().any(is_wide) { self.isa.without_tiles() } else { self.isa }
     }
 

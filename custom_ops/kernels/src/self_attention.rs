@@ -178,6 +178,7 @@ impl Prepared {
         );
         let layer_inputs = AttentionLayer {
             isa: call.isa,
+            widest_isa: self.isa,
             pool: call.pool,
             hidden_states: call.hidden_states,
             query_weight: weights.get(Weight::Query),

@@ -118,8 +118,12 @@ fn levels_of_instructions_agree_on_large_layers() {
         let found = case.compute_with(&pack(&case, Instructions::Avx512), &Sequential);
         assert_eq!(found.topk_indices, best.topk_indices, "the router is computed on vectors everywhere");
         let is_other = bits(&found.output) != bits(&best.output);
-        let SelfAttentionDims { batch, tokens, experts, top_k, .. } = case.dims;
-        assert!(!is_other || batch * tokens >= 192 || top_k == experts, "few routed tokens are computed on vectors");
+        let SelfAttentionDims { batch, tokens, past, experts, top_k, .. } = case.dims;
+        let fewest = if top_k == experts { 96 } else { 192 };
+        assert!(
+            !is_other || batch * tokens >= fewest || past + tokens >= 256,
+            "few tokens and keys are computed on vectors"
+        );
         on_tiles += usize::from(is_other);
         assert_close("output", &found.output, &widen(&best.output), 3e-5);
         assert_close("present_key", &found.present_key, &widen(&best.present_key), 1e-5);
@@ -133,21 +137,31 @@ fn round_where(rounds: bool, weights: &mut [f32]) {
     weights.iter_mut().filter(|_| rounds).for_each(|weight| *weight = half::bf16::from_f32(*weight).to_f32());
 }
 
-/// Few routed tokens go to tiles where two bytes hold the weights, and whether they are packed makes no difference.
+/// Few tokens go to tiles where two bytes hold the weights or where there are many keys, and whether weights are packed
+/// makes no difference.
 #[test]
-fn few_routed_tokens_go_to_tiles_by_their_weights() {
+fn few_tokens_go_to_tiles_by_their_weights_and_keys() {
     if !has_tiles() {
         return;
     }
     let mut random = Random(1);
-    let dims = SelfAttentionDims { batch: 1, tokens: 120, experts: 4, top_k: 3, head: 128, ..large_dims(&mut random) };
-    for (rounds, on_tiles) in [(false, false), (true, true)] {
+    for ([tokens, past, top_k], rounds, on_tiles) in [
+        ([120, 0, 3], false, false),
+        ([120, 0, 3], true, true),
+        ([120, 135, 3], false, false),
+        ([120, 136, 3], false, true),
+        ([95, 0, 4], false, false),
+        ([96, 0, 4], false, true),
+    ] {
+        let sizes = large_dims(&mut random);
+        let dims = SelfAttentionDims { batch: 1, tokens, past, experts: 4, top_k, head: 128, ..sizes };
         let mut case = case_of(&mut random, dims);
         for weights in [&mut case.query_weight, &mut case.kv_weight, &mut case.output_weight] {
             round_where(rounds, weights);
         }
         let compute = |limit| bits(&case.compute_with(&pack(&case, limit), &Sequential).output);
-        assert_eq!(compute(Instructions::Amx) != compute(Instructions::Avx512), on_tiles, "rounded: {rounds}");
+        let differs = compute(Instructions::Amx) != compute(Instructions::Avx512);
+        assert_eq!(differs, on_tiles, "{tokens} tokens behind {past}, {top_k} of 4 experts, rounded: {rounds}");
         assert_eq!(bits(&case.compute(&Sequential).output), compute(Instructions::Amx));
     }
 }
