@@ -5,7 +5,6 @@ mod from;
 pub(super) use from::COMPARABLE;
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use super::codes::Code;
 use crate::backend::BackendError;
@@ -93,8 +92,8 @@ impl Failure {
         if is_input { failure.of_file(path) } else { failure }
     }
 
-    pub(super) fn exit_code(&self) -> ExitCode {
-        ExitCode::from(self.code.exit())
+    pub(super) fn code(&self) -> Code {
+        self.code
     }
 
     /// One `error` line and at most one `help` line on stderr.

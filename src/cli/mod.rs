@@ -63,22 +63,26 @@ pub fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| {
         *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = panic.to_string();
     }));
-    let outcome = std::panic::catch_unwind(|| {
+    let outcome = caught(|| {
         let matches = with_negative_numbers(Arguments::command()).try_get_matches_from(typed());
         match matches.and_then(|matches| Arguments::from_arg_matches(&matches)) {
             Ok(arguments) => dispatch(arguments),
             Err(error) => usage(&error),
         }
     });
-    let outcome =
-        outcome.unwrap_or_else(|_| Err(Failure::bug(&LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner))));
     match outcome {
         Ok(code) => code,
         Err(failure) => {
             failure.print();
-            failure.exit_code()
+            ExitCode::from(failure.code().exit())
         }
     }
+}
+
+/// What `run` returns; where it panics, that this is a bug of ours.
+fn caught<T>(run: impl FnOnce() -> Result<T, Failure> + std::panic::UnwindSafe) -> Result<T, Failure> {
+    let outcome = std::panic::catch_unwind(run);
+    outcome.unwrap_or_else(|_| Err(Failure::bug(&LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner))))
 }
 
 /// The words of the command line; `help --help` is `--help`, which clap's own command `help` does not know.
@@ -310,6 +314,14 @@ mod tests {
     fn names_give_a_terminal_no_orders() {
         assert_eq!(visible("größe\tone\n"), "größe\tone\n");
         assert_eq!(visible("a\u{1b}]0;b\u{7}\u{9b}31m\r\n"), "a\\u{1b}]0;b\\u{7}\\u{9b}31m\\r\n");
+    }
+
+    #[test]
+    fn what_breaks_is_a_bug_that_is_to_be_reported() {
+        let failure = caught(|| -> Result<(), _> { panic!("an invariant does not hold") }).unwrap_err();
+        assert_eq!(failure.code().exit(), 70);
+        assert!(failure.message.starts_with("moa-export broke, which is a bug of ours"), "{}", failure.message);
+        assert_eq!(caught(|| Ok(3)).ok(), Some(3));
     }
 
     #[test]

@@ -140,9 +140,12 @@ fn what_cannot_be_profiled_is_refused() {
             "MOA-E0316",
             "short.ids: input `encoder_attention_mask`",
         ),
+        ("profile ck --inputs pairs.tsv", 5, "MOA-E0518", "ck holds no model.onnx"),
     ] {
         scene.refuses(line, code, &[number, says]);
     }
+    std::fs::remove_file(scene.path("out/encoder_model.onnx")).unwrap();
+    scene.refuses("profile out --inputs pairs.tsv", 5, &["MOA-E0501", "out/encoder_model.onnx"]);
 }
 
 #[test]

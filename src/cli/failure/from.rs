@@ -380,7 +380,8 @@ pub(in crate::cli) const COMPARABLE: &str = "compare results of the same command
 
 impl From<NoGraph> for Failure {
     fn from(error: NoGraph) -> Self {
-        Self::new(Code::MissingGraph, error.to_string(), Some("give what `moa-export CHECKPOINT -o OUT` wrote"))
+        let help = "give an .onnx file, or the folder that `moa-export CHECKPOINT -o OUT` wrote";
+        Self::new(Code::MissingGraph, error.to_string(), Some(help))
     }
 }
 
