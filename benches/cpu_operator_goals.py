@@ -1,12 +1,12 @@
 """What the operator should reach, and the most that the highest rates of a run allow.
 
-    python3 benches/cpu_operator_goals.py [--limits LIMITS.json] [--together] benches/results/FILE.json ...
+    python3 benches/cpu_operator_goals.py [--limits LIMITS.json]... [--together] benches/results/FILE.json ...
 
 prints runs of `cpu_operator.py` as tables: median / least of ours in ms; for each rival the ratio of medians / of the
 fastest calls, and the most that the run's rates or the fastest call of ours allow; shares of sgemm's rate and of the plain read. Goals
 that were met are bold, those that the run's own rates forbid are struck through; with `--limits` those too that the operator's blocks and
 exponentials forbid at their best, which `cargo bench -p moa-kernels --features measure --bench limits -- --json LIMITS.json` measures;
-of several such files the least of each shape counts.
+of several such files the least of each shape counts, and a run's rates of products count no more where they know tiles.
 
 `--together` prints one table of all runs: the least and the largest median of ours, of the ratios of medians and of the
 most, and in how many runs a goal was met and how many forbid it. It is bold where all met it, and struck through where
@@ -180,7 +180,7 @@ def row(shape, ms, cells):
 
 
 def least_work(limits):
-    """By shape, the ms that one thread which is alone needs at least, and whether that is on tiles; the least of all files.
+    """By shape, the ms that one thread which is alone needs at least, the least of all files, and whether it may use tiles.
 
     Products in blocks whose operands are near, then exponentials; or reading, where that takes longer.
     """
@@ -189,23 +189,24 @@ def least_work(limits):
         if limit["threads"] == 1:
             for shape, least in limit["least_ms"].items():
                 ms = max(least["blocks"] + least["exponentials"], least["read"] or 0.0)
-                work[shape] = min(work.get(shape, ms), ms)
-    return work, any(limit.get("tiles") for limit in limits)
+                work[shape] = min(work.get(shape, (ms,))[0], ms), least.get("tiles", False)
+    return work
 
 
-def raise_floors(run, work_ms, on_tiles):
+def raise_floors(run, work):
     """Raises the floor of each shape to its least work and a call of the runtime that computes nothing, where that is more.
 
     Blocks and exponentials are the operator's own at their best, so that this bounds its code and not all code. Tiles
-    multiply faster than anything that a run has timed, so that the run's own rates of products bound nothing there.
+    multiply faster than anything that a run has timed, so that the run's own rates of products bound no shape that may
+    use them.
     """
-    for shape in run["results"].keys() & work_ms.keys():
-        floor = run["results"][shape]["floor"]
+    for shape in run["results"].keys() & work.keys():
+        floor, (ms, on_tiles) = run["results"][shape]["floor"], work[shape]
         if on_tiles:
             floor.update(ms=floor["empty_ms"] + floor["parts_ms"]["read"], bound="read")
-        work = floor["empty_ms"] + work_ms[shape] / run["machine"]["threads"]
-        if work > floor["ms"]:
-            floor.update(ms=work, bound="limits")
+        least = floor["empty_ms"] + ms / run["machine"]["threads"]
+        if least > floor["ms"]:
+            floor.update(ms=least, bound="limits")
 
 
 def main():
@@ -222,7 +223,7 @@ def main():
     if args.together and len(set(values.values())) > 1:
         parser.error(f"--together: the runs have values of {', '.join(f'{kind} ({name})' for name, kind in values.items())}")
     for run in runs.values() if limits else ():
-        raise_floors(run, *least_work(limits))
+        raise_floors(run, least_work(limits))
     tables = {name: run["results"] for name, run in runs.items()}
     texts = [together(list(tables.values()))] if args.together else [table(*one) for one in tables.items()]
     for text in texts:

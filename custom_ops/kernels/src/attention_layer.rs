@@ -1,6 +1,6 @@
 //! What both attention operators do once keys and values are known.
 
-use crate::attention::{Attention, AttentionInputs, cut_pairs};
+use crate::attention::{ATTENDED_ROWS, Attention, AttentionInputs, cut_pairs};
 use crate::cached::{CacheRows, Cached, KeysAndValues};
 use crate::hidden_states::HiddenStates;
 use crate::kernel_scratch::LayerScratch;
@@ -17,11 +17,15 @@ use crate::simd::{FewKeys, Isa};
 use crate::waiting_inputs::WaitingInputs;
 use crate::{KernelError, attention_tiles, decode, few_tokens, many_tokens, pool, single_token};
 
+/// Fewest query rows, which share the splitting of keys, and keys that attention takes to tiles where products with
+/// weights have too few tokens for these.
+const APART: [usize; 2] = [2 * ATTENDED_ROWS, 4 * KEYS_PER_TILE];
+
 /// Inputs of the steps after routing and the cache.
 pub(crate) struct AttentionLayer<'a> {
     /// That of products with weights.
     pub(crate) isa: Isa,
-    /// That of the processor.
+    /// The most that the node may use.
     pub(crate) widest_isa: Isa,
     pub(crate) pool: &'a Counted<'a>,
     /// `[B * T, C]`.
@@ -167,12 +171,12 @@ impl AttentionLayer<'_> {
         pool::run(pool, &[&output_scratch.stage(outputs, output)]);
     }
 
-    /// The instructions of attention where tiles serve it. Tokens may be too few for products with weights on tiles;
-    /// then a whole tile of keys pays for splitting them.
+    /// The instructions of attention where tiles serve it.
     fn tiles(&self) -> Option<Isa> {
         let Self { tokens, top_k, keys, head, .. } = *self;
-        let isa = if keys < KEYS_PER_TILE { self.isa } else { self.widest_isa };
-        attention_tiles::serves(isa, tokens * top_k, keys, head).then_some(isa)
+        let rows = tokens * top_k;
+        let isa = if rows >= APART[0] && keys >= APART[1] { self.widest_isa } else { self.isa };
+        attention_tiles::serves(isa, rows, keys, head).then_some(isa)
     }
 
     /// Into how many blocks each row of the batch is cut, where there are so many tokens that blocks of them are tasks.

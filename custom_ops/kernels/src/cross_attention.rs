@@ -9,7 +9,7 @@ use crate::hidden_states::HiddenStates;
 use crate::kernel_scratch::{BorderScratch, Scratch};
 use crate::packed::{Geometry, WeightData};
 use crate::pool::{Awaited, Counted};
-use crate::prepared::{Prepared, Weight};
+use crate::prepared::{FewestOnTiles, Prepared, Weight};
 use crate::routing::RouterInputs;
 use crate::scalar::Scalar;
 use crate::{KernelError, ThreadPool};
@@ -97,7 +97,7 @@ impl Prepared {
         let Scratch { routing, weights, layer, output, border, .. } = scratch;
         let BorderScratch { hidden_states: hidden, bias, output: result } = border;
         let given = [(Weight::Query, inputs.query_weight), (Weight::Output, inputs.output_weight)];
-        let isa = self.isa_of(batch * tokens, [top_k, experts], given);
+        let isa = self.isa_of(FewestOnTiles::ATTENTION, batch * tokens, [top_k, experts], given);
         let hidden_states = HiddenStates::new(isa, inputs.hidden_states, width, hidden);
         let weights = self.weights(
             weights,

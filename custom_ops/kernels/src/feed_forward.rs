@@ -11,7 +11,7 @@ use crate::kernel_scratch::{BorderScratch, Scratch};
 use crate::output_projection::{Order, OutputInputs};
 use crate::packed::{Geometry, Packed, WeightData};
 use crate::pool::{Counted, Stage};
-use crate::prepared::{Prepared, Weight};
+use crate::prepared::{FewestOnTiles, Prepared, Weight};
 use crate::routing::{ExpertTiles, RouterInputs, Routing};
 use crate::row_stride::row_stride;
 use crate::rows::{IN_ORDER, RowProduct, TILE_ROWS, task_columns};
@@ -94,7 +94,7 @@ impl Prepared {
         let Scratch { routing, weights, hidden: hidden_scratch, output, border, .. } = scratch;
         let BorderScratch { hidden_states, bias, output: result, .. } = border;
         let given = [(Weight::Input, inputs.input_weight), (Weight::Output, inputs.output_weight)];
-        let isa = self.isa_of(batch * tokens, [top_k, experts], given);
+        let isa = self.isa_of(FewestOnTiles::FEED_FORWARD, batch * tokens, [top_k, experts], given);
         let hidden_states = HiddenStates::new(isa, inputs.hidden_states, width, hidden_states);
         let blocks = if attributes.gated { 2 } else { 1 };
         let weights = self.weights(

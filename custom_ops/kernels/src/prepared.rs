@@ -28,10 +28,20 @@ pub enum Weight {
 /// Number of [`Weight`]s.
 const WEIGHTS: usize = 5;
 
-/// Fewest tokens whose products go to AMX tiles where weights need all bits of an f32, if each token takes all experts,
-/// or some: with fewer, splitting the weights of an expert costs what tiles gain, and more in noisy minutes of a shared
-/// machine.
-const FEWEST_ON_TILES: [usize; 2] = [96, 192];
+/// Fewest tokens whose products go to AMX tiles where weights need all bits of an f32: with fewer, splitting the weights
+/// of an expert costs what tiles gain, and more in noisy minutes of a shared machine.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FewestOnTiles {
+    /// Where each token takes some of the experts.
+    some: usize,
+    /// Where each takes all.
+    all: usize,
+}
+
+impl FewestOnTiles {
+    pub(crate) const ATTENTION: Self = Self { some: 192, all: 96 };
+    pub(crate) const FEED_FORWARD: Self = Self { some: 192, all: 0 };
+}
 
 /// Most scratch memories that are kept for later calls.
 const KEPT: usize = 8;
@@ -165,6 +175,7 @@ impl Prepared {
     /// a weight is stored in, and whether it is packed already, makes no difference.
     pub(crate) fn isa_of(
         &self,
+        fewest: FewestOnTiles,
         tokens: usize,
         [top_k, experts]: [usize; 2],
         given: [(Weight, WeightData<'_>); 2],
@@ -173,7 +184,7 @@ impl Prepared {
             Some(_) => self.wide[weight as usize],
             None => needs_four_bytes(data),
         };
-        let few = self.isa.has_tiles() && tokens < FEWEST_ON_TILES[usize::from(top_k < experts)];
+        let few = self.isa.has_tiles() && tokens < if top_k < experts { fewest.some } else { fewest.all };
         if few && given.into_iter().any(is_wide) { self.isa.without_tiles() } else { self.isa }
     }
 

@@ -9,7 +9,7 @@ use crate::kernel_scratch::{BorderScratch, CacheScratch, Scratch};
 use crate::kv_cache::{CacheInputs, CacheSizes, Caches, Past, destination};
 use crate::packed::{Geometry, WeightData};
 use crate::pool::{Awaited, Counted};
-use crate::prepared::{CallWeights, Prepared, Weight};
+use crate::prepared::{CallWeights, FewestOnTiles, Prepared, Weight};
 use crate::rope::{Rotary, RotaryInputs};
 use crate::routing::{ByExpert, Router, RouterInputs, RoutingScratch};
 use crate::scalar::Scalar;
@@ -144,7 +144,7 @@ impl Prepared {
         let rotary = RotaryInputs { cos_cache, sin_cache, position_ids };
         let rotary = Rotary::new(rotary, dims.batch, dims.tokens, dims.head)?;
         let given = [(Weight::Query, inputs.query_weight), (Weight::Output, inputs.output_weight)];
-        let isa = self.isa_of(dims.batch * dims.tokens, [dims.top_k, dims.experts], given);
+        let isa = self.isa_of(FewestOnTiles::ATTENTION, dims.batch * dims.tokens, [dims.top_k, dims.experts], given);
         self.with_scratch(|scratch| {
             let mut hidden = std::mem::take(&mut scratch.border.hidden_states);
             let hidden_states = HiddenStates::new(isa, inputs.hidden_states, dims.width, &mut hidden);

@@ -38,8 +38,10 @@ struct Least {
     /// All products at the rate of registers, and each at that of its blocks.
     products: f64,
     blocks: f64,
-    /// None where blocks of tiles do them beside their products.
+    /// 0 where attention on tiles does them beside its products.
     exponentials: f64,
+    /// Whether products may go to tiles.
+    tiles: bool,
     /// What a call of one token reads: more tokens share it.
     read: Option<f64>,
 }
@@ -124,6 +126,7 @@ impl Shape {
             products: at(on_registers, products.iter().map(|product| product.2).sum()),
             blocks: projected + attention + output,
             exponentials,
+            tiles: tiles.is_some(),
             read: (tokens == 1).then(|| 1e-6 * read as f64 / limits.reads[0].2 / threads as f64),
         }
     }
@@ -153,7 +156,7 @@ fn print(threads: usize, limits: &Limits, all: &[(&str, Least)]) {
         "  {:18} {:>10} {:>10} {:>14} {:>8}",
         "least of a call, ms", "products", "in blocks", "exponentials", "read"
     );
-    for (name, Least { products, blocks, exponentials, read }) in all {
+    for (name, Least { products, blocks, exponentials, read, .. }) in all {
         let read = read.map_or("-".into(), |read| format!("{read:.4}"));
         println!("  {name:18} {products:>11.4} {blocks:>10.4} {exponentials:>14.4} {read:>8}");
     }
@@ -163,8 +166,15 @@ fn record(threads: usize, limits: &Limits, all: &[(&str, Least)]) -> Value {
     let blocks = |blocks: &[(usize, End, f64)]| -> Vec<Value> {
         blocks.iter().map(|(inner, end, rate)| json!([inner, format!("{end:?}"), rate])).collect()
     };
-    let least = all.iter().map(|(name, Least { products, blocks, exponentials, read })| {
-        let least = json!({ "products": products, "blocks": blocks, "exponentials": exponentials, "read": read });
+    let least = all.iter().map(|(name, least)| {
+        let Least { products, blocks, exponentials, read, tiles } = least;
+        let least = json!({
+            "products": products,
+            "blocks": blocks,
+            "exponentials": exponentials,
+            "read": read,
+            "tiles": tiles,
+        });
         ((*name).to_owned(), least)
     });
     let tiles = limits.tiles.as_ref().map(|tiles| {
