@@ -28,8 +28,8 @@ pub enum Weight {
 /// Number of [`Weight`]s.
 const WEIGHTS: usize = 5;
 
-/// Fewest tokens whose products go to AMX tiles where weights need all bits of an f32: with fewer, splitting the weights
-/// of an expert costs what tiles gain, and more in noisy minutes of a shared machine.
+/// Fewest tokens whose products go to AMX tiles where weights need all bits of an f32: with fewer, splitting the
+/// weights of an expert costs what tiles gain, and more in noisy minutes of a shared machine.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FewestOnTiles {
     /// Where each token takes some of the experts.
