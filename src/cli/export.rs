@@ -1,6 +1,9 @@
 //! `moa-export CHECKPOINT -o OUT`.
 
-use std::{path::Path, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use moa_graphs::{Form, Options, Precision};
 use moa_schema::GateMode;
@@ -207,7 +210,9 @@ fn text(report: &ExportReport, arguments: &ExportArguments) -> String {
     if !arguments.verify {
         let ExportArguments { output, checkpoint, config, .. } = arguments;
         let config = config.as_deref().map(path_word).map(|path| path.map(|path| format!(" --config {path}")));
-        let paths = [output, checkpoint].map(|path| path_word(path));
+        // A file is not found again under a name with a slash behind it.
+        let output = output.components().collect::<PathBuf>();
+        let paths = [&output, checkpoint].map(|path| path_word(path));
         // A path that is no text is shown otherwise than it is, so there is no command to copy.
         if let ([Some(output), Some(checkpoint)], Some(config)) = (paths, config.unwrap_or_else(|| Some(String::new())))
         {

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     backend::{OrtOperators, OrtOptions},
+    file_names::graphs_in,
     generate::{
         GenerateError, Hypothesis, NodeTime, Profile, SearchOptions, Stop, Translator, TranslatorOptions,
         holds_causal_lm,
@@ -41,6 +42,7 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
         return generate_text::run(arguments);
     }
     if let Some(flag) = arguments.text.given() {
+        graphs_in(&arguments.folder)?;
         let message = format!("{flag} is for causal language models, and {} holds another", arguments.folder.display());
         let help = match flag {
             "--max-new" => "leave it out: --max-len-a and --max-len-b say how long a translation may become",

@@ -10,10 +10,10 @@ use moa_graphs::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{SideFile, SideFileOptions, library_name};
+use super::{LARGEST, SideFile, SideFileOptions, library_name};
 use crate::{
     file_names::{CONFIG, GENAI_CONFIG, GENERATION_CONFIG},
-    text::{Keys, TOKENIZER_FILE, TextError},
+    text::{Keys, TOKENIZER_FILE, TextError, read_bytes},
 };
 
 /// Written for every model.
@@ -31,9 +31,6 @@ pub(super) const COPIED: [&str; 9] = [
     "merges.txt",
     "chat_template.jinja",
 ];
-
-/// Larger files are no part of a tokenizer.
-const LARGEST: u64 = 1 << 28;
 
 /// Ids of a JetMoE configuration that names none.
 const DEFAULT_BOS: i64 = 1;
@@ -205,14 +202,9 @@ fn file(name: &str, value: &Value) -> SideFile {
 
 fn copied(folder: &Path, name: &str) -> Result<Option<SideFile>, TextError> {
     let path = folder.join(name);
-    let io = |source| TextError::Io { path: path.clone(), source };
     // A link that leads nowhere is a file that is missing, not one that was left out.
     if !path.is_file() && path.symlink_metadata().is_err() {
         return Ok(None);
     }
-    if path.metadata().map_err(io)?.len() > LARGEST {
-        return Err(TextError::Limit { path, limit: LARGEST });
-    }
-    let bytes = fs::read(&path).map_err(io)?;
-    Ok(Some(SideFile { name: name.into(), bytes }))
+    Ok(Some(SideFile { name: name.into(), bytes: read_bytes(&path, LARGEST)? }))
 }

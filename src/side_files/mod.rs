@@ -4,7 +4,7 @@ mod causal_lm;
 mod translation;
 
 use std::{
-    env, fs,
+    env,
     path::{Path, PathBuf},
 };
 
@@ -13,7 +13,13 @@ pub(crate) use translation::side_files;
 
 pub use translation::VocabularyError;
 
-use crate::{files::folder_of, text::TextError};
+use crate::{
+    files::folder_of,
+    text::{TextError, read_bytes},
+};
+
+/// Bytes that a file which is copied may have: a tokenizer, a dictionary or a library has fewer.
+const LARGEST: u64 = 1 << 28;
 
 /// Which files to put beside the graphs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -64,6 +70,5 @@ fn library_name() -> String {
 /// The operator library, where one is to be copied.
 pub(crate) fn library(options: &SideFileOptions) -> Result<Option<SideFile>, TextError> {
     let Some(path) = &options.operator_library else { return Ok(None) };
-    let bytes = fs::read(path).map_err(|source| TextError::Io { path: path.clone(), source })?;
-    Ok(Some(SideFile { name: library_name(), bytes }))
+    Ok(Some(SideFile { name: library_name(), bytes: read_bytes(path, LARGEST)? }))
 }

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use moa_graphs::{families::Config, model::EncoderDecoder};
 
-use super::{SideFile, SideFileOptions};
-use crate::text::{BpeCodes, CONFIG_FILE, Dictionary, GenerationConfig, Segmentation, TextError};
+use super::{LARGEST, SideFile, SideFileOptions};
+use crate::text::{BpeCodes, CONFIG_FILE, Dictionary, GenerationConfig, Segmentation, TextError, read_bytes};
 
 const DICTIONARY: &str = "dict.txt";
 const SOURCE_DICTIONARY: &str = "dict.source.txt";
@@ -43,8 +43,9 @@ impl SideFileOptions {
     }
 }
 
+/// The file, or whatever else has its name: reading it tells what is wrong with it.
 fn file_in(folder: &Path, name: &str) -> Option<PathBuf> {
-    Some(folder.join(name)).filter(|path| path.is_file())
+    Some(folder.join(name)).filter(|path| path.symlink_metadata().is_ok())
 }
 
 /// Why vocabulary files do not belong to a model.
@@ -110,8 +111,7 @@ pub(crate) fn side_files(
     };
     let mut result = Vec::new();
     for (name, path) in &written {
-        let bytes = std::fs::read(path).map_err(|source| TextError::Io { path: path.into(), source })?;
-        result.push(SideFile { name: (*name).into(), bytes });
+        result.push(SideFile { name: (*name).into(), bytes: read_bytes(path, LARGEST)? });
     }
     let last = written.iter().rev().find(|(name, _)| *name != CODES).map_or(DICTIONARY, |(name, _)| name);
     let mut generation = GenerationConfig::fairseq(segmentation, written[0].0, last);

@@ -61,17 +61,22 @@ pub(super) fn is_there(path: &Path) -> Result<bool, TextError> {
 
 /// The text of a regular file of at most `limit` bytes.
 pub(crate) fn read_text(path: &Path, limit: u64) -> Result<String, TextError> {
+    String::from_utf8(read_bytes(path, limit)?).map_err(|error| {
+        let place = error.utf8_error().valid_up_to();
+        TextError::malformed(path, format!("byte {place} is not UTF-8: this is no text file"))
+    })
+}
+
+/// The bytes of a regular file of at most `limit` bytes: a pipe may never begin, and a device never end.
+pub(crate) fn read_bytes(path: &Path, limit: u64) -> Result<Vec<u8>, TextError> {
     let io = |source| TextError::Io { path: path.into(), source };
     if !path.metadata().map_err(io)?.is_file() {
         return Err(TextError::malformed(path, "not a regular file"));
     }
     let mut bytes = Vec::new();
     File::open(path).map_err(io)?.take(limit + 1).read_to_end(&mut bytes).map_err(io)?;
-    if bytes.len() as u64 > limit {
-        return Err(TextError::Limit { path: path.into(), limit });
+    match bytes.len() as u64 > limit {
+        true => Err(TextError::Limit { path: path.into(), limit }),
+        false => Ok(bytes),
     }
-    String::from_utf8(bytes).map_err(|error| {
-        let place = error.utf8_error().valid_up_to();
-        TextError::malformed(path, format!("byte {place} is not UTF-8: this is no text file"))
-    })
 }

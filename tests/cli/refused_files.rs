@@ -232,4 +232,21 @@ fn side_files_that_lead_nowhere_are_missing() {
         scene.refuses("ck -o out", 5, &[name, "No such file"]);
         fs::remove_file(scene.path("ck").join(name)).unwrap();
     }
+    let scene = Scene::with_fixture("nmt");
+    symlink("nowhere", scene.path("ck/dict.txt")).unwrap();
+    scene.refuses("ck -o out", 5, &["dict.txt", "No such file"]);
+}
+
+/// A device never ends, and a pipe may never begin.
+#[test]
+fn side_files_that_are_no_files_are_not_read() {
+    for (fixture, names) in [("jetmoe/bf16", &["tokenizer.json", "tokenizer.model"][..]), ("nmt", &["dict.txt"])] {
+        let scene = Scene::with_fixture(fixture);
+        for name in names {
+            let path = scene.path("ck").join(name);
+            symlink("/dev/zero", &path).unwrap();
+            scene.refuses("ck -o out", 3, &[name, "not a regular file"]);
+            fs::remove_file(path).unwrap();
+        }
+    }
 }

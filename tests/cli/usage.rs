@@ -262,4 +262,5 @@ fn options_that_would_be_ignored_are_refused() {
     ] {
         scene.refuses(&line, 2, &[part, "help: "]);
     }
+    scene.refuses("generate ck --input 5 --token-ids", 5, &["MOA-E0518", "ck holds no model.onnx"]);
 }

@@ -14,6 +14,10 @@ use crate::{
 const SOURCE_VOCABULARY: &[&str] = &["src_vocab_size", "vocab_size"];
 const TARGET_VOCABULARY: &[&str] = &["tgt_vocab_size", "vocab_size"];
 
+/// Keys of special ids, and what fairseq's dictionaries have.
+const SPECIAL_IDS: [(&str, usize); 4] =
+    [("bos_token_id", 0), ("eos_token_id", 2), ("unk_token_id", 3), ("decoder_start_token_id", 2)];
+
 const ENCODER_TOKENS: &str = "encoder.embed_tokens.weight";
 const DECODER_TOKENS: &str = "decoder.embed_tokens.weight";
 const OUTPUT: &str = "decoder.output_projection.weight";
@@ -27,6 +31,7 @@ pub(super) fn import<A: StackAttention>(
     let encoder = Stack::new(config, Side::Encoder, "encoder", "max_source_positions", options)?;
     let decoder = Stack::new(config, Side::Decoder, "decoder", "max_target_positions", options)?;
     check_decoder_widths(config, decoder.width)?;
+    check_generation(config)?;
     let mut importer = Importer::new(config, tensors);
     let embeddings = Embeddings::new(config)?;
     let embedding = encoder.embedding(config, &mut importer, embeddings.encoder, SOURCE_VOCABULARY)?;
@@ -99,6 +104,23 @@ fn check_decoder_widths(config: &Config, width: usize) -> Result<(), ImportError
         }
     }
     Ok(())
+}
+
+/// What a translation is made by: the special ids are those of every fairseq dictionary, whatever else a configuration
+/// says, and a sequence has an end beside its first token.
+fn check_generation(config: &Config) -> Result<(), ImportError> {
+    for (key, id) in SPECIAL_IDS {
+        let found = config.id_or(key, id)?;
+        if found != id {
+            return Err(config.unsupported(format!("\"{key}\": {found}, which is {id} in every fairseq dictionary")));
+        }
+    }
+    for key in ["max_source_positions", "max_target_positions"] {
+        if config.optional_size(key)? == Some(1) {
+            return Err(config.invalid(key, "at least 2"));
+        }
+    }
+    config.flag_or("left_pad_source", true).map(drop)
 }
 
 /// The first of `keys` that the configuration has must agree with the embedding.

@@ -380,8 +380,7 @@ pub(in crate::cli) const COMPARABLE: &str = "compare results of the same command
 
 impl From<NoGraph> for Failure {
     fn from(error: NoGraph) -> Self {
-        let help = "give an .onnx file, or the folder that `moa-export CHECKPOINT -o OUT` wrote";
-        Self::new(Code::MissingGraph, error.to_string(), Some(help))
+        Self::new(Code::MissingGraph, error.to_string(), Some("give what `moa-export CHECKPOINT -o OUT` wrote"))
     }
 }
 
