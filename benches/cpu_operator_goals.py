@@ -222,8 +222,9 @@ def main():
         parser.error("--limits: its reads are of four bytes a weight, and a run has weights that two bytes hold")
     if args.together and len(set(values.values())) > 1:
         parser.error(f"--together: the runs have values of {', '.join(f'{kind} ({name})' for name, kind in values.items())}")
-    for run in runs.values() if limits else ():
-        raise_floors(run, least_work(limits))
+    work = least_work(limits)
+    for run in runs.values():
+        raise_floors(run, work)
     tables = {name: run["results"] for name, run in runs.items()}
     texts = [together(list(tables.values()))] if args.together else [table(*one) for one in tables.items()]
     for text in texts:

@@ -10,7 +10,7 @@ use moa_graphs::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{LARGEST, SideFile, SideFileOptions, library_name};
+use super::{LARGEST, SideFile, SideFileOptions, file_in, library_name};
 use crate::{
     file_names::{CONFIG, GENAI_CONFIG, GENERATION_CONFIG},
     text::{Keys, TOKENIZER_FILE, TextError, read_bytes},
@@ -201,10 +201,6 @@ fn file(name: &str, value: &Value) -> SideFile {
 }
 
 fn copied(folder: &Path, name: &str) -> Result<Option<SideFile>, TextError> {
-    let path = folder.join(name);
-    // A link that leads nowhere is a file that is missing, not one that was left out.
-    if !path.is_file() && path.symlink_metadata().is_err() {
-        return Ok(None);
-    }
+    let Some(path) = file_in(folder, name) else { return Ok(None) };
     Ok(Some(SideFile { name: name.into(), bytes: read_bytes(&path, LARGEST)? }))
 }

@@ -62,6 +62,12 @@ pub(crate) struct SideFile {
     pub(crate) bytes: Vec<u8>,
 }
 
+/// The file, or whatever else has its name: reading it tells what is wrong with it. A link that leads nowhere is a file
+/// that is missing, not one that was left out.
+fn file_in(folder: &Path, name: &str) -> Option<PathBuf> {
+    Some(folder.join(name)).filter(|path| path.symlink_metadata().is_ok())
+}
+
 /// Name of the operator library on this system.
 fn library_name() -> String {
     format!("{}moa_ort{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX)

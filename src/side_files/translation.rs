@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use moa_graphs::{families::Config, model::EncoderDecoder};
 
-use super::{LARGEST, SideFile, SideFileOptions};
+use super::{LARGEST, SideFile, SideFileOptions, file_in};
 use crate::text::{BpeCodes, CONFIG_FILE, Dictionary, GenerationConfig, Segmentation, TextError, read_bytes};
 
 const DICTIONARY: &str = "dict.txt";
@@ -41,11 +41,6 @@ impl SideFileOptions {
         let pair = of_language(SOURCE_LANGUAGE).zip(of_language(TARGET_LANGUAGE)).map(<[PathBuf; 2]>::from);
         pair.or_else(|| file_in(folder, DICTIONARY).map(|path| [path.clone(), path]))
     }
-}
-
-/// The file, or whatever else has its name: reading it tells what is wrong with it.
-fn file_in(folder: &Path, name: &str) -> Option<PathBuf> {
-    Some(folder.join(name)).filter(|path| path.symlink_metadata().is_ok())
 }
 
 /// Why vocabulary files do not belong to a model.

@@ -136,7 +136,7 @@ impl AttentionLayer<'_> {
         if decode::serves(tokens, self.top_k, head) {
             let cached = if self.reads_stored() { cached } else { Cached::F32(cached.widened(wide)) };
             pool::run(pool, &[&queries.stage(self.query_inputs(), routing)]);
-            let inputs = self.attention_inputs(routing, queries.queries(), visible);
+            let inputs = self.attention_inputs(self.isa, routing, queries.queries(), visible);
             pool::run(pool, &[&decode.stage(inputs, cached, keys, attended.take(attended_len))]);
         } else {
             let CacheRows { key, value, .. } = cached.widened(wide);
@@ -150,8 +150,7 @@ impl AttentionLayer<'_> {
             }
             let (pack_keys, pack_values) = panels.stages(cache, self.scale, tiles);
             pool::run(pool, &[&queries.stage(self.unscaled_queries(), routing), &pack_keys, &pack_values]);
-            let inputs = self.attention_inputs(routing, queries.queries(), visible);
-            let inputs = AttentionInputs { isa: tiles.unwrap_or(self.isa), ..inputs };
+            let inputs = self.attention_inputs(tiles.unwrap_or(self.isa), routing, queries.queries(), visible);
             cut_pairs(bounds, &inputs, tiles.is_some());
             let (panels, out) = (panels.panels(keys, head), attended.take(attended_len));
             pool::run(pool, &[&Attention::new(inputs, panels, out, bounds, claims, tiles.is_some())]);
@@ -203,11 +202,12 @@ impl AttentionLayer<'_> {
 
     fn attention_inputs<'b>(
         &self,
+        isa: Isa,
         routing: Routing<'b>,
         queries: &'b [f32],
         visible: &'b Visible,
     ) -> AttentionInputs<'b> {
-        let Self { isa, causal_past, batch, tokens, kv_heads, head, .. } = *self;
+        let Self { causal_past, batch, tokens, kv_heads, head, .. } = *self;
         AttentionInputs { isa, routing, queries, visible, causal_past, batch, tokens, kv_heads, head }
     }
 

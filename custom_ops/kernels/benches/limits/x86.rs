@@ -31,7 +31,7 @@ const KEYS: usize = 256;
 
 /// Scores that share an exponential's vector, and those of one visit on tiles.
 const LANES: f64 = 16.0;
-const VISIT: f64 = 32.0 * 256.0;
+const VISIT: f64 = 32.0 * KEYS as f64;
 
 /// Milliseconds that a call takes at least, by kind of work.
 struct Least {
@@ -103,13 +103,14 @@ impl Shape {
         let ([width, top_k, experts, head], [batch, tokens, past]) = (self.layer, self.call);
         let (rows, keys) = (batch * tokens * top_k, past + tokens);
         let at = |rate: f64, count: usize| 2e-6 * count as f64 / rate / threads as f64;
-        let tiles = limits.tiles.as_ref().filter(|_| rows >= ROWS * experts);
+        let are_whole = rows >= ROWS * experts;
+        let tiles = limits.tiles.as_ref().filter(|_| are_whole);
         let on_registers = limits.multiply_adds.max(tiles.map_or(0.0, |tiles| tiles.products));
         let rate = |inner: usize, end: End| {
             let of = |blocks: &[(usize, End, f64)]| {
                 blocks.iter().find(|block| (block.0, block.1) == (inner, end)).map(|block| block.2)
             };
-            let found = of(&limits.blocks).filter(|_| rows >= ROWS * experts).unwrap_or(limits.multiply_adds);
+            let found = of(&limits.blocks).filter(|_| are_whole).unwrap_or(limits.multiply_adds);
             found.max(tiles.and_then(|tiles| of(&tiles.blocks)).unwrap_or(0.0))
         };
         let products = self.products();
