@@ -15,7 +15,9 @@ use moa_export::onnx::proto::tensor_proto::DataType::{Double, Float, Int32, Int6
 use moa_export::onnx::proto::{AttributeProto, TensorProto};
 use moa_export::onnx::read::OnnxFile;
 use moa_export::tensor::{NamedTensors, Tensor, TensorData};
-use support_onnx::{external_weight, file, function, graph, import, model, node, node_of, value, weight, write};
+use support_onnx::{
+    external_weight, feed_forward_model, file, function, graph, import, model, node, node_of, value, weight, write,
+};
 
 fn backends() -> Vec<Box<dyn Backend>> {
     assert!(std::env::var_os(RUNTIME_VARIABLE).is_some(), "set {RUNTIME_VARIABLE} to libonnxruntime for this test");
@@ -124,7 +126,7 @@ fn every_element_type_passes_through() {
     check(&file, &[(inputs, expected)]);
 }
 
-fn function_model(with_body: bool) -> ModelProto {
+fn function_model() -> ModelProto {
     let calls =
         vec![node_of("ai.moa", "Twice", &["x", ""], &["", "m"]), node_of("ai.moa", "Twice", &["m"], &["kept", "y"])];
     let body = vec![node("Identity", &["a"], &["copy"]), node("Add", &["a", "a"], &["sum"])];
@@ -135,15 +137,13 @@ fn function_model(with_body: bool) -> ModelProto {
         vec![],
     ));
     model.opset_import.push(import("ai.moa", 1));
-    if with_body {
-        model.functions.push(function("ai.moa", "Twice", &["a", "absent"], &["copy", "sum"], body));
-    }
+    model.functions.push(function("ai.moa", "Twice", &["a", "absent"], &["copy", "sum"], body));
     model
 }
 
 #[test]
 fn functions_run_where_there_is_no_operator_library() {
-    let (_folder, file) = file(&function_model(true));
+    let (_folder, file) = file(&function_model());
     let inputs = named(&[("x", &f32s(&[2], &[1.0, 2.0]))]);
     let expected = named(&[("y", &f32s(&[2], &[4.0, 8.0])), ("kept", &f32s(&[2], &[2.0, 4.0]))]);
     for backend in backends().into_iter().skip(1) {
@@ -154,12 +154,12 @@ fn functions_run_where_there_is_no_operator_library() {
 
 #[test]
 fn an_operator_without_body_needs_the_library() {
-    let (_folder, file) = file(&function_model(false));
+    let (_folder, file) = file(&feed_forward_model());
     let [library, bodies, tract] = backends().try_into().unwrap_or_else(|_| panic!("three backends"));
     for backend in [bodies, tract] {
         let error = backend.load(&file).err().expect("a fused model loaded");
         assert_eq!(error.kind(), BackendErrorKind::Unsupported, "{}: {error}", backend.name());
-        assert!(error.to_string().contains("Twice has no body"), "{error}");
+        assert!(error.to_string().contains("MoEFeedForward has no body"), "{error}");
         assert!(error.help().is_some());
     }
     if find_operator_library(None).is_err() {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod contract;
 mod hostile;
 #[path = "../support_onnx/mod.rs"]
 mod support_onnx;

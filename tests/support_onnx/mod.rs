@@ -4,11 +4,12 @@
 
 use std::path::{Path, PathBuf};
 
+use moa_export::onnx::proto::attribute_proto::AttributeType;
 use moa_export::onnx::proto::tensor_proto::{DataLocation, DataType};
 use moa_export::onnx::proto::tensor_shape_proto::{Dimension, dimension};
 use moa_export::onnx::proto::{
-    FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto, TensorProto,
-    TensorShapeProto, TypeProto, ValueInfoProto, type_proto,
+    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto,
+    TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, type_proto,
 };
 use moa_export::onnx::read::{OnnxFile, read_model};
 use prost::Message;
@@ -27,6 +28,29 @@ pub(crate) fn node(op_type: &str, input: &[&str], output: &[&str]) -> NodeProto 
 /// A node of another domain.
 pub(crate) fn node_of(domain: &str, op_type: &str, input: &[&str], output: &[&str]) -> NodeProto {
     NodeProto { domain: domain.into(), ..node(op_type, input, output) }
+}
+
+/// An attribute of type `INT`.
+pub(crate) fn int(name: &str, value: i64) -> AttributeProto {
+    AttributeProto { name: name.into(), r#type: AttributeType::Int as i32, i: Some(value), ..AttributeProto::default() }
+}
+
+/// An attribute of type `STRING`.
+pub(crate) fn text(name: &str, value: &str) -> AttributeProto {
+    let (kind, s) = (AttributeType::String as i32, Some(value.into()));
+    AttributeProto { name: name.into(), r#type: kind, s, ..AttributeProto::default() }
+}
+
+/// `y = MoEFeedForward(x, r, i, o)`, without a body.
+pub(crate) fn feed_forward_model() -> ModelProto {
+    let mut feed_forward = node_of("ai.moa", "MoEFeedForward", &["x", "r", "i", "o"], &["y"]);
+    feed_forward.attribute =
+        vec![int("top_k", 2), text("gate_mode", "topk_softmax"), text("activation", "silu"), int("gated", 1)];
+    let inputs = ["x", "r", "i", "o"].map(|name| value(name, DataType::Float, &[]));
+    let outputs = vec![value("y", DataType::Float, &[])];
+    let mut model = model(graph(vec![feed_forward], inputs.to_vec(), outputs, Vec::new()));
+    model.opset_import.push(import("ai.moa", 1));
+    model
 }
 
 fn texts(names: &[&str]) -> Vec<String> {

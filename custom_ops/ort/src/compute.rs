@@ -5,11 +5,11 @@ use moa_kernels::{
     SelfAttentionInputs, SelfAttentionOutputs, ThreadPool,
 };
 use moa_schema::{
-    CrossAttentionAttributes, CrossAttentionDims, FeedForwardAttributes, FeedForwardDims, SelfAttentionAttributes,
-    SelfAttentionDims, ShapeError, cross_attention as cross, feed_forward as ffn, self_attention as own,
+    Attributes, CrossAttentionAttributes, CrossAttentionDims, FeedForwardAttributes, FeedForwardDims,
+    SelfAttentionAttributes, SelfAttentionDims, ShapeError, cross_attention as cross, feed_forward as ffn,
+    self_attention as own,
 };
 
-use crate::attributes::Attributes;
 use crate::failure::{Failure, catch};
 use crate::ffi::{Activation, Call, Inputs};
 

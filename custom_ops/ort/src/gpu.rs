@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use moa_cuda::{Element, Options};
 use moa_cuda_driver::{BoundPlan, Buffers, Caches, Context, Driver, Error, KernelSet, Node, Stream, find_archive};
+use moa_schema::Attributes;
 
-use crate::attributes::Attributes;
 use crate::failure::{Failure, Fault};
 use crate::ffi::{DeviceCall, DeviceMemory};
 
@@ -25,13 +25,12 @@ impl From<Error> for Failure {
     }
 }
 
-impl From<&Attributes> for Node {
-    fn from(attributes: &Attributes) -> Self {
-        match *attributes {
-            Attributes::SelfAttention(attributes) => Self::SelfAttention(attributes, Caches::Shared),
-            Attributes::CrossAttention(attributes) => Self::CrossAttention(attributes),
-            Attributes::FeedForward(attributes) => Self::FeedForward(attributes),
-        }
+/// The node for the driver; caches may be shared.
+const fn node_of(attributes: &Attributes) -> Node {
+    match *attributes {
+        Attributes::SelfAttention(attributes) => Node::SelfAttention(attributes, Caches::Shared),
+        Attributes::CrossAttention(attributes) => Node::CrossAttention(attributes),
+        Attributes::FeedForward(attributes) => Node::FeedForward(attributes),
     }
 }
 
@@ -97,14 +96,14 @@ impl GpuKernel {
             kernels.load(element)?;
             state.kernels = Some(kernels);
         }
-        Ok(Self { node: attributes.into(), element, state: Mutex::new(state) })
+        Ok(Self { node: node_of(attributes), element, state: Mutex::new(state) })
     }
 
     /// As [`Self::new`], with kernels that are given.
     #[cfg(test)]
     pub(crate) fn with_kernels(attributes: &Attributes, element: Element, kernels: Arc<KernelSet>) -> Self {
         let state = State { kernels: Some(kernels), ..State::default() };
-        Self { node: attributes.into(), element, state: Mutex::new(state) }
+        Self { node: node_of(attributes), element, state: Mutex::new(state) }
     }
 
     /// Shapes of the first input of every plan that is kept, the longest unused first.

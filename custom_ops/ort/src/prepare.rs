@@ -1,9 +1,8 @@
 //! Weights that never change, packed when the kernel of a node is created.
 
 use moa_kernels::{Prepared, ScratchPool, Weight, WeightData};
-use moa_schema::{cross_attention as cross, feed_forward as ffn, self_attention as own};
+use moa_schema::{Attributes, cross_attention as cross, feed_forward as ffn, self_attention as own};
 
-use crate::attributes::Attributes;
 use crate::ffi::Shape;
 
 /// A constant input.

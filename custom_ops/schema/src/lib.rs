@@ -45,10 +45,12 @@
 //! is the memory of past: elsewhere such a mask is one that its user forgot to extend. The TensorRT plugin refuses it
 //! ([`SelfAttentionDims::new`]), and the bodies of standard operators end with an error.
 
+mod attributes;
 mod operator;
 mod panic;
 mod shape;
 
+pub use attributes::{AttributeError, AttributeSource, Attributes};
 pub use operator::{
     Attribute, AttributeKind, CROSS_ATTENTION, ElementType, FEED_FORWARD, FloatType, FloatTypes, OPERATORS, Operator,
     Parameter, SELF_ATTENTION, cross_attention, feed_forward, self_attention,

@@ -118,6 +118,16 @@ pub enum AttributeKind {
     String,
 }
 
+impl fmt::Display for AttributeKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Int => "INT",
+            Self::Float => "FLOAT",
+            Self::String => "STRING",
+        })
+    }
+}
+
 const fn required(name: &'static str, element: ElementType, shape: &'static str) -> Parameter {
     Parameter { name, element, shape, optional: false }
 }

@@ -4,6 +4,7 @@
 //! the strictest reader does: nodes are sorted, every value has one definition, every tensor has one data field of
 //! the right size, and external data is one regular file beside the model.
 
+mod contract;
 mod error;
 mod external;
 mod limits;

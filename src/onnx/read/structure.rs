@@ -6,7 +6,7 @@ use moa_schema::{DOMAIN, OPSET_VERSION};
 
 use super::error::{Fault, shown};
 use super::tensor::{self, External};
-use super::{MAX_IR_VERSION, MAX_OPSET_VERSION};
+use super::{MAX_IR_VERSION, MAX_OPSET_VERSION, contract};
 use crate::onnx::proto::attribute_proto::AttributeType;
 use crate::onnx::proto::tensor_shape_proto::dimension;
 use crate::onnx::proto::{
@@ -17,8 +17,6 @@ const MIN_IR_VERSION: i64 = 3;
 const MAX_GRAPH_DEPTH: usize = 16;
 const MAX_CALL_DEPTH: usize = 64;
 const NEWER: &str = "export the model again with a lower --opset, or use a newer version of this program";
-const OTHER_OPERATORS: &str =
-    "export again with this version of moa-export, or use program and library of the version that wrote the model";
 
 /// Domain, name and overload of a function.
 type FunctionKey<'a> = (&'a str, &'a str, &'a str);
@@ -35,7 +33,7 @@ pub(super) fn check(model: &ModelProto) -> Result<(), Fault> {
     }
     let domains = imported_domains(&model.opset_import)?;
     check_functions(&model.functions)?;
-    Scope { domains, function: None, names: Vec::new() }.graph(graph)
+    Scope { domains, functions: &model.functions, function: None, names: Vec::new() }.graph(graph)
 }
 
 fn check_ir_version(version: i64) -> Result<(), Fault> {
@@ -97,11 +95,7 @@ fn imported_domains(imports: &[OperatorSetIdProto]) -> Result<HashSet<&str>, Fau
             return Err(Fault::unsupported(text).help(NEWER));
         }
         if domain == DOMAIN && import.version != OPSET_VERSION {
-            let text = format!(
-                "version {} of the operators {DOMAIN}; this program and its library have version {OPSET_VERSION}",
-                import.version
-            );
-            return Err(Fault::unsupported(text).help(OTHER_OPERATORS));
+            return Err(contract::other_version(&import.version.to_string()));
         }
     }
     if domains.is_empty() {
@@ -140,7 +134,7 @@ fn check_function(function: &FunctionProto) -> Result<(), Fault> {
         }
     }
     let domains = imported_domains(&function.opset_import).map_err(within)?;
-    let mut scope = Scope { domains, function: Some(attributes), names: vec![HashSet::new()] };
+    let mut scope = Scope { domains, functions: &[], function: Some(attributes), names: vec![HashSet::new()] };
     scope.function_body(function).map_err(within)
 }
 
@@ -223,6 +217,8 @@ pub fn for_each_node<'a>(nodes: &'a [NodeProto], visit: &mut impl FnMut(&'a Node
 /// What a node may refer to.
 struct Scope<'a> {
     domains: HashSet<&'a str>,
+    /// Functions of the model; none in a function, whose nodes have attributes that only a call tells.
+    functions: &'a [FunctionProto],
     /// Attribute names of the function whose body this is.
     function: Option<HashSet<&'a str>>,
     /// Values defined so far, one set for each graph from the outermost to the current.
@@ -332,6 +328,11 @@ impl<'a> Scope<'a> {
             self.attribute(attribute)?;
         }
         check_permutation(node)?;
+        if self.function.is_none() {
+            let has_body =
+                |function: &FunctionProto| (&function.domain, &function.name) == (&node.domain, &node.op_type);
+            contract::check(node, self.functions.iter().any(has_body))?;
+        }
         node.output.iter().filter(|output| !output.is_empty()).try_for_each(|output| self.define(output))
     }
 

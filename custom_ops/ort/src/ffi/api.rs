@@ -7,12 +7,11 @@ use std::ffi::{CStr, CString, c_char};
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null, null_mut};
 
-use moa_schema::{FloatTypes, Parameter};
+use moa_schema::{AttributeSource, FloatTypes, Parameter};
 use ort_sys::{OrtApi, OrtApiBase, OrtErrorCode, OrtKernelInfo, OrtStatusPtr, OrtValue};
 
 use super::call::read_floats;
 use super::shape::{Shape, checked_shape};
-use crate::attributes::AttributeSource;
 use crate::failure::{Failure, Fault};
 use crate::prepare::Constant;
 

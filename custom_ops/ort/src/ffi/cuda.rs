@@ -12,7 +12,7 @@ use ort_sys::{OrtApi, OrtCustomOp, OrtKernelContext, OrtKernelInfo, OrtStatusPtr
 use super::api::{Api, KernelInfo};
 use super::device_call::DeviceCall;
 use super::library::{Entry, or_else};
-use crate::attributes::{Attributes, check_inputs, check_version};
+use crate::attributes;
 use crate::failure::catch;
 use crate::gpu::GpuKernel;
 
@@ -96,8 +96,7 @@ unsafe extern "system" fn create(
         // SAFETY: the runtime passes what was registered and the info of the kernel being created.
         let (entry, info) = unsafe { (cuda_entry(op), KernelInfo::new(api, info)) };
         let (operator, types, node) = (&entry.entry.operator, entry.entry.types, info.node_name());
-        let written_for_us = check_version(&info).and_then(|()| check_inputs(&info));
-        let attributes = written_for_us.and_then(|()| Attributes::read(operator, &info));
+        let attributes = attributes::read(operator, &info);
         let made = attributes.and_then(|attributes| GpuKernel::new(&attributes, entry.element));
         let gpu = made.map_err(|failure| failure.at_node(operator.name, &node))?;
         Ok(Box::new(CudaKernel { api, operator, types, node, gpu }))

@@ -6,7 +6,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use half::f16;
 use moa_kernels::Prepared;
-use moa_schema::{FloatType, FloatTypes, OPERATORS, OPSET_VERSION, Operator, Parameter};
+use moa_schema::{Attributes, FloatType, FloatTypes, OPERATORS, OPSET_VERSION, Operator, Parameter};
 use ort_sys::{
     ONNXTensorElementDataType, OrtApi, OrtApiBase, OrtCustomOp, OrtCustomOpDomain,
     OrtCustomOpInputOutputCharacteristic, OrtKernelContext, OrtKernelInfo, OrtMemType, OrtSessionOptions, OrtStatusPtr,
@@ -15,10 +15,9 @@ use ort_sys::{
 use super::api::{API_VERSION, Api, KernelInfo, Support, ort};
 use super::call::{Call, element_code};
 use super::shape::Shape;
-use crate::attributes::{Attributes, check_inputs, check_version};
-use crate::compute;
 use crate::failure::{Failure, catch};
 use crate::prepare::prepare;
+use crate::{attributes, compute};
 
 /// The answer about a parameter that there is not.
 const UNKNOWN: ONNXTensorElementDataType = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
@@ -274,8 +273,7 @@ unsafe extern "system" fn create(
         // SAFETY: the runtime passes what was registered and the info of the kernel being created.
         let (entry, info) = unsafe { (entry(op), KernelInfo::new(api, info)) };
         let (operator, types, node) = (&entry.operator, entry.types, info.node_name());
-        let written_for_us = check_version(&info).and_then(|()| check_inputs(&info));
-        let attributes = written_for_us.and_then(|()| Attributes::read(operator, &info));
+        let attributes = attributes::read(operator, &info);
         let attributes = attributes.map_err(|failure| failure.at_node(operator.name, &node))?;
         let prepared = prepare(&attributes, &|index| info.constant(index, &operator.inputs[index], types));
         let shapes = operator.inputs.iter().enumerate();

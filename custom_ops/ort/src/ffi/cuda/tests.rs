@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use moa_cuda::{Parameters, entry_points};
 use moa_cuda_driver::KernelSet;
 use moa_cuda_fake::{Fake, archive};
-use moa_schema::{FEED_FORWARD, GateMode, SELF_ATTENTION, SelfAttentionAttributes};
+use moa_schema::{Attributes, FEED_FORWARD, GateMode, SELF_ATTENTION, SelfAttentionAttributes};
 use ort_sys::{ONNXTensorElementDataType, OrtAllocator, OrtMemoryInfo, OrtValue};
 
 use super::super::api::Status;

@@ -1,0 +1,228 @@
+//! Attributes of a node, read from whatever holds them.
+
+use std::fmt;
+
+use crate::{
+    Activation, AttributeKind, CROSS_ATTENTION, CrossAttentionAttributes, FEED_FORWARD, FeedForwardAttributes,
+    GateMode, Operator, SELF_ATTENTION, SelfAttentionAttributes,
+};
+
+/// Where attributes come from; `None` where the node has none of that name and type.
+pub trait AttributeSource {
+    /// An attribute of type `INT`.
+    fn int(&self, name: &str) -> Option<i64>;
+    /// An attribute of type `FLOAT`.
+    fn float(&self, name: &str) -> Option<f32>;
+    /// An attribute of type `STRING`.
+    fn string(&self, name: &str) -> Option<String>;
+}
+
+/// An attribute is missing, or has a value that its operator does not take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AttributeError(String);
+
+impl fmt::Display for AttributeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for AttributeError {}
+
+/// The attributes of one node.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Attributes {
+    /// Those of [`SELF_ATTENTION`].
+    SelfAttention(SelfAttentionAttributes),
+    /// Those of [`CROSS_ATTENTION`].
+    CrossAttention(CrossAttentionAttributes),
+    /// Those of [`FEED_FORWARD`].
+    FeedForward(FeedForwardAttributes),
+}
+
+impl Attributes {
+    /// Reads what `operator` declares.
+    ///
+    /// # Errors
+    ///
+    /// Where an attribute is missing, of another type or out of range, or `operator` is none of [`crate::OPERATORS`].
+    pub fn read(operator: &Operator, source: &dyn AttributeSource) -> Result<Self, AttributeError> {
+        let reader = Reader { source };
+        match operator.name {
+            name if name == SELF_ATTENTION.name => Ok(Self::SelfAttention(SelfAttentionAttributes {
+                top_k: reader.count("top_k")?,
+                kv_num_heads: reader.count("kv_num_heads")?,
+                causal: reader.flag("causal")?,
+                scale: reader.finite("scale")?,
+                gate_mode: reader.gate_mode()?,
+                skip_padded_queries: reader.flag("skip_padded_queries")?,
+            })),
+            name if name == CROSS_ATTENTION.name => Ok(Self::CrossAttention(CrossAttentionAttributes {
+                top_k: reader.count("top_k")?,
+                kv_num_heads: reader.count("kv_num_heads")?,
+                scale: reader.finite("scale")?,
+                gate_mode: reader.gate_mode()?,
+                skip_padded_queries: reader.flag("skip_padded_queries")?,
+            })),
+            name if name == FEED_FORWARD.name => Ok(Self::FeedForward(FeedForwardAttributes {
+                top_k: reader.count("top_k")?,
+                gate_mode: reader.gate_mode()?,
+                activation: reader.activation()?,
+                gated: reader.flag("gated")?,
+            })),
+            name => Err(AttributeError(format!("{name} is no operator of {}", crate::DOMAIN))),
+        }
+    }
+}
+
+/// Characters of a text that an error shows.
+const LONGEST_SHOWN: usize = 64;
+
+struct Reader<'a> {
+    source: &'a dyn AttributeSource,
+}
+
+impl Reader<'_> {
+    fn int(&self, name: &str) -> Result<i64, AttributeError> {
+        self.source.int(name).ok_or_else(|| missing(name, AttributeKind::Int))
+    }
+
+    fn count(&self, name: &str) -> Result<usize, AttributeError> {
+        let value = self.int(name)?;
+        match usize::try_from(value) {
+            Ok(count) if count > 0 => Ok(count),
+            _ => Err(AttributeError(format!("attribute `{name}` must be at least 1, found {value}"))),
+        }
+    }
+
+    fn flag(&self, name: &str) -> Result<bool, AttributeError> {
+        match self.int(name)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            value => Err(AttributeError(format!("attribute `{name}` must be 0 or 1, found {value}"))),
+        }
+    }
+
+    fn finite(&self, name: &str) -> Result<f32, AttributeError> {
+        let value = self.source.float(name).ok_or_else(|| missing(name, AttributeKind::Float))?;
+        if value.is_finite() {
+            return Ok(value);
+        }
+        Err(AttributeError(format!("attribute `{name}` must be finite, found {value}")))
+    }
+
+    fn string(&self, name: &str) -> Result<String, AttributeError> {
+        self.source.string(name).ok_or_else(|| missing(name, AttributeKind::String))
+    }
+
+    fn gate_mode(&self) -> Result<GateMode, AttributeError> {
+        let text = self.string("gate_mode")?;
+        GateMode::parse(&text).ok_or_else(|| unknown("gate_mode", &GateMode::ALL.map(GateMode::as_str), &text))
+    }
+
+    fn activation(&self) -> Result<Activation, AttributeError> {
+        let text = self.string("activation")?;
+        Activation::parse(&text).ok_or_else(|| unknown("activation", &Activation::ALL.map(Activation::as_str), &text))
+    }
+}
+
+fn missing(name: &str, kind: AttributeKind) -> AttributeError {
+    AttributeError(format!("attribute `{name}` of type {kind} is missing"))
+}
+
+fn unknown(name: &str, known: &[&str], found: &str) -> AttributeError {
+    let found: String = found.escape_debug().take(LONGEST_SHOWN).collect();
+    AttributeError(format!("attribute `{name}` must be one of {}, found `{found}`", known.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::OPERATORS;
+
+    /// Answers every question with a legal value, except for one attribute, and writes down what was asked.
+    struct Recorder {
+        except: &'static str,
+        asked: RefCell<Vec<(String, AttributeKind)>>,
+    }
+
+    impl Recorder {
+        fn answer<T>(&self, name: &str, kind: AttributeKind, value: T) -> Option<T> {
+            self.asked.borrow_mut().push((name.to_owned(), kind));
+            (name != self.except).then_some(value)
+        }
+    }
+
+    impl AttributeSource for Recorder {
+        fn int(&self, name: &str) -> Option<i64> {
+            self.answer(name, AttributeKind::Int, 1)
+        }
+
+        fn float(&self, name: &str) -> Option<f32> {
+            self.answer(name, AttributeKind::Float, 0.5)
+        }
+
+        fn string(&self, name: &str) -> Option<String> {
+            let text = if name == "activation" { "silu" } else { "topk_softmax" };
+            self.answer(name, AttributeKind::String, text.to_owned())
+        }
+    }
+
+    #[test]
+    fn exactly_the_declared_attributes_are_read() {
+        for operator in OPERATORS {
+            let recorder = Recorder { except: "", asked: RefCell::default() };
+            Attributes::read(&operator, &recorder).unwrap();
+            let declared: Vec<_> = operator.attributes.iter().map(|a| (a.name.to_owned(), a.kind)).collect();
+            assert_eq!(recorder.asked.into_inner(), declared);
+        }
+    }
+
+    #[test]
+    fn every_missing_attribute_is_named() {
+        for operator in OPERATORS {
+            for attribute in operator.attributes {
+                let recorder = Recorder { except: attribute.name, asked: RefCell::default() };
+                let failure = Attributes::read(&operator, &recorder).expect_err("an attribute is missing");
+                assert!(failure.0.starts_with(&format!("attribute `{}` of type ", attribute.name)), "{failure:?}");
+            }
+        }
+    }
+
+    struct Fixed(i64, f32, &'static str);
+
+    impl AttributeSource for Fixed {
+        fn int(&self, _: &str) -> Option<i64> {
+            Some(self.0)
+        }
+
+        fn float(&self, _: &str) -> Option<f32> {
+            Some(self.1)
+        }
+
+        fn string(&self, _: &str) -> Option<String> {
+            Some(self.2.to_owned())
+        }
+    }
+
+    #[test]
+    fn values_out_of_range_are_named() {
+        for (source, expected) in [
+            (Fixed(0, 1.0, "topk_softmax"), "attribute `top_k` must be at least 1, found 0"),
+            (Fixed(-3, 1.0, "topk_softmax"), "attribute `top_k` must be at least 1, found -3"),
+            (Fixed(2, 1.0, "topk_softmax"), "attribute `causal` must be 0 or 1, found 2"),
+            (Fixed(1, f32::NAN, "topk_softmax"), "attribute `scale` must be finite, found NaN"),
+            (
+                Fixed(1, 1.0, "Softmax"),
+                "attribute `gate_mode` must be one of softmax_topk, softmax_topk_renorm, topk_softmax, found `Softmax`",
+            ),
+        ] {
+            let failure = Attributes::read(&SELF_ATTENTION, &source).expect_err(expected);
+            assert_eq!(failure.to_string(), expected);
+        }
+        let failure = Attributes::read(&FEED_FORWARD, &Fixed(1, 1.0, "topk_softmax")).expect_err("activation");
+        assert_eq!(failure.0, "attribute `activation` must be one of relu, gelu, silu, found `topk_softmax`");
+    }
+}

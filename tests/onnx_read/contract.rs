@@ -1,0 +1,81 @@
+//! Nodes of our operators that are not as the contract says.
+
+use moa_export::onnx::proto::{AttributeProto, ModelProto, NodeProto};
+use moa_export::onnx::read::ErrorKind::{self, Malformed, Unsupported};
+
+use crate::support_onnx::{feed_forward_model, function, import, int, node, node_of, text};
+use crate::{graph_of, read};
+
+fn node_in(model: &mut ModelProto) -> &mut NodeProto {
+    &mut graph_of(model).node[0]
+}
+
+/// Replaces, or removes, the attribute `name`.
+fn change(model: &mut ModelProto, name: &str, by: Option<AttributeProto>) {
+    let attributes = &mut node_in(model).attribute;
+    let place = attributes.iter().position(|attribute| attribute.name == name).unwrap();
+    attributes.remove(place);
+    attributes.extend(by);
+}
+
+#[test]
+fn a_node_as_the_contract_says_is_read() {
+    read(&feed_forward_model()).unwrap();
+    let mut prepared = feed_forward_model();
+    node_in(&mut prepared).attribute.extend([int("present_inputs", 0xF), text("plugin_version", "1")]);
+    read(&prepared).unwrap();
+}
+
+#[test]
+fn damaged_nodes_are_refused_before_a_runtime_sees_them() {
+    type Edit = fn(&mut ModelProto);
+    let cases: [(ErrorKind, &str, Edit); 15] = [
+        (Malformed, "`top_k` must be at least 1, found 0", |m| change(m, "top_k", Some(int("top_k", 0)))),
+        (Malformed, "attribute `top_k` of type INT is missing", |m| change(m, "top_k", Some(int("tpo_k", 2)))),
+        (Malformed, "attribute `top_k` of type INT is missing", |m| change(m, "top_k", Some(text("top_k", "2")))),
+        (Malformed, "`gated` must be 0 or 1, found 2", |m| change(m, "gated", Some(int("gated", 2)))),
+        (Malformed, "attribute `gated` of type INT is missing", |m| change(m, "gated", None)),
+        (Malformed, "must be one of softmax_topk, softmax_topk_renorm, topk_softmax, found `soft\\nmax`", |m| {
+            change(m, "gate_mode", Some(text("gate_mode", "soft\nmax")));
+        }),
+        (Malformed, "must be one of relu, gelu, silu, found `tanh`", |m| {
+            change(m, "activation", Some(text("activation", "tanh")));
+        }),
+        (Malformed, "the input `output_weight` is missing", |m| drop(node_in(m).input.pop())),
+        (Malformed, "the input `router_weight` is missing", |m| node_in(m).input[1].clear()),
+        (Malformed, "it has 6 inputs, and its operator at most 5", |m| {
+            node_in(m).input.extend(["x".into(), "x".into()]);
+        }),
+        (Malformed, "it has 4 outputs, and its operator at most 3", |m| {
+            node_in(m).output.extend(["a".into(), "b".into(), "c".into()]);
+        }),
+        (Malformed, "`present_inputs` tells of other inputs", |m| node_in(m).attribute.push(int("present_inputs", 7))),
+        (Malformed, "the input `output_weight` is missing", |m| {
+            node_in(m).attribute.push(int("present_inputs", 0x17));
+        }),
+        (Unsupported, "version `2` of the operators ai.moa", |m| {
+            node_in(m).attribute.push(text("plugin_version", "2"));
+        }),
+        (Unsupported, "ai.moa has no such operator", |m| node_in(m).op_type = "MoE".into()),
+    ];
+    for (kind, text, edit) in cases {
+        let mut model = feed_forward_model();
+        edit(&mut model);
+        let error = read(&model).expect_err(text);
+        let message = error.to_string();
+        assert!(message.contains("node 0 `MoEFeedForward_y` (`M") && message.contains(text), "{text}: {message}");
+        assert_eq!((error.kind(), error.help().is_some()), (kind, true), "{message}");
+    }
+}
+
+#[test]
+fn nodes_with_a_body_of_the_model_and_nodes_of_bodies_are_its_own() {
+    let mut model = feed_forward_model();
+    node_in(&mut model).op_type = "Twice".into();
+    let inner = node_of("ai.moa", "MoEFeedForward", &["a"], &["b"]);
+    let double = node("Add", &["b", "b"], &["c"]);
+    let mut body = function("ai.moa", "Twice", &["a", "r", "i", "o"], &["c"], vec![inner, double]);
+    body.opset_import.push(import("ai.moa", 1));
+    model.functions.push(body);
+    read(&model).unwrap();
+}
