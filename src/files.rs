@@ -1,7 +1,11 @@
 //! Rules that hold for every file that is read or written: names that stay in a folder, names that can be shown, and
 //! what a refusal means.
 
-use std::{fs::File, io, path::Path};
+use std::{
+    fs::{File, Metadata},
+    io::{self, Read},
+    path::Path,
+};
 
 /// What a failure means for the caller, independent of its details.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -39,6 +43,39 @@ pub(crate) fn name_of(path: &Path) -> String {
 /// The folder that a file lies in.
 pub(crate) fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Most bytes that are read from a pipe.
+const LONGEST_PIPE: u64 = 1 << 30;
+
+/// The bytes of a file, or of a pipe that ends within [`LONGEST_PIPE`]: a device may never end.
+pub(crate) fn read_whole(path: &Path) -> io::Result<Vec<u8>> {
+    let metadata = path.metadata()?;
+    if is_device(&metadata) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "expected a file, found a device"));
+    }
+    let mut bytes = Vec::new();
+    if metadata.is_file() {
+        File::open(path)?.read_to_end(&mut bytes)?;
+        return Ok(bytes);
+    }
+    File::open(path)?.take(LONGEST_PIPE + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > LONGEST_PIPE {
+        true => Err(io::Error::new(io::ErrorKind::FileTooLarge, "a pipe of more than 1 GiB; give a file")),
+        false => Ok(bytes),
+    }
+}
+
+#[cfg(unix)]
+fn is_device(metadata: &Metadata) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    let kind = metadata.file_type();
+    kind.is_char_device() || kind.is_block_device()
+}
+
+#[cfg(not(unix))]
+const fn is_device(_metadata: &Metadata) -> bool {
+    false
 }
 
 /// Fills `bytes` with what stands in the file from byte `offset` on.
@@ -109,6 +146,25 @@ mod tests {
         assert_eq!(&bytes, b"678");
         let error = read_exact_at(&file, &mut bytes, 8).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn files_and_pipes_are_read_and_devices_are_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, b"bytes").unwrap();
+        assert_eq!(read_whole(&file).unwrap(), b"bytes");
+        let (reader, mut writer) = io::pipe().unwrap();
+        writer.write_all(b"more").unwrap();
+        drop(writer);
+        let pipe = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&reader));
+        if cfg!(target_os = "linux") {
+            assert_eq!(read_whole(Path::new(&pipe)).unwrap(), b"more");
+        }
+        let error = read_whole(Path::new("/dev/zero")).unwrap_err();
+        assert_eq!(error.to_string(), "expected a file, found a device");
+        assert_eq!(read_whole(folder.path()).unwrap_err().kind(), io::ErrorKind::IsADirectory);
     }
 
     #[test]

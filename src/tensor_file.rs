@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use half::f16;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
+use crate::files::read_whole;
 use crate::tensor::{NamedTensors, Tensor, TensorData, TensorShapeError};
 
 /// Why tensors cannot be read or written.
@@ -51,7 +52,7 @@ pub enum TensorFileError {
 ///
 /// A file that cannot be read or is no safetensors file, and tensors other than F16, F32, I32 and I64.
 pub fn read(path: &Path) -> Result<NamedTensors, TensorFileError> {
-    let bytes = std::fs::read(path).map_err(|source| TensorFileError::Io { path: path.into(), source })?;
+    let bytes = read_whole(path).map_err(|source| TensorFileError::Io { path: path.into(), source })?;
     let file =
         SafeTensors::deserialize(&bytes).map_err(|source| TensorFileError::Malformed { path: path.into(), source })?;
     let mut tensors = NamedTensors::new();

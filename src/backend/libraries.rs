@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::BackendError;
+use crate::files::read_whole;
 
 /// Environment variable that names `libonnxruntime`.
 pub const RUNTIME_VARIABLE: &str = "ORT_DYLIB_PATH";
@@ -31,8 +32,9 @@ const PLUGIN_HELP: &str = "build it with `cargo xtask tensorrt`, or set MOA_TENS
 pub(super) const RUNTIME: &str = "ONNX Runtime";
 pub(super) const RUNTIME_HELP: &str = "python3 -m pip install onnxruntime, or set ORT_DYLIB_PATH to libonnxruntime";
 pub(super) const OPERATORS: &str = "the operator library libmoa_ort";
-pub(super) const OPERATORS_HELP: &str =
-    "set MOA_ORT_LIBRARY to the library, or use the backend `ort-function`, which needs none";
+pub(super) const UNUSABLE_OPERATORS_HELP: &str = "give the libmoa_ort of this version of moa-export for this machine, or use the \
+     backend `ort-function`, which needs none";
+const OPERATORS_HELP: &str = "set MOA_ORT_LIBRARY to the library, or use the backend `ort-function`, which needs none";
 
 /// Prints the file of the Python package without importing it; the current folder is not searched.
 const ASK_PYTHON: &str = "import sys; sys.path = [p for p in sys.path if p]; import importlib.util; \
@@ -160,6 +162,22 @@ pub fn find_operator_library(explicit: Option<&Path>) -> Result<PathBuf, Backend
         },
     };
     found.ok_or(BackendError::RuntimeMissing { what: OPERATORS, looked_in: search.looked_in, help: OPERATORS_HELP })
+}
+
+/// As [`find_operator_library`] without a path, for a library that is copied and not loaded.
+///
+/// # Errors
+///
+/// As there, and where the file cannot be read or lacks what ONNX Runtime calls.
+pub fn operator_library_to_copy() -> Result<PathBuf, BackendError> {
+    const ENTRY: &[u8] = b"RegisterCustomOps";
+    let path = find_operator_library(None)?;
+    let why = match read_whole(&path) {
+        Ok(bytes) if bytes.windows(ENTRY.len()).any(|name| name == ENTRY) => return Ok(path),
+        Ok(_) => "it has no entry RegisterCustomOps".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Err(BackendError::RuntimeUnusable { what: OPERATORS, path, why, help: UNUSABLE_OPERATORS_HELP })
 }
 
 /// Finds the TensorRT plugin: `MOA_TENSORRT_LIBRARY`, beside the executable, where `cargo xtask tensorrt` puts it.

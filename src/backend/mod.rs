@@ -36,7 +36,7 @@ pub use self::ort::OrtOperators;
 pub use error::{BackendError, BackendErrorKind};
 pub use libraries::{
     CUDA_VARIABLE, OPERATORS_VARIABLE, RUNTIME_VARIABLE, TENSORRT_ROOT, TENSORRT_VARIABLE, find_onnxruntime,
-    find_operator_library, find_tensorrt_plugin,
+    find_operator_library, find_tensorrt_plugin, operator_library_to_copy,
 };
 #[cfg(feature = "ort")]
 pub use ort_cache::{OrtCache, RowMoves};

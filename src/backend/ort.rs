@@ -12,7 +12,7 @@ use ort::value::{DynValue, Tensor as OrtTensor, TensorElementType, TensorRef};
 use prost::Message;
 
 use super::guard::guarded;
-use super::libraries::{OPERATORS, find_operator_library};
+use super::libraries::{OPERATORS, UNUSABLE_OPERATORS_HELP, find_operator_library};
 use super::ort_runtime::{OrtRuntime, load_onnxruntime};
 use super::signature::Signature;
 use super::{Backend, BackendError, Bound, OrtOptions, Runner, operators};
@@ -21,9 +21,6 @@ use crate::onnx::proto::ModelProto;
 use crate::onnx::read::{OnnxFile, ReadError};
 use crate::scratch::scratch_file;
 use crate::tensor::{NamedTensors, Tensor, TensorData};
-
-const UNUSABLE_OPERATORS_HELP: &str = "give the libmoa_ort of this version of moa-export for this machine, or use the \
-    backend `ort-function`, which needs none";
 
 /// ONNX Runtime keeps the domains of custom operators in one table of the process and does not guard it: two
 /// sessions made at once may both find the domain missing, and one of them then fails.

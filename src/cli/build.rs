@@ -1,7 +1,7 @@
 //! `moa-export build`.
 
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
     process::ExitCode,
     time::{Duration, Instant},
@@ -18,7 +18,7 @@ use crate::{
     backend::{EngineError, Installation, Plan, PlanRequest},
     engine::{BuildOptions, Dtype, GPUS, Gpu, PlanLock, Profile, dtype_of, must_be, must_fit, must_have_positions},
     file_names::graphs_in,
-    files::name_of,
+    files::{name_of, read_whole},
     onnx::{OnnxFile, Staging, WriteError, read_model},
 };
 
@@ -269,7 +269,7 @@ struct TimingCache {
 
 impl TimingCache {
     fn open(path: &Path) -> Result<Self, Failure> {
-        let bytes = match fs::read(path) {
+        let bytes = match read_whole(path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(Failure::io(&error, &path.display().to_string())),

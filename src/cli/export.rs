@@ -20,7 +20,7 @@ use super::{
     verify,
 };
 use crate::{
-    backend::find_operator_library,
+    backend::operator_library_to_copy,
     export::{ExportOptions, ExportReport, ExternalData, SideFileOptions, export_watched},
     file_names::{ENCODER, GENAI_CONFIG, GRAPHS, data_file, graph_file},
     side_files,
@@ -46,6 +46,8 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
         None => print_result(&text(&report, arguments))?,
     }
     note_of_pieces(&report)?;
+    #[cfg(feature = "tokenizers")]
+    note_of_tokenizer(&report);
     note_of_library(&report, arguments);
     note_of_old_data(&report);
     if arguments.output.is_dir() && !same_folder(&arguments.output, &arguments.checkpoint) {
@@ -129,7 +131,7 @@ fn side_file_options(arguments: &ExportArguments) -> Result<SideFileOptions, Fai
     }
     let joined = arguments.dict.as_ref().map(|path| [path.clone(), path.clone()]);
     let separate = arguments.source_dict.clone().zip(arguments.target_dict.clone());
-    let operator_library = arguments.with_library.then(|| find_operator_library(None)).transpose()?;
+    let operator_library = arguments.with_library.then(operator_library_to_copy).transpose()?;
     Ok(SideFileOptions {
         dictionaries: joined.or(separate.map(|(source, target)| [source, target])),
         bpe_codes: arguments.bpe_codes.clone(),
@@ -156,6 +158,16 @@ fn note_of_pieces(report: &ExportReport) -> Result<(), Failure> {
         );
     }
     Ok(())
+}
+
+/// Says that the tokenizer, which was copied as it is, is none that `generate` reads.
+#[cfg(feature = "tokenizers")]
+fn note_of_tokenizer(report: &ExportReport) {
+    use crate::text::{HubTokenizer, TOKENIZER_FILE};
+    let folder = file_of(report, TOKENIZER_FILE).and_then(Path::parent);
+    if let Some(Err(error)) = folder.map(HubTokenizer::read) {
+        note(&format!("{error}; `generate` takes token ids with --token-ids alone"));
+    }
 }
 
 /// Says that the folder asks onnxruntime-genai for a library that does not lie in it.

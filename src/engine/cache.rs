@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::{LockError, PlanLock};
+use crate::files::read_whole;
 use crate::onnx::{Staging, WriteError};
 use crate::scratch::scratch_folder;
 
@@ -57,7 +58,7 @@ impl Cache {
     /// The engine of `key`.
     pub fn find(&self, key: &str) -> Cached {
         let plan = self.place(key).join(PLAN);
-        let bytes = match fs::read(&plan) {
+        let bytes = match read_whole(&plan) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Cached::Nothing,
             Err(error) => return Cached::Damaged(format!("{}: {error}", plan.display())),

@@ -4,14 +4,14 @@
 //! the file beside it that does. It tells whether a plan is whole and fits; it does not tell who made it.
 
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
 
 use super::Profile;
-use crate::digest::sha256;
+use crate::{digest::sha256, files::read_whole};
 
 /// Version of the lock's format.
 pub const LOCK_FORMAT: u32 = 2;
@@ -185,7 +185,7 @@ impl PlanLock {
     ///
     /// Where it is there and cannot be read.
     pub fn bytes_beside(plan: &Path) -> io::Result<Option<Vec<u8>>> {
-        match fs::read(Self::path_of(plan)) {
+        match read_whole(&Self::path_of(plan)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             read => read.map(Some),
         }

@@ -290,7 +290,8 @@ impl Files {
         if matches!(path.try_exists(), Ok(false)) {
             return Err(VerifyError::MissingGraph { path: path.into() });
         }
-        if path.is_file() && matches!(model, Model::EncoderDecoder(_)) {
+        let is_folder = path.is_dir();
+        if !is_folder && matches!(model, Model::EncoderDecoder(_)) {
             open_graph(path.into(), family)?;
             return Err(VerifyError::NeedsFolder { path: path.into(), family: family.into() });
         }
@@ -300,9 +301,9 @@ impl Files {
         };
         let mut graphs = Vec::new();
         for (part, stem) in parts {
-            let path = match path.is_file() {
-                true => path.to_path_buf(),
-                false => graph_in(path, stem, family)?,
+            let path = match is_folder {
+                true => graph_in(path, stem, family)?,
+                false => path.to_path_buf(),
             };
             graphs.push((*part, open_graph(path, family)?));
         }

@@ -37,7 +37,7 @@ fn the_same_command_writes_the_same_bytes() {
 #[test]
 fn a_folder_that_lacks_the_library_it_names_says_so() {
     let scene = Scene::new();
-    scene.write("lib", "a library");
+    scene.write("lib", "a library with RegisterCustomOps");
     let checkpoint = data("jetmoe/bf16");
     for (options, noted) in [
         ("--form fused", true),
@@ -53,6 +53,11 @@ fn a_folder_that_lacks_the_library_it_names_says_so() {
     }
     let told = ["--with-library copies the operator library, which computes nothing in --form standard"];
     scene.refuses(&format!("{} -o other --form standard --with-library", checkpoint.display()), 2, &told);
+    scene.write("lib", "no library");
+    let mut command = scene.command(&format!("{} -o other --with-library", checkpoint.display()));
+    let outcome = Outcome::from(command.env("MOA_ORT_LIBRARY", scene.path("lib")).output().unwrap());
+    assert_eq!((outcome.code, scene.path("other").exists()), (Some(6), false), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("lib cannot be loaded: it has no entry RegisterCustomOps"), "{}", outcome.stderr);
 }
 
 /// As transformers saves the model without its head, and as older versions saved the frequencies too.

@@ -45,6 +45,9 @@ fn the_next_command_can_be_copied() {
     let printed = Outcome::of(command).stdout;
     let next = r"next: moa-export verify 'it'\''s here/m.onnx' --checkpoint ck --config 'ck/my own.json'";
     assert_eq!(printed.lines().last(), Some(next));
+    fs::rename(scene.path("ck/my own.json"), scene.path("ck/config.json")).unwrap();
+    let folder = scene.accepts("ck -o folder/");
+    assert_eq!(folder.lines().last(), Some("next: moa-export verify folder --checkpoint ck"));
 }
 
 #[test]

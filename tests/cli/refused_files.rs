@@ -1,10 +1,14 @@
 //! Files and folders that are no checkpoint.
 
-use std::{fs, os::unix::fs::symlink};
+use std::{fs, os::unix::fs::symlink, process::Command};
 
 use serde_json::{Value, json};
 
-use crate::{common::data, model::Model, scene::Scene};
+use crate::{
+    common::data,
+    model::Model,
+    scene::{Outcome, Scene},
+};
 
 const TENSOR: &str = r#""x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}"#;
 
@@ -249,4 +253,37 @@ fn side_files_that_are_no_files_are_not_read() {
             fs::remove_file(path).unwrap();
         }
     }
+}
+
+/// Inputs and earlier results too; a pipe that ends is as good as a file.
+#[test]
+fn devices_are_no_files_and_pipes_are() {
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    scene.accepts("ck -o out");
+    let found = "/dev/zero: expected a file, found a device";
+    scene.refuses("run out/model.onnx --inputs /dev/zero --outputs o.safetensors", 5, &[found]);
+    scene.refuses("bench out --compare /dev/zero", 5, &[found]);
+    scene.refuses("profile out --inputs /dev/zero", 3, &["/dev/zero: not a regular file"]);
+    for line in ["verify /dev/zero --checkpoint ck", "run /dev/zero --inputs i --outputs o", "bench /dev/zero"] {
+        scene.refuses(line, 3, &["/dev/zero: not a regular file"]);
+    }
+    scene.write("empty", "");
+    let mut shell = Command::new("sh");
+    let line = "cat empty | \"$0\" run out/model.onnx --inputs /dev/fd/0 --outputs o.safetensors";
+    shell.current_dir(scene.folder()).args(["-c", line, env!("CARGO_BIN_EXE_moa-export")]);
+    let piped = Outcome::from(shell.output().unwrap());
+    assert_eq!(piped.code, Some(3), "{}", piped.stderr);
+    assert!(piped.stderr.contains("/dev/fd/0 is no safetensors file"), "{}", piped.stderr);
+}
+
+/// It is copied for programs that may know it; `generate` then takes token ids.
+#[test]
+fn a_tokenizer_that_cannot_be_read_is_noted() {
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    scene.write("ck/tokenizer.json", r#"{"version": "9.9"}"#);
+    let outcome = scene.moa("ck -o out");
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    let [before, after] = ["note: out/tokenizer.json: ", "; `generate` takes token ids with --token-ids alone\n"];
+    assert!(outcome.stderr.starts_with(before) && outcome.stderr.ends_with(after), "{}", outcome.stderr);
+    assert_eq!(scene.read("out/tokenizer.json"), scene.read("ck/tokenizer.json"));
 }

@@ -293,7 +293,7 @@ pub(super) fn check_padding(config: &Config, importer: &Importer<'_>, tokens: &W
         return Ok(());
     }
     let tokens = importer.stored_name(tokens.name());
-    Err(config.invalid("pad_token_id", format!("below {rows}, the rows of \"{tokens}\"")))
+    Err(config.invalid("pad_token_id", format!("below {rows}, the rows of \"{tokens}\" (1 where it is absent)")))
 }
 
 fn stated_vocabulary(config: &Config, keys: &[&str]) -> Result<usize, ImportError> {

@@ -1,6 +1,5 @@
 //! From a model to a plan and its lock.
 
-use std::fs;
 use std::path::Path;
 
 use prost::Message;
@@ -15,7 +14,7 @@ use crate::{
         BuildOptions, Cache, Cached, Dtype, ModelHash, PlanLock, PrepareError, Profile, Recipe, dtype_of, must_be,
         prepare,
     },
-    files::name_of,
+    files::{name_of, read_whole},
     onnx::OnnxFile,
 };
 
@@ -148,7 +147,7 @@ impl Installation {
     ///
     /// Where it cannot be read, and where the lock is missing or says otherwise.
     pub fn read_plan(&self, path: &Path, trust: Trust) -> Result<(Vec<u8>, Option<PlanLock>), EngineError> {
-        let bytes = fs::read(path).map_err(|source| EngineError::Io { path: path.to_path_buf(), source })?;
+        let bytes = read_whole(path).map_err(|source| EngineError::Io { path: path.to_path_buf(), source })?;
         let of_lock = |source| EngineError::Io { path: PlanLock::path_of(path), source };
         let lock = match PlanLock::bytes_beside(path) {
             Err(_) if trust == Trust::UserVouches => None,

@@ -28,6 +28,7 @@ use super::{
 use crate::{
     backend::{self, Backend, OrtOptions, Ranges, Survey},
     engine::{Device, Sizes},
+    files::read_whole,
     latency::{
         BenchResult, Budget, Change, Choice, End, Grid, Incomparable, LatencyError, Library, Machine, Model, Moment,
         Options, Outcome, Receipt, Setup, Threads, Verdict, bench, compare, hash_file, now,
@@ -298,7 +299,7 @@ fn tensorrt_libraries() -> Vec<Library> {
 
 fn read_result(path: &Path) -> Result<BenchResult, Failure> {
     let place = path.display().to_string();
-    let text = std::fs::read(path).map_err(|error| Failure::io(&error, &place))?;
+    let text = read_whole(path).map_err(|error| Failure::io(&error, &place))?;
     serde_json::from_slice(&text).map_err(|error| {
         let help = "give a file that `moa-export bench --json FILE` wrote";
         Failure::malformed(format!("{place} is no result of `bench`: {error}"), Some(help))

@@ -13,7 +13,7 @@ use moa_graphs::{
     SyntheticTensors,
     families::{self, Config, ImportOptions},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Failure, open_checkpoint, print_result, table::table};
 use crate::{
@@ -155,6 +155,12 @@ pub(super) fn with_vocabulary(config: Config, vocabulary: Option<u64>) -> Result
     if config.model_type() == "moa_layer" {
         let message = "--vocab changes nothing here: a moa_layer is one layer without embeddings";
         return Err(Failure::usage(message, Some("leave it out")));
+    }
+    let default_padding = if config.model_type() == "jetmoe" { 0 } else { 1 };
+    let padding = config.keys().get("pad_token_id").and_then(Value::as_u64).unwrap_or(default_padding);
+    if rows <= padding {
+        let help = format!("give at least {}", padding.saturating_add(1));
+        return Err(Failure::usage(format!("--vocab {rows} leaves no row for padding, token {padding}"), Some(&help)));
     }
     let sided = ["src_vocab_size", "tgt_vocab_size"];
     let config = sided.into_iter().fold(config, |config, key| config.with(key, json!(null)));

@@ -30,10 +30,10 @@ const MODULES: [Module; 22] = [
     module("random", &[], &[]),
     module("scratch", &[], &[]),
     module("tensor", &[], &[]),
-    module("tensor_file", &["tensor"], &[]),
+    module("tensor_file", &["files", "tensor"], &[]),
     module("text", &["files"], &[]),
     module("side_files", &["file_names", "files", "moa_graphs", "text"], &[]),
-    module("engine", &["digest", "moa_schema", "onnx", "scratch"], &[]),
+    module("engine", &["digest", "files", "moa_schema", "onnx", "scratch"], &[]),
     module(
         "export",
         &["checkpoint", "digest", "file_names", "files", "moa_graphs", "moa_schema", "onnx", "side_files"],
