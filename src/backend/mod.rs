@@ -6,6 +6,7 @@
 mod error;
 mod guard;
 mod libraries;
+pub mod names;
 mod operators;
 #[cfg(feature = "ort")]
 mod ort;

@@ -15,7 +15,7 @@ use super::guard::guarded;
 use super::libraries::{OPERATORS, UNUSABLE_OPERATORS_HELP, find_operator_library};
 use super::ort_runtime::{OrtRuntime, load_onnxruntime};
 use super::signature::Signature;
-use super::{Backend, BackendError, Bound, OrtOptions, Runner, operators};
+use super::{Backend, BackendError, Bound, OrtOptions, Runner, names, operators};
 use crate::files::folder_of;
 use crate::onnx::proto::ModelProto;
 use crate::onnx::read::{OnnxFile, ReadError};
@@ -113,8 +113,8 @@ impl OrtBackend {
 impl Backend for OrtBackend {
     fn name(&self) -> &'static str {
         match self.operators {
-            OrtOperators::Library => "ort",
-            OrtOperators::Functions => "ort-function",
+            OrtOperators::Library => names::ORT,
+            OrtOperators::Functions => names::ORT_FUNCTION,
         }
     }
 

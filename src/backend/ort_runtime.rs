@@ -9,9 +9,9 @@ use std::sync::{Mutex, PoisonError};
 use ort::environment::Environment;
 use ort::logging::LogLevel;
 
-use super::BackendError;
 use super::guard::guarded;
 use super::libraries::{RUNTIME, RUNTIME_HELP, find_onnxruntime};
+use super::{BackendError, names};
 
 /// ONNX Runtime, loaded.
 #[derive(Debug, Clone)]
@@ -45,7 +45,7 @@ pub fn load_onnxruntime() -> Result<OrtRuntime, BackendError> {
         return Ok(runtime.clone());
     }
     let path = find_onnxruntime()?;
-    let runtime = guarded("ort", "load ONNX Runtime", || load(&path))?;
+    let runtime = guarded(names::ORT, "load ONNX Runtime", || load(&path))?;
     *loaded = Some(runtime.clone());
     Ok(runtime)
 }
@@ -65,7 +65,7 @@ fn load(path: &Path) -> Result<OrtRuntime, BackendError> {
         },
     })?;
     let environment = builder.with_name("moa-export").with_telemetry(false).build().map_err(|error| {
-        BackendError::Failed { backend: "ort", stage: "start ONNX Runtime", text: error.to_string() }
+        BackendError::Failed { backend: names::ORT, stage: "start ONNX Runtime", text: error.to_string() }
     })?;
     environment.set_log_level(LogLevel::Fatal);
     Ok(OrtRuntime { environment, path: path.to_owned(), version: version(path) })

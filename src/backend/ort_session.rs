@@ -11,7 +11,7 @@ use ort::value::{DynValue, PrimitiveTensorElementType, Tensor, TensorElementType
 use super::guard::guarded;
 use super::ort::{OrtBackend, OrtOperators, owned_value};
 use super::ort_door::run_bound;
-use super::{Backend, BackendError, OrtCache, OrtOptions};
+use super::{Backend, BackendError, OrtCache, OrtOptions, names};
 use crate::onnx::read::OnnxFile;
 
 /// A model whose inputs stay bound, and whose outputs can be inputs of the next run without a copy.
@@ -226,7 +226,7 @@ impl OrtValue {
     ///
     /// Where it is another kind of value, or has another number of them.
     pub fn set_integers(&mut self, values: &[i64]) -> Result<(), BackendError> {
-        let failed = |error: ort::Error| failure("ort", "write a tensor", &error);
+        let failed = |error: ort::Error| failure(names::ORT, "write a tensor", &error);
         let (_, integers) = self.0.try_extract_tensor_mut::<i64>().map_err(failed)?;
         if integers.len() != values.len() {
             return Err(failed(ort::Error::new(format!("{} values for {}", values.len(), integers.len()))));
@@ -242,7 +242,9 @@ impl OrtValue {
     /// Where it is another kind of value.
     pub fn floats(&self) -> Result<(&[i64], &[f32]), BackendError> {
         let extracted = self.0.try_extract_tensor::<f32>();
-        extracted.map(|(shape, values)| (&**shape, values)).map_err(|error| failure("ort", "read an output", &error))
+        extracted
+            .map(|(shape, values)| (&**shape, values))
+            .map_err(|error| failure(names::ORT, "read an output", &error))
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Failure, report_file::is_stdout};
+use super::{Failure, output_file::is_stdout};
 use crate::{
     checkpoint,
     file_names::{CONFIG, DATA},

@@ -11,7 +11,7 @@ use clap::{
 };
 
 use super::{
-    baseline::BaselineArguments, generate_args::GenerateArguments, inspect::InspectArguments, report_file::is_stdout,
+    baseline::BaselineArguments, generate_args::GenerateArguments, inspect::InspectArguments, output_file::is_stdout,
     tensorrt_args::TensorRtArguments,
 };
 

@@ -11,15 +11,24 @@ use clap::{Args, builder::PossibleValuesParser};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{
-    Failure, apart::keep_apart, args::written, interrupt::Ending, must_be_open, note, plan::PlanDtype, print_result,
-    run::output_place, shape_args::ShapeArguments, table::size, tensorrt_args::CacheArguments,
+    Failure,
+    apart::keep_apart,
+    args::written,
+    interrupt::Ending,
+    must_be_open, note,
+    output_file::{OutputFile, output_place},
+    plan::PlanDtype,
+    print_result,
+    shape_args::ShapeArguments,
+    table::size,
+    tensorrt_args::CacheArguments,
 };
 use crate::{
     backend::{EngineError, Installation, Plan, PlanRequest},
     engine::{BuildOptions, Dtype, GPUS, Gpu, PlanLock, Profile, dtype_of, must_be, must_fit, must_have_positions},
     file_names::graphs_in,
     files::{name_of, read_whole},
-    onnx::{OnnxFile, Staging, WriteError, read_model},
+    onnx::{OnnxFile, Staging, read_model},
 };
 
 const DETAILS: &str = "\
@@ -144,10 +153,7 @@ pub(super) fn run(arguments: &BuildArguments) -> Result<ExitCode, Failure> {
         let plan = plan(arguments, &here, graph, known.as_deref(), &ending)?;
         known = plan.timing_cache.clone().or(known);
         for (name, bytes) in [(&graph.plan, &plan.bytes), (&lock_of(&graph.plan), &plan.lock.to_json().into_bytes())] {
-            let path = place(&folder, name);
-            staging.file::<WriteError>(name, |writer| {
-                writer.write_all(bytes).map_err(|source| WriteError::Io { path, source })
-            })?;
+            staging.write(name, bytes)?;
         }
         done.push(Done { plan, path: place(&folder, &graph.plan), elapsed: start.elapsed() });
     }
@@ -278,13 +284,7 @@ impl TimingCache {
     }
 
     fn write(&self, bytes: &[u8]) -> Result<(), Failure> {
-        let (folder, name) = output_place(&self.path)?;
-        let mut staging = Staging::begin(&folder, std::slice::from_ref(&name), true)?;
-        staging.file::<WriteError>(&name, |writer| {
-            writer.write_all(bytes).map_err(|source| WriteError::Io { path: self.path.clone(), source })
-        })?;
-        staging.commit()?;
-        Ok(())
+        OutputFile::begin(&self.path, true)?.fill(bytes)?.commit()
     }
 }
 

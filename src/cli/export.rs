@@ -11,9 +11,10 @@ use moa_schema::GateMode;
 use super::{
     Failure,
     args::{DtypeArgument, ExportArguments, ExternalDataArgument, FormArgument, GateModeArgument, VerifyArguments},
-    note, open_checkpoint, print_result,
+    note, open_checkpoint,
+    output_file::STDOUT,
+    print_result,
     progress::Progress,
-    report_file::STDOUT,
     shell::path_word,
     table::size,
     tensorrt_args::TensorRtArguments,

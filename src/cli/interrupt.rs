@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{Failure, codes::INTERRUPTED, leave::leave, report_file::is_stdout, signals::on_end};
+use super::{Failure, codes::INTERRUPTED, leave::leave, output_file::is_stdout, signals::on_end};
 use crate::onnx::Unfinished;
 
 const BEFORE: &str = "interrupted";

@@ -11,8 +11,8 @@ use moa_graphs::Form;
 use prost::Message;
 
 use super::{
-    Failure, apart, args::written, interrupt::Ending, print_result, run::output_place, shape_args::ShapeArguments,
-    shell::word,
+    Failure, apart, args::written, interrupt::Ending, output_file::OutputFile, print_result,
+    shape_args::ShapeArguments, shell::word,
 };
 use crate::{
     backend::find_tensorrt_plugin,
@@ -23,7 +23,7 @@ use crate::{
     export::metadata,
     files::folder_of,
     onnx::{
-        OnnxFile, Staging, WriteError,
+        OnnxFile,
         read::{Dim, ValueInfo},
         read_model,
     },
@@ -80,21 +80,17 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
         false => arguments.shapes.profiles(std::slice::from_ref(&inputs))?.concat(),
     };
     must_have_positions(&file, &profiles)?;
-    let (folder, name) = output_place(&arguments.output)?;
+    let folder = folder_of(&arguments.output);
     is_named_like_a_model(&arguments.output)?;
     is_another_file(&file, &arguments.output)?;
-    data_stays_beside(&file, &folder)?;
+    data_stays_beside(&file, folder)?;
     let mut prepared = prepare(file.model())?;
     for entry in prepared.model.metadata_props.iter_mut().filter(|entry| entry.key == metadata::FORM) {
         entry.value = Form::Fused.as_str().into();
     }
     let checked = file.with_model(prepared.model)?;
-    let mut staging = Staging::begin(&folder, std::slice::from_ref(&name), arguments.force)?;
-    let bytes = checked.model().encode_to_vec();
-    staging.file::<WriteError>(&name, |writer| {
-        writer.write_all(&bytes).map_err(|source| WriteError::Io { path: arguments.output.clone(), source })
-    })?;
-    ending.place(|| Ok(staging.commit()?))?;
+    let output = OutputFile::begin(&arguments.output, arguments.force)?.fill(checked.model().encode_to_vec())?;
+    ending.place(|| output.commit())?;
     let mut command = trtexec(&arguments.output, release, dtype);
     for (index, shapes) in profiles.iter().enumerate() {
         if profiles.len() > 1 {

@@ -11,11 +11,12 @@ use super::{
     Failure,
     apart::keep_apart,
     interrupt::Ending,
-    must_be_open, print_result,
+    must_be_open,
+    output_file::{OutputFile, commit_all},
+    print_result,
     profile_args::{InputFormat, ProfileArguments},
     profile_inputs::{Vocabulary, batches, folder},
     profile_report, progress,
-    report_file::{ReportFile, commit_all},
     run::{BackendOptions, backend, check_ort_options},
     table::table,
     tensorrt_args::TensorRtArguments,
@@ -43,7 +44,7 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     check_batch(arguments)?;
     let ending = Ending::at_once([&arguments.model].into_iter().chain(&arguments.report).map(PathBuf::as_path))?;
     keep_apart(&[arguments.report.as_deref()], arguments.inputs())?;
-    let page = ReportFile::begin(arguments.report.as_deref(), arguments.force)?;
+    let page = OutputFile::of_option(arguments.report.as_deref(), arguments.force)?;
     must_be_open(&arguments.model)?;
     check_ort_options(&[arguments.backend], arguments.library.as_deref(), arguments.threads)?;
     check_lists(arguments)?;
@@ -76,7 +77,7 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
         true => format!("{:#}\n", profiled.json()),
         false => profiled.text(),
     });
-    let page = page.map(|page| page.fill(&profile_report::page(&profiled).to_html()));
+    let page = page.map(|page| page.fill(profile_report::page(&profiled).to_html()));
     let written = commit_all([page], &ending);
     printed.and(written)?;
     Ok(ExitCode::SUCCESS)

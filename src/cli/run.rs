@@ -11,12 +11,12 @@ use super::{
     args::{BackendArgument, RunArguments},
     failure::is_engine_name,
     interrupt::Ending,
+    output_file::{OutputFile, output_place},
     print_result,
 };
 use crate::{
     backend::{self, Backend, OrtOptions, Ranges, Runner, TensorRtOptions},
-    files::folder_of,
-    onnx::{OnnxFile, Staging, WriteError, read_model},
+    onnx::{OnnxFile, read_model},
     tensor::NamedTensors,
     tensor_file,
 };
@@ -24,7 +24,7 @@ use crate::{
 pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let ending = Ending::at_once([arguments.model.as_path(), &arguments.outputs])?;
     keep_apart(&[Some(&arguments.outputs)], arguments.inputs())?;
-    let (folder, name) = output_place(&arguments.outputs)?;
+    let (_, name) = output_place(&arguments.outputs)?;
     if let Some(ending) = [".npz", ".npy"].into_iter().find(|ending| name.ends_with(ending)) {
         let message = format!("{}: outputs are written as safetensors, not as {ending}", arguments.outputs.display());
         return Err(Failure::usage(message, Some("give --outputs NAME.safetensors")));
@@ -32,14 +32,11 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let runnable = Runnable::open(arguments)?;
     check_ort_options(&[runnable.backend(arguments)], arguments.library.as_deref(), arguments.threads)?;
     let inputs = tensor_file::read(&arguments.inputs)?;
-    let mut staging = Staging::begin(&folder, std::slice::from_ref(&name), arguments.force)?;
+    let output = OutputFile::begin(&arguments.outputs, arguments.force)?;
     let mut runner = runnable.load(arguments, &inputs)?;
     let outputs = runner.run(&inputs).map_err(|error| Failure::of_inputs(error, &arguments.inputs))?;
-    let bytes = tensor_file::encode(&outputs)?;
-    staging.file::<WriteError>(&name, |writer| {
-        writer.write_all(&bytes).map_err(|source| WriteError::Io { path: arguments.outputs.clone(), source })
-    })?;
-    ending.place(|| Ok(staging.commit()?))?;
+    let output = output.fill(&tensor_file::encode(&outputs)?)?;
+    ending.place(|| output.commit())?;
     let mut text = String::new();
     for (name, tensor) in &outputs {
         text.push_str(&format!("{name}  {} {:?}\n", tensor.data().type_name(), tensor.shape()));
@@ -89,15 +86,6 @@ impl Runnable {
         };
         Ok(backend(self.backend(arguments), &options)?.load(model)?)
     }
-}
-
-pub(super) fn output_place(path: &Path) -> Result<(PathBuf, String), Failure> {
-    let name = path.file_name().and_then(|name| name.to_str());
-    let Some(name) = name else {
-        let help = "give the name of a file in UTF-8, not of a folder";
-        return Err(Failure::usage(format!("{} names no file", path.display()), Some(help)));
-    };
-    Ok((folder_of(path).to_path_buf(), name.to_owned()))
 }
 
 /// How backends are made, whichever is chosen.

@@ -9,15 +9,16 @@ use super::{
     apart::keep_apart,
     args::{BackendArgument, VerifyArguments},
     interrupt::Ending,
-    must_be_open, open_checkpoint, print_result,
+    must_be_open, open_checkpoint,
+    output_file::{OutputFile, commit_all},
+    print_result,
     progress::VerifyProgress,
-    report_file::{ReportFile, commit_all},
     run::{BackendOptions, backends, check_ort_options},
     table::table,
     verify_report,
 };
 use crate::{
-    backend::{BackendErrorKind, OPERATORS_VARIABLE, RUNTIME_VARIABLE, Ranges},
+    backend::{BackendErrorKind, OPERATORS_VARIABLE, RUNTIME_VARIABLE, Ranges, names},
     checkpoint::Checkpoint,
     parity::{
         BackendReport, Comparison, Constants, Difference, FileAudit, GraphReport, MOST_ROWS, MOST_TOKENS, NodeAudit,
@@ -61,8 +62,8 @@ pub(super) fn verify(
         seed: arguments.seed,
     };
     keep_apart(&[arguments.json.as_deref(), arguments.report.as_deref()], arguments.inputs())?;
-    let report_file = ReportFile::begin(arguments.json.as_deref(), arguments.force)?;
-    let page = ReportFile::begin(arguments.report.as_deref(), arguments.force)?;
+    let report_file = OutputFile::of_option(arguments.json.as_deref(), arguments.force)?;
+    let page = OutputFile::of_option(arguments.report.as_deref(), arguments.force)?;
     let progress = VerifyProgress::new();
     let result = verify_watched(&arguments.model, checkpoint, &backends, options, &progress);
     drop(progress);
@@ -71,15 +72,15 @@ pub(super) fn verify(
         (Some(_), None) => format!("{:#}\n", merged(exported, json(&result))),
         _ => text(arguments, &result),
     });
-    let page = page.map(|page| page.fill(&verify_report::page(arguments, &result).to_html()));
-    let file = report_file.map(|file| file.fill(&format!("{:#}\n", json(&result))));
+    let page = page.map(|page| page.fill(verify_report::page(arguments, &result).to_html()));
+    let file = report_file.map(|file| file.fill(format!("{:#}\n", json(&result))));
     let written = commit_all([page, file], ending);
     printed.and(written)?;
     let all_unused = result.backends.iter().all(|report| report.skipped.is_some());
     let is_asked_for = |report: &BackendReport| match report.backend.as_str() {
-        "ort" => arguments.library.is_some() || names_nothing(report, &[OPERATORS_VARIABLE, RUNTIME_VARIABLE]),
-        "ort-function" => names_nothing(report, &[RUNTIME_VARIABLE]),
-        "tensorrt" => arguments.tensorrt.plan.is_some(),
+        names::ORT => arguments.library.is_some() || names_nothing(report, &[OPERATORS_VARIABLE, RUNTIME_VARIABLE]),
+        names::ORT_FUNCTION => names_nothing(report, &[RUNTIME_VARIABLE]),
+        names::TENSORRT => arguments.tensorrt.plan.is_some(),
         _ => false,
     };
     let must_run = |report: &BackendReport| named || all_unused || is_asked_for(report);

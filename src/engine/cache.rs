@@ -107,9 +107,7 @@ impl Cache {
         let names = [PLAN.to_owned(), PlanLock::path_of(Path::new(PLAN)).display().to_string()];
         let mut staging = Staging::begin(&place, &names, false)?;
         for (name, bytes) in names.iter().zip([plan, lock.to_json().as_bytes()]) {
-            staging.file::<WriteError>(name, |writer| {
-                writer.write_all(bytes).map_err(|source| WriteError::Io { path: place.join(name), source })
-            })?;
+            staging.write(name, bytes)?;
         }
         staging.commit().map(drop)
     }

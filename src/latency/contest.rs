@@ -13,7 +13,7 @@ use super::{
     subjects::{Job, Member},
 };
 use crate::{
-    backend::Runner,
+    backend::{Runner, names},
     onnx::OnnxFile,
     parity::{Yardstick, choices_of, expose_routing},
     tensor::NamedTensors,
@@ -195,7 +195,7 @@ impl<'a> Contest<'a> {
     fn is_compared(&self, contestant: usize) -> bool {
         let Contestant { subject, member, .. } = &self.contestants[contestant];
         let name = subject.backend.as_str();
-        name != "ort-function" && (name != "ort" || uses_operators(&self.job.members[*member].file))
+        name != names::ORT_FUNCTION && (name != names::ORT || uses_operators(&self.job.members[*member].file))
     }
 
     fn judgement(
@@ -222,7 +222,7 @@ impl<'a> Contest<'a> {
                 None if agreement.ties > 0 => Verdict::NotChecked {
                     why: "on every input that was tried, rounding alone changes the choice of an expert".into(),
                 },
-                None => Verdict::Agrees { with: "ort-function".into(), agreement },
+                None => Verdict::Agrees { with: names::ORT_FUNCTION.into(), agreement },
             };
             judgement.verdicts.push((*index, verdict));
         }

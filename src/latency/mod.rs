@@ -203,7 +203,7 @@ impl Setup<'_> {
     /// its table without that.
     #[cfg(feature = "ort")]
     fn record(&self, contest: &Contest<'_>, result: &mut BenchResult) {
-        use crate::backend::OrtOperators;
+        use crate::backend::{OrtOperators, names};
         let size = |point: &&usize| {
             let sizes = &contest.job.points[**point];
             sizes.values().map(|size| size.max(&1)).product::<usize>()
@@ -212,8 +212,8 @@ impl Setup<'_> {
         let Some(point) = points.iter().max_by_key(size).copied() else { return };
         for contestant in contest.contestants.iter().filter(|_| contest.job.module.is_none()) {
             let operators = match contestant.subject.backend.as_str() {
-                "ort" => OrtOperators::Library,
-                "ort-function" => OrtOperators::Functions,
+                names::ORT => OrtOperators::Library,
+                names::ORT_FUNCTION => OrtOperators::Functions,
                 _ => continue,
             };
             let file = &contest.job.members[contestant.member].file;

@@ -233,6 +233,16 @@ impl Staging {
         Ok(())
     }
 
+    /// [`Self::file`] with all of its bytes.
+    ///
+    /// # Errors
+    ///
+    /// What the operating system refuses.
+    pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), WriteError> {
+        let target = self.target(name);
+        self.file(name, |writer| writer.write_all(bytes).map_err(WriteError::io(&target)))
+    }
+
     /// Moves every file to its final place, in the order in which they were written.
     ///
     /// # Errors

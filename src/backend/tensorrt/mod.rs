@@ -29,7 +29,7 @@ use crate::{
 };
 use runner::TensorRtRunner;
 
-const NAME: &str = "tensorrt";
+const NAME: &str = super::names::TENSORRT;
 
 /// Sizes that an engine serves: smallest, most frequent, largest.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -20,13 +20,14 @@ use super::{
     args::BackendArgument,
     failure::COMPARABLE,
     interrupt::Ending,
-    must_be_open, open_checkpoint, print_aside, print_result,
+    must_be_open, open_checkpoint,
+    output_file::{OutputFile, commit_all, is_stdout},
+    print_aside, print_result,
     progress::{BenchProgress, VerifyProgress},
-    report_file::{ReportFile, commit_all, is_stdout},
     run::{BackendOptions, backends, check_ort_options},
 };
 use crate::{
-    backend::{self, Backend, OrtOptions, Ranges, Survey},
+    backend::{self, Backend, OrtOptions, Ranges, Survey, names},
     engine::{Device, Sizes},
     files::read_whole,
     latency::{
@@ -252,14 +253,14 @@ fn libraries(setup: &Setup<'_>) -> Vec<Library> {
     let mut libraries = Vec::new();
     let named = |name: &str| setup.backends.iter().any(|backend| backend.name() == name);
     #[cfg(feature = "ort")]
-    if named("ort") || named("ort-function") {
+    if named(names::ORT) || named(names::ORT_FUNCTION) {
         libraries.extend(backend::load_onnxruntime().ok().map(|runtime| Library {
             name: "ONNX Runtime".into(),
             version: runtime.version().to_owned(),
             sha256: hash_file(runtime.path()).ok().map(|(sha256, _)| sha256),
         }));
     }
-    if named("ort") {
+    if named(names::ORT) {
         let found = backend::find_operator_library(setup.ort.operator_library.as_deref()).ok();
         let hash = found.and_then(|path| hash_file(&path).ok()).map(|(sha256, _)| sha256);
         libraries.extend(hash.map(|sha256| Library {
@@ -268,11 +269,11 @@ fn libraries(setup: &Setup<'_>) -> Vec<Library> {
             sha256: Some(sha256),
         }));
     }
-    if named("tensorrt") {
+    if named(names::TENSORRT) {
         libraries.extend(tensorrt_libraries());
     }
     #[cfg(feature = "tract")]
-    if named("tract") {
+    if named(names::TRACT) {
         libraries.push(Library { name: "tract".into(), version: backend::TRACT_VERSION.into(), sha256: None });
     }
     libraries
@@ -308,14 +309,14 @@ fn read_result(path: &Path) -> Result<BenchResult, Failure> {
 
 /// Files to write, known to be free before anything is timed.
 struct Outputs {
-    json: Option<ReportFile>,
-    csv: Option<ReportFile>,
-    report: Option<ReportFile>,
+    json: Option<OutputFile>,
+    csv: Option<OutputFile>,
+    report: Option<OutputFile>,
 }
 
 impl Outputs {
     fn begin(arguments: &BenchArguments) -> Result<Self, Failure> {
-        let [json, csv, report] = files(arguments).map(|path| ReportFile::begin(path, arguments.force));
+        let [json, csv, report] = files(arguments).map(|path| OutputFile::of_option(path, arguments.force));
         Ok(Self { json: json?, csv: csv?, report: report? })
     }
 
@@ -329,9 +330,9 @@ impl Outputs {
     ) -> Result<(), Failure> {
         let json = || serde_json::to_string_pretty(result).map(|text| text + "\n").unwrap_or_default();
         let printed = Self::print(arguments, result, changes, &json);
-        let json = self.json.map(|file| file.fill(&json()));
-        let csv = self.csv.map(|file| file.fill(&csv::csv(result)));
-        let report = self.report.map(|file| file.fill(&html::html(result)));
+        let json = self.json.map(|file| file.fill(json()));
+        let csv = self.csv.map(|file| file.fill(csv::csv(result)));
+        let report = self.report.map(|file| file.fill(html::html(result)));
         let written = commit_all([json, csv, report], ending);
         printed.and(written)
     }

@@ -1,0 +1,70 @@
+//! A file that appears whole when the work is done.
+
+use std::path::{Path, PathBuf};
+
+use super::{Failure, interrupt::Ending};
+use crate::{files::folder_of, onnx::Staging};
+
+/// A file that appears when its content is known; that it can is known before.
+pub(super) struct OutputFile {
+    name: String,
+    staging: Staging,
+}
+
+/// What stands for the standard output where a file of results is named.
+pub(super) const STDOUT: &str = "-";
+
+/// Whether `path` is [`STDOUT`].
+pub(super) fn is_stdout(path: &Path) -> bool {
+    path.as_os_str() == STDOUT
+}
+
+impl OutputFile {
+    /// Begins the file `path`.
+    ///
+    /// # Errors
+    ///
+    /// Where there can be no such file, or there is one and `force` is not set.
+    pub(super) fn begin(path: &Path, force: bool) -> Result<Self, Failure> {
+        let (folder, name) = output_place(path)?;
+        let staging = Staging::begin(&folder, std::slice::from_ref(&name), force)?;
+        Ok(Self { name, staging })
+    }
+
+    /// As [`Self::begin`]; none where nothing is named, or the standard output.
+    pub(super) fn of_option(path: Option<&Path>, force: bool) -> Result<Option<Self>, Failure> {
+        path.filter(|path| !is_stdout(path)).map(|path| Self::begin(path, force)).transpose()
+    }
+
+    /// Writes the content, which has its name only after [`Self::commit`].
+    pub(super) fn fill(mut self, bytes: impl AsRef<[u8]>) -> Result<Self, Failure> {
+        self.staging.write(&self.name, bytes.as_ref())?;
+        Ok(self)
+    }
+
+    /// Moves the file to its place.
+    pub(super) fn commit(self) -> Result<(), Failure> {
+        self.staging.commit()?;
+        Ok(())
+    }
+}
+
+/// Moves all files that could be filled to their places; the first fault is told when that is done.
+pub(super) fn commit_all<const COUNT: usize>(
+    files: [Option<Result<OutputFile, Failure>>; COUNT],
+    ending: &Ending,
+) -> Result<(), Failure> {
+    ending.place(|| {
+        let placed: Vec<_> = files.into_iter().flatten().map(|file| file.and_then(OutputFile::commit)).collect();
+        placed.into_iter().collect()
+    })
+}
+
+/// The folder of an output, and its name there.
+pub(super) fn output_place(path: &Path) -> Result<(PathBuf, String), Failure> {
+    let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
+        let help = "give the name of a file in UTF-8, not of a folder";
+        return Err(Failure::usage(format!("{} names no file", path.display()), Some(help)));
+    };
+    Ok((folder_of(path).to_path_buf(), name.to_owned()))
+}
