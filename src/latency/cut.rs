@@ -159,9 +159,8 @@ impl Cut<'_> {
 
     /// The graph input of a parameter, with the shape that the contract gives it.
     fn input(&self, parameter: &Parameter) -> Result<ValueInfoProto, LatencyError> {
-        let unknown = || self.fail(format!("the shape {} of {} is not known", parameter.shape, parameter.name));
-        let inner = parameter.shape.strip_prefix('[').and_then(|rest| rest.split_once(']')).ok_or_else(unknown)?.0;
-        let dims = inner.split(',').map(|symbol| self.dim(symbol.trim())?.ok_or_else(unknown));
+        let unknown = || self.fail(format!("the shape {} of {} is not known", parameter.shape(), parameter.name));
+        let dims = parameter.dims.iter().map(|symbol| self.dim(symbol)?.ok_or_else(unknown));
         Ok(value(parameter.name, self.data_type(parameter)?, Some(dims.collect::<Result<_, _>>()?)))
     }
 

@@ -22,8 +22,10 @@ pub struct Parameter {
     pub name: &'static str,
     /// Element type.
     pub element: ElementType,
-    /// Shape in the symbols of the crate documentation.
-    pub shape: &'static str,
+    /// Dimensions, outermost first, in the symbols of the crate documentation.
+    pub dims: &'static [&'static str],
+    /// What else there is to say of the shape or the values; empty where there is nothing.
+    pub note: &'static str,
     /// Whether the parameter may be absent.
     pub optional: bool,
 }
@@ -128,12 +130,24 @@ impl fmt::Display for AttributeKind {
     }
 }
 
-const fn required(name: &'static str, element: ElementType, shape: &'static str) -> Parameter {
-    Parameter { name, element, shape, optional: false }
+impl Parameter {
+    const fn noted(self, note: &'static str) -> Self {
+        Self { note, ..self }
+    }
+
+    /// The shape, and what there is to say of it: `[B, S], 1 for a real token, 0 for padding`.
+    pub fn shape(&self) -> String {
+        let separator = if self.note.is_empty() { "" } else { ", " };
+        format!("[{}]{separator}{}", self.dims.join(", "), self.note)
+    }
 }
 
-const fn optional(name: &'static str, element: ElementType, shape: &'static str) -> Parameter {
-    Parameter { name, element, shape, optional: true }
+const fn required(name: &'static str, element: ElementType, dims: &'static [&'static str]) -> Parameter {
+    Parameter { name, element, dims, note: "", optional: false }
+}
+
+const fn optional(name: &'static str, element: ElementType, dims: &'static [&'static str]) -> Parameter {
+    Parameter { optional: true, ..required(name, element, dims) }
 }
 
 const fn attribute(name: &'static str, kind: AttributeKind) -> Attribute {
@@ -146,31 +160,31 @@ const SCALE: Attribute = attribute("scale", AttributeKind::Float);
 const GATE_MODE: Attribute = attribute("gate_mode", AttributeKind::String);
 const SKIP_PADDED_QUERIES: Attribute = attribute("skip_padded_queries", AttributeKind::Int);
 
-const TOPK_INDICES: Parameter = optional("topk_indices", ElementType::Int64, "[B, T, k]");
-const TOPK_WEIGHTS: Parameter = optional("topk_weights", ElementType::Float32, "[B, T, k]");
-const OUTPUT_BIAS: Parameter = optional("output_bias", ElementType::Activation, "[C]");
+const TOPK_INDICES: Parameter = optional("topk_indices", ElementType::Int64, &["B", "T", "k"]);
+const TOPK_WEIGHTS: Parameter = optional("topk_weights", ElementType::Float32, &["B", "T", "k"]);
+const OUTPUT_BIAS: Parameter = optional("output_bias", ElementType::Activation, &["C"]);
 
 /// Self-attention layer: route, project queries, keys and values, attend, project back, weight and sum.
 pub const SELF_ATTENTION: Operator = Operator {
     name: "MoASelfAttention",
     inputs: &[
-        required("hidden_states", ElementType::Activation, "[B, T, C]"),
-        required("attention_mask", ElementType::Int32, "[B, P + T], 1 for a real token, 0 for padding"),
-        required("router_weight", ElementType::Float32, "[C, E]"),
-        required("query_weight", ElementType::Weight, "[E, C, G * D]"),
-        required("kv_weight", ElementType::Weight, "[C, 2 * G * D], keys first"),
-        required("output_weight", ElementType::Weight, "[E, G * D, C]"),
+        required("hidden_states", ElementType::Activation, &["B", "T", "C"]),
+        required("attention_mask", ElementType::Int32, &["B", "P + T"]).noted("1 for a real token, 0 for padding"),
+        required("router_weight", ElementType::Float32, &["C", "E"]),
+        required("query_weight", ElementType::Weight, &["E", "C", "G * D"]),
+        required("kv_weight", ElementType::Weight, &["C", "2 * G * D"]).noted("keys first"),
+        required("output_weight", ElementType::Weight, &["E", "G * D", "C"]),
         OUTPUT_BIAS,
-        optional("past_key", ElementType::Activation, "[B, G, P, D]"),
-        optional("past_value", ElementType::Activation, "[B, G, P, D]"),
-        optional("cos_cache", ElementType::Float32, "[positions, D / 2]"),
-        optional("sin_cache", ElementType::Float32, "[positions, D / 2]"),
-        optional("position_ids", ElementType::Int64, "[B, T]"),
+        optional("past_key", ElementType::Activation, &["B", "G", "P", "D"]),
+        optional("past_value", ElementType::Activation, &["B", "G", "P", "D"]),
+        optional("cos_cache", ElementType::Float32, &["positions", "D / 2"]),
+        optional("sin_cache", ElementType::Float32, &["positions", "D / 2"]),
+        optional("position_ids", ElementType::Int64, &["B", "T"]),
     ],
     outputs: &[
-        required("output", ElementType::Activation, "[B, T, C]"),
-        optional("present_key", ElementType::Activation, "[B, G, P + T, D]"),
-        optional("present_value", ElementType::Activation, "[B, G, P + T, D]"),
+        required("output", ElementType::Activation, &["B", "T", "C"]),
+        optional("present_key", ElementType::Activation, &["B", "G", "P + T", "D"]),
+        optional("present_value", ElementType::Activation, &["B", "G", "P + T", "D"]),
         TOPK_INDICES,
         TOPK_WEIGHTS,
     ],
@@ -181,17 +195,17 @@ pub const SELF_ATTENTION: Operator = Operator {
 pub const CROSS_ATTENTION: Operator = Operator {
     name: "MoACrossAttention",
     inputs: &[
-        required("hidden_states", ElementType::Activation, "[B, T, C]"),
-        required("key", ElementType::Activation, "[B, G, S, D]"),
-        required("value", ElementType::Activation, "[B, G, S, D]"),
-        required("key_mask", ElementType::Int32, "[B, S], 1 for a real token, 0 for padding"),
-        required("query_mask", ElementType::Int32, "[B, T], 1 for a real token, 0 for padding"),
-        required("router_weight", ElementType::Float32, "[C, E]"),
-        required("query_weight", ElementType::Weight, "[E, C, G * D]"),
-        required("output_weight", ElementType::Weight, "[E, G * D, C]"),
+        required("hidden_states", ElementType::Activation, &["B", "T", "C"]),
+        required("key", ElementType::Activation, &["B", "G", "S", "D"]),
+        required("value", ElementType::Activation, &["B", "G", "S", "D"]),
+        required("key_mask", ElementType::Int32, &["B", "S"]).noted("1 for a real token, 0 for padding"),
+        required("query_mask", ElementType::Int32, &["B", "T"]).noted("1 for a real token, 0 for padding"),
+        required("router_weight", ElementType::Float32, &["C", "E"]),
+        required("query_weight", ElementType::Weight, &["E", "C", "G * D"]),
+        required("output_weight", ElementType::Weight, &["E", "G * D", "C"]),
         OUTPUT_BIAS,
     ],
-    outputs: &[required("output", ElementType::Activation, "[B, T, C]"), TOPK_INDICES, TOPK_WEIGHTS],
+    outputs: &[required("output", ElementType::Activation, &["B", "T", "C"]), TOPK_INDICES, TOPK_WEIGHTS],
     attributes: &[TOP_K, KV_NUM_HEADS, SCALE, GATE_MODE, SKIP_PADDED_QUERIES],
 };
 
@@ -199,13 +213,13 @@ pub const CROSS_ATTENTION: Operator = Operator {
 pub const FEED_FORWARD: Operator = Operator {
     name: "MoEFeedForward",
     inputs: &[
-        required("hidden_states", ElementType::Activation, "[B, T, C]"),
-        required("router_weight", ElementType::Float32, "[C, E]"),
-        required("input_weight", ElementType::Weight, "[E, C, F], or [E, C, 2 * F] where gated"),
-        required("output_weight", ElementType::Weight, "[E, F, C]"),
+        required("hidden_states", ElementType::Activation, &["B", "T", "C"]),
+        required("router_weight", ElementType::Float32, &["C", "E"]),
+        required("input_weight", ElementType::Weight, &["E", "C", "F"]).noted("or [E, C, 2 * F] where gated"),
+        required("output_weight", ElementType::Weight, &["E", "F", "C"]),
         OUTPUT_BIAS,
     ],
-    outputs: &[required("output", ElementType::Activation, "[B, T, C]"), TOPK_INDICES, TOPK_WEIGHTS],
+    outputs: &[required("output", ElementType::Activation, &["B", "T", "C"]), TOPK_INDICES, TOPK_WEIGHTS],
     attributes: &[
         TOP_K,
         GATE_MODE,

@@ -72,7 +72,9 @@ impl<'a> Shapes<'a> {
         let input = self.operator.inputs[index];
         Err(ShapeError(format!(
             "{}: input `{}` must be {}, found {found}",
-            self.operator.name, input.name, input.shape
+            self.operator.name,
+            input.name,
+            input.shape()
         )))
     }
 

@@ -20,7 +20,7 @@ fn element(element: ElementType) -> &'static str {
 
 fn parameters(text: &mut String, kind: &str, parameters: &[Parameter]) {
     for (index, parameter) in parameters.iter().enumerate() {
-        let Parameter { name, shape, optional, .. } = parameter;
+        let (Parameter { name, optional, .. }, shape) = (parameter, parameter.shape());
         let kind = if *optional { format!("{kind} {index}, optional") } else { format!("{kind} {index}") };
         writeln!(text, "| {kind} | `{name}` | {} | {shape} |", element(parameter.element)).unwrap();
     }
@@ -43,12 +43,7 @@ fn table(operator: &Operator) -> String {
     parameters(&mut text, "input", operator.inputs);
     parameters(&mut text, "output", operator.outputs);
     for attribute in operator.attributes {
-        let kind = match attribute.kind {
-            AttributeKind::Int => "INT",
-            AttributeKind::Float => "FLOAT",
-            AttributeKind::String => "STRING",
-        };
-        writeln!(text, "| attribute | `{}` | {kind} | {} |", attribute.name, values(attribute)).unwrap();
+        writeln!(text, "| attribute | `{}` | {} | {} |", attribute.name, attribute.kind, values(attribute)).unwrap();
     }
     text
 }
