@@ -98,10 +98,9 @@ impl Failure {
 
     /// One `error` line and at most one `help` line on stderr.
     pub(super) fn print(&self) {
-        let one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
-        let mut text = format!("error[{}]: {}\n", self.code, one_line(&self.message));
+        let mut text = format!("error[{}]: {}\n", self.code, super::one_line(&self.message));
         if let Some(help) = &self.help {
-            text.push_str(&format!("help: {}\n", one_line(help)));
+            text.push_str(&format!("help: {}\n", super::one_line(help)));
         }
         super::print_aside(&text);
     }

@@ -251,7 +251,12 @@ fn must_be_open(model: &Path) -> Result<(), Failure> {
 
 /// Says on stderr what is no error.
 fn note(text: &str) {
-    print_aside(&format!("note: {text}\n"));
+    print_aside(&format!("note: {}\n", one_line(text)));
+}
+
+/// The text without ends of lines, which names of files may have.
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Writes to stderr.

@@ -29,6 +29,9 @@ const SHARES: [(usize, usize); 6] = [(64, 16), (64, 8), (MANY, 16), (MANY, 8), N
 /// of an expert are worth more than rows that are read less often.
 const NARROW: (usize, usize) = (64, 2);
 
+/// Columns of a wide task on tiles; a narrow one has half as many.
+const WIDE: usize = 16 * PANEL;
+
 /// Wide tasks on tiles that each thread should have: with one fewer, one thread may wait for as long as another works.
 const SHARE: usize = 2;
 
@@ -69,9 +72,10 @@ impl Sizes {
     fn task_on_tiles(&self) -> (usize, usize) {
         match self.tokens {
             tokens if tokens > MOST => {
-                let enough = SHARE * self.threads;
-                let wide = tokens.div_ceil(MOST) * self.width.div_ceil(16 * PANEL) >= enough;
-                (MOST, if wide { 16 * PANEL } else { 8 * PANEL })
+                // How wide the last task is decides whether tiles serve it, and so its bits, which threads must not.
+                let same_last = self.width % WIDE <= WIDE / 2;
+                let enough = tokens.div_ceil(MOST) * self.width.div_ceil(WIDE) >= SHARE * self.threads;
+                (MOST, if same_last && enough { WIDE } else { WIDE / 2 })
             }
             96.. => {
                 let wide = self.tokens.div_ceil(128) * self.width.div_ceil(8 * PANEL) >= TASKS;
@@ -252,6 +256,18 @@ mod tests {
         ] {
             let sizes = Sizes { tokens, top_k: 8, experts: 8, inner: 128, width, threads };
             assert_eq!(sizes.task_on_tiles(), task, "{tokens} {width} {threads}");
+        }
+    }
+
+    #[test]
+    fn threads_change_no_width_that_decides_about_tiles() {
+        for (tokens, width) in (1..=2100).flat_map(|width| [96, 257, 512, 2048].map(|tokens| (tokens, width))) {
+            let last = |threads| {
+                let sizes = Sizes { tokens, top_k: 2, experts: 8, inner: 64, width, threads };
+                let (rows, columns) = sizes.task_on_tiles();
+                (rows, ((width - 1) % columns + 1).min(WIDE / 2))
+            };
+            (3..=17).for_each(|threads| assert_eq!(last(threads), last(2), "{tokens} {width} {threads}"));
         }
     }
 }

@@ -6,9 +6,10 @@ use moa_kernels::{FeedForwardInputs, Instructions, Prepared, Sequential};
 use moa_schema::{CrossAttentionDims, FeedForwardDims, GateMode, SelfAttentionDims};
 
 use crate::cross_attention;
+use crate::feed_forward;
 use crate::prepared::pack;
 use crate::self_attention::Case;
-use crate::stored::feed_forward;
+use crate::stored::feed_forward as stored_feed_forward;
 use crate::support::{Random, Threads, assert_close, bits, widen};
 
 /// Rows, keys and heads of several tiles, strips and panels, and of parts of them.
@@ -91,6 +92,19 @@ fn threads_do_not_change_a_bit_of_a_large_layer() {
         let alone = case.compute(&Sequential).bits();
         for threads in 2..=3 {
             assert_eq!(case.compute(&Threads(threads)).bits(), alone);
+        }
+    }
+}
+
+/// Widths of which a wide task of the output and a narrow one would leave columns of other widths for the last.
+#[test]
+fn threads_do_not_change_a_bit_where_the_last_columns_are_few() {
+    for (seed, (width, tokens)) in [(832, 512), (384, 1024), (288, 520), (448, 300)].into_iter().enumerate() {
+        let dims = FeedForwardDims { batch: 1, tokens, width, experts: 8, top_k: 2, hidden: 64 };
+        let case = feed_forward::Case::random(&mut Random(seed as u64), dims);
+        let alone = bits(&case.compute(&Sequential).0);
+        for threads in [2, 4, 8] {
+            assert_eq!(bits(&case.compute(&Threads(threads)).0), alone, "{dims:?}, {threads} threads");
         }
     }
 }
@@ -191,7 +205,7 @@ fn feed_forward_of_few_tokens_goes_to_tiles_by_its_weights() {
             output_weight: (&output).into(),
             output_bias: None,
         };
-        let compute = |limit| bits(&feed_forward(&dims, false, &inputs, limit));
+        let compute = |limit| bits(&stored_feed_forward(&dims, false, &inputs, limit));
         let differs = compute(Instructions::Amx) != compute(Instructions::Avx512);
         assert_eq!(differs, on_tiles, "{tokens} tokens, {top_k} of 4 experts, rounded: {rounds}");
     }
