@@ -1,10 +1,36 @@
 """What the operator library refuses although ONNX Runtime hands it over, through real sessions."""
 
+import pathlib
+import subprocess
+import sys
 import unittest
 
 import numpy as np
 
 from test_operator_library import compute, model_bytes, self_case, session
+
+# One layer with so many experts that the router of some thousand tokens wants more memory than the process may have.
+WANT_OF_MEMORY = """
+import resource
+import numpy as np
+from test_operator_library import model_bytes, session
+
+def feeds(tokens, experts=1 << 16):
+    weights = {"router_weight": (1, experts), "input_weight": (experts, 1, 1), "output_weight": (experts, 1, 1)}
+    shapes = {"hidden_states": (1, tokens, 1), **weights}
+    return {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+
+attributes = {"top_k": 1, "gate_mode": "topk_softmax", "activation": "relu", "gated": 0}
+layer = session(model_bytes("MoEFeedForward", attributes, feeds(1), ["output"]))
+run = lambda tokens: layer.run(None, feeds(tokens))[0].ravel().tolist()
+before = run(3)
+resource.setrlimit(resource.RLIMIT_AS, (1 << 33, resource.RLIM_INFINITY))
+try:
+    run(1 << 15)
+except Exception as error:
+    print(error)
+assert run(3) == before == [1, 1, 1], before
+"""
 
 
 class OperatorRefusals(unittest.TestCase):
@@ -36,6 +62,12 @@ class OperatorRefusals(unittest.TestCase):
                     session(model)
             else:
                 session(model)
+
+    def test_want_of_memory_ends_the_call_and_not_the_process(self):
+        here = pathlib.Path(__file__).parent
+        ended = subprocess.run([sys.executable, "-c", WANT_OF_MEMORY], cwd=here, capture_output=True, text=True, check=False)
+        self.assertEqual(ended.returncode, 0, ended.stderr)
+        self.assertRegex(ended.stdout, "MoEFeedForward node `.*`: no memory for [0-9]{11} bytes")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,28 @@
 //! Memory that grows and is kept, aligned to cache lines.
 
+use std::fmt;
+use std::panic::resume_unwind;
+
 use crate::huge_pages;
 use crate::scalar::Scalar;
 
 /// Bytes of a cache line, and of the widest vector.
 const LINE: usize = 64;
+
+/// There is no memory for what a call needs: the payload of the panic that ends it, which no hook sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OutOfMemory {
+    /// Size of the allocation that failed.
+    pub bytes: usize,
+}
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no memory for {} bytes", self.bytes)
+    }
+}
+
+impl std::error::Error for OutOfMemory {}
 
 /// A buffer that begins at a cache line.
 #[derive(Debug, Default)]
@@ -19,12 +37,20 @@ impl<T: Copy + Default> Buffer<T> {
     const PER_LINE: usize = LINE / size_of::<T>();
 
     /// `len` elements with unspecified values; allocates only where no earlier call needed as many.
+    ///
+    /// # Panics
+    ///
+    /// With [`OutOfMemory`].
     pub(crate) fn take(&mut self, len: usize) -> &mut [T] {
-        if self.data.len() < self.start + len {
+        if self.data.len().saturating_sub(self.start) < len {
+            *self = Self::default();
+            let needed = len.saturating_add(Self::PER_LINE);
+            if self.data.try_reserve_exact(needed).is_err() {
+                resume_unwind(Box::new(OutOfMemory { bytes: needed.saturating_mul(size_of::<T>()) }));
+            }
             // A page that holds a value stays as small as it is, so huge ones are asked for before.
-            self.data = Vec::with_capacity(len + Self::PER_LINE);
             huge_pages::prefer(self.data.spare_capacity_mut());
-            self.data.resize(len + Self::PER_LINE, T::default());
+            self.data.resize(needed, T::default());
             self.start = self.data.as_ptr().align_offset(LINE).min(Self::PER_LINE);
         }
         self.len = len;
@@ -88,5 +114,18 @@ mod tests {
         assert_eq!(buffer.take(1000).as_ptr(), first);
         assert_eq!(buffer.bytes(), held);
         assert_eq!(buffer.take(1001).len(), 1001);
+    }
+
+    #[test]
+    fn memory_that_there_is_not_ends_the_call_and_not_the_process() {
+        let mut buffer = Buffer::<f32>::default();
+        buffer.take(7);
+        for len in [isize::MAX as usize / 2, usize::MAX] {
+            let payload =
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| buffer.take(len).len())).unwrap_err();
+            assert!(payload.downcast::<OutOfMemory>().unwrap().bytes > isize::MAX as usize);
+            assert_eq!((buffer.bytes(), buffer.filled()), (0, &[][..]));
+        }
+        assert_eq!(buffer.take(7).len(), 7);
     }
 }

@@ -56,6 +56,11 @@
 //! A masked key is never read, so NaN or infinity in a padded position reaches no other token. A padded query under
 //! `skip_padded_queries` is not routed at all: its output row is 0, its `topk_weights` are 0 and its `topk_indices`
 //! are `0 .. k`.
+//!
+//! # Memory
+//!
+//! Scratch and packed weights are kept between calls. A call for which there is none unwinds with [`OutOfMemory`], and
+//! what it has begun to fill is unspecified.
 
 mod activation;
 mod attention;
@@ -95,6 +100,7 @@ mod single_token;
 mod terms;
 mod waiting_inputs;
 
+pub use buffer::OutOfMemory;
 pub use cross_attention::{CrossAttentionInputs, CrossAttentionOutputs, cross_attention};
 pub use error::KernelError;
 pub use feed_forward::{FeedForwardInputs, FeedForwardOutputs, feed_forward};

@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use moa_kernels::OutOfMemory;
 use moa_schema::panic_text;
 
 /// Whose fault it is.
@@ -38,11 +39,13 @@ impl Failure {
     }
 }
 
-/// Runs `body`; a panic becomes a [`Fault::Bug`].
+/// Runs `body`; a panic becomes a [`Fault::Bug`], but for want of memory.
 pub(crate) fn catch<T>(body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
-        let text = format!("internal error: {}", panic_text(payload));
-        Err(Failure { fault: Fault::Bug, text })
+        Err(match payload.downcast::<OutOfMemory>() {
+            Ok(error) => Failure::runtime(error.to_string()),
+            Err(payload) => Failure { fault: Fault::Bug, text: format!("internal error: {}", panic_text(payload)) },
+        })
     })
 }
 
@@ -54,6 +57,12 @@ mod tests {
     fn a_panic_becomes_a_failure() {
         let expected = Failure { fault: Fault::Bug, text: String::from("internal error: number 7") };
         assert_eq!(catch::<()>(|| panic!("number {}", 7)), Err(expected));
+    }
+
+    #[test]
+    fn want_of_memory_is_no_bug() {
+        let failure = catch::<()>(|| std::panic::resume_unwind(Box::new(OutOfMemory { bytes: 96 })));
+        assert_eq!(failure, Err(Failure::runtime("no memory for 96 bytes")));
     }
 
     #[test]

@@ -187,15 +187,15 @@ impl Unit {
         if !isa.has_tiles() {
             return None;
         }
-        let mut scratch = SCRATCH.take()?;
+        let scratch = SCRATCH.take()?;
         // SAFETY: `Isa` proves that this process may use tiles, and the memory that the thread has no other unit.
         let tiles = unsafe { Tiles::configure() }?;
-        let [left, right, sums] = SCRATCH_LEN;
-        scratch.known.make_room();
-        scratch.left.take(left);
-        scratch.right.iter_mut().for_each(|buffer| _ = buffer.take(right));
-        scratch.sums.take(sums);
-        Some(Self { scratch, tiles })
+        let (mut unit, [left, right, sums]) = (Self { scratch, tiles }, SCRATCH_LEN);
+        unit.scratch.known.make_room();
+        unit.scratch.left.take(left);
+        unit.scratch.right.iter_mut().for_each(|buffer| _ = buffer.take(right));
+        unit.scratch.sums.take(sums);
+        Some(unit)
     }
 
     /// Splits the first panel of `right`, of `inner` rows, into `out`.
