@@ -8,9 +8,11 @@ of the text. attention_mask says how many of them are filled, so that nothing gr
 """
 
 import argparse
+import os
 import pathlib
 import sys
 
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 try:
     import numpy as np
     import onnxruntime
@@ -73,21 +75,39 @@ class Generator:
         return np.concatenate(found, axis=1).tolist() if found else [[] for _ in prompts]
 
 
+def natural(text):
+    """A number from 0, for an option."""
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
+
+
 def main():
     parser = argparse.ArgumentParser(description="Continue token ids with an exported causal language model.")
     parser.add_argument("folder", type=pathlib.Path, help="folder with model.onnx")
     parser.add_argument("ids", nargs="+", type=int, help="token ids of the prompt")
     parser.add_argument("--library", type=pathlib.Path, required=True,
                         help="operator library (libmoa_ort.so), whose path `moa-export ops` prints")
-    parser.add_argument("--threads", type=int, default=0, help="threads of ONNX Runtime (default: all cores)")
-    parser.add_argument("--max-new", type=int, default=32, help="new tokens (default: 32)")
+    parser.add_argument("--threads", type=natural, default=0, help="threads of ONNX Runtime (default: all cores)")
+    parser.add_argument("--max-new", type=natural, default=32, help="new tokens (default: 32)")
     arguments = parser.parse_intermixed_args()
     for path in [arguments.folder / "model.onnx", arguments.library]:
         if not path.is_file():
             parser.error(f"{path} is not there")
-    generator = Generator(arguments.folder / "model.onnx", arguments.library.resolve(), arguments.threads)
-    print(*generator.generate([arguments.ids], arguments.max_new)[0])
+    try:
+        generator = Generator(arguments.folder / "model.onnx", arguments.library.resolve(), arguments.threads)
+        if not generator.caches:
+            parser.error(f"{arguments.folder} holds no causal language model")
+        found = generator.generate([arguments.ids], arguments.max_new)
+    except Exception as error:  # Those of ONNX Runtime have no other class in common.
+        sys.exit(f"{error}\nThe model must be of the form function or fused, and the ids and positions be its own.")
+    print(*found[0])
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

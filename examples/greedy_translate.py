@@ -11,9 +11,11 @@ Each sentence gives one line on the standard output: source, tab, translation.
 
 import argparse
 import json
+import os
 import pathlib
 import sys
 
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 try:
     import numpy as np
     import onnxruntime
@@ -22,6 +24,9 @@ except ImportError as error:
 
 SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]
 PAD, END, UNKNOWN = 1, 2, 3
+
+# Sentences that are translated at once.
+BATCH = 64
 
 
 def read_lines(path):
@@ -110,6 +115,10 @@ class Translator:
             for part in ("encoder", "decoder")
         )
 
+    def vocabulary(self):
+        """How many tokens the decoder chooses from."""
+        return next(output.shape[-1] for output in self.decoder.get_outputs() if output.name == "logits")
+
     def translate(self, sources, max_tokens=200):
         """The best next token again and again, for a batch of id lists; each result ends with END if it ended."""
         length = max(map(len, sources))
@@ -156,6 +165,14 @@ def as_inputs(outputs):
     return {name.replace("present.", "past_key_values."): x for name, x in outputs.items() if name.startswith("present.")}
 
 
+def natural(text):
+    """A number from 0, for an option."""
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
+
+
 def main():
     parser = argparse.ArgumentParser(description="Translate sentences with an exported encoder-decoder.")
     parser.add_argument("folder", type=pathlib.Path, help="folder with encoder_model.onnx and decoder_model.onnx")
@@ -163,8 +180,8 @@ def main():
     parser.add_argument("--dict", type=pathlib.Path, help="fairseq dictionary (default: as generation.json says)")
     parser.add_argument("--codes", type=pathlib.Path, help="subword-nmt codes, with --dict")
     parser.add_argument("--library", type=pathlib.Path, help="operator library (libmoa_ort.so), for speed")
-    parser.add_argument("--threads", type=int, default=0, help="threads of ONNX Runtime (default: all cores)")
-    parser.add_argument("--max-tokens", type=int, default=200, help="longest translation (default: 200)")
+    parser.add_argument("--threads", type=natural, default=0, help="threads of ONNX Runtime (default: all cores)")
+    parser.add_argument("--max-tokens", type=natural, default=200, help="longest translation (default: 200)")
     arguments = parser.parse_intermixed_args()
     models = [arguments.folder / f"{part}_model.onnx" for part in ("encoder", "decoder")]
     if arguments.codes and not arguments.dict:
@@ -175,17 +192,30 @@ def main():
             parser.error(f"{path} is not there")
     try:
         tokenizer = Tokenizer(*vocabulary) if arguments.dict else read_vocabulary(arguments.folder)
-    except (ValueError, KeyError, OSError) as error:
+    except (ValueError, KeyError, TypeError, OSError) as error:
         parser.error(str(error))
     sentences = arguments.sentences or [line.strip() for line in sys.stdin]
     sentences = [sentence for sentence in sentences if sentence.strip()]
     if not sentences:
         parser.error("there is nothing to translate")
-    translator = Translator(arguments.folder, arguments.library and arguments.library.resolve(), arguments.threads)
-    results = translator.translate([tokenizer.encode(sentence) for sentence in sentences], arguments.max_tokens)
-    for sentence, result in zip(sentences, results):
-        print(f"{sentence}\t{tokenizer.decode(result)}")
+    try:
+        translator = Translator(arguments.folder, arguments.library and arguments.library.resolve(), arguments.threads)
+        if translator.vocabulary() != len(tokenizer.tokens):
+            sys.exit(f"the model has {translator.vocabulary()} tokens, and its dictionary {len(tokenizer.tokens)}")
+        for first in range(0, len(sentences), BATCH):
+            batch = sentences[first : first + BATCH]
+            results = translator.translate([tokenizer.encode(sentence) for sentence in batch], arguments.max_tokens)
+            for sentence, result in zip(batch, results):
+                print(f"{sentence}\t{tokenizer.decode(result)}")
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # Those of ONNX Runtime have no other class in common.
+        sys.exit(f"{error}\nA model of the form fused needs --library, and sentences fit its positions.")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
