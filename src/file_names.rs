@@ -31,21 +31,44 @@ pub(crate) fn graph_file(stem: &str) -> String {
 /// Stems of all graphs that an exported folder may hold.
 pub(crate) const GRAPHS: [&str; 3] = [MODEL, ENCODER, DECODER];
 
-/// A folder that holds no graph of an export.
+/// A folder that lacks a graph.
 #[derive(Debug, thiserror::Error)]
-#[error("{} holds no {}, {} or {}", folder.display(), graph_file(MODEL), graph_file(ENCODER), graph_file(DECODER))]
-pub struct NoGraph {
-    /// The folder.
-    pub folder: PathBuf,
+#[non_exhaustive]
+pub enum NoGraph {
+    /// It holds no graph of an export.
+    #[error("{} holds no {}, {} or {}", folder.display(), graph_file(MODEL), graph_file(ENCODER), graph_file(DECODER))]
+    Any {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// It holds one half of an encoder-decoder.
+    #[error("{} holds {} and no {}", folder.display(), graph_file(found), graph_file(missing))]
+    Half {
+        /// The folder.
+        folder: PathBuf,
+        /// Stem of the graph that it has.
+        found: &'static str,
+        /// Stem of the other one.
+        missing: &'static str,
+    },
 }
 
 /// Stems and files of the graphs that an exported folder holds, in the order of [`GRAPHS`].
 ///
 /// # Errors
 ///
-/// Where there are none.
+/// Where there are none, and where there is an encoder without a decoder or the other way round.
 pub(crate) fn graphs_in(folder: &Path) -> Result<Vec<(&'static str, PathBuf)>, NoGraph> {
     let graphs = GRAPHS.map(|stem| (stem, folder.join(graph_file(stem))));
     let graphs: Vec<_> = graphs.into_iter().filter(|(_, file)| file.exists()).collect();
-    if graphs.is_empty() { Err(NoGraph { folder: folder.into() }) } else { Ok(graphs) }
+    if graphs.is_empty() {
+        return Err(NoGraph::Any { folder: folder.into() });
+    }
+    for (found, missing) in [(ENCODER, DECODER), (DECODER, ENCODER)] {
+        let has = |stem| graphs.iter().any(|(known, _)| *known == stem);
+        if has(found) && !has(missing) {
+            return Err(NoGraph::Half { folder: folder.into(), found, missing });
+        }
+    }
+    Ok(graphs)
 }

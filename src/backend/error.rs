@@ -1,8 +1,9 @@
 //! Why a backend could not load or run a model.
 
-use std::path::PathBuf;
+use std::{env, path::PathBuf};
 
 use super::EngineError;
+use super::libraries::{RUNTIME_VARIABLE, TENSORRT_VARIABLE, variable_of};
 use crate::onnx::inline::InlineError;
 use crate::onnx::read::ReadError;
 
@@ -132,6 +133,19 @@ impl BackendError {
             Self::Engine(error) => error.is_skip(),
             Self::Input { .. } | Self::Model(_) | Self::Inline(_) | Self::Failed { .. } => false,
         }
+    }
+
+    /// Whether the environment names the library that is not there, or cannot be used.
+    pub fn is_asked_for(&self) -> bool {
+        let variable = match self {
+            Self::RuntimeMissing { what, .. }
+            | Self::RuntimeUnusable { what, .. }
+            | Self::RuntimeTooOld { what, .. } => variable_of(what),
+            Self::RuntimeUnknown { .. } => Some(RUNTIME_VARIABLE),
+            Self::Engine(EngineError::Plugin { .. }) => Some(TENSORRT_VARIABLE),
+            _ => None,
+        };
+        variable.and_then(env::var_os).is_some_and(|value| !value.is_empty())
     }
 
     /// Whether what the user gave the backend beside the model is at fault, and not what it computes.

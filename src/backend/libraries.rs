@@ -26,6 +26,12 @@ pub const TENSORRT_ROOT: &str = "TENSORRT_ROOT";
 /// The Python package that the operator library is installed in by pip.
 const OWN_PACKAGE: &str = "moa_export";
 
+/// The variable that names the library `what`.
+pub(super) fn variable_of(what: &str) -> Option<&'static str> {
+    let variables = [(RUNTIME, RUNTIME_VARIABLE), (OPERATORS, OPERATORS_VARIABLE), (PLUGIN, TENSORRT_VARIABLE)];
+    variables.into_iter().find(|(known, _)| *known == what).map(|(_, variable)| variable)
+}
+
 const PLUGIN: &str = "the TensorRT plugin libmoa_tensorrt";
 const PLUGIN_HELP: &str = "build it with `cargo xtask tensorrt`, or set MOA_TENSORRT_LIBRARY to it";
 
@@ -34,7 +40,8 @@ pub(super) const RUNTIME_HELP: &str = "python3 -m pip install onnxruntime, or se
 pub(super) const OPERATORS: &str = "the operator library libmoa_ort";
 pub(super) const UNUSABLE_OPERATORS_HELP: &str = "give the libmoa_ort of this version of moa-export for this machine, or use the \
      backend `ort-function`, which needs none";
-const OPERATORS_HELP: &str = "set MOA_ORT_LIBRARY to the library, or use the backend `ort-function`, which needs none";
+const OPERATORS_HELP: &str =
+    "set MOA_ORT_LIBRARY to the library; the backend `ort-function`, and exports without --with-library, need none";
 
 /// Prints the file of the Python package without importing it; the current folder is not searched.
 const ASK_PYTHON: &str = "import sys; sys.path = [p for p in sys.path if p]; import importlib.util; \

@@ -22,6 +22,14 @@ impl Failure {
         Self { code, message: message.into(), help: help.map(ToOwned::to_owned) }
     }
 
+    pub(super) fn output_name(message: impl Into<String>, help: &str) -> Self {
+        Self::new(Code::OutputName, message, Some(help))
+    }
+
+    pub(super) fn output_is_input(message: impl Into<String>, help: &str) -> Self {
+        Self::new(Code::OutputIsInput, message, Some(help))
+    }
+
     pub(super) fn usage(message: impl Into<String>, help: Option<&str>) -> Self {
         Self::new(Code::Usage, message, help)
     }

@@ -23,6 +23,9 @@ const MAX_BYTES: u64 = 1 << 30;
 /// What ends a program that writes lines ends this one too, a little later: how long the end of lines waits for that.
 const END_TOGETHER: Duration = Duration::from_millis(50);
 
+/// Name of lines that were typed.
+const TYPED: &str = "--input";
+
 /// Lines that are read together.
 pub(super) struct Input {
     /// Where errors say that they are.
@@ -38,6 +41,11 @@ pub(super) struct Input {
 impl Input {
     pub(super) fn lines(&self) -> Vec<&str> {
         self.text.lines().collect()
+    }
+
+    /// Whether they were typed, and stand in no file.
+    pub(super) fn is_typed(&self) -> bool {
+        self.name == TYPED
     }
 
     /// Where the line stands with this index among [`Self::lines`].
@@ -177,7 +185,7 @@ fn whole(argument: &str) -> Result<(String, Vec<u8>), Failure> {
             let help = "give a file that is there; a text that looks like one goes to stdin: `… --input -`";
             Err(Failure::usage(format!("--input {argument}: there is no such file"), Some(help)))
         }
-        Err(_) => Ok(("--input".to_owned(), argument.as_bytes().to_vec())),
+        Err(_) => Ok((TYPED.to_owned(), argument.as_bytes().to_vec())),
     }
 }
 

@@ -190,7 +190,8 @@ fn prompts(input: &Input, arguments: &TextArguments) -> Result<Vec<Prompt>, Fail
     let prompt = |(index, line): (usize, &str)| match arguments.token_ids {
         true => token_ids(line).map(Prompt::Tokens).map_err(|word| {
             let message = format!("{}: {word:?} is no token id", input.place(index));
-            Failure::usage(message, Some("give ids with spaces between"))
+            let refused = if input.is_typed() { Failure::usage } else { Failure::malformed };
+            refused(message, Some("give ids with spaces between"))
         }),
         false => Ok(Prompt::from(line)),
     };

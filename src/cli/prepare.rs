@@ -31,7 +31,7 @@ use crate::{
 
 const DETAILS: &str = "\
 The file that is written holds the same weights and computes the same values. Bodies of our operators are gone, their \
-nodes name the plugin, an attribute lists the inputs that are present, and outputs that nobody reads are cut. The form \
+nodes name the plugin, an attribute lists the inputs that are present where one is absent before them, and outputs that nobody reads are cut. The form \
 `standard` is not prepared: TensorRT takes it as it is. The plugin is built by `cargo xtask tensorrt`.
 
 Examples:
@@ -130,7 +130,7 @@ fn is_named_like_a_model(output: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     let message = format!("{} does not end in .onnx, as models do", output.display());
-    Err(Failure::usage(message, Some("give -o NAME.onnx, such as NAME.trt.onnx; `moa-export build` writes NAME.plan")))
+    Err(Failure::output_name(message, "give -o NAME.onnx, such as NAME.trt.onnx; `moa-export build` writes NAME.plan"))
 }
 
 /// `--force` replaces what was prepared before, and never the export itself, which other runtimes need.
@@ -139,7 +139,7 @@ fn is_another_file(file: &OnnxFile, output: &Path) -> Result<(), Failure> {
         return apart::keep_apart(&[Some(output)], file.data_files().iter().map(PathBuf::as_path));
     }
     let message = format!("{} is the model that is prepared", file.path().display());
-    Err(Failure::usage(message, Some("give -o another name, such as NAME.trt.onnx")))
+    Err(Failure::output_is_input(message, "give -o another name, such as NAME.trt.onnx"))
 }
 
 /// External data is named by its place beside the model.

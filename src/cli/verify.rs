@@ -1,6 +1,6 @@
 //! `moa-export verify`.
 
-use std::{collections::BTreeSet, env, path::PathBuf, process::ExitCode};
+use std::{collections::BTreeSet, path::PathBuf, process::ExitCode};
 
 use serde_json::Value;
 
@@ -18,7 +18,7 @@ use super::{
     verify_report,
 };
 use crate::{
-    backend::{BackendErrorKind, OPERATORS_VARIABLE, RUNTIME_VARIABLE, Ranges, names},
+    backend::{BackendErrorKind, Ranges, names},
     checkpoint::Checkpoint,
     parity::{
         BackendReport, Comparison, Constants, Difference, FileAudit, GraphReport, MOST_ROWS, MOST_TOKENS, NodeAudit,
@@ -77,25 +77,18 @@ pub(super) fn verify(
     let written = commit_all([page, file], ending);
     printed.and(written)?;
     let all_unused = result.backends.iter().all(|report| report.skipped.is_some());
-    let is_asked_for = |report: &BackendReport| match report.backend.as_str() {
-        names::ORT => arguments.library.is_some() || names_nothing(report, &[OPERATORS_VARIABLE, RUNTIME_VARIABLE]),
-        names::ORT_FUNCTION => names_nothing(report, &[RUNTIME_VARIABLE]),
+    let has_option = |report: &BackendReport| match report.backend.as_str() {
+        names::ORT => arguments.library.is_some(),
         names::TENSORRT => arguments.tensorrt.plan.is_some(),
         _ => false,
     };
-    let must_run = |report: &BackendReport| named || all_unused || is_asked_for(report);
+    let is_asked_for = |report: &BackendReport| report.skipped.as_ref().is_some_and(|skip| skip.is_asked_for);
+    let must_run = |report: &BackendReport| named || all_unused || has_option(report) || is_asked_for(report);
     let unused = |report| must_run(report).then_some(report).and_then(unused_backend);
     if result.differs() {
         return Ok(ExitCode::FAILURE);
     }
     result.backends.iter().find_map(unused).map_or(Ok(ExitCode::SUCCESS), Err)
-}
-
-/// Whether a backend lacks its runtime although one of these variables names it.
-fn names_nothing(report: &BackendReport, variables: &[&str]) -> bool {
-    let is_set = |name: &&str| env::var_os(name).is_some_and(|value| !value.is_empty());
-    let lacks = report.skipped.as_ref().is_some_and(|skip| skip.kind == BackendErrorKind::Runtime);
-    lacks && variables.iter().any(is_set)
 }
 
 /// Sizes that hold every case of a verification.
@@ -105,7 +98,7 @@ fn verified_ranges() -> Ranges {
 }
 
 fn unused_backend(report: &BackendReport) -> Option<Failure> {
-    let Skip { why, kind, help } = report.skipped.as_ref()?;
+    let Skip { why, kind, help, .. } = report.skipped.as_ref()?;
     let (message, help) = (format!("backend {} was not used: {why}", report.backend), help.map(str::to_owned));
     Some(match kind {
         BackendErrorKind::Unsupported => Failure::unsupported(message, help),

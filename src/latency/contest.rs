@@ -81,7 +81,9 @@ impl<'a> Contest<'a> {
             for backend in 0..setup.backends.len() {
                 match contest.contestant(member, backend) {
                     Ok(contestant) => contest.contestants.push(contestant),
-                    Err(LatencyError::Backend(error)) if !setup.backends_are_named && error.is_skip() => {
+                    Err(LatencyError::Backend(error))
+                        if !setup.backends_are_named && error.is_skip() && !error.is_asked_for() =>
+                    {
                         let subject = contest.subject(member, backend);
                         result.skipped.push(Skipped { subject, why: error.to_string() });
                         refusal = Some(error);

@@ -169,6 +169,16 @@ pub struct Skip {
     /// What to do, where that is known.
     #[serde(skip)]
     pub help: Option<&'static str>,
+    /// Whether the environment names what is not there.
+    #[serde(skip)]
+    pub is_asked_for: bool,
+}
+
+impl Skip {
+    fn of(error: &BackendError) -> Self {
+        let (kind, help, is_asked_for) = (error.kind(), error.help(), error.is_asked_for());
+        Self { why: error.to_string(), kind, help, is_asked_for }
+    }
 }
 
 fn as_text<S: serde::Serializer>(value: &impl std::fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
@@ -392,7 +402,7 @@ fn run_backend(
         match GraphCheck::load(backend, file, (*part, files.last_logits), truth) {
             Ok(check) => checks.push(check),
             Err(error) if error.is_skip() => {
-                report.skipped = Some(Skip { why: error.to_string(), kind: error.kind(), help: error.help() });
+                report.skipped = Some(Skip::of(&error));
                 return Ok(report);
             }
             Err(error) if error.is_given() => return Err(VerifyError::Given(error)),

@@ -145,7 +145,11 @@ fn what_cannot_be_profiled_is_refused() {
         scene.refuses(line, code, &[number, says]);
     }
     std::fs::remove_file(scene.path("out/encoder_model.onnx")).unwrap();
-    scene.refuses("profile out --inputs pairs.tsv", 5, &["MOA-E0501", "out/encoder_model.onnx"]);
+    scene.refuses(
+        "profile out --inputs pairs.tsv",
+        5,
+        &["MOA-E0518", "out holds decoder_model.onnx and no encoder_model.onnx"],
+    );
 }
 
 #[test]

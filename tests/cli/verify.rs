@@ -354,3 +354,28 @@ fn operator_libraries_that_are_none() {
         outcome.assert_failed(line, 6, &["nowhere.so"]);
     }
 }
+
+/// A variable asks for its library, in commands that would else do without it; one that is right asks for no other.
+#[test]
+fn what_a_variable_names_is_not_left_out() {
+    let scene = exported("");
+    for (line, variable) in [
+        ("verify m.onnx --checkpoint ck", "MOA_TENSORRT_LIBRARY"),
+        ("bench m.onnx --seq 4 --seconds 0.05", "MOA_ORT_LIBRARY"),
+    ] {
+        let mut command = scene.command(line);
+        command.env(variable, "nowhere.so");
+        Outcome::of(command).assert_failed(line, 6, &[&format!("{variable}=nowhere.so")]);
+    }
+}
+
+/// One half of a translator is no model.
+#[test]
+fn half_an_export_is_none() {
+    let scene = Scene::with(&Model::translator());
+    scene.accepts("ck -o out");
+    fs::remove_file(scene.path("out/decoder_model.onnx")).unwrap();
+    for line in ["bench out", "profile out --inputs i.safetensors", "build out --gpu auto -o plans"] {
+        scene.refuses(line, 5, &["MOA-E0518", "out holds encoder_model.onnx and no decoder_model.onnx"]);
+    }
+}

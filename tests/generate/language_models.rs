@@ -399,6 +399,10 @@ fn the_command_refuses_what_it_cannot_do() {
         assert_eq!(found, code, "{arguments:?}: {message}");
         assert!(message.contains(words), "{arguments:?}: {message}");
     }
+    let lines = folder.path().join("lines.ids");
+    std::fs::write(&lines, "5\nx\n").unwrap();
+    let (found, message) = refused(&place, &["--input", lines.to_str().unwrap(), "--token-ids"]);
+    assert!(found == 3 && message.contains("lines.ids, line 2: \"x\" is no token id"), "{found}: {message}");
     let translator = crate::exported(Form::Function);
     let (code, message) = refused(&out(&translator), &["--input", "one", "--top-k", "3"]);
     assert_eq!((code, message.contains("--top-k is for causal language models")), (2, true), "{message}");

@@ -48,6 +48,7 @@ cargo xtask COMMAND
   synthesize jetmoe-8b -o DIR [--layers N] [--shards N] [--seed N] [--sparse]
           a checkpoint of the shapes of jetmoe/jetmoe-8b with pseudo-random values
 
+Builds of the operator library and of libmoa_cuda.so embed the CUDA kernels of the archive that MOA_CUDA_KERNELS names.
 Property tests draw the same cases in every run of `test`; PROPTEST_RNG_SEED is another seed.
 Python packages are installed under target/python and nowhere else. PYTHON names another
 interpreter than python3, MOA_PYTORCH a folder with an installed PyTorch, where

@@ -7,8 +7,8 @@
 //!
 //! `ffi` is the door: the only module with `unsafe` code. `failure`, `attributes`, `prepare` and `compute` are safe
 //! code between that door and `moa_kernels`; `gpu` is that for `moa_cuda_driver`. No panic leaves the library: every
-//! callback catches it and answers with a status that names the node, as it does where there is no memory for scratch or
-//! packed weights.
+//! callback catches it and answers with a status that names the node, as it does where there is no memory for scratch
+//! or packed weights.
 
 mod attributes;
 mod compute;

@@ -29,8 +29,8 @@ Routing: with `data` whole graphs run on their inputs. A whole graph cannot be r
 weights, on hidden states for which its own router makes the asked choice, which is checked. FILE holds \
 router.{module}.indices, as `moa-export run` writes them for a model exported with --router-outputs.
 
-Parity: before anything is timed, all backends of a model must agree on the timed inputs with ONNX Runtime computing \
-the bodies, within what moving its f32 and f16 weights, up to 512 MiB of them, by one unit in the last place explains; \
+Parity: before anything is timed, all backends of a model that carries bodies must agree on the timed inputs with ONNX \
+Runtime computing these, within what moving its f32 and f16 weights, up to 512 MiB of them, by one unit in the last place explains; \
 with --checkpoint, `verify` runs instead.
 
 Examples:

@@ -96,7 +96,8 @@ impl From<ImportError> for Failure {
                 Code::OtherConfig,
                 message,
                 Some(
-                    "where they are two, say so in the configuration, such as \"tie_word_embeddings\": false, or in another one with --config FILE",
+                    "where they are two, say so in the configuration, or in another one with --config FILE: \"tie_word_embeddings\": false \
+                     (JetMoE), \"share_all_embeddings\": false (translation) or \"untie_weights_roberta\": true (masked LM)",
                 ),
             ),
             ImportError::ExtraTensors { .. } => Self::new(
@@ -345,7 +346,11 @@ impl From<TensorFileError> for Failure {
             TensorFileError::Dtype { .. } => Code::TensorType,
             _ => Code::TensorFile,
         };
-        Self::new(code, error.to_string(), Some("inputs are one .safetensors file with a tensor per graph input"))
+        let help = match &error {
+            TensorFileError::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => "check the path",
+            _ => "named tensors are one .safetensors file, for inputs with a tensor per graph input",
+        };
+        Self::new(code, error.to_string(), Some(help))
     }
 }
 
