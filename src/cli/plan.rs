@@ -7,7 +7,14 @@ use clap::{Args, ValueEnum, builder::PossibleValuesParser};
 use super::{Failure, print_result, table::table};
 use crate::engine::{Dtype, GPUS, Gpu, Plugin, RELEASES, Release, fit};
 
+const DETAILS: &str = "\
+The table says of each TensorRT: the CUDA that it is built for (the plugin's kernels need a driver of CUDA 12, 525 on \
+Linux, whichever that is); the types that its engines may have on this GPU; the interface by which it takes our \
+operators; and the forms of an export that its own tools take as they are. `moa-export build` and `prepare` take every \
+form.";
+
 #[derive(Debug, Args)]
+#[command(after_help = DETAILS)]
 pub(super) struct PlanArguments {
     /// GPU to plan for [default: a table of all]
     #[arg(long, value_name = "GPU", ignore_case = true)]
