@@ -26,12 +26,6 @@ pub const TENSORRT_ROOT: &str = "TENSORRT_ROOT";
 /// The Python package that the operator library is installed in by pip.
 const OWN_PACKAGE: &str = "moa_export";
 
-/// The variable that names the library `what`.
-pub(super) fn variable_of(what: &str) -> Option<&'static str> {
-    let variables = [(RUNTIME, RUNTIME_VARIABLE), (OPERATORS, OPERATORS_VARIABLE), (PLUGIN, TENSORRT_VARIABLE)];
-    variables.into_iter().find(|(known, _)| *known == what).map(|(_, variable)| variable)
-}
-
 const PLUGIN: &str = "the TensorRT plugin libmoa_tensorrt";
 const PLUGIN_HELP: &str = "build it with `cargo xtask tensorrt`, or set MOA_TENSORRT_LIBRARY to it";
 
@@ -46,6 +40,12 @@ const OPERATORS_HELP: &str =
 /// Prints the file of the Python package without importing it; the current folder is not searched.
 const ASK_PYTHON: &str = "import sys; sys.path = [p for p in sys.path if p]; import importlib.util; \
     spec = importlib.util.find_spec(sys.argv[1]); print(spec.origin if spec else '')";
+
+/// The variable that names the library `what`.
+pub(super) fn variable_of(what: &str) -> Option<&'static str> {
+    let variables = [(RUNTIME, RUNTIME_VARIABLE), (OPERATORS, OPERATORS_VARIABLE), (PLUGIN, TENSORRT_VARIABLE)];
+    variables.into_iter().find(|(known, _)| *known == what).map(|(_, variable)| variable)
+}
 
 /// A file that was looked for, and every place where it was not.
 struct Search {

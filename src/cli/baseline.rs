@@ -15,7 +15,7 @@ use super::{
     apart::keep_apart,
     args::{DtypeArgument, ExternalDataArgument, FormArgument, written},
     export::{external_data, form, precision, report_json, wrote},
-    inspect::{preset, with_vocabulary},
+    inspect::{FEWEST_SYMBOLS, preset, with_vocabulary},
     print_result,
     progress::Progress,
     shell::word,
@@ -61,7 +61,7 @@ pub(super) struct BaselineArguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
     layers: Option<u64>,
     /// Rows of the embeddings
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(FEWEST_SYMBOLS..=1 << 20))]
     vocab: Option<u64>,
     /// Seed of the weights; the same seed gives the same bytes
     #[arg(long, value_name = "N", default_value_t = 0)]

@@ -11,7 +11,7 @@ use super::{
     args::{BackendArgument, RunArguments},
     failure::is_engine_name,
     interrupt::Ending,
-    output_file::{OutputFile, output_place},
+    output_file::OutputFile,
     print_result,
 };
 use crate::{
@@ -24,9 +24,9 @@ use crate::{
 pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let ending = Ending::at_once([arguments.model.as_path(), &arguments.outputs])?;
     keep_apart(&[Some(&arguments.outputs)], arguments.inputs())?;
-    let (_, name) = output_place(&arguments.outputs)?;
-    if let Some(ending) = [".npz", ".npy"].into_iter().find(|ending| name.ends_with(ending)) {
-        let message = format!("{}: outputs are written as safetensors, not as {ending}", arguments.outputs.display());
+    let format = arguments.outputs.extension();
+    if let Some(other) = ["npz", "npy"].into_iter().find(|other| format.is_some_and(|format| format == *other)) {
+        let message = format!("{}: outputs are written as safetensors, not as .{other}", arguments.outputs.display());
         return Err(Failure::usage(message, Some("give --outputs NAME.safetensors")));
     }
     let runnable = Runnable::open(arguments)?;

@@ -52,7 +52,7 @@ fn what_cannot_be_built_is_refused() {
     scene.refuses("baseline transformer-base -o a --opset 21", 4, &["opset 21"]);
     scene.refuses("baseline transformer-base -o a --layers 0", 2, &["--layers"]);
     for line in ["baseline moa-base -o a --vocab 1", "inspect --preset moa-base --vocab 1"] {
-        scene.refuses(line, 2, &["--vocab 1 leaves no row for padding, token 1", "give at least 2"]);
+        scene.refuses(line, 2, &["invalid value '1' for '--vocab <N>': 1 is not in 2 to"]);
     }
     scene.refuses("baseline transformer-base -o a --router-outputs", 2, &["--router-outputs changes nothing here"]);
     scene.write(

@@ -1,6 +1,6 @@
 //! What a node says beside the attributes of its operator, read once when its kernel is created.
 
-use moa_schema::{AttributeSource, Attributes, DOMAIN, OPSET_VERSION, Operator, PLUGIN_VERSION, PRESENT_INPUTS};
+use moa_schema::{AttributeSource, Attributes, DOMAIN, OPSET_VERSION, Operator, PRESENT_INPUTS, other_version};
 
 use crate::failure::Failure;
 
@@ -16,11 +16,10 @@ pub(crate) fn read(operator: &Operator, source: &dyn AttributeSource) -> Result<
 /// The runtime takes the newest operator that is not newer than what the model asks for, and does not tell which that
 /// was.
 fn check_version(source: &dyn AttributeSource) -> Result<(), Failure> {
-    let version = OPSET_VERSION.to_string();
-    match source.string(PLUGIN_VERSION).filter(|written| *written != version) {
+    match other_version(source) {
         None => Ok(()),
         Some(written) => Err(Failure::argument(format!(
-            "the model needs version {written} of the operators {DOMAIN}, and this libmoa_ort has version {version}: use the \
+            "the model needs version {written} of the operators {DOMAIN}, and this libmoa_ort has version {OPSET_VERSION}: use the \
              libmoa_ort of the moa-export that wrote the model"
         ))),
     }

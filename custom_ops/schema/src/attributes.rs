@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{
     Activation, AttributeKind, CROSS_ATTENTION, CrossAttentionAttributes, FEED_FORWARD, FeedForwardAttributes,
-    GateMode, Operator, SELF_ATTENTION, SelfAttentionAttributes,
+    GateMode, OPSET_VERSION, Operator, PLUGIN_VERSION, SELF_ATTENTION, SelfAttentionAttributes,
 };
 
 /// Where attributes come from; `None` where the node has none of that name and type.
@@ -15,6 +15,11 @@ pub trait AttributeSource {
     fn float(&self, name: &str) -> Option<f32>;
     /// An attribute of type `STRING`.
     fn string(&self, name: &str) -> Option<String>;
+}
+
+/// The version of the operators that a node says it is written for, where it is another than [`OPSET_VERSION`].
+pub fn other_version(source: &dyn AttributeSource) -> Option<String> {
+    source.string(PLUGIN_VERSION).filter(|written| *written != OPSET_VERSION.to_string())
 }
 
 /// An attribute is missing, or has a value that its operator does not take.

@@ -50,7 +50,7 @@ mod operator;
 mod panic;
 mod shape;
 
-pub use attributes::{AttributeError, AttributeSource, Attributes};
+pub use attributes::{AttributeError, AttributeSource, Attributes, other_version};
 pub use operator::{
     Attribute, AttributeKind, CROSS_ATTENTION, ElementType, FEED_FORWARD, FloatType, FloatTypes, OPERATORS, Operator,
     Parameter, SELF_ATTENTION, cross_attention, feed_forward, self_attention,

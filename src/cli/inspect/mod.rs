@@ -13,7 +13,7 @@ use moa_graphs::{
     SyntheticTensors,
     families::{self, Config, ImportOptions},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{Failure, open_checkpoint, print_result, table::table};
 use crate::{
@@ -67,7 +67,7 @@ pub(super) struct InspectArguments {
     table: Option<Option<u8>>,
     /// Rows of the embeddings, in place of what --config or --preset says
     #[arg(long, value_name = "N", conflicts_with_all = ["path", "table"],
-        value_parser = clap::value_parser!(u64).range(1..=MAX_LENGTH))]
+        value_parser = clap::value_parser!(u64).range(FEWEST_SYMBOLS..=MAX_LENGTH))]
     vocab: Option<u64>,
     /// Tokens of the source, or of the only side, for which MACs are counted [default: 10]
     #[arg(long, value_name = "T", visible_alias = "source",
@@ -149,18 +149,15 @@ fn without_weights(config: Config, lengths: Lengths, arguments: &InspectArgument
     Ok(Inspection { weights: Vec::new(), ..count(lengths) })
 }
 
+/// Fewest rows of an embedding: that of padding, and one more.
+pub(super) const FEWEST_SYMBOLS: u64 = 2;
+
 /// `config` with embeddings of so many rows; an error where it has none.
 pub(super) fn with_vocabulary(config: Config, vocabulary: Option<u64>) -> Result<Config, Failure> {
     let Some(rows) = vocabulary else { return Ok(config) };
     if config.model_type() == "moa_layer" {
         let message = "--vocab changes nothing here: a moa_layer is one layer without embeddings";
         return Err(Failure::usage(message, Some("leave it out")));
-    }
-    let default_padding = if config.model_type() == "jetmoe" { 0 } else { 1 };
-    let padding = config.keys().get("pad_token_id").and_then(Value::as_u64).unwrap_or(default_padding);
-    if rows <= padding {
-        let help = format!("give at least {}", padding.saturating_add(1));
-        return Err(Failure::usage(format!("--vocab {rows} leaves no row for padding, token {padding}"), Some(&help)));
     }
     let sided = ["src_vocab_size", "tgt_vocab_size"];
     let config = sided.into_iter().fold(config, |config, key| config.with(key, json!(null)));

@@ -1,35 +1,37 @@
 //! The contract of our operators, as far as a node alone tells: inputs, outputs, attributes.
 
-use moa_schema::{AttributeSource, Attributes, DOMAIN, OPSET_VERSION, Operator, PLUGIN_VERSION, PRESENT_INPUTS};
+use moa_schema::{AttributeSource, Attributes, DOMAIN, OPSET_VERSION, Operator, PRESENT_INPUTS, other_version};
 
 use super::error::{Fault, shown};
 use super::operator_node::operator_of;
-use crate::onnx::proto::{AttributeProto, NodeProto};
+use crate::onnx::proto::{AttributeProto, FunctionProto, NodeProto};
 
 const FROM_AN_EXPORT: &str = "give a file that moa-export has written";
-pub(super) const OTHER_OPERATORS: &str =
+const OTHER_OPERATORS: &str =
     "export again with this version of moa-export, or use program and library of the version that wrote the model";
 
-/// Checks a node of a graph, if it is one of ours; `has_body` where the model defines its operator itself.
-pub(super) fn check(node: &NodeProto, has_body: bool) -> Result<(), Fault> {
+/// Checks a node of a graph, if it is one of ours; an operator that the model defines itself, by one of `functions`, may
+/// have any name.
+pub(super) fn check(node: &NodeProto, functions: &[FunctionProto]) -> Result<(), Fault> {
+    if node.domain != DOMAIN {
+        return Ok(());
+    }
     let Some(operator) = operator_of(node) else {
-        return match node.domain == DOMAIN && !has_body {
-            true => Err(Fault::unsupported(format!("{DOMAIN} has no such operator")).help(OTHER_OPERATORS)),
-            false => Ok(()),
-        };
+        let has_body = functions.iter().any(|function| function.domain == DOMAIN && function.name == node.op_type);
+        let unknown = || Fault::unsupported(format!("{DOMAIN} has no such operator")).help(OTHER_OPERATORS);
+        return if has_body { Ok(()) } else { Err(unknown()) };
     };
     let source = NodeAttributes(node);
-    let written = source.string(PLUGIN_VERSION).filter(|written| *written != OPSET_VERSION.to_string());
-    if let Some(written) = written {
-        return Err(other_version(&shown(&written)));
+    if let Some(written) = other_version(&source) {
+        return Err(refused_version(&shown(&written)));
     }
-    let faults = check_parameters(node, operator, source.int(PRESENT_INPUTS));
-    let read = || Attributes::read(operator, &source).map(|_| ()).map_err(|error| error.to_string());
-    faults.and_then(|()| read()).map_err(|text| Fault::malformed(text).help(FROM_AN_EXPORT))
+    let malformed = |text: String| Fault::malformed(text).help(FROM_AN_EXPORT);
+    check_parameters(node, operator, source.int(PRESENT_INPUTS)).map_err(malformed)?;
+    Attributes::read(operator, &source).map(drop).map_err(|error| malformed(error.to_string()))
 }
 
 /// A refusal of operators of the version `found`.
-pub(super) fn other_version(found: &str) -> Fault {
+pub(super) fn refused_version(found: &str) -> Fault {
     let text =
         format!("version {found} of the operators {DOMAIN}; this program and its library have version {OPSET_VERSION}");
     Fault::unsupported(text).help(OTHER_OPERATORS)

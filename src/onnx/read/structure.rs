@@ -95,7 +95,7 @@ fn imported_domains(imports: &[OperatorSetIdProto]) -> Result<HashSet<&str>, Fau
             return Err(Fault::unsupported(text).help(NEWER));
         }
         if domain == DOMAIN && import.version != OPSET_VERSION {
-            return Err(contract::other_version(&import.version.to_string()));
+            return Err(contract::refused_version(&import.version.to_string()));
         }
     }
     if domains.is_empty() {
@@ -329,9 +329,7 @@ impl<'a> Scope<'a> {
         }
         check_permutation(node)?;
         if self.function.is_none() {
-            let has_body =
-                |function: &FunctionProto| (&function.domain, &function.name) == (&node.domain, &node.op_type);
-            contract::check(node, self.functions.iter().any(has_body))?;
+            contract::check(node, self.functions)?;
         }
         node.output.iter().filter(|output| !output.is_empty()).try_for_each(|output| self.define(output))
     }
