@@ -10,8 +10,8 @@ const FROM_AN_EXPORT: &str = "give a file that moa-export has written";
 const OTHER_OPERATORS: &str =
     "export again with this version of moa-export, or use program and library of the version that wrote the model";
 
-/// Checks a node of a graph, if it is one of ours; an operator that the model defines itself, by one of `functions`, may
-/// have any name.
+/// Checks a node of a graph, if it is one of ours; an operator that one of the model's `functions` defines may have any
+/// name.
 pub(super) fn check(node: &NodeProto, functions: &[FunctionProto]) -> Result<(), Fault> {
     if node.domain != DOMAIN {
         return Ok(());
