@@ -16,7 +16,7 @@ pub mod cli;
 pub mod digest;
 pub mod engine;
 pub mod export;
-mod file_names;
+pub mod file_names;
 mod files;
 #[cfg(feature = "ort")]
 pub mod generate;

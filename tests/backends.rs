@@ -6,8 +6,8 @@
 mod support_onnx;
 
 use moa_export::backend::{
-    Backend, BackendErrorKind, OrtOptions, RUNTIME_VARIABLE, find_operator_library, load_onnxruntime, ort,
-    ort_function, tract,
+    Backend, BackendErrorKind, OrtOptions, RuntimeLibrary, find_operator_library, load_onnxruntime, ort, ort_function,
+    tract,
 };
 use moa_export::onnx::proto::ModelProto;
 use moa_export::onnx::proto::attribute_proto::AttributeType;
@@ -20,7 +20,8 @@ use support_onnx::{
 };
 
 fn backends() -> Vec<Box<dyn Backend>> {
-    assert!(std::env::var_os(RUNTIME_VARIABLE).is_some(), "set {RUNTIME_VARIABLE} to libonnxruntime for this test");
+    let runtime = RuntimeLibrary::OnnxRuntime;
+    assert!(runtime.named().is_some(), "set {} to libonnxruntime for this test", runtime.variable());
     let options = OrtOptions { threads: Some(1), operator_library: None };
     [ort(options.clone()), ort_function(options), tract()].map(|backend| backend.expect("default features")).into()
 }
@@ -330,7 +331,7 @@ fn a_library_that_is_no_onnx_runtime_is_an_error() {
         let output = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "probe", "--nocapture"])
             .env(PROBE, "1")
-            .env(RUNTIME_VARIABLE, library)
+            .env(RuntimeLibrary::OnnxRuntime.variable(), library)
             .output()
             .unwrap();
         let output = String::from_utf8_lossy(&output.stdout).into_owned();

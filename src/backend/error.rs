@@ -1,9 +1,8 @@
 //! Why a backend could not load or run a model.
 
-use std::{env, path::PathBuf};
+use std::path::PathBuf;
 
-use super::EngineError;
-use super::libraries::{RUNTIME_VARIABLE, TENSORRT_VARIABLE, variable_of};
+use super::{EngineError, RuntimeLibrary};
 use crate::onnx::inline::InlineError;
 use crate::onnx::read::ReadError;
 
@@ -28,32 +27,26 @@ pub enum BackendErrorKind {
 #[non_exhaustive]
 pub enum BackendError {
     /// A library was not found.
-    #[error("{what} not found; looked in {}", looked_in.join(", "))]
+    #[error("{library} not found; looked in {}", looked_in.join(", "))]
     RuntimeMissing {
         /// What is missing.
-        what: &'static str,
+        library: RuntimeLibrary,
         /// Every place that was looked at.
         looked_in: Vec<String>,
-        /// How to get it.
-        help: &'static str,
     },
     /// A library was found, and could not be loaded.
-    #[error("{what} at {} cannot be loaded: {why}", path.display())]
+    #[error("{library} at {} cannot be loaded: {why}", path.display())]
     RuntimeUnusable {
         /// What it should be.
-        what: &'static str,
+        library: RuntimeLibrary,
         /// The file.
         path: PathBuf,
         /// What the loader said.
         why: String,
-        /// How to get one that can.
-        help: &'static str,
     },
-    /// A library was found, but it is too old for this program or for the model.
-    #[error("{what} {found} is too old: {needed} is needed")]
+    /// ONNX Runtime was found, but it is too old for this program or for the model.
+    #[error("ONNX Runtime {found} is too old: {needed} is needed")]
     RuntimeTooOld {
-        /// What is too old.
-        what: &'static str,
         /// Version found.
         found: String,
         /// What is needed.
@@ -137,15 +130,13 @@ impl BackendError {
 
     /// Whether the environment names the library that is not there, or cannot be used.
     pub fn is_asked_for(&self) -> bool {
-        let variable = match self {
-            Self::RuntimeMissing { what, .. }
-            | Self::RuntimeUnusable { what, .. }
-            | Self::RuntimeTooOld { what, .. } => variable_of(what),
-            Self::RuntimeUnknown { .. } => Some(RUNTIME_VARIABLE),
-            Self::Engine(EngineError::Plugin { .. }) => Some(TENSORRT_VARIABLE),
-            _ => None,
+        let library = match self {
+            Self::RuntimeMissing { library, .. } | Self::RuntimeUnusable { library, .. } => *library,
+            Self::RuntimeTooOld { .. } | Self::RuntimeUnknown { .. } => RuntimeLibrary::OnnxRuntime,
+            Self::Engine(error) => return error.is_asked_for(),
+            _ => return false,
         };
-        variable.and_then(env::var_os).is_some_and(|value| !value.is_empty())
+        library.named().is_some()
     }
 
     /// Whether what the user gave the backend beside the model is at fault, and not what it computes.
@@ -156,7 +147,8 @@ impl BackendError {
     /// What the user can do, where that is known.
     pub fn help(&self) -> Option<&'static str> {
         match self {
-            Self::RuntimeMissing { help, .. } | Self::RuntimeUnusable { help, .. } => Some(*help),
+            Self::RuntimeMissing { library, .. } => Some(library.help_if_missing()),
+            Self::RuntimeUnusable { library, .. } => Some(library.help_if_unusable()),
             Self::RuntimeTooOld { .. } | Self::RuntimeUnknown { .. } => {
                 Some("python3 -m pip install --upgrade onnxruntime, or set ORT_DYLIB_PATH")
             }

@@ -1,24 +1,22 @@
 //! Finding ONNX Runtime, TensorRT and the libraries of our operators. Nothing is downloaded.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::BackendError;
+use super::{BackendError, RuntimeLibrary};
 use crate::files::read_whole;
-
-/// Environment variable that names `libonnxruntime`.
-pub const RUNTIME_VARIABLE: &str = "ORT_DYLIB_PATH";
-
-/// Environment variable that names the operator library.
-pub const OPERATORS_VARIABLE: &str = "MOA_ORT_LIBRARY";
-
-/// Environment variable that names the TensorRT plugin.
-pub const TENSORRT_VARIABLE: &str = "MOA_TENSORRT_LIBRARY";
 
 /// Environment variable that names the library with the CUDA kernels.
 pub const CUDA_VARIABLE: &str = "MOA_CUDA_LIBRARY";
+
+/// Environment variable that names an archive of CUDA kernels, as the kernels' own library reads it.
+pub(super) const ARCHIVE_VARIABLE: &str = "MOA_CUDA_KERNELS";
+
+/// Environment variables that decide how the CUDA kernels plan.
+const KERNEL_SWITCHES: [&str; 2] = ["MOA_CUDA_MULTIPROCESSORS", "MOA_CUDA_WGMMA"];
 
 /// Environment variable that names the folder of an installation of TensorRT.
 pub const TENSORRT_ROOT: &str = "TENSORRT_ROOT";
@@ -26,26 +24,9 @@ pub const TENSORRT_ROOT: &str = "TENSORRT_ROOT";
 /// The Python package that the operator library is installed in by pip.
 const OWN_PACKAGE: &str = "moa_export";
 
-const PLUGIN: &str = "the TensorRT plugin libmoa_tensorrt";
-const PLUGIN_HELP: &str = "build it with `cargo xtask tensorrt`, or set MOA_TENSORRT_LIBRARY to it";
-
-pub(super) const RUNTIME: &str = "ONNX Runtime";
-pub(super) const RUNTIME_HELP: &str = "python3 -m pip install onnxruntime, or set ORT_DYLIB_PATH to libonnxruntime";
-pub(super) const OPERATORS: &str = "the operator library libmoa_ort";
-pub(super) const UNUSABLE_OPERATORS_HELP: &str = "give the libmoa_ort of this version of moa-export for this machine, or use the \
-     backend `ort-function`, which needs none";
-const OPERATORS_HELP: &str =
-    "set MOA_ORT_LIBRARY to the library; the backend `ort-function`, and exports without --with-library, need none";
-
 /// Prints the file of the Python package without importing it; the current folder is not searched.
 const ASK_PYTHON: &str = "import sys; sys.path = [p for p in sys.path if p]; import importlib.util; \
     spec = importlib.util.find_spec(sys.argv[1]); print(spec.origin if spec else '')";
-
-/// The variable that names the library `what`.
-pub(super) fn variable_of(what: &str) -> Option<&'static str> {
-    let variables = [(RUNTIME, RUNTIME_VARIABLE), (OPERATORS, OPERATORS_VARIABLE), (PLUGIN, TENSORRT_VARIABLE)];
-    variables.into_iter().find(|(known, _)| *known == what).map(|(_, variable)| variable)
-}
 
 /// A file that was looked for, and every place where it was not.
 struct Search {
@@ -53,6 +34,11 @@ struct Search {
 }
 
 impl Search {
+    /// That `library` was found nowhere.
+    fn missing(self, library: RuntimeLibrary) -> BackendError {
+        BackendError::RuntimeMissing { library, looked_in: self.looked_in }
+    }
+
     /// The library `path` where it is a file.
     fn file(&mut self, path: PathBuf) -> Option<PathBuf> {
         if path.is_file() {
@@ -84,13 +70,13 @@ impl Search {
         found.into_iter().next()
     }
 
-    /// What the variable names; an error where it names no file.
-    fn variable(&mut self, name: &str) -> Result<Option<PathBuf>, ()> {
-        let Some(path) = env::var_os(name).filter(|value| !value.is_empty()) else {
+    /// What the variable of `library` names; an error where it names no file.
+    fn variable(&mut self, library: RuntimeLibrary) -> Result<Option<PathBuf>, ()> {
+        let name = library.variable();
+        let Some(path) = library.named() else {
             self.looked_in.push(format!("{name} (not set)"));
             return Ok(None);
         };
-        let path = PathBuf::from(path);
         if let Some(path) = self.file(path) {
             return Ok(Some(path));
         }
@@ -121,15 +107,10 @@ fn is_runtime_name(name: &str) -> bool {
 /// [`BackendError::RuntimeMissing`] with every place that was looked at.
 pub fn find_onnxruntime() -> Result<PathBuf, BackendError> {
     let mut search = Search { looked_in: Vec::new() };
-    let missing = |search: Search| BackendError::RuntimeMissing {
-        what: RUNTIME,
-        looked_in: search.looked_in,
-        help: RUNTIME_HELP,
-    };
-    match search.variable(RUNTIME_VARIABLE) {
+    match search.variable(RuntimeLibrary::OnnxRuntime) {
         Ok(Some(path)) => return Ok(path),
         Ok(None) => {}
-        Err(()) => return Err(missing(search)),
+        Err(()) => return Err(search.missing(RuntimeLibrary::OnnxRuntime)),
     }
     let environments =
         virtual_environment_folders("onnxruntime/capi").into_iter().chain(own_folders("onnxruntime/capi"));
@@ -148,7 +129,7 @@ pub fn find_onnxruntime() -> Result<PathBuf, BackendError> {
     for folder in system_folders() {
         found = found.or_else(|| search.runtime_in(&folder));
     }
-    found.ok_or_else(|| missing(search))
+    found.ok_or_else(|| search.missing(RuntimeLibrary::OnnxRuntime))
 }
 
 /// Finds the operator library: `explicit`, `MOA_ORT_LIBRARY`, beside the executable, the Python package `moa_export` of
@@ -161,14 +142,14 @@ pub fn find_operator_library(explicit: Option<&Path>) -> Result<PathBuf, Backend
     let mut search = Search { looked_in: Vec::new() };
     let found = match explicit {
         Some(path) => search.file(path.to_owned()),
-        None => match search.variable(OPERATORS_VARIABLE) {
+        None => match search.variable(RuntimeLibrary::Operators) {
             Ok(Some(path)) => Some(path),
             Ok(None) => beside_executable(&mut search, "moa_ort", &["deps", "..", "../lib"])
                 .or_else(|| own_folders(OWN_PACKAGE).into_iter().find_map(|folder| search.library(&folder, "moa_ort"))),
             Err(()) => None,
         },
     };
-    found.ok_or(BackendError::RuntimeMissing { what: OPERATORS, looked_in: search.looked_in, help: OPERATORS_HELP })
+    found.ok_or_else(|| search.missing(RuntimeLibrary::Operators))
 }
 
 /// As [`find_operator_library`] without a path, for a library that is copied and not loaded.
@@ -184,7 +165,7 @@ pub fn operator_library_to_copy() -> Result<PathBuf, BackendError> {
         Ok(_) => "it has no entry RegisterCustomOps".to_owned(),
         Err(error) => error.to_string(),
     };
-    Err(BackendError::RuntimeUnusable { what: OPERATORS, path, why, help: UNUSABLE_OPERATORS_HELP })
+    Err(BackendError::RuntimeUnusable { library: RuntimeLibrary::Operators, path, why })
 }
 
 /// Finds the TensorRT plugin: `MOA_TENSORRT_LIBRARY`, beside the executable, where `cargo xtask tensorrt` puts it.
@@ -194,19 +175,48 @@ pub fn operator_library_to_copy() -> Result<PathBuf, BackendError> {
 /// [`BackendError::RuntimeMissing`] with every place that was looked at.
 pub fn find_tensorrt_plugin() -> Result<PathBuf, BackendError> {
     let mut search = Search { looked_in: Vec::new() };
-    let found = match search.variable(TENSORRT_VARIABLE) {
+    let found = match search.variable(RuntimeLibrary::TensorRtPlugin) {
         Ok(Some(path)) => Some(path),
         Ok(None) => beside_executable(&mut search, "moa_tensorrt", &["..", "../lib", "../tensorrt"]),
         Err(()) => None,
     };
-    found.ok_or(BackendError::RuntimeMissing { what: PLUGIN, looked_in: search.looked_in, help: PLUGIN_HELP })
+    found.ok_or_else(|| search.missing(RuntimeLibrary::TensorRtPlugin))
+}
+
+/// What the environment variable `name` names; an empty value is none.
+fn named(name: &str) -> Option<PathBuf> {
+    env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 /// The library with the CUDA kernels, where the plugin at `plugin` finds it: `MOA_CUDA_LIBRARY`, else beside it.
 pub(super) fn find_cuda_kernels(plugin: &Path) -> Option<PathBuf> {
-    let named = env::var_os(CUDA_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
     let name = format!("{}moa_cuda{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
-    named.or_else(|| Some(plugin.with_file_name(name))).filter(|path| path.is_file())
+    named(CUDA_VARIABLE).or_else(|| Some(plugin.with_file_name(name))).filter(|path| path.is_file())
+}
+
+/// The archive of CUDA kernels that the environment names.
+pub(super) fn named_archive() -> Option<PathBuf> {
+    named(ARCHIVE_VARIABLE)
+}
+
+/// What the environment tells the planner of the CUDA kernels.
+pub(super) fn kernel_switches() -> BTreeMap<String, String> {
+    let values = KERNEL_SWITCHES.map(|name| (name, env::var_os(name)));
+    let set = values.into_iter().filter_map(|(name, value)| value.map(|value| (name, value)));
+    set.map(|(name, value)| (name.to_owned(), value.to_string_lossy().into_owned())).collect()
+}
+
+/// A variable of what TensorRT is run with, but for the plugin, that names what is not there, and what it names.
+pub(super) fn misnamed() -> Option<(&'static str, PathBuf)> {
+    let files = [CUDA_VARIABLE, ARCHIVE_VARIABLE].map(|name| (name, named(name).filter(|path| !path.is_file())));
+    let folder = named(TENSORRT_ROOT).filter(|path| !path.is_dir());
+    let mut all = files.into_iter().chain([(TENSORRT_ROOT, folder)]);
+    all.find_map(|(name, path)| path.map(|path| (name, path)))
+}
+
+/// Whether `TENSORRT_ROOT` names a folder without TensorRT.
+pub(super) fn root_lacks_tensorrt() -> bool {
+    named(TENSORRT_ROOT).is_some() && !tensorrt_folder().is_some_and(|folder| holds_tensorrt(&folder))
 }
 
 /// Python packages that hold TensorRT's libraries; 8.6.0 keeps them in the second one.
@@ -214,7 +224,7 @@ const TENSORRT_PACKAGES: [&str; 2] = ["tensorrt_libs", "tensorrt"];
 
 /// The folder of TensorRT's libraries: in `TENSORRT_ROOT`, else in a Python package; `None`: where the loader looks.
 pub(super) fn tensorrt_folder() -> Option<PathBuf> {
-    if let Some(root) = env::var_os(TENSORRT_ROOT).filter(|value| !value.is_empty()).map(PathBuf::from) {
+    if let Some(root) = named(TENSORRT_ROOT) {
         return ["lib", "lib64"].iter().map(|name| root.join(name)).find(|folder| folder.is_dir()).or(Some(root));
     }
     let active = TENSORRT_PACKAGES.into_iter().flat_map(virtual_environment_folders);
@@ -252,8 +262,7 @@ fn executable_folder() -> Option<PathBuf> {
 
 /// The folders of a package in the active virtual environment.
 fn virtual_environment_folders(package: &str) -> Vec<PathBuf> {
-    let root = env::var_os("VIRTUAL_ENV").filter(|value| !value.is_empty()).map(PathBuf::from);
-    root.map(|root| environment_folders(&root, package)).unwrap_or_default()
+    named("VIRTUAL_ENV").map(|root| environment_folders(&root, package)).unwrap_or_default()
 }
 
 /// The folders of a package in the environment of Python that the program was installed in, if it was.

@@ -20,6 +20,7 @@ mod ort_runtime;
 mod ort_session;
 #[cfg(feature = "ort")]
 mod ort_trace;
+mod runtime_library;
 mod signature;
 mod tensorrt;
 #[cfg(feature = "tract")]
@@ -36,8 +37,8 @@ use crate::tensor::NamedTensors;
 pub use self::ort::OrtOperators;
 pub use error::{BackendError, BackendErrorKind};
 pub use libraries::{
-    CUDA_VARIABLE, OPERATORS_VARIABLE, RUNTIME_VARIABLE, TENSORRT_ROOT, TENSORRT_VARIABLE, find_onnxruntime,
-    find_operator_library, find_tensorrt_plugin, operator_library_to_copy,
+    CUDA_VARIABLE, TENSORRT_ROOT, find_onnxruntime, find_operator_library, find_tensorrt_plugin,
+    operator_library_to_copy,
 };
 #[cfg(feature = "ort")]
 pub use ort_cache::{OrtCache, RowMoves};
@@ -47,6 +48,7 @@ pub use ort_runtime::{OrtRuntime, load_onnxruntime};
 pub use ort_session::{OrtSession, OrtValue};
 #[cfg(feature = "ort")]
 pub use ort_trace::{NodeRun, OrtTrace};
+pub use runtime_library::RuntimeLibrary;
 pub use tensorrt::{
     EngineError, Installation, Plan, PlanRequest, Ranges, Survey, TensorRtOptions, Trust,
     load_plan as load_tensorrt_plan,

@@ -12,10 +12,10 @@ use ort::value::{DynValue, Tensor as OrtTensor, TensorElementType, TensorRef};
 use prost::Message;
 
 use super::guard::guarded;
-use super::libraries::{OPERATORS, UNUSABLE_OPERATORS_HELP, find_operator_library};
+use super::libraries::find_operator_library;
 use super::ort_runtime::{OrtRuntime, load_onnxruntime};
 use super::signature::Signature;
-use super::{Backend, BackendError, Bound, OrtOptions, Runner, names, operators};
+use super::{Backend, BackendError, Bound, OrtOptions, Runner, RuntimeLibrary, names, operators};
 use crate::files::folder_of;
 use crate::onnx::proto::ModelProto;
 use crate::onnx::read::{OnnxFile, ReadError};
@@ -77,10 +77,9 @@ impl OrtBackend {
         }
         if let Some(library) = library {
             builder = builder.with_operator_library(library).map_err(|error| BackendError::RuntimeUnusable {
-                what: OPERATORS,
+                library: RuntimeLibrary::Operators,
                 path: library.to_owned(),
                 why: error.message().to_owned(),
-                help: UNUSABLE_OPERATORS_HELP,
             })?;
         }
         Ok(builder)
@@ -157,7 +156,6 @@ fn newer_runtime_needed(version: &str, model: &ModelProto) -> Option<BackendErro
     let (needed, ..) = RELEASES.into_iter().find(|(_, ir, newest)| model.ir_version <= *ir && opset <= *newest)?;
     let found: u32 = version.split('.').nth(1)?.parse().ok()?;
     (found < needed).then(|| BackendError::RuntimeTooOld {
-        what: "ONNX Runtime",
         found: version.to_owned(),
         needed: format!("1.{needed} for IR version {} and opset {opset}", model.ir_version),
     })

@@ -10,8 +10,8 @@ use ort::environment::Environment;
 use ort::logging::LogLevel;
 
 use super::guard::guarded;
-use super::libraries::{RUNTIME, RUNTIME_HELP, find_onnxruntime};
-use super::{BackendError, names};
+use super::libraries::find_onnxruntime;
+use super::{BackendError, RuntimeLibrary, names};
 
 /// ONNX Runtime, loaded.
 #[derive(Debug, Clone)]
@@ -54,14 +54,13 @@ fn load(path: &Path) -> Result<OrtRuntime, BackendError> {
     let needed = || format!("ONNX Runtime 1.{} or newer", ort::MINOR_VERSION);
     let builder = ort::init_from(path).map_err(|error| match error {
         ort::LoadDynamicError::BadVersion { version_str, .. } => {
-            BackendError::RuntimeTooOld { what: RUNTIME, found: version_str, needed: needed() }
+            BackendError::RuntimeTooOld { found: version_str, needed: needed() }
         }
         ort::LoadDynamicError::MissingApi { path } => BackendError::RuntimeUnknown { path, needed: needed() },
         error => BackendError::RuntimeUnusable {
-            what: RUNTIME,
+            library: RuntimeLibrary::OnnxRuntime,
             path: path.to_owned(),
             why: error.to_string(),
-            help: RUNTIME_HELP,
         },
     })?;
     let environment = builder.with_name("moa-export").with_telemetry(false).build().map_err(|error| {

@@ -155,7 +155,7 @@ mod tests {
         let text = String::new;
         let recipe = Recipe {
             model: ModelHash { sha256: text(), data: Vec::new() },
-            plugin: PluginHash { library_sha256: text(), kernels_sha256: None, archive_sha256: None },
+            plugin: PluginHash { library_sha256: text(), ..PluginHash::default() },
             machine: Machine { tensorrt: text(), device: text(), compute_capability: text() },
             dtype: text(),
             profiles: Vec::new(),

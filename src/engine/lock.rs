@@ -4,6 +4,7 @@
 //! the file beside it that does. It tells whether a plan is whole and fits; it does not tell who made it.
 
 use std::{
+    collections::BTreeMap,
     io,
     path::{Path, PathBuf},
 };
@@ -14,7 +15,7 @@ use super::Profile;
 use crate::{digest::sha256, files::read_whole};
 
 /// Version of the lock's format.
-pub const LOCK_FORMAT: u32 = 2;
+pub const LOCK_FORMAT: u32 = 3;
 
 /// What NVIDIA's documentation says of plans, in substance.
 pub const PLAN_WARNING: &str = "a plan is executable code: NVIDIA's documentation says that loading one from a source \
@@ -47,7 +48,7 @@ pub struct ModelHash {
 }
 
 /// The libraries that compute our operators.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PluginHash {
     /// SHA-256 of `libmoa_tensorrt`.
     pub library_sha256: String,
@@ -55,6 +56,8 @@ pub struct PluginHash {
     pub kernels_sha256: Option<String>,
     /// SHA-256 of the archive that `MOA_CUDA_KERNELS` names, where it names one.
     pub archive_sha256: Option<String>,
+    /// Variables of the environment that decide how the kernels plan, and so how much memory a plan grants them.
+    pub switches: BTreeMap<String, String>,
 }
 
 /// What an engine is bound to.
@@ -251,6 +254,7 @@ impl PlanLock {
                 plugin.library_sha256.clone(),
                 shown(&plugin.kernels_sha256),
                 shown(&plugin.archive_sha256),
+                shown_switches(&plugin.switches),
             ]
         };
         let names = [
@@ -259,6 +263,7 @@ impl PlanLock {
             "the SHA-256 of libmoa_tensorrt",
             "the SHA-256 of libmoa_cuda",
             "the SHA-256 of the kernel archive",
+            "the environment of the kernels",
         ];
         let [found, built] = [facts(machine, plugin), facts(&self.recipe.machine, &self.recipe.plugin)];
         let pairs = names.into_iter().zip(found).zip(built).map(|((what, found), built)| (what, found, built));
@@ -266,6 +271,11 @@ impl PlanLock {
         first_difference(pairs)
             .map_or(Ok(()), |(what, found, expected)| Err(LockError::OtherMachine { plan, what, found, expected }))
     }
+}
+
+fn shown_switches(switches: &BTreeMap<String, String>) -> String {
+    let pairs: Vec<_> = switches.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    if pairs.is_empty() { "no switch".to_owned() } else { pairs.join(" ") }
 }
 
 type Fact = (&'static str, String, String);
@@ -282,7 +292,11 @@ mod tests {
     fn recipe() -> Recipe {
         Recipe {
             model: ModelHash { sha256: "m".into(), data: vec![("m.data".into(), "d".into())] },
-            plugin: PluginHash { library_sha256: "p".into(), kernels_sha256: Some("k".into()), archive_sha256: None },
+            plugin: PluginHash {
+                library_sha256: "p".into(),
+                kernels_sha256: Some("k".into()),
+                ..PluginHash::default()
+            },
             machine: Machine {
                 tensorrt: "10.4.0.26".into(),
                 device: "NVIDIA H200".into(),
@@ -310,12 +324,13 @@ mod tests {
 
     #[test]
     fn everything_that_decides_a_plan_is_in_its_key() {
-        let edits: [Edit; 14] = [
+        let edits: [Edit; 15] = [
             |recipe| recipe.model.sha256.push('x'),
             |recipe| recipe.model.data[0].1.push('x'),
             |recipe| recipe.plugin.library_sha256.push('x'),
             |recipe| recipe.plugin.kernels_sha256 = None,
             |recipe| recipe.plugin.archive_sha256 = Some("x".into()),
+            |recipe| recipe.plugin.switches.extend([("MOA_CUDA_WGMMA".into(), "0".into())]),
             |recipe| recipe.machine.tensorrt.push('x'),
             |recipe| recipe.machine.device.push('x'),
             |recipe| recipe.machine.compute_capability.push('x'),
@@ -346,7 +361,7 @@ mod tests {
         let shorter = text(lock.must_hold(plan(), b"pla"));
         assert_eq!(shorter, "m.plan: the plan is 3 bytes long, and its lock says 4 bytes long");
         assert!(text(lock.must_hold(plan(), b"plam")).starts_with("m.plan: the SHA-256 of the plan is "));
-        let edits: [(Edit, &str); 5] = [
+        let edits: [(Edit, &str); 6] = [
             (
                 |recipe| recipe.machine.device = "NVIDIA A100".into(),
                 "the GPU here is NVIDIA A100 (9.0), and the plan was built with NVIDIA H200 (9.0)",
@@ -367,6 +382,10 @@ mod tests {
                 |recipe| recipe.plugin.archive_sha256 = Some("a".into()),
                 "archive here is a, and the plan was built with not there",
             ),
+            (
+                |recipe| recipe.plugin.switches.extend([("MOA_CUDA_WGMMA".into(), "0".into())]),
+                "the kernels here is MOA_CUDA_WGMMA=0, and the plan was built with no switch",
+            ),
         ];
         for (edit, expected) in edits {
             let mut here = recipe();
@@ -383,10 +402,10 @@ mod tests {
         assert!(missing.starts_with("m.plan.lock.json is missing: nothing says what m.plan is"), "{missing}");
         assert!(error(Some(b"{")).starts_with("m.plan.lock.json is no lock of a plan: EOF"));
         let lock = PlanLock::new(recipe(), b"plan");
-        let newer = PlanLock { format: 3, ..lock.clone() };
-        assert!(error(Some(newer.to_json().as_bytes())).contains("its format is 3, and this program reads 2"));
+        let newer = PlanLock { format: LOCK_FORMAT + 1, ..lock.clone() };
+        assert!(error(Some(newer.to_json().as_bytes())).contains("its format is 4, and this program reads 3"));
         // The format is what a lock of another one is told by, whatever else is in it.
-        assert!(error(Some(br#"{"format": 1}"#)).contains("its format is 1, and this program reads 2"));
+        assert!(error(Some(br#"{"format": 1}"#)).contains("its format is 1, and this program reads 3"));
         let edited = lock.to_json().replace("NVIDIA H200", "NVIDIA A100");
         assert!(error(Some(edited.as_bytes())).contains("it was edited"));
     }

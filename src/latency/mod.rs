@@ -39,8 +39,6 @@ pub use statistics::{Estimate, Summary, Times, median};
 pub use steering::Choice;
 pub use subjects::Model;
 
-pub use crate::file_names::NoGraph;
-
 use contest::Contest;
 use cut::HIDDEN_STATES;
 use shapes::{point_of, random_inputs};

@@ -14,8 +14,6 @@ mod statistics;
 pub use error::ProfileError;
 pub use profiler::Profiler;
 
-pub use crate::file_names::NoGraph;
-
 /// What [`Profiler::finish`] may leave out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PmiOptions {

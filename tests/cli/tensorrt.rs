@@ -34,6 +34,8 @@ fn library() -> &'static PathBuf {
         compiler.args(["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", "-I"]);
         compiler.arg(root.join("custom_ops/tensorrt/include")).arg(root.join("tests/cli/fake_tensorrt.c"));
         assert!(compiler.arg("-o").arg(&library).status().unwrap().success(), "{} is not built", library.display());
+        // Nobody opens it: a folder of TensorRT is told by its name.
+        fs::write(folder.join("libnvinfer.so.10"), "").unwrap();
         library
     })
 }
@@ -64,7 +66,8 @@ impl Stage {
 
     fn command(&self, words: &str, line: &str) -> Command {
         let mut command = self.0.command(line);
-        command.env("MOA_TENSORRT_LIBRARY", library()).env("MOA_FAKE", words).env("TENSORRT_ROOT", "/nowhere");
+        command.env("MOA_TENSORRT_LIBRARY", library()).env("MOA_FAKE", words);
+        command.env("TENSORRT_ROOT", library().parent().unwrap());
         command.env("XDG_CACHE_HOME", self.0.path("cache")).env_remove("MOA_CUDA_LIBRARY");
         command.env_remove("MOA_CUDA_KERNELS");
         command
@@ -155,8 +158,28 @@ fn an_engine_that_was_built_before_comes_out_of_the_cache() {
     ] {
         stage.refuses(words, line, 4, &["the parser refuses the model"]);
     }
+    let mut command = stage.command("parser", "build m.onnx -o x.plan --dim rows=1:2:8");
+    command.env("MOA_CUDA_MULTIPROCESSORS", "1");
+    Outcome::of(command).assert_refused("another plan of the kernels", 4, &["the parser refuses the model"]);
     stage.accepts("", "build m.onnx -o x.plan --dim rows=1:2:9 --no-cache");
     assert_eq!(stage.engines(), 1);
+}
+
+/// A lock names the file that the user gave, also where another file gave the same engine.
+#[test]
+fn a_cached_engine_is_locked_to_the_file_at_hand() {
+    let stage = Stage(Scene::with_fixture("mlm"));
+    stage.accepts("", "ck -o m.onnx --form fused");
+    stage.accepts("", "prepare m.onnx -o p.onnx");
+    let dims = "--dim batch=1:1:4 --dim sequence=1:8:16";
+    stage.accepts("", &format!("build m.onnx -o m.plan {dims}"));
+    let printed = stage.accepts("", &format!("build p.onnx -o p.plan {dims}"));
+    assert!(printed.contains("from the cache"), "{printed}");
+    let locks = ["m", "p"].map(|name| stage.lock(&format!("{name}.plan.lock.json")));
+    assert_eq!(locks[0]["key"], locks[1]["key"]);
+    for (lock, file) in locks.iter().zip(["m.onnx", "p.onnx"]) {
+        assert_eq!(lock["source_sha256"], moa_export::digest::sha256(&stage.0.read(file)), "{file}");
+    }
 }
 
 #[test]

@@ -359,9 +359,13 @@ fn operator_libraries_that_are_none() {
 #[test]
 fn what_a_variable_names_is_not_left_out() {
     let scene = exported("");
+    let (verify, bench) = ("verify m.onnx --checkpoint ck", "bench m.onnx --seq 4 --seconds 0.05");
     for (line, variable) in [
-        ("verify m.onnx --checkpoint ck", "MOA_TENSORRT_LIBRARY"),
-        ("bench m.onnx --seq 4 --seconds 0.05", "MOA_ORT_LIBRARY"),
+        (verify, "MOA_TENSORRT_LIBRARY"),
+        (verify, "MOA_CUDA_LIBRARY"),
+        (verify, "MOA_CUDA_KERNELS"),
+        (verify, "TENSORRT_ROOT"),
+        (bench, "MOA_ORT_LIBRARY"),
     ] {
         let mut command = scene.command(line);
         command.env(variable, "nowhere.so");

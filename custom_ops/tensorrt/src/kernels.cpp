@@ -45,12 +45,11 @@ void *open_kernels(std::string &place) {
         if (void *library = dlopen(named, RTLD_NOW | RTLD_LOCAL)) return library;
         throw Refusal(std::string(variable) + "=" + named + " cannot be loaded: " + last_loader_error());
     }
-    for (const std::string &candidate : {own_folder() + "libmoa_cuda.so", std::string("libmoa_cuda.so")}) {
-        place = candidate;
-        if (void *library = dlopen(candidate.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
-    }
-    throw Refusal("libmoa_cuda.so, which holds the kernels, is neither beside libmoa_tensorrt.so nor where the loader "
-                  "looks; set " + std::string(variable) + " to it (" + last_loader_error() + ")");
+    // Nowhere else: whoever locks an engine to its libraries looks at these two places.
+    place = own_folder() + "libmoa_cuda.so";
+    if (void *library = dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
+    throw Refusal("libmoa_cuda.so, which holds the kernels, cannot be loaded from beside libmoa_tensorrt.so; set " +
+                  std::string(variable) + " to it (" + last_loader_error() + ")");
 }
 
 // The functions of moa_cuda.h. Loaded libraries stay: their kernels may still run when the last plugin goes.

@@ -93,7 +93,8 @@ impl Installation {
         let say = |text: &str| request.notice.map_or((), |notice| notice(text));
         match request.cache.map(|cache| cache.find(&recipe.key())) {
             Some(Cached::Plan(bytes, lock)) => {
-                return Ok(Plan { bytes, lock: *lock, from_cache: true, timing_cache: None });
+                let lock = self.of_this_build(*lock, file);
+                return Ok(Plan { bytes, lock, from_cache: true, timing_cache: None });
             }
             Some(Cached::Damaged(why)) => say(&format!("the cached engine is not used and is built anew: {why}")),
             Some(Cached::Nothing) | None => {}
@@ -124,15 +125,18 @@ impl Installation {
             progress: request.progress.filter(|_| self.tells_progress()),
         });
         let built = built.map_err(|error| EngineError::of("build the engine", error))?;
-        let mut lock = PlanLock::new(recipe, &built.plan);
-        lock.cuda_driver = Some(self.driver());
-        if !file.is_modified() {
-            lock.source_sha256 = sha256_of_file(file.path()).ok().map(|(hash, _)| hash);
-        }
+        let mut lock = self.of_this_build(PlanLock::new(recipe, &built.plan), file);
         // A plan that does not load is no plan; its layers are told as far as TensorRT tells them.
         let engine = self.engine(&built.plan)?;
         lock.layers = engine.layers().ok().and_then(|text| serde_json::from_str(&text).ok());
         Ok(Plan { bytes: built.plan, lock, from_cache: false, timing_cache: Some(built.timing_cache) })
+    }
+
+    /// The lock with what a user's file and this machine are, which decide no plan.
+    fn of_this_build(&self, lock: PlanLock, file: &OnnxFile) -> PlanLock {
+        let hash = || sha256_of_file(file.path()).ok().map(|(hash, _)| hash);
+        let source_sha256 = if file.is_modified() { None } else { hash() };
+        PlanLock { source_sha256, cuda_driver: Some(self.driver()), ..lock }
     }
 
     /// Loads a plan whose lock was checked.

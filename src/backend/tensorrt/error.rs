@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 use super::door::{Code, DoorError};
 use crate::{
-    backend::BackendErrorKind,
+    backend::{BackendErrorKind, RuntimeLibrary, libraries::root_lacks_tensorrt},
     engine::{ChoiceError, LockError, PrepareError, ProfileError},
     onnx::ReadError,
 };
@@ -21,6 +21,14 @@ pub enum EngineError {
     Missing {
         /// What is missing, and where it was looked for.
         text: String,
+    },
+    /// A variable names what is not there.
+    #[error("{variable}={} is not there", path.display())]
+    Misnamed {
+        /// The variable.
+        variable: &'static str,
+        /// What it names.
+        path: PathBuf,
     },
     /// What was found as the plugin is none, or one of another version of this program.
     #[error("{text}")]
@@ -143,9 +151,11 @@ impl EngineError {
     /// Class of the error.
     pub const fn kind(&self) -> BackendErrorKind {
         match self {
-            Self::Missing { .. } | Self::Plugin { .. } | Self::NoDevice { .. } | Self::OtherRelease { .. } => {
-                BackendErrorKind::Runtime
-            }
+            Self::Missing { .. }
+            | Self::Misnamed { .. }
+            | Self::Plugin { .. }
+            | Self::NoDevice { .. }
+            | Self::OtherRelease { .. } => BackendErrorKind::Runtime,
             Self::Choice(_)
             | Self::Prepare(_)
             | Self::Model { .. }
@@ -166,6 +176,16 @@ impl EngineError {
         is_missing || matches!(self, Self::Choice(_) | Self::Prepare(_))
     }
 
+    /// Whether the environment names what is not there, or cannot be used.
+    pub fn is_asked_for(&self) -> bool {
+        match self {
+            Self::Misnamed { .. } => true,
+            Self::Plugin { .. } => RuntimeLibrary::TensorRtPlugin.named().is_some(),
+            Self::Missing { .. } => root_lacks_tensorrt(),
+            _ => false,
+        }
+    }
+
     /// Whether a plan is at fault: it cannot be read, is another model's, or does not fit what is here.
     pub const fn is_of_plan(&self) -> bool {
         matches!(
@@ -181,7 +201,8 @@ impl EngineError {
                 "`moa-export ops` shows what was found; set TENSORRT_ROOT to a TensorRT of the plugin's major version, or \
                  install that of the Python package tensorrt"
             }
-            Self::Plugin { .. } => "build it with `cargo xtask tensorrt`, or set MOA_TENSORRT_LIBRARY to it",
+            Self::Misnamed { .. } => "set it to what it is to name, or unset it; `moa-export ops` shows what is found",
+            Self::Plugin { .. } => RuntimeLibrary::TensorRtPlugin.help_if_missing(),
             Self::NoDevice { .. } => {
                 "engines are built and run on an NVIDIA GPU, with NVIDIA's driver; `moa-export plan` needs neither"
             }

@@ -1,9 +1,6 @@
 //! TensorRT, our plugin and the GPU, as they are found on this machine.
 
-use std::{
-    env,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use super::{
     EngineError,
@@ -13,14 +10,13 @@ use super::{
 use crate::{
     backend::{
         BackendError,
-        libraries::{find_cuda_kernels, find_tensorrt_plugin, tensorrt_folder},
+        libraries::{
+            find_cuda_kernels, find_tensorrt_plugin, kernel_switches, misnamed, named_archive, tensorrt_folder,
+        },
     },
     digest::sha256_of_file,
     engine::{Device, Machine, Plugin, PluginHash, Release, ReleaseNumber, Version, release_of},
 };
-
-/// Environment variable that names an archive of CUDA kernels, as the kernels' own library reads it.
-const ARCHIVE_VARIABLE: &str = "MOA_CUDA_KERNELS";
 
 /// The first device that CUDA shows; `CUDA_VISIBLE_DEVICES` chooses another.
 const ORDINAL: i32 = 0;
@@ -42,8 +38,12 @@ impl Installation {
     ///
     /// # Errors
     ///
-    /// Where the plugin, TensorRT, the driver or a device is missing, and where they do not go together.
+    /// Where the plugin, TensorRT, the driver or a device is missing, and where they do not go together; where a
+    /// variable names what is not there.
     pub fn open() -> Result<Self, BackendError> {
+        if let Some((variable, path)) = misnamed() {
+            return Err(EngineError::Misnamed { variable, path }.into());
+        }
         let path = find_tensorrt_plugin()?;
         Ok(Self::with(&path)?)
     }
@@ -120,11 +120,11 @@ fn hashes(plugin: &Path) -> Result<PluginHash, EngineError> {
         Ok((sha256, _)) => Ok(sha256),
         Err(source) => Err(EngineError::Io { path: path.to_path_buf(), source }),
     };
-    let archive = env::var_os(ARCHIVE_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
     Ok(PluginHash {
         library_sha256: hash(plugin)?,
         kernels_sha256: find_cuda_kernels(plugin).map(|path| hash(&path)).transpose()?,
-        archive_sha256: archive.map(|path| hash(&path)).transpose()?,
+        archive_sha256: named_archive().map(|path| hash(&path)).transpose()?,
+        switches: kernel_switches(),
     })
 }
 

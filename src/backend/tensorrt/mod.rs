@@ -17,7 +17,7 @@ pub use installation::{Installation, Survey};
 
 use moa_schema::FloatType;
 
-use super::{Backend, BackendError, Runner, operators, signature::Signature};
+use super::{Backend, BackendError, Runner, names, operators, signature::Signature};
 use crate::{
     engine::{BuildOptions, Cache, Dtype, PLAN_WARNING, PlanLock, Profile, Sizes, dtype_of, open_dims, shapes},
     onnx::{
@@ -28,8 +28,6 @@ use crate::{
     tensor::NamedTensors,
 };
 use runner::TensorRtRunner;
-
-const NAME: &str = super::names::TENSORRT;
 
 /// Sizes that an engine serves: smallest, most frequent, largest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -171,7 +169,7 @@ impl TensorRtBackend {
 
 impl Backend for TensorRtBackend {
     fn name(&self) -> &'static str {
-        NAME
+        names::TENSORRT
     }
 
     /// The plugin computes with activations of the type of the matrices.

@@ -3,11 +3,11 @@
 use half::f16;
 
 use super::{
-    EngineError, NAME,
+    EngineError,
     door::{Context, DoorError, Engine, EngineTensor},
 };
 use crate::{
-    backend::{BackendError, Bound, Runner, guard::guarded, signature::Signature},
+    backend::{BackendError, Bound, Runner, guard::guarded, names, signature::Signature},
     engine::{InputShapes, Profile},
     onnx::proto::tensor_proto::DataType,
     tensor::{NamedTensors, Tensor, TensorData},
@@ -121,7 +121,7 @@ fn take(context: &mut Context, output: &EngineTensor, wide: bool) -> Result<Tens
 impl Runner for TensorRtRunner {
     fn run(&mut self, inputs: &NamedTensors) -> Result<NamedTensors, BackendError> {
         let profile = self.check(inputs)?;
-        guarded(NAME, RUN, || {
+        guarded(names::TENSORRT, RUN, || {
             let outputs: Vec<EngineTensor> = self.tensors.iter().filter(|tensor| !tensor.is_input).cloned().collect();
             let wide = self.wide.clone();
             let context = self.give(profile, inputs)?;
@@ -137,7 +137,7 @@ impl Runner for TensorRtRunner {
     fn bind<'a>(&'a mut self, inputs: &'a NamedTensors) -> Result<Bound<'a>, BackendError> {
         let profile = self.check(inputs)?;
         let context = self.give(profile, inputs)?;
-        Ok(Box::new(move || guarded(NAME, RUN, || context.run_timed().map(Some).map_err(running))))
+        Ok(Box::new(move || guarded(names::TENSORRT, RUN, || context.run_timed().map(Some).map_err(running))))
     }
 }
 
@@ -179,7 +179,7 @@ fn running(error: DoorError) -> BackendError {
 }
 
 fn failed(stage: &'static str, text: String) -> BackendError {
-    BackendError::Failed { backend: NAME, stage, text }
+    BackendError::Failed { backend: names::TENSORRT, stage, text }
 }
 
 fn described(input: &EngineTensor, ranges: &[&InputShapes]) -> String {

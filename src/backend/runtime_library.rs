@@ -1,0 +1,66 @@
+//! The libraries that backends load, and how a user names or gets each.
+
+use std::env;
+use std::fmt;
+use std::path::PathBuf;
+
+/// A library that a backend loads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RuntimeLibrary {
+    /// `libonnxruntime`.
+    OnnxRuntime,
+    /// `libmoa_ort`.
+    Operators,
+    /// `libmoa_tensorrt`.
+    TensorRtPlugin,
+}
+
+impl RuntimeLibrary {
+    /// Environment variable that names it.
+    pub const fn variable(self) -> &'static str {
+        match self {
+            Self::OnnxRuntime => "ORT_DYLIB_PATH",
+            Self::Operators => "MOA_ORT_LIBRARY",
+            Self::TensorRtPlugin => "MOA_TENSORRT_LIBRARY",
+        }
+    }
+
+    /// What that variable names; an empty value is none.
+    pub fn named(self) -> Option<PathBuf> {
+        env::var_os(self.variable()).filter(|value| !value.is_empty()).map(PathBuf::from)
+    }
+
+    /// How to get it where it was not found.
+    pub const fn help_if_missing(self) -> &'static str {
+        match self {
+            Self::OnnxRuntime => "python3 -m pip install onnxruntime, or set ORT_DYLIB_PATH to libonnxruntime",
+            Self::Operators => {
+                "set MOA_ORT_LIBRARY to the library; the backend `ort-function`, and exports without --with-library, \
+                 need none"
+            }
+            Self::TensorRtPlugin => "build it with `cargo xtask tensorrt`, or set MOA_TENSORRT_LIBRARY to it",
+        }
+    }
+
+    /// How to get one that can be loaded.
+    pub const fn help_if_unusable(self) -> &'static str {
+        match self {
+            Self::Operators => {
+                "give the libmoa_ort of this version of moa-export for this machine, or use the backend \
+                 `ort-function`, which needs none"
+            }
+            Self::OnnxRuntime | Self::TensorRtPlugin => self.help_if_missing(),
+        }
+    }
+}
+
+impl fmt::Display for RuntimeLibrary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::OnnxRuntime => "ONNX Runtime",
+            Self::Operators => "the operator library libmoa_ort",
+            Self::TensorRtPlugin => "the TensorRT plugin libmoa_tensorrt",
+        })
+    }
+}
