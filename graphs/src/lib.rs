@@ -6,8 +6,8 @@
 //! ```
 //!
 //! This crate knows no file and no protobuf: tensors reach it through [`TensorDirectory`], graphs leave it
-//! as plain values. A family is one file under `families` (names and configuration to types) and one under
-//! `lower` (types to nodes).
+//! as plain values. A family is one file under `families` (names and configuration to types), a kind of model one
+//! under `model` (its types) and one under `lower` (types to nodes).
 
 mod bodies;
 mod error;

@@ -10,8 +10,8 @@ use crate::engine::{Dtype, GPUS, Gpu, Plugin, RELEASES, Release, fit};
 const DETAILS: &str = "\
 The table says of each TensorRT: the CUDA that it is built for (the plugin's kernels need a driver of CUDA 12, 525 on \
 Linux, whichever that is); the types that its engines may have on this GPU; the interface by which it takes our \
-operators; and the forms of an export that its own tools take as they are. `moa-export build` and `prepare` take every \
-form.";
+operators; and the forms of an export of which its own parser gives them to the plugin. `moa-export build` takes every \
+form, `prepare` every one but `standard`.";
 
 #[derive(Debug, Args)]
 #[command(after_help = DETAILS)]

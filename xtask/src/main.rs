@@ -27,8 +27,9 @@ cargo xtask COMMAND
 
   demo    export the bundled translation model, verify it in ONNX Runtime and tract, translate
   test    run every test of the project, Rust and Python
-          --optimum: the tests with Hugging Face's Optimum alone, which need PyTorch
-  check   formatting, clippy, documentation, the compile half alone, layers, sizes
+          --optimum: instead, those that need PyTorch: with Hugging Face's Optimum, of gpu-check, and of the
+          emulated CUDA kernels
+  check   formatting, layers, places of unsafe code, sizes, clippy, the compile half alone, documentation
   sanitize
           tests of the kernels, the doors of the operator library to C, the graphs and the readers of untrusted files
           under AddressSanitizer, which does not see into the assembly that multiplies on AMX tiles or into C and C++
@@ -49,6 +50,8 @@ cargo xtask COMMAND
           a checkpoint of the shapes of jetmoe/jetmoe-8b with pseudo-random values
 
 Builds of the operator library and of libmoa_cuda.so embed the CUDA kernels of the archive that MOA_CUDA_KERNELS names.
+CXX names another C++ compiler than c++, CC another C compiler for tests than cc, CARGO_TARGET_DIR another folder than
+target; ASAN_OPTIONS is added to the options of `sanitize`.
 Property tests draw the same cases in every run of `test`; PROPTEST_RNG_SEED is another seed.
 Python packages are installed under target/python and nowhere else. PYTHON names another
 interpreter than python3, MOA_PYTORCH a folder with an installed PyTorch, where

@@ -16,7 +16,8 @@ pub(crate) fn run(project: &Project) -> bool {
     Summary::of(|summary| run_stages(project, summary))
 }
 
-/// Runs the tests with Optimum; true where nothing failed.
+/// Runs the tests with Optimum, and the files of tests that skip some where there is no PyTorch; true where nothing
+/// failed.
 pub(crate) fn run_optimum(project: &Project) -> bool {
     Summary::of(|summary| run_optimum_stages(project, summary))
 }

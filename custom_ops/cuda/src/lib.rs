@@ -12,10 +12,11 @@
 //! 3. For every call: each launch's [`Parameters::bytes`], with the addresses of this call, is the one argument of its
 //!    kernel. Launches run in order on one stream.
 //!
-//! A caller proves that inputs and outputs do not overlap. The workspace may hold anything before a call and must start
-//! at a multiple of [`WORKSPACE_ALIGNMENT`]. Tensors are as the schema has them, row-major, no weight is packed. Where
-//! all addresses are multiples of 16 and all rows are whole runs of 16 bytes, memory is read asynchronously, 16 bytes
-//! at a time; else element by element, with the same result.
+//! A caller proves that outputs overlap nothing but, where caches are shared as `moa_schema` says, the past that they
+//! update. The workspace may hold anything before a call and must start at a multiple of [`WORKSPACE_ALIGNMENT`].
+//! Tensors are as the schema has them, row-major, no weight is packed. Where all addresses are multiples of 16 and all
+//! rows are whole runs of 16 bytes, memory is read asynchronously, 16 bytes at a time; else element by element, with
+//! the same result.
 //!
 //! # How a layer is computed
 //!

@@ -1,4 +1,5 @@
-//! The opcodes of pickle protocols 2 to 4, which are all that `torch.save` writes in protocol 5 too.
+//! The opcodes of pickle protocols 2 to 4, which are all that `torch.save` writes in protocol 5 too, unless a
+//! `bytearray` or a NumPy array is saved: `BYTEARRAY8` is not read.
 
 macro_rules! opcodes {
     ($($name:ident $code:literal,)*) => {
@@ -75,7 +76,8 @@ opcodes! {
     FRAME 0x95,
 }
 
-/// Opcodes that Python knows, but that no pickle of protocols 2 to 5 by `torch.save` holds.
+/// Opcodes that Python knows and that are refused. Of these, pickles of protocols 2 to 5 by `torch.save` hold at most
+/// `BYTEARRAY8`.
 const OTHERS: [(u8, &str); 18] = [
     (b'F', "FLOAT"),
     (b'I', "INT"),
