@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use crate::attention_tiles;
+use crate::buffer::emptied;
 use crate::grid::{Claims, Grid, Layout, Tile};
 use crate::key_panels::{KEYS_PER_TILE, Panels, Visible};
 use crate::pool::Stage;
@@ -66,7 +67,7 @@ pub(crate) fn cut_pairs(bounds: &mut Vec<usize>, inputs: &AttentionInputs<'_>, o
     let fair = tokens.div_ceil(TASKS.div_ceil((batch * kv_heads).max(1))).max(1);
     let groups = tokens.div_ceil(if on_tiles { most } else { most.min(fair) });
     let start = |group: usize| if on_tiles { group * most } else { group * tokens / groups };
-    bounds.clear();
+    emptied(bounds, batch * groups + 1);
     for batch in 0..batch {
         bounds.extend((0..groups).map(|group| (batch * tokens + start(group)) * top_k));
     }

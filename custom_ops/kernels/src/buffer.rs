@@ -24,6 +24,25 @@ impl fmt::Display for OutOfMemory {
 
 impl std::error::Error for OutOfMemory {}
 
+/// Ends the call for want of memory for `len` elements.
+fn out_of_memory<T>(len: usize) -> ! {
+    resume_unwind(Box::new(OutOfMemory { bytes: len.saturating_mul(size_of::<T>()) }))
+}
+
+/// The vector without its elements and with room for `len` others, so that adding these allocates nothing. One that
+/// grows doubles where there is memory for that.
+///
+/// # Panics
+///
+/// With [`OutOfMemory`].
+pub(crate) fn emptied<T>(vector: &mut Vec<T>, len: usize) -> &mut Vec<T> {
+    vector.clear();
+    if vector.try_reserve(len).is_err() && vector.try_reserve_exact(len).is_err() {
+        out_of_memory::<T>(len);
+    }
+    vector
+}
+
 /// A buffer that begins at a cache line.
 #[derive(Debug, Default)]
 pub(crate) struct Buffer<T = f32> {
@@ -46,7 +65,7 @@ impl<T: Copy + Default> Buffer<T> {
             *self = Self::default();
             let needed = len.saturating_add(Self::PER_LINE);
             if self.data.try_reserve_exact(needed).is_err() {
-                resume_unwind(Box::new(OutOfMemory { bytes: needed.saturating_mul(size_of::<T>()) }));
+                out_of_memory::<T>(needed);
             }
             // A page that holds a value stays as small as it is, so huge ones are asked for before.
             huge_pages::prefer(self.data.spare_capacity_mut());
@@ -127,5 +146,16 @@ mod tests {
             assert_eq!((buffer.bytes(), buffer.filled()), (0, &[][..]));
         }
         assert_eq!(buffer.take(7).len(), 7);
+    }
+
+    #[test]
+    fn vectors_keep_their_memory_and_end_the_call_where_there_is_none() {
+        let mut vector = vec![1u32; 10];
+        let (place, capacity) = (vector.as_ptr(), vector.capacity());
+        assert!(emptied(&mut vector, 10).is_empty());
+        assert_eq!((vector.as_ptr(), vector.capacity()), (place, capacity));
+        assert!(emptied(&mut vector, 11).capacity() >= 11);
+        let payload = std::panic::catch_unwind(move || emptied(&mut vector, usize::MAX / 8).len()).unwrap_err();
+        assert_eq!(*payload.downcast::<OutOfMemory>().unwrap(), OutOfMemory { bytes: usize::MAX / 8 * 4 });
     }
 }

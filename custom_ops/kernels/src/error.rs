@@ -58,7 +58,7 @@ pub enum KernelError {
         head: usize,
     },
     /// A routed token has a NaN or infinite router logit, so no expert can be chosen.
-    #[error("the router logits of batch {batch}, token {token} are not finite")]
+    #[error("the router logits of batch {batch}, token {token} {}", moa_schema::LOGITS_NOT_FINITE)]
     RouterLogits {
         /// Row of the batch.
         batch: usize,

@@ -9,6 +9,8 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::buffer::emptied;
+
 /// One bit for each of some tiles: whether it was handed out, and whether it has come back.
 #[derive(Debug, Default)]
 struct Word {
@@ -59,8 +61,7 @@ impl Distinct {
         mut place: impl FnMut(usize) -> usize,
     ) {
         const NONE: usize = usize::MAX;
-        self.numbers.clear();
-        self.numbers.resize(len, NONE);
+        emptied(&mut self.numbers, len).resize(len, NONE);
         let mut last = None;
         for number in numbers {
             assert!(number != NONE && last.is_none_or(|last| number > last), "row numbers do not rise");
@@ -133,8 +134,8 @@ impl<'a, T> Grid<'a, T> {
         assert!(layout.columns > 0 && layout.tile_columns > 0 && layout.stride >= layout.columns, "layout of tiles");
         assert!(bounds.is_sorted(), "falling bounds");
         let count = bounds.len().saturating_sub(1) * layout.columns.div_ceil(layout.tile_columns);
-        claims.words.clear();
-        claims.words.resize_with(count.div_ceil(64).saturating_sub(1), Word::default);
+        let more = count.div_ceil(64).saturating_sub(1);
+        emptied(&mut claims.words, more).resize_with(more, Word::default);
         let (len, data) = (data.len(), NonNull::from(data).cast());
         Self { data, len, layout, order: None, bounds, first: Word::default(), claims, lifetime: PhantomData }
     }
@@ -340,8 +341,7 @@ impl<'a, T> Tile<'a, T> {
 
 /// Replaces `bounds` by cuts of `total` rows every `step` rows.
 pub(crate) fn cut(bounds: &mut Vec<usize>, total: usize, step: usize) {
-    bounds.clear();
-    bounds.extend((0..total).step_by(step));
+    emptied(bounds, total.div_ceil(step) + 1).extend((0..total).step_by(step));
     bounds.push(total);
 }
 

@@ -34,6 +34,11 @@ impl<'a> HiddenStates<'a> {
         Self { data, width, stride }
     }
 
+    /// Number of rows.
+    pub(crate) fn tokens(&self) -> usize {
+        self.data.len().checked_div(self.stride).unwrap_or(0)
+    }
+
     /// Elements of a row.
     pub(crate) fn width(&self) -> usize {
         self.width

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, emptied};
 use crate::cached::{CacheRows, Cached, KeysAndValues};
 use crate::grid::{Claims, Grid, Layout, Tile};
 use crate::hidden_states::HiddenStates;
@@ -132,7 +132,7 @@ impl CacheSizes {
     pub(crate) fn cut(&self, CacheBounds { all: bounds, new }: &mut CacheBounds) {
         let &Self { past, tokens, rows, .. } = self;
         let (pairs, group) = (self.batch * self.kv_heads, self.pairs_per_task());
-        bounds.clear();
+        emptied(bounds, pairs * (tokens.div_ceil(self.tokens_per_task()) + 2) + 1);
         if group > 1 {
             bounds.extend((0..pairs).step_by(group).map(|pair| pair * rows));
         } else {
@@ -144,8 +144,7 @@ impl CacheSizes {
         }
         bounds.push(pairs * rows);
         let new_before = |row: usize| row / rows * tokens + (row % rows).saturating_sub(past).min(tokens);
-        new.clear();
-        new.extend(bounds.iter().map(|row| new_before(*row)));
+        emptied(new, bounds.len()).extend(bounds.iter().map(|row| new_before(*row)));
     }
 
     /// Rows `rows` of the cache by (batch, head) pair, counted in the pair.

@@ -46,10 +46,11 @@
 //!
 //! Weights are f32, f16 or bf16 ([`WeightData`]), packed as they are stored, or f32 that never changes in two bytes
 //! where these hold it exactly (see [`Prepared::pack`]), and widened as they are multiplied. Widening is exact and the
-//! order of adding the same, so the results have the bits of the same weights as f32. Activations are f32 or f16
-//! ([`Scalar`]): f16 is widened on entry and rounded once on exit, and new keys and values are rounded before they
-//! are attended to, as a later step finds them in the cache. Activations are never rounded to bf16: tiles multiply
-//! all three bf16 parts of an f32, of which a bf16 weight has one.
+//! order of adding the same, so the results have the bits of the same weights as f32, except in products of few rows or
+//! columns times f16, which stay off AMX tiles where f32 goes to them. Activations are f32 or f16 ([`Scalar`]): f16 is
+//! widened on entry and rounded once on exit, and new keys and values are rounded before they are attended to, as a
+//! later step finds them in the cache. Activations are never rounded to bf16: tiles multiply all three bf16 parts of an
+//! f32, of which a bf16 weight has one.
 //!
 //! # Padding
 //!
@@ -59,8 +60,8 @@
 //!
 //! # Memory
 //!
-//! Scratch and packed weights are kept between calls. A call for which there is none unwinds with [`OutOfMemory`], and
-//! what it has begun to fill is unspecified.
+//! Scratch and packed weights are kept between calls. A call for which there is no memory unwinds with [`OutOfMemory`],
+//! and what it has begun to fill is unspecified; so does [`Prepared::pack`].
 
 mod activation;
 mod attention;
@@ -97,6 +98,8 @@ mod scalar;
 mod self_attention;
 mod simd;
 mod single_token;
+#[cfg(test)]
+mod skip;
 mod terms;
 mod waiting_inputs;
 

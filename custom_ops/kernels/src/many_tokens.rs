@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::attention::{Attending, Rows};
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, emptied};
 use crate::grid::{Claims, Grid, Layout, Tile, cut};
 use crate::key_panels::{Panels, Visible};
 use crate::output_projection::begin;
@@ -122,7 +122,7 @@ impl ManyScratch {
         output: &'a mut [f32],
     ) -> ManyTokens<'a> {
         let QueryInputs { kv_heads, head, hidden_states, .. } = inputs.queries;
-        self.bounds.clear();
+        emptied(&mut self.bounds, inputs.batch * count + 1);
         for row in 0..inputs.batch {
             cut_evenly(&mut self.bounds, row * inputs.tokens, inputs.tokens, count, |token| inputs.work(row, token));
         }

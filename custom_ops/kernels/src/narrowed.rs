@@ -3,6 +3,7 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use crate::buffer::emptied;
 use crate::packed::WeightData;
 
 /// Weights in the type of two bytes that holds each of them.
@@ -13,14 +14,21 @@ pub(crate) enum Narrowed {
 
 impl Narrowed {
     /// `None` where `data` is not f32, or no admitted type holds all of it bit by bit.
+    ///
+    /// # Panics
+    ///
+    /// With [`crate::OutOfMemory`].
     pub(crate) fn exact(data: WeightData<'_>, admits_f16: bool) -> Option<Self> {
         let WeightData::F32(values) = data else { return None };
         if values.iter().copied().all(is_bf16) {
             let upper = |value: &f32| bf16::from_bits((value.to_bits() >> u16::BITS) as u16);
-            return Some(Self::Bf16(values.iter().map(upper).collect()));
+            let mut uppers = Vec::new();
+            emptied(&mut uppers, values.len()).extend(values.iter().map(upper));
+            return Some(Self::Bf16(uppers));
         }
         (admits_f16 && values.iter().copied().all(is_f16)).then(|| {
-            let mut halves = vec![f16::ZERO; values.len()];
+            let mut halves = Vec::new();
+            emptied(&mut halves, values.len()).resize(values.len(), f16::ZERO);
             halves.convert_from_f32_slice(values);
             Self::F16(halves)
         })

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use half::{bf16, f16};
 
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, emptied};
 use crate::grid::{Claims, Grid, Layout, cut};
 use crate::pool::{self, Sequential, Stage, ThreadPool};
 use crate::simd::magnitudes::Magnitudes;
@@ -16,7 +16,8 @@ const ELEMENTS_PER_TASK: usize = 16384;
 
 /// The values of a weight as they are stored, row-major.
 ///
-/// The results of a call are those of the same call with the weights widened to f32, bit for bit.
+/// The results of a call are those of the same call with the weights widened to f32, bit for bit, except in products of
+/// few rows or columns times f16, which stay off AMX tiles where f32 goes to them.
 #[derive(Debug, Clone, Copy)]
 pub enum WeightData<'a> {
     /// 32-bit floats.
@@ -165,8 +166,8 @@ impl Packed {
         if source.len() != geometry.len() || source.is_empty() {
             return false;
         }
-        self.magnitudes.clear();
-        self.magnitudes.resize_with(geometry.matrices * geometry.blocks * geometry.panels(), AtomicU64::default);
+        let panels = geometry.matrices * geometry.blocks * geometry.panels();
+        emptied(&mut self.magnitudes, panels).resize_with(panels, AtomicU64::default);
         match (&mut self.panels, source) {
             (Panels::F32(panels), WeightData::F32(source)) => geometry.fill(panels, source, scratch, pool),
             (Panels::Bf16(panels), WeightData::Bf16(source)) => geometry.fill(panels, source, scratch, pool),

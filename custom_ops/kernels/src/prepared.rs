@@ -152,6 +152,10 @@ impl Prepared {
     /// # Errors
     ///
     /// [`KernelError::Length`] where `data` does not have that shape.
+    ///
+    /// # Panics
+    ///
+    /// With [`OutOfMemory`](crate::OutOfMemory).
     pub fn pack<'a>(
         &mut self,
         weight: Weight,

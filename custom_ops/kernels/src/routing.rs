@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use moa_schema::GateMode;
 
 use crate::KernelError;
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, emptied};
 use crate::grid::{Claims, Distinct, Grid, Layout, Tile, cut};
 use crate::hidden_states::HiddenStates;
 use crate::packed::Packed;
@@ -210,15 +210,14 @@ impl ByExpert {
     /// Counting sort of the pairs of routed tokens.
     fn sort(&mut self, experts: usize, top_k: usize, routed: &[bool], indices: &[i64]) {
         let Self { offsets, next, pairs_by_row } = self;
-        offsets.clear();
-        offsets.resize(experts + 1, 0);
+        emptied(offsets, experts + 1).resize(experts + 1, 0);
         for (experts, _) in indices.chunks_exact(top_k).zip(routed).filter(|(_, routed)| **routed) {
             experts.iter().for_each(|&expert| offsets[expert as usize + 1] += 1);
         }
         for expert in 0..experts {
             offsets[expert + 1] += offsets[expert];
         }
-        next.clone_from(offsets);
+        emptied(next, offsets.len()).extend_from_slice(offsets);
         let pairs = indices.chunks_exact(top_k).zip(routed).enumerate().filter(|(_, (_, routed))| **routed);
         let pairs = pairs.flat_map(|(token, _)| token * top_k..(token + 1) * top_k);
         pairs_by_row.fill(offsets[experts], pairs, |pair| {
@@ -248,13 +247,10 @@ impl RoutingScratch {
         if experts > MOST_EXPERTS {
             return Err(KernelError::Experts { experts, most: MOST_EXPERTS });
         }
-        self.routed.clear();
-        self.routed.extend(routed);
+        emptied(&mut self.routed, inputs.hidden_states.tokens()).extend(routed);
         let tokens = self.routed.len();
-        self.topk_indices.clear();
-        self.topk_indices.extend((0..tokens).flat_map(|_| 0..top_k as i64));
-        self.topk_weights.clear();
-        self.topk_weights.resize(tokens * top_k, 0.0);
+        emptied(&mut self.topk_indices, tokens * top_k).extend((0..tokens).flat_map(|_| 0..top_k as i64));
+        emptied(&mut self.topk_weights, tokens * top_k).resize(tokens * top_k, 0.0);
         let [tasks, bounds] = &mut self.bounds;
         cut(tasks, tokens.div_ceil(TOKENS_PER_TASK), 1);
         cut(bounds, tokens, TOKENS_PER_TASK);
@@ -334,10 +330,9 @@ pub(crate) struct ExpertTiles {
 impl ExpertTiles {
     /// Lists the tiles of at most `most` rows.
     pub(crate) fn fill(&mut self, routing: Routing<'_>, most: usize) {
-        self.experts.clear();
-        self.experts.extend(routing.tiles(most).map(|(_, expert)| expert));
-        self.bounds.clear();
-        self.bounds.extend(routing.tiles(most).map(|(start, _)| start));
+        let most_tiles = routing.rows() / most + routing.by_expert.offsets.len();
+        emptied(&mut self.experts, most_tiles).extend(routing.tiles(most).map(|(_, expert)| expert));
+        emptied(&mut self.bounds, most_tiles).extend(routing.tiles(most).map(|(start, _)| start));
         self.bounds.push(routing.rows());
     }
 

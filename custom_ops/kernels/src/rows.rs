@@ -336,7 +336,7 @@ pub(crate) fn even(rows: Range<usize>, most: usize) -> impl Iterator<Item = Rang
 }
 
 #[cfg(test)]
-#[path = "rows_on_tiles.rs"]
+#[path = "rows_on_tiles_tests.rs"]
 mod on_tiles;
 
 #[cfg(test)]

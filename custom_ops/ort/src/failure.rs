@@ -33,7 +33,7 @@ impl Failure {
     }
 
     /// Says at which node it happened; a text that already starts with the operator does not repeat it.
-    pub(crate) fn at_node(self, operator: &str, node: &str) -> Self {
+    fn at_node(self, operator: &str, node: &str) -> Self {
         let text = self.text.strip_prefix(operator).and_then(|text| text.strip_prefix(": ")).unwrap_or(&self.text);
         Self { text: format!("{operator} node `{node}`: {text}"), ..self }
     }
@@ -47,6 +47,15 @@ pub(crate) fn catch<T>(body: impl FnOnce() -> Result<T, Failure>) -> Result<T, F
             Err(payload) => Failure { fault: Fault::Bug, text: format!("internal error: {}", panic_text(payload)) },
         })
     })
+}
+
+/// As [`catch`], for work that belongs to a node, which every failure names.
+pub(crate) fn catch_at_node<T>(
+    operator: &str,
+    node: &str,
+    body: impl FnOnce() -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    catch(body).map_err(|failure| failure.at_node(operator, node))
 }
 
 #[cfg(test)]
@@ -73,8 +82,18 @@ mod tests {
     }
 
     #[test]
+    fn whatever_fails_names_the_node() {
+        let text = |body: fn() -> Result<(), Failure>| catch_at_node("Op", "n", body).unwrap_err().text;
+        assert_eq!(text(|| Err(Failure::argument("too long"))), "Op node `n`: too long");
+        assert_eq!(text(|| panic!("number 7")), "Op node `n`: internal error: number 7");
+        let no_memory = || std::panic::resume_unwind(Box::new(OutOfMemory { bytes: 96 }));
+        assert_eq!(text(no_memory), "Op node `n`: no memory for 96 bytes");
+    }
+
+    #[test]
     fn results_pass_through() {
         assert_eq!(catch(|| Ok(3)), Ok(3));
+        assert_eq!(catch_at_node("Op", "n", || Ok(3)), Ok(3));
         assert_eq!(catch::<()>(|| Err(Failure::argument("no"))), Err(Failure::argument("no")));
     }
 }

@@ -31,8 +31,9 @@
 //! * A query that may attend to no key yields 0, never NaN.
 //! * Activations, keys and values must be finite at masked positions too for the bodies of standard operators, which
 //!   multiply them by 0: 0 times NaN is NaN. No result of the library depends on a masked position that is not routed.
-//! * A token that is routed and whose router logits are NaN or infinite makes the library refuse the whole call; with
-//!   `skip_padded_queries = 0` masked tokens are routed too.
+//! * The CPU library refuses the whole call where the router logits of a routed token are NaN or infinite (with
+//!   `skip_padded_queries = 0` masked tokens are routed too), or a position, even that of a masked token, lies outside
+//!   the rotary tables. The CUDA kernels cannot refuse by value: there the rows that these concern are NaN.
 //! * The query head of slot `s` and key/value head `g` reads key/value head `g`.
 //!
 //! # Shared caches
@@ -71,6 +72,10 @@ pub const PRESENT_INPUTS: &str = "present_inputs";
 /// Attribute of a node that is written for TensorRT, which asks for the number of outputs before it sees the node:
 /// 0 or absent: those before the routing.
 pub const OUTPUT_COUNT: &str = "output_count";
+
+/// How the operator library ends its word on router logits that are NaN or infinite, by which its users tell such a
+/// model from a failure of the runtime.
+pub const LOGITS_NOT_FINITE: &str = "are not finite";
 
 /// Attribute by which a parser of TensorRT finds the plugin of a node, and a library the version of the operators that
 /// the node is written for: [`OPSET_VERSION`] as a text.

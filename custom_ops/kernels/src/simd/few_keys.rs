@@ -174,7 +174,11 @@ unsafe fn attend<const STEPS: usize>(block: &Block<'_>) {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::simd::every_isa;
+    use crate::simd::{every_isa, every_isa_where};
+
+    fn serving(keys: usize, head: usize) -> Vec<Isa> {
+        every_isa_where(|isa| FewKeys::serves(isa, keys, head), "no AVX-512")
+    }
 
     pub(in super::super) fn numbers(count: usize, seed: f32) -> Vec<f32> {
         (0..count).map(|i| ((i as f32 * 0.37 + seed).sin() * 43.7).fract() * 3.0).collect()
@@ -199,13 +203,16 @@ pub(super) mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "Miri has no maximum of AVX-512")]
     fn every_slot_gets_the_mean_of_its_softmax() {
+        if serving(1, 32).is_empty() {
+            return;
+        }
         for (head, slots, count) in
             [(32, 4, 1), (32, 4, 9), (32, 1, 2), (32, 6, 32), (64, 3, 16), (64, 8, 17), (128, 2, 31), (128, 4, 7)]
         {
             let (key, value, stride) = (numbers(40 * head, 1.0), numbers(40 * head, 2.0), head + 16);
             let queries: Vec<f32> = numbers(slots * stride, 3.0).iter().map(|q| q * 0.2).collect();
             let places: Vec<usize> = (0..count).map(|key| key + key / 5).collect();
-            for isa in every_isa().into_iter().filter(|isa| FewKeys::serves(*isa, count, head)) {
+            for isa in serving(count, head) {
                 let token =
                     OneToken { queries: &queries, stride, slots, head, key: &key, value: &value, places: &places };
                 let token = FewKeys { token, next: 9 };
@@ -226,7 +233,7 @@ pub(super) mod tests {
     fn only_a_key_that_is_seen_can_spoil_the_mean() {
         let (mut key, value, mut out) = (numbers(3 * 32, 1.0), numbers(3 * 32, 2.0), [0.0; 32]);
         key[32] = f32::NAN;
-        for isa in every_isa().into_iter().filter(|isa| FewKeys::serves(*isa, 2, 32)) {
+        for isa in serving(2, 32) {
             for (places, spoilt) in [([0, 1], true), ([0, 2], false)] {
                 let queries = &[1.0; 32];
                 let (key, value, places) = (&key, &value, &places);

@@ -176,3 +176,13 @@ pub(crate) fn every_isa() -> Vec<Isa> {
     all.dedup();
     all
 }
+
+/// Those of [`every_isa`] that serve something; where none does, a word about what is `missing`.
+#[cfg(test)]
+pub(crate) fn every_isa_where(serves: impl Fn(Isa) -> bool, missing: &str) -> Vec<Isa> {
+    let found: Vec<Isa> = every_isa().into_iter().filter(|isa| serves(*isa)).collect();
+    if found.is_empty() {
+        crate::skip::skip(missing);
+    }
+    found
+}

@@ -210,12 +210,11 @@ fn multiply_panels<'a>(
 
 #[cfg(test)]
 mod tests {
-    use std::io::{self, Write as _};
-
     use super::super::magnitudes::Magnitudes;
     use super::super::product::Left;
     use super::super::{Instructions, Isa, ROWS};
     use super::*;
+    use crate::skip::skip;
 
     /// Scores that have nothing in common, with one in ten far below the others.
     fn score(place: usize) -> f32 {
@@ -228,8 +227,7 @@ mod tests {
     fn pieces_give_the_bits_of_rows() {
         let isa = Isa::at_most(Instructions::Amx);
         let Some(mut unit) = Unit::new(isa) else {
-            let _ = writeln!(io::stdout(), "skipped: no AMX tiles");
-            return;
+            return skip("no AMX tiles");
         };
         for (rows, tiles) in [
             (1, [1, 1]),

@@ -431,19 +431,17 @@ impl Unit {
 #[cfg(test)]
 mod tests {
     #[cfg(target_arch = "x86_64")]
-    use std::io::{self, Write as _};
-
-    #[cfg(target_arch = "x86_64")]
     use super::super::Instructions;
     use super::*;
+    #[cfg(target_arch = "x86_64")]
+    use crate::skip::skip;
 
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn a_thread_keeps_what_is_stated() {
         let isa = Isa::at_most(Instructions::Amx);
         let Some(unit) = Unit::new(isa) else {
-            let _ = writeln!(io::stdout(), "skipped: no AMX tiles");
-            return;
+            return skip("no AMX tiles");
         };
         assert!(Unit::new(isa).is_none(), "two units of one thread");
         let Scratch { left, known, right: [even, odd], sums } = &unit.scratch;

@@ -12,6 +12,8 @@ mod refusals;
 mod routing_reference;
 mod self_attention;
 mod shared_cache;
+#[path = "../../src/skip.rs"]
+mod skip;
 mod small;
 mod stored;
 mod support;

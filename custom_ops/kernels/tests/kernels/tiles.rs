@@ -1,7 +1,5 @@
 //! Layers of the sizes that go to AMX tiles where the processor has them; elsewhere the same tests run on vectors.
 
-use std::io::{self, Write as _};
-
 use moa_kernels::{FeedForwardInputs, Instructions, Prepared, Sequential};
 use moa_schema::{CrossAttentionDims, FeedForwardDims, GateMode, SelfAttentionDims};
 
@@ -9,6 +7,7 @@ use crate::cross_attention;
 use crate::feed_forward;
 use crate::prepared::pack;
 use crate::self_attention::Case;
+use crate::skip::skip;
 use crate::stored::feed_forward as stored_feed_forward;
 use crate::support::{Random, Threads, assert_close, bits, widen};
 
@@ -115,7 +114,7 @@ fn has_tiles() -> bool {
     let bytes = |limit| Prepared::new(limit).thread_bytes();
     let found = bytes(Instructions::Amx) > bytes(Instructions::Avx512);
     if !found {
-        let _ = writeln!(io::stdout(), "skipped: no AMX tiles");
+        skip("no AMX tiles");
     }
     found
 }

@@ -13,7 +13,7 @@ use super::api::{Api, KernelInfo};
 use super::device_call::DeviceCall;
 use super::library::{Entry, or_else};
 use crate::attributes;
-use crate::failure::catch;
+use crate::failure::catch_at_node;
 use crate::gpu::GpuKernel;
 
 const PROVIDER: &CStr = c"CUDAExecutionProvider";
@@ -92,14 +92,14 @@ unsafe extern "system" fn create(
 ) -> OrtStatusPtr {
     // SAFETY: the runtime passes its table, in the version that the operator declares.
     let Some(api) = (unsafe { Api::from_table(api) }) else { return OrtStatusPtr(null_mut()) };
-    let result = catch(|| {
-        // SAFETY: the runtime passes what was registered and the info of the kernel being created.
-        let (entry, info) = unsafe { (cuda_entry(op), KernelInfo::new(api, info)) };
-        let (operator, types, node) = (&entry.entry.operator, entry.entry.types, info.node_name());
-        let attributes = attributes::read(operator, &info);
-        let made = attributes.and_then(|attributes| GpuKernel::new(&attributes, entry.element));
-        let gpu = made.map_err(|failure| failure.at_node(operator.name, &node))?;
-        Ok(Box::new(CudaKernel { api, operator, types, node, gpu }))
+    // SAFETY: the runtime passes what was registered and the info of the kernel being created.
+    let (entry, info) = unsafe { (cuda_entry(op), KernelInfo::new(api, info)) };
+    let (operator, types) = (&entry.entry.operator, entry.entry.types);
+    let node = or_else(String::new(), || info.node_name());
+    let result = catch_at_node(operator.name, &node, || {
+        let attributes = attributes::read(operator, &info)?;
+        let gpu = GpuKernel::new(&attributes, entry.element)?;
+        Ok(Box::new(CudaKernel { api, operator, types, node: node.clone(), gpu }))
     });
     api.status(result.map(|made| {
         // SAFETY: the runtime passes a place for the kernel; `destroy` takes it back.
@@ -111,12 +111,11 @@ unsafe extern "system" fn create(
 unsafe extern "system" fn run(kernel: *mut c_void, context: *mut OrtKernelContext) -> OrtStatusPtr {
     // SAFETY: the runtime passes what `create` made; kernels are only read, so threads may share one.
     let kernel = unsafe { &*kernel.cast::<CudaKernel>() };
-    let result = catch(|| {
+    kernel.api.status(catch_at_node(kernel.operator.name, &kernel.node, || {
         // SAFETY: the runtime passes the context of this call.
         let call = unsafe { DeviceCall::new(kernel.api, context, kernel.operator, kernel.types) }?;
         kernel.gpu.compute(&call)
-    });
-    kernel.api.status(result.map_err(|failure| failure.at_node(kernel.operator.name, &kernel.node)))
+    }))
 }
 
 unsafe extern "system" fn destroy(kernel: *mut c_void) {

@@ -15,7 +15,7 @@ use ort_sys::{
 use super::api::{API_VERSION, Api, KernelInfo, Support, ort};
 use super::call::{Call, element_code};
 use super::shape::Shape;
-use crate::failure::{Failure, catch};
+use crate::failure::{Failure, catch, catch_at_node};
 use crate::prepare::prepare;
 use crate::{attributes, compute};
 
@@ -269,16 +269,16 @@ unsafe extern "system" fn create(
 ) -> OrtStatusPtr {
     // SAFETY: the runtime passes its table, in the version that the operator declares.
     let Some(api) = (unsafe { Api::from_table(api) }) else { return OrtStatusPtr(null_mut()) };
-    let result = catch(|| {
-        // SAFETY: the runtime passes what was registered and the info of the kernel being created.
-        let (entry, info) = unsafe { (entry(op), KernelInfo::new(api, info)) };
-        let (operator, types, node) = (&entry.operator, entry.types, info.node_name());
-        let attributes = attributes::read(operator, &info);
-        let attributes = attributes.map_err(|failure| failure.at_node(operator.name, &node))?;
+    // SAFETY: the runtime passes what was registered and the info of the kernel being created.
+    let (entry, info) = unsafe { (entry(op), KernelInfo::new(api, info)) };
+    let (operator, types) = (&entry.operator, entry.types);
+    let node = or_else(String::new(), || info.node_name());
+    let result = catch_at_node(operator.name, &node, || {
+        let attributes = attributes::read(operator, &info)?;
         let prepared = prepare(&attributes, &|index| info.constant(index, &operator.inputs[index], types));
         let shapes = operator.inputs.iter().enumerate();
         let constants = shapes.map(|(index, input)| info.constant_shape(index, input, types)).collect();
-        Ok(Box::new(Kernel { api, operator, types, node, attributes, prepared, constants }))
+        Ok(Box::new(Kernel { api, operator, types, node: node.clone(), attributes, prepared, constants }))
     });
     api.status(result.map(|made| {
         // SAFETY: the runtime passes a place for the kernel; `destroy` takes it back.
@@ -290,17 +290,16 @@ unsafe extern "system" fn create(
 unsafe extern "system" fn run(kernel: *mut c_void, context: *mut OrtKernelContext) -> OrtStatusPtr {
     // SAFETY: the runtime passes what `create` made; kernels are only read, so threads may share one.
     let kernel = unsafe { &*kernel.cast::<Kernel>() };
-    let result = catch(|| {
-        let Kernel { api, operator, types, constants, .. } = kernel;
+    let Kernel { api, operator, types, node, constants, .. } = kernel;
+    api.status(catch_at_node(operator.name, node, || {
         // SAFETY: the runtime passes the context of this call, and only this line makes a `Call` from it; the constants
         // of a node are the same in every call.
         let call = unsafe { Call::new(*api, context, operator, *types, constants) }?;
-        match kernel.types.activations {
+        match types.activations {
             FloatType::F16 => compute::run::<f16>(&kernel.attributes, &kernel.prepared, call),
             _ => compute::run::<f32>(&kernel.attributes, &kernel.prepared, call),
         }
-    });
-    kernel.api.status(result.map_err(|failure| failure.at_node(kernel.operator.name, &kernel.node)))
+    }))
 }
 
 unsafe extern "system" fn destroy(kernel: *mut c_void) {

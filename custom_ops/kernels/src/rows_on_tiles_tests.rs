@@ -1,19 +1,18 @@
 //! Products on AMX tiles beside those on vectors and beside f64.
 
-use std::io::{self, Write as _};
-
 use half::{bf16, f16};
 
 use super::*;
 use crate::packed::{Geometry, WeightData};
 use crate::simd::Instructions;
 use crate::simd::tiles::INNER_LIMIT;
+use crate::skip::skip;
 
 /// Vectors and tiles; nothing, and a word about it, where the processor has no tiles.
 fn levels() -> Option<[Isa; 2]> {
     let levels = [Instructions::Avx512, Instructions::Amx].map(Isa::at_most);
     if !levels[1].has_tiles() {
-        let _ = writeln!(io::stdout(), "skipped: no AMX tiles");
+        skip("no AMX tiles");
     }
     levels[1].has_tiles().then_some(levels)
 }
