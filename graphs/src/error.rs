@@ -68,6 +68,16 @@ pub enum ImportError {
         /// What it says.
         meaning: String,
     },
+    /// A key of the configuration means nothing to a family whose keys are all known.
+    #[error("{origin}: key \"{key}\" is not known (known: {known})")]
+    UnknownKey {
+        /// Configuration file.
+        origin: String,
+        /// The key.
+        key: String,
+        /// The family's keys.
+        known: String,
+    },
     /// A key of the configuration has an impossible value.
     #[error("{origin}: key \"{key}\" must be {expected}, found {found}")]
     InvalidKey {

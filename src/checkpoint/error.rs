@@ -274,6 +274,7 @@ impl CheckpointError {
     /// How to put it right, in one line, where there is such a way.
     pub fn help(&self) -> Option<String> {
         let help = match self {
+            Self::NotAFile { found: "a folder", .. } => "give the file in it that is meant, such as FOLDER/config.json",
             Self::NotAFile { .. } => "give a .safetensors file, a .pt file or a Hugging Face folder",
             Self::ClosedFolder { .. } => "let your user read and enter the folder, or give a copy that it may read",
             Self::Changed { .. } => "wait until nothing writes to the checkpoint, then try again",
@@ -310,7 +311,8 @@ impl CheckpointError {
                 "nothing was executed; do not load the file with PyTorch unless you trust where it comes from"
             }
             Self::Unsupported { .. } => {
-                "give a checkpoint that fairseq wrote for an MoA model, saved with the defaults of torch.save"
+                "give a checkpoint that fairseq wrote for an MoA model, saved with the defaults of torch.save; where the \
+                 architecture is your own name for upstream's model, name a configuration with --config FILE"
             }
             Self::NoFairseq { file, has_tensors: true, .. } => return Some(tensors_saved(file)),
             Self::NoFairseq { .. } => "give the checkpoint that fairseq wrote",

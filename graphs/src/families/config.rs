@@ -78,6 +78,11 @@ impl Config {
         ImportError::InvalidKey { origin: self.origin.clone(), key: key.into(), expected: expected.into(), found }
     }
 
+    /// The error for a key that a family with `known` keys does not have.
+    pub(crate) fn unknown(&self, key: &str, known: &[&str]) -> ImportError {
+        ImportError::UnknownKey { origin: self.origin.clone(), key: key.into(), known: known.join(", ") }
+    }
+
     /// The error for a model of none of the families that are `supported`.
     pub(crate) fn other_family(&self, found: &str, supported: &str) -> ImportError {
         ImportError::Family { origin: self.origin.clone(), found: found.into(), supported: supported.into() }
@@ -162,6 +167,15 @@ impl Config {
         let size = value.as_u64().filter(|size| (1..=MAX_SIZE).contains(size));
         let size = size.and_then(|size| usize::try_from(size).ok());
         size.map(Some).ok_or_else(|| self.invalid(key, format!("an integer from 1 to {MAX_SIZE}")))
+    }
+
+    /// As [`Self::optional_size`], where a text of digits is a size too.
+    pub(crate) fn optional_size_or_text(&self, key: &str) -> Result<Option<usize>, ImportError> {
+        let digits = self.get(key).and_then(Value::as_str).and_then(|text| text.parse::<u64>().ok());
+        match digits {
+            Some(size) => self.clone().with(key, size.into()).optional_size(key),
+            None => self.optional_size(key),
+        }
     }
 
     /// A number of layers that may be absent: a configuration alone can name as many as memory does not hold.

@@ -45,11 +45,11 @@ pub(super) fn import(
             config.unsupported("\"quantization_config\": quantised weights; export the original checkpoint".into())
         );
     }
-    let sizes = Sizes::new(config, options)?;
     let has_prefix = tensors.names().iter().any(|name| name.starts_with(PREFIX));
     let is_bare = !has_prefix && tensors.tensor(&(BARE.restore)(TOKENS)).is_some();
     let bare = is_bare.then(|| Renamed::new(tensors, BARE));
     let tensors = bare.as_ref().map_or(tensors, |bare| bare);
+    let sizes = Sizes::new(config, tensors, options)?;
     let mut importer = Importer::new(config, tensors);
     let tied = config.flag_or("tie_word_embeddings", true)?;
     let (vocabulary, width) = (config.optional_size("vocab_size")?, sizes.width);
@@ -117,16 +117,17 @@ struct Sizes {
     rotary: Rotary,
     activation: Activation,
     gated: bool,
+    /// Whether each feed-forward block must have a bias.
     bias: bool,
     gate_mode: GateMode,
 }
 
 impl Sizes {
-    /// Reads each key under its old name, then under its new one, then takes the class default; what no shape can check
-    /// must agree.
-    fn new(config: &Config, options: ImportOptions) -> Result<Self, ImportError> {
-        let hidden = config.optional_size("ffn_hidden_size")?.or(config.optional_size("intermediate_size")?);
-        let layers = config.optional_layers("num_layers")?.or(config.optional_layers("num_hidden_layers")?);
+    /// Reads each key under the name that transformers reads, then under that of the code it came from, then takes the
+    /// class default; what no shape can check must agree.
+    fn new(config: &Config, tensors: &dyn TensorDirectory, options: ImportOptions) -> Result<Self, ImportError> {
+        let hidden = hidden(config, tensors)?;
+        let layers = config.optional_layers("num_hidden_layers")?.or(config.optional_layers("num_layers")?);
         let top_k = config.agreed_size(["moe_top_k", "num_experts_per_tok"])?;
         let missing = || config.size("num_experts_per_tok", "experts per token; it is never stored in tensors");
         let (top_k, top_k_key) = top_k.map_or_else(|| missing().map(|top_k| (top_k, "num_experts_per_tok")), Ok)?;
@@ -143,13 +144,13 @@ impl Sizes {
             );
             return Err(config.invalid("num_attention_heads", expected));
         }
-        let positions = config.agreed_size(["max_position_embeddings", "n_positions"])?.map(|(positions, _)| positions);
+        let positions = config.optional_size("max_position_embeddings")?.or(config.optional_size("n_positions")?);
         let rotary = rotary(config, positions.unwrap_or_else(|| config.assume("max_position_embeddings", 4096)))?;
         check_visible(config, rotary.positions)?;
         Ok(Self {
             width: config.size_or("hidden_size", 2048)?,
             layers: layers.unwrap_or(12),
-            hidden: hidden.unwrap_or_else(|| config.assume("intermediate_size", 5632)),
+            hidden,
             top_k,
             num_experts: config.agreed_size(["moe_num_experts", "num_local_experts"])?,
             top_k_key,
@@ -157,7 +158,7 @@ impl Sizes {
             head_size,
             rotary,
             activation: activation(config)?,
-            gated: config.flag_or("glu", true)?,
+            gated: is_gated(config, tensors, hidden)?,
             bias: config.flag_or("bias", true)?,
             gate_mode: options.gate_mode.unwrap_or(GateMode::TopkSoftmax),
         })
@@ -198,10 +199,6 @@ impl Sizes {
         Ok((router, experts))
     }
 
-    fn bias(&self, importer: &mut Importer<'_>, module: &str) -> Result<Option<Weight>, ImportError> {
-        if self.bias { importer.take(&format!("{module}.bias"), &[self.width]).map(Some) } else { Ok(None) }
-    }
-
     fn attention(&self, config: &Config, importer: &mut Importer<'_>, prefix: &str) -> Result<Attention, ImportError> {
         let module = format!("{prefix}.experts");
         let (router, num_experts) = self.router(config, importer, &module)?;
@@ -213,7 +210,7 @@ impl Sizes {
             query: importer.take(&format!("{module}.input_linear.weight"), &[num_experts, columns, width])?,
             keys_values: KeyValueWeights::Joint(both),
             output: importer.take(&format!("{module}.output_linear.weight"), &[num_experts, width, columns])?,
-            output_bias: self.bias(importer, &module)?,
+            output_bias: Some(importer.take(&format!("{module}.bias"), &[width])?),
             expert_biases: None,
             rotary: Some(self.rotary),
             width,
@@ -239,12 +236,15 @@ impl Sizes {
         let (router, num_experts) = self.router(config, importer, module)?;
         let (width, hidden) = (self.width, self.hidden);
         let rows = if self.gated { 2 * hidden } else { hidden };
+        let bias = format!("{module}.bias");
+        // Without the key's consent, transformers has one all the same.
+        let has_bias = self.bias || importer.has(&bias);
         Ok(ExpertFeedForward {
             layout: ExpertLayout::OutIn,
             router,
             input: importer.take(&format!("{module}.input_linear.weight"), &[num_experts, rows, width])?,
             output: importer.take(&format!("{module}.output_linear.weight"), &[num_experts, width, hidden])?,
-            output_bias: self.bias(importer, module)?,
+            output_bias: if has_bias { Some(importer.take(&bias, &[width])?) } else { None },
             gated: self.gated,
             width,
             hidden,
@@ -255,6 +255,27 @@ impl Sizes {
             module: module.into(),
         })
     }
+}
+
+/// Size `axis` of a matrix of the first feed-forward block.
+fn stored_size(tensors: &dyn TensorDirectory, matrix: &str, axis: usize) -> Option<usize> {
+    tensors.tensor(&format!("model.layers.0.mlp.{matrix}.weight"))?.shape().get(axis).copied()
+}
+
+/// Width between the matrices of a feed-forward block. Transformers reads one key and the code it came from another, and
+/// keeps what it does not read: where they differ, the checkpoint tells which one it follows.
+fn hidden(config: &Config, tensors: &dyn TensorDirectory) -> Result<usize, ImportError> {
+    let both = (config.optional_size("intermediate_size")?, config.optional_size("ffn_hidden_size")?);
+    Ok(match both {
+        (Some(_), Some(old)) if stored_size(tensors, "output_linear", 2) == Some(old) => old,
+        (Some(hidden), _) | (None, Some(hidden)) => hidden,
+        (None, None) => config.assume("intermediate_size", 5632),
+    })
+}
+
+/// Whether the first matrix makes gates too. Transformers makes them whatever `glu` says.
+fn is_gated(config: &Config, tensors: &dyn TensorDirectory, hidden: usize) -> Result<bool, ImportError> {
+    Ok(config.flag_or("glu", true)? || stored_size(tensors, "input_linear", 1) == Some(2 * hidden))
 }
 
 fn activation(config: &Config) -> Result<Activation, ImportError> {

@@ -17,18 +17,16 @@ pub(super) fn import(
     tensors: &dyn TensorDirectory,
     options: ImportOptions,
 ) -> Result<Model, ImportError> {
-    for key in ["add_zero_attn", "add_bias_kv", "bias"] {
-        config.refuse_flag(key)?;
-    }
+    check_keys(config)?;
     let width = config.size("embed_dim", "width of queries and output")?;
-    let cross_attention = config.flag_or("cross_attention", false)?;
+    let cross_attention = is_cross_attention(config)?;
     let causal = config.flag_or("causal", false)?;
     let source_width = config.optional_size("kdim")?.unwrap_or(width);
     if config.optional_size("vdim")?.is_some_and(|vdim| vdim != source_width) {
         return Err(config.invalid("vdim", format!("{source_width}, the width of keys")));
     }
     let num_experts = config.size("num_expert", "number of experts")?;
-    let top_k = config.size("top_k", "experts per token; it is never stored in tensors")?;
+    let top_k = top_k(config)?;
     if top_k > num_experts {
         return Err(config.invalid("top_k", format!("at most num_expert = {num_experts}")));
     }
@@ -46,4 +44,73 @@ pub(super) fn import(
     let attention = attention(&mut importer, "", sizes, widths, causal)?;
     importer.finish("moa_layer", is_buffer)?;
     Ok(Model::Layer(MoaLayer { attention, cross_attention }))
+}
+
+/// What a layer is read from.
+const KEYS: [&str; 12] = [
+    "model_type",
+    "embed_dim",
+    "num_expert",
+    "top_k",
+    "num_heads",
+    "head_dim",
+    "kdim",
+    "vdim",
+    "causal",
+    "cross_attention",
+    "encoder_decoder_attention",
+    "self_attention",
+];
+
+/// Upstream's arguments that change what is computed, and that no export has.
+const REFUSED: [&str; 3] = ["add_zero_attn", "add_bias_kv", "bias"];
+
+/// Upstream's arguments of training alone, and what Hugging Face's tools write into any configuration.
+const INERT: [&str; 14] = [
+    "dropout",
+    "q_noise",
+    "qn_block_size",
+    "cvloss",
+    "switchloss",
+    "zloss",
+    "sample_topk",
+    "noisy_gating",
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+];
+
+/// Refuses other keys: most settings have a default, and a misspelt one would be another layer.
+fn check_keys(config: &Config) -> Result<(), ImportError> {
+    for key in REFUSED {
+        config.refuse_flag(key)?;
+    }
+    let known = |key: &str| [&KEYS[..], &REFUSED, &INERT].iter().any(|keys| keys.contains(&key));
+    match config.keys().keys().find(|key| !known(key)) {
+        Some(key) => Err(config.unknown(key, &KEYS)),
+        None => Ok(()),
+    }
+}
+
+/// Upstream calls cross-attention by two flags, of which one follows from the other.
+fn is_cross_attention(config: &Config) -> Result<bool, ImportError> {
+    let cross = config.flag_or("cross_attention", config.flag_or("encoder_decoder_attention", false)?)?;
+    for (key, expected) in [("encoder_decoder_attention", cross), ("self_attention", !cross)] {
+        if config.flag_or(key, expected)? != expected {
+            let expected = format!("{expected} where \"cross_attention\" is {cross}");
+            return Err(config.invalid(key, expected));
+        }
+    }
+    Ok(cross)
+}
+
+/// Experts per token, which upstream's module calls its heads.
+fn top_k(config: &Config) -> Result<usize, ImportError> {
+    match config.agreed_size(["top_k", "num_heads"])? {
+        Some((top_k, _)) => Ok(top_k),
+        None => config.size("top_k", "experts per token; it is never stored in tensors"),
+    }
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    SyntheticTensors,
+    SyntheticTensors, Weight,
     model::{Attention, CausalLm, EncoderDecoder, FeedForward, MaskedLm, Positions},
 };
 
@@ -84,7 +84,8 @@ fn each_side_of_a_translator_has_its_own_settings() {
     );
     assert_eq!((encoder.embedding.zero_at_padding, decoder.embedding.zero_at_padding), (true, false));
     assert_eq!([encoder.embedding.scale, decoder.embedding.scale], [4.0, 12f32.sqrt()]);
-    let none = translator(json!({}));
+    // fairseq's command line stores this size as a text.
+    let none = translator(json!({ "decoder_output_dim": "16" }));
     assert_eq!((none.encoder.layers.len(), none.decoder.layers.len()), (6, 6));
 }
 
@@ -257,11 +258,67 @@ fn jetmoe_takes_what_its_configuration_says() {
     }));
     let layer = &other.layers[0];
     assert_eq!((layer.feed_forward.gated, layer.feed_forward.input.shape()), (false, &[8, 5632, 16][..]));
-    assert!(layer.attention.output_bias.is_none() && layer.feed_forward.output_bias.is_none());
+    assert!(layer.attention.output_bias.is_some() && layer.feed_forward.output_bias.is_none());
     assert_eq!(layer.attention.rotary.map(|rotary| (rotary.base, rotary.positions)), Some((50.0, 40)));
     assert_eq!((other.output.name(), other.pad_token_id), ("lm_head.weight", 7));
     assert_eq!((other.norm.epsilon, layer.attention_norm.epsilon, layer.feed_forward_norm.epsilon), (0.5, 1e-6, 1e-6));
     assert_eq!(causal(json!({ "max_position_embeddings": 41 })).max_positions(), Some(41));
+    let stale = causal(json!({
+        "num_hidden_layers": 1, "num_layers": 24, "intermediate_size": 20, "ffn_hidden_size": 24, "n_positions": 40,
+        "max_position_embeddings": 41,
+    }));
+    assert_eq!((stale.layers.len(), stale.layers[0].feed_forward.hidden, stale.max_positions()), (1, 20, Some(41)));
+}
+
+/// Tensors of the layers of [`causal`], one layer with a width of 20 in its block, but for these.
+struct Stored(SyntheticTensors, Vec<(&'static str, Vec<usize>)>);
+
+impl TensorDirectory for Stored {
+    fn names(&self) -> Vec<&str> {
+        self.1.iter().map(|(name, _)| *name).collect()
+    }
+
+    fn tensor(&self, name: &str) -> Option<Weight> {
+        let (_, shape) = self.1.iter().find(|(known, _)| *known == name)?;
+        self.0.make(name, shape)
+    }
+
+    fn origin(&self) -> &str {
+        self.0.origin()
+    }
+
+    fn make(&self, name: &str, shape: &[usize]) -> Option<Weight> {
+        self.0.make(name, shape)
+    }
+
+    fn is_synthetic(&self) -> bool {
+        true
+    }
+}
+
+/// Where transformers and the code that JetMoE came from read a configuration differently, tensors tell who wrote it.
+#[test]
+fn jetmoe_follows_the_tensors_where_upstreams_differ() {
+    let (input, output) = ("model.layers.0.mlp.input_linear.weight", "model.layers.0.mlp.output_linear.weight");
+    let block = |keys: Value, stored: Vec<(&'static str, Vec<usize>)>| {
+        let base = json!({
+            "model_type": "jetmoe", "hidden_size": 16, "vocab_size": 30, "num_experts_per_tok": 2, "kv_channels": 8,
+            "num_key_value_heads": 3, "num_hidden_layers": 1,
+        });
+        let tensors = Stored(SyntheticTensors::shapes("memory"), stored);
+        let Ok(Model::CausalLm(mut model)) = import(&config(&base, &keys), &tensors, ImportOptions::default()) else {
+            panic!("no causal language model: {keys}")
+        };
+        model.layers.remove(0).feed_forward
+    };
+    let both = json!({ "intermediate_size": 20, "ffn_hidden_size": 24 });
+    assert_eq!(block(both.clone(), vec![(output, vec![8, 16, 20])]).hidden, 20);
+    assert_eq!(block(both, vec![(output, vec![8, 16, 24])]).hidden, 24);
+    let plain = json!({ "intermediate_size": 20, "glu": false, "bias": false });
+    assert!(block(plain.clone(), vec![(input, vec![8, 40, 16])]).gated);
+    assert!(!block(plain.clone(), vec![(input, vec![8, 20, 16])]).gated);
+    assert!(block(plain.clone(), vec![("model.layers.0.mlp.bias", vec![16])]).output_bias.is_some());
+    assert!(block(plain, vec![]).output_bias.is_none());
 }
 
 #[test]
@@ -299,7 +356,17 @@ fn a_layer_takes_what_its_configuration_says() {
         (cross.cross_attention, cross.attention.causal, sizes(&cross.attention)),
         (true, false, [16, 20, 2, 6, 8])
     );
-    for keys in [json!({ "cross_attention": true, "causal": true }), json!({ "kdim": 20 }), json!({ "top_k": 7 })] {
+    let upstream = layer(json!({ "encoder_decoder_attention": true, "self_attention": false, "num_heads": 2 }));
+    assert!(upstream.cross_attention && !layer(json!({ "self_attention": true, "dropout": 0.1 })).cross_attention);
+    for keys in [
+        json!({ "cross_attention": true, "causal": true }),
+        json!({ "kdim": 20 }),
+        json!({ "top_k": 7 }),
+        json!({ "num_heads": 1 }),
+        json!({ "self_attention": false }),
+        json!({ "cross_attention": false, "encoder_decoder_attention": true }),
+        json!({ "casual": true }),
+    ] {
         let tensors = SyntheticTensors::shapes("memory");
         assert!(import(&config(&base, &keys), &tensors, ImportOptions::default()).is_err(), "{keys}");
     }

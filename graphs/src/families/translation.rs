@@ -95,10 +95,11 @@ fn decoder_layer<A: StackAttention>(
     })
 }
 
-/// Upstream can project into and out of the decoder; the export cannot.
+/// Upstream can project into and out of the decoder; the export cannot. fairseq's command line stores some of its sizes
+/// as texts.
 fn check_decoder_widths(config: &Config, width: usize) -> Result<(), ImportError> {
     for key in ["decoder_input_dim", "decoder_output_dim"] {
-        let found = config.optional_size(key)?.unwrap_or(width);
+        let found = config.optional_size_or_text(key)?.unwrap_or(width);
         if found != width {
             return Err(config.unsupported(format!("\"{key}\": {found} beside \"decoder_embed_dim\": {width}")));
         }

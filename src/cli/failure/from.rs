@@ -87,11 +87,13 @@ impl From<ImportError> for Failure {
                     "where the weights need no such setting, correct the configuration or give another with --config FILE",
                 ),
             ),
-            ImportError::MissingKey { .. } | ImportError::InvalidKey { .. } => Self::new(
-                Code::ConfigKey,
-                message,
-                Some("correct the configuration, or give another one with --config FILE"),
-            ),
+            ImportError::MissingKey { .. } | ImportError::UnknownKey { .. } | ImportError::InvalidKey { .. } => {
+                Self::new(
+                    Code::ConfigKey,
+                    message,
+                    Some("correct the configuration, or give another one with --config FILE"),
+                )
+            }
             ImportError::AliasConflict { .. } => Self::new(
                 Code::OtherConfig,
                 message,
