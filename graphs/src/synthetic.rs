@@ -1,6 +1,6 @@
 //! Tensors that no checkpoint holds: shapes alone, or random values.
 
-use std::{cell::RefCell, collections::BTreeMap, io, ops::ControlFlow, sync::Arc};
+use std::{cell::RefCell, collections::BTreeMap, ops::ControlFlow, sync::Arc};
 
 use crate::{FloatType, Rounding, Runs, TensorDirectory, TensorSource, Weight, WeightError};
 
@@ -70,8 +70,7 @@ struct Unknown {
 
 impl Unknown {
     fn error(&self) -> WeightError {
-        let source = io::Error::new(io::ErrorKind::Unsupported, "only its shape is known");
-        WeightError::Io { origin: self.origin.clone(), tensor: self.name.clone(), source }
+        WeightError::NoValues { origin: self.origin.clone(), tensor: self.name.clone() }
     }
 }
 
@@ -249,7 +248,7 @@ mod tests {
         let tensors = SyntheticTensors::shapes("config.json");
         assert!(tensors.tensor("x").is_none());
         let error = tensors.make("x", &[2]).unwrap().to_f32().expect_err("no values").to_string();
-        assert_eq!(error, "config.json: tensor \"x\" cannot be read: only its shape is known");
+        assert_eq!(error, "config.json: only the shape of tensor \"x\" is known");
         assert_eq!(tensors.tensor("x").unwrap().shape(), [2]);
     }
 }

@@ -22,6 +22,42 @@ pub enum WeightError {
         /// What the operating system said.
         source: std::io::Error,
     },
+    /// The elements are of no type that weights have.
+    #[error("{origin}: tensor \"{tensor}\" has the element type {found}, and weights are F16, BF16, F32, F64")]
+    ElementType {
+        /// File that holds the tensor.
+        origin: String,
+        /// Name of the tensor.
+        tensor: String,
+        /// The type.
+        found: String,
+    },
+    /// The bytes are not those that were stored.
+    #[error("{origin}: tensor \"{tensor}\" is damaged: {what}")]
+    Damaged {
+        /// File that holds the tensor.
+        origin: String,
+        /// Name of the tensor.
+        tensor: String,
+        /// What shows it.
+        what: String,
+    },
+    /// The file is another one than when it was opened.
+    #[error("{origin}: the file changed while its tensor \"{tensor}\" was read")]
+    Changed {
+        /// File that holds the tensor.
+        origin: String,
+        /// Name of the tensor.
+        tensor: String,
+    },
+    /// The tensor has a shape and no values.
+    #[error("{origin}: only the shape of tensor \"{tensor}\" is known")]
+    NoValues {
+        /// Where the shape is from.
+        origin: String,
+        /// Name of the tensor.
+        tensor: String,
+    },
     /// A weight is NaN or infinite as f32.
     #[error(
         "{origin}: tensor \"{tensor}\" holds {count} values that are NaN or infinite as f32, the first at index {first}"
@@ -91,14 +127,14 @@ pub trait TensorSource: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`WeightError::Io`], or [`WeightError::NonFinite`] where a value is NaN or infinite as f32.
+    /// Where the values cannot be read; [`WeightError::NonFinite`] where a value is NaN or infinite as f32.
     fn read_f32(&self) -> Result<Vec<f32>, WeightError>;
 
     /// All values as f64, exact for every stored type.
     ///
     /// # Errors
     ///
-    /// [`WeightError::Io`], or [`WeightError::NonFinite`] where a value is NaN or infinite as it is stored.
+    /// Where the values cannot be read; [`WeightError::NonFinite`] where a value is NaN or infinite as it is stored.
     fn read_f64(&self) -> Result<Vec<f64>, WeightError>;
 
     /// The values `part` as f64, exact for every stored type; unless overridden, all values are read for it.
@@ -129,7 +165,7 @@ pub trait TensorSource: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`WeightError::Io`].
+    /// Where the bytes cannot be read.
     fn read_bytes(&self, sink: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> Result<(), WeightError>;
 }
 

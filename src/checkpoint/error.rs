@@ -319,36 +319,33 @@ impl CheckpointError {
             Self::NoModelKeys { .. } => "name a configuration with --config FILE",
             Self::Index { .. } | Self::NoShard { .. } => "copy or download the index and all its shards again",
             Self::Limit { .. } => "no model of a supported family needs that much; check where the file comes from",
-            Self::Io { file, source } if source.kind() == io::ErrorKind::NotFound => {
-                return Some(hub_name(file).map_or_else(
-                    || "check the path".into(),
-                    |name| {
-                        format!(
-                            "models of the Hugging Face Hub are downloaded first: hf download {name} --local-dir FOLDER"
-                        )
-                    },
-                ));
-            }
-            Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
-                "let your user read it, or give a copy that it may read"
-            }
-            Self::Io { .. } | Self::Json { .. } => return None,
+            Self::Io { file, source } => return help_with(file, source),
+            Self::Json { .. } => return None,
         };
         Some(help.into())
     }
 }
 
 impl From<&WeightError> for ErrorKind {
-    /// Element types that are no weights are reported as [`io::ErrorKind::Unsupported`], and values whose
-    /// checksum is wrong as [`io::ErrorKind::InvalidData`].
     fn from(error: &WeightError) -> Self {
         match error {
-            WeightError::Io { source, .. } if source.kind() == io::ErrorKind::Unsupported => Self::Unsupported,
-            WeightError::Io { source, .. } if source.kind() == io::ErrorKind::InvalidData => Self::Malformed,
-            WeightError::Io { .. } => Self::Io,
-            WeightError::OutOfRange { .. } => Self::Unsupported,
+            WeightError::Io { .. } | WeightError::Changed { .. } => Self::Io,
+            WeightError::ElementType { .. } | WeightError::NoValues { .. } | WeightError::OutOfRange { .. } => {
+                Self::Unsupported
+            }
             _ => Self::Malformed,
         }
+    }
+}
+
+/// What may help where the operating system does not give `file`.
+fn help_with(file: &str, source: &io::Error) -> Option<String> {
+    let of_hub =
+        |name| format!("models of the Hugging Face Hub are downloaded first: hf download {name} --local-dir FOLDER");
+    match source.kind() {
+        io::ErrorKind::NotFound => Some(hub_name(file).map_or_else(|| "check the path".into(), of_hub)),
+        io::ErrorKind::PermissionDenied => Some("let your user read it, or give a copy that it may read".into()),
+        _ => None,
     }
 }
 

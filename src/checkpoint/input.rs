@@ -10,6 +10,8 @@ use std::{
     time::SystemTime,
 };
 
+use moa_graphs::WeightError;
+
 use super::error::{CheckpointError, shown};
 use crate::files::read_exact_at;
 
@@ -17,10 +19,13 @@ use crate::files::read_exact_at;
 const BLOCK: usize = 1 << 20;
 
 /// Why bytes of a file cannot be had.
+#[derive(Debug)]
 pub(super) enum ReadError {
     Io(io::Error),
     NotAFile(&'static str),
     Changed,
+    /// What shows that the bytes are not those that were written.
+    Damaged(String),
 }
 
 impl ReadError {
@@ -31,13 +36,16 @@ impl ReadError {
             Self::Io(source) => CheckpointError::Io { file, source },
             Self::NotAFile(found) => CheckpointError::NotAFile { file, found },
             Self::Changed => CheckpointError::Changed { file },
+            Self::Damaged(problem) => CheckpointError::Archive { file, problem },
         }
     }
 
-    pub(super) fn into_io(self) -> io::Error {
+    /// The error for the tensor `tensor` of the file `origin`, which was a file when it was opened.
+    pub(super) fn of_tensor(self, origin: String, tensor: String) -> WeightError {
         match self {
-            Self::Io(source) => source,
-            Self::NotAFile(_) | Self::Changed => io::Error::other("the file changed while it was read"),
+            Self::Io(source) => WeightError::Io { origin, tensor, source },
+            Self::NotAFile(_) | Self::Changed => WeightError::Changed { origin, tensor },
+            Self::Damaged(what) => WeightError::Damaged { origin, tensor, what },
         }
     }
 }

@@ -20,8 +20,7 @@
 //! # Element types
 //!
 //! F16, BF16, F32 and F64 are weights. Tensors of the other types of the format are described as any other,
-//! so that a buffer nobody reads does no harm; reading their values fails with a [`WeightError::Io`] of kind
-//! [`std::io::ErrorKind::Unsupported`], which [`ErrorKind`] maps to [`ErrorKind::Unsupported`]. A NaN or infinite
+//! so that a buffer nobody reads does no harm; reading their values fails with [`WeightError::ElementType`]. A NaN or infinite
 //! value, or an F64 beyond the range of f32 where f32 is asked for, is [`WeightError::NonFinite`].
 //!
 //! # Aliases
@@ -45,7 +44,7 @@
 //! | pickle | 64 MiB, 4 000 000 values, 1 000 000 memorised ones, 10 000 on its stack |
 //! | entries of a zip archive | 65 536, their directory 64 MiB |
 //!
-//! [`WeightError::Io`]: moa_graphs::WeightError::Io
+//! [`WeightError::ElementType`]: moa_graphs::WeightError::ElementType
 //! [`WeightError::NonFinite`]: moa_graphs::WeightError::NonFinite
 
 mod config;

@@ -1,7 +1,6 @@
 //! The values of one stored tensor, read and converted when they are asked for.
 
 use std::{
-    io,
     ops::{ControlFlow, Range},
     sync::Arc,
 };
@@ -11,7 +10,7 @@ use moa_graphs::{FloatType, Rounding, Runs, TensorSource, Weight, WeightError};
 
 use super::{
     dtype::Dtype,
-    input::{InputFile, Pieces},
+    input::{InputFile, Pieces, ReadError},
     torch::View,
 };
 
@@ -45,11 +44,11 @@ impl Place {
 
     /// Gives the bytes of `pieces`, counted from the first value in row-major order, to `take`, in blocks of whole
     /// elements, which may be empty, until it breaks.
-    fn read_pieces(&self, pieces: Pieces, take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> io::Result<()> {
+    fn read_pieces(&self, pieces: Pieces, take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> Result<(), ReadError> {
         match self {
             Self::Range { file, offset, .. } => {
                 let pieces = Pieces { offset: offset + pieces.offset, ..pieces };
-                file.read_pieces(pieces, take).map_err(|error| error.into_io())
+                file.read_pieces(pieces, take)
             }
             Self::View(view) => view.read_pieces(pieces, take),
         }
@@ -57,7 +56,7 @@ impl Place {
 
     /// Gives all values in row-major order to `take`, in blocks of whole elements,
     /// until it breaks.
-    fn read_blocks(&self, take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> io::Result<()> {
+    fn read_blocks(&self, take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> Result<(), ReadError> {
         let bytes = self.bytes();
         self.read_pieces(Pieces { offset: 0, bytes, count: 1, stride: bytes }, take)
     }
@@ -98,14 +97,12 @@ impl StoredTensor {
         elements as u64 * self.dtype.bits() / 8
     }
 
-    fn unreadable(&self, source: io::Error) -> WeightError {
-        WeightError::Io { origin: self.origin(), tensor: self.name.clone(), source }
+    fn unreadable(&self, error: ReadError) -> WeightError {
+        error.of_tensor(self.origin(), self.name.clone())
     }
 
     fn unsupported(&self) -> WeightError {
-        let text =
-            format!("element type {} is not supported (supported: F16, BF16, F32, F64); dequantise first", self.dtype);
-        self.unreadable(io::Error::new(io::ErrorKind::Unsupported, text))
+        WeightError::ElementType { origin: self.origin(), tensor: self.name.clone(), found: self.dtype.to_string() }
     }
 
     /// Why the values do not fit `to` or are not finite, found by looking at all of them.
@@ -132,14 +129,14 @@ impl StoredTensor {
             (Err(error), ..) => self.unreadable(error),
             (_, Some(first), _) => WeightError::NonFinite { origin, tensor, count, first },
             (_, None, Some((index, value))) => WeightError::OutOfRange { origin, tensor, value, index, to },
-            (_, None, None) => self.unreadable(io::Error::other("the file changed while it was read")),
+            (_, None, None) => self.unreadable(ReadError::Changed),
         }
     }
 
     fn read<T>(&self, decode: Option<Decoder<T>>, is_finite: fn(&T) -> bool) -> Result<Vec<T>, WeightError> {
         let decode = decode.ok_or_else(|| self.unsupported())?;
         let mut values = Vec::new();
-        values.try_reserve_exact(self.elements).map_err(|error| self.unreadable(error.into()))?;
+        values.try_reserve_exact(self.elements).map_err(|error| self.unreadable(ReadError::Io(error.into())))?;
         let (mut count, mut first) = (0, None);
         let read = self.place.read_blocks(&mut |block| {
             let start = values.len();

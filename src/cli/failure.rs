@@ -114,9 +114,13 @@ impl Failure {
     }
 }
 
-/// What may help where the operating system refused.
+/// What may help where the operating system refused to give a file.
 fn help_with(error: &std::io::Error) -> Option<&'static str> {
-    (error.kind() == std::io::ErrorKind::NotFound).then_some("check the path")
+    match error.kind() {
+        std::io::ErrorKind::NotFound => Some("check the path"),
+        std::io::ErrorKind::PermissionDenied => Some("let your user read it, or give a copy that it may read"),
+        _ => None,
+    }
 }
 
 /// Whether a file is named as engines of TensorRT are.

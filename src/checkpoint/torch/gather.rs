@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::layout::{Layout, Row};
-use crate::checkpoint::input::Pieces;
+use crate::checkpoint::input::{Pieces, ReadError};
 
 /// Bytes that are given at once out of memory; a multiple of every element width.
 const BLOCK: usize = 1 << 16;
@@ -46,8 +46,8 @@ impl Kept {
     pub(super) fn get(
         &self,
         place: Range<u64>,
-        read: impl FnOnce() -> io::Result<Option<Vec<u8>>>,
-    ) -> io::Result<Option<Arc<Vec<u8>>>> {
+        read: impl FnOnce() -> Result<Option<Vec<u8>>, ReadError>,
+    ) -> Result<Option<Arc<Vec<u8>>>, ReadError> {
         let mut last = self.last();
         match &*last {
             Some(part) if part.place == place => return Ok(Some(Arc::clone(&part.bytes))),
@@ -269,7 +269,7 @@ mod tests {
             assert_eq!(*kept.get(part.clone(), read).unwrap().unwrap(), [part.start as u8]);
         }
         assert_eq!((reads, kept.has_room(8), kept.has_room(9)), (3, true, false));
-        let failed = kept.get(4..8, || Err(io::Error::other("no")));
+        let failed = kept.get(4..8, || Err(ReadError::Changed));
         assert!(failed.is_err() && kept.get(4..8, || Ok(None)).unwrap().is_none());
         assert_eq!(*kept.get(4..8, || Ok(Some(vec![1]))).unwrap().unwrap(), [1]);
     }

@@ -1,7 +1,6 @@
 //! Storages: entries of the archive whose values are read on demand and whose checksums are verified.
 
 use std::{
-    io,
     ops::ControlFlow,
     sync::{
         Arc,
@@ -42,7 +41,7 @@ impl Storage {
     /// Gives the bytes of `pieces`, counted from the start of the storage, to `take`, block by block, until it breaks.
     ///
     /// While the checksum is verified, `take` is given empty blocks.
-    fn read(&self, pieces: Pieces, take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> io::Result<()> {
+    fn read(&self, pieces: Pieces, take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> Result<(), ReadError> {
         if (pieces.offset, pieces.bytes, pieces.count) == (0, self.entry.bytes, 1) {
             return self.read_whole(take).map(drop);
         }
@@ -50,7 +49,7 @@ impl Storage {
             return Ok(());
         }
         let pieces = Pieces { offset: self.entry.offset + pieces.offset, ..pieces };
-        self.file.read_pieces(pieces, take).map_err(ReadError::into_io)
+        self.file.read_pieces(pieces, take)
     }
 
     /// The `bytes` bytes from `offset` on, kept for the next one who asks for them; `None` where `take` broke, which is
@@ -60,11 +59,12 @@ impl Storage {
         offset: u64,
         bytes: u64,
         take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>,
-    ) -> io::Result<Option<Arc<Vec<u8>>>> {
+    ) -> Result<Option<Arc<Vec<u8>>>, ReadError> {
         let start = self.entry.offset + offset;
         self.kept.get(start..start + bytes, || {
             let (mut read, mut went_on) = (Vec::new(), ControlFlow::Continue(()));
-            read.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX)).map_err(io::Error::from)?;
+            read.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX))
+                .map_err(|error| ReadError::Io(error.into()))?;
             self.read(Pieces { offset, bytes, count: 1, stride: bytes }, &mut |block| {
                 read.extend_from_slice(block);
                 went_on = take(&[]);
@@ -75,17 +75,21 @@ impl Storage {
     }
 
     /// Gives elements that lie anywhere to `take`, block by block, until it breaks.
-    fn read_scattered(&self, wanted: Wanted<'_>, take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> io::Result<()> {
+    fn read_scattered(
+        &self,
+        wanted: Wanted<'_>,
+        take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>,
+    ) -> Result<(), ReadError> {
         if self.verify(take)?.is_break() {
             return Ok(());
         }
-        let file = self.file.reopen().map_err(ReadError::into_io)?;
+        let file = self.file.reopen()?;
         wanted.read(|at, bytes| read_exact_at(&file, bytes, self.entry.offset + at), take)?;
-        self.file.check_unchanged(&file).map_err(ReadError::into_io)
+        self.file.check_unchanged(&file)
     }
 
     /// Verifies the checksum, unless `take` breaks, which is given empty blocks.
-    fn verify(&self, take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> io::Result<ControlFlow<()>> {
+    fn verify(&self, take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> Result<ControlFlow<()>, ReadError> {
         if self.verified.load(Ordering::Relaxed) {
             return Ok(ControlFlow::Continue(()));
         }
@@ -93,17 +97,17 @@ impl Storage {
     }
 
     /// Gives all bytes to `take`, and says whether it broke.
-    fn read_whole(&self, take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> io::Result<ControlFlow<()>> {
+    fn read_whole(&self, take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> Result<ControlFlow<()>, ReadError> {
         let (mut crc, mut went_on) = (Crc32::new(), ControlFlow::Continue(()));
         let read = self.file.read_blocks(self.entry.offset, self.entry.bytes, |block| {
             crc.update(block);
             went_on = take(block);
             went_on
         });
-        read.map_err(ReadError::into_io)?;
+        read?;
         if went_on.is_continue() {
             if crc.value() != self.entry.crc {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, wrong_checksum(&self.name)));
+                return Err(ReadError::Damaged(wrong_checksum(&self.name)));
             }
             self.verified.store(true, Ordering::Relaxed);
         }
@@ -152,7 +156,7 @@ impl View {
         &self,
         pieces: Pieces,
         take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>,
-    ) -> io::Result<()> {
+    ) -> Result<(), ReadError> {
         let width = self.dtype.bits() / 8;
         let (first, count) = self.layout.span();
         let (offset, bytes) = (first * width, count * width);
@@ -189,7 +193,7 @@ mod tests {
         View::new(Arc::new(storage), layout, Dtype::F32)
     }
 
-    fn read(view: &View, pieces: Pieces) -> io::Result<Vec<u8>> {
+    fn read(view: &View, pieces: Pieces) -> Result<Vec<u8>, ReadError> {
         let mut bytes = Vec::new();
         view.read_pieces(pieces, &mut |block| {
             bytes.extend_from_slice(block);

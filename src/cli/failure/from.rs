@@ -65,8 +65,18 @@ impl From<WeightError> for Failure {
                 };
                 Self::new(Code::WeightUnsupported, message, Some(help))
             }
-            error => Self::new(WEIGHT.of(ErrorKind::from(&error)), message, None),
+            error => Self::new(WEIGHT.of(ErrorKind::from(&error)), message, help_of_weight(&error)),
         }
+    }
+}
+
+fn help_of_weight(error: &WeightError) -> Option<&'static str> {
+    match error {
+        WeightError::Io { source, .. } => help_with(source),
+        WeightError::ElementType { .. } => Some("dequantise the checkpoint first"),
+        WeightError::Damaged { .. } => Some("copy or download the checkpoint again"),
+        WeightError::Changed { .. } => Some("wait until nothing writes to the checkpoint, then try again"),
+        _ => None,
     }
 }
 
@@ -349,10 +359,10 @@ impl From<TensorFileError> for Failure {
             _ => Code::TensorFile,
         };
         let help = match &error {
-            TensorFileError::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => "check the path",
-            _ => "named tensors are one .safetensors file, for inputs with a tensor per graph input",
+            TensorFileError::Io { source, .. } => help_with(source),
+            _ => Some("named tensors are one .safetensors file, for inputs with a tensor per graph input"),
         };
-        Self::new(code, error.to_string(), Some(help))
+        Self::new(code, error.to_string(), help)
     }
 }
 
