@@ -18,6 +18,8 @@ pub enum BackendErrorKind {
     Input,
     /// The model file could not be read.
     Model,
+    /// The model computes NaN or infinity.
+    NotFinite,
     /// The runtime failed.
     Failed,
 }
@@ -87,6 +89,16 @@ pub enum BackendError {
     /// An engine could not be built, loaded or run.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// An operator met NaN or infinity where it cannot go on.
+    #[error("{backend} failed to {stage}: {text}")]
+    NotFinite {
+        /// Name of the backend.
+        backend: &'static str,
+        /// What it was doing.
+        stage: &'static str,
+        /// What it said.
+        text: String,
+    },
     /// The runtime failed.
     #[error("{backend} failed to {stage}: {text}")]
     Failed {
@@ -100,6 +112,16 @@ pub enum BackendError {
 }
 
 impl BackendError {
+    /// What a runtime that has our operators said as it failed.
+    #[cfg(feature = "ort")]
+    pub(super) fn failure(backend: &'static str, stage: &'static str, text: &str) -> Self {
+        let text = text.to_owned();
+        match text.contains(moa_schema::LOGITS_NOT_FINITE) {
+            true => Self::NotFinite { backend, stage, text },
+            false => Self::Failed { backend, stage, text },
+        }
+    }
+
     /// Class of the error.
     pub const fn kind(&self) -> BackendErrorKind {
         match self {
@@ -111,6 +133,7 @@ impl BackendError {
             Self::Input { .. } => BackendErrorKind::Input,
             Self::Model(_) => BackendErrorKind::Model,
             Self::Engine(error) => error.kind(),
+            Self::NotFinite { .. } => BackendErrorKind::NotFinite,
             Self::Failed { .. } => BackendErrorKind::Failed,
         }
     }
@@ -124,7 +147,9 @@ impl BackendError {
             | Self::RuntimeUnknown { .. }
             | Self::Unsupported { .. } => true,
             Self::Engine(error) => error.is_skip(),
-            Self::Input { .. } | Self::Model(_) | Self::Inline(_) | Self::Failed { .. } => false,
+            Self::Input { .. } | Self::Model(_) | Self::Inline(_) | Self::NotFinite { .. } | Self::Failed { .. } => {
+                false
+            }
         }
     }
 
@@ -156,6 +181,7 @@ impl BackendError {
             Self::Model(error) => error.help(),
             Self::Engine(error) => error.help(),
             Self::Input { .. } => Some("`moa-export inspect MODEL` lists what a model takes"),
+            Self::NotFinite { .. } => Some("look for NaN in the inputs, or run `moa-export verify` on the export"),
             Self::Inline(_) | Self::Failed { .. } => None,
         }
     }

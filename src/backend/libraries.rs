@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::{BackendError, RuntimeLibrary};
+use super::{BackendError, RuntimeLibrary, cut_off::cut_off};
 use crate::files::read_whole;
 
 /// Environment variable that names the library with the CUDA kernels.
@@ -160,10 +160,11 @@ pub fn find_operator_library(explicit: Option<&Path>) -> Result<PathBuf, Backend
 pub fn operator_library_to_copy() -> Result<PathBuf, BackendError> {
     const ENTRY: &[u8] = b"RegisterCustomOps";
     let path = find_operator_library(None)?;
-    let why = match read_whole(&path) {
-        Ok(bytes) if bytes.windows(ENTRY.len()).any(|name| name == ENTRY) => return Ok(path),
-        Ok(_) => "it has no entry RegisterCustomOps".to_owned(),
-        Err(error) => error.to_string(),
+    let why = match (read_whole(&path), cut_off(&path)) {
+        (Err(error), _) => error.to_string(),
+        (_, Some(why)) => why,
+        (Ok(bytes), None) if bytes.windows(ENTRY.len()).any(|name| name == ENTRY) => return Ok(path),
+        (Ok(_), None) => "it has no entry RegisterCustomOps".to_owned(),
     };
     Err(BackendError::RuntimeUnusable { library: RuntimeLibrary::Operators, path, why })
 }

@@ -3,6 +3,7 @@
 //! A [`Backend`] loads a checked [`OnnxFile`]; the [`Runner`] that it returns computes all outputs of the graph.
 //! Backends know nothing of how a model was made.
 
+mod cut_off;
 mod error;
 mod guard;
 mod libraries;

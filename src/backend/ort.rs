@@ -11,6 +11,7 @@ use ort::session::{Session, SessionInputValue};
 use ort::value::{DynValue, Tensor as OrtTensor, TensorElementType, TensorRef};
 use prost::Message;
 
+use super::cut_off::cut_off;
 use super::guard::guarded;
 use super::libraries::find_operator_library;
 use super::ort_runtime::{OrtRuntime, load_onnxruntime};
@@ -49,7 +50,7 @@ impl OrtBackend {
     }
 
     fn failed(&self, stage: &'static str, error: &ort::Error<impl Sized>) -> BackendError {
-        BackendError::Failed { backend: self.name(), stage, text: error.message().to_owned() }
+        BackendError::failure(self.name(), stage, error.message())
     }
 
     /// The operator library, where this backend and the model need one.
@@ -75,12 +76,13 @@ impl OrtBackend {
                 .with_intra_threads(threads)
                 .map_err(|error| self.failed("set the number of threads", &error))?;
         }
-        if let Some(library) = library {
-            builder = builder.with_operator_library(library).map_err(|error| BackendError::RuntimeUnusable {
-                library: RuntimeLibrary::Operators,
-                path: library.to_owned(),
-                why: error.message().to_owned(),
-            })?;
+        if let Some(path) = library {
+            let unusable =
+                |why| BackendError::RuntimeUnusable { library: RuntimeLibrary::Operators, path: path.into(), why };
+            if let Some(why) = cut_off(path) {
+                return Err(unusable(why));
+            }
+            builder = builder.with_operator_library(path).map_err(|error| unusable(error.message().to_owned()))?;
         }
         Ok(builder)
     }
@@ -172,11 +174,7 @@ impl Runner for OrtRunner {
         self.signature.check(inputs)?;
         let backend = self.backend;
         guarded(backend, "run the model", || {
-            let failed = |error: ort::Error| BackendError::Failed {
-                backend,
-                stage: "run the model",
-                text: error.message().to_owned(),
-            };
+            let failed = |error: ort::Error| BackendError::failure(backend, "run the model", error.message());
             let mut values = Vec::with_capacity(inputs.len());
             for (name, tensor) in inputs {
                 values.push((name.as_str(), input_value(tensor).map_err(failed)?));
@@ -190,9 +188,7 @@ impl Runner for OrtRunner {
         self.signature.check(inputs)?;
         let Self { backend, session, .. } = self;
         let backend = *backend;
-        let failed = move |stage| {
-            move |error: ort::Error| BackendError::Failed { backend, stage, text: error.message().to_owned() }
-        };
+        let failed = move |stage| move |error: ort::Error| BackendError::failure(backend, stage, error.message());
         let binding = |error| failed("bind inputs and outputs")(error);
         let mut bound = session.create_binding().map_err(binding)?;
         let mut values = Vec::with_capacity(inputs.len());

@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use ort::environment::Environment;
 use ort::logging::LogLevel;
 
+use super::cut_off::cut_off;
 use super::guard::guarded;
 use super::libraries::find_onnxruntime;
 use super::{BackendError, RuntimeLibrary, names};
@@ -52,16 +53,16 @@ pub fn load_onnxruntime() -> Result<OrtRuntime, BackendError> {
 
 fn load(path: &Path) -> Result<OrtRuntime, BackendError> {
     let needed = || format!("ONNX Runtime 1.{} or newer", ort::MINOR_VERSION);
+    let unusable = |why| BackendError::RuntimeUnusable { library: RuntimeLibrary::OnnxRuntime, path: path.into(), why };
+    if let Some(why) = cut_off(path) {
+        return Err(unusable(why));
+    }
     let builder = ort::init_from(path).map_err(|error| match error {
         ort::LoadDynamicError::BadVersion { version_str, .. } => {
             BackendError::RuntimeTooOld { found: version_str, needed: needed() }
         }
         ort::LoadDynamicError::MissingApi { path } => BackendError::RuntimeUnknown { path, needed: needed() },
-        error => BackendError::RuntimeUnusable {
-            library: RuntimeLibrary::OnnxRuntime,
-            path: path.to_owned(),
-            why: error.to_string(),
-        },
+        error => unusable(error.to_string()),
     })?;
     let environment = builder.with_name("moa-export").with_telemetry(false).build().map_err(|error| {
         BackendError::Failed { backend: names::ORT, stage: "start ONNX Runtime", text: error.to_string() }

@@ -249,5 +249,5 @@ impl OrtValue {
 }
 
 fn failure(backend: &'static str, stage: &'static str, error: &ort::Error) -> BackendError {
-    BackendError::Failed { backend, stage, text: error.message().to_owned() }
+    BackendError::failure(backend, stage, error.message())
 }

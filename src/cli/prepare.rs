@@ -17,8 +17,8 @@ use super::{
 use crate::{
     backend::find_tensorrt_plugin,
     engine::{
-        Dtype, GPUS, Gpu, InputShapes, Plugin, Release, ReleaseNumber, dtype_of, must_fit, must_have_positions,
-        open_dims, prepare, release_of,
+        Dtype, GPUS, Gpu, InputShapes, Plugin, Release, ReleaseNumber, dtype_of, known_release_of, must_fit,
+        must_have_positions, open_dims, prepare,
     },
     export::metadata,
     files::folder_of,
@@ -70,7 +70,7 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
     let ending = Ending::at_once([arguments.output.as_path()])?;
     let file = read_model(&arguments.model)?;
     let gpu = arguments.gpu.as_deref().and_then(Gpu::named);
-    let release = arguments.tensorrt.map(release_of).transpose()?;
+    let release = arguments.tensorrt.map(known_release_of).transpose()?;
     let dtype = dtype_of(&file);
     must_fit(gpu.as_ref(), release, dtype)?;
     let inputs = file.inputs();

@@ -70,6 +70,16 @@ pub fn release_of(number: ReleaseNumber) -> Result<&'static Release, ChoiceError
     found.filter(is_served).ok_or(ChoiceError::NotServed { number })
 }
 
+/// As [`release_of`] for a release that is not at hand: nothing is known of a newer major version.
+///
+/// # Errors
+///
+/// [`ChoiceError::NotServed`].
+pub fn known_release_of(number: ReleaseNumber) -> Result<&'static Release, ChoiceError> {
+    let release = release_of(number)?;
+    Some(release).filter(|release| release.first.0 == number.0).ok_or(ChoiceError::NotServed { number })
+}
+
 /// The type of weights and activations: that of the weights which are not f32 everywhere.
 pub fn dtype_of(file: &OnnxFile) -> Dtype {
     let weights = file.graph().map_or(&[][..], |graph| &graph.initializer);
@@ -203,6 +213,10 @@ mod tests {
         ] {
             assert_eq!(name(text), expected, "{text}");
         }
+        for text in ["13.0", "9.3", "110.4"] {
+            assert!(known_release_of(text.parse().unwrap()).is_err(), "{text}");
+        }
+        assert_eq!(known_release_of("11.9".parse().unwrap()).map(|release| release.name), Ok("11.0 to 11.4"));
         let error = release_of(ReleaseNumber(9, 3, u16::MAX)).unwrap_err().to_string();
         assert!(error.starts_with("TensorRT 9.3 is not served: 8.6, 10.0 to 10.4, "), "{error}");
     }

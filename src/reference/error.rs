@@ -64,7 +64,7 @@ pub enum ReferenceError {
         rows: usize,
     },
     /// The routing to be replayed does not fit a module.
-    #[error("replayed routing of module \"{module}\": {what}")]
+    #[error("routing of module \"{module}\": {what}")]
     Replay {
         /// Name of the module.
         module: String,

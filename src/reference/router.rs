@@ -116,6 +116,10 @@ impl Router {
     /// The indices to be replayed, `[B, T, k]`, where they have the shape of `own`.
     fn replayed<'r>(&self, replay: &'r Choices, own: &ModuleChoices) -> Result<&'r [i64], ReferenceError> {
         let given = replay.get(&self.module).ok_or_else(|| self.mismatch("is missing".into()))?;
+        if given.top_k != own.top_k {
+            let what = format!("{} experts a token were chosen, and the model has {}", given.top_k, own.top_k);
+            return Err(self.mismatch(what));
+        }
         let sizes = |of: &ModuleChoices| [of.batch, of.tokens, of.top_k];
         if sizes(given) != sizes(own) {
             let what = format!("[B, T, k] must be {:?}, found {:?}", sizes(own), sizes(given));
@@ -213,8 +217,9 @@ mod tests {
         assert!(message(&|given| given.indices = vec![1, 1]).ends_with("a token names expert 1 twice"));
         assert!(message(&|given| given.indices = vec![1]).ends_with("must hold 2 indices, found 1"));
         assert!(message(&|given| given.tokens = 2).contains("found [1, 2, 2]"));
+        assert!(message(&|given| given.top_k = 1).ends_with("1 experts a token were chosen, and the model has 2"));
         let error = route(GateMode::SoftmaxTopk, true, Some(&Choices::new())).unwrap_err().to_string();
-        assert_eq!(error, "replayed routing of module \"m\": is missing");
+        assert_eq!(error, "routing of module \"m\": is missing");
     }
 
     #[test]

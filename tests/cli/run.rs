@@ -2,7 +2,7 @@
 
 use std::{fs, os::unix::fs::symlink};
 
-use moa_export::onnx::{read::Dim, read_model};
+use moa_export::onnx::{proto::ModelProto, read::Dim, read_model};
 use prost::Message;
 use safetensors::{Dtype, SafeTensors, serialize, tensor::TensorView};
 
@@ -380,4 +380,18 @@ fn failures_of_a_backend_leave_no_folder() {
         Outcome::of(command).assert_refused(variable, 6, &[&format!("{variable}=nowhere.so")]);
         scene.assert_unchanged(&before, variable);
     }
+}
+
+#[test]
+fn a_model_that_computes_nan_is_told_from_a_runtime_that_fails() {
+    let scene = exported("");
+    let mut model = ModelProto::decode(scene.read("m.onnx").as_slice()).unwrap();
+    let weights = &mut model.graph.as_mut().unwrap().initializer;
+    // The head shares it.
+    let embedding = weights.iter_mut().find(|weight| weight.name == "encoder.lm_head.weight").unwrap();
+    let nan = f32::NAN.to_le_bytes().repeat(embedding.raw_data.as_ref().unwrap().len() / 4);
+    embedding.raw_data = Some(nan.into());
+    scene.write("m.onnx", model.encode_to_vec());
+    write_inputs(&scene, &[ids(&[1, 4]), mask(&[1, 4])]);
+    scene.refuses(&line("ort"), 3, &["router logits of batch 0, token 0 are not finite", "moa-export verify"]);
 }

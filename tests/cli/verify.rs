@@ -370,6 +370,10 @@ fn what_a_variable_names_is_not_left_out() {
         let mut command = scene.command(line);
         command.env(variable, "nowhere.so");
         Outcome::of(command).assert_failed(line, 6, &[&format!("{variable}=nowhere.so")]);
+    let whole = fs::read(std::env::var_os("MOA_ORT_LIBRARY").unwrap()).unwrap();
+    scene.write("cut.so", &whole[..whole.len() / 4]);
+    let outcome = scene.moa("verify m.onnx --checkpoint ck --backends ort --library cut.so");
+    outcome.assert_failed("--library cut.so", 6, &["cut.so cannot be loaded: it was cut off"]);
     }
 }
 

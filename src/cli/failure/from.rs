@@ -282,6 +282,7 @@ impl From<BackendError> for Failure {
         let code = match error.kind() {
             BackendErrorKind::Unsupported => Code::BackendUnsupported,
             BackendErrorKind::Input => Code::Inputs,
+            BackendErrorKind::NotFinite => Code::NotFinite,
             BackendErrorKind::Failed => Code::RuntimeFailed,
             _ => Code::RuntimeMissing,
         };

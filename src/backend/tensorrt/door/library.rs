@@ -13,7 +13,10 @@ use super::{
     ffi::{self, Opaque, Table},
     made, owned_text, shape_of, struct_size, text_of,
 };
-use crate::engine::{InputShapes, Profile};
+use crate::{
+    backend::cut_off::cut_off,
+    engine::{InputShapes, Profile},
+};
 
 /// `libmoa_tensorrt`, loaded. It stays loaded: TensorRT's threads and exit handlers run until the process ends.
 struct Loaded {
@@ -83,6 +86,9 @@ impl Library {
     /// Loads the library at `path`.
     pub(in crate::backend) fn load(path: &Path) -> Result<Self, DoorError> {
         let missing = |why: String| DoorError { code: Code::Missing, text: format!("{}: {why}", path.display()) };
+        if let Some(why) = cut_off(path) {
+            return Err(missing(why));
+        }
         // SAFETY: the library's initialisers make empty containers and call nothing of TensorRT or CUDA.
         let library = unsafe { libloading::Library::new(path) };
         let library = ManuallyDrop::new(library.map_err(|error| missing(error.to_string()))?);
