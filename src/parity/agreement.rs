@@ -44,6 +44,8 @@ pub struct Yardstick {
 pub struct Expected {
     outputs: NamedTensors,
     choices: Choices,
+    /// Those of the copy with moved weights.
+    moved_choices: Choices,
     modules: Vec<String>,
     /// Effect of rounding the weights, by output.
     rounding: BTreeMap<String, f64>,
@@ -66,7 +68,8 @@ pub struct Agreement {
     pub tolerance: f64,
     /// Routed tokens, summed over modules.
     pub decisions: usize,
-    /// Tokens of the first module that differs whose weights say that two experts were as good as each other.
+    /// Tokens of the first module that differs where two experts were as good as each other: by their weights, or, where
+    /// a gate gives its only expert a weight of 1, since rounding the model's weights changes the choice too.
     pub ties: usize,
     /// The first thing that is wrong, if something is.
     pub fault: Option<String>,
@@ -107,7 +110,7 @@ impl Yardstick {
         let outputs: NamedTensors = without_routing(outputs).collect();
         let effect = |(name, output): (&String, _)| Some((name.clone(), effect_of_rounding(moved.get(name)?, output)?));
         let rounding = outputs.iter().filter_map(effect).collect();
-        Ok(Expected { outputs, choices, modules: self.modules.clone(), rounding, margin, undecided })
+        Ok(Expected { outputs, choices, moved_choices, modules: self.modules.clone(), rounding, margin, undecided })
     }
 }
 
@@ -128,7 +131,7 @@ impl Expected {
         let choices = choices_of(routed, &self.modules)?;
         for module in &self.modules {
             let (Some(found), Some(expected)) = (choices.get(module), self.choices.get(module)) else { continue };
-            agreement.add_routing(module, found, expected, self.margin);
+            agreement.add_routing(module, found, expected, (self.moved_choices.get(module), self.margin));
             if agreement.ties > 0 || agreement.fault.is_some() {
                 return Ok(agreement);
             }
@@ -153,7 +156,13 @@ impl Expected {
 }
 
 impl Agreement {
-    fn add_routing(&mut self, module: &str, found: &ModuleChoices, expected: &ModuleChoices, margin: f64) {
+    fn add_routing(
+        &mut self,
+        module: &str,
+        found: &ModuleChoices,
+        expected: &ModuleChoices,
+        (moved, margin): (Option<&ModuleChoices>, f64),
+    ) {
         if (found.batch, found.tokens, found.top_k) != (expected.batch, expected.tokens, expected.top_k) {
             self.fault = Some(format!("module {module} routed another number of tokens"));
             return;
@@ -172,7 +181,11 @@ impl Agreement {
                 continue;
             }
             let close = |(a, b): (f64, f64)| (a - b).abs() <= margin;
-            if weights(found).into_iter().zip(weights(expected)).all(close) {
+            let is_tie = match weights(expected)[..] {
+                [1.0] => moved.is_some_and(|moved| choice(moved) != choice(expected)),
+                _ => weights(found).into_iter().zip(weights(expected)).all(close),
+            };
+            if is_tie {
                 self.ties += 1;
             } else {
                 let (found, expected) = (choice(found), choice(expected));
@@ -307,7 +320,7 @@ mod tests {
 
     fn routed(found: &ModuleChoices, expected: &ModuleChoices) -> Agreement {
         let mut agreement = Agreement::default();
-        agreement.add_routing("m", found, expected, 1e-3);
+        agreement.add_routing("m", found, expected, (None, 1e-3));
         agreement
     }
 
@@ -328,6 +341,21 @@ mod tests {
         assert!(routed(&padding, &expected).fault.is_some_and(|fault| fault.contains("another number of tokens")));
     }
 
+    /// Every only expert has a weight of 1 there, whichever it is.
+    #[test]
+    fn a_weight_of_one_does_not_say_that_experts_tie() {
+        let only =
+            |expert: i64| ModuleChoices { batch: 1, tokens: 1, top_k: 1, indices: vec![expert], weights: vec![1.0] };
+        let outcome = |found: i64, moved: i64| {
+            let mut agreement = Agreement::default();
+            agreement.add_routing("m", &only(found), &only(0), (Some(&only(moved)), 1e-3));
+            (agreement.ties, agreement.fault.is_some())
+        };
+        assert_eq!([outcome(0, 0), outcome(0, 1)], [(0, false); 2]);
+        assert_eq!(outcome(1, 0), (0, true));
+        assert_eq!(outcome(1, 1), (1, false), "rounding alone changes the choice");
+    }
+
     fn tensor(values: &[f32]) -> Tensor {
         Tensor::new([values.len()], TensorData::F32(values.to_vec())).unwrap()
     }
@@ -337,6 +365,7 @@ mod tests {
         let expected = Expected {
             outputs: [("a", 1.0), ("b", 1.0)].map(|(name, value)| (name.to_owned(), tensor(&[value; 2]))).into(),
             choices: Choices::new(),
+            moved_choices: Choices::new(),
             modules: Vec::new(),
             rounding: [("b".to_owned(), 1e-3)].into(),
             margin: MARGIN,

@@ -14,13 +14,14 @@ mod instrument;
 mod journey;
 mod nodes;
 mod routing;
+mod settings;
 mod verdict;
 mod weights;
 
 use std::path::{Path, PathBuf};
 
-use moa_graphs::{Form, Options, Precision, WeightError, model::Model};
-use moa_schema::{FloatType, GateMode};
+use moa_graphs::{Options, WeightError, model::Model};
+use moa_schema::FloatType;
 
 pub use agreement::{Agreement, Expected, Yardstick, choices_of};
 pub use cases::{MOST_ROWS, MOST_TOKENS};
@@ -41,6 +42,7 @@ use crate::{
     reference::{Part, Reference},
 };
 use graph_check::{GraphCheck, Truth};
+use settings::{Settings, check_part};
 
 /// What the user may say about a verification.
 #[derive(Debug, Clone, Copy, Default)]
@@ -129,7 +131,7 @@ pub enum VerifyError {
         expected: String,
     },
     /// What a file says of its export is none of the words for it.
-    #[error("{graph}: metadata \"{key}\" says {found:?}, which no export does")]
+    #[error("{graph}: metadata \"{key}\" says {found:?}, which no export of this name does")]
     Metadata {
         /// File name.
         graph: String,
@@ -137,6 +139,16 @@ pub enum VerifyError {
         key: &'static str,
         /// What it says.
         found: String,
+    },
+    /// Two files of one export say different things of it.
+    #[error("metadata \"{key}\" of {first} and {second} are different, and an export has the same in all its files")]
+    Contradiction {
+        /// The key.
+        key: &'static str,
+        /// File name.
+        first: String,
+        /// File name.
+        second: String,
     },
     /// What the user gave a backend, such as a plan, does not serve: nothing was verified.
     #[error(transparent)]
@@ -229,13 +241,7 @@ pub struct Verification {
 struct Files {
     /// Each graph with its part; the encoder before the decoder.
     graphs: Vec<(Part, OnnxFile)>,
-    gate_mode: Option<GateMode>,
-    form: Option<Form>,
-    precision: Precision,
-    /// Whether `logits` holds the last position only.
-    last_logits: bool,
-    /// Whether routing is a graph output.
-    router_outputs: bool,
+    settings: Settings,
 }
 
 /// Compares the export at `path` with `checkpoint` on `backends`.
@@ -269,12 +275,13 @@ pub fn verify_watched(
     let family = checkpoint.config().model_type().to_owned();
     let probe = import(checkpoint, None).map_err(ExportError::from)?;
     let files = Files::open(path, &family, &probe)?;
-    let model = match files.gate_mode {
-        Some(_) => import(checkpoint, files.gate_mode).map_err(ExportError::from)?,
+    let Settings { gate_mode, form, is_stated, precision, .. } = files.settings;
+    let model = match gate_mode {
+        Some(_) => import(checkpoint, gate_mode).map_err(ExportError::from)?,
         None => probe,
     };
     watch.begin(Step::Checkpoint);
-    let reference = Reference::stored_as(&model, files.precision)?;
+    let reference = Reference::stored_as(&model, precision)?;
     let audits = audit(&files, &model, watch)?;
     let truth = Truth { reference: &reference, tolerance: options.tolerance, watch };
     let (mut reports, mut count) = (Vec::new(), None);
@@ -285,11 +292,12 @@ pub fn verify_watched(
         count = count.max(Some(runs)).filter(|runs| *runs > 0);
         reports.push(report);
     }
+    let is_known = is_stated || audits.iter().all(|audit| audit.nodes.is_some());
     Ok(Verification {
         family,
-        form: files.form.map_or("unknown", Form::as_str).into(),
-        dtype: files.precision.as_str().into(),
-        gate_mode: files.gate_mode.map(|mode| mode.as_str().into()),
+        form: if is_known { form.as_str() } else { "unknown" }.into(),
+        dtype: precision.as_str().into(),
+        gate_mode: gate_mode.map(|mode| mode.as_str().into()),
         audits,
         backends: reports,
     })
@@ -315,30 +323,13 @@ impl Files {
                 true => graph_in(path, stem, family)?,
                 false => path.to_path_buf(),
             };
-            graphs.push((*part, open_graph(path, family)?));
+            let file = open_graph(path, family)?;
+            check_part(&file, stem)?;
+            graphs.push((*part, file));
         }
-        let first = graphs.first().map(|(_, file)| file);
-        let said = |key| first.and_then(|file| file.metadata(key));
-        Ok(Self {
-            gate_mode: known(first, metadata::GATE_MODE, GateMode::parse)?,
-            form: known(first, metadata::FORM, Form::parse)?,
-            precision: known(first, metadata::DTYPE, Precision::parse)?.unwrap_or_default(),
-            last_logits: said(metadata::LOGITS) == Some(metadata::LAST),
-            router_outputs: said(metadata::ROUTER_OUTPUTS) == Some("true"),
-            graphs,
-        })
+        let settings = Settings::of(&graphs.iter().map(|(_, file)| file).collect::<Vec<_>>())?;
+        Ok(Self { graphs, settings })
     }
-}
-
-/// What a file says under `key`, if it does.
-fn known<T>(
-    file: Option<&OnnxFile>,
-    key: &'static str,
-    parse: fn(&str) -> Option<T>,
-) -> Result<Option<T>, VerifyError> {
-    let Some((file, found)) = file.and_then(|file| Some((file, file.metadata(key)?))) else { return Ok(None) };
-    let unknown = || VerifyError::Metadata { graph: file.name(), key, found: found.into() };
-    parse(found).map(Some).ok_or_else(unknown)
 }
 
 /// The graph `stem` of a folder; where there is none, the graph of another family says so.
@@ -362,25 +353,28 @@ fn open_graph(path: PathBuf, family: &str) -> Result<OnnxFile, VerifyError> {
     }
 }
 
+/// Constants and nodes of every file. Where the files do not say their form and the nodes are not those of the form that
+/// the graphs look like, another program wrote them, and neither is compared.
 fn audit(files: &Files, model: &Model, watch: &dyn Watch) -> Result<Vec<FileAudit>, VerifyError> {
-    let Some(form) = files.form else {
+    let Settings { form, is_stated, precision, last_logits, router_outputs, .. } = files.settings;
+    let options = Options { form, precision, router_outputs, last_logits };
+    let expected = moa_graphs::lower(model, options).map_err(ExportError::from)?;
+    let nodes: Vec<_> =
+        files.graphs.iter().zip(&expected).map(|((_, file), graph)| NodeAudit::run(file, &graph.graph)).collect();
+    if !is_stated && nodes.iter().any(|audit| audit.difference.is_some()) {
         let why = format!("its metadata do not say in which form moa-export wrote it ({})", metadata::FORM);
-        let audit = |(_, file): &(Part, OnnxFile)| FileAudit {
+        let skipped = |(_, file): &(Part, OnnxFile)| FileAudit {
             graph: file.name(),
             constants: Constants::Skipped(why.clone()),
             nodes: None,
         };
-        return Ok(files.graphs.iter().map(audit).collect());
-    };
-    let Files { precision, last_logits, router_outputs, .. } = *files;
-    let expected = moa_graphs::lower(model, Options { form, precision, router_outputs, last_logits })
-        .map_err(ExportError::from)?;
+        return Ok(files.graphs.iter().map(skipped).collect());
+    }
     watch.begin(Step::Weights { bytes: expected.iter().map(|graph| weight_bytes(&graph.graph)).sum() });
     let mut audits = Vec::new();
-    for ((_, file), expected) in files.graphs.iter().zip(&expected) {
+    for (((_, file), expected), nodes) in files.graphs.iter().zip(&expected).zip(nodes) {
         let constants = Constants::Compared(WeightAudit::run(file, &expected.graph, watch)?);
-        let nodes = Some(NodeAudit::run(file, &expected.graph));
-        audits.push(FileAudit { graph: file.name(), constants, nodes });
+        audits.push(FileAudit { graph: file.name(), constants, nodes: Some(nodes) });
     }
     Ok(audits)
 }
@@ -399,7 +393,7 @@ fn run_backend(
     let mut report = BackendReport { backend: backend.name().into(), skipped: None, activations, graphs: Vec::new() };
     let mut checks = Vec::new();
     for (part, file) in &files.graphs {
-        match GraphCheck::load(backend, file, (*part, files.last_logits), truth) {
+        match GraphCheck::load(backend, file, (*part, files.settings.last_logits), truth) {
             Ok(check) => checks.push(check),
             Err(error) if error.is_skip() => {
                 report.skipped = Some(Skip::of(&error));

@@ -215,9 +215,14 @@ fn weights_distance(found: &ModuleChoices, expected: &ModuleRouting) -> f64 {
     routed_tokens(expected).map(of_token).fold(0.0, f64::max)
 }
 
+/// Whether a graph output is one of [`output_name`].
+pub(super) fn is_routing_output(name: &str) -> bool {
+    name.starts_with("router.")
+}
+
 /// The outputs that are no routing.
 pub(super) fn without_routing(outputs: NamedTensors) -> impl Iterator<Item = (String, Tensor)> {
-    outputs.into_iter().filter(|(name, _)| !name.starts_with("router."))
+    outputs.into_iter().filter(|(name, _)| !is_routing_output(name))
 }
 
 #[cfg(test)]

@@ -190,17 +190,38 @@ fn data_files_must_be_whole() {
 }
 
 /// Takes from `m.onnx` what says how it was exported.
-fn forget_the_form(scene: &Scene) {
+fn forget_the_form(scene: &Scene, edit: impl Fn(&mut ModelProto)) {
     let mut model = ModelProto::decode(scene.read("m.onnx").as_slice()).unwrap();
     model.metadata_props.retain(|entry| entry.key != "moa.form");
+    edit(&mut model);
     scene.write("m.onnx", model.encode_to_vec());
+}
+
+/// A graph shows the form that its metadata lost.
+#[test]
+fn weights_are_compared_where_metadata_are_lost_and_nodes_are_not() {
+    let scene = exported("");
+    forget_the_form(&scene, |model| model.metadata_props.clear());
+    let line = "verify m.onnx --checkpoint ck --backends ort";
+    let printed = scene.accepts(line);
+    assert!(printed.contains("weights of m.onnx: ") && !printed.contains("NOT compared"), "{printed}");
+    forget_the_form(&scene, |model| {
+        let weights = &mut model.graph.as_mut().unwrap().initializer;
+        let weight = weights.iter_mut().find(|weight| weight.dims.len() > 1).unwrap();
+        let mut bytes = weight.raw_data.take().unwrap().to_vec();
+        bytes[0] ^= 1;
+        weight.raw_data = Some(bytes.into());
+    });
+    let outcome = scene.moa(line);
+    assert_eq!(outcome.code, Some(1), "{}", outcome.stdout);
+    assert!(outcome.stdout.ends_with("\nNOT verified\n"), "{}", outcome.stdout);
 }
 
 /// An audit that was skipped is named wherever the verdict is.
 #[test]
 fn weights_that_were_not_compared_are_not_verified() {
     let scene = exported("");
-    forget_the_form(&scene);
+    forget_the_form(&scene, |model| model.graph.as_mut().unwrap().node[0].name.push('x'));
     let line = "verify m.onnx --checkpoint ck --backends ort,ort-function";
     let printed = scene.accepts(&format!("{line} --report page.html"));
     let verdict = "verified on ort, ort-function; the weights of m.onnx were NOT compared";
@@ -349,6 +370,10 @@ fn operator_libraries_that_are_none() {
     scene.write("fake.so", "no library");
     let outcome = scene.moa("verify m.onnx --checkpoint ck --backends ort --library fake.so");
     outcome.assert_failed("--library fake.so", 6, &["fake.so"]);
+    let whole = fs::read(std::env::var_os("MOA_ORT_LIBRARY").unwrap()).unwrap();
+    scene.write("cut.so", &whole[..whole.len() / 4]);
+    let outcome = scene.moa("verify m.onnx --checkpoint ck --backends ort --library cut.so");
+    outcome.assert_failed("--library cut.so", 6, &["cut.so cannot be loaded: it was cut off"]);
     for line in ["verify m.onnx --checkpoint ck --backends ort", "verify m.onnx --checkpoint ck"] {
         let outcome = scene.moa(&format!("{line} --library nowhere.so"));
         outcome.assert_failed(line, 6, &["nowhere.so"]);
@@ -370,10 +395,6 @@ fn what_a_variable_names_is_not_left_out() {
         let mut command = scene.command(line);
         command.env(variable, "nowhere.so");
         Outcome::of(command).assert_failed(line, 6, &[&format!("{variable}=nowhere.so")]);
-    let whole = fs::read(std::env::var_os("MOA_ORT_LIBRARY").unwrap()).unwrap();
-    scene.write("cut.so", &whole[..whole.len() / 4]);
-    let outcome = scene.moa("verify m.onnx --checkpoint ck --backends ort --library cut.so");
-    outcome.assert_failed("--library cut.so", 6, &["cut.so cannot be loaded: it was cut off"]);
     }
 }
 

@@ -110,7 +110,7 @@ fn nodes_that_the_checkpoint_does_not_give_are_told() {
 
 #[test]
 fn metadata_that_no_export_has_are_refused() {
-    for key in [metadata::FORM, metadata::DTYPE, metadata::GATE_MODE] {
+    for key in [metadata::FORM, metadata::DTYPE, metadata::GATE_MODE, metadata::ROUTER_OUTPUTS, metadata::PART] {
         let directory = tempfile::tempdir().unwrap();
         let out = directory.path().join("out");
         let gate_mode = Some(moa_schema::GateMode::SoftmaxTopk);
@@ -122,4 +122,19 @@ fn metadata_that_no_export_has_are_refused() {
         let error = verify(&out, &checkpoint("mlm"), &backends(), VerifyOptions::default()).unwrap_err().to_string();
         assert!(error.contains("model.onnx") && error.contains(key) && error.contains("banana"), "{error}");
     }
+}
+
+/// Each file of an export carries what it says of the whole.
+#[test]
+fn files_of_one_export_say_the_same() {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    export(&checkpoint("nmt"), &out, &options(Form::Function)).unwrap();
+    let path = out.join("decoder_model.onnx");
+    let mut model = ModelProto::decode(std::fs::read(&path).unwrap().as_slice()).unwrap();
+    model.metadata_props.iter_mut().find(|entry| entry.key == metadata::DTYPE).unwrap().value = "fp16".into();
+    std::fs::write(&path, model.encode_to_vec()).unwrap();
+    let error = verify(&out, &checkpoint("nmt"), &backends(), VerifyOptions::default()).unwrap_err().to_string();
+    let expected = "metadata \"moa.dtype\" of encoder_model.onnx and decoder_model.onnx are different";
+    assert!(error.starts_with(expected), "{error}");
 }

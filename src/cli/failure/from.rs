@@ -383,7 +383,7 @@ impl From<VerifyError> for Failure {
             VerifyError::NeedsFolder { .. } => {
                 Self::new(Code::NeedsFolder, message, Some("give the folder that holds it"))
             }
-            VerifyError::Metadata { .. } => {
+            VerifyError::Metadata { .. } | VerifyError::Contradiction { .. } => {
                 Self::new(Code::OnnxMalformed, message, Some("give the file that `moa-export CHECKPOINT -o OUT` wrote"))
             }
             VerifyError::WrongFamily { .. } => {

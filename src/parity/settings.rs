@@ -1,0 +1,115 @@
+//! How an export was written: what its files say, and what their graphs show where they say nothing.
+
+use moa_graphs::{Form, Precision};
+use moa_schema::{DOMAIN, GateMode};
+
+use super::{VerifyError, routing::is_routing_output};
+use crate::{
+    export::metadata,
+    onnx::{
+        OnnxFile,
+        proto::tensor_proto::DataType,
+        read::{Dim, for_each_node},
+    },
+};
+
+/// Name of the output of scores, whose second dimension is 1 where only the last position has any.
+const LOGITS: &str = "logits";
+
+/// What decides how a checkpoint is lowered.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Settings {
+    /// In place of the family's.
+    pub(super) gate_mode: Option<GateMode>,
+    pub(super) form: Form,
+    /// Whether the files say the form; else it is what the graphs look like.
+    pub(super) is_stated: bool,
+    pub(super) precision: Precision,
+    /// Whether `logits` holds the last position only.
+    pub(super) last_logits: bool,
+    /// Whether routing is a graph output.
+    pub(super) router_outputs: bool,
+}
+
+impl Settings {
+    /// Those of the files of one export.
+    ///
+    /// # Errors
+    ///
+    /// Where a file says what no export does, or two files say different things.
+    pub(super) fn of(files: &[&OnnxFile]) -> Result<Self, VerifyError> {
+        let form = stated(files, metadata::FORM, Form::parse)?;
+        let precision = stated(files, metadata::DTYPE, Precision::parse)?;
+        let last_logits = stated(files, metadata::LOGITS, |text| (text == metadata::LAST).then_some(true))?;
+        let router_outputs = stated(files, metadata::ROUTER_OUTPUTS, |text| text.parse().ok())?;
+        Ok(Self {
+            gate_mode: stated(files, metadata::GATE_MODE, GateMode::parse)?,
+            form: form.unwrap_or_else(|| shown_form(files)),
+            is_stated: form.is_some(),
+            precision: precision.unwrap_or_else(|| shown_precision(files)),
+            last_logits: last_logits.unwrap_or_else(|| form.is_none() && shows_last_logits(files)),
+            router_outputs: router_outputs.unwrap_or_else(|| shows_routing(files)),
+        })
+    }
+}
+
+/// Refuses a file that says that it holds another graph than `stem`.
+pub(super) fn check_part(file: &OnnxFile, stem: &str) -> Result<(), VerifyError> {
+    match file.metadata(metadata::PART) {
+        Some(found) if found != stem => Err(wrong(file, metadata::PART, found)),
+        _ => Ok(()),
+    }
+}
+
+fn wrong(file: &OnnxFile, key: &'static str, found: &str) -> VerifyError {
+    VerifyError::Metadata { graph: file.name(), key, found: found.into() }
+}
+
+/// What all files say under `key`, if they do.
+fn stated<T>(
+    files: &[&OnnxFile],
+    key: &'static str,
+    parse: impl Fn(&str) -> Option<T>,
+) -> Result<Option<T>, VerifyError> {
+    let Some((first, others)) = files.split_first() else { return Ok(None) };
+    let said = first.metadata(key);
+    if let Some(other) = others.iter().find(|other| other.metadata(key) != said) {
+        return Err(VerifyError::Contradiction { key, first: first.name(), second: other.name() });
+    }
+    said.map(|text| parse(text).ok_or_else(|| wrong(first, key, text))).transpose()
+}
+
+fn shown_form(files: &[&OnnxFile]) -> Form {
+    let mut has_operators = false;
+    for graph in files.iter().filter_map(|file| file.graph()) {
+        for_each_node(&graph.node, &mut |node| has_operators |= node.domain == DOMAIN);
+    }
+    let has_bodies = files.iter().flat_map(|file| file.functions()).any(|function| function.domain == DOMAIN);
+    match (has_operators, has_bodies) {
+        (true, true) => Form::Function,
+        (true, false) => Form::Fused,
+        (false, _) => Form::Standard,
+    }
+}
+
+fn shown_precision(files: &[&OnnxFile]) -> Precision {
+    let weights = || files.iter().filter_map(|file| file.graph()).flat_map(|graph| &graph.initializer);
+    let stores = |kind: DataType| weights().any(|weight| weight.data_type == kind as i32);
+    match (stores(DataType::Float16), stores(DataType::Bfloat16)) {
+        (true, _) => Precision::Fp16,
+        (false, true) => Precision::Bf16,
+        (false, false) => Precision::Fp32,
+    }
+}
+
+fn shows_last_logits(files: &[&OnnxFile]) -> bool {
+    let outputs = files.iter().flat_map(|file| file.outputs());
+    outputs.filter(|output| output.name == LOGITS).any(|output| {
+        let dims = output.dims.unwrap_or_default();
+        matches!(dims.get(1), Some(Dim::Fixed(1)))
+    })
+}
+
+fn shows_routing(files: &[&OnnxFile]) -> bool {
+    files.iter().flat_map(|file| file.outputs()).any(|output| is_routing_output(&output.name))
+}
