@@ -23,7 +23,10 @@ except ImportError as error:
     sys.exit(f"{error}; install it with: python3 -m pip install onnxruntime numpy")
 
 SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]
-PAD, END, UNKNOWN = 1, 2, 3
+BEGIN, PAD, END, UNKNOWN = range(4)
+
+# Ends a line of a dictionary whose token may be there already.
+OVERWRITE = " #fairseq:overwrite"
 
 # Sentences that are translated at once.
 BATCH = 64
@@ -36,9 +39,19 @@ def read_lines(path):
 
 
 def read_tokens(dictionary):
-    """The tokens of a fairseq dictionary by id."""
-    lines = read_lines(dictionary)
-    return SPECIAL_TOKENS + [line.rsplit(" ", 1)[0] for line in lines if line]
+    """The tokens of a fairseq dictionary by id; one that comes again is marked, and its last id is that of the word."""
+    tokens = list(SPECIAL_TOKENS)
+    known = set(tokens)
+    for number, line in enumerate(read_lines(dictionary), 1):
+        entry = line.rstrip().removesuffix(OVERWRITE)
+        token, space, count = entry.rpartition(" ")
+        if not space or not count.removeprefix("-").isdecimal():
+            raise ValueError(f"{dictionary}, line {number}: expected a token and its count, found {line!r}")
+        if token in known and entry == line.rstrip():
+            raise ValueError(f"{dictionary}, line {number}: token {token!r} is there already")
+        tokens.append(token)
+        known.add(token)
+    return tokens
 
 
 class Tokenizer:
@@ -85,10 +98,10 @@ class Tokenizer:
         return [self.ids.get(piece, UNKNOWN) for piece in pieces] + [END]
 
     def decode(self, ids):
-        """The sentence of these ids, up to its end."""
+        """The sentence of these ids, up to its end and without a begin."""
         ids = list(ids)
         ids = ids[: ids.index(END)] if END in ids else ids
-        return (" ".join(self.tokens[number] for number in ids) + " ").replace("@@ ", "").rstrip()
+        return (" ".join(self.tokens[number] for number in ids if number != BEGIN) + " ").replace("@@ ", "").rstrip()
 
 
 def read_vocabulary(folder):

@@ -20,6 +20,8 @@ use super::{
     tensorrt_args::TensorRtArguments,
     verify,
 };
+#[cfg(feature = "tokenizers")]
+use crate::text::{HubTokenizer, TOKENIZER_FILE};
 use crate::{
     backend::operator_library_to_copy,
     export::{ExportOptions, ExportReport, ExternalData, SideFileOptions, export_watched},
@@ -147,28 +149,54 @@ fn file_of<'a>(report: &'a ExportReport, name: &str) -> Option<&'a Path> {
     paths.find(|path| path.file_name() == Some(name.as_ref()))
 }
 
-/// Says that text must be split before it is given, where the dictionary holds pieces and no codes were found.
+/// Says that text must be split before it is given, where a dictionary holds pieces and `generate` does not split.
 fn note_of_pieces(report: &ExportReport) -> Result<(), Failure> {
     let Some(config) = file_of(report, CONFIG_FILE) else { return Ok(()) };
     let folder = config.parent().unwrap_or(Path::new("."));
     let config = GenerationConfig::read(folder)?;
-    if config.segmentation == Segmentation::Words && Tokenizer::read(folder, &config)?.source().has_pieces() {
+    if config.segmentation != Segmentation::Words {
+        return Ok(());
+    }
+    let tokenizer = Tokenizer::read(folder, &config)?;
+    if tokenizer.source().has_pieces() {
         note(
             "the dictionary has pieces of words (`@@`) and no codes lie beside it: `generate` takes lines that are split \
              already; --bpe-codes FILE lets it split them",
         );
     }
+    let split = tokenizer.source().has_sentence_pieces();
+    let joined = tokenizer.target().has_sentence_pieces();
+    let what = match (split, joined) {
+        (true, true) => "takes lines that SentencePiece has split already, and prints pieces that it is to join",
+        (true, false) => "takes lines that SentencePiece has split already",
+        (false, true) => "prints pieces that SentencePiece is to join",
+        (false, false) => return Ok(()),
+    };
+    note(&format!("the dictionary has pieces of SentencePiece (`▁the`), which is not applied here: `generate` {what}"));
     Ok(())
 }
 
-/// Says that the tokenizer, which was copied as it is, is none that `generate` reads.
+/// Says that the tokenizer, which was copied as it is, is none that `generate` reads, or not what its configuration
+/// says.
 #[cfg(feature = "tokenizers")]
 fn note_of_tokenizer(report: &ExportReport) {
-    use crate::text::{HubTokenizer, TOKENIZER_FILE};
     let folder = file_of(report, TOKENIZER_FILE).and_then(Path::parent);
-    if let Some(Err(error)) = folder.map(HubTokenizer::read) {
-        note(&format!("{error}; `generate` takes token ids with --token-ids alone"));
+    match folder.map(HubTokenizer::read) {
+        Some(Ok(Some(tokenizer))) => note_of_contradiction(&tokenizer),
+        Some(Err(error)) => note(&format!("{error}; `generate` takes token ids with --token-ids alone")),
+        Some(Ok(None)) | None => {}
     }
+}
+
+/// Says what is followed where the tokenizer's configuration says something else than the tokenizer does.
+#[cfg(feature = "tokenizers")]
+pub(super) fn note_of_contradiction(tokenizer: &HubTokenizer) {
+    let found = match tokenizer.contradiction() {
+        Ok(None) => return,
+        Ok(Some(found)) => found,
+        Err(error) => error.to_string(),
+    };
+    note(&format!("{found}; `generate` goes by {TOKENIZER_FILE} alone"));
 }
 
 /// Says that the folder asks onnxruntime-genai for a library that does not lie in it.

@@ -6,7 +6,7 @@ use super::{
     Failure,
     args::BackendArgument,
     generate_args::{GenerateArguments, RuntimeArgument, StopArgument, TranslationArguments},
-    generate_input::{Input, Inputs, Interruption},
+    generate_input::{BEFORE_WORK, Input, Inputs, Interruption},
     generate_text, must_be_open, note, print_aside, print_part, progress,
     run::check_ort_options,
     table::table,
@@ -24,6 +24,7 @@ use crate::{
 const BATCHES_PER_PART: usize = 16;
 
 pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
+    let interruption = Interruption::listen()?;
     must_be_open(&arguments.folder)?;
     if !arguments.folder.exists() {
         return Err(GenerateError::Missing { path: arguments.folder.clone() }.into());
@@ -39,8 +40,12 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     };
     check_ort_options(&[backend], arguments.library.as_deref(), arguments.threads)?;
     if holds_causal_lm(&arguments.folder) {
-        return generate_text::run(arguments);
+        return generate_text::run(arguments, &interruption);
     }
+    translate_all(arguments, &interruption)
+}
+
+fn translate_all(arguments: &GenerateArguments, interruption: &Interruption) -> Result<ExitCode, Failure> {
     if let Some(flag) = arguments.text.given() {
         graphs_in(&arguments.folder)?;
         let message = format!("{flag} is for causal language models, and {} holds another", arguments.folder.display());
@@ -52,14 +57,13 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     }
     let search = search_options(&arguments.translation);
     let mut inputs = Inputs::open(arguments)?;
-    let interruption = Interruption::default();
     let loading = progress::loading();
-    let mut translator = Translator::open(&arguments.folder, options(arguments, &interruption, false))?;
+    let mut translator = Translator::open(&arguments.folder, options(arguments, interruption, false))?;
     drop(loading);
     translator.check::<&str>(&[], 1, &search)?;
-    interruption.listen()?;
+    interruption.begin_work();
     let mut translated = Vec::new();
-    while let Some(input) = inputs.next(&interruption)? {
+    while let Some(input) = inputs.next(interruption)? {
         let lines = lines_to_translate(&translator, &input, &search, arguments)?;
         if translate(&mut translator, &input, &lines, &search, arguments)?.is_break() {
             return Ok(ExitCode::SUCCESS);
@@ -70,7 +74,8 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     }
     if arguments.translation.profile {
         let timed = translator.profile()?;
-        let mut recorder = Translator::open(&arguments.folder, options(arguments, &interruption, true))?;
+        let open = || Translator::open(&arguments.folder, options(arguments, interruption, true));
+        let mut recorder = interruption.at_once(BEFORE_WORK, open)??;
         for lines in translated.chunks(part(arguments)) {
             recorder.translate_part(lines, 1, &search)?;
         }

@@ -13,6 +13,9 @@ Examples:
   moa-export generate OUT --input -                               lines of a pipe as they come
   moa-export generate OUT --input 'Once upon a time' --top-p 0.9 --seed 1";
 
+/// Most lines that are decoded together, where nothing is said.
+const BATCH: usize = 32;
+
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct GenerateArguments {
@@ -26,8 +29,7 @@ pub(super) struct GenerateArguments {
     /// --batch says; a file is read whole]
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "whole_input")]
     pub(super) buffer: Option<usize>,
-    /// Lines to decode together, at most [default: 32]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help = format!("Lines to decode together, at most [default: {BATCH}]"))]
     pub(super) batch: Option<usize>,
     /// What runs the graphs
     #[arg(long, value_enum, default_value_t = RuntimeArgument::Ort)]
@@ -51,7 +53,7 @@ pub(super) struct GenerateArguments {
 impl GenerateArguments {
     /// Most lines that are decoded together.
     pub(super) fn batch(&self) -> usize {
-        self.batch.unwrap_or(32)
+        self.batch.unwrap_or(BATCH)
     }
 }
 
@@ -176,4 +178,35 @@ pub(super) enum RuntimeArgument {
     Ort,
     /// ONNX Runtime without it: the bodies run
     OrtFunction,
+}
+
+#[cfg(all(test, feature = "ort"))]
+mod tests {
+    use super::*;
+    use crate::generate::{SamplingOptions, SearchOptions, TextGeneratorOptions, TranslatorOptions};
+
+    /// Whether such an option was given matters, so that none has a default of the parser's.
+    #[test]
+    fn help_tells_the_defaults() {
+        let command = GenerateArguments::augment_args(clap::Command::new("generate"));
+        let (search, sampling) = (SearchOptions::default(), SamplingOptions::default());
+        let batch = TranslatorOptions::default().batch;
+        assert_eq!(TextGeneratorOptions::default().batch, batch);
+        for (name, default) in [
+            ("batch", batch.to_string()),
+            ("beam", search.beam.to_string()),
+            ("lenpen", search.length_penalty.to_string()),
+            ("nbest", search.nbest.to_string()),
+            ("stop", format!("{:?}", search.stop).to_lowercase()),
+            ("min_len", search.min_len.to_string()),
+            ("max_len_a", search.max_len_a.to_string()),
+            ("max_len_b", search.max_len_b.to_string()),
+            ("max_new", sampling.max_new.to_string()),
+            ("seed", sampling.seed.to_string()),
+        ] {
+            let argument = command.get_arguments().find(|argument| argument.get_id() == name).unwrap();
+            let help = argument.get_help().unwrap().to_string();
+            assert!(help.contains(&format!("[default: {default}]")), "{name}: {help}");
+        }
+    }
 }

@@ -116,7 +116,7 @@ impl Inputs {
             note("type a line and end it with return; Ctrl-D ends the input");
         }
         let name = "stdin".to_owned();
-        let read = interruption.while_waiting(|| {
+        let read = interruption.at_once(WAITING, || {
             let read = read_lines(stdin, *together);
             if read.as_ref().is_ok_and(|(_, is_end)| *is_end) {
                 thread::sleep(END_TOGETHER);
@@ -216,52 +216,65 @@ fn looks_like_a_file(text: &str) -> bool {
     !text.contains(char::is_whitespace) && (ends_like_one || text.starts_with(['/', '.', '~']) && text.contains('/'))
 }
 
+/// What is said of an interrupt before there is work.
+pub(super) const BEFORE_WORK: &str = "interrupted";
+const WAITING: &str = "interrupted while it waited for input";
+
 /// Ctrl-C and termination of a generation.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Interruption {
     /// Becomes true where the work shall end at its next step.
     pub(super) is_asked: Arc<AtomicBool>,
-    /// Whether there is no work, and no next step, until somebody types.
-    waits: Arc<Mutex<bool>>,
+    /// What is said where there is no next step, and the program ends at once.
+    idle: Arc<Mutex<Option<&'static str>>>,
 }
 
 impl Interruption {
-    /// The first one ends the work at its next step, the second one, or one that finds no work, the program.
-    pub(super) fn listen(&self) -> Result<(), Failure> {
-        let (is_asked, waits) = (Arc::clone(&self.is_asked), Arc::clone(&self.waits));
+    /// The first one ends the work at its next step, the second one, or one that finds no work, the program. There is
+    /// none until [`Self::begin_work`].
+    pub(super) fn listen() -> Result<Self, Failure> {
+        let is_asked = Arc::new(AtomicBool::new(false));
+        let idle = Arc::new(Mutex::new(Some(BEFORE_WORK)));
+        let heard = Self { is_asked: Arc::clone(&is_asked), idle: Arc::clone(&idle) };
         let caught = signals::on_end(move || {
             // Locked until the program is gone, so that no other end is told meanwhile.
-            let waits = lock(&waits);
-            if is_asked.swap(true, Ordering::SeqCst) || *waits {
+            let idle = lock(&idle);
+            if is_asked.swap(true, Ordering::SeqCst) || idle.is_some() {
                 scratch().remove();
-                if *waits { interrupted() } else { Failure::interrupted("interrupted".into()) }.print();
+                interrupted(idle.unwrap_or(BEFORE_WORK)).print();
                 leave(INTERRUPTED);
             }
         });
-        caught.map_err(|error| Failure::io(&io::Error::other(error), "Ctrl-C"))
+        caught.map_err(|error| Failure::io(&io::Error::other(error), "Ctrl-C"))?;
+        Ok(heard)
     }
 
-    /// What `wait` brings, which an interrupt does not wait for.
-    fn while_waiting<T>(&self, wait: impl FnOnce() -> T) -> Result<T, Failure> {
+    /// From here on there are steps.
+    pub(super) fn begin_work(&self) {
+        *lock(&self.idle) = None;
+    }
+
+    /// What `wait` brings, which an interrupt does not wait for: it says `message`.
+    pub(super) fn at_once<T>(&self, message: &'static str, wait: impl FnOnce() -> T) -> Result<T, Failure> {
         {
-            let mut waits = lock(&self.waits);
+            let mut idle = lock(&self.idle);
             if self.is_asked.load(Ordering::SeqCst) {
-                return Err(interrupted());
+                return Err(interrupted(message));
             }
-            *waits = true;
+            *idle = Some(message);
         }
         let brought = wait();
-        *lock(&self.waits) = false;
+        self.begin_work();
         Ok(brought)
     }
 }
 
-fn lock(waits: &Mutex<bool>) -> MutexGuard<'_, bool> {
-    waits.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn interrupted() -> Failure {
-    Failure::interrupted("interrupted while it waited for input".into())
+fn interrupted(message: &str) -> Failure {
+    Failure::interrupted(message.into())
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use std::{
 
 use super::{
     Failure,
+    export::note_of_contradiction,
     generate::runtime,
     generate_args::{GenerateArguments, TextArguments},
     generate_input::{Input, Inputs, Interruption},
@@ -46,7 +47,7 @@ impl TextArguments {
     }
 }
 
-pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
+pub(super) fn run(arguments: &GenerateArguments, interruption: &Interruption) -> Result<ExitCode, Failure> {
     if let Some(flag) = arguments.translation.given() {
         let message = format!("{flag} is for translation models, and {} holds another", arguments.folder.display());
         let help = match flag {
@@ -57,7 +58,6 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     }
     arguments.text.check()?;
     let mut inputs = Inputs::open(arguments)?;
-    let interruption = Interruption::default();
     let (operators, runtime) = runtime(arguments);
     let interrupted = Arc::clone(&interruption.is_asked);
     let options = TextGeneratorOptions { operators, runtime, batch: arguments.batch(), interrupted };
@@ -66,9 +66,12 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     drop(loading);
     generator.generate(&[], &arguments.text.options())?;
     note_settings(&generator, &arguments.text.options());
-    interruption.listen()?;
+    if let Some(tokenizer) = generator.tokenizer().filter(|_| !arguments.text.token_ids) {
+        note_of_contradiction(tokenizer);
+    }
+    interruption.begin_work();
     let mut tally = Tally { most: arguments.text.options().max_new, ..Tally::default() };
-    let outcome = all(&mut generator, &mut inputs, &interruption, arguments, &mut tally);
+    let outcome = all(&mut generator, &mut inputs, interruption, arguments, &mut tally);
     if matches!(outcome, Err(Stopped::Unread)) {
         return Ok(ExitCode::SUCCESS);
     }

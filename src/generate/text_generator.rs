@@ -186,6 +186,11 @@ impl TextGenerator {
         self.tokenizer.is_some()
     }
 
+    /// The folder's tokenizer, where it has one.
+    pub const fn tokenizer(&self) -> Option<&HubTokenizer> {
+        self.tokenizer.as_ref()
+    }
+
     /// Whether the model writes its caches in place: the library computes it, and the graph lets it.
     pub const fn shares_caches(&self) -> bool {
         self.caches.shared()

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::{LARGEST, SideFile, SideFileOptions, file_in, library_name};
 use crate::{
     file_names::{CONFIG, GENAI_CONFIG, GENERATION_CONFIG},
-    text::{Keys, TOKENIZER_FILE, TextError, read_bytes},
+    text::{Keys, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, TextError, read_bytes},
 };
 
 /// Written for every model.
@@ -23,7 +23,7 @@ pub(super) const NAMES: [&str; 2] = [CONFIG, GENAI_CONFIG];
 pub(super) const COPIED: [&str; 9] = [
     GENERATION_CONFIG,
     TOKENIZER_FILE,
-    "tokenizer_config.json",
+    TOKENIZER_CONFIG_FILE,
     "special_tokens_map.json",
     "added_tokens.json",
     "tokenizer.model",

@@ -62,6 +62,19 @@ pub enum VocabularyError {
         /// Rows of the embedding.
         rows: usize,
     },
+    /// The model has one embedding for source and target, and their dictionaries differ.
+    #[error(
+        "{}: id {id} is {:?}, and {:?} in {}; the model has one embedding for source and target",
+        .paths[1].display(), .symbols[1], .symbols[0], .paths[0].display()
+    )]
+    Shared {
+        /// The dictionaries of source and target.
+        paths: [PathBuf; 2],
+        /// First id whose symbols differ.
+        id: i64,
+        /// Its symbols.
+        symbols: [String; 2],
+    },
     /// Codes were given, and no dictionary.
     #[error("{} has no dictionary", .codes.display())]
     NoDictionary {
@@ -83,14 +96,13 @@ pub(crate) fn side_files(
     files: &SideFileOptions,
 ) -> Result<Vec<SideFile>, VocabularyError> {
     let (dictionaries, codes) = files.resolve(config);
-    let Some([source, target]) = &dictionaries else {
+    let Some(paths @ [source, target]) = &dictionaries else {
         return match codes {
             Some(codes) => Err(VocabularyError::NoDictionary { codes }),
             None => Ok(Vec::new()),
         };
     };
-    let symbols = check_dictionary(source, "source", model.encoder.embedding.tokens.shape()[0])?;
-    check_dictionary(target, "target", model.decoder.output.shape()[0])?;
+    let segmentation = check_dictionaries(model, paths)?;
     let mut written = vec![(if source == target { DICTIONARY } else { SOURCE_DICTIONARY }, source.as_path())];
     if source != target {
         written.push((TARGET_DICTIONARY, target.as_path()));
@@ -101,8 +113,7 @@ pub(crate) fn side_files(
             written.push((CODES, codes.as_path()));
             Segmentation::Bpe
         }
-        None if symbols.is_of_characters() => Segmentation::Characters,
-        None => Segmentation::Words,
+        None => segmentation,
     };
     let mut result = Vec::new();
     for (name, path) in &written {
@@ -127,6 +138,23 @@ fn describe(generation: &mut GenerationConfig, model: &EncoderDecoder, config: &
     generation.max_target_positions = model.decoder.embedding.max_tokens();
     generation.left_pad_source = config.flag("left_pad_source").unwrap_or(true);
     Ok(())
+}
+
+/// How text is split without codes; an error where a dictionary does not belong to its side of the model.
+///
+/// That is at whitespace, as fairseq does, but where all symbols of both sides are characters and a space has one.
+fn check_dictionaries(model: &EncoderDecoder, paths: &[PathBuf; 2]) -> Result<Segmentation, VocabularyError> {
+    let (encoder, decoder) = (&model.encoder.embedding.tokens, &model.decoder.embedding.tokens);
+    let source = check_dictionary(&paths[0], "source", encoder.shape()[0])?;
+    let target = check_dictionary(&paths[1], "target", model.decoder.output.shape()[0])?;
+    if encoder.name() == decoder.name()
+        && let Some(id) = source.first_difference(&target)
+    {
+        let symbols = [&source, &target].map(|dictionary| dictionary.symbol(id).to_owned());
+        return Err(VocabularyError::Shared { paths: paths.clone(), id, symbols });
+    }
+    let of_characters = source.has_space() && source.is_of_characters() && target.is_of_characters();
+    Ok(if of_characters { Segmentation::Characters } else { Segmentation::Words })
 }
 
 fn check_dictionary(path: &Path, side: &'static str, rows: usize) -> Result<Dictionary, VocabularyError> {

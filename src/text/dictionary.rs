@@ -11,6 +11,8 @@ const MAX_SYMBOLS: usize = 1 << 20;
 const SPECIAL: [&str; 4] = ["<s>", "<pad>", "</s>", "<unk>"];
 /// Ends a piece that continues a word.
 pub(super) const CONTINUES: &str = "@@";
+/// Stands for a space among the symbols of characters, and begins a word among those of SentencePiece.
+pub(super) const SPACE: &str = "▁";
 const OVERWRITE: &str = "#fairseq:overwrite";
 
 /// The symbols of one language and their ids.
@@ -94,6 +96,18 @@ impl Dictionary {
         usize::try_from(id).ok().and_then(|id| self.symbols.get(id)).map_or(SPECIAL[3], String::as_str)
     }
 
+    /// The first id that has another symbol in `other`, or has one in only one of the two.
+    pub fn first_difference(&self, other: &Self) -> Option<i64> {
+        let length = self.symbols.len().max(other.symbols.len());
+        let id = (0..length).find(|id| self.symbols.get(*id) != other.symbols.get(*id));
+        id.and_then(|id| i64::try_from(id).ok())
+    }
+
+    /// Whether a space has a symbol.
+    pub fn has_space(&self) -> bool {
+        self.ids.contains_key(SPACE)
+    }
+
     /// Whether every symbol of the file is one character.
     pub fn is_of_characters(&self) -> bool {
         let filler = |symbol: &str| symbol.starts_with("madeupword");
@@ -104,6 +118,11 @@ impl Dictionary {
     /// Whether a symbol is a piece that continues a word, as subword-nmt writes them.
     pub fn has_pieces(&self) -> bool {
         self.symbols.iter().any(|symbol| symbol.len() > CONTINUES.len() && symbol.ends_with(CONTINUES))
+    }
+
+    /// Whether a symbol begins a word and is longer than its mark, as SentencePiece writes them.
+    pub fn has_sentence_pieces(&self) -> bool {
+        self.symbols.iter().any(|symbol| symbol.len() > SPACE.len() && symbol.starts_with(SPACE))
     }
 }
 
@@ -149,14 +168,34 @@ mod tests {
     }
 
     #[test]
-    fn characters_are_recognised() {
-        assert!(Dictionary::parse("▁ 9\ne 3\nmadeupword0000 0\n").unwrap().is_of_characters());
-        assert!(!Dictionary::parse("e 9\nzig 3\n").unwrap().is_of_characters());
+    fn characters_and_spaces_are_recognised() {
+        for (text, of_characters, space) in [
+            ("▁ 9\ne 3\nmadeupword0000 0\n", true, true),
+            ("c 9\na 3\nt 3\n", true, false),
+            ("▁ 9\nzig 3\n", false, true),
+            ("e 9\n▁zig 3\n", false, false),
+        ] {
+            let dictionary = Dictionary::parse(text).unwrap();
+            assert_eq!((dictionary.is_of_characters(), dictionary.has_space()), (of_characters, space), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_first_difference_is_found() {
+        let difference = |one: &str, other: &str| {
+            let [one, other] = [one, other].map(|text| Dictionary::parse(text).unwrap());
+            one.first_difference(&other)
+        };
+        assert_eq!(difference("a 1\nb 1\n", "a 7\nb 3\n"), None);
+        assert_eq!(difference("a 1\nb 1\n", "b 1\na 1\n"), Some(4));
+        assert_eq!(difference("a 1\n", "a 1\nb 1\n"), Some(5));
     }
 
     #[test]
     fn pieces_of_words_are_recognised() {
         assert!(Dictionary::parse("und@@ 12\nzig 3\n").unwrap().has_pieces());
         assert!(!Dictionary::parse("@@ 12\nzig@ 3\n").unwrap().has_pieces());
+        assert!(Dictionary::parse("▁the 12\nn 3\n").unwrap().has_sentence_pieces());
+        assert!(!Dictionary::parse("▁ 12\nthe▁ 3\n").unwrap().has_sentence_pieces());
     }
 }

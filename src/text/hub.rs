@@ -9,6 +9,9 @@ use super::error::{TextError, is_there, read_text};
 /// Name of the tokenizer in a folder.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 
+/// Name of what other programs read beside it.
+pub const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
+
 /// What configurations hold where a vocabulary has no such token.
 const NO_TOKEN: i64 = -1;
 
@@ -131,6 +134,16 @@ impl Keys {
         value.as_str().map(Some).ok_or_else(|| self.wrong(key, "a text"))
     }
 
+    /// The truth under a key; `null` counts as absent.
+    ///
+    /// # Errors
+    ///
+    /// Where the key holds something else.
+    pub fn flag(&self, key: &str) -> Result<Option<bool>, TextError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_bool().map(Some).ok_or_else(|| self.wrong(key, "true or false"))
+    }
+
     /// The positive integer under a key; `null` counts as absent.
     ///
     /// # Errors
@@ -222,10 +235,13 @@ mod tests {
 
     #[test]
     fn a_wrong_value_names_file_key_and_value() {
-        let keys = keys(r#"{"a": -2, "b": [2, "x"], "c": 0, "d": 3}"#);
+        let keys = keys(r#"{"a": -2, "b": [2, "x"], "c": 0, "d": 3, "e": true, "f": null}"#);
         let message = |result: Result<Option<Vec<i64>>, TextError>| result.unwrap_err().to_string();
         assert_eq!(message(keys.token_ids("a")), "f.json: key \"a\" must be a token id or a list of them, found -2");
         assert!(message(keys.token_ids("b")).ends_with("found [2,\"x\"]"));
         assert!(keys.size("c").is_err() && keys.text("d").is_err() && keys.object("d").is_err());
+        let message = keys.flag("c").unwrap_err().to_string();
+        assert_eq!(message, "f.json: key \"c\" must be true or false, found 0");
+        assert_eq!(["e", "f", "g"].map(|key| keys.flag(key).unwrap()), [Some(true), None, None]);
     }
 }

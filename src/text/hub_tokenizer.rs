@@ -5,12 +5,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tokenizers::Tokenizer;
+use tokenizers::{Encoding, Token, Tokenizer};
 
 use super::{
     error::{TextError, is_there, read_text},
-    hub::TOKENIZER_FILE,
+    hub::{Keys, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE},
 };
+use crate::files::folder_of;
 
 const LIMIT: u64 = 1 << 28;
 
@@ -49,13 +50,48 @@ impl HubTokenizer {
         Ok(encoding.get_ids().iter().copied().map(i64::from).collect())
     }
 
-    /// Whether a token is special, and so no part of a text.
-    fn is_special(&self, id: i64) -> bool {
-        let token = u32::try_from(id).ok().and_then(|id| self.tokenizer.id_to_token(id));
-        token.is_some_and(|token| self.tokenizer.get_added_vocabulary().is_special_token(&token))
+    /// What `tokenizer_config.json` says otherwise than this tokenizer does: whether tokens are put around a text.
+    ///
+    /// # Errors
+    ///
+    /// Where the file cannot be read or breaks its format.
+    pub fn contradiction(&self) -> Result<Option<String>, TextError> {
+        let path = folder_of(&self.path).join(TOKENIZER_CONFIG_FILE);
+        let Some(config) = Keys::read(&path)? else { return Ok(None) };
+        let [before, behind] = self.around_a_text()?;
+        let mut parts = Vec::new();
+        for (key, ids, place) in [("add_bos_token", before, "before"), ("add_eos_token", behind, "behind")] {
+            let tokens: Vec<_> = ids.iter().map(|id| self.tokenizer.id_to_token(*id).unwrap_or_default()).collect();
+            match config.flag(key)? {
+                Some(true) if ids.is_empty() => {
+                    parts.push(format!("{key} is true, and {TOKENIZER_FILE} puts no token {place} a text"));
+                }
+                Some(false) if !ids.is_empty() => {
+                    let tokens = tokens.join(" ");
+                    parts.push(format!("{key} is false, and {TOKENIZER_FILE} puts {tokens} {place} a text"));
+                }
+                _ => {}
+            }
+        }
+        Ok((!parts.is_empty()).then(|| format!("{}: {}", path.display(), parts.join("; "))))
     }
 
-    /// The text of ids, without special tokens.
+    /// Tokens that are put before a text, and behind it.
+    fn around_a_text(&self) -> Result<[Vec<u32>; 2], TextError> {
+        const TEXT: u32 = u32::MAX;
+        let text = Encoding::from_tokens(vec![Token::new(TEXT, String::new(), (0, 0))], 0);
+        let whole = sound(&self.path, || self.tokenizer.post_process(text, None, true))?;
+        let mut parts = whole.get_ids().split(|id| *id == TEXT).map(<[u32]>::to_vec);
+        Ok([parts.next().unwrap_or_default(), parts.next_back().unwrap_or_default()])
+    }
+
+    /// Whether a token is no part of a text: it is special, or the tokenizer lacks it.
+    fn is_silent(&self, id: i64) -> bool {
+        let token = u32::try_from(id).ok().and_then(|id| self.tokenizer.id_to_token(id));
+        token.is_none_or(|token| self.tokenizer.get_added_vocabulary().is_special_token(&token))
+    }
+
+    /// The text of ids, without special tokens and without ids that the tokenizer lacks.
     ///
     /// # Errors
     ///
@@ -87,7 +123,7 @@ const INCOMPLETE: char = '\u{FFFD}';
 /// The text that continues a prompt, piece by piece as tokens come.
 #[derive(Debug, Clone, Default)]
 pub struct Pieces {
-    /// Tokens that are not special: the last ones of the prompt, then those that follow it.
+    /// Tokens that are part of the text: the last ones of the prompt, then those that follow it.
     ids: Vec<i64>,
     /// How many of them are the prompt's.
     prompt: usize,
@@ -98,7 +134,7 @@ pub struct Pieces {
 impl Pieces {
     /// The text after `prompt`.
     pub fn after(prompt: &[i64], tokenizer: &HubTokenizer) -> Self {
-        let visible = prompt.iter().rev().copied().filter(|id| !tokenizer.is_special(*id));
+        let visible = prompt.iter().rev().copied().filter(|id| !tokenizer.is_silent(*id));
         let mut ids: Vec<_> = visible.take(CONTEXT + LONGEST_CHARACTER).collect();
         ids.reverse();
         Self { prompt: ids.len(), unread: ids.len(), ids }
@@ -110,7 +146,7 @@ impl Pieces {
     ///
     /// Where the tokenizer fails.
     pub fn push(&mut self, token: i64, tokenizer: &HubTokenizer) -> Result<String, TextError> {
-        if tokenizer.is_special(token) {
+        if tokenizer.is_silent(token) {
             return Ok(String::new());
         }
         self.ids.push(token);

@@ -64,13 +64,17 @@ fn pieces(tokenizer: &HubTokenizer, prompt: &[i64], tokens: &[i64]) -> Vec<Strin
 
 /// A tokenizer of words that cuts, pads and begins every text, with a special token that is not printed.
 fn of_words() -> HubTokenizer {
+    read(&words())
+}
+
+fn words() -> Value {
     let special = |id: u32, content: &str| {
         json!({
             "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
             "special": true,
         })
     };
-    read(&json!({
+    json!({
         "version": "1.0",
         "truncation": { "direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0 },
         "padding": {
@@ -88,7 +92,7 @@ fn of_words() -> HubTokenizer {
         },
         "decoder": null,
         "model": { "type": "WordLevel", "vocab": { "<s>": 0, "<pad>": 1, "a": 2, "b": 3, "?": 4 }, "unk_token": "?" },
-    }))
+    })
 }
 
 #[test]
@@ -114,16 +118,49 @@ fn of_spaced_words() -> HubTokenizer {
     }))
 }
 
+/// A special token, and ids that the tokenizer lacks.
 #[test]
-fn special_tokens_take_no_space_away() {
+fn what_is_not_printed_takes_no_space_away() {
     let tokenizer = of_spaced_words();
-    for specials in [0, 1, 5, 6, 7, 40] {
-        let ends = vec![0; specials];
-        let tokens = [&[1][..], &ends, &[2], &ends, &[1]].concat();
+    for (silent, count) in [0, 3, -1].into_iter().flat_map(|id| [0, 1, 5, 6, 7, 40].map(|count| (id, count))) {
+        let between = vec![silent; count];
+        let tokens = [&[1][..], &between, &[2], &between, &[1]].concat();
         assert_eq!(tokenizer.decode(&[&[2][..], &tokens].concat()).unwrap(), "fox a fox a");
-        assert_eq!(pieces(&tokenizer, &[2], &tokens).concat(), " a fox a", "{specials}");
-        assert_eq!(pieces(&tokenizer, &[&[2][..], &ends].concat(), &tokens).concat(), " a fox a", "{specials}");
+        assert_eq!(pieces(&tokenizer, &[2], &tokens).concat(), " a fox a", "{count} of {silent}");
+        let prompt = [&[2][..], &between].concat();
+        assert_eq!(pieces(&tokenizer, &prompt, &tokens).concat(), " a fox a", "{count} of {silent}");
     }
+}
+
+#[test]
+fn tokens_around_a_text_are_compared_with_the_configuration() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(TOKENIZER_CONFIG_FILE);
+    let contradiction = |tokenizer: &Value| {
+        std::fs::write(folder.path().join(TOKENIZER_FILE), tokenizer.to_string()).unwrap();
+        HubTokenizer::read(folder.path()).unwrap().unwrap().contradiction()
+    };
+    let begins = words();
+    let mut bare = words();
+    bare["post_processor"] = Value::Null;
+    assert_eq!(contradiction(&begins).unwrap(), None, "without a configuration");
+    let said = |keys: Value, tokenizer: &Value| {
+        std::fs::write(&path, keys.to_string()).unwrap();
+        let found = contradiction(tokenizer).unwrap();
+        found.map(|found| found.strip_prefix(&format!("{}: ", path.display())).unwrap().to_owned())
+    };
+    assert_eq!(said(json!({}), &begins), None);
+    let agreed = json!({ "add_bos_token": true, "add_eos_token": false });
+    assert_eq!(said(agreed, &begins), None);
+    assert_eq!(said(json!({ "add_bos_token": null, "add_eos_token": false }), &bare), None);
+    let begun = said(json!({ "add_bos_token": false }), &begins);
+    assert_eq!(begun.as_deref(), Some("add_bos_token is false, and tokenizer.json puts <s> before a text"));
+    let bare = said(json!({ "add_bos_token": true, "add_eos_token": true }), &bare);
+    let [before, behind] = [("bos", "before"), ("eos", "behind")]
+        .map(|(key, place)| format!("add_{key}_token is true, and tokenizer.json puts no token {place} a text"));
+    assert_eq!(bare, Some(format!("{before}; {behind}")));
+    std::fs::write(&path, r#"{"add_bos_token": 1}"#).unwrap();
+    assert!(contradiction(&begins).unwrap_err().to_string().ends_with("must be true or false, found 1"));
 }
 
 #[test]

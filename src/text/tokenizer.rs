@@ -5,11 +5,8 @@ use std::{collections::HashMap, path::Path};
 use super::{
     BpeCodes, Dictionary, GenerationConfig, TextError,
     config::{Files, Segmentation},
-    dictionary::CONTINUES,
+    dictionary::{CONTINUES, SPACE},
 };
-
-/// Stands for a space among the symbols of characters.
-const SPACE: &str = "▁";
 
 /// Turns text into the ids that a model was trained on, and back.
 #[derive(Debug, Clone)]

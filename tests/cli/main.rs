@@ -14,6 +14,7 @@ mod bench;
 mod faults;
 mod inspect;
 mod interrupted;
+mod interrupted_readers;
 mod large;
 mod model;
 mod ops;

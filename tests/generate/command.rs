@@ -196,10 +196,20 @@ fn an_export_takes_the_vocabulary_beside_it_or_named() {
     let turned = folder.path().join("turned.txt");
     let symbols = fs::read_to_string(&dictionary).unwrap();
     fs::write(&turned, symbols.lines().rev().map(|line| format!("{line}\n")).collect::<String>()).unwrap();
-    let sides = ["--source-dict", dictionary.to_str().unwrap(), "--target-dict", turned.to_str().unwrap()];
-    text(&export(&[&["--force"], &sides[..]].concat()));
-    for (name, given) in [("dict.source.txt", &dictionary), ("dict.target.txt", &turned)] {
-        assert!(fs::read(out(&folder).join(name)).unwrap() == fs::read(given).unwrap(), "{name}");
+    let sides = |target: &Path| {
+        let names = ["--force", "--source-dict", dictionary.to_str().unwrap(), "--target-dict"];
+        export(&[&names[..], &[target.to_str().unwrap()]].concat())
+    };
+    let (code, message) = failure(&sides(&turned));
+    assert!(
+        code == 3 && message.starts_with("error[MOA-E0322]: ") && message.contains("turned.txt: id 4"),
+        "{message}"
+    );
+    assert!(!out(&folder).join("dict.source.txt").exists());
+    fs::write(&turned, &symbols).unwrap();
+    text(&sides(&turned));
+    for name in ["dict.source.txt", "dict.target.txt"] {
+        assert!(fs::read_to_string(out(&folder).join(name)).unwrap() == symbols, "{name}");
     }
     assert_eq!(failure(&export(&["--force", "--bpe-codes", codes.to_str().unwrap()])).0, 2);
     assert_eq!(failure(&export(&["--force", "--source-dict", dictionary.to_str().unwrap()])).0, 2);

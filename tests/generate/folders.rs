@@ -13,8 +13,9 @@ use moa_export::{
 use moa_graphs::Form;
 use prost::Message;
 use serde_json::Value;
+use tempfile::TempDir;
 
-use crate::{data, exported, options, out, translator};
+use crate::{Symbols, UNTIED, data, exported, options, out, translator, untied_dictionaries};
 
 #[test]
 fn the_vocabulary_is_copied_and_described() {
@@ -37,23 +38,66 @@ fn export_named(vocabulary: &SideFileOptions, model: &str, out: &Path) -> Result
     export_with(&checkpoint, out, &ExportOptions::default(), vocabulary).map(|report| report.files.len())
 }
 
+/// Exports [`UNTIED`] with dictionaries of these texts.
+fn export_untied(texts: &[String; 2], folder: &TempDir) -> GenerationConfig {
+    let dictionaries = ["dict.en.txt", "dict.de.txt"].map(|name| folder.path().join(name));
+    for (path, text) in dictionaries.iter().zip(texts) {
+        fs::write(path, text).unwrap();
+    }
+    let vocabulary = SideFileOptions { dictionaries: Some(dictionaries), ..SideFileOptions::default() };
+    assert_eq!(export_named(&vocabulary, UNTIED, &out(folder)).unwrap(), 5);
+    GenerationConfig::read(&out(folder)).unwrap()
+}
+
 #[test]
 fn two_dictionaries_keep_their_sides() {
     let folder = tempfile::tempdir().unwrap();
-    let dictionaries = ["dict.en.txt", "dict.de.txt"].map(|name| folder.path().join(name));
-    let symbols = fs::read_to_string(data("nmt/dict.txt")).unwrap();
-    let turned: String = symbols.lines().rev().map(|line| format!("{line}\n")).collect();
-    fs::write(&dictionaries[0], &symbols).unwrap();
-    fs::write(&dictionaries[1], &turned).unwrap();
-    let vocabulary = SideFileOptions { dictionaries: Some(dictionaries), ..SideFileOptions::default() };
-    assert_eq!(export_named(&vocabulary, "nmt", &out(&folder)).unwrap(), 5);
+    let texts = untied_dictionaries([&|id| format!("en{id}"), &|id| format!("de{id}")]);
+    let config = export_untied(&texts, &folder);
     let written =
         ["dict.source.txt", "dict.target.txt"].map(|name| fs::read_to_string(out(&folder).join(name)).unwrap());
-    assert!(written == [symbols, turned]);
-    let config = GenerationConfig::read(&out(&folder)).unwrap();
+    assert!(written == texts);
     assert_eq!(config.segmentation, Segmentation::Words);
     assert_eq!([config.source_dictionary, config.target_dictionary], ["dict.source.txt", "dict.target.txt"]);
     assert_eq!(config.bpe_codes, None);
+}
+
+/// fairseq splits at whitespace, also where each symbol is a letter, as in `c a t`.
+#[test]
+fn characters_are_those_of_both_sides_with_a_space() {
+    let letter = |id: u32| char::from_u32(u32::from(b'a') + id - 4).unwrap().to_string();
+    let spaced = |id: u32| if id == 4 { "▁".to_owned() } else { letter(id) };
+    let piece = |id: u32| if id == 9 { "▁the".to_owned() } else { spaced(id) };
+    let cases: [(Symbols<'_>, Segmentation); 5] = [
+        ([&spaced, &spaced], Segmentation::Characters),
+        ([&spaced, &letter], Segmentation::Characters),
+        ([&letter, &letter], Segmentation::Words),
+        ([&letter, &spaced], Segmentation::Words),
+        ([&spaced, &piece], Segmentation::Words),
+    ];
+    for (index, (symbols, expected)) in cases.into_iter().enumerate() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(export_untied(&untied_dictionaries(symbols), &folder).segmentation, expected, "{index}");
+    }
+}
+
+#[test]
+fn one_embedding_has_one_dictionary() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = ["dict.en.txt", "dict.de.txt"].map(|name| folder.path().join(name));
+    let symbols = fs::read_to_string(data("nmt/dict.txt")).unwrap();
+    let counted = |line: &str| format!("{} 1\n", line.rsplit_once(' ').unwrap().0);
+    fs::write(&paths[0], &symbols).unwrap();
+    fs::write(&paths[1], symbols.lines().map(counted).collect::<String>()).unwrap();
+    let vocabulary = SideFileOptions { dictionaries: Some(paths.clone()), ..SideFileOptions::default() };
+    assert_eq!(export_named(&vocabulary, "nmt", &out(&folder)).unwrap(), 5, "counts may differ");
+    fs::write(&paths[1], symbols.lines().rev().map(counted).collect::<String>()).unwrap();
+    let error = export_named(&vocabulary, "nmt", &folder.path().join("other")).unwrap_err();
+    let ExportError::Vocabulary(VocabularyError::Shared { paths: found, id: 4, .. }) = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(*found, paths);
+    assert!(!folder.path().join("other").exists());
 }
 
 #[test]
@@ -61,13 +105,12 @@ fn dictionaries_are_found_by_language() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = folder.path().join("checkpoint");
     fs::create_dir(&checkpoint).unwrap();
-    fs::copy(data("nmt/model.safetensors"), checkpoint.join("model.safetensors")).unwrap();
-    let config = fs::read_to_string(data("nmt/config.json")).unwrap();
+    fs::copy(data(UNTIED).join("model.safetensors"), checkpoint.join("model.safetensors")).unwrap();
+    let config = fs::read_to_string(data(UNTIED).join("config.json")).unwrap();
     let named =
         |source: &str| config.replacen('{', &format!(r#"{{"source_lang": "{source}", "target_lang": "de","#), 1);
     fs::write(checkpoint.join("config.json"), named("en")).unwrap();
-    let english = fs::read_to_string(data("nmt/dict.txt")).unwrap();
-    let german: String = english.lines().rev().map(|line| format!("{line}\n")).collect();
+    let [english, german] = untied_dictionaries([&|id| format!("en{id}"), &|id| format!("de{id}")]);
     fs::write(checkpoint.join("dict.en.txt"), &english).unwrap();
     fs::write(checkpoint.join("dict.de.txt"), &german).unwrap();
     fs::copy(data("nmt/bpe.codes"), checkpoint.join("bpecodes")).unwrap();

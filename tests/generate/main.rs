@@ -8,6 +8,7 @@ mod ends;
 mod folders;
 mod goldens;
 mod language_models;
+mod notes;
 #[path = "../support_signals/mod.rs"]
 mod support_signals;
 mod unseen;
@@ -40,6 +41,18 @@ fn exported_as(form: Form, precision: Precision) -> TempDir {
     let vocabulary = SideFileOptions { beside: Some(data("nmt")), ..SideFileOptions::default() };
     export_with(&checkpoint, &folder.path().join("out"), &options, &vocabulary).unwrap();
     folder
+}
+
+/// A translation model whose source and target have nothing in common.
+const UNTIED: &str = "variants/v_untied";
+
+/// Symbols of source and target, made of their ids.
+type Symbols<'a> = [&'a dyn Fn(u32) -> String; 2];
+
+/// Dictionaries of [`UNTIED`].
+fn untied_dictionaries(symbols: Symbols<'_>) -> [String; 2] {
+    let text = |rows: u32, symbol: &dyn Fn(u32) -> String| (4..rows).map(|id| format!("{} 1\n", symbol(id))).collect();
+    [text(19, symbols[0]), text(26, symbols[1])]
 }
 
 fn out(folder: &TempDir) -> PathBuf {

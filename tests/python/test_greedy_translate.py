@@ -41,6 +41,32 @@ class GreedyTranslate(unittest.TestCase):
         for mark in separators:
             self.assertEqual(tokenizer.pieces(f"{mark}x"), [f"{mark}x"])
 
+    def dictionary(self, text):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "dict.txt")
+            path.write_text(text, encoding="utf-8")
+            return Tokenizer(path)
+
+    def test_a_token_that_comes_again_is_marked(self):
+        tokenizer = self.dictionary("a 1\nb 2\na 3 #fairseq:overwrite\n<s> 1 #fairseq:overwrite\n")
+        self.assertEqual(tokenizer.tokens[4:], ["a", "b", "a", "<s>"])
+        self.assertEqual(tokenizer.encode("a b <s> </s>"), [6, 5, 7, 3, 2])
+        for text, what in [
+            ("a 1\na 2\n", "line 2: token 'a' is there already"),
+            ("a 1\n<pad> 2\n", "line 2: token '<pad>' is there already"),
+            ("a 1\n\n", "line 2: expected a token and its count"),
+            ("a\n", "line 1: expected a token and its count"),
+            ("12\n", "line 1: expected a token and its count"),
+            ("a #fairseq:overwrite\n", "line 1: expected a token and its count"),
+            ("a b #overwrite\n", "line 1: expected a token and its count"),
+        ]:
+            with self.subTest(text=text), self.assertRaisesRegex(ValueError, what):
+                self.dictionary(text)
+
+    def test_begin_is_no_word(self):
+        tokenizer = self.dictionary("a 1\nb 2\n")
+        self.assertEqual(tokenizer.decode([0, 4, 0, 5, 2, 4]), "a b")
+
     def test_a_sentence_may_end_inside_a_word(self):
         part = next(number for number, token in enumerate(self.tokenizer.tokens) if token.endswith("@@"))
         self.assertEqual(self.tokenizer.decode([part, part]), 2 * self.tokenizer.tokens[part][:-2])

@@ -221,7 +221,7 @@ impl From<VocabularyError> for Failure {
         let message = error.to_string();
         match error {
             VocabularyError::Text(error) => error.into(),
-            VocabularyError::Size { .. } => {
+            VocabularyError::Size { .. } | VocabularyError::Shared { .. } => {
                 let help = "name the dictionary of this model with --dict, or with --source-dict and --target-dict";
                 Self::new(Code::OtherDictionary, message, Some(help))
             }

@@ -15,7 +15,7 @@ use moa_graphs::{
 };
 use serde_json::json;
 
-use super::{Failure, open_checkpoint, print_result, table::table};
+use super::{Failure, interrupt::Ending, open_checkpoint, print_result, table::table};
 use crate::{
     checkpoint::read_config,
     export::import,
@@ -83,6 +83,7 @@ pub(super) struct InspectArguments {
 }
 
 pub(super) fn run(arguments: &InspectArguments) -> Result<ExitCode, Failure> {
+    Ending::at_once([])?;
     let source = arguments.seq.unwrap_or(DEFAULT_LENGTH);
     let lengths = Lengths { source, target: arguments.target_seq.unwrap_or(source) };
     let printed = match (&arguments.path, &arguments.preset, arguments.table) {
