@@ -14,7 +14,7 @@ use super::{
     must_be_open,
     output_file::{OutputFile, commit_all},
     print_result,
-    profile_args::{InputFormat, ProfileArguments},
+    profile_args::{DEFAULT_BATCH, InputFormat, ProfileArguments},
     profile_inputs::{Vocabulary, batches, folder},
     profile_report, progress,
     run::{BackendOptions, backend, check_ort_options},
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     backend::Ranges,
-    profile::{ModuleProfile, PmiOptions, Profile, ProfileError, Profiler},
+    profile::{ModuleProfile, Profile, ProfileError, Profiler},
     text::Dictionary,
 };
 
@@ -67,7 +67,7 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
         progress.inc(1);
     }
     drop(progress);
-    let profile = profiler.finish(PmiOptions { min_count: arguments.min_count(), top: arguments.top.unwrap_or(10) });
+    let profile = profiler.finish(arguments.pmi_options());
     if profile.modules.iter().all(|module| module.tokens == 0) {
         return Err(Failure::malformed("every token of the inputs is padding", Some("check the attention masks")));
     }
@@ -87,7 +87,10 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
 fn check_batch(arguments: &ProfileArguments) -> Result<(), Failure> {
     let has_lines = || arguments.inputs.iter().any(|path| arguments.format_of(path) != InputFormat::Tensors);
     match arguments.batch {
-        Some(0) => Err(Failure::usage("--batch must be at least 1, found 0", Some("leave it out for 32"))),
+        Some(0) => {
+            let help = format!("leave it out for {DEFAULT_BATCH}");
+            Err(Failure::usage("--batch must be at least 1, found 0", Some(&help)))
+        }
         Some(_) if !has_lines() => {
             let message = "--batch is for lines, and tensor files are batches already";
             Err(Failure::usage(message, Some("leave it out, or give --inputs a file of lines")))
@@ -154,7 +157,7 @@ impl Profiled<'_> {
             "inputs": inputs,
             "backend": self.backend,
             "runs": self.runs,
-            "min_count": self.arguments.min_count(),
+            "min_count": self.arguments.pmi_options().min_count,
             "modules": modules,
         })
     }

@@ -5,6 +5,10 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 
 use super::args::{BackendArgument, threads, written};
+use crate::profile::PmiOptions;
+
+/// Most lines that run together where the user does not say.
+pub(super) const DEFAULT_BATCH: usize = 32;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -27,14 +31,14 @@ pub(super) struct ProfileArguments {
     /// What the files hold
     #[arg(long, value_enum, default_value_t = InputFormat::Auto)]
     pub(super) format: InputFormat,
-    /// Lines to run together, at most; all have one length [default: 32]
     #[arg(long, value_name = "N")]
+    #[arg(help = format!("Lines to run together, at most; all have one length [default: {DEFAULT_BATCH}]"))]
     pub(super) batch: Option<usize>,
-    /// Leave tokens that were seen less often out of the PMI [default: 5]
     #[arg(long, value_name = "N")]
+    #[arg(help = of_pmi("Leave tokens that were seen less often out of the PMI", |pmi| pmi.min_count))]
     pub(super) min_count: Option<u64>,
-    /// Tokens that are listed for each expert [default: 10]
     #[arg(long, value_name = "N")]
+    #[arg(help = of_pmi("Tokens that are listed for each expert", |pmi| pmi.top))]
     pub(super) top: Option<usize>,
     /// List the tokens of every expert in the table too; --json and --report always do
     #[arg(long)]
@@ -65,7 +69,7 @@ pub(super) struct ProfileArguments {
 impl ProfileArguments {
     /// Most lines that run together.
     pub(super) fn batch(&self) -> usize {
-        self.batch.unwrap_or(32)
+        self.batch.unwrap_or(DEFAULT_BATCH)
     }
 
     /// What an input holds.
@@ -78,9 +82,10 @@ impl ProfileArguments {
         }
     }
 
-    /// How often a token must have been seen.
-    pub(super) fn min_count(&self) -> u64 {
-        self.min_count.unwrap_or(5)
+    /// Which tokens are listed.
+    pub(super) fn pmi_options(&self) -> PmiOptions {
+        let default = PmiOptions::default();
+        PmiOptions { min_count: self.min_count.unwrap_or(default.min_count), top: self.top.unwrap_or(default.top) }
     }
 
     /// What no output may replace.
@@ -88,6 +93,11 @@ impl ProfileArguments {
         let Self { model, inputs, dict, library, .. } = self;
         [model].into_iter().chain(inputs).chain(dict).chain(library).map(PathBuf::as_path)
     }
+}
+
+/// The help of an option with what holds without it.
+fn of_pmi<N: std::fmt::Display>(text: &str, default: impl Fn(PmiOptions) -> N) -> String {
+    format!("{text} [default: {}]", default(PmiOptions::default()))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

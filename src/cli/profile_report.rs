@@ -157,7 +157,7 @@ fn tokens(section: &mut Section, profiled: &Profiled<'_>, labels: &[String]) {
     section.paragraph(format!(
         "Pointwise mutual information, log2 (p(token, expert) / (p(token) p(expert))), of tokens that were seen at \
          least {} times: 1 bit where an expert takes a token twice as often as chance.",
-        profiled.arguments.min_count()
+        profiled.arguments.pmi_options().min_count
     ));
     for (label, module) in labels.iter().zip(&profiled.profile.modules) {
         let Some(experts) = &module.pmi else { continue };

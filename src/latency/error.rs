@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::regression::Incomparable;
+use super::{regression::Incomparable, subjects::LeftOut};
 use crate::{backend::BackendError, file_names::NoGraph, onnx::ReadError, tensor::TensorShapeError};
 
 /// A benchmark could not be done.
@@ -53,11 +53,11 @@ pub enum LatencyError {
         /// What is not known.
         what: &'static str,
     },
-    /// A file of inputs lacks one.
-    #[error("the file of inputs has no \"{input}\"")]
+    /// A file of inputs lacks one of every graph.
+    #[error("the file of inputs has no {}", .graphs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", no "))]
     MissingInput {
-        /// Its name.
-        input: String,
+        /// Every graph, and an input that it lacks.
+        graphs: Vec<LeftOut>,
     },
     /// A row is longer than a table of positions.
     #[error("{}: {length} positions, and the table \"{table}\" has {positions}", .model.display())]

@@ -32,12 +32,13 @@ pub use regression::{Change, Incomparable, Outcome, compare};
 pub(crate) use result::sample;
 pub use result::{
     BenchResult, DeviceTimes, FORMAT, NodeTime, OperatorTimes, ParityRow, Row, SessionRow, Skipped, Subject, Verdict,
+    layers,
 };
 pub use sampler::{Budget, End, Series, nanoseconds};
 pub use shapes::{BATCH, Grid, PAST, SEQUENCE, SOURCE, Sizes, axes, tokens};
 pub use statistics::{Estimate, Summary, Times, median};
 pub use steering::Choice;
-pub use subjects::Model;
+pub use subjects::{LeftOut, Model, left_out};
 
 use contest::Contest;
 use cut::HIDDEN_STATES;
@@ -143,22 +144,15 @@ pub fn bench(setup: &Setup<'_>, mut receipt: Receipt) -> Result<BenchResult, Lat
 impl Setup<'_> {
     fn jobs(&self) -> Result<Vec<Job>, LatencyError> {
         let Some(inputs) = &self.inputs else { return jobs(self.models, &self.grid, &self.choice) };
+        let left_out = left_out(self.models, inputs)?;
         let mut jobs = Vec::new();
-        let mut missing = None;
         for (part, members) in common_parts(self.models)? {
-            let points = members.iter().map(|member| point_of(&member.file, inputs)).collect::<Result<Vec<_>, _>>();
-            match points {
-                Ok(mut points) => {
-                    let point = points.pop().unwrap_or_default();
-                    jobs.push(Job { part, module: None, members, points: vec![point] });
-                }
-                Err(error) => missing = Some(error),
+            if left_out.iter().all(|left| left.part != part) {
+                let points = vec![members.last().map_or_else(Sizes::new, |member| point_of(&member.file, inputs))];
+                jobs.push(Job { part, module: None, members, points });
             }
         }
-        match missing {
-            Some(error) if jobs.is_empty() => Err(error),
-            _ => Ok(jobs),
-        }
+        Ok(jobs)
     }
 
     /// The inputs of a point, member by member; `attempt` numbers other ones of the same shape.

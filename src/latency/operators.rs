@@ -26,6 +26,7 @@ pub(super) fn record(
     call: u64,
 ) -> Result<(usize, Vec<NodeTime>), LatencyError> {
     use crate::backend::{OrtOperators, OrtSession, OrtTrace};
+    let routed = routed_modules(file);
     let inlined = match operators {
         OrtOperators::Library => None,
         OrtOperators::Functions => {
@@ -52,13 +53,20 @@ pub(super) fn record(
     let runs = trace.nodes(&session.end_profiling()?)?;
     let nodes = file.graph().into_iter().flat_map(|graph| &graph.node).filter(|node| node.domain.is_empty());
     let alone: Vec<&str> = nodes.map(|node| node.name.as_str()).filter(|name| !name.contains('/')).collect();
-    Ok((calls, fold_calls(&runs, WARM_UP_CALLS + calls, &alone)))
+    Ok((calls, fold_calls(&runs, WARM_UP_CALLS + calls, &alone, &routed)))
+}
+
+/// Names of the operators that route, which those of the nodes of their bodies begin with.
+fn routed_modules(file: &crate::onnx::OnnxFile) -> Vec<&str> {
+    let nodes = file.graph().into_iter().flat_map(|graph| &graph.node);
+    let operators = nodes.filter(|node| crate::onnx::read::operator_of(node).is_some());
+    operators.map(|node| node.name.as_str()).filter(|name| !name.is_empty()).collect()
 }
 
 /// Folds the nodes of `calls` equal calls: of every node the median over the calls after the warm-up, so that one
 /// interruption weighs nothing.
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-fn fold_calls(runs: &[crate::backend::NodeRun], calls: usize, alone: &[&str]) -> Vec<NodeTime> {
+fn fold_calls(runs: &[crate::backend::NodeRun], calls: usize, alone: &[&str], routed: &[&str]) -> Vec<NodeTime> {
     let nodes = runs.len() / calls.max(1);
     let measured = &runs[nodes * WARM_UP_CALLS.min(calls)..nodes * calls];
     let times = (0..nodes).map(|node| {
@@ -66,13 +74,14 @@ fn fold_calls(runs: &[crate::backend::NodeRun], calls: usize, alone: &[&str]) ->
         let time = super::median(&times).unwrap_or_default().round() as u64;
         (measured[node].node.as_str(), measured[node].operator.as_str(), time)
     });
-    fold(times, alone)
+    fold(times, alone, routed)
 }
 
 /// Sums up nodes by module and operator, in the order in which they come first. `alone` names the nodes of the graph
-/// that belong to no module, to whose names the runtime adds a slash and more where it fuses them with others.
+/// that belong to no module, to whose names the runtime adds a slash and more where it fuses them with others; `routed`
+/// names the operators that route.
 #[allow(clippy::cast_precision_loss)]
-fn fold<'a>(runs: impl Iterator<Item = (&'a str, &'a str, u64)>, alone: &[&str]) -> Vec<NodeTime> {
+fn fold<'a>(runs: impl Iterator<Item = (&'a str, &'a str, u64)>, alone: &[&str], routed: &[&str]) -> Vec<NodeTime> {
     let mut folded: Vec<NodeTime> = Vec::new();
     for (node, operator, time) in runs {
         let module = module_of(node, operator, alone);
@@ -81,7 +90,9 @@ fn fold<'a>(runs: impl Iterator<Item = (&'a str, &'a str, u64)>, alone: &[&str])
             Some(entry) => entry,
             None => {
                 let layer = layer_of(&module).to_owned();
-                folded.push(NodeTime { layer, module, operator: operator.to_owned(), nodes: 0.0, time: 0.0 });
+                let routed = routed.contains(&module.as_str());
+                let operator = operator.to_owned();
+                folded.push(NodeTime { layer, module, operator, routed, nodes: 0.0, time: 0.0 });
                 let last = folded.len() - 1;
                 &mut folded[last]
             }
@@ -140,22 +151,29 @@ mod tests {
         let runs = [
             ("e.layers.0.attn", "MoASelfAttention", 100),
             ("e.layers.0/MatMul", "MatMul", 10),
+            ("d.layers.0.cross/MatMul", "MatMul", 5),
+            ("d.layers.0.cross.q/Mul", "Mul", 7),
             ("InsertedPrecisionFreeCast_e.layers.0/MatMul_1/Fused/", "MatMul", 20),
             ("Cast", "Cast", 4),
             ("Mul_1/SimplifiedLayerNormFusion/", "SimplifiedLayerNormalization", 6),
         ];
-        let folded = fold(runs.into_iter(), &["Cast", "Mul_1"]);
+        let folded = fold(runs.into_iter(), &["Cast", "Mul_1"], &["e.layers.0.attn", "d.layers.0.cross.q"]);
         let texts: Vec<_> = folded
             .iter()
-            .map(|node| (node.layer.as_str(), node.module.as_str(), node.operator.as_str(), node.nodes, node.time))
+            .map(|node| {
+                let names = [&node.layer, &node.module, &node.operator].map(String::as_str);
+                (names, node.routed, node.nodes, node.time)
+            })
             .collect();
         assert_eq!(
             texts,
             [
-                ("e.layers.0", "e.layers.0.attn", "MoASelfAttention", 1.0, 100.0),
-                ("e.layers.0", "e.layers.0", "MatMul", 2.0, 30.0),
-                ("", "", "Cast", 1.0, 4.0),
-                ("", "", "SimplifiedLayerNormalization", 1.0, 6.0),
+                (["e.layers.0", "e.layers.0.attn", "MoASelfAttention"], true, 1.0, 100.0),
+                (["e.layers.0", "e.layers.0", "MatMul"], false, 2.0, 30.0),
+                (["d.layers.0", "d.layers.0.cross", "MatMul"], false, 1.0, 5.0),
+                (["d.layers.0", "d.layers.0.cross.q", "Mul"], true, 1.0, 7.0),
+                (["", "", "Cast"], false, 1.0, 4.0),
+                (["", "", "SimplifiedLayerNormalization"], false, 1.0, 6.0),
             ]
         );
     }

@@ -185,10 +185,38 @@ pub struct NodeTime {
     pub module: String,
     /// Operator.
     pub operator: String,
+    /// Whether they are a routed operator, or of its body; never in a graph of standard operators alone, whose nodes do
+    /// not tell. Absent in results of older versions.
+    #[serde(default)]
+    pub routed: bool,
     /// Nodes that ran, in each call.
     pub nodes: f64,
     /// Time in each call.
     pub time: f64,
+}
+
+/// The layers of `nodes`, each once: those of one kind by their numbers, the kinds in the order of the nodes, and last
+/// the empty name of nodes that belong to none.
+pub fn layers<'a>(nodes: impl IntoIterator<Item = &'a NodeTime>) -> Vec<&'a str> {
+    sorted(nodes.into_iter().map(|node| node.layer.as_str()))
+}
+
+fn sorted<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let (mut kinds, mut layers): (Vec<&str>, Vec<(usize, u64, &str)>) = (Vec::new(), Vec::new());
+    for name in names {
+        let (kind, number) = name.rsplit_once('.').unwrap_or(("", name));
+        let (kind, number) = number.parse().map_or((name, 0), |number| (kind, number));
+        let place = kinds.iter().position(|known| *known == kind).unwrap_or(kinds.len());
+        if place == kinds.len() {
+            kinds.push(kind);
+        }
+        let layer = (if name.is_empty() { usize::MAX } else { place }, number, name);
+        if !layers.contains(&layer) {
+            layers.push(layer);
+        }
+    }
+    layers.sort_unstable();
+    layers.into_iter().map(|(_, _, name)| name).collect()
 }
 
 impl BenchResult {
@@ -252,5 +280,18 @@ pub(crate) fn sample() -> BenchResult {
         rows,
         experts: Vec::new(),
         operators: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sorted;
+
+    #[test]
+    fn layers_stand_by_their_numbers_and_those_of_no_layer_last() {
+        let ran = ["", "e", "e.layers.0", "e.layers.10", "e.layers.2", "e", "d.layers.1", "d.layers.0", "lm_head", ""];
+        let expected = ["e", "e.layers.0", "e.layers.2", "e.layers.10", "d.layers.0", "d.layers.1", "lm_head", ""];
+        assert_eq!(sorted(ran.into_iter()), expected);
+        assert_eq!(sorted(["1", "0"].into_iter()), ["0", "1"]);
     }
 }

@@ -13,9 +13,11 @@ use super::{
     steering::Choice,
 };
 use crate::{
+    backend::BackendError,
     file_names::{GRAPHS, MODEL, graphs_in},
     files::name_of,
     onnx::{OnnxFile, read_model},
+    tensor::NamedTensors,
 };
 
 /// An exported graph, or the graphs of an exported folder.
@@ -72,6 +74,10 @@ impl Model {
             }
         }
         Ok(models)
+    }
+
+    fn part(&self, part: &str) -> Option<&OnnxFile> {
+        self.parts.iter().find(|(name, _)| name == part).map(|(_, file)| file)
     }
 
     /// Size and hash of every file of the model, data files included.
@@ -158,18 +164,66 @@ pub(super) fn jobs(models: &[Model], grid: &Grid, choice: &Choice) -> Result<Vec
     }
 }
 
+/// A graph that is not timed, since a file of inputs lacks one of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Part of the models.
+    pub part: String,
+    /// The graph.
+    pub graph: PathBuf,
+    /// Name of the input.
+    pub input: String,
+}
+
+impl std::fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "\"{}\", which {} takes", self.input, self.graph.display())
+    }
+}
+
+/// Graphs that `inputs` leave out.
+///
+/// # Errors
+///
+/// Where no graph takes one of `inputs`, and where every graph lacks one.
+pub fn left_out(models: &[Model], inputs: &NamedTensors) -> Result<Vec<LeftOut>, LatencyError> {
+    let mut known: Vec<String> = Vec::new();
+    for input in models.iter().flat_map(|model| &model.parts).flat_map(|(_, file)| file.inputs()) {
+        if !known.contains(&input.name) {
+            known.push(input.name);
+        }
+    }
+    if let Some(name) = inputs.keys().find(|name| !known.contains(name)) {
+        let expected = format!("one of {}", known.join(", "));
+        return Err(BackendError::Input { name: name.clone(), expected, found: "an unknown name".into() }.into());
+    }
+    let common = common_files(models);
+    let mut graphs = Vec::new();
+    for (part, files) in &common {
+        let missing = |file: &&OnnxFile| {
+            let input = file.inputs().into_iter().find(|input| !inputs.contains_key(&input.name))?;
+            Some(LeftOut { part: (*part).to_owned(), graph: file.path().to_path_buf(), input: input.name })
+        };
+        graphs.extend(files.iter().find_map(missing));
+    }
+    if !graphs.is_empty() && graphs.len() == common.len() {
+        return Err(LatencyError::MissingInput { graphs });
+    }
+    Ok(graphs)
+}
+
+/// The graphs of each part that every model has, model by model.
+fn common_files(models: &[Model]) -> Vec<(&'static str, Vec<&OnnxFile>)> {
+    let files = |part| Some((part, models.iter().map(|model| model.part(part)).collect::<Option<_>>()?));
+    GRAPHS.into_iter().filter_map(files).collect()
+}
+
 /// Parts that every model has; all of them where there is one model.
 pub(super) fn common_parts(models: &[Model]) -> Result<Vec<(String, Vec<Member>)>, LatencyError> {
-    let mut common = Vec::new();
-    for part in GRAPHS {
-        let graph = |model: &Model| model.parts.iter().find(|(name, _)| name == part).map(|(_, file)| file.clone());
-        let members: Option<Vec<Member>> = models
-            .iter()
-            .enumerate()
-            .map(|(index, model)| Some(Member { model: index, file: graph(model)?, operator: None }))
-            .collect();
-        common.extend(members.map(|members| (part.to_owned(), members)));
-    }
+    let member = |(model, file): (usize, &OnnxFile)| Member { model, file: file.clone(), operator: None };
+    let members = |files: Vec<&OnnxFile>| files.into_iter().enumerate().map(member).collect();
+    let common: Vec<_> =
+        common_files(models).into_iter().map(|(part, files)| (part.to_owned(), members(files))).collect();
     if common.is_empty() {
         let parts = |model: &Model| model.parts.iter().map(|(part, _)| part.as_str()).collect::<Vec<_>>().join(" and ");
         let texts: Vec<_> = models.iter().map(|model| format!("{} holds {}", model.label, parts(model))).collect();

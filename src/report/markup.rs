@@ -81,7 +81,7 @@ fn signed(text: &str) -> String {
 }
 
 /// `text` in at most `limit` characters, its middle left out where it is longer.
-pub(super) fn shortened(text: &str, limit: usize) -> String {
+pub fn shortened(text: &str, limit: usize) -> String {
     let characters: Vec<char> = text.chars().collect();
     if characters.len() <= limit || limit < 3 {
         return text.into();

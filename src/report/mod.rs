@@ -23,7 +23,7 @@ mod plot;
 mod table;
 
 pub use axis::Axis;
-pub use markup::format_number;
+pub use markup::{format_number, shortened};
 pub use plot::{Bars, Distribution, HeatMap, Lines, Plot, Series};
 pub use table::{Cell, Column, Status, Table};
 

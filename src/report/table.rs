@@ -4,6 +4,9 @@ use std::fmt::Write;
 
 use super::markup::{Escaped, format_number};
 
+/// Characters up to which a text is not broken: a table that is too wide scrolls, and names stay whole.
+const UNBROKEN: usize = 32;
+
 /// A table whose numbers align.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
@@ -143,31 +146,63 @@ impl Table {
             let _ = writeln!(html, "<caption>{}</caption>", Escaped(&self.caption));
         }
         html.push_str("<thead><tr>");
-        for column in &self.columns {
-            let class = if column.number { " class=\"number\"" } else { "" };
-            let _ = write!(html, "<th scope=\"col\"{class}>{}</th>", Escaped(&column.heading));
+        let classes: Vec<_> = (0..self.columns.len()).map(|place| self.class(place)).collect();
+        for (column, class) in self.columns.iter().zip(&classes) {
+            let _ = write!(html, "<th scope=\"col\" class=\"{class}\">{}</th>", Escaped(&column.heading));
         }
         html.push_str("</tr></thead>\n<tbody>\n");
         for row in &self.rows {
             html.push_str("<tr>");
-            for (place, (cell, column)) in row.iter().zip(&self.columns).enumerate() {
-                render_cell(html, cell, column, place == 0);
+            for (place, (cell, class)) in row.iter().zip(&classes).enumerate() {
+                render_cell(html, cell, class, place == 0);
             }
             html.push_str("</tr>\n");
         }
         html.push_str("</tbody></table></div>\n");
     }
+
+    /// The class of a column's cells.
+    fn class(&self, place: usize) -> &'static str {
+        if self.columns[place].number {
+            return "number";
+        }
+        let text = |row: &Vec<Cell>| match &row[place] {
+            Cell::Text(text) | Cell::Status(_, text) => text.chars().count(),
+        };
+        if self.rows.iter().map(text).max() <= Some(UNBROKEN) { "unbroken" } else { "prose" }
+    }
 }
 
-fn render_cell(html: &mut String, cell: &Cell, column: &Column, first: bool) {
-    let class = if column.number { " class=\"number\"" } else { "" };
+fn render_cell(html: &mut String, cell: &Cell, class: &str, first: bool) {
     let (open, close) = if first { ("th scope=\"row\"", "th") } else { ("td", "td") };
     let _ = match cell {
-        Cell::Text(text) => write!(html, "<{open}{class}>{}</{close}>", Escaped(text)),
+        Cell::Text(text) => write!(html, "<{open} class=\"{class}\">{}</{close}>", Escaped(text)),
         Cell::Status(status, text) => {
             let (status, sign) = (status.class(), status.sign());
             let mark = format!("<span class=\"status {status}\"><span aria-hidden=\"true\">{sign}</span> ");
-            write!(html, "<{open}{class}>{mark}{}</span></{close}>", Escaped(text))
+            write!(html, "<{open} class=\"{class}\">{mark}{}</span></{close}>", Escaped(text))
         }
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_whole_and_long_texts_are_broken() {
+        let long = "a name-of-many-words that is longer than a column may be";
+        let columns = [Column::text("backend"), Column::number("n"), Column::text("why")];
+        let table = Table::new(columns).row(["ort-function".into(), 1_usize.into(), long.into()]);
+        let mut html = String::new();
+        table.render(&mut html);
+        for cell in [
+            "<th scope=\"col\" class=\"unbroken\">backend</th>",
+            "<th scope=\"row\" class=\"unbroken\">ort-function</th>",
+            "<td class=\"number\">1</td>",
+            &format!("<td class=\"prose\">{long}</td>"),
+        ] {
+            assert!(html.contains(cell), "{cell}\nis not in\n{html}");
+        }
+    }
 }

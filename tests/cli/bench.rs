@@ -1,5 +1,7 @@
 //! `moa-export bench`. Nothing here asserts a time.
 
+mod inputs;
+
 use moa_export::onnx::proto::ModelProto;
 use prost::Message;
 use safetensors::SafeTensors;
@@ -96,8 +98,9 @@ fn time_is_told_by_layer_for_bodies_too() {
     assert_eq!(operators.len(), 2);
     for (times, inside) in operators.iter().zip(["MoASelfAttention", "ScatterElements"]) {
         let nodes = list(times, "nodes");
-        let ours = |node: &&Value| node["module"].as_str().unwrap().contains("self_attn") && node["operator"] == inside;
-        assert!(nodes.iter().any(|node| ours(&node)), "{inside} in {nodes:?}");
+        let ours = |node: &&Value| node["module"].as_str().unwrap().contains("self_attn");
+        assert!(nodes.iter().any(|node| ours(&node) && node["operator"] == inside), "{inside} in {nodes:?}");
+        assert!(nodes.iter().all(|node| node["routed"] == ours(&node)), "{nodes:?}");
         assert!(nodes.iter().any(|node| node["layer"].as_str().unwrap().ends_with("layers.1")), "{nodes:?}");
     }
     assert_eq!(list(&bench(&scene, "--no-operators"), "operators").len(), 0);
@@ -120,6 +123,24 @@ fn the_load_of_every_expert_is_told() {
     let standard = exported("--form standard");
     let same = bench(&standard, "--batch 3 --no-operators --backends ort");
     assert_eq!(list(&same, "experts")[0]["counts"], loads[0]["counts"]);
+}
+
+/// Keys and values of the source are projected in the encoder's graph, under names of the decoder's layers.
+#[test]
+fn dense_nodes_of_a_routed_layer_are_not_routed() {
+    require_runtime();
+    let scene = Scene::with_fixture("nmt");
+    scene.accepts("ck -o out");
+    let result = json(&scene.accepts(&format!("bench out {QUICK} --json - --report r.html")));
+    for times in list(&result, "operators") {
+        let routed = |node: &Value| node["module"].as_str().unwrap().ends_with("_attn.q_proj");
+        let nodes = list(times, "nodes");
+        assert!(nodes.iter().all(|node| node["routed"] == routed(node)), "{nodes:?}");
+        assert!(nodes.iter().any(routed) && !nodes.iter().all(routed), "{nodes:?}");
+    }
+    let page = String::from_utf8(scene.read("r.html")).unwrap();
+    let dense: Vec<_> = page.lines().filter(|line| line.contains("<title>decoder.layers.0, MoA: ")).collect();
+    assert!(dense.iter().any(|line| line.contains("MoA: 0 µs")) && dense.len() == 4, "{dense:?}");
 }
 
 /// Rounding to f16 explains more than rounding to f32, and steered states have the type of the graph.
@@ -180,11 +201,20 @@ fn a_trace_of_a_real_run_is_replayed() {
     let line = line.replace("i.safetensors", "j.safetensors");
     let far = bytes([1 << 40; 6]);
     for (inputs, part) in [
-        ([("input_ids", view(&far)), ("attention_mask", view(&mask))], "j.safetensors: input `input_ids`: expected"),
-        ([("input_ids", view(&ids)), ("other", view(&mask))], "j.safetensors: the file of inputs has no"),
+        (vec![("input_ids", &far), ("attention_mask", &mask)], "input `input_ids`: expected"),
+        (vec![("input_ids", &ids)], "the file of inputs has no \"attention_mask\", which m.onnx takes"),
+        (
+            vec![("input_ids", &ids), ("attention_masks", &mask)],
+            "input `attention_masks`: expected one of input_ids, attention_mask, found",
+        ),
+        (
+            vec![("input_ids", &ids), ("attention_mask", &mask), ("foo", &mask)],
+            "input `foo`: expected one of input_ids",
+        ),
     ] {
+        let inputs = inputs.into_iter().map(|(name, data)| (name, view(data)));
         scene.write("j.safetensors", safetensors::serialize(inputs, None).unwrap());
-        scene.refuses(&line, 3, &[part, "help: "]);
+        scene.refuses(&line, 3, &["MOA-E0316", "j.safetensors: ", part, "help: "]);
     }
 }
 

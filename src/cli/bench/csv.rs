@@ -1,6 +1,6 @@
 //! Times as comma-separated values, one row a contestant and point, and one more where its device tells times too.
 
-use super::text::with_devices;
+use super::text::{with_devices, with_digits};
 use crate::{
     file_names::graph_file,
     latency::{BATCH, BenchResult, PAST, Row, SEQUENCE, SOURCE},
@@ -32,10 +32,10 @@ fn cells(result: &BenchResult, row: &Row) -> Vec<String> {
     cells.extend([times.samples.to_string(), times.min.to_string(), format!("{:.1}", times.mean)]);
     cells.push(times.p50.to_string());
     cells.extend([times.p90, times.p99, times.p99_9].map(optional));
-    cells.extend([times.max.to_string(), format!("{:.1}", row.tokens_per_second)]);
+    cells.extend([times.max.to_string(), with_digits(row.tokens_per_second, 3, 1)]);
     let interval = row.ratio.and_then(|ratio| ratio.interval);
     let ratio = [row.ratio.map(|ratio| ratio.value), interval.map(|[low, _]| low), interval.map(|[_, high]| high)];
-    cells.extend(ratio.map(|value| value.map(|value| format!("{value:.6}")).unwrap_or_default()));
+    cells.extend(ratio.map(|value| value.map(|value| with_digits(value, 4, 6)).unwrap_or_default()));
     cells.push(row.first_call.to_string());
     let session = result.sessions.iter().find(|session| session.subject == *subject);
     cells.push(optional(session.map(|session| session.load)));

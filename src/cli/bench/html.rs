@@ -2,11 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use super::text::{Names, duration, ratio, with_devices};
+use super::{
+    short::Short,
+    text::{Names, duration, rate, ratio, with_devices},
+};
 use crate::{
     latency::{
-        BATCH, BenchResult, ExpertLoad, OperatorTimes, PAST, Receipt, Row, SEQUENCE, SOURCE, Sizes, Verdict, place,
-        point_text,
+        BATCH, BenchResult, ExpertLoad, NodeTime, OperatorTimes, PAST, Receipt, Row, SEQUENCE, SOURCE, Sizes, Verdict,
+        layers, place, point_text,
     },
     report::{Axis, Bars, Cell, Column, Distribution, HeatMap, Lines, Report, Section, Series, Status, Table},
 };
@@ -26,11 +29,18 @@ pub(super) fn html(result: &BenchResult) -> String {
         format!("{names}: {} threads on {cpu}, routing {}", receipt.threads.onnx_runtime, receipt.options.routing);
     let mut report = Report::new("Latency", subtitle);
     verdict(&mut report, result);
-    report.section("What was timed").paragraph(
+    let section = report.section("What was timed");
+    section.paragraph(
         "The runtime's own call, inputs bound before it. Contestants of a point take turns in one process; the time \
-         beside the first is the median of the turns' ratios with a 95 % interval. A dash stands where too few samples \
-         lie beyond a percentile. Rows with CUDA events are the same calls between two events on the device.",
+         beside the first is the median of the turns' ratios with a 95 % interval. Plots show the median of the turns, \
+         each by the median of its calls; p50 and tokens/s are of all calls. A dash stands where too few samples lie \
+         beyond a percentile. Rows with CUDA events are the same calls between two events on the device.",
     );
+    let short = Short::of(result);
+    if !short.names().is_empty() {
+        section.facts(short.names().to_vec());
+    }
+    let result = &short.result;
     for part in parts(result) {
         curves(&mut report, result, &part);
         distributions(&mut report, result, &part);
@@ -74,7 +84,7 @@ fn times(section: &mut Section, result: &BenchResult, part: &Place) {
         let beside = row.ratio.as_ref().map_or_else(|| "–".to_owned(), ratio);
         cells.extend([times.samples.into(), duration(times.p50).into(), beside.into(), duration(times.min).into()]);
         cells.extend([times.p90, times.p99, times.p99_9].map(optional));
-        cells.push(format!("{:.0}", row.tokens_per_second).into());
+        cells.push(rate(row.tokens_per_second).into());
         table.push(cells);
     }
     section.table(table);
@@ -119,6 +129,11 @@ fn milliseconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e6
 }
 
+/// Median of the turns, in milliseconds.
+fn turn_median(row: &Row) -> f64 {
+    row.turn_median.value / 1e6
+}
+
 /// Latency against every axis that has several sizes; bars where none has.
 #[allow(clippy::cast_precision_loss)]
 fn curves(report: &mut Report, result: &BenchResult, part: &Place) {
@@ -158,7 +173,7 @@ fn curves(report: &mut Report, result: &BenchResult, part: &Place) {
             rows.sort_by_key(|row| row.point.get(axis).copied());
             let label = if differing { format!("{who}, {}", point_text(&rest)) } else { who };
             let x = |row: &&Row| row.point.get(axis).copied().unwrap_or_default() as f64;
-            let points: Vec<_> = rows.iter().map(|row| (x(row), row.turn_median.value / 1e6)).collect();
+            let points: Vec<_> = rows.iter().map(|row| (x(row), turn_median(row))).collect();
             let band = rows.iter().map(|row| {
                 let [low, high] = row.turn_median.interval.unwrap_or([row.turn_median.value; 2]);
                 (low / 1e6, high / 1e6)
@@ -170,7 +185,7 @@ fn curves(report: &mut Report, result: &BenchResult, part: &Place) {
     if !drawn {
         let mut bars = Bars::new("Median time", Axis::linear("time of a call", "ms").from_zero());
         for row in rows(result, part) {
-            bars = bars.bar(who(row, several), milliseconds(row.times.p50));
+            bars = bars.bar(who(row, several), turn_median(row));
         }
         section.plot(bars);
     }
@@ -189,6 +204,7 @@ fn distributions(report: &mut Report, result: &BenchResult, part: &Place) {
     points.sort_by_key(|point| std::cmp::Reverse(point.values().map(|size| size.max(&1)).product::<usize>()));
     points.truncate(if part.1.is_some() { 1 } else { DISTRIBUTIONS });
     let section = report.section(format!("{}: every call", name(part)));
+    section.paragraph(format!("Times to three digits; of many calls every n-th, so that there are at most {DRAWN}."));
     for point in points {
         let title = format!("Share of calls that took no longer, at {}", point_text(point));
         let mut plot = Distribution::cumulative(title, Axis::log("time of a call", "ms"));
@@ -217,31 +233,31 @@ fn operators(report: &mut Report, all: &[OperatorTimes]) {
         "From a pass of its own in which the runtime recorded every node, which is slower; of each node the median over \
          the calls. Nodes of bodies count for the layer that they were put into.",
     );
+    if all.iter().any(|times| !times.nodes.iter().any(|node| node.routed)) {
+        section.paragraph("A graph without MoA operators does not tell which nodes are MoA: layers are shown whole.");
+    }
     for times in all {
         let title = format!("{}, a call of {}", place(&times.subject, None), point_text(&times.point));
-        let axis = Axis::linear("time of the nodes", "µs").from_zero();
-        let mut bars = Bars::new(title, axis).parts(["MoA", "the rest of the layer"]);
-        let mut layers: Vec<&str> = Vec::new();
-        for node in &times.nodes {
-            if !layers.contains(&node.layer.as_str()) {
-                layers.push(&node.layer);
-            }
-        }
-        for layer in layers {
-            let sum = |routed: bool| -> f64 {
-                let own = times.nodes.iter().filter(|node| node.layer == layer);
-                own.filter(|node| is_routed(node.module.as_str(), layer) == routed).map(|node| node.time / 1e3).sum()
-            };
-            let label = if layer.is_empty() { "no layer" } else { layer };
-            bars = bars.stacked(label, [sum(true), sum(false)]);
-        }
-        section.plot(bars);
+        section.plot(by_layer(title, &times.nodes));
     }
 }
 
-/// A module below a layer is what the MoA operator, or its body, is named after.
-fn is_routed(module: &str, layer: &str) -> bool {
-    module != layer
+fn by_layer(title: String, nodes: &[NodeTime]) -> Bars {
+    let tells = nodes.iter().any(|node| node.routed);
+    let title = if tells { title } else { format!("{title}, whole layers") };
+    let mut bars = Bars::new(title, Axis::linear("time of the nodes", "µs").from_zero());
+    if tells {
+        bars = bars.parts(["MoA", "the rest of the layer"]);
+    }
+    for layer in layers(nodes) {
+        let sum = |routed: bool| -> f64 {
+            let own = nodes.iter().filter(|node| node.layer == layer && node.routed == routed);
+            own.map(|node| node.time / 1e3).sum()
+        };
+        let label = if layer.is_empty() { "no layer" } else { layer };
+        bars = if tells { bars.stacked(label, [sum(true), sum(false)]) } else { bars.bar(label, sum(false)) };
+    }
+    bars
 }
 
 #[allow(clippy::cast_precision_loss)]

@@ -3,6 +3,7 @@
 mod args;
 mod csv;
 mod html;
+mod short;
 mod text;
 
 use std::{
@@ -20,7 +21,7 @@ use super::{
     args::BackendArgument,
     failure::COMPARABLE,
     interrupt::Ending,
-    must_be_open, open_checkpoint,
+    must_be_open, note, open_checkpoint,
     output_file::{OutputFile, commit_all, is_stdout},
     print_aside, print_result,
     progress::{BenchProgress, VerifyProgress},
@@ -32,7 +33,7 @@ use crate::{
     files::read_whole,
     latency::{
         BenchResult, Budget, Change, Choice, End, Grid, Incomparable, LatencyError, Library, Machine, Model, Moment,
-        Options, Outcome, Receipt, Setup, Threads, Verdict, bench, compare, hash_file, now,
+        Options, Outcome, Receipt, Setup, Threads, Verdict, bench, compare, hash_file, left_out, now,
     },
     parity::{Finding, ToleranceOptions, VerifyOptions, verify_watched},
     tensor::NamedTensors,
@@ -59,7 +60,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     arguments.tensorrt.check(chosen)?;
     check_ort_options(chosen, arguments.library.as_deref(), arguments.threads)?;
     check_seed(arguments)?;
-    let inputs = arguments.inputs.as_deref().map(tensor_file::read).transpose()?;
+    let inputs = arguments.inputs.as_deref().map(|path| given_inputs(path, &models)).transpose()?;
     let backend_options = BackendOptions {
         threads: Some(threads),
         library: arguments.library.clone(),
@@ -88,7 +89,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     };
     let result = bench(&setup, receipt(arguments, &setup, threads)?);
     drop(progress);
-    let result = result.map_err(|error| of_inputs(error, arguments))?;
+    let result = result.map_err(|error| failure(error, arguments))?;
     let changes = old.as_ref().map(|old| compared(arguments, &result, old)).transpose();
     outputs.write(arguments, &result, changes.as_ref().ok().and_then(Option::as_deref), &ending)?;
     let slower = changes?.iter().flatten().any(|change| change.outcome == Outcome::Slower);
@@ -114,13 +115,29 @@ fn incomparable(difference: &Incomparable, arguments: &BenchArguments) -> Failur
     Failure::usage(format!("{path} measured something else: {difference}"), Some(COMPARABLE))
 }
 
-/// What is wrong with inputs names their file, where there is one.
-fn of_inputs(error: LatencyError, arguments: &BenchArguments) -> Failure {
+/// Reads inputs, and says which graphs they leave out.
+fn given_inputs(path: &Path, models: &[Model]) -> Result<NamedTensors, Failure> {
+    let inputs = tensor_file::read(path)?;
+    for left in left_out(models, &inputs).map_err(|error| of_inputs(error, path))? {
+        note(&format!("{} is not timed: {} has no {left}", left.part, path.display()));
+    }
+    Ok(inputs)
+}
+
+fn failure(error: LatencyError, arguments: &BenchArguments) -> Failure {
     match (error, &arguments.inputs) {
         (LatencyError::Incomparable(difference), _) => incomparable(&difference, arguments),
-        (LatencyError::Backend(error), Some(path)) => Failure::of_inputs(error, path),
-        (error @ LatencyError::MissingInput { .. }, Some(path)) => Failure::from(error).of_file(path),
-        (error, _) => error.into(),
+        (error, Some(path)) => of_inputs(error, path),
+        (error, None) => error.into(),
+    }
+}
+
+/// What is wrong with inputs names their file.
+fn of_inputs(error: LatencyError, path: &Path) -> Failure {
+    match error {
+        LatencyError::Backend(error) => Failure::of_inputs(error, path),
+        error @ LatencyError::MissingInput { .. } => Failure::from(error).of_file(path),
+        error => error.into(),
     }
 }
 

@@ -6,7 +6,7 @@ use crate::{
     cli::table::{size, table},
     latency::{
         BATCH, BenchResult, Change, Estimate, ExpertLoad, OperatorTimes, Outcome, PAST, ParityRow, Receipt, Row,
-        SEQUENCE, SOURCE, Sizes, Subject, Verdict, place, point_text,
+        SEQUENCE, SOURCE, Sizes, Subject, Verdict, layers, place, point_text,
     },
 };
 
@@ -67,23 +67,38 @@ fn machine(receipt: &Receipt) -> String {
     )
 }
 
-/// A time with three or four digits.
+/// A time with three or four digits, in the unit in which it is less than 1000 once it is rounded.
 #[allow(clippy::cast_precision_loss)]
 pub(super) fn duration(nanoseconds: u64) -> String {
     let value = nanoseconds as f64;
     match nanoseconds {
-        0..1_000_000 => format!("{:.1} µs", value / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.2} ms", value / 1e6),
+        0..999_950 => format!("{:.1} µs", value / 1e3),
+        999_950..999_995_000 => format!("{:.2} ms", value / 1e6),
         _ => format!("{:.2} s", value / 1e9),
     }
 }
 
 /// The factor with its interval.
 pub(super) fn ratio(estimate: &Estimate) -> String {
+    let factor = |value: f64| with_digits(value, 3, 3);
     match estimate.interval {
-        Some([low, high]) => format!("{:.3}x [{low:.3}, {high:.3}]", estimate.value),
-        None => format!("{:.3}x", estimate.value),
+        Some([low, high]) => format!("{}x [{}, {}]", factor(estimate.value), factor(low), factor(high)),
+        None => format!("{}x", factor(estimate.value)),
     }
+}
+
+/// Tokens a second.
+pub(super) fn rate(tokens: f64) -> String {
+    with_digits(tokens, 3, 0)
+}
+
+/// At least so many significant digits, and at least so many decimals.
+pub(super) fn with_digits(value: f64, digits: i32, decimals: usize) -> String {
+    let places = digits.saturating_sub(1);
+    let rounded = format!("{value:.*e}", usize::try_from(places).unwrap_or(0));
+    let exponent = rounded.split_once('e').and_then(|(_, exponent)| exponent.parse::<i32>().ok()).unwrap_or(places);
+    let decimals = usize::try_from(places.saturating_sub(exponent)).unwrap_or(0).max(decimals);
+    format!("{value:.decimals$}")
 }
 
 /// Columns that tell subjects apart, where there is something to tell apart.
@@ -141,7 +156,7 @@ fn times(result: &BenchResult) -> String {
         let times = &row.times;
         cells.extend([times.samples.to_string(), duration(times.min), duration(times.p50)]);
         cells.extend([times.p90, times.p99, times.p99_9].map(optional));
-        cells.push(format!("{:.0}", row.tokens_per_second));
+        cells.push(rate(row.tokens_per_second));
         cells.push(row.ratio.as_ref().map_or_else(|| NONE.to_owned(), ratio));
         cells
     };
@@ -185,9 +200,12 @@ fn by_part(operators: &[OperatorTimes]) -> Vec<Vec<&OperatorTimes>> {
 /// Time by module, a column for each contestant.
 fn places(operators: &[&OperatorTimes]) -> String {
     let mut modules: Vec<&str> = Vec::new();
-    for node in operators.iter().flat_map(|times| &times.nodes) {
-        if !modules.contains(&node.module.as_str()) {
-            modules.push(&node.module);
+    let nodes = || operators.iter().flat_map(|times| &times.nodes);
+    for layer in layers(nodes()) {
+        for node in nodes().filter(|node| node.layer == layer) {
+            if !modules.contains(&node.module.as_str()) {
+                modules.push(&node.module);
+            }
         }
     }
     let several = operators.iter().any(|times| times.subject.model != operators[0].subject.model);
@@ -360,14 +378,30 @@ mod tests {
         for (nanoseconds, text) in [
             (0, "0.0 µs"),
             (1_500, "1.5 µs"),
-            (999_900, "999.9 µs"),
+            (999_949, "999.9 µs"),
+            (999_950, "1.00 ms"),
             (1_000_000, "1.00 ms"),
             (12_340_000, "12.34 ms"),
+            (999_994_999, "999.99 ms"),
+            (999_995_000, "1.00 s"),
             (1_000_000_000, "1.00 s"),
             (90_000_000_000, "90.00 s"),
         ] {
             assert_eq!(duration(nanoseconds), text);
         }
+    }
+
+    #[test]
+    fn small_numbers_keep_their_digits() {
+        let estimate = |value: f64| Estimate { value, interval: Some([0.9 * value, 1.1 * value]) };
+        assert_eq!(ratio(&estimate(0.0025)), "0.00250x [0.00225, 0.00275]");
+        assert_eq!(ratio(&estimate(0.0999_6)), "0.100x [0.0900, 0.110]");
+        assert_eq!(ratio(&estimate(12.5)), "12.500x [11.250, 13.750]");
+        assert_eq!(ratio(&Estimate { value: 1e-7, interval: None }), "0.000000100x");
+        for (tokens, text) in [(0.0, "0.00"), (0.04, "0.0400"), (5.25, "5.25"), (99.96, "100"), (20_600.4, "20600")] {
+            assert_eq!(rate(tokens), text);
+        }
+        assert_eq!([f64::NAN, f64::INFINITY].map(|value| with_digits(value, 3, 3)), ["NaN", "inf"]);
     }
 
     #[test]
@@ -377,6 +411,7 @@ mod tests {
             layer: "layers.0".into(),
             module: module.into(),
             operator: operator.into(),
+            routed: operator == "MoA",
             nodes: 2.0,
             time,
         };

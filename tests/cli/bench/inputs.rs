@@ -1,0 +1,28 @@
+//! `bench --inputs` with a folder of several graphs.
+
+use crate::scene::{Scene, require_runtime};
+
+#[test]
+fn a_graph_that_inputs_leave_out_is_named() {
+    require_runtime();
+    let scene = Scene::with_fixture("nmt");
+    scene.accepts("ck -o out");
+    let [ids, mask] = [[5, 9, 2], [1; 3]].map(|values: [i64; 3]| values.map(i64::to_le_bytes).concat());
+    let view = |data| safetensors::tensor::TensorView::new(safetensors::Dtype::I64, vec![1, 3], data).unwrap();
+    let write = |names: [&'static str; 2]| {
+        let inputs = names.into_iter().zip([view(&ids), view(&mask)]);
+        scene.write("i.safetensors", safetensors::serialize(inputs, None).unwrap());
+    };
+    let line = "bench out --samples 4 --warm-up 0.05 --no-operators --inputs i.safetensors --csv -";
+    write(["input_ids", "attention_mask"]);
+    let outcome = scene.moa(line);
+    let note = "note: decoder_model is not timed: i.safetensors has no \"encoder_attention_mask\", which \
+                out/decoder_model.onnx takes\n";
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), note));
+    let timed: Vec<_> = outcome.stdout.lines().skip(1).filter_map(|line| line.split(',').nth(2)).collect();
+    assert_eq!(timed, ["encoder_model"; 2]);
+    write(["input_ids", "encoder_attention_mask"]);
+    let parts =
+        ["MOA-E0316", "no \"attention_mask\", which out/encoder_model.onnx takes", "out/decoder_model.onnx takes"];
+    scene.refuses(line, 3, &parts);
+}
