@@ -1,6 +1,7 @@
 //! Full disks, closed pipes, missing rights.
 
 use std::{
+    cell::Cell,
     fs::{self, File, Permissions},
     io::{self, Write as _, pipe},
     os::unix::fs::PermissionsExt,
@@ -142,6 +143,11 @@ fn results_that_cannot_be_printed_are_an_error() {
     );
 }
 
+thread_local! {
+    /// Whether the test of this thread has said that it cannot do all that it is for.
+    static SAID: Cell<bool> = const { Cell::new(false) };
+}
+
 /// The program with `line`, held to the rights of files even where it is started by root: in a name space of its own,
 /// root owns what it owned and may do no more with it. `None` where that cannot be had.
 fn without_privileges(scene: &Scene, line: &str) -> Option<Outcome> {
@@ -157,7 +163,9 @@ fn without_privileges(scene: &Scene, line: &str) -> Option<Outcome> {
     command.args(if plain { [].as_slice() } else { &["-U"] }).arg(env!("CARGO_BIN_EXE_moa-export"));
     command.current_dir(scene.folder()).args(line.split_whitespace());
     if !(plain || unshared) {
-        println!("skipped: rights of files for `{line}`, for root cannot be bound by them here");
+        if !SAID.replace(true) {
+            let _ = writeln!(io::stdout(), "skipped: rights of files, for root cannot be bound by them here");
+        }
         return None;
     }
     Some(Outcome::of(command))

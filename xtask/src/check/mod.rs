@@ -6,7 +6,7 @@ mod layers;
 mod paths;
 mod size;
 
-use std::io;
+use std::{io, process::Command};
 
 use crate::{
     process::{self, stage},
@@ -44,12 +44,21 @@ pub(crate) fn run(project: &Project) -> Result<bool, String> {
     check("clippy: operator library", &|| all_targets(&operators));
     check("clippy: compiler", &|| all_targets(&compiler));
     check("clippy: compile half alone", &|| clippy(&["-p", "moa-export", "--no-default-features"]));
+    check("clippy: measurements", &|| clippy(&["-p", "moa-kernels", "--features", "measure", "--all-targets"]));
+    check("clippy: fuzz targets", &|| process::run(&mut fuzz_targets(project)));
     check("documentation: operator library", &|| doc(&operators));
     check("documentation: compiler", &|| doc(&compiler));
     println!();
     failures.iter().for_each(|failure| println!("failed: {failure}"));
     println!("{tally}");
     Ok(tally.failed == 0)
+}
+
+/// Clippy on the fuzz targets, a workspace of their own. Coverage and sanitizers, which a run needs, are left out.
+fn fuzz_targets(project: &Project) -> Command {
+    let mut clippy = project.cargo(["clippy", "--locked", "--manifest-path", "fuzz/Cargo.toml", "--target-dir"]);
+    clippy.arg(project.target.join("fuzz")).args(["--", "-D", "warnings"]);
+    clippy
 }
 
 fn with_packages(crates: &[&'static str]) -> Vec<&'static str> {
