@@ -17,7 +17,8 @@ const SEGMENT: usize = 56;
 /// Kind of the segments that a loader maps.
 const LOAD: u32 = 1;
 
-/// What is wrong with the library at `path` where it ends before its last segment; any other fault is the loader's to tell.
+/// What is wrong with the library at `path` where it ends before its last segment; any other fault is the loader's to
+/// tell.
 pub(super) fn cut_off(path: &Path) -> Option<String> {
     let mut file = File::open(path).ok()?;
     let found = file.metadata().ok()?.len();

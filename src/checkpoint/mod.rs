@@ -20,8 +20,8 @@
 //! # Element types
 //!
 //! F16, BF16, F32 and F64 are weights. Tensors of the other types of the format are described as any other,
-//! so that a buffer nobody reads does no harm; reading their values fails with [`WeightError::ElementType`]. A NaN or infinite
-//! value, or an F64 beyond the range of f32 where f32 is asked for, is [`WeightError::NonFinite`].
+//! so that a buffer nobody reads does no harm; reading their values fails with [`WeightError::ElementType`]. A NaN or
+//! infinite value, or an F64 beyond the range of f32 where f32 is asked for, is [`WeightError::NonFinite`].
 //!
 //! # Aliases
 //!

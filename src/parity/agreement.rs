@@ -68,8 +68,8 @@ pub struct Agreement {
     pub tolerance: f64,
     /// Routed tokens, summed over modules.
     pub decisions: usize,
-    /// Tokens of the first module that differs where two experts were as good as each other: by their weights, or, where
-    /// a gate gives its only expert a weight of 1, since rounding the model's weights changes the choice too.
+    /// Tokens of the first module that differs where two experts were as good as each other: by their weights, or,
+    /// where a gate gives its only expert a weight of 1, since rounding the model's weights changes the choice too.
     pub ties: usize,
     /// The first thing that is wrong, if something is.
     pub fault: Option<String>,

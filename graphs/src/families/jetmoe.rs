@@ -262,8 +262,8 @@ fn stored_size(tensors: &dyn TensorDirectory, matrix: &str, axis: usize) -> Opti
     tensors.tensor(&format!("model.layers.0.mlp.{matrix}.weight"))?.shape().get(axis).copied()
 }
 
-/// Width between the matrices of a feed-forward block. Transformers reads one key and the code it came from another, and
-/// keeps what it does not read: where they differ, the checkpoint tells which one it follows.
+/// Width between the matrices of a feed-forward block. Transformers reads one key and the code it came from another,
+/// and keeps what it does not read: where they differ, the checkpoint tells which one it follows.
 fn hidden(config: &Config, tensors: &dyn TensorDirectory) -> Result<usize, ImportError> {
     let both = (config.optional_size("intermediate_size")?, config.optional_size("ffn_hidden_size")?);
     Ok(match both {
