@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use moa_schema::{
-    DOMAIN, ElementType, OPSET_VERSION, OUTPUT_COUNT, Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION, PRESENT_INPUTS,
+    DOMAIN, OPSET_VERSION, OUTPUT_COUNT, Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION, PRESENT_INPUTS, RoutingPart,
 };
 
 use super::bf16::{Casts, activations, bf16_weights, cast_edges, cast_to_bf16, declared_narrow, has_bf16_matrices};
@@ -179,7 +179,7 @@ fn prepare_outputs(
     for (index, output) in node.output.iter_mut().enumerate().filter(|(_, output)| output.is_empty()) {
         *output = format!("{}.unused.{index}", node.name);
     }
-    let usual = operator.outputs.iter().take_while(|output| output.element != ElementType::Int64).count();
+    let usual = operator.outputs.iter().take_while(|output| RoutingPart::of_output(output.name).is_none()).count();
     (needed != usual).then_some(needed)
 }
 

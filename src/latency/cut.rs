@@ -1,6 +1,6 @@
 //! One operator of a graph as a graph of its own, with the weights it has there.
 
-use moa_schema::{DOMAIN, ElementType, Operator, Parameter};
+use moa_schema::{DOMAIN, ElementType, Operator, Parameter, RoutingPart};
 
 use super::{
     LatencyError,
@@ -101,7 +101,7 @@ impl Cut<'_> {
             }
         }
         let computed: Vec<_> =
-            self.operator.outputs.iter().take_while(|output| !output.name.starts_with("topk")).collect();
+            self.operator.outputs.iter().take_while(|output| RoutingPart::of_output(output.name).is_none()).collect();
         node.output.truncate(computed.len());
         for (output, parameter) in node.output.iter_mut().zip(&computed) {
             if !output.is_empty() {

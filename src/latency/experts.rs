@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use moa_schema::RoutingPart;
 use serde::{Deserialize, Serialize};
 
 use super::shapes::Sizes;
 use crate::onnx::{
     OnnxFile,
     proto::NodeProto,
-    read::{module_of, module_of_indices, operator_input, operator_of},
+    read::{module_of, operator_input, operator_of},
 };
 
 /// Tokens by expert, in one module on one input.
@@ -80,7 +81,7 @@ pub(super) fn experts_by_module(file: &OnnxFile) -> BTreeMap<String, usize> {
 
 /// The module that a node of the standard form routes.
 fn standard_module(node: &NodeProto) -> Option<String> {
-    let module = node.output.iter().find_map(|name| module_of_indices(name))?;
+    let module = node.output.iter().find_map(|name| RoutingPart::Indices.module(name))?;
     (node.op_type == "TopK").then(|| module.to_owned())
 }
 

@@ -7,7 +7,9 @@
 use std::collections::BTreeMap;
 
 use super::LatencyError;
-use crate::{onnx::read::module_of_indices, random::Random, tensor::NamedTensors};
+use moa_schema::RoutingPart;
+
+use crate::{random::Random, tensor::NamedTensors};
 
 /// What decides which experts a token goes to.
 #[derive(Debug, Clone, PartialEq)]
@@ -46,7 +48,7 @@ impl Choice {
     pub fn trace(tensors: &NamedTensors) -> Result<Self, LatencyError> {
         let mut modules = BTreeMap::new();
         for (name, tensor) in tensors {
-            let Some(module) = module_of_indices(name).map(str::to_owned) else { continue };
+            let Some(module) = RoutingPart::Indices.module(name).map(str::to_owned) else { continue };
             let bad = |why: &str| LatencyError::Trace { module: module.clone(), why: why.to_owned() };
             let values = tensor.as_i64().ok_or_else(|| bad("its indices are not int64"))?;
             let slots = tensor.shape().last().copied().filter(|slots| *slots > 0 && !values.is_empty());

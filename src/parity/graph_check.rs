@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use moa_schema::FloatType;
+use moa_schema::{FloatType, RoutingPart};
 
 use crate::{
     backend::{Backend, BackendError, Runner},
@@ -18,7 +18,7 @@ use super::{
     Watch,
     compare::{Comparison, Tolerance, ToleranceOptions, effect_of_rounding, largest},
     instrument::expose_routing,
-    routing::{BackendRouting, RoutingComparison, backend_routing, output_name, without_routing},
+    routing::{BackendRouting, RoutingComparison, backend_routing, without_routing},
 };
 
 const LOGITS: &str = "logits";
@@ -137,7 +137,7 @@ impl<'a> GraphCheck<'a> {
         let mut model = file.model().clone();
         let outputs: BTreeSet<_> = file.outputs().into_iter().map(|output| output.name).collect();
         let modules = expose_routing(&mut model);
-        let weighted = modules.iter().filter(|module| outputs.contains(&output_name(module, "weights")));
+        let weighted = modules.iter().filter(|module| outputs.contains(&RoutingPart::Weights.name(module)));
         Ok(Self {
             weighted: weighted.cloned().collect(),
             part,
@@ -200,7 +200,7 @@ impl<'a> GraphCheck<'a> {
         [expected, rounded]: [&Routing; 2],
     ) -> Result<(), CheckError> {
         for module in self.weighted.clone() {
-            let name = output_name(&module, "weights");
+            let name = RoutingPart::Weights.name(&module);
             let (Some(found), Some(expected)) = (routing.choices.get(&module), expected.get(&module)) else {
                 return Err(CheckError::Routing(name));
             };

@@ -1,11 +1,10 @@
 //! Makes the routing of a file visible: the same graph with more outputs.
 
-use moa_schema::{DOMAIN, OPERATORS};
+use moa_schema::{DOMAIN, OPERATORS, RoutingPart};
 
-use super::routing::output_name;
 use crate::onnx::{
     proto::{FunctionProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, tensor_proto::DataType, type_proto},
-    read::{module_of, module_of_indices, operator_of},
+    read::{module_of, operator_of},
 };
 
 /// Makes the routing of every routed module a graph output; returns the modules in the order of the graph.
@@ -16,10 +15,10 @@ pub fn expose_routing(model: &mut ModelProto) -> Vec<String> {
     let Some(graph) = model.graph.as_mut() else { return Vec::new() };
     let modules: Vec<_> = graph.node.iter_mut().filter_map(routed_module).collect();
     for module in &modules {
-        for (part, data_type) in [("indices", DataType::Int64), ("weights", DataType::Float)] {
-            let name = output_name(module, part);
+        for part in RoutingPart::ALL {
+            let name = part.name(module);
             if graph.output.iter().all(|output| output.name != name) {
-                graph.output.push(value_info(name, data_type));
+                graph.output.push(value_info(name, data_type(part)));
             }
         }
     }
@@ -36,20 +35,27 @@ fn declare_routing(function: &mut FunctionProto) {
 /// The module that a node routes, if it does; a node of ours then writes its routing.
 fn routed_module(node: &mut NodeProto) -> Option<String> {
     if node.domain != DOMAIN {
-        return node.output.iter().find_map(|name| module_of_indices(name)).map(str::to_owned);
+        return node.output.iter().find_map(|name| RoutingPart::Indices.module(name)).map(str::to_owned);
     }
     let operator = operator_of(node)?;
     let module = module_of(node).to_owned();
-    for part in ["indices", "weights"] {
-        let position = operator.outputs.iter().position(|output| output.name == format!("topk_{part}"))?;
+    for part in RoutingPart::ALL {
+        let position = operator.outputs.iter().position(|output| output.name == part.output())?;
         if node.output.len() <= position {
             node.output.resize(position + 1, String::new());
         }
         if node.output[position].is_empty() {
-            node.output[position] = output_name(&module, part);
+            node.output[position] = part.name(&module);
         }
     }
     Some(module)
+}
+
+fn data_type(part: RoutingPart) -> DataType {
+    match part {
+        RoutingPart::Indices => DataType::Int64,
+        RoutingPart::Weights => DataType::Float,
+    }
 }
 
 fn value_info(name: String, data_type: DataType) -> ValueInfoProto {

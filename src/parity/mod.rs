@@ -29,7 +29,7 @@ pub use compare::{Comparison, Difference, Tolerance, ToleranceOptions};
 pub use graph_check::GraphReport;
 pub use instrument::expose_routing;
 pub use nodes::NodeAudit;
-pub use routing::{Disagreement, MARGIN, RoutingComparison, output_name};
+pub use routing::{Disagreement, MARGIN, RoutingComparison};
 pub use verdict::Finding;
 pub use weights::{AuditError, WeightAudit};
 
@@ -353,8 +353,8 @@ fn open_graph(path: PathBuf, family: &str) -> Result<OnnxFile, VerifyError> {
     }
 }
 
-/// Constants and nodes of every file. Where the files do not say their form and the nodes are not those of the form that
-/// the graphs look like, another program wrote them, and neither is compared.
+/// Constants and nodes of every file. Where the files do not say their form and the nodes are not those of the form
+/// that the graphs look like, another program wrote them, and neither is compared.
 fn audit(files: &Files, model: &Model, watch: &dyn Watch) -> Result<Vec<FileAudit>, VerifyError> {
     let Settings { form, is_stated, precision, last_logits, router_outputs, .. } = files.settings;
     let options = Options { form, precision, router_outputs, last_logits };

@@ -1,5 +1,7 @@
 //! Routing comparison: the same experts, or a margin that explains why not.
 
+use moa_schema::RoutingPart;
+
 use super::compare::{ROUNDINGS, distance};
 use crate::{
     reference::{Choices, ModuleChoices, ModuleRouting, Routing},
@@ -67,11 +69,6 @@ pub(super) struct BackendRouting {
     pub(super) order: Vec<String>,
 }
 
-/// Name of the routing output `part` (`indices` or `weights`) of `module`.
-pub fn output_name(module: &str, part: &str) -> String {
-    if module.is_empty() { format!("router.{part}") } else { format!("router.{module}.{part}") }
-}
-
 /// Reads the routing of `modules` out of a backend's outputs.
 ///
 /// # Errors
@@ -80,8 +77,7 @@ pub fn output_name(module: &str, part: &str) -> String {
 pub(super) fn backend_routing(outputs: &NamedTensors, modules: &[String]) -> Result<BackendRouting, String> {
     let mut choices = Choices::new();
     for module in modules {
-        let indices_name = output_name(module, "indices");
-        let weights_name = output_name(module, "weights");
+        let [indices_name, weights_name] = RoutingPart::ALL.map(|part| part.name(module));
         let indices = outputs.get(&indices_name).ok_or_else(|| indices_name.clone())?;
         let weights = outputs.get(&weights_name).ok_or_else(|| weights_name.clone())?;
         let [batch, tokens, top_k] = *indices.shape() else { return Err(indices_name) };
@@ -215,9 +211,9 @@ fn weights_distance(found: &ModuleChoices, expected: &ModuleRouting) -> f64 {
     routed_tokens(expected).map(of_token).fold(0.0, f64::max)
 }
 
-/// Whether a graph output is one of [`output_name`].
+/// Whether a graph output holds a part of a routing.
 pub(super) fn is_routing_output(name: &str) -> bool {
-    name.starts_with("router.")
+    RoutingPart::ALL.iter().any(|part| part.module(name).is_some())
 }
 
 /// The outputs that are no routing.

@@ -1,6 +1,6 @@
 //! The same graph, with choices and scores of every router as outputs.
 
-use moa_schema::{DOMAIN, GateMode};
+use moa_schema::{DOMAIN, GateMode, RoutingPart};
 
 use super::{ProfileError, Score};
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
         },
         read::{operator_input, operator_of},
     },
-    parity::{expose_routing, output_name},
+    parity::expose_routing,
 };
 
 /// A router, and where its values come out.
@@ -34,7 +34,7 @@ pub(super) fn instrument(file: &OnnxFile) -> Result<(OnnxFile, Vec<Router>), Pro
     let graph = model.graph.as_mut().filter(|_| !modules.is_empty()).ok_or_else(no_routing)?;
     let mut routers = Vec::new();
     for module in modules {
-        let indices = output_name(&module, "indices");
+        let indices = RoutingPart::Indices.name(&module);
         let fault = |what| ProfileError::Scores { path: file.path().into(), module: module.clone(), what };
         let node = graph.node.iter().find(|node| node.output.contains(&indices)).ok_or_else(no_routing)?.clone();
         let (scores, score) = match node.domain == DOMAIN {

@@ -49,6 +49,7 @@
 mod attributes;
 mod operator;
 mod panic;
+mod routing;
 mod shape;
 
 pub use attributes::{AttributeError, AttributeSource, Attributes, other_version};
@@ -57,6 +58,7 @@ pub use operator::{
     Parameter, SELF_ATTENTION, cross_attention, feed_forward, self_attention,
 };
 pub use panic::panic_text;
+pub use routing::RoutingPart;
 pub use shape::{CrossAttentionDims, FeedForwardDims, SelfAttentionDims, ShapeError};
 
 /// ONNX domain of the operators.

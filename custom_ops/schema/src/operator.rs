@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::RoutingPart;
+
 /// One operator of the domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Operator {
@@ -160,8 +162,8 @@ const SCALE: Attribute = attribute("scale", AttributeKind::Float);
 const GATE_MODE: Attribute = attribute("gate_mode", AttributeKind::String);
 const SKIP_PADDED_QUERIES: Attribute = attribute("skip_padded_queries", AttributeKind::Int);
 
-const TOPK_INDICES: Parameter = optional("topk_indices", ElementType::Int64, &["B", "T", "k"]);
-const TOPK_WEIGHTS: Parameter = optional("topk_weights", ElementType::Float32, &["B", "T", "k"]);
+const TOPK_INDICES: Parameter = optional(RoutingPart::Indices.output(), ElementType::Int64, &["B", "T", "k"]);
+const TOPK_WEIGHTS: Parameter = optional(RoutingPart::Weights.output(), ElementType::Float32, &["B", "T", "k"]);
 const OUTPUT_BIAS: Parameter = optional("output_bias", ElementType::Activation, &["C"]);
 
 /// Self-attention layer: route, project queries, keys and values, attend, project back, weight and sum.

@@ -17,6 +17,8 @@ mod operator;
 
 use std::collections::BTreeMap;
 
+use moa_schema::RoutingPart;
+
 use crate::{
     graph::{Builder, DType, Dim, Graph, Value},
     model::{AttentionLayer, Model},
@@ -147,7 +149,7 @@ struct Lowering {
     options: Options,
     /// Name of the sequence axis of the tokens that are routed.
     tokens: &'static str,
-    /// Router outputs to declare when the graph is complete, with their top-k.
+    /// Modules whose routing is declared when the graph is complete, with their top-k.
     routers: Vec<(String, usize)>,
     /// What is added to the scores of standard attention, by mask and whether it is causal.
     biases: BTreeMap<(String, bool), Value>,
@@ -205,10 +207,10 @@ impl Lowering {
     }
 
     fn finish(mut self, stem: &'static str) -> NamedGraph {
-        for (prefix, top_k) in std::mem::take(&mut self.routers) {
+        for (module, top_k) in std::mem::take(&mut self.routers) {
             let shape = [Dim::from(BATCH), Dim::from(self.tokens), Dim::from(top_k)];
-            for (part, dtype) in [("indices", DType::Int64), ("weights", DType::Float32)] {
-                let name = format!("{prefix}.{part}");
+            for (part, dtype) in RoutingPart::ALL.into_iter().zip([DType::Int64, DType::Float32]) {
+                let name = part.name(&module);
                 let value = self.b.named(&name);
                 self.b.output(&value, &name, dtype, &shape);
             }

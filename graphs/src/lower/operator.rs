@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use moa_schema::{
     CROSS_ATTENTION, CrossAttentionAttributes, DOMAIN, FEED_FORWARD, FeedForwardAttributes, OPSET_VERSION, Operator,
-    PLUGIN_NAMESPACE, PLUGIN_VERSION, Parameter, SELF_ATTENTION, SelfAttentionAttributes, cross_attention,
+    PLUGIN_NAMESPACE, PLUGIN_VERSION, Parameter, RoutingPart, SELF_ATTENTION, SelfAttentionAttributes, cross_attention,
     feed_forward, self_attention,
 };
 
@@ -183,12 +183,11 @@ impl Lowering {
 
     /// Names of a module's routing; declared as graph outputs where the user asked for them.
     fn routed(&mut self, module: &str, top_k: usize) -> Routed {
-        let prefix = if module.is_empty() { "router".to_owned() } else { format!("router.{module}") };
-        let names = Routed { indices: format!("{prefix}.indices"), weights: format!("{prefix}.weights") };
+        let [indices, weights] = RoutingPart::ALL.map(|part| part.name(module));
         if self.options.router_outputs {
-            self.routers.push((prefix, top_k));
+            self.routers.push((module.to_owned(), top_k));
         }
-        names
+        Routed { indices, weights }
     }
 
     /// One of our operators as the form asks: its body, or a node, with the body as a function in [`Form::Function`].

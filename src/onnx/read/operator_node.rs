@@ -21,28 +21,9 @@ pub(crate) fn module_of(node: &NodeProto) -> &str {
     if node.name == node.op_type { "" } else { &node.name }
 }
 
-/// The module whose chosen experts the value `name` holds: `router.{module}.indices`.
-pub(crate) fn module_of_indices(name: &str) -> Option<&str> {
-    let module = name.strip_prefix("router.")?.strip_suffix("indices")?;
-    if module.is_empty() { Some(module) } else { module.strip_suffix('.') }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_tell_modules() {
-        for (name, module) in [
-            ("router.indices", Some("")),
-            ("router.layers.0.indices", Some("layers.0")),
-            ("router.layers.0.weights", None),
-            ("router.myindices", None),
-            ("indices", None),
-        ] {
-            assert_eq!(module_of_indices(name), module, "{name}");
-        }
-    }
 
     #[test]
     fn an_operator_is_ours_in_our_domain_alone() {
