@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use super::LatencyError;
 use moa_schema::RoutingPart;
 
+use super::LatencyError;
 use crate::{random::Random, tensor::NamedTensors};
 
 /// What decides which experts a token goes to.

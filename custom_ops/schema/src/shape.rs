@@ -202,6 +202,9 @@ impl SelfAttentionDims {
             if !head.is_multiple_of(2) {
                 return s.error(&format!("rotary embedding needs an even head width, found {head}"));
             }
+            if positions == 0 {
+                return s.error("cos_cache has no rows, and every token needs one");
+            }
             s.expect(own::COS_CACHE, &[positions, head / 2])?;
             s.expect(own::SIN_CACHE, &[positions, head / 2])?;
             s.expect(own::POSITION_IDS, &[batch, tokens])?;

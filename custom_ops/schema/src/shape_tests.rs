@@ -270,6 +270,10 @@ fn every_wrong_dimension_of_a_rotation_is_named() {
     odd[own::PAST_VALUE][3] = 3;
     let error = dims(&odd).unwrap_err().to_string();
     assert_eq!(error, "MoASelfAttention: rotary embedding needs an even head width, found 3");
+    let mut empty = rotated.clone();
+    (empty[own::COS_CACHE][0], empty[own::SIN_CACHE][0]) = (0, 0);
+    let error = dims(&empty).unwrap_err().to_string();
+    assert_eq!(error, "MoASelfAttention: cos_cache has no rows, and every token needs one");
     for missing in [own::COS_CACHE, own::SIN_CACHE, own::POSITION_IDS] {
         let mut given: Vec<_> = rotated.iter().map(|shape| Some(shape.as_slice())).collect();
         given[missing] = None;
