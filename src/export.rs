@@ -15,6 +15,7 @@ use moa_schema::GateMode;
 
 use crate::{
     checkpoint::{Checkpoint, CheckpointError},
+    metadata,
     onnx::{EncodeError, WriteError},
     side_files::{CausalLmFiles, SideFile, is_own_folder, library, side_files},
 };
@@ -29,28 +30,6 @@ pub const OPSETS: std::ops::RangeInclusive<i64> = 18..=20;
 
 /// The version that is written unless the user says otherwise.
 pub const DEFAULT_OPSET: i64 = 18;
-
-/// Keys of the metadata that every exported file carries.
-pub mod metadata {
-    /// SHA-256 of the trained values: for every weight rank, dimensions, name of the stored type and stored bytes.
-    pub const SOURCE: &str = "moa.source.sha256";
-    /// `model_type` of the configuration.
-    pub const FAMILY: &str = "moa.family";
-    /// [`moa_graphs::Form`].
-    pub const FORM: &str = "moa.form";
-    /// [`moa_graphs::Precision`].
-    pub const DTYPE: &str = "moa.dtype";
-    /// `last` where `logits` holds the last position only.
-    pub const LOGITS: &str = "moa.logits";
-    /// Value of [`LOGITS`].
-    pub const LAST: &str = "last";
-    /// [`moa_schema::GateMode`] where the user replaced the family's.
-    pub const GATE_MODE: &str = "moa.gate_mode";
-    /// Whether routing is a graph output.
-    pub const ROUTER_OUTPUTS: &str = "moa.router_outputs";
-    /// `model_type` names one family; this says which of its graphs the file holds.
-    pub const PART: &str = "moa.part";
-}
 
 /// Where weights are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

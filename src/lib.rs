@@ -22,6 +22,7 @@ mod files;
 pub mod generate;
 pub mod inspect;
 pub mod latency;
+pub mod metadata;
 pub mod onnx;
 pub mod parity;
 pub mod profile;

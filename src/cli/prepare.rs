@@ -20,8 +20,8 @@ use crate::{
         Dtype, GPUS, Gpu, InputShapes, Plugin, Release, ReleaseNumber, dtype_of, known_release_of, must_fit,
         must_have_positions, open_dims, prepare,
     },
-    export::metadata,
     files::folder_of,
+    metadata,
     onnx::{
         OnnxFile,
         read::{Dim, ValueInfo},

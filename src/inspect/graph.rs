@@ -12,8 +12,8 @@ use super::{
     graph_cost::{self, Told},
 };
 use crate::{
-    export::metadata,
     file_names::{DECODER, ENCODER, MODEL},
+    metadata,
     onnx::{
         OnnxFile,
         proto::{TensorProto, tensor_proto::DataType},

@@ -13,8 +13,8 @@ use super::{
     products::{Uncounted, is_parameter, is_rounding, operands, scaled_weight, stored_name},
 };
 use crate::{
-    export::metadata,
     file_names::{DECODER, ENCODER, MODEL},
+    metadata,
     onnx::{
         OnnxFile,
         proto::{

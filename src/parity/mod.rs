@@ -36,8 +36,9 @@ pub use weights::{AuditError, WeightAudit};
 use crate::{
     backend::{Backend, BackendError, BackendErrorKind},
     checkpoint::Checkpoint,
-    export::{ExportError, import, metadata},
+    export::{ExportError, import},
     file_names::{DECODER, ENCODER, MODEL, graph_file},
+    metadata,
     onnx::{OnnxFile, ReadError, read_model, weight_bytes},
     reference::{Part, Reference},
 };

@@ -5,7 +5,7 @@ use moa_schema::{DOMAIN, GateMode};
 
 use super::{VerifyError, routing::is_routing_output};
 use crate::{
-    export::metadata,
+    metadata,
     onnx::{
         OnnxFile,
         proto::tensor_proto::DataType,

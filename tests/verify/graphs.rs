@@ -1,7 +1,8 @@
 //! Graphs that compute something else than the checkpoint says, for some inputs or under other names.
 
 use moa_export::{
-    export::{ExportOptions, export, metadata},
+    export::{ExportOptions, export},
+    metadata,
     onnx::proto::{AttributeProto, ModelProto, NodeProto, ValueInfoProto},
     parity::{Finding, Verification, VerifyOptions, verify},
 };

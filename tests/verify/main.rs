@@ -15,7 +15,8 @@ use data::data;
 use moa_export::{
     backend::{self, Backend, BackendError, OrtOptions, Runner},
     checkpoint::Checkpoint,
-    export::{ExportOptions, ExternalData, OPSETS, export, metadata},
+    export::{ExportOptions, ExternalData, OPSETS, export},
+    metadata,
     onnx::{
         OnnxFile,
         proto::{ModelProto, NodeProto, TensorProto},

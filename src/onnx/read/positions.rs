@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::{OnnxFile, PositionTable, ValueInfo, operator_input};
-use crate::onnx::proto::{NodeProto, tensor_proto::DataType};
+use crate::{
+    metadata,
+    onnx::proto::{NodeProto, tensor_proto::DataType},
+};
 
 impl OnnxFile {
     /// The input whose real tokens a graph of ours counts to find positions, with the smallest table that they are
@@ -54,7 +57,7 @@ impl OnnxFile {
 
     /// Inputs of an export that tell real tokens, 1, from padding, 0.
     pub fn masks(&self) -> Vec<String> {
-        let is_export = self.model().metadata_props.iter().any(|entry| entry.key.starts_with("moa."));
+        let is_export = self.model().metadata_props.iter().any(|entry| entry.key.starts_with(metadata::PREFIX));
         let is_mask = |input: &ValueInfo| {
             input.name.ends_with("attention_mask") && input.data_type == DataType::Int64 && is_export
         };

@@ -21,11 +21,12 @@ const fn module(name: &'static str, may_name: &'static [&'static str], never: &'
 const ONNX_READING: [&str; 7] = ["InlineError", "OnnxFile", "ReadError", "inline", "proto", "read", "read_model"];
 
 /// The table of ARCHITECTURE.md.
-const MODULES: [Module; 22] = [
+const MODULES: [Module; 23] = [
     module("file_names", &["moa_graphs"], &["moa_graphs::graph", "moa_graphs::lower", "moa_graphs::model"]),
     module("files", &[], &[]),
+    module("metadata", &[], &[]),
     module("checkpoint", &["file_names", "files", "moa_graphs"], &[]),
-    module("onnx", &["files", "moa_graphs", "moa_schema", "scratch"], &[]),
+    module("onnx", &["files", "metadata", "moa_graphs", "moa_schema", "scratch"], &[]),
     module("digest", &[], &[]),
     module("random", &[], &[]),
     module("scratch", &[], &[]),
@@ -36,12 +37,12 @@ const MODULES: [Module; 22] = [
     module("engine", &["digest", "files", "moa_schema", "onnx", "scratch"], &[]),
     module(
         "export",
-        &["checkpoint", "digest", "file_names", "files", "moa_graphs", "moa_schema", "onnx", "side_files"],
+        &["checkpoint", "digest", "file_names", "files", "metadata", "moa_graphs", "moa_schema", "onnx", "side_files"],
         &[],
     ),
     module(
         "inspect",
-        &["export", "file_names", "moa_graphs", "moa_schema", "onnx::read"],
+        &["file_names", "metadata", "moa_graphs", "moa_schema", "onnx::read"],
         &["moa_graphs::graph", "moa_graphs::lower"],
     ),
     module("report", &[], &[]),
@@ -54,6 +55,7 @@ const MODULES: [Module; 22] = [
             "checkpoint",
             "export",
             "file_names",
+            "metadata",
             "moa_graphs",
             "moa_schema",
             "onnx",
@@ -82,6 +84,7 @@ const MODULES: [Module; 22] = [
             "generate",
             "inspect",
             "latency",
+            "metadata",
             "moa_graphs",
             "moa_schema",
             "onnx",
