@@ -7,8 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use moa_schema::{ElementType, Operator, Parameter};
 
-use super::prepare::int;
-use crate::onnx::proto::{GraphProto, NodeProto, tensor_proto::DataType, type_proto};
+use crate::onnx::proto::{AttributeProto, GraphProto, NodeProto, tensor_proto::DataType, type_proto};
 
 /// Names of values that are cast already, by the values that they were cast from.
 pub(super) type Casts = BTreeMap<String, String>;
@@ -21,10 +20,8 @@ pub(super) fn bf16_weights(graph: &GraphProto) -> BTreeSet<String> {
 
 /// Names of values that a cast makes bf16.
 pub(super) fn cast_to_bf16(graph: &GraphProto) -> BTreeSet<String> {
-    let is_to = |node: &&NodeProto| {
-        let to = node.attribute.iter().find(|attribute| attribute.name == "to").and_then(|attribute| attribute.i);
-        node.op_type == "Cast" && to == Some(DataType::Bfloat16 as i64)
-    };
+    let is_to =
+        |node: &&NodeProto| node.op_type == "Cast" && node.int_attribute("to") == Some(DataType::Bfloat16 as i64);
     graph.node.iter().filter(is_to).flat_map(|node| node.output.iter().cloned()).collect()
 }
 
@@ -84,7 +81,7 @@ fn cast(from: &str, to: &str, kind: DataType) -> NodeProto {
         op_type: "Cast".into(),
         input: vec![from.into()],
         output: vec![to.into()],
-        attribute: vec![int("to", usize::try_from(kind as i32).unwrap_or_default())],
+        attribute: vec![AttributeProto::int("to", kind as i64)],
         ..NodeProto::default()
     }
 }

@@ -11,7 +11,6 @@ use moa_schema::{
 };
 
 use super::bf16::{Casts, activations, bf16_weights, cast_edges, cast_to_bf16, declared_narrow, has_bf16_matrices};
-use crate::onnx::proto::attribute_proto::AttributeType;
 use crate::onnx::proto::{AttributeProto, GraphProto, ModelProto, NodeProto};
 use crate::onnx::read::{self, for_each_node};
 
@@ -147,7 +146,7 @@ fn operator_of(node: &NodeProto) -> Result<&'static Operator, PrepareError> {
     let Some(operator) = read::operator_of(node) else {
         return Err(wrong(node, format!("{DOMAIN} has no operator {}", node.op_type)));
     };
-    if node.attribute.iter().any(|attribute| attribute.name == PRESENT_INPUTS) {
+    if node.find_attribute(PRESENT_INPUTS).is_some() {
         return Err(PrepareError::Done { node: node.name.clone() });
     }
     Ok(operator)
@@ -156,13 +155,17 @@ fn operator_of(node: &NodeProto) -> Result<&'static Operator, PrepareError> {
 /// Closes the gaps of the inputs, and writes what the plugin is told.
 fn name_plugin(node: &mut NodeProto, operator: &Operator, outputs: Option<usize>) {
     if let Some(mask) = close_gaps(node, operator) {
-        node.attribute.push(int(PRESENT_INPUTS, mask));
+        node.attribute.push(AttributeProto::int(PRESENT_INPUTS, saturated(mask)));
     }
     if let Some(count) = outputs {
-        node.attribute.push(int(OUTPUT_COUNT, count));
+        node.attribute.push(AttributeProto::int(OUTPUT_COUNT, saturated(count)));
     }
-    node.attribute.push(text(PLUGIN_NAMESPACE, DOMAIN));
-    node.attribute.push(text(PLUGIN_VERSION, &OPSET_VERSION.to_string()));
+    node.attribute.push(AttributeProto::text(PLUGIN_NAMESPACE, DOMAIN));
+    node.attribute.push(AttributeProto::text(PLUGIN_VERSION, &OPSET_VERSION.to_string()));
+}
+
+fn saturated(value: usize) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
 }
 
 /// Cuts the outputs that nobody reads; the number of the others, where the plugin must be told.
@@ -192,21 +195,6 @@ fn close_gaps(node: &mut NodeProto, operator: &Operator) -> Option<usize> {
     (mask != first_ones).then_some(mask)
 }
 
-pub(super) fn int(name: &str, value: usize) -> AttributeProto {
-    let value = i64::try_from(value).unwrap_or(i64::MAX);
-    AttributeProto { name: name.into(), i: Some(value), r#type: AttributeType::Int as i32, ..AttributeProto::default() }
-}
-
-fn text(name: &str, value: &str) -> AttributeProto {
-    let bytes = value.as_bytes().to_vec();
-    AttributeProto {
-        name: name.into(),
-        s: Some(bytes),
-        r#type: AttributeType::String as i32,
-        ..AttributeProto::default()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -230,7 +218,7 @@ mod tests {
             domain: DOMAIN.into(),
             input: names(inputs),
             output: names(outputs),
-            attribute: vec![int("top_k", 2), text("plugin_version", "0")],
+            attribute: vec![AttributeProto::int("top_k", 2), AttributeProto::text("plugin_version", "0")],
             ..NodeProto::default()
         };
         let value_info = outputs.iter().map(|name| value(name)).collect();
@@ -338,7 +326,7 @@ mod tests {
         let prepared = prepare(&bf16()).unwrap();
         let nodes = &prepared.model.graph.as_ref().unwrap().node;
         let shown = |node: &NodeProto| {
-            let to = node.attribute.iter().find(|attribute| attribute.name == "to").and_then(|attribute| attribute.i);
+            let to = node.int_attribute("to");
             (node.op_type.clone(), node.input.join(" "), node.output.join(" "), to)
         };
         let cast = |from: &str, to: &str, kind| ("Cast".to_owned(), from.to_owned(), to.to_owned(), Some(kind as i64));

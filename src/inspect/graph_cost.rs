@@ -495,6 +495,5 @@ fn last_integer(tensor: &TensorProto) -> Option<u64> {
 }
 
 fn int(node: &NodeProto, name: &str) -> Option<u64> {
-    let attribute = node.attribute.iter().find(|attribute| attribute.name == name)?;
-    attribute.i.and_then(|value| u64::try_from(value).ok())
+    node.int_attribute(name).and_then(|value| u64::try_from(value).ok())
 }

@@ -10,10 +10,8 @@ use super::{
 use crate::onnx::{
     OnnxFile,
     proto::{
-        FunctionProto, GraphProto, NodeProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto,
-        tensor_proto::DataType,
-        tensor_shape_proto::{Dimension, dimension},
-        type_proto,
+        FunctionProto, GraphProto, NodeProto, TensorProto, ValueInfoProto, tensor_proto::DataType,
+        tensor_shape_proto::dimension,
     },
     read::{module_of, operator_input, operator_of},
 };
@@ -72,8 +70,7 @@ impl Cut<'_> {
     }
 
     fn attribute(&self, name: &str) -> Result<usize, LatencyError> {
-        let found = self.node.attribute.iter().find(|attribute| attribute.name == name).and_then(|found| found.i);
-        let size = found.and_then(|value| usize::try_from(value).ok());
+        let size = self.node.int_attribute(name).and_then(|value| usize::try_from(value).ok());
         size.ok_or_else(|| self.fail(format!("it has no attribute {name}")))
     }
 
@@ -106,7 +103,7 @@ impl Cut<'_> {
         for (output, parameter) in node.output.iter_mut().zip(&computed) {
             if !output.is_empty() {
                 parameter.name.clone_into(output);
-                graph.output.push(value(parameter.name, self.data_type(parameter)?, None));
+                graph.output.push(ValueInfoProto::tensor(parameter.name, self.data_type(parameter)?, None));
             }
         }
         let mut model = self.file.model().clone();
@@ -161,7 +158,7 @@ impl Cut<'_> {
     fn input(&self, parameter: &Parameter) -> Result<ValueInfoProto, LatencyError> {
         let unknown = || self.fail(format!("the shape {} of {} is not known", parameter.shape(), parameter.name));
         let dims = parameter.dims.iter().map(|symbol| self.dim(symbol)?.ok_or_else(unknown));
-        Ok(value(parameter.name, self.data_type(parameter)?, Some(dims.collect::<Result<_, _>>()?)))
+        Ok(ValueInfoProto::tensor(parameter.name, self.data_type(parameter)?, Some(dims.collect::<Result<_, _>>()?)))
     }
 
     /// What a symbol of the contract stands for here.
@@ -186,12 +183,4 @@ impl Cut<'_> {
             _ => return Ok(None),
         }))
     }
-}
-
-fn value(name: &str, data_type: DataType, dims: Option<Vec<dimension::Value>>) -> ValueInfoProto {
-    let dim = |value| Dimension { value: Some(value) };
-    let shape = dims.map(|dims| TensorShapeProto { dim: dims.into_iter().map(dim).collect() });
-    let tensor = type_proto::Tensor { elem_type: data_type as i32, shape };
-    let r#type = Some(TypeProto { value: Some(type_proto::Value::TensorType(tensor)) });
-    ValueInfoProto { name: name.to_owned(), r#type, ..ValueInfoProto::default() }
 }

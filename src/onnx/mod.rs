@@ -4,6 +4,7 @@ mod encode;
 mod encoded;
 pub mod inline;
 pub mod proto;
+mod proto_values;
 pub mod read;
 mod write;
 

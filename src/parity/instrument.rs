@@ -3,7 +3,7 @@
 use moa_schema::{DOMAIN, OPERATORS, RoutingPart};
 
 use crate::onnx::{
-    proto::{FunctionProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, tensor_proto::DataType, type_proto},
+    proto::{FunctionProto, ModelProto, NodeProto, ValueInfoProto, tensor_proto::DataType},
     read::{module_of, operator_of},
 };
 
@@ -18,7 +18,7 @@ pub fn expose_routing(model: &mut ModelProto) -> Vec<String> {
         for part in RoutingPart::ALL {
             let name = part.name(module);
             if graph.output.iter().all(|output| output.name != name) {
-                graph.output.push(value_info(name, data_type(part)));
+                graph.output.push(ValueInfoProto::tensor(&name, data_type(part), None));
             }
         }
     }
@@ -56,10 +56,4 @@ fn data_type(part: RoutingPart) -> DataType {
         RoutingPart::Indices => DataType::Int64,
         RoutingPart::Weights => DataType::Float,
     }
-}
-
-fn value_info(name: String, data_type: DataType) -> ValueInfoProto {
-    let tensor = type_proto::Tensor { elem_type: data_type as i32, shape: None };
-    let r#type = Some(TypeProto { value: Some(type_proto::Value::TensorType(tensor)) });
-    ValueInfoProto { name, r#type, ..ValueInfoProto::default() }
 }

@@ -6,10 +6,7 @@ use super::{ProfileError, Score};
 use crate::{
     onnx::{
         OnnxFile,
-        proto::{
-            AttributeProto, GraphProto, NodeProto, TypeProto, ValueInfoProto, attribute_proto::AttributeType,
-            tensor_proto::DataType, type_proto,
-        },
+        proto::{AttributeProto, GraphProto, NodeProto, ValueInfoProto, tensor_proto::DataType},
         read::{operator_input, operator_of},
     },
     parity::expose_routing,
@@ -43,7 +40,7 @@ pub(super) fn instrument(file: &OnnxFile) -> Result<(OnnxFile, Vec<Router>), Pro
         }
         .map_err(fault)?;
         if graph.output.iter().all(|output| output.name != scores) {
-            graph.output.push(float_output(&scores));
+            graph.output.push(ValueInfoProto::tensor(&scores, DataType::Float, None));
         }
         routers.push(Router { module, indices, scores, score });
     }
@@ -70,26 +67,26 @@ fn operator_scores(graph: &mut GraphProto, node: &NodeProto, module: &str) -> Re
     operator_of(node).ok_or("an unknown operator")?;
     let input = |name: &str| operator_input(node, name).map(str::to_owned);
     let (hidden, weight) = input("hidden_states").zip(input("router_weight")).ok_or("it lacks a required input")?;
-    let gate_mode = node.attribute.iter().find(|attribute| attribute.name == "gate_mode");
-    let gate_mode = gate_mode.and_then(|attribute| GateMode::parse(std::str::from_utf8(attribute.s.as_deref()?).ok()?));
+    let gate_mode = node.text_attribute("gate_mode").and_then(GateMode::parse);
     let name = |part: &str| match module {
         "" => format!("profile.{part}"),
         module => format!("profile.{module}.{part}"),
     };
-    let to_float = integer("to", DataType::Float as i64);
+    let to_float = AttributeProto::int("to", DataType::Float as i64);
     graph.node.push(standard("Cast", &[&hidden], &name("hidden"), Some(to_float)));
     graph.node.push(standard("MatMul", &[&name("hidden"), &weight], &name("logits"), None));
     match gate_mode.ok_or("its attribute `gate_mode` is missing or unknown")? {
         GateMode::TopkSoftmax => Ok((name("logits"), Score::Logit)),
         GateMode::SoftmaxTopk | GateMode::SoftmaxTopkRenorm => {
-            graph.node.push(standard("Softmax", &[&name("logits")], &name("scores"), Some(integer("axis", -1))));
+            graph.node.push(standard(
+                "Softmax",
+                &[&name("logits")],
+                &name("scores"),
+                Some(AttributeProto::int("axis", -1)),
+            ));
             Ok((name("scores"), Score::Probability))
         }
     }
-}
-
-fn integer(name: &str, i: i64) -> AttributeProto {
-    AttributeProto { name: name.into(), r#type: AttributeType::Int as i32, i: Some(i), ..AttributeProto::default() }
 }
 
 fn standard(op_type: &str, input: &[&str], output: &str, attribute: Option<AttributeProto>) -> NodeProto {
@@ -101,10 +98,4 @@ fn standard(op_type: &str, input: &[&str], output: &str, attribute: Option<Attri
         attribute: attribute.into_iter().collect(),
         ..NodeProto::default()
     }
-}
-
-fn float_output(name: &str) -> ValueInfoProto {
-    let tensor = type_proto::Tensor { elem_type: DataType::Float as i32, shape: None };
-    let r#type = Some(TypeProto { value: Some(type_proto::Value::TensorType(tensor)) });
-    ValueInfoProto { name: name.into(), r#type, ..ValueInfoProto::default() }
 }

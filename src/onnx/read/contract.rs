@@ -4,7 +4,7 @@ use moa_schema::{AttributeSource, Attributes, DOMAIN, OPSET_VERSION, Operator, P
 
 use super::error::{Fault, shown};
 use super::operator_node::operator_of;
-use crate::onnx::proto::{AttributeProto, FunctionProto, NodeProto};
+use crate::onnx::proto::{FunctionProto, NodeProto};
 
 const FROM_AN_EXPORT: &str = "give a file that moa-export has written";
 const OTHER_OPERATORS: &str =
@@ -65,22 +65,16 @@ fn check_parameters(node: &NodeProto, operator: &Operator, present: Option<i64>)
 /// The attributes of a node.
 struct NodeAttributes<'a>(&'a NodeProto);
 
-impl<'a> NodeAttributes<'a> {
-    fn get(&self, name: &str) -> Option<&'a AttributeProto> {
-        self.0.attribute.iter().find(|attribute| attribute.name == name)
-    }
-}
-
 impl AttributeSource for NodeAttributes<'_> {
     fn int(&self, name: &str) -> Option<i64> {
-        self.get(name)?.i
+        self.0.find_attribute(name)?.i
     }
 
     fn float(&self, name: &str) -> Option<f32> {
-        self.get(name)?.f
+        self.0.find_attribute(name)?.f
     }
 
     fn string(&self, name: &str) -> Option<String> {
-        self.get(name)?.s.as_deref().map(|text| String::from_utf8_lossy(text).into_owned())
+        self.0.find_attribute(name)?.s.as_deref().map(|text| String::from_utf8_lossy(text).into_owned())
     }
 }

@@ -401,7 +401,7 @@ fn check_permutation(node: &NodeProto) -> Result<(), Fault> {
     if node.op_type != "Transpose" || !canonical_domain(&node.domain).is_empty() {
         return Ok(());
     }
-    let Some(perm) = node.attribute.iter().find(|attribute| attribute.name == "perm") else { return Ok(()) };
+    let Some(perm) = node.find_attribute("perm") else { return Ok(()) };
     let mut sorted = perm.ints.clone();
     sorted.sort_unstable();
     let counts_up = sorted.iter().zip(0..).all(|(axis, place)| *axis == place);
