@@ -51,7 +51,7 @@ pub use ort_session::{OrtSession, OrtValue};
 pub use ort_trace::{NodeRun, OrtTrace};
 pub use runtime_library::RuntimeLibrary;
 pub use tensorrt::{
-    EngineError, Installation, Plan, PlanRequest, Ranges, Survey, TensorRtOptions, Trust,
+    EngineError, EngineStage, Installation, Plan, PlanRequest, Ranges, Survey, TensorRtOptions, Trust,
     load_plan as load_tensorrt_plan,
 };
 #[cfg(feature = "tract")]

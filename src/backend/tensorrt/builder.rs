@@ -7,6 +7,7 @@ use prost::Message;
 use super::{
     EngineError, Installation, Trust,
     door::{BuildRequest, Engine, OnProgress},
+    error::EngineStage,
 };
 use crate::{
     digest::{sha256, sha256_of_file},
@@ -124,7 +125,7 @@ impl Installation {
             timing_cache: request.timing_cache,
             progress: request.progress.filter(|_| self.tells_progress()),
         });
-        let built = built.map_err(|error| EngineError::of("build the engine", error))?;
+        let built = built.map_err(|error| EngineError::of(EngineStage::Build, error))?;
         let mut lock = self.of_this_build(PlanLock::new(recipe, &built.plan), file);
         // A plan that does not load is no plan; its layers are told as far as TensorRT tells them.
         let engine = self.engine(&built.plan)?;
@@ -141,7 +142,7 @@ impl Installation {
 
     /// Loads a plan whose lock was checked.
     pub(super) fn engine(&self, plan: &[u8]) -> Result<Engine, EngineError> {
-        self.tensorrt.engine(plan).map_err(|error| EngineError::of("load the plan", error))
+        self.tensorrt.engine(plan).map_err(|error| EngineError::of(EngineStage::LoadPlan, error))
     }
 
     /// Reads the plan at `path`. Unless the user vouches for it, its lock must say that it is whole and fits what is

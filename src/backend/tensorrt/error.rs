@@ -1,6 +1,6 @@
 //! Why an engine could not be built, loaded or run.
 
-use std::{io, path::PathBuf};
+use std::{fmt, io, path::PathBuf};
 
 use super::door::{Code, DoorError};
 use crate::{
@@ -11,6 +11,44 @@ use crate::{
 
 /// Most errors of TensorRT or its parser that one message quotes.
 const QUOTED: usize = 3;
+
+/// What the plugin was to do when it refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EngineStage {
+    /// Be loaded.
+    LoadPlugin,
+    /// Open TensorRT.
+    Open,
+    /// Find the GPU.
+    FindDevice,
+    /// Build an engine.
+    Build,
+    /// Load a plan.
+    LoadPlan,
+    /// Run an engine.
+    Run,
+}
+
+impl EngineStage {
+    /// For the words after "failed to".
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::LoadPlugin => "load the plugin",
+            Self::Open => "open TensorRT",
+            Self::FindDevice => "find the GPU",
+            Self::Build => "build the engine",
+            Self::LoadPlan => "load the plan",
+            Self::Run => "run the engine",
+        }
+    }
+}
+
+impl fmt::Display for EngineStage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
 
 /// An engine could not be built, loaded or run.
 #[derive(Debug, thiserror::Error)]
@@ -122,7 +160,7 @@ pub enum EngineError {
     #[error("TensorRT failed to {stage}: {text}")]
     Failed {
         /// What it was to do.
-        stage: &'static str,
+        stage: EngineStage,
         /// What it said.
         text: String,
     },
@@ -130,13 +168,13 @@ pub enum EngineError {
 
 impl EngineError {
     /// What the library refused while it was to do `stage`.
-    pub(super) fn of(stage: &'static str, error: DoorError) -> Self {
+    pub(super) fn of(stage: EngineStage, error: DoorError) -> Self {
         let text = one_line(&error.text);
         match error.code {
-            Code::Missing if stage == LOAD_PLUGIN => Self::Plugin { text },
-            Code::Missing if stage == FIND_DEVICE => Self::NoDevice { text },
+            Code::Missing if stage == EngineStage::LoadPlugin => Self::Plugin { text },
+            Code::Missing if stage == EngineStage::FindDevice => Self::NoDevice { text },
             Code::Missing => Self::Missing { text },
-            Code::Incompatible if stage == OPEN => Self::OtherRelease { text },
+            Code::Incompatible if stage == EngineStage::Open => Self::OtherRelease { text },
             Code::Incompatible => Self::OtherMachine { text },
             Code::Model => Self::Model { text },
             Code::Profile => Self::Shape { text },
@@ -234,15 +272,6 @@ impl EngineError {
 
 const BFLOAT16: &str = "`moa-export plan` shows what fits; export with another --dtype";
 
-/// Stage of loading `libmoa_tensorrt`.
-pub(super) const LOAD_PLUGIN: &str = "load the plugin";
-
-/// Stage of opening TensorRT.
-pub(super) const OPEN: &str = "open TensorRT";
-
-/// Stage of asking the driver for the GPU.
-pub(super) const FIND_DEVICE: &str = "find the GPU";
-
 /// The first line, and the next ones behind it, as far as a message is read.
 fn one_line(text: &str) -> String {
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
@@ -274,18 +303,18 @@ mod tests {
     #[test]
     fn another_release_is_told_from_a_plan_of_another_release() {
         let error = |stage| EngineError::of(stage, DoorError { code: Code::Incompatible, text: "x".into() });
-        assert_eq!(error(OPEN).kind(), BackendErrorKind::Runtime);
-        assert_eq!(error("load the plan").kind(), BackendErrorKind::Unsupported);
-        assert!(error(OPEN).is_skip() && !error("load the plan").is_skip());
+        assert_eq!(error(EngineStage::Open).kind(), BackendErrorKind::Runtime);
+        assert_eq!(error(EngineStage::LoadPlan).kind(), BackendErrorKind::Unsupported);
+        assert!(error(EngineStage::Open).is_skip() && !error(EngineStage::LoadPlan).is_skip());
     }
 
     #[test]
     fn help_is_for_what_is_missing() {
         for (stage, expected) in [
-            (LOAD_PLUGIN, "MOA_TENSORRT_LIBRARY"),
-            (OPEN, "TENSORRT_ROOT"),
-            (FIND_DEVICE, "NVIDIA's driver"),
-            ("load the plan", "`moa-export ops`"),
+            (EngineStage::LoadPlugin, "MOA_TENSORRT_LIBRARY"),
+            (EngineStage::Open, "TENSORRT_ROOT"),
+            (EngineStage::FindDevice, "NVIDIA's driver"),
+            (EngineStage::LoadPlan, "`moa-export ops`"),
         ] {
             let error = EngineError::of(stage, DoorError { code: Code::Missing, text: "x".into() });
             assert!(error.help().is_some_and(|help| help.contains(expected)), "{stage}: {:?}", error.help());

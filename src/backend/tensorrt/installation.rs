@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::{
     EngineError,
     door::{CudaDevice, DoorError, Library, TensorRt},
-    error::{FIND_DEVICE, LOAD_PLUGIN, OPEN},
+    error::EngineStage,
 };
 use crate::{
     backend::{
@@ -49,12 +49,12 @@ impl Installation {
     }
 
     fn with(path: &Path) -> Result<Self, EngineError> {
-        let library = Library::load(path).map_err(at(LOAD_PLUGIN))?;
-        let tensorrt = library.open(tensorrt_folder().as_deref(), ORDINAL).map_err(at(OPEN))?;
-        let numbers = tensorrt.versions().map_err(at(OPEN))?.numbers;
+        let library = Library::load(path).map_err(at(EngineStage::LoadPlugin))?;
+        let tensorrt = library.open(tensorrt_folder().as_deref(), ORDINAL).map_err(at(EngineStage::Open))?;
+        let numbers = tensorrt.versions().map_err(at(EngineStage::Open))?.numbers;
         let [major, minor, patch] = [numbers[0], numbers[1], numbers[2]].map(short);
         let release = release_of(ReleaseNumber(major, minor, patch))?;
-        let found = library.device(ORDINAL).map_err(at(FIND_DEVICE))?;
+        let found = library.device(ORDINAL).map_err(at(EngineStage::FindDevice))?;
         let device = device(&found);
         Ok(Self {
             tensorrt,
@@ -102,7 +102,7 @@ impl Installation {
     }
 }
 
-fn at(stage: &'static str) -> impl Fn(DoorError) -> EngineError {
+fn at(stage: EngineStage) -> impl Fn(DoorError) -> EngineError {
     move |error| EngineError::of(stage, error)
 }
 
@@ -146,7 +146,7 @@ impl Survey {
     pub fn make() -> Self {
         let plugin = find_tensorrt_plugin();
         let library = match &plugin {
-            Ok(path) => Library::load(path).map_err(|error| at(LOAD_PLUGIN)(error).to_string()),
+            Ok(path) => Library::load(path).map_err(|error| at(EngineStage::LoadPlugin)(error).to_string()),
             Err(_) => Err("there is no plugin to ask".to_owned()),
         };
         let built_for = ask(&library, |library| {
@@ -169,7 +169,7 @@ fn ask<T>(
     question: impl FnOnce(&Library) -> Result<T, DoorError>,
 ) -> Result<T, String> {
     let library = library.as_ref().map_err(Clone::clone)?;
-    question(library).map_err(|error| at(OPEN)(error).to_string())
+    question(library).map_err(|error| at(EngineStage::Open)(error).to_string())
 }
 
 fn version_text([major, minor, patch, build]: [u32; 4]) -> String {

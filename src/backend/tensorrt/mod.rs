@@ -12,7 +12,7 @@ mod runner;
 use std::{cell::OnceCell, fmt, path::PathBuf};
 
 pub use builder::{Plan, PlanRequest};
-pub use error::EngineError;
+pub use error::{EngineError, EngineStage};
 pub use installation::{Installation, Survey};
 
 use moa_schema::FloatType;

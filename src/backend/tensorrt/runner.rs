@@ -5,6 +5,7 @@ use half::f16;
 use super::{
     EngineError,
     door::{Context, DoorError, Engine, EngineTensor},
+    error::EngineStage,
 };
 use crate::{
     backend::{BackendError, Bound, Runner, guard::guarded, names, signature::Signature},
@@ -13,7 +14,7 @@ use crate::{
     tensor::{NamedTensors, Tensor, TensorData},
 };
 
-const RUN: &str = "run the engine";
+const RUN: &str = EngineStage::Run.as_str();
 
 /// A loaded engine, with the signature of the model that it was built from where that is known.
 pub(super) struct TensorRtRunner {
@@ -31,7 +32,7 @@ pub(super) struct TensorRtRunner {
 impl TensorRtRunner {
     /// Prepares `engine` to run; `wide` names the outputs that are int64 whatever the engine makes of them.
     pub(super) fn new(engine: Engine, signature: Option<Signature>, wide: Vec<String>) -> Result<Self, EngineError> {
-        let failed = |error| EngineError::of("load the plan", error);
+        let failed = |error| EngineError::of(EngineStage::LoadPlan, error);
         let tensors = engine.tensors().map_err(failed)?;
         if let Some(shape) = tensors.iter().find(|tensor| tensor.is_on_host) {
             let text =
@@ -175,7 +176,7 @@ fn range_text(range: &InputShapes) -> String {
 }
 
 fn running(error: DoorError) -> BackendError {
-    EngineError::of(RUN, error).into()
+    EngineError::of(EngineStage::Run, error).into()
 }
 
 fn failed(stage: &'static str, text: String) -> BackendError {
