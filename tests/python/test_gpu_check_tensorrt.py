@@ -46,7 +46,7 @@ if any(fault in " ".join(words) for fault in os.environ["FAIL"].split(",") if fa
     print("error[MOA-E5]: it fails\\nhelp: do otherwise")
     sys.exit(5)
 if os.environ["TENSORRT_ROOT"] == "/nowhere" and words[0] != "ops":
-    print("error[MOA-E6]: there is no TensorRT; set TENSORRT_ROOT")
+    print("error[MOA-E6]: TENSORRT_ROOT=/nowhere is not there")
     sys.exit(6)
 if words[0] == "ops":
     print("TensorRT      8.6.0\\nGPU           NVIDIA X, compute capability 9.0")

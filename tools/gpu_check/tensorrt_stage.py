@@ -352,7 +352,7 @@ def refuse_without_tensorrt(stage, program, work, model, dtype, place):
     label = f"{model} {dtype} fused"
     command = [sys.executable, "-c", WITHOUT, program, "build", place[0], "-o", work / "none", *dims(model), "--no-cache", "--force"]
     needs = [f"export {label}"]
-    stage.run(f"refuse a missing TensorRT {label}", command, needs, expected=6, says="set TENSORRT_ROOT")
+    stage.run(f"refuse a missing TensorRT {label}", command, needs, expected=6, says="TENSORRT_ROOT=/nowhere is not there")
 
 
 def refuse_a_cut_plan(stage, program, work, model, dtype, place):
