@@ -78,6 +78,15 @@ const fn is_device(_metadata: &Metadata) -> bool {
     false
 }
 
+/// What may help where the operating system refused to give a file.
+pub(crate) fn help_with(error: &io::Error) -> Option<&'static str> {
+    match error.kind() {
+        io::ErrorKind::NotFound => Some("check the path"),
+        io::ErrorKind::PermissionDenied => Some("let your user read it, or give a copy that it may read"),
+        _ => None,
+    }
+}
+
 /// Fills `bytes` with what stands in the file from byte `offset` on.
 #[cfg(unix)]
 pub(crate) fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {

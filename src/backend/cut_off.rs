@@ -1,11 +1,9 @@
 //! Whether a library is all there. A loader maps a file that was cut off, and the process dies at its first read of
 //! what is missing.
 
-use std::{
-    fs::File,
-    io::{Read, Seek, SeekFrom},
-    path::Path,
-};
+use std::{fs::File, path::Path};
+
+use crate::files::read_exact_at;
 
 /// How a library of 64 bits begins on Linux, in this machine's order of bytes.
 const ELF: &[u8] = if cfg!(target_endian = "little") { b"\x7fELF\x02\x01" } else { b"\x7fELF\x02\x02" };
@@ -20,18 +18,17 @@ const LOAD: u32 = 1;
 /// What is wrong with the library at `path` where it ends before its last segment; any other fault is the loader's to
 /// tell.
 pub(super) fn cut_off(path: &Path) -> Option<String> {
-    let mut file = File::open(path).ok()?;
+    let file = File::open(path).ok()?;
     let found = file.metadata().ok()?.len();
     let mut header = [0; HEADER];
-    file.read_exact(&mut header).ok()?;
+    read_exact_at(&file, &mut header, 0).ok()?;
     if !header.starts_with(ELF) || usize::from(short(&header, 54)) != SEGMENT {
         return None;
     }
     let (start, count) = (long(&header, 32), usize::from(short(&header, 56)));
     let mut segments = vec![0; count * SEGMENT];
     let heads_end = start.saturating_add(segments.len() as u64);
-    file.seek(SeekFrom::Start(start)).ok()?;
-    let needed = match file.read_exact(&mut segments) {
+    let needed = match read_exact_at(&file, &mut segments, start) {
         Ok(()) => {
             let loaded = segments.chunks_exact(SEGMENT).filter(|head| word(head, 0) == LOAD);
             loaded.map(|head| long(head, 8).saturating_add(long(head, 32))).fold(heads_end, u64::max)
@@ -67,7 +64,7 @@ mod tests {
         let program = std::env::current_exe().unwrap();
         assert_eq!(cut_off(&program), None);
         let mut first = vec![0; 100_000];
-        File::open(&program).unwrap().read_exact(&mut first).unwrap();
+        read_exact_at(&File::open(&program).unwrap(), &mut first, 0).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("cut.so");
         for len in [HEADER, HEADER + SEGMENT, 4096, first.len()] {

@@ -6,14 +6,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::{BackendError, RuntimeLibrary, cut_off::cut_off};
+use super::{BackendError, RuntimeLibrary, cut_off::cut_off, runtime_library::named};
 use crate::files::read_whole;
 
 /// Environment variable that names the library with the CUDA kernels.
 pub const CUDA_VARIABLE: &str = "MOA_CUDA_LIBRARY";
 
 /// Environment variable that names an archive of CUDA kernels, as the kernels' own library reads it.
-pub(super) const ARCHIVE_VARIABLE: &str = "MOA_CUDA_KERNELS";
+const ARCHIVE_VARIABLE: &str = "MOA_CUDA_KERNELS";
 
 /// Environment variables that decide how the CUDA kernels plan.
 const KERNEL_SWITCHES: [&str; 2] = ["MOA_CUDA_MULTIPROCESSORS", "MOA_CUDA_WGMMA"];
@@ -182,11 +182,6 @@ pub fn find_tensorrt_plugin() -> Result<PathBuf, BackendError> {
         Err(()) => None,
     };
     found.ok_or_else(|| search.missing(RuntimeLibrary::TensorRtPlugin))
-}
-
-/// What the environment variable `name` names; an empty value is none.
-fn named(name: &str) -> Option<PathBuf> {
-    env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 /// The library with the CUDA kernels, where the plugin at `plugin` finds it: `MOA_CUDA_LIBRARY`, else beside it.

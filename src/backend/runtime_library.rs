@@ -4,6 +4,11 @@ use std::env;
 use std::fmt;
 use std::path::PathBuf;
 
+/// What the environment variable `name` names; an empty value is none.
+pub(super) fn named(name: &str) -> Option<PathBuf> {
+    env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
 /// A library that a backend loads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -28,7 +33,7 @@ impl RuntimeLibrary {
 
     /// What that variable names; an empty value is none.
     pub fn named(self) -> Option<PathBuf> {
-        env::var_os(self.variable()).filter(|value| !value.is_empty()).map(PathBuf::from)
+        named(self.variable())
     }
 
     /// How to get it where it was not found.

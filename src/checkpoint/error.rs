@@ -8,7 +8,7 @@ use super::{
     dtype::Dtype,
     file_kind::{NO_COMMAND, shell_word, tensors_saved},
 };
-use crate::files::ErrorKind;
+use crate::files::{ErrorKind, help_with};
 
 /// Why a checkpoint cannot be opened.
 ///
@@ -319,7 +319,7 @@ impl CheckpointError {
             Self::NoModelKeys { .. } => "name a configuration with --config FILE",
             Self::Index { .. } | Self::NoShard { .. } => "copy or download the index and all its shards again",
             Self::Limit { .. } => "no model of a supported family needs that much; check where the file comes from",
-            Self::Io { file, source } => return help_with(file, source),
+            Self::Io { file, source } => return help_with_file(file, source),
             Self::Json { .. } => return None,
         };
         Some(help.into())
@@ -338,14 +338,13 @@ impl From<&WeightError> for ErrorKind {
     }
 }
 
-/// What may help where the operating system does not give `file`.
-fn help_with(file: &str, source: &io::Error) -> Option<String> {
-    let of_hub =
-        |name| format!("models of the Hugging Face Hub are downloaded first: hf download {name} --local-dir FOLDER");
-    match source.kind() {
-        io::ErrorKind::NotFound => Some(hub_name(file).map_or_else(|| "check the path".into(), of_hub)),
-        io::ErrorKind::PermissionDenied => Some("let your user read it, or give a copy that it may read".into()),
-        _ => None,
+/// As [`help_with`], for a path that may be a model of the Hugging Face Hub.
+fn help_with_file(file: &str, source: &io::Error) -> Option<String> {
+    match hub_name(file).filter(|_| source.kind() == io::ErrorKind::NotFound) {
+        Some(name) => {
+            Some(format!("models of the Hugging Face Hub are downloaded first: hf download {name} --local-dir FOLDER"))
+        }
+        None => help_with(source).map(str::to_owned),
     }
 }
 

@@ -7,7 +7,7 @@ pub(super) use from::COMPARABLE;
 use std::path::Path;
 
 use super::codes::Code;
-use crate::backend::BackendError;
+use crate::{backend::BackendError, files::help_with};
 
 /// What went wrong, as the user sees it.
 #[derive(Debug)]
@@ -111,15 +111,6 @@ impl Failure {
             text.push_str(&format!("help: {}\n", super::one_line(help)));
         }
         super::print_aside(&text);
-    }
-}
-
-/// What may help where the operating system refused to give a file.
-fn help_with(error: &std::io::Error) -> Option<&'static str> {
-    match error.kind() {
-        std::io::ErrorKind::NotFound => Some("check the path"),
-        std::io::ErrorKind::PermissionDenied => Some("let your user read it, or give a copy that it may read"),
-        _ => None,
     }
 }
 

@@ -17,7 +17,7 @@ impl RoutingPart {
     pub const ALL: [Self; 2] = [Self::Indices, Self::Weights];
 
     /// Last part of the name of a value in a graph.
-    pub const fn as_str(self) -> &'static str {
+    const fn as_str(self) -> &'static str {
         match self {
             Self::Indices => "indices",
             Self::Weights => "weights",

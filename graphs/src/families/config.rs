@@ -163,19 +163,19 @@ impl Config {
 
     /// A positive integer that may be absent.
     pub(crate) fn optional_size(&self, key: &str) -> Result<Option<usize>, ImportError> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        let size = value.as_u64().filter(|size| (1..=MAX_SIZE).contains(size));
-        let size = size.and_then(|size| usize::try_from(size).ok());
-        size.map(Some).ok_or_else(|| self.invalid(key, format!("an integer from 1 to {MAX_SIZE}")))
+        self.size_by(key, Value::as_u64)
     }
 
     /// As [`Self::optional_size`], where a text of digits is a size too.
     pub(crate) fn optional_size_or_text(&self, key: &str) -> Result<Option<usize>, ImportError> {
-        let digits = self.get(key).and_then(Value::as_str).and_then(|text| text.parse::<u64>().ok());
-        match digits {
-            Some(size) => self.clone().with(key, size.into()).optional_size(key),
-            None => self.optional_size(key),
-        }
+        self.size_by(key, |value| value.as_u64().or_else(|| value.as_str()?.parse().ok()))
+    }
+
+    fn size_by(&self, key: &str, number: impl Fn(&Value) -> Option<u64>) -> Result<Option<usize>, ImportError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let size = number(value).filter(|size| (1..=MAX_SIZE).contains(size));
+        let size = size.and_then(|size| usize::try_from(size).ok());
+        size.map(Some).ok_or_else(|| self.invalid(key, format!("an integer from 1 to {MAX_SIZE}")))
     }
 
     /// A number of layers that may be absent: a configuration alone can name as many as memory does not hold.

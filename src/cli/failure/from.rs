@@ -4,7 +4,7 @@ use std::path::Path;
 
 use moa_graphs::{FloatType, ImportError, LowerError, WeightError};
 
-use super::{Code, Failure, help_with, is_engine_name};
+use super::{Code, Failure, is_engine_name};
 use crate::{
     backend::{BackendError, BackendErrorKind, EngineError},
     checkpoint::CheckpointError,
@@ -12,7 +12,7 @@ use crate::{
     engine::{ChoiceError, LockError, PrepareError, ProfileError},
     export::{ExportError, OPSETS, VocabularyError},
     file_names::NoGraph,
-    files::ErrorKind,
+    files::{ErrorKind, help_with},
     latency::{LatencyError, PAST},
     onnx::{EncodeError, ReadError, WriteError},
     parity::{AuditError, VerifyError},
