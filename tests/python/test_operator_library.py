@@ -18,7 +18,14 @@ from operator_reference import REFERENCES, feed_forward
 LIBRARY = os.environ.get("MOA_ORT_LIBRARY")
 
 FLOAT, INT32, INT64 = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
-ONNX_TYPES = {"float32": FLOAT, "float16": TensorProto.FLOAT16, "float64": TensorProto.DOUBLE, "int32": INT32, "int64": INT64}
+ONNX_TYPES = {
+    "float32": FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "float64": TensorProto.DOUBLE,
+    "int8": TensorProto.INT8,
+    "int32": INT32,
+    "int64": INT64,
+}
 
 INPUTS = {
     "MoASelfAttention": [
@@ -34,6 +41,9 @@ INPUTS = {
         "cos_cache",
         "sin_cache",
         "position_ids",
+        "query_scale",
+        "kv_scale",
+        "output_scale",
     ],
     "MoACrossAttention": [
         "hidden_states",
@@ -45,8 +55,10 @@ INPUTS = {
         "query_weight",
         "output_weight",
         "output_bias",
+        "query_scale",
+        "output_scale",
     ],
-    "MoEFeedForward": ["hidden_states", "router_weight", "input_weight", "output_weight", "output_bias"],
+    "MoEFeedForward": "hidden_states router_weight input_weight output_weight output_bias input_scale output_scale".split(),
 }
 CHOICE = [("topk_indices", INT64), ("topk_weights", FLOAT)]
 OUTPUTS = {

@@ -1,4 +1,4 @@
-"""Weights in bfloat16 and float16, and activations in float16, through real sessions with the operator library."""
+"""Weights in bfloat16, float16 and int8, and activations in float16, through real sessions with the operator library."""
 
 import unittest
 
@@ -11,9 +11,58 @@ from test_operator_library import ACTIVATION_OUTPUTS, compute, cross_case, feed_
 # Inputs whose type is that of the activations, and those whose type is that of the trained matrices.
 ACTIVATION_INPUTS = {"hidden_states", "output_bias", "past_key", "past_value", "key", "value"}
 WEIGHTS = {"query_weight", "kv_weight", "output_weight", "input_weight"}
+SCALES = {"query_scale", "kv_scale", "output_scale", "input_scale"}
+
+
+def in_integers(feeds, scale_of):
+    """Matrices `[.., inner, columns]` as int8, with scales `[.., columns]` that `scale_of` makes of their shape."""
+    narrow, wide = dict(feeds), dict(feeds)
+    for name in WEIGHTS & feeds.keys():
+        *matrices, _, columns = feeds[name].shape
+        scale = scale_of((*matrices, columns)).astype(np.float32)
+        integers = np.clip(np.rint(feeds[name] / scale[..., None, :]), -127, 127).astype(np.int8)
+        narrow[name], narrow[name.replace("_weight", "_scale")] = integers, scale
+        wide[name] = integers * scale[..., None, :]
+    return narrow, wide
 
 
 class OperatorTypes(unittest.TestCase):
+    def test_integers_are_the_weights_that_their_scales_make_of_them(self):
+        random = np.random.default_rng(3)
+        powers = lambda shape: 2.0 ** random.integers(-9, -4, shape)
+        others = lambda shape: random.uniform(0.002, 0.02, shape)
+        for operator, attributes, feeds in (
+            self_case(21, "topk_softmax", 1, past=4, rope=True),
+            self_case(22, bias=True),
+            cross_case(23, bias=True),
+            feed_case(24, gated=1, activation="silu"),
+        ):
+            for constants in (set(), WEIGHTS | SCALES):
+                narrow, wide = in_integers(feeds, powers)
+                found = compute(operator, attributes, narrow, constants=constants)
+                for name, value in compute(operator, attributes, wide).items():
+                    self.assertEqual(found[name].tobytes(), value.tobytes(), f"{operator} {name}")
+            narrow, wide = in_integers(feeds, others)
+            expected = REFERENCES[operator](attributes, wide)
+            found = compute(operator, attributes, narrow, constants=WEIGHTS | SCALES)
+            np.testing.assert_array_equal(found["topk_indices"], expected["topk_indices"])
+            for name in ACTIVATION_OUTPUTS & found.keys():
+                np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-5)
+
+    def test_integers_need_their_scales_and_floats_have_none(self):
+        for operator, attributes, feeds in (self_case(25, past=2), cross_case(26), feed_case(27, gated=1)):
+            narrow, wide = in_integers(feeds, np.ones)
+            for scale in sorted(SCALES & narrow.keys()):
+                for given, word in (
+                    ({n: value for n, value in narrow.items() if n != scale}, f"input `{scale}` is absent"),
+                    ({**wide, scale: narrow[scale]}, f"input `{scale}` is there"),
+                    ({**narrow, scale: narrow[scale][..., 1:]}, f"input `{scale}` must be"),
+                ):
+                    with self.assertRaises(Exception) as caught:
+                        compute(operator, attributes, given)
+                    for text in ("the_node", word):
+                        self.assertIn(text, str(caught.exception))
+
     def test_stored_weights_have_the_bits_of_the_same_weights_as_f32(self):
         for operator, attributes, feeds in (
             self_case(11, "topk_softmax", 1, past=4, rope=True),

@@ -1,6 +1,6 @@
 //! What a plan depends on besides shapes.
 
-use moa_schema::{FloatType, FloatTypes};
+use moa_schema::{FloatType, MatrixType, NodeTypes};
 
 /// Element type of activations and weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -19,13 +19,13 @@ impl Element {
 
     /// The element type of a node whose activations and weights have one type; `None` where they differ, which these
     /// kernels do not take.
-    pub fn of(types: FloatTypes) -> Option<Self> {
+    pub fn of(types: NodeTypes) -> Option<Self> {
         let element = match types.activations {
             FloatType::F32 => Self::F32,
             FloatType::F16 => Self::F16,
             FloatType::Bf16 => Self::Bf16,
         };
-        (types.activations == types.weights).then_some(element)
+        (types.weights == MatrixType::Float(types.activations)).then_some(element)
     }
 
     /// Bytes of one element.
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn mixed_types_have_no_element() {
-        let found: Vec<_> = FloatTypes::ALL.into_iter().filter_map(Element::of).collect();
+        let found: Vec<_> = NodeTypes::ALL.into_iter().filter_map(Element::of).collect();
         assert_eq!(found, [Element::F32, Element::F16]);
     }
 }

@@ -251,6 +251,7 @@ impl Rows {
             first_column: 0,
             columns: keys.len(),
             write: Write::Replace,
+            scales: None,
             ahead: None,
         }
         .compute(with.isa, &mut Tile::dense(&mut scores.0, KEYS_PER_TILE));
@@ -274,6 +275,7 @@ impl Rows {
             first_column: 0,
             columns: with.head,
             write,
+            scales: None,
             ahead: None,
         }
         .compute(with.isa, out);

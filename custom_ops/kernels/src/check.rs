@@ -1,11 +1,21 @@
 //! Length checks at the door: past them, every index is in bounds.
 
-use crate::KernelError;
+use crate::{KernelError, WeightData};
 
 /// Proves that a slice of `found` elements has the shape `dims`.
 pub(crate) fn length(name: &'static str, found: usize, dims: &[usize]) -> Result<(), KernelError> {
     let expected = dims.iter().fold(1, |product: usize, &dim| product.saturating_mul(dim));
     if found == expected { Ok(()) } else { Err(KernelError::Length { name, expected, found }) }
+}
+
+/// Proves that a weight has the shape `[matrices, inner, columns]`, and as many scales as columns where it has any.
+pub(crate) fn weight(
+    [name, scale]: [&'static str; 2],
+    found: WeightData<'_>,
+    [matrices, inner, columns]: [usize; 3],
+) -> Result<(), KernelError> {
+    length(name, found.len(), &[matrices, inner, columns])?;
+    optional_length(scale, found.scales().map(<[_]>::len), &[matrices, columns])
 }
 
 /// As [`length`], for a parameter that may be absent.

@@ -4,7 +4,7 @@ use moa_schema::{CrossAttentionAttributes, CrossAttentionDims};
 
 use crate::attention_layer::{AttentionLayer, FirstStages};
 use crate::cached::{CacheRows, Cached, Given};
-use crate::check::{at_least_one, length, optional_length};
+use crate::check::{at_least_one, length, optional_length, weight};
 use crate::hidden_states::HiddenStates;
 use crate::kernel_scratch::{BorderScratch, Scratch};
 use crate::packed::{Geometry, WeightData};
@@ -160,8 +160,9 @@ fn check<T>(
     length("key_mask", inputs.key_mask.len(), &[batch, keys])?;
     length("query_mask", inputs.query_mask.len(), &[batch, tokens])?;
     length("router_weight", inputs.router_weight.len(), &[width, experts])?;
-    length("query_weight", inputs.query_weight.len(), &[experts, width, kv_heads, head])?;
-    length("output_weight", inputs.output_weight.len(), &[experts, kv_heads, head, width])?;
+    let columns = kv_heads.saturating_mul(head);
+    weight(["query_weight", "query_scale"], inputs.query_weight, [experts, width, columns])?;
+    weight(["output_weight", "output_scale"], inputs.output_weight, [experts, columns, width])?;
     optional_length("output_bias", inputs.output_bias.map(<[_]>::len), &[width])?;
     length("output", outputs.output.len(), &[batch, tokens, width])?;
     optional_length("topk_indices", outputs.topk_indices.as_ref().map(|o| o.len()), &[batch, tokens, top_k])?;

@@ -237,6 +237,7 @@ impl Decode<'_> {
                 first_column: 0,
                 columns: LANES,
                 write: Write::Replace,
+                scales: None,
                 ahead: starts[block].first().map(|start| Ahead::Later(Memory::of(&value[*start..][..count * head]))),
             }
             .compute(self.inputs.isa, &mut out);
@@ -270,6 +271,7 @@ impl Decode<'_> {
                         (0, Some(factors)) => Write::Resume(&factors[block]),
                         _ => Write::Resume(&ONES[..ROWS]),
                     },
+                    scales: None,
                     ahead: None,
                 }
                 .compute(self.inputs.isa, out);

@@ -4,7 +4,7 @@ use moa_schema::{Activation, FeedForwardAttributes, FeedForwardDims};
 
 use crate::activation;
 use crate::buffer::Buffer;
-use crate::check::{at_least_one, length, optional_length};
+use crate::check::{at_least_one, length, optional_length, weight};
 use crate::grid::{Claims, Grid, Layout, Tile};
 use crate::hidden_states::HiddenStates;
 use crate::kernel_scratch::{BorderScratch, Scratch};
@@ -255,8 +255,8 @@ fn check<T>(
     at_least_one(&[("B", batch), ("T", tokens), ("C", width), ("F", hidden)])?;
     length("hidden_states", inputs.hidden_states.len(), &[batch, tokens, width])?;
     length("router_weight", inputs.router_weight.len(), &[width, experts])?;
-    length("input_weight", inputs.input_weight.len(), &[experts, width, columns])?;
-    length("output_weight", inputs.output_weight.len(), &[experts, hidden, width])?;
+    weight(["input_weight", "input_scale"], inputs.input_weight, [experts, width, columns])?;
+    weight(["output_weight", "output_scale"], inputs.output_weight, [experts, hidden, width])?;
     optional_length("output_bias", inputs.output_bias.map(<[_]>::len), &[width])?;
     length("output", outputs.output.len(), &[batch, tokens, width])?;
     optional_length("topk_indices", outputs.topk_indices.as_ref().map(|o| o.len()), &[batch, tokens, top_k])?;

@@ -124,10 +124,13 @@ pub fn streams() -> Vec<Stream> {
     let wide: Vec<f32> = (0..geometry.len()).map(|i| (i % 251) as f32 - 125.0).collect();
     let brain: Vec<half::bf16> = wide.iter().copied().map(half::bf16::from_f32).collect();
     let half: Vec<half::f16> = wide.iter().copied().map(half::f16::from_f32).collect();
+    let integers: Vec<i8> = (0..geometry.len()).map(|i| (i % 251) as u8 as i8).collect();
+    let scales = vec![0.5; matrices * columns];
     let all = [
         ("f32", 4, Packed::new(geometry, &wide)),
         ("bf16", 2, Packed::new(geometry, WeightData::Bf16(&brain))),
         ("f16", 2, Packed::new(geometry, WeightData::F16(&half))),
+        ("int8", 1, Packed::new(geometry, WeightData::I8 { values: &integers, scales: &scales })),
     ];
     let levels = [Instructions::Avx512, Instructions::default()].map(Isa::at_most);
     let mut found = Vec::new();

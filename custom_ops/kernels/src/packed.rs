@@ -26,6 +26,14 @@ pub enum WeightData<'a> {
     Bf16(&'a [bf16]),
     /// IEEE half-precision floats.
     F16(&'a [f16]),
+    /// Integers, each of which is a weight once it is multiplied with the scale of its column; the product of a row
+    /// with the integers of a column is summed before it is scaled.
+    I8 {
+        /// The integers.
+        values: &'a [i8],
+        /// A scale for each column of each matrix.
+        scales: &'a [f32],
+    },
 }
 
 impl WeightData<'_> {
@@ -35,7 +43,13 @@ impl WeightData<'_> {
             Self::F32(values) => values.len(),
             Self::Bf16(values) => values.len(),
             Self::F16(values) => values.len(),
+            Self::I8 { values, .. } => values.len(),
         }
+    }
+
+    /// A scale for each column, where there are any.
+    pub(crate) fn scales(&self) -> Option<&[f32]> {
+        if let Self::I8 { scales, .. } = self { Some(scales) } else { None }
     }
 
     /// Whether there is no element.
@@ -118,6 +132,7 @@ pub(crate) enum Panels {
     F32(Buffer<f32>),
     Bf16(Buffer<[bf16; 2]>),
     F16(Buffer<f16>),
+    I8(Buffer<i8>),
 }
 
 /// Weights in panels `[matrices, blocks, ceil(columns / PANEL), inner, PANEL]`, the last panel of a block padded with
@@ -126,6 +141,8 @@ pub(crate) enum Panels {
 pub(crate) struct Packed {
     geometry: Geometry,
     panels: Panels,
+    /// `[matrices, blocks, ceil(columns / PANEL) * PANEL]`, where the panels hold integers.
+    scales: Buffer,
     /// Magnitudes of each panel once they are known, 0 before.
     magnitudes: Vec<AtomicU64>,
 }
@@ -163,7 +180,7 @@ impl Packed {
         pool: &dyn ThreadPool,
     ) -> bool {
         self.geometry = geometry;
-        if source.len() != geometry.len() || source.is_empty() {
+        if source.len() != geometry.len() || source.is_empty() || !self.fill_scales(source) {
             return false;
         }
         let panels = geometry.matrices * geometry.blocks * geometry.panels();
@@ -172,16 +189,43 @@ impl Packed {
             (Panels::F32(panels), WeightData::F32(source)) => geometry.fill(panels, source, scratch, pool),
             (Panels::Bf16(panels), WeightData::Bf16(source)) => geometry.fill(panels, source, scratch, pool),
             (Panels::F16(panels), WeightData::F16(source)) => geometry.fill(panels, source, scratch, pool),
+            (Panels::I8(panels), WeightData::I8 { values, .. }) => geometry.fill(panels, values, scratch, pool),
             (_, source) => {
                 self.panels = match source {
                     WeightData::F32(_) => Panels::F32(Buffer::default()),
                     WeightData::Bf16(_) => Panels::Bf16(Buffer::default()),
                     WeightData::F16(_) => Panels::F16(Buffer::default()),
+                    WeightData::I8 { .. } => Panels::I8(Buffer::default()),
                 };
                 return self.refill(geometry, source, scratch, pool);
             }
         }
         true
+    }
+
+    /// Takes over the scales of `source`, where it has any; `false` where their number does not fit.
+    fn fill_scales(&mut self, source: WeightData<'_>) -> bool {
+        let Geometry { matrices, blocks, columns, .. } = self.geometry;
+        let Some(scales) = source.scales() else { return true };
+        if scales.len() != matrices * blocks * columns {
+            return false;
+        }
+        let whole = self.geometry.panels() * PANEL;
+        let kept = self.scales.take(matrices * blocks * whole);
+        for (scales, kept) in scales.chunks_exact(columns).zip(kept.chunks_exact_mut(whole)) {
+            let (known, rest) = kept.split_at_mut(columns);
+            known.copy_from_slice(scales);
+            rest.fill(0.0);
+        }
+        true
+    }
+
+    /// The scales of a block from column `column` on, as many as its panels have columns; `None` where the panels hold
+    /// floats.
+    pub(crate) fn scales(&self, matrix: usize, block: usize, column: usize) -> Option<&[f32]> {
+        let Panels::I8(_) = self.panels else { return None };
+        let whole = self.geometry.panels() * PANEL;
+        Some(&self.scales.filled()[(matrix * self.geometry.blocks + block) * whole..][column..whole])
     }
 
     pub(crate) fn geometry(&self) -> Geometry {
@@ -193,6 +237,7 @@ impl Packed {
         match self.panels {
             Panels::F32(_) => size_of::<f32>(),
             Panels::Bf16(_) | Panels::F16(_) => size_of::<f16>(),
+            Panels::I8(_) => size_of::<i8>(),
         }
     }
 
@@ -217,14 +262,16 @@ impl Packed {
         })
     }
 
-    /// Bytes of the panels and what is known of them.
+    /// Bytes of the panels, their scales and what is known of them.
     pub(crate) fn bytes(&self) -> usize {
         let known = self.magnitudes.capacity() * size_of::<AtomicU64>();
         known
+            + self.scales.bytes()
             + match &self.panels {
                 Panels::F32(panels) => panels.bytes(),
                 Panels::Bf16(panels) => panels.bytes(),
                 Panels::F16(panels) => panels.bytes(),
+                Panels::I8(panels) => panels.bytes(),
             }
     }
 
@@ -237,8 +284,24 @@ impl Packed {
             (Panels::F32(panels), WeightData::F32(source)) => geometry.holds(panels.filled(), source),
             (Panels::Bf16(panels), WeightData::Bf16(source)) => geometry.holds(panels.filled(), source),
             (Panels::F16(panels), WeightData::F16(source)) => geometry.holds(panels.filled(), source),
+            (Panels::I8(panels), WeightData::I8 { values, scales }) => {
+                self.holds_scales(scales) && geometry.holds(panels.filled(), values)
+            }
             _ => false,
         }
+    }
+}
+
+impl Packed {
+    /// Whether these are the scales `source`, bit by bit.
+    fn holds_scales(&self, source: &[f32]) -> bool {
+        let Geometry { matrices, blocks, columns, .. } = self.geometry;
+        let mut own = self.scales.filled().chunks_exact(self.geometry.panels() * PANEL);
+        source.len() == matrices * blocks * columns
+            && source.chunks_exact(columns).all(|source| {
+                let kept = own.next().unwrap_or_default();
+                kept.iter().zip(source).all(|(kept, given)| kept.to_bits() == given.to_bits())
+            })
     }
 }
 
@@ -336,7 +399,7 @@ impl<W: Element> Stage for Pack<'_, W> {
 impl Default for Packed {
     fn default() -> Self {
         let geometry = Geometry { matrices: 0, blocks: 0, inner: 0, columns: 0 };
-        Self { geometry, panels: Panels::F32(Buffer::default()), magnitudes: Vec::new() }
+        Self { geometry, panels: Panels::F32(Buffer::default()), scales: Buffer::default(), magnitudes: Vec::new() }
     }
 }
 
@@ -384,6 +447,21 @@ mod tests {
                 assert_eq!(*pair, [at(2 * row, column), at(2 * row + 1, column)], "{row}, {column}");
             }
         }
+    }
+
+    #[test]
+    fn integers_are_shared_where_their_scales_are_equal() {
+        let values: Vec<i8> = (0..GEOMETRY.len()).map(|i| (i % 127) as i8).collect();
+        let pack = |scales: &[f32]| Packed::shared(GEOMETRY, WeightData::I8 { values: &values, scales });
+        let scales: Vec<f32> = (0..2 * 3 * 37).map(|column| 0.125 + column as f32).collect();
+        let mut other = scales.clone();
+        *other.last_mut().unwrap() = 0.0;
+        let first = pack(&scales).unwrap();
+        assert!(Arc::ptr_eq(&first, &pack(&scales).unwrap()));
+        assert!(!Arc::ptr_eq(&first, &pack(&other).unwrap()));
+        assert!(pack(&scales[1..]).is_none());
+        let found = first.scales(1, 2, PANEL).unwrap();
+        assert_eq!((&found[..5], &found[5..]), (&scales[5 * 37 + PANEL..], &[0.0; PANEL - 5][..]));
     }
 
     #[test]

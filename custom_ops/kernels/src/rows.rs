@@ -101,6 +101,7 @@ impl Next<'_> {
             Panels::F32(panels) => self.of(panels),
             Panels::Bf16(panels) => self.of(panels),
             Panels::F16(panels) => self.of(panels),
+            Panels::I8(panels) => self.of(panels),
         }
     }
 
@@ -137,6 +138,7 @@ impl RowProduct<'_> {
             Panels::F32(panels) => self.compute_with(panels, isa, out),
             Panels::Bf16(panels) => self.compute_with(panels, isa, out),
             Panels::F16(panels) => self.compute_with(panels, isa, out),
+            Panels::I8(panels) => self.compute_with(panels, isa, out),
         }
     }
 
@@ -203,10 +205,16 @@ impl RowProduct<'_> {
                     Some(factors) => Write::AddScaled(&factors[block.clone()]),
                     None => Write::Replace,
                 },
+                scales: self.scales(columns.start),
                 ahead: ahead(index),
             }
             .compute(isa, out);
         }
+    }
+
+    /// The scales of a matrix from column `column` of the product on, where it has any.
+    fn scales(&self, column: usize) -> Option<&[f32]> {
+        self.weights.scales(self.matrix, self.block, self.first_column + column)
     }
 
     /// The panels of a matrix from column `column` of the product on, and what follows them.
@@ -252,6 +260,15 @@ impl RowProduct<'_> {
 
     /// Writes a product to the columns `columns` of a row.
     fn write(&self, row: usize, columns: Range<usize>, product: &[f32], isa: Isa, out: &mut Tile<'_, f32>) {
+        let Some(scales) = self.scales(columns.start) else {
+            return self.write_scaled(row, columns, product, isa, out);
+        };
+        let mut scaled = [0.0; COLUMN_LIMIT];
+        scaled.iter_mut().zip(product).zip(scales).for_each(|((out, sum), scale)| *out = sum * scale);
+        self.write_scaled(row, columns, &scaled, isa, out);
+    }
+
+    fn write_scaled(&self, row: usize, columns: Range<usize>, product: &[f32], isa: Isa, out: &mut Tile<'_, f32>) {
         let place = &mut out.row(self.rows[row])[columns];
         match self.factors {
             Some(factors) => isa.add_terms(place, &[(factors[row], product)]),
@@ -278,6 +295,7 @@ impl RowProduct<'_> {
                 Some(factors) => Write::AddScaled(&factors[row..=row]),
                 None => Write::Replace,
             },
+            scales: self.scales(columns.start),
             ahead: None,
         }
         .compute(isa, out);

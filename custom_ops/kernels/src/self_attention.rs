@@ -3,7 +3,7 @@
 use moa_schema::{SelfAttentionAttributes, SelfAttentionDims};
 
 use crate::attention_layer::{AttentionLayer, FirstStages};
-use crate::check::{at_least_one, length, optional_length};
+use crate::check::{at_least_one, length, optional_length, weight};
 use crate::hidden_states::HiddenStates;
 use crate::kernel_scratch::{BorderScratch, CacheScratch, Scratch};
 use crate::kv_cache::{CacheInputs, CacheSizes, Caches, Past, destination};
@@ -274,9 +274,10 @@ fn check<T>(
     length("hidden_states", inputs.hidden_states.len(), &[batch, tokens, width])?;
     length("attention_mask", inputs.attention_mask.len(), &[batch, keys])?;
     length("router_weight", inputs.router_weight.len(), &[width, experts])?;
-    length("query_weight", inputs.query_weight.len(), &[experts, width, kv_heads, head])?;
-    length("kv_weight", inputs.kv_weight.len(), &[width, 2, kv_heads, head])?;
-    length("output_weight", inputs.output_weight.len(), &[experts, kv_heads, head, width])?;
+    let columns = kv_heads.saturating_mul(head);
+    weight(["query_weight", "query_scale"], inputs.query_weight, [experts, width, columns])?;
+    weight(["kv_weight", "kv_scale"], inputs.kv_weight, [1, width, columns.saturating_mul(2)])?;
+    weight(["output_weight", "output_scale"], inputs.output_weight, [experts, columns, width])?;
     optional_length("output_bias", inputs.output_bias.map(<[_]>::len), &[width])?;
     check_past("past_key", inputs.past_key, "present_key", &outputs.present_key)?;
     check_past("past_value", inputs.past_value, "present_value", &outputs.present_value)?;

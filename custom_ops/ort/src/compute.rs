@@ -50,9 +50,9 @@ fn self_attention<T: Activation>(
         hidden_states: inputs.activations::<T>(own::HIDDEN_STATES)?,
         attention_mask: inputs.ints(own::ATTENTION_MASK)?,
         router_weight: inputs.floats(own::ROUTER_WEIGHT)?,
-        query_weight: inputs.weights(own::QUERY_WEIGHT)?,
-        kv_weight: inputs.weights(own::KV_WEIGHT)?,
-        output_weight: inputs.weights(own::OUTPUT_WEIGHT)?,
+        query_weight: inputs.weights(own::QUERY_WEIGHT, own::QUERY_SCALE)?,
+        kv_weight: inputs.weights(own::KV_WEIGHT, own::KV_SCALE)?,
+        output_weight: inputs.weights(own::OUTPUT_WEIGHT, own::OUTPUT_SCALE)?,
         output_bias: inputs.optional(own::OUTPUT_BIAS, Inputs::activations::<T>)?,
         capacity,
         past_key: inputs.optional(own::PAST_KEY, Inputs::activations::<T>)?,
@@ -92,8 +92,8 @@ fn cross_attention<T: Activation>(
         key_mask: inputs.ints(cross::KEY_MASK)?,
         query_mask: inputs.ints(cross::QUERY_MASK)?,
         router_weight: inputs.floats(cross::ROUTER_WEIGHT)?,
-        query_weight: inputs.weights(cross::QUERY_WEIGHT)?,
-        output_weight: inputs.weights(cross::OUTPUT_WEIGHT)?,
+        query_weight: inputs.weights(cross::QUERY_WEIGHT, cross::QUERY_SCALE)?,
+        output_weight: inputs.weights(cross::OUTPUT_WEIGHT, cross::OUTPUT_SCALE)?,
         output_bias: inputs.optional(cross::OUTPUT_BIAS, Inputs::activations::<T>)?,
     };
     let mut wanted = CrossAttentionOutputs {
@@ -118,8 +118,8 @@ fn feed_forward<T: Activation>(
     let given = FeedForwardInputs {
         hidden_states: inputs.activations::<T>(ffn::HIDDEN_STATES)?,
         router_weight: inputs.floats(ffn::ROUTER_WEIGHT)?,
-        input_weight: inputs.weights(ffn::INPUT_WEIGHT)?,
-        output_weight: inputs.weights(ffn::OUTPUT_WEIGHT)?,
+        input_weight: inputs.weights(ffn::INPUT_WEIGHT, ffn::INPUT_SCALE)?,
+        output_weight: inputs.weights(ffn::OUTPUT_WEIGHT, ffn::OUTPUT_SCALE)?,
         output_bias: inputs.optional(ffn::OUTPUT_BIAS, Inputs::activations::<T>)?,
     };
     let mut wanted = FeedForwardOutputs {

@@ -1,39 +1,41 @@
 //! Weights that never change, packed when the kernel of a node is created.
 
-use moa_kernels::{Prepared, ScratchPool, Weight, WeightData};
+use moa_kernels::{Prepared, ScratchPool, Weight};
 use moa_schema::{Attributes, cross_attention as cross, feed_forward as ffn, self_attention as own};
 
-use crate::ffi::Shape;
+use crate::ffi::{Elements, Shape};
 
 /// A constant input.
 pub(crate) struct Constant<'a> {
     pub(crate) shape: Shape,
-    pub(crate) values: WeightData<'a>,
+    pub(crate) elements: Elements<'a>,
 }
 
 /// Packs what `constant` knows; an input that is not constant, or does not fit, is left to each call.
 pub(crate) fn prepare<'a>(attributes: &Attributes, constant: &dyn Fn(usize) -> Option<Constant<'a>>) -> Prepared {
     let mut prepared = Prepared::default().with_pool(ScratchPool::of_process());
-    let weights: Vec<(Weight, usize, usize)> = match attributes {
+    let weights: Vec<(Weight, usize, Option<usize>, usize)> = match attributes {
         Attributes::SelfAttention(attributes) => vec![
-            (Weight::Router, own::ROUTER_WEIGHT, 1),
-            (Weight::Query, own::QUERY_WEIGHT, attributes.kv_num_heads),
-            (Weight::KeyValue, own::KV_WEIGHT, 2 * attributes.kv_num_heads),
-            (Weight::Output, own::OUTPUT_WEIGHT, 1),
+            (Weight::Router, own::ROUTER_WEIGHT, None, 1),
+            (Weight::Query, own::QUERY_WEIGHT, Some(own::QUERY_SCALE), attributes.kv_num_heads),
+            (Weight::KeyValue, own::KV_WEIGHT, Some(own::KV_SCALE), 2 * attributes.kv_num_heads),
+            (Weight::Output, own::OUTPUT_WEIGHT, Some(own::OUTPUT_SCALE), 1),
         ],
         Attributes::CrossAttention(attributes) => vec![
-            (Weight::Router, cross::ROUTER_WEIGHT, 1),
-            (Weight::Query, cross::QUERY_WEIGHT, attributes.kv_num_heads),
-            (Weight::Output, cross::OUTPUT_WEIGHT, 1),
+            (Weight::Router, cross::ROUTER_WEIGHT, None, 1),
+            (Weight::Query, cross::QUERY_WEIGHT, Some(cross::QUERY_SCALE), attributes.kv_num_heads),
+            (Weight::Output, cross::OUTPUT_WEIGHT, Some(cross::OUTPUT_SCALE), 1),
         ],
         Attributes::FeedForward(attributes) => vec![
-            (Weight::Router, ffn::ROUTER_WEIGHT, 1),
-            (Weight::Input, ffn::INPUT_WEIGHT, if attributes.gated { 2 } else { 1 }),
-            (Weight::Output, ffn::OUTPUT_WEIGHT, 1),
+            (Weight::Router, ffn::ROUTER_WEIGHT, None, 1),
+            (Weight::Input, ffn::INPUT_WEIGHT, Some(ffn::INPUT_SCALE), if attributes.gated { 2 } else { 1 }),
+            (Weight::Output, ffn::OUTPUT_WEIGHT, Some(ffn::OUTPUT_SCALE), 1),
         ],
     };
-    for (weight, index, blocks) in weights {
-        let Some(Constant { shape, values }) = constant(index) else { continue };
+    for (weight, index, scale, blocks) in weights {
+        let Some(Constant { shape, elements }) = constant(index) else { continue };
+        let scales = scale.and_then(constant).map(|scales| scales.elements);
+        let Some(values) = elements.weights(scales) else { continue };
         let shape = match *shape.as_slice() {
             [inner, row] => [1, inner, row],
             [matrices, inner, row] => [matrices, inner, row],

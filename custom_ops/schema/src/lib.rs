@@ -22,8 +22,10 @@
 //!
 //! # Semantics shared by the three operators
 //!
-//! * Activations are f32 or f16, weights f32, f16 or bf16, each one type per node ([`FloatTypes`]); the router's
-//!   weights, the rotary tables and `topk_weights` are f32.
+//! * Activations are f32 or f16, weights f32, f16, bf16 or int8, each one type per node ([`NodeTypes`]); the router's
+//!   weights, the rotary tables, scales and `topk_weights` are f32.
+//! * Weights in int8, beside activations in f32, are the integers times the scale of their column, which each matrix of
+//!   such a node must have; matrices of floats have none.
 //! * The router works in f32: `logits = x · router_weight`, then [`GateMode`].
 //! * Among equal scores the expert with the lower index is chosen.
 //! * Experts that are not chosen do not influence the result.
@@ -54,12 +56,12 @@ mod shape;
 
 pub use attributes::{AttributeError, AttributeSource, Attributes, other_version};
 pub use operator::{
-    Attribute, AttributeKind, CROSS_ATTENTION, ElementType, FEED_FORWARD, FloatType, FloatTypes, OPERATORS, Operator,
-    Parameter, SELF_ATTENTION, cross_attention, feed_forward, self_attention,
+    Attribute, AttributeKind, CROSS_ATTENTION, ElementType, FEED_FORWARD, FloatType, MatrixType, NodeTypes, OPERATORS,
+    Operator, Parameter, SELF_ATTENTION, cross_attention, feed_forward, self_attention,
 };
 pub use panic::panic_text;
 pub use routing::RoutingPart;
-pub use shape::{CrossAttentionDims, FeedForwardDims, SelfAttentionDims, ShapeError};
+pub use shape::{CrossAttentionDims, FeedForwardDims, SelfAttentionDims, ShapeError, refuse_scales};
 
 /// ONNX domain of the operators.
 pub const DOMAIN: &str = "ai.moa";

@@ -17,6 +17,24 @@ pub struct Operator {
     pub attributes: &'static [Attribute],
 }
 
+impl Operator {
+    /// The operator as it is where matrices are floats: its inputs end before the scales.
+    #[must_use]
+    pub fn of_floats(&self) -> Self {
+        let scales = self.inputs.iter().position(|input| input.element == ElementType::Scale);
+        Self { inputs: &self.inputs[..scales.unwrap_or(self.inputs.len())], ..*self }
+    }
+
+    /// Its matrices: positions of the inputs that hold a matrix, and the scales of its columns where that is of int8.
+    pub fn matrices(&self) -> impl Iterator<Item = [usize; 2]> {
+        self.inputs_of(ElementType::Weight).zip(self.inputs_of(ElementType::Scale)).map(<[usize; 2]>::from)
+    }
+
+    fn inputs_of(&self, element: ElementType) -> impl Iterator<Item = usize> {
+        self.inputs.iter().enumerate().filter(move |(_, input)| input.element == element).map(|(index, _)| index)
+    }
+}
+
 /// One input or output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parameter {
@@ -32,7 +50,7 @@ pub struct Parameter {
     pub optional: bool,
 }
 
-/// Element type of a parameter; the floats of one node are a [`FloatTypes`].
+/// Element type of a parameter; those of one node are a [`NodeTypes`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ElementType {
     /// The type of activations: one for all such parameters of a node.
@@ -41,6 +59,8 @@ pub enum ElementType {
     Weight,
     /// f32 whatever the activation type is.
     Float32,
+    /// f32, a factor for each column of a matrix of int8; absent beside matrices of floats.
+    Scale,
     /// 32-bit integer.
     Int32,
     /// 64-bit integer.
@@ -79,27 +99,53 @@ impl fmt::Display for FloatType {
     }
 }
 
+/// What a trained matrix of a node is stored in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MatrixType {
+    /// Floats, which are the weights.
+    Float(FloatType),
+    /// 8-bit integers from -127 to 127, each of which is a weight once it is multiplied with the scale of its column.
+    Int8,
+}
+
+impl MatrixType {
+    /// Width of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::Float(float) => float.bytes(),
+            Self::Int8 => 1,
+        }
+    }
+}
+
 /// What the parameters [`ElementType::Activation`] and [`ElementType::Weight`] of one node hold.
 ///
-/// Whatever the types are, the CPU kernels add in f32, and a weight counts as the f32 of the same value.
+/// Whatever the types are, the CPU kernels add in f32. A float counts as the f32 of the same value, and the scale of an
+/// integer is multiplied with the sum of its column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FloatTypes {
+pub struct NodeTypes {
     /// f32 or f16.
     pub activations: FloatType,
     /// Any.
-    pub weights: FloatType,
+    pub weights: MatrixType,
 }
 
-impl FloatTypes {
+impl NodeTypes {
     /// Every choice that the operators take.
-    pub const ALL: [Self; 6] = [
-        Self { activations: FloatType::F32, weights: FloatType::F32 },
-        Self { activations: FloatType::F32, weights: FloatType::Bf16 },
-        Self { activations: FloatType::F32, weights: FloatType::F16 },
-        Self { activations: FloatType::F16, weights: FloatType::F16 },
-        Self { activations: FloatType::F16, weights: FloatType::Bf16 },
-        Self { activations: FloatType::F16, weights: FloatType::F32 },
+    pub const ALL: [Self; 7] = [
+        Self::floats(FloatType::F32, FloatType::F32),
+        Self::floats(FloatType::F32, FloatType::Bf16),
+        Self::floats(FloatType::F32, FloatType::F16),
+        Self::floats(FloatType::F16, FloatType::F16),
+        Self::floats(FloatType::F16, FloatType::Bf16),
+        Self::floats(FloatType::F16, FloatType::F32),
+        Self { activations: FloatType::F32, weights: MatrixType::Int8 },
     ];
+
+    /// A node whose matrices are floats.
+    pub const fn floats(activations: FloatType, weights: FloatType) -> Self {
+        Self { activations, weights: MatrixType::Float(weights) }
+    }
 }
 
 /// One attribute.
@@ -152,6 +198,10 @@ const fn optional(name: &'static str, element: ElementType, dims: &'static [&'st
     Parameter { optional: true, ..required(name, element, dims) }
 }
 
+const fn scale(name: &'static str, dims: &'static [&'static str]) -> Parameter {
+    optional(name, ElementType::Scale, dims).noted(OF_INTEGERS)
+}
+
 const fn attribute(name: &'static str, kind: AttributeKind) -> Attribute {
     Attribute { name, kind }
 }
@@ -162,9 +212,13 @@ const SCALE: Attribute = attribute("scale", AttributeKind::Float);
 const GATE_MODE: Attribute = attribute("gate_mode", AttributeKind::String);
 const SKIP_PADDED_QUERIES: Attribute = attribute("skip_padded_queries", AttributeKind::Int);
 
+const OF_INTEGERS: &str = "of int8 weights alone";
+
 const TOPK_INDICES: Parameter = optional(RoutingPart::Indices.output(), ElementType::Int64, &["B", "T", "k"]);
 const TOPK_WEIGHTS: Parameter = optional(RoutingPart::Weights.output(), ElementType::Float32, &["B", "T", "k"]);
 const OUTPUT_BIAS: Parameter = optional("output_bias", ElementType::Activation, &["C"]);
+const QUERY_SCALE: Parameter = scale("query_scale", &["E", "G * D"]);
+const OUTPUT_SCALE: Parameter = scale("output_scale", &["E", "C"]);
 
 /// Self-attention layer: route, project queries, keys and values, attend, project back, weight and sum.
 pub const SELF_ATTENTION: Operator = Operator {
@@ -182,6 +236,9 @@ pub const SELF_ATTENTION: Operator = Operator {
         optional("cos_cache", ElementType::Float32, &["positions", "D / 2"]),
         optional("sin_cache", ElementType::Float32, &["positions", "D / 2"]),
         optional("position_ids", ElementType::Int64, &["B", "T"]),
+        QUERY_SCALE,
+        scale("kv_scale", &["2 * G * D"]),
+        OUTPUT_SCALE,
     ],
     outputs: &[
         required("output", ElementType::Activation, &["B", "T", "C"]),
@@ -206,6 +263,8 @@ pub const CROSS_ATTENTION: Operator = Operator {
         required("query_weight", ElementType::Weight, &["E", "C", "G * D"]),
         required("output_weight", ElementType::Weight, &["E", "G * D", "C"]),
         OUTPUT_BIAS,
+        QUERY_SCALE,
+        OUTPUT_SCALE,
     ],
     outputs: &[required("output", ElementType::Activation, &["B", "T", "C"]), TOPK_INDICES, TOPK_WEIGHTS],
     attributes: &[TOP_K, KV_NUM_HEADS, SCALE, GATE_MODE, SKIP_PADDED_QUERIES],
@@ -220,6 +279,8 @@ pub const FEED_FORWARD: Operator = Operator {
         required("input_weight", ElementType::Weight, &["E", "C", "F"]).noted("or [E, C, 2 * F] where gated"),
         required("output_weight", ElementType::Weight, &["E", "F", "C"]),
         OUTPUT_BIAS,
+        scale("input_scale", &["E", "F"]).noted("or [E, 2 * F] where gated; of int8 weights alone"),
+        OUTPUT_SCALE,
     ],
     outputs: &[required("output", ElementType::Activation, &["B", "T", "C"]), TOPK_INDICES, TOPK_WEIGHTS],
     attributes: &[
@@ -248,6 +309,9 @@ pub mod self_attention {
     pub const COS_CACHE: usize = 9;
     pub const SIN_CACHE: usize = 10;
     pub const POSITION_IDS: usize = 11;
+    pub const QUERY_SCALE: usize = 12;
+    pub const KV_SCALE: usize = 13;
+    pub const OUTPUT_SCALE: usize = 14;
 
     pub const OUTPUT: usize = 0;
     pub const PRESENT_KEY: usize = 1;
@@ -271,6 +335,8 @@ pub mod cross_attention {
     pub const QUERY_WEIGHT: usize = 6;
     pub const OUTPUT_WEIGHT: usize = 7;
     pub const OUTPUT_BIAS: usize = 8;
+    pub const QUERY_SCALE: usize = 9;
+    pub const OUTPUT_SCALE: usize = 10;
 
     pub const OUTPUT: usize = 0;
     pub const TOPK_INDICES: usize = 1;
@@ -285,6 +351,8 @@ pub mod feed_forward {
     pub const INPUT_WEIGHT: usize = 2;
     pub const OUTPUT_WEIGHT: usize = 3;
     pub const OUTPUT_BIAS: usize = 4;
+    pub const INPUT_SCALE: usize = 5;
+    pub const OUTPUT_SCALE: usize = 6;
 
     pub const OUTPUT: usize = 0;
     pub const TOPK_INDICES: usize = 1;
@@ -299,10 +367,29 @@ mod tests {
     fn positions_name_the_parameters() {
         assert_eq!(SELF_ATTENTION.inputs[self_attention::POSITION_IDS].name, "position_ids");
         assert_eq!(SELF_ATTENTION.inputs[self_attention::OUTPUT_BIAS].name, "output_bias");
+        assert_eq!(SELF_ATTENTION.inputs[self_attention::OUTPUT_SCALE].name, "output_scale");
         assert_eq!(SELF_ATTENTION.outputs[self_attention::TOPK_WEIGHTS].name, "topk_weights");
         assert_eq!(CROSS_ATTENTION.inputs[cross_attention::OUTPUT_BIAS].name, "output_bias");
         assert_eq!(CROSS_ATTENTION.inputs[cross_attention::QUERY_MASK].name, "query_mask");
+        assert_eq!(CROSS_ATTENTION.inputs[cross_attention::OUTPUT_SCALE].name, "output_scale");
         assert_eq!(FEED_FORWARD.inputs[feed_forward::OUTPUT_WEIGHT].name, "output_weight");
+        assert_eq!(FEED_FORWARD.inputs[feed_forward::OUTPUT_SCALE].name, "output_scale");
+    }
+
+    #[test]
+    fn scales_are_the_last_inputs() {
+        for operator in OPERATORS {
+            let (rest, scales) = operator.inputs.split_at(operator.of_floats().inputs.len());
+            assert!(scales.iter().all(|scale| scale.element == ElementType::Scale), "{}", operator.name);
+            let matrices = rest.iter().filter(|input| input.element == ElementType::Weight);
+            assert_eq!(operator.matrices().count(), matrices.count());
+            for [matrix, scale] in operator.matrices().map(|pair| pair.map(|index| operator.inputs[index])) {
+                assert_eq!(matrix.name.replace("_weight", "_scale"), scale.name);
+                let mut dims = matrix.dims.to_vec();
+                dims.remove(dims.len() - 2);
+                assert_eq!(dims, scale.dims, "{}", scale.name);
+            }
+        }
     }
 
     #[test]

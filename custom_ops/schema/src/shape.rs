@@ -1,8 +1,8 @@
 //! Shape rules: from the shapes of a node's inputs to the sizes that every implementation works with.
 
 use crate::{
-    CROSS_ATTENTION, CrossAttentionAttributes, FEED_FORWARD, FeedForwardAttributes, Operator, SELF_ATTENTION,
-    SelfAttentionAttributes, cross_attention as cross, feed_forward as ffn, self_attention as own,
+    CROSS_ATTENTION, CrossAttentionAttributes, ElementType, FEED_FORWARD, FeedForwardAttributes, Operator,
+    SELF_ATTENTION, SelfAttentionAttributes, cross_attention as cross, feed_forward as ffn, self_attention as own,
 };
 
 /// Why the inputs of a node cannot be computed; the text names operator, input, expected and found shape.
@@ -16,6 +16,26 @@ impl std::fmt::Display for ShapeError {
 }
 
 impl std::error::Error for ShapeError {}
+
+/// Refuses scales for an implementation whose matrices are floats; `shapes[i]` is the shape of input `i`.
+///
+/// # Errors
+///
+/// Names the first scale that is given.
+pub fn refuse_scales(operator: &Operator, shapes: &[Option<&[usize]>]) -> Result<(), ShapeError> {
+    let given = operator
+        .inputs
+        .iter()
+        .zip(shapes)
+        .find(|(input, shape)| input.element == ElementType::Scale && shape.is_some());
+    match given {
+        Some((scale, _)) => {
+            let (operator, scale) = (operator.name, scale.name);
+            Err(ShapeError(format!("{operator}: input `{scale}` is for weights in int8, which are not served here")))
+        }
+        None => Ok(()),
+    }
+}
 
 /// Sizes of a `MoASelfAttention` node; symbols as in the crate documentation.
 #[allow(missing_docs)]
@@ -186,6 +206,9 @@ impl SelfAttentionDims {
         s.expect(own::KV_WEIGHT, &[width, 2 * columns])?;
         s.expect(own::OUTPUT_WEIGHT, &[experts, columns, width])?;
         s.expect_optional(own::OUTPUT_BIAS, &[width])?;
+        s.expect_optional(own::QUERY_SCALE, &[experts, columns])?;
+        s.expect_optional(own::KV_SCALE, &[2 * columns])?;
+        s.expect_optional(own::OUTPUT_SCALE, &[experts, width])?;
         let rows = match s.get(own::PAST_KEY) {
             Some(_) => s.required::<4>(own::PAST_KEY)?[2],
             None => 0,
@@ -237,6 +260,8 @@ impl CrossAttentionDims {
         s.expect(cross::QUERY_WEIGHT, &[experts, width, columns])?;
         s.expect(cross::OUTPUT_WEIGHT, &[experts, columns, width])?;
         s.expect_optional(cross::OUTPUT_BIAS, &[width])?;
+        s.expect_optional(cross::QUERY_SCALE, &[experts, columns])?;
+        s.expect_optional(cross::OUTPUT_SCALE, &[experts, width])?;
         Ok(Self { batch, tokens, keys, width, experts, top_k: attributes.top_k, kv_heads, head })
     }
 }
@@ -262,6 +287,8 @@ impl FeedForwardDims {
         s.expect(ffn::INPUT_WEIGHT, &[experts, width, columns])?;
         s.expect(ffn::OUTPUT_WEIGHT, &[experts, hidden, width])?;
         s.expect_optional(ffn::OUTPUT_BIAS, &[width])?;
+        s.expect_optional(ffn::INPUT_SCALE, &[experts, columns])?;
+        s.expect_optional(ffn::OUTPUT_SCALE, &[experts, width])?;
         Ok(Self { batch, tokens, width, experts, top_k: attributes.top_k, hidden })
     }
 }

@@ -62,6 +62,11 @@ TEST(absent_inputs_in_the_middle_are_told_by_an_attribute) {
     CHECK(taken_log().find("`past_key` to `past_value` are given together") != std::string::npos);
 }
 
+TEST(scales_of_int8_weights_are_no_inputs) {
+    CHECK(!create(2, legal_fields(2))->shapes({{-1, -2, 16}, {16, 6}, {6, 16, 5}, {6, 5, 16}, {16}, {6, 5}, {6, 16}}));
+    CHECK(taken_log().find("7 inputs do not fit") != std::string::npos);
+}
+
 TEST(the_other_operators_keep_the_shape_of_the_hidden_states) {
     const auto cross = create(1, legal_fields(1));
     const std::vector<Sizes> shapes{{-1, -2, 16}, {-1, 2, -4, 4}, {-1, 2, -4, 4}, {-1, -4}, {-1, -2}, {16, 6}, {6, 16, 8},

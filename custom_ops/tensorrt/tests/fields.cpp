@@ -111,6 +111,8 @@ TEST(hostile_values_are_refused) {
         refused(index, legal_fields(index).integer("output_count", 6), "`output_count` must be between 1 and");
         refused(index, legal_fields(index).integer("present_inputs", 1), "`present_inputs` lacks");
         refused(index, legal_fields(index).integer("present_inputs", 1 << 30), "names inputs that");
+        const std::int32_t scales[] = {0x703F, 0x6FF, 0x6F};
+        refused(index, legal_fields(index).integer("present_inputs", scales[index]), "names inputs that");
     }
     for (const std::size_t index : {0, 1}) {
         refused(index, legal_fields(index).integer("kv_num_heads", 0), "`kv_num_heads` must be at least 1");

@@ -29,8 +29,8 @@ pub(super) fn header() -> String {
     }
     names(&mut text, "gate_modes", &GateMode::ALL.map(GateMode::as_str));
     names(&mut text, "activations", &Activation::ALL.map(Activation::as_str));
-    for (operator, namespace) in OPERATORS.iter().zip(NAMESPACES) {
-        tables(&mut text, operator, namespace);
+    for (operator, namespace) in OPERATORS.iter().map(Operator::of_floats).zip(NAMESPACES) {
+        tables(&mut text, &operator, namespace);
     }
     let all = NAMESPACES.map(|name| format!("{name}::all"));
     line(&mut text, &format!("inline constexpr Operator operator_table[] = {{{}}};", all.join(", ")));
@@ -66,7 +66,7 @@ fn parameter(parameter: &Parameter) -> String {
     let element = match parameter.element {
         ElementType::Activation => "activation",
         ElementType::Weight => "weight",
-        ElementType::Float32 => "float32",
+        ElementType::Float32 | ElementType::Scale => "float32",
         ElementType::Int32 => "int32",
         ElementType::Int64 => "int64",
     };
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn the_header_holds_every_name_of_the_contract() {
         let header = header();
-        for operator in OPERATORS {
+        for operator in OPERATORS.map(|operator| operator.of_floats()) {
             let parameters = operator.inputs.iter().chain(operator.outputs).map(|parameter| parameter.name);
             for name in parameters.chain(operator.attributes.iter().map(|a| a.name)).chain([operator.name]) {
                 assert!(header.contains(&format!("\"{name}\"")), "{name}");

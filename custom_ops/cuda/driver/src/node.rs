@@ -4,7 +4,7 @@ use moa_cuda::plan::{self, Plan, SelfAttentionSettings};
 use moa_cuda::{Device, Element, Options};
 use moa_schema::{
     CROSS_ATTENTION, CrossAttentionAttributes, CrossAttentionDims, ElementType, FEED_FORWARD, FeedForwardAttributes,
-    FeedForwardDims, Operator, SELF_ATTENTION, SelfAttentionAttributes, SelfAttentionDims, ShapeError,
+    FeedForwardDims, Operator, SELF_ATTENTION, SelfAttentionAttributes, SelfAttentionDims, ShapeError, refuse_scales,
     self_attention as own,
 };
 
@@ -97,6 +97,7 @@ impl Node {
         device: &Device,
         options: Options,
     ) -> Result<Plan, Error> {
+        refuse_scales(self.operator(), inputs)?;
         Ok(match self {
             Self::SelfAttention(attributes, caches) => {
                 let (dims, capacity) = caches.dims(inputs, attributes)?;
@@ -126,7 +127,7 @@ impl Node {
 pub(crate) fn element_bytes(parameter: ElementType, element: Element) -> usize {
     match parameter {
         ElementType::Activation | ElementType::Weight => element.bytes(),
-        ElementType::Float32 | ElementType::Int32 => 4,
+        ElementType::Float32 | ElementType::Scale | ElementType::Int32 => 4,
         ElementType::Int64 => 8,
     }
 }

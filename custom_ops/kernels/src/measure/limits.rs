@@ -145,6 +145,7 @@ fn block_seconds(isa: Isa, threads: usize, inner: usize, end: End) -> f64 {
                         End::Resume => Write::Resume(&[0.5; ROWS]),
                         End::AddScaled => Write::AddScaled(&[0.5; ROWS]),
                     },
+                    scales: None,
                     ahead: None,
                 }
                 .compute(isa, &mut Tile::dense(out.filled_mut(), COLUMNS));

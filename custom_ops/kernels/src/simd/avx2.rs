@@ -154,12 +154,13 @@ unsafe fn few_rows<W: Element, const M: usize, const V: usize>(raw: &Raw<W>) {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn through_lanes<W: Element>(raw: &Raw<W>, kernel: Kernel<W>) {
     let mut lanes = [[0.0f32; MOST_COLUMNS]; ROWS];
+    let scales = if raw.scales.is_null() { null() } else { raw.scales.wrapping_add(raw.first) };
     let out = lanes.each_mut().map(|row| row.as_mut_ptr());
     let rows = || raw.out.into_iter().map(|row| row.wrapping_add(raw.first)).zip(out).take(raw.rows);
     // SAFETY: by the caller's promise the destination holds the columns, which are at most `MOST_COLUMNS`.
     unsafe {
         rows().for_each(|(row, lanes)| std::ptr::copy_nonoverlapping(row, lanes, raw.columns));
-        kernel(&Raw { out, first: 0, ..*raw });
+        kernel(&Raw { out, first: 0, scales, ..*raw });
         rows().for_each(|(row, lanes)| std::ptr::copy_nonoverlapping(lanes, row, raw.columns));
     }
 }
@@ -216,6 +217,12 @@ unsafe fn piece<W: Element, const M: usize, const V: usize, const LATER: bool>(
         for inner in inner..raw.inner {
             multiply_add(&mut sums, &left, [inner, inner], right, &offsets);
             right = right.wrapping_add(W::passed(inner, raw.stride));
+        }
+        if !raw.scales.is_null() {
+            for vector in 0..V {
+                let scales = _mm256_loadu_ps(raw.scales.add(raw.first + column + vector.min(last) * WIDTH));
+                sums.iter_mut().for_each(|sums| sums[vector] = _mm256_mul_ps(sums[vector], scales));
+            }
         }
         if raw.mode == Mode::AddScaled {
             for (row, sums) in sums.iter_mut().enumerate() {

@@ -108,6 +108,26 @@ unsafe fn store<W>(raw: &Raw<W>, row: usize, out: *mut f32, mask: __mmask16, sum
     }
 }
 
+/// Multiplies sums with the scales of their columns, where there are any.
+///
+/// # Safety
+///
+/// The scales of `raw`, where there are any, must be readable for all of its columns; the processor must have AVX-512
+/// F.
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn scale<W, const M: usize, const V: usize>(raw: &Raw<W>, sums: &mut [[__m512; V]; M]) {
+    if raw.scales.is_null() {
+        return;
+    }
+    for vector in 0..V {
+        let scales = raw.scales.wrapping_add(raw.first + vector * LANES);
+        // SAFETY: by the caller's promise; no lane past the last column is read.
+        let scales = unsafe { _mm512_maskz_loadu_ps(mask(raw.columns, vector), scales) };
+        sums.iter_mut().for_each(|sums| sums[vector] = _mm512_mul_ps(sums[vector], scales));
+    }
+}
+
 /// One inner step of a block, `step` of those of an element.
 ///
 /// # Safety
@@ -167,6 +187,7 @@ unsafe fn block<W: Element, const M: usize, const V: usize>(raw: &Raw<W>) {
             multiply_add(&mut sums, &left, [inner, inner], right);
             right = right.wrapping_add(W::passed(inner, raw.stride));
         }
+        scale(raw, &mut sums);
         for (row, sums) in sums.into_iter().enumerate() {
             for (vector, sum) in sums.into_iter().enumerate() {
                 let out = raw.out[row].wrapping_add(raw.first + vector * LANES);
@@ -203,6 +224,7 @@ unsafe fn wide<W: Element, const M: usize, const V: usize>(raw: &Raw<W>) {
         } else {
             wide_sums(&mut sums, raw, offsets);
         }
+        scale(raw, &mut sums);
         for (row, sums) in sums.into_iter().enumerate() {
             for (vector, sum) in sums.into_iter().enumerate() {
                 store(raw, row, raw.out[row].wrapping_add(raw.first + vector * LANES), mask(raw.columns, vector), sum);
@@ -260,7 +282,8 @@ unsafe fn one_stream<W: Element, const V: usize>(sums: &mut [__m512; V], raw: &R
             let value = _mm512_set1_ps(*left.add(inner));
             for (vector, sum) in sums.iter_mut().enumerate() {
                 let lanes = right.add(vector * LANES);
-                if (vector * LANES * size_of::<W>()).is_multiple_of(LINE) && step.is_multiple_of(W::STEPS) {
+                let place = (step / W::STEPS * PANEL + vector * LANES) * size_of::<W>();
+                if place.is_multiple_of(LINE) && step.is_multiple_of(W::STEPS) {
                     _mm_prefetch::<_MM_HINT_T0>(lanes.wrapping_byte_add(PAGE).cast());
                 }
                 *sum = _mm512_fmadd_ps(value, W::load16(lanes, step), *sum);

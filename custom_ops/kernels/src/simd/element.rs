@@ -1,13 +1,15 @@
 //! Weights as they are packed, and as f32.
 //!
-//! Widening is exact, so a product with stored weights has the bits of the product with the same weights as f32.
+//! Widening is exact, so a product with stored weights has the bits of the product with the same weights as f32. An
+//! integer is widened to the f32 of its value: what it is scaled by is no matter of elements.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
-    __m256, __m512, _mm_loadu_si128, _mm256_and_si256, _mm256_castsi256_ps, _mm256_cvtph_ps, _mm256_loadu_ps,
-    _mm256_loadu_si256, _mm256_set1_epi32, _mm256_slli_epi32, _mm512_and_si512, _mm512_castsi512_ps, _mm512_cvtph_ps,
-    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_set1_epi32, _mm512_slli_epi32,
+    __m256, __m512, _mm_loadl_epi64, _mm_loadu_si128, _mm256_and_si256, _mm256_castsi256_ps, _mm256_cvtepi8_epi32,
+    _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_epi32, _mm256_slli_epi32,
+    _mm512_and_si512, _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_loadu_ps,
+    _mm512_loadu_si512, _mm512_set1_epi32, _mm512_slli_epi32,
 };
 
 use half::{bf16, f16};
@@ -207,5 +209,50 @@ impl Element for f16 {
     unsafe fn load8(from: *const Self, _: usize) -> __m256 {
         // SAFETY: by the caller's promise.
         _mm256_cvtph_ps(unsafe { _mm_loadu_si128(from.cast()) })
+    }
+}
+
+/// Integers, which the scales of their columns make weights of once they are multiplied and summed.
+impl Element for i8 {
+    type Stored = Self;
+
+    const STEPS: usize = 1;
+
+    const PARTS: usize = 1;
+
+    fn pack(rows: &[&[Self]], out: &mut [Self]) {
+        rows.iter().for_each(|row| out[..row.len()].copy_from_slice(row));
+    }
+
+    fn holds(elements: &[Self], rows: &[&[Self]]) -> bool {
+        rows.iter().all(|row| elements.starts_with(row))
+    }
+
+    fn widen(self, _: usize) -> f32 {
+        self.into()
+    }
+
+    fn direct(_: &[Self]) -> Option<&[f32]> {
+        None
+    }
+
+    fn pairs(_: &[Self]) -> Option<&[bf16]> {
+        None
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn load16(from: *const Self, _: usize) -> __m512 {
+        // SAFETY: by the caller's promise.
+        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(unsafe { _mm_loadu_si128(from.cast()) }))
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    unsafe fn load8(from: *const Self, _: usize) -> __m256 {
+        // SAFETY: by the caller's promise.
+        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(unsafe { _mm_loadl_epi64(from.cast()) }))
     }
 }

@@ -35,6 +35,10 @@ pub(super) unsafe fn block<W: Element>(raw: &Raw<W>) {
                     }
                     right = right.wrapping_add(W::passed(inner, raw.stride));
                 }
+                if !raw.scales.is_null() {
+                    let scales = &*raw.scales.add(column).cast::<[f32; LANES]>();
+                    sums.iter_mut().zip(scales).for_each(|(sum, scale)| *sum *= scale);
+                }
                 for (out, sum) in out.iter_mut().zip(sums) {
                     match raw.mode {
                         Mode::AddScaled => *out = multiply_add(*raw.factors.add(row), sum, *out),

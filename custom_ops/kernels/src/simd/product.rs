@@ -75,6 +75,8 @@ pub(crate) struct Product<'a, W = f32> {
     /// Columns, from the first of the first panel on.
     pub(crate) columns: usize,
     pub(crate) write: Write<'a>,
+    /// `Some`: each sum is multiplied with the scale of its column before it is written; none where a sum is resumed.
+    pub(crate) scales: Option<&'a [f32]>,
     /// What is fetched on the way.
     pub(crate) ahead: Option<Ahead>,
 }
@@ -139,6 +141,8 @@ pub(super) struct Raw<W> {
     pub(super) mode: Mode,
     /// One factor a row; null where [`Mode::Replace`] needs none.
     pub(super) factors: *const f32,
+    /// A factor for each column, whole vectors of them from the first column on; null where there is none.
+    pub(super) scales: *const f32,
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(super) fetch: Fetch,
 }
@@ -205,6 +209,7 @@ impl<W: Element> Product<'_, W> {
             columns: self.columns,
             mode,
             factors: factors.map_or(null(), <[f32]>::as_ptr),
+            scales: self.scales.map_or(null(), <[f32]>::as_ptr),
             fetch: self.fetch(),
         };
         self.check(out, factors);
@@ -218,9 +223,9 @@ impl<W: Element> Product<'_, W> {
             (raw.first, raw.columns) = (column, most.min(self.columns - column));
             let kernel = kernel(isa, count, raw.columns.div_ceil(LANES));
             // SAFETY: `Left::rows` proved that `inner` elements of every left row are in bounds, `check` that `inner`
-            // rows of whole vectors of every panel and one factor for each row are, `Tile::starts` and `check` that
-            // `columns` elements of every destination row are; the destination is borrowed mutably, so it meets neither
-            // factor. `Isa` proves that the processor has the instructions.
+            // rows of whole vectors of every panel, one factor for each row and whole vectors of scales are,
+            // `Tile::starts` and `check` that `columns` elements of every destination row are; the destination is
+            // borrowed mutably, so it meets nothing that is read. `Isa` proves that the processor has the instructions.
             unsafe { kernel(&raw) };
             let passed = raw.columns / PANEL;
             raw.right = raw.right.wrapping_add(passed * self.right.panel_stride);
@@ -249,6 +254,9 @@ impl<W: Element> Product<'_, W> {
         assert!(count <= ROWS, "block size");
         assert!(self.rows.len() >= count, "destination rows");
         assert!(factors.is_none_or(|factors| factors.len() >= count), "one factor a row");
+        let enough = |scales: &[f32]| scales.len() >= self.columns.next_multiple_of(LANES);
+        assert!(self.scales.is_none_or(enough), "whole vectors of scales");
+        assert!(self.scales.is_none() || !matches!(self.write, Write::Resume(_)), "scales of a sum that is resumed");
         let panels = self.columns.div_ceil(PANEL);
         let lanes = (self.columns - (panels - 1) * PANEL).next_multiple_of(LANES);
         let last = (steps.saturating_sub(1)).checked_mul(right.stride).and_then(|rows| rows.checked_add(lanes));
@@ -330,9 +338,18 @@ mod tests {
         let starts: Vec<usize> = (0..count).map(|row| 3 * (count - 1 - row)).collect();
         let right = ramp(columns.div_ceil(PANEL) * inner * PANEL, 2);
         let (rows, factors): (Vec<_>, Vec<_>) = (0..count).map(|row| (row, 2.0 - row as f32)).unzip();
-        let product = expected(&left, &starts, inner, &right, columns);
+        let unscaled = expected(&left, &starts, inner, &right, columns);
+        let scales: Vec<f32> = (0..columns.next_multiple_of(LANES)).map(|column| (column % 3) as f32).collect();
         let width = columns + 5;
-        for write in [Write::Replace, Write::Resume(&factors), Write::AddScaled(&factors)] {
+        for (write, scales) in [
+            (Write::Replace, None),
+            (Write::Resume(&factors), None),
+            (Write::AddScaled(&factors), None),
+            (Write::Replace, Some(&scales[..])),
+            (Write::AddScaled(&factors), Some(&scales[..])),
+        ] {
+            let scale = |index: usize| scales.map_or(1.0, |scales| scales[index % columns]);
+            let product: Vec<f32> = unscaled.iter().enumerate().map(|(index, sum)| sum * scale(index)).collect();
             let start = ramp(count * width, 3);
             let mut out = start.clone();
             Product {
@@ -342,6 +359,7 @@ mod tests {
                 first_column: 2,
                 columns,
                 write,
+                scales,
                 ahead: Some(if count.is_multiple_of(2) { Ahead::Own } else { Ahead::Later(Memory::of(&right)) }),
             }
             .compute(isa, &mut Tile::dense(&mut out, width));
@@ -377,6 +395,7 @@ mod tests {
                     first_column: 0,
                     columns,
                     write: Write::Replace,
+                    scales: None,
                     ahead: None,
                 }
                 .compute(isa, &mut Tile::dense(&mut out, columns));
@@ -424,6 +443,7 @@ mod tests {
             first_column: 0,
             columns: PANEL,
             write: Write::Replace,
+            scales: None,
             ahead: None,
         }
         .compute(Isa::at_most(Instructions::Portable), &mut Tile::dense(&mut out, PANEL));
@@ -440,6 +460,7 @@ mod tests {
             first_column: 0,
             columns: PANEL,
             write: Write::Replace,
+            scales: None,
             ahead: None,
         }
         .compute(Isa::at_most(Instructions::Portable), &mut Tile::dense(&mut out, PANEL));

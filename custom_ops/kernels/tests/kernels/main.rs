@@ -5,6 +5,7 @@ mod attention_reference;
 mod cross_attention;
 mod feed_forward;
 mod few_tokens;
+mod integers;
 mod many_tokens;
 mod memory;
 mod prepared;

@@ -2,7 +2,7 @@
 
 use moa_kernels::{
     CrossAttentionInputs, CrossAttentionOutputs, FeedForwardInputs, FeedForwardOutputs, KernelError,
-    SelfAttentionInputs, SelfAttentionOutputs, Sequential, cross_attention, feed_forward, self_attention,
+    SelfAttentionInputs, SelfAttentionOutputs, Sequential, WeightData, cross_attention, feed_forward, self_attention,
 };
 use moa_schema::{
     Activation, CrossAttentionAttributes, CrossAttentionDims, FeedForwardAttributes, FeedForwardDims, GateMode,
@@ -46,6 +46,10 @@ fn every_short_slice_is_named() {
     assert_eq!(refusal(&case, |i| i.query_weight = case.query_weight[1..].into()), length("query_weight", 96, 95));
     assert_eq!(refusal(&case, |i| i.kv_weight = case.kv_weight[1..].into()), length("kv_weight", 64, 63));
     assert_eq!(refusal(&case, |i| i.output_weight = case.output_weight[1..].into()), length("output_weight", 96, 95));
+    let scales = |scales| WeightData::I8 { values: &[0; 96], scales };
+    assert_eq!(refusal(&case, |i| i.query_weight = scales(&[1.0; 24])), None);
+    assert_eq!(refusal(&case, |i| i.query_weight = scales(&[1.0; 23])), length("query_scale", 24, 23));
+    assert_eq!(refusal(&case, |i| i.output_weight = scales(&[1.0; 24])), length("output_scale", 12, 24));
     assert_eq!(refusal(&case, |i| i.output_bias = Some(&[0.0])), length("output_bias", 4, 1));
     assert_eq!(refusal(&case, |i| i.past_key = None), length("past_key", 32, 0));
     assert_eq!(refusal(&case, |i| i.past_value = Some(&[0.0])), length("past_value", 32, 1));

@@ -42,9 +42,10 @@ impl Halves {
     }
 }
 
-const LEVELS: [Instructions; 4] = [Instructions::Portable, Instructions::Avx2, Instructions::Avx512, Instructions::Amx];
+pub(crate) const LEVELS: [Instructions; 4] =
+    [Instructions::Portable, Instructions::Avx2, Instructions::Avx512, Instructions::Amx];
 
-fn self_case(seed: u64) -> Case {
+pub(crate) fn self_case(seed: u64) -> Case {
     let mut random = Random(seed);
     let dims = match seed % 3 {
         0 => SelfAttentionDims { tokens: 1, head: 32, past: 40, ..random_dims(&mut random) },
@@ -55,7 +56,7 @@ fn self_case(seed: u64) -> Case {
     Case::random(&mut random, dims)
 }
 
-fn compute<T: Scalar>(case: &Case, inputs: &SelfAttentionInputs<'_, T>, prepared: &Prepared) -> Computed {
+pub(crate) fn compute<T: Scalar>(case: &Case, inputs: &SelfAttentionInputs<'_, T>, prepared: &Prepared) -> Computed {
     let SelfAttentionDims { batch, tokens, past, width, top_k, kv_heads, head, .. } = case.dims;
     let cache = batch * kv_heads * (past + tokens) * head;
     let (mut output, mut key, mut value) =
@@ -79,7 +80,7 @@ fn compute<T: Scalar>(case: &Case, inputs: &SelfAttentionInputs<'_, T>, prepared
     Computed { output, present_key, present_value, topk_indices, topk_weights }
 }
 
-fn assert_same(found: &Computed, expected: &Computed) {
+pub(crate) fn assert_same(found: &Computed, expected: &Computed) {
     for (found, expected) in [
         (&found.output, &expected.output),
         (&found.present_key, &expected.present_key),

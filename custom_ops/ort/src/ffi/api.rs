@@ -7,10 +7,10 @@ use std::ffi::{CStr, CString, c_char};
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null, null_mut};
 
-use moa_schema::{AttributeSource, FloatTypes, Parameter};
+use moa_schema::{AttributeSource, NodeTypes, Parameter};
 use ort_sys::{OrtApi, OrtApiBase, OrtErrorCode, OrtKernelInfo, OrtStatusPtr, OrtValue};
 
-use super::call::read_floats;
+use super::call::read_constant;
 use super::shape::{Shape, checked_shape};
 use crate::failure::{Failure, Fault};
 use crate::prepare::Constant;
@@ -172,15 +172,15 @@ impl KernelInfo<'_> {
             .unwrap_or_default()
     }
 
-    /// A trained input that never changes; `None` where it may change, is absent or has another type.
-    pub(crate) fn constant(&self, index: usize, parameter: &Parameter, types: FloatTypes) -> Option<Constant<'_>> {
+    /// An input that never changes; `None` where it may change, is absent or has another type.
+    pub(crate) fn constant(&self, index: usize, parameter: &Parameter, types: NodeTypes) -> Option<Constant<'_>> {
         let value = self.constant_value(index)?;
         // SAFETY: `value` is a constant tensor, which lives longer than the info and is never written.
-        unsafe { read_floats(self.api, value, parameter, types) }.ok()?
+        unsafe { read_constant(self.api, value, parameter, types) }.ok()?
     }
 
     /// The shape of an input that never changes; `None` as for [`Self::constant`].
-    pub(crate) fn constant_shape(&self, index: usize, parameter: &Parameter, types: FloatTypes) -> Option<Shape> {
+    pub(crate) fn constant_shape(&self, index: usize, parameter: &Parameter, types: NodeTypes) -> Option<Shape> {
         let value = self.constant_value(index)?;
         // SAFETY: `value` is a tensor.
         unsafe { checked_shape(self.api, value, parameter, types) }.ok()

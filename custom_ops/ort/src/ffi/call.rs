@@ -7,7 +7,7 @@ use std::ptr::{null, null_mut};
 
 use half::{bf16, f16};
 use moa_kernels::{Scalar, WeightData};
-use moa_schema::{ElementType, FloatType, FloatTypes, Operator, Parameter};
+use moa_schema::{ElementType, FloatType, MatrixType, NodeTypes, Operator, Parameter};
 use ort_sys::{ONNXTensorElementDataType, OrtKernelContext, OrtValue};
 
 use super::api::{Api, ort};
@@ -36,7 +36,7 @@ impl<'a> Call<'a> {
         api: Api,
         raw: *mut OrtKernelContext,
         operator: &'a Operator,
-        types: FloatTypes,
+        types: NodeTypes,
         constants: &[Option<Shape>],
     ) -> Result<Self, Failure> {
         let mut count = 0;
@@ -88,6 +88,7 @@ pub(crate) enum Elements<'a> {
     Float(&'a [f32]),
     Half(&'a [f16]),
     Brain(&'a [bf16]),
+    Byte(&'a [i8]),
     Int(&'a [i32]),
     Long(&'a [i64]),
 }
@@ -127,24 +128,47 @@ struct Tensor<'a> {
     elements: Elements<'a>,
 }
 
-/// The type of float that a parameter holds, if any.
-const fn float_type(element: ElementType, types: FloatTypes) -> Option<FloatType> {
-    match element {
-        ElementType::Activation => Some(types.activations),
-        ElementType::Weight => Some(types.weights),
-        ElementType::Float32 => Some(FloatType::F32),
-        ElementType::Int32 | ElementType::Int64 => None,
+/// What the elements of a parameter are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Float(FloatType),
+    Int8,
+    Int32,
+    Int64,
+}
+
+impl Kind {
+    const fn of(element: ElementType, types: NodeTypes) -> Self {
+        match (element, types.weights) {
+            (ElementType::Activation, _) => Self::Float(types.activations),
+            (ElementType::Weight, MatrixType::Float(float)) => Self::Float(float),
+            (ElementType::Weight, MatrixType::Int8) => Self::Int8,
+            (ElementType::Float32 | ElementType::Scale, _) => Self::Float(FloatType::F32),
+            (ElementType::Int32, _) => Self::Int32,
+            (ElementType::Int64, _) => Self::Int64,
+        }
+    }
+
+    /// Width of one element.
+    const fn bytes(self) -> usize {
+        match self {
+            Self::Float(float) => float.bytes(),
+            Self::Int8 => size_of::<i8>(),
+            Self::Int32 => size_of::<i32>(),
+            Self::Int64 => size_of::<i64>(),
+        }
     }
 }
 
 /// The ONNX code of an element type.
-pub(crate) fn element_code(element: ElementType, types: FloatTypes) -> ONNXTensorElementDataType {
-    match float_type(element, types) {
-        Some(FloatType::F32) => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
-        Some(FloatType::F16) => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,
-        Some(FloatType::Bf16) => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16,
-        None if element == ElementType::Int32 => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,
-        None => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64,
+pub(crate) fn element_code(element: ElementType, types: NodeTypes) -> ONNXTensorElementDataType {
+    match Kind::of(element, types) {
+        Kind::Float(FloatType::F32) => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
+        Kind::Float(FloatType::F16) => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,
+        Kind::Float(FloatType::Bf16) => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16,
+        Kind::Int8 => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8,
+        Kind::Int32 => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,
+        Kind::Int64 => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64,
     }
 }
 
@@ -156,7 +180,7 @@ unsafe fn read_tensor<'a>(
     api: Api,
     value: *const OrtValue,
     parameter: &Parameter,
-    types: FloatTypes,
+    types: NodeTypes,
     known: Option<Shape>,
 ) -> Result<Option<Tensor<'a>>, Failure> {
     if value.is_null() {
@@ -171,28 +195,20 @@ unsafe fn read_tensor<'a>(
     // SAFETY: `value` is a tensor; the pointer is only read from.
     unsafe { ort!(api, GetTensorMutableData(value.cast_mut(), &mut data)) }.check()?;
     let len = shape.as_slice().iter().product();
-    let kind = float_type(parameter.element, types);
-    check_aligned("input", parameter, data, element_bytes(parameter.element, kind))?;
+    let kind = Kind::of(parameter.element, types);
+    check_aligned("input", parameter, data, kind.bytes())?;
     // SAFETY: the data of a tensor of this type holds `len` elements, every one of them initialised; they are aligned.
     let elements = unsafe {
         match kind {
-            Some(FloatType::F32) => Elements::Float(slice(data, len)),
-            Some(FloatType::F16) => Elements::Half(slice(data, len)),
-            Some(FloatType::Bf16) => Elements::Brain(slice(data, len)),
-            None if parameter.element == ElementType::Int32 => Elements::Int(slice(data, len)),
-            None => Elements::Long(slice(data, len)),
+            Kind::Float(FloatType::F32) => Elements::Float(slice(data, len)),
+            Kind::Float(FloatType::F16) => Elements::Half(slice(data, len)),
+            Kind::Float(FloatType::Bf16) => Elements::Brain(slice(data, len)),
+            Kind::Int8 => Elements::Byte(slice(data, len)),
+            Kind::Int32 => Elements::Int(slice(data, len)),
+            Kind::Int64 => Elements::Long(slice(data, len)),
         }
     };
     Ok(Some(Tensor { shape, elements }))
-}
-
-/// Bytes of an element of a parameter, a float of type `kind` or an integer.
-fn element_bytes(element: ElementType, kind: Option<FloatType>) -> usize {
-    match kind {
-        Some(kind) => kind.bytes(),
-        None if element == ElementType::Int32 => size_of::<i32>(),
-        None => size_of::<i64>(),
-    }
 }
 
 /// Refuses a tensor whose elements of `bytes` bytes are not aligned: the runtime takes any memory that it is given,
@@ -207,30 +223,20 @@ fn check_aligned(kind: &str, parameter: &Parameter, data: *const c_void, bytes: 
     )))
 }
 
-/// A tensor of floats; `None` where it is absent or holds something else.
+/// A tensor; `None` where it is absent.
 ///
 /// # Safety
 ///
 /// As [`read_tensor`].
-pub(super) unsafe fn read_floats<'a>(
+pub(super) unsafe fn read_constant<'a>(
     api: Api,
     value: *const OrtValue,
     parameter: &Parameter,
-    types: FloatTypes,
+    types: NodeTypes,
 ) -> Result<Option<Constant<'a>>, Failure> {
     // SAFETY: by the caller's promise.
     let tensor = unsafe { read_tensor(api, value, parameter, types, None) }?;
-    Ok(tensor.and_then(|Tensor { shape, elements }| Some(Constant { shape, values: weight(elements)? })))
-}
-
-/// Floats as a kernel takes them.
-fn weight(elements: Elements<'_>) -> Option<WeightData<'_>> {
-    match elements {
-        Elements::Float(values) => Some(WeightData::F32(values)),
-        Elements::Half(values) => Some(WeightData::F16(values)),
-        Elements::Brain(values) => Some(WeightData::Bf16(values)),
-        Elements::Int(_) | Elements::Long(_) => None,
-    }
+    Ok(tensor.map(|Tensor { shape, elements }| Constant { shape, elements }))
 }
 
 /// # Safety
@@ -268,10 +274,18 @@ impl<'a> Inputs<'a> {
         }
     }
 
-    pub(crate) fn weights(&self, index: usize) -> Result<WeightData<'a>, Failure> {
-        match self.elements(index).and_then(weight) {
+    /// A matrix; input `scale` holds the scales of its columns where it is one of integers.
+    pub(crate) fn weights(&self, index: usize, scale: usize) -> Result<WeightData<'a>, Failure> {
+        let Some(elements) = self.elements(index) else { return self.absent(index) };
+        match elements.weights(self.elements(scale)) {
             Some(values) => Ok(values),
-            None => self.absent(index),
+            None if self.elements(scale).is_none() => self.absent(scale),
+            None => {
+                let [matrix, scale] = [index, scale].map(|index| self.operator.inputs[index].name);
+                Err(Failure::argument(format!(
+                    "input `{scale}` is there, and `{matrix}` holds floats, which have none"
+                )))
+            }
         }
     }
 
@@ -315,12 +329,25 @@ impl<'a> Inputs<'a> {
     }
 }
 
-impl Elements<'_> {
+impl<'a> Elements<'a> {
+    /// A matrix as a kernel takes it; `None` where it holds no weights, has no scales and needs them, or has scales and
+    /// needs none.
+    pub(crate) fn weights(self, scales: Option<Self>) -> Option<WeightData<'a>> {
+        match (self, scales) {
+            (Self::Float(values), None) => Some(WeightData::F32(values)),
+            (Self::Half(values), None) => Some(WeightData::F16(values)),
+            (Self::Brain(values), None) => Some(WeightData::Bf16(values)),
+            (Self::Byte(values), Some(Self::Float(scales))) => Some(WeightData::I8 { values, scales }),
+            _ => None,
+        }
+    }
+
     fn addresses(&self) -> Range<usize> {
         match self {
             Self::Float(values) => addresses(values),
             Self::Half(values) => addresses(values),
             Self::Brain(values) => addresses(values),
+            Self::Byte(values) => addresses(values),
             Self::Int(values) => addresses(values),
             Self::Long(values) => addresses(values),
         }
@@ -341,7 +368,7 @@ struct OutputSlots<'a> {
     api: Api,
     raw: *mut OrtKernelContext,
     operator: &'a Operator,
-    types: FloatTypes,
+    types: NodeTypes,
     lifetime: PhantomData<&'a OrtKernelContext>,
 }
 
@@ -375,11 +402,9 @@ impl<'a> OutputSlots<'a> {
                 buffers.push(None);
                 continue;
             }
-            let kind = float_type(parameter.element, self.types);
-            let element_bytes = element_bytes(parameter.element, kind);
-            check_aligned("output", parameter, data, element_bytes)?;
-            let bytes = len * element_bytes;
-            let range = data.addr()..data.addr() + bytes;
+            let kind = Kind::of(parameter.element, self.types);
+            check_aligned("output", parameter, data, kind.bytes())?;
+            let range = data.addr()..data.addr() + len * kind.bytes();
             if let Some((input, _)) = in_place.iter().find(|(_, output)| *output == index) {
                 inputs.give_up(*input, &range);
             }
@@ -400,9 +425,9 @@ impl<'a> OutputSlots<'a> {
             // they read it.
             buffers.push(Some(unsafe {
                 match kind {
-                    None => Buffer::Long(slice_mut(data, len)),
-                    Some(FloatType::F32) => Buffer::Float(slice_mut(data, len)),
-                    Some(_) => Buffer::Half(slice_mut(data, len)),
+                    Kind::Float(FloatType::F32) => Buffer::Float(slice_mut(data, len)),
+                    Kind::Float(_) => Buffer::Half(slice_mut(data, len)),
+                    _ => Buffer::Long(slice_mut(data, len)),
                 }
             }));
         }

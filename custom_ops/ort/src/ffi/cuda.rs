@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use moa_cuda::Element;
 use moa_cuda_driver::find_archive;
-use moa_schema::{FloatType, FloatTypes, OPERATORS, Operator};
+use moa_schema::{FloatType, NodeTypes, OPERATORS, Operator};
 use ort_sys::{OrtApi, OrtCustomOp, OrtKernelContext, OrtKernelInfo, OrtStatusPtr};
 
 use super::api::{Api, KernelInfo};
@@ -30,7 +30,7 @@ struct CudaEntry {
 struct CudaKernel {
     api: Api,
     operator: &'static Operator,
-    types: FloatTypes,
+    types: NodeTypes,
     node: String,
     gpu: GpuKernel,
 }
@@ -41,13 +41,13 @@ static ENTRIES: LazyLock<Vec<CudaEntry>> = LazyLock::new(|| {
 });
 
 /// Activations and weights are of one type on a GPU.
-fn types_of(element: Element) -> FloatTypes {
+fn types_of(element: Element) -> NodeTypes {
     let float = match element {
         Element::F32 => FloatType::F32,
         Element::F16 => FloatType::F16,
         Element::Bf16 => FloatType::Bf16,
     };
-    FloatTypes { activations: float, weights: float }
+    NodeTypes::floats(float, float)
 }
 
 /// What to register besides the CPU's entries: nothing where this process has no kernels for a GPU, so that a session

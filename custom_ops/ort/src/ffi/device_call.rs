@@ -7,7 +7,7 @@ use std::ptr::{NonNull, null, null_mut};
 
 use moa_cuda::WORKSPACE_ALIGNMENT;
 use moa_cuda_driver::Stream;
-use moa_schema::{FloatTypes, Operator};
+use moa_schema::{NodeTypes, Operator};
 use ort_sys::{OrtAllocator, OrtKernelContext, OrtMemoryInfo, OrtValue};
 
 use super::api::{Api, ort, ort_plain};
@@ -42,7 +42,7 @@ impl DeviceCall<'_> {
         api: Api,
         raw: *mut OrtKernelContext,
         operator: &Operator,
-        types: FloatTypes,
+        types: NodeTypes,
     ) -> Result<Self, Failure> {
         let (mut count, mut memory) = (0, None);
         let mut inputs = Vec::with_capacity(operator.inputs.len());

@@ -6,7 +6,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use half::f16;
 use moa_kernels::Prepared;
-use moa_schema::{Attributes, FloatType, FloatTypes, OPERATORS, OPSET_VERSION, Operator, Parameter};
+use moa_schema::{Attributes, FloatType, NodeTypes, OPERATORS, OPSET_VERSION, Operator, Parameter};
 use ort_sys::{
     ONNXTensorElementDataType, OrtApi, OrtApiBase, OrtCustomOp, OrtCustomOpDomain,
     OrtCustomOpInputOutputCharacteristic, OrtKernelContext, OrtKernelInfo, OrtMemType, OrtSessionOptions, OrtStatusPtr,
@@ -34,7 +34,7 @@ pub(super) struct Entry {
     /// First, so that a pointer to it is a pointer to the entry.
     pub(super) callbacks: OrtCustomOp,
     pub(super) operator: Operator,
-    pub(super) types: FloatTypes,
+    pub(super) types: NodeTypes,
     name: CString,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Entry {
 struct Kernel {
     api: Api,
     operator: &'static Operator,
-    types: FloatTypes,
+    types: NodeTypes,
     node: String,
     attributes: Attributes,
     prepared: Prepared,
@@ -51,7 +51,7 @@ struct Kernel {
 }
 
 static ENTRIES: LazyLock<Vec<Entry>> = LazyLock::new(|| {
-    let types = |operator| FloatTypes::ALL.into_iter().map(move |types| Entry::new(operator, types));
+    let types = |operator| NodeTypes::ALL.into_iter().map(move |types| Entry::new(operator, types));
     OPERATORS.into_iter().flat_map(types).collect()
 });
 
@@ -65,7 +65,7 @@ struct Domain(*mut OrtCustomOpDomain);
 unsafe impl Send for Domain {}
 
 impl Entry {
-    pub(super) fn new(operator: Operator, types: FloatTypes) -> Self {
+    pub(super) fn new(operator: Operator, types: NodeTypes) -> Self {
         // SAFETY: a version number and optional function pointers: all zeros is a value of each field.
         let absent: OrtCustomOp = unsafe { std::mem::zeroed() };
         let callbacks = OrtCustomOp {

@@ -17,7 +17,7 @@ mod library;
 mod pool;
 mod shape;
 
-pub(crate) use call::{Activation, Call, Inputs};
+pub(crate) use call::{Activation, Call, Elements, Inputs};
 #[cfg(feature = "cuda")]
 pub(crate) use device_call::{DeviceCall, DeviceMemory};
 pub use library::RegisterCustomOps;

@@ -2,7 +2,7 @@
 
 use std::ptr::null_mut;
 
-use moa_schema::{FloatTypes, Parameter};
+use moa_schema::{NodeTypes, Parameter};
 use ort_sys::{ONNXTensorElementDataType, OrtTensorTypeAndShapeInfo, OrtValue};
 
 use super::api::{Api, ort, ort_plain};
@@ -34,7 +34,7 @@ pub(super) unsafe fn checked_shape(
     api: Api,
     value: *const OrtValue,
     parameter: &Parameter,
-    types: FloatTypes,
+    types: NodeTypes,
 ) -> Result<Shape, Failure> {
     // SAFETY: by the caller's promise.
     let (code, shape) = unsafe { type_and_shape(api, value) }?;

@@ -8,7 +8,7 @@ use super::super::api::tests::fake;
 use super::super::fake_tensor::{Tensor, answers, table};
 use super::*;
 
-const TYPES: FloatTypes = FloatTypes::ALL[0];
+const TYPES: NodeTypes = NodeTypes::ALL[0];
 const F32: i32 = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT as i32;
 
 /// One call of the fake runtime; where a tensor is absent, the node does not have it.
