@@ -214,6 +214,34 @@ fn the_standard_form_tells_parameters_and_says_what_it_does_not_tell() {
     assert!(graph.not_told[0].contains("top-k"), "{:?}", graph.not_told);
 }
 
+/// Scales are no parameters, and a weight is one whatever it is stored in.
+#[test]
+fn exports_in_int8_count_as_their_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["nmt", "mlm", "jetmoe/sharded", "variants/v_ffd_moe"] {
+        let checkpoint = Checkpoint::open(&data(name), None).unwrap();
+        let model = inspect(checkpoint.config().model_type(), &import(&checkpoint, None).unwrap(), LENGTHS);
+        for form in Form::ALL {
+            let what = format!("{}-{}", name.replace('/', "-"), form.as_str());
+            let out = folder.path().join(&what);
+            let mut options = options(form);
+            options.graph.precision = Precision::Int8;
+            export(&checkpoint, &out, &options).unwrap();
+            let graph = of_graphs(&out);
+            match form {
+                Form::Standard => assert_eq!(graph.total.parameters, model.total.parameters, "{what}"),
+                _ => assert_equal_accounts(&graph, &model, &what),
+            }
+            for file in &graph.files {
+                let weights = |dtype: &str| file.weights.iter().find(|weights| weights.dtype == dtype).unwrap();
+                let (integers, floats) = (weights("int8"), weights("float32"));
+                assert_eq!((integers.bytes, floats.bytes), (integers.values, 4 * floats.values), "{what}");
+                assert!(integers.values > 0 && floats.tensors > integers.tensors, "{what}: {file:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn weights_are_counted_by_type_and_place() {
     let folder = tempfile::tempdir().unwrap();

@@ -17,6 +17,7 @@ pub mod graph;
 mod lower;
 pub mod model;
 mod precision;
+pub mod quantization;
 pub mod stem;
 mod synthetic;
 mod weight;

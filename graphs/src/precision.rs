@@ -14,11 +14,14 @@ pub enum Precision {
     Fp16,
     /// Trained matrices are stored as bf16; activations, caches and biases are f32.
     Bf16,
+    /// Matrices of experts, and of the keys and values that they share, are stored in 8-bit integers with a scale for
+    /// each column, see [`crate::quantization`]; everything else is f32.
+    Int8,
 }
 
 impl Precision {
     /// Every precision, in the order of the documentation.
-    pub const ALL: [Self; 3] = [Self::Fp32, Self::Fp16, Self::Bf16];
+    pub const ALL: [Self; 4] = [Self::Fp32, Self::Fp16, Self::Bf16, Self::Int8];
 
     /// Name on the command line and in metadata.
     pub const fn as_str(self) -> &'static str {
@@ -26,6 +29,7 @@ impl Precision {
             Self::Fp32 => "fp32",
             Self::Fp16 => "fp16",
             Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
         }
     }
 
@@ -34,10 +38,15 @@ impl Precision {
         Self::ALL.into_iter().find(|precision| precision.as_str() == text)
     }
 
-    /// Type of trained matrices: projections, experts, embeddings.
+    /// Whether matrices that belong to an operator of ours are stored in 8-bit integers.
+    pub const fn quantizes(self) -> bool {
+        matches!(self, Self::Int8)
+    }
+
+    /// Type of trained matrices, projections, experts and embeddings, but for those that [`Self::quantizes`] is about.
     pub const fn weights(self) -> FloatType {
         match self {
-            Self::Fp32 => FloatType::F32,
+            Self::Fp32 | Self::Int8 => FloatType::F32,
             Self::Fp16 => FloatType::F16,
             Self::Bf16 => FloatType::Bf16,
         }
@@ -46,7 +55,7 @@ impl Precision {
     /// Type of activations, key/value caches and biases.
     pub const fn activations(self) -> FloatType {
         match self {
-            Self::Fp32 | Self::Bf16 => FloatType::F32,
+            Self::Fp32 | Self::Bf16 | Self::Int8 => FloatType::F32,
             Self::Fp16 => FloatType::F16,
         }
     }

@@ -46,7 +46,7 @@ impl Backend for TractBackend {
         if holds_bf16(model) {
             return Err(BackendError::Unsupported {
                 why: "the model holds bfloat16 tensors, and tract has no such type".into(),
-                help: Some("export with --dtype fp32 or --dtype fp16"),
+                help: Some("export with --dtype fp32, --dtype fp16 or --dtype int8"),
             });
         }
         let runner = guarded(names::TRACT, "load the model", || TractRunner::new(model))?;

@@ -144,7 +144,8 @@ pub(super) enum DtypeArgument {
     /// Matrices stored as bfloat16; activations and caches stay 32-bit
     #[value(alias = "bfloat16")]
     Bf16,
-    #[value(hide = true)]
+    /// Matrices of experts, and of the keys and values that they share, stored as 8-bit integers with a scale for each
+    /// column; everything else stays 32-bit
     Int8,
     #[value(hide = true)]
     Int4,

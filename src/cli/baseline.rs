@@ -96,10 +96,15 @@ pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
     if arguments.router_outputs && default == Form::Standard {
         return Err(nothing("--router-outputs", "a standard Transformer routes nothing"));
     }
+    let precision = precision(arguments.dtype)?;
+    if precision.quantizes() && default == Form::Standard {
+        let message = "--dtype int8 is for matrices of experts, and a standard Transformer has none";
+        return Err(Failure::dtype(message, "choose one of fp32, fp16, bf16".into()));
+    }
     let options = ExportOptions {
         graph: Options {
             form: arguments.form.map_or(default, form),
-            precision: precision(arguments.dtype)?,
+            precision,
             router_outputs: arguments.router_outputs,
             last_logits: false,
         },

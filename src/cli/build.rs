@@ -141,7 +141,8 @@ pub(super) fn run(arguments: &BuildArguments) -> Result<ExitCode, Failure> {
     let timings = arguments.timing_cache.as_deref().map(TimingCache::open).transpose()?;
     let here = Installation::open()?;
     for graph in &graphs {
-        must_be(here.device(), gpu.as_ref(), here.release(), dtype_of(&graph.file)).map_err(EngineError::from)?;
+        let dtype = dtype_of(&graph.file)?;
+        must_be(here.device(), gpu.as_ref(), here.release(), dtype).map_err(EngineError::from)?;
     }
     let ending = Ending::at_once([arguments.output.as_path()])?;
     ending.says("the build was interrupted, and nothing was written");
@@ -211,7 +212,7 @@ fn graphs(arguments: &BuildArguments) -> Result<(PathBuf, Vec<Graph>), Failure> 
 
 /// What can be told before TensorRT is looked for.
 fn dtype_fits(arguments: &BuildArguments, gpu: Option<&Gpu>, file: &OnnxFile) -> Result<(), Failure> {
-    let dtype = dtype_of(file);
+    let dtype = dtype_of(file)?;
     if let Some(asked) = arguments.dtype.map(PlanDtype::dtype).filter(|asked| *asked != dtype) {
         let place = file.path().display();
         let message = format!("{place} is {}, and an engine has the types of its model", dtype.name());

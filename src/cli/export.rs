@@ -82,7 +82,7 @@ pub(super) fn precision(dtype: DtypeArgument) -> Result<Precision, Failure> {
         DtypeArgument::Fp32 => return Ok(Precision::Fp32),
         DtypeArgument::Fp16 => return Ok(Precision::Fp16),
         DtypeArgument::Bf16 => return Ok(Precision::Bf16),
-        DtypeArgument::Int8 => "int8",
+        DtypeArgument::Int8 => return Ok(Precision::Int8),
         DtypeArgument::Int4 => "int4",
     };
     let known = Precision::ALL.map(Precision::as_str).join(", ");

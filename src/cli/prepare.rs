@@ -71,7 +71,7 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
     let file = read_model(&arguments.model)?;
     let gpu = arguments.gpu.as_deref().and_then(Gpu::named);
     let release = arguments.tensorrt.map(known_release_of).transpose()?;
-    let dtype = dtype_of(&file);
+    let dtype = dtype_of(&file)?;
     must_fit(gpu.as_ref(), release, dtype)?;
     let inputs = file.inputs();
     let open = open_dims(&inputs);

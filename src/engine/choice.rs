@@ -1,7 +1,9 @@
 //! Whether a model, a GPU, a release of TensorRT and the device at hand go together.
 
+use moa_schema::DOMAIN;
+
 use super::{Dtype, GPUS, Gpu, Misfit, RELEASES, Release, ReleaseNumber, Version, fit};
-use crate::onnx::{OnnxFile, proto::tensor_proto::DataType};
+use crate::onnx::{OnnxFile, proto::tensor_proto::DataType, read::for_each_node};
 
 /// The GPU that CUDA found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +33,9 @@ pub enum ChoiceError {
         /// Name of the release.
         release: &'static str,
     },
+    /// Matrices of experts are 8-bit integers.
+    #[error("the model is int8, and our plugin and TensorRT's `Cast` take no matrices of int8")]
+    Int8,
     /// GPU, release and dtype do not fit.
     #[error("the model is {}, and {gpu} does not fit: {why}", dtype.name())]
     Misfit {
@@ -81,16 +86,34 @@ pub fn known_release_of(number: ReleaseNumber) -> Result<&'static Release, Choic
 }
 
 /// The type of weights and activations: that of the weights which are not f32 everywhere.
-pub fn dtype_of(file: &OnnxFile) -> Dtype {
+///
+/// # Errors
+///
+/// [`ChoiceError::Int8`]; what other programs have quantised is TensorRT's to judge.
+pub fn dtype_of(file: &OnnxFile) -> Result<Dtype, ChoiceError> {
     let weights = file.graph().map_or(&[][..], |graph| &graph.initializer);
     let has = |wanted: DataType| weights.iter().any(|weight| weight.data_type == wanted as i32);
-    if has(DataType::Float16) {
-        Dtype::Fp16
+    if has(DataType::Int8) && reads_integers(file) {
+        Err(ChoiceError::Int8)
+    } else if has(DataType::Float16) {
+        Ok(Dtype::Fp16)
     } else if has(DataType::Bfloat16) {
-        Dtype::Bf16
+        Ok(Dtype::Bf16)
     } else {
-        Dtype::Fp32
+        Ok(Dtype::Fp32)
     }
+}
+
+/// Whether a weight of int8 goes into an operator of ours, or is widened as in the form of standard operators.
+fn reads_integers(file: &OnnxFile) -> bool {
+    let is_integers =
+        |name: &String| file.initializer(name).is_some_and(|weight| weight.data_type == DataType::Int8 as i32);
+    let mut found = false;
+    for_each_node(file.graph().map_or(&[][..], |graph| &graph.node), &mut |node| {
+        let takes_floats = node.domain == DOMAIN || node.domain.is_empty() && node.op_type == "Cast";
+        found |= takes_floats && node.input.iter().any(is_integers);
+    });
+    found
 }
 
 /// Whether `dtype` fits a GPU and a release; each is any where it is absent.

@@ -91,12 +91,15 @@ impl Uncounted {
 /// Name in the checkpoint of an initializer that may be written transposed, reshaped or quantised.
 pub(super) fn stored_name(name: &str) -> &str {
     let name = name.strip_suffix("_quantized").unwrap_or(name);
-    let end = ["/transposed.", "/reshaped."].iter().filter_map(|suffix| name.find(suffix)).min();
+    let end = ["/transposed.", "/reshaped.", "/int8"].iter().filter_map(|suffix| name.find(suffix)).min();
     end.map_or(name, |end| &name[..end])
 }
 
 /// The weight whose scale or zero point has the name `name`, where that is one.
 pub(super) fn scaled_weight(name: &str) -> Option<String> {
+    if let Some(base) = name.strip_suffix("/scale") {
+        return Some(format!("{base}/int8"));
+    }
     let base = ["_scale", "_zero_point"].iter().find_map(|ending| name.strip_suffix(ending));
     base.map(|base| format!("{base}_quantized"))
 }

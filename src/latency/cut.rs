@@ -140,14 +140,16 @@ impl Cut<'_> {
 
     fn data_type(&self, parameter: &Parameter) -> Result<DataType, LatencyError> {
         Ok(match parameter.element {
-            ElementType::Float32 => DataType::Float,
+            ElementType::Float32 | ElementType::Scale => DataType::Float,
             ElementType::Int32 => DataType::Int32,
             ElementType::Int64 => DataType::Int64,
             _ => {
                 let weight = self.weight("output_weight")?;
                 let kind = DataType::try_from(weight.data_type);
                 match kind.map_err(|_| self.fail("its weights have an unknown type"))? {
-                    DataType::Bfloat16 if parameter.element == ElementType::Activation => DataType::Float,
+                    DataType::Bfloat16 | DataType::Int8 if parameter.element == ElementType::Activation => {
+                        DataType::Float
+                    }
                     kind => kind,
                 }
             }

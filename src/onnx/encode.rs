@@ -143,6 +143,7 @@ fn encode_dims(shape: &[usize]) -> Vec<i64> {
 const fn data_type(dtype: DType) -> DataType {
     match dtype {
         DType::Float32 => DataType::Float,
+        DType::Int8 => DataType::Int8,
         DType::Int32 => DataType::Int32,
         DType::Int64 => DataType::Int64,
         DType::Bool => DataType::Bool,

@@ -95,11 +95,12 @@ fn shown_form(files: &[&OnnxFile]) -> Form {
 fn shown_precision(files: &[&OnnxFile]) -> Precision {
     let weights = || files.iter().filter_map(|file| file.graph()).flat_map(|graph| &graph.initializer);
     let stores = |kind: DataType| weights().any(|weight| weight.data_type == kind as i32);
-    match (stores(DataType::Float16), stores(DataType::Bfloat16)) {
-        (true, _) => Precision::Fp16,
-        (false, true) => Precision::Bf16,
-        (false, false) => Precision::Fp32,
-    }
+    let kinds = [
+        (DataType::Float16, Precision::Fp16),
+        (DataType::Bfloat16, Precision::Bf16),
+        (DataType::Int8, Precision::Int8),
+    ];
+    kinds.into_iter().find(|(kind, _)| stores(*kind)).map_or(Precision::Fp32, |(_, precision)| precision)
 }
 
 fn shows_last_logits(files: &[&OnnxFile]) -> bool {

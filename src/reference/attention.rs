@@ -60,8 +60,21 @@ pub(super) struct Attention {
     skip_padded_queries: bool,
 }
 
+/// How matrices are read.
+type ReadMatrices = fn(Stored, &Weight, usize, [usize; 3], Outputs) -> Result<Matrices, WeightError>;
+
 impl Attention {
+    /// Self-attention, whose operator has the matrices of keys and values.
     pub(super) fn new(model: &model::Attention, stored: Stored) -> Result<Self, WeightError> {
+        Self::read(model, stored, Matrices::of_operator)
+    }
+
+    /// Attention to a memory, whose keys and values are projected by a product of the graph.
+    pub(super) fn to_memory(model: &model::Attention, stored: Stored) -> Result<Self, WeightError> {
+        Self::read(model, stored, Matrices::read)
+    }
+
+    fn read(model: &model::Attention, stored: Stored, keys_values: ReadMatrices) -> Result<Self, WeightError> {
         let (width, columns) = (model.width, model.kv_num_heads * model.head_size);
         let shape = [1, columns, model.source_width];
         let [(key, first_key), (value, first_value)] = match &model.keys_values {
@@ -72,8 +85,8 @@ impl Attention {
         Ok(Self {
             router: Router::new(&model.module, router, model.num_experts, model.top_k, model.gate_mode),
             query: expert_matrices(&model.query, model.layout, stored)?,
-            key: Matrices::read(stored, key, first_key, shape, Outputs::Rows)?,
-            value: Matrices::read(stored, value, first_value, shape, Outputs::Rows)?,
+            key: keys_values(stored, key, first_key, shape, Outputs::Rows)?,
+            value: keys_values(stored, value, first_value, shape, Outputs::Rows)?,
             output: expert_matrices(&model.output, model.layout, stored)?,
             bias: model.output_bias.as_ref().map(|bias| stored.bias(bias)).transpose()?,
             rotary: model.rotary.map(|rotary| Rotary::new(rotary, model.head_size)),
@@ -241,7 +254,7 @@ pub(super) fn expert_matrices(
         model::ExpertLayout::InOut => Outputs::Columns,
         model::ExpertLayout::OutIn => Outputs::Rows,
     };
-    Matrices::read(stored, weight, 0, shape, outputs)
+    Matrices::of_operator(stored, weight, 0, shape, outputs)
 }
 
 /// `softmax(query · D^-1/2 · Kᵀ) · V` over the `visible` tokens of row `b`, head `g`; 0 where there are none.

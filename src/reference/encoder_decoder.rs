@@ -178,7 +178,7 @@ impl DecoderLayer {
         Ok(Self {
             self_attention: Attention::new(&model.self_attention, stored)?,
             self_attention_norm: LayerNorm::new(&model.self_attention_norm)?,
-            cross_attention: Attention::new(&model.cross_attention, stored)?,
+            cross_attention: Attention::to_memory(&model.cross_attention, stored)?,
             cross_attention_norm: LayerNorm::new(&model.cross_attention_norm)?,
             feed_forward: FeedForward::new(&model.feed_forward, stored)?,
             final_norm: LayerNorm::new(&model.final_norm)?,

@@ -21,11 +21,11 @@ pub(super) struct MoaLayer {
 
 impl MoaLayer {
     pub(super) fn new(model: &model::MoaLayer, stored: Stored) -> Result<Self, WeightError> {
-        Ok(Self {
-            attention: Attention::new(&model.attention, stored)?,
-            cross_attention: model.cross_attention,
-            source_width: model.attention.source_width,
-        })
+        let attention = match model.cross_attention {
+            true => Attention::to_memory(&model.attention, stored)?,
+            false => Attention::new(&model.attention, stored)?,
+        };
+        Ok(Self { attention, cross_attention: model.cross_attention, source_width: model.attention.source_width })
     }
 
     /// `output`, `[B, T, C]`.

@@ -13,6 +13,7 @@ use moa_graphs::{Weight, WeightError};
 
 use super::{
     math::{Sums, transpose},
+    scaled::Scaled,
     sequence::Sequence,
     stored::{Stored, is_kept_by_bf16},
 };
@@ -31,7 +32,7 @@ const LEAST_WORK: usize = 1 << 21;
 /// Matrices of one shape, `[M, I, O]`.
 #[derive(Debug)]
 pub(super) struct Matrices {
-    values: Values,
+    values: Kept,
     inputs: usize,
     outputs: usize,
 }
@@ -43,6 +44,29 @@ pub(super) enum Outputs {
     Rows,
     /// The last.
     Columns,
+}
+
+#[derive(Debug)]
+enum Kept {
+    Floats(Values),
+    Scaled(Scaled),
+}
+
+impl Kept {
+    fn len(&self) -> usize {
+        match self {
+            Self::Floats(values) => values.len(),
+            Self::Scaled(scaled) => scaled.len(),
+        }
+    }
+
+    /// Fills `to` with the values from `start` on, which stand in one row.
+    fn widen(&self, start: usize, to: &mut [f64]) {
+        match self {
+            Self::Floats(values) => values.widen(start, to),
+            Self::Scaled(scaled) => scaled.widen(start, to),
+        }
+    }
 }
 
 /// Numbers in the narrowest of these types that holds all of them.
@@ -123,31 +147,40 @@ impl Matrices {
         stored: Stored,
         weight: &Weight,
         first: usize,
-        [matrices, rows, columns]: [usize; 3],
+        shape: [usize; 3],
         outputs: Outputs,
     ) -> Result<Self, WeightError> {
-        let mut values = Values::zeros(matrices * rows * columns);
-        let together = (PART / columns.max(1)).max(1);
-        for matrix in 0..matrices {
-            let base = matrix * rows * columns;
-            for row in (0..rows).step_by(together) {
-                let (start, end) = (base + row * columns, base + rows.min(row + together) * columns);
-                let part = stored.matrix_part(weight, first + start..first + end)?;
-                values.hold(&part);
-                match outputs {
-                    Outputs::Columns => values.fill(start, &part),
-                    Outputs::Rows => {
-                        let count = part.len() / columns.max(1);
-                        let exchanged = transpose(&part, columns);
-                        for (column, part) in exchanged.chunks_exact(count.max(1)).enumerate() {
-                            values.fill(base + column * rows + row, part);
-                        }
-                    }
-                }
-            }
+        let mut values = Values::zeros(shape.iter().product());
+        for part in parts(shape) {
+            let read = stored.matrix_part(weight, first + part.start..first + part.end)?;
+            values.hold(&read);
+            part.each_run(shape, outputs, &read, |place, run| values.fill(place, run));
         }
+        Ok(Self::new(Kept::Floats(values), shape, outputs))
+    }
+
+    /// The same for matrices of an operator of ours, which some exports store as integers.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::read`].
+    pub(super) fn of_operator(
+        stored: Stored,
+        weight: &Weight,
+        first: usize,
+        shape: [usize; 3],
+        outputs: Outputs,
+    ) -> Result<Self, WeightError> {
+        if !stored.is_scaled() {
+            return Self::read(stored, weight, first, shape, outputs);
+        }
+        let scaled = Scaled::read(shape, outputs, |part| weight.part_to_f64(first + part.start..first + part.end))?;
+        Ok(Self::new(Kept::Scaled(scaled), shape, outputs))
+    }
+
+    fn new(values: Kept, [_, rows, columns]: [usize; 3], outputs: Outputs) -> Self {
         let [inputs, outputs] = if outputs == Outputs::Rows { [columns, rows] } else { [rows, columns] };
-        Ok(Self { values, inputs, outputs })
+        Self { values, inputs, outputs }
     }
 
     /// `I`, over all matrices.
@@ -222,6 +255,51 @@ impl Matrices {
         }
         results
     }
+}
+
+/// Whole rows of one of several stored matrices.
+pub(super) struct Part {
+    /// Where the matrix starts.
+    base: usize,
+    /// The first row.
+    row: usize,
+    pub(super) start: usize,
+    pub(super) end: usize,
+}
+
+impl Part {
+    /// Gives the `values` of this part as neighbours in a row of `[M, I, O]`, with the place of the first.
+    pub(super) fn each_run(
+        &self,
+        [_, rows, columns]: [usize; 3],
+        outputs: Outputs,
+        values: &[f64],
+        mut visit: impl FnMut(usize, &[f64]),
+    ) {
+        let width = columns.max(1);
+        match outputs {
+            Outputs::Columns => {
+                values.chunks_exact(width).zip(self.row..).for_each(|(run, row)| visit(self.base + row * columns, run));
+            }
+            Outputs::Rows => {
+                let exchanged = transpose(values, columns);
+                let runs = exchanged.chunks_exact((values.len() / width).max(1));
+                runs.enumerate().for_each(|(column, run)| visit(self.base + column * rows + self.row, run));
+            }
+        }
+    }
+}
+
+/// What is read together of matrices `[M, R, C]`, in order.
+pub(super) fn parts([matrices, rows, columns]: [usize; 3]) -> impl Iterator<Item = Part> {
+    let together = (PART / columns.max(1)).max(1);
+    (0..matrices).flat_map(move |matrix| {
+        let base = matrix * rows * columns;
+        (0..rows).step_by(together).map(move |row| {
+            let end = base + rows.min(row + together) * columns;
+            Part { base, row, start: base + row * columns, end }
+        })
+    })
 }
 
 /// `sums += x · row`.
@@ -308,7 +386,7 @@ mod tests {
             let mut kept = Values::zeros(values.len());
             kept.hold(&values);
             kept.fill(0, &values);
-            let matrices = Matrices { values: kept, inputs, outputs };
+            let matrices = Matrices { values: Kept::Floats(kept), inputs, outputs };
             let x: Vec<Vec<f64>> = (0..vectors).map(|seed| numbers(inputs, 7 + seed)).collect();
             let x: Vec<&[f64]> = x.iter().map(Vec::as_slice).collect();
             for sums in [Sums::Double, Sums::Single] {

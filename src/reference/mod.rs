@@ -29,6 +29,7 @@ mod masked_lm;
 mod math;
 mod matrix;
 mod router;
+mod scaled;
 mod sequence;
 mod stored;
 

@@ -12,11 +12,18 @@ use moa_graphs::{FloatType, Precision, Weight, WeightError};
 pub(super) struct Stored {
     matrices: FloatType,
     biases: FloatType,
+    /// Whether matrices of our operators are integers, see [`super::scaled`].
+    scaled: bool,
 }
 
 impl Stored {
     pub(super) const fn new(precision: Precision) -> Self {
-        Self { matrices: precision.weights(), biases: precision.activations() }
+        Self { matrices: precision.weights(), biases: precision.activations(), scaled: precision.quantizes() }
+    }
+
+    /// Whether matrices of our operators are integers with scales.
+    pub(super) const fn is_scaled(self) -> bool {
+        self.scaled
     }
 
     /// A matrix: a projection, experts or an embedding.

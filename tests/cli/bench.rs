@@ -156,6 +156,16 @@ fn fp16_agrees_with_its_bodies_and_is_steered() {
     scene.accepts(&format!("bench out {QUICK} --no-operators"));
 }
 
+/// Operators with integers have activations of f32.
+#[test]
+fn int8_agrees_with_its_bodies() {
+    let result = bench(&exported("--dtype int8"), "--batch 3");
+    assert!(list(&result, "experts").len() > 1, "{result}");
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    scene.accepts("ck -o out --dtype int8");
+    scene.accepts(&format!("bench out {QUICK}"));
+}
+
 #[test]
 fn routers_do_what_is_asked() {
     let scene = exported("");

@@ -194,6 +194,19 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     assert!(printed.contains(", fp16\n") && printed.contains(" --fp16 --minShapes=… "), "{printed}");
 }
 
+/// In every form, before TensorRT is looked for.
+#[test]
+fn exports_in_int8_are_refused() {
+    let scene = Scene::with_fixture("mlm");
+    for form in ["function", "fused", "standard"] {
+        scene.accepts(&format!("ck -o m.onnx --dtype int8 --form {form} --force"));
+        for line in ["prepare m.onnx -o x.onnx --gpu h200", "build m.onnx -o m.plan --dim batch=1 --dim sequence=1"] {
+            let help = "help: export with --dtype fp16, --dtype bf16 or --dtype fp32";
+            scene.refuses(line, 4, &["the model is int8, and our plugin", help]);
+        }
+    }
+}
+
 /// TensorRT 8.6 has no int64, and takes the plugin's indices as int32.
 #[test]
 fn routing_is_prepared_for_every_release_alike() {

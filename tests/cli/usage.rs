@@ -67,9 +67,7 @@ fn wrong_arguments_name_themselves() {
 #[test]
 fn precisions_that_cannot_be_written_are_refused_by_name() {
     let scene = Scene::with(&Model::layer());
-    for dtype in ["int8", "int4"] {
-        scene.refuses(&format!("ck -o m.onnx --dtype {dtype}"), 4, &[dtype, "fp32, fp16, bf16"]);
-    }
+    scene.refuses("ck -o m.onnx --dtype int4", 4, &["int4", "fp32, fp16, bf16, int8"]);
 }
 
 #[test]

@@ -486,5 +486,7 @@ fn fewer_bits_continue_the_same() {
     let exact = tokens(Precision::Fp32);
     assert_eq!(exact.len(), 8);
     assert_eq!(tokens(Precision::Bf16), exact, "the checkpoint is stored in bf16");
-    assert_eq!(tokens(Precision::Fp16).len(), 8);
+    for precision in [Precision::Fp16, Precision::Int8] {
+        assert_eq!(tokens(precision).len(), 8, "{precision:?}");
+    }
 }

@@ -1,9 +1,9 @@
 //! Nodes of our operators that are not as the contract says.
 
-use moa_export::onnx::proto::{AttributeProto, ModelProto, NodeProto};
+use moa_export::onnx::proto::{AttributeProto, ModelProto, NodeProto, tensor_proto::DataType};
 use moa_export::onnx::read::ErrorKind::{self, Malformed, Unsupported};
 
-use crate::support_onnx::{feed_forward_model, function, import, int, node, node_of, text};
+use crate::support_onnx::{feed_forward_model, function, import, int, node, node_of, text, value};
 use crate::{graph_of, read};
 
 fn node_in(model: &mut ModelProto) -> &mut NodeProto {
@@ -29,7 +29,7 @@ fn a_node_as_the_contract_says_is_read() {
 #[test]
 fn damaged_nodes_are_refused_before_a_runtime_sees_them() {
     type Edit = fn(&mut ModelProto);
-    let cases: [(ErrorKind, &str, Edit); 15] = [
+    let cases: [(ErrorKind, &str, Edit); 17] = [
         (Malformed, "`top_k` must be at least 1, found 0", |m| change(m, "top_k", Some(int("top_k", 0)))),
         (Malformed, "attribute `top_k` of type INT is missing", |m| change(m, "top_k", Some(int("tpo_k", 2)))),
         (Malformed, "attribute `top_k` of type INT is missing", |m| change(m, "top_k", Some(text("top_k", "2")))),
@@ -43,8 +43,8 @@ fn damaged_nodes_are_refused_before_a_runtime_sees_them() {
         }),
         (Malformed, "the input `output_weight` is missing", |m| drop(node_in(m).input.pop())),
         (Malformed, "the input `router_weight` is missing", |m| node_in(m).input[1].clear()),
-        (Malformed, "it has 6 inputs, and its operator at most 5", |m| {
-            node_in(m).input.extend(["x".into(), "x".into()]);
+        (Malformed, "it has 8 inputs, and its operator at most 7", |m| {
+            node_in(m).input.extend(["x", "x", "x", "x"].map(String::from));
         }),
         (Malformed, "it has 4 outputs, and its operator at most 3", |m| {
             node_in(m).output.extend(["a".into(), "b".into(), "c".into()]);
@@ -52,6 +52,13 @@ fn damaged_nodes_are_refused_before_a_runtime_sees_them() {
         (Malformed, "`present_inputs` tells of other inputs", |m| node_in(m).attribute.push(int("present_inputs", 7))),
         (Malformed, "the input `output_weight` is missing", |m| {
             node_in(m).attribute.push(int("present_inputs", 0x17));
+        }),
+        (Malformed, "the input `input_scale` is of int8 weights, and `input_weight` is float32", |m| {
+            node_in(m).input.extend(["", "x", "x"].map(String::from));
+        }),
+        (Malformed, "the input `output_scale` is of int8 weights, and `output_weight` is float32", |m| {
+            node_in(m).input.push("x".into());
+            node_in(m).attribute.push(int("present_inputs", 0b100_1111));
         }),
         (Unsupported, "version `2` of the operators ai.moa", |m| {
             node_in(m).attribute.push(text("plugin_version", "2"));
@@ -65,6 +72,51 @@ fn damaged_nodes_are_refused_before_a_runtime_sees_them() {
         let message = error.to_string();
         assert!(message.contains("node 0 `MoEFeedForward_y` (`M") && message.contains(text), "{text}: {message}");
         assert_eq!((error.kind(), error.help().is_some()), (kind, true), "{message}");
+    }
+}
+
+/// The model with matrices of the types `kinds`, where they are known, and `scales` behind the other inputs.
+fn of_types(kinds: [Option<DataType>; 2], scales: &[&str]) -> ModelProto {
+    let mut model = feed_forward_model();
+    for (name, kind) in ["i", "o"].into_iter().zip(kinds) {
+        let graph = graph_of(&mut model);
+        graph.input.retain(|input| input.name != name);
+        match kind {
+            Some(kind) => graph.input.push(value(name, kind, &[])),
+            None => graph.node.insert(0, node("Identity", &["r"], &[name])),
+        }
+    }
+    let inputs = scales.iter().map(|name| (*name).to_owned());
+    let nodes = &mut graph_of(&mut model).node;
+    nodes.last_mut().unwrap().input.extend(inputs);
+    model
+}
+
+#[test]
+fn int8_matrices_and_scales_go_together() {
+    let (int8, float) = (Some(DataType::Int8), Some(DataType::Float));
+    for (kinds, scales) in [
+        ([float, float], &[][..]),
+        ([float, float], &["", "", ""]),
+        ([int8, int8], &["", "x", "x"]),
+        ([None, int8], &["", "x", "x"]),
+        ([None, None], &["", "x", "x"]),
+        ([None, None], &[]),
+    ] {
+        read(&of_types(kinds, scales)).unwrap();
+    }
+    for (kinds, scales, text) in [
+        ([int8, int8], &[][..], "`input_weight` is int8, and the input `input_scale` is missing"),
+        ([int8, int8], &["", "x"], "`output_weight` is int8, and the input `output_scale` is missing"),
+        ([int8, float], &["", "x", "x"], "`output_scale` is of int8 weights, and `output_weight` is float32"),
+        ([int8, float], &["", "x"], "`input_weight` has scales, and `output_weight` has none"),
+        ([float, int8], &["", "", "x"], "`output_weight` has scales, and `input_weight` has none"),
+        ([None, None], &["", "x"], "`input_weight` has scales, and `output_weight` has none"),
+        ([Some(DataType::Float16), None], &["", "x", "x"], "and `input_weight` is float16"),
+    ] {
+        let error = read(&of_types(kinds, scales)).expect_err(text);
+        assert!(error.to_string().contains(text), "{text}: {error}");
+        assert_eq!((error.kind(), error.help().is_some()), (Malformed, true), "{error}");
     }
 }
 

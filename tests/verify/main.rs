@@ -7,6 +7,7 @@
 #[path = "../common/data.rs"]
 mod data;
 mod graphs;
+mod integers;
 mod unseen;
 
 use std::path::Path;
@@ -107,10 +108,13 @@ fn sound_exports_pass_on_every_backend() {
 
 #[test]
 fn reduced_precision_passes_where_the_backend_has_the_types() {
-    let both = [Precision::Fp16, Precision::Bf16].as_slice();
-    for (folder, forms, precisions) in
-        [("variants/v_ffd_moe", &Form::ALL[..], both), ("jetmoe/sharded", &Form::ALL[..1], &both[..1])]
-    {
+    let all = [Precision::Int8, Precision::Fp16, Precision::Bf16].as_slice();
+    for (folder, forms, precisions) in [
+        ("variants/v_ffd_moe", &Form::ALL[..], all),
+        ("jetmoe/sharded", &Form::ALL[..1], &all[..2]),
+        ("jetmoe/sharded", &Form::ALL[1..], &all[..1]),
+        ("mlm", &Form::ALL[..1], &all[..1]),
+    ] {
         for form in forms {
             for precision in precisions.iter().copied() {
                 let directory = tempfile::tempdir().unwrap();
@@ -172,20 +176,23 @@ fn layers_of_one_constant_pass_and_a_fault_in_them_is_seen() {
     }
 }
 
-/// The tolerances of two bytes a number still tell right from wrong.
+/// The tolerances of fewer bytes a number still tell right from wrong.
 #[test]
 fn a_changed_expert_is_seen_in_numbers_of_reduced_precision() {
-    for precision in [Precision::Fp16, Precision::Bf16] {
+    for (precision, part) in [(Precision::Fp16, ""), (Precision::Bf16, ""), (Precision::Int8, "/int8")] {
         let directory = tempfile::tempdir().unwrap();
         let out = directory.path().join("out");
         export(&checkpoint("jetmoe/bf16"), &out, &stored_as(Form::Function, precision)).unwrap();
         let path = out.join("model.onnx");
         let mut model = ModelProto::decode(std::fs::read(&path).unwrap().as_slice()).unwrap();
-        let experts = tensor(&mut model, "layers.0.mlp.output_linear.weight/transposed.021");
+        let experts = tensor(&mut model, &format!("layers.0.mlp.output_linear.weight/transposed.021{part}"));
         let mut values = experts.raw_data.as_ref().unwrap().to_vec();
         // The sign of every weight of the first expert.
         let first = values.len() / usize::try_from(experts.dims[0]).unwrap();
-        values[..first].iter_mut().skip(1).step_by(2).for_each(|byte| *byte ^= 0x80);
+        match precision {
+            Precision::Int8 => values[..first].iter_mut().for_each(|byte| *byte = byte.wrapping_neg()),
+            _ => values[..first].iter_mut().skip(1).step_by(2).for_each(|byte| *byte ^= 0x80),
+        }
         experts.raw_data = Some(Bytes::from(values));
         std::fs::write(&path, model.encode_to_vec()).unwrap();
         let result = check(&out, "jetmoe/bf16");

@@ -2,6 +2,7 @@
 
 use moa_schema::{CrossAttentionAttributes, SelfAttentionAttributes};
 
+use super::Matrix;
 use super::routing::{Routed, Routing, route};
 use crate::FloatType;
 use crate::graph::{Attribute, Builder, DType, Value};
@@ -33,9 +34,9 @@ pub(crate) struct SelfValues {
     pub(crate) hidden_states: Value,
     pub(crate) attention_mask: Value,
     pub(crate) router_weight: Value,
-    pub(crate) query_weight: Value,
-    pub(crate) kv_weight: Value,
-    pub(crate) output_weight: Value,
+    pub(crate) query_weight: Matrix,
+    pub(crate) kv_weight: Matrix,
+    pub(crate) output_weight: Matrix,
     pub(crate) output_bias: Option<Value>,
     /// Past keys and values.
     pub(crate) past: Option<[Value; 2]>,
@@ -51,8 +52,8 @@ pub(crate) struct CrossValues {
     pub(crate) key_mask: Value,
     pub(crate) query_mask: Value,
     pub(crate) router_weight: Value,
-    pub(crate) query_weight: Value,
-    pub(crate) output_weight: Value,
+    pub(crate) query_weight: Matrix,
+    pub(crate) output_weight: Matrix,
     pub(crate) output_bias: Option<Value>,
 }
 
@@ -122,7 +123,8 @@ fn query_mask_of(b: &mut Builder, mask: &Value, skip_padded_queries: bool) -> Op
 #[allow(clippy::cast_possible_wrap)]
 fn keys_and_values(b: &mut Builder, values: &SelfValues, rotary: Option<&[Value; 3]>, heads: Heads) -> [Value; 2] {
     let columns = (heads.kv_heads * heads.head) as i64;
-    let weight = b.widen(&values.kv_weight);
+    let weight = values.kv_weight.floats(b);
+    let weight = b.widen(&weight);
     let both = b.op("MatMul", &[&values.hidden_states, &weight], []);
     let sizes = b.ints(&[columns, columns]);
     let [key, value] = b.op2("Split", &[&both, &sizes], [("axis", Attribute::Int(-1))]);
@@ -221,14 +223,15 @@ fn attend(
     b: &mut Builder,
     routing: &Routing,
     hidden: &Value,
-    query_weight: &Value,
+    query_weight: &Matrix,
     heads: Heads,
     keys: &KeySet<'_>,
     settings: &Query<'_>,
 ) -> Value {
     let Heads { width, experts, kv_heads, head } = heads;
     let (groups, slots) = (kv_heads as i64, routing.top_k() as i64);
-    let query = routing.map(b, hidden, query_weight, [experts, width, kv_heads * head]);
+    let query_weight = query_weight.floats(b);
+    let query = routing.map(b, hidden, &query_weight, [experts, width, kv_heads * head]);
     let scale = b.float(settings.scale);
     let query = b.op("Mul", &[&query, &scale], []);
     let query = rows_per_group(b, &query, settings.rotary, heads, slots);
@@ -290,13 +293,14 @@ fn project_back(
     b: &mut Builder,
     routing: &Routing,
     attended: &Value,
-    output_weight: &Value,
+    output_weight: &Matrix,
     bias: Option<&Value>,
     query_mask: Option<Value>,
     heads: Heads,
 ) -> Value {
     let Heads { width, experts, kv_heads, head } = heads;
-    let output = routing.reduce(b, attended, output_weight, [experts, kv_heads * head, width]);
+    let output_weight = output_weight.floats(b);
+    let output = routing.reduce(b, attended, &output_weight, [experts, kv_heads * head, width]);
     let Some(bias) = bias else { return output };
     let output = b.op("Add", &[&output, bias], []);
     let Some(mask) = query_mask else { return output };

@@ -2,6 +2,7 @@
 
 use moa_schema::{Activation, FeedForwardAttributes};
 
+use super::Matrix;
 use super::routing::{Routed, route};
 use crate::graph::{Attribute, Builder, Value};
 
@@ -20,8 +21,8 @@ pub(crate) struct FeedForwardSizes {
 pub(crate) struct FeedForwardValues {
     pub(crate) hidden_states: Value,
     pub(crate) router_weight: Value,
-    pub(crate) input_weight: Value,
-    pub(crate) output_weight: Value,
+    pub(crate) input_weight: Matrix,
+    pub(crate) output_weight: Matrix,
     pub(crate) output_bias: Option<Value>,
 }
 
@@ -38,7 +39,8 @@ pub(crate) fn feed_forward(
     let FeedForwardAttributes { top_k, gate_mode, activation: kind, gated } = *attributes;
     let routing = route(b, &values.hidden_states, &values.router_weight, gate_mode, top_k, None, names);
     let columns = if gated { 2 * hidden } else { hidden };
-    let rows = routing.map(b, &values.hidden_states, &values.input_weight, [experts, width, columns]);
+    let weight = values.input_weight.floats(b);
+    let rows = routing.map(b, &values.hidden_states, &weight, [experts, width, columns]);
     let rows = if gated {
         let sizes = b.ints(&[hidden as i64, hidden as i64]);
         let [gate, linear] = b.op2("Split", &[&rows, &sizes], [("axis", Attribute::Int(-1))]);
@@ -47,7 +49,8 @@ pub(crate) fn feed_forward(
     } else {
         activation(b, &rows, kind)
     };
-    let output = routing.reduce(b, &rows, &values.output_weight, [experts, hidden, width]);
+    let weight = values.output_weight.floats(b);
+    let output = routing.reduce(b, &rows, &weight, [experts, hidden, width]);
     match &values.output_bias {
         Some(bias) => b.op("Add", &[&output, bias], []),
         None => output,

@@ -7,8 +7,10 @@
 
 mod attention;
 mod feed_forward;
+mod matrix;
 mod routing;
 
 pub(crate) use attention::{CrossValues, Heads, SelfValues, cross_attention, self_attention};
 pub(crate) use feed_forward::{FeedForwardSizes, FeedForwardValues, activation, feed_forward};
+pub(crate) use matrix::Matrix;
 pub(crate) use routing::Routed;

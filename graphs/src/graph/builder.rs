@@ -1,10 +1,13 @@
 //! Writes graphs and operator bodies node by node; the only place that invents names.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use super::{
-    Attribute, Constant, ConstantValues, DType, Data, Dim, Function, Graph, Initializer, Node, OpId, ValueInfo,
-    WeightExpr,
+    Attribute, Constant, ConstantValues, DType, Data, Dim, Function, Graph, Initializer, Node, OpId, Quantization,
+    ValueInfo, WeightExpr,
 };
 use crate::{FloatType, Precision};
 
@@ -128,6 +131,23 @@ impl Builder {
             self.initializers.push(Initializer { name: name.into(), shape, data: Data::Weight(expr, float) });
         }
         Value(name.into())
+    }
+
+    /// The trained weight `matrix`, `[.., inner, columns]`, in 8-bit integers: an int8 initializer of its shape, and an
+    /// f32 initializer of the scales of its columns, `[.., columns]`. What is no trained weight has no scales.
+    pub fn quantized(&mut self, matrix: &Value) -> [Value; 2] {
+        let Some((expr, _)) = self.weights.get(matrix.name()) else {
+            return [matrix.clone(), Value::absent()];
+        };
+        let names = ["int8", "scale"].map(|part| format!("{}/{part}", matrix.name()));
+        if self.names.insert(names[0].clone()) {
+            let matrices = Arc::new(Quantization::new(expr.clone()));
+            for (name, data) in names.iter().zip([Data::Integers(matrices.clone()), Data::Scales(matrices)]) {
+                self.names.insert(name.clone());
+                self.initializers.push(Initializer { name: name.clone(), shape: data.shape(), data });
+            }
+        }
+        names.map(Value)
     }
 
     /// A list of integers.

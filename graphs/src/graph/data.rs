@@ -1,6 +1,8 @@
 //! Values of initializers: literals, and expressions over trained weights that are evaluated when written.
 
-use super::{Blocks, Buffers, Constant, ConstantValues, DType, RotaryTable, Sinusoids};
+use std::sync::Arc;
+
+use super::{Blocks, Buffers, Constant, ConstantValues, DType, Quantization, RotaryTable, Sinusoids};
 use crate::{FloatType, Weight, WeightError};
 
 /// Where the values of an initializer come from.
@@ -10,6 +12,10 @@ pub enum Data {
     Literal(Constant),
     /// They are computed from trained weights, and rounded to this type, when the graph is written.
     Weight(WeightExpr, FloatType),
+    /// They are the int8 that stand for trained weights, and computed when the graph is written.
+    Integers(Arc<Quantization>),
+    /// They are the f32 scales of such integers.
+    Scales(Arc<Quantization>),
 }
 
 impl Data {
@@ -18,15 +24,23 @@ impl Data {
         match self {
             Self::Literal(constant) => constant.dtype(),
             Self::Weight(_, float) => (*float).into(),
+            Self::Integers(_) => DType::Int8,
+            Self::Scales(_) => DType::Float32,
+        }
+    }
+
+    /// Dimensions.
+    pub fn shape(&self) -> Vec<usize> {
+        match self {
+            Self::Literal(constant) => constant.shape.clone(),
+            Self::Weight(expr, _) => expr.shape(),
+            Self::Integers(matrices) => matrices.expr().shape(),
+            Self::Scales(matrices) => matrices.scale_shape(),
         }
     }
 
     fn bytes(&self) -> usize {
-        let shape = match self {
-            Self::Literal(constant) => constant.shape.clone(),
-            Self::Weight(expr, _) => expr.shape(),
-        };
-        shape.iter().product::<usize>() * self.dtype().bytes()
+        self.shape().iter().product::<usize>() * self.dtype().bytes()
     }
 
     /// The values as little-endian bytes, row-major, block by block.

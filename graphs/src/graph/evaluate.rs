@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{
-    Data, RotaryTable, Sinusoids, WeightExpr,
+    Data, Quantization, RotaryTable, Sinusoids, WeightExpr,
     turn::{TILE, transpose},
     view::{Axis, View},
 };
@@ -23,7 +23,7 @@ pub struct Blocks<'a> {
     /// First element of the next block.
     next: usize,
     /// Elements of a block, where the order of the values allows it.
-    limit: usize,
+    pub(super) limit: usize,
     buffers: &'a mut Buffers,
 }
 
@@ -38,19 +38,30 @@ pub struct Buffers {
 enum Source<'a> {
     Literal(Vec<u8>),
     Weight(Plan<'a>, FloatType),
+    Integers(Plan<'a>, &'a Quantization),
+    Scales(&'a Quantization),
 }
 
 impl<'a> Blocks<'a> {
     pub(super) fn new(data: &'a Data, buffers: &'a mut Buffers) -> Self {
-        let (source, elements) = match data {
-            Data::Literal(constant) => {
-                let bytes = constant.to_bytes();
-                let elements = bytes.len() / constant.dtype().bytes();
-                (Source::Literal(bytes), elements)
-            }
-            Data::Weight(expr, to) => (Source::Weight(Plan::of(expr), *to), size(expr)),
+        let f32_limit = BLOCK / FloatType::F32.bytes();
+        let (source, limit) = match data {
+            Data::Literal(constant) => (Source::Literal(constant.to_bytes()), usize::MAX),
+            Data::Weight(expr, to) => (Source::Weight(Plan::of(expr), *to), BLOCK / to.bytes()),
+            Data::Integers(matrices) => (Source::Integers(Plan::of(matrices.expr()), matrices), f32_limit),
+            Data::Scales(matrices) => (Source::Scales(matrices), f32_limit),
         };
-        Self { source, elements, next: 0, limit: BLOCK / data.dtype().bytes(), buffers }
+        let elements = match &source {
+            Source::Literal(bytes) => bytes.len() / data.dtype().bytes(),
+            _ => data.shape().iter().product(),
+        };
+        Self { source, elements, next: 0, limit, buffers }
+    }
+
+    /// The values of `expr` as f32.
+    pub(super) fn of_f32(expr: &'a WeightExpr, limit: usize, buffers: &'a mut Buffers) -> Self {
+        let source = Source::Weight(Plan::of(expr), FloatType::F32);
+        Self { source, elements: size(expr), next: 0, limit, buffers }
     }
 
     /// The next bytes: whole elements, at least one; `None` after the last.
@@ -73,6 +84,24 @@ impl<'a> Blocks<'a> {
                 let Buffers { block, scratch } = &mut *self.buffers;
                 block.clear();
                 plan.read(start..self.next, *to, scratch, block)?;
+                Ok(Some(block))
+            }
+            Source::Integers(plan, matrices) => {
+                let scales = matrices.scales(self.limit, self.buffers)?;
+                self.next = plan.end_of_block(start, self.elements, self.limit);
+                let Buffers { block, scratch } = &mut *self.buffers;
+                block.clear();
+                plan.read(start..self.next, FloatType::F32, scratch, block)?;
+                scratch.clear();
+                matrices.append(block, start, scales, scratch);
+                Ok(Some(scratch))
+            }
+            Source::Scales(matrices) => {
+                let scales = matrices.scales(self.limit, self.buffers)?;
+                self.next = self.elements;
+                let block = &mut self.buffers.block;
+                block.clear();
+                block.extend(scales.iter().flat_map(|scale| scale.to_le_bytes()));
                 Ok(Some(block))
             }
         }

@@ -5,6 +5,7 @@
 mod builder;
 mod data;
 mod evaluate;
+mod quantized;
 mod tables;
 mod turn;
 mod view;
@@ -12,6 +13,7 @@ mod view;
 pub use builder::{Builder, Value, turned_name};
 pub use data::{Data, WeightExpr};
 pub use evaluate::{Blocks, Buffers};
+pub use quantized::Quantization;
 pub use tables::{RotaryTable, Sinusoids};
 
 use crate::FloatType;
@@ -24,6 +26,7 @@ pub enum DType {
     Float32,
     Float16,
     Bfloat16,
+    Int8,
     Int32,
     Int64,
     Bool,
@@ -44,6 +47,7 @@ impl DType {
     pub const fn onnx_number(self) -> i64 {
         match self {
             Self::Float32 => 1,
+            Self::Int8 => 3,
             Self::Int32 => 6,
             Self::Int64 => 7,
             Self::Bool => 9,
@@ -55,7 +59,7 @@ impl DType {
     /// Width of one element.
     pub const fn bytes(self) -> usize {
         match self {
-            Self::Bool => 1,
+            Self::Bool | Self::Int8 => 1,
             Self::Float16 | Self::Bfloat16 => 2,
             Self::Float32 | Self::Int32 => 4,
             Self::Int64 => 8,

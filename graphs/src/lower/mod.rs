@@ -218,3 +218,7 @@ impl Lowering {
         NamedGraph { stem, graph: self.b.into_graph(stem) }
     }
 }
+
+#[cfg(test)]
+#[path = "quantized_tests.rs"]
+mod quantized_tests;

@@ -11,7 +11,7 @@ use moa_schema::{
 use super::{Dim, Form, LowerAttention, LowerError, Lowering};
 use crate::{
     Precision, Weight,
-    bodies::{self, CrossValues, FeedForwardSizes, FeedForwardValues, Heads, Routed, SelfValues},
+    bodies::{self, CrossValues, FeedForwardSizes, FeedForwardValues, Heads, Matrix, Routed, SelfValues},
     graph::{Attribute, Builder, Function, OpId, RotaryTable, Value, WeightExpr},
     model::{Attention, ExpertFeedForward, ExpertLayout, KeyValueWeights, Rotary},
 };
@@ -197,10 +197,13 @@ impl Lowering {
     fn operator<const N: usize>(
         &mut self,
         (node, width): (Node<'_>, usize),
-        inputs: Vec<Value>,
+        mut inputs: Vec<Value>,
         routed: &Routed,
         body: impl Fn(&mut Builder, &[Value], &Routed) -> [Value; N],
     ) -> Result<[Value; N], LowerError> {
+        if self.options.precision.quantizes() {
+            quantize(&mut self.b, node.operator, &mut inputs);
+        }
         if self.options.form == Form::Standard {
             return Ok(body(&mut self.b, &inputs, routed));
         }
@@ -266,6 +269,13 @@ struct Node<'a> {
 /// A place for each input, in the schema's order.
 fn absent_inputs(operator: &Operator) -> Vec<Value> {
     vec![Value::absent(); operator.inputs.len()]
+}
+
+/// Puts integers in place of the trained matrices, and their scales beside them.
+fn quantize(b: &mut Builder, operator: &Operator, inputs: &mut [Value]) {
+    for [weight, scale] in operator.matrices() {
+        [inputs[weight], inputs[scale]] = b.quantized(&inputs[weight]);
+    }
 }
 
 fn function(
@@ -354,6 +364,11 @@ fn optional(input: &Value) -> Option<Value> {
     (*input != Value::absent()).then(|| input.clone())
 }
 
+/// A trained matrix, from the places of its weights and its scales.
+fn matrix(inputs: &[Value], [weight, scale]: [usize; 2]) -> Matrix {
+    Matrix { weight: inputs[weight].clone(), scale: optional(&inputs[scale]) }
+}
+
 fn self_values(inputs: &[Value]) -> SelfValues {
     use self_attention as at;
     let optional = |index: usize| optional(&inputs[index]);
@@ -361,9 +376,9 @@ fn self_values(inputs: &[Value]) -> SelfValues {
         hidden_states: inputs[at::HIDDEN_STATES].clone(),
         attention_mask: inputs[at::ATTENTION_MASK].clone(),
         router_weight: inputs[at::ROUTER_WEIGHT].clone(),
-        query_weight: inputs[at::QUERY_WEIGHT].clone(),
-        kv_weight: inputs[at::KV_WEIGHT].clone(),
-        output_weight: inputs[at::OUTPUT_WEIGHT].clone(),
+        query_weight: matrix(inputs, [at::QUERY_WEIGHT, at::QUERY_SCALE]),
+        kv_weight: matrix(inputs, [at::KV_WEIGHT, at::KV_SCALE]),
+        output_weight: matrix(inputs, [at::OUTPUT_WEIGHT, at::OUTPUT_SCALE]),
         output_bias: optional(at::OUTPUT_BIAS),
         past: optional(at::PAST_KEY).zip(optional(at::PAST_VALUE)).map(<[Value; 2]>::from),
         rotary: optional(at::POSITION_IDS)
@@ -380,8 +395,8 @@ fn cross_values(inputs: &[Value]) -> CrossValues {
         key_mask: inputs[at::KEY_MASK].clone(),
         query_mask: inputs[at::QUERY_MASK].clone(),
         router_weight: inputs[at::ROUTER_WEIGHT].clone(),
-        query_weight: inputs[at::QUERY_WEIGHT].clone(),
-        output_weight: inputs[at::OUTPUT_WEIGHT].clone(),
+        query_weight: matrix(inputs, [at::QUERY_WEIGHT, at::QUERY_SCALE]),
+        output_weight: matrix(inputs, [at::OUTPUT_WEIGHT, at::OUTPUT_SCALE]),
         output_bias: optional(&inputs[at::OUTPUT_BIAS]),
     }
 }
@@ -391,8 +406,8 @@ fn feed_forward_values(inputs: &[Value]) -> FeedForwardValues {
     FeedForwardValues {
         hidden_states: inputs[at::HIDDEN_STATES].clone(),
         router_weight: inputs[at::ROUTER_WEIGHT].clone(),
-        input_weight: inputs[at::INPUT_WEIGHT].clone(),
-        output_weight: inputs[at::OUTPUT_WEIGHT].clone(),
+        input_weight: matrix(inputs, [at::INPUT_WEIGHT, at::INPUT_SCALE]),
+        output_weight: matrix(inputs, [at::OUTPUT_WEIGHT, at::OUTPUT_SCALE]),
         output_bias: optional(&inputs[at::OUTPUT_BIAS]),
     }
 }

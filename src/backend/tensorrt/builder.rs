@@ -59,7 +59,7 @@ pub(super) struct Given {
 impl Installation {
     /// The model as this TensorRT is given it.
     pub(super) fn given(&self, file: &OnnxFile) -> Result<Given, EngineError> {
-        let dtype = dtype_of(file);
+        let dtype = dtype_of(file)?;
         must_be(self.device(), None, self.release(), dtype)?;
         let bytes = match prepare(file.model()) {
             Ok(prepared) => file.with_model(prepared.model)?.model().encode_to_vec(),

@@ -174,7 +174,7 @@ impl Backend for TensorRtBackend {
 
     /// The plugin computes with activations of the type of the matrices.
     fn rounds_to(&self, model: &OnnxFile) -> Option<FloatType> {
-        (dtype_of(model) == Dtype::Bf16 && !operators::used(model.model()).is_empty()).then_some(FloatType::Bf16)
+        (dtype_of(model) == Ok(Dtype::Bf16) && !operators::used(model.model()).is_empty()).then_some(FloatType::Bf16)
     }
 
     fn load(&self, model: &OnnxFile) -> Result<Box<dyn Runner>, BackendError> {

@@ -8,6 +8,7 @@ use super::error::{Fault, shown};
 use super::tensor::{self, External};
 use super::{MAX_IR_VERSION, MAX_OPSET_VERSION, contract};
 use crate::onnx::proto::attribute_proto::AttributeType;
+use crate::onnx::proto::tensor_proto::DataType;
 use crate::onnx::proto::tensor_shape_proto::dimension;
 use crate::onnx::proto::{
     AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto, type_proto,
@@ -134,7 +135,7 @@ fn check_function(function: &FunctionProto) -> Result<(), Fault> {
         }
     }
     let domains = imported_domains(&function.opset_import).map_err(within)?;
-    let mut scope = Scope { domains, functions: &[], function: Some(attributes), names: vec![HashSet::new()] };
+    let mut scope = Scope { domains, functions: &[], function: Some(attributes), names: vec![HashMap::new()] };
     scope.function_body(function).map_err(within)
 }
 
@@ -221,16 +222,21 @@ struct Scope<'a> {
     functions: &'a [FunctionProto],
     /// Attribute names of the function whose body this is.
     function: Option<HashSet<&'a str>>,
-    /// Values defined so far, one set for each graph from the outermost to the current.
-    names: Vec<HashSet<&'a str>>,
+    /// Values defined so far, one map for each graph from the outermost to the current, with their types as far as
+    /// those are declared.
+    names: Vec<HashMap<&'a str, Option<DataType>>>,
 }
 
 impl<'a> Scope<'a> {
     fn is_defined(&self, name: &str) -> bool {
-        self.names.iter().any(|names| names.contains(name))
+        self.names.iter().any(|names| names.contains_key(name))
     }
 
-    fn define(&mut self, name: &'a str) -> Result<(), Fault> {
+    fn type_of(&self, name: &str) -> Option<DataType> {
+        self.names.iter().find_map(|names| names.get(name)).copied().flatten()
+    }
+
+    fn define(&mut self, name: &'a str, kind: Option<DataType>) -> Result<(), Fault> {
         if name.is_empty() {
             return Err(Fault::malformed("a value has no name".into()));
         }
@@ -238,7 +244,7 @@ impl<'a> Scope<'a> {
             return Err(Fault::malformed(format!("value {} is defined twice", shown(name))));
         }
         if let Some(names) = self.names.last_mut() {
-            names.insert(name);
+            names.insert(name, kind);
         }
         Ok(())
     }
@@ -251,9 +257,9 @@ impl<'a> Scope<'a> {
         if !graph.sparse_initializer.is_empty() {
             return Err(Fault::unsupported("sparse weights".into()));
         }
-        self.names.push(HashSet::new());
+        self.names.push(HashMap::new());
         for input in &graph.input {
-            self.define(&input.name)?;
+            self.define(&input.name, element_type(input))?;
             check_type(input, is_outermost)?;
         }
         let external = if is_outermost { External::Allowed } else { External::Refused };
@@ -264,7 +270,7 @@ impl<'a> Scope<'a> {
                 return Err(Fault::malformed(format!("weight {} is defined twice", shown(&tensor.name))));
             }
             if !inputs.contains(tensor.name.as_str()) {
-                self.define(&tensor.name)?;
+                self.define(&tensor.name, tensor::data_type(tensor.data_type).ok())?;
             }
             tensor::check(tensor, external)?;
         }
@@ -283,7 +289,7 @@ impl<'a> Scope<'a> {
 
     fn function_body(&mut self, function: &'a FunctionProto) -> Result<(), Fault> {
         for input in &function.input {
-            self.define(input)?;
+            self.define(input, None)?;
         }
         for default in &function.attribute_proto {
             self.attribute(default)?;
@@ -329,9 +335,9 @@ impl<'a> Scope<'a> {
         }
         check_permutation(node)?;
         if self.function.is_none() {
-            contract::check(node, self.functions)?;
+            contract::check(node, self.functions, &|name| self.type_of(name))?;
         }
-        node.output.iter().filter(|output| !output.is_empty()).try_for_each(|output| self.define(output))
+        node.output.iter().filter(|output| !output.is_empty()).try_for_each(|output| self.define(output, None))
     }
 
     fn attribute(&mut self, attribute: &'a AttributeProto) -> Result<(), Fault> {
@@ -406,6 +412,12 @@ fn check_permutation(node: &NodeProto) -> Result<(), Fault> {
     sorted.sort_unstable();
     let counts_up = sorted.iter().zip(0..).all(|(axis, place)| *axis == place);
     if counts_up { Ok(()) } else { Err(Fault::malformed(format!("perm {:?} is no permutation", perm.ints))) }
+}
+
+/// The declared element type of a value.
+fn element_type(value: &ValueInfoProto) -> Option<DataType> {
+    let Some(type_proto::Value::TensorType(tensor)) = value.r#type.as_ref()?.value.as_ref() else { return None };
+    tensor::data_type(tensor.elem_type).ok()
 }
 
 /// Checks element type and dimensions of a value; `required` where the value must be a tensor.
