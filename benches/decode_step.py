@@ -54,7 +54,7 @@ def bytes_read(model):
             if top_k is None:
                 total += 4 * values
             else:
-                width = 4 if tensor.data_type == onnx.TensorProto.FLOAT else 2
+                width = {onnx.TensorProto.FLOAT: 4, onnx.TensorProto.INT8: 1}.get(tensor.data_type, 2)
                 total += width * values * (top_k / tensor.dims[0] if len(tensor.dims) == 3 else 1)
     return total
 

@@ -6,11 +6,13 @@
 Random weights whose values are bf16, as those of jetmoe/jetmoe-8b, d 2048, 16 key/value heads of 128, E 8, k 2, MLP 1408,
 vocabulary 4096. The rivals: PyTorch eager of transformers; mobius' graph on the same ONNX Runtime; torch.onnx with dynamo and
 eager attention. Every output is compared with PyTorch's first, and what is wrong is not timed. Bursts take turns as in cpu_operator.py, which see for ratios.
-`--dtype bf16` adds our export with weights stored in bf16. A decode step of ours writes its caches in place; beside it
+`--dtype bf16` adds our export with weights stored in bf16, `--dtype int8` one with matrices in int8, which is compared with PyTorch on
+the weights that these stand for. A decode step of ours writes its caches in place; beside it
 stands "copying", where past and present are buffers of their own.
 """
 
 import argparse
+import copy
 import json
 import os
 import pathlib
@@ -31,8 +33,9 @@ SIZES = dict(
 # Tokens and past of each case.
 CASES = {"T1": (1, 0), "T16": (16, 0), "T128": (128, 0), "T512": (512, 0), "decode-past128": (1, 128)}
 RIVALS = ["eager", "mobius", "dynamo"]
+DTYPES = ["bf16", "int8"]
 DYNAMO = "dynamo.onnx"
-TOLERANCE = {"fp32": 2e-4, "bf16": 2e-4}
+TOLERANCE = 2e-4
 GOALS = [
     ("decode-past128", "mobius", 3.5), ("T128", "mobius", 2.5), ("T512", "mobius", 2.5), ("T128", "eager", 1.6),
     ("T512", "eager", 1.6),
@@ -59,6 +62,20 @@ def make_checkpoint(folder):
         for tensor in model.parameters():
             tensor.copy_(tensor.to(torch.bfloat16))
     model.save_pretrained(folder)
+    return model
+
+
+def in_int8(model):
+    """A copy whose matrices of experts, keys and values are those of an export in int8: in transformers' layout, a scale for
+    each row."""
+    import torch
+
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if ".layers." in name and tensor.dim() >= 2 and "router" not in name:
+                scale = tensor.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
+                tensor.copy_(torch.round(tensor / scale).clamp(-127, 127) * scale)
     return model
 
 
@@ -205,7 +222,7 @@ def judge(session, model, lengths=(8, 29, 128, 512), repeats=6):
             except Exception as failure:
                 print(f"  dynamo stops at {inputs.tokens} tokens: {str(failure).splitlines()[0][:160]}")
                 errors.append(float("inf"))
-    wrong = sum(not value <= TOLERANCE["fp32"] for value in errors)
+    wrong = sum(not value <= TOLERANCE for value in errors)
     return {"runs": len(errors), "wrong": wrong, "largest_relative_error": max(errors)}
 
 
@@ -230,33 +247,33 @@ def prepare(work, args, model):
     return sessions, notes
 
 
-def read_bytes(past):
-    """Bytes that one token needs: matrices of layers, whose values are bf16, in two each, and head and cache in four."""
+def read_bytes(past, width):
+    """Bytes that one token needs: matrices of layers in `width` bytes a value, head and cache in four."""
     d, heads, e, k = SIZES["hidden_size"], SIZES["num_key_value_heads"] * SIZES["kv_channels"], 8, 2
     layer = k * d * heads + 2 * d * heads + k * heads * d + 3 * k * d * SIZES["intermediate_size"]
     layers = SIZES["num_hidden_layers"]
-    return layers * (2 * layer + 2 * 2 * d * e + 4 * 2 * past * heads) + 4 * d * SIZES["vocab_size"]
+    return layers * (width * layer + 2 * 2 * d * e + 4 * 2 * past * heads) + 4 * d * SIZES["vocab_size"]
 
 
-def measure(name, sessions, model, args, bandwidth):
+def measure(name, sessions, models, args, bandwidth):
     tokens, past = CASES[name]
-    inputs = Inputs(model, tokens, past, 1)
-    runs = {}
+    given = {dtype: Inputs(model, tokens, past, 1) for dtype, model in models.items()}
+    of = lambda contender: given["int8" if "int8" in contender else "fp32"]
+    inputs, model, runs = given["fp32"], models["fp32"], {}
     for contender, session in sessions.items():
         if contender == "dynamo" and (past or tokens < 2):
             continue
         shared = contender.startswith("ours") and past > 0
-        runs[contender] = OrtRun(session, inputs, shared)
+        runs[contender] = OrtRun(session, of(contender), shared)
         if shared:
-            runs[f"{contender} copying"] = OrtRun(session, inputs)
+            runs[f"{contender} copying"] = OrtRun(session, of(contender))
     if "eager" in args.rivals:
         runs["eager"] = EagerRun(model, inputs)
     result = {"tokens": tokens, "past": past, "load": os.getloadavg(), "relative_error": {}}
     wrong = []
     for contender, run in runs.items():
-        found = result["relative_error"][contender] = error(np.asarray(run()), inputs.logits)
-        tolerance = TOLERANCE["bf16" if "bf16" in contender else "fp32"]
-        if found <= tolerance:
+        found = result["relative_error"][contender] = error(np.asarray(run()), of(contender).logits)
+        if found <= TOLERANCE:
             continue
         if contender != "dynamo":
             sys.exit(f"{name}: {contender} differs from PyTorch by {found:.2e}")
@@ -268,13 +285,13 @@ def measure(name, sessions, model, args, bandwidth):
     result["times"] = {contender: bench.summary(times) for contender, times in bursts.items()}
     ours = result["times"]["ours"]
     result["ratios"] = {n: bench.ratio(times, ours) for n, times in result["times"].items() if n != "ours"}
-    for way in ["", " copying"]:
-        pair = [result["times"].get(f"ours{dtype}{way}") for dtype in ("", " bf16")]
+    for dtype, way in [(dtype, way) for dtype in args.dtype for way in ["", " copying"]]:
+        pair = [result["times"].get(f"ours{kind}{way}") for kind in ("", f" {dtype}")]
         if all(pair):
-            result.setdefault("bf16", {})[f"bf16{way}"] = bench.ratio(*pair)
+            result.setdefault(dtype, {})[f"{dtype}{way}"] = bench.ratio(*pair)
     if tokens == 1:
         for contender in [name for name in runs if name.startswith("ours")]:
-            amount = read_bytes(past)
+            amount = read_bytes(past, 1 if "int8" in contender else 2)
             rate = amount / result["times"][contender]["median_ms"] * 1e3
             result.setdefault("read", {})[contender] = {"bytes": amount, "rate": rate, "share": rate / bandwidth}
     return result
@@ -292,7 +309,7 @@ def report(name, result):
     for contender, read in result.get("read", {}).items():
         megabytes, rate = read["bytes"] / 1e6, read["rate"] / 1e9
         print(f"  {contender} reads {megabytes:.1f} MB: {rate:.1f} GB/s, {100 * read['share']:.0f} % of a plain read")
-    for name, r in result.get("bf16", {}).items():
+    for name, r in [pair for dtype in DTYPES for pair in result.get(dtype, {}).items()]:
         print(f"  f32 / {name}: {r['median']:.2f} (min/min {r['min']:.2f}, {r['range'][0]:.2f} .. {r['range'][1]:.2f})")
     sys.stdout.flush()
 
@@ -316,7 +333,7 @@ def arguments():
     parser.add_argument("--seconds", type=float, default=0.3, help="length of a burst")
     parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--rivals", nargs="*", default=RIVALS, choices=RIVALS)
-    parser.add_argument("--dtype", nargs="*", default=[], choices=["bf16"], help="further exports of ours")
+    parser.add_argument("--dtype", nargs="*", default=[], choices=DTYPES, help="further exports of ours")
     parser.add_argument("--program", default=str(ROOT / "target/release/moa-export"))
     parser.add_argument("--work", type=pathlib.Path, help="folder for checkpoint and graphs, 4 GB, which is kept")
     parser.add_argument("--json", type=pathlib.Path)
@@ -343,10 +360,11 @@ def main():
         print(f"{LIBRARY}, {head['build'][:12]}")
         for name, note in head["rivals"].items():
             print(f"{name}: {note}")
+        models = {"fp32": model} | ({"int8": in_int8(model)} if "int8" in args.dtype else {})
         results, reads = {}, [bench.read_bandwidth(args.threads)]
         for name in args.only:
             reads.append(bench.read_bandwidth(args.threads))
-            results[name] = measure(name, sessions, model, args, reads[-1])
+            results[name] = measure(name, sessions, models, args, reads[-1])
             report(name, results[name])
     head |= {"read_gigabytes_per_second": [read * 1e-9 for read in reads], "load_after": os.getloadavg()}
     report_goals(results)
