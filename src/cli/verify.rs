@@ -22,7 +22,7 @@ use crate::{
     checkpoint::Checkpoint,
     parity::{
         BackendReport, Comparison, Constants, Difference, FileAudit, GraphReport, MOST_ROWS, MOST_TOKENS, NodeAudit,
-        Skip, ToleranceOptions, Verification, VerifyOptions, verify_watched,
+        RoundingCost, Skip, ToleranceOptions, Verification, VerifyOptions, verify_watched,
     },
 };
 
@@ -161,7 +161,7 @@ fn text(arguments: &VerifyArguments, result: &Verification) -> String {
             text.push_str(&format!("{} was skipped: {}\n", report.backend, skip.why));
         }
     }
-    for line in left_out(result) {
+    for line in left_out(result).into_iter().chain(rounding_costs(result)) {
         text.push_str(&format!("{line}\n"));
     }
     for report in &result.backends {
@@ -202,6 +202,25 @@ pub(super) fn verified(result: &Verification) -> String {
 pub(super) fn left_out(result: &Verification) -> BTreeSet<String> {
     let graphs = result.backends.iter().flat_map(|report| &report.graphs);
     graphs.filter_map(|graph| Some(format!("{}: {}", graph.graph, graph.left_out.as_ref()?))).collect()
+}
+
+/// What weights of few bits change, a line for each graph.
+pub(super) fn rounding_costs(result: &Verification) -> Vec<String> {
+    let line = |cost: &RoundingCost| {
+        let share = |some: usize, all: usize| format!("{:.1} % of {all}", 100.0 * some as f64 / all.max(1) as f64);
+        let mut text = format!(
+            "{} in {}, beside the checkpoint's own weights on these inputs: the same experts for {} tokens",
+            cost.graph,
+            result.dtype,
+            share(cost.same_experts, cost.decisions),
+        );
+        if cost.positions > 0 {
+            text.push_str(&format!(", the same best token at {} positions", share(cost.same_best, cost.positions)));
+        }
+        let [relative, largest] = [100.0 * cost.relative_difference, cost.largest_difference];
+        text + &format!("; outputs differ by {relative:.2} % (root mean square), at most by {largest:.2}")
+    };
+    result.rounding_cost.iter().map(line).collect()
 }
 
 pub(super) fn audit_line(audit: &FileAudit) -> String {

@@ -2,7 +2,7 @@
 
 use super::{
     args::VerifyArguments,
-    verify::{audit_line, details, left_out, tolerance, verified},
+    verify::{audit_line, details, left_out, rounding_costs, tolerance, verified},
 };
 use crate::{
     parity::{BackendReport, Constants, Difference, FileAudit, GraphReport, NodeAudit, Verification},
@@ -137,7 +137,7 @@ fn backends(section: &mut Section, result: &Verification) {
             section.paragraph(format!("{} was skipped: {}", backend.backend, skip.why));
         }
     }
-    for line in left_out(result) {
+    for line in left_out(result).into_iter().chain(rounding_costs(result)) {
         section.paragraph(line);
     }
     let columns = ["backend", "graph", "case and output"].map(Column::text).into_iter();

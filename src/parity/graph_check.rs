@@ -18,10 +18,11 @@ use super::{
     Watch,
     compare::{Comparison, Tolerance, ToleranceOptions, effect_of_rounding, largest},
     instrument::expose_routing,
+    rounding_cost::{RoundingCost, is_fresh},
     routing::{BackendRouting, RoutingComparison, backend_routing, without_routing},
 };
 
-const LOGITS: &str = "logits";
+pub(super) const LOGITS: &str = "logits";
 
 /// Outcome of one graph on one backend.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
@@ -39,6 +40,9 @@ pub struct GraphReport {
     pub altered: Option<String>,
     /// What no run shows, and why, where cases were left out.
     pub left_out: Option<String>,
+    /// What weights of few bits change; found on one backend for all.
+    #[serde(skip)]
+    pub(super) rounding_cost: Option<RoundingCost>,
     /// What stopped the check, if something did.
     pub failure: Option<String>,
 }
@@ -53,6 +57,7 @@ impl GraphReport {
             outputs: Comparison::default(),
             altered: None,
             left_out: None,
+            rounding_cost: None,
             failure: None,
         }
     }
@@ -91,6 +96,8 @@ pub(super) struct Run {
 #[derive(Clone, Copy)]
 pub(super) struct Truth<'a> {
     pub(super) reference: &'a Reference,
+    /// The checkpoint's own weights, where what `reference` made of them is to be told.
+    pub(super) trained: Option<&'a Reference>,
     pub(super) tolerance: ToleranceOptions,
     /// Sees every run that was compared.
     pub(super) watch: &'a dyn Watch,
@@ -189,6 +196,10 @@ impl<'a> GraphCheck<'a> {
             self.compare(&format!("{case}: {name}"), (name, None), found, expected)?;
         }
         self.compare_weights(case, &routing, [&expected.routing, &rounded.routing])?;
+        if let Some(trained) = self.truth.trained.filter(|_| is_fresh(inputs)) {
+            let cost = self.report.rounding_cost.get_or_insert_with(|| RoundingCost::of(&self.report.graph));
+            cost.add(inputs, &expected, &trained.run(self.part, inputs, None)?);
+        }
         Ok(Run { outputs, routing })
     }
 

@@ -13,6 +13,7 @@ mod graph_check;
 mod instrument;
 mod journey;
 mod nodes;
+mod rounding_cost;
 mod routing;
 mod settings;
 mod verdict;
@@ -29,6 +30,7 @@ pub use compare::{Comparison, Difference, Tolerance, ToleranceOptions};
 pub use graph_check::GraphReport;
 pub use instrument::expose_routing;
 pub use nodes::NodeAudit;
+pub use rounding_cost::RoundingCost;
 pub use routing::{Disagreement, MARGIN, RoutingComparison};
 pub use verdict::Finding;
 pub use weights::{AuditError, WeightAudit};
@@ -236,6 +238,8 @@ pub struct Verification {
     pub audits: Vec<FileAudit>,
     /// Runs per backend.
     pub backends: Vec<BackendReport>,
+    /// What weights of 8-bit integers change, for each graph; empty where there are none.
+    pub rounding_cost: Vec<RoundingCost>,
 }
 
 /// The files of one export.
@@ -284,11 +288,14 @@ pub fn verify_watched(
     watch.begin(Step::Checkpoint);
     let reference = Reference::stored_as(&model, precision)?;
     let audits = audit(&files, &model, watch)?;
-    let truth = Truth { reference: &reference, tolerance: options.tolerance, watch };
-    let (mut reports, mut count) = (Vec::new(), None);
+    let trained = precision.quantizes().then(|| Reference::new(&model)).transpose()?;
+    let mut truth = Truth { reference: &reference, trained: trained.as_ref(), tolerance: options.tolerance, watch };
+    let (mut reports, mut count, mut rounding_cost) = (Vec::new(), None, Vec::new());
     for backend in backends {
         watch.begin(Step::Runs { backend: backend.name(), count });
-        let report = run_backend(backend.as_ref(), &files, &model, truth, options.seed)?;
+        let mut report = run_backend(backend.as_ref(), &files, &model, truth, options.seed)?;
+        rounding_cost.extend(report.graphs.iter_mut().filter_map(|graph| graph.rounding_cost.take()));
+        truth.trained = truth.trained.filter(|_| rounding_cost.is_empty());
         let runs = report.graphs.iter().map(|graph| graph.runs as u64).sum();
         count = count.max(Some(runs)).filter(|runs| *runs > 0);
         reports.push(report);
@@ -301,6 +308,7 @@ pub fn verify_watched(
         gate_mode: gate_mode.map(|mode| mode.as_str().into()),
         audits,
         backends: reports,
+        rounding_cost,
     })
 }
 
