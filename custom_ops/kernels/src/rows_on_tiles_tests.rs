@@ -285,6 +285,11 @@ fn stored_weights_and_factors_keep_their_meaning() {
         case.right = half.iter().map(|value| value.to_f32()).collect();
         let found = case.compute_rows(levels[1], all.clone(), WeightData::F16(&half), None);
         assert_eq!(bits(&found), bits(&case.compute(levels[usize::from(sizes[0] >= STRIP)])));
+        let values: Vec<i8> = case.right.iter().map(|_| random.next() as i8).collect();
+        let scales: Vec<f32> = (0..sizes[2]).map(|column| 2f32.powi(column as i32 % 5 - 6)).collect();
+        case.right = values.iter().zip(scales.iter().cycle()).map(|(value, scale)| f32::from(*value) * scale).collect();
+        let integers = WeightData::I8 { values: &values, scales: &scales };
+        assert_eq!(bits(&case.compute_rows(levels[1], all.clone(), integers, None)), bits(&case.compute(levels[1])));
 
         let factors = random.values(sizes[0]);
         let found = case.compute_rows(levels[1], all, (&case.right).into(), Some(&factors));

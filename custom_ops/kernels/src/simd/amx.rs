@@ -166,6 +166,21 @@ impl Tiles {
         }
     }
 
+    /// Writes the rows of a panel of integers as pairs of rows in bf16, zeros after them.
+    ///
+    /// # Panics
+    ///
+    /// If a row is not whole, or the pairs do not fill `out`.
+    pub(super) fn pair_integers(&self, integers: &[i8], out: &mut [bf16]) {
+        let inner = integers.len() / PANEL;
+        assert!(
+            integers.len().is_multiple_of(PANEL) && out.len() == inner.next_multiple_of(2) * PANEL,
+            "room for pairs"
+        );
+        // SAFETY: the bounds are proved, and tiles come with the instructions.
+        unsafe { amx_split::pair_integers(integers.as_ptr(), inner, out.as_mut_ptr()) }
+    }
+
     /// Magnitudes of whole vectors of values.
     ///
     /// # Panics

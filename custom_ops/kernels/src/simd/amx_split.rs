@@ -206,6 +206,30 @@ pub(super) unsafe fn panel<W: Element>(
     }
 }
 
+/// Writes `inner` rows of [`PANEL`] integers as pairs of rows in bf16, zeros after the last.
+///
+/// # Safety
+///
+/// `inner` rows must be readable at `from` and `ceil(inner / 2)` rows of as many pairs ours to write at `out`; the
+/// processor must have AVX-512 F and BW.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn pair_integers(from: *const i8, inner: usize, out: *mut bf16) {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let order = pairs();
+        for row in (0..inner).step_by(2) {
+            for first in (0..PANEL).step_by(LANES) {
+                let load = |row: usize| match row < inner {
+                    true => _mm512_castps_si512(i8::load16(from.add(row * PANEL + first), 0)),
+                    false => _mm512_setzero_si512(),
+                };
+                let both = _mm512_permutex2var_epi16(load(row), order, load(row + 1));
+                _mm512_storeu_si512(out.add(row * PANEL + 2 * first).cast(), both);
+            }
+        }
+    }
+}
+
 /// Magnitudes of `count` values, a multiple of [`LANES`].
 ///
 /// # Safety
@@ -221,4 +245,28 @@ pub(super) unsafe fn magnitudes<W: Element>(from: *const W, count: usize) -> Mag
         }
     }
     lanes.join()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::skip::skip;
+
+    #[test]
+    fn integers_are_paired_by_rows() {
+        if !is_x86_feature_detected!("avx512f") || !is_x86_feature_detected!("avx512bw") {
+            return skip("no AVX-512 BW");
+        }
+        for inner in [1, 2, 7, 64] {
+            let integers: Vec<i8> = (0..inner * PANEL).map(|index| (index * 37 % 255) as u8 as i8).collect();
+            let mut pairs = vec![bf16::NAN; inner.next_multiple_of(2) * PANEL];
+            // SAFETY: the sizes are those that the rows need, and the processor was asked.
+            unsafe { pair_integers(integers.as_ptr(), inner, pairs.as_mut_ptr()) };
+            for (place, pair) in pairs.iter().enumerate() {
+                let (row, column, step) = (place / (2 * PANEL), place / 2 % PANEL, place % 2);
+                let integer = integers.get((2 * row + step) * PANEL + column).copied().unwrap_or(0);
+                assert_eq!(pair.to_f32(), f32::from(integer), "{inner}: {place}");
+            }
+        }
+    }
 }

@@ -44,6 +44,11 @@ pub(crate) trait Element: Copy + Default + std::fmt::Debug + Send + Sync + 'stat
     /// The values where they stand as AMX tiles take them: pairs of inner steps in bf16.
     fn pairs(values: &[Self]) -> Option<&[bf16]>;
 
+    /// The values where they are integers, each of them a bf16.
+    fn integers(_: &[Self]) -> Option<&[i8]> {
+        None
+    }
+
     /// Inner step `step` of 16 elements.
     ///
     /// # Safety
@@ -238,6 +243,10 @@ impl Element for i8 {
 
     fn pairs(_: &[Self]) -> Option<&[bf16]> {
         None
+    }
+
+    fn integers(values: &[Self]) -> Option<&[i8]> {
+        Some(values)
     }
 
     #[cfg(target_arch = "x86_64")]

@@ -38,6 +38,10 @@ impl Tiles {
         match *self {}
     }
 
+    pub(super) fn pair_integers(&self, _: &[i8], _: &mut [bf16]) {
+        match *self {}
+    }
+
     pub(super) fn magnitudes<W: Element>(&self, _: &[W]) -> Magnitudes {
         match *self {}
     }

@@ -265,6 +265,11 @@ impl Unit {
             self.multiply_pairs(left, data, 2 * right.panel_stride, panels, epoch, &mut rows);
             return rows;
         }
+        if let Some(integers) = W::integers(right.data) {
+            assert!(right.stride == PANEL, "whole panels");
+            self.multiply_integers(left, integers, right.panel_stride, panels, epoch, &mut rows);
+            return rows;
+        }
         let streams = left.starts.len() <= STRIP && left.inner.is_multiple_of(STEP) && right.stride == PANEL;
         if let Some(data) = W::direct(right.data).filter(|_| streams) {
             let right = Right { data, stride: right.stride, panel_stride: right.panel_stride };
@@ -306,6 +311,31 @@ impl Unit {
                 let data = &right[panel * panel_stride + first * PANEL..];
                 self.multiply_panel_of_pairs(rows, inner, data, panel, first > 0);
             }
+        }
+    }
+
+    /// Rows times panels of integers, `panel_stride` apart, each of which is made pairs of bf16 first: these hold them.
+    fn multiply_integers(
+        &mut self,
+        left: Left<'_>,
+        right: &[i8],
+        panel_stride: usize,
+        panels: usize,
+        epoch: Option<Epoch>,
+        found: &mut [Magnitudes],
+    ) {
+        let rows = left.starts.len();
+        for first in (0..left.inner).step_by(INNER_LIMIT) {
+            let inner = (left.inner - first).min(INNER_LIMIT);
+            self.split_left(left, first, inner, epoch, found);
+            let mut pairs = std::mem::take(&mut self.scratch.right[1]);
+            for panel in 0..panels {
+                let integers = &right[panel * panel_stride + first * PANEL..][..inner * PANEL];
+                let pairs = &mut pairs.filled_mut()[..inner.next_multiple_of(2) * PANEL];
+                self.tiles.pair_integers(integers, pairs);
+                self.multiply_panel_of_pairs(rows, inner, pairs, panel, first > 0);
+            }
+            self.scratch.right[1] = pairs;
         }
     }
 
