@@ -146,6 +146,17 @@ fn memory_that_cannot_be_right_is_refused_before_anything_is_launched() {
     assert!(error.starts_with("the workspace holds 0 bytes, "), "{error}");
 }
 
+#[test]
+fn scales_of_integers_are_refused() {
+    let fake = Fake::load();
+    let scale: Option<&[usize]> = Some(&[2, 64]);
+    let mut shapes = SHAPES.to_vec();
+    shapes.extend([None, None, None, scale]);
+    let refused = kernels(&fake).plan(&node(), ELEMENT, &shapes, &WANTED, Options::default()).err();
+    let text = "MoASelfAttention: input `query_scale` is for weights in int8, which are not served here";
+    assert_eq!(refused.map(|error| error.to_string()).as_deref(), Some(text));
+}
+
 /// As [`SHAPES`], behind caches of 8 rows.
 const WITH_ROOM: [Option<&[usize]>; 9] = {
     let cache: Option<&[usize]> = Some(&[2, 1, 8, 64]);
