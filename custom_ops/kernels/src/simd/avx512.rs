@@ -6,7 +6,7 @@ use std::arch::x86_64::{
 };
 use std::marker::PhantomData;
 
-use super::product::{Fetch, Kernel, LINE, Mode, PAGE, Raw, STEPS};
+use super::product::{Fetch, Kernel, LINE, Mode, PAGE, Raw, STEPS, streams};
 use super::{Element, LANES, PANEL, ROWS};
 
 /// The microkernels of one type of weights.
@@ -219,8 +219,8 @@ unsafe fn wide<W: Element, const M: usize, const V: usize>(raw: &Raw<W>) {
                 *sum = first_term(raw, row, out, mask(raw.columns, vector));
             }
         }
-        if M == 1 && V <= PANEL / LANES && raw.fetch.next {
-            one_stream(&mut sums[0], raw);
+        if M == 1 && V <= streams::<W>() * PANEL / LANES && raw.fetch.next {
+            few_streams(&mut sums[0], raw, offsets);
         } else {
             wide_sums(&mut sums, raw, offsets);
         }
@@ -267,22 +267,22 @@ unsafe fn wide_sums<W: Element, const M: usize, const V: usize>(
     in_pairs(raw.inner, &mut one);
 }
 
-/// [`wide_sums`] of one row and one panel, which is fetched a page ahead.
+/// [`wide_sums`] of one row and [`streams`] panels, which are fetched a page ahead.
 ///
 /// # Safety
 ///
 /// As [`wide_sums`].
 #[target_feature(enable = "avx512f")]
 #[inline]
-unsafe fn one_stream<W: Element, const V: usize>(sums: &mut [__m512; V], raw: &Raw<W>) {
+unsafe fn few_streams<W: Element, const V: usize>(sums: &mut [__m512; V], raw: &Raw<W>, offsets: [usize; V]) {
     let (left, mut right) = (raw.left[0], raw.right);
     let mut one = |inner: usize, step: usize| {
         // SAFETY: by the caller's promise; what is fetched may lie anywhere.
         unsafe {
             let value = _mm512_set1_ps(*left.add(inner));
-            for (vector, sum) in sums.iter_mut().enumerate() {
-                let lanes = right.add(vector * LANES);
-                let place = (step / W::STEPS * PANEL + vector * LANES) * size_of::<W>();
+            for (vector, (sum, offset)) in sums.iter_mut().zip(offsets).enumerate() {
+                let lanes = right.add(offset);
+                let place = (step / W::STEPS * PANEL + vector * LANES % PANEL) * size_of::<W>();
                 if place.is_multiple_of(LINE) && step.is_multiple_of(W::STEPS) {
                     _mm_prefetch::<_MM_HINT_T0>(lanes.wrapping_byte_add(PAGE).cast());
                 }

@@ -84,7 +84,7 @@ pub(crate) struct Product<'a, W = f32> {
 /// Memory that is read soon.
 #[derive(Clone, Copy)]
 pub(crate) enum Ahead {
-    /// What the product itself reads, a page before. With AVX-512 a single row then reads its panels one by one.
+    /// What the product itself reads, a page before. With AVX-512 a single row then reads [`streams`] panels at a time.
     Own,
     /// What is read after more than the nearest cache holds.
     Later(Memory),
@@ -194,7 +194,9 @@ impl<W: Element> Product<'_, W> {
         let inner = self.left.inner;
         let most = match panels_at_once(isa, count, W::rows(inner) * PANEL * size_of::<W>()) {
             usize::MAX => usize::MAX,
-            _ if count == 1 && isa.0 >= Instructions::Avx512 && matches!(self.ahead, Some(Ahead::Own)) => PANEL,
+            _ if count == 1 && isa.0 >= Instructions::Avx512 && matches!(self.ahead, Some(Ahead::Own)) => {
+                streams::<W>() * PANEL
+            }
             panels => panels * PANEL,
         };
         let mut raw = Raw {
@@ -282,6 +284,12 @@ pub(crate) fn panels_at_once(isa: Isa, rows: usize, bytes: usize) -> usize {
         Instructions::Avx512 | Instructions::Amx if rows == 1 || rows <= FEW_ROWS && bytes <= SHORT => ROW_PANELS,
         Instructions::Avx512 | Instructions::Amx => 1,
     }
+}
+
+/// Panels that a single row reads side by side where they come from memory: one stream comes faster than several, but
+/// the two sums of a panel of bytes take as long as memory does.
+pub(super) const fn streams<W>() -> usize {
+    if size_of::<W>() == 1 { 2 } else { 1 }
 }
 
 /// The microkernel of a level.
