@@ -1,4 +1,4 @@
-//! Weights stored in two bytes, and activations in f16.
+//! Weights stored in fewer bytes, and activations in f16.
 
 use half::{bf16, f16};
 use moa_kernels::{
@@ -15,13 +15,14 @@ use crate::self_attention::{Case, Computed, random_dims};
 use crate::support::{Random, Threads, bits};
 use crate::tiles::large_dims;
 
-/// A weight in two bytes, and the same values in four.
-enum Halves {
+/// A weight in fewer bytes, and the same values in four.
+pub(crate) enum Narrow {
     Bf16(Vec<bf16>),
     F16(Vec<f16>),
+    I8 { values: Vec<i8>, scales: Vec<f32> },
 }
 
-impl Halves {
+impl Narrow {
     /// Rounds `values` in place and keeps what is left of them.
     fn round(values: &mut [f32], brain: bool) -> Self {
         if brain {
@@ -34,10 +35,11 @@ impl Halves {
         Self::F16(halves)
     }
 
-    fn data(&self) -> WeightData<'_> {
+    pub(crate) fn data(&self) -> WeightData<'_> {
         match self {
             Self::Bf16(values) => WeightData::Bf16(values),
             Self::F16(values) => WeightData::F16(values),
+            Self::I8 { values, scales } => WeightData::I8 { values, scales },
         }
     }
 }
@@ -92,35 +94,57 @@ pub(crate) fn assert_same(found: &Computed, expected: &Computed) {
     assert_eq!(found.topk_indices, expected.topk_indices);
 }
 
-/// Two bytes a weight give the bits that four give for the same values, packed before or not, on every level; and four
-/// are packed in two where these hold them.
+/// Rounds matrices `[inner, columns]` in place, and keeps what is left of them.
+pub(crate) trait Round: Fn(&mut [f32], [usize; 2]) -> Narrow {}
+
+impl<F: Fn(&mut [f32], [usize; 2]) -> Narrow> Round for F {}
+
+/// The matrices of a case, rounded: those of queries, of keys and values, and of the output.
+pub(crate) fn rounded_matrices(case: &mut Case, round: impl Round) -> [Narrow; 3] {
+    let SelfAttentionDims { width, kv_heads, head, .. } = case.dims;
+    let columns = kv_heads * head;
+    let query = round(&mut case.query_weight, [width, columns]);
+    let kv = round(&mut case.kv_weight, [width, 2 * columns]);
+    [query, kv, round(&mut case.output_weight, [columns, width])]
+}
+
+/// The inputs of a case with narrow matrices.
+pub(crate) fn narrow_inputs<'a>(case: &'a Case, [query, kv, output]: &'a [Narrow; 3]) -> SelfAttentionInputs<'a> {
+    let (query_weight, kv_weight, output_weight) = (query.data(), kv.data(), output.data());
+    SelfAttentionInputs { query_weight, kv_weight, output_weight, ..case.inputs() }
+}
+
+/// Narrow weights give the bits that f32 of the same values gives, packed before or not, on every level; `judge` gets
+/// the bytes of the packed weights, and of f32 that was packed.
+pub(crate) fn self_attention_has_the_bits_of_f32(
+    seed: u64,
+    round: impl Round,
+    judge: impl Fn(Instructions, [usize; 2]),
+) {
+    let mut case = self_case(seed);
+    let matrices = rounded_matrices(&mut case, round);
+    let (wide, narrow) = (case.inputs(), narrow_inputs(&case, &matrices));
+    for limit in LEVELS {
+        let expected = compute(&case, &wide, &Prepared::new(limit));
+        assert_same(&compute(&case, &narrow, &Prepared::new(limit)), &expected);
+        let [packed, exact] = [narrow, wide].map(|inputs| {
+            pack_matrices(&case.dims, limit, [inputs.query_weight, inputs.kv_weight, inputs.output_weight])
+        });
+        assert_same(&compute(&case, &narrow, &packed), &expected);
+        assert_same(&compute(&case, &wide, &exact), &expected);
+        judge(limit, [packed.weight_bytes(), exact.weight_bytes()]);
+    }
+}
+
+/// Two bytes a weight have the bits of four; and four are packed in two where these hold them.
 #[test]
 fn self_attention_has_the_bits_of_widened_weights() {
     for seed in 0..24 {
-        let mut case = self_case(seed);
         let brain = seed % 2 == 0;
-        let query = Halves::round(&mut case.query_weight, brain);
-        let kv = Halves::round(&mut case.kv_weight, brain);
-        let output = Halves::round(&mut case.output_weight, brain);
-        let wide = case.inputs();
-        let narrow = SelfAttentionInputs {
-            query_weight: query.data(),
-            kv_weight: kv.data(),
-            output_weight: output.data(),
-            ..wide
-        };
-        for limit in LEVELS {
-            let expected = compute(&case, &wide, &Prepared::new(limit));
-            assert_same(&compute(&case, &narrow, &Prepared::new(limit)), &expected);
-            let stored =
-                pack_matrices(&case.dims, limit, [narrow.query_weight, narrow.kv_weight, narrow.output_weight]);
-            assert_same(&compute(&case, &narrow, &stored), &expected);
-            let exact = pack_matrices(&case.dims, limit, [wide.query_weight, wide.kv_weight, wide.output_weight]);
-            assert_same(&compute(&case, &wide, &exact), &expected);
-            if brain || limit < Instructions::Amx {
-                assert_eq!(exact.weight_bytes(), stored.weight_bytes());
-            }
-        }
+        let round = |values: &mut [f32], _: [usize; 2]| Narrow::round(values, brain);
+        self_attention_has_the_bits_of_f32(seed, round, |limit, [packed, exact]| {
+            assert!(packed == exact || !brain && limit >= Instructions::Amx, "{packed} {exact}");
+        });
     }
 }
 
@@ -142,8 +166,8 @@ pub(crate) fn feed_forward<T: Scalar>(
     output
 }
 
-#[test]
-fn feed_forward_has_the_bits_of_widened_weights() {
+/// As [`self_attention_has_the_bits_of_f32`], for layers of some sizes.
+pub(crate) fn feed_forward_has_the_bits_of_f32(round: impl Round) {
     for (seed, tokens) in [(1, 1), (2, 7), (3, 190), (4, 1), (6, 190)] {
         let mut random = Random(seed);
         let gated = seed % 2 == 0;
@@ -152,22 +176,27 @@ fn feed_forward_has_the_bits_of_widened_weights() {
         let hidden_states = random.values(tokens * 67, 1.0);
         let router = random.values(67 * 5, 1.0);
         let (mut input, mut output) = (random.values(5 * 67 * columns, 0.3), random.values(5 * 73 * 67, 0.3));
-        for brain in [true, false] {
-            let (narrow_input, narrow_output) = (Halves::round(&mut input, brain), Halves::round(&mut output, brain));
-            let wide = FeedForwardInputs {
-                hidden_states: &hidden_states,
-                router_weight: &router,
-                input_weight: (&input).into(),
-                output_weight: (&output).into(),
-                output_bias: None,
-            };
-            let narrow =
-                FeedForwardInputs { input_weight: narrow_input.data(), output_weight: narrow_output.data(), ..wide };
-            for limit in LEVELS {
-                let found = feed_forward(&dims, gated, &narrow, limit);
-                assert_eq!(bits(&found), bits(&feed_forward(&dims, gated, &wide, limit)));
-            }
+        let (narrow_input, narrow_output) = (round(&mut input, [67, columns]), round(&mut output, [73, 67]));
+        let wide = FeedForwardInputs {
+            hidden_states: &hidden_states,
+            router_weight: &router,
+            input_weight: (&input).into(),
+            output_weight: (&output).into(),
+            output_bias: None,
+        };
+        let narrow =
+            FeedForwardInputs { input_weight: narrow_input.data(), output_weight: narrow_output.data(), ..wide };
+        for limit in LEVELS {
+            let found = feed_forward(&dims, gated, &narrow, limit);
+            assert_eq!(bits(&found), bits(&feed_forward(&dims, gated, &wide, limit)));
         }
+    }
+}
+
+#[test]
+fn feed_forward_has_the_bits_of_widened_weights() {
+    for brain in [true, false] {
+        feed_forward_has_the_bits_of_f32(|values: &mut [f32], _: [usize; 2]| Narrow::round(values, brain));
     }
 }
 
