@@ -134,7 +134,7 @@ pub enum VerifyError {
         expected: String,
     },
     /// What a file says of its export is none of the words for it.
-    #[error("{graph}: metadata \"{key}\" says {found:?}, which no export of this name does")]
+    #[error("{graph}: metadata \"{key}\" says {found:?}, a value that moa-export does not write")]
     Metadata {
         /// File name.
         graph: String,
