@@ -55,7 +55,8 @@ def bytes_read(model):
                 total += 4 * values
             else:
                 width = {onnx.TensorProto.FLOAT: 4, onnx.TensorProto.INT8: 1}.get(tensor.data_type, 2)
-                total += width * values * (top_k / tensor.dims[0] if len(tensor.dims) == 3 else 1)
+                of_experts = len(tensor.dims) == 3 or name.endswith("/scale")
+                total += width * values * (top_k / tensor.dims[0] if of_experts else 1)
     return total
 
 

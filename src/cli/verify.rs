@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, path::PathBuf, process::ExitCode};
 
+use moa_graphs::Precision;
 use serde_json::Value;
 
 use super::{
@@ -206,10 +207,16 @@ pub(super) fn left_out(result: &Verification) -> BTreeSet<String> {
 
 /// What weights of few bits change, a line for each graph.
 pub(super) fn rounding_costs(result: &Verification) -> Vec<String> {
+    if result.rounding_cost.is_empty() && result.dtype == Precision::Int8.as_str() {
+        return vec![format!(
+            "what the rounding to {} changes was not seen: no backend ran a graph to the end",
+            result.dtype
+        )];
+    }
     let line = |cost: &RoundingCost| {
         let share = |some: usize, all: usize| format!("{:.1} % of {all}", 100.0 * some as f64 / all.max(1) as f64);
         let mut text = format!(
-            "{} in {}, beside the checkpoint's own weights on these inputs: the same experts for {} tokens",
+            "{} in {}, beside the checkpoint's own weights on these inputs: the same experts in {} choices",
             cost.graph,
             result.dtype,
             share(cost.same_experts, cost.decisions),
@@ -217,8 +224,8 @@ pub(super) fn rounding_costs(result: &Verification) -> Vec<String> {
         if cost.positions > 0 {
             text.push_str(&format!(", the same best token at {} positions", share(cost.same_best, cost.positions)));
         }
-        let [relative, largest] = [100.0 * cost.relative_difference, cost.largest_difference];
-        text + &format!("; outputs differ by {relative:.2} % (root mean square), at most by {largest:.2}")
+        let [relative, largest] = [cost.relative_difference, cost.largest_difference];
+        text + &format!("; outputs differ by {relative:.1e} of their root mean square, at most by {largest:.1e}")
     };
     result.rounding_cost.iter().map(line).collect()
 }

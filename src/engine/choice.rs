@@ -1,9 +1,13 @@
 //! Whether a model, a GPU, a release of TensorRT and the device at hand go together.
 
-use moa_schema::DOMAIN;
+use moa_graphs::Precision;
+use moa_schema::{DOMAIN, OPERATORS};
 
 use super::{Dtype, GPUS, Gpu, Misfit, RELEASES, Release, ReleaseNumber, Version, fit};
-use crate::onnx::{OnnxFile, proto::tensor_proto::DataType, read::for_each_node};
+use crate::{
+    metadata,
+    onnx::{OnnxFile, proto::tensor_proto::DataType, read::for_each_node},
+};
 
 /// The GPU that CUDA found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,11 +93,11 @@ pub fn known_release_of(number: ReleaseNumber) -> Result<&'static Release, Choic
 ///
 /// # Errors
 ///
-/// [`ChoiceError::Int8`]; what other programs have quantised is TensorRT's to judge.
+/// [`ChoiceError::Int8`] for exports in int8; what other programs have quantised is TensorRT's to judge.
 pub fn dtype_of(file: &OnnxFile) -> Result<Dtype, ChoiceError> {
     let weights = file.graph().map_or(&[][..], |graph| &graph.initializer);
     let has = |wanted: DataType| weights.iter().any(|weight| weight.data_type == wanted as i32);
-    if has(DataType::Int8) && reads_integers(file) {
+    if is_int8(file) {
         Err(ChoiceError::Int8)
     } else if has(DataType::Float16) {
         Ok(Dtype::Fp16)
@@ -104,14 +108,13 @@ pub fn dtype_of(file: &OnnxFile) -> Result<Dtype, ChoiceError> {
     }
 }
 
-/// Whether a weight of int8 goes into an operator of ours, or is widened as in the form of standard operators.
-fn reads_integers(file: &OnnxFile) -> bool {
-    let is_integers =
-        |name: &String| file.initializer(name).is_some_and(|weight| weight.data_type == DataType::Int8 as i32);
-    let mut found = false;
+/// Whether an operator of ours has scales, or the file says that it is such an export.
+fn is_int8(file: &OnnxFile) -> bool {
+    let mut found = file.metadata(metadata::DTYPE) == Some(Precision::Int8.as_str());
     for_each_node(file.graph().map_or(&[][..], |graph| &graph.node), &mut |node| {
-        let takes_floats = node.domain == DOMAIN || node.domain.is_empty() && node.op_type == "Cast";
-        found |= takes_floats && node.input.iter().any(is_integers);
+        let operator = OPERATORS.iter().find(|operator| node.domain == DOMAIN && operator.name == node.op_type);
+        let scales = operator.and_then(|operator| node.input.get(operator.of_floats().inputs.len()..));
+        found |= scales.is_some_and(|scales| scales.iter().any(|name| !name.is_empty()));
     });
     found
 }

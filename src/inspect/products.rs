@@ -90,8 +90,8 @@ impl Uncounted {
 
 /// Name in the checkpoint of an initializer that may be written transposed, reshaped or quantised.
 pub(super) fn stored_name(name: &str) -> &str {
-    let name = name.strip_suffix("_quantized").unwrap_or(name);
-    let end = ["/transposed.", "/reshaped.", "/int8"].iter().filter_map(|suffix| name.find(suffix)).min();
+    let name = name.strip_suffix("_quantized").or_else(|| name.strip_suffix("/int8")).unwrap_or(name);
+    let end = ["/transposed.", "/reshaped."].iter().filter_map(|suffix| name.find(suffix)).min();
     end.map_or(name, |end| &name[..end])
 }
 

@@ -198,7 +198,8 @@ impl<'a> GraphCheck<'a> {
         self.compare_weights(case, &routing, [&expected.routing, &rounded.routing])?;
         if let Some(trained) = self.truth.trained.filter(|_| is_fresh(inputs)) {
             let cost = self.report.rounding_cost.get_or_insert_with(|| RoundingCost::of(&self.report.graph));
-            cost.add(inputs, &expected, &trained.run(self.part, inputs, None)?);
+            let [rounded, trained] = [self.truth.reference, trained].map(|of| of.run(self.part, inputs, None));
+            cost.add(inputs, &rounded?, &trained?);
         }
         Ok(Run { outputs, routing })
     }

@@ -238,7 +238,8 @@ pub struct Verification {
     pub audits: Vec<FileAudit>,
     /// Runs per backend.
     pub backends: Vec<BackendReport>,
-    /// What weights of 8-bit integers change, for each graph; empty where there are none.
+    /// What weights of 8-bit integers change, for each graph that a backend ran to the end; empty where no weights are
+    /// such.
     pub rounding_cost: Vec<RoundingCost>,
 }
 
@@ -288,14 +289,25 @@ pub fn verify_watched(
     watch.begin(Step::Checkpoint);
     let reference = Reference::stored_as(&model, precision)?;
     let audits = audit(&files, &model, watch)?;
-    let trained = precision.quantizes().then(|| Reference::new(&model)).transpose()?;
-    let mut truth = Truth { reference: &reference, trained: trained.as_ref(), tolerance: options.tolerance, watch };
-    let (mut reports, mut count, mut rounding_cost) = (Vec::new(), None, Vec::new());
+    let (mut reports, mut count) = (Vec::new(), None);
+    let (mut trained, mut rounding_cost): (_, Vec<RoundingCost>) = (None, Vec::new());
     for backend in backends {
+        let untold = precision.quantizes() && rounding_cost.len() < files.graphs.len();
+        match (untold, &trained) {
+            (true, None) => {
+                watch.begin(Step::Checkpoint);
+                trained = Some(Reference::new(&model)?);
+            }
+            (false, Some(_)) => trained = None,
+            _ => {}
+        }
+        let truth = Truth { reference: &reference, trained: trained.as_ref(), tolerance: options.tolerance, watch };
         watch.begin(Step::Runs { backend: backend.name(), count });
         let mut report = run_backend(backend.as_ref(), &files, &model, truth, options.seed)?;
-        rounding_cost.extend(report.graphs.iter_mut().filter_map(|graph| graph.rounding_cost.take()));
-        truth.trained = truth.trained.filter(|_| rounding_cost.is_empty());
+        for graph in report.graphs.iter_mut().filter(|graph| graph.failure.is_none()) {
+            let cost = graph.rounding_cost.take();
+            rounding_cost.extend(cost.filter(|cost| rounding_cost.iter().all(|told| told.graph != cost.graph)));
+        }
         let runs = report.graphs.iter().map(|graph| graph.runs as u64).sum();
         count = count.max(Some(runs)).filter(|runs| *runs > 0);
         reports.push(report);

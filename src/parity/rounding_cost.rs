@@ -9,25 +9,27 @@ use crate::{
 
 use super::graph_check::LOGITS;
 
-/// A model of rounded weights beside the same model of the checkpoint's own, in runs without cached tokens, on the
-/// inputs of a verification, which are random. Each graph is given what the rounded ones before it have computed.
+/// A model of rounded weights beside the same model of the checkpoint's own, both evaluated in f64, in runs without
+/// cached tokens, on the inputs of a verification, which are random. Padding does not count where the inputs have a mask
+/// of tokens.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
 pub struct RoundingCost {
     /// File name of the graph.
     pub graph: String,
     /// Runs compared.
     pub runs: usize,
-    /// Routed tokens, summed over modules.
+    /// Choices of experts: routed tokens, summed over modules.
     pub decisions: usize,
-    /// Tokens with the same set of experts.
+    /// Choices of the same set of experts.
     pub same_experts: usize,
-    /// Positions of logits that are not padding.
+    /// Positions of logits.
     pub positions: usize,
     /// Positions with the same largest logit.
     pub same_best: usize,
-    /// Root mean square of the differences of outputs, as a part of that of the outputs.
+    /// Root mean square of the differences of outputs, caches aside, as a part of that of the outputs; infinite where a
+    /// value is not finite.
     pub relative_difference: f64,
-    /// Largest difference of an output.
+    /// Largest difference of such an output; infinite where one is not a number.
     pub largest_difference: f64,
     /// Sums of the squares of differences and of outputs.
     #[serde(skip)]
@@ -50,51 +52,61 @@ impl RoundingCost {
         self.runs += 1;
         for (module, trained) in &trained.routing {
             if let Some(rounded) = rounded.routing.get(module) {
-                self.add_module(rounded, trained);
+                self.add_module(inputs, rounded, trained);
             }
         }
-        for (name, trained) in &trained.outputs {
-            let Some(rounded) = rounded.outputs.get(name) else { continue };
-            let (rounded, values) = (rounded.to_f64(), trained.to_f64());
-            for (a, b) in rounded.iter().zip(&values) {
-                self.largest_difference = self.largest_difference.max((a - b).abs());
-                self.squares[0] += (a - b).powi(2);
-                self.squares[1] += b.powi(2);
-            }
-            if name == LOGITS {
-                let width = trained.shape().last().copied().unwrap_or(0).max(1);
-                let rows = rounded.chunks_exact(width).zip(values.chunks_exact(width));
-                let real = |place: &usize| is_real(inputs, trained, *place);
-                for (_, (rounded, trained)) in rows.enumerate().filter(|(place, _)| real(place)) {
-                    self.positions += 1;
-                    self.same_best += usize::from(best(rounded) == best(trained));
-                }
+        for (name, trained) in trained.outputs.iter().filter(|(name, _)| !name.starts_with("present")) {
+            if let Some(rounded) = rounded.outputs.get(name) {
+                self.add_output(inputs, rounded, trained, name == LOGITS);
             }
         }
         let [differences, outputs] = self.squares;
-        self.relative_difference = if outputs > 0.0 { (differences / outputs).sqrt() } else { 0.0 };
+        let relative = (differences / outputs).sqrt();
+        self.relative_difference = match differences {
+            0.0 => 0.0,
+            _ if relative.is_nan() => f64::INFINITY,
+            _ => relative,
+        };
     }
 
-    fn add_module(&mut self, rounded: &ModuleRouting, trained: &ModuleRouting) {
+    fn add_output(&mut self, inputs: &NamedTensors, rounded: &Tensor, trained: &Tensor, logits: bool) {
+        let width = trained.shape().last().copied().unwrap_or(0).max(1);
+        let tokens = trained.shape().split_last().map_or(&[][..], |(_, tokens)| tokens);
+        let (rounded, trained) = (rounded.to_f64(), trained.to_f64());
+        let rows = rounded.chunks_exact(width).zip(trained.chunks_exact(width)).enumerate();
+        for (_, (rounded, trained)) in rows.filter(|(place, _)| is_real(inputs, tokens, *place)) {
+            for (a, b) in rounded.iter().zip(trained) {
+                let difference = (a - b).abs();
+                let difference = if difference.is_nan() { f64::INFINITY } else { difference };
+                self.largest_difference = self.largest_difference.max(difference);
+                self.squares[0] += difference.powi(2);
+                self.squares[1] += b.powi(2);
+            }
+            self.positions += usize::from(logits);
+            self.same_best += usize::from(logits && best(rounded) == best(trained));
+        }
+    }
+
+    fn add_module(&mut self, inputs: &NamedTensors, rounded: &ModuleRouting, trained: &ModuleRouting) {
         let top_k = trained.choices.top_k.max(1);
-        let sets = |routing: &ModuleRouting| -> Vec<Vec<i64>> {
-            let sorted = |experts: &[i64]| {
-                let mut experts = experts.to_vec();
-                experts.sort_unstable();
-                experts
-            };
-            routing.choices.indices.chunks_exact(top_k).map(sorted).collect()
+        let tokens = [trained.choices.batch, trained.choices.tokens];
+        let chosen = |routing: &ModuleRouting, token: usize| {
+            let mut experts = routing.choices.indices[token * top_k..(token + 1) * top_k].to_vec();
+            experts.sort_unstable();
+            experts
         };
-        for ((rounded, trained), routed) in sets(rounded).iter().zip(sets(trained)).zip(&trained.routed) {
-            self.decisions += usize::from(*routed);
-            self.same_experts += usize::from(*routed && *rounded == trained);
+        let routed =
+            trained.routed.iter().enumerate().filter(|(token, routed)| **routed && is_real(inputs, &tokens, *token));
+        for (token, _) in routed {
+            self.decisions += 1;
+            self.same_experts += usize::from(chosen(rounded, token) == chosen(trained, token));
         }
     }
 }
 
-/// Whether position `place` of logits `[batch, positions, width]` is no padding, as far as a mask of that shape tells.
-fn is_real(inputs: &NamedTensors, logits: &Tensor, place: usize) -> bool {
-    let mask = inputs.get("attention_mask").filter(|mask| logits.shape().starts_with(mask.shape()));
+/// Whether token `place` of `tokens`, `[batch, tokens]`, is no padding, as far as a mask of that shape tells.
+fn is_real(inputs: &NamedTensors, tokens: &[usize], place: usize) -> bool {
+    let mask = inputs.get("attention_mask").filter(|mask| mask.shape() == tokens);
     mask.and_then(Tensor::as_i64).and_then(|mask| mask.get(place)).is_none_or(|mask| *mask != 0)
 }
 
@@ -112,12 +124,13 @@ mod tests {
         Tensor::new(shape, TensorData::F64(values.to_vec())).unwrap()
     }
 
-    /// Two tokens of two experts each, the second of them not routed, and logits of three words at two positions.
+    /// Two tokens of two experts each, and logits of three words at two positions.
     fn evaluation(indices: [i64; 4], logits: [f64; 6]) -> Evaluation {
         let choices = ModuleChoices { batch: 1, tokens: 2, top_k: 2, indices: indices.to_vec(), weights: vec![0.5; 4] };
-        let routing = ModuleRouting { choices, num_experts: 3, scores: vec![0.0; 6], routed: vec![true, false] };
+        let routing = ModuleRouting { choices, num_experts: 3, scores: vec![0.0; 6], routed: vec![true; 2] };
+        let cache = tensor([1, 1, 1], &[logits[0] * 100.0]);
         Evaluation {
-            outputs: [(LOGITS.into(), tensor([1, 2, 3], &logits))].into(),
+            outputs: [(LOGITS.into(), tensor([1, 2, 3], &logits)), ("present.0.key".into(), cache)].into(),
             routing: [("layer".into(), routing)].into(),
         }
     }
@@ -129,18 +142,30 @@ mod tests {
     }
 
     #[test]
-    fn routed_tokens_and_real_positions_count() {
+    fn tokens_that_are_no_padding_count() {
         let trained = evaluation([0, 1, 0, 1], [0.0, 3.0, 4.0, 0.0, 0.0, 0.0]);
         let mut cost = RoundingCost::of("model.onnx");
-        let rounded = evaluation([1, 0, 1, 2], [0.0, 3.0, 3.5, 9.0, 0.0, 0.0]);
-        cost.add(&inputs([1, 0], 0), &rounded, &trained);
+        cost.add(&inputs([1, 0], 0), &evaluation([1, 0, 1, 2], [0.0, 3.0, 3.5, 9.0, 0.0, 0.0]), &trained);
         assert_eq!((cost.runs, cost.decisions, cost.same_experts), (1, 1, 1));
-        assert_eq!((cost.positions, cost.same_best, cost.largest_difference), (1, 1, 9.0));
-        cost.add(&inputs([1, 1], 0), &evaluation([1, 2, 0, 1], [0.0, 3.0, 2.0, 0.0, 0.0, 0.0]), &trained);
-        assert_eq!((cost.runs, cost.decisions, cost.same_experts), (2, 2, 1));
-        assert_eq!((cost.positions, cost.same_best), (3, 2));
-        let squares = 0.5f64.powi(2) + 9.0f64.powi(2) + 2.0f64.powi(2);
-        assert_eq!(cost.relative_difference, (squares / 50.0).sqrt());
+        assert_eq!((cost.positions, cost.same_best, cost.largest_difference), (1, 1, 0.5));
+        cost.add(&inputs([1, 1], 0), &evaluation([1, 2, 0, 1], [1.0, 3.0, 2.0, 0.0, 0.0, 0.0]), &trained);
+        assert_eq!((cost.runs, cost.decisions, cost.same_experts), (2, 3, 2));
+        assert_eq!((cost.positions, cost.same_best, cost.largest_difference), (3, 2, 2.0));
+        assert_eq!(cost.relative_difference, ((0.25 + 1.0 + 4.0) / 50.0f64).sqrt());
+    }
+
+    #[test]
+    fn what_is_no_number_is_infinitely_far() {
+        let mut cost = RoundingCost::of("model.onnx");
+        let same = evaluation([0, 1, 0, 1], [0.0; 6]);
+        cost.add(&inputs([1, 1], 0), &same, &same);
+        assert_eq!((cost.relative_difference, cost.largest_difference), (0.0, 0.0));
+        let nan = evaluation([0, 1, 0, 1], [f64::NAN, 0.0, 0.0, 0.0, 0.0, 0.0]);
+        for [rounded, trained] in [[&nan, &same], [&same, &nan]] {
+            let mut cost = cost.clone();
+            cost.add(&inputs([1, 1], 0), rounded, trained);
+            assert_eq!([cost.relative_difference, cost.largest_difference], [f64::INFINITY; 2]);
+        }
     }
 
     #[test]

@@ -104,6 +104,39 @@ fn json_says_whether_it_passed() {
     scene.refuses("verify m.onnx --checkpoint ck --json /proc/report.json", 5, &["/proc/report.json"]);
 }
 
+/// Each graph has a line of what int8 changes, from whatever backend ran it; where none did, a line says so.
+#[test]
+fn what_int8_changes_is_told_once_a_graph() {
+    require_runtime();
+    let scene = Scene::with(&Model::translator());
+    scene.accepts("ck -o out --dtype int8");
+    let command = "verify out --checkpoint ck --backends ort-function,tract";
+    let printed = scene.accepts(&format!("{command} --report page.html"));
+    let lines: Vec<_> = printed.lines().filter(|line| line.contains("beside the checkpoint's own weights")).collect();
+    let page = String::from_utf8(scene.read("page.html")).unwrap();
+    for (line, graph) in lines.iter().zip(["encoder_model.onnx", "decoder_model.onnx"]) {
+        assert!(
+            line.starts_with(&format!("{graph} in int8, ")) && page.contains(&format!("{graph} in int8, ")),
+            "{line}"
+        );
+        assert_eq!(line.contains("the same best token at"), graph.starts_with("decoder"), "{line}");
+    }
+    assert_eq!(lines.len(), 2, "{printed}");
+    let value = json(&scene.accepts(&format!("{command} --json -")));
+    let costs = value["rounding_cost"].as_array().unwrap();
+    for (cost, graph) in costs.iter().zip(["encoder_model.onnx", "decoder_model.onnx"]) {
+        assert!(cost["graph"] == graph && cost["runs"].as_u64() > Some(0), "{cost}");
+        assert!(cost["relative_difference"].as_f64().is_some_and(|found| found > 0.0 && found < 0.5), "{cost}");
+    }
+    assert_eq!(costs.len(), 2);
+    scene.accepts("ck -o fused --dtype int8 --form fused");
+    let unseen = scene.moa("verify fused --checkpoint ck --backends tract");
+    assert!(unseen.stdout.contains("the rounding to int8 changes was not seen"), "{}", unseen.stdout);
+    scene.accepts("ck -o fp32");
+    let exact = json(&scene.accepts("verify fp32 --checkpoint ck --backends tract --json -"));
+    assert_eq!(exact["rounding_cost"], Value::Array(Vec::new()));
+}
+
 /// A report must not replace the model that it is about.
 #[test]
 fn reports_replace_no_file() {

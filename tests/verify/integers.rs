@@ -43,7 +43,7 @@ fn layers_of_int8_pass_and_a_changed_scale_is_found() {
             let sound = verified();
             assert!(sound.passed() && sound.dtype == "int8", "{form:?}: {sound:?}");
             let [cost] = sound.rounding_cost.as_slice() else { panic!("{:?}", sound.rounding_cost) };
-            assert!(cost.runs > 0 && cost.decisions >= cost.same_experts && cost.same_experts > 0, "{cost:?}");
+            assert!(cost.runs > 0 && 10 * cost.same_experts > 9 * cost.decisions && cost.positions == 0, "{cost:?}");
             assert!((1e-5..0.1).contains(&cost.relative_difference), "{cost:?}");
             model.metadata_props.retain(|entry| entry.key != metadata::DTYPE);
             edit_values(tensor(&mut model, "experts.w/scale"), |values| values[3] *= 1.5);

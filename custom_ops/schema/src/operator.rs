@@ -104,7 +104,7 @@ impl fmt::Display for FloatType {
 pub enum MatrixType {
     /// Floats, which are the weights.
     Float(FloatType),
-    /// 8-bit integers from -127 to 127, each of which is a weight once it is multiplied with the scale of its column.
+    /// 8-bit integers, each of which is a weight once it is multiplied with the scale of its column.
     Int8,
 }
 

@@ -426,8 +426,12 @@ impl<'a> OutputSlots<'a> {
             buffers.push(Some(unsafe {
                 match kind {
                     Kind::Float(FloatType::F32) => Buffer::Float(slice_mut(data, len)),
-                    Kind::Float(_) => Buffer::Half(slice_mut(data, len)),
-                    _ => Buffer::Long(slice_mut(data, len)),
+                    Kind::Float(FloatType::F16) => Buffer::Half(slice_mut(data, len)),
+                    Kind::Int64 => Buffer::Long(slice_mut(data, len)),
+                    Kind::Float(FloatType::Bf16) | Kind::Int8 | Kind::Int32 => {
+                        let text = format!("output `{}` is of a type that no kernel writes", parameter.name);
+                        return Err(Failure { fault: Fault::Bug, text });
+                    }
                 }
             }));
         }
