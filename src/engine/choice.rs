@@ -1,13 +1,9 @@
 //! Whether a model, a GPU, a release of TensorRT and the device at hand go together.
 
-use moa_graphs::Precision;
 use moa_schema::{DOMAIN, OPERATORS};
 
 use super::{Dtype, GPUS, Gpu, Misfit, RELEASES, Release, ReleaseNumber, Version, fit};
-use crate::{
-    metadata,
-    onnx::{OnnxFile, proto::tensor_proto::DataType, read::for_each_node},
-};
+use crate::onnx::{OnnxFile, proto::tensor_proto::DataType, read::for_each_node};
 
 /// The GPU that CUDA found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,13 +104,15 @@ pub fn dtype_of(file: &OnnxFile) -> Result<Dtype, ChoiceError> {
     }
 }
 
-/// Whether an operator of ours has scales, or the file says that it is such an export.
+/// Whether an operator of ours has scales, or standard operators widen integers as our bodies do.
 fn is_int8(file: &OnnxFile) -> bool {
-    let mut found = file.metadata(metadata::DTYPE) == Some(Precision::Int8.as_str());
+    let mut found = false;
     for_each_node(file.graph().map_or(&[][..], |graph| &graph.node), &mut |node| {
         let operator = OPERATORS.iter().find(|operator| node.domain == DOMAIN && operator.name == node.op_type);
         let scales = operator.and_then(|operator| node.input.get(operator.of_floats().inputs.len()..));
-        found |= scales.is_some_and(|scales| scales.iter().any(|name| !name.is_empty()));
+        let widens =
+            node.domain.is_empty() && node.op_type == "Cast" && node.input.iter().any(|i| i.ends_with("/int8"));
+        found |= widens || scales.is_some_and(|scales| scales.iter().any(|name| !name.is_empty()));
     });
     found
 }

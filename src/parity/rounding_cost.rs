@@ -10,8 +10,8 @@ use crate::{
 use super::graph_check::LOGITS;
 
 /// A model of rounded weights beside the same model of the checkpoint's own, both evaluated in f64, in runs without
-/// cached tokens, on the inputs of a verification, which are random. Padding does not count where the inputs have a mask
-/// of tokens.
+/// cached tokens, on the inputs of a verification, which are random. Padding does not count where the inputs have a
+/// mask of tokens.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
 pub struct RoundingCost {
     /// File name of the graph.

@@ -11,7 +11,7 @@ use moa_schema::{NodeTypes, Operator};
 use ort_sys::{OrtAllocator, OrtKernelContext, OrtMemoryInfo, OrtValue};
 
 use super::api::{Api, ort, ort_plain};
-use super::call::element_code;
+use super::kind::element_code;
 use super::shape::{Shape, type_and_shape};
 use crate::failure::Failure;
 

@@ -13,7 +13,8 @@ use ort_sys::{
 };
 
 use super::api::{API_VERSION, Api, KernelInfo, Support, ort};
-use super::call::{Call, element_code};
+use super::call::Call;
+use super::kind::element_code;
 use super::shape::Shape;
 use crate::failure::{Failure, catch, catch_at_node};
 use crate::prepare::prepare;

@@ -13,6 +13,7 @@ mod cuda;
 mod device_call;
 #[cfg(test)]
 mod fake_tensor;
+mod kind;
 mod library;
 mod pool;
 mod shape;

@@ -6,7 +6,7 @@ use moa_schema::{NodeTypes, Parameter};
 use ort_sys::{ONNXTensorElementDataType, OrtTensorTypeAndShapeInfo, OrtValue};
 
 use super::api::{Api, ort, ort_plain};
-use super::call::element_code;
+use super::kind::element_code;
 use crate::failure::Failure;
 
 /// Most dimensions of a tensor; the operators' own have fewer.

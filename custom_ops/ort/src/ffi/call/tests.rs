@@ -2,10 +2,11 @@
 
 use moa_schema::FEED_FORWARD;
 use moa_schema::feed_forward::{HIDDEN_STATES, OUTPUT, OUTPUT_BIAS, TOPK_WEIGHTS};
-use ort_sys::OrtApi;
+use ort_sys::{ONNXTensorElementDataType, OrtApi};
 
 use super::super::api::tests::fake;
 use super::super::fake_tensor::{Tensor, answers, table};
+
 use super::*;
 
 const TYPES: NodeTypes = NodeTypes::ALL[0];

@@ -13,8 +13,8 @@ use ort_sys::{ONNXTensorElementDataType, OrtAllocator, OrtMemoryInfo, OrtValue};
 
 use super::super::api::Status;
 use super::super::api::tests::fake;
-use super::super::call::element_code;
 use super::super::fake_tensor::{Tensor, answers, table};
+use super::super::kind::element_code;
 use super::*;
 use crate::failure::Failure;
 
