@@ -34,7 +34,7 @@ pub enum ChoiceError {
         release: &'static str,
     },
     /// Matrices of experts are 8-bit integers.
-    #[error("the model is int8, and our plugin and TensorRT's `Cast` take no matrices of int8")]
+    #[error("the model is int8, and engines are built of floats alone")]
     Int8,
     /// GPU, release and dtype do not fit.
     #[error("the model is {}, and {gpu} does not fit: {why}", dtype.name())]

@@ -6,7 +6,6 @@ use ort_sys::{ONNXTensorElementDataType, OrtApi};
 
 use super::super::api::tests::fake;
 use super::super::fake_tensor::{Tensor, answers, table};
-
 use super::*;
 
 const TYPES: NodeTypes = NodeTypes::ALL[0];
