@@ -202,7 +202,7 @@ fn exports_in_int8_are_refused() {
         scene.accepts(&format!("ck -o m.onnx --dtype int8 --form {form} --force"));
         for line in ["prepare m.onnx -o x.onnx --gpu h200", "build m.onnx -o m.plan --dim batch=1 --dim sequence=1"] {
             let help = "help: export with --dtype fp16, --dtype bf16 or --dtype fp32";
-            scene.refuses(line, 4, &["the model is int8, and our plugin", help]);
+            scene.refuses(line, 4, &["the model is int8, and engines are built of floats alone", help]);
         }
     }
 }
