@@ -228,6 +228,15 @@ impl Packed {
         Some(&self.scales.filled()[(matrix * self.geometry.blocks + block) * whole..][column..whole])
     }
 
+    /// Whether these are the scales `source`, bit by bit.
+    fn holds_scales(&self, source: &[f32]) -> bool {
+        let Geometry { matrices, blocks, columns, .. } = self.geometry;
+        let whole = self.geometry.panels() * PANEL;
+        let mut rows = self.scales.filled().chunks_exact(whole).zip(source.chunks_exact(columns));
+        let same = |(kept, given): (&f32, &f32)| kept.to_bits() == given.to_bits();
+        source.len() == matrices * blocks * columns && rows.all(|(kept, given)| kept.iter().zip(given).all(same))
+    }
+
     pub(crate) fn geometry(&self) -> Geometry {
         self.geometry
     }
@@ -289,19 +298,6 @@ impl Packed {
             }
             _ => false,
         }
-    }
-}
-
-impl Packed {
-    /// Whether these are the scales `source`, bit by bit.
-    fn holds_scales(&self, source: &[f32]) -> bool {
-        let Geometry { matrices, blocks, columns, .. } = self.geometry;
-        let mut own = self.scales.filled().chunks_exact(self.geometry.panels() * PANEL);
-        source.len() == matrices * blocks * columns
-            && source.chunks_exact(columns).all(|source| {
-                let kept = own.next().unwrap_or_default();
-                kept.iter().zip(source).all(|(kept, given)| kept.to_bits() == given.to_bits())
-            })
     }
 }
 

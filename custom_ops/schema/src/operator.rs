@@ -108,16 +108,6 @@ pub enum MatrixType {
     Int8,
 }
 
-impl MatrixType {
-    /// Width of one element.
-    pub const fn bytes(self) -> usize {
-        match self {
-            Self::Float(float) => float.bytes(),
-            Self::Int8 => 1,
-        }
-    }
-}
-
 /// What the parameters [`ElementType::Activation`] and [`ElementType::Weight`] of one node hold.
 ///
 /// Whatever the types are, the CPU kernels add in f32. A float counts as the f32 of the same value, and the scale of an
