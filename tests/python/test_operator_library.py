@@ -22,6 +22,7 @@ ONNX_TYPES = {
     "float32": FLOAT,
     "float16": TensorProto.FLOAT16,
     "float64": TensorProto.DOUBLE,
+    "int4": TensorProto.INT4,
     "int8": TensorProto.INT8,
     "int32": INT32,
     "int64": INT64,

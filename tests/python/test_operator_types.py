@@ -1,4 +1,4 @@
-"""Weights in bfloat16, float16 and int8, and activations in float16, through real sessions with the operator library."""
+"""Weights in fewer bytes, and activations in float16, through real sessions with the operator library."""
 
 import unittest
 
@@ -26,7 +26,51 @@ def in_integers(feeds, scale_of):
     return narrow, wide
 
 
+BLOCK = 32
+
+
+def in_int4(feeds, random):
+    """Matrices `[.., inner, columns]` as int4, with bfloat16 scales `[.., ceil(inner / 32), columns]`."""
+    narrow, wide = dict(feeds), dict(feeds)
+    for name in WEIGHTS & feeds.keys():
+        *matrices, inner, columns = feeds[name].shape
+        scale = random.uniform(-0.08, 0.08, (*matrices, -(-inner // BLOCK), columns)).astype(ml_dtypes.bfloat16)
+        each = np.repeat(scale.astype(np.float32), BLOCK, axis=-2)[..., :inner, :]
+        integers = np.clip(np.rint(feeds[name] / each), -8, 7).astype(ml_dtypes.int4)
+        narrow[name], narrow[name.replace("_weight", "_scale")] = integers, scale
+        wide[name] = integers.astype(np.float32) * each
+    return narrow, wide
+
+
 class OperatorTypes(unittest.TestCase):
+    def test_int4_has_the_bits_of_the_weights_that_scales_make_of_it(self):
+        random = np.random.default_rng(4)
+        for operator, attributes, feeds in (
+            self_case(21, "topk_softmax", 1, past=4, rope=True),
+            self_case(22, bias=True),
+            cross_case(23, bias=True),
+            feed_case(24, gated=1, activation="silu"),
+        ):
+            narrow, wide = in_int4(feeds, random)
+            found = compute(operator, attributes, narrow, constants=WEIGHTS | SCALES)
+            for name, value in compute(operator, attributes, wide).items():
+                self.assertEqual(found[name].tobytes(), value.tobytes(), f"{operator} {name}")
+
+    def test_int4_needs_the_scales_of_its_blocks(self):
+        for operator, attributes, feeds in (self_case(25, past=2), cross_case(26), feed_case(27, gated=1)):
+            narrow, _ = in_int4(feeds, np.random.default_rng(5))
+            for scale in sorted(SCALES & narrow.keys()):
+                for given, word in (
+                    ({n: value for n, value in narrow.items() if n != scale}, f"input `{scale}` is absent"),
+                    ({**narrow, scale: narrow[scale][..., 1:]}, f"input `{scale}` must be"),
+                    ({**narrow, scale: np.concatenate([narrow[scale]] * 2, -2)}, f"input `{scale}` must be"),
+                    ({**narrow, scale: narrow[scale][..., 0, :]}, f"input `{scale}` of int4 weights must be"),
+                ):
+                    with self.assertRaises(Exception) as caught:
+                        compute(operator, attributes, given, constants=WEIGHTS | SCALES)
+                    for text in ("the_node", word):
+                        self.assertIn(text, str(caught.exception))
+
     def test_integers_are_the_weights_that_their_scales_make_of_them(self):
         random = np.random.default_rng(3)
         powers = lambda shape: 2.0 ** random.integers(-9, -4, shape)

@@ -9,7 +9,7 @@ fn main() {
     println!("{:>6}  {:>6}  {:>8}  {:>8}  {:>10}", "rows", "stored", "vectors", "best", "best, GB/s");
     for figure in streams() {
         let (stored, rows, [vectors, best]) = (figure.stored, figure.rows, figure.weights);
-        println!("{rows:>6}  {stored:>6}  {vectors:>8.2}  {best:>8.2}  {:>10.1}", best * figure.bytes as f64);
+        println!("{rows:>6}  {stored:>6}  {vectors:>8.2}  {best:>8.2}  {:>10.1}", best * figure.bytes);
     }
     println!(
         "{:>20}  {:>8}  {:>8}  {:>8}  {:>8}  GFLOP/s",

@@ -8,14 +8,20 @@ pub(crate) fn length(name: &'static str, found: usize, dims: &[usize]) -> Result
     if found == expected { Ok(()) } else { Err(KernelError::Length { name, expected, found }) }
 }
 
-/// Proves that a weight has the shape `[matrices, inner, columns]`, and as many scales as columns where it has any.
+/// As [`length`], for a weight.
+pub(crate) fn elements(name: &'static str, found: WeightData<'_>, dims: &[usize]) -> Result<(), KernelError> {
+    let expected = dims.iter().fold(1, |product: usize, &dim| product.saturating_mul(dim));
+    if found.has(expected) { Ok(()) } else { Err(KernelError::Length { name, expected, found: found.len() }) }
+}
+
+/// Proves that a weight has the shape `[matrices, inner, columns]`, and as many scales as it needs.
 pub(crate) fn weight(
     [name, scale]: [&'static str; 2],
     found: WeightData<'_>,
-    [matrices, inner, columns]: [usize; 3],
+    shape: [usize; 3],
 ) -> Result<(), KernelError> {
-    length(name, found.len(), &[matrices, inner, columns])?;
-    optional_length(scale, found.scales().map(<[_]>::len), &[matrices, columns])
+    elements(name, found, &shape)?;
+    found.scales(shape).map_or(Ok(()), |(found, needed)| length(scale, found, &needed))
 }
 
 /// As [`length`], for a parameter that may be absent.

@@ -5,13 +5,14 @@ use moa_schema::{CrossAttentionAttributes, CrossAttentionDims};
 use crate::attention_layer::{AttentionLayer, FirstStages};
 use crate::cached::{CacheRows, Cached, Given};
 use crate::check::{at_least_one, length, optional_length, weight};
+use crate::geometry::Geometry;
 use crate::hidden_states::HiddenStates;
 use crate::kernel_scratch::{BorderScratch, Scratch};
-use crate::packed::{Geometry, WeightData};
 use crate::pool::{Awaited, Counted};
 use crate::prepared::{FewestOnTiles, Prepared, Weight};
 use crate::routing::RouterInputs;
 use crate::scalar::Scalar;
+use crate::weight_data::WeightData;
 use crate::{KernelError, ThreadPool};
 
 /// Inputs of [`cross_attention`], row-major.

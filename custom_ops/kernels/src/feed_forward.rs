@@ -5,11 +5,12 @@ use moa_schema::{Activation, FeedForwardAttributes, FeedForwardDims};
 use crate::activation;
 use crate::buffer::Buffer;
 use crate::check::{at_least_one, length, optional_length, weight};
+use crate::geometry::Geometry;
 use crate::grid::{Claims, Grid, Layout, Tile};
 use crate::hidden_states::HiddenStates;
 use crate::kernel_scratch::{BorderScratch, Scratch};
 use crate::output_projection::{Order, OutputInputs};
-use crate::packed::{Geometry, Packed, WeightData};
+use crate::packed::Packed;
 use crate::pool::{Counted, Stage};
 use crate::prepared::{FewestOnTiles, Prepared, Weight};
 use crate::routing::{ExpertTiles, RouterInputs, Routing};
@@ -17,6 +18,7 @@ use crate::row_stride::row_stride;
 use crate::rows::{IN_ORDER, RowProduct, TILE_ROWS, task_columns};
 use crate::scalar::Scalar;
 use crate::simd::{Epoch, Isa, PANEL, ROWS};
+use crate::weight_data::WeightData;
 use crate::{KernelError, ThreadPool, pool};
 
 /// Inputs of [`feed_forward`], row-major.

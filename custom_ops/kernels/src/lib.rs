@@ -44,15 +44,15 @@
 //!
 //! # Types
 //!
-//! Weights are f32, f16, bf16 or int8 ([`WeightData`]), packed as they are stored, or f32 that never changes in two
-//! bytes where these hold it exactly (see [`Prepared::pack`]), and widened as they are multiplied. Widening is exact
-//! and the order of adding the same, so the results have the bits of the same weights as f32, except in products of few
-//! rows or columns times f16, which stay off AMX tiles where f32 goes to them. Integers are multiplied as the f32 of
-//! their value, and the sum of a column once with its scale, before the gate: scales that are powers of 2 give the bits
-//! of the weights as f32. Activations are f32 or f16 ([`Scalar`]): f16 is widened on entry and rounded once on exit,
-//! and new keys and values are rounded before they are attended to, as a later step finds them in the cache.
-//! Activations are never rounded to bf16: tiles multiply all three bf16 parts of an f32, of which a bf16 weight has
-//! one.
+//! Weights are f32, f16, bf16, int8 or int4 ([`WeightData`]), packed as they are stored, or f32 that never changes in
+//! two bytes where these hold it exactly (see [`Prepared::pack`]), and widened as they are multiplied: int4 to the
+//! f32 that it is times its scale. Widening is exact and the order of adding the same, so the results have
+//! the bits of the same weights as f32, except in products of few rows or columns times f16 or int4, which stay off AMX
+//! tiles where f32 goes to them. int8 is multiplied as the f32 of its value, and the sum of a column once with its
+//! scale, before the gate: scales that are powers of 2 give the bits of the weights as f32. Activations are f32 or f16
+//! ([`Scalar`]): f16 is widened on entry and rounded once on exit, and new keys and values are rounded before they are
+//! attended to, as a later step finds them in the cache. Activations are never rounded to bf16: tiles multiply all
+//! three bf16 parts of an f32, of which a bf16 weight has one.
 //!
 //! # Padding
 //!
@@ -77,6 +77,7 @@ mod decode;
 mod error;
 mod feed_forward;
 mod few_tokens;
+mod geometry;
 mod grid;
 mod hidden_states;
 mod huge_pages;
@@ -104,14 +105,15 @@ mod single_token;
 mod skip;
 mod terms;
 mod waiting_inputs;
+mod weight_data;
 
 pub use buffer::OutOfMemory;
 pub use cross_attention::{CrossAttentionInputs, CrossAttentionOutputs, cross_attention};
 pub use error::KernelError;
 pub use feed_forward::{FeedForwardInputs, FeedForwardOutputs, feed_forward};
-pub use packed::WeightData;
 pub use pool::{Sequential, ThreadPool};
 pub use prepared::{Prepared, ScratchPool, Weight};
 pub use scalar::{Scalar, Stored};
 pub use self_attention::{SelfAttentionInputs, SelfAttentionOutputs, self_attention};
 pub use simd::Instructions;
+pub use weight_data::{Int4, WeightData};

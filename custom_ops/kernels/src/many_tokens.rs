@@ -8,10 +8,11 @@ use std::ops::Range;
 
 use crate::attention::{Attending, Rows};
 use crate::buffer::{Buffer, emptied};
+use crate::geometry::Geometry;
 use crate::grid::{Claims, Grid, Layout, Tile, cut};
 use crate::key_panels::{Panels, Visible};
 use crate::output_projection::begin;
-use crate::packed::{Geometry, Packed};
+use crate::packed::Packed;
 use crate::pool::Stage;
 use crate::query_projection::QueryInputs;
 use crate::routing::Routing;

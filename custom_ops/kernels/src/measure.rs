@@ -6,12 +6,16 @@ pub mod limits;
 
 use std::time::Instant;
 
+use moa_schema::BLOCK;
+
 use crate::{
     Instructions,
+    geometry::Geometry,
     grid::Tile,
-    packed::{Geometry, Packed, WeightData},
+    packed::Packed,
     rows::{RowProduct, TILE_ROWS},
     simd::{Isa, Left},
+    weight_data::{Int4, WeightData},
 };
 
 /// One product, and the best of 200 runs of each contender on one thread.
@@ -104,8 +108,8 @@ pub struct Stream {
     pub stored: &'static str,
     /// Billions of weights a second on vectors alone, and with every instruction that the processor has.
     pub weights: [f64; 2],
-    /// Bytes of a weight.
-    pub bytes: usize,
+    /// Bytes of a weight, its scale included where that is packed beside it.
+    pub bytes: f64,
 }
 
 /// Inner size, columns and number of the matrices that are read in turn: more than caches hold.
@@ -126,16 +130,19 @@ pub fn streams() -> Vec<Stream> {
     let half: Vec<half::f16> = wide.iter().copied().map(half::f16::from_f32).collect();
     let integers: Vec<i8> = (0..geometry.len()).map(|i| (i % 251) as u8 as i8).collect();
     let scales = vec![0.5; matrices * columns];
+    let nibbles: Vec<u8> = (0..geometry.len() / 2).map(|i| (i % 251) as u8).collect();
+    let blocks = vec![half::bf16::from_f32(0.5); geometry.len().div_ceil(BLOCK)];
     let all = [
-        ("f32", 4, Packed::new(geometry, &wide)),
-        ("bf16", 2, Packed::new(geometry, WeightData::Bf16(&brain))),
-        ("f16", 2, Packed::new(geometry, WeightData::F16(&half))),
-        ("int8", 1, Packed::new(geometry, WeightData::I8 { values: &integers, scales: &scales })),
+        ("f32", Packed::new(geometry, &wide)),
+        ("bf16", Packed::new(geometry, WeightData::Bf16(&brain))),
+        ("f16", Packed::new(geometry, WeightData::F16(&half))),
+        ("int8", Packed::new(geometry, WeightData::I8 { values: &integers, scales: &scales })),
+        ("int4", Packed::new(geometry, WeightData::I4(Int4 { values: &nibbles, scales: &blocks }))),
     ];
     let levels = [Instructions::Avx512, Instructions::default()].map(Isa::at_most);
     let mut found = Vec::new();
     for rows in STREAM_ROWS {
-        for (stored, bytes, packed) in &all {
+        for (stored, packed) in &all {
             let Some(packed) = packed else { continue };
             let mut best = [f64::INFINITY; 2];
             for _ in 0..8 {
@@ -146,7 +153,8 @@ pub fn streams() -> Vec<Stream> {
                 }
             }
             let weights = best.map(|seconds| geometry.len() as f64 / seconds / 1e9);
-            found.push(Stream { rows, stored, weights, bytes: *bytes });
+            let bytes = packed.bytes_of(geometry.len()) as f64 / geometry.len() as f64;
+            found.push(Stream { rows, stored, weights, bytes });
         }
     }
     found

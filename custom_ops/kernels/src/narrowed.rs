@@ -4,7 +4,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::buffer::emptied;
-use crate::packed::WeightData;
+use crate::weight_data::WeightData;
 
 /// Weights in the type of two bytes that holds each of them.
 pub(crate) enum Narrowed {

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use crate::geometry::Geometry;
 use crate::grid::{Claims, Grid, Layout, cut};
-use crate::packed::{Geometry, Packed};
+use crate::packed::Packed;
 use crate::pool::Stage;
 use crate::routing::Routing;
 use crate::rows::{Next, RowProduct, TILE_ROWS, even};

@@ -6,125 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use half::{bf16, f16};
 
 use crate::buffer::{Buffer, emptied};
+use crate::geometry::Geometry;
 use crate::grid::{Claims, Grid, Layout, cut};
 use crate::pool::{self, Sequential, Stage, ThreadPool};
 use crate::simd::magnitudes::Magnitudes;
-use crate::simd::{Element, PANEL, Right};
+use crate::simd::{Element, Nibbles, PANEL};
+use crate::weight_data::WeightData;
 
 /// Elements that one task packs at least.
 const ELEMENTS_PER_TASK: usize = 16384;
-
-/// The values of a weight as they are stored, row-major.
-///
-/// The results of a call are those of the same call with the weights widened to f32, bit for bit, except in products of
-/// few rows or columns times f16, which stay off AMX tiles where f32 goes to them.
-#[derive(Debug, Clone, Copy)]
-pub enum WeightData<'a> {
-    /// 32-bit floats.
-    F32(&'a [f32]),
-    /// The upper halves of 32-bit floats.
-    Bf16(&'a [bf16]),
-    /// IEEE half-precision floats.
-    F16(&'a [f16]),
-    /// Integers, each of which is a weight once it is multiplied with the scale of its column; the product of a row
-    /// with the integers of a column is summed before it is scaled.
-    I8 {
-        /// The integers.
-        values: &'a [i8],
-        /// A scale for each column of each matrix.
-        scales: &'a [f32],
-    },
-}
-
-impl WeightData<'_> {
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        match self {
-            Self::F32(values) => values.len(),
-            Self::Bf16(values) => values.len(),
-            Self::F16(values) => values.len(),
-            Self::I8 { values, .. } => values.len(),
-        }
-    }
-
-    /// A scale for each column, where there are any.
-    pub(crate) fn scales(&self) -> Option<&[f32]> {
-        if let Self::I8 { scales, .. } = self { Some(scales) } else { None }
-    }
-
-    /// Whether there is no element.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
-impl<'a, T: AsRef<[f32]> + ?Sized> From<&'a T> for WeightData<'a> {
-    fn from(values: &'a T) -> Self {
-        Self::F32(values.as_ref())
-    }
-}
-
-/// Shape of weights `[matrices, inner, blocks * columns]`, row-major.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Geometry {
-    /// Matrices one after the other: experts.
-    pub(crate) matrices: usize,
-    /// Parts of a row that are multiplied on their own: heads.
-    pub(crate) blocks: usize,
-    /// Rows: the inner dimension.
-    pub(crate) inner: usize,
-    /// Columns of one block.
-    pub(crate) columns: usize,
-}
-
-impl Geometry {
-    /// `router_weight [C, E]`.
-    pub(crate) fn router(width: usize, experts: usize) -> Self {
-        Self { matrices: 1, blocks: 1, inner: width, columns: experts }
-    }
-
-    /// `query_weight [E, C, G * D]`, a block for each head.
-    pub(crate) fn queries(experts: usize, width: usize, kv_heads: usize, head: usize) -> Self {
-        Self { matrices: experts, blocks: kv_heads, inner: width, columns: head }
-    }
-
-    /// `kv_weight [C, 2 * G * D]`, a block for each head, keys first.
-    pub(crate) fn keys_values(width: usize, kv_heads: usize, head: usize) -> Self {
-        Self { matrices: 1, blocks: 2 * kv_heads, inner: width, columns: head }
-    }
-
-    /// `input_weight [E, C, blocks * F]`.
-    pub(crate) fn inputs(experts: usize, width: usize, blocks: usize, hidden: usize) -> Self {
-        Self { matrices: experts, blocks, inner: width, columns: hidden }
-    }
-
-    /// `output_weight [E, inner, C]`.
-    pub(crate) fn outputs(experts: usize, inner: usize, width: usize) -> Self {
-        Self { matrices: experts, blocks: 1, inner, columns: width }
-    }
-
-    /// Elements before packing.
-    pub(crate) fn len(&self) -> usize {
-        [self.matrices, self.blocks, self.inner, self.columns].iter().fold(1, |len: usize, n| len.saturating_mul(*n))
-    }
-
-    fn panels(&self) -> usize {
-        self.columns.div_ceil(PANEL)
-    }
-
-    /// Elements of a packed panel.
-    pub(crate) fn panel_len<W: Element>(&self) -> usize {
-        W::rows(self.inner) * PANEL
-    }
-
-    /// The place in the source where the first row of a panel begins, and the number of its columns.
-    fn source(self, panel: usize) -> (usize, usize) {
-        let (block, column) = (panel / self.panels(), panel % self.panels() * PANEL);
-        let (matrix, block) = (block / self.blocks, block % self.blocks);
-        let start = (matrix * self.inner * self.blocks + block) * self.columns + column;
-        (start, PANEL.min(self.columns - column))
-    }
-}
 
 /// Panels of each type of element.
 #[derive(Debug)]
@@ -133,15 +23,17 @@ pub(crate) enum Panels {
     Bf16(Buffer<[bf16; 2]>),
     F16(Buffer<f16>),
     I8(Buffer<i8>),
+    I4(Buffer<Nibbles>),
 }
 
 /// Weights in panels `[matrices, blocks, ceil(columns / PANEL), inner, PANEL]`, the last panel of a block padded with
-/// zeros, in the type in which they are given; two inner steps of bf16 stand side by side.
+/// zeros, in the type in which they are given; two inner steps of bf16 stand side by side, and 64 of int4 stand in nine
+/// rows ([`Nibbles`]).
 #[derive(Debug)]
 pub(crate) struct Packed {
     geometry: Geometry,
     panels: Panels,
-    /// `[matrices, blocks, ceil(columns / PANEL) * PANEL]`, where the panels hold integers.
+    /// `[matrices, blocks, ceil(columns / PANEL) * PANEL]`, where the panels hold int8.
     scales: Buffer,
     /// Magnitudes of each panel once they are known, 0 before.
     magnitudes: Vec<AtomicU64>,
@@ -180,9 +72,10 @@ impl Packed {
         pool: &dyn ThreadPool,
     ) -> bool {
         self.geometry = geometry;
-        if source.len() != geometry.len() || source.is_empty() || !self.fill_scales(source) {
+        if !geometry.fits(source) || source.is_empty() {
             return false;
         }
+        self.fill_scales(source);
         let panels = geometry.matrices * geometry.blocks * geometry.panels();
         emptied(&mut self.magnitudes, panels).resize_with(panels, AtomicU64::default);
         match (&mut self.panels, source) {
@@ -190,12 +83,14 @@ impl Packed {
             (Panels::Bf16(panels), WeightData::Bf16(source)) => geometry.fill(panels, source, scratch, pool),
             (Panels::F16(panels), WeightData::F16(source)) => geometry.fill(panels, source, scratch, pool),
             (Panels::I8(panels), WeightData::I8 { values, .. }) => geometry.fill(panels, values, scratch, pool),
+            (Panels::I4(panels), WeightData::I4(source)) => geometry.fill(panels, source, scratch, pool),
             (_, source) => {
                 self.panels = match source {
                     WeightData::F32(_) => Panels::F32(Buffer::default()),
                     WeightData::Bf16(_) => Panels::Bf16(Buffer::default()),
                     WeightData::F16(_) => Panels::F16(Buffer::default()),
                     WeightData::I8 { .. } => Panels::I8(Buffer::default()),
+                    WeightData::I4(_) => Panels::I4(Buffer::default()),
                 };
                 return self.refill(geometry, source, scratch, pool);
             }
@@ -203,13 +98,10 @@ impl Packed {
         true
     }
 
-    /// Takes over the scales of `source`, where it has any; `false` where their number does not fit.
-    fn fill_scales(&mut self, source: WeightData<'_>) -> bool {
+    /// Takes over the scales of the columns of `source`, where these have any.
+    fn fill_scales(&mut self, source: WeightData<'_>) {
         let Geometry { matrices, blocks, columns, .. } = self.geometry;
-        let Some(scales) = source.scales() else { return true };
-        if scales.len() != matrices * blocks * columns {
-            return false;
-        }
+        let Some(scales) = source.column_scales() else { return };
         let whole = self.geometry.panels() * PANEL;
         let kept = self.scales.take(matrices * blocks * whole);
         for (scales, kept) in scales.chunks_exact(columns).zip(kept.chunks_exact_mut(whole)) {
@@ -217,11 +109,10 @@ impl Packed {
             known.copy_from_slice(scales);
             rest.fill(0.0);
         }
-        true
     }
 
-    /// The scales of a block from column `column` on, as many as its panels have columns; `None` where the panels hold
-    /// floats.
+    /// The scales of a block from column `column` on, as many as its panels have columns; `None` where columns have
+    /// none.
     pub(crate) fn scales(&self, matrix: usize, block: usize, column: usize) -> Option<&[f32]> {
         let Panels::I8(_) = self.panels else { return None };
         let whole = self.geometry.panels() * PANEL;
@@ -230,23 +121,24 @@ impl Packed {
 
     /// Whether these are the scales `source`, bit by bit.
     fn holds_scales(&self, source: &[f32]) -> bool {
-        let Geometry { matrices, blocks, columns, .. } = self.geometry;
         let whole = self.geometry.panels() * PANEL;
-        let mut rows = self.scales.filled().chunks_exact(whole).zip(source.chunks_exact(columns));
+        let mut rows = self.scales.filled().chunks_exact(whole).zip(source.chunks_exact(self.geometry.columns));
         let same = |(kept, given): (&f32, &f32)| kept.to_bits() == given.to_bits();
-        source.len() == matrices * blocks * columns && rows.all(|(kept, given)| kept.iter().zip(given).all(same))
+        rows.all(|(kept, given)| kept.iter().zip(given).all(same))
     }
 
     pub(crate) fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// Bytes of a weight.
-    pub(crate) fn bytes_each(&self) -> usize {
+    /// Bytes that so many of the weights take.
+    pub(crate) fn bytes_of(&self, weights: usize) -> usize {
+        let bytes_of = |steps: usize, bytes: usize| weights.saturating_mul(bytes) / steps;
         match self.panels {
-            Panels::F32(_) => size_of::<f32>(),
-            Panels::Bf16(_) | Panels::F16(_) => size_of::<f16>(),
-            Panels::I8(_) => size_of::<i8>(),
+            Panels::F32(_) => bytes_of(1, size_of::<f32>()),
+            Panels::Bf16(_) | Panels::F16(_) => bytes_of(1, size_of::<f16>()),
+            Panels::I8(_) => bytes_of(1, size_of::<i8>()),
+            Panels::I4(_) => bytes_of(Nibbles::STEPS, Nibbles::ROWS * size_of::<Nibbles>()),
         }
     }
 
@@ -281,12 +173,13 @@ impl Packed {
                 Panels::Bf16(panels) => panels.bytes(),
                 Panels::F16(panels) => panels.bytes(),
                 Panels::I8(panels) => panels.bytes(),
+                Panels::I4(panels) => panels.bytes(),
             }
     }
 
     /// Whether these are the weights `source`, bit by bit.
     fn holds(&self, geometry: Geometry, source: WeightData<'_>) -> bool {
-        if geometry != self.geometry || source.len() != geometry.len() {
+        if geometry != self.geometry || !geometry.fits(source) {
             return false;
         }
         match (&self.panels, source) {
@@ -296,6 +189,7 @@ impl Packed {
             (Panels::I8(panels), WeightData::I8 { values, scales }) => {
                 self.holds_scales(scales) && geometry.holds(panels.filled(), values)
             }
+            (Panels::I4(panels), WeightData::I4(source)) => geometry.holds(panels.filled(), source),
             _ => false,
         }
     }
@@ -306,7 +200,7 @@ impl Geometry {
     fn fill<W: Element>(
         self,
         panels: &mut Buffer<W>,
-        source: &[W::Stored],
+        source: W::Source<'_>,
         PackScratch { bounds, claims }: &mut PackScratch,
         pool: &dyn ThreadPool,
     ) {
@@ -317,39 +211,11 @@ impl Geometry {
     }
 
     /// Whether `panels` holds `source`.
-    fn holds<W: Element>(self, panels: &[W], source: &[W::Stored]) -> bool {
-        panels.chunks(self.panel_len::<W>()).enumerate().all(|(index, panel)| {
-            let mut rows = panel.chunks(PANEL).enumerate();
-            rows.all(|(row, elements)| self.with_rows::<W, _>(source, index, row, |rows| W::holds(elements, rows)))
+    fn holds<W: Element>(self, panels: &[W], source: W::Source<'_>) -> bool {
+        panels.chunks(self.panel_len::<W>()).enumerate().all(|(panel, elements)| {
+            let mut groups = elements.chunks(W::ROWS * PANEL).enumerate();
+            groups.all(|(group, elements)| W::holds(elements, source, &self.place(panel, group * W::STEPS, W::STEPS)))
         })
-    }
-
-    /// Calls `use_rows` with the parts of the rows of `source` that row `row` of panel `panel` holds.
-    fn with_rows<W: Element, R>(
-        self,
-        source: &[W::Stored],
-        panel: usize,
-        row: usize,
-        use_rows: impl FnOnce(&[&[W::Stored]]) -> R,
-    ) -> R {
-        let (start, count) = self.source(panel);
-        let of = |inner: usize| &source[start + inner * self.blocks * self.columns..][..count];
-        let first = row * W::STEPS;
-        let rows = [of(first), of((first + 1).min(self.inner - 1))];
-        use_rows(&rows[..W::STEPS.min(self.inner - first)])
-    }
-
-    /// The panels of a matrix from panel `panel` of block `block` on, and what follows them.
-    pub(crate) fn right<W: Element>(
-        self,
-        panels: &Buffer<W>,
-        matrix: usize,
-        block: usize,
-        panel: usize,
-    ) -> Right<'_, W> {
-        let (count, len) = (self.panels(), self.panel_len::<W>());
-        let first = (matrix * self.blocks + block) * count + panel;
-        Right { data: &panels.filled()[first * len..], stride: PANEL, panel_stride: len }
     }
 }
 
@@ -368,13 +234,13 @@ impl PackScratch {
 }
 
 /// The stage that fills panels, one row of the grid each.
-struct Pack<'a, W: Element> {
+struct Pack<'a, 's, W: Element> {
     geometry: Geometry,
-    source: &'a [W::Stored],
+    source: W::Source<'s>,
     grid: Grid<'a, W>,
 }
 
-impl<W: Element> Stage for Pack<'_, W> {
+impl<W: Element> Stage for Pack<'_, '_, W> {
     fn tasks(&self) -> usize {
         self.grid.len()
     }
@@ -383,10 +249,10 @@ impl<W: Element> Stage for Pack<'_, W> {
         let Some(mut panels) = self.grid.tile(index) else { return };
         for panel in 0..panels.rows() {
             let number = panels.first_row() + panel;
-            let (_, count) = self.geometry.source(number);
-            for (row, out) in panels.row(panel).chunks_mut(PANEL).enumerate() {
-                self.geometry.with_rows::<W, _>(self.source, number, row, |rows| W::pack(rows, out));
-                out[count..].fill(W::default());
+            for (group, out) in panels.row(panel).chunks_mut(W::ROWS * PANEL).enumerate() {
+                let place = self.geometry.place(number, group * W::STEPS, W::STEPS);
+                W::pack(self.source, &place, out);
+                out.chunks_mut(PANEL).for_each(|row| row[place.columns..].fill(W::default()));
             }
         }
     }
@@ -402,6 +268,7 @@ impl Default for Packed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::weight_data::Int4;
 
     const GEOMETRY: Geometry = Geometry { matrices: 2, blocks: 3, inner: 5, columns: 37 };
 
@@ -458,6 +325,22 @@ mod tests {
         assert!(pack(&scales[1..]).is_none());
         let found = first.scales(1, 2, PANEL).unwrap();
         assert_eq!((&found[..5], &found[5..]), (&scales[5 * 37 + PANEL..], &[0.0; PANEL - 5][..]));
+    }
+
+    #[test]
+    fn int4_is_shared_where_its_scales_are_equal() {
+        let values: Vec<u8> = (0..GEOMETRY.len().div_ceil(2)).map(|i| (i * 37 % 256) as u8).collect();
+        let scales: Vec<bf16> = (0..2 * 3 * 37).map(|i| bf16::from_f32(0.125 + i as f32)).collect();
+        let pack = |values, scales| Packed::shared(GEOMETRY, WeightData::I4(Int4 { values, scales }));
+        let first = pack(&values, &scales).unwrap();
+        assert!(Arc::ptr_eq(&first, &pack(&values, &scales).unwrap()));
+        let (mut others, mut steeper) = (values.clone(), scales.clone());
+        *others.last_mut().unwrap() ^= 16;
+        steeper[100] = bf16::ONE;
+        assert!(!Arc::ptr_eq(&first, &pack(&others, &scales).unwrap()));
+        assert!(!Arc::ptr_eq(&first, &pack(&values, &steeper).unwrap()));
+        assert!(pack(&values[1..], &scales).is_none() && pack(&values, &scales[1..]).is_none());
+        assert_eq!(first.bytes_of(64), 36);
     }
 
     #[test]

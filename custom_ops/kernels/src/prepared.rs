@@ -3,11 +3,13 @@
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use crate::check::length;
+use crate::check::{elements, length};
+use crate::geometry::Geometry;
 use crate::kernel_scratch::Scratch;
 use crate::narrowed::{Narrowed, needs_four_bytes};
-use crate::packed::{Geometry, PackScratch, Packed, WeightData};
+use crate::packed::{PackScratch, Packed, Panels};
 use crate::simd::{Instructions, Isa, tiles, widened};
+use crate::weight_data::WeightData;
 use crate::{KernelError, ThreadPool};
 
 /// Names of the weights that can be packed once.
@@ -165,7 +167,7 @@ impl Prepared {
     ) -> Result<(), KernelError> {
         let data = data.into();
         let [matrices, inner, row] = shape;
-        length(weight.name(), data.len(), &shape)?;
+        elements(weight.name(), data, &shape)?;
         let columns = row.checked_div(blocks).unwrap_or(0);
         let geometry = Geometry { matrices, blocks, inner, columns };
         length(weight.name(), geometry.len(), &shape)?;
@@ -197,16 +199,13 @@ impl Prepared {
         self.weights.iter().flatten().map(|packed| packed.bytes()).sum()
     }
 
-    /// Bytes that each thread keeps besides, for all nodes together, once it has multiplied on AMX tiles or, where AVX2
-    /// is all there is, many rows by weights packed in f16; 0 elsewhere.
+    /// Bytes that each thread keeps besides, for all nodes together, once it has multiplied on AMX tiles, or many rows
+    /// by weights that are packed in int4 or, where AVX2 is all there is, in f16.
     pub fn thread_bytes(&self) -> usize {
-        if self.isa.has_tiles() {
-            tiles::THREAD_BYTES
-        } else if self.isa.is_avx2() {
-            widened::THREAD_BYTES
-        } else {
-            0
-        }
+        let tiles = if self.isa.has_tiles() { tiles::THREAD_BYTES } else { 0 };
+        let int4 = || self.weights.iter().flatten().any(|packed| matches!(packed.panels(), Panels::I4(_)));
+        let widens = self.isa.is_avx2() || self.isa.has_wide_vectors() && int4();
+        tiles + if widens { widened::THREAD_BYTES } else { 0 }
     }
 
     /// Bytes of scratch memory that is kept for later calls, those of nodes that share it included.

@@ -345,7 +345,7 @@ impl ExpertTiles {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packed::Geometry;
+    use crate::geometry::Geometry;
     use crate::simd::Instructions;
     use crate::{Sequential, pool};
 

@@ -31,7 +31,7 @@ const AREA_ON_TILES: [usize; 2] = [28 * 128, 48 * 128];
 
 /// Whether tiles serve a product of these sizes.
 ///
-/// Two parts of a weight (f16) take more work than tiles save, where rows are few.
+/// Two parts of a weight (f16, int4) take more work than tiles save, where rows are few.
 fn on_tiles<W: Element>(isa: Isa, rows: usize, inner: usize, columns: usize) -> bool {
     let enough = [rows, inner, columns].iter().zip(ON_TILES).all(|(size, fewest)| *size >= fewest);
     let many = rows > STRIP || W::PARTS == 2;
@@ -39,14 +39,22 @@ fn on_tiles<W: Element>(isa: Isa, rows: usize, inner: usize, columns: usize) -> 
 }
 
 /// Fewest rows for which panels of f16 are widened once, with AVX2.
-const WIDENED_ONCE: usize = 24;
+const F16_WIDENED_ONCE: usize = 24;
+
+/// Fewest rows for which panels of int4 are widened once, with AVX2 and with AVX-512.
+const INT4_WIDENED_ONCE: [usize; 2] = [8, 24];
 
 /// Whether panels are widened once for all blocks of rows.
 ///
-/// With AVX2 a block has so few rows that widening f16 for each takes a quarter of the time. bf16 is widened beside
-/// products, and with AVX-512 a block has rows enough.
+/// With AVX2 a block has so few rows that widening f16 for each takes a quarter of the time, and int4 more than half of
+/// it; with AVX-512 int4 takes an eighth. Other types are widened beside products.
 fn widens_once<W: Element>(isa: Isa, rows: usize, inner: usize) -> bool {
-    W::PARTS == 2 && isa.is_avx2() && rows >= WIDENED_ONCE && widened::fits(inner)
+    let fewest = match (W::ROWS, W::PARTS) {
+        (2.., _) => INT4_WIDENED_ONCE[usize::from(isa.has_wide_vectors())],
+        (_, 2) if isa.is_avx2() => F16_WIDENED_ONCE,
+        _ => return false,
+    };
+    (isa.is_avx2() || isa.has_wide_vectors()) && rows >= fewest && widened::fits(inner)
 }
 
 /// Whether products of so many rows may be made on tiles.
@@ -102,6 +110,7 @@ impl Next<'_> {
             Panels::Bf16(panels) => self.of(panels),
             Panels::F16(panels) => self.of(panels),
             Panels::I8(panels) => self.of(panels),
+            Panels::I4(panels) => self.of(panels),
         }
     }
 
@@ -139,6 +148,7 @@ impl RowProduct<'_> {
             Panels::Bf16(panels) => self.compute_with(panels, isa, out),
             Panels::F16(panels) => self.compute_with(panels, isa, out),
             Panels::I8(panels) => self.compute_with(panels, isa, out),
+            Panels::I4(panels) => self.compute_with(panels, isa, out),
         }
     }
 
@@ -153,7 +163,7 @@ impl RowProduct<'_> {
         let panel_bytes = if widens { widened::bytes(inner) } else { panel_len * size_of::<W>() };
         let near = if isa.has_wide_vectors() { NEAR } else { NEAR_IN_SMALL_CACHES };
         let together = match count {
-            ..=ROWS => self.columns.max(1),
+            ..=ROWS if !widens => self.columns.max(1),
             _ => (near / panel_bytes.max(1)).max(1) * PANEL,
         };
         let (far, total) = (are_far(self.weights), count.div_ceil(ROWS));
@@ -331,7 +341,7 @@ fn first_ahead<W: Element>(
     if rows <= ALONE && bytes <= LONG && isa.reads_one_stream() {
         return None;
     }
-    match panels_at_once(isa, rows, bytes).min(met) {
+    match panels_at_once::<W>(isa, rows, bytes).min(met) {
         1 => Some(Ahead::Own),
         panels if panels * bytes <= EARLY => {
             let ahead = right.data.get(panels * panel_len..)?;
@@ -359,19 +369,25 @@ mod on_tiles;
 
 #[cfg(test)]
 mod tests {
+    use moa_schema::BLOCK;
+
     use super::*;
-    use crate::packed::{Geometry, WeightData};
+    use crate::geometry::Geometry;
     use crate::simd::every_isa;
+    use crate::weight_data::{Int4, WeightData};
 
     /// Weights that near caches do not hold, stored in every way, times one row and two.
     #[test]
     #[cfg_attr(miri, ignore = "too many weights")]
     fn far_weights_are_read_alike_in_one_stream_and_in_several() {
-        let (inner, columns) = (1101, 1950);
+        let (inner, columns) = (1101_usize, 1950);
         let weights: Vec<f32> = (0..inner * columns).map(|i| (i % 509) as f32 - 254.0).collect();
         let half: Vec<half::bf16> = weights.iter().copied().map(half::bf16::from_f32).collect();
         let row: Vec<f32> = (0..2 * inner).map(|i| (i as f32 * 0.37).sin()).collect();
-        for data in [WeightData::F32(&weights), WeightData::Bf16(&half)] {
+        let integers: Vec<u8> = (0..(inner * columns).div_ceil(2)).map(|i| (i % 7 * 16 + i % 5 + 17) as u8).collect();
+        let scales = vec![half::bf16::from_f32(-0.375); inner.div_ceil(BLOCK) * columns];
+        let int4 = WeightData::I4(Int4 { values: &integers, scales: &scales });
+        for data in [WeightData::F32(&weights), WeightData::Bf16(&half), int4] {
             let packed = Packed::new(Geometry { matrices: 1, blocks: 1, inner, columns }, data).unwrap();
             let compute = |isa: Isa, rows: usize, [first_column, columns]: [usize; 2]| {
                 let mut out = vec![0.0; rows * columns];
@@ -430,8 +446,8 @@ mod tests {
                 out
             };
             for isa in every_isa().into_iter().filter(|isa| !isa.has_tiles()) {
-                for count in [WIDENED_ONCE - 1, WIDENED_ONCE, 40] {
-                    let once = isa.is_avx2() && count >= WIDENED_ONCE && inner <= 2048;
+                for count in [F16_WIDENED_ONCE - 1, F16_WIDENED_ONCE, 40] {
+                    let once = isa.is_avx2() && count >= F16_WIDENED_ONCE && inner <= 2048;
                     assert_eq!(widens_once::<half::f16>(isa, count, inner), once, "{isa:?} {inner} {count}");
                     let expected = compute(isa, (&wide).into(), count);
                     assert!(compute(isa, WeightData::F16(&half), count) == expected, "{isa:?} {inner} {count}");

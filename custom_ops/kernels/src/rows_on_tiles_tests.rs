@@ -1,12 +1,14 @@
 //! Products on AMX tiles beside those on vectors and beside f64.
 
 use half::{bf16, f16};
+use moa_schema::BLOCK;
 
 use super::*;
-use crate::packed::{Geometry, WeightData};
+use crate::geometry::Geometry;
 use crate::simd::Instructions;
 use crate::simd::tiles::INNER_LIMIT;
 use crate::skip::skip;
+use crate::weight_data::{Int4, WeightData};
 
 /// Vectors and tiles; nothing, and a word about it, where the processor has no tiles.
 fn levels() -> Option<[Isa; 2]> {
@@ -290,6 +292,18 @@ fn stored_weights_and_factors_keep_their_meaning() {
         case.right = values.iter().zip(scales.iter().cycle()).map(|(value, scale)| f32::from(*value) * scale).collect();
         let integers = WeightData::I8 { values: &values, scales: &scales };
         assert_eq!(bits(&case.compute_rows(levels[1], all.clone(), integers, None)), bits(&case.compute(levels[1])));
+
+        let values: Vec<u8> = (0..case.right.len().div_ceil(2)).map(|_| random.next() as u8).collect();
+        let scales: Vec<bf16> =
+            random.values(sizes[1].div_ceil(BLOCK) * sizes[2]).into_iter().map(bf16::from_f32).collect();
+        for (index, value) in case.right.iter_mut().enumerate() {
+            let integer = (values[index / 2] << (4 - index % 2 * 4)).cast_signed() >> 4;
+            let scale = scales[index / sizes[2] / BLOCK * sizes[2] + index % sizes[2]];
+            *value = f32::from(integer) * scale.to_f32();
+        }
+        let int4 = WeightData::I4(Int4 { values: &values, scales: &scales });
+        let found = case.compute_rows(levels[1], all.clone(), int4, None);
+        assert_eq!(bits(&found), bits(&case.compute(levels[usize::from(sizes[0] >= STRIP)])));
 
         let factors = random.values(sizes[0]);
         let found = case.compute_rows(levels[1], all, (&case.right).into(), Some(&factors));

@@ -4,16 +4,17 @@ use moa_schema::{SelfAttentionAttributes, SelfAttentionDims};
 
 use crate::attention_layer::{AttentionLayer, FirstStages};
 use crate::check::{at_least_one, length, optional_length, weight};
+use crate::geometry::Geometry;
 use crate::hidden_states::HiddenStates;
 use crate::kernel_scratch::{BorderScratch, CacheScratch, Scratch};
 use crate::kv_cache::{CacheInputs, CacheSizes, Caches, Past, destination};
-use crate::packed::{Geometry, WeightData};
 use crate::pool::{Awaited, Counted};
 use crate::prepared::{CallWeights, FewestOnTiles, Prepared, Weight};
 use crate::rope::{Rotary, RotaryInputs};
 use crate::routing::{ByExpert, Router, RouterInputs, RoutingScratch};
 use crate::scalar::Scalar;
 use crate::simd::Isa;
+use crate::weight_data::WeightData;
 use crate::{KernelError, ThreadPool, decode};
 
 /// Bytes of weights that one call reads and the caches do not keep.
@@ -110,10 +111,9 @@ impl<T: Scalar> Call<'_, T> {
     fn copies_past_caches(&self, layer: &AttentionLayer<'_>, reads_stored: bool) -> bool {
         let SelfAttentionDims { batch, tokens, width, experts, top_k, kv_heads, head, .. } = *self.dims;
         let matrices = 1 + batch.saturating_mul(top_k).min(experts);
-        let bytes = [2, width, kv_heads, head, layer.query_weight.bytes_each()];
-        let weights = bytes.iter().fold(matrices, |all, size| all.saturating_mul(*size));
+        let weights = [2, width, kv_heads, head].iter().fold(matrices, |all, size| all.saturating_mul(*size));
         let reads_past = T::direct(&[]).is_some() && decode::reads_past(layer.isa, tokens, top_k, head);
-        weights > FAR && (reads_past || reads_stored) && self.inputs.capacity.is_none()
+        layer.query_weight.bytes_of(weights) > FAR && (reads_past || reads_stored) && self.inputs.capacity.is_none()
     }
 
     fn past<'a>(&self, values: Option<&'a [T]>, kept: bool) -> Past<'a, T> {

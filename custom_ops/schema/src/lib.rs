@@ -22,10 +22,11 @@
 //!
 //! # Semantics shared by the three operators
 //!
-//! * Activations are f32 or f16, weights f32, f16, bf16 or int8, each one type per node ([`NodeTypes`]); the router's
-//!   weights, the rotary tables, scales and `topk_weights` are f32.
-//! * Weights in int8, beside activations in f32, are the integers times the scale of their column, which each matrix of
-//!   such a node must have; matrices of floats have none.
+//! * Activations are f32 or f16, weights f32, f16, bf16, int8 or int4, each one type per node ([`NodeTypes`]); the
+//!   router's weights, the rotary tables and `topk_weights` are f32.
+//! * Weights in integers, beside activations in f32, are the integers times their scales, which each matrix of such a
+//!   node must have ([`IntegerType`]): one for each column of int8, one for each [`BLOCK`] rows of a column of int4.
+//!   Matrices of floats have none.
 //! * The router works in f32: `logits = x · router_weight`, then [`GateMode`].
 //! * Among equal scores the expert with the lower index is chosen.
 //! * Experts that are not chosen do not influence the result.
@@ -56,8 +57,8 @@ mod shape;
 
 pub use attributes::{AttributeError, AttributeSource, Attributes, other_version};
 pub use operator::{
-    Attribute, AttributeKind, CROSS_ATTENTION, ElementType, FEED_FORWARD, FloatType, MatrixType, NodeTypes, OPERATORS,
-    Operator, Parameter, SELF_ATTENTION, cross_attention, feed_forward, self_attention,
+    Attribute, AttributeKind, BLOCK, CROSS_ATTENTION, ElementType, FEED_FORWARD, FloatType, IntegerType, MatrixType,
+    NodeTypes, OPERATORS, Operator, Parameter, SELF_ATTENTION, cross_attention, feed_forward, self_attention,
 };
 pub use panic::panic_text;
 pub use routing::RoutingPart;

@@ -25,7 +25,7 @@ impl Operator {
         Self { inputs: &self.inputs[..scales.unwrap_or(self.inputs.len())], ..*self }
     }
 
-    /// Its matrices: positions of the inputs that hold a matrix, and the scales of its columns where that is of int8.
+    /// Its matrices: positions of the inputs that hold a matrix, and its scales where that is of integers.
     pub fn matrices(&self) -> impl Iterator<Item = [usize; 2]> {
         self.inputs_of(ElementType::Weight).zip(self.inputs_of(ElementType::Scale)).map(<[usize; 2]>::from)
     }
@@ -59,7 +59,7 @@ pub enum ElementType {
     Weight,
     /// f32 whatever the activation type is.
     Float32,
-    /// f32, a factor for each column of a matrix of int8; absent beside matrices of floats.
+    /// Factors of a matrix of integers, in the type [`IntegerType::scales`]; absent beside matrices of floats.
     Scale,
     /// 32-bit integer.
     Int32,
@@ -99,19 +99,79 @@ impl fmt::Display for FloatType {
     }
 }
 
+/// Types of integers that matrices are stored in; each is a weight once it is multiplied with its scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum IntegerType {
+    /// 8 bits, with one scale for each column.
+    Int8,
+    /// 4 bits, two integers in a byte, the earlier one in its lower half; with one scale for each [`BLOCK`] rows of a
+    /// column, or fewer at its end.
+    Int4,
+}
+
+/// Rows of a column that share a scale in [`IntegerType::Int4`].
+pub const BLOCK: usize = 32;
+
+impl IntegerType {
+    /// Every type, in the order of the documentation.
+    pub const ALL: [Self; 2] = [Self::Int8, Self::Int4];
+
+    /// Type of the scales.
+    pub const fn scales(self) -> FloatType {
+        match self {
+            Self::Int8 => FloatType::F32,
+            Self::Int4 => FloatType::Bf16,
+        }
+    }
+
+    /// Dimensions of the scales of matrices `shape`, `[.., inner, columns]`: `[.., columns]`, or
+    /// `[.., ceil(inner / BLOCK), columns]` in [`IntegerType::Int4`].
+    pub fn scale_shape(self, shape: &[usize]) -> Vec<usize> {
+        let mut shape = shape.to_vec();
+        if let Some(inner) = shape.len().checked_sub(2) {
+            match self {
+                Self::Int8 => drop(shape.remove(inner)),
+                Self::Int4 => shape[inner] = shape[inner].div_ceil(BLOCK),
+            }
+        }
+        shape
+    }
+
+    /// Whether `scales` is the [`IntegerType::scale_shape`] of `matrix`; allocates nothing.
+    pub fn fits(self, scales: &[usize], matrix: &[usize]) -> bool {
+        let [matrices @ .., inner, columns] = matrix else { return scales == matrix };
+        match (self, scales) {
+            (Self::Int8, [of_matrices @ .., of_columns]) => of_matrices == matrices && of_columns == columns,
+            (Self::Int4, [of_matrices @ .., blocks, of_columns]) => {
+                of_matrices == matrices && *blocks == inner.div_ceil(BLOCK) && of_columns == columns
+            }
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for IntegerType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+        })
+    }
+}
+
 /// What a trained matrix of a node is stored in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatrixType {
     /// Floats, which are the weights.
     Float(FloatType),
-    /// 8-bit integers, each of which is a weight once it is multiplied with the scale of its column.
-    Int8,
+    /// Integers with scales.
+    Integer(IntegerType),
 }
 
 /// What the parameters [`ElementType::Activation`] and [`ElementType::Weight`] of one node hold.
 ///
-/// Whatever the types are, the CPU kernels add in f32. A float counts as the f32 of the same value, and the scale of an
-/// integer is multiplied with the sum of its column.
+/// Whatever the types are, the CPU kernels add in f32. A float counts as the f32 of the same value, and so does an
+/// int4 times its scale, which an f32 holds; the scale of int8 is multiplied with the sum of its column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeTypes {
     /// f32 or f16.
@@ -122,19 +182,25 @@ pub struct NodeTypes {
 
 impl NodeTypes {
     /// Every choice that the operators take.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::floats(FloatType::F32, FloatType::F32),
         Self::floats(FloatType::F32, FloatType::Bf16),
         Self::floats(FloatType::F32, FloatType::F16),
         Self::floats(FloatType::F16, FloatType::F16),
         Self::floats(FloatType::F16, FloatType::Bf16),
         Self::floats(FloatType::F16, FloatType::F32),
-        Self { activations: FloatType::F32, weights: MatrixType::Int8 },
+        Self::integers(IntegerType::Int8),
+        Self::integers(IntegerType::Int4),
     ];
 
     /// A node whose matrices are floats.
     pub const fn floats(activations: FloatType, weights: FloatType) -> Self {
         Self { activations, weights: MatrixType::Float(weights) }
+    }
+
+    /// A node whose matrices are integers: its activations are f32.
+    pub const fn integers(weights: IntegerType) -> Self {
+        Self { activations: FloatType::F32, weights: MatrixType::Integer(weights) }
     }
 }
 
@@ -188,8 +254,9 @@ const fn optional(name: &'static str, element: ElementType, dims: &'static [&'st
     Parameter { optional: true, ..required(name, element, dims) }
 }
 
-const fn scale(name: &'static str, dims: &'static [&'static str]) -> Parameter {
-    optional(name, ElementType::Scale, dims).noted(OF_INTEGERS)
+/// Scales of int8, and what there is to say of those of int4.
+const fn scale(name: &'static str, dims: &'static [&'static str], note: &'static str) -> Parameter {
+    optional(name, ElementType::Scale, dims).noted(note)
 }
 
 const fn attribute(name: &'static str, kind: AttributeKind) -> Attribute {
@@ -202,13 +269,11 @@ const SCALE: Attribute = attribute("scale", AttributeKind::Float);
 const GATE_MODE: Attribute = attribute("gate_mode", AttributeKind::String);
 const SKIP_PADDED_QUERIES: Attribute = attribute("skip_padded_queries", AttributeKind::Int);
 
-const OF_INTEGERS: &str = "of int8 weights alone";
-
 const TOPK_INDICES: Parameter = optional(RoutingPart::Indices.output(), ElementType::Int64, &["B", "T", "k"]);
 const TOPK_WEIGHTS: Parameter = optional(RoutingPart::Weights.output(), ElementType::Float32, &["B", "T", "k"]);
 const OUTPUT_BIAS: Parameter = optional("output_bias", ElementType::Activation, &["C"]);
-const QUERY_SCALE: Parameter = scale("query_scale", &["E", "G * D"]);
-const OUTPUT_SCALE: Parameter = scale("output_scale", &["E", "C"]);
+const QUERY_SCALE: Parameter = scale("query_scale", &["E", "G * D"], "of int8; [E, ceil(C / 32), G * D] of int4");
+const OUTPUT_SCALE: Parameter = scale("output_scale", &["E", "C"], "of int8; [E, ceil(G * D / 32), C] of int4");
 
 /// Self-attention layer: route, project queries, keys and values, attend, project back, weight and sum.
 pub const SELF_ATTENTION: Operator = Operator {
@@ -227,7 +292,7 @@ pub const SELF_ATTENTION: Operator = Operator {
         optional("sin_cache", ElementType::Float32, &["positions", "D / 2"]),
         optional("position_ids", ElementType::Int64, &["B", "T"]),
         QUERY_SCALE,
-        scale("kv_scale", &["2 * G * D"]),
+        scale("kv_scale", &["2 * G * D"], "of int8; [ceil(C / 32), 2 * G * D] of int4"),
         OUTPUT_SCALE,
     ],
     outputs: &[
@@ -269,8 +334,8 @@ pub const FEED_FORWARD: Operator = Operator {
         required("input_weight", ElementType::Weight, &["E", "C", "F"]).noted("or [E, C, 2 * F] where gated"),
         required("output_weight", ElementType::Weight, &["E", "F", "C"]),
         OUTPUT_BIAS,
-        scale("input_scale", &["E", "F"]).noted("or [E, 2 * F] where gated; of int8 weights alone"),
-        OUTPUT_SCALE,
+        scale("input_scale", &["E", "F"], "of int8; [E, ceil(C / 32), F] of int4; 2 * F where gated"),
+        scale("output_scale", &["E", "C"], "of int8; [E, ceil(F / 32), C] of int4"),
     ],
     outputs: &[required("output", ElementType::Activation, &["B", "T", "C"]), TOPK_INDICES, TOPK_WEIGHTS],
     attributes: &[
@@ -378,6 +443,22 @@ mod tests {
                 let mut dims = matrix.dims.to_vec();
                 dims.remove(dims.len() - 2);
                 assert_eq!(dims, scale.dims, "{}", scale.name);
+            }
+        }
+    }
+
+    #[test]
+    fn scales_belong_to_columns_or_to_blocks_of_them() {
+        assert_eq!(IntegerType::Int8.scale_shape(&[3, 70, 5]), [3, 5]);
+        assert_eq!(IntegerType::Int4.scale_shape(&[3, 70, 5]), [3, 3, 5]);
+        assert_eq!(IntegerType::Int4.scale_shape(&[64, 5]), [2, 5]);
+        assert_eq!(IntegerType::ALL.map(|integers| integers.scale_shape(&[5])), [[5], [5]]);
+        let shapes: [&[usize]; 7] = [&[3, 70, 5], &[3, 5], &[3, 3, 5], &[3, 70], &[64, 5], &[5], &[]];
+        for (integers, matrix) in IntegerType::ALL.into_iter().flat_map(|integers| shapes.map(|m| (integers, m))) {
+            let expected = integers.scale_shape(matrix);
+            assert!(integers.fits(&expected, matrix), "{integers} {matrix:?}");
+            for other in shapes.into_iter().filter(|other| **other != expected) {
+                assert!(!integers.fits(other, matrix), "{integers} {matrix:?} {other:?}");
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Shape rules: from the shapes of a node's inputs to the sizes that every implementation works with.
 
 use crate::{
-    CROSS_ATTENTION, CrossAttentionAttributes, ElementType, FEED_FORWARD, FeedForwardAttributes, Operator,
+    CROSS_ATTENTION, CrossAttentionAttributes, ElementType, FEED_FORWARD, FeedForwardAttributes, IntegerType, Operator,
     SELF_ATTENTION, SelfAttentionAttributes, cross_attention as cross, feed_forward as ffn, self_attention as own,
 };
 
@@ -31,7 +31,9 @@ pub fn refuse_scales(operator: &Operator, shapes: &[Option<&[usize]>]) -> Result
     match given {
         Some((scale, _)) => {
             let (operator, scale) = (operator.name, scale.name);
-            Err(ShapeError(format!("{operator}: input `{scale}` is for weights in int8, which are not served here")))
+            Err(ShapeError(format!(
+                "{operator}: input `{scale}` is for weights in integers, which are not served here"
+            )))
         }
         None => Ok(()),
     }
@@ -121,6 +123,16 @@ impl<'a> Shapes<'a> {
         if self.get(index).is_some() { self.expect(index, expected) } else { Ok(()) }
     }
 
+    /// Checks the scales, where they are there, of a matrix `[.., inner, columns]` in whichever type of integers.
+    fn expect_scales(&self, index: usize, matrix: &[usize]) -> Result<(), ShapeError> {
+        let Some(shape) = self.get(index) else { return Ok(()) };
+        if IntegerType::ALL.iter().any(|integers| integers.fits(shape, matrix)) {
+            return Ok(());
+        }
+        let [columns, blocks] = IntegerType::ALL.map(|integers| integers.scale_shape(matrix));
+        self.fail(index, &format!("{shape:?} where {columns:?} is needed, or {blocks:?} for int4"))
+    }
+
     fn error<T>(&self, text: &str) -> Result<T, ShapeError> {
         Err(ShapeError(format!("{}: {text}", self.operator.name)))
     }
@@ -206,9 +218,9 @@ impl SelfAttentionDims {
         s.expect(own::KV_WEIGHT, &[width, 2 * columns])?;
         s.expect(own::OUTPUT_WEIGHT, &[experts, columns, width])?;
         s.expect_optional(own::OUTPUT_BIAS, &[width])?;
-        s.expect_optional(own::QUERY_SCALE, &[experts, columns])?;
-        s.expect_optional(own::KV_SCALE, &[2 * columns])?;
-        s.expect_optional(own::OUTPUT_SCALE, &[experts, width])?;
+        s.expect_scales(own::QUERY_SCALE, &[experts, width, columns])?;
+        s.expect_scales(own::KV_SCALE, &[width, 2 * columns])?;
+        s.expect_scales(own::OUTPUT_SCALE, &[experts, columns, width])?;
         let rows = match s.get(own::PAST_KEY) {
             Some(_) => s.required::<4>(own::PAST_KEY)?[2],
             None => 0,
@@ -260,8 +272,8 @@ impl CrossAttentionDims {
         s.expect(cross::QUERY_WEIGHT, &[experts, width, columns])?;
         s.expect(cross::OUTPUT_WEIGHT, &[experts, columns, width])?;
         s.expect_optional(cross::OUTPUT_BIAS, &[width])?;
-        s.expect_optional(cross::QUERY_SCALE, &[experts, columns])?;
-        s.expect_optional(cross::OUTPUT_SCALE, &[experts, width])?;
+        s.expect_scales(cross::QUERY_SCALE, &[experts, width, columns])?;
+        s.expect_scales(cross::OUTPUT_SCALE, &[experts, columns, width])?;
         Ok(Self { batch, tokens, keys, width, experts, top_k: attributes.top_k, kv_heads, head })
     }
 }
@@ -287,8 +299,8 @@ impl FeedForwardDims {
         s.expect(ffn::INPUT_WEIGHT, &[experts, width, columns])?;
         s.expect(ffn::OUTPUT_WEIGHT, &[experts, hidden, width])?;
         s.expect_optional(ffn::OUTPUT_BIAS, &[width])?;
-        s.expect_optional(ffn::INPUT_SCALE, &[experts, columns])?;
-        s.expect_optional(ffn::OUTPUT_SCALE, &[experts, width])?;
+        s.expect_scales(ffn::INPUT_SCALE, &[experts, width, columns])?;
+        s.expect_scales(ffn::OUTPUT_SCALE, &[experts, hidden, width])?;
         Ok(Self { batch, tokens, width, experts, top_k: attributes.top_k, hidden })
     }
 }

@@ -202,7 +202,7 @@ fn every_wrong_dimension_of_feed_forward_is_named() {
 
 type Refusal<'a> = &'a dyn Fn(&[Option<&[usize]>]) -> Option<ShapeError>;
 
-/// Scales have the shape of their matrix without its rows, and who takes floats alone refuses them.
+/// Scales have the shape that a type of integers asks for, and who takes floats alone refuses them.
 #[test]
 fn scales_fit_their_matrices() {
     let attributes = feed_forward(true, 2);
@@ -213,10 +213,6 @@ fn scales_fit_their_matrices() {
     ];
     for (operator, shapes, refusal) in refusals {
         for [matrix, scale] in operator.matrices() {
-            let mut fitting = shapes[matrix].clone();
-            fitting.remove(fitting.len() - 2);
-            let mut long = fitting.clone();
-            *long.last_mut().unwrap() += 1;
             let with = |shape: &[usize], check: Refusal<'_>| {
                 let mut given: Vec<_> = shapes.iter().map(|shape| Some(shape.as_slice())).collect();
                 given.resize(operator.inputs.len(), None);
@@ -224,11 +220,17 @@ fn scales_fit_their_matrices() {
                 check(&given).map(|error| error.to_string())
             };
             let name = operator.inputs[scale].name;
-            assert_eq!(with(&fitting, refusal), None, "{name}");
-            let error = with(&long, refusal).unwrap();
-            assert!(error.contains(&format!("input `{name}` must be [")), "{error}");
-            let error = with(&fitting, &|given| refuse_scales(operator, given).err()).unwrap();
-            assert!(error.contains(&format!("`{name}` is for weights in int8")), "{error}");
+            for fitting in IntegerType::ALL.map(|integers| integers.scale_shape(&shapes[matrix])) {
+                assert_eq!(with(&fitting, refusal), None, "{name}");
+                for axis in 0..fitting.len() {
+                    let mut long = fitting.clone();
+                    long[axis] += 1;
+                    let error = with(&long, refusal).unwrap();
+                    assert!(error.contains(&format!("input `{name}` must be [")), "{error}");
+                }
+                let error = with(&fitting, &|given| refuse_scales(operator, given).err()).unwrap();
+                assert!(error.contains(&format!("`{name}` is for weights in integers")), "{error}");
+            }
         }
         let floats: Vec<_> = shapes.iter().map(|shape| Some(shape.as_slice())).collect();
         assert_eq!(refuse_scales(operator, &floats), Ok(()));

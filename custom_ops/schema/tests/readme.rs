@@ -12,7 +12,8 @@ fn element(element: ElementType) -> &'static str {
     match element {
         ElementType::Activation => "activation",
         ElementType::Weight => "weight",
-        ElementType::Float32 | ElementType::Scale => "float32",
+        ElementType::Float32 => "float32",
+        ElementType::Scale => "scale",
         ElementType::Int32 => "int32",
         ElementType::Int64 => "int64",
     }

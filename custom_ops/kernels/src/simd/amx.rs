@@ -12,7 +12,7 @@ use super::magnitudes::Magnitudes;
 use super::product::{Left, Right};
 use super::strip_softmax::Beside;
 use super::tiles::{Block, Job, PARTS, QUARTER, STEP, STRIP, SUM_STRIDE, Stream, TILE, parts_len};
-use super::{Element, LANES, PANEL, amx_softmax, amx_split};
+use super::{Element, PANEL, amx_softmax, amx_split};
 
 /// Whether processor and system let this process use tiles; the system is asked once.
 pub(super) fn available() -> bool {
@@ -124,9 +124,10 @@ impl Tiles {
         out: &mut [bf16],
         pairs: Range<usize>,
     ) {
-        let end = inner.checked_sub(1).and_then(|rows| rows.checked_mul(right.stride));
+        let end = W::rows(inner).checked_sub(1).and_then(|rows| rows.checked_mul(right.stride));
         let end = end.and_then(|start| start.checked_add(PANEL));
         assert!(end.is_some_and(|end| end <= right.data.len()), "right out of bounds");
+        assert!(W::ROWS == 1 || right.stride == PANEL, "rows of a group side by side");
         assert!(out.len() >= parts_len(W::PARTS, inner) && pairs.end <= TILE, "room for a panel");
         // SAFETY: the bounds are proved, and tiles come with the instructions.
         unsafe { amx_split::panel(right.data.as_ptr(), right.stride, inner, out.as_mut_ptr(), pairs) }
@@ -185,9 +186,9 @@ impl Tiles {
     ///
     /// # Panics
     ///
-    /// If a vector is not whole.
+    /// If a group of rows is not whole.
     pub(super) fn magnitudes<W: Element>(&self, values: &[W]) -> Magnitudes {
-        assert!(values.len().is_multiple_of(LANES), "whole vectors");
+        assert!(values.len().is_multiple_of(W::ROWS * PANEL), "whole groups of rows");
         // SAFETY: the values are there, and tiles come with the instructions.
         unsafe { amx_split::magnitudes(values.as_ptr(), values.len()) }
     }

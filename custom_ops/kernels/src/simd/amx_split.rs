@@ -2,7 +2,8 @@
 //!
 //! `x = high + middle + low` exactly, for every finite `x` below 2^127: `high` is `x` rounded to the 8 bits of a bf16,
 //! so the rest has 16 bits and is at most 2^-8 of `x`; `middle` is the rest cut to 8 bits; `low` has the bits that are
-//! left, 8 at most. A value that is a bf16 is its own `high`, and one of 11 bits (an f16) has no `low`.
+//! left, 8 at most. A value that is a bf16 is its own `high`, and one of 11 bits (an f16, or an int4 with its scale)
+//! has no `low`.
 
 use std::arch::x86_64::{
     __m512, __m512i, _MM_HINT_T1, _mm_prefetch, _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512,
@@ -170,8 +171,9 @@ pub(super) unsafe fn rows<const N: usize, const JUDGE: bool>(
 ///
 /// # Safety
 ///
-/// `inner` rows of [`PANEL`] elements, `stride` elements apart, must be readable at `from`; `ceil(inner / STEP)` steps
-/// of a panel of `W::PARTS` parts must be ours to write at `panel`; the processor must have AVX-512 F and BW.
+/// Rows of [`PANEL`] elements for `inner` steps, `stride` elements apart, must be readable at `from`; `ceil(inner /
+/// STEP)` steps of a panel of `W::PARTS` parts must be ours to write at `panel`; the processor must have AVX-512 F and
+/// BW.
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) unsafe fn panel<W: Element>(
     from: *const W,
@@ -186,16 +188,21 @@ pub(super) unsafe fn panel<W: Element>(
         for step in 0..inner.div_ceil(STEP) {
             for pair in pairs.clone() {
                 let out = panel.add(step * W::PARTS * 2 * TILE_LEN + pair * STEP);
-                let ahead = from.wrapping_add((step * STEP + 2 * pair) * stride).cast::<i8>().wrapping_add(AHEAD);
-                for line in (0..2 * PANEL * size_of::<W>()).step_by(LINE) {
-                    _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line));
+                let row = step * STEP + 2 * pair;
+                for row in [row, row + 1] {
+                    for begun in W::begun(row) {
+                        let ahead = from.wrapping_add(W::group(row, stride) + begun * stride).wrapping_byte_add(AHEAD);
+                        for line in (0..PANEL * size_of::<W>()).step_by(LINE) {
+                            _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_byte_add(line).cast());
+                        }
+                    }
                 }
                 for half in 0..PANEL / LANES {
                     let load = |row: usize| match row < inner {
-                        true => W::load16(from.add(row / W::STEPS * stride + half * LANES), row % W::STEPS),
+                        true => W::load16(from.add(W::group(row, stride) + half * LANES), row % W::STEPS),
                         false => _mm512_setzero_ps(),
                     };
-                    let (a, b) = (load(step * STEP + 2 * pair), load(step * STEP + 2 * pair + 1));
+                    let (a, b) = (load(row), load(row + 1));
                     for (part, (a, b)) in parts(a).into_iter().zip(parts(b)).enumerate().take(W::PARTS) {
                         let out = out.add((2 * part + half) * TILE_LEN);
                         _mm512_storeu_si512(out.cast(), _mm512_permutex2var_epi16(a, order, b));
@@ -230,18 +237,20 @@ pub(super) unsafe fn pair_integers(from: *const i8, inner: usize, out: *mut bf16
     }
 }
 
-/// Magnitudes of `count` values, a multiple of [`LANES`].
+/// Magnitudes of the values in `count` elements, whole groups of rows of [`PANEL`].
 ///
 /// # Safety
 ///
-/// `count` values must be readable at `from`; the processor must have AVX-512 F.
+/// `count` elements must be readable at `from`; the processor must have AVX-512 F.
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn magnitudes<W: Element>(from: *const W, count: usize) -> Magnitudes {
     let mut lanes = Lanes::new();
-    for first in (0..count).step_by(LANES) {
-        for step in 0..W::STEPS {
-            // SAFETY: by the caller's promise.
-            lanes.take(unsafe { W::load16(from.add(first), step) });
+    for group in (0..count).step_by(W::ROWS * PANEL) {
+        for first in (group..group + PANEL).step_by(LANES) {
+            for step in 0..W::STEPS {
+                // SAFETY: by the caller's promise.
+                lanes.take(unsafe { W::load16(from.add(first), step) });
+            }
         }
     }
     lanes.join()

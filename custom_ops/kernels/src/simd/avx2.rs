@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::{
     __m256, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_mul_ps, _mm256_set1_ps,
-    _mm256_setzero_ps, _mm256_storeu_ps,
+    _mm256_setzero_ps, _mm256_setzero_si256, _mm256_storeu_ps,
 };
 use std::ptr::null;
 
@@ -19,9 +19,13 @@ const REGISTERS: usize = 16;
 const MOST_COLUMNS: usize = ROW_PANELS_OF_AVX2 * PANEL;
 
 /// Rows of the largest piece, which has two vectors of columns: elements of several inner steps stay in registers until
-/// the last of these.
+/// the last of these, and so do their scales.
 const fn most_rows<W: Element>() -> usize {
-    if W::STEPS == 1 { 6 } else { 5 }
+    match (W::STEPS, W::ROWS) {
+        (1, _) => 6,
+        (_, 1) => 5,
+        _ => 4,
+    }
 }
 
 /// What a piece fetches on the way.
@@ -63,13 +67,15 @@ pub(super) fn kernel<W: Element>(rows: usize, vectors: usize) -> Kernel<W> {
     match (rows, vectors) {
         (1, ..3) => few::<W, 1, 4>,
         (1, _) => few::<W, 1, 8>,
+        // Rows of elements stay in registers beside the sums, which leaves those of two vectors.
+        _ if W::ROWS > 1 => block::<W>,
         (2, _) => few::<W, 2, 4>,
         (3, _) => few::<W, 3, 4>,
         _ => block::<W>,
     }
 }
 
-/// Blocks of more rows than [`few`] serves: as few pieces as there can be, as even as can be, so of three rows or more.
+/// Blocks of more rows than [`few`] serves: as few pieces as there can be, as even as can be, so of two rows or more.
 ///
 /// # Safety
 ///
@@ -104,8 +110,10 @@ unsafe fn pieces<W: Element>(raw: &Raw<W>) {
             // SAFETY: by the caller's promise.
             unsafe {
                 match (end - first, fetches.lines) {
-                    (..=3, 0) => piece::<W, 3, 2, false>(raw, first, column, fetches),
-                    (..=3, _) => piece::<W, 3, 2, true>(raw, first, column, fetches),
+                    (..=2, 0) => piece::<W, 2, 2, false>(raw, first, column, fetches),
+                    (..=2, _) => piece::<W, 2, 2, true>(raw, first, column, fetches),
+                    (3, 0) => piece::<W, 3, 2, false>(raw, first, column, fetches),
+                    (3, _) => piece::<W, 3, 2, true>(raw, first, column, fetches),
                     (4, 0) => piece::<W, 4, 2, false>(raw, first, column, fetches),
                     (4, _) => piece::<W, 4, 2, true>(raw, first, column, fetches),
                     (5, 0) => piece::<W, 5, 2, false>(raw, first, column, fetches),
@@ -200,23 +208,9 @@ unsafe fn piece<W: Element, const M: usize, const V: usize, const LATER: bool>(
                 }
             }
         }
-        let (mut right, mut inner) = (raw.right, 0);
-        while inner + STEPS <= raw.inner {
-            if LATER {
-                fetches.take_line();
-            }
-            for step in 0..STEPS {
-                if !LATER && fetches.own && step.is_multiple_of(W::STEPS) {
-                    fetch(right, &offsets);
-                }
-                multiply_add(&mut sums, &left, [inner + step, step], right, &offsets);
-                right = right.wrapping_add(W::passed(step, raw.stride));
-            }
-            inner += STEPS;
-        }
-        for inner in inner..raw.inner {
-            multiply_add(&mut sums, &left, [inner, inner], right, &offsets);
-            right = right.wrapping_add(W::passed(inner, raw.stride));
+        match W::ROWS {
+            1 => panel_sums::<W, M, V, LATER>(&mut sums, &left, raw, &offsets, &mut fetches),
+            _ => row_sums::<W, M, V, LATER>(&mut sums, &left, raw, &offsets, &mut fetches),
         }
         if !raw.scales.is_null() {
             for vector in 0..V {
@@ -240,6 +234,93 @@ unsafe fn piece<W: Element, const M: usize, const V: usize, const LATER: bool>(
     }
 }
 
+/// Adds the terms of `M` rows to `V` vectors at `offsets`.
+///
+/// # Safety
+///
+/// As [`piece`].
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn panel_sums<W: Element, const M: usize, const V: usize, const LATER: bool>(
+    sums: &mut [[__m256; V]; M],
+    left: &[*const f32; M],
+    raw: &Raw<W>,
+    offsets: &[usize; V],
+    fetches: &mut Fetches,
+) {
+    let (mut right, mut inner) = (raw.right, 0);
+    // SAFETY: by the caller's promise.
+    unsafe {
+        while inner + STEPS <= raw.inner {
+            if LATER {
+                fetches.take_line();
+            }
+            for step in 0..STEPS {
+                if !LATER && fetches.own && step.is_multiple_of(W::STEPS) {
+                    fetch(right, offsets);
+                }
+                multiply_add(sums, left, [inner + step, step], right, offsets);
+                right = right.wrapping_add(W::passed(step, raw.stride));
+            }
+            inner += STEPS;
+        }
+        for inner in inner..raw.inner {
+            multiply_add(sums, left, [inner, inner], right, offsets);
+            right = right.wrapping_add(W::passed(inner, raw.stride));
+        }
+    }
+}
+
+/// As [`panel_sums`], all steps of a row of elements while its elements are in registers.
+///
+/// # Safety
+///
+/// As [`piece`].
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn row_sums<W: Element, const M: usize, const V: usize, const LATER: bool>(
+    sums: &mut [[__m256; V]; M],
+    left: &[*const f32; M],
+    raw: &Raw<W>,
+    offsets: &[usize; V],
+    fetches: &mut Fetches,
+) {
+    let mut right = raw.right;
+    let whole = raw.inner - raw.inner % W::EACH;
+    for first in (0..whole).step_by(W::EACH) {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            for _ in 0..if LATER { W::EACH / STEPS } else { 0 } {
+                fetches.take_line();
+            }
+            if !LATER && fetches.own {
+                W::begun(first).for_each(|row| fetch(right.wrapping_add(row * raw.stride), offsets));
+            }
+            let mut rows = [[_mm256_setzero_si256(); 2]; V];
+            for (row, offset) in rows.iter_mut().zip(offsets) {
+                *row = W::row8(right.add(*offset), first);
+            }
+            for step in 0..W::EACH {
+                let mut lanes = [_mm256_setzero_ps(); V];
+                for (lanes, row) in lanes.iter_mut().zip(&mut rows) {
+                    *lanes = W::next8(row);
+                }
+                for (sums, left) in sums.iter_mut().zip(left) {
+                    let value = _mm256_set1_ps(*left.add(first + step));
+                    for (sum, lanes) in sums.iter_mut().zip(lanes) {
+                        *sum = _mm256_fmadd_ps(value, lanes, *sum);
+                    }
+                }
+            }
+        }
+        right = right.wrapping_add(W::passed(first + W::EACH - 1, raw.stride));
+    }
+    for inner in whole..raw.inner {
+        // SAFETY: by the caller's promise; the last steps are in one group.
+        unsafe { multiply_add(sums, left, [inner, inner], right, offsets) };
+    }
+}
+
 /// Fetches what is read a page later, into the nearest cache.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
@@ -249,7 +330,7 @@ fn fetch<W: Element, const V: usize>(right: *const W, offsets: &[usize; V]) {
     }
 }
 
-/// One inner step of a piece, `step` of those of an element.
+/// One inner step of a piece, `step` of those of a group.
 ///
 /// # Safety
 ///
@@ -276,7 +357,10 @@ unsafe fn multiply_add<W: Element, const M: usize, const V: usize>(
             }
             return;
         }
-        let panel = offsets.map(|offset| W::load8(right.add(offset), step));
+        let mut panel = [_mm256_setzero_ps(); V];
+        for (lanes, offset) in panel.iter_mut().zip(offsets) {
+            *lanes = W::load8(right.add(*offset), step);
+        }
         for (sums, left) in sums.iter_mut().zip(left) {
             let value = _mm256_set1_ps(*left.add(inner));
             for (sum, lanes) in sums.iter_mut().zip(panel) {

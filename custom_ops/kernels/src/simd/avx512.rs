@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::{
     __m512, __mmask16, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm512_fmadd_ps, _mm512_mask_storeu_ps,
-    _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_setzero_ps,
+    _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512,
 };
 use std::marker::PhantomData;
 
@@ -172,20 +172,9 @@ unsafe fn block<W: Element, const M: usize, const V: usize>(raw: &Raw<W>) {
                 *sum = first_term(raw, row, out, mask(raw.columns, vector));
             }
         }
-        let mut left = [raw.left[0]; M];
-        left.copy_from_slice(&raw.left[..M]);
-        let (mut right, mut ahead, mut inner) = (raw.right, raw.fetch.from.cast::<i8>(), 0);
-        while inner + STEPS <= raw.inner {
-            ahead = fetch(&raw.fetch, ahead);
-            for step in 0..STEPS {
-                multiply_add(&mut sums, &left, [inner + step, step], right);
-                right = right.wrapping_add(W::passed(step, raw.stride));
-            }
-            inner += STEPS;
-        }
-        for inner in inner..raw.inner {
-            multiply_add(&mut sums, &left, [inner, inner], right);
-            right = right.wrapping_add(W::passed(inner, raw.stride));
+        match W::ROWS {
+            1 => panel_sums(&mut sums, raw),
+            _ => row_sums(&mut sums, raw, std::array::from_fn(|vector| vector * LANES)),
         }
         scale(raw, &mut sums);
         for (row, sums) in sums.into_iter().enumerate() {
@@ -193,6 +182,34 @@ unsafe fn block<W: Element, const M: usize, const V: usize>(raw: &Raw<W>) {
                 let out = raw.out[row].wrapping_add(raw.first + vector * LANES);
                 store(raw, row, out, mask(raw.columns, vector), sum);
             }
+        }
+    }
+}
+
+/// Adds the terms of `M` rows to `V` vectors of one panel.
+///
+/// # Safety
+///
+/// As [`block`].
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn panel_sums<W: Element, const M: usize, const V: usize>(sums: &mut [[__m512; V]; M], raw: &Raw<W>) {
+    let mut left = [raw.left[0]; M];
+    left.copy_from_slice(&raw.left[..M]);
+    let (mut right, mut ahead, mut inner) = (raw.right, raw.fetch.from.cast::<i8>(), 0);
+    // SAFETY: every pointer is in bounds by the caller's promise.
+    unsafe {
+        while inner + STEPS <= raw.inner {
+            ahead = fetch(&raw.fetch, ahead);
+            for step in 0..STEPS {
+                multiply_add(sums, &left, [inner + step, step], right);
+                right = right.wrapping_add(W::passed(step, raw.stride));
+            }
+            inner += STEPS;
+        }
+        for inner in inner..raw.inner {
+            multiply_add(sums, &left, [inner, inner], right);
+            right = right.wrapping_add(W::passed(inner, raw.stride));
         }
     }
 }
@@ -219,7 +236,9 @@ unsafe fn wide<W: Element, const M: usize, const V: usize>(raw: &Raw<W>) {
                 *sum = first_term(raw, row, out, mask(raw.columns, vector));
             }
         }
-        if M == 1 && V <= streams::<W>() * PANEL / LANES && raw.fetch.next {
+        if W::ROWS > 1 {
+            row_sums(&mut sums, raw, offsets);
+        } else if M == 1 && V <= streams::<W>() * PANEL / LANES && raw.fetch.next {
             few_streams(&mut sums[0], raw, offsets);
         } else {
             wide_sums(&mut sums, raw, offsets);
@@ -305,5 +324,69 @@ fn in_pairs(inner: usize, one: &mut impl FnMut(usize, usize)) {
     }
     if even < inner {
         one(even, 0);
+    }
+}
+
+/// Adds the terms of `M` rows to `V` vectors at `offsets` of each row of the panels, all steps of a row of elements
+/// while its elements are in registers.
+///
+/// # Safety
+///
+/// As [`wide_sums`].
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn row_sums<W: Element, const M: usize, const V: usize>(
+    sums: &mut [[__m512; V]; M],
+    raw: &Raw<W>,
+    offsets: [usize; V],
+) {
+    let mut left = [raw.left[0]; M];
+    left.copy_from_slice(&raw.left[..M]);
+    let (mut right, mut ahead) = (raw.right, raw.fetch.from.cast::<i8>());
+    let whole = raw.inner - raw.inner % W::EACH;
+    for first in (0..whole).step_by(W::EACH) {
+        // SAFETY: by the caller's promise; what is fetched may lie anywhere.
+        unsafe {
+            if M == 1 && raw.fetch.next {
+                for row in W::begun(first) {
+                    for offset in offsets {
+                        let next = right.wrapping_add(offset + row * raw.stride).wrapping_byte_add(PAGE);
+                        _mm_prefetch::<_MM_HINT_T0>(next.cast());
+                    }
+                }
+            } else {
+                for _ in 0..W::EACH / STEPS {
+                    ahead = fetch(&raw.fetch, ahead);
+                }
+            }
+            let mut rows = [[_mm512_setzero_si512(); 2]; V];
+            for (row, offset) in rows.iter_mut().zip(offsets) {
+                *row = W::row16(right.add(offset), first);
+            }
+            for step in 0..W::EACH {
+                let mut lanes = [_mm512_setzero_ps(); V];
+                for (lanes, row) in lanes.iter_mut().zip(&mut rows) {
+                    *lanes = W::next16(row);
+                }
+                for (sums, left) in sums.iter_mut().zip(left) {
+                    let value = _mm512_set1_ps(*left.add(first + step));
+                    for (sum, lanes) in sums.iter_mut().zip(lanes) {
+                        *sum = _mm512_fmadd_ps(value, lanes, *sum);
+                    }
+                }
+            }
+        }
+        right = right.wrapping_add(W::passed(first + W::EACH - 1, raw.stride));
+    }
+    for inner in whole..raw.inner {
+        // SAFETY: by the caller's promise; the last steps are in one group.
+        unsafe {
+            for (vector, offset) in offsets.into_iter().enumerate() {
+                let lanes = W::load16(right.add(offset), inner);
+                for (sums, left) in sums.iter_mut().zip(left) {
+                    sums[vector] = _mm512_fmadd_ps(_mm512_set1_ps(*left.add(inner)), lanes, sums[vector]);
+                }
+            }
+        }
     }
 }

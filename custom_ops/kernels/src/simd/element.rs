@@ -1,42 +1,78 @@
 //! Weights as they are packed, and as f32.
 //!
 //! Widening is exact, so a product with stored weights has the bits of the product with the same weights as f32. An
-//! integer is widened to the f32 of its value: what it is scaled by is no matter of elements.
+//! int8 is widened to the f32 of its value: what it is scaled by is no matter of elements.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
-    __m256, __m512, _mm_loadl_epi64, _mm_loadu_si128, _mm256_and_si256, _mm256_castsi256_ps, _mm256_cvtepi8_epi32,
-    _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_epi32, _mm256_slli_epi32,
-    _mm512_and_si512, _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_loadu_ps,
-    _mm512_loadu_si512, _mm512_set1_epi32, _mm512_slli_epi32,
+    __m256, __m256i, __m512, __m512i, _mm_loadl_epi64, _mm_loadu_si128, _mm256_and_si256, _mm256_castps_si256,
+    _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_loadu_si256,
+    _mm256_set1_epi32, _mm256_slli_epi32, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps,
+    _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_loadu_si512, _mm512_set1_epi32,
+    _mm512_slli_epi32,
 };
+
+#[cfg(target_arch = "x86_64")]
+use std::ops::Range;
 
 use half::{bf16, f16};
 
 /// The bits of an f32 that are a bf16.
-#[cfg(target_arch = "x86_64")]
-const UPPER: i32 = 0xffff_0000_u32.cast_signed();
+pub(super) const UPPER: i32 = 0xffff_0000_u32.cast_signed();
 
-/// An element of packed weights: one or more inner steps of one column.
+/// Where some rows of a panel stand in row-major matrices.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    /// The first value.
+    pub(crate) first: usize,
+    /// The first scale, where blocks of rows have scales.
+    pub(crate) scale: usize,
+    /// Values from one row to the next, and scales too.
+    pub(crate) stride: usize,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+}
+
+impl Place {
+    fn row<'a, T>(&self, source: &'a [T], row: usize) -> &'a [T] {
+        &source[self.first + row * self.stride..][..self.columns]
+    }
+}
+
+/// An element of packed weights: one or more inner steps of one column, or a part of these.
+///
+/// A panel is groups of [`Element::ROWS`] rows of [`PANEL`](super::PANEL) elements. Where there is more than one row in
+/// a group, they follow each other without a gap.
 pub(crate) trait Element: Copy + Default + std::fmt::Debug + Send + Sync + 'static {
-    /// A weight as it is stored.
-    type Stored: Copy + Send + Sync;
+    /// Weights as they are stored.
+    type Source<'a>: Copy + Send + Sync;
 
-    /// Inner steps of an element.
+    /// Inner steps of a group.
     const STEPS: usize;
+
+    /// Rows of elements of a group.
+    const ROWS: usize = 1;
+
+    /// Inner steps of one element, which a row of them holds.
+    const EACH: usize = Self::STEPS;
 
     /// bf16 parts that add up to any value.
     const PARTS: usize;
 
-    /// Sets the first elements to one column each of the rows, which are [`Element::STEPS`], or fewer at the end.
-    fn pack(rows: &[&[Self::Stored]], out: &mut [Self]);
+    /// Sets the first elements of each row of a group to the columns at `place`, whose rows are [`Element::STEPS`], or
+    /// fewer at the end.
+    fn pack(source: Self::Source<'_>, place: &Place, out: &mut [Self]);
 
-    /// Whether the first elements hold these rows, bit by bit.
-    fn holds(elements: &[Self], rows: &[&[Self::Stored]]) -> bool;
+    /// Whether a group holds what is at `place`, bit by bit.
+    fn holds(group: &[Self], source: Self::Source<'_>, place: &Place) -> bool;
 
-    /// The value of inner step `step` of the element.
-    fn widen(self, step: usize) -> f32;
+    /// Inner step `step` of one column.
+    ///
+    /// # Safety
+    ///
+    /// The elements of the column must be readable in every row of the group, the first of which is at `from`.
+    unsafe fn load(from: *const Self, step: usize) -> f32;
 
     /// The values where they are f32.
     fn direct(values: &[Self]) -> Option<&[f32]>;
@@ -49,46 +85,101 @@ pub(crate) trait Element: Copy + Default + std::fmt::Debug + Send + Sync + 'stat
         None
     }
 
-    /// Inner step `step` of 16 elements.
+    /// 16 columns in registers, from inner step `step` on as far as the same elements hold them.
     ///
     /// # Safety
     ///
-    /// 16 elements must be readable at `from`; the processor must have AVX-512 F.
+    /// 16 elements must be readable in every row of the group, the first of which is at `from`; the processor must have
+    /// AVX-512 F.
     #[cfg(target_arch = "x86_64")]
-    unsafe fn load16(from: *const Self, step: usize) -> __m512;
+    unsafe fn row16(from: *const Self, step: usize) -> [__m512i; 2];
 
-    /// Inner step `step` of 8 elements.
+    /// The next inner step of 16 columns.
     ///
     /// # Safety
     ///
-    /// 8 elements must be readable at `from`; the processor must have AVX2 and F16C.
+    /// The processor must have AVX-512 F.
     #[cfg(target_arch = "x86_64")]
-    unsafe fn load8(from: *const Self, step: usize) -> __m256;
+    unsafe fn next16(row: &mut [__m512i; 2]) -> __m512;
+
+    /// Inner step `step` of 16 columns.
+    ///
+    /// # Safety
+    ///
+    /// As [`Element::row16`].
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn load16(from: *const Self, step: usize) -> __m512 {
+        // SAFETY: by the caller's promise.
+        unsafe { Self::next16(&mut Self::row16(from, step)) }
+    }
+
+    /// 8 columns in registers, from inner step `step` on as far as the same elements hold them.
+    ///
+    /// # Safety
+    ///
+    /// 8 elements must be readable in every row of the group, the first of which is at `from`; the processor must have
+    /// AVX2 and F16C.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn row8(from: *const Self, step: usize) -> [__m256i; 2];
+
+    /// The next inner step of 8 columns.
+    ///
+    /// # Safety
+    ///
+    /// The processor must have AVX2.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn next8(row: &mut [__m256i; 2]) -> __m256;
+
+    /// Inner step `step` of 8 columns.
+    ///
+    /// # Safety
+    ///
+    /// As [`Element::row8`].
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    unsafe fn load8(from: *const Self, step: usize) -> __m256 {
+        // SAFETY: by the caller's promise.
+        unsafe { Self::next8(&mut Self::row8(from, step)) }
+    }
 
     /// Rows of elements that `inner` steps take.
     fn rows(inner: usize) -> usize {
-        inner.div_ceil(Self::STEPS)
+        inner.div_ceil(Self::STEPS) * Self::ROWS
     }
 
-    /// Elements to the row of the next inner step after `step`, where rows are `stride` apart.
+    /// Elements to the group of inner step `step`, where rows are `stride` apart.
+    fn group(step: usize, stride: usize) -> usize {
+        step / Self::STEPS * Self::ROWS * stride
+    }
+
+    /// Elements to the group of the next inner step after `step`, where rows are `stride` apart.
     fn passed(step: usize, stride: usize) -> usize {
-        if step % Self::STEPS + 1 == Self::STEPS { stride } else { 0 }
+        if step % Self::STEPS + 1 == Self::STEPS { Self::ROWS * stride } else { 0 }
+    }
+
+    /// Rows of a group of which inner step `step` is the first to read.
+    #[cfg(target_arch = "x86_64")]
+    fn begun(step: usize) -> Range<usize> {
+        if step.is_multiple_of(Self::STEPS) { 0..1 } else { 0..0 }
     }
 }
 
 /// [`Element::pack`] and [`Element::holds`] where an element is a weight.
 macro_rules! weight_alone {
     () => {
-        type Stored = Self;
+        type Source<'a> = &'a [Self];
 
         const STEPS: usize = 1;
 
-        fn pack(rows: &[&[Self]], out: &mut [Self]) {
-            rows.iter().for_each(|row| out[..row.len()].copy_from_slice(row));
+        fn pack(source: &[Self], place: &Place, out: &mut [Self]) {
+            out[..place.columns].copy_from_slice(place.row(source, 0));
         }
 
-        fn holds(elements: &[Self], rows: &[&[Self]]) -> bool {
-            rows.iter().all(|row| elements.iter().zip(*row).all(|(a, b)| a.to_bits() == b.to_bits()))
+        fn holds(group: &[Self], source: &[Self], place: &Place) -> bool {
+            group.iter().zip(place.row(source, 0)).all(|(a, b)| a.to_bits() == b.to_bits())
         }
 
         fn pairs(_: &[Self]) -> Option<&[bf16]> {
@@ -102,8 +193,9 @@ impl Element for f32 {
 
     const PARTS: usize = 3;
 
-    fn widen(self, _: usize) -> f32 {
-        self
+    unsafe fn load(from: *const Self, _: usize) -> f32 {
+        // SAFETY: by the caller's promise.
+        unsafe { *from }
     }
 
     fn direct(values: &[Self]) -> Option<&[f32]> {
@@ -113,45 +205,61 @@ impl Element for f32 {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f")]
     #[inline]
-    unsafe fn load16(from: *const Self, _: usize) -> __m512 {
+    unsafe fn row16(from: *const Self, _: usize) -> [__m512i; 2] {
         // SAFETY: by the caller's promise.
-        unsafe { _mm512_loadu_ps(from) }
+        unsafe { [_mm512_loadu_si512(from.cast()); 2] }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn next16([row, _]: &mut [__m512i; 2]) -> __m512 {
+        _mm512_castsi512_ps(*row)
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
-    unsafe fn load8(from: *const Self, _: usize) -> __m256 {
+    unsafe fn row8(from: *const Self, _: usize) -> [__m256i; 2] {
         // SAFETY: by the caller's promise.
-        unsafe { _mm256_loadu_ps(from) }
+        unsafe { [_mm256_loadu_si256(from.cast()); 2] }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    unsafe fn next8([row, _]: &mut [__m256i; 2]) -> __m256 {
+        _mm256_castsi256_ps(*row)
     }
 }
 
 /// Two inner steps of a column side by side: an instruction widens either of them for a whole vector, and AMX tiles
 /// take them as they stand.
 impl Element for [bf16; 2] {
-    type Stored = bf16;
+    type Source<'a> = &'a [bf16];
 
     const STEPS: usize = 2;
 
     const PARTS: usize = 1;
 
-    fn pack(rows: &[&[bf16]], out: &mut [Self]) {
-        match rows {
-            [even, odd] => out.iter_mut().zip(*even).zip(*odd).for_each(|((out, even), odd)| *out = [*even, *odd]),
-            [even] => out.iter_mut().zip(*even).for_each(|(out, even)| *out = [*even, bf16::ZERO]),
-            _ => {}
+    fn pack(source: &[bf16], place: &Place, out: &mut [Self]) {
+        let pairs = out.iter_mut().zip(place.row(source, 0));
+        match place.rows {
+            1 => pairs.for_each(|(out, even)| *out = [*even, bf16::ZERO]),
+            _ => pairs.zip(place.row(source, 1)).for_each(|((out, even), odd)| *out = [*even, *odd]),
         }
     }
 
-    fn holds(elements: &[Self], rows: &[&[bf16]]) -> bool {
-        rows.iter().enumerate().all(|(step, row)| {
-            elements.iter().zip(*row).all(|(element, value)| element[step].to_bits() == value.to_bits())
+    fn holds(group: &[Self], source: &[bf16], place: &Place) -> bool {
+        (0..place.rows).all(|step| {
+            let mut pairs = group.iter().zip(place.row(source, step));
+            pairs.all(|(element, value)| element[step].to_bits() == value.to_bits())
         })
     }
 
-    fn widen(self, step: usize) -> f32 {
-        f32::from_bits(u32::from(self[step % 2].to_bits()) << 16)
+    unsafe fn load(from: *const Self, step: usize) -> f32 {
+        // SAFETY: by the caller's promise.
+        f32::from_bits(u32::from(unsafe { *from }[step % 2].to_bits()) << 16)
     }
 
     fn direct(_: &[Self]) -> Option<&[f32]> {
@@ -165,25 +273,39 @@ impl Element for [bf16; 2] {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f")]
     #[inline]
-    unsafe fn load16(from: *const Self, step: usize) -> __m512 {
+    unsafe fn row16(from: *const Self, step: usize) -> [__m512i; 2] {
         // SAFETY: by the caller's promise; a bf16 is the upper half of an f32.
         let both = unsafe { _mm512_loadu_si512(from.cast()) };
-        _mm512_castsi512_ps(match step % 2 {
-            0 => _mm512_slli_epi32::<16>(both),
-            _ => _mm512_and_si512(both, _mm512_set1_epi32(UPPER)),
-        })
+        let second = _mm512_and_si512(both, _mm512_set1_epi32(UPPER));
+        [if step.is_multiple_of(2) { _mm512_slli_epi32::<16>(both) } else { second }, second]
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn next16(row: &mut [__m512i; 2]) -> __m512 {
+        let [first, second] = *row;
+        *row = [second; 2];
+        _mm512_castsi512_ps(first)
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
-    unsafe fn load8(from: *const Self, step: usize) -> __m256 {
-        // SAFETY: as above.
+    unsafe fn row8(from: *const Self, step: usize) -> [__m256i; 2] {
+        // SAFETY: by the caller's promise.
         let both = unsafe { _mm256_loadu_si256(from.cast()) };
-        _mm256_castsi256_ps(match step % 2 {
-            0 => _mm256_slli_epi32::<16>(both),
-            _ => _mm256_and_si256(both, _mm256_set1_epi32(UPPER)),
-        })
+        let second = _mm256_and_si256(both, _mm256_set1_epi32(UPPER));
+        [if step.is_multiple_of(2) { _mm256_slli_epi32::<16>(both) } else { second }, second]
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    unsafe fn next8(row: &mut [__m256i; 2]) -> __m256 {
+        let [first, second] = *row;
+        *row = [second; 2];
+        _mm256_castsi256_ps(first)
     }
 }
 
@@ -192,8 +314,9 @@ impl Element for f16 {
 
     const PARTS: usize = 2;
 
-    fn widen(self, _: usize) -> f32 {
-        self.to_f32()
+    unsafe fn load(from: *const Self, _: usize) -> f32 {
+        // SAFETY: by the caller's promise.
+        unsafe { *from }.to_f32()
     }
 
     fn direct(_: &[Self]) -> Option<&[f32]> {
@@ -203,38 +326,53 @@ impl Element for f16 {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f")]
     #[inline]
-    unsafe fn load16(from: *const Self, _: usize) -> __m512 {
+    unsafe fn row16(from: *const Self, _: usize) -> [__m512i; 2] {
         // SAFETY: by the caller's promise.
-        _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(from.cast()) })
+        [_mm512_castps_si512(_mm512_cvtph_ps(unsafe { _mm256_loadu_si256(from.cast()) })); 2]
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn next16([row, _]: &mut [__m512i; 2]) -> __m512 {
+        _mm512_castsi512_ps(*row)
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
-    unsafe fn load8(from: *const Self, _: usize) -> __m256 {
+    unsafe fn row8(from: *const Self, _: usize) -> [__m256i; 2] {
         // SAFETY: by the caller's promise.
-        _mm256_cvtph_ps(unsafe { _mm_loadu_si128(from.cast()) })
+        [_mm256_castps_si256(_mm256_cvtph_ps(unsafe { _mm_loadu_si128(from.cast()) })); 2]
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    unsafe fn next8([row, _]: &mut [__m256i; 2]) -> __m256 {
+        _mm256_castsi256_ps(*row)
     }
 }
 
-/// Integers, which the scales of their columns make weights of once they are multiplied and summed.
+/// int8, which the scales of their columns make weights of once they are multiplied and summed.
 impl Element for i8 {
-    type Stored = Self;
+    type Source<'a> = &'a [Self];
 
     const STEPS: usize = 1;
 
     const PARTS: usize = 1;
 
-    fn pack(rows: &[&[Self]], out: &mut [Self]) {
-        rows.iter().for_each(|row| out[..row.len()].copy_from_slice(row));
+    fn pack(source: &[Self], place: &Place, out: &mut [Self]) {
+        out[..place.columns].copy_from_slice(place.row(source, 0));
     }
 
-    fn holds(elements: &[Self], rows: &[&[Self]]) -> bool {
-        rows.iter().all(|row| elements.starts_with(row))
+    fn holds(group: &[Self], source: &[Self], place: &Place) -> bool {
+        group.starts_with(place.row(source, 0))
     }
 
-    fn widen(self, _: usize) -> f32 {
-        self.into()
+    unsafe fn load(from: *const Self, _: usize) -> f32 {
+        // SAFETY: by the caller's promise.
+        unsafe { *from }.into()
     }
 
     fn direct(_: &[Self]) -> Option<&[f32]> {
@@ -252,16 +390,30 @@ impl Element for i8 {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f")]
     #[inline]
-    unsafe fn load16(from: *const Self, _: usize) -> __m512 {
+    unsafe fn row16(from: *const Self, _: usize) -> [__m512i; 2] {
         // SAFETY: by the caller's promise.
-        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(unsafe { _mm_loadu_si128(from.cast()) }))
+        [_mm512_cvtepi8_epi32(unsafe { _mm_loadu_si128(from.cast()) }); 2]
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn next16([row, _]: &mut [__m512i; 2]) -> __m512 {
+        _mm512_cvtepi32_ps(*row)
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
-    unsafe fn load8(from: *const Self, _: usize) -> __m256 {
+    unsafe fn row8(from: *const Self, _: usize) -> [__m256i; 2] {
         // SAFETY: by the caller's promise.
-        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(unsafe { _mm_loadl_epi64(from.cast()) }))
+        [_mm256_cvtepi8_epi32(unsafe { _mm_loadl_epi64(from.cast()) }); 2]
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    unsafe fn next8([row, _]: &mut [__m256i; 2]) -> __m256 {
+        _mm256_cvtepi32_ps(*row)
     }
 }

@@ -52,6 +52,8 @@ mod levels;
 #[allow(unsafe_code)]
 pub(crate) mod limits;
 pub(crate) mod magnitudes;
+#[allow(unsafe_code)]
+mod nibbles;
 mod one_token;
 #[allow(unsafe_code)]
 mod past_caches;
@@ -64,10 +66,11 @@ pub(crate) mod tiles;
 #[allow(unsafe_code)]
 pub(crate) mod widened;
 
-pub(crate) use element::Element;
+pub(crate) use element::{Element, Place};
 pub(crate) use few_keys::FewKeys;
 pub(crate) use few_slots::FewSlots;
 pub(crate) use known_rows::Epoch;
+pub(crate) use nibbles::Nibbles;
 pub(crate) use one_token::OneToken;
 pub(crate) use past_caches::copy_past_caches;
 pub(crate) use product::{Ahead, Left, Memory, Product, Right, Write, panels_at_once};

@@ -29,7 +29,7 @@ pub(super) unsafe fn block<W: Element>(raw: &Raw<W>) {
                 let mut right = raw.right.wrapping_add(offset);
                 for inner in 0..raw.inner {
                     let value = *raw.left[row].add(inner);
-                    let lanes = (*right.cast::<[W; LANES]>()).map(|element| element.widen(inner));
+                    let lanes: [f32; LANES] = std::array::from_fn(|lane| W::load(right.add(lane), inner));
                     for (sum, lane) in sums.iter_mut().zip(lanes) {
                         *sum = multiply_add(value, lane, *sum);
                     }

@@ -35,8 +35,8 @@ impl Left<'_> {
     }
 }
 
-/// The right factor: panels of [`PANEL`] columns, with a row of elements for each [`Element::STEPS`] inner steps; of
-/// the last panel, only the lanes in use are read.
+/// The right factor: panels of [`PANEL`] columns, with [`Element::ROWS`] rows of elements for each [`Element::STEPS`]
+/// inner steps; of the last panel, only the lanes in use are read.
 #[derive(Clone, Copy)]
 pub(crate) struct Right<'a, W = f32> {
     pub(crate) data: &'a [W],
@@ -192,7 +192,7 @@ impl<W: Element> Product<'_, W> {
             Write::AddScaled(factors) => (Mode::AddScaled, Some(factors)),
         };
         let inner = self.left.inner;
-        let most = match panels_at_once(isa, count, W::rows(inner) * PANEL * size_of::<W>()) {
+        let most = match panels_at_once::<W>(isa, count, W::rows(inner) * PANEL * size_of::<W>()) {
             usize::MAX => usize::MAX,
             _ if count == 1 && isa.0 >= Instructions::Avx512 && matches!(self.ahead, Some(Ahead::Own)) => {
                 streams::<W>() * PANEL
@@ -264,6 +264,7 @@ impl<W: Element> Product<'_, W> {
         let last = (steps.saturating_sub(1)).checked_mul(right.stride).and_then(|rows| rows.checked_add(lanes));
         let end = (panels - 1).checked_mul(right.panel_stride).zip(last).and_then(|(a, b)| a.checked_add(b));
         let whole = panels == 1 || right.stride >= PANEL || left.inner == 0;
+        assert!(W::ROWS == 1 || right.stride == PANEL, "rows of a group side by side");
         assert!(left.inner == 0 || whole && end.is_some_and(|end| end <= right.data.len()), "right out of bounds");
         let full_panel = (steps.saturating_sub(1)) * right.stride + PANEL;
         let before = panels == 1 || (panels - 2) * right.panel_stride + full_panel <= right.data.len();
@@ -274,22 +275,25 @@ impl<W: Element> Product<'_, W> {
 }
 
 /// Panels that one call of a microkernel multiplies with `rows` rows; each has `bytes` bytes.
-pub(crate) fn panels_at_once(isa: Isa, rows: usize, bytes: usize) -> usize {
+pub(crate) fn panels_at_once<W: Element>(isa: Isa, rows: usize, bytes: usize) -> usize {
     match isa.0 {
         Instructions::Portable => usize::MAX,
-        Instructions::Avx2 if rows == 1 => ROW_PANELS_OF_AVX2,
+        Instructions::Avx2 if rows == 1 && W::ROWS == 1 => ROW_PANELS_OF_AVX2,
         Instructions::Avx2 => 1,
         // Two sums keep vectors busy that take two passes, and short panels come faster one after the other.
         Instructions::Avx512 if rows == 1 && bytes <= SHORT && !isa.multiplies_whole_vectors() => 1,
-        Instructions::Avx512 | Instructions::Amx if rows == 1 || rows <= FEW_ROWS && bytes <= SHORT => ROW_PANELS,
+        Instructions::Avx512 | Instructions::Amx if rows == 1 => ROW_PANELS,
+        // Rows of elements stay in registers beside the sums.
+        Instructions::Avx512 | Instructions::Amx if rows <= FEW_ROWS && W::ROWS > 1 => ROW_PANELS / 2,
+        Instructions::Avx512 | Instructions::Amx if rows <= FEW_ROWS && bytes <= SHORT => ROW_PANELS,
         Instructions::Avx512 | Instructions::Amx => 1,
     }
 }
 
 /// Panels that a single row reads side by side where they come from memory: one stream comes faster than several, but
-/// the two sums of a panel of bytes take as long as memory does.
-pub(super) const fn streams<W>() -> usize {
-    if size_of::<W>() == 1 { 2 } else { 1 }
+/// the two sums of a panel of integers take as long as memory does.
+pub(super) const fn streams<W: Element>() -> usize {
+    if size_of::<W>() == 1 || W::ROWS > 1 { 2 } else { 1 }
 }
 
 /// The microkernel of a level.
@@ -309,168 +313,5 @@ fn kernel<W: Element>(_: Isa, _: usize, _: usize) -> Kernel<W> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::{Instructions, every_isa};
-    use super::*;
-
-    fn ramp(len: usize, seed: usize) -> Vec<f32> {
-        (0..len).map(|i| ((i * 7 + seed) % 11) as f32 - 5.0).collect()
-    }
-
-    /// Small integers, so every order of adding is exact.
-    fn expected(left: &[f32], starts: &[usize], inner: usize, right: &[f32], columns: usize) -> Vec<f32> {
-        let at = |l: usize, c: usize| right[(c / PANEL) * inner * PANEL + l * PANEL + c % PANEL];
-        let row = |start: usize| (0..columns).map(move |c| (0..inner).map(|l| left[start + l] * at(l, c)).sum());
-        starts.iter().flat_map(|&start| row(start)).collect()
-    }
-
-    #[test]
-    fn every_block_size_on_every_level_is_exact() {
-        let (step, inners, widths): (usize, &[usize], &[usize]) = match cfg!(miri) {
-            true => (ROWS - 1, &[3], &[17, 150]),
-            false => (1, &[0, 1, 3, 70], &[1, 15, 16, 17, 31, 32, 33, 70, 128, 150]),
-        };
-        for isa in every_isa() {
-            for count in (1..=ROWS).step_by(step) {
-                for inner in inners {
-                    for columns in widths {
-                        block(isa, count, *inner, *columns);
-                    }
-                }
-            }
-        }
-    }
-
-    fn block(isa: Isa, count: usize, inner: usize, columns: usize) {
-        let left = ramp(3 * ROWS + inner, 1);
-        let starts: Vec<usize> = (0..count).map(|row| 3 * (count - 1 - row)).collect();
-        let right = ramp(columns.div_ceil(PANEL) * inner * PANEL, 2);
-        let (rows, factors): (Vec<_>, Vec<_>) = (0..count).map(|row| (row, 2.0 - row as f32)).unzip();
-        let unscaled = expected(&left, &starts, inner, &right, columns);
-        let scales: Vec<f32> = (0..columns.next_multiple_of(LANES)).map(|column| (column % 3) as f32).collect();
-        let width = columns + 5;
-        for (write, scales) in [
-            (Write::Replace, None),
-            (Write::Resume(&factors), None),
-            (Write::AddScaled(&factors), None),
-            (Write::Replace, Some(&scales[..])),
-            (Write::AddScaled(&factors), Some(&scales[..])),
-        ] {
-            let scale = |index: usize| scales.map_or(1.0, |scales| scales[index % columns]);
-            let product: Vec<f32> = unscaled.iter().enumerate().map(|(index, sum)| sum * scale(index)).collect();
-            let start = ramp(count * width, 3);
-            let mut out = start.clone();
-            Product {
-                left: Left { data: &left, starts: &starts, inner },
-                right: Right { data: &right, stride: PANEL, panel_stride: inner * PANEL },
-                rows: &rows,
-                first_column: 2,
-                columns,
-                write,
-                scales,
-                ahead: Some(if count.is_multiple_of(2) { Ahead::Own } else { Ahead::Later(Memory::of(&right)) }),
-            }
-            .compute(isa, &mut Tile::dense(&mut out, width));
-            for (index, (&found, &before)) in out.iter().zip(&start).enumerate() {
-                let (row, column) = (index / width, index % width);
-                let inside = (2..2 + columns).contains(&column).then(|| product[row * columns + column - 2]);
-                let wanted = match (inside, write) {
-                    (None, _) => before,
-                    (Some(value), Write::Replace) => value,
-                    (Some(value), Write::Resume(factors)) => factors[row] * before + value,
-                    (Some(value), Write::AddScaled(factors)) => before + factors[row] * value,
-                };
-                assert_eq!(found, wanted, "{isa:?} {count}x{inner}x{columns} at {row}, {column}");
-            }
-        }
-    }
-
-    /// The bits of an element do not depend on the block that it is computed in.
-    #[test]
-    fn blocks_do_not_change_a_bit() {
-        let inner = if cfg!(miri) { 5 } else { 100 };
-        let left: Vec<f32> = (0..ROWS * inner).map(|i| (i as f32 * 0.37).sin()).collect();
-        let right: Vec<f32> = (0..4 * inner * PANEL).map(|i| (i as f32 * 0.11).cos()).collect();
-        let starts: Vec<usize> = (0..ROWS).map(|row| row * inner).collect();
-        let rows: Vec<usize> = (0..ROWS).collect();
-        for isa in every_isa() {
-            let compute = |count: usize, columns: usize, first: usize| {
-                let mut out = vec![0.0; count * columns];
-                Product {
-                    left: Left { data: &left, starts: &starts[first..first + count], inner },
-                    right: Right { data: &right, stride: PANEL, panel_stride: inner * PANEL },
-                    rows: &rows,
-                    first_column: 0,
-                    columns,
-                    write: Write::Replace,
-                    scales: None,
-                    ahead: None,
-                }
-                .compute(isa, &mut Tile::dense(&mut out, columns));
-                out
-            };
-            let whole = compute(ROWS, PANEL, 0);
-            for row in 0..ROWS {
-                let alone = compute(1, 4 * PANEL, row);
-                assert_eq!(&alone[..PANEL], &whole[row * PANEL..][..PANEL], "{isa:?}");
-                assert_eq!(compute(1, 9, row), alone[..9], "{isa:?}");
-            }
-            assert_eq!(compute(3, PANEL, 2), whole[2 * PANEL..5 * PANEL], "{isa:?}");
-            for count in 2..=4 {
-                let several: Vec<f32> = (0..count).flat_map(|row| compute(1, 4 * PANEL, row)).collect();
-                assert_eq!(compute(count, 4 * PANEL, 0), several, "{isa:?} {count}");
-            }
-        }
-    }
-
-    #[test]
-    fn shares_of_memory_are_all_of_it() {
-        let values = [0.0f32; 1000];
-        let panels = Memory::of(&values).panels(1001);
-        assert_eq!((panels.bytes, panels.step), (1001, 1001));
-        for total in [1, 3, 7, 64] {
-            let shares: Vec<Memory> = (0..total).map(|index| panels.share(index, total)).collect();
-            let mut next = panels.from;
-            for share in &shares {
-                assert_eq!((share.from, share.step), (next, panels.step));
-                next = next.wrapping_add(share.bytes);
-            }
-            assert_eq!(next, panels.from.wrapping_add(1001), "{total}");
-        }
-        assert_eq!(Memory::of(&values[..10]).panels(1001).bytes, 40);
-    }
-
-    #[test]
-    #[should_panic(expected = "right out of bounds")]
-    fn a_short_panel_is_refused() {
-        let (left, right, mut out) = ([0.0; 4], [0.0; 3 * PANEL], [0.0; PANEL]);
-        Product {
-            left: Left { data: &left, starts: &[0], inner: 4 },
-            right: Right { data: &right, stride: PANEL, panel_stride: 0 },
-            rows: &[0],
-            first_column: 0,
-            columns: PANEL,
-            write: Write::Replace,
-            scales: None,
-            ahead: None,
-        }
-        .compute(Isa::at_most(Instructions::Portable), &mut Tile::dense(&mut out, PANEL));
-    }
-
-    #[test]
-    #[should_panic(expected = "left row out of bounds")]
-    fn a_short_row_is_refused() {
-        let (left, right, mut out) = ([0.0; 5], [0.0; 4 * PANEL], [0.0; PANEL]);
-        Product {
-            left: Left { data: &left, starts: &[2], inner: 4 },
-            right: Right { data: &right, stride: PANEL, panel_stride: 0 },
-            rows: &[0],
-            first_column: 0,
-            columns: PANEL,
-            write: Write::Replace,
-            scales: None,
-            ahead: None,
-        }
-        .compute(Isa::at_most(Instructions::Portable), &mut Tile::dense(&mut out, PANEL));
-    }
-}
+#[path = "product_tests.rs"]
+mod tests;

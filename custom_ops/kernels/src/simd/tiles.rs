@@ -276,11 +276,12 @@ impl Unit {
             self.stream_panels(left, right, panels, epoch, &mut rows);
             return rows;
         }
+        const { assert!(INNER_LIMIT.is_multiple_of(W::STEPS), "whole groups of rows") };
         for first in (0..left.inner).step_by(INNER_LIMIT) {
             let inner = (left.inner - first).min(INNER_LIMIT);
             self.split_left(left, first, inner, epoch, &mut rows);
             let at = |panel: usize| {
-                let data = &right.data[panel * right.panel_stride + first * right.stride..];
+                let data = &right.data[panel * right.panel_stride + W::group(first, right.stride)..];
                 Right { data, ..right }
             };
             self.tiles.split_panel(at(0), inner, self.scratch.right[0].filled_mut(), 0..TILE);

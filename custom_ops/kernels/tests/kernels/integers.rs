@@ -1,10 +1,11 @@
-//! Weights in 8-bit integers with a scale for each column.
+//! Weights in integers with scales.
 
-use moa_kernels::{CrossAttentionInputs, CrossAttentionOutputs, Prepared, Sequential};
-use moa_schema::{CrossAttentionAttributes, CrossAttentionDims, GateMode};
+use half::bf16;
+use moa_kernels::{CrossAttentionInputs, CrossAttentionOutputs, Instructions, Prepared, Sequential, Weight};
+use moa_schema::{BLOCK, CrossAttentionAttributes, CrossAttentionDims, GateMode};
 
 use crate::stored::{
-    LEVELS, Narrow, compute, feed_forward_has_the_bits_of_f32, narrow_inputs, rounded_matrices,
+    LEVELS, Narrow, Round, compute, feed_forward_has_the_bits_of_f32, narrow_inputs, rounded_matrices,
     self_attention_has_the_bits_of_f32, self_case,
 };
 use crate::support::{Random, bits};
@@ -27,11 +28,41 @@ fn scaled(values: &mut [f32], [inner, columns]: [usize; 2], scale: impl Fn(usize
     Narrow::I8 { values: integers, scales }
 }
 
+/// Makes `values`, matrices `[inner, columns]`, 4-bit integers times scales of every magnitude and either sign.
+fn int4(values: &mut [f32], [inner, columns]: [usize; 2]) -> Narrow {
+    let blocks = inner.div_ceil(BLOCK);
+    let of_block = |block: usize| bf16::from_f32(0.003 * (1.0 + (block % 13) as f32) * (-1f32).powi(block as i32 % 2));
+    let scales: Vec<bf16> = (0..values.len() / inner * blocks).map(of_block).collect();
+    let mut integers = vec![0; values.len().div_ceil(2)];
+    for (index, value) in values.iter_mut().enumerate() {
+        let (row, column) = (index / columns, index % columns);
+        let block = row / inner * blocks + row % inner / BLOCK;
+        let scale = scales[block * columns + column].to_f32();
+        let integer = (*value / scale).round().clamp(-8.0, 7.0);
+        integers[index / 2] |= (integer as i8 as u8 & 15) << (index % 2 * 4);
+        *value = integer * scale;
+    }
+    Narrow::I4 { values: integers, scales }
+}
+
+/// Threads keep as much for int4 with wide vectors as they keep with AVX2 for other types too.
+#[test]
+fn threads_keep_panels_of_int4() {
+    let values = int4(&mut [0.25; 64 * 32], [64, 32]);
+    let with_avx2 = Prepared::new(Instructions::Avx2).thread_bytes();
+    for limit in [Instructions::Avx2, Instructions::Avx512] {
+        let mut prepared = Prepared::new(limit);
+        prepared.pack(Weight::Output, [1, 64, 32], 1, values.data()).unwrap();
+        assert_eq!(prepared.thread_bytes(), with_avx2, "{limit:?}");
+    }
+}
+
 /// They take less memory than the two bytes that hold these values.
 #[test]
 fn self_attention_has_the_bits_of_scaled_weights() {
     for seed in 0..24 {
         self_attention_has_the_bits_of_f32(seed, integers, |_, [packed, exact]| assert!(packed < exact));
+        self_attention_has_the_bits_of_f32(seed, int4, |_, _| {});
     }
 }
 
@@ -56,10 +87,16 @@ fn scales_of_any_size_are_within_the_rounding_of_weights() {
 #[test]
 fn feed_forward_has_the_bits_of_scaled_weights() {
     feed_forward_has_the_bits_of_f32(integers);
+    feed_forward_has_the_bits_of_f32(int4);
 }
 
 #[test]
 fn cross_attention_has_the_bits_of_scaled_weights() {
+    cross_attention_has_the_bits_of_f32(integers);
+    cross_attention_has_the_bits_of_f32(int4);
+}
+
+fn cross_attention_has_the_bits_of_f32(round: impl Round) {
     let dims =
         CrossAttentionDims { batch: 2, tokens: 3, keys: 11, width: 24, experts: 6, top_k: 3, kv_heads: 2, head: 16 };
     let only = CrossAttentionDims { batch: 1, width: 256, top_k: 4, kv_heads: 1, head: 128, ..dims };
@@ -77,7 +114,7 @@ fn cross_attention_has_the_bits_of_scaled_weights() {
         let [key, value] = [(); 2].map(|()| random.values(batch * keys * columns, 1.0));
         let router = random.values(width * experts, 1.0);
         let [mut query, mut output] = [(); 2].map(|()| random.values(experts * width * columns, 0.2));
-        let narrow = [integers(&mut query, [width, columns]), integers(&mut output, [columns, width])];
+        let narrow = [round(&mut query, [width, columns]), round(&mut output, [columns, width])];
         let (key_mask, query_mask) = (vec![1; batch * keys], vec![1; batch * tokens]);
         let wide = CrossAttentionInputs {
             hidden_states: hidden.as_slice(),

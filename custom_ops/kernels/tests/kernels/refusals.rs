@@ -1,7 +1,7 @@
 //! What the kernels refuse, and how.
 
 use moa_kernels::{
-    CrossAttentionInputs, CrossAttentionOutputs, FeedForwardInputs, FeedForwardOutputs, KernelError,
+    CrossAttentionInputs, CrossAttentionOutputs, FeedForwardInputs, FeedForwardOutputs, Int4, KernelError,
     SelfAttentionInputs, SelfAttentionOutputs, Sequential, WeightData, cross_attention, feed_forward, self_attention,
 };
 use moa_schema::{
@@ -50,6 +50,11 @@ fn every_short_slice_is_named() {
     assert_eq!(refusal(&case, |i| i.query_weight = scales(&[1.0; 24])), None);
     assert_eq!(refusal(&case, |i| i.query_weight = scales(&[1.0; 23])), length("query_scale", 24, 23));
     assert_eq!(refusal(&case, |i| i.output_weight = scales(&[1.0; 24])), length("output_scale", 12, 24));
+    let blocks = [half::bf16::ONE; 25];
+    let scales = |values, count| WeightData::I4(Int4 { values, scales: &blocks[..count] });
+    assert_eq!(refusal(&case, |i| i.query_weight = scales(&[0; 48], 24)), None);
+    assert_eq!(refusal(&case, |i| i.query_weight = scales(&[0; 47], 24)), length("query_weight", 96, 94));
+    assert_eq!(refusal(&case, |i| i.query_weight = scales(&[0; 48], 25)), length("query_scale", 24, 25));
     assert_eq!(refusal(&case, |i| i.output_bias = Some(&[0.0])), length("output_bias", 4, 1));
     assert_eq!(refusal(&case, |i| i.past_key = None), length("past_key", 32, 0));
     assert_eq!(refusal(&case, |i| i.past_value = Some(&[0.0])), length("past_value", 32, 1));

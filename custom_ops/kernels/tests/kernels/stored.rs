@@ -2,8 +2,8 @@
 
 use half::{bf16, f16};
 use moa_kernels::{
-    CrossAttentionInputs, CrossAttentionOutputs, FeedForwardInputs, FeedForwardOutputs, Instructions, Prepared, Scalar,
-    SelfAttentionInputs, SelfAttentionOutputs, Sequential, WeightData,
+    CrossAttentionInputs, CrossAttentionOutputs, FeedForwardInputs, FeedForwardOutputs, Instructions, Int4, Prepared,
+    Scalar, SelfAttentionInputs, SelfAttentionOutputs, Sequential, WeightData,
 };
 use moa_schema::{
     Activation, CrossAttentionAttributes, CrossAttentionDims, FeedForwardAttributes, FeedForwardDims, GateMode,
@@ -20,6 +20,7 @@ pub(crate) enum Narrow {
     Bf16(Vec<bf16>),
     F16(Vec<f16>),
     I8 { values: Vec<i8>, scales: Vec<f32> },
+    I4 { values: Vec<u8>, scales: Vec<bf16> },
 }
 
 impl Narrow {
@@ -40,6 +41,7 @@ impl Narrow {
             Self::Bf16(values) => WeightData::Bf16(values),
             Self::F16(values) => WeightData::F16(values),
             Self::I8 { values, scales } => WeightData::I8 { values, scales },
+            Self::I4 { values, scales } => WeightData::I4(Int4 { values, scales }),
         }
     }
 }

@@ -83,7 +83,8 @@ impl Drop for Status {
 
 /// What a runtime can do for us.
 pub(crate) enum Support {
-    Full(Api),
+    /// Everything, but for int4 where the runtime does not know that type.
+    Full { api: Api, int4: bool },
     /// Too old; `Api` may only make statuses.
     TooOld(Api, Failure),
 }
@@ -99,11 +100,11 @@ impl Api {
         let base = unsafe { base.as_ref() }?;
         // SAFETY: `GetApi` accepts every number.
         let table = |version| NonNull::new(unsafe { (base.GetApi)(version) }.cast_mut()).map(Self);
-        if let Some(api) = table(API_VERSION) {
-            return Some(Support::Full(api));
-        }
         // SAFETY: the function returns null or a text of static lifetime.
         let version = unsafe { text((base.GetVersionString)()) };
+        if let Some(api) = table(API_VERSION) {
+            return Some(Support::Full { api, int4: knows_int4(&version) });
+        }
         let failure = Failure::runtime(format!(
             "the ai.moa operators need ONNX Runtime 1.{API_VERSION} or newer, this is {version}"
         ));
@@ -148,6 +149,11 @@ unsafe fn text(pointer: *const c_char) -> String {
     }
     // SAFETY: not null, and a text by the caller's promise.
     unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
+}
+
+/// Whether a runtime of version `version` has the type int4: 1.18, which has not, refuses any operator that names it.
+fn knows_int4(version: &str) -> bool {
+    !version.starts_with("1.18.")
 }
 
 /// What the runtime knows about a node when it creates its kernel.

@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::ptr::{null, null_mut};
 
 use half::{bf16, f16};
-use moa_kernels::{Scalar, WeightData};
-use moa_schema::{FloatType, NodeTypes, Operator, Parameter};
+use moa_kernels::{Int4, Scalar, WeightData};
+use moa_schema::{FloatType, IntegerType, NodeTypes, Operator, Parameter};
 use ort_sys::{OrtKernelContext, OrtValue};
 
 use super::api::{Api, ort};
@@ -90,6 +90,8 @@ pub(crate) enum Elements<'a> {
     Half(&'a [f16]),
     Brain(&'a [bf16]),
     Byte(&'a [i8]),
+    /// Two int4 in each.
+    Nibbles(&'a [u8]),
     Int(&'a [i32]),
     Long(&'a [i64]),
 }
@@ -151,7 +153,7 @@ unsafe fn read_tensor<'a>(
     let mut data = null_mut();
     // SAFETY: `value` is a tensor; the pointer is only read from.
     unsafe { ort!(api, GetTensorMutableData(value.cast_mut(), &mut data)) }.check()?;
-    let len = shape.as_slice().iter().product();
+    let len: usize = shape.as_slice().iter().product();
     let kind = Kind::of(parameter.element, types);
     check_aligned("input", parameter, data, kind.bytes())?;
     // SAFETY: the data of a tensor of this type holds `len` elements, every one of them initialised; they are aligned.
@@ -160,7 +162,8 @@ unsafe fn read_tensor<'a>(
             Kind::Float(FloatType::F32) => Elements::Float(slice(data, len)),
             Kind::Float(FloatType::F16) => Elements::Half(slice(data, len)),
             Kind::Float(FloatType::Bf16) => Elements::Brain(slice(data, len)),
-            Kind::Int8 => Elements::Byte(slice(data, len)),
+            Kind::Integer(IntegerType::Int8) => Elements::Byte(slice(data, len)),
+            Kind::Integer(IntegerType::Int4) => Elements::Nibbles(slice(data, len.div_ceil(2))),
             Kind::Int32 => Elements::Int(slice(data, len)),
             Kind::Int64 => Elements::Long(slice(data, len)),
         }
@@ -231,18 +234,24 @@ impl<'a> Inputs<'a> {
         }
     }
 
-    /// A matrix; input `scale` holds the scales of its columns where it is one of integers.
+    /// A matrix; input `scale` holds its scales where it is one of integers.
     pub(crate) fn weights(&self, index: usize, scale: usize) -> Result<WeightData<'a>, Failure> {
-        let Some(elements) = self.elements(index) else { return self.absent(index) };
-        match elements.weights(self.elements(scale)) {
-            Some(values) => Ok(values),
-            None if self.elements(scale).is_none() => self.absent(scale),
-            None => {
-                let [matrix, scale] = [index, scale].map(|index| self.operator.inputs[index].name);
-                Err(Failure::argument(format!(
-                    "input `{scale}` is there, and `{matrix}` holds floats, which have none"
-                )))
-            }
+        let Some(matrix) = self.tensor(index) else { return self.absent(index) };
+        let scales = self.tensor(scale);
+        let name = |index: usize| self.operator.inputs[index].name;
+        match matrix.elements.weights(scales.map(|scales| scales.elements)) {
+            Some(values) => match (matrix.elements.integers(), scales) {
+                (Some(integers), Some(scales)) => {
+                    check_scales(integers, name(scale), matrix.shape, scales.shape).map(|()| values)
+                }
+                _ => Ok(values),
+            },
+            None if scales.is_none() => self.absent(scale),
+            None => Err(Failure::argument(format!(
+                "input `{}` is there, and `{}` holds floats, which have none",
+                name(scale),
+                name(index)
+            ))),
         }
     }
 
@@ -264,7 +273,11 @@ impl<'a> Inputs<'a> {
     }
 
     fn elements(&self, index: usize) -> Option<Elements<'a>> {
-        self.tensors.get(index)?.as_ref().map(|tensor| tensor.elements)
+        self.tensor(index).map(|tensor| tensor.elements)
+    }
+
+    fn tensor(&self, index: usize) -> Option<&Tensor<'a>> {
+        self.tensors.get(index)?.as_ref()
     }
 
     fn absent<T>(&self, index: usize) -> Result<T, Failure> {
@@ -286,7 +299,26 @@ impl<'a> Inputs<'a> {
     }
 }
 
+/// Refuses scales that are not those of a matrix of `integers`: their number may be the same.
+fn check_scales(integers: IntegerType, name: &str, matrix: Shape, scales: Shape) -> Result<(), Failure> {
+    let (matrix, found) = (matrix.as_slice(), scales.as_slice());
+    if integers.fits(found, matrix) {
+        return Ok(());
+    }
+    let expected = integers.scale_shape(matrix);
+    Err(Failure::argument(format!("input `{name}` of {integers} weights must be {expected:?}, found {found:?}")))
+}
+
 impl<'a> Elements<'a> {
+    /// The type of integers that these are, if they may be a matrix.
+    fn integers(self) -> Option<IntegerType> {
+        match self {
+            Self::Byte(_) => Some(IntegerType::Int8),
+            Self::Nibbles(_) => Some(IntegerType::Int4),
+            _ => None,
+        }
+    }
+
     /// A matrix as a kernel takes it; `None` where it holds no weights, has no scales and needs them, or has scales and
     /// needs none.
     pub(crate) fn weights(self, scales: Option<Self>) -> Option<WeightData<'a>> {
@@ -295,6 +327,7 @@ impl<'a> Elements<'a> {
             (Self::Half(values), None) => Some(WeightData::F16(values)),
             (Self::Brain(values), None) => Some(WeightData::Bf16(values)),
             (Self::Byte(values), Some(Self::Float(scales))) => Some(WeightData::I8 { values, scales }),
+            (Self::Nibbles(values), Some(Self::Brain(scales))) => Some(WeightData::I4(Int4 { values, scales })),
             _ => None,
         }
     }
@@ -305,6 +338,7 @@ impl<'a> Elements<'a> {
             Self::Half(values) => addresses(values),
             Self::Brain(values) => addresses(values),
             Self::Byte(values) => addresses(values),
+            Self::Nibbles(values) => addresses(values),
             Self::Int(values) => addresses(values),
             Self::Long(values) => addresses(values),
         }
@@ -385,7 +419,7 @@ impl<'a> OutputSlots<'a> {
                     Kind::Float(FloatType::F32) => Buffer::Float(slice_mut(data, len)),
                     Kind::Float(FloatType::F16) => Buffer::Half(slice_mut(data, len)),
                     Kind::Int64 => Buffer::Long(slice_mut(data, len)),
-                    Kind::Float(FloatType::Bf16) | Kind::Int8 | Kind::Int32 => {
+                    Kind::Float(FloatType::Bf16) | Kind::Integer(_) | Kind::Int32 => {
                         let text = format!("output `{}` is of a type that no kernel writes", parameter.name);
                         return Err(Failure { fault: Fault::Bug, text });
                     }

@@ -6,7 +6,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use half::f16;
 use moa_kernels::Prepared;
-use moa_schema::{Attributes, FloatType, NodeTypes, OPERATORS, OPSET_VERSION, Operator, Parameter};
+use moa_schema::{Attributes, FloatType, IntegerType, NodeTypes, OPERATORS, OPSET_VERSION, Operator, Parameter};
 use ort_sys::{
     ONNXTensorElementDataType, OrtApi, OrtApiBase, OrtCustomOp, OrtCustomOpDomain,
     OrtCustomOpInputOutputCharacteristic, OrtKernelContext, OrtKernelInfo, OrtMemType, OrtSessionOptions, OrtStatusPtr,
@@ -100,8 +100,8 @@ impl Entry {
     }
 }
 
-/// Adds the domain `ai.moa` with its three operators, on every choice of types, to session options; returns null on
-/// success.
+/// Adds the domain `ai.moa` with its three operators, on every choice of types that the runtime has, to session
+/// options; returns null on success.
 ///
 /// The runtime calls it when a session asks for this library. Any number of sessions and threads may do so, and the
 /// same options more than once.
@@ -123,14 +123,14 @@ pub unsafe extern "system" fn RegisterCustomOps(
         None => OrtStatusPtr(null_mut()),
         Some(Support::TooOld(api, failure)) => api.status(Err(failure)),
         // SAFETY: the caller's promise about `options` is passed on.
-        Some(Support::Full(api)) => api.status(catch(|| unsafe { register(api, options) })),
+        Some(Support::Full { api, int4 }) => api.status(catch(|| unsafe { register(api, int4, options) })),
     }
 }
 
 /// # Safety
 ///
 /// `options` must be null or session options of the runtime of `api`.
-unsafe fn register(api: Api, options: *mut OrtSessionOptions) -> Result<(), Failure> {
+unsafe fn register(api: Api, int4: bool, options: *mut OrtSessionOptions) -> Result<(), Failure> {
     if options.is_null() {
         return Err(Failure::runtime("RegisterCustomOps was called without session options"));
     }
@@ -140,15 +140,15 @@ unsafe fn register(api: Api, options: *mut OrtSessionOptions) -> Result<(), Fail
     if registered != 0 {
         return Ok(());
     }
-    let domain = domain(api)?;
+    let domain = domain(api, int4)?;
     // SAFETY: `options` is valid; the domain is never released.
     unsafe { ort!(api, AddCustomOpDomain(options, domain.0)) }.check()?;
     // SAFETY: `options` is valid; the runtime copies key and value.
     unsafe { ort!(api, AddSessionConfigEntry(options, REGISTERED.as_ptr(), c"1".as_ptr())) }.check()
 }
 
-/// The domain of a runtime, made at the first request.
-fn domain(api: Api) -> Result<Domain, Failure> {
+/// The domain of a runtime, made at the first request; it has entries for int4 where the runtime knows that type.
+fn domain(api: Api, int4: bool) -> Result<Domain, Failure> {
     let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, domain)) = domains.iter().find(|(owner, _)| *owner == api) {
         return Ok(*domain);
@@ -158,7 +158,8 @@ fn domain(api: Api) -> Result<Domain, Failure> {
     // SAFETY: the runtime copies the name; `raw` is written on success.
     unsafe { ort!(api, CreateCustomOpDomain(name.as_ptr(), &mut raw)) }.check()?;
     // The pointer is made from the whole entry, so that callbacks may read past its first field.
-    let own = ENTRIES.iter().map(|entry| (&raw const *entry).cast());
+    let known = |entry: &&Entry| int4 || entry.types != NodeTypes::integers(IntegerType::Int4);
+    let own = ENTRIES.iter().filter(known).map(|entry| (&raw const *entry).cast());
     for entry in own.chain(gpu_entries()) {
         // SAFETY: `raw` is the domain made above; the entry lives in a static.
         unsafe { ort!(api, CustomOpDomain_Add(raw, entry)) }.check()?;
@@ -373,10 +374,34 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 // SAFETY: the fake runtime does not look at the options.
-                scope.spawn(move || unsafe { register(api, std::ptr::dangling_mut()) }.unwrap());
+                scope.spawn(move || unsafe { register(api, true, std::ptr::dangling_mut()) }.unwrap());
             }
         });
         assert_eq!(DOMAINS_MADE.load(Ordering::SeqCst), 1);
+    }
+
+    static OF_OLD_RUNTIME: Mutex<Vec<NodeTypes>> = Mutex::new(Vec::new());
+
+    unsafe extern "system" fn note_types(_: *mut OrtCustomOpDomain, op: *const OrtCustomOp) -> OrtStatusPtr {
+        // SAFETY: called with what is registered.
+        OF_OLD_RUNTIME.lock().unwrap().push(unsafe { entry(op) }.types);
+        OrtStatusPtr(null_mut())
+    }
+
+    unsafe extern "system" fn make_another(_: *const c_char, out: *mut *mut OrtCustomOpDomain) -> OrtStatusPtr {
+        // SAFETY: called with a place for the domain.
+        unsafe { *out = std::ptr::dangling_mut() };
+        OrtStatusPtr(null_mut())
+    }
+
+    #[test]
+    fn a_runtime_without_int4_gets_the_other_types() {
+        let stub = ort_sys::stub::api();
+        let api = fake(OrtApi { CreateCustomOpDomain: make_another, CustomOpDomain_Add: note_types, ..stub });
+        domain(api, false).unwrap();
+        let mut others = NodeTypes::ALL.to_vec();
+        others.retain(|types| *types != NodeTypes::integers(IntegerType::Int4));
+        assert_eq!(*OF_OLD_RUNTIME.lock().unwrap(), others.repeat(OPERATORS.len()));
     }
 
     unsafe extern "system" fn only_version_17(version: u32) -> *const OrtApi {

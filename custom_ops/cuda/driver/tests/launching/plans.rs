@@ -153,7 +153,7 @@ fn scales_of_integers_are_refused() {
     let mut shapes = SHAPES.to_vec();
     shapes.extend([None, None, None, scale]);
     let refused = kernels(&fake).plan(&node(), ELEMENT, &shapes, &WANTED, Options::default()).err();
-    let text = "MoASelfAttention: input `query_scale` is for weights in int8, which are not served here";
+    let text = "MoASelfAttention: input `query_scale` is for weights in integers, which are not served here";
     assert_eq!(refused.map(|error| error.to_string()).as_deref(), Some(text));
 }
 
