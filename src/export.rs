@@ -26,10 +26,13 @@ use plan::Plan;
 pub use crate::side_files::{SideFileOptions, VocabularyError};
 
 /// Versions of the standard operator set that can be written.
-pub const OPSETS: std::ops::RangeInclusive<i64> = 18..=20;
+pub const OPSETS: std::ops::RangeInclusive<i64> = 18..=21;
 
-/// The version that is written unless the user says otherwise.
+/// The version that is written unless the user says otherwise, or the types of weights need a newer one.
 pub const DEFAULT_OPSET: i64 = 18;
+
+/// The version that began with 4-bit integers.
+const INT4_OPSET: i64 = 21;
 
 /// Where weights are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -48,8 +51,9 @@ pub enum ExternalData {
 pub struct ExportOptions {
     /// How our operators are written, and which outputs there are.
     pub graph: Options,
-    /// Version of the standard operator set, one of [`OPSETS`].
-    pub opset: i64,
+    /// Version of the standard operator set, one of [`OPSETS`]; unless it is given, [`DEFAULT_OPSET`], or 21 in
+    /// [`Precision::Int4`].
+    pub opset: Option<i64>,
     /// Replaces the family's gate mode.
     pub gate_mode: Option<GateMode>,
     /// Where weights are written.
@@ -67,7 +71,7 @@ impl Default for ExportOptions {
                 router_outputs: false,
                 last_logits: false,
             },
-            opset: DEFAULT_OPSET,
+            opset: None,
             gate_mode: None,
             external_data: ExternalData::Auto,
             force: false,
@@ -153,6 +157,16 @@ pub enum ExportError {
     Opset {
         /// The version asked for.
         opset: i64,
+    },
+    /// The operator set is older than the types of weights.
+    #[error("opset {opset} has no {}, which begins with opset {oldest}", precision.as_str())]
+    OldOpset {
+        /// The version asked for.
+        opset: i64,
+        /// What weights should be stored in.
+        precision: Precision,
+        /// The oldest version that has it.
+        oldest: i64,
     },
 }
 
@@ -251,10 +265,10 @@ pub fn export_watched(
     files: &SideFileOptions,
     watch: &dyn Watch,
 ) -> Result<ExportReport, ExportError> {
-    check_opset(options)?;
+    let opset = opset(options)?;
     let family = checkpoint.config().model_type();
     let model = import(checkpoint, options.gate_mode)?;
-    write_model(family, &model, out, options, watch, |plan| {
+    write_model(family, &model, out, (options, opset), watch, |plan| {
         let companions = companions(&model, checkpoint, plan, options, files)?;
         keep_inputs(checkpoint, files, plan, &companions)?;
         Ok(companions)
@@ -287,19 +301,27 @@ pub fn export_model_watched(
     options: &ExportOptions,
     watch: &dyn Watch,
 ) -> Result<ExportReport, ExportError> {
-    check_opset(options)?;
-    write_model(family, model, out, options, watch, |_| Ok(Vec::new()))
+    let opset = opset(options)?;
+    write_model(family, model, out, (options, opset), watch, |_| Ok(Vec::new()))
 }
 
-fn check_opset(options: &ExportOptions) -> Result<(), ExportError> {
-    if OPSETS.contains(&options.opset) { Ok(()) } else { Err(ExportError::Opset { opset: options.opset }) }
+/// The version of the standard operator set that is written.
+fn opset(options: &ExportOptions) -> Result<i64, ExportError> {
+    let precision = options.graph.precision;
+    let oldest = (precision == Precision::Int4).then_some(INT4_OPSET);
+    match (options.opset, oldest) {
+        (None, oldest) => Ok(oldest.unwrap_or(DEFAULT_OPSET)),
+        (Some(opset), Some(oldest)) if opset < oldest => Err(ExportError::OldOpset { opset, precision, oldest }),
+        (Some(opset), _) if OPSETS.contains(&opset) => Ok(opset),
+        (Some(opset), _) => Err(ExportError::Opset { opset }),
+    }
 }
 
 fn write_model(
     family: &str,
     model: &Model,
     out: &Path,
-    options: &ExportOptions,
+    (options, opset): (&ExportOptions, i64),
     watch: &dyn Watch,
     side_files: impl FnOnce(&Plan) -> Result<Vec<SideFile>, ExportError>,
 ) -> Result<ExportReport, ExportError> {
@@ -307,9 +329,8 @@ fn write_model(
     let plan = Plan::new(out, family, &graphs, options.external_data)?;
     let side_files = side_files(&plan)?;
     let mut outputs = Outputs::begin(&plan, &side_files, options.force, watch)?;
-    let written = outputs.write(model, &plan, &graphs, options.opset, |part, source_sha256| {
-        metadata_of(family, part, source_sha256, options)
-    });
+    let written = outputs
+        .write(model, &plan, &graphs, opset, |part, source_sha256| metadata_of(family, part, source_sha256, options));
     match written {
         Err(_) if watch.is_cancelled() => Err(ExportError::Cancelled),
         Ok(_) if !watch.may_place() => Err(ExportError::Cancelled),

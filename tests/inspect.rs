@@ -216,16 +216,17 @@ fn the_standard_form_tells_parameters_and_says_what_it_does_not_tell() {
 
 /// Scales are no parameters, and a weight is one whatever it is stored in.
 #[test]
-fn exports_in_int8_count_as_their_checkpoint() {
+fn exports_in_integers_count_as_their_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["nmt", "mlm", "jetmoe/sharded", "variants/v_ffd_moe"] {
         let checkpoint = Checkpoint::open(&data(name), None).unwrap();
         let model = inspect(checkpoint.config().model_type(), &import(&checkpoint, None).unwrap(), LENGTHS);
-        for form in Form::ALL {
-            let what = format!("{}-{}", name.replace('/', "-"), form.as_str());
+        let precisions = [Precision::Int8, Precision::Int4];
+        for (form, precision) in Form::ALL.into_iter().flat_map(|form| precisions.map(|precision| (form, precision))) {
+            let what = format!("{}-{}-{}", name.replace('/', "-"), form.as_str(), precision.as_str());
             let out = folder.path().join(&what);
             let mut options = options(form);
-            options.graph.precision = Precision::Int8;
+            options.graph.precision = precision;
             export(&checkpoint, &out, &options).unwrap();
             let graph = of_graphs(&out);
             match form {
@@ -234,8 +235,15 @@ fn exports_in_int8_count_as_their_checkpoint() {
             }
             for file in &graph.files {
                 let weights = |dtype: &str| file.weights.iter().find(|weights| weights.dtype == dtype).unwrap();
-                let (integers, floats) = (weights("int8"), weights("float32"));
-                assert_eq!((integers.bytes, floats.bytes), (integers.values, 4 * floats.values), "{what}");
+                let (integers, floats) = (weights(precision.as_str()), weights("float32"));
+                assert_eq!(floats.bytes, 4 * floats.values, "{what}");
+                if precision == Precision::Int4 {
+                    let scales = weights("bfloat16");
+                    assert_eq!((2 * integers.bytes, scales.bytes), (integers.values, 2 * scales.values), "{what}");
+                    assert_eq!(scales.tensors, integers.tensors, "{what}: {file:?}");
+                } else {
+                    assert_eq!(integers.bytes, integers.values, "{what}");
+                }
                 assert!(integers.values > 0 && floats.tensors > integers.tensors, "{what}: {file:?}");
             }
         }

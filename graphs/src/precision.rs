@@ -1,5 +1,7 @@
 //! In which floats a graph stores its weights and computes.
 
+use moa_schema::IntegerType;
+
 use crate::FloatType;
 
 /// Floats of a graph.
@@ -17,11 +19,13 @@ pub enum Precision {
     /// Matrices of experts, and of the keys and values that they share, are stored in 8-bit integers with a scale for
     /// each column, see [`crate::quantization`]; everything else is f32.
     Int8,
+    /// As [`Precision::Int8`], in 4-bit integers with a scale for each 32 rows of a column.
+    Int4,
 }
 
 impl Precision {
     /// Every precision, in the order of the documentation.
-    pub const ALL: [Self; 4] = [Self::Fp32, Self::Fp16, Self::Bf16, Self::Int8];
+    pub const ALL: [Self; 5] = [Self::Fp32, Self::Fp16, Self::Bf16, Self::Int8, Self::Int4];
 
     /// Name on the command line and in metadata.
     pub const fn as_str(self) -> &'static str {
@@ -30,6 +34,7 @@ impl Precision {
             Self::Fp16 => "fp16",
             Self::Bf16 => "bf16",
             Self::Int8 => "int8",
+            Self::Int4 => "int4",
         }
     }
 
@@ -38,15 +43,19 @@ impl Precision {
         Self::ALL.into_iter().find(|precision| precision.as_str() == text)
     }
 
-    /// Whether matrices that belong to an operator of ours are stored in 8-bit integers.
-    pub const fn quantizes(self) -> bool {
-        matches!(self, Self::Int8)
+    /// The integers that matrices which belong to an operator of ours are stored in, if they are.
+    pub const fn integers(self) -> Option<IntegerType> {
+        match self {
+            Self::Int8 => Some(IntegerType::Int8),
+            Self::Int4 => Some(IntegerType::Int4),
+            Self::Fp32 | Self::Fp16 | Self::Bf16 => None,
+        }
     }
 
-    /// Type of trained matrices, projections, experts and embeddings, but for those that [`Self::quantizes`] is about.
+    /// Type of trained matrices, projections, experts and embeddings, but for those that are [`Self::integers`].
     pub const fn weights(self) -> FloatType {
         match self {
-            Self::Fp32 | Self::Int8 => FloatType::F32,
+            Self::Fp32 | Self::Int8 | Self::Int4 => FloatType::F32,
             Self::Fp16 => FloatType::F16,
             Self::Bf16 => FloatType::Bf16,
         }
@@ -55,7 +64,7 @@ impl Precision {
     /// Type of activations, key/value caches and biases.
     pub const fn activations(self) -> FloatType {
         match self {
-            Self::Fp32 | Self::Bf16 | Self::Int8 => FloatType::F32,
+            Self::Fp32 | Self::Bf16 | Self::Int8 | Self::Int4 => FloatType::F32,
             Self::Fp16 => FloatType::F16,
         }
     }

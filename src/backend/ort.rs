@@ -18,7 +18,7 @@ use super::ort_runtime::{OrtRuntime, load_onnxruntime};
 use super::signature::Signature;
 use super::{Backend, BackendError, Bound, OrtOptions, Runner, RuntimeLibrary, names, operators};
 use crate::files::folder_of;
-use crate::onnx::proto::ModelProto;
+use crate::onnx::proto::{ModelProto, tensor_proto::DataType};
 use crate::onnx::read::{OnnxFile, ReadError};
 use crate::scratch::scratch_file;
 use crate::tensor::{NamedTensors, Tensor, TensorData};
@@ -151,16 +151,23 @@ fn write_beside(model: &OnnxFile) -> Result<tempfile::NamedTempFile, BackendErro
 const RELEASES: [(u32, i64, i64); 7] =
     [(17, 9, 20), (18, 10, 21), (21, 10, 22), (22, 10, 23), (23, 11, 24), (24, 13, 25), (31, 13, 26)];
 
+/// The first release in which an operator of ours can take int4.
+const WITH_INT4: u32 = 19;
+
 /// The error of a model that is newer than the runtime which refused it.
 fn newer_runtime_needed(version: &str, model: &ModelProto) -> Option<BackendError> {
     let standard = model.opset_import.iter().find(|import| import.domain.is_empty());
     let opset = standard.map_or(0, |import| import.version);
     let (needed, ..) = RELEASES.into_iter().find(|(_, ir, newest)| model.ir_version <= *ir && opset <= *newest)?;
     let found: u32 = version.split('.').nth(1)?.parse().ok()?;
-    (found < needed).then(|| BackendError::RuntimeTooOld {
-        found: version.to_owned(),
-        needed: format!("1.{needed} for IR version {} and opset {opset}", model.ir_version),
-    })
+    let mut weights = model.graph.iter().flat_map(|graph| &graph.initializer);
+    let has_int4 = weights.any(|weight| weight.data_type == DataType::Int4 as i32);
+    let (release, why) = match has_int4 && needed < WITH_INT4 {
+        true => (WITH_INT4, "int4".to_owned()),
+        false => (needed, format!("IR version {} and opset {opset}", model.ir_version)),
+    };
+    (found < release)
+        .then(|| BackendError::RuntimeTooOld { found: version.to_owned(), needed: format!("1.{release} for {why}") })
 }
 
 struct OrtRunner {
@@ -263,7 +270,7 @@ fn tensor(backend: &'static str, name: &str, value: &DynValue) -> Result<Tensor,
 #[cfg(test)]
 mod tests {
     use super::newer_runtime_needed;
-    use crate::onnx::proto::{ModelProto, OperatorSetIdProto};
+    use crate::onnx::proto::{GraphProto, ModelProto, OperatorSetIdProto, TensorProto, tensor_proto::DataType};
 
     #[test]
     fn a_newer_model_names_the_runtime_it_needs() {
@@ -278,9 +285,16 @@ mod tests {
         assert_eq!(needed("1.31.1", model(13, 26)), None);
         assert_eq!(needed("1.17.0", model(9, 20)), None);
         assert_eq!(needed("a build of its own", model(13, 26)), None);
+        let weight = TensorProto { data_type: DataType::Int4 as i32, ..TensorProto::default() };
+        let graph = GraphProto { initializer: vec![weight], ..GraphProto::default() };
+        let int4 = || ModelProto { graph: Some(graph.clone()), ..model(10, 21) };
+        let expected = "ONNX Runtime 1.18.1 is too old: 1.19 for int4 is needed";
+        assert_eq!(needed("1.18.1", int4()).as_deref(), Some(expected));
+        assert_eq!(needed("1.19.0", int4()), None);
         let releases = [
             (9, 20, 17),
             (9, 21, 18),
+            (10, 21, 18),
             (10, 22, 21),
             (10, 23, 22),
             (11, 1, 23),

@@ -43,9 +43,9 @@ impl Backend for TractBackend {
                 help: Some("export with --form standard or --form function"),
             });
         }
-        if holds_bf16(model) {
+        if let Some(kind) = unknown_type(model) {
             return Err(BackendError::Unsupported {
-                why: "the model holds bfloat16 tensors, and tract has no such type".into(),
+                why: format!("the model holds {} tensors, and tract has no such type", kind.type_name()),
                 help: Some("export with --dtype fp32, --dtype fp16 or --dtype int8"),
             });
         }
@@ -54,10 +54,12 @@ impl Backend for TractBackend {
     }
 }
 
-fn holds_bf16(model: &OnnxFile) -> bool {
+/// A type that the model holds and tract does not know.
+fn unknown_type(model: &OnnxFile) -> Option<DataType> {
     let weights = model.graph().into_iter().flat_map(|graph| &graph.initializer).map(|weight| weight.data_type);
     let values = model.inputs().into_iter().chain(model.outputs()).map(|value| value.data_type as i32);
-    weights.chain(values).any(|kind| kind == DataType::Bfloat16 as i32)
+    let held: Vec<_> = weights.chain(values).collect();
+    [DataType::Int4, DataType::Bfloat16].into_iter().find(|kind| held.contains(&(*kind as i32)))
 }
 
 type Plan = Arc<TypedSimplePlan>;

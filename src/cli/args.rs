@@ -84,9 +84,9 @@ pub(super) struct ExportArguments {
     /// Gates to use instead of the family's, if the model was trained with others
     #[arg(long, value_enum)]
     pub(super) gate_mode: Option<GateModeArgument>,
-    /// Version of the ONNX operator set, 18 to 20
-    #[arg(long, value_name = "N", default_value_t = crate::export::DEFAULT_OPSET)]
-    pub(super) opset: i64,
+    /// Version of the ONNX operator set, 18 to 21 [default: 18, or 21 with --dtype int4]
+    #[arg(long, value_name = "N")]
+    pub(super) opset: Option<i64>,
     /// Keep weights in NAME.onnx.data beside the model
     #[arg(long, value_enum, default_value_t = ExternalDataArgument::Auto)]
     pub(super) external_data: ExternalDataArgument,
@@ -147,7 +147,7 @@ pub(super) enum DtypeArgument {
     /// Matrices of experts, and of the keys and values that they share, stored as 8-bit integers with a scale for each
     /// column; everything else stays 32-bit
     Int8,
-    #[value(hide = true)]
+    /// As int8, stored as 4-bit integers with a scale for each 32 rows of a column
     Int4,
 }
 

@@ -66,9 +66,9 @@ pub(super) struct BaselineArguments {
     /// Seed of the weights; the same seed gives the same bytes
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Version of the ONNX operator set, 18 to 20
-    #[arg(long, value_name = "N", default_value_t = crate::export::DEFAULT_OPSET)]
-    opset: i64,
+    /// Version of the ONNX operator set, 18 to 21 [default: 18, or 21 with --dtype int4]
+    #[arg(long, value_name = "N")]
+    opset: Option<i64>,
     /// Keep weights in NAME.onnx.data beside the model; `auto` does from 1.5 GB on
     #[arg(long, value_enum, default_value_t = ExternalDataArgument::Auto)]
     external_data: ExternalDataArgument,
@@ -96,9 +96,10 @@ pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
     if arguments.router_outputs && default == Form::Standard {
         return Err(nothing("--router-outputs", "a standard Transformer routes nothing"));
     }
-    let precision = precision(arguments.dtype)?;
-    if precision.quantizes() && default == Form::Standard {
-        let message = "--dtype int8 is for matrices of experts, and a standard Transformer has none";
+    let precision = precision(arguments.dtype);
+    if precision.integers().is_some() && default == Form::Standard {
+        let dtype = precision.as_str();
+        let message = format!("--dtype {dtype} is for matrices of experts, and a standard Transformer has none");
         return Err(Failure::dtype(message, "choose one of fp32, fp16, bf16".into()));
     }
     let options = ExportOptions {

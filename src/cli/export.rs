@@ -31,7 +31,7 @@ use crate::{
 };
 
 pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
-    let options = options(arguments)?;
+    let options = options(arguments);
     let progress = Progress::of_export(&arguments.output)?;
     let checkpoint = open_checkpoint(&arguments.checkpoint, arguments.config.as_deref())?;
     let files = side_file_options(arguments)?;
@@ -77,28 +77,26 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
     verify::verify(&verification, &checkpoint, as_json, &ending)
 }
 
-pub(super) fn precision(dtype: DtypeArgument) -> Result<Precision, Failure> {
-    let name = match dtype {
-        DtypeArgument::Fp32 => return Ok(Precision::Fp32),
-        DtypeArgument::Fp16 => return Ok(Precision::Fp16),
-        DtypeArgument::Bf16 => return Ok(Precision::Bf16),
-        DtypeArgument::Int8 => return Ok(Precision::Int8),
-        DtypeArgument::Int4 => "int4",
-    };
-    let known = Precision::ALL.map(Precision::as_str).join(", ");
-    Err(Failure::dtype(format!("--dtype {name} cannot be written"), format!("choose one of {known}")))
+pub(super) const fn precision(dtype: DtypeArgument) -> Precision {
+    match dtype {
+        DtypeArgument::Fp32 => Precision::Fp32,
+        DtypeArgument::Fp16 => Precision::Fp16,
+        DtypeArgument::Bf16 => Precision::Bf16,
+        DtypeArgument::Int8 => Precision::Int8,
+        DtypeArgument::Int4 => Precision::Int4,
+    }
 }
 
-fn options(arguments: &ExportArguments) -> Result<ExportOptions, Failure> {
+fn options(arguments: &ExportArguments) -> ExportOptions {
     let gate_mode = arguments.gate_mode.map(|mode| match mode {
         GateModeArgument::SoftmaxTopk => GateMode::SoftmaxTopk,
         GateModeArgument::SoftmaxTopkRenorm => GateMode::SoftmaxTopkRenorm,
         GateModeArgument::TopkSoftmax => GateMode::TopkSoftmax,
     });
-    Ok(ExportOptions {
+    ExportOptions {
         graph: Options {
             form: form(arguments.form),
-            precision: precision(arguments.dtype)?,
+            precision: precision(arguments.dtype),
             router_outputs: arguments.router_outputs,
             last_logits: arguments.last_logits,
         },
@@ -106,7 +104,7 @@ fn options(arguments: &ExportArguments) -> Result<ExportOptions, Failure> {
         gate_mode,
         external_data: external_data(arguments.external_data),
         force: arguments.force,
-    })
+    }
 }
 
 pub(super) const fn form(argument: FormArgument) -> Form {

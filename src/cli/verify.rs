@@ -207,7 +207,8 @@ pub(super) fn left_out(result: &Verification) -> BTreeSet<String> {
 
 /// What weights of few bits change, a line for each graph.
 pub(super) fn rounding_costs(result: &Verification) -> Vec<String> {
-    if result.rounding_cost.is_empty() && result.dtype == Precision::Int8.as_str() {
+    let is_of_integers = Precision::parse(&result.dtype).is_some_and(|precision| precision.integers().is_some());
+    if result.rounding_cost.is_empty() && is_of_integers {
         return vec![format!(
             "what the rounding to {} changes was not seen: no backend ran a graph to the end",
             result.dtype

@@ -1,9 +1,13 @@
 //! Whether a model, a GPU, a release of TensorRT and the device at hand go together.
 
-use moa_schema::{DOMAIN, OPERATORS};
+use moa_schema::{DOMAIN, IntegerType, OPERATORS};
 
 use super::{Dtype, GPUS, Gpu, Misfit, RELEASES, Release, ReleaseNumber, Version, fit};
-use crate::onnx::{OnnxFile, proto::tensor_proto::DataType, read::for_each_node};
+use crate::onnx::{
+    OnnxFile,
+    proto::{NodeProto, tensor_proto::DataType},
+    read::for_each_node,
+};
 
 /// The GPU that CUDA found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,9 +37,12 @@ pub enum ChoiceError {
         /// Name of the release.
         release: &'static str,
     },
-    /// Matrices of experts are 8-bit integers.
-    #[error("the model is int8, and engines are built of floats alone")]
-    Int8,
+    /// Matrices of experts are integers.
+    #[error("the model is {integers}, and engines are built of floats alone")]
+    Integers {
+        /// Which.
+        integers: IntegerType,
+    },
     /// GPU, release and dtype do not fit.
     #[error("the model is {}, and {gpu} does not fit: {why}", dtype.name())]
     Misfit {
@@ -89,12 +96,12 @@ pub fn known_release_of(number: ReleaseNumber) -> Result<&'static Release, Choic
 ///
 /// # Errors
 ///
-/// [`ChoiceError::Int8`] for exports in int8; what other programs have quantised is TensorRT's to judge.
+/// [`ChoiceError::Integers`] for exports in integers; what other programs have quantised is TensorRT's to judge.
 pub fn dtype_of(file: &OnnxFile) -> Result<Dtype, ChoiceError> {
     let weights = file.graph().map_or(&[][..], |graph| &graph.initializer);
     let has = |wanted: DataType| weights.iter().any(|weight| weight.data_type == wanted as i32);
-    if is_int8(file) {
-        Err(ChoiceError::Int8)
+    if let Some(integers) = integers_of(file) {
+        Err(ChoiceError::Integers { integers })
     } else if has(DataType::Float16) {
         Ok(Dtype::Fp16)
     } else if has(DataType::Bfloat16) {
@@ -104,17 +111,35 @@ pub fn dtype_of(file: &OnnxFile) -> Result<Dtype, ChoiceError> {
     }
 }
 
-/// Whether an operator of ours has scales, or standard operators widen integers as our bodies do.
-fn is_int8(file: &OnnxFile) -> bool {
-    let mut found = false;
+/// The integers that an operator of ours has scales for, or that standard operators widen as our bodies do.
+fn integers_of(file: &OnnxFile) -> Option<IntegerType> {
+    let mut found = None;
     for_each_node(file.graph().map_or(&[][..], |graph| &graph.node), &mut |node| {
-        let operator = OPERATORS.iter().find(|operator| node.domain == DOMAIN && operator.name == node.op_type);
-        let scales = operator.and_then(|operator| node.input.get(operator.of_floats().inputs.len()..));
-        let widens =
-            node.domain.is_empty() && node.op_type == "Cast" && node.input.iter().any(|i| i.ends_with("/int8"));
-        found |= widens || scales.is_some_and(|scales| scales.iter().any(|name| !name.is_empty()));
+        found = found.or_else(|| scaled(file, node)).or_else(|| widened(node));
     });
     found
+}
+
+fn scaled(file: &OnnxFile, node: &NodeProto) -> Option<IntegerType> {
+    let operator = OPERATORS.iter().find(|operator| node.domain == DOMAIN && operator.name == node.op_type)?;
+    let scales = node.input.get(operator.of_floats().inputs.len()..)?;
+    let mut weights = node.input.iter().filter_map(|input| file.initializer(input));
+    match weights.any(|weight| weight.data_type == DataType::Int4 as i32) {
+        _ if scales.iter().all(String::is_empty) => None,
+        true => Some(IntegerType::Int4),
+        false => Some(IntegerType::Int8),
+    }
+}
+
+fn widened(node: &NodeProto) -> Option<IntegerType> {
+    let integers = match node.op_type.as_str() {
+        "Cast" => IntegerType::Int8,
+        "DequantizeLinear" => IntegerType::Int4,
+        _ => return None,
+    };
+    let ending = format!("/{integers}");
+    let is_ours = node.domain.is_empty() && node.input.first().is_some_and(|input| input.ends_with(&ending));
+    is_ours.then_some(integers)
 }
 
 /// Whether `dtype` fits a GPU and a release; each is any where it is absent.

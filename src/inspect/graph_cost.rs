@@ -10,7 +10,7 @@ use moa_schema::{CROSS_ATTENTION, DOMAIN, FEED_FORWARD, Operator, SELF_ATTENTION
 use super::{
     cost::{Cost, Lengths, RoutedAttention, RoutedFeedForward},
     graph::{operators_of, values},
-    products::{Uncounted, is_parameter, is_rounding, operands, scaled_weight, stored_name},
+    products::{Uncounted, is_parameter, is_rounding, operands, scaled_weights, stored_name},
 };
 use crate::{
     file_names::{DECODER, ENCODER, MODEL},
@@ -234,7 +234,7 @@ impl<'a> Walk<'a> {
         for tensor in tensors {
             let (name, written) = (stored_name(&tensor.name), tensor.name.as_str());
             let is_scale = scales.contains(written)
-                || scaled_weight(written).is_some_and(|weight| self.initializers.contains_key(weight.as_str()));
+                || scaled_weights(written).iter().any(|weight| self.initializers.contains_key(weight.as_str()));
             if is_parameter(tensor) && !is_scale && ledger.seen.insert(name.into()) {
                 let part = self.part_of(name, looked_up.contains(written));
                 ledger.add(part, Cost::parameters(values(tensor), 1, 1));

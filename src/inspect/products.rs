@@ -90,18 +90,19 @@ impl Uncounted {
 
 /// Name in the checkpoint of an initializer that may be written transposed, reshaped or quantised.
 pub(super) fn stored_name(name: &str) -> &str {
-    let name = name.strip_suffix("_quantized").or_else(|| name.strip_suffix("/int8")).unwrap_or(name);
+    let endings = ["_quantized", "/int8", "/int4"];
+    let name = endings.iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(name);
     let end = ["/transposed.", "/reshaped."].iter().filter_map(|suffix| name.find(suffix)).min();
     end.map_or(name, |end| &name[..end])
 }
 
-/// The weight whose scale or zero point has the name `name`, where that is one.
-pub(super) fn scaled_weight(name: &str) -> Option<String> {
+/// Names of the weights of which one is there, where `name` is that of its scale or zero point.
+pub(super) fn scaled_weights(name: &str) -> Vec<String> {
     if let Some(base) = name.strip_suffix("/scale") {
-        return Some(format!("{base}/int8"));
+        return ["int8", "int4"].map(|integers| format!("{base}/{integers}")).into();
     }
     let base = ["_scale", "_zero_point"].iter().find_map(|ending| name.strip_suffix(ending));
-    base.map(|base| format!("{base}_quantized"))
+    base.map(|base| format!("{base}_quantized")).into_iter().collect()
 }
 
 /// Whether the values were trained: no scalar, no list of sizes, no table of positions.

@@ -139,20 +139,23 @@ impl Cut<'_> {
     }
 
     fn data_type(&self, parameter: &Parameter) -> Result<DataType, LatencyError> {
+        let weights = || {
+            let kind = DataType::try_from(self.weight("output_weight")?.data_type);
+            kind.map_err(|_| self.fail("its weights have an unknown type"))
+        };
         Ok(match parameter.element {
-            ElementType::Float32 | ElementType::Scale => DataType::Float,
+            ElementType::Float32 => DataType::Float,
             ElementType::Int32 => DataType::Int32,
             ElementType::Int64 => DataType::Int64,
-            _ => {
-                let weight = self.weight("output_weight")?;
-                let kind = DataType::try_from(weight.data_type);
-                match kind.map_err(|_| self.fail("its weights have an unknown type"))? {
-                    DataType::Bfloat16 | DataType::Int8 if parameter.element == ElementType::Activation => {
-                        DataType::Float
-                    }
-                    kind => kind,
-                }
-            }
+            ElementType::Weight => weights()?,
+            ElementType::Scale => match weights()? {
+                DataType::Int4 => DataType::Bfloat16,
+                _ => DataType::Float,
+            },
+            ElementType::Activation => match weights()? {
+                DataType::Bfloat16 | DataType::Int8 | DataType::Int4 => DataType::Float,
+                kind => kind,
+            },
         })
     }
 

@@ -23,6 +23,9 @@ use super::proto::{
 /// IR version: the newest that ONNX Runtime 1.17 reads.
 const IR_VERSION: i64 = 9;
 
+/// The IR version that began with 4-bit integers.
+const INT4_IR_VERSION: i64 = 10;
+
 /// Initializers smaller than this stay in the model file.
 const SMALLEST_EXTERNAL_BYTES: u64 = 1024;
 
@@ -103,7 +106,7 @@ pub fn encode<'a>(graph: &'a Graph, opset: i64, mut data: Option<DataFile<'_>>) 
 /// The message of `graph`, without its weights.
 pub fn structure(graph: &Graph, opset: i64) -> ModelProto {
     ModelProto {
-        ir_version: IR_VERSION,
+        ir_version: ir_version(graph),
         producer_name: env!("CARGO_PKG_NAME").into(),
         producer_version: env!("CARGO_PKG_VERSION").into(),
         graph: Some(GraphProto {
@@ -118,6 +121,11 @@ pub fn structure(graph: &Graph, opset: i64) -> ModelProto {
         functions: graph.functions.iter().map(|function| encode_function(function, opset)).collect(),
         ..ModelProto::default()
     }
+}
+
+fn ir_version(graph: &Graph) -> i64 {
+    let has_int4 = graph.initializers.iter().any(|initializer| initializer.dtype() == DType::Int4);
+    if has_int4 { INT4_IR_VERSION } else { IR_VERSION }
 }
 
 fn opset_imports(graph: &Graph, opset: i64) -> Vec<OperatorSetIdProto> {
@@ -143,6 +151,7 @@ fn encode_dims(shape: &[usize]) -> Vec<i64> {
 const fn data_type(dtype: DType) -> DataType {
     match dtype {
         DType::Float32 => DataType::Float,
+        DType::Int4 => DataType::Int4,
         DType::Int8 => DataType::Int8,
         DType::Int32 => DataType::Int32,
         DType::Int64 => DataType::Int64,

@@ -141,25 +141,49 @@ fn write_prefix(key: u8, bytes: u64, writer: &mut dyn Write) -> Result<(), Encod
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use moa_graphs::{
         FloatType,
-        graph::{Constant, ConstantValues, Graph, Initializer, Sinusoids, ValueInfo, WeightExpr},
+        graph::{Constant, ConstantValues, Graph, Initializer, Quantization, Sinusoids, ValueInfo, WeightExpr},
     };
+    use moa_schema::IntegerType;
     use proptest::prelude::*;
 
     use super::*;
     use crate::onnx::{DataFile, encode};
 
-    /// A table of positions, which is evaluated when it is written, or a literal.
-    fn initializer(name: &str, rows: usize, width: usize, literal: bool) -> Initializer {
-        let data = match literal {
-            true => Data::Literal(Constant {
+    /// What an initializer is made of.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum Kind {
+        Literal,
+        Table,
+        Integers(IntegerType),
+        Scales(IntegerType),
+    }
+
+    const KINDS: [Kind; 6] = [
+        Kind::Literal,
+        Kind::Table,
+        Kind::Integers(IntegerType::Int8),
+        Kind::Scales(IntegerType::Int8),
+        Kind::Integers(IntegerType::Int4),
+        Kind::Scales(IntegerType::Int4),
+    ];
+
+    /// A table of positions, which is evaluated when it is written, its integers or scales, or a literal.
+    fn initializer(name: &str, rows: usize, width: usize, kind: Kind) -> Initializer {
+        let table = WeightExpr::Sinusoids(Sinusoids { rows, width, padding: 0 });
+        let data = match kind {
+            Kind::Literal => Data::Literal(Constant {
                 shape: vec![rows, width],
                 values: ConstantValues::Int64((0..rows * width).map(|value| value as i64).collect()),
             }),
-            false => Data::Weight(WeightExpr::Sinusoids(Sinusoids { rows, width, padding: 0 }), FloatType::F16),
+            Kind::Table => Data::Weight(table, FloatType::F16),
+            Kind::Integers(integers) => Data::Integers(Arc::new(Quantization::new(table, integers))),
+            Kind::Scales(integers) => Data::Scales(Arc::new(Quantization::new(table, integers))),
         };
-        Initializer { name: name.into(), shape: vec![rows, width], data }
+        Initializer { name: name.into(), shape: data.shape(), data }
     }
 
     fn graph(name: &str, initializers: Vec<Initializer>) -> Graph {
@@ -185,12 +209,15 @@ mod tests {
         #[test]
         fn the_bytes_are_those_that_prost_writes_at_once(
             name in "[a-z]{0,200}",
-            tensors in prop::collection::vec(("[a-z.]{0,140}", 0..90_usize, 1..60_usize, any::<bool>()), 0..6),
+            tensors in prop::collection::vec(
+                ("[a-z.]{0,140}", 0..90_usize, 1..60_usize, prop::sample::select(KINDS.to_vec())),
+                0..6,
+            ),
             metadata in prop::collection::vec(("[a-z]{0,9}", "[a-z]{0,200}"), 0..4),
             external in any::<bool>(),
         ) {
             let initializers: Vec<_> =
-                tensors.iter().map(|(name, rows, width, literal)| initializer(name, *rows, *width, *literal)).collect();
+                tensors.iter().map(|(name, rows, width, kind)| initializer(name, *rows, *width, *kind)).collect();
             let graph = graph(&name, initializers);
             let mut beside = Vec::new();
             let data = external.then(|| DataFile {
@@ -202,6 +229,8 @@ mod tests {
             let bytes = bytes_of(encode(&graph, 18, data).unwrap(), &metadata);
             let model = ModelProto::decode(bytes.as_slice()).unwrap();
             prop_assert!(model.encode_to_vec() == bytes);
+            let has_int4 = tensors.iter().any(|(.., kind)| *kind == Kind::Integers(IntegerType::Int4));
+            prop_assert_eq!(model.ir_version, if has_int4 { 10 } else { 9 });
             let found: Vec<_> = model.metadata_props.iter().map(|e| (e.key.clone(), e.value.clone())).collect();
             prop_assert_eq!(found, metadata);
             let written = model.graph.unwrap();
@@ -209,9 +238,14 @@ mod tests {
             prop_assert_eq!(written.initializer.len(), graph.initializers.len());
             for (tensor, initializer) in written.initializer.iter().zip(&graph.initializers) {
                 prop_assert_eq!(&tensor.name, &initializer.name);
+                prop_assert_eq!(i64::from(tensor.data_type), initializer.dtype().onnx_number());
                 match &tensor.raw_data {
                     Some(values) => prop_assert!(*values == initializer.data.to_bytes().unwrap()),
-                    None => prop_assert!(external && initializer.bytes() >= 1024),
+                    None => {
+                        let length = tensor.external_data.iter().find(|entry| entry.key == "length").unwrap();
+                        prop_assert!(external && initializer.bytes() >= 1024);
+                        prop_assert_eq!(&length.value, &initializer.data.to_bytes().unwrap().len().to_string());
+                    }
                 }
             }
         }
@@ -220,7 +254,7 @@ mod tests {
     #[test]
     fn a_model_beyond_protobuf_is_refused_before_a_byte_is_written() {
         // 2 147 483 647 bytes in all are the last that fit; the values are claimed and never made.
-        let with = |elements: usize| graph("g", vec![initializer("w", elements, 1, false)]);
+        let with = |elements: usize| graph("g", vec![initializer("w", elements, 1, Kind::Table)]);
         let overhead = {
             let (small, large) = (with(1 << 29), with((1 << 30) - 1000));
             let bytes = |graph: &Graph| match encode(graph, 18, None) {

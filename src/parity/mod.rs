@@ -230,7 +230,7 @@ pub struct Verification {
     pub family: String,
     /// Form of the operators, as the files say.
     pub form: String,
-    /// Floats that the files store and compute in, as they say.
+    /// What the files store weights and compute in, as they say.
     pub dtype: String,
     /// Gate mode that the export has in place of the family's, if it has.
     pub gate_mode: Option<String>,
@@ -238,8 +238,7 @@ pub struct Verification {
     pub audits: Vec<FileAudit>,
     /// Runs per backend.
     pub backends: Vec<BackendReport>,
-    /// What weights of 8-bit integers change, for each graph that a backend ran to the end; empty where no weights are
-    /// such.
+    /// What weights of integers change, for each graph that a backend ran to the end; empty where no weights are such.
     pub rounding_cost: Vec<RoundingCost>,
 }
 
@@ -292,7 +291,7 @@ pub fn verify_watched(
     let (mut reports, mut count) = (Vec::new(), None);
     let (mut trained, mut rounding_cost): (_, Vec<RoundingCost>) = (None, Vec::new());
     for backend in backends {
-        let untold = precision.quantizes() && rounding_cost.len() < files.graphs.len();
+        let untold = precision.integers().is_some() && rounding_cost.len() < files.graphs.len();
         match (untold, &trained) {
             (true, None) => {
                 watch.begin(Step::Checkpoint);

@@ -96,6 +96,7 @@ fn shown_precision(files: &[&OnnxFile]) -> Precision {
     let weights = || files.iter().filter_map(|file| file.graph()).flat_map(|graph| &graph.initializer);
     let stores = |kind: DataType| weights().any(|weight| weight.data_type == kind as i32);
     let kinds = [
+        (DataType::Int4, Precision::Int4),
         (DataType::Float16, Precision::Fp16),
         (DataType::Bfloat16, Precision::Bf16),
         (DataType::Int8, Precision::Int8),

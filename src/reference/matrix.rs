@@ -171,10 +171,11 @@ impl Matrices {
         shape: [usize; 3],
         outputs: Outputs,
     ) -> Result<Self, WeightError> {
-        if !stored.is_scaled() {
+        let Some(kind) = stored.integers() else {
             return Self::read(stored, weight, first, shape, outputs);
-        }
-        let scaled = Scaled::read(shape, outputs, |part| weight.part_to_f64(first + part.start..first + part.end))?;
+        };
+        let read = |part: &Part| weight.part_to_f64(first + part.start..first + part.end);
+        let scaled = Scaled::read(kind, shape, outputs, read)?;
         Ok(Self::new(Kept::Scaled(scaled), shape, outputs))
     }
 

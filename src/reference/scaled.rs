@@ -1,24 +1,28 @@
-//! Matrices of 8-bit integers with a scale for each column.
+//! Matrices of integers with scales: one for each column, or for each [`BLOCK`] rows of it in
+//! [`IntegerType::Int4`], the last of which may be fewer.
 //!
-//! A weight is `integer · scale`, in f64 exactly. With `largest` the largest magnitude of a column as f32, `scale` is
-//! the f32 next to `largest / 127` and `integer` the f32 next to `weight / scale`, rounded to the nearest integer, ties
-//! to even; it is 0 where `scale` is.
+//! A weight is `integer · scale`, in f64 exactly. All that it comes from is f32. With `farthest` the value of the
+//! largest magnitude among those of a scale, the positive one of two, `scale` is the f32 next to `|farthest| / 127`, or
+//! in [`IntegerType::Int4`] the bf16 next to the f32 next to `farthest / -8`. `integer` is the f32 next to
+//! `weight / scale`, rounded to the nearest integer of the type's range, ties to even; it is 0 where `scale` is.
 
 use moa_graphs::WeightError;
+use moa_schema::{BLOCK, IntegerType};
 
-use super::matrix::{Outputs, Part, parts};
-
-/// The largest integer.
-const LARGEST: f64 = 127.0;
+use super::{
+    matrix::{Outputs, Part, parts},
+    stored::to_bf16,
+};
 
 /// Matrices of one shape, `[M, I, O]`.
 #[derive(Debug)]
 pub(super) struct Scaled {
     integers: Vec<i8>,
-    /// `[M, O]`.
+    /// `[M, ceil(I / block), O]`.
     scales: Vec<f64>,
-    /// `I · O`.
-    matrix: usize,
+    /// Rows that share a scale.
+    block: usize,
+    inputs: usize,
     outputs: usize,
 }
 
@@ -29,32 +33,38 @@ impl Scaled {
     ///
     /// Those of `read`.
     pub(super) fn read(
+        kind: IntegerType,
         shape: [usize; 3],
         outputs: Outputs,
         read: impl Fn(&Part) -> Result<Vec<f64>, WeightError>,
     ) -> Result<Self, WeightError> {
         let [matrices, rows, columns] = shape;
-        let count = if outputs == Outputs::Rows { rows } else { columns };
+        let [inputs, count] = if outputs == Outputs::Rows { [columns, rows] } else { [rows, columns] };
+        let block = match kind {
+            IntegerType::Int8 => inputs.max(1),
+            IntegerType::Int4 => BLOCK,
+        };
         let mut made = Self {
             integers: vec![0; matrices * rows * columns],
-            scales: vec![0.0; matrices * count],
-            matrix: rows * columns,
+            scales: vec![0.0; matrices * inputs.div_ceil(block) * count],
+            block,
+            inputs,
             outputs: count,
         };
         for part in parts(shape) {
             part.each_run(shape, outputs, &read(&part)?, |place, run| {
                 let scales = made.scale_of(place);
-                made.scales[scales..].iter_mut().zip(run).for_each(|(largest, value)| {
-                    *largest = largest.max(to_f32(*value).abs());
+                made.scales[scales..].iter_mut().zip(run).for_each(|(farthest, value)| {
+                    *farthest = farther(*farthest, to_f32(*value));
                 });
             });
         }
-        made.scales.iter_mut().for_each(|largest| *largest = to_f32(*largest / LARGEST));
+        made.scales.iter_mut().for_each(|farthest| *farthest = scale(kind, *farthest));
         for part in parts(shape) {
             part.each_run(shape, outputs, &read(&part)?, |place, run| {
                 let scales = &made.scales[made.scale_of(place)..];
                 let integers = made.integers[place..].iter_mut().zip(run).zip(scales);
-                integers.for_each(|((to, value), scale)| *to = integer(*value, *scale));
+                integers.for_each(|((to, value), scale)| *to = integer(kind, *value, *scale));
             });
         }
         Ok(made)
@@ -73,9 +83,11 @@ impl Scaled {
         });
     }
 
-    /// Where the scale of the integer at `index` stands.
+    /// Where the scale of the integer at `index` stands; those of what follows in its row stand next to it.
     fn scale_of(&self, index: usize) -> usize {
-        index / self.matrix * self.outputs + index % self.outputs
+        let (row, column) = (index / self.outputs, index % self.outputs);
+        let blocks = self.inputs.div_ceil(self.block);
+        (row / self.inputs * blocks + row % self.inputs / self.block) * self.outputs + column
     }
 }
 
@@ -85,21 +97,45 @@ fn to_f32(value: f64) -> f64 {
     f64::from(value as f32)
 }
 
+/// The one of the larger magnitude, the positive one of two that have the same.
+fn farther(one: f64, other: f64) -> f64 {
+    let is_other = other.abs() > one.abs() || other == -one && other > one;
+    if is_other { other } else { one }
+}
+
+/// The bf16 below 2^125.
+const LARGEST_SCALE: f64 = 255.0 / 256.0 * (1_u128 << 125) as f64;
+
+/// The scale of values of which `farthest`, an f32, has the largest magnitude.
+fn scale(kind: IntegerType, farthest: f64) -> f64 {
+    match kind {
+        IntegerType::Int8 => to_f32(farthest.abs() / 127.0),
+        // A scale is never -0, and -8 times it is an f32.
+        IntegerType::Int4 => to_bf16(to_f32(farthest / -8.0)).clamp(-LARGEST_SCALE, LARGEST_SCALE) + 0.0,
+    }
+}
+
 #[allow(clippy::cast_possible_truncation)]
-fn integer(weight: f64, scale: f64) -> i8 {
+fn integer(kind: IntegerType, weight: f64, scale: f64) -> i8 {
+    let [smallest, largest] = match kind {
+        IntegerType::Int8 => [-127.0, 127.0],
+        IntegerType::Int4 => [-8.0, 7.0],
+    };
     if scale == 0.0 {
         return 0;
     }
-    to_f32(to_f32(weight) / scale).round_ties_even().clamp(-LARGEST, LARGEST) as i8
+    to_f32(to_f32(weight) / scale).round_ties_even().clamp(smallest, largest) as i8
 }
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use moa_graphs::quantization;
 
     use super::*;
 
-    /// Numbers of every magnitude that an f32 has, subnormal ones too, and between f32.
+    /// Numbers of either sign and of every magnitude that an f32 has, subnormal ones too, and between f32.
     fn numbers(count: usize) -> Vec<f64> {
         let mut state = 7_u64;
         let mut next = || {
@@ -114,17 +150,90 @@ mod tests {
         (0..count).map(|_| number()).collect()
     }
 
+    /// Compares integers for parts of `values` where these are all that a scale belongs to.
+    fn compare(kind: IntegerType, values: &[f64]) {
+        let floats = values.iter().map(|value| *value as f32);
+        let expected = quantization::scale(kind, floats.fold(0.0, quantization::farther));
+        let found = scale(kind, values.iter().fold(0.0, |farthest, value| farther(farthest, to_f32(*value))));
+        assert_eq!(found.to_bits(), f64::from(expected).to_bits(), "{kind}: {values:?}");
+        for value in values {
+            for part in [1.0, 0.5, 1.5 / 127.0, 2.5 / 127.0, 0.3, -0.7, -1.0, -0.1875, 0.9375, 0.0, 1e-9] {
+                let weight = value * part;
+                let integers = [
+                    integer(kind, weight, found),
+                    integer(kind, f64::from(weight as f32), found),
+                    quantization::quantized(kind, weight as f32, expected),
+                ];
+                assert!(integers.iter().all(|q| *q == integers[2]), "{kind}: {weight} / {found}: {integers:?}");
+            }
+        }
+    }
+
     /// The two rules were written apart; what one does the other must do.
     #[test]
     fn integers_and_scales_are_those_of_exports() {
-        for weight in numbers(200_000) {
-            let largest = to_f32(weight).abs();
-            let scale = quantization::scale(largest as f32);
-            assert_eq!(to_f32(largest / LARGEST), f64::from(scale), "{weight}");
-            for part in [1.0, 0.5, 1.5 / LARGEST, 2.5 / LARGEST, 0.3, -0.7, -1.0, 1e-9] {
-                let weight = f64::from((weight * part) as f32);
-                let expected = quantization::quantized(weight as f32, scale);
-                assert_eq!(integer(weight, f64::from(scale)), expected, "{weight} / {scale}");
+        let numbers = numbers(200_000);
+        for kind in IntegerType::ALL {
+            numbers.iter().for_each(|number| compare(kind, slice::from_ref(number)));
+            numbers.array_windows().for_each(|[one, other]| {
+                compare(kind, &[*one, *other]);
+                compare(kind, &[*one, -one, other * 1e-3]);
+            });
+            for step in (1..0x0180_0000u32).step_by(257).chain(1..2000) {
+                let number = f64::from(f32::from_bits(step));
+                compare(kind, &[number]);
+                compare(kind, &[-number, number / 2.0]);
+            }
+            // Halfway between two bf16, and on either side.
+            for halfway in (0x8000..0x7f80_0000u32).step_by(0x1_0000) {
+                let number = |bits| f64::from(f32::from_bits(bits));
+                [halfway - 1, halfway, halfway + 1].iter().for_each(|bits| compare(kind, &[number(*bits)]));
+            }
+            for values in [&[0.0][..], &[-0.0], &[], &[0.0, -0.0], &[-1.0, 1.0], &[f64::from(f32::MIN), 1.0]] {
+                compare(kind, values);
+            }
+        }
+    }
+
+    /// What the values of one scale become, by the rule of exports.
+    fn expected(kind: IntegerType, values: &[f64]) -> Vec<f64> {
+        let floats = values.iter().map(|value| *value as f32);
+        let scale = quantization::scale(kind, floats.fold(0.0, quantization::farther));
+        let integer = |value: &f64| quantization::quantized(kind, *value as f32, scale);
+        values.iter().map(|value| f64::from(integer(value)) * f64::from(scale)).collect()
+    }
+
+    /// Matrices `[M, I, O]` as they are stored where outputs are rows, `[M, O, I]`.
+    fn exchanged(values: &[f64], [matrices, inputs, outputs]: [usize; 3]) -> Vec<f64> {
+        let place = |m: usize, o: usize, i: usize| (m * inputs + i) * outputs + o;
+        let rows = (0..matrices).flat_map(|m| (0..outputs).map(move |o| (m, o)));
+        rows.flat_map(|(m, o)| (0..inputs).map(move |i| values[place(m, o, i)])).collect()
+    }
+
+    /// Compares all matrices with what `expected` makes of each column's values, `rows` at a time.
+    fn compare_matrices(kind: IntegerType, values: &[f64], shape: [usize; 3], rows: usize) {
+        let [matrices, inputs, outputs] = shape;
+        let mut all = vec![0.0; values.len()];
+        for (m, o) in (0..matrices).flat_map(|m| (0..outputs).map(move |o| (m, o))) {
+            for first in (0..inputs).step_by(rows) {
+                let places = (first..inputs.min(first + rows)).map(|i| (m * inputs + i) * outputs + o);
+                let weights: Vec<f64> = places.clone().map(|place| values[place]).collect();
+                places.zip(expected(kind, &weights)).for_each(|(place, value)| all[place] = value);
+            }
+        }
+        for (stored, shape, layout) in [
+            (values.to_vec(), shape, Outputs::Columns),
+            (exchanged(values, shape), [matrices, outputs, inputs], Outputs::Rows),
+        ] {
+            let read = |part: &Part| Ok(stored[part.start..part.end].to_vec());
+            let scaled = Scaled::read(kind, shape, layout, read).unwrap();
+            assert_eq!(scaled.len(), values.len());
+            for skipped in [0, 1] {
+                for (row, expected) in all.chunks_exact(outputs).enumerate() {
+                    let mut found = vec![0.0; outputs - skipped];
+                    scaled.widen(row * outputs + skipped, &mut found);
+                    assert!(found == expected[skipped..], "{kind} {shape:?} {layout:?}: row {row} from {skipped}");
+                }
             }
         }
     }
@@ -133,25 +242,56 @@ mod tests {
     fn every_column_of_every_matrix_has_its_scale() {
         // Columns of the first matrix, then of the second: [254, -2], [0, 0], [1, 127].
         let given = [254.0, 0.0, 1.0, -2.0, 0.0, 127.0, 12.7, 3.0, 0.0, 6.35, -3.0, 0.0];
-        let expected = |scales: [f64; 6]| {
-            let integers = [127, 0, 1, -1, 0, 127, 127, 127, 0, 64, -127, 0];
-            let scale = |index: usize| scales[index / 6 * 3 + index % 3];
-            integers.iter().enumerate().map(|(index, q)| f64::from(*q) * scale(index)).collect::<Vec<_>>()
-        };
-        let expected = expected([254.0, 0.0, 127.0, 12.7, 3.0, 0.0].map(|largest| to_f32(to_f32(largest) / LARGEST)));
-        let turned: Vec<f64> = given.chunks(6).flat_map(|m| [0, 3, 1, 4, 2, 5].map(|index| m[index])).collect();
-        for (outputs, shape, stored) in
-            [(Outputs::Columns, [2, 2, 3], given.to_vec()), (Outputs::Rows, [2, 3, 2], turned)]
-        {
-            let read = |part: &Part| Ok(stored[part.start..part.end].to_vec());
-            let scaled = Scaled::read(shape, outputs, read).unwrap();
-            assert_eq!(scaled.len(), 12);
-            for row in 0..4 {
-                let mut values = [0.0; 3];
-                scaled.widen(row * 3, &mut values);
-                assert_eq!(values, expected[row * 3..row * 3 + 3], "row {row}");
-                scaled.widen(row * 3 + 1, &mut values[..2]);
-                assert_eq!(values[..2], expected[row * 3 + 1..row * 3 + 3], "row {row}");
+        let integers = [127, 0, 1, -1, 0, 127, 127, 127, 0, 64, -127, 0];
+        let scales = [254.0, 0.0, 127.0, 12.7, 3.0, 0.0].map(|largest| to_f32(to_f32(largest) / 127.0));
+        let scaled = Scaled::read(IntegerType::Int8, [2, 2, 3], Outputs::Columns, |part| {
+            Ok(given[part.start..part.end].to_vec())
+        });
+        let scaled = scaled.unwrap();
+        assert_eq!((scaled.integers.as_slice(), scaled.scales.as_slice()), (&integers[..], &scales[..]));
+        compare_matrices(IntegerType::Int8, &given, [2, 2, 3], 2);
+        compare_matrices(IntegerType::Int4, &given, [2, 2, 3], BLOCK);
+    }
+
+    /// Inner dimensions that end within a block and with one, and matrices that are read in several parts: of rows that
+    /// no block ends with, and, exchanged, of a few columns each.
+    #[test]
+    fn every_block_of_every_column_has_its_scale() {
+        let numbers = numbers(1 << 16);
+        for shape in [[1, 1, 1], [2, 31, 3], [2, 32, 3], [3, 33, 2], [2, 70, 5], [2, 70, 10_007], [1, 4099, 130]] {
+            // A step that shares no factor with what there is.
+            let values: Vec<f64> =
+                (0..shape.iter().product()).map(|at: usize| numbers[at * 31 % numbers.len()]).collect();
+            compare_matrices(IntegerType::Int4, &values, shape, BLOCK);
+            compare_matrices(IntegerType::Int8, &values, shape, shape[1]);
+        }
+        let [_, rows, columns] = [2, 70, 10_007];
+        let ends: Vec<usize> = parts([2, rows, columns]).map(|part| part.end / columns % rows).collect();
+        assert!(ends.iter().any(|end| end % BLOCK != 0 && *end != 0), "{ends:?}");
+    }
+
+    #[test]
+    fn four_bits_have_the_farthest_weight_for_their_smallest_integer() {
+        // One column of two blocks: the second is one row.
+        let mut given = vec![0.0; 33];
+        (given[0], given[1], given[2], given[31], given[32]) = (4.0, -4.0, 0.75, 0.25, -0.5);
+        let read = |part: &Part| Ok(given[part.start..part.end].to_vec());
+        for (shape, outputs) in [([1, 33, 1], Outputs::Columns), ([1, 1, 33], Outputs::Rows)] {
+            let scaled = Scaled::read(IntegerType::Int4, shape, outputs, read).unwrap();
+            assert_eq!(scaled.scales, [-0.5, 0.0625]);
+            // 1.5 and 0.5 are ties.
+            assert_eq!([0, 1, 2, 3, 31, 32].map(|row| scaled.integers[row]), [-8, 7, -2, 0, 0, -8]);
+        }
+    }
+
+    #[test]
+    fn matrices_of_nothing_have_nothing() {
+        for kind in IntegerType::ALL {
+            for shape in [[0, 3, 4], [2, 0, 3], [2, 3, 0]] {
+                for outputs in [Outputs::Rows, Outputs::Columns] {
+                    let scaled = Scaled::read(kind, shape, outputs, |_| Ok(Vec::new())).unwrap();
+                    assert_eq!(scaled.len(), 0);
+                }
             }
         }
     }

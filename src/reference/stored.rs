@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use moa_graphs::{FloatType, Precision, Weight, WeightError};
+use moa_schema::IntegerType;
 
 /// How the values of trained weights are read.
 ///
@@ -12,18 +13,18 @@ use moa_graphs::{FloatType, Precision, Weight, WeightError};
 pub(super) struct Stored {
     matrices: FloatType,
     biases: FloatType,
-    /// Whether matrices of our operators are integers, see [`super::scaled`].
-    scaled: bool,
+    /// What matrices of our operators are integers of, if they are; see [`super::scaled`].
+    integers: Option<IntegerType>,
 }
 
 impl Stored {
     pub(super) const fn new(precision: Precision) -> Self {
-        Self { matrices: precision.weights(), biases: precision.activations(), scaled: precision.quantizes() }
+        Self { matrices: precision.weights(), biases: precision.activations(), integers: precision.integers() }
     }
 
-    /// Whether matrices of our operators are integers with scales.
-    pub(super) const fn is_scaled(self) -> bool {
-        self.scaled
+    /// The type of the integers that matrices of our operators are, if they are.
+    pub(super) const fn integers(self) -> Option<IntegerType> {
+        self.integers
     }
 
     /// A matrix: a projection, experts or an embedding.

@@ -226,7 +226,7 @@ fn other_types_of_float_are_exported_and_verified() {
 #[test]
 fn every_precision_is_exported_and_verified() {
     require_runtime();
-    for dtype in ["fp16", "bf16", "int8"] {
+    for dtype in ["fp16", "bf16", "int8", "int4"] {
         for stored in [None, Some(Dtype::F64)] {
             let mut model = Model::translator();
             if let Some(stored) = stored {

@@ -158,12 +158,14 @@ fn fp16_agrees_with_its_bodies_and_is_steered() {
 
 /// Operators with integers have activations of f32.
 #[test]
-fn int8_agrees_with_its_bodies() {
-    let result = bench(&exported("--dtype int8"), "--batch 3");
-    assert!(list(&result, "experts").len() > 1, "{result}");
-    let scene = Scene::with_fixture("jetmoe/bf16");
-    scene.accepts("ck -o out --dtype int8");
-    scene.accepts(&format!("bench out {QUICK}"));
+fn integers_agree_with_their_bodies() {
+    for dtype in ["int8", "int4"] {
+        let result = bench(&exported(&format!("--dtype {dtype}")), "--batch 3");
+        assert!(list(&result, "experts").len() > 1, "{result}");
+        let scene = Scene::with_fixture("jetmoe/bf16");
+        scene.accepts(&format!("ck -o out --dtype {dtype}"));
+        scene.accepts(&format!("bench out {QUICK}"));
+    }
 }
 
 #[test]

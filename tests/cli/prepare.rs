@@ -9,6 +9,8 @@ use serde_json::Value;
 
 use crate::scene::Scene;
 
+const FORMS: [&str; 3] = ["function", "fused", "standard"];
+
 /// Our nodes of a file.
 fn nodes(scene: &Scene, name: &str) -> Vec<NodeProto> {
     let file = read_model(&scene.path(name)).unwrap();
@@ -196,13 +198,14 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
 
 /// In every form, before TensorRT is looked for.
 #[test]
-fn exports_in_int8_are_refused() {
+fn exports_in_integers_are_refused() {
     let scene = Scene::with_fixture("mlm");
-    for form in ["function", "fused", "standard"] {
-        scene.accepts(&format!("ck -o m.onnx --dtype int8 --form {form} --force"));
+    for (dtype, form) in FORMS.into_iter().flat_map(|form| ["int8", "int4"].map(|dtype| (dtype, form))) {
+        scene.accepts(&format!("ck -o m.onnx --dtype {dtype} --form {form} --force"));
         for line in ["prepare m.onnx -o x.onnx --gpu h200", "build m.onnx -o m.plan --dim batch=1 --dim sequence=1"] {
             let help = "help: export with --dtype fp16, --dtype bf16 or --dtype fp32";
-            scene.refuses(line, 4, &["the model is int8, and engines are built of floats alone", help]);
+            let why = format!("the model is {dtype}, and engines are built of floats alone");
+            scene.refuses(line, 4, &[&why, help]);
         }
     }
 }

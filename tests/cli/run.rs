@@ -143,6 +143,19 @@ fn every_backend_computes_the_same() {
 }
 
 #[test]
+fn types_that_tract_does_not_have_are_named() {
+    for (options, kind) in
+        [("--dtype bf16", "bfloat16"), ("--dtype int4", "int4"), ("--dtype int4 --form standard", "int4")]
+    {
+        let scene = exported(options);
+        write_inputs(&scene, &[ids(&[1, 3]), mask(&[1, 3])]);
+        let why = format!("the model holds {kind} tensors, and tract has no such type");
+        scene.refuses(&line("tract"), 4, &[&why, "--dtype int8"]);
+        scene.accepts(&line("ort-function"));
+    }
+}
+
+#[test]
 fn inputs_that_do_not_fit_are_named() {
     let scene = exported("");
     let (a, b) = ([2, 5].as_slice(), [2, 6].as_slice());

@@ -65,9 +65,18 @@ fn wrong_arguments_name_themselves() {
 }
 
 #[test]
-fn precisions_that_cannot_be_written_are_refused_by_name() {
+fn four_bit_integers_need_an_operator_set_that_has_them() {
     let scene = Scene::with(&Model::layer());
-    scene.refuses("ck -o m.onnx --dtype int4", 4, &["int4", "fp32, fp16, bf16, int8"]);
+    for opset in [0, 18, 20] {
+        let parts = [format!("opset {opset} has no int4, which begins with opset 21"), "leave it out".into()];
+        let line = format!("ck -o m.onnx --dtype int4 --opset {opset}");
+        scene.refuses(&line, 4, &parts.each_ref().map(String::as_str));
+    }
+    scene.accepts("ck -o m.onnx --dtype int4");
+    scene.accepts("ck -o n.onnx --dtype int4 --opset 21");
+    assert_eq!(scene.read("m.onnx"), scene.read("n.onnx"));
+    let help = scene.accepts("export --help");
+    assert!(help.contains("- int4:") && help.contains("[default: 18, or 21 with --dtype int4]"), "{help}");
 }
 
 #[test]

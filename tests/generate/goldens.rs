@@ -97,23 +97,28 @@ fn reduced_precision_finds_the_same_translations() {
     }
 }
 
-/// One byte a weight changes a few translations, and the same ones with the library and without.
+/// Weights in integers change a few translations, and the same ones with the library and without.
 #[test]
-fn int8_finds_most_of_the_translations() {
+fn integers_find_most_of_the_translations() {
+    finds_most_of_the_translations(Precision::Int8);
+    finds_most_of_the_translations(Precision::Int4);
+}
+
+fn finds_most_of_the_translations(precision: Precision) {
     let items = items();
     let sources: Vec<_> = items.iter().map(|item| item["source"].as_str().unwrap()).collect();
-    let folder = exported_as(Form::Function, Precision::Int8);
+    let folder = exported_as(Form::Function, precision);
     for (key, beam) in [("greedy", 1), ("beam4_lenpen1_0", 4)] {
         let options = SearchOptions { beam, stop: Stop::Fairseq, ..SearchOptions::default() };
         let found = [OrtOperators::Library, OrtOperators::Functions].map(|operators| -> Vec<String> {
             let results = translator(&folder, operators, 32).translate(&sources, &options).unwrap();
             results.into_iter().map(|found| found[0].text.clone()).collect()
         });
-        assert_eq!(found[0], found[1], "{key}");
+        assert_eq!(found[0], found[1], "{precision:?}, {key}");
         let golden =
             |item: &serde_json::Value| item[key].get(0).unwrap_or(&item[key])["text"].as_str().unwrap().to_owned();
         let same = items.iter().zip(&found[0]).filter(|(item, found)| golden(item) == **found).count();
-        assert!(10 * same >= 9 * items.len(), "{key}: {same} of {}", items.len());
+        assert!(10 * same >= 9 * items.len(), "{precision:?}, {key}: {same} of {}", items.len());
     }
 }
 

@@ -488,5 +488,7 @@ fn fewer_bits_continue_the_same() {
     assert_eq!(exact.len(), 8);
     assert_eq!(tokens(Precision::Bf16), exact, "the checkpoint is stored in bf16");
     assert_eq!(tokens(Precision::Fp16).len(), 8);
-    assert_eq!(tokens(Precision::Int8), tokens_on(Precision::Int8, OrtOperators::Functions));
+    for integers in [Precision::Int8, Precision::Int4] {
+        assert_eq!(tokens(integers), tokens_on(integers, OrtOperators::Functions));
+    }
 }

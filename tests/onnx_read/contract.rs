@@ -53,10 +53,10 @@ fn damaged_nodes_are_refused_before_a_runtime_sees_them() {
         (Malformed, "the input `output_weight` is missing", |m| {
             node_in(m).attribute.push(int("present_inputs", 0x17));
         }),
-        (Malformed, "the input `input_scale` is of int8 weights, and `input_weight` is float32", |m| {
+        (Malformed, "the input `input_scale` is for weights in integers, and `input_weight` is float32", |m| {
             node_in(m).input.extend(["", "x", "x"].map(String::from));
         }),
-        (Malformed, "the input `output_scale` is of int8 weights, and `output_weight` is float32", |m| {
+        (Malformed, "the input `output_scale` is for weights in integers, and `output_weight` is float32", |m| {
             node_in(m).input.push("x".into());
             node_in(m).attribute.push(int("present_inputs", 0b100_1111));
         }),
@@ -75,7 +75,8 @@ fn damaged_nodes_are_refused_before_a_runtime_sees_them() {
     }
 }
 
-/// The model with matrices of the types `kinds`, where they are known, and `scales` behind the other inputs.
+/// The model with matrices of the types `kinds`, where they are known, and `scales` behind the other inputs: `x` is
+/// float32, `s` bfloat16 and `?` of a type that is not known.
 fn of_types(kinds: [Option<DataType>; 2], scales: &[&str]) -> ModelProto {
     let mut model = feed_forward_model();
     for (name, kind) in ["i", "o"].into_iter().zip(kinds) {
@@ -87,19 +88,25 @@ fn of_types(kinds: [Option<DataType>; 2], scales: &[&str]) -> ModelProto {
         }
     }
     let inputs = scales.iter().map(|name| (*name).to_owned());
+    graph_of(&mut model).input.push(value("s", DataType::Bfloat16, &[]));
     let nodes = &mut graph_of(&mut model).node;
+    nodes.insert(0, node("Identity", &["r"], &["?"]));
     nodes.last_mut().unwrap().input.extend(inputs);
     model
 }
 
 #[test]
-fn int8_matrices_and_scales_go_together() {
-    let (int8, float) = (Some(DataType::Int8), Some(DataType::Float));
+fn matrices_of_integers_and_their_scales_go_together() {
+    let (int8, int4, float) = (Some(DataType::Int8), Some(DataType::Int4), Some(DataType::Float));
     for (kinds, scales) in [
         ([float, float], &[][..]),
         ([float, float], &["", "", ""]),
         ([int8, int8], &["", "x", "x"]),
         ([None, int8], &["", "x", "x"]),
+        ([int8, None], &["", "?", "s"]),
+        ([int4, int4], &["", "s", "s"]),
+        ([int4, int4], &["", "?", "s"]),
+        ([int4, None], &["", "s", "x"]),
         ([None, None], &["", "x", "x"]),
         ([None, None], &[]),
     ] {
@@ -108,7 +115,14 @@ fn int8_matrices_and_scales_go_together() {
     for (kinds, scales, text) in [
         ([int8, int8], &[][..], "`input_weight` is int8, and the input `input_scale` is missing"),
         ([int8, int8], &["", "x"], "`output_weight` is int8, and the input `output_scale` is missing"),
-        ([int8, float], &["", "x", "x"], "`output_scale` is of int8 weights, and `output_weight` is float32"),
+        ([int4, int4], &[], "`input_weight` is int4, and the input `input_scale` is missing"),
+        ([int8, float], &["", "x", "x"], "`output_scale` is for weights in integers, and `output_weight` is float32"),
+        ([int4, float], &["", "s", "s"], "`output_scale` is for weights in integers, and `output_weight` is float32"),
+        ([int8, int8], &["", "s", "x"], "`input_scale` is bfloat16, and scales of int8 weights are float32"),
+        ([int4, int4], &["", "s", "x"], "`output_scale` is float32, and scales of int4 weights are bfloat16"),
+        ([int8, int4], &["", "x", "s"], "`input_weight` is int8, and `output_weight` is int4"),
+        ([int4, int8], &["", "s", "x"], "`input_weight` is int4, and `output_weight` is int8"),
+        ([Some(DataType::Uint4), None], &["", "s", "s"], "and `input_weight` is uint4"),
         ([int8, float], &["", "x"], "`input_weight` has scales, and `output_weight` has none"),
         ([float, int8], &["", "", "x"], "`output_weight` has scales, and `input_weight` has none"),
         ([None, None], &["", "x"], "`input_weight` has scales, and `output_weight` has none"),

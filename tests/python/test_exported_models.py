@@ -172,11 +172,11 @@ class Structure(unittest.TestCase):
 
         self.each(check)
 
-    def each_reduced(self, check):
-        """Calls `check(name, form, dtype, path)` for every file of exports in fewer bits."""
+    def each_reduced(self, dtypes, check):
+        """Calls `check(name, form, dtype, path)` for every file of exports in some precisions."""
         for name in ["nmt", "variants/v_ffd_moe", "mlm", "jetmoe/sharded", *LAYERS]:
             for form in FORMS:
-                for dtype in ("fp16", "bf16"):
+                for dtype in dtypes:
                     for path in sorted(export(name, form, "--dtype", dtype).glob("*.onnx")):
                         with self.subTest(name=name, form=form, dtype=dtype, stem=path.stem):
                             check(name, form, dtype, path)
@@ -188,7 +188,7 @@ class Structure(unittest.TestCase):
             inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
             self.assertEqual(signature(inferred.graph.output), signature(model.graph.output))
 
-        self.each_reduced(check)
+        self.each_reduced(["fp16", "bf16", "int8", "int4"], check)
 
     def test_precisions_keep_names_and_shapes_and_change_the_types_that_they_should(self):
         def check(name, form, dtype, path):
@@ -206,7 +206,7 @@ class Structure(unittest.TestCase):
                 elif len(weight.dims) == 3:
                     self.assertEqual(kinds[weight.name], stored, weight.name)
 
-        self.each_reduced(check)
+        self.each_reduced(["fp16", "bf16"], check)
 
     def test_nothing_but_the_models_and_their_vocabulary_is_written(self):
         for name in MODELS:

@@ -1,13 +1,15 @@
 //! Trained matrices as operators take them.
 
-use crate::graph::{Builder, DType, Value};
+use moa_schema::{BLOCK, IntegerType};
+
+use crate::graph::{Attribute, Builder, DType, Value};
 
 /// A trained matrix `[.., inner, columns]`.
 #[derive(Debug, Clone)]
 pub(crate) struct Matrix {
-    /// Floats, or int8 where there are scales.
+    /// Floats, or integers where there are scales.
     pub(crate) weight: Value,
-    /// f32 `[.., columns]`.
+    /// Scales of the builder's [`crate::Precision::integers`].
     pub(crate) scale: Option<Value>,
 }
 
@@ -15,8 +17,19 @@ impl Matrix {
     /// The matrix in floats.
     pub(super) fn floats(&self, b: &mut Builder) -> Value {
         let Some(scale) = &self.scale else { return self.weight.clone() };
+        if b.precision().integers() == Some(IntegerType::Int4) {
+            return self.of_blocks(b, scale);
+        }
         let integers = b.cast(&self.weight, DType::Float32);
         let scale = b.unsqueeze(scale, &[-2]);
         b.op("Mul", &[&integers, &scale], [])
+    }
+
+    /// `scale` belongs to blocks of rows.
+    #[allow(clippy::cast_possible_wrap)]
+    fn of_blocks(&self, b: &mut Builder, scale: &Value) -> Value {
+        let scale = b.cast(scale, DType::Float32);
+        let blocks = [("axis", Attribute::Int(-2)), ("block_size", Attribute::Int(BLOCK as i64))];
+        b.op("DequantizeLinear", &[&self.weight, &scale], blocks)
     }
 }

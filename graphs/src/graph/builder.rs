@@ -5,6 +5,8 @@ use std::{
     sync::Arc,
 };
 
+use moa_schema::IntegerType;
+
 use super::{
     Attribute, Constant, ConstantValues, DType, Data, Dim, Function, Graph, Initializer, Node, OpId, Quantization,
     ValueInfo, WeightExpr,
@@ -133,15 +135,15 @@ impl Builder {
         Value(name.into())
     }
 
-    /// The trained weight `matrix`, `[.., inner, columns]`, in 8-bit integers: an int8 initializer of its shape, and an
-    /// f32 initializer of the scales of its columns, `[.., columns]`. What is no trained weight has no scales.
-    pub fn quantized(&mut self, matrix: &Value) -> [Value; 2] {
+    /// The trained weight `matrix`, `[.., inner, columns]`, in integers: an initializer of its shape, and one of their
+    /// scales. What is no trained weight has no scales.
+    pub fn quantized(&mut self, matrix: &Value, integers: IntegerType) -> [Value; 2] {
         let Some((expr, _)) = self.weights.get(matrix.name()) else {
             return [matrix.clone(), Value::absent()];
         };
-        let names = ["int8", "scale"].map(|part| format!("{}/{part}", matrix.name()));
+        let names = [format!("{}/{integers}", matrix.name()), format!("{}/scale", matrix.name())];
         if self.names.insert(names[0].clone()) {
-            let matrices = Arc::new(Quantization::new(expr.clone()));
+            let matrices = Arc::new(Quantization::new(expr.clone(), integers));
             for (name, data) in names.iter().zip([Data::Integers(matrices.clone()), Data::Scales(matrices)]) {
                 self.names.insert(name.clone());
                 self.initializers.push(Initializer { name: name.clone(), shape: data.shape(), data });

@@ -12,9 +12,9 @@ pub enum Data {
     Literal(Constant),
     /// They are computed from trained weights, and rounded to this type, when the graph is written.
     Weight(WeightExpr, FloatType),
-    /// They are the int8 that stand for trained weights, and computed when the graph is written.
+    /// They are the integers that stand for trained weights, and computed when the graph is written.
     Integers(Arc<Quantization>),
-    /// They are the f32 scales of such integers.
+    /// They are the scales of such integers.
     Scales(Arc<Quantization>),
 }
 
@@ -24,8 +24,8 @@ impl Data {
         match self {
             Self::Literal(constant) => constant.dtype(),
             Self::Weight(_, float) => (*float).into(),
-            Self::Integers(_) => DType::Int8,
-            Self::Scales(_) => DType::Float32,
+            Self::Integers(matrices) => matrices.integers().into(),
+            Self::Scales(matrices) => matrices.integers().scales().into(),
         }
     }
 
@@ -39,10 +39,6 @@ impl Data {
         }
     }
 
-    fn bytes(&self) -> usize {
-        self.shape().iter().product::<usize>() * self.dtype().bytes()
-    }
-
     /// The values as little-endian bytes, row-major, block by block.
     pub fn blocks<'a>(&'a self, buffers: &'a mut Buffers) -> Blocks<'a> {
         Blocks::new(self, buffers)
@@ -54,7 +50,7 @@ impl Data {
     ///
     /// Where a trained weight cannot be read, or does not fit the type that it is written in.
     pub fn to_bytes(&self) -> Result<Vec<u8>, WeightError> {
-        let mut bytes = Vec::with_capacity(self.bytes());
+        let mut bytes = Vec::new();
         let mut buffers = Buffers::default();
         let mut blocks = self.blocks(&mut buffers);
         while let Some(block) = blocks.next_block()? {

@@ -38,7 +38,8 @@ pub struct Buffers {
 enum Source<'a> {
     Literal(Vec<u8>),
     Weight(Plan<'a>, FloatType),
-    Integers(Plan<'a>, &'a Quantization),
+    /// With an integer that waits for the one that it shares a byte with.
+    Integers(Plan<'a>, &'a Quantization, Option<u8>),
     Scales(&'a Quantization),
 }
 
@@ -48,13 +49,10 @@ impl<'a> Blocks<'a> {
         let (source, limit) = match data {
             Data::Literal(constant) => (Source::Literal(constant.to_bytes()), usize::MAX),
             Data::Weight(expr, to) => (Source::Weight(Plan::of(expr), *to), BLOCK / to.bytes()),
-            Data::Integers(matrices) => (Source::Integers(Plan::of(matrices.expr()), matrices), f32_limit),
+            Data::Integers(matrices) => (Source::Integers(Plan::of(matrices.expr()), matrices, None), f32_limit),
             Data::Scales(matrices) => (Source::Scales(matrices), f32_limit),
         };
-        let elements = match &source {
-            Source::Literal(bytes) => bytes.len() / data.dtype().bytes(),
-            _ => data.shape().iter().product(),
-        };
+        let elements = data.shape().iter().product();
         Self { source, elements, next: 0, limit, buffers }
     }
 
@@ -64,7 +62,7 @@ impl<'a> Blocks<'a> {
         Self { source, elements: size(expr), next: 0, limit, buffers }
     }
 
-    /// The next bytes: whole elements, at least one; `None` after the last.
+    /// The next bytes, at least one; `None` after the last.
     ///
     /// # Errors
     ///
@@ -74,7 +72,7 @@ impl<'a> Blocks<'a> {
             return Ok(None);
         }
         let start = self.next;
-        match &self.source {
+        match &mut self.source {
             Source::Literal(bytes) => {
                 self.next = self.elements;
                 Ok(Some(bytes))
@@ -86,22 +84,28 @@ impl<'a> Blocks<'a> {
                 plan.read(start..self.next, *to, scratch, block)?;
                 Ok(Some(block))
             }
-            Source::Integers(plan, matrices) => {
+            Source::Integers(plan, matrices, waiting) => {
                 let scales = matrices.scales(self.limit, self.buffers)?;
-                self.next = plan.end_of_block(start, self.elements, self.limit);
                 let Buffers { block, scratch } = &mut *self.buffers;
-                block.clear();
-                plan.read(start..self.next, FloatType::F32, scratch, block)?;
                 scratch.clear();
-                matrices.append(block, start, scales, scratch);
+                while scratch.is_empty() {
+                    let start = self.next;
+                    self.next = plan.end_of_block(start, self.elements, self.limit);
+                    block.clear();
+                    plan.read(start..self.next, FloatType::F32, scratch, block)?;
+                    scratch.clear();
+                    scratch.extend(waiting.take());
+                    matrices.append(block, start, &scales, scratch);
+                    *waiting = matrices.pack(scratch, self.next == self.elements);
+                }
                 Ok(Some(scratch))
             }
             Source::Scales(matrices) => {
-                let scales = matrices.scales(self.limit, self.buffers)?;
+                let scales = matrices.last_scales(self.limit, self.buffers)?;
                 self.next = self.elements;
                 let block = &mut self.buffers.block;
                 block.clear();
-                block.extend(scales.iter().flat_map(|scale| scale.to_le_bytes()));
+                let _always_in_range = matrices.integers().scales().append(&scales, block);
                 Ok(Some(block))
             }
         }

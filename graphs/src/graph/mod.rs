@@ -17,6 +17,7 @@ pub use quantized::Quantization;
 pub use tables::{RotaryTable, Sinusoids};
 
 use crate::FloatType;
+use moa_schema::IntegerType;
 use std::{collections::BTreeMap, fmt};
 
 /// Element types that graphs use.
@@ -26,6 +27,7 @@ pub enum DType {
     Float32,
     Float16,
     Bfloat16,
+    Int4,
     Int8,
     Int32,
     Int64,
@@ -42,6 +44,15 @@ impl From<FloatType> for DType {
     }
 }
 
+impl From<IntegerType> for DType {
+    fn from(integers: IntegerType) -> Self {
+        match integers {
+            IntegerType::Int8 => Self::Int8,
+            IntegerType::Int4 => Self::Int4,
+        }
+    }
+}
+
 impl DType {
     /// Number of the type in ONNX, as `Cast` takes it.
     pub const fn onnx_number(self) -> i64 {
@@ -53,16 +64,18 @@ impl DType {
             Self::Bool => 9,
             Self::Float16 => 10,
             Self::Bfloat16 => 16,
+            Self::Int4 => 22,
         }
     }
 
-    /// Width of one element.
-    pub const fn bytes(self) -> usize {
+    /// Bytes of so many elements: of 4-bit integers two share one, and the last may be alone in its own.
+    pub const fn bytes(self, elements: u64) -> u64 {
         match self {
-            Self::Bool | Self::Int8 => 1,
-            Self::Float16 | Self::Bfloat16 => 2,
-            Self::Float32 | Self::Int32 => 4,
-            Self::Int64 => 8,
+            Self::Int4 => elements.div_ceil(2),
+            Self::Bool | Self::Int8 => elements,
+            Self::Float16 | Self::Bfloat16 => 2 * elements,
+            Self::Float32 | Self::Int32 => 4 * elements,
+            Self::Int64 => 8 * elements,
         }
     }
 }
@@ -186,7 +199,7 @@ impl Initializer {
 
     /// Bytes of the values.
     pub fn bytes(&self) -> u64 {
-        self.shape.iter().map(|dim| *dim as u64).product::<u64>() * self.dtype().bytes() as u64
+        self.dtype().bytes(self.shape.iter().map(|dim| *dim as u64).product())
     }
 }
 

@@ -1,35 +1,48 @@
-//! Trained matrices in 8-bit integers: their scales, and the integers block by block.
+//! Trained matrices in integers: their scales, and the integers block by block.
 
-use std::{iter, ops::Range, sync::OnceLock};
+use std::{
+    iter,
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use moa_schema::{BLOCK, IntegerType};
 
 use super::{Blocks, Buffers, WeightExpr};
 use crate::{
     WeightError,
-    quantization::{quantized, scale},
+    quantization::{farther, quantized, scale},
 };
 
-/// Matrices `[.., inner, columns]` that are stored in 8-bit integers, with scales `[.., columns]`; see
-/// [`crate::quantization`].
+/// Matrices `[.., inner, columns]` that are stored in integers, with their scales; see [`crate::quantization`].
 ///
-/// The scales are found once, in a pass over all weights, when scales or integers are first read.
+/// The scales are found in a pass over all weights when scales or integers are first read, and kept until the scales
+/// are read.
 #[derive(Debug)]
 pub struct Quantization {
     expr: WeightExpr,
+    integers: IntegerType,
     inner: usize,
     columns: usize,
-    scales: OnceLock<Vec<f32>>,
+    /// Rows of a matrix that share their scales.
+    rows: usize,
+    scales: Mutex<Option<Arc<Vec<f32>>>>,
 }
 
 impl Quantization {
     /// Of `expr`, whose last two axes are those of the matrices; a tensor with one axis is one row.
-    pub fn new(expr: WeightExpr) -> Self {
+    pub fn new(expr: WeightExpr, integers: IntegerType) -> Self {
         let shape = expr.shape();
         let (inner, columns) = match shape.as_slice() {
             [] => (1, 1),
             [columns] => (1, *columns),
             [.., inner, columns] => (*inner, *columns),
         };
-        Self { expr, inner, columns, scales: OnceLock::new() }
+        let rows = match integers {
+            IntegerType::Int8 => inner,
+            IntegerType::Int4 => BLOCK,
+        };
+        Self { expr, integers, inner, columns, rows, scales: Mutex::default() }
     }
 
     /// The weights.
@@ -37,49 +50,81 @@ impl Quantization {
         &self.expr
     }
 
-    /// Dimensions of the scales: those of the weights without the last but one.
+    /// Type of the integers.
+    pub const fn integers(&self) -> IntegerType {
+        self.integers
+    }
+
+    /// Dimensions of the scales.
     pub fn scale_shape(&self) -> Vec<usize> {
-        let mut shape = self.expr.shape();
-        if let Some(inner) = shape.len().checked_sub(2) {
-            shape.remove(inner);
-        }
-        shape
+        self.integers.scale_shape(&self.expr.shape())
     }
 
     /// The scales, row-major, for which the weights are read in blocks of `limit` elements where they are not known.
-    pub(super) fn scales(&self, limit: usize, buffers: &mut Buffers) -> Result<&[f32], WeightError> {
-        if let Some(scales) = self.scales.get() {
-            return Ok(scales);
-        }
-        let mut largest = vec![0f32; self.scale_shape().iter().product()];
+    pub(super) fn scales(&self, limit: usize, buffers: &mut Buffers) -> Result<Arc<Vec<f32>>, WeightError> {
+        let mut known = self.scales.lock().unwrap_or_else(PoisonError::into_inner);
+        let scales = match known.take() {
+            Some(scales) => scales,
+            None => Arc::new(self.find_scales(limit, buffers)?),
+        };
+        Ok(known.insert(scales).clone())
+    }
+
+    /// As [`Self::scales`], and forgets them: they stand behind their integers, and large models have a gigabyte of
+    /// them.
+    pub(super) fn last_scales(&self, limit: usize, buffers: &mut Buffers) -> Result<Arc<Vec<f32>>, WeightError> {
+        let scales = self.scales(limit, buffers);
+        self.scales.lock().unwrap_or_else(PoisonError::into_inner).take();
+        scales
+    }
+
+    fn find_scales(&self, limit: usize, buffers: &mut Buffers) -> Result<Vec<f32>, WeightError> {
+        let mut farthest = vec![0f32; self.scale_shape().iter().product()];
         let (mut blocks, mut start) = (Blocks::of_f32(&self.expr, limit, buffers), 0);
         while let Some(block) = blocks.next_block()? {
             let values = block.as_chunks::<4>().0;
-            for (piece, columns) in self.pieces(start..start + values.len()) {
+            for (piece, places) in self.pieces(start..start + values.len()) {
                 let values = &values[piece.start - start..piece.end - start];
-                for (largest, value) in largest[columns].iter_mut().zip(values) {
-                    *largest = largest.max(f32::from_le_bytes(*value).abs());
+                for (farthest, value) in farthest[places].iter_mut().zip(values) {
+                    *farthest = farther(*farthest, f32::from_le_bytes(*value));
                 }
             }
             start += values.len();
         }
-        Ok(self.scales.get_or_init(|| largest.into_iter().map(scale).collect()))
+        Ok(farthest.into_iter().map(|farthest| scale(self.integers, farthest)).collect())
     }
 
-    /// Appends the integers for the weights `block`, f32, of which the first has the index `start`.
+    /// Appends the integers for the weights `block`, f32, of which the first has the index `start`; each in a byte.
     #[allow(clippy::cast_sign_loss)]
     pub(super) fn append(&self, block: &[u8], start: usize, scales: &[f32], out: &mut Vec<u8>) {
         let values = block.as_chunks::<4>().0;
-        for (piece, columns) in self.pieces(start..start + values.len()) {
+        for (piece, places) in self.pieces(start..start + values.len()) {
             let values = &values[piece.start - start..piece.end - start];
-            let pairs = values.iter().zip(&scales[columns]);
-            out.extend(pairs.map(|(value, scale)| quantized(f32::from_le_bytes(*value), *scale) as u8));
+            let pairs = values.iter().zip(&scales[places]);
+            out.extend(pairs.map(|(value, scale)| quantized(self.integers, f32::from_le_bytes(*value), *scale) as u8));
         }
+    }
+
+    /// Stores integers of [`Self::append`] as their type does: those of 4 bits two in a byte. One that has no other to
+    /// share a byte with is given back, unless it `is_last`.
+    pub(super) fn pack(&self, integers: &mut Vec<u8>, is_last: bool) -> Option<u8> {
+        if self.integers == IntegerType::Int8 {
+            return None;
+        }
+        let single = if is_last || integers.len().is_multiple_of(2) { None } else { integers.pop() };
+        let bytes = integers.len().div_ceil(2);
+        for byte in 0..bytes {
+            let upper = integers.get(2 * byte + 1).map_or(0, |upper| upper << 4);
+            integers[byte] = integers[2 * byte] & 0xF | upper;
+        }
+        integers.truncate(bytes);
+        single
     }
 
     /// The elements `range` cut where rows end, each piece with the places of its scales.
     fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
-        let (inner, columns) = (self.inner, self.columns);
+        let Self { inner, columns, rows, .. } = *self;
+        let scales = inner.div_ceil(rows.max(1));
         let mut at = range.start;
         iter::from_fn(move || {
             if at == range.end {
@@ -87,7 +132,7 @@ impl Quantization {
             }
             let (row, column) = (at / columns, at % columns);
             let piece = at..range.end.min(at - column + columns);
-            let scale = row / inner * columns + column;
+            let scale = (row / inner * scales + row % inner / rows) * columns + column;
             at = piece.end;
             Some((piece.clone(), scale..scale + piece.len()))
         })
@@ -104,8 +149,13 @@ mod tests {
         },
     };
 
+    use half::bf16;
+
     use super::*;
-    use crate::{FloatType, Rounding, Runs, TensorSource, Weight, graph::Data};
+    use crate::{
+        FloatType, Rounding, Runs, TensorSource, Weight,
+        graph::{DType, Data},
+    };
 
     /// Values in memory, and how many of them were read.
     struct Values(Vec<f32>, Arc<AtomicUsize>);
@@ -166,28 +216,62 @@ mod tests {
         bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
     }
 
+    /// The scale of weights that share one.
+    fn naive_scale(integers: IntegerType, weights: &[f32]) -> f32 {
+        let largest = weights.iter().map(|weight| weight.abs()).fold(0.0, f32::max);
+        match integers {
+            IntegerType::Int8 => largest / 127.0,
+            IntegerType::Int4 if weights.contains(&largest) => bf16::from_f32(largest / -8.0).to_f32(),
+            IntegerType::Int4 => bf16::from_f32(largest / 8.0).to_f32(),
+        }
+    }
+
     /// Integers and scales of matrices `[.., inner, columns]`, one by one.
-    fn naive(expr: &WeightExpr) -> (Vec<i8>, Vec<f32>) {
+    fn naive(expr: &WeightExpr, integers: IntegerType) -> (Vec<i8>, Vec<f32>) {
         let shape = expr.shape();
         let (inner, columns) = (shape[shape.len() - 2], shape[shape.len() - 1]);
+        let (rows, least, most) = match integers {
+            IntegerType::Int8 => (inner, -127.0, 127.0),
+            IntegerType::Int4 => (32, -8.0, 7.0),
+        };
         let values = floats(&Data::Weight(expr.clone(), FloatType::F32).to_bytes().unwrap());
-        let (mut integers, mut scales) = (vec![0; values.len()], Vec::new());
+        let (mut stored, mut scales) = (vec![0; values.len()], Vec::new());
         for start in (0..values.len()).step_by(inner * columns) {
-            for column in 0..columns {
-                let places = (0..inner).map(|row| start + row * columns + column);
-                let largest = places.clone().map(|place| values[place].abs()).fold(0.0, f32::max);
-                scales.push(largest / 127.0);
-                for place in places.filter(|_| largest > 0.0) {
-                    integers[place] = (values[place] / (largest / 127.0)).round_ties_even() as i8;
+            for first in (0..inner).step_by(rows) {
+                for column in 0..columns {
+                    let places = (first..inner.min(first + rows)).map(|row| start + row * columns + column);
+                    let weights: Vec<_> = places.clone().map(|place| values[place]).collect();
+                    let scale = naive_scale(integers, &weights);
+                    scales.push(scale);
+                    for place in places.filter(|_| scale != 0.0) {
+                        stored[place] = (values[place] / scale).round_ties_even().clamp(least, most) as i8;
+                    }
                 }
             }
         }
-        (integers, scales)
+        (stored, scales)
+    }
+
+    /// What ONNX has as raw data of integers.
+    fn stored_bytes(values: &[i8], integers: IntegerType) -> Vec<u8> {
+        match integers {
+            IntegerType::Int8 => values.iter().map(|value| *value as u8).collect(),
+            IntegerType::Int4 => {
+                let half = |value: &i8| *value as u8 & 0xF;
+                values.chunks(2).map(|pair| half(&pair[0]) | pair.get(1).map_or(0, half) << 4).collect()
+            }
+        }
+    }
+
+    fn scale_bytes(scales: &[f32], integers: IntegerType) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        integers.scales().append(scales, &mut bytes).unwrap();
+        bytes
     }
 
     /// Both initializers of one weight.
-    fn pair(expr: &WeightExpr) -> [Data; 2] {
-        let matrices = Arc::new(Quantization::new(expr.clone()));
+    fn pair(expr: &WeightExpr, integers: IntegerType) -> [Data; 2] {
+        let matrices = Arc::new(Quantization::new(expr.clone(), integers));
         [Data::Integers(matrices.clone()), Data::Scales(matrices)]
     }
 
@@ -211,50 +295,73 @@ mod tests {
             scattered(&[9, 4]),
             WeightExpr::Columns(side_by_side.to_vec()),
             scattered(&[4, 6, 5]).transposed(&[2, 1, 0]),
+            scattered(&[3, 33, 3]),
+            scattered(&[5, 7, 3]).transposed(&[0, 2, 1]),
+            scattered(&[3, 3, 65]).transposed(&[0, 2, 1]),
+            scattered(&[64, 5]),
+            scattered(&[1, 1]),
+            WeightExpr::Columns([[3, 35], [4, 35]].map(|shape| scattered(&shape).transposed(&[1, 0])).to_vec()),
         ]
     }
 
     #[test]
     fn integers_and_scales_do_not_depend_on_blocks() {
-        for expr in expressions() {
-            let (integers, scales) = naive(&expr);
+        for (expr, integers) in expressions().iter().flat_map(|expr| IntegerType::ALL.map(|integers| (expr, integers)))
+        {
+            let (values, scales) = naive(expr, integers);
+            let expected = [stored_bytes(&values, integers), scale_bytes(&scales, integers)];
             for limit in [1, 2, 7, 64, 100, 1500, 1 << 20] {
                 for reverse in [false, true] {
-                    let [first, second] = pair(&expr);
+                    let [first, second] = pair(expr, integers);
                     let order = if reverse { [&second, &first] } else { [&first, &second] };
                     let mut found = order.map(|data| in_blocks(data, limit).unwrap());
                     if reverse {
                         found.reverse();
                     }
-                    let as_integers: Vec<_> = found[0].iter().map(|byte| *byte as i8).collect();
-                    assert!(as_integers == integers, "{expr:?} in blocks of {limit}");
-                    assert!(floats(&found[1]) == scales, "{expr:?} in blocks of {limit}");
+                    assert!(found == expected, "{expr:?} as {integers} in blocks of {limit}");
                 }
             }
         }
     }
 
     #[test]
+    fn of_two_weights_with_the_largest_magnitude_the_positive_one_is_stored_exactly() {
+        for (weights, expected) in [([1.0, -1.0, 0.25], [0x78, 0x0E]), ([-1.0, 1.0, 0.25], [0x87, 0x0E])] {
+            let [integers, scales] = pair(&stored(&[3, 1], weights.to_vec()).0, IntegerType::Int4);
+            assert_eq!(integers.to_bytes().unwrap(), expected);
+            assert_eq!(scales.to_bytes().unwrap(), scale_bytes(&[-0.125], IntegerType::Int4));
+        }
+    }
+
+    #[test]
     fn data_tells_shapes_and_types() {
-        let [integers, scales] = pair(&scattered(&[2, 37, 5]).transposed(&[0, 2, 1]));
-        assert_eq!((integers.shape(), integers.dtype().bytes()), (vec![2, 5, 37], 1));
-        assert_eq!((scales.shape(), scales.dtype().bytes()), (vec![2, 37], 4));
-        assert_eq!((integers.to_bytes().unwrap().len(), scales.to_bytes().unwrap().len()), (370, 296));
-        let [empty, zeros] = pair(&scattered(&[2, 0, 3]));
+        for (type_of, kinds, shape, sizes) in [
+            (IntegerType::Int8, [DType::Int8, DType::Float32], vec![2, 37], [370, 296]),
+            (IntegerType::Int4, [DType::Int4, DType::Bfloat16], vec![2, 1, 37], [185, 148]),
+        ] {
+            let [integers, scales] = pair(&scattered(&[2, 37, 5]).transposed(&[0, 2, 1]), type_of);
+            assert_eq!((integers.shape(), scales.shape()), (vec![2, 5, 37], shape));
+            assert_eq!([integers.dtype(), scales.dtype()], kinds);
+            assert_eq!([integers, scales].map(|data| data.to_bytes().unwrap().len()), sizes);
+        }
+        let [empty, zeros] = pair(&scattered(&[2, 0, 3]), IntegerType::Int8);
         assert_eq!((empty.to_bytes().unwrap(), zeros.to_bytes().unwrap()), (vec![], vec![0; 24]));
+        for data in pair(&scattered(&[2, 0, 3]), IntegerType::Int4) {
+            assert!(data.to_bytes().unwrap().is_empty());
+        }
     }
 
     #[test]
     fn a_weight_is_read_once_for_scales_and_once_for_integers() {
         let (expr, read) = stored(&[2, 3], vec![1.0, 0.0, -4.0, -2.0, 0.0, 1.0]);
-        let [integers, scales] = pair(&expr);
+        let [integers, scales] = pair(&expr, IntegerType::Int8);
         let expected = [2.0 / 127.0, 0.0, 4.0 / 127.0];
-        for reads in [6, 6, 12, 18] {
-            if reads > 6 {
-                assert_eq!(integers.to_bytes().unwrap(), [64, 0, -127i8 as u8, -127i8 as u8, 0, 32]);
-            } else {
-                assert_eq!(floats(&scales.to_bytes().unwrap()), expected);
-            }
+        for reads in [12, 18] {
+            assert_eq!(integers.to_bytes().unwrap(), [64, 0, -127i8 as u8, -127i8 as u8, 0, 32]);
+            assert_eq!(read.load(Ordering::Relaxed), reads);
+        }
+        for reads in [18, 24] {
+            assert_eq!(floats(&scales.to_bytes().unwrap()), expected);
             assert_eq!(read.load(Ordering::Relaxed), reads);
         }
     }
@@ -263,7 +370,8 @@ mod tests {
     fn a_weight_that_is_no_number_is_the_usual_error() {
         let mut values = vec![0.5; 60];
         values[41] = f32::NAN;
-        for data in pair(&stored(&[2, 5, 6], values).0.transposed(&[0, 2, 1])) {
+        let expr = stored(&[2, 5, 6], values).0.transposed(&[0, 2, 1]);
+        for data in IntegerType::ALL.into_iter().flat_map(|integers| pair(&expr, integers)) {
             for limit in [7, 1000] {
                 let found = in_blocks(&data, limit);
                 assert!(matches!(found, Err(WeightError::NonFinite { first: 41, .. })), "{found:?}");

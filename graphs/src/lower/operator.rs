@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use moa_schema::{
-    CROSS_ATTENTION, CrossAttentionAttributes, DOMAIN, FEED_FORWARD, FeedForwardAttributes, OPSET_VERSION, Operator,
-    PLUGIN_NAMESPACE, PLUGIN_VERSION, Parameter, RoutingPart, SELF_ATTENTION, SelfAttentionAttributes, cross_attention,
-    feed_forward, self_attention,
+    CROSS_ATTENTION, CrossAttentionAttributes, DOMAIN, FEED_FORWARD, FeedForwardAttributes, IntegerType, OPSET_VERSION,
+    Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION, Parameter, RoutingPart, SELF_ATTENTION, SelfAttentionAttributes,
+    cross_attention, feed_forward, self_attention,
 };
 
 use super::{Dim, Form, LowerAttention, LowerError, Lowering};
@@ -201,8 +201,8 @@ impl Lowering {
         routed: &Routed,
         body: impl Fn(&mut Builder, &[Value], &Routed) -> [Value; N],
     ) -> Result<[Value; N], LowerError> {
-        if self.options.precision.quantizes() {
-            quantize(&mut self.b, node.operator, &mut inputs);
+        if let Some(integers) = self.options.precision.integers() {
+            quantize(&mut self.b, node.operator, integers, &mut inputs);
         }
         if self.options.form == Form::Standard {
             return Ok(body(&mut self.b, &inputs, routed));
@@ -272,9 +272,9 @@ fn absent_inputs(operator: &Operator) -> Vec<Value> {
 }
 
 /// Puts integers in place of the trained matrices, and their scales beside them.
-fn quantize(b: &mut Builder, operator: &Operator, inputs: &mut [Value]) {
+fn quantize(b: &mut Builder, operator: &Operator, integers: IntegerType, inputs: &mut [Value]) {
     for [weight, scale] in operator.matrices() {
-        [inputs[weight], inputs[scale]] = b.quantized(&inputs[weight]);
+        [inputs[weight], inputs[scale]] = b.quantized(&inputs[weight], integers);
     }
 }
 

@@ -1,15 +1,15 @@
-//! Models whose matrices are int8.
+//! Models whose matrices are integers.
 
 use std::collections::BTreeMap;
 
-use moa_schema::{ElementType, OPERATORS};
+use moa_schema::{IntegerType, OPERATORS};
 use serde_json::{Value as Json, json};
 
 use super::*;
 use crate::{
     SyntheticTensors,
     families::{Config, ImportOptions, import},
-    graph::{Initializer, Node},
+    graph::{Attribute, Initializer, Node},
 };
 
 fn graphs(config: &Json, form: Form, precision: Precision) -> Vec<Graph> {
@@ -36,6 +36,16 @@ fn translator() -> Json {
     })
 }
 
+/// Every model in every type of integers.
+fn in_integers(form: Form) -> impl Iterator<Item = (IntegerType, Graph)> {
+    [(Precision::Int8, IntegerType::Int8), (Precision::Int4, IntegerType::Int4)].into_iter().flat_map(
+        move |(precision, integers)| {
+            let all = [jetmoe(), translator()].map(|config| graphs(&config, form, precision));
+            all.into_iter().flatten().map(move |graph| (integers, graph))
+        },
+    )
+}
+
 fn weights(graph: &Graph) -> BTreeMap<&str, &Initializer> {
     graph.initializers.iter().map(|initializer| (initializer.name.as_str(), initializer)).collect()
 }
@@ -45,74 +55,78 @@ fn ours(graph: &Graph) -> impl Iterator<Item = &Node> {
 }
 
 #[test]
-fn nodes_read_integers_and_a_scale_for_each_column() {
+fn nodes_read_integers_and_their_scales() {
     let mut seen = BTreeMap::new();
-    for config in [jetmoe(), translator()] {
-        for graph in graphs(&config, Form::Fused, Precision::Int8) {
-            let weights = weights(&graph);
-            for node in ours(&graph) {
-                *seen.entry(node.op.op_type.clone()).or_insert(0) += 1;
-                let operator = OPERATORS.iter().find(|operator| operator.name == node.op.op_type).unwrap();
-                let place = |name: &str| operator.inputs.iter().position(|input| input.name == name).unwrap();
-                for input in operator.inputs.iter().filter(|input| input.element == ElementType::Weight) {
-                    let matrix = weights[node.inputs[place(input.name)].as_str()];
-                    let scale = weights[node.inputs[place(&input.name.replace("_weight", "_scale"))].as_str()];
-                    assert_eq!((matrix.dtype(), scale.dtype()), (DType::Int8, DType::Float32));
-                    assert_eq!(format!("{}/scale", matrix.name.strip_suffix("/int8").unwrap()), scale.name);
-                    let mut shape = matrix.shape.clone();
-                    assert_eq!(shape.len(), input.dims.len());
-                    shape.remove(shape.len() - 2);
-                    assert_eq!(scale.shape, shape);
-                    assert_eq!(scale.data.to_bytes().unwrap().len() as u64, scale.bytes());
+    for (integers, graph) in in_integers(Form::Fused) {
+        let weights = weights(&graph);
+        for node in ours(&graph) {
+            *seen.entry(node.op.op_type.clone()).or_insert(0) += 1;
+            let operator = OPERATORS.iter().find(|operator| operator.name == node.op.op_type).unwrap();
+            for [matrix, scale] in operator.matrices() {
+                let rank = operator.inputs[matrix].dims.len();
+                let [matrix, scale] = [matrix, scale].map(|place| weights[node.inputs[place].as_str()]);
+                assert_eq!([matrix.dtype(), scale.dtype()], [integers.into(), integers.scales().into()]);
+                let name = matrix.name.strip_suffix(&format!("/{integers}")).unwrap();
+                assert_eq!((format!("{name}/scale"), rank), (scale.name.clone(), matrix.shape.len()));
+                assert_eq!(scale.shape, integers.scale_shape(&matrix.shape));
+                for weight in [matrix, scale] {
+                    assert_eq!(weight.data.to_bytes().unwrap().len() as u64, weight.bytes());
                 }
-                let router = weights[node.inputs[place("router_weight")].as_str()];
-                assert_eq!(router.dtype(), DType::Float32);
             }
-            let integers = weights.values().filter(|weight| weight.dtype() == DType::Int8);
-            let readers = |weight: &Initializer| ours(&graph).filter(|node| node.inputs.contains(&weight.name)).count();
-            assert!(integers.into_iter().all(|weight| readers(weight) == 1));
+            let router = operator.inputs.iter().position(|input| input.name == "router_weight").unwrap();
+            assert_eq!(weights[node.inputs[router].as_str()].dtype(), DType::Float32);
         }
+        let matrices = weights.values().filter(|weight| weight.dtype() == integers.into());
+        let readers = |weight: &Initializer| ours(&graph).filter(|node| node.inputs.contains(&weight.name)).count();
+        assert!(matrices.into_iter().all(|weight| readers(weight) == 1));
     }
-    let expected = [("MoACrossAttention", 1), ("MoASelfAttention", 4), ("MoEFeedForward", 2)];
+    let expected = [("MoACrossAttention", 2), ("MoASelfAttention", 8), ("MoEFeedForward", 4)];
     assert_eq!(seen, expected.map(|(name, count)| (name.to_owned(), count)).into());
 }
 
 #[test]
 fn bodies_multiply_integers_with_their_scales_first() {
-    for config in [jetmoe(), translator()] {
-        for graph in graphs(&config, Form::Function, Precision::Int8) {
-            for function in &graph.functions {
-                let weights =
-                    function.inputs.iter().filter(|name| name.ends_with("_weight") && *name != "router_weight");
-                for weight in weights {
-                    let scale = weight.replace("_weight", "_scale");
-                    assert!(function.inputs.contains(&scale), "{scale}");
-                    check_product(&function.nodes, weight, &scale);
-                }
+    for (integers, graph) in in_integers(Form::Function) {
+        for function in &graph.functions {
+            let weights = function.inputs.iter().filter(|name| name.ends_with("_weight") && *name != "router_weight");
+            for weight in weights {
+                let scale = weight.replace("_weight", "_scale");
+                assert!(function.inputs.contains(&scale), "{scale}");
+                check_product(&function.nodes, integers, weight, &scale);
             }
-            assert!(!graph.functions.is_empty());
         }
-        for graph in graphs(&config, Form::Standard, Precision::Int8) {
-            let integers = graph.initializers.iter().filter(|weight| weight.dtype() == DType::Int8);
-            for integers in integers {
-                check_product(&graph.nodes, &integers.name, &integers.name.replace("/int8", "/scale"));
-            }
+        assert!(!graph.functions.is_empty());
+    }
+    for (integers, graph) in in_integers(Form::Standard) {
+        for matrix in graph.initializers.iter().filter(|weight| weight.dtype() == integers.into()) {
+            let scale = matrix.name.replace(&format!("/{integers}"), "/scale");
+            check_product(&graph.nodes, integers, &matrix.name, &scale);
         }
     }
 }
 
-/// The only reader of `weight` casts it, and the product with `scale` is all that reads that.
-fn check_product(nodes: &[Node], weight: &str, scale: &str) {
+/// The only reader of `weight` widens it, and nothing else reads its scale.
+fn check_product(nodes: &[Node], integers: IntegerType, weight: &str, scale: &str) {
     let reader = |value: &str| {
         let readers: Vec<_> = nodes.iter().filter(|node| node.inputs.iter().any(|input| input == value)).collect();
         let [reader] = readers.as_slice() else { panic!("{value} has {} readers", readers.len()) };
         *reader
     };
-    let (cast, row) = (reader(weight), reader(scale));
-    assert_eq!([cast, row].map(|node| node.op.op_type.as_str()), ["Cast", "Unsqueeze"]);
-    let product = reader(&cast.outputs[0]);
-    assert_eq!(product.op.op_type, "Mul");
-    assert_eq!(product.inputs, [cast.outputs[0].clone(), row.outputs[0].clone()]);
+    let (widened, row) = (reader(weight), reader(scale));
+    match integers {
+        IntegerType::Int8 => {
+            assert_eq!([widened, row].map(|node| node.op.op_type.as_str()), ["Cast", "Unsqueeze"]);
+            let product = reader(&widened.outputs[0]);
+            assert_eq!(product.op.op_type, "Mul");
+            assert_eq!(product.inputs, [widened.outputs[0].clone(), row.outputs[0].clone()]);
+        }
+        IntegerType::Int4 => {
+            assert_eq!([widened, row].map(|node| node.op.op_type.as_str()), ["DequantizeLinear", "Cast"]);
+            assert_eq!(widened.inputs, [weight, row.outputs[0].as_str()]);
+            let blocks = [("axis", Attribute::Int(-2)), ("block_size", Attribute::Int(32))];
+            assert_eq!(widened.attributes, blocks.map(|(name, value)| (name.to_owned(), value)).into());
+        }
+    }
 }
 
 #[test]
@@ -121,7 +135,8 @@ fn floats_have_no_scales() {
         for form in Form::ALL {
             for graph in [jetmoe(), translator()].iter().flat_map(|config| graphs(config, form, precision)) {
                 let weights = graph.initializers.iter().map(|weight| (weight.name.as_str(), weight.dtype()));
-                assert!(weights.into_iter().all(|(name, dtype)| !name.ends_with("/scale") && dtype != DType::Int8));
+                let is_float = |dtype: DType| ![DType::Int8, DType::Int4].contains(&dtype);
+                assert!(weights.into_iter().all(|(name, dtype)| !name.ends_with("/scale") && is_float(dtype)));
                 let scales = |inputs: &[String]| inputs.iter().any(|input| input.ends_with("_scale"));
                 assert!(!graph.functions.iter().any(|function| scales(&function.inputs)));
             }
@@ -131,14 +146,14 @@ fn floats_have_no_scales() {
 
 #[test]
 fn other_matrices_stay_floats() {
-    let graphs = graphs(&translator(), Form::Fused, Precision::Int8);
-    for graph in &graphs {
+    let mut counts = Vec::new();
+    for (integers, graph) in in_integers(Form::Fused) {
         for node in graph.nodes.iter().filter(|node| node.op.op_type == "MatMul") {
-            if let Some(matrix) = weights(graph).get(node.inputs[1].as_str()) {
+            if let Some(matrix) = weights(&graph).get(node.inputs[1].as_str()) {
                 assert_eq!(matrix.dtype(), DType::Float32, "{}", matrix.name);
             }
         }
+        counts.push(graph.initializers.iter().filter(|weight| weight.dtype() == integers.into()).count());
     }
-    let integers = |graph: &Graph| graph.initializers.iter().filter(|weight| weight.dtype() == DType::Int8).count();
-    assert_eq!(graphs.iter().map(integers).collect::<Vec<_>>(), [3, 5]);
+    assert_eq!(counts, [10, 3, 5].repeat(2));
 }

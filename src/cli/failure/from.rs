@@ -200,6 +200,9 @@ impl From<ExportError> for Failure {
                 let help = format!("give --opset {} to {}", OPSETS.start(), OPSETS.end());
                 Self::new(Code::Opset, message, Some(&help))
             }
+            ExportError::OldOpset { oldest, .. } => {
+                Self::new(Code::Opset, message, Some(&format!("give --opset {oldest}, or leave it out")))
+            }
         }
     }
 }

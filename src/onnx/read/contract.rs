@@ -1,6 +1,8 @@
 //! The contract of our operators, as far as a node alone tells: inputs, outputs, attributes.
 
-use moa_schema::{AttributeSource, Attributes, DOMAIN, OPSET_VERSION, Operator, PRESENT_INPUTS, other_version};
+use moa_schema::{
+    AttributeSource, Attributes, DOMAIN, IntegerType, OPSET_VERSION, Operator, PRESENT_INPUTS, other_version,
+};
 
 use super::error::{Fault, shown};
 use super::operator_node::operator_of;
@@ -73,7 +75,7 @@ fn input(node: &NodeProto, mask: Option<i64>, index: usize) -> Option<&str> {
     node.input.get(place).map(String::as_str).filter(|name| !name.is_empty())
 }
 
-/// Refuses matrices of int8 without scales, and scales beside floats.
+/// Refuses integers without scales, scales beside floats, and scales or matrices of another type than they go with.
 fn check_scales(
     node: &NodeProto,
     operator: &Operator,
@@ -81,23 +83,60 @@ fn check_scales(
     type_of: &dyn Fn(&str) -> Option<DataType>,
 ) -> Result<(), String> {
     let mut scaled: Option<(&str, bool)> = None;
+    let mut stored: Option<(&str, IntegerType)> = None;
     for pair in operator.matrices() {
         let [name, scale] = pair.map(|index| operator.inputs[index].name);
         let [matrix, scales] = pair.map(|index| input(node, mask, index));
-        let (kind, has_scale) = (matrix.and_then(type_of), scales.is_some());
-        if kind == Some(DataType::Int8) && !has_scale {
-            return Err(format!("`{name}` is int8, and the input `{scale}` is missing"));
-        }
-        if let Some(kind) = kind.filter(|kind| has_scale && *kind != DataType::Int8) {
-            return Err(format!("the input `{scale}` is of int8 weights, and `{name}` is {}", kind.type_name()));
-        }
-        let (first, first_has) = *scaled.get_or_insert((name, has_scale));
-        if first_has != has_scale {
-            let [with, without] = if has_scale { [name, first] } else { [first, name] };
+        check_matrix([name, scale], matrix.and_then(type_of), scales.map(type_of))?;
+        let (first, first_has) = *scaled.get_or_insert((name, scales.is_some()));
+        if first_has != scales.is_some() {
+            let [with, without] = if first_has { [first, name] } else { [name, first] };
             return Err(format!("`{with}` has scales, and `{without}` has none"));
+        }
+        if let Some(integers) = matrix.and_then(type_of).and_then(integers_of) {
+            let (first, of_first) = *stored.get_or_insert((name, integers));
+            if of_first != integers {
+                return Err(format!("`{first}` is {of_first}, and `{name}` is {integers}"));
+            }
         }
     }
     Ok(())
+}
+
+/// Checks a matrix of the type `kind` beside scales of the type `scales`, as far as they are there and known.
+fn check_matrix(
+    [name, scale]: [&str; 2],
+    kind: Option<DataType>,
+    scales: Option<Option<DataType>>,
+) -> Result<(), String> {
+    let Some(kind) = kind else { return Ok(()) };
+    let shown = kind.type_name();
+    match (integers_of(kind), scales) {
+        (Some(_), None) => Err(format!("`{name}` is {shown}, and the input `{scale}` is missing")),
+        (None, Some(_)) => Err(format!("the input `{scale}` is for weights in integers, and `{name}` is {shown}")),
+        (Some(integers), Some(Some(found))) if found != type_of_scales(integers) => Err(format!(
+            "the input `{scale}` is {}, and scales of {shown} weights are {}",
+            found.type_name(),
+            integers.scales()
+        )),
+        _ => Ok(()),
+    }
+}
+
+const fn type_of_scales(integers: IntegerType) -> DataType {
+    match integers {
+        IntegerType::Int8 => DataType::Float,
+        IntegerType::Int4 => DataType::Bfloat16,
+    }
+}
+
+/// The integers of the contract that a type is.
+const fn integers_of(kind: DataType) -> Option<IntegerType> {
+    match kind {
+        DataType::Int8 => Some(IntegerType::Int8),
+        DataType::Int4 => Some(IntegerType::Int4),
+        _ => None,
+    }
 }
 
 /// The attributes of a node.
