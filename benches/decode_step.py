@@ -22,6 +22,10 @@ import onnxruntime
 
 import cpu_operator
 
+INTEGERS = ["/int8", "/int4"]
+# Bytes of a value of an operator's matrices and scales, where they are not two.
+WIDTHS = {onnx.TensorProto.FLOAT: 4, onnx.TensorProto.INT8: 1, onnx.TensorProto.INT4: 0.5}
+
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -32,6 +36,12 @@ def arguments():
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--json", type=pathlib.Path, help="where every figure is kept")
     return parser.parse_args()
+
+
+def is_of_experts(name, weights):
+    """Whether a matrix of an operator, or its scales, has a part for each expert."""
+    scaled = [weights[matrix] for end in INTEGERS if (matrix := name.replace("/scale", end)) in weights]
+    return len((scaled or [weights[name]])[0].dims) == 3
 
 
 def bytes_read(model):
@@ -54,9 +64,8 @@ def bytes_read(model):
             if top_k is None:
                 total += 4 * values
             else:
-                width = {onnx.TensorProto.FLOAT: 4, onnx.TensorProto.INT8: 1}.get(tensor.data_type, 2)
-                of_experts = len(tensor.dims) == 3 or name.endswith("/scale")
-                total += width * values * (top_k / tensor.dims[0] if of_experts else 1)
+                width = WIDTHS.get(tensor.data_type, 2)
+                total += width * values * (top_k / tensor.dims[0] if is_of_experts(name, weights) else 1)
     return total
 
 

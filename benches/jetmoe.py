@@ -6,8 +6,8 @@
 Random weights whose values are bf16, as those of jetmoe/jetmoe-8b, d 2048, 16 key/value heads of 128, E 8, k 2, MLP 1408,
 vocabulary 4096. The rivals: PyTorch eager of transformers; mobius' graph on the same ONNX Runtime; torch.onnx with dynamo and
 eager attention. Every output is compared with PyTorch's first, and what is wrong is not timed. Bursts take turns as in cpu_operator.py, which see for ratios.
-`--dtype bf16` adds our export with weights stored in bf16, `--dtype int8` one with matrices in int8, which is compared with PyTorch on
-the weights that these stand for. A decode step of ours writes its caches in place; beside it
+`--dtype bf16` adds our export with weights stored in bf16, `--dtype int8 int4` those with matrices in integers, which are compared with
+PyTorch on the weights that these stand for. A decode step of ours writes its caches in place; beside it
 stands "copying", where past and present are buffers of their own.
 """
 
@@ -33,7 +33,10 @@ SIZES = dict(
 # Tokens and past of each case.
 CASES = {"T1": (1, 0), "T16": (16, 0), "T128": (128, 0), "T512": (512, 0), "decode-past128": (1, 128)}
 RIVALS = ["eager", "mobius", "dynamo"]
-DTYPES = ["bf16", "int8"]
+DTYPES = ["bf16", "int8", "int4"]
+BLOCK = 32
+# Bytes of a weight in integers; of int4 with its share of a scale.
+WIDTHS = {"int8": 1, "int4": 0.5 + 2 / BLOCK}
 DYNAMO = "dynamo.onnx"
 TOLERANCE = 2e-4
 GOALS = [
@@ -65,17 +68,29 @@ def make_checkpoint(folder):
     return model
 
 
-def in_int8(model):
-    """A copy whose matrices of experts, keys and values are those of an export in int8: in transformers' layout, a scale for
-    each row."""
+def rounded(tensor, dtype):
+    """Matrices as an export in integers has them: in transformers' layout, int8 has a scale for each row and int4 one for each
+    block of it."""
+    import torch
+
+    if dtype == "int8":
+        scale = tensor.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
+        return torch.round(tensor / scale).clamp(-127, 127) * scale
+    blocks = tensor.unflatten(-1, (-1, BLOCK))
+    largest, smallest = blocks.amax(-1, keepdim=True), blocks.amin(-1, keepdim=True)
+    scale = (torch.where(largest >= -smallest, largest, smallest) / -8).bfloat16().float()
+    return (torch.round(blocks / scale.where(scale != 0, 1)).clamp(-8, 7) * scale).flatten(-2)
+
+
+def in_integers(model, dtype):
+    """A copy whose matrices of experts, keys and values are those of an export."""
     import torch
 
     model = copy.deepcopy(model)
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             if ".layers." in name and tensor.dim() >= 2 and "router" not in name:
-                scale = tensor.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
-                tensor.copy_(torch.round(tensor / scale).clamp(-127, 127) * scale)
+                tensor.copy_(rounded(tensor, dtype))
     return model
 
 
@@ -252,13 +267,13 @@ def read_bytes(past, width):
     d, heads, e, k = SIZES["hidden_size"], SIZES["num_key_value_heads"] * SIZES["kv_channels"], 8, 2
     layer = k * d * heads + 2 * d * heads + k * heads * d + 3 * k * d * SIZES["intermediate_size"]
     layers = SIZES["num_hidden_layers"]
-    return layers * (width * layer + 2 * 2 * d * e + 4 * 2 * past * heads) + 4 * d * SIZES["vocab_size"]
+    return int(layers * (width * layer + 2 * 2 * d * e + 4 * 2 * past * heads) + 4 * d * SIZES["vocab_size"])
 
 
 def measure(name, sessions, models, args, bandwidth):
     tokens, past = CASES[name]
     given = {dtype: Inputs(model, tokens, past, 1) for dtype, model in models.items()}
-    of = lambda contender: given["int8" if "int8" in contender else "fp32"]
+    of = lambda contender: next((inputs for dtype, inputs in given.items() if dtype in contender), given["fp32"])
     inputs, model, runs = given["fp32"], models["fp32"], {}
     for contender, session in sessions.items():
         if contender == "dynamo" and (past or tokens < 2):
@@ -291,7 +306,7 @@ def measure(name, sessions, models, args, bandwidth):
             result.setdefault(dtype, {})[f"{dtype}{way}"] = bench.ratio(*pair)
     if tokens == 1:
         for contender in [name for name in runs if name.startswith("ours")]:
-            amount = read_bytes(past, 1 if "int8" in contender else 2)
+            amount = read_bytes(past, next((width for dtype, width in WIDTHS.items() if dtype in contender), 2))
             rate = amount / result["times"][contender]["median_ms"] * 1e3
             result.setdefault("read", {})[contender] = {"bytes": amount, "rate": rate, "share": rate / bandwidth}
     return result
@@ -360,7 +375,7 @@ def main():
         print(f"{LIBRARY}, {head['build'][:12]}")
         for name, note in head["rivals"].items():
             print(f"{name}: {note}")
-        models = {"fp32": model} | ({"int8": in_int8(model)} if "int8" in args.dtype else {})
+        models = {"fp32": model} | {dtype: in_integers(model, dtype) for dtype in args.dtype if dtype in WIDTHS}
         results, reads = {}, [bench.read_bandwidth(args.threads)]
         for name in args.only:
             reads.append(bench.read_bandwidth(args.threads))
