@@ -120,6 +120,8 @@ fn blocks_do_not_change_a_bit() {
 }
 
 /// Whatever the block is and whatever it fetches, int4 has the bits of the weights that it stands for.
+///
+/// Miri lacks a shift of 16 lanes.
 #[test]
 fn int4_has_the_bits_of_wide_weights() {
     let (inners, widths, counts): (&[usize], &[usize], &[usize]) = match cfg!(miri) {
@@ -132,7 +134,7 @@ fn int4_has_the_bits_of_wide_weights() {
     };
     for inner in inners {
         for columns in widths {
-            for isa in every_isa() {
+            for isa in every_isa().into_iter().filter(|isa| !cfg!(miri) || !isa.has_wide_vectors()) {
                 counts.iter().for_each(|count| int4_block(isa, *count, *inner, *columns));
             }
         }
