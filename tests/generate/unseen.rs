@@ -4,9 +4,9 @@ use moa_export::{
     backend::OrtOperators,
     generate::{SearchOptions, Stop, Translator},
 };
-use moa_graphs::Form;
+use moa_graphs::{Form, Precision};
 
-use crate::{data, exported, translator};
+use crate::{data, exported, exported_as, translator};
 
 struct Pair {
     source: String,
@@ -43,5 +43,16 @@ fn exact_matches_are_those_of_upstream() {
         assert_eq!(exact(&mut translator, &pairs, &fairseq), 980);
         let best = exact(&mut translator, &pairs, &SearchOptions { stop: Stop::Best, ..fairseq });
         assert!(best >= greedy_exact, "length penalty {length_penalty}: {best} of 1000");
+    }
+}
+
+/// What rounding to integers changes is no translation.
+#[test]
+fn integers_translate_every_line() {
+    let (pairs, options) = (pairs(), SearchOptions { beam: 4, ..SearchOptions::default() });
+    for precision in [Precision::Fp32, Precision::Int8, Precision::Int4] {
+        let folder = exported_as(Form::Function, precision);
+        let mut translator = translator(&folder, OrtOperators::Library, 64);
+        assert_eq!(exact(&mut translator, &pairs, &options), pairs.len(), "{precision:?}");
     }
 }

@@ -2,15 +2,19 @@
 
 use crate::{KernelError, WeightData};
 
+fn product(dims: &[usize]) -> usize {
+    dims.iter().fold(1, |product, &dim| product.saturating_mul(dim))
+}
+
 /// Proves that a slice of `found` elements has the shape `dims`.
 pub(crate) fn length(name: &'static str, found: usize, dims: &[usize]) -> Result<(), KernelError> {
-    let expected = dims.iter().fold(1, |product: usize, &dim| product.saturating_mul(dim));
+    let expected = product(dims);
     if found == expected { Ok(()) } else { Err(KernelError::Length { name, expected, found }) }
 }
 
 /// As [`length`], for a weight.
 pub(crate) fn elements(name: &'static str, found: WeightData<'_>, dims: &[usize]) -> Result<(), KernelError> {
-    let expected = dims.iter().fold(1, |product: usize, &dim| product.saturating_mul(dim));
+    let expected = product(dims);
     if found.has(expected) { Ok(()) } else { Err(KernelError::Length { name, expected, found: found.len() }) }
 }
 

@@ -45,14 +45,14 @@
 //! # Types
 //!
 //! Weights are f32, f16, bf16, int8 or int4 ([`WeightData`]), packed as they are stored, or f32 that never changes in
-//! two bytes where these hold it exactly (see [`Prepared::pack`]), and widened as they are multiplied: int4 to the
-//! f32 that it is times its scale. Widening is exact and the order of adding the same, so the results have
-//! the bits of the same weights as f32, except in products of few rows or columns times f16 or int4, which stay off AMX
-//! tiles where f32 goes to them. int8 is multiplied as the f32 of its value, and the sum of a column once with its
-//! scale, before the gate: scales that are powers of 2 give the bits of the weights as f32. Activations are f32 or f16
-//! ([`Scalar`]): f16 is widened on entry and rounded once on exit, and new keys and values are rounded before they are
-//! attended to, as a later step finds them in the cache. Activations are never rounded to bf16: tiles multiply all
-//! three bf16 parts of an f32, of which a bf16 weight has one.
+//! two bytes where these hold it exactly (see [`Prepared::pack`]), and widened as they are multiplied: int4 to the f32
+//! that it is times its scale. Widening is exact and the order of adding the same, so the results have the bits of the
+//! same weights as f32, except in products of few rows or columns times f16 or int4, which stay off AMX tiles where f32
+//! goes to them. int8 is multiplied as the f32 of its value, and the sum of a column once with its scale, before the
+//! gate: scales that are powers of 2 give the bits of the weights as f32. Activations are f32 or f16 ([`Scalar`]): f16
+//! is widened on entry and rounded once on exit, and new keys and values are rounded before they are attended to, as a
+//! later step finds them in the cache. Activations are never rounded to bf16: tiles multiply all three bf16 parts of an
+//! f32, of which a bf16 weight has one.
 //!
 //! # Padding
 //!

@@ -11,7 +11,7 @@ use half::bf16;
 
 use super::strip_softmax::StripSoftmax;
 use super::tiles::{PARTS, STEP, SUM_STRIDE, TILE, parts_len};
-use super::{amx_softmax, amx_split};
+use super::{amx_softmax, amx_split, element};
 
 /// A block whose bounds are proved.
 pub(super) struct Raw {
@@ -378,7 +378,7 @@ macro_rules! block_and_split {
                     ahead = const amx_split::AHEAD,
                     order = in(zmm_reg) amx_split::pairs(),
                     half = in(zmm_reg) _mm512_set1_epi32(amx_split::HALF),
-                    upper = in(zmm_reg) _mm512_set1_epi32(amx_split::UPPER),
+                    upper = in(zmm_reg) _mm512_set1_epi32(element::UPPER),
                     out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _,
                     out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                     out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,

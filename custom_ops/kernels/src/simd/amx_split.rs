@@ -17,6 +17,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::avx512_softmax::first_lanes;
+use super::element::UPPER;
 use super::magnitudes::Magnitudes;
 use super::product::LINE;
 use super::tiles::{PARTS, STEP, TILE, TILE_LEN};
@@ -44,9 +45,6 @@ pub(super) const HALF: i32 = 0x8000;
 
 /// Bytes between what is split and what is fetched for later: two pages, since processors look ahead within one.
 pub(super) const AHEAD: usize = 8192;
-
-/// The bits of a bf16.
-pub(super) const UPPER: i32 = 0xffff_0000_u32.cast_signed();
 
 /// The order of [`IN_PAIRS`] for `vpermt2w`.
 #[target_feature(enable = "avx512f")]

@@ -251,6 +251,12 @@ pub(super) mod tests {
 
     use super::*;
 
+    #[test]
+    fn runtimes_from_1_19_on_know_int4() {
+        let known = ["1.18.0", "1.18.1", "1.19.0", "1.32.0", "2.0.0", ""].map(knows_int4);
+        assert_eq!(known, [false, false, true, true, true, true]);
+    }
+
     /// A table that lives as long as the process, and is found there, so that it is not taken for a leak.
     pub(crate) fn kept(table: OrtApi) -> &'static OrtApi {
         static TABLES: Mutex<Vec<&OrtApi>> = Mutex::new(Vec::new());
