@@ -267,9 +267,18 @@ def machine(args):
     return {"cpu": cpu_name(), "cores": os.cpu_count(), "threads": args.threads, "versions": versions, "load_before": os.getloadavg()}
 
 
+def shortened(value):
+    """The same with seven digits of every float: no clock tells more."""
+    if isinstance(value, dict):
+        return {name: shortened(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [shortened(part) for part in value]
+    return float(f"{value:.7g}") if isinstance(value, float) else value
+
+
 def write_json(path, machine, results):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": machine, "results": results}, separators=(",", ":")) + "\n")
+    path.write_text(json.dumps(shortened({"machine": machine, "results": results}), separators=(",", ":")) + "\n")
 
 
 def measure(name, shape, args, torch, bandwidth):
