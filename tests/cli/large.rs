@@ -12,7 +12,7 @@ use crate::{
     model::Model,
     scene::{Outcome, Scene},
     support_signals::hearing_signals,
-    synthesize::{Request, Sizes, write},
+    synthesize::{self, Request, Sizes, write},
 };
 
 /// 370 MB of weights as f32, 40 MB in the largest tensor as stored.
@@ -24,7 +24,8 @@ const LINE: &str = "ck -o new/deeper/out --external-data always";
 /// With a large checkpoint in the folder `ck`, which takes no room on the disk where it is `sparse`.
 fn scene(sparse: bool) -> Scene {
     let scene = Scene::new();
-    write(&Request { out: scene.path("ck"), sizes: SIZES, shards: 2, seed: 1, sparse }).unwrap();
+    write(&Request { out: scene.path("ck"), model: synthesize::Model::JetMoe(SIZES), shards: 2, seed: 1, sparse })
+        .unwrap();
     scene
 }
 

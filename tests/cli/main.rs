@@ -32,7 +32,7 @@ mod support_onnx;
 #[path = "../support_signals/mod.rs"]
 mod support_signals;
 #[allow(dead_code)]
-#[path = "../../xtask/src/synthesize.rs"]
+#[path = "../../xtask/src/synthesize/mod.rs"]
 mod synthesize;
 mod tensorrt;
 mod tensorrt_engines;

@@ -1,7 +1,9 @@
-//! `cargo xtask synthesize jetmoe-8b`: checkpoints of released shapes without released values.
+//! `cargo xtask synthesize jetmoe-8b` or `molm-350m-4b`: checkpoints of released shapes without released values.
 //!
 //! Every value depends on the seed, the name of its tensor and its place there, so layers and shards may be chosen
 //! without changing what they share.
+
+pub(crate) mod molm;
 
 use std::{
     fs::{self, File},
@@ -18,11 +20,49 @@ use serde_json::{Map, Value, json};
 pub(crate) struct Request {
     /// The folder, which must be new or empty.
     pub(crate) out: PathBuf,
-    pub(crate) sizes: Sizes,
+    pub(crate) model: Model,
     pub(crate) shards: usize,
     pub(crate) seed: u64,
     /// Holes in place of values: every value is zero, and no disk space is used.
     pub(crate) sparse: bool,
+}
+
+/// Whose shapes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Model {
+    JetMoe(Sizes),
+    Molm(molm::Sizes),
+}
+
+impl Model {
+    fn named(name: &str) -> Option<Self> {
+        match name {
+            "jetmoe-8b" => Some(Self::JetMoe(Sizes::JETMOE_8B)),
+            "molm-350m-4b" => Some(Self::Molm(molm::Sizes::MOLM_350M_4B)),
+            _ => None,
+        }
+    }
+
+    fn layers(&mut self) -> &mut usize {
+        match self {
+            Self::JetMoe(sizes) => &mut sizes.layers,
+            Self::Molm(sizes) => &mut sizes.layers,
+        }
+    }
+
+    fn config(&self) -> Value {
+        match self {
+            Self::JetMoe(sizes) => sizes.config(),
+            Self::Molm(sizes) => sizes.config(),
+        }
+    }
+
+    fn tensors(&self) -> Vec<Tensor> {
+        match self {
+            Self::JetMoe(sizes) => sizes.tensors(),
+            Self::Molm(sizes) => sizes.tensors(),
+        }
+    }
 }
 
 /// Sizes of a JetMoE model.
@@ -140,11 +180,12 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
 
 impl Request {
     const USAGE: &str =
-        "usage: cargo xtask synthesize jetmoe-8b -o DIR [--layers N] [--shards N] [--seed N] [--sparse]";
+        "usage: cargo xtask synthesize jetmoe-8b|molm-350m-4b -o DIR [--layers N] [--shards N] [--seed N] [--sparse]";
 
     fn parse(arguments: &[&str]) -> Result<Self, String> {
-        let ["jetmoe-8b", arguments @ ..] = arguments else { return Err(Self::USAGE.into()) };
-        let mut request = Self { out: PathBuf::new(), sizes: Sizes::JETMOE_8B, shards: 4, seed: 0, sparse: false };
+        let [name, arguments @ ..] = arguments else { return Err(Self::USAGE.into()) };
+        let model = Model::named(name).ok_or(Self::USAGE)?;
+        let mut request = Self { out: PathBuf::new(), model, shards: 4, seed: 0, sparse: false };
         let mut arguments = arguments.iter();
         while let Some(option) = arguments.next() {
             if *option == "--sparse" {
@@ -155,7 +196,7 @@ impl Request {
             let number = || value.parse::<usize>().map_err(|_| format!("{option} {value}: not a number"));
             match *option {
                 "-o" => request.out = value.into(),
-                "--layers" => request.sizes.layers = number()?,
+                "--layers" => *request.model.layers() = number()?,
                 "--shards" => request.shards = number()?.max(1),
                 "--seed" => request.seed = number()? as u64,
                 _ => return Err(format!("{option} is unknown; {}", Self::USAGE)),
@@ -176,7 +217,7 @@ pub(crate) fn write(request: &Request) -> Result<u64, String> {
     if fs::read_dir(out).map_err(at(out))?.next().is_some() {
         return Err(format!("{} is not empty", out.display()));
     }
-    let tensors = request.sizes.tensors();
+    let tensors = request.model.tensors();
     let total = tensors.iter().map(Tensor::bytes).sum::<u64>();
     let (mut map, mut rest, mut done) = (Map::new(), tensors.as_slice(), 0);
     for shard in 1..=request.shards {
@@ -193,7 +234,7 @@ pub(crate) fn write(request: &Request) -> Result<u64, String> {
         write_shard(&out.join(&name), held, request).map_err(at(&out.join(&name)))?;
     }
     let index = json!({ "metadata": { "total_size": total }, "weight_map": map });
-    for (name, value) in [("model.safetensors.index.json", index), ("config.json", request.sizes.config())] {
+    for (name, value) in [("model.safetensors.index.json", index), ("config.json", request.model.config())] {
         fs::write(out.join(name), format!("{value:#}\n")).map_err(at(&out.join(name)))?;
     }
     Ok(total)
@@ -327,8 +368,10 @@ mod tests {
 
     #[test]
     fn arguments_are_understood() {
-        let request = Request::parse(&["jetmoe-8b", "--layers", "2", "-o", "x", "--sparse"]).unwrap();
-        assert_eq!((request.sizes.layers, request.shards, request.sparse), (2, 4, true));
+        for name in ["jetmoe-8b", "molm-350m-4b"] {
+            let mut request = Request::parse(&[name, "--layers", "2", "-o", "x", "--sparse"]).unwrap();
+            assert_eq!((*request.model.layers(), request.shards, request.sparse), (2, 4, true));
+        }
         assert!(Request::parse(&["jetmoe-8b"]).is_err());
         assert!(Request::parse(&["jetmoe-9b", "-o", "x"]).is_err());
         assert!(Request::parse(&["jetmoe-8b", "-o", "x", "--layers", "two"]).is_err());
