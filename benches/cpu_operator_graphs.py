@@ -176,7 +176,7 @@ def operators(shape, layers, feeds):
         g.add(
             "MoASelfAttention", *inputs, names=outputs, domain="ai.moa",
             top_k=shape.k, kv_num_heads=shape.heads, causal=int(shape.jetmoe), scale=shape.head**-0.5,
-            gate_mode=shape.gate_mode, skip_padded_queries=1,
+            gate_mode=shape.gate_mode, skip_padded_queries=1, attention_mode="softmax",
         )  # fmt: skip
         x = outputs[0]
     return g.model(shape, feeds, layer_outputs(shape))

@@ -34,7 +34,9 @@ class Generator:
         options.intra_op_num_threads = threads
         options.register_custom_ops_library(str(library))
         self.session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-        self.caches = [value for value in self.session.get_inputs() if value.name.startswith("past_key_values.")]
+        inputs = self.session.get_inputs()
+        self.caches = [value for value in inputs if value.name.startswith("past_key_values.")]
+        self.has_positions = any(value.name == "position_ids" for value in inputs)
 
     def bind(self, rows, capacity):
         """Every cache as one buffer `[rows, heads, capacity, width]`, and a binding whose first outputs they are.
@@ -57,7 +59,8 @@ class Generator:
         positions = np.arange(done, done + tokens, dtype=np.int64)
         binding.bind_cpu_input("input_ids", ids)
         binding.bind_cpu_input("attention_mask", np.ones((rows, done + tokens), np.int64))
-        binding.bind_cpu_input("position_ids", np.broadcast_to(positions, (rows, tokens)).copy())
+        if self.has_positions:
+            binding.bind_cpu_input("position_ids", np.broadcast_to(positions, (rows, tokens)).copy())
         binding.bind_output("logits")
         self.session.run_with_iobinding(binding)
         return binding.get_outputs()[len(self.caches)].numpy()

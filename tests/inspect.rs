@@ -99,9 +99,24 @@ fn jetmoe_has_as_many_parameters_as_its_published_files() {
     assert_eq!(total.parameters * 2, 17_044_475_904);
 }
 
+/// The published files have 8.36 and 16.51 GB of bf16, buffers of 75 and 151 MB included, and their names say how many
+/// values a token takes.
+#[test]
+fn molms_have_as_many_parameters_as_their_published_files() {
+    for (name, parameters, active) in [
+        ("molm-350m-4b", 4_142_526_464, 417_984_512),
+        ("molm-700m-4b", 4_142_526_464, 719_974_400),
+        ("molm-700m-8b", 8_182_046_720, 732_962_816),
+    ] {
+        let total = without_weights(&Preset::find(name).unwrap().config(), LENGTHS).total;
+        assert_eq!((total.parameters, total.active_parameters), (parameters, active), "{name}");
+    }
+}
+
 #[test]
 fn a_configuration_counts_as_its_checkpoint() {
     let mut names = vec!["nmt".to_owned(), "mlm".into(), "jetmoe/sharded".into(), "jetmoe/bf16".into()];
+    names.extend(["molm/mlp".to_owned(), "molm/linear".into()]);
     names.extend(
         std::fs::read_dir(data("variants"))
             .unwrap()
@@ -159,6 +174,8 @@ fn graphs_with_operators_count_as_their_checkpoint() {
         "nmt",
         "mlm",
         "jetmoe/sharded",
+        "molm/mlp",
+        "molm/linear",
         "variants/v_ffd_moe",
         "variants/v_prenorm",
         "variants/v_untied",
@@ -218,7 +235,7 @@ fn the_standard_form_tells_parameters_and_says_what_it_does_not_tell() {
 #[test]
 fn exports_in_integers_count_as_their_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
-    for name in ["nmt", "mlm", "jetmoe/sharded", "variants/v_ffd_moe"] {
+    for name in ["nmt", "mlm", "jetmoe/sharded", "molm/mlp", "variants/v_ffd_moe"] {
         let checkpoint = Checkpoint::open(&data(name), None).unwrap();
         let model = inspect(checkpoint.config().model_type(), &import(&checkpoint, None).unwrap(), LENGTHS);
         let precisions = [Precision::Int8, Precision::Int4];

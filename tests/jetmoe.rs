@@ -6,105 +6,23 @@
 
 mod common;
 
-use common::{columns, data, golden::tolerance, integers, json, read_tensors};
+use common::{
+    causal::{assert_logits, counted, empty_past, generate, implementations, inputs, past_of},
+    columns, data, integers, json, read_tensors,
+};
 use moa_export::{
-    backend::{self, Backend, OrtOptions, Runner},
     checkpoint::Checkpoint,
-    export::{ExportOptions, export, import},
-    onnx::read_model,
-    reference::{Part, Reference},
-    tensor::{NamedTensors, Tensor, TensorData},
+    export::import,
+    tensor::{Tensor, TensorData},
 };
 use moa_graphs::{
     Form, LowerError, Options, Precision, lower,
-    model::{MoaLayer, Model},
+    model::{MoaLayer, Model, Norm},
 };
 use serde_json::Value;
 
 /// Folders with their number of layers, key/value heads and head width.
 const MODELS: [(&str, [usize; 3]); 2] = [("jetmoe/sharded", [2, 2, 16]), ("jetmoe/bf16", [2, 2, 16])];
-
-/// Something that computes the graph.
-type Run<'a> = Box<dyn FnMut(&NamedTensors) -> NamedTensors + 'a>;
-
-fn reference(folder: &str) -> Run<'static> {
-    let model = import(&Checkpoint::open(&data(folder), None).unwrap(), None).unwrap();
-    let reference = Reference::new(&model).unwrap();
-    Box::new(move |inputs| reference.run(Part::Model, inputs, None).unwrap_or_else(|error| panic!("{error}")).outputs)
-}
-
-fn exported(folder: &str, backend: &dyn Backend, form: Form, precision: Precision) -> Run<'static> {
-    let directory = tempfile::tempdir().unwrap();
-    let graph = Options { form, precision, router_outputs: false, last_logits: false };
-    let options = ExportOptions { graph, ..ExportOptions::default() };
-    let out = directory.path().join("out");
-    export(&Checkpoint::open(&data(folder), None).unwrap(), &out, &options).unwrap();
-    let mut runner: Box<dyn Runner> = backend.load(&read_model(&out.join("model.onnx")).unwrap()).unwrap();
-    Box::new(move |inputs| runner.run(inputs).unwrap_or_else(|error| panic!("{error}")))
-}
-
-/// Everything that must agree with the goldens, by name.
-fn implementations(folder: &str) -> Vec<(String, Run<'static>)> {
-    let ort = backend::ort(OrtOptions::default()).unwrap();
-    let bodies = backend::ort_function(OrtOptions::default()).unwrap();
-    let tract = backend::tract().unwrap();
-    let mut all = vec![(format!("{folder} reference"), reference(folder))];
-    for (backend, form) in [
-        (&ort, Form::Function),
-        (&ort, Form::Fused),
-        (&bodies, Form::Function),
-        (&bodies, Form::Standard),
-        (&tract, Form::Standard),
-    ] {
-        let name = format!("{folder} on {} in {} form", backend.name(), form.as_str());
-        all.push((name, exported(folder, backend.as_ref(), form, Precision::Fp32)));
-    }
-    // What is stored as bf16 loses nothing in an export that stores bf16.
-    if folder == "jetmoe/bf16" {
-        for (backend, form) in [(&ort, Form::Function), (&bodies, Form::Standard)] {
-            let name = format!("{folder} on {} in {} form, as bf16", backend.name(), form.as_str());
-            all.push((name, exported(folder, backend.as_ref(), form, Precision::Bf16)));
-        }
-    }
-    all
-}
-
-fn counted(rows: usize, from: usize, to: usize) -> Tensor {
-    let row = (from..to).map(|position| i64::try_from(position).unwrap());
-    integers(&[rows, to - from], (0..rows).flat_map(|_| row.clone()).collect())
-}
-
-fn empty_past([layers, heads, head]: [usize; 3], batch: usize) -> NamedTensors {
-    let names = (0..layers).flat_map(|layer| ["key", "value"].map(|part| format!("past_key_values.{layer}.{part}")));
-    names.map(|name| (name, Tensor::new([batch, heads, 0, head], TensorData::F32(Vec::new())).unwrap())).collect()
-}
-
-fn past_of(outputs: &NamedTensors) -> NamedTensors {
-    let caches = outputs.iter().filter_map(|(name, value)| Some((name.strip_prefix("present.")?, value)));
-    caches.map(|(name, value)| (format!("past_key_values.{name}"), value.clone())).collect()
-}
-
-fn inputs(ids: Tensor, mask: Tensor, positions: Tensor, past: NamedTensors) -> NamedTensors {
-    let mut inputs = past;
-    inputs.insert("input_ids".into(), ids);
-    inputs.insert("attention_mask".into(), mask);
-    inputs.insert("position_ids".into(), positions);
-    inputs
-}
-
-/// Compares logits at real tokens.
-fn assert_logits(what: &str, found: &Tensor, golden: &Tensor, mask: &Tensor, f64_maxdiff: f64) {
-    assert_eq!(found.shape(), golden.shape(), "{what}");
-    let vocabulary = golden.shape()[2];
-    let bound = tolerance(f64_maxdiff, golden);
-    let (found, golden, mask) = (found.to_f64(), golden.to_f64(), mask.as_i64().unwrap());
-    for (token, _) in mask.iter().enumerate().filter(|(_, real)| **real == 1) {
-        let row = token * vocabulary..(token + 1) * vocabulary;
-        for (a, b) in found[row.clone()].iter().zip(&golden[row]) {
-            assert!((a - b).abs() <= bound, "{what}: token {token}: {a} instead of {b}");
-        }
-    }
-}
 
 #[test]
 fn whole_passes_agree_with_upstream() {
@@ -119,7 +37,7 @@ fn whole_passes_agree_with_upstream() {
                 let mask =
                     given("attention_mask").unwrap_or_else(|| integers(&[batch, length], vec![1; batch * length]));
                 let positions = given("position_ids").unwrap_or_else(|| counted(batch, 0, length));
-                let outputs = run(&inputs(ids, mask.clone(), positions, empty_past(sizes, batch)));
+                let outputs = run(&inputs(ids, mask.clone(), Some(positions), empty_past(sizes, batch)));
                 let maxdiff = manifest[case]["f64_maxdiff"].as_f64().unwrap();
                 let logits = &golden[&format!("{case}.logits")];
                 assert_logits(&format!("{name}, {case}"), &outputs["logits"], logits, &mask, maxdiff);
@@ -137,8 +55,9 @@ fn cached_steps_agree_with_upstream() {
         let (batch, prefill) = (ids.shape()[0], 8);
         let ones = |length: usize| integers(&[batch, length], vec![1; batch * length]);
         for (name, mut run) in implementations(folder) {
-            let first =
-                inputs(columns(ids, 0, prefill), ones(prefill), counted(batch, 0, prefill), empty_past(sizes, batch));
+            let positions = |from, to| Some(counted(batch, from, to));
+            let past = empty_past(sizes, batch);
+            let first = inputs(columns(ids, 0, prefill), ones(prefill), positions(0, prefill), past);
             let mut outputs = run(&first);
             let logits = &golden["steps.prefill_logits"];
             assert_logits(&name, &outputs["logits"], logits, &ones(prefill), maxdiff);
@@ -152,8 +71,8 @@ fn cached_steps_agree_with_upstream() {
             let decoded = &golden["steps.decode_logits"];
             for step in 0..decoded.shape()[1] {
                 let at = prefill + step;
-                let next =
-                    inputs(columns(ids, at, at + 1), ones(at + 1), counted(batch, at, at + 1), past_of(&outputs));
+                let past = past_of(&outputs);
+                let next = inputs(columns(ids, at, at + 1), ones(at + 1), positions(at, at + 1), past);
                 outputs = run(&next);
                 let vocabulary = decoded.shape()[2];
                 let rows = decoded.to_f64();
@@ -163,26 +82,6 @@ fn cached_steps_agree_with_upstream() {
             }
         }
     }
-}
-
-/// Greedy continuation of one prompt, one token a step.
-fn generate(run: &mut Run<'_>, sizes: [usize; 3], prompt: &[i64], count: usize) -> Vec<i64> {
-    let mut tokens = Vec::new();
-    let mut past = empty_past(sizes, 1);
-    let (mut next, mut seen) = (prompt.to_vec(), 0);
-    while tokens.len() < count {
-        let length = next.len();
-        let mask = integers(&[1, seen + length], vec![1; seen + length]);
-        let outputs = run(&inputs(integers(&[1, length], next), mask, counted(1, seen, seen + length), past));
-        let logits = outputs["logits"].to_f64();
-        let last = &logits[logits.len() - outputs["logits"].shape()[2]..];
-        let best = (0..last.len()).max_by(|a, b| last[*a].total_cmp(&last[*b]).then(b.cmp(a))).unwrap();
-        tokens.push(i64::try_from(best).unwrap());
-        past = past_of(&outputs);
-        seen += length;
-        next = vec![tokens[tokens.len() - 1]];
-    }
-    tokens
 }
 
 #[test]
@@ -200,7 +99,7 @@ fn generated_tokens_are_upstreams() {
                     expected.truncate(first + 1);
                 }
                 compared += expected.len();
-                assert_eq!(generate(&mut run, sizes, &prompt, expected.len()), expected, "{name}: {prompt:?}");
+                assert_eq!(generate(&mut run, sizes, true, &prompt, expected.len()), expected, "{name}: {prompt:?}");
             }
             assert!(compared > 100, "only {compared} tokens of {name} were compared");
         }
@@ -228,8 +127,8 @@ fn the_epsilon_of_the_configuration_is_that_of_the_last_norm_alone() {
         panic!("not a causal language model");
     };
     let norms = model.layers.iter().flat_map(|layer| [&layer.attention_norm, &layer.feed_forward_norm]);
-    assert_eq!(norms.map(|norm| norm.epsilon).collect::<Vec<_>>(), [1e-6; 4]);
-    assert_eq!(model.norm.epsilon, 0.25);
+    assert_eq!(norms.map(Norm::epsilon).collect::<Vec<_>>(), [1e-6; 4]);
+    assert_eq!(model.norm.epsilon(), 0.25);
     assert_eq!(model.output.shape(), model.tokens.shape());
     assert_ne!(model.output.to_f32().unwrap(), model.tokens.to_f32().unwrap(), "the head of this model is its own");
 }
@@ -242,7 +141,7 @@ fn logits_shrink_with_the_root_of_the_last_epsilon() {
     let folders = epsilons.map(|epsilon| configured("rms_norm_eps", epsilon.into()));
     let all = folders.each_ref().map(|folder| implementations(folder.path().to_str().unwrap()));
     let (ids, ones) = (integers(&[1, 4], vec![5, 9, 77, 31]), integers(&[1, 4], vec![1; 4]));
-    let inputs = inputs(ids, ones, counted(1, 0, 4), empty_past(MODELS[0].1, 1));
+    let inputs = inputs(ids, ones, Some(counted(1, 0, 4)), empty_past(MODELS[0].1, 1));
     let [first, second, third] = all;
     for (((name, mut first), (_, mut second)), (_, mut third)) in first.into_iter().zip(second).zip(third) {
         let outputs = [first(&inputs), second(&inputs), third(&inputs)];

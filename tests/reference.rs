@@ -17,7 +17,7 @@ use moa_export::{
     tensor::{NamedTensors, Tensor, TensorData},
 };
 use moa_graphs::model::{Attention, ExpertLayout, KeyValueWeights, MoaLayer, Model};
-use moa_schema::GateMode;
+use moa_schema::{AttentionMode, GateMode};
 
 /// Largest difference of a routing probability or gate from upstream's in f32.
 const LAYER_ROUTING_BOUND: f64 = 2e-6;
@@ -288,6 +288,7 @@ fn grouped_layer(head: Option<usize>) -> Model {
             module: "q".into(),
             prefix: String::new(),
             layout: ExpertLayout::InOut,
+            router_input: None,
             router: weight("router", &[width, experts], all("router", width * experts)),
             query: weight("query", &[experts, width, columns], kept(all("query", experts * width * 4), size)),
             keys_values: KeyValueWeights::Separate {
@@ -309,6 +310,7 @@ fn grouped_layer(head: Option<usize>) -> Model {
             kv_num_heads: groups,
             head_size: size,
             gate_mode: GateMode::SoftmaxTopkRenorm,
+            attention_mode: AttentionMode::Softmax,
             causal: true,
             skip_padded_queries: false,
         },

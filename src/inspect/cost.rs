@@ -87,6 +87,8 @@ impl Cost {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RoutedAttention {
     pub(super) width: u64,
+    /// Width of what the router reads.
+    pub(super) read: u64,
     pub(super) top_k: u64,
     pub(super) experts: u64,
     pub(super) kv_heads: u64,
@@ -101,7 +103,7 @@ impl RoutedAttention {
     /// Routing, the chosen projections and the attention products; keys and values are given.
     pub(super) fn macs(&self, queries: u64, keys: u64) -> Cost {
         let chosen = self.top_k * self.columns();
-        Cost::product(self.width * self.experts, queries)
+        Cost::product(self.read * self.experts, queries)
             + Cost::product((2 * self.width).saturating_mul(chosen), queries)
             + Cost::attention(queries, keys, chosen)
     }
@@ -116,7 +118,8 @@ impl RoutedAttention {
 /// Sizes of a routed feed-forward block that its cost depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RoutedFeedForward {
-    pub(super) width: u64,
+    /// Width of what the router reads.
+    pub(super) read: u64,
     pub(super) top_k: u64,
     pub(super) experts: u64,
     /// Values of the matrices of all experts.
@@ -126,6 +129,6 @@ pub(super) struct RoutedFeedForward {
 impl RoutedFeedForward {
     pub(super) fn macs(&self, tokens: u64) -> Cost {
         let chosen = self.matrices / self.experts.max(1) * self.top_k;
-        Cost::product(self.width * self.experts, tokens) + Cost::product(chosen, tokens)
+        Cost::product(self.read * self.experts, tokens) + Cost::product(chosen, tokens)
     }
 }

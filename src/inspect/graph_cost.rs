@@ -10,7 +10,7 @@ use moa_schema::{CROSS_ATTENTION, DOMAIN, FEED_FORWARD, Operator, SELF_ATTENTION
 use super::{
     cost::{Cost, Lengths, RoutedAttention, RoutedFeedForward},
     graph::{operators_of, values},
-    products::{Uncounted, is_parameter, is_rounding, operands, scaled_weights, stored_name},
+    products::{Uncounted, integers, is_parameter, is_rounding, last_integer, operands, scaled_weights, stored_name},
 };
 use crate::{
     file_names::{DECODER, ENCODER, MODEL},
@@ -19,7 +19,6 @@ use crate::{
         OnnxFile,
         proto::{
             NodeProto, TensorProto, ValueInfoProto,
-            tensor_proto::DataType,
             tensor_shape_proto::{Dimension, dimension},
             type_proto,
         },
@@ -200,7 +199,7 @@ impl<'a> Walk<'a> {
         };
         if is_looked_up || has("embed_positions") || has("layernorm_embedding") {
             "embeddings"
-        } else if has("norm") {
+        } else if has("norm") || has(".ln_") {
             "norms"
         } else if has("encoder_attn") {
             "cross-attention"
@@ -322,6 +321,12 @@ impl<'a> Walk<'a> {
         Some((tensor, tensor.dims.iter().map(size).collect::<Option<_>>()?))
     }
 
+    /// Width of what the router of a node reads.
+    fn router_width(&self, node: &'a NodeProto) -> Option<u64> {
+        let (_, dims) = self.dims(node, "router_weight")?;
+        dims.first().copied()
+    }
+
     fn routed_attention(&mut self, node: &'a NodeProto, operator: &Operator, ledger: &mut Ledger) {
         if self.try_routed_attention(node, operator, ledger).is_none() {
             self.incomplete.push(format!("{} {:?}", node.op_type, node.name));
@@ -335,13 +340,14 @@ impl<'a> Walk<'a> {
         let top_k = int(node, "top_k").filter(|top_k| *top_k <= experts)?;
         let kv_heads = int(node, "kv_num_heads")?;
         let head = columns.checked_div(kv_heads)?;
-        let sizes = RoutedAttention { width, top_k, experts, kv_heads, head };
+        let read = self.router_width(node)?;
+        let sizes = RoutedAttention { width, read, top_k, experts, kv_heads, head };
         let is_cross = operator.name == CROSS_ATTENTION.name;
         let part = self.part_of(stored_name(&query.name), false);
         let queries = self.tokens();
         let keys = if is_cross { self.lengths.source } else { queries };
         ledger.add(part, sizes.macs(queries, keys));
-        if !is_cross {
+        if !is_cross && operator_input(node, "kv_weight").is_some() {
             let (keys_and_values, _) = self.dims(node, "kv_weight")?;
             ledger.add(part, Cost::product(values(keys_and_values), keys));
         }
@@ -359,9 +365,10 @@ impl<'a> Walk<'a> {
     fn try_routed_feed_forward(&self, node: &'a NodeProto, ledger: &mut Ledger) -> Option<()> {
         let (input, dims) = self.dims(node, "input_weight")?;
         let (output, _) = self.dims(node, "output_weight")?;
-        let [experts, width, _] = dims[..] else { return None };
+        let experts = *dims.first()?;
         let top_k = int(node, "top_k").filter(|top_k| *top_k <= experts)?;
-        let sizes = RoutedFeedForward { width, top_k, experts, matrices: values(input).saturating_add(values(output)) };
+        let (read, matrices) = (self.router_width(node)?, values(input).saturating_add(values(output)));
+        let sizes = RoutedFeedForward { read, top_k, experts, matrices };
         let part = self.part_of(stored_name(&input.name), false);
         ledger.add(part, sizes.macs(self.tokens()));
         Self::deactivate(ledger, part, [input, output], top_k, experts);
@@ -478,20 +485,6 @@ fn input_dims(input: &ValueInfoProto) -> (&str, Vec<Option<u64>>) {
         None => Vec::new(),
     };
     (&input.name, dims)
-}
-
-/// Values of a list of 64-bit integers in the model file.
-fn integers(tensor: &TensorProto) -> Vec<i64> {
-    if tensor.data_type != DataType::Int64 as i32 {
-        return Vec::new();
-    }
-    let raw = tensor.raw_data.as_deref().unwrap_or_default();
-    let words = raw.chunks_exact(8).map(|word| word.try_into().map_or(0, i64::from_le_bytes));
-    tensor.int64_data.iter().copied().chain(words).collect()
-}
-
-fn last_integer(tensor: &TensorProto) -> Option<u64> {
-    integers(tensor).last().and_then(|value| u64::try_from(*value).ok())
 }
 
 fn int(node: &NodeProto, name: &str) -> Option<u64> {

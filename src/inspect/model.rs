@@ -6,7 +6,7 @@ use moa_graphs::{
     Weight,
     model::{
         Attention, AttentionLayer, DenseAttention, DenseFeedForward, Embedding, EncoderDecoder, ExpertFeedForward,
-        FeedForward, KeyValueWeights, LayerNorm, Linear, MaskedLm, Model, Positions,
+        FeedForward, KeyValueWeights, LayerNorm, Linear, MaskedLm, Model, Norm, Positions, RouterInput,
     },
 };
 
@@ -36,6 +36,7 @@ impl Counted for Attention {
         match &self.keys_values {
             KeyValueWeights::Separate { key, value } => shared.extend([key, value]),
             KeyValueWeights::Joint(both) => shared.push(both),
+            KeyValueWeights::HiddenStates => {}
         }
         shared.extend(&self.output_bias);
         let mut routed = vec![&self.query, &self.output];
@@ -44,8 +45,16 @@ impl Counted for Attention {
             routed.extend([&biases.query, &biases.output]);
         }
         let sizes = routed_attention(self);
-        let keys_and_values = Cost::product(2 * sizes.columns() * self.source_width as u64, keys);
-        c.dense(&shared) + c.routed(&routed, self.top_k, self.num_experts) + keys_and_values + sizes.macs(queries, keys)
+        let keys_and_values = match self.keys_values {
+            KeyValueWeights::HiddenStates => Cost::default(),
+            _ => Cost::product(2 * sizes.columns() * self.source_width as u64, keys),
+        };
+        let router_input = c.router_input(self.router_input.as_deref(), queries);
+        router_input
+            + c.dense(&shared)
+            + c.routed(&routed, self.top_k, self.num_experts)
+            + keys_and_values
+            + sizes.macs(queries, keys)
     }
 
     fn describe(&self) -> String {
@@ -56,11 +65,17 @@ impl Counted for Attention {
 fn routed_attention(attention: &Attention) -> RoutedAttention {
     RoutedAttention {
         width: attention.width as u64,
+        read: router_width(&attention.router, attention.num_experts),
         top_k: attention.top_k as u64,
         experts: attention.num_experts as u64,
         kv_heads: attention.kv_num_heads as u64,
         head: attention.head_size as u64,
     }
+}
+
+/// `R` of a router.
+fn router_width(router: &Weight, experts: usize) -> u64 {
+    elements(router) / (experts as u64).max(1)
 }
 
 impl Counted for DenseAttention {
@@ -102,6 +117,10 @@ impl<'a> Counter<'a> {
         self.dense(&[&linear.weight, &linear.bias]) + product + Cost::bias(elements(&linear.bias))
     }
 
+    fn router_input(&mut self, input: Option<&'a RouterInput>, tokens: u64) -> Cost {
+        input.map_or_else(Cost::default, |RouterInput(linear)| self.linear(linear, tokens))
+    }
+
     fn feed_forward(&mut self, block: &'a FeedForward, tokens: u64) -> Cost {
         match block {
             FeedForward::Dense(DenseFeedForward { input, output, .. }) => {
@@ -115,14 +134,22 @@ impl<'a> Counter<'a> {
         let mut shared = vec![&block.router];
         shared.extend(&block.output_bias);
         let sizes = RoutedFeedForward {
-            width: block.width as u64,
+            read: router_width(&block.router, block.num_experts),
             top_k: block.top_k as u64,
             experts: block.num_experts as u64,
             matrices: elements(&block.input) + elements(&block.output),
         };
-        self.dense(&shared)
+        self.router_input(block.router_input.as_deref(), tokens)
+            + self.dense(&shared)
             + self.routed(&[&block.input, &block.output], block.top_k, block.num_experts)
             + sizes.macs(tokens)
+    }
+
+    fn norm(&mut self, norm: &'a Norm) -> Cost {
+        match norm {
+            Norm::Layer(norm) => self.norms(&[norm]),
+            Norm::Rms(norm) => self.dense(&[&norm.weight]),
+        }
     }
 
     fn norms(&mut self, norms: &[&'a LayerNorm]) -> Cost {
@@ -158,9 +185,8 @@ pub(super) fn parts(model: &Model, lengths: Lengths) -> Vec<(&'static str, Cost)
             let embedding = c.dense(&[&model.tokens]);
             let attention = layers().map(|layer| layer.attention.cost(&mut c, t, t)).sum();
             let feed_forward = layers().map(|layer| c.expert_feed_forward(&layer.feed_forward, t)).sum();
-            let norms = layers().flat_map(|layer| [&layer.attention_norm.weight, &layer.feed_forward_norm.weight]);
-            let norms: Vec<_> = norms.chain([&model.norm.weight]).collect();
-            let norms = c.dense(&norms);
+            let norms = layers().flat_map(|layer| [&layer.attention_norm, &layer.feed_forward_norm]);
+            let norms = norms.chain([&model.norm]).map(|norm| c.norm(norm)).sum();
             let output = c.output(&model.output, t);
             vec![
                 ("embeddings", embedding),

@@ -1,8 +1,8 @@
-//! Configurations that are known by name: the rows of the paper's tables, and JetMoE-8B.
+//! Configurations that are known by name: the rows of the paper's tables, JetMoE-8B and the released MoLMs.
 //!
 //! Source of the sizes: Zhang et al., "Mixture of Attention Heads: Selecting Attention Heads Per Token", EMNLP 2022,
 //! Tables 1 to 3; for the Transformers Vaswani et al. 2017, for the deep ones Liu et al. 2020 ("Admin"); for JetMoE-8B
-//! its published configuration.
+//! and MoLM their published configurations.
 
 use moa_graphs::families::Config;
 use serde_json::{Map, Value, json};
@@ -32,6 +32,10 @@ enum Kind {
     /// fairseq RoBERTa of 8 layers with 128 learned positions.
     MaskedLm,
     JetMoe,
+    /// Of width 1024, with 32 experts of width 2048 in the feed-forward blocks.
+    Molm {
+        layers: u64,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +59,7 @@ const fn deep(name: &'static str, title: &'static str, layers: [u64; 2]) -> Pres
 }
 
 /// Every preset.
-pub const PRESETS: [Preset; 19] = [
+pub const PRESETS: [Preset; 22] = [
     preset("transformer-base", "Transformer base", BASE, Heads(8)),
     preset("transformer-big", "Transformer big", BIG, Heads(16)),
     deep("admin-18l-18l", "Admin 18L-18L", [18, 18]),
@@ -75,6 +79,9 @@ pub const PRESETS: [Preset; 19] = [
     preset("mlm-8k32e256d", "MLM 8K32E256D", Kind::MaskedLm, Experts(8, 32, 256)),
     preset("mlm-8k64e256d", "MLM 8K64E256D", Kind::MaskedLm, Experts(8, 64, 256)),
     preset("jetmoe-8b", "JetMoE-8B", Kind::JetMoe, Experts(2, 8, 128)),
+    preset("molm-350m-4b", "MoLM-350M-4B", Kind::Molm { layers: 24 }, Experts(2, 16, 1024)),
+    preset("molm-700m-4b", "MoLM-700M-4B", Kind::Molm { layers: 24 }, Experts(4, 16, 1024)),
+    preset("molm-700m-8b", "MoLM-700M-8B", Kind::Molm { layers: 48 }, Experts(2, 16, 1024)),
 ];
 
 impl Preset {
@@ -108,6 +115,10 @@ impl Preset {
                 "kv_channels": 128, "num_key_value_heads": 16, "num_local_experts": 8, "num_experts_per_tok": 2,
                 "vocab_size": 32_000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
             }),
+            Kind::Molm { layers } => json!({
+                "n_layer": layers, "n_embd": 1024, "n_head": 1, "ffd_hidden": 2048, "n_mlp_experts": 32,
+                "gate_type": "mlp", "gating_size": 256, "vocab_size": 50_295,
+            }),
         };
         if let Some(keys) = keys.as_object_mut() {
             keys.extend(self.attention_keys());
@@ -134,8 +145,14 @@ impl Preset {
                 }
             }
             Kind::JetMoe => return Map::new(),
+            Kind::Molm { .. } => "moduleformer",
         };
         let mut keys = vec![("model_type", json!(family))];
+        if let (Kind::Molm { .. }, Experts(top_k, experts, head)) = (self.kind, self.attention) {
+            keys.extend([("att_hidden", head), ("n_att_experts", experts)].map(|(key, size)| (key, json!(size))));
+            keys.extend(["k_att", "k_mlp"].map(|key| (key, json!(top_k))));
+            return keys.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        }
         let per_token = match self.attention {
             Heads(heads) => heads,
             Experts(top_k, experts, head) => {

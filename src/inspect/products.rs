@@ -114,3 +114,18 @@ pub(super) fn is_parameter(tensor: &TensorProto) -> bool {
     });
     !tensor.dims.is_empty() && is_number && !is_table
 }
+
+/// Values of a list of 64-bit integers in the model file.
+pub(super) fn integers(tensor: &TensorProto) -> Vec<i64> {
+    if tensor.data_type != DataType::Int64 as i32 {
+        return Vec::new();
+    }
+    let raw = tensor.raw_data.as_deref().unwrap_or_default();
+    let words = raw.chunks_exact(8).map(|word| word.try_into().map_or(0, i64::from_le_bytes));
+    tensor.int64_data.iter().copied().chain(words).collect()
+}
+
+/// The last of [`integers`], if it is a size.
+pub(super) fn last_integer(tensor: &TensorProto) -> Option<u64> {
+    integers(tensor).last().and_then(|value| u64::try_from(*value).ok())
+}

@@ -94,6 +94,9 @@ pub(super) fn causal_lm(model: &CausalLm, check: &mut GraphCheck<'_>, seed: u64)
     let limit = model.max_positions().unwrap_or(usize::MAX);
     let numberings = |tokens: &Tokens| {
         let mut numberings = vec![Numbering::RealTokens];
+        if model.max_positions().is_none() {
+            return numberings;
+        }
         if tokens.mask.contains(&0) {
             numberings.push(Numbering::AllTokens);
         } else if tokens.length > 2 && tokens.length + GAP <= limit {
@@ -127,12 +130,14 @@ fn causal_inputs(
     past: Option<&NamedTensors>,
 ) -> Result<NamedTensors, JourneyError> {
     let (batch, end) = (tokens.batch, range.end);
-    let rows = tokens.mask.chunks(tokens.length);
-    let positions = rows.flat_map(|row| range.clone().map(move |column| numbering.position(row, column))).collect();
     let mut inputs = NamedTensors::new();
     inputs.insert("input_ids".into(), columns(tokens, &tokens.ids, range.clone())?);
     inputs.insert("attention_mask".into(), columns(tokens, &tokens.mask, 0..end)?);
-    inputs.insert("position_ids".into(), ints([batch, range.len()], positions)?);
+    if model.max_positions().is_some() {
+        let rows = tokens.mask.chunks(tokens.length);
+        let positions = rows.flat_map(|row| range.clone().map(move |column| numbering.position(row, column)));
+        inputs.insert("position_ids".into(), ints([batch, range.len()], positions.collect())?);
+    }
     for (index, layer) in model.layers.iter().enumerate() {
         insert_past(&mut inputs, &layer.attention, batch, &format!("{index}."), past)?;
     }

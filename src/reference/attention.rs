@@ -1,10 +1,11 @@
 //! One MoA attention layer.
 
 use moa_graphs::{Weight, WeightError, model};
+use moa_schema::AttentionMode;
 
 use super::{
     ReferenceError,
-    math::{Sums, add_scaled, dot, softmax, transpose},
+    math::{Sums, add_scaled, dot, softmax, stick_breaking},
     matrix::{Matrices, Outputs, in_order, slices},
     router::{Router, Tape},
     sequence::{Heads, Mask, Sequence},
@@ -34,6 +35,7 @@ impl KeyValues {
 /// K = z · keyᵀ          V = z · valueᵀ                 shared by all experts
 /// q[e] = x · query[e] · D^-1/2
 /// o[e] = softmax(q[e] · Kᵀ) · V                        over visible keys, for each head g
+///        or [`stick_breaking`] in place of softmax
 /// y = Σ over e in I of w[e] · o[e] · output[e] + bias
 /// ```
 ///
@@ -44,10 +46,8 @@ pub(super) struct Attention {
     router: Router,
     /// `[E, C, G·D]`.
     query: Matrices,
-    /// `[source width, G·D]`.
-    key: Matrices,
-    /// `[source width, G·D]`.
-    value: Matrices,
+    /// Of keys and of values, `[source width, G·D]`; `None` where they are the source itself.
+    keys_values: Option<[Matrices; 2]>,
     /// `[E, G·D, C]`.
     output: Matrices,
     /// `[C]`.
@@ -56,6 +56,7 @@ pub(super) struct Attention {
     width: usize,
     kv_num_heads: usize,
     head_size: usize,
+    attention_mode: AttentionMode,
     causal: bool,
     skip_padded_queries: bool,
 }
@@ -77,22 +78,23 @@ impl Attention {
     fn read(model: &model::Attention, stored: Stored, keys_values: ReadMatrices) -> Result<Self, WeightError> {
         let (width, columns) = (model.width, model.kv_num_heads * model.head_size);
         let shape = [1, columns, model.source_width];
-        let [(key, first_key), (value, first_value)] = match &model.keys_values {
-            model::KeyValueWeights::Separate { key, value } => [(key, 0), (value, 0)],
-            model::KeyValueWeights::Joint(both) => [(both, 0), (both, columns * model.source_width)],
+        let read = |weight, first| keys_values(stored, weight, first, shape, Outputs::Rows);
+        let keys_values = match &model.keys_values {
+            model::KeyValueWeights::Separate { key, value } => Some([read(key, 0)?, read(value, 0)?]),
+            model::KeyValueWeights::Joint(both) => Some([read(both, 0)?, read(both, columns * model.source_width)?]),
+            model::KeyValueWeights::HiddenStates => None,
         };
-        let router = router_matrix(&model.router, model.layout, width)?;
         Ok(Self {
-            router: Router::new(&model.module, router, model.num_experts, model.top_k, model.gate_mode),
+            router: Router::of_attention(model)?,
             query: expert_matrices(&model.query, model.layout, stored)?,
-            key: keys_values(stored, key, first_key, shape, Outputs::Rows)?,
-            value: keys_values(stored, value, first_value, shape, Outputs::Rows)?,
+            keys_values,
             output: expert_matrices(&model.output, model.layout, stored)?,
             bias: model.output_bias.as_ref().map(|bias| stored.bias(bias)).transpose()?,
             rotary: model.rotary.map(|rotary| Rotary::new(rotary, model.head_size)),
             width,
             kv_num_heads: model.kv_num_heads,
             head_size: model.head_size,
+            attention_mode: model.attention_mode,
             causal: model.causal,
             skip_padded_queries: model.skip_padded_queries,
         })
@@ -116,14 +118,17 @@ impl Attention {
     /// The same for tokens at `positions`, `[B, S]`.
     pub(super) fn keys_values_at(&self, source: &Sequence, positions: Option<&Positions>) -> KeyValues {
         let columns = self.kv_num_heads * self.head_size;
-        let mut key = self.key.map(source);
+        let [mut key, value] = match &self.keys_values {
+            Some(matrices) => matrices.each_ref().map(|matrix| matrix.map(source)),
+            None => [source.clone(), source.clone()],
+        };
         if let Some((rotary, positions)) = self.rotary.as_ref().zip(positions) {
             for (index, position) in positions.0.iter().enumerate() {
                 rotary.turn(&mut key.values[index * columns..(index + 1) * columns], *position);
             }
         }
         let split = |projected: &Sequence| Heads::split(projected, self.kv_num_heads);
-        KeyValues { key: split(&key), value: split(&self.value.map(source)) }
+        KeyValues { key: split(&key), value: split(&value) }
     }
 
     /// The layer's output for `x`, `[B, T, C]`, whose real tokens are `queries`, attending to the tokens of
@@ -192,8 +197,31 @@ impl Attention {
             let end = if self.causal { past + t + 1 } else { source.key.tokens };
             let visible: Vec<usize> = (0..end).filter(|s| keys.is_real(b, *s)).collect();
             let heads = queries[index].chunks_exact(self.head_size).enumerate();
-            heads.flat_map(|(g, query)| attend(sums, query, source, b, g, &visible)).collect()
+            heads.flat_map(|(g, query)| self.attend_head(sums, query, source, [b, g], &visible)).collect()
         })
+    }
+
+    /// What `query` `[D]` takes of the values of the `visible` tokens of row `b`, head `g`; 0 where there are none.
+    fn attend_head(
+        &self,
+        sums: Sums,
+        query: &[f64],
+        source: &KeyValues,
+        [b, g]: [usize; 2],
+        visible: &[usize],
+    ) -> Vec<f64> {
+        let scale = 1.0 / (query.len() as f64).sqrt();
+        let query: Vec<f64> = query.iter().map(|q| q * scale).collect();
+        let scores: Vec<f64> = visible.iter().map(|s| dot(sums, &query, source.key.row(b, g, *s))).collect();
+        let weights = match self.attention_mode {
+            AttentionMode::Softmax => softmax(sums, &scores),
+            AttentionMode::StickBreaking => stick_breaking(sums, &scores),
+        };
+        let mut attended = vec![0.0; query.len()];
+        for (s, weight) in visible.iter().zip(weights) {
+            add_scaled(sums, &mut attended, weight, source.value.row(b, g, *s));
+        }
+        attended
     }
 }
 
@@ -230,19 +258,6 @@ impl Rotary {
     }
 }
 
-/// A router as `[C, E]`.
-pub(super) fn router_matrix(
-    weight: &Weight,
-    layout: model::ExpertLayout,
-    width: usize,
-) -> Result<Vec<f64>, WeightError> {
-    let values = weight.to_f64()?;
-    Ok(match layout {
-        model::ExpertLayout::InOut => values,
-        model::ExpertLayout::OutIn => transpose(&values, width),
-    })
-}
-
 /// Matrices of experts with inputs before outputs, `[E, in, out]`.
 pub(super) fn expert_matrices(
     weight: &Weight,
@@ -251,20 +266,8 @@ pub(super) fn expert_matrices(
 ) -> Result<Matrices, WeightError> {
     let shape = *weight.shape().first_chunk().unwrap_or(&[0; 3]);
     let outputs = match layout {
-        model::ExpertLayout::InOut => Outputs::Columns,
+        model::ExpertLayout::InOut | model::ExpertLayout::InOutRoutedOutIn => Outputs::Columns,
         model::ExpertLayout::OutIn => Outputs::Rows,
     };
     Matrices::of_operator(stored, weight, 0, shape, outputs)
-}
-
-/// `softmax(query · D^-1/2 · Kᵀ) · V` over the `visible` tokens of row `b`, head `g`; 0 where there are none.
-fn attend(sums: Sums, query: &[f64], source: &KeyValues, b: usize, g: usize, visible: &[usize]) -> Vec<f64> {
-    let scale = 1.0 / (query.len() as f64).sqrt();
-    let query: Vec<f64> = query.iter().map(|q| q * scale).collect();
-    let scores: Vec<f64> = visible.iter().map(|s| dot(sums, &query, source.key.row(b, g, *s))).collect();
-    let mut attended = vec![0.0; query.len()];
-    for (s, share) in visible.iter().zip(softmax(sums, &scores)) {
-        add_scaled(sums, &mut attended, share, source.value.row(b, g, *s));
-    }
-    attended
 }

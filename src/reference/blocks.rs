@@ -5,7 +5,7 @@ use moa_schema::Activation;
 
 use super::{
     ReferenceError,
-    attention::{expert_matrices, router_matrix},
+    attention::expert_matrices,
     inputs::TokenIds,
     math::{Sums, activate, add_scaled, layer_norm},
     matrix::{Matrices, Outputs, slices},
@@ -142,9 +142,8 @@ pub(super) struct ExpertFeedForward {
 
 impl ExpertFeedForward {
     pub(super) fn new(model: &model::ExpertFeedForward, stored: Stored) -> Result<Self, WeightError> {
-        let router = router_matrix(&model.router, model.layout, model.width)?;
         Ok(Self {
-            router: Router::new(&model.module, router, model.num_experts, model.top_k, model.gate_mode),
+            router: Router::of_feed_forward(model)?,
             input: expert_matrices(&model.input, model.layout, stored)?,
             output: expert_matrices(&model.output, model.layout, stored)?,
             bias: model.output_bias.as_ref().map(|bias| stored.bias(bias)).transpose()?,
@@ -188,17 +187,41 @@ pub(super) struct RmsNorm {
 }
 
 impl RmsNorm {
-    pub(super) fn new(model: &model::RmsNorm) -> Result<Self, WeightError> {
+    fn new(model: &model::RmsNorm) -> Result<Self, WeightError> {
         Ok(Self { weight: model.weight.to_f64()?, epsilon: f64::from(model.epsilon) })
     }
 
     /// `[B, T, C]` to `[B, T, C]`.
-    pub(super) fn run(&self, x: &Sequence) -> Sequence {
+    fn run(&self, x: &Sequence) -> Sequence {
         x.map(x.width, |row| {
             let mean = x.sums().sum(row.iter().map(|x| x * x)) / row.len() as f64;
             let root = (mean + self.epsilon).sqrt();
             row.iter().zip(&self.weight).map(|(x, weight)| weight * x / root).collect()
         })
+    }
+}
+
+/// Normalisation in a causal language model.
+#[derive(Debug)]
+pub(super) enum Norm {
+    Layer(LayerNorm),
+    Rms(RmsNorm),
+}
+
+impl Norm {
+    pub(super) fn new(model: &model::Norm) -> Result<Self, WeightError> {
+        Ok(match model {
+            model::Norm::Layer(norm) => Self::Layer(LayerNorm::new(norm)?),
+            model::Norm::Rms(norm) => Self::Rms(RmsNorm::new(norm)?),
+        })
+    }
+
+    /// `[B, T, C]` to `[B, T, C]`.
+    pub(super) fn run(&self, x: &Sequence) -> Sequence {
+        match self {
+            Self::Layer(norm) => norm.run(x),
+            Self::Rms(norm) => norm.run(x),
+        }
     }
 }
 

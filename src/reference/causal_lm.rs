@@ -1,11 +1,11 @@
-//! The decoder-only language model.
+//! Decoder-only language models.
 
 use moa_graphs::{WeightError, model};
 
 use super::{
     ReferenceError,
     attention::{Attention, Positions},
-    blocks::{ExpertFeedForward, RmsNorm},
+    blocks::{ExpertFeedForward, Norm},
     encoder_decoder::{insert_key_values, key_values},
     inputs::{Dim, Inputs},
     matrix::{Matrices, Outputs},
@@ -25,24 +25,24 @@ pub(super) struct CausalLm {
     width: usize,
     max_positions: Option<usize>,
     layers: Vec<CausalLayer>,
-    norm: RmsNorm,
+    norm: Norm,
 }
 
 /// `x + attention(norm(x))`, then `x + feed_forward(norm(x))`.
 #[derive(Debug)]
 struct CausalLayer {
-    attention_norm: RmsNorm,
+    attention_norm: Norm,
     attention: Attention,
-    feed_forward_norm: RmsNorm,
+    feed_forward_norm: Norm,
     feed_forward: ExpertFeedForward,
 }
 
 impl CausalLayer {
     fn new(model: &model::CausalLayer, stored: Stored) -> Result<Self, WeightError> {
         Ok(Self {
-            attention_norm: RmsNorm::new(&model.attention_norm)?,
+            attention_norm: Norm::new(&model.attention_norm)?,
             attention: Attention::new(&model.attention, stored)?,
-            feed_forward_norm: RmsNorm::new(&model.feed_forward_norm)?,
+            feed_forward_norm: Norm::new(&model.feed_forward_norm)?,
             feed_forward: ExpertFeedForward::new(&model.feed_forward, stored)?,
         })
     }
@@ -57,7 +57,7 @@ impl CausalLm {
             width,
             max_positions: model.max_positions(),
             layers: model.layers.iter().map(|layer| CausalLayer::new(layer, stored)).collect::<Result<_, _>>()?,
-            norm: RmsNorm::new(&model.norm)?,
+            norm: Norm::new(&model.norm)?,
         })
     }
 
@@ -66,7 +66,8 @@ impl CausalLm {
         let ids = inputs.token_ids("input_ids")?;
         let all = inputs.mask("attention_mask", ids.batch, Dim::AtLeast(ids.tokens))?;
         let new = all.last(ids.tokens);
-        let positions = self.positions(inputs, [ids.batch, ids.tokens])?;
+        let positions = self.max_positions.map(|rows| positions(inputs, [ids.batch, ids.tokens], rows)).transpose()?;
+        let positions = positions.as_ref();
         let mut values = Vec::with_capacity(ids.ids.len() * self.width);
         for (index, id) in ids.ids.iter().enumerate() {
             let Some(row) = usize::try_from(*id).ok().filter(|id| *id < self.tokens.rows()) else {
@@ -82,8 +83,8 @@ impl CausalLm {
             let shape = layer.attention.cache_shape(ids.batch, all.tokens - ids.tokens);
             let past = key_values(inputs, &format!("past_key_values.{index}"), shape)?;
             let normed = layer.attention_norm.run(&x);
-            let present = past.followed_by(&layer.attention.keys_values_at(&normed, Some(&positions)));
-            let attended = layer.attention.run_at(&normed, &new, Some(&positions), &present, &all, tape)?;
+            let present = past.followed_by(&layer.attention.keys_values_at(&normed, positions));
+            let attended = layer.attention.run_at(&normed, &new, positions, &present, &all, tape)?;
             x = x.plus(&attended);
             let added = layer.feed_forward.run(&layer.feed_forward_norm.run(&x), tape)?;
             x = x.plus(&added);
@@ -93,18 +94,18 @@ impl CausalLm {
         outputs.insert("logits".into(), logits.into_tensor()?);
         Ok(outputs)
     }
+}
 
-    fn positions(&self, inputs: Inputs<'_>, shape: [usize; 2]) -> Result<Positions, ReferenceError> {
-        let rows = self.max_positions.unwrap_or(usize::MAX);
-        let ids = inputs.integer_matrix("position_ids", shape)?;
-        let mut positions = Vec::with_capacity(ids.len());
-        for (index, id) in ids.iter().enumerate() {
-            let position = usize::try_from(*id).unwrap_or(usize::MAX);
-            if position >= rows {
-                return Err(ReferenceError::Position { row: index / shape[1].max(1), position, rows });
-            }
-            positions.push(position);
+/// Positions `[B, T]`, each below `rows`.
+fn positions(inputs: Inputs<'_>, shape: [usize; 2], rows: usize) -> Result<Positions, ReferenceError> {
+    let ids = inputs.integer_matrix("position_ids", shape)?;
+    let mut positions = Vec::with_capacity(ids.len());
+    for (index, id) in ids.iter().enumerate() {
+        let position = usize::try_from(*id).unwrap_or(usize::MAX);
+        if position >= rows {
+            return Err(ReferenceError::Position { row: index / shape[1].max(1), position, rows });
         }
-        Ok(Positions(positions))
+        positions.push(position);
     }
+    Ok(Positions(positions))
 }

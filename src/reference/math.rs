@@ -14,7 +14,7 @@ pub(super) enum Sums {
 
 impl Sums {
     #[allow(clippy::cast_possible_truncation)]
-    fn rounded(self, sum: f64) -> f64 {
+    pub(super) fn rounded(self, sum: f64) -> f64 {
         match self {
             Self::Double => sum,
             Self::Single => f64::from(sum as f32),
@@ -73,6 +73,23 @@ pub(super) fn softmax(sums: Sums, x: &[f64]) -> Vec<f64> {
     powers.iter().map(|power| power / sum).collect()
 }
 
+/// Weights of stick-breaking attention for scores in the order of their keys (Shen et al., "ModuleFormer", 2023):
+/// `sigmoid(x[i]) · Π (1 - sigmoid(x[j]))` over `j > i`.
+pub(super) fn stick_breaking(sums: Sums, x: &[f64]) -> Vec<f64> {
+    let mut stick = 1.0;
+    let mut weights: Vec<f64> = x
+        .iter()
+        .rev()
+        .map(|x| {
+            let weight = stick / (1.0 + (-x).exp());
+            stick = sums.rounded(stick / (1.0 + x.exp()));
+            weight
+        })
+        .collect();
+    weights.reverse();
+    weights
+}
+
 /// Indices of the `k` largest values, largest first; among equal values the lower index comes first.
 pub(super) fn top_k(values: &[f64], k: usize) -> Vec<usize> {
     let mut left: Vec<usize> = (0..values.len()).collect();
@@ -99,6 +116,10 @@ pub(super) fn activate(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::Relu => x.max(0.0),
         Activation::Gelu => x * normal_distribution(x),
+        Activation::GeluTanh => {
+            let argument = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
+            x / (1.0 + (-2.0 * argument).exp())
+        }
         Activation::Silu => x / (1.0 + (-x).exp()),
     }
 }
@@ -149,6 +170,7 @@ mod tests {
         assert_eq!(activate(Activation::Relu, -2.0), 0.0);
         assert_eq!(activate(Activation::Relu, 2.0), 2.0);
         assert_close(activate(Activation::Gelu, -0.5), -0.154_268_769_362_993_45, 1e-15);
+        assert_close(activate(Activation::GeluTanh, -0.5), -0.154_285_990_174_856_06, 1e-12);
         assert_close(activate(Activation::Silu, 1.0), 0.731_058_578_630_004_9, 1e-15);
         for activation in Activation::ALL {
             assert_eq!(activate(activation, -1e4), 0.0);
@@ -176,6 +198,18 @@ mod tests {
         assert_eq!(softmax(Sums::Double, &[1e300, -1e300]), [1.0, 0.0]);
         assert_eq!(softmax(Sums::Double, &[-7.0]), [1.0]);
         assert!(softmax(Sums::Double, &[]).is_empty());
+    }
+
+    #[test]
+    fn sticks_are_broken_from_the_last_key_on() {
+        let weights = stick_breaking(Sums::Double, &[2.0, 0.0, -1.0]);
+        let [a, b, c] = [2.0, 0.0, -1.0_f64].map(|x| 1.0 / (1.0 + (-x).exp()));
+        for (found, expected) in weights.into_iter().zip([a * (1.0 - b) * (1.0 - c), b * (1.0 - c), c]) {
+            assert_close(found, expected, 1e-15);
+        }
+        assert_eq!(stick_breaking(Sums::Double, &[5.0, 1e3]), [0.0, 1.0]);
+        assert_eq!(stick_breaking(Sums::Double, &[-1e3, -1e3]), [0.0, 0.0]);
+        assert!(stick_breaking(Sums::Double, &[]).is_empty());
     }
 
     #[test]

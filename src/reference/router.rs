@@ -1,10 +1,11 @@
 //! Which experts a token goes to, and with what weight.
 
-use moa_schema::GateMode;
+use moa_graphs::{Weight, WeightError, model};
+use moa_schema::{Activation, GateMode};
 
 use super::{
     Choices, ModuleChoices, ModuleRouting, ReferenceError, Routing,
-    math::{Sums, softmax, top_k, vector_matrix},
+    math::{Sums, activate, add_scaled, softmax, top_k, transpose, vector_matrix},
     sequence::Sequence,
 };
 
@@ -25,11 +26,47 @@ impl<'a> Tape<'a> {
     }
 }
 
-/// A linear router with its gate.
+/// Weights of a [`model::RouterInput`].
+#[derive(Debug)]
+struct RouterInput {
+    /// `[C, R]`.
+    weight: Vec<f64>,
+    /// `[R]`.
+    bias: Vec<f64>,
+}
+
+impl RouterInput {
+    fn new(model::RouterInput(linear): &model::RouterInput) -> Result<Self, WeightError> {
+        let columns = linear.weight.shape().last().copied().unwrap_or_default();
+        Ok(Self { weight: transpose(&linear.weight.to_f64()?, columns), bias: linear.bias.to_f64()? })
+    }
+
+    /// `[C]` to `[R]`.
+    fn apply(&self, sums: Sums, x: &[f64]) -> Vec<f64> {
+        let mut read = vector_matrix(sums, x, &self.weight, self.bias.len());
+        add_scaled(sums, &mut read, 1.0, &self.bias);
+        read.iter_mut().for_each(|value| *value = activate(Activation::Gelu, *value));
+        read
+    }
+}
+
+/// The matrix of a router, inputs before outputs.
+fn router_matrix(weight: &Weight, layout: model::ExpertLayout) -> Result<Vec<f64>, WeightError> {
+    let values = weight.to_f64()?;
+    Ok(match layout {
+        model::ExpertLayout::InOut => values,
+        model::ExpertLayout::OutIn | model::ExpertLayout::InOutRoutedOutIn => {
+            transpose(&values, weight.shape().last().copied().unwrap_or_default())
+        }
+    })
+}
+
+/// A router with its gate.
 #[derive(Debug)]
 pub(super) struct Router {
     module: String,
-    /// `[C, E]`.
+    input: Option<RouterInput>,
+    /// `[R, E]`; `R` is `C` where there is no `input`.
     weight: Vec<f64>,
     num_experts: usize,
     top_k: usize,
@@ -37,9 +74,26 @@ pub(super) struct Router {
 }
 
 impl Router {
+    /// The router of an attention layer.
+    pub(super) fn of_attention(model: &model::Attention) -> Result<Self, WeightError> {
+        let model::Attention { module, router_input, router, layout, num_experts, top_k, gate_mode, .. } = model;
+        let weight = router_matrix(router, *layout)?;
+        let input = router_input.as_deref().map(RouterInput::new).transpose()?;
+        Ok(Self { input, ..Self::new(module, weight, *num_experts, *top_k, *gate_mode) })
+    }
+
+    /// The router of a feed-forward block.
+    pub(super) fn of_feed_forward(model: &model::ExpertFeedForward) -> Result<Self, WeightError> {
+        let model::ExpertFeedForward { module, router_input, router, layout, num_experts, top_k, gate_mode, .. } =
+            model;
+        let weight = router_matrix(router, *layout)?;
+        let input = router_input.as_deref().map(RouterInput::new).transpose()?;
+        Ok(Self { input, ..Self::new(module, weight, *num_experts, *top_k, *gate_mode) })
+    }
+
     /// A router with the matrix `weight`, `[C, E]`.
-    pub(super) fn new(module: &str, weight: Vec<f64>, num_experts: usize, top_k: usize, gate_mode: GateMode) -> Self {
-        Self { module: module.into(), weight, num_experts, top_k, gate_mode }
+    fn new(module: &str, weight: Vec<f64>, num_experts: usize, top_k: usize, gate_mode: GateMode) -> Self {
+        Self { module: module.into(), input: None, weight, num_experts, top_k, gate_mode }
     }
 
     /// Routes the vectors `x`, `[B, T, C]`; weights are 0 where `routed`, `[B, T]`, is false.
@@ -52,12 +106,7 @@ impl Router {
         let mut routing = self.empty_routing(x, routed);
         let replayed = tape.replay.map(|replay| self.replayed(replay, &routing.choices)).transpose()?;
         for token in 0..routing.routed.len() {
-            let logits = vector_matrix(
-                x.sums(),
-                &x.values[token * x.width..(token + 1) * x.width],
-                &self.weight,
-                self.num_experts,
-            );
+            let logits = self.logits(x.sums(), &x.values[token * x.width..(token + 1) * x.width]);
             let scores = self.scores(x.sums(), &logits);
             let given = replayed.filter(|_| routing.routed[token]);
             let chosen = match given {
@@ -74,6 +123,14 @@ impl Router {
             routing.choices.weights.extend(weights);
         }
         Ok(tape.routing.entry(self.module.clone()).insert_entry(routing).into_mut())
+    }
+
+    /// Of a token `[C]`.
+    fn logits(&self, sums: Sums, x: &[f64]) -> Vec<f64> {
+        match &self.input {
+            None => vector_matrix(sums, x, &self.weight, self.num_experts),
+            Some(input) => vector_matrix(sums, &input.apply(sums, x), &self.weight, self.num_experts),
+        }
     }
 
     /// Room for the tokens of `x`.
@@ -159,7 +216,7 @@ mod tests {
     /// Routes the one token `x = 1`, so that the logits are ln 1, ln 2, ln 4, ln 1.
     fn route(gate_mode: GateMode, routed: bool, replay: Option<&Choices>) -> Result<ModuleRouting, ReferenceError> {
         let weight = [1.0_f64, 2.0, 4.0, 1.0].map(f64::ln).to_vec();
-        let router = Router { module: "m".into(), weight, num_experts: 4, top_k: 2, gate_mode };
+        let router = Router::new("m", weight, 4, 2, gate_mode);
         let x = Sequence { precision: Precision::Double, batch: 1, tokens: 1, width: 1, values: vec![1.0] };
         router.route(&x, vec![routed], &mut Tape::new(replay)).cloned()
     }

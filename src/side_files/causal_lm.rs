@@ -32,9 +32,16 @@ pub(super) const COPIED: [&str; 9] = [
     "chat_template.jinja",
 ];
 
-/// Ids of a JetMoE configuration that names none.
-const DEFAULT_BOS: i64 = 1;
-const DEFAULT_EOS: i64 = 2;
+/// `model_type` of MoLM.
+const MOLM: &str = "moduleformer";
+
+/// What begins and what ends a text by a configuration that names neither: JetMoE's class, and MoLM's.
+const DEFAULT_IDS: [i64; 2] = [1, 2];
+const DEFAULT_IDS_OF_MOLM: [i64; 2] = [50_256, 50_256];
+
+/// Keys of MoLM whose sum is the tokens that it was trained on at a time, and what its class has for each.
+const CONTEXT_OF_MOLM: [&str; 2] = ["history_length", "block_size"];
+const DEFAULT_CONTEXT_OF_MOLM: usize = 512;
 
 /// A graph with what its folder must say about it.
 #[derive(Debug, Clone, Copy)]
@@ -64,8 +71,23 @@ impl CausalLmFiles<'_> {
         }
         let ids = self.special_ids(options)?;
         files.push(file(CONFIG, &self.config()));
-        files.push(file(GENAI_CONFIG, &self.genai_config(&ids, options)));
+        files.push(file(GENAI_CONFIG, &self.genai_config(&ids, self.context()?, options)));
         Ok(files)
+    }
+
+    fn is_molm(&self) -> bool {
+        self.config.model_type() == MOLM
+    }
+
+    /// Tokens that the model takes, or was trained on, at a time.
+    fn context(&self) -> Result<Option<usize>, TextError> {
+        if !self.is_molm() {
+            return Ok(self.model.max_positions());
+        }
+        let keys = Keys::new(self.config.origin(), self.config.keys().clone());
+        let [history, block] = CONTEXT_OF_MOLM;
+        let size = |key| Ok(keys.size(key)?.unwrap_or(DEFAULT_CONTEXT_OF_MOLM));
+        Ok(Some(size(history)?.saturating_add(size(block)?)))
     }
 
     fn attention(&self) -> Option<&Attention> {
@@ -85,11 +107,11 @@ impl CausalLmFiles<'_> {
         let mut set = |key: &str, value: Value| keys.insert(key.into(), value);
         set("model_type", self.config.model_type().into());
         set("vocab_size", self.model.output.shape()[0].into());
-        set("num_hidden_layers", self.model.layers.len().into());
+        set(if self.is_molm() { "n_layer" } else { "num_hidden_layers" }, self.model.layers.len().into());
         set("use_cache", true.into());
         let activations = if self.precision == Precision::Fp16 { "float16" } else { "float32" };
         set("dtype", activations.into());
-        if let Some(layer) = self.model.layers.first() {
+        if let Some(layer) = self.model.layers.first().filter(|_| !self.is_molm()) {
             let attention = &layer.attention;
             let cache_width = attention.kv_num_heads * attention.head_size;
             set("num_local_experts", attention.num_experts.into());
@@ -116,6 +138,7 @@ impl CausalLmFiles<'_> {
     /// What ends a text is what does so in transformers 4.57: where it goes by `generation_config.json`, that file
     /// alone says it; the configuration's class has an end token where the key is absent, and none where it is `null`.
     fn special_ids(&self, options: &SideFileOptions) -> Result<SpecialIds, TextError> {
+        let [default_bos, default_eos] = if self.is_molm() { DEFAULT_IDS_OF_MOLM } else { DEFAULT_IDS };
         let config = Keys::new(self.config.origin(), self.config.keys().clone());
         let read = |folder: &Path| Keys::read_generation(&folder.join(GENERATION_CONFIG), Some(&config));
         let generation = options.checkpoint_folder().map(read).transpose()?.flatten();
@@ -124,20 +147,19 @@ impl CausalLmFiles<'_> {
             if given.is_some() { Ok(given) } else { config.token_ids(key) }
         };
         let eos = match &generation {
-            None if !config.has("eos_token_id") => vec![DEFAULT_EOS],
+            None if !config.has("eos_token_id") => vec![default_eos],
             keys => keys.as_ref().unwrap_or(&config).token_ids("eos_token_id")?.unwrap_or_default(),
         };
         let first = |ids: Option<Vec<i64>>| ids.and_then(|ids| ids.first().copied());
-        let bos = first(ids("bos_token_id")?).unwrap_or(DEFAULT_BOS);
+        let bos = first(ids("bos_token_id")?).unwrap_or(default_bos);
         let pad = first(ids("pad_token_id")?).or(eos.first().copied()).unwrap_or(0);
         Ok(SpecialIds { bos, eos, pad })
     }
 
-    /// onnxruntime-genai chooses its decoding loop by `type` and knows no JetMoE; `llama` names its loop for
-    /// decoders with one cache per layer. Caches are shared where the library is, which alone writes them in place.
+    /// onnxruntime-genai chooses its decoding loop by `type` and knows neither JetMoE nor MoLM; `llama` names its loop
+    /// for decoders with one cache per layer. Caches are shared where the library is, which alone writes them in place.
     /// Where no token ends a text, the list is empty; onnxruntime-genai then ends at padding, and knows no other way.
-    fn genai_config(&self, ids: &SpecialIds, options: &SideFileOptions) -> Value {
-        let context = self.model.max_positions();
+    fn genai_config(&self, ids: &SpecialIds, context: Option<usize>, options: &SideFileOptions) -> Value {
         let with_library = options.operator_library.is_some() || self.form == Form::Fused;
         let mut session = Map::new();
         session.insert("log_id".into(), "onnxruntime-genai".into());
@@ -152,7 +174,6 @@ impl CausalLmFiles<'_> {
             "inputs": {
                 "input_ids": "input_ids",
                 "attention_mask": "attention_mask",
-                "position_ids": "position_ids",
                 "past_key_names": "past_key_values.%d.key",
                 "past_value_names": "past_key_values.%d.value",
             },
@@ -162,6 +183,9 @@ impl CausalLmFiles<'_> {
                 "present_value_names": "present.%d.value",
             },
         });
+        if self.model.max_positions().is_some() {
+            decoder["inputs"]["position_ids"] = "position_ids".into();
+        }
         if let Some(attention) = self.attention() {
             decoder["hidden_size"] = attention.width.into();
             decoder["head_size"] = attention.head_size.into();

@@ -163,6 +163,20 @@ fn dimensions_without_a_name_take_no_sizes() {
     scene.accepts("prepare unnamed.onnx -o x.onnx");
 }
 
+/// What only the kernels for processors compute.
+#[test]
+fn stick_breaking_is_refused() {
+    let scene = Scene::with_fixture("molm/mlp");
+    scene.accepts("ck -o model.onnx");
+    for command in [
+        "prepare model.onnx -o x.onnx",
+        "build model.onnx -o x.plan --dim batch=1 --dim sequence=1 --dim past_sequence=1",
+    ] {
+        let node = "node `transformer.h.0.attn.q_proj`: MoASelfAttention: attribute `attention_mode` is stick_breaking";
+        scene.refuses(command, 4, &[node, "not served here", "help: run the model in ONNX Runtime"]);
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_refused_before_anything_is_written() {
     let scene = Scene::with_fixture("mlm");

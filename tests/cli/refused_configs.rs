@@ -77,7 +77,7 @@ fn keys_without_a_default_must_be_there() {
 #[test]
 fn switches_without_an_export_are_unsupported() {
     for model_type in ["bert", "gpt2", ""] {
-        let known = "(supported: moa_transformer, moa_roberta, jetmoe, moa_layer)";
+        let known = "(supported: moa_transformer, moa_roberta, jetmoe, moduleformer, moa_layer)";
         refused("model_type", &json!(model_type), 4, &["not supported: model_type", known, "help: models with"]);
     }
     let cases = [
@@ -184,14 +184,36 @@ fn jetmoe_configurations_that_contradict_themselves() {
         ("rope_scaling", json!({"type": "linear", "factor": 4.0}), 4, &["\"rope_scaling\"", "\"type\": \"linear\""]),
         ("partial_rotary_factor", json!(0.5), 4, &["\"partial_rotary_factor\": 0.5"]),
     ];
-    let scene = Scene::with_fixture("jetmoe/bf16");
+    refuses_each("jetmoe/bf16", &cases);
+}
+
+/// Keys of MoLM with which it is another model than the released ones, and those that tensors do not show.
+#[test]
+fn molm_configurations_that_are_not_exported() {
+    let cases: [(&str, Value, u8, &[&str]); 9] = [
+        ("n_head", json!(2), 4, &["\"n_head\": 2 and \"att_hidden\": 16", "keys and values are the hidden states"]),
+        ("att_hidden", json!(8), 4, &["\"n_head\": 1 and \"att_hidden\": 8"]),
+        ("gate_type", json!("gmm"), 4, &["\"gate_type\": \"gmm\" (supported: mlp, linear)"]),
+        ("activation_function", json!("mish"), 4, &["\"activation_function\": \"mish\" (supported: gelu_new,"]),
+        ("quantization_config", json!({}), 4, &["\"quantization_config\""]),
+        ("k_att", json!(5), 3, &["\"k_att\" must be at most 4, \"n_att_experts\", found 5"]),
+        ("k_mlp", Value::Null, 3, &["key \"k_mlp\" is missing (experts per token"]),
+        ("hidden_size", json!(8), 3, &["\"n_embd\" must be 8, as \"hidden_size\" says"]),
+        ("eos_token_id", json!(61), 3, &["\"eos_token_id\" must be below 61", "transformer.wte.weight"]),
+    ];
+    refuses_each("molm/mlp", &cases);
+}
+
+/// Changes one key of the fixture's configuration at a time.
+fn refuses_each(fixture: &str, cases: &[(&str, Value, u8, &[&str])]) {
+    let scene = Scene::with_fixture(fixture);
     let original: Value = serde_json::from_slice(&scene.read("ck/config.json")).unwrap();
     for (key, value, code, parts) in cases {
         let mut config = original.clone();
-        config[key] = value;
+        config[*key] = value.clone();
         scene.write("ck/config.json", config.to_string());
         let before = scene.snapshot();
-        scene.moa("ck -o out").assert_refused(key, code, &[&["ck/config.json"], parts].concat());
+        scene.moa("ck -o out").assert_refused(key, *code, &[&["ck/config.json"], *parts].concat());
         scene.assert_unchanged(&before, key);
     }
 }

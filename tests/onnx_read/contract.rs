@@ -38,13 +38,13 @@ fn damaged_nodes_are_refused_before_a_runtime_sees_them() {
         (Malformed, "must be one of softmax_topk, softmax_topk_renorm, topk_softmax, found `soft\\nmax`", |m| {
             change(m, "gate_mode", Some(text("gate_mode", "soft\nmax")));
         }),
-        (Malformed, "must be one of relu, gelu, silu, found `tanh`", |m| {
+        (Malformed, "must be one of relu, gelu, gelu_tanh, silu, found `tanh`", |m| {
             change(m, "activation", Some(text("activation", "tanh")));
         }),
         (Malformed, "the input `output_weight` is missing", |m| drop(node_in(m).input.pop())),
         (Malformed, "the input `router_weight` is missing", |m| node_in(m).input[1].clear()),
-        (Malformed, "it has 8 inputs, and its operator at most 7", |m| {
-            node_in(m).input.extend(["x", "x", "x", "x"].map(String::from));
+        (Malformed, "it has 9 inputs, and its operator at most 8", |m| {
+            node_in(m).input.extend(["x", "x", "x", "x", "x"].map(String::from));
         }),
         (Malformed, "it has 4 outputs, and its operator at most 3", |m| {
             node_in(m).output.extend(["a".into(), "b".into(), "c".into()]);
@@ -54,11 +54,11 @@ fn damaged_nodes_are_refused_before_a_runtime_sees_them() {
             node_in(m).attribute.push(int("present_inputs", 0x17));
         }),
         (Malformed, "the input `input_scale` is for weights in integers, and `input_weight` is float32", |m| {
-            node_in(m).input.extend(["", "x", "x"].map(String::from));
+            node_in(m).input.extend(["", "", "x", "x"].map(String::from));
         }),
         (Malformed, "the input `output_scale` is for weights in integers, and `output_weight` is float32", |m| {
             node_in(m).input.push("x".into());
-            node_in(m).attribute.push(int("present_inputs", 0b100_1111));
+            node_in(m).attribute.push(int("present_inputs", 0b1000_1111));
         }),
         (Unsupported, "version `2` of the operators ai.moa", |m| {
             node_in(m).attribute.push(text("plugin_version", "2"));
@@ -87,7 +87,9 @@ fn of_types(kinds: [Option<DataType>; 2], scales: &[&str]) -> ModelProto {
             None => graph.node.insert(0, node("Identity", &["r"], &[name])),
         }
     }
-    let inputs = scales.iter().map(|name| (*name).to_owned());
+    // The bias of the output, then what a router reads, then the scales.
+    let (bias, scales) = scales.split_at(scales.len().min(1));
+    let inputs = bias.iter().chain(bias).chain(scales).map(|name| (*name).to_owned());
     graph_of(&mut model).input.push(value("s", DataType::Bfloat16, &[]));
     let nodes = &mut graph_of(&mut model).node;
     nodes.insert(0, node("Identity", &["r"], &["?"]));

@@ -10,6 +10,14 @@ def softmax(x):
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
+def broken_sticks(scores):
+    """What the keys of [.., S] take of a stick: the last one its share sigmoid(score), each before it its share of the rest."""
+    left = 1.0 / (1.0 + np.exp(scores))
+    after = np.ones_like(scores)
+    after[..., :-1] = np.cumprod(left[..., :0:-1], axis=-1)[..., ::-1]
+    return (1.0 - left) * after
+
+
 def route(x, router_weight, top_k, gate_mode, chosen=None):
     """Experts [.., k] and weights [.., k] in f64; a stable sort keeps the lower expert among equals. `chosen` are experts
     [.., k] that were chosen elsewhere, where rounding may decide between near ties."""
@@ -37,7 +45,9 @@ def attend(attributes, feeds, key, value, key_mask, query_mask, causal_past=None
     heads, top_k = attributes["kv_num_heads"], attributes["top_k"]
     batch, tokens, _ = x.shape
     head = key.shape[-1]
-    indices, weights = route(x, feeds["router_weight"], top_k, attributes["gate_mode"], chosen)
+    read = feeds.get("router_input", x)
+    weigh = broken_sticks if attributes.get("attention_mode") == "stick_breaking" else softmax
+    indices, weights = route(read, feeds["router_weight"], top_k, attributes["gate_mode"], chosen)
     output = np.zeros_like(x)
     for b in range(batch):
         for t in range(tokens):
@@ -54,7 +64,7 @@ def attend(attributes, feeds, key, value, key_mask, query_mask, causal_past=None
                 mixed = np.zeros((heads, head))
                 if seen.any():
                     scores = np.einsum("gd,gsd->gs", query, key[b][:, seen]) * attributes["scale"]
-                    mixed = np.einsum("gs,gsd->gd", softmax(scores), value[b][:, seen])
+                    mixed = np.einsum("gs,gsd->gd", weigh(scores), value[b][:, seen])
                 output[b, t] += weight * (mixed.reshape(-1) @ feeds["output_weight"][expert].astype(np.float64))
             if bias is not None:
                 output[b, t] += bias
@@ -64,7 +74,8 @@ def attend(attributes, feeds, key, value, key_mask, query_mask, causal_past=None
 def self_attention(attributes, feeds, chosen=None):
     x, mask, heads = feeds["hidden_states"].astype(np.float64), feeds["attention_mask"], attributes["kv_num_heads"]
     batch, tokens, _ = x.shape
-    keys_values = (x @ feeds["kv_weight"].astype(np.float64)).reshape(batch, tokens, 2, heads, -1)
+    both = x @ feeds["kv_weight"].astype(np.float64) if "kv_weight" in feeds else np.concatenate([x, x], axis=-1)
+    keys_values = both.reshape(batch, tokens, 2, heads, -1)
     key, value = keys_values.transpose(2, 0, 3, 1, 4)
     angles = None
     if "cos_cache" in feeds:
@@ -90,10 +101,12 @@ def feed_forward(attributes, feeds, chosen=None):
     activations = {
         "relu": lambda x: np.maximum(x, 0.0),
         "gelu": lambda x: 0.5 * x * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0))),
+        "gelu_tanh": lambda x: 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))),
         "silu": lambda x: x / (1.0 + np.exp(-x)),
     }
     x = feeds["hidden_states"].astype(np.float64)
-    indices, weights = route(x, feeds["router_weight"], attributes["top_k"], attributes["gate_mode"], chosen)
+    read = feeds.get("router_input", x)
+    indices, weights = route(read, feeds["router_weight"], attributes["top_k"], attributes["gate_mode"], chosen)
     output = np.zeros_like(x)
     for place in np.ndindex(x.shape[:2]):
         for expert, weight in zip(indices[place], weights[place]):

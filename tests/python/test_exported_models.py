@@ -174,7 +174,7 @@ class Structure(unittest.TestCase):
 
     def each_reduced(self, dtypes, check):
         """Calls `check(name, form, dtype, path)` for every file of exports in some precisions."""
-        for name in ["nmt", "variants/v_ffd_moe", "mlm", "jetmoe/sharded", *LAYERS]:
+        for name in ["nmt", "variants/v_ffd_moe", "mlm", "jetmoe/sharded", "molm/mlp", *LAYERS]:
             for form in FORMS:
                 for dtype in dtypes:
                     for path in sorted(export(name, form, "--dtype", dtype).glob("*.onnx")):

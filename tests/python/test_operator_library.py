@@ -29,23 +29,10 @@ ONNX_TYPES = {
 }
 
 INPUTS = {
-    "MoASelfAttention": [
-        "hidden_states",
-        "attention_mask",
-        "router_weight",
-        "query_weight",
-        "kv_weight",
-        "output_weight",
-        "output_bias",
-        "past_key",
-        "past_value",
-        "cos_cache",
-        "sin_cache",
-        "position_ids",
-        "query_scale",
-        "kv_scale",
-        "output_scale",
-    ],
+    "MoASelfAttention": (
+        "hidden_states attention_mask router_weight query_weight kv_weight output_weight output_bias past_key past_value "
+        "cos_cache sin_cache position_ids router_input query_scale kv_scale output_scale"
+    ).split(),
     "MoACrossAttention": [
         "hidden_states",
         "key",
@@ -59,7 +46,9 @@ INPUTS = {
         "query_scale",
         "output_scale",
     ],
-    "MoEFeedForward": "hidden_states router_weight input_weight output_weight output_bias input_scale output_scale".split(),
+    "MoEFeedForward": (
+        "hidden_states router_weight input_weight output_weight output_bias router_input input_scale output_scale"
+    ).split(),
 }
 CHOICE = [("topk_indices", INT64), ("topk_weights", FLOAT)]
 OUTPUTS = {
@@ -70,7 +59,7 @@ OUTPUTS = {
 # Outputs whose type is that of the activations.
 ACTIVATION_OUTPUTS = {"output", "present_key", "present_value"}
 GATE_MODES = ["softmax_topk", "softmax_topk_renorm", "topk_softmax"]
-ACTIVATIONS = ["relu", "gelu", "silu"]
+ACTIVATIONS = ["relu", "gelu", "gelu_tanh", "silu"]
 
 
 def model_bytes(operator, attributes, feeds, outputs=None, name="the_node", constants=()):
@@ -158,6 +147,7 @@ def self_case(seed, gate_mode="softmax_topk", causal=0, past=0, rope=False, bias
         "scale": float(d) ** -0.5,
         "gate_mode": gate_mode,
         "skip_padded_queries": skip,
+        "attention_mode": "softmax",
     }
     return "MoASelfAttention", attributes, feeds
 
@@ -207,7 +197,9 @@ def large_case():
     return self_case(7, causal=1, rope=True, bias=True, past=5, sizes=(2, 150, 64, 9, 3, 2, 16))
 
 
-class OperatorLibrary(unittest.TestCase):
+class OperatorCase(unittest.TestCase):
+    """A test of the library, with what compares an operator with its reference."""
+
     def setUp(self):
         if not LIBRARY:
             self.fail("MOA_ORT_LIBRARY must name the operator library")
@@ -230,6 +222,8 @@ class OperatorLibrary(unittest.TestCase):
             self.assertIn(word, str(caught.exception))
         self.check(*feed_case(0))
 
+
+class OperatorLibrary(OperatorCase):
     def test_self_attention(self):
         for seed, gate_mode in enumerate(GATE_MODES):
             for causal in (0, 1):
@@ -326,8 +320,10 @@ class OperatorLibrary(unittest.TestCase):
         for name in ("past_value", "sin_cache", "position_ids"):
             wrong = {key: value for key, value in feeds.items() if key != name}
             self.refused(operator, attributes, wrong, "the_node", f"`{name}`", "found nothing")
+        wrong = {key: value for key, value in feeds.items() if key != "output_weight"}
+        self.refused(operator, attributes, wrong, "the_node", "input 5")
         wrong = {key: value for key, value in feeds.items() if key != "kv_weight"}
-        self.refused(operator, attributes, wrong, "the_node", "input 4")
+        self.refused(operator, attributes, wrong, "without kv_weight, query_weight must have 16 columns", "found 12")
 
     def test_top_k_beyond_the_experts_is_refused(self):
         for operator, attributes, feeds in (self_case(0), cross_case(0), feed_case(0)):
@@ -352,7 +348,7 @@ class OperatorLibrary(unittest.TestCase):
             self.refused(operator, {**attributes, name: value}, feeds, "the_node", f"attribute `{name}`")
         operator, attributes, feeds = feed_case(0)
         wrong = {**attributes, "activation": "tanh"}
-        self.refused(operator, wrong, feeds, "the_node", "`tanh`", "relu, gelu, silu")
+        self.refused(operator, wrong, feeds, "the_node", "`tanh`", "relu, gelu, gelu_tanh, silu")
 
     def test_nan_router_logits_name_the_token(self):
         operator, attributes, feeds = feed_case(0)

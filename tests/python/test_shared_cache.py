@@ -15,8 +15,8 @@ sys.path.insert(0, str(SCRIPT.parent))
 
 from greedy_generate import Generator, present
 
-MODELS = ["jetmoe/bf16", "jetmoe/sharded"]
-PROMPTS = [[5, 9, 11, 3], [7, 8, 100, 64], [3, 3, 4, 90]]
+MODELS = ["jetmoe/bf16", "jetmoe/sharded", "molm/mlp", "molm/linear"]
+PROMPTS = [[5, 9, 11, 3], [7, 8, 50, 40], [3, 3, 4, 60]]
 JUNK = np.float32(np.nan)
 
 
@@ -28,10 +28,12 @@ def kind(value):
     return np.float16 if value.type == "tensor(float16)" else np.float32
 
 
-def feeds_of(ids, done):
+def feeds_of(running, ids, done):
     total = done + ids.shape[1]
     positions = np.broadcast_to(np.arange(done, total), ids.shape).copy()
-    return {"input_ids": ids, "attention_mask": np.ones((len(ids), total), np.int64), "position_ids": positions}
+    feeds = {"input_ids": ids, "attention_mask": np.ones((len(ids), total), np.int64), "position_ids": positions}
+    known = {value.name for value in running.get_inputs()}
+    return {name: value for name, value in feeds.items() if name in known}
 
 
 def empty(running, rows):
@@ -44,7 +46,7 @@ def copying(running, prompts, count):
     ids, done = np.array(prompts, np.int64), 0
     caches, tokens, steps = empty(running, len(prompts)), [], []
     for _ in range(count):
-        outputs = run(running, {**feeds_of(ids, done), **caches})
+        outputs = run(running, {**feeds_of(running, ids, done), **caches})
         caches = {name: outputs[present(name)] for name in caches}
         done += ids.shape[1]
         ids = outputs["logits"][:, -1:].argmax(-1)
@@ -106,7 +108,7 @@ class SharedCache(unittest.TestCase):
                     with self.subTest(model=name, done=done, room=room):
                         total = done + ids.shape[1]
                         buffers = {key: with_room(value, total + room) for key, value in before.items()}
-                        found, presents = step_in_place(running, feeds_of(ids, done), buffers)
+                        found, presents = step_in_place(running, feeds_of(running, ids, done), buffers)
                         np.testing.assert_array_equal(found, logits)
                         for key, value in presents.items():
                             np.testing.assert_array_equal(value, with_room(after[key], total + room, JUNK))
@@ -117,7 +119,7 @@ class SharedCache(unittest.TestCase):
         """A past of exact length and a mask without the new token, or with nothing but it; one present alone elsewhere."""
         running = session(export(MODELS[0], "function") / "model.onnx", True)
         (first, caches), *_ = copying(running, PROMPTS, 2)[1]
-        feeds = feeds_of(first[:, -1:].argmax(-1), 4)
+        feeds = feeds_of(running, first[:, -1:].argmax(-1), 4)
         for columns in (4, 1):
             short = {**feeds, "attention_mask": feeds["attention_mask"][:, :columns]}
             with self.subTest(columns=columns), self.assertRaises(Exception) as caught:
@@ -141,8 +143,7 @@ class SharedCache(unittest.TestCase):
         buffers = {name: with_room(value, 6) for name, value in grown.items()}
         ids = np.array([[2], [2]], np.int64)
         for done in range(6):
-            feeds = {"encoder_attention_mask": mask, **cross, **feeds_of(ids, done)}
-            del feeds["position_ids"]
+            feeds = {"encoder_attention_mask": mask, **cross, **feeds_of(decoder, ids, done)}
             expected = run(decoder, {**feeds, **grown})
             grown = {name: expected[present(name)] for name in grown}
             logits, _ = step_in_place(decoder, feeds, buffers)
@@ -156,7 +157,7 @@ class SharedCache(unittest.TestCase):
         buffers = {name: np.zeros((3, value.shape[1], 4, value.shape[3]), np.float32)
                    for name, value in empty(running, 3).items()}
         with self.assertRaises(Exception) as caught:
-            step_in_place(running, feeds_of(np.array(PROMPTS, np.int64)[:, :3], 2), buffers)
+            step_in_place(running, feeds_of(running, np.array(PROMPTS, np.int64)[:, :3], 2), buffers)
         self.assertIn("attention_mask", str(caught.exception))
 
     def test_a_present_elsewhere_in_the_memory_of_a_past_is_refused(self):
@@ -168,7 +169,7 @@ class SharedCache(unittest.TestCase):
                 memory = {name: np.zeros((4, *value.shape[1:2], 8, value.shape[3]), np.float32)
                           for name, value in empty(running, 3).items()}
                 binding = running.io_binding()
-                for name, value in feeds_of(np.array(PROMPTS, np.int64), 0).items():
+                for name, value in feeds_of(running, np.array(PROMPTS, np.int64), 0).items():
                     binding.bind_cpu_input(name, value)
                 for name, value in memory.items():
                     value = value[:3]
@@ -188,7 +189,7 @@ class SharedCache(unittest.TestCase):
             running = session(export(MODELS[0], form) / "model.onnx", False)
             for tokens, rows, total in [(1, 8, 1), (4, 8, 4), (1, 8, 8), (1, 0, 2)]:
                 with self.subTest(form=form, tokens=tokens, rows=rows, total=total):
-                    feeds = feeds_of(np.full((2, tokens), 5), total - tokens)
+                    feeds = feeds_of(running, np.full((2, tokens), 5), total - tokens)
                     caches = {name: with_room(value, rows, 0) for name, value in empty(running, 2).items()}
                     with self.assertRaises(Exception) as caught:
                         run(running, {**feeds, **caches})

@@ -18,6 +18,7 @@ fn reduced_precision_passes_where_the_backend_has_the_types() {
         ("variants/v_ffd_moe", &Form::ALL[..], all),
         ("jetmoe/sharded", &Form::ALL[..1], &all[..3]),
         ("jetmoe/sharded", &Form::ALL[1..], &all[..2]),
+        ("molm/mlp", &Form::ALL[..], all),
         ("mlm", &Form::ALL[..1], &all[..2]),
     ] {
         for form in forms {

@@ -50,7 +50,7 @@ struct Parameters {
     int query_mask_stride;  // Elements from one row of the query mask to the next.
     int query_mask_offset;  // Elements in front of the first query.
     int gate_mode;  // Place in GateMode::ALL.
-    int activation;  // Place in Activation::ALL, -1 in an attention layer.
+    int activation;  // Place in ACTIVATIONS, -1 in an attention layer.
     int gated;  // Whether input_weight holds two blocks of columns.
     int causal;  // Whether query i sees the keys 0 ..= P + i only.
     int skip_padded;  // Whether a token whose query mask is 0 is routed nowhere.

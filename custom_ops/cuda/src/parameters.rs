@@ -119,7 +119,7 @@ parameters! {
         query_mask_stride, "Elements from one row of the query mask to the next.";
         query_mask_offset, "Elements in front of the first query.";
         gate_mode, "Place in `GateMode::ALL`.";
-        activation, "Place in `Activation::ALL`, -1 in an attention layer.";
+        activation, "Place in `ACTIVATIONS`, -1 in an attention layer.";
         gated, "Whether `input_weight` holds two blocks of columns.";
         causal, "Whether query `i` sees the keys `0 ..= P + i` only.";
         skip_padded, "Whether a token whose query mask is 0 is routed nowhere.";

@@ -5,8 +5,8 @@
 use moa_cuda::plan::{self, Launch, Plan, PlanError, Regime, SelfAttentionSettings};
 use moa_cuda::{Buffer, Device, Element, Options, WORKSPACE_ALIGNMENT, entry_points};
 use moa_schema::{
-    Activation, CrossAttentionAttributes, CrossAttentionDims, FeedForwardAttributes, FeedForwardDims, GateMode,
-    SelfAttentionAttributes, SelfAttentionDims,
+    Activation, AttentionMode, CrossAttentionAttributes, CrossAttentionDims, FeedForwardAttributes, FeedForwardDims,
+    GateMode, SelfAttentionAttributes, SelfAttentionDims,
 };
 use proptest::prelude::*;
 
@@ -95,6 +95,7 @@ fn plan_of(operator: Operator, shape: &Shape, element: Element, device: &Device)
                 scale,
                 gate_mode,
                 skip_padded_queries,
+                attention_mode: AttentionMode::Softmax,
             };
             let settings = SelfAttentionSettings {
                 rotary_positions: shape.rotary.then_some(past + tokens),

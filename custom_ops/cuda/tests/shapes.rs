@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use moa_cuda::plan::{self, Launch, Plan, SelfAttentionSettings};
 use moa_cuda::{Device, Element, Options};
-use moa_schema::{GateMode, SelfAttentionAttributes, SelfAttentionDims};
+use moa_schema::{AttentionMode, GateMode, SelfAttentionAttributes, SelfAttentionDims};
 
 const V100: (Device, Element) = (device((7, 0), 80, 98_304), Element::F16);
 const A100: (Device, Element) = (device((8, 0), 108, 166_912), Element::Bf16);
@@ -45,6 +45,7 @@ fn plan_with(
         scale: 1.0,
         gate_mode: GateMode::SoftmaxTopk,
         skip_padded_queries: false,
+        attention_mode: AttentionMode::Softmax,
     };
     let settings = SelfAttentionSettings {
         rotary_positions: rotates.then_some(past + tokens),

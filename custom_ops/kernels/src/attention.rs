@@ -3,8 +3,11 @@
 //! One task handles the `k` slots of a few tokens for one key/value head. It walks the visible keys in tiles; inside a
 //! tile it walks blocks of query rows, so that the scores of one block and one tile are all that is ever stored. Every
 //! query sees a prefix of the visible keys; tiles after it are skipped, and values after it are not read for it.
+//! `stick_breaking` walks the tiles from the last one to the first.
 
 use std::ops::Range;
+
+use moa_schema::AttentionMode;
 
 use crate::attention_tiles;
 use crate::buffer::emptied;
@@ -38,6 +41,7 @@ pub(crate) struct AttentionInputs<'a> {
     /// `[B * T * k, G * D]`, rotated, with rows `row_stride` apart; scaled where the keys are not.
     pub(crate) queries: &'a [f32],
     pub(crate) visible: &'a Visible,
+    pub(crate) mode: AttentionMode,
     /// `Some(P)`: query `i` sees the keys `0 ..= P + i` only.
     pub(crate) causal_past: Option<usize>,
     pub(crate) batch: usize,
@@ -143,9 +147,10 @@ impl Attention<'_> {
     fn attend(&self, rows: &mut Rows, out: &mut Tile<'_, f32>) {
         let AttentionInputs { isa, queries, head, .. } = self.inputs;
         let with = Attending { isa, queries, panels: self.panels, head };
-        match self.on_tiles {
-            true => rows.attend_on_tiles(&with, out),
-            false => rows.attend(&with, out),
+        match self.inputs.mode {
+            AttentionMode::StickBreaking => rows.attend_by_sticks(&with, out),
+            AttentionMode::Softmax if self.on_tiles => rows.attend_on_tiles(&with, out),
+            AttentionMode::Softmax => rows.attend(&with, out),
         }
     }
 }
@@ -176,7 +181,7 @@ pub(crate) struct Rows {
 
 /// Scores of one block of rows and one tile of keys.
 #[repr(align(64))]
-struct Scores([f32; ROWS * KEYS_PER_TILE]);
+pub(crate) struct Scores(pub(crate) [f32; ROWS * KEYS_PER_TILE]);
 
 impl Rows {
     pub(crate) fn new(pair: usize) -> Self {
@@ -221,21 +226,41 @@ impl Rows {
         out: &mut Tile<'_, f32>,
     ) {
         self.score(with, block.clone(), &keys, scores);
-        let mut seen = [0; ROWS];
-        for (seen, total) in seen.iter_mut().zip(&self.seen[block.clone()]) {
-            *seen = (*total).clamp(keys.start, keys.end) - keys.start;
-        }
+        let seen = self.seen_of(block.clone(), &keys);
         let (max, sum) = (&mut self.max[block.clone()], &mut self.sum[block.clone()]);
         let factors = with.isa.softmax_rows(&mut scores.0, KEYS_PER_TILE, &seen, max, sum);
-        let common = seen[..block.len()].iter().copied().min().unwrap_or(0);
         let write = if keys.start == 0 { Write::Replace } else { Write::Resume(&factors) };
-        self.mix(with, block.clone(), keys.start..keys.start + common, &scores.0, write, out);
+        self.mix_seen(with, block, keys, &scores.0, write, out);
+    }
+
+    /// How many of `keys` each row of the block sees.
+    pub(crate) fn seen_of(&self, block: Range<usize>, keys: &Range<usize>) -> [usize; ROWS] {
+        let mut seen = [0; ROWS];
+        for (seen, total) in seen.iter_mut().zip(&self.seen[block]) {
+            *seen = (*total).clamp(keys.start, keys.end) - keys.start;
+        }
+        seen
+    }
+
+    /// Adds the values of those of `keys` that each row of the block sees.
+    pub(crate) fn mix_seen(
+        &self,
+        with: &Attending<'_>,
+        block: Range<usize>,
+        keys: Range<usize>,
+        weights: &[f32],
+        write: Write<'_>,
+        out: &mut Tile<'_, f32>,
+    ) {
+        let seen = self.seen_of(block.clone(), &keys);
+        let common = seen[..block.len()].iter().copied().min().unwrap_or(0);
+        self.mix(with, block.clone(), keys.start..keys.start + common, weights, write, out);
         let mut first = 0;
         for alike in seen[..block.len()].chunk_by(|a, b| a == b) {
             if alike[0] > common {
                 let rest = keys.start + common..keys.start + alike[0];
                 let rows = block.start + first..block.start + first + alike.len();
-                let weights = &scores.0[first * KEYS_PER_TILE + common..];
+                let weights = &weights[first * KEYS_PER_TILE + common..];
                 self.mix(with, rows, rest, weights, Write::Resume(&[1.0; ROWS]), out);
             }
             first += alike.len();
@@ -243,7 +268,7 @@ impl Rows {
     }
 
     /// Products of queries and keys.
-    fn score(&self, with: &Attending<'_>, block: Range<usize>, keys: &Range<usize>, scores: &mut Scores) {
+    pub(crate) fn score(&self, with: &Attending<'_>, block: Range<usize>, keys: &Range<usize>, scores: &mut Scores) {
         Product {
             left: Left { data: with.queries, starts: &self.starts[block], inner: with.head },
             right: with.panels.key(self.pair, keys.start / PANEL),

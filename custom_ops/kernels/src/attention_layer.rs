@@ -1,5 +1,7 @@
 //! What both attention operators do once keys and values are known.
 
+use moa_schema::AttentionMode;
+
 use crate::attention::{ATTENDED_ROWS, Attention, AttentionInputs, cut_pairs};
 use crate::cached::{CacheRows, Cached, KeysAndValues};
 use crate::hidden_states::HiddenStates;
@@ -37,6 +39,8 @@ pub(crate) struct AttentionLayer<'a> {
     /// `[B, S]`, 0 where the key is masked.
     pub(crate) key_mask: &'a [i32],
     pub(crate) rotary: Option<Rotary<'a>>,
+    /// Stick-breaking is served by the stages that all threads share, on vectors.
+    pub(crate) mode: AttentionMode,
     /// `Some(P)`: query `i` sees the keys `0 ..= P + i` only.
     pub(crate) causal_past: Option<usize>,
     pub(crate) scale: f32,
@@ -60,18 +64,30 @@ pub(crate) struct FirstStages<'a> {
 impl AttentionLayer<'_> {
     fn is_one(&self) -> bool {
         let sizes = [self.batch, self.tokens, self.kv_heads];
-        single_token::serves(self.isa, sizes, self.top_k, self.output_weight.geometry())
+        self.is_softmax() && single_token::serves(self.isa, sizes, self.top_k, self.output_weight.geometry())
     }
 
     fn is_few(&self) -> bool {
         let sizes = [self.batch, self.tokens, self.kv_heads];
-        few_tokens::serves(self.isa, sizes, self.keys, self.top_k, self.output_weight.geometry())
+        self.is_softmax() && few_tokens::serves(self.isa, sizes, self.keys, self.top_k, self.output_weight.geometry())
+    }
+
+    fn is_softmax(&self) -> bool {
+        self.mode == AttentionMode::Softmax
     }
 
     /// Whether keys and values are read once each, as they are stored: they are not worth being widened before.
     pub(crate) fn reads_stored(&self) -> bool {
-        (self.is_one() || decode::reads_stored(self.isa, self.tokens, self.top_k, self.head))
-            && !FewKeys::serves(self.isa, self.keys, self.head)
+        let Self { isa, tokens, top_k, head, .. } = *self;
+        if !self.is_softmax() {
+            return decode::serves(tokens, top_k, head);
+        }
+        (self.is_one() || decode::reads_stored(isa, tokens, top_k, head)) && !FewKeys::serves(isa, self.keys, head)
+    }
+
+    /// Whether the past is read where it stood before it was copied.
+    pub(crate) fn reads_past(&self) -> bool {
+        self.is_softmax() && decode::reads_past(self.isa, self.tokens, self.top_k, self.head)
     }
 
     /// Routes the tokens, fills keys and values and `output [B * T, C]`.
@@ -175,7 +191,7 @@ impl AttentionLayer<'_> {
         let Self { tokens, top_k, keys, head, .. } = *self;
         let rows = tokens * top_k;
         let isa = if rows >= APART[0] && keys >= APART[1] { self.widest_isa } else { self.isa };
-        attention_tiles::serves(isa, rows, keys, head).then_some(isa)
+        (self.is_softmax() && attention_tiles::serves(isa, rows, keys, head)).then_some(isa)
     }
 
     /// Into how many blocks each row of the batch is cut, where there are so many tokens that blocks of them are tasks.
@@ -183,7 +199,7 @@ impl AttentionLayer<'_> {
         let Self { isa, pool, batch, tokens, top_k, .. } = *self;
         let alike = batch == 1 || routing.rows() == batch * tokens * top_k;
         let sizes = many_tokens::Sizes { batch, tokens, top_k, alike, threads: pool.threads() };
-        many_tokens::blocks(isa, sizes, self.output_weight.geometry())
+        many_tokens::blocks(isa, sizes, self.output_weight.geometry()).filter(|_| self.is_softmax())
     }
 
     fn many_inputs<'b>(&'b self, routing: Routing<'b>, panels: Panels<'b>, visible: &'b Visible) -> ManyInputs<'b> {
@@ -207,8 +223,8 @@ impl AttentionLayer<'_> {
         queries: &'b [f32],
         visible: &'b Visible,
     ) -> AttentionInputs<'b> {
-        let Self { causal_past, batch, tokens, kv_heads, head, .. } = *self;
-        AttentionInputs { isa, routing, queries, visible, causal_past, batch, tokens, kv_heads, head }
+        let Self { mode, causal_past, batch, tokens, kv_heads, head, .. } = *self;
+        AttentionInputs { isa, routing, queries, visible, mode, causal_past, batch, tokens, kv_heads, head }
     }
 
     /// Queries of keys that are scaled as they are packed.

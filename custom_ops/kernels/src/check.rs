@@ -33,6 +33,21 @@ pub(crate) fn optional_length(name: &'static str, found: Option<usize>, dims: &[
     found.map_or(Ok(()), |found| length(name, found, dims))
 }
 
+/// Proves that router weights are `[R, E]`, where `R` is the width of what the router reads: `width`, or that of its
+/// own `input`, if there is one, for each of some tokens. Returns `R`.
+pub(crate) fn router(
+    weight: &[f32],
+    input: Option<&[f32]>,
+    tokens: [usize; 2],
+    [width, experts]: [usize; 2],
+) -> Result<usize, KernelError> {
+    let read = if input.is_some() { weight.len().checked_div(experts).unwrap_or(0) } else { width };
+    at_least_one(&[("R", read)])?;
+    length("router_weight", weight.len(), &[read, experts])?;
+    optional_length("router_input", input.map(<[_]>::len), &[tokens[0], tokens[1], read])?;
+    Ok(read)
+}
+
 /// Refuses the first size that is 0.
 pub(crate) fn at_least_one(sizes: &[(&'static str, usize)]) -> Result<(), KernelError> {
     match sizes.iter().find(|(_, size)| *size == 0) {

@@ -1,6 +1,6 @@
 //! `MoACrossAttention`.
 
-use moa_schema::{CrossAttentionAttributes, CrossAttentionDims};
+use moa_schema::{AttentionMode, CrossAttentionAttributes, CrossAttentionDims};
 
 use crate::attention_layer::{AttentionLayer, FirstStages};
 use crate::cached::{CacheRows, Cached, Given};
@@ -96,13 +96,13 @@ impl Prepared {
     ) -> Result<(), KernelError> {
         let CrossAttentionDims { batch, tokens, keys, width, experts, top_k, kv_heads, head } = *dims;
         let Scratch { routing, weights, layer, output, border, .. } = scratch;
-        let BorderScratch { hidden_states: hidden, bias, output: result } = border;
+        let BorderScratch { hidden_states: hidden, bias, output: result, .. } = border;
         let given = [(Weight::Query, inputs.query_weight), (Weight::Output, inputs.output_weight)];
         let isa = self.isa_of(FewestOnTiles::ATTENTION, batch * tokens, [top_k, experts], given);
         let hidden_states = HiddenStates::new(isa, inputs.hidden_states, width, hidden);
         let weights = self.weights(
             weights,
-            &[
+            [
                 (Weight::Router, Geometry::router(width, experts), inputs.router_weight.into()),
                 (Weight::Query, Geometry::queries(experts, width, kv_heads, head), inputs.query_weight),
                 (Weight::Output, Geometry::outputs(experts, kv_heads * head, width), inputs.output_weight),
@@ -110,7 +110,7 @@ impl Prepared {
             pool,
         );
         let router = RouterInputs {
-            hidden_states,
+            read: hidden_states,
             router_weight: weights.get(Weight::Router),
             tokens_per_row: tokens,
             experts,
@@ -130,6 +130,7 @@ impl Prepared {
             output_bias: inputs.output_bias.map(|values| bias.widened(values)),
             key_mask: inputs.key_mask,
             rotary: None,
+            mode: AttentionMode::Softmax,
             causal_past: None,
             scale: attributes.scale,
             batch,

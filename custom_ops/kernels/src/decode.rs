@@ -4,19 +4,22 @@
 //! with the queries of a token, which stand side by side as lanes. Where a token has few keys, four slots share a
 //! vector instead, and where it has few slots, a vector holds elements of one key, so that fewer lanes are idle.
 
+use moa_schema::AttentionMode;
+
 use crate::attention::AttentionInputs;
 use crate::buffer::Buffer;
 use crate::cached::{CacheRows, Cached};
 use crate::grid::{Claims, Grid, Layout, Tile, cut};
 use crate::pool::Stage;
 use crate::routing::Routing;
-use crate::rows::{blocks, even};
+use crate::rows::{IN_ORDER, TILE_ROWS, blocks, even};
+use crate::scalar::Scalar;
 use crate::simd::{
     Ahead, Element, FewKeys, FewSlots, Isa, LANES, Left, Memory, OneToken, PANEL, Product, ROWS, Right, Write,
 };
 
 /// Keys of one tile.
-const KEYS: usize = 128;
+const KEYS: usize = TILE_ROWS;
 
 /// Most tokens of a task: they share the memory that holds queries as lanes, which so stays in the nearest cache.
 const MOST_TOKENS: usize = 8;
@@ -28,8 +31,9 @@ const FEWEST_TASKS: usize = 16;
 #[derive(Debug, Default)]
 pub(crate) struct DecodeScratch {
     queries: Buffer,
+    near: Buffer,
     bounds: [Vec<usize>; 2],
-    claims: [Claims; 2],
+    claims: [Claims; 3],
 }
 
 /// The stage that fills `attended [B * k, G * D]` of `B` tokens.
@@ -38,6 +42,8 @@ pub(crate) struct Decode<'a> {
     cached: Cached<'a>,
     keys: usize,
     queries: Grid<'a, f32>,
+    /// For each task a tile of keys or values as f32, where sticks are broken over caches of f16.
+    near: Option<Grid<'a, f32>>,
     grid: Grid<'a, f32>,
 }
 
@@ -60,13 +66,18 @@ impl DecodeScratch {
         let tasks = batch.div_ceil(tokens) * kv_heads;
         cut(&mut self.bounds[0], tasks, 1);
         cut(&mut self.bounds[1], batch * top_k, tokens * top_k);
-        let [query_claims, claims] = &mut self.claims;
+        let [query_claims, near_claims, claims] = &mut self.claims;
+        let widens = inputs.mode == AttentionMode::StickBreaking && matches!(cached, Cached::F16(_));
+        let (near_len, near) = (KEYS * head, &mut self.near);
+        let near = widens
+            .then(|| Grid::new(near.take(tasks * near_len), Layout::whole(near_len), &self.bounds[0], near_claims));
         let (query_len, queries) = (head * LANES, self.queries.take(tasks * head * LANES));
         Decode {
             inputs,
             cached,
             keys,
             queries: Grid::new(queries, Layout::whole(query_len), &self.bounds[0], query_claims),
+            near,
             grid: Grid::new(attended, inputs.layout(), &self.bounds[1], claims),
         }
     }
@@ -74,7 +85,7 @@ impl DecodeScratch {
     /// Bytes held between calls.
     pub(crate) fn bytes(&self) -> usize {
         let bounds: usize = self.bounds.iter().map(Vec::capacity).sum();
-        self.queries.bytes() + bounds * size_of::<usize>()
+        self.queries.bytes() + self.near.bytes() + bounds * size_of::<usize>()
     }
 }
 
@@ -85,9 +96,11 @@ impl Stage for Decode<'_> {
 
     fn run(&self, index: usize) {
         let (Some(mut out), Some(mut queries)) = (self.grid.tile(index), self.queries.tile(index)) else { return };
-        let AttentionInputs { routing, visible, kv_heads, head, causal_past, .. } = self.inputs;
+        let AttentionInputs { routing, visible, mode, kv_heads, head, causal_past, .. } = self.inputs;
+        let mut near = self.near.as_ref().and_then(|near| near.tile(index));
+        let near = near.as_mut().map_or(&mut [][..], |near| near.row(0));
         let (group, top_k, stride) = (index % kv_heads, routing.top_k, self.inputs.layout().stride);
-        let mut lanes = Lanes { queries: queries.row(0), scores: None };
+        let mut lanes = Lanes { queries: queries.row(0), scores: None, near };
         for first_row in (0..out.rows()).step_by(top_k) {
             let batch = (out.first_row() + first_row) / top_k;
             if !routing.routed[batch] {
@@ -103,6 +116,9 @@ impl Stage for Decode<'_> {
             match self.cached {
                 _ if places.is_empty() => (0..top_k).for_each(|slot| out.row(first_row + slot).fill(0.0)),
                 Cached::F32(rows) => self.attend_to_wide(rows, &token, &mut lanes, &mut out),
+                Cached::F16(rows) if mode == AttentionMode::StickBreaking => {
+                    self.attend_by_sticks(self.of(rows, &token), &token, &mut lanes, &mut out);
+                }
                 Cached::F16(rows) => self.few_slots(rows, &token, &mut out),
             }
         }
@@ -142,6 +158,8 @@ struct Lanes<'a> {
     /// `[D, LANES]`.
     queries: &'a mut [f32],
     scores: Option<Scores>,
+    /// `[KEYS, D]`, where caches are widened.
+    near: &'a mut [f32],
 }
 
 /// Scores of one tile: `[key][slot]`, and as weights `[slot][key]`.
@@ -149,6 +167,15 @@ struct Lanes<'a> {
 struct Scores {
     by_key: [[f32; LANES]; KEYS],
     by_slot: [[f32; KEYS]; LANES],
+}
+
+impl Scores {
+    /// Writes the weights of `keys` keys by slot.
+    fn turn(&mut self, keys: usize, slots: usize) {
+        for (slot, weights) in self.by_slot[..slots].iter_mut().enumerate() {
+            weights.iter_mut().zip(&self.by_key[..keys]).for_each(|(weight, by_key)| *weight = by_key[slot]);
+        }
+    }
 }
 
 impl Decode<'_> {
@@ -180,8 +207,10 @@ impl Decode<'_> {
     }
 
     fn attend_to_wide(&self, rows: CacheRows<'_>, token: &Token<'_>, lanes: &mut Lanes<'_>, out: &mut Tile<'_, f32>) {
-        let AttentionInputs { isa, routing, batch, head, .. } = self.inputs;
-        if FewKeys::serves(isa, token.places.len(), head) {
+        let AttentionInputs { isa, routing, mode, batch, head, .. } = self.inputs;
+        if mode == AttentionMode::StickBreaking {
+            self.attend_by_sticks(self.of(rows, token), token, lanes, out);
+        } else if FewKeys::serves(isa, token.places.len(), head) {
             let token_rows = self.one_token(self.of(rows, token), token);
             let few = FewKeys { token: token_rows, next: rows.key.len() / batch };
             few.attend(isa, out, token.first_row);
@@ -196,12 +225,7 @@ impl Decode<'_> {
         let Token { places, first_row, .. } = *token;
         let (isa, top_k) = (self.inputs.isa, self.inputs.routing.top_k);
         let CacheRows { key, value, .. } = rows;
-        let Lanes { queries, scores } = lanes;
-        let scores = scores.get_or_insert_with(|| {
-            queries.fill(0.0);
-            Scores { by_key: [[0.0; LANES]; KEYS], by_slot: [[0.0; KEYS]; LANES] }
-        });
-        isa.interleave(token.queries, self.inputs.layout().stride, top_k, queries);
+        let (queries, scores, _) = self.side_by_side(token, lanes);
         let (mut max, mut sum) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
         for (tile, places) in places.chunks(KEYS).enumerate() {
             let by_key = &mut scores.by_key[..places.len()];
@@ -212,13 +236,78 @@ impl Decode<'_> {
             for slot in 0..top_k {
                 factors[slot] = if tile == 0 { 0.0 } else { (before[slot] - max[slot]).exp() };
                 sum[slot] = sum[slot] * factors[slot] + tile_sum[slot];
-                let weights = scores.by_slot[slot].iter_mut();
-                weights.zip(&scores.by_key[..places.len()]).for_each(|(weight, by_key)| *weight = by_key[slot]);
             }
+            scores.turn(places.len(), top_k);
             let factors = (tile > 0).then_some(&factors);
             self.mix(value, places, &scores.by_slot, factors, (out, first_row));
         }
         (0..top_k).for_each(|slot| isa.scale(out.row(first_row + slot), 1.0 / sum[slot]));
+    }
+
+    /// As [`Self::attend`] by stick-breaking: from the last key to the first, as long as something is left for one.
+    fn attend_by_sticks<T: Scalar>(
+        &self,
+        rows: CacheRows<'_, T>,
+        token: &Token<'_>,
+        lanes: &mut Lanes<'_>,
+        out: &mut Tile<'_, f32>,
+    ) {
+        let Token { places, first_row, .. } = *token;
+        let (isa, top_k) = (self.inputs.isa, self.inputs.routing.top_k);
+        let (queries, scores, memory) = self.side_by_side(token, lanes);
+        let (mut left, mut factors) = ([1.0; LANES], None);
+        for places in places.chunks(KEYS).rev() {
+            let by_key = &mut scores.by_key[..places.len()];
+            let [key, value] = self.where_they_stood(rows, places);
+            let (keys, near) = self.widened(key, places, memory);
+            self.score(queries, [keys, T::direct(value).unwrap_or(keys)], near, by_key);
+            isa.break_sticks(by_key, &[KEYS as u32; LANES], &mut left);
+            scores.turn(places.len(), top_k);
+            let (values, near) = self.widened(value, places, memory);
+            self.mix(values, near, &scores.by_slot, factors, (out, first_row));
+            if left[..top_k].iter().all(|left| *left == 0.0) {
+                break;
+            }
+            factors = Some(&[1.0; LANES]);
+        }
+    }
+
+    /// Keys and values with these places: where all of them belong to a past that stands elsewhere, those there.
+    fn where_they_stood<'b, T>(&self, rows: CacheRows<'b, T>, places: &[usize]) -> [&'b [T]; 2] {
+        let end = places.last().map_or(0, |last| (last + 1) * self.inputs.head);
+        rows.past.filter(|[key, value]| end <= key.len().min(value.len())).unwrap_or([rows.key, rows.value])
+    }
+
+    /// The rows `places` as f32, where they stand or in `memory`, and their places there.
+    fn widened<'b, T: Scalar>(
+        &self,
+        rows: &'b [T],
+        places: &'b [usize],
+        memory: &'b mut [f32],
+    ) -> (&'b [f32], &'b [usize]) {
+        if let Some(rows) = T::direct(rows) {
+            return (rows, places);
+        }
+        let head = self.inputs.head;
+        for (place, wide) in places.iter().zip(memory.chunks_exact_mut(head)) {
+            T::widen(&rows[place * head..][..head], wide);
+        }
+        (memory, &IN_ORDER[..places.len()])
+    }
+
+    /// The queries of a token as lanes, and memory for the scores of a tile, and for its keys or values.
+    fn side_by_side<'b>(
+        &self,
+        token: &Token<'_>,
+        lanes: &'b mut Lanes<'_>,
+    ) -> (&'b [f32], &'b mut Scores, &'b mut [f32]) {
+        let Lanes { queries, scores, near } = lanes;
+        let scores = scores.get_or_insert_with(|| {
+            queries.fill(0.0);
+            Scores { by_key: [[0.0; LANES]; KEYS], by_slot: [[0.0; KEYS]; LANES] }
+        });
+        self.inputs.isa.interleave(token.queries, self.inputs.layout().stride, self.inputs.routing.top_k, queries);
+        (queries, scores, near)
     }
 
     /// Products of keys and queries; values of the same places are fetched meanwhile.

@@ -4,7 +4,7 @@ use moa_schema::{Activation, FeedForwardAttributes, FeedForwardDims};
 
 use crate::activation;
 use crate::buffer::Buffer;
-use crate::check::{at_least_one, length, optional_length, weight};
+use crate::check::{at_least_one, length, optional_length, router, weight};
 use crate::geometry::Geometry;
 use crate::grid::{Claims, Grid, Layout, Tile};
 use crate::hidden_states::HiddenStates;
@@ -26,7 +26,7 @@ use crate::{KernelError, ThreadPool, pool};
 pub struct FeedForwardInputs<'a, T = f32> {
     /// `[B, T, C]`.
     pub hidden_states: &'a [T],
-    /// `[C, E]`.
+    /// `[C, E]`; `[R, E]` where there is a `router_input`.
     pub router_weight: &'a [f32],
     /// `[E, C, F]`, or `[E, C, 2 * F]` where gated.
     pub input_weight: WeightData<'a>,
@@ -34,6 +34,8 @@ pub struct FeedForwardInputs<'a, T = f32> {
     pub output_weight: WeightData<'a>,
     /// `[C]`.
     pub output_bias: Option<&'a [T]>,
+    /// `[B, T, R]`: what the router reads instead of the hidden states, always in f32.
+    pub router_input: Option<&'a [f32]>,
 }
 
 /// Outputs of [`feed_forward`], row-major; `None` where nobody asks for the value.
@@ -78,13 +80,14 @@ impl Prepared {
         outputs: &mut FeedForwardOutputs<'_, T>,
         pool: &dyn ThreadPool,
     ) -> Result<(), KernelError> {
-        check(dims, if attributes.gated { 2 * dims.hidden } else { dims.hidden }, inputs, outputs)?;
-        self.with_scratch(|scratch| self.compute_feed_forward(dims, attributes, inputs, outputs, pool, scratch))
+        let columns = if attributes.gated { dims.hidden.saturating_mul(2) } else { dims.hidden };
+        let read = check(dims, columns, inputs, outputs)?;
+        self.with_scratch(|scratch| self.compute_feed_forward((dims, read), attributes, inputs, outputs, pool, scratch))
     }
 
     fn compute_feed_forward<T: Scalar>(
         &self,
-        dims: &FeedForwardDims,
+        (dims, read_width): (&FeedForwardDims, usize),
         attributes: &FeedForwardAttributes,
         inputs: &FeedForwardInputs<'_, T>,
         outputs: &mut FeedForwardOutputs<'_, T>,
@@ -94,22 +97,23 @@ impl Prepared {
         let FeedForwardDims { batch, tokens, width, experts, top_k, hidden } = *dims;
         let pool = &Counted::new(pool, &self.threads);
         let Scratch { routing, weights, hidden: hidden_scratch, output, border, .. } = scratch;
-        let BorderScratch { hidden_states, bias, output: result, .. } = border;
+        let BorderScratch { hidden_states, router_input, bias, output: result } = border;
         let given = [(Weight::Input, inputs.input_weight), (Weight::Output, inputs.output_weight)];
         let isa = self.isa_of(FewestOnTiles::FEED_FORWARD, batch * tokens, [top_k, experts], given);
         let hidden_states = HiddenStates::new(isa, inputs.hidden_states, width, hidden_states);
+        let read = inputs.router_input.map(|values| HiddenStates::new(isa, values, read_width, router_input));
         let blocks = if attributes.gated { 2 } else { 1 };
         let weights = self.weights(
             weights,
-            &[
-                (Weight::Router, Geometry::router(width, experts), inputs.router_weight.into()),
+            [
+                (Weight::Router, Geometry::router(read_width, experts), inputs.router_weight.into()),
                 (Weight::Input, Geometry::inputs(experts, width, blocks, hidden), inputs.input_weight),
                 (Weight::Output, Geometry::outputs(experts, hidden, width), inputs.output_weight),
             ],
             pool,
         );
         let router = RouterInputs {
-            hidden_states,
+            read: read.unwrap_or(hidden_states),
             router_weight: weights.get(Weight::Router),
             tokens_per_row: tokens,
             experts,
@@ -247,20 +251,22 @@ impl Stage for Hidden<'_> {
     }
 }
 
+/// Proves all lengths; returns the width of what the router reads.
 fn check<T>(
     dims: &FeedForwardDims,
     columns: usize,
     inputs: &FeedForwardInputs<'_, T>,
     outputs: &FeedForwardOutputs<'_, T>,
-) -> Result<(), KernelError> {
+) -> Result<usize, KernelError> {
     let FeedForwardDims { batch, tokens, width, experts, top_k, hidden } = *dims;
     at_least_one(&[("B", batch), ("T", tokens), ("C", width), ("F", hidden)])?;
     length("hidden_states", inputs.hidden_states.len(), &[batch, tokens, width])?;
-    length("router_weight", inputs.router_weight.len(), &[width, experts])?;
+    let read = router(inputs.router_weight, inputs.router_input, [batch, tokens], [width, experts])?;
     weight(["input_weight", "input_scale"], inputs.input_weight, [experts, width, columns])?;
     weight(["output_weight", "output_scale"], inputs.output_weight, [experts, hidden, width])?;
     optional_length("output_bias", inputs.output_bias.map(<[_]>::len), &[width])?;
     length("output", outputs.output.len(), &[batch, tokens, width])?;
     optional_length("topk_indices", outputs.topk_indices.as_ref().map(|o| o.len()), &[batch, tokens, top_k])?;
-    optional_length("topk_weights", outputs.topk_weights.as_ref().map(|o| o.len()), &[batch, tokens, top_k])
+    optional_length("topk_weights", outputs.topk_weights.as_ref().map(|o| o.len()), &[batch, tokens, top_k])?;
+    Ok(read)
 }

@@ -49,6 +49,11 @@ impl<'a> HiddenStates<'a> {
         token * self.stride
     }
 
+    /// The row of a token.
+    pub(crate) fn row(&self, token: usize) -> &'a [f32] {
+        &self.data[self.start(token)..][..self.width]
+    }
+
     /// The rows that begin at `starts`.
     pub(crate) fn rows<'b>(&self, starts: &'b [usize]) -> Left<'b>
     where
@@ -65,10 +70,6 @@ mod tests {
     use super::*;
     use crate::simd::every_isa;
 
-    fn row<'a>(states: &HiddenStates<'a>, token: usize) -> &'a [f32] {
-        &states.data[states.start(token)..][..states.width()]
-    }
-
     #[test]
     #[cfg_attr(miri, ignore = "too many elements, and Miri cannot round to f16 with F16C")]
     fn rows_that_meet_are_moved_apart_and_others_stay() {
@@ -80,7 +81,7 @@ mod tests {
                 let states = HiddenStates::new(isa, &values, width, &mut direct);
                 let from_half = HiddenStates::new(isa, &half, width, &mut widened);
                 for states in [states, from_half] {
-                    let rows = (0..tokens).flat_map(|token| row(&states, token).to_vec());
+                    let rows = (0..tokens).flat_map(|token| states.row(token).to_vec());
                     assert!(rows.eq(values.iter().copied()), "{isa:?} {tokens} {width}");
                     assert_eq!(states.stride != width, apart && !isa.has_tiles(), "{isa:?} {tokens} {width}");
                 }

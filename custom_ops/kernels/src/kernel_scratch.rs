@@ -26,10 +26,11 @@ pub(crate) struct Scratch {
     pub(crate) border: BorderScratch,
 }
 
-/// Activations that are not f32 outside, as f32, and hidden states whose rows are moved apart.
+/// Activations that are not f32 outside, as f32, and hidden states, or inputs of routers, whose rows are moved apart.
 #[derive(Debug, Default)]
 pub(crate) struct BorderScratch {
     pub(crate) hidden_states: Buffer,
+    pub(crate) router_input: Buffer,
     pub(crate) bias: Buffer,
     pub(crate) output: Buffer,
 }
@@ -75,8 +76,8 @@ impl Scratch {
             + attended.bytes();
         let words = bounds.capacity() * size_of::<usize>() + self.cache.bounds.bytes();
         let cache = self.cache.key.bytes() + self.cache.value.bytes();
-        let BorderScratch { hidden_states, bias, output } = &self.border;
-        let border = [hidden_states, bias, output].iter().map(|buffer| buffer.bytes()).sum::<usize>();
+        let BorderScratch { hidden_states, router_input, bias, output } = &self.border;
+        let border = [hidden_states, router_input, bias, output].iter().map(|buffer| buffer.bytes()).sum::<usize>();
         border + self.routing.bytes() + self.weights.bytes() + layer + cache + words + self.hidden.bytes()
     }
 }

@@ -56,8 +56,8 @@ pub(crate) struct CacheInputs<'a, T> {
     pub(crate) isa: Isa,
     /// `[B * T, C]`.
     pub(crate) hidden_states: HiddenStates<'a>,
-    /// `[C, 2 * G * D]`, a block for each head, keys first.
-    pub(crate) kv_weight: &'a Packed,
+    /// `[C, 2 * G * D]`, a block for each head, keys first; without it the hidden states are taken as they are.
+    pub(crate) kv_weight: Option<&'a Packed>,
     pub(crate) past: Past<'a, T>,
     /// `None` for values.
     pub(crate) rotary: Option<Rotary<'a>>,
@@ -284,26 +284,33 @@ impl<'a, T: Scalar> Append<'a, T> {
         }
     }
 
-    /// Projects new tokens into their rows.
+    /// Projects new tokens, or takes them as they are, into their rows.
     fn project(&self, wide: &mut Tile<'_, f32>, mut stored: Option<&mut Tile<'_, T>>, pair: usize, new: &[NewRow]) {
         let CacheInputs { isa, hidden_states, sizes, .. } = self.inputs;
         let (mut starts, mut rows) = ([0; TOKENS_PER_TASK], [0; TOKENS_PER_TASK]);
         for (place, new) in new.iter().enumerate() {
             (starts[place], rows[place]) = (hidden_states.start(new.token), new.wide);
         }
-        RowProduct {
-            left: hidden_states.rows(&starts[..new.len()]),
-            weights: self.inputs.kv_weight,
-            matrix: 0,
-            block: self.inputs.first_block + pair % sizes.kv_heads,
-            first_column: 0,
-            columns: sizes.head,
-            rows: &rows[..new.len()],
-            factors: None,
-            next: None,
-            epoch: Some(self.epoch),
+        let group = pair % sizes.kv_heads;
+        match self.inputs.kv_weight {
+            Some(weights) => RowProduct {
+                left: hidden_states.rows(&starts[..new.len()]),
+                weights,
+                matrix: 0,
+                block: self.inputs.first_block + group,
+                first_column: 0,
+                columns: sizes.head,
+                rows: &rows[..new.len()],
+                factors: None,
+                next: None,
+                epoch: Some(self.epoch),
+            }
+            .compute(isa, wide),
+            None => new.iter().for_each(|new| {
+                let source = &hidden_states.row(new.token)[group * sizes.head..][..sizes.head];
+                wide.row(new.wide).copy_from_slice(source);
+            }),
         }
-        .compute(isa, wide);
         for new in new {
             let values = wide.row(new.wide);
             if let Some(rotary) = self.inputs.rotary {

@@ -12,14 +12,17 @@
 //!    `kv_cache` beside it: keys and values of the new tokens.
 //! 2. `query_projection`: the rows of each expert times its weights, rotated and scaled; an idle expert costs nothing.
 //!    `key_panels` beside it: keys and values in the order in which `attention` reads them.
-//! 3. `attention`: tiles of tokens, all `k` slots at once, with an online softmax; `decode` for single tokens.
+//! 3. `attention`: tiles of tokens, all `k` slots at once, with an online softmax, or by `stick_breaking`; `decode` for
+//!    single tokens.
 //! 4. `output_projection`: some columns of some tokens at a time, expert by expert, each product added with its gate.
 //!
 //! Where a small layer with one key/value head has a single token, and the processor AVX2, `single_token` stands for 2
 //! to 4: each task takes a group of slots from the query to the product with the output weights. `few_tokens` does so
 //! for the rows of an expert where there are few tokens and keys. Both begin beside 1.
 //! Many tokens are cut into blocks by `many_tokens`, as evenly as the threads of the call can share them, which takes
-//! each through 2 to 4.
+//! each through 2 to 4. These three, and attention on AMX tiles, serve softmax alone.
+//!
+//! Without a projection of keys and values the hidden states are copied where these go.
 //!
 //! `simd` holds the microkernels, `rows` gathers rows into blocks for them, `packed` the panels that they read.
 //!
@@ -36,8 +39,10 @@
 //!   never do;
 //! * an attention row visits its visible keys in rising order, 256 at a time (128 where there is one token); inside a
 //!   tile, the sum of the weights is taken in 16 lanes, which are then added in pairs;
-//! * where up to four slots are attended with at once, a score is taken in the lanes of a vector, 16 or with AVX2 8,
-//!   each a chain by rising index;
+//! * by stick-breaking it visits these tiles in falling order: what a key takes and leaves is known once all later keys
+//!   have taken their shares, one after the other; inside a tile, values are added by rising key;
+//! * where up to four slots are attended with at once, by softmax, a score is taken in the lanes of a vector, 16 or
+//!   with AVX2 8, each a chain by rising index;
 //! * an output row is the bias (or 0), then gate times product of the chosen experts in rising order.
 //!
 //! The bits differ between levels of instructions: without fused multiply-add each step rounds twice.
@@ -56,7 +61,8 @@
 //!
 //! # Padding
 //!
-//! A masked key is never read, so NaN or infinity in a padded position reaches no other token. A padded query under
+//! A masked key is never read, so NaN or infinity in a padded position reaches no other token, and it takes nothing of
+//! a stick. A padded query under
 //! `skip_padded_queries` is not routed at all: its output row is 0, its `topk_weights` are 0 and its `topk_indices`
 //! are `0 .. k`.
 //!
@@ -103,6 +109,7 @@ mod simd;
 mod single_token;
 #[cfg(test)]
 mod skip;
+mod stick_breaking;
 mod terms;
 mod waiting_inputs;
 mod weight_data;

@@ -15,7 +15,7 @@ use crate::{KernelError, ThreadPool};
 /// Names of the weights that can be packed once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weight {
-    /// `router_weight [C, E]`.
+    /// `router_weight [C, E]`, or `[R, E]` where the router has an input of its own.
     Router,
     /// `query_weight [E, C, G * D]`.
     Query,
@@ -219,18 +219,18 @@ impl Prepared {
     }
 
     /// The weights of one call: what is prepared, and the others packed now, on the threads of the call.
-    pub(crate) fn weights<'a>(
+    pub(crate) fn weights<'a, 'b>(
         &'a self,
         own: &'a mut OwnWeights,
-        given: &[(Weight, Geometry, WeightData<'_>)],
+        given: impl IntoIterator<Item = (Weight, Geometry, WeightData<'b>)>,
         pool: &dyn ThreadPool,
     ) -> CallWeights<'a> {
         let mut geometries = [None; WEIGHTS];
         for (weight, geometry, data) in given {
-            let index = *weight as usize;
-            geometries[index] = Some(*geometry);
-            if self.weights[index].as_ref().is_none_or(|packed| packed.geometry() != *geometry) {
-                own.packed[index].refill(*geometry, *data, &mut own.scratch, pool);
+            let index = weight as usize;
+            geometries[index] = Some(geometry);
+            if self.weights[index].as_ref().is_none_or(|packed| packed.geometry() != geometry) {
+                own.packed[index].refill(geometry, data, &mut own.scratch, pool);
             }
         }
         CallWeights { prepared: &self.weights, own, geometries }

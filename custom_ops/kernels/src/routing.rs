@@ -91,9 +91,9 @@ pub(crate) struct RoutingScratch {
 
 /// What the router of one call reads.
 pub(crate) struct RouterInputs<'a> {
-    /// `[B * T, C]`.
-    pub(crate) hidden_states: HiddenStates<'a>,
-    /// `[C, E]`.
+    /// `[B * T, R]`: the hidden states, or what the router reads instead.
+    pub(crate) read: HiddenStates<'a>,
+    /// `[R, E]`.
     pub(crate) router_weight: &'a Packed,
     pub(crate) tokens_per_row: usize,
     pub(crate) experts: usize,
@@ -149,10 +149,10 @@ impl Stage for Router<'_> {
 impl<'a> Router<'a> {
     /// Computes the logits of the tokens from `first` on, `[token, E]`.
     fn logits(&self, first: usize, logits: &mut [f32]) {
-        let RouterInputs { hidden_states, experts, .. } = self.inputs;
-        let starts: [usize; TOKENS_PER_TASK] = std::array::from_fn(|row| hidden_states.start(first + row));
+        let RouterInputs { read, experts, .. } = self.inputs;
+        let starts: [usize; TOKENS_PER_TASK] = std::array::from_fn(|row| read.start(first + row));
         RowProduct {
-            left: hidden_states.rows(&starts[..logits.len() / experts]),
+            left: read.rows(&starts[..logits.len() / experts]),
             weights: self.inputs.router_weight,
             matrix: 0,
             block: 0,
@@ -247,7 +247,7 @@ impl RoutingScratch {
         if experts > MOST_EXPERTS {
             return Err(KernelError::Experts { experts, most: MOST_EXPERTS });
         }
-        emptied(&mut self.routed, inputs.hidden_states.tokens()).extend(routed);
+        emptied(&mut self.routed, inputs.read.tokens()).extend(routed);
         let tokens = self.routed.len();
         emptied(&mut self.topk_indices, tokens * top_k).extend((0..tokens).flat_map(|_| 0..top_k as i64));
         emptied(&mut self.topk_weights, tokens * top_k).resize(tokens * top_k, 0.0);
@@ -404,7 +404,7 @@ mod tests {
         let refused = |experts| {
             let mut memory = Buffer::default();
             let inputs = RouterInputs {
-                hidden_states: HiddenStates::new(isa(), &[0.0f32; 0], 1, &mut memory),
+                read: HiddenStates::new(isa(), &[0.0f32; 0], 1, &mut memory),
                 router_weight: &weight,
                 tokens_per_row: 1,
                 experts,
@@ -426,7 +426,7 @@ mod tests {
         }
         let weight = Packed::new(Geometry { matrices: 1, blocks: 1, inner: 2, columns: 3 }, &[0.0f32; 2 * 3]).unwrap();
         let inputs = RouterInputs {
-            hidden_states: HiddenStates::new(isa(), &hidden_states, 2, &mut memory),
+            read: HiddenStates::new(isa(), &hidden_states, 2, &mut memory),
             router_weight: &weight,
             tokens_per_row: 3,
             experts: 3,

@@ -1,9 +1,9 @@
 //! `MoASelfAttention`.
 
-use moa_schema::{SelfAttentionAttributes, SelfAttentionDims};
+use moa_schema::{AttentionMode, SelfAttentionAttributes, SelfAttentionDims};
 
 use crate::attention_layer::{AttentionLayer, FirstStages};
-use crate::check::{at_least_one, length, optional_length, weight};
+use crate::check::{at_least_one, length, optional_length, router, weight};
 use crate::geometry::Geometry;
 use crate::hidden_states::HiddenStates;
 use crate::kernel_scratch::{BorderScratch, CacheScratch, Scratch};
@@ -15,7 +15,7 @@ use crate::routing::{ByExpert, Router, RouterInputs, RoutingScratch};
 use crate::scalar::Scalar;
 use crate::simd::Isa;
 use crate::weight_data::WeightData;
-use crate::{KernelError, ThreadPool, decode};
+use crate::{KernelError, ThreadPool};
 
 /// Bytes of weights that one call reads and the caches do not keep.
 const FAR: usize = 1 << 25;
@@ -27,12 +27,12 @@ pub struct SelfAttentionInputs<'a, T = f32> {
     pub hidden_states: &'a [T],
     /// `[B, P + T]`, 0 where the token is padding.
     pub attention_mask: &'a [i32],
-    /// `[C, E]`.
+    /// `[C, E]`; `[R, E]` where there is a `router_input`.
     pub router_weight: &'a [f32],
     /// `[E, C, G * D]`.
     pub query_weight: WeightData<'a>,
-    /// `[C, 2 * G * D]`, keys first.
-    pub kv_weight: WeightData<'a>,
+    /// `[C, 2 * G * D]`, keys first; without it keys and values are the hidden states, and `G * D` is `C`.
+    pub kv_weight: Option<WeightData<'a>>,
     /// `[E, G * D, C]`.
     pub output_weight: WeightData<'a>,
     /// `[C]`.
@@ -49,6 +49,8 @@ pub struct SelfAttentionInputs<'a, T = f32> {
     pub sin_cache: Option<&'a [f32]>,
     /// `[B, T]`; not read where there is no cache.
     pub position_ids: Option<&'a [i64]>,
+    /// `[B, T, R]`: what the router reads instead of the hidden states, always in f32.
+    pub router_input: Option<&'a [f32]>,
 }
 
 /// Outputs of [`self_attention`], row-major; `None` where nobody asks for the value.
@@ -68,6 +70,8 @@ pub struct SelfAttentionOutputs<'a, T = f32> {
 }
 
 /// Self-attention layer: route, project queries, keys and values, attend, project back, weight and sum.
+///
+/// Stick-breaking has an order of keys: it is causal whatever the attributes say.
 ///
 /// # Errors
 ///
@@ -95,6 +99,8 @@ struct Call<'a, T> {
     inputs: &'a SelfAttentionInputs<'a, T>,
     /// `[B, T, C]`.
     hidden_states: HiddenStates<'a>,
+    /// `[B, T, R]`, what the router reads.
+    read: HiddenStates<'a>,
     rotary: Option<Rotary<'a>>,
     pool: &'a Counted<'a>,
     isa: Isa,
@@ -109,10 +115,10 @@ impl<T: Scalar> Call<'_, T> {
     /// Whether the copy of the past is left to memory: attention reads the past where it was, and the weights drive the
     /// copy out of the caches before the next call.
     fn copies_past_caches(&self, layer: &AttentionLayer<'_>, reads_stored: bool) -> bool {
-        let SelfAttentionDims { batch, tokens, width, experts, top_k, kv_heads, head, .. } = *self.dims;
-        let matrices = 1 + batch.saturating_mul(top_k).min(experts);
+        let SelfAttentionDims { batch, width, experts, top_k, kv_heads, head, .. } = *self.dims;
+        let matrices = usize::from(self.inputs.kv_weight.is_some()) + batch.saturating_mul(top_k).min(experts);
         let weights = [2, width, kv_heads, head].iter().fold(matrices, |all, size| all.saturating_mul(*size));
-        let reads_past = T::direct(&[]).is_some() && decode::reads_past(layer.isa, tokens, top_k, head);
+        let reads_past = T::direct(&[]).is_some() && layer.reads_past();
         layer.query_weight.bytes_of(weights) > FAR && (reads_past || reads_stored) && self.inputs.capacity.is_none()
     }
 
@@ -139,19 +145,22 @@ impl Prepared {
         outputs: &mut SelfAttentionOutputs<'_, T>,
         pool: &dyn ThreadPool,
     ) -> Result<(), KernelError> {
-        check(dims, inputs, outputs)?;
+        let read_width = check(dims, inputs, outputs)?;
         let SelfAttentionInputs { cos_cache, sin_cache, position_ids, .. } = *inputs;
         let rotary = RotaryInputs { cos_cache, sin_cache, position_ids };
         let rotary = Rotary::new(rotary, dims.batch, dims.tokens, dims.head)?;
         let given = [(Weight::Query, inputs.query_weight), (Weight::Output, inputs.output_weight)];
         let isa = self.isa_of(FewestOnTiles::ATTENTION, dims.batch * dims.tokens, [dims.top_k, dims.experts], given);
         self.with_scratch(|scratch| {
-            let mut hidden = std::mem::take(&mut scratch.border.hidden_states);
+            let BorderScratch { hidden_states, router_input, .. } = &mut scratch.border;
+            let (mut hidden, mut read) = (std::mem::take(hidden_states), std::mem::take(router_input));
             let hidden_states = HiddenStates::new(isa, inputs.hidden_states, dims.width, &mut hidden);
+            let own = inputs.router_input.map(|values| HiddenStates::new(isa, values, read_width, &mut read));
+            let read_states = own.unwrap_or(hidden_states);
             let pool = &Counted::new(pool, &self.threads);
-            let call = Call { dims, attributes, inputs, hidden_states, rotary, pool, isa };
+            let call = Call { dims, attributes, inputs, hidden_states, read: read_states, rotary, pool, isa };
             let result = self.compute_self(&call, outputs, scratch);
-            scratch.border.hidden_states = hidden;
+            (scratch.border.hidden_states, scratch.border.router_input) = (hidden, read);
             result
         })
     }
@@ -165,15 +174,18 @@ impl Prepared {
         let SelfAttentionDims { batch, tokens, past, width, experts, top_k, kv_heads, head } = *call.dims;
         let Scratch { routing, weights, cache, layer, output, border, .. } = scratch;
         let BorderScratch { bias, output: result, .. } = border;
-        let inputs = call.inputs;
+        let (inputs, attributes) = (call.inputs, call.attributes);
+        let is_stick = attributes.attention_mode == AttentionMode::StickBreaking;
+        let kv = inputs.kv_weight.map(|data| (Weight::KeyValue, Geometry::keys_values(width, kv_heads, head), data));
         let weights = self.weights(
             weights,
-            &[
-                (Weight::Router, Geometry::router(width, experts), inputs.router_weight.into()),
+            [
+                (Weight::Router, Geometry::router(call.read.width(), experts), inputs.router_weight.into()),
                 (Weight::Query, Geometry::queries(experts, width, kv_heads, head), inputs.query_weight),
-                (Weight::KeyValue, Geometry::keys_values(width, kv_heads, head), inputs.kv_weight),
                 (Weight::Output, Geometry::outputs(experts, kv_heads * head, width), inputs.output_weight),
-            ],
+            ]
+            .into_iter()
+            .chain(kv),
             call.pool,
         );
         let layer_inputs = AttentionLayer {
@@ -186,8 +198,9 @@ impl Prepared {
             output_bias: inputs.output_bias.map(|values| bias.widened(values)),
             key_mask: inputs.attention_mask,
             rotary: call.rotary,
-            causal_past: call.attributes.causal.then_some(past),
-            scale: call.attributes.scale,
+            mode: attributes.attention_mode,
+            causal_past: (attributes.causal || is_stick).then_some(past),
+            scale: attributes.scale,
             batch,
             tokens,
             top_k,
@@ -218,7 +231,7 @@ impl Prepared {
         let SelfAttentionDims { tokens, past, experts, top_k, .. } = *call.dims;
         let inputs = call.inputs;
         let router = RouterInputs {
-            hidden_states: call.hidden_states,
+            read: call.read,
             router_weight: weights.get(Weight::Router),
             tokens_per_row: tokens,
             experts,
@@ -237,7 +250,7 @@ impl Prepared {
         let keys = CacheInputs {
             isa: call.isa,
             hidden_states: call.hidden_states,
-            kv_weight: weights.get(Weight::KeyValue),
+            kv_weight: inputs.kv_weight.map(|_| weights.get(Weight::KeyValue)),
             past: call.past(inputs.past_key, kept),
             rotary: call.rotary,
             first_block: 0,
@@ -252,11 +265,12 @@ impl Prepared {
     }
 }
 
+/// Proves all lengths; returns the width of what the router reads.
 fn check<T>(
     dims: &SelfAttentionDims,
     inputs: &SelfAttentionInputs<'_, T>,
     outputs: &SelfAttentionOutputs<'_, T>,
-) -> Result<(), KernelError> {
+) -> Result<usize, KernelError> {
     let SelfAttentionDims { batch, tokens, past, width, experts, top_k, kv_heads, head } = *dims;
     at_least_one(&[("B", batch), ("T", tokens), ("C", width), ("G", kv_heads), ("D", head)])?;
     let keys = past.saturating_add(tokens);
@@ -273,10 +287,15 @@ fn check<T>(
     };
     length("hidden_states", inputs.hidden_states.len(), &[batch, tokens, width])?;
     length("attention_mask", inputs.attention_mask.len(), &[batch, keys])?;
-    length("router_weight", inputs.router_weight.len(), &[width, experts])?;
+    let read = router(inputs.router_weight, inputs.router_input, [batch, tokens], [width, experts])?;
     let columns = kv_heads.saturating_mul(head);
     weight(["query_weight", "query_scale"], inputs.query_weight, [experts, width, columns])?;
-    weight(["kv_weight", "kv_scale"], inputs.kv_weight, [1, width, columns.saturating_mul(2)])?;
+    match inputs.kv_weight {
+        Some(kv_weight) => weight(["kv_weight", "kv_scale"], kv_weight, [1, width, columns.saturating_mul(2)])?,
+        None => {
+            length("query_weight", experts.saturating_mul(width).saturating_mul(columns), &[experts, width, width])?
+        }
+    }
     weight(["output_weight", "output_scale"], inputs.output_weight, [experts, columns, width])?;
     optional_length("output_bias", inputs.output_bias.map(<[_]>::len), &[width])?;
     check_past("past_key", inputs.past_key, "present_key", &outputs.present_key)?;
@@ -285,5 +304,6 @@ fn check<T>(
     optional_length("present_key", outputs.present_key.as_ref().map(|o| o.len()), &cache)?;
     optional_length("present_value", outputs.present_value.as_ref().map(|o| o.len()), &cache)?;
     optional_length("topk_indices", outputs.topk_indices.as_ref().map(|o| o.len()), &[batch, tokens, top_k])?;
-    optional_length("topk_weights", outputs.topk_weights.as_ref().map(|o| o.len()), &[batch, tokens, top_k])
+    optional_length("topk_weights", outputs.topk_weights.as_ref().map(|o| o.len()), &[batch, tokens, top_k])?;
+    Ok(read)
 }

@@ -5,7 +5,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use moa_kernels::{Prepared, Scalar, SelfAttentionInputs, SelfAttentionOutputs, Sequential, Weight};
-use moa_schema::{GateMode, SelfAttentionAttributes, SelfAttentionDims};
+use moa_schema::{AttentionMode, GateMode, SelfAttentionAttributes, SelfAttentionDims};
 
 struct Counting;
 
@@ -37,12 +37,29 @@ fn repeated_calls_allocate_nothing() {
     allocate_nothing::<half::f16>();
 }
 
+/// Batch, tokens, past, width, slots, key/value heads and head: one token, few, many, and rows that are moved apart,
+/// among others.
+const SHAPES: [[usize; 7]; 7] = [
+    [2, 40, 0, 24, 2, 2, 16],
+    [2, 1, 20, 24, 2, 2, 16],
+    [1, 1, 50, 256, 4, 1, 128],
+    [1, 9, 30, 64, 4, 1, 32],
+    [2, 150, 30, 70, 2, 2, 64],
+    [40, 35, 0, 16, 5, 1, 160],
+    [1, 33, 0, 1024, 2, 2, 16],
+];
+
+/// Width of what the router reads.
+const READ: usize = 1024;
+
 fn allocate_nothing<T: Scalar>() {
-    let (only, few, many) = ((1, 1, 50, 256, 4, 1, 128), (1, 9, 30, 64, 4, 1, 32), (40, 35, 0, 16, 5, 1, 160));
-    let apart = (1, 33, 0, 1024, 2, 2, 16);
-    for (batch, tokens, past, width, top_k, kv_heads, head) in
-        [(2, 40, 0, 24, 2, 2, 16), (2, 1, 20, 24, 2, 2, 16), only, few, (2, 150, 30, 70, 2, 2, 64), many, apart]
-    {
+    for mode in AttentionMode::ALL {
+        allocate_nothing_in::<T>(mode);
+    }
+}
+
+fn allocate_nothing_in<T: Scalar>(attention_mode: AttentionMode) {
+    for [batch, tokens, past, width, top_k, kv_heads, head] in SHAPES {
         let columns = kv_heads * head;
         let dims = SelfAttentionDims { batch, tokens, past, width, experts: 5, top_k, kv_heads, head };
         let attributes = SelfAttentionAttributes {
@@ -52,6 +69,7 @@ fn allocate_nothing<T: Scalar>() {
             scale: 0.25,
             gate_mode: GateMode::SoftmaxTopk,
             skip_padded_queries: true,
+            attention_mode,
         };
         let ramp = |len: usize| (0..len).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.01).collect::<Vec<f32>>();
         let stored = |values: Vec<f32>| {
@@ -60,8 +78,9 @@ fn allocate_nothing<T: Scalar>() {
             stored
         };
         let (hidden_states, mask) = (stored(ramp(batch * tokens * width)), vec![1; batch * (past + tokens)]);
+        let read = ramp(batch * tokens * READ);
         let (router, query, kv, output) =
-            (ramp(width * 5), ramp(5 * width * columns), ramp(width * 2 * columns), ramp(5 * columns * width));
+            (ramp(READ * 5), ramp(5 * width * columns), ramp(width * 2 * columns), ramp(5 * columns * width));
         let cache = stored(ramp(batch * kv_heads * past * head));
         let mut present = [(); 2].map(|()| stored(vec![0.0; batch * kv_heads * (past + tokens) * head]));
         let inputs = SelfAttentionInputs {
@@ -69,7 +88,7 @@ fn allocate_nothing<T: Scalar>() {
             attention_mask: &mask,
             router_weight: &router,
             query_weight: (&query).into(),
-            kv_weight: (&kv).into(),
+            kv_weight: Some((&kv).into()),
             output_weight: (&output).into(),
             output_bias: None,
             capacity: None,
@@ -78,6 +97,7 @@ fn allocate_nothing<T: Scalar>() {
             cos_cache: None,
             sin_cache: None,
             position_ids: None,
+            router_input: Some(&read),
         };
         let mut prepared = Prepared::default();
         prepared.pack(Weight::Query, [5, width, columns], kv_heads, &query).unwrap();

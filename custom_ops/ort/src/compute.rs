@@ -51,7 +51,7 @@ fn self_attention<T: Activation>(
         attention_mask: inputs.ints(own::ATTENTION_MASK)?,
         router_weight: inputs.floats(own::ROUTER_WEIGHT)?,
         query_weight: inputs.weights(own::QUERY_WEIGHT, own::QUERY_SCALE)?,
-        kv_weight: inputs.weights(own::KV_WEIGHT, own::KV_SCALE)?,
+        kv_weight: inputs.optional(own::KV_WEIGHT, |inputs, weight| inputs.weights(weight, own::KV_SCALE))?,
         output_weight: inputs.weights(own::OUTPUT_WEIGHT, own::OUTPUT_SCALE)?,
         output_bias: inputs.optional(own::OUTPUT_BIAS, Inputs::activations::<T>)?,
         capacity,
@@ -60,6 +60,7 @@ fn self_attention<T: Activation>(
         cos_cache: inputs.optional(own::COS_CACHE, Inputs::floats)?,
         sin_cache: inputs.optional(own::SIN_CACHE, Inputs::floats)?,
         position_ids: inputs.optional(own::POSITION_IDS, Inputs::longs)?,
+        router_input: inputs.optional(own::ROUTER_INPUT, Inputs::floats)?,
     };
     if let (Some(rows), true) = (capacity, given.past_key.is_some() || given.past_value.is_some()) {
         return Err(dims.separate_caches(rows).into());
@@ -121,6 +122,7 @@ fn feed_forward<T: Activation>(
         input_weight: inputs.weights(ffn::INPUT_WEIGHT, ffn::INPUT_SCALE)?,
         output_weight: inputs.weights(ffn::OUTPUT_WEIGHT, ffn::OUTPUT_SCALE)?,
         output_bias: inputs.optional(ffn::OUTPUT_BIAS, Inputs::activations::<T>)?,
+        router_input: inputs.optional(ffn::ROUTER_INPUT, Inputs::floats)?,
     };
     let mut wanted = FeedForwardOutputs {
         output: outputs.required::<T>(ffn::OUTPUT)?,

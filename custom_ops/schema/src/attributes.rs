@@ -3,8 +3,8 @@
 use std::fmt;
 
 use crate::{
-    Activation, AttributeKind, CROSS_ATTENTION, CrossAttentionAttributes, FEED_FORWARD, FeedForwardAttributes,
-    GateMode, OPSET_VERSION, Operator, PLUGIN_VERSION, SELF_ATTENTION, SelfAttentionAttributes,
+    Activation, AttentionMode, AttributeKind, CROSS_ATTENTION, CrossAttentionAttributes, FEED_FORWARD,
+    FeedForwardAttributes, GateMode, OPSET_VERSION, Operator, PLUGIN_VERSION, SELF_ATTENTION, SelfAttentionAttributes,
 };
 
 /// Where attributes come from; `None` where the node has none of that name and type.
@@ -46,6 +46,15 @@ pub enum Attributes {
 }
 
 impl Attributes {
+    /// The operator that has them.
+    pub const fn operator(&self) -> &'static Operator {
+        match self {
+            Self::SelfAttention(_) => &SELF_ATTENTION,
+            Self::CrossAttention(_) => &CROSS_ATTENTION,
+            Self::FeedForward(_) => &FEED_FORWARD,
+        }
+    }
+
     /// Reads what `operator` declares.
     ///
     /// # Errors
@@ -61,6 +70,7 @@ impl Attributes {
                 scale: reader.finite("scale")?,
                 gate_mode: reader.gate_mode()?,
                 skip_padded_queries: reader.flag("skip_padded_queries")?,
+                attention_mode: reader.attention_mode()?,
             })),
             name if name == CROSS_ATTENTION.name => Ok(Self::CrossAttention(CrossAttentionAttributes {
                 top_k: reader.count("top_k")?,
@@ -125,6 +135,18 @@ impl Reader<'_> {
         GateMode::parse(&text).ok_or_else(|| unknown("gate_mode", &GateMode::ALL.map(GateMode::as_str), &text))
     }
 
+    /// Read behind `causal`, which stick-breaking needs.
+    fn attention_mode(&self) -> Result<AttentionMode, AttributeError> {
+        let text = self.string("attention_mode")?;
+        let known = AttentionMode::ALL.map(AttentionMode::as_str);
+        let mode = AttentionMode::parse(&text).ok_or_else(|| unknown("attention_mode", &known, &text))?;
+        if mode == AttentionMode::StickBreaking && !self.flag("causal")? {
+            let text = format!("attribute `attention_mode` is {}, which needs `causal` = 1", mode.as_str());
+            return Err(AttributeError(text));
+        }
+        Ok(mode)
+    }
+
     fn activation(&self) -> Result<Activation, AttributeError> {
         let text = self.string("activation")?;
         Activation::parse(&text).ok_or_else(|| unknown("activation", &Activation::ALL.map(Activation::as_str), &text))
@@ -170,7 +192,11 @@ mod tests {
         }
 
         fn string(&self, name: &str) -> Option<String> {
-            let text = if name == "activation" { "silu" } else { "topk_softmax" };
+            let text = match name {
+                "activation" => "silu",
+                "attention_mode" => "softmax",
+                _ => "topk_softmax",
+            };
             self.answer(name, AttributeKind::String, text.to_owned())
         }
     }
@@ -212,6 +238,23 @@ mod tests {
         }
     }
 
+    /// Stick-breaking without an order of keys.
+    struct Sticks;
+
+    impl AttributeSource for Sticks {
+        fn int(&self, name: &str) -> Option<i64> {
+            Some(i64::from(name != "causal"))
+        }
+
+        fn float(&self, _: &str) -> Option<f32> {
+            Some(1.0)
+        }
+
+        fn string(&self, name: &str) -> Option<String> {
+            Some(if name == "attention_mode" { "stick_breaking" } else { "softmax_topk" }.to_owned())
+        }
+    }
+
     #[test]
     fn values_out_of_range_are_named() {
         for (source, expected) in [
@@ -227,7 +270,12 @@ mod tests {
             let failure = Attributes::read(&SELF_ATTENTION, &source).expect_err(expected);
             assert_eq!(failure.to_string(), expected);
         }
+        let failure = Attributes::read(&SELF_ATTENTION, &Sticks).expect_err("a stick needs an order of keys");
+        assert_eq!(failure.0, "attribute `attention_mode` is stick_breaking, which needs `causal` = 1");
         let failure = Attributes::read(&FEED_FORWARD, &Fixed(1, 1.0, "topk_softmax")).expect_err("activation");
-        assert_eq!(failure.0, "attribute `activation` must be one of relu, gelu, silu, found `topk_softmax`");
+        assert_eq!(
+            failure.0,
+            "attribute `activation` must be one of relu, gelu, gelu_tanh, silu, found `topk_softmax`"
+        );
     }
 }

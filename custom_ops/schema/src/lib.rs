@@ -19,6 +19,7 @@
 //! | `G` | key/value heads (`kv_num_heads`) |
 //! | `D` | head width |
 //! | `F` | hidden width of one feed-forward expert |
+//! | `R` | width of what the router reads; `C` but where that is given |
 //!
 //! # Semantics shared by the three operators
 //!
@@ -27,7 +28,8 @@
 //! * Weights in integers, beside activations in f32, are the integers times their scales, which each matrix of such a
 //!   node must have ([`IntegerType`]): one for each column of int8, one for each [`BLOCK`] rows of a column of int4.
 //!   Matrices of floats have none.
-//! * The router works in f32: `logits = x · router_weight`, then [`GateMode`].
+//! * The router works in f32: `logits = x · router_weight`, where `x` is `router_input`, or `hidden_states` where that
+//!   is absent; then [`GateMode`].
 //! * Among equal scores the expert with the lower index is chosen.
 //! * Experts that are not chosen do not influence the result.
 //! * A token whose query mask is 0 is routed nowhere (`skip_padded_queries = 1`): its output is exactly 0.
@@ -38,6 +40,9 @@
 //!   `skip_padded_queries = 0` masked tokens are routed too), or a position, even that of a masked token, lies outside
 //!   the rotary tables. The CUDA kernels cannot refuse by value: there the rows that these concern are NaN.
 //! * The query head of slot `s` and key/value head `g` reads key/value head `g`.
+//! * Where `kv_weight` is absent, keys and values are the hidden states themselves: `G * D` is `C`.
+//! * [`AttentionMode`] says how scores become weights of values. Masked keys, and later ones, take no part in either
+//!   mode.
 //!
 //! # Shared caches
 //!
@@ -62,7 +67,7 @@ pub use operator::{
 };
 pub use panic::panic_text;
 pub use routing::RoutingPart;
-pub use shape::{CrossAttentionDims, FeedForwardDims, SelfAttentionDims, ShapeError, refuse_scales};
+pub use shape::{CrossAttentionDims, FeedForwardDims, SelfAttentionDims, ShapeError, refuse_unserved};
 
 /// ONNX domain of the operators.
 pub const DOMAIN: &str = "ai.moa";
@@ -119,6 +124,35 @@ impl GateMode {
     }
 }
 
+/// How the scores of a query become weights of the values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AttentionMode {
+    /// Softmax over the keys that the query sees.
+    #[default]
+    Softmax,
+    /// Stick-breaking (Shen et al., "ModuleFormer", 2023): `z = sigmoid(score)`, and key `j` weighs
+    /// `z_j · prod (1 - z_m)` over the seen keys `m` after `j`. The weights add up to less than 1. Needs `causal`.
+    StickBreaking,
+}
+
+impl AttentionMode {
+    /// Every mode, in the order of the documentation.
+    pub const ALL: [Self; 2] = [Self::Softmax, Self::StickBreaking];
+
+    /// The attribute's text.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Softmax => "softmax",
+            Self::StickBreaking => "stick_breaking",
+        }
+    }
+
+    /// The mode that `text` names, if any.
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.as_str() == text)
+    }
+}
+
 /// Element-wise function between the two matrices of a feed-forward expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
@@ -126,19 +160,22 @@ pub enum Activation {
     Relu,
     /// `x · Φ(x)`, the exact (erf) form.
     Gelu,
+    /// `x / 2 · (1 + tanh(√(2 / π) · (x + 0.044715 · x³)))`.
+    GeluTanh,
     /// `x · sigmoid(x)`.
     Silu,
 }
 
 impl Activation {
     /// Every activation, in the order of the documentation.
-    pub const ALL: [Self; 3] = [Self::Relu, Self::Gelu, Self::Silu];
+    pub const ALL: [Self; 4] = [Self::Relu, Self::Gelu, Self::GeluTanh, Self::Silu];
 
     /// The attribute's text.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Relu => "relu",
             Self::Gelu => "gelu",
+            Self::GeluTanh => "gelu_tanh",
             Self::Silu => "silu",
         }
     }
@@ -164,6 +201,8 @@ pub struct SelfAttentionAttributes {
     pub gate_mode: GateMode,
     /// Whether a padded query is routed nowhere and yields exactly 0.
     pub skip_padded_queries: bool,
+    /// How scores become weights of values.
+    pub attention_mode: AttentionMode,
 }
 
 /// Attributes of `MoACrossAttention`.
@@ -202,6 +241,9 @@ mod tests {
     fn enum_texts_round_trip() {
         for mode in GateMode::ALL {
             assert_eq!(GateMode::parse(mode.as_str()), Some(mode));
+        }
+        for mode in AttentionMode::ALL {
+            assert_eq!(AttentionMode::parse(mode.as_str()), Some(mode));
         }
         for activation in Activation::ALL {
             assert_eq!(Activation::parse(activation.as_str()), Some(activation));

@@ -239,6 +239,11 @@ impl Parameter {
         Self { note, ..self }
     }
 
+    /// Whether only the kernels for processors take it: see [`crate::refuse_unserved`].
+    pub fn is_of_cpu_alone(&self) -> bool {
+        self.element == ElementType::Scale || *self == ROUTER_INPUT
+    }
+
     /// The shape, and what there is to say of it: `[B, S], 1 for a real token, 0 for padding`.
     pub fn shape(&self) -> String {
         let separator = if self.note.is_empty() { "" } else { ", " };
@@ -271,6 +276,10 @@ const SKIP_PADDED_QUERIES: Attribute = attribute("skip_padded_queries", Attribut
 
 const TOPK_INDICES: Parameter = optional(RoutingPart::Indices.output(), ElementType::Int64, &["B", "T", "k"]);
 const TOPK_WEIGHTS: Parameter = optional(RoutingPart::Weights.output(), ElementType::Float32, &["B", "T", "k"]);
+/// The router of an operator that takes a [`ROUTER_INPUT`].
+const ROUTER_WEIGHT: Parameter =
+    required("router_weight", ElementType::Float32, &["C", "E"]).noted("or [R, E] where router_input is given");
+const ROUTER_INPUT: Parameter = optional("router_input", ElementType::Float32, &["B", "T", "R"]);
 const OUTPUT_BIAS: Parameter = optional("output_bias", ElementType::Activation, &["C"]);
 const QUERY_SCALE: Parameter = scale("query_scale", &["E", "G * D"], "of int8; [E, ceil(C / 32), G * D] of int4");
 const OUTPUT_SCALE: Parameter = scale("output_scale", &["E", "C"], "of int8; [E, ceil(G * D / 32), C] of int4");
@@ -281,9 +290,9 @@ pub const SELF_ATTENTION: Operator = Operator {
     inputs: &[
         required("hidden_states", ElementType::Activation, &["B", "T", "C"]),
         required("attention_mask", ElementType::Int32, &["B", "P + T"]).noted("1 for a real token, 0 for padding"),
-        required("router_weight", ElementType::Float32, &["C", "E"]),
+        ROUTER_WEIGHT,
         required("query_weight", ElementType::Weight, &["E", "C", "G * D"]),
-        required("kv_weight", ElementType::Weight, &["C", "2 * G * D"]).noted("keys first"),
+        optional("kv_weight", ElementType::Weight, &["C", "2 * G * D"]).noted("keys first"),
         required("output_weight", ElementType::Weight, &["E", "G * D", "C"]),
         OUTPUT_BIAS,
         optional("past_key", ElementType::Activation, &["B", "G", "P", "D"]),
@@ -291,6 +300,7 @@ pub const SELF_ATTENTION: Operator = Operator {
         optional("cos_cache", ElementType::Float32, &["positions", "D / 2"]),
         optional("sin_cache", ElementType::Float32, &["positions", "D / 2"]),
         optional("position_ids", ElementType::Int64, &["B", "T"]),
+        ROUTER_INPUT,
         QUERY_SCALE,
         scale("kv_scale", &["2 * G * D"], "of int8; [ceil(C / 32), 2 * G * D] of int4"),
         OUTPUT_SCALE,
@@ -302,7 +312,15 @@ pub const SELF_ATTENTION: Operator = Operator {
         TOPK_INDICES,
         TOPK_WEIGHTS,
     ],
-    attributes: &[TOP_K, KV_NUM_HEADS, attribute("causal", AttributeKind::Int), SCALE, GATE_MODE, SKIP_PADDED_QUERIES],
+    attributes: &[
+        TOP_K,
+        KV_NUM_HEADS,
+        attribute("causal", AttributeKind::Int),
+        SCALE,
+        GATE_MODE,
+        SKIP_PADDED_QUERIES,
+        attribute("attention_mode", AttributeKind::String),
+    ],
 };
 
 /// Cross-attention layer over keys and values that were projected once per source.
@@ -330,10 +348,11 @@ pub const FEED_FORWARD: Operator = Operator {
     name: "MoEFeedForward",
     inputs: &[
         required("hidden_states", ElementType::Activation, &["B", "T", "C"]),
-        required("router_weight", ElementType::Float32, &["C", "E"]),
+        ROUTER_WEIGHT,
         required("input_weight", ElementType::Weight, &["E", "C", "F"]).noted("or [E, C, 2 * F] where gated"),
         required("output_weight", ElementType::Weight, &["E", "F", "C"]),
         OUTPUT_BIAS,
+        ROUTER_INPUT,
         scale("input_scale", &["E", "F"], "of int8; [E, ceil(C / 32), F] of int4; 2 * F where gated"),
         scale("output_scale", &["E", "C"], "of int8; [E, ceil(F / 32), C] of int4"),
     ],
@@ -364,9 +383,10 @@ pub mod self_attention {
     pub const COS_CACHE: usize = 9;
     pub const SIN_CACHE: usize = 10;
     pub const POSITION_IDS: usize = 11;
-    pub const QUERY_SCALE: usize = 12;
-    pub const KV_SCALE: usize = 13;
-    pub const OUTPUT_SCALE: usize = 14;
+    pub const ROUTER_INPUT: usize = 12;
+    pub const QUERY_SCALE: usize = 13;
+    pub const KV_SCALE: usize = 14;
+    pub const OUTPUT_SCALE: usize = 15;
 
     pub const OUTPUT: usize = 0;
     pub const PRESENT_KEY: usize = 1;
@@ -406,8 +426,9 @@ pub mod feed_forward {
     pub const INPUT_WEIGHT: usize = 2;
     pub const OUTPUT_WEIGHT: usize = 3;
     pub const OUTPUT_BIAS: usize = 4;
-    pub const INPUT_SCALE: usize = 5;
-    pub const OUTPUT_SCALE: usize = 6;
+    pub const ROUTER_INPUT: usize = 5;
+    pub const INPUT_SCALE: usize = 6;
+    pub const OUTPUT_SCALE: usize = 7;
 
     pub const OUTPUT: usize = 0;
     pub const TOPK_INDICES: usize = 1;
@@ -464,9 +485,11 @@ mod tests {
     }
 
     #[test]
-    fn optional_inputs_follow_required_ones() {
+    fn optional_inputs_follow_required_ones_but_for_kv_weight() {
         for operator in OPERATORS {
-            for parameters in [operator.inputs, operator.outputs] {
+            let kv_weight = |input: &&Parameter| input.name == "kv_weight";
+            let inputs: Vec<_> = operator.inputs.iter().filter(|input| !kv_weight(input)).copied().collect();
+            for parameters in [&*inputs, operator.outputs] {
                 let first_optional = parameters.iter().position(|p| p.optional).unwrap_or(parameters.len());
                 assert!(parameters[first_optional..].iter().all(|p| p.optional), "{}", operator.name);
             }

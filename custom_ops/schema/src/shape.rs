@@ -1,8 +1,9 @@
 //! Shape rules: from the shapes of a node's inputs to the sizes that every implementation works with.
 
 use crate::{
-    CROSS_ATTENTION, CrossAttentionAttributes, ElementType, FEED_FORWARD, FeedForwardAttributes, IntegerType, Operator,
-    SELF_ATTENTION, SelfAttentionAttributes, cross_attention as cross, feed_forward as ffn, self_attention as own,
+    Activation, AttentionMode, Attributes, CROSS_ATTENTION, CrossAttentionAttributes, ElementType, FEED_FORWARD,
+    FeedForwardAttributes, IntegerType, Operator, Parameter, SELF_ATTENTION, SelfAttentionAttributes,
+    cross_attention as cross, feed_forward as ffn, self_attention as own,
 };
 
 /// Why the inputs of a node cannot be computed; the text names operator, input, expected and found shape.
@@ -17,24 +18,33 @@ impl std::fmt::Display for ShapeError {
 
 impl std::error::Error for ShapeError {}
 
-/// Refuses scales for an implementation whose matrices are floats; `shapes[i]` is the shape of input `i`.
+/// Refuses what only the kernels for processors serve, for an implementation that has softmax over projected keys,
+/// routers of the hidden states and matrices of floats alone; `shapes[i]` is the shape of input `i`.
 ///
 /// # Errors
 ///
-/// Names the first scale that is given.
-pub fn refuse_scales(operator: &Operator, shapes: &[Option<&[usize]>]) -> Result<(), ShapeError> {
-    let given = operator
-        .inputs
-        .iter()
-        .zip(shapes)
-        .find(|(input, shape)| input.element == ElementType::Scale && shape.is_some());
-    match given {
-        Some((scale, _)) => {
-            let (operator, scale) = (operator.name, scale.name);
-            Err(ShapeError(format!(
-                "{operator}: input `{scale}` is for weights in integers, which are not served here"
-            )))
+/// Names the first attribute or input that is not served.
+pub fn refuse_unserved(attributes: &Attributes, shapes: &[Option<&[usize]>]) -> Result<(), ShapeError> {
+    let operator = attributes.operator();
+    let fail = |text: String| Err(ShapeError(format!("{}: {text}, which is not served here", operator.name)));
+    match attributes {
+        Attributes::SelfAttention(own) if own.attention_mode != AttentionMode::Softmax => {
+            return fail(format!("attribute `attention_mode` is {}", own.attention_mode.as_str()));
         }
+        Attributes::SelfAttention(_) if shapes.get(own::KV_WEIGHT).is_some_and(Option::is_none) => {
+            return fail("keys and values are the hidden states (no `kv_weight`)".to_owned());
+        }
+        Attributes::FeedForward(own) if own.activation == Activation::GeluTanh => {
+            return fail(format!("attribute `activation` is {}", own.activation.as_str()));
+        }
+        _ => {}
+    }
+    let given = |(input, shape): &(&Parameter, &Option<&[usize]>)| shape.is_some() && input.is_of_cpu_alone();
+    match operator.inputs.iter().zip(shapes).find(given) {
+        Some((input, _)) if input.element == ElementType::Scale => {
+            fail(format!("input `{}` is for weights in integers", input.name))
+        }
+        Some((input, _)) => fail(format!("input `{}` is given", input.name)),
         None => Ok(()),
     }
 }
@@ -151,6 +161,40 @@ impl<'a> Shapes<'a> {
         if width == 0 { self.error("hidden_states has no columns") } else { Ok(()) }
     }
 
+    /// Checks a router and what it reads, where that is given.
+    fn check_router(
+        &self,
+        [weight, input]: [usize; 2],
+        [batch, tokens, width]: [usize; 3],
+        experts: usize,
+    ) -> Result<(), ShapeError> {
+        if self.get(input).is_none() {
+            return self.expect(weight, &[width, experts]);
+        }
+        let [_, _, read] = self.required(input)?;
+        self.expect(input, &[batch, tokens, read])?;
+        if read == 0 {
+            return self.error("router_input has no columns");
+        }
+        self.expect(weight, &[read, experts])
+    }
+
+    /// Checks the projection of keys and values, without which they are the hidden states.
+    fn check_kv_weight(&self, [width, columns]: [usize; 2]) -> Result<(), ShapeError> {
+        if self.get(own::KV_WEIGHT).is_some() {
+            return self.expect(own::KV_WEIGHT, &[width, 2 * columns]);
+        }
+        if self.get(own::KV_SCALE).is_some() {
+            return self.error("kv_scale is there and kv_weight is not");
+        }
+        if width == columns {
+            return Ok(());
+        }
+        self.error(&format!(
+            "without kv_weight, query_weight must have {width} columns as hidden_states, found {columns}"
+        ))
+    }
+
     /// Splits `G * D` columns into heads.
     fn head(&self, columns: usize, kv_heads: usize) -> Result<usize, ShapeError> {
         if kv_heads == 0 || columns == 0 || !columns.is_multiple_of(kv_heads) {
@@ -213,9 +257,9 @@ impl SelfAttentionDims {
         s.check_top_k(attributes.top_k, experts)?;
         let kv_heads = attributes.kv_num_heads;
         let head = s.head(columns, kv_heads)?;
-        s.expect(own::ROUTER_WEIGHT, &[width, experts])?;
+        s.check_router([own::ROUTER_WEIGHT, own::ROUTER_INPUT], [batch, tokens, width], experts)?;
         s.expect(own::QUERY_WEIGHT, &[experts, width, columns])?;
-        s.expect(own::KV_WEIGHT, &[width, 2 * columns])?;
+        s.check_kv_weight([width, columns])?;
         s.expect(own::OUTPUT_WEIGHT, &[experts, columns, width])?;
         s.expect_optional(own::OUTPUT_BIAS, &[width])?;
         s.expect_scales(own::QUERY_SCALE, &[experts, width, columns])?;
@@ -295,7 +339,7 @@ impl FeedForwardDims {
             return s.error("output_weight has no rows");
         }
         let columns = if attributes.gated { 2 * hidden } else { hidden };
-        s.expect(ffn::ROUTER_WEIGHT, &[width, experts])?;
+        s.check_router([ffn::ROUTER_WEIGHT, ffn::ROUTER_INPUT], [batch, tokens, width], experts)?;
         s.expect(ffn::INPUT_WEIGHT, &[experts, width, columns])?;
         s.expect(ffn::OUTPUT_WEIGHT, &[experts, hidden, width])?;
         s.expect_optional(ffn::OUTPUT_BIAS, &[width])?;

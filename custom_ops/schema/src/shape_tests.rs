@@ -10,6 +10,7 @@ const ATTRIBUTES: SelfAttentionAttributes = SelfAttentionAttributes {
     scale: 0.5,
     gate_mode: GateMode::SoftmaxTopk,
     skip_padded_queries: true,
+    attention_mode: AttentionMode::Softmax,
 };
 
 fn shapes() -> Vec<Vec<usize>> {
@@ -93,12 +94,76 @@ fn a_shared_cache_is_refused_where_none_is_served() {
 fn missing_input_is_named() {
     let all = shapes();
     let mut partial: Vec<_> = all.iter().map(|s| Some(s.as_slice())).collect();
-    partial[4] = None;
-    let error = SelfAttentionDims::new(&partial, &ATTRIBUTES).expect_err("kv_weight is required");
-    assert_eq!(
-        error.to_string(),
-        "MoASelfAttention: input `kv_weight` must be [C, 2 * G * D], keys first, found nothing"
-    );
+    partial[own::OUTPUT_WEIGHT] = None;
+    let error = SelfAttentionDims::new(&partial, &ATTRIBUTES).expect_err("output_weight is required");
+    assert_eq!(error.to_string(), "MoASelfAttention: input `output_weight` must be [E, G * D, C], found nothing");
+}
+
+/// Without their projection keys and values are the hidden states, and as wide.
+#[test]
+fn keys_and_values_may_be_hidden_states() {
+    let mut all = shapes();
+    let found = |all: &[Vec<usize>], scale: Option<&[usize]>| {
+        let mut given: Vec<_> = all.iter().map(|s| Some(s.as_slice())).collect();
+        given.resize(SELF_ATTENTION.inputs.len(), None);
+        (given[own::KV_WEIGHT], given[own::KV_SCALE]) = (None, scale);
+        SelfAttentionDims::new(&given, &ATTRIBUTES).map_err(|error| error.to_string())
+    };
+    let narrow = "MoASelfAttention: without kv_weight, query_weight must have 16 columns as hidden_states, found 8";
+    assert_eq!(found(&all, None), Err(narrow.to_owned()));
+    all[own::QUERY_WEIGHT][2] = 16;
+    all[own::OUTPUT_WEIGHT][1] = 16;
+    all[own::PAST_KEY][3] = 8;
+    all[own::PAST_VALUE][3] = 8;
+    assert_eq!(found(&all, None).map(|dims| dims.head), Ok(8));
+    let scale = "MoASelfAttention: kv_scale is there and kv_weight is not";
+    assert_eq!(found(&all, Some(&[32])), Err(scale.to_owned()));
+}
+
+/// A router may read an input of its own, of another width.
+#[test]
+fn routers_may_have_an_input() {
+    let attributes = feed_forward(true, 2);
+    let all = feed_forward_shapes(true);
+    let tokens = all[ffn::HIDDEN_STATES].clone();
+    let found = |router: &[usize], input: &[usize]| {
+        let mut given: Vec<_> = all.iter().map(|s| Some(s.as_slice())).collect();
+        given.resize(FEED_FORWARD.inputs.len(), None);
+        (given[ffn::ROUTER_WEIGHT], given[ffn::ROUTER_INPUT]) = (Some(router), Some(input));
+        FeedForwardDims::new(&given, &attributes).map(|dims| dims.experts).map_err(|error| error.to_string())
+    };
+    let experts = all[ffn::ROUTER_WEIGHT][1];
+    assert_eq!(found(&[7, experts], &[tokens[0], tokens[1], 7]), Ok(experts));
+    for (router, input, expected) in [
+        ([6, experts], [tokens[0], tokens[1], 7], "input `router_weight` must be [C, E], or [R, E] where"),
+        ([7, experts], [tokens[0], tokens[1] + 1, 7], "input `router_input` must be [B, T, R], found"),
+        ([0, experts], [tokens[0], tokens[1], 0], "router_input has no columns"),
+    ] {
+        let error = found(&router, &input).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+/// What an implementation for GPUs refuses beside scales.
+#[test]
+fn what_is_not_served_everywhere_is_named() {
+    let stick = SelfAttentionAttributes { attention_mode: AttentionMode::StickBreaking, ..ATTRIBUTES };
+    let tanh = FeedForwardAttributes { activation: Activation::GeluTanh, ..feed_forward(true, 2) };
+    let (all, given) = (shapes(), |shapes: &[Vec<usize>], place: usize, there: bool| {
+        let mut given: Vec<_> = shapes.iter().map(|_| Some(&[][..])).collect();
+        given.resize(SELF_ATTENTION.inputs.len(), None);
+        given[place] = there.then_some(&[][..]);
+        given
+    });
+    for (attributes, given, expected) in [
+        (Attributes::SelfAttention(stick), given(&all, 0, true), "attribute `attention_mode` is stick_breaking,"),
+        (Attributes::FeedForward(tanh), given(&all[..5], 0, true), "attribute `activation` is gelu_tanh,"),
+        (Attributes::SelfAttention(ATTRIBUTES), given(&all, own::KV_WEIGHT, false), "(no `kv_weight`),"),
+        (Attributes::SelfAttention(ATTRIBUTES), given(&all, own::ROUTER_INPUT, true), "`router_input` is given,"),
+    ] {
+        let error = refuse_unserved(&attributes, &given).unwrap_err().to_string();
+        assert!(error.contains(expected) && error.ends_with("which is not served here"), "{error}");
+    }
 }
 
 const CROSS: CrossAttentionAttributes = CrossAttentionAttributes {
@@ -206,12 +271,15 @@ type Refusal<'a> = &'a dyn Fn(&[Option<&[usize]>]) -> Option<ShapeError>;
 #[test]
 fn scales_fit_their_matrices() {
     let attributes = feed_forward(true, 2);
-    let refusals: [(&Operator, Vec<Vec<usize>>, Refusal<'_>); 3] = [
-        (&SELF_ATTENTION, shapes(), &|shapes| SelfAttentionDims::new(shapes, &ATTRIBUTES).err()),
-        (&CROSS_ATTENTION, cross_shapes(), &|shapes| CrossAttentionDims::new(shapes, &CROSS).err()),
-        (&FEED_FORWARD, feed_forward_shapes(true), &|shapes| FeedForwardDims::new(shapes, &attributes).err()),
+    let refusals: [(Attributes, Vec<Vec<usize>>, Refusal<'_>); 3] = [
+        (Attributes::SelfAttention(ATTRIBUTES), shapes(), &|shapes| SelfAttentionDims::new(shapes, &ATTRIBUTES).err()),
+        (Attributes::CrossAttention(CROSS), cross_shapes(), &|shapes| CrossAttentionDims::new(shapes, &CROSS).err()),
+        (Attributes::FeedForward(attributes), feed_forward_shapes(true), &|shapes| {
+            FeedForwardDims::new(shapes, &attributes).err()
+        }),
     ];
-    for (operator, shapes, refusal) in refusals {
+    for (attributes, shapes, refusal) in refusals {
+        let operator = attributes.operator();
         for [matrix, scale] in operator.matrices() {
             let with = |shape: &[usize], check: Refusal<'_>| {
                 let mut given: Vec<_> = shapes.iter().map(|shape| Some(shape.as_slice())).collect();
@@ -228,12 +296,12 @@ fn scales_fit_their_matrices() {
                     let error = with(&long, refusal).unwrap();
                     assert!(error.contains(&format!("input `{name}` must be [")), "{error}");
                 }
-                let error = with(&fitting, &|given| refuse_scales(operator, given).err()).unwrap();
+                let error = with(&fitting, &|given| refuse_unserved(&attributes, given).err()).unwrap();
                 assert!(error.contains(&format!("`{name}` is for weights in integers")), "{error}");
             }
         }
         let floats: Vec<_> = shapes.iter().map(|shape| Some(shape.as_slice())).collect();
-        assert_eq!(refuse_scales(operator, &floats), Ok(()));
+        assert_eq!(refuse_unserved(&attributes, &floats), Ok(()));
     }
 }
 

@@ -4,7 +4,9 @@
 
 use std::fmt::Write;
 
-use moa_schema::{Activation, Attribute, AttributeKind, ElementType, GateMode, OPERATORS, Operator, Parameter};
+use moa_schema::{
+    Activation, AttentionMode, Attribute, AttributeKind, ElementType, GateMode, OPERATORS, Operator, Parameter,
+};
 
 const README: &str = include_str!("../../README.md");
 
@@ -31,6 +33,7 @@ fn parameters(text: &mut String, kind: &str, parameters: &[Parameter]) {
 fn values(attribute: &Attribute) -> String {
     let listed = |texts: &[&str]| texts.iter().map(|text| format!("`{text}`")).collect::<Vec<_>>().join(", ");
     match (attribute.name, attribute.kind) {
+        ("attention_mode", _) => listed(&AttentionMode::ALL.map(AttentionMode::as_str)),
         ("gate_mode", _) => listed(&GateMode::ALL.map(GateMode::as_str)),
         ("activation", _) => listed(&Activation::ALL.map(Activation::as_str)),
         ("causal" | "gated" | "skip_padded_queries", _) => "0 or 1".into(),

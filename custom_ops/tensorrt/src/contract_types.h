@@ -15,6 +15,8 @@ struct Parameter {
     const char *name;
     Element element;
     bool optional;
+    // False: by the kernels for processors alone.
+    bool served;
 };
 
 struct Attribute {

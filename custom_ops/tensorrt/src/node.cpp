@@ -68,11 +68,18 @@ std::string one_text(const std::string &where, const PluginField &field) {
 
 std::int32_t one_of(const std::string &where, const contract::List<const char *> &known, const std::string &found) {
     std::string names;
+    for (const char *other : contract::unserved_texts) {
+        if (found == other) throw Refusal(where + " is `" + found + "`, which is not served here");
+    }
     for (std::size_t index = 0; index < known.count; ++index) {
         if (found == known[index]) return static_cast<std::int32_t>(index);
         names += (index == 0 ? "" : ", ") + std::string(known[index]);
     }
     refuse(where, "must be one of " + names + ", found \"" + found + "\"");
+}
+
+[[noreturn]] void refuse_input(const std::string &node, const contract::Parameter &input) {
+    throw Refusal(node + ": input `" + input.name + "` is given, which is not served here");
 }
 
 // Those before the first that is int64, `topk_indices`.
@@ -96,6 +103,13 @@ std::int32_t &Node::integer(const std::string &name) {
     throw Refusal("the contract has an attribute that this library does not know: " + name);
 }
 
+std::int32_t &Node::text(const std::string &name) {
+    if (name == "gate_mode") return gate_mode_;
+    if (name == "activation") return activation_;
+    if (name == "attention_mode") return attention_mode_;
+    throw Refusal("the contract has an attribute that this library does not know: " + name);
+}
+
 void Node::set(const contract::Attribute &attribute, const PluginField &field) {
     const std::string where = std::string(contract().name) + ": attribute `" + attribute.name + "`";
     switch (attribute.kind) {
@@ -105,9 +119,11 @@ void Node::set(const contract::Attribute &attribute, const PluginField &field) {
             has_scale_ = true;
             break;
         case Kind::text: {
-            const bool is_gate = std::strcmp(attribute.name, "gate_mode") == 0;
-            const auto &known = is_gate ? contract::gate_modes : contract::activations;
-            (is_gate ? gate_mode_ : activation_) = one_of(where, known, one_text(where, field));
+            std::int32_t &place = text(attribute.name);
+            const auto &known = &place == &gate_mode_    ? contract::gate_modes
+                                : &place == &activation_ ? contract::activations
+                                                         : contract::attention_modes;
+            place = one_of(where, known, one_text(where, field));
             break;
         }
     }
@@ -152,8 +168,7 @@ void Node::check() const {
         const std::string given = attribute.name;
         const bool missing = attribute.kind == Kind::integer ? const_cast<Node *>(this)->integer(given) == undecided
                              : attribute.kind == Kind::real  ? !has_scale_
-                             : given == "gate_mode"          ? gate_mode_ == undecided
-                                                             : activation_ == undecided;
+                                                             : const_cast<Node *>(this)->text(given) == undecided;
         if (missing) {
             throw Refusal(name + ": attribute `" + given + "` of type " + kind_name(attribute.kind) + " is missing");
         }
@@ -190,6 +205,7 @@ void Node::check_presence() const {
         if (!input.optional && (present_inputs_ >> index & 1) == 0) {
             throw Refusal(name + ": attribute `" + contract::present_inputs + "` lacks `" + input.name + "`");
         }
+        if (!input.served && (present_inputs_ >> index & 1) != 0) refuse_input(name, input);
     }
 }
 
@@ -206,6 +222,9 @@ std::vector<std::size_t> Node::positions(std::int32_t count) const {
     if (count < 0 || found.size() != static_cast<std::size_t>(count) || found.size() < required) {
         throw Refusal(std::string(contract().name) + ": " + std::to_string(count) +
                       " inputs do not fit the operator and the attribute `" + contract::present_inputs + "`");
+    }
+    for (const std::size_t position : found) {
+        if (!inputs[position].served) refuse_input(contract().name, inputs[position]);
     }
     if (operator_index_ == MOA_CUDA_SELF_ATTENTION) {
         const auto together = [&](std::size_t first, std::size_t last) {

@@ -71,6 +71,7 @@ private:
     void check() const;
     void check_presence() const;
     std::int32_t &integer(const std::string &name);
+    std::int32_t &text(const std::string &name);
 
     std::size_t operator_index_;
     std::int32_t top_k_ = undecided;
@@ -80,6 +81,7 @@ private:
     std::int32_t gated_ = undecided;
     std::int32_t gate_mode_ = undecided;
     std::int32_t activation_ = undecided;
+    std::int32_t attention_mode_ = undecided;
     float scale_ = 0.0F;
     bool has_scale_ = false;
     // Bit i: input i of the schema is there. 0: the first ones are, as many as the node has.

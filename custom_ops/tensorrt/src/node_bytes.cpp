@@ -106,6 +106,8 @@ Node Node::from_bytes(std::size_t operator_index, const void *bytes, std::size_t
     node.gated_ = record.gated;
     node.gate_mode_ = record.gate_mode;
     node.activation_ = record.activation;
+    // The only one that is served.
+    node.attention_mode_ = 0;
     node.scale_ = record.scale;
     node.has_scale_ = record.has_scale != 0;
     node.present_inputs_ = record.present_inputs;

@@ -67,6 +67,11 @@ TEST(scales_of_int8_weights_are_no_inputs) {
     CHECK(taken_log().find("7 inputs do not fit") != std::string::npos);
 }
 
+TEST(inputs_of_routers_are_refused) {
+    CHECK(!create(2, legal_fields(2))->shapes({{-1, -2, 16}, {7, 6}, {6, 16, 5}, {6, 5, 16}, {16}, {-1, -2, 7}}));
+    CHECK(taken_log().find("input `router_input` is given, which is not served here") != std::string::npos);
+}
+
 TEST(the_other_operators_keep_the_shape_of_the_hidden_states) {
     const auto cross = create(1, legal_fields(1));
     const std::vector<Sizes> shapes{{-1, -2, 16}, {-1, 2, -4, 4}, {-1, 2, -4, 4}, {-1, -4}, {-1, -2}, {16, 6}, {6, 16, 8},

@@ -95,7 +95,9 @@ Fields legal_fields(std::size_t index) {
     for (const auto &attribute : moa::contract::operators[index].attributes) {
         const std::string name = attribute.name;
         if (attribute.kind == moa::contract::Kind::real) fields.real(name, 0.5F);
-        if (attribute.kind == moa::contract::Kind::text) fields.text(name, name == "gate_mode" ? "softmax_topk" : "gelu");
+        if (attribute.kind == moa::contract::Kind::text) {
+            fields.text(name, name == "gate_mode" ? "softmax_topk" : name == "activation" ? "gelu" : "softmax");
+        }
         if (attribute.kind == moa::contract::Kind::integer) {
             fields.integer(name, name == "top_k" ? 3 : name == "kv_num_heads" ? 2 : name == "gated" ? 0 : 1);
         }

@@ -225,7 +225,7 @@ TEST(a_call_is_one_enqueue_and_nothing_else) {
     CHECK(count(taken_notes(), "plan_create") == 1);
     for (int call = 0; call < 3; ++call) {
         CHECK(forward.enqueue(*context, 3));
-        EQUAL(only(taken_notes()), std::string("enqueue in 16 32 48 64 0 out 80 workspace 4096 enough yes stream 7"));
+        EQUAL(only(taken_notes()), std::string("enqueue in 16 32 48 64 0 0 out 80 workspace 4096 enough yes stream 7"));
     }
 }
 
@@ -345,7 +345,7 @@ TEST(positions_of_32_bits_are_widened) {
     const auto notes = taken_notes();
     const auto start = reinterpret_cast<std::uintptr_t>(workspace);
     CHECK(notes.size() == 4 && notes[1] == "memset stream 9" && notes[2] == "copy stream 9");
-    EQUAL(notes[3], "enqueue in 16 32 48 64 80 96 0 0 0 112 128 " + std::to_string(start) + " out 256 512 768 workspace " +
+    EQUAL(notes[3], "enqueue in 16 32 48 64 80 96 0 0 0 112 128 " + std::to_string(start) + " 0 out 256 512 768 workspace " +
                         std::to_string(start + 256) + " enough yes stream 9");
     for (std::size_t index = 0; index < 6; ++index) CHECK(workspace[index] == narrow[index]);
     CHECK(workspace[6] == -1);
@@ -422,7 +422,7 @@ TEST(positions_of_64_bits_are_taken_as_they_are) {
     CHECK(context->enqueue(types, shapes, inputs, {at<void>(256), at<void>(512), at<void>(768)}, at<void>(4096), at<void>(9)));
     const auto notes = taken_notes();
     CHECK(notes.size() == 2);
-    EQUAL(notes[1], std::string("enqueue in 16 32 48 64 80 96 112 128 144 160 176 192 out 256 512 768 workspace 4096 "
-                                "enough yes stream 9"));
+    EQUAL(notes[1], std::string("enqueue in 16 32 48 64 80 96 112 128 144 160 176 192 0 out 256 512 768 workspace "
+                                "4096 enough yes stream 9"));
 }
 #endif

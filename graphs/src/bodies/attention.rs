@@ -1,6 +1,6 @@
 //! `MoASelfAttention` and `MoACrossAttention`.
 
-use moa_schema::{CrossAttentionAttributes, SelfAttentionAttributes};
+use moa_schema::{AttentionMode, CrossAttentionAttributes, SelfAttentionAttributes};
 
 use super::Matrix;
 use super::routing::{Routed, Routing, route};
@@ -33,9 +33,11 @@ pub(crate) struct Heads {
 pub(crate) struct SelfValues {
     pub(crate) hidden_states: Value,
     pub(crate) attention_mask: Value,
+    pub(crate) router_input: Option<Value>,
     pub(crate) router_weight: Value,
     pub(crate) query_weight: Matrix,
-    pub(crate) kv_weight: Matrix,
+    /// Absent where keys and values are the hidden states.
+    pub(crate) kv_weight: Option<Matrix>,
     pub(crate) output_weight: Matrix,
     pub(crate) output_bias: Option<Value>,
     /// Past keys and values.
@@ -79,11 +81,13 @@ pub(crate) fn self_attention(
     let mask = of_shape(b, &values.attention_mask, &key, [0, 2]);
     let query_mask = b.slice(&mask, &past_size, &end, 1);
     let query_mask = query_mask_of(b, &query_mask, attributes.skip_padded_queries);
-    let routing =
-        route(b, hidden, &values.router_weight, attributes.gate_mode, attributes.top_k, query_mask.as_ref(), names);
+    let (read, router) = (values.router_input.as_ref().unwrap_or(hidden), &values.router_weight);
+    let SelfAttentionAttributes { gate_mode, top_k, .. } = *attributes;
+    let routing = route(b, read, router, gate_mode, top_k, query_mask.as_ref(), names);
     let keys = KeySet { key: &key, value: &value, mask: &mask };
     let causal = attributes.causal.then(|| causal_mask(b, hidden, &past_size, &key));
-    let query = Query { scale: attributes.scale, rotary: rotary.as_ref(), causal };
+    let (scale, mode) = (attributes.scale, attributes.attention_mode);
+    let query = Query { scale, rotary: rotary.as_ref(), causal, mode };
     let attended = attend(b, &routing, hidden, &values.query_weight, heads, &keys, &query);
     let output =
         project_back(b, &routing, &attended, &values.output_weight, values.output_bias.as_ref(), query_mask, heads);
@@ -105,7 +109,7 @@ pub(crate) fn cross_attention(
     let routing =
         route(b, hidden, &values.router_weight, attributes.gate_mode, attributes.top_k, query_mask.as_ref(), names);
     let keys = KeySet { key: &values.key, value: &values.value, mask: &key_mask };
-    let query = Query { scale: attributes.scale, rotary: None, causal: None };
+    let query = Query { scale: attributes.scale, rotary: None, causal: None, mode: AttentionMode::Softmax };
     let attended = attend(b, &routing, hidden, &values.query_weight, heads, &keys, &query);
     project_back(b, &routing, &attended, &values.output_weight, values.output_bias.as_ref(), query_mask, heads)
 }
@@ -123,11 +127,16 @@ fn query_mask_of(b: &mut Builder, mask: &Value, skip_padded_queries: bool) -> Op
 #[allow(clippy::cast_possible_wrap)]
 fn keys_and_values(b: &mut Builder, values: &SelfValues, rotary: Option<&[Value; 3]>, heads: Heads) -> [Value; 2] {
     let columns = (heads.kv_heads * heads.head) as i64;
-    let weight = values.kv_weight.floats(b);
-    let weight = b.widen(&weight);
-    let both = b.op("MatMul", &[&values.hidden_states, &weight], []);
-    let sizes = b.ints(&[columns, columns]);
-    let [key, value] = b.op2("Split", &[&both, &sizes], [("axis", Attribute::Int(-1))]);
+    let [key, value] = match &values.kv_weight {
+        None => [0, 1].map(|_| values.hidden_states.clone()),
+        Some(weight) => {
+            let weight = weight.floats(b);
+            let weight = b.widen(&weight);
+            let both = b.op("MatMul", &[&values.hidden_states, &weight], []);
+            let sizes = b.ints(&[columns, columns]);
+            b.op2("Split", &[&both, &sizes], [("axis", Attribute::Int(-1))])
+        }
+    };
     let mut key = heads_first(b, &key, heads);
     let value = heads_first(b, &value, heads);
     if let Some(rotary) = rotary {
@@ -215,6 +224,7 @@ struct Query<'a> {
     rotary: Option<&'a [Value; 3]>,
     /// `[T, 1, S]` bool.
     causal: Option<Value>,
+    mode: AttentionMode,
 }
 
 /// Chosen queries against shared keys and values: `[B, T, k, G·D]`.
@@ -247,16 +257,41 @@ fn attend(
     if let Some(causal) = &settings.causal {
         allowed = b.op("And", &[&allowed, causal], []);
     }
-    let (masked, zero) = (masked_score(b), b.float(0.0));
-    let scores = b.op("Where", &[&allowed, &scores, &masked], []);
-    let probabilities = b.op("Softmax", &[&scores], [("axis", Attribute::Int(-1))]);
-    let probabilities = b.op("Where", &[&allowed, &probabilities, &zero], []);
+    let probabilities = match settings.mode {
+        AttentionMode::Softmax => softmax(b, &scores, &allowed),
+        AttentionMode::StickBreaking => stick_breaking(b, &scores, &allowed),
+    };
     let rows = b.size(&query, 2);
     let keys_last = b.ints(&[-1]);
     let shape = b.op("Concat", &[&outer, &rows, &keys_last], [("axis", Attribute::Int(0))]);
     let probabilities = b.op("Reshape", &[&probabilities, &shape], []);
     let attended = b.op("MatMul", &[&probabilities, keys.value], []);
     slots_per_token(b, &attended, heads, slots)
+}
+
+/// Softmax over the last axis of `scores` `[B, G, T, k, S]` where `allowed`, 0 elsewhere.
+fn softmax(b: &mut Builder, scores: &Value, allowed: &Value) -> Value {
+    let (masked, zero) = (masked_score(b), b.float(0.0));
+    let scores = b.op("Where", &[allowed, scores, &masked], []);
+    let probabilities = b.op("Softmax", &[&scores], [("axis", Attribute::Int(-1))]);
+    b.op("Where", &[allowed, &probabilities, &zero], [])
+}
+
+/// [`AttentionMode::StickBreaking`] over the last axis of `scores` `[B, G, T, k, S]` where `allowed`, 0 elsewhere; in
+/// f32: `sigmoid(s_j) · exp(-sum softplus(s_m))` over the keys `m` after `j`.
+fn stick_breaking(b: &mut Builder, scores: &Value, allowed: &Value) -> Value {
+    let (zero, axis) = (b.float32(0.0), b.int(4));
+    let scores = b.to_float32(scores);
+    let taken = b.op("Softplus", &[&scores], []);
+    let taken = b.op("Where", &[allowed, &taken, &zero], []);
+    let after = [("exclusive", Attribute::Int(1)), ("reverse", Attribute::Int(1))];
+    let taken = b.op("CumSum", &[&taken, &axis], after);
+    let taken = b.op("Neg", &[&taken], []);
+    let left = b.op("Exp", &[&taken], []);
+    let share = b.op("Sigmoid", &[&scores], []);
+    let weights = b.op("Mul", &[&share, &left], []);
+    let weights = b.op("Where", &[allowed, &weights, &zero], []);
+    b.from_float32(&weights)
 }
 
 /// `[B, T, k, G·D]` as `[B, G, T·k, D]`.

@@ -20,6 +20,7 @@ pub(crate) struct FeedForwardSizes {
 /// Inputs of `MoEFeedForward`; shapes as in the schema.
 pub(crate) struct FeedForwardValues {
     pub(crate) hidden_states: Value,
+    pub(crate) router_input: Option<Value>,
     pub(crate) router_weight: Value,
     pub(crate) input_weight: Matrix,
     pub(crate) output_weight: Matrix,
@@ -37,7 +38,8 @@ pub(crate) fn feed_forward(
 ) -> Value {
     let FeedForwardSizes { width, experts, hidden } = sizes;
     let FeedForwardAttributes { top_k, gate_mode, activation: kind, gated } = *attributes;
-    let routing = route(b, &values.hidden_states, &values.router_weight, gate_mode, top_k, None, names);
+    let read = values.router_input.as_ref().unwrap_or(&values.hidden_states);
+    let routing = route(b, read, &values.router_weight, gate_mode, top_k, None, names);
     let columns = if gated { 2 * hidden } else { hidden };
     let weight = values.input_weight.floats(b);
     let rows = routing.map(b, &values.hidden_states, &weight, [experts, width, columns]);
@@ -57,6 +59,9 @@ pub(crate) fn feed_forward(
     }
 }
 
+/// `√(2 / π)`: `(1 + tanh(u)) / 2` is `sigmoid(2 · u)`.
+const ROOT: f32 = 0.797_884_6;
+
 /// Nodes of an element-wise activation.
 pub(crate) fn activation(b: &mut Builder, input: &Value, kind: Activation) -> Value {
     match kind {
@@ -65,13 +70,29 @@ pub(crate) fn activation(b: &mut Builder, input: &Value, kind: Activation) -> Va
             let sigmoid = b.op("Sigmoid", &[input], []);
             b.op("Mul", &[input, &sigmoid], [])
         }
-        Activation::Gelu => {
-            let (root, half, one) = (b.float(std::f32::consts::SQRT_2), b.float(0.5), b.float(1.0));
-            let scaled = b.op("Div", &[input, &root], []);
-            let erf = b.op("Erf", &[&scaled], []);
-            let shifted = b.op("Add", &[&erf, &one], []);
-            let product = b.op("Mul", &[input, &shifted], []);
-            b.op("Mul", &[&product, &half], [])
+        Activation::Gelu => gelu(b, input, Builder::float),
+        Activation::GeluTanh => {
+            let (cubic, linear) = (b.float(2.0 * ROOT * 0.044_715), b.float(2.0 * ROOT));
+            let square = b.op("Mul", &[input, input], []);
+            let scaled = b.op("Mul", &[&square, &cubic], []);
+            let factor = b.op("Add", &[&scaled, &linear], []);
+            let argument = b.op("Mul", &[input, &factor], []);
+            let sigmoid = b.op("Sigmoid", &[&argument], []);
+            b.op("Mul", &[input, &sigmoid], [])
         }
     }
+}
+
+/// [`Activation::Gelu`] of f32, whatever activations are.
+pub(crate) fn gelu_float32(b: &mut Builder, input: &Value) -> Value {
+    gelu(b, input, Builder::float32)
+}
+
+fn gelu(b: &mut Builder, input: &Value, constant: fn(&mut Builder, f32) -> Value) -> Value {
+    let [root, half, one] = [std::f32::consts::SQRT_2, 0.5, 1.0].map(|value| constant(b, value));
+    let scaled = b.op("Div", &[input, &root], []);
+    let erf = b.op("Erf", &[&scaled], []);
+    let shifted = b.op("Add", &[&erf, &one], []);
+    let product = b.op("Mul", &[input, &shifted], []);
+    b.op("Mul", &[&product, &half], [])
 }

@@ -11,6 +11,6 @@ mod matrix;
 mod routing;
 
 pub(crate) use attention::{CrossValues, Heads, SelfValues, cross_attention, self_attention};
-pub(crate) use feed_forward::{FeedForwardSizes, FeedForwardValues, activation, feed_forward};
+pub(crate) use feed_forward::{FeedForwardSizes, FeedForwardValues, activation, feed_forward, gelu_float32};
 pub(crate) use matrix::Matrix;
 pub(crate) use routing::Routed;

@@ -1,6 +1,6 @@
 //! What the fairseq families share: tensor names of layers, and the configuration keys behind them.
 
-use moa_schema::{Activation, GateMode};
+use moa_schema::{Activation, AttentionMode, GateMode};
 
 use super::{Config, ImportOptions, importer::Importer};
 use crate::{
@@ -257,6 +257,7 @@ impl<A: StackAttention> Stack<A> {
         let (width, experts) = (self.width, self.num_experts);
         Ok(ExpertFeedForward {
             layout: ExpertLayout::InOut,
+            router_input: None,
             router: importer.take(&format!("{module}.w_gate"), &[width, experts])?,
             input: importer.take(&format!("{module}.experts.w"), &[experts, width, width])?,
             output: importer.take(&format!("{module}.output_experts.w"), &[experts, width, width])?,
@@ -409,6 +410,7 @@ pub(super) fn attention(
         module: if prefix.is_empty() { String::new() } else { name("q_proj") },
         prefix: prefix.into(),
         layout: ExpertLayout::InOut,
+        router_input: None,
         router: importer.take(&name("q_proj.w_gate"), &[width, num_experts])?,
         query: importer.take(&name("q_proj.experts.w"), &[num_experts, width, head_size])?,
         keys_values: KeyValueWeights::Separate {
@@ -426,6 +428,7 @@ pub(super) fn attention(
         kv_num_heads: 1,
         head_size,
         gate_mode,
+        attention_mode: AttentionMode::Softmax,
         causal,
         skip_padded_queries: true,
     })

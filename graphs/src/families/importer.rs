@@ -83,6 +83,18 @@ impl<'a> Importer<'a> {
         Ok(kept)
     }
 
+    /// Refuses special tokens that the embedding has no row for.
+    pub(super) fn check_ids(&self, tokens: &Weight) -> Result<(), ImportError> {
+        let (config, rows) = (self.config, tokens.shape()[0]);
+        for key in ["pad_token_id", "bos_token_id", "eos_token_id"] {
+            if config.optional_ids(key)?.into_iter().any(|id| id >= rows) {
+                let tokens = self.stored_name(tokens.name());
+                return Err(config.invalid(key, format!("below {rows}, the rows of \"{tokens}\"")));
+            }
+        }
+        Ok(())
+    }
+
     fn check_shape(&self, name: &str, weight: &Weight, pattern: &[Dim]) -> Result<(), ImportError> {
         let shape = weight.shape();
         let fits = shape.len() == pattern.len()

@@ -1,6 +1,6 @@
 //! `jetmoe`: JetMoE as Hugging Face stores it, in both dialects of its configuration.
 
-use moa_schema::{Activation, GateMode};
+use moa_schema::{Activation, AttentionMode, GateMode};
 
 use super::{
     Config, ImportOptions,
@@ -11,7 +11,8 @@ use super::{
 use crate::{
     ImportError, TensorDirectory, Weight,
     model::{
-        Attention, CausalLayer, CausalLm, ExpertFeedForward, ExpertLayout, KeyValueWeights, Model, RmsNorm, Rotary,
+        Attention, CausalLayer, CausalLm, ExpertFeedForward, ExpertLayout, KeyValueWeights, Model, Norm, RmsNorm,
+        Rotary,
     },
 };
 
@@ -59,32 +60,19 @@ pub(super) fn import(
     let output_names: &[&str] = if tied { &[TOKENS, OUTPUT] } else { &[OUTPUT] };
     let output = importer.take_shared(output_names, &[Some(tokens.shape()[0]), Some(width)])?;
     let layers = (0..sizes.layers).map(|index| sizes.layer(config, &mut importer, index)).collect::<Result<_, _>>()?;
-    let norm = RmsNorm {
+    let norm = Norm::Rms(RmsNorm {
         weight: importer.take("model.norm.weight", &[width])?,
         epsilon: config.epsilon_or("rms_norm_eps", LAYER_NORM_EPSILON)?,
-    };
+    });
     let names = tensors.names().into_iter().chain(tensors.aliases());
     for name in names.filter(|name| name.ends_with(rotary::BUFFER)) {
         let weight = importer.take(name, &[sizes.head_size / 2])?;
         rotary::check_buffer(config, &importer.stored_name(name), &weight, sizes.rotary, sizes.head_size)?;
     }
-    check_ids(config, &importer, &tokens)?;
+    importer.check_ids(&tokens)?;
     importer.finish("jetmoe", |_| false)?;
     let pad_token_id = config.optional_id("pad_token_id")?.unwrap_or(0);
     Ok(Model::CausalLm(CausalLm { tokens, pad_token_id, layers, norm, output }))
-}
-
-/// Refuses special tokens that the embedding has no row for.
-fn check_ids(config: &Config, importer: &Importer<'_>, tokens: &Weight) -> Result<(), ImportError> {
-    let rows = tokens.shape()[0];
-    for key in ["pad_token_id", "bos_token_id", "eos_token_id"] {
-        let ids = config.optional_ids(key)?;
-        if ids.into_iter().any(|id| id >= rows) {
-            let tokens = importer.stored_name(tokens.name());
-            return Err(config.invalid(key, format!("below {rows}, the rows of \"{tokens}\"")));
-        }
-    }
-    Ok(())
 }
 
 /// Refuses what makes transformers let a token see other tokens than all before it: keys that JetMoE's own
@@ -175,9 +163,9 @@ impl Sizes {
         })
     }
 
-    fn norm(&self, importer: &mut Importer<'_>, name: &str) -> Result<RmsNorm, ImportError> {
+    fn norm(&self, importer: &mut Importer<'_>, name: &str) -> Result<Norm, ImportError> {
         let weight = importer.take(&format!("{name}.weight"), &[self.width])?;
-        Ok(RmsNorm { weight, epsilon: LAYER_NORM_EPSILON })
+        Ok(Norm::Rms(RmsNorm { weight, epsilon: LAYER_NORM_EPSILON }))
     }
 
     /// A router and the number of its experts, which may differ between attention and feed-forward.
@@ -206,6 +194,7 @@ impl Sizes {
         let both = importer.take(&format!("{prefix}.kv_proj.weight"), &[2 * columns, width])?;
         Ok(Attention {
             layout: ExpertLayout::OutIn,
+            router_input: None,
             router,
             query: importer.take(&format!("{module}.input_linear.weight"), &[num_experts, columns, width])?,
             keys_values: KeyValueWeights::Joint(both),
@@ -220,6 +209,7 @@ impl Sizes {
             kv_num_heads: self.kv_num_heads,
             head_size: self.head_size,
             gate_mode: self.gate_mode,
+            attention_mode: AttentionMode::Softmax,
             causal: true,
             skip_padded_queries: false,
             prefix: prefix.into(),
@@ -241,6 +231,7 @@ impl Sizes {
         let has_bias = self.bias || importer.has(&bias);
         Ok(ExpertFeedForward {
             layout: ExpertLayout::OutIn,
+            router_input: None,
             router,
             input: importer.take(&format!("{module}.input_linear.weight"), &[num_experts, rows, width])?,
             output: importer.take(&format!("{module}.output_linear.weight"), &[num_experts, width, hidden])?,

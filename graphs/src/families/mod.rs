@@ -8,6 +8,7 @@ mod importer;
 mod jetmoe;
 mod masked_lm;
 mod moa_layer;
+mod molm;
 mod renamed;
 mod rotary;
 mod translation;
@@ -54,6 +55,7 @@ const FAMILIES: &[Family] = &[
         import: |config, tensors, options| masked_lm::import(config, tensors, options).map(Model::MaskedLm),
     },
     Family { model_type: "jetmoe", title: "JetMoE", import: jetmoe::import },
+    Family { model_type: "moduleformer", title: "MoLM", import: molm::import },
     Family { model_type: "moa_layer", title: "single MoA layer", import: moa_layer::import },
 ];
 

@@ -1,12 +1,12 @@
 //! Keys of configurations, each with what it makes of a model. Most of them have one value in all goldens.
 
-use moa_schema::{Activation, GateMode};
+use moa_schema::{Activation, AttentionMode, GateMode};
 use serde_json::{Value, json};
 
 use super::*;
 use crate::{
     SyntheticTensors, Weight,
-    model::{Attention, CausalLm, EncoderDecoder, FeedForward, MaskedLm, Positions},
+    model::{Attention, CausalLm, EncoderDecoder, FeedForward, KeyValueWeights, MaskedLm, Norm, Positions},
 };
 
 fn config(base: &Value, keys: &Value) -> Config {
@@ -251,7 +251,7 @@ fn jetmoe_takes_what_its_configuration_says() {
     assert_eq!((layer.feed_forward.activation, layer.feed_forward.gated), (Activation::Silu, true));
     assert_eq!(layer.feed_forward.input.shape(), [8, 2 * 5632, 16]);
     assert!(layer.attention.output_bias.is_some() && layer.feed_forward.output_bias.is_some());
-    assert_eq!((model.norm.epsilon, model.pad_token_id), (1e-6, 0));
+    assert_eq!((model.norm.epsilon(), model.pad_token_id), (1e-6, 0));
     let other = causal(json!({
         "glu": false, "bias": false, "tie_word_embeddings": false, "rope_theta": 50.0, "n_positions": 40,
         "pad_token_id": 7, "rms_norm_eps": 0.5,
@@ -261,7 +261,8 @@ fn jetmoe_takes_what_its_configuration_says() {
     assert!(layer.attention.output_bias.is_some() && layer.feed_forward.output_bias.is_none());
     assert_eq!(layer.attention.rotary.map(|rotary| (rotary.base, rotary.positions)), Some((50.0, 40)));
     assert_eq!((other.output.name(), other.pad_token_id), ("lm_head.weight", 7));
-    assert_eq!((other.norm.epsilon, layer.attention_norm.epsilon, layer.feed_forward_norm.epsilon), (0.5, 1e-6, 1e-6));
+    let norms = [&other.norm, &layer.attention_norm, &layer.feed_forward_norm];
+    assert_eq!(norms.map(Norm::epsilon), [0.5, 1e-6, 1e-6]);
     assert_eq!(causal(json!({ "max_position_embeddings": 41 })).max_positions(), Some(41));
     let stale = causal(json!({
         "num_hidden_layers": 1, "num_layers": 24, "intermediate_size": 20, "ffn_hidden_size": 24, "n_positions": 40,
@@ -339,6 +340,55 @@ fn jetmoe_sees_all_tokens_before_each() {
         let tensors = SyntheticTensors::shapes("memory");
         let error = import(&config(&base, &keys), &tensors, ImportOptions::default()).unwrap_err();
         assert!(matches!(&error, ImportError::Unsupported { what, .. } if what.starts_with(named)), "{error}");
+    }
+}
+
+fn molm(keys: &Value) -> Result<CausalLm, ImportError> {
+    let base = json!({
+        "model_type": "moduleformer", "n_embd": 16, "n_head": 1, "att_hidden": 16, "vocab_size": 30, "k_att": 3, "k_mlp": 2,
+    });
+    match import(&config(&base, keys), &SyntheticTensors::shapes("memory"), ImportOptions::default())? {
+        Model::CausalLm(model) => Ok(model),
+        _ => panic!("no causal language model"),
+    }
+}
+
+#[test]
+fn molm_takes_what_its_configuration_says() {
+    let model = molm(&json!({})).unwrap();
+    let (attention, block) = (&model.layers[0].attention, &model.layers[0].feed_forward);
+    assert_eq!((model.layers.len(), attention.num_experts, block.num_experts, block.hidden), (24, 32, 32, 2048));
+    assert_eq!((attention.top_k, block.top_k, attention.head_size, attention.kv_num_heads), (3, 2, 16, 1));
+    assert_eq!((attention.attention_mode, attention.causal), (AttentionMode::StickBreaking, true));
+    assert_eq!((attention.gate_mode, attention.skip_padded_queries), (GateMode::SoftmaxTopk, false));
+    assert_eq!((block.activation, block.gated), (Activation::GeluTanh, false));
+    assert!(matches!(attention.keys_values, KeyValueWeights::HiddenStates));
+    let gate = &attention.router_input.as_ref().unwrap().0;
+    assert_eq!(
+        (gate.weight.shape(), gate.bias.shape(), attention.router.shape()),
+        (&[256, 16][..], &[256][..], &[32, 256][..])
+    );
+    assert_eq!((model.norm.epsilon(), model.max_positions(), model.pad_token_id), (1e-5, None, 0));
+    assert_eq!((model.tokens.name(), model.output.name()), ("transformer.wte.weight", "lm_head.weight"));
+    let other = molm(&json!({
+        "n_layer": 2, "ffd_hidden": 20, "n_att_experts": 5, "n_mlp_experts": 6, "gate_type": "linear",
+        "activation_function": "gelu", "tie_word_embeddings": true, "pad_token_id": 7, "layer_norm_epsilon": 0.5,
+    }));
+    let other = other.unwrap();
+    let (attention, block) = (&other.layers[1].attention, &other.layers[1].feed_forward);
+    assert_eq!(
+        (other.layers.len(), attention.query.shape(), block.input.shape()),
+        (2, &[5, 16, 16][..], &[6, 16, 20][..])
+    );
+    assert!(attention.router_input.is_none() && block.router_input.is_none());
+    assert_eq!((attention.router.shape(), block.activation), (&[5, 16][..], Activation::Gelu));
+    assert_eq!((other.norm.epsilon(), other.output.name(), other.pad_token_id), (1e-5, other.tokens.name(), 7));
+    assert_eq!(molm(&json!({ "gating_size": 9 })).unwrap().layers[0].feed_forward.router.shape(), [32, 9]);
+    for (name, kind) in
+        [("gelu_pytorch_tanh", Activation::GeluTanh), ("silu", Activation::Silu), ("relu", Activation::Relu)]
+    {
+        let model = molm(&json!({ "activation_function": name })).unwrap();
+        assert_eq!(model.layers[0].feed_forward.activation, kind);
     }
 }
 

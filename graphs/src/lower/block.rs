@@ -4,7 +4,9 @@ use super::{BATCH, LowerAttention, LowerError, Lowering};
 use crate::{
     bodies::activation,
     graph::{Attribute, DType, Dim, Sinusoids, Value, WeightExpr},
-    model::{DenseFeedForward, Embedding, Encoder, EncoderLayer, FeedForward, LayerNorm, Linear, Positions, RmsNorm},
+    model::{
+        DenseFeedForward, Embedding, Encoder, EncoderLayer, FeedForward, LayerNorm, Linear, Norm, Positions, RmsNorm,
+    },
 };
 
 /// Tokens to embed, and where they stand among the tokens seen so far.
@@ -61,8 +63,15 @@ impl Lowering {
         self.b.op("LayerNormalization", &[x, &weight, &bias], attributes)
     }
 
+    pub(super) fn either_norm(&mut self, norm: &Norm, x: &Value) -> Value {
+        match norm {
+            Norm::Layer(norm) => self.norm(norm, x),
+            Norm::Rms(norm) => self.rms_norm(norm, x),
+        }
+    }
+
     /// `x · weight / sqrt(mean(x²) + epsilon)`.
-    pub(super) fn rms_norm(&mut self, norm: &RmsNorm, x: &Value) -> Value {
+    fn rms_norm(&mut self, norm: &RmsNorm, x: &Value) -> Value {
         let (two, epsilon, axes) = (self.b.float32(2.0), self.b.float32(norm.epsilon), self.b.ints(&[-1]));
         let weight = self.b.weight(norm.weight.name(), &norm.weight);
         let x = self.b.to_float32(x);

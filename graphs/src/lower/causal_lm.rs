@@ -1,7 +1,7 @@
-//! Decoder-only language model, in one file: prefill and single steps in one graph, `P >= 0`.
+//! Decoder-only language models, in one file: prefill and single steps in one graph, `P >= 0`.
 //!
-//! `input_ids`, `attention_mask`, `position_ids`, `past_key_values.{i}.key|value` → `logits`,
-//! `present.{i}.key|value`. On request `logits` holds the last position only, `[B, 1, V]`.
+//! `input_ids`, `attention_mask`, `position_ids` where a layer rotates by it, `past_key_values.{i}.key|value` →
+//! `logits`, `present.{i}.key|value`. On request `logits` holds the last position only, `[B, 1, V]`.
 
 use super::{
     BATCH, LowerError, Lowering, NamedGraph, Options, PAST, SEQUENCE, cache_shape, operator::SelfAttentionOutput,
@@ -19,7 +19,8 @@ pub(super) fn lower(model: &CausalLm, options: Options) -> Result<Vec<NamedGraph
     let token_shape = [batch.clone(), sequence.clone()];
     let ids = l.b.input("input_ids", DType::Int64, &token_shape);
     let [_, mask] = l.mask_input("attention_mask", &[batch.clone(), total.clone()]);
-    let positions = l.b.input("position_ids", DType::Int64, &token_shape);
+    let has_positions = model.max_positions().is_some();
+    let positions = has_positions.then(|| l.b.input("position_ids", DType::Int64, &token_shape));
     let floats = l.b.activations();
     let caches: Vec<_> = model
         .layers
@@ -33,7 +34,7 @@ pub(super) fn lower(model: &CausalLm, options: Options) -> Result<Vec<NamedGraph
     let mut x = l.token_rows(&model.tokens, &ids);
     let mut present = Vec::new();
     for (layer, past) in model.layers.iter().zip(caches) {
-        let output = l.causal_layer(layer, &x, [&mask, &positions], past)?;
+        let output = l.causal_layer(layer, &x, (&mask, positions.as_ref()), past)?;
         x = output.output;
         present.push(output.present);
     }
@@ -44,7 +45,7 @@ pub(super) fn lower(model: &CausalLm, options: Options) -> Result<Vec<NamedGraph
         x = l.b.slice(&x, &last, &end, 1);
         predicted = Dim::from(1);
     }
-    let x = l.rms_norm(&model.norm, &x);
+    let x = l.either_norm(&model.norm, &x);
     let logits = l.matmul_transposed(&x, &model.output);
     l.logits(&logits, &[batch, predicted, Dim::from(model.output.shape()[0])]);
     for (index, (layer, present)) in model.layers.iter().zip(&present).enumerate() {
@@ -61,14 +62,14 @@ impl Lowering {
         &mut self,
         layer: &CausalLayer,
         x: &Value,
-        [mask, positions]: [&Value; 2],
+        (mask, positions): (&Value, Option<&Value>),
         past: [Value; 2],
     ) -> Result<SelfAttentionOutput, LowerError> {
         self.b.set_prefix(&layer.prefix);
-        let normed = self.rms_norm(&layer.attention_norm, x);
-        let attended = self.self_attention(&layer.attention, &normed, mask, Some(past), Some(positions))?;
+        let normed = self.either_norm(&layer.attention_norm, x);
+        let attended = self.self_attention(&layer.attention, &normed, mask, Some(past), positions)?;
         let x = self.b.op("Add", &[x, &attended.output], []);
-        let normed = self.rms_norm(&layer.feed_forward_norm, &x);
+        let normed = self.either_norm(&layer.feed_forward_norm, &x);
         let added = self.expert_feed_forward(&layer.feed_forward, &normed)?;
         Ok(SelfAttentionOutput { output: self.b.op("Add", &[&x, &added], []), present: attended.present })
     }

@@ -120,6 +120,7 @@ impl Lowering {
                 let sizes = self.b.ints(&[columns, columns]);
                 self.b.op2("Split", &[&projected, &sizes], [("axis", Attribute::Int(-1))])
             }
+            KeyValueWeights::HiddenStates => [memory.clone(), memory.clone()],
         };
         projected.map(|projected| {
             if groups == 1 {

@@ -13,7 +13,7 @@ use crate::{
     Precision, Weight,
     bodies::{self, CrossValues, FeedForwardSizes, FeedForwardValues, Heads, Matrix, Routed, SelfValues},
     graph::{Attribute, Builder, Function, OpId, RotaryTable, Value, WeightExpr},
-    model::{Attention, ExpertFeedForward, ExpertLayout, KeyValueWeights, Rotary},
+    model::{Attention, ExpertFeedForward, ExpertLayout, KeyValueWeights, Rotary, RouterInput},
 };
 
 /// Output of self-attention and the keys and values to keep.
@@ -82,12 +82,15 @@ impl Lowering {
             scale: scale(attention),
             gate_mode: attention.gate_mode,
             skip_padded_queries: attention.skip_padded_queries,
+            attention_mode: attention.attention_mode,
         };
+        let router_input = self.router_input(attention.router_input.as_deref(), hidden);
         let b = &mut self.b;
         let mut inputs = absent_inputs(&SELF_ATTENTION);
         inputs[self_attention::HIDDEN_STATES] = hidden.clone();
         inputs[self_attention::ATTENTION_MASK] = mask.clone();
         inputs[self_attention::ROUTER_WEIGHT] = router_weight(b, &attention.router, attention.layout);
+        inputs[self_attention::ROUTER_INPUT] = router_input;
         inputs[self_attention::QUERY_WEIGHT] = expert_weight(b, &attention.query, attention.layout);
         inputs[self_attention::KV_WEIGHT] = kv_weight(b, attention);
         inputs[self_attention::OUTPUT_WEIGHT] = expert_weight(b, &attention.output, attention.layout);
@@ -164,10 +167,12 @@ impl Lowering {
             activation: block.activation,
             gated: block.gated,
         };
+        let router_input = self.router_input(block.router_input.as_deref(), hidden);
         let b = &mut self.b;
         let mut inputs = absent_inputs(&FEED_FORWARD);
         inputs[feed_forward::HIDDEN_STATES] = hidden.clone();
         inputs[feed_forward::ROUTER_WEIGHT] = router_weight(b, &block.router, block.layout);
+        inputs[feed_forward::ROUTER_INPUT] = router_input;
         inputs[feed_forward::INPUT_WEIGHT] = expert_weight(b, &block.input, block.layout);
         inputs[feed_forward::OUTPUT_WEIGHT] = expert_weight(b, &block.output, block.layout);
         inputs[feed_forward::OUTPUT_BIAS] = bias(b, block.output_bias.as_ref());
@@ -179,6 +184,20 @@ impl Lowering {
             [bodies::feed_forward(b, &feed_forward_values(inputs), &attributes, sizes, routed)]
         })?;
         Ok(output)
+    }
+
+    /// What a router reads in place of `hidden` `[B, T, C]`, in f32 `[B, T, R]`; absent where it reads that.
+    fn router_input(&mut self, input: Option<&RouterInput>, hidden: &Value) -> Value {
+        let Some(RouterInput(linear)) = input else { return Value::absent() };
+        let b = &mut self.b;
+        let hidden = b.to_float32(hidden);
+        let (weight, bias) = (&linear.weight, &linear.bias);
+        let weight = b.weight(weight.name(), weight);
+        let weight = b.transpose(&weight, &[1, 0]);
+        let product = b.op("MatMul", &[&hidden, &weight], []);
+        let bias = b.weight(bias.name(), bias);
+        let sum = b.op("Add", &[&product, &bias], []);
+        bodies::gelu_float32(b, &sum)
     }
 
     /// Names of a module's routing; declared as graph outputs where the user asked for them.
@@ -274,7 +293,9 @@ fn absent_inputs(operator: &Operator) -> Vec<Value> {
 /// Puts integers in place of the trained matrices, and their scales beside them.
 fn quantize(b: &mut Builder, operator: &Operator, integers: IntegerType, inputs: &mut [Value]) {
     for [weight, scale] in operator.matrices() {
-        [inputs[weight], inputs[scale]] = b.quantized(&inputs[weight], integers);
+        if inputs[weight] != Value::absent() {
+            [inputs[weight], inputs[scale]] = b.quantized(&inputs[weight], integers);
+        }
     }
 }
 
@@ -315,7 +336,7 @@ fn scale(attention: &Attention) -> f32 {
 fn router_weight(b: &mut Builder, router: &Weight, layout: ExpertLayout) -> Value {
     match layout {
         ExpertLayout::InOut => b.weight(router.name(), router),
-        ExpertLayout::OutIn => {
+        ExpertLayout::OutIn | ExpertLayout::InOutRoutedOutIn => {
             let stored = b.weight(router.name(), router);
             b.transpose(&stored, &[1, 0])
         }
@@ -325,7 +346,7 @@ fn router_weight(b: &mut Builder, router: &Weight, layout: ExpertLayout) -> Valu
 /// Matrices of experts as the operators take them, inputs before outputs.
 fn expert_weight(b: &mut Builder, weight: &Weight, layout: ExpertLayout) -> Value {
     match layout {
-        ExpertLayout::InOut => b.matrix(weight.name(), weight),
+        ExpertLayout::InOut | ExpertLayout::InOutRoutedOutIn => b.matrix(weight.name(), weight),
         ExpertLayout::OutIn => transposed(b, weight, &[0, 2, 1]),
     }
 }
@@ -339,11 +360,12 @@ fn bias(b: &mut Builder, bias: Option<&Weight>) -> Value {
     bias.map_or_else(Value::absent, |bias| b.bias(bias.name(), bias))
 }
 
-/// Key and value projections side by side, `[C, 2·G·D]`.
+/// Key and value projections side by side, `[C, 2·G·D]`; absent where there are none.
 fn kv_weight(b: &mut Builder, attention: &Attention) -> Value {
     let (key, value) = match &attention.keys_values {
         KeyValueWeights::Joint(both) => return transposed(b, both, &[1, 0]),
         KeyValueWeights::Separate { key, value } => (key, value),
+        KeyValueWeights::HiddenStates => return Value::absent(),
     };
     let transposed = |weight| WeightExpr::from(weight).transposed(&[1, 0]);
     let columns = WeightExpr::Columns(vec![transposed(key), transposed(value)]);
@@ -377,7 +399,8 @@ fn self_values(inputs: &[Value]) -> SelfValues {
         attention_mask: inputs[at::ATTENTION_MASK].clone(),
         router_weight: inputs[at::ROUTER_WEIGHT].clone(),
         query_weight: matrix(inputs, [at::QUERY_WEIGHT, at::QUERY_SCALE]),
-        kv_weight: matrix(inputs, [at::KV_WEIGHT, at::KV_SCALE]),
+        router_input: optional(at::ROUTER_INPUT),
+        kv_weight: optional(at::KV_WEIGHT).map(|_| matrix(inputs, [at::KV_WEIGHT, at::KV_SCALE])),
         output_weight: matrix(inputs, [at::OUTPUT_WEIGHT, at::OUTPUT_SCALE]),
         output_bias: optional(at::OUTPUT_BIAS),
         past: optional(at::PAST_KEY).zip(optional(at::PAST_VALUE)).map(<[Value; 2]>::from),
@@ -405,6 +428,7 @@ fn feed_forward_values(inputs: &[Value]) -> FeedForwardValues {
     use feed_forward as at;
     FeedForwardValues {
         hidden_states: inputs[at::HIDDEN_STATES].clone(),
+        router_input: optional(&inputs[at::ROUTER_INPUT]),
         router_weight: inputs[at::ROUTER_WEIGHT].clone(),
         input_weight: matrix(inputs, [at::INPUT_WEIGHT, at::INPUT_SCALE]),
         output_weight: matrix(inputs, [at::OUTPUT_WEIGHT, at::OUTPUT_SCALE]),
@@ -429,6 +453,7 @@ fn self_attributes(a: &SelfAttentionAttributes) -> BTreeMap<String, Attribute> {
         ("scale", Attribute::Float(a.scale)),
         ("gate_mode", Attribute::Text(a.gate_mode.as_str().into())),
         ("skip_padded_queries", int(usize::from(a.skip_padded_queries))),
+        ("attention_mode", Attribute::Text(a.attention_mode.as_str().into())),
     ])
 }
 
@@ -453,7 +478,7 @@ fn feed_forward_attributes(a: &FeedForwardAttributes) -> BTreeMap<String, Attrib
 
 #[cfg(test)]
 mod tests {
-    use moa_schema::{Activation, GateMode};
+    use moa_schema::{Activation, AttentionMode, GateMode};
 
     use super::*;
 
@@ -461,8 +486,16 @@ mod tests {
     fn attributes_are_those_of_the_schema() {
         let (top_k, kv_num_heads, scale, skip_padded_queries) = (1, 1, 1.0, true);
         let gate_mode = GateMode::SoftmaxTopk;
-        let attention =
-            SelfAttentionAttributes { top_k, kv_num_heads, causal: true, scale, gate_mode, skip_padded_queries };
+        let attention_mode = AttentionMode::Softmax;
+        let attention = SelfAttentionAttributes {
+            top_k,
+            kv_num_heads,
+            causal: true,
+            scale,
+            gate_mode,
+            skip_padded_queries,
+            attention_mode,
+        };
         let cross = CrossAttentionAttributes { top_k, kv_num_heads, scale, gate_mode, skip_padded_queries };
         let feed_forward = FeedForwardAttributes { top_k, gate_mode, activation: Activation::Relu, gated: true };
         for (operator, written) in [

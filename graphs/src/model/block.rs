@@ -1,6 +1,6 @@
 //! Building blocks shared by the families.
 
-use moa_schema::{Activation, GateMode};
+use moa_schema::{Activation, AttentionMode, GateMode};
 
 use super::AttentionLayer;
 use crate::Weight;
@@ -19,7 +19,9 @@ pub struct Attention {
     pub prefix: String,
     /// Layout of the three routed weights.
     pub layout: ExpertLayout,
-    /// Router, `[C, E]` or `[E, C]`.
+    /// What the router reads, `R` wide, where that is not the hidden states.
+    pub router_input: Option<Box<RouterInput>>,
+    /// Router, `[R, E]` or `[E, R]`; `R` is `C` where there is no `router_input`.
     pub router: Weight,
     /// Query projections, `[E, C, G·D]` or `[E, G·D, C]`.
     pub query: Weight,
@@ -47,6 +49,8 @@ pub struct Attention {
     pub head_size: usize,
     /// How router logits become weights.
     pub gate_mode: GateMode,
+    /// How scores become weights of values.
+    pub attention_mode: AttentionMode,
     /// Whether a query sees no later key.
     pub causal: bool,
     /// Whether a padded query is routed nowhere, so that the layer's output for it is exactly 0.
@@ -73,6 +77,8 @@ pub enum ExpertLayout {
     InOut,
     /// Outputs before inputs: `x · w[e]ᵀ`, router `[E, C]`.
     OutIn,
+    /// Inputs before outputs in the experts, `x · w[e]`, and outputs before inputs in the router, `[E, C]`.
+    InOutRoutedOutIn,
 }
 
 /// Key and value projections, shared by all experts.
@@ -87,7 +93,13 @@ pub enum KeyValueWeights {
     },
     /// One matrix, `[2·G·D, source width]`, keys first.
     Joint(Weight),
+    /// None: keys and values are the hidden states, `G·D` is `C`.
+    HiddenStates,
 }
+
+/// `gelu(x · hiddenᵀ + bias)`, which a router reads in place of `x`; always in f32.
+#[derive(Debug, Clone)]
+pub struct RouterInput(pub Linear);
 
 /// Rotary position embedding, rotate-half, over the whole head: frequency `i` is `base^(-2i/D)`, angles in f32.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -145,7 +157,9 @@ pub struct ExpertFeedForward {
     pub module: String,
     /// Layout of the three weights.
     pub layout: ExpertLayout,
-    /// Router, `[C, E]` or `[E, C]`.
+    /// What the router reads, `R` wide, where that is not the hidden states.
+    pub router_input: Option<Box<RouterInput>>,
+    /// Router, `[R, E]` or `[E, R]`; `R` is `C` where there is no `router_input`.
     pub router: Weight,
     /// `[E, C, F]` or `[E, F, C]`; with `2·F` for `F` where gated.
     pub input: Weight,
@@ -176,6 +190,15 @@ pub struct RmsNorm {
     pub weight: Weight,
     /// Added to the mean square.
     pub epsilon: f32,
+}
+
+/// Normalisation in a causal language model.
+#[derive(Debug, Clone)]
+pub enum Norm {
+    /// Of mean and variance.
+    Layer(LayerNorm),
+    /// Of the mean square alone.
+    Rms(RmsNorm),
 }
 
 /// Token and position embedding.
@@ -234,10 +257,12 @@ impl Embedding {
 
 impl AttentionLayer for Attention {
     fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>) {
-        weights.extend([&self.router, &self.query]);
+        collect_router(weights, self.router_input.as_deref(), &self.router);
+        weights.push(&self.query);
         match &self.keys_values {
             KeyValueWeights::Separate { key, value } => weights.extend([key, value]),
             KeyValueWeights::Joint(both) => weights.push(both),
+            KeyValueWeights::HiddenStates => {}
         }
         weights.push(&self.output);
         weights.extend(&self.output_bias);
@@ -248,6 +273,30 @@ impl AttentionLayer for Attention {
 
     fn cache_heads(&self) -> [usize; 2] {
         [self.kv_num_heads, self.head_size]
+    }
+}
+
+fn collect_router<'a>(weights: &mut Vec<&'a Weight>, input: Option<&'a RouterInput>, router: &'a Weight) {
+    if let Some(RouterInput(linear)) = input {
+        linear.collect(weights);
+    }
+    weights.push(router);
+}
+
+impl Norm {
+    /// What is added to the variance, or to the mean square.
+    pub fn epsilon(&self) -> f32 {
+        match self {
+            Self::Layer(norm) => norm.epsilon,
+            Self::Rms(norm) => norm.epsilon,
+        }
+    }
+
+    pub(super) fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>) {
+        match self {
+            Self::Layer(norm) => norm.collect(weights),
+            Self::Rms(norm) => weights.push(&norm.weight),
+        }
     }
 }
 
@@ -277,7 +326,8 @@ impl FeedForward {
 
 impl ExpertFeedForward {
     pub(super) fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>) {
-        weights.extend([&self.router, &self.input, &self.output]);
+        collect_router(weights, self.router_input.as_deref(), &self.router);
+        weights.extend([&self.input, &self.output]);
         weights.extend(&self.output_bias);
     }
 }

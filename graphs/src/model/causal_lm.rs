@@ -1,6 +1,6 @@
-//! Decoder-only language model: JetMoE.
+//! Decoder-only language models: JetMoE and MoLM.
 
-use super::{Attention, AttentionLayer, ExpertFeedForward, RmsNorm};
+use super::{Attention, AttentionLayer, ExpertFeedForward, Norm};
 use crate::Weight;
 
 /// Pre-norm layers of routed attention and routed feed-forward over a token embedding.
@@ -13,7 +13,7 @@ pub struct CausalLm {
     /// Layers in order.
     pub layers: Vec<CausalLayer>,
     /// Normalisation after the stack.
-    pub norm: RmsNorm,
+    pub norm: Norm,
     /// Output matrix, `[V, C]`: `logits = x · outputᵀ`.
     pub output: Weight,
 }
@@ -24,11 +24,11 @@ pub struct CausalLayer {
     /// Prefix of the layer's tensors, such as `model.layers.0`.
     pub prefix: String,
     /// Before attention.
-    pub attention_norm: RmsNorm,
+    pub attention_norm: Norm,
     /// Causal self-attention.
     pub attention: Attention,
     /// Before the feed-forward block.
-    pub feed_forward_norm: RmsNorm,
+    pub feed_forward_norm: Norm,
     /// Routed feed-forward block.
     pub feed_forward: ExpertFeedForward,
 }
@@ -37,15 +37,16 @@ impl CausalLm {
     pub(super) fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>) {
         weights.push(&self.tokens);
         for layer in &self.layers {
-            weights.push(&layer.attention_norm.weight);
+            layer.attention_norm.collect(weights);
             layer.attention.collect(weights);
-            weights.push(&layer.feed_forward_norm.weight);
+            layer.feed_forward_norm.collect(weights);
             layer.feed_forward.collect(weights);
         }
-        weights.extend([&self.norm.weight, &self.output]);
+        self.norm.collect(weights);
+        weights.push(&self.output);
     }
 
-    /// Positions of the rotary tables, if there are any.
+    /// Positions of the rotary tables, if there are any: without them the graph has no positions as an input.
     pub fn max_positions(&self) -> Option<usize> {
         self.layers.first().and_then(|layer| layer.attention.rotary).map(|rotary| rotary.positions)
     }

@@ -2,10 +2,13 @@
 
 use moa_schema::{
     AttributeSource, Attributes, DOMAIN, IntegerType, OPSET_VERSION, Operator, PRESENT_INPUTS, other_version,
+    refuse_unserved,
 };
 
 use super::error::{Fault, shown};
+use super::for_each_node;
 use super::operator_node::operator_of;
+use crate::onnx::OnnxFile;
 use crate::onnx::proto::{FunctionProto, NodeProto, tensor_proto::DataType};
 
 const FROM_AN_EXPORT: &str = "give a file that moa-export has written";
@@ -87,6 +90,9 @@ fn check_scales(
     for pair in operator.matrices() {
         let [name, scale] = pair.map(|index| operator.inputs[index].name);
         let [matrix, scales] = pair.map(|index| input(node, mask, index));
+        if matrix.is_none() && scales.is_none() {
+            continue;
+        }
         check_matrix([name, scale], matrix.and_then(type_of), scales.map(type_of))?;
         let (first, first_has) = *scaled.get_or_insert((name, scales.is_some()));
         if first_has != scales.is_some() {
@@ -137,6 +143,25 @@ const fn integers_of(kind: DataType) -> Option<IntegerType> {
         DataType::Int4 => Some(IntegerType::Int4),
         _ => None,
     }
+}
+
+impl OnnxFile {
+    /// The first node of ours that the kernels for GPUs do not compute, by name, and why.
+    pub fn unserved_on_gpus(&self) -> Option<(String, String)> {
+        let mut found = None;
+        for_each_node(self.graph().map_or(&[][..], |graph| &graph.node), &mut |node| {
+            found = found.take().or_else(|| Some((node.name.clone(), unserved(node)?)));
+        });
+        found
+    }
+}
+
+fn unserved(node: &NodeProto) -> Option<String> {
+    let (operator, source) = (operator_of(node)?, NodeAttributes(node));
+    let mask = source.int(PRESENT_INPUTS).filter(|mask| *mask != 0);
+    let given = (0..operator.inputs.len()).map(|index| input(node, mask, index).map(|_| &[][..]));
+    let attributes = Attributes::read(operator, &source).ok()?;
+    refuse_unserved(&attributes, &given.collect::<Vec<_>>()).err().map(|error| error.to_string())
 }
 
 /// The attributes of a node.

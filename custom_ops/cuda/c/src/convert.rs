@@ -1,9 +1,9 @@
 //! From the numbers of the C ABI to the types of the crates below.
 
 use moa_cuda::Element;
-use moa_cuda::plan::Regime;
+use moa_cuda::plan::{ACTIVATIONS, Regime};
 use moa_cuda_driver::{Caches, Node};
-use moa_schema::{Activation, CrossAttentionAttributes, FeedForwardAttributes, GateMode, SelfAttentionAttributes};
+use moa_schema::{AttentionMode, CrossAttentionAttributes, FeedForwardAttributes, GateMode, SelfAttentionAttributes};
 
 use crate::failure::Failure;
 use crate::types::{MAX_RANK, RawNode, RawShape};
@@ -49,10 +49,15 @@ impl RawNode {
         let caches = if self.flags & SHARED_CACHES == 0 { Caches::Separate } else { Caches::Shared };
         match self.operator_id {
             0 => {
-                let causal = flag("causal", self.causal)?;
-                let scale = self.scale;
-                let attributes =
-                    SelfAttentionAttributes { top_k, kv_num_heads, causal, scale, gate_mode, skip_padded_queries };
+                let attributes = SelfAttentionAttributes {
+                    top_k,
+                    kv_num_heads,
+                    causal: flag("causal", self.causal)?,
+                    scale: self.scale,
+                    gate_mode,
+                    skip_padded_queries,
+                    attention_mode: AttentionMode::Softmax,
+                };
                 Ok(Node::SelfAttention(attributes, caches))
             }
             1 => Ok(Node::CrossAttention(CrossAttentionAttributes {
@@ -65,7 +70,7 @@ impl RawNode {
             2 => Ok(Node::FeedForward(FeedForwardAttributes {
                 top_k,
                 gate_mode,
-                activation: member("activation", self.activation, &Activation::ALL)?,
+                activation: member("activation", self.activation, &ACTIVATIONS)?,
                 gated: flag("gated", self.gated)?,
             })),
             number => Err(Failure::argument(format!("`operator_id` must be below 3, found {number}"))),

@@ -3,9 +3,8 @@
 use moa_cuda::plan::{self, Plan, SelfAttentionSettings};
 use moa_cuda::{Device, Element, Options};
 use moa_schema::{
-    CROSS_ATTENTION, CrossAttentionAttributes, CrossAttentionDims, ElementType, FEED_FORWARD, FeedForwardAttributes,
-    FeedForwardDims, Operator, SELF_ATTENTION, SelfAttentionAttributes, SelfAttentionDims, ShapeError, refuse_scales,
-    self_attention as own,
+    Attributes, CrossAttentionAttributes, CrossAttentionDims, ElementType, FeedForwardAttributes, FeedForwardDims,
+    Operator, SelfAttentionAttributes, SelfAttentionDims, ShapeError, refuse_unserved, self_attention as own,
 };
 
 use crate::error::Error;
@@ -47,10 +46,14 @@ impl Caches {
 impl Node {
     /// The contract of the operator.
     pub const fn operator(&self) -> &'static Operator {
-        match self {
-            Self::SelfAttention(..) => &SELF_ATTENTION,
-            Self::CrossAttention(_) => &CROSS_ATTENTION,
-            Self::FeedForward(_) => &FEED_FORWARD,
+        self.attributes().operator()
+    }
+
+    const fn attributes(&self) -> Attributes {
+        match *self {
+            Self::SelfAttention(attributes, _) => Attributes::SelfAttention(attributes),
+            Self::CrossAttention(attributes) => Attributes::CrossAttention(attributes),
+            Self::FeedForward(attributes) => Attributes::FeedForward(attributes),
         }
     }
 
@@ -97,7 +100,7 @@ impl Node {
         device: &Device,
         options: Options,
     ) -> Result<Plan, Error> {
-        refuse_scales(self.operator(), inputs)?;
+        refuse_unserved(&self.attributes(), inputs)?;
         Ok(match self {
             Self::SelfAttention(attributes, caches) => {
                 let (dims, capacity) = caches.dims(inputs, attributes)?;

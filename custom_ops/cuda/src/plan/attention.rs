@@ -1,8 +1,8 @@
 //! `MoASelfAttention` and `MoACrossAttention`.
 
 use moa_schema::{
-    CrossAttentionAttributes, CrossAttentionDims, SelfAttentionAttributes, SelfAttentionDims, cross_attention as cross,
-    self_attention as own,
+    AttentionMode, CrossAttentionAttributes, CrossAttentionDims, SelfAttentionAttributes, SelfAttentionDims,
+    cross_attention as cross, self_attention as own,
 };
 
 use super::choice::{Choice, gate_mode};
@@ -29,7 +29,7 @@ pub struct SelfAttentionSettings {
 ///
 /// # Errors
 ///
-/// [`PlanError`] where a size exceeds what the kernels or the device support.
+/// [`PlanError`] where a size exceeds what the kernels or the device support, or attention is not by softmax.
 pub fn self_attention(
     dims: &SelfAttentionDims,
     attributes: &SelfAttentionAttributes,
@@ -38,6 +38,10 @@ pub fn self_attention(
     device: &Device,
     options: Options,
 ) -> Result<Plan, PlanError> {
+    let mode = attributes.attention_mode;
+    if mode != AttentionMode::Softmax {
+        return Err(PlanError::Unserved { name: "attention_mode", value: mode.as_str() });
+    }
     let SelfAttentionDims { batch, tokens, past, width, experts, top_k, kv_heads, head } = *dims;
     let sizes = Sizes {
         batch,

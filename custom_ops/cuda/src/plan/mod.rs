@@ -11,7 +11,7 @@ use thiserror::Error;
 use crate::{Element, Parameters};
 
 pub use attention::{SelfAttentionSettings, cross_attention, self_attention};
-pub use feed_forward::feed_forward;
+pub use feed_forward::{ACTIVATIONS, feed_forward};
 
 /// Kernel launches of one operator call, in order, on one stream.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,6 +70,14 @@ pub enum PlanError {
         limit: usize,
         /// What was asked for.
         found: usize,
+    },
+    /// An attribute has a value that only the kernels for processors serve.
+    #[error("the CUDA kernels do not serve {name} = {value}")]
+    Unserved {
+        /// The attribute.
+        name: &'static str,
+        /// Its value.
+        value: &'static str,
     },
     /// The device is older than what the kernels are compiled for.
     #[error("the CUDA kernels need compute capability 7.0 or newer, found {major}.{minor}")]

@@ -1,6 +1,6 @@
 //! `MoEFeedForward`.
 
-use moa_cuda::plan::{self, Plan, Regime};
+use moa_cuda::plan::{self, ACTIVATIONS, Plan, Regime};
 use moa_cuda::{Device, Element, Options};
 use moa_schema::{Activation, FeedForwardAttributes, FeedForwardDims, GateMode};
 
@@ -36,6 +36,7 @@ fn activate(activation: Activation, x: f64) -> f64 {
             0.5 * x * (1.0 + 2.0 / std::f64::consts::PI.sqrt() * sum)
         }
         Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::GeluTanh => panic!("no activation of these kernels"),
     }
 }
 
@@ -45,7 +46,7 @@ impl Case {
         let attributes = FeedForwardAttributes {
             top_k,
             gate_mode: random.pick(&GateMode::ALL),
-            activation: random.pick(&Activation::ALL),
+            activation: random.pick(&ACTIVATIONS),
             gated: random.chance(50),
         };
         let columns = if attributes.gated { 2 * hidden } else { hidden };

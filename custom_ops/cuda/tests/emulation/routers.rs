@@ -1,11 +1,11 @@
-//! The router of many tokens, a launch of its own.
+//! Routers; that of many tokens is a launch of its own.
 
 use moa_cuda::{Device, Element, Fault};
 use moa_schema::{GateMode, SelfAttentionDims};
 
 use crate::attention::Case;
 use crate::emulator::run;
-use crate::support::{Random, decode};
+use crate::support::{Random, decode, round};
 
 /// What a case varies.
 #[derive(Debug, Clone, Copy)]
@@ -119,5 +119,26 @@ fn logits_that_are_not_finite() {
             assert!(row.iter().all(|value| value.is_nan() == expected), "token {token} of {experts} experts: {row:?}");
         }
         assert_eq!(results.status, Fault::RouterLogits as u32);
+    }
+}
+
+/// Equal logits take the lower expert; up to 64 experts are ranked side by side, more are chosen one after the other.
+#[test]
+fn ties_of_few_tokens_take_the_lower_expert() {
+    let mut random = Random(3);
+    for (experts, top_k) in [(40, 35), (64, 5), (65, 5), (130, 3)] {
+        let dims = SelfAttentionDims { batch: 1, tokens: 3, past: 0, width: 16, experts, top_k, kv_heads: 1, head: 16 };
+        for mode in GateMode::ALL {
+            let mut case = Case::random(&mut random, dims, Element::F16, false);
+            case.attributes.gate_mode = mode;
+            case.attributes.skip_padded_queries = false;
+            case.all_outputs = true;
+            case.compare(&run(&case.plan(), &case.tensors()));
+            case.router_weight.fill(round(Element::F16, 0.25));
+            let results = run(&case.plan(), &case.tensors());
+            case.compare(&results);
+            let indices: Vec<u8> = (0..3).flat_map(|_| (0..top_k as i64).flat_map(i64::to_le_bytes)).collect();
+            assert_eq!(results.outputs[3].as_ref(), Some(&indices));
+        }
     }
 }

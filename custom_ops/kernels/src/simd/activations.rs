@@ -4,11 +4,14 @@
 #[cfg(target_arch = "x86_64")]
 use super::Instructions;
 use super::Isa;
-use super::lanes::{SMALLEST, exp_parts};
+use super::lanes::{SMALLEST, exp_parts, multiply_add};
 use super::levels::every_level;
 
 /// Above, an exponential is infinite.
 const LARGEST: f32 = 88.722_83;
+
+/// `2 · √(2 / π)`, and that times 0.044715.
+const GELU_TANH: [f32; 2] = [1.595_769, 0.071_354_814];
 
 impl Isa {
     every_level! {
@@ -20,6 +23,11 @@ impl Isa {
         /// `x / (1 + exp(-x))` of every element.
         silu(values: &mut [f32]), silu
     }
+
+    every_level! {
+        /// `x / (1 + exp(-y))` of every element, with `y = 2 · √(2 / π) · (x + 0.044715 · x³)`.
+        gelu_tanh(values: &mut [f32]), gelu_tanh
+    }
 }
 
 #[inline(always)]
@@ -30,6 +38,14 @@ fn relu<const FMA: bool>(values: &mut [f32]) {
 #[inline(always)]
 fn silu<const FMA: bool>(values: &mut [f32]) {
     values.iter_mut().for_each(|value| *value /= 1.0 + exp::<FMA>(-*value));
+}
+
+#[inline(always)]
+fn gelu_tanh<const FMA: bool>(values: &mut [f32]) {
+    for value in values {
+        let y = *value * multiply_add::<FMA>(GELU_TANH[1], *value * *value, GELU_TANH[0]);
+        *value /= 1.0 + exp::<FMA>(-y);
+    }
 }
 
 /// `exp(x)` within 2 units in the last place; 0 below the smallest normal result, NaN for NaN.
@@ -71,18 +87,27 @@ mod tests {
         for isa in every_isa() {
             let mut values: Vec<f32> = (0..70).map(|i| i as f32 - 35.0).collect();
             values.extend([88.7, -88.7, 200.0, 1e30, f32::INFINITY]);
-            let (mut silu, mut relu) = (values.clone(), values.clone());
+            let (mut silu, mut relu, mut tanh) = (values.clone(), values.clone(), values.clone());
             isa.silu(&mut silu);
             isa.relu(&mut relu);
-            for ((x, silu), relu) in values.into_iter().zip(silu).zip(relu) {
+            isa.gelu_tanh(&mut tanh);
+            for (((x, silu), relu), tanh) in values.into_iter().zip(silu).zip(relu).zip(tanh) {
                 assert_eq!(relu, x.max(0.0), "{isa:?}");
                 let expected = x / (1.0 + (-x).exp());
                 let close = silu == expected || (silu - expected).abs() <= 4e-7 * expected.abs();
                 assert!(close, "{isa:?} {x}: {silu}, not {expected}");
+                let wide = f64::from(x);
+                let y = (8.0 / std::f64::consts::PI).sqrt() * (wide + 0.044715 * wide.powi(3));
+                let expected = wide / (1.0 + (-y).exp());
+                let error = (f64::from(tanh) - expected).abs();
+                let close = error <= 1.2e-7 * (2.0 + wide * wide) * expected.abs() + 4e-38;
+                assert!(close || f64::from(tanh) == expected, "{isa:?} {x}: {tanh}, not {expected}");
             }
-            let mut ends = [-89.0, -1e30, f32::NEG_INFINITY, f32::NAN];
-            isa.silu(&mut ends);
-            assert!(ends[..2] == [0.0, 0.0] && ends[2..].iter().all(|end| end.is_nan()), "{isa:?} {ends:?}");
+            for function in [Isa::silu, Isa::gelu_tanh] {
+                let mut ends = [-89.0, -1e30, f32::NEG_INFINITY, f32::NAN];
+                function(isa, &mut ends);
+                assert!(ends[..2] == [0.0, 0.0] && ends[2..].iter().all(|end| end.is_nan()), "{isa:?} {ends:?}");
+            }
         }
     }
 }

@@ -130,14 +130,14 @@ impl Isa {
 
 /// `a · b + c` in one rounding where `FMA`, else in two.
 #[inline(always)]
-fn multiply_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
+pub(super) fn multiply_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FMA { a.mul_add(b, c) } else { a * b + c }
 }
 
 /// `exp(x)` for `x` that is not positive, within 2 units in the last place; 0 below the smallest normal result, NaN
 /// for NaN.
 #[inline(always)]
-fn exp<const FMA: bool>(x: f32) -> f32 {
+pub(super) fn exp<const FMA: bool>(x: f32) -> f32 {
     let (value, power) = exp_parts::<FMA>(x);
     let scaled = value * f32::from_bits(power.wrapping_add(127).cast_unsigned() << 23);
     if x < SMALLEST { 0.0 } else { scaled }

@@ -1,7 +1,8 @@
 //! Small matrix products and row functions, in the widest instructions that the processor has.
 //!
 //! `product` is the door to the products: it proves every slice before a microkernel touches it. `lanes` holds the row
-//! functions, `activations` those of hidden rows; both are written once and compiled for each of the `levels`. Every
+//! functions, `sticks` that of stick-breaking, `activations` those of hidden rows; they are written once and compiled
+//! for each of the `levels`. Every
 //! element of a product is one chain of adds in rising order of the inner index, whatever the size of the block that
 //! it is computed in.
 //!
@@ -60,6 +61,7 @@ mod past_caches;
 #[allow(unsafe_code)]
 mod portable;
 mod product;
+mod sticks;
 pub(crate) mod strip_softmax;
 #[allow(unsafe_code)]
 pub(crate) mod tiles;

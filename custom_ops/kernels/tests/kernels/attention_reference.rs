@@ -1,12 +1,17 @@
 //! Both attention operators in f64, one query at a time, straight from the contract.
 
+use moa_schema::AttentionMode;
+
 use crate::routing_reference::Gate;
 use crate::support::{matmul, widen};
 
 /// Everything after keys and values are known.
 pub(crate) struct Attend<'a> {
     pub(crate) gate: Gate<'a>,
+    /// What the router reads.
+    pub(crate) read: &'a [f32],
     pub(crate) hidden_states: &'a [f32],
+    pub(crate) width: usize,
     pub(crate) query_weight: &'a [f32],
     pub(crate) output_weight: &'a [f32],
     pub(crate) output_bias: Option<&'a [f32]>,
@@ -17,6 +22,7 @@ pub(crate) struct Attend<'a> {
     pub(crate) key_mask: &'a [i32],
     /// Whether token `b * T + t` is routed.
     pub(crate) routed: &'a [bool],
+    pub(crate) mode: AttentionMode,
     pub(crate) causal_past: Option<usize>,
     pub(crate) rotary: Option<RotaryReference<'a>>,
     pub(crate) scale: f32,
@@ -52,13 +58,13 @@ impl RotaryReference<'_> {
 impl Attend<'_> {
     /// The output `[B * T, C]`, given the kernel's choice of experts, which is checked on the way.
     pub(crate) fn output(&self, topk_indices: &[i64], topk_weights: &[f32]) -> Vec<f64> {
-        let (k, width) = (self.gate.top_k, self.gate.width);
+        let (k, width) = (self.gate.top_k, self.width);
         let mut output = Vec::new();
         for token in 0..self.batch * self.tokens {
             let (indices, weights) = (&topk_indices[token * k..][..k], &topk_weights[token * k..][..k]);
             let mut row = vec![0.0; width];
             if self.routed[token] {
-                let x = &self.hidden_states[token * width..][..width];
+                let x = &self.read[token * self.gate.width..][..self.gate.width];
                 let weights = self.gate.check(x, indices, weights);
                 if let Some(bias) = self.output_bias {
                     row = widen(bias);
@@ -77,7 +83,7 @@ impl Attend<'_> {
 
     /// One expert's contribution `[C]` to one token, before its weight.
     fn expert(&self, token: usize, expert: usize) -> Vec<f64> {
-        let (width, columns) = (self.gate.width, self.kv_heads * self.head);
+        let (width, columns) = (self.width, self.kv_heads * self.head);
         let x = widen(&self.hidden_states[token * width..][..width]);
         let query_weight = widen(&self.query_weight[expert * width * columns..][..width * columns]);
         let queries = matmul(&x, &query_weight, 1, width, columns);
@@ -104,13 +110,30 @@ impl Attend<'_> {
                 dot * f64::from(self.scale)
             })
             .collect();
-        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let sum: f64 = scores.iter().map(|score| (score - max).exp()).sum();
+        let weights = match self.mode {
+            AttentionMode::Softmax => softmax(&scores),
+            AttentionMode::StickBreaking => broken_stick(&scores),
+        };
         let mut mixed = vec![0.0; self.head];
-        for (&key, score) in seen.iter().zip(scores) {
-            let weight = (score - max).exp() / sum;
+        for (&key, weight) in seen.iter().zip(weights) {
             mixed.iter_mut().zip(row(self.value, key)).for_each(|(out, value)| *out += weight * value);
         }
         mixed
     }
+}
+
+fn softmax(scores: &[f64]) -> Vec<f64> {
+    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let sum: f64 = scores.iter().map(|score| (score - max).exp()).sum();
+    scores.iter().map(|score| (score - max).exp() / sum).collect()
+}
+
+/// `z_j · prod (1 - z_m)` over the keys `m` after `j`, with `z = sigmoid(score)`.
+fn broken_stick(scores: &[f64]) -> Vec<f64> {
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    let mut weights = vec![1.0; scores.len()];
+    for key in (1..scores.len()).rev() {
+        weights[key - 1] = weights[key] * sigmoid(-scores[key]);
+    }
+    weights.iter().zip(scores).map(|(left, score)| left * sigmoid(*score)).collect()
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use moa_kernels::{CrossAttentionInputs, CrossAttentionOutputs, Sequential, ThreadPool, cross_attention};
-use moa_schema::{CrossAttentionAttributes, CrossAttentionDims, GateMode};
+use moa_schema::{AttentionMode, CrossAttentionAttributes, CrossAttentionDims, GateMode};
 
 use crate::attention_reference::Attend;
 use crate::routing_reference::Gate;
@@ -127,7 +127,10 @@ impl Case {
                 top_k: self.dims.top_k,
                 mode: self.attributes.gate_mode,
             },
+            read: &self.hidden_states,
             hidden_states: &self.hidden_states,
+            width: self.dims.width,
+            mode: AttentionMode::Softmax,
             query_weight: &self.query_weight,
             output_weight: &self.output_weight,
             output_bias: self.output_bias.as_deref(),

@@ -14,6 +14,7 @@ pub(crate) struct Case {
     input_weight: Vec<f32>,
     output_weight: Vec<f32>,
     output_bias: Option<Vec<f32>>,
+    router_input: Option<Vec<f32>>,
 }
 
 pub(crate) type Computed = (Vec<f32>, Vec<i64>, Vec<f32>);
@@ -22,6 +23,10 @@ fn activate(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::Relu => x.max(0.0),
         Activation::Gelu => 0.5 * x * (1.0 + libm::erf(x / std::f64::consts::SQRT_2)),
+        Activation::GeluTanh => {
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+            0.5 * x * (1.0 + inner.tanh())
+        }
         Activation::Silu => x / (1.0 + (-x).exp()),
     }
 }
@@ -44,6 +49,7 @@ impl Case {
             input_weight: random.values(experts * width * columns, 3.0 * (width as f32).powf(-0.5)),
             output_weight: random.values(experts * hidden * width, (hidden as f32).powf(-0.5)),
             output_bias: random.chance(50).then(|| random.values(width, 1.0)),
+            router_input: None,
         }
     }
 
@@ -58,6 +64,7 @@ impl Case {
             input_weight: (&self.input_weight).into(),
             output_weight: (&self.output_weight).into(),
             output_bias: self.output_bias.as_deref(),
+            router_input: self.router_input.as_deref(),
         };
         let mut outputs = FeedForwardOutputs {
             output: &mut output,
@@ -84,11 +91,12 @@ impl Case {
     }
 
     pub(crate) fn check(&self) {
-        let FeedForwardDims { width, top_k, .. } = self.dims;
+        let FeedForwardDims { batch, tokens, width, top_k, .. } = self.dims;
+        let read = self.router_input.as_ref().unwrap_or(&self.hidden_states);
         let (output, indices, weights) = self.compute(&Sequential);
         let gate = Gate {
             router_weight: &self.router_weight,
-            width,
+            width: read.len() / (batch * tokens),
             experts: self.dims.experts,
             top_k,
             mode: self.attributes.gate_mode,
@@ -96,7 +104,8 @@ impl Case {
         let mut expected = Vec::new();
         for (token, x) in self.hidden_states.chunks(width).enumerate() {
             let indices = &indices[token * top_k..][..top_k];
-            let weights = gate.check(x, indices, &weights[token * top_k..][..top_k]);
+            let weights =
+                gate.check(&read[token * gate.width..][..gate.width], indices, &weights[token * top_k..][..top_k]);
             let mut row = self.output_bias.as_ref().map_or_else(|| vec![0.0; width], |bias| widen(bias));
             for (&expert, weight) in indices.iter().zip(weights) {
                 let part = self.expert(&widen(x), expert as usize);
@@ -126,6 +135,23 @@ fn random_cases_match_the_reference() {
         let mut random = Random(seed);
         let dims = random_dims(&mut random);
         Case::random(&mut random, dims).check();
+    }
+}
+
+/// A router may read rows of its own, of another width.
+#[test]
+fn routers_may_have_an_input() {
+    for seed in 0..60 {
+        let mut random = Random(seed);
+        let dims = FeedForwardDims { tokens: 33, ..random_dims(&mut random) };
+        let mut case = Case::random(&mut random, dims);
+        let (read, FeedForwardDims { batch, tokens, experts, .. }) = (random.pick(&[1, 5, 40, 1024]), case.dims);
+        case.router_input = Some(random.hidden_states(batch * tokens, read));
+        case.router_weight = random.values(read * experts, 4.0 * (read as f32).powf(-0.5));
+        case.check();
+        let alone = case.compute(&Sequential);
+        let (output, indices, weights) = case.compute(&Threads(3));
+        assert_eq!((bits(&output), indices, bits(&weights)), (bits(&alone.0), alone.1, bits(&alone.2)));
     }
 }
 

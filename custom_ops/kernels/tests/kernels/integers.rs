@@ -11,7 +11,7 @@ use crate::stored::{
 use crate::support::{Random, bits};
 
 /// Makes `values`, matrices `[inner, columns]`, integers times powers of 2, which change no rounding.
-fn integers(values: &mut [f32], sizes: [usize; 2]) -> Narrow {
+pub(crate) fn integers(values: &mut [f32], sizes: [usize; 2]) -> Narrow {
     scaled(values, sizes, |column| 2f32.powi(-6 - (column % 5) as i32))
 }
 

@@ -16,6 +16,7 @@ mod shared_cache;
 #[path = "../../src/skip.rs"]
 mod skip;
 mod small;
+mod stick_breaking;
 mod stored;
 mod support;
 mod tiles;

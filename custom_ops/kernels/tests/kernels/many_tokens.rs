@@ -63,6 +63,8 @@ fn alone(case: &Case, row: usize) -> Case {
         router_weight: case.router_weight.clone(),
         query_weight: case.query_weight.clone(),
         kv_weight: case.kv_weight.clone(),
+        router_input: None,
+        takes_hidden_states: false,
         output_weight: case.output_weight.clone(),
         output_bias: case.output_bias.clone(),
         past_key: part(&case.past_key, row, batch),

@@ -44,7 +44,7 @@ fn every_short_slice_is_named() {
     assert_eq!(refusal(&case, |i| i.attention_mask = &i.attention_mask[1..]), length("attention_mask", 10, 9));
     assert_eq!(refusal(&case, |i| i.router_weight = &i.router_weight[1..]), length("router_weight", 12, 11));
     assert_eq!(refusal(&case, |i| i.query_weight = case.query_weight[1..].into()), length("query_weight", 96, 95));
-    assert_eq!(refusal(&case, |i| i.kv_weight = case.kv_weight[1..].into()), length("kv_weight", 64, 63));
+    assert_eq!(refusal(&case, |i| i.kv_weight = Some(case.kv_weight[1..].into())), length("kv_weight", 64, 63));
     assert_eq!(refusal(&case, |i| i.output_weight = case.output_weight[1..].into()), length("output_weight", 96, 95));
     let scales = |scales| WeightData::I8 { values: &[0; 96], scales };
     assert_eq!(refusal(&case, |i| i.query_weight = scales(&[1.0; 24])), None);
@@ -60,6 +60,26 @@ fn every_short_slice_is_named() {
     assert_eq!(refusal(&case, |i| i.past_value = Some(&[0.0])), length("past_value", 32, 1));
     assert_eq!(refusal(&case, |i| i.sin_cache = Some(&[0.0; 4])), length("sin_cache", 6, 4));
     assert_eq!(refusal(&case, |i| i.position_ids = Some(&[0])), length("position_ids", 6, 1));
+}
+
+/// What a router reads is as wide as its weights have rows.
+#[test]
+fn router_inputs_of_wrong_lengths_are_named() {
+    let (case, ones) = (case(), [1.0; 42]);
+    let length = |name, expected, found| Some(KernelError::Length { name, expected, found });
+    let with =
+        |weight, input| refusal(&case, |i| (i.router_weight, i.router_input) = (&ones[..weight], Some(&ones[..input])));
+    assert_eq!(with(21, 42), None);
+    assert_eq!(with(21, 41), length("router_input", 42, 41));
+    assert_eq!(with(20, 36), length("router_weight", 18, 20));
+    assert_eq!(with(2, 0), Some(KernelError::Empty { symbol: "R" }));
+}
+
+/// Without their projection, keys and values are as wide as the hidden states.
+#[test]
+fn narrow_hidden_states_are_no_keys() {
+    let narrow = refusal(&case(), |inputs| inputs.kv_weight = None);
+    assert_eq!(narrow, Some(KernelError::Length { name: "query_weight", expected: 48, found: 96 }));
 }
 
 #[test]
@@ -135,6 +155,7 @@ fn every_short_slice_of_a_feed_forward_layer_is_named() {
                 input_weight: values[..columns].into(),
                 output_weight: values[..96].into(),
                 output_bias: Some(&values[..4]),
+                router_input: None,
             };
             change(&mut inputs);
             let (mut output, mut indices, mut weights) =
@@ -151,6 +172,8 @@ fn every_short_slice_of_a_feed_forward_layer_is_named() {
         assert_eq!(refusal(|i| i.input_weight = [0.0; 95][..].into(), all), length("input_weight", columns, 95));
         assert_eq!(refusal(|i| i.output_weight = [0.0; 95][..].into(), all), length("output_weight", 96, 95));
         assert_eq!(refusal(|i| i.output_bias = Some(&[0.0]), all), length("output_bias", 4, 1));
+        assert_eq!(refusal(|i| i.router_input = Some(i.hidden_states), all), None);
+        assert_eq!(refusal(|i| i.router_input = Some(&i.hidden_states[1..]), all), length("router_input", 24, 23));
         assert_eq!(refusal(|_| {}, [25, 12, 12]), length("output", 24, 25));
         assert_eq!(refusal(|_| {}, [24, 11, 12]), length("topk_indices", 12, 11));
         assert_eq!(refusal(|_| {}, [24, 12, 11]), length("topk_weights", 12, 11));

@@ -7,6 +7,7 @@ use crate::support::{assert_close, matmul, widen};
 /// Router of one call.
 pub(crate) struct Gate<'a> {
     pub(crate) router_weight: &'a [f32],
+    /// Of what it reads.
     pub(crate) width: usize,
     pub(crate) experts: usize,
     pub(crate) top_k: usize,

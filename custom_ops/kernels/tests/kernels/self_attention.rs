@@ -1,7 +1,7 @@
 //! `MoASelfAttention`.
 
 use moa_kernels::{Prepared, SelfAttentionInputs, SelfAttentionOutputs, Sequential, ThreadPool, self_attention};
-use moa_schema::{GateMode, SelfAttentionAttributes, SelfAttentionDims};
+use moa_schema::{AttentionMode, GateMode, SelfAttentionAttributes, SelfAttentionDims};
 
 use crate::attention_reference::{Attend, RotaryReference};
 use crate::routing_reference::Gate;
@@ -41,6 +41,9 @@ pub(crate) struct Case {
     pub(crate) past_key: Vec<f32>,
     pub(crate) past_value: Vec<f32>,
     pub(crate) rotation: Option<Rotation>,
+    pub(crate) router_input: Option<Vec<f32>>,
+    /// Keys and values are the hidden states, and `kv_weight` is not given.
+    pub(crate) takes_hidden_states: bool,
 }
 
 impl Case {
@@ -65,6 +68,7 @@ impl Case {
                 scale: (head as f32).powf(-0.5),
                 gate_mode: random.pick(&GateMode::ALL),
                 skip_padded_queries: random.chance(60),
+                attention_mode: AttentionMode::Softmax,
             },
             hidden_states: random.hidden_states(batch * tokens, width),
             attention_mask: (0..batch).flat_map(|_| random.mask(past + tokens)).collect(),
@@ -76,6 +80,8 @@ impl Case {
             past_key: random.values(batch * kv_heads * past * head, 1.5),
             past_value: random.values(batch * kv_heads * past * head, 1.5),
             rotation,
+            router_input: None,
+            takes_hidden_states: false,
         }
     }
 
@@ -86,7 +92,7 @@ impl Case {
             attention_mask: &self.attention_mask,
             router_weight: &self.router_weight,
             query_weight: (&self.query_weight).into(),
-            kv_weight: (&self.kv_weight).into(),
+            kv_weight: (!self.takes_hidden_states).then(|| (&self.kv_weight).into()),
             output_weight: (&self.output_weight).into(),
             output_bias: self.output_bias.as_deref(),
             capacity: None,
@@ -95,6 +101,7 @@ impl Case {
             cos_cache: self.rotation.as_ref().map(|rotation| rotation.cos.as_slice()),
             sin_cache: self.rotation.as_ref().map(|rotation| rotation.sin.as_slice()),
             position_ids: self.rotation.as_ref().map(|rotation| rotation.position_ids.as_slice()),
+            router_input: self.router_input.as_deref(),
         }
     }
 
@@ -127,7 +134,11 @@ impl Case {
     fn cache(&self, part: usize, past_rows: &[f32]) -> Vec<f64> {
         let SelfAttentionDims { batch, tokens, past, width, kv_heads, head, .. } = self.dims;
         let columns = 2 * kv_heads * head;
-        let projected = matmul(&widen(&self.hidden_states), &widen(&self.kv_weight), batch * tokens, width, columns);
+        let hidden_states = widen(&self.hidden_states);
+        let projected = match self.takes_hidden_states {
+            true => hidden_states.chunks(width).flat_map(|row| [row, row].concat()).collect(),
+            false => matmul(&hidden_states, &widen(&self.kv_weight), batch * tokens, width, columns),
+        };
         let mut cache = Vec::new();
         for batch in 0..batch {
             for group in 0..kv_heads {
@@ -165,8 +176,17 @@ impl Case {
                 self.attention_mask[place] != 0 || !self.attributes.skip_padded_queries
             })
             .collect();
+        let read = self.router_input.as_ref().unwrap_or(&self.hidden_states);
         let reference = Attend {
-            gate: Gate { router_weight: &self.router_weight, width, experts, top_k, mode: self.attributes.gate_mode },
+            gate: Gate {
+                router_weight: &self.router_weight,
+                width: read.len() / (batch * tokens),
+                experts,
+                top_k,
+                mode: self.attributes.gate_mode,
+            },
+            read,
+            width,
             hidden_states: &self.hidden_states,
             query_weight: &self.query_weight,
             output_weight: &self.output_weight,
@@ -175,6 +195,7 @@ impl Case {
             value: &value,
             key_mask: &self.attention_mask,
             routed: &routed,
+            mode: self.attributes.attention_mode,
             causal_past: self.attributes.causal.then_some(past),
             rotary: self.rotation_reference(),
             scale: self.attributes.scale,

@@ -63,6 +63,7 @@ impl<T: Scalar> Stored<T> {
             cos_cache: wide.cos_cache,
             sin_cache: wide.sin_cache,
             position_ids: wide.position_ids,
+            router_input: wide.router_input,
         }
     }
 }

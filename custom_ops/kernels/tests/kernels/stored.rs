@@ -112,7 +112,7 @@ pub(crate) fn rounded_matrices(case: &mut Case, round: impl Round) -> [Narrow; 3
 
 /// The inputs of a case with narrow matrices.
 pub(crate) fn narrow_inputs<'a>(case: &'a Case, [query, kv, output]: &'a [Narrow; 3]) -> SelfAttentionInputs<'a> {
-    let (query_weight, kv_weight, output_weight) = (query.data(), kv.data(), output.data());
+    let (query_weight, kv_weight, output_weight) = (query.data(), Some(kv.data()), output.data());
     SelfAttentionInputs { query_weight, kv_weight, output_weight, ..case.inputs() }
 }
 
@@ -130,7 +130,7 @@ pub(crate) fn self_attention_has_the_bits_of_f32(
         let expected = compute(&case, &wide, &Prepared::new(limit));
         assert_same(&compute(&case, &narrow, &Prepared::new(limit)), &expected);
         let [packed, exact] = [narrow, wide].map(|inputs| {
-            pack_matrices(&case.dims, limit, [inputs.query_weight, inputs.kv_weight, inputs.output_weight])
+            pack_matrices(&case.dims, limit, [inputs.query_weight, inputs.kv_weight.unwrap(), inputs.output_weight])
         });
         assert_same(&compute(&case, &narrow, &packed), &expected);
         assert_same(&compute(&case, &wide, &exact), &expected);
@@ -185,6 +185,7 @@ pub(crate) fn feed_forward_has_the_bits_of_f32(round: impl Round) {
             input_weight: (&input).into(),
             output_weight: (&output).into(),
             output_bias: None,
+            router_input: None,
         };
         let narrow =
             FeedForwardInputs { input_weight: narrow_input.data(), output_weight: narrow_output.data(), ..wide };
@@ -214,45 +215,49 @@ fn rounded(values: &mut [f32]) -> Vec<f16> {
 
 /// With f16 activations the inputs are widened exactly, the new keys and values are what the cache keeps, and the
 /// output is rounded once.
+pub(crate) fn half_activations_round_once(mut case: Case, seed: u64) {
+    let hidden = rounded(&mut case.hidden_states);
+    let (past_key, past_value) = (rounded(&mut case.past_key), rounded(&mut case.past_value));
+    let bias = case.output_bias.as_mut().map(|bias| rounded(bias));
+    let wide = case.inputs();
+    let SelfAttentionInputs { attention_mask, router_weight, query_weight, kv_weight, output_weight, .. } = wide;
+    let SelfAttentionInputs { cos_cache, sin_cache, position_ids, router_input, .. } = wide;
+    let has_past = case.dims.past > 0;
+    let narrow = SelfAttentionInputs {
+        hidden_states: &hidden,
+        attention_mask,
+        router_weight,
+        query_weight,
+        kv_weight,
+        output_weight,
+        output_bias: bias.as_deref(),
+        capacity: None,
+        past_key: has_past.then_some(past_key.as_slice()),
+        past_value: has_past.then_some(past_value.as_slice()),
+        cos_cache,
+        sin_cache,
+        position_ids,
+        router_input,
+    };
+    let found = compute(&case, &narrow, &Prepared::default());
+    let expected = compute(&case, &wide, &Prepared::default());
+    assert_eq!(found.topk_indices, expected.topk_indices);
+    assert_eq!(bits(&found.topk_weights), bits(&expected.topk_weights));
+    let [mut key, mut value] = [expected.present_key, expected.present_value];
+    rounded(&mut key);
+    rounded(&mut value);
+    assert_eq!(bits(&found.present_key), bits(&key), "seed {seed}");
+    assert_eq!(bits(&found.present_value), bits(&value), "seed {seed}");
+    for (found, expected) in found.output.iter().zip(&expected.output) {
+        // One unit of f16 for the result; keys and values moved by half a unit each.
+        assert!((found - expected).abs() <= 0.01 * (1.0 + expected.abs()), "seed {seed}: {found} {expected}");
+    }
+}
+
 #[test]
 fn half_activations_are_rounded_once() {
     for seed in 0..24 {
-        let mut case = self_case(seed);
-        let hidden = rounded(&mut case.hidden_states);
-        let (past_key, past_value) = (rounded(&mut case.past_key), rounded(&mut case.past_value));
-        let bias = case.output_bias.as_mut().map(|bias| rounded(bias));
-        let wide = case.inputs();
-        let SelfAttentionInputs { attention_mask, router_weight, query_weight, kv_weight, output_weight, .. } = wide;
-        let SelfAttentionInputs { cos_cache, sin_cache, position_ids, .. } = wide;
-        let has_past = case.dims.past > 0;
-        let narrow = SelfAttentionInputs {
-            hidden_states: &hidden,
-            attention_mask,
-            router_weight,
-            query_weight,
-            kv_weight,
-            output_weight,
-            output_bias: bias.as_deref(),
-            capacity: None,
-            past_key: has_past.then_some(past_key.as_slice()),
-            past_value: has_past.then_some(past_value.as_slice()),
-            cos_cache,
-            sin_cache,
-            position_ids,
-        };
-        let found = compute(&case, &narrow, &Prepared::default());
-        let expected = compute(&case, &wide, &Prepared::default());
-        assert_eq!(found.topk_indices, expected.topk_indices);
-        assert_eq!(bits(&found.topk_weights), bits(&expected.topk_weights));
-        let [mut key, mut value] = [expected.present_key, expected.present_value];
-        rounded(&mut key);
-        rounded(&mut value);
-        assert_eq!(bits(&found.present_key), bits(&key), "seed {seed}");
-        assert_eq!(bits(&found.present_value), bits(&value), "seed {seed}");
-        for (found, expected) in found.output.iter().zip(&expected.output) {
-            // One unit of f16 for the result; keys and values moved by half a unit each.
-            assert!((found - expected).abs() <= 0.01 * (1.0 + expected.abs()), "seed {seed}: {found} {expected}");
-        }
+        half_activations_round_once(self_case(seed), seed);
     }
 }
 
@@ -335,6 +340,7 @@ fn half_results_of_feed_forward_are_those_of_f32_rounded() {
         input_weight: (&query).into(),
         output_weight: (&output).into(),
         output_bias: Some(&bias),
+        router_input: None,
     };
     let narrow = FeedForwardInputs {
         hidden_states: narrow_hidden.as_slice(),
@@ -342,6 +348,7 @@ fn half_results_of_feed_forward_are_those_of_f32_rounded() {
         input_weight: (&query).into(),
         output_weight: (&output).into(),
         output_bias: Some(&narrow_bias),
+        router_input: None,
     };
     let expected = feed_forward(&feed_forward_dims, false, &wide, Instructions::default());
     assert_eq!(feed_forward(&feed_forward_dims, false, &narrow, Instructions::default()), halves(&expected));

@@ -203,6 +203,7 @@ fn feed_forward_of_few_tokens_goes_to_tiles_by_its_weights() {
             input_weight: (&input).into(),
             output_weight: (&output).into(),
             output_bias: None,
+            router_input: None,
         };
         let compute = |limit| bits(&stored_feed_forward(&dims, false, &inputs, limit));
         let differs = compute(Instructions::Amx) != compute(Instructions::Avx512);

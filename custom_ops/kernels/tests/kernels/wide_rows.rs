@@ -39,6 +39,8 @@ fn row_of_batch(case: &Case, batch: usize) -> Case {
         router_weight: case.router_weight.clone(),
         query_weight: case.query_weight.clone(),
         kv_weight: case.kv_weight.clone(),
+        router_input: None,
+        takes_hidden_states: false,
         output_weight: case.output_weight.clone(),
         output_bias: case.output_bias.clone(),
         past_key: Vec::new(),

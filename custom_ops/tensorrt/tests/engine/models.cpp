@@ -115,6 +115,7 @@ std::string LayerModel::bytes() const {
     node += field(3, node_name) + field(4, op) + field(7, std::string("ai.moa"));
     node += attribute("top_k", top_k) + attribute("kv_num_heads", std::int64_t{1}) + attribute("causal", std::int64_t{0});
     node += attribute("skip_padded_queries", std::int64_t{0}) + attribute("gate_mode", std::string("softmax_topk"));
+    node += attribute("attention_mode", std::string("softmax"));
     node += attribute("scale", 1.0F / std::sqrt(static_cast<float>(head))) + attribute("output_count", std::int64_t{is_routed ? 4 : 1});
     node += attribute("plugin_version", version) + attribute("plugin_namespace", std::string("ai.moa"));
     graph += field(1, node);

@@ -48,6 +48,16 @@ fn shapes_of_outputs_are_written() {
 }
 
 #[test]
+fn activations_are_those_of_the_header() {
+    for (activation, known) in [(0, true), (1, true), (2, true), (3, false)] {
+        let node = RawNode { activation, ..NODE };
+        let found = output_shapes(&raw const node, &inputs(), &mut [RawShape::of(&[]); 3]);
+        let expected = if known { FINE } else { refused("`activation` must be below 3, found 3") };
+        assert_eq!(found, expected);
+    }
+}
+
+#[test]
 fn structures_of_another_size_are_refused_unread() {
     let whole = size_of::<RawNode>() as u32;
     for size in [0, 4, whole - 4, whole + 4, u32::MAX] {

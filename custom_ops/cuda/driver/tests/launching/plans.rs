@@ -5,6 +5,7 @@ use std::sync::Arc;
 use moa_cuda::{Buffer, Element, Options, SOURCE_HASH, entry_points};
 use moa_cuda_driver::{Buffers, Caches, KernelSet, Node, Stream};
 use moa_cuda_fake::{Fake, archive};
+use moa_schema::{AttentionMode, SELF_ATTENTION, SelfAttentionAttributes, self_attention as own};
 
 use crate::support::{ELEMENT, SHAPES, WANTED, bind, kernels, node, plan};
 
@@ -147,14 +148,27 @@ fn memory_that_cannot_be_right_is_refused_before_anything_is_launched() {
 }
 
 #[test]
-fn scales_of_integers_are_refused() {
+fn what_only_processors_serve_is_refused() {
     let fake = Fake::load();
-    let scale: Option<&[usize]> = Some(&[2, 64]);
-    let mut shapes = SHAPES.to_vec();
-    shapes.extend([None, None, None, scale]);
-    let refused = kernels(&fake).plan(&node(), ELEMENT, &shapes, &WANTED, Options::default()).err();
-    let text = "MoASelfAttention: input `query_scale` is for weights in integers, which are not served here";
-    assert_eq!(refused.map(|error| error.to_string()).as_deref(), Some(text));
+    let kernels = kernels(&fake);
+    let Node::SelfAttention(attributes, caches) = node() else { panic!("another node") };
+    let sticks = SelfAttentionAttributes { attention_mode: AttentionMode::StickBreaking, ..attributes };
+    let with = |place: usize, shape: Option<&'static [usize]>| {
+        let mut shapes = SHAPES.to_vec();
+        shapes.resize(SELF_ATTENTION.inputs.len(), None);
+        shapes[place] = shape;
+        shapes
+    };
+    for (node, shapes, text) in [
+        (node(), with(own::QUERY_SCALE, Some(&[4, 64])), "input `query_scale` is for weights in integers"),
+        (node(), with(own::ROUTER_INPUT, Some(&[2, 3, 64])), "input `router_input` is given"),
+        (node(), with(own::KV_WEIGHT, None), "keys and values are the hidden states (no `kv_weight`)"),
+        (Node::SelfAttention(sticks, caches), SHAPES.to_vec(), "attribute `attention_mode` is stick_breaking"),
+    ] {
+        let refused = kernels.plan(&node, ELEMENT, &shapes, &WANTED, Options::default()).err();
+        let text = format!("MoASelfAttention: {text}, which is not served here");
+        assert_eq!(refused.map(|error| error.to_string()), Some(text));
+    }
 }
 
 /// As [`SHAPES`], behind caches of 8 rows.

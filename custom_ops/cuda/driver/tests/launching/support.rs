@@ -5,7 +5,7 @@ use std::sync::Arc;
 use moa_cuda::{Element, Options, entry_points};
 use moa_cuda_driver::{BoundPlan, Caches, Error, KernelSet, Node};
 use moa_cuda_fake::{Fake, archive};
-use moa_schema::{GateMode, SelfAttentionAttributes};
+use moa_schema::{AttentionMode, GateMode, SelfAttentionAttributes};
 
 /// Shapes of the inputs of [`node`]: B 2, T 3, P 4, C 64, E 4, G 1, D 64.
 pub(crate) const SHAPES: [Option<&[usize]>; 9] = [
@@ -33,6 +33,7 @@ pub(crate) fn node() -> Node {
         scale: 0.125,
         gate_mode: GateMode::SoftmaxTopk,
         skip_padded_queries: true,
+        attention_mode: AttentionMode::Softmax,
     };
     Node::SelfAttention(attributes, Caches::Shared)
 }

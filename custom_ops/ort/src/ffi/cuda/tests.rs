@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use moa_cuda::{Parameters, entry_points};
 use moa_cuda_driver::KernelSet;
 use moa_cuda_fake::{Fake, archive};
-use moa_schema::{Attributes, FEED_FORWARD, GateMode, SELF_ATTENTION, SelfAttentionAttributes};
+use moa_schema::{AttentionMode, Attributes, FEED_FORWARD, GateMode, SELF_ATTENTION, SelfAttentionAttributes};
 use ort_sys::{ONNXTensorElementDataType, OrtAllocator, OrtMemoryInfo, OrtValue};
 
 use super::super::api::Status;
@@ -163,6 +163,7 @@ const ATTRIBUTES: SelfAttentionAttributes = SelfAttentionAttributes {
     scale: 0.125,
     gate_mode: GateMode::SoftmaxTopk,
     skip_padded_queries: true,
+    attention_mode: AttentionMode::Softmax,
 };
 
 fn kernel_set(fake: &Fake) -> Arc<KernelSet> {
@@ -391,6 +392,14 @@ fn entries_name_their_provider_and_types() {
             assert_eq!(found, element_code(input.element, wanted), "{}", input.name);
         }
     }
+}
+
+#[test]
+fn what_only_processors_serve_is_refused_where_a_kernel_is_made() {
+    let sticks = SelfAttentionAttributes { attention_mode: AttentionMode::StickBreaking, ..ATTRIBUTES };
+    let refused = GpuKernel::new(&Attributes::SelfAttention(sticks), Element::F16).err().map(|failure| failure.text);
+    let text = "MoASelfAttention: attribute `attention_mode` is stick_breaking, which is not served here";
+    assert_eq!(refused.as_deref(), Some(text));
 }
 
 #[test]

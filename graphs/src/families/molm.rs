@@ -1,0 +1,220 @@
+//! `moduleformer`: MoLM, ModuleFormer's language models, as Hugging Face stores them.
+//!
+//! Source of the maths: Shen et al., "ModuleFormer: Modularity Emerges from Mixture-of-Experts", 2023, and its released
+//! code.
+
+use moa_schema::{Activation, AttentionMode, GateMode};
+
+use super::{Config, ImportOptions, importer::Importer};
+use crate::{
+    ImportError, TensorDirectory, Weight,
+    model::{
+        Attention, CausalLayer, CausalLm, ExpertFeedForward, ExpertLayout, KeyValueWeights, LayerNorm, Linear, Model,
+        Norm, RouterInput,
+    },
+};
+
+const TOKENS: &str = "transformer.wte.weight";
+const OUTPUT: &str = "lm_head.weight";
+
+/// `vocab_size` of the configuration class.
+const DEFAULT_VOCABULARY: usize = 50_295;
+
+/// Every norm is built without the configuration's epsilon.
+const NORM_EPSILON: f32 = 1e-5;
+
+/// Ends of the names of tensors that are no weights: a causal mask, and ones below its diagonal.
+const BUFFERS: [&str; 2] = [".attn.mask", ".attn.cum_weight"];
+
+pub(super) fn import(
+    config: &Config,
+    tensors: &dyn TensorDirectory,
+    options: ImportOptions,
+) -> Result<Model, ImportError> {
+    if config.has("quantization_config") {
+        return Err(
+            config.unsupported("\"quantization_config\": quantised weights; export the original checkpoint".into())
+        );
+    }
+    let sizes = Sizes::new(config, options)?;
+    let mut importer = Importer::new(config, tensors);
+    let width = sizes.width;
+    let names = |own: &'static str, other| match sizes.tied {
+        true => vec![own, other],
+        false => vec![own],
+    };
+    let vocabulary = config.optional_size("vocab_size")?.or(importer.or_stated(Some(DEFAULT_VOCABULARY)));
+    let tokens = importer.take_shared(&names(TOKENS, OUTPUT), &[vocabulary, Some(width)])?;
+    let rows = Some(tokens.shape()[0]);
+    let output = match sizes.tied {
+        true => importer.take_shared(&names(TOKENS, OUTPUT), &[rows, Some(width)])?,
+        false => importer.take_any(OUTPUT, &[rows, Some(width)])?,
+    };
+    let layers = (0..sizes.layers).map(|index| sizes.layer(&mut importer, index)).collect::<Result<_, _>>()?;
+    let norm = norm(&mut importer, "transformer.ln_f", width)?;
+    importer.check_ids(&tokens)?;
+    importer.finish("moduleformer", |name| BUFFERS.iter().any(|buffer| name.ends_with(buffer)))?;
+    let pad_token_id = config.optional_id("pad_token_id")?.unwrap_or(0);
+    Ok(Model::CausalLm(CausalLm { tokens, pad_token_id, layers, norm, output }))
+}
+
+/// Experts of a layer, and how many of them a token takes.
+#[derive(Clone, Copy)]
+struct Experts {
+    count: usize,
+    top_k: usize,
+}
+
+impl Experts {
+    fn new(config: &Config, [count, top_k]: [&str; 2]) -> Result<Self, ImportError> {
+        let experts = config.size_or(count, 32)?;
+        let chosen = config.size(top_k, "experts per token; it is never stored in tensors")?;
+        if chosen > experts {
+            return Err(config.invalid(top_k, format!("at most {experts}, \"{count}\"")));
+        }
+        Ok(Self { count: experts, top_k: chosen })
+    }
+}
+
+/// The keys of the configuration.
+struct Sizes {
+    width: usize,
+    layers: usize,
+    hidden: usize,
+    attention: Experts,
+    feed_forward: Experts,
+    /// Width between the two matrices of a gate; `None` where it has one.
+    gate_width: Option<usize>,
+    activation: Activation,
+    gate_mode: GateMode,
+    tied: bool,
+}
+
+impl Sizes {
+    fn new(config: &Config, options: ImportOptions) -> Result<Self, ImportError> {
+        let either = |keys, default| config.agreed_size(keys).map(|size| size.map_or(default, |(size, _)| size));
+        let width = either(["n_embd", "hidden_size"], 1024)?;
+        let heads = either(["n_head", "num_attention_heads"], 8)?;
+        let attended = config.size_or("att_hidden", 512)?;
+        if heads != 1 || attended != width {
+            return Err(config.unsupported(format!(
+                "projections of keys and values, that is \"n_head\": {heads} and \"att_hidden\": {attended} (supported: 1 \
+                 and {width}, \"n_embd\", where keys and values are the hidden states)"
+            )));
+        }
+        let gate_width = match config.text_or("gate_type", "mlp")? {
+            "mlp" => Some(config.size_or("gating_size", 256)?),
+            "linear" => None,
+            other => {
+                return Err(config.unsupported(format!("\"gate_type\": \"{other}\" (supported: mlp, linear)")));
+            }
+        };
+        Ok(Self {
+            width,
+            layers: config.optional_layers("n_layer")?.or(config.optional_layers("num_hidden_layers")?).unwrap_or(24),
+            hidden: config.size_or("ffd_hidden", 2048)?,
+            attention: Experts::new(config, ["n_att_experts", "k_att"])?,
+            feed_forward: Experts::new(config, ["n_mlp_experts", "k_mlp"])?,
+            gate_width,
+            activation: activation(config)?,
+            gate_mode: options.gate_mode.unwrap_or(GateMode::SoftmaxTopk),
+            tied: config.flag_or("tie_word_embeddings", false)?,
+        })
+    }
+
+    fn layer(&self, importer: &mut Importer<'_>, index: usize) -> Result<CausalLayer, ImportError> {
+        let prefix = format!("transformer.h.{index}");
+        Ok(CausalLayer {
+            attention_norm: norm(importer, &format!("{prefix}.ln_1"), self.width)?,
+            attention: self.attention(importer, &format!("{prefix}.attn"))?,
+            feed_forward_norm: norm(importer, &format!("{prefix}.ln_2"), self.width)?,
+            feed_forward: self.feed_forward(importer, &format!("{prefix}.mlpf"))?,
+            prefix,
+        })
+    }
+
+    fn attention(&self, importer: &mut Importer<'_>, prefix: &str) -> Result<Attention, ImportError> {
+        let (module, width, Experts { count, top_k }) = (format!("{prefix}.q_proj"), self.width, self.attention);
+        let (router_input, router) = self.gate(importer, &module, count)?;
+        let experts = [count, width, width];
+        Ok(Attention {
+            layout: ExpertLayout::InOutRoutedOutIn,
+            router_input,
+            router,
+            query: importer.take(&format!("{module}.experts.weight"), &experts)?,
+            keys_values: KeyValueWeights::HiddenStates,
+            output: importer.take(&format!("{module}.output_experts.weight"), &experts)?,
+            output_bias: None,
+            expert_biases: None,
+            rotary: None,
+            width,
+            source_width: width,
+            top_k,
+            num_experts: count,
+            kv_num_heads: 1,
+            head_size: width,
+            gate_mode: self.gate_mode,
+            attention_mode: AttentionMode::StickBreaking,
+            causal: true,
+            skip_padded_queries: false,
+            prefix: prefix.into(),
+            module,
+        })
+    }
+
+    fn feed_forward(&self, importer: &mut Importer<'_>, module: &str) -> Result<ExpertFeedForward, ImportError> {
+        let (width, hidden, Experts { count, top_k }) = (self.width, self.hidden, self.feed_forward);
+        let (router_input, router) = self.gate(importer, module, count)?;
+        Ok(ExpertFeedForward {
+            layout: ExpertLayout::InOutRoutedOutIn,
+            router_input,
+            router,
+            input: importer.take(&format!("{module}.experts.weight"), &[count, width, hidden])?,
+            output: importer.take(&format!("{module}.output_experts.weight"), &[count, hidden, width])?,
+            output_bias: None,
+            gated: false,
+            width,
+            hidden,
+            top_k,
+            num_experts: count,
+            gate_mode: self.gate_mode,
+            activation: self.activation,
+            module: module.into(),
+        })
+    }
+
+    /// What a router reads, and its matrix `[E, R]`.
+    fn gate(
+        &self,
+        importer: &mut Importer<'_>,
+        module: &str,
+        experts: usize,
+    ) -> Result<(Option<Box<RouterInput>>, Weight), ImportError> {
+        let name = |part: &str| format!("{module}.gate.w_gate.{part}");
+        let Some(read) = self.gate_width else {
+            return Ok((None, importer.take(&name("0.weight"), &[experts, self.width])?));
+        };
+        let weight = importer.take(&name("0.weight"), &[read, self.width])?;
+        let bias = importer.take(&name("0.bias"), &[read])?;
+        let router = importer.take(&name("3.weight"), &[experts, read])?;
+        Ok((Some(Box::new(RouterInput(Linear { weight, bias }))), router))
+    }
+}
+
+fn norm(importer: &mut Importer<'_>, name: &str, width: usize) -> Result<Norm, ImportError> {
+    let weight = importer.take(&format!("{name}.weight"), &[width])?;
+    let bias = importer.take(&format!("{name}.bias"), &[width])?;
+    Ok(Norm::Layer(LayerNorm { weight, bias, epsilon: NORM_EPSILON }))
+}
+
+fn activation(config: &Config) -> Result<Activation, ImportError> {
+    match config.text_or("activation_function", "gelu_new")? {
+        "gelu_new" | "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
+        "gelu" => Ok(Activation::Gelu),
+        "silu" | "swish" => Ok(Activation::Silu),
+        "relu" => Ok(Activation::Relu),
+        other => Err(config.unsupported(format!(
+            "\"activation_function\": \"{other}\" (supported: gelu_new, gelu_pytorch_tanh, gelu, silu, relu)"
+        ))),
+    }
+}
