@@ -14,7 +14,7 @@ use common::{
 };
 use moa_export::{
     checkpoint::Checkpoint,
-    export::import,
+    export::{ExportOptions, SideFileOptions, export_with, import},
     reference::{Part, Reference},
     tensor::{NamedTensors, Tensor, TensorData},
 };
@@ -131,5 +131,37 @@ fn generated_tokens_are_upstreams() {
                 assert_eq!(found, expected, "{name}: {prompt:?}");
             }
         }
+    }
+}
+
+/// What lies beside a graph without positions, for the tokens that the model was trained on at a time.
+#[test]
+fn the_folder_says_what_the_graph_takes() {
+    let checkpoint = tempfile::tempdir().unwrap();
+    std::fs::copy(data("molm/mlp/model.safetensors"), checkpoint.path().join("model.safetensors")).unwrap();
+    for (keys, context, eos) in [
+        (&[][..], Value::from(16), Value::from(2)),
+        (&[("history_length", Value::from(0))], 8.into(), 2.into()),
+        (
+            &[("history_length", Value::Null), ("block_size", 30.into()), ("eos_token_id", 9.into())],
+            542.into(),
+            9.into(),
+        ),
+    ] {
+        let mut config = json("molm/mlp/config.json");
+        keys.iter().for_each(|(key, value)| config[*key] = value.clone());
+        std::fs::write(checkpoint.path().join("config.json"), config.to_string()).unwrap();
+        let out = checkpoint.path().join("out");
+        let files = SideFileOptions { beside: Some(checkpoint.path().into()), ..SideFileOptions::default() };
+        let options = ExportOptions { force: true, ..ExportOptions::default() };
+        export_with(&Checkpoint::open(checkpoint.path(), None).unwrap(), &out, &options, &files).unwrap();
+        let read = |name: &str| -> Value { serde_json::from_slice(&std::fs::read(out.join(name)).unwrap()).unwrap() };
+        let model = &read("genai_config.json")["model"];
+        assert_eq!((&model["context_length"], &model["eos_token_id"]), (&context, &eos), "{keys:?}");
+        let inputs: Vec<_> = model["decoder"]["inputs"].as_object().unwrap().keys().cloned().collect();
+        assert_eq!(inputs, ["attention_mask", "input_ids", "past_key_names", "past_value_names"]);
+        let written = read("config.json");
+        assert_eq!((&written["model_type"], &written["n_layer"]), (&"moduleformer".into(), &2.into()));
+        assert_eq!((&written["dtype"], written.get("torch_dtype")), (&"float32".into(), None));
     }
 }

@@ -8,17 +8,21 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{attention_mask, data, golden::layer_cases, json, read_tensors, token_inputs};
+use common::{attention_mask, data, floats, golden::layer_cases, integers, json, read_tensors, token_inputs};
 use moa_export::{
     backend::{self, Backend, OrtOptions},
     checkpoint::Checkpoint,
     export::DEFAULT_OPSET,
-    export::{ExportOptions, export},
+    export::{ExportOptions, export, export_model},
     onnx::encode,
     profile::{PmiOptions, Profile, Profiler, Score},
     tensor::{NamedTensors, Tensor},
 };
-use moa_graphs::{Form, Options, Precision, lower};
+use moa_graphs::{
+    Form, Options, Precision, SyntheticTensors,
+    families::{Config, ImportOptions},
+    lower,
+};
 
 const PAD: i64 = 1;
 
@@ -160,6 +164,52 @@ fn jetmoe_is_ranked_by_logits_and_its_padding_left_out() {
         }
         assert!(profiles[0].iter().any(|(module, _)| module.ends_with("mlp")), "feed-forward layers are routed too");
         assert!(profiles.iter().all(|other| *other == profiles[0]), "{prefix}: {profiles:#?}");
+    }
+}
+
+/// What a router reads may be an input of its operator, of whatever width: a gate of MoLM is 12 wide here, and then as
+/// wide as the model.
+#[test]
+fn routers_with_an_input_are_profiled_alike_in_every_form() {
+    let folder = tempfile::tempdir().unwrap();
+    let square = folder.path().join("square");
+    let config = json("molm/mlp/config.json");
+    let keys = config.as_object().unwrap().clone();
+    let config = Config::new("config.json", keys).with("gating_size", 16.into());
+    let model = moa_graphs::families::import(&config, &SyntheticTensors::random("seed", 1), ImportOptions::default());
+    let model = model.unwrap();
+    let ids: Vec<i64> = (0..24).map(|index| 1 + index * 7 % 60).collect();
+    let inputs = |tokens: usize| {
+        let mut inputs: NamedTensors = (0..2)
+            .flat_map(|layer| ["key", "value"].map(|part| format!("past_key_values.{layer}.{part}")))
+            .map(|name| (name, floats(&[2, 1, 0, 16], Vec::new())))
+            .collect();
+        inputs.insert("input_ids".into(), integers(&[2, tokens], ids.clone()));
+        inputs.insert("attention_mask".into(), integers(&[2, tokens], vec![1; 2 * tokens]));
+        inputs
+    };
+    for is_square in [false, true] {
+        let profiles = settings().map(|(backend, form)| {
+            let out = match is_square {
+                false => exported("molm/mlp", form, &folder.path().join(backend.name())),
+                true => {
+                    let graph = Options { form, precision: Precision::Fp32, router_outputs: false, last_logits: false };
+                    let options = ExportOptions { graph, force: true, ..ExportOptions::default() };
+                    let out = square.join(form.as_str());
+                    export_model("moduleformer", &model, &out, &options).unwrap();
+                    out
+                }
+            };
+            profile(&out.join("model.onnx"), backend.as_ref(), &[inputs(12)])
+        });
+        for other in &profiles {
+            assert_eq!(other.modules.len(), 4);
+            for (module, expected) in other.modules.iter().zip(&profiles[3].modules) {
+                assert_eq!((&module.module, &module.counts), (&expected.module, &expected.counts));
+                let [found, expected] = [module, expected].map(|module| module.margin.min.unwrap());
+                assert!((found - expected).abs() <= 1e-5, "{}: {found} and {expected}", module.module);
+            }
+        }
     }
 }
 

@@ -150,6 +150,7 @@ fn config(arguments: &BaselineArguments) -> Result<Config, Failure> {
     let keys = match config.model_type() {
         "moa_layer" => return Err(nothing("--layers", "a moa_layer is one layer without embeddings")),
         "jetmoe" => ["num_layers", "num_hidden_layers"],
+        "moduleformer" => ["n_layer", "num_hidden_layers"],
         _ => ["encoder_layers", "decoder_layers"],
     };
     Ok(keys.into_iter().fold(config, |config, key| config.with(key, json!(layers))))

@@ -109,10 +109,10 @@ pub fn known_release_of(number: ReleaseNumber) -> Result<&'static Release, Choic
 pub fn dtype_of(file: &OnnxFile) -> Result<Dtype, ChoiceError> {
     let weights = file.graph().map_or(&[][..], |graph| &graph.initializer);
     let has = |wanted: DataType| weights.iter().any(|weight| weight.data_type == wanted as i32);
-    if let Some(integers) = integers_of(file) {
-        Err(ChoiceError::Integers { integers })
-    } else if let Some((node, why)) = file.unserved_on_gpus() {
+    if let Some((node, why)) = file.unserved_on_gpus() {
         Err(ChoiceError::Unserved { node, why })
+    } else if let Some(integers) = integers_of(file) {
+        Err(ChoiceError::Integers { integers })
     } else if has(DataType::Float16) {
         Ok(Dtype::Fp16)
     } else if has(DataType::Bfloat16) {

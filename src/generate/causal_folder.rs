@@ -147,7 +147,10 @@ impl CausalFolder {
         let pad = configs.token_ids("pad_token_id")?.and_then(|ids| ids.first().copied());
         let pad = pad.or(eos.first().copied()).unwrap_or_default();
         let settings = configs.generation.iter().flat_map(Keys::generation_settings).collect();
-        Ok(Self { names, caches, vocabulary, context: configs.context()?, eos, pad, settings, graph })
+        // Other programs may have left positions in the graph; an export without them takes rows of any length.
+        let is_limited = names.positions.is_some() || !graph.is_export();
+        let context = configs.context()?.filter(|_| is_limited);
+        Ok(Self { names, caches, vocabulary, context, eos, pad, settings, graph })
     }
 }
 

@@ -16,8 +16,8 @@ use crate::onnx::{
     read::{module_of, operator_input, operator_of},
 };
 
-/// Name of the hidden states in a graph that was cut out.
-pub(super) const HIDDEN_STATES: &str = "hidden_states";
+/// What a router reads in a graph that was cut out: its own input, or where there is none the hidden states.
+pub(super) const READ_BY_ROUTERS: [&str; 2] = ["router_input", "hidden_states"];
 
 /// A graph of one operator.
 #[derive(Debug, Clone)]
@@ -178,7 +178,12 @@ impl Cut<'_> {
             "P" => named(PAST),
             "P + T" if self.is_given("past_key") => named(&format!("{PAST} + {SEQUENCE}")),
             "P + T" => named(SEQUENCE),
-            "C" => fixed(self.sizes::<2>(self.weight("router_weight")?)?[0]),
+            "C" => {
+                let given = |name: &&str| self.is_given(name);
+                let matrix = ["query_weight", "input_weight"].into_iter().find(given).unwrap_or("query_weight");
+                fixed(self.sizes::<3>(self.weight(matrix)?)?[1])
+            }
+            "R" => fixed(self.sizes::<2>(self.weight("router_weight")?)?[0]),
             "G" => fixed(self.attribute("kv_num_heads")?),
             "D" => {
                 let groups = self.attribute("kv_num_heads")?;

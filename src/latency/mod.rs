@@ -41,7 +41,7 @@ pub use steering::Choice;
 pub use subjects::{LeftOut, Model, left_out};
 
 use contest::Contest;
-use cut::HIDDEN_STATES;
+use cut::READ_BY_ROUTERS;
 use shapes::{point_of, random_inputs};
 use subjects::{Job, common_parts, jobs};
 
@@ -173,7 +173,8 @@ impl Setup<'_> {
                     .router
                     .steer(&wanted?, &mut random)
                     .map_err(|why| LatencyError::Steering { module: operator.module.clone(), why })?;
-                if let Some(place) = inputs.get_mut(HIDDEN_STATES) {
+                let read = READ_BY_ROUTERS.into_iter().find(|name| inputs.contains_key(*name));
+                if let Some(place) = read.and_then(|name| inputs.get_mut(name)) {
                     let states = Tensor::new(place.shape(), TensorData::F32(states))?;
                     *place = if matches!(place.data(), TensorData::F16(_)) { states.to_f16() } else { states };
                 }

@@ -124,7 +124,7 @@ fn draw(exponent: f64, [experts, top_k]: [usize; 2], random: &mut Random) -> Vec
 /// A router's matrix.
 #[derive(Debug, Clone)]
 pub(super) struct Router {
-    /// Width of a hidden state.
+    /// Width of what it reads, the hidden states or an input of its own.
     pub width: usize,
     /// Experts.
     pub experts: usize,

@@ -66,15 +66,16 @@ fn ranked(graph: &GraphProto, node: &NodeProto) -> Result<(String, Score), &'sta
 fn operator_scores(graph: &mut GraphProto, node: &NodeProto, module: &str) -> Result<(String, Score), &'static str> {
     operator_of(node).ok_or("an unknown operator")?;
     let input = |name: &str| operator_input(node, name).map(str::to_owned);
-    let (hidden, weight) = input("hidden_states").zip(input("router_weight")).ok_or("it lacks a required input")?;
+    let read = input("router_input").or_else(|| input("hidden_states"));
+    let (read, weight) = read.zip(input("router_weight")).ok_or("it lacks a required input")?;
     let gate_mode = node.text_attribute("gate_mode").and_then(GateMode::parse);
     let name = |part: &str| match module {
         "" => format!("profile.{part}"),
         module => format!("profile.{module}.{part}"),
     };
     let to_float = AttributeProto::int("to", DataType::Float as i64);
-    graph.node.push(standard("Cast", &[&hidden], &name("hidden"), Some(to_float)));
-    graph.node.push(standard("MatMul", &[&name("hidden"), &weight], &name("logits"), None));
+    graph.node.push(standard("Cast", &[&read], &name("read"), Some(to_float)));
+    graph.node.push(standard("MatMul", &[&name("read"), &weight], &name("logits"), None));
     match gate_mode.ok_or("its attribute `gate_mode` is missing or unknown")? {
         GateMode::TopkSoftmax => Ok((name("logits"), Score::Logit)),
         GateMode::SoftmaxTopk | GateMode::SoftmaxTopkRenorm => {

@@ -39,10 +39,6 @@ const MOLM: &str = "moduleformer";
 const DEFAULT_IDS: [i64; 2] = [1, 2];
 const DEFAULT_IDS_OF_MOLM: [i64; 2] = [50_256, 50_256];
 
-/// Keys of MoLM whose sum is the tokens that it was trained on at a time, and what its class has for each.
-const CONTEXT_OF_MOLM: [&str; 2] = ["history_length", "block_size"];
-const DEFAULT_CONTEXT_OF_MOLM: usize = 512;
-
 /// A graph with what its folder must say about it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CausalLmFiles<'a> {
@@ -71,23 +67,12 @@ impl CausalLmFiles<'_> {
         }
         let ids = self.special_ids(options)?;
         files.push(file(CONFIG, &self.config()));
-        files.push(file(GENAI_CONFIG, &self.genai_config(&ids, self.context()?, options)));
+        files.push(file(GENAI_CONFIG, &self.genai_config(&ids, options)));
         Ok(files)
     }
 
     fn is_molm(&self) -> bool {
         self.config.model_type() == MOLM
-    }
-
-    /// Tokens that the model takes, or was trained on, at a time.
-    fn context(&self) -> Result<Option<usize>, TextError> {
-        if !self.is_molm() {
-            return Ok(self.model.max_positions());
-        }
-        let keys = Keys::new(self.config.origin(), self.config.keys().clone());
-        let [history, block] = CONTEXT_OF_MOLM;
-        let size = |key| Ok(keys.size(key)?.unwrap_or(DEFAULT_CONTEXT_OF_MOLM));
-        Ok(Some(size(history)?.saturating_add(size(block)?)))
     }
 
     fn attention(&self) -> Option<&Attention> {
@@ -138,7 +123,10 @@ impl CausalLmFiles<'_> {
     /// What ends a text is what does so in transformers 4.57: where it goes by `generation_config.json`, that file
     /// alone says it; the configuration's class has an end token where the key is absent, and none where it is `null`.
     fn special_ids(&self, options: &SideFileOptions) -> Result<SpecialIds, TextError> {
-        let [default_bos, default_eos] = if self.is_molm() { DEFAULT_IDS_OF_MOLM } else { DEFAULT_IDS };
+        let defaults = if self.is_molm() { DEFAULT_IDS_OF_MOLM } else { DEFAULT_IDS };
+        let vocabulary = self.model.tokens.shape()[0];
+        let is_token = |id: &i64| usize::try_from(*id).is_ok_and(|id| id < vocabulary);
+        let [default_bos, default_eos] = defaults.map(|id| Some(id).filter(is_token));
         let config = Keys::new(self.config.origin(), self.config.keys().clone());
         let read = |folder: &Path| Keys::read_generation(&folder.join(GENERATION_CONFIG), Some(&config));
         let generation = options.checkpoint_folder().map(read).transpose()?.flatten();
@@ -147,11 +135,11 @@ impl CausalLmFiles<'_> {
             if given.is_some() { Ok(given) } else { config.token_ids(key) }
         };
         let eos = match &generation {
-            None if !config.has("eos_token_id") => vec![default_eos],
+            None if !config.has("eos_token_id") => default_eos.into_iter().collect(),
             keys => keys.as_ref().unwrap_or(&config).token_ids("eos_token_id")?.unwrap_or_default(),
         };
         let first = |ids: Option<Vec<i64>>| ids.and_then(|ids| ids.first().copied());
-        let bos = first(ids("bos_token_id")?).unwrap_or(default_bos);
+        let bos = first(ids("bos_token_id")?).or(default_bos).unwrap_or(0);
         let pad = first(ids("pad_token_id")?).or(eos.first().copied()).unwrap_or(0);
         Ok(SpecialIds { bos, eos, pad })
     }
@@ -159,7 +147,8 @@ impl CausalLmFiles<'_> {
     /// onnxruntime-genai chooses its decoding loop by `type` and knows neither JetMoE nor MoLM; `llama` names its loop
     /// for decoders with one cache per layer. Caches are shared where the library is, which alone writes them in place.
     /// Where no token ends a text, the list is empty; onnxruntime-genai then ends at padding, and knows no other way.
-    fn genai_config(&self, ids: &SpecialIds, context: Option<usize>, options: &SideFileOptions) -> Value {
+    fn genai_config(&self, ids: &SpecialIds, options: &SideFileOptions) -> Value {
+        let context = self.model.context;
         let with_library = options.operator_library.is_some() || self.form == Form::Fused;
         let mut session = Map::new();
         session.insert("log_id".into(), "onnxruntime-genai".into());

@@ -37,6 +37,17 @@ fn models_of_experts_are_built_too() {
     }
     let printed = scene.accepts(&format!("baseline --config jetmoe.json -o jetmoe {SMALL} --json"));
     assert!(printed.contains("\"family\": \"jetmoe\""), "{printed}");
+    scene.write(
+        "molm.json",
+        r#"{"model_type": "moduleformer", "n_embd": 16, "att_hidden": 16, "n_head": 1, "ffd_hidden": 24, "k_att": 2, "k_mlp": 2,
+        "n_att_experts": 4, "n_mlp_experts": 4, "gating_size": 9, "n_layer": 3, "num_hidden_layers": 3}"#,
+    );
+    scene.accepts(&format!("baseline --config molm.json -o molm {SMALL}"));
+    let inspected = scene.accepts("inspect molm");
+    assert!(
+        inspected.contains("layers             1\n") && inspected.contains("2 of 4 experts, heads of 16"),
+        "{inspected}"
+    );
     let inspected = scene.accepts("inspect jetmoe");
     assert!(inspected.contains("2 of 4 experts, heads of 2 x 8, width 32"), "{inspected}");
 }

@@ -6,7 +6,7 @@ use moa_export::{
     backend::OrtOperators,
     checkpoint::Checkpoint,
     export::{ExportOptions, SideFileOptions, export_with},
-    generate::{Finish, SamplingOptions},
+    generate::{Finish, Prompt, SamplingOptions},
 };
 use moa_graphs::Form;
 use serde_json::{Value, json};
@@ -120,4 +120,16 @@ fn settings_of_generation_are_no_silent_ones() {
     assert_eq!(notes(&drawn, &[]), told);
     assert_eq!(notes(&drawn, &["--temperature", "0.7"]), "");
     assert_eq!(notes(&json!({ "do_sample": false, "num_beams": 1, "suppress_tokens": null }), &[]), "");
+}
+
+/// A model without positions goes on behind the tokens that it was trained on at a time, 16 here.
+#[test]
+fn a_graph_without_positions_has_no_last_one() {
+    let folder = exported("molm/mlp", Form::Function, false);
+    let prompt = Prompt::Tokens((1..21).collect());
+    let options = SamplingOptions { max_new: 30, ..GREEDY };
+    let mut generator = generator(&folder, OrtOperators::Library, 1);
+    assert_eq!(generator.context(), None);
+    let found = generator.generate(&[prompt], &options).unwrap();
+    assert_eq!((found[0].tokens.len(), found[0].finish), (30, Finish::Length));
 }

@@ -47,7 +47,7 @@ cargo xtask COMMAND
           build the TensorRT plugin against TENSORRT_ROOT, else against the headers of TensorRT 11.4 that Cargo
           fetches; test: run its tests alone
   synthesize jetmoe-8b|molm-350m-4b -o DIR [--layers N] [--shards N] [--seed N] [--sparse]
-          a checkpoint of the shapes of jetmoe/jetmoe-8b with pseudo-random values
+          a checkpoint of the shapes of jetmoe/jetmoe-8b, or of ibm/MoLM-350M-4B, with pseudo-random values
 
 Builds of the operator library and of libmoa_cuda.so embed the CUDA kernels of the archive that MOA_CUDA_KERNELS names.
 CXX names another C++ compiler than c++, CC another C compiler for tests than cc, CARGO_TARGET_DIR another folder than

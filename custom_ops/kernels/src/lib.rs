@@ -66,6 +66,9 @@
 //! `skip_padded_queries` is not routed at all: its output row is 0, its `topk_weights` are 0 and its `topk_indices`
 //! are `0 .. k`.
 //!
+//! Values of keys that a query sees must be finite: of a stick that is used up, earlier ones are not read or taken 0
+//! times, as the other rows of its block decide.
+//!
 //! # Memory
 //!
 //! Scratch and packed weights are kept between calls. A call for which there is no memory unwinds with [`OutOfMemory`],

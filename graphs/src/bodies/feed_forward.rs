@@ -60,7 +60,7 @@ pub(crate) fn feed_forward(
 }
 
 /// `√(2 / π)`: `(1 + tanh(u)) / 2` is `sigmoid(2 · u)`.
-const ROOT: f32 = 0.797_884_6;
+const ROOT_OF_2_BY_PI: f32 = 0.797_884_6;
 
 /// Nodes of an element-wise activation.
 pub(crate) fn activation(b: &mut Builder, input: &Value, kind: Activation) -> Value {
@@ -72,7 +72,7 @@ pub(crate) fn activation(b: &mut Builder, input: &Value, kind: Activation) -> Va
         }
         Activation::Gelu => gelu(b, input, Builder::float),
         Activation::GeluTanh => {
-            let (cubic, linear) = (b.float(2.0 * ROOT * 0.044_715), b.float(2.0 * ROOT));
+            let (cubic, linear) = (b.float(2.0 * ROOT_OF_2_BY_PI * 0.044_715), b.float(2.0 * ROOT_OF_2_BY_PI));
             let square = b.op("Mul", &[input, input], []);
             let scaled = b.op("Mul", &[&square, &cubic], []);
             let factor = b.op("Add", &[&scaled, &linear], []);

@@ -72,7 +72,8 @@ pub(super) fn import(
     importer.check_ids(&tokens)?;
     importer.finish("jetmoe", |_| false)?;
     let pad_token_id = config.optional_id("pad_token_id")?.unwrap_or(0);
-    Ok(Model::CausalLm(CausalLm { tokens, pad_token_id, layers, norm, output }))
+    let context = Some(sizes.rotary.positions);
+    Ok(Model::CausalLm(CausalLm { tokens, pad_token_id, layers, norm, output, context }))
 }
 
 /// Refuses what makes transformers let a token see other tokens than all before it: keys that JetMoE's own

@@ -55,7 +55,8 @@ pub(super) fn import(
     importer.check_ids(&tokens)?;
     importer.finish("moduleformer", |name| BUFFERS.iter().any(|buffer| name.ends_with(buffer)))?;
     let pad_token_id = config.optional_id("pad_token_id")?.unwrap_or(0);
-    Ok(Model::CausalLm(CausalLm { tokens, pad_token_id, layers, norm, output }))
+    let context = sizes.context;
+    Ok(Model::CausalLm(CausalLm { tokens, pad_token_id, layers, norm, output, context }))
 }
 
 /// Experts of a layer, and how many of them a token takes.
@@ -88,20 +89,14 @@ struct Sizes {
     activation: Activation,
     gate_mode: GateMode,
     tied: bool,
+    context: Option<usize>,
 }
 
 impl Sizes {
     fn new(config: &Config, options: ImportOptions) -> Result<Self, ImportError> {
         let either = |keys, default| config.agreed_size(keys).map(|size| size.map_or(default, |(size, _)| size));
         let width = either(["n_embd", "hidden_size"], 1024)?;
-        let heads = either(["n_head", "num_attention_heads"], 8)?;
-        let attended = config.size_or("att_hidden", 512)?;
-        if heads != 1 || attended != width {
-            return Err(config.unsupported(format!(
-                "projections of keys and values, that is \"n_head\": {heads} and \"att_hidden\": {attended} (supported: 1 \
-                 and {width}, \"n_embd\", where keys and values are the hidden states)"
-            )));
-        }
+        check_keys_and_values(config, width)?;
         let gate_width = match config.text_or("gate_type", "mlp")? {
             "mlp" => Some(config.size_or("gating_size", 256)?),
             "linear" => None,
@@ -111,7 +106,7 @@ impl Sizes {
         };
         Ok(Self {
             width,
-            layers: config.optional_layers("n_layer")?.or(config.optional_layers("num_hidden_layers")?).unwrap_or(24),
+            layers: layers(config)?,
             hidden: config.size_or("ffd_hidden", 2048)?,
             attention: Experts::new(config, ["n_att_experts", "k_att"])?,
             feed_forward: Experts::new(config, ["n_mlp_experts", "k_mlp"])?,
@@ -119,6 +114,7 @@ impl Sizes {
             activation: activation(config)?,
             gate_mode: options.gate_mode.unwrap_or(GateMode::SoftmaxTopk),
             tied: config.flag_or("tie_word_embeddings", false)?,
+            context: context(config)?,
         })
     }
 
@@ -199,6 +195,38 @@ impl Sizes {
         let router = importer.take(&name("3.weight"), &[experts, read])?;
         Ok((Some(Box::new(RouterInput(Linear { weight, bias }))), router))
     }
+}
+
+fn layers(config: &Config) -> Result<usize, ImportError> {
+    let keys = ["n_layer", "num_hidden_layers"];
+    config.agreed_size(keys)?;
+    let [layers, other] = keys.map(|key| config.optional_layers(key));
+    Ok(layers?.or(other?).unwrap_or(24))
+}
+
+/// Tokens that the model was trained on at a time: those of a block, and of the history before it.
+fn context(config: &Config) -> Result<Option<usize>, ImportError> {
+    let (history, block) = (config.id_or("history_length", 512)?, config.id_or("block_size", 512)?);
+    Ok(Some(history + block).filter(|tokens| *tokens > 0))
+}
+
+/// Refuses projections of keys and values, without which the one head is as wide as the model.
+fn check_keys_and_values(config: &Config, width: usize) -> Result<(), ImportError> {
+    let (heads, head_key) = config.agreed_size(["n_head", "num_attention_heads"])?.unwrap_or((8, "n_head"));
+    let attended = config.optional_size("att_hidden")?.unwrap_or(512);
+    if heads == 1 && attended == width {
+        return Ok(());
+    }
+    let said = |key: &str, size: usize| {
+        let default = if config.has(key) { "" } else { " by default" };
+        format!("\"{key}\": {size}{default}")
+    };
+    Err(config.unsupported(format!(
+        "projections of keys and values, that is {} and {} (supported: 1 and the width {width}, where keys and values are \
+         the hidden states)",
+        said(head_key, heads),
+        said("att_hidden", attended)
+    )))
 }
 
 fn norm(importer: &mut Importer<'_>, name: &str, width: usize) -> Result<Norm, ImportError> {

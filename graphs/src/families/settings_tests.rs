@@ -384,6 +384,12 @@ fn molm_takes_what_its_configuration_says() {
     assert_eq!((attention.router.shape(), block.activation), (&[5, 16][..], Activation::Gelu));
     assert_eq!((other.norm.epsilon(), other.output.name(), other.pad_token_id), (1e-5, other.tokens.name(), 7));
     assert_eq!(molm(&json!({ "gating_size": 9 })).unwrap().layers[0].feed_forward.router.shape(), [32, 9]);
+    assert_eq!([&model, &other].map(|model| model.context), [Some(1024); 2]);
+    let contexts = [json!({ "history_length": 0, "block_size": 8 }), json!({ "history_length": 0, "block_size": 0 })];
+    assert_eq!(contexts.map(|keys| molm(&keys).unwrap().context), [Some(8), None]);
+    for keys in [json!({ "history_length": "8" }), json!({ "n_layer": 2, "num_hidden_layers": 1 })] {
+        assert!(matches!(molm(&keys), Err(ImportError::InvalidKey { .. })), "{keys}");
+    }
     for (name, kind) in
         [("gelu_pytorch_tanh", Activation::GeluTanh), ("silu", Activation::Silu), ("relu", Activation::Relu)]
     {

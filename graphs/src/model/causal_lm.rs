@@ -16,6 +16,8 @@ pub struct CausalLm {
     pub norm: Norm,
     /// Output matrix, `[V, C]`: `logits = x · outputᵀ`.
     pub output: Weight,
+    /// Tokens of a row that there are positions for, or that the model was trained on; `None` where nothing says it.
+    pub context: Option<usize>,
 }
 
 /// `x + attention(norm(x))`, then `x + feed_forward(norm(x))`.

@@ -109,7 +109,7 @@ impl From<ImportError> for Failure {
                 message,
                 Some(
                     "where they are two, say so in the configuration, or in another one with --config FILE: \"tie_word_embeddings\": false \
-                     (JetMoE), \"share_all_embeddings\": false (translation) or \"untie_weights_roberta\": true (masked LM)",
+                     (JetMoE, MoLM), \"share_all_embeddings\": false (translation) or \"untie_weights_roberta\": true (masked LM)",
                 ),
             ),
             ImportError::ExtraTensors { .. } => Self::new(

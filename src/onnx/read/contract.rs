@@ -1,8 +1,8 @@
 //! The contract of our operators, as far as a node alone tells: inputs, outputs, attributes.
 
 use moa_schema::{
-    AttributeSource, Attributes, DOMAIN, IntegerType, OPSET_VERSION, Operator, PRESENT_INPUTS, other_version,
-    refuse_unserved,
+    AttributeSource, Attributes, DOMAIN, ElementType, IntegerType, OPSET_VERSION, Operator, PRESENT_INPUTS,
+    other_version, refuse_unserved,
 };
 
 use super::error::{Fault, shown};
@@ -146,7 +146,7 @@ const fn integers_of(kind: DataType) -> Option<IntegerType> {
 }
 
 impl OnnxFile {
-    /// The first node of ours that the kernels for GPUs do not compute, by name, and why.
+    /// The first node of ours that the kernels for GPUs do not compute in any type of matrices, by name, and why.
     pub fn unserved_on_gpus(&self) -> Option<(String, String)> {
         let mut found = None;
         for_each_node(self.graph().map_or(&[][..], |graph| &graph.node), &mut |node| {
@@ -159,7 +159,9 @@ impl OnnxFile {
 fn unserved(node: &NodeProto) -> Option<String> {
     let (operator, source) = (operator_of(node)?, NodeAttributes(node));
     let mask = source.int(PRESENT_INPUTS).filter(|mask| *mask != 0);
-    let given = (0..operator.inputs.len()).map(|index| input(node, mask, index).map(|_| &[][..]));
+    let is_scale = |index: usize| operator.inputs[index].element == ElementType::Scale;
+    let given = |index: usize| input(node, mask, index).filter(|_| !is_scale(index)).map(|_| &[][..]);
+    let given = (0..operator.inputs.len()).map(given);
     let attributes = Attributes::read(operator, &source).ok()?;
     refuse_unserved(&attributes, &given.collect::<Vec<_>>()).err().map(|error| error.to_string())
 }

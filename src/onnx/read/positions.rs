@@ -55,9 +55,14 @@ impl OnnxFile {
         self.counted_positions().or_else(of_rotary)
     }
 
+    /// Whether this program wrote it.
+    pub fn is_export(&self) -> bool {
+        self.model().metadata_props.iter().any(|entry| entry.key.starts_with(metadata::PREFIX))
+    }
+
     /// Inputs of an export that tell real tokens, 1, from padding, 0.
     pub fn masks(&self) -> Vec<String> {
-        let is_export = self.model().metadata_props.iter().any(|entry| entry.key.starts_with(metadata::PREFIX));
+        let is_export = self.is_export();
         let is_mask = |input: &ValueInfo| {
             input.name.ends_with("attention_mask") && input.data_type == DataType::Int64 && is_export
         };

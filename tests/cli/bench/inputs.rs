@@ -26,3 +26,21 @@ fn a_graph_that_inputs_leave_out_is_named() {
         ["MOA-E0316", "no \"attention_mask\", which out/encoder_model.onnx takes", "out/decoder_model.onnx takes"];
     scene.refuses(line, 3, &parts);
 }
+
+/// Routers of MoLM read an input of their own, or the hidden states.
+#[test]
+fn routers_with_an_input_are_steered() {
+    require_runtime();
+    for (fixture, used) in [("molm/mlp", 2), ("molm/linear", 3)] {
+        let scene = Scene::with_fixture(fixture);
+        scene.accepts("ck -o m.onnx");
+        let line = "bench m.onnx --samples 4 --warm-up 0.05 --no-operators --seq 6 --routing single --json -";
+        let result: serde_json::Value = serde_json::from_str(&scene.accepts(line)).unwrap();
+        let experts = result["experts"].as_array().unwrap();
+        let attention = experts.iter().find(|one| one["module"].as_str().unwrap().ends_with("q_proj")).unwrap();
+        let counts: Vec<_> =
+            attention["counts"].as_array().unwrap().iter().map(|count| count.as_u64().unwrap()).collect();
+        let expected: Vec<u64> = (0..4).map(|expert| if expert < used { 6 } else { 0 }).collect();
+        assert_eq!(counts, expected, "{fixture}");
+    }
+}
