@@ -18,6 +18,11 @@ use moa_export::{
     reference::{Part, Reference},
     tensor::{NamedTensors, Tensor, TensorData},
 };
+use moa_graphs::{
+    Form, LowerError, Options, Precision, lower,
+    model::{Attention, MoaLayer, Model},
+};
+use moa_schema::AttentionMode;
 use serde_json::Value;
 
 /// Folders, each with a kind of gate, and number of layers, key/value heads and head width.
@@ -163,5 +168,22 @@ fn the_folder_says_what_the_graph_takes() {
         let written = read("config.json");
         assert_eq!((&written["model_type"], &written["n_layer"]), (&"moduleformer".into(), &2.into()));
         assert_eq!((&written["dtype"], written.get("torch_dtype")), (&"float32".into(), None));
+    }
+}
+
+/// No checkpoint gives such layers, and attention to a memory would leave out what its operator has no place for.
+#[test]
+fn attention_to_a_memory_is_no_stick_breaking() {
+    let checkpoint = Checkpoint::open(&data("molm/mlp"), None).unwrap();
+    let Model::CausalLm(model) = import(&checkpoint, None).unwrap() else { panic!("not a causal language model") };
+    let sticks = model.layers[0].attention.clone();
+    let softmax = Attention { attention_mode: AttentionMode::Softmax, ..sticks.clone() };
+    for attention in [sticks, softmax] {
+        let module = attention.module.clone();
+        let layer = Model::Layer(MoaLayer { attention, cross_attention: true });
+        for form in Form::ALL {
+            let options = Options { form, precision: Precision::Fp32, router_outputs: false, last_logits: false };
+            assert_eq!(lower(&layer, options).unwrap_err(), LowerError::CrossAttention { module: module.clone() });
+        }
     }
 }

@@ -16,7 +16,7 @@ use moa_export::{
     reference::{Choices, Evaluation, Part, Reference, ReferenceError},
     tensor::{NamedTensors, Tensor, TensorData},
 };
-use moa_graphs::model::{Attention, ExpertLayout, KeyValueWeights, MoaLayer, Model};
+use moa_graphs::model::{Attention, ExpertLayout, KeyValueWeights, MoaLayer, Model, Router};
 use moa_schema::{AttentionMode, GateMode};
 
 /// Largest difference of a routing probability or gate from upstream's in f32.
@@ -288,8 +288,10 @@ fn grouped_layer(head: Option<usize>) -> Model {
             module: "q".into(),
             prefix: String::new(),
             layout: ExpertLayout::InOut,
-            router_input: None,
-            router: weight("router", &[width, experts], all("router", width * experts)),
+            router: Router::of_tokens(
+                weight("router", &[width, experts], all("router", width * experts)),
+                ExpertLayout::InOut,
+            ),
             query: weight("query", &[experts, width, columns], kept(all("query", experts * width * 4), size)),
             keys_values: KeyValueWeights::Separate {
                 key: weight("key", &[columns, width], kept(all("key", 4 * width), size * width)),

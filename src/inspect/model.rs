@@ -6,7 +6,7 @@ use moa_graphs::{
     Weight,
     model::{
         Attention, AttentionLayer, DenseAttention, DenseFeedForward, Embedding, EncoderDecoder, ExpertFeedForward,
-        FeedForward, KeyValueWeights, LayerNorm, Linear, MaskedLm, Model, Norm, Positions, RouterInput,
+        FeedForward, KeyValueWeights, LayerNorm, Linear, MaskedLm, Model, Norm, Positions, Router, RouterInput,
     },
 };
 
@@ -32,7 +32,7 @@ trait Counted: AttentionLayer {
 
 impl Counted for Attention {
     fn cost<'a>(&'a self, c: &mut Counter<'a>, queries: u64, keys: u64) -> Cost {
-        let mut shared = vec![&self.router];
+        let mut shared = vec![&self.router.weight];
         match &self.keys_values {
             KeyValueWeights::Separate { key, value } => shared.extend([key, value]),
             KeyValueWeights::Joint(both) => shared.push(both),
@@ -49,7 +49,7 @@ impl Counted for Attention {
             KeyValueWeights::HiddenStates => Cost::default(),
             _ => Cost::product(2 * sizes.columns() * self.source_width as u64, keys),
         };
-        let router_input = c.router_input(self.router_input.as_deref(), queries);
+        let router_input = c.router_input(&self.router, queries);
         router_input
             + c.dense(&shared)
             + c.routed(&routed, self.top_k, self.num_experts)
@@ -74,8 +74,8 @@ fn routed_attention(attention: &Attention) -> RoutedAttention {
 }
 
 /// `R` of a router.
-fn router_width(router: &Weight, experts: usize) -> u64 {
-    elements(router) / (experts as u64).max(1)
+fn router_width(router: &Router, experts: usize) -> u64 {
+    elements(&router.weight) / (experts as u64).max(1)
 }
 
 impl Counted for DenseAttention {
@@ -117,8 +117,9 @@ impl<'a> Counter<'a> {
         self.dense(&[&linear.weight, &linear.bias]) + product + Cost::bias(elements(&linear.bias))
     }
 
-    fn router_input(&mut self, input: Option<&'a RouterInput>, tokens: u64) -> Cost {
-        input.map_or_else(Cost::default, |RouterInput(linear)| self.linear(linear, tokens))
+    /// What a router reads, where that is not the token.
+    fn router_input(&mut self, router: &'a Router, tokens: u64) -> Cost {
+        router.input.as_deref().map_or_else(Cost::default, |RouterInput(linear)| self.linear(linear, tokens))
     }
 
     fn feed_forward(&mut self, block: &'a FeedForward, tokens: u64) -> Cost {
@@ -131,7 +132,7 @@ impl<'a> Counter<'a> {
     }
 
     fn expert_feed_forward(&mut self, block: &'a ExpertFeedForward, tokens: u64) -> Cost {
-        let mut shared = vec![&block.router];
+        let mut shared = vec![&block.router.weight];
         shared.extend(&block.output_bias);
         let sizes = RoutedFeedForward {
             read: router_width(&block.router, block.num_experts),
@@ -139,7 +140,7 @@ impl<'a> Counter<'a> {
             experts: block.num_experts as u64,
             matrices: elements(&block.input) + elements(&block.output),
         };
-        self.router_input(block.router_input.as_deref(), tokens)
+        self.router_input(&block.router, tokens)
             + self.dense(&shared)
             + self.routed(&[&block.input, &block.output], block.top_k, block.num_experts)
             + sizes.macs(tokens)

@@ -308,7 +308,7 @@ fn random_rows(random: &mut Random, values: usize) -> Vec<f32> {
 /// Rows along the router's column of expert 0, so that it is chosen first for every token.
 #[allow(clippy::cast_precision_loss)]
 fn steered_rows(attention: &Attention, rows: usize) -> Result<Vec<f32>, WeightError> {
-    let router = attention.router.to_f32()?;
+    let router = attention.router.weight.to_f32()?;
     let column: Vec<f32> = router.iter().step_by(attention.num_experts).copied().collect();
     let norm = column.iter().map(|value| value * value).sum::<f32>().sqrt().max(f32::MIN_POSITIVE);
     let factors = (0..rows).map(|row| 0.5 + row as f32 / 8.0);

@@ -266,7 +266,7 @@ pub(super) fn expert_matrices(
 ) -> Result<Matrices, WeightError> {
     let shape = *weight.shape().first_chunk().unwrap_or(&[0; 3]);
     let outputs = match layout {
-        model::ExpertLayout::InOut | model::ExpertLayout::InOutRoutedOutIn => Outputs::Columns,
+        model::ExpertLayout::InOut => Outputs::Columns,
         model::ExpertLayout::OutIn => Outputs::Rows,
     };
     Matrices::of_operator(stored, weight, 0, shape, outputs)

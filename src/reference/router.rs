@@ -55,9 +55,7 @@ fn router_matrix(weight: &Weight, layout: model::ExpertLayout) -> Result<Vec<f64
     let values = weight.to_f64()?;
     Ok(match layout {
         model::ExpertLayout::InOut => values,
-        model::ExpertLayout::OutIn | model::ExpertLayout::InOutRoutedOutIn => {
-            transpose(&values, weight.shape().last().copied().unwrap_or_default())
-        }
+        model::ExpertLayout::OutIn => transpose(&values, weight.shape().last().copied().unwrap_or_default()),
     })
 }
 
@@ -76,19 +74,25 @@ pub(super) struct Router {
 impl Router {
     /// The router of an attention layer.
     pub(super) fn of_attention(model: &model::Attention) -> Result<Self, WeightError> {
-        let model::Attention { module, router_input, router, layout, num_experts, top_k, gate_mode, .. } = model;
-        let weight = router_matrix(router, *layout)?;
-        let input = router_input.as_deref().map(RouterInput::new).transpose()?;
-        Ok(Self { input, ..Self::new(module, weight, *num_experts, *top_k, *gate_mode) })
+        let model::Attention { module, router, num_experts, top_k, gate_mode, .. } = model;
+        Self::read(module, router, [*num_experts, *top_k], *gate_mode)
     }
 
     /// The router of a feed-forward block.
     pub(super) fn of_feed_forward(model: &model::ExpertFeedForward) -> Result<Self, WeightError> {
-        let model::ExpertFeedForward { module, router_input, router, layout, num_experts, top_k, gate_mode, .. } =
-            model;
-        let weight = router_matrix(router, *layout)?;
-        let input = router_input.as_deref().map(RouterInput::new).transpose()?;
-        Ok(Self { input, ..Self::new(module, weight, *num_experts, *top_k, *gate_mode) })
+        let model::ExpertFeedForward { module, router, num_experts, top_k, gate_mode, .. } = model;
+        Self::read(module, router, [*num_experts, *top_k], *gate_mode)
+    }
+
+    fn read(
+        module: &str,
+        router: &model::Router,
+        [num_experts, top_k]: [usize; 2],
+        gate_mode: GateMode,
+    ) -> Result<Self, WeightError> {
+        let input = router.input.as_deref().map(RouterInput::new).transpose()?;
+        let weight = router_matrix(&router.weight, router.layout)?;
+        Ok(Self { input, ..Self::new(module, weight, num_experts, top_k, gate_mode) })
     }
 
     /// A router with the matrix `weight`, `[C, E]`.

@@ -7,7 +7,7 @@ use crate::{
     ImportError, Weight,
     model::{
         Attention, DenseAttention, DenseFeedForward, Embedding, Encoder, EncoderLayer, ExpertBiases, ExpertFeedForward,
-        ExpertLayout, FeedForward, KeyValueWeights, LayerNorm, Linear, Positions,
+        ExpertLayout, FeedForward, KeyValueWeights, LayerNorm, Linear, Positions, Router,
     },
 };
 
@@ -257,8 +257,10 @@ impl<A: StackAttention> Stack<A> {
         let (width, experts) = (self.width, self.num_experts);
         Ok(ExpertFeedForward {
             layout: ExpertLayout::InOut,
-            router_input: None,
-            router: importer.take(&format!("{module}.w_gate"), &[width, experts])?,
+            router: Router::of_tokens(
+                importer.take(&format!("{module}.w_gate"), &[width, experts])?,
+                ExpertLayout::InOut,
+            ),
             input: importer.take(&format!("{module}.experts.w"), &[experts, width, width])?,
             output: importer.take(&format!("{module}.output_experts.w"), &[experts, width, width])?,
             output_bias: None,
@@ -410,8 +412,7 @@ pub(super) fn attention(
         module: if prefix.is_empty() { String::new() } else { name("q_proj") },
         prefix: prefix.into(),
         layout: ExpertLayout::InOut,
-        router_input: None,
-        router: importer.take(&name("q_proj.w_gate"), &[width, num_experts])?,
+        router: Router::of_tokens(importer.take(&name("q_proj.w_gate"), &[width, num_experts])?, ExpertLayout::InOut),
         query: importer.take(&name("q_proj.experts.w"), &[num_experts, width, head_size])?,
         keys_values: KeyValueWeights::Separate {
             key: importer.take(&name("k_proj.weight"), &[head_size, source_width])?,

@@ -9,10 +9,10 @@ use super::{
     rotary::{self, rotary},
 };
 use crate::{
-    ImportError, TensorDirectory, Weight,
+    ImportError, TensorDirectory,
     model::{
         Attention, CausalLayer, CausalLm, ExpertFeedForward, ExpertLayout, KeyValueWeights, Model, Norm, RmsNorm,
-        Rotary,
+        Rotary, Router,
     },
 };
 
@@ -175,7 +175,7 @@ impl Sizes {
         config: &Config,
         importer: &mut Importer<'_>,
         module: &str,
-    ) -> Result<(Weight, usize), ImportError> {
+    ) -> Result<(Router, usize), ImportError> {
         let experts = importer.or_stated(Some(self.num_experts.map_or(DEFAULT_EXPERTS, |(experts, _)| experts)));
         let router = importer.take_any(&format!("{module}.router.layer.weight"), &[experts, Some(self.width)])?;
         let experts = router.shape()[0];
@@ -185,7 +185,7 @@ impl Sizes {
         if self.top_k > experts {
             return Err(config.invalid(self.top_k_key, format!("at most {experts}, the experts of \"{module}\"")));
         }
-        Ok((router, experts))
+        Ok((Router::of_tokens(router, ExpertLayout::OutIn), experts))
     }
 
     fn attention(&self, config: &Config, importer: &mut Importer<'_>, prefix: &str) -> Result<Attention, ImportError> {
@@ -195,7 +195,6 @@ impl Sizes {
         let both = importer.take(&format!("{prefix}.kv_proj.weight"), &[2 * columns, width])?;
         Ok(Attention {
             layout: ExpertLayout::OutIn,
-            router_input: None,
             router,
             query: importer.take(&format!("{module}.input_linear.weight"), &[num_experts, columns, width])?,
             keys_values: KeyValueWeights::Joint(both),
@@ -232,7 +231,6 @@ impl Sizes {
         let has_bias = self.bias || importer.has(&bias);
         Ok(ExpertFeedForward {
             layout: ExpertLayout::OutIn,
-            router_input: None,
             router,
             input: importer.take(&format!("{module}.input_linear.weight"), &[num_experts, rows, width])?,
             output: importer.take(&format!("{module}.output_linear.weight"), &[num_experts, width, hidden])?,

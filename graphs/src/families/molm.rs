@@ -7,10 +7,10 @@ use moa_schema::{Activation, AttentionMode, GateMode};
 
 use super::{Config, ImportOptions, importer::Importer};
 use crate::{
-    ImportError, TensorDirectory, Weight,
+    ImportError, TensorDirectory,
     model::{
         Attention, CausalLayer, CausalLm, ExpertFeedForward, ExpertLayout, KeyValueWeights, LayerNorm, Linear, Model,
-        Norm, RouterInput,
+        Norm, Router, RouterInput,
     },
 };
 
@@ -131,11 +131,10 @@ impl Sizes {
 
     fn attention(&self, importer: &mut Importer<'_>, prefix: &str) -> Result<Attention, ImportError> {
         let (module, width, Experts { count, top_k }) = (format!("{prefix}.q_proj"), self.width, self.attention);
-        let (router_input, router) = self.gate(importer, &module, count)?;
+        let router = self.router(importer, &module, count)?;
         let experts = [count, width, width];
         Ok(Attention {
-            layout: ExpertLayout::InOutRoutedOutIn,
-            router_input,
+            layout: ExpertLayout::InOut,
             router,
             query: importer.take(&format!("{module}.experts.weight"), &experts)?,
             keys_values: KeyValueWeights::HiddenStates,
@@ -160,10 +159,9 @@ impl Sizes {
 
     fn feed_forward(&self, importer: &mut Importer<'_>, module: &str) -> Result<ExpertFeedForward, ImportError> {
         let (width, hidden, Experts { count, top_k }) = (self.width, self.hidden, self.feed_forward);
-        let (router_input, router) = self.gate(importer, module, count)?;
+        let router = self.router(importer, module, count)?;
         Ok(ExpertFeedForward {
-            layout: ExpertLayout::InOutRoutedOutIn,
-            router_input,
+            layout: ExpertLayout::InOut,
             router,
             input: importer.take(&format!("{module}.experts.weight"), &[count, width, hidden])?,
             output: importer.take(&format!("{module}.output_experts.weight"), &[count, hidden, width])?,
@@ -179,21 +177,20 @@ impl Sizes {
         })
     }
 
-    /// What a router reads, and its matrix `[E, R]`.
-    fn gate(
-        &self,
-        importer: &mut Importer<'_>,
-        module: &str,
-        experts: usize,
-    ) -> Result<(Option<Box<RouterInput>>, Weight), ImportError> {
+    /// The router of a module, which has a hidden layer but where the gate is linear.
+    fn router(&self, importer: &mut Importer<'_>, module: &str, experts: usize) -> Result<Router, ImportError> {
         let name = |part: &str| format!("{module}.gate.w_gate.{part}");
         let Some(read) = self.gate_width else {
-            return Ok((None, importer.take(&name("0.weight"), &[experts, self.width])?));
+            let weight = importer.take(&name("0.weight"), &[experts, self.width])?;
+            return Ok(Router::of_tokens(weight, ExpertLayout::OutIn));
         };
         let weight = importer.take(&name("0.weight"), &[read, self.width])?;
         let bias = importer.take(&name("0.bias"), &[read])?;
-        let router = importer.take(&name("3.weight"), &[experts, read])?;
-        Ok((Some(Box::new(RouterInput(Linear { weight, bias }))), router))
+        Ok(Router {
+            input: Some(Box::new(RouterInput(Linear { weight, bias }))),
+            weight: importer.take(&name("3.weight"), &[experts, read])?,
+            layout: ExpertLayout::OutIn,
+        })
     }
 }
 

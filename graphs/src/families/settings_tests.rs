@@ -363,9 +363,9 @@ fn molm_takes_what_its_configuration_says() {
     assert_eq!((attention.gate_mode, attention.skip_padded_queries), (GateMode::SoftmaxTopk, false));
     assert_eq!((block.activation, block.gated), (Activation::GeluTanh, false));
     assert!(matches!(attention.keys_values, KeyValueWeights::HiddenStates));
-    let gate = &attention.router_input.as_ref().unwrap().0;
+    let gate = &attention.router.input.as_ref().unwrap().0;
     assert_eq!(
-        (gate.weight.shape(), gate.bias.shape(), attention.router.shape()),
+        (gate.weight.shape(), gate.bias.shape(), attention.router.weight.shape()),
         (&[256, 16][..], &[256][..], &[32, 256][..])
     );
     assert_eq!((model.norm.epsilon(), model.max_positions(), model.pad_token_id), (1e-5, None, 0));
@@ -380,10 +380,10 @@ fn molm_takes_what_its_configuration_says() {
         (other.layers.len(), attention.query.shape(), block.input.shape()),
         (2, &[5, 16, 16][..], &[6, 16, 20][..])
     );
-    assert!(attention.router_input.is_none() && block.router_input.is_none());
-    assert_eq!((attention.router.shape(), block.activation), (&[5, 16][..], Activation::Gelu));
+    assert!(attention.router.input.is_none() && block.router.input.is_none());
+    assert_eq!((attention.router.weight.shape(), block.activation), (&[5, 16][..], Activation::Gelu));
     assert_eq!((other.norm.epsilon(), other.output.name(), other.pad_token_id), (1e-5, other.tokens.name(), 7));
-    assert_eq!(molm(&json!({ "gating_size": 9 })).unwrap().layers[0].feed_forward.router.shape(), [32, 9]);
+    assert_eq!(molm(&json!({ "gating_size": 9 })).unwrap().layers[0].feed_forward.router.weight.shape(), [32, 9]);
     assert_eq!([&model, &other].map(|model| model.context), [Some(1024); 2]);
     let contexts = [json!({ "history_length": 0, "block_size": 8 }), json!({ "history_length": 0, "block_size": 0 })];
     assert_eq!(contexts.map(|keys| molm(&keys).unwrap().context), [Some(8), None]);

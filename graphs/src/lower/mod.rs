@@ -104,6 +104,12 @@ pub enum LowerError {
         /// The module.
         module: String,
     },
+    /// Attention to a memory has no such input or mode.
+    #[error("module \"{module}\" attends to a memory by a router with an input, or by other weights than a softmax's")]
+    CrossAttention {
+        /// The module.
+        module: String,
+    },
     /// Only the graphs of causal language models have an input of positions.
     #[error(
         "module \"{module}\" rotates queries and keys by position, and this model is no causal language model, whose positions are an input"
@@ -121,9 +127,9 @@ pub enum LowerError {
 ///
 /// # Errors
 ///
-/// [`LowerError::SecondBody`] and [`LowerError::NoFunction`] in the form [`Form::Function`],
-/// [`LowerError::ExpertBias`], and for another model than a causal language model [`LowerError::NoPositions`] where a
-/// layer has rotary positions, and [`LowerError::LastLogits`] where the option is set.
+/// [`LowerError::SecondBody`] and [`LowerError::NoFunction`] in the form [`Form::Function`], [`LowerError::ExpertBias`]
+/// and [`LowerError::CrossAttention`], and for another model than a causal language model [`LowerError::NoPositions`]
+/// where a layer has rotary positions, and [`LowerError::LastLogits`] where the option is set.
 pub fn lower(model: &Model, options: Options) -> Result<Vec<NamedGraph>, LowerError> {
     if options.last_logits && !matches!(model, Model::CausalLm(_)) {
         return Err(LowerError::LastLogits);

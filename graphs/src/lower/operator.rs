@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use moa_schema::{
-    CROSS_ATTENTION, CrossAttentionAttributes, DOMAIN, FEED_FORWARD, FeedForwardAttributes, IntegerType, OPSET_VERSION,
-    Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION, Parameter, RoutingPart, SELF_ATTENTION, SelfAttentionAttributes,
-    cross_attention, feed_forward, self_attention,
+    AttentionMode, CROSS_ATTENTION, CrossAttentionAttributes, DOMAIN, FEED_FORWARD, FeedForwardAttributes, IntegerType,
+    OPSET_VERSION, Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION, Parameter, RoutingPart, SELF_ATTENTION,
+    SelfAttentionAttributes, cross_attention, feed_forward, self_attention,
 };
 
 use super::{Dim, Form, LowerAttention, LowerError, Lowering};
@@ -13,7 +13,7 @@ use crate::{
     Precision, Weight,
     bodies::{self, CrossValues, FeedForwardSizes, FeedForwardValues, Heads, Matrix, Routed, SelfValues},
     graph::{Attribute, Builder, Function, OpId, RotaryTable, Value, WeightExpr},
-    model::{Attention, ExpertFeedForward, ExpertLayout, KeyValueWeights, Rotary, RouterInput},
+    model::{Attention, ExpertFeedForward, ExpertLayout, KeyValueWeights, Rotary, Router, RouterInput},
 };
 
 /// Output of self-attention and the keys and values to keep.
@@ -84,12 +84,12 @@ impl Lowering {
             skip_padded_queries: attention.skip_padded_queries,
             attention_mode: attention.attention_mode,
         };
-        let router_input = self.router_input(attention.router_input.as_deref(), hidden);
+        let [router, router_input] = self.router(&attention.router, hidden);
         let b = &mut self.b;
         let mut inputs = absent_inputs(&SELF_ATTENTION);
         inputs[self_attention::HIDDEN_STATES] = hidden.clone();
         inputs[self_attention::ATTENTION_MASK] = mask.clone();
-        inputs[self_attention::ROUTER_WEIGHT] = router_weight(b, &attention.router, attention.layout);
+        inputs[self_attention::ROUTER_WEIGHT] = router;
         inputs[self_attention::ROUTER_INPUT] = router_input;
         inputs[self_attention::QUERY_WEIGHT] = expert_weight(b, &attention.query, attention.layout);
         inputs[self_attention::KV_WEIGHT] = kv_weight(b, attention);
@@ -127,6 +127,10 @@ impl Lowering {
         if attention.rotary.is_some() {
             return Err(no_positions(attention));
         }
+        if attention.router.input.is_some() || attention.attention_mode != AttentionMode::Softmax {
+            return Err(LowerError::CrossAttention { module: attention.module.clone() });
+        }
+        let [router, _] = self.router(&attention.router, hidden);
         let attributes = CrossAttentionAttributes {
             top_k: attention.top_k,
             kv_num_heads: attention.kv_num_heads,
@@ -141,7 +145,7 @@ impl Lowering {
         inputs[cross_attention::VALUE] = value.clone();
         inputs[cross_attention::KEY_MASK] = key_mask.clone();
         inputs[cross_attention::QUERY_MASK] = query_mask.clone();
-        inputs[cross_attention::ROUTER_WEIGHT] = router_weight(b, &attention.router, attention.layout);
+        inputs[cross_attention::ROUTER_WEIGHT] = router;
         inputs[cross_attention::QUERY_WEIGHT] = expert_weight(b, &attention.query, attention.layout);
         inputs[cross_attention::OUTPUT_WEIGHT] = expert_weight(b, &attention.output, attention.layout);
         inputs[cross_attention::OUTPUT_BIAS] = bias(b, attention.output_bias.as_ref());
@@ -167,11 +171,11 @@ impl Lowering {
             activation: block.activation,
             gated: block.gated,
         };
-        let router_input = self.router_input(block.router_input.as_deref(), hidden);
+        let [router, router_input] = self.router(&block.router, hidden);
         let b = &mut self.b;
         let mut inputs = absent_inputs(&FEED_FORWARD);
         inputs[feed_forward::HIDDEN_STATES] = hidden.clone();
-        inputs[feed_forward::ROUTER_WEIGHT] = router_weight(b, &block.router, block.layout);
+        inputs[feed_forward::ROUTER_WEIGHT] = router;
         inputs[feed_forward::ROUTER_INPUT] = router_input;
         inputs[feed_forward::INPUT_WEIGHT] = expert_weight(b, &block.input, block.layout);
         inputs[feed_forward::OUTPUT_WEIGHT] = expert_weight(b, &block.output, block.layout);
@@ -186,9 +190,21 @@ impl Lowering {
         Ok(output)
     }
 
-    /// What a router reads in place of `hidden` `[B, T, C]`, in f32 `[B, T, R]`; absent where it reads that.
-    fn router_input(&mut self, input: Option<&RouterInput>, hidden: &Value) -> Value {
-        let Some(RouterInput(linear)) = input else { return Value::absent() };
+    /// A router as the operators take it, `[R, E]`, and what it reads in place of `hidden` `[B, T, C]`: `[B, T, R]` in
+    /// f32, absent where it reads that.
+    fn router(&mut self, router: &Router, hidden: &Value) -> [Value; 2] {
+        let input = match router.input.as_deref() {
+            Some(input) => self.router_input(input, hidden),
+            None => Value::absent(),
+        };
+        let stored = self.b.weight(router.weight.name(), &router.weight);
+        match router.layout {
+            ExpertLayout::InOut => [stored, input],
+            ExpertLayout::OutIn => [self.b.transpose(&stored, &[1, 0]), input],
+        }
+    }
+
+    fn router_input(&mut self, RouterInput(linear): &RouterInput, hidden: &Value) -> Value {
         let b = &mut self.b;
         let hidden = b.to_float32(hidden);
         let (weight, bias) = (&linear.weight, &linear.bias);
@@ -332,21 +348,10 @@ fn scale(attention: &Attention) -> f32 {
     (attention.head_size as f64).powf(-0.5) as f32
 }
 
-/// A router as the operators take it, `[C, E]`.
-fn router_weight(b: &mut Builder, router: &Weight, layout: ExpertLayout) -> Value {
-    match layout {
-        ExpertLayout::InOut => b.weight(router.name(), router),
-        ExpertLayout::OutIn | ExpertLayout::InOutRoutedOutIn => {
-            let stored = b.weight(router.name(), router);
-            b.transpose(&stored, &[1, 0])
-        }
-    }
-}
-
 /// Matrices of experts as the operators take them, inputs before outputs.
 fn expert_weight(b: &mut Builder, weight: &Weight, layout: ExpertLayout) -> Value {
     match layout {
-        ExpertLayout::InOut | ExpertLayout::InOutRoutedOutIn => b.matrix(weight.name(), weight),
+        ExpertLayout::InOut => b.matrix(weight.name(), weight),
         ExpertLayout::OutIn => transposed(b, weight, &[0, 2, 1]),
     }
 }
@@ -478,7 +483,7 @@ fn feed_forward_attributes(a: &FeedForwardAttributes) -> BTreeMap<String, Attrib
 
 #[cfg(test)]
 mod tests {
-    use moa_schema::{Activation, AttentionMode, GateMode};
+    use moa_schema::{Activation, GateMode};
 
     use super::*;
 

@@ -17,12 +17,10 @@ pub struct Attention {
     pub module: String,
     /// Prefix of the layer's tensors, such as `encoder.layers.0.self_attn`; may be empty.
     pub prefix: String,
-    /// Layout of the three routed weights.
+    /// Layout of the matrices of experts.
     pub layout: ExpertLayout,
-    /// What the router reads, `R` wide, where that is not the hidden states.
-    pub router_input: Option<Box<RouterInput>>,
-    /// Router, `[R, E]` or `[E, R]`; `R` is `C` where there is no `router_input`.
-    pub router: Weight,
+    /// Router of the experts.
+    pub router: Router,
     /// Query projections, `[E, C, G·D]` or `[E, G·D, C]`.
     pub query: Weight,
     /// Key and value projections.
@@ -70,15 +68,13 @@ pub struct ExpertBiases {
     pub output: Weight,
 }
 
-/// How the matrices of experts are stored.
+/// How matrices of experts, or a router, are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpertLayout {
-    /// Inputs before outputs: `x · w[e]`, router `[C, E]`.
+    /// Inputs before outputs: `x · w[e]`.
     InOut,
-    /// Outputs before inputs: `x · w[e]ᵀ`, router `[E, C]`.
+    /// Outputs before inputs: `x · w[e]ᵀ`.
     OutIn,
-    /// Inputs before outputs in the experts, `x · w[e]`, and outputs before inputs in the router, `[E, C]`.
-    InOutRoutedOutIn,
 }
 
 /// Key and value projections, shared by all experts.
@@ -97,7 +93,18 @@ pub enum KeyValueWeights {
     HiddenStates,
 }
 
-/// `gelu(x · hiddenᵀ + bias)`, which a router reads in place of `x`; always in f32.
+/// Scores the experts for a token, always in f32.
+#[derive(Debug, Clone)]
+pub struct Router {
+    /// What it reads, `R` wide, where that is not the token; `R` is `C` there.
+    pub input: Option<Box<RouterInput>>,
+    /// `[R, E]` or `[E, R]`.
+    pub weight: Weight,
+    /// Which of the two.
+    pub layout: ExpertLayout,
+}
+
+/// `gelu(x · weightᵀ + bias)`, which a router reads in place of `x`; always in f32.
 #[derive(Debug, Clone)]
 pub struct RouterInput(pub Linear);
 
@@ -155,12 +162,10 @@ pub struct DenseFeedForward {
 pub struct ExpertFeedForward {
     /// Name of the routed module in the checkpoint.
     pub module: String,
-    /// Layout of the three weights.
+    /// Layout of the matrices of experts.
     pub layout: ExpertLayout,
-    /// What the router reads, `R` wide, where that is not the hidden states.
-    pub router_input: Option<Box<RouterInput>>,
-    /// Router, `[R, E]` or `[E, R]`; `R` is `C` where there is no `router_input`.
-    pub router: Weight,
+    /// Router of the experts.
+    pub router: Router,
     /// `[E, C, F]` or `[E, F, C]`; with `2·F` for `F` where gated.
     pub input: Weight,
     /// `[E, F, C]` or `[E, C, F]`.
@@ -257,7 +262,7 @@ impl Embedding {
 
 impl AttentionLayer for Attention {
     fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>) {
-        collect_router(weights, self.router_input.as_deref(), &self.router);
+        self.router.collect(weights);
         weights.push(&self.query);
         match &self.keys_values {
             KeyValueWeights::Separate { key, value } => weights.extend([key, value]),
@@ -276,11 +281,18 @@ impl AttentionLayer for Attention {
     }
 }
 
-fn collect_router<'a>(weights: &mut Vec<&'a Weight>, input: Option<&'a RouterInput>, router: &'a Weight) {
-    if let Some(RouterInput(linear)) = input {
-        linear.collect(weights);
+impl Router {
+    /// A router that reads the token.
+    pub fn of_tokens(weight: Weight, layout: ExpertLayout) -> Self {
+        Self { input: None, weight, layout }
     }
-    weights.push(router);
+
+    fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>) {
+        if let Some(RouterInput(linear)) = self.input.as_deref() {
+            linear.collect(weights);
+        }
+        weights.push(&self.weight);
+    }
 }
 
 impl Norm {
@@ -326,7 +338,7 @@ impl FeedForward {
 
 impl ExpertFeedForward {
     pub(super) fn collect<'a>(&'a self, weights: &mut Vec<&'a Weight>) {
-        collect_router(weights, self.router_input.as_deref(), &self.router);
+        self.router.collect(weights);
         weights.extend([&self.input, &self.output]);
         weights.extend(&self.output_bias);
     }

@@ -12,7 +12,7 @@ mod masked_lm;
 
 pub use block::{
     Attention, DenseFeedForward, Embedding, ExpertBiases, ExpertFeedForward, ExpertLayout, FeedForward,
-    KeyValueWeights, LayerNorm, Linear, Norm, Positions, RmsNorm, Rotary, RouterInput, SINUSOID_BASE,
+    KeyValueWeights, LayerNorm, Linear, Norm, Positions, RmsNorm, Rotary, Router, RouterInput, SINUSOID_BASE,
 };
 pub use causal_lm::{CausalLayer, CausalLm};
 pub use dense::DenseAttention;
