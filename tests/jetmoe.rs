@@ -7,7 +7,7 @@
 mod common;
 
 use common::{
-    causal::{assert_logits, counted, empty_past, generate, implementations, inputs, past_of},
+    causal::{assert_logits, assert_whole_passes, counted, empty_past, generate, implementations, inputs, past_of},
     columns, data, integers, json, read_tensors,
 };
 use moa_export::{
@@ -27,22 +27,7 @@ const MODELS: [(&str, [usize; 3]); 2] = [("jetmoe/sharded", [2, 2, 16]), ("jetmo
 #[test]
 fn whole_passes_agree_with_upstream() {
     for (folder, sizes) in MODELS {
-        let golden = read_tensors(format!("{folder}/goldens.safetensors"));
-        let manifest = json(format!("{folder}/goldens.json"));
-        for (name, mut run) in implementations(folder) {
-            for case in ["full", "one", "long", "right", "left", "left_pos"] {
-                let ids = golden[&format!("{case}.input_ids")].clone();
-                let [batch, length] = [ids.shape()[0], ids.shape()[1]];
-                let given = |part: &str| golden.get(&format!("{case}.{part}")).cloned();
-                let mask =
-                    given("attention_mask").unwrap_or_else(|| integers(&[batch, length], vec![1; batch * length]));
-                let positions = given("position_ids").unwrap_or_else(|| counted(batch, 0, length));
-                let outputs = run(&inputs(ids, mask.clone(), Some(positions), empty_past(sizes, batch)));
-                let maxdiff = manifest[case]["f64_maxdiff"].as_f64().unwrap();
-                let logits = &golden[&format!("{case}.logits")];
-                assert_logits(&format!("{name}, {case}"), &outputs["logits"], logits, &mask, maxdiff);
-            }
-        }
+        assert_whole_passes(folder, sizes, true, &["full", "one", "long", "right", "left", "left_pos"]);
     }
 }
 

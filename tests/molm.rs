@@ -7,10 +7,10 @@
 mod common;
 
 use common::{
-    causal::{assert_logits, empty_past, generate, implementations, inputs, past_of},
+    causal::{assert_logits, assert_whole_passes, empty_past, generate, implementations, inputs, mask_of, past_of},
     columns, data,
     golden::{assert_output, assert_routing},
-    integers, json, read_tensors,
+    json, read_tensors,
 };
 use moa_export::{
     checkpoint::Checkpoint,
@@ -31,28 +31,10 @@ const MODELS: [(&str, [usize; 3]); 2] = [("molm/mlp", [2, 1, 16]), ("molm/linear
 /// Tokens of each call of a cached run.
 const CALLS: [usize; 3] = [5, 1, 3];
 
-/// The mask of a case, all real where none is given.
-fn mask_of(golden: &NamedTensors, case: &str, ids: &Tensor) -> Tensor {
-    let given = golden.get(&format!("{case}.attention_mask")).cloned();
-    given.unwrap_or_else(|| integers(ids.shape(), vec![1; ids.shape().iter().product()]))
-}
-
 #[test]
 fn whole_passes_agree_with_upstream() {
     for (folder, sizes) in MODELS {
-        let golden = read_tensors(format!("{folder}/goldens.safetensors"));
-        let manifest = json(format!("{folder}/goldens.json"));
-        for (name, mut run) in implementations(folder) {
-            for case in ["full", "one", "right", "left"] {
-                let ids = golden[&format!("{case}.input_ids")].clone();
-                let mask = mask_of(&golden, case, &ids);
-                let past = empty_past(sizes, ids.shape()[0]);
-                let outputs = run(&inputs(ids, mask.clone(), None, past));
-                let maxdiff = manifest[case]["f64_maxdiff"].as_f64().unwrap();
-                let logits = &golden[&format!("{case}.logits")];
-                assert_logits(&format!("{name}, {case}"), &outputs["logits"], logits, &mask, maxdiff);
-            }
-        }
+        assert_whole_passes(folder, sizes, false, &["full", "one", "right", "left"]);
     }
 }
 

@@ -10,7 +10,7 @@ use moa_export::{
 };
 use moa_graphs::{Form, Options, Precision};
 
-use super::{data, golden::tolerance, integers};
+use super::{data, golden::tolerance, integers, json, read_tensors};
 
 /// Folders whose weights are bf16.
 const BF16: [&str; 2] = ["jetmoe/bf16", "molm/linear"];
@@ -97,6 +97,32 @@ pub(crate) fn assert_logits(what: &str, found: &Tensor, golden: &Tensor, mask: &
         let row = token * vocabulary..(token + 1) * vocabulary;
         for (a, b) in found[row.clone()].iter().zip(&golden[row]) {
             assert!((a - b).abs() <= bound, "{what}: token {token}: {a} instead of {b}");
+        }
+    }
+}
+
+/// The mask of a case, all real where none is given.
+pub(crate) fn mask_of(golden: &NamedTensors, case: &str, ids: &Tensor) -> Tensor {
+    let given = golden.get(&format!("{case}.attention_mask")).cloned();
+    given.unwrap_or_else(|| integers(ids.shape(), vec![1; ids.shape().iter().product()]))
+}
+
+/// Compares the logits of every implementation with the goldens of `cases`; positions are those that a case gives, or
+/// counted, where the model has them.
+pub(crate) fn assert_whole_passes(folder: &str, sizes: [usize; 3], has_positions: bool, cases: &[&str]) {
+    let golden = read_tensors(format!("{folder}/goldens.safetensors"));
+    let manifest = json(format!("{folder}/goldens.json"));
+    for (name, mut run) in implementations(folder) {
+        for case in cases {
+            let ids = golden[&format!("{case}.input_ids")].clone();
+            let [batch, length] = *ids.shape() else { panic!("{case}: {:?}", ids.shape()) };
+            let mask = mask_of(&golden, case, &ids);
+            let given = golden.get(&format!("{case}.position_ids")).cloned();
+            let positions = has_positions.then(|| given.unwrap_or_else(|| counted(batch, 0, length)));
+            let outputs = run(&inputs(ids, mask.clone(), positions, empty_past(sizes, batch)));
+            let maxdiff = manifest[*case]["f64_maxdiff"].as_f64().unwrap();
+            let logits = &golden[&format!("{case}.logits")];
+            assert_logits(&format!("{name}, {case}"), &outputs["logits"], logits, &mask, maxdiff);
         }
     }
 }

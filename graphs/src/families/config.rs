@@ -124,6 +124,17 @@ impl Config {
         Ok(Some(Self::new(format!("{}: \"{key}\"", self.origin), keys.clone())))
     }
 
+    /// Refuses a checkpoint of quantised weights, as transformers marks it.
+    pub(crate) fn refuse_quantized(&self) -> Result<(), ImportError> {
+        match self.has("quantization_config") {
+            true => {
+                Err(self
+                    .unsupported("\"quantization_config\": quantised weights; export the original checkpoint".into()))
+            }
+            false => Ok(()),
+        }
+    }
+
     /// A positive integer under either of two names, which must agree where both are there.
     pub(crate) fn agreed_size(&self, keys: [&'static str; 2]) -> Result<Option<(usize, &'static str)>, ImportError> {
         let [first, second] = keys.map(|key| self.optional_size(key).map(|size| size.map(|size| (size, key))));

@@ -83,6 +83,20 @@ impl<'a> Importer<'a> {
         Ok(kept)
     }
 
+    /// The table of tokens and the matrix of the output, of equal shape; one parameter under either name where `tied`.
+    pub(super) fn take_ends(
+        &mut self,
+        [tokens, output]: [&str; 2],
+        tied: bool,
+        shape: [Dim; 2],
+    ) -> Result<[Weight; 2], ImportError> {
+        let both = [tokens, output];
+        let (token_names, output_names) = if tied { (&both[..], &both[..]) } else { (&both[..1], &both[1..]) };
+        let tokens = self.take_shared(token_names, &shape)?;
+        let output = self.take_shared(output_names, &[Some(tokens.shape()[0]), shape[1]])?;
+        Ok([tokens, output])
+    }
+
     /// Refuses special tokens that the embedding has no row for.
     pub(super) fn check_ids(&self, tokens: &Weight) -> Result<(), ImportError> {
         let (config, rows) = (self.config, tokens.shape()[0]);

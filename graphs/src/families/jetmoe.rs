@@ -41,11 +41,7 @@ pub(super) fn import(
     tensors: &dyn TensorDirectory,
     options: ImportOptions,
 ) -> Result<Model, ImportError> {
-    if config.has("quantization_config") {
-        return Err(
-            config.unsupported("\"quantization_config\": quantised weights; export the original checkpoint".into())
-        );
-    }
+    config.refuse_quantized()?;
     let has_prefix = tensors.names().iter().any(|name| name.starts_with(PREFIX));
     let is_bare = !has_prefix && tensors.tensor(&(BARE.restore)(TOKENS)).is_some();
     let bare = is_bare.then(|| Renamed::new(tensors, BARE));
@@ -55,10 +51,7 @@ pub(super) fn import(
     let tied = config.flag_or("tie_word_embeddings", true)?;
     let (vocabulary, width) = (config.optional_size("vocab_size")?, sizes.width);
     let vocabulary = vocabulary.or(importer.or_stated(Some(DEFAULT_VOCABULARY)));
-    let token_names: &[&str] = if tied { &[TOKENS, OUTPUT] } else { &[TOKENS] };
-    let tokens = importer.take_shared(token_names, &[vocabulary, Some(width)])?;
-    let output_names: &[&str] = if tied { &[TOKENS, OUTPUT] } else { &[OUTPUT] };
-    let output = importer.take_shared(output_names, &[Some(tokens.shape()[0]), Some(width)])?;
+    let [tokens, output] = importer.take_ends([TOKENS, OUTPUT], tied, [vocabulary, Some(width)])?;
     let layers = (0..sizes.layers).map(|index| sizes.layer(config, &mut importer, index)).collect::<Result<_, _>>()?;
     let norm = Norm::Rms(RmsNorm {
         weight: importer.take("model.norm.weight", &[width])?,

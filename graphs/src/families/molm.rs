@@ -31,25 +31,12 @@ pub(super) fn import(
     tensors: &dyn TensorDirectory,
     options: ImportOptions,
 ) -> Result<Model, ImportError> {
-    if config.has("quantization_config") {
-        return Err(
-            config.unsupported("\"quantization_config\": quantised weights; export the original checkpoint".into())
-        );
-    }
+    config.refuse_quantized()?;
     let sizes = Sizes::new(config, options)?;
     let mut importer = Importer::new(config, tensors);
     let width = sizes.width;
-    let names = |own: &'static str, other| match sizes.tied {
-        true => vec![own, other],
-        false => vec![own],
-    };
     let vocabulary = config.optional_size("vocab_size")?.or(importer.or_stated(Some(DEFAULT_VOCABULARY)));
-    let tokens = importer.take_shared(&names(TOKENS, OUTPUT), &[vocabulary, Some(width)])?;
-    let rows = Some(tokens.shape()[0]);
-    let output = match sizes.tied {
-        true => importer.take_shared(&names(TOKENS, OUTPUT), &[rows, Some(width)])?,
-        false => importer.take_any(OUTPUT, &[rows, Some(width)])?,
-    };
+    let [tokens, output] = importer.take_ends([TOKENS, OUTPUT], sizes.tied, [vocabulary, Some(width)])?;
     let layers = (0..sizes.layers).map(|index| sizes.layer(&mut importer, index)).collect::<Result<_, _>>()?;
     let norm = norm(&mut importer, "transformer.ln_f", width)?;
     importer.check_ids(&tokens)?;

@@ -8,7 +8,10 @@ use moa_schema::{
     SelfAttentionAttributes, cross_attention, feed_forward, self_attention,
 };
 
-use super::{Dim, Form, LowerAttention, LowerError, Lowering};
+use super::{
+    Dim, Form, LowerAttention, LowerError, Lowering,
+    attributes::{cross_attributes, feed_forward_attributes, self_attributes},
+};
 use crate::{
     Precision, Weight,
     bodies::{self, CrossValues, FeedForwardSizes, FeedForwardValues, Heads, Matrix, Routed, SelfValues},
@@ -438,79 +441,5 @@ fn feed_forward_values(inputs: &[Value]) -> FeedForwardValues {
         input_weight: matrix(inputs, [at::INPUT_WEIGHT, at::INPUT_SCALE]),
         output_weight: matrix(inputs, [at::OUTPUT_WEIGHT, at::OUTPUT_SCALE]),
         output_bias: optional(&inputs[at::OUTPUT_BIAS]),
-    }
-}
-
-fn attributes<const N: usize>(entries: [(&str, Attribute); N]) -> BTreeMap<String, Attribute> {
-    entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
-}
-
-#[allow(clippy::cast_possible_wrap)]
-fn int(value: usize) -> Attribute {
-    Attribute::Int(value as i64)
-}
-
-fn self_attributes(a: &SelfAttentionAttributes) -> BTreeMap<String, Attribute> {
-    attributes([
-        ("top_k", int(a.top_k)),
-        ("kv_num_heads", int(a.kv_num_heads)),
-        ("causal", int(usize::from(a.causal))),
-        ("scale", Attribute::Float(a.scale)),
-        ("gate_mode", Attribute::Text(a.gate_mode.as_str().into())),
-        ("skip_padded_queries", int(usize::from(a.skip_padded_queries))),
-        ("attention_mode", Attribute::Text(a.attention_mode.as_str().into())),
-    ])
-}
-
-fn cross_attributes(a: &CrossAttentionAttributes) -> BTreeMap<String, Attribute> {
-    attributes([
-        ("top_k", int(a.top_k)),
-        ("kv_num_heads", int(a.kv_num_heads)),
-        ("scale", Attribute::Float(a.scale)),
-        ("gate_mode", Attribute::Text(a.gate_mode.as_str().into())),
-        ("skip_padded_queries", int(usize::from(a.skip_padded_queries))),
-    ])
-}
-
-fn feed_forward_attributes(a: &FeedForwardAttributes) -> BTreeMap<String, Attribute> {
-    attributes([
-        ("top_k", int(a.top_k)),
-        ("gate_mode", Attribute::Text(a.gate_mode.as_str().into())),
-        ("activation", Attribute::Text(a.activation.as_str().into())),
-        ("gated", int(usize::from(a.gated))),
-    ])
-}
-
-#[cfg(test)]
-mod tests {
-    use moa_schema::{Activation, GateMode};
-
-    use super::*;
-
-    #[test]
-    fn attributes_are_those_of_the_schema() {
-        let (top_k, kv_num_heads, scale, skip_padded_queries) = (1, 1, 1.0, true);
-        let gate_mode = GateMode::SoftmaxTopk;
-        let attention_mode = AttentionMode::Softmax;
-        let attention = SelfAttentionAttributes {
-            top_k,
-            kv_num_heads,
-            causal: true,
-            scale,
-            gate_mode,
-            skip_padded_queries,
-            attention_mode,
-        };
-        let cross = CrossAttentionAttributes { top_k, kv_num_heads, scale, gate_mode, skip_padded_queries };
-        let feed_forward = FeedForwardAttributes { top_k, gate_mode, activation: Activation::Relu, gated: true };
-        for (operator, written) in [
-            (SELF_ATTENTION, self_attributes(&attention)),
-            (CROSS_ATTENTION, cross_attributes(&cross)),
-            (FEED_FORWARD, feed_forward_attributes(&feed_forward)),
-        ] {
-            let mut names: Vec<_> = operator.attributes.iter().map(|attribute| attribute.name).collect();
-            names.sort_unstable();
-            assert_eq!(written.keys().collect::<Vec<_>>(), names, "{}", operator.name);
-        }
     }
 }
