@@ -6,7 +6,7 @@ use moa_graphs::WeightError;
 
 use super::{
     dtype::Dtype,
-    file_kind::{NO_COMMAND, shell_word, tensors_saved},
+    file_kind::{NO_COMMAND, shell_word},
 };
 use crate::files::{ErrorKind, help_with};
 
@@ -63,16 +63,6 @@ pub enum CheckpointError {
         /// Name of the list beside it.
         index: &'static str,
     },
-    /// A folder holds its weights only as a Python pickle.
-    #[error("{folder}: {found} is not supported (supported in a folder: {supported})")]
-    PickledModel {
-        /// The folder.
-        folder: String,
-        /// Name of the file that was found.
-        found: &'static str,
-        /// File names that would do.
-        supported: String,
-    },
     /// A folder holds several checkpoints.
     #[error("{folder}: holds several checkpoints: {found}")]
     SeveralModels {
@@ -89,7 +79,7 @@ pub enum CheckpointError {
     },
     /// A file of another kind than a checkpoint.
     #[error(
-        "{file}: {found} is not supported (supported: a .safetensors file, a Hugging Face folder, a .pt file of fairseq)"
+        "{file}: {found} is not supported (supported: a .safetensors file, a Hugging Face folder, a file of torch.save)"
     )]
     FileKind {
         /// The file.
@@ -201,15 +191,21 @@ pub enum CheckpointError {
         /// What it holds.
         what: String,
     },
-    /// A PyTorch file is well formed, but fairseq did not write it.
-    #[error("{file}: a PyTorch file that is no fairseq checkpoint ({found} without \"model\") is not supported")]
-    NoFairseq {
+    /// A PyTorch file is well formed, but holds no state dictionary where one is looked for.
+    #[error(
+        "{file}: a PyTorch file that is neither a checkpoint of fairseq nor a dictionary of tensors ({found}) is not supported"
+    )]
+    NoTensors {
         /// The file.
         file: String,
         /// What it holds.
         found: String,
-        /// Whether that is a dictionary with tensors in it.
-        has_tensors: bool,
+    },
+    /// A shard holds a checkpoint of its own.
+    #[error("{file}: is a checkpoint of fairseq, expected a dictionary of tensors, as shards are")]
+    NoStateDict {
+        /// The shard.
+        file: String,
     },
     /// A PyTorch file holds no configuration that can be read.
     #[error("{file}: holds no configuration that can be read: {found}")]
@@ -243,11 +239,10 @@ impl CheckpointError {
             | Self::NoShard { .. }
             | Self::NoConfig { .. } => ErrorKind::Io,
             Self::OneShard { .. }
-            | Self::PickledModel { .. }
             | Self::FileKind { .. }
             | Self::UnknownDtype { .. }
             | Self::Unsupported { .. }
-            | Self::NoFairseq { .. }
+            | Self::NoTensors { .. }
             | Self::NoModelKeys { .. } => ErrorKind::Unsupported,
             Self::Limit { .. } => ErrorKind::Limit,
             Self::SeveralModels { .. }
@@ -256,6 +251,7 @@ impl CheckpointError {
             | Self::Json { .. }
             | Self::Tensor { .. }
             | Self::Index { .. }
+            | Self::NoStateDict { .. }
             | Self::Archive { .. }
             | Self::Behind { .. }
             | Self::Pickle { .. }
@@ -275,15 +271,12 @@ impl CheckpointError {
     pub fn help(&self) -> Option<String> {
         let help = match self {
             Self::NotAFile { found: "a folder", .. } => "give the file in it that is meant, such as FOLDER/config.json",
-            Self::NotAFile { .. } => "give a .safetensors file, a .pt file or a Hugging Face folder",
+            Self::NotAFile { .. } => "give a .safetensors file, a PyTorch file or a Hugging Face folder",
             Self::ClosedFolder { .. } => "let your user read and enter the folder, or give a copy that it may read",
             Self::Changed { .. } => "wait until nothing writes to the checkpoint, then try again",
-            Self::NoModel { .. } => "give a folder that holds one of them, or the .safetensors file itself",
+            Self::NoModel { .. } => "give a folder that holds one of them, or the file itself",
             Self::OneShard { .. } => "give the folder that holds them all",
-            Self::PickledModel { .. } => {
-                "convert it to safetensors: load the model with transformers and call save_pretrained(FOLDER)"
-            }
-            Self::SeveralModels { .. } => "give the .safetensors file itself, or keep only one of them in the folder",
+            Self::SeveralModels { .. } => "give the file itself, or keep only one of them in the folder",
             Self::NoConfig { .. } => "put config.json beside the checkpoint, or name it with --config FILE",
             Self::FileKind { file, found } => return super::file_kind::help(found, file),
             Self::Behind { file, end, .. } => {
@@ -311,13 +304,16 @@ impl CheckpointError {
                 "nothing was executed; do not load the file with PyTorch unless you trust where it comes from"
             }
             Self::Unsupported { .. } => {
-                "give a checkpoint that fairseq wrote for an MoA model, saved with the defaults of torch.save; where the \
+                "give a checkpoint of an MoA model that was saved with the defaults of torch.save; where fairseq's \
                  architecture is your own name for upstream's model, name a configuration with --config FILE"
             }
-            Self::NoFairseq { file, has_tensors: true, .. } => return Some(tensors_saved(file)),
-            Self::NoFairseq { .. } => "give the checkpoint that fairseq wrote",
+            Self::NoTensors { .. } => {
+                "give the checkpoint that fairseq wrote, or save the model's state_dict() alone, beside its config.json"
+            }
             Self::NoModelKeys { .. } => "name a configuration with --config FILE",
-            Self::Index { .. } | Self::NoShard { .. } => "copy or download the index and all its shards again",
+            Self::Index { .. } | Self::NoShard { .. } | Self::NoStateDict { .. } => {
+                "copy or download the index and all its shards again"
+            }
             Self::Limit { .. } => "no model of a supported family needs that much; check where the file comes from",
             Self::Io { file, source } => return help_with_file(file, source),
             Self::Json { .. } => return None,
@@ -354,7 +350,7 @@ fn hub_name(file: &str) -> Option<&str> {
     let (owner, model) = name.split_once('/')?;
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let is_part = |part: &str| part.starts_with(|c: char| c.is_ascii_alphanumeric()) && part.chars().all(plain);
-    let is_file = [".safetensors", ".pt", ".json"].iter().any(|ending| model.ends_with(ending));
+    let is_file = [".safetensors", ".pt", ".bin", ".json"].iter().any(|ending| model.ends_with(ending));
     (is_part(owner) && is_part(model) && !is_file && !Path::new(owner).exists()).then_some(name)
 }
 

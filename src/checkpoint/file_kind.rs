@@ -105,20 +105,6 @@ fn saved_again(modules: &str, loaded: &str, file: &str) -> String {
     )
 }
 
-/// The command that saves the tensors of the dictionary in `file` as safetensors, and executes nothing of it.
-pub(super) fn tensors_saved(file: &str) -> String {
-    let way = "give the checkpoint that fairseq wrote; or save a dictionary of tensors alone as safetensors, beside its \
-               config.json";
-    let (Some(old), Some(new)) = (shell_word(file), shell_word(&format!("{file}.safetensors"))) else {
-        return format!("{way}; {NO_COMMAND}");
-    };
-    format!(
-        "{way}: python3 -c 'import sys, torch; from safetensors.torch import save_file; save_file({{k: \
-         v.clone().contiguous() for k, v in torch.load(sys.argv[1], map_location=\"cpu\", weights_only=True).items() \
-         if torch.is_tensor(v)}}, sys.argv[2])' {old} {new}"
-    )
-}
-
 /// Said where [`shell_word`] gives none.
 pub(super) const NO_COMMAND: &str = "no command is given, since its name holds characters that are shown otherwise";
 

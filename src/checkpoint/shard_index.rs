@@ -1,4 +1,4 @@
-//! `model.safetensors.index.json`: which shard holds which tensor.
+//! `model.safetensors.index.json` and its like: which shard holds which tensor.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +13,7 @@ use serde::{
 
 use super::{
     error::{CheckpointError, listed, quoted},
-    header::{Header, TensorName},
+    header::TensorName,
     json::Reader,
     limits,
 };
@@ -40,12 +40,12 @@ impl ShardIndex {
     }
 
     /// Checks that a shard holds exactly the tensors that the index places in it.
-    pub(super) fn check_shard(&self, shard: &str, file: &str, header: &Header) -> Result<(), CheckpointError> {
+    pub(super) fn check_shard(&self, shard: &str, file: &str, held: &BTreeSet<&str>) -> Result<(), CheckpointError> {
         let refuse = |names: Vec<&str>, fault: &str| {
             let problem = format!("{fault}: {}", listed(names.into_iter()));
             Err(CheckpointError::Index { file: file.into(), problem })
         };
-        let names = || header.tensors.keys().map(String::as_str);
+        let names = || held.iter().copied();
         let unlisted: Vec<_> = names().filter(|name| !self.tensors.contains_key(*name)).collect();
         if !unlisted.is_empty() {
             return refuse(unlisted, "holds tensors that are not in the index");
@@ -55,19 +55,19 @@ impl ShardIndex {
         if !misplaced.is_empty() {
             return refuse(misplaced, "holds tensors that the index places in another shard");
         }
-        if self.shards.get(shard) == Some(&header.tensors.len()) {
+        if self.shards.get(shard) == Some(&held.len()) {
             return Ok(());
         }
-        let here =
-            self.tensors.iter().filter(|(name, listed)| ***listed == *shard && !header.tensors.contains_key(*name));
+        let here = self.tensors.iter().filter(|(name, listed)| ***listed == *shard && !held.contains(name.as_str()));
         refuse(here.map(|(name, _)| name.as_str()).collect(), "lacks tensors that the index places here")
     }
 
-    /// A warning where the index states another number of bytes than the shards hold.
+    /// A warning where the index states another number of bytes than the shards hold, tied tensors counted `once` or
+    /// under each of their names.
     #[allow(clippy::cast_precision_loss)]
-    pub(super) fn size_warning(&self, file: &str, bytes: u64) -> Option<String> {
-        let stated = self.total_size.filter(|stated| *stated != bytes as f64)?;
-        Some(format!("{file}: \"total_size\" is {stated}, but the tensors have {bytes} bytes"))
+    pub(super) fn size_warning(&self, file: &str, [once, each]: [u64; 2]) -> Option<String> {
+        let stated = self.total_size.filter(|stated| *stated != once as f64 && *stated != each as f64)?;
+        Some(format!("{file}: \"total_size\" is {stated}, but the tensors have {once} bytes"))
     }
 }
 

@@ -35,7 +35,7 @@ impl Place {
     }
 
     /// Bytes of all values.
-    fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         match self {
             Self::Range { bytes, .. } => *bytes,
             Self::View(view) => view.bytes(),

@@ -77,7 +77,7 @@ fn has_ending(path: &Path, ending: &str) -> bool {
 
 /// Names that files beside graphs or checkpoints have wherever they lie.
 fn is_known(name: &str) -> bool {
-    side_files::names().chain(checkpoint::NAMES).any(|known| known == name)
+    side_files::names().chain(checkpoint::names()).any(|known| known == name)
 }
 
 /// Whether a file called `name` may be read where the file `input` beside it is: data, vocabulary and configuration of

@@ -26,7 +26,7 @@ fn exported(checkpoint: &Path) -> Vec<(String, Vec<u8>)> {
 }
 
 #[track_caller]
-fn assert_same_export(torch: &Path, safetensors: &Path) {
+pub(super) fn assert_same_export(torch: &Path, safetensors: &Path) {
     let (left, right) = (exported(torch), exported(safetensors));
     assert!(!left.is_empty());
     assert_eq!(left.len(), right.len());
@@ -59,10 +59,13 @@ fn values_are_those_of_the_safetensors() {
     }
 }
 
-/// The checkpoint of a folder as `torch.save` writes it, with `prefix` before all names; equal tensors share a storage.
-fn resaved(folder: &Path, prefix: &str, changed: &[(&str, Py)]) -> Vec<u8> {
-    let checkpoint = Checkpoint::open(folder, None).unwrap();
-    let mut storages: BTreeMap<Vec<u8>, String> = BTreeMap::new();
+/// Keys of storages by their bytes.
+type Storages = BTreeMap<Vec<u8>, String>;
+
+/// The tensors of a checkpoint as `torch.save` describes them, with `prefix` before all names, and their storages,
+/// which equal tensors share.
+pub(super) fn tensors_of(checkpoint: &Checkpoint, prefix: &str) -> (Vec<(Py, Py)>, Storages) {
+    let mut storages = Storages::new();
     let mut tensors = Vec::new();
     for name in checkpoint.names() {
         let weight = checkpoint.tensor(name).unwrap();
@@ -72,14 +75,25 @@ fn resaved(folder: &Path, prefix: &str, changed: &[(&str, Py)]) -> Vec<u8> {
             ControlFlow::Continue(())
         };
         weight.read_bytes(&mut keep).unwrap();
-        assert_eq!(weight.stored_type(), "F32", "{name}");
+        let class = match weight.stored_type() {
+            "F32" => "FloatStorage",
+            "I8" => "CharStorage",
+            other => panic!("{name} is {other}"),
+        };
         let shape: Vec<i64> = weight.shape().iter().map(|size| *size as i64).collect();
         let strides: Vec<i64> = (1..=shape.len()).map(|axis| shape[axis..].iter().product()).collect();
         let next = storages.len().to_string();
         let key = storages.entry(bytes).or_insert(next);
-        let values = storage(global("torch", "FloatStorage"), key, shape.iter().product());
+        let values = storage(global("torch", class), key, shape.iter().product());
         tensors.push((text(&format!("{prefix}{name}")), tensor(values, 0, &shape, &strides)));
     }
+    (tensors, storages)
+}
+
+/// The checkpoint of a folder as fairseq writes it.
+fn resaved(folder: &Path, prefix: &str, changed: &[(&str, Py)]) -> Vec<u8> {
+    let checkpoint = Checkpoint::open(folder, None).unwrap();
+    let (tensors, storages) = tensors_of(&checkpoint, prefix);
     let scalar = |value: &Value| match value {
         Value::Bool(flag) => Some(Py::Bool(*flag)),
         Value::String(word) => Some(text(word)),

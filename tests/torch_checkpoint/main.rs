@@ -9,6 +9,7 @@ mod data;
 mod export;
 mod pickles;
 mod properties;
+mod state_dict;
 mod tensors;
 mod writer;
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::layout::{Layout, Row};
-use crate::checkpoint::input::{Pieces, ReadError};
+use crate::checkpoint::input::{InputFile, Pieces, ReadError};
 
 /// Bytes that are given at once out of memory; a multiple of every element width.
 const BLOCK: usize = 1 << 16;
@@ -21,7 +21,7 @@ const READ: u64 = 1 << 20;
 type Take<'t> = dyn FnMut(&[u8]) -> ControlFlow<()> + 't;
 
 /// The bytes that a strided view was last read from: views are asked for row by row, and a row may lie all over them.
-pub(super) struct Kept {
+pub(in crate::checkpoint) struct Kept {
     /// Bytes that are kept at most.
     most: u64,
     last: Mutex<Option<Part>>,
@@ -29,12 +29,13 @@ pub(super) struct Kept {
 
 /// Bytes of a file, and where they lie.
 struct Part {
+    file: Arc<InputFile>,
     place: Range<u64>,
     bytes: Arc<Vec<u8>>,
 }
 
 impl Kept {
-    pub(super) const fn new(most: u64) -> Self {
+    pub(in crate::checkpoint) const fn new(most: u64) -> Self {
         Self { most, last: Mutex::new(None) }
     }
 
@@ -42,20 +43,23 @@ impl Kept {
         bytes <= self.most
     }
 
-    /// The bytes of a file at this `place`, from `read` where others were kept; `None` where that gives none.
+    /// The bytes of `file` at this `place`, from `read` where others were kept; `None` where that gives none.
     pub(super) fn get(
         &self,
+        file: &Arc<InputFile>,
         place: Range<u64>,
         read: impl FnOnce() -> Result<Option<Vec<u8>>, ReadError>,
     ) -> Result<Option<Arc<Vec<u8>>>, ReadError> {
         let mut last = self.last();
         match &*last {
-            Some(part) if part.place == place => return Ok(Some(Arc::clone(&part.bytes))),
+            Some(part) if part.place == place && Arc::ptr_eq(&part.file, file) => {
+                return Ok(Some(Arc::clone(&part.bytes)));
+            }
             _ => *last = None,
         }
         drop(last);
         let bytes = read()?.map(Arc::new);
-        *self.last() = bytes.as_ref().map(|bytes| Part { place, bytes: Arc::clone(bytes) });
+        *self.last() = bytes.as_ref().map(|bytes| Part { file: Arc::clone(file), place, bytes: Arc::clone(bytes) });
         Ok(bytes)
     }
 
@@ -260,17 +264,25 @@ mod tests {
 
     #[test]
     fn only_the_last_bytes_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, []).unwrap();
+            Arc::new(InputFile::open(&path).map_err(|error| error.to_string()).unwrap().0)
+        };
+        let (file, other) = (file("a"), file("b"));
         let (kept, mut reads) = (Kept::new(8), 0);
-        for part in [0..4, 0..4, 4..8, 4..8, 0..4] {
+        for (file, part) in [(&file, 0..4), (&file, 0..4), (&file, 4..8), (&file, 4..8), (&file, 0..4), (&other, 0..4)]
+        {
             let read = || {
                 reads += 1;
                 Ok(Some(vec![part.start as u8]))
             };
-            assert_eq!(*kept.get(part.clone(), read).unwrap().unwrap(), [part.start as u8]);
+            assert_eq!(*kept.get(file, part.clone(), read).unwrap().unwrap(), [part.start as u8]);
         }
-        assert_eq!((reads, kept.has_room(8), kept.has_room(9)), (3, true, false));
-        let failed = kept.get(4..8, || Err(ReadError::Changed));
-        assert!(failed.is_err() && kept.get(4..8, || Ok(None)).unwrap().is_none());
-        assert_eq!(*kept.get(4..8, || Ok(Some(vec![1]))).unwrap().unwrap(), [1]);
+        assert_eq!((reads, kept.has_room(8), kept.has_room(9)), (4, true, false));
+        let failed = kept.get(&file, 4..8, || Err(ReadError::Changed));
+        assert!(failed.is_err() && kept.get(&file, 4..8, || Ok(None)).unwrap().is_none());
+        assert_eq!(*kept.get(&file, 4..8, || Ok(Some(vec![1]))).unwrap().unwrap(), [1]);
     }
 }

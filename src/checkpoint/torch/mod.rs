@@ -1,8 +1,9 @@
 //! PyTorch files: a zip archive of one pickle and the storages that it names.
 //!
-//! The pickle is read into a description; nothing in it is imported, called or executed. What it says
-//! besides the state dictionary and the configuration is never interpreted, and storages that no tensor of
-//! the state dictionary names are never read.
+//! The pickle is a checkpoint of fairseq, whose state dictionary is `"model"`, or a state dictionary alone, as
+//! transformers wrote it before there was safetensors. It is read into a description; nothing in it is imported, called
+//! or executed. What it says besides the state dictionary and the configuration is never interpreted, and storages that
+//! no tensor of the state dictionary names are never read.
 
 mod config;
 mod crc32;
@@ -35,20 +36,22 @@ use super::{
 };
 use config::Keys;
 use crc32::Crc32;
-use gather::Kept;
 use storage::{Storage, wrong_checksum};
 use tensors::StateDict;
 use value::Pickle;
 use zip::{Archive, Source};
 use zip_entry::Entry;
 
+pub(super) use gather::Kept;
 pub(super) use storage::View;
 
 /// How names of PyTorch files end.
 const ENDINGS: [&str; 3] = ["pt", "pth", "bin"];
 const PICKLE: &str = "data.pkl";
 /// Bytes that stay in memory of those that a strided tensor was last read from.
-const KEPT: u64 = 64 << 20;
+pub(super) const KEPT: u64 = 64 << 20;
+/// What a state dictionary without anything around it is called in messages.
+const ROOT: &str = "its dictionary of tensors";
 /// What an archive of a compiled program has besides.
 const PROGRAM: &str = "constants.pkl";
 
@@ -58,32 +61,32 @@ pub(super) struct TorchFile {
     pub(super) tensors: BTreeMap<String, View>,
     /// Stored name of each tensor that is a second name of the same values.
     pub(super) aliases: BTreeMap<String, String>,
-    pub(super) config: Config,
+    /// Its own configuration, which fairseq writes, where it was asked for.
+    pub(super) config: Option<Config>,
     /// What is odd about the file but does no harm.
     pub(super) warnings: Vec<String>,
 }
 
 impl TorchFile {
-    /// Opens a file whose first bytes are those of a zip archive, with the configuration `config` or its own.
-    pub(super) fn open(path: &Path, config: Option<&Path>) -> Result<Self, CheckpointError> {
+    /// Opens a file whose first bytes are those of a zip archive. Its own configuration is not read where it
+    /// `is_configured`; what is `kept` is shared by the files of a checkpoint.
+    pub(super) fn open(path: &Path, is_configured: bool, kept: &Arc<Kept>) -> Result<Self, CheckpointError> {
         let (input, file) = InputFile::open(path)?;
         let mut source = Source { file: input.shown(), size: input.size(), input: &file };
         let contents = Contents::read(&mut source)?;
         input.check_unchanged(&file).map_err(|error| error.of(input.shown()))?;
         let input = Arc::new(input);
         let model = Model::new(input.shown(), &contents.pickle)?;
-        let config = match config {
-            Some(path) => super::config::read(path)?,
-            None => model.configuration()?,
-        };
+        let config = if is_configured { None } else { model.configuration()? };
         let warnings = model.warnings();
-        let storages = model.storages(&contents.archive, &input)?;
-        let (mut kept, mut tensors, mut aliases) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        for (name, tensor) in model.dict.tensors {
+        let storages = model.storages(&contents.archive, &input, kept)?;
+        let (mut firsts, mut tensors, mut aliases) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        for name in model.names() {
+            let Some(tensor) = model.dict.tensors.get(name) else { continue };
             let Some(storage) = storages.get(tensor.storage) else { continue };
-            let first = *kept.entry((tensor.storage, tensor.dtype.name(), tensor.layout.clone())).or_insert(name);
+            let first = *firsts.entry((tensor.storage, tensor.dtype.name(), &tensor.layout)).or_insert(name);
             if first == name {
-                let view = View::new(Arc::clone(storage), tensor.layout, tensor.dtype);
+                let view = View::new(Arc::clone(storage), tensor.layout.clone(), tensor.dtype);
                 tensors.insert(name.to_owned(), view);
             } else {
                 aliases.insert(name.to_owned(), first.to_owned());
@@ -199,7 +202,10 @@ fn read_entry<R: Read + Seek>(
 /// State dictionary and other parts of a checkpoint.
 struct Model<'a, 'p> {
     file: &'a str,
-    keys: Keys<'a, 'p>,
+    /// What fairseq writes beside a state dictionary, and that.
+    keys: Option<Keys<'a, 'p>>,
+    /// What the state dictionary is called in messages.
+    place: &'static str,
     dict: StateDict<'p>,
 }
 
@@ -208,24 +214,34 @@ impl<'a, 'p> Model<'a, 'p> {
         let root = pickle.entries(pickle.root);
         let has_tensors = root.iter().flatten().any(|(_, value)| tensors::is_made_as_one(pickle, *value));
         let keys = root.map(|entries| Keys::new(file, pickle, &entries)).transpose()?;
-        let dict = keys.as_ref().and_then(|keys| keys.get("model"));
-        let (Some(keys), Some(dict)) = (keys, dict) else {
-            let found = pickle.kind(pickle.root);
-            return Err(CheckpointError::NoFairseq { file: file.into(), found, has_tensors });
+        let inner = keys.as_ref().and_then(|keys| keys.get("model"));
+        let (keys, place, dict) = match inner.filter(|value| !tensors::is_made_as_one(pickle, *value)) {
+            Some(value) => (keys, "\"model\"", StateDict::new(file, pickle, value, "\"model\"")?),
+            None if has_tensors => (None, ROOT, StateDict::new(file, pickle, pickle.root, ROOT)?),
+            None => return Err(CheckpointError::NoTensors { file: file.into(), found: pickle.kind(pickle.root) }),
         };
-        let dict = StateDict::new(file, pickle, dict, "\"model\"")?;
-        Ok(Self { file, keys, dict })
+        Ok(Self { file, keys, place, dict })
     }
 
-    fn configuration(&self) -> Result<Config, CheckpointError> {
-        self.keys.configuration(&self.dict)
+    /// That of fairseq; a state dictionary alone has none.
+    fn configuration(&self) -> Result<Option<Config>, CheckpointError> {
+        self.keys.as_ref().map(|keys| keys.configuration(&self.dict)).transpose()
+    }
+
+    /// Names of the tensors, the one that keeps values of several names before the others: the first by name of
+    /// fairseq's, and the first of the dictionary of transformers', which is the one that it stores as safetensors.
+    fn names(&self) -> Vec<&'p str> {
+        match self.keys {
+            Some(_) => self.dict.tensors.keys().copied().collect(),
+            None => self.dict.order.clone(),
+        }
     }
 
     /// Names what lies among the tensors and is none.
     fn warnings(&self) -> Vec<String> {
         let others = &self.dict.others;
         let names = listed(others.iter().copied());
-        let left = || format!("{}: left out of \"model\", since they are no tensors: {names}", self.file);
+        let left = || format!("{}: left out of {}, since they are no tensors: {names}", self.file, self.place);
         (!others.is_empty()).then(left).into_iter().collect()
     }
 
@@ -234,9 +250,10 @@ impl<'a, 'p> Model<'a, 'p> {
         &self,
         archive: &Archive,
         input: &Arc<InputFile>,
+        kept: &Arc<Kept>,
     ) -> Result<BTreeMap<&'p str, Arc<Storage>>, CheckpointError> {
         let malformed = |problem| CheckpointError::Archive { file: self.file.into(), problem };
-        let (mut storages, kept) = (BTreeMap::new(), Arc::new(Kept::new(KEPT)));
+        let mut storages = BTreeMap::new();
         for (key, info) in &self.dict.storages {
             let name = format!("{}data/{key}", archive.folder());
             let Some(entry) = archive.entry(&name) else {
@@ -246,7 +263,7 @@ impl<'a, 'p> Model<'a, 'p> {
                 let found = entry.bytes;
                 malformed(format!("zip entry {} must have {expected} bytes, found {found}", quoted(&name)))
             })?;
-            storages.insert(*key, Arc::new(Storage::new(Arc::clone(input), name, entry.clone(), Arc::clone(&kept))));
+            storages.insert(*key, Arc::new(Storage::new(Arc::clone(input), name, entry.clone(), Arc::clone(kept))));
         }
         Ok(storages)
     }

@@ -33,7 +33,7 @@ pub(in crate::checkpoint) struct Storage {
 }
 
 impl Storage {
-    /// The entry `name`; storages of one file share what is `kept`.
+    /// The entry `name`; the storages of a checkpoint share what is `kept`.
     pub(super) fn new(file: Arc<InputFile>, name: String, entry: Entry, kept: Arc<Kept>) -> Self {
         Self { file, name, entry, kept, verified: AtomicBool::new(false) }
     }
@@ -61,7 +61,7 @@ impl Storage {
         take: &mut dyn FnMut(&[u8]) -> ControlFlow<()>,
     ) -> Result<Option<Arc<Vec<u8>>>, ReadError> {
         let start = self.entry.offset + offset;
-        self.kept.get(start..start + bytes, || {
+        self.kept.get(&self.file, start..start + bytes, || {
             let (mut read, mut went_on) = (Vec::new(), ControlFlow::Continue(()));
             read.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX))
                 .map_err(|error| ReadError::Io(error.into()))?;

@@ -55,6 +55,8 @@ impl StorageInfo {
 #[derive(Debug, Default)]
 pub(super) struct StateDict<'p> {
     pub(super) tensors: BTreeMap<&'p str, Described<'p>>,
+    /// Their names in the order of the dictionary.
+    pub(super) order: Vec<&'p str>,
     pub(super) storages: BTreeMap<&'p str, StorageInfo>,
     /// Names of what is no tensor and holds none.
     pub(super) others: BTreeSet<&'p str>,
@@ -188,6 +190,7 @@ impl<'p> Reader<'_, 'p> {
         } else {
             let described = self.describe(value)?;
             self.dict.tensors.insert(name, described);
+            self.dict.order.push(name);
         }
         Ok(())
     }

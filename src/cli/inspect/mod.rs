@@ -52,7 +52,7 @@ const DEFAULT_LENGTH: u64 = 10;
 #[derive(Debug, Args)]
 #[command(after_help = DETAILS)]
 pub(super) struct InspectArguments {
-    /// Checkpoint (`.safetensors` file, fairseq `.pt` file or folder), `.onnx` file, or exported folder
+    /// Checkpoint (`.safetensors` file, `.pt` or `.bin` file, or folder), `.onnx` file, or exported folder
     #[arg(required_unless_present_any = ["config", "preset", "table"])]
     path: Option<PathBuf>,
     /// Configuration, where it is not config.json beside the checkpoint; alone, it is counted without weights
