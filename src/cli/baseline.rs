@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::Args;
 use moa_graphs::{
     Form, Options, SyntheticTensors,
-    families::{self, Config, ImportOptions},
+    families::{self, Config, ImportOptions, model_types},
     model::Model,
 };
 use serde_json::json;
@@ -148,9 +148,9 @@ fn config(arguments: &BaselineArguments) -> Result<Config, Failure> {
     let config = with_vocabulary(config, arguments.vocab)?;
     let Some(layers) = arguments.layers else { return Ok(config) };
     let keys = match config.model_type() {
-        "moa_layer" => return Err(nothing("--layers", "a moa_layer is one layer without embeddings")),
-        "jetmoe" => ["num_layers", "num_hidden_layers"],
-        "moduleformer" => ["n_layer", "num_hidden_layers"],
+        model_types::MOA_LAYER => return Err(nothing("--layers", "a moa_layer is one layer without embeddings")),
+        model_types::JETMOE => ["num_layers", "num_hidden_layers"],
+        model_types::MOLM => ["n_layer", "num_hidden_layers"],
         _ => ["encoder_layers", "decoder_layers"],
     };
     Ok(keys.into_iter().fold(config, |config, key| config.with(key, json!(layers))))

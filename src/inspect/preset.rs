@@ -4,7 +4,7 @@
 //! Tables 1 to 3; for the Transformers Vaswani et al. 2017, for the deep ones Liu et al. 2020 ("Admin"); for JetMoE-8B
 //! and MoLM their published configurations.
 
-use moa_graphs::families::Config;
+use moa_graphs::families::{Config, model_types};
 use serde_json::{Map, Value, json};
 
 /// Vocabulary of the English–German rows: see [`super::paper`].
@@ -111,7 +111,7 @@ impl Preset {
                 "expert_bias": !self.is_transformer(),
             }),
             Kind::JetMoe => json!({
-                "model_type": "jetmoe", "hidden_size": 2048, "num_hidden_layers": 24, "intermediate_size": 5632,
+                "model_type": model_types::JETMOE, "hidden_size": 2048, "num_hidden_layers": 24, "intermediate_size": 5632,
                 "kv_channels": 128, "num_key_value_heads": 16, "num_local_experts": 8, "num_experts_per_tok": 2,
                 "vocab_size": 32_000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
             }),
@@ -134,18 +134,18 @@ impl Preset {
                 if dense {
                     "transformer"
                 } else {
-                    "moa_transformer"
+                    model_types::MOA_TRANSFORMER
                 }
             }
             Kind::MaskedLm => {
                 if dense {
                     "roberta"
                 } else {
-                    "moa_roberta"
+                    model_types::MOA_ROBERTA
                 }
             }
             Kind::JetMoe => return Map::new(),
-            Kind::Molm { .. } => "moduleformer",
+            Kind::Molm { .. } => model_types::MOLM,
         };
         let mut keys = vec![("model_type", json!(family))];
         if let (Kind::Molm { .. }, Experts(top_k, experts, head)) = (self.kind, self.attention) {

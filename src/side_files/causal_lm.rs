@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 
 use moa_graphs::{
     Form, Precision,
-    families::Config,
+    families::{Config, model_types},
     model::{Attention, CausalLm},
 };
 use serde_json::{Map, Value, json};
@@ -31,9 +31,6 @@ pub(super) const COPIED: [&str; 9] = [
     "merges.txt",
     "chat_template.jinja",
 ];
-
-/// `model_type` of MoLM.
-const MOLM: &str = "moduleformer";
 
 /// What begins and what ends a text by a configuration that names neither: JetMoE's class, and MoLM's.
 const DEFAULT_IDS: [i64; 2] = [1, 2];
@@ -72,7 +69,7 @@ impl CausalLmFiles<'_> {
     }
 
     fn is_molm(&self) -> bool {
-        self.config.model_type() == MOLM
+        self.config.model_type() == model_types::MOLM
     }
 
     fn attention(&self) -> Option<&Attention> {

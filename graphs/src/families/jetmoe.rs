@@ -5,6 +5,7 @@ use moa_schema::{Activation, AttentionMode, GateMode};
 use super::{
     Config, ImportOptions,
     importer::Importer,
+    model_types,
     renamed::{Naming, Renamed},
     rotary::{self, rotary},
 };
@@ -63,7 +64,7 @@ pub(super) fn import(
         rotary::check_buffer(config, &importer.stored_name(name), &weight, sizes.rotary, sizes.head_size)?;
     }
     importer.check_ids(&tokens)?;
-    importer.finish("jetmoe", |_| false)?;
+    importer.finish(model_types::JETMOE, |_| false)?;
     let pad_token_id = config.optional_id("pad_token_id")?.unwrap_or(0);
     let context = Some(sizes.rotary.positions);
     Ok(Model::CausalLm(CausalLm { tokens, pad_token_id, layers, norm, output, context }))

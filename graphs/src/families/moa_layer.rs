@@ -6,6 +6,7 @@ use super::{
     Config, ImportOptions,
     fairseq::{RoutedSizes, Widths, attention, is_buffer},
     importer::Importer,
+    model_types,
 };
 use crate::{
     ImportError, TensorDirectory,
@@ -42,7 +43,7 @@ pub(super) fn import(
     let widths = Widths { width, source: source_width };
     let mut importer = Importer::new(config, tensors);
     let attention = attention(&mut importer, "", sizes, widths, causal)?;
-    importer.finish("moa_layer", is_buffer)?;
+    importer.finish(model_types::MOA_LAYER, is_buffer)?;
     Ok(Model::Layer(MoaLayer { attention, cross_attention }))
 }
 

@@ -8,6 +8,7 @@ mod importer;
 mod jetmoe;
 mod masked_lm;
 mod moa_layer;
+pub mod model_types;
 mod molm;
 mod renamed;
 mod rotary;
@@ -45,18 +46,18 @@ struct Family {
 
 const FAMILIES: &[Family] = &[
     Family {
-        model_type: "moa_transformer",
+        model_type: model_types::MOA_TRANSFORMER,
         title: "fairseq MoA encoder-decoder",
         import: |config, tensors, options| translation::import(config, tensors, options).map(Model::EncoderDecoder),
     },
     Family {
-        model_type: "moa_roberta",
+        model_type: model_types::MOA_ROBERTA,
         title: "MoA masked language model",
         import: |config, tensors, options| masked_lm::import(config, tensors, options).map(Model::MaskedLm),
     },
-    Family { model_type: "jetmoe", title: "JetMoE", import: jetmoe::import },
-    Family { model_type: "moduleformer", title: "MoLM", import: molm::import },
-    Family { model_type: "moa_layer", title: "single MoA layer", import: moa_layer::import },
+    Family { model_type: model_types::JETMOE, title: "JetMoE", import: jetmoe::import },
+    Family { model_type: model_types::MOLM, title: "MoLM", import: molm::import },
+    Family { model_type: model_types::MOA_LAYER, title: "single MoA layer", import: moa_layer::import },
 ];
 
 /// Standard Transformers, which are counted and built from random values beside the families, and never read from

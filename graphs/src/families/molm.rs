@@ -5,7 +5,7 @@
 
 use moa_schema::{Activation, AttentionMode, GateMode};
 
-use super::{Config, ImportOptions, importer::Importer};
+use super::{Config, ImportOptions, importer::Importer, model_types};
 use crate::{
     ImportError, TensorDirectory,
     model::{
@@ -40,7 +40,7 @@ pub(super) fn import(
     let layers = (0..sizes.layers).map(|index| sizes.layer(&mut importer, index)).collect::<Result<_, _>>()?;
     let norm = norm(&mut importer, "transformer.ln_f", width)?;
     importer.check_ids(&tokens)?;
-    importer.finish("moduleformer", |name| BUFFERS.iter().any(|buffer| name.ends_with(buffer)))?;
+    importer.finish(model_types::MOLM, |name| BUFFERS.iter().any(|buffer| name.ends_with(buffer)))?;
     let pad_token_id = config.optional_id("pad_token_id")?.unwrap_or(0);
     let context = sizes.context;
     Ok(Model::CausalLm(CausalLm { tokens, pad_token_id, layers, norm, output, context }))

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use moa_graphs::families::{Config, PARALLEL_PREFIX};
+use moa_graphs::families::{Config, PARALLEL_PREFIX, model_types};
 use serde_json::{Map, Number, Value as Json, json};
 
 use super::{
@@ -99,10 +99,10 @@ impl<'a, 'p> Keys<'a, 'p> {
     fn family(&self, architecture: Option<&str>, tensors: &StateDict<'_>) -> Result<&'static str, CheckpointError> {
         let mut names = tensors.tensors.keys().map(|name| name.strip_prefix(PARALLEL_PREFIX).unwrap_or(name));
         if names.any(|name| name.starts_with(ROBERTA) && name.ends_with(ROUTER)) {
-            return Ok("moa_roberta");
+            return Ok(model_types::MOA_ROBERTA);
         }
         let what = match architecture {
-            Some(name) if name.starts_with("moa_transformer") => return Ok("moa_transformer"),
+            Some(name) if name.starts_with(model_types::MOA_TRANSFORMER) => return Ok(model_types::MOA_TRANSFORMER),
             Some(name) => format!("the architecture {}", quoted(name)),
             None => "a model that names no architecture".into(),
         };

@@ -11,7 +11,7 @@ use std::{
 use clap::Args;
 use moa_graphs::{
     SyntheticTensors,
-    families::{self, Config, ImportOptions},
+    families::{self, Config, ImportOptions, model_types},
 };
 use serde_json::json;
 
@@ -156,7 +156,7 @@ pub(super) const FEWEST_SYMBOLS: u64 = 2;
 /// `config` with embeddings of so many rows; an error where it has none.
 pub(super) fn with_vocabulary(config: Config, vocabulary: Option<u64>) -> Result<Config, Failure> {
     let Some(rows) = vocabulary else { return Ok(config) };
-    if config.model_type() == "moa_layer" {
+    if config.model_type() == model_types::MOA_LAYER {
         let message = "--vocab changes nothing here: a moa_layer is one layer without embeddings";
         return Err(Failure::usage(message, Some("leave it out")));
     }
