@@ -79,7 +79,7 @@ pub enum CheckpointError {
     },
     /// A file of another kind than a checkpoint.
     #[error(
-        "{file}: {found} is not supported (supported: a .safetensors file, a Hugging Face folder, a file of torch.save)"
+        "{file}: {found} is not supported (supported: a .safetensors file, a Hugging Face folder, a zip file of torch.save)"
     )]
     FileKind {
         /// The file.

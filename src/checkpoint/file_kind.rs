@@ -1,10 +1,11 @@
 //! Recognises other files by their first bytes, so that a message can name them.
 
+use std::path::Path;
+
 /// Bytes that [`recognise`] wants to see.
 pub(super) const PREFIX: usize = 512;
 
-const PYTORCH_ZIP: &str = "a PyTorch checkpoint (zip)";
-/// Any other archive.
+/// An archive that torch.save did not write.
 pub(super) const ZIP: &str = "a zip archive";
 /// A model compiled by `torch.jit`.
 pub(super) const PROGRAM: &str = "a TorchScript program";
@@ -33,7 +34,7 @@ const MAGICS: [(&[u8], &str); 9] = [
 /// What a file that starts with `prefix` is, where that is known and not safetensors.
 pub(super) fn recognise(prefix: &[u8]) -> Option<&'static str> {
     if is_zip(prefix) {
-        return Some(if names_pickle(prefix) { PYTORCH_ZIP } else { ZIP });
+        return Some(ZIP);
     }
     match prefix.get(4..8) {
         Some(b"TFL3") => return Some("a TensorFlow Lite model"),
@@ -77,7 +78,6 @@ fn is_pickle(prefix: &[u8]) -> bool {
 /// How to come from the file `file` of such a kind to a supported one.
 pub(super) fn help(kind: &str, file: &str) -> Option<String> {
     let help = match kind {
-        PYTORCH_ZIP => "name the .pt file itself",
         PICKLE => return Some(saved_again("sys, pickle", r#"pickle.load(open(sys.argv[1], "rb"))"#, file)),
         LEGACY => {
             let loaded = r#"torch.load(sys.argv[1], map_location="cpu", weights_only=False)"#;
@@ -92,16 +92,18 @@ pub(super) fn help(kind: &str, file: &str) -> Option<String> {
     Some(help.into())
 }
 
-/// The command that loads `file` in Python, which executes what it says, and saves it as `torch.save` does today.
+/// The command that loads `file` in Python, which executes what it says, and saves it as `torch.save` does today; a
+/// shard keeps the name that its index knows.
 fn saved_again(modules: &str, loaded: &str, file: &str) -> String {
     let (Some(old), Some(new)) = (shell_word(file), shell_word(&format!("{file}.new.pt"))) else {
         return format!(
             "where you trust the file, for this runs code in it: load it in Python and save it with torch.save; {NO_COMMAND}"
         );
     };
+    let renamed = if super::is_shard(Path::new(file)) { format!(" && mv {new} {old}") } else { String::new() };
     format!(
         "where you trust the file, for this runs code in it: python3 -c 'import {modules}, torch; \
-         torch.save({loaded}, sys.argv[2])' {old} {new}"
+         torch.save({loaded}, sys.argv[2])' {old} {new}{renamed}"
     )
 }
 

@@ -3,7 +3,7 @@
 //! A checkpoint is one file of tensors, or a Hugging Face folder with `model.safetensors` or
 //! `model.safetensors.index.json` and its shards, or else with `pytorch_model.bin` or `pytorch_model.bin.index.json`; a
 //! `config.json` belongs to it. Or it is one PyTorch file that fairseq wrote, which holds its configuration itself.
-//! Which of them a file is, is decided by its content. Symbolic links are followed.
+//! Which of them a file is, a shard too, is decided by its content. Symbolic links are followed.
 //!
 //! Opening reads headers and checks all of them: every byte of a file belongs to exactly one tensor, no key
 //! is repeated, index and shards agree. Values are read by [`Weight`] when they are asked for, from a file
@@ -11,11 +11,12 @@
 //!
 //! # PyTorch files
 //!
-//! A file written by `torch.save` since PyTorch 1.6: a zip archive of stored entries. It holds a checkpoint of
-//! fairseq or a dictionary of tensors alone. Its pickle, protocol 2 to 5, is read into a description and never
-//! executed; a class or function in the state dictionary that no tensor needs is refused by name. The headers of
-//! all entries are checked when the file is opened, the checksum of an entry when its values are read. Values that are
-//! no numbers, texts, booleans or `None` in the configuration cannot be used by any family.
+//! A file written by `torch.save` since PyTorch 1.6: a zip archive of stored entries. It holds a dictionary of
+//! tensors, or one under `"model"`, beside which fairseq puts a configuration. Its pickle, protocol 2 to 5, is read
+//! into a description and never executed; a class or function in the state dictionary that no tensor needs is refused
+//! by name. The headers of all entries are checked when the file is opened, the checksum of an entry when its values
+//! are read. Values that are no numbers, texts, booleans or `None` in fairseq's configuration cannot be used by any
+//! family.
 //!
 //! # Element types
 //!
@@ -41,7 +42,7 @@
 //! | shards | 4096 |
 //! | shard index | 64 MiB |
 //! | `config.json` | 4 MiB, nested 64 deep |
-//! | elements that the tensors of a PyTorch file have beyond those of their storages | 2^28, or what all storages hold |
+//! | elements that tensors of PyTorch files have beyond those of their storages | 2^28, or what all storages hold |
 //! | pickle | 64 MiB, 4 000 000 values, 1 000 000 memorised ones, 10 000 on its stack |
 //! | entries of a zip archive | 65 536, their directory 64 MiB |
 //!
@@ -93,9 +94,14 @@ pub fn read_config(path: &Path) -> Result<Config, CheckpointError> {
 const FORMATS: [[&str; 2]; 2] =
     [["model.safetensors", "model.safetensors.index.json"], ["pytorch_model.bin", "pytorch_model.bin.index.json"]];
 
+/// Names of the files that make a folder a checkpoint.
+pub(crate) fn models() -> impl Iterator<Item = &'static str> {
+    FORMATS.into_iter().flatten()
+}
+
 /// Names of the files of a folder, shards apart.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-    FORMATS.into_iter().flatten().chain([CONFIG])
+    models().chain([CONFIG])
 }
 
 /// The tensors and the configuration of one trained model.

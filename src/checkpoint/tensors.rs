@@ -15,7 +15,7 @@ use super::{
     json, limits,
     shard_index::ShardIndex,
     source::{Place, Stored},
-    torch::{self, Kept, TorchFile},
+    torch::{self, Shared, TorchFile},
 };
 
 /// All tensors of a checkpoint.
@@ -30,7 +30,7 @@ pub(super) struct Tensors {
 impl Tensors {
     /// Those of one file, and the configuration that it holds itself, which is not looked for where it `is_configured`.
     pub(super) fn of_file(path: &Path, is_configured: bool) -> Result<(Self, Option<Config>), CheckpointError> {
-        let mut part = Part::read(path, is_configured, &Arc::new(Kept::new(torch::KEPT)))?;
+        let mut part = Part::read(path, is_configured, &mut Shared::default())?;
         let (file, metadata, config) = (part.file.clone(), std::mem::take(&mut part.metadata), part.config.take());
         let mut tensors = Self::default();
         tensors.add(part);
@@ -45,10 +45,10 @@ impl Tensors {
         drop(text);
         let mut tensors = Self::default();
         let mut metadata = vec![(file.shown().to_owned(), std::mem::take(&mut index.metadata))];
-        let (mut sizes, kept) = ([0; 2], Arc::new(Kept::new(torch::KEPT)));
+        let (mut sizes, mut shared) = ([0; 2], Shared::default());
         for shard in index.shards.keys() {
-            let mut part = Part::read(&folder.join(&**shard), false, &kept).map_err(CheckpointError::of_shard)?;
-            if part.config.is_some() {
+            let mut part = Part::read(&folder.join(&**shard), true, &mut shared).map_err(CheckpointError::of_shard)?;
+            if part.is_fairseq {
                 return Err(CheckpointError::NoStateDict { file: part.file });
             }
             index.check_shard(shard, &part.file, &part.names())?;
@@ -101,15 +101,16 @@ struct Part {
     aliases: BTreeMap<String, String>,
     /// Texts of a header, of which some may be aliases.
     metadata: BTreeMap<String, String>,
+    is_fairseq: bool,
     config: Option<Config>,
     warnings: Vec<String>,
 }
 
 impl Part {
     /// Reads the description of a file, which its first bytes tell the format of.
-    fn read(path: &Path, is_configured: bool, kept: &Arc<Kept>) -> Result<Self, CheckpointError> {
+    fn read(path: &Path, is_configured: bool, shared: &mut Shared) -> Result<Self, CheckpointError> {
         if torch::is_archive(path)? {
-            return Ok(Self::of_torch(shown(path), TorchFile::open(path, is_configured, kept)?));
+            return Ok(Self::of_torch(shown(path), TorchFile::open(path, is_configured, shared)?));
         }
         if torch::is_unknown(path)? {
             let problem = "neither a zip archive nor a pickle, as torch.save writes them".into();
@@ -131,12 +132,12 @@ impl Part {
     }
 
     fn of_torch(file: String, torch: TorchFile) -> Self {
-        let TorchFile { tensors, aliases, config, warnings } = torch;
+        let TorchFile { tensors, aliases, is_fairseq, config, warnings } = torch;
         let stored = tensors.into_iter().map(|(name, view)| {
             let (dtype, shape) = (view.dtype(), view.shape().to_vec());
             (name, Stored { dtype, shape, place: Arc::new(Place::View(view)) })
         });
-        Self { file, stored: stored.collect(), aliases, config, warnings, ..Self::default() }
+        Self { file, stored: stored.collect(), aliases, is_fairseq, config, warnings, ..Self::default() }
     }
 
     /// All names under which it holds values.

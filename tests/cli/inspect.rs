@@ -1,8 +1,10 @@
 //! `inspect`: checkpoints, configurations, graphs and the paper's tables.
 
+use std::fs;
+
 use serde_json::Value;
 
-use crate::{model::Model, scene::Scene};
+use crate::{common::data, model::Model, scene::Scene};
 
 fn json(scene: &Scene, line: &str) -> Value {
     serde_json::from_str(&scene.accepts(&format!("{line} --json"))).unwrap()
@@ -141,6 +143,21 @@ fn other_files_of_a_folder_are_not_counted() {
     assert!(outcome.stderr.contains("note: out/model.trt.onnx is not counted"), "{}", outcome.stderr);
     let alone = json(&scene, "inspect out/model.trt.onnx");
     assert_eq!((&alone["form"], &alone["total"]), (&"fused".into(), &before["total"]));
+}
+
+#[test]
+fn a_checkpoint_beside_a_graph_is_what_is_counted() {
+    for fixture in ["jetmoe/bf16", "molm/pickled"] {
+        let scene = Scene::new();
+        fs::create_dir(scene.path("ck")).unwrap();
+        for entry in fs::read_dir(data(fixture)).unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), scene.path("ck").join(entry.file_name())).unwrap();
+        }
+        let before = scene.accepts("inspect ck");
+        scene.accepts("ck -o ck/model.onnx");
+        assert!(before.contains("\nstored ") && scene.accepts("inspect ck") == before, "{before}");
+    }
 }
 
 /// Source: `base_architecture` of `fairseq/models/roberta/model.py`, 0.12.2.

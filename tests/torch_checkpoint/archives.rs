@@ -264,7 +264,7 @@ fn byte_order_must_be_little() {
 #[test]
 fn other_archives_are_named() {
     let other = Zip { members: vec![Member::new("word/document.xml", b"<>")], ..Zip::default() }.bytes();
-    assert_refused(&other, ErrorKind::Unsupported, &["a zip archive is not supported", "a file of torch.save"]);
+    assert_refused(&other, ErrorKind::Unsupported, &["a zip archive is not supported", "a zip file of torch.save"]);
     let mut compressed = Member::new("weights.npy", b"x");
     compressed.method = 8;
     let other = Zip { members: vec![compressed], ..Zip::default() }.bytes();

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use super::{
     data::data,
     export::{assert_same_export, tensors_of},
-    f32s, file_of,
+    f32s, keys, root,
     writer::{Py, dict, global, ordered_dict, storage, tensor, text, whole},
     zip,
 };
@@ -117,6 +117,20 @@ fn shards_are_read_and_tied_tensors_found_in_them() {
     }
 }
 
+/// What tensors have beyond their storages is bounded for all shards together.
+#[test]
+fn repeated_elements_of_all_shards_count() {
+    let side = 1 << 14;
+    let shard = |name: &str| {
+        let value = storage(global("torch", "FloatStorage"), "0", 1);
+        zip(&dict([(name, tensor(value, 0, &[side, side], &[0, 0]))]).pickle(), &[("0", &f32s(&[1.0]))])
+    };
+    let alone = folder(&[(SINGLE, &shard("a"))]);
+    assert_eq!(Checkpoint::open(alone.path(), None).unwrap().names(), ["a"]);
+    let both = folder(&[(INDEX, &index(&[("a", SHARD), ("b", OTHER)], 8)), (SHARD, &shard("a")), (OTHER, &shard("b"))]);
+    assert_refused(&both, "", ErrorKind::Limit, &[OTHER, "\"b\"", "beyond their storages"]);
+}
+
 /// Rows of transposed tensors at the same place of two files are not taken for each other.
 #[test]
 fn strided_tensors_of_shards_are_their_own() {
@@ -150,9 +164,19 @@ fn shards_that_disagree_with_their_index_are_refused() {
     refused(both, &floats(&[("b", "2"), ("a", "2")]), "the index places in another shard: \"a\"");
     let folder = folder(&[(INDEX, &index(both, 8)), (SHARD, &one)]);
     assert_refused(&folder, "", ErrorKind::Io, &[OTHER, "this shard of the index is not there"]);
-    let fairseq = file_of([("b", whole("FloatStorage", "0", 1))], &[("0", &f32s(&[1.0]))]);
-    fs::write(folder.path().join(OTHER), fairseq).unwrap();
-    assert_refused(&folder, "", ErrorKind::Malformed, &[OTHER, "is a checkpoint of fairseq, expected a dictionary"]);
+    for keys in [keys(), Py::Int(5)] {
+        let tensors = dict([("b", whole("FloatStorage", "0", 1))]);
+        fs::write(folder.path().join(OTHER), zip(&root(tensors, keys).pickle(), &[("0", &f32s(&[1.0]))])).unwrap();
+        assert_refused(
+            &folder,
+            "",
+            ErrorKind::Malformed,
+            &[OTHER, "is a checkpoint of fairseq, expected a dictionary"],
+        );
+    }
+    let legacy = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.";
+    fs::write(folder.path().join(OTHER), legacy).unwrap();
+    assert_refused(&folder, "", ErrorKind::Unsupported, &["of the old format", &format!("{OTHER}.new.pt && mv ")]);
     fs::write(folder.path().join(OTHER), b"no shard at all").unwrap();
     assert_refused(&folder, "", ErrorKind::Malformed, &[OTHER, "neither a zip archive nor a pickle"]);
     fs::write(folder.path().join(OTHER), &two).unwrap();
@@ -181,6 +205,29 @@ fn folders_with_several_models_and_shards_alone() {
     assert_eq!(Checkpoint::open(&folder.path().join(SINGLE), None).unwrap().names(), ["a"]);
     fs::copy(data("molm/mlp").join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
     assert!(Checkpoint::open(folder.path(), None).unwrap().names().len() > 1, "safetensors go first");
+}
+
+#[test]
+fn tensors_under_model_without_keys_of_fairseq_are_of_any_family() {
+    let tensors = dict([("b", whole("FloatStorage", "0", 1)), ("a", whole("FloatStorage", "0", 1))]);
+    let root = dict([("model", tensors), ("optimizer", dict([])), ("args", Py::None)]);
+    let folder = folder(&[(SINGLE, &zip(&root.pickle(), &[("0", &f32s(&[1.0]))]))]);
+    let checkpoint = Checkpoint::open(folder.path(), None).unwrap();
+    assert_eq!((checkpoint.names(), checkpoint.aliases()), (vec!["b"], vec!["a"]));
+}
+
+#[test]
+fn what_lies_deeper_or_has_no_values_is_named() {
+    let meta = Py::Call(Box::new(global("torch._utils", "_rebuild_meta_tensor_no_storage")), vec![Py::Int(1)]);
+    let nested =
+        dict([("state_dict", dict([("a", whole("FloatStorage", "0", 1))])), ("step", whole("FloatStorage", "0", 1))]);
+    for (root, part) in [
+        (dict([("a", meta)]), "tensor \"a\", which is on the device `meta`"),
+        (nested, "tensor \"state_dict\" that is a dictionary of its own is not supported"),
+    ] {
+        let folder = folder(&[(SINGLE, &zip(&root.pickle(), &[("0", &f32s(&[1.0]))]))]);
+        assert_refused(&folder, "", ErrorKind::Unsupported, &[part]);
+    }
 }
 
 #[test]

@@ -47,6 +47,11 @@ impl<'a, 'p> Keys<'a, 'p> {
         self.values.get(key).copied().filter(|value| *value != Value::None)
     }
 
+    /// Whether fairseq wrote a configuration.
+    pub(super) fn has_configuration(&self) -> bool {
+        ["args", "cfg"].into_iter().any(|key| self.get(key).is_some())
+    }
+
     /// The configuration that this root of a checkpoint holds, for the tensors of its model.
     pub(super) fn configuration(&self, tensors: &StateDict<'_>) -> Result<Config, CheckpointError> {
         let keys = self.model_keys()?;
@@ -70,7 +75,7 @@ impl<'a, 'p> Keys<'a, 'p> {
             }
         };
         let Some(keys) = model else {
-            return Err(missing("neither \"cfg\" nor \"args\" is there".into()));
+            return Err(missing("\"cfg\" has no \"model\"".into()));
         };
         let entries = self.pickle.namespace(keys).or_else(|| self.pickle.entries(keys));
         let entries = entries.ok_or_else(|| missing(format!("its keys are {}", self.pickle.kind(keys))))?;

@@ -21,7 +21,7 @@ const READ: u64 = 1 << 20;
 type Take<'t> = dyn FnMut(&[u8]) -> ControlFlow<()> + 't;
 
 /// The bytes that a strided view was last read from: views are asked for row by row, and a row may lie all over them.
-pub(in crate::checkpoint) struct Kept {
+pub(super) struct Kept {
     /// Bytes that are kept at most.
     most: u64,
     last: Mutex<Option<Part>>,
@@ -35,7 +35,7 @@ struct Part {
 }
 
 impl Kept {
-    pub(in crate::checkpoint) const fn new(most: u64) -> Self {
+    pub(super) const fn new(most: u64) -> Self {
         Self { most, last: Mutex::new(None) }
     }
 

@@ -1,9 +1,9 @@
 //! PyTorch files: a zip archive of one pickle and the storages that it names.
 //!
-//! The pickle is a checkpoint of fairseq, whose state dictionary is `"model"`, or a state dictionary alone, as
-//! transformers wrote it before there was safetensors. It is read into a description; nothing in it is imported, called
-//! or executed. What it says besides the state dictionary and the configuration is never interpreted, and storages that
-//! no tensor of the state dictionary names are never read.
+//! The pickle is a state dictionary, as transformers wrote it before there was safetensors, or a dictionary that has
+//! one as `"model"`; fairseq puts a configuration beside that. It is read into a description; nothing in it is
+//! imported, called or executed. What it says besides the state dictionary and the configuration is never interpreted,
+//! and storages that no tensor of the state dictionary names are never read.
 
 mod config;
 mod crc32;
@@ -36,24 +36,37 @@ use super::{
 };
 use config::Keys;
 use crc32::Crc32;
+use gather::Kept;
 use storage::{Storage, wrong_checksum};
-use tensors::StateDict;
+use tensors::{Repeats, StateDict};
 use value::Pickle;
 use zip::{Archive, Source};
 use zip_entry::Entry;
 
-pub(super) use gather::Kept;
 pub(super) use storage::View;
 
 /// How names of PyTorch files end.
 const ENDINGS: [&str; 3] = ["pt", "pth", "bin"];
 const PICKLE: &str = "data.pkl";
 /// Bytes that stay in memory of those that a strided tensor was last read from.
-pub(super) const KEPT: u64 = 64 << 20;
+const KEPT: u64 = 64 << 20;
 /// What a state dictionary without anything around it is called in messages.
 const ROOT: &str = "its dictionary of tensors";
 /// What an archive of a compiled program has besides.
 const PROGRAM: &str = "constants.pkl";
+
+/// What the files of one checkpoint share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    kept: Arc<Kept>,
+    repeats: Repeats,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self { kept: Arc::new(Kept::new(KEPT)), repeats: Repeats::default() }
+    }
+}
 
 /// What a file holds.
 #[derive(Debug)]
@@ -61,7 +74,9 @@ pub(super) struct TorchFile {
     pub(super) tensors: BTreeMap<String, View>,
     /// Stored name of each tensor that is a second name of the same values.
     pub(super) aliases: BTreeMap<String, String>,
-    /// Its own configuration, which fairseq writes, where it was asked for.
+    /// Whether it has a configuration of its own, which fairseq writes.
+    pub(super) is_fairseq: bool,
+    /// That configuration, where it was asked for.
     pub(super) config: Option<Config>,
     /// What is odd about the file but does no harm.
     pub(super) warnings: Vec<String>,
@@ -69,17 +84,17 @@ pub(super) struct TorchFile {
 
 impl TorchFile {
     /// Opens a file whose first bytes are those of a zip archive. Its own configuration is not read where it
-    /// `is_configured`; what is `kept` is shared by the files of a checkpoint.
-    pub(super) fn open(path: &Path, is_configured: bool, kept: &Arc<Kept>) -> Result<Self, CheckpointError> {
+    /// `is_configured`.
+    pub(super) fn open(path: &Path, is_configured: bool, shared: &mut Shared) -> Result<Self, CheckpointError> {
         let (input, file) = InputFile::open(path)?;
         let mut source = Source { file: input.shown(), size: input.size(), input: &file };
         let contents = Contents::read(&mut source)?;
         input.check_unchanged(&file).map_err(|error| error.of(input.shown()))?;
         let input = Arc::new(input);
-        let model = Model::new(input.shown(), &contents.pickle)?;
+        let model = Model::new(input.shown(), &contents.pickle, &mut shared.repeats)?;
         let config = if is_configured { None } else { model.configuration()? };
         let warnings = model.warnings();
-        let storages = model.storages(&contents.archive, &input, kept)?;
+        let storages = model.storages(&contents.archive, &input, &shared.kept)?;
         let (mut firsts, mut tensors, mut aliases) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         for name in model.names() {
             let Some(tensor) = model.dict.tensors.get(name) else { continue };
@@ -92,7 +107,7 @@ impl TorchFile {
                 aliases.insert(name.to_owned(), first.to_owned());
             }
         }
-        Ok(Self { tensors, aliases, config, warnings })
+        Ok(Self { tensors, aliases, is_fairseq: model.keys.is_some(), config, warnings })
     }
 }
 
@@ -122,13 +137,13 @@ fn prefix(path: &Path) -> Result<Vec<u8>, CheckpointError> {
 /// Describes the file `file`, without its storages, and gives the number of tensors.
 pub(super) fn describe<R: Read + Seek>(file: &str, size: u64, input: R) -> Result<usize, CheckpointError> {
     let contents = Contents::read(&mut Source { file, size, input })?;
-    count(&Model::new(file, &contents.pickle)?)
+    count(&Model::new(file, &contents.pickle, &mut Repeats::default())?)
 }
 
 /// Describes the checkpoint in a pickle, and gives the number of tensors.
 pub(super) fn describe_pickle(file: &str, bytes: &[u8]) -> Result<usize, CheckpointError> {
     let pickle = pickle::read(file, bytes.to_vec())?;
-    count(&Model::new(file, &pickle)?)
+    count(&Model::new(file, &pickle, &mut Repeats::default())?)
 }
 
 fn count(model: &Model<'_, '_>) -> Result<usize, CheckpointError> {
@@ -202,7 +217,7 @@ fn read_entry<R: Read + Seek>(
 /// State dictionary and other parts of a checkpoint.
 struct Model<'a, 'p> {
     file: &'a str,
-    /// What fairseq writes beside a state dictionary, and that.
+    /// What fairseq writes, where it lies beside the state dictionary.
     keys: Option<Keys<'a, 'p>>,
     /// What the state dictionary is called in messages.
     place: &'static str,
@@ -210,26 +225,28 @@ struct Model<'a, 'p> {
 }
 
 impl<'a, 'p> Model<'a, 'p> {
-    fn new(file: &'a str, pickle: &'p Pickle) -> Result<Self, CheckpointError> {
+    fn new(file: &'a str, pickle: &'p Pickle, repeats: &mut Repeats) -> Result<Self, CheckpointError> {
         let root = pickle.entries(pickle.root);
         let has_tensors = root.iter().flatten().any(|(_, value)| tensors::is_made_as_one(pickle, *value));
         let keys = root.map(|entries| Keys::new(file, pickle, &entries)).transpose()?;
         let inner = keys.as_ref().and_then(|keys| keys.get("model"));
-        let (keys, place, dict) = match inner.filter(|value| !tensors::is_made_as_one(pickle, *value)) {
-            Some(value) => (keys, "\"model\"", StateDict::new(file, pickle, value, "\"model\"")?),
-            None if has_tensors => (None, ROOT, StateDict::new(file, pickle, pickle.root, ROOT)?),
+        let (place, value) = match inner.filter(|value| !tensors::is_made_as_one(pickle, *value)) {
+            Some(value) => ("\"model\"", value),
+            None if has_tensors => (ROOT, pickle.root),
             None => return Err(CheckpointError::NoTensors { file: file.into(), found: pickle.kind(pickle.root) }),
         };
+        let dict = StateDict::new(file, pickle, value, place, repeats)?;
+        let keys = keys.filter(|keys| place != ROOT && keys.has_configuration());
         Ok(Self { file, keys, place, dict })
     }
 
-    /// That of fairseq; a state dictionary alone has none.
+    /// That of fairseq.
     fn configuration(&self) -> Result<Option<Config>, CheckpointError> {
         self.keys.as_ref().map(|keys| keys.configuration(&self.dict)).transpose()
     }
 
-    /// Names of the tensors, the one that keeps values of several names before the others: the first by name of
-    /// fairseq's, and the first of the dictionary of transformers', which is the one that it stores as safetensors.
+    /// Names of the tensors, the one that keeps values of several names before the others: the first by name in a
+    /// checkpoint of fairseq, elsewhere the first of the dictionary, which transformers stores as safetensors.
     fn names(&self) -> Vec<&'p str> {
         match self.keys {
             Some(_) => self.dict.tensors.keys().copied().collect(),

@@ -62,9 +62,24 @@ pub(super) struct StateDict<'p> {
     pub(super) others: BTreeSet<&'p str>,
 }
 
+/// Elements of the files of a checkpoint.
+#[derive(Debug, Default)]
+pub(super) struct Repeats {
+    /// Those of all storages.
+    held: u64,
+    /// Those that tensors have beyond their storages.
+    beyond: u64,
+}
+
 impl<'p> StateDict<'p> {
     /// Describes the tensors of the dictionary `value`, called `place` in messages.
-    pub(super) fn new(file: &str, pickle: &'p Pickle, value: Value, place: &str) -> Result<Self, CheckpointError> {
+    pub(super) fn new(
+        file: &str,
+        pickle: &'p Pickle,
+        value: Value,
+        place: &str,
+        repeats: &mut Repeats,
+    ) -> Result<Self, CheckpointError> {
         let entries = pickle.entries(value);
         let mut guard = Guard { file, pickle, seen: vec![false; pickle.heap.len()] };
         for (key, value) in entries.iter().flatten() {
@@ -79,28 +94,29 @@ impl<'p> StateDict<'p> {
         for (key, value) in entries {
             reader.add(key, value, place)?;
         }
-        reader.dict.check_repeats(file)?;
+        reader.dict.check_repeats(file, repeats)?;
         Ok(reader.dict)
     }
 
-    /// Bounds what tensors have beyond the elements of their storages; those that are the same part count once.
-    fn check_repeats(&self, file: &str) -> Result<(), CheckpointError> {
+    /// Bounds what tensors have beyond the elements of their storages, in this file and those before it; those that are
+    /// the same part count once.
+    fn check_repeats(&self, file: &str, repeats: &mut Repeats) -> Result<(), CheckpointError> {
         let (mut seen, mut left) = (BTreeSet::new(), BTreeMap::new());
         for tensor in self.tensors.values() {
             let Some(info) = self.storages.get(tensor.storage) else { continue };
             let held: &mut u64 = left.entry(tensor.storage).or_default();
             *held = info.held(tensor.dtype).max(*held);
         }
-        let limit = left.values().fold(0u64, |sum, held| sum.saturating_add(*held)).max(limits::EXPANDED);
-        let mut beyond = 0u64;
+        repeats.held = left.values().fold(repeats.held, |sum, held| sum.saturating_add(*held));
+        let limit = repeats.held.max(limits::EXPANDED);
         for (name, tensor) in &self.tensors {
             if !seen.insert((tensor.storage, tensor.dtype.name(), &tensor.layout)) {
                 continue;
             }
             let (held, elements) = (left.entry(tensor.storage).or_default(), tensor.layout.elements());
-            beyond = beyond.saturating_add(elements.saturating_sub(*held));
+            repeats.beyond = repeats.beyond.saturating_add(elements.saturating_sub(*held));
             *held = held.saturating_sub(elements);
-            if beyond > limit {
+            if repeats.beyond > limit {
                 let file = format!("{file}: tensor {}", quoted(name));
                 let what = "the number of elements that it and those before it have beyond their storages";
                 return Err(CheckpointError::Limit { file, what, limit });
@@ -110,9 +126,10 @@ impl<'p> StateDict<'p> {
     }
 }
 
-/// Whether a value is made by a function that makes tensors.
+/// Whether a value is made by a function that makes tensors, readable or not.
 pub(super) fn is_made_as_one(pickle: &Pickle, value: Value) -> bool {
-    pickle.call(value).is_some_and(|(_, global)| globals::rebuild(global).is_some())
+    let makes = |global| globals::rebuild(global).is_some() || globals::unread(global).is_some();
+    pickle.call(value).is_some_and(|(_, global)| makes(global))
 }
 
 /// Looks for globals that no description of tensors needs.
@@ -225,6 +242,7 @@ impl<'p> Reader<'_, 'p> {
                 Err(self.unsupported("whose values are set after it was made"))
             }
             Some((_, rebuild, args)) => Ok((rebuild, args)),
+            None if self.pickle.entries(value).is_some() => Err(self.unsupported("that is a dictionary of its own")),
             None => Err(self.faulty(format!("must be a tensor, found {}", self.pickle.kind(value)))),
         }
     }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::{InspectArguments, PART_HEADER, conventions, grouped, lengths_count, line, right};
 use crate::{
+    checkpoint,
     cli::{Failure, note, table::table},
     inspect::{File, GraphInspection, GraphPart, Lengths, Signature, inspect_graphs, model_files},
     onnx::read_model,
@@ -14,8 +15,7 @@ pub(super) fn is_exported(path: &Path) -> bool {
     if !path.is_dir() {
         return path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("onnx"));
     }
-    let is_checkpoint =
-        ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| path.join(name).exists());
+    let is_checkpoint = checkpoint::models().any(|name| path.join(name).exists());
     !is_checkpoint && model_files(path).is_ok_and(|files| !files.model.is_empty())
 }
 
