@@ -230,13 +230,12 @@ impl<'a, 'p> Model<'a, 'p> {
         let has_tensors = root.iter().flatten().any(|(_, value)| tensors::is_made_as_one(pickle, *value));
         let keys = root.map(|entries| Keys::new(file, pickle, &entries)).transpose()?;
         let inner = keys.as_ref().and_then(|keys| keys.get("model"));
-        let (place, value) = match inner.filter(|value| !tensors::is_made_as_one(pickle, *value)) {
-            Some(value) => ("\"model\"", value),
-            None if has_tensors => (ROOT, pickle.root),
+        let (place, value, keys) = match inner.filter(|value| !tensors::is_made_as_one(pickle, *value)) {
+            Some(value) => ("\"model\"", value, keys.filter(Keys::has_configuration)),
+            None if has_tensors => (ROOT, pickle.root, None),
             None => return Err(CheckpointError::NoTensors { file: file.into(), found: pickle.kind(pickle.root) }),
         };
         let dict = StateDict::new(file, pickle, value, place, repeats)?;
-        let keys = keys.filter(|keys| place != ROOT && keys.has_configuration());
         Ok(Self { file, keys, place, dict })
     }
 
