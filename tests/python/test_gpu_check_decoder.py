@@ -87,7 +87,8 @@ class Run(unittest.TestCase):
             program.write_text(PROGRAM.format(python=sys.executable))
             program.chmod(program.stat().st_mode | stat.S_IXUSR)
             command = [sys.executable, "-m", "gpu_check.tensorrt_decoder", "--kit", kit, "--pieces", place, "--out", place / "out"]
-            variables = os.environ | {"PYTHONPATH": str(ROOT / "tools"), "EXPORT": str(decoder())}
+            places = os.pathsep.join(filter(None, [str(ROOT / "tools"), os.environ.get("PYTHONPATH")]))
+            variables = os.environ | {"PYTHONPATH": places, "EXPORT": str(decoder())}
             done = subprocess.run(
                 [*command, "--place", place / "place"], env=variables, capture_output=True, text=True, check=False
             )
