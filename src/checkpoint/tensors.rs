@@ -54,7 +54,9 @@ impl Tensors {
             index.check_shard(shard, &part.file, &part.names())?;
             part.metadata.retain(|_, kept| index.tensors.contains_key(kept));
             metadata.push((part.file.clone(), std::mem::take(&mut part.metadata)));
-            sizes = std::array::from_fn(|at| sizes[at] + part.sizes()[at]);
+            for (sum, size) in sizes.iter_mut().zip(part.sizes()) {
+                *sum += size;
+            }
             tensors.add(part);
         }
         for (file, texts) in metadata {

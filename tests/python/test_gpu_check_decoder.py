@@ -71,9 +71,8 @@ class Ways(unittest.TestCase):
 
     def test_a_graph_of_other_nodes_is_refused(self):
         model = onnx.load(decoder() / "decoder_model.onnx")
-        model.graph.node[0].name, model.graph.node[1].name = "a", "b"
-        with self.assertRaisesRegex(ValueError, "has not all of a, c"):
-            positions.replace(model.graph, ["a", "c"], [])
+        with self.assertRaisesRegex(ValueError, "has not all of decoder/Slice, other"):
+            positions.replace(model.graph, [positions.SLICE, "other"], [])
 
 
 class Run(unittest.TestCase):
@@ -95,7 +94,7 @@ class Run(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             steps = {step["name"]: step["state"] for step in json.loads((place / "out/tensorrt.json").read_text())["steps"]}
             proved = {step.removeprefix("verify ") for step in steps if step.startswith("verify")}
-            self.assertEqual(proved, {"picked", "new_tokens_alone", "rows_cut_off"} & positions.WAYS.keys())
+            self.assertEqual(proved, {"picked", "new_tokens_alone", "rows_cut_off"})
             self.assertEqual(steps["build as_exported decoder"], "failed")
             self.assertEqual(steps["build known_end part"], "failed")
             self.assertEqual(steps["build filled decoder"], "passed")

@@ -7,29 +7,19 @@ the decoder as it is for caches that are never empty; what was built whole is pr
 and OUT/tensorrt.txt, as `tensorrt_stage` does.
 """
 
-import argparse
-import os
 import shutil
 import sys
-import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import onnx
 
 from . import decoder_positions as positions
-from .tensorrt_stage import BUILDERS, FIRST, Stage, environment, program_of, unpack_all
+from .tensorrt_stage import begun, beside_each_other, dims, options_of, program_of, tell
 
 MODEL, DECODER = "number_words", "decoder_model.onnx"
 #: Sizes of open dimensions, which hold every case of `verify`; the part that finds positions reads no source.
 SIZES = ["batch=1:1:8", "sequence=1:1:80", "past_sequence=0:16:80"]
 FILLED = ["batch=1:1:8", "sequence=1:1:80", "past_sequence=1:16:80"]
 SOURCE = ["source=1:16:80"]
-
-
-def dims(sizes):
-    return [word for size in sizes for word in ("--dim", size)]
 
 
 class Decoder:
@@ -71,30 +61,16 @@ def all_steps(decoder):
     if not decoder.exported():
         return
     folders = {way: decoder.written(way) for way in positions.WAYS}
-    with ThreadPoolExecutor(max(2, round(BUILDERS * (os.cpu_count() or 1)))) as pool:
-        calls = [pool.submit(decoder.build, f"{way} part", decoder.work / f"{way}.part.onnx", SIZES) for way in folders]
-        calls += [pool.submit(decoder.whole, *one) for one in folders.items()]
-        calls.append(pool.submit(decoder.build, "filled decoder", decoder.export / DECODER, FILLED + SOURCE))
-    for error in filter(None, (call.exception() for call in calls)):
-        decoder.stage.step(f"job {error!r}", [], lambda _: {"state": "failed", "why": "it was not done"})
+    calls = [(decoder.build, f"{way} part", decoder.work / f"{way}.part.onnx", SIZES) for way in folders]
+    calls += [(decoder.whole, *one) for one in folders.items()]
+    calls.append((decoder.build, "filled decoder", decoder.export / DECODER, FILLED + SOURCE))
+    tell(decoder.stage, beside_each_other(calls))
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kit", type=Path, required=True)
-    parser.add_argument("--pieces", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--place", type=Path, default=Path(tempfile.gettempdir()) / "moa-tensorrt", help="where libraries and plans stay")
-    parser.add_argument("--budget", type=float, default=150.0, help="seconds, unpacking included")
-    options = parser.parse_args()
-    deadline = time.monotonic() + options.budget
-    work = options.place / "decoder"
-    for folder in (options.out, work):
-        folder.mkdir(parents=True, exist_ok=True)
-    stage = Stage(options.out, environment(options.kit, options.place), deadline)
-    stage.step(FIRST, [], lambda _: unpack_all(options.kit, options.pieces, options.place))
+    options = options_of(__doc__, 150.0).parse_args()
+    stage, work = begun(options, "decoder")
     program = program_of(options.kit, options.place)
-    stage.run("ops", [program, "ops"], says="compute capability")
     all_steps(Decoder(stage, program, options.kit / "checkpoints" / MODEL, work))
     print(f"{options.out}/tensorrt.txt")
     sys.exit(not any(state == "passed" for name, state in stage.states.items() if name.startswith("verify")))

@@ -242,8 +242,20 @@ def environment(kit, place):
     return found
 
 
-def dims(model):
-    return [word for dim in MODELS[model]["dims"] for word in ("--dim", dim)]
+def dims(sizes):
+    return [word for size in sizes for word in ("--dim", size)]
+
+
+def beside_each_other(calls):
+    """Makes all calls, a function and its arguments each, as many at once as builds may run; the errors that they raise."""
+    with ThreadPoolExecutor(max(2, round(BUILDERS * (os.cpu_count() or 1)))) as pool:
+        made = [pool.submit(*call) for call in calls]
+    return [error for error in (call.exception() for call in made) if error]
+
+
+def tell(stage, errors):
+    for error in errors:
+        stage.step(f"job {error!r}", [], lambda _: {"state": "failed", "why": "it was not done"})
 
 
 class Job:
@@ -283,7 +295,7 @@ class Job:
         """Builds one form and proves it; of the fused one, what it refuses and that it can be loaded again."""
         label, files = f"{self.model} {self.dtype} {form}", self.files(form)
         source, target = self.built(form)
-        command = [self.program, "build", source, "-o", target, *dims(self.model), "--timing-cache", files / "timings"]
+        command = [self.program, "build", source, "-o", target, *dims(MODELS[self.model]["dims"]), "--timing-cache", files / "timings"]
         self.stage.run(f"build {label}", [*command, "--force", "--json"], needs=[f"export {label}"])
         if self.graph is None:
             report = files / "report.json"
@@ -350,7 +362,8 @@ WITHOUT = "import os, sys; os.environ.update(TENSORRT_ROOT='/nowhere'); os.execv
 def refuse_without_tensorrt(stage, program, work, model, dtype, place):
     """A build where TENSORRT_ROOT has none ends with one line and code 6; the model is read before, so it must be there."""
     label = f"{model} {dtype} fused"
-    command = [sys.executable, "-c", WITHOUT, program, "build", place[0], "-o", work / "none", *dims(model), "--no-cache", "--force"]
+    command = [sys.executable, "-c", WITHOUT, program, "build", place[0], "-o", work / "none", *dims(MODELS[model]["dims"])]
+    command += ["--no-cache", "--force"]
     needs = [f"export {label}"]
     stage.run(f"refuse a missing TensorRT {label}", command, needs, expected=6, says="TENSORRT_ROOT=/nowhere is not there")
 
@@ -430,40 +443,48 @@ def all_steps(stage, options, work):
             job.export(form)
     now = time.monotonic()
     stage.deadline = now + BUILDING * (end - now)
-    begun, calls = set(), []
-    with ThreadPoolExecutor(max(2, round(BUILDERS * (os.cpu_count() or 1)))) as pool:
-        calls += [pool.submit(jobs[key].prove, form) for key in untimed for form in FORMS]
-        for *key, batch, tokens in points:
-            job = jobs[tuple(key)]
-            calls += [pool.submit(job.prove, form) for form in FORMS if job not in begun]
-            calls += [pool.submit(job.engines, form, [batch, tokens]) for form in FORMS]
-            begun.add(job)
+    proved, calls = set(), []
+    calls += [(jobs[key].prove, form) for key in untimed for form in FORMS]
+    for *key, batch, tokens in points:
+        job = jobs[tuple(key)]
+        calls += [(job.prove, form) for form in FORMS if job not in proved]
+        calls += [(job.engines, form, [batch, tokens]) for form in FORMS]
+        proved.add(job)
+    errors = beside_each_other(calls)
     stage.deadline = end
-    for error in filter(None, (call.exception() for call in calls)):
-        stage.step(f"job {error!r}", [], lambda _: {"state": "failed", "why": "it was not done"})
+    tell(stage, errors)
     for *key, batch, tokens in points:
         jobs[tuple(key)].time([batch, tokens])
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options_of(description, budget):
+    """A parser of what every run of TensorRT is told."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kit", type=Path, required=True)
     parser.add_argument("--pieces", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--place", type=Path, default=Path(tempfile.gettempdir()) / "moa-tensorrt", help="where libraries and plans stay")
-    parser.add_argument("--models", type=words(MODELS), default=list(MODELS))
-    parser.add_argument("--dtypes", type=words(DTYPES), default=DTYPES)
-    parser.add_argument("--budget", type=float, default=540.0, help="seconds, unpacking included")
-    options = parser.parse_args()
-    deadline = time.monotonic() + options.budget
-    for folder in (options.out, options.place):
+    parser.add_argument("--budget", type=float, default=budget, help="seconds, unpacking included")
+    return parser
+
+
+def begun(options, work):
+    """A stage whose first steps are done, and its folder of this name."""
+    deadline, work = time.monotonic() + options.budget, options.place / work
+    for folder in (options.out, work):
         folder.mkdir(parents=True, exist_ok=True)
-    work = options.place / "work"
-    work.mkdir(exist_ok=True)
     stage = Stage(options.out, environment(options.kit, options.place), deadline)
     stage.step(FIRST, [], lambda _: unpack_all(options.kit, options.pieces, options.place))
-    program = program_of(options.kit, options.place)
-    stage.run("ops", [program, "ops"], says="compute capability")
+    stage.run("ops", [program_of(options.kit, options.place), "ops"], says="compute capability")
+    return stage, work
+
+
+def main():
+    parser = options_of(__doc__, 540.0)
+    parser.add_argument("--models", type=words(MODELS), default=list(MODELS))
+    parser.add_argument("--dtypes", type=words(DTYPES), default=DTYPES)
+    options = parser.parse_args()
+    stage, work = begun(options, "work")
     all_steps(stage, options, work)
     print(f"{options.out}/tensorrt.txt")
     states = [step["state"] for step in stage.steps]
