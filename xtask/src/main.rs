@@ -57,10 +57,17 @@ Python packages are installed under target/python and nowhere else. PYTHON names
 interpreter than python3, MOA_PYTORCH a folder with an installed PyTorch, where
 `test --optimum` is not to load several GB.";
 
+fn help() -> ExitCode {
+    println!("{HELP}");
+    ExitCode::SUCCESS
+}
+
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let outcome = match arguments.as_slice() {
+        [] | ["help", ..] => return help(),
+        words if words.iter().any(|word| ["-h", "--help"].contains(word)) => return help(),
         ["demo"] => Project::find().and_then(|project| demo::run(&project)),
         ["test"] => Project::find().map(|project| test::run(&project)),
         ["test", "--optimum"] => Project::find().map(|project| test::run_optimum(&project)),
@@ -78,10 +85,6 @@ fn main() -> ExitCode {
         ["tensorrt"] => Project::find().and_then(|project| tensorrt::run(&project)).map(|()| true),
         ["tensorrt", "test"] => Project::find().and_then(|project| tensorrt::run_tests(&project)),
         ["synthesize", arguments @ ..] => synthesize::run(arguments).map(|()| true),
-        [] | ["help" | "-h" | "--help"] => {
-            println!("{HELP}");
-            return ExitCode::SUCCESS;
-        }
         _ => {
             eprintln!("error: there is no `cargo xtask {}`\n\n{HELP}", arguments.join(" "));
             return ExitCode::from(2);
