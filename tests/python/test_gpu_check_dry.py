@@ -101,7 +101,7 @@ class HostPlan:
             return torch.int32
         if name in ("position_ids", "topk_indices"):
             return torch.int64
-        whole = name in ("router_weight", "cos_cache", "sin_cache", "topk_weights")
+        whole = name in ("router_weight", "router_input", "cos_cache", "sin_cache", "topk_weights")
         return torch.float32 if whole else feeds.DTYPES[self.element]
 
     def close(self):
@@ -177,9 +177,9 @@ class WithoutGpu(unittest.TestCase):
 
     def small(self, check):
         case = check.case
-        layer = replace(
-            case.layer, width=min(case.layer.width, 48), head=min(case.layer.head, 16), heads=min(case.layer.heads, 2)
-        )
+        head, heads = min(case.layer.head, 16), min(case.layer.heads, 2)
+        width = heads * head if case.layer.sticks else min(case.layer.width, 48)
+        layer = replace(case.layer, width=width, head=head, heads=heads)
         tokens, past = min(case.tokens, 9), min(case.past, 11)
         return replace(
             check,

@@ -25,7 +25,8 @@ CODES = {1: "argument", 2: "unsupported", 3: "missing", 4: "driver", 5: "interna
 OPERATORS = ["MoASelfAttention", "MoACrossAttention", "MoEFeedForward"]
 ELEMENTS = ["f32", "f16", "bf16"]
 GATE_MODES = ["softmax_topk", "softmax_topk_renorm", "topk_softmax"]
-ACTIVATIONS = ["relu", "gelu", "silu"]
+ACTIVATIONS = ["relu", "gelu", "silu", "gelu_tanh"]
+ATTENTION_MODES = ["softmax", "stick_breaking"]
 REGIMES = ["dense", "sparse", "grouped", "grouped-reduce"]
 TF32 = 1
 SHARED_CACHES = 2
@@ -51,6 +52,7 @@ INPUTS = {
         "cos_cache",
         "sin_cache",
         "position_ids",
+        "router_input",
     ],
     "MoACrossAttention": [
         "hidden_states",
@@ -63,7 +65,14 @@ INPUTS = {
         "output_weight",
         "output_bias",
     ],
-    "MoEFeedForward": ["hidden_states", "router_weight", "input_weight", "output_weight", "output_bias"],
+    "MoEFeedForward": [
+        "hidden_states",
+        "router_weight",
+        "input_weight",
+        "output_weight",
+        "output_bias",
+        "router_input",
+    ],
 }
 CHOICE = ["topk_indices", "topk_weights"]
 OUTPUTS = {
@@ -139,6 +148,7 @@ class Node(Sized):
         ("skip_padded_queries", c_uint32),
         ("gated", c_uint32),
         ("scale", c_float),
+        ("attention_mode", c_uint32),
     ]
 
 
@@ -273,7 +283,7 @@ class Kernels:
 def node_of(operator, attributes, element, flags=0):
     """The structure for an operator, its attributes by name and an element type."""
     node = Node(operator_id=OPERATORS.index(operator), element=ELEMENTS.index(element), flags=flags)
-    names = {"gate_mode": GATE_MODES, "activation": ACTIVATIONS}
+    names = {"gate_mode": GATE_MODES, "activation": ACTIVATIONS, "attention_mode": ATTENTION_MODES}
     for name, value in attributes.items():
         setattr(node, name, names[name].index(value) if name in names else value)
     return node

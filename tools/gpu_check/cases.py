@@ -43,6 +43,10 @@ class Layer:
     gate_mode: str
     bias: bool = False
     rope: bool = False
+    #: Columns R of an input that the router reads, 0 where it reads the hidden states.
+    routed_by: int = 0
+    #: As in MoLM, sticks are broken, and keys and values are the hidden states.
+    sticks: bool = False
 
     @property
     def inner(self):

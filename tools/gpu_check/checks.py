@@ -17,6 +17,9 @@ WIDE = cases.Layer("wide", 520, 7, 3, 2, 72, "softmax_topk_renorm")
 #: More experts than a warp has lanes.
 MANY = cases.Layer("many", 64, 40, 3, 1, 64, "softmax_topk_renorm")
 
+#: A layer of MoLM: sticks, keys and values that are the hidden states, a router with an input of its own.
+MOLM = cases.Layer("molm", 512, 8, 2, 4, 128, "softmax_topk", routed_by=64, sticks=True)
+
 #: Element types, and whether products may round to TF32.
 KINDS = {"f32": ("f32", False), "tf32": ("f32", True), "f16": ("f16", False), "bf16": ("bf16", False)}
 
@@ -120,6 +123,11 @@ def all_checks():
         *(Check(_case(_with(MANY, mode), 2, 33, causal=True), pads="mixed") for mode in cases_gate_modes()),
         Check(_case(MANY, 1, 1, 7, True)),
         Check(_case(ODD, 3, 200), routing="idle"),
+        Check(_case(MOLM, 1, 1, 127, True)),
+        Check(_case(MOLM, 3, 1, 1500, True), pads="ragged"),
+        Check(_case(MOLM, 2, 130, causal=True), pads="mixed"),
+        Check(_case(MOLM, 2, 300, 41, True), pads="ragged", routing="idle"),
+        Check(_case(MOLM, 4, 1, 200, True), room=55),
         Check(_case(base, 3, 1, 200, True), room=55),
         Check(_case(base, 2, 90, 37, True), pads="ragged", room=0),
         Check(_case(jetmoe, 8, 1, 127, True), room=384),
@@ -136,6 +144,8 @@ def all_checks():
         Check(_case(jetmoe, 4, 100), **ffn, extent=5632, gated=True),
         Check(_case(jetmoe, 2, 300), **ffn, extent=704, gated=True, routing="same"),
         Check(_case(ODD, 3, 21), **ffn, extent=40, activation="gelu", gated=True, routing="idle"),
+        Check(_case(MOLM, 1, 1), **ffn, extent=2048, activation="gelu_tanh"),
+        Check(_case(MOLM, 4, 100), **ffn, extent=2048, activation="gelu_tanh"),
     ]
 
 
@@ -166,6 +176,7 @@ def tile_checks():
         Check(_case(jetmoe, 3, 140, 21, True), pads="ragged", **alone),
         Check(_case(WIDE, 5, 61, causal=True), pads="mixed", **alone),
         Check(_case(big, 2, 270), routing="idle", **alone),
+        Check(_case(MOLM, 2, 270, 30, True), pads="ragged", **alone),
         Check(_case(jetmoe, 1, 1100), operator="MoEFeedForward", extent=136, gated=True, **alone),
     ]
 

@@ -71,21 +71,32 @@ def rope_tables(source, positions, head):
     return torch.cos(angles).float().contiguous(), torch.sin(angles).float().contiguous()
 
 
+def read_by_router(source, case, hidden, routing):
+    """The router's own input by its name, if the layer has one, and its weights; `hidden` is skewed where it has none."""
+    layer = case.layer
+    width = layer.routed_by or layer.width
+    read = source.normal(case.batch, case.tokens, width) if layer.routed_by else hidden
+    router = source.normal(width, layer.experts, deviation=2.0 * width**-0.5)
+    skew(read, router, routing, layer.top_k)
+    return {"router_input": read} if layer.routed_by else {}, router
+
+
 def self_attention(source, case, dtype, pads="none", routing="even", present=True, skip=True):
     """Feeds and attributes of `MoASelfAttention` for a case."""
     layer, past = case.layer, case.past
     batch, tokens, width, inner = case.batch, case.tokens, layer.width, layer.inner
     hidden = source.normal(batch, tokens, width)
-    router = source.normal(width, layer.experts, deviation=2.0 * width**-0.5)
-    skew(hidden, router, routing, layer.top_k)
+    read, router = read_by_router(source, case, hidden, routing)
     feeds = {
         "hidden_states": hidden.to(dtype),
         "attention_mask": padding(source, batch, case.keys, pads),
         "router_weight": router,
         "query_weight": source.normal(layer.experts, width, inner, deviation=width**-0.5, dtype=dtype),
-        "kv_weight": source.normal(width, 2 * inner, deviation=width**-0.5, dtype=dtype),
         "output_weight": source.normal(layer.experts, inner, width, deviation=inner**-0.5, dtype=dtype),
     }
+    if not layer.sticks:
+        feeds["kv_weight"] = source.normal(width, 2 * inner, deviation=width**-0.5, dtype=dtype)
+    feeds |= read
     if layer.bias:
         feeds["output_bias"] = source.normal(width, dtype=dtype)
     if past:
@@ -101,6 +112,7 @@ def self_attention(source, case, dtype, pads="none", routing="even", present=Tru
         "scale": layer.scale,
         "gate_mode": layer.gate_mode,
         "skip_padded_queries": int(skip),
+        "attention_mode": "stick_breaking" if layer.sticks else "softmax",
     }
     outputs = ["output", *(["present_key", "present_value"] if present else [])]
     return attributes, feeds, outputs
@@ -126,7 +138,7 @@ def cross_attention(source, case, dtype, keys, pads="none", routing="even"):
         feeds[name] = source.normal(batch, layer.heads, keys, layer.head, dtype=dtype)
     feeds["key_mask"] = padding(source, batch, keys, pads)
     feeds["query_mask"] = padding(source, batch, case.tokens, pads)
-    del attributes["causal"]
+    del attributes["causal"], attributes["attention_mode"]
     return attributes, feeds, ["output"]
 
 
@@ -135,10 +147,10 @@ def feed_forward(source, case, dtype, hidden, activation, gated, routing="even")
     layer = case.layer
     width, columns = layer.width, hidden * (2 if gated else 1)
     states = source.normal(case.batch, case.tokens, width)
-    router = source.normal(width, layer.experts, deviation=2.0 * width**-0.5)
-    skew(states, router, routing, layer.top_k)
+    read, router = read_by_router(source, case, states, routing)
     feeds = {
         "hidden_states": states.to(dtype),
+        **read,
         "router_weight": router,
         "input_weight": source.normal(layer.experts, width, columns, deviation=width**-0.5, dtype=dtype),
         "output_weight": source.normal(layer.experts, hidden, width, deviation=hidden**-0.5, dtype=dtype),

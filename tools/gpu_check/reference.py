@@ -7,7 +7,7 @@ are computed: so a choice that rounding may swap does not hide an error behind i
 import torch
 from torch.nn.functional import gelu, relu, silu
 
-ACTIVATIONS = {"relu": relu, "gelu": gelu, "silu": silu}
+ACTIVATIONS = {"relu": relu, "gelu": gelu, "silu": silu, "gelu_tanh": lambda x: gelu(x, approximate="tanh")}
 
 
 def scores_of(x, router_weight, gate_mode):
@@ -50,13 +50,21 @@ def by_expert(rows, indices, weight):
     return out.reshape(*indices.shape, weight.shape[-1])
 
 
-def mix(query, key, value, seen, scale):
+def broken_sticks(scores):
+    """Shares of a stick along the last axis: sigmoid(score) of what the later keys leave; a score of -inf takes nothing."""
+    left = torch.sigmoid(-scores).flip(-1).cumprod(-1).flip(-1)
+    after = torch.cat([left[..., 1:], torch.ones_like(left[..., :1])], dim=-1)
+    return torch.sigmoid(scores) * after
+
+
+def mix(query, key, value, seen, scale, mode):
     """Attention of query [T, k, G, D] over key and value [G, S, D]; seen [T, S]. A row that sees no key gives 0."""
     tokens, slots, heads, head = query.shape
     rows = query.permute(2, 0, 1, 3).reshape(heads, tokens * slots, head)
     scores = (rows @ key.transpose(1, 2) * scale).reshape(heads, tokens, slots, -1)
     scores.masked_fill_(~seen[None, :, None, :], float("-inf"))
-    shares = torch.softmax(scores, -1).nan_to_num_(0.0).reshape(heads, tokens * slots, -1)
+    shares = broken_sticks(scores) if mode == "stick_breaking" else torch.softmax(scores, -1).nan_to_num_(0.0)
+    shares = shares.reshape(heads, tokens * slots, -1)
     return (shares @ value).reshape(heads, tokens, slots, head).permute(1, 2, 0, 3)
 
 
@@ -66,7 +74,8 @@ def attend(attributes, feeds, key, value, key_mask, query_mask, past=None, angle
     batch, tokens, _ = x.shape
     heads, head = key.shape[1], key.shape[3]
     top_k = attributes["top_k"]
-    indices, weights, margin = route(x, feeds["router_weight"], top_k, attributes["gate_mode"], indices)
+    read = feeds.get("router_input", x)
+    indices, weights, margin = route(read, feeds["router_weight"], top_k, attributes["gate_mode"], indices)
     skipped = query_mask == 0 if attributes["skip_padded_queries"] else torch.zeros_like(query_mask, dtype=torch.bool)
     weights = weights.masked_fill(skipped[..., None], 0.0)
     experts = indices.flatten(0, 1)
@@ -79,7 +88,8 @@ def attend(attributes, feeds, key, value, key_mask, query_mask, past=None, angle
         seen = (key_mask[b] != 0).expand(tokens, -1)
         if past is not None:
             seen = seen & (places[None, :] <= past + torch.arange(tokens, device=x.device)[:, None])
-        mixed[b] = mix(query[b], key[b], value[b], seen, attributes["scale"]) * weights[b][..., None, None]
+        shares = mix(query[b], key[b], value[b], seen, attributes["scale"], attributes.get("attention_mode"))
+        mixed[b] = shares * weights[b][..., None, None]
     output = by_expert(mixed.reshape(-1, top_k, heads * head), experts, feeds["output_weight"]).sum(1).reshape(x.shape)
     if feeds.get("output_bias") is not None:
         output = output + feeds["output_bias"].double()
@@ -90,7 +100,8 @@ def attend(attributes, feeds, key, value, key_mask, query_mask, past=None, angle
 def self_attention(attributes, feeds, indices=None):
     x, mask, heads = feeds["hidden_states"].double(), feeds["attention_mask"], attributes["kv_num_heads"]
     batch, tokens, _ = x.shape
-    both = (x @ feeds["kv_weight"].double()).reshape(batch, tokens, 2, heads, -1)
+    both = x @ feeds["kv_weight"].double() if "kv_weight" in feeds else torch.cat([x, x], dim=-1)
+    both = both.reshape(batch, tokens, 2, heads, -1)
     key, value = both.permute(2, 0, 3, 1, 4)
     angles = None
     if feeds.get("cos_cache") is not None:
@@ -116,7 +127,8 @@ def feed_forward(attributes, feeds, indices=None):
     batch, tokens, width = x.shape
     rows = x.reshape(-1, width)
     given = None if indices is None else indices.reshape(-1, attributes["top_k"])
-    indices, weights, margin = route(rows, feeds["router_weight"], attributes["top_k"], attributes["gate_mode"], given)
+    read = feeds.get("router_input", x).reshape(batch * tokens, -1)
+    indices, weights, margin = route(read, feeds["router_weight"], attributes["top_k"], attributes["gate_mode"], given)
     hidden = by_expert(rows, indices, feeds["input_weight"])
     factor = 1.0
     if attributes["gated"]:

@@ -33,7 +33,10 @@ ELEMENTWISE, LACKING = "elementwise-", 4
 #: Logit margins under which rounding may choose another expert.
 NEAR_TIE = 1e-4
 
-#: Operator, B, T, P, C, E, k, G, D, and what is particular about it.
+#: Columns of what the routers of MoLM's layers read.
+ROUTED_BY = 24
+
+#: Operator, B, T, P, C, E, k, G, D, and what is particular about it; `modular` is a layer of MoLM.
 CALLS = [
     ("MoASelfAttention", 2, 21, 0, 64, 4, 4, 1, 64, {}),
     ("MoASelfAttention", 1, 1, 9, 64, 8, 2, 1, 64, {}),
@@ -45,6 +48,8 @@ CALLS = [
     ("MoEFeedForward", 3, 100, 0, 40, 5, 2, 1, 56, {"gated": 0}),
     ("MoASelfAttention", 1, 1, 130, 64, 4, 2, 1, 128, {}),
     ("MoASelfAttention", 1, 2, 130, 64, 4, 4, 1, 256, {}),
+    ("MoASelfAttention", 2, 5, 130, 128, 5, 2, 2, 64, {"modular": True}),
+    ("MoEFeedForward", 1, 2, 0, 64, 8, 2, 1, 96, {"gated": 0, "modular": True}),
 ]
 
 #: The same, planned as for one multiprocessor, or for so few that tiles of 64 rows are many, or blocks that stay would wait
@@ -59,6 +64,7 @@ LARGE_CALLS = [
     ("MoASelfAttention", 2, 150, 9, 72, 4, 4, 1, 128, {"rope": True, "bias": True}),
     ("MoASelfAttention", 2, 150, 0, 64, 4, 2, 1, 256, {}),
     ("MoEFeedForward", 2, 280, 0, 64, 2, 1, 1, 136, {"gated": 1}),
+    ("MoASelfAttention", 2, 150, 9, 128, 4, 2, 1, 128, {"modular": True}),
 ]
 
 
@@ -100,11 +106,15 @@ def make(random, call):
     operator, b, t, p, c, e, k, g, d, extra = call
     floats = lambda *shape: random.standard_normal(shape).astype(np.float32)  # noqa: E731
     feeds = {"hidden_states": floats(b, t, c), "router_weight": floats(c, e) * 0.3}
+    modular = extra.get("modular", False)
+    if modular:
+        feeds |= {"router_input": floats(b, t, ROUTED_BY), "router_weight": floats(ROUTED_BY, e) * 0.3}
     attributes = {"top_k": k, "gate_mode": "topk_softmax"}
     if operator == "MoEFeedForward":
         columns = d * (2 if extra["gated"] else 1)
         feeds |= {"input_weight": floats(e, c, columns) * c**-0.5, "output_weight": floats(e, d, c) * d**-0.5}
-        return attributes | {"activation": "silu", "gated": extra["gated"]}, feeds
+        activation = "gelu_tanh" if modular else "silu"
+        return attributes | {"activation": activation, "gated": extra["gated"]}, feeds
     attributes |= {"kv_num_heads": g, "scale": d**-0.5, "skip_padded_queries": 1}
     feeds |= {"query_weight": floats(e, c, g * d) * c**-0.5, "output_weight": floats(e, g * d, c) * d**-0.5}
     if extra.get("bias"):
@@ -114,7 +124,11 @@ def make(random, call):
         feeds |= {"key": floats(b, g, keys, d), "value": floats(b, g, keys, d)}
         feeds |= {"key_mask": mask(random, b, keys), "query_mask": mask(random, b, t)}
         return attributes, feeds
-    feeds |= {"kv_weight": floats(c, 2 * g * d) * c**-0.5, "attention_mask": mask(random, b, p + t)}
+    feeds["attention_mask"] = mask(random, b, p + t)
+    if modular:
+        attributes["attention_mode"] = "stick_breaking"
+    else:
+        feeds["kv_weight"] = floats(c, 2 * g * d) * c**-0.5
     if p:
         feeds |= {"past_key": floats(b, g, p, d), "past_value": floats(b, g, p, d)}
     if extra.get("rope"):
@@ -136,7 +150,7 @@ def compute(kernels, gpu, call, kind, random):
     """One call on the GPU with one of `KINDS`, and its relative error."""
     operator, (element, tf32, _) = call[0], KINDS[kind]
     attributes, feeds = make(random, call)
-    whole = {"router_weight", "cos_cache", "sin_cache"}
+    whole = {"router_weight", "router_input", "cos_cache", "sin_cache"}
     stored = {
         name: to_bits(value, element) if value.dtype == np.float32 and name not in whole else value
         for name, value in feeds.items()
@@ -171,7 +185,8 @@ def relative_error(operator, attributes, feeds, output, chosen):
     expected = REFERENCES[operator](attributes, feeds)
     differs = (np.sort(chosen) != np.sort(expected["topk_indices"])).any(-1)
     if differs.any():
-        logits = np.sort(feeds["hidden_states"][differs] @ feeds["router_weight"].astype(np.float64))[:, ::-1]
+        read = feeds.get("router_input", feeds["hidden_states"])
+        logits = np.sort(read[differs] @ feeds["router_weight"].astype(np.float64))[:, ::-1]
         k, experts = attributes["top_k"], logits.shape[-1]
         if k == experts or (logits[:, k - 1] - logits[:, k] > NEAR_TIE).any() or not valid(chosen, experts):
             return np.inf
