@@ -43,14 +43,6 @@ pub enum ChoiceError {
         /// Which.
         integers: IntegerType,
     },
-    /// A node of ours is one that the kernels for GPUs do not compute.
-    #[error("node `{node}`: {why}")]
-    Unserved {
-        /// Name of the node.
-        node: String,
-        /// Its first attribute or input that is not served.
-        why: String,
-    },
     /// GPU, release and dtype do not fit.
     #[error("the model is {}, and {gpu} does not fit: {why}", dtype.name())]
     Misfit {
@@ -105,13 +97,10 @@ pub fn known_release_of(number: ReleaseNumber) -> Result<&'static Release, Choic
 /// # Errors
 ///
 /// [`ChoiceError::Integers`] for exports in integers; what other programs have quantised is TensorRT's to judge.
-/// [`ChoiceError::Unserved`] for nodes of ours that the plugin refuses.
 pub fn dtype_of(file: &OnnxFile) -> Result<Dtype, ChoiceError> {
     let weights = file.graph().map_or(&[][..], |graph| &graph.initializer);
     let has = |wanted: DataType| weights.iter().any(|weight| weight.data_type == wanted as i32);
-    if let Some((node, why)) = file.unserved_on_gpus() {
-        Err(ChoiceError::Unserved { node, why })
-    } else if let Some(integers) = integers_of(file) {
+    if let Some(integers) = integers_of(file) {
         Err(ChoiceError::Integers { integers })
     } else if has(DataType::Float16) {
         Ok(Dtype::Fp16)

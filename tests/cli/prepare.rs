@@ -4,6 +4,7 @@ use moa_export::onnx::{
     proto::{NodeProto, type_proto},
     read_model,
 };
+use moa_schema::{feed_forward as ffn, self_attention as own};
 use prost::Message;
 use serde_json::Value;
 
@@ -163,17 +164,26 @@ fn dimensions_without_a_name_take_no_sizes() {
     scene.accepts("prepare unnamed.onnx -o x.onnx");
 }
 
-/// What only the kernels for processors compute.
+/// Layers without a projection of keys and values, whose routers read an input of their own.
 #[test]
-fn stick_breaking_is_refused() {
+fn stick_breaking_is_told_with_the_inputs_that_are_there() {
     let scene = Scene::with_fixture("molm/mlp");
     scene.accepts("ck -o model.onnx");
-    for command in [
-        "prepare model.onnx -o x.onnx",
-        "build model.onnx -o x.plan --dim batch=1 --dim sequence=1 --dim past_sequence=1",
-    ] {
-        let node = "node `transformer.h.0.attn.q_proj`: MoASelfAttention: attribute `attention_mode` is stick_breaking";
-        scene.refuses(command, 4, &[node, "not served here", "help: run the model in ONNX Runtime"]);
+    for options in ["", "--tensorrt 8.6"] {
+        scene.accepts(&format!("prepare model.onnx -o x.onnx --force {options}"));
+        let nodes = nodes(&scene, "x.onnx");
+        let (attention, feed_forward): (Vec<_>, Vec<_>) =
+            nodes.iter().partition(|node| node.op_type == "MoASelfAttention");
+        assert!(!attention.is_empty() && attention.len() == feed_forward.len());
+        for node in attention {
+            assert_eq!(text(node, "attention_mode").as_deref(), Some("stick_breaking"));
+            let mask = int(node, "present_inputs").unwrap();
+            assert_eq!((mask >> own::KV_WEIGHT & 1, mask >> own::ROUTER_INPUT & 1), (0, 1), "{mask:#x}");
+            assert_eq!(mask.count_ones() as usize, node.input.len());
+        }
+        for node in feed_forward {
+            assert_eq!(int(node, "present_inputs").map(|mask| mask >> ffn::ROUTER_INPUT & 1), Some(1));
+        }
     }
 }
 

@@ -285,7 +285,7 @@ class Calls(unittest.TestCase):
             "scale": (1, "`scale` must be finite"),
             "heads": (1, "`kv_num_heads` must be at least 1"),
             "causal": (1, "`causal` must be below 2, found 2"),
-            "size": (1, "`moa_cuda_node` has struct_size 500, this library knows 48"),
+            "size": (1, "`moa_cuda_node` has struct_size 500, this library knows 52"),
             "archive": (3, "the kernel archive does not begin with MOACUDA1"),
             "context": (1, "the calling thread has no current CUDA context"),
             "path": (1, "kernels of compute capability 12.0 cannot run on a device of 9.0"),

@@ -63,6 +63,11 @@ extern "C" {
 #define MOA_CUDA_RELU 0
 #define MOA_CUDA_GELU 1
 #define MOA_CUDA_SILU 2
+#define MOA_CUDA_GELU_TANH 3
+
+/* attention_mode. */
+#define MOA_CUDA_SOFTMAX 0
+#define MOA_CUDA_STICK_BREAKING 1 /* needs causal */
 
 /* flags of moa_cuda_node. */
 #define MOA_CUDA_TF32 1u /* products of f32 tensors may round their factors to TF32 */
@@ -111,6 +116,7 @@ typedef struct moa_cuda_node {
     uint32_t skip_padded_queries;
     uint32_t gated;
     float scale;
+    uint32_t attention_mode;
 } moa_cuda_node;
 
 /* The shape of one input; an absent input has rank -1. */

@@ -1,19 +1,20 @@
-// Attention with an online softmax. All k queries of a token read the same keys, so a tile is 16 rows a warp of the
+// Attention with an online softmax, or by stick-breaking. All k queries of a token read the same keys, so a tile is 16 rows a warp of the
 // rows `t * k + slot` of one batch row and head. Warps cut a tile along its rows or, where there are few, along the keys;
 // then blocks may cut the keys too, and the last to arrive combines the parts in their order.
 #pragma once
 
-#include "attend_softmax.cuh"
+#include "attend_sticks.cuh"
 #include "engine.cuh"
 
 // Parts into which keys are cut at most; as MAX_SPLITS in src/plan/choice.rs.
 const int MAX_KEY_SPLITS = 32;
 
-template <class EngineType, int HEAD_, int ROW_WARPS_, int KEY_WARPS_, int KEYS_>
+template <class EngineType, int HEAD_, int ROW_WARPS_, int KEY_WARPS_, int KEYS_, bool STICKS_ = false>
 struct Attention {
     typedef EngineType Engine;
     typedef typename Engine::Element Element;
     static constexpr int HEAD = HEAD_, ROW_WARPS = ROW_WARPS_, KEY_WARPS = KEY_WARPS_, KEYS = KEYS_;
+    static constexpr bool STICKS = STICKS_;
     static constexpr int THREADS = 32 * ROW_WARPS * KEY_WARPS;
     static constexpr int ROWS = 16 * ROW_WARPS, WARP_KEYS = KEYS / KEY_WARPS;
     static constexpr int STRIDE = HEAD + Engine::PAD;  // of queries and keys
@@ -26,7 +27,8 @@ struct Attention {
     static constexpr int TILE_BYTES = KEY_BYTES + VALUE_BYTES > MERGE_BYTES ? KEY_BYTES + VALUE_BYTES : MERGE_BYTES;
     static constexpr int SCRATCH_STRIDE = Engine::SCRATCH ? WARP_KEYS + Engine::SCRATCH : 0;
     static constexpr int SCRATCH_BYTES = ROW_WARPS * KEY_WARPS * 16 * SCRATCH_STRIDE * 4;
-    static constexpr int SHARED_BYTES = QUERY_BYTES + TILE_BYTES + SCRATCH_BYTES + 16;
+    static constexpr int LEFT_BYTES = STICKS && KEY_WARPS > 1 ? KEY_WARPS * ROWS * 4 : 0;
+    static constexpr int SHARED_BYTES = QUERY_BYTES + TILE_BYTES + SCRATCH_BYTES + LEFT_BYTES + 16;
     static constexpr int LENGTH = Run<Element>::LENGTH, RUNS = HEAD / LENGTH;
     static constexpr bool KEEPS_MAXIMA = false;  // sums are scaled to every new one
     static constexpr bool HIDES_BY_LIMIT = false;  // code that a short block would read from far
@@ -123,6 +125,12 @@ DEVICE float row_factor(const QueryRows &rows, int row, float sum) {
     return row_factor(rows.p.pair_gates[rows.pair(row)], sum);
 }
 
+// The same of an attention: what is left of a stick divides nothing.
+template <class A>
+DEVICE float finished_factor(const QueryRows &rows, int row, float sum) {
+    return A::STICKS ? rows.p.pair_gates[rows.pair(row)] : row_factor(rows, row, sum);
+}
+
 // Writes the rows of a warp that saw every key, through the shared memory of its queries.
 template <class A>
 DEVICE void store_rows(const QueryRows &rows, typename A::Element *queries, typename A::Mixed &mixed,
@@ -134,7 +142,7 @@ DEVICE void store_rows(const QueryRows &rows, typename A::Element *queries, type
 #pragma unroll
     for (int i = 0; i < RowState<A>::ROWS; i++) {
         int row = mixed.row(i);
-        float factor = rows.exists(first + row) ? row_factor(rows, first + row, state.sum[i]) : 0;
+        float factor = rows.exists(first + row) ? finished_factor<A>(rows, first + row, state.sum[i]) : 0;
 #pragma unroll
         for (int j = 0; j < A::Mixed::COLUMNS; j++) {
             from_float(own[row * A::STRIDE + mixed.column(j)], mixed.at(i, j) * factor);
@@ -164,10 +172,36 @@ struct RowParts {
     size_t head_stride, stride;
 };
 
+// One run of a row whose sticks were broken by blocks one after the other, or by warps that told each other what is left.
+template <class A, bool COHERENT>
+DEVICE void combine_sticks(const RowParts &parts, int d, int valid, bool vectors, float &left, float (&values)[A::LENGTH]) {
+    left = 1;
+#pragma unroll
+    for (int j = 0; j < A::LENGTH; j++) {
+        values[j] = 0;
+    }
+#pragma unroll (COHERENT ? 8 : 4)
+    for (int part = parts.count - 1; part >= 0; part--) {
+        float own[A::LENGTH];
+        load_floats<COHERENT>(own, parts.rows + part * parts.stride + d, valid, vectors);
+        const float after = COHERENT ? left : 1;
+        left = after * parts.heads[part * parts.head_stride + 1];
+#pragma unroll
+        for (int j = 0; j < A::LENGTH; j++) {
+            values[j] += after * own[j];
+        }
+    }
+}
+
 // One run of a row that was cut; `COHERENT`: its rows are other blocks' work.
 template <class A, bool COHERENT>
 DEVICE void combine(const RowParts &parts, int d, int valid, bool vectors, float &largest, float &sum,
                     float (&values)[A::LENGTH]) {
+    if constexpr (A::STICKS) {
+        largest = 0;
+        combine_sticks<A, COHERENT>(parts, d, valid, vectors, sum, values);
+        return;
+    }
     largest = -infinity();
 #pragma unroll 4
     for (int part = 0; part < parts.count; part++) {
@@ -269,7 +303,7 @@ DEVICE void merge_rows(const QueryRows &rows, unsigned char *shared, typename A:
                 store_floats(to + 4 + d, values, valid, p.vectors != 0);
                 continue;
             }
-            float factor = row_factor(rows, row, sum);
+            float factor = finished_factor<A>(rows, row, sum);
 #pragma unroll
             for (int j = 0; j < A::LENGTH; j++) {
                 values[j] *= factor;
@@ -307,7 +341,8 @@ DEVICE void attend(const Parameters &p) {
     const int warp = thread_index() / 32;
     const int row_part = A::ROW_WARPS > 1 ? warp : 0, key_part = A::KEY_WARPS > 1 ? warp : 0;
     T *queries = (T *)shared, *keys = (T *)(shared + A::QUERY_BYTES), *values = keys + A::KEYS * A::STRIDE;
-    float *scratch = (float *)(shared + A::QUERY_BYTES + A::TILE_BYTES) + warp * 16 * A::SCRATCH_STRIDE;
+    float *scratches = (float *)(shared + A::QUERY_BYTES + A::TILE_BYTES), *left = scratches + A::SCRATCH_BYTES / 4;
+    float *scratch = scratches + warp * 16 * A::SCRATCH_STRIDE;
 
     if (A::KEY_WARPS > 1 && thread_index() == 0) {
         KeptPlace &kept = *(KeptPlace *)(shared + A::SHARED_BYTES - sizeof(KeptPlace));
@@ -321,7 +356,7 @@ DEVICE void attend(const Parameters &p) {
 #pragma unroll
     for (int i = 0; i < RowState<A>::ROWS; i++) {
         state.largest[i] = -infinity();
-        state.sum[i] = 0;
+        state.sum[i] = A::STICKS ? 1 : 0;
         state.last_key[i] = p.causal ? p.past + rows.place(row_part * 16 + A::Scores::row(i)) : p.keys;
     }
     int end_key = p.keys;
@@ -373,15 +408,28 @@ DEVICE void attend(const Parameters &p) {
         const int first_key = tile * A::KEYS + key_part * A::WARP_KEYS;
         float shrink[RowState<A>::ROWS];
         const float factor = prepare_scores<A>(p, first_key, visible >> key_part * A::WARP_KEYS, scores, state);
-        const bool keeps[RowState<A>::ROWS] = {};
-        weigh<A>(factor, scores, keeps, state, shrink);
-        scale_rows<A>(mixed, shrink);
+        if constexpr (A::STICKS) {
+            break_sticks<A>(factor, scores, shrink);
+            if constexpr (A::KEY_WARPS > 1) {
+                tell_left<A>(left, key_part, shrink);
+            }
+        } else {
+            const bool keeps[RowState<A>::ROWS] = {};
+            weigh<A>(factor, scores, keeps, state, shrink);
+            scale_rows<A>(mixed, shrink);
+        }
         visible = next.bits();
         value_copier.end(values);
         copy_wait<0>();
         sync_block();
         if (tile + 1 < end) {
             key_copier.begin(tile + 1, keys, visible);
+        }
+        if constexpr (A::STICKS) {
+            if constexpr (A::KEY_WARPS > 1) {
+                join_sticks<A>(left, key_part, scores, shrink);
+            }
+            leave<A>(mixed, state, shrink);
         }
         T *own_values = values + key_part * A::WARP_KEYS * A::VALUE_STRIDE;
         if (p.causal) {
@@ -398,7 +446,7 @@ DEVICE void attend(const Parameters &p) {
 #pragma unroll
     for (int i = 0; i < RowState<A>::ROWS; i++) {
 #pragma unroll
-        for (int mask = 1; mask < Engine::ROW_LANES; mask *= 2) {
+        for (int mask = 1; !A::STICKS && mask < Engine::ROW_LANES; mask *= 2) {
             state.sum[i] += shuffle_xor(state.sum[i], mask * Engine::ROW_STEP);
         }
     }

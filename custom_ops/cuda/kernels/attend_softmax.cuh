@@ -3,7 +3,8 @@
 
 #include "attend_rows.cuh"
 
-// Maximum and sum of the rows of a warp, and how far each may look.
+// Maximum and sum of the rows of a warp, and how far each may look. Where sticks are broken, the sum is what is left of one,
+// and there is no maximum.
 template <class A>
 struct RowState {
     static constexpr int ROWS = A::Scores::ROWS;

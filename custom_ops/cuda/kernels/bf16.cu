@@ -43,6 +43,18 @@ KERNEL(moa_attend_tensor_d256_r64, 128, 1, attend<Attention<TensorCores<bfloat16
 static_assert(Attention<TensorCores<bfloat16>, 256, 4, 1, 32>::SHARED_BYTES == 67600, "as the planner has it");
 KERNEL(moa_attend_tensor_d256_r16, 128, 1, attend<Attention<TensorCores<bfloat16>, 256, 1, 4, 64>>(p))
 static_assert(Attention<TensorCores<bfloat16>, 256, 1, 4, 64>::SHARED_BYTES == 76048, "as the planner has it");
+KERNEL(moa_attend_tensor_sticks_d64_r64, 128, 1, attend<Attention<TensorCores<bfloat16>, 64, 4, 1, 64, true>>(p))
+static_assert(Attention<TensorCores<bfloat16>, 64, 4, 1, 64, true>::SHARED_BYTES == 27664, "as the planner has it");
+KERNEL(moa_attend_tensor_sticks_d64_r16, 128, 1, attend<Attention<TensorCores<bfloat16>, 64, 1, 4, 64, true>>(p))
+static_assert(Attention<TensorCores<bfloat16>, 64, 1, 4, 64, true>::SHARED_BYTES == 21008, "as the planner has it");
+KERNEL(moa_attend_tensor_sticks_d128_r64, 128, 1, attend<Attention<TensorCores<bfloat16>, 128, 4, 1, 64, true>>(p))
+static_assert(Attention<TensorCores<bfloat16>, 128, 4, 1, 64, true>::SHARED_BYTES == 52240, "as the planner has it");
+KERNEL(moa_attend_tensor_sticks_d128_r16, 128, 1, attend<Attention<TensorCores<bfloat16>, 128, 1, 4, 64, true>>(p))
+static_assert(Attention<TensorCores<bfloat16>, 128, 1, 4, 64, true>::SHARED_BYTES == 39440, "as the planner has it");
+KERNEL(moa_attend_tensor_sticks_d256_r64, 128, 1, attend<Attention<TensorCores<bfloat16>, 256, 4, 1, 32, true>>(p))
+static_assert(Attention<TensorCores<bfloat16>, 256, 4, 1, 32, true>::SHARED_BYTES == 67600, "as the planner has it");
+KERNEL(moa_attend_tensor_sticks_d256_r16, 128, 1, attend<Attention<TensorCores<bfloat16>, 256, 1, 4, 64, true>>(p))
+static_assert(Attention<TensorCores<bfloat16>, 256, 1, 4, 64, true>::SHARED_BYTES == 76304, "as the planner has it");
 KERNEL(moa_route_tokens, 256, 1, route_many<bfloat16>(p))
 #endif
 
@@ -92,4 +104,16 @@ KERNEL(moa_attend_plain_d256_r32, 64, 1, attend<Attention<PlainUnits<bfloat16>, 
 static_assert(Attention<PlainUnits<bfloat16>, 256, 2, 1, 16>::SHARED_BYTES == 36368, "as the planner has it");
 KERNEL(moa_attend_plain_d256_r16, 64, 1, attend<Attention<PlainUnits<bfloat16>, 256, 1, 2, 16>>(p))
 static_assert(Attention<PlainUnits<bfloat16>, 256, 1, 2, 16>::SHARED_BYTES == 43280, "as the planner has it");
+KERNEL(moa_attend_plain_sticks_d64_r64, 128, 1, attend<Attention<PlainUnits<bfloat16>, 64, 4, 1, 32, true>>(p))
+static_assert(Attention<PlainUnits<bfloat16>, 64, 4, 1, 32, true>::SHARED_BYTES == 27664, "as the planner has it");
+KERNEL(moa_attend_plain_sticks_d64_r16, 128, 1, attend<Attention<PlainUnits<bfloat16>, 64, 1, 4, 32, true>>(p))
+static_assert(Attention<PlainUnits<bfloat16>, 64, 1, 4, 32, true>::SHARED_BYTES == 23056, "as the planner has it");
+KERNEL(moa_attend_plain_sticks_d128_r32, 64, 1, attend<Attention<PlainUnits<bfloat16>, 128, 2, 1, 32, true>>(p))
+static_assert(Attention<PlainUnits<bfloat16>, 128, 2, 1, 32, true>::SHARED_BYTES == 30736, "as the planner has it");
+KERNEL(moa_attend_plain_sticks_d128_r16, 128, 1, attend<Attention<PlainUnits<bfloat16>, 128, 1, 4, 32, true>>(p))
+static_assert(Attention<PlainUnits<bfloat16>, 128, 1, 4, 32, true>::SHARED_BYTES == 41488, "as the planner has it");
+KERNEL(moa_attend_plain_sticks_d256_r32, 64, 1, attend<Attention<PlainUnits<bfloat16>, 256, 2, 1, 16, true>>(p))
+static_assert(Attention<PlainUnits<bfloat16>, 256, 2, 1, 16, true>::SHARED_BYTES == 36368, "as the planner has it");
+KERNEL(moa_attend_plain_sticks_d256_r16, 64, 1, attend<Attention<PlainUnits<bfloat16>, 256, 1, 2, 16, true>>(p))
+static_assert(Attention<PlainUnits<bfloat16>, 256, 1, 2, 16, true>::SHARED_BYTES == 43408, "as the planner has it");
 #endif

@@ -43,6 +43,18 @@ KERNEL(moa_attend_tensor_d256_r64, 128, 1, attend<Attention<TensorCores<binary16
 static_assert(Attention<TensorCores<binary16>, 256, 4, 1, 32>::SHARED_BYTES == 67600, "as the planner has it");
 KERNEL(moa_attend_tensor_d256_r16, 128, 1, attend<Attention<TensorCores<binary16>, 256, 1, 4, 64>>(p))
 static_assert(Attention<TensorCores<binary16>, 256, 1, 4, 64>::SHARED_BYTES == 76048, "as the planner has it");
+KERNEL(moa_attend_tensor_sticks_d64_r64, 128, 1, attend<Attention<TensorCores<binary16>, 64, 4, 1, 64, true>>(p))
+static_assert(Attention<TensorCores<binary16>, 64, 4, 1, 64, true>::SHARED_BYTES == 27664, "as the planner has it");
+KERNEL(moa_attend_tensor_sticks_d64_r16, 128, 1, attend<Attention<TensorCores<binary16>, 64, 1, 4, 64, true>>(p))
+static_assert(Attention<TensorCores<binary16>, 64, 1, 4, 64, true>::SHARED_BYTES == 21008, "as the planner has it");
+KERNEL(moa_attend_tensor_sticks_d128_r64, 128, 1, attend<Attention<TensorCores<binary16>, 128, 4, 1, 64, true>>(p))
+static_assert(Attention<TensorCores<binary16>, 128, 4, 1, 64, true>::SHARED_BYTES == 52240, "as the planner has it");
+KERNEL(moa_attend_tensor_sticks_d128_r16, 128, 1, attend<Attention<TensorCores<binary16>, 128, 1, 4, 64, true>>(p))
+static_assert(Attention<TensorCores<binary16>, 128, 1, 4, 64, true>::SHARED_BYTES == 39440, "as the planner has it");
+KERNEL(moa_attend_tensor_sticks_d256_r64, 128, 1, attend<Attention<TensorCores<binary16>, 256, 4, 1, 32, true>>(p))
+static_assert(Attention<TensorCores<binary16>, 256, 4, 1, 32, true>::SHARED_BYTES == 67600, "as the planner has it");
+KERNEL(moa_attend_tensor_sticks_d256_r16, 128, 1, attend<Attention<TensorCores<binary16>, 256, 1, 4, 64, true>>(p))
+static_assert(Attention<TensorCores<binary16>, 256, 1, 4, 64, true>::SHARED_BYTES == 76304, "as the planner has it");
 KERNEL(moa_route_tokens, 256, 1, route_many<binary16>(p))
 #endif
 
@@ -89,6 +101,18 @@ KERNEL(moa_attend_turing_d256_r32, 64, 1, attend<Attention<TensorCores<binary16,
 static_assert(Attention<TensorCores<binary16, true>, 256, 2, 1, 32>::SHARED_BYTES == 50704, "as the planner has it");
 KERNEL(moa_attend_turing_d256_r16, 64, 1, attend<Attention<TensorCores<binary16, true>, 256, 1, 2, 32>>(p))
 static_assert(Attention<TensorCores<binary16, true>, 256, 1, 2, 32>::SHARED_BYTES == 42256, "as the planner has it");
+KERNEL(moa_attend_turing_sticks_d64_r64, 128, 1, attend<Attention<TensorCores<binary16, true>, 64, 4, 1, 64, true>>(p))
+static_assert(Attention<TensorCores<binary16, true>, 64, 4, 1, 64, true>::SHARED_BYTES == 27664, "as the planner has it");
+KERNEL(moa_attend_turing_sticks_d64_r16, 128, 1, attend<Attention<TensorCores<binary16, true>, 64, 1, 4, 64, true>>(p))
+static_assert(Attention<TensorCores<binary16, true>, 64, 1, 4, 64, true>::SHARED_BYTES == 21008, "as the planner has it");
+KERNEL(moa_attend_turing_sticks_d128_r64, 128, 1, attend<Attention<TensorCores<binary16, true>, 128, 4, 1, 64, true>>(p))
+static_assert(Attention<TensorCores<binary16, true>, 128, 4, 1, 64, true>::SHARED_BYTES == 52240, "as the planner has it");
+KERNEL(moa_attend_turing_sticks_d128_r16, 128, 1, attend<Attention<TensorCores<binary16, true>, 128, 1, 4, 64, true>>(p))
+static_assert(Attention<TensorCores<binary16, true>, 128, 1, 4, 64, true>::SHARED_BYTES == 39440, "as the planner has it");
+KERNEL(moa_attend_turing_sticks_d256_r32, 64, 1, attend<Attention<TensorCores<binary16, true>, 256, 2, 1, 32, true>>(p))
+static_assert(Attention<TensorCores<binary16, true>, 256, 2, 1, 32, true>::SHARED_BYTES == 50704, "as the planner has it");
+KERNEL(moa_attend_turing_sticks_d256_r16, 64, 1, attend<Attention<TensorCores<binary16, true>, 256, 1, 2, 32, true>>(p))
+static_assert(Attention<TensorCores<binary16, true>, 256, 1, 2, 32, true>::SHARED_BYTES == 42384, "as the planner has it");
 #endif
 
 #if HAS_VOLTA_CORES
@@ -119,4 +143,16 @@ KERNEL(moa_attend_volta_d256_r64, 128, 1, attend<Attention<VoltaCores, 256, 4, 1
 static_assert(Attention<VoltaCores, 256, 4, 1, 16>::SHARED_BYTES == 50704, "as the planner has it");
 KERNEL(moa_attend_volta_d256_r16, 64, 1, attend<Attention<VoltaCores, 256, 1, 2, 32>>(p))
 static_assert(Attention<VoltaCores, 256, 1, 2, 32>::SHARED_BYTES == 42256, "as the planner has it");
+KERNEL(moa_attend_volta_sticks_d64_r64, 128, 1, attend<Attention<VoltaCores, 64, 4, 1, 64, true>>(p))
+static_assert(Attention<VoltaCores, 64, 4, 1, 64, true>::SHARED_BYTES == 27664, "as the planner has it");
+KERNEL(moa_attend_volta_sticks_d64_r16, 128, 1, attend<Attention<VoltaCores, 64, 1, 4, 64, true>>(p))
+static_assert(Attention<VoltaCores, 64, 1, 4, 64, true>::SHARED_BYTES == 21008, "as the planner has it");
+KERNEL(moa_attend_volta_sticks_d128_r64, 128, 1, attend<Attention<VoltaCores, 128, 4, 1, 32, true>>(p))
+static_assert(Attention<VoltaCores, 128, 4, 1, 32, true>::SHARED_BYTES == 34832, "as the planner has it");
+KERNEL(moa_attend_volta_sticks_d128_r16, 128, 1, attend<Attention<VoltaCores, 128, 1, 4, 64, true>>(p))
+static_assert(Attention<VoltaCores, 128, 1, 4, 64, true>::SHARED_BYTES == 39440, "as the planner has it");
+KERNEL(moa_attend_volta_sticks_d256_r64, 128, 1, attend<Attention<VoltaCores, 256, 4, 1, 16, true>>(p))
+static_assert(Attention<VoltaCores, 256, 4, 1, 16, true>::SHARED_BYTES == 50704, "as the planner has it");
+KERNEL(moa_attend_volta_sticks_d256_r16, 64, 1, attend<Attention<VoltaCores, 256, 1, 2, 32, true>>(p))
+static_assert(Attention<VoltaCores, 256, 1, 2, 32, true>::SHARED_BYTES == 42384, "as the planner has it");
 #endif

@@ -43,6 +43,18 @@ KERNEL(moa_attend_tf32_d256_r32, 64, 1, attend<Attention<Tf32Cores, 256, 2, 1, 1
 static_assert(Attention<Tf32Cores, 256, 2, 1, 16>::SHARED_BYTES == 66832, "as the planner has it");
 KERNEL(moa_attend_tf32_d256_r16, 64, 1, attend<Attention<Tf32Cores, 256, 1, 2, 16>>(p))
 static_assert(Attention<Tf32Cores, 256, 1, 2, 16>::SHARED_BYTES == 50192, "as the planner has it");
+KERNEL(moa_attend_tf32_sticks_d64_r64, 128, 1, attend<Attention<Tf32Cores, 64, 4, 1, 64, true>>(p))
+static_assert(Attention<Tf32Cores, 64, 4, 1, 64, true>::SHARED_BYTES == 53264, "as the planner has it");
+KERNEL(moa_attend_tf32_sticks_d64_r16, 128, 1, attend<Attention<Tf32Cores, 64, 1, 4, 32, true>>(p))
+static_assert(Attention<Tf32Cores, 64, 1, 4, 32, true>::SHARED_BYTES == 22544, "as the planner has it");
+KERNEL(moa_attend_tf32_sticks_d128_r64, 128, 1, attend<Attention<Tf32Cores, 128, 4, 1, 32, true>>(p))
+static_assert(Attention<Tf32Cores, 128, 4, 1, 32, true>::SHARED_BYTES == 68112, "as the planner has it");
+KERNEL(moa_attend_tf32_sticks_d128_r16, 128, 1, attend<Attention<Tf32Cores, 128, 1, 4, 32, true>>(p))
+static_assert(Attention<Tf32Cores, 128, 1, 4, 32, true>::SHARED_BYTES == 43024, "as the planner has it");
+KERNEL(moa_attend_tf32_sticks_d256_r32, 64, 1, attend<Attention<Tf32Cores, 256, 2, 1, 16, true>>(p))
+static_assert(Attention<Tf32Cores, 256, 2, 1, 16, true>::SHARED_BYTES == 66832, "as the planner has it");
+KERNEL(moa_attend_tf32_sticks_d256_r16, 64, 1, attend<Attention<Tf32Cores, 256, 1, 2, 16, true>>(p))
+static_assert(Attention<Tf32Cores, 256, 1, 2, 16, true>::SHARED_BYTES == 50320, "as the planner has it");
 #endif
 
 #if 1
@@ -73,4 +85,16 @@ KERNEL(moa_attend_plain_d256_r32, 64, 1, attend<Attention<PlainUnits<float>, 256
 static_assert(Attention<PlainUnits<float>, 256, 2, 1, 16>::SHARED_BYTES == 69136, "as the planner has it");
 KERNEL(moa_attend_plain_d256_r16, 64, 1, attend<Attention<PlainUnits<float>, 256, 1, 2, 16>>(p))
 static_assert(Attention<PlainUnits<float>, 256, 1, 2, 16>::SHARED_BYTES == 51472, "as the planner has it");
+KERNEL(moa_attend_plain_sticks_d64_r64, 128, 1, attend<Attention<PlainUnits<float>, 64, 4, 1, 32, true>>(p))
+static_assert(Attention<PlainUnits<float>, 64, 4, 1, 32, true>::SHARED_BYTES == 44048, "as the planner has it");
+KERNEL(moa_attend_plain_sticks_d64_r16, 128, 1, attend<Attention<PlainUnits<float>, 64, 1, 4, 32, true>>(p))
+static_assert(Attention<PlainUnits<float>, 64, 1, 4, 32, true>::SHARED_BYTES == 25104, "as the planner has it");
+KERNEL(moa_attend_plain_sticks_d128_r32, 64, 1, attend<Attention<PlainUnits<float>, 128, 2, 1, 32, true>>(p))
+static_assert(Attention<PlainUnits<float>, 128, 2, 1, 32, true>::SHARED_BYTES == 55312, "as the planner has it");
+KERNEL(moa_attend_plain_sticks_d128_r16, 128, 1, attend<Attention<PlainUnits<float>, 128, 1, 4, 32, true>>(p))
+static_assert(Attention<PlainUnits<float>, 128, 1, 4, 32, true>::SHARED_BYTES == 45584, "as the planner has it");
+KERNEL(moa_attend_plain_sticks_d256_r32, 64, 1, attend<Attention<PlainUnits<float>, 256, 2, 1, 16, true>>(p))
+static_assert(Attention<PlainUnits<float>, 256, 2, 1, 16, true>::SHARED_BYTES == 69136, "as the planner has it");
+KERNEL(moa_attend_plain_sticks_d256_r16, 64, 1, attend<Attention<PlainUnits<float>, 256, 1, 2, 16, true>>(p))
+static_assert(Attention<PlainUnits<float>, 256, 1, 2, 16, true>::SHARED_BYTES == 51600, "as the planner has it");
 #endif

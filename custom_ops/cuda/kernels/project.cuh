@@ -1,9 +1,9 @@
 // The launch that reads the hidden states: routing, keys and values of the new tokens, queries or the hidden rows of a
-// feed-forward layer, and the copy of the past; each block does one of them.
+// feed-forward layer, and what is copied into the caches; each block does one of them.
 #pragma once
 
+#include "caches.cuh"
 #include "product.cuh"
-#include "route.cuh"
 
 enum RowMode {
     ALL_ROWS = 0,     // every expert takes every token; rows [N, E, w]
@@ -16,7 +16,7 @@ enum RowMode {
 // nowhere has rows too; the output leaves them out.
 DEVICE bool slots_are_experts(const Parameters &p) { return p.top_k == p.experts && p.activation < 0; }
 
-enum Activation { NO_ACTIVATION = -1, RELU = 0, GELU = 1, SILU = 2 };
+enum Activation { NO_ACTIVATION = -1, RELU = 0, GELU = 1, SILU = 2, GELU_TANH = 3 };
 
 DEVICE float activate(int activation, float x) {
     if (activation == RELU) {
@@ -24,6 +24,10 @@ DEVICE float activate(int activation, float x) {
     }
     if (activation == GELU) {
         return x * (0.5f * complementary_error(-x * 0.70710678118654752f));
+    }
+    if (activation == GELU_TANH) {
+        // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u))
+        return x / (1 + exponential(-1.5957691216057308f * (x + 0.044715f * x * x * x)));
     }
     return activation == SILU ? x / (1 + exponential(-x)) : x;
 }
@@ -148,31 +152,6 @@ struct HiddenSource {
         job.columns.template stage<TileType>(mover, right, first, p.vectors != 0);
     }
 };
-
-// The row of the rotary caches for a token's position; negative, and a fault, where there is none.
-DEVICE int rotary_row(const Parameters &p, int token) {
-    const long long position = p.position_ids[token];
-    const bool exists = position >= 0 && position < p.rotary_positions;
-    if (!exists && p.status) {
-        atomic_or(p.status, FAULT_POSITION);
-    }
-    return exists ? (int)position : -1;
-}
-
-// Turns first columns and their partners by the angles of a row of the rotary caches.
-template <int LENGTH>
-DEVICE void rotate(const Parameters &p, int rotary_row, int first_unit, float (&a)[LENGTH], float (&b)[LENGTH]) {
-    const bool exists = rotary_row >= 0;
-    const size_t start = (size_t)(exists ? rotary_row : 0) * (p.head / 2) + first_unit;
-#pragma unroll
-    for (int i = 0; i < LENGTH; i++) {
-        float cosine = exists ? p.cos_cache[start + i] : not_a_number();
-        float sine = exists ? p.sin_cache[start + i] : not_a_number();
-        float first = a[i], second = b[i];
-        a[i] = first * cosine - second * sine;
-        b[i] = second * cosine + first * sine;
-    }
-}
 
 template <class T, int LENGTH>
 DEVICE void store_piece(T *to, const float (&values)[LENGTH]) {
@@ -360,26 +339,6 @@ DEVICE bool is_chosen(const Parameters &p, const Job<TileType> &job, const int *
     return ballot(chosen) != 0;
 }
 
-// Copies the past in front of the new rows.
-template <class T, int THREADS>
-DEVICE void copy_past(const Parameters &p, const void *past, void *cache, int block) {
-    const size_t past_row = (size_t)p.past * p.head, row = (size_t)p.keys * p.head;
-    const int length = p.vectors ? Run<T>::LENGTH : 1;
-    const size_t first = ((size_t)block * THREADS + thread_index()) * length;
-    const size_t step = (size_t)p.copy_blocks * THREADS * length;
-    for (int pair = 0; pair < p.batch * p.kv_heads; pair++) {
-        const T *from = (const T *)past + pair * past_row;
-        T *to = (T *)cache + pair * row;
-        for (size_t i = first; i < past_row; i += step) {
-            if (p.vectors) {
-                *(Vector16 *)(to + i) = *(const Vector16 *)(from + i);
-            } else {
-                to[i] = from[i];
-            }
-        }
-    }
-}
-
 // The job of a block behind the router's; `expert` is `p.experts` where there is none.
 template <class TileType>
 DEVICE Job<TileType> job_of(const Parameters &p, int block) {
@@ -427,12 +386,8 @@ DEVICE void project(const Parameters &p) {
     const int expert_blocks = p.row_tiles * p.input_tiles * (p.row_mode == LISTED_ROWS ? 1 : p.experts);
     const int tiles = expert_blocks + p.kv_row_tiles * (p.key_tiles + p.value_tiles);
     if (block >= tiles) {
-        if (p.key_rows == p.keys) {
-            copy_past<T, TileType::THREADS>(p, p.past_key, p.key, block - tiles);
-        }
-        if (p.value_rows == p.keys) {
-            copy_past<T, TileType::THREADS>(p, p.past_value, p.value, block - tiles);
-        }
+        fill_cache<T, TileType::THREADS, true>(p, p.past_key, p.key, p.key_rows, block - tiles);
+        fill_cache<T, TileType::THREADS, false>(p, p.past_value, p.value, p.value_rows, block - tiles);
         return;
     }
     const bool routes = block < 0, routes_itself = !routes && p.row_mode == ROUTED_ROWS && block < expert_blocks;

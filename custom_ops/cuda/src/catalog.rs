@@ -4,6 +4,8 @@
 
 use std::fmt::Write;
 
+use moa_schema::AttentionMode;
+
 use crate::{Device, Element, Options};
 
 /// What multiplies small matrices.
@@ -262,10 +264,11 @@ pub(crate) struct AttendKernel {
     key_warps: usize,
     /// Keys of a tile.
     pub(crate) keys: usize,
+    mode: AttentionMode,
 }
 
 impl AttendKernel {
-    /// Kernels of an engine: by head width, the tall one first.
+    /// Kernels of an engine for the softmax: by head width, the tall one first.
     pub(crate) fn all(engine: Engine) -> Vec<Self> {
         // Warps along rows, warps along keys, keys of a tile.
         let table: &[(usize, usize, usize)] = match engine {
@@ -279,8 +282,24 @@ impl AttendKernel {
             Engine::Plain => &[(4, 1, 32), (1, 4, 32), (2, 1, 32), (1, 4, 32), (2, 1, 16), (1, 2, 16)],
         };
         let heads = [64, 128, MAX_HEAD].into_iter().flat_map(|head| std::iter::repeat_n(head, table.len() / 3));
-        let kernel = |(head, &(row_warps, key_warps, keys))| Self { engine, head, row_warps, key_warps, keys };
+        let mode = AttentionMode::Softmax;
+        let kernel = |(head, &(row_warps, key_warps, keys))| Self { engine, head, row_warps, key_warps, keys, mode };
         heads.zip(table).map(kernel).collect()
+    }
+
+    /// The same tile for another mode of attention, which kernels of warpgroups do not have.
+    pub(crate) fn of(self, mode: AttentionMode) -> Self {
+        Self { mode, ..self }
+    }
+
+    /// Kernels of an engine, for every mode that it has.
+    fn of_all_modes(engine: Engine) -> Vec<Self> {
+        let modes = if engine == Engine::Wgmma { &AttentionMode::ALL[..1] } else { &AttentionMode::ALL[..] };
+        modes.iter().flat_map(|mode| Self::all(engine).into_iter().map(|kernel| kernel.of(*mode))).collect()
+    }
+
+    fn breaks_sticks(&self) -> bool {
+        self.mode == AttentionMode::StickBreaking
     }
 
     /// Rows of a tile.
@@ -306,7 +325,8 @@ impl AttendKernel {
     /// Blocks of one multiprocessor that registers must allow where its shared memory does: with one row of tiles,
     /// bytes on their way are everything.
     fn blocks(&self) -> usize {
-        if self.engine == Engine::Tensor && self.cuts_keys() && self.head < MAX_HEAD { 3 } else { 1 }
+        let waits = self.engine == Engine::Tensor && self.cuts_keys() && self.head < MAX_HEAD;
+        if waits && !self.breaks_sticks() { 3 } else { 1 }
     }
 
     /// Bytes of shared memory.
@@ -326,20 +346,23 @@ impl AttendKernel {
         let merge = if self.cuts_keys() { self.key_warps * self.rows() * (self.head + 4) * 4 } else { 0 };
         let warps = self.row_warps * self.key_warps;
         let scratch = if self.engine == Engine::Plain { warps * 16 * (self.keys / self.key_warps + 4) * 4 } else { 0 };
-        queries + tile.max(merge) + scratch + 16
+        let left = if self.breaks_sticks() && self.cuts_keys() { self.key_warps * self.rows() * 4 } else { 0 };
+        queries + tile.max(merge) + scratch + left + 16
     }
 
     /// Symbol.
     pub(crate) fn symbol(&self) -> String {
-        format!("moa_attend_{}_d{}_r{}", self.engine.name(), self.head, self.rows())
+        let mode = if self.breaks_sticks() { "_sticks" } else { "" };
+        format!("moa_attend_{}{mode}_d{}_r{}", self.engine.name(), self.head, self.rows())
     }
 
     fn write(&self, element: Element, text: &mut String) {
-        let Self { engine, head, row_warps, key_warps, keys } = self;
+        let Self { engine, head, row_warps, key_warps, keys, .. } = self;
+        let sticks = if self.breaks_sticks() { ", true" } else { "" };
         let engine_type = engine.c_type(element);
         let (family, kind) = match engine {
             Engine::Wgmma => ("attend_warpgroups", format!("WarpgroupAttention<{engine_type}, {head}>")),
-            _ => ("attend", format!("Attention<{engine_type}, {head}, {row_warps}, {key_warps}, {keys}>")),
+            _ => ("attend", format!("Attention<{engine_type}, {head}, {row_warps}, {key_warps}, {keys}{sticks}>")),
         };
         let (symbol, threads, blocks) = (self.symbol(), self.threads(), self.blocks());
         let bytes = self.shared_bytes(element);
@@ -400,7 +423,7 @@ pub fn entry_points(element: Element, compute_capability: (u32, u32)) -> Vec<Str
         for kernel in ProductKernel::all(*engine).into_iter().chain(ProductKernel::persistent(*engine)) {
             names.extend(["project", "output"].map(|family| kernel.symbol(family)));
         }
-        names.extend(AttendKernel::all(*engine).iter().map(AttendKernel::symbol));
+        names.extend(AttendKernel::of_all_modes(*engine).iter().map(AttendKernel::symbol));
         names.extend((*engine == Engine::Tensor).then(|| route::SYMBOL.to_owned()));
     }
     names.sort();
@@ -436,7 +459,7 @@ pub fn module_source(element: Element) -> String {
         let _ = writeln!(text, "\n#if {}", engine.c_condition(element));
         let products = ProductKernel::all(*engine).into_iter().chain(ProductKernel::persistent(*engine));
         products.for_each(|kernel| kernel.write(element, &mut text));
-        AttendKernel::all(*engine).iter().for_each(|kernel| kernel.write(element, &mut text));
+        AttendKernel::of_all_modes(*engine).iter().for_each(|kernel| kernel.write(element, &mut text));
         if *engine == Engine::Tensor {
             let _ = writeln!(text, "KERNEL({}, {}, 1, route_many<{c_element}>(p))", route::SYMBOL, route::THREADS);
         }

@@ -6,7 +6,7 @@ use moa_cuda::plan::{self, Launch, Plan, PlanError, Regime, SelfAttentionSetting
 use moa_cuda::{Buffer, Device, Element, Options, WORKSPACE_ALIGNMENT, entry_points};
 use moa_schema::{
     Activation, AttentionMode, CrossAttentionAttributes, CrossAttentionDims, FeedForwardAttributes, FeedForwardDims,
-    GateMode, SelfAttentionAttributes, SelfAttentionDims,
+    GateMode, SelfAttentionAttributes, SelfAttentionDims, feed_forward, self_attention,
 };
 use proptest::prelude::*;
 
@@ -27,7 +27,33 @@ struct Shape {
     /// Rows to spare of caches that are updated in place.
     room: Option<usize>,
     wgmma: bool,
+    /// Columns of `router_input`.
+    router: Option<usize>,
+    /// Whether keys and values are the hidden states, which are as wide then.
+    keeps_hidden: bool,
+    sticks: bool,
 }
+
+/// A layer of floats with nothing special about it, for tests that say what is.
+const PLAIN: Shape = Shape {
+    batch: 1,
+    tokens: 3,
+    past: 0,
+    width: 8,
+    experts: 4,
+    top_k: 2,
+    kv_heads: 1,
+    head: 8,
+    hidden: 8,
+    rotary: false,
+    gated: false,
+    returns_cache: false,
+    room: None,
+    wgmma: false,
+    router: None,
+    keeps_hidden: false,
+    sticks: false,
+};
 
 #[derive(Debug, Clone, Copy)]
 enum Operator {
@@ -49,12 +75,15 @@ prop_compose! {
         head in prop_oneof![size(256), (1..=4_usize).prop_map(|lines| 64 * lines)], hidden in size(20_000),
         rotary in any::<bool>(), gated in any::<bool>(), returns_cache in any::<bool>(),
         room in prop::option::of(0..5000_usize), wgmma in any::<bool>(),
+        router in prop::option::of(size(9000)), keeps_hidden in any::<bool>(), sticks in any::<bool>(),
     ) -> Shape {
         let top_k = 1 + (share * experts.min(128) as f64) as usize;
         let top_k = top_k.min(experts).min(128);
         let rotary = rotary && head % 2 == 0;
+        let width = if keeps_hidden { kv_heads * head } else { width };
         Shape {
             batch, tokens, past, width, experts, top_k, kv_heads, head, hidden, rotary, gated, returns_cache, room, wgmma,
+            router, keeps_hidden, sticks,
         }
     }
 }
@@ -95,10 +124,12 @@ fn plan_of(operator: Operator, shape: &Shape, element: Element, device: &Device)
                 scale,
                 gate_mode,
                 skip_padded_queries,
-                attention_mode: AttentionMode::Softmax,
+                attention_mode: if shape.sticks { AttentionMode::StickBreaking } else { AttentionMode::Softmax },
             };
             let settings = SelfAttentionSettings {
                 rotary_positions: shape.rotary.then_some(past + tokens),
+                router_width: shape.router,
+                keeps_hidden: shape.keeps_hidden,
                 capacity: shape.room.map(|rows| past + tokens + rows),
                 returns_keys: shape.returns_cache,
                 returns_values: shape.returns_cache,
@@ -115,7 +146,7 @@ fn plan_of(operator: Operator, shape: &Shape, element: Element, device: &Device)
             let dims = FeedForwardDims { batch, tokens, width, experts, top_k, hidden };
             let attributes =
                 FeedForwardAttributes { top_k, gate_mode, activation: Activation::Silu, gated: shape.gated };
-            plan::feed_forward(&dims, &attributes, element, device, options)
+            plan::feed_forward(&dims, &attributes, shape.router, element, device, options)
         }
     }
 }
@@ -251,9 +282,9 @@ fn check_attend(launch: &Launch, shape: &Shape, device: &Device) {
 }
 
 /// Bytes that a launch may touch behind a pointer into the workspace.
-fn pieces(plan: &Plan, launch: &Launch) -> Vec<(&'static str, usize, usize)> {
+fn pieces(plan: &Plan, launch: &Launch, element: Element) -> Vec<(&'static str, usize, usize)> {
     let p = &launch.parameters;
-    let bytes = launch.element.bytes();
+    let bytes = element.bytes();
     let tokens = wide(p.batch) * wide(p.tokens);
     let (pairs, w) = (tokens * wide(p.top_k), wide(p.columns));
     let row_slots = if p.row_mode == 0 || p.row_mode == 3 { wide(p.experts) } else { wide(p.top_k) };
@@ -292,9 +323,9 @@ fn pieces(plan: &Plan, launch: &Launch) -> Vec<(&'static str, usize, usize)> {
         .collect()
 }
 
-fn check_workspace(plan: &Plan) {
+fn check_workspace(plan: &Plan, element: Element) {
     for launch in &plan.launches {
-        let mut pieces = pieces(plan, launch);
+        let mut pieces = pieces(plan, launch, element);
         let in_place = matches!(launch.parameters.row_mode, 1 | 2);
         if in_place {
             pieces.retain(|(name, ..)| *name != "rows");
@@ -312,9 +343,25 @@ fn check_workspace(plan: &Plan) {
     }
 }
 
-fn check(plan: &Plan, shape: &Shape, element: Element, device: &Device) {
-    let known = entry_points(element, device.compute_capability);
+/// Whether a launch is the router that reads an input of its own, alone and in f32.
+fn reads_router_input(launch: &Launch) -> bool {
+    [self_attention::ROUTER_INPUT, feed_forward::ROUTER_INPUT]
+        .map(Buffer::Input)
+        .contains(&launch.parameters.hidden_states)
+}
+
+fn check(plan: &Plan, shape: &Shape, operator: Operator, element: Element, device: &Device) {
+    let has_input = shape.router.is_some() && !matches!(operator, Operator::CrossAttention);
+    let copies_hidden = shape.keeps_hidden && matches!(operator, Operator::SelfAttention);
+    let copies = plan.launches.iter().any(|launch| launch.parameters.copy_blocks > 0);
+    assert!(if copies_hidden { copies } else { !copies || shape.returns_cache });
+    let routers = plan.launches.iter().filter(|launch| launch.parameters.route_blocks > 0).count();
+    assert_eq!(routers, 1, "one launch routes for all");
     for (index, launch) in plan.launches.iter().enumerate() {
+        let first_of_its_own = index == 0 && has_input;
+        assert_eq!(reads_router_input(launch), first_of_its_own);
+        assert_eq!(launch.element, if first_of_its_own { Element::F32 } else { element });
+        let known = entry_points(launch.element, device.compute_capability);
         assert!(known.contains(&launch.kernel), "{} is not compiled for {device:?}", launch.kernel);
         assert!(launch.shared_bytes <= device.shared_bytes_per_block, "{}: shared memory", launch.kernel);
         assert!(launch.grid > 0 && launch.grid <= i32::MAX as u32, "{}: grid", launch.kernel);
@@ -322,7 +369,6 @@ fn check(plan: &Plan, shape: &Shape, element: Element, device: &Device) {
         let few = shape.batch * shape.tokens <= 256 && plan.regime != Regime::Sparse;
         let waits = index > 0 && device.compute_capability >= (9, 0) && few;
         assert_eq!(launch.overlap, waits, "the first launch waits for what was there before, and old code for nothing");
-        assert_eq!(launch.element, element);
         if launch.kernel.contains("project") && stays(launch) {
             check_staying_project(launch, shape, device);
         } else if launch.kernel.contains("project") {
@@ -333,7 +379,7 @@ fn check(plan: &Plan, shape: &Shape, element: Element, device: &Device) {
             check_attend(launch, shape, device);
         }
     }
-    check_workspace(plan);
+    check_workspace(plan, element);
 }
 
 proptest! {
@@ -345,7 +391,7 @@ proptest! {
     ) {
         match plan_of(operator, &shape, element, &device) {
             Ok(plan) => {
-                check(&plan, &shape, element, &device);
+                check(&plan, &shape, operator, element, &device);
                 prop_assert_eq!(Ok(plan), plan_of(operator, &shape, element, &device));
             }
             // Only products of sizes exceed what kernels count.
@@ -360,8 +406,8 @@ proptest! {
         element in elements(), operator in operators(),
     ) {
         let shape = Shape {
-            batch, tokens, past: 0, width, experts: 8, top_k: 2, kv_heads: 2, head: 64, hidden: width, rotary: false,
-            gated: true, returns_cache: true, room: None, wgmma: true,
+            batch, tokens, width, experts: 8, kv_heads: 2, head: 64, hidden: width, gated: true, returns_cache: true,
+            wgmma: true, ..PLAIN
         };
         let device = Device { compute_capability: (9, 0), multiprocessors: 132, shared_bytes_per_block: 232_448 };
         if tokens > 1 << 40 || width > 1 << 40 {
@@ -373,22 +419,7 @@ proptest! {
 
 #[test]
 fn limits_are_named() {
-    let shape = Shape {
-        batch: 1,
-        tokens: 3,
-        past: 0,
-        width: 8,
-        experts: 4,
-        top_k: 2,
-        kv_heads: 1,
-        head: 8,
-        hidden: 8,
-        rotary: false,
-        gated: false,
-        returns_cache: false,
-        room: None,
-        wgmma: false,
-    };
+    let shape = PLAIN;
     let device = Device { compute_capability: (8, 0), multiprocessors: 108, shared_bytes_per_block: 166_912 };
     let error = |shape: &Shape, device: &Device| {
         plan_of(Operator::SelfAttention, shape, Element::F16, device).unwrap_err().to_string()
@@ -423,25 +454,18 @@ fn regimes_follow_from_sizes() {
         (2048, 32, 16, Regime::Grouped, 5, 4),
         (2048, 8, 2, Regime::GroupedReduce, 6, 5),
     ] {
-        let shape = Shape {
-            batch: 1,
-            tokens,
-            past: 0,
-            width: 512,
-            experts,
-            top_k,
-            kv_heads: 1,
-            head: 128,
-            hidden: 256,
-            rotary: false,
-            gated: false,
-            returns_cache: true,
-            room: None,
-            wgmma: true,
-        };
+        let sizes = Shape { tokens, width: 512, experts, top_k, head: 128, hidden: 256, ..PLAIN };
+        let shape = Shape { returns_cache: true, wgmma: true, ..sizes };
         let plan = plan_of(Operator::SelfAttention, &shape, Element::Bf16, &device).unwrap();
         assert_eq!((plan.regime, plan.launches.len()), (regime, attention));
+        let only_routes = plan.launches[0].kernel == "moa_route_tokens";
         let plan = plan_of(Operator::FeedForward, &shape, Element::Bf16, &device).unwrap();
         assert_eq!((plan.regime, plan.launches.len()), (regime, feed_forward));
+        // A router that reads an input of its own takes the place of one that has a launch, or stands in front.
+        let shape = Shape { router: Some(64), ..shape };
+        let plan = plan_of(Operator::SelfAttention, &shape, Element::Bf16, &device).unwrap();
+        assert_eq!(plan.launches.len(), attention + usize::from(!only_routes));
+        let plan = plan_of(Operator::FeedForward, &shape, Element::Bf16, &device).unwrap();
+        assert_eq!(plan.launches.len(), feed_forward);
     }
 }

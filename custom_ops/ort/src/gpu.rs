@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use moa_cuda::{Element, Options};
 use moa_cuda_driver::{BoundPlan, Buffers, Caches, Context, Driver, Error, KernelSet, Node, Stream, find_archive};
-use moa_schema::{Attributes, refuse_unserved};
+use moa_schema::Attributes;
 
 use crate::failure::{Failure, Fault};
 use crate::ffi::{DeviceCall, DeviceMemory};
@@ -89,9 +89,7 @@ pub(crate) struct GpuKernel {
 
 impl GpuKernel {
     /// Loads the kernels, if the thread has a context already: the runtime gives it one when it makes a session.
-    /// Refuses attributes that only the CPU serves; inputs are refused when they come.
     pub(crate) fn new(attributes: &Attributes, element: Element) -> Result<Self, Failure> {
-        refuse_unserved(attributes, &[])?;
         let mut state = State::default();
         if let Some(context) = Driver::system()?.current_context().map_err(Error::from)? {
             let kernels = kernels_at(Place::Context(context))?;

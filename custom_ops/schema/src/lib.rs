@@ -67,7 +67,7 @@ pub use operator::{
 };
 pub use panic::panic_text;
 pub use routing::RoutingPart;
-pub use shape::{CrossAttentionDims, FeedForwardDims, SelfAttentionDims, ShapeError, refuse_unserved};
+pub use shape::{CrossAttentionDims, FeedForwardDims, SelfAttentionDims, ShapeError, refuse_integers};
 
 /// ONNX domain of the operators.
 pub const DOMAIN: &str = "ai.moa";

@@ -239,11 +239,6 @@ impl Parameter {
         Self { note, ..self }
     }
 
-    /// Whether only the kernels for processors take it: see [`crate::refuse_unserved`].
-    pub fn is_of_cpu_alone(&self) -> bool {
-        self.element == ElementType::Scale || *self == ROUTER_INPUT
-    }
-
     /// The shape, and what there is to say of it: `[B, S], 1 for a real token, 0 for padding`.
     pub fn shape(&self) -> String {
         let separator = if self.note.is_empty() { "" } else { ", " };

@@ -1,9 +1,9 @@
 //! Shape rules: from the shapes of a node's inputs to the sizes that every implementation works with.
 
 use crate::{
-    Activation, AttentionMode, Attributes, CROSS_ATTENTION, CrossAttentionAttributes, ElementType, FEED_FORWARD,
-    FeedForwardAttributes, IntegerType, Operator, Parameter, SELF_ATTENTION, SelfAttentionAttributes,
-    cross_attention as cross, feed_forward as ffn, self_attention as own,
+    CROSS_ATTENTION, CrossAttentionAttributes, ElementType, FEED_FORWARD, FeedForwardAttributes, IntegerType, Operator,
+    Parameter, SELF_ATTENTION, SelfAttentionAttributes, cross_attention as cross, feed_forward as ffn,
+    self_attention as own,
 };
 
 /// Why the inputs of a node cannot be computed; the text names operator, input, expected and found shape.
@@ -18,35 +18,18 @@ impl std::fmt::Display for ShapeError {
 
 impl std::error::Error for ShapeError {}
 
-/// Refuses what only the kernels for processors serve, for an implementation that has softmax over projected keys,
-/// routers of the hidden states and matrices of floats alone; `shapes[i]` is the shape of input `i`.
+/// Refuses weights in integers, for an implementation that has matrices of floats alone; `shapes[i]` is the shape of
+/// input `i`.
 ///
 /// # Errors
 ///
-/// Names the first attribute or input that is not served.
-pub fn refuse_unserved(attributes: &Attributes, shapes: &[Option<&[usize]>]) -> Result<(), ShapeError> {
-    let operator = attributes.operator();
-    let fail = |text: String| Err(ShapeError(format!("{}: {text}, which is not served here", operator.name)));
-    match attributes {
-        Attributes::SelfAttention(own) if own.attention_mode != AttentionMode::Softmax => {
-            return fail(format!("attribute `attention_mode` is {}", own.attention_mode.as_str()));
-        }
-        Attributes::SelfAttention(_) if shapes.get(own::KV_WEIGHT).is_some_and(Option::is_none) => {
-            return fail("keys and values are the hidden states (no `kv_weight`)".to_owned());
-        }
-        Attributes::FeedForward(own) if own.activation == Activation::GeluTanh => {
-            return fail(format!("attribute `activation` is {}", own.activation.as_str()));
-        }
-        _ => {}
-    }
-    let given = |(input, shape): &(&Parameter, &Option<&[usize]>)| shape.is_some() && input.is_of_cpu_alone();
-    match operator.inputs.iter().zip(shapes).find(given) {
-        Some((input, _)) if input.element == ElementType::Scale => {
-            fail(format!("input `{}` is for weights in integers", input.name))
-        }
-        Some((input, _)) => fail(format!("input `{}` is given", input.name)),
-        None => Ok(()),
-    }
+/// Names the first scale that is given.
+pub fn refuse_integers(operator: &Operator, shapes: &[Option<&[usize]>]) -> Result<(), ShapeError> {
+    let is_scale =
+        |(input, shape): &(&Parameter, &Option<&[usize]>)| shape.is_some() && input.element == ElementType::Scale;
+    let Some((input, _)) = operator.inputs.iter().zip(shapes).find(is_scale) else { return Ok(()) };
+    let (operator, name) = (operator.name, input.name);
+    Err(ShapeError(format!("{operator}: input `{name}` is for weights in integers, which are not served here")))
 }
 
 /// Sizes of a `MoASelfAttention` node; symbols as in the crate documentation.

@@ -1,7 +1,7 @@
 //! Every input of every operator, with a size that does not fit.
 
 use super::*;
-use crate::GateMode;
+use crate::{AttentionMode, Attributes, GateMode};
 
 const ATTRIBUTES: SelfAttentionAttributes = SelfAttentionAttributes {
     top_k: 2,
@@ -144,28 +144,6 @@ fn routers_may_have_an_input() {
     }
 }
 
-/// What an implementation for GPUs refuses beside scales.
-#[test]
-fn what_is_not_served_everywhere_is_named() {
-    let stick = SelfAttentionAttributes { attention_mode: AttentionMode::StickBreaking, ..ATTRIBUTES };
-    let tanh = FeedForwardAttributes { activation: Activation::GeluTanh, ..feed_forward(true, 2) };
-    let (all, given) = (shapes(), |shapes: &[Vec<usize>], place: usize, there: bool| {
-        let mut given: Vec<_> = shapes.iter().map(|_| Some(&[][..])).collect();
-        given.resize(SELF_ATTENTION.inputs.len(), None);
-        given[place] = there.then_some(&[][..]);
-        given
-    });
-    for (attributes, given, expected) in [
-        (Attributes::SelfAttention(stick), given(&all, 0, true), "attribute `attention_mode` is stick_breaking,"),
-        (Attributes::FeedForward(tanh), given(&all[..5], 0, true), "attribute `activation` is gelu_tanh,"),
-        (Attributes::SelfAttention(ATTRIBUTES), given(&all, own::KV_WEIGHT, false), "(no `kv_weight`),"),
-        (Attributes::SelfAttention(ATTRIBUTES), given(&all, own::ROUTER_INPUT, true), "`router_input` is given,"),
-    ] {
-        let error = refuse_unserved(&attributes, &given).unwrap_err().to_string();
-        assert!(error.contains(expected) && error.ends_with("which is not served here"), "{error}");
-    }
-}
-
 const CROSS: CrossAttentionAttributes = CrossAttentionAttributes {
     top_k: 2,
     kv_num_heads: 2,
@@ -296,12 +274,12 @@ fn scales_fit_their_matrices() {
                     let error = with(&long, refusal).unwrap();
                     assert!(error.contains(&format!("input `{name}` must be [")), "{error}");
                 }
-                let error = with(&fitting, &|given| refuse_unserved(&attributes, given).err()).unwrap();
+                let error = with(&fitting, &|given| refuse_integers(operator, given).err()).unwrap();
                 assert!(error.contains(&format!("`{name}` is for weights in integers")), "{error}");
             }
         }
         let floats: Vec<_> = shapes.iter().map(|shape| Some(shape.as_slice())).collect();
-        assert_eq!(refuse_unserved(&attributes, &floats), Ok(()));
+        assert_eq!(refuse_integers(operator, &floats), Ok(()));
     }
 }
 

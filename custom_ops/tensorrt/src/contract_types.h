@@ -15,8 +15,6 @@ struct Parameter {
     const char *name;
     Element element;
     bool optional;
-    // False: by the kernels for processors alone.
-    bool served;
 };
 
 struct Attribute {

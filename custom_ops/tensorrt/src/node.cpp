@@ -68,18 +68,11 @@ std::string one_text(const std::string &where, const PluginField &field) {
 
 std::int32_t one_of(const std::string &where, const contract::List<const char *> &known, const std::string &found) {
     std::string names;
-    for (const char *other : contract::unserved_texts) {
-        if (found == other) throw Refusal(where + " is `" + found + "`, which is not served here");
-    }
     for (std::size_t index = 0; index < known.count; ++index) {
         if (found == known[index]) return static_cast<std::int32_t>(index);
         names += (index == 0 ? "" : ", ") + std::string(known[index]);
     }
     refuse(where, "must be one of " + names + ", found \"" + found + "\"");
-}
-
-[[noreturn]] void refuse_input(const std::string &node, const contract::Parameter &input) {
-    throw Refusal(node + ": input `" + input.name + "` is given, which is not served here");
 }
 
 // Those before the first that is int64, `topk_indices`.
@@ -186,6 +179,9 @@ void Node::check() const {
     flag("causal", causal_);
     flag("skip_padded_queries", skip_padded_queries_);
     flag("gated", gated_);
+    if (attention_mode_ > MOA_CUDA_SOFTMAX && causal_ == 0) {
+        throw Refusal(name + ": attribute `attention_mode` is stick_breaking, which needs `causal` = 1");
+    }
     check_presence();
 }
 
@@ -205,7 +201,6 @@ void Node::check_presence() const {
         if (!input.optional && (present_inputs_ >> index & 1) == 0) {
             throw Refusal(name + ": attribute `" + contract::present_inputs + "` lacks `" + input.name + "`");
         }
-        if (!input.served && (present_inputs_ >> index & 1) != 0) refuse_input(name, input);
     }
 }
 
@@ -222,9 +217,6 @@ std::vector<std::size_t> Node::positions(std::int32_t count) const {
     if (count < 0 || found.size() != static_cast<std::size_t>(count) || found.size() < required) {
         throw Refusal(std::string(contract().name) + ": " + std::to_string(count) +
                       " inputs do not fit the operator and the attribute `" + contract::present_inputs + "`");
-    }
-    for (const std::size_t position : found) {
-        if (!inputs[position].served) refuse_input(contract().name, inputs[position]);
     }
     if (operator_index_ == MOA_CUDA_SELF_ATTENTION) {
         const auto together = [&](std::size_t first, std::size_t last) {
@@ -303,6 +295,7 @@ moa_cuda_node Node::kernel_node(DataType activation) const {
     node.kv_num_heads = number(kv_num_heads_);
     node.gate_mode = number(gate_mode_);
     node.activation = number(activation_);
+    node.attention_mode = number(attention_mode_);
     node.causal = number(causal_);
     node.skip_padded_queries = number(skip_padded_queries_);
     node.gated = number(gated_);
@@ -324,6 +317,7 @@ std::string Node::identity() const {
     add("gated", gated_);
     add("gate_mode", gate_mode_);
     add("activation", activation_);
+    add("attention_mode", attention_mode_);
     add("scale_bits", scale_bits);
     add(contract::present_inputs, present_inputs_);
     add(contract::output_count, output_count_);

@@ -14,7 +14,7 @@ namespace moa {
 namespace {
 
 constexpr char magic[4] = {'M', 'o', 'A', 'p'};
-constexpr std::uint32_t version = 1;
+constexpr std::uint32_t version = 2;
 
 std::uint32_t checksum(const unsigned char *bytes, std::size_t length) {
     std::uint32_t crc = 0xFFFFFFFFU;
@@ -36,7 +36,7 @@ struct Record {
     std::int32_t present_inputs, output_count, input_count, element;
     std::uint32_t has_scale;
     std::uint64_t workspace_bytes;
-    std::uint32_t reserved;
+    std::int32_t attention_mode;
     std::uint32_t checksum;
 };
 
@@ -58,6 +58,7 @@ std::vector<unsigned char> Node::to_bytes() const {
     record.gated = gated_;
     record.gate_mode = gate_mode_;
     record.activation = activation_;
+    record.attention_mode = attention_mode_;
     record.scale = scale_;
     record.present_inputs = present_inputs_;
     record.output_count = output_count_;
@@ -95,6 +96,7 @@ Node Node::from_bytes(std::size_t operator_index, const void *bytes, std::size_t
         if (value < undecided) refuse("has a negative attribute");
     }
     if (!known(record.gate_mode, contract::gate_modes) || !known(record.activation, contract::activations) ||
+        !known(record.attention_mode, contract::attention_modes) ||
         !std::isfinite(record.scale) || record.has_scale > 1 || record.present_inputs < 0 ||
         record.element < undecided || record.element > MOA_CUDA_BF16) {
         refuse("has an impossible attribute");
@@ -106,8 +108,7 @@ Node Node::from_bytes(std::size_t operator_index, const void *bytes, std::size_t
     node.gated_ = record.gated;
     node.gate_mode_ = record.gate_mode;
     node.activation_ = record.activation;
-    // The only one that is served.
-    node.attention_mode_ = 0;
+    node.attention_mode_ = record.attention_mode;
     node.scale_ = record.scale;
     node.has_scale_ = record.has_scale != 0;
     node.present_inputs_ = record.present_inputs;

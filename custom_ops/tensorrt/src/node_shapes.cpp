@@ -41,6 +41,11 @@ public:
         }
     }
 
+    // Columns of what the router reads: its own input, or the hidden states.
+    const IDimensionExpr &read_by_router(std::size_t router_input) const {
+        return dim(has(router_input) ? router_input : 0, 2, 3);
+    }
+
     std::string where(std::size_t position) const {
         return std::string(contract_.name) + ": `" + contract_.inputs[position].name + "`";
     }
@@ -87,9 +92,13 @@ void Node::shapes(const DimsExprs *given, std::int32_t input_count, DimsExprs *o
     std::vector<DimsExprs> made{shape({&batch, &tokens, &width})};
     if (operator_index_ == MOA_CUDA_SELF_ATTENTION) {
         namespace own = contract::self_attention;
-        inputs.equal(own::router_weight, 0, 2, width);
+        inputs.equal(own::router_weight, 0, 2, inputs.read_by_router(own::router_input));
         inputs.equal(own::query_weight, 1, 3, width);
-        inputs.equal(own::kv_weight, 0, 2, width);
+        if (inputs.has(own::kv_weight)) {
+            inputs.equal(own::kv_weight, 0, 2, width);
+        } else {
+            inputs.equal(own::query_weight, 2, 3, width);
+        }
         inputs.equal(own::output_weight, 2, 3, width);
         choose_among(inputs, inputs.dim(own::router_weight, 1, 2), top_k_, own::router_weight);
         inputs.equal(own::query_weight, 0, 3, inputs.dim(own::router_weight, 1, 2));
@@ -109,7 +118,7 @@ void Node::shapes(const DimsExprs *given, std::int32_t input_count, DimsExprs *o
         inputs.equal(cross::key, 3, 4, head(inputs, cross::query_weight, kv_num_heads_, builder));
     } else {
         namespace forward = contract::feed_forward;
-        inputs.equal(forward::router_weight, 0, 2, width);
+        inputs.equal(forward::router_weight, 0, 2, inputs.read_by_router(forward::router_input));
         inputs.equal(forward::output_weight, 2, 3, width);
         choose_among(inputs, inputs.dim(forward::router_weight, 1, 2), top_k_, forward::router_weight);
     }

@@ -67,9 +67,22 @@ TEST(scales_of_int8_weights_are_no_inputs) {
     CHECK(taken_log().find("7 inputs do not fit") != std::string::npos);
 }
 
-TEST(inputs_of_routers_are_refused) {
-    CHECK(!create(2, legal_fields(2))->shapes({{-1, -2, 16}, {7, 6}, {6, 16, 5}, {6, 5, 16}, {16}, {-1, -2, 7}}));
-    CHECK(taken_log().find("input `router_input` is given, which is not served here") != std::string::npos);
+TEST(routers_may_read_an_input_of_their_own) {
+    std::vector<Sizes> shapes{{-1, -2, 16}, {7, 6}, {6, 16, 5}, {6, 5, 16}, {16}, {-1, -2, 7}};
+    EQUAL(joined(create(2, legal_fields(2))->shapes(shapes)), std::string("[B, T, 16]"));
+    shapes[1][0] = 16;
+    CHECK(!create(2, legal_fields(2))->shapes(shapes));
+    CHECK(taken_log().find("`router_weight` must have 7 in dimension 0, found 16") != std::string::npos);
+}
+
+TEST(keys_and_values_may_be_the_hidden_states) {
+    // Inputs 0 to 3, 5, and 12, which the router reads.
+    const auto plugin = create(0, legal_fields(0).integer("present_inputs", 0x102F));
+    std::vector<Sizes> shapes{{-1, -2, 8}, {-1, -4}, {3, 6}, {6, 8, 8}, {6, 8, 8}, {-1, -2, 3}};
+    EQUAL(joined(plugin->shapes(shapes)), std::string("[B, T, 8][B, 2, T, 4][B, 2, T, 4]"));
+    shapes[3][2] = 16;
+    CHECK(!plugin->shapes(shapes));
+    CHECK(taken_log().find("`query_weight` must have 8 in dimension 2, found 16") != std::string::npos);
 }
 
 TEST(the_other_operators_keep_the_shape_of_the_hidden_states) {

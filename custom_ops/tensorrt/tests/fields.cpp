@@ -122,20 +122,9 @@ TEST(hostile_values_are_refused) {
     }
     refused(0, legal_fields(0).integer("causal", 2), "`causal` must be 0 or 1, found 2");
     refused(2, legal_fields(2).integer("gated", 2), "`gated` must be 0 or 1, found 2");
-    refused(2, legal_fields(2).text("activation", "tanh"), "must be one of relu, gelu, silu, found \"tanh\"");
-}
-
-TEST(what_only_processors_serve_is_refused) {
-    refused(0, legal_fields(0).text("attention_mode", "stick_breaking"),
-            "MoASelfAttention: attribute `attention_mode` is `stick_breaking`, which is not served here");
-    refused(0, legal_fields(0).text("attention_mode", "linear"), "must be one of softmax, found \"linear\"");
-    refused(2, legal_fields(2).text("activation", "gelu_tanh"),
-            "MoEFeedForward: attribute `activation` is `gelu_tanh`, which is not served here");
-    refused(0, legal_fields(0).integer("present_inputs", 0x103F),
-            "MoASelfAttention: input `router_input` is given, which is not served here");
-    refused(2, legal_fields(2).integer("present_inputs", 0x2F),
-            "MoEFeedForward: input `router_input` is given, which is not served here");
-    refused(0, legal_fields(0).integer("present_inputs", 0x2F), "`present_inputs` lacks `kv_weight`");
+    refused(2, legal_fields(2).text("activation", "tanh"), "must be one of relu, gelu, silu, gelu_tanh, found \"tanh\"");
+    refused(0, legal_fields(0).text("attention_mode", "linear"), "must be one of softmax, stick_breaking, found \"linear\"");
+    refused(0, legal_fields(0).integer("causal", 0).text("attention_mode", "stick_breaking"), "which needs `causal` = 1");
 }
 
 TEST(routing_is_an_output_that_is_asked_for) {

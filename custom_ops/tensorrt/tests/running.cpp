@@ -59,11 +59,11 @@ TEST(attributes_reach_the_kernels) {
     Forward forward;
     CHECK(forward.configure());
     const std::string size = std::to_string(sizeof(moa_cuda_node));
-    CHECK(taken_notes()[0].rfind("output_shapes node " + size + " 2 1 0 3 0 0 1 0 0 0 0 shapes", 0) == 0);
-    const auto own = create(0, legal_fields(0).text("gate_mode", "topk_softmax"));
+    CHECK(taken_notes()[0].rfind("output_shapes node " + size + " 2 1 0 3 0 0 1 0 0 0 0 0 shapes", 0) == 0);
+    const auto own = create(0, legal_fields(0).text("gate_mode", "topk_softmax").text("attention_mode", "stick_breaking"));
     const auto types = legal_types(0, 6, DataType::kFLOAT);
     CHECK(own->configure(types, legal_shapes(0, 6, 1, 0), legal_shapes(0, 6, 1, 0)));
-    CHECK(taken_notes()[0].rfind("output_shapes node " + size + " 0 0 0 3 2 2 0 1 1 0 0.5 shapes", 0) == 0);
+    CHECK(taken_notes()[0].rfind("output_shapes node " + size + " 0 0 0 3 2 2 0 1 1 0 1 0.5 shapes", 0) == 0);
 }
 
 // The need of the kernels is no monotone function of the sizes: one in the middle has the largest here.

@@ -251,7 +251,6 @@ impl EngineError {
             Self::Choice(ChoiceError::OtherDevice { .. }) => "build on a machine with that GPU, or give --gpu auto",
             Self::Choice(ChoiceError::NoBf16 { .. }) => BFLOAT16,
             Self::Choice(ChoiceError::Integers { .. }) => "export with --dtype fp16, --dtype bf16 or --dtype fp32",
-            Self::Choice(ChoiceError::Unserved { .. }) => "run the model in ONNX Runtime, on the CPU",
             Self::Choice(ChoiceError::Misfit { why, .. }) if why.is_of_dtype() => BFLOAT16,
             Self::Choice(_) => "`moa-export plan` shows which releases of TensorRT serve which GPU; choose one of them",
             Self::Prepare(error) => error.help(),

@@ -1,14 +1,11 @@
 //! The contract of our operators, as far as a node alone tells: inputs, outputs, attributes.
 
 use moa_schema::{
-    AttributeSource, Attributes, DOMAIN, ElementType, IntegerType, OPSET_VERSION, Operator, PRESENT_INPUTS,
-    other_version, refuse_unserved,
+    AttributeSource, Attributes, DOMAIN, IntegerType, OPSET_VERSION, Operator, PRESENT_INPUTS, other_version,
 };
 
 use super::error::{Fault, shown};
-use super::for_each_node;
 use super::operator_node::operator_of;
-use crate::onnx::OnnxFile;
 use crate::onnx::proto::{FunctionProto, NodeProto, tensor_proto::DataType};
 
 const FROM_AN_EXPORT: &str = "give a file that moa-export has written";
@@ -143,27 +140,6 @@ const fn integers_of(kind: DataType) -> Option<IntegerType> {
         DataType::Int4 => Some(IntegerType::Int4),
         _ => None,
     }
-}
-
-impl OnnxFile {
-    /// The first node of ours that the kernels for GPUs do not compute in any type of matrices, by name, and why.
-    pub fn unserved_on_gpus(&self) -> Option<(String, String)> {
-        let mut found = None;
-        for_each_node(self.graph().map_or(&[][..], |graph| &graph.node), &mut |node| {
-            found = found.take().or_else(|| Some((node.name.clone(), unserved(node)?)));
-        });
-        found
-    }
-}
-
-fn unserved(node: &NodeProto) -> Option<String> {
-    let (operator, source) = (operator_of(node)?, NodeAttributes(node));
-    let mask = source.int(PRESENT_INPUTS).filter(|mask| *mask != 0);
-    let is_scale = |index: usize| operator.inputs[index].element == ElementType::Scale;
-    let given = |index: usize| input(node, mask, index).filter(|_| !is_scale(index)).map(|_| &[][..]);
-    let given = (0..operator.inputs.len()).map(given);
-    let attributes = Attributes::read(operator, &source).ok()?;
-    refuse_unserved(&attributes, &given.collect::<Vec<_>>()).err().map(|error| error.to_string())
 }
 
 /// The attributes of a node.

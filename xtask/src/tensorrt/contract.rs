@@ -30,11 +30,7 @@ pub(super) fn header() -> String {
     }
     names(&mut text, "gate_modes", &GateMode::ALL.map(GateMode::as_str));
     names(&mut text, "activations", &ACTIVATIONS.map(Activation::as_str));
-    names(&mut text, "attention_modes", &[AttentionMode::Softmax.as_str()]);
-    let activations = Activation::ALL.into_iter().filter(|activation| !ACTIVATIONS.contains(activation));
-    let modes = AttentionMode::ALL.into_iter().filter(|mode| *mode != AttentionMode::Softmax);
-    let unserved: Vec<_> = activations.map(Activation::as_str).chain(modes.map(AttentionMode::as_str)).collect();
-    names(&mut text, "unserved_texts", &unserved);
+    names(&mut text, "attention_modes", &AttentionMode::ALL.map(AttentionMode::as_str));
     for (operator, namespace) in OPERATORS.iter().map(Operator::of_floats).zip(NAMESPACES) {
         tables(&mut text, &operator, namespace);
     }
@@ -76,10 +72,7 @@ fn parameter(parameter: &Parameter) -> String {
         ElementType::Int32 => "int32",
         ElementType::Int64 => "int64",
     };
-    // Keys and values without a projection are served on the CPU alone.
-    let optional = parameter.optional && parameter.name != "kv_weight";
-    let served = !parameter.is_of_cpu_alone();
-    format!("{{\"{}\", Element::{element}, {optional}, {served}}}", parameter.name)
+    format!("{{\"{}\", Element::{element}, {}}}", parameter.name, parameter.optional)
 }
 
 fn attribute(attribute: &Attribute) -> String {
@@ -118,10 +111,10 @@ mod tests {
         for line in ["domain = \"ai.moa\"", "opset_version = \"1\"", "plugin_version = \"plugin_version\""] {
             assert!(header.contains(&format!("inline constexpr const char *{line};\n")), "{line}");
         }
-        assert!(header.contains("activations_table[] = {\"relu\", \"gelu\", \"silu\"}"));
-        assert!(header.contains("unserved_texts_table[] = {\"gelu_tanh\", \"stick_breaking\"}"));
-        assert!(header.contains("{\"router_input\", Element::float32, true, false}"));
-        assert!(header.contains("{\"kv_weight\", Element::weight, false, true}"));
+        // As MOA_CUDA_RELU, MOA_CUDA_SOFTMAX and those after them number them.
+        assert!(header.contains("activations_table[] = {\"relu\", \"gelu\", \"silu\", \"gelu_tanh\"}"));
+        assert!(header.contains("attention_modes_table[] = {\"softmax\", \"stick_breaking\"}"));
+        assert!(header.contains("{\"kv_weight\", Element::weight, true}"));
         // As MOA_CUDA_SELF_ATTENTION and the two after it number them.
         assert_eq!(OPERATORS.map(|o| o.name), ["MoASelfAttention", "MoACrossAttention", "MoEFeedForward"]);
     }

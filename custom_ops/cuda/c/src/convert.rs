@@ -49,6 +49,10 @@ impl RawNode {
         let caches = if self.flags & SHARED_CACHES == 0 { Caches::Separate } else { Caches::Shared };
         match self.operator_id {
             0 => {
+                let attention_mode = member("attention_mode", self.attention_mode, &AttentionMode::ALL)?;
+                if attention_mode == AttentionMode::StickBreaking && self.causal == 0 {
+                    return Err(Failure::argument("`attention_mode` breaks sticks, which needs `causal`"));
+                }
                 let attributes = SelfAttentionAttributes {
                     top_k,
                     kv_num_heads,
@@ -56,7 +60,7 @@ impl RawNode {
                     scale: self.scale,
                     gate_mode,
                     skip_padded_queries,
-                    attention_mode: AttentionMode::Softmax,
+                    attention_mode,
                 };
                 Ok(Node::SelfAttention(attributes, caches))
             }

@@ -52,6 +52,7 @@ pub(crate) struct RawNode {
     pub(crate) skip_padded_queries: u32,
     pub(crate) gated: u32,
     pub(crate) scale: f32,
+    pub(crate) attention_mode: u32,
 }
 
 /// `moa_cuda_shape`.
@@ -89,13 +90,19 @@ pub(crate) unsafe trait Sized32: Copy {
     const DEFAULT: Self;
 }
 
-/// Declares a structure that has had one version only.
+/// Declares a structure, with the first field that its first version did not have.
 macro_rules! sized {
     ($kind:ident, $name:literal, $default:expr) => {
+        sized!($kind, $name, $default, size_of::<Self>());
+    };
+    ($kind:ident, $name:literal, $default:expr, since $field:ident) => {
+        sized!($kind, $name, $default, std::mem::offset_of!(Self, $field));
+    };
+    ($kind:ident, $name:literal, $default:expr, $oldest:expr) => {
         // SAFETY: integers, floats and arrays of them; the first field is `struct_size`.
         #[allow(unsafe_code)]
         unsafe impl Sized32 for $kind {
-            const OLDEST: usize = size_of::<Self>();
+            const OLDEST: usize = $oldest;
             const NAME: &'static str = $name;
             const DEFAULT: Self = $default;
         }
@@ -135,7 +142,9 @@ sized!(
         skip_padded_queries: 0,
         gated: 0,
         scale: 0.0,
-    }
+        attention_mode: 0,
+    },
+    since attention_mode
 );
 sized!(
     RawPlanInfo,

@@ -228,7 +228,8 @@ impl KernelSet {
     /// Proves the shapes of a node, plans its launches and binds them to functions.
     ///
     /// `inputs[i]` is the shape of input `i`, `None` where it is absent; `wanted[i]` says whether somebody asks for
-    /// output `i`. Loads the kernels of `element` where [`Self::load`] has not.
+    /// output `i`. Loads the kernels of `element` where [`Self::load`] has not, and those of f32 for a router with an
+    /// input of its own.
     ///
     /// # Errors
     ///
@@ -246,8 +247,9 @@ impl KernelSet {
         let options = Options { wgmma: (options.wgmma || self.wgmma) && loaded.has_wgmma, ..options };
         let plan = node.plan(inputs, wanted, element, &planned_for(self.facts.device)?, options)?;
         let functions = plan.launches.iter().map(|launch| {
-            let lacks = || Error::NoKernel { module: element.module(), kernel: launch.kernel.clone() };
-            loaded.functions.get(&launch.kernel).copied().ok_or_else(lacks)
+            let module = launch.element.module();
+            let lacks = || Error::NoKernel { module, kernel: launch.kernel.clone() };
+            self.loaded(launch.element)?.functions.get(&launch.kernel).copied().ok_or_else(lacks)
         });
         let functions = functions.collect::<Result<_, _>>()?;
         BoundPlan::new(Arc::clone(self), node, element, plan, functions, inputs, wanted)

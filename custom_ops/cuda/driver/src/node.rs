@@ -4,7 +4,8 @@ use moa_cuda::plan::{self, Plan, SelfAttentionSettings};
 use moa_cuda::{Device, Element, Options};
 use moa_schema::{
     Attributes, CrossAttentionAttributes, CrossAttentionDims, ElementType, FeedForwardAttributes, FeedForwardDims,
-    Operator, SelfAttentionAttributes, SelfAttentionDims, ShapeError, refuse_unserved, self_attention as own,
+    Operator, SelfAttentionAttributes, SelfAttentionDims, ShapeError, feed_forward as ffn, refuse_integers,
+    self_attention as own,
 };
 
 use crate::error::Error;
@@ -100,7 +101,7 @@ impl Node {
         device: &Device,
         options: Options,
     ) -> Result<Plan, Error> {
-        refuse_unserved(&self.attributes(), inputs)?;
+        refuse_integers(self.operator(), inputs)?;
         Ok(match self {
             Self::SelfAttention(attributes, caches) => {
                 let (dims, capacity) = caches.dims(inputs, attributes)?;
@@ -108,6 +109,8 @@ impl Node {
                 let positions = inputs.get(own::COS_CACHE).copied().flatten().and_then(|shape| shape.first().copied());
                 let settings = SelfAttentionSettings {
                     rotary_positions: positions,
+                    router_width: columns(inputs, own::ROUTER_INPUT),
+                    keeps_hidden: inputs.get(own::KV_WEIGHT).is_none_or(Option::is_none),
                     capacity,
                     returns_keys: is_wanted(own::PRESENT_KEY),
                     returns_values: is_wanted(own::PRESENT_VALUE),
@@ -120,10 +123,16 @@ impl Node {
             }
             Self::FeedForward(attributes) => {
                 let dims = FeedForwardDims::new(inputs, attributes)?;
-                plan::feed_forward(&dims, attributes, element, device, options)?
+                let router_width = columns(inputs, ffn::ROUTER_INPUT);
+                plan::feed_forward(&dims, attributes, router_width, element, device, options)?
             }
         })
     }
+}
+
+/// Columns of input `index`, where it is given.
+fn columns(inputs: &[Option<&[usize]>], index: usize) -> Option<usize> {
+    inputs.get(index).copied().flatten().and_then(|shape| shape.last().copied())
 }
 
 /// Bytes of one element of a parameter where activations are of type `element`.

@@ -6,7 +6,7 @@ use moa_schema::{
 };
 
 use super::choice::{Choice, gate_mode};
-use super::layer::{Layer, Sizes, int};
+use super::layer::{Layer, RouterInput, Sizes, int};
 use super::{Plan, PlanError};
 use crate::catalog::AttendKernel;
 use crate::{Buffer, Device, Element, Options, Parameters};
@@ -16,6 +16,10 @@ use crate::{Buffer, Device, Element, Options, Parameters};
 pub struct SelfAttentionSettings {
     /// Rows of `cos_cache`, where the node has rotary inputs.
     pub rotary_positions: Option<usize>,
+    /// Columns `R` of `router_input`, where the node has it.
+    pub router_width: Option<usize>,
+    /// Whether the node has no `kv_weight`: keys and values are the hidden states.
+    pub keeps_hidden: bool,
     /// Rows `M` of caches that are updated in place: a new cache that is wanted is the memory of the past then, which
     /// is its first `P` rows.
     pub capacity: Option<usize>,
@@ -29,7 +33,7 @@ pub struct SelfAttentionSettings {
 ///
 /// # Errors
 ///
-/// [`PlanError`] where a size exceeds what the kernels or the device support, or attention is not by softmax.
+/// [`PlanError`] where a size exceeds what the kernels or the device support.
 pub fn self_attention(
     dims: &SelfAttentionDims,
     attributes: &SelfAttentionAttributes,
@@ -38,10 +42,6 @@ pub fn self_attention(
     device: &Device,
     options: Options,
 ) -> Result<Plan, PlanError> {
-    let mode = attributes.attention_mode;
-    if mode != AttentionMode::Softmax {
-        return Err(PlanError::Unserved { name: "attention_mode", value: mode.as_str() });
-    }
     let SelfAttentionDims { batch, tokens, past, width, experts, top_k, kv_heads, head } = *dims;
     let sizes = Sizes {
         batch,
@@ -56,15 +56,17 @@ pub fn self_attention(
         head,
         gated: false,
         rotary_positions: settings.rotary_positions.unwrap_or(0),
+        router_input: RouterInput::new(own::ROUTER_INPUT, settings.router_width),
         is_attention: true,
     };
+    let rows = if settings.keeps_hidden { NewRows::Hidden } else { NewRows::Projected };
     let parameters = Parameters {
         hidden_states: Buffer::Input(own::HIDDEN_STATES),
         router_weight: Buffer::Input(own::ROUTER_WEIGHT),
         query_mask: Buffer::Input(own::ATTENTION_MASK),
         key_mask: Buffer::Input(own::ATTENTION_MASK),
         input_weight: Buffer::Input(own::QUERY_WEIGHT),
-        kv_weight: Buffer::Input(own::KV_WEIGHT),
+        kv_weight: if rows == NewRows::Projected { Buffer::Input(own::KV_WEIGHT) } else { Buffer::Null },
         output_weight: Buffer::Input(own::OUTPUT_WEIGHT),
         output_bias: Buffer::Input(own::OUTPUT_BIAS),
         past_key: Buffer::Input(own::PAST_KEY),
@@ -85,18 +87,19 @@ pub fn self_attention(
         ..Parameters::default()
     };
     let mut layer = Layer::new(sizes, Choice::new(element, device, options)?, parameters)?;
-    let rows = settings.capacity.unwrap_or(past + tokens);
-    let rows_behind = rows.saturating_sub(past);
+    let cache_rows = settings.capacity.unwrap_or(past + tokens);
+    let rows_behind = cache_rows.saturating_sub(past);
     let new_bytes = batch * kv_heads * rows_behind * head * element.bytes();
     let mut cache = |wanted, output| match wanted {
-        true => (Buffer::Output(output), int(rows)),
+        true => (Buffer::Output(output), int(cache_rows)),
         false => (layer.arena.take(new_bytes), int(rows_behind)),
     };
     let (key, key_rows) = cache(settings.returns_keys, own::PRESENT_KEY);
     let (value, value_rows) = cache(settings.returns_values, own::PRESENT_VALUE);
     layer.base = Parameters { key, key_rows, value, value_rows, rows_behind: int(rows_behind), ..layer.base };
     let returns_cache = settings.returns_keys || settings.returns_values;
-    plan(layer, returns_cache && past > 0 && settings.capacity.is_none())
+    let copies_past = returns_cache && past > 0 && settings.capacity.is_none();
+    plan(layer, Caches { rows, copies_past, mode: attributes.attention_mode })
 }
 
 /// Plans `MoACrossAttention`.
@@ -136,18 +139,45 @@ pub fn cross_attention(
     };
     let mut layer = Layer::new(sizes, Choice::new(element, device, options)?, parameters)?;
     (layer.base.key_rows, layer.base.value_rows, layer.base.rows_behind) = (int(keys), int(keys), int(keys));
-    plan(layer, false)
+    plan(layer, Caches { rows: NewRows::None, copies_past: false, mode: AttentionMode::Softmax })
+}
+
+/// What the keys and values behind the past are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NewRows {
+    /// There are none: all are given.
+    None,
+    /// The hidden states times `kv_weight`.
+    Projected,
+    /// The hidden states.
+    Hidden,
+}
+
+/// How the caches come about, and are attended to.
+#[derive(Debug, Clone, Copy)]
+struct Caches {
+    rows: NewRows,
+    /// Whether a cache that is returned has a past.
+    copies_past: bool,
+    mode: AttentionMode,
+}
+
+impl Caches {
+    /// Whether the first launch that reads the hidden states copies rows.
+    fn copies(&self) -> bool {
+        self.copies_past || self.rows == NewRows::Hidden
+    }
 }
 
 /// Weights that wait in the cache of the second level for the launch that reads them, in bytes: an H100 has 50 MB.
 const AHEAD_BYTES: usize = 16 << 20;
 
-/// Launches of an attention layer; `copies` says whether a cache that is returned has a past.
-fn plan(mut layer: Layer, copies: bool) -> Result<Plan, PlanError> {
-    let appends = layer.base.kv_weight != Buffer::Null;
+/// Launches of an attention layer.
+fn plan(mut layer: Layer, caches: Caches) -> Result<Plan, PlanError> {
+    let appends = caches.rows == NewRows::Projected;
     let Sizes { batch, tokens, keys, top_k, kv_heads, head, experts, .. } = layer.sizes;
     let (rows, pairs) = (tokens * top_k, batch * kv_heads);
-    let attend = layer.choice.attend(rows, pairs, head, keys)?;
+    let attend = layer.choice.attend(rows, pairs, head, keys, caches.mode)?;
     let query_tiles = rows.div_ceil(attend.rows());
     let splits = layer.choice.key_splits(&attend, query_tiles * pairs, keys);
     layer.place_rows();
@@ -159,9 +189,10 @@ fn plan(mut layer: Layer, copies: bool) -> Result<Plan, PlanError> {
     let columns = layer.sizes.columns();
     let all_columns = if grouped { 0 } else { experts * columns } + if appends { 2 * columns } else { 0 };
     let persistent = layer.persistent_project(appends);
-    let routes_apart = persistent.is_some() && !copies && layer.push_router()?;
-    if !routes_apart {
-        push_first(&mut layer, all_columns, copies, persistent.is_some())?;
+    let routed = layer.push_input_router()?;
+    let apart = persistent.is_some();
+    if routed || !apart || caches.copies() || !layer.push_router()? {
+        push_first(&mut layer, all_columns, caches, apart)?;
     }
     if grouped {
         layer.push_lists()?;
@@ -176,17 +207,16 @@ fn plan(mut layer: Layer, copies: bool) -> Result<Plan, PlanError> {
     Ok(layer.finish())
 }
 
-/// The router, and the first projections of `all_columns` columns unless they are `apart`; the past with them.
-fn push_first(layer: &mut Layer, all_columns: usize, copies: bool, apart: bool) -> Result<(), PlanError> {
-    let appends = layer.base.kv_weight != Buffer::Null;
-    let Sizes { batch, past, kv_heads, head, .. } = layer.sizes;
+/// The router, and the first projections of `all_columns` columns unless they are `apart`; what is copied with them.
+fn push_first(layer: &mut Layer, all_columns: usize, caches: Caches, apart: bool) -> Result<(), PlanError> {
+    let appends = caches.rows == NewRows::Projected;
+    let Sizes { batch, past, tokens, kv_heads, head, .. } = layer.sizes;
     let columns = layer.sizes.columns();
-    layer.push_first(all_columns, |layer, kernel, parameters| {
-        if appends {
-            let past_rows = if copies { batch * kv_heads * past } else { 0 };
-            let past_bytes = past_rows * head * layer.choice.element.bytes();
-            parameters.copy_blocks = int(layer.choice.copy_blocks(past_bytes, kernel.threads()));
-        }
+    let past_rows = if caches.copies_past { past } else { 0 };
+    let new_rows = if caches.rows == NewRows::Hidden { tokens } else { 0 };
+    let copied_bytes = batch * kv_heads * (past_rows + new_rows) * head * layer.choice.element.bytes();
+    layer.push_first(all_columns, !caches.copies(), |layer, kernel, parameters| {
+        parameters.copy_blocks = int(layer.choice.copy_blocks(copied_bytes, kernel.threads()));
         if apart {
             return;
         }

@@ -1,6 +1,6 @@
 //! Which kernel and how many parts: from sizes and the device alone.
 
-use moa_schema::GateMode;
+use moa_schema::{AttentionMode, GateMode};
 
 use super::layer::INT;
 use super::{PlanError, Regime};
@@ -67,6 +67,11 @@ impl Choice {
         Ok(Self { element, device: *device, engine: Engine::of(element, device, options), large })
     }
 
+    /// The same device, for kernels of f32 that round nothing to TF32.
+    pub(super) fn in_f32(&self) -> Result<Self, PlanError> {
+        Self::new(Element::F32, &self.device, Options::default())
+    }
+
     /// The tile for products, of those whose shared memory `bytes` fits the device.
     ///
     /// Few rows take narrow tiles where wide ones leave many multiprocessors without any, or each more to read.
@@ -127,6 +132,7 @@ impl Choice {
         pairs: usize,
         head: usize,
         keys: usize,
+        mode: AttentionMode,
     ) -> Result<AttendKernel, PlanError> {
         let available = self.device.shared_bytes_per_block;
         let fits =
@@ -137,12 +143,12 @@ impl Choice {
         // Blocks that stay earn their long beginning by a second tile of rows, or by many keys.
         let lasts = |kernel: &AttendKernel| keys >= LONG_KEYS || blocks(kernel) >= 2 * self.multiprocessors();
         let suits = |kernel: &AttendKernel| rows > kernel.rows() / 2 && self.occupies(blocks(kernel)) && lasts(kernel);
-        if let Some(kernel) = large.filter(suits) {
+        if let Some(kernel) = large.filter(|kernel| mode == AttentionMode::Softmax && suits(kernel)) {
             return Ok(kernel);
         }
         let engines = [self.engine, Engine::Plain];
         let engines = engines.iter().filter(|engine| engine.exists(self.element, &self.device));
-        let kernels = engines.flat_map(|engine| AttendKernel::all(*engine));
+        let kernels = engines.flat_map(|engine| AttendKernel::all(*engine)).map(|kernel| kernel.of(mode));
         let mut fitting = kernels.filter(fits);
         let error = PlanError::SharedMemory { kernel: "attention", available };
         let tall = fitting.next().ok_or_else(|| error.clone())?;

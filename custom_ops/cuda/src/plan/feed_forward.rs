@@ -3,28 +3,31 @@
 use moa_schema::{Activation, FeedForwardAttributes, FeedForwardDims, feed_forward as ffn};
 
 use super::choice::{Choice, gate_mode};
-use super::layer::{Layer, Sizes};
+use super::layer::{Layer, RouterInput, Sizes};
 use super::{Plan, PlanError};
 use crate::{Buffer, Device, Element, Options, Parameters};
 
 /// Activations of the kernels, by their numbers in these and in the C interface.
-pub const ACTIVATIONS: [Activation; 3] = [Activation::Relu, Activation::Gelu, Activation::Silu];
+pub const ACTIVATIONS: [Activation; 4] = [Activation::Relu, Activation::Gelu, Activation::Silu, Activation::GeluTanh];
 
-fn activation(activation: Activation) -> Result<i32, PlanError> {
-    let place = ACTIVATIONS.iter().position(|known| *known == activation);
-    let unserved = PlanError::Unserved { name: "activation", value: activation.as_str() };
-    place.and_then(|place| i32::try_from(place).ok()).ok_or(unserved)
+const fn number(activation: Activation) -> i32 {
+    match activation {
+        Activation::Relu => 0,
+        Activation::Gelu => 1,
+        Activation::Silu => 2,
+        Activation::GeluTanh => 3,
+    }
 }
 
-/// Plans `MoEFeedForward`.
+/// Plans `MoEFeedForward`; `router_width` is the number of columns `R` of `router_input`, where the node has it.
 ///
 /// # Errors
 ///
-/// [`PlanError`] where a size exceeds what the kernels or the device support, or the activation is none of
-/// [`ACTIVATIONS`].
+/// [`PlanError`] where a size exceeds what the kernels or the device support.
 pub fn feed_forward(
     dims: &FeedForwardDims,
     attributes: &FeedForwardAttributes,
+    router_width: Option<usize>,
     element: Element,
     device: &Device,
     options: Options,
@@ -39,6 +42,7 @@ pub fn feed_forward(
         kv_heads: 1,
         head: hidden,
         gated: attributes.gated,
+        router_input: RouterInput::new(ffn::ROUTER_INPUT, router_width),
         ..Sizes::default()
     };
     let parameters = Parameters {
@@ -51,13 +55,14 @@ pub fn feed_forward(
         topk_indices: Buffer::Output(ffn::TOPK_INDICES),
         topk_weights: Buffer::Output(ffn::TOPK_WEIGHTS),
         gate_mode: gate_mode(attributes.gate_mode),
-        activation: activation(attributes.activation)?,
+        activation: number(attributes.activation),
         ..Parameters::default()
     };
     let mut layer = Layer::new(sizes, Choice::new(element, device, options)?, parameters)?;
     layer.place_rows();
     layer.place_tickets(0)?;
-    layer.push_first(0, |_, _, _| {})?;
+    layer.push_input_router()?;
+    layer.push_first(0, true, |_, _, _| {})?;
     if layer.is_grouped() {
         layer.push_lists()?;
     }
@@ -71,10 +76,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn activations_keep_their_numbers() {
-        let known = [Activation::Relu, Activation::Gelu, Activation::Silu].map(activation);
-        assert_eq!(known, [Ok(0), Ok(1), Ok(2)]);
-        let error = activation(Activation::GeluTanh).unwrap_err().to_string();
-        assert_eq!(error, "the CUDA kernels do not serve activation = gelu_tanh");
+    fn activations_have_the_numbers_of_their_places() {
+        assert_eq!(ACTIVATIONS.map(number), [0, 1, 2, 3]);
+        assert!(Activation::ALL.iter().all(|activation| ACTIVATIONS.contains(activation)));
     }
 }

@@ -1,18 +1,33 @@
 //! What the three operators share: the launches of a routed layer.
 
 use super::arena::Arena;
-use super::choice::{Choice, GROUP_TOKENS, Work, output_parts, regime, route_bytes};
+use super::choice::{Choice, Work, output_parts, regime};
 use super::{Launch, Plan, PlanError, Regime};
 use crate::catalog::{
-    LIST_PAIRS, LIST_THREADS, MAX_EXPERTS, MAX_HEAD, MAX_TOP_K, ProductKernel, SUM_SLOTS, SUM_THREADS, route,
+    LIST_PAIRS, LIST_THREADS, MAX_EXPERTS, MAX_HEAD, MAX_TOP_K, ProductKernel, SUM_SLOTS, SUM_THREADS,
 };
-use crate::{Buffer, Parameters};
+use crate::{Buffer, Element, Parameters};
 
 /// As `RowMode` in `kernels/project.cuh`.
 const ALL_ROWS: i32 = 0;
 const LISTED_ROWS: i32 = 1;
 const CHOSEN_ROWS: i32 = 2;
 const ROUTED_ROWS: i32 = 3;
+
+/// What the router reads in place of the hidden states, in f32.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RouterInput {
+    pub(super) buffer: Buffer,
+    /// `R`.
+    pub(super) width: usize,
+}
+
+impl RouterInput {
+    /// Input `index` of `width` columns, where there is one.
+    pub(super) fn new(index: usize, width: Option<usize>) -> Option<Self> {
+        width.map(|width| Self { buffer: Buffer::Input(index), width })
+    }
+}
 
 /// Sizes of a layer; symbols as in the schema.
 #[derive(Debug, Clone, Copy, Default)]
@@ -34,6 +49,7 @@ pub(super) struct Sizes {
     pub(super) gated: bool,
     /// Rows of the rotary caches, 0 where nothing is rotated.
     pub(super) rotary_positions: usize,
+    pub(super) router_input: Option<RouterInput>,
     pub(super) is_attention: bool,
 }
 
@@ -55,6 +71,7 @@ impl Sizes {
             ("head width", if self.is_attention { self.head } else { 1 }, MAX_HEAD),
             ("rotary positions", self.rotary_positions, INT),
             ("model width", self.width, INT),
+            ("width of the router", self.router_input.map_or(0, |input| input.width), INT),
             ("rows of chosen experts", product(&[self.batch, self.tokens, self.top_k]), INT),
             ("keys", product(&[self.batch, self.kv_heads, self.keys.max(self.past_rows)]), INT / 2),
             (
@@ -83,9 +100,6 @@ const FAR: usize = 1 << 42;
 fn product(factors: &[usize]) -> usize {
     factors.iter().fold(1, |product, factor| product.saturating_mul(*factor))
 }
-
-/// Tokens from which on a launch that only routes has a kernel of its own, where others would take it too: an estimate.
-const MANY_TOKENS: usize = 1024;
 
 /// A size as kernels take it; sizes are checked to fit.
 pub(super) fn int(value: usize) -> i32 {
@@ -117,7 +131,7 @@ pub(super) struct Layer {
     pub(super) arena: Arena,
     launches: Vec<Launch>,
     /// Tickets of attention, then of the output projection.
-    tickets: [usize; 2],
+    pub(super) tickets: [usize; 2],
 }
 
 impl Layer {
@@ -168,8 +182,14 @@ impl Layer {
             Regime::Grouped | Regime::GroupedReduce => LISTED_ROWS,
             _ if !self.sizes.is_attention => CHOSEN_ROWS,
             Regime::Dense => ALL_ROWS,
+            Regime::Sparse if self.sizes.router_input.is_some() => CHOSEN_ROWS,
             Regime::Sparse => ROUTED_ROWS,
         }
+    }
+
+    /// Whether blocks of experts route the tokens themselves.
+    pub(super) fn routes_in_blocks(&self) -> bool {
+        self.row_mode() == ROUTED_ROWS
     }
 
     /// Gives the rows of experts their place: for every expert, or for every slot.
@@ -182,51 +202,6 @@ impl Layer {
         let in_place = matches!(self.row_mode(), LISTED_ROWS | CHOSEN_ROWS);
         self.base.attended = if in_place { self.base.rows } else { self.arena.take(self.sizes.top_k * row) };
         self.base.row_mode = self.row_mode();
-    }
-
-    /// Parts of the first launch that reads hidden states: the router, and what `fill` adds for a tile.
-    pub(super) fn push_first(
-        &mut self,
-        columns: usize,
-        fill: impl Fn(&Self, &ProductKernel, &mut Parameters),
-    ) -> Result<(), PlanError> {
-        let Sizes { experts, top_k, .. } = self.sizes;
-        let tokens = self.sizes.all_tokens();
-        if columns == 0 && tokens >= MANY_TOKENS && self.push_router()? {
-            return Ok(());
-        }
-        let router =
-            |kernel: &ProductKernel| route_bytes(kernel, self.choice.route_splits(kernel, tokens), experts, top_k);
-        let bytes = |kernel: &ProductKernel| kernel.project_bytes(self.choice.element, router(kernel));
-        let rows = if columns == 0 { 0 } else { tokens };
-        let work = Work { rows, columns, parts: 1, routes: self.regime == Regime::Sparse, output: false };
-        let kernel = self.choice.product(work, bytes)?;
-        let shared = bytes(&kernel);
-        let splits = self.choice.route_splits(&kernel, tokens);
-        let mut parameters = self.base;
-        parameters.route_splits = int(splits);
-        parameters.route_blocks = int(tokens.div_ceil(kernel.threads() / 32 / splits * GROUP_TOKENS));
-        parameters.tickets_count = int(self.tickets[0] + self.tickets[1]);
-        fill(self, &kernel, &mut parameters);
-        self.push_project(&kernel, shared, parameters, false)
-    }
-
-    /// The router of many tokens as the first launch; false where it does not suit.
-    pub(super) fn push_router(&mut self) -> Result<bool, PlanError> {
-        let Sizes { width, experts, top_k, .. } = self.sizes;
-        let tokens = self.sizes.all_tokens();
-        let splits = self.choice.route_many(tokens, width, experts, top_k).filter(|_| self.base.vectors != 0);
-        let Some(splits) = splits else { return Ok(false) };
-        let blocks = tokens.div_ceil(route::tokens(splits));
-        let parameters = Parameters {
-            route_splits: int(splits),
-            route_blocks: int(blocks),
-            tickets_count: int(self.tickets[0] + self.tickets[1]),
-            ..self.base
-        };
-        let shared = route::shared_bytes(splits, width, experts, top_k);
-        self.push(route::SYMBOL.to_owned(), blocks, route::THREADS, shared, parameters)?;
-        Ok(true)
     }
 
     /// Tiles over tokens or, at most, over the lists of all experts.
@@ -358,7 +333,8 @@ impl Layer {
         self.push(kernel.symbol(family), blocks, kernel.threads(), shared, parameters)
     }
 
-    fn push_project(
+    /// A launch of `project`; none where it has nothing to do.
+    pub(super) fn push_project(
         &mut self,
         kernel: &ProductKernel,
         shared: usize,
@@ -375,6 +351,9 @@ impl Layer {
             wide(p.copy_blocks),
         ];
         let blocks = blocks.iter().fold(0_usize, |sum, blocks| sum.saturating_add(*blocks));
+        if blocks == 0 {
+            return Ok(());
+        }
         self.push(kernel.symbol("project"), blocks, kernel.threads(), shared, parameters)?;
         if let (false, Some(launch)) = (overlap, self.launches.last_mut()) {
             launch.overlap = false;
@@ -477,6 +456,13 @@ impl Layer {
             parameters,
         });
         Ok(())
+    }
+
+    /// Takes the kernel of the last launch from the module of f32.
+    pub(super) fn compute_in_f32(&mut self) {
+        if let Some(launch) = self.launches.last_mut() {
+            launch.element = Element::F32;
+        }
     }
 
     /// The finished plan.

@@ -5,6 +5,7 @@ mod attention;
 mod choice;
 mod feed_forward;
 mod layer;
+mod router;
 
 use thiserror::Error;
 
@@ -70,14 +71,6 @@ pub enum PlanError {
         limit: usize,
         /// What was asked for.
         found: usize,
-    },
-    /// An attribute has a value that only the kernels for processors serve.
-    #[error("the CUDA kernels do not serve {name} = {value}")]
-    Unserved {
-        /// The attribute.
-        name: &'static str,
-        /// Its value.
-        value: &'static str,
     },
     /// The device is older than what the kernels are compiled for.
     #[error("the CUDA kernels need compute capability 7.0 or newer, found {major}.{minor}")]

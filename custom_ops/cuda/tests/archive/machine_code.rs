@@ -191,7 +191,7 @@ fn expected(element: Element, capability: (u32, u32), kernel: &str, threads: u32
     let words: Vec<_> = kernel.split('_').collect();
     let mut census = match words[..] {
         ["moa", family, "wgmma", ..] => of_warpgroups(family, &numbers(element, kernel), threads, element),
-        ["moa", family, unit, _] | ["moa", family, unit, _, _] => {
+        ["moa", family, unit, _] | ["moa", family, unit, _, _] | ["moa", family, unit, "sticks", _, _] => {
             of_warps(family, Unit::named(unit, element, capability), &numbers(element, kernel), threads, element)
         }
         ["moa", "route", _] => of_router(element),

@@ -38,7 +38,10 @@ pub(crate) struct Case {
     pub(crate) query_mask: Vec<i32>,
     pub(crate) router_weight: Vec<f32>,
     pub(crate) query_weight: Vec<f32>,
-    pub(crate) kv_weight: Vec<f32>,
+    /// `None` where keys and values are the hidden states.
+    pub(crate) kv_weight: Option<Vec<f32>>,
+    /// What the router reads in place of the hidden states.
+    pub(crate) router_input: Option<Vec<f32>>,
     pub(crate) output_weight: Vec<f32>,
     pub(crate) output_bias: Option<Vec<f32>>,
     pub(crate) past_key: Vec<f32>,
@@ -88,7 +91,8 @@ impl Case {
             query_mask: (0..batch).flat_map(|_| random.mask(tokens)).collect(),
             router_weight: random.router(width, experts),
             query_weight: random.values(element, experts * width * kv_heads * head, 2.0 * fan_in),
-            kv_weight: random.values(element, width * 2 * kv_heads * head, 2.0 * fan_in),
+            kv_weight: Some(random.values(element, width * 2 * kv_heads * head, 2.0 * fan_in)),
+            router_input: None,
             output_weight: random.values(
                 element,
                 experts * width * kv_heads * head,
@@ -121,6 +125,8 @@ impl Case {
         }
         let settings = SelfAttentionSettings {
             rotary_positions: self.rotation.as_ref().map(|rotation| rotation.cos.len() / (self.dims.head / 2)),
+            router_width: self.router_input.as_ref().map(|_| self.router_width()),
+            keeps_hidden: self.kv_weight.is_none(),
             capacity: self.capacity,
             returns_keys: self.returns_keys(),
             returns_values: self.all_outputs,
@@ -164,7 +170,7 @@ impl Case {
             Some(int_bytes(&self.key_mask)),
             single(&self.router_weight),
             float(&self.query_weight),
-            float(&self.kv_weight),
+            self.kv_weight.as_ref().and_then(|weight| float(weight)),
             float(&self.output_weight),
             bias,
             past_of(&self.past_key),
@@ -172,6 +178,7 @@ impl Case {
             rotary(|rotation| encode(Element::F32, &rotation.cos)),
             rotary(|rotation| encode(Element::F32, &rotation.sin)),
             rotary(|rotation| rotation.position_ids.iter().flat_map(|id| id.to_le_bytes()).collect()),
+            self.router_input.as_ref().and_then(|read| single(read)),
         ];
         let keys = self.returns_keys().then_some(cache);
         let outputs = vec![output, keys, optional(cache), optional(chosen * 8), optional(chosen * 4)];
@@ -185,15 +192,21 @@ impl Case {
             return widen(past_rows);
         }
         let SelfAttentionDims { batch, tokens, past, width, kv_heads, head, .. } = self.dims;
-        let columns = 2 * kv_heads * head;
-        let projected = matmul(&widen(&self.hidden_states), &widen(&self.kv_weight), batch * tokens, width, columns);
+        let hidden = widen(&self.hidden_states);
+        let (columns, part_start, rows) = match &self.kv_weight {
+            Some(weight) => {
+                let columns = 2 * kv_heads * head;
+                (columns, part * kv_heads * head, matmul(&hidden, &widen(weight), batch * tokens, width, columns))
+            }
+            None => (width, 0, hidden),
+        };
         let mut cache = Vec::new();
         for batch in 0..batch {
             for group in 0..kv_heads {
                 let start = (batch * kv_heads + group) * past * head;
                 cache.extend(widen(&past_rows[start..start + past * head]));
                 for token in batch * tokens..(batch + 1) * tokens {
-                    let row = &projected[token * columns + (part * kv_heads + group) * head..][..head];
+                    let row = &rows[token * columns + part_start + group * head..][..head];
                     match self.rotation_reference().filter(|_| part == 0) {
                         Some(rotary) => cache.extend(rotary.rotate(token, row)),
                         None => cache.extend(row),
@@ -223,10 +236,11 @@ impl Case {
 
     /// The choice of experts in f64, where the kernel does not return its own.
     fn own_choice(&self, gate: &Gate<'_>) -> (Vec<i64>, Vec<f32>) {
-        let SelfAttentionDims { width, experts, top_k, .. } = self.dims;
+        let SelfAttentionDims { experts, top_k, .. } = self.dims;
         let (mut indices, mut weights) = (Vec::new(), Vec::new());
         for (token, routed) in self.routed().iter().enumerate() {
-            let x = widen(&self.hidden_states[token * width..][..width]);
+            let (width, read) = (gate.width, self.read_by_router());
+            let x = widen(&read[token * width..][..width]);
             let logits = matmul(&x, &widen(gate.router_weight), 1, width, experts);
             let mut order: Vec<usize> = (0..experts).collect();
             order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
@@ -275,8 +289,14 @@ impl Case {
         }
         let routed = self.routed();
         let reference = Attend {
-            gate: Gate { router_weight: &self.router_weight, width, experts, top_k, mode: self.attributes.gate_mode },
-            read: &self.hidden_states,
+            gate: Gate {
+                router_weight: &self.router_weight,
+                width: self.router_width(),
+                experts,
+                top_k,
+                mode: self.attributes.gate_mode,
+            },
+            read: self.read_by_router(),
             hidden_states: &self.hidden_states,
             width,
             mode: self.attributes.attention_mode,
@@ -460,26 +480,6 @@ fn rows_without_a_key_are_zero() {
             let output = decode(element, results.outputs[0].as_ref().unwrap());
             assert!(output[..4 * dims.width].iter().all(|value| *value == 0.0));
             assert!(output[9 * dims.width..].iter().all(|value| *value == 0.0));
-        }
-    }
-}
-
-/// Values near either end of the range of binary16, among many experts: gates of 1 leave large ones finite, and small
-/// gates leave small ones as precise as others.
-#[test]
-fn large_and_small_values() {
-    let mut random = Random(5);
-    let ends = [(GateMode::TopkSoftmax, 1, 8192.0), (GateMode::SoftmaxTopk, 2, f32::powi(2.0, -7))];
-    for (gate_mode, top_k, size) in ends {
-        for tokens in [3, 9] {
-            let dims =
-                SelfAttentionDims { batch: 1, tokens, past: 7, width: 32, experts: 40, top_k, kv_heads: 1, head: 32 };
-            let mut case = Case::random(&mut random, dims, Element::F16, true);
-            case.attributes.gate_mode = gate_mode;
-            case.past_value = random.values(Element::F16, 7 * 32, size);
-            case.output_weight = random.values(Element::F16, 40 * 32 * 32, 0.5 / size);
-            case.output_bias = None;
-            case.check();
         }
     }
 }

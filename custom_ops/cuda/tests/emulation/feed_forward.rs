@@ -17,6 +17,8 @@ pub(crate) struct Case {
     pub(crate) options: Options,
     pub(crate) hidden_states: Vec<f32>,
     router_weight: Vec<f32>,
+    /// What the router reads in place of the hidden states.
+    router_input: Option<Vec<f32>>,
     input_weight: Vec<f32>,
     output_weight: Vec<f32>,
     output_bias: Option<Vec<f32>>,
@@ -36,7 +38,9 @@ fn activate(activation: Activation, x: f64) -> f64 {
             0.5 * x * (1.0 + 2.0 / std::f64::consts::PI.sqrt() * sum)
         }
         Activation::Silu => x / (1.0 + (-x).exp()),
-        Activation::GeluTanh => panic!("no activation of these kernels"),
+        Activation::GeluTanh => {
+            0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh())
+        }
     }
 }
 
@@ -58,6 +62,7 @@ impl Case {
             options: Options::default(),
             hidden_states: random.hidden_states(element, batch * tokens, width),
             router_weight: random.router(width, experts),
+            router_input: None,
             input_weight: random.values(element, experts * width * columns, 2.0 * (width as f32).powf(-0.5)),
             output_weight: random.values(element, experts * hidden * width, (hidden as f32).powf(-0.5)),
             output_bias: random.chance(50).then(|| random.values(element, width, 1.0)),
@@ -65,7 +70,24 @@ impl Case {
     }
 
     pub(crate) fn plan(&self) -> Plan {
-        plan::feed_forward(&self.dims, &self.attributes, self.element, &self.device, self.options).unwrap()
+        let router_width = self.router_input.as_ref().map(|_| self.router_width());
+        plan::feed_forward(&self.dims, &self.attributes, router_width, self.element, &self.device, self.options)
+            .unwrap()
+    }
+
+    /// Gives the router `width` columns of its own.
+    pub(crate) fn route_by(&mut self, random: &mut Random, width: usize) {
+        let tokens = self.dims.batch * self.dims.tokens;
+        self.router_input = Some(random.hidden_states(Element::F32, tokens, width));
+        self.router_weight = random.router(width, self.dims.experts);
+    }
+
+    fn read_by_router(&self) -> &[f32] {
+        self.router_input.as_deref().unwrap_or(&self.hidden_states)
+    }
+
+    fn router_width(&self) -> usize {
+        self.read_by_router().len() / (self.dims.batch * self.dims.tokens)
     }
 
     pub(crate) fn tensors(&self) -> Tensors {
@@ -77,6 +99,7 @@ impl Case {
             float(&self.input_weight),
             float(&self.output_weight),
             self.output_bias.as_ref().and_then(|bias| float(bias)),
+            self.router_input.as_ref().map(|read| encode(Element::F32, read)),
         ];
         let tokens = batch * tokens;
         let outputs = [tokens * width * self.element.bytes(), tokens * top_k * 8, tokens * top_k * 4];
@@ -109,11 +132,19 @@ impl Case {
         let [output, indices, weights] = [0, 1, 2].map(|index| results.outputs[index].as_ref().unwrap());
         let indices: Vec<i64> = indices.chunks(8).map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap())).collect();
         let weights = decode(Element::F32, weights);
-        let gate = Gate { router_weight: &self.router_weight, width, experts, top_k, mode: self.attributes.gate_mode };
+        let (read, router_width) = (self.read_by_router(), self.router_width());
+        let gate = Gate {
+            router_weight: &self.router_weight,
+            width: router_width,
+            experts,
+            top_k,
+            mode: self.attributes.gate_mode,
+        };
         let mut expected = Vec::new();
         for (token, x) in self.hidden_states.chunks(width).enumerate() {
             let indices = &indices[token * top_k..][..top_k];
-            let weights = gate.check(x, indices, &weights[token * top_k..][..top_k]);
+            let read = &read[token * router_width..][..router_width];
+            let weights = gate.check(read, indices, &weights[token * top_k..][..top_k]);
             let mut row = self.output_bias.as_ref().map_or_else(|| vec![0.0; width], |bias| widen(bias));
             for (&expert, weight) in indices.iter().zip(weights) {
                 let part = self.expert(&widen(x), expert as usize);

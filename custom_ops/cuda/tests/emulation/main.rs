@@ -14,6 +14,7 @@ mod emulator;
 mod faults;
 mod feed_forward;
 mod grouped;
+mod modular;
 mod routers;
 #[path = "../../../kernels/tests/kernels/routing_reference.rs"]
 mod routing_reference;

@@ -52,7 +52,7 @@ fn case(shape: &Shape, element: Element, tf32: bool, compute_capability: (u32, u
     case.all_outputs = false;
     case.key_mask.fill(1);
     case.hidden_states.iter_mut().skip(FEATURE).step_by(16).for_each(|x| *x = 0.0);
-    case.kv_weight[FEATURE * 2 * head..][..2 * head].fill(0.0);
+    case.kv_weight.as_mut().unwrap()[FEATURE * 2 * head..][..2 * head].fill(0.0);
     case.router_weight[FEATURE * 4..][..4].fill(0.0);
     case.query_weight.chunks_mut(head).skip(FEATURE).step_by(16).for_each(|row| row.fill(0.0));
     case
@@ -67,7 +67,10 @@ fn spoil(case: &mut Case, token: usize, poison: Poison) {
         Poison::Values => {
             case.hidden_states[token * 16 + FEATURE] = large;
             // Every second column of the values.
-            case.kv_weight[FEATURE * 2 * columns + columns..][..columns].iter_mut().step_by(2).for_each(|w| *w = large);
+            case.kv_weight.as_mut().unwrap()[FEATURE * 2 * columns + columns..][..columns]
+                .iter_mut()
+                .step_by(2)
+                .for_each(|w| *w = large);
         }
     }
 }

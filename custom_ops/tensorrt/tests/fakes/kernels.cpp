@@ -34,7 +34,7 @@ std::string text(const moa_cuda_shape &shape) {
 std::string text(const moa_cuda_node *node, const moa_cuda_shape *inputs, std::size_t count) {
     const std::uint32_t numbers[] = {node->struct_size, node->operator_id, node->element,  node->flags,
                                      node->top_k,       node->kv_num_heads, node->gate_mode, node->activation,
-                                     node->causal,      node->skip_padded_queries, node->gated};
+                                     node->causal,      node->skip_padded_queries, node->gated,     node->attention_mode};
     std::string line = " node";
     for (const std::uint32_t number : numbers) line += " " + std::to_string(number);
     char scale[32];

@@ -49,10 +49,10 @@ fn shapes_of_outputs_are_written() {
 
 #[test]
 fn activations_are_those_of_the_header() {
-    for (activation, known) in [(0, true), (1, true), (2, true), (3, false)] {
+    for (activation, known) in [(0, true), (1, true), (2, true), (3, true), (4, false)] {
         let node = RawNode { activation, ..NODE };
         let found = output_shapes(&raw const node, &inputs(), &mut [RawShape::of(&[]); 3]);
-        let expected = if known { FINE } else { refused("`activation` must be below 3, found 3") };
+        let expected = if known { FINE } else { refused("`activation` must be below 4, found 4") };
         assert_eq!(found, expected);
     }
 }
@@ -60,7 +60,7 @@ fn activations_are_those_of_the_header() {
 #[test]
 fn structures_of_another_size_are_refused_unread() {
     let whole = size_of::<RawNode>() as u32;
-    for size in [0, 4, whole - 4, whole + 4, u32::MAX] {
+    for size in [0, 4, whole - 8, whole + 4, u32::MAX] {
         // Nothing but the size is there.
         let node = Box::new(size);
         let found = output_shapes((&raw const *node).cast(), &inputs(), &mut [RawShape::of(&[]); 3]);
@@ -68,6 +68,27 @@ fn structures_of_another_size_are_refused_unread() {
         assert_eq!(found, refused(&text));
     }
     assert_eq!(output_shapes(null(), &inputs(), &mut []), refused("`moa_cuda_node` is null"));
+}
+
+/// A node without what came later has the defaults of that.
+#[test]
+fn structures_of_older_callers_are_taken() {
+    let bytes = std::mem::offset_of!(RawNode, attention_mode);
+    let old = RawNode { struct_size: bytes as u32, attention_mode: 9, ..NODE };
+    assert_eq!(output_shapes(&raw const old, &inputs(), &mut [RawShape::of(&[]); 3]), FINE);
+    // SAFETY: more than its first field says.
+    let read = unsafe { super::read(&raw const old) }.ok().map(|node: RawNode| node.attention_mode);
+    assert_eq!(read, Some(0));
+}
+
+#[test]
+fn sticks_need_an_order_of_keys() {
+    let node = RawNode { operator_id: 0, kv_num_heads: 1, attention_mode: 1, ..NODE };
+    let found = |node: RawNode| node.node().err().map(|failure| failure.text);
+    assert_eq!(found(node).as_deref(), Some("`attention_mode` breaks sticks, which needs `causal`"));
+    assert_eq!(found(RawNode { causal: 1, ..node }), None);
+    let text = "`attention_mode` must be below 2, found 2";
+    assert_eq!(found(RawNode { attention_mode: 2, ..node }).as_deref(), Some(text));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use moa_cuda::{Buffer, Element, Options, SOURCE_HASH, entry_points};
 use moa_cuda_driver::{Buffers, Caches, KernelSet, Node, Stream};
 use moa_cuda_fake::{Fake, archive};
-use moa_schema::{AttentionMode, SELF_ATTENTION, SelfAttentionAttributes, self_attention as own};
+use moa_schema::{SELF_ATTENTION, self_attention as own};
 
 use crate::support::{ELEMENT, SHAPES, WANTED, bind, kernels, node, plan};
 
@@ -148,27 +148,38 @@ fn memory_that_cannot_be_right_is_refused_before_anything_is_launched() {
 }
 
 #[test]
-fn what_only_processors_serve_is_refused() {
+fn weights_in_integers_are_refused() {
     let fake = Fake::load();
     let kernels = kernels(&fake);
-    let Node::SelfAttention(attributes, caches) = node() else { panic!("another node") };
-    let sticks = SelfAttentionAttributes { attention_mode: AttentionMode::StickBreaking, ..attributes };
-    let with = |place: usize, shape: Option<&'static [usize]>| {
-        let mut shapes = SHAPES.to_vec();
-        shapes.resize(SELF_ATTENTION.inputs.len(), None);
-        shapes[place] = shape;
-        shapes
-    };
-    for (node, shapes, text) in [
-        (node(), with(own::QUERY_SCALE, Some(&[4, 64])), "input `query_scale` is for weights in integers"),
-        (node(), with(own::ROUTER_INPUT, Some(&[2, 3, 64])), "input `router_input` is given"),
-        (node(), with(own::KV_WEIGHT, None), "keys and values are the hidden states (no `kv_weight`)"),
-        (Node::SelfAttention(sticks, caches), SHAPES.to_vec(), "attribute `attention_mode` is stick_breaking"),
-    ] {
-        let refused = kernels.plan(&node, ELEMENT, &shapes, &WANTED, Options::default()).err();
-        let text = format!("MoASelfAttention: {text}, which is not served here");
-        assert_eq!(refused.map(|error| error.to_string()), Some(text));
-    }
+    let mut shapes = SHAPES.to_vec();
+    shapes.resize(SELF_ATTENTION.inputs.len(), None);
+    shapes[own::QUERY_SCALE] = Some(&[4, 64]);
+    let refused = kernels.plan(&node(), ELEMENT, &shapes, &WANTED, Options::default()).err();
+    let text = "MoASelfAttention: input `query_scale` is for weights in integers, which are not served here";
+    assert_eq!(refused.map(|error| error.to_string()), Some(text.to_owned()));
+}
+
+/// A router that reads an input of its own runs by kernels of f32, which are loaded for it.
+#[test]
+fn routers_with_an_input_take_the_kernels_of_f32() {
+    let fake = Fake::load();
+    let mut shapes = SHAPES.to_vec();
+    shapes.resize(SELF_ATTENTION.inputs.len(), None);
+    shapes[own::ROUTER_INPUT] = Some(&[2, 3, 24]);
+    shapes[own::ROUTER_WEIGHT] = Some(&[24, 4]);
+    let found = |kernels: &Arc<KernelSet>| kernels.plan(&node(), ELEMENT, &shapes, &WANTED, Options::default());
+    // The archive of that function has the names of f16 alone.
+    let lacks = found(&kernels(&fake)).err().map(|error| error.to_string()).unwrap();
+    assert!(lacks.contains("f32") && lacks.contains("moa_project_plain_"), "{lacks}");
+    let mut names: Vec<_> = [ELEMENT, Element::F32].iter().flat_map(|element| entry_points(*element, (9, 0))).collect();
+    names.sort();
+    names.dedup();
+    let archive = archive(&["sm_90a", "compute_80"], &names);
+    let kernels = Arc::new(KernelSet::on_device(Arc::clone(&fake.driver), archive.into(), 0, None).unwrap());
+    fake.taken_log();
+    let bound = found(&kernels).unwrap();
+    let loads = fake.taken_log().iter().filter(|line| line.starts_with("cuModuleLoad")).count();
+    assert_eq!((loads, bound.launches()), (2, 4));
 }
 
 /// As [`SHAPES`], behind caches of 8 rows.
@@ -209,8 +220,9 @@ fn shapes_and_versions_that_do_not_fit_are_named() {
     let error = kernels.plan(&node(), ELEMENT, &shapes, &WANTED, Options::default()).err().unwrap().to_string();
     assert!(error.starts_with("MoASelfAttention: input `kv_weight` must be [C, 2 * G * D]"), "{error}");
 
-    let other = String::from_utf8(archive(&["sm_90a"], &entry_points(ELEMENT, (9, 0)))).unwrap();
-    let other = other.replace(SOURCE_HASH, &"0".repeat(64)).into_bytes();
+    let mut other = archive(&["sm_90a"], &entry_points(ELEMENT, (9, 0)));
+    let hash = other.windows(SOURCE_HASH.len()).position(|bytes| bytes == SOURCE_HASH.as_bytes()).unwrap();
+    other[hash..][..SOURCE_HASH.len()].fill(b'0');
     let error = KernelSet::on_device(Arc::clone(&fake.driver), other.into(), 0, None).err().unwrap().to_string();
     let text = format!("compiled from other sources ({}) than this library ({SOURCE_HASH})", "0".repeat(64));
     assert!(error.contains(&text), "{error}");

@@ -395,14 +395,6 @@ fn entries_name_their_provider_and_types() {
 }
 
 #[test]
-fn what_only_processors_serve_is_refused_where_a_kernel_is_made() {
-    let sticks = SelfAttentionAttributes { attention_mode: AttentionMode::StickBreaking, ..ATTRIBUTES };
-    let refused = GpuKernel::new(&Attributes::SelfAttention(sticks), Element::F16).err().map(|failure| failure.text);
-    let text = "MoASelfAttention: attribute `attention_mode` is stick_breaking, which is not served here";
-    assert_eq!(refused.as_deref(), Some(text));
-}
-
-#[test]
 fn a_node_that_cannot_be_made_gets_a_status() {
     let api = fake(ort_sys::stub::api());
     let entry = ENTRIES.iter().find(|entry| entry.entry.operator == FEED_FORWARD).unwrap();
