@@ -27,7 +27,7 @@ pub struct TextGeneratorOptions {
     pub operators: OrtOperators,
     /// How ONNX Runtime computes.
     pub runtime: OrtOptions,
-    /// Most prompts that are continued together.
+    /// Most prompts that are continued together; of these only those of one length where the graph has no mask.
     pub batch: usize,
     /// Where this becomes true, a generation ends with [`GenerateError::Interrupted`].
     pub interrupted: Arc<AtomicBool>,
@@ -295,17 +295,30 @@ impl TextGenerator {
         })
     }
 
+    /// Continues rows together, only those of one length where the graph has no mask: nothing else keeps padding out.
     fn run_batch(
         &mut self,
         mut rows: Vec<Row>,
         options: &SamplingOptions,
         sink: &mut dyn FnMut(NewToken<'_>),
     ) -> Result<Vec<Continuation>, GenerateError> {
-        let mut done = Vec::with_capacity(rows.len());
-        done.extend(rows.extract_if(.., |row| row.finish.is_some()));
-        if rows.is_empty() {
-            return Ok(self.continuations(done));
+        let mut done: Vec<_> = rows.extract_if(.., |row| row.finish.is_some()).collect();
+        let is_masked = self.names.mask.is_some();
+        while let Some(length) = rows.first().map(|row| row.next.len()) {
+            let together = rows.extract_if(.., |row| is_masked || row.next.len() == length).collect();
+            self.run_together(together, &mut done, options, sink)?;
         }
+        Ok(self.continuations(done))
+    }
+
+    /// Continues rows, at least one, in one batch.
+    fn run_together(
+        &mut self,
+        mut rows: Vec<Row>,
+        done: &mut Vec<Row>,
+        options: &SamplingOptions,
+        sink: &mut dyn FnMut(NewToken<'_>),
+    ) -> Result<(), GenerateError> {
         let length = rows.iter().map(|row| row.next.len()).max().unwrap_or_default();
         rows.iter_mut().for_each(|row| row.pad(length, self.pad));
         let most = length.saturating_add(rows.iter().map(|row| row.most).max().unwrap_or_default());
@@ -325,7 +338,7 @@ impl TextGenerator {
                 }
             }
         }
-        Ok(self.continuations(done))
+        Ok(())
     }
 
     /// In the order of the prompts.

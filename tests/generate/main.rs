@@ -11,6 +11,7 @@ mod language_models;
 mod notes;
 #[path = "../support_signals/mod.rs"]
 mod support_signals;
+mod unmasked;
 mod unseen;
 
 use std::path::{Path, PathBuf};
