@@ -9,7 +9,7 @@ use moa_schema::IntegerType;
 
 use super::{
     Attribute, Constant, ConstantValues, DType, Data, Dim, Function, Graph, Initializer, Node, OpId, Quantization,
-    ValueInfo, WeightExpr,
+    ValueInfo, WeightExpr, uses::Uses,
 };
 use crate::{FloatType, Precision};
 
@@ -53,6 +53,7 @@ pub struct Builder {
     literals: Vec<(Constant, Value)>,
     weights: BTreeMap<String, (WeightExpr, FloatType)>,
     nodes: Vec<Node>,
+    uses: Uses,
     functions: Vec<Function>,
 }
 
@@ -83,11 +84,13 @@ impl Builder {
     /// Makes `value` the graph output `name`.
     pub fn output(&mut self, value: &Value, name: &str, dtype: DType, shape: &[Dim]) {
         self.rename(value, name);
+        self.uses.add_output(name);
         self.outputs.push(ValueInfo { name: name.into(), dtype, shape: shape.to_vec() });
     }
 
     /// Says what a value in between is.
     pub fn describe(&mut self, value: &Value, dtype: DType, shape: &[Dim]) {
+        self.uses.add_description(self.values.len(), &value.0);
         self.values.push(ValueInfo { name: value.0.clone(), dtype, shape: shape.to_vec() });
     }
 
@@ -98,17 +101,11 @@ impl Builder {
             return renamed;
         }
         self.names.insert(name.into());
-        let computed = self.nodes.iter().any(|node| node.outputs.contains(&value.0));
-        if !computed || self.outputs.iter().any(|output| output.name == value.0) {
+        if self.uses.is_inner(&value.0) {
+            self.uses.rename(&value.0, name, &mut self.nodes, &mut self.values);
+        } else {
             self.push("", "Identity", name, &[value], vec![name.into()], []);
-            return renamed;
         }
-        for node in &mut self.nodes {
-            for known in node.inputs.iter_mut().chain(&mut node.outputs).filter(|known| **known == value.0) {
-                *known = name.into();
-            }
-        }
-        self.values.iter_mut().filter(|known| known.name == value.0).for_each(|known| known.name = name.into());
         renamed
     }
 
@@ -229,7 +226,7 @@ impl Builder {
         attributes: BTreeMap<String, Attribute>,
     ) {
         self.names.extend(outputs.iter().map(|output| (*output).to_owned()));
-        self.nodes.push(Node {
+        self.add(Node {
             name: name.into(),
             op,
             inputs: inputs.iter().map(|value| value.0.clone()).collect(),
@@ -345,7 +342,7 @@ impl Builder {
 
     /// Whether a node reads `value`.
     pub fn is_read(&self, value: &Value) -> bool {
-        self.nodes.iter().any(|node| node.inputs.contains(&value.0))
+        self.uses.is_read(&value.0)
     }
 
     /// Registers the meaning of an operator; `false` where another meaning is registered already.
@@ -389,13 +386,18 @@ impl Builder {
         outputs: Vec<String>,
         attributes: [(&str, Attribute); N],
     ) {
-        self.nodes.push(Node {
+        self.add(Node {
             name: name.into(),
             op: OpId { domain: domain.into(), op_type: op_type.into() },
             inputs: inputs.iter().map(|value| value.0.clone()).collect(),
             outputs,
             attributes: attributes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
         });
+    }
+
+    fn add(&mut self, node: Node) {
+        self.uses.add_node(self.nodes.len(), &node);
+        self.nodes.push(node);
     }
 
     fn fresh(&mut self, stem: &str) -> String {
@@ -408,5 +410,45 @@ impl Builder {
                 return name;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(node: &Node) -> [Vec<&str>; 2] {
+        [&node.inputs, &node.outputs].map(|names| names.iter().map(String::as_str).collect())
+    }
+
+    #[test]
+    fn a_value_is_renamed_wherever_it_stands() {
+        let mut b = Builder::graph(Precision::Fp32);
+        let x = b.input("x", DType::Float32, &[]);
+        let sum = b.op("Add", &[&x, &x], []);
+        let product = b.op("Mul", &[&sum, &sum], []);
+        b.describe(&sum, DType::Float32, &[Dim::Unknown]);
+        assert!(b.is_read(&x) && b.is_read(&sum) && !b.is_read(&product));
+        let renamed = b.rename(&sum, "sum");
+        assert!(b.is_read(&renamed) && !b.is_read(&sum));
+        let again = b.rename(&renamed, "again");
+        let last = b.op("Neg", &[&again], []);
+        b.output(&again, "y", DType::Float32, &[Dim::Unknown]);
+        // What the graph hands out, or takes, keeps its name: a second one is a copy.
+        let y = b.named("y");
+        b.output(&y, "z", DType::Float32, &[]);
+        b.output(&x, "copy", DType::Float32, &[]);
+        b.output(&last, "last", DType::Float32, &[]);
+        let graph = b.into_graph("g");
+        let found: Vec<_> = graph.nodes.iter().map(names).collect();
+        let expected = [
+            [vec!["x", "x"], vec!["y"]],
+            [vec!["y", "y"], vec!["Mul"]],
+            [vec!["y"], vec!["last"]],
+            [vec!["y"], vec!["z"]],
+            [vec!["x"], vec!["copy"]],
+        ];
+        assert_eq!(found, expected);
+        assert!(graph.values.is_empty(), "an output is described as one");
     }
 }

@@ -8,6 +8,7 @@ mod evaluate;
 mod quantized;
 mod tables;
 mod turn;
+mod uses;
 mod view;
 
 pub use builder::{Builder, Value, turned_name};
