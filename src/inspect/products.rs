@@ -88,12 +88,13 @@ impl Uncounted {
     }
 }
 
-/// Name in the checkpoint of an initializer that may be written transposed, reshaped or quantised.
+/// Name in the checkpoint of an initializer that may be written transposed, reshaped, quantised or in a second type.
 pub(super) fn stored_name(name: &str) -> &str {
-    let endings = ["_quantized", "/int8", "/int4"];
-    let name = endings.iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(name);
+    let without =
+        |name, endings: &[&str]| endings.iter().find_map(|ending| str::strip_suffix(name, ending)).unwrap_or(name);
+    let name = without(name, &["_quantized", "/int8", "/int4"]);
     let end = ["/transposed.", "/reshaped."].iter().filter_map(|suffix| name.find(suffix)).min();
-    end.map_or(name, |end| &name[..end])
+    without(end.map_or(name, |end| &name[..end]), &["/float32", "/float16", "/bfloat16"])
 }
 
 /// Names of the weights of which one is there, where `name` is that of its scale or zero point.
@@ -128,4 +129,25 @@ pub(super) fn integers(tensor: &TensorProto) -> Vec<i64> {
 /// The last of [`integers`], if it is a size.
 pub(super) fn last_integer(tensor: &TensorProto) -> Option<u64> {
     integers(tensor).last().and_then(|value| u64::try_from(*value).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_weight_has_one_name_however_it_is_written() {
+        let endings = [
+            "",
+            "/transposed.10",
+            "/reshaped.6x4",
+            "/int8",
+            "/transposed.021/int4",
+            "/float32",
+            "/float16/transposed.10",
+        ];
+        for ending in endings {
+            assert_eq!(stored_name(&format!("a.weight{ending}")), "a.weight", "{ending}");
+        }
+    }
 }

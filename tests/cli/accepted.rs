@@ -179,6 +179,22 @@ fn the_same_weights_give_the_same_bytes_however_they_are_stored() {
     }
 }
 
+/// Where a bias and a norm are one tensor, each has the type of its use.
+#[test]
+fn a_tensor_of_two_uses_has_the_type_of_each() {
+    let [kept, alias] = ["encoder.layers.0.final_layer_norm.bias", "encoder.layers.0.fc2.bias"];
+    let mut shared = Model::translator();
+    shared.tensors.retain(|name, _| name != alias && !name.contains(".ffd."));
+    shared.metadata.insert(alias.into(), kept.into());
+    require_runtime();
+    let scene = Scene::with(&shared);
+    for form in ["function", "standard"] {
+        let out = format!("out-{form}");
+        scene.accepts(&format!("ck -o {out} --dtype fp16 --form {form}"));
+        scene.accepts(&format!("verify {out} --checkpoint ck --backends ort-function"));
+    }
+}
+
 /// Where one parameter is stored under two names, either name will do alone; the trained values are the same.
 #[test]
 fn either_name_of_a_shared_parameter_is_enough() {

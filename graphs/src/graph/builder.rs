@@ -119,10 +119,14 @@ impl Builder {
         self.weight_as(name, expr, FloatType::F32)
     }
 
-    /// A trained weight as the initializer `name` of the type `float`; the same name is added once.
+    /// A trained weight as the initializer `name` of the type `float`; the same name is added once, or once for each
+    /// type: those after the first are called `{name}/{float}`.
     ///
     /// What [`Self::transpose`] and [`Self::reshape_static`] make of it has the same type.
     pub fn weight_as(&mut self, name: &str, expr: impl Into<WeightExpr>, float: FloatType) -> Value {
+        if self.weights.get(name).is_some_and(|(_, known)| *known != float) {
+            return self.weight_as(&format!("{name}/{float}"), expr, float);
+        }
         if self.names.insert(name.into()) {
             let expr = expr.into();
             let shape = expr.shape();
