@@ -17,7 +17,8 @@ use super::{
     note, print_part, progress,
 };
 use crate::generate::{
-    Continuation, Finish, GenerateError, NewToken, Prompt, SamplingOptions, TextGenerator, TextGeneratorOptions,
+    Continuation, Finish, GenerateError, GenerationSettings, NewToken, Prompt, SamplingOptions, TextGenerator,
+    TextGeneratorOptions,
 };
 
 impl TextArguments {
@@ -88,12 +89,13 @@ const OPTIONS: [&str; 5] = ["do_sample", "temperature", "top_k", "top_p", "max_l
 /// Says which settings of the folder others would heed.
 fn note_settings(generator: &TextGenerator, options: &SamplingOptions) {
     let is_drawn = options.temperature > 0.0;
-    let (known, unknown): (Vec<_>, Vec<_>) = generator.settings().iter().partition(|key| OPTIONS.contains(key));
+    let GenerationSettings { file, keys } = generator.settings();
+    let (known, unknown): (Vec<_>, Vec<_>) = keys.iter().partition(|key| OPTIONS.contains(key));
     if !unknown.is_empty() {
-        note(&format!("generation_config.json sets {}, which nothing here heeds", unknown.join(", ")));
+        note(&format!("{file} sets {}, which nothing here heeds", unknown.join(", ")));
     }
     if known.contains(&"do_sample") && !is_drawn {
-        note("generation_config.json asks for tokens that are drawn, as --temperature, --top-k and --top-p do");
+        note(&format!("{file} asks for tokens that are drawn, as --temperature, --top-k and --top-p do"));
     }
 }
 

@@ -51,8 +51,16 @@ pub(super) struct CausalFolder {
     /// Tokens that end a text.
     pub(super) eos: Vec<i64>,
     pub(super) pad: i64,
-    /// Settings of `generation_config.json` that are not the default.
-    pub(super) settings: Vec<&'static str>,
+    pub(super) settings: GenerationSettings,
+}
+
+/// Settings of generation that a folder has and that are not the default.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GenerationSettings {
+    /// The file that transformers goes by: `generation_config.json`, or `config.json`.
+    pub file: &'static str,
+    /// The settings.
+    pub keys: Vec<&'static str>,
 }
 
 /// What the JSON files say.
@@ -97,6 +105,15 @@ impl Configs {
         let Some(config) = self.config.as_ref().filter(|_| genai.is_none()) else { return Ok(genai) };
         let size = config.size("max_position_embeddings")?;
         if size.is_some() { Ok(size) } else { config.size("n_positions") }
+    }
+
+    fn settings(&self) -> GenerationSettings {
+        let own = self.generation.iter().flat_map(Keys::own_generation_settings);
+        let (file, keys) = match &self.generation {
+            None => (CONFIG, self.config.as_ref()),
+            generation => (GENERATION_CONFIG, generation.as_ref()),
+        };
+        GenerationSettings { file, keys: keys.into_iter().flat_map(Keys::generation_settings).chain(own).collect() }
     }
 
     /// A text of the `section` of `genai_config.json`'s decoder, else `default`.
@@ -146,7 +163,7 @@ impl CausalFolder {
         let eos = configs.eos()?;
         let pad = configs.token_ids("pad_token_id")?.and_then(|ids| ids.first().copied());
         let pad = pad.or(eos.first().copied()).unwrap_or_default();
-        let settings = configs.generation.iter().flat_map(Keys::generation_settings).collect();
+        let settings = configs.settings();
         // Other programs may have left positions in the graph; an export without them takes rows of any length.
         let is_limited = names.positions.is_some() || !graph.is_export();
         let context = configs.context()?.filter(|_| is_limited);

@@ -45,7 +45,7 @@ mod search;
 mod text_generator;
 mod translator;
 
-pub use causal_folder::holds_causal_lm;
+pub use causal_folder::{GenerationSettings, holds_causal_lm};
 pub use error::GenerateError;
 pub use options::{SearchOptions, Stop};
 pub use profile::{NodeTime, Profile};

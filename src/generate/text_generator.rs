@@ -11,7 +11,7 @@ use std::{
 use super::{
     GenerateError, SamplingOptions,
     caches::{CacheLayout, Caches},
-    causal_folder::{CausalFolder, Names},
+    causal_folder::{CausalFolder, GenerationSettings, Names},
     sampling::choose,
 };
 use crate::{
@@ -102,7 +102,7 @@ pub struct TextGenerator {
     context: Option<usize>,
     eos: Vec<i64>,
     pad: i64,
-    settings: Vec<&'static str>,
+    settings: GenerationSettings,
     batch: usize,
     interrupted: Arc<AtomicBool>,
 }
@@ -201,8 +201,8 @@ impl TextGenerator {
         self.context
     }
 
-    /// Settings in the folder's `generation_config.json` that are not the default, and of which nothing is read.
-    pub fn settings(&self) -> &[&'static str] {
+    /// Settings of generation in the folder's files that are not the default, and of which nothing is read.
+    pub const fn settings(&self) -> &GenerationSettings {
         &self.settings
     }
 

@@ -45,6 +45,10 @@ const SETTINGS: [(&str, Option<f64>); 25] = [
     ("begin_suppress_tokens", None),
 ];
 
+/// Settings that a `generation_config.json` alone may hold, in the same way.
+const OWN_SETTINGS: [(&str, Option<f64>); 4] =
+    [("min_new_tokens", Some(0.0)), ("sequence_bias", None), ("guidance_scale", Some(1.0)), ("stop_strings", None)];
+
 /// Larger files are no configuration.
 const LIMIT: u64 = 1 << 22;
 
@@ -97,13 +101,22 @@ impl Keys {
 
     /// Settings of generation that are here and not the default.
     pub fn generation_settings(&self) -> impl Iterator<Item = &'static str> {
+        self.set_of(&SETTINGS)
+    }
+
+    /// Settings that are here and not the default, and that no configuration of a model may hold.
+    pub fn own_generation_settings(&self) -> impl Iterator<Item = &'static str> {
+        self.set_of(&OWN_SETTINGS)
+    }
+
+    fn set_of(&self, settings: &'static [(&'static str, Option<f64>)]) -> impl Iterator<Item = &'static str> {
         let differs = |default: Option<f64>, value: &Value| {
             let number = value.as_bool().map(|flag| f64::from(u8::from(flag))).or(value.as_f64());
             default.is_none() || number != default
         };
         let is_set =
-            move |(key, default): &(&str, Option<f64>)| self.get(key).is_some_and(|value| differs(*default, value));
-        SETTINGS.into_iter().filter(is_set).map(|(key, _)| key)
+            move |(key, default): &&(&str, Option<f64>)| self.get(key).is_some_and(|value| differs(*default, value));
+        settings.iter().filter(is_set).map(|(key, _)| *key)
     }
 
     /// Whether there is a key, with `null` too.
@@ -220,6 +233,17 @@ mod tests {
         ] {
             assert!(keys(text).generation_settings().next().is_some(), "{text}");
         }
+    }
+
+    #[test]
+    fn settings_of_no_configuration_are_told_apart() {
+        let text = r#"{"min_new_tokens": 0, "guidance_scale": 1, "stop_strings": null, "top_p": 0.9}"#;
+        assert!(keys(text).own_generation_settings().next().is_none());
+        let text =
+            r#"{"min_new_tokens": 3, "sequence_bias": [[[7], -9.0]], "guidance_scale": 1.5, "stop_strings": "t7"}"#;
+        let found: Vec<_> = keys(text).own_generation_settings().collect();
+        assert_eq!(found, ["min_new_tokens", "sequence_bias", "guidance_scale", "stop_strings"]);
+        assert!(keys(text).generation_settings().next().is_none());
     }
 
     #[test]

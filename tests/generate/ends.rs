@@ -119,7 +119,42 @@ fn settings_of_generation_are_no_silent_ones() {
         "note: generation_config.json asks for tokens that are drawn, as --temperature, --top-k and --top-p do\n";
     assert_eq!(notes(&drawn, &[]), told);
     assert_eq!(notes(&drawn, &["--temperature", "0.7"]), "");
+    let own =
+        json!({ "min_new_tokens": 9, "stop_strings": ["t7"], "guidance_scale": 1.5, "sequence_bias": [[[7], -9]] });
+    let told = "note: generation_config.json sets min_new_tokens, sequence_bias, guidance_scale, stop_strings, which \
+                nothing here heeds\n";
+    assert_eq!(notes(&own, &[]), told);
     assert_eq!(notes(&json!({ "do_sample": false, "num_beams": 1, "suppress_tokens": null }), &[]), "");
+    assert_eq!(notes(&json!({ "guidance_scale": 1.0, "min_new_tokens": null }), &[]), "");
+}
+
+/// Where transformers goes by `config.json`, its settings are told.
+#[test]
+fn settings_of_generation_may_be_those_of_the_model() {
+    let folder = exported("jetmoe/bf16", Form::Function, false);
+    let (path, generation) = (out(&folder).join("config.json"), out(&folder).join("generation_config.json"));
+    let plain = read(&path);
+    let notes = |keys: &Value| {
+        let mut config = plain.clone();
+        config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        fs::write(&path, config.to_string()).unwrap();
+        let output = command(&out(&folder), &["--input", "5 6", "--token-ids", "--max-new", "1"]);
+        assert!(output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let keys = json!({ "repetition_penalty": 1.3, "do_sample": true, "min_new_tokens": 4 });
+    let told = "note: config.json sets repetition_penalty, which nothing here heeds\n\
+                note: config.json asks for tokens that are drawn, as --temperature, --top-k and --top-p do\n";
+    for written in [None, Some(json!({ "_from_model_config": true, "num_beams": 4 }))] {
+        match written {
+            None => fs::remove_file(&generation).unwrap(),
+            Some(written) => fs::write(&generation, written.to_string()).unwrap(),
+        }
+        assert_eq!(notes(&keys), told);
+    }
+    assert_eq!(notes(&json!({})), "note: generation_config.json sets num_beams, which nothing here heeds\n");
+    fs::write(&generation, "{}").unwrap();
+    assert_eq!(notes(&keys), "");
 }
 
 /// A model without positions goes on behind the tokens that it was trained on at a time, 16 here.
