@@ -20,7 +20,7 @@ pub(crate) struct RotaryInputs<'a> {
 }
 
 impl<'a> Rotary<'a> {
-    /// Checks the inputs; `None` where there is no cache, and then `position_ids` is not read.
+    /// Checks the inputs, which are all there or none; `None` where there is none.
     pub(crate) fn new(
         inputs: RotaryInputs<'a>,
         batch: usize,
@@ -28,7 +28,8 @@ impl<'a> Rotary<'a> {
         head: usize,
     ) -> Result<Option<Self>, KernelError> {
         let (cos, sin) = match (inputs.cos_cache, inputs.sin_cache) {
-            (None, None) => return Ok(None),
+            (None, None) if inputs.position_ids.is_none() => return Ok(None),
+            (None, None) => return Err(KernelError::Missing { name: "cos_cache", because: "position_ids" }),
             (Some(cos), Some(sin)) => (cos, sin),
             (Some(_), None) => return Err(KernelError::Missing { name: "sin_cache", because: "cos_cache" }),
             (None, Some(_)) => return Err(KernelError::Missing { name: "cos_cache", because: "sin_cache" }),

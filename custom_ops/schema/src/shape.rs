@@ -259,7 +259,7 @@ impl SelfAttentionDims {
         let [_, keys] = s.required(own::ATTENTION_MASK)?;
         let (past, capacity) = if (tokens..=rows).contains(&keys) { (keys - tokens, Some(rows)) } else { (rows, None) };
         s.expect(own::ATTENTION_MASK, &[batch, past + tokens])?;
-        if s.get(own::COS_CACHE).is_some() || s.get(own::SIN_CACHE).is_some() {
+        if [own::COS_CACHE, own::SIN_CACHE, own::POSITION_IDS].into_iter().any(|input| s.get(input).is_some()) {
             let [positions, _] = s.required(own::COS_CACHE)?;
             if !head.is_multiple_of(2) {
                 return s.error(&format!("rotary embedding needs an even head width, found {head}"));

@@ -362,5 +362,10 @@ fn every_wrong_dimension_of_a_rotation_is_named() {
         given[missing] = None;
         let error = SelfAttentionDims::new(&given, &ATTRIBUTES).unwrap_err().to_string();
         assert!(error.ends_with("found nothing"), "{error}");
+        let mut alone = vec![None; rotated.len()];
+        alone[..own::COS_CACHE].clone_from_slice(&given[..own::COS_CACHE]);
+        alone[missing] = Some(rotated[missing].as_slice());
+        let error = SelfAttentionDims::new(&alone, &ATTRIBUTES).unwrap_err().to_string();
+        assert!(error.ends_with("found nothing"), "{error}");
     }
 }

@@ -83,6 +83,18 @@ fn narrow_hidden_states_are_no_keys() {
 }
 
 #[test]
+fn inputs_of_a_rotation_come_together() {
+    let case = case();
+    let missing = |name, because| Some(KernelError::Missing { name, because });
+    assert_eq!(refusal(&case, |i| i.cos_cache = None), missing("cos_cache", "sin_cache"));
+    assert_eq!(refusal(&case, |i| i.sin_cache = None), missing("sin_cache", "cos_cache"));
+    assert_eq!(refusal(&case, |i| i.position_ids = None), missing("position_ids", "cos_cache"));
+    let caches = |i: &mut SelfAttentionInputs<'_>| (i.cos_cache, i.sin_cache) = (None, None);
+    assert_eq!(refusal(&case, caches), missing("cos_cache", "position_ids"));
+    assert_eq!(refusal(&case, |i| (i.cos_cache, i.sin_cache, i.position_ids) = (None, None, None)), None);
+}
+
+#[test]
 fn short_outputs_are_named() {
     let case = case();
     let mut output = vec![0.0; 24];
