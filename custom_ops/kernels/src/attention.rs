@@ -42,6 +42,8 @@ pub(crate) struct AttentionInputs<'a> {
     pub(crate) queries: &'a [f32],
     pub(crate) visible: &'a Visible,
     pub(crate) mode: AttentionMode,
+    /// Whether one token attends to f32 as it does to f16.
+    pub(crate) as_stored: bool,
     /// `Some(P)`: query `i` sees the keys `0 ..= P + i` only.
     pub(crate) causal_past: Option<usize>,
     pub(crate) batch: usize,

@@ -41,6 +41,8 @@ pub(crate) struct AttentionLayer<'a> {
     pub(crate) rotary: Option<Rotary<'a>>,
     /// Stick-breaking is served by the stages that all threads share, on vectors.
     pub(crate) mode: AttentionMode,
+    /// Whether activations, and what is cached, have fewer bits than f32.
+    pub(crate) is_narrow: bool,
     /// `Some(P)`: query `i` sees the keys `0 ..= P + i` only.
     pub(crate) causal_past: Option<usize>,
     pub(crate) scale: f32,
@@ -83,6 +85,12 @@ impl AttentionLayer<'_> {
             return decode::serves(tokens, top_k, head);
         }
         (self.is_one() || decode::reads_stored(isa, tokens, top_k, head)) && !FewKeys::serves(isa, self.keys, head)
+    }
+
+    /// Whether keys and values of f32 are attended to as those of fewer bits that [`Self::reads_stored`] finds in the
+    /// same call where more is asked for: the bits of the output are the same.
+    fn as_stored(&self) -> bool {
+        self.is_narrow && self.reads_stored()
     }
 
     /// Whether the past is read where it stood before it was copied.
@@ -130,6 +138,7 @@ impl AttentionLayer<'_> {
             tokens: self.tokens,
             top_k: self.top_k,
             keys: self.keys,
+            as_stored: self.as_stored(),
             visible,
             causal_past: self.causal_past,
             output_weights: self.output_weight,
@@ -224,7 +233,8 @@ impl AttentionLayer<'_> {
         visible: &'b Visible,
     ) -> AttentionInputs<'b> {
         let Self { mode, causal_past, batch, tokens, kv_heads, head, .. } = *self;
-        AttentionInputs { isa, routing, queries, visible, mode, causal_past, batch, tokens, kv_heads, head }
+        let as_stored = self.as_stored();
+        AttentionInputs { isa, routing, queries, visible, mode, as_stored, causal_past, batch, tokens, kv_heads, head }
     }
 
     /// Queries of keys that are scaled as they are packed.

@@ -131,6 +131,7 @@ impl Prepared {
             key_mask: inputs.key_mask,
             rotary: None,
             mode: AttentionMode::Softmax,
+            is_narrow: T::direct(&[]).is_none(),
             causal_past: None,
             scale: attributes.scale,
             batch,

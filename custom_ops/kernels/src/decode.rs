@@ -207,9 +207,11 @@ impl Decode<'_> {
     }
 
     fn attend_to_wide(&self, rows: CacheRows<'_>, token: &Token<'_>, lanes: &mut Lanes<'_>, out: &mut Tile<'_, f32>) {
-        let AttentionInputs { isa, routing, mode, batch, head, .. } = self.inputs;
+        let AttentionInputs { isa, routing, mode, as_stored, batch, head, .. } = self.inputs;
         if mode == AttentionMode::StickBreaking {
             self.attend_by_sticks(self.of(rows, token), token, lanes, out);
+        } else if as_stored {
+            self.few_slots(rows, token, out);
         } else if FewKeys::serves(isa, token.places.len(), head) {
             let token_rows = self.one_token(self.of(rows, token), token);
             let few = FewKeys { token: token_rows, next: rows.key.len() / batch };

@@ -47,7 +47,7 @@ pub struct SelfAttentionInputs<'a, T = f32> {
     pub cos_cache: Option<&'a [f32]>,
     /// `[positions, D / 2]`.
     pub sin_cache: Option<&'a [f32]>,
-    /// `[B, T]`; not read where there is no cache.
+    /// `[B, T]`, where there are `cos_cache` and `sin_cache`.
     pub position_ids: Option<&'a [i64]>,
     /// `[B, T, R]`: what the router reads instead of the hidden states, always in f32.
     pub router_input: Option<&'a [f32]>,
@@ -199,6 +199,7 @@ impl Prepared {
             key_mask: inputs.attention_mask,
             rotary: call.rotary,
             mode: attributes.attention_mode,
+            is_narrow: T::direct(&[]).is_none(),
             causal_past: (attributes.causal || is_stick).then_some(past),
             scale: attributes.scale,
             batch,

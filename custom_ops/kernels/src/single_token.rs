@@ -169,12 +169,12 @@ impl SingleToken<'_> {
 
     /// Fills a row of `out` for each query.
     fn attend(&self, queries: &[f32], out: &mut Tile<'_, f32>) {
-        let WaitingInputs { queries: QueryInputs { isa, head, .. }, visible, causal_past, .. } = self.inputs;
+        let WaitingInputs { queries: QueryInputs { isa, head, .. }, as_stored, visible, causal_past, .. } = self.inputs;
         let Some(cached) = self.inputs.keys_and_values.wait() else { return };
         let seen = visible.up_to(causal_past, 0).len();
         match cached {
             _ if seen == 0 => (0..out.rows()).for_each(|slot| out.row(slot).fill(0.0)),
-            Cached::F32(rows) if FewKeys::serves(isa, seen, head) => {
+            Cached::F32(rows) if !as_stored && FewKeys::serves(isa, seen, head) => {
                 FewKeys { token: self.one_token(rows, queries), next: 0 }.attend(isa, out, 0);
             }
             Cached::F32(rows) => self.few_slots(rows, queries, out),

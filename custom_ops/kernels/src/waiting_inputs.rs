@@ -17,6 +17,8 @@ pub(crate) struct WaitingInputs<'a> {
     pub(crate) tokens: usize,
     pub(crate) top_k: usize,
     pub(crate) keys: usize,
+    /// Whether one token attends to f32 as it does to f16.
+    pub(crate) as_stored: bool,
     pub(crate) visible: &'a Visible,
     /// `Some(P)`: query `i` sees the keys `0 ..= P + i` only.
     pub(crate) causal_past: Option<usize>,

@@ -164,18 +164,19 @@ impl Case {
         })
     }
 
-    pub(crate) fn check(&self) {
+    /// Whether each token is routed.
+    fn routed(&self) -> Vec<bool> {
+        let SelfAttentionDims { batch, tokens, past, .. } = self.dims;
+        let is_routed = |token| {
+            let place = token / tokens * (past + tokens) + past + token % tokens;
+            self.attention_mask[place] != 0 || !self.attributes.skip_padded_queries
+        };
+        (0..batch * tokens).map(is_routed).collect()
+    }
+
+    /// The output `[B * T, C]` in f64 of these keys and values, given the kernel's choice of experts.
+    pub(crate) fn attended(&self, [key, value]: [&[f64]; 2], computed: &Computed) -> Vec<f64> {
         let SelfAttentionDims { batch, tokens, past, width, experts, top_k, kv_heads, head } = self.dims;
-        let computed = self.compute(&Sequential);
-        let (key, value) = (self.cache(0, &self.past_key), self.cache(1, &self.past_value));
-        assert_close("present_key", &computed.present_key, &key, 1e-5);
-        assert_close("present_value", &computed.present_value, &value, 1e-5);
-        let routed: Vec<bool> = (0..batch * tokens)
-            .map(|token| {
-                let place = token / tokens * (past + tokens) + past + token % tokens;
-                self.attention_mask[place] != 0 || !self.attributes.skip_padded_queries
-            })
-            .collect();
         let read = self.router_input.as_ref().unwrap_or(&self.hidden_states);
         let reference = Attend {
             gate: Gate {
@@ -191,10 +192,10 @@ impl Case {
             query_weight: &self.query_weight,
             output_weight: &self.output_weight,
             output_bias: self.output_bias.as_deref(),
-            key: &key,
-            value: &value,
+            key,
+            value,
             key_mask: &self.attention_mask,
-            routed: &routed,
+            routed: &self.routed(),
             mode: self.attributes.attention_mode,
             causal_past: self.attributes.causal.then_some(past),
             rotary: self.rotation_reference(),
@@ -205,8 +206,15 @@ impl Case {
             kv_heads,
             head,
         };
-        let expected = reference.output(&computed.topk_indices, &computed.topk_weights);
-        assert_close("output", &computed.output, &expected, 3e-5);
+        reference.output(&computed.topk_indices, &computed.topk_weights)
+    }
+
+    pub(crate) fn check(&self) {
+        let (width, routed, computed) = (self.dims.width, self.routed(), self.compute(&Sequential));
+        let (key, value) = (self.cache(0, &self.past_key), self.cache(1, &self.past_value));
+        assert_close("present_key", &computed.present_key, &key, 1e-5);
+        assert_close("present_value", &computed.present_value, &value, 1e-5);
+        assert_close("output", &computed.output, &self.attended([&key, &value], &computed), 3e-5);
         for (token, row) in computed.output.chunks(width).enumerate().filter(|(token, _)| !routed[*token]) {
             assert_eq!(bits(row), vec![0; width], "skipped token {token}");
         }

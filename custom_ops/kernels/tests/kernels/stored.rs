@@ -12,7 +12,7 @@ use moa_schema::{
 
 use crate::prepared::pack_matrices;
 use crate::self_attention::{Case, Computed, random_dims};
-use crate::support::{Random, Threads, bits};
+use crate::support::{self, Random, Threads, bits};
 use crate::tiles::large_dims;
 
 /// A weight in fewer bytes, and the same values in four.
@@ -248,16 +248,61 @@ pub(crate) fn half_activations_round_once(mut case: Case, seed: u64) {
     rounded(&mut value);
     assert_eq!(bits(&found.present_key), bits(&key), "seed {seed}");
     assert_eq!(bits(&found.present_value), bits(&value), "seed {seed}");
-    for (found, expected) in found.output.iter().zip(&expected.output) {
-        // One unit of f16 for the result; keys and values moved by half a unit each.
-        assert!((found - expected).abs() <= 0.01 * (1.0 + expected.abs()), "seed {seed}: {found} {expected}");
+    let wanted = case.attended([&support::widen(&key), &support::widen(&value)], &found);
+    for (found, wanted) in found.output.iter().zip(&wanted) {
+        // Half a unit of f16, and what f32 differs by.
+        let most = wanted.abs() / 2048.0 + 3e-5 * (1.0 + wanted.abs());
+        assert!((f64::from(*found) - wanted).abs() <= most, "seed {seed}: {found} {wanted}");
     }
+    // A bias that takes the first token's output away leaves the last bits of the sums.
+    let before = bias.clone().unwrap_or_else(|| vec![f16::ZERO; case.dims.width]);
+    let rest = before.iter().zip(&found.output).map(|(bias, output)| f16::from_f32(bias.to_f32() - output));
+    let rest: Vec<_> = rest.collect();
+    let narrow = SelfAttentionInputs { output_bias: Some(&rest), ..narrow };
+    let expected = output_of(&case, &narrow, [true; 2]);
+    for [key, value] in [[true, false], [false, true], [false; 2]] {
+        let output = output_of(&case, &narrow, [key, value]);
+        assert_eq!(bits(&output), bits(&expected), "seed {seed}: present_key {key}, present_value {value}");
+    }
+}
+
+/// The output of f16 activations where only these of `present_key` and `present_value` are asked for.
+fn output_of(case: &Case, inputs: &SelfAttentionInputs<'_, f16>, [with_key, with_value]: [bool; 2]) -> Vec<f32> {
+    let SelfAttentionDims { batch, tokens, past, width, kv_heads, head, .. } = case.dims;
+    let cache = batch * kv_heads * (past + tokens) * head;
+    let mut output = vec![f16::ZERO; batch * tokens * width];
+    let (mut key, mut value) = (vec![f16::ZERO; cache], vec![f16::ZERO; cache]);
+    let mut outputs = SelfAttentionOutputs {
+        output: output.as_mut_slice(),
+        present_key: with_key.then_some(key.as_mut_slice()),
+        present_value: with_value.then_some(value.as_mut_slice()),
+        topk_indices: None,
+        topk_weights: None,
+    };
+    let prepared = Prepared::default();
+    prepared.self_attention(&case.dims, &case.attributes, inputs, &mut outputs, &Threads(2)).unwrap();
+    output.into_iter().map(f16::to_f32).collect()
 }
 
 #[test]
 fn half_activations_are_rounded_once() {
     for seed in 0..24 {
         half_activations_round_once(self_case(seed), seed);
+    }
+    // One token whose keys are read as they are stored: few are seen, or there are many slots.
+    let sizes = SelfAttentionDims { tokens: 1, width: 64, experts: 17, ..random_dims(&mut Random(0)) };
+    for (seed, (batch, kv_heads, head, top_k, past)) in
+        [(4, 1, 64, 2, 39), (3, 2, 32, 9, 199), (1, 1, 128, 16, 60), (2, 1, 16, 9, 199)].into_iter().enumerate()
+    {
+        let dims = SelfAttentionDims { batch, kv_heads, head, top_k, past, ..sizes };
+        for seen in [past + 1, 20] {
+            let mut case = Case::random(&mut Random(seed as u64), dims);
+            for row in case.attention_mask.chunks_mut(past + 1) {
+                row.fill(1);
+                row[..past + 1 - seen].fill(0);
+            }
+            half_activations_round_once(case, seed as u64);
+        }
     }
 }
 
