@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use crate::check::{elements, length};
+use crate::check;
 use crate::geometry::Geometry;
 use crate::kernel_scratch::Scratch;
 use crate::narrowed::{Narrowed, needs_four_bytes};
@@ -153,7 +153,7 @@ impl Prepared {
     ///
     /// # Errors
     ///
-    /// [`KernelError::Length`] where `data` does not have that shape.
+    /// [`KernelError::Length`] where `data` does not have that shape, or its scales do not fit it.
     ///
     /// # Panics
     ///
@@ -167,10 +167,10 @@ impl Prepared {
     ) -> Result<(), KernelError> {
         let data = data.into();
         let [matrices, inner, row] = shape;
-        elements(weight.name(), data, &shape)?;
+        check::weight(weight.names(), data, shape)?;
         let columns = row.checked_div(blocks).unwrap_or(0);
         let geometry = Geometry { matrices, blocks, inner, columns };
-        length(weight.name(), geometry.len(), &shape)?;
+        check::length(weight.names()[0], geometry.len(), &shape)?;
         let narrowed = Narrowed::exact(data, !self.isa.has_tiles());
         self.weights[weight as usize] = Packed::shared(geometry, narrowed.as_ref().map_or(data, Narrowed::data));
         self.wide[weight as usize] = narrowed.is_none() && needs_four_bytes(data);
@@ -254,13 +254,14 @@ impl OwnWeights {
 }
 
 impl Weight {
-    fn name(self) -> &'static str {
+    /// Of the weight, and of its scales.
+    fn names(self) -> [&'static str; 2] {
         match self {
-            Self::Router => "router_weight",
-            Self::Query => "query_weight",
-            Self::KeyValue => "kv_weight",
-            Self::Input => "input_weight",
-            Self::Output => "output_weight",
+            Self::Router => ["router_weight", "router_scale"],
+            Self::Query => ["query_weight", "query_scale"],
+            Self::KeyValue => ["kv_weight", "kv_scale"],
+            Self::Input => ["input_weight", "input_scale"],
+            Self::Output => ["output_weight", "output_scale"],
         }
     }
 }

@@ -100,4 +100,13 @@ fn weights_of_another_shape_are_not_used() {
 fn a_weight_of_the_wrong_length_is_named() {
     let error = Prepared::default().pack(Weight::Output, [2, 3, 4], 1, &[0.0; 23]).unwrap_err();
     assert_eq!(error.to_string(), "`output_weight` must hold 24 elements, found 23");
+    let mut prepared = Prepared::default();
+    for (weight, name) in
+        [(Weight::Query, "query_scale"), (Weight::KeyValue, "kv_scale"), (Weight::Input, "input_scale")]
+    {
+        let data = WeightData::I8 { values: &[0; 24], scales: &[1.0; 7] };
+        let error = prepared.pack(weight, [2, 3, 4], 1, data).unwrap_err();
+        assert_eq!(error.to_string(), format!("`{name}` must hold 8 elements, found 7"));
+    }
+    assert_eq!(prepared.weight_bytes(), 0);
 }
