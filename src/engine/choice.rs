@@ -1,12 +1,12 @@
 //! Whether a model, a GPU, a release of TensorRT and the device at hand go together.
 
-use moa_schema::{DOMAIN, IntegerType, OPERATORS};
+use moa_schema::IntegerType;
 
 use super::{Dtype, GPUS, Gpu, Misfit, RELEASES, Release, ReleaseNumber, Version, fit};
 use crate::onnx::{
     OnnxFile,
     proto::{NodeProto, tensor_proto::DataType},
-    read::for_each_node,
+    read::{for_each_node, operator_of},
 };
 
 /// The GPU that CUDA found.
@@ -121,8 +121,7 @@ fn integers_of(file: &OnnxFile) -> Option<IntegerType> {
 }
 
 fn scaled(file: &OnnxFile, node: &NodeProto) -> Option<IntegerType> {
-    let operator = OPERATORS.iter().find(|operator| node.domain == DOMAIN && operator.name == node.op_type)?;
-    let scales = node.input.get(operator.of_floats().inputs.len()..)?;
+    let scales = node.input.get(operator_of(node)?.of_floats().inputs.len()..)?;
     let mut weights = node.input.iter().filter_map(|input| file.initializer(input));
     match weights.any(|weight| weight.data_type == DataType::Int4 as i32) {
         _ if scales.iter().all(String::is_empty) => None,

@@ -15,6 +15,12 @@ fn int(value: usize) -> Attribute {
     Attribute::Int(value as i64)
 }
 
+/// What scores are multiplied with: one over the root of a head's width.
+#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
+pub(super) fn scale(head_size: usize) -> f32 {
+    (head_size as f64).powf(-0.5) as f32
+}
+
 pub(super) fn self_attributes(a: &SelfAttentionAttributes) -> BTreeMap<String, Attribute> {
     attributes([
         ("top_k", int(a.top_k)),

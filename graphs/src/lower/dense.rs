@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Form, LowerAttention, LowerError, Lowering, operator::SelfAttentionOutput};
+use super::{Form, LowerAttention, LowerError, Lowering, attributes::scale, operator::SelfAttentionOutput};
 use crate::{
     FloatType,
     graph::{Attribute, DType, OpId, RUNTIME_DOMAIN, Value},
@@ -79,11 +79,6 @@ impl LowerAttention for DenseAttention {
 }
 
 impl DenseAttention {
-    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
-    fn scale(&self) -> f32 {
-        (self.head_size as f64).powf(-0.5) as f32
-    }
-
     /// `[B, T, C]` as `[B, H, T, D]`.
     #[allow(clippy::cast_possible_wrap)]
     fn heads_first(&self, l: &mut Lowering, projected: &Value) -> Value {
@@ -110,7 +105,7 @@ impl DenseAttention {
     /// `[B, T, C]` from `[B, T, C]` queries, `[B, H, S, D]` keys and values, and what is added to the scores.
     #[allow(clippy::cast_possible_wrap)]
     fn attend(&self, l: &mut Lowering, query: &Value, [key, value]: &[Value; 2], bias: &Value) -> Value {
-        let scale = l.b.float(self.scale());
+        let scale = l.b.float(scale(self.head_size));
         let query = l.b.op("Mul", &[query, &scale], []);
         let query = self.heads_first(l, &query);
         let key = l.b.transpose(key, &[0, 1, 3, 2]);
@@ -134,7 +129,7 @@ impl DenseAttention {
     ) -> [Value; 3] {
         let attributes = BTreeMap::from([
             ("num_heads".to_owned(), Attribute::Int(self.heads as i64)),
-            ("scale".to_owned(), Attribute::Float(self.scale())),
+            ("scale".to_owned(), Attribute::Float(scale(self.head_size))),
             ("unidirectional".to_owned(), Attribute::Int(self.causal.into())),
         ]);
         let absent = Value::absent();

@@ -10,7 +10,7 @@ use moa_schema::{
 
 use super::{
     Dim, Form, LowerAttention, LowerError, Lowering,
-    attributes::{cross_attributes, feed_forward_attributes, self_attributes},
+    attributes::{cross_attributes, feed_forward_attributes, scale, self_attributes},
 };
 use crate::{
     Precision, Weight,
@@ -82,7 +82,7 @@ impl Lowering {
             top_k: attention.top_k,
             kv_num_heads: attention.kv_num_heads,
             causal: attention.causal,
-            scale: scale(attention),
+            scale: scale(attention.head_size),
             gate_mode: attention.gate_mode,
             skip_padded_queries: attention.skip_padded_queries,
             attention_mode: attention.attention_mode,
@@ -137,7 +137,7 @@ impl Lowering {
         let attributes = CrossAttentionAttributes {
             top_k: attention.top_k,
             kv_num_heads: attention.kv_num_heads,
-            scale: scale(attention),
+            scale: scale(attention.head_size),
             gate_mode: attention.gate_mode,
             skip_padded_queries: attention.skip_padded_queries,
         };
@@ -344,11 +344,6 @@ fn heads(attention: &Attention) -> Heads {
         kv_heads: attention.kv_num_heads,
         head: attention.head_size,
     }
-}
-
-#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
-fn scale(attention: &Attention) -> f32 {
-    (attention.head_size as f64).powf(-0.5) as f32
 }
 
 /// Matrices of experts as the operators take them, inputs before outputs.

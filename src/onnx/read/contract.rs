@@ -1,7 +1,7 @@
 //! The contract of our operators, as far as a node alone tells: inputs, outputs, attributes.
 
 use moa_schema::{
-    AttributeSource, Attributes, DOMAIN, IntegerType, OPSET_VERSION, Operator, PRESENT_INPUTS, other_version,
+    AttributeSource, Attributes, DOMAIN, FloatType, IntegerType, OPSET_VERSION, Operator, PRESENT_INPUTS, other_version,
 };
 
 use super::error::{Fault, shown};
@@ -117,7 +117,7 @@ fn check_matrix(
     match (integers_of(kind), scales) {
         (Some(_), None) => Err(format!("`{name}` is {shown}, and the input `{scale}` is missing")),
         (None, Some(_)) => Err(format!("the input `{scale}` is for weights in integers, and `{name}` is {shown}")),
-        (Some(integers), Some(Some(found))) if found != type_of_scales(integers) => Err(format!(
+        (Some(integers), Some(Some(found))) if floats_of(found) != Some(integers.scales()) => Err(format!(
             "the input `{scale}` is {}, and scales of {shown} weights are {}",
             found.type_name(),
             integers.scales()
@@ -126,10 +126,13 @@ fn check_matrix(
     }
 }
 
-const fn type_of_scales(integers: IntegerType) -> DataType {
-    match integers {
-        IntegerType::Int8 => DataType::Float,
-        IntegerType::Int4 => DataType::Bfloat16,
+/// The floats of the contract that a type is.
+const fn floats_of(kind: DataType) -> Option<FloatType> {
+    match kind {
+        DataType::Float => Some(FloatType::F32),
+        DataType::Float16 => Some(FloatType::F16),
+        DataType::Bfloat16 => Some(FloatType::Bf16),
+        _ => None,
     }
 }
 
