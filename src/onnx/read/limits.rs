@@ -22,7 +22,7 @@ const MAX_PACKED_INTEGERS: usize = 1 << 26;
 const MAX_DEPTH: usize = 56;
 
 /// Messages whose fields are followed.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Message {
     Model,
     Graph,
@@ -40,6 +40,7 @@ enum Message {
 }
 
 /// What the payload of a length-delimited field is.
+#[derive(Debug, PartialEq, Eq)]
 enum Payload {
     Message(Message),
     Integers,
@@ -170,4 +171,58 @@ fn varint(bytes: &mut &[u8]) -> Result<u64, Fault> {
         }
     }
     Err(wire())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The message of a type of `proto.rs`.
+    fn message(name: &str) -> Message {
+        match name {
+            "ModelProto" => Message::Model,
+            "GraphProto" => Message::Graph,
+            "NodeProto" => Message::Node,
+            "AttributeProto" => Message::Attribute,
+            "TensorProto" => Message::Tensor,
+            "SparseTensorProto" => Message::SparseTensor,
+            "ValueInfoProto" => Message::ValueInfo,
+            "TypeProto" => Message::Type,
+            "Tensor" => Message::TensorType,
+            "TensorShapeProto" => Message::Shape,
+            "FunctionProto" => Message::Function,
+            "OperatorSetIdProto" | "StringStringEntryProto" | "Segment" | "Dimension" => Message::Leaf,
+            _ => panic!("{name} is in no list of messages"),
+        }
+    }
+
+    /// The last name of a type or variant, such as `TensorShapeProto` of `Option<super::TensorShapeProto>`.
+    fn last_name(line: &str) -> &str {
+        line.rsplit(|letter: char| !letter.is_alphanumeric()).find(|word| !word.is_empty()).unwrap()
+    }
+
+    #[test]
+    fn every_field_that_is_decoded_is_followed() {
+        let (mut parent, mut fields) = (None, 0);
+        let mut lines = include_str!("../proto.rs").lines().map(str::trim);
+        while let Some(line) = lines.next() {
+            if let Some(name) = line.strip_prefix("pub struct ") {
+                parent = Some(message(last_name(name)));
+            } else if line == "pub mod type_proto {" {
+                // The kinds of a type are fields of the type itself.
+                parent = Some(Message::Type);
+            }
+            let Some(field) = line.strip_prefix("#[prost(") else { continue };
+            let is_integers = field.starts_with(['i', 'u']) && field.contains("repeated");
+            if !field.starts_with("message") && !is_integers {
+                continue;
+            }
+            let tag = field.split('"').rev().nth(1).unwrap().parse().unwrap();
+            let declared = lines.next().unwrap();
+            let expected = if is_integers { Payload::Integers } else { Payload::Message(message(last_name(declared))) };
+            assert_eq!(parent.unwrap().payload(tag), expected, "{parent:?}: {declared}");
+            fields += 1;
+        }
+        assert!(fields > 30, "{fields} fields were found");
+    }
 }
