@@ -30,10 +30,11 @@ pub(super) const ROUNDINGS: f64 = 8.0;
 impl Tolerance {
     /// Budget of an f32 computation whose largest reference value is `largest` and whose reference moves by
     /// `rounding` when its vectors are rounded to f32: the larger of 32 units in the last place of `largest`
-    /// and eight times `rounding`, and nothing relative. What the user fixed replaces one part and leaves the other.
+    /// and eight times `rounding`, and nothing relative; at least the smallest normal f32, since runtimes may take what is
+    /// smaller for 0. What the user fixed replaces one part and leaves the other.
     pub fn derive(options: ToleranceOptions, largest: f64, rounding: f64) -> Self {
         let ulps = ULPS_OF_LARGEST * f64::from(f32::EPSILON) * largest;
-        let derived = ulps.max(ROUNDINGS * rounding);
+        let derived = ulps.max(ROUNDINGS * rounding).max(f64::from(f32::MIN_POSITIVE));
         Self { atol: options.atol.unwrap_or(derived), rtol: options.rtol.unwrap_or(0.0) }
     }
 }
@@ -222,6 +223,7 @@ mod tests {
         assert_eq!(derive(30.0, 0.0), 30.0 * derive(1.0, 0.0));
         assert_eq!(derive(1e-6, 0.0), 1e-6 * derive(1.0, 0.0), "small outputs are held to their own size");
         assert_eq!(derive(1.0, 1e-5), 8e-5);
+        assert_eq!(derive(1e-36, 1e-40), f64::from(f32::MIN_POSITIVE), "subnormal numbers may be taken for 0");
         let fixed = ToleranceOptions { atol: Some(1e-9), rtol: Some(1e-3) };
         assert_eq!(Tolerance::derive(fixed, 30.0, 1.0), Tolerance { atol: 1e-9, rtol: 1e-3 });
     }

@@ -148,6 +148,18 @@ fn layers_of_one_constant_pass_and_a_fault_in_them_is_seen() {
     }
 }
 
+/// tract takes them for 0.
+#[test]
+fn numbers_below_the_smallest_normal_one_may_be_0() {
+    let directory = tempfile::tempdir().unwrap();
+    let [folder, out] = ["checkpoint", "out.onnx"].map(|name| directory.path().join(name));
+    constant_layer(&folder, 1e-21, |_, _| {});
+    let checkpoint = Checkpoint::open(&folder, None).unwrap();
+    export(&checkpoint, &out, &options(Form::Function)).unwrap();
+    let result = verify(&out, &checkpoint, &backends(), VerifyOptions::default()).unwrap();
+    assert!(result.passed() && result.backends.len() == 3, "{result:?}");
+}
+
 /// A runtime ignores them, and a file that says more than the checkpoint is none of it.
 #[test]
 fn constants_that_the_checkpoint_does_not_give_are_found() {
