@@ -249,15 +249,19 @@ pub(super) fn audit_line(audit: &FileAudit) -> String {
         text.push_str(&format!("  and {more} more\n"));
     }
     match &audit.nodes {
-        Some(NodeAudit { nodes, difference: None }) => {
+        Some(NodeAudit { nodes, difference: None, .. }) => {
             text.push_str(&format!("graph of {name}: {nodes} nodes are those that the checkpoint gives\n"));
         }
         Some(NodeAudit { difference: Some(found), .. }) => {
             text.push_str(&format!(
-                "graph of {name}: {found} is NOT what the checkpoint gives; only the outputs were checked\n"
+                "graph of {name}: {found} is NOT what the checkpoint gives; beyond the weights, what it computes was \
+                 compared for these inputs alone\n"
             ));
         }
         None => {}
+    }
+    if let Some(order) = audit.nodes.as_ref().and_then(|nodes| nodes.order.as_ref()) {
+        text.push_str(&format!("graph of {name}: FAULT, {order}\n"));
     }
     text
 }

@@ -86,10 +86,13 @@ fn constants(section: &mut Section, result: &Verification) {
         };
         let (count, same) = match &audit.nodes {
             None => ("–".into(), "–".into()),
-            Some(NodeAudit { nodes, difference: None }) => {
+            Some(NodeAudit { nodes, order: Some(_), .. }) => {
+                ((*nodes).into(), Cell::Status(Status::Bad, "in another order".into()))
+            }
+            Some(NodeAudit { nodes, difference: None, .. }) => {
                 ((*nodes).into(), Cell::Status(Status::Good, "the same".into()))
             }
-            Some(NodeAudit { nodes, difference: Some(found) }) => {
+            Some(NodeAudit { nodes, difference: Some(found), .. }) => {
                 ((*nodes).into(), Cell::Status(Status::Warning, format!("others: {found}")))
             }
         };
@@ -97,7 +100,10 @@ fn constants(section: &mut Section, result: &Verification) {
         table.push([graph, verdict, weights.tensors.into(), weights.fault_count.into(), count, same]);
     }
     section.table(table);
-    let different = |audit: &&FileAudit| matches!(&audit.constants, Constants::Compared(weights) if !weights.passed());
+    let different = |audit: &&FileAudit| {
+        let other_order = audit.nodes.as_ref().is_some_and(|nodes| nodes.order.is_some());
+        other_order || matches!(&audit.constants, Constants::Compared(weights) if !weights.passed())
+    };
     for audit in result.audits.iter().filter(different) {
         audit_line(audit).lines().for_each(|line| {
             section.paragraph(line.trim());

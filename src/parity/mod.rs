@@ -379,8 +379,9 @@ fn audit(files: &Files, model: &Model, watch: &dyn Watch) -> Result<Vec<FileAudi
     let Settings { form, is_stated, precision, last_logits, router_outputs, .. } = files.settings;
     let options = Options { form, precision, router_outputs, last_logits };
     let expected = moa_graphs::lower(model, options).map_err(ExportError::from)?;
-    let nodes: Vec<_> =
-        files.graphs.iter().zip(&expected).map(|((_, file), graph)| NodeAudit::run(file, &graph.graph)).collect();
+    let nodes =
+        files.graphs.iter().zip(&expected).map(|((_, file), graph)| NodeAudit::run(file, &graph.graph, is_stated));
+    let nodes: Vec<_> = nodes.collect();
     if !is_stated && nodes.iter().any(|audit| audit.difference.is_some()) {
         let why = format!("its metadata do not say in which form moa-export wrote it ({})", metadata::FORM);
         let skipped = |(_, file): &(Part, OnnxFile)| FileAudit {

@@ -17,15 +17,19 @@ pub struct NodeAudit {
     pub nodes: usize,
     /// The first thing that is another one than in that graph, if something is.
     pub difference: Option<String>,
+    /// What stands where an input or an output belongs that the graph has elsewhere, if something does: a caller that
+    /// counts them gets another one. Looked at where the file says that it is an export.
+    pub order: Option<String>,
 }
 
 impl NodeAudit {
     /// Compares the graph of `file`, its weights apart, with `expected`.
-    pub(super) fn run(file: &OnnxFile, expected: &Graph) -> Self {
+    pub(super) fn run(file: &OnnxFile, expected: &Graph, is_stated: bool) -> Self {
         let found = file.model();
         let standard = found.opset_import.iter().find(|import| import.domain.is_empty());
         let expected = structure(expected, standard.map_or(0, |import| import.version));
-        Self { nodes: nodes(&expected).len(), difference: difference(found, &expected) }
+        let order = is_stated.then(|| other_order(found, &expected)).flatten();
+        Self { nodes: nodes(&expected).len(), difference: difference(found, &expected), order }
     }
 }
 
@@ -58,6 +62,21 @@ fn difference(found: &ModelProto, expected: &ModelProto) -> Option<String> {
         found.functions.iter().find_map(body).or_else(missing)
     };
     graph_nodes().or_else(ends).or_else(bodies)
+}
+
+/// The first input or output that another one stands in place of; those that one of the graphs lacks do not count.
+fn other_order(found: &ModelProto, expected: &ModelProto) -> Option<String> {
+    let other = |what: &str, of: fn(&GraphProto) -> &Vec<ValueInfoProto>| {
+        let names = |model: &ModelProto| -> Vec<String> {
+            model.graph.iter().flat_map(of).map(|value| value.name.clone()).collect()
+        };
+        let [mut found, mut expected] = [found, expected].map(names);
+        found.retain(|name| expected.contains(name));
+        expected.retain(|name| found.contains(name));
+        let (found, expected) = found.iter().zip(&expected).find(|(found, expected)| found != expected)?;
+        Some(format!("{what} \"{found}\" stands where \"{expected}\" belongs"))
+    };
+    other("input", |graph| &graph.input).or_else(|| other("output", |graph| &graph.output))
 }
 
 fn name(function: &FunctionProto) -> (&str, &str) {

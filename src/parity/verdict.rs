@@ -36,7 +36,7 @@ impl Verification {
 
     /// What is to be said of the export on one of its backends.
     pub fn finding(&self, report: &BackendReport) -> Finding {
-        let different = self.first_different_constant();
+        let different = self.first_different_constant().or_else(|| self.first_other_order());
         if let Some(fault) = different.or_else(|| report.graphs.iter().find_map(fault)) {
             return Finding::Differs(fault);
         }
@@ -53,13 +53,21 @@ impl Verification {
         })
     }
 
+    fn first_other_order(&self) -> Option<String> {
+        self.audits.iter().find_map(|audit| {
+            let found = audit.nodes.as_ref()?.order.as_ref()?;
+            Some(format!("{}: {found}", audit.graph))
+        })
+    }
+
     fn audits_left_out(&self) -> impl Iterator<Item = String> + '_ {
         self.audits.iter().filter_map(|audit| match &audit.constants {
             Constants::Skipped(why) => Some(format!("weights of {}: {why}", audit.graph)),
             Constants::Compared(_) => {
                 let found = audit.nodes.as_ref()?.difference.as_ref()?;
                 Some(format!(
-                    "graph of {}: {found} is not what the checkpoint gives; outputs alone were compared",
+                    "graph of {}: {found} is not what the checkpoint gives; beyond the weights, what it computes was compared \
+                     for these inputs alone",
                     audit.graph
                 ))
             }
