@@ -129,12 +129,19 @@ impl<'a> Contest<'a> {
         Ok(Contestant { subject, backend, member, first_calls, runner, load, peak_memory })
     }
 
-    /// Compares the contestants of each model with each other, and counts the tokens of every expert.
+    /// Compares the contestants of each model with each other on the timed inputs, beside what a checkpoint said of them,
+    /// and counts the tokens of every expert.
     ///
     /// # Errors
     ///
     /// [`LatencyError::Disagreement`] where one computes something else and that is not allowed.
     pub(super) fn check(&mut self, result: &mut BenchResult) -> Result<(), LatencyError> {
+        for (index, Contestant { backend, member, .. }) in self.contestants.iter().enumerate() {
+            if let Some(verified) = &self.setup.verified {
+                let verdict = verified[self.job.members[*member].model][*backend].clone();
+                self.accept_verdict(index, None, verdict, result)?;
+            }
+        }
         let mut judges = (0..self.job.members.len()).map(|member| self.judge(member)).collect::<Result<Vec<_>, _>>()?;
         for point in 0..self.job.points.len() {
             let attempts = if self.setup.inputs.is_some() { 1 } else { ATTEMPTS };
@@ -167,16 +174,15 @@ impl<'a> Contest<'a> {
         let own: Vec<usize> =
             (0..self.contestants.len()).filter(|index| self.contestants[*index].member == member).collect();
         let compared: Vec<usize> = own.iter().copied().filter(|index| self.is_compared(*index)).collect();
-        match (&self.setup.verified, self.setup.bodies) {
-            (Some(_), _) => {}
-            (None, None) => judge.why = "this build has no ONNX Runtime".into(),
-            (None, Some(_)) if compared.is_empty() => {
+        match self.setup.bodies {
+            None => judge.why = "this build has no ONNX Runtime".into(),
+            Some(_) if compared.is_empty() => {
                 judge.why = match uses_operators(file) {
                     true => "only ort-function is timed, which computes the bodies itself".into(),
                     false => "standard operators only, and no other runtime than ONNX Runtime is timed".into(),
                 };
             }
-            (None, Some(bodies)) => match Yardstick::load(bodies, file) {
+            Some(bodies) => match Yardstick::load(bodies, file) {
                 Ok(yardstick) => judge.yardstick = Some(yardstick),
                 Err(error) if error.is_skip() => judge.why = error.to_string(),
                 Err(error) => return Err(error.into()),
@@ -231,13 +237,11 @@ impl<'a> Contest<'a> {
         let judged = |index: usize| judgement.verdicts.iter().any(|(judged, _)| *judged == index);
         let own = (0..self.contestants.len()).filter(|index| self.contestants[*index].member == member);
         let rest: Vec<usize> = own.filter(|index| !judged(*index)).collect();
-        for index in rest {
-            let verdict = match (&self.setup.verified, &judge.yardstick) {
-                (Some(verified), _) => {
-                    verified[self.job.members[member].model][self.contestants[index].backend].clone()
-                }
-                (None, Some(_)) => Verdict::Yardstick,
-                (None, None) => Verdict::NotChecked { why: judge.why.clone() },
+        // What a checkpoint says is enough where there is nothing to compare with.
+        for index in rest.into_iter().filter(|_| self.setup.verified.is_none()) {
+            let verdict = match &judge.yardstick {
+                Some(_) => Verdict::Yardstick,
+                None => Verdict::NotChecked { why: judge.why.clone() },
             };
             judgement.verdicts.push((index, verdict));
         }
@@ -278,18 +282,28 @@ impl<'a> Contest<'a> {
     fn accept(&self, point: usize, judgement: Judgement, result: &mut BenchResult) -> Result<(), LatencyError> {
         result.experts.extend(judgement.experts);
         for (index, verdict) in judgement.verdicts {
-            let subject = self.contestants[index].subject.clone();
-            let point = self.setup.verified.is_none().then(|| self.job.points[point].clone());
-            if let Verdict::Failed { fault } = &verdict
-                && !self.setup.allow_failed_parity
-            {
-                let place = place(&subject, point.as_ref());
-                return Err(LatencyError::Disagreement { place, fault: fault.clone() });
-            }
-            let row = ParityRow { subject, point, verdict };
-            if !result.parity.contains(&row) {
-                result.parity.push(row);
-            }
+            self.accept_verdict(index, Some(&self.job.points[point]), verdict, result)?;
+        }
+        Ok(())
+    }
+
+    fn accept_verdict(
+        &self,
+        index: usize,
+        point: Option<&Sizes>,
+        verdict: Verdict,
+        result: &mut BenchResult,
+    ) -> Result<(), LatencyError> {
+        let subject = self.contestants[index].subject.clone();
+        if let Verdict::Failed { fault } = &verdict
+            && !self.setup.allow_failed_parity
+        {
+            let place = place(&subject, point);
+            return Err(LatencyError::Disagreement { place, fault: fault.clone() });
+        }
+        let row = ParityRow { subject, point: point.cloned(), verdict };
+        if !result.parity.contains(&row) {
+            result.parity.push(row);
         }
         Ok(())
     }

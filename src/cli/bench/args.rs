@@ -31,7 +31,7 @@ router.{module}.indices, as `moa-export run` writes them for a model exported wi
 
 Parity: before anything is timed, all backends of a model that carries bodies must agree on the timed inputs with ONNX \
 Runtime computing these, within what moving its f32 and f16 weights, up to 512 MiB of them, by one unit in the last \
-place explains; with --checkpoint, `verify` runs instead.
+place explains; with --checkpoint, `verify` runs before that, and both must pass.
 
 Examples:
   moa-export bench OUT --seq 10,128                           with our library and without it
