@@ -6,6 +6,7 @@
 mod cut_off;
 mod error;
 mod guard;
+mod in_place;
 mod libraries;
 pub mod names;
 mod operators;
@@ -15,6 +16,8 @@ mod ort;
 mod ort_cache;
 #[cfg(feature = "ort")]
 mod ort_door;
+#[cfg(feature = "ort")]
+mod ort_in_place;
 #[cfg(feature = "ort")]
 mod ort_runtime;
 #[cfg(feature = "ort")]
@@ -37,6 +40,7 @@ use crate::tensor::NamedTensors;
 #[cfg(feature = "ort")]
 pub use self::ort::OrtOperators;
 pub use error::{BackendError, BackendErrorKind};
+pub use in_place::caches_in_place;
 pub use libraries::{
     CUDA_VARIABLE, TENSORRT_ROOT, find_onnxruntime, find_operator_library, find_tensorrt_plugin,
     operator_library_to_copy,
@@ -83,6 +87,18 @@ pub trait Runner {
     ///
     /// Where an input is missing, unknown, or of the wrong type or shape, and where the runtime fails.
     fn run(&mut self, inputs: &NamedTensors) -> Result<NamedTensors, BackendError>;
+
+    /// The same computation with one buffer of `capacity` rows for past and present of each cache, as a caller has it who
+    /// updates caches in place: its rows hold the past first, and what nobody wrote after that. The outputs of caches
+    /// are whole buffers. `None` where model or backend have no such caches.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::run`].
+    fn run_in_place(&mut self, inputs: &NamedTensors, capacity: usize) -> Result<Option<NamedTensors>, BackendError> {
+        let (_, _) = (inputs, capacity);
+        Ok(None)
+    }
 
     /// The same computation again and again: `inputs` are given to the runtime once, and the outputs of each call
     /// stay in the runtime's own form and are dropped. What a call costs is the runtime's own time.

@@ -16,7 +16,9 @@ use super::guard::guarded;
 use super::libraries::find_operator_library;
 use super::ort_runtime::{OrtRuntime, load_onnxruntime};
 use super::signature::Signature;
-use super::{Backend, BackendError, Bound, OrtOptions, Runner, RuntimeLibrary, names, operators};
+use super::{
+    Backend, BackendError, Bound, OrtOptions, Runner, RuntimeLibrary, caches_in_place, names, operators, ort_in_place,
+};
 use crate::files::folder_of;
 use crate::onnx::proto::{ModelProto, tensor_proto::DataType};
 use crate::onnx::read::{OnnxFile, ReadError};
@@ -121,7 +123,11 @@ impl Backend for OrtBackend {
 
     fn load(&self, model: &OnnxFile) -> Result<Box<dyn Runner>, BackendError> {
         let session = guarded(self.name(), "load the model", || self.session(model, None))?;
-        Ok(Box::new(OrtRunner { backend: self.name(), session, signature: Signature::new(model) }))
+        let caches = match self.operators {
+            OrtOperators::Library => caches_in_place(model),
+            OrtOperators::Functions => Vec::new(),
+        };
+        Ok(Box::new(OrtRunner { backend: self.name(), session, signature: Signature::new(model), caches }))
     }
 }
 
@@ -174,6 +180,8 @@ struct OrtRunner {
     backend: &'static str,
     session: Session,
     signature: Signature,
+    /// Input and output of each cache that the library updates in place.
+    caches: Vec<[String; 2]>,
 }
 
 impl Runner for OrtRunner {
@@ -189,6 +197,16 @@ impl Runner for OrtRunner {
             let outputs = self.session.run(values).map_err(failed)?;
             outputs.iter().map(|(name, value)| Ok((name.to_owned(), tensor(backend, name, &value)?))).collect()
         })
+    }
+
+    fn run_in_place(&mut self, inputs: &NamedTensors, capacity: usize) -> Result<Option<NamedTensors>, BackendError> {
+        let Self { backend, session, signature, caches } = self;
+        if caches.is_empty() {
+            return Ok(None);
+        }
+        signature.check(inputs)?;
+        let backend = *backend;
+        guarded(backend, "run the model", || ort_in_place::run(backend, session, inputs, (caches, capacity)).map(Some))
     }
 
     fn bind<'a>(&'a mut self, inputs: &'a NamedTensors) -> Result<Bound<'a>, BackendError> {
@@ -243,7 +261,7 @@ fn input_value(tensor: &Tensor) -> Result<SessionInputValue<'_>, ort::Error> {
     })
 }
 
-fn tensor(backend: &'static str, name: &str, value: &DynValue) -> Result<Tensor, BackendError> {
+pub(super) fn tensor(backend: &'static str, name: &str, value: &DynValue) -> Result<Tensor, BackendError> {
     let failed = |text: String| BackendError::Failed { backend, stage: "read an output", text };
     macro_rules! values {
         ($kind:ident, $element:ty) => {{

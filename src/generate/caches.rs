@@ -1,10 +1,8 @@
 //! Keys and values of the tokens so far, from one step of a decoder to the next.
 
-use moa_schema::{DOMAIN, SELF_ATTENTION, self_attention as own};
-
 use crate::{
-    backend::{BackendError, OrtCache, OrtOperators, OrtSession, OrtValue, RowMoves},
-    onnx::{OnnxFile, proto::NodeProto},
+    backend::{BackendError, OrtCache, OrtOperators, OrtSession, OrtValue, RowMoves, caches_in_place},
+    onnx::OnnxFile,
 };
 
 /// The caches of a decoder: keys and values, layer by layer.
@@ -62,21 +60,10 @@ impl CacheLayout {
     }
 }
 
-/// Whether each cache goes from the input to one `MoASelfAttention` and from there to the output, and nowhere else:
-/// then nothing but that operator sees how many rows the caches have.
+/// Whether the library updates each cache in place.
 fn writes_in_place(graph: &OnnxFile, past: &[String], present: &[String]) -> bool {
-    let nodes = graph.graph().map(|graph| graph.node.as_slice()).unwrap_or_default();
-    let is_own = |node: &NodeProto| node.domain == DOMAIN && node.op_type == SELF_ATTENTION.name;
-    let mut pairs = past.iter().zip(present).enumerate();
-    pairs.all(|(index, (past, present))| {
-        let (input, output) = match index % 2 {
-            0 => (own::PAST_KEY, own::PRESENT_KEY),
-            _ => (own::PAST_VALUE, own::PRESENT_VALUE),
-        };
-        let readers = |name: &str| nodes.iter().flat_map(|node| &node.input).filter(|input| *input == name).count();
-        let fits = |node: &&NodeProto| node.input.get(input) == Some(past) && node.output.get(output) == Some(present);
-        readers(past) == 1 && readers(present) == 0 && nodes.iter().any(|node| is_own(node) && fits(&node))
-    })
+    let own = caches_in_place(graph);
+    past.iter().zip(present).all(|(past, present)| own.iter().any(|[from, to]| from == past && to == present))
 }
 
 /// Room for some steps more than `needed` tokens, so that a long text moves its caches seldom.

@@ -14,7 +14,11 @@ use crate::{
 /// Most rows of a case.
 pub const MOST_ROWS: usize = 128;
 /// Most tokens of a row of a case, on either side of a model, cached ones included.
-pub const MOST_TOKENS: usize = 80;
+pub const MOST_TOKENS: usize = 200;
+/// Tokens of the case [`MANY`]: kernels choose other paths where tokens are many.
+const MANY_TOKENS: usize = MOST_TOKENS;
+/// Name of the case of many tokens at once.
+const MANY: &str = "many tokens at once";
 
 /// Which end of a row is padding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +75,11 @@ impl Tokens {
             .map(|(name, values)| Ok((name.to_owned(), ints([self.batch, self.length], values.clone())?)))
             .collect()
     }
+}
+
+/// Whether the case `name` is beyond the sizes that others need, so that an engine that is given may not take it.
+pub(super) fn is_large(name: &str) -> bool {
+    name == MANY
 }
 
 /// What token rows are made of.
@@ -131,8 +140,16 @@ pub(super) fn token_cases(vocabulary: impl Into<Vocabulary>, random: &mut Random
         .into_iter()
         .map(|(name, batch, length, padding)| random_tokens(vocabulary, random, name, [batch, length], padding))
         .collect();
+    cases.push(many_tokens(vocabulary, random));
     cases.extend(vocabulary_sweep(vocabulary));
     cases
+}
+
+/// Many tokens at once: one row, or as few as have room for them where the model's positions are fewer.
+fn many_tokens(vocabulary: Vocabulary, random: &mut Random) -> Tokens {
+    let length = vocabulary.limit.clamp(1, MANY_TOKENS);
+    let rows = MANY_TOKENS.div_ceil(length).min(MOST_ROWS);
+    random_tokens(vocabulary, random, MANY, [rows, length], Padding::None)
 }
 
 #[allow(clippy::cast_possible_wrap)]
@@ -213,6 +230,13 @@ impl Steps {
     }
 }
 
+/// Name of the case of one row that is decoded step by step.
+const ONE_ROW: &str = "one row step by step after a prompt";
+/// Tokens of its prompt: more than a vector has lanes and a tile has keys.
+const PROMPT: usize = 40;
+/// Tokens that follow each of its ends, the first of which is that of the prompt.
+const AFTER_PROMPT: [usize; 6] = [9, 8, 7, 6, 1, 0];
+
 /// Target rows for decoding over a cache.
 pub(super) fn step_cases(vocabulary: impl Into<Vocabulary>, random: &mut Random) -> Vec<Steps> {
     let vocabulary = vocabulary.into();
@@ -234,7 +258,17 @@ pub(super) fn step_cases(vocabulary: impl Into<Vocabulary>, random: &mut Random)
         cases.push(Steps::after(prefix, padded.clone()));
         cases.push(Steps::in_pieces(3, "in pieces of three tokens, one of them padding", padded));
     }
+    cases.push(one_row(vocabulary, random));
     cases
+}
+
+/// A row by itself, as a caller generates text: a prompt, single tokens behind it, then a piece of several and one
+/// more. Where the positions are few, the prompt is shorter, and then the rest is.
+fn one_row(vocabulary: Vocabulary, random: &mut Random) -> Steps {
+    let length = vocabulary.limit.min(PROMPT + AFTER_PROMPT[0]);
+    let tokens = random_tokens(vocabulary, random, ONE_ROW, [1, length], Padding::None);
+    let ends = AFTER_PROMPT.into_iter().filter_map(|rest| length.checked_sub(rest).filter(|end| *end > 0));
+    Steps { tokens, ends: ends.collect() }
 }
 
 /// Rows of several lengths as generation batches them, padded on the left, to be decoded after a common prefix and in
@@ -277,6 +311,7 @@ pub(super) fn layer_cases(
         ("padding on the left", 3, 13, 6, Padding::Left),
         ("a row of padding", 2, 5, 4, Padding::WholeRow),
         ("long", 1, 67, 70, Padding::None),
+        (MANY, 1, MANY_TOKENS, 70, Padding::None),
     ];
     for (name, batch, tokens, sources, padding) in shapes {
         let query = random_rows(random, batch * tokens * width(&layer.attention));
@@ -386,7 +421,12 @@ mod tests {
         let random = &mut Random::new(0);
         let all = [step_cases(vocabulary, random), left_padded_steps(vocabulary, random)];
         let behind = |steps: &Steps| steps.ends.windows(2).any(|ends| ends[1] - ends[0] > 1);
-        assert_eq!(all.map(|steps| steps.iter().filter(|steps| behind(steps)).count()), [2, 1]);
+        assert_eq!(all.map(|steps| steps.iter().filter(|steps| behind(steps)).count()), [3, 1]);
+        for (limit, ends) in [(usize::MAX, &[40, 41, 42, 43, 48, 49][..]), (8, &[1, 2, 7, 8]), (1, &[1]), (2, &[1, 2])]
+        {
+            let steps = one_row(Vocabulary { limit, ..vocabulary }, random);
+            assert_eq!((steps.tokens.batch, steps.ends.as_slice()), (1, ends), "{limit}");
+        }
         let sources = (0..5).map(|turn| companion(vocabulary, random, (2, turn)));
         let ends = |source: &Tokens| (source.length, source.mask[source.length], source.mask[2 * source.length - 1]);
         assert!(sources.map(|source| ends(&source)).eq([(9, 0, 1), (12, 1, 0), (1, 1, 1), (37, 0, 1), (5, 1, 1)]));
@@ -398,6 +438,8 @@ mod tests {
             let vocabulary = Vocabulary { size, pad: 1, limit };
             let random = &mut Random::new(0);
             let mut all = token_cases(vocabulary, random);
+            let most = all.iter().filter(|case| is_large(&case.name)).map(|case| case.ids.len()).max();
+            assert_eq!(most >= Some(192), limit > 1, "{most:?} for {limit}");
             let swept: usize =
                 all.iter().filter(|case| case.name.starts_with("every")).map(|case| case.ids.len()).sum();
             let expected = if left_out(vocabulary).is_some() { 0 } else { size };

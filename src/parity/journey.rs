@@ -10,7 +10,7 @@ use crate::{
 
 use super::{
     cases::{
-        LayerCaseError, Steps, Tokens, companion, ints, layer_cases, left_out, left_padded_steps, step_cases,
+        LayerCaseError, Steps, Tokens, companion, ints, is_large, layer_cases, left_out, left_padded_steps, step_cases,
         token_cases,
     },
     graph_check::{CheckError, GraphCheck, Run},
@@ -33,14 +33,14 @@ pub(super) enum JourneyError {
 pub(super) fn masked_lm(model: &MaskedLm, check: &mut GraphCheck<'_>, seed: u64) -> Result<(), JourneyError> {
     check.report.left_out = left_out(&model.encoder.embedding);
     for tokens in token_cases(&model.encoder.embedding, &mut Random::new(seed)) {
-        check.check(&tokens.name, &tokens.inputs()?)?;
+        check.check_case(&tokens.name, &tokens.inputs()?)?;
     }
     Ok(())
 }
 
 pub(super) fn layer(layer: &MoaLayer, check: &mut GraphCheck<'_>, seed: u64) -> Result<(), JourneyError> {
     for (name, inputs) in layer_cases(layer, &mut Random::new(seed))? {
-        check.check(&name, &inputs)?;
+        check.check_case(&name, &inputs)?;
     }
     Ok(())
 }
@@ -48,7 +48,7 @@ pub(super) fn layer(layer: &MoaLayer, check: &mut GraphCheck<'_>, seed: u64) -> 
 pub(super) fn encoder(model: &EncoderDecoder, check: &mut GraphCheck<'_>, seed: u64) -> Result<(), JourneyError> {
     check.report.left_out = left_out(&model.encoder.embedding);
     for tokens in token_cases(&model.encoder.embedding, &mut Random::new(seed)) {
-        check.check(&tokens.name, &tokens.inputs()?)?;
+        check.check_case(&tokens.name, &tokens.inputs()?)?;
     }
     Ok(())
 }
@@ -94,7 +94,7 @@ pub(super) fn causal_lm(model: &CausalLm, check: &mut GraphCheck<'_>, seed: u64)
     let limit = model.max_positions().unwrap_or(usize::MAX);
     let numberings = |tokens: &Tokens| {
         let mut numberings = vec![Numbering::RealTokens];
-        if model.max_positions().is_none() {
+        if model.max_positions().is_none() || is_large(&tokens.name) {
             return numberings;
         }
         if tokens.mask.contains(&0) {
@@ -108,7 +108,7 @@ pub(super) fn causal_lm(model: &CausalLm, check: &mut GraphCheck<'_>, seed: u64)
     for tokens in token_cases(model, &mut random) {
         for numbering in numberings(&tokens) {
             let inputs = causal_inputs(model, &tokens, numbering, 0..tokens.length, None)?;
-            check.check(&numbering.of_case(&tokens.name), &inputs)?;
+            check.check_case(&numbering.of_case(&tokens.name), &inputs)?;
         }
     }
     for steps in step_cases(model, &mut random).into_iter().chain(left_padded_steps(model, &mut random)) {
@@ -182,7 +182,7 @@ pub(super) fn decoder(
     for (turn, target) in token_cases(&model.decoder.embedding, &mut random).into_iter().enumerate() {
         let source = companion(&model.encoder.embedding, &mut random, (target.batch, turn));
         let memory = encode(encoder, &source)?;
-        check.check(&target.name, &decoder_inputs(model, &target, 0..target.length, &memory, None)?)?;
+        check.check_case(&target.name, &decoder_inputs(model, &target, 0..target.length, &memory, None)?)?;
     }
     for (turn, steps) in step_cases(&model.decoder.embedding, &mut random).into_iter().enumerate() {
         let target = &steps.tokens;
@@ -233,7 +233,7 @@ fn decode_in_steps(
     let mut start = 0;
     for end in ends {
         let inputs = inputs_for(start..*end, runs.last().map(|run| &run.outputs))?;
-        runs.push(check.check(&format!("{name}, token {start}"), &inputs)?);
+        runs.push(check.check_step(&format!("{name}, token {start}"), &inputs, *end)?);
         start = *end;
     }
     let logits = join_logits(&runs, target.batch)?;

@@ -9,6 +9,7 @@ mod data;
 mod graphs;
 mod integers;
 mod precision;
+mod sizes;
 mod unseen;
 
 use std::path::Path;
