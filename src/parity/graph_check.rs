@@ -124,9 +124,9 @@ pub(super) struct GraphCheck<'a> {
     half: BTreeSet<String>,
     /// What is out of tolerance by the effects that were seen so far.
     doubtful: Vec<Doubtful>,
-    /// What rounding does to each output, as a part of its largest value: the most that any case showed. A case by
+    /// What rounding does to each output, as a part of each of its [`scales`]: the most that any case showed. A case by
     /// itself may be one number, whose roundings cancel by chance.
-    effects: BTreeMap<String, f64>,
+    effects: BTreeMap<String, [f64; 2]>,
     pub(super) report: GraphReport,
 }
 
@@ -300,7 +300,9 @@ impl<'a> GraphCheck<'a> {
         }
         let rounding = rounded.and_then(|rounded| effect_of_rounding(&rounded, &expected)).unwrap_or_default();
         let effect = self.effects.entry(name.to_owned()).or_default();
-        *effect = effect.max(rounding / scale(&expected));
+        for (effect, scale) in effect.iter_mut().zip(scales(&expected)) {
+            *effect = effect.max(rounding / scale);
+        }
         let mut judged = self.report.outputs.clone();
         judged.add(place, found, &expected, self.tolerance(name, &expected));
         if judged.mismatches == self.report.outputs.mismatches {
@@ -313,7 +315,9 @@ impl<'a> GraphCheck<'a> {
     }
 
     fn tolerance(&self, name: &str, expected: &Tensor) -> Tolerance {
-        let rounding = self.effects.get(name).copied().unwrap_or_default() * scale(expected);
+        let effects = self.effects.get(name).copied().unwrap_or_default();
+        let rounding = effects.into_iter().zip(scales(expected)).map(|(effect, scale)| effect * scale);
+        let rounding = rounding.fold(f64::INFINITY, f64::min);
         Tolerance::derive(self.truth.tolerance, largest(expected), rounding)
     }
 
@@ -351,9 +355,12 @@ fn first_rows(value: Tensor, filled: usize) -> Tensor {
     Tensor::new([batch, heads, filled, width], TensorData::F64(kept)).unwrap_or(value)
 }
 
-/// What the effect of rounding on an output is a part of.
-fn scale(expected: &Tensor) -> f64 {
-    largest(expected).max(1.0)
+/// What the effect of rounding on an output is a part of; it is no more than that of either allows. The largest value
+/// holds small outputs to their own size, and 1 in place of a smaller one keeps a case whose values cancel from telling
+/// of others.
+fn scales(expected: &Tensor) -> [f64; 2] {
+    let largest = largest(expected);
+    [if largest > 0.0 { largest } else { 1.0 }, largest.max(1.0)]
 }
 
 /// The positions before `ends` of `[batch, positions, width]`, or the last one.
@@ -371,6 +378,15 @@ fn positions_before<'a>(tensor: &'a Tensor, ends: Option<&[usize]>) -> Cow<'a, T
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn small_outputs_are_held_to_their_own_size() {
+        let scales = |values: &[f32]| scales(&Tensor::new([values.len()], TensorData::F32(values.to_vec())).unwrap());
+        assert_eq!(scales(&[0.25, -0.5]), [0.5, 1.0]);
+        assert_eq!(scales(&[0.25, -4.0]), [4.0; 2]);
+        assert_eq!(scales(&[0.0, 0.0]), [1.0; 2]);
+        assert_eq!(scales(&[]), [1.0; 2]);
+    }
 
     #[test]
     fn only_what_is_filled_of_a_cache_is_compared() {
