@@ -93,6 +93,14 @@ fn switches_without_an_export_are_unsupported() {
         ("encoder_layers_to_keep", json!("0"), "encoder_layers_to_keep"),
         ("decoder_layers_to_keep", json!("0,1"), "decoder_layers_to_keep"),
         ("quant_noise_scalar", json!(0.5), "\"quant_noise_scalar\": 0.5"),
+        ("scalar", json!(0.5), "\"scalar\": 0.5"),
+        ("encoder", json!({"attention_heads": 1}), "settings inside \"encoder\" in place of \"encoder_…\""),
+        ("decoder", json!({"embed_dim": 24}), "settings inside \"decoder\""),
+        ("quant_noise", json!({"scalar": 0.5}), "settings inside \"quant_noise\""),
+        ("attention_heads", json!(1), "\"attention_heads\" in place of \"encoder_attention_heads\" and"),
+        ("normalize_before", json!(true), "\"normalize_before\" in place of"),
+        ("layers_to_keep", json!([0]), "\"layers_to_keep\" in place of"),
+        ("input_dim", json!(24), "\"input_dim\" in place of"),
         ("activation_fn", json!("swish"), "relu, gelu"),
         ("decoder_input_dim", json!(12), "decoder_input_dim"),
         ("decoder_output_dim", json!(12), "decoder_output_dim"),
@@ -100,6 +108,17 @@ fn switches_without_an_export_are_unsupported() {
     for (key, value, named) in cases {
         refused(key, &value, 4, &["ck/config.json: not supported", named, "help: where the weights"]);
     }
+}
+
+/// fairseq's RoBERTa reads its keys as the translation models do.
+#[test]
+fn masked_language_models_refuse_settings_that_upstream_reads_elsewhere() {
+    let cases: [(&str, Value, u8, &[&str]); 3] = [
+        ("encoder", json!({"attention_heads": 1}), 4, &["not supported: settings inside \"encoder\""]),
+        ("attention_heads", json!(1), 4, &["not supported: \"attention_heads\" in place of"]),
+        ("learned_pos", json!(false), 4, &["not supported: \"learned_pos\" in place of"]),
+    ];
+    refuses_each("mlm", &cases);
 }
 
 #[test]

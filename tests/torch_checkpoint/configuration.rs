@@ -109,6 +109,22 @@ fn scalars_are_converted() {
     }
 }
 
+/// `TransformerConfig` of fairseq is nested, and its reader takes both kinds of keys.
+#[test]
+fn nested_and_unprefixed_settings_are_refused() {
+    let heads = || dict([("attention_heads", Py::Int(1))]);
+    for (key, value, part) in [
+        ("encoder", heads(), "settings inside \"encoder\""),
+        ("decoder", namespace(heads()), "settings inside \"decoder\""),
+        ("attention_heads", Py::Int(1), "\"attention_heads\" in place of \"encoder_attention_heads\""),
+    ] {
+        let text = complaint(keys_with(key, value));
+        assert!(text.contains("not supported") && text.contains(part), "{text}");
+    }
+    let absent = complaint(keys_with("attention_heads", Py::None));
+    assert!(absent.contains("embed_tokens.weight"), "{absent}");
+}
+
 #[test]
 fn other_values_are_refused_where_a_family_reads_them() {
     let cases = [

@@ -464,19 +464,3 @@ fn routed_feed_forward(config: &Config) -> Result<bool, ImportError> {
         _ => Err(config.invalid("ffd_type", "\"normal\" or \"moe\"")),
     }
 }
-
-/// Refuses switches of upstream whose maths is not exported.
-pub(super) fn refuse_unsupported(config: &Config) -> Result<(), ImportError> {
-    for key in ["cross_self_attention", "no_cross_attention", "scale_attn", "scale_fc", "scale_heads", "scale_resids"] {
-        config.refuse_flag(key)?;
-    }
-    for key in ["adaptive_softmax_cutoff", "encoder_layers_to_keep", "decoder_layers_to_keep"] {
-        if config.has(key) {
-            return Err(config.unsupported(format!("\"{key}\"")));
-        }
-    }
-    match config.non_negative_or("quant_noise_scalar", 0.0)? {
-        0.0 => Ok(()),
-        share => Err(config.unsupported(format!("\"quant_noise_scalar\": {share}: weights in 8 bits"))),
-    }
-}

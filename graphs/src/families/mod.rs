@@ -4,6 +4,7 @@
 
 mod config;
 mod fairseq;
+mod fairseq_refused;
 mod importer;
 mod jetmoe;
 mod masked_lm;

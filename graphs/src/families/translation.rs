@@ -2,7 +2,8 @@
 
 use super::{
     Config, ImportOptions,
-    fairseq::{Side, Stack, StackAttention, check_padding, is_buffer, refuse_unsupported},
+    fairseq::{Side, Stack, StackAttention, check_padding, is_buffer},
+    fairseq_refused::refuse_unsupported,
     importer::Importer,
 };
 use crate::{
