@@ -55,6 +55,16 @@ pub enum CheckpointError {
         /// File names that would do.
         looked_for: String,
     },
+    /// A folder holds an adapter of PEFT.
+    #[error("{folder}: holds a PEFT adapter ({description}), which transformers applies and an export cannot")]
+    Adapter {
+        /// The folder.
+        folder: String,
+        /// Name of the file that says so.
+        description: &'static str,
+        /// Name of the weights beside it, or of their index.
+        base: Option<&'static str>,
+    },
     /// A file is one of several that are a checkpoint together.
     #[error("{file}: is one of the shards that {index} lists")]
     OneShard {
@@ -239,6 +249,7 @@ impl CheckpointError {
             | Self::NoShard { .. }
             | Self::NoConfig { .. } => ErrorKind::Io,
             Self::OneShard { .. }
+            | Self::Adapter { .. }
             | Self::FileKind { .. }
             | Self::UnknownDtype { .. }
             | Self::Unsupported { .. }
@@ -270,6 +281,7 @@ impl CheckpointError {
     /// How to put it right, in one line, where there is such a way.
     pub fn help(&self) -> Option<String> {
         let help = match self {
+            Self::Adapter { description, base, .. } => return Some(help_with_adapter(description, *base)),
             Self::NotAFile { found: "a folder", .. } => "give the file in it that is meant, such as FOLDER/config.json",
             Self::NotAFile { .. } => "give a .safetensors file, a PyTorch file or a Hugging Face folder",
             Self::ClosedFolder { .. } => "let your user read and enter the folder, or give a copy that it may read",
@@ -331,6 +343,18 @@ impl From<&WeightError> for ErrorKind {
             }
             _ => Self::Malformed,
         }
+    }
+}
+
+/// What to do about an adapter beside the weights `base`, where there are such.
+fn help_with_adapter(description: &str, base: Option<&str>) -> String {
+    let merge = "merge it into its base model with PEFT's `merge_and_unload()`, save that";
+    match base {
+        None => format!("{merge}, and give its folder"),
+        Some(index) if index.ends_with(".json") => {
+            format!("{merge}, and give its folder; or move {description} away to export the base model")
+        }
+        Some(file) => format!("{merge}, and give its folder; or give {file} itself to export the base model"),
     }
 }
 

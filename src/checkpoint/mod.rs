@@ -3,7 +3,8 @@
 //! A checkpoint is one file of tensors, or a Hugging Face folder with `model.safetensors` or
 //! `model.safetensors.index.json` and its shards, or else with `pytorch_model.bin` or `pytorch_model.bin.index.json`; a
 //! `config.json` belongs to it. Or it is one PyTorch file that fairseq wrote, which holds its configuration itself.
-//! Which of them a file is, a shard too, is decided by its content. Symbolic links are followed.
+//! Which of them a file is, a shard too, is decided by its content. Symbolic links are followed. A folder with an
+//! adapter of PEFT is refused: transformers applies it, and it is not read.
 //!
 //! Opening reads headers and checks all of them: every byte of a file belongs to exactly one tensor, no key
 //! is repeated, index and shards agree. Values are read by [`Weight`] when they are asked for, from a file
@@ -93,6 +94,9 @@ pub fn read_config(path: &Path) -> Result<Config, CheckpointError> {
 /// looked for where there is none of the others.
 const FORMATS: [[&str; 2]; 2] =
     [["model.safetensors", "model.safetensors.index.json"], ["pytorch_model.bin", "pytorch_model.bin.index.json"]];
+
+/// What describes an adapter that PEFT has saved, which transformers applies where it lies in a folder of weights.
+const ADAPTER: &str = "adapter_config.json";
 
 /// Names of the files that make a folder a checkpoint.
 pub(crate) fn models() -> impl Iterator<Item = &'static str> {
@@ -209,8 +213,12 @@ impl Location {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(source) => Err(CheckpointError::ClosedFolder { folder: shown(path), source }),
         };
+        let is_adapted = holds(ADAPTER)?;
+        let adapter = |base| CheckpointError::Adapter { folder: shown(path), description: ADAPTER, base };
         for [single, index] in FORMATS {
             match (holds(single)?, holds(index)?) {
+                (true, false) if is_adapted => return Err(adapter(Some(single))),
+                (false, true) if is_adapted => return Err(adapter(Some(index))),
                 (true, false) => return Ok(Self::Single(path.join(single))),
                 (false, true) => return Ok(Self::Sharded { folder: path.into(), index }),
                 (true, true) => {
@@ -219,6 +227,9 @@ impl Location {
                 }
                 (false, false) => {}
             }
+        }
+        if is_adapted {
+            return Err(adapter(None));
         }
         Err(CheckpointError::NoModel { folder: shown(path), looked_for: FORMATS.as_flattened().join(", ") })
     }

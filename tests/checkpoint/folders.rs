@@ -197,6 +197,28 @@ fn folder_must_hold_one_model() {
     assert_eq!(Checkpoint::open(one.path(), None).unwrap().names(), ["x"]);
 }
 
+/// transformers applies it where it loads the folder.
+#[test]
+fn folders_with_an_adapter_are_refused() {
+    let folder = folder();
+    fs::write(folder.path().join("adapter_config.json"), "{}").unwrap();
+    let refused = || {
+        assert_folder_refused(&folder, ErrorKind::Unsupported, &["holds a PEFT adapter (adapter_config.json)"]);
+        Checkpoint::open(folder.path(), None).unwrap_err().help().unwrap()
+    };
+    let alone = refused();
+    assert!(alone.contains("merge_and_unload()") && alone.ends_with("and give its folder"), "{alone}");
+    let single = folder.path().join("model.safetensors");
+    fs::write(&single, shard(&["x"])).unwrap();
+    assert!(refused().ends_with("give model.safetensors itself to export the base model"));
+    assert_eq!(Checkpoint::open(&single, None).unwrap().names(), ["x"]);
+    fs::rename(&single, folder.path().join("a.safetensors")).unwrap();
+    fs::write(folder.path().join(INDEX), r#"{"metadata":{},"weight_map":{"x":"a.safetensors"}}"#).unwrap();
+    assert!(refused().ends_with("move adapter_config.json away to export the base model"));
+    fs::remove_file(folder.path().join("adapter_config.json")).unwrap();
+    Checkpoint::open(folder.path(), None).unwrap();
+}
+
 #[test]
 fn missing_files_are_named() {
     let empty = tempfile::tempdir().unwrap();
