@@ -224,9 +224,10 @@ fn same_folder(one: &Path, other: &Path) -> bool {
     one.canonicalize().ok().zip(other.canonicalize().ok()).is_some_and(|(one, other)| one == other)
 }
 
-/// Names files of a folder that other programs and `generate` read, and that this export did not write.
+/// Names files of a folder that other programs and `generate` read, and that this export did not write there; the paths
+/// of the written ones may begin otherwise, as those in `.` do.
 fn note_of_old_files(report: &ExportReport, folder: &Path) {
-    let is_written = |path: &Path| report.files.iter().any(|file| file.path == path);
+    let is_written = |path: &Path| report.files.iter().any(|file| file.path.file_name() == path.file_name());
     let graphs = GRAPHS.map(graph_file).into_iter();
     let names = graphs.chain(side_files::names().map(str::to_owned));
     for path in names.map(|name| folder.join(name)).filter(|path| path.is_file() && !is_written(path)) {

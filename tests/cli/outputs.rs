@@ -76,6 +76,20 @@ fn endings_of_other_formats_are_refused() {
     }
 }
 
+/// Files of the folder in which the program runs have no folder before their names.
+#[test]
+fn what_was_just_written_is_of_no_earlier_export() {
+    let scene = Scene::with(&Model::translator());
+    for line in ["ck -o .", "ck -o . --force", "ck -o ./ --force"] {
+        scene.accepts(line);
+    }
+    scene.write("model.onnx", "old");
+    let outcome = scene.moa("ck -o . --force");
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    let notes: Vec<_> = outcome.stderr.lines().collect();
+    assert!(matches!(notes[..], [note] if note.contains("model.onnx is of an earlier export")), "{notes:?}");
+}
+
 #[test]
 fn two_graphs_need_a_folder() {
     let scene = Scene::with(&Model::translator());
