@@ -50,6 +50,12 @@ impl Failure {
         Self { help, ..Self::new(Code::RuntimeMissing, message, None) }
     }
 
+    /// Ctrl-C, which nothing waits for.
+    pub(super) fn not_heard(message: String) -> Self {
+        let help = "the limit of processes and threads of your user may be reached: `ulimit -u`";
+        Self::new(Code::Io, message, Some(help))
+    }
+
     pub(super) fn io(error: &std::io::Error, place: &str) -> Self {
         Self::new(Code::Io, format!("{place}: {error}"), help_with(error))
     }

@@ -236,7 +236,7 @@ impl Interruption {
         let is_asked = Arc::new(AtomicBool::new(false));
         let idle = Arc::new(Mutex::new(Some(BEFORE_WORK)));
         let heard = Self { is_asked: Arc::clone(&is_asked), idle: Arc::clone(&idle) };
-        let caught = signals::on_end(move || {
+        signals::on_end(move || {
             // Locked until the program is gone, so that no other end is told meanwhile.
             let idle = lock(&idle);
             if is_asked.swap(true, Ordering::SeqCst) || idle.is_some() {
@@ -244,8 +244,7 @@ impl Interruption {
                 interrupted(idle.unwrap_or(BEFORE_WORK)).print();
                 leave(INTERRUPTED);
             }
-        });
-        caught.map_err(|error| Failure::io(&io::Error::other(error), "Ctrl-C"))?;
+        })?;
         Ok(heard)
     }
 

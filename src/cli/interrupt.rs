@@ -1,7 +1,7 @@
 //! Ctrl-C and termination: what they end, and what they come too late for.
 
 use std::{
-    env, io,
+    env,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -75,7 +75,7 @@ impl Ending {
     /// From here on, Ctrl-C and termination are heard.
     pub(super) fn listen(self: &Arc<Self>) -> Result<(), Failure> {
         let ending = Arc::clone(self);
-        on_end(move || ending.hear()).map_err(|error| Failure::io(&io::Error::other(error), "Ctrl-C"))
+        on_end(move || ending.hear())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -1,6 +1,8 @@
 //! What the program does with signals.
 #![allow(unsafe_code)]
 
+use super::Failure;
+
 /// Signals that end a program and that [`on_end`] hears.
 #[cfg(unix)]
 const ENDINGS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
@@ -10,11 +12,17 @@ const ENDINGS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 ///
 /// # Errors
 ///
-/// Where there is a handler already, or the system takes none.
-pub(super) fn on_end(handler: impl FnMut() + Send + 'static) -> Result<(), ctrlc::Error> {
+/// Where there is a handler already, or the system takes none or refuses its thread.
+pub(super) fn on_end(handler: impl FnMut() + Send + 'static) -> Result<(), Failure> {
     #[cfg(unix)]
     let ignored: Vec<_> = ENDINGS.into_iter().filter(|signal| is_ignored(*signal)).collect();
-    ctrlc::set_handler(handler)?;
+    ctrlc::set_handler(handler).map_err(|error| {
+        let why = match error {
+            ctrlc::Error::System(error) => error.to_string(),
+            error => error.to_string(),
+        };
+        Failure::not_heard(format!("no thread that listens for Ctrl-C could be started: {why}"))
+    })?;
     #[cfg(unix)]
     ignored.into_iter().for_each(ignore);
     Ok(())

@@ -350,7 +350,9 @@ pub(super) fn in_order<T: Send>(tasks: usize, work: usize, task: impl Fn(usize) 
         }
     };
     let mut all = thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(take)).collect();
+        // Where the system refuses a thread, those that there are do the work.
+        let another = |_| thread::Builder::new().spawn_scoped(scope, take).ok();
+        let others: Vec<_> = (1..threads).map_while(another).collect();
         let mut all = take();
         for other in others {
             match other.join() {

@@ -1,5 +1,7 @@
-// Counts the threads that a process starts, and writes their number at its end into $MOA_COUNT_THREADS.PID.
+// Counts the threads that a process starts, and writes their number at its end into $MOA_COUNT_THREADS.PID. Beyond
+// $MOA_MOST_THREADS, where it is set, there are none, as where the system refuses them.
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -13,6 +15,8 @@ static atomic_int started;
 int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*body)(void*), void* argument) {
     Create* create = NULL;
     *(void**)&create = dlsym(RTLD_NEXT, "pthread_create");
+    const char* most = getenv("MOA_MOST_THREADS");
+    if (most != NULL && started >= atoi(most)) return EAGAIN;
     ++started;
     return create(thread, attributes, body, argument);
 }

@@ -7,7 +7,7 @@ use safetensors::{Dtype, tensor::TensorView};
 use crate::{
     common::data,
     model::Model,
-    scene::{Scene, require_runtime},
+    scene::{Outcome, Scene, require_runtime},
 };
 
 /// A library that counts threads, built once.
@@ -63,6 +63,33 @@ fn a_runtime_takes_the_threads_that_were_asked_for() {
     }
     scene.accepts("ck -o out");
     assert_taken(&scene, "generate out --input zero --beam 1");
+}
+
+/// A limit of the system, as `ulimit -u` and containers set it.
+#[test]
+fn the_evaluation_does_without_the_threads_that_are_refused() {
+    let scene = Scene::with(&Model::layer_of(1024, 4, 512));
+    scene.accepts("ck -o m.onnx");
+    let line = "verify m.onnx --checkpoint ck --backends tract";
+    let wanted = started(&scene, line);
+    assert!(
+        std::thread::available_parallelism().unwrap().get() < 2 || wanted > 1,
+        "no thread computes beside the first"
+    );
+    let limited = |most: &str| {
+        let mut command = scene.command(line);
+        Outcome::of({
+            command.env("LD_PRELOAD", counter()).env("MOA_COUNT_THREADS", scene.path("count"));
+            command.env("MOA_MOST_THREADS", most);
+            command
+        })
+    };
+    let one = limited("1");
+    assert_eq!((one.code, one.stderr.as_str()), (Some(0), ""), "{}", one.stdout);
+    limited("0").assert_refused("no thread", 5, &["no thread that listens for Ctrl-C could be started: ", "help: "]);
+    let mut command = scene.command("generate m.onnx --input x");
+    command.env("LD_PRELOAD", counter()).env("MOA_COUNT_THREADS", scene.path("count")).env("MOA_MOST_THREADS", "0");
+    Outcome::of(command).assert_refused("generate", 5, &["no thread that listens for Ctrl-C could be started: "]);
 }
 
 #[test]
