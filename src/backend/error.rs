@@ -35,6 +35,8 @@ pub enum BackendError {
         library: RuntimeLibrary,
         /// Every place that was looked at.
         looked_in: Vec<String>,
+        /// What named the only place, where it was named.
+        named_by: Option<NamedBy>,
     },
     /// A library was found, and could not be loaded.
     #[error("{library} at {} cannot be loaded: {why}", path.display())]
@@ -111,6 +113,15 @@ pub enum BackendError {
     },
 }
 
+/// What says where a library is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NamedBy {
+    /// An option of the command.
+    Option,
+    /// The variable of the library.
+    Variable,
+}
+
 impl BackendError {
     /// What a runtime that has our operators said as it failed.
     #[cfg(feature = "ort")]
@@ -172,6 +183,8 @@ impl BackendError {
     /// What the user can do, where that is known.
     pub fn help(&self) -> Option<&'static str> {
         match self {
+            Self::RuntimeMissing { named_by: Some(NamedBy::Option), .. } => Some("correct or leave out --library"),
+            Self::RuntimeMissing { library, named_by: Some(NamedBy::Variable), .. } => Some(library.help_if_misnamed()),
             Self::RuntimeMissing { library, .. } => Some(library.help_if_missing()),
             Self::RuntimeUnusable { library, .. } => Some(library.help_if_unusable()),
             Self::RuntimeTooOld { .. } | Self::RuntimeUnknown { .. } => {

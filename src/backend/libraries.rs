@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::{BackendError, RuntimeLibrary, cut_off::cut_off, runtime_library::named};
+use super::{BackendError, NamedBy, RuntimeLibrary, cut_off::cut_off, runtime_library::named};
 use crate::files::read_whole;
 
 /// Environment variable that names the library with the CUDA kernels.
@@ -31,12 +31,18 @@ const ASK_PYTHON: &str = "import sys; sys.path = [p for p in sys.path if p]; imp
 /// A file that was looked for, and every place where it was not.
 struct Search {
     looked_in: Vec<String>,
+    /// What names the only place.
+    named_by: Option<NamedBy>,
 }
 
 impl Search {
+    const fn new() -> Self {
+        Self { looked_in: Vec::new(), named_by: None }
+    }
+
     /// That `library` was found nowhere.
     fn missing(self, library: RuntimeLibrary) -> BackendError {
-        BackendError::RuntimeMissing { library, looked_in: self.looked_in }
+        BackendError::RuntimeMissing { library, looked_in: self.looked_in, named_by: self.named_by }
     }
 
     /// The library `path` where it is a file.
@@ -83,6 +89,7 @@ impl Search {
         if let Some(place) = self.looked_in.last_mut() {
             *place = format!("{name}={place}");
         }
+        self.named_by = Some(NamedBy::Variable);
         Err(())
     }
 }
@@ -106,7 +113,7 @@ fn is_runtime_name(name: &str) -> bool {
 ///
 /// [`BackendError::RuntimeMissing`] with every place that was looked at.
 pub fn find_onnxruntime() -> Result<PathBuf, BackendError> {
-    let mut search = Search { looked_in: Vec::new() };
+    let mut search = Search::new();
     match search.variable(RuntimeLibrary::OnnxRuntime) {
         Ok(Some(path)) => return Ok(path),
         Ok(None) => {}
@@ -139,9 +146,12 @@ pub fn find_onnxruntime() -> Result<PathBuf, BackendError> {
 ///
 /// [`BackendError::RuntimeMissing`] with every place that was looked at.
 pub fn find_operator_library(explicit: Option<&Path>) -> Result<PathBuf, BackendError> {
-    let mut search = Search { looked_in: Vec::new() };
+    let mut search = Search::new();
     let found = match explicit {
-        Some(path) => search.file(path.to_owned()),
+        Some(path) => {
+            search.named_by = Some(NamedBy::Option);
+            search.file(path.to_owned())
+        }
         None => match search.variable(RuntimeLibrary::Operators) {
             Ok(Some(path)) => Some(path),
             Ok(None) => beside_executable(&mut search, "moa_ort", &["deps", "..", "../lib"])
@@ -175,7 +185,7 @@ pub fn operator_library_to_copy() -> Result<PathBuf, BackendError> {
 ///
 /// [`BackendError::RuntimeMissing`] with every place that was looked at.
 pub fn find_tensorrt_plugin() -> Result<PathBuf, BackendError> {
-    let mut search = Search { looked_in: Vec::new() };
+    let mut search = Search::new();
     let found = match search.variable(RuntimeLibrary::TensorRtPlugin) {
         Ok(Some(path)) => Some(path),
         Ok(None) => beside_executable(&mut search, "moa_tensorrt", &["..", "../lib", "../tensorrt"]),

@@ -39,7 +39,7 @@ use crate::tensor::NamedTensors;
 
 #[cfg(feature = "ort")]
 pub use self::ort::OrtOperators;
-pub use error::{BackendError, BackendErrorKind};
+pub use error::{BackendError, BackendErrorKind, NamedBy};
 pub use in_place::caches_in_place;
 pub use libraries::{
     CUDA_VARIABLE, TENSORRT_ROOT, find_onnxruntime, find_operator_library, find_tensorrt_plugin,

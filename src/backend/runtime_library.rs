@@ -36,6 +36,15 @@ impl RuntimeLibrary {
         named(self.variable())
     }
 
+    /// What to do where its variable names no such library.
+    pub(super) const fn help_if_misnamed(self) -> &'static str {
+        match self {
+            Self::OnnxRuntime => "correct or unset ORT_DYLIB_PATH",
+            Self::Operators => "correct or unset MOA_ORT_LIBRARY",
+            Self::TensorRtPlugin => "correct or unset MOA_TENSORRT_LIBRARY; `cargo xtask tensorrt` builds the plugin",
+        }
+    }
+
     /// How to get it where it was not found.
     pub const fn help_if_missing(self) -> &'static str {
         match self {

@@ -390,7 +390,11 @@ fn failures_of_a_backend_leave_no_folder() {
         let before = scene.snapshot();
         let mut command = scene.command(line);
         command.env(variable, "nowhere.so");
-        Outcome::of(command).assert_refused(variable, 6, &[&format!("{variable}=nowhere.so")]);
+        Outcome::of(command).assert_refused(
+            variable,
+            6,
+            &[&format!("{variable}=nowhere.so"), &format!("help: correct or unset {variable}")],
+        );
         scene.assert_unchanged(&before, variable);
     }
 }

@@ -409,7 +409,7 @@ fn operator_libraries_that_are_none() {
     outcome.assert_failed("--library cut.so", 6, &["cut.so cannot be loaded: it was cut off"]);
     for line in ["verify m.onnx --checkpoint ck --backends ort", "verify m.onnx --checkpoint ck"] {
         let outcome = scene.moa(&format!("{line} --library nowhere.so"));
-        outcome.assert_failed(line, 6, &["nowhere.so"]);
+        outcome.assert_failed(line, 6, &["nowhere.so", "help: correct or leave out --library"]);
     }
 }
 
