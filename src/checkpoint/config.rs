@@ -18,6 +18,9 @@ pub(super) fn read(path: &Path) -> Result<Config, CheckpointError> {
             CheckpointError::Io { file, source } if source.kind() == io::ErrorKind::NotFound => {
                 CheckpointError::NoConfig { file }
             }
+            CheckpointError::NotAFile { file, found } if found != "a folder" => {
+                CheckpointError::ConfigNotAFile { file, found }
+            }
             error => error,
         })?;
     parse(input.shown(), &text)

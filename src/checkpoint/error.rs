@@ -25,6 +25,14 @@ pub enum CheckpointError {
         /// What the operating system said.
         source: io::Error,
     },
+    /// A pipe or device stands where a configuration was expected.
+    #[error("{file}: expected a regular file, found {found}")]
+    ConfigNotAFile {
+        /// The path.
+        file: String,
+        /// What it is.
+        found: &'static str,
+    },
     /// A directory, pipe or device stands where a file was expected.
     #[error("{file}: expected a regular file, found {found}")]
     NotAFile {
@@ -244,6 +252,7 @@ impl CheckpointError {
             Self::Io { .. }
             | Self::ClosedFolder { .. }
             | Self::NotAFile { .. }
+            | Self::ConfigNotAFile { .. }
             | Self::Changed { .. }
             | Self::NoModel { .. }
             | Self::NoShard { .. }
@@ -283,6 +292,7 @@ impl CheckpointError {
         let help = match self {
             Self::Adapter { description, base, .. } => return Some(help_with_adapter(description, *base)),
             Self::NotAFile { found: "a folder", .. } => "give the file in it that is meant, such as FOLDER/config.json",
+            Self::ConfigNotAFile { .. } => "give a file of JSON; what a pipe brings goes to a file first",
             Self::NotAFile { .. } => "give a .safetensors file, a PyTorch file or a Hugging Face folder",
             Self::ClosedFolder { .. } => "let your user read and enter the folder, or give a copy that it may read",
             Self::Changed { .. } => "wait until nothing writes to the checkpoint, then try again",

@@ -251,6 +251,13 @@ fn pipes_folders_and_devices_are_refused_at_once() {
     assert_folder_refused(&folder, ErrorKind::Io, &["model.safetensors: expected a regular file, found a folder"]);
     fs::remove_dir(&pipe).unwrap();
     fs::write(&pipe, single("F32", "[1]", &[0; 4])).unwrap();
+    let error = Checkpoint::open(&pipe, Some(Path::new("/dev/null"))).unwrap_err();
+    let (text, help) = (error.to_string(), error.help().unwrap());
+    assert_eq!(
+        (error.kind(), text.as_str()),
+        (ErrorKind::Io, "/dev/null: expected a regular file, found a pipe, socket or device")
+    );
+    assert!(help.contains("a file of JSON") && !help.contains("safetensors"), "{help}");
     fs::remove_file(folder.path().join("config.json")).unwrap();
     fs::create_dir(folder.path().join("config.json")).unwrap();
     assert_folder_refused(&folder, ErrorKind::Io, &["config.json: expected a regular file"]);
